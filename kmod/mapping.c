@@ -1,386 +1,238 @@
 // SPDX-License-Identifier: GPL-2.0-only
 /*
- * Memory that the function may reach: pages of the opener, and dma-bufs.
+ * MAP and UNMAP, and the table of handles.
  *
- * A dma-buf is attached dynamically, so that an exporter moves nothing behind
- * our back, and its addresses are checked against the IOMMU's domain: some
- * exporters hand out physical addresses of a BAR under translation.
+ * What may wait for another program is done without a lock: reading the
+ * arguments, pinning, and telling where the memory is. A mapping that could
+ * not be told is taken back.
  */
-#include <linux/dma-buf.h>
-#include <linux/dma-mapping.h>
-#include <linux/dma-resv.h>
-#include <linux/iommu.h>
 #include <linux/mm.h>
-#include <linux/sched/mm.h>
+#include <linux/scatterlist.h>
+#include <linux/sched.h>
 #include <linux/slab.h>
 #include <linux/uaccess.h>
-#include <linux/version.h>
 
 #include "nvme_gpu.h"
 
-/* The most bytes of one mapping of pages. */
-#define MOST_BYTES SZ_4G
-
-u32 nvme_gpu_iommu(struct pci_dev *pdev)
-{
-	struct iommu_domain *domain = iommu_get_domain_for_dev(&pdev->dev);
-
-	if (!domain)
-		return NVME_GPU_IOMMU_NONE;
-	if (!(domain->type & __IOMMU_DOMAIN_PAGING))
-		return NVME_GPU_IOMMU_IDENTITY;
-	if (domain->type == IOMMU_DOMAIN_DMA_FQ)
-		return NVME_GPU_IOMMU_LAZY;
-	return NVME_GPU_IOMMU_STRICT;
-}
-
-static int map_user(struct nvme_gpu_mapping *mapping,
-		    const struct nvme_gpu_kmod_map *ask)
-{
-	struct device *dev = &mapping->of->pdev->dev;
-	unsigned long count = ask->bytes >> PAGE_SHIFT;
-	long pinned;
-	int err;
-
-	if (!ask->bytes || ask->bytes > MOST_BYTES ||
-	    (ask->address | ask->bytes) & ~PAGE_MASK ||
-	    ask->address + ask->bytes < ask->address)
-		return -EINVAL;
-	err = account_locked_vm(current->mm, count, true);
-	if (err)
-		return err;
-	mapping->mm = current->mm;
-	mmgrab(mapping->mm);
-	mapping->page_count = count;
-	mapping->pages = kvmalloc_array(count, sizeof(*mapping->pages),
-					GFP_KERNEL_ACCOUNT);
-	if (!mapping->pages)
-		return -ENOMEM;
-	pinned = pin_user_pages_fast(ask->address, count,
-				     FOLL_WRITE | FOLL_LONGTERM,
-				     mapping->pages);
-	if (pinned != count) {
-		if (pinned > 0)
-			unpin_user_pages(mapping->pages, pinned);
-		kvfree(mapping->pages);
-		mapping->pages = NULL;
-		return pinned < 0 ? pinned : -EFAULT;
-	}
-	err = sg_alloc_table_from_pages(&mapping->own, mapping->pages, count, 0,
-					ask->bytes, GFP_KERNEL_ACCOUNT);
-	if (err)
-		return err;
-	err = dma_map_sgtable(dev, &mapping->own, DMA_BIDIRECTIONAL, 0);
-	if (err) {
-		sg_free_table(&mapping->own);
-		return err;
-	}
-	mapping->table = &mapping->own;
-	return 0;
-}
-
-static void unmap_user(struct nvme_gpu_mapping *mapping)
-{
-	if (mapping->table) {
-		dma_unmap_sgtable(&mapping->of->pdev->dev, mapping->table,
-				  DMA_BIDIRECTIONAL, 0);
-		sg_free_table(mapping->table);
-	}
-	if (mapping->pages)
-		unpin_user_pages_dirty_lock(mapping->pages,
-					    mapping->page_count, true);
-	kvfree(mapping->pages);
-	if (mapping->mm) {
-		account_locked_vm(mapping->mm, mapping->page_count, false);
-		mmdrop(mapping->mm);
-	}
-}
-
-/* Whether the range lies in one memory BAR of another function. */
-static bool in_peer(struct pci_dev *self, phys_addr_t at, u64 bytes)
-{
-	struct pci_dev *peer = NULL;
-	int bar;
-
-	for_each_pci_dev(peer) {
-		if (peer == self)
-			continue;
-		for (bar = 0; bar < PCI_STD_NUM_BARS; bar++) {
-			if (pci_resource_flags(peer, bar) & IORESOURCE_MEM &&
-			    pci_resource_len(peer, bar) &&
-			    at >= pci_resource_start(peer, bar) &&
-			    at + bytes - 1 <= pci_resource_end(peer, bar)) {
-				pci_dev_put(peer);
-				return true;
-			}
-		}
-	}
-	return false;
-}
-
-/* Takes back what remap() mapped. */
-static void unmap_remapped(struct nvme_gpu_mapping *mapping)
-{
-	struct scatterlist *segment;
-	int at;
-
-	if (mapping->remapped && mapping->table)
-		for_each_sgtable_dma_sg(mapping->table, segment, at)
-			if (at < mapping->remapped_count)
-				dma_unmap_resource(&mapping->of->pdev->dev,
-						   mapping->remapped[at],
-						   sg_dma_len(segment),
-						   DMA_BIDIRECTIONAL, 0);
-	mapping->remapped_count = 0;
-	kvfree(mapping->remapped);
-	mapping->remapped = NULL;
-}
-
-/* Maps segments of a peer's BAR whose physical addresses the exporter gave. */
-static int remap(struct nvme_gpu_mapping *mapping, u32 count)
-{
-	struct pci_dev *pdev = mapping->of->pdev;
-	struct scatterlist *segment;
-	int at;
-
-	mapping->remapped = kvcalloc(count, sizeof(*mapping->remapped),
-				     GFP_KERNEL_ACCOUNT);
-	if (!mapping->remapped)
-		return -ENOMEM;
-	for_each_sgtable_dma_sg(mapping->table, segment, at) {
-		phys_addr_t from = sg_dma_address(segment);
-		dma_addr_t to;
-
-		if (!in_peer(pdev, from, sg_dma_len(segment)))
-			return -EREMOTEIO;
-		to = dma_map_resource(&pdev->dev, from, sg_dma_len(segment),
-				      DMA_BIDIRECTIONAL, 0);
-		if (dma_mapping_error(&pdev->dev, to))
-			return -EREMOTEIO;
-		mapping->remapped[at] = to;
-		mapping->remapped_count++;
-	}
-	pci_info(pdev, "the exporter's addresses were not mapped: mapped them\n");
-	return 0;
-}
-
-/* Whether the exporter's addresses are in the domain of the function. */
-static int check_addresses(struct nvme_gpu_mapping *mapping)
-{
-	struct pci_dev *pdev = mapping->of->pdev;
-	struct iommu_domain *domain = iommu_get_domain_for_dev(&pdev->dev);
-	struct scatterlist *segment;
-	u32 missing = 0, count = 0;
-	int at;
-
-	if (!domain || !(domain->type & __IOMMU_DOMAIN_PAGING))
-		return 0;
-	for_each_sgtable_dma_sg(mapping->table, segment, at) {
-		dma_addr_t first = sg_dma_address(segment);
-
-		count++;
-		if (!iommu_iova_to_phys(domain, first) ||
-		    !iommu_iova_to_phys(domain,
-					first + sg_dma_len(segment) - 1))
-			missing++;
-	}
-	if (!missing)
-		return 0;
-	if (missing != count)
-		return -EREMOTEIO;
-	return remap(mapping, count);
-}
-
-/*
- * The exporter takes the memory back, and may wait for us: the function is
- * stopped and the mapping dropped here, under the reservation lock.
- */
-static void invalidate(struct dma_buf_attachment *attachment)
-{
-	struct nvme_gpu_mapping *mapping = attachment->importer_priv;
-	struct pci_dev *pdev = mapping->of->pdev;
-
-	dma_resv_assert_held(attachment->dmabuf->resv);
-	if (!mapping->table)
-		return;
-	/* Before the program can see the controller fail for it, and once more
-	 * below: it may have reset the function in between.
-	 */
-	nvme_gpu_signal(mapping->of, NVME_GPU_INFO_REVOKED);
-	nvme_gpu_stop_dma(pdev);
-	unmap_remapped(mapping);
-	dma_buf_unmap_attachment(attachment, mapping->table, DMA_BIDIRECTIONAL);
-	mapping->table = NULL;
-	nvme_gpu_signal(mapping->of, NVME_GPU_INFO_REVOKED);
-}
-
-static const struct dma_buf_attach_ops attach_ops = {
-	.allow_peer2peer = true,
-#if LINUX_VERSION_CODE >= KERNEL_VERSION(7, 1, 0)
-	.invalidate_mappings = invalidate,
-#else
-	.move_notify = invalidate,
-#endif
+/* What a MAP answers. */
+struct answer {
+	struct nvme_gpu_kmod_segment *list;
+	u32 count;
 };
 
-static int map_buffer(struct nvme_gpu_mapping *mapping,
-		      struct nvme_gpu_kmod_map *ask)
-{
-	struct dma_buf_attachment *attachment;
-	struct sg_table *table;
-	struct dma_buf *buffer;
-	int err;
-
-	buffer = dma_buf_get(ask->fd);
-	if (IS_ERR(buffer))
-		return PTR_ERR(buffer);
-	mapping->buffer = buffer;
-	attachment = dma_buf_dynamic_attach(buffer, &mapping->of->pdev->dev,
-					    &attach_ops, mapping);
-	if (IS_ERR(attachment))
-		return PTR_ERR(attachment);
-	mapping->attachment = attachment;
-	dma_resv_lock(buffer->resv, NULL);
-	err = dma_buf_pin(attachment);
-	if (err)
-		goto unlock;
-	mapping->pinned = true;
-	table = dma_buf_map_attachment(attachment, DMA_BIDIRECTIONAL);
-	if (IS_ERR(table)) {
-		err = PTR_ERR(table);
-		goto unlock;
-	}
-	mapping->table = table;
-	ask->bytes = buffer->size;
-	err = check_addresses(mapping);
-unlock:
-	dma_resv_unlock(buffer->resv);
-	return err;
-}
-
-static void unmap_buffer(struct nvme_gpu_mapping *mapping)
-{
-	if (mapping->attachment) {
-		dma_resv_lock(mapping->buffer->resv, NULL);
-		unmap_remapped(mapping);
-		if (mapping->table)
-			dma_buf_unmap_attachment(mapping->attachment,
-						 mapping->table,
-						 DMA_BIDIRECTIONAL);
-		mapping->table = NULL;
-		if (mapping->pinned)
-			dma_buf_unpin(mapping->attachment);
-		dma_resv_unlock(mapping->buffer->resv);
-		dma_buf_detach(mapping->buffer, mapping->attachment);
-	}
-	if (mapping->buffer)
-		dma_buf_put(mapping->buffer);
-}
-
-void nvme_gpu_unmap(struct nvme_gpu_mapping *mapping)
+/* With the lock of the function held, while somebody may still use it. */
+static void unmap(struct nvme_gpu_mapping *mapping)
 {
 	if (mapping->kind == NVME_GPU_MAP_USER)
-		unmap_user(mapping);
+		nvme_gpu_unmap_pages(mapping);
 	else
-		unmap_buffer(mapping);
+		nvme_gpu_unmap_buffer(mapping);
+}
+
+/* What is unmapped; no lock is needed. */
+static void free_mapping(struct nvme_gpu_mapping *mapping)
+{
+	if (mapping->kind == NVME_GPU_MAP_USER)
+		nvme_gpu_unpin(mapping);
+	else
+		nvme_gpu_put_buffer(mapping);
 	kfree(mapping);
 }
 
-static struct nvme_gpu_kmod_segment describe(struct nvme_gpu_mapping *mapping,
-					     struct scatterlist *segment, int at)
+/* Where the mapping is, for kvfree(): one place, where there is an IOMMU. */
+struct nvme_gpu_kmod_segment *nvme_gpu_segments(struct sg_table *table,
+						struct nvme_gpu_mapping *mapping,
+						u32 *count)
 {
-	struct pci_dev *pdev = mapping->of->pdev;
-	struct iommu_domain *domain = iommu_get_domain_for_dev(&pdev->dev);
-	dma_addr_t iova = sg_dma_address(segment);
-	struct nvme_gpu_kmod_segment told = {
-		.iova = iova,
-		.bytes = sg_dma_len(segment),
-	};
-	phys_addr_t phys = iova;
-
-	if (mapping->remapped) {
-		told.iova = mapping->remapped[at];
-		told.flags = NVME_GPU_SEGMENT_REMAPPED;
-	} else if (domain && domain->type & __IOMMU_DOMAIN_PAGING) {
-		phys = iommu_iova_to_phys(domain, iova);
-	}
-	/* The start decides: no exporter joins RAM and a BAR. */
-	if (mapping->kind == NVME_GPU_MAP_DMABUF && in_peer(pdev, phys, 1))
-		told.place = NVME_GPU_PLACE_PEER;
-	return told;
-}
-
-/* The segments as the caller sees them; kvfree() them. */
-static struct nvme_gpu_kmod_segment *
-collect(struct nvme_gpu_mapping *mapping, const struct nvme_gpu_kmod_map *ask,
-	u32 *count)
-{
+	u32 many = mapping->iova ? 1 : table->nents;
 	struct nvme_gpu_kmod_segment *list;
 	struct scatterlist *segment;
 	int at;
 
-	/* Taken back between the mapping and here. */
-	if (!mapping->table)
-		return ERR_PTR(-EAGAIN);
-	list = kvcalloc(mapping->table->nents, sizeof(*list), GFP_KERNEL_ACCOUNT);
+	list = kvcalloc(many, sizeof(*list), GFP_KERNEL_ACCOUNT);
 	if (!list)
-		return ERR_PTR(-ENOMEM);
-	for_each_sgtable_dma_sg(mapping->table, segment, at) {
-		list[at] = describe(mapping, segment, at);
-		if (ask->flags & NVME_GPU_MAP_REQUIRE_PEER &&
-		    list[at].place != NVME_GPU_PLACE_PEER) {
-			kvfree(list);
-			return ERR_PTR(-EREMOTE);
-		}
+		return NULL;
+	*count = many;
+	if (mapping->iova) {
+		list->iova = (u64)mapping->iova->pfn_lo << PAGE_SHIFT;
+		list->bytes = mapping->bytes;
+		list->place = mapping->place;
+		list->flags = mapping->flags;
+		return list;
 	}
-	*count = at;
+	for_each_sgtable_dma_sg(table, segment, at) {
+		list[at].iova = sg_dma_address(segment);
+		list[at].bytes = sg_dma_len(segment);
+		list[at].place = mapping->place;
+	}
 	return list;
 }
 
-/*
- * Maps what is asked for. With an error nothing stays mapped; with -ENOSPC the
- * number of segments is in @ask.
- */
-int nvme_gpu_map(struct nvme_gpu_function *of, struct nvme_gpu_kmod_map *ask,
-		 struct nvme_gpu_mapping **made)
+/* With the lock held: maps, and gives it a handle that nobody knows yet. */
+static int enter(struct nvme_gpu_mapping *mapping, struct nvme_gpu_kmod_map *ask,
+		 struct answer *answer)
 {
-	struct nvme_gpu_kmod_segment *list;
-	struct nvme_gpu_mapping *mapping;
+	struct nvme_gpu_opener *opener = mapping->opener;
 	u32 places = ask->segments;
 	int err;
 
+	if (opener->of->gone)
+		return -ENODEV;
+	if (mapping->kind == NVME_GPU_MAP_USER) {
+		err = nvme_gpu_map_pages(mapping);
+		if (err)
+			return err;
+		answer->list = nvme_gpu_segments(&mapping->own, mapping,
+						 &answer->count);
+		if (!answer->list)
+			err = -ENOMEM;
+	} else {
+		err = nvme_gpu_map_buffer(mapping, ask, &answer->list,
+					  &answer->count);
+	}
+	if (!err && answer->count > places) {
+		ask->segments = answer->count;
+		err = -ENOSPC;
+	}
+	if (!err)
+		err = xa_alloc(&opener->mappings, &ask->handle, mapping,
+			       XA_LIMIT(1, U16_MAX), GFP_KERNEL_ACCOUNT);
+	if (err) {
+		unmap(mapping);
+		return err;
+	}
+	ask->bytes = mapping->bytes;
+	opener->count++;
+	return 0;
+}
+
+/* Writes the answer; whatever the program's memory does, no lock waits. */
+static int tell(void __user *at, struct nvme_gpu_kmod_map *ask,
+		struct answer *answer)
+{
+	ask->segments = answer->count;
+	if (copy_to_user(u64_to_user_ptr(ask->list), answer->list,
+			 array_size(answer->count, sizeof(*answer->list))) ||
+	    copy_to_user(at, ask, sizeof(*ask)))
+		return -EFAULT;
+	return 0;
+}
+
+/* Opens the handle for use, or takes the mapping back that could not be told. */
+static int settle(struct nvme_gpu_opener *opener, u32 handle, int err)
+{
+	struct nvme_gpu_mapping *mapping, *dropped = NULL;
+
+	mutex_lock(&opener->of->lock);
+	if (opener->of->gone) {
+		/* remove() has dropped all there was. */
+		err = -ENODEV;
+	} else if (!err) {
+		mapping = xa_load(&opener->mappings, handle);
+		mapping->is_named = true;
+	} else {
+		dropped = xa_erase(&opener->mappings, handle);
+		opener->count--;
+		unmap(dropped);
+	}
+	mutex_unlock(&opener->of->lock);
+	if (dropped)
+		free_mapping(dropped);
+	return err;
+}
+
+static int prepare(struct nvme_gpu_mapping *mapping,
+		   const struct nvme_gpu_kmod_map *ask)
+{
+	if (ask->kind == NVME_GPU_MAP_USER)
+		return nvme_gpu_pin(mapping, ask);
+	return nvme_gpu_get_buffer(mapping, ask->fd);
+}
+
+long nvme_gpu_do_map(struct nvme_gpu_opener *opener, void __user *at)
+{
+	struct nvme_gpu_mapping *mapping;
+	struct nvme_gpu_kmod_map ask;
+	struct answer answer = {};
+	int err;
+
+	if (copy_from_user(&ask, at, sizeof(ask)))
+		return -EFAULT;
+	if (ask.size != sizeof(ask) || ask.kind > NVME_GPU_MAP_DMABUF ||
+	    ask.flags & ~NVME_GPU_MAP_REQUIRE_PEER)
+		return -EINVAL;
 	mapping = kzalloc(sizeof(*mapping), GFP_KERNEL_ACCOUNT);
 	if (!mapping)
 		return -ENOMEM;
-	mapping->of = of;
-	mapping->kind = ask->kind;
-	if (ask->kind == NVME_GPU_MAP_USER)
-		err = map_user(mapping, ask);
-	else
-		err = map_buffer(mapping, ask);
-	if (err)
-		goto undo;
-	/* A revocation frees the table; user memory is written without the lock. */
-	if (mapping->buffer)
-		dma_resv_lock(mapping->buffer->resv, NULL);
-	list = collect(mapping, ask, &ask->segments);
-	if (mapping->buffer)
-		dma_resv_unlock(mapping->buffer->resv);
-	if (IS_ERR(list)) {
-		err = PTR_ERR(list);
-		goto undo;
+	mapping->opener = opener;
+	mapping->kind = ask.kind;
+	err = prepare(mapping, &ask);
+	if (!err)
+		err = mutex_lock_killable(&opener->of->lock);
+	if (!err) {
+		err = enter(mapping, &ask, &answer);
+		mutex_unlock(&opener->of->lock);
 	}
-	if (ask->segments > places)
-		err = -ENOSPC;
-	else if (copy_to_user(u64_to_user_ptr(ask->list), list,
-			      array_size(ask->segments, sizeof(*list))))
-		err = -EFAULT;
-	kvfree(list);
-	if (err)
-		goto undo;
-	*made = mapping;
-	return 0;
-undo:
-	nvme_gpu_unmap(mapping);
+	if (err) {
+		free_mapping(mapping);
+		/* How many places there must be. */
+		if (err == -ENOSPC && copy_to_user(at, &ask, sizeof(ask)))
+			err = -EFAULT;
+	} else {
+		/* From here on remove() may free it. */
+		err = settle(opener, ask.handle, tell(at, &ask, &answer));
+	}
+	kvfree(answer.list);
 	return err;
+}
+
+long nvme_gpu_do_unmap(struct nvme_gpu_opener *opener, void __user *at)
+{
+	struct nvme_gpu_function *of = opener->of;
+	struct nvme_gpu_mapping *mapping = NULL;
+	struct nvme_gpu_kmod_unmap ask;
+	int err;
+
+	if (copy_from_user(&ask, at, sizeof(ask)))
+		return -EFAULT;
+	if (ask.size != sizeof(ask))
+		return -EINVAL;
+	err = mutex_lock_killable(&of->lock);
+	if (err)
+		return err;
+	if (of->gone) {
+		err = -ENODEV;
+	} else {
+		mapping = xa_load(&opener->mappings, ask.handle);
+		if (mapping && mapping->is_named) {
+			xa_erase(&opener->mappings, ask.handle);
+			opener->count--;
+			unmap(mapping);
+		} else {
+			mapping = NULL;
+			err = -ENOENT;
+		}
+	}
+	mutex_unlock(&of->lock);
+	if (mapping)
+		free_mapping(mapping);
+	return err;
+}
+
+/*
+ * Drops all there is, with the function stopped and its domain blocked: by
+ * release() with the lock held, or by remove(), when nobody else comes in.
+ */
+void nvme_gpu_drop_mappings(struct nvme_gpu_opener *opener)
+{
+	struct nvme_gpu_mapping *mapping;
+	unsigned long handle;
+
+	xa_for_each(&opener->mappings, handle, mapping) {
+		unmap(mapping);
+		free_mapping(mapping);
+		cond_resched();
+	}
+	xa_destroy(&opener->mappings);
+	opener->count = 0;
 }

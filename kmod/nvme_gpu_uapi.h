@@ -12,21 +12,31 @@
 #include <linux/types.h>
 
 /* Raised when a structure changes its meaning. */
-#define NVME_GPU_KMOD_ABI 1
+#define NVME_GPU_KMOD_ABI 2
+
+/*
+ * open() ends with
+ *   EPERM       the caller lacks CAP_SYS_RAWIO
+ *   EBUSY       another has the function open, or is closing it
+ *   ENODEV      the function is being given back, or is gone
+ *   EOPNOTSUPP  no IOMMU translates for the function, or not coherently, or
+ *               firmware has memory of its own for it
+ *   EACCES      its interrupts are not isolated
+ *   EXDEV       another function of its IOMMU group is in use
+ *   ETIMEDOUT   its controller does not become disabled
+ * and only then may the function reach memory.
+ */
 
 /* What lies between the function and memory: struct nvme_gpu_kmod_info.iommu. */
 #define NVME_GPU_IOMMU_NONE 0
-/* An IOMMU that lets every address through. */
-#define NVME_GPU_IOMMU_IDENTITY 1
-/* Translation whose unmapped addresses stay reachable for a while (DMA-FQ). */
-#define NVME_GPU_IOMMU_LAZY 2
+/* Addresses of this opener's own, forgotten before UNMAP returns. */
 #define NVME_GPU_IOMMU_STRICT 3
 
-/* The module was loaded with unsafe=1. */
+/* The module was loaded with unsafe=1, and the kernel is not locked down. */
 #define NVME_GPU_INFO_UNSAFE (1u << 0)
 /* The function cannot raise interrupts that are not its own. */
 #define NVME_GPU_INFO_ISOLATED_MSI (1u << 1)
-/* MAP is allowed: strict translation and isolated interrupts, or unsafe=1. */
+/* MAP is allowed: always, as open() refuses where it is not. */
 #define NVME_GPU_INFO_MAY_MAP (1u << 2)
 /* The function is to be given back: close the file. */
 #define NVME_GPU_INFO_WANTED (1u << 3)
@@ -34,11 +44,15 @@
 #define NVME_GPU_INFO_REVOKED (1u << 4)
 /* The function has a reset of its own. */
 #define NVME_GPU_INFO_RESET (1u << 5)
+/* The system has reset it, had it sleep, or met an error of the bus; bus
+ * mastering is off until a reset.
+ */
+#define NVME_GPU_INFO_STOPPED (1u << 6)
 
 struct nvme_gpu_kmod_info {
 	__u32 size;
 	__u32 abi;
-	__u64 bar0_bytes;
+	__aligned_u64 bar0_bytes;
 	__u32 iommu;
 	__u32 flags;
 	/* Mappings of this opener. */
@@ -51,7 +65,9 @@ struct nvme_gpu_kmod_info {
 /* A dma-buf: fd. */
 #define NVME_GPU_MAP_DMABUF 1
 
-/* Refuse memory of which a part is not in another PCI function (EREMOTE). */
+/* Refuse memory of which a part is not in another PCI function (EREMOTE), and
+ * do not pin: some exporters pin in RAM. They may take the memory back.
+ */
 #define NVME_GPU_MAP_REQUIRE_PEER (1u << 0)
 
 #define NVME_GPU_PLACE_RAM 0
@@ -61,8 +77,8 @@ struct nvme_gpu_kmod_info {
 #define NVME_GPU_SEGMENT_REMAPPED (1u << 0)
 
 struct nvme_gpu_kmod_segment {
-	__u64 iova;
-	__u64 bytes;
+	__aligned_u64 iova;
+	__aligned_u64 bytes;
 	__u32 place;
 	__u32 flags;
 };
@@ -70,9 +86,9 @@ struct nvme_gpu_kmod_segment {
 struct nvme_gpu_kmod_map {
 	__u32 size;
 	__u32 kind;
-	__u64 address;
+	__aligned_u64 address;
 	/* Of a dma-buf: written by the module. */
-	__u64 bytes;
+	__aligned_u64 bytes;
 	__s32 fd;
 	__u32 flags;
 	/* Written by the module. */
@@ -82,7 +98,7 @@ struct nvme_gpu_kmod_map {
 	 */
 	__u32 segments;
 	/* Address of struct nvme_gpu_kmod_segment[]. */
-	__u64 list;
+	__aligned_u64 list;
 };
 
 struct nvme_gpu_kmod_unmap {
@@ -90,7 +106,7 @@ struct nvme_gpu_kmod_unmap {
 	__u32 handle;
 };
 
-/* An eventfd that is signalled when WANTED or REVOKED is set; -1: none. */
+/* An eventfd that is signalled when WANTED, REVOKED or STOPPED is set; -1: none. */
 struct nvme_gpu_kmod_event {
 	__u32 size;
 	__s32 fd;
@@ -99,8 +115,11 @@ struct nvme_gpu_kmod_event {
 #define NVME_GPU_KMOD_INFO _IOWR('N', 0xe0, struct nvme_gpu_kmod_info)
 #define NVME_GPU_KMOD_MAP _IOWR('N', 0xe1, struct nvme_gpu_kmod_map)
 #define NVME_GPU_KMOD_UNMAP _IOW('N', 0xe2, struct nvme_gpu_kmod_unmap)
-/* Stops the function, resets it, and lets it reach memory again; ENODEV when it
- * is to be given back.
+/* Stops the function, resets it, and lets it reach memory again once its
+ * controller is disabled. EOPNOTSUPP: there is no reset of its own, and the
+ * controller was disabled instead; it may reach memory. With another error it
+ * may not: ENODEV when it is to be given back, ETIMEDOUT when the controller
+ * does not become disabled, what the reset ended with.
  */
 #define NVME_GPU_KMOD_RESET _IO('N', 0xe3)
 #define NVME_GPU_KMOD_EVENT _IOW('N', 0xe4, struct nvme_gpu_kmod_event)

@@ -100,6 +100,7 @@ impl GpuData {
         let iova = device.map_peer(PeerMemory {
             address: memory.address(),
             bytes,
+            in_host: gpu.shares_host_memory()?,
             dma_buf: {
                 let memory = Arc::clone(&memory);
                 Box::new(move || memory.dma_buf())

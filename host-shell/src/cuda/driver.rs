@@ -195,6 +195,17 @@ impl Gpu {
         Ok(value != 0)
     }
 
+    /// Whether the GPU's memory is the host's: it has none of its own, or is coherent with the processor.
+    ///
+    /// # Errors
+    /// [`Error::Environment`] with the driver's answer.
+    pub fn shares_host_memory(&self) -> Result<bool> {
+        use Attribute as A;
+        let is = |which| attribute(self.device, which).map(|value| value != 0);
+        Ok(is(A::CU_DEVICE_ATTRIBUTE_INTEGRATED)?
+            || is(A::CU_DEVICE_ATTRIBUTE_PAGEABLE_MEMORY_ACCESS_USES_HOST_PAGE_TABLES)?)
+    }
+
     /// Lets kernels of this GPU reach the memory of `other`, at its own addresses.
     ///
     /// # Errors

@@ -236,6 +236,7 @@ mod tests {
         let memory = PeerMemory {
             address: 0x1000,
             bytes: 4096,
+            in_host: false,
             dma_buf: Box::new(|| Err(Error::internal("a dma-buf for this device"))),
             #[cfg(feature = "sim")]
             copier: Box::new(|_, _| Err(Error::internal("a copier for this device"))),

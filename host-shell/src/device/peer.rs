@@ -11,6 +11,8 @@ pub struct PeerMemory {
     pub address: u64,
     /// Length in bytes.
     pub bytes: usize,
+    /// It lies in memory of the host: of a GPU that has none of its own, or shares the processor's.
+    pub in_host: bool,
     /// Exports it as a dma-buf, which the driver of a controller on the bus imports.
     pub dma_buf: ExportMemory,
     /// Makes what moves the data of a simulated controller; a controller on the bus does so itself.

@@ -147,12 +147,9 @@ fn by_module(host: &Host, function: &Function) -> Answer {
         return Answer::no("the module nvme_gpu is not loaded: `cargo xtask kmod install`");
     }
     let is_unsafe = host.text("sys/module/nvme_gpu/parameters/unsafe");
-    if is_unsafe.is_some_and(|text| text.trim() == "Y") {
-        return bound(function, Lender::Module);
-    }
-    let Some(group) = function.group else {
+    if function.group.is_none() && is_unsafe.is_none_or(|text| text.trim() != "Y") {
         return Answer::no("the IOMMU is off, without which the module maps nothing");
-    };
+    }
     let others = host.neighbours(function);
     if others.iter().any(Neighbour::is_in_the_way) {
         return Answer::no(format!(
@@ -160,15 +157,7 @@ fn by_module(host: &Host, function: &Function) -> Answer {
             Neighbour::list(&others)
         ));
     }
-    let kind = host.text(format!("sys/kernel/iommu_groups/{group}/type"));
-    let kind = kind.unwrap_or_default();
-    let is_bound = function.driver.as_deref() == Some(Lender::Module.name());
-    match kind.trim() {
-        kind @ ("DMA-FQ" | "identity") if is_bound => Answer::no(format!(
-            "group {group} is of type {kind}, with which the module maps nothing: unbind and bind it again"
-        )),
-        _ => bound(function, Lender::Module),
-    }
+    bound(function, Lender::Module)
 }
 
 /// The tiers of a GPU and a controller that CPU threads can drive as `base` says.

@@ -13,6 +13,7 @@ fn memory(address: u64, bytes: usize) -> PeerMemory {
     PeerMemory {
         address,
         bytes,
+        in_host: false,
         dma_buf: Box::new(move || Err(unused())),
         copier: Box::new(move |_, _| Err(unused())),
     }

@@ -11,12 +11,20 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 /// What the module is made of, in kmod/.
-const SOURCES: [&str; 5] = [
+const SOURCES: [&str; 13] = [
     "Kbuild",
+    "bar.c",
+    "buffer.c",
+    "domain.c",
+    "event.c",
     "main.c",
     "mapping.c",
+    "node.c",
     "nvme_gpu.h",
     "nvme_gpu_uapi.h",
+    "pages.c",
+    "peer.c",
+    "reset.c",
 ];
 const MODULE: &str = "nvme_gpu.ko";
 /// The test exporter and the stand-in of gdrdrv, in tests/guest/exporter.
@@ -208,6 +216,7 @@ fn reload_rules() -> Result<(), Failure> {
 mod tests {
     use super::{PACKAGE, SOURCES};
     use crate::process::root;
+    use std::process::Command;
 
     #[test]
     fn every_source_is_known_and_dkms_has_our_version() {
@@ -222,5 +231,44 @@ mod tests {
         let read = |name: &str| std::fs::read_to_string(folder.join(name)).unwrap();
         assert!(read("dkms.conf").contains(&format!("PACKAGE_VERSION=\"{version}\"")));
         assert!(read("main.c").contains(&format!("MODULE_VERSION(\"{version}\")")));
+    }
+
+    /// As dkms does: by the expression of its configuration.
+    #[test]
+    fn dkms_builds_for_no_kernel_that_the_module_does_not_know() {
+        let file = root().join("kmod/dkms.conf");
+        let text = std::fs::read_to_string(file).unwrap();
+        let key = "BUILD_EXCLUSIVE_KERNEL=\"";
+        let value = text
+            .lines()
+            .find_map(|line| line.strip_prefix(key))
+            .unwrap();
+        let expression = value.trim_end_matches('"');
+        let takes = |version: &str| {
+            let script = "[[ $1 =~ $2 ]]";
+            let mut shell = Command::new("bash");
+            shell.args(["-c", script, "bash", version, expression]);
+            shell.status().unwrap().success()
+        };
+        for version in [
+            "6.12.95+deb12-amd64",
+            "6.13-rc1",
+            "6.20.0",
+            "7.0.0-1-amd64",
+            "7.3.4",
+            "10.1.2",
+        ] {
+            assert!(takes(version), "{version}");
+        }
+        for version in [
+            "6.1.0-56-amd64",
+            "6.2.0-26-generic",
+            "6.11.9",
+            "5.15.0",
+            "4.19.0",
+            "6.1",
+        ] {
+            assert!(!takes(version), "{version}");
+        }
     }
 }

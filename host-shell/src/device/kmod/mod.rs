@@ -10,7 +10,7 @@ use crate::device::bar::DoorbellMap;
 use crate::device::peer::PeerMemory;
 use crate::device::vfio::bar0::Bar0;
 use crate::device::vfio::info::RegionInfo;
-use crate::device::vfio::watch::{self, Event, Watch};
+use crate::device::vfio::watch::{self, Watch};
 use crate::dma::pages::Pages;
 use crate::error::{Error, Result};
 use crate::lock::lock;
@@ -20,10 +20,11 @@ use nvme_core::spec::Iova;
 use std::collections::BTreeMap;
 use std::fs::{File, OpenOptions};
 use std::io;
+use std::ops::ControlFlow;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
-use uapi::{Info, Map, Segment, flag, iommu};
+use uapi::{Map, Segment, flag, iommu};
 
 /// The module's name as a driver.
 pub const DRIVER: &str = "nvme_gpu";
@@ -92,7 +93,6 @@ impl Kmod {
                 "install module and program of one version",
             ));
         }
-        may_map(address, &info)?;
         let whole = 0..info.bar0_bytes;
         let region = RegionInfo {
             size: whole.end,
@@ -112,7 +112,7 @@ impl Kmod {
         });
         let watch = {
             let inner = Arc::clone(&inner);
-            Watch::over(wanted, watch::event()?, move |event| inner.let_go(event))?
+            Watch::over(wanted, watch::event()?, move |_| inner.hear())?
         };
         let device = Self {
             _watch: watch,
@@ -125,7 +125,7 @@ impl Kmod {
     }
 }
 
-/// What a node says that cannot be opened.
+/// What a node says that cannot be opened (kmod/nvme_gpu_uapi.h).
 fn refused(path: &Path, address: Address, source: io::Error) -> Error {
     let name = path.display();
     match source.raw_os_error() {
@@ -136,9 +136,34 @@ fn refused(path: &Path, address: Address, source: io::Error) -> Error {
             ),
             "end that process first",
         ),
-        Some(libc::EPERM | libc::EACCES) => Error::environment(
+        Some(libc::EPERM) => Error::environment(
             format!("no permission to open {name}"),
             "run this command as root: the module asks for CAP_SYS_RAWIO",
+        ),
+        // The file's mode says the same.
+        Some(libc::EACCES) if !rustix::process::geteuid().is_root() => Error::environment(
+            format!("no permission to open {name}"),
+            "run this command as root: the module asks for CAP_SYS_RAWIO",
+        ),
+        Some(libc::EACCES) => Error::environment(
+            format!(
+                "the module does not open {address}: its interrupts are not isolated from those of other devices"
+            ),
+            "switch interrupt remapping on in the firmware",
+        ),
+        Some(libc::EOPNOTSUPP) => Error::environment(
+            format!("the module does not open {address}: no IOMMU keeps it to its own memory"),
+            "switch the IOMMU on (`nvme-gpu doctor` says how; `dmesg` has the cause)",
+        ),
+        Some(libc::EXDEV) => Error::environment(
+            format!(
+                "the module does not open {address}: another function of its IOMMU group is in use"
+            ),
+            "take the drivers of the other functions of the group away (docs/kmod.md)",
+        ),
+        Some(libc::ETIMEDOUT) => Error::environment(
+            format!("the controller {address} does not become disabled"),
+            "restart the machine, or look at the kernel's log",
         ),
         Some(libc::ENODEV) => Error::Gone {
             cause: format!("{address} is being given back"),
@@ -168,36 +193,6 @@ fn unknown(address: Address, source: io::Error) -> Error {
     }
 }
 
-/// # Errors
-/// [`Error::Environment`] when the module maps nothing for this function, and why.
-fn may_map(address: Address, info: &Info) -> Result<()> {
-    if info.flags & flag::MAY_MAP != 0 {
-        return Ok(());
-    }
-    let (cause, remedy) = match info.iommu {
-        iommu::NONE => (
-            "the IOMMU is off",
-            "switch it on (`nvme-gpu doctor` says how)",
-        ),
-        iommu::IDENTITY => (
-            "the IOMMU lets every address through",
-            "run `nvme-gpu unbind` and `nvme-gpu bind` again, which set the type of its group, or boot without iommu=pt",
-        ),
-        iommu::LAZY => (
-            "the IOMMU forgets addresses late (DMA-FQ)",
-            "run `nvme-gpu unbind` and `nvme-gpu bind` again, which set the type of its group",
-        ),
-        _ => (
-            "its interrupts are not isolated from those of other devices",
-            "switch interrupt remapping on in the firmware",
-        ),
-    };
-    Err(Error::environment(
-        format!("the module maps no memory for {address}: {cause}"),
-        remedy,
-    ))
-}
-
 const WANTED: &str = "the system wants the device back (it is being unbound or removed)";
 
 /// Why the module wants `node` to be closed, if it does.
@@ -224,11 +219,18 @@ impl Inner {
         }
     }
 
-    /// Gives the device back: the module stops and resets it when its node is closed.
-    fn let_go(&self, _: Event) {
+    /// Gives the device back where the module wants it: it is stopped and reset when its node is closed. A reset by the
+    /// system can be lived with: commands that are lost time out, and a reset of ours lets the controller go on.
+    fn hear(&self) -> ControlFlow<()> {
         let mut node = lock(&self.node);
-        let why = node.as_ref().and_then(wanted_back);
-        self.close(&mut node, why.unwrap_or(WANTED));
+        match node.as_ref().map(wanted_back) {
+            None => ControlFlow::Break(()),
+            Some(None) => ControlFlow::Continue(()),
+            Some(Some(why)) => {
+                self.close(&mut node, why);
+                ControlFlow::Break(())
+            }
+        }
     }
 
     fn close(&self, node: &mut Option<File>, why: &str) {
@@ -284,6 +286,21 @@ impl Inner {
                 "the GPU's driver gave addresses that the IOMMU does not know".to_owned(),
                 "use another version of the GPU's driver (docs/troubleshooting.md)",
             ),
+            Some(libc::EHOSTUNREACH) => Error::environment(
+                format!(
+                    "this kernel does not know that {} reaches the GPU's memory",
+                    self.address
+                ),
+                "put both behind one PCIe switch, or in a machine whose host bridge the kernel lists (docs/kmod.md)",
+            ),
+            Some(libc::EREMOTE) => Error::environment(
+                "the GPU's driver has moved the memory to the host's".to_owned(),
+                "leave GPU memory free, so that it need not move",
+            ),
+            Some(libc::ETIMEDOUT) => Error::environment(
+                "the GPU's driver has not filled the memory within 5 s".to_owned(),
+                "look at the kernel's log for faults of the GPU",
+            ),
             _ => Error::system("NVME_GPU_KMOD_MAP")(source),
         }
     }
@@ -306,7 +323,6 @@ impl Device for Kmod {
     fn describe(&self) -> String {
         let between = match self.inner.iommu {
             iommu::NONE => "without an IOMMU",
-            iommu::IDENTITY => "an IOMMU that translates nothing",
             _ => "behind the IOMMU",
         };
         format!(
@@ -342,8 +358,15 @@ impl Device for Kmod {
 
     fn map_peer(&self, memory: PeerMemory) -> Result<Iova> {
         let exported = (memory.dma_buf)()?;
-        self.inner
-            .map(of_dma_buf(exported.as_fd()), memory.bytes, None)
+        let flags = match memory.in_host {
+            true => 0,
+            false => uapi::REQUIRE_PEER,
+        };
+        let ask = Map {
+            flags,
+            ..of_dma_buf(exported.as_fd())
+        };
+        self.inner.map(ask, memory.bytes, None)
     }
 
     fn reaches_peers(&self) -> bool {
@@ -373,14 +396,11 @@ impl Device for Kmod {
     }
 
     fn reset(&self) -> Result<()> {
-        let info = self.inner.with_node(|node| {
-            uapi::reset(node).map_err(Error::system("NVME_GPU_KMOD_RESET"))?;
-            uapi::info(node).map_err(Error::system("NVME_GPU_KMOD_INFO"))
-        })?;
-        if info.flags & flag::RESET == 0 {
-            self.disable()?;
-        }
-        Ok(())
+        self.inner.with_node(|node| match uapi::reset(node) {
+            // There is no reset of its own: the module has disabled the controller instead.
+            Err(source) if source.raw_os_error() == Some(libc::EOPNOTSUPP) => Ok(()),
+            done => done.map_err(Error::system("NVME_GPU_KMOD_RESET")),
+        })
     }
 
     fn gone(&self) -> Option<String> {
@@ -414,7 +434,7 @@ mod tests {
             bar: Bar0::new(&bar, region, None).unwrap(),
             node: Mutex::new(Some(file())),
             mapped: Mutex::default(),
-            iommu: iommu::LAZY,
+            iommu: iommu::STRICT,
         };
         let mut node = lock(&inner.node);
         std::thread::scope(|scope| {

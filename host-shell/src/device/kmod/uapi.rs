@@ -7,21 +7,21 @@ use std::io;
 use std::os::fd::AsRawFd;
 
 /// The version of the interface that this is.
-pub const ABI: u32 = 1;
+pub const ABI: u32 = 2;
 
 /// What lies between the function and memory: [`Info::iommu`].
 pub mod iommu {
     pub const NONE: u32 = 0;
-    pub const IDENTITY: u32 = 1;
-    pub const LAZY: u32 = 2;
+    #[cfg(test)]
+    pub const STRICT: u32 = 3;
 }
 
 /// Bits of [`Info::flags`].
 pub mod flag {
-    pub const MAY_MAP: u32 = 1 << 2;
     pub const WANTED: u32 = 1 << 3;
     pub const REVOKED: u32 = 1 << 4;
-    pub const RESET: u32 = 1 << 5;
+    #[cfg(test)]
+    pub const STOPPED: u32 = 1 << 6;
 }
 
 #[repr(C)]
@@ -39,6 +39,9 @@ pub struct Info {
 /// Kinds of [`Map`].
 pub const MAP_USER: u32 = 0;
 pub const MAP_DMABUF: u32 = 1;
+
+/// Of [`Map::flags`]: all of it lies in another PCI function.
+pub const REQUIRE_PEER: u32 = 1;
 
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
@@ -162,14 +165,13 @@ mod tests {
             ("NVME_GPU_KMOD_EVENT", EVENT as usize),
             ("NVME_GPU_KMOD_ABI", ABI as usize),
             ("NVME_GPU_IOMMU_NONE", iommu::NONE as usize),
-            ("NVME_GPU_IOMMU_IDENTITY", iommu::IDENTITY as usize),
-            ("NVME_GPU_IOMMU_LAZY", iommu::LAZY as usize),
-            ("NVME_GPU_INFO_MAY_MAP", flag::MAY_MAP as usize),
+            ("NVME_GPU_IOMMU_STRICT", iommu::STRICT as usize),
             ("NVME_GPU_INFO_WANTED", flag::WANTED as usize),
             ("NVME_GPU_INFO_REVOKED", flag::REVOKED as usize),
-            ("NVME_GPU_INFO_RESET", flag::RESET as usize),
+            ("NVME_GPU_INFO_STOPPED", flag::STOPPED as usize),
             ("NVME_GPU_MAP_USER", MAP_USER as usize),
             ("NVME_GPU_MAP_DMABUF", MAP_DMABUF as usize),
+            ("NVME_GPU_MAP_REQUIRE_PEER", REQUIRE_PEER as usize),
             ("sizeof(struct nvme_gpu_kmod_segment)", size_of::<Segment>()),
             (
                 "offsetof(struct nvme_gpu_kmod_segment, place)",

@@ -4,6 +4,7 @@ use super::ioctl;
 use crate::error::{Error, Result};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
 use std::fs::File;
+use std::ops::ControlFlow;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::thread::JoinHandle;
@@ -42,14 +43,20 @@ impl Watch {
         };
         arm(VFIO_PCI_REQ_IRQ_INDEX, &wanted).map_err(Error::system("arming the device request"))?;
         arm(VFIO_PCI_ERR_IRQ_INDEX, &failed).map_err(Error::system("arming the error event"))?;
-        Self::over(wanted, failed, then)
+        let mut then = Some(then);
+        Self::over(wanted, failed, move |event| {
+            if let Some(then) = then.take() {
+                then(event);
+            }
+            ControlFlow::Break(())
+        })
     }
 
-    /// As [`start`](Self::start), for events that are armed.
+    /// As [`start`](Self::start), for events that are armed, until `then` has heard enough.
     pub fn over(
         wanted: OwnedFd,
         failed: OwnedFd,
-        then: impl FnOnce(Event) + Send + 'static,
+        mut then: impl FnMut(Event) -> ControlFlow<()> + Send + 'static,
     ) -> Result<Self> {
         let stop = Arc::new(event()?);
         let thread = std::thread::Builder::new()
@@ -57,8 +64,16 @@ impl Watch {
             .spawn({
                 let stop = Arc::clone(&stop);
                 move || {
-                    if let Some(event) = wait(&wanted, &failed, &stop) {
-                        then(event);
+                    while let Some(event) = wait(&wanted, &failed, &stop) {
+                        // What comes from here on is told again.
+                        let heard = match event {
+                            Event::Wanted => &wanted,
+                            Event::Failed => &failed,
+                        };
+                        let _ = rustix::io::read(heard, &mut [0u8; 8]);
+                        if then(event).is_break() {
+                            break;
+                        }
                     }
                 }
             })
@@ -113,6 +128,29 @@ mod tests {
         assert_eq!(wait(&wanted, &failed, &stop), Some(Event::Wanted));
         ring(&stop);
         assert_eq!(wait(&wanted, &failed, &stop), None);
+    }
+
+    #[test]
+    fn who_has_not_heard_enough_is_told_of_the_next_event() {
+        let (wanted, failed) = (event().unwrap(), event().unwrap());
+        let ring = wanted.try_clone().unwrap();
+        let (sender, heard) = std::sync::mpsc::channel();
+        let mut left = 2;
+        let watch = Watch::over(wanted, failed, move |event| {
+            left -= 1;
+            sender.send(event).unwrap();
+            match left {
+                0 => ControlFlow::Break(()),
+                _ => ControlFlow::Continue(()),
+            }
+        });
+        for _ in 0..2 {
+            rustix::io::write(&ring, &1u64.to_ne_bytes()).unwrap();
+            assert_eq!(heard.recv(), Ok(Event::Wanted));
+        }
+        // The thread has ended, and with it the sender.
+        assert!(heard.recv().is_err());
+        drop(watch);
     }
 
     #[test]

@@ -87,64 +87,23 @@ fn group(host: &Host, function: &Function, notes: &mut Notes) {
     );
 }
 
-/// How the IOMMU translates for the kernel's drivers. The module asks for more than VFIO does, which has its own way.
+/// How the IOMMU translates for the kernel's drivers. VFIO and the module nvme_gpu translate in their own way.
 fn translation(host: &Host, function: &Function, notes: &mut Notes) {
     let Some(group) = function.group else {
         return;
     };
-    let lender = function.driver.as_deref().and_then(Lender::of);
     let kind = host.text(format!("sys/kernel/iommu_groups/{group}/type"));
-    let kind = kind.unwrap_or_default();
-    let address = function.address;
-    if lender != Some(Lender::Module) {
-        let text = match kind.trim() {
-            "" => return,
-            "DMA" => "DMA (strict)",
-            "DMA-FQ" => "DMA-FQ (lazy)",
-            "identity" => "identity (not translated)",
-            other => other,
-        };
-        let own = "VFIO translates in its own way, whatever the type is";
-        return match kind.trim() {
-            "DMA" => notes.ok(
-                "group type",
-                format!("{text}, as the module nvme_gpu asks for"),
-            ),
-            _ => notes.add(
-                "group type",
-                Status::Note,
-                text,
-                format!("{own}; for kmod:BDF `nvme-gpu bind --driver nvme_gpu {address}` sets DMA"),
-            ),
-        };
-    }
-    let again = format!(
-        "`nvme-gpu unbind {address}`, then `nvme-gpu bind --driver nvme_gpu {address}` as root"
+    let text = match kind.as_deref().map_or("", str::trim) {
+        "" => return,
+        "DMA" => "DMA (strict)",
+        "DMA-FQ" => "DMA-FQ (lazy)",
+        "identity" => "identity (not translated)",
+        other => other,
+    };
+    notes.ok(
+        "group type",
+        format!("{text}: VFIO and the module nvme_gpu translate in their own way, whatever it is"),
     );
-    match kind.trim() {
-        "DMA" => notes.ok(
-            "translation",
-            "strict: memory is out of reach when it is unmapped",
-        ),
-        "DMA-FQ" => notes.add(
-            "translation",
-            Status::Missing,
-            "lazy: unmapped memory stays within reach for a while, so that the module maps none",
-            again,
-        ),
-        "identity" => notes.add(
-            "translation",
-            Status::Missing,
-            "none: the IOMMU lets every address through, so that the module maps none",
-            again,
-        ),
-        other => notes.add(
-            "translation",
-            Status::Unknown,
-            format!("of type '{other}'"),
-            "use Linux 6.12 or newer",
-        ),
-    }
 }
 
 /// Bridges that do not isolate put functions into one group; those that do send peers' traffic up.

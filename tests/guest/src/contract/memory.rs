@@ -253,6 +253,7 @@ pub fn peer(device: &Arc<dyn Device>) -> Outcome {
     let memory = PeerMemory {
         address: 1 << 40,
         bytes: BYTES,
+        in_host: false,
         dma_buf: Box::new(move || Err(refused())),
         copier: Box::new(move |_, _| Err(refused())),
     };

@@ -52,36 +52,21 @@ fn the_driver_and_what_uses_it_are_told() {
 }
 
 #[test]
-fn the_type_of_the_group_is_told_before_it_matters() {
-    let tree = with("nvme");
-    assert!(found(&tree, "group type").starts_with("no finding"));
-    let kind = "sys/kernel/iommu_groups/7/type";
-    for (text, said) in [
-        ("DMA\n", "Ok: DMA (strict)"),
-        ("DMA-FQ\n", "Note: DMA-FQ (lazy): VFIO translates"),
-        ("identity\n", "Note: identity (not translated): "),
-        ("odd\n", "Note: odd: "),
-    ] {
-        tree.file(kind, text);
-        let found = found(&tree, "group type");
-        assert!(found.starts_with(said), "{found}");
-    }
-}
-
-#[test]
-fn the_module_asks_for_strict_translation() {
-    let tree = with("nvme_gpu");
-    assert_eq!(found(&tree, "driver"), "Ok: nvme_gpu: -");
-    let kind = "sys/kernel/iommu_groups/7/type";
-    for (text, said) in [
-        ("DMA\n", "Ok: strict"),
-        ("DMA-FQ\n", "Missing: lazy"),
-        ("identity\n", "Missing: none"),
-        ("", "Unknown: of type ''"),
-    ] {
-        tree.file(kind, text);
-        let found = found(&tree, "translation");
-        assert!(found.starts_with(said), "{found}");
+fn the_type_of_the_group_is_told_and_matters_to_neither_way() {
+    for driver in ["nvme", "nvme_gpu"] {
+        let tree = with(driver);
+        assert!(found(&tree, "group type").starts_with("no finding"));
+        let kind = "sys/kernel/iommu_groups/7/type";
+        for (text, said) in [
+            ("DMA\n", "Ok: DMA (strict): "),
+            ("DMA-FQ\n", "Ok: DMA-FQ (lazy): "),
+            ("identity\n", "Ok: identity (not translated): "),
+            ("odd\n", "Ok: odd: "),
+        ] {
+            tree.file(kind, text);
+            let found = found(&tree, "group type");
+            assert!(found.starts_with(said), "{found}");
+        }
     }
 }
 

@@ -240,9 +240,6 @@ impl Host {
     fn move_to(&self, function: &Function, lender: Lender) -> Result<()> {
         self.wish(function.address, lender.name())?;
         self.release(function)?;
-        if lender == Lender::Module {
-            self.translate_strictly(function)?;
-        }
         self.offer(function.address, lender.name())
     }
 
@@ -261,24 +258,6 @@ impl Host {
     fn wish(&self, address: Address, driver: &str) -> Result<()> {
         let path = format!("sys/bus/pci/devices/{address}/driver_override");
         self.write(path, &format!("{driver}\n"))
-    }
-
-    /// Has the group of a function without a driver translate, and forget addresses when they are unmapped.
-    fn translate_strictly(&self, function: &Function) -> Result<()> {
-        const STRICT: &str = "DMA";
-        let Some(group) = function.group else {
-            return Ok(());
-        };
-        let path = format!("sys/kernel/iommu_groups/{group}/type");
-        if self.text(&path).is_none_or(|kind| kind.trim() == STRICT) {
-            return Ok(());
-        }
-        self.write(&path, STRICT).map_err(|error| {
-            Error::environment(
-                format!("IOMMU group {group} cannot be set to strict translation: {error}"),
-                "take the drivers of the other devices of the group away first, or boot with iommu.strict=1",
-            )
-        })
     }
 
     fn release(&self, function: &Function) -> Result<()> {

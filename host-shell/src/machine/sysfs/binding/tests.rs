@@ -114,7 +114,7 @@ fn others_of_the_group_are_named() {
 }
 
 #[test]
-fn the_module_gets_a_group_of_strict_translation() {
+fn the_module_leaves_the_type_of_the_group_as_it_is() {
     let tree = tree("vfio-pci");
     is_ours(&tree, "nvme");
     tree.file("sys/bus/pci/drivers/nvme/bind", "");
@@ -128,7 +128,7 @@ fn the_module_gets_a_group_of_strict_translation() {
     // No kernel acts on a made-up tree: the controller is not taken, and is given back.
     let said = error(tree.host().bind(address(), Lender::Module, false));
     assert!(said.contains("not taken by nvme_gpu"), "{said}");
-    assert_eq!(tree.text("sys/kernel/iommu_groups/7/type"), "DMA");
+    assert_eq!(tree.text("sys/kernel/iommu_groups/7/type"), "DMA-FQ\n");
     let line = format!("{BDF}\n");
     assert_eq!(tree.text("sys/bus/pci/drivers/vfio-pci/unbind"), line);
     assert!(
