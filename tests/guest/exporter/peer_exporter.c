@@ -6,6 +6,7 @@
  * takes the memory back when it is asked to.
  */
 #include <linux/dma-buf.h>
+#include <linux/dma-fence.h>
 #include <linux/dma-mapping.h>
 #include <linux/dma-resv.h>
 #include <linux/fs.h>
@@ -23,6 +24,8 @@
 #define EXPORT _IO('V', 1)
 /* Takes back what was exported last. */
 #define REVOKE _IO('V', 2)
+/* Says that what was exported last has its content. */
+#define FILL _IO('V', 3)
 
 enum kind {
 	/* Mapped by dma_map_resource(). */
@@ -31,6 +34,12 @@ enum kind {
 	RAW,
 	/* Addresses that are neither mapped nor a BAR's. */
 	NOWHERE,
+	/* A table of half of it. */
+	SHORT,
+	/* A descriptor that lets its holder read alone. */
+	READ_ONLY,
+	/* Its content is on its way until FILL. */
+	UNFILLED,
 	KINDS
 };
 
@@ -48,7 +57,54 @@ struct export {
 	u64 bytes;
 	/* Guarded by the reservation lock. */
 	bool revoked;
+	/* NULL: it is where it should be. */
+	struct dma_fence *content;
 };
+
+static DEFINE_SPINLOCK(fence_lock);
+
+static const char *fence_name(struct dma_fence *fence)
+{
+	return "peer_exporter";
+}
+
+static const struct dma_fence_ops fence_ops = {
+	.get_driver_name = fence_name,
+	.get_timeline_name = fence_name,
+};
+
+/* Has importers wait for the content. */
+static int unfill(struct dma_buf *buffer, struct export *what)
+{
+	struct dma_fence *fence = kzalloc(sizeof(*fence), GFP_KERNEL);
+	int err;
+
+	if (!fence)
+		return -ENOMEM;
+	dma_fence_init(fence, &fence_ops, &fence_lock,
+		       dma_fence_context_alloc(1), 1);
+	dma_resv_lock(buffer->resv, NULL);
+	err = dma_resv_reserve_fences(buffer->resv, 1);
+	if (!err)
+		dma_resv_add_fence(buffer->resv, fence, DMA_RESV_USAGE_KERNEL);
+	dma_resv_unlock(buffer->resv);
+	if (err) {
+		dma_fence_signal(fence);
+		dma_fence_put(fence);
+		return err;
+	}
+	what->content = fence;
+	return 0;
+}
+
+static void fill(struct export *what)
+{
+	if (what->content) {
+		dma_fence_signal(what->content);
+		dma_fence_put(what->content);
+	}
+	what->content = NULL;
+}
 
 /* Guards @last. */
 static DEFINE_MUTEX(last_lock);
@@ -109,7 +165,8 @@ static struct sg_table *export_map(struct dma_buf_attachment *by,
 		goto free_table;
 	sg_set_page(table->sgl, NULL, what->bytes, 0);
 	sg_dma_address(table->sgl) = at;
-	sg_dma_len(table->sgl) = what->bytes;
+	sg_dma_len(table->sgl) = what->kind == SHORT ? what->bytes / 2 :
+						       what->bytes;
 	return table;
 free_table:
 	sg_free_table(table);
@@ -123,7 +180,7 @@ static void export_unmap(struct dma_buf_attachment *by, struct sg_table *table,
 {
 	struct export *what = by->dmabuf->priv;
 
-	if (what->kind == GOOD)
+	if (what->kind != RAW && what->kind != NOWHERE)
 		dma_unmap_resource(by->dev, sg_dma_address(table->sgl),
 				   what->bytes, way, 0);
 	sg_free_table(table);
@@ -142,6 +199,7 @@ static int export_mmap(struct dma_buf *buffer, struct vm_area_struct *vma)
 
 static void export_release(struct dma_buf *buffer)
 {
+	fill(buffer->priv);
 	kfree(buffer->priv);
 }
 
@@ -172,7 +230,7 @@ static long do_export(unsigned long kind)
 	DEFINE_DMA_BUF_EXPORT_INFO(info);
 	struct dma_buf *buffer;
 	struct export *what;
-	int fd;
+	int fd, err;
 
 	if (kind >= KINDS)
 		return -EINVAL;
@@ -183,12 +241,17 @@ static long do_export(unsigned long kind)
 	what->bytes = pci_resource_len(peer, BAR);
 	info.ops = &export_ops;
 	info.size = what->bytes;
-	info.flags = O_RDWR;
+	info.flags = kind == READ_ONLY ? O_RDONLY : O_RDWR;
 	info.priv = what;
 	buffer = dma_buf_export(&info);
 	if (IS_ERR(buffer)) {
 		kfree(what);
 		return PTR_ERR(buffer);
+	}
+	err = kind == UNFILLED ? unfill(buffer, what) : 0;
+	if (err) {
+		dma_buf_put(buffer);
+		return err;
 	}
 	get_dma_buf(buffer);
 	replace_last(buffer);
@@ -222,6 +285,19 @@ static long do_revoke(void)
 	return 0;
 }
 
+static long do_fill(void)
+{
+	long err = -ENOENT;
+
+	mutex_lock(&last_lock);
+	if (last) {
+		fill(last->priv);
+		err = 0;
+	}
+	mutex_unlock(&last_lock);
+	return err;
+}
+
 static long exporter_ioctl(struct file *file, unsigned int command,
 			   unsigned long argument)
 {
@@ -230,6 +306,8 @@ static long exporter_ioctl(struct file *file, unsigned int command,
 		return do_export(argument);
 	case REVOKE:
 		return do_revoke();
+	case FILL:
+		return do_fill();
 	default:
 		return -ENOTTY;
 	}

@@ -13,6 +13,7 @@ const BYTES: u64 = 16 << 20;
 /// Calls of the exporter.
 const EXPORT: u64 = 0x5601;
 const REVOKE: u64 = 0x5602;
+const FILL: u64 = 0x5603;
 /// Calls of nvme_gpu: kmod/nvme_gpu_uapi.h.
 const INFO: u64 = 0xC020_4EE0;
 const MAP: u64 = 0xC030_4EE1;
@@ -32,9 +33,10 @@ impl Exporter {
         open("/dev/peer-exporter").map(Self)
     }
 
-    /// A dma-buf of the whole BAR: "good", "raw" or "nowhere" addresses.
+    /// A dma-buf of the whole BAR: "good", "raw" or "nowhere" addresses; a "short" table; a "read-only" descriptor;
+    /// "unfilled" until it is filled.
     pub fn export(&self, kind: &str) -> Result<OwnedFd, String> {
-        let kinds = ["good", "raw", "nowhere"];
+        let kinds = ["good", "raw", "nowhere", "short", "read-only", "unfilled"];
         let number = kinds.iter().position(|known| *known == kind);
         let number = number.ok_or_else(|| format!("'{kind}' is no kind of export"))?;
         // SAFETY: the call takes a number.
@@ -47,10 +49,19 @@ impl Exporter {
 
     /// Takes back what was exported last.
     pub fn revoke(&self) -> Outcome {
+        self.call(REVOKE, "REVOKE")
+    }
+
+    /// What was exported last has its content.
+    fn fill(&self) -> Outcome {
+        self.call(FILL, "FILL")
+    }
+
+    fn call(&self, number: u64, name: &str) -> Outcome {
         // SAFETY: the call takes nothing.
-        match unsafe { libc::ioctl(self.0.as_raw_fd(), REVOKE as _, 0) } {
+        match unsafe { libc::ioctl(self.0.as_raw_fd(), number as _, 0) } {
             0 => Ok(()),
-            _ => Err(format!("REVOKE: {}", io::Error::last_os_error())),
+            _ => Err(format!("{name}: {}", io::Error::last_os_error())),
         }
     }
 }
@@ -152,6 +163,13 @@ pub fn run(address: &str) -> Outcome {
     let refused = map(&node, &buffer, 0).err().unwrap_or(0);
     expect("addresses of nothing", refused, libc::EREMOTEIO)?;
     println!("nowhere: refused");
+    for (kind, errno) in [("short", libc::EREMOTEIO), ("read-only", libc::EACCES)] {
+        let buffer = exporter.export(kind)?;
+        let refused = map(&node, &buffer, REQUIRE_PEER).err().unwrap_or(0);
+        expect(kind, refused, errno)?;
+        println!("{kind}: refused");
+    }
+    content(&exporter, &node)?;
     let memory = peer::udmabuf(1 << 20)?;
     let refused = map(&node, &memory, REQUIRE_PEER).err().unwrap_or(0);
     expect("RAM where a peer is asked for", refused, libc::EREMOTE)?;
@@ -160,6 +178,28 @@ pub fn run(address: &str) -> Outcome {
         taken_back(address, &exporter, &node, kind)?;
     }
     Ok(())
+}
+
+/// Memory whose content is on its way is waited for, and not for ever.
+fn content(exporter: &Exporter, node: &File) -> Outcome {
+    let buffer = exporter.export("unfilled")?;
+    let refused = map(node, &buffer, REQUIRE_PEER).err().unwrap_or(0);
+    expect("content that never comes", refused, libc::ETIMEDOUT)?;
+    let found = std::thread::scope(|scope| {
+        let mapping = scope.spawn(|| map(node, &buffer, REQUIRE_PEER));
+        std::thread::sleep(std::time::Duration::from_millis(300));
+        let was_waiting = !mapping.is_finished();
+        exporter.fill()?;
+        match (was_waiting, mapping.join()) {
+            (true, Ok(Ok(found))) => Ok(found),
+            (waited, other) => Err(format!(
+                "content on its way: waited for: {waited}, mapped: {}",
+                matches!(other, Ok(Ok(_)))
+            )),
+        }
+    })?;
+    println!("content on its way: waited for, and not for ever");
+    expect("UNMAP", unmap(node, found.handle), 0)
 }
 
 /// The function is stopped when memory is taken back, and a reset lets it go on.

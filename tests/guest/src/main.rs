@@ -4,8 +4,6 @@
 mod exporter;
 mod gathers;
 mod gdrdrv;
-mod kmod;
-mod limits;
 mod mixed;
 mod peer;
 mod queues;
@@ -50,9 +48,6 @@ usage: guest-tests <test>
   reset DEVICE                I/O while the function is reset
   contract DEVICE COMMAND     what every device promises; COMMAND of a shell takes it away at the end
   confine DEVICE              a transfer to an address that was never mapped
-  kmod-calls BDF SECONDS      calls of the module nvme_gpu with good and bad arguments
-  kmod-limits BDF             no more memory than RLIMIT_MEMLOCK lets a program lock
-  kmod-deaf BDF               hold a function until the module takes it away
   mixed DEVICE NSID SECONDS SEED
                               random verified I/O, and a look for leaks
 ";
@@ -91,7 +86,6 @@ fn main() -> ExitCode {
         ["unplug", leaving, staying, id] => trouble::unplug(leaving, staying, id),
         ["reset", device] => trouble::reset(device),
         ["exporter", address] => exporter::run(address),
-        ["kmod-limits", address] => limits::run(address),
         ["gdrdrv", device, resource] => gdrdrv::run(device, resource),
         ["no-gdrdrv", device, part] => gdrdrv::without(device, part),
         ["no-peer", device, resource, part] => peer::refused(device, resource, part),
@@ -100,10 +94,6 @@ fn main() -> ExitCode {
         ["revoke", device, what @ ("data" | "rings")] => trouble::revoke(device, *what == "rings"),
         ["contract", device, command] => contract(device, command),
         ["confine", device] => trouble::confine(device),
-        ["kmod-calls", address, seconds] => {
-            number(seconds).and_then(|seconds| kmod::calls(address, seconds))
-        }
-        ["kmod-deaf", address] => kmod::deaf(address),
         ["mixed", device, nsid, seconds, seed] => number(nsid).and_then(|nsid| {
             mixed::run(device, Nsid(nsid as u32), number(seconds)?, number(seed)?)
         }),

@@ -360,17 +360,62 @@ pub const BOOTS: &[Boot] = &[
         ],
         ..PLAIN
     },
-    // A quarter of an hour of calls with random arguments; not in CI.
+    // No IOMMU, and a kernel that is locked down.
+    Boot {
+        name: "kmod-bare",
+        images: &[("d0.img", 64)],
+        devices: PLAIN_VFIO,
+        variables: "SERIAL=S0 BDF=0000:00:10.0 LENDER=nvme_gpu DEVICE=kmod:0000:00:10.0",
+        tests: &["kmod-bare"],
+        ..PLAIN
+    },
+    // Two functions of one IOMMU group and, on the interrupt line of the first, a third; nothing is translated by itself.
+    Boot {
+        name: "kmod-group",
+        images: &[("d0.img", 64), ("d1.img", 64), ("d2.img", 64)],
+        devices: &[
+            "-drive file={dir}/d0.img,if=none,id=d0,format=raw,cache=unsafe",
+            "-device nvme,id=c0,serial=S0,drive=d0,addr=0x10.0,multifunction=on",
+            "-drive file={dir}/d1.img,if=none,id=d1,format=raw,cache=unsafe",
+            "-device nvme,id=c1,serial=S1,drive=d1,addr=0x10.1",
+            "-drive file={dir}/d2.img,if=none,id=d2,format=raw,cache=unsafe",
+            "-device nvme,id=c2,serial=S2,drive=d2,addr=0x14",
+        ],
+        variables: "SERIAL=S2 BDF=0000:00:14.0 FIRST=0000:00:10.0 SECOND=0000:00:10.1 LENDER=nvme_gpu \
+                    DEVICE=kmod:0000:00:14.0",
+        kernel: "iommu=pt",
+        iommu: true,
+        // The head of a completion queue is not told on purpose.
+        tests: &["kmod-group", "kmod-line", "driver-confine"],
+        ..PLAIN
+    },
+    // A kernel that preempts itself, with more processors than one test uses.
+    Boot {
+        name: "kmod-races",
+        images: &[("d0.img", 64)],
+        devices: PLAIN_VFIO,
+        variables: "SERIAL=S0 BDF=0000:00:10.0 LENDER=nvme_gpu DEVICE=kmod:0000:00:10.0",
+        kernel: "preempt=full suspend.pm_test_delay=1",
+        iommu: true,
+        cpus: 4,
+        deadline_s: 300,
+        defined: false,
+        tests: &["kmod-races", "kmod-stops", "kmod-fuzz"],
+        ..PLAIN
+    },
+    // A quarter of an hour of calls; not in CI.
     Boot {
         name: "kmod-long",
         always: false,
         images: &[("d0.img", 64)],
         devices: PLAIN_VFIO,
-        variables: "SERIAL=S0 BDF=0000:00:10.0 LENDER=nvme_gpu DEVICE=kmod:0000:00:10.0 CALL_SECONDS=900",
+        variables: "SERIAL=S0 BDF=0000:00:10.0 LENDER=nvme_gpu DEVICE=kmod:0000:00:10.0 FUZZ_SECONDS=900",
+        kernel: "preempt=full",
         iommu: true,
+        cpus: 4,
         deadline_s: 1200,
         defined: false,
-        tests: &["kmod-edges"],
+        tests: &["kmod-fuzz"],
         ..PLAIN
     },
     // Both ends ours, with the kernel's VFIO and IOMMU between them. No limit on transfers, which QEMU's

@@ -3,13 +3,13 @@
 
 use super::apt::make_folder;
 use crate::process::{Failure, output, target_dir};
-use crate::release::{self, IN_GUEST, Program, STAND_IN_FILE, TOOL};
+use crate::release::{self, IN_GUEST, OF_NODE, Program, STAND_IN_FILE, TOOL};
 use crate::tools::on_path;
 use std::path::PathBuf;
 use std::process::Command;
 
 /// Package and program.
-pub const PROGRAMS: [Program; 2] = [TOOL, IN_GUEST];
+pub const PROGRAMS: [Program; 3] = [TOOL, IN_GUEST, OF_NODE];
 
 /// Builds the programs and returns the folder that they are in.
 pub fn build() -> Result<PathBuf, Failure> {

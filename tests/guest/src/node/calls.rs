@@ -1,18 +1,16 @@
 //! The module's own calls, without the driver in between: malformed ones, and an opener that ignores events.
-// UNSAFETY: ioctl and mmap take raw pointers and numbers; the memory that they name is this module's own, or none.
+// UNSAFETY: a read of a mapped BAR.
 #![allow(unsafe_code)]
 
-use crate::Outcome;
+use super::node::{self, MAP, Node, RESET, UNMAP};
+use guest_tests::Outcome;
 use nvme_units::SplitMix;
 use std::collections::BTreeMap;
-use std::fs::File;
-use std::io;
-use std::os::fd::AsRawFd;
 use std::time::{Duration, Instant};
 
 /// Bytes of the memory that calls may name.
 const ARENA: usize = 1 << 20;
-const PAGE: u64 = 4096;
+const PAGE: u64 = node::PAGE as u64;
 /// Numbers of the module's calls with their sizes, and what is none of them.
 const CALLS: [u64; 7] = [
     0xC020_4EE0,
@@ -23,44 +21,6 @@ const CALLS: [u64; 7] = [
     0x4008_4EE5,
     0,
 ];
-const MAP: u64 = CALLS[1];
-const UNMAP: u64 = CALLS[2];
-const RESET: u64 = CALLS[3];
-
-fn open(address: &str) -> Result<File, String> {
-    let path = format!("/dev/nvme-gpu-{address}");
-    let file = File::options().read(true).write(true).open(&path);
-    file.map_err(|error| format!("{path}: {error}"))
-}
-
-fn call(file: &File, number: u64, argument: &mut [u64]) -> io::Result<()> {
-    // SAFETY: whatever the number, the kernel reads and writes at most 48 bytes of the argument, which has more, and
-    // what it names: this module's arena or memory of nothing.
-    match unsafe { libc::ioctl(file.as_raw_fd(), number as _, argument.as_mut_ptr()) } {
-        0.. => Ok(()),
-        _ => Err(io::Error::last_os_error()),
-    }
-}
-
-/// Anonymous memory that calls may name.
-fn arena() -> Result<*mut u8, String> {
-    // SAFETY: a new mapping at an address of the kernel's choice touches nothing of ours.
-    let raw = unsafe {
-        libc::mmap(
-            std::ptr::null_mut(),
-            ARENA,
-            libc::PROT_READ | libc::PROT_WRITE,
-            libc::MAP_PRIVATE | libc::MAP_ANONYMOUS,
-            -1,
-            0,
-        )
-    };
-    match raw == libc::MAP_FAILED {
-        true => Err(io::Error::last_os_error().to_string()),
-        false => Ok(raw.cast()),
-    }
-}
-
 /// One of a list, by chance.
 fn one_of<T: Copy>(dice: &mut SplitMix, list: &[T]) -> T {
     list[dice.below(list.len() as u64) as usize]
@@ -68,8 +28,8 @@ fn one_of<T: Copy>(dice: &mut SplitMix, list: &[T]) -> T {
 
 /// Calls of all kinds with good and bad arguments for `seconds` seconds, then with everything taken back.
 pub fn calls(address: &str, seconds: u64) -> Outcome {
-    let file = open(address)?;
-    let memory = arena()? as u64;
+    let node = Node::opened(address)?;
+    let memory = node::arena(ARENA)? as u64;
     let mut dice = SplitMix::new(seconds);
     let mut handles = Vec::new();
     let mut ends: BTreeMap<(u64, i32), u64> = BTreeMap::new();
@@ -95,7 +55,7 @@ pub fn calls(address: &str, seconds: u64) -> Outcome {
         let bytes = one_of(&mut dice, &[PAGE * pages, 1, 0, 1 << 33, !0xFFF, random]);
         let fd = one_of(
             &mut dice,
-            &[u64::from(u32::MAX), 0, 1, file.as_raw_fd() as u64, 999],
+            &[u64::from(u32::MAX), 0, 1, node.fd() as u64, 999],
         );
         let flags = one_of(&mut dice, &[0u64, 0, 0, 1, 2, u64::from(u32::MAX)]);
         let places = one_of(&mut dice, &[1u64, 16, 0, u64::from(u32::MAX)]);
@@ -124,14 +84,11 @@ pub fn calls(address: &str, seconds: u64) -> Outcome {
         if number == RESET && dice.below(50) > 0 {
             continue;
         }
-        let end = call(&file, number, &mut argument);
+        let end = node.call(number, argument.as_mut_ptr().expose_provenance() as u64);
         if number == MAP && end.is_ok() && handles.len() < 100 {
             handles.push(argument[4] as u32);
         }
-        let code = end
-            .err()
-            .and_then(|error| error.raw_os_error())
-            .unwrap_or(0);
+        let code = end.err().unwrap_or(0);
         *ends.entry((number, code)).or_default() += 1;
     }
     println!("ends by call and errno: {ends:x?}");
@@ -144,34 +101,20 @@ pub fn calls(address: &str, seconds: u64) -> Outcome {
 
 /// Opens the function, maps its registers, and holds both until the function is taken away.
 pub fn deaf(address: &str) -> Outcome {
-    let file = open(address)?;
-    // SAFETY: a new mapping at an address of the kernel's choice touches nothing of ours.
-    let raw = unsafe {
-        libc::mmap(
-            std::ptr::null_mut(),
-            PAGE as usize,
-            libc::PROT_READ,
-            libc::MAP_SHARED,
-            file.as_raw_fd(),
-            0,
-        )
-    };
-    if raw == libc::MAP_FAILED {
-        return Err(format!("mapping BAR 0: {}", io::Error::last_os_error()));
-    }
-    let version = raw.cast::<u32>().wrapping_add(2);
+    let node = Node::opened(address)?;
+    let bar = node
+        .bar()
+        .map_err(|errno| format!("mapping BAR 0: errno {errno}"))?;
     // SAFETY: inside the page that is mapped, or a SIGBUS, which ends this process.
-    let first = unsafe { version.read_volatile() };
+    let first = unsafe { bar.cast::<u32>().wrapping_add(2).read_volatile() };
     println!("the controller is of version {first:#x}");
-    let mut argument = [0u64; 8];
     let begin = Instant::now();
     loop {
-        argument[0] = 32;
-        match call(&file, CALLS[0], &mut argument) {
-            Ok(()) if begin.elapsed() < Duration::from_secs(30) => {}
-            Ok(()) => return Err("the device was not taken away within 30 s".to_owned()),
-            Err(error) if error.raw_os_error() == Some(libc::ENODEV) => break,
-            Err(error) => return Err(format!("INFO: {error}")),
+        match node.info() {
+            Ok(_) if begin.elapsed() < Duration::from_secs(30) => {}
+            Ok(_) => return Err("the device was not taken away within 30 s".to_owned()),
+            Err(libc::ENODEV) => break,
+            Err(errno) => return Err(format!("INFO: errno {errno}")),
         }
         std::thread::sleep(Duration::from_millis(10));
     }

@@ -1,0 +1,124 @@
+//! The module nvme_gpu counts what it pins against the limit on locked memory of the user, and gives it back.
+// UNSAFETY: system calls with raw pointers to structures of this module.
+#![allow(unsafe_code)]
+
+use super::machine::{Child, Ended};
+use super::node::{self, Node, PAGE};
+use guest_tests::Outcome;
+use std::io;
+
+const LIMIT: u64 = 1 << 20;
+/// linux/capability.h
+const CAP_IPC_LOCK: u32 = 14;
+const CAPABILITY_VERSION_3: u32 = 0x2008_0522;
+
+fn last(call: &str) -> String {
+    format!("{call}: {}", io::Error::last_os_error())
+}
+
+/// Gives up the capability that lifts the limit, and sets the limit.
+fn confine() -> Outcome {
+    let mut header = [CAPABILITY_VERSION_3, 0];
+    // Effective, permitted and inheritable, low words and then high words.
+    let mut sets = [0u32; 6];
+    // SAFETY: both are as long as this version of the call says.
+    if unsafe { libc::syscall(libc::SYS_capget, header.as_mut_ptr(), sets.as_mut_ptr()) } != 0 {
+        return Err(last("capget"));
+    }
+    for low in &mut sets[..3] {
+        *low &= !(1 << CAP_IPC_LOCK);
+    }
+    // SAFETY: as above.
+    if unsafe { libc::syscall(libc::SYS_capset, header.as_mut_ptr(), sets.as_ptr()) } != 0 {
+        return Err(last("capset"));
+    }
+    let limit = libc::rlimit {
+        rlim_cur: LIMIT,
+        rlim_max: LIMIT,
+    };
+    // SAFETY: the kernel reads the structure.
+    match unsafe { libc::setrlimit(libc::RLIMIT_MEMLOCK, &limit) } {
+        0 => Ok(()),
+        _ => Err(last("setrlimit")),
+    }
+}
+
+/// KiB that this process has pinned.
+fn pinned() -> Result<u64, String> {
+    let text = std::fs::read_to_string("/proc/self/status").map_err(|error| error.to_string())?;
+    let line = text.lines().find_map(|line| line.strip_prefix("VmPin:"));
+    let word = line.and_then(|rest| rest.split_whitespace().next());
+    word.and_then(|word| word.parse().ok())
+        .ok_or_else(|| "/proc/self/status has no VmPin".to_owned())
+}
+
+/// Half the limit is mapped, more than the limit is refused, and what was unmapped can be mapped again; a process that
+/// the descriptor is handed to has the same limit, not one of its own.
+pub fn run(address: &str) -> Outcome {
+    let node = Node::opened(address)?;
+    confine()?;
+    let start = node::arena(2 * LIMIT as usize)? as u64;
+    let half = LIMIT as usize / 2;
+    let before = pinned()?;
+    for round in 0..3 {
+        let (handle, _) = node
+            .map(start, half)
+            .map_err(|errno| format!("half: errno {errno}"))?;
+        if pinned()? != before + LIMIT / 2048 {
+            return Err(format!("round {round}: {} KiB are pinned", pinned()?));
+        }
+        match node.map(start + LIMIT / 2, LIMIT as usize) {
+            Err(libc::ENOMEM) => {}
+            other => return Err(format!("round {round}: over the limit: {other:?}")),
+        }
+        let child = Child::run(|| match node.map(start, half + PAGE) {
+            Err(libc::ENOMEM) => i32::from(node.map(start, half).is_err()),
+            _ => 2,
+        })?;
+        if child.end() != Some(Ended::Exit(0)) {
+            return Err(format!("round {round}: a child has a limit of its own"));
+        }
+        if node.map(start, PAGE) != Err(libc::ENOMEM) {
+            return Err(format!(
+                "round {round}: what a child that ended has mapped is not counted"
+            ));
+        }
+        node.unmap(handle)
+            .map_err(|errno| format!("UNMAP: errno {errno}"))?;
+        if pinned()? != before {
+            return Err(format!("round {round}: {} KiB stay pinned", pinned()?));
+        }
+        // The child's, whose handle is the next one.
+        node.unmap(handle + 1)
+            .map_err(|errno| format!("UNMAP of the child's: errno {errno}"))?;
+    }
+    println!(
+        "half of the limit is mapped, more is refused, for children as well, and nothing stays"
+    );
+    Ok(())
+}
+
+/// The most mappings of one opener.
+const MOST: u64 = 65_535;
+
+/// Many mappings, and one more than there can be; then all are dropped at once.
+pub fn many(address: &str, count: u64) -> Outcome {
+    let node = Node::opened(address)?;
+    let page = node::arena(PAGE)? as u64;
+    for number in 0..count {
+        node.map(page, PAGE)
+            .map_err(|errno| format!("mapping {number}: errno {errno}"))?;
+    }
+    match node.map(page, PAGE) {
+        Err(libc::EBUSY) if count == MOST => {}
+        Ok(_) if count < MOST => {}
+        other => return Err(format!("one more: {other:?}")),
+    }
+    let began = std::time::Instant::now();
+    drop(node);
+    println!(
+        "{count} mappings; closed after {} ms",
+        began.elapsed().as_millis()
+    );
+    Ok(())
+}

@@ -1,0 +1,123 @@
+//! What sysfs says of a function, and does to it; processes of a test.
+// UNSAFETY: fork, waitpid, and memory that processes share; a child of a test that has one thread runs a closure and
+// ends.
+#![allow(unsafe_code)]
+
+use super::node::{self, PAGE};
+use std::sync::atomic::AtomicU64;
+use std::time::Duration;
+use std::{fs, io};
+
+/// Bits of the command register.
+pub const MASTER: u16 = 1 << 2;
+pub const NO_INTX: u16 = 1 << 10;
+
+fn device(address: &str, file: &str) -> String {
+    format!("/sys/bus/pci/devices/{address}/{file}")
+}
+
+pub fn write(path: &str, text: &str) -> io::Result<()> {
+    // Not fs::write(): nothing is made that is not there.
+    let mut file = fs::File::options().write(true).open(path)?;
+    io::Write::write_all(&mut file, text.as_bytes())
+}
+
+/// The command register.
+pub fn command(address: &str) -> Result<u16, String> {
+    let path = device(address, "config");
+    let config = fs::read(&path).map_err(|error| format!("{path}: {error}"))?;
+    match config.get(4..6) {
+        Some(bytes) => Ok(u16::from_le_bytes([bytes[0], bytes[1]])),
+        None => Err(format!("{path}: too short")),
+    }
+}
+
+pub fn is_master(address: &str) -> Result<bool, String> {
+    Ok(command(address)? & MASTER != 0)
+}
+
+/// Resets the function as an administrator does.
+pub fn reset(address: &str) -> io::Result<()> {
+    write(&device(address, "reset"), "1")
+}
+
+/// Names the methods by which the function may be reset; none for "\n".
+pub fn reset_methods(address: &str, names: &str) -> io::Result<()> {
+    write(&device(address, "reset_method"), names)
+}
+
+pub fn unbind(address: &str) -> io::Result<()> {
+    write("/sys/bus/pci/drivers/nvme_gpu/unbind", address)
+}
+
+/// Gives the function to the module again.
+pub fn bind(address: &str) -> Result<(), String> {
+    let all = write(&device(address, "driver_override"), "nvme_gpu\n")
+        .and_then(|()| write("/sys/bus/pci/drivers_probe", address));
+    all.map_err(|error| format!("binding {address}: {error}"))
+}
+
+/// Numbers that processes of a test share.
+pub fn shared() -> Result<&'static [AtomicU64; PAGE / 8], String> {
+    let flags = libc::MAP_SHARED | libc::MAP_ANONYMOUS;
+    let both = libc::PROT_READ | libc::PROT_WRITE;
+    let page = node::mapped(PAGE, both, flags, -1).map_err(|errno| format!("mmap: {errno}"))?;
+    // SAFETY: a whole page of zeros, never unmapped.
+    Ok(unsafe { &*page.cast() })
+}
+
+/// A process that runs a closure.
+pub struct Child(i32);
+
+/// How a process ended.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Ended {
+    Exit(i32),
+    Signal(i32),
+}
+
+impl Child {
+    /// Forks; the child ends with the closure's number.
+    pub fn run(closure: impl FnOnce() -> i32) -> Result<Self, String> {
+        // SAFETY: a test forks before it starts threads, or its child makes system calls alone.
+        match unsafe { libc::fork() } {
+            0 => {
+                let code = closure();
+                // SAFETY: ends the process.
+                unsafe { libc::_exit(code) }
+            }
+            -1 => Err(format!("fork: errno {}", node::errno())),
+            pid => Ok(Self(pid)),
+        }
+    }
+
+    fn wait(&self, flags: i32) -> Option<Ended> {
+        let mut status = 0;
+        // SAFETY: writes one integer.
+        match unsafe { libc::waitpid(self.0, &mut status, flags) } {
+            0 => None,
+            _ if libc::WIFEXITED(status) => Some(Ended::Exit(libc::WEXITSTATUS(status))),
+            _ => Some(Ended::Signal(libc::WTERMSIG(status))),
+        }
+    }
+
+    pub fn end(self) -> Option<Ended> {
+        self.wait(0)
+    }
+
+    /// How it ended within `seconds` seconds; None if it has not.
+    pub fn within(&self, seconds: u64) -> Option<Ended> {
+        for _ in 0..seconds * 100 {
+            if let Some(ended) = self.wait(libc::WNOHANG) {
+                return Some(ended);
+            }
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        None
+    }
+
+    pub fn kill(&self) {
+        // SAFETY: a child of ours that was not waited for.
+        unsafe { libc::kill(self.0, libc::SIGKILL) };
+    }
+}

@@ -1,0 +1,130 @@
+//! Calls whose argument is memory that another thread provides when it likes hold up nobody else.
+// UNSAFETY: userfaultfd by system calls, over memory of this module that nothing else uses.
+#![allow(unsafe_code)]
+
+use super::machine::{self, Child, Ended};
+use super::node::{self, EVENT, INFO, MAP, Node, PAGE, UNMAP};
+use guest_tests::Outcome;
+use std::fs::File;
+use std::os::fd::{AsRawFd, FromRawFd};
+use std::time::Duration;
+
+const API: u64 = 0xC018_AA3F;
+const REGISTER: u64 = 0xC020_AA00;
+const ZEROPAGE: u64 = 0xC020_AA04;
+const API_VERSION: u64 = 0xAA;
+const MODE_MISSING: u64 = 1;
+
+/// A page that is absent until it is provided.
+struct Absent {
+    faults: File,
+    page: u64,
+}
+
+impl Absent {
+    fn new() -> Result<Self, String> {
+        // SAFETY: takes flags, and gives a descriptor that is ours.
+        let fd = unsafe { libc::syscall(libc::SYS_userfaultfd, libc::O_CLOEXEC) } as i32;
+        if fd < 0 {
+            return Err(format!("userfaultfd: errno {}", node::errno()));
+        }
+        let both = libc::PROT_READ | libc::PROT_WRITE;
+        let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
+        let page = node::mapped(PAGE, both, flags, -1).map_err(|errno| format!("mmap: {errno}"))?;
+        let absent = Self {
+            // SAFETY: a new descriptor, ours alone.
+            faults: unsafe { File::from_raw_fd(fd) },
+            page: page as u64,
+        };
+        absent.call(API, &mut [API_VERSION, 0, 0, 0])?;
+        absent.call(REGISTER, &mut [absent.page, PAGE as u64, MODE_MISSING, 0])?;
+        Ok(absent)
+    }
+
+    fn call(&self, number: u64, argument: &mut [u64; 4]) -> Outcome {
+        // SAFETY: the kernel reads and writes the structure.
+        match unsafe { libc::ioctl(self.faults.as_raw_fd(), number as _, argument.as_mut_ptr()) } {
+            0.. => Ok(()),
+            _ => Err(format!(
+                "call {number:#x} of userfaultfd: errno {}",
+                node::errno()
+            )),
+        }
+    }
+
+    fn provide(&self) -> Outcome {
+        self.call(ZEROPAGE, &mut [self.page, PAGE as u64, 0, 0])
+    }
+}
+
+/// A second opener is refused at once, and another misc device opens.
+fn others_go_on(address: &str) -> Outcome {
+    let second = Child::run(|| (Node::open(address).err() == Some(libc::EBUSY)) as i32)?;
+    match second.within(20) {
+        Some(Ended::Exit(1)) => {}
+        other => return Err(format!("a second opener: {other:?}")),
+    }
+    let misc = Child::run(|| File::open("/dev/cpu_dma_latency").is_ok() as i32)?;
+    match misc.within(20) {
+        Some(Ended::Exit(1)) => Ok(()),
+        other => Err(format!("an open of another device: {other:?}")),
+    }
+}
+
+/// One call waits for memory; the others, and an unbind, do not wait for it.
+fn held_up(
+    address: &str,
+    what: &str,
+    ask: impl Fn(&Node, u64) -> Result<(), i32> + Sync,
+) -> Outcome {
+    let node = Node::opened(address)?;
+    let absent = Absent::new()?;
+    let page = absent.page;
+    std::thread::scope(|scope| {
+        let waiting = scope.spawn(|| ask(&node, page));
+        std::thread::sleep(Duration::from_millis(300));
+        let outcome = (|| {
+            others_go_on(address)?;
+            node.info()
+                .map_err(|errno| format!("INFO beside it: errno {errno}"))?;
+            let unbinding = Child::run(|| i32::from(machine::unbind(address).is_err()))?;
+            match unbinding.within(60) {
+                Some(Ended::Exit(0)) => Ok(()),
+                other => Err(format!("an unbind: {other:?}")),
+            }
+        })();
+        let was_waiting = !waiting.is_finished();
+        absent.provide()?;
+        let ended = waiting.join().map_err(|_| "the call panicked".to_owned())?;
+        outcome.map_err(|cause| format!("{what} waits: {cause}"))?;
+        if !was_waiting || ended.is_ok() {
+            return Err(format!(
+                "{what}: it waited: {was_waiting}, and ended with {ended:?}"
+            ));
+        }
+        println!("{what} waits for its memory: nobody else does, and it ends with {ended:?}");
+        Ok(())
+    })?;
+    machine::bind(address)
+}
+
+pub fn run(address: &str) -> Outcome {
+    for (what, number) in [
+        ("INFO", INFO),
+        ("MAP", MAP),
+        ("UNMAP", UNMAP),
+        ("EVENT", EVENT),
+    ] {
+        held_up(address, what, |node, page| node.call(number, page))?;
+    }
+    // Its pages are pinned, which waits for them.
+    held_up(address, "MAP of such memory", |node, page| {
+        node.map(page, PAGE).map(drop)
+    })?;
+    // It is mapped, and where cannot be told.
+    held_up(address, "the list of MAP", |node, page| {
+        let memory = node::arena(PAGE).map_err(|_| 0)? as u64;
+        let mut ask = [48, memory, PAGE as u64, 0, 1 << 32, page];
+        node.call(MAP, ask.as_mut_ptr().expose_provenance() as u64)
+    })
+}
