@@ -44,8 +44,8 @@
 #define NVME_GPU_INFO_REVOKED (1u << 4)
 /* The function has a reset of its own. */
 #define NVME_GPU_INFO_RESET (1u << 5)
-/* The system has reset it, had it sleep, or met an error of the bus; bus
- * mastering is off until a reset.
+/* The system has reset it, had it sleep, or met an error of the bus: its
+ * controller is disabled, and commands that were sent are lost. Until a reset.
  */
 #define NVME_GPU_INFO_STOPPED (1u << 6)
 

@@ -3,9 +3,9 @@
  * Stopping the function: its DMA, its controller, by a reset; and what the
  * system does to it: resets by others, errors of the bus, sleep.
  *
- * Bus mastering is set in two places alone: when a file was opened and when
- * its opener has asked for a reset, each time after the controller was seen
- * disabled. Whatever else stops the function leaves it off.
+ * Bus mastering is set in three places alone: when a file was opened, when its
+ * opener has asked for a reset, and when the system has stopped the function,
+ * each time after the controller was seen disabled.
  */
 #include <linux/delay.h>
 #include <linux/io.h>
@@ -269,11 +269,37 @@ static void stop(struct nvme_gpu_function *of)
 	nvme_gpu_tell(of, NVME_GPU_INFO_STOPPED);
 }
 
+static bool is_open(struct nvme_gpu_function *of)
+{
+	bool is;
+
+	mutex_lock(&of->lock);
+	is = of->opener;
+	mutex_unlock(&of->lock);
+	return is;
+}
+
+/* It may go on once its controller is disabled, unless memory was taken back. */
 static void go_on(struct nvme_gpu_function *of)
 {
-	pci_clear_master(of->pdev);
+	struct nvme_gpu_opener *opener;
+	int err;
+
 	nvme_gpu_bar_unblock(of);
-	nvme_gpu_tell(of, NVME_GPU_INFO_STOPPED);
+	/* Whoever opens it next sees to that. */
+	if (!is_open(of))
+		return;
+	err = nvme_gpu_disable(of, false);
+	if (err)
+		pci_warn(of->pdev, "not disabled (%d): bus mastering stays off\n", err);
+	mutex_lock(&of->lock);
+	opener = of->opener;
+	if (opener) {
+		if (!err && !(READ_ONCE(opener->events) & NVME_GPU_INFO_REVOKED))
+			pci_set_master(of->pdev);
+		nvme_gpu_signal(opener, NVME_GPU_INFO_STOPPED);
+	}
+	mutex_unlock(&of->lock);
 }
 
 static void reset_prepare(struct pci_dev *pdev)

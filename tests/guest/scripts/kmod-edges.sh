@@ -41,9 +41,8 @@ wait_for 20 live "$BDF"
 
 # The type of the group is its own: the module translates in its own way, and leaves the type as it is.
 group=$(basename "$(readlink "/sys/bus/pci/devices/$BDF/iommu_group")")
-echo "$BDF" >/sys/bus/pci/drivers/nvme/unbind
+take "$BDF"
 echo DMA-FQ >"/sys/kernel/iommu_groups/$group/type"
-nvme-gpu bind --driver nvme_gpu "$BDF"
 nvme-gpu read --device "$DEVICE" --blocks 8 --out /dev/null
 node-tests opens "$BDF" yes
 [ "$(cat "/sys/kernel/iommu_groups/$group/type")" = DMA-FQ ] || fail "the group's type is another one"

@@ -12,7 +12,7 @@ fn failed(what: &'static str) -> impl Fn(i32) -> String {
     move |errno| format!("{what}: errno {errno}")
 }
 
-/// After `stop` the opener has heard of it, no command is answered, and a reset starts again.
+/// After `stop` the opener has heard of it, and finds the controller disabled; it can be enabled, and reset.
 fn stopped(address: &str, stop: impl FnOnce() -> Outcome) -> Outcome {
     let mut nvme = Nvme::start(Node::opened(address)?)?;
     let event = node::eventfd()?;
@@ -23,13 +23,16 @@ fn stopped(address: &str, stop: impl FnOnce() -> Outcome) -> Outcome {
         return Err("no event".to_owned());
     }
     let info = nvme.node.info().map_err(failed("INFO"))?;
-    if info.flags & STOPPED == 0 || is_master(address)? {
+    if info.flags & STOPPED == 0 || nvme.is_enabled() || !is_master(address)? {
         return Err(format!(
-            "flags {:#x}, a master: {}",
+            "flags {:#x}, enabled: {}, a master: {}",
             info.flags,
+            nvme.is_enabled(),
             is_master(address)?
         ));
     }
+    nvme.enable()?;
+    nvme.works()?;
     nvme.node.reset().map_err(failed("RESET"))?;
     let info = nvme.node.info().map_err(failed("INFO"))?;
     if info.flags & STOPPED != 0 || !is_master(address)? || nvme.is_enabled() {
