@@ -22,7 +22,7 @@ deaf=$!
 wait_for 20 grep -q version /tmp/deaf
 echo "$SECOND" >/sys/bus/pci/drivers/nvme/bind 2>/dev/null && fail "Linux's driver has taken $SECOND"
 [ ! -e "/sys/bus/pci/devices/$SECOND/driver" ] || fail "Linux's driver has $SECOND"
-nvme-gpu unbind "$FIRST"
+nvme-gpu unbind --force "$FIRST"
 wait $deaf || { cat /tmp/deaf; fail "what the opener saw"; }
 echo "$SECOND" >/sys/bus/pci/drivers/nvme/bind
 wait_for 20 live "$SECOND"
