@@ -123,6 +123,16 @@ def test_the_doctor_says_what_is_missing(capsys, monkeypatch):
     assert status == 0 and "GPU 0: no driver: install it" in printed.out
 
 
+def test_the_doctor_says_what_was_checked(capsys, monkeypatch):
+    finding = {"subject": "0000:01:00.0", "check": "driver", "status": "note", "text": "nvme", "remedy": "bind it"}
+    verdict = {"controller": "0000:01:00.0", "usable": True, "tier": None, "text": "from CPU threads; no GPU"}
+    report = json.dumps({"findings": [finding], "tiers": [verdict]})
+    monkeypatch.setattr(command_line._native, "doctor", lambda: report)
+    lines = answer(capsys, monkeypatch, "doctor")[1].out.splitlines()
+    assert lines[-2].endswith("0000:01:00.0: driver: nvme: bind it")
+    assert lines[-1] == "0000:01:00.0: from CPU threads; no GPU"
+
+
 @pytest.mark.parametrize("words", [["demo", "--ids", "0"], ["demo", "--rows", "0"], ["frob"], []])
 def test_words_that_cannot_be_end_with_2(capsys, monkeypatch, words):
     with pytest.raises(SystemExit) as caught:

@@ -36,8 +36,10 @@ def doctor(as_json: bool) -> int:
     print(f"nvme_gpu {__version__}, Python {sys.version.split()[0]}")
     print(f"GPU 0: {gpu}{': ' + remedy if remedy else ''}")
     for one in report["findings"]:
-        line = f"{one['status']:8} {one['subject']}: {one['text']}"
+        line = f"{one['status']:8} {one['subject']}: {one['check']}: {one['text']}"
         print(line + (f": {one['remedy']}" if one.get("remedy") else ""))
+    for one in report["tiers"]:
+        print(f"{one['controller']}: {one['text']}")
     return 0
 
 
