@@ -46,8 +46,9 @@ esac
 nvme-gpu bind "$ours"
 mount -t ext4 "$disk" /mnt
 head -c 65536 /dev/urandom >/tmp/data
-for command in "write --lba 0 --in /tmp/data" "write-zeroes --lba 0 --blocks 8" "dsm --slbs 0 --blocks 8 --deallocate" "format" \
-    "sanitize --sanact start-block-erase" "set-feature -f 6 -V 1" "witness --quick --out /tmp/record --write-range 0:8" \
+for command in "write --lba 0 --in /tmp/data" "write-zeroes --lba 0 --blocks 8" \
+    "dsm --slbs 0 --blocks 8 --deallocate" "format --namespace-id 1" "sanitize --sanact start-block-erase" \
+    "set-feature -f 6 -V 1" "witness --quick --out /tmp/record --write-range 0:8" \
     "bench --rw randwrite --runtime 1s" "import /tmp/data"; do
     # shellcheck disable=SC2086 # Several words.
     fails_with 2 nvme-gpu $command --device "vfio:$ours" --allow-write 2>/tmp/said
