@@ -21,7 +21,7 @@ def test_every_wait_for_a_launch_without_an_end_has_one(fault):
         sys.path.insert(0, {HERE!r})
         import nvme_gpu
         from conftest import Device
-        store = nvme_gpu.open("sim:mem?size=1MiB&queues=32", gpu=0, timeout_ms=100)
+        store = nvme_gpu.open("sim:mem?size=1MiB&queues=32", gpu=0, timeout_ms=2000)
         table = store.table(0, shape=(100, 4), dtype="int32")
         calls = {{
             "now": lambda: table.gather(Device([1]), stream=1, check="now"),
@@ -38,11 +38,11 @@ def test_every_wait_for_a_launch_without_an_end_has_one(fault):
                 ends[name] = f"{{type(error).__name__}}: {{error}}"
         threads = [threading.Thread(target=run, args=(name,)) for name in calls]
         for one in threads: one.start()
-        for one in threads: one.join(100)
+        for one in threads: one.join(200)
         print(ends, flush=True)
         os._exit(sum(not one.startswith("Timeout: ") for one in ends.values()) + len(calls) - len(ends))
         """,
-        timeout=150,
+        timeout=300,
         check=False,
         FAKE_CUDA=fault,
     )
