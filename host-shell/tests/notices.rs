@@ -294,7 +294,8 @@ fn a_namespace_that_cannot_be_identified_leaves_the_others_usable() {
     }
     controller.shut_down().unwrap();
 
-    let (device, _) = nvme_host::sim::embed(&refuse(7)).unwrap();
+    // The seventh asks for the command set.
+    let (device, _) = nvme_host::sim::embed(&refuse(8)).unwrap();
     let controller = Controller::start(device, &config).unwrap();
     let Err(error) = controller.namespace(Nsid(2)) else {
         panic!("it was refused")
