@@ -80,13 +80,14 @@ pub fn race(address: &str, rounds: u64) -> Outcome {
 pub fn resets(address: &str, rounds: u64) -> Outcome {
     let node = Node::opened(address)?;
     let bar = node.bar().map_err(|errno| format!("mmap: errno {errno}"))?;
+    let right = version(bar);
     let stop = AtomicBool::new(false);
     let at = bar as usize;
     let read = || {
         let (mut reads, mut wrong) = (0u64, 0u64);
         while !stop.load(Ordering::Relaxed) {
             reads += 1;
-            wrong += u64::from(version(at as *mut u8) == u32::MAX);
+            wrong += u64::from(version(at as *mut u8) != right);
         }
         (reads, wrong)
     };
