@@ -40,7 +40,7 @@ static void with(const char *change, int gpu, int reads)
     }
     CHANGED(nvme_gpu_pwrite(store, block, sizeof(block), 0));
     CHANGED(nvme_gpu_scatter(table, ids, NVME_GPU_I64, 2, rows, 0, 0, status, NULL, NULL));
-    OK(nvme_gpu_pwrite_async(store, block, sizeof(block), 0, &pending));
+    OK(nvme_gpu_pwrite_async(store, block, sizeof(block), 0, NULL, &pending));
     CHANGED(nvme_gpu_pending_wait(pending, 60000));
     nvme_gpu_pending_free(pending);
     CHECK(commands(store) == before);
