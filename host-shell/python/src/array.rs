@@ -4,6 +4,7 @@ use crate::dlpack::{self, Described};
 use crate::error::{Fault, OrRaise};
 use crate::flight::Flight;
 use crate::pool::lock;
+use crate::process::OfProcess;
 use crate::store::Store;
 use nvme_host::cuda::{DeviceMemory, Gpu};
 use pyo3::exceptions::{PyAttributeError, PyBufferError, PyMemoryError};
@@ -26,23 +27,18 @@ enum Memory {
 /// It gives its memory on by `__dlpack__`, and by `__cuda_array_interface__` or `__array_interface__`.
 #[pyclass(frozen, module = "nvme_gpu._native")]
 pub struct Array {
-    memory: Arc<Memory>,
+    memory: OfProcess<Arc<Memory>>,
     shape: Vec<u64>,
     dtype: String,
     bytes: usize,
     address: u64,
+    /// As DLPack names it.
+    device: (i32, i32),
     /// The stream that fills it, and the gather that does.
     filled: Mutex<(u64, Option<Arc<Flight>>)>,
 }
 
 impl Array {
-    fn device(&self) -> (i32, i32) {
-        match &*self.memory {
-            Memory::Host(_) => (dlpack::CPU, 0),
-            Memory::Gpu(_, gpu) => (dlpack::CUDA, gpu.index() as i32),
-        }
-    }
-
     /// What both interfaces of arrays have.
     fn interface<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         let (kind, bits) = dlpack::kind(&self.dtype).ok_or_else(|| {
@@ -102,8 +98,13 @@ impl Array {
                 (Memory::Host(lines), address)
             }
         };
+        let device = match &memory {
+            Memory::Host(_) => (dlpack::CPU, 0),
+            Memory::Gpu(_, gpu) => (dlpack::CUDA, gpu.index() as i32),
+        };
         Ok(Self {
-            memory: Arc::new(memory),
+            memory: OfProcess::new("array", Arc::new(memory)),
+            device,
             shape,
             dtype,
             bytes,
@@ -136,7 +137,7 @@ impl Array {
     /// "cpu" or "cuda:0".
     #[getter(device)]
     fn device_name(&self) -> String {
-        match self.device() {
+        match self.device {
             (dlpack::CPU, _) => "cpu".to_owned(),
             (_, index) => format!("cuda:{index}"),
         }
@@ -150,6 +151,7 @@ impl Array {
 
     /// A copy of its bytes; of memory of a GPU once it is filled.
     fn tobytes<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyBytes>> {
+        let memory = Arc::clone(self.memory.get()?);
         let flight = lock(&self.filled).1.clone();
         if let Some(flight) = flight {
             if !flight.wait_in(py, None)? {
@@ -157,14 +159,20 @@ impl Array {
             }
         }
         let mut bytes = vec![0; self.bytes];
-        match &*self.memory {
+        let bytes = match &*memory {
             Memory::Host(lines) => {
                 for (to, from) in bytes.chunks_mut(64).zip(lines) {
                     to.copy_from_slice(&from.0[..to.len()]);
                 }
+                bytes
             }
-            Memory::Gpu(memory, _) => py.detach(|| memory.download(0, &mut bytes)).or_raise()?,
-        }
+            Memory::Gpu(..) => wait::of(py, move || {
+                if let Memory::Gpu(memory, _) = &*memory {
+                    memory.download(0, &mut bytes)?;
+                }
+                Ok(bytes)
+            })?,
+        };
         Ok(PyBytes::new(py, &bytes))
     }
 
@@ -185,7 +193,7 @@ impl Array {
     /// Of memory of a GPU, version 3: consumers wait for `stream`.
     #[getter(__cuda_array_interface__)]
     fn cuda_array_interface<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
-        if let Memory::Host(_) = &*self.memory {
+        if self.device.0 == dlpack::CPU {
             return Err(PyAttributeError::new_err(
                 "the array lies in memory of the host",
             ));
@@ -199,7 +207,7 @@ impl Array {
     /// Of memory of the host, as numpy reads it.
     #[getter(__array_interface__)]
     fn array_interface<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
-        if let Memory::Gpu(..) = &*self.memory {
+        if self.device.0 == dlpack::CUDA {
             return Err(PyAttributeError::new_err(
                 "the array lies in memory of a GPU",
             ));
@@ -208,7 +216,7 @@ impl Array {
     }
 
     fn __dlpack_device__(&self) -> (i32, i32) {
-        self.device()
+        self.device
     }
 
     /// A capsule. On a GPU `stream` waits for what fills the array: None and 1 are the default stream, 2 is that of
@@ -222,14 +230,15 @@ impl Array {
         dl_device: Option<(i32, i32)>,
         copy: Option<bool>,
     ) -> PyResult<Bound<'py, PyAny>> {
-        if dl_device.is_some_and(|device| device != self.device()) {
+        if dl_device.is_some_and(|device| device != self.device) {
             return Err(PyBufferError::new_err("the array lies on another device"));
         }
+        let memory = self.memory.get()?;
         let is_copy = copy == Some(true);
-        if is_copy && matches!(&*self.memory, Memory::Gpu(..)) {
+        if is_copy && matches!(&**memory, Memory::Gpu(..)) {
             return Err(PyBufferError::new_err("copy=True is not offered on a GPU"));
         }
-        if let Memory::Gpu(_, gpu) = &*self.memory {
+        if let Memory::Gpu(_, gpu) = &**memory {
             let first = lock(&self.filled).0;
             let then = match stream {
                 None | Some(1) => Some(0),
@@ -242,7 +251,7 @@ impl Array {
                 })?),
             };
             if let Some(then) = then.filter(|then| *then != first) {
-                gpu.order(first, then).or_raise()?;
+                py.detach(|| gpu.order(first, then)).or_raise()?;
             }
         }
         let mut described = Described {
@@ -250,16 +259,16 @@ impl Array {
             bytes: self.bytes,
             shape: self.shape.clone(),
             dtype: self.dtype.clone(),
-            device: self.device(),
+            device: self.device,
             readonly: false,
         };
-        let owner: Box<dyn Send + Sync> = match &*self.memory {
+        let owner: Box<dyn Send + Sync> = match &**memory {
             Memory::Host(lines) if is_copy => {
                 let copied = lines.clone();
                 described.address = copied.as_ptr().expose_provenance() as u64;
                 Box::new(Memory::Host(copied))
             }
-            _ => Box::new(Arc::clone(&self.memory)),
+            _ => Box::new(Arc::clone(memory)),
         };
         let is_versioned = max_version.is_some_and(|version| version.0 >= 1);
         dlpack::hand_out(py, &described, owner, is_versioned, is_copy)

@@ -104,6 +104,7 @@ impl Import {
     /// Waits `timeout` seconds at most, or without a limit; whether it has ended. Ctrl-C ends the wait.
     #[pyo3(signature = (timeout=None))]
     fn wait(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<bool> {
+        self.job.check_process()?;
         let limit = wait::seconds(timeout)?;
         wait::until(py, limit, |slice| self.job.wait(slice))
     }

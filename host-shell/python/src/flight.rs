@@ -3,6 +3,7 @@
 use crate::error::{Fault, OrRaise};
 use crate::left::{self, UnderWay};
 use crate::pool::lock;
+use crate::process;
 use crate::wait;
 use nvme_host::Error;
 use pyo3::prelude::*;
@@ -13,6 +14,7 @@ use std::time::Duration;
 
 /// A gather, or another transfer on a GPU, that was launched.
 pub struct Flight {
+    process: u32,
     pending: nvme_host::cuda::Pending,
     word: &'static str,
     number: u64,
@@ -26,6 +28,12 @@ pub struct Flight {
 }
 
 impl Flight {
+    /// # Errors
+    /// In a child of a fork: the GPU is its parent's.
+    pub fn check_process(&self) -> Result<(), Fault> {
+        process::check(self.process, "transfer")
+    }
+
     /// Waits `limit` at most; whether it has ended.
     pub fn wait(&self, limit: Duration) -> bool {
         self.pending.wait(limit).is_ok()
@@ -96,8 +104,7 @@ impl Flight {
 /// A gather under way, with what it needs.
 struct Held {
     flight: Arc<Flight>,
-    #[expect(dead_code, reason = "kept until the gather has ended")]
-    store: Arc<nvme_host::Store>,
+    store: Option<Arc<nvme_host::Store>>,
     #[expect(dead_code, reason = "kept until the gather has ended")]
     buffers: Option<Py<PyAny>>,
 }
@@ -124,6 +131,7 @@ impl Flights {
         launch: impl FnOnce() -> nvme_host::Result<nvme_host::cuda::Pending> + Send,
     ) -> PyResult<GpuOperation> {
         let flight = Arc::new(Flight {
+            process: std::process::id(),
             pending: py.detach(launch).or_raise()?,
             word,
             patience: store.patience(bytes),
@@ -137,7 +145,7 @@ impl Flights {
         } else {
             lock(&self.held).push_back(Held {
                 flight: Arc::clone(&flight),
-                store,
+                store: Some(store),
                 buffers,
             });
         }
@@ -187,6 +195,7 @@ impl Flights {
     pub fn wait(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<bool> {
         let limit = wait::seconds(timeout)?;
         for flight in self.under_way() {
+            flight.check_process()?;
             if !flight.wait_in(py, limit)? {
                 return Ok(false);
             }
@@ -223,6 +232,13 @@ impl UnderWay for Held {
     }
 }
 
+impl Drop for Held {
+    /// The last user of a store closes the device, which takes its time.
+    fn drop(&mut self) {
+        wait::drop_elsewhere(self.flight.process, self.store.take());
+    }
+}
+
 impl Drop for Flights {
     fn drop(&mut self) {
         for one in std::mem::take(&mut *lock(&self.held)) {
@@ -249,8 +265,9 @@ impl GpuOperation {
 #[pymethods]
 impl GpuOperation {
     /// Whether it has ended, a captured one at least once.
-    fn done(&self) -> bool {
-        self.flight.pending.is_done()
+    fn done(&self) -> PyResult<bool> {
+        self.flight.check_process()?;
+        Ok(self.flight.pending.is_done())
     }
 
     /// Whether it is part of a graph.
@@ -262,12 +279,14 @@ impl GpuOperation {
     /// Waits `timeout` seconds at most, or for as long as its commands may take; whether it has ended. Ctrl-C ends the wait.
     #[pyo3(signature = (timeout=None))]
     fn wait(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<bool> {
+        self.flight.check_process()?;
         let limit = wait::seconds(timeout)?;
         self.flight.wait_in(py, limit)
     }
 
     /// Raises what went wrong, if it has ended and something did; it is not raised again elsewhere.
     fn check(&self) -> PyResult<()> {
+        self.flight.check_process()?;
         if !self.flight.pending.is_done() {
             return Ok(());
         }

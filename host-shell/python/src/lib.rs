@@ -8,7 +8,7 @@
 //! - `volume`: files of an ext4 on a store; `catalog`: files of tensors; `loader`: their layers, read ahead; `sampler`:
 //!   rows of batches.
 //! - `compute`: kernels over memory of a GPU or of the host, and over what lies on a store.
-//! - `pool`: threads that wait in place of the caller; `wait`: waits that Ctrl-C ends.
+//! - `process`: what a child of `fork` refuses; `pool`: threads that wait in place of the caller; `wait`: waits that Ctrl-C ends.
 //! - `dlpack`, `error`: tensors and exceptions.
 
 mod array;
@@ -22,6 +22,7 @@ mod loader;
 mod on_store;
 mod operation;
 mod pool;
+mod process;
 mod sampler;
 mod search;
 mod store;
@@ -36,7 +37,7 @@ use pyo3::prelude::*;
 /// What `nvme-gpu doctor` finds on this machine, as JSON.
 #[pyfunction]
 fn doctor(py: Python<'_>) -> PyResult<String> {
-    let report = py.detach(nvme_host::doctor::examine_here);
+    let report = wait::of(py, || Ok(nvme_host::doctor::examine_here()))?;
     let text = serde_json::to_string(&report);
     text.map_err(|error| Fault::usage(error.to_string(), "report it").into())
 }
@@ -44,8 +45,7 @@ fn doctor(py: Python<'_>) -> PyResult<String> {
 /// Name of GPU `index`, or why there is none.
 #[pyfunction]
 fn gpu(py: Python<'_>, index: u32) -> PyResult<String> {
-    use error::OrRaise;
-    let gpu = py.detach(|| nvme_host::cuda::Gpu::open(index)).or_raise()?;
+    let gpu = wait::of(py, move || Ok(nvme_host::cuda::Gpu::open(index)?))?;
     Ok(gpu.describe())
 }
 

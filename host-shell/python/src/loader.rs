@@ -1,6 +1,7 @@
 //! Layers of a model that are read ahead. Names, dtypes and arrays are Python's; here are places and reads.
 
 use crate::error::{Fault, OrRaise};
+use crate::process::OfProcess;
 use crate::store::{AtClose, Store};
 use crate::volume::{AnyFile, DriveFile};
 use crate::wait;
@@ -36,22 +37,13 @@ enum Stay {
 
 /// Slots of memory, and reads ahead into them.
 #[pyclass(frozen, module = "nvme_gpu._native")]
-pub struct LayerLoader {
-    process: u32,
-    loader: Option<Open>,
-}
+pub struct LayerLoader(OfProcess<Open>);
 
 impl LayerLoader {
     /// # Errors
     /// In a process that did not make it.
     fn get(&self) -> Result<&Open, Fault> {
-        let is_ours = self.process == std::process::id();
-        self.loader.as_ref().filter(|_| is_ours).ok_or_else(|| {
-            Fault::usage(
-                "this loader was made by another process, before a fork",
-                "make it in the process that uses it; let worker processes start by 'spawn'",
-            )
-        })
+        self.0.get()
     }
 }
 
@@ -118,11 +110,13 @@ impl LayerLoader {
         let opened = store.get()?;
         let file = file.map(DriveFile::get).transpose()?;
         if let Some((path, begin)) = manifest {
-            let verified = py.detach(|| verified(layers, &path, begin, &opened, file.as_deref()));
-            layers = verified.or_raise()?;
+            let (store, file) = (Arc::clone(&opened), file.clone());
+            layers = wait::of(py, move || {
+                Ok(verified(layers, &path, begin, &store, file.as_deref())?)
+            })?;
         }
         if let Some(file) = file {
-            layers = file.layers(layers).or_raise()?;
+            layers = wait::of(py, move || Ok(file.layers(layers)?))?;
         }
         let options = LoaderOptions {
             slots,
@@ -142,14 +136,13 @@ impl LayerLoader {
                 Some(false) => loader::LayerMemory::Host,
             },
         };
-        let made = py.detach(|| loader::LayerLoader::new(&opened, layers, &options));
-        let made = Arc::new(made.or_raise()?);
+        let made = wait::of(py, move || {
+            let made = loader::LayerLoader::new(&opened, layers, &options)?;
+            Ok(Arc::new(made))
+        })?;
         let at_close: Arc<dyn AtClose> = made.clone();
         store.at_close(&at_close);
-        Ok(Self {
-            process: std::process::id(),
-            loader: Some(made),
-        })
+        Ok(Self(OfProcess::new("loader", made)))
     }
 
     /// Of each layer its name, its bytes in memory, and its tensors with their places there.
@@ -169,14 +162,19 @@ impl LayerLoader {
     }
 
     /// Counts, as JSON.
-    fn stats(&self) -> PyResult<String> {
-        Ok(serde_json::to_string(&self.get()?.stats()).unwrap_or_default())
+    fn stats(&self, py: Python<'_>) -> PyResult<String> {
+        let loader = self.get()?;
+        // Calls for layers hold the loader's lock.
+        let stats = py.detach(|| loader.stats());
+        Ok(serde_json::to_string(&stats).unwrap_or_default())
     }
 
     /// Layer `index` for use in `stream`. In memory of the host it waits for it, and Ctrl-C ends the wait.
     fn layer(&self, py: Python<'_>, index: usize, stream: u64) -> PyResult<Layer> {
         let loader = Arc::clone(self.get()?);
         let given = if loader.path().memory == "gpu" {
+            let waiting = Arc::clone(&loader);
+            wait::of(py, move || Ok(waiting.wait_for_room()?))?;
             // Streams of threads are those of the calling one.
             py.detach(|| loader.layer_for(index, stream)).or_raise()?
         } else {
@@ -184,11 +182,10 @@ impl LayerLoader {
             wait::of(py, move || Ok(loader.layer(index)?))?
         };
         Ok(Layer {
-            process: self.process,
             address: given.address(),
             bytes: given.plan().bytes(),
             is_on_gpu: given.is_on_gpu(),
-            given: Some(Arc::new(given)),
+            given: OfProcess::new("layer", Arc::new(given)),
         })
     }
 
@@ -202,28 +199,20 @@ impl LayerLoader {
 
     /// Waits for reads under way, and lets go of the store.
     fn close(&self, py: Python<'_>) -> PyResult<()> {
-        if self.process != std::process::id() {
+        let Ok(loader) = self.get().map(Arc::clone) else {
             return Ok(());
-        }
-        let loader = Arc::clone(self.get()?);
+        };
         wait::of(py, move || Ok(loader.close(FOR_EVER)?))
-    }
-}
-
-impl Drop for LayerLoader {
-    fn drop(&mut self) {
-        wait::drop_elsewhere(self.process, self.loader.take());
     }
 }
 
 /// A layer that was given out; its slot holds it until this goes.
 #[pyclass(frozen, module = "nvme_gpu._native")]
 pub struct Layer {
-    process: u32,
     address: u64,
     bytes: u64,
     is_on_gpu: bool,
-    given: Option<Arc<loader::Layer>>,
+    given: OfProcess<Arc<loader::Layer>>,
 }
 
 #[pymethods]
@@ -247,15 +236,7 @@ impl Layer {
     #[pyo3(signature = (timeout=None))]
     fn wait(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<()> {
         let limit = wait::seconds(timeout)?.unwrap_or(FOR_EVER);
-        let Some(given) = self.given.clone() else {
-            return Ok(());
-        };
+        let given = Arc::clone(self.given.get()?);
         wait::of(py, move || Ok(given.wait(limit)?))
-    }
-}
-
-impl Drop for Layer {
-    fn drop(&mut self) {
-        wait::drop_elsewhere(self.process, self.given.take());
     }
 }

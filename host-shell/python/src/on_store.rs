@@ -2,6 +2,7 @@
 
 use crate::error::Fault;
 use crate::pool::lock;
+use crate::process;
 use crate::store::{AtClose, Store};
 use crate::wait;
 use std::sync::{Arc, Mutex};
@@ -28,15 +29,7 @@ impl<T: Clone + Send + 'static> OnStore<T> {
     /// # Errors
     /// When it is closed, and in a process that did not open it.
     pub fn get(&self) -> Result<T, Fault> {
-        if self.process != std::process::id() {
-            return Err(Fault::usage(
-                format!(
-                    "this {} was opened by another process, before a fork",
-                    self.what
-                ),
-                "open it in the process that uses it; let worker processes start by 'spawn'",
-            ));
-        }
+        process::check(self.process, self.what)?;
         let open = lock(&self.open).clone();
         open.ok_or_else(|| {
             let cause = format!("the {}, or its store, is closed", self.what);
@@ -47,7 +40,14 @@ impl<T: Clone + Send + 'static> OnStore<T> {
 
 impl<T: Send> OnStore<T> {
     pub fn close(&self) {
-        wait::drop_elsewhere(self.process, lock(&self.open).take());
+        if process::check(self.process, self.what).is_err() {
+            // The parent's: a clone that is never dropped keeps it from being dropped here.
+            std::mem::forget(Arc::clone(&self.open));
+            return;
+        }
+        // Before it is dropped, which may wait: others ask for it with the GIL.
+        let value = lock(&self.open).take();
+        wait::drop_elsewhere(self.process, value);
     }
 }
 

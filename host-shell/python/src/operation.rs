@@ -33,13 +33,15 @@ impl Operation {
 #[pymethods]
 impl Operation {
     /// Whether it has ended, well or not.
-    fn done(&self) -> bool {
-        self.job.is_done()
+    fn done(&self) -> PyResult<bool> {
+        self.job.check_process()?;
+        Ok(self.job.is_done())
     }
 
     /// Waits `timeout` seconds at most, or without a limit; whether it has ended. Ctrl-C ends the wait.
     #[pyo3(signature = (timeout=None))]
     fn wait(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<bool> {
+        self.job.check_process()?;
         let limit = wait::seconds(timeout)?;
         let is_done = wait::until(py, limit, |slice| self.job.wait(slice))?;
         if is_done {

@@ -5,6 +5,7 @@
 #![allow(unsafe_code)]
 
 use crate::error::Fault;
+use crate::process;
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -100,6 +101,7 @@ impl Pool {
 
 /// Something handed to the pool: its end, and how it ended.
 pub struct Job {
+    process: u32,
     state: Mutex<Option<Result<(), Fault>>>,
     is_done: AtomicBool,
     end: Condvar,
@@ -114,6 +116,7 @@ impl Job {
         work: impl FnOnce() -> Result<(), Fault> + Send + 'static,
     ) -> Result<Arc<Self>, Fault> {
         let job = Arc::new(Self {
+            process: std::process::id(),
             state: Mutex::new(None),
             is_done: AtomicBool::new(false),
             end: Condvar::new(),
@@ -132,6 +135,12 @@ impl Job {
             return Err(Fault::of(&nvme_host::Error::System { call, source }));
         }
         Ok(job)
+    }
+
+    /// # Errors
+    /// In a child of a fork: the thread that would end it is not there.
+    pub fn check_process(&self) -> Result<(), Fault> {
+        process::check(self.process, "transfer")
     }
 
     pub fn is_done(&self) -> bool {
@@ -153,7 +162,11 @@ impl Job {
     }
 
     /// How it ended; `Ok` while it has not.
+    ///
+    /// # Errors
+    /// What it ended with; as [`check_process`](Self::check_process).
     pub fn result(&self) -> Result<(), Fault> {
+        self.check_process()?;
         lock(&self.state).clone().unwrap_or(Ok(()))
     }
 }

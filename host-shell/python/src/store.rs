@@ -7,6 +7,7 @@ use crate::flight::{Flights, GpuOperation};
 use crate::left;
 use crate::operation::Operation;
 use crate::pool::lock;
+use crate::process;
 use crate::view::View;
 use crate::wait;
 use nvme_host::StoreOptions;
@@ -62,12 +63,7 @@ impl Store {
     /// # Errors
     /// When it is not.
     fn look(&self) -> Result<Open, Fault> {
-        if self.process != std::process::id() {
-            return Err(Fault::usage(
-                "this store was opened by another process, before a fork",
-                "open it in the process that uses it; let worker processes start by 'spawn'",
-            ));
-        }
+        process::check(self.process, "store")?;
         lock(&self.open)
             .clone()
             .ok_or_else(|| Fault::usage("the store is closed", "open it again, or close it later"))
@@ -220,14 +216,16 @@ impl Store {
     }
 
     /// What carries the data, as JSON.
-    fn path(&self) -> PyResult<String> {
-        let path = serde_json::to_string(&self.look()?.path());
+    fn path(&self, py: Python<'_>) -> PyResult<String> {
+        let open = self.look()?;
+        let path = py.detach(|| serde_json::to_string(&open.path()));
         Ok(path.unwrap_or_default())
     }
 
     /// Counts, as JSON.
-    fn stats(&self) -> PyResult<String> {
-        let stats = serde_json::to_string(&self.look()?.stats());
+    fn stats(&self, py: Python<'_>) -> PyResult<String> {
+        let open = self.look()?;
+        let stats = py.detach(|| serde_json::to_string(&open.stats()));
         Ok(stats.unwrap_or_default())
     }
 
@@ -309,10 +307,11 @@ impl Store {
     }
 
     /// What `then` does from now on comes after what `first` does now: two streams of the store's GPU.
-    fn order(&self, first: u64, then: u64) -> PyResult<()> {
+    fn order(&self, py: Python<'_>, first: u64, then: u64) -> PyResult<()> {
         self.get()?;
         if first != then {
-            self.gpu()?.order(first, then).or_raise()?;
+            let gpu = self.gpu()?;
+            py.detach(|| gpu.order(first, then)).or_raise()?;
         }
         Ok(())
     }
@@ -351,16 +350,9 @@ impl Store {
 
 impl Drop for Store {
     fn drop(&mut self) {
+        // In a child of a fork no thread holds the lock, which is taken with the GIL alone.
         let open = lock(&self.open).take();
-        if self.process != std::process::id() {
-            // The parent's: its threads are not here to answer.
-            std::mem::forget(open);
-            std::mem::forget(self.gpu.take());
-            return;
-        }
-        if let Some(open) = open {
-            Python::attach(|py| py.detach(|| drop(open)));
-        }
+        wait::drop_elsewhere(self.process, Some((open, self.gpu.take())));
     }
 }
 

@@ -260,25 +260,29 @@ impl DriveFile {
         Ok(Self(OnStore::new(store, "file", file)))
     }
 
-    fn stat(&self) -> PyResult<About> {
-        self.get()?.about().or_raise()
+    fn stat(&self, py: Python<'_>) -> PyResult<About> {
+        let file = self.get()?;
+        wait::of(py, move || Ok(file.about()?))
     }
 
-    fn extents(&self) -> PyResult<Vec<Extent>> {
-        let extents = self.get()?.extents().or_raise()?.into_iter();
+    fn extents(&self, py: Python<'_>) -> PyResult<Vec<Extent>> {
+        let file = self.get()?;
+        let extents = wait::of(py, move || Ok(file.extents()?))?.into_iter();
         let extents = extents.map(|one| (one.logical, one.place, one.bytes, one.is_written));
         Ok(extents.collect())
     }
 
     /// Where bytes of the file lie in the store: first byte and number of each piece.
-    fn pieces(&self, offset: u64, bytes: u64) -> PyResult<Vec<(u64, u64)>> {
-        let pieces = self.get()?.pieces(offset, bytes).or_raise()?.into_iter();
+    fn pieces(&self, py: Python<'_>, offset: u64, bytes: u64) -> PyResult<Vec<(u64, u64)>> {
+        let file = self.get()?;
+        let pieces = wait::of(py, move || Ok(file.pieces(offset, bytes)?))?.into_iter();
         Ok(pieces.map(|one| (one.start, one.end - one.start)).collect())
     }
 
     /// Where bytes of the file lie in the store, in one piece.
-    fn place(&self, offset: u64, bytes: u64) -> PyResult<u64> {
-        self.get()?.place(offset, bytes).or_raise()
+    fn place(&self, py: Python<'_>, offset: u64, bytes: u64) -> PyResult<u64> {
+        let file = self.get()?;
+        wait::of(py, move || Ok(file.place(offset, bytes)?))
     }
 
     /// Fills `view` from byte `offset` of the file on.

@@ -160,7 +160,7 @@ def by_numpy(q, k, v, causal, scale, counts=None):
     found = np.zeros_like(q)
     tokens, length = q.shape[2], k.shape[2]
     for s in range(q.shape[0]):
-        there = length if counts is None else min(int(counts[s]), length)
+        there = length if counts is None else int(counts[s])
         for head in range(q.shape[1]):
             kv = head * k.shape[1] // q.shape[1]
             for token in range(tokens):
@@ -176,7 +176,7 @@ def by_numpy(q, k, v, causal, scale, counts=None):
 def test_attention_of_the_host(shape, causal):
     sequences, heads, kv_heads, tokens, length, elements = shape
     q, k, v = dice(sequences, heads, tokens, elements), *(dice(sequences, kv_heads, length, elements, seed=s) for s in (1, 2))
-    counts = torch.arange(sequences, dtype=torch.int32) * 3 + 2
+    counts = (torch.arange(sequences, dtype=torch.int32) * 3 + 2).clamp(max=length)
     for rung in (*RUNGS, "multi_query"):
         found = function(rung)(q, k, v, causal=causal, scale=0.3)
         close(found, by_numpy(q, k, v, causal, 0.3), 10)
@@ -191,7 +191,7 @@ def test_attention_of_the_host(shape, causal):
 @pytest.mark.parametrize("rung", [*RUNGS, "multi_query"])
 def test_attention_of_the_gpu(cuda, rung, shape, causal):
     sequences, heads, kv_heads, tokens, length, elements = shape
-    counts = torch.arange(sequences, dtype=torch.int32) * 5 + 1
+    counts = (torch.arange(sequences, dtype=torch.int32) * 5 + 1).clamp(max=length)
     for dtype in (torch.bfloat16, torch.float16):
         q = dice(sequences, heads, tokens, elements).to(dtype)
         k, v = (dice(sequences, kv_heads, length, elements, seed=s).to(dtype) for s in (1, 2))
@@ -206,6 +206,17 @@ def test_attention_of_the_gpu(cuda, rung, shape, causal):
         assert function(rung)(*(cuda(one) for one in turned), out, **words) is out
         want = by_numpy(q.float(), k.float(), v.float(), causal, elements**-0.5, counts)
         close(out.cpu().float(), want, np.abs(want) + 0.3, 2e-2)
+
+
+@pytest.mark.parametrize("count", [-1, 6, 2**31 - 1, -(2**31)])
+def test_counts_that_are_none_are_refused(count):
+    """-1 keys are not all of them."""
+    q, k = dice(2, 4, 3, 8), dice(2, 2, 5, 8)
+    out = torch.full((2, 4, 3, 8), 7.0)
+    for rung in (*RUNGS, "multi_query"):
+        with pytest.raises(nvme_gpu.Usage, match=rf"counts\[1\].* is {count}: use 0 to 5"):
+            function(rung)(q, k, k, out, counts=torch.tensor([5, count], dtype=torch.int32))
+        assert (out == 7).all(), "nothing is computed then"
 
 
 def test_attention_that_does_not_fit_is_named(cuda):

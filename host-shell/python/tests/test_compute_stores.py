@@ -7,7 +7,7 @@ import pickle
 import pytest
 
 import nvme_gpu
-from conftest import SIM_GPU, drain
+from conftest import SIM, SIM_GPU, drain
 
 np = pytest.importorskip("numpy")
 torch = pytest.importorskip("torch")
@@ -206,7 +206,7 @@ def test_attention_over_pages_of_a_drive(place, dtype, per_head):
     queries = dice(3, 6, 8)
     lists = (3, 2) if per_head else (3,)
     table = np.random.default_rng(2).integers(0, 6, (*lists, 4)).astype(np.int32)
-    counts = np.array([[4, 1], [0, 0], [2, 3]] if per_head else [4, 0, 9], np.int32)
+    counts = np.array([[4, 1], [0, 0], [2, 3]] if per_head else [4, 0, 3], np.int32)
     with place.open() as store:
         pages, _, values = paged(store, dtype)
         tables = [
@@ -285,8 +285,35 @@ def test_pages_are_chosen_by_bounds_of_their_keys(place):
         updated = pages.summaries()
         updated.read(0, 12)
         assert updated.tobytes() != read
+        if store.gpu is None:
+            for wrong in (ids, ids[[0, 1, 0, 3]]):
+                with pytest.raises(nvme_gpu.Usage, match="there is no page (99|-1)"):
+                    summaries.update(place(wrong), place(fresh))
+            assert summaries.tobytes() == read, "all are judged before one is made"
+            ids, fresh = ids[:2], fresh[:2]
         summaries.update(place(ids), place(fresh))
         assert summaries.tobytes() == updated.tobytes()
+
+
+@pytest.mark.parametrize("count", [-1, 3, 2**31 - 1])
+def test_counts_of_pages_and_tokens_that_are_none_are_refused(count):
+    queries, table = dice(2, 2, 8), np.array([[1, 2], [0, 3]], np.int32)
+    good, wrong = np.array([2, 2], np.int32), np.array([2, count], np.int32)
+    with nvme_gpu.open(f"{SIM}&block=512") as store:
+        pages, _, _ = paged(store)
+        summaries = pages.summaries("cpu")
+        summaries.read()
+        tail = np.zeros((2, 2, 2, 16, 8), np.float16)
+        tokens = np.array([0, count + 14 if count == 3 else count], np.int32)
+        for call in (
+            lambda: compute.attention_paged(queries, pages, table, wrong),
+            lambda: compute.attention_paged(queries, pages, np.stack([table, table], 1), np.stack([good, wrong], 1)),
+            lambda: compute.attention_paged(queries, pages, table, good, tail=tail, tail_counts=tokens),
+            lambda: pages.choose(queries, table, wrong, summaries, (2, 0, 0)),
+        ):
+            with pytest.raises(nvme_gpu.Usage, match="counts"):
+                call()
+        assert np.isfinite(compute.attention_paged(queries, pages, table, good)).all()
 
 
 def test_what_cannot_be_attended_to_is_named(place, cuda):

@@ -8,6 +8,7 @@ import os
 import pickle
 import sys
 import threading
+import time
 
 import pytest
 
@@ -401,3 +402,61 @@ def test_a_manifest_verifies_layers(tmp_path):
     manifest.write_text("{}")
     with pytest.raises(nvme_gpu.Usage, match="not a manifest"), nvme_gpu.catalog(path) as catalog:
         nvme_gpu.LayerLoader(catalog, manifest=manifest)
+
+
+def longest_gap(work) -> float:
+    """The longest time in which no Python ran while ``work`` did, as a part of the time that it took."""
+    gap, is_over = 0.0, threading.Event()
+
+    def tick() -> None:
+        nonlocal gap
+        last = time.monotonic()
+        while not is_over.is_set():
+            time.sleep(0.002)
+            now = time.monotonic()
+            gap, last = max(gap, now - last), now
+
+    ticker = threading.Thread(target=tick)
+    begin = time.monotonic()
+    ticker.start()
+    try:
+        work()
+    finally:
+        is_over.set()
+        ticker.join()
+    return gap / (time.monotonic() - begin)
+
+
+def test_no_call_holds_the_gil_while_another_waits_for_a_read(tmp_path):
+    """close() waits for layers that are read ahead. What another thread asks meanwhile must not stop all of Python."""
+    path = model(tmp_path / "m.safetensors")
+
+    def wait(latency: int) -> tuple[float, int]:
+        asked = 0
+        with nvme_gpu.open(f"sim:mem?size=16MiB&latency={latency}ms", timeout_ms=600_000) as store:
+            catalog = nvme_gpu.import_file(store, path)
+            loader = nvme_gpu.LayerLoader(catalog, "cpu")
+
+            def take() -> None:
+                for number in (0, 1):
+                    with loader.layer(number):
+                        pass
+                loader.close()
+
+            def all_of_it() -> None:
+                nonlocal asked
+                thread = threading.Thread(target=take)
+                thread.start()
+                while thread.is_alive():
+                    loader.stats(), repr(loader), store.stats(), store.path
+                    asked += 1
+                    thread.join(0.01)
+
+            return longest_gap(all_of_it), asked
+
+    # A call that holds the GIL for a read takes a third of the time or more, however slow the machine is.
+    for latency in (300, 1_000, 3_000):
+        gap, asked = wait(latency)
+        if gap < 0.2 and asked > 3:
+            return
+    pytest.fail(f"no Python ran for {gap:.0%} of the time; it asked {asked} times")

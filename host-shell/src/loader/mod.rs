@@ -57,8 +57,8 @@ use crate::lock::lock;
 use crate::store::Store;
 use options::is_resident;
 use order::Course;
-use state::{Cell, Load, Room, State};
-use std::sync::{Arc, Mutex};
+use state::{Cell, Load, PATIENCE, Room, State};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 #[cfg(feature = "cuda")]
@@ -212,16 +212,14 @@ impl LayerLoader {
             ));
         }
         shared.check_stream(stream)?;
-        let mut state = lock(&shared.state);
+        let mut state = self.with_room()?;
         let store = state.store()?;
-        state.look();
         if let Some(failed) = state.take_failure(index) {
             return Err(shared.name(failed.layer, &failed.error()));
         }
         state.course.asked(index);
         state.stats.asked += 1;
         let known = state.find(index);
-        state.make_room()?;
         let cell = match known {
             Some(cell) => cell,
             None => state.victim(&[index]).ok_or_else(|| state.no_room())?,
@@ -269,6 +267,26 @@ impl LayerLoader {
         }
     }
 
+    /// Waits until a call for a layer finds room for its read, without the loader's lock.
+    ///
+    /// # Errors
+    /// [`Error::Unfinished`] for a read that takes too long.
+    pub fn wait_for_room(&self) -> Result<()> {
+        self.with_room().map(drop)
+    }
+
+    /// The state once there is room for one more read. The lock is not held meanwhile: [`stats`](Self::stats) needs it.
+    fn with_room(&self) -> Result<MutexGuard<'_, State>> {
+        loop {
+            let mut state = lock(&self.shared.state);
+            let Some(oldest) = state.oldest_of_full() else {
+                return Ok(state);
+            };
+            drop(state);
+            oldest.wait(PATIENCE)?;
+        }
+    }
+
     /// Waits for the reads under way, `limit` at most, and lets go of the store. Layers that were given out stay; later
     /// calls for layers are errors.
     ///
@@ -276,12 +294,18 @@ impl LayerLoader {
     /// [`Error::Unfinished`] past the limit: nothing has changed.
     pub fn close(&self, limit: Duration) -> Result<()> {
         let begin = Instant::now();
-        let mut state = lock(&self.shared.state);
-        for load in state.loads() {
-            load.wait(limit.saturating_sub(begin.elapsed()))?;
+        // From here on no read begins. Others may need the lock during the wait.
+        let (store, loads) = {
+            let mut state = lock(&self.shared.state);
+            (state.store.take(), state.loads())
+        };
+        for load in loads {
+            if let Err(error) = load.wait(limit.saturating_sub(begin.elapsed())) {
+                let mut state = lock(&self.shared.state);
+                state.store = state.store.take().or(store);
+                return Err(error);
+            }
         }
-        let store = state.store.take();
-        drop(state);
         // It may be the last user, and closes the device.
         drop(store);
         Ok(())

@@ -13,7 +13,7 @@ use std::time::Duration;
 use super::on_gpu::{GpuLoad, GpuRoom};
 
 /// How long a call waits for the oldest of so many reads.
-const PATIENCE: Duration = Duration::from_secs(60);
+pub(super) const PATIENCE: Duration = Duration::from_secs(60);
 
 /// A piece of memory for one layer at a time.
 pub(super) struct Cell {
@@ -308,18 +308,11 @@ impl State {
         self.under_way.len() >= MOST_UNDER_WAY
     }
 
-    /// Waits until there is room for one more read.
-    ///
-    /// # Errors
-    /// [`Error::Unfinished`].
-    pub fn make_room(&mut self) -> Result<()> {
-        while self.is_full() {
-            if let Some(first) = self.under_way.front() {
-                first.load.wait(PATIENCE)?;
-            }
-            self.look();
-        }
-        Ok(())
+    /// The oldest read, where so many are under way that one more has to wait for it.
+    pub fn oldest_of_full(&mut self) -> Option<Arc<Load>> {
+        self.look();
+        let oldest = self.under_way.front().filter(|_| self.is_full());
+        oldest.map(|one| Arc::clone(&one.load))
     }
 
     /// The oldest read whose layer was given out.

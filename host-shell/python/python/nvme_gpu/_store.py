@@ -57,6 +57,14 @@ def _whole(name: str, value: Any, least: int, most: int) -> int:
     return number
 
 
+def _flag(name: str, value: Any) -> bool:
+    """A boolean: what else is true, such as the text "no", is refused."""
+    kind = type(value)
+    if not isinstance(value, bool) and (kind.__module__, kind.__name__) not in (("numpy", "bool"), ("numpy", "bool_")):
+        raise TypeError(f"{name} is of the type {kind.__name__}: pass True or False")
+    return bool(value)
+
+
 def _known(check: Any) -> None:
     if check not in (None, "now", "later"):
         raise Usage(f"check is {check!r}", "use 'now' or 'later'")
@@ -103,10 +111,20 @@ class Pending(OneProcess):
         return self._result
 
     def __repr__(self) -> str:
-        return f"<nvme_gpu.Pending {'done' if self.done() else 'under way'}>"
+        try:
+            state = "done" if self.done() else "under way"
+        except Usage:
+            state = "of another process"
+        return f"<nvme_gpu.Pending {state}>"
 
     def __del__(self) -> None:
-        if getattr(self, "_seen", True) or not self._operation.done():
+        if getattr(self, "_seen", True):
+            return
+        try:
+            if not self._operation.done():
+                return
+        except Usage:
+            # In a child of a fork: it is the parent's.
             return
         try:
             self._operation.check()
@@ -208,8 +226,8 @@ class Store(Held):
             queues=_whole("queues", queues, 1, 4095),
             depth=_whole("depth", depth, 1, 4095),
             timeout_ms=int(timeout_ms),
-            allow_write=bool(allow_write),
-            read_only=bool(read_only),
+            allow_write=_flag("allow_write", allow_write),
+            read_only=_flag("read_only", read_only),
             nsid=_whole("nsid", nsid, 1, 0xFFFF_FFFE),
             gpu_queues=_whole("gpu_queues", gpu_queues, 1, 4095),
             gpu_blocks=_whole("gpu_blocks", gpu_blocks, 1, 4095),
@@ -288,7 +306,7 @@ class Store(Held):
 
         Raises :class:`Usage` for a buffer or a range that cannot be, and for a store that is for reading only.
         """
-        return self._move(buf, offset, stream, False, bool(durable))
+        return self._move(buf, offset, stream, False, _flag("durable", durable))
 
     def read(self, nbytes: int, offset: int = 0) -> bytes:
         """``nbytes`` bytes from byte ``offset`` on. Waits for them."""
@@ -439,10 +457,10 @@ class Table(OneProcess):
         return self._shape[0]
 
     def __getitem__(self, ids: Any) -> Any:
-        return self.gather(ids)
+        return self.gather(_rows_alone(ids))
 
     def __setitem__(self, ids: Any, rows: Any) -> None:
-        self.scatter(ids, rows)
+        self.scatter(_rows_alone(ids), rows)
 
     def __iter__(self) -> NoReturn:
         raise TypeError("a table is not iterated over row by row: gather many rows at a time")
@@ -517,7 +535,7 @@ class Table(OneProcess):
 
         Raises as :meth:`gather`, and :class:`Usage` for a store that is for reading only.
         """
-        self._change(ids, rows, status, stream, check, bool(unique), False)
+        self._change(ids, rows, status, stream, check, _flag("unique", unique), False)
 
     def scatter_add(
         self, ids: Any, rows: Any, *, stream: Any = None, check: Check | None = None, status: Any = None
@@ -570,8 +588,6 @@ class Table(OneProcess):
     def _ids(self, ids: Any, stream: Any) -> tuple[View, tuple[int, ...], Any]:
         if isinstance(ids, slice):
             ids = range(*ids.indices(self._shape[0]))
-        if isinstance(ids, tuple) and any(isinstance(one, (slice, type(...), type(None))) for one in ids):
-            raise Usage("a table is indexed by rows alone", "gather rows, and index the result")
         plain = isinstance(ids, (list, tuple, range)) or hasattr(ids, "__index__") and not hasattr(ids, "__len__")
         if plain and not hasattr(ids, "dtype"):
             flat, shape = _buffers.flattened(ids)
@@ -816,12 +832,26 @@ class Table(OneProcess):
         self._checked(operation, check)
 
 
+def _rows_alone(index: Any) -> Any:
+    """The ids of ``table[index]``. A tuple names several lengths in numpy and torch, of which a table has one: the rows."""
+    if isinstance(index, tuple):
+        if len(index) != 1:
+            raise Usage(
+                f"an index of {len(index)} parts, and a table is indexed by rows alone",
+                "use table[ids] and index the result, or table.gather(ids)",
+            )
+        index = index[0]
+    if index is None or index is ...:
+        raise Usage(f"the index {index!r}", "use ids, or a slice of rows")
+    return index
+
+
 def _device(device: Any) -> tuple[bool, int | None]:
     """Whether ``device``, a name or a torch.device, is a GPU, and the number that it gives."""
-    kind, _, number = str(device).partition(":")
-    if kind == "cpu":
+    kind, colon, number = str(device).partition(":")
+    if kind == "cpu" and number in ("", "0") and bool(colon) == bool(number):
         return False, None
-    if kind != "cuda" or (number and not number.isdecimal()):
+    if kind != "cuda" or bool(colon) != (number.isascii() and number.isdecimal()):
         raise Usage(f"device is {str(device)!r}", "use 'cpu' or 'cuda'")
     return True, int(number) if number else None
 

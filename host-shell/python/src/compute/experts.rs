@@ -4,7 +4,7 @@
 
 use super::host::Call;
 use super::steps::stored;
-use crate::error::{Fault, OrRaise};
+use crate::error::Fault;
 use crate::flight::{Flights, GpuOperation};
 use crate::on_store::OnStore;
 use crate::operation::Operation;
@@ -193,9 +193,10 @@ impl Experts {
     /// What the cache has counted.
     fn counts(&self, py: Python<'_>) -> PyResult<Counted> {
         let opened = self.opened.get()?;
-        let cache = opened.by_gpu.as_ref();
-        let cache = cache.ok_or_else(|| Fault::of(&without_cache()))?;
-        let counts = py.detach(|| cache.counts()).or_raise()?;
+        let counts = wait::of(py, move || {
+            let cache = opened.by_gpu.as_ref().ok_or_else(without_cache)?;
+            Ok(cache.counts()?)
+        })?;
         Ok((counts.hits, counts.misses, counts.evictions, counts.chosen))
     }
 

@@ -2,10 +2,12 @@
 // UNSAFETY: numbers lie in memory of views; launches use addresses of a GPU.
 #![allow(unsafe_code)]
 
-use super::host::{Call, launch};
-use crate::error::{Fault, OrRaise};
+use super::host::{Call, launch, whole};
+use crate::error::Fault;
 use crate::operation::Operation;
+use crate::process::OfProcess;
 use crate::view::View;
+use crate::wait;
 use nvme_compute::flash::{self, Flash, Heads, Rung, Vectors};
 use nvme_host::Error;
 use nvme_host::cuda::Gpu;
@@ -48,14 +50,16 @@ pub fn flash_on_cpu(
     let values = call.input::<f32>(given.2, "values")?;
     let out = call.output::<f32>(out, "out")?;
     let counts = counts
-        .map(|view| call.input::<u32>(view, "counts"))
+        .map(|view| call.input::<i32>(view, "counts"))
         .transpose()?;
     call.start(move || {
         // SAFETY: inside of the call, once each.
         let (queries, keys, values) = unsafe { (queries.get(), keys.get(), values.get()) };
         // SAFETY: as above.
         let (out, counts) = unsafe { (out.get(), counts.as_ref().map(|counts| counts.get())) };
-        let found = heads(shape, causal, scale).attend(queries, keys, values, counts)?;
+        let counts = counts.map(|counts| whole("counts", counts, shape.4));
+        let counts = counts.transpose()?;
+        let found = heads(shape, causal, scale).attend(queries, keys, values, counts.as_deref())?;
         if found.len() != out.len() {
             let cause = format!("out has {} elements", out.len());
             return Err(Error::usage(cause, format!("use {}", found.len())));
@@ -83,7 +87,7 @@ fn rung(name: &str, job: &Flash) -> Result<Rung, Fault> {
 /// The kernels of attention, of one GPU.
 #[pyclass(frozen, module = "nvme_gpu._native")]
 pub struct Attention {
-    attention: flash::FlashAttention,
+    attention: OfProcess<flash::FlashAttention>,
 }
 
 fn job(shape: Shape, is_bf16: bool, causal: bool, scale: f32) -> Flash {
@@ -95,15 +99,18 @@ impl Attention {
     /// Loads them.
     #[new]
     fn new(py: Python<'_>, gpu: u32) -> PyResult<Self> {
-        let load = || flash::FlashAttention::load(&Gpu::open(gpu)?);
-        let attention = py.detach(load).or_raise()?;
+        let load = move || flash::FlashAttention::load(&Gpu::open(gpu)?);
+        let attention = OfProcess::new("set of kernels", wait::of(py, move || Ok(load()?))?);
         Ok(Self { attention })
     }
 
     /// Bytes of memory of the GPU that a rung needs meanwhile.
     fn workspace_bytes(&self, name: &str, shape: Shape) -> PyResult<u64> {
         let job = job(shape, true, false, 1.0);
-        Ok(self.attention.workspace_bytes(rung(name, &job)?, &job))
+        Ok(self
+            .attention
+            .get()?
+            .workspace_bytes(rung(name, &job)?, &job))
     }
 
     /// Places of queries, keys, values and results; the addresses of counts, or 0, and of a workspace, or 0.
@@ -136,7 +143,8 @@ impl Attention {
             ..job(shape, is_bf16, causal, scale)
         };
         let rung = rung(name, &job)?;
+        let attention = self.attention.get()?;
         // SAFETY: Python keeps the tensors in the order of the stream.
-        launch(py, || unsafe { self.attention.attend(rung, &job, stream) })
+        launch(py, || unsafe { attention.attend(rung, &job, stream) })
     }
 }

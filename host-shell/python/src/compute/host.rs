@@ -165,3 +165,18 @@ pub fn launch(
 ) -> PyResult<()> {
     py.detach(launch).or_raise()
 }
+
+/// `counts`, each of which is `most` at most.
+///
+/// # Errors
+/// The first that is negative or larger.
+pub fn whole(what: &str, counts: &[i32], most: u32) -> nvme_host::Result<Vec<u32>> {
+    let each = counts.iter().enumerate().map(|(at, count)| {
+        let found = u32::try_from(*count).ok().filter(|count| *count <= most);
+        found.ok_or_else(|| {
+            let cause = format!("{what}[{at}] of the flattened counts is {count}");
+            nvme_host::Error::usage(cause, format!("use 0 to {most}"))
+        })
+    });
+    each.collect()
+}

@@ -3,9 +3,11 @@
 #![allow(unsafe_code)]
 
 use super::host::{Call, launch};
-use crate::error::{Fault, OrRaise};
+use crate::error::Fault;
 use crate::operation::Operation;
+use crate::process::OfProcess;
 use crate::view::View;
+use crate::wait;
 use nvme_compute::ladder::cpu::{Shape, matmul_cpu, matmul_cpu_blocked};
 use nvme_compute::ladder::{self, Element, Matmul, Operand, Rung};
 use nvme_host::Error;
@@ -79,7 +81,7 @@ pub fn matmul_on_cpu(
 /// The kernels of the ladder, of one GPU.
 #[pyclass(frozen, module = "nvme_gpu._native")]
 pub struct Ladder {
-    ladder: ladder::Ladder,
+    ladder: OfProcess<ladder::Ladder>,
 }
 
 #[pymethods]
@@ -87,14 +89,14 @@ impl Ladder {
     /// Loads them.
     #[new]
     fn new(py: Python<'_>, gpu: u32) -> PyResult<Self> {
-        let load = || ladder::Ladder::load(&Gpu::open(gpu)?);
-        let ladder = py.detach(load).or_raise()?;
+        let load = move || ladder::Ladder::load(&Gpu::open(gpu)?);
+        let ladder = OfProcess::new("set of kernels", wait::of(py, move || Ok(load()?))?);
         Ok(Self { ladder })
     }
 
     /// Whether this GPU has a rung.
     fn has(&self, name: &str) -> PyResult<bool> {
-        Ok(self.ladder.has(rung(name)?))
+        Ok(self.ladder.get()?.has(rung(name)?))
     }
 
     /// `c = a b`: rows and columns of the result, and terms; the dtypes of the factors and of the result.
@@ -120,7 +122,8 @@ impl Ladder {
             result: element(&dtypes.1)?,
         };
         let rung = rung(name)?;
+        let ladder = self.ladder.get()?;
         // SAFETY: Python keeps the tensors in the order of the stream.
-        launch(py, || unsafe { self.ladder.matmul(rung, &product, stream) })
+        launch(py, || unsafe { ladder.matmul(rung, &product, stream) })
     }
 }

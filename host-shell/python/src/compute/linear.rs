@@ -3,9 +3,11 @@
 #![allow(unsafe_code)]
 
 use super::host::{Call, launch};
-use crate::error::{Fault, OrRaise};
+use crate::error::Fault;
 use crate::operation::Operation;
+use crate::process::OfProcess;
 use crate::view::View;
+use crate::wait;
 use nvme_compute::linear::{self, Activation, Backward, BackwardRung, Forward, ForwardRung, Layer};
 use nvme_host::Error;
 use nvme_host::cuda::Gpu;
@@ -128,7 +130,7 @@ pub fn linear_backward_on_cpu(
 /// The kernels of linear layers, of one GPU.
 #[pyclass(frozen, module = "nvme_gpu._native")]
 pub struct Linear {
-    linear: linear::Linear,
+    linear: OfProcess<linear::Linear>,
 }
 
 #[pymethods]
@@ -136,8 +138,8 @@ impl Linear {
     /// Loads them.
     #[new]
     fn new(py: Python<'_>, gpu: u32) -> PyResult<Self> {
-        let load = || linear::Linear::load(&Gpu::open(gpu)?);
-        let linear = py.detach(load).or_raise()?;
+        let load = move || linear::Linear::load(&Gpu::open(gpu)?);
+        let linear = OfProcess::new("set of kernels", wait::of(py, move || Ok(load()?))?);
         Ok(Self { linear })
     }
 
@@ -177,8 +179,9 @@ impl Linear {
             outputs,
             activation: self::activation(activation)? as u32,
         };
+        let linear = self.linear.get()?;
         // SAFETY: Python keeps the tensors in the order of the stream.
-        launch(py, || unsafe { self.linear.forward(rung, &job, stream) })
+        launch(py, || unsafe { linear.forward(rung, &job, stream) })
     }
 
     /// The addresses of inputs, weights, sums or 0, gradients of results, room for those of sums, and of the gradients of
@@ -217,8 +220,9 @@ impl Linear {
             outputs,
             activation: self::activation(activation)? as u32,
         };
+        let linear = self.linear.get()?;
         // SAFETY: as for `forward`.
-        launch(py, || unsafe { self.linear.backward(rung, &job, stream) })
+        launch(py, || unsafe { linear.backward(rung, &job, stream) })
     }
 }
 

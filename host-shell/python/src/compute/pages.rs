@@ -2,13 +2,14 @@
 // UNSAFETY: numbers lie in memory of views; launches use addresses of a GPU.
 #![allow(unsafe_code)]
 
-use super::host::Call;
+use super::host::{Call, whole};
 use super::matrix::without_gpu;
 use crate::error::{Fault, OrRaise};
 use crate::flight::{Flights, GpuOperation};
 use crate::on_store::OnStore;
 use crate::operation::Operation;
 use crate::pool::lock;
+use crate::process::OfProcess;
 use crate::store::Store;
 use crate::view::View;
 use crate::wait;
@@ -305,13 +306,15 @@ impl OnHost<'_> {
             && self.counts.len() == lists
             && heads.is_multiple_of(shape.kv_heads)
             && heads > 0;
-        match fits {
-            true => Ok(()),
-            false => Err(Error::usage(
+        if !fits {
+            return Err(Error::usage(
                 "queries and tables whose lengths do not fit",
                 "give a query for each head, a multiple of those of keys, and a table for each",
-            )),
+            ));
         }
+        whole("counts", self.counts, most_pages)?;
+        whole("tail_counts", self.tail_counts, shape.page_tokens)?;
+        Ok(())
     }
 
     /// The queries that share head `kv_head` of the keys of `sequence`, and their pages.
@@ -431,7 +434,7 @@ pub struct Summaries {
 
 enum Place {
     Host(Arc<Mutex<Vec<u8>>>),
-    Gpu(Arc<choosing::Summaries>),
+    Gpu(OfProcess<Arc<choosing::Summaries>>),
 }
 
 impl Summaries {
@@ -448,7 +451,7 @@ impl Summaries {
 
     fn of_gpu(&self) -> PyResult<&choosing::Summaries> {
         match &self.memory {
-            Place::Gpu(summaries) => Ok(summaries),
+            Place::Gpu(summaries) => Ok(summaries.get()?),
             Place::Host(_) => Err(Fault::usage(
                 "summaries in memory of the host, and queries on a GPU",
                 "use pages.summaries() of a store with a GPU, or queries in memory of the host",
@@ -466,8 +469,11 @@ impl Summaries {
         let memory = match on_gpu {
             true => {
                 let gpu = store.gpu()?;
-                let made = py.detach(|| choosing::Summaries::new(&gpu, &opened.pages));
-                Place::Gpu(Arc::new(made.or_raise()?))
+                let of_opened = Arc::clone(&opened);
+                let made = wait::of(py, move || {
+                    Ok(Arc::new(choosing::Summaries::new(&gpu, &of_opened.pages)?))
+                })?;
+                Place::Gpu(OfProcess::new("set of summaries", made))
             }
             false => {
                 let shape = opened.pages.shape();
@@ -493,7 +499,7 @@ impl Summaries {
         let opened = self.opened.get()?;
         match &self.memory {
             Place::Gpu(summaries) => {
-                let summaries = Arc::clone(summaries);
+                let summaries = Arc::clone(summaries.get()?);
                 wait::of(py, move || {
                     Ok(summaries.read(&opened.pages, first, count)?)
                 })
@@ -523,6 +529,15 @@ impl Summaries {
             let shape = opened.pages.shape();
             let each = shape.summary_bytes() as usize;
             let mut bytes = lock(&bytes);
+            let count = bytes.len() / each;
+            let is_there = |id: &i64| usize::try_from(*id).is_ok_and(|id| id < count);
+            if let Some(id) = ids.iter().find(|id| !is_there(id)) {
+                let cause = format!("there is no page {id}");
+                return Err(Error::usage(
+                    cause,
+                    format!("use 0 to {}", count.saturating_sub(1)),
+                ));
+            }
             for (page, id) in pages.chunks_exact(shape.page_bytes() as usize).zip(ids) {
                 let at = usize::try_from(*id)
                     .ok()
@@ -558,9 +573,16 @@ impl Summaries {
 
     /// All of them, page after page.
     fn tobytes<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyBytes>> {
+        self.opened.get()?;
         let bytes = match &self.memory {
-            Place::Host(bytes) => lock(bytes).clone(),
-            Place::Gpu(summaries) => py.detach(|| summaries.bytes()).or_raise()?,
+            Place::Host(bytes) => {
+                let bytes = Arc::clone(bytes);
+                wait::of(py, move || Ok(lock(&bytes).clone()))?
+            }
+            Place::Gpu(summaries) => {
+                let summaries = Arc::clone(summaries.get()?);
+                wait::of(py, move || Ok(summaries.bytes()?))?
+            }
         };
         Ok(PyBytes::new(py, &bytes))
     }

@@ -3,9 +3,10 @@
 #![allow(unsafe_code)]
 
 use super::host::{Call, launch};
-use crate::error::OrRaise;
 use crate::operation::Operation;
+use crate::process::OfProcess;
 use crate::view::View;
+use crate::wait;
 use nvme_compute::experts::{self, Route};
 use nvme_host::cuda::Gpu;
 use pyo3::prelude::*;
@@ -71,7 +72,7 @@ pub fn balance(
 /// The kernel that chooses experts, of one GPU.
 #[pyclass(frozen, module = "nvme_gpu._native")]
 pub struct Router {
-    router: experts::Router,
+    router: OfProcess<experts::Router>,
 }
 
 #[pymethods]
@@ -79,8 +80,8 @@ impl Router {
     /// Loads them.
     #[new]
     fn new(py: Python<'_>, gpu: u32) -> PyResult<Self> {
-        let load = || experts::Router::load(&Gpu::open(gpu)?);
-        let router = py.detach(load).or_raise()?;
+        let load = move || experts::Router::load(&Gpu::open(gpu)?);
+        let router = OfProcess::new("set of kernels", wait::of(py, move || Ok(load()?))?);
         Ok(Self { router })
     }
 
@@ -104,7 +105,8 @@ impl Router {
             choices,
             over_all: over_all.into(),
         };
+        let router = self.router.get()?;
         // SAFETY: Python keeps the tensors in the order of the stream.
-        launch(py, || unsafe { self.router.route(&route, stream) })
+        launch(py, || unsafe { router.route(&route, stream) })
     }
 }

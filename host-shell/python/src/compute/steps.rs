@@ -3,9 +3,11 @@
 #![allow(unsafe_code)]
 
 use super::host::{Call, launch};
-use crate::error::{Fault, OrRaise};
+use crate::error::Fault;
 use crate::operation::Operation;
+use crate::process::OfProcess;
 use crate::view::View;
+use crate::wait;
 use nvme_compute::steps::by_cpu::{self, Heads};
 use nvme_compute::steps::{Argmax, Attention, Gemv, RmsNorm, Rope, SiluMul, Unpack};
 use nvme_formats::Stored;
@@ -216,7 +218,7 @@ pub fn argmax_on_cpu(x: Py<View>, elements: usize, out: Py<View>) -> PyResult<Op
 /// The kernels of one GPU. Launches are put into a stream of it, return before they run, and may be captured.
 #[pyclass(frozen, module = "nvme_gpu._native")]
 pub struct Steps {
-    steps: nvme_compute::steps::Steps,
+    steps: OfProcess<nvme_compute::steps::Steps>,
 }
 
 #[pymethods]
@@ -224,8 +226,8 @@ impl Steps {
     /// Loads them.
     #[new]
     fn new(py: Python<'_>, gpu: u32) -> PyResult<Self> {
-        let load = || nvme_compute::steps::Steps::load(&Gpu::open(gpu)?);
-        let steps = py.detach(load).or_raise()?;
+        let load = move || nvme_compute::steps::Steps::load(&Gpu::open(gpu)?);
+        let steps = OfProcess::new("set of kernels", wait::of(py, move || Ok(load()?))?);
         Ok(Self { steps })
     }
 
@@ -253,8 +255,9 @@ impl Steps {
             stored: format,
             adds: adds.into(),
         };
+        let steps = self.steps.get()?;
         // SAFETY: Python keeps the tensors in the order of the stream.
-        launch(py, || unsafe { self.steps.gemv(&gemv, stream) })
+        launch(py, || unsafe { steps.gemv(&gemv, stream) })
     }
 
     /// Rows of `stride` bytes each.
@@ -277,8 +280,9 @@ impl Steps {
             stored: format,
             reserved: 0,
         };
+        let steps = self.steps.get()?;
         // SAFETY: as for `gemv`.
-        launch(py, || unsafe { self.steps.unpack(&unpack, stream) })
+        launch(py, || unsafe { steps.unpack(&unpack, stream) })
     }
 
     fn rms_norm(
@@ -299,8 +303,9 @@ impl Steps {
             epsilon,
             reserved: 0,
         };
+        let steps = self.steps.get()?;
         // SAFETY: as for `gemv`.
-        launch(py, || unsafe { self.steps.rms_norm(&norm, stream) })
+        launch(py, || unsafe { steps.rms_norm(&norm, stream) })
     }
 
     /// The addresses of angles, queries, keys, values, and of the caches of both.
@@ -327,8 +332,9 @@ impl Steps {
             head_elements,
             reserved: 0,
         };
+        let steps = self.steps.get()?;
         // SAFETY: as for `gemv`.
-        launch(py, || unsafe { self.steps.rope(&rope, stream) })
+        launch(py, || unsafe { steps.rope(&rope, stream) })
     }
 
     /// The addresses of queries, of the caches of keys and values, and of results.
@@ -354,8 +360,9 @@ impl Steps {
             head_elements,
             scale,
         };
+        let steps = self.steps.get()?;
         // SAFETY: as for `gemv`.
-        launch(py, || unsafe { self.steps.attention(&attention, stream) })
+        launch(py, || unsafe { steps.attention(&attention, stream) })
     }
 
     fn silu_mul(
@@ -372,8 +379,9 @@ impl Steps {
             y,
             elements,
         };
+        let steps = self.steps.get()?;
         // SAFETY: as for `gemv`.
-        launch(py, || unsafe { self.steps.silu_mul(&silu, stream) })
+        launch(py, || unsafe { steps.silu_mul(&silu, stream) })
     }
 
     /// The addresses of the first vector, of 8 zero bytes, and of the first index.
@@ -386,6 +394,7 @@ impl Steps {
     ) -> PyResult<()> {
         let (vectors, elements) = shape;
         let (x, best, index) = addresses;
+        let steps = self.steps.get()?;
         launch(py, || {
             for at in 0..u64::from(vectors) {
                 let argmax = Argmax {
@@ -395,7 +404,7 @@ impl Steps {
                     elements,
                 };
                 // SAFETY: as for `gemv`; `best` is zero again after each.
-                unsafe { self.steps.argmax(&argmax, stream)? };
+                unsafe { steps.argmax(&argmax, stream)? };
             }
             Ok(())
         })

@@ -43,7 +43,8 @@ def attention_flash2(
     ``q``: of the shape ``(sequences, heads, tokens, head_dim)``. ``k``, ``v``: ``(sequences, kv_heads, keys, head_dim)``;
     ``heads`` is a multiple of ``kv_heads``; ``head_dim`` a multiple of 8 up to 128. ``causal``: the last query sees all
     keys, each before it one less. ``scale``: None is ``1 / sqrt(head_dim)``. ``counts``: int32 of the shape
-    ``(sequences,)``: how many keys count. ``out``: as ``q``, which is returned. A query without a key is zeros.
+    ``(sequences,)``: how many keys count; one that is negative or too large is refused, on a GPU by NaN for its sequence.
+    ``out``: as ``q``, which is returned. A query without a key is zeros.
 
     On a GPU all are float16, or all bfloat16; the elements of a head lie side by side, other strides are multiples of 8:
     a transposed ``(sequences, tokens, heads, head_dim)`` is taken as it is. In memory of the host they are float32 and
@@ -86,7 +87,7 @@ def _attend(rung: Rung, q: Any, k: Any, v: Any, out: Any, causal: bool, scale: A
     gpu = t.together(q=queries, k=keys, v=values, counts=number)
     shape = (sequences, heads, kv_heads, tokens, length, elements)
     if gpu is None:
-        return _on_cpu(shape, (queries, keys, values), out, bool(causal), by, number)
+        return _on_cpu(shape, (queries, keys, values), out, t.flag("causal", causal), by, number)
     if queries.dtype == "float32":
         raise Usage("q is float32 on a GPU", "use bfloat16 or float16")
     if out is None:
@@ -102,7 +103,9 @@ def _attend(rung: Rung, q: Any, k: Any, v: Any, out: Any, causal: bool, scale: A
     room = kernels.workspace_bytes(rung, shape)
     workspace = t.scratch(queries, room).address if room else 0
     more = (0 if number is None else number.address, workspace)
-    kernels.attend(rung, shape, queries.dtype == "bfloat16", bool(causal), by, places, more, t.stream(gpu))
+    kernels.attend(rung, shape, queries.dtype == "bfloat16", t.flag("causal", causal), by, places, more, t.stream(gpu))
+    if number is not None:
+        y.value.masked_fill_(t.outside(number, length).view(-1, 1, 1, 1), math.nan)
     return y.value
 
 

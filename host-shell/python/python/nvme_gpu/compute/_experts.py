@@ -72,18 +72,18 @@ def moe_router(logits: Any, k: int, *, over_all: bool = False, probabilities: bo
         raise Usage(f"logits of {experts} experts", f"use 1 to {_MOST_EXPERTS}")
     choices = t.whole("k", k, 1, experts)
     shape = (tokens, choices)
-    of_all = t.place(None, "probabilities", x, x.shape) if probabilities else None
+    of_all = t.place(None, "probabilities", x, x.shape) if t.flag("probabilities", probabilities) else None
     if x.gpu is None:
         number, weight = t.place(None, "experts", x, shape, "int32"), t.place(None, "weights", x, shape)
         softmax = None if of_all is None else of_all.view
         given = (experts, choices)
-        t.run(_native.route_on_cpu(x.view, given, bool(over_all), number.view, weight.view, softmax))
+        t.run(_native.route_on_cpu(x.view, given, t.flag("over_all", over_all), number.view, weight.view, softmax))
         found = number.value, weight.value
     else:
         chosen = t.place(None, "chosen", x, (*shape, 4), "int32")
         addresses = (x.address, chosen.address, 0 if of_all is None else of_all.address)
         sizes = (tokens, experts, choices)
-        t.kernels(_native.Router, x.gpu).route(sizes, bool(over_all), addresses, t.stream(x.gpu))
+        t.kernels(_native.Router, x.gpu).route(sizes, t.flag("over_all", over_all), addresses, t.stream(x.gpu))
         found = chosen.value[..., 0], chosen.value.view(_buffers.torch().float32)[..., 2]  # type: ignore[union-attr]
     return Routed(*found, None if of_all is None else of_all.value)
 
@@ -155,7 +155,7 @@ class Experts(Launching):
             cache = (t.whole("cache_bytes", cache_bytes, 0, (1 << 63) - 1), str(policy), kept, self._tokens)
         self._store, self._layers = store, len(places)
         self._shape = (sizes[0], sizes[1], sizes[2], sizes[3])
-        self._native = _native.Experts(native, places, self._shape, bool(over_all), cache)
+        self._native = _native.Experts(native, places, self._shape, t.flag("over_all", over_all), cache)
 
     @property
     def store(self) -> Store:
@@ -219,7 +219,7 @@ class Experts(Launching):
         y = t.place(out, "out", v, v.shape)
         of_all = None if probabilities is None else t.place(probabilities, "probabilities", r, r.shape)
         if gpu is None:
-            t.run(self._native.compute(which, r.view, v.view, y.view, bool(accumulate)))
+            t.run(self._native.compute(which, r.view, v.view, y.view, t.flag("accumulate", accumulate)))
             if of_all is not None:
                 _softmax(r, of_all)
             return y.value
@@ -228,7 +228,7 @@ class Experts(Launching):
             raise Usage(f"a step of {v.shape[0]} tokens", f"use {self._tokens} at most, or a larger tokens=")
         addresses = (r.address, v.address, y.address, 0 if of_all is None else of_all.address)
         given = (which, v.shape[0])
-        t.checked(self._native.step_on_gpu(given, addresses, bool(accumulate), t.stream(gpu)), check)
+        t.checked(self._native.step_on_gpu(given, addresses, t.flag("accumulate", accumulate), t.stream(gpu)), check)
         return y.value
 
     def counts(self) -> Counts:

@@ -129,6 +129,7 @@ def _backward(
     rung: str, dy: Any, x: Any, weights: Any, sums: Any, activation: Any, needs: tuple[bool, bool, bool]
 ) -> tuple[Any, Any, Any]:
     v, w, shape = _layer(x, weights, _F32)
+    needs = (t.flag("needs[0]", needs[0]), t.flag("needs[1]", needs[1]), t.flag("needs[2]", needs[2]))
     name = _name(activation)
     whole = (*v.shape[:-1], shape[2])
     g = t.operand(dy, "dy", _F32)

@@ -118,7 +118,8 @@ class KvPages(Launching):
 
         ``queries``, ``table``, ``counts``: as for :func:`attention_paged`. Returns a table of the shape
         ``(sequences, kv_heads, pages)`` and counts of the shape ``(sequences, kv_heads)``, both int32, for
-        :func:`attention_paged`; places past a count hold anything. On a GPU it is put into the current stream of torch,
+        :func:`attention_paged`; places past a count hold anything. A count that is negative or too large is refused, on a GPU
+        by a count of -1, which :func:`attention_paged` refuses. On a GPU it is put into the current stream of torch,
         which may be captured. ``summaries`` has to be kept as long as that graph.
 
         Raises :class:`Usage` for what does not fit.
@@ -135,17 +136,20 @@ class KvPages(Launching):
         kept3 = (kept[0], kept[1], kept[2])
         if gpu is None:
             chosen = t.place(None, "chosen", q, shape, "int32")
-            found = t.place(None, "counts", q, shape[:2], "int32")
+            many = t.place(None, "counts", q, shape[:2], "int32")
             tables = (pages.view, number.view)
-            t.run(self._native.choose(given, q.view, tables, summaries._native, kept3, (chosen.view, found.view)))
-            return chosen.value, found.value
+            t.run(self._native.choose(given, q.view, tables, summaries._native, kept3, (chosen.view, many.view)))
+            return chosen.value, many.value
         t.same_gpu(self._store._native.gpu_index, (2, gpu), "queries")
         words, at, of_counts = self._native.choice_words(given, kept3)
         room = t.place(None, "workspace", q, (max(words, 1),), "int32")
         addresses = (q.address, pages.address, number.address, room.address)
         self._native.choose_on_gpu(given, addresses, summaries._native, kept3, t.stream(gpu))
         end = at + math.prod(shape)
-        return room.value[at:end].view(shape), room.value[of_counts : of_counts + sequences * self.kv_heads].view(shape[:2])
+        found = room.value[of_counts : of_counts + sequences * self.kv_heads].view(shape[:2])
+        wrong = t.outside(number, given[2])
+        found.masked_fill_(wrong if given[3] else wrong.view(-1, 1), -1)
+        return room.value[at:end].view(shape), found
 
     def __repr__(self) -> str:
         return f"<nvme_gpu.compute.KvPages {len(self)} of {self._row} {self._dtype} of {self._store!r}>"
@@ -192,7 +196,8 @@ class Summaries(OneProcess):
         """Makes those of the pages ``ids``, whose content is ``pages``, as ``pages.table.scatter`` writes it: before or
         after that. On a GPU in the current stream of torch.
 
-        ``ids``: int64 of the shape ``(n,)``, all different; numbers of pages that are not there are left out. ``pages``:
+        ``ids``: int64 of the shape ``(n,)``, all different. A number of a page that is not there is refused, and nothing is
+        made; on a GPU it is left out. ``pages``:
         ``(n, kv_heads, 2, page_tokens, head_dim)`` of the dtype of the pages.
         """
         i = t.operand(ids, "ids", ("int64",))
@@ -238,7 +243,8 @@ def attention_paged(
 
     On the store's GPU it is put into the current stream of torch, which may be captured: what the tables hold when it runs
     counts. In memory of the host threads read and compute. A query without a token is zeros. A head whose pages were not
-    all read, or that names a page which is not there, is NaN. ``check``: as for :meth:`Matrix.gemv`.
+    all read, or that names a page which is not there, is NaN. A count that is negative or too large is refused, on a GPU by
+    NaN for its heads. ``check``: as for :meth:`Matrix.gemv`.
 
     Raises :class:`Usage` for what does not fit; :class:`Status`, :class:`Timeout` or :class:`Gone` for pages that were not
     read, with ``sequence * kv_heads + head`` as ``row``.
@@ -266,5 +272,13 @@ def attention_paged(
     room = t.scratch(q, pages._native.workspace_bytes(given))
     at = (0, 0) if last is None or tokens is None else (last.address, tokens.address)
     addresses = (q.address, numbers.address, how_many.address, *at, y.address, room.address)
-    t.checked(pages._native.attend_on_gpu(given, addresses, by, t.stream(gpu)), check)
+    started = pages._native.attend_on_gpu(given, addresses, by, t.stream(gpu))
+    wrong = t.outside(how_many, given[2])
+    if tokens is not None:
+        of_tail = t.outside(tokens, pages.page_tokens)
+        wrong = wrong | (of_tail.unsqueeze(1) if given[3] else of_tail)
+    if given[3]:
+        wrong = wrong.repeat_interleave(given[1] // pages.kv_heads, 1).unsqueeze(2)
+    y.value.masked_fill_(wrong if given[3] else wrong.view(-1, 1, 1), math.nan)
+    t.checked(started, check)
     return y.value

@@ -37,10 +37,10 @@ def gemv(weights: Any, x: Any, out: Any = None, *, format: Any = None, accumulat
     y = t.place(out, "out", v, (*v.shape[:-1], rows))
     tokens = v.shape[0] if len(v.shape) == 2 else 1
     if gpu is None:
-        t.run(_native.gemv_on_cpu(number, w.view, v.view, columns, y.view, bool(accumulate)))
+        t.run(_native.gemv_on_cpu(number, w.view, v.view, columns, y.view, t.flag("accumulate", accumulate)))
     else:
         addresses = (w.address, v.address, y.address)
-        t.kernels(_native.Steps, gpu).gemv(number, (rows, columns, tokens), addresses, bool(accumulate), t.stream(gpu))
+        t.kernels(_native.Steps, gpu).gemv(number, (rows, columns, tokens), addresses, t.flag("accumulate", accumulate), t.stream(gpu))
     return y.value
 
 

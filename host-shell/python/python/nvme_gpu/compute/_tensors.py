@@ -9,19 +9,21 @@ from typing import Any, Callable
 from .. import _buffers, _dtypes, _native
 from .._errors import Usage
 from .._native import Array, View
-from .._store import Check, _known, _same_gpu, _view_of_array, _whole
+from .._store import Check, _flag, _known, _same_gpu, _view_of_array, _whole
 
 __all__ = [
     "Check",
     "Operand",
     "checked",
     "epsilon_of",
+    "flag",
     "format_of",
     "formatted",
     "kernels",
     "known",
     "number",
     "operand",
+    "outside",
     "place",
     "run",
     "same_gpu",
@@ -33,7 +35,7 @@ __all__ = [
     "whole",
 ]
 
-whole, same_gpu, known = _whole, _same_gpu, _known
+flag, whole, same_gpu, known = _flag, _whole, _same_gpu, _known
 
 FORMATS: dict[str, tuple[int, int, int]] = {
     "float32": (0, 1, 4),
@@ -228,13 +230,17 @@ def formatted(weights: Operand, what: str, format: Any) -> tuple[int, int]:
 
 def number(what: str, value: Any, *, positive: bool = False) -> float:
     """A finite number."""
-    try:
-        found = float(value)
-    except (TypeError, ValueError) as error:
-        raise TypeError(f"{what} is of the type {type(value).__name__}: pass a number") from error
+    if isinstance(value, (bool, str, bytes)) or not hasattr(value, "__float__") and not hasattr(value, "__index__"):
+        raise TypeError(f"{what} is of the type {type(value).__name__}: pass a number")
+    found = float(value)
     if not math.isfinite(found) or positive and found <= 0:
         raise Usage(f"{what} is {found}", "use a finite number" + (" above 0" if positive else ""))
     return found
+
+
+def outside(counts: Operand, most: int) -> Any:
+    """Where counts on a GPU are none: below 0, or above ``most``. Nothing waits for it, so that it may be captured."""
+    return (counts.value < 0) | (counts.value > most)
 
 
 def epsilon_of(value: Any) -> float:

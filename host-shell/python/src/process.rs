@@ -1,0 +1,49 @@
+//! What belongs to the process that made it. A child of `fork` has none of the threads that serve it: its calls are
+//! refused, and nothing of its parent's is dropped there.
+
+use crate::error::Fault;
+use crate::wait;
+
+/// # Errors
+/// In another process than `process`, which made `what`.
+pub fn check(process: u32, what: &str) -> Result<(), Fault> {
+    match process == std::process::id() {
+        true => Ok(()),
+        false => Err(Fault::usage(
+            format!("this {what} was made by another process, before a fork"),
+            "make it in the process that uses it; let worker processes start by 'spawn'",
+        )),
+    }
+}
+
+/// A value that is dropped, without the GIL, by the process alone that made it.
+pub struct OfProcess<T: Send> {
+    process: u32,
+    what: &'static str,
+    /// There until it is dropped.
+    value: Option<T>,
+}
+
+impl<T: Send> OfProcess<T> {
+    pub fn new(what: &'static str, value: T) -> Self {
+        Self {
+            process: std::process::id(),
+            what,
+            value: Some(value),
+        }
+    }
+
+    /// # Errors
+    /// In another process.
+    pub fn get(&self) -> Result<&T, Fault> {
+        check(self.process, self.what)?;
+        let gone = || Fault::usage(format!("this {} is gone", self.what), "make it again");
+        self.value.as_ref().ok_or_else(gone)
+    }
+}
+
+impl<T: Send> Drop for OfProcess<T> {
+    fn drop(&mut self) {
+        wait::drop_elsewhere(self.process, self.value.take());
+    }
+}
