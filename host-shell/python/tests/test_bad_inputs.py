@@ -9,6 +9,7 @@ import threading
 import pytest
 
 import nvme_gpu
+import nvme_gpu.compute
 from conftest import SIM, Device, rows_of
 
 numpy = pytest.importorskip("numpy")
@@ -381,3 +382,61 @@ def test_the_extension_module_checks_addresses_itself():
         View.from_dlpack(capsule)
     with pytest.raises(MemoryError):
         nvme_gpu.Array((HUGE, HUGE), "int64", 8)
+
+
+NO_FLAGS = ["no", "False", "", 0, 1, None, 1.0, [], b"0"]
+
+
+@pytest.mark.parametrize("wrong", NO_FLAGS)
+def test_what_is_no_boolean_is_refused(store, wrong, tmp_path):
+    """Anything is true or false in Python: a writable drive by allow_write="no" is nobody's wish."""
+    table = rows_of(store, 20, 4)
+    numpy = pytest.importorskip("numpy")
+    numpy.save(tmp_path / "rows.npy", numpy.zeros((4, 4), "float32"))
+    x = numpy.zeros((4, 4), "float32")
+    calls = [
+        lambda: nvme_gpu.open("sim:mem?size=1MiB", allow_write=wrong),
+        lambda: nvme_gpu.open("sim:mem?size=1MiB", read_only=wrong),
+        lambda: store.write_from(b"1234", durable=wrong),
+        lambda: store.write(b"1234", durable=wrong),
+        lambda: table.scatter([1], numpy.zeros((1, 4), "int32"), unique=wrong),
+        lambda: nvme_gpu.import_file(store, tmp_path / "rows.npy", verify=wrong),
+        lambda: nvme_gpu.compute.moe_router(x, 2, over_all=wrong),
+        lambda: nvme_gpu.compute.moe_router(x, 2, probabilities=wrong),
+        lambda: nvme_gpu.compute.attention_naive(*[numpy.zeros((1, 1, 2, 8), "float32")] * 3, causal=wrong),
+        lambda: nvme_gpu.compute.linear_backward_naive(x, x, x, needs=(True, wrong, True)),
+    ]
+    calls += [lambda name=name: nvme_gpu.DataLoader(table, 4, **{name: wrong}) for name in FLAGS_OF_LOADERS]
+    for number, call in enumerate(calls):
+        with pytest.raises(TypeError, match="True or False"):
+            call()
+            pytest.fail(f"call {number} took {wrong!r}")
+    for right in (True, numpy.True_):
+        nvme_gpu.open("sim:mem?size=1MiB", read_only=right).close()
+
+
+FLAGS_OF_LOADERS = ("shuffle", "pad", "drop_last", "with_ids")
+
+
+@pytest.mark.parametrize("wrong", [True, "1", b"1", None, 1.5, [], float("nan")])
+def test_what_is_no_whole_number_is_refused(store, wrong):
+    table = rows_of(store, 20, 4)
+    calls = [lambda name=name: nvme_gpu.open("sim:mem?size=1MiB", **{name: wrong}) for name in NUMBERS_OF_STORES]
+    calls += [lambda name=name: nvme_gpu.DataLoader(table, **{"batch_size": 4, name: wrong}) for name in NUMBERS_OF_LOADERS]
+    calls += [lambda: store.read(wrong), lambda: store.read(1, wrong), lambda: store.table(wrong, shape=(1, 1), dtype="int8")]
+    calls += [lambda: store.table(0, shape=(wrong, 1), dtype="int8"), lambda: store.read_into(bytearray(1), wrong)]
+    for number, call in enumerate(calls):
+        with pytest.raises(TypeError):
+            call()
+            pytest.fail(f"call {number} took {wrong!r}")
+
+
+NUMBERS_OF_STORES = ("queues", "depth", "timeout_ms", "nsid", "gpu_queues", "gpu_blocks")
+NUMBERS_OF_LOADERS = ("batch_size", "seed", "rank", "world", "prefetch_depth", "streams")
+
+
+@pytest.mark.parametrize("name", ["cuda:", "cuda:-1", "cuda:1.0", "cpu:x", "cpu:", "gpu", "", "cuda0", "CUDA", 0])
+def test_what_is_no_device_is_refused(store, name):
+    table = rows_of(store, 20, 4)
+    with pytest.raises(nvme_gpu.Usage):
+        nvme_gpu.DataLoader(table, 4, device=name)

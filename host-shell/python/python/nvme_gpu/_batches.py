@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 from array import array
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from typing import Any, Literal
 
@@ -12,7 +13,7 @@ from . import _buffers, _native
 from ._errors import NvmeGpuError, Usage
 from ._held import OneProcess
 from ._native import Array, View
-from ._store import Table, _device, _same_gpu, _view_of_array, _whole
+from ._store import Table, _device, _flag, _same_gpu, _view_of_array, _whole
 
 _MOST = (1 << 63) - 1
 
@@ -27,8 +28,9 @@ class DataLoader(OneProcess):
     machine. ``rank`` and ``world``: of ``world`` processes this one has every ``world``-th row from ``rank`` on, as
     ``torch.utils.data.DistributedSampler`` has it: each has as many, for which the first rows come again at the end; with
     ``pad=False`` the last ones are left out instead. ``drop_last`` leaves out a last batch that is shorter.
-    ``sampler`` gives the row numbers of an epoch in place of all that, such as a sampler of torch; its ``set_epoch`` is
-    called, if it has one.
+    ``sampler`` gives the row numbers of an epoch in place of all that, such as a sampler of torch. It is asked once for
+    each epoch; its ``set_epoch`` is called before, if it has one. One without ``set_epoch`` may give another order each
+    time: a state that is loaded asks it as often as the state's loader did, from its own beginning.
 
     ``prefetch_depth``: batches that are read ahead. ``device``: None or ``"cpu"``: rows in memory of the host; ``"cuda"``:
     tensors of torch on the store's GPU, read in ``streams`` streams of the loader's own; the current stream waits for
@@ -36,7 +38,9 @@ class DataLoader(OneProcess):
     they are copied.
 
     A batch that cannot be read raises when its turn comes, with the first row that failed. Iterating again goes on with
-    the batch after the last one that was given out; :meth:`set_epoch` begins an epoch. One iterator at a time.
+    the batch after the last one that was given out, behind the last one of an epoch with the next epoch;
+    :meth:`set_epoch` begins an epoch. One iterator at a time: a new one ends those before it, whose next batch raises
+    :class:`Usage`.
     """
 
     __slots__ = (
@@ -53,6 +57,8 @@ class DataLoader(OneProcess):
         "_epoch",
         "_batch",
         "_drop_last",
+        "_orders",
+        "_iterator",
     )
 
     def __init__(
@@ -87,15 +93,17 @@ class DataLoader(OneProcess):
         self._config: dict[str, Any] = {
             "rows": len(table),
             "batch_size": self._size,
-            "shuffle": bool(shuffle),
+            "shuffle": _flag("shuffle", shuffle),
             "seed": _whole("seed", seed, 0, (1 << 64) - 1),
             "world": world,
-            "pad": bool(pad),
-            "drop_last": bool(drop_last),
+            "pad": _flag("pad", pad),
+            "drop_last": _flag("drop_last", drop_last),
             "has_sampler": sampler is not None,
         }
+        self._orders = None if sampler is None else _Orders(sampler)
+        self._iterator: object = None
         self._sampler = sampler
-        self._drop_last = bool(drop_last)
+        self._drop_last: bool = self._config["drop_last"]
         self._own = _native.Sampler(
             len(table),
             self._size,
@@ -106,7 +114,7 @@ class DataLoader(OneProcess):
             self._drop_last,
         )
         self._staging = staging
-        self._with_ids = bool(with_ids)
+        self._with_ids = _flag("with_ids", with_ids)
         self._epoch = self._batch = 0
         count = _whole("streams", streams, 1, 64)
         self._on_gpu = _is_on_gpu(device, table)
@@ -121,8 +129,7 @@ class DataLoader(OneProcess):
         """Batches of an epoch."""
         if self._sampler is None:
             return self._own.batches
-        samples = len(self._sampler)  # type: ignore[arg-type]
-        return samples // self._size if self._drop_last else -(-samples // self._size)
+        return self._batches_of(len(self._sampler))  # type: ignore[arg-type]
 
     @property
     def epoch(self) -> int:
@@ -132,15 +139,20 @@ class DataLoader(OneProcess):
     def set_epoch(self, epoch: int) -> None:
         """The next iterator begins this epoch."""
         self._epoch, self._batch = _whole("epoch", epoch, 0, _MOST), 0
+        self._iterator = None
+        self._forget()
 
     def state_dict(self) -> dict[str, Any]:
-        """What :meth:`load_state_dict` goes on from: the epoch, and how many of its batches were given out. Plain numbers."""
-        return {"version": 1, "epoch": self._epoch, "batch": self._batch, **self._config}
+        """What :meth:`load_state_dict` goes on from: the epoch, and how many of its batches were given out. Plain numbers,
+        and with a ``sampler`` a digest of the orders that it gave."""
+        state = {"version": 1, "epoch": self._epoch, "batch": self._batch, **self._config}
+        return state if self._orders is None else {**state, **self._orders.state()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """The next iterator goes on behind the last batch that the state counts.
 
-        Raises :class:`Usage` for the state of a loader with other rows, batches, seed or processes.
+        Raises :class:`Usage` for the state of a loader with other rows, batches, seed or processes, and where the
+        ``sampler`` does not give the order that it gave there.
         """
         if not isinstance(state, dict) or state.get("version") != 1:
             raise Usage("this is no state of a DataLoader", "pass what state_dict() returned")
@@ -148,49 +160,73 @@ class DataLoader(OneProcess):
             if state.get(name) != mine:
                 raise Usage(f"the state is of a loader with {name}={state.get(name)}, this one has {mine}", "make it the same")
         epoch = _whole("epoch", state.get("epoch"), 0, _MOST)
-        self._epoch, self._batch = epoch, _whole("batch", state.get("batch"), 0, _MOST)
+        batch = _whole("batch", state.get("batch"), 0, _MOST)
+        if self._orders is not None:
+            self._orders.load(state, epoch, batch)
+        if batch:
+            _, batches = self._plan(epoch)
+            if batch > batches:
+                raise Usage(f"the state is behind batch {batch} of an epoch of {batches}", "pass what state_dict() returned")
+            if batch == batches:
+                # All of the epoch, as states of version 0.1 said: the next one begins.
+                epoch, batch = epoch + 1, 0
+                self._forget()
+        self._epoch, self._batch = epoch, batch
+        self._iterator = None
 
     def __iter__(self) -> Iterator[Any]:
+        mine = self._iterator = object()
         epoch, at = self._epoch, self._batch
-        numbers = self._numbers(epoch)
+        numbers, batches = self._plan(epoch)
         ahead: deque[_Batch] = deque()
         started = at
         while True:
-            while len(ahead) <= self._depth:
-                ids = numbers(started)
-                if not ids:
-                    break
-                ahead.append(self._start(ids, started))
+            while len(ahead) <= self._depth and started < batches:
+                ahead.append(self._start(numbers(started), started))
                 started += 1
             for one in ahead:
                 one.go_on()
             if not ahead:
                 break
-            rows = ahead.popleft().result()
+            rows = ahead[0].result()
+            ahead.popleft()
             at += 1
-            self._epoch, self._batch = epoch, at
+            # Behind the last batch the next epoch comes, also where the loop ends at it.
+            self._epoch, self._batch = (epoch, at) if at < batches else (epoch + 1, 0)
+            if not self._batch:
+                self._forget()
             yield rows
-        self._epoch, self._batch = epoch + 1, 0
+            if self._iterator is not mine:
+                raise Usage(
+                    "another iterator of this loader, or another epoch, has begun", "use one iterator at a time, or two loaders"
+                )
+        if not batches:
+            self.set_epoch(epoch + 1)
 
-    def _numbers(self, epoch: int) -> Any:
-        """The row numbers of a batch by its number, of one epoch."""
-        if self._sampler is None:
+    def _forget(self) -> None:
+        """The epoch under way has ended."""
+        if self._orders is not None:
+            self._orders.begun = False
+
+    def _plan(self, epoch: int) -> tuple[Callable[[int], array[int]], int]:
+        """The row numbers of a batch of an epoch by its number, and how many batches there are."""
+        if self._orders is None:
 
             def own(batch: int) -> array[int]:
                 found = array("q")
                 found.frombytes(self._own.batch(epoch, batch))
                 return found
 
-            return own
-        if hasattr(self._sampler, "set_epoch"):
-            self._sampler.set_epoch(epoch)
-        all_of_it, _ = _buffers.flattened([int(one) for one in self._sampler])
+            return own, self._own.batches
+        all_of_it = self._orders.of(epoch)
 
         def given(batch: int) -> array[int]:
-            part = all_of_it[batch * self._size : (batch + 1) * self._size]
-            return array("q") if self._drop_last and len(part) < self._size else part
+            return all_of_it[batch * self._size : (batch + 1) * self._size]
 
-        return given
+        return given, self._batches_of(len(all_of_it))
+
+    def _batches_of(self, samples: int) -> int:
+        return samples // self._size if self._drop_last else -(-samples // self._size)
 
     def _start(self, ids: array[int], number: int) -> _Batch:
         if not self._on_gpu:
@@ -201,6 +237,73 @@ class DataLoader(OneProcess):
 
     def __repr__(self) -> str:
         return f"<nvme_gpu.DataLoader {len(self)} batches of {self._size} rows of {self._table!r}>"
+
+
+class _Orders:
+    """The row numbers that a sampler gives, epoch by epoch: the last ones are kept, and a digest of all."""
+
+    __slots__ = ("_sampler", "_by_epoch", "_asked", "_digest", "_epoch", "_order", "begun")
+
+    def __init__(self, sampler: Iterable[int]) -> None:
+        self._sampler = sampler
+        # What set_epoch says is all that an order depends on.
+        self._by_epoch = hasattr(sampler, "set_epoch")
+        self._asked = 0
+        self._digest = ""
+        self._epoch = 0
+        self._order = array("q")
+        self.begun = False
+        """Whether the order that is kept is that of the epoch under way."""
+
+    def of(self, epoch: int) -> array[int]:
+        """Those of an epoch."""
+        if not self.begun or self._epoch != epoch:
+            if self._by_epoch:
+                self._sampler.set_epoch(epoch)  # type: ignore[attr-defined]
+                self._digest = ""
+            self._ask()
+            self._epoch, self.begun = epoch, True
+        return self._order
+
+    def _ask(self) -> None:
+        self._order = array("q", [_whole("a row of the sampler", one, -_MOST - 1, _MOST) for one in self._sampler])
+        self._asked += 1
+        self._digest = hashlib.sha256(self._digest.encode() + self._order.tobytes()).hexdigest()
+
+    def state(self) -> dict[str, Any]:
+        """What :meth:`load` compares."""
+        part = {"sampler_rank": getattr(self._sampler, "rank", None), "sampler_digest": self._digest}
+        return part if self._by_epoch else {**part, "sampler_asked": self._asked, "sampler_begun": self.begun}
+
+    def load(self, state: dict[str, Any], epoch: int, batch: int) -> None:
+        """Gets to where the sampler was when the state was made, and compares what it gives on the way."""
+        self.begun = False
+        digest = state.get("sampler_digest")
+        if self._by_epoch:
+            # A state of another rank counts the same batches of other rows.
+            if batch and state.get("sampler_rank") == getattr(self._sampler, "rank", None):
+                self.of(epoch)
+                self._compare(digest)
+            return
+        asked = _whole("sampler_asked", state.get("sampler_asked"), 0, _MOST)
+        begun = _flag("sampler_begun", state.get("sampler_begun"))
+        if batch and not begun or begun and not asked or self._asked > asked:
+            raise Usage(
+                f"a sampler that was asked {self._asked} times cannot go on at batch {batch} behind {asked} times",
+                "load the state into a new loader with a new sampler",
+            )
+        while self._asked < asked:
+            self._ask()
+        self._compare(digest)
+        self._epoch, self.begun = epoch, begun
+
+    def _compare(self, digest: Any) -> None:
+        if self._digest != digest:
+            self.begun = False
+            raise Usage(
+                "the sampler gives other rows, or another order, than where the state was made",
+                "make it with the same seed or generator, or use a sampler with set_epoch",
+            )
 
 
 class _Batch:

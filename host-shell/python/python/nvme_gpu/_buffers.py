@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+import math
 import re
 import sys
 from array import array
@@ -180,18 +181,43 @@ def _may_be_used(found: View, what: str, writable: bool) -> View:
     return found
 
 
+MOST_NESTED = 32
+"""Lists in lists: as many lengths as numpy's arrays have at most, before version 2."""
+
+
+MOST_LISTED = 1 << 31
+"""Ids in lists: more are the same lists again and again."""
+
+
 def flattened(value: Any) -> tuple[array[int], tuple[int, ...]]:
-    """Whole numbers in lists of lists as one array of 64 bits, and their shape."""
+    """Whole numbers in lists of lists as one array of 64 bits, and their shape.
+
+    Raises :class:`Usage` for lists of different lengths, and for more than :data:`MOST_NESTED` in one another, which a list
+    that contains itself has.
+    """
+    if isinstance(value, range):
+        return _of_range(value)
     shape: list[int] = []
     probe = value
     while isinstance(probe, (list, tuple, range)):
+        if len(shape) == MOST_NESTED:
+            raise Usage(f"ids are lists in more than {MOST_NESTED} lists", "give one flat list, or an array")
         shape.append(len(probe))
         if not len(probe):
             break
         probe = probe[0]
+    if math.prod(shape) > MOST_LISTED:
+        raise Usage(f"{math.prod(shape)} ids in lists", "pass an array")
     flat = array("q")
     _flatten(value, tuple(shape), flat)
     return flat, tuple(shape)
+
+
+def _of_range(value: range) -> tuple[array[int], tuple[int, ...]]:
+    for one in value[:1], value[-1:]:
+        if one and not -(1 << 63) <= one[0] < 1 << 63:
+            raise Usage(f"the id {one[0]} has more than 64 bits", "use ids from 0 to the number of rows - 1")
+    return array("q", value), (len(value),)
 
 
 def _flatten(value: Any, shape: tuple[int, ...], into: array[int]) -> None:

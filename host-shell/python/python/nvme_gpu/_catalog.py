@@ -12,7 +12,7 @@ from ._errors import Usage
 from ._held import Held, OneProcess
 from ._files import DriveFile, Volume
 from ._native import Import
-from ._store import Store, Table, _whole, open as _open
+from ._store import Store, Table, _flag, _whole, open as _open
 
 
 class Entry(OneProcess):
@@ -180,7 +180,7 @@ def import_file(
     for a store that is for reading only; :class:`NvmeGpuError` with the code ``file`` for one that cannot be read, with
     the code ``mismatch`` when bytes came back otherwise.
     """
-    started = Import.of_file(_checked(store)._native, os.fspath(path), _place(offset), bool(verify))
+    started = Import.of_file(_checked(store)._native, os.fspath(path), _place(offset), _flag("verify", verify))
     return Catalog(store, _awaited(started, progress))
 
 

@@ -14,7 +14,7 @@ from . import _buffers, _native
 from ._errors import Usage
 from ._held import Held, OneProcess
 from ._native import View
-from ._store import Pending, Store, _whole, open as _open
+from ._store import Pending, Store, _flag, _whole, open as _open
 
 _Path = str | bytes | os.PathLike[str] | os.PathLike[bytes]
 
@@ -142,7 +142,7 @@ class Volume(Held):
 
         Raises :class:`NotFound`; :class:`Usage` for a path through what is no directory, and for links without an end.
         """
-        return _stat(self._native.stat(os.fsencode(path), bool(follow_symlinks)))
+        return _stat(self._native.stat(os.fsencode(path), _flag("follow_symlinks", follow_symlinks)))
 
     def exists(self, path: _Path) -> bool:
         """Whether ``path`` names something; False for a link to nothing."""
