@@ -178,21 +178,30 @@ pub unsafe fn launch(name: &CStr, parameters: *mut *mut c_void, blocks: u32) -> 
     }
 }
 
-/// Numbers that a launch names.
+/// Numbers that a launch names; the address of none may be NULL.
 pub(crate) fn numbers<'a>(address: u64, count: usize) -> &'a [f32] {
-    // SAFETY: the host vouches for them.
-    unsafe { from_raw_parts(address as usize as *const f32, count) }
+    match count {
+        0 => &[],
+        // SAFETY: the host vouches for them.
+        _ => unsafe { from_raw_parts(address as usize as *const f32, count) },
+    }
 }
 
 /// The same, to be written. A kernel whose output is one of its inputs reads what it needs before it writes.
 pub(crate) fn outputs<'a>(address: u64, count: usize) -> &'a mut [f32] {
-    // SAFETY: as above.
-    unsafe { from_raw_parts_mut(address as usize as *mut f32, count) }
+    match count {
+        0 => &mut [],
+        // SAFETY: as above.
+        _ => unsafe { from_raw_parts_mut(address as usize as *mut f32, count) },
+    }
 }
 
 pub(crate) fn rows<'a>(address: u64, bytes: usize) -> &'a [u8] {
-    // SAFETY: as above.
-    unsafe { from_raw_parts(address as usize as *const u8, bytes) }
+    match bytes {
+        0 => &[],
+        // SAFETY: as above.
+        _ => unsafe { from_raw_parts(address as usize as *const u8, bytes) },
+    }
 }
 
 /// Chunk after chunk, by one lane.

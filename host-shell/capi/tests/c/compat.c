@@ -36,6 +36,13 @@ int main(int count, char **arguments)
     CHECK(setenv("NVME_GPU_INDEX", "x", 1) == 0);
     FAILED(EINVAL, read_nvme_to_gpu(path, 0, 1, in));
     CHECK(setenv("NVME_GPU_INDEX", "-1", 1) == 0 && setenv("NVME_GPU_DEVICE", path, 1) == 0);
+    static const char *const no_flags[] = { "yes", "true", "no", "2", "01", " 1" };
+    for (size_t i = 0; i < sizeof(no_flags) / sizeof(no_flags[0]); ++i) {
+        CHECK(setenv("NVME_GPU_ALLOW_WRITE", no_flags[i], 1) == 0);
+        FAILED(EINVAL, read_nvme_to_gpu(path, 0, 1, in));
+        FAILED(EINVAL, init_spdk_nvme());
+    }
+    CHECK(setenv("NVME_GPU_ALLOW_WRITE", "0", 1) == 0);
 
     CHECK(init_gds() == 0);
     CHECK(write_gpu_to_nvme(path, 0, sizeof(out), out) == (ssize_t)sizeof(out));
