@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import operator
 import math
+import operator
 import re
 import sys
 from array import array
