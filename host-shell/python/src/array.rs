@@ -6,6 +6,7 @@ use crate::flight::Flight;
 use crate::pool::lock;
 use crate::process::OfProcess;
 use crate::store::Store;
+use crate::wait;
 use nvme_host::cuda::{DeviceMemory, Gpu};
 use pyo3::exceptions::{PyAttributeError, PyBufferError, PyMemoryError};
 use pyo3::prelude::*;
