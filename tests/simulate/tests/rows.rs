@@ -53,8 +53,3 @@ fn nothing_is_found_where_nothing_is_wrong_and_everything_happens() {
 fn a_row_of_before_a_write() {
     is_found(Sabotage::KeepsStale, &["rows"]);
 }
-
-#[test]
-fn a_row_of_before_a_write_that_a_recovery_ended() {
-    is_found(Sabotage::ForgetsLostWrites, &["rows"]);
-}

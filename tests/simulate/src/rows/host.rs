@@ -92,9 +92,7 @@ impl World<'_> {
         }
         self.table.settle();
         // Writes without an end may have taken place until now.
-        if self.sabotage != Sabotage::ForgetsLostWrites {
-            self.count_write();
-        }
+        self.count_write();
         self.counts.recoveries += 1;
         self.gate.open();
         self.host = Host::Watches;

@@ -54,8 +54,6 @@ pub enum Sabotage {
     None,
     /// A write makes no line stale.
     KeepsStale,
-    /// A recovery makes no line stale.
-    ForgetsLostWrites,
 }
 
 /// How often what happened.
