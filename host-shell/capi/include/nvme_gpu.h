@@ -587,6 +587,13 @@ void nvme_gpu_close(struct nvme_gpu_t *store);
 uint64_t nvme_gpu_len(const struct nvme_gpu_t *store);
 
 /*
+ A number that is another one after each write through the store that has ended, and after writes to its file by others,
+ as exactly as the system's clock of files tells: what was read before may be old then. Writes of kernels of your own are
+ not seen. 0 for a closed handle, with nvme_gpu_last_error().
+ */
+uint64_t nvme_gpu_write_mark(const struct nvme_gpu_t *store);
+
+/*
  The unit that the device writes, in bytes: writes of whole blocks need no read before them. 1 for a file, 0 for a
  closed handle, with nvme_gpu_last_error().
  */

@@ -258,6 +258,22 @@ pub unsafe fn nothing(to: *mut *mut PendingHandle) -> Answer<()> {
     unsafe { hand_out(to, Under::Ended) }
 }
 
+/// Checks that a call which waits may use `stream`. Before it launches anything: a graph would use the caller's memory
+/// after the call has failed.
+///
+/// # Errors
+/// Usage for a stream that is being captured.
+#[cfg(feature = "cuda")]
+pub fn check_not_captured(opened: &Opened, stream: crate::transfer::nvme_gpu_stream) -> Answer<()> {
+    match &opened.gpu {
+        Some(gpu) if gpu.is_captured(stream.addr() as u64)? => Err(Failure::usage(
+            "a stream that is captured runs nothing that could be waited for",
+            "use the asynchronous call",
+        )),
+        _ => Ok(()),
+    }
+}
+
 /// Waits for an operation on a stream, over `bytes` bytes, for as long as its commands may take: see
 /// [`Store::patience`].
 ///
@@ -269,12 +285,6 @@ pub fn wait_for_stream(
     bytes: u64,
     pending: nvme_host::cuda::Pending,
 ) -> Answer<Outcome> {
-    if pending.is_captured() {
-        return Err(Failure::usage(
-            "a stream that is captured runs nothing that could be waited for",
-            "use the asynchronous call",
-        ));
-    }
     let waiting = Waiting {
         under: Under::Gpu(pending),
         ended: Mutex::new(None),

@@ -288,12 +288,13 @@ pub unsafe fn now(
         // SAFETY: the caller's.
         Where::Host => unsafe { verb.run(&open.table, rows) },
         #[cfg(feature = "cuda")]
-        // SAFETY: the caller's.
-        Where::Gpu => pending::wait_for_stream(
-            &open.opened,
-            rows.count.saturating_mul(rows.stride),
-            unsafe { launch(open, verb, rows, stream) }?,
-        )?,
+        Where::Gpu => {
+            pending::check_not_captured(&open.opened, stream)?;
+            let bytes = rows.count.saturating_mul(rows.stride);
+            // SAFETY: the caller's.
+            let under_way = unsafe { launch(open, verb, rows, stream) }?;
+            pending::wait_for_stream(&open.opened, bytes, under_way)?
+        }
         #[cfg(not(feature = "cuda"))]
         Where::Gpu => return Err(Failure::usage("built without CUDA", "use host memory")),
     };

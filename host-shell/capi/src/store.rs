@@ -316,6 +316,14 @@ pub unsafe extern "C" fn nvme_gpu_len(store: *const StoreHandle) -> u64 {
     value(0, || Ok(opened(store)?.store.len()))
 }
 
+/// A number that is another one after each write through the store that has ended, and after writes to its file by others,
+/// as exactly as the system's clock of files tells: what was read before may be old then. Writes of kernels of your own are
+/// not seen. 0 for a closed handle, with nvme_gpu_last_error().
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn nvme_gpu_write_mark(store: *const StoreHandle) -> u64 {
+    value(0, || Ok(opened(store)?.store.write_mark()))
+}
+
 /// The unit that the device writes, in bytes: writes of whole blocks need no read before them. 1 for a file, 0 for a
 /// closed handle, with nvme_gpu_last_error().
 #[unsafe(no_mangle)]

@@ -84,6 +84,7 @@ fn compile(folder: &Folder, source: &str, flags: &[&str]) -> PathBuf {
     // Programs over the CUDA driver itself.
     let cuda: &[&str] = match name {
         "stream.c" | "device.c" | "gds.c" | "main.cpp" => &["-l:libcuda.so.1"],
+        "unmapped.c" | "graphs.c" => &["-l:libcuda.so.1"],
         "seeds.cpp" | "demo_gds.cpp" | "demo_spdk.cpp" => &["-l:libcuda.so.1"],
         _ => &[],
     };
@@ -270,6 +271,24 @@ fn a_launch_without_an_end_ends_the_wait_for_it() {
     let folder = folder("idle");
     let program = compile(&folder, "idle.c", &[]);
     run(&folder, &["env", "FAKE_CUDA=idle"], &program, &[]);
+}
+
+/// Programs about the lifetime of what calls are given, run with the compiler's sanitizers.
+fn lifetimes(name: &str, source: &str) {
+    let folder = folder(name);
+    let program = compile(&folder, source, &SANITIZERS);
+    let file = folder.path("file");
+    run(&folder, &[], &program, &[file.to_str().unwrap()]);
+}
+
+#[test]
+fn no_call_returns_while_its_memory_is_used() {
+    lifetimes("unmapped", "unmapped.c");
+}
+
+#[test]
+fn what_captures_take_comes_back_with_their_graphs() {
+    lifetimes("graphs", "graphs.c");
 }
 
 const SANITIZERS: [&str; 2] = ["-fsanitize=address,undefined", "-fno-sanitize-recover=all"];

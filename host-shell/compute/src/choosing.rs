@@ -6,7 +6,9 @@ use crate::paged::{Queries, check_queries};
 use crate::{Keep, KvPages};
 use nvme_compute_kernel::choose::{ChoosePages, SummarisePages};
 use nvme_compute_kernel::{BLOCK_THREADS, CHOOSE_PTX, kernel};
-use nvme_host::cuda::{DeviceMemory, Function, Gpu, KernelArgument as Memory, Module};
+use nvme_host::cuda::{
+    DeviceMemory, Function, Gpu, KernelArgument as Memory, LaunchSequence, Module,
+};
 use nvme_host::{Error, Result};
 use std::mem::ManuallyDrop;
 use std::sync::Arc;
@@ -251,12 +253,15 @@ impl Choosing {
         )?;
         let words = words(pages, queries, choice);
         let rows = words.rows();
-        // SAFETY: both kernels take one `ChoosePages` and stay loaded; the caller vouches for the addresses.
-        unsafe {
-            let ranks = rows * u64::from(words.most_pages);
-            self.launch(self.score, ranks, &words, stream)?;
-            self.launch(self.choose, rows * 32, &words, stream)?;
-        }
+        let ranks = rows * u64::from(words.most_pages);
+        LaunchSequence::run(self.module.gpu(), stream, |sequence| {
+            for (function, threads) in [(self.score, ranks), (self.choose, rows * 32)] {
+                // SAFETY: both kernels take one `ChoosePages` and stay loaded; the caller vouches for the addresses.
+                sequence.kernel(|| unsafe { self.launch(function, threads, &words, stream) })?;
+            }
+            Ok(())
+        })
+        .map(drop)?;
         Ok(Self::chosen(pages, queries, choice))
     }
 

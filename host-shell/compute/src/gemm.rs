@@ -11,7 +11,9 @@ use nvme_compute_kernel::gemm::{
 use nvme_compute_kernel::{BLOCK_THREADS, GEMM_PTX, kernel};
 use nvme_formats::Stored;
 use nvme_gpu_kernel::rows::Gather;
-use nvme_host::cuda::{Blocks, Function, Gpu, KernelArgument as Memory, Module, Pending};
+use nvme_host::cuda::{
+    Blocks, Function, Gpu, KernelArgument as Memory, LaunchSequence, Module, Pending,
+};
 use nvme_host::{Error, Result};
 use std::mem::ManuallyDrop;
 use std::sync::Arc;
@@ -161,11 +163,15 @@ impl StreamedGemm {
             })
         };
         let launch = (u64::from(matrix.rows), blocks(self.blocks.0));
-        // SAFETY: the kernels take a `Gemm` and a `GemmStreamed` and stay loaded; the caller vouches for the addresses.
-        unsafe {
-            self.clear(&gemm, stream)?;
-            table.stream_in_blocks((&self.module, self.streamed), launch, argument, stream)
-        }
+        let kernel = (&*self.module, self.streamed);
+        LaunchSequence::run(self.module.gpu(), stream, |sequence| {
+            // SAFETY: the kernel takes a `Gemm` and stays loaded; the caller vouches for the addresses.
+            sequence.kernel(|| unsafe { self.clear(&gemm, stream) })?;
+            // SAFETY: the kernel takes a `GemmStreamed` and stays loaded; the caller vouches for the addresses.
+            let reads = unsafe { table.stream_in_blocks(kernel, launch, argument, stream) }?;
+            sequence.add(reads, 0);
+            Ok(())
+        })
     }
 
     /// The same product of a matrix whose rows lie at `w` in memory of the GPU as halves, at a multiple of 16: `matrix`
@@ -197,13 +203,17 @@ impl StreamedGemm {
             return Ok(());
         }
         self.judge(matrix, product, (w, 0), stream)?;
-        // SAFETY: the kernels take one `Gemm`; the caller vouches for the addresses.
-        unsafe {
-            self.clear(&gemm, stream)?;
-            let grid = blocks(self.blocks.1);
-            self.module
-                .launch_blocks(stream, self.resident, grid, &gemm)
-        }
+        let grid = blocks(self.blocks.1);
+        LaunchSequence::run(self.module.gpu(), stream, |sequence| {
+            // SAFETY: the kernels take one `Gemm`; the caller vouches for the addresses.
+            sequence.kernel(|| unsafe { self.clear(&gemm, stream) })?;
+            // SAFETY: as above.
+            sequence.kernel(|| unsafe {
+                let resident = self.resident;
+                self.module.launch_blocks(stream, resident, grid, &gemm)
+            })
+        })
+        .map(drop)
     }
 
     /// Judges the vectors, a matrix at `w` if that is not 0, and of the workspace `stages` bytes and the words behind them.

@@ -8,7 +8,9 @@ use nvme_compute_kernel::pages::{MOST_SPLITS, QUERIES};
 use nvme_compute_kernel::{BLOCK_THREADS, PAGED_PTX, PagedAttention, kernel};
 use nvme_gpu_kernel::ring::{LEAST_SHIFT, MOST_SHIFT};
 use nvme_gpu_kernel::rows::Gather;
-use nvme_host::cuda::{Function, Gathered, Gpu, KernelArgument as Memory, Module, Pending};
+use nvme_host::cuda::{
+    Function, Gathered, Gpu, KernelArgument as Memory, LaunchSequence, Module, Pending,
+};
 use nvme_host::store::status;
 use nvme_host::{Error, Result};
 use std::mem::ManuallyDrop;
@@ -187,16 +189,19 @@ impl Attending {
             })
         };
         let table = pages.table();
-        // SAFETY: the kernels take one `PagedAttention` and stay loaded; the caller vouches for the addresses.
-        unsafe {
-            let pending =
-                table.stream_on_gpu((&self.module, self.paged), parts, argument, stream)?;
-            let vectors = queries.sequences * queries.heads;
-            let blocks = vectors.div_ceil(BLOCK_THREADS / 32).min(JOINING);
-            self.module
-                .launch_in(stream, self.join, blocks, BLOCK_THREADS, &words)?;
-            Ok(pending)
-        }
+        let kernel = (&*self.module, self.paged);
+        let vectors = queries.sequences * queries.heads;
+        let blocks = vectors.div_ceil(BLOCK_THREADS / 32).min(JOINING);
+        LaunchSequence::run(self.module.gpu(), stream, |sequence| {
+            // SAFETY: the kernels take one `PagedAttention` and stay loaded; the caller vouches for the addresses.
+            let reads = unsafe { table.stream_on_gpu(kernel, parts, argument, stream) }?;
+            sequence.add(reads, 0);
+            // SAFETY: as above.
+            sequence.kernel(|| unsafe {
+                let (module, join) = (&self.module, self.join);
+                module.launch_in(stream, join, blocks, BLOCK_THREADS, &words)
+            })
+        })
     }
 }
 

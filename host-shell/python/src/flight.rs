@@ -1,10 +1,10 @@
 //! Transfers on a GPU that were launched, and what they need until they have ended.
 
-use crate::error::{Fault, OrRaise};
+use crate::error::Fault;
 use crate::left::{self, UnderWay};
 use crate::pool::lock;
 use crate::process;
-use crate::wait;
+use crate::wait::{self, Deadline};
 use nvme_host::Error;
 use pyo3::prelude::*;
 use std::collections::VecDeque;
@@ -130,9 +130,19 @@ impl Flights {
         apart: bool,
         launch: impl FnOnce() -> nvme_host::Result<nvme_host::cuda::Pending> + Send,
     ) -> PyResult<GpuOperation> {
+        let pending = match py.detach(launch) {
+            Ok(pending) => pending,
+            Err(error) => {
+                if matches!(error, Error::Unfinished { .. }) {
+                    // A part of it is under way and has no end that could be asked for.
+                    std::mem::forget((store, buffers));
+                }
+                return Err(Fault::of(&error).into());
+            }
+        };
         let flight = Arc::new(Flight {
             process: std::process::id(),
-            pending: py.detach(launch).or_raise()?,
+            pending,
             word,
             patience: store.patience(bytes),
             number: self.launched.fetch_add(1, Ordering::Relaxed),
@@ -141,7 +151,10 @@ impl Flights {
             seen: AtomicU32::new(0),
         });
         if flight.pending.is_captured() {
-            lock(&self.captured).push(Arc::clone(&flight));
+            let mut captured = lock(&self.captured);
+            // Those whose graphs are gone have told what there was to tell when they were last looked at.
+            captured.retain(|one| !one.pending.is_over());
+            captured.push(Arc::clone(&flight));
         } else {
             lock(&self.held).push_back(Held {
                 flight: Arc::clone(&flight),
@@ -193,10 +206,10 @@ impl Flights {
     /// # Errors
     /// As [`check`](Self::check), with failures of captured ones, too.
     pub fn wait(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<bool> {
-        let limit = wait::seconds(timeout)?;
+        let deadline = Deadline::after(wait::seconds(timeout)?);
         for flight in self.under_way() {
             flight.check_process()?;
-            if !flight.wait_in(py, limit)? {
+            if !flight.wait_in(py, deadline.left())? {
                 return Ok(false);
             }
         }

@@ -9,7 +9,7 @@ use crate::operation::Operation;
 use crate::pool::lock;
 use crate::process;
 use crate::view::View;
-use crate::wait;
+use crate::wait::{self, Deadline};
 use nvme_host::StoreOptions;
 use nvme_host::cuda::{Gpu, KernelArgument, RowsOptions, Tier};
 use nvme_host::store::{FileIo, Gds, GpuOptions};
@@ -323,13 +323,13 @@ impl Store {
         if self.process != std::process::id() {
             return Ok(());
         }
-        let limit = wait::seconds(timeout)?;
+        let deadline = Deadline::after(wait::seconds(timeout)?);
         let open = lock(&self.open).take();
         let tables = std::mem::take(&mut *lock(&self.tables));
         let of_tables = tables.iter().filter_map(Weak::upgrade);
         for table in of_tables.chain([Arc::clone(&self.flights)]) {
-            if let Some(last) = table.under_way().pop() {
-                wait::until(py, limit, |slice| last.wait(slice))?;
+            for flight in table.under_way() {
+                wait::until(py, deadline.left(), |slice| flight.wait(slice))?;
             }
             table.reap();
         }
@@ -338,7 +338,7 @@ impl Store {
         if let Some(open) = open {
             wait::of(py, move || {
                 for one in above.iter().filter_map(Weak::upgrade) {
-                    one.close(limit.unwrap_or(Duration::MAX));
+                    one.close(deadline.left().unwrap_or(Duration::MAX));
                 }
                 drop(open);
                 Ok(())

@@ -9,6 +9,22 @@ use std::time::{Duration, Instant};
 /// How long a signal may go unseen.
 const SLICE: Duration = Duration::from_millis(50);
 
+/// The end of a wait for several things, which have one time-out together.
+pub struct Deadline(Option<(Instant, Duration)>);
+
+impl Deadline {
+    /// In `limit`, or never.
+    pub fn after(limit: Option<Duration>) -> Self {
+        Self(limit.map(|limit| (Instant::now(), limit)))
+    }
+
+    /// What is left until then; `None` without an end.
+    pub fn left(&self) -> Option<Duration> {
+        self.0
+            .map(|(begin, limit)| limit.saturating_sub(begin.elapsed()))
+    }
+}
+
 /// Waits until `end` says so within its slice, `limit` at most; whether it did.
 ///
 /// # Errors

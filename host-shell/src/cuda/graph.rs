@@ -37,16 +37,16 @@ impl Graph {
         let ended = check("cuStreamEndCapture", unsafe {
             sys::cuStreamEndCapture(stream.raw(), &mut graph)
         });
+        // What it keeps goes with it, unless something was made from it.
+        let captured = Captured(graph);
         let put = put?;
         ended?;
         let mut raw = null_mut();
-        // SAFETY: the graph above, which is not needed afterwards; writes one handle.
-        let made = check("cuGraphInstantiate", unsafe {
-            let made = sys::cuGraphInstantiateWithFlags(&mut raw, graph, 0);
-            sys::cuGraphDestroy(graph);
-            made
-        });
-        made?;
+        // SAFETY: the graph above; writes one handle.
+        check("cuGraphInstantiate", unsafe {
+            sys::cuGraphInstantiateWithFlags(&mut raw, captured.0, 0)
+        })?;
+        drop(captured);
         drop(_guest);
         Ok((Self { gpu, raw }, put))
     }
@@ -61,6 +61,18 @@ impl Graph {
         check("cuGraphLaunch", unsafe {
             sys::cuGraphLaunch(self.raw, stream.raw())
         })
+    }
+}
+
+/// A graph that was captured; null after a capture that failed. Dropped in the context that it was made in.
+struct Captured(sys::CUgraph);
+
+impl Drop for Captured {
+    fn drop(&mut self) {
+        if !self.0.is_null() {
+            // SAFETY: ended by `capture`, and destroyed once.
+            let _ = unsafe { sys::cuGraphDestroy(self.0) };
+        }
     }
 }
 

@@ -23,6 +23,7 @@
 mod batch_copy;
 pub mod bench;
 mod blas;
+mod captured;
 #[cfg(feature = "sim")]
 mod copier;
 mod cufile;
@@ -35,6 +36,7 @@ mod hash;
 mod held;
 mod kernel_queues;
 mod kernels;
+mod leftovers;
 mod lender;
 mod lent;
 mod memory;
@@ -76,8 +78,8 @@ pub use queue_pairs::{GpuQueuePairs, Recovered};
 pub use queues::{GpuQueues, Grid, LaunchResult};
 pub use registered::Registered;
 pub use rows::{
-    Direction, Failures, Gathered, GpuRows, HostRows, MoveRows, Pending, ReadList, ReadRange,
-    Request, RowTable, RowsOptions, StripedRows, TableCache, Ways,
+    Direction, Failures, Gathered, GpuRows, HostRows, LaunchSequence, MoveRows, Pending, ReadList,
+    ReadRange, Request, RowTable, RowsOptions, StripedRows, TableCache, Ways,
 };
 pub use session::{GpuSession, Lost, Setup, Work};
 pub use stream::{Event, Stream};

@@ -7,7 +7,7 @@
 
 use super::plan::{LayerPlan, Layers, Piece};
 use super::verifier::{Verifier, Verifying};
-use crate::cuda::{DeviceMemory, Event, Gpu, Pending, ReadRange, Stream};
+use crate::cuda::{DeviceMemory, Event, Gpu, LaunchSequence, Pending, ReadRange, Stream};
 use crate::error::{Error, Result};
 use crate::store::Store;
 use crate::store::status::{self, RowStatus};
@@ -44,7 +44,7 @@ pub(super) struct GpuRoom {
 /// The read of a layer in the loader's stream.
 pub(super) struct GpuLoad {
     address: u64,
-    pending: Vec<Pending>,
+    pending: Pending,
     /// When it has ended, and was verified.
     loaded: Arc<Event>,
     verifying: Option<Verifying>,
@@ -109,20 +109,21 @@ impl OnGpu {
             room.spare.extend(room.free.pop());
         }
         let stream = self.stream.handle();
-        let mut pending = Vec::new();
-        // The pieces of a launch are copied in the units of the one that fits worst.
-        for pieces in plan.pieces().chunk_by(|a, b| unit(a) == unit(b)) {
-            let ranges = pieces.iter().map(|piece| ReadRange {
-                offset: piece.offset,
-                bytes: piece.bytes,
-                to: room.address + piece.at,
-            });
-            let ranges: Vec<ReadRange> = ranges.collect();
-            // SAFETY: the cell lies in memory of the loader, which is freed after the stream has ended.
-            pending.push(unsafe { store.read_ranges_on_gpu(&ranges, stream)? });
-        }
         let loaded = Arc::new(Event::untimed(&self.gpu)?);
-        loaded.record_in(&self.stream)?;
+        let pending = LaunchSequence::run(&self.gpu, stream, |sequence| {
+            // The pieces of a launch are copied in the units of the one that fits worst.
+            for pieces in plan.pieces().chunk_by(|a, b| unit(a) == unit(b)) {
+                let ranges = pieces.iter().map(|piece| ReadRange {
+                    offset: piece.offset,
+                    bytes: piece.bytes,
+                    to: room.address + piece.at,
+                });
+                let ranges: Vec<ReadRange> = ranges.collect();
+                // SAFETY: the cell lies in memory of the loader, which is freed after the stream has ended.
+                sequence.add(unsafe { store.read_ranges_on_gpu(&ranges, stream)? }, 0);
+            }
+            loaded.record_in(&self.stream)
+        })?;
         let verifier = self.verifier.as_ref().filter(|_| !plan.chunks().is_empty());
         let verifying = match verifier {
             None => None,
@@ -181,13 +182,13 @@ impl GpuLoad {
 
     pub fn is_done(&self) -> bool {
         let is_verified = || self.verifying.as_ref().is_none_or(Verifying::is_done);
-        self.pending.iter().all(Pending::is_done) && is_verified()
+        self.pending.is_done() && is_verified()
     }
 
     /// Waits until it has ended, `limit` at most; whether it has.
     pub fn wait(&self, limit: Duration) -> bool {
         let begin = Instant::now();
-        self.pending.iter().all(|one| one.wait(limit).is_ok())
+        self.pending.wait(limit).is_ok()
             && self
                 .verifying
                 .as_ref()
@@ -196,10 +197,10 @@ impl GpuLoad {
 
     /// Why it failed, once it has ended.
     pub fn failure(&self) -> Option<Error> {
-        let mut failures = self.pending.iter().map(|one| one.last().failures);
-        let Some(failed) = failures.find(|one| one.rows > 0) else {
+        let failed = self.pending.last().failures;
+        if failed.rows == 0 {
             return self.verifying.as_ref().and_then(Verifying::failure);
-        };
+        }
         let (_, code) = failed.first.unwrap_or((0, RowStatus::NotRun.code()));
         Some(of_code(code))
     }

@@ -167,6 +167,32 @@ mod tests {
         }
     }
 
+    /// Commands in flight together may be carried out in any order: writes over each other are sent one after the other.
+    #[test]
+    fn writes_over_each_other_are_not_in_flight_together() {
+        let store = of_sim("size=4MiB&block=512&queues=3");
+        let (a, b, c) = (vec![1; 3 * 512], vec![2; 2 * 512], vec![3; 512]);
+        let passes = |writes: &mut [Transfer<'_>]| {
+            let before = store.space.writes();
+            let results = store.transfer_all(writes);
+            assert!(results.iter().all(Result::is_ok));
+            store.space.writes() - before
+        };
+        let apart = &mut [Transfer::Write(0, &a), Transfer::Write(2048, &b)];
+        assert_eq!(passes(apart), 1);
+        for (first, second, third) in [(0, 512, 4096), (512, 0, 1024), (0, 0, 0), (4096, 0, 512)] {
+            let writes = &mut [
+                Transfer::Write(first, &a),
+                Transfer::Write(second, &b),
+                Transfer::Write(third, &c),
+            ];
+            assert_eq!(passes(writes), 3, "{first} {second} {third}");
+            let mut all = vec![0; 6144];
+            store.read_at(0, &mut all).unwrap();
+            assert!(all[third as usize..][..512] == c, "the last one wins");
+        }
+    }
+
     #[test]
     fn an_entry_that_fails_spares_the_others() {
         let store = of_sim("size=4MiB&block=512&queues=1&fault=status:0x281@op=read,nth=1");

@@ -89,6 +89,7 @@ pub(crate) fn open(device: Arc<dyn Device>, options: &StoreOptions) -> Result<Me
         path,
         timeout: options.timeout,
         controller: Some(controller),
+        changes: None,
     })
 }
 

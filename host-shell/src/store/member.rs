@@ -24,6 +24,8 @@ pub(crate) struct Member {
     pub pool: Pool,
     /// Present for a controller that this process drives.
     pub controller: Option<Arc<Controller>>,
+    /// Present for a file: others may write it, too.
+    pub changes: Option<super::file::FileChanges>,
     /// Size in bytes.
     pub len: u64,
     /// Whether it is a regular file: nothing lies behind what was written to it.

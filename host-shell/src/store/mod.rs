@@ -6,6 +6,8 @@
 
 mod background;
 mod batch;
+#[cfg(feature = "cuda")]
+mod bytes_on_gpu;
 mod drive;
 mod element;
 mod engine;
@@ -240,6 +242,13 @@ impl Store {
     /// Counts since the store was opened.
     pub fn stats(&self) -> StoreStats {
         self.space.stats()
+    }
+
+    /// A number that is another one after each write through the store that has ended, by the CPU or by the GPU, and after
+    /// writes to its file by others, as exactly as the system's clock of files tells. What was read before may be old when
+    /// it has changed. Writes of kernels of your own are not seen.
+    pub fn write_mark(&self) -> u64 {
+        self.space.write_mark()
     }
 
     /// Controllers of the members, where this process drives them.

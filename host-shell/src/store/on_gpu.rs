@@ -1,18 +1,16 @@
-//! Rows and bytes of a store from and to GPU memory, on the caller's stream: by the GPU itself, or by a host thread.
+//! Rows of a store from and to GPU memory, on the caller's stream: by the GPU itself, or by a host thread.
 // UNSAFETY: requests hold addresses of GPU memory, for which the caller vouches.
 #![allow(unsafe_code)]
 
-use super::Store;
 use super::element::Element;
 use super::member::Member;
 use super::options::DataPath;
-use super::scatter::Duplicates;
 use super::space::Space;
 use super::status::{self, RowStatus};
 use super::table::{Ids, Table};
 use crate::cuda::{
-    Blocks, Direction, Function, Gpu, GpuRows, HostRows, KernelArgument, Module, MoveRows, Pending,
-    ReadList, ReadRange, Request, RowTable, StripedRows, Ways,
+    Blocks, Direction, Function, GpuRows, HostRows, Module, MoveRows, Pending, Request, RowTable,
+    StripedRows, Ways,
 };
 use crate::error::{Error, Result};
 use crate::widen::Widen;
@@ -26,188 +24,6 @@ enum By<'t> {
     Striped(&'t StripedRows),
     /// A host thread, in the order of the stream.
     Host,
-}
-
-/// Bytes of the rows as which a host thread moves ranges.
-const ROW_BYTES: u64 = 64 << 10;
-/// Bytes of the rows as which the GPU reads ranges of stripes: many warps take part in a short one.
-const PIECE_BYTES: u64 = 4 << 10;
-
-impl Store {
-    /// The GPU that it was opened with.
-    pub fn gpu(&self) -> Option<&Arc<Gpu>> {
-        self.space.gpu().ok().map(HostRows::gpu)
-    }
-
-    /// Reads `bytes` bytes from byte `offset` on to address `to` of the store's GPU: puts it into `stream`, a
-    /// `CUstream`, and returns before it runs. Any offset, length and address.
-    ///
-    /// A row of the [`Pending`] is a part as which it was read: 4 KiB or a block of one drive, 64 KiB of a file.
-    ///
-    /// # Safety
-    /// As [`Table::gather_on_gpu`], for `bytes` bytes at `to`.
-    ///
-    /// # Errors
-    /// As [`Table::gather_on_gpu`]; [`Error::Usage`] for a range past the end.
-    pub unsafe fn read_on_gpu(
-        &self,
-        offset: u64,
-        bytes: u64,
-        to: u64,
-        stream: u64,
-    ) -> Result<Pending> {
-        let range = ReadRange { offset, bytes, to };
-        // SAFETY: the caller's.
-        unsafe { self.read_ranges_on_gpu(&[range], stream) }
-    }
-
-    /// As [`read_on_gpu`](Self::read_on_gpu), for many ranges: those of one drive share a launch, 96 of them at most, and
-    /// are read side by side. Operations in a stream follow one another: many reads by as many calls are slower.
-    ///
-    /// The parts of all ranges are counted through as rows of the [`Pending`]. Ranges whose places overlap leave the
-    /// bytes of any of them there.
-    ///
-    /// # Safety
-    /// As [`read_on_gpu`](Self::read_on_gpu), for each.
-    ///
-    /// # Errors
-    /// As [`read_on_gpu`](Self::read_on_gpu); nothing is read then.
-    pub unsafe fn read_ranges_on_gpu(&self, ranges: &[ReadRange], stream: u64) -> Result<Pending> {
-        for range in ranges {
-            self.space.check(range.offset, range.bytes)?;
-        }
-        self.space.gpu()?;
-        if let [member] = &self.space.members[..]
-            && let Some(rows) = member.rows.as_ref().filter(|rows| rows.reads_ranges())
-        {
-            // SAFETY: the caller's; the ranges lie inside the store.
-            return unsafe { rows.read_ranges(ranges, stream) };
-        }
-        ReadRange::judge_all(ranges, self.space.gpu()?.gpu(), stream)?;
-        let read = |table: &Table, request: &Request| {
-            // SAFETY: the caller's.
-            unsafe { table.gather_on_gpu(request, stream) }
-        };
-        let row_bytes = match &self.space.striped {
-            Some(_) => PIECE_BYTES,
-            None => ROW_BYTES,
-        };
-        let (mut pending, mut before) = (Pending::nothing(), 0);
-        for range in ranges {
-            let part = self.in_rows((range.offset, range.bytes), row_bytes, range.to, read)?;
-            pending = pending.and(part, before);
-            before += range.bytes.div_ceil(row_bytes);
-        }
-        Ok(pending)
-    }
-
-    /// Bytes of the pieces of ranges that a kernel lists for [`read_listed_on_gpu`](Self::read_listed_on_gpu): a piece
-    /// ends where the drive's bytes are a multiple of them.
-    ///
-    /// # Errors
-    /// [`Error::Usage`] where the GPU does not submit the reads itself.
-    pub fn listed_piece_bytes(&self) -> Result<u32> {
-        Ok(self.lists()?.listed_piece_bytes())
-    }
-
-    /// Reads ranges of bytes which a kernel before it in `stream`, a `CUstream`, lists in memory of the store's GPU: the
-    /// host does not know them. Returns before it runs; it can be captured.
-    ///
-    /// A row of the [`Pending`] is a piece of [`listed_piece_bytes`](Self::listed_piece_bytes); those of all ranges are
-    /// counted through. A range past the end of the drive fails with the drive's status.
-    ///
-    /// # Safety
-    /// As [`Table::gather_on_gpu`], for the addresses of `list` and of the ranges that the kernel lists.
-    ///
-    /// # Errors
-    /// As [`Table::gather_on_gpu`]; [`Error::Usage`] where the GPU does not submit the reads itself, and for addresses
-    /// that are not aligned.
-    pub unsafe fn read_listed_on_gpu(&self, list: &ReadList, stream: u64) -> Result<Pending> {
-        let rows = self.lists()?;
-        if !list.list.is_multiple_of(8) || !list.status.is_multiple_of(4) {
-            return Err(Error::usage(
-                format!(
-                    "a list of ranges at {:#x}, status at {:#x}",
-                    list.list, list.status
-                ),
-                "use multiples of 8, and of 4 for the status",
-            ));
-        }
-        // SAFETY: the caller's.
-        unsafe { rows.read_listed(list, stream) }
-    }
-
-    fn lists(&self) -> Result<&GpuRows> {
-        self.space.gpu()?;
-        if let [member] = &self.space.members[..]
-            && let Some(rows) = member.rows.as_ref().filter(|rows| rows.reads_ranges())
-        {
-            return Ok(rows);
-        }
-        Err(Error::usage(
-            "ranges that a kernel lists: the GPU reads them from one drive",
-            "use one drive (sim:, vfio:, vfio-user:) with blocks of 32 KiB at most",
-        ))
-    }
-
-    /// Writes `bytes` bytes at address `from` of the store's GPU from byte `offset` of the store on: puts it into
-    /// `stream`, a `CUstream`, and returns before it runs. Blocks that are written in part keep their other bytes. The GPU
-    /// submits the writes of whole blocks of a drive as [`Table::scatter_on_gpu`] does, 64 KiB each and what is left.
-    ///
-    /// # Safety
-    /// As [`Table::scatter_on_gpu`], for `bytes` bytes at `from`.
-    ///
-    /// # Errors
-    /// As [`Table::scatter_on_gpu`]; [`Error::Usage`] for a range past the end.
-    pub unsafe fn write_from_gpu(
-        &self,
-        offset: u64,
-        bytes: u64,
-        from: u64,
-        stream: u64,
-    ) -> Result<Pending> {
-        self.space.check(offset, bytes)?;
-        let gpu = self.space.gpu()?.gpu();
-        gpu.judge_list(stream, [KernelArgument::read("data", from, bytes, 1)])?;
-        let write = |table: &Table, request: &Request| {
-            // SAFETY: the caller's.
-            unsafe { table.scatter_on_gpu(request, stream) }
-        };
-        self.in_rows((offset, bytes), ROW_BYTES, from, write)
-    }
-
-    /// All whole rows of a range, and what is left as one more.
-    fn in_rows(
-        &self,
-        (offset, bytes): (u64, u64),
-        row_bytes: u64,
-        address: u64,
-        mut start: impl FnMut(&Table, &Request) -> Result<Pending>,
-    ) -> Result<Pending> {
-        self.space.check(offset, bytes)?;
-        self.space.gpu()?;
-        let whole = bytes / row_bytes;
-        let mut pending = Pending::nothing();
-        for (rows, bytes, at) in [
-            (whole, row_bytes, 0),
-            (1, bytes % row_bytes, whole * row_bytes),
-        ] {
-            if rows == 0 || bytes == 0 {
-                continue;
-            }
-            let table = self.table(offset + at, rows, bytes)?;
-            let request = Request {
-                ids: 0,
-                wide_ids: true,
-                count: rows,
-                out: address + at,
-                out_stride: bytes,
-                status: 0,
-            };
-            pending = pending.and(start(&table, &request)?, at / row_bytes);
-        }
-        Ok(pending)
-    }
 }
 
 impl Space {
@@ -237,7 +53,7 @@ impl Space {
 
     /// # Errors
     /// [`Error::Usage`] for a store without a GPU.
-    fn gpu(&self) -> Result<&HostRows> {
+    pub(super) fn gpu(&self) -> Result<&HostRows> {
         let gpu = self.members.first().and_then(|member| member.gpu.as_ref());
         gpu.ok_or_else(|| {
             Error::usage(
@@ -262,10 +78,12 @@ impl Table {
     ///
     /// # Safety
     /// The addresses in `request` are valid on the GPU for what it says until the gather has ended, and for as
-    /// long as a graph that captured it may be launched.
+    /// long as a graph that captured it may be launched. Of the graph's, the store itself keeps what it needs.
     ///
     /// # Errors
-    /// [`Error::Usage`] for a store without a GPU; [`Error::Environment`] with the driver's answer.
+    /// [`Error::Usage`] for a store without a GPU; [`Error::Environment`] with the driver's answer, and with too many
+    /// operations under way or captured. Nothing is under way then: what was launched before the error was waited for, a
+    /// minute at most. [`Error::Unfinished`] alone says that it has not ended, and that the memory has to stay.
     pub unsafe fn gather_on_gpu(&self, request: &Request, stream: u64) -> Result<Pending> {
         // SAFETY: the caller's.
         unsafe { self.gather_by(request, None, stream) }
@@ -505,8 +323,7 @@ impl Table {
             return unsafe { rows.scatter(&table, request, stream) };
         }
         let scatter = self.by_host(|table, ids, data, status| {
-            let last = Duplicates::Last;
-            table.scatter(ids, data, last, Some(status)).map(drop)
+            table.scatter_others(ids, data, Some(status)).map(drop)
         });
         // SAFETY: the caller's.
         unsafe { self.write_on_gpu(request, scatter, stream) }
@@ -528,9 +345,7 @@ impl Table {
     ) -> Result<Pending> {
         self.check_elements(element)?;
         let add = self.by_host(move |table, ids, data, status| {
-            table
-                .scatter_add(ids, data, element, Some(status))
-                .map(drop)
+            table.add_others(ids, data, element, Some(status)).map(drop)
         });
         // SAFETY: the caller's.
         unsafe { self.write_on_gpu(request, add, stream) }

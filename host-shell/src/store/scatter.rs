@@ -24,6 +24,16 @@ pub enum Duplicates {
     Error,
 }
 
+/// What happens to a call with ids that are out of range.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Wrong {
+    /// Nothing is sent.
+    Refused,
+    /// Their rows fail, and the others are written.
+    #[cfg(feature = "cuda")]
+    Fail,
+}
+
 /// What is done with the rows of an id.
 #[derive(Clone, Copy)]
 enum Change {
@@ -49,7 +59,39 @@ impl Table {
         duplicates: Duplicates,
         status: Option<&mut [i32]>,
     ) -> Result<RowReport> {
-        self.change(ids, src, Change::Write, duplicates, status)
+        self.change(
+            ids,
+            src,
+            Change::Write,
+            (duplicates, Wrong::Refused),
+            status,
+        )
+    }
+
+    /// As [`scatter`](Self::scatter) of a stream, whose ids nobody has judged before: rows whose ids are out of range fail,
+    /// and the others are written, the last of those with one id.
+    #[cfg(feature = "cuda")]
+    pub(super) fn scatter_others(
+        &self,
+        ids: Ids<'_>,
+        src: &[u8],
+        status: Option<&mut [i32]>,
+    ) -> Result<RowReport> {
+        let (last, fail) = (Duplicates::Last, Wrong::Fail);
+        self.change(ids, src, Change::Write, (last, fail), status)
+    }
+
+    /// As [`scatter_add`](Self::scatter_add), likewise.
+    #[cfg(feature = "cuda")]
+    pub(super) fn add_others(
+        &self,
+        ids: Ids<'_>,
+        src: &[u8],
+        element: Element,
+        status: Option<&mut [i32]>,
+    ) -> Result<RowReport> {
+        let (last, fail) = (Duplicates::Last, Wrong::Fail);
+        self.change(ids, src, Change::Add(element), (last, fail), status)
     }
 
     /// Adds place `i` of `src` to row `ids[i]`, for every `i`. Rows with the same id are summed, in the order of
@@ -69,7 +111,7 @@ impl Table {
     ) -> Result<RowReport> {
         self.check_elements(element)?;
         let change = Change::Add(element);
-        self.change(ids, src, change, Duplicates::Last, status)
+        self.change(ids, src, change, (Duplicates::Last, Wrong::Refused), status)
     }
 
     /// # Errors
@@ -93,14 +135,14 @@ impl Table {
         ids: Ids<'_>,
         src: &[u8],
         change: Change,
-        duplicates: Duplicates,
+        (duplicates, wrong): (Duplicates, Wrong),
         status: Option<&mut [i32]>,
     ) -> Result<RowReport> {
         self.check_lengths(ids, src.len(), status.as_deref())?;
         self.space.check_writable()?;
         let mut outcome = Outcome::new(ids.len());
         let order = self.order(ids, &mut outcome);
-        if order.len() < ids.len() {
+        if order.len() < ids.len() && wrong == Wrong::Refused {
             return Ok(outcome.refused(ids, status));
         }
         let twice = order.windows(2).find(|pair| pair[0].0 == pair[1].0);

@@ -1,11 +1,13 @@
 //! The bytes of a store: one member, or several in stripes; locks and counts of all of it.
 
 use super::background::Background;
+use super::file::FileChanges;
 use super::member::Member;
 use super::options::StoreStats;
 use super::ranges::RangeLocks;
 use crate::error::{Error, Result};
 use nvme_core::stripes::Stripes;
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -23,6 +25,8 @@ pub(crate) struct Space {
     pub read_bytes: u32,
     pub locks: RangeLocks,
     pub background: Background,
+    /// How many writes of the CPU's have ended.
+    writes: AtomicU64,
     commands: AtomicU64,
     bytes: AtomicU64,
     retries: AtomicU64,
@@ -96,14 +100,22 @@ impl Space {
             len,
             locks: RangeLocks::default(),
             background: Background::default(),
+            writes: AtomicU64::new(0),
             commands: AtomicU64::new(0),
             bytes: AtomicU64::new(0),
             retries: AtomicU64::new(0),
         }
     }
 
-    /// Writes have ended: rows that a GPU keeps are old.
+    /// Writes have ended: rows that a GPU keeps are old, and so is what was read ahead.
     pub fn wrote(&self) {
+        // Release: who sees the count sees what was written.
+        self.writes.fetch_add(1, Ordering::Release);
+        for member in &self.members {
+            if let Some(changes) = &member.changes {
+                changes.wrote();
+            }
+        }
         #[cfg(feature = "cuda")]
         for rows in self
             .members
@@ -112,6 +124,32 @@ impl Space {
         {
             rows.wrote();
         }
+    }
+
+    /// How many writes of the CPU's have ended.
+    #[cfg(test)]
+    pub fn writes(&self) -> u64 {
+        self.writes.load(Ordering::Acquire)
+    }
+
+    /// A number that is another one after each write that has ended.
+    pub fn write_mark(&self) -> u64 {
+        let mut hash = DefaultHasher::new();
+        self.writes.load(Ordering::Acquire).hash(&mut hash);
+        for member in &self.members {
+            member
+                .changes
+                .as_ref()
+                .map(FileChanges::mark)
+                .hash(&mut hash);
+            #[cfg(feature = "cuda")]
+            member
+                .rows
+                .as_ref()
+                .map(|rows| rows.writes_ended())
+                .hash(&mut hash);
+        }
+        hash.finish()
     }
 
     /// Checks that `bytes` bytes from `offset` on lie in the store: their range.

@@ -548,6 +548,71 @@ fn errors_of_members_are_named() {
     }
 }
 
+/// Members of several block sizes: the stripe has to fit each of them, whichever comes first.
+#[test]
+fn a_stripe_is_checked_against_every_member() {
+    let small = || of_sim("size=1MiB&block=512");
+    let large = || of_sim("size=1MiB&block=4096");
+    let refused = |members: Vec<Store>, bytes: u64| {
+        let error = Store::stripe(members, bytes).unwrap_err();
+        assert!(matches!(error, Error::Usage { .. }), "{error}");
+        error.to_string()
+    };
+    for bytes in [512, 1536, 6144] {
+        assert!(refused(vec![small(), large()], bytes).contains("member 1"));
+        assert!(refused(vec![large(), small()], bytes).contains("member 0"));
+        assert!(refused(vec![small(), small(), large()], bytes).contains("member 2"));
+    }
+    let short = of_sim("size=4KiB&block=512");
+    assert!(refused(vec![small(), short], 8192).contains("member 1"));
+    let both = Store::stripe(vec![small(), large()], 12288).unwrap();
+    assert_eq!(both.block_bytes(), 4096);
+}
+
+/// Who reads ahead, and a GPU that keeps rows, learn of each write when it has ended, and of no read.
+#[test]
+fn every_write_makes_another_mark() {
+    for (name, store, _file) in every_kind() {
+        let table = store.table(0, 100, 100).unwrap();
+        let (mut data, rows, ids) = (vec![1; 5000], [2; 200], [3i64, 4]);
+        let mut last = store.write_mark();
+        let mut changed = |what: &str, wanted: bool| {
+            let now = store.write_mark();
+            assert_eq!(now != last, wanted, "{name}: {what}");
+            last = now;
+        };
+        changed("nothing", false);
+        store.write_at(0, &data).unwrap();
+        changed("a write", true);
+        store.write_at(7, &data[..3]).unwrap();
+        changed("a write of a part of a block", true);
+        store.write_at_fua(0, &data).unwrap();
+        changed("a forced write", true);
+        let report = table.scatter((&ids).into(), &rows, Duplicates::Last, None);
+        report.unwrap().check().unwrap();
+        changed("a scatter", true);
+        let report = table.scatter_add((&ids).into(), &rows, Element::I32, None);
+        report.unwrap().check().unwrap();
+        changed("an addition", true);
+        let results = store.transfer_all(&mut [Transfer::Write(4096, &data[..4096])]);
+        assert!(results.iter().all(Result::is_ok));
+        changed("a batch", true);
+        store.read_at(0, &mut data).unwrap();
+        let mut out = [0; 200];
+        let report = table.gather((&ids).into(), &mut out, None);
+        report.unwrap().check().unwrap();
+        let results = store.transfer_all(&mut [Transfer::Read(0, &mut data)]);
+        assert!(results.iter().all(Result::is_ok));
+        changed("reads", false);
+    }
+    // Another store on the same file writes it.
+    let file = TestFile::new(1 << 20);
+    let (one, other) = (of_file(&file, FileIo::Pread), of_file(&file, FileIo::Pread));
+    let before = one.write_mark();
+    other.write_at(5, &[1]).unwrap();
+    assert_ne!(one.write_mark(), before);
+}
+
 #[test]
 fn stripes_that_cannot_be_are_refused() {
     let sim = || of_sim("size=1MiB&block=4096");

@@ -23,6 +23,7 @@ mod experts;
 mod export;
 mod gathered;
 mod gemm;
+mod graphs;
 mod kernels;
 mod ladder;
 mod litmus;
@@ -52,6 +53,8 @@ const INVALID_PTX: Status = 218;
 const INVALID_HANDLE: Status = 400;
 const NOT_FOUND: Status = 500;
 const NOT_READY: Status = 600;
+const CAPTURE_UNSUPPORTED: Status = 900;
+const CAPTURE_INVALIDATED: Status = 901;
 
 /// The kernel whose argument is not a `Launch`.
 const LITMUS: &CStr = c"nvme_litmus";

@@ -110,6 +110,18 @@ pub extern "C" fn cuMemHostRegister_v2(start: u64, bytes: usize, flags: c_uint) 
     add(start, bytes, Kind::Registered, flags & READ_ONLY != 0)
 }
 
+/// How much of 64 GiB is not allocated.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuMemGetInfo_v2(free: *mut usize, total: *mut usize) -> Status {
+    const ALL: usize = 64 << 30;
+    let blocks = lock(&BLOCKS);
+    let allocated = blocks.values().filter(|block| block.kind == Kind::Device);
+    let taken: usize = allocated.map(|block| block.bytes).sum();
+    // SAFETY: the caller gives places for two numbers.
+    unsafe { (*free, *total) = (ALL.saturating_sub(taken), ALL) };
+    SUCCESS
+}
+
 /// How many registrations there are. Not of the driver: for tests.
 #[unsafe(no_mangle)]
 pub extern "C" fn fake_cuda_registered() -> c_uint {

@@ -6,16 +6,19 @@
     reason = "the CUDA driver API documents them"
 )]
 
+use crate::graphs::Graph;
 use crate::{
-    INVALID_HANDLE, INVALID_VALUE, KERNELS, NOT_READY, PEER, SUCCESS, Status, compute,
-    current_context, examples, fault, kernels, litmus, lock, matmul, peer, rows,
+    CAPTURE_UNSUPPORTED, INVALID_HANDLE, INVALID_VALUE, KERNELS, NOT_READY, OUT_OF_MEMORY, PEER,
+    SUCCESS, Status, compute, current_context, examples, fault, kernels, litmus, lock, matmul,
+    peer, rows,
 };
 use nvme_gpu_kernel::Kernel;
 use nvme_gpu_kernel::rows::{
     Cached, Check, Follow, Gather, Listed, Ranges, Scatter, Striped, Widened,
 };
 use nvme_gpu_kernel::work::Launch;
-use std::ffi::{CStr, c_int, c_uint, c_void};
+use std::ffi::{CStr, c_int, c_longlong, c_uint, c_void};
+use std::sync::atomic::{AtomicI64, Ordering};
 use std::sync::{Arc, LazyLock, Mutex, OnceLock};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -24,14 +27,31 @@ use std::time::{Duration, Instant};
 type End = Arc<OnceLock<Instant>>;
 
 /// What a kernel, a copy or a function of the host does: once, or each time that its graph is launched.
-type Work = Arc<dyn Fn() + Send + Sync>;
+pub(crate) type Work = Arc<dyn Fn() + Send + Sync>;
+
+/// How many more kernels, copies and functions of the host are taken before one is refused; below 0 all are.
+static TAKEN_BEFORE_REFUSAL: AtomicI64 = AtomicI64::new(-1);
+
+/// From now on so many kernels, copies and functions of the host are put into streams, and the one after them is refused
+/// as without memory; with -1 none is. Not of the driver: for tests.
+#[unsafe(no_mangle)]
+pub extern "C" fn fake_cuda_refuse_after(count: c_longlong) {
+    TAKEN_BEFORE_REFUSAL.store(count, Ordering::SeqCst);
+}
+
+/// Whether the one that is about to be put into a stream is to be refused.
+fn is_refused() -> bool {
+    let taken = |left: i64| (left >= 0).then(|| left - 1);
+    let before = TAKEN_BEFORE_REFUSAL.fetch_update(Ordering::SeqCst, Ordering::SeqCst, taken);
+    before == Ok(0)
+}
 
 /// A stream: the kernel that was launched last, and what it captures.
 #[derive(Default)]
-struct Stream {
+pub(crate) struct Stream {
     running: Option<JoinHandle<()>>,
     end: Option<End>,
-    captured: Option<Vec<Work>>,
+    pub captured: Option<Box<Graph>>,
     /// The context that was current when it was made; 0 for none, which goes with every one.
     context: usize,
 }
@@ -63,9 +83,9 @@ impl Stream {
     }
 
     /// Runs `work` on a thread after what is in the stream, or captures it.
-    fn put(&mut self, work: Work) {
+    pub fn put(&mut self, work: Work) {
         if let Some(captured) = &mut self.captured {
-            captured.push(work);
+            captured.work.push(work);
             return;
         }
         let end = End::default();
@@ -127,7 +147,7 @@ static DEFAULT: LazyLock<[Mutex<Stream>; 3]> = LazyLock::new(Default::default);
 ///
 /// # Safety
 /// The handle is that of a default stream, or from `cuStreamCreate` and was not destroyed.
-unsafe fn stream<'a>(handle: *mut c_void) -> &'a Mutex<Stream> {
+pub(crate) unsafe fn stream<'a>(handle: *mut c_void) -> &'a Mutex<Stream> {
     if let Some(stream) = DEFAULT.get(handle.addr()) {
         return match handle.addr() {
             1 => &DEFAULT[0],
@@ -147,10 +167,15 @@ pub unsafe extern "C" fn cuStreamDestroy_v2(handle: *mut c_void) -> Status {
     SUCCESS
 }
 
+/// Of a stream that is being captured it may not be asked: that makes the capture an invalid one.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuStreamQuery(handle: *mut c_void) -> Status {
     // SAFETY: the caller's handle.
-    let stream = lock(unsafe { stream(handle) });
+    let mut stream = lock(unsafe { stream(handle) });
+    if let Some(captured) = &mut stream.captured {
+        captured.is_invalid = true;
+        return CAPTURE_UNSUPPORTED;
+    }
     match &stream.running {
         Some(kernel) if !kernel.is_finished() => NOT_READY,
         _ => SUCCESS,
@@ -161,69 +186,6 @@ pub unsafe extern "C" fn cuStreamQuery(handle: *mut c_void) -> Status {
 pub unsafe extern "C" fn cuStreamIsCapturing(handle: *mut c_void, status: *mut c_uint) -> Status {
     // SAFETY: the caller's handle, and a place for one value.
     unsafe { *status = lock(stream(handle)).captured.is_some().into() };
-    SUCCESS
-}
-
-/// The mode is not looked at: what captures forbid is for a GPU to show.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn cuStreamBeginCapture_v2(handle: *mut c_void, _mode: c_uint) -> Status {
-    // SAFETY: the caller's handle.
-    let mut stream = lock(unsafe { stream(handle) });
-    if handle.is_null() || stream.captured.is_some() {
-        return INVALID_VALUE;
-    }
-    stream.captured = Some(Vec::new());
-    SUCCESS
-}
-
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn cuStreamEndCapture(
-    handle: *mut c_void,
-    graph: *mut *mut c_void,
-) -> Status {
-    // SAFETY: the caller's handle.
-    let Some(captured) = lock(unsafe { stream(handle) }).captured.take() else {
-        return INVALID_VALUE;
-    };
-    // SAFETY: the caller gives a place for one handle.
-    unsafe { *graph = Box::into_raw(Box::new(captured)).cast() };
-    SUCCESS
-}
-
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn cuGraphInstantiateWithFlags(
-    exec: *mut *mut c_void,
-    graph: *mut c_void,
-    _flags: u64,
-) -> Status {
-    // SAFETY: the caller's graph, and a place for one handle.
-    unsafe {
-        let all = (*graph.cast::<Vec<Work>>()).clone();
-        *exec = Box::into_raw(Box::new(all)).cast();
-    }
-    SUCCESS
-}
-
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn cuGraphLaunch(exec: *mut c_void, handle: *mut c_void) -> Status {
-    // SAFETY: the caller's handles.
-    let (all, stream) = unsafe { (&*exec.cast::<Vec<Work>>(), stream(handle)) };
-    let all = all.clone();
-    lock(stream).put(Arc::new(move || all.iter().for_each(|work| work())));
-    SUCCESS
-}
-
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn cuGraphDestroy(graph: *mut c_void) -> Status {
-    // SAFETY: the caller destroys a handle once.
-    drop(unsafe { Box::from_raw(graph.cast::<Vec<Work>>()) });
-    SUCCESS
-}
-
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn cuGraphExecDestroy(exec: *mut c_void) -> Status {
-    // SAFETY: the caller destroys a handle once.
-    drop(unsafe { Box::from_raw(exec.cast::<Vec<Work>>()) });
     SUCCESS
 }
 
@@ -242,6 +204,9 @@ pub unsafe extern "C" fn cuMemcpyAsync(
     bytes: usize,
     handle: *mut c_void,
 ) -> Status {
+    if is_refused() {
+        return OUT_OF_MEMORY;
+    }
     let copy = move || {
         let from: *const u8 = std::ptr::with_exposed_provenance(from as usize);
         // SAFETY: the caller vouches for both sides.
@@ -250,7 +215,7 @@ pub unsafe extern "C" fn cuMemcpyAsync(
     // SAFETY: the caller's handle.
     let mut stream = lock(unsafe { stream(handle) });
     match &mut stream.captured {
-        Some(captured) => captured.push(Arc::new(copy)),
+        Some(captured) => captured.work.push(Arc::new(copy)),
         None => {
             stream.finish();
             copy();
@@ -317,6 +282,9 @@ pub unsafe extern "C" fn cuLaunchHostFunc(
     let Some(function) = function else {
         return INVALID_VALUE;
     };
+    if is_refused() {
+        return OUT_OF_MEMORY;
+    }
     let data = data.expose_provenance();
     let run = move || {
         // SAFETY: the caller vouches for function and data.
@@ -326,7 +294,7 @@ pub unsafe extern "C" fn cuLaunchHostFunc(
         // SAFETY: the caller's handle.
         let mut stream = lock(unsafe { stream(handle) });
         if let Some(captured) = &mut stream.captured {
-            captured.push(Arc::new(run));
+            captured.work.push(Arc::new(run));
             return SUCCESS;
         }
         stream.finish();
@@ -523,6 +491,9 @@ pub unsafe extern "C" fn cuLaunchKernel(
     let mut stream = lock(unsafe { stream(handle) });
     if stream.is_foreign() {
         return INVALID_HANDLE;
+    }
+    if is_refused() {
+        return OUT_OF_MEMORY;
     }
     stream.put(work);
     SUCCESS

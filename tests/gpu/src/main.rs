@@ -15,6 +15,7 @@ mod gather;
 mod hazards;
 mod late;
 mod layers;
+mod lifetimes;
 mod linear;
 mod litmus;
 mod matmul;
@@ -132,6 +133,7 @@ fn main() -> ExitCode {
     hazards::all(&mut report, &bench);
     stripes::all(&mut report, &bench);
     by_host::all(&mut report, &bench);
+    lifetimes::all(&mut report, &bench);
     ranges::all(&mut report, &bench);
     compute::all(&mut report, &bench);
     matmul::all(&mut report, &bench);

@@ -97,8 +97,9 @@ fn rows_are_well() {
         "stripes/wide",
         "by-host/",
         "ranges/",
+        "graphs/",
     ];
-    all_pass("rows", 63, &chosen);
+    all_pass("rows", 70, &chosen);
 }
 
 #[test]

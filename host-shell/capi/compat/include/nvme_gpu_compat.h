@@ -229,12 +229,12 @@ public:
     NVMeDataLoader &operator=(const NVMeDataLoader &) = delete;
 
     /* Batch `batch_idx` in the buffer; valid until the next call. One that was read ahead is taken from there when the
-     * batches stay in host memory. */
+     * batches stay in host memory, unless the device was written since. */
     void *load_batch_to_gpu(size_t batch_idx)
     {
         auto found = ahead_.find(batch_idx);
         if (gpu_buffer_ == nullptr && found != ahead_.end()) {
-            finish(found->second);
+            refresh(batch_idx, found->second);
             own_.swap(found->second.data);
             ahead_.erase(found);
         } else {
@@ -253,6 +253,7 @@ public:
             if (ahead_.count(batch) != 0) continue;
             Ahead &one = ahead_[batch];
             one.data.resize(bytes_);
+            one.mark = nvme_gpu_write_mark(reader_.handle());
             nvme_gpu_status status = nvme_gpu_pread_async(reader_.handle(), one.data.data(), bytes_, offset(batch),
                                                           nullptr, &one.pending);
             if (status != NVME_GPU_OK) {
@@ -267,7 +268,7 @@ public:
     {
         auto found = ahead_.find(next_);
         if (found == ahead_.end()) return nullptr;
-        finish(found->second);
+        refresh(next_, found->second);
         return found->second.data.data();
     }
     /* How many batches are read ahead: 1 without it. */
@@ -281,6 +282,8 @@ private:
     struct Ahead {
         std::vector<unsigned char> data;
         nvme_gpu_pending_t *pending = nullptr;
+        /* The store's, from before the read. */
+        uint64_t mark = 0;
     };
 
     uint64_t offset(size_t batch) const
@@ -295,6 +298,15 @@ private:
         nvme_gpu_pending_free(one.pending);
         one.pending = nullptr;
         return status;
+    }
+    /* Waits; a batch that was read before a write is read again. */
+    void refresh(size_t batch, Ahead &one)
+    {
+        finish(one);
+        uint64_t mark = nvme_gpu_write_mark(reader_.handle());
+        if (one.mark == mark) return;
+        reader_.read(offset(batch), bytes_, one.data.data());
+        one.mark = mark;
     }
     /* Waits; a batch that was not read is forgotten, so that it is read again when it is asked for again. */
     void finish(Ahead &one)

@@ -26,6 +26,8 @@ struct State {
     /// The layers of the first pass, in their order.
     pass: Vec<Range<u64>>,
     loader: Option<(LayerLoader, Where)>,
+    /// The store's mark of writes from before the first read of the loader.
+    mark: u64,
     /// There is no memory for it.
     is_off: bool,
 }
@@ -58,6 +60,10 @@ impl Ahead {
             return Ok(false);
         }
         let place = place(opened, &to, "dst")?;
+        if state.loader.is_some() && state.mark != opened.store.write_mark() {
+            // What was read ahead may be from before a write.
+            state.end()?;
+        }
         if state.loader.is_none() && state.pass.first() == Some(&range) && state.pass.len() > 1 {
             state.begin(opened, self.slots, place);
         }
@@ -95,8 +101,18 @@ impl Drop for Ahead {
 }
 
 impl State {
-    /// The second pass begins.
+    /// Lets go of what was read ahead. The order of the layers stays known: reads ahead begin again with the first.
+    fn end(&mut self) -> Answer<()> {
+        if let Some((loader, _)) = self.loader.take() {
+            loader.close(PATIENCE)?;
+        }
+        Ok(())
+    }
+
+    /// A pass whose order is known begins.
     fn begin(&mut self, opened: &Opened, slots: usize, place: Where) {
+        // Before the first read: a write that ends later makes another mark.
+        self.mark = opened.store.write_mark();
         let ranges = self.pass.iter().cloned();
         let named = ranges.map(|range| (format!("at byte {}", range.start), range));
         let options = LoaderOptions {

@@ -148,6 +148,15 @@ int main(int count, char **arguments)
             if (pass == 2) CHECK(gpunvme_load_layer(&loader, 1, 512, in) == 0 && memcmp(in, out + 512, 512) == 0);
         }
     }
+    // A write while layers are read ahead: who asks for one after it gets what was written.
+    for (int pass = 0; pass < 3; ++pass) {
+        for (int layer = 0; layer < 5; ++layer) {
+            size_t bytes = 700 + 13 * layer;
+            for (size_t i = 0; i < 700; ++i) out[1024 * layer + i] ^= (unsigned char)(layer + pass + 1);
+            CHECK(write_gpu_to_nvme(path, 1024 * layer, 700, out + 1024 * layer) == 700);
+            CHECK(gpunvme_load_layer(&loader, 2 * layer, bytes, in) == 0 && memcmp(in, out + 1024 * layer, bytes) == 0);
+        }
+    }
     FAILED(EINVAL, gpunvme_load_layer(&loader, UINT64_MAX / 512, 512, in));
     gpunvme_layer_loader_destroy(&loader);
     FAILED(EBADF, gpunvme_load_layer(&loader, 0, 700, in));

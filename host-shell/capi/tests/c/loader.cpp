@@ -33,6 +33,25 @@ int main(int count, char **arguments) {
         batch = static_cast<unsigned char *>(loader.load_batch_to_gpu(i));
         CHECK(batch[0] == 2 * i && batch[1023] == 2 * i + 1);
     }
+    // Written after it was read ahead, through the loader's store or another one on the file.
+    {
+        NVMeDataLoader early(arguments[1], 1024);
+        early.load_batch_to_gpu(0);
+        early.prefetch_next_batch();
+        auto ahead = static_cast<unsigned char *>(early.get_pinned_buffer());
+        CHECK(ahead[0] == 2);
+        unsigned char other[1024];
+        std::memset(other, 99, sizeof(other));
+        CHECK(write_gpu_to_nvme(arguments[1], 1024, sizeof(other), other) == 1024);
+        ahead = static_cast<unsigned char *>(early.get_pinned_buffer());
+        CHECK(ahead[0] == 99 && ahead[1023] == 99);
+        std::memset(other, 98, sizeof(other));
+        CHECK(write_gpu_to_nvme(arguments[1], 1024, sizeof(other), other) == 1024);
+        auto now = static_cast<unsigned char *>(early.load_batch_to_gpu(1));
+        CHECK(now[0] == 98 && now[1023] == 98);
+        CHECK(write_gpu_to_nvme(arguments[1], 1024, sizeof(other), out.data() + 1024) == 1024);
+        nvme_gpu_cleanup();
+    }
     // Out of turn, and the last one: nothing lies behind it.
     NVMeGPUReader reader(arguments[1]);
     size_t last = reader.size() / 1024 - 1;

@@ -12,8 +12,8 @@ use nvme_compute_kernel::{BLOCK_THREADS, EXPERTS_PTX, Gemv, PTX, SiluMul, kernel
 use nvme_core::sync::{AtomicU32, Order, Scope};
 use nvme_gpu_kernel::rows::{ListHead, Range};
 use nvme_host::cuda::{
-    Blocks, DeviceMemory, Function, Gathered, Gpu, KernelArgument, Module, Pending, ReadList,
-    ReadRange, Stream,
+    Blocks, DeviceMemory, Function, Gathered, Gpu, KernelArgument, LaunchSequence, Module, Pending,
+    ReadList, ReadRange, Stream,
 };
 use nvme_host::store::status;
 use nvme_host::{Error, Result};
@@ -342,21 +342,24 @@ impl GpuExperts {
             elements: shape.width,
             adds: step.adds.into(),
         };
-        // SAFETY: each kernel takes what it is given here; the memory is of the cache, or the caller vouches for it.
-        unsafe {
-            self.launch(kernels.route, u64::from(step.tokens) * 32, &route, stream)?;
-            self.launch(kernels.admit, 32, &admit, stream)?;
-            let pending = self.experts.store.read_listed_on_gpu(&list, stream)?;
-            let threads = u64::from(SETTLING * BLOCK_THREADS);
-            self.launch(kernels.settle, threads, &settle, stream)?;
-            self.product(&admit, step, (0, step.x, gate), stream)?;
-            self.product(&admit, step, (1, step.x, up), stream)?;
-            self.launch(kernels.silu_mul, silu.elements, &silu, stream)?;
-            self.product(&admit, step, (2, gate, down), stream)?;
-            let elements = u64::from(step.tokens) * u64::from(shape.width);
-            self.launch(kernels.join, elements, &join, stream)?;
-            Ok(pending)
-        }
+        let routing = u64::from(step.tokens) * 32;
+        let settling = u64::from(SETTLING * BLOCK_THREADS);
+        let elements = u64::from(step.tokens) * u64::from(shape.width);
+        LaunchSequence::run(&self.gpu, stream, |sequence| {
+            // SAFETY: each kernel takes what it is given here; the memory is of the cache, or the caller vouches for it.
+            unsafe {
+                sequence.kernel(|| self.launch(kernels.route, routing, &route, stream))?;
+                sequence.kernel(|| self.launch(kernels.admit, 32, &admit, stream))?;
+                let reads = self.experts.store.read_listed_on_gpu(&list, stream)?;
+                sequence.add(reads, 0);
+                sequence.kernel(|| self.launch(kernels.settle, settling, &settle, stream))?;
+                sequence.kernel(|| self.product(&admit, step, (0, step.x, gate), stream))?;
+                sequence.kernel(|| self.product(&admit, step, (1, step.x, up), stream))?;
+                sequence.kernel(|| self.launch(kernels.silu_mul, silu.elements, &silu, stream))?;
+                sequence.kernel(|| self.product(&admit, step, (2, gate, down), stream))?;
+                sequence.kernel(|| self.launch(kernels.join, elements, &join, stream))
+            }
+        })
     }
 
     /// # Safety

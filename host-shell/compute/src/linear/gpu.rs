@@ -9,7 +9,7 @@ use nvme_compute_kernel::linear::{
     WARP_ROWS, cross_bytes, kernel, tile_bytes,
 };
 use nvme_compute_kernel::{BLOCK_THREADS, LINEAR_PTX};
-use nvme_host::cuda::{Blocks, Function, Gpu, KernelArgument as Memory, Module};
+use nvme_host::cuda::{Blocks, Function, Gpu, KernelArgument as Memory, LaunchSequence, Module};
 use nvme_host::{Error, Result};
 use std::mem::ManuallyDrop;
 use std::sync::Arc;
@@ -247,14 +247,11 @@ impl Linear {
     /// As [`forward`](Self::forward).
     unsafe fn forward_naive(&self, job: &Forward, stream: u64) -> Result<()> {
         let blocks = plain(u64::from(job.tokens) * u64::from(job.outputs));
+        let is_whole = job.activation == Activation::None as u32 && job.sums == 0;
+        let kernels = [(self.naive, blocks), (self.activate, blocks)];
+        let kernels = &kernels[..if is_whole { 1 } else { 2 }];
         // SAFETY: as in `forward`.
-        unsafe {
-            self.launch(stream, self.naive, blocks, job)?;
-            match job.activation == Activation::None as u32 && job.sums == 0 {
-                true => Ok(()),
-                false => self.launch(stream, self.activate, blocks, job),
-            }
-        }
+        unsafe { self.launch_all(stream, kernels, job) }
     }
 
     /// Puts the gradients of a layer into `stream`, as [`forward`](Self::forward). Those whose address is 0 are left out.
@@ -284,41 +281,67 @@ impl Linear {
             threads: BLOCK_THREADS,
             shared_bytes: BLOCK_THREADS * 4,
         };
-        // SAFETY: the kernels take one `Backward` and stay loaded; the caller vouches for the addresses.
-        unsafe {
-            if rung == BackwardRung::Naive {
-                let all = weights.max(inputs).max(job.outputs.into());
-                self.launch(stream, self.clear, plain(all), job)?;
-                return self.launch(stream, self.backward_naive, plain(all), job);
+        let kernels = match rung {
+            BackwardRung::Naive => {
+                let all = plain(weights.max(inputs).max(job.outputs.into()));
+                vec![(self.clear, all), (self.backward_naive, all)]
             }
-            self.launch(stream, self.backward_sums, sums, job)?;
-            if rung == BackwardRung::WarpReduce {
+            BackwardRung::WarpReduce => {
                 let rows = job.tokens.max(job.outputs).div_ceil(WARP_ROWS);
                 let warps = u64::from(rows) * u64::from(job.inputs.div_ceil(WARP_COLUMNS));
-                return self.launch(stream, self.backward_warp, plain(warps * 32), job);
+                vec![
+                    (self.backward_sums, sums),
+                    (self.backward_warp, plain(warps * 32)),
+                ]
             }
-            if job.dx != 0 {
-                let (function, blocks) = match self.are_few(of_inputs) {
-                    false => (
-                        self.backward_inputs,
-                        self.persistent(of_inputs, INPUTS_SHARED),
-                    ),
-                    true => {
-                        let tiles = few_tiles(job.tokens, job.inputs);
-                        (
-                            self.backward_inputs_few,
-                            self.mixed(tiles, INPUTS_FEW_SHARED),
-                        )
-                    }
-                };
-                self.launch(stream, function, blocks, job)?;
+            BackwardRung::AtomicFree => {
+                let mut kernels = vec![(self.backward_sums, sums)];
+                if job.dx != 0 {
+                    kernels.push(self.of_inputs(of_inputs, job));
+                }
+                if job.dweights != 0 {
+                    let blocks = self.persistent(of_weights, WEIGHTS_SHARED);
+                    kernels.push((self.backward_weights, blocks));
+                }
+                kernels
             }
-            if job.dweights != 0 {
-                let blocks = self.persistent(of_weights, WEIGHTS_SHARED);
-                self.launch(stream, self.backward_weights, blocks, job)?;
+        };
+        // SAFETY: the kernels take one `Backward` and stay loaded; the caller vouches for the addresses.
+        unsafe { self.launch_all(stream, &kernels, job) }
+    }
+
+    /// The kernel for gradients of inputs, by tiles that keep the multiprocessors busy.
+    fn of_inputs(&self, tiles: u32, job: &Backward) -> (Function, Blocks) {
+        match self.are_few(tiles) {
+            false => (self.backward_inputs, self.persistent(tiles, INPUTS_SHARED)),
+            true => {
+                let tiles = few_tiles(job.tokens, job.inputs);
+                (
+                    self.backward_inputs_few,
+                    self.mixed(tiles, INPUTS_FEW_SHARED),
+                )
+            }
+        }
+    }
+
+    /// Launches `kernels`, one after the other.
+    ///
+    /// # Safety
+    /// As [`Module::launch`], for each.
+    unsafe fn launch_all<T: Copy>(
+        &self,
+        stream: u64,
+        kernels: &[(Function, Blocks)],
+        job: &T,
+    ) -> Result<()> {
+        LaunchSequence::run(self.module.gpu(), stream, |sequence| {
+            for (function, blocks) in kernels {
+                // SAFETY: the caller's.
+                sequence.kernel(|| unsafe { self.launch(stream, *function, *blocks, job) })?;
             }
             Ok(())
-        }
+        })
+        .map(drop)
     }
 
     /// Whether so many large tiles leave more than half of the multiprocessors idle.

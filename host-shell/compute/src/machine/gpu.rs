@@ -12,7 +12,7 @@ use nvme_host::loader::{Layer, LayerLoader};
 use nvme_host::store::status;
 use nvme_host::{Error, Result};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// How long a step may take, beside the reads of its layers, which have deadlines of their own.
 const LIMIT: Duration = Duration::from_secs(60);
@@ -277,17 +277,20 @@ impl Machine for GpuMachine {
         };
         // SAFETY: as for `product`; `best` is 0 before the first and after each.
         unsafe { self.steps.argmax(&argmax, self.stream.handle())? };
+        let begin = Instant::now();
         self.stream.wait(LIMIT, || Ok(()))?;
-        loader.check(LIMIT)?;
+        loader.check(LIMIT.saturating_sub(begin.elapsed()))?;
         if let Some(pending) = self.pending.take()
-            && let Some((row, code)) = pending.wait(LIMIT)?.failures.first
+            && let left = LIMIT.saturating_sub(begin.elapsed())
+            && let Some((row, code)) = pending.wait(left)?.failures.first
         {
             let (what, remedy) = status::describe(code);
             let cause = format!("part {row} of the embeddings of the step: {what}");
             return Err(Error::device(cause, remedy));
         }
         for pending in self.expert_reads.drain(..) {
-            experts::check(pending.wait(LIMIT)?)?;
+            let left = LIMIT.saturating_sub(begin.elapsed());
+            experts::check(pending.wait(left)?)?;
         }
         let mut token = [0; 8];
         self.index.download(0, &mut token)?;

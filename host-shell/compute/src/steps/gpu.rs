@@ -8,7 +8,7 @@ use nvme_compute_kernel::{
     Unpack, kernel,
 };
 use nvme_formats::{Stored, UNIT};
-use nvme_host::cuda::{Blocks, Function, Gpu, KernelArgument as Memory, Module};
+use nvme_host::cuda::{Blocks, Function, Gpu, KernelArgument as Memory, LaunchSequence, Module};
 use nvme_host::{Error, Result};
 use std::mem::ManuallyDrop;
 use std::sync::Arc;
@@ -270,11 +270,14 @@ impl Steps {
                 Memory::written("index", argmax.index, 1, 8),
             ],
         )?;
-        // SAFETY: the caller's.
-        unsafe {
-            self.launch(self.argmax, argmax.elements, argmax, stream)?;
-            self.launch(self.take_token, 1, argmax, stream)
-        }
+        LaunchSequence::run(self.module.gpu(), stream, |sequence| {
+            for (function, threads) in [(self.argmax, argmax.elements), (self.take_token, 1)] {
+                // SAFETY: the caller's.
+                sequence.kernel(|| unsafe { self.launch(function, threads, argmax, stream) })?;
+            }
+            Ok(())
+        })
+        .map(drop)
     }
 
     /// # Errors

@@ -71,7 +71,8 @@ def _known(check: Any) -> None:
 
 
 class Pending(OneProcess):
-    """A transfer under way. Its buffers are kept until it has ended, also when this object is dropped.
+    """A transfer under way. Its buffers are kept until it has ended, also when this object is dropped; those of a captured
+    one have to stay for as long as its graph may run.
 
     It may be used from any thread. Nothing is cancelled: a transfer ends by itself, at the latest after the time-out
     of its commands and a reset of the controller.
@@ -97,10 +98,15 @@ class Pending(OneProcess):
 
         The GIL is released and Ctrl-C ends the wait, not the transfer.
 
+        A transfer that was captured ends each time its graph has run; before it first has, ``result`` waits only with a
+        ``timeout``, and its buffers are yours to keep.
+
         Raises :class:`Timeout` when it has not ended in time: it goes on, and ``result`` may be called again.
-        Otherwise what the transfer ended with.
+        Otherwise what the transfer ended with, of a captured one the last time.
         """
-        if not self._operation.wait(timeout):
+        if getattr(self._operation, "is_captured", False):
+            self._wait_for_graph(timeout)
+        elif not self._operation.wait(timeout):
             raise Timeout(
                 f"the transfer has not ended {_within(timeout)}",
                 "wait again: it goes on, and its buffers are kept",
@@ -109,6 +115,14 @@ class Pending(OneProcess):
         self._seen = True
         self._operation.check()
         return self._result
+
+    def _wait_for_graph(self, timeout: float | None) -> None:
+        if not self._operation.wait(0.0 if timeout is None else timeout):
+            raise Timeout(
+                "the transfer is part of a captured graph that has not run to its end",
+                "launch the graph, wait for its stream, and then ask for the result",
+                "unfinished",
+            )
 
     def __repr__(self) -> str:
         try:

@@ -7,15 +7,17 @@
 // UNSAFETY: copies and host functions take raw addresses.
 #![allow(unsafe_code)]
 
+use super::super::captured::keep_with_graph;
 use super::super::driver::{Gpu, check};
+use super::super::leftovers::{self, Leftover};
 use super::super::registered::Registered;
 use super::super::stream::{handle, is_capturing};
 use super::board::Failures;
 use super::ended::Ended;
-use super::pending::Pending;
+use super::pending::{LaunchSequence, Pending};
 use super::request::Request;
 use crate::dma::pages::Pages;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::lock::lock;
 use cudarc::driver::sys;
 use nvme_gpu_kernel::rows::code;
@@ -75,7 +77,7 @@ impl Layout {
     }
 }
 
-/// An operation: lives until its last function has run, and for good where a graph may run it again.
+/// An operation: lives until its last function has run, or for as long as a graph may run it.
 struct Operation {
     move_rows: MoveRows,
     row_bytes: u64,
@@ -87,8 +89,54 @@ struct Operation {
     is_captured: bool,
     failures: Mutex<Failures>,
     ended: Arc<Ended>,
+    count: u64,
     steps: Box<[Step]>,
 }
+
+/// An operation that the stream does not own: freed when this is dropped, its staging memory given back.
+struct OwnedOperation(*mut Operation);
+
+// SAFETY: the pointer is to an operation of this alone, whose parts may be used by any thread.
+unsafe impl Send for OwnedOperation {}
+
+impl Leftover for OwnedOperation {}
+
+impl OwnedOperation {
+    fn new(operation: Operation) -> Self {
+        let (count, rows) = (operation.count, operation.layout.rows);
+        let raw = Box::into_raw(Box::new(operation));
+        let steps = (0..count).step_by(rows as usize).map(|first| Step {
+            operation: raw,
+            first,
+            rows: rows.min(count - first),
+        });
+        let steps = steps.collect();
+        // SAFETY: made above; nobody else has it.
+        unsafe { (*raw).steps = steps };
+        Self(raw)
+    }
+
+    fn raw(&self) -> *mut Operation {
+        self.0
+    }
+
+    fn get(&self) -> &Operation {
+        // SAFETY: lives as long as this.
+        unsafe { &*self.0 }
+    }
+}
+
+impl Drop for OwnedOperation {
+    fn drop(&mut self) {
+        // SAFETY: made by `new`; no function of it is in a stream, and no graph has it.
+        let mut over = unsafe { Box::from_raw(self.0) };
+        if let (Some(staging), Some(pool)) = (over.staging.take(), over.pool.upgrade()) {
+            lock(&pool).push(staging);
+        }
+    }
+}
+
+impl Leftover for Staging {}
 
 /// One chunk, as its host function gets it.
 struct Step {
@@ -136,13 +184,14 @@ impl HostRows {
             return Ok(Pending::nothing());
         }
         let request = &request.judged(&self.gpu, row_bytes, direction, stream)?;
+        leftovers::reap();
         let _guest = self.gpu.enter()?;
         let is_captured = is_capturing(stream)?;
         let layout = Layout::new(request.count, row_bytes);
         let staging = self.staging(layout.bytes)?;
         let device = staging.registered.address();
         let ended = Arc::<Ended>::default();
-        let operation = Box::into_raw(Box::new(Operation {
+        let operation = OwnedOperation::new(Operation {
             move_rows,
             row_bytes,
             id_bytes: match (request.ids, request.wide_ids) {
@@ -156,29 +205,45 @@ impl HostRows {
             is_captured,
             failures: Mutex::default(),
             ended: Arc::clone(&ended),
+            count: request.count,
             steps: Box::default(),
-        }));
-        // SAFETY: ours until the last function is in the stream.
-        let of = unsafe { &mut *operation };
-        of.steps = (0..request.count)
-            .step_by(layout.rows as usize)
-            .map(|first| Step {
-                operation,
-                first,
-                rows: layout.rows.min(request.count - first),
-            })
-            .collect();
+        });
         let queue = Queue {
             stream: handle(stream),
             device,
             layout,
             row_bytes,
-            id_bytes: of.id_bytes as u64,
+            id_bytes: operation.get().id_bytes as u64,
         };
-        // What is in the stream after an error may still use the operation: it stays.
-        // SAFETY: the caller vouches for the request; the staging memory is the operation's.
-        unsafe { queue.put(request, direction, &of.steps, operation)? };
-        Ok(Pending::of_host(ended, is_captured))
+        let raw = operation.raw();
+        let kept = match is_captured {
+            // The graph has it from here on, whatever becomes of the capture.
+            true => {
+                keep_with_graph(stream, Box::new(operation))?;
+                None
+            }
+            false => Some(operation),
+        };
+        let put = LaunchSequence::run(&self.gpu, stream, |sequence| {
+            sequence.asks_stream();
+            // SAFETY: the caller vouches for the request; the operation lives until its last function has run, or with
+            // its graph, and the staging memory is the operation's.
+            unsafe { queue.put(request, direction, raw) }
+        });
+        match put {
+            Ok(_) => {
+                // Its last function frees it.
+                kept.map(std::mem::forget);
+                Ok(Pending::of_host(ended, is_captured))
+            }
+            Err(error) => {
+                // What is still in the stream uses the operation.
+                if matches!(error, Error::Unfinished { .. }) {
+                    kept.map(std::mem::forget);
+                }
+                Err(error)
+            }
+        }
     }
 
     /// Staging memory of at least `bytes` bytes.
@@ -211,11 +276,11 @@ impl Queue {
         &self,
         request: &Request,
         direction: Direction,
-        steps: &[Step],
         operation: *mut Operation,
     ) -> Result<()> {
         let staged = self.device + self.layout.data as u64;
-        for step in steps {
+        // SAFETY: the operation lives until its last function runs, which is put behind these.
+        for step in unsafe { &*operation }.steps.iter() {
             let bytes = step.rows * self.id_bytes;
             let ids = request.ids + step.first * self.id_bytes;
             let rows = request.out + step.first * request.out_stride;
@@ -377,8 +442,8 @@ unsafe extern "C" fn end(data: *mut c_void) {
         if let Some(staging) = over.staging.take() {
             match over.pool.upgrade() {
                 Some(pool) => lock(&pool).push(staging),
-                // A function of the host calls nothing of the driver, so it cannot be given back.
-                None => std::mem::forget(staging),
+                // A function of the host calls nothing of the driver, which giving it back does.
+                None => leftovers::keep(Box::new(staging)),
             }
         }
     }

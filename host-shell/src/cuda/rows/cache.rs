@@ -1,7 +1,9 @@
 //! Rows of a table that are kept in GPU memory.
 
 use super::request::RowTable;
+use super::slot::Named;
 use super::state::RowsState;
+use crate::cuda::leftovers;
 use crate::cuda::memory::DeviceMemory;
 use crate::error::{Error, Result};
 use nvme_core::row_cache::WAYS;
@@ -13,17 +15,23 @@ const WORDS: u64 = 4 + 8 + 4;
 /// Lines that a cache has at most.
 const MOST: u64 = 1 << 31;
 
-/// A cache of rows of one table: its memory on the GPU.
+/// A cache of rows of one table: its memory on the GPU. Launches that name it keep it until they have ended, and graphs for
+/// as long as they may run one.
 pub struct TableCache {
     state: Arc<RowsState>,
-    words: Option<DeviceMemory>,
-    data: Option<DeviceMemory>,
+    memory: Arc<CacheMemory>,
     lines: u32,
     line_bytes: u32,
 }
 
+struct CacheMemory {
+    words: DeviceMemory,
+    data: DeviceMemory,
+}
+
 impl TableCache {
     pub(super) fn new(state: &Arc<RowsState>, table: &RowTable, bytes: u64) -> Result<Self> {
+        leftovers::reap();
         let _guest = state.gpu.enter()?;
         let line_bytes = u64::from(table.row_bytes).next_multiple_of(16);
         let ways = WAYS as u64;
@@ -35,13 +43,13 @@ impl TableCache {
                 format!("use {least} bytes at least"),
             ));
         }
+        let memory = CacheMemory {
+            words: DeviceMemory::new(&state.gpu, (lines * WORDS) as usize)?,
+            data: DeviceMemory::new(&state.gpu, (lines * line_bytes) as usize)?,
+        };
         Ok(Self {
             state: Arc::clone(state),
-            words: Some(DeviceMemory::new(&state.gpu, (lines * WORDS) as usize)?),
-            data: Some(DeviceMemory::new(
-                &state.gpu,
-                (lines * line_bytes) as usize,
-            )?),
+            memory: Arc::new(memory),
             lines: lines as u32,
             line_bytes: line_bytes as u32,
         })
@@ -52,31 +60,25 @@ impl TableCache {
         self.lines
     }
 
+    /// What a launch by way of the cache names besides.
+    pub(super) fn named(&self) -> Named {
+        Some(Arc::clone(&self.memory) as _)
+    }
+
     /// The launch by way of the cache.
     pub(super) fn launch(&self, gather: Gather) -> Cached {
         let lines = u64::from(self.lines);
-        let at = |memory: &Option<DeviceMemory>| memory.as_ref().map_or(0, DeviceMemory::address);
-        let words = at(&self.words);
+        let words = self.memory.words.address();
         Cached {
             gather,
             ids: words,
             states: words + 8 * lines,
             epochs: words + 12 * lines,
-            data: at(&self.data),
+            data: self.memory.data.address(),
             written_by_host: self.state.board.written_address(),
             written_by_gpu: self.state.written.address(),
             lines: self.lines,
             line_bytes: self.line_bytes,
-        }
-    }
-}
-
-impl Drop for TableCache {
-    fn drop(&mut self) {
-        if !self.state.is_over() {
-            // A launch may still name it.
-            std::mem::forget(self.words.take());
-            std::mem::forget(self.data.take());
         }
     }
 }

@@ -24,6 +24,7 @@ mod pending;
 mod ranges;
 mod request;
 mod scatter;
+mod slot;
 mod state;
 mod streamed;
 mod striped;
@@ -32,13 +33,15 @@ mod wide;
 pub use board::Failures;
 pub use by_host::{Direction, HostRows, MoveRows};
 pub use cache::TableCache;
-pub use pending::{Gathered, Pending};
+pub use pending::{Gathered, LaunchSequence, Pending};
 pub use request::{ReadList, ReadRange, Request, RowTable};
 pub(super) use state::RowsState;
 pub use striped::StripedRows;
 
+use super::captured::keep_with_graph;
 use super::data::GpuData;
 use super::driver::Gpu;
+use super::leftovers::{self, Leftover};
 use super::lent::LentQueues;
 use super::stream::is_capturing;
 use super::tier::Access;
@@ -53,6 +56,7 @@ use nvme_gpu_kernel::Queues;
 use nvme_gpu_kernel::rows::{
     BLOCK_WARPS, Gather, Progress, STATION_BYTES, STATION_CELLS, WARP_BYTES, Widened, slot_bytes,
 };
+use slot::{LaunchSlot, Named, OfGraph};
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, mpsc};
 use std::thread::JoinHandle;
@@ -93,7 +97,7 @@ pub struct GpuRows {
     lent: Option<LentQueues>,
     state: Arc<RowsState>,
     slots: Option<GpuData>,
-    kernels: Option<RowKernels>,
+    kernels: Option<Arc<RowKernels>>,
     footing: Arc<Footing>,
     info: NamespaceInfo,
     max_transfer: u64,
@@ -112,13 +116,14 @@ impl GpuRows {
         options: RowsOptions,
         timeout: Duration,
     ) -> Result<Self> {
+        leftovers::reap();
         let gpu = access.gpu();
         let _guest = gpu.enter()?;
         let stations = options.stations.clamp(1, gpu.multiprocessors()?);
         let state = Arc::new(RowsState::new(gpu, stations, timeout)?);
         let bytes = stations as usize * STATION_BYTES as usize;
         let slots = access.slots(bytes)?;
-        let kernels = RowKernels::load(gpu)?;
+        let kernels = Arc::new(RowKernels::load(gpu)?);
         let lent = LentQueues::create(
             gpu,
             controller,
@@ -152,7 +157,7 @@ impl GpuRows {
     /// # Errors
     /// As [`Module::cost`](crate::cuda::Module::cost).
     pub fn cost(&self) -> Result<(u32, u32)> {
-        self.kernels.as_ref().map_or(Ok((0, 0)), RowKernels::cost)
+        self.kernels.as_ref().map_or(Ok((0, 0)), |of| of.cost())
     }
 
     /// Checks that `table` lies inside the namespace.
@@ -235,45 +240,78 @@ impl GpuRows {
             failed_as: wide.failed_as(),
             ..launch
         };
-        let gathered = self.start(launch, stream, |kernels, launch, blocks| {
-            let cached = ways.cache.map(|cache| cache.launch(launch));
-            // SAFETY: the kernels take one `Gather` or `Cached`; the caller vouches for the request's addresses, the
-            // others are ours until the gate is shut for good and nothing is inside.
-            unsafe {
-                match &cached {
-                    Some(cached) => kernels.launch(stream, kernels.gather_cached, blocks, cached),
-                    None => kernels.launch(stream, kernels.gather, blocks, &launch),
-                }
-            }
-        })?;
-        // SAFETY: the caller's, and the rows are gathered before.
-        unsafe { self.widen(&wide, gathered, stream) }
+        let named = ways.cache.and_then(TableCache::named);
+        // SAFETY: the caller's; each way puts all stored rows where they belong.
+        unsafe {
+            self.widened(&wide, stream, |slot| {
+                self.start(launch, (slot, named), stream, |kernels, launch, blocks| {
+                    let cached = ways.cache.map(|cache| cache.launch(launch));
+                    // SAFETY: the kernels take one `Gather` or `Cached`; the caller vouches for the request's addresses,
+                    // the others are ours until the gate is shut for good and nothing is inside.
+                    match &cached {
+                        Some(cached) => {
+                            kernels.launch(stream, kernels.gather_cached, blocks, cached)
+                        }
+                        None => kernels.launch(stream, kernels.gather, blocks, &launch),
+                    }
+                })
+            })
+        }
     }
 
-    /// Puts the second launch for the rows of `wide` into `stream`, if there is one: `gathered` and it as one operation.
+    /// Puts a gather into `stream` by `gather`, and the second launch for the rows of `wide`, if there is one: both as one
+    /// operation.
     ///
     /// # Safety
-    /// As [`gather`](Self::gather); `gathered` puts all stored rows where they belong.
-    unsafe fn widen(&self, wide: &WideRows, gathered: Pending, stream: u64) -> Result<Pending> {
+    /// As [`gather`](Self::gather); `gather` puts all stored rows where they belong.
+    unsafe fn widened(
+        &self,
+        wide: &WideRows,
+        stream: u64,
+        gather: impl FnOnce(LaunchSlot) -> Result<Pending>,
+    ) -> Result<Pending> {
         let Some(widened) = wide.launch() else {
-            return Ok(gathered);
+            return gather(self.slot()?);
         };
+        let [first, second] = self.slots()?;
         let launch = Gather {
             station_count: self.kernels.as_ref().map_or(1, |of| of.widen_blocks),
             ..widened.gather
         };
-        let done = self.start(launch, stream, |kernels, gather, blocks| {
-            let widened = Widened { gather, ..widened };
-            // SAFETY: the kernel takes one `Widened`; the caller's.
-            unsafe { kernels.launch(stream, kernels.widen_rows, blocks, &widened) }
-        })?;
-        Ok(gathered.and(done, 0))
+        LaunchSequence::run(self.gpu(), stream, |sequence| {
+            sequence.add(gather(first)?, 0);
+            let done = self.start(launch, (second, None), stream, |kernels, gather, blocks| {
+                let widened = Widened { gather, ..widened };
+                // SAFETY: the kernel takes one `Widened`; the caller's.
+                unsafe { kernels.launch(stream, kernels.widen_rows, blocks, &widened) }
+            })?;
+            sequence.add(done, 0);
+            Ok(())
+        })
     }
 
-    /// Puts `launch` into `stream` by `put`, which gets it with words of its own and the number of its blocks.
+    /// Numbers for as many launches of one operation: all of them, or none.
+    ///
+    /// # Errors
+    /// [`Error::Environment`] with too many under way.
+    fn slots<const N: usize>(&self) -> Result<[LaunchSlot; N]> {
+        let slots = self.state.reserve(N)?;
+        slots
+            .try_into()
+            .map_err(|_| Error::internal("another number of launches was reserved"))
+    }
+
+    fn slot(&self) -> Result<LaunchSlot> {
+        let [slot] = self.slots()?;
+        Ok(slot)
+    }
+
+    /// Puts `launch` into `stream` by `put`, which gets it with words of its own and the number of its blocks. Until it
+    /// has ended, or for as long as a graph may run it, what is `named` stays.
     fn start(
         &self,
         launch: Gather,
+        (slot, named): (LaunchSlot, Named),
         stream: u64,
         put: impl FnOnce(&RowKernels, Gather, u32) -> Result<()>,
     ) -> Result<Pending> {
@@ -284,11 +322,11 @@ impl GpuRows {
         self.check_current(nvm::opcode::READ)?;
         let _guest = self.gpu().enter()?;
         let is_captured = is_capturing(stream)?;
+        let number = slot.number();
+        let mut slot = Arc::new(slot.launched(is_captured, kernels, named));
         if is_captured {
-            self.state.is_kept.store(true, Ordering::Release);
+            keep_with_graph(stream, Box::new(OfGraph(Arc::clone(&slot))))?;
         }
-        let (number, before) = self.state.take_launch()?;
-        let pending = Pending::of_kernel(&self.state, number, before, is_captured);
         let launch = Gather {
             progress: self.state.progress.address()
                 + u64::from(number) * size_of::<Progress>() as u64,
@@ -298,13 +336,13 @@ impl GpuRows {
         let chunks = launch.count.div_ceil(u64::from(launch.lanes));
         let blocks = chunks.div_ceil(u64::from(BLOCK_WARPS));
         let blocks = blocks.min(u64::from(launch.station_count)) as u32;
-        match put(kernels, launch, blocks) {
-            Ok(()) => Ok(pending),
-            Err(error) => {
-                pending.never_ran();
-                Err(error)
+        if let Err(error) = put(kernels, launch, blocks) {
+            if let Some(slot) = Arc::get_mut(&mut slot) {
+                slot.refused();
             }
+            return Err(error);
         }
+        Ok(Pending::of_kernel(slot))
     }
 
     /// Looks whether the namespace is still what launches are made for; `opcode` is what they send.
@@ -343,6 +381,11 @@ impl GpuRows {
         self.state.is_kept.store(true, Ordering::Release);
         self.check_current(nvm::opcode::READ)?;
         self.launch(table, &request).ok_or_else(closed)
+    }
+
+    /// How many launches with the numbers of scatters have ended: another count after each scatter.
+    pub fn writes_ended(&self) -> u64 {
+        self.state.scatters_ended()
     }
 
     /// A write of the host has ended.
@@ -457,11 +500,26 @@ impl Drop for GpuRows {
             std::mem::forget(self.slots.take());
         }
         if !is_idle || !self.state.is_over() {
-            // A graph, or a launch that its stream has not come to, names its kernel and the words of its launch. To
-            // free memory of the GPU would wait for that stream, too.
-            std::mem::forget(self.kernels.take());
-            std::mem::forget(Arc::clone(&self.state));
+            // A launch that its stream has not come to names its kernel and the words of its end, and one that does not
+            // leave names everything. To free memory of the GPU would wait for that stream, too.
+            leftovers::keep(Box::new(RowsLeft {
+                state: Arc::clone(&self.state),
+                _kernels: self.kernels.take(),
+            }));
         }
+        leftovers::reap();
+    }
+}
+
+/// What launches of a store that was closed may still use.
+struct RowsLeft {
+    state: Arc<RowsState>,
+    _kernels: Option<Arc<RowKernels>>,
+}
+
+impl Leftover for RowsLeft {
+    fn is_over(&self) -> bool {
+        self.state.is_over()
     }
 }
 

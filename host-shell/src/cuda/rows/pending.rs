@@ -1,8 +1,14 @@
 //! An operation under way: polled and waited for in memory of the host, without a call into the driver.
 
+mod sequence;
+
+pub use sequence::LaunchSequence;
+
 use super::board::Failures;
 use super::ended::Ended;
+use super::slot::LaunchSlot;
 use super::state::RowsState;
+use crate::cuda::leftovers;
 use crate::error::{Error, Result};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -27,40 +33,29 @@ pub struct Pending {
 /// A launch, or an operation of a host thread.
 struct Part {
     by: By,
-    /// How many had ended before it.
-    before: u32,
-    is_captured: bool,
     /// The number of its first row in the whole.
     first_row: u64,
 }
 
 enum By {
-    Kernel { state: Arc<RowsState>, number: u32 },
-    Host(Arc<Ended>),
+    Kernel(Arc<LaunchSlot>),
+    Host {
+        ended: Arc<Ended>,
+        is_captured: bool,
+    },
 }
 
 impl Pending {
-    pub(super) fn of_kernel(
-        state: &Arc<RowsState>,
-        number: u32,
-        before: u32,
-        is_captured: bool,
-    ) -> Self {
-        let state = Arc::clone(state);
-        Self::of(By::Kernel { state, number }, before, is_captured)
+    pub(super) fn of_kernel(slot: Arc<LaunchSlot>) -> Self {
+        Self::of(By::Kernel(slot))
     }
 
     pub(super) fn of_host(ended: Arc<Ended>, is_captured: bool) -> Self {
-        Self::of(By::Host(ended), 0, is_captured)
+        Self::of(By::Host { ended, is_captured })
     }
 
-    fn of(by: By, before: u32, is_captured: bool) -> Self {
-        let part = Part {
-            by,
-            before,
-            is_captured,
-            first_row: 0,
-        };
+    fn of(by: By) -> Self {
+        let part = Part { by, first_row: 0 };
         Self { parts: vec![part] }
     }
 
@@ -69,25 +64,24 @@ impl Pending {
         Self { parts: Vec::new() }
     }
 
-    /// This and `other`, which was put into the same stream after it, as one: row 0 of `other` is row `first_row`.
-    pub fn and(mut self, mut other: Self, first_row: u64) -> Self {
+    /// Adds `other`, which was put into the same stream after it: row 0 of `other` is row `first_row`. For a
+    /// [`LaunchSequence`] alone, which waits for what was launched when the next launch is refused.
+    fn append(&mut self, mut other: Self, first_row: u64) {
         for part in &mut other.parts {
             part.first_row += first_row;
         }
         self.parts.append(&mut other.parts);
-        self
-    }
-
-    /// The launch was refused: its number is free again.
-    pub(super) fn never_ran(mut self) {
-        for part in self.parts.drain(..) {
-            part.give_back(true);
-        }
     }
 
     /// Whether the launch is one of a graph that was captured: it runs each time the graph does.
     pub fn is_captured(&self) -> bool {
-        self.parts.iter().any(|part| part.is_captured)
+        self.parts.iter().any(Part::is_captured)
+    }
+
+    /// Whether it will not end again: every graph that it was captured in is gone, or it is none of a graph and has ended.
+    pub fn is_over(&self) -> bool {
+        leftovers::reap();
+        self.parts.iter().all(Part::is_over)
     }
 
     /// How often it has ended: 0 or 1, and for a captured one once for each time the graph was launched.
@@ -109,8 +103,8 @@ impl Pending {
 
     fn states(&self) -> impl Iterator<Item = &RowsState> {
         self.parts.iter().filter_map(|part| match &part.by {
-            By::Kernel { state, .. } => Some(&**state),
-            By::Host(_) => None,
+            By::Kernel(slot) => Some(&**slot.state()),
+            By::Host { .. } => None,
         })
     }
 
@@ -163,38 +157,34 @@ impl Pending {
 }
 
 impl Part {
+    fn is_captured(&self) -> bool {
+        match &self.by {
+            By::Kernel(slot) => slot.is_captured(),
+            By::Host { is_captured, .. } => *is_captured,
+        }
+    }
+
+    /// Whether it will not end again. Beside this handle only a graph has what a captured one needs.
+    fn is_over(&self) -> bool {
+        match &self.by {
+            _ if !self.is_captured() => self.ended() != 0,
+            By::Kernel(slot) => Arc::strong_count(slot) == 1,
+            By::Host { ended, .. } => Arc::strong_count(ended) == 1,
+        }
+    }
+
     fn ended(&self) -> u32 {
-        let ended = match &self.by {
-            By::Kernel { state, number } => state.board.ended(*number),
-            By::Host(ended) => ended.count(),
-        };
-        ended.wrapping_sub(self.before)
+        match &self.by {
+            By::Kernel(slot) => slot.ended(),
+            By::Host { ended, .. } => ended.count(),
+        }
     }
 
     fn failures(&self) -> Failures {
         match &self.by {
             _ if self.ended() == 0 => Failures::default(),
-            By::Kernel { state, number } => state.board.failures(*number),
-            By::Host(ended) => ended.failures(),
-        }
-    }
-
-    /// The handle goes away.
-    fn give_back(self, is_over: bool) {
-        match self.by {
-            // A graph may launch it again at any time.
-            _ if self.is_captured => {}
-            By::Kernel { state, number } => state.give_back(number, self.before, is_over),
-            By::Host(_) => {}
-        }
-    }
-}
-
-impl Drop for Pending {
-    fn drop(&mut self) {
-        for part in self.parts.drain(..) {
-            let is_over = part.ended() != 0;
-            part.give_back(is_over);
+            By::Kernel(slot) => slot.state().board.failures(slot.number()),
+            By::Host { ended, .. } => ended.failures(),
         }
     }
 }

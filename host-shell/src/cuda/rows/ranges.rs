@@ -2,7 +2,8 @@
 // UNSAFETY: launches a kernel over addresses that the caller vouches for.
 #![allow(unsafe_code)]
 
-use super::{GpuRows, Pending, ReadList, ReadRange, Request, RowTable};
+use super::slot::LaunchSlot;
+use super::{GpuRows, LaunchSequence, Pending, ReadList, ReadRange, Request, RowTable};
 use crate::error::Result;
 use nvme_gpu_kernel::rows::{Gather, Listed, RANGES, Range, Ranges, Split};
 
@@ -36,44 +37,63 @@ impl GpuRows {
     /// As [`gather`](Self::gather), for the addresses in `ranges`. The ranges lie inside the namespace.
     ///
     /// # Errors
-    /// As [`gather`](Self::gather).
+    /// As [`gather`](Self::gather); with too many launches under way nothing is read.
     pub unsafe fn read_ranges(&self, ranges: &[ReadRange], stream: u64) -> Result<Pending> {
         ReadRange::judge_all(ranges, self.gpu(), stream)?;
-        let shift = self.piece_bytes().trailing_zeros();
         let some: Vec<&ReadRange> = ranges.iter().filter(|range| range.bytes > 0).collect();
-        let (mut pending, mut before) = (Pending::nothing(), 0);
-        for some in some.chunks(RANGES) {
-            let (ranges, count) = parts(some, shift);
-            let request = Request {
-                ids: 0,
-                wide_ids: true,
-                count,
-                out: 0,
-                out_stride: 0,
-                status: 0,
+        // All of them, or nothing is read.
+        let slots = self.state.reserve(some.len().div_ceil(RANGES))?;
+        LaunchSequence::run(self.gpu(), stream, |sequence| {
+            let mut before = 0;
+            for (some, slot) in some.chunks(RANGES).zip(slots) {
+                // SAFETY: the caller's.
+                let (part, count) = unsafe { self.read_some(some, slot, stream) }?;
+                sequence.add(part, before);
+                before += count;
+            }
+            Ok(())
+        })
+    }
+
+    /// Puts one launch over `some` ranges into `stream`; how many pieces they have.
+    ///
+    /// # Safety
+    /// As [`read_ranges`](Self::read_ranges).
+    unsafe fn read_some(
+        &self,
+        some: &[&ReadRange],
+        slot: LaunchSlot,
+        stream: u64,
+    ) -> Result<(Pending, u64)> {
+        let shift = self.piece_bytes().trailing_zeros();
+        let (ranges, count) = parts(some, shift);
+        let request = Request {
+            ids: 0,
+            wide_ids: true,
+            count,
+            out: 0,
+            out_stride: 0,
+            status: 0,
+        };
+        let launch = self.launch(&self.pieces(count), &request);
+        let launch = Gather {
+            unit_shift: unit_shift(some, shift),
+            ..launch.ok_or_else(super::closed)?
+        };
+        let part = self.start(launch, (slot, None), stream, |kernels, gather, blocks| {
+            let ranges = Ranges {
+                gather,
+                split: Split {
+                    range_count: some.len() as u32,
+                    piece_shift: shift,
+                },
+                ranges,
             };
-            let launch = self.launch(&self.pieces(count), &request);
-            let launch = Gather {
-                unit_shift: unit_shift(some, shift),
-                ..launch.ok_or_else(super::closed)?
-            };
-            let part = self.start(launch, stream, |kernels, gather, blocks| {
-                let ranges = Ranges {
-                    gather,
-                    split: Split {
-                        range_count: some.len() as u32,
-                        piece_shift: shift,
-                    },
-                    ranges,
-                };
-                // SAFETY: the kernel takes one `Ranges`; the caller vouches for the ranges' addresses, the others are
-                // ours until the gate is shut for good and nothing is inside.
-                unsafe { kernels.launch(stream, kernels.read_ranges, blocks, &ranges) }
-            })?;
-            pending = pending.and(part, before);
-            before += count;
-        }
-        Ok(pending)
+            // SAFETY: the kernel takes one `Ranges`; the caller vouches for the ranges' addresses, the others are ours
+            // until the gate is shut for good and nothing is inside.
+            unsafe { kernels.launch(stream, kernels.read_ranges, blocks, &ranges) }
+        })?;
+        Ok((part, count))
     }
 }
 
@@ -106,7 +126,8 @@ impl GpuRows {
             unit_shift: 4,
             ..launch.ok_or_else(super::closed)?
         };
-        self.start(launch, stream, |kernels, gather, blocks| {
+        let slot = (self.slot()?, None);
+        self.start(launch, slot, stream, |kernels, gather, blocks| {
             let listed = Listed {
                 gather,
                 list: list.list,

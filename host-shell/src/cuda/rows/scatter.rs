@@ -2,7 +2,7 @@
 // UNSAFETY: launches a kernel over addresses that the caller vouches for.
 #![allow(unsafe_code)]
 
-use super::{Direction, GpuRows, Pending, Request, RowTable};
+use super::{Direction, GpuRows, LaunchSequence, Pending, Request, RowTable};
 use crate::error::Result;
 use nvme_core::spec::nvm;
 use nvme_gpu_kernel::rows::{SCATTER_ROWS, Scatter};
@@ -31,7 +31,8 @@ impl GpuRows {
     /// As [`gather`](Self::gather).
     ///
     /// # Errors
-    /// As [`gather`](Self::gather). Rows before the one of an error of the driver may be written then.
+    /// As [`gather`](Self::gather); with too many launches under way nothing is written. After an error of the driver some
+    /// rows may be written, and none will be.
     pub unsafe fn scatter(
         &self,
         table: &RowTable,
@@ -42,23 +43,27 @@ impl GpuRows {
         let row_bytes = u64::from(table.row_bytes);
         let request = &request.judged(self.gpu(), row_bytes, Direction::Write, stream)?;
         self.check_current(nvm::opcode::WRITE)?;
-        let mut pending = Pending::nothing();
         let most = most_rows(request);
-        let mut first = 0;
-        while first < request.count {
-            let part = part(request, first, most);
-            let launch = self.launch(table, &part).ok_or_else(super::closed)?;
-            let written = self.state.written.address();
-            let next = self.start(launch, stream, |kernels, gather, blocks| {
-                let scatter = Scatter { gather, written };
-                // SAFETY: the kernel takes one `Scatter`; the caller vouches for the request's addresses, the others
-                // are ours until the gate is shut for good and nothing is inside.
-                unsafe { kernels.launch(stream, kernels.scatter, blocks, &scatter) }
-            })?;
-            pending = pending.and(next, first);
-            first += part.count;
-        }
-        Ok(pending)
+        let written = self.state.written.address();
+        let launches = request.count.div_ceil(most) as usize;
+        // All of them, or nothing is written.
+        let slots = self.state.reserve(launches)?;
+        self.state.are_scatters(&slots);
+        LaunchSequence::run(self.gpu(), stream, |sequence| {
+            for (slot, first) in slots.into_iter().zip((0..).step_by(most as usize)) {
+                let part = part(request, first, most);
+                let launch = self.launch(table, &part).ok_or_else(super::closed)?;
+                let slot = (slot, None);
+                let next = self.start(launch, slot, stream, |kernels, gather, blocks| {
+                    let scatter = Scatter { gather, written };
+                    // SAFETY: the kernel takes one `Scatter`; the caller vouches for the request's addresses, the others
+                    // are ours until the gate is shut for good and nothing is inside.
+                    unsafe { kernels.launch(stream, kernels.scatter, blocks, &scatter) }
+                })?;
+                sequence.add(next, first);
+            }
+            Ok(())
+        })
     }
 }
 

@@ -4,15 +4,15 @@ use super::super::driver::Gpu;
 use super::super::lent::Users;
 use super::super::memory::DeviceMemory;
 use super::board::Board;
+use super::slot::LaunchNumbers;
 use crate::controller::session::Footing;
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::lock::lock;
 use nvme_core::gate::Shut;
 use nvme_core::spec::nvm;
 use nvme_gpu_kernel::rows::{Progress, STATION_CELLS};
-use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, OnceLock};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 use std::time::{Duration, Instant};
 
 /// Launches under way at a time, captured ones included.
@@ -35,25 +35,15 @@ pub(in super::super) struct RowsState {
     pub written: DeviceMemory,
     /// A [`Progress`] for each launch.
     pub progress: DeviceMemory,
-    /// Numbers of launches that are not in use, and those whose handle went away before their end.
-    launches: Mutex<Launches>,
+    launches: Mutex<LaunchNumbers>,
     /// The host has the queues.
     is_stopped: AtomicBool,
     /// Groups did not leave: the GPU may still use everything.
     is_stuck: AtomicBool,
     /// What launches go by.
     pub footing: OnceLock<Arc<Footing>>,
-    /// A graph, or a kernel of the caller's, may name this memory at any time: it is never freed.
+    /// A kernel of the caller's may name this memory at any time: it is never freed.
     pub is_kept: AtomicBool,
-}
-
-#[derive(Default)]
-struct Launches {
-    free: Vec<u32>,
-    /// Launches that have a handle: number, and how many had ended before it.
-    held: HashMap<u32, u32>,
-    /// Those whose handle went away before their end.
-    abandoned: Vec<(u32, u32)>,
 }
 
 impl RowsState {
@@ -72,10 +62,7 @@ impl RowsState {
             cells: DeviceMemory::new(gpu, stations as usize * STATION_CELLS as usize * 8)?,
             written: DeviceMemory::new(gpu, 4)?,
             progress: DeviceMemory::new(gpu, LAUNCHES as usize * size_of::<Progress>())?,
-            launches: Mutex::new(Launches {
-                free: (0..LAUNCHES).rev().collect(),
-                ..Launches::default()
-            }),
+            launches: Mutex::default(),
             is_stopped: AtomicBool::new(false),
             is_stuck: AtomicBool::new(false),
             footing: OnceLock::new(),
@@ -119,55 +106,15 @@ impl RowsState {
         footing.map_or(Ok(()), |footing| footing.check_known(nvm::opcode::READ))
     }
 
-    /// A number for a launch, and how many launches with it have ended.
-    ///
-    /// # Errors
-    /// [`Error::Environment`] when all are under way.
-    pub(super) fn take_launch(&self) -> Result<(u32, u32)> {
-        let mut launches = lock(&self.launches);
-        if launches.free.is_empty() {
-            let Launches {
-                free, abandoned, ..
-            } = &mut *launches;
-            abandoned.retain(|&(number, before)| {
-                let is_over = self.board.ended(number) != before;
-                if is_over {
-                    free.push(number);
-                }
-                !is_over
-            });
-        }
-        let number = launches.free.pop().ok_or_else(|| {
-            Error::environment(
-                format!("{LAUNCHES} gathers and scatters are under way or captured"),
-                "wait for some of them, or open another store for more graphs",
-            )
-        })?;
-        let before = self.board.ended(number);
-        launches.held.insert(number, before);
-        Ok((number, before))
+    pub(super) fn launches(&self) -> MutexGuard<'_, LaunchNumbers> {
+        lock(&self.launches)
     }
 
-    /// Whether every launch has ended, and none may be launched again: nothing on the GPU names this memory.
+    /// Whether every launch has ended that is not one of a graph, which keeps all that it needs, and no kernel of the
+    /// caller's may come: nothing else on the GPU names this memory.
     pub(super) fn is_over(&self) -> bool {
-        let launches = lock(&self.launches);
-        let has_ended = |(number, before): (u32, u32)| self.board.ended(number) != before;
-        let held = launches
-            .held
-            .iter()
-            .map(|(number, before)| (*number, *before));
-        let mut all = held.chain(launches.abandoned.iter().copied());
-        !self.is_kept.load(Ordering::Acquire) && all.all(has_ended)
-    }
-
-    /// The launch's handle goes away.
-    pub(super) fn give_back(&self, number: u32, before: u32, is_over: bool) {
-        let mut launches = lock(&self.launches);
-        launches.held.remove(&number);
-        match is_over {
-            true => launches.free.push(number),
-            false => launches.abandoned.push((number, before)),
-        }
+        let are_over = self.launches().are_over(|number| self.board.ended(number));
+        !self.is_kept.load(Ordering::Acquire) && are_over
     }
 }
 

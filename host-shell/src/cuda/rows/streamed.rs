@@ -105,7 +105,7 @@ impl GpuRows {
             lanes: 1,
             ..self.launch(table, &request).ok_or_else(closed)?
         };
-        self.start(launch, stream, |_, rows, blocks| {
+        self.start(launch, (self.slot()?, None), stream, |_, rows, blocks| {
             let argument = argument(rows)?;
             let blocks = of_caller.unwrap_or(Blocks::plain(blocks, BLOCK_THREADS));
             // SAFETY: the caller's; the other addresses are ours until the gate is shut for good and nothing is inside.

@@ -6,7 +6,8 @@
 #![allow(unsafe_code)]
 
 use super::super::memory::DeviceMemory;
-use super::super::stream::is_capturing;
+use super::slot::Named;
+use super::state::RowsState;
 use super::wide::WideRows;
 use super::{Common, GpuRows, Pending, Request, RowTable, closed};
 use crate::error::{Error, Result};
@@ -14,19 +15,25 @@ use crate::widen::Widen;
 use nvme_core::spec::nvm;
 use nvme_gpu_kernel::rows::{Gather, MEMBERS, Member, Striped, WARP_BYTES, slot_bytes};
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 /// Drives in stripes in the hands of a GPU.
 pub struct StripedRows {
     members: Vec<Arc<GpuRows>>,
-    /// A word for each station, 0 while it is free, and a [`Member`] for each drive.
-    words: Option<DeviceMemory>,
+    words: Arc<StripeWords>,
     stations: u32,
     stripe_shift: u32,
     block_shift: u32,
     max_transfer: u64,
     timeout: Duration,
+}
+
+/// What launches over the stripes name: kept until they have ended, and for as long as a graph may run one.
+struct StripeWords {
+    /// A word for each station, 0 while it is free, and a [`Member`] for each drive.
+    memory: DeviceMemory,
+    /// The words of the members, which those of the drives name.
+    _states: Vec<Arc<RowsState>>,
 }
 
 impl StripedRows {
@@ -66,7 +73,10 @@ impl StripedRows {
         let bytes = words.iter().flat_map(bytes_of).collect::<Vec<u8>>();
         memory.upload(head as usize, &bytes)?;
         Ok(Some(Self {
-            words: Some(memory),
+            words: Arc::new(StripeWords {
+                memory,
+                _states: members.iter().map(|one| Arc::clone(&one.state)).collect(),
+            }),
             stations,
             stripe_shift: stripe_bytes.trailing_zeros(),
             block_shift: members.iter().map(block).max().unwrap_or(0),
@@ -106,7 +116,7 @@ impl StripedRows {
         widen: Option<Widen>,
         stream: u64,
     ) -> Result<Pending> {
-        let (Some(first), Some(words)) = (self.members.first(), &self.words) else {
+        let (words, Some(first)) = (&self.words, self.members.first()) else {
             return Err(closed());
         };
         if !self.fits(table) {
@@ -120,32 +130,30 @@ impl StripedRows {
             member.check_current(nvm::opcode::READ)?;
         }
         let wide = WideRows::new(table, request, widen)?;
-        {
-            let _guest = first.gpu().enter()?;
-            if is_capturing(stream)? {
-                self.keep();
-            }
-        }
         let launch = Gather {
             failed_as: wide.failed_as(),
-            ..self.launch(words, table, &wide.stored)
+            ..self.launch(words.memory.address(), table, &wide.stored)
         };
-        let gathered = first.start(launch, stream, |kernels, gather, blocks| {
-            let striped = Striped {
-                gather,
-                members: words.address() + head(self.stations),
-                stripe_shift: self.stripe_shift,
-                member_count: self.members.len() as u32,
-            };
-            // SAFETY: the kernel takes one `Striped`; the caller vouches for the request's addresses, the others are
-            // ours until each gate is shut for good and nothing is inside.
-            unsafe { kernels.launch(stream, kernels.gather_striped, blocks, &striped) }
-        })?;
-        // SAFETY: the caller's, and the rows are gathered before.
-        unsafe { first.widen(&wide, gathered, stream) }
+        // SAFETY: the caller's; the launch puts all stored rows where they belong.
+        unsafe {
+            first.widened(&wide, stream, |slot| {
+                let named: Named = Some(Arc::clone(words) as _);
+                first.start(launch, (slot, named), stream, |kernels, gather, blocks| {
+                    let striped = Striped {
+                        gather,
+                        members: words.memory.address() + head(self.stations),
+                        stripe_shift: self.stripe_shift,
+                        member_count: self.members.len() as u32,
+                    };
+                    // SAFETY: the kernel takes one `Striped`; the caller vouches for the request's addresses, the others
+                    // are ours until each gate is shut for good and nothing is inside.
+                    kernels.launch(stream, kernels.gather_striped, blocks, &striped)
+                })
+            })
+        }
     }
 
-    fn launch(&self, words: &DeviceMemory, table: &RowTable, request: &Request) -> Gather {
+    fn launch(&self, stations: u64, table: &RowTable, request: &Request) -> Gather {
         let common = Common {
             slot: self.slot_bytes(table),
             max_transfer: self.max_transfer,
@@ -154,15 +162,8 @@ impl StripedRows {
             stations: self.stations,
         };
         Gather {
-            stations: words.address(),
+            stations,
             ..common.gather(table, request)
-        }
-    }
-
-    /// A launch may name the memory of all members at any time: it is never freed.
-    fn keep(&self) {
-        for member in &self.members {
-            member.state.is_kept.store(true, Ordering::Release);
         }
     }
 }
@@ -191,16 +192,4 @@ fn head(stations: u32) -> u64 {
 fn bytes_of(member: &Member) -> [u8; size_of::<Member>()] {
     // SAFETY: integers alone, without padding: 64 bytes.
     unsafe { std::mem::transmute(*member) }
-}
-
-impl Drop for StripedRows {
-    fn drop(&mut self) {
-        // A launch that runs, or that its stream has not come to, names all members. The numbers of launches are of the
-        // first.
-        let is_over = self.members.first().is_none_or(|one| one.state.is_over());
-        if !is_over {
-            self.keep();
-            std::mem::forget(self.words.take());
-        }
-    }
 }

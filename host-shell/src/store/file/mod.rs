@@ -3,6 +3,7 @@
 //! Bytes are the blocks here: the kernel reads and writes any range, so that nothing is read before a write,
 //! and stores of several processes see each other's writes.
 
+mod changes;
 mod pread;
 mod regular;
 mod uring;
@@ -12,6 +13,7 @@ use super::member::Member;
 use super::options::{DataPath, FileIo, StoreOptions};
 use crate::error::{Error, Result};
 use crate::machine::sysfs::{Host, Usage};
+pub(crate) use changes::FileChanges;
 use pread::PreadLane;
 use regular::Regular;
 use std::fs::{File, OpenOptions};
@@ -80,6 +82,7 @@ fn member(
     options: &StoreOptions,
 ) -> Result<Member> {
     let (lanes, path) = lanes(&file, options)?;
+    let changes = FileChanges::of(&file);
     #[cfg(feature = "cuda")]
     let gpu = super::with_gpu::gpu(options)?;
     #[cfg(feature = "cuda")]
@@ -97,6 +100,7 @@ fn member(
         gds,
         pool: Pool::new(lanes, options.depth),
         controller: None,
+        changes: Some(changes),
         len,
         is_regular_file: true,
         block_bytes: 1,

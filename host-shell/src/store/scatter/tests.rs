@@ -209,3 +209,37 @@ fn a_failed_command_fails_its_rows_and_harms_no_others() {
         done.unwrap().check().unwrap();
     }
 }
+
+/// A run that ends before all of its blocks were written or failed.
+#[test]
+fn rows_of_a_run_that_stopped_early_are_not_run() {
+    let store = of_sim("size=1MiB&block=512");
+    let table = store.table(0, 100, 512).unwrap();
+    let mut outcome = Outcome::new(2);
+    let order = table.order((&[4i64, 5]).into(), &mut outcome);
+    let request = Request {
+        table: &table,
+        order: &order,
+        src: &[1; 1024],
+        change: Change::Write,
+    };
+    let blocks = 4 * 512..6 * 512;
+    let bad = |bad: Vec<(Range<u64>, i32)>, left| {
+        let run = Run {
+            blocks: blocks.clone(),
+            rows: 0..2,
+            bytes: vec![1; 1024],
+            bad,
+            left,
+        };
+        let mut outcome = Outcome::new(2);
+        request.conclude(&run, &mut outcome);
+        outcome.status
+    };
+    let not_run = RowStatus::NotRun.code();
+    assert_eq!(bad(Vec::new(), 1024), [not_run, not_run]);
+    assert_eq!(bad(Vec::new(), 512), [not_run, not_run]);
+    assert_eq!(bad(vec![(5 * 512..6 * 512, 0x280)], 512), [not_run, 0x280]);
+    assert_eq!(bad(vec![(5 * 512..6 * 512, 0x280)], 0), [0, 0x280]);
+    assert_eq!(bad(Vec::new(), 0), [0, 0]);
+}

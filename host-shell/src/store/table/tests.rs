@@ -424,3 +424,73 @@ fn rows_without_an_error_of_their_own_are_reported_by_status() {
         "{error}"
     );
 }
+
+/// A row of several commands, which end in any order.
+#[test]
+fn a_row_is_right_when_all_of_its_bytes_have_come_and_no_command_failed() {
+    let store = of_sim("size=1MiB&block=512");
+    let table = store.table(0, 2, 4096).unwrap();
+    let ids = [1i64];
+    // Which commands of the row end, in this order, and whether they fail.
+    let ways: [(&[(usize, bool)], i32); 5] = [
+        (&[(0, false)], RowStatus::NotRun.code()),
+        (&[(1, false)], RowStatus::NotRun.code()),
+        (&[(0, false), (1, false)], status::OK),
+        (&[(0, true), (1, false)], 0x281),
+        (&[(1, false), (0, true)], 0x281),
+    ];
+    for (ends, wanted) in ways {
+        let mut outcome = Outcome::new(1);
+        let order = table.order((&ids).into(), &mut outcome);
+        let (reads, pieces) = table.plan(&order);
+        let half = |number: u32| Piece {
+            at: pieces[0].at + u64::from(number) * 2048,
+            offset: pieces[0].offset + u64::from(number) * 2048,
+            bytes: 2048,
+            ..pieces[0]
+        };
+        let pieces = [half(0), half(1)];
+        let mut out = vec![0; table.row_bytes as usize];
+        let mut work = Gather {
+            table: &table,
+            order: &order,
+            reads: &reads,
+            left: vec![table.row_bytes],
+            out: &mut out,
+            outcome,
+        };
+        for (half, fails) in ends {
+            let piece = &pieces[*half];
+            match fails {
+                false => work.done(piece, &vec![7; piece.bytes as usize]),
+                true => {
+                    let what = "a read".to_owned();
+                    let status = nvme_core::spec::Status(0x281);
+                    work.failed(piece, Error::Command { what, status });
+                }
+            }
+        }
+        assert_eq!(work.outcome.status, [wanted], "{ends:?}");
+    }
+}
+
+/// A table of more rows than ids of 32 bits have numbers: one below zero is none of the rows past 2^31.
+#[test]
+fn ids_of_32_bits_have_a_sign() {
+    const ROWS: u64 = 3 << 30;
+    let file = TestFile::new(ROWS);
+    let store = of_file(&file, FileIo::Auto);
+    let table = store.table(0, ROWS, 1).unwrap();
+    for at in [1u64 << 31, (1 << 31) - 1, ROWS - 1] {
+        store.write_at(at, &[9]).unwrap();
+    }
+    let (mut out, mut status) = ([5; 4], [7; 4]);
+    let narrow = [-1i32, i32::MIN, i32::MAX, 0];
+    let report = table.gather((&narrow).into(), &mut out, Some(&mut status));
+    assert_eq!(report.unwrap().failed, 2);
+    assert_eq!((status, out), ([-1, -1, 0, 0], [0, 0, 9, 0]));
+    let wide = [1i64 << 31, ROWS as i64 - 1, ROWS as i64, 0];
+    let report = table.gather((&wide).into(), &mut out, Some(&mut status));
+    assert_eq!(report.unwrap().failed, 1);
+    assert_eq!((status, out), ([0, 0, -1, 0], [9, 9, 0, 0]));
+}

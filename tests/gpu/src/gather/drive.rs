@@ -139,6 +139,11 @@ impl Drive {
         Ok(())
     }
 
+    /// Gathers go without a cache from now on.
+    pub fn keep_nothing(&mut self) {
+        self.cached = None;
+    }
+
     /// What the drive has to hold.
     pub fn image_mut(&mut self) -> &mut Vec<u8> {
         &mut self.image

@@ -1,0 +1,64 @@
+//! What could not be freed where its last user let go of it: kept until nothing on the GPU may use it, and freed by a
+//! thread that may call the driver.
+//!
+//! A graph lets go of what it needs on a thread of the driver's, and an operation of a host thread ends on another one.
+//! Neither may call the driver, which freeing memory does. A store may also be closed while a stream has not yet come to
+//! one of its launches. All of these go here, and the next thread of the caller's that launches, opens or closes
+//! something frees them.
+
+use crate::lock::lock;
+use std::sync::Mutex;
+
+/// Memory, kernels or numbers of launches that somebody has let go of.
+pub(super) trait Leftover: Send {
+    /// Whether nothing on the GPU may use it any more.
+    fn is_over(&self) -> bool {
+        true
+    }
+}
+
+static LEFT: Mutex<Vec<Box<dyn Leftover>>> = Mutex::new(Vec::new());
+
+/// Keeps `one` until it is over.
+pub(super) fn keep(one: Box<dyn Leftover>) {
+    lock(&LEFT).push(one);
+}
+
+/// Frees what is over. Calls the driver: never on a thread of the driver's, nor on one that a kernel waits for.
+pub(super) fn reap() {
+    let over: Vec<_> = {
+        let mut left = lock(&LEFT);
+        left.extract_if(.., |one| one.is_over()).collect()
+    };
+    // Outside the lock: to free one may let go of another.
+    drop(over);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicBool, Ordering};
+
+    struct Memory(Arc<AtomicBool>);
+
+    impl Leftover for Memory {
+        fn is_over(&self) -> bool {
+            self.0.load(Ordering::Acquire)
+        }
+    }
+
+    #[test]
+    fn what_is_in_use_stays_until_it_is_over() {
+        let is_over = Arc::new(AtomicBool::new(false));
+        keep(Box::new(Memory(Arc::clone(&is_over))));
+        reap();
+        assert_eq!(Arc::strong_count(&is_over), 2);
+        is_over.store(true, Ordering::Release);
+        // Another test may be reaping: what it has taken is dropped by it.
+        reap();
+        while Arc::strong_count(&is_over) > 1 {
+            std::thread::yield_now();
+        }
+    }
+}

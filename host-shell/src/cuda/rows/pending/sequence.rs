@@ -1,0 +1,167 @@
+//! Several launches as one operation: all of them are in the stream, or nothing of it is under way.
+// UNSAFETY: asks the driver about a stream of the caller's.
+#![allow(unsafe_code)]
+
+use super::Pending;
+use crate::cuda::driver::{Gpu, check};
+use crate::cuda::stream::{handle, is_capturing};
+use crate::error::{Error, Result};
+use cudarc::driver::sys::{self, CUresult};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// How long the launches of an operation that could not be completed are waited for: longer than reads that time out, and
+/// what the stream does before them may take as well.
+const LIMIT: Duration = Duration::from_secs(60);
+/// Between two looks at the stream.
+const NAP: Duration = Duration::from_micros(100);
+
+/// The launches of one operation. Whatever consists of more than one goes through here.
+///
+/// Where one of them is refused, those before it are in the stream already, and use the caller's memory. They are waited
+/// for before the error is returned, so that the memory is the caller's again. In a stream that is being captured nothing
+/// runs yet: there the capture ends as an invalid one, so that no graph has a part of an operation.
+pub struct LaunchSequence<'g> {
+    gpu: &'g Arc<Gpu>,
+    stream: u64,
+    pending: Pending,
+    /// There are kernels which tell nobody of their end: the stream has to be asked.
+    has_kernels: bool,
+    is_settled: bool,
+}
+
+impl<'g> LaunchSequence<'g> {
+    /// Has `work` put its launches into `stream`, a `CUstream` of `gpu`; all of them as one operation.
+    ///
+    /// # Errors
+    /// Those of `work`, when nothing of what it had launched is under way any more; [`Error::Unfinished`] where that
+    /// could not be found out within a minute: then the memory has to stay until the stream has ended.
+    pub fn run(
+        gpu: &'g Arc<Gpu>,
+        stream: u64,
+        work: impl FnOnce(&mut Self) -> Result<()>,
+    ) -> Result<Pending> {
+        let mut sequence = Self {
+            gpu,
+            stream,
+            pending: Pending::nothing(),
+            has_kernels: false,
+            is_settled: false,
+        };
+        let worked = work(&mut sequence);
+        sequence.is_settled = true;
+        match worked {
+            Ok(()) => Ok(std::mem::replace(&mut sequence.pending, Pending::nothing())),
+            Err(error) => Err(sequence.settle(LIMIT).err().unwrap_or(error)),
+        }
+    }
+
+    /// `next` was put into the stream: its row 0 is row `first_row` of all.
+    pub fn add(&mut self, next: Pending, first_row: u64) {
+        self.pending.append(next, first_row);
+    }
+
+    /// Puts a kernel into the stream by `launch` that reads nothing from a drive.
+    ///
+    /// # Errors
+    /// Those of `launch`.
+    pub fn kernel(&mut self, launch: impl FnOnce() -> Result<()>) -> Result<()> {
+        launch()?;
+        self.has_kernels = true;
+        Ok(())
+    }
+
+    /// From now on the stream is asked for the end: some of what `work` does may be in it, also when that fails.
+    pub fn asks_stream(&mut self) {
+        self.has_kernels = true;
+    }
+
+    /// Waits until nothing of what was launched is under way, `limit` at most.
+    fn settle(&self, limit: Duration) -> Result<()> {
+        if self.pending.parts.is_empty() && !self.has_kernels {
+            return Ok(());
+        }
+        let begin = Instant::now();
+        while !self.is_over()? {
+            if begin.elapsed() > limit {
+                return Err(Error::Unfinished {
+                    cause: format!(
+                        "an operation on GPU {} could be launched only in part, and that part has not ended within \
+                         {} s",
+                        self.gpu.index(),
+                        limit.as_secs()
+                    ),
+                    remedy: "keep its memory until the stream has ended".to_owned(),
+                });
+            }
+            std::thread::sleep(NAP);
+        }
+        Ok(())
+    }
+
+    /// Whether nothing of it is under way.
+    fn is_over(&self) -> Result<bool> {
+        if !self.has_kernels && !self.pending.is_captured() && self.pending.is_done() {
+            return Ok(true);
+        }
+        let lost = |_| Error::Unfinished {
+            cause: format!(
+                "an operation on GPU {} could be launched only in part, and a kernel there does not end",
+                self.gpu.index()
+            ),
+            remedy: "keep its memory until the process ends".to_owned(),
+        };
+        let _guest = self.gpu.enter().map_err(lost)?;
+        let is_captured = self.pending.is_captured() || is_capturing(self.stream).unwrap_or(false);
+        // SAFETY: the driver checks the handle. Of a stream that is captured it may not be asked: that ends the capture.
+        let answer = unsafe { sys::cuStreamQuery(handle(self.stream)) };
+        Ok(is_captured || is_end(answer))
+    }
+}
+
+impl Drop for LaunchSequence<'_> {
+    /// After a panic in `work`.
+    fn drop(&mut self) {
+        if !self.is_settled {
+            let _ = self.settle(LIMIT);
+        }
+    }
+}
+
+/// Whether nothing of a stream is under way after this answer: it is done, or its context is dead and runs nothing.
+fn is_end(answer: CUresult) -> bool {
+    use CUresult as R;
+    let is_dead = matches!(
+        answer,
+        R::CUDA_ERROR_ILLEGAL_ADDRESS
+            | R::CUDA_ERROR_LAUNCH_FAILED
+            | R::CUDA_ERROR_LAUNCH_TIMEOUT
+            | R::CUDA_ERROR_ILLEGAL_INSTRUCTION
+            | R::CUDA_ERROR_MISALIGNED_ADDRESS
+            | R::CUDA_ERROR_INVALID_ADDRESS_SPACE
+            | R::CUDA_ERROR_INVALID_PC
+            | R::CUDA_ERROR_HARDWARE_STACK_ERROR
+            | R::CUDA_ERROR_ASSERT
+            | R::CUDA_ERROR_ECC_UNCORRECTABLE
+            | R::CUDA_ERROR_CONTEXT_IS_DESTROYED
+            | R::CUDA_ERROR_DEINITIALIZED
+    );
+    is_dead || check("cuStreamQuery", answer).is_ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_a_stream_that_is_done_or_dead_is_over() {
+        assert!(is_end(CUresult::CUDA_SUCCESS) && is_end(CUresult::CUDA_ERROR_ILLEGAL_ADDRESS));
+        for goes_on in [
+            CUresult::CUDA_ERROR_NOT_READY,
+            CUresult::CUDA_ERROR_OUT_OF_MEMORY,
+            CUresult::CUDA_ERROR_INVALID_HANDLE,
+        ] {
+            assert!(!is_end(goes_on), "{goes_on:?}");
+        }
+    }
+}

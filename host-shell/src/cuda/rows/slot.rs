@@ -1,0 +1,217 @@
+//! Numbers of launches: each has words of its own by which it tells of its end, from before the launch until nothing can
+//! run it or ask about it any more.
+
+use super::super::leftovers::{self, Leftover};
+use super::kernels::RowKernels;
+use super::state::{LAUNCHES, RowsState};
+use crate::error::{Error, Result};
+use std::any::Any;
+use std::collections::{BTreeSet, HashMap};
+use std::sync::Arc;
+
+/// What a launch names besides the words of its store: a cache, or the members of a stripe.
+pub(super) type Named = Option<Arc<dyn Any + Send + Sync>>;
+/// Launches whose end nobody waits for, before the list of them is looked through.
+const FEW_ABANDONED: usize = 32;
+
+/// The numbers of one store's launches.
+pub(super) struct LaunchNumbers {
+    free: Vec<u32>,
+    /// Reserved, or launched with a handle: number, and how many had ended before it. Not those of graphs.
+    held: HashMap<u32, u32>,
+    /// Those whose handle went away before their end.
+    abandoned: Vec<Abandoned>,
+    /// How many abandoned ones there are before they are looked through again.
+    most_abandoned: usize,
+    /// Those that scatters have had. A graph may run one again at any time.
+    of_scatters: BTreeSet<u32>,
+}
+
+struct Abandoned {
+    number: u32,
+    before: u32,
+    /// Kept until it has ended.
+    _kernels: Option<Arc<RowKernels>>,
+    _named: Named,
+}
+
+/// How far a launch is.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Stage {
+    Reserved,
+    InStream,
+    InGraph,
+}
+
+/// The number of a launch, and what the launch needs until it has ended, or until no graph can run it any more.
+///
+/// Handles share it, and for a captured launch the graph does. It keeps the words of the store.
+pub(super) struct LaunchSlot {
+    state: Arc<RowsState>,
+    number: u32,
+    before: u32,
+    stage: Stage,
+    kernels: Option<Arc<RowKernels>>,
+    named: Named,
+}
+
+impl Default for LaunchNumbers {
+    fn default() -> Self {
+        Self {
+            free: (0..LAUNCHES).rev().collect(),
+            held: HashMap::new(),
+            abandoned: Vec::new(),
+            most_abandoned: FEW_ABANDONED,
+            of_scatters: BTreeSet::new(),
+        }
+    }
+}
+
+impl LaunchNumbers {
+    /// Takes back the numbers of abandoned launches that have ended; what they needed.
+    fn look_at_abandoned(&mut self, ended: impl Fn(u32) -> u32) -> Vec<Abandoned> {
+        let has_ended = |one: &mut Abandoned| ended(one.number) != one.before;
+        let over: Vec<Abandoned> = self.abandoned.extract_if(.., has_ended).collect();
+        self.free.extend(over.iter().map(|one| one.number));
+        self.most_abandoned = FEW_ABANDONED.max(2 * self.abandoned.len());
+        over
+    }
+
+    /// Whether every launch has ended, but for those of graphs.
+    pub fn are_over(&self, ended: impl Fn(u32) -> u32) -> bool {
+        let held = self.held.iter().map(|(number, before)| (*number, *before));
+        let abandoned = self.abandoned.iter().map(|one| (one.number, one.before));
+        held.chain(abandoned)
+            .all(|(number, before)| ended(number) != before)
+    }
+}
+
+impl RowsState {
+    /// Numbers for `count` launches of one operation: all of them, or none.
+    ///
+    /// # Errors
+    /// [`Error::Environment`] when not as many are free.
+    pub(super) fn reserve(self: &Arc<Self>, count: usize) -> Result<Vec<LaunchSlot>> {
+        // Graphs that are gone give theirs back, and memory that nothing uses any more.
+        leftovers::reap();
+        let ended = |number| self.board.ended(number);
+        let (numbers, over) = {
+            let mut launches = self.launches();
+            let over = match launches.free.len() < count
+                || launches.abandoned.len() >= launches.most_abandoned
+            {
+                true => launches.look_at_abandoned(ended),
+                false => Vec::new(),
+            };
+            let rest = launches.free.len().checked_sub(count);
+            let numbers = rest.map(|rest| launches.free.split_off(rest));
+            for number in numbers.iter().flatten() {
+                launches.held.insert(*number, ended(*number));
+            }
+            (numbers, over)
+        };
+        // Outside the lock: memory of the GPU may go with them.
+        drop(over);
+        let numbers = numbers.ok_or_else(|| {
+            Error::environment(
+                format!(
+                    "{count} launches are more than are free of the store's {LAUNCHES}, which those under way and \
+                     those of graphs have"
+                ),
+                "wait for operations that are under way, destroy graphs that are not used any more, or open another \
+                 store for more graphs",
+            )
+        })?;
+        let slot = |number| LaunchSlot {
+            state: Arc::clone(self),
+            number,
+            before: self.board.ended(number),
+            stage: Stage::Reserved,
+            kernels: None,
+            named: None,
+        };
+        Ok(numbers.into_iter().map(slot).collect())
+    }
+}
+
+impl RowsState {
+    /// These are for launches that write.
+    pub(super) fn are_scatters(&self, slots: &[LaunchSlot]) {
+        let numbers = slots.iter().map(|slot| slot.number);
+        self.launches().of_scatters.extend(numbers);
+    }
+
+    /// A count that grows with each scatter that ends, and with others that have their numbers later.
+    pub(super) fn scatters_ended(&self) -> u64 {
+        let launches = self.launches();
+        let ended = |number: &u32| u64::from(self.board.ended(*number));
+        launches.of_scatters.iter().map(ended).sum()
+    }
+}
+
+impl LaunchSlot {
+    /// The words of the store that the launch is one of.
+    pub fn state(&self) -> &Arc<RowsState> {
+        &self.state
+    }
+
+    pub fn number(&self) -> u32 {
+        self.number
+    }
+
+    /// How many launches with this number have ended since it was reserved.
+    pub fn ended(&self) -> u32 {
+        self.state
+            .board
+            .ended(self.number)
+            .wrapping_sub(self.before)
+    }
+
+    pub fn is_captured(&self) -> bool {
+        self.stage == Stage::InGraph
+    }
+
+    /// It is in a stream from now on, or in the graph that the stream is captured in.
+    pub fn launched(mut self, is_captured: bool, kernels: &Arc<RowKernels>, named: Named) -> Self {
+        self.kernels = Some(Arc::clone(kernels));
+        self.named = named;
+        self.stage = match is_captured {
+            true => Stage::InGraph,
+            false => Stage::InStream,
+        };
+        if is_captured {
+            self.state.launches().held.remove(&self.number);
+        }
+        self
+    }
+
+    /// The driver refused the launch.
+    pub fn refused(&mut self) {
+        if self.stage == Stage::InStream {
+            self.stage = Stage::Reserved;
+        }
+    }
+}
+
+impl Drop for LaunchSlot {
+    fn drop(&mut self) {
+        let (kernels, named) = (self.kernels.take(), self.named.take());
+        let is_over = self.stage != Stage::InStream || self.ended() != 0;
+        let mut launches = self.state.launches();
+        launches.held.remove(&self.number);
+        match is_over {
+            true => launches.free.push(self.number),
+            false => launches.abandoned.push(Abandoned {
+                number: self.number,
+                before: self.before,
+                _kernels: kernels,
+                _named: named,
+            }),
+        }
+    }
+}
+
+/// A captured launch, as its graph has it.
+pub(super) struct OfGraph(#[expect(dead_code, reason = "held for its drop")] pub Arc<LaunchSlot>);
+
+impl Leftover for OfGraph {}

@@ -1,0 +1,58 @@
+//! What tells that a file was written, by this process or by another one.
+
+use super::regular::Regular;
+use crate::lock::lock;
+use std::collections::HashMap;
+use std::os::unix::fs::MetadataExt;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, Weak};
+
+/// The writes of this process to each file that is open: several stores may lie on one.
+static WRITES: Mutex<Option<HashMap<(u64, u64), Weak<AtomicU64>>>> = Mutex::new(None);
+
+/// The writes to an open file.
+pub(crate) struct FileChanges {
+    file: Arc<Regular>,
+    /// Those of all stores of this process that have ended.
+    writes: Arc<AtomicU64>,
+}
+
+impl FileChanges {
+    pub(super) fn of(file: &Arc<Regular>) -> Self {
+        // Without an answer of the system the count is this store's alone.
+        let key = file.file.metadata().map(|found| match found.rdev() {
+            0 => (found.dev(), found.ino()),
+            device => (device, u64::MAX),
+        });
+        let writes = key.map_or_else(
+            |_| Arc::default(),
+            |key| {
+                let mut all = lock(&WRITES);
+                let all = all.get_or_insert_default();
+                all.retain(|_, writes| writes.strong_count() > 0);
+                let known = all.get(&key).and_then(Weak::upgrade);
+                known.unwrap_or_else(|| {
+                    let writes = Arc::default();
+                    all.insert(key, Arc::downgrade(&writes));
+                    writes
+                })
+            },
+        );
+        Self {
+            file: Arc::clone(file),
+            writes,
+        }
+    }
+
+    /// A write has ended.
+    pub fn wrote(&self) {
+        self.writes.fetch_add(1, Ordering::Release);
+    }
+
+    /// Another one after each write: the count of this process, and the time that the system has written down for others.
+    pub fn mark(&self) -> (u64, Option<(i64, i64)>) {
+        let found = self.file.file.metadata().ok();
+        let time = found.map(|found| (found.mtime(), found.mtime_nsec()));
+        (self.writes.load(Ordering::Acquire), time)
+    }
+}
