@@ -41,11 +41,11 @@ int main(int count, char **arguments) {
         auto ahead = static_cast<unsigned char *>(early.get_pinned_buffer());
         CHECK(ahead[0] == 2);
         unsigned char other[1024];
-        std::memset(other, 99, sizeof(other));
+        memset(other, 99, sizeof(other));
         CHECK(write_gpu_to_nvme(arguments[1], 1024, sizeof(other), other) == 1024);
         ahead = static_cast<unsigned char *>(early.get_pinned_buffer());
         CHECK(ahead[0] == 99 && ahead[1023] == 99);
-        std::memset(other, 98, sizeof(other));
+        memset(other, 98, sizeof(other));
         CHECK(write_gpu_to_nvme(arguments[1], 1024, sizeof(other), other) == 1024);
         auto now = static_cast<unsigned char *>(early.load_batch_to_gpu(1));
         CHECK(now[0] == 98 && now[1023] == 98);

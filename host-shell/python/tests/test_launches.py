@@ -1,0 +1,123 @@
+"""Launches that are refused, and captured ones, by the stand-in of a GPU."""
+
+from __future__ import annotations
+
+import ctypes
+import time
+
+import pytest
+
+import nvme_gpu
+from conftest import Device, rows_of
+
+
+@pytest.fixture
+def driver(gpu_store):
+    library = ctypes.CDLL("libcuda.so.1")
+    library.fake_cuda_refuse_after.argtypes = [ctypes.c_longlong]
+    library.cuStreamBeginCapture_v2.argtypes = [ctypes.c_void_p, ctypes.c_uint]
+    library.cuStreamEndCapture.argtypes = [ctypes.c_void_p, ctypes.c_void_p]
+    library.cuGraphInstantiateWithFlags.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint64]
+    library.cuGraphLaunch.argtypes = [ctypes.c_void_p, ctypes.c_void_p]
+    library.cuStreamSynchronize.argtypes = [ctypes.c_void_p]
+    for name in ("cuGraphDestroy", "cuGraphExecDestroy"):
+        getattr(library, name).argtypes = [ctypes.c_void_p]
+    yield library
+    library.fake_cuda_refuse_after(-1)
+
+
+class Graph:
+    """What ``work`` puts into a stream of its own, whose number it gets."""
+
+    def __init__(self, cuda, work):
+        self.cuda = cuda
+        self.stream, graph, self.exec = ctypes.c_void_p(), ctypes.c_void_p(), ctypes.c_void_p()
+        assert cuda.cuStreamCreate(ctypes.byref(self.stream), 1) == 0
+        assert cuda.cuStreamBeginCapture_v2(self.stream, 0) == 0
+        try:
+            self.made = work(self.stream.value)
+        except nvme_gpu.NvmeGpuError:
+            # What was captured before goes with the graph.
+            if cuda.cuStreamEndCapture(self.stream, ctypes.byref(graph)) == 0:
+                cuda.cuGraphDestroy(graph)
+            raise
+        assert cuda.cuStreamEndCapture(self.stream, ctypes.byref(graph)) == 0
+        assert cuda.cuGraphInstantiateWithFlags(ctypes.byref(self.exec), graph, 0) == 0
+        assert cuda.cuGraphDestroy(graph) == 0
+
+    def run(self):
+        assert self.cuda.cuGraphLaunch(self.exec, self.stream) == 0
+        assert self.cuda.cuStreamSynchronize(self.stream) == 0
+
+    def destroy(self):
+        assert self.cuda.cuGraphExecDestroy(self.exec) == 0
+
+
+def test_a_refused_launch_leaves_the_buffers_alone(gpu_store, driver):
+    """A gather whose rows are made wider is two launches: the second one is refused while the first one runs."""
+    gpu_store.write(bytes(range(256)) * 64)
+    table = gpu_store.table(0, shape=(1000, 8), dtype="float16", to="float32")
+    for refused in (0, 1):
+        out = Device([7.0] * 400, "<f4", shape=(50, 8))
+        driver.fake_cuda_refuse_after(refused)
+        with pytest.raises(nvme_gpu.NvmeGpuError, match="OUT_OF_MEMORY"):
+            table.gather(Device(range(50)), out=out)
+        driver.fake_cuda_refuse_after(-1)
+        # The memory is the program's again.
+        for index in range(400):
+            out.memory[index] = 3.0
+        time.sleep(0.05)
+        assert set(out.tolist()) == {3.0}
+    table.gather(Device(range(50)), out=out, check="now")
+
+
+def test_the_result_of_a_captured_read_says_what_to_do(gpu_store, driver):
+    gpu_store.write(bytes([9]) * 8192)
+    out = Device([0] * 8192, "|u1")
+    graph = Graph(driver, lambda stream: gpu_store.read_into(out, stream=stream))
+    pending = graph.made
+    for timeout in (None, 0.01):
+        with pytest.raises(nvme_gpu.Timeout, match="has not run to its end") as caught:
+            pending.result(timeout)
+        assert "launch the graph" in caught.value.remedy and "wait again" not in str(caught.value)
+    assert set(out.tolist()) == {0} and not pending.done()
+    graph.run()
+    assert pending.result() is out and set(out.tolist()) == {9}
+    graph.destroy()
+
+
+def test_captured_gathers_come_back_with_their_graphs(gpu_store, driver):
+    """More of them than a store has launches, which are 4,096. The driver lets go on a thread of its own."""
+    table = rows_of(gpu_store, 100, 4)
+    ids, out = Device([3, 7]), Device([0] * 8, "<i4", shape=(2, 4))
+
+    def many(stream):
+        for _ in range(200):
+            table.gather(ids, out=out, stream=stream)
+
+    graphs, refused = 0, 0
+    while graphs < 25:
+        try:
+            graph = Graph(driver, many)
+        except nvme_gpu.NvmeGpuError:
+            refused += 1
+            assert refused < 1000
+            time.sleep(0.01)
+            continue
+        graph.run()
+        assert out.tolist() == [3000, 3001, 3002, 3003, 7000, 7001, 7002, 7003]
+        graph.destroy()
+        graphs += 1
+    table.check()
+
+
+def test_waiting_for_several_gathers_takes_one_time(gpu_store, driver):
+    """The waits share what is left of the time: with none left, none of them waits."""
+    table = rows_of(gpu_store, 100, 4)
+    for _ in range(20):
+        table.gather(Device([1, 2, 3]))
+    try:
+        table.check(0)
+    except nvme_gpu.Timeout as error:
+        assert "have not ended" in str(error)
+    table.check(60)
