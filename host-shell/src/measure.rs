@@ -23,6 +23,24 @@ pub struct GatherCases {
     pub zipf: bool,
 }
 
+impl GatherCases {
+    /// Checks the sizes of rows before the table is written.
+    ///
+    /// # Errors
+    /// [`Error::Usage`] for a row that is longer than the table.
+    pub(crate) fn check_rows(&self) -> Result<()> {
+        let table = self.table_bytes;
+        let mut rows = self.row_bytes.iter().map(|bytes| u64::from(*bytes));
+        match rows.find(|bytes| *bytes == 0 || *bytes > table) {
+            None => Ok(()),
+            Some(bytes) => Err(Error::usage(
+                format!("a row of {bytes} bytes does not lie in a table of {table} bytes"),
+                "use shorter rows, or a larger table",
+            )),
+        }
+    }
+}
+
 /// Seconds of all of `jobs`, a thread for each, from the moment on when every thread is there.
 ///
 /// # Errors

@@ -32,6 +32,8 @@ pub struct CpuGather {
 /// # Errors
 /// What keeps a case from running, and rows that are wrong.
 pub fn gather_by_cpu(store: &Store, job: &CpuGather, emit: &mut dyn FnMut(Value)) -> Result<()> {
+    store.check_room("the table", 0, job.cases.table_bytes)?;
+    job.cases.check_rows()?;
     let begin = Instant::now();
     let mut mirror = vec![0; job.cases.table_bytes as usize];
     SplitMix::new(job.cases.seed).fill(&mut mirror);

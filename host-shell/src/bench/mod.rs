@@ -12,6 +12,7 @@ mod report;
 #[cfg(feature = "cuda")]
 mod rows_on_gpu;
 mod shared;
+mod unit_states;
 mod worker;
 
 pub use crate::measure::{GatherCases, crossings, median};
@@ -148,14 +149,14 @@ impl<'a> Running<'a> {
         outages: &mut Outages,
     ) -> Result<Self> {
         let shared = self.shared;
-        let Some(written) = &shared.written else {
+        let Some(states) = &shared.states else {
             return Ok(self);
         };
         let mut tries = 0;
         loop {
             let before = report.verified_bytes;
             let checked = &mut report.verified_bytes;
-            let result = read_back::read_back(&self.controller, shared, written, checked);
+            let result = read_back::read_back(&self.controller, shared, states, checked);
             let Err(error) = result else {
                 return Ok(self);
             };

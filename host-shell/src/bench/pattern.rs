@@ -2,7 +2,6 @@
 
 pub use nvme_units::SplitMix;
 use nvme_units::mix;
-use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Order of addresses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -56,67 +55,40 @@ impl Stream {
     }
 }
 
-/// Fills a unit with data that only this unit and seed give.
-pub(crate) fn stamp(seed: u64, unit: u64, bytes: &mut [u8]) {
-    SplitMix::new(mix(seed ^ mix(unit))).fill(bytes);
+/// What makes the data of a unit: nothing of it is the same in another run, in another unit, or in an earlier write of
+/// the unit.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct UnitStamp {
+    /// A number of the run.
+    pub run: u64,
+    pub unit: u64,
+    pub generation: u8,
 }
 
-/// The first byte at which `bytes` is not what [`stamp`] writes.
-pub(crate) fn first_difference(seed: u64, unit: u64, bytes: &[u8]) -> Option<usize> {
-    let mut rng = SplitMix::new(mix(seed ^ mix(unit)));
-    let mut at = 0;
-    for chunk in bytes.chunks(8) {
-        let word = rng.next_word().to_le_bytes();
-        if let Some(wrong) = chunk
-            .iter()
-            .zip(word)
-            .position(|(have, want)| *have != want)
-        {
-            return Some(at + wrong);
+impl UnitStamp {
+    fn words(self) -> SplitMix {
+        let unit = mix(self.run ^ mix(self.unit));
+        SplitMix::new(mix(unit.wrapping_add(self.generation.into())))
+    }
+
+    /// Fills a unit with its data.
+    pub fn fill(self, bytes: &mut [u8]) {
+        self.words().fill(bytes);
+    }
+
+    /// Returns the first byte at which `bytes` is not what [`Self::fill`] writes.
+    pub fn first_difference(self, bytes: &[u8]) -> Option<usize> {
+        let mut words = self.words();
+        let mut at = 0;
+        for chunk in bytes.chunks(8) {
+            let word = words.next_word().to_le_bytes();
+            let mut pairs = chunk.iter().zip(word);
+            if let Some(wrong) = pairs.position(|(have, want)| *have != want) {
+                return Some(at + wrong);
+            }
+            at += chunk.len();
         }
-        at += chunk.len();
-    }
-    None
-}
-
-/// Which units hold stamped data: one bit each.
-pub(crate) struct Written {
-    words: Vec<AtomicU64>,
-    units: u64,
-}
-
-impl Written {
-    pub fn new(units: u64) -> Self {
-        Self {
-            words: (0..units.div_ceil(64)).map(|_| AtomicU64::new(0)).collect(),
-            units,
-        }
-    }
-
-    /// Set once the write has completed. Release: pairs with `contains`, on another queue's thread.
-    pub fn insert(&self, unit: u64) {
-        if let Some(word) = self.words.get((unit / 64) as usize) {
-            word.fetch_or(1 << (unit % 64), Ordering::Release);
-        }
-    }
-
-    /// Acquire: pairs with `insert`.
-    pub fn contains(&self, unit: u64) -> bool {
-        self.words
-            .get((unit / 64) as usize)
-            .is_some_and(|word| word.load(Ordering::Acquire) >> (unit % 64) & 1 == 1)
-    }
-
-    /// Cleared once the unit was read back.
-    pub fn remove(&self, unit: u64) {
-        if let Some(word) = self.words.get((unit / 64) as usize) {
-            word.fetch_and(!(1 << (unit % 64)), Ordering::Relaxed);
-        }
-    }
-
-    /// Every unit in it, ascending.
-    pub fn iter(&self) -> impl Iterator<Item = u64> {
-        (0..self.units).filter(|unit| self.contains(*unit))
+        None
     }
 }
 
@@ -150,26 +122,27 @@ mod tests {
 
     #[test]
     fn a_stamp_is_recognised_and_a_flipped_bit_found() {
+        let stamp = UnitStamp {
+            run: 7,
+            unit: 42,
+            generation: 1,
+        };
         for len in [1, 8, 512, 515] {
             let mut bytes = vec![0; len];
-            stamp(7, 42, &mut bytes);
-            assert_eq!(first_difference(7, 42, &bytes), None);
-            assert!(first_difference(7, 43, &bytes).is_some());
+            stamp.fill(&mut bytes);
+            assert_eq!(stamp.first_difference(&bytes), None);
+            for other in [
+                UnitStamp { run: 8, ..stamp },
+                UnitStamp { unit: 43, ..stamp },
+                UnitStamp {
+                    generation: 2,
+                    ..stamp
+                },
+            ] {
+                assert!(other.first_difference(&bytes).is_some(), "{other:?}");
+            }
             bytes[len - 1] ^= 0x10;
-            assert_eq!(first_difference(7, 42, &bytes), Some(len - 1));
+            assert_eq!(stamp.first_difference(&bytes), Some(len - 1));
         }
-    }
-
-    #[test]
-    fn written_units_are_listed_once() {
-        let written = Written::new(130);
-        for unit in [129, 0, 64, 64] {
-            written.insert(unit);
-        }
-        assert_eq!(written.iter().collect::<Vec<_>>(), [0, 64, 129]);
-        assert!(!written.contains(1) && !written.contains(1000));
-        written.remove(64);
-        written.remove(1000);
-        assert_eq!(written.iter().collect::<Vec<_>>(), [0, 129]);
     }
 }

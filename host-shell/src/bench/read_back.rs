@@ -1,7 +1,7 @@
 //! Reads back what a run wrote, at the depth of the run.
 
-use super::pattern::Written;
 use super::shared::Shared;
+use super::unit_states::UnitStates;
 use super::worker::check_unit;
 use crate::controller::Controller;
 use crate::dma::DmaBuffer;
@@ -11,7 +11,7 @@ use nvme_core::spec::{Lba, nvm};
 /// Resets in a row, without a success between them, whose commands are sent again.
 const MOST_LOST: usize = 3;
 
-/// Reads every unit of `written` and checks it. What was checked is taken out of `written`, so that after an
+/// Reads every unit of known content and checks it. What was checked is taken out of `states`, so that after an
 /// error the next call goes on with the rest; `checked` counts its bytes.
 ///
 /// # Errors
@@ -19,7 +19,7 @@ const MOST_LOST: usize = 3;
 pub(super) fn read_back(
     controller: &Controller,
     shared: &Shared<'_>,
-    written: &Written,
+    states: &UnitStates,
     checked: &mut u64,
 ) -> Result<()> {
     let job = shared.job;
@@ -30,7 +30,7 @@ pub(super) fn read_back(
     let mut free = DmaBuffer::several(device, job.bytes as usize, depth)?;
     // By buffer: the unit that it is lent for.
     let mut pending = vec![0; depth];
-    let mut units = written.iter();
+    let mut units = states.known();
     // What a reset took away, and how much of it since the last success.
     let (mut again, mut lost) = (Vec::new(), 0);
     let mut failure: Option<Error> = None;
@@ -72,9 +72,12 @@ pub(super) fn read_back(
         let unit = pending[buffer.index()];
         if success {
             lost = 0;
-            match check_unit(shared, unit, buffer.as_slice()) {
+            let Some(content) = states.content(unit) else {
+                return Err(Error::internal("a unit was written while it was read back"));
+            };
+            match check_unit(shared, unit, content, buffer.as_slice()) {
                 Ok(()) => {
-                    written.remove(unit);
+                    states.forget(unit);
                     *checked += buffer.len() as u64;
                 }
                 Err(wrong) => drop(failure.get_or_insert(wrong)),

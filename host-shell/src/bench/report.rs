@@ -255,12 +255,13 @@ impl Report {
         let job = &self.job;
         let _ = writeln!(
             text,
-            "{}: rw={}, bs={}, queues={}, depth={}",
+            "{}: rw={}, bs={}, queues={}, depth={}, seed={}",
             self.device,
             self.rw(),
             units::bytes(u64::from(job.bytes)),
             job.queues,
-            job.depth
+            job.depth,
+            job.seed
         );
         let (read, write) = self.total();
         for (name, direction) in [("read", &read), ("write", &write)] {

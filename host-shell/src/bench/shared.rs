@@ -1,10 +1,12 @@
 //! What the threads of a run share.
 
 use super::job::{Job, Limit};
-use super::pattern::Written;
+use super::pattern::UnitStamp;
+use super::unit_states::UnitStates;
 use crate::error::{Error, Result};
 use crate::lock::lock;
 use nvme_core::bringup::NamespaceInfo;
+use std::hash::{BuildHasher, RandomState};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Instant;
@@ -21,7 +23,10 @@ pub(crate) struct Shared<'a> {
     /// Units handed out to sequential streams, and to byte-limited runs.
     pub issued: AtomicU64,
     pub total: Option<u64>,
-    pub written: Option<Written>,
+    /// What the units hold, of a run that verifies.
+    pub states: Option<UnitStates>,
+    /// A number of this run, which its data are made of.
+    pub run: u64,
     /// Whether what is lost is sent again.
     pub goes_on: bool,
     /// Times that the device was opened: each has addresses of its own.
@@ -89,7 +94,8 @@ impl<'a> Shared<'a> {
             units,
             issued: AtomicU64::new(0),
             total,
-            written: job.verify.then(|| Written::new(units)),
+            states: job.verify.then(|| UnitStates::new(units)),
+            run: RandomState::new().hash_one(std::process::id()),
             goes_on,
             opened: AtomicU64::new(0),
             stop: AtomicBool::new(false),
@@ -97,6 +103,15 @@ impl<'a> Shared<'a> {
             interrupted: AtomicBool::new(false),
             done: (0..job.queues).map(|_| Counts::default()).collect(),
         })
+    }
+
+    /// What makes the data of a write of `unit`.
+    pub fn stamp(&self, unit: u64, generation: u8) -> UnitStamp {
+        UnitStamp {
+            run: self.run,
+            unit,
+            generation,
+        }
     }
 
     pub fn progress(&self, start: Instant) -> Progress {

@@ -1,7 +1,8 @@
 //! The thread of one queue: keeps it full, measures, checks.
 
-use super::pattern::{Access, Stream, first_difference, stamp};
+use super::pattern::{Access, Stream};
 use super::shared::Shared;
+use super::unit_states::UnitContent;
 use crate::controller::Controller;
 use crate::controller::outage::Outages;
 use crate::controller::queue::{Batch, Queue};
@@ -57,8 +58,12 @@ pub(crate) struct Tally {
 pub(crate) struct Pending {
     access: Access,
     due: Instant,
-    /// The unit held stamped data before this read was sent.
-    check: bool,
+    /// What the unit held when this read was sent.
+    content: Option<UnitContent>,
+    /// The generation of this write, once it was sent.
+    generation: Option<u8>,
+    /// It was sent, and is to be sent again.
+    lost: bool,
 }
 
 /// A queue, its buffers and its stream of accesses.
@@ -68,7 +73,7 @@ pub(crate) struct Worker<'a> {
     stream: Stream,
     free: Vec<DmaBuffer>,
     pending: Vec<Option<Pending>>,
-    /// What was lost and is to be sent again.
+    /// What was lost, or waits for another write of its unit, and is to be sent.
     again: Vec<Pending>,
     pub outages: Outages,
     index: u64,
@@ -84,7 +89,7 @@ impl<'a> Worker<'a> {
         if job.read_percent < 100 {
             for (n, buffer) in free.iter_mut().enumerate() {
                 // Not zeroes: a store may treat those apart.
-                stamp(job.seed, n as u64, buffer.as_mut_slice());
+                shared.stamp(n as u64, 0).fill(buffer.as_mut_slice());
             }
         }
         let turn = shared.opened.load(Ordering::Relaxed) * u64::from(job.queues);
@@ -124,7 +129,7 @@ impl<'a> Worker<'a> {
             ..
         } = self;
         let before = again.len();
-        again.extend(pending.into_iter().flatten());
+        again.extend(pending.into_iter().flatten().map(Pending::as_lost));
         outages.lost += (again.len() - before) as u64;
         (again, outages)
     }
@@ -203,18 +208,29 @@ impl<'a> Worker<'a> {
         }
     }
 
-    /// Sends what was lost, as far as there are buffers.
+    /// Sends what was lost, or waits for its unit, as far as there are buffers.
     fn send_again(&mut self) -> Result<()> {
         let mut batch = self.queue.batch();
-        while let Some(lost) = self.again.last().copied() {
-            let Some(buffer) = self.free.pop() else { break };
-            self.again.pop();
+        let mut sent = 0;
+        for mut waiting in std::mem::take(&mut self.again) {
+            let may_go = !self.free.is_empty() && waiting.may_be_sent(self.shared);
+            let Some(buffer) = may_go.then(|| self.free.pop()).flatten() else {
+                self.again.push(waiting);
+                continue;
+            };
             let slot = buffer.index();
-            let check = issue(self.shared, &mut batch, lost.access, buffer)?;
-            self.pending[slot] = Some(Pending { check, ..lost });
-            self.outages.retried += 1;
+            issue(self.shared, &mut batch, waiting, buffer)?;
+            self.pending[slot] = Some(Pending {
+                lost: false,
+                ..waiting
+            });
+            self.outages.retried += u64::from(waiting.lost);
+            sent += 1;
         }
-        batch.ring();
+        match sent {
+            0 => drop(batch),
+            _ => batch.ring(),
+        }
         Ok(())
     }
 
@@ -242,6 +258,7 @@ impl<'a> Worker<'a> {
             .total
             .map_or(count, |total| total.saturating_sub(first));
         let mut batch = self.queue.batch();
+        let mut sent = 0;
         for sequence in first..first + count.min(left) {
             let due = match turn.interval_ns {
                 Some(interval) => {
@@ -250,14 +267,27 @@ impl<'a> Worker<'a> {
                 None => turn.now,
             };
             let Some(buffer) = self.free.pop() else { break };
-            let access = self.stream.next(sequence);
-            let slot = buffer.index();
-            let check = issue(shared, &mut batch, access, buffer)?;
-            self.pending[slot] = Some(Pending { access, due, check });
+            let mut next = Pending {
+                access: self.stream.next(sequence),
+                due,
+                content: None,
+                generation: None,
+                lost: false,
+            };
             *issued += 1;
+            if !next.may_be_sent(shared) {
+                self.free.push(buffer);
+                self.again.push(next);
+                continue;
+            }
+            let slot = buffer.index();
+            issue(shared, &mut batch, next, buffer)?;
+            self.pending[slot] = Some(next);
+            sent += 1;
         }
-        if left > 0 {
-            batch.ring();
+        match sent {
+            0 => drop(batch),
+            _ => batch.ring(),
         }
         Ok(left >= count)
     }
@@ -290,7 +320,7 @@ impl<'a> Worker<'a> {
                     failed.get_or_insert(done);
                     return;
                 };
-                again.extend(pending[buffer.index()].take());
+                again.extend(pending[buffer.index()].take().map(Pending::as_lost));
                 free.push(buffer);
                 outages.lost += 1;
                 outages.aborted += u64::from(matches!(done.outcome, Outcome::Completed(_)));
@@ -316,10 +346,16 @@ impl<'a> Worker<'a> {
             count.latency.saturating_record(ns.max(1));
             latency_ns += ns;
             let unit = pending.access.unit;
-            if pending.check && mismatch.is_ok() {
-                mismatch = check_unit(shared, unit, buffer.as_slice());
-            } else if let (Some(written), false) = (&shared.written, pending.access.read) {
-                written.insert(unit);
+            if let Some(states) = &shared.states {
+                match (pending.access.read, pending.content) {
+                    (false, _) => states.end_write(unit),
+                    // What a write has begun to change meanwhile may be either.
+                    (true, Some(content)) if states.content(unit) == Some(content) => {
+                        let checked = check_unit(shared, unit, content, buffer.as_slice());
+                        mismatch = std::mem::replace(&mut mismatch, Ok(())).and(checked);
+                    }
+                    (true, _) => {}
+                }
             }
             free.push(buffer);
         })?;
@@ -352,27 +388,48 @@ struct Turn {
     now: Instant,
 }
 
-/// Submits one access; whether what it reads is to be checked.
+impl Pending {
+    fn as_lost(self) -> Self {
+        Self { lost: true, ..self }
+    }
+
+    /// Prepares it for being sent now: a read notes what its unit holds, a write becomes the unit's only one. A write
+    /// whose unit has another one under way may not be sent; one that was lost keeps its generation, since what was
+    /// lost may still come to be executed.
+    fn may_be_sent(&mut self, shared: &Shared<'_>) -> bool {
+        let Some(states) = &shared.states else {
+            return true;
+        };
+        if self.access.read {
+            self.content = states.content(self.access.unit);
+            return true;
+        }
+        self.generation = self
+            .generation
+            .or_else(|| states.begin_write(self.access.unit));
+        self.generation.is_some()
+    }
+}
+
+/// Submits one command.
 fn issue(
     shared: &Shared<'_>,
     batch: &mut Batch<'_>,
-    access: Access,
+    pending: Pending,
     mut buffer: DmaBuffer,
-) -> Result<bool> {
+) -> Result<()> {
     let (nsid, blocks) = (shared.job.nsid, shared.blocks_per_io as u32);
-    let lba = Lba(access.unit * shared.blocks_per_io);
-    let written = shared.written.as_ref();
-    let (sqe, check) = if access.read {
-        let check = written.is_some_and(|written| written.contains(access.unit));
-        (nvm::read(nsid, lba, blocks), check)
-    } else {
-        if written.is_some() {
-            stamp(shared.job.seed, access.unit, buffer.as_mut_slice());
-        }
-        (nvm::write(nsid, lba, blocks), false)
+    let unit = pending.access.unit;
+    let lba = Lba(unit * shared.blocks_per_io);
+    let sqe = match pending.access.read {
+        true => nvm::read(nsid, lba, blocks),
+        false => nvm::write(nsid, lba, blocks),
     };
+    if let Some(generation) = pending.generation {
+        shared.stamp(unit, generation).fill(buffer.as_mut_slice());
+    }
     match batch.submit(sqe, Some(buffer)) {
-        Ok(_) => Ok(check),
+        Ok(_) => Ok(()),
         Err(refused) if refused.error == SubmitError::QueueFull => {
             Err(Error::internal("the queue is smaller than its depth"))
         }
@@ -382,17 +439,21 @@ fn issue(
     }
 }
 
-pub(super) fn check_unit(shared: &Shared<'_>, unit: u64, bytes: &[u8]) -> Result<()> {
-    match first_difference(shared.job.seed, unit, bytes) {
-        None => Ok(()),
-        Some(at) => {
-            let lba = unit * shared.blocks_per_io + at as u64 / u64::from(shared.info.block_bytes);
-            Err(Error::Mismatch {
-                what: format!(
-                    "verify: LBA {lba} does not hold what was written (seed {})",
-                    shared.job.seed
-                ),
-            })
-        }
-    }
+pub(super) fn check_unit(
+    shared: &Shared<'_>,
+    unit: u64,
+    content: UnitContent,
+    bytes: &[u8],
+) -> Result<()> {
+    let stamp = shared.stamp(unit, content.generation());
+    let Some(at) = stamp.first_difference(bytes) else {
+        return Ok(());
+    };
+    let lba = unit * shared.blocks_per_io + at as u64 / u64::from(shared.info.block_bytes);
+    Err(Error::Mismatch {
+        what: format!(
+            "verify: LBA {lba} does not hold what was written (seed {})",
+            shared.job.seed
+        ),
+    })
 }

@@ -23,6 +23,7 @@ mod on_gpu;
 mod options;
 mod parallel;
 mod ranges;
+mod room;
 mod scatter;
 mod space;
 pub mod status;

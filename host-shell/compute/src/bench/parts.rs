@@ -148,6 +148,7 @@ fn lay_out(
     (stored, seed): (Stored, u64),
     mirror: &Pages,
 ) -> Result<()> {
+    store.check_room("the matrix", 0, matrix.bytes())?;
     // Whole rows, so that blocks are whole.
     let step = (CHUNK / matrix.row_bytes).max(1);
     let mut chunk = vec![0; (step * matrix.row_bytes) as usize];

@@ -82,6 +82,16 @@ impl GemvArgs {
             ..StoreOptions::default()
         };
         let store = Arc::new(Store::over(device, &options)?);
+        // All of them before the first is written.
+        let shape = self
+            .gemm
+            .map(|(_, rows, columns)| (rows, columns))
+            .or(self.gemv);
+        for stored in &self.stored {
+            let bytes = shape
+                .and_then(|(rows, columns)| Some(stored.row_bytes(columns)? * u64::from(rows)));
+            store.check_room("the matrix", 0, bytes.unwrap_or(0))?;
+        }
         for stored in &self.stored {
             let line = match (self.gemm, self.gemv) {
                 (Some(shape), _) => self.gemm_line(&store, *stored, shape, rest)?,

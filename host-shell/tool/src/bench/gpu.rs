@@ -114,11 +114,10 @@ pub fn run(job: &Job<'_>, opened: Arc<dyn Device>) -> Result<()> {
     let first = reconnecting.run_whole(what, &work)?;
     let rate = work.commands as f64 / first.seconds.max(1e-9);
     let per_launch = ((rate * LAUNCH_SECONDS) as u64).max(work.commands);
-    let bar = progress::bytes(total.unwrap_or(0) * job.bytes, "bench");
-    if total.is_none() {
-        bar.set_length(job.runtime.as_millis() as u64);
-        progress::as_time(&bar);
-    }
+    let bar = match total {
+        Some(total) => progress::bytes(total * job.bytes, "bench"),
+        None => progress::time(job.runtime.as_millis() as u64, "bench"),
+    };
     let mut totals = Totals::default();
     let begin = Instant::now();
     loop {

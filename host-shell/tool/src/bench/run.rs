@@ -8,6 +8,7 @@ use crate::common::{
 use clap::{Args, ValueEnum};
 use nvme_host::bench::{self, Job, Limit, Pattern, Ramp};
 use nvme_host::{Controller, Error, Result};
+use std::hash::{BuildHasher, RandomState};
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -52,8 +53,9 @@ pub struct Bench {
     /// Write data that names its block, and check every read of it and all of it at the end
     #[arg(long)]
     verify: bool,
-    /// Seed of addresses, mix and data
-    #[arg(long, default_value_t = 1, value_parser = number::<u64>(0..=u64::MAX))]
+    /// Seed of addresses and mix, and of the data that are laid out; another one for each run when missing, which the
+    /// report names
+    #[arg(long, default_value_t = fresh_seed(), hide_default_value = true, value_parser = number::<u64>(0..=u64::MAX))]
     seed: u64,
     /// Go on after commands without an answer, controller resets, and a device that left, for which TIME
     /// (10s when missing) is waited: what was lost is sent again, and counted
@@ -105,6 +107,12 @@ enum Workload {
     Mixed,
     #[value(name = "randrw")]
     RandMixed,
+}
+
+/// A seed that no earlier run has had: what that run has written is not taken for what this one writes.
+fn fresh_seed() -> u64 {
+    // As many digits as every reader of JSON keeps.
+    RandomState::new().hash_one(std::process::id()) >> 11
 }
 
 fn ramp(text: &str) -> std::result::Result<Ramp, String> {
@@ -247,14 +255,10 @@ impl Bench {
         job: &Job,
         go_on: Option<&bench::GoOn<'_>>,
     ) -> Result<(Controller, bench::Report)> {
-        let total = match job.limit {
-            Limit::Bytes(bytes) => bytes,
-            Limit::Time(time) => time.as_millis() as u64,
+        let bar = match job.limit {
+            Limit::Bytes(bytes) => progress::bytes(bytes, "bench"),
+            Limit::Time(time) => progress::time(time.as_millis() as u64, "bench"),
         };
-        let bar = progress::bytes(total, "bench");
-        if matches!(job.limit, Limit::Time(_)) {
-            progress::as_time(&bar);
-        }
         let mut intervals = self
             .interval
             .map(|every| Intervals::new(every, self.namespace.device.json));

@@ -5,47 +5,41 @@ use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
 /// A bar over `bytes` bytes; invisible without a terminal.
 pub fn bytes(bytes: u64, what: &'static str) -> ProgressBar {
-    let target = if say::shows_progress() {
-        ProgressDrawTarget::stderr()
-    } else {
-        ProgressDrawTarget::hidden()
-    };
-    let bar = ProgressBar::with_draw_target(Some(bytes), target);
-    let style = ProgressStyle::with_template(
-        "{msg:8} [{bar:40}] {bytes}/{total_bytes} {bytes_per_sec} {eta}",
-    );
-    bar.set_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()));
-    bar.set_message(what);
-    bar
+    let template = "{msg:8} [{bar:40}] {bytes}/{total_bytes} {bytes_per_sec} {eta}";
+    styled(bytes, what, template)
 }
 
-/// Makes `bar` count milliseconds instead of bytes.
-pub fn as_time(bar: &ProgressBar) {
-    let style = ProgressStyle::with_template("{msg:12} [{bar:40}] {elapsed}");
-    bar.set_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()));
+/// A bar over `milliseconds`; invisible without a terminal.
+pub fn time(milliseconds: u64, what: &'static str) -> ProgressBar {
+    styled(milliseconds, what, "{msg:12} [{bar:40}] {elapsed}")
 }
 
 /// A bar over the 65,536 parts that a controller's progress is counted in.
 pub fn percent(what: &'static str) -> ProgressBar {
-    let bar = bytes(65_536, what);
-    let style = ProgressStyle::with_template("{msg:8} [{bar:40}] {percent} % {elapsed}");
-    bar.set_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()));
-    bar
+    styled(65_536, what, "{msg:8} [{bar:40}] {percent} % {elapsed}")
 }
 
 /// A bar over `count` pieces of work.
 pub fn items(count: u64, what: &'static str) -> ProgressBar {
-    let bar = bytes(count, what);
-    let style = ProgressStyle::with_template("{msg:8} [{bar:40}] {pos}/{len} {per_sec} {eta}");
-    bar.set_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()));
-    bar
+    let template = "{msg:8} [{bar:40}] {pos}/{len} {per_sec} {eta}";
+    styled(count, what, template)
 }
 
 /// The time that has passed, for a command that says nothing until its end.
 pub fn spinner(what: &'static str) -> ProgressBar {
-    let bar = bytes(0, what);
-    let style = ProgressStyle::with_template("{spinner} {msg} {elapsed}");
-    bar.set_style(style.unwrap_or_else(|_| ProgressStyle::default_spinner()));
+    let bar = styled(0, what, "{spinner} {msg} {elapsed}");
     bar.enable_steady_tick(std::time::Duration::from_millis(100));
+    bar
+}
+
+/// A bar that has its template before it is drawn for the first time.
+fn styled(length: u64, what: &'static str, template: &str) -> ProgressBar {
+    let style = ProgressStyle::with_template(template);
+    let bar = ProgressBar::with_draw_target(Some(length), ProgressDrawTarget::hidden());
+    bar.set_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()));
+    bar.set_message(what);
+    if say::shows_progress() {
+        bar.set_draw_target(ProgressDrawTarget::stderr());
+    }
     bar
 }

@@ -164,16 +164,7 @@ impl<'a> Input<'a> {
 
     fn check_fits(&self, store: &Store, place: u64) -> Result<()> {
         let last = self.sources.last().map_or(0, |one| one.begin + one.bytes);
-        let end = place.checked_add(last);
-        if end.is_some_and(|end| end <= store.len()) {
-            return Ok(());
-        }
-        let cause = format!(
-            "{} takes {last} bytes, which do not lie from byte {place} on of a device of {}",
-            self.path.display(),
-            store.len()
-        );
-        Err(Error::usage(cause, "use a larger device or another offset"))
+        store.check_room(&self.path.display().to_string(), place, last)
     }
 
     /// Memory for the longest piece.

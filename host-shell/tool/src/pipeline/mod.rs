@@ -237,12 +237,9 @@ impl Pipeline {
     fn measure(&self, store: &Arc<Store>, job: &Job) -> Result<Report> {
         let is_continuous = job.name == Name::ContinuousProcessing;
         let bar = match is_continuous {
-            true => progress::bytes(job.runtime.as_millis() as u64, "pipeline"),
+            true => progress::time(job.runtime.as_millis() as u64, "pipeline"),
             false => progress::items(0, "pipeline"),
         };
-        if is_continuous {
-            progress::as_time(&bar);
-        }
         let stop = stop_flag();
         let mut interval = self.interval.map(|every| Interval::new(every, self.json));
         let report = run(store, job, &mut |done, total, seconds| {

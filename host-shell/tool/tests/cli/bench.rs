@@ -177,7 +177,7 @@ fn bench_keeps_to_its_rate(place: Place) {
         // Not faster than asked; a busy machine may be slower.
         let iops = number(&step["iops"]);
         assert!(
-            (rate * 0.3..=rate * 1.05).contains(&iops),
+            iops > 0.0 && iops <= rate * 1.05,
             "{iops} of {rate}"
         );
     }
@@ -209,6 +209,43 @@ fn verify_reads_back_what_was_written(place: Place) {
         "the line of the reads"
     );
     assert!(pixels.chunks(3).any(|pixel| pixel == [0, 0, 0]), "text");
+}
+
+/// Data that come late are a write that is lost: the drive says that it is done, and keeps what it had.
+#[test]
+fn verify_finds_lost_writes_over_data_of_an_earlier_run_or_pass() {
+    let folder = Folder::new(Place::Embedded);
+    folder.file("disk.img", 256 << 10, 1);
+    let run = |fault: &str, more: &str| {
+        let line = format!(
+            "bench -d sim:disk.img?block=4096{fault} --rw write --bs 4KiB --depth 4 --verify --seed 5 {more}"
+        );
+        folder.run(&words(&line))
+    };
+    let whole = "--io-size 256KiB";
+    assert_eq!(run("", whole).code, 0);
+    // With the same seed the same units are written: not with the same data.
+    let lost = run("&fault=latedata:60m@op=write,nth=7", whole);
+    assert_eq!(lost.code, 3, "{}", lost.stderr);
+    assert!(lost.stderr.contains("LBA "), "{}", lost.stderr);
+    // The second pass over 16 blocks.
+    let twice = "--size 64KiB --io-size 128KiB";
+    assert_eq!(run("", twice).code, 0);
+    let lost = run("&fault=latedata:60m@op=write,nth=20", twice);
+    assert_eq!(lost.code, 3, "{}", lost.stderr);
+}
+
+/// Two queues write the same few blocks: only one write of a block is under way at a time, so that all is compared.
+#[test]
+fn verify_knows_what_blocks_hold_that_are_written_often() {
+    let folder = Folder::new(Place::Embedded);
+    for rw in ["randwrite", "write", "randrw"] {
+        let report = folder.json(&words(&format!(
+            "bench -d sim:mem?size=1MiB&block=4096 --rw {rw} --bs 4KiB --size 16KiB --queues 2 --depth 16 \
+             --io-size 2MiB --verify"
+        )));
+        assert_eq!(number(&report["verified_bytes"]), f64::from(16 << 10));
+    }
 }
 
 fn bench_refuses_what_cannot_be(place: Place) {

@@ -23,6 +23,7 @@ mod partitions;
 mod passthru;
 mod pipeline;
 mod resets;
+mod room;
 mod rows;
 mod search;
 mod streams;

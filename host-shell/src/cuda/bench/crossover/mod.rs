@@ -21,7 +21,7 @@ mod words;
 
 pub use job::CrossoverJob;
 
-use super::gather::lay_out::{cores, lay_out};
+use super::gather::lay_out::{check_room, cores, lay_out};
 use crate::controller::Controller;
 use crate::controller::config::Config;
 use crate::cuda::driver::Gpu;
@@ -73,7 +73,7 @@ pub fn crossover(
         zipf: false,
     };
     let controllers = [(controller, info)];
-    lay_out(&controllers, (job.nsid, &cases))?;
+    check_room(&controllers, (job.nsid, &cases))?;
     let [(controller, info)] = &controllers;
     for row_bytes in &job.row_bytes {
         if !row_bytes.is_multiple_of(info.block_bytes) {
@@ -85,6 +85,9 @@ pub fn crossover(
                 "use rows of whole blocks",
             ));
         }
+    }
+    lay_out(&controllers, (job.nsid, &cases))?;
+    for row_bytes in &job.row_bytes {
         let rows = GpuRows::create(controller, &access, *info, job.options, config.timeout)?;
         let mut bench = Bench::new(&gpu, (controller, *info), rows, (*row_bytes, threads), job)?;
         emit(json!({

@@ -22,6 +22,37 @@ pub(in crate::cuda::bench) fn cores() -> usize {
     std::thread::available_parallelism().map_or(1, usize::from)
 }
 
+/// Checks that all of the table has room on the drives, before any of it is written.
+///
+/// # Errors
+/// [`Error::Usage`] where it has not, and for rows that are longer than the table.
+pub(in crate::cuda::bench) fn check_room(
+    controllers: &[(Controller, NamespaceInfo)],
+    (nsid, cases): (Nsid, &GatherCases),
+) -> Result<()> {
+    cases.check_rows()?;
+    let mut room = u64::MAX;
+    for (controller, _) in controllers {
+        let namespace = controller.namespace(nsid)?;
+        room = room.min(namespace.blocks() * u64::from(namespace.block_bytes()));
+    }
+    let drives = controllers.len() as u64;
+    if drives > 1 {
+        // Stripes lie on each drive, as many whole ones as the smallest has.
+        room = room / STRIPE_BYTES * STRIPE_BYTES * drives;
+    }
+    match room < cases.table_bytes {
+        false => Ok(()),
+        true => Err(Error::usage(
+            format!(
+                "the table needs {} bytes, and the device has {room}",
+                cases.table_bytes
+            ),
+            "use a larger device, or a smaller --table",
+        )),
+    }
+}
+
 /// Writes the table to the drives.
 pub(in crate::cuda::bench) fn lay_out(
     controllers: &[(Controller, NamespaceInfo)],

@@ -27,7 +27,7 @@ use crate::dma::pages::Pages;
 use crate::error::{Error, Result};
 use crate::measure::{GatherCases, Ids, median};
 use by_cpu::CpuQueues;
-use lay_out::{STRIPE_BYTES, cores, fill, lay_out};
+use lay_out::{STRIPE_BYTES, check_room, cores, fill, lay_out};
 use nvme_core::spec::Nsid;
 use nvme_gpu_kernel::ROWS_PTX;
 use nvme_gpu_kernel::rows::{BLOCK_THREADS, Check, Gather};
@@ -152,11 +152,9 @@ pub fn gather(
         controllers.push((controller, info));
         accesses.push(access);
     }
-    let begin = Instant::now();
-    lay_out(&controllers, (job.nsid, &job.cases))?;
+    check_room(&controllers, (job.nsid, &job.cases))?;
     let mirror_pages = Arc::new(Pages::new(job.cases.table_bytes as usize)?);
     fill(&mirror_pages, job.cases.seed);
-    let laid_out = begin.elapsed();
     let module = Module::load(&gpu, ROWS_PTX.as_bytes())?;
     let rows = controllers.iter().zip(&accesses);
     let rows = rows.map(|((controller, info), access)| {
@@ -164,6 +162,10 @@ pub fn gather(
         rows.map(Arc::new)
     });
     let drives = Drives::new(rows.collect::<Result<_>>()?, job.cases.table_bytes)?;
+    // Only now: what was refused has overwritten nothing.
+    let begin = Instant::now();
+    lay_out(&controllers, (job.nsid, &job.cases))?;
+    let laid_out = begin.elapsed();
     let (registers, local) = match drives.striped {
         Some(_) => module.cost(module.function("nvme_gather_striped")?)?,
         None => drives.first.cost()?,
