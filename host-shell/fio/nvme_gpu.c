@@ -254,6 +254,12 @@ static int engine_setup(struct thread_data *td)
 			"data=gpu, rw=read or randread and one bs; or initiator=cpu\n");
 		return 1;
 	}
+	/* All files of a job would be the same bytes of the device. */
+	if (td->o.nr_files > 1 || td->files_index > 1) {
+		log_err("nvme_gpu: %u files in one job: a device is one file: leave out nrfiles, and write one filename\n",
+			td->o.nr_files > td->files_index ? td->o.nr_files : td->files_index);
+		return 1;
+	}
 	job = calloc(1, sizeof(*job));
 	if (!job)
 		return 1;
@@ -264,6 +270,12 @@ static int engine_setup(struct thread_data *td)
 		return 1;
 	}
 	td->io_ops_data = job;
+	if (td->o.start_offset >= nvme_gpu_len(job->shared->store)) {
+		log_err("nvme_gpu: offset=%llu is not on the device, which has %llu bytes: use a smaller one\n",
+			(unsigned long long)td->o.start_offset,
+			(unsigned long long)nvme_gpu_len(job->shared->store));
+		return 1;
+	}
 	if (!td->files_index) {
 		add_file(td, "nvme_gpu", 0, 0);
 		td->o.nr_files = td->o.nr_files ?: 1;

@@ -121,6 +121,10 @@ fn fio_verifies_mixes_paces_and_names_what_fails() {
         &lost,
     );
     fio.fails("--rw=read", "", &["no device"]);
+    // All files of a job would be the same bytes.
+    fio.fails(device, "--rw=read --nrfiles=4", &["files in one job"]);
+    fio.fails(device, "--rw=read --filename=a:b", &["files in one job"]);
+    fio.fails(device, "--rw=read --offset=16M", &["is not on the device"]);
     fio.fails("--device=nonsense", "--rw=read", &["names no device"]);
     fio.fails(
         device,
