@@ -65,6 +65,7 @@ mod remedy;
 pub mod store;
 pub mod units;
 mod widen;
+pub mod words;
 
 pub use catalog::Catalog;
 pub use controller::config::{Config, Rings};

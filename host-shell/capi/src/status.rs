@@ -136,6 +136,16 @@ thread_local! {
     static LAST: RefCell<(CString, CString)> = RefCell::default();
 }
 
+/// C's words for the options that the library's errors name in those of the tool.
+const WORDS: [(&str, &str); 6] = [
+    ("--timeout-ms", "timeout_ms of nvme_gpu_options"),
+    ("--allow-write", "NVME_GPU_ALLOW_WRITE"),
+    ("--queues", "queues of nvme_gpu_options"),
+    ("--depth", "depth of nvme_gpu_options"),
+    ("--tier", "gpu_tier of nvme_gpu_options"),
+    ("--gpu", "the argument gpu"),
+];
+
 /// A failure on its way to C.
 #[derive(Clone, Debug)]
 pub struct Failure {
@@ -185,7 +195,8 @@ impl From<Error> for Failure {
             Error::Changed { .. } => NVME_GPU_ERROR_CHANGED,
             Error::Interrupted => NVME_GPU_ERROR_INTERRUPTED,
         };
-        Self::new(status, error.to_string(), error.remedy())
+        let remedy = nvme_host::words::of_interface(&error.remedy(), &WORDS);
+        Self::new(status, error.to_string(), remedy)
     }
 }
 
@@ -256,6 +267,17 @@ mod tests {
         assert_eq!(describe(0x281).0, c"Unrecovered Read Error");
         assert_eq!(describe(NVME_GPU_ROW_GONE).0, c"Device Gone");
         assert_eq!(describe(i32::MIN).0, c"Unknown");
+    }
+
+    #[test]
+    fn a_remedy_names_the_options_of_c() {
+        let error = Error::usage("a cause", "raise --timeout-ms, or leave --gpu out");
+        let remedy = Failure::from(error).remedy;
+        assert!(
+            remedy.contains("timeout_ms of nvme_gpu_options"),
+            "{remedy}"
+        );
+        assert!(!remedy.contains("--"), "{remedy}");
     }
 
     #[test]

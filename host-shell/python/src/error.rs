@@ -8,6 +8,16 @@ use pyo3::sync::PyOnceLock;
 
 static RAISE: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
 
+/// Python's words for the options that the library's errors name in those of the tool.
+const WORDS: [(&str, &str); 6] = [
+    ("--timeout-ms", "timeout_ms="),
+    ("--allow-write", "allow_write=True"),
+    ("--queues", "queues="),
+    ("--depth", "depth="),
+    ("--tier", "gpu_tier="),
+    ("--gpu", "gpu="),
+];
+
 /// What an exception is made of.
 #[derive(Clone)]
 pub struct Fault {
@@ -42,7 +52,7 @@ impl Fault {
         Self {
             code: error.code(),
             cause: error.to_string(),
-            remedy: error.remedy(),
+            remedy: nvme_host::words::of_interface(&error.remedy(), &WORDS),
             status,
             row: None,
             id: None,

@@ -140,3 +140,10 @@ def test_a_fault_is_a_typed_error_and_nothing_is_lost(fault, face):
         except (nvme_gpu.Timeout, nvme_gpu.Gone) as error:
             found.append([type(error), "outside of what is judged"])
     drain()
+
+
+def test_a_remedy_names_the_options_of_python():
+    store = nvme_gpu.open("sim:mem?size=1MiB&fault=drop@op=read,every=1", timeout_ms=50)
+    with pytest.raises(nvme_gpu.Timeout) as caught:
+        store.read(4096)
+    assert "timeout_ms=" in caught.value.remedy and "--" not in caught.value.remedy, caught.value.remedy
