@@ -78,10 +78,10 @@ fn lock(file: &OsFile, exclusive: bool) -> IoResult<()> {
     };
     if error.kind() == ErrorKind::WouldBlock {
         let what = match exclusive {
-            true => "another process has the image open",
-            false => "another process may write the image",
+            true => "the image is open already, in this process or another one",
+            false => "this process or another one may write the image",
         };
-        let why = std::format!("{what}; end it, or reach the image through its server");
+        let why = std::format!("{what}; close it there, or reach the image through its server");
         return Err(Error::new(ErrorKind::ResourceBusy, why));
     }
     // Some network file systems have no locks: the image is of use all the same.

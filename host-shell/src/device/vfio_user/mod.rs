@@ -81,6 +81,12 @@ struct Bar(Link, Identity);
 /// [`Error::File`] when no server listens there, [`Error::Device`] when it is no NVMe controller that can
 /// be driven, [`Error::Gone`] when the server does not answer or breaks the protocol.
 pub fn open(path: &str) -> Result<Arc<dyn Device>> {
+    if path.is_empty() {
+        return Err(Error::usage(
+            "vfio-user: names no socket",
+            "write vfio-user:SOCKET, the path that the server listens at",
+        ));
+    }
     let connection =
         Connection::open(Path::new(path), PATIENCE).map_err(Error::file("connect to", path))?;
     Ok(Arc::new(VfioUser::start(path, connection)?))

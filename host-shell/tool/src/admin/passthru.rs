@@ -88,8 +88,8 @@ struct CommandArgs {
     /// Print the command before it is sent
     #[arg(long, short = 's')]
     show_command: bool,
-    /// Print the command and do not send it; the device is not opened
-    #[arg(long)]
+    /// Print the command as text and do not send it; the device is not opened
+    #[arg(long, conflicts_with = "json")]
     dry_run: bool,
 }
 

@@ -55,8 +55,8 @@ pub struct Bench {
     verify: bool,
     /// Seed of addresses and mix, and of the data that are laid out; another one for each run when missing, which the
     /// report names
-    #[arg(long, default_value_t = fresh_seed(), hide_default_value = true, value_parser = number::<u64>(0..=u64::MAX))]
-    seed: u64,
+    #[arg(long, value_parser = number::<u64>(0..=u64::MAX))]
+    seed: Option<u64>,
     /// Go on after commands without an answer, controller resets, and a device that left, for which TIME
     /// (10s when missing) is waited: what was lost is sent again, and counted
     #[arg(long, value_name = "TIME", num_args = 0..=1, default_missing_value = "10s", value_parser = duration)]
@@ -131,7 +131,9 @@ fn ramp(text: &str) -> std::result::Result<Ramp, String> {
 }
 
 impl Bench {
-    pub fn run(self) -> Result<()> {
+    pub fn run(mut self) -> Result<()> {
+        // From here on there is one.
+        self.seed.get_or_insert_with(fresh_seed);
         #[cfg(feature = "cuda")]
         if self.suite.suite.is_some() {
             return self.suite.run(self.gpu.gpu);
@@ -244,7 +246,7 @@ impl Bench {
                 .ramp
                 .or(self.rate_iops.map(|rate| constant(rate.max(1)))),
             span_blocks: self.span(block, blocks)?,
-            seed: self.seed,
+            seed: self.seed.unwrap_or_default(),
             verify: self.verify,
         })
     }
@@ -293,7 +295,7 @@ impl Bench {
             gpu: self.gpu.gpu,
             nsid: self.namespace.nsid().0,
             queues: self.queues,
-            seed: self.seed,
+            seed: self.seed.unwrap_or_default(),
             plot: self.plot,
         };
         self.gather.run(open, &self.namespace.config(), rest)
@@ -310,7 +312,7 @@ impl Bench {
             stations: self.gather.on_gpu.stations,
             table: self.gather.table,
             runs: self.gather.runs,
-            seed: self.seed,
+            seed: self.seed.unwrap_or_default(),
             plot: self.plot,
         };
         self.crossover.run(&rest)
@@ -327,7 +329,7 @@ impl Bench {
             queues: self.queues,
             stations: self.gather.on_gpu.stations,
             runs: self.gather.runs,
-            seed: self.seed,
+            seed: self.seed.unwrap_or_default(),
             timeout: Duration::from_millis(device.timeout_ms),
         };
         self.gemv.run(opened, &rest)
@@ -339,7 +341,7 @@ impl Bench {
         let rest = super::ladder::Rest {
             gpu: super::gemv::Rest::gpu_of(self.gpu.gpu)?,
             runs: self.gather.runs,
-            seed: self.seed,
+            seed: self.seed.unwrap_or_default(),
             json: self.namespace.device.json,
             plot: self.plot,
         };
@@ -359,7 +361,7 @@ impl Bench {
             size: self.size,
             io_size: self.io_size,
             runs: self.gather.runs,
-            seed: self.seed,
+            seed: self.seed.unwrap_or_default(),
             plot: self.plot,
         };
         self.paths.run(file, rest)
@@ -408,7 +410,7 @@ impl Bench {
             io_size: self.io_size,
             runtime: self.runtime.unwrap_or(Duration::from_secs(5)),
             recover: self.recover,
-            seed: self.seed,
+            seed: self.seed.unwrap_or_default(),
         };
         super::gpu::run(&job, opened)
     }

@@ -20,6 +20,9 @@ pub fn explain(command: &clap::Command, arguments: &[OsString], error: &clap::Er
             // It names the value itself.
             format!("invalid value for '{argument}': {}", why.unwrap_or(value))
         }
+        ErrorKind::UnknownArgument if is_negative(&argument) => {
+            format!("'{argument}' is a negative number, and no option takes one")
+        }
         ErrorKind::UnknownArgument => format!("unexpected argument '{argument}'"),
         ErrorKind::InvalidSubcommand => {
             format!(
@@ -40,6 +43,13 @@ pub fn explain(command: &clap::Command, arguments: &[OsString], error: &clap::Er
         _ => first_line(error),
     };
     let mut remedy = String::new();
+    let is_first = arguments.first().and_then(|first| first.to_str()) == Some(argument.as_str());
+    if error.kind() == ErrorKind::UnknownArgument && is_first && argument.starts_with("--") {
+        remedy.push_str(&format!(
+            "options come behind the command: `{} COMMAND {argument}`; ",
+            command.get_name()
+        ));
+    }
     for kind in [
         ContextKind::SuggestedArg,
         ContextKind::SuggestedSubcommand,
@@ -59,6 +69,11 @@ pub fn explain(command: &clap::Command, arguments: &[OsString], error: &clap::Er
     }
     remedy.push_str(&format!("see `{} --help`", path(command, arguments)));
     Error::usage(cause, remedy)
+}
+
+fn is_negative(argument: &str) -> bool {
+    let digits = argument.strip_prefix('-').unwrap_or_default();
+    digits.starts_with(|first: char| first.is_ascii_digit())
 }
 
 fn texts(value: &ContextValue) -> Vec<String> {

@@ -5,8 +5,8 @@ use nvme_host::{Error, Result};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, IsTerminal, Read, Seek, SeekFrom, Write};
-use std::os::fd::AsFd;
-use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
+use std::os::fd::{AsFd, AsRawFd};
+use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -58,11 +58,11 @@ pub fn read_at_most(path: &Path, bytes: &mut [u8]) -> Result<usize> {
 pub enum Output {
     /// Standard output, a device or a pipe: written as it comes.
     Stream(Stream),
-    /// A file beside the target, renamed at the end.
+    /// A file that becomes the target at the end.
     Replace {
-        /// The file.
+        /// The file: without a name where the file system allows that, so that a process that is killed leaves nothing.
         file: File,
-        /// Where it is now.
+        /// The name that it has, or gets before it is renamed.
         temporary: PathBuf,
         /// What it becomes.
         target: PathBuf,
@@ -170,10 +170,11 @@ impl Output {
             .map(|name| name.to_string_lossy().into_owned())
             .unwrap_or_default();
         let temporary = path.with_file_name(format!(".{name}.{}.part", std::process::id()));
-        let file = OpenOptions::new()
-            .write(true)
-            .create_new(true)
-            .open(&temporary)
+        let file = nameless_beside(&temporary)
+            .or_else(|_| {
+                let mut options = OpenOptions::new();
+                options.write(true).create_new(true).open(&temporary)
+            })
             .map_err(Error::file("create", path))?;
         Ok(Self::Replace {
             file,
@@ -231,10 +232,39 @@ impl Output {
                 let ended = end.and_then(|end| file.set_len(end));
                 ended.map_err(Error::file("write", &*target))?;
                 file.sync_all().map_err(Error::file("write", &*target))?;
+                give_name(file, temporary).map_err(Error::file("create", &*target))?;
                 fs::rename(&*temporary, &*target).map_err(Error::file("rename to", &*target))
             }
         }
     }
+}
+
+/// Opens a file without a name in the folder of `path`.
+fn nameless_beside(path: &Path) -> io::Result<File> {
+    let folder = match path.parent() {
+        Some(folder) if folder != Path::new("") => folder,
+        _ => Path::new("."),
+    };
+    OpenOptions::new()
+        .write(true)
+        .custom_flags(libc::O_TMPFILE)
+        .open(folder)
+}
+
+/// Gives `file` the name `path`, unless it has it already.
+fn give_name(file: &File, path: &Path) -> io::Result<()> {
+    if file.metadata()?.nlink() > 0 {
+        return Ok(());
+    }
+    let nameless = format!("/proc/self/fd/{}", file.as_raw_fd());
+    let flags = rustix::fs::AtFlags::SYMLINK_FOLLOW;
+    Ok(rustix::fs::linkat(
+        rustix::fs::CWD,
+        nameless,
+        rustix::fs::CWD,
+        path,
+        flags,
+    )?)
 }
 
 impl Drop for Output {

@@ -78,6 +78,15 @@ impl Stream {
                 "start at 0, or use `nvme-gpu read`",
             ));
         }
+        if self.bytes < block {
+            return Err(Error::usage(
+                format!(
+                    "--bytes {} is less than a block of the namespace, {block} bytes",
+                    self.bytes
+                ),
+                format!("use --bytes {block} or more"),
+            ));
+        }
         check_stop()?;
         let bytes = self
             .bytes

@@ -138,8 +138,10 @@ impl Generate {
             }
             return self.load(&store, (&file.catalog()?, manifest.as_ref()), &places);
         }
-        if !Path::new(&self.model).is_file() {
-            let cause = format!("{} is no file", self.model);
+        let path = Path::new(&self.model);
+        let about = std::fs::metadata(path).map_err(Error::file("open", path))?;
+        if !about.is_file() {
+            let cause = format!("{} is not a regular file", self.model);
             let remedy = "name a GGUF file, DEVICE:/path, or a device with --offset";
             return Err(Error::usage(cause, remedy));
         }

@@ -18,16 +18,21 @@ const FASTEST_GB_PER_S: f64 = 121.1;
 /// Checks the file at `path` and prints its row.
 ///
 /// # Errors
-/// [`Error::Mismatch`] for a file that is no witness; [`Error::File`] where it cannot be read.
+/// [`Error::Mismatch`] for a witness that cannot be believed; [`Error::Usage`] for another file; [`Error::File`] where
+/// it cannot be read.
 pub fn run(path: &Path, as_json: bool) -> Result<()> {
     let mut bytes = vec![0; MOST];
     let length = crate::common::file::read_at_most(path, &mut bytes)?;
+    let other = |why: String| {
+        Error::usage(
+            format!("{} is no witness file: {why}", path.display()),
+            "name a file that `nvme-gpu witness` has written",
+        )
+    };
     if length > MOST {
-        return Err(Error::Mismatch {
-            what: format!("more than {MOST} bytes: no witness file"),
-        });
+        return Err(other(format!("it has more than {MOST} bytes")));
     }
-    let record = read(&bytes[..length]).map_err(|what| Error::Mismatch { what })?;
+    let record = read(&bytes[..length]).map_err(other)?;
     let problems = problems(&record);
     if !problems.is_empty() {
         return Err(Error::Mismatch {
@@ -44,8 +49,8 @@ pub fn run(path: &Path, as_json: bool) -> Result<()> {
 /// The record in `bytes`, if they have its form and no other members.
 pub fn read(bytes: &[u8]) -> std::result::Result<Record, String> {
     let value: Value =
-        serde_json::from_slice(bytes).map_err(|error| format!("no JSON: {error}"))?;
-    serde_json::from_value(value).map_err(|error| format!("no witness file: {error}"))
+        serde_json::from_slice(bytes).map_err(|error| format!("it is not JSON: {error}"))?;
+    serde_json::from_value(value).map_err(|error| error.to_string())
 }
 
 /// What is wrong with the record.

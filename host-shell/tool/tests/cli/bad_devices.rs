@@ -58,7 +58,7 @@ fn devices_that_are_none_say_which_there_are() {
         4 | read -d vfio-user:nowhere | nowhere
         4 | read -d vfio-user:disk.img | start the server
         4 | read -d vfio-user:folder | folder
-        4 | read -d vfio-user: | cannot connect
+        2 | read -d vfio-user: | names no socket
         4 | read -d LONGSOCKET | shorter path
         2 | serve -d vfio-user:x -s cntrl | cannot be served
         2 | serve -d sim:disk.img -s in | not a socket

@@ -155,7 +155,11 @@ fn an_image_is_shared_by_those_who_read() {
     let reader = nvme_host::open_reading(&device).unwrap();
     folder.ok(&["read", "-d", &device, "-b", "1", "-o", "out"]);
     folder.ok(&["compare", "-d", &device, "-i", "out"]);
-    folder.fails(&["write", "-d", &device, "-i", "in"], 4, "another process");
+    folder.fails(
+        &["write", "-d", &device, "-i", "in"],
+        4,
+        "the image is open already",
+    );
     drop(reader);
     folder.ok(&["write", "-d", &device, "-i", "in"]);
 }

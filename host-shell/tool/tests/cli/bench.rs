@@ -176,10 +176,7 @@ fn bench_keeps_to_its_rate(place: Place) {
         assert_eq!(number(&step["rate_iops"]), rate);
         // Not faster than asked; a busy machine may be slower.
         let iops = number(&step["iops"]);
-        assert!(
-            iops > 0.0 && iops <= rate * 1.05,
-            "{iops} of {rate}"
-        );
+        assert!(iops > 0.0 && iops <= rate * 1.05, "{iops} of {rate}");
     }
     let svg = String::from_utf8(bytes(&folder.path("ramp.svg"))).unwrap();
     assert!(svg.starts_with("<svg") && svg.trim_end().ends_with("</svg>"));

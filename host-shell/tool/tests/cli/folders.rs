@@ -255,3 +255,28 @@ fn what_is_not_copied_leaves_nothing() {
     assert_eq!(child.wait().unwrap().code(), Some(130));
     assert_eq!(folder.names(), before);
 }
+
+/// An output has no name until it is whole, where the file system knows such files.
+#[test]
+fn a_command_that_is_killed_leaves_no_part_of_its_output() {
+    use std::os::unix::fs::OpenOptionsExt;
+    let folder = Folder::new(Place::Embedded);
+    folder.file("disk.img", 1 << 20, 1);
+    let mut options = std::fs::File::options();
+    options.write(true).custom_flags(libc::O_TMPFILE);
+    if options.open(folder.path("")).is_err() {
+        return;
+    }
+    let before = folder.names();
+    let device = "sim:disk.img?block=4096&fault=drop@op=read,nth=2";
+    let mut command = folder.command();
+    command.args([
+        "read", "-d", device, "--lba", "0", "--blocks", "256", "-o", "out",
+    ]);
+    let mut child = command.args(["-t", "60000"]).spawn().unwrap();
+    // However far it has come.
+    std::thread::sleep(Duration::from_millis(500));
+    child.kill().unwrap();
+    child.wait().unwrap();
+    assert_eq!(folder.names(), before);
+}

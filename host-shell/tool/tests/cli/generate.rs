@@ -66,7 +66,7 @@ fn what_cannot_be_generated_says_why() {
     std::fs::write(folder.path("model.gguf"), model()).unwrap();
     std::fs::write(folder.path("cut.gguf"), &model()[..40_000]).unwrap();
     for (words, text) in [
-        ("generate nothing.gguf -p a", "nothing.gguf is no file"),
+        ("generate . -p a", ". is not a regular file"),
         ("generate cut.gguf -p a", "end at byte"),
         ("generate model.gguf", "--prompt"),
         (
@@ -87,6 +87,7 @@ fn what_cannot_be_generated_says_why() {
         folder.fails(&words, 2, text);
     }
     folder.fails(&["generate", "model.gguf", "-p", ""], 2, "an empty prompt");
+    folder.fails(&["generate", "nothing.gguf", "-p", "a"], 4, "nothing.gguf");
     let fault = "sim:drive.img?fault=status:0x281@op=read,nth=30";
     folder.ok(&["import", "model.gguf", "-d", "sim:drive.img?size=4MiB"]);
     let header = "sim:drive.img?fault=status:0x281@op=read,nth=1";

@@ -40,7 +40,9 @@ pub fn reference(mut root: Command) -> String {
     for (name, verb) in &verbs {
         text.push_str(&format!("\n## {name}\n\n"));
         if let Some(about) = verb.get_long_about().or(verb.get_about()) {
-            text.push_str(&wrap("", &(about.to_string().replace('\n', " ") + ".")));
+            let about = about.to_string();
+            let paragraphs: Vec<String> = about.split("\n\n").map(paragraph).collect();
+            text.push_str(&paragraphs.join("\n"));
         }
         let aliases: Vec<String> = verb
             .get_visible_aliases()
@@ -68,6 +70,16 @@ pub fn reference(mut root: Command) -> String {
         }
     }
     text
+}
+
+/// The paragraph in lines, with a full stop at its end.
+fn paragraph(text: &str) -> String {
+    let text = text.trim_end();
+    let end = match text.ends_with(['.', ':', '?', '!']) {
+        true => "",
+        false => ".",
+    };
+    wrap("", &format!("{text}{end}"))
 }
 
 fn collect<'a>(parent: &'a Command, prefix: &str, verbs: &mut Vec<(String, &'a Command)>) {
