@@ -40,7 +40,7 @@ impl Shape {
 #[inline(always)]
 pub fn rows(shape: Shape, from: u64, to: impl Fn(u32) -> u64, wanted: u32) {
     match shape.unit_shift {
-        4 if shape.row_bytes % 512 == 0 => copy_pieces(shape, from, to, wanted),
+        4 if shape.row_bytes.is_multiple_of(512) => copy_pieces(shape, from, to, wanted),
         4 => copy_units::<4>(shape, from, to, wanted),
         2 | 3 => copy_units::<2>(shape, from, to, wanted),
         _ => copy_units::<0>(shape, from, to, wanted),

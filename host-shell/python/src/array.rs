@@ -154,10 +154,10 @@ impl Array {
     fn tobytes<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyBytes>> {
         let memory = Arc::clone(self.memory.get()?);
         let flight = lock(&self.filled).1.clone();
-        if let Some(flight) = flight {
-            if !flight.wait_in(py, None)? {
-                return Err(flight.late().into());
-            }
+        if let Some(flight) = flight
+            && !flight.wait_in(py, None)?
+        {
+            return Err(flight.late().into());
         }
         let mut bytes = vec![0; self.bytes];
         let bytes = match &*memory {

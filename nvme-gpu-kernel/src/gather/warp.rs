@@ -442,7 +442,7 @@ impl<'r> Warp<'r, '_> {
     /// Blocks of a row that begins where a block does, at least.
     #[inline(always)]
     fn least_blocks(&self) -> u32 {
-        (self.rows.row_bytes - 1 >> self.rows.block_shift) + 1
+        ((self.rows.row_bytes - 1) >> self.rows.block_shift) + 1
     }
 
     /// Where the slot of `lane` begins in the slot memory.

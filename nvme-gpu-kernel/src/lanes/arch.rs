@@ -93,7 +93,7 @@ pub fn butterfly(mask: u32, value: u32, bits: u32) -> u32 {
     call(Call::Butterfly {
         mask,
         value,
-        from: lane() ^ bits % 32,
+        from: lane() ^ (bits % 32),
     }) as u32
 }
 

@@ -41,7 +41,7 @@ fn collectives_give_each_lane_what_the_manual_says() {
     let made = each(1, 32, || {
         let lane = arch::lane();
         [
-            arch::ballot(arch::FULL, lane % 3 == 0),
+            arch::ballot(arch::FULL, lane.is_multiple_of(3)),
             arch::shuffle(arch::FULL, lane * 10, 31 - lane),
             arch::shuffle(arch::FULL, lane * 10, 32 + 5),
             arch::shuffle_tile(lane, 3),

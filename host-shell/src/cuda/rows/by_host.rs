@@ -233,13 +233,13 @@ impl HostRows {
         match put {
             Ok(_) => {
                 // Its last function frees it.
-                kept.map(std::mem::forget);
+                std::mem::forget(kept);
                 Ok(Pending::of_host(ended, is_captured))
             }
             Err(error) => {
                 // What is still in the stream uses the operation.
                 if matches!(error, Error::Unfinished { .. }) {
-                    kept.map(std::mem::forget);
+                    std::mem::forget(kept);
                 }
                 Err(error)
             }

@@ -7,8 +7,11 @@ use std::os::unix::fs::MetadataExt;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, Weak};
 
+/// Counts of writes by the device and inode of a file.
+type WritesByFile = HashMap<(u64, u64), Weak<AtomicU64>>;
+
 /// The writes of this process to each file that is open: several stores may lie on one.
-static WRITES: Mutex<Option<HashMap<(u64, u64), Weak<AtomicU64>>>> = Mutex::new(None);
+static WRITES: Mutex<Option<WritesByFile>> = Mutex::new(None);
 
 /// The writes to an open file.
 pub(crate) struct FileChanges {

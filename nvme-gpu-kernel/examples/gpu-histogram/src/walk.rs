@@ -34,8 +34,8 @@ pub unsafe fn run(walk: &Walk) {
         while step < walk.steps {
             step += 1;
             id = match table.row(id) {
-                // SAFETY: the row has 8 bytes at least, aligned to 8.
                 Ok(row) => {
+                    // SAFETY: the row has 8 bytes at least, aligned to 8.
                     let word = unsafe { (row as usize as *const u64).read_volatile() };
                     word.checked_rem(walk.table.rows).unwrap_or(0) as i64
                 }

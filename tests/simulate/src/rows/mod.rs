@@ -534,10 +534,9 @@ impl World<'_> {
             return Err(Failure::new("station", text));
         }
         // Busy, or with readers: the lowest 14 bits but for the mark of recent use.
-        let is_used = |word: &&AtomicU32| load(word) & 0x3FFD != 0;
-        match self.states.iter().find(is_used) {
-            Some(_) => return Err(Failure::new("cache", "a line is in use by nobody")),
-            None => {}
+        let is_used = |word: &AtomicU32| load(word) & 0x3FFD != 0;
+        if self.states.iter().any(is_used) {
+            return Err(Failure::new("cache", "a line is in use by nobody"));
         }
         // A check of the id is in the highest 18 bits.
         let holds = self.states.iter().filter(|word| load(word) >> 14 != 0);
