@@ -246,8 +246,8 @@ pub struct ListHead {
 
 /// A launch that reads ranges of bytes which a kernel before it listed: `nvme_read_listed`.
 ///
-/// As [`Ranges`], with `count` as the most pieces: those past it are not read. `status` of the gather has a code for each
-/// piece.
+/// As [`Ranges`], with `count` as the most pieces. `status` of the gather has a code for each piece. A list with more ranges
+/// or pieces than the launch takes is refused as a whole, before anything is read: each of its pieces is `OUT_OF_RANGE`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(C)]
 pub struct Listed {
@@ -255,11 +255,22 @@ pub struct Listed {
     pub gather: Gather,
     /// A [`ListHead`] in memory of the GPU, and its ranges.
     pub list: u64,
-    /// Ranges at most: those past it are not read.
+    /// Ranges at most, [`LIST_RANGES`] of them.
     pub most_ranges: u32,
     /// log2 of the bytes of a piece.
     pub piece_shift: u32,
 }
+
+impl Listed {
+    /// Whether the launch takes a list with this head.
+    #[inline(always)]
+    pub fn takes(&self, head: &ListHead) -> bool {
+        head.range_count <= u64::from(self.most_ranges) && head.pieces <= self.gather.count
+    }
+}
+
+/// Ranges of a list at most: their bytes are counted in 32 bits.
+pub const LIST_RANGES: u32 = (u32::MAX / size_of::<Range>() as u32) + 1;
 
 /// A piece of a range.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -268,7 +279,7 @@ pub struct Piece {
     pub range: u32,
     /// Its first byte in the namespace.
     pub byte: u64,
-    /// How many.
+    /// How many; 0 for a piece that the ranges do not have.
     pub bytes: u32,
     /// Where they go.
     pub to: u64,
@@ -397,11 +408,11 @@ impl Gather {
         })
     }
 
-    /// The blocks that hold `bytes` bytes from `byte` on.
+    /// The blocks that hold `bytes` bytes from `byte` on; means nothing without a byte.
     #[inline(always)]
     pub fn blocks_of(&self, byte: u64, bytes: u32) -> Place {
         let block = byte >> self.block_shift;
-        let last = byte.wrapping_add(u64::from(bytes) - 1) >> self.block_shift;
+        let last = byte.wrapping_add(u64::from(bytes)).wrapping_sub(1) >> self.block_shift;
         let blocks = (last.wrapping_sub(block) as u32).wrapping_add(1);
         Place {
             byte,
@@ -434,15 +445,17 @@ impl Split {
             step /= 2;
         }
         let first = of(at, offset_of!(Range, byte));
-        let past = first + of(at, offset_of!(Range, bytes));
-        let number = (first >> self.piece_shift) + (index - of(at, offset_of!(Range, first)));
+        // A list comes from a kernel of a program: whatever its words are, a piece lies inside its range.
+        let past = first.saturating_add(of(at, offset_of!(Range, bytes)));
+        let before = index.wrapping_sub(of(at, offset_of!(Range, first)));
+        let number = (first >> self.piece_shift).wrapping_add(before);
         let byte = first.max(number << self.piece_shift);
-        let end = past.min((number + 1) << self.piece_shift);
+        let end = past.min(number.wrapping_add(1) << self.piece_shift);
         Piece {
             range: at,
             byte,
-            bytes: (end - byte) as u32,
-            to: of(at, offset_of!(Range, to)) + (byte - first),
+            bytes: end.saturating_sub(byte) as u32,
+            to: of(at, offset_of!(Range, to)).wrapping_add(byte - first),
         }
     }
 }
@@ -484,107 +497,4 @@ const fn tz(value: u64) -> u32 {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn table(first_byte: u64, row_bytes: u32, block_shift: u32) -> Gather {
-        Gather {
-            first_byte,
-            rows: 1000,
-            row_bytes,
-            block_shift,
-            ..Gather::default()
-        }
-    }
-
-    #[test]
-    fn rows_are_found_at_any_alignment() {
-        let rows = table(96, 512, 12);
-        let at = |id| rows.place(id).unwrap();
-        assert_eq!((at(0).byte, at(0).block, at(0).blocks), (96, 0, 1));
-        assert_eq!((at(7).byte, at(7).block, at(7).blocks), (3680, 0, 2));
-        assert_eq!((at(8).byte, at(8).block, at(8).blocks), (4192, 1, 1));
-        assert_eq!(rows.place(-1), None);
-        assert_eq!(rows.place(1000), None);
-        assert!(rows.place(999).is_some());
-    }
-
-    #[test]
-    fn a_slot_holds_every_row_and_not_a_block_more_than_one_of_them_needs() {
-        for (first_byte, row_bytes) in [
-            (0, 4096),
-            (0, 512),
-            (96, 512),
-            (1, 1),
-            (4095, 4097),
-            (8, 1536),
-            (0, 16),
-            (152, 65536),
-        ] {
-            for block_shift in [9, 12] {
-                let rows = table(first_byte, row_bytes, block_shift);
-                let slot = slot_bytes(first_byte, row_bytes, block_shift);
-                let most = (0..1000).map(|id| rows.place(id).unwrap().blocks).max();
-                let most = u64::from(most.unwrap()) << block_shift;
-                assert!(most <= slot, "{first_byte} {row_bytes} {block_shift}");
-                if row_bytes != 65536 {
-                    assert_eq!(most, slot, "{first_byte} {row_bytes} {block_shift}");
-                }
-            }
-        }
-    }
-
-    #[test]
-    fn pieces_cover_each_range_once_and_end_at_borders_of_the_drive() {
-        let lengths = [1, 4096, 5, 70_000, 4095, 8192, 1 << 20];
-        let mut all = Ranges {
-            gather: Gather::default(),
-            split: Split {
-                range_count: lengths.len() as u32,
-                piece_shift: 12,
-            },
-            ranges: [Range::default(); RANGES],
-        };
-        let mut first = 0;
-        for (range, bytes) in all.ranges.iter_mut().zip(lengths) {
-            let byte = bytes * 7 % 9000;
-            let to = 1 << 40 | bytes << 20;
-            *range = Range {
-                byte,
-                bytes,
-                to,
-                first,
-            };
-            first += range.pieces(12);
-        }
-        let mut index = 0;
-        for (number, range) in all.ranges[..lengths.len()].iter().enumerate() {
-            let mut at = 0;
-            while at < range.bytes {
-                let piece = all.piece(index);
-                assert_eq!(piece.range as usize, number);
-                assert_eq!((piece.byte, piece.to), (range.byte + at, range.to + at));
-                at += u64::from(piece.bytes);
-                let ends = piece.byte + u64::from(piece.bytes);
-                assert!(piece.bytes > 0 && (ends.is_multiple_of(4096) || at == range.bytes));
-                assert_eq!(piece.byte / 4096, (ends - 1) / 4096);
-                index += 1;
-            }
-            assert_eq!(at, range.bytes);
-        }
-        assert_eq!(index, first);
-    }
-
-    #[test]
-    fn the_first_row_that_failed_is_the_worst() {
-        assert!(worst(3, None, code::GONE) > worst(4, Some(31), code::TIMED_OUT));
-        for (row, member, code) in [
-            (3, None, code::GONE),
-            (1 << 38, Some(0), 0x281),
-            (0, Some(31), code::NOT_RUN),
-        ] {
-            assert_eq!(of_worst(worst(row, member, code)), (row, member, code));
-        }
-        assert_ne!(worst(0, None, -1), 0);
-    }
-}
+mod tests;

@@ -8,6 +8,7 @@ use crate::cuda::{
     Gpu, GpuRows, HostRows, KernelArgument, LaunchSequence, Pending, ReadList, ReadRange, Request,
 };
 use crate::error::{Error, Result};
+use nvme_gpu_kernel::rows::LIST_RANGES;
 use std::sync::Arc;
 
 /// Bytes of the rows as which a host thread moves ranges.
@@ -116,6 +117,12 @@ impl Store {
                     list.list, list.status
                 ),
                 "use multiples of 8, and of 4 for the status",
+            ));
+        }
+        if list.ranges > LIST_RANGES {
+            return Err(Error::usage(
+                format!("a list of {} ranges", list.ranges),
+                format!("use {LIST_RANGES} ranges at most"),
             ));
         }
         // SAFETY: the caller's.

@@ -22,8 +22,8 @@ use crate::arch;
 use crate::groups::Block;
 use crate::launch::{self, Failed, Inside};
 use crate::rows::{
-    BLOCK_WARPS, Cached, Gather, ListHead, Listed, Ranges, STATION_CELLS, Split, Striped,
-    WARP_BYTES, code,
+    BLOCK_THREADS, BLOCK_WARPS, Cached, Gather, ListHead, Listed, Ranges, STATION_CELLS, Split,
+    Striped, WARP_BYTES, code, worst,
 };
 use crate::station::{self, NO_STATION};
 use members::Members;
@@ -85,20 +85,44 @@ entry! {
     pub unsafe fn nvme_read_listed(listed: Listed) {
         // SAFETY: the caller's: nothing writes the list meanwhile.
         let head = unsafe { *(listed.list as usize as *const ListHead) };
-        let most = u64::from(listed.most_ranges);
-        let ranges = if head.range_count < most {
-            head.range_count
-        } else {
-            most
-        };
+        if !listed.takes(&head) {
+            refuse(&listed.gather, head.pieces);
+            return;
+        }
         let split = Split {
-            range_count: ranges as u32,
+            // At most `most_ranges`.
+            range_count: head.range_count as u32,
             piece_shift: listed.piece_shift,
         };
         let source = Source::Memory(listed.list + size_of::<ListHead>() as u64);
-        let pieces = if ranges == 0 { 0 } else { head.pieces };
+        let pieces = if split.range_count == 0 {
+            0
+        } else {
+            head.pieces
+        };
         // SAFETY: the caller's.
         unsafe { gather_some(&listed.gather, None, Some((split, source)), pieces) }
+    }
+}
+
+/// Fails the `pieces` pieces of a list that the launch does not take, and reads nothing.
+#[inline(always)]
+fn refuse(rows: &Gather, pieces: u64) {
+    let block = Block::here();
+    let threads = u64::from(arch::blocks()) * u64::from(BLOCK_THREADS);
+    let mut index = u64::from(arch::block()) * u64::from(BLOCK_THREADS) + u64::from(arch::thread());
+    while rows.status != 0 && index < pieces && index < rows.count {
+        // SAFETY: the host gives an `i32` for each of `count` pieces.
+        unsafe { arch::store_u32(rows.status + index * 4, code::OUT_OF_RANGE as u32) };
+        index += threads;
+    }
+    block.sync();
+    if block.leads() {
+        if arch::block() == 0 {
+            let failed = if pieces == 0 { 1 } else { pieces };
+            station::report(rows, failed, worst(0, None, code::OUT_OF_RANGE));
+        }
+        station::end_block(rows);
     }
 }
 

@@ -277,7 +277,7 @@ impl<'r> Warp<'r, '_> {
             id: index,
             place: self.rows.blocks_of(piece.byte, piece.bytes),
             from: 0,
-            code: match is_live {
+            code: match is_live && piece.bytes != 0 {
                 true => code::OK,
                 false => code::OUT_OF_RANGE,
             },
