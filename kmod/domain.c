@@ -55,9 +55,10 @@ static int claim(struct nvme_gpu_domain *domain, struct pci_dev *pdev)
 	return err ? -EOPNOTSUPP : 0;
 }
 
-static void reserve(struct nvme_gpu_domain *domain, u64 first, u64 last)
+static int reserve(struct nvme_gpu_domain *domain, u64 first, u64 last)
 {
-	reserve_iova(&domain->iovas, first >> PAGE_SHIFT, last >> PAGE_SHIFT);
+	return reserve_iova(&domain->iovas, first >> PAGE_SHIFT,
+			    last >> PAGE_SHIFT) ? 0 : -ENOMEM;
 }
 
 /*
@@ -70,21 +71,22 @@ static int reserve_regions(struct nvme_gpu_domain *domain, struct pci_dev *pdev)
 	struct iommu_resv_region *region, *next;
 	struct resource_entry *window;
 	LIST_HEAD(regions);
-	int err;
+	int err, full = 0;
 
 	resource_list_for_each_entry(window, &bridge->windows)
 		if (resource_type(window->res) == IORESOURCE_MEM)
-			reserve(domain, window->res->start - window->offset,
-				window->res->end - window->offset);
+			full |= reserve(domain,
+					window->res->start - window->offset,
+					window->res->end - window->offset);
 	err = iommu_get_group_resv_regions(domain->group, &regions);
 	list_for_each_entry_safe(region, next, &regions, list) {
 		if (region->length)
-			reserve(domain, region->start,
-				region->start + region->length - 1);
+			full |= reserve(domain, region->start,
+					region->start + region->length - 1);
 		list_del(&region->list);
 		kfree(region);
 	}
-	return err;
+	return err ? err : full;
 }
 
 static int make_own(struct nvme_gpu_domain *domain, struct pci_dev *pdev)

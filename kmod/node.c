@@ -75,6 +75,8 @@ static void let_go(struct nvme_gpu_opener *opener, bool is_quiet)
 		opener->left_to_remove = !is_quiet;
 	}
 	if (was_ours) {
+		/* A reset by the system may have let it go on meanwhile. */
+		nvme_gpu_stop_dma(of->pdev);
 		nvme_gpu_end(opener);
 		of->opener = NULL;
 	}

@@ -232,6 +232,27 @@ int nvme_gpu_quiesce(struct nvme_gpu_function *of)
 	return 0;
 }
 
+/*
+ * Disables the controller and waits until it is: the next driver lets it
+ * master the bus, and commands under way would go to addresses of this one.
+ */
+static void disable_alone(struct nvme_gpu_function *of)
+{
+	u32 csts, cap = readl(of->registers + NVME_REG_CAP);
+	unsigned long end = jiffies +
+		(NVME_CAP_TIMEOUT((u64)cap) + 1) * READY_UNIT;
+
+	writel(readl(of->registers + NVME_REG_CC) & ~NVME_CC_ENABLE,
+	       of->registers + NVME_REG_CC);
+	do {
+		csts = readl(of->registers + NVME_REG_CSTS);
+		if (csts == ALL_ONES || !(csts & NVME_CSTS_RDY))
+			return;
+		usleep_range(1000, 2000);
+	} while (time_before(jiffies, end));
+	pci_warn(of->pdev, "the controller is not disabled\n");
+}
+
 /* The same for remove(), which has the device lock. */
 void nvme_gpu_quiesce_locked(struct nvme_gpu_function *of)
 {
@@ -254,8 +275,7 @@ void nvme_gpu_quiesce_locked(struct nvme_gpu_function *of)
 	}
 	/* The BAR is the module's alone by now, and not blocked. */
 	if (err)
-		writel(readl(of->registers + NVME_REG_CC) & ~NVME_CC_ENABLE,
-		       of->registers + NVME_REG_CC);
+		disable_alone(of);
 }
 
 /*
@@ -338,8 +358,10 @@ static pci_ers_result_t mmio_enabled(struct pci_dev *pdev)
 static pci_ers_result_t slot_reset(struct pci_dev *pdev)
 {
 	pci_restore_state(pdev);
-	pci_save_state(pdev);
+	/* What was saved may be another driver's. */
 	pci_clear_master(pdev);
+	pci_intx(pdev, 0);
+	pci_save_state(pdev);
 	return PCI_ERS_RESULT_RECOVERED;
 }
 

@@ -276,7 +276,10 @@ impl Host {
             add(format!("dev/vfio/devices/{name}"), number);
         }
         let name = format!("nvme-gpu-{address}");
-        add(format!("dev/{name}"), format!("sys/class/misc/{name}/dev"));
+        add(
+            format!("dev/{name}"),
+            format!("sys/class/nvme_gpu/{name}/dev"),
+        );
         for name in self.names(format!("{folder}/uio")) {
             add(format!("dev/{name}"), format!("{folder}/uio/{name}/dev"));
         }

@@ -244,7 +244,7 @@ fn nodes_of_other_drivers_are_looked_at() {
             "dev/vfio/devices/vfio3",
             "sys/bus/pci/devices/0000:01:00.0/vfio-dev/vfio3/dev",
         ),
-        ("dev/nvme-gpu-0000:01:00.0", "sys/class/misc/x/dev"),
+        ("dev/nvme-gpu-0000:01:00.0", "sys/class/nvme_gpu/x/dev"),
         ("dev/uio0", "sys/bus/pci/devices/0000:01:00.0/uio/uio0/dev"),
     ] {
         let tree = Tree::new();
