@@ -174,15 +174,19 @@ impl<'a> Worker<'a> {
                 return Ok(());
             }
             let stopped = self.shared.stop.load(Ordering::Relaxed);
-            if deadline.is_some_and(|deadline| now >= deadline) {
+            let is_late = deadline.is_some_and(|deadline| now >= deadline);
+            if is_late {
                 open = false;
-                self.again.clear();
+                // A write that was lost may still come to be executed: its unit has no other one until it is sent again.
+                self.again.retain(|one| one.generation.is_some());
             }
             open &= !stopped;
-            if !stopped && !self.again.is_empty() {
+            let sends_again = !stopped && !is_late;
+            if sends_again && !self.again.is_empty() {
                 self.send_again()?;
             }
-            if open && !self.free.is_empty() {
+            // No more of them wait for their units than there are buffers.
+            if open && !self.free.is_empty() && self.again.len() < self.pending.len() {
                 let turn = Turn {
                     start,
                     interval_ns,
@@ -190,7 +194,7 @@ impl<'a> Worker<'a> {
                 };
                 open = self.issue_all(turn, &mut issued)?;
             }
-            let more = open || (!stopped && !self.again.is_empty());
+            let more = open || (sends_again && !self.again.is_empty());
             if !more && self.free.len() == self.pending.len() {
                 return Ok(());
             }
@@ -212,14 +216,19 @@ impl<'a> Worker<'a> {
     fn send_again(&mut self) -> Result<()> {
         let mut batch = self.queue.batch();
         let mut sent = 0;
-        for mut waiting in std::mem::take(&mut self.again) {
+        let mut all = std::mem::take(&mut self.again).into_iter();
+        while let Some(mut waiting) = all.next() {
             let may_go = !self.free.is_empty() && waiting.may_be_sent(self.shared);
             let Some(buffer) = may_go.then(|| self.free.pop()).flatten() else {
                 self.again.push(waiting);
                 continue;
             };
             let slot = buffer.index();
-            issue(self.shared, &mut batch, waiting, buffer)?;
+            if let Err(error) = issue(self.shared, &mut batch, waiting, buffer) {
+                self.again.push(waiting);
+                self.again.extend(all);
+                return Err(error);
+            }
             self.pending[slot] = Some(Pending {
                 lost: false,
                 ..waiting
@@ -281,7 +290,10 @@ impl<'a> Worker<'a> {
                 continue;
             }
             let slot = buffer.index();
-            issue(shared, &mut batch, next, buffer)?;
+            if let Err(error) = issue(shared, &mut batch, next, buffer) {
+                self.again.push(next);
+                return Err(error);
+            }
             self.pending[slot] = Some(next);
             sent += 1;
         }

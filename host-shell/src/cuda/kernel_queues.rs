@@ -178,6 +178,8 @@ impl KernelQueues {
         };
         let ended = ended();
         self.turns.finish();
+        // What ran while the drive changed has read by a geometry that it has left.
+        self.footing.check(nvm::opcode::READ)?;
         ended
     }
 

@@ -197,6 +197,9 @@ impl GpuLoad {
 
     /// Why it failed, once it has ended.
     pub fn failure(&self) -> Option<Error> {
+        if let Some(changed) = self.pending.changed() {
+            return Some(changed);
+        }
         let failed = self.pending.last().failures;
         if failed.rows == 0 {
             return self.verifying.as_ref().and_then(Verifying::failure);

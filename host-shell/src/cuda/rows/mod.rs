@@ -133,7 +133,7 @@ impl GpuRows {
             Some(Arc::clone(&state) as _),
         )?;
         let footing = Arc::new(Footing::new(controller.session(), info));
-        let _ = state.footing.set(Arc::clone(&footing));
+        let _ = state.footing.set(Arc::downgrade(&footing));
         Ok(Self {
             watch: Some(Watch::start(&state, controller.session(), &footing)?),
             footing,

@@ -12,7 +12,7 @@ use nvme_core::gate::Shut;
 use nvme_core::spec::nvm;
 use nvme_gpu_kernel::rows::{Progress, STATION_CELLS};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, Weak};
 use std::time::{Duration, Instant};
 
 /// Launches under way at a time, captured ones included.
@@ -40,8 +40,8 @@ pub(in super::super) struct RowsState {
     is_stopped: AtomicBool,
     /// Groups did not leave: the GPU may still use everything.
     is_stuck: AtomicBool,
-    /// What launches go by.
-    pub footing: OnceLock<Arc<Footing>>,
+    /// What launches go by. It has the device open, which launches that outlive their store must not.
+    pub footing: OnceLock<Weak<Footing>>,
     /// A kernel of the caller's may name this memory at any time: it is never freed.
     pub is_kept: AtomicBool,
 }
@@ -96,13 +96,13 @@ impl RowsState {
     /// # Errors
     /// [`Error::Changed`] when it is not.
     pub fn check_current(&self) -> Result<()> {
-        let footing = self.footing.get();
+        let footing = self.footing.get().and_then(Weak::upgrade);
         footing.map_or(Ok(()), |footing| footing.check(nvm::opcode::READ))
     }
 
     /// The same by what is known: waits for nothing.
     pub fn check_known(&self) -> Result<()> {
-        let footing = self.footing.get();
+        let footing = self.footing.get().and_then(Weak::upgrade);
         footing.map_or(Ok(()), |footing| footing.check_known(nvm::opcode::READ))
     }
 
