@@ -297,6 +297,15 @@ impl GpuOperation {
         self.flight.wait_in(py, limit)
     }
 
+    /// Waits for as long as its commands may take, and raises what went wrong: also that it has not ended. Ctrl-C ends
+    /// the wait.
+    fn finish(&self, py: Python<'_>) -> PyResult<()> {
+        match self.wait(py, None)? {
+            true => self.check(),
+            false => Err(self.flight.late().into()),
+        }
+    }
+
     /// Raises what went wrong, if it has ended and something did; it is not raised again elsewhere.
     fn check(&self) -> PyResult<()> {
         self.flight.check_process()?;

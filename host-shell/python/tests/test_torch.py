@@ -246,3 +246,22 @@ def test_tensors_of_the_gpu_are_gathered_by_the_gpu(gpu_store, cuda):
     with nvme_gpu.open(SIM) as plain:
         with pytest.raises(nvme_gpu.Usage, match="without a GPU"):
             plain.table(0, shape=(10, 4), dtype="float32")[cuda(torch.tensor([1]))]
+
+
+def test_views_that_conjugate_or_negate_are_refused():
+    store = nvme_gpu.open("sim:mem?size=1MiB")
+    numbers = torch.ones(8, dtype=torch.complex64) * (1 + 2j)
+    with pytest.raises(nvme_gpu.Usage, match="conjugates"):
+        store.write_from(numbers.conj(), 0)
+    with pytest.raises(nvme_gpu.Usage, match="conjugates"):
+        store.write_from(torch._neg_view(torch.ones(8)), 0)
+
+
+def test_a_table_of_bfloat16_takes_no_other_numbers_of_its_size():
+    table = nvme_gpu.open("sim:mem?size=1MiB").table(0, shape=(10, 4), dtype="bfloat16")
+    rows = torch.ones(2, 4)
+    table.scatter([1, 2], rows.bfloat16())
+    for other in (rows.half(), torch.ones(2, 2), torch.ones(2, 4, dtype=torch.int16).view(torch.float16)):
+        with pytest.raises(nvme_gpu.Usage, match="bfloat16"):
+            table.scatter([1, 2], other)
+    assert torch.equal(table.gather([1, 2], out=torch.empty(2, 4, dtype=torch.bfloat16)).float(), rows)

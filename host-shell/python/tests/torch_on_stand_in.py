@@ -22,7 +22,8 @@ class OnGpu(torch.Tensor):
 
     def data_ptr(self):
         """The address of its memory, which is the GPU's from now on as far as the stand-in knows."""
-        storage = self.untyped_storage()
+        # torch before 2.0 has storages with a type alone.
+        storage = self.untyped_storage() if hasattr(self, "untyped_storage") else self.storage()
         cuda = ctypes.CDLL("libcuda.so.1")
         start = ctypes.c_uint64(storage.data_ptr())
         cuda.fake_cuda_lend(start, ctypes.c_size_t(storage.nbytes()), 0)

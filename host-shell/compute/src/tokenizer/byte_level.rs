@@ -20,6 +20,13 @@ pub struct Encoder {
 impl Encoder {
     pub fn of(keys: &MetadataKeys<'_>, vocabulary: &Vocabulary) -> Result<Self> {
         let splits = WordSplits::named(keys.text("tokenizer.ggml.pre")?)?;
+        if keys.flag("tokenizer.ggml.add_space_prefix")? == Some(true) {
+            return Err(refused(
+                "tokenizer.ggml.add_space_prefix is true".to_owned(),
+            ));
+        }
+        // Older converters wrote scores for every kind; merges are what this one goes by.
+        let _ = keys.get("tokenizer.ggml.scores");
         let name = "tokenizer.ggml.merges";
         let pairs = keys.array(name, "an array of pairs of texts", |value| {
             let pair = value.as_text()?;

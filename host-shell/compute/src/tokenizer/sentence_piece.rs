@@ -11,6 +11,9 @@ use tokenizers::models::bpe::BPE;
 /// Stands for a space.
 const SPACE: char = '\u{2581}';
 
+/// Bytes of tokens that are looked at for pairs: those of a vocabulary of 256,000 words take a hundredth of it.
+const MOST_WORK: usize = 1 << 29;
+
 /// Writes texts as tokens.
 pub struct Encoder {
     merges: BPE,
@@ -21,7 +24,8 @@ pub struct Encoder {
 impl Encoder {
     pub fn of(keys: &MetadataKeys<'_>, vocabulary: &Vocabulary) -> Result<Self> {
         let flag = |name: &str| keys.flag(&format!("tokenizer.ggml.{name}"));
-        // Both are for other kinds than this one; llama.cpp reads neither of them for it.
+        // Both are for other kinds than this one; llama.cpp reads neither of them for it, nor merges, which scores say.
+        let _ = keys.get("tokenizer.ggml.merges");
         if flag("remove_extra_whitespaces")? == Some(true) {
             let cause = "tokenizer.ggml.remove_extra_whitespaces is true";
             return Err(refused(cause.to_owned()));
@@ -86,8 +90,14 @@ fn pairs(vocabulary: &Vocabulary, scores: &[f64]) -> Result<Vec<(String, String)
     }
     joined.sort_by(|(_, a), (_, b)| b.total_cmp(a));
     let mut pairs = Vec::new();
+    let mut work = 0;
     for (text, _) in joined {
         for (at, _) in text.char_indices().skip(1) {
+            work += text.len();
+            if work > MOST_WORK {
+                let cause = "its tokens can be joined in too many ways: they are longer than those of texts";
+                return Err(refused(cause.to_owned()));
+            }
             let (first, second) = text.split_at(at);
             if vocabulary.token(first).is_some() && vocabulary.token(second).is_some() {
                 pairs.push((first.to_owned(), second.to_owned()));

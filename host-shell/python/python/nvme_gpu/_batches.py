@@ -384,8 +384,7 @@ class _Gathered(_Batch):
 
     def result(self) -> Any:
         # Its end is known without a call of CUDA; the current stream is ordered all the same.
-        self._launched.wait()
-        self._launched.check()
+        self._launched.finish()
         return self._given(_used_now(self._rows, self._stream, self._event))
 
 

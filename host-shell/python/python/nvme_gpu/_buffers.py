@@ -48,6 +48,8 @@ def of_tensor(tensor: Any, what: str) -> View:
     """
     if not tensor.is_contiguous():
         raise Usage(f"{what} is not contiguous", "pass a copy: tensor.contiguous()")
+    if tensor.is_conj() or tensor.is_neg():
+        raise Usage(f"{what} is a view that conjugates or negates", "pass tensor.resolve_conj().resolve_neg()")
     if tensor.layout is not torch().strided:  # type: ignore[union-attr]
         raise Usage(f"{what} has the layout {tensor.layout}", "pass a dense tensor")
     kind = tensor.device.type
@@ -206,7 +208,8 @@ def flattened(value: Any) -> tuple[array[int], tuple[int, ...]]:
         if not len(probe):
             break
         probe = probe[0]
-    if math.prod(shape) > MOST_LISTED:
+    # Empty lists have no ids, and still are walked.
+    if math.prod(one or 1 for one in shape) > MOST_LISTED:
         raise Usage(f"{math.prod(shape)} ids in lists", "pass an array")
     flat = array("q")
     _flatten(value, tuple(shape), flat)

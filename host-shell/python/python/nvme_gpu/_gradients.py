@@ -122,6 +122,8 @@ def clip_grad_norm_(parameters: Any, max_norm: float, norm_type: float = 2.0) ->
         raise Usage(f"max_norm is {max_norm!r}", "use a finite number from 0 on")
     found = [parameters] if isinstance(parameters, _torch.Tensor) else list(parameters)
     values = [_values(one) for one in found if one.grad is not None]
+    # A norm of no numbers is an error for torch where it is a maximum.
+    values = [one for one in values if one.numel()]
     if not values:
         return _torch.tensor(0.0)
     norms = [_torch.linalg.vector_norm(one, norm_type).to(values[0].device) for one in values]

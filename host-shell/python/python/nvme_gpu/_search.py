@@ -149,8 +149,7 @@ class SearchIndex(Launching):
             (queries.data_ptr(), count), (places[0], places[1], places[2], places[3]), given, number, held
         )
         if check == "now" and not operation.is_captured:
-            operation.wait()
-            operation.check()
+            operation.finish()
         return Nearest(*found)
 
     def close(self) -> None:

@@ -628,7 +628,12 @@ class Table(OneProcess):
     def _fits(self, view: View, what: str, shape: tuple[int, ...]) -> None:
         wanted = (*shape, *self._row)
         name = _dtypes.of_format(view.dtype)
-        if name != self._dtype and not (name == "uint8" or self._dtype in _dtypes.FOREIGN):
+        # Where numpy lacks the dtype, its bits come as bytes or as integers of its size; another dtype of that size has
+        # other numbers.
+        raw = self._dtype in _dtypes.FOREIGN and name in ("int8", "int16", "uint16") and (
+            _dtypes.SIZES[name][0] == self._size
+        )
+        if name not in (self._dtype, "uint8") and not raw:
             raise Usage(f"{what} is {name}, the table {self._dtype}", f"use {self._dtype}")
         nbytes = self._row_bytes
         for one in shape:

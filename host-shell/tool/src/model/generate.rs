@@ -190,6 +190,16 @@ impl Generate {
             manifest,
         };
         let model = Llama::open(store, catalog, places, options)?;
+        let rows = model.config().vocabulary;
+        if tokenizer.len() as u64 != u64::from(rows) {
+            return Err(Error::usage(
+                format!(
+                    "the file has {} tokens, and token_embd.weight {rows} rows",
+                    tokenizer.len()
+                ),
+                "use a file whose tokenizer is that of its model",
+            ));
+        }
         Ok((tokenizer, model, prompt))
     }
 

@@ -260,8 +260,7 @@ def run(operation: _native.Operation) -> None:
 def checked(operation: _native.GpuOperation, check: Check | None) -> None:
     """Waits for a launch and raises, where ``check`` is ``"now"`` and it is no part of a graph."""
     if check == "now" and not operation.is_captured:
-        operation.wait()
-        operation.check()
+        operation.finish()
 
 
 def stream(gpu: int) -> int:
