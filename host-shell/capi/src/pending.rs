@@ -264,7 +264,7 @@ pub unsafe fn nothing(to: *mut *mut PendingHandle) -> Answer<()> {
 /// # Errors
 /// Usage for a stream that is being captured.
 #[cfg(feature = "cuda")]
-pub fn check_not_captured(opened: &Opened, stream: crate::transfer::nvme_gpu_stream) -> Answer<()> {
+pub fn check_not_captured(opened: &Opened, stream: *mut std::ffi::c_void) -> Answer<()> {
     match &opened.gpu {
         Some(gpu) if gpu.is_captured(stream.addr() as u64)? => Err(Failure::usage(
             "a stream that is captured runs nothing that could be waited for",
