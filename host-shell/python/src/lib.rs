@@ -17,6 +17,7 @@ mod compute;
 mod dlpack;
 mod error;
 mod flight;
+mod fork;
 mod left;
 mod loader;
 mod on_store;

@@ -5,7 +5,7 @@
 #![allow(unsafe_code)]
 
 use crate::error::Fault;
-use crate::process;
+use crate::fork;
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -140,7 +140,7 @@ impl Job {
     /// # Errors
     /// In a child of a fork: the thread that would end it is not there.
     pub fn check_process(&self) -> Result<(), Fault> {
-        process::check(self.process, "transfer")
+        fork::check(self.process, "transfer")
     }
 
     pub fn is_done(&self) -> bool {

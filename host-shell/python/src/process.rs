@@ -2,19 +2,8 @@
 //! refused, and nothing of its parent's is dropped there.
 
 use crate::error::Fault;
+pub use crate::fork::check;
 use crate::wait;
-
-/// # Errors
-/// In another process than `process`, which made `what`.
-pub fn check(process: u32, what: &str) -> Result<(), Fault> {
-    match process == std::process::id() {
-        true => Ok(()),
-        false => Err(Fault::usage(
-            format!("this {what} was made by another process, before a fork"),
-            "make it in the process that uses it; let worker processes start by 'spawn'",
-        )),
-    }
-}
 
 /// A value that is dropped, without the GIL, by the process alone that made it.
 pub struct OfProcess<T: Send> {

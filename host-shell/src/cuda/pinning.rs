@@ -57,11 +57,22 @@ impl Gpu {
     }
 }
 
+impl Registered {
+    /// At least `bytes` zeroed bytes of this process that `gpu` reaches: registered in one piece, or allocated by the driver
+    /// where that registers none or not as much.
+    ///
+    /// # Errors
+    /// [`Error::Environment`] with both answers of the driver.
+    pub fn pinned(gpu: &Arc<Gpu>, bytes: usize) -> Result<(Arc<Pages>, Self)> {
+        pinned(gpu, bytes)
+    }
+}
+
 /// As [`Registered::pinned`].
 ///
 /// # Errors
 /// [`Error::Environment`] with both answers.
-pub(super) fn pinned(gpu: &Arc<Gpu>, bytes: usize) -> Result<(Arc<Pages>, Registered)> {
+fn pinned(gpu: &Arc<Gpu>, bytes: usize) -> Result<(Arc<Pages>, Registered)> {
     let pages = Arc::new(Pages::new(bytes)?);
     let refusal = match Registered::pages(gpu, &pages) {
         Ok(registered) if registered.is_one_piece() => return Ok((pages, registered)),

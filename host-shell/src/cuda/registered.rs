@@ -51,15 +51,6 @@ impl Registered {
         unsafe { Self::new(gpu, pages.start(), pages.len(), false, owner) }
     }
 
-    /// At least `bytes` zeroed bytes of this process that `gpu` reaches: registered in one piece, or allocated by the driver
-    /// where that registers none or not as much.
-    ///
-    /// # Errors
-    /// [`Error::Environment`] with both answers of the driver.
-    pub fn pinned(gpu: &Arc<Gpu>, bytes: usize) -> Result<(Arc<Pages>, Self)> {
-        super::pinning::pinned(gpu, bytes)
-    }
-
     /// Whether copies between its memory and the GPU's may be of any part.
     pub(super) fn is_one_piece(&self) -> bool {
         self.pieces.len() <= 1
