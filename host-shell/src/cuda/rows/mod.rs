@@ -20,6 +20,7 @@ mod by_host;
 mod cache;
 mod ended;
 mod kernels;
+mod numbers;
 mod pending;
 mod ranges;
 mod request;

@@ -3,37 +3,11 @@
 
 use super::super::leftovers::{self, Leftover};
 use super::kernels::RowKernels;
-use super::state::{LAUNCHES, RowsState};
+pub(super) use super::numbers::Named;
+use super::numbers::{Abandoned, LAUNCHES};
+use super::state::RowsState;
 use crate::error::{Error, Result};
-use std::any::Any;
-use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
-
-/// What a launch names besides the words of its store: a cache, or the members of a stripe.
-pub(super) type Named = Option<Arc<dyn Any + Send + Sync>>;
-/// Launches whose end nobody waits for, before the list of them is looked through.
-const FEW_ABANDONED: usize = 32;
-
-/// The numbers of one store's launches.
-pub(super) struct LaunchNumbers {
-    free: Vec<u32>,
-    /// Reserved, or launched with a handle: number, and how many had ended before it. Not those of graphs.
-    held: HashMap<u32, u32>,
-    /// Those whose handle went away before their end.
-    abandoned: Vec<Abandoned>,
-    /// How many abandoned ones there are before they are looked through again.
-    most_abandoned: usize,
-    /// Those that scatters have had. A graph may run one again at any time.
-    of_scatters: BTreeSet<u32>,
-}
-
-struct Abandoned {
-    number: u32,
-    before: u32,
-    /// Kept until it has ended.
-    _kernels: Option<Arc<RowKernels>>,
-    _named: Named,
-}
 
 /// How far a launch is.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -53,37 +27,6 @@ pub(super) struct LaunchSlot {
     stage: Stage,
     kernels: Option<Arc<RowKernels>>,
     named: Named,
-}
-
-impl Default for LaunchNumbers {
-    fn default() -> Self {
-        Self {
-            free: (0..LAUNCHES).rev().collect(),
-            held: HashMap::new(),
-            abandoned: Vec::new(),
-            most_abandoned: FEW_ABANDONED,
-            of_scatters: BTreeSet::new(),
-        }
-    }
-}
-
-impl LaunchNumbers {
-    /// Takes back the numbers of abandoned launches that have ended; what they needed.
-    fn look_at_abandoned(&mut self, ended: impl Fn(u32) -> u32) -> Vec<Abandoned> {
-        let has_ended = |one: &mut Abandoned| ended(one.number) != one.before;
-        let over: Vec<Abandoned> = self.abandoned.extract_if(.., has_ended).collect();
-        self.free.extend(over.iter().map(|one| one.number));
-        self.most_abandoned = FEW_ABANDONED.max(2 * self.abandoned.len());
-        over
-    }
-
-    /// Whether every launch has ended, but for those of graphs.
-    pub fn are_over(&self, ended: impl Fn(u32) -> u32) -> bool {
-        let held = self.held.iter().map(|(number, before)| (*number, *before));
-        let abandoned = self.abandoned.iter().map(|one| (one.number, one.before));
-        held.chain(abandoned)
-            .all(|(number, before)| ended(number) != before)
-    }
 }
 
 impl RowsState {

@@ -4,7 +4,7 @@ use super::super::driver::Gpu;
 use super::super::lent::Users;
 use super::super::memory::DeviceMemory;
 use super::board::Board;
-use super::slot::LaunchNumbers;
+use super::numbers::{LAUNCHES, LaunchNumbers};
 use crate::controller::session::Footing;
 use crate::error::Result;
 use crate::lock::lock;
@@ -15,8 +15,6 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, Weak};
 use std::time::{Duration, Instant};
 
-/// Launches under way at a time, captured ones included.
-pub(super) const LAUNCHES: u32 = 4096;
 /// Between two looks at the gate.
 const NAP: Duration = Duration::from_micros(20);
 

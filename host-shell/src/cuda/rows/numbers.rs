@@ -1,0 +1,65 @@
+//! Which numbers of launches are free, and what abandoned launches still need.
+
+use super::kernels::RowKernels;
+use std::any::Any;
+use std::collections::{BTreeSet, HashMap};
+use std::sync::Arc;
+
+/// Launches under way at a time, captured ones included.
+pub(super) const LAUNCHES: u32 = 4096;
+/// What a launch names besides the words of its store: a cache, or the members of a stripe.
+pub(super) type Named = Option<Arc<dyn Any + Send + Sync>>;
+/// Launches whose end nobody waits for, before the list of them is looked through.
+const FEW_ABANDONED: usize = 32;
+
+/// The numbers of one store's launches.
+pub(super) struct LaunchNumbers {
+    pub(super) free: Vec<u32>,
+    /// Reserved, or launched with a handle: number, and how many had ended before it. Not those of graphs.
+    pub(super) held: HashMap<u32, u32>,
+    /// Those whose handle went away before their end.
+    pub(super) abandoned: Vec<Abandoned>,
+    /// How many abandoned ones there are before they are looked through again.
+    pub(super) most_abandoned: usize,
+    /// Those that scatters have had. A graph may run one again at any time.
+    pub(super) of_scatters: BTreeSet<u32>,
+}
+
+pub(super) struct Abandoned {
+    pub(super) number: u32,
+    pub(super) before: u32,
+    /// Kept until it has ended.
+    pub(super) _kernels: Option<Arc<RowKernels>>,
+    pub(super) _named: Named,
+}
+
+impl Default for LaunchNumbers {
+    fn default() -> Self {
+        Self {
+            free: (0..LAUNCHES).rev().collect(),
+            held: HashMap::new(),
+            abandoned: Vec::new(),
+            most_abandoned: FEW_ABANDONED,
+            of_scatters: BTreeSet::new(),
+        }
+    }
+}
+
+impl LaunchNumbers {
+    /// Takes back the numbers of abandoned launches that have ended; what they needed.
+    pub(super) fn look_at_abandoned(&mut self, ended: impl Fn(u32) -> u32) -> Vec<Abandoned> {
+        let has_ended = |one: &mut Abandoned| ended(one.number) != one.before;
+        let over: Vec<Abandoned> = self.abandoned.extract_if(.., has_ended).collect();
+        self.free.extend(over.iter().map(|one| one.number));
+        self.most_abandoned = FEW_ABANDONED.max(2 * self.abandoned.len());
+        over
+    }
+
+    /// Whether every launch has ended, but for those of graphs.
+    pub fn are_over(&self, ended: impl Fn(u32) -> u32) -> bool {
+        let held = self.held.iter().map(|(number, before)| (*number, *before));
+        let abandoned = self.abandoned.iter().map(|one| (one.number, one.before));
+        held.chain(abandoned)
+            .all(|(number, before)| ended(number) != before)
+    }
+}
