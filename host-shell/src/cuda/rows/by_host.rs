@@ -15,7 +15,7 @@ use super::super::stream::{handle, is_capturing};
 use super::board::Failures;
 use super::ended::Ended;
 use super::pending::{LaunchSequence, Pending};
-use super::request::Request;
+use super::request::{Direction, Request};
 use crate::dma::pages::Pages;
 use crate::error::{Error, Result};
 use crate::lock::lock;
@@ -32,15 +32,6 @@ const STAGED_ROWS: u64 = 1 << 20;
 
 /// Moves rows: ids, the rows' bytes, and a place for the status of each.
 pub type MoveRows = Box<dyn Fn(&[i64], &mut [u8], &mut [i32]) + Send + Sync>;
-
-/// Whether rows come from the drive, or go there.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Direction {
-    /// From the drive to the addresses of the request.
-    Read,
-    /// From the addresses of the request to the drive.
-    Write,
-}
 
 /// The staging memory of a store for one GPU.
 pub struct HostRows {

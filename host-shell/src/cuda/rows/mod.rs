@@ -32,10 +32,10 @@ mod striped;
 mod wide;
 
 pub use board::Failures;
-pub use by_host::{Direction, HostRows, MoveRows};
+pub use by_host::{HostRows, MoveRows};
 pub use cache::TableCache;
 pub use pending::{Gathered, LaunchSequence, Pending};
-pub use request::{ReadList, ReadRange, Request, RowTable};
+pub use request::{Direction, ReadList, ReadRange, Request, RowTable};
 pub(super) use state::RowsState;
 pub use striped::StripedRows;
 

@@ -1,11 +1,19 @@
 //! Which rows are asked for, and where they go.
 
-use super::by_host::Direction;
 use crate::cuda::driver::Gpu;
 use crate::cuda::pointer::{KernelArgument, MemoryUse};
 use crate::error::{Error, Result};
 use crate::widen::Widen;
 use nvme_gpu_kernel::rows::{ListHead, Range};
+
+/// Whether rows come from the drive, or go there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Direction {
+    /// From the drive to the addresses of the request.
+    Read,
+    /// From the addresses of the request to the drive.
+    Write,
+}
 
 /// Rows of one size, one after the other, from any byte of a namespace on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
