@@ -5,6 +5,7 @@
 use crate::arch;
 #[cfg(not(target_arch = "nvptx64"))]
 use crate::lanes::scratch;
+use crate::scratch_words::SCRATCH;
 #[cfg(target_arch = "nvptx64")]
 use core::arch::asm;
 use nvme_core::group::{Alone, ExecContext, Group, GroupOp, Vote};
@@ -192,9 +193,6 @@ impl Group for Narrow {
 pub struct Block {
     scratch: &'static [AtomicU32; SCRATCH],
 }
-
-/// Two words for each of 32 warps, and one to broadcast.
-pub(crate) const SCRATCH: usize = 65;
 
 impl Block {
     /// The block of the calling thread; every thread calls it.

@@ -13,7 +13,7 @@
 mod tests;
 mod warp;
 
-use crate::groups::SCRATCH;
+use crate::scratch_words::SCRATCH;
 use corosensei::stack::DefaultStack;
 use corosensei::{Coroutine, CoroutineResult, Yielder};
 use nvme_core::sync::AtomicU32;
