@@ -85,6 +85,7 @@ mod copy;
 mod entry;
 #[cfg(all(any(target_arch = "nvptx64", feature = "lanes"), feature = "rows"))]
 mod gather;
+#[cfg(any(target_arch = "nvptx64", feature = "lanes"))]
 mod groups;
 #[cfg(any(target_arch = "nvptx64", feature = "lanes"))]
 mod scratch_words;
@@ -109,8 +110,6 @@ pub mod ring;
 pub mod rows;
 #[cfg(all(any(target_arch = "nvptx64", feature = "lanes"), feature = "scatter"))]
 mod scatter;
-#[cfg(any(target_arch = "nvptx64", feature = "lanes"))]
-mod scratch_words;
 #[cfg(all(target_arch = "nvptx64", feature = "kernels"))]
 mod shared;
 #[cfg(any(target_arch = "nvptx64", feature = "lanes"))]
