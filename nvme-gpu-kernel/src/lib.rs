@@ -87,8 +87,6 @@ mod entry;
 mod gather;
 #[cfg(any(target_arch = "nvptx64", feature = "lanes"))]
 mod groups;
-#[cfg(any(target_arch = "nvptx64", feature = "lanes"))]
-mod scratch_words;
 pub mod hash;
 #[cfg(all(not(target_arch = "nvptx64"), feature = "lanes"))]
 pub mod lanes;
@@ -110,6 +108,8 @@ pub mod ring;
 pub mod rows;
 #[cfg(all(any(target_arch = "nvptx64", feature = "lanes"), feature = "scatter"))]
 mod scatter;
+#[cfg(any(target_arch = "nvptx64", feature = "lanes"))]
+mod scratch_words;
 #[cfg(all(target_arch = "nvptx64", feature = "kernels"))]
 mod shared;
 #[cfg(any(target_arch = "nvptx64", feature = "lanes"))]

@@ -1,6 +1,6 @@
 //! The lanes of a warp: which of them can run, and what collectives give to each.
 
-use super::{Call, Lane};
+use super::lane::{Call, Lane};
 
 /// What a lane does.
 #[derive(Clone, Copy)]

@@ -1,0 +1,146 @@
+//! A thread of a launch: a coroutine with what it knows of itself.
+// UNSAFETY: what a running lane knows is reached by a pointer of its thread.
+#![allow(unsafe_code)]
+
+use crate::scratch_words::SCRATCH;
+use corosensei::stack::DefaultStack;
+use corosensei::{Coroutine, CoroutineResult, Yielder};
+use nvme_core::sync::AtomicU32;
+use std::cell::{Cell, RefCell};
+use std::panic::Location;
+use std::rc::Rc;
+
+/// Bytes of a lane's stack: what is inlined in a kernel has a place of its own in an unoptimised build.
+const STACK_BYTES: usize = 512 << 10;
+/// Stacks that are kept for the next launch of the thread.
+const KEPT_STACKS: usize = 1024;
+
+std::thread_local! {
+    static STACKS: RefCell<Vec<DefaultStack>> = const { RefCell::new(Vec::new()) };
+    /// The lane that runs now.
+    static HERE: Cell<*const Here> = const { Cell::new(core::ptr::null()) };
+}
+
+/// What a lane asks of those that it runs with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Call {
+    Shuffle { mask: u32, value: u32, from: u32 },
+    Butterfly { mask: u32, value: u32, from: u32 },
+    Ballot { mask: u32, mine: bool },
+    Same { mask: u32, value: u64 },
+    SyncWarp { mask: u32 },
+    SyncBlock,
+    Beside { site: (&'static str, u32), key: u64 },
+    Sleep { ns: u32 },
+}
+
+/// What a lane knows of itself.
+pub(crate) struct Here {
+    pub thread: u32,
+    pub block_threads: u32,
+    pub block: u32,
+    pub blocks: u32,
+    pub scratch: *const [AtomicU32; SCRATCH],
+    pub clock: Clock,
+    pub parameter: Cell<usize>,
+    pub yielder: Cell<*const Yielder<u64, Call>>,
+    /// Where it called last, for messages.
+    pub place: Cell<Option<&'static Location<'static>>>,
+}
+
+impl Here {
+    pub fn now_ns(&self) -> u64 {
+        (self.clock)()
+    }
+}
+
+pub(crate) fn here<'a>() -> &'a Here {
+    let here = HERE.get();
+    assert!(!here.is_null(), "code of a kernel runs in a launch alone");
+    // SAFETY: set while the lane runs, whose block keeps what it points to.
+    unsafe { &*here }
+}
+
+/// Lets others run until there is an answer.
+#[track_caller]
+pub(crate) fn call(call: Call) -> u64 {
+    let here = here();
+    here.place.set(Some(Location::caller()));
+    let yielder = here.yielder.get();
+    // SAFETY: the lane's own, which lives as long as its coroutine runs.
+    unsafe { &*yielder }.suspend(call)
+}
+
+/// The scratch words of the block.
+pub(crate) fn scratch() -> &'static [AtomicU32; SCRATCH] {
+    // SAFETY: its block keeps them while lanes of it run; groups do not outlive the kernel.
+    unsafe { &*here().scratch }
+}
+
+/// Lets other lanes run where one waits for another one's store; for threads that run no lane nothing.
+pub(super) fn spin() {
+    if !HERE.get().is_null() {
+        call(Call::Sleep { ns: 0 });
+    }
+}
+
+/// The time, in nanoseconds.
+pub type Clock = Rc<dyn Fn() -> u64>;
+
+/// A thread of a launch.
+pub(super) struct Lane {
+    pub here: Box<Here>,
+    coroutine: Option<Coroutine<u64, Call, (), DefaultStack>>,
+}
+
+impl Lane {
+    pub fn new(here: Here, kernel: Rc<dyn Fn()>) -> Self {
+        let stack = STACKS
+            .with_borrow_mut(Vec::pop)
+            .unwrap_or_else(|| DefaultStack::new(STACK_BYTES).expect("memory for a lane's stack"));
+        let coroutine = Coroutine::with_stack(stack, move |yielder, _| {
+            self::here().yielder.set(core::ptr::from_ref(yielder));
+            kernel();
+        });
+        Self {
+            here: Box::new(here),
+            coroutine: Some(coroutine),
+        }
+    }
+
+    /// Runs until the lane calls something; none when it has ended.
+    pub fn resume(&mut self, answer: u64) -> Option<Call> {
+        /// What ran before runs again, also after a panic.
+        struct Before(*const Here);
+        impl Drop for Before {
+            fn drop(&mut self) {
+                HERE.set(self.0);
+            }
+        }
+        let before = Before(HERE.replace(&raw const *self.here));
+        let coroutine = self.coroutine.as_mut()?;
+        let result = coroutine.resume(answer);
+        drop(before);
+        match result {
+            CoroutineResult::Yield(call) => Some(call),
+            CoroutineResult::Return(()) => {
+                let stack = self.coroutine.take()?.into_stack();
+                STACKS.with_borrow_mut(|stacks| {
+                    if stacks.len() < KEPT_STACKS {
+                        stacks.push(stack);
+                    }
+                });
+                None
+            }
+        }
+    }
+}
+
+impl Drop for Lane {
+    fn drop(&mut self) {
+        if let Some(coroutine) = &mut self.coroutine {
+            // SAFETY: kernels own nothing: words of others, and values in registers.
+            unsafe { coroutine.force_reset() };
+        }
+    }
+}
