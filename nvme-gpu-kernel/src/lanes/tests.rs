@@ -1,4 +1,6 @@
 //! Lanes do what the PTX manual says.
+// UNSAFETY: stores to an address that is refused.
+#![allow(unsafe_code)]
 
 use super::{Grid, Launch, Turn};
 use crate::arch;
