@@ -63,8 +63,8 @@ fn a_device_that_came_back_and_cannot_be_used_is_let_go_of() {
     let error = bench::run(left, &job, Some(&go_on), |_| ())
         .map(drop)
         .unwrap_err();
-    assert!(matches!(error, Error::Usage { .. }), "{error}");
-    assert!(error.to_string().contains("another size"), "{error}");
+    assert!(matches!(error, Error::Changed { .. }), "{error}");
+    assert!(error.to_string().contains("has become smaller"), "{error}");
     let device = came_back.take().expect("it was opened again");
     assert!(device.gone().is_some(), "it is let go of");
 }

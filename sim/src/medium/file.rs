@@ -222,7 +222,7 @@ mod tests {
             assert_eq!(error.kind(), ErrorKind::ResourceBusy);
             let why = std::format!("{error}");
             assert!(
-                why.contains("another process") && why.contains("end it"),
+                why.contains("this process or another one") && why.contains("close it there"),
                 "{why}"
             );
         };

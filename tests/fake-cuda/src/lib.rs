@@ -298,7 +298,7 @@ pub unsafe extern "C" fn cuModuleLoadDataEx(
     SUCCESS
 }
 
-/// A module: the layout that the device library in it carries. Never freed: functions may be asked for theirs.
+/// A module: the layout that the device library in it carries.
 struct Loaded {
     layout: Option<u32>,
 }
@@ -352,7 +352,10 @@ pub unsafe extern "C" fn cuModuleLoadData(
 }
 
 #[unsafe(no_mangle)]
-pub extern "C" fn cuModuleUnload(_module: *mut c_void) -> Status {
+pub unsafe extern "C" fn cuModuleUnload(module: *mut c_void) -> Status {
+    lock(&MODULE_OF).retain(|_, of| *of != module.addr());
+    // SAFETY: the caller gives a module that `cuModuleLoadDataEx` made, once.
+    drop(unsafe { Box::from_raw(module.cast::<Loaded>()) });
     SUCCESS
 }
 

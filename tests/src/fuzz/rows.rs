@@ -3,7 +3,7 @@
 use super::Input;
 use nvme_core::stripes::Stripes;
 use nvme_gpu_kernel::rows::{Gather, RANGES, Range, Ranges, Split, slot_bytes};
-use nvme_host::store::{Duplicates, Element, Format, Ids, Wide, Widen};
+use nvme_host::store::{Duplicates, Element, Format, Ids, RowStatus, Wide, Widen};
 use nvme_host::{Error, Store, StoreOptions, Table};
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
@@ -180,10 +180,15 @@ impl Scene<'_> {
         }
     }
 
-    /// Checks the status of each row.
-    fn judge(&self, ids: Ids<'_>, status: &[i32], failed: usize) {
+    /// Whether an id is out of range: then no row of the call is written.
+    fn is_refused(&self, ids: Ids<'_>) -> bool {
+        (0..ids.len()).any(|row| self.place(ids.get(row)).is_none())
+    }
+
+    /// Checks the status of each row; the others have `good`.
+    fn judge(&self, ids: Ids<'_>, good: i32, status: &[i32], failed: usize) {
         let wanted = (0..ids.len()).map(|row| match self.place(ids.get(row)) {
-            Some(_) => 0,
+            Some(_) => good,
             None => -1,
         });
         assert!(wanted.eq(status.iter().copied()), "{status:?}");
@@ -198,7 +203,7 @@ impl Scene<'_> {
         let row = self.table.row_bytes() as usize;
         let (mut out, mut status) = (vec![0xA5; ids.len() * row], vec![9; ids.len()]);
         let report = self.table.gather(ids, &mut out, Some(&mut status));
-        self.judge(ids, &status, report.expect("lengths that fit").failed);
+        self.judge(ids, 0, &status, report.expect("lengths that fit").failed);
         for (index, have) in out.chunks_exact(row).enumerate() {
             match self.place(ids.get(index)) {
                 Some(place) => assert_eq!(first_difference(have, &self.image[place]), None),
@@ -226,7 +231,7 @@ impl Scene<'_> {
         let report = self
             .table
             .gather_as(ids, widen, &mut out, Some(&mut status));
-        self.judge(ids, &status, report.expect("lengths that fit").failed);
+        self.judge(ids, 0, &status, report.expect("lengths that fit").failed);
         let mut expected = vec![0; wide];
         for (index, have) in out.chunks_exact(wide).enumerate() {
             expected.fill(0);
@@ -264,7 +269,16 @@ impl Scene<'_> {
         match self.table.scatter(ids, &src, duplicates, Some(&mut status)) {
             Ok(report) => {
                 assert!(!(twice && refuses), "an id that comes twice");
-                self.judge(ids, &status, report.failed);
+                let is_refused = self.is_refused(ids);
+                let good = if is_refused {
+                    RowStatus::NotRun.code()
+                } else {
+                    0
+                };
+                self.judge(ids, good, &status, report.failed);
+                if is_refused {
+                    return;
+                }
                 for (index, from) in src.chunks_exact(row).enumerate() {
                     if let Some(place) = self.place(ids.get(index)) {
                         self.image[place].copy_from_slice(from);
@@ -290,7 +304,16 @@ impl Scene<'_> {
             assert!(matches!(added, Err(Error::Usage { .. })));
             return;
         }
-        self.judge(ids, &status, added.expect("lengths that fit").failed);
+        let is_refused = self.is_refused(ids);
+        let good = if is_refused {
+            RowStatus::NotRun.code()
+        } else {
+            0
+        };
+        self.judge(ids, good, &status, added.expect("lengths that fit").failed);
+        if is_refused {
+            return;
+        }
         for (index, from) in src.chunks_exact(row).enumerate() {
             let Some(place) = self.place(ids.get(index)) else {
                 continue;

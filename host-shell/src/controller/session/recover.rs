@@ -148,10 +148,10 @@ impl Session {
             .map_err(|error| self.device.gone().unwrap_or_else(|| error.to_string()))
             .and_then(|()| all_created(admin, plans.len()));
         // What a GPU drives may be used again only for what its kernels were made for; others look before they submit.
-        let holds = result.is_ok() && self.facts_hold(admin);
+        let _holds = result.is_ok() && self.facts_hold(admin);
         #[cfg(feature = "cuda")]
         for lent in inners.iter_mut().filter_map(|inner| inner.lent.as_mut()) {
-            lent.resume(holds);
+            lent.resume(_holds);
         }
         result.map_err(|error| {
             let cause = format!("{cause}; the controller reset failed: {error}");

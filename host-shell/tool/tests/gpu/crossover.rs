@@ -131,7 +131,7 @@ fn what_no_batch_can_have_is_refused() {
     let folder = Folder::new(Place::Embedded);
     for (more, part) in [
         ("--row-sizes 1000", "rows of 1000 bytes"),
-        ("--row-sizes 4MiB", "rows of 4194304 bytes touch"),
+        ("--row-sizes 4MiB", "does not lie in a table"),
         (
             "--row-sizes 256KiB --batches 2",
             "a read moves 131072 at most",

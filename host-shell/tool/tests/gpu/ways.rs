@@ -272,7 +272,7 @@ fn products_are_measured_in_several_ways_and_compared() {
         ),
         (
             &["--gemv", "3000x4096", "--stored", "f32"],
-            "past the store",
+            "the matrix needs 49152000 bytes",
         ),
     ] {
         let said = fails(&folder, "", 2, &gemv(more));

@@ -78,7 +78,7 @@ pub unsafe extern "ptx-kernel" fn histogram(args: Args) {
     unsafe { run(&args) };
 }
 
-/// What each thread of [`histogram`] does; on the host, what each lane of a test does.
+/// What each thread of the kernel `histogram` does; on the host, what each lane of a test does.
 ///
 /// # Safety
 /// Every address in `args` is what [`Args`] says, and the queues are shared by such kernels alone.

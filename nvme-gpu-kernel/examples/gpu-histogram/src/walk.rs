@@ -17,7 +17,7 @@ pub unsafe extern "ptx-kernel" fn walk(walk: Walk) {
     unsafe { run(&walk) };
 }
 
-/// What each thread of [`walk`] does; on the host, what each lane of a test does.
+/// What each thread of the kernel `walk` does; on the host, what each lane of a test does.
 ///
 /// # Safety
 /// Every address in `walk` is what [`Walk`] says.

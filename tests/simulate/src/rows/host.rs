@@ -9,7 +9,7 @@ use crate::setup::{BLOCKS, COMMAND_NS};
 use nvme_core::group::Alone;
 use nvme_core::spec::{Lba, Nsid, nvm};
 use nvme_core::sync::{Order, Scope};
-use nvme_core::{Command, Data, Outcome, SubmitError, Token, WaitError};
+use nvme_core::{Command, Data, Drained, Outcome, SubmitError, Token, WaitError};
 
 /// How long the blocks inside may need to leave.
 const PATIENCE_NS: u64 = 3 * COMMAND_NS + 2_000_000_000;
@@ -162,8 +162,9 @@ impl World<'_> {
             return;
         };
         queue.ring(&Alone);
-        queue.drain(&Alone);
-        let is_due = now_ns >= write.deadline_ns || queue.fault().is_some();
+        // A lane that was paused inside a drain goes on only after this turn: a wait would never see it leave.
+        let is_busy = queue.drain(&Alone) == Drained::Busy;
+        let is_due = (now_ns >= write.deadline_ns && !is_busy) || queue.fault().is_some();
         if self.writer.has_lost || !is_due {
             match queue.poll(&write.token) {
                 Some((outcome, _)) => self.settle_write(write.lba, write.version, outcome),

@@ -247,5 +247,5 @@ fn what_must_not_be_in_a_file_is_found() {
     value["controller"]["serial"] = "S1".into();
     let error = read(value.to_string().as_bytes()).unwrap_err();
     assert!(error.contains("unknown field `serial`"), "{error}");
-    assert!(read(b"{").unwrap_err().starts_with("no JSON"));
+    assert!(read(b"{").unwrap_err().starts_with("it is not JSON"));
 }
