@@ -2,8 +2,8 @@
 
 use super::Input;
 use nvme_core::stripes::Stripes;
-use nvme_gpu_kernel::rows::{Gather, RANGES, Range, Ranges, Split, slot_bytes};
-use nvme_host::store::{Duplicates, Element, Format, Ids, RowStatus, Wide, Widen};
+use nvme_gpu_kernel::rows::{Gather, RANGES, Range, Ranges, Split, code, slot_bytes};
+use nvme_host::store::{Duplicates, Element, Format, Ids, Wide, Widen};
 use nvme_host::{Error, Store, StoreOptions, Table};
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
@@ -270,11 +270,7 @@ impl Scene<'_> {
             Ok(report) => {
                 assert!(!(twice && refuses), "an id that comes twice");
                 let is_refused = self.is_refused(ids);
-                let good = if is_refused {
-                    RowStatus::NotRun.code()
-                } else {
-                    0
-                };
+                let good = if is_refused { code::NOT_RUN } else { 0 };
                 self.judge(ids, good, &status, report.failed);
                 if is_refused {
                     return;
@@ -305,11 +301,7 @@ impl Scene<'_> {
             return;
         }
         let is_refused = self.is_refused(ids);
-        let good = if is_refused {
-            RowStatus::NotRun.code()
-        } else {
-            0
-        };
+        let good = if is_refused { code::NOT_RUN } else { 0 };
         self.judge(ids, good, &status, added.expect("lengths that fit").failed);
         if is_refused {
             return;
