@@ -244,7 +244,7 @@ fn a_pipe_is_no_file_and_nothing_waits_for_its_writer() {
         &folder,
         &["generate", "pipe.gguf", "-p", "x"],
         2,
-        "is no file",
+        "is not a regular file",
     );
     refused(
         &folder,
