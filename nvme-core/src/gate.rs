@@ -137,8 +137,15 @@ impl<'a> Gate<'a> {
 
     /// The host: lets no group pass from now on. Those inside leave when they see it, or when their commands end.
     pub fn close(&self) {
-        self.store(STATE, CLOSED, Order::Relaxed);
+        self.turn(OPEN, CLOSED, Order::Relaxed);
         fence_seq_cst(Scope::Sys);
+    }
+
+    /// Changes the state where it is `from`. Several threads of the host turn it: a plain store could undo
+    /// [`close_for_good`](Self::close_for_good).
+    fn turn(&self, from: u32, to: u32, order: Order) -> bool {
+        let state = self.words.get(STATE);
+        state.is_some_and(|state| state.compare_exchange(from, to, order, Scope::Sys) == from)
     }
 
     /// The host, after [`close`](Self::close): whether all groups have left. Once they have, none passes until the
@@ -161,13 +168,14 @@ impl<'a> Gate<'a> {
         })
     }
 
-    /// The host: lets groups pass again, which see all that it did meanwhile.
-    pub fn open(&self) {
+    /// The host, after [`close`](Self::close): lets groups pass again, which see all that it did meanwhile. Whether it
+    /// does: not a gate that was shut for good, also meanwhile.
+    pub fn open(&self) -> bool {
         self.store(TROUBLE, 0, Order::Relaxed);
-        self.store(STATE, OPEN, Order::Release);
+        self.turn(CLOSED, OPEN, Order::Release)
     }
 
-    /// The host: lets no group pass ever again.
+    /// The host: lets no group pass ever again, whatever other threads of the host do.
     pub fn close_for_good(&self) {
         self.store(STATE, GONE, Order::Relaxed);
         fence_seq_cst(Scope::Sys);
@@ -260,12 +268,25 @@ mod tests {
         assert!(gate.is_idle());
         gate.report_trouble();
         assert!(gate.has_trouble());
-        gate.open();
+        assert!(gate.open());
         assert!(!gate.has_trouble());
         assert_eq!(gate.enter(0), Ok(()));
         gate.leave(0);
         gate.close_for_good();
         assert_eq!(gate.enter(0), Err(Shut::ForGood));
+    }
+
+    #[test]
+    fn a_gate_that_was_shut_for_good_stays_so() {
+        let words = words_of(1);
+        let gate = Gate::new(&words).unwrap();
+        gate.close();
+        gate.close_for_good();
+        assert!(!gate.open());
+        assert_eq!(gate.enter(0), Err(Shut::ForGood));
+        gate.close();
+        assert!(!gate.open());
+        assert_eq!(gate.look(), Err(Shut::ForGood));
     }
 
     #[test]
@@ -309,7 +330,7 @@ mod tests {
         assert!(gate.is_idle());
         assert_eq!(gate.take_lost(), None);
         assert!(!party.enter(2), "the gate is closed");
-        gate.open();
+        assert!(gate.open());
         assert!(party.enter(2));
         party.leave(1, true);
         assert!(!gate.is_idle());

@@ -55,7 +55,7 @@ fn two_groups_and_a_recovery() {
                 thread::spawn(move || yard.use_queues(station))
             });
             yard.recover();
-            yard.gate().open();
+            assert!(yard.gate().open());
             for group in groups {
                 assert!(matches!(group.join().unwrap(), Ok(()) | Err(Shut::ForNow)));
             }
@@ -81,6 +81,25 @@ fn a_station_that_changes_hands() {
             yard.gate().close_for_good();
             groups.join().unwrap();
             assert_eq!(yard.use_queues(0), Err(Shut::ForGood));
+        },
+    );
+}
+
+#[test]
+fn a_recovery_and_a_gate_that_is_shut_for_good() {
+    check(
+        "a recovery opens no gate that another thread shuts for good, whenever it does",
+        Bound::Exhaustive,
+        || {
+            let yard = Arc::new(Yard::new(1));
+            let other = yard.clone();
+            let watch = thread::spawn(move || other.gate().close_for_good());
+            yard.recover();
+            yard.gate().open();
+            watch.join().unwrap();
+            assert_eq!(yard.use_queues(0), Err(Shut::ForGood));
+            yard.gate().close();
+            assert!(!yard.gate().open());
         },
     );
 }
