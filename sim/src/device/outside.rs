@@ -30,15 +30,14 @@ impl Outside {
 
     /// A change that the admin queue's next turn makes.
     pub fn push(&self, change: Change) {
-        self.waiting.lock().push(change);
+        // The flag is stored under the lock, as in `settle`: there, a change that came in between would be forgotten.
+        let mut waiting = self.waiting.lock();
+        waiting.push(change);
         self.is_pending.store(true, Ordering::Release); // Release: pairs with is_pending.
     }
 
-    /// The changes that wait.
+    /// The changes that wait. By the lock alone: the flag may be seen later than what made the caller look.
     pub fn take(&self) -> Vec<Change> {
-        if !self.is_pending() {
-            return Vec::new();
-        }
         core::mem::take(&mut self.waiting.lock())
     }
 
@@ -50,7 +49,8 @@ impl Outside {
 
     /// The changes were made, and their events posted.
     pub fn settle(&self) {
-        if self.waiting.lock().is_empty() {
+        let waiting = self.waiting.lock();
+        if waiting.is_empty() {
             self.is_pending.store(false, Ordering::Release); // Release: pairs with is_pending.
         }
     }
