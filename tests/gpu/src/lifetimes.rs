@@ -197,7 +197,14 @@ fn recovered(bench: &Bench) -> Outcome<String> {
             false => Err(format!("{what}: {codes:?}")),
         }
     };
-    let (cold, warm) = (took("first")?, took("second")?);
+    let cold = took("first")?;
+    // A row whose line another warp fills at the time is not kept then, but later.
+    let mut warm = took("second")?;
+    for _ in 0..8 {
+        if warm != 0 {
+            warm = took("again")?;
+        }
+    }
     let controller = drive.store().controllers().next().ok_or("no controller")?;
     controller.reset().map_err(text)?;
     let recovered = took("after a reset")?;

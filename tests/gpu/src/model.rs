@@ -85,7 +85,7 @@ fn open(device: &str, gpu: Option<u32>, bytes: &[u8]) -> nvme_host::Result<Llama
     };
     let store = Arc::new(Store::open(device, &options)?);
     store.write_at(PLACE, bytes)?;
-    let catalog = Catalog::of_store(&store, PLACE)?;
+    let catalog = Catalog::of_range(&store, PLACE, bytes.len() as u64)?;
     let layer: u64 = catalog
         .entries()
         .iter()

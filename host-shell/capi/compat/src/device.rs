@@ -59,7 +59,7 @@ fn own_paths() -> Answer<MutexGuard<'static, StorePaths>> {
 }
 
 /// # Errors
-/// As [`own_paths`].
+/// In a child of the process that opened the devices.
 pub fn check_process() -> Answer<()> {
     own_paths().map(drop)
 }
