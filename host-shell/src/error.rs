@@ -4,6 +4,7 @@
 
 mod context;
 
+use crate::words::bounded;
 use nvme_core::spec::{Cid, Qid, Status};
 use std::io;
 use std::path::PathBuf;
@@ -152,31 +153,31 @@ impl Error {
     /// A [`Error::Usage`] from its two sentences.
     pub fn usage(cause: impl Into<String>, remedy: impl Into<String>) -> Self {
         Self::Usage {
-            cause: cause.into(),
-            remedy: remedy.into(),
+            cause: bounded(cause.into()),
+            remedy: bounded(remedy.into()),
         }
     }
 
     /// A [`Error::Device`] from its two sentences.
     pub fn device(cause: impl Into<String>, remedy: impl Into<String>) -> Self {
         Self::Device {
-            cause: cause.into(),
-            remedy: remedy.into(),
+            cause: bounded(cause.into()),
+            remedy: bounded(remedy.into()),
         }
     }
 
     /// An [`Error::Environment`] from its two sentences.
     pub fn environment(cause: impl Into<String>, remedy: impl Into<String>) -> Self {
         Self::Environment {
-            cause: cause.into(),
-            remedy: remedy.into(),
+            cause: bounded(cause.into()),
+            remedy: bounded(remedy.into()),
         }
     }
 
     /// An [`Error::Internal`].
     pub fn internal(cause: impl Into<String>) -> Self {
         Self::Internal {
-            cause: cause.into(),
+            cause: bounded(cause.into()),
         }
     }
 
@@ -381,6 +382,18 @@ mod tests {
             };
             assert_eq!((error.exit_code(), error.code()), (code, "file"), "{errno}");
         }
+    }
+
+    #[test]
+    fn a_message_is_no_longer_than_a_screen() {
+        let long = format!("a.gguf: {} are missing", "é".repeat(1 << 20));
+        let error = Error::usage(long.clone(), long);
+        for text in [error.to_string(), error.remedy()] {
+            assert!(text.len() < 2_100, "{}", text.len());
+            assert!(text.starts_with("a.gguf: é") && text.ends_with("é are missing"));
+            assert!(text.contains(" bytes left out) "), "{text}");
+        }
+        assert_eq!(Error::internal("x".repeat(2_000)).to_string().len(), 2_000);
     }
 
     #[test]

@@ -61,6 +61,7 @@ mod lock;
 mod machine;
 pub mod manifest;
 mod measure;
+mod names;
 mod remedy;
 pub mod store;
 pub mod units;

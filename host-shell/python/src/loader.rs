@@ -101,12 +101,14 @@ impl LayerLoader {
                 bytes,
             })
             .collect();
-        let layers = match which {
-            None => Layers::numbered(&entries),
-            Some(Which::Prefixes(prefixes)) => Layers::by_prefix(&entries, &prefixes),
-            Some(Which::Names(names)) => Layers::of_names(&entries, names),
-        };
-        let mut layers = layers.or_raise()?;
+        // A file may have many tensors: other threads of Python run meanwhile.
+        let mut layers = wait::of(py, move || {
+            Ok(match which {
+                None => Layers::numbered(&entries),
+                Some(Which::Prefixes(prefixes)) => Layers::by_prefix(&entries, &prefixes),
+                Some(Which::Names(names)) => Layers::of_names(&entries, names),
+            }?)
+        })?;
         let opened = store.get()?;
         let file = file.map(DriveFile::get).transpose()?;
         if let Some((path, begin)) = manifest {
@@ -148,6 +150,7 @@ impl LayerLoader {
     /// Of each layer its name, its bytes in memory, and its tensors with their places there.
     fn layers(&self) -> PyResult<Vec<(String, u64, Vec<Place>)>> {
         let loader = self.get()?;
+        // Objects of Python, which are made under its lock: once for a loader, in time that grows with their number.
         let layers = loader.layers().iter().map(|layer| {
             let tensors = layer.tensors().iter();
             let tensors = tensors.map(|one| (one.name.clone(), one.at, one.bytes));

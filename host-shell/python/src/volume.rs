@@ -163,7 +163,7 @@ impl AnyFile {
 
     fn extents(&self) -> nvme_host::Result<Vec<files::Extent>> {
         match self {
-            Self::Drive(file) => file.extents(),
+            Self::Drive(file) => file.extents().map(<[_]>::to_vec),
             Self::Mounted(file) => Ok(file.extents().to_vec()),
         }
     }

@@ -36,6 +36,7 @@ mod safetensors;
 mod shards;
 mod source;
 mod split;
+mod tensors;
 #[cfg(test)]
 mod tests;
 mod value;
@@ -51,6 +52,7 @@ pub use value::Value;
 use crate::error::Result;
 use serde::Serialize;
 use source::{Fault, read_head};
+use tensors::TensorList;
 
 /// Formats that are read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
@@ -71,7 +73,7 @@ pub struct Catalog {
     bytes: u64,
     metadata: Vec<(String, Value)>,
     files: Vec<Member>,
-    entries: Vec<Entry>,
+    entries: TensorList,
     begin: u64,
 }
 
@@ -112,7 +114,7 @@ impl Catalog {
             bytes: parsed.padded.min(have),
             files: Vec::new(),
             metadata: parsed.metadata,
-            entries: parsed.entries,
+            entries: parsed.entries.into(),
             begin: 0,
         })
     }
@@ -144,19 +146,22 @@ impl Catalog {
 
     /// The tensors in the order of their data.
     pub fn entries(&self) -> &[Entry] {
-        &self.entries
+        self.entries.all()
     }
 
     /// The tensor with this name.
     pub fn get(&self, name: &str) -> Option<&Entry> {
-        self.entries.iter().find(|entry| entry.name == name)
+        self.entries.get(name)
+    }
+
+    /// The tensors whose names begin with `prefix`, in the order of their names.
+    pub fn with_prefix(&self, prefix: &str) -> impl Iterator<Item = &Entry> {
+        self.entries.with_prefix(prefix)
     }
 
     /// The same file, `offset` bytes further on.
     fn at(mut self, offset: u64) -> Self {
-        for entry in &mut self.entries {
-            entry.offset += offset;
-        }
+        self.entries.shift(offset);
         for file in &mut self.files {
             file.offset += offset;
         }
@@ -173,6 +178,6 @@ fn is_json(head: &[u8]) -> bool {
 
 impl AsRef<[Entry]> for Catalog {
     fn as_ref(&self) -> &[Entry] {
-        &self.entries
+        self.entries.all()
     }
 }

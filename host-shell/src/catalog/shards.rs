@@ -4,8 +4,10 @@ use super::entry::Member;
 use super::pairs::Pairs;
 use super::source::{FileSource, Source};
 use super::split::{self, ALIGNMENT, Part};
-use super::{Catalog, Format, Value};
+use super::tensors::TensorList;
+use super::{Catalog, Entry, Format, Value};
 use crate::error::{Error, Result};
+use crate::words::{listed, quoted};
 use serde::Deserialize;
 use std::collections::{BTreeSet, HashMap};
 use std::path::{Component, Path, PathBuf};
@@ -96,7 +98,14 @@ pub fn set_of(path: &Path) -> Result<Option<Vec<(PathBuf, u64)>>> {
     ))
 }
 
-impl Opened {
+/// Files of an index that were opened so far.
+struct Shards {
+    catalog: Catalog,
+    entries: Vec<Entry>,
+    files: Vec<(FileSource, u64)>,
+}
+
+impl Shards {
     /// Adds the file `name` and those of its tensors that the index has there, which are taken from `of_tensor`.
     fn add(
         &mut self,
@@ -108,7 +117,7 @@ impl Opened {
         let file = FileSource::open(&folder.join(name))?;
         let shard = Catalog::of(&file)?;
         if shard.format != Format::Safetensors {
-            return Err(fault(format!("{name:?} is no file of safetensors")));
+            return Err(fault(format!("{} is no file of safetensors", quoted(name))));
         }
         let all = &mut self.catalog;
         let offset = all.bytes.next_multiple_of(ALIGNMENT);
@@ -118,11 +127,11 @@ impl Opened {
             offset,
             bytes: file.len(),
         });
-        for mut entry in shard.entries {
+        for mut entry in shard.entries.into_entries() {
             if of_tensor.get(&*entry.name) == Some(&name) {
                 of_tensor.remove(&*entry.name);
                 entry.offset += offset;
-                all.entries.push(entry);
+                self.entries.push(entry);
             }
         }
         self.files.push((file, offset));
@@ -141,7 +150,7 @@ fn check_present(folder: &Path, names: &BTreeSet<&str>) -> std::result::Result<(
             "{} of {} files are missing: {}",
             missing.len(),
             names.len(),
-            missing.join(", ")
+            listed(&missing)
         )),
     }
 }
@@ -159,18 +168,20 @@ fn open_index(path: &Path) -> Result<Opened> {
     let names: BTreeSet<&str> = wanted.iter().map(|(_, file)| file.as_str()).collect();
     let folder = path.parent().unwrap_or(Path::new(""));
     if let Some(name) = names.iter().find(|name| !is_plain(name)) {
-        return Err(fault(format!("{name:?} is no name of a file beside it")));
+        let name = quoted(name);
+        return Err(fault(format!("{name} is no name of a file beside it")));
     }
     check_present(folder, &names).map_err(fault)?;
-    let mut opened = Opened {
+    let mut opened = Shards {
         catalog: Catalog {
             format: Format::Safetensors,
             bytes: 0,
             begin: 0,
             metadata: metadata(index.metadata.unwrap_or_default()),
             files: Vec::new(),
-            entries: Vec::new(),
+            entries: TensorList::default(),
         },
+        entries: Vec::new(),
         files: Vec::new(),
     };
     let mut of_tensor: HashMap<&str, &str> = HashMap::new();
@@ -184,11 +195,19 @@ fn open_index(path: &Path) -> Result<Opened> {
         .find(|(name, _)| of_tensor.contains_key(&**name));
     match left {
         Some((name, file)) => Err(fault(format!(
-            "{name:?} is not in {file:?}; {} of {} tensors are missing",
+            "{} is not in {}; {} of {} tensors are missing",
+            quoted(name),
+            quoted(file),
             of_tensor.len(),
             wanted.len()
         ))),
-        None => Ok(opened),
+        None => Ok(Opened {
+            catalog: Catalog {
+                entries: opened.entries.into(),
+                ..opened.catalog
+            },
+            files: opened.files,
+        }),
     }
 }
 

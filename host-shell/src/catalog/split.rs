@@ -1,11 +1,13 @@
 //! GGUF models in several files, as `llama-gguf-split` makes them: each is a GGUF of its own, and its keys say which.
 
-use super::Catalog;
 use super::entry::Member;
 use super::source::{Fault, FileSource, Source, StoreSource};
+use super::tensors::TensorList;
+use super::{Catalog, Entry, Value};
 use crate::error::{Error, Result};
 use crate::store::Store;
-use std::collections::HashSet;
+use crate::words::{listed, quoted, shortened};
+use std::collections::{HashMap, HashSet};
 use std::path::{Path, PathBuf};
 
 /// Parts begin at multiples of this after the first.
@@ -84,7 +86,7 @@ impl Part {
                 value.ok_or_else(|| format!("it has keys of a split GGUF, and no {name}"))?;
             value.1.as_u64().ok_or_else(|| {
                 let shown = serde_json::to_string(&value.1).unwrap_or_default();
-                format!("{name} is {shown}, not a number from 0 on")
+                format!("{name} is {}, not a number from 0 on", shortened(&shown))
             })
         };
         let part = Self {
@@ -93,7 +95,10 @@ impl Part {
             tensors: get(TENSORS)?,
         };
         if let Some((key, _)) = keys.iter().find(|(key, _)| !OWN.contains(&key.as_str())) {
-            return Err(format!("the key {key} of a split GGUF is not known here"));
+            return Err(format!(
+                "the key {} of a split GGUF is not known here",
+                shortened(key)
+            ));
         }
         if part.number >= part.count || part.count > MOST {
             return Err(format!(
@@ -134,6 +139,9 @@ pub fn wrong(what: String) -> Fault {
 /// Parts that were found so far, one after another.
 struct Joined {
     all: Catalog,
+    entries: Vec<Entry>,
+    /// Keys of the first part, which the others repeat.
+    keys: HashMap<String, Value>,
     part: Part,
     /// How many there are.
     found: u64,
@@ -142,8 +150,10 @@ struct Joined {
 
 impl Joined {
     fn new(first: Catalog, part: Part, name: String, bytes: u64) -> Self {
-        let names = first.entries.iter().map(|one| one.name.clone()).collect();
         let mut all = first;
+        let entries = std::mem::take(&mut all.entries).into_entries();
+        let names = entries.iter().map(|one| one.name.clone()).collect();
+        let keys = all.metadata.iter().cloned().collect();
         all.bytes = bytes;
         all.files.push(Member {
             name,
@@ -152,6 +162,8 @@ impl Joined {
         });
         Self {
             all,
+            entries,
+            keys,
             part,
             found: 1,
             names,
@@ -192,21 +204,21 @@ impl Joined {
             ));
         }
         for (key, value) in next.metadata() {
-            let mut first = self.all.metadata.iter();
             let is_own = OWN.contains(&key.as_str());
-            if !is_own && !first.any(|one| one.0 == *key && one.1 == *value) {
+            if !is_own && self.keys.get(key) != Some(value) {
+                let key = shortened(key);
                 return Err(format!("its key {key} is not that of the first part"));
             }
         }
-        for mut entry in next.entries {
+        for mut entry in next.entries.into_entries() {
             if !self.names.insert(entry.name.clone()) {
                 return Err(format!(
-                    "its tensor {:?} is in a part before it, too",
-                    entry.name
+                    "its tensor {} is in a part before it, too",
+                    quoted(&entry.name)
                 ));
             }
             entry.offset += offset;
-            self.all.entries.push(entry);
+            self.entries.push(entry);
         }
         self.all.bytes = offset + bytes;
         self.all.files.push(Member {
@@ -221,9 +233,12 @@ impl Joined {
     /// # Errors
     /// For another number of tensors than the parts say.
     fn finish(self) -> std::result::Result<Catalog, String> {
-        let have = self.all.entries.len() as u64;
+        let have = self.entries.len() as u64;
         match have == self.part.tensors {
-            true => Ok(self.all),
+            true => Ok(Catalog {
+                entries: TensorList::from(self.entries),
+                ..self.all
+            }),
             false => Err(format!(
                 "its {} parts have {have} tensors, and {TENSORS} is {}",
                 self.found, self.part.tensors
@@ -381,7 +396,7 @@ pub fn open(
                 "{} of {} parts are missing: {}",
                 missing.len(),
                 part.count,
-                missing.join(", ")
+                listed(&missing)
             ),
             GET_AGAIN.to_owned(),
         ));

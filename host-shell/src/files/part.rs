@@ -66,10 +66,9 @@ pub fn list(found: &Partitions) -> String {
         let name = one.name.escape_debug();
         format!("{} ({size}, '{name}')", one.number)
     };
-    let all: Vec<String> = found.entries.iter().map(text).collect();
-    match all.is_empty() {
+    match found.entries.is_empty() {
         true => "no partitions".to_owned(),
-        false => all.join(", "),
+        false => crate::words::listed(found.entries.iter().map(text)),
     }
 }
 

@@ -20,7 +20,12 @@ pub fn of(
     let end = end.filter(|end| *end <= len);
     let mut pieces = Vec::<Range<u64>>::new();
     let mut at = offset;
-    for extent in extents.iter().filter(|one| one.is_written) {
+    // They are in the order of the file; a file has many, and a model asks for each of its tensors.
+    let first = first_past(extents, offset);
+    for extent in extents[first..].iter().filter(|one| one.is_written) {
+        if Some(at) == end {
+            break;
+        }
         let last = end.map_or(at, |end| end.min(extent.logical + extent.bytes));
         if extent.logical > at || last <= at {
             continue;
@@ -43,6 +48,11 @@ pub fn of(
             "read the file's bytes, of which some are zeros that no block holds",
         )),
     }
+}
+
+/// Returns the place of the first extent that ends past byte `offset` of the file. They are in the order of the file.
+pub fn first_past(extents: &[Extent], offset: u64) -> usize {
+    extents.partition_point(|one| one.logical.saturating_add(one.bytes) <= offset)
 }
 
 /// The first byte of `pieces`, if it is one; they are those of `bytes` bytes from byte `offset` of the file at `path` on.

@@ -133,7 +133,11 @@ impl Source for PlacedFile {
             return Err(Error::usage(cause, "read up to the end of the file"));
         };
         data.fill(0);
-        for extent in &self.extents {
+        let from = pieces::first_past(&self.extents, offset);
+        let within = self.extents[from..]
+            .iter()
+            .take_while(|one| one.logical < end);
+        for extent in within {
             let first = extent.logical.max(offset);
             let last = (extent.logical + extent.bytes).min(end);
             if first < last {

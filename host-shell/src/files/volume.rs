@@ -31,6 +31,8 @@ struct Inner {
 pub struct DriveFile {
     volume: Volume,
     file: File,
+    /// None for a small file whose data lie in its inode.
+    extents: Option<Vec<Extent>>,
     path: String,
 }
 
@@ -149,9 +151,17 @@ impl Volume {
     /// As [`file`](Self::file).
     pub fn file_of(&self, inode: &Inode, path: &str) -> Result<DriveFile> {
         let file = self.inner.ext4.file(inode);
+        let file = file.map_err(|error| of_ext4(error, path))?;
+        let offset = self.inner.ext4.source().offset();
+        let placed = |extent: Extent| Extent {
+            place: extent.place + offset,
+            ..extent
+        };
+        let extents = file.extents().ok();
         Ok(DriveFile {
             volume: self.clone(),
-            file: file.map_err(|error| of_ext4(error, path))?,
+            extents: extents.map(|found| found.into_iter().map(placed).collect()),
+            file,
             path: path.to_owned(),
         })
     }
@@ -177,14 +187,15 @@ impl DriveFile {
     ///
     /// # Errors
     /// [`Error::Usage`] for a small file whose data lie in its inode.
-    pub fn extents(&self) -> Result<Vec<Extent>> {
-        let found = self.file.extents();
-        let mut found = found.map_err(|error| of_ext4(error, &self.path))?;
-        let offset = self.ext4().source().offset();
-        for extent in &mut found {
-            extent.place += offset;
+    pub fn extents(&self) -> Result<&[Extent]> {
+        match &self.extents {
+            Some(extents) => Ok(extents),
+            // What it says of such a file.
+            None => match self.file.extents() {
+                Ok(_) => Err(Error::internal("extents that came later")),
+                Err(error) => Err(of_ext4(error, &self.path)),
+            },
         }
-        Ok(found)
     }
 
     /// Where the `bytes` bytes from byte `offset` of the file on lie in the store: as few ranges as there are, in the order
@@ -193,7 +204,7 @@ impl DriveFile {
     /// # Errors
     /// [`Error::Usage`] for bytes in a hole or past the end.
     pub fn pieces(&self, offset: u64, bytes: u64) -> Result<Vec<Range<u64>>> {
-        pieces::of(&self.extents()?, self.file.len(), offset, bytes, &self.path)
+        pieces::of(self.extents()?, self.file.len(), offset, bytes, &self.path)
     }
 
     /// Where the `bytes` bytes from byte `offset` of the file on lie in the store, if they lie there in one piece.

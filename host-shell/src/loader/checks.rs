@@ -1,7 +1,7 @@
 //! Which chunks of a manifest lie in the memory of a layer.
 
 use super::chunk::LayerChunk;
-use super::plan::{LayerPlan, Layers, Piece};
+use super::plan::{LayerPlan, Layers};
 use crate::error::{Error, Result};
 use crate::manifest::Manifest;
 use std::ops::Range;
@@ -38,8 +38,12 @@ impl LayerPlan {
 
     /// The file's bytes that lie in the layer's memory from `at` on.
     fn place(&self, at: u64, bytes: u64, begin: u64) -> Option<Range<u64>> {
-        let holds = |piece: &&Piece| at >= piece.at && at + bytes <= piece.at + piece.bytes;
-        let piece = self.pieces().iter().find(holds)?;
+        // They are in the order of the layer's memory, which no two share.
+        let behind = self.pieces().partition_point(|piece| piece.at <= at);
+        let piece = self.pieces().get(behind.checked_sub(1)?)?;
+        if at + bytes > piece.at + piece.bytes {
+            return None;
+        }
         let offset = (piece.offset + (at - piece.at)).checked_sub(begin)?;
         Some(offset..offset + bytes)
     }

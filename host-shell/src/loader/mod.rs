@@ -32,6 +32,7 @@
 //! # }
 //! ```
 
+mod by_name;
 mod checks;
 mod chunk;
 #[cfg(feature = "cuda")]
@@ -55,9 +56,10 @@ pub use sampler::{Sampler, Shuffle};
 use crate::error::{Error, Result};
 use crate::lock::lock;
 use crate::store::Store;
-use options::is_resident;
+use options::staying;
 use order::Course;
 use state::{Cell, Load, PATIENCE, Room, State};
+use std::collections::HashSet;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
@@ -65,6 +67,9 @@ use std::time::{Duration, Instant};
 use on_gpu::OnGpu;
 #[cfg(not(feature = "cuda"))]
 enum OnGpu {}
+
+/// How many layers ahead one call looks for some to read, past those that stay.
+const MOST_LOOK: usize = 4096;
 
 /// Reads layers into slots ahead of their use.
 ///
@@ -116,14 +121,14 @@ impl LayerLoader {
     pub fn new(store: &Arc<Store>, layers: Layers, options: &LoaderOptions) -> Result<Self> {
         check(store, &layers, options)?;
         let course = Course::new(&options.order, layers.len())?;
-        let resident: Vec<usize> = (0..layers.len())
-            .filter(|layer| is_resident(&options.resident, &layers, *layer))
-            .collect();
+        let stays = staying(&options.resident, &layers);
+        let (resident, others): (Vec<usize>, Vec<usize>) =
+            (0..layers.len()).partition(|layer| stays[*layer]);
         let bytes_of = |layer: usize| layers.get(layer).map_or(0, LayerPlan::bytes);
-        let others = (0..layers.len()).filter(|layer| !resident.contains(layer));
-        let slot_bytes = others.clone().map(bytes_of).max().unwrap_or(0);
+        let slot_bytes = others.iter().map(|layer| bytes_of(*layer)).max();
+        let slot_bytes = slot_bytes.unwrap_or(0);
         // More slots than layers are of no use.
-        let slots = options.slots.min(others.count());
+        let slots = options.slots.min(others.len());
         let rooms: Vec<u64> = resident
             .iter()
             .map(|layer| bytes_of(*layer))
@@ -222,7 +227,10 @@ impl LayerLoader {
         let known = state.find(index);
         let cell = match known {
             Some(cell) => cell,
-            None => state.victim(&[index]).ok_or_else(|| state.no_room())?,
+            None => {
+                let victim = state.victim(&HashSet::from([index]));
+                victim.ok_or_else(|| state.no_room())?
+            }
         };
         match &state.cells[cell].load {
             Some(_) if known.is_some() => state.stats.ready += 1,
@@ -396,16 +404,15 @@ impl Shared {
 
     /// Starts the reads of layers that come after `index`, as far as there are slots.
     fn read_ahead(&self, state: &mut State, store: &Arc<Store>, index: usize) {
-        let mut wanted = vec![index];
+        let mut wanted = HashSet::from([index]);
         let mut ahead = 0;
-        for layer in state.course.next() {
-            if ahead == self.ahead {
+        for step in 0..MOST_LOOK {
+            let Some(layer) = state.course.ahead(step).filter(|_| ahead < self.ahead) else {
                 return;
-            }
-            if wanted.contains(&layer) {
+            };
+            if !wanted.insert(layer) {
                 continue;
             }
-            wanted.push(layer);
             let known = state.find(layer);
             if known.is_some_and(|cell| state.cells[cell].is_there_for_good()) {
                 continue;

@@ -1,6 +1,6 @@
 //! How layers are loaded, and what brings them.
 
-use super::plan::{LayerPlan, Layers};
+use super::plan::Layers;
 use crate::error::{Error, Result};
 use crate::store::Store;
 
@@ -94,13 +94,25 @@ fn has_gpu(_: &Store) -> bool {
     false
 }
 
-/// Whether `layer` stays.
-pub(super) fn is_resident(resident: &Resident, layers: &Layers, layer: usize) -> bool {
+/// Returns of each layer whether it stays.
+pub(super) fn staying(resident: &Resident, layers: &Layers) -> Vec<bool> {
     match resident {
-        Resident::Layers(these) => these.contains(&layer),
+        Resident::Layers(these) => {
+            let mut stays = vec![false; layers.len()];
+            for layer in these {
+                if let Some(stays) = stays.get_mut(*layer) {
+                    *stays = true;
+                }
+            }
+            stays
+        }
         Resident::Bytes(most) => {
-            let before = layers.iter().take(layer + 1).map(LayerPlan::bytes);
-            before.fold(0u64, u64::saturating_add) <= *most
+            let mut bytes = 0u64;
+            let fits = layers.iter().map(|layer| {
+                bytes = bytes.saturating_add(layer.bytes());
+                bytes <= *most
+            });
+            fits.collect()
         }
     }
 }

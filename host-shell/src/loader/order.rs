@@ -2,17 +2,45 @@
 
 use super::LayerOrder;
 use crate::error::{Error, Result};
+use std::collections::HashMap;
 
 /// Which layer comes next.
 #[derive(Debug)]
 pub(super) struct Course {
     layers: usize,
     /// One pass, after which it begins again; none while it is learned.
-    pass: Option<Vec<usize>>,
+    pass: Option<Pass>,
     /// What the first pass has asked for so far.
     seen: Vec<usize>,
     /// Where the last layer stands in the pass.
     place: Option<usize>,
+}
+
+/// Layers in their order, and at which places of it each stands.
+#[derive(Debug)]
+struct Pass {
+    order: Vec<usize>,
+    places: HashMap<usize, Vec<usize>>,
+}
+
+impl Pass {
+    fn new(order: Vec<usize>) -> Self {
+        let mut places: HashMap<usize, Vec<usize>> = HashMap::new();
+        for (place, layer) in order.iter().enumerate() {
+            places.entry(*layer).or_default().push(place);
+        }
+        Self { order, places }
+    }
+
+    /// Returns how many layers come between place `from` and the next place of `layer`.
+    fn distance(&self, from: usize, layer: usize) -> Option<usize> {
+        let places = self.places.get(&layer)?;
+        let next = places.partition_point(|place| *place < from);
+        match places.get(next) {
+            Some(place) => Some(place - from),
+            None => Some(places.first()? + self.order.len() - from),
+        }
+    }
 }
 
 impl Course {
@@ -20,7 +48,7 @@ impl Course {
     /// [`Error::Usage`] for an empty order, and for layers that are not there.
     pub fn new(order: &LayerOrder, layers: usize) -> Result<Self> {
         let pass = match order {
-            LayerOrder::Sequential => Some((0..layers).collect()),
+            LayerOrder::Sequential => Some(Pass::new((0..layers).collect())),
             LayerOrder::Learned => None,
             LayerOrder::Given(pass) => {
                 if let Some(wrong) = pass.iter().find(|one| **one >= layers) {
@@ -33,7 +61,7 @@ impl Course {
                         "name them, or leave the order out",
                     ));
                 }
-                Some(pass.clone())
+                Some(Pass::new(pass.clone()))
             }
         };
         Ok(Self {
@@ -49,7 +77,7 @@ impl Course {
         let Some(pass) = &self.pass else {
             if self.seen.first() == Some(&layer) {
                 // The second pass begins.
-                self.pass = Some(std::mem::take(&mut self.seen));
+                self.pass = Some(Pass::new(std::mem::take(&mut self.seen)));
                 self.place = Some(0);
             } else {
                 self.seen.push(layer);
@@ -57,31 +85,46 @@ impl Course {
             return;
         };
         // The next place that has it, from the one behind the last on; where it stays when there is none.
-        let from = self.place.map_or(0, |place| place + 1);
-        let places = (0..pass.len()).map(|step| (from + step) % pass.len());
-        let found = places.into_iter().find(|place| pass[*place] == layer);
-        self.place = found.or(self.place);
-    }
-
-    /// The layers after the last one that was asked for, one pass of them.
-    pub fn next(&self) -> Vec<usize> {
-        match &self.pass {
-            Some(pass) => {
-                let from = self.place.map_or(0, |place| place + 1);
-                let places = (0..pass.len()).map(|step| (from + step) % pass.len());
-                places.map(|place| pass[place]).collect()
-            }
-            // As long as layers follow one another, the next one probably does.
-            None => match self.seen[..] {
-                [only] => Self::after(only, self.layers),
-                [.., before, last] if last == before + 1 => Self::after(last, self.layers),
-                _ => Vec::new(),
-            },
+        let from = self.from(pass);
+        if let Some(distance) = pass.distance(from, layer) {
+            self.place = Some((from + distance) % pass.order.len());
         }
     }
 
-    fn after(layer: usize, layers: usize) -> Vec<usize> {
-        (layer + 1..layers).collect()
+    /// The place behind the last one.
+    fn from(&self, pass: &Pass) -> usize {
+        self.place.map_or(0, |place| (place + 1) % pass.order.len())
+    }
+
+    /// Returns the layer that comes `steps` layers after the next one, within one pass.
+    pub fn ahead(&self, steps: usize) -> Option<usize> {
+        match &self.pass {
+            Some(pass) if steps < pass.order.len() => {
+                Some(pass.order[(self.from(pass) + steps) % pass.order.len()])
+            }
+            Some(_) => None,
+            None => {
+                let next = self.next_in_sequence()?.checked_add(steps)?;
+                (next < self.layers).then_some(next)
+            }
+        }
+    }
+
+    /// Returns how many layers come before `layer` does.
+    pub fn distance(&self, layer: usize) -> Option<usize> {
+        match &self.pass {
+            Some(pass) => pass.distance(self.from(pass), layer),
+            None => layer.checked_sub(self.next_in_sequence()?),
+        }
+    }
+
+    /// As long as layers follow one another, the next one probably does.
+    fn next_in_sequence(&self) -> Option<usize> {
+        match self.seen[..] {
+            [only] => Some(only + 1),
+            [.., before, last] if last == before + 1 => Some(last + 1),
+            _ => None,
+        }
     }
 
     /// Whether the order is known.
@@ -95,13 +138,13 @@ mod tests {
     use super::*;
 
     fn next(course: &Course, count: usize) -> Vec<usize> {
-        course.next().into_iter().take(count).collect()
+        (0..count).map_while(|step| course.ahead(step)).collect()
     }
 
     #[test]
     fn a_sequence_begins_again_at_its_end() {
         let mut course = Course::new(&LayerOrder::Sequential, 3).unwrap();
-        assert_eq!(course.next(), [0, 1, 2]);
+        assert_eq!(next(&course, 9), [0, 1, 2]);
         course.asked(1);
         assert_eq!(next(&course, 2), [2, 0]);
         course.asked(2);
@@ -126,15 +169,21 @@ mod tests {
     #[test]
     fn an_order_is_learned_from_the_first_pass() {
         let mut course = Course::new(&LayerOrder::Learned, 6).unwrap();
-        assert!(course.next().is_empty());
+        assert!(next(&course, 1).is_empty());
         for (asked, then) in [(3, &[4][..]), (4, &[5]), (1, &[]), (0, &[])] {
             course.asked(asked);
             assert_eq!(next(&course, 1), then, "after {asked}");
+            assert_eq!(
+                then.first().map(|layer| course.distance(*layer)),
+                then.first().map(|_| Some(0))
+            );
             assert!(!course.is_known());
         }
         course.asked(3);
         assert!(course.is_known());
-        assert_eq!(course.next(), [4, 1, 0, 3]);
+        assert_eq!(next(&course, 9), [4, 1, 0, 3]);
+        let distances = [4, 1, 0, 3, 5].map(|layer| course.distance(layer));
+        assert_eq!(distances, [Some(0), Some(1), Some(2), Some(3), None]);
     }
 
     #[test]

@@ -3,7 +3,8 @@
 use super::chunk::LayerChunk;
 use crate::catalog::{Dtype, Entry};
 use crate::error::{Error, Result};
-use std::collections::BTreeMap;
+use crate::names::NameIndex;
+use crate::words::shortened;
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -27,6 +28,7 @@ const MOST_GAP: u64 = 16 << 10;
 #[derive(Clone, Debug, PartialEq)]
 pub struct Layers {
     pub(super) layers: Vec<LayerPlan>,
+    by_name: NameIndex,
 }
 
 /// A layer: its tensors, and what is read for them.
@@ -35,6 +37,7 @@ pub struct LayerPlan {
     name: String,
     pieces: Vec<Piece>,
     tensors: Vec<LayerTensor>,
+    by_name: NameIndex,
     bytes: u64,
     pub(super) chunks: Arc<[LayerChunk]>,
 }
@@ -83,10 +86,10 @@ impl LayerPlan {
 
     /// The tensor with this name, whole or without the layer's name before it.
     pub fn tensor(&self, name: &str) -> Option<&LayerTensor> {
-        let is = |one: &&LayerTensor| {
-            one.name == name || one.name.strip_prefix(&self.name) == Some(name)
-        };
-        self.tensors.iter().find(is)
+        let name_of = |place: usize| self.tensors[place].name.as_str();
+        let find = |name: &str| self.by_name.find(name_of, name);
+        let place = find(name).or_else(|| find(&format!("{}{name}", self.name)))?;
+        self.tensors.get(place)
     }
 
     /// Bytes of memory that it takes.
@@ -99,15 +102,20 @@ impl LayerPlan {
         self.pieces.iter().map(|piece| piece.bytes).sum()
     }
 
-    fn of_entries(name: String, mut entries: Vec<&Entry>) -> Result<Self> {
-        entries.sort_by_key(|entry| (entry.offset, entry.bytes));
-        let mut plan = Self {
+    fn without_tensors(name: String) -> Self {
+        Self {
             name,
             pieces: Vec::new(),
-            tensors: Vec::with_capacity(entries.len()),
+            tensors: Vec::new(),
+            by_name: NameIndex::default(),
             bytes: 0,
             chunks: Arc::default(),
-        };
+        }
+    }
+
+    pub(super) fn of_entries(name: String, mut entries: Vec<&Entry>) -> Result<Self> {
+        entries.sort_by_key(|entry| (entry.offset, entry.bytes));
+        let mut plan = Self::without_tensors(name);
         for entry in entries {
             let at = plan.room_for(entry.offset, entry.bytes)?;
             plan.tensors.push(LayerTensor {
@@ -118,6 +126,7 @@ impl LayerPlan {
                 bytes: entry.bytes,
             });
         }
+        plan.by_name = NameIndex::of(plan.tensors.iter().map(|tensor| tensor.name.as_str()));
         Ok(plan)
     }
 
@@ -166,13 +175,7 @@ impl Layers {
         layers: impl IntoIterator<Item = (N, P)>,
     ) -> Result<Self> {
         let layers = layers.into_iter().map(|(name, parts)| {
-            let mut plan = LayerPlan {
-                name: name.into(),
-                pieces: Vec::new(),
-                tensors: Vec::new(),
-                bytes: 0,
-                chunks: Arc::default(),
-            };
+            let mut plan = LayerPlan::without_tensors(name.into());
             for part in parts {
                 let bytes = part.end.checked_sub(part.start).ok_or_else(|| {
                     let cause =
@@ -221,104 +224,17 @@ impl Layers {
         Ok(self)
     }
 
-    /// A layer for each prefix: the tensors whose names begin with it. A tensor belongs to the longest prefix that fits.
-    ///
-    /// # Errors
-    /// [`Error::Usage`] for no prefixes, for one that no tensor has, and for one that is there twice.
-    pub fn by_prefix(
-        tensors: &(impl AsRef<[Entry]> + ?Sized),
-        prefixes: &[impl AsRef<str>],
-    ) -> Result<Self> {
-        let mut found: Vec<Vec<&Entry>> = vec![Vec::new(); prefixes.len()];
-        for entry in tensors.as_ref() {
-            let fitting = prefixes.iter().enumerate();
-            let fitting = fitting.filter(|(_, prefix)| entry.name.starts_with(prefix.as_ref()));
-            // Of equal ones the first.
-            let longest = fitting
-                .rev()
-                .max_by_key(|(_, prefix)| prefix.as_ref().len());
-            if let Some((index, _)) = longest {
-                found[index].push(entry);
-            }
-        }
-        let mut layers = Vec::with_capacity(prefixes.len());
-        for (prefix, entries) in prefixes.iter().zip(found) {
-            let prefix = prefix.as_ref();
-            if entries.is_empty() {
-                return Err(Error::usage(
-                    format!("no tensor is left for a layer '{prefix}'"),
-                    "give each layer a prefix of its own that names of tensors begin with",
-                ));
-            }
-            layers.push(LayerPlan::of_entries(prefix.to_owned(), entries)?);
-        }
-        Self::of(layers)
-    }
-
-    /// A layer for each number in the tensors' names, as in `model.layers.7.` and `blk.7.`: the part up to the first
-    /// number between dots. Tensors without one are in no layer.
-    ///
-    /// # Errors
-    /// [`Error::Usage`] for tensors without such names.
-    pub fn numbered(tensors: &(impl AsRef<[Entry]> + ?Sized)) -> Result<Self> {
-        // The stems in the order of their data, each with its numbers in theirs.
-        let mut stems: Vec<&str> = Vec::new();
-        let mut found: BTreeMap<(usize, u64, &str), Vec<&Entry>> = BTreeMap::new();
-        for entry in tensors.as_ref() {
-            let Some((stem, number, prefix)) = numbered_prefix(&entry.name) else {
-                continue;
-            };
-            let known = stems.iter().position(|one| *one == stem);
-            let known = known.unwrap_or_else(|| {
-                stems.push(stem);
-                stems.len() - 1
-            });
-            found
-                .entry((known, number, prefix))
-                .or_default()
-                .push(entry);
-        }
-        let layers = found
-            .into_iter()
-            .map(|((_, _, prefix), entries)| LayerPlan::of_entries(prefix.to_owned(), entries));
-        Self::of(layers.collect::<Result<_>>()?)
-    }
-
-    /// A layer for each list of tensors' names.
-    ///
-    /// # Errors
-    /// [`Error::Usage`] for no lists, and for a tensor that is not there.
-    pub fn of_names<L, T>(
-        tensors: &(impl AsRef<[Entry]> + ?Sized),
-        layers: impl IntoIterator<Item = (L, Vec<T>)>,
-    ) -> Result<Self>
-    where
-        L: Into<String>,
-        T: AsRef<str>,
-    {
-        let all = tensors.as_ref();
-        let layers = layers.into_iter().map(|(name, names)| {
-            let entries = names.iter().map(|tensor| {
-                let tensor = tensor.as_ref();
-                let found = all.iter().find(|entry| entry.name == tensor);
-                found.ok_or_else(|| {
-                    let cause = format!("there is no tensor '{tensor}'");
-                    Error::usage(cause, "use names of the catalog's tensors")
-                })
-            });
-            LayerPlan::of_entries(name.into(), entries.collect::<Result<_>>()?)
-        });
-        Self::of(layers.collect::<Result<_>>()?)
-    }
-
-    fn of(layers: Vec<LayerPlan>) -> Result<Self> {
+    pub(super) fn of(layers: Vec<LayerPlan>) -> Result<Self> {
         if layers.is_empty() {
             return Err(Error::usage(
                 "there are no layers",
                 "give prefixes of tensors' names, such as 'model.layers.0.', or ranges of bytes",
             ));
         }
-        Ok(Self { layers })
+        Ok(Self {
+            by_name: NameIndex::of(layers.iter().map(LayerPlan::name)),
+            layers,
+        })
     }
 
     /// How many.
@@ -347,27 +263,13 @@ impl Layers {
 
     /// The number of the layer with this name.
     pub fn position(&self, name: &str) -> Option<usize> {
-        self.layers.iter().position(|layer| layer.name == name)
+        self.by_name.find(|place| self.layers[place].name(), name)
     }
-}
-
-/// Of `model.layers.7.mlp.weight`: `model.layers.`, 7, and `model.layers.7.`.
-fn numbered_prefix(name: &str) -> Option<(&str, u64, &str)> {
-    let mut begin = 0;
-    while let Some(dot) = name[begin..].find('.') {
-        let end = begin + dot;
-        let is_number = end > begin && name[begin..end].bytes().all(|one| one.is_ascii_digit());
-        if is_number && let Ok(number) = name[begin..end].parse() {
-            return Some((&name[..begin], number, &name[..=end]));
-        }
-        begin = end + 1;
-    }
-    None
 }
 
 fn too_long(name: &str) -> Error {
     Error::usage(
-        format!("layer {name} is longer than memory can be"),
+        format!("layer {} is longer than memory can be", shortened(name)),
         "check the ranges of the layer",
     )
 }

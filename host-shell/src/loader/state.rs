@@ -5,7 +5,8 @@ use super::options::{LoaderStats, MOST_UNDER_WAY};
 use super::order::Course;
 use crate::error::{Error, Result};
 use crate::store::Store;
-use std::collections::VecDeque;
+use crate::words::listed;
+use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -61,6 +62,10 @@ struct UnderWay {
 pub(super) struct State {
     pub store: Option<Arc<Store>>,
     pub cells: Vec<Cell>,
+    /// Cells of layers that stay come before it.
+    first_slot: usize,
+    /// Of each layer that a cell has, which one.
+    of_layer: HashMap<usize, usize>,
     pub course: Course,
     pub stats: LoaderStats,
     /// Reads of a GPU whose end was not looked at, in the order of their stream.
@@ -145,8 +150,12 @@ impl Failed {
 
 impl State {
     pub fn new(store: &Arc<Store>, cells: Vec<Cell>, course: Course) -> Self {
+        let held = cells.iter().enumerate();
+        let held = held.filter_map(|(index, cell)| Some((cell.layer?, index)));
         Self {
             store: Some(Arc::clone(store)),
+            of_layer: held.collect(),
+            first_slot: cells.iter().filter(|cell| cell.is_resident).count(),
             cells,
             course,
             stats: LoaderStats::default(),
@@ -168,24 +177,21 @@ impl State {
 
     /// The cell that holds a layer, or that it is read into.
     pub fn find(&self, layer: usize) -> Option<usize> {
-        self.cells.iter().position(|cell| cell.layer == Some(layer))
+        self.of_layer.get(&layer).copied()
     }
 
     /// A slot to read into: one that nothing uses, whose layer is not wanted now and will be wanted last.
-    pub fn victim(&self, wanted: &[usize]) -> Option<usize> {
-        let next = self.course.next();
+    pub fn victim(&self, wanted: &HashSet<usize>) -> Option<usize> {
         let away = |cell: &Cell| match cell.layer {
             None => usize::MAX,
-            Some(layer) => {
-                let place = next.iter().position(|one| *one == layer);
-                place.unwrap_or(usize::MAX - 1)
-            }
+            Some(layer) => self.course.distance(layer).unwrap_or(usize::MAX - 1),
         };
         let may = |cell: &Cell| {
             let is_wanted = cell.layer.is_some_and(|layer| wanted.contains(&layer));
             cell.users == 0 && !cell.is_resident && !cell.is_lost && !is_wanted
         };
-        let cells = self.cells.iter().enumerate().filter(|(_, cell)| may(cell));
+        let slots = self.cells.iter().enumerate().skip(self.first_slot);
+        let cells = slots.filter(|(_, cell)| may(cell));
         cells
             .max_by_key(|(_, cell)| away(cell))
             .map(|(index, _)| index)
@@ -195,14 +201,11 @@ impl State {
     pub fn no_room(&self) -> Error {
         let slots = self.cells.iter().filter(|cell| !cell.is_resident);
         let lost = slots.clone().filter(|cell| cell.is_lost).count();
-        let held: Vec<String> = slots
-            .clone()
-            .filter(|cell| cell.users > 0)
-            .map(|cell| {
-                cell.layer
-                    .map_or("a failed one".to_owned(), |layer| layer.to_string())
-            })
-            .collect();
+        let held = slots.clone().filter(|cell| cell.users > 0);
+        let held = held.map(|cell| {
+            let failed = || "a failed one".to_owned();
+            cell.layer.map_or_else(failed, |layer| layer.to_string())
+        });
         let of_lost = match lost {
             0 => String::new(),
             _ => format!("; {lost} are lost with their streams"),
@@ -211,7 +214,7 @@ impl State {
             format!(
                 "no slot of {} is free: layers {} are in use{of_lost}",
                 slots.count(),
-                held.join(", ")
+                listed(held)
             ),
             "let go of a layer, and of arrays of it, before the next one, or use more slots",
         )
@@ -221,8 +224,10 @@ impl State {
     pub fn forget(&mut self, cell: usize) {
         let cell = &mut self.cells[cell];
         cell.load = None;
-        if !cell.is_resident {
-            cell.layer = None;
+        if !cell.is_resident
+            && let Some(layer) = cell.layer.take()
+        {
+            self.of_layer.remove(&layer);
         }
     }
 
@@ -238,6 +243,7 @@ impl State {
             });
         }
         self.cells[cell].layer = Some(layer);
+        self.of_layer.insert(layer, cell);
         self.cells[cell].load = Some(load);
     }
 

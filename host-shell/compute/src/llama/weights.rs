@@ -5,6 +5,7 @@ use crate::experts::{Experts, Layer, Placed, Shape};
 use nvme_formats::Stored;
 use nvme_host::catalog::{Dtype, Entry};
 use nvme_host::loader::Layers;
+use nvme_host::words::shortened;
 use nvme_host::{Catalog, Error, Manifest, Result, Store};
 use std::cell::RefCell;
 use std::collections::HashSet;
@@ -63,10 +64,34 @@ pub struct Piece {
 #[derive(Clone)]
 pub struct Embedding {
     pub store: Arc<Store>,
-    /// Where they lie in the store, in their order.
-    pub places: Vec<Range<u64>>,
+    pub places: Vec<Place>,
     pub row_bytes: u64,
     pub stored: Stored,
+}
+
+/// Some of the embeddings' bytes, where they lie in the store.
+#[derive(Clone, Debug)]
+pub struct Place {
+    /// Those of the embeddings, in whose order places come.
+    bytes: Range<u64>,
+    /// Where the first of them lies in the store.
+    first: u64,
+}
+
+impl Place {
+    /// Places of `ranges` of the store, whose bytes follow one another.
+    pub fn all(ranges: Vec<Range<u64>>) -> Vec<Self> {
+        let mut at = 0;
+        let places = ranges.into_iter().map(|range| {
+            let begin = at;
+            at += range.end - range.start;
+            Self {
+                bytes: begin..at,
+                first: range.start,
+            }
+        });
+        places.collect()
+    }
 }
 
 /// A part of a row.
@@ -84,18 +109,21 @@ impl Embedding {
         let mut parts = Vec::new();
         for (token, row) in tokens.iter().zip(0u64..) {
             let first = u64::from(*token) * self.row_bytes;
-            let (mut begin, end) = (0, first + self.row_bytes);
-            for place in &self.places {
-                let place_end = begin + (place.end - place.start);
-                let (from, to) = (first.max(begin), end.min(place_end));
-                if from < to {
-                    parts.push(Part {
-                        offset: place.start + (from - begin),
-                        bytes: to - from,
-                        at: row * stride + (from - first),
-                    });
+            let end = first + self.row_bytes;
+            // A file in many pieces has many places, and a prompt many tokens.
+            let holding = self
+                .places
+                .partition_point(|place| place.bytes.end <= first);
+            for place in &self.places[holding..] {
+                let (from, to) = (first.max(place.bytes.start), end.min(place.bytes.end));
+                if from >= to {
+                    break;
                 }
-                begin = place_end;
+                parts.push(Part {
+                    offset: place.first + (from - place.bytes.start),
+                    bytes: to - from,
+                    at: row * stride + (from - first),
+                });
             }
         }
         parts
@@ -171,7 +199,7 @@ impl Weights {
             head,
             embedding: Embedding {
                 store: Arc::clone(store),
-                places: embeddings,
+                places: Place::all(embeddings),
                 row_bytes: embedding.row_bytes,
                 stored: embedding.stored,
             },
@@ -326,7 +354,7 @@ impl<'a> File<'a> {
             None => Ok(()),
             Some(entry) => Err(refused(format!(
                 "the tensor {} is not known here and would change the result",
-                entry.name
+                shortened(&entry.name)
             ))),
         }
     }
@@ -349,11 +377,8 @@ impl<'a> File<'a> {
 
     /// The tensors with a prefix, but for experts.
     fn runs(self, prefix: &str) -> Result<Runs> {
-        let mine = self.catalog.entries().iter();
-        let mut mine: Vec<&Entry> = mine
-            .filter(|entry| entry.name.starts_with(prefix))
-            .collect();
-        mine.sort_by_key(|entry| entry.offset);
+        let mut mine: Vec<&Entry> = self.catalog.with_prefix(prefix).collect();
+        mine.sort_by_key(|entry| (entry.offset, entry.bytes));
         let (mut runs, mut is_cut): (Vec<Range<u64>>, _) = (Vec::new(), true);
         for entry in mine {
             let end = entry.offset + entry.bytes;

@@ -2,9 +2,31 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from errno import ENOENT
+from itertools import islice
 
 __all__ = ["Changed", "Gone", "KvLoadError", "NotFound", "NvmeGpuError", "Status", "Timeout", "Usage"]
+
+
+# How many members of a list a message names, the longest message, and what of a longer one's begin and end stays.
+_MOST_NAMED = 5
+_MOST, _BEGIN, _END = 2_000, 1_500, 400
+
+
+def listed(members: Iterable[object]) -> str:
+    """The first few of ``members`` with commas between, and how many more there are."""
+    rest = iter(members)
+    named = ", ".join(str(one) for one in islice(rest, _MOST_NAMED))
+    more = sum(1 for _ in rest)
+    return f"{named} and {more} more" if more else named
+
+
+def _bounded(text: str) -> str:
+    """A message that fits on a screen, whatever it repeats."""
+    if len(text) <= _MOST:
+        return text
+    return f"{text[:_BEGIN]} ... ({len(text) - _BEGIN - _END} characters left out) ... {text[-_END:]}"
 
 
 class NvmeGpuError(Exception):
@@ -27,6 +49,7 @@ class NvmeGpuError(Exception):
         id: int | None = None,
         errno: int | None = None,
     ) -> None:
+        cause, remedy = _bounded(cause), _bounded(remedy)
         super().__init__(f"{cause}: {remedy}" if remedy else cause)
         self.cause = cause
         self.remedy = remedy
@@ -74,7 +97,7 @@ class KvLoadError(NvmeGpuError):
 
     def __init__(self, layer: str, block_ids: set[int], first: NvmeGpuError) -> None:
         super().__init__(
-            f"blocks {sorted(block_ids)} of the layer {layer!r} were not loaded: {first.cause}",
+            f"blocks {listed(sorted(block_ids))} of the layer {layer!r} were not loaded: {first.cause}",
             "compute them again: they keep what they held, and are not found again",
             first.code,
         )

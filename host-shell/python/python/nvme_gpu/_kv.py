@@ -9,7 +9,7 @@ from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from ._errors import KvLoadError, NvmeGpuError, Usage
+from ._errors import KvLoadError, NvmeGpuError, Usage, listed
 from ._held import OneProcess
 from ._kv_moves import Move, adopted, load, put, save
 from ._store import Store, _whole
@@ -116,7 +116,9 @@ class KvStore(OneProcess):
         self._seed = hashlib.sha256(repr((model, self._tokens, self._page, str(dtype), names)).encode()).digest()
         self._lock = threading.RLock()
         self._free = list(range(self._capacity - 1, -1, -1))
-        self._index: OrderedDict[bytes, _Block] = OrderedDict()
+        self._index: dict[bytes, _Block] = {}
+        # Those of the index that may make room, the one that was not used for longest first.
+        self._idle: OrderedDict[bytes, _Block] = OrderedDict()
         self._saving: dict[bytes, tuple[str, _Block]] = {}
         self._requests: dict[str, _Request] = {}
         self._loads: dict[str, list[_Load]] = {name: [] for name in names}
@@ -180,6 +182,7 @@ class KvStore(OneProcess):
                 if block is None:
                     break
                 block.pins += 1
+                self._idle.pop(key, None)
                 request.matched.append(block)
             return len(request.matched) * self._tokens
 
@@ -206,7 +209,7 @@ class KvStore(OneProcess):
                 longer = self._token_ids(tokens)
                 if longer[: len(request.tokens)] != request.tokens:
                     raise Usage("tokens of a request have changed", "pass all of them, the new ones at the end")
-                request.tokens, request.keys = longer, self._chain(longer, request.extra)
+                request.tokens, request.keys = longer, self._chain(longer, request.extra, request.keys)
             request.block_ids, request.most_saved = ids, _MOST
             self._release(request.matched[count:])
             del request.matched[count:]
@@ -344,7 +347,7 @@ class KvStore(OneProcess):
     def clear(self) -> None:
         """Forgets all blocks but those that are to be loaded, or are being loaded or written."""
         with self._lock:
-            for block in [one for one in self._index.values() if not one.pins]:
+            for block in list(self._idle.values()):
                 self._drop(block)
 
     def __repr__(self) -> str:
@@ -361,7 +364,7 @@ class KvStore(OneProcess):
     def _table(self, layer: str) -> Any:
         found = self._tables.get(layer)
         if found is None:
-            raise Usage(f"no layer {layer!r}", f"use one of {', '.join(self._tables)}")
+            raise Usage(f"no layer {layer!r}", f"use one of {listed(self._tables)}")
         return found
 
     @staticmethod
@@ -372,9 +375,11 @@ class KvStore(OneProcess):
         except OverflowError as error:
             raise Usage(f"tokens: {error}", "use numbers of 64 bits") from error
 
-    def _chain(self, tokens: array[int], extra: tuple[Any, ...]) -> list[bytes]:
-        keys, key, salt = [], self._seed, repr(extra).encode()
-        for begin in range(0, len(tokens) - self._tokens + 1, self._tokens):
+    def _chain(self, tokens: array[int], extra: tuple[Any, ...], known: Sequence[bytes] = ()) -> list[bytes]:
+        """The keys of the full blocks of ``tokens``, the first of which are ``known``."""
+        keys, salt = list(known), repr(extra).encode()
+        key = keys[-1] if keys else self._seed
+        for begin in range(len(keys) * self._tokens, len(tokens) - self._tokens + 1, self._tokens):
             block = tokens[begin : begin + self._tokens].tobytes()
             key = hashlib.sha256(key + len(salt).to_bytes(8, "little") + salt + block).digest()
             keys.append(key)
@@ -401,7 +406,7 @@ class KvStore(OneProcess):
     def _slot(self) -> int | None:
         """A free place, for which the block that was not used for longest may go."""
         if not self._free:
-            oldest = next((block for block in self._index.values() if not block.pins), None)
+            oldest = next(iter(self._idle.values()), None)
             if oldest is not None:
                 self._drop(oldest)
         return self._free.pop() if self._free else None
@@ -410,6 +415,7 @@ class KvStore(OneProcess):
         """The block is not found again. Its place is free once nothing loads from it."""
         if self._index.get(block.key) is block:
             del self._index[block.key]
+            self._idle.pop(block.key, None)
             block.is_bad = True
             if not block.pins:
                 self._free.append(block.slot)
@@ -418,9 +424,11 @@ class KvStore(OneProcess):
         """The blocks of a chain were used: the first one is the last to make room."""
         for block in reversed(blocks):
             block.pins -= 1
+            if block.pins:
+                continue
             if not block.is_bad:
-                self._index.move_to_end(block.key)
-            elif not block.pins:
+                self._idle[block.key] = block
+            else:
                 self._free.append(block.slot)
 
     def _end_save(self, key: bytes, block: _Block) -> None:
@@ -429,7 +437,7 @@ class KvStore(OneProcess):
             return
         del self._saving[key]
         if not block.is_bad:
-            self._index[key] = block
+            self._index[key] = self._idle[key] = block
         elif not block.has_failed:
             # A place to which a write failed is not used again: it may be damaged, and a late write may still come.
             self._free.append(block.slot)

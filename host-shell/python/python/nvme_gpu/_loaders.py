@@ -51,7 +51,7 @@ class LayerLoader(Held):
     :class:`NvmeGpuError` without memory, and with the code ``mismatch`` where the file begins otherwise than its manifest.
     """
 
-    __slots__ = ("_native", "_store", "_names", "_layers", "_entries", "__weakref__")
+    __slots__ = ("_native", "_store", "_names", "_layers", "_places_of", "_entries", "__weakref__")
 
     def __init__(
         self,
@@ -85,6 +85,7 @@ class LayerLoader(Held):
         )
         self._layers = self._native.layers()
         self._names = {name: index for index, (name, _, _) in enumerate(self._layers)}
+        self._places_of: dict[int, dict[str, tuple[int, int]]] = {}
 
     def __len__(self) -> int:
         return len(self._layers)
@@ -122,6 +123,12 @@ class LayerLoader(Held):
         else:
             index = _whole("layer", layer, 0, len(self._layers) - 1)
         return Layer(self, index, stream)
+
+    def _places(self, layer: int) -> dict[str, tuple[int, int]]:
+        """Where the tensors of a layer lie in its memory, and their bytes, by their names."""
+        if layer not in self._places_of:
+            self._places_of[layer] = {name: (at, nbytes) for name, at, nbytes in self._layers[layer][2]}
+        return self._places_of[layer]
 
     def check(self, timeout: float | None = None) -> None:
         """Waits until all layers that were given out are there, ``timeout`` seconds at most, and raises the first error.
@@ -191,13 +198,13 @@ class Layer(OneProcess, Mapping[str, Any]):
 
     def __getitem__(self, name: str) -> Any:
         native = self._used()
+        places = self._loader._places(self._index)
         for whole in (name, self.name + name):
             if whole in self._found:
                 return self._found[whole]
-        for whole, at, nbytes in self._loader._layers[self._index][2]:
-            if whole in (name, self.name + name):
+            if whole in places:
                 entry = self._loader._entries[whole]
-                made = _array(self._whole, native, at, nbytes, entry.dtype, entry.shape)
+                made = _array(self._whole, native, *places[whole], entry.dtype, entry.shape)
                 self._found[whole] = made
                 return made
         raise KeyError(name)

@@ -17,6 +17,7 @@ import dataclasses
 import io
 import os
 import pickle
+from bisect import bisect_right
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, Protocol
@@ -40,6 +41,8 @@ __all__ = ["DcpReader"]
 
 _AHEAD = 256 << 20
 """Bytes that are read before the first of them are made into tensors; one tensor may have more."""
+_NEAR = 64
+"""Ranges before a byte that are looked at for it."""
 
 
 class _Pieces(Protocol):
@@ -75,10 +78,46 @@ class _Range:
         return self.data
 
 
+class _Ranges:
+    """Ranges of a file, of which many are found by where they begin."""
+
+    def __init__(self) -> None:
+        self._by_place: dict[tuple[int, int], _Range] = {}
+        self._longest: dict[int, _Range] = {}
+        self._begins: list[int] | None = None
+
+    def add(self, file: _Pieces, name: str, offset: int, nbytes: int) -> None:
+        """Starts to read a range, unless it is there."""
+        if (offset, nbytes) in self._by_place:
+            return
+        made = self._by_place[offset, nbytes] = _Range(file, name, offset, nbytes)
+        other = self._longest.get(offset)
+        if other is None or len(other.data) < nbytes:
+            self._longest[offset] = made
+        self._begins = None
+
+    def wait(self) -> None:
+        """Waits for all of them."""
+        for one in self._by_place.values():
+            one.wait()
+
+    def at(self, byte: int) -> _Range | None:
+        """A range that has this byte."""
+        if self._begins is None:
+            self._begins = sorted(self._longest)
+        last = bisect_right(self._begins, byte)
+        # Ranges of a checkpoint do not overlap: the nearest one has it, or none.
+        for begin in reversed(self._begins[max(last - _NEAR, 0) : last]):
+            one = self._longest[begin]
+            if byte < begin + len(one.data):
+                return one
+        return None
+
+
 class _Fetched(io.RawIOBase):
     """A file of which some ranges are read ahead, as torch's reader wants it: it seeks to their begins."""
 
-    def __init__(self, name: str, ranges: list[_Range]) -> None:
+    def __init__(self, name: str, ranges: _Ranges) -> None:
         super().__init__()
         self._name, self._at = name, 0
         self._ranges = ranges
@@ -100,14 +139,14 @@ class _Fetched(io.RawIOBase):
 
     def readinto(self, buffer: Any, /) -> int:
         view = memoryview(buffer).cast("B")
-        for one in self._ranges:
-            begin = self._at - one.offset
-            if 0 <= begin < len(one.data):
-                part = memoryview(one.wait())[begin : begin + len(view)]
-                view[: len(part)] = part
-                self._at += len(part)
-                return len(part)
-        return 0
+        one = self._ranges.at(self._at)
+        if one is None:
+            return 0
+        begin = self._at - one.offset
+        part = memoryview(one.wait())[begin : begin + len(view)]
+        view[: len(part)] = part
+        self._at += len(part)
+        return len(part)
 
 
 class _Folder(_Files):
@@ -115,7 +154,7 @@ class _Folder(_Files):
 
     def __init__(self, volume: Volume | None, options: dict[str, Any]) -> None:
         self._volume, self._options = volume, options
-        self.fetched: dict[str, list[_Range]] = {}
+        self.fetched: dict[str, _Ranges] = {}
 
     def open(self, path: str) -> _Pieces:
         found: _Pieces = LocalFile(path, self._options) if self._volume is None else self._volume.open(path)
@@ -223,12 +262,10 @@ class DcpReader(_Base):
                 name = self.fs.concat_path(self.path, place.relative_path)
                 if name not in files:
                     files[name] = self.fs.open(name)
-                ranges = self.fs.fetched.setdefault(name, [])
-                if (place.offset, place.length) not in [(one.offset, len(one.data)) for one in ranges]:
-                    ranges.append(_Range(files[name], name, place.offset, place.length))
+                ranges = self.fs.fetched.setdefault(name, _Ranges())
+                ranges.add(files[name], name, place.offset, place.length)
             for ranges in self.fs.fetched.values():
-                for one in ranges:
-                    one.wait()
+                ranges.wait()
             for file in files.values():
                 file.check_unchanged()
             return super().read_data(plan, planner)

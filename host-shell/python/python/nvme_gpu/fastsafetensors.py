@@ -13,7 +13,9 @@ from __future__ import annotations
 import ctypes
 import os
 import threading
+from bisect import bisect_right
 from collections.abc import Mapping
+from itertools import islice
 from types import SimpleNamespace
 from typing import Any, Callable
 
@@ -166,6 +168,7 @@ class NvmeCopier(_base.CopierInterface):
         self._origin = metadata.header_length
         self._file: Any = None
         self._reads: list[tuple[int, int, Pending]] = []
+        self._ends: list[int] = []
         self._failed: Exception | None = None
 
     def enable_tensor_readiness(self) -> bool:
@@ -210,7 +213,7 @@ class NvmeCopier(_base.CopierInterface):
             self._close()
             raise
         try:
-            for first, last in runs:
+            for first, last in sorted(runs):
                 self._start(buffer, first, last, gpu, max_copy_block_size)
         except BaseException:
             try:
@@ -229,13 +232,16 @@ class NvmeCopier(_base.CopierInterface):
         if self._failed is not None:
             raise self._failed
         first, last = (self.metadata.header_length + at for at in self.metadata.tensors[name].data_offsets)
-        for begin, end, pending in self._reads:
-            if begin < last and first < end:
-                try:
-                    pending.result()
-                except Exception as error:
-                    self._failed = error
-                    raise
+        # They are in the order of the file, and do not overlap.
+        # Reads are in the order of the file, and do not overlap.
+        for begin, _, pending in islice(self._reads, bisect_right(self._ends, first), None):
+            if begin >= last:
+                return
+            try:
+                pending.result()
+            except Exception as error:
+                self._failed = error
+                raise
 
     def wait_io(self, gbuf: Any, dtype: Any = _DType.AUTO, noalign: bool = False, owner: Any = None) -> Any:
         """Waits for all reads, and makes the tensors. Raises what the first read that failed ended with."""
@@ -258,6 +264,7 @@ class NvmeCopier(_base.CopierInterface):
                     continue
                 is_under_way = False
         self._reads.clear()
+        self._ends.clear()
         try:
             if self._file is not None and self._failed is None and interrupt is None:
                 self._file.check_unchanged()
@@ -280,6 +287,7 @@ class NvmeCopier(_base.CopierInterface):
                 memory = _memory(buffer, address + at, size, gpu)
                 self._reads.append((at, at + size, self._file.store.read_into(memory, place + done)))
                 at += size
+                self._ends.append(at)
 
     def _tensors(self, buffer: Any, dtype: Any, owner: Any) -> Any:
         of_file = self.metadata

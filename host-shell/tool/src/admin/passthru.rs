@@ -1,6 +1,7 @@
 //! `admin-passthru` and `io-passthru`: a command from its dwords.
 
-use crate::common::{DeviceArgs, WriteArgs, file, hex, output, say};
+use crate::common::input::Input;
+use crate::common::{DeviceArgs, WriteArgs, hex, output, say};
 use clap::Args;
 use nvme_host::core::spec::admin::opcode;
 use nvme_host::core::spec::feature;
@@ -262,7 +263,7 @@ impl CommandArgs {
         let mut data = vec![self.prefill; len];
         if len > 0 && Direction::of(self.opcode).sends() {
             let path = self.input_file.clone().unwrap_or_else(|| "-".into());
-            let read = file::read_at_most(&path, &mut data)?;
+            let read = Input::open(&path)?.read_at_most(&mut data)?;
             if read > len {
                 return Err(Error::usage(
                     format!("{} has more than --data-len {len} bytes", path.display()),

@@ -1,10 +1,10 @@
-//! Input and output files that are whole or not there.
+//! Output files that are whole or not there.
 
 use crate::common::{check_stop, images};
 use nvme_host::{Error, Result};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::fs::{self, File, OpenOptions};
-use std::io::{self, IsTerminal, Read, Seek, SeekFrom, Write};
+use std::io::{self, IsTerminal, Seek, SeekFrom, Write};
 use std::os::fd::{AsFd, AsRawFd};
 use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
@@ -22,37 +22,6 @@ const TICK: Timespec = Timespec {
 const ZEROS: u64 = 1 << 20;
 /// What a pipe takes at once when it says that it is ready (PIPE_BUF).
 const PIPE_BYTES: usize = 4096;
-
-/// Reads an input, `-` is standard input, into `bytes` from its start; how much there was, at most one
-/// byte more than fits.
-pub fn read_at_most(path: &Path, bytes: &mut [u8]) -> Result<usize> {
-    let mut source: Box<dyn Read> = match path == Path::new("-") {
-        true => Box::new(io::stdin().lock()),
-        false => Box::new(File::open(path).map_err(Error::file("open", path))?),
-    };
-    let name = if path == Path::new("-") {
-        Path::new("standard input")
-    } else {
-        path
-    };
-    let mut more = [0];
-    let mut at = 0;
-    loop {
-        let place = match at < bytes.len() {
-            true => &mut bytes[at..],
-            false => &mut more[..],
-        };
-        match source.read(place) {
-            Ok(0) => return Ok(at),
-            Ok(count) => at += count,
-            Err(error) if error.kind() == io::ErrorKind::Interrupted => check_stop()?,
-            Err(error) => return Err(Error::file("read", name)(error)),
-        }
-        if at > bytes.len() {
-            return Ok(at);
-        }
-    }
-}
 
 /// An output that replaces `path` when it is complete, and leaves it as it was otherwise.
 pub enum Output {

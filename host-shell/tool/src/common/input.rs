@@ -170,6 +170,16 @@ impl Input {
         Ok(bytes / block)
     }
 
+    /// Reads all of a short input into `bytes` from its start; how much there is, at most one byte more than fits. A pipe
+    /// is waited for, and Ctrl-C ends the wait.
+    pub fn read_at_most(mut self, bytes: &mut [u8]) -> Result<usize> {
+        let count = self.fill(bytes)?;
+        match count < bytes.len() {
+            true => Ok(count),
+            false => Ok(count + self.fill(&mut [0])?),
+        }
+    }
+
     /// Reads until `bytes` are full or the input ends; how many bytes came.
     fn fill(&mut self, bytes: &mut [u8]) -> Result<usize> {
         let mut at = 0;

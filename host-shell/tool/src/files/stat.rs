@@ -3,7 +3,7 @@
 use super::{DriveArgs, mode, text, volume};
 use crate::common::output;
 use clap::Args;
-use nvme_host::files::{Extent, Kind, Location, MountedFile, uuid_text};
+use nvme_host::files::{Extent, Kind, Location, MountedFile, Volume, uuid_text};
 use nvme_host::{Error, Result};
 use serde_json::{Value, json};
 
@@ -35,7 +35,7 @@ impl Stat {
             _ => None,
         };
         let (extents, why) = match inode.kind {
-            Kind::File => match volume.file(&location.path).and_then(|file| file.extents()) {
+            Kind::File => match extents_of(&volume, &location.path) {
                 Ok(extents) => (extents, None),
                 // What cannot be read can be described.
                 Err(Error::Usage { cause, .. }) => (Vec::new(), Some(cause)),
@@ -108,6 +108,10 @@ impl Stat {
 }
 
 /// Its LBA counts from the begin of the namespace, also on a partition.
+fn extents_of(volume: &Volume, path: &str) -> Result<Vec<Extent>> {
+    Ok(volume.file(path)?.extents()?.to_vec())
+}
+
 fn to_json(extent: &Extent, block: u64) -> Value {
     json!({
         "logical": extent.logical,

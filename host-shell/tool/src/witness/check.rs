@@ -3,6 +3,7 @@
 use super::record::{Ended, Measured, Outcome, Record, Step, VERSION};
 use super::redact::found_in;
 use super::steps::{IDENTIFY, Rung};
+use crate::common::input::Input;
 use crate::common::output;
 use nvme_host::{Error, Result};
 use serde_json::{Value, json};
@@ -10,6 +11,8 @@ use std::path::Path;
 
 /// The longest file that is read.
 const MOST: usize = 1 << 20;
+/// How many of its faults are named.
+const MOST_NAMED: usize = 10;
 /// What a link carries cannot be more than this times its rate: clocks are not exact.
 const TOLERANCE: f64 = 1.02;
 /// The fastest link that there is, generation 6 with 16 lanes.
@@ -22,7 +25,7 @@ const FASTEST_GB_PER_S: f64 = 121.1;
 /// it cannot be read.
 pub fn run(path: &Path, as_json: bool) -> Result<()> {
     let mut bytes = vec![0; MOST];
-    let length = crate::common::file::read_at_most(path, &mut bytes)?;
+    let length = Input::open(path)?.read_at_most(&mut bytes)?;
     let other = |why: String| {
         Error::usage(
             format!("{} is no witness file: {why}", path.display()),
@@ -35,9 +38,11 @@ pub fn run(path: &Path, as_json: bool) -> Result<()> {
     let record = read(&bytes[..length]).map_err(other)?;
     let problems = problems(&record);
     if !problems.is_empty() {
-        return Err(Error::Mismatch {
-            what: problems.join("; "),
-        });
+        let mut what = problems[..problems.len().min(MOST_NAMED)].join("; ");
+        if problems.len() > MOST_NAMED {
+            what.push_str(&format!("; and {} more", problems.len() - MOST_NAMED));
+        }
+        return Err(Error::Mismatch { what });
     }
     let row = row(&record);
     match as_json {

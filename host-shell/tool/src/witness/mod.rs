@@ -22,6 +22,7 @@ use file::OutFile;
 use nvme_host::core::spec::Nsid;
 use nvme_host::sysfs::{Host, Lender};
 use nvme_host::topology::Topology;
+use nvme_host::words::listed;
 use nvme_host::{Controller, Error, Result};
 use plan::{Plan, Sizes};
 use record::{By, Ended, Outcome, Record};
@@ -95,7 +96,7 @@ fn bound(host: &Host) -> Result<String> {
             "`nvme-gpu list` shows them, `nvme-gpu bind BDF` as root gives one; or try `-d sim:mem?size=1GiB`",
         )),
         all => Err(Error::usage(
-            format!("{} controllers are bound: {}", all.len(), all.join(", ")),
+            format!("{} controllers are bound: {}", all.len(), listed(all)),
             "name one with --device",
         )),
     }

@@ -26,10 +26,7 @@ impl Process {
     pub fn list(all: &[Self]) -> String {
         match all {
             [] => "another process".to_owned(),
-            all => {
-                let all: Vec<String> = all.iter().map(ToString::to_string).collect();
-                all.join(", ")
-            }
+            all => crate::words::listed(all),
         }
     }
 }
