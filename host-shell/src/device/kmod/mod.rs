@@ -258,7 +258,10 @@ impl Inner {
         let made = self.with_node(|node| {
             uapi::map(node, ask, &mut list).map_err(|(source, told)| self.unmapped(source, &told))
         })?;
-        let iova = list[0].iova;
+        let iova = match placed(&made, &list[0], bytes) {
+            Some(iova) => iova,
+            None => return Err(self.misplaced(&made, &list[0], bytes)),
+        };
         let entry = Mapped {
             handle: made.handle,
             bytes,
@@ -266,6 +269,22 @@ impl Inner {
         };
         lock(&self.mapped).insert(iova, entry);
         Ok(Iova(iova))
+    }
+
+    /// Takes back what is not the memory that was asked for.
+    fn misplaced(&self, made: &Map, segment: &Segment, bytes: usize) -> Error {
+        let handle = made.handle;
+        // Closing the node takes it back otherwise.
+        let _ = self.with_node(|node| {
+            uapi::unmap(node, handle).map_err(Error::system("NVME_GPU_KMOD_UNMAP"))
+        });
+        Error::environment(
+            format!(
+                "the module mapped {} bytes at {} places for {}, not {bytes} bytes at one",
+                segment.bytes, made.segments, self.address
+            ),
+            "use a module and a driver of the memory's exporter that agree on its size (docs/troubleshooting.md)",
+        )
     }
 
     /// Why the module did not map.
@@ -304,6 +323,13 @@ impl Inner {
             _ => Error::system("NVME_GPU_KMOD_MAP")(source),
         }
     }
+}
+
+/// The first address, if the one segment has all of `bytes`: the controller would reach beyond a shorter one. A dma-buf
+/// may be longer than what is used of it.
+fn placed(made: &Map, segment: &Segment, bytes: usize) -> Option<u64> {
+    let is_exact = made.kind != uapi::MAP_USER || segment.bytes == bytes as u64;
+    (made.segments == 1 && segment.bytes >= bytes as u64 && is_exact).then_some(segment.iova)
 }
 
 /// A whole dma-buf.
@@ -417,6 +443,29 @@ mod tests {
     use super::*;
     use rustix::fs::MemfdFlags;
     use std::time::Duration;
+
+    #[test]
+    fn a_mapping_that_is_not_what_was_asked_for_is_refused() {
+        let segment = |bytes| Segment {
+            iova: 0x1000,
+            bytes,
+            ..Segment::default()
+        };
+        let made = |kind, segments| Map {
+            kind,
+            segments,
+            ..Map::default()
+        };
+        for kind in [uapi::MAP_USER, uapi::MAP_DMABUF] {
+            assert_eq!(placed(&made(kind, 1), &segment(8192), 8192), Some(0x1000));
+            assert_eq!(placed(&made(kind, 1), &segment(4096), 8192), None);
+            assert_eq!(placed(&made(kind, 2), &segment(8192), 8192), None);
+            assert_eq!(placed(&made(kind, 0), &segment(8192), 8192), None);
+        }
+        let longer = |kind| placed(&made(kind, 1), &segment(16384), 8192);
+        assert_eq!(longer(uapi::MAP_USER), None);
+        assert_eq!(longer(uapi::MAP_DMABUF), Some(0x1000));
+    }
 
     #[test]
     fn who_waits_while_the_device_is_given_back_learns_why() {

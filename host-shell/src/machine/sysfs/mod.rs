@@ -40,6 +40,14 @@ impl Host {
         self.root.join(path)
     }
 
+    /// Where this program reaches the file that the kernel calls `name`.
+    fn reached(&self, name: &str) -> PathBuf {
+        match Path::new(name).starts_with(&self.root) {
+            true => PathBuf::from(name),
+            false => self.path(name.trim_start_matches('/')),
+        }
+    }
+
     /// The text of a file without its last line feed; none when it cannot be read.
     pub fn text(&self, path: impl AsRef<Path>) -> Option<String> {
         let bytes = fs::read(self.path(path)).ok()?;

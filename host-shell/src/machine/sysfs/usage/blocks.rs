@@ -1,15 +1,24 @@
 //! What lies on a block device: mounts, swap, RAID, LVM, loop devices, exports, programs that have it open.
 
 use super::super::Host;
+use super::calls::backing;
 use super::census::Census;
 use super::exports::Export;
 use super::holder::{Holder, Unseen};
-use super::node::Node;
+use super::node::{Node, Number, parse_number};
 use std::collections::BTreeSet;
 use std::fs::{self, File, OpenOptions};
 use std::io;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
+
+/// Where the file system of a block device is mounted.
+#[derive(Default)]
+pub(super) struct Places {
+    at: Vec<String>,
+    /// What it is known by: the number of the block device, or one that its mounts have of their own.
+    systems: Vec<Number>,
+}
 
 /// A walk over block devices, from disks to what lies on them.
 pub(super) struct Walk<'a> {
@@ -51,7 +60,7 @@ impl Walk<'_> {
     /// Finds the users of a block device itself: not of its partitions, and not of RAID or LVM on it.
     pub fn alone(&mut self, device: &str) {
         let node = Node::of_disk(self.host, device);
-        let places = self.mounts(device);
+        let places = self.mounts(device, &node);
         self.swap(device, &node, &places);
         self.root(device);
         self.loops(&node, &places);
@@ -80,9 +89,10 @@ impl Walk<'_> {
     }
 
     /// The places where the device is mounted.
-    fn mounts(&mut self, device: &str) -> Vec<String> {
+    fn mounts(&mut self, device: &str, node: &Node) -> Places {
         let number = self.host.text(format!("sys/class/block/{device}/dev"));
-        let mut places = Vec::new();
+        let mut places = Places::default();
+        places.systems.extend(node.number());
         for (mount, of) in &self.census.mounts {
             // btrfs has a number of its own there, but names the device.
             let source = mount.source.as_deref();
@@ -93,17 +103,18 @@ impl Walk<'_> {
                     at: mount.at.clone(),
                     of: of.clone(),
                 });
-                places.push(mount.at.clone());
+                places.at.push(mount.at.clone());
+                places.systems.extend(parse_number(&mount.number));
             }
         }
         places
     }
 
-    fn swap(&mut self, device: &str, node: &Node, places: &[String]) {
+    fn swap(&mut self, device: &str, node: &Node, places: &Places) {
         for name in &self.census.swaps {
             let is_device = name.strip_prefix("/dev/") == Some(device);
-            let is_device = is_device || node.is_at(self.host, name);
-            if is_device || self.lies_at(name, places) {
+            let is_device = is_device || node.leads(self.host, name, &[]) == Some(true);
+            if is_device || self.lies_on(name, node, places) == Some(true) {
                 self.found.insert(Holder::Swap {
                     device: device.to_owned(),
                     file: (!is_device).then(|| name.clone()),
@@ -167,42 +178,75 @@ impl Walk<'_> {
         }
     }
 
-    /// Loop devices and compressed memory that lie on the device, or on a file of a file system that is mounted from it.
-    fn loops(&mut self, node: &Node, places: &[String]) {
+    /// Loop devices and compressed memory that lie on the device, or on a file of a file system that is mounted from
+    /// it.
+    fn loops(&mut self, node: &Node, places: &Places) {
         for name in self.host.names("sys/class/block") {
             let folder = format!("sys/class/block/{name}");
             let file = match name.starts_with("zram") {
                 true => self.host.text(format!("{folder}/backing_dev")),
                 false => self.host.text(format!("{folder}/loop/backing_file")),
             };
-            let Some(file) = file else { continue };
-            if node.is_at(self.host, &file) || self.lies_at(&file, places) {
-                let name = name.clone();
-                self.found.insert(Holder::Loop { name, file });
-            } else {
+            // zram without a device says "none".
+            let Some(file) = file.filter(|file| file.starts_with('/')) else {
                 continue;
+            };
+            // The kernel knows which file it is, also where its path means nothing, or another file, to us.
+            let lies = match backing(self.host, &name) {
+                Some(of) if of.disk.is_some() => Some(of.disk == node.number()),
+                Some(of) => {
+                    Some(places.systems.contains(&of.device) || self.lies_at(&file, places))
+                }
+                None => self.lies_on(&file, node, places),
+            };
+            match lies {
+                Some(true) => {
+                    let name = name.clone();
+                    self.found.insert(Holder::Loop { name, file });
+                }
+                Some(false) => continue,
+                None => {
+                    let of = name.clone();
+                    self.unseen.insert(Unseen::Path { of, path: file });
+                    continue;
+                }
             }
             self.upper(&name);
         }
     }
 
-    fn exported(&mut self, device: &str, node: &Node, places: &[String]) {
+    fn exported(&mut self, device: &str, node: &Node, places: &Places) {
         for export in self.exports {
-            if node.is_at(self.host, &export.path) || self.lies_at(&export.path, places) {
-                self.found.insert(export.holder(device));
+            match self.lies_on(&export.path, node, places) {
+                Some(true) => {
+                    self.found.insert(export.holder(device));
+                }
+                Some(false) => {}
+                None => {
+                    self.unseen.insert(export.unseen());
+                }
             }
         }
     }
 
-    /// Whether the file `path` is of a file system that is mounted at one of `places`.
-    fn lies_at(&self, path: &str, places: &[String]) -> bool {
+    /// Whether the file `path` is the device, or of its file system; none where the path leads nowhere that is seen
+    /// from here: it may be one of another mount namespace.
+    fn lies_on(&self, path: &str, node: &Node, places: &Places) -> Option<bool> {
+        match self.lies_at(path, places) {
+            true => Some(true),
+            false => node.leads(self.host, path, &places.systems),
+        }
+    }
+
+    /// Whether the file `path`, by its name, is of a file system that is mounted at one of `places`.
+    fn lies_at(&self, path: &str, places: &Places) -> bool {
         let path = Path::new(path);
         let mounts = self.census.mounts.keys().map(|mount| &mount.at);
         // A mount further down hides what the one above has there.
         let nearest = mounts
             .filter(|at| path.starts_with(at))
             .max_by_key(|at| at.len());
-        nearest.is_some_and(|at| places.contains(at))
+        nearest.is_some_and(|at| places.at.contains(at))
     }
 
     /// Whether something has the block device for itself.

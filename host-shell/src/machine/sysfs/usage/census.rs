@@ -1,8 +1,9 @@
 //! What processes have open and what is mounted, read once for the judgement of several controllers.
 
 use super::super::Host;
+use super::calls::share_files;
 use super::holder::{Process, Unseen};
-use super::node::{Identity, Node};
+use super::node::{Identity, Look, Node, look};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::io;
@@ -12,6 +13,8 @@ use std::path::{Path, PathBuf};
 const EVERY_PROCESS: &str = "pid:[4026531836]";
 /// PF_KTHREAD of Linux: a thread of the kernel, which has no files.
 const KERNEL_THREAD: u64 = 0x0020_0000;
+/// Files that are waited for in vain before all others that may be of the same file system are left alone.
+const MOST_SILENT: u32 = 3;
 
 /// A file system that is mounted.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord)]
@@ -37,6 +40,8 @@ pub struct Census {
     namespaces: BTreeSet<PathBuf>,
     /// Processes whose files may not be looked at.
     closed: u32,
+    /// Open files whose file system does not answer.
+    silent: u32,
 }
 
 impl Census {
@@ -59,6 +64,10 @@ impl Census {
         if census.closed > 0 {
             let count = census.closed;
             census.unseen.insert(Unseen::Files { count });
+        }
+        if census.silent > 0 {
+            let count = census.silent;
+            census.unseen.insert(Unseen::Silent { count });
         }
         census
     }
@@ -109,15 +118,32 @@ impl Census {
         let process = Process { id, name };
         self.mounts_of(host, &folder, Some(&process));
         if !is_ended {
-            return self.files_of(host, &folder, &process);
+            self.mappings(host, &folder, &process);
+            if !self.files_of(host, &folder, &process) {
+                return;
+            }
         }
-        // Its first thread has ended; others may go on, with the same files.
+        // Others may have files and mounts of their own, or go on with those of a first one that has ended.
         for thread in host.names(format!("{folder}/task")) {
-            self.files_of(host, &format!("{folder}/task/{thread}"), &process);
+            let Ok(number) = thread.parse::<u32>() else {
+                continue;
+            };
+            if number == id {
+                continue;
+            }
+            let folder = format!("{folder}/task/{thread}");
+            self.mounts_of(host, &folder, Some(&process));
+            if is_ended || !share_files(id, number) {
+                self.files_of(host, &folder, &process);
+            }
+            if is_ended {
+                self.mappings(host, &folder, &process);
+            }
         }
     }
 
-    fn files_of(&mut self, host: &Host, folder: &str, process: &Process) {
+    /// Reads what a thread has open; false where that may not be looked at.
+    fn files_of(&mut self, host: &Host, folder: &str, process: &Process) -> bool {
         let gone = |error: &io::Error| {
             error.kind() == io::ErrorKind::NotFound || error.raw_os_error() == Some(libc::ESRCH)
         };
@@ -128,9 +154,32 @@ impl Census {
                 }
             }
             Err(error) if gone(&error) => {}
-            Err(_) => self.closed += 1,
+            Err(_) => {
+                self.closed += 1;
+                return false;
+            }
         }
-        self.mappings(host, folder, process);
+        true
+    }
+
+    /// What the file at `path` is as a node; `name` is what the system calls it.
+    fn identify(&mut self, host: &Host, path: &Path, name: &Path) -> Option<Identity> {
+        // A socket or a pipe: socket:[123].
+        if !name.is_absolute() {
+            return None;
+        }
+        let is_near = name.starts_with(host.path("dev")) || name.starts_with(host.path("sys"));
+        if !is_near && self.silent >= MOST_SILENT {
+            self.silent += 1;
+            return None;
+        }
+        match look(path) {
+            Look::Silent => {
+                self.silent += 1;
+                None
+            }
+            found => Identity::of(host, found, name),
+        }
     }
 
     fn descriptor(&mut self, host: &Host, folder: &str, path: &Path, process: &Process) {
@@ -140,7 +189,7 @@ impl Census {
         if name == Path::new("anon_inode:[io_uring]") {
             return self.registered(host, folder, path, process);
         }
-        if let Some(identity) = Identity::of(host, path, &name) {
+        if let Some(identity) = self.identify(host, path, &name) {
             self.open
                 .entry(identity)
                 .or_default()
@@ -159,7 +208,7 @@ impl Census {
             if slot.bytes().all(|byte| byte.is_ascii_digit()) {
                 // Linux before 6.10 gives the last part alone.
                 let name = host.path("dev").join(name.trim());
-                if let Some(identity) = Identity::of(host, &name, &name) {
+                if let Some(identity) = self.identify(host, &name, &name) {
                     self.open
                         .entry(identity)
                         .or_default()
@@ -185,7 +234,7 @@ impl Census {
             let range = front.split(' ').next().unwrap_or_default();
             let path = host.path(format!("{folder}/map_files/{range}"));
             let path = if path.exists() { path } else { name.to_owned() };
-            if let Some(identity) = Identity::of(host, &path, name) {
+            if let Some(identity) = self.identify(host, &path, name) {
                 self.open
                     .entry(identity)
                     .or_default()
@@ -196,14 +245,22 @@ impl Census {
 
     /// Reads the mounts of a process, unless those of its mount namespace are known; false without a table.
     fn mounts_of(&mut self, host: &Host, folder: &str, of: Option<&Process>) -> bool {
-        if let Ok(namespace) = fs::read_link(host.path(format!("{folder}/ns/mnt")))
-            && !self.namespaces.insert(namespace)
+        let namespace = || fs::read_link(host.path(format!("{folder}/ns/mnt"))).ok();
+        let before = namespace();
+        if before
+            .as_ref()
+            .is_some_and(|one| self.namespaces.contains(one))
         {
             return true;
         }
         let Some(table) = host.text(format!("{folder}/mountinfo")) else {
             return false;
         };
+        // Known only once its table was read: who ends meanwhile, or goes to another one, leaves it to the next
+        // process.
+        if let Some(known) = before.filter(|one| namespace().as_ref() == Some(one)) {
+            self.namespaces.insert(known);
+        }
         for mount in table.lines().filter_map(mount) {
             self.mounts.entry(mount).or_insert_with(|| of.cloned());
         }

@@ -67,6 +67,14 @@ impl Export {
             switch: self.switch.clone(),
         }
     }
+
+    /// That it is not seen what the path leads to.
+    pub fn unseen(&self) -> Unseen {
+        Unseen::Path {
+            of: self.by.clone(),
+            path: self.path.clone(),
+        }
+    }
 }
 
 /// Everything that is exported; what cannot be read is added to `unseen`.

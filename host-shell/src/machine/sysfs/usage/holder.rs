@@ -251,6 +251,19 @@ pub enum Unseen {
         /// The module.
         by: &'static str,
     },
+    /// What a loop device lies on, or the kernel exports: in this mount namespace there is nothing at its path, or a
+    /// file system that does not answer.
+    Path {
+        /// The loop device, or the export, in words.
+        of: String,
+        /// The path.
+        path: String,
+    },
+    /// Open files of a file system that does not answer.
+    Silent {
+        /// How many.
+        count: u32,
+    },
     /// What a driver does with the controller that is neither Linux's own nor a lender.
     Driver {
         /// The driver.
@@ -276,6 +289,14 @@ impl fmt::Display for Unseen {
                     "what {by} exports (its folder in /sys/kernel/config is not readable)"
                 )
             }
+            Self::Path { of, path } => write!(
+                f,
+                "what {of} lies on (in this mount namespace, nothing answers at {path})"
+            ),
+            Self::Silent { count } => write!(
+                f,
+                "what {count} open files are, whose file system does not answer"
+            ),
             Self::Driver { name } => write!(f, "what the driver {name} does with it"),
         }
     }
@@ -293,6 +314,10 @@ impl Unseen {
             Self::Exports { .. } => {
                 "`mount -t configfs none /sys/kernel/config`, and run this as root"
             }
+            Self::Path { .. } => {
+                "end that loop device or export, or run this command where its path is known (`nsenter -m`)"
+            }
+            Self::Silent { .. } => "bring back or unmount the file systems that do not answer",
             Self::Driver { .. } => "take that driver away first",
         }
     }

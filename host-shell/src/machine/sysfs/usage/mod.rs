@@ -4,7 +4,9 @@
 //! A use is anything that a change of driver would end, or that a write past the kernel would corrupt. What cannot be
 //! looked at is told beside it: it is never taken for free.
 
+mod asking;
 mod blocks;
+mod calls;
 mod census;
 mod exports;
 mod holder;
@@ -202,10 +204,18 @@ impl Host {
         self.shared(&mut walk, &self.siblings(function));
         for node in self.nodes(function) {
             walk.open(&node);
-            for export in exports.iter().filter(|one| node.is_at(self, &one.path)) {
-                let name = node.name();
-                let holder = export.holder(name.trim_start_matches("/dev/"));
-                walk.found.insert(holder);
+            for export in &exports {
+                match node.leads(self, &export.path, &[]) {
+                    Some(true) => {
+                        let name = node.name();
+                        let holder = export.holder(name.trim_start_matches("/dev/"));
+                        walk.found.insert(holder);
+                    }
+                    Some(false) => {}
+                    None => {
+                        walk.unseen.insert(export.unseen());
+                    }
+                }
             }
         }
         let address = function.address;

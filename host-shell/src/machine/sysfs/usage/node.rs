@@ -1,9 +1,44 @@
 //! Device nodes, and whether a path leads to one.
 
 use super::super::Host;
+use super::asking::ask;
+use rustix::fs::{AtFlags, CWD, FileType, StatxFlags, statx};
 use std::fs;
-use std::os::unix::fs::{FileTypeExt, MetadataExt};
+use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
+
+/// The number of a device, major and minor.
+pub(super) type Number = (u32, u32);
+
+/// What a path leads to.
+pub(super) enum Look {
+    /// A device, by what it is.
+    Device(Identity),
+    /// Another file, with the number of its file system.
+    File(Number),
+    /// Nothing.
+    Missing,
+    /// A file system that does not answer.
+    Silent,
+}
+
+/// Looks at the file at `path`, which may be of any file system.
+pub(super) fn look(path: &Path) -> Look {
+    let path = path.to_owned();
+    let question = move || statx(CWD, path, AtFlags::STATX_DONT_SYNC, StatxFlags::TYPE);
+    let Some(answer) = ask(question) else {
+        return Look::Silent;
+    };
+    let Ok(data) = answer else {
+        return Look::Missing;
+    };
+    let number = (data.stx_rdev_major, data.stx_rdev_minor);
+    match FileType::from_raw_mode(data.stx_mode.into()) {
+        FileType::BlockDevice => Look::Device(Identity::Block(number.0, number.1)),
+        FileType::CharacterDevice => Look::Device(Identity::Char(number.0, number.1)),
+        _ => Look::File((data.stx_dev_major, data.stx_dev_minor)),
+    }
+}
 
 /// What a file is, as far as nodes are compared.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -19,17 +54,10 @@ pub(super) enum Identity {
 }
 
 impl Identity {
-    /// That of the file at `path`, whose name is `name`; none for a file that is no device.
-    pub fn of(host: &Host, path: &Path, name: &Path) -> Option<Self> {
-        if let Ok(data) = fs::metadata(path) {
-            let (major, minor) = (libc::major(data.rdev()), libc::minor(data.rdev()));
-            let kind = data.file_type();
-            if kind.is_block_device() {
-                return Some(Self::Block(major, minor));
-            }
-            if kind.is_char_device() {
-                return Some(Self::Char(major, minor));
-            }
+    /// That of what was found at a path, and is called `name`; none for a file that is no device.
+    pub fn of(host: &Host, found: Look, name: &Path) -> Option<Self> {
+        if let Look::Device(identity) = found {
+            return Some(identity);
         }
         if name.starts_with(host.path("dev")) {
             return Some(Self::Name(name.to_owned()));
@@ -51,7 +79,7 @@ pub(super) struct Node {
     /// Without the leading slash: dev/nvme0n1.
     path: String,
     is_block: bool,
-    number: Option<(u32, u32)>,
+    number: Option<Number>,
 }
 
 impl Node {
@@ -94,17 +122,25 @@ impl Node {
         by_number.into_iter().chain(by_name).collect()
     }
 
-    /// Whether `path`, as the kernel or a configuration has it, leads to this node.
-    pub fn is_at(&self, host: &Host, path: &str) -> bool {
-        let path = Path::new(path);
-        let real = fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
-        let found = Identity::of(host, path, &real);
-        found.is_some_and(|found| self.identities(host).contains(&found))
+    pub fn number(&self) -> Option<Number> {
+        self.number
+    }
+
+    /// Whether `path`, as the kernel or a configuration has it, leads to this node, or to a file of a file system whose
+    /// number is in `systems`; none where it leads nowhere that is seen from here.
+    pub fn leads(&self, host: &Host, path: &str, systems: &[Number]) -> Option<bool> {
+        let path = host.reached(path);
+        let found = match look(&path) {
+            Look::Missing | Look::Silent => return None,
+            Look::File(system) if systems.contains(&system) => return Some(true),
+            found => Identity::of(host, found, &path),
+        };
+        Some(found.is_some_and(|found| self.identities(host).contains(&found)))
     }
 }
 
 /// Parses `259:0`.
-fn parse_number(text: &str) -> Option<(u32, u32)> {
+pub(super) fn parse_number(text: &str) -> Option<Number> {
     let (major, minor) = text.trim().split_once(':')?;
     Some((major.parse().ok()?, minor.parse().ok()?))
 }

@@ -1,5 +1,7 @@
 //! A made-up machine for each kind of use.
 
+mod paths;
+
 use super::*;
 use crate::machine::sysfs::testing::Tree;
 use std::fs;
@@ -216,6 +218,42 @@ fn threads_of_a_process_whose_first_thread_ended_are_looked_at() {
     assert_eq!(users(&tree), ["/dev/nvme0n1 is open in db (pid 12)"]);
 }
 
+/// Numbers above those that Linux gives, so that nothing is asked of threads of this machine.
+const THREADS: (u32, u32) = (5_000_001, 5_000_002);
+
+#[test]
+fn files_of_a_thread_alone_are_open_and_so_are_its_mounts() {
+    let (first, other) = THREADS;
+    let tree = tree();
+    tree.process(first, "db", &["dev/null"]);
+    let link = tree.name("dev/nvme0n1");
+    tree.link(&format!("proc/{first}/task/{other}/fd/4"), &link);
+    let said = format!("/dev/nvme0n1 is open in db (pid {first})");
+    assert_eq!(users(&tree), [said]);
+
+    let tree = self::tree();
+    tree.process(first, "db", &[]);
+    let line = "36 21 259:1 / /mnt rw - ext4 /dev/nvme0n1p1 rw\n";
+    tree.file(&format!("proc/{first}/task/{other}/mountinfo"), line);
+    let said = format!("nvme0n1p1 is mounted at /mnt in the mount namespace of db (pid {first})");
+    assert_eq!(users(&tree), [said]);
+}
+
+#[test]
+fn a_mount_namespace_is_known_once_its_table_was_read() {
+    let tree = tree();
+    for id in [77, 78] {
+        tree.process(id, "sleep", &[]);
+        tree.link(&format!("proc/{id}/ns/mnt"), "mnt:[5]");
+    }
+    // The first process of the namespace ends while it is looked at.
+    fs::remove_file(tree.host().path("proc/77/mountinfo")).unwrap();
+    let line = "36 21 259:1 / /mnt rw - ext4 /dev/nvme0n1p1 rw\n";
+    tree.file("proc/78/mountinfo", line);
+    let said = "nvme0n1p1 is mounted at /mnt in the mount namespace of sleep (pid 78)";
+    assert_eq!(users(&tree), [said]);
+}
+
 #[test]
 fn a_node_that_is_mapped_or_registered_is_open() {
     let tree = tree();
@@ -285,6 +323,7 @@ fn loop_devices_on_the_disk_and_on_its_files_are_users() {
     assert_eq!(users(&tree), said);
     let tree = self::tree();
     tree.file("sys/class/block/loop1/loop/backing_file", "/srv/a/image\n");
+    tree.file("srv/a/image", "");
     tree.file(
         "proc/self/mountinfo",
         "1 1 8:1 / / rw - ext4 /dev/sda1 rw\n36 1 259:1 / /srv rw - ext4 /dev/nvme0n1p1 rw\n",
@@ -343,6 +382,7 @@ fn exports_of_the_kernel_are_uses() {
         let tree = tree();
         let folder = format!("sys/kernel/config/{folder}");
         tree.file(&format!("{folder}/{file}"), tree.name(what));
+        tree.file(what, "");
         let name = what.trim_start_matches("dev/");
         let by = folder.trim_start_matches("sys/kernel/config/");
         assert_eq!(

@@ -1,0 +1,52 @@
+//! Paths that the kernel names: of loop devices and of exports, in whatever mount namespace.
+
+use super::*;
+
+#[test]
+fn what_is_not_at_its_path_here_may_be_on_the_disk() {
+    let unseen = |tree: &Tree| {
+        let usage = usage(tree);
+        assert_eq!(usage.holders, []);
+        usage.list_unseen()
+    };
+    let tree = tree();
+    tree.file("sys/class/block/loop3/loop/backing_file", "/in/a/container");
+    tree.file("sys/class/block/zram0/backing_dev", "none\n");
+    assert_eq!(
+        unseen(&tree),
+        "what loop3 lies on (in this mount namespace, nothing answers at /in/a/container)"
+    );
+    tree.file("in/a/container", "");
+    assert_eq!(unseen(&tree), "", "a file of another file system");
+
+    let tree = self::tree();
+    let export = "sys/kernel/config/nvmet/subsystems/x/namespaces/1/device_path";
+    tree.file(export, "/dev/of-a-container\n");
+    assert_eq!(
+        unseen(&tree),
+        "what the kernel (nvmet/subsystems/x/namespaces/1) lies on (in this mount namespace, nothing answers at \
+         /dev/of-a-container)"
+    );
+    tree.file("dev/of-a-container", "");
+    assert_eq!(unseen(&tree), "");
+}
+
+#[test]
+fn a_file_is_of_the_file_system_whose_number_it_has() {
+    use std::os::unix::fs::MetadataExt;
+    let tree = tree();
+    tree.file("by/another/name", "");
+    let number = fs::metadata(tree.name("by/another/name")).unwrap().dev();
+    let (major, minor) = (libc::major(number), libc::minor(number));
+    tree.file(
+        "proc/self/mountinfo",
+        format!("36 1 {major}:{minor} / /srv rw - btrfs /dev/nvme0n1p1 rw\n"),
+    );
+    let export = "sys/kernel/config/target/core/fileio_0/disk/udev_path";
+    tree.file(export, tree.name("by/another/name"));
+    let said = [
+        "nvme0n1p1 is mounted at /srv",
+        "nvme0n1p1 is exported by the kernel (target/core/fileio_0/disk)",
+    ];
+    assert_eq!(users(&tree), said);
+}
