@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+
 import pytest
 
 import nvme_gpu
@@ -274,8 +276,19 @@ def on_gpu(monkeypatch):
         pytest.fail("needs the stand-in of CUDA: LD_LIBRARY_PATH with its libcuda.so.1")
     framework = get_framework_op("pytorch")
     real, free = framework.alloc_tensor_memory, framework.free_tensor_memory
-    monkeypatch.setattr(framework, "alloc_tensor_memory", lambda length, _: real(length, Device()), raising=False)
-    monkeypatch.setattr(framework, "free_tensor_memory", lambda gbuf, _: free(gbuf, Device()), raising=False)
+    lend = ctypes.CDLL("libcuda.so.1").fake_cuda_lend
+
+    def alloc(length, _):
+        gbuf = real(length, Device())
+        lend(ctypes.c_uint64(gbuf.get_base_address()), ctypes.c_size_t(length), 0)
+        return gbuf
+
+    def give_back(gbuf, _):
+        lend(ctypes.c_uint64(gbuf.get_base_address()), ctypes.c_size_t(0), 0)
+        free(gbuf, Device())
+
+    monkeypatch.setattr(framework, "alloc_tensor_memory", alloc, raising=False)
+    monkeypatch.setattr(framework, "free_tensor_memory", give_back, raising=False)
     return framework
 
 

@@ -19,7 +19,7 @@ FAULTS = {
     "drop": nvme_gpu.Timeout,
     "delay:50ms": None,
     "delay:2s": nvme_gpu.Timeout,
-    "stubborn:600ms": nvme_gpu.Timeout,
+    "stubborn:2s": nvme_gpu.Timeout,
     "reorder": None,
     "duplicate": None,
     "echo:50ms": None,
@@ -120,8 +120,9 @@ def is_as_planned(fault, face, seen):
         kinds = {STATUS} if wanted is STATUS else {nvme_gpu.Timeout, nvme_gpu.Gone}
         if not set(seen) <= kinds | {None}:
             return False
-        # An echo is seen when a command with the same identifier is in flight then.
-        return (seen == [None]) == (fault in UNSEEN_BY_THE_GPU) or fault.startswith("echo")
+        # An echo is seen when a command with the same identifier is in flight then; a status when its command was not
+        # for several rows, which are read again one by one.
+        return (seen == [None]) == (fault in UNSEEN_BY_THE_GPU) or fault.startswith(("echo", "status"))
     if wanted is None or wanted is STATUS and face != "bytes":
         return seen == [None]
     return seen == [wanted, None]

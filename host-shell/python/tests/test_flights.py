@@ -58,8 +58,10 @@ def test_all_buffers_of_a_call_are_kept_until_it_has_ended(call, goes):
             del table
         gc.collect()
         kept = {name: found() is not None for name, found in watched.items()}
-        saw()
-        assert all(kept.values()), f"let go during {call.__name__}: {kept}"
+        if call in (gather, read_into):
+            # Threads of the host run in the call where the driver is the stand-in.
+            saw()
+            assert all(kept.values()), f"let go during {call.__name__}: {kept}"
         if goes == "store":
             # It waits for what was launched.
             store.close()
@@ -72,7 +74,8 @@ def test_all_buffers_of_a_call_are_kept_until_it_has_ended(call, goes):
         with nvme_gpu.open("sim:mem?size=1MiB") as other:
             # Whatever is opened later gives back what has ended.
             other.read(1)
-        if goes == "names":
+        if goes == "names" or (goes == "table" and call in (read_into, write_from)):
+            # Bytes belong to the store: its next transfer gives their buffers back, or its end.
             store.close()
         drain()
         gc.collect()

@@ -94,7 +94,10 @@ def test_changes_and_tensors_that_are_checked_later_keep_their_status(store):
     table = rows_of(store, 10, 4)
     status = array.array("i", [9, 9])
     table.scatter([3, -1], array.array("i", range(8)).tobytes(), status=status, check="later")
-    assert status.tolist() == [0, -1] and table[3].tolist() == [0, 1, 2, 3]
+    # Nothing is written by a call with an id that is out of range.
+    assert status.tolist() == [-5, -1] and table[3].tolist() == [3000, 3001, 3002, 3003]
+    table.scatter([3, 4], array.array("i", range(8)).tobytes(), status=status, check="later")
+    assert status.tolist() == [0, 0] and table[3].tolist() == [0, 1, 2, 3]
     places = torch.full((2,), 9, dtype=torch.int32)
     found = table.gather(torch.tensor([10, 3]), status=places, check="later")
     assert places.tolist() == [-1, 0] and found.tolist() == [[0] * 4, [0, 1, 2, 3]]

@@ -101,8 +101,9 @@ def _attend(rung: Rung, q: Any, k: Any, v: Any, out: Any, causal: bool, scale: A
     places = tuple(_place(one, what) for one, what in ((queries, "q"), (keys, "k"), (values, "v"), (y, "out")))
     kernels = t.kernels(_native.Attention, gpu)
     room = kernels.workspace_bytes(rung, shape)
-    workspace = t.scratch(queries, room).address if room else 0
-    more = (0 if number is None else number.address, workspace)
+    # Kept until the launch is in the stream: its memory is given to others in the stream's order only from then on.
+    workspace = t.scratch(queries, room) if room else None
+    more = (0 if number is None else number.address, 0 if workspace is None else workspace.address)
     kernels.attend(rung, shape, queries.dtype == "bfloat16", t.flag("causal", causal), by, places, more, t.stream(gpu))
     if number is not None:
         y.value.masked_fill_(t.outside(number, length).view(-1, 1, 1, 1), math.nan)

@@ -151,9 +151,10 @@ def _backward(
         given = (v.view, w.view, last.view, g.view)
         t.run(_native.linear_backward_on_cpu(shape, name, given, (views[0], views[1], views[2])))
     else:
-        room = 0 if name == "none" else t.place(None, "dsums", v, whole).address
+        room = None if name == "none" else t.place(None, "dsums", v, whole)
         places = [0 if one is None else one.address for one in wanted]
-        inputs = (v.address, w.address, 0 if before is None else before.address, g.address, room)
+        at = [0 if one is None else one.address for one in (before, room)]
+        inputs = (v.address, w.address, at[0], g.address, at[1])
         t.kernels(_native.Linear, gpu).backward(rung, shape, name, inputs, (places[0], places[1], places[2]), t.stream(gpu))
     found = [None if one is None else one.value for one in wanted]
     return found[0], found[1], found[2]
