@@ -100,6 +100,19 @@ def test_a_state_goes_on_in_another_loader(table):
             third.load_state_dict(wrong)
 
 
+def test_an_epoch_that_is_set_begins_at_its_first_batch(table):
+    whole = nvme_gpu.DataLoader(table, 7, shuffle=True, seed=3, with_ids=True)
+    whole.set_epoch(5)
+    expected = [ids for ids, _ in whole]
+    loader = nvme_gpu.DataLoader(table, 7, shuffle=True, seed=3, with_ids=True)
+    some = iter(loader)
+    for _ in range(2):
+        next(some)
+    loader.set_epoch(5)
+    assert loader.state_dict()["batch"] == 0
+    assert [ids for ids, _ in loader] == expected
+
+
 def test_a_batch_that_fails_raises_in_its_turn_and_comes_when_asked_again():
     with nvme_gpu.open(f"{SIM}&block=4096&fault=status:0x281@op=read,nth=5") as store:
         table = rows_of(store, 64, 1024)

@@ -214,6 +214,23 @@ def test_what_is_not_finite_never_reaches_the_drive(pair, value, kind):
     assert torch.equal(rows_of(pair[0]), before)
 
 
+@pytest.mark.parametrize("wrong", [0, 1])
+def test_a_gradient_of_one_group_that_is_not_finite_keeps_all_groups_from_the_drive(store, wrong):
+    modules = []
+    for number in range(2):
+        table = store.table(number * 4096, shape=(10, 4), dtype="float32")
+        table.scatter(torch.arange(10), torch.ones(10, 4))
+        modules.append(DiskEmbedding(table))
+    groups = [{"params": list(one.parameters())} for one in modules]
+    optimizer = DiskSGD(groups, lr=0.5)
+    for number, one in enumerate(modules):
+        one(torch.tensor([2])).sum().mul(float("inf") if number == wrong else 1.0).backward()
+    with pytest.raises(nvme_gpu.Usage, match="not finite"):
+        optimizer.step()
+    for one in modules:
+        assert torch.equal(one.table[torch.arange(10)], torch.ones(10, 4))
+
+
 def test_changes_that_overflow_a_half_are_refused(store):
     table = store.table(0, shape=(10, 4), dtype="float16")
     table.scatter(torch.arange(10), torch.zeros(10, 4, dtype=torch.float16))
@@ -295,6 +312,21 @@ def test_row_wise_adagrad_has_a_sum_for_each_row_and_saves_it(store):
     again.load_state_dict(copy.deepcopy(optimizer.state_dict()))
     assert torch.equal(again.state[disk.weight]["sums"], sums)
     assert not disk.state_dict()
+
+
+def test_eps_is_added_to_the_root_of_the_sums_of_all_steps(store):
+    table = store.table(0, shape=(20, 4), dtype="float32")
+    table.scatter(torch.arange(20), torch.zeros(20, 4))
+    disk = DiskEmbedding(table)
+    optimizer = DiskAdagrad(disk.parameters(), lr=0.5, eps=1.0)
+    expected = 0.0
+    # Gradients of 3, 4 and 12: the root of the sum of their squares is 3, 5 and 13.
+    for count, root in ((3, 3.0), (4, 5.0), (12, 13.0)):
+        optimizer.zero_grad()
+        disk(torch.tensor([3] * count)).sum().backward()
+        optimizer.step()
+        expected -= 0.5 * count / (root + 1.0)
+        torch.testing.assert_close(table[torch.tensor([3])], torch.full((1, 4), expected))
 
 
 def test_a_scheduler_changes_the_rate(pair):
