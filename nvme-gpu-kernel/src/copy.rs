@@ -3,6 +3,7 @@
 #![allow(unsafe_code)]
 
 use crate::arch;
+use crate::exchange::{OfLanes64, exchanged64, of_lane64};
 use crate::rows::Gather;
 
 /// What a warp copies: rows of so many bytes. A lane's number, as the compiler may know it or not.
@@ -40,10 +41,12 @@ impl Shape {
 #[inline(always)]
 pub fn rows(shape: Shape, from: u64, to: impl Fn(u32) -> u64, wanted: u32) {
     match shape.unit_shift {
-        4 if shape.row_bytes.is_multiple_of(512) => copy_pieces(shape, from, to, wanted),
-        4 => copy_units::<4>(shape, from, to, wanted),
-        2 | 3 => copy_units::<2>(shape, from, to, wanted),
-        _ => copy_units::<0>(shape, from, to, wanted),
+        4 if shape.row_bytes.is_multiple_of(512) => {
+            copy_pieces(shape, exchanged64(from), to, wanted)
+        }
+        4 => copy_units::<4>(shape, exchanged64(from), to, wanted),
+        2 | 3 => copy_units::<2>(shape, exchanged64(from), to, wanted),
+        _ => copy_units::<0>(shape, exchanged64(from), to, wanted),
     }
     // The rows are read before the next reads into the same slots are published.
     arch::sync_warp(arch::FULL);
@@ -72,10 +75,11 @@ pub fn rows_of_slots(shape: Shape, from: u64, to: impl Fn(u32) -> u64, wanted: u
 #[inline(always)]
 fn copy_lines(shape: Shape, from: u64, to: impl Fn(u32) -> u64, wanted: u32) {
     let mut left = wanted;
+    let from_all = exchanged64(from);
     while left != 0 {
         let row = left.trailing_zeros();
         left &= left - 1;
-        let (from, to) = (shuffle64(from, row), to(row));
+        let (from, to) = (of_lane64(&from_all, row), to(row));
         let end = from + u64::from(shape.row_bytes);
         let mut at = (from & !15) + u64::from(shape.lane) * 16;
         let mut next = line(at, end);
@@ -128,11 +132,13 @@ pub fn unit_of(word: u64) -> u32 {
 #[inline(always)]
 pub fn parts(shape: Shape, from: u64, to: u64, bytes: u64, wanted: u32, unit: impl Fn(u64) -> u32) {
     let mut left = wanted;
+    let (from_all, all_to) = (exchanged64(from), exchanged64(to));
+    let all_bytes = exchanged64(bytes);
     while left != 0 {
         let lane = left.trailing_zeros();
         left &= left - 1;
-        let (from, to) = (shuffle64(from, lane), shuffle64(to, lane));
-        let bytes = shuffle64(bytes, lane);
+        let (from, to) = (of_lane64(&from_all, lane), of_lane64(&all_to, lane));
+        let bytes = of_lane64(&all_bytes, lane);
         match unit(from | to | bytes) {
             4 => copy_part::<4>(shape, from, to, bytes),
             2 | 3 => copy_part::<2>(shape, from, to, bytes),
@@ -163,7 +169,7 @@ fn copy_part<const SHIFT: u32>(shape: Shape, from: u64, to: u64, bytes: u64) {
 /// Rows of a multiple of 512 bytes, in pieces of 512: a warp loads eight pieces before it stores the first,
 /// whichever rows they are of.
 #[inline(always)]
-fn copy_pieces(shape: Shape, from: u64, to: impl Fn(u32) -> u64, wanted: u32) {
+fn copy_pieces(shape: Shape, from: OfLanes64, to: impl Fn(u32) -> u64, wanted: u32) {
     let lane = u64::from(shape.lane) * 16;
     let bytes = u64::from(shape.row_bytes);
     let (mut left, mut at) = (wanted, 0);
@@ -172,7 +178,7 @@ fn copy_pieces(shape: Shape, from: u64, to: impl Fn(u32) -> u64, wanted: u32) {
         let mut next = |bit: u32| {
             let row = left.trailing_zeros() & 31;
             let to = to(row) + at + lane;
-            let from = shuffle64(from, row) + at + lane;
+            let from = of_lane64(&from, row) + at + lane;
             if left != 0 {
                 there |= bit;
             }
@@ -197,7 +203,12 @@ fn copy_pieces(shape: Shape, from: u64, to: impl Fn(u32) -> u64, wanted: u32) {
 
 /// Rows in units of 16, 4 or 1 bytes, all of them together: lane after lane takes the next unit.
 #[inline(always)]
-fn copy_units<const SHIFT: u32>(shape: Shape, from: u64, to: impl Fn(u32) -> u64, wanted: u32) {
+fn copy_units<const SHIFT: u32>(
+    shape: Shape,
+    from: OfLanes64,
+    to: impl Fn(u32) -> u64,
+    wanted: u32,
+) {
     let units = shape.row_bytes >> SHIFT;
     let mut at = shape.lane;
     // All lanes go round as often: they exchange addresses.
@@ -207,7 +218,7 @@ fn copy_units<const SHIFT: u32>(shape: Shape, from: u64, to: impl Fn(u32) -> u64
         // Never by zero: a row has a unit at least.
         let lane = at.checked_div(units).unwrap_or(0);
         let offset = u64::from(at - lane * units) << SHIFT;
-        let from = shuffle64(from, lane) + offset;
+        let from = of_lane64(&from, lane) + offset;
         let to = to(lane) + offset;
         if wanted >> lane & 1 == 1 {
             // SAFETY: inside the row, in the slots and in the output.
@@ -221,12 +232,4 @@ fn copy_units<const SHIFT: u32>(shape: Shape, from: u64, to: impl Fn(u32) -> u64
         }
         at += 32;
     }
-}
-
-/// The value of lane `from`. Every lane of the warp calls it.
-#[inline(always)]
-pub fn shuffle64(value: u64, from: u32) -> u64 {
-    let low = arch::shuffle(arch::FULL, value as u32, from);
-    let high = arch::shuffle(arch::FULL, (value >> 32) as u32, from);
-    u64::from(high) << 32 | u64::from(low)
 }

@@ -4,7 +4,7 @@
 #![allow(unsafe_code)]
 
 use crate::arch;
-use crate::copy::shuffle64;
+use crate::exchange::shuffle64;
 use crate::groups::{Block, Gpu};
 use crate::rows::{BLOCK_WARPS, Gather, STATION_CELLS, WARP_BYTES, code, worst};
 use crate::station::{self, LOOK_NS, NO_STATION};

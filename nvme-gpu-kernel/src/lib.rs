@@ -83,6 +83,11 @@ mod chunks;
 mod copy;
 #[cfg(all(target_arch = "nvptx64", feature = "kernels"))]
 mod entry;
+#[cfg(all(
+    any(target_arch = "nvptx64", feature = "lanes"),
+    any(feature = "rows", feature = "scatter")
+))]
+mod exchange;
 #[cfg(all(any(target_arch = "nvptx64", feature = "lanes"), feature = "rows"))]
 mod gather;
 #[cfg(any(target_arch = "nvptx64", feature = "lanes"))]

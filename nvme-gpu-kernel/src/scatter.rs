@@ -8,7 +8,8 @@
 #![allow(unsafe_code)]
 
 use crate::arch;
-use crate::copy::{self, shuffle64};
+use crate::copy;
+use crate::exchange::{OfLanes64, exchanged32, exchanged64, of_lane32, of_lane64, shuffle64};
 use crate::groups::{Block, Gpu};
 use crate::launch::{self, Failed, Inside};
 use crate::rows::{BLOCK_WARPS, Gather, Scatter, code};
@@ -147,11 +148,11 @@ impl Writer<'_> {
         while at < self.rows.count && arch::ballot(arch::FULL, !comes_again) != 0 {
             at += 32;
             // On its way while these are compared.
-            let these = next;
+            let these = exchanged32(next);
             next = self.row_or_none(at);
             let mut lane = 0;
             while lane < 32 {
-                let other = arch::shuffle(arch::FULL, these, lane);
+                let other = of_lane32(&these, lane);
                 comes_again |= other == row && lane >= least;
                 lane += 1;
             }
@@ -189,7 +190,7 @@ impl Writer<'_> {
         // Rows of a run lie one after the other, from the slot of its first lane on.
         let before = block.wrapping_sub(shuffle64(block, head));
         let slot = self.slot(head).wrapping_add(before << rows.block_shift);
-        self.stage(index, slot, wants);
+        self.stage(index, exchanged64(slot), wants);
         let end = shuffle64(block, last) + u64::from(blocks);
         let is_alone = arch::shuffle(arch::FULL, u32::from(last == lane), head) == 1;
         let mut length = end.wrapping_sub(block) as u32;
@@ -220,11 +221,11 @@ impl Writer<'_> {
     /// Copies the rows of the lanes that want it to `slot` of the slot memory, where the controller sees them. Every
     /// lane calls it.
     #[inline(always)]
-    fn stage(&self, index: u64, slot: u64, wants: bool) {
+    fn stage(&self, index: u64, slot: OfLanes64, wants: bool) {
         let rows = self.rows;
         let wanted = arch::ballot(arch::FULL, wants);
         let from = rows.out.wrapping_add(index.wrapping_mul(rows.out_stride));
-        let to = |lane| rows.slots + shuffle64(slot, lane);
+        let to = |lane| rows.slots + of_lane64(&slot, lane);
         copy::rows(copy::Shape::of(rows), from, to, wanted);
         // Release: what each lane has stored is for the controller, before any lane sends a command for it.
         fence(Order::Release, Scope::Sys);

@@ -11,6 +11,7 @@
 use super::members::{Members, Way};
 use crate::arch;
 use crate::copy;
+use crate::exchange::{exchanged64, of_lane64, shuffle64};
 use crate::groups::Gpu;
 use crate::launch::{self, Failed};
 use crate::rows::{Gather, Piece, Place, RANGES, Ranges, Split, code};
@@ -116,7 +117,7 @@ impl<'r> Warp<'r, '_> {
                 // As `launch::look` does, once for all members.
                 let now_ns = Gpu.now_ns();
                 // Lane 0 decides: all look together, and lanes may have read the clock at different moments.
-                if copy::shuffle64(now_ns.wrapping_sub(looked_ns), 0) > LOOK_NS {
+                if shuffle64(now_ns.wrapping_sub(looked_ns), 0) > LOOK_NS {
                     looked_ns = now_ns;
                     members.look();
                 }
@@ -196,7 +197,7 @@ impl<'r> Warp<'r, '_> {
             true => of.cache.find(row.id, of.epoch),
             false => None,
         };
-        let at = copy::shuffle64(line.map_or(0, |line| of.at(line)), leader);
+        let at = shuffle64(line.map_or(0, |line| of.at(line)), leader);
         let is_hit = wants && at != 0;
         if is_hit {
             row.from = at;
@@ -224,7 +225,8 @@ impl<'r> Warp<'r, '_> {
         // From the output, which is in GPU memory.
         let from = self.rows.out + index * self.rows.out_stride;
         let line = claimed.map_or(0, |line| of.at(line));
-        let to = |lane| copy::shuffle64(line, lane);
+        let line = exchanged64(line);
+        let to = |lane| of_lane64(&line, lane);
         copy::rows(self.shape(), from, to, wanted);
         if let Some(line) = claimed {
             of.cache.publish(line, row.id, of.epoch);
@@ -323,8 +325,8 @@ impl<'r> Warp<'r, '_> {
         };
         let most = self.rows.run_rows;
         let (head, last) = launch::run_of(most, (row.place.block, blocks), stripe, leads, together);
-        let first_block = copy::shuffle64(row.place.block, head);
-        let end = copy::shuffle64(row.place.block + u64::from(blocks), last);
+        let first_block = shuffle64(row.place.block, head);
+        let end = shuffle64(row.place.block + u64::from(blocks), last);
         let way = self
             .members
             .as_ref()
@@ -338,7 +340,7 @@ impl<'r> Warp<'r, '_> {
         arch::sync_warp(arch::FULL);
         // What the leader knows of its run, for those that it reads for.
         let head = arch::shuffle(arch::FULL, head, leader);
-        let first_block_of_run = copy::shuffle64(first_block, leader);
+        let first_block_of_run = shuffle64(first_block, leader);
         let result = arch::shuffle(arch::FULL, ended as u32, head) as i32;
         let alone = arch::shuffle(arch::FULL, u32::from(last == lane), head) == 1
             && peers.is_power_of_two();
@@ -490,7 +492,8 @@ impl<'r> Warp<'r, '_> {
         let Piece { to, bytes, .. } = piece;
         let is_whole = bytes == self.rows.row_bytes;
         let whole = arch::ballot(arch::FULL, wants && is_whole);
-        let place = |lane| copy::shuffle64(to, lane);
+        let place = exchanged64(to);
+        let place = |lane| of_lane64(&place, lane);
         copy::rows(self.shape(), from, place, whole);
         let part = arch::ballot(arch::FULL, wants && !is_whole);
         let bytes = u64::from(bytes);
@@ -504,7 +507,7 @@ impl<'r> Warp<'r, '_> {
         while left != 0 {
             let lane = left.trailing_zeros();
             left &= left - 1;
-            let to = copy::shuffle64(piece.to, lane);
+            let to = shuffle64(piece.to, lane);
             let bytes = arch::shuffle(arch::FULL, piece.bytes, lane);
             zero(to, bytes, None);
         }

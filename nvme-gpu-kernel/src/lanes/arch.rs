@@ -3,7 +3,7 @@
 // UNSAFETY: loads and stores at addresses that the caller vouches for.
 #![allow(unsafe_code)]
 
-use crate::lanes::{Call, call, here};
+use crate::lanes::{Call, Shuffle, call, here};
 use nvme_core::sync::{AtomicU64, Order, Scope};
 use std::panic::Location;
 
@@ -77,8 +77,30 @@ pub fn ballot(mask: u32, mine: bool) -> u32 {
 /// The value of lane `from`. Every lane of `mask`, `from` too, calls it.
 #[track_caller]
 pub fn shuffle(mask: u32, value: u32, from: u32) -> u32 {
-    let from = from % 32;
-    call(Call::Shuffle { mask, value, from }) as u32
+    call(Call::Shuffle {
+        how: Shuffle::Index,
+        mask,
+        value: value.into(),
+        from: from % 32,
+    }) as u32
+}
+
+/// The value of lane `from`, of 64 bits. Every lane of the warp calls it.
+#[track_caller]
+pub fn shuffle64(value: u64, from: u32) -> u64 {
+    call(Call::Shuffle {
+        how: Shuffle::Index64,
+        mask: FULL,
+        value,
+        from: from % 32,
+    })
+}
+
+/// The values of all lanes. Every lane of the warp calls it.
+#[track_caller]
+pub fn exchange(value: u64) -> [u64; 32] {
+    call(Call::Exchange { value });
+    here().exchanged.get()
 }
 
 /// The value of lane `from` (0 to 7) of this lane's eight. Every lane of the warp calls it.
@@ -90,9 +112,10 @@ pub fn shuffle_tile(value: u32, from: u32) -> u32 {
 /// The value of the lane whose index differs in the bits of `bits`. Every lane of `mask` calls it.
 #[track_caller]
 pub fn butterfly(mask: u32, value: u32, bits: u32) -> u32 {
-    call(Call::Butterfly {
+    call(Call::Shuffle {
+        how: Shuffle::Butterfly,
         mask,
-        value,
+        value: value.into(),
         from: lane() ^ (bits % 32),
     }) as u32
 }

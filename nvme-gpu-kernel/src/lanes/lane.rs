@@ -21,17 +21,47 @@ std::thread_local! {
     static HERE: Cell<*const Here> = const { Cell::new(core::ptr::null()) };
 }
 
+/// How the lane whose value another one gets is named.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Shuffle {
+    Index,
+    /// Two instructions on a GPU, one for each half of the value.
+    Index64,
+    Butterfly,
+}
+
 /// What a lane asks of those that it runs with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Call {
-    Shuffle { mask: u32, value: u32, from: u32 },
-    Butterfly { mask: u32, value: u32, from: u32 },
-    Ballot { mask: u32, mine: bool },
-    Same { mask: u32, value: u64 },
-    SyncWarp { mask: u32 },
+    Shuffle {
+        how: Shuffle,
+        mask: u32,
+        value: u64,
+        from: u32,
+    },
+    /// Of all lanes: each gets the values of all.
+    Exchange {
+        value: u64,
+    },
+    Ballot {
+        mask: u32,
+        mine: bool,
+    },
+    Same {
+        mask: u32,
+        value: u64,
+    },
+    SyncWarp {
+        mask: u32,
+    },
     SyncBlock,
-    Beside { site: (&'static str, u32), key: u64 },
-    Sleep { ns: u32 },
+    Beside {
+        site: (&'static str, u32),
+        key: u64,
+    },
+    Sleep {
+        ns: u32,
+    },
 }
 
 /// What a lane knows of itself.
@@ -44,6 +74,8 @@ pub(crate) struct Here {
     pub clock: Clock,
     pub parameter: Cell<usize>,
     pub yielder: Cell<*const Yielder<u64, Call>>,
+    /// What the lanes of the warp have exchanged last.
+    pub exchanged: Cell<[u64; 32]>,
     /// Where it called last, for messages.
     pub place: Cell<Option<&'static Location<'static>>>,
 }

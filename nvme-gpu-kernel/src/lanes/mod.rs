@@ -13,7 +13,7 @@ mod tests;
 mod warp;
 
 pub use lane::Clock;
-pub(crate) use lane::{Call, call, here, scratch};
+pub(crate) use lane::{Call, Shuffle, call, here, scratch};
 
 use crate::scratch_words::SCRATCH;
 use lane::{Here, Lane, spin};
@@ -102,17 +102,13 @@ impl Launch {
         if self.blocks.is_empty() {
             return Turn::Ended;
         }
-        let mut able = Vec::new();
-        for (at, block) in self.blocks.iter().enumerate() {
-            let warps = (0..block.warps.len()).filter(|warp| block.warps[*warp].is_able());
-            able.extend(warps.map(|warp| (at, warp)));
-        }
-        if able.is_empty() {
+        let able = self.warps().filter(|warp| warp.is_able()).count() as u32;
+        if able == 0 {
             let sleeps = self.warps().any(Warp::sleeps);
             assert!(sleeps, "lanes wait for each other: {}", self.waits());
             return Turn::Asleep;
         }
-        let (at, warp) = able[pick(able.len() as u32) as usize];
+        let (at, warp) = self.able_warp(pick(able) as usize);
         let block = &mut self.blocks[at];
         block.warps[warp].run(calls, pick);
         let is_met = |warp: &Warp| warp.is_at_barrier();
@@ -130,6 +126,20 @@ impl Launch {
         let now_ns = (self.grid.clock)();
         let warps = self.blocks.iter_mut().flat_map(|block| &mut block.warps);
         warps.for_each(|warp| warp.wake(now_ns));
+    }
+
+    /// The block and the warp of the `number`th of the warps that can run.
+    fn able_warp(&self, mut number: usize) -> (usize, usize) {
+        for (at, block) in self.blocks.iter().enumerate() {
+            for (warp, of) in block.warps.iter().enumerate() {
+                match number {
+                    _ if !of.is_able() => {}
+                    0 => return (at, warp),
+                    _ => number -= 1,
+                }
+            }
+        }
+        unreachable!("a warp that can run was picked")
     }
 
     fn warps(&self) -> impl Iterator<Item = &Warp> {
@@ -154,6 +164,7 @@ impl Launch {
             clock: self.grid.clock.clone(),
             parameter: Cell::new(0),
             yielder: Cell::new(core::ptr::null()),
+            exchanged: Cell::new([0; 32]),
             place: Cell::new(None),
         };
         let threads: Vec<u32> = (0..self.grid.threads).collect();

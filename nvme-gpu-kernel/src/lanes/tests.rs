@@ -204,3 +204,33 @@ fn a_misaligned_store_is_found() {
         unsafe { arch::store_u32(at + 2, 1) };
     });
 }
+
+#[test]
+fn an_exchange_gives_each_lane_the_values_of_all() {
+    let made = each(1, 64, || {
+        let first = arch::exchange(u64::from(arch::thread()) << 40);
+        let second = arch::exchange(first[31]);
+        (
+            first,
+            second,
+            arch::shuffle64(first[3] + u64::from(arch::lane()), 9),
+        )
+    });
+    for (thread, (first, second, shuffled)) in made.into_iter().enumerate() {
+        let warp = thread as u64 / 32 * 32;
+        let all: [u64; 32] = std::array::from_fn(|lane| (warp + lane as u64) << 40);
+        assert_eq!(first, all, "thread {thread}");
+        assert_eq!(second, [all[31]; 32], "thread {thread}");
+        assert_eq!(shuffled, all[3] + 9, "thread {thread}");
+    }
+}
+
+#[test]
+fn lanes_that_exited_have_no_part_in_an_exchange() {
+    let made = each(1, 32, || match arch::lane() {
+        0 => [0; 32],
+        lane => arch::exchange(lane.into()),
+    });
+    assert_eq!(made[5][1..], made[31][1..]);
+    assert_eq!((made[5][1], made[5][31]), (1, 31));
+}

@@ -1,72 +1,84 @@
 //! The lanes of a warp: which of them can run, and what collectives give to each.
 
-use super::lane::{Call, Lane};
+use super::lane::{Call, Lane, Shuffle};
 
-/// What a lane does.
-#[derive(Clone, Copy)]
-enum State {
-    /// It can run, and gets this answer.
-    Able(u64),
-    /// It waits for others.
-    Waits(Call),
-    /// It sleeps until then.
-    Sleeps(u64),
-    Ended,
-}
+/// What a lane gets that asks for the value of one that is not there: the manual leaves it undefined.
+const UNDEFINED: u32 = 0x5A5A_A5A5;
 
-/// The lanes that run together.
+/// The lanes that run together. A lane that has not ended can run, sleeps, or waits in its call for others: a bit of
+/// each mask is a lane, so that a collective costs a few instructions beside the switches of its lanes.
 pub(super) struct Warp {
     lanes: Vec<Lane>,
-    states: Vec<State>,
+    /// Lanes that have not ended.
+    live: u32,
+    /// Lanes that can run, and get their answer.
+    able: u32,
+    /// Lanes that sleep, until their time has come.
+    asleep: u32,
+    /// Lanes that wait for the others of their call's mask.
+    meeting: u32,
+    /// Lanes that wait for the block.
+    at_barrier: u32,
+    answers: [u64; 32],
+    until_ns: [u64; 32],
+    /// What each lane has called last.
+    calls: [Call; 32],
+}
+
+/// The numbers of the bits that are set.
+fn bits(mut mask: u32) -> impl Iterator<Item = usize> {
+    std::iter::from_fn(move || {
+        let bit = mask.trailing_zeros();
+        mask &= mask.wrapping_sub(1);
+        (bit < 32).then_some(bit as usize)
+    })
 }
 
 impl Warp {
     pub fn new(lanes: Vec<Lane>) -> Self {
-        let states = vec![State::Able(0); lanes.len()];
-        Self { lanes, states }
-    }
-
-    fn lanes_of(&self, is_so: impl Fn(&State) -> bool) -> u32 {
-        let bits = (0..).zip(&self.states);
-        bits.fold(0, |mask, (lane, state)| {
-            mask | u32::from(is_so(state)) << lane
-        })
+        let all = u32::MAX >> (32 - lanes.len() as u32);
+        Self {
+            lanes,
+            live: all,
+            able: all,
+            asleep: 0,
+            meeting: 0,
+            at_barrier: 0,
+            answers: [0; 32],
+            until_ns: [0; 32],
+            calls: [Call::SyncBlock; 32],
+        }
     }
 
     /// Sleepers whose time has come can run.
     pub fn wake(&mut self, now_ns: u64) {
-        for state in &mut self.states {
-            if matches!(state, State::Sleeps(until_ns) if *until_ns <= now_ns) {
-                *state = State::Able(0);
-            }
-        }
+        let due = |mask, lane| mask | u32::from(self.until_ns[lane] <= now_ns) << lane;
+        let due = bits(self.asleep).fold(0, due);
+        self.asleep &= !due;
+        self.answer_all(due, 0);
     }
 
     pub fn sleeps(&self) -> bool {
-        self.lanes_of(|state| matches!(state, State::Sleeps(_))) != 0
+        self.asleep != 0
     }
 
     pub fn is_able(&self) -> bool {
-        self.lanes_of(|state| matches!(state, State::Able(_))) != 0
+        self.able != 0
     }
 
     pub fn has_ended(&self) -> bool {
-        self.lanes_of(|state| !matches!(state, State::Ended)) == 0
+        self.live == 0
     }
 
     /// All lanes wait for the block, or have ended.
     pub fn is_at_barrier(&self) -> bool {
-        let passes = |state: &State| matches!(state, State::Ended | State::Waits(Call::SyncBlock));
-        self.lanes_of(passes).count_ones() as usize == self.states.len()
+        self.at_barrier == self.live
     }
 
     /// All lanes of the block have come.
     pub fn pass_barrier(&mut self) {
-        for state in &mut self.states {
-            if matches!(state, State::Waits(Call::SyncBlock)) {
-                *state = State::Able(0);
-            }
-        }
+        let all = std::mem::take(&mut self.at_barrier);
+        self.answer_all(all, 0);
     }
 
     /// Lets the lanes run that can, up to `calls` times each.
@@ -85,122 +97,131 @@ impl Warp {
 
     /// Each lane that can runs to its next call, from lane `first` on.
     fn round(&mut self, first: usize) {
-        let count = self.lanes.len();
-        for at in 0..count {
-            let at = (first + at) % count;
-            let State::Able(answer) = self.states[at] else {
+        let below = (1 << (first % self.lanes.len())) - 1;
+        let able = self.able;
+        for at in bits(able & !below).chain(bits(able & below)) {
+            let lane = &mut self.lanes[at];
+            let bit = 1 << at;
+            self.able &= !bit;
+            let Some(call) = lane.resume(self.answers[at]) else {
+                self.live &= !bit;
                 continue;
             };
-            let lane = &mut self.lanes[at];
-            self.states[at] = match lane.resume(answer) {
-                Some(Call::Sleep { ns }) => {
-                    State::Sleeps(lane.here.now_ns().saturating_add(u64::from(ns)))
+            self.calls[at] = call;
+            match call {
+                Call::Sleep { ns } => {
+                    self.until_ns[at] = lane.here.now_ns().saturating_add(u64::from(ns));
+                    self.asleep |= bit;
                 }
-                Some(call) => State::Waits(call),
-                None => State::Ended,
-            };
+                Call::SyncBlock => self.at_barrier |= bit,
+                Call::Beside { .. } => {}
+                _ => self.meeting |= bit,
+            }
         }
     }
 
-    fn call(&self, lane: u32) -> Option<Call> {
-        match self.states.get(lane as usize) {
-            Some(State::Waits(call)) => Some(*call),
-            _ => None,
-        }
+    /// Lanes that ask for the active ones.
+    fn asking(&self) -> u32 {
+        self.live & !(self.able | self.asleep | self.meeting | self.at_barrier)
+    }
+
+    fn answer_all(&mut self, lanes: u32, answer: u64) {
+        self.able |= lanes;
+        bits(lanes).for_each(|lane| self.answers[lane] = answer);
     }
 
     /// Ends the collectives that all lanes of their masks have called.
     fn meet(&mut self) {
-        let live = self.lanes_of(|state| !matches!(state, State::Ended));
-        let mut left = self.lanes_of(|state| matches!(state, State::Waits(_)));
+        let mut left = self.meeting;
         while left != 0 {
             let lane = left.trailing_zeros();
             left &= left - 1;
-            let Some((call, mask)) = self.call(lane).and_then(|call| Some((call, call.mask()?)))
-            else {
-                continue;
-            };
+            let call = self.calls[lane as usize];
+            let mask = call.mask().unwrap_or(0);
             assert!(mask >> lane & 1 == 1, "lane {lane} is not in its own mask");
-            let peers = mask & live;
-            let mut others = peers;
-            let mut have_come = true;
-            while others != 0 && have_come {
-                let other = self.call(others.trailing_zeros());
-                have_come = other.is_some_and(|other| other.is_like(&call));
-                others &= others - 1;
-            }
-            if have_come {
+            let peers = mask & self.live;
+            if peers & !self.meeting == 0
+                && bits(peers).all(|other| self.calls[other].is_like(&call))
+            {
                 left &= !peers;
-                self.answer(peers);
+                self.meeting &= !peers;
+                self.answer(call, peers);
             }
         }
     }
 
-    /// The lanes `peers` have all called the same.
-    fn answer(&mut self, peers: u32) {
-        let mut calls = [None; 32];
-        for (lane, call) in calls.iter_mut().enumerate() {
-            if peers >> lane & 1 == 1 {
-                *call = self.call(lane as u32);
-            }
+    /// The value that `lane` offers to those of `peers`, all of which have called the same.
+    fn offered(&self, peers: u32, lane: u32) -> Option<u64> {
+        if peers >> lane & 1 == 0 {
+            return None;
         }
-        let mut ballot = 0;
-        for (lane, call) in calls.iter().enumerate() {
-            if let Some(Call::Ballot { mine, .. }) = call {
-                ballot |= u64::from(*mine) << lane;
+        match self.calls[lane as usize] {
+            Call::Shuffle { value, .. } | Call::Exchange { value } | Call::Same { value, .. } => {
+                Some(value)
             }
+            Call::Ballot { mine, .. } => Some(mine.into()),
+            _ => None,
         }
-        for (lane, call) in calls.iter().enumerate() {
-            let Some(call) = call else { continue };
-            let answer = match call {
-                Call::Shuffle { from, .. } | Call::Butterfly { from, .. } => {
-                    match calls[*from as usize] {
-                        Some(Call::Shuffle { value, .. } | Call::Butterfly { value, .. }) => {
-                            u64::from(value)
-                        }
-                        // Undefined: a lane that is not there.
-                        _ => 0x5A5A_A5A5,
+    }
+
+    /// The lanes `peers` have all called the same as `call`.
+    fn answer(&mut self, call: Call, peers: u32) {
+        match call {
+            Call::Shuffle { .. } => {
+                for lane in bits(peers) {
+                    if let Call::Shuffle { from, .. } = self.calls[lane] {
+                        let value = self.offered(peers, from);
+                        self.answers[lane] = value.unwrap_or(UNDEFINED.into());
                     }
                 }
-                Call::Ballot { .. } => ballot,
-                Call::Same { value, .. } => {
-                    let like = |other: &Option<Call>| matches!(other, Some(Call::Same { value: of, .. }) if of == value);
-                    let bits = calls.iter().enumerate();
-                    bits.fold(0, |mask, (lane, other)| {
-                        mask | u64::from(like(other)) << lane
-                    })
+                self.able |= peers;
+            }
+            Call::Ballot { .. } => {
+                let yes = |lane: &usize| self.offered(peers, *lane as u32) == Some(1);
+                let ballot = bits(peers).filter(yes).fold(0, |all, lane| all | 1 << lane);
+                self.answer_all(peers, ballot);
+            }
+            Call::Same { .. } => {
+                let mut left = peers;
+                while left != 0 {
+                    let value = self.offered(peers, left.trailing_zeros());
+                    let same = |lane: &usize| self.offered(peers, *lane as u32) == value;
+                    let same = bits(left).filter(same).fold(0, |all, lane| all | 1 << lane);
+                    self.answer_all(same, same.into());
+                    left &= !same;
                 }
-                _ => 0,
-            };
-            self.states[lane] = State::Able(answer);
+            }
+            Call::Exchange { .. } => {
+                let value = |lane| self.offered(peers, lane as u32);
+                let all = std::array::from_fn(|lane| value(lane).unwrap_or(UNDEFINED.into()));
+                bits(peers).for_each(|lane| self.lanes[lane].here.exchanged.set(all));
+                self.able |= peers;
+            }
+            _ => self.answer_all(peers, 0),
         }
     }
 
     /// No lane can run: those that ask for the active ones at the same place with the same key are together.
     fn converge(&mut self) {
-        let asks = |state: &State| matches!(state, State::Waits(Call::Beside { .. }));
-        let asking = self.lanes_of(asks);
-        if asking == 0 {
+        let asking = self.asking();
+        let Some(first) = bits(asking).next() else {
             return;
-        }
-        let call = self.call(asking.trailing_zeros());
-        let is_one = |state: &State| matches!(state, State::Waits(of) if Some(*of) == call);
-        let mask = self.lanes_of(is_one);
-        for (lane, state) in self.states.iter_mut().enumerate() {
-            if mask >> lane & 1 == 1 {
-                *state = State::Able(u64::from(mask));
-            }
-        }
+        };
+        let is_one = |lane: &usize| self.calls[*lane] == self.calls[first];
+        let mask = bits(asking)
+            .filter(is_one)
+            .fold(0, |all, lane| all | 1 << lane);
+        self.answer_all(mask, mask.into());
     }
 
     /// What the lanes wait for, for a message: where, and which of them.
     pub fn waits(&self) -> Option<String> {
         let mut places: Vec<(String, u32)> = Vec::new();
-        for (lane, of) in self.lanes.iter().enumerate() {
-            let (Some(call), Some(place)) = (self.call(lane as u32), of.here.place.get()) else {
+        for lane in bits(self.meeting | self.at_barrier | self.asking()) {
+            let Some(place) = self.lanes[lane].here.place.get() else {
                 continue;
             };
-            let text = format!("{} at {place}", call.name());
+            let text = format!("{} at {place}", self.calls[lane].name());
             match places.iter_mut().find(|(other, _)| *other == text) {
                 Some((_, mask)) => *mask |= 1 << lane,
                 None => places.push((text, 1 << lane)),
@@ -217,8 +238,12 @@ impl Warp {
 impl Call {
     fn name(&self) -> String {
         let name = match self {
-            Self::Shuffle { .. } => "shfl.idx",
-            Self::Butterfly { .. } => "shfl.bfly",
+            Self::Shuffle { how, .. } => match how {
+                Shuffle::Index => "shfl.idx",
+                Shuffle::Index64 => "shfl.idx of 64 bits",
+                Shuffle::Butterfly => "shfl.bfly",
+            },
+            Self::Exchange { .. } => "exchange",
             Self::Ballot { .. } => "vote.ballot",
             Self::Same { .. } => "match.any",
             Self::SyncWarp { .. } => "bar.warp",
@@ -236,17 +261,22 @@ impl Call {
     fn mask(&self) -> Option<u32> {
         match self {
             Self::Shuffle { mask, .. }
-            | Self::Butterfly { mask, .. }
             | Self::Ballot { mask, .. }
             | Self::Same { mask, .. }
             | Self::SyncWarp { mask } => Some(*mask),
+            Self::Exchange { .. } => Some(u32::MAX),
             Self::SyncBlock | Self::Beside { .. } | Self::Sleep { .. } => None,
         }
     }
 
     /// Whether it is the same instruction with the same mask.
     fn is_like(&self, other: &Self) -> bool {
-        core::mem::discriminant(self) == core::mem::discriminant(other)
-            && self.mask() == other.mask()
+        match (self, other) {
+            (Self::Shuffle { how, .. }, Self::Shuffle { how: of, .. }) if how != of => false,
+            _ => {
+                core::mem::discriminant(self) == core::mem::discriminant(other)
+                    && self.mask() == other.mask()
+            }
+        }
     }
 }
