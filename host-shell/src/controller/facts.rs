@@ -459,4 +459,86 @@ mod tests {
         again.compare(&facts, Err(Error::Interrupted));
         assert!(refusal(&again, nvm::opcode::READ).contains("interrupted"));
     }
+
+    /// What no event has told may be told by the status of any command.
+    #[test]
+    fn each_status_and_notice_that_tells_of_a_change_raises_the_alarm() {
+        let raised = |tell: &dyn Fn(&Alarm)| {
+            let alarm = Alarm::default();
+            tell(&alarm);
+            alarm.count()
+        };
+        let telling = [
+            Status::INVALID_NAMESPACE,
+            Status::LBA_OUT_OF_RANGE,
+            Status::NAMESPACE_WRITE_PROTECTED,
+            Status::WRITE_TO_READ_ONLY,
+            Status::FORMAT_IN_PROGRESS,
+            Status::SANITIZE_IN_PROGRESS,
+            Status::SANITIZE_FAILED,
+        ];
+        for status in telling {
+            assert_eq!(raised(&|alarm| alarm.see(status)), 1, "{status}");
+        }
+        for status in [Status::SUCCESS, Status::COMPARE_FAILURE] {
+            assert_eq!(raised(&|alarm| alarm.see(status)), 0, "{status}");
+        }
+        let (attribute, activation) = (
+            notice_event::NAMESPACE_ATTRIBUTE,
+            notice_event::FIRMWARE_ACTIVATION,
+        );
+        let sanitized = command_set_event::SANITIZE_COMPLETED;
+        let events = [
+            (event_type::NOTICE, attribute, lid::CHANGED_NAMESPACES, 1),
+            (event_type::NOTICE, activation, lid::FIRMWARE, 1),
+            (event_type::COMMAND_SET, sanitized, lid::SANITIZE, 1),
+            (event_type::SMART, 1, lid::SMART, 0),
+        ];
+        for (kind, info, page, count) in events {
+            let mut event = AsyncEvent(0);
+            event.set_event_type(kind);
+            event.set_info(info);
+            event.set_log_page(page);
+            assert_eq!(raised(&|alarm| alarm.hear(event)), count, "{event}");
+        }
+    }
+
+    #[test]
+    fn the_largest_transfer_may_grow_and_may_not_fall() {
+        let facts = Facts::default();
+        facts.observe_controller([0; 20], 65_536);
+        facts.tell(info(512, 80));
+        let says = |bytes| {
+            facts.observe_controller([0; 20], bytes);
+            let mut basis = Basis::new(&facts);
+            basis.compare(&facts, Ok(0));
+            refusal(&basis, nvm::opcode::READ)
+        };
+        assert_eq!(says(65_536), "");
+        assert_eq!(says(131_072), "");
+        assert_eq!(
+            says(32_768),
+            "the controller's largest transfer (MDTS) fell from 65536 bytes to 32768 bytes"
+        );
+    }
+
+    /// Each of the namespaces that a queue goes by is compared, wherever it stands among them.
+    #[test]
+    fn a_change_of_any_namespace_is_found() {
+        for changed in 1..=3 {
+            let facts = Facts::default();
+            let of = |nsid, blocks| NamespaceInfo {
+                nsid: Nsid(nsid),
+                ..info(512, blocks)
+            };
+            (1..=3).for_each(|nsid| facts.tell(of(nsid, 80)));
+            let mut basis = Basis::new(&facts);
+            facts.observe(of(changed, 8));
+            basis.compare(&facts, Ok(1));
+            for nsid in 1..=3 {
+                let is_refused = basis.refusal(nsid, nvm::opcode::READ).is_some();
+                assert_eq!(is_refused, nsid == changed, "{nsid} of {changed}");
+            }
+        }
+    }
 }

@@ -78,3 +78,70 @@ pub fn stem(path: &str) -> &str {
     let name = path.rsplit('/').next().unwrap_or("");
     name.rsplit_once('.').map_or(name, |(stem, _)| stem)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn extent(logical: u64, place: u64, bytes: u64, is_written: bool) -> Extent {
+        Extent {
+            logical,
+            place,
+            bytes,
+            is_written,
+        }
+    }
+
+    /// A hole from 8,192 to 12,288, an extent that was never written from 16,384 on, and a last one of whole blocks.
+    fn file() -> [Extent; 5] {
+        [
+            extent(0, 40_960, 4096, true),
+            extent(4096, 45_056, 4096, true),
+            extent(12_288, 81_920, 4096, true),
+            extent(16_384, 86_016, 4096, false),
+            extent(20_480, 4096, 4096, true),
+        ]
+    }
+
+    const LEN: u64 = 24_000;
+
+    fn found(offset: u64, bytes: u64) -> Option<Vec<Range<u64>>> {
+        match of(&file(), LEN, offset, bytes, "/a") {
+            Ok(pieces) => Some(pieces),
+            Err(error) => {
+                assert!(error.to_string().contains("do not all lie"), "{error}");
+                None
+            }
+        }
+    }
+
+    #[test]
+    fn neighbours_on_the_drive_are_one_piece() {
+        assert_eq!(found(0, 8192), Some(vec![40_960..49_152]));
+        assert_eq!(found(4000, 200), Some(vec![44_960..45_160]));
+        assert_eq!(found(12_288, 4096), Some(vec![81_920..86_016]));
+        let apart = [extent(0, 8192, 4096, true), extent(4096, 0, 4096, true)];
+        let pieces = of(&apart, 8192, 4095, 2, "/a").unwrap();
+        assert_eq!(pieces, [12_287..12_288, 0..1]);
+    }
+
+    /// What no block holds is zeros, whatever lies at a place that was worked out for it.
+    #[test]
+    fn bytes_in_a_hole_or_never_written_have_no_place() {
+        for (offset, bytes) in [(8192, 1), (8191, 2), (4096, 8193), (12_287, 2)] {
+            assert_eq!(found(offset, bytes), None, "a hole: {offset} {bytes}");
+        }
+        for (offset, bytes) in [(16_384, 1), (16_383, 2), (20_479, 2), (12_288, 12_288)] {
+            assert_eq!(found(offset, bytes), None, "unwritten: {offset} {bytes}");
+        }
+    }
+
+    #[test]
+    fn the_file_ends_before_its_last_block() {
+        let last = LEN - 20_480;
+        assert_eq!(found(20_480, last), Some(vec![4096..4096 + last]));
+        assert_eq!(found(20_480, last + 1), None);
+        assert_eq!(found(LEN, 0), Some(Vec::new()));
+        assert_eq!(found(u64::MAX, 2), None);
+    }
+}

@@ -254,4 +254,22 @@ mod tests {
         let sampler = Sampler::new(10, 1, Shuffle::Off).unwrap();
         assert!(sampler.shard(2, 2, false).is_err());
     }
+
+    /// No batch is empty but those past the end, and the last one alone may be short.
+    #[test]
+    fn batches_are_full_but_the_last() {
+        for (rows, world, batch) in [(10, 4, 2), (10, 4, 1), (11, 3, 3), (7, 2, 3), (3, 5, 1)] {
+            for (drops, rank) in [(false, 0), (true, 0), (false, world - 1), (true, world - 1)] {
+                let sampler = Sampler::new(rows, batch, Shuffle::Off).unwrap();
+                let sampler = sampler.shard(rank, world, drops).unwrap();
+                let of = |number| sampler.batch(0, number).len() as u64;
+                let lengths: Vec<u64> = (0..sampler.batches()).map(of).collect();
+                let what = format!("{rows} {world} {batch} {drops} {rank}: {lengths:?}");
+                assert_eq!(lengths.iter().sum::<u64>(), sampler.samples(), "{what}");
+                let (last, others) = lengths.split_last().unwrap_or((&1, &[]));
+                assert!((1..=batch).contains(last), "{what}");
+                assert!(others.iter().all(|one| *one == batch), "{what}");
+            }
+        }
+    }
 }

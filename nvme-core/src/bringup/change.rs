@@ -113,3 +113,57 @@ impl NamespaceInfo {
         (now.write_protected && !self.write_protected).then_some(NamespaceChange::WriteProtected)
     }
 }
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+    use crate::spec::Nsid;
+
+    /// Each fact is compared by itself: a namespace that differs in nothing else is another one.
+    #[test]
+    fn each_fact_that_differs_alone_is_a_change() {
+        let before = NamespaceInfo {
+            blocks: 80,
+            block_bytes: 512,
+            ..NamespaceInfo::unknown(Nsid(1), Status::SUCCESS)
+        };
+        let differs = |change: fn(&mut NamespaceInfo)| {
+            let mut now = before;
+            change(&mut now);
+            before.change(&now)
+        };
+        let metadata = |now| Some(NamespaceChange::Metadata { before: 0, now });
+        let deleted = |status| Some(NamespaceChange::Deleted(status));
+        assert_eq!(
+            differs(|now| now.identified = Status::INVALID_FIELD),
+            deleted(Status::INVALID_FIELD)
+        );
+        assert_eq!(differs(|now| now.blocks = 0), deleted(Status::SUCCESS));
+        assert_eq!(
+            differs(|now| now.block_bytes = 4096),
+            Some(NamespaceChange::Formatted {
+                before: 512,
+                now: 4096
+            })
+        );
+        assert_eq!(differs(|now| now.metadata_bytes = 8), metadata(8));
+        assert_eq!(differs(|now| now.protection = 1), metadata(0));
+        assert_eq!(differs(|now| now.extended = true), metadata(0));
+        let replaced = Some(NamespaceChange::Replaced);
+        assert_eq!(differs(|now| now.nguid[15] = 1), replaced);
+        assert_eq!(differs(|now| now.eui64[7] = 1), replaced);
+        assert_eq!(
+            differs(|now| now.blocks = 79),
+            Some(NamespaceChange::Shrunk {
+                before: 80,
+                now: 79
+            })
+        );
+        assert_eq!(
+            differs(|now| now.write_protected = true),
+            Some(NamespaceChange::WriteProtected)
+        );
+        assert_eq!(differs(|now| now.blocks = 81), None);
+        assert_eq!(differs(|now| now.boundary_blocks = 8), None);
+    }
+}
