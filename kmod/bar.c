@@ -16,11 +16,26 @@
 /* How many pages of a BAR one fault puts in: CUDA registers what is there. */
 #define AROUND (SZ_2M >> PAGE_SHIFT)
 
+/* Waits until none of @why is a reason: what is left of @left, 0: it is one. */
+static long wait_free(struct nvme_gpu_function *of, unsigned int why, long left,
+		      bool killable)
+{
+	if (!killable)
+		return wait_event_timeout(of->bar_free,
+					  READ_ONCE(of->bar_gone) ||
+					  !(READ_ONCE(of->bar_blocked) & why),
+					  left);
+	return wait_event_killable_timeout(of->bar_free,
+					   READ_ONCE(of->bar_gone) ||
+					   !(READ_ONCE(of->bar_blocked) & why),
+					   left);
+}
+
 /*
  * Waits until registers may be touched, and holds off who would block them.
  * With 0, nvme_gpu_bar_put() follows.
  */
-int nvme_gpu_bar_get(struct nvme_gpu_function *of)
+int nvme_gpu_bar_get(struct nvme_gpu_function *of, bool killable)
 {
 	long left = MOST_WAIT;
 
@@ -33,10 +48,7 @@ int nvme_gpu_bar_get(struct nvme_gpu_function *of)
 		up_read(&of->bar_lock);
 		if (left <= 0)
 			return left ? left : -ETIMEDOUT;
-		left = wait_event_killable_timeout(of->bar_free,
-						   READ_ONCE(of->bar_gone) ||
-						   !READ_ONCE(of->bar_blocked),
-						   left);
+		left = wait_free(of, ~0u, left, killable);
 	}
 }
 
@@ -54,7 +66,7 @@ static vm_fault_t bar_fault(struct vm_fault *vmf)
 	unsigned long at, end, bar;
 	vm_fault_t result;
 
-	if (nvme_gpu_bar_get(of))
+	if (nvme_gpu_bar_get(of, true))
 		return VM_FAULT_SIGBUS;
 	bar = (pci_resource_start(of->pdev, 0) >> PAGE_SHIFT) + vma->vm_pgoff;
 	result = vmf_insert_pfn(vma, address,
@@ -111,21 +123,30 @@ void nvme_gpu_bar_close(struct nvme_gpu_function *of)
 }
 
 /* Takes the BAR out of the program; who touches it waits for unblock(). */
-void nvme_gpu_bar_block(struct nvme_gpu_function *of)
+void nvme_gpu_bar_block(struct nvme_gpu_function *of, unsigned int why)
 {
 	down_write(&of->bar_lock);
-	WRITE_ONCE(of->bar_blocked, of->bar_blocked + 1);
+	WRITE_ONCE(of->bar_blocked, of->bar_blocked | why);
 	zap(of);
 	up_write(&of->bar_lock);
 }
 
-void nvme_gpu_bar_unblock(struct nvme_gpu_function *of)
+void nvme_gpu_bar_unblock(struct nvme_gpu_function *of, unsigned int why)
 {
 	down_write(&of->bar_lock);
-	if (of->bar_blocked)
-		WRITE_ONCE(of->bar_blocked, of->bar_blocked - 1);
+	WRITE_ONCE(of->bar_blocked, of->bar_blocked & ~why);
 	up_write(&of->bar_lock);
 	wake_up_all(&of->bar_free);
+}
+
+/*
+ * The function was reset since an error of the bus. A recovery that fails is
+ * not told to drivers: after a while it is taken to be over.
+ */
+void nvme_gpu_bar_recover(struct nvme_gpu_function *of, bool killable)
+{
+	if (!wait_free(of, NVME_GPU_BLOCKED_ERROR, MOST_WAIT, killable))
+		nvme_gpu_bar_unblock(of, NVME_GPU_BLOCKED_ERROR);
 }
 
 /* A program that still touches the BAR gets SIGBUS from here on. */

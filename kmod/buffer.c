@@ -35,8 +35,8 @@ struct walk {
 	struct run run;
 	/* Bytes that are mapped, from the first address on. */
 	u64 done;
-	u64 resolved, raw;
-	bool has_ram;
+	bool has_resolved, has_raw, has_ram;
+	bool wants_peer;
 };
 
 static int flush(struct walk *walk)
@@ -59,8 +59,11 @@ static int flush(struct walk *walk)
 	return 0;
 }
 
-/* Adds the page at @at to the run that will be mapped. */
-static int add_page(struct walk *walk, phys_addr_t at)
+/*
+ * Finds what the page at @at is of, before the function can reach it: what is
+ * raw lies in a BAR; and an exporter does the one thing or the other.
+ */
+static int judge(struct walk *walk, phys_addr_t at, bool is_raw)
 {
 	struct nvme_gpu_extent *extent = &walk->extent;
 	int err;
@@ -73,7 +76,22 @@ static int add_page(struct walk *walk, phys_addr_t at)
 	}
 	if (extent->last - at < PAGE_SIZE - 1)
 		return -EREMOTEIO;
+	if (extent->place == NVME_GPU_PLACE_RAM && (is_raw || walk->wants_peer))
+		return is_raw ? -EREMOTEIO : -EREMOTE;
+	if (is_raw ? walk->has_resolved : walk->has_raw)
+		return -EREMOTEIO;
+	walk->has_raw |= is_raw;
+	walk->has_resolved |= !is_raw;
 	walk->has_ram |= extent->place == NVME_GPU_PLACE_RAM;
+	return 0;
+}
+
+/* Adds the page at @at, which was judged, to the run that will be mapped. */
+static int add_page(struct walk *walk, phys_addr_t at)
+{
+	struct nvme_gpu_extent *extent = &walk->extent;
+	int err;
+
 	if (walk->run.bytes && walk->run.place == extent->place &&
 	    at == walk->run.first + walk->run.bytes) {
 		walk->run.bytes += PAGE_SIZE;
@@ -88,6 +106,7 @@ static int add_segment(struct walk *walk, dma_addr_t at, u64 bytes)
 {
 	struct iommu_domain *of = walk->mapping->opener->domain.exporters;
 	bool translates = of && of->type & __IOMMU_DOMAIN_PAGING;
+	bool is_raw;
 	u64 done;
 	int err;
 
@@ -96,13 +115,12 @@ static int add_segment(struct walk *walk, dma_addr_t at, u64 bytes)
 
 		if (translates)
 			found = iommu_iova_to_phys(of, at + done);
-		if (translates && !found) {
+		is_raw = translates && !found;
+		if (is_raw)
 			found = at + done;
-			walk->raw += PAGE_SIZE;
-		} else {
-			walk->resolved += PAGE_SIZE;
-		}
-		err = add_page(walk, found);
+		err = judge(walk, found, is_raw);
+		if (!err)
+			err = add_page(walk, found);
 		if (err)
 			return err;
 		if (!(done & (SZ_4M - 1)))
@@ -111,22 +129,11 @@ static int add_segment(struct walk *walk, dma_addr_t at, u64 bytes)
 	return 0;
 }
 
-/* What is raw lies in a BAR; an exporter does the one thing or the other. */
-static int judge(struct walk *walk)
-{
-	if (!walk->raw)
-		return 0;
-	if (walk->resolved || walk->has_ram)
-		return -EREMOTEIO;
-	walk->mapping->flags |= NVME_GPU_SEGMENT_REMAPPED;
-	return 0;
-}
-
 /* Maps all that the exporter's table names, one after the other. */
-static int map_in_domain(struct nvme_gpu_mapping *mapping)
+static int map_in_domain(struct nvme_gpu_mapping *mapping, bool wants_peer)
 {
 	struct nvme_gpu_domain *domain = &mapping->opener->domain;
-	struct walk walk = { .mapping = mapping };
+	struct walk walk = { .mapping = mapping, .wants_peer = wants_peer };
 	struct scatterlist *segment;
 	int at, err = 0;
 
@@ -141,13 +148,13 @@ static int map_in_domain(struct nvme_gpu_mapping *mapping)
 	}
 	if (!err)
 		err = flush(&walk);
-	if (!err)
-		err = judge(&walk);
 	if (err) {
-		nvme_gpu_iova_unmap(domain, mapping->iova, walk.done);
+		nvme_gpu_iova_undo(domain, mapping->iova, mapping->bytes);
 		mapping->iova = NULL;
 		return err;
 	}
+	if (walk.has_raw)
+		mapping->flags |= NVME_GPU_SEGMENT_REMAPPED;
 	mapping->place = walk.has_ram ? NVME_GPU_PLACE_RAM : NVME_GPU_PLACE_PEER;
 	return 0;
 }
@@ -169,7 +176,7 @@ static int check_table(struct nvme_gpu_mapping *mapping)
 }
 
 /* Where there is no IOMMU: what a segment is of. */
-static int place_directly(struct nvme_gpu_mapping *mapping)
+static int place_directly(struct nvme_gpu_mapping *mapping, bool wants_peer)
 {
 	struct nvme_gpu_extent extent;
 	struct scatterlist *segment;
@@ -181,6 +188,8 @@ static int place_directly(struct nvme_gpu_mapping *mapping)
 					 sg_dma_address(segment), &extent);
 		if (err)
 			return err;
+		if (extent.place == NVME_GPU_PLACE_RAM && wants_peer)
+			return -EREMOTE;
 		if (extent.place == NVME_GPU_PLACE_RAM)
 			mapping->place = NVME_GPU_PLACE_RAM;
 	}
@@ -211,13 +220,10 @@ static void invalidate(struct dma_buf_attachment *attachment)
 	dma_resv_assert_held(attachment->dmabuf->resv);
 	if (!mapping->table)
 		return;
-	/* Before the program can see the controller fail for it, and once more
-	 * below: it may have reset the function in between.
-	 */
-	nvme_gpu_signal(opener, NVME_GPU_INFO_REVOKED);
-	nvme_gpu_stop_dma(opener->of->pdev);
+	nvme_gpu_revoke(opener);
 	unmap_table(mapping);
-	nvme_gpu_signal(opener, NVME_GPU_INFO_REVOKED);
+	/* The program may have reset the function in between. */
+	nvme_gpu_revoke(opener);
 }
 
 static const struct dma_buf_attach_ops attach_ops = {
@@ -264,6 +270,7 @@ static int wait_content(struct dma_buf *buffer)
 static int map_locked(struct nvme_gpu_mapping *mapping,
 		      const struct nvme_gpu_kmod_map *ask)
 {
+	bool wants_peer = ask->flags & NVME_GPU_MAP_REQUIRE_PEER;
 	struct sg_table *table;
 	int err;
 
@@ -271,7 +278,7 @@ static int map_locked(struct nvme_gpu_mapping *mapping,
 	 * Memory that must be a peer's is not pinned: some exporters pin in
 	 * RAM. They may take it back instead.
 	 */
-	if (!(ask->flags & NVME_GPU_MAP_REQUIRE_PEER)) {
+	if (!wants_peer) {
 		err = dma_buf_pin(mapping->attachment);
 		if (err)
 			return err;
@@ -287,15 +294,8 @@ static int map_locked(struct nvme_gpu_mapping *mapping,
 	if (err)
 		return err;
 	if (mapping->opener->domain.own)
-		err = map_in_domain(mapping);
-	else
-		err = place_directly(mapping);
-	if (err)
-		return err;
-	if (ask->flags & NVME_GPU_MAP_REQUIRE_PEER &&
-	    mapping->place != NVME_GPU_PLACE_PEER)
-		return -EREMOTE;
-	return 0;
+		return map_in_domain(mapping, wants_peer);
+	return place_directly(mapping, wants_peer);
 }
 
 /*

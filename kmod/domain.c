@@ -203,3 +203,36 @@ void nvme_gpu_iova_unmap(struct nvme_gpu_domain *domain, struct iova *iova,
 	WARN_ON_ONCE(gone != bytes);
 	__free_iova(&domain->iovas, iova);
 }
+
+/* Bytes from @first on, at most @most, that are mapped. */
+static u64 mapped_run(struct iommu_domain *own, u64 first, u64 most)
+{
+	u64 run = 0;
+
+	while (run < most && iommu_iova_to_phys(own, first + run))
+		run += PAGE_SIZE;
+	return run;
+}
+
+/*
+ * What nvme_gpu_iova_unmap() does, of a mapping that has failed half-way. Some
+ * of it may be there that the failed call did not undo: Intel's driver leaves
+ * the entries it had written when memory for a table is lacking. The function
+ * would reach pages through them that are unpinned by then.
+ */
+void nvme_gpu_iova_undo(struct nvme_gpu_domain *domain, struct iova *iova,
+			u64 bytes)
+{
+	u64 first = (u64)iova->pfn_lo << PAGE_SHIFT;
+	u64 at, run;
+
+	for (at = 0; at < bytes; at += run ? run : PAGE_SIZE) {
+		/* A driver may take more than is asked for where nothing is. */
+		run = mapped_run(domain->own, first + at, bytes - at);
+		if (run)
+			WARN_ON_ONCE(iommu_unmap(domain->own, first + at, run) != run);
+		cond_resched();
+	}
+	iommu_flush_iotlb_all(domain->own);
+	__free_iova(&domain->iovas, iova);
+}

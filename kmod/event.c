@@ -4,16 +4,22 @@
 
 #include "nvme_gpu.h"
 
+/* With the function's event_lock held. */
+void nvme_gpu_raise(struct nvme_gpu_opener *opener, u32 event)
+{
+	opener->events |= event;
+	if (opener->event)
+		eventfd_signal(opener->event);
+}
+
 /* Also under the reservation lock of a dma-buf, and where nothing may sleep. */
 void nvme_gpu_signal(struct nvme_gpu_opener *opener, u32 event)
 {
 	unsigned long flags;
 
-	spin_lock_irqsave(&opener->event_lock, flags);
-	opener->events |= event;
-	if (opener->event)
-		eventfd_signal(opener->event);
-	spin_unlock_irqrestore(&opener->event_lock, flags);
+	spin_lock_irqsave(&opener->of->event_lock, flags);
+	nvme_gpu_raise(opener, event);
+	spin_unlock_irqrestore(&opener->of->event_lock, flags);
 }
 
 /* The same to whoever has the function open. */
@@ -31,13 +37,13 @@ void nvme_gpu_watch(struct nvme_gpu_opener *opener, struct eventfd_ctx *by)
 	struct eventfd_ctx *old;
 	unsigned long flags;
 
-	spin_lock_irqsave(&opener->event_lock, flags);
+	spin_lock_irqsave(&opener->of->event_lock, flags);
 	old = opener->event;
 	opener->event = by;
 	/* Nothing that came before is lost. */
 	if (by && opener->events)
 		eventfd_signal(by);
-	spin_unlock_irqrestore(&opener->event_lock, flags);
+	spin_unlock_irqrestore(&opener->of->event_lock, flags);
 	if (old)
 		eventfd_ctx_put(old);
 }

@@ -73,6 +73,8 @@ static struct nvme_gpu_function *make_function(struct pci_dev *pdev)
 	}
 	mutex_init(&of->lock);
 	init_rwsem(&of->bar_lock);
+	spin_lock_init(&of->event_lock);
+	of->is_free = true;
 	init_waitqueue_head(&of->bar_free);
 	init_waitqueue_head(&of->closed);
 	of->pdev = pci_dev_get(pdev);
@@ -153,16 +155,6 @@ put:
 	return err;
 }
 
-static bool is_closed(struct nvme_gpu_function *of)
-{
-	bool is;
-
-	mutex_lock(&of->lock);
-	is = !of->opener || of->opener->left_to_remove;
-	mutex_unlock(&of->lock);
-	return is;
-}
-
 /* Takes the function from its opener, if there still is one. */
 static void take_away(struct nvme_gpu_function *of)
 {
@@ -187,10 +179,12 @@ static void nvme_gpu_remove(struct pci_dev *pdev)
 	unsigned int grace = min(READ_ONCE(grace_ms), MOST_GRACE_MS);
 
 	WRITE_ONCE(of->wanted, true);
+	/* Under the lock: who opens it later sees that it is wanted. */
 	nvme_gpu_tell(of, NVME_GPU_INFO_WANTED);
 	/* What has been pulled out is not there to be finished with. */
 	if (pci_device_is_present(pdev))
-		wait_event_killable_timeout(of->closed, is_closed(of),
+		wait_event_killable_timeout(of->closed,
+					    smp_load_acquire(&of->is_free),
 					    msecs_to_jiffies(grace));
 	cdev_device_del(&of->cdev, &of->dev);
 	nvme_gpu_bar_leave(of);
@@ -206,7 +200,7 @@ static void nvme_gpu_shutdown(struct pci_dev *pdev)
 
 	nvme_gpu_power_down(of);
 	nvme_gpu_bar_leave(of);
-	nvme_gpu_stop_dma(pdev);
+	nvme_gpu_stop_dma(of);
 }
 
 static const struct pci_device_id functions[] = {

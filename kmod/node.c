@@ -56,6 +56,7 @@ static int take(struct nvme_gpu_function *of, struct nvme_gpu_opener *opener,
 		nvme_gpu_bar_open(of, file->f_mapping);
 		kref_get(&opener->ref);
 		of->opener = opener;
+		WRITE_ONCE(of->is_free, false);
 	}
 	mutex_unlock(&of->lock);
 	return err;
@@ -72,14 +73,15 @@ static void let_go(struct nvme_gpu_opener *opener, bool is_quiet)
 		/* The file, and with it what it was mapped by, goes. */
 		nvme_gpu_bar_close(of);
 		was_ours = is_quiet;
-		opener->left_to_remove = !is_quiet;
 	}
 	if (was_ours) {
 		/* A reset by the system may have let it go on meanwhile. */
-		nvme_gpu_stop_dma(of->pdev);
+		nvme_gpu_stop_dma(of);
 		nvme_gpu_end(opener);
 		of->opener = NULL;
 	}
+	/* Nothing of it is left, or remove() ends it: that waits no longer. */
+	smp_store_release(&of->is_free, true);
 	mutex_unlock(&of->lock);
 	wake_up_all(&of->closed);
 	if (was_ours)
@@ -87,8 +89,9 @@ static void let_go(struct nvme_gpu_opener *opener, bool is_quiet)
 }
 
 /* The last opener's queues are gone before the function is a master. */
-static int start(struct nvme_gpu_function *of)
+static int start(struct nvme_gpu_opener *opener)
 {
+	struct nvme_gpu_function *of = opener->of;
 	int err = nvme_gpu_disable(of, true);
 
 	if (err)
@@ -99,7 +102,7 @@ static int start(struct nvme_gpu_function *of)
 	if (of->gone)
 		err = -ENODEV;
 	else
-		pci_set_master(of->pdev);
+		nvme_gpu_start_dma(opener, 0);
 	mutex_unlock(&of->lock);
 	return err;
 }
@@ -119,12 +122,11 @@ static int nvme_gpu_open(struct inode *inode, struct file *file)
 		return -ENOMEM;
 	kref_init(&opener->ref);
 	xa_init_flags(&opener->mappings, XA_FLAGS_ALLOC1);
-	spin_lock_init(&opener->event_lock);
 	get_device(&of->dev);
 	opener->of = of;
 	err = take(of, opener, file);
 	if (!err) {
-		err = start(of);
+		err = start(opener);
 		if (err)
 			let_go(opener, !nvme_gpu_quiesce(of));
 	}
@@ -159,9 +161,9 @@ static u32 info_flags(struct nvme_gpu_opener *opener)
 		flags |= NVME_GPU_INFO_RESET;
 	if (READ_ONCE(opener->of->wanted))
 		flags |= NVME_GPU_INFO_WANTED;
-	spin_lock_irqsave(&opener->event_lock, irq);
+	spin_lock_irqsave(&opener->of->event_lock, irq);
 	flags |= opener->events;
-	spin_unlock_irqrestore(&opener->event_lock, irq);
+	spin_unlock_irqrestore(&opener->of->event_lock, irq);
 	return flags;
 }
 

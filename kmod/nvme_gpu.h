@@ -28,8 +28,8 @@ struct vm_area_struct;
 
 /*
  * One function. Order of locks: the device lock of the function, @lock, the
- * reservation lock of a dma-buf, @bar_lock, the opener's event_lock. No lock is
- * held while memory of a program is read, written or pinned.
+ * reservation lock of a dma-buf, @bar_lock, @event_lock. No lock is held while
+ * memory of a program is read, written or pinned.
  */
 struct nvme_gpu_function {
 	/* The node; its last reference frees this. */
@@ -47,19 +47,35 @@ struct nvme_gpu_function {
 
 	/* Guards the three below: readers touch the BAR, a writer blocks it. */
 	struct rw_semaphore bar_lock;
-	/* The function is being reset, or sleeps. */
+	/* Why the BAR is out of reach: NVME_GPU_BLOCKED_*. */
 	unsigned int bar_blocked;
 	bool bar_gone;
 	/* Where the opener's mappings of the BAR are found. */
 	struct address_space *bar_users;
 	wait_queue_head_t bar_free;
 
+	/*
+	 * Guards what an opener is told, and the bus master bit, which change
+	 * together. Taken where nothing may sleep, too.
+	 */
+	spinlock_t event_lock;
+
 	/* Resets that the opener has asked for and that are under way. */
 	atomic_t asked;
 	/* remove() has begun: it holds the device lock and waits. */
 	bool wanted;
+	/* Nobody has the function open, or who had it has left it to remove().
+	 * Written with @lock held; what wait_event() looks at takes no lock.
+	 */
+	bool is_free;
 	wait_queue_head_t closed;
 };
+
+/* Why a BAR is out of reach: each reason comes and goes by itself. */
+#define NVME_GPU_BLOCKED_RESET (1u << 0)
+#define NVME_GPU_BLOCKED_SLEEP (1u << 1)
+/* An error of the bus, until the system has recovered from it. */
+#define NVME_GPU_BLOCKED_ERROR (1u << 2)
 
 /* The addresses of one opener. */
 struct nvme_gpu_domain {
@@ -82,11 +98,8 @@ struct nvme_gpu_opener {
 	struct nvme_gpu_domain domain;
 	struct xarray mappings;
 	u32 count;
-	/* The file was closed while remove() held the device lock. */
-	bool left_to_remove;
 
-	/* Guards the two below, also where nothing may sleep. */
-	spinlock_t event_lock;
+	/* Guarded by the function's event_lock. */
 	struct eventfd_ctx *event;
 	/* Bits of struct nvme_gpu_kmod_info. */
 	u32 events;
@@ -124,6 +137,7 @@ struct nvme_gpu_mapping {
 bool nvme_gpu_unsafe(void);
 
 /* event.c */
+void nvme_gpu_raise(struct nvme_gpu_opener *opener, u32 event);
 void nvme_gpu_signal(struct nvme_gpu_opener *opener, u32 event);
 void nvme_gpu_tell(struct nvme_gpu_function *of, u32 event);
 void nvme_gpu_watch(struct nvme_gpu_opener *opener, struct eventfd_ctx *by);
@@ -132,14 +146,17 @@ void nvme_gpu_watch(struct nvme_gpu_opener *opener, struct eventfd_ctx *by);
 int nvme_gpu_bar_mmap(struct nvme_gpu_function *of, struct vm_area_struct *vma);
 void nvme_gpu_bar_open(struct nvme_gpu_function *of, struct address_space *users);
 void nvme_gpu_bar_close(struct nvme_gpu_function *of);
-void nvme_gpu_bar_block(struct nvme_gpu_function *of);
-void nvme_gpu_bar_unblock(struct nvme_gpu_function *of);
+void nvme_gpu_bar_block(struct nvme_gpu_function *of, unsigned int why);
+void nvme_gpu_bar_unblock(struct nvme_gpu_function *of, unsigned int why);
+void nvme_gpu_bar_recover(struct nvme_gpu_function *of, bool killable);
 void nvme_gpu_bar_leave(struct nvme_gpu_function *of);
-int nvme_gpu_bar_get(struct nvme_gpu_function *of);
+int nvme_gpu_bar_get(struct nvme_gpu_function *of, bool killable);
 void nvme_gpu_bar_put(struct nvme_gpu_function *of);
 
 /* reset.c */
-void nvme_gpu_stop_dma(struct pci_dev *pdev);
+void nvme_gpu_start_dma(struct nvme_gpu_opener *opener, u32 answered);
+void nvme_gpu_stop_dma(struct nvme_gpu_function *of);
+void nvme_gpu_revoke(struct nvme_gpu_opener *opener);
 int nvme_gpu_disable(struct nvme_gpu_function *of, bool killable);
 void nvme_gpu_power_down(struct nvme_gpu_function *of);
 int nvme_gpu_reset(struct nvme_gpu_opener *opener);
@@ -155,6 +172,8 @@ void nvme_gpu_domain_close(struct nvme_gpu_domain *domain, struct pci_dev *pdev)
 struct iova *nvme_gpu_iova_alloc(struct nvme_gpu_domain *domain, u64 bytes);
 void nvme_gpu_iova_unmap(struct nvme_gpu_domain *domain, struct iova *iova,
 			 u64 bytes);
+void nvme_gpu_iova_undo(struct nvme_gpu_domain *domain, struct iova *iova,
+			u64 bytes);
 
 /* pages.c */
 int nvme_gpu_pin(struct nvme_gpu_mapping *mapping,

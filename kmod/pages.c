@@ -13,6 +13,8 @@
 
 /* The most bytes of one mapping of pages. */
 #define MOST_BYTES SZ_4G
+/* Pages that are pinned between two looks at signals. */
+#define MOST_AT_ONCE (SZ_64M >> PAGE_SHIFT)
 
 /*
  * Counts as iommufd and io_uring do: against the user, or each process that
@@ -58,8 +60,8 @@ int nvme_gpu_pin(struct nvme_gpu_mapping *mapping,
 		 const struct nvme_gpu_kmod_map *ask)
 {
 	unsigned long count = ask->bytes >> PAGE_SHIFT;
-	long pinned;
-	int err;
+	unsigned long done = 0;
+	int pinned, err;
 
 	if (!ask->bytes || ask->bytes > MOST_BYTES ||
 	    (ask->address | ask->bytes) & ~PAGE_MASK ||
@@ -74,16 +76,20 @@ int nvme_gpu_pin(struct nvme_gpu_mapping *mapping,
 					GFP_KERNEL_ACCOUNT);
 	if (!mapping->pages)
 		return -ENOMEM;
-	pinned = pin_user_pages_fast(ask->address, count,
-				     FOLL_WRITE | FOLL_LONGTERM,
-				     mapping->pages);
-	if (pinned == count) {
-		mapping->is_pinned = true;
-		return 0;
+	/* One that ends early is asked again: it says why then, a signal or EFAULT. */
+	while (done < count) {
+		pinned = pin_user_pages_fast(ask->address + (done << PAGE_SHIFT),
+					     min(count - done, MOST_AT_ONCE),
+					     FOLL_WRITE | FOLL_LONGTERM,
+					     mapping->pages + done);
+		if (pinned <= 0) {
+			unpin_user_pages(mapping->pages, done);
+			return pinned ? pinned : -EFAULT;
+		}
+		done += pinned;
 	}
-	if (pinned > 0)
-		unpin_user_pages(mapping->pages, pinned);
-	return pinned < 0 ? pinned : -EFAULT;
+	mapping->is_pinned = true;
+	return 0;
 }
 
 /* With the pages unmapped. */
@@ -114,7 +120,7 @@ static int map_in_domain(struct nvme_gpu_mapping *mapping)
 		mapping->iova = iova;
 		return 0;
 	}
-	nvme_gpu_iova_unmap(domain, iova, done > 0 ? done : 0);
+	nvme_gpu_iova_undo(domain, iova, mapping->bytes);
 	return done < 0 ? done : -ENOMEM;
 }
 

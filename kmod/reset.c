@@ -3,9 +3,9 @@
  * Stopping the function: its DMA, its controller, by a reset; and what the
  * system does to it: resets by others, errors of the bus, sleep.
  *
- * Bus mastering is set in three places alone: when a file was opened, when its
- * opener has asked for a reset, and when the system has stopped the function,
- * each time after the controller was seen disabled.
+ * Bus mastering is set by nvme_gpu_start_dma() alone, each time after the
+ * controller was seen disabled: when a file was opened, when its opener has
+ * asked for a reset, and when what the system did to the function is over.
  */
 #include <linux/delay.h>
 #include <linux/io.h>
@@ -23,18 +23,61 @@
 #define SHUTDOWN_WAIT (5 * HZ)
 #define ALL_ONES (~0u)
 
-void nvme_gpu_stop_dma(struct pci_dev *pdev)
+/*
+ * Lets the function master the bus, with its controller disabled and @answered
+ * no longer to be told. Not after a revocation that is not answered; nor while
+ * the BAR is blocked: whoever blocks it starts the function at the end.
+ */
+void nvme_gpu_start_dma(struct nvme_gpu_opener *opener, u32 answered)
 {
+	struct nvme_gpu_function *of = opener->of;
+	unsigned long flags;
+
+	spin_lock_irqsave(&of->event_lock, flags);
+	opener->events &= ~answered;
+	if (!(opener->events & NVME_GPU_INFO_REVOKED) &&
+	    !READ_ONCE(of->bar_blocked))
+		pci_set_master(of->pdev);
+	spin_unlock_irqrestore(&of->event_lock, flags);
+}
+
+/*
+ * @opener, which may be NULL, is told before it can see a command fail. One
+ * lock for both: a reset that ends meanwhile sets the bit before this clears
+ * it, or answers what was told.
+ */
+static void stop_dma(struct nvme_gpu_function *of, struct nvme_gpu_opener *opener,
+		     u32 event)
+{
+	struct pci_dev *pdev = of->pdev;
+	unsigned long flags;
+
+	spin_lock_irqsave(&of->event_lock, flags);
+	if (opener)
+		nvme_gpu_raise(opener, event);
 	pci_clear_master(pdev);
+	spin_unlock_irqrestore(&of->event_lock, flags);
 	/* What is gone has no transactions, and reads as if it had. */
 	if (pci_device_is_present(pdev) &&
 	    !pci_wait_for_pending_transaction(pdev))
 		pci_warn(pdev, "transactions are pending after bus mastering went off\n");
 }
 
-static int read_register(struct nvme_gpu_function *of, unsigned int at, u32 *value)
+void nvme_gpu_stop_dma(struct nvme_gpu_function *of)
 {
-	int err = nvme_gpu_bar_get(of);
+	stop_dma(of, NULL, 0);
+}
+
+/* Memory is taken back: before it is unmapped, and once more afterwards. */
+void nvme_gpu_revoke(struct nvme_gpu_opener *opener)
+{
+	stop_dma(opener->of, opener, NVME_GPU_INFO_REVOKED);
+}
+
+static int read_register(struct nvme_gpu_function *of, unsigned int at,
+			 u32 *value, bool killable)
+{
+	int err = nvme_gpu_bar_get(of, killable);
 
 	if (err)
 		return err;
@@ -43,9 +86,10 @@ static int read_register(struct nvme_gpu_function *of, unsigned int at, u32 *val
 	return *value == ALL_ONES ? -ENODEV : 0;
 }
 
-static int write_register(struct nvme_gpu_function *of, unsigned int at, u32 value)
+static int write_register(struct nvme_gpu_function *of, unsigned int at,
+			  u32 value, bool killable)
 {
-	int err = nvme_gpu_bar_get(of);
+	int err = nvme_gpu_bar_get(of, killable);
 
 	if (err)
 		return err;
@@ -65,7 +109,7 @@ static int wait_status(struct nvme_gpu_function *of, u32 mask, u32 value,
 	for (;;) {
 		bool is_late = time_after(jiffies, end);
 
-		err = read_register(of, NVME_REG_CSTS, &status);
+		err = read_register(of, NVME_REG_CSTS, &status, killable);
 		if (err)
 			return err;
 		if ((status & mask) == value)
@@ -87,11 +131,12 @@ int nvme_gpu_disable(struct nvme_gpu_function *of, bool killable)
 	u32 config, capabilities;
 	int err;
 
-	err = read_register(of, NVME_REG_CAP, &capabilities);
+	err = read_register(of, NVME_REG_CAP, &capabilities, killable);
 	if (!err)
-		err = read_register(of, NVME_REG_CC, &config);
+		err = read_register(of, NVME_REG_CC, &config, killable);
 	if (!err && config & NVME_CC_ENABLE)
-		err = write_register(of, NVME_REG_CC, config & ~NVME_CC_ENABLE);
+		err = write_register(of, NVME_REG_CC, config & ~NVME_CC_ENABLE,
+				     killable);
 	if (err)
 		return err;
 	return wait_status(of, NVME_CSTS_RDY, 0,
@@ -104,10 +149,11 @@ void nvme_gpu_power_down(struct nvme_gpu_function *of)
 {
 	u32 config;
 
-	if (read_register(of, NVME_REG_CC, &config) || !(config & NVME_CC_ENABLE))
+	if (read_register(of, NVME_REG_CC, &config, false) ||
+	    !(config & NVME_CC_ENABLE))
 		return;
 	config = (config & ~NVME_CC_SHN_MASK) | NVME_CC_SHN_NORMAL;
-	if (write_register(of, NVME_REG_CC, config) ||
+	if (write_register(of, NVME_REG_CC, config, false) ||
 	    wait_status(of, NVME_CSTS_SHST_MASK, NVME_CSTS_SHST_CMPLT,
 			SHUTDOWN_WAIT, false))
 		pci_warn(of->pdev, "the controller did not shut down\n");
@@ -162,7 +208,6 @@ static int reset_function(struct nvme_gpu_function *of, bool killable)
 int nvme_gpu_reset(struct nvme_gpu_opener *opener)
 {
 	struct nvme_gpu_function *of = opener->of;
-	unsigned long flags;
 	int err, disabled;
 
 	err = mutex_lock_killable(&of->lock);
@@ -171,28 +216,27 @@ int nvme_gpu_reset(struct nvme_gpu_opener *opener)
 	if (of->gone)
 		err = -ENODEV;
 	else
-		nvme_gpu_stop_dma(of->pdev);
+		nvme_gpu_stop_dma(of);
 	mutex_unlock(&of->lock);
 	if (err)
 		return err;
 	atomic_inc(&of->asked);
 	err = reset_function(of, true);
 	atomic_dec(&of->asked);
-	if (err && err != -EOPNOTSUPP)
+	if (!err)
+		nvme_gpu_bar_recover(of, true);
+	else if (err != -EOPNOTSUPP)
 		return err;
 	disabled = nvme_gpu_disable(of, true);
 	if (disabled)
 		return disabled;
 	if (mutex_lock_killable(&of->lock))
 		return -EINTR;
-	if (of->gone) {
+	if (of->gone)
 		err = -ENODEV;
-	} else {
-		spin_lock_irqsave(&opener->event_lock, flags);
-		opener->events &= ~(NVME_GPU_INFO_REVOKED | NVME_GPU_INFO_STOPPED);
-		spin_unlock_irqrestore(&opener->event_lock, flags);
-		pci_set_master(of->pdev);
-	}
+	else
+		nvme_gpu_start_dma(opener, NVME_GPU_INFO_REVOKED |
+					   NVME_GPU_INFO_STOPPED);
 	mutex_unlock(&of->lock);
 	return err;
 }
@@ -219,7 +263,7 @@ int nvme_gpu_quiesce(struct nvme_gpu_function *of)
 	mutex_lock(&of->lock);
 	is_ours = !of->gone;
 	if (is_ours)
-		nvme_gpu_stop_dma(of->pdev);
+		nvme_gpu_stop_dma(of);
 	mutex_unlock(&of->lock);
 	if (!is_ours)
 		return -ENODEV;
@@ -228,6 +272,8 @@ int nvme_gpu_quiesce(struct nvme_gpu_function *of)
 	atomic_dec(&of->asked);
 	if (READ_ONCE(of->wanted))
 		return -ENODEV;
+	if (!err)
+		nvme_gpu_bar_recover(of, false);
 	disable_after(of, err);
 	return 0;
 }
@@ -260,7 +306,7 @@ void nvme_gpu_quiesce_locked(struct nvme_gpu_function *of)
 	struct pci_dev *bridge = pci_upstream_bridge(pdev);
 	int err = -EOPNOTSUPP;
 
-	nvme_gpu_stop_dma(pdev);
+	nvme_gpu_stop_dma(of);
 	if (!pci_device_is_present(pdev))
 		return;
 	if (pdev->reset_methods[0]) {
@@ -282,10 +328,10 @@ void nvme_gpu_quiesce_locked(struct nvme_gpu_function *of)
  * Stops the function for something that the opener has not asked for. It is
  * told at once, as the end may never come, and again at the end.
  */
-static void stop(struct nvme_gpu_function *of)
+static void stop(struct nvme_gpu_function *of, unsigned int why)
 {
-	nvme_gpu_bar_block(of);
-	nvme_gpu_stop_dma(of->pdev);
+	nvme_gpu_bar_block(of, why);
+	nvme_gpu_stop_dma(of);
 	nvme_gpu_tell(of, NVME_GPU_INFO_STOPPED);
 }
 
@@ -299,15 +345,18 @@ static bool is_open(struct nvme_gpu_function *of)
 	return is;
 }
 
-/* It may go on once its controller is disabled, unless memory was taken back. */
-static void go_on(struct nvme_gpu_function *of)
+/*
+ * @why is over: it may go on once its controller is disabled, unless memory was
+ * taken back, or something else stops it still.
+ */
+static void go_on(struct nvme_gpu_function *of, unsigned int why)
 {
 	struct nvme_gpu_opener *opener;
 	int err;
 
-	nvme_gpu_bar_unblock(of);
-	/* Whoever opens it next sees to that. */
-	if (!is_open(of))
+	nvme_gpu_bar_unblock(of, why);
+	/* Whoever opens it next sees to that, or the end of what is left. */
+	if (!is_open(of) || READ_ONCE(of->bar_blocked))
 		return;
 	err = nvme_gpu_disable(of, false);
 	if (err)
@@ -315,8 +364,8 @@ static void go_on(struct nvme_gpu_function *of)
 	mutex_lock(&of->lock);
 	opener = of->opener;
 	if (opener) {
-		if (!err && !(READ_ONCE(opener->events) & NVME_GPU_INFO_REVOKED))
-			pci_set_master(of->pdev);
+		if (!err)
+			nvme_gpu_start_dma(opener, 0);
 		nvme_gpu_signal(opener, NVME_GPU_INFO_STOPPED);
 	}
 	mutex_unlock(&of->lock);
@@ -326,8 +375,8 @@ static void reset_prepare(struct pci_dev *pdev)
 {
 	struct nvme_gpu_function *of = pci_get_drvdata(pdev);
 
-	nvme_gpu_bar_block(of);
-	nvme_gpu_stop_dma(pdev);
+	nvme_gpu_bar_block(of, NVME_GPU_BLOCKED_RESET);
+	nvme_gpu_stop_dma(of);
 }
 
 static void reset_done(struct pci_dev *pdev)
@@ -335,15 +384,15 @@ static void reset_done(struct pci_dev *pdev)
 	struct nvme_gpu_function *of = pci_get_drvdata(pdev);
 
 	if (atomic_read(&of->asked))
-		nvme_gpu_bar_unblock(of);
+		nvme_gpu_bar_unblock(of, NVME_GPU_BLOCKED_RESET);
 	else
-		go_on(of);
+		go_on(of, NVME_GPU_BLOCKED_RESET);
 }
 
 static pci_ers_result_t error_detected(struct pci_dev *pdev,
 				       pci_channel_state_t state)
 {
-	stop(pci_get_drvdata(pdev));
+	stop(pci_get_drvdata(pdev), NVME_GPU_BLOCKED_ERROR);
 	if (state == pci_channel_io_perm_failure)
 		return PCI_ERS_RESULT_DISCONNECT;
 	return state == pci_channel_io_normal ? PCI_ERS_RESULT_CAN_RECOVER :
@@ -359,7 +408,7 @@ static pci_ers_result_t slot_reset(struct pci_dev *pdev)
 {
 	pci_restore_state(pdev);
 	/* What was saved may be another driver's. */
-	pci_clear_master(pdev);
+	nvme_gpu_stop_dma(pci_get_drvdata(pdev));
 	pci_intx(pdev, 0);
 	pci_save_state(pdev);
 	return PCI_ERS_RESULT_RECOVERED;
@@ -367,7 +416,7 @@ static pci_ers_result_t slot_reset(struct pci_dev *pdev)
 
 static void error_resume(struct pci_dev *pdev)
 {
-	go_on(pci_get_drvdata(pdev));
+	go_on(pci_get_drvdata(pdev), NVME_GPU_BLOCKED_ERROR);
 }
 
 const struct pci_error_handlers nvme_gpu_errors = {
@@ -384,13 +433,13 @@ static int suspend(struct device *dev)
 	struct nvme_gpu_function *of = dev_get_drvdata(dev);
 
 	nvme_gpu_power_down(of);
-	stop(of);
+	stop(of, NVME_GPU_BLOCKED_SLEEP);
 	return 0;
 }
 
 static int resume(struct device *dev)
 {
-	go_on(dev_get_drvdata(dev));
+	go_on(dev_get_drvdata(dev), NVME_GPU_BLOCKED_SLEEP);
 	return 0;
 }
 
