@@ -3,6 +3,7 @@
 #![allow(unsafe_code)]
 
 use crate::fault;
+use crate::idle::pause;
 use nvme_core::group::{Alone, ExecContext, GroupOp, Traffic};
 use nvme_core::handoff::QueueWords;
 use nvme_core::spec::nvm::{self, opcode};
@@ -109,7 +110,7 @@ fn owned(launch: &Launch, number: u32, mine: &[u64], report: &mut Report) {
     let (memory, state) = unsafe { words.attach() }.expect("possible sizes");
     let mut queue = Collective::resume(Alone, memory, state);
     let (slots, qid) = (u64::from(queue.depth()), Qid(words.qid as u16));
-    let (mut next, mut ended, mut late) = (0, 0, 0);
+    let (mut next, mut ended, mut late, mut idle) = (0, 0, 0, 0);
     while ended + late < mine.len() as u64 {
         while next < mine.len() && queue.in_flight() < launch.depth.clamp(1, queue.depth()) {
             let make = |slot: u32| {
@@ -159,9 +160,11 @@ fn owned(launch: &Launch, number: u32, mine: &[u64], report: &mut Report) {
                 if late > 0 && late >= u64::from(queue.in_flight()) {
                     break;
                 }
-                std::thread::yield_now();
+                pause(idle);
+                idle += 1;
             }
             Ok(found) => {
+                idle = 0;
                 ended += u64::from(found);
                 // What came after its deadline has ended, and is not late any more.
                 late -= after;
@@ -291,8 +294,8 @@ impl ExecContext for Bus {
         now_ns()
     }
 
-    fn pause(&self, _turn: u32) {
-        std::thread::yield_now();
+    fn pause(&self, turn: u32) {
+        pause(turn);
     }
 
     fn on_bus_access(&self, traffic: Traffic) {
@@ -341,12 +344,14 @@ fn sqe_writes(launch: &Launch, report: &mut Report) {
                 memory.sq_doorbell.ring((index + 1) & state.mask());
                 let lap = index / (state.mask() + 1);
                 let begin = Instant::now();
+                let mut turn = 0;
                 while memory.cq.upper(index, Order::Acquire) >> 48 & 1 == u64::from(lap & 1) {
                     assert!(
-                        begin.elapsed().as_secs() < 20,
+                        begin.elapsed().as_secs() < 600,
                         "entry {index} is not served"
                     );
-                    std::thread::yield_now();
+                    pause(turn);
+                    turn += 1;
                 }
             }
         }
@@ -361,12 +366,14 @@ fn ping_pong(launch: &Launch, report: &mut Report) {
         memory.sq.write(0, Sqe::from_words([round; 8]));
         memory.sq_doorbell.ring(round as u32);
         let begin = Instant::now();
+        let mut turn = 0;
         while memory.cq.upper(0, Order::Acquire) != round {
             if begin.elapsed().as_nanos() as u64 > launch.timeout_ns {
                 report.timed_out = 1;
                 return;
             }
-            std::thread::yield_now();
+            pause(turn);
+            turn += 1;
         }
         report.completed += 1;
     }

@@ -24,6 +24,7 @@ mod export;
 mod gathered;
 mod gemm;
 mod graphs;
+mod idle;
 mod kernels;
 mod ladder;
 mod litmus;

@@ -2,6 +2,7 @@
 // UNSAFETY: launches hold addresses that the host vouches for, as on a GPU.
 #![allow(unsafe_code)]
 
+use crate::idle;
 use crate::kernels::now_ns;
 use nvme_gpu_kernel::entries;
 use nvme_gpu_kernel::lanes::{Grid, Launch};
@@ -35,7 +36,7 @@ pub(crate) fn run(blocks: u32, threads: u32, kernel: impl Fn() + 'static) {
         at_once: AT_ONCE,
         clock: Rc::new(now_ns),
     };
-    Launch::new(grid, kernel).run(std::thread::yield_now);
+    Launch::new(grid, kernel).run(idle::of_lanes());
 }
 
 /// A function that launches an entry point with its parameter.

@@ -2,6 +2,7 @@
 // UNSAFETY: the admin queue's rings are raw memory that the controller shares.
 #![allow(unsafe_code)]
 
+use crate::limits::limit;
 use nvme_core::bringup::{Bringup, Config, QueuePlan, Step};
 use nvme_core::mem::{CqRing, DmaWords, Doorbell, SqRing};
 use nvme_core::spec::{self, Cid, Iova, PageSize, Qid};
@@ -14,7 +15,7 @@ pub type AdminQueue = QueuePair<'static, (), Vec<Slot<()>>>;
 
 /// Asks the controller to abort a command; whether it says that it did.
 pub fn abort(admin: &mut AdminQueue, qid: Qid, cid: Cid) -> Result<bool, String> {
-    let deadline = Instant::now() + Duration::from_secs(5);
+    let deadline = Instant::now() + limit();
     let sent = admin
         .submit(spec::admin::abort(qid, cid), Data::None, (), u64::MAX)
         .map_err(|rejected| rejected.error.to_string())?;

@@ -1,11 +1,11 @@
 //! The GPU with the kernels loaded, and the ways to use them.
 
 use crate::audit::Sampling;
-use crate::report::{Options, Progress};
+use crate::limits::finish;
+use crate::report::Options;
 use nvme_gpu_kernel::work::Launch;
 use nvme_host::cuda::{Gpu, Kernel, Kernels, Stream};
 use std::sync::Arc;
-use std::time::Duration;
 
 /// One GPU, for all tests.
 pub struct Bench {
@@ -18,12 +18,11 @@ pub struct Bench {
     pub commands: u64,
     /// Which controllers the protocol auditor watches.
     pub audited: Sampling,
-    progress: Progress,
 }
 
 impl Bench {
     /// Opens the GPU and compiles the kernels for it.
-    pub fn open(options: &Options, progress: Progress) -> Result<Self, String> {
+    pub fn open(options: &Options) -> Result<Self, String> {
         let open = || -> nvme_host::Result<Self> {
             let gpu = Gpu::open(options.gpu)?;
             Ok(Self {
@@ -33,17 +32,14 @@ impl Bench {
                 patience: options.patience,
                 commands: options.commands,
                 audited: Sampling::new(options.commands),
-                progress,
             })
         };
         open().map_err(|error| error.to_string())
     }
 
-    /// Waits for the kernel in the stream. One that does not end within `limit`, or dies, ends the program.
-    pub fn wait(&self, limit: Duration) {
-        if let Err(error) = self.stream.wait(limit, || Ok(())) {
-            self.progress.give_up(&error.to_string());
-        }
+    /// Waits for the kernel in the stream. One that does not end, or dies, ends the program.
+    pub fn wait(&self) {
+        finish(&self.stream);
     }
 
     /// Blocks of one warp that the GPU holds at a time, at most: a thread of these kernels has more than

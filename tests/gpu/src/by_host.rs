@@ -3,16 +3,15 @@
 #![allow(unsafe_code)]
 
 use crate::bench::Bench;
-use crate::gather::{BYTES, CANARY, Drive, Job, WAIT, dice, shapes_of, text};
+use crate::gather::{BYTES, CANARY, Drive, Job, dice, shapes_of, text};
+use crate::limits::limit;
 use crate::report::{Outcome, Report};
 use nvme_gpu_kernel::rows::code;
 use nvme_host::cuda::{DeviceMemory, Pending};
 use nvme_host::store::Element;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::time::Duration;
 
-const TIMEOUT: Duration = Duration::from_secs(5);
 pub const STRIPE: &str =
     "stripe:sim:mem?size=4MiB&queues=8|sim:mem?size=4MiB&queues=8?stripe=16KiB";
 pub const DRIVE: &str = "sim:mem?size=8MiB&block=4096&queues=8&threads=4";
@@ -45,11 +44,11 @@ impl Drop for Scratch {
 pub fn all(report: &mut Report, bench: &Bench) {
     report.test("by-host/file", |_| {
         let file = Scratch::new()?;
-        let drive = Drive::open(bench, &file.device(), TIMEOUT)?;
+        let drive = Drive::open(bench, &file.device(), limit())?;
         shapes_of(&drive, 1)
     });
     report.test("by-host/stripe", |_| {
-        let drive = Drive::open(bench, STRIPE, TIMEOUT)?;
+        let drive = Drive::open(bench, STRIPE, limit())?;
         shapes_of(&drive, 2)
     });
     report.test("by-host/large-rows", |_| large_rows(bench));
@@ -69,7 +68,7 @@ pub fn all(report: &mut Report, bench: &Bench) {
 
 /// Rows that no slot of the GPU holds.
 fn large_rows(bench: &Bench) -> Outcome<String> {
-    let drive = Drive::open(bench, DRIVE, TIMEOUT)?;
+    let drive = Drive::open(bench, DRIVE, limit())?;
     for row_bytes in [128 << 10, (300 << 10) + 1] {
         let table = drive.table(100, row_bytes);
         let ids = (0..table.rows as i64).rev().chain([-1]).collect();
@@ -80,7 +79,7 @@ fn large_rows(bench: &Bench) -> Outcome<String> {
 
 /// Writes rows, reads them back on the same stream and without it.
 fn scatter(bench: &Bench, device: &str) -> Outcome<String> {
-    let mut drive = Drive::open(bench, device, TIMEOUT)?;
+    let mut drive = Drive::open(bench, device, limit())?;
     let mut throw = dice(8);
     let mut written = 0;
     for (row_bytes, first_byte, pad) in [(4096, 0, 0), (512, 96, 16), (100, 7, 0), (9000, 5, 1)] {
@@ -97,11 +96,11 @@ fn scatter(bench: &Bench, device: &str) -> Outcome<String> {
         let after = Job::new(&drive, table, job.ids().to_vec(), wide, 0)?;
         let scattered = job.scatter(&drive)?;
         let gathered = after.start(&drive, &drive.stream)?;
-        let failures = scattered.wait(WAIT).map_err(text)?.failures;
+        let failures = scattered.wait(limit()).map_err(text)?.failures;
         if (failures.rows, failures.first) != (1, Some((17, code::OUT_OF_RANGE))) {
             return Err(format!("{failures:?}"));
         }
-        gathered.wait(WAIT).map_err(text)?;
+        gathered.wait(limit()).map_err(text)?;
         for (id, row) in job.ids().iter().zip(&rows) {
             if *id >= 0 {
                 let at = first_byte as usize + *id as usize * row_bytes as usize;
@@ -121,7 +120,7 @@ fn scatter(bench: &Bench, device: &str) -> Outcome<String> {
 
 /// Ranges of any offset and length, from and to GPU memory.
 fn bytes(bench: &Bench, device: &str) -> Outcome<String> {
-    let mut drive = Drive::open(bench, device, TIMEOUT)?;
+    let mut drive = Drive::open(bench, device, limit())?;
     let mut throw = dice(31);
     let mut moved = 0;
     for round in 0..30 {
@@ -150,7 +149,7 @@ fn bytes(bench: &Bench, device: &str) -> Outcome<String> {
             }
         };
         for pending in start().map_err(text)? {
-            let failures = pending.wait(WAIT).map_err(text)?.failures;
+            let failures = pending.wait(limit()).map_err(text)?.failures;
             if failures.rows != 0 {
                 return Err(format!("{len} bytes from {offset} on: {failures:?}"));
             }
@@ -183,14 +182,14 @@ fn bytes(bench: &Bench, device: &str) -> Outcome<String> {
 
 /// Sums of rows with the same id.
 fn sums(bench: &Bench) -> Outcome<String> {
-    let drive = Drive::open(bench, DRIVE, TIMEOUT)?;
+    let drive = Drive::open(bench, DRIVE, limit())?;
     let table = drive.table(40, 100);
     drive.store().write_at(40, &[0; 1000]).map_err(text)?;
     let job = Job::new(&drive, table, vec![3, 5, 3, 3], true, 0)?;
     job.fill_with(&1.5f32.to_le_bytes().repeat(100))?;
     for _ in 0..2 {
         let pending = job.add(&drive, Element::F32)?;
-        let failures = pending.wait(WAIT).map_err(text)?.failures;
+        let failures = pending.wait(limit()).map_err(text)?.failures;
         if failures.rows != 0 {
             return Err(format!("{failures:?}"));
         }
@@ -216,7 +215,7 @@ fn sums(bench: &Bench) -> Outcome<String> {
 /// Reads that fail on the way through the host.
 fn fault(bench: &Bench) -> Outcome<String> {
     let members = "stripe:sim:mem?size=4MiB&queues=8&fault=status:0x281@op=read,every=40|sim:mem?size=4MiB&queues=8";
-    let drive = Drive::open(bench, members, TIMEOUT)?;
+    let drive = Drive::open(bench, members, limit())?;
     let table = drive.table(0, 4096);
     // No neighbours: each is read by itself.
     let ids = (0..600).map(|id| id * 3).collect();

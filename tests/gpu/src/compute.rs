@@ -7,7 +7,8 @@ mod gathered;
 mod gemm;
 
 use crate::bench::Bench;
-use crate::gather::{WAIT, dice, few_stations, simulated, text};
+use crate::gather::{dice, few_stations, simulated, text};
+use crate::limits::limit;
 use crate::reading::{planned, until_whole, wait_for};
 use crate::report::{Outcome, Report};
 use nvme_compute::synthetic::{self, Stored};
@@ -32,7 +33,6 @@ const FAULTS: [(&str, &str); 10] = [
     ("all-ones", "allones@op=read,nth=9"),
 ];
 
-const TIMEOUT: Duration = Duration::from_secs(5);
 /// What `y` holds before a product, and the elements before and after it always.
 const POISON: f32 = -77.25;
 /// Elements of the guards.
@@ -179,7 +179,7 @@ impl Job {
     fn run(&self, drive: &Drive) -> Outcome<Failures> {
         self.poison()?;
         let pending = self.start_on(drive, drive.stream.handle()).map_err(text)?;
-        let ended = pending.wait(WAIT).map_err(text)?;
+        let ended = pending.wait(limit()).map_err(text)?;
         self.check(ended.failures)?;
         Ok(ended.failures)
     }
@@ -229,7 +229,7 @@ fn bytes_of(numbers: &[f32]) -> Vec<u8> {
 
 /// No row, one, odd numbers of them; rows of one group and of thousands, at even bytes of the drive.
 fn shapes(bench: &Bench, stored: Stored, block: u32) -> Outcome<String> {
-    let drive = Drive::simulated(bench, block, "", TIMEOUT)?;
+    let drive = Drive::simulated(bench, block, "", limit())?;
     let least = stored.block().0.max(32);
     let (mut done, mut most) = (0, 0u64);
     for (rows, columns, offset) in [
@@ -273,7 +273,7 @@ fn shapes(bench: &Bench, stored: Stored, block: u32) -> Outcome<String> {
 
 /// Each warp has many pieces: its ring goes round often.
 fn large(bench: &Bench) -> Outcome<String> {
-    let drive = Drive::simulated(bench, 4096, "", TIMEOUT)?;
+    let drive = Drive::simulated(bench, 4096, "", limit())?;
     let mut bytes = 0;
     for (stored, shape) in [
         (Stored::Bf16, (1500, 4096)),
@@ -291,7 +291,7 @@ fn large(bench: &Bench) -> Outcome<String> {
 }
 
 fn usage(bench: &Bench) -> Outcome<String> {
-    let drive = Drive::simulated(bench, 4096, "", TIMEOUT)?;
+    let drive = Drive::simulated(bench, 4096, "", limit())?;
     let size = drive.store.len();
     for (what, stored, rows, columns, offset) in [
         ("an odd byte", Stored::Bf16, 1, 32, 1),
@@ -321,7 +321,7 @@ fn usage(bench: &Bench) -> Outcome<String> {
     }
     let by_file = {
         let file = crate::by_host::Scratch::new()?;
-        let of_file = Drive::new(bench, &file.device(), TIMEOUT)?;
+        let of_file = Drive::new(bench, &file.device(), limit())?;
         let job = Job::new(&of_file, bench, Stored::F32, (3, 32), 0, 1)?;
         let refused = job.start_on(&of_file, of_file.stream.handle());
         refused.map(drop).map_err(|error| error.exit_code())
@@ -334,7 +334,7 @@ fn usage(bench: &Bench) -> Outcome<String> {
 
 /// Products of several streams share the stations.
 fn streams(bench: &Bench) -> Outcome<String> {
-    let drive = Drive::simulated(bench, 4096, "", TIMEOUT)?;
+    let drive = Drive::simulated(bench, 4096, "", limit())?;
     let streams = crate::gather::several_streams(bench, 4)?;
     let jobs = (0..8u64).map(|at| {
         let stored = Stored::ALL[at as usize];
@@ -351,7 +351,7 @@ fn streams(bench: &Bench) -> Outcome<String> {
             });
         let started: Vec<Pending> = started.collect::<Outcome<_>>()?;
         for (job, pending) in jobs.iter().zip(&started) {
-            let ended = pending.wait(WAIT).map_err(text)?;
+            let ended = pending.wait(limit()).map_err(text)?;
             job.check(ended.failures)?;
             streamed::check(ended).map_err(text)?;
         }
@@ -361,7 +361,7 @@ fn streams(bench: &Bench) -> Outcome<String> {
 
 /// A product of a graph sees what was written before each launch, and is NaN when the store is gone.
 fn graph(bench: &Bench) -> Outcome<String> {
-    let drive = Drive::simulated(bench, 4096, "", TIMEOUT)?;
+    let drive = Drive::simulated(bench, 4096, "", limit())?;
     let mut job = Job::new(&drive, bench, Stored::Q4K, (200, 2048), 4096, 1)?;
     let captured = Graph::capture(&drive.stream, |stream| job.start_on(&drive, stream));
     let (graph, pending) = captured.map_err(text)?;
@@ -436,12 +436,12 @@ fn outages(bench: &Bench) -> Outcome<String> {
         let started: Vec<Pending> = started.collect::<Outcome<_>>()?;
         let before = failed;
         for (job, pending) in jobs.iter().zip(&started) {
-            let failures = pending.wait(WAIT).map_err(text)?.failures;
+            let failures = pending.wait(limit()).map_err(text)?.failures;
             job.check(failures)?;
             failed += failures.rows;
             whole += u32::from(failures.rows == 0);
         }
-        if begin.elapsed() > WAIT {
+        if begin.elapsed() > limit() {
             return Err(format!(
                 "{rounds} rounds: {failed} rows failed, {whole} products were whole"
             ));

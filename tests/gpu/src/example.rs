@@ -3,7 +3,8 @@
 #![allow(unsafe_code)]
 
 use crate::bench::{Bench, Tier};
-use crate::gather::{Drive, WAIT};
+use crate::gather::Drive;
+use crate::limits::{finish, limit};
 use crate::report::{End, Report};
 use crate::rig::{Rig, Shape};
 use crate::sim::{BLOCK, IMAGE_SEED, Model};
@@ -11,7 +12,6 @@ use gpu_histogram::{Args, Walk};
 use nvme_gpu_kernel::rows::code;
 use nvme_gpu_kernel::work::data_word;
 use nvme_host::cuda::{DeviceMemory, Module};
-use std::time::Duration;
 
 const IMAGE: u64 = 8 << 20;
 /// Blocks of a unit, and threads.
@@ -62,7 +62,7 @@ fn walk(bench: &Bench, image: &[u8]) -> Result<String, String> {
     let text = |error: nvme_host::Error| error.to_string();
     let module = Module::load(&bench.gpu, image).map_err(text)?;
     let function = module.function("walk").map_err(text)?;
-    let drive = Drive::new(bench, 512, "", Duration::from_secs(4))?;
+    let drive = Drive::new(bench, 512, "", limit())?;
     let table = drive.table(8, 1544);
     let rows = drive.rows(&table)?;
     let starts: Vec<i64> = (0..i64::from(WALKS))
@@ -86,7 +86,7 @@ fn walk(bench: &Bench, image: &[u8]) -> Result<String, String> {
         // SAFETY: the kernel takes one `Walk`, whose memory outlives it: it is waited for.
         let launched = unsafe { module.launch(&drive.stream, function, 8, 64, &args) };
         launched.map_err(text)?;
-        drive.stream.wait(WAIT, || Ok(())).map_err(text)?;
+        finish(&drive.stream);
         let mut ends = vec![0; WALKS as usize * 8];
         memory.download(ends.len(), &mut ends).map_err(text)?;
         let ends = ends.as_chunks::<8>().0;
@@ -116,7 +116,7 @@ fn walk(bench: &Bench, image: &[u8]) -> Result<String, String> {
     // SAFETY: as above; the store is closed, so the kernel touches nothing of it.
     let launched = unsafe { module.launch(&stream, function, 8, 64, &args) };
     launched.map_err(text)?;
-    stream.wait(WAIT, || Ok(())).map_err(text)?;
+    finish(&stream);
     let mut last = [0; 8];
     memory
         .download(WALKS as usize * 16 - 8, &mut last)
@@ -184,7 +184,7 @@ fn run(bench: &Bench, image: &[u8]) -> Result<String, String> {
     // SAFETY: the kernel takes one `Args`; its addresses are memory that lives to the end of this
     // function, and when the kernel does not end in time, the program does.
     unsafe { module.launch(&bench.stream, function, GRID, THREADS, &args) }.map_err(text)?;
-    bench.wait(Duration::from_secs(60));
+    bench.wait();
     let mut bytes = vec![0; counts.len()];
     counts.download(0, &mut bytes).map_err(text)?;
     let word = |b: &[u8]| {

@@ -4,7 +4,8 @@
 #![allow(unsafe_code)]
 
 use crate::bench::Bench;
-use crate::gather::{WAIT, dice, few_stations, simulated, text};
+use crate::gather::{dice, few_stations, simulated, text};
+use crate::limits::{finish, give_up, limit};
 use crate::reading::planned;
 use crate::report::{Outcome, Report};
 use nvme_compute::experts::{
@@ -17,7 +18,6 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-const TIMEOUT: Duration = Duration::from_secs(5);
 /// What `y` holds before a step that writes it, and what is added to by one that adds.
 const BEFORE: f32 = -77.25;
 /// How far an element may lie from the CPU's, in parts of the largest one.
@@ -127,7 +127,7 @@ impl Drive {
             policy,
             pinned: pinned.to_vec(),
             tokens: TOKENS,
-            limit: WAIT,
+            limit: limit(),
         };
         let floats = |count: u32| DeviceMemory::new(&bench.gpu, count as usize * 4).map_err(text);
         Ok(Self {
@@ -185,8 +185,8 @@ impl Drive {
     fn run(&self, job: &Job) -> Outcome<Failures> {
         self.upload(job)?;
         let pending = self.start_on(job, self.stream.handle()).map_err(text)?;
-        let failures = pending.wait(WAIT).map_err(text)?.failures;
-        self.stream.wait(WAIT, || Ok(())).map_err(text)?;
+        let failures = pending.wait(limit()).map_err(text)?.failures;
+        finish(&self.stream);
         let lost = self.check(job)?;
         match (failures.rows, lost) {
             (0, 0) => Ok(failures),
@@ -292,7 +292,7 @@ fn shapes(bench: &Bench, block: u32) -> Outcome<String> {
     ] {
         let drive = Drive::new(
             bench,
-            (block, "", TIMEOUT),
+            (block, "", limit()),
             shape,
             (shape.experts, Policy::Lru, &[]),
         )?;
@@ -314,7 +314,7 @@ fn policies(bench: &Bench, policy: Policy) -> Outcome<String> {
     let pinned = [(0, 4), (2, 0)];
     let drive = Drive::new(
         bench,
-        (4096, "", TIMEOUT),
+        (4096, "", limit()),
         SMALL,
         (SMALL.experts, policy, &pinned),
     )?;
@@ -359,7 +359,7 @@ fn policies(bench: &Bench, policy: Policy) -> Outcome<String> {
 fn balances(bench: &Bench) -> Outcome<String> {
     let drive = Drive::new(
         bench,
-        (4096, "", TIMEOUT),
+        (4096, "", limit()),
         SMALL,
         (SMALL.experts, Policy::Lru, &[]),
     )?;
@@ -388,7 +388,7 @@ fn balances(bench: &Bench) -> Outcome<String> {
 fn usage(bench: &Bench) -> Outcome<String> {
     let drive = Drive::new(
         bench,
-        (4096, "", TIMEOUT),
+        (4096, "", limit()),
         SMALL,
         (SMALL.experts, Policy::Lru, &[]),
     )?;
@@ -397,7 +397,7 @@ fn usage(bench: &Bench) -> Outcome<String> {
         policy: Policy::Lru,
         pinned: pinned.to_vec(),
         tokens,
-        limit: WAIT,
+        limit: limit(),
     };
     for (what, options) in [
         ("no bytes", options(0, 1, &[])),
@@ -430,7 +430,7 @@ fn usage(bench: &Bench) -> Outcome<String> {
 fn graph(bench: &Bench) -> Outcome<String> {
     let drive = Drive::new(
         bench,
-        (4096, "", TIMEOUT),
+        (4096, "", limit()),
         SMALL,
         (SMALL.experts, Policy::Lru, &[]),
     )?;
@@ -444,12 +444,13 @@ fn graph(bench: &Bench) -> Outcome<String> {
         graph.launch(stream).map_err(text)?;
         let begin = Instant::now();
         while pending.ended() == before {
-            if begin.elapsed() > WAIT {
-                return Err("a launch does not end".to_owned());
+            if begin.elapsed() > limit() {
+                give_up("a launch of a graph does not end");
             }
             std::thread::yield_now();
         }
-        stream.wait(WAIT, || Ok(())).map_err(text)
+        finish(stream);
+        Ok(())
     };
     // Experts 0 to 4 of 9, and then one that was never read.
     for round in 0..4 {
@@ -532,9 +533,10 @@ fn faults(bench: &Bench, name: &str, fault: &str) -> Outcome<String> {
         if is_enough && name != "all-ones" {
             return Ok(format!("{failed} parts failed, then none"));
         }
-        if begin.elapsed() > WAIT {
+        if begin.elapsed() > limit() {
             return Err(format!(
-                "{failed} parts failed after {WAIT:?}: {failures:?}"
+                "{failed} parts failed after {:?}: {failures:?}",
+                limit()
             ));
         }
         std::thread::sleep(Duration::from_millis(2));

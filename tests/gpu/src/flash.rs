@@ -5,14 +5,13 @@
 
 use crate::bench::Bench;
 use crate::gather::{dice, text};
+use crate::limits::finish;
 use crate::report::{Outcome, Report};
 use nvme_compute::flash::{Flash, FlashAttention, Heads, Rung, Vectors};
 use nvme_compute_kernel::flash::reference::Part;
 use nvme_formats::{bf16_of_f32, f16_of_f32, f32_of_bf16, f32_of_f16};
 use nvme_host::cuda::{DeviceMemory, Graph};
-use std::time::Duration;
 
-const LIMIT: Duration = Duration::from_secs(20);
 /// Bytes before and after results that no kernel may write.
 const GUARD: usize = 256;
 /// What results, workspaces and guards hold before: as a half and as a number not a number.
@@ -242,7 +241,7 @@ impl Case {
         self.poison()?;
         self.start(attention, rung, bench.stream.handle())
             .map_err(text)?;
-        bench.wait(LIMIT * bench.patience as u32);
+        bench.wait();
         self.check(rung)
     }
 
@@ -368,7 +367,7 @@ fn large(bench: &Bench, attention: &FlashAttention) -> Outcome<String> {
         case.poison()?;
         case.start(attention, rung, bench.stream.handle())
             .map_err(text)?;
-        bench.wait(LIMIT * bench.patience as u32);
+        bench.wait();
         let wanted = shape.attend(
             &case.queries.numbers,
             &case.keys.numbers,
@@ -430,9 +429,7 @@ fn streams(bench: &Bench, attention: &FlashAttention, rung: Rung) -> Outcome<Str
             case.start(attention, rung, stream.handle()).map_err(text)?;
         }
         for stream in &streams {
-            stream
-                .wait(LIMIT * bench.patience as u32, || Ok(()))
-                .map_err(text)?;
+            finish(stream);
         }
         for case in &cases {
             case.check(rung)?;
@@ -463,7 +460,7 @@ fn graph(bench: &Bench, attention: &FlashAttention, rung: Rung) -> Outcome<Strin
         case.workspace.fill(POISON).map_err(text)?;
         case.poison()?;
         graph.launch(&bench.stream).map_err(text)?;
-        bench.wait(LIMIT * bench.patience as u32);
+        bench.wait();
         case.check(rung)?;
     }
     Ok("3 launches, other vectors and counts each".to_owned())
@@ -573,7 +570,7 @@ fn usage(bench: &Bench, attention: &FlashAttention) -> Outcome<String> {
         };
         // SAFETY: as above, where a workspace is needed; else the vectors are there, and it is waited for.
         let without = unsafe { attention.attend(rung, &job, bench.stream.handle()) };
-        bench.wait(LIMIT);
+        bench.wait();
         let needed = attention.workspace_bytes(rung, &job) > 0;
         if without.map_err(|error| error.exit_code()) != if needed { Err(2) } else { Ok(()) } {
             return Err(format!("{rung:?} without a workspace"));

@@ -3,12 +3,14 @@
 
 mod drive;
 
+pub use crate::limits::text;
 pub use drive::{
-    BYTES, CANARY, Drive, Job, WAIT, dice, fault_timeout, few_stations, random_jobs, run_over,
-    several_streams, simulated, text,
+    BYTES, CANARY, Drive, Job, dice, fault_timeout, few_stations, random_jobs, run_over,
+    several_streams, simulated,
 };
 
 use crate::bench::Bench;
+use crate::limits::limit;
 use crate::report::Outcome;
 use crate::report::Report;
 use nvme_gpu_kernel::rows::code;
@@ -17,7 +19,7 @@ use std::time::Duration;
 
 /// A gather sees what was written before it began, and not what is written afterwards.
 fn writes(bench: &Bench) -> Outcome<String> {
-    let mut drive = Drive::new(bench, 4096, "", Duration::from_secs(5))?;
+    let mut drive = Drive::new(bench, 4096, "", limit())?;
     let table = drive.table(96, 512);
     let mut throw = dice(11);
     for round in 0..50u8 {
@@ -37,7 +39,7 @@ fn writes(bench: &Bench) -> Outcome<String> {
 pub fn all(report: &mut Report, bench: &Bench) {
     for block in [512, 4096] {
         report.test(&format!("gather/shapes/block-{block}"), |_| {
-            let drive = Drive::new(bench, block, "", Duration::from_secs(5))?;
+            let drive = Drive::new(bench, block, "", limit())?;
             shapes_of(&drive, u64::from(block))
         });
     }
@@ -100,7 +102,7 @@ pub fn shapes_of(drive: &Drive, seed: u64) -> Outcome<String> {
 }
 
 fn ids(bench: &Bench) -> Outcome<String> {
-    let drive = Drive::new(bench, 4096, "", Duration::from_secs(5))?;
+    let drive = Drive::new(bench, 4096, "", limit())?;
     let table = RowTable {
         rows: 100,
         ..drive.table(0, 4096)
@@ -130,7 +132,7 @@ fn ids(bench: &Bench) -> Outcome<String> {
         status: 0,
     };
     let pending = drive.gather(&table, &request, drive.stream.handle())?;
-    let gathered = pending.wait(WAIT).map_err(text)?;
+    let gathered = pending.wait(limit()).map_err(text)?;
     if gathered.failures.first != Some((1, code::OUT_OF_RANGE)) {
         return Err(format!("{gathered:?}"));
     }
@@ -145,7 +147,7 @@ fn ids(bench: &Bench) -> Outcome<String> {
 }
 
 fn streams(bench: &Bench) -> Outcome<String> {
-    let drive = Drive::new(bench, 4096, "", Duration::from_secs(5))?;
+    let drive = Drive::new(bench, 4096, "", limit())?;
     let mut throw = dice(77);
     let table = drive.table(0, 512);
     let streams = several_streams(bench, 4)?;
@@ -164,7 +166,7 @@ fn streams(bench: &Bench) -> Outcome<String> {
 
 /// Rows by way of a cache that is smaller than the table, from several streams, between writes.
 fn cached(bench: &Bench) -> Outcome<String> {
-    let mut drive = Drive::new(bench, 4096, "", Duration::from_secs(5))?;
+    let mut drive = Drive::new(bench, 4096, "", limit())?;
     let mut throw = dice(123);
     let streams = several_streams(bench, 4)?;
     let mut rows = 0;
@@ -260,8 +262,11 @@ fn faults(bench: &Bench, name: &str, fault: &str) -> Outcome<String> {
                 "{failed} rows failed, and all of a controller that is gone"
             ));
         }
-        if begin.elapsed() > WAIT {
-            return Err(format!("rows fail for {WAIT:?} after the fault: {codes:?}"));
+        if begin.elapsed() > limit() {
+            return Err(format!(
+                "rows fail for {:?} after the fault: {codes:?}",
+                limit()
+            ));
         }
         std::thread::sleep(Duration::from_millis(5));
     }

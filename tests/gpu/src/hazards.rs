@@ -5,7 +5,8 @@
 
 use crate::bench::Bench;
 use crate::by_host::Scratch;
-use crate::gather::{Drive, Job, WAIT, dice, random_jobs, run_over, several_streams, text};
+use crate::gather::{Drive, Job, dice, random_jobs, run_over, several_streams, text};
+use crate::limits::limit;
 use crate::report::{Outcome, Report};
 use cudarc::driver::sys::{self, CUresult};
 use nvme_gpu_kernel::rows::code;
@@ -16,8 +17,6 @@ use std::time::{Duration, Instant};
 /// Every 40th read takes this long, so that a gather waits while the user's call runs.
 const SLOW: &str = "delay:3ms@op=read,every=40";
 const ROWS: usize = 400;
-/// How long a gather and a user's call beside it may take.
-const LIMIT: Duration = Duration::from_secs(2);
 
 fn check(call: &str, result: CUresult) -> Outcome<()> {
     match result {
@@ -44,25 +43,25 @@ pub fn all(report: &mut Report, bench: &Bench) {
         });
     }
     report.case("gather/graph/replay", |options| {
-        let drive = Drive::new(bench, 4096, "", Duration::from_secs(4));
+        let drive = Drive::new(bench, 4096, "", limit());
         let rounds = (options.commands / 1000).clamp(3, 1000);
         drive.and_then(|drive| replay(&drive, rounds)).into()
     });
     report.case("gather/graph/outlives-its-store", |_| {
-        let drive = Drive::new(bench, 4096, "", Duration::from_secs(4));
+        let drive = Drive::new(bench, 4096, "", limit());
         drive.and_then(outlives).into()
     });
     report.case("gather/graph/file-outlives-its-store", |_| {
         let run = || {
             let file = Scratch::new()?;
-            outlives(Drive::open(bench, &file.device(), Duration::from_secs(4))?)
+            outlives(Drive::open(bench, &file.device(), limit())?)
         };
         run().into()
     });
     report.case("gather/graph/replay-by-host", |options| {
         let run = || {
             let file = Scratch::new()?;
-            let drive = Drive::open(bench, &file.device(), Duration::from_secs(4))?;
+            let drive = Drive::open(bench, &file.device(), limit())?;
             replay(&drive, (options.commands / 10_000).clamp(3, 100))
         };
         run().into()
@@ -73,7 +72,7 @@ pub fn all(report: &mut Report, bench: &Bench) {
 
 /// Gathers and, while each waits, what a user does.
 fn beside(bench: &Bench, call: fn(&Drive) -> Outcome<()>, rounds: u64) -> Outcome<String> {
-    let drive = Drive::new(bench, 4096, SLOW, Duration::from_secs(4))?;
+    let drive = Drive::new(bench, 4096, SLOW, limit())?;
     let mut throw = dice(rounds);
     let table = drive.table(0, 4096);
     let mut worst = Duration::ZERO;
@@ -87,11 +86,11 @@ fn beside(bench: &Bench, call: fn(&Drive) -> Outcome<()>, rounds: u64) -> Outcom
             user.join()
                 .unwrap_or_else(|_| Err("the user's thread panicked".to_owned()))
         });
-        let gathered = pending.wait(WAIT).map_err(text);
+        let gathered = pending.wait(limit()).map_err(text);
         let took = begin.elapsed();
         worst = worst.max(took);
         called?;
-        if gathered?.failures.rows != 0 || took > LIMIT * bench.patience as u32 {
+        if gathered?.failures.rows != 0 || took > limit() {
             return Err(format!("round {round}: {:?} in {took:?}", pending.last()));
         }
         if job.check(&drive)?.iter().any(|code| *code != code::OK) {
@@ -307,7 +306,7 @@ pub fn replay(drive: &Drive, rounds: u64) -> Outcome<String> {
         let begin = Instant::now();
         graph.launch(&stream)?;
         while u64::from(pending.ended()) <= round {
-            if begin.elapsed() > WAIT {
+            if begin.elapsed() > limit() {
                 return Err(format!("replay {round} does not end"));
             }
         }
@@ -349,13 +348,13 @@ pub fn outlives(drive: Drive) -> Outcome<String> {
 
 /// A thread without a context has none after a gather, either.
 fn context(bench: &Bench) -> Outcome<String> {
-    let drive = Drive::new(bench, 4096, "", Duration::from_secs(4))?;
+    let drive = Drive::new(bench, 4096, "", limit())?;
     let table = drive.table(0, 4096);
     let job = Job::new(&drive, table, vec![1, 2, 3], true, 0)?;
     std::thread::scope(|scope| {
         let thread = scope.spawn(|| -> Outcome<()> {
             let pending = job.start(&drive, &drive.stream)?;
-            pending.wait(WAIT).map_err(text)?;
+            pending.wait(limit()).map_err(text)?;
             let mut context = null_mut();
             // SAFETY: writes one handle.
             check("cuCtxGetCurrent", unsafe {
@@ -373,7 +372,7 @@ fn context(bench: &Bench) -> Outcome<String> {
 
 /// More blocks than the GPU holds, of several launches at once.
 fn full(bench: &Bench) -> Outcome<String> {
-    let drive = Drive::new(bench, 512, "", Duration::from_secs(4))?;
+    let drive = Drive::new(bench, 512, "", limit())?;
     let table = drive.table(0, 512);
     let mut throw = dice(9);
     let streams = several_streams(bench, 16)?;

@@ -6,7 +6,8 @@ mod manifest;
 
 use crate::bench::Bench;
 use crate::by_host::{DRIVE, STRIPE, Scratch};
-use crate::gather::{BYTES, CANARY, WAIT, text};
+use crate::gather::{BYTES, CANARY, text};
+use crate::limits::limit;
 use crate::report::{Outcome, Report};
 use nvme_gpu_kernel::work::data_word;
 use nvme_host::catalog::{Dtype, Entry};
@@ -57,10 +58,15 @@ impl Model {
         options: &LoaderOptions,
         change: impl FnOnce(Layers, &[u8]) -> nvme_host::Result<Layers>,
     ) -> Outcome<Self> {
+        // A command that is lost is waited for so long; no other one may end by the clock.
+        let timeout = match device.contains("fault=drop") {
+            true => Duration::from_secs(1),
+            false => limit(),
+        };
         let make = move || -> nvme_host::Result<Self> {
             let of_store = StoreOptions {
                 queues: 2,
-                timeout: Duration::from_secs(1),
+                timeout,
                 gpu: Some(GpuOptions {
                     index: gpu.index(),
                     rows: RowsOptions {
@@ -173,7 +179,7 @@ fn passes(bench: &Bench, device: &str) -> Outcome<String> {
         for _ in 0..3 {
             model.pass(busy).map_err(text)?;
             ahead += u32::from(!model.stream.is_done().map_err(text)?);
-            model.loader.check(WAIT).map_err(text)?;
+            model.loader.check(limit()).map_err(text)?;
             model.check()?;
             checked += LAYERS;
         }
@@ -193,8 +199,8 @@ fn passes(bench: &Bench, device: &str) -> Outcome<String> {
 fn until_right(model: &Model, errors: usize) -> Outcome<Vec<String>> {
     let begin = Instant::now();
     let mut seen = Vec::new();
-    while begin.elapsed() < WAIT {
-        let passed = model.pass(1).and_then(|()| model.loader.check(WAIT));
+    while begin.elapsed() < limit() {
+        let passed = model.pass(1).and_then(|()| model.loader.check(limit()));
         match passed {
             Ok(()) => {
                 model.check()?;
@@ -251,8 +257,8 @@ fn closed(bench: &Bench) -> Outcome<String> {
     let model = Model::new(&bench.gpu, DRIVE, &LoaderOptions::default())?;
     let close = || -> nvme_host::Result<bool> {
         let layer = model.loader.layer_for(3, model.stream.handle())?;
-        model.loader.close(WAIT)?;
-        layer.wait(WAIT)?;
+        model.loader.close(limit())?;
+        layer.wait(limit())?;
         let to = model.out.address() + 3 * LAYER;
         // SAFETY: the layer's place in the output.
         unsafe {

@@ -4,15 +4,15 @@
 
 use crate::bench::Bench;
 use crate::by_host::Scratch;
-use crate::gather::{BYTES, Drive, Job, WAIT, dice, shapes_of, text};
+use crate::gather::{BYTES, Drive, Job, dice, shapes_of, text};
 use crate::hazards::current;
+use crate::limits::limit;
 use crate::report::{Outcome, Report};
 use cudarc::driver::sys::{self, CUresult};
 use nvme_gpu_kernel::rows::code;
 use nvme_host::cuda::{Graph, Pending};
 use std::time::{Duration, Instant};
 
-const TIMEOUT: Duration = Duration::from_secs(5);
 /// Launches that a store has under way or captured at most.
 const LAUNCHES: usize = 4096;
 
@@ -24,7 +24,7 @@ pub fn all(report: &mut Report, bench: &Bench) {
                 Some(file) => file.device(),
                 None => "sim:mem?size=8MiB&queues=8&threads=4".to_owned(),
             };
-            come_back(&Drive::open(bench, &device, TIMEOUT)?)
+            come_back(&Drive::open(bench, &device, limit())?)
         });
     }
     report.test("graphs/twice", |_| twice(bench));
@@ -33,7 +33,7 @@ pub fn all(report: &mut Report, bench: &Bench) {
     report.test("gather/shapes/mdts", |_| {
         // Commands of 8 KiB at most.
         let name = "sim:mem?size=8MiB&block=512&mdts=1&queues=8&threads=4";
-        shapes_of(&Drive::open(bench, name, TIMEOUT)?, 3)
+        shapes_of(&Drive::open(bench, name, limit())?, 3)
     });
     report.test("by-host/chunks", |_| chunks(bench));
 }
@@ -65,13 +65,13 @@ fn come_back(drive: &Drive) -> Outcome<String> {
                 made += 1;
                 if made % 1000 == 1 {
                     graph.launch(&drive.stream).map_err(text)?;
-                    pending.wait(WAIT).map_err(text)?;
+                    pending.wait(limit()).map_err(text)?;
                     job.check(drive)?;
                     drive.stream.finish().map_err(text)?;
                 }
                 drop(graph);
             }
-            Err(error) if begin.elapsed() > WAIT * 4 => return Err(format!("{made}: {error}")),
+            Err(error) if begin.elapsed() > limit() * 4 => return Err(format!("{made}: {error}")),
             Err(_) => std::thread::sleep(Duration::from_millis(5)),
         }
     }
@@ -83,7 +83,7 @@ fn come_back(drive: &Drive) -> Outcome<String> {
     drop(graph);
     let begin = Instant::now();
     while !pending.is_over() {
-        if begin.elapsed() > WAIT {
+        if begin.elapsed() > limit() {
             return Err("a graph that is gone is not over".to_owned());
         }
         std::thread::sleep(Duration::from_millis(1));
@@ -93,7 +93,7 @@ fn come_back(drive: &Drive) -> Outcome<String> {
 
 /// Two graphs, of two captures each, launched in turns: each end is counted.
 fn twice(bench: &Bench) -> Outcome<String> {
-    let drive = Drive::new(bench, 4096, "", TIMEOUT)?;
+    let drive = Drive::new(bench, 4096, "", limit())?;
     let table = drive.table(0, 4096);
     let jobs = [vec![5; 100], vec![7, -1, 9]].map(|ids| Job::new(&drive, table, ids, true, 0));
     let [first, second] = jobs;
@@ -134,7 +134,7 @@ fn free_bytes() -> Outcome<usize> {
 /// Caches that are let go of while a gather may still use them: their memory comes back when it has ended.
 fn dropped(bench: &Bench) -> Outcome<String> {
     const CACHE: u64 = 64 << 20;
-    let mut drive = Drive::new(bench, 4096, "delay:20ms@op=read,every=50", TIMEOUT)?;
+    let mut drive = Drive::new(bench, 4096, "delay:20ms@op=read,every=50", limit())?;
     current(&drive)?;
     let table = drive.table(0, 4096);
     let mut throw = dice(4);
@@ -147,7 +147,7 @@ fn dropped(bench: &Bench) -> Outcome<String> {
         drive.keep_nothing();
         match round % 2 {
             0 => {
-                pending.wait(WAIT).map_err(text)?;
+                pending.wait(limit()).map_err(text)?;
                 job.check(&drive)?;
                 drop(pending);
             }
@@ -185,7 +185,7 @@ fn reads(drive: &Drive) -> Outcome<u64> {
 
 /// Until a controller was reset, a write without an end may have taken place: rows that were kept before are read again.
 fn recovered(bench: &Bench) -> Outcome<String> {
-    let mut drive = Drive::new(bench, 4096, "", TIMEOUT)?;
+    let mut drive = Drive::new(bench, 4096, "", limit())?;
     let table = drive.table(0, 4096);
     drive.keep_rows(&table, 1 << 20)?;
     let job = Job::new(&drive, table, (0..32).collect(), true, 0)?;
@@ -217,7 +217,7 @@ fn recovered(bench: &Bench) -> Outcome<String> {
 /// More rows than a host thread stages at a time: each chunk's rows and status go to their own places.
 fn chunks(bench: &Bench) -> Outcome<String> {
     let file = Scratch::new()?;
-    let drive = Drive::open(bench, &file.device(), TIMEOUT)?;
+    let drive = Drive::open(bench, &file.device(), limit())?;
     let table = drive.table(0, 1 << 20);
     let rows = (BYTES >> 20) as i64;
     let mut ids: Vec<i64> = (0..40).map(|index| (index * 5) % rows).collect();

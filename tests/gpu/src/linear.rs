@@ -5,14 +5,13 @@
 
 use crate::bench::Bench;
 use crate::gather::{dice, text};
+use crate::limits::finish;
 use crate::report::{Outcome, Report};
 use nvme_compute::linear::{Activation, Backward, BackwardRung, Forward, ForwardRung, Linear};
 use nvme_compute_kernel::linear::reference::Layer;
 use nvme_formats::{bf16_of_f32, f16_of_f32, f32_of_bf16, f32_of_f16};
 use nvme_host::cuda::{DeviceMemory, Graph};
-use std::time::Duration;
 
-const LIMIT: Duration = Duration::from_secs(20);
 /// Bytes before and after each matrix that no kernel may write.
 const GUARD: usize = 256;
 /// What matrices and guards hold before: not a number.
@@ -382,7 +381,7 @@ fn forward_shapes(bench: &Bench, linear: &Linear, rung: ForwardRung) -> Outcome<
             )?;
             case.start_forward(linear, rung, bench.stream.handle())
                 .map_err(text)?;
-            bench.wait(LIMIT * bench.patience as u32);
+            bench.wait();
             worst = worst.max(case.check_forward(&format!("{rung:?}"))?);
             done += 1;
         }
@@ -406,7 +405,7 @@ fn backward_shapes(bench: &Bench, linear: &Linear, rung: BackwardRung) -> Outcom
             case.upload_sums()?;
             case.start_backward(linear, rung, bench.stream.handle())
                 .map_err(text)?;
-            bench.wait(LIMIT * bench.patience as u32);
+            bench.wait();
             worst = worst.max(case.check_backward(&format!("{rung:?}"))?);
             done += 1;
         }
@@ -424,7 +423,7 @@ fn same_bits(bench: &Bench, linear: &Linear, rung: BackwardRung) -> Outcome<Stri
         case.poison_gradients()?;
         case.start_backward(linear, rung, bench.stream.handle())
             .map_err(text)?;
-        bench.wait(LIMIT * bench.patience as u32);
+        bench.wait();
         let all = [&case.dx, &case.dweights, &case.dbias].map(Matrix::bytes);
         let all = all.into_iter().collect::<Outcome<Vec<_>>>()?;
         match &first {
@@ -466,9 +465,7 @@ fn streams(bench: &Bench, linear: &Linear) -> Outcome<String> {
                 .map_err(text)?;
         }
         for stream in &streams {
-            stream
-                .wait(LIMIT * bench.patience as u32, || Ok(()))
-                .map_err(text)?;
+            finish(stream);
         }
         for case in &cases {
             case.check_forward("streams")?;
@@ -492,7 +489,7 @@ fn graph(bench: &Bench, linear: &Linear) -> Outcome<String> {
             case.weights.fill(round + 200)?;
             case.poison_gradients()?;
             graph.launch(&bench.stream).map_err(text)?;
-            bench.wait(LIMIT * bench.patience as u32);
+            bench.wait();
             case.check_forward("a graph")?;
             case.check_backward("a graph")?;
             done += 1;
@@ -620,7 +617,7 @@ fn usage(bench: &Bench, linear: &Linear) -> Outcome<String> {
         };
         // SAFETY: the matrices are there; it is waited for.
         unsafe { linear.backward(rung, &job, stream) }.map_err(text)?;
-        bench.wait(LIMIT * bench.patience as u32);
+        bench.wait();
         if case.dx.bytes()?.iter().any(|byte| *byte != POISON) {
             return Err(format!(
                 "{rung:?}: a gradient that was not wanted was written"

@@ -16,6 +16,7 @@ mod hazards;
 mod late;
 mod layers;
 mod lifetimes;
+mod limits;
 mod linear;
 mod litmus;
 mod matmul;
@@ -42,10 +43,11 @@ mod wide;
 use bench::Bench;
 use report::{Options, Report};
 use std::process::ExitCode;
+use std::time::Duration;
 
 const USAGE: &str = "\
 usage: gpu-test [--json] [--list] [--quick] [--gpu N] [--commands N] [--volume N] [--litmus N]
-                [--patience N] [--seconds N] [--image FILE] [NAME...]
+                [--patience N] [--limit N] [--seconds N] [--image FILE] [NAME...]
 
   NAME            only tests whose name contains one of the words
   --list          print the names
@@ -55,6 +57,7 @@ usage: gpu-test [--json] [--list] [--quick] [--gpu N] [--commands N] [--volume N
   --volume N      commands of the two long runs, 1000000000 without
   --litmus N      messages that each litmus case has to see, 200000 without
   --patience N    factor on every deadline, for checking tools; 1 without
+  --limit N       seconds that an operation may take before the program gives up, 60 without
   --seconds N     skip the tests that would begin later; 520 without
   --gpu N         which GPU, 0 without
   --image FILE    nvme-gpu-kernel/examples/cuda-histogram as nvcc built it, to be tested too
@@ -71,6 +74,7 @@ fn options(mut words: impl Iterator<Item = String>) -> Result<Options, String> {
         litmus: 200_000,
         patience: 1,
         image: None,
+        limit: 60,
         seconds: 520,
         list: false,
     };
@@ -95,6 +99,7 @@ fn options(mut words: impl Iterator<Item = String>) -> Result<Options, String> {
             "--commands" => options.commands = number()?,
             "--volume" => options.volume = number()?,
             "--litmus" => options.litmus = number()?,
+            "--limit" => options.limit = number()?,
             "--seconds" => options.seconds = number()?,
             "--patience" => options.patience = number()?,
             word if word.starts_with('-') => return Err(format!("no option {word}\n\n{USAGE}")),
@@ -117,7 +122,9 @@ fn main() -> ExitCode {
         }
     };
     let mut report = Report::new(options);
-    let bench = match Bench::open(report.options(), report.progress()) {
+    let limit = Duration::from_secs(report.options().limit);
+    limits::set(limit, report.progress());
+    let bench = match Bench::open(report.options()) {
         Ok(bench) => bench,
         Err(error) => {
             eprintln!("error: {error}");

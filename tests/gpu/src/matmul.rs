@@ -4,7 +4,8 @@
 #![allow(unsafe_code)]
 
 use crate::bench::Bench;
-use crate::gather::{WAIT, dice, text};
+use crate::gather::{dice, text};
+use crate::limits::finish;
 use crate::report::{Outcome, Report};
 use nvme_compute::ladder::{Element, Ladder, Matmul, Operand, Rung};
 use nvme_host::cuda::{DeviceMemory, Graph, Stream};
@@ -253,7 +254,7 @@ fn shapes(bench: &Bench, rung: Rung, layout: Layout) -> Outcome<String> {
         for (seed, shape) in SHAPES.into_iter().enumerate() {
             let work = Work::new(bench, shape, elements, layout, seed as u64)?;
             work.start(&ladder, rung, bench.stream.handle())?;
-            bench.wait(WAIT);
+            bench.wait();
             work.check(1)?;
         }
     }
@@ -274,7 +275,7 @@ fn large(bench: &Bench, rung: Rung) -> Outcome<String> {
         for shape in [[4100, 2060, 136], [200, 264, 8200]] {
             let work = Work::new(bench, shape, elements, layout, 9)?;
             work.start(&ladder, rung, bench.stream.handle())?;
-            bench.wait(WAIT);
+            bench.wait();
             work.check(61)?;
         }
     }
@@ -310,7 +311,7 @@ fn streams(bench: &Bench, rung: Rung) -> Outcome<String> {
         }
     }
     for (work, stream) in &works {
-        stream.wait(WAIT, || Ok(())).map_err(text)?;
+        finish(stream);
         work.check(7)?;
     }
     Ok("32 products".to_owned())
@@ -345,7 +346,7 @@ fn graph(bench: &Bench, rung: Rung) -> Outcome<String> {
         work.a.numbers = fresh.numbers;
         work.c.memory.fill(POISON).map_err(text)?;
         graph.launch(&bench.stream).map_err(text)?;
-        bench.wait(WAIT);
+        bench.wait();
         work.check(1)?;
     }
     Ok("2 launches".to_owned())
@@ -373,7 +374,7 @@ fn usage(bench: &Bench) -> Outcome<String> {
                 Err(said) if said.contains(why) => {}
                 other => return Err(format!("{}: {other:?}, not {why}", rung.name())),
             }
-            bench.wait(WAIT);
+            bench.wait();
             let mut bytes = vec![0; work.c.memory.len()];
             work.c.memory.download(0, &mut bytes).map_err(text)?;
             match bytes.iter().all(|byte| *byte == POISON) {

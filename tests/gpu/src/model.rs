@@ -3,6 +3,7 @@
 use crate::bench::Bench;
 use crate::by_host::Scratch;
 use crate::gather::text;
+use crate::limits::limit;
 use crate::report::{Outcome, Report};
 use nvme_compute::llama::{Config, Llama, Mixture, Options};
 use nvme_compute::synthetic::{Stored, Synthetic};
@@ -10,7 +11,6 @@ use nvme_host::cuda::RowsOptions;
 use nvme_host::store::GpuOptions;
 use nvme_host::{Catalog, Store, StoreOptions};
 use std::sync::Arc;
-use std::time::Duration;
 
 const PLACE: u64 = 4096 * 3;
 const DRIVE: &str = "sim:mem?size=16MiB&block=4096&queues=8&threads=2";
@@ -72,7 +72,7 @@ fn bytes_of(stored: Stored, experts: Option<Mixture>) -> Outcome<Vec<u8>> {
 fn open(device: &str, gpu: Option<u32>, bytes: &[u8]) -> nvme_host::Result<Llama> {
     let options = StoreOptions {
         queues: 2,
-        timeout: Duration::from_secs(5),
+        timeout: limit(),
         gpu: gpu.map(|index| GpuOptions {
             index,
             rows: RowsOptions {

@@ -6,7 +6,8 @@
 mod choose;
 
 use crate::bench::Bench;
-use crate::gather::{WAIT, dice, few_stations, simulated, text};
+use crate::gather::{dice, few_stations, simulated, text};
+use crate::limits::limit;
 use crate::reading::{planned, until_whole};
 use crate::report::{Outcome, Report};
 use nvme_compute::paged::{self, Attending, Queries};
@@ -17,7 +18,6 @@ use nvme_host::{Store, StoreOptions};
 use std::sync::Arc;
 use std::time::Duration;
 
-const TIMEOUT: Duration = Duration::from_secs(5);
 /// What results hold before a launch, and the elements after them always.
 const POISON: f32 = -77.25;
 const GUARD: usize = 16;
@@ -237,7 +237,7 @@ impl Job {
     fn run(&self, drive: &Drive) -> Outcome<Failures> {
         self.poison()?;
         let pending = self.start_on(drive, drive.stream.handle()).map_err(text)?;
-        let ended = pending.wait(WAIT).map_err(text)?;
+        let ended = pending.wait(limit()).map_err(text)?;
         drive.stream.finish().map_err(text)?;
         self.check(ended.failures)?;
         Ok(ended.failures)
@@ -342,7 +342,7 @@ const CASE: Case = Case {
 };
 
 fn shapes(bench: &Bench, is_bf16: bool, block: u32) -> Outcome<String> {
-    let drive = Drive::new(bench, block, "", TIMEOUT)?;
+    let drive = Drive::new(bench, block, "", limit())?;
     let mut done = 0;
     for (kv_heads, head_elements, page_tokens) in [
         (1, 64, 16),
@@ -399,7 +399,7 @@ fn shapes(bench: &Bench, is_bf16: bool, block: u32) -> Outcome<String> {
 
 /// Each warp has many pieces: its stages go round often, and its parts follow one another.
 fn large(bench: &Bench) -> Outcome<String> {
-    let drive = Drive::new(bench, 4096, "", TIMEOUT)?;
+    let drive = Drive::new(bench, 4096, "", limit())?;
     let case = Case {
         sequences: 3,
         group: 2,
@@ -418,7 +418,7 @@ fn large(bench: &Bench) -> Outcome<String> {
 
 /// A page that is not there makes its head NaN, and no other.
 fn missing(bench: &Bench) -> Outcome<String> {
-    let drive = Drive::new(bench, 4096, "", TIMEOUT)?;
+    let drive = Drive::new(bench, 4096, "", limit())?;
     let case = Case {
         sequences: 4,
         per_head: true,
@@ -440,7 +440,7 @@ fn missing(bench: &Bench) -> Outcome<String> {
 }
 
 fn usage(bench: &Bench) -> Outcome<String> {
-    let drive = Drive::new(bench, 512, "", TIMEOUT)?;
+    let drive = Drive::new(bench, 512, "", limit())?;
     let job = Job::new(&drive, CASE, 1)?;
     let long = KvShape {
         page_tokens: 256,
@@ -470,7 +470,7 @@ fn usage(bench: &Bench) -> Outcome<String> {
 
 /// A graph attends to the pages that its tables name when it is launched.
 fn graph(bench: &Bench) -> Outcome<String> {
-    let drive = Drive::new(bench, 4096, "", TIMEOUT)?;
+    let drive = Drive::new(bench, 4096, "", limit())?;
     let mut job = Job::new(&drive, CASE, 9)?;
     let captured = Graph::capture(&drive.stream, |stream| job.start_on(&drive, stream));
     let (graph, pending) = captured.map_err(text)?;

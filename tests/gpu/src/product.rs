@@ -3,7 +3,8 @@
 #![allow(unsafe_code)]
 
 use crate::bench::Bench;
-use crate::gather::{WAIT, text};
+use crate::gather::text;
+use crate::limits::finish;
 use crate::report::{Outcome, Report};
 use nvme_compute::synthetic::{self, Stored};
 use nvme_compute_kernel::{BLOCK_THREADS, Gemv, PTX, kernel};
@@ -171,9 +172,8 @@ impl Case {
             let module = &kernels.module;
             module.launch_blocks(kernels.stream.handle(), function, blocks, gemv)
         };
-        launched
-            .and_then(|()| kernels.stream.wait(WAIT, || Ok(())))
-            .map_err(text)?;
+        launched.map_err(text)?;
+        finish(&kernels.stream);
         let mut bytes = vec![0; self.y.len()];
         self.y.download(0, &mut bytes).map_err(text)?;
         let mut found = bytes

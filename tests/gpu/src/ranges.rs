@@ -5,13 +5,13 @@
 
 use crate::bench::Bench;
 use crate::by_host::{DRIVE, STRIPE, Scratch};
-use crate::gather::{BYTES, CANARY, Drive, WAIT, dice, fault_timeout, text};
+use crate::gather::{BYTES, CANARY, Drive, dice, fault_timeout, text};
+use crate::limits::limit;
 use crate::reading::wait_for;
 use crate::report::{Outcome, Report};
 use nvme_host::cuda::{DeviceMemory, Graph, Pending, ReadRange};
 use std::time::{Duration, Instant};
 
-const TIMEOUT: Duration = Duration::from_secs(5);
 /// Bytes of a piece, which is read or zeroed as a whole.
 const PIECE: usize = 4096;
 
@@ -115,7 +115,7 @@ impl Batch {
 
 /// Few long ranges and many short ones, also more than a launch takes, in other places of 16 bytes than on the drive.
 fn shapes(bench: &Bench, device: &str) -> Outcome<String> {
-    let mut drive = Drive::open(bench, device, TIMEOUT)?;
+    let mut drive = Drive::open(bench, device, limit())?;
     let mut throw = dice(41);
     let (mut read, mut count) = (0, 0);
     for (most, ranges) in [
@@ -136,7 +136,7 @@ fn shapes(bench: &Bench, device: &str) -> Outcome<String> {
             some.extend([(BYTES - unit, unit, 3), (BYTES, 0, 0), some[0]]);
             let batch = Batch::new(&drive, &some)?;
             let pending = batch.start(&drive)?;
-            let failures = pending.wait(WAIT).map_err(text)?.failures;
+            let failures = pending.wait(limit()).map_err(text)?.failures;
             if failures.rows != 0 || batch.zeroed(drive.image_mut())? != 0 {
                 return Err(format!("{most} {ranges} {unit}: {failures:?}"));
             }
@@ -172,7 +172,7 @@ fn faults(bench: &Bench, fault: &str) -> Outcome<String> {
         let range = |_| (throw(1000) << 12, (throw(9) + 1) << 12, 0);
         let some: Vec<_> = (0..40).map(range).collect();
         let batch = Batch::new(&drive, &some)?;
-        let gathered = batch.start(&drive)?.wait(WAIT).map_err(text)?;
+        let gathered = batch.start(&drive)?.wait(limit()).map_err(text)?;
         let zeroed = batch.zeroed(drive.image_mut())?;
         let failures = gathered.failures;
         if failures.rows != zeroed || failures.first.is_some() != (zeroed > 0) {
@@ -182,8 +182,8 @@ fn faults(bench: &Bench, fault: &str) -> Outcome<String> {
         if failed > 0 && zeroed == 0 {
             return Ok(format!("{failed} pieces failed, then none"));
         }
-        if begin.elapsed() > WAIT {
-            return Err(format!("{failed} pieces failed after {WAIT:?}"));
+        if begin.elapsed() > limit() {
+            return Err(format!("{failed} pieces failed after {:?}", limit()));
         }
         std::thread::sleep(Duration::from_millis(5));
     }
@@ -191,7 +191,7 @@ fn faults(bench: &Bench, fault: &str) -> Outcome<String> {
 
 /// The ranges of a graph are read each time that it is launched, and zeroed when the store is gone.
 fn graph(bench: &Bench) -> Outcome<String> {
-    let mut drive = Drive::open(bench, DRIVE, TIMEOUT)?;
+    let mut drive = Drive::open(bench, DRIVE, limit())?;
     let some: Vec<_> = (0..130u64).map(|at| (at * 61_000, 9000, 16)).collect();
     let batch = Batch::new(&drive, &some)?;
     let captured = Graph::capture(&drive.stream, |_| {

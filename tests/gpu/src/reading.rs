@@ -1,7 +1,8 @@
 //! What tests of kernels that read by themselves have in common: each fault of a controller, and graphs.
 
 use crate::bench::Bench;
-use crate::gather::{WAIT, fault_timeout};
+use crate::gather::fault_timeout;
+use crate::limits::{give_up, limit};
 use crate::report::Outcome;
 use nvme_gpu_kernel::rows::code;
 use nvme_host::cuda::Failures;
@@ -51,9 +52,10 @@ pub fn until_whole(
         if failures.rows == 0 && (failed > 0 || is_harmless || name == "duplicate") {
             return Ok(format!("{failed} {what} failed, then none"));
         }
-        if begin.elapsed() > WAIT {
+        if begin.elapsed() > limit() {
             return Err(format!(
-                "{failed} {what} failed after {WAIT:?}: {failures:?}"
+                "{failed} {what} failed after {:?}: {failures:?}",
+                limit()
             ));
         }
         std::thread::sleep(Duration::from_millis(5));
@@ -64,8 +66,8 @@ pub fn until_whole(
 pub fn wait_for(ended: u32, count: impl Fn() -> u32) -> Outcome<()> {
     let begin = Instant::now();
     while count() < ended {
-        if begin.elapsed() > WAIT {
-            return Err(format!("launch {ended} does not end"));
+        if begin.elapsed() > limit() {
+            give_up(&format!("launch {ended} does not end"));
         }
         std::thread::yield_now();
     }

@@ -41,6 +41,8 @@ pub struct Options {
     pub patience: u64,
     /// The CUDA C++ example, built by nvcc.
     pub image: Option<String>,
+    /// Seconds that an operation may take.
+    pub limit: u64,
     /// Tests that would begin later than this are skipped.
     pub seconds: u64,
     /// Only print the names.
@@ -234,6 +236,7 @@ mod tests {
             litmus: 1,
             patience: 1,
             image: None,
+            limit: 60,
             seconds: 60,
             list: false,
         }

@@ -16,7 +16,6 @@ use nvme_host::cuda::{DeviceMemory, Kernel, Registered};
 use nvme_host::relay::Relay;
 use nvme_host::{Device, Pages};
 use std::sync::Arc;
-use std::time::Duration;
 use zerocopy::IntoBytes;
 
 /// 64-bit words of list memory for each slot: chained lists for up to 4 MiB.
@@ -311,7 +310,6 @@ impl<'b> Rig<'b> {
         accounts.zero().map_err(text)?;
         self.report.zero().map_err(text)?;
         launch.accounts = accounts.address();
-        let patience = Duration::from_nanos(launch.timeout_ns) * 8 + Duration::from_secs(20);
         if let Some(memory) = &self.gpu_data {
             memory.upload(0, self.whole()).map_err(text)?;
         }
@@ -324,7 +322,7 @@ impl<'b> Rig<'b> {
                 .launch(&bench.stream, kernel, grid, block, &launch)
                 .map_err(text)?;
         }
-        bench.wait(patience);
+        bench.wait();
         if let Some(memory) = self.gpu_data.clone() {
             memory.download(0, self.whole_mut()).map_err(text)?;
         }

@@ -4,8 +4,9 @@
 #![allow(unsafe_code)]
 
 use crate::bench::Bench;
-use crate::gather::{BYTES, Drive, Job, WAIT, dice, fault_timeout, several_streams, text};
+use crate::gather::{BYTES, Drive, Job, dice, fault_timeout, several_streams, text};
 use crate::hazards::{Graph, OwnStream, current};
+use crate::limits::{give_up, limit};
 use crate::report::{Outcome, Report};
 use nvme_gpu_kernel::rows::{SCATTER_ROWS, code};
 use nvme_host::cuda::{DeviceMemory, Failures, Pending, RowTable};
@@ -14,7 +15,6 @@ use std::time::{Duration, Instant};
 
 type Rows = Vec<Vec<u8>>;
 
-const TIMEOUT: Duration = Duration::from_secs(5);
 /// Queues of the GPU in [`Drive`]: the first ones.
 const QUEUES: u32 = 4;
 
@@ -109,7 +109,7 @@ impl Written {
 
     /// Waits for `pending`: the rows' codes.
     fn wait(&self, pending: &Pending) -> Outcome<Vec<i32>> {
-        self.codes(pending.wait(WAIT).map_err(text)?.failures)
+        self.codes(pending.wait(limit()).map_err(text)?.failures)
     }
 }
 
@@ -144,7 +144,7 @@ fn read_all(drive: &Drive) -> Outcome<Vec<u8>> {
     let begin = Instant::now();
     loop {
         match drive.read_all() {
-            Err(_) if begin.elapsed() < WAIT => std::thread::sleep(Duration::from_millis(5)),
+            Err(_) if begin.elapsed() < limit() => std::thread::sleep(Duration::from_millis(5)),
             other => return other,
         }
     }
@@ -157,7 +157,7 @@ fn scatter_and_gather(drive: &mut Drive, written: &Written) -> Outcome<()> {
     let scattered = written.job.scatter(drive)?;
     let gathered = after.start(drive, &drive.stream)?;
     let codes = written.wait(&scattered)?;
-    gathered.wait(WAIT).map_err(text)?;
+    gathered.wait(limit()).map_err(text)?;
     match settle(drive, &[(written, &codes)])? {
         0 => after.check(drive).map(drop),
         failed => Err(format!("{failed} rows failed: {codes:?}")),
@@ -185,7 +185,7 @@ fn mixed_ids(rows: u64, count: usize, throw: &mut impl FnMut(u64) -> u64) -> Vec
 
 /// Rows of some blocks, at many places of the drive and of GPU memory.
 fn shapes(bench: &Bench, block: u32) -> Outcome<String> {
-    let mut drive = Drive::new(bench, block, "", TIMEOUT)?;
+    let mut drive = Drive::new(bench, block, "", limit())?;
     let mut throw = dice(u64::from(block) + 1);
     let mut written = 0;
     for (blocks, first_block, pad) in [
@@ -211,7 +211,7 @@ fn shapes(bench: &Bench, block: u32) -> Outcome<String> {
 
 /// The CPU's queues carry no rows of whole blocks, and all others.
 fn who_writes(bench: &Bench) -> Outcome<String> {
-    let mut drive = Drive::new(bench, 4096, "", TIMEOUT)?;
+    let mut drive = Drive::new(bench, 4096, "", limit())?;
     let mut throw = dice(19);
     for (row_bytes, first_byte, is_by_gpu) in [
         (4096, 8192, true),
@@ -241,7 +241,7 @@ fn who_writes(bench: &Bench) -> Outcome<String> {
     }
     let one = Written::new(&drive, table, vec![9, -1, 8], (false, 0), &mut throw)?;
     let pending = one.job.scatter_without_status(&drive)?;
-    let failures = pending.wait(WAIT).map_err(text)?.failures;
+    let failures = pending.wait(limit()).map_err(text)?.failures;
     if failures.first != Some((1, code::OUT_OF_RANGE)) || failures.rows != 1 {
         return Err(format!("{failures:?}"));
     }
@@ -251,7 +251,7 @@ fn who_writes(bench: &Bench) -> Outcome<String> {
 
 /// More rows than one launch takes, each id many times.
 fn launches(bench: &Bench) -> Outcome<String> {
-    let mut drive = Drive::new(bench, 512, "", TIMEOUT)?;
+    let mut drive = Drive::new(bench, 512, "", limit())?;
     let mut throw = dice(70);
     let table = drive.table(0, 512);
     let count = 2 * SCATTER_ROWS as usize + 4000;
@@ -277,7 +277,7 @@ fn launches(bench: &Bench) -> Outcome<String> {
 
 /// Whole blocks without ids.
 fn bytes(bench: &Bench) -> Outcome<String> {
-    let mut drive = Drive::new(bench, 4096, "", TIMEOUT)?;
+    let mut drive = Drive::new(bench, 4096, "", limit())?;
     let mut throw = dice(41);
     let mut moved = 0;
     for _ in 0..12 {
@@ -294,7 +294,7 @@ fn bytes(bench: &Bench) -> Outcome<String> {
             let store = drive.store();
             store.write_from_gpu(offset, len as u64, address, stream)
         };
-        let failures = pending.map_err(text)?.wait(WAIT).map_err(text)?.failures;
+        let failures = pending.map_err(text)?.wait(limit()).map_err(text)?.failures;
         if failures.rows != 0 || drive.store().stats().commands != before {
             return Err(format!("{len} bytes from {offset} on: {failures:?}"));
         }
@@ -356,7 +356,7 @@ fn own_streams(drive: &Drive, count: usize) -> Outcome<Vec<OwnStream>> {
 }
 
 fn streams(bench: &Bench) -> Outcome<String> {
-    let mut drive = Drive::new(bench, 4096, "", TIMEOUT)?;
+    let mut drive = Drive::new(bench, 4096, "", limit())?;
     let mut throw = dice(78);
     let streams = own_streams(&drive, 4)?;
     let mut rows = 0;
@@ -372,7 +372,7 @@ fn streams(bench: &Bench) -> Outcome<String> {
 
 /// Gathers by way of a cache see each scatter before them, from several streams and in the same one.
 fn cached(bench: &Bench) -> Outcome<String> {
-    let mut drive = Drive::new(bench, 4096, "", TIMEOUT)?;
+    let mut drive = Drive::new(bench, 4096, "", limit())?;
     let mut throw = dice(124);
     let streams = several_streams(bench, 4)?;
     let table = drive.table(0, 4096);
@@ -403,7 +403,7 @@ fn on_all_queues(fault: &str) -> String {
 /// Commands for several rows fail now and then: a row fails for itself, and keeps its old bytes then.
 fn runs(bench: &Bench) -> Outcome<String> {
     let fault = on_all_queues("status:0x281@op=write,qid=QID,every=3");
-    let mut drive = Drive::new(bench, 4096, &fault, TIMEOUT)?;
+    let mut drive = Drive::new(bench, 4096, &fault, limit())?;
     let mut throw = dice(33);
     let table = drive.table(0, 4096);
     let (mut failed, mut rows) = (0, 0);
@@ -495,8 +495,11 @@ fn faults(bench: &Bench, name: &str, fault: &str) -> Outcome<String> {
         } else if settle(&mut drive, &[(&one, &codes)])? == 0 {
             return Ok(format!("{failed} rows failed, then none"));
         }
-        if begin.elapsed() > WAIT {
-            return Err(format!("rows fail for {WAIT:?} after the fault: {codes:?}"));
+        if begin.elapsed() > limit() {
+            return Err(format!(
+                "rows fail for {:?} after the fault: {codes:?}",
+                limit()
+            ));
         }
         std::thread::sleep(Duration::from_millis(5));
     }
@@ -504,7 +507,7 @@ fn faults(bench: &Bench, name: &str, fault: &str) -> Outcome<String> {
 
 /// A scatter in a graph, replayed with other ids and rows.
 fn replay(bench: &Bench, rounds: u64) -> Outcome<String> {
-    let mut drive = Drive::new(bench, 4096, "", TIMEOUT)?;
+    let mut drive = Drive::new(bench, 4096, "", limit())?;
     current(&drive)?;
     let table = drive.table(0, 4096);
     let mut throw = dice(4);
@@ -522,8 +525,8 @@ fn replay(bench: &Bench, rounds: u64) -> Outcome<String> {
         let begin = Instant::now();
         graph.launch(&stream)?;
         while u64::from(pending.ended()) <= round {
-            if begin.elapsed() > WAIT {
-                return Err(format!("replay {round} does not end"));
+            if begin.elapsed() > limit() {
+                give_up(&format!("replay {round} does not end"));
             }
         }
         let codes = one.codes(pending.last().failures)?;
@@ -537,7 +540,7 @@ fn replay(bench: &Bench, rounds: u64) -> Outcome<String> {
 
 /// A graph that is launched when its store is gone: each row says so.
 fn outlives(bench: &Bench) -> Outcome<String> {
-    let mut drive = Drive::new(bench, 4096, "", TIMEOUT)?;
+    let mut drive = Drive::new(bench, 4096, "", limit())?;
     current(&drive)?;
     let table = drive.table(0, 4096);
     let mut throw = dice(14);

@@ -4,7 +4,8 @@
 #![allow(unsafe_code)]
 
 use crate::bench::Bench;
-use crate::gather::{WAIT, few_stations, simulated, text};
+use crate::gather::{few_stations, simulated, text};
+use crate::limits::limit;
 use crate::reading::{planned, until_whole, wait_for};
 use crate::report::{Outcome, Report};
 use nvme_compute::search::{
@@ -17,7 +18,6 @@ use nvme_host::cuda::{DeviceMemory, Failures, Graph, Pending, Stream};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-const TIMEOUT: Duration = Duration::from_secs(5);
 const POISON: u8 = 0xA5;
 /// Bytes of the guard behind each output.
 const GUARD: usize = 64;
@@ -189,7 +189,7 @@ impl Job {
     fn run(&self, drive: &Drive) -> Outcome<(Failures, Vec<i32>)> {
         self.poison()?;
         let pending = self.start_on(drive, drive.stream.handle()).map_err(text)?;
-        let ended = pending.wait(WAIT).map_err(text)?;
+        let ended = pending.wait(limit()).map_err(text)?;
         Ok((ended.failures, self.check(ended.failures)?))
     }
 
@@ -267,7 +267,7 @@ fn shapes(bench: &Bench, block: u32) -> Outcome<String> {
         (Kind::Clustered, 2000, 128, 4),
     ] {
         let source = source(kind, count, elements);
-        let drive = Drive::new(bench, (block, ""), TIMEOUT, source, sub_elements)?;
+        let drive = Drive::new(bench, (block, ""), limit(), source, sub_elements)?;
         for (queries, list, beam, results) in [
             (0, 64, 4, 10),
             (1, 1, 1, 1),
@@ -301,7 +301,7 @@ fn shapes(bench: &Bench, block: u32) -> Outcome<String> {
 /// Each warp has many queries.
 fn large(bench: &Bench) -> Outcome<String> {
     let source = source(Kind::Clustered, 5000, 64);
-    let drive = Drive::new(bench, (4096, ""), TIMEOUT, source, 4)?;
+    let drive = Drive::new(bench, (4096, ""), limit(), source, 4)?;
     let job = Job::whole(&drive, bench, 1200, Parameters::default())?;
     for _ in 0..2 {
         let (failures, _) = job.run(&drive)?;
@@ -315,7 +315,7 @@ fn large(bench: &Bench) -> Outcome<String> {
 
 fn usage(bench: &Bench) -> Outcome<String> {
     let few = source(Kind::Uniform, 9, 8);
-    let drive = Drive::new(bench, (4096, ""), TIMEOUT, few, 4)?;
+    let drive = Drive::new(bench, (4096, ""), limit(), few, 4)?;
     let job = Job::whole(&drive, bench, 2, Parameters::default())?;
     let code =
         |ended: nvme_host::Result<Pending>| ended.map(drop).map_err(|error| error.exit_code());
@@ -358,7 +358,7 @@ fn usage(bench: &Bench) -> Outcome<String> {
         return Err("a beam of 33 was taken".to_owned());
     }
     let file = crate::by_host::Scratch::new()?;
-    let of_file = Drive::on(bench, &file.device(), TIMEOUT, few, 4)?;
+    let of_file = Drive::on(bench, &file.device(), limit(), few, 4)?;
     let job = Job::whole(&of_file, bench, 2, Parameters::default())?;
     match code(job.start_on(&of_file, of_file.stream.handle())) {
         Err(2) => Ok("refused before anything is launched".to_owned()),
@@ -369,7 +369,7 @@ fn usage(bench: &Bench) -> Outcome<String> {
 /// Damaged nodes and queries that are no numbers fail the queries that meet them, alike on GPU and CPU.
 fn damage(bench: &Bench) -> Outcome<String> {
     let source = source(Kind::Clustered, 600, 40);
-    let drive = Drive::new(bench, (4096, ""), TIMEOUT, source, 4)?;
+    let drive = Drive::new(bench, (4096, ""), limit(), source, 4)?;
     let mut queries = source.queries(60).map_err(text)?;
     queries[13 * 40 + 39] = f32::NAN;
     queries[29 * 40] = f32::INFINITY;
@@ -424,7 +424,7 @@ fn damage(bench: &Bench) -> Outcome<String> {
 /// Searches of several streams share the stations.
 fn streams(bench: &Bench) -> Outcome<String> {
     let source = source(Kind::Clustered, 1000, 32);
-    let drive = Drive::new(bench, (4096, ""), TIMEOUT, source, 4)?;
+    let drive = Drive::new(bench, (4096, ""), limit(), source, 4)?;
     let streams = crate::gather::several_streams(bench, 4)?;
     let jobs = (1..9).map(|number| {
         let parameters = Parameters {
@@ -437,7 +437,7 @@ fn streams(bench: &Bench) -> Outcome<String> {
     let jobs: Vec<Job> = jobs.collect::<Outcome<_>>()?;
     for _ in 0..5 {
         for (job, pending) in start(&drive, &jobs, &streams)? {
-            let failures = pending.wait(WAIT).map_err(text)?.failures;
+            let failures = pending.wait(limit()).map_err(text)?.failures;
             job.check(failures)?;
             if failures.rows != 0 {
                 return Err(format!("{failures:?}"));
@@ -466,7 +466,7 @@ fn start<'j>(
 /// A search of a graph can be launched again, and has no results when the store is gone.
 fn graph(bench: &Bench) -> Outcome<String> {
     let source = source(Kind::Clustered, 500, 24);
-    let drive = Drive::new(bench, (4096, ""), TIMEOUT, source, 4)?;
+    let drive = Drive::new(bench, (4096, ""), limit(), source, 4)?;
     let job = Job::whole(&drive, bench, 70, Parameters::default())?;
     let captured = Graph::capture(&drive.stream, |stream| job.start_on(&drive, stream));
     let (graph, pending) = captured.map_err(text)?;
@@ -506,7 +506,7 @@ fn faults(bench: &Bench, name: &str, fault: &str) -> Outcome<String> {
     let (fault, timeout) = planned(bench, fault);
     let source = source(Kind::Clustered, 500, 32);
     // The CPU's answers come from a drive without faults.
-    let well = Drive::new(bench, (4096, ""), TIMEOUT, source, 4)?;
+    let well = Drive::new(bench, (4096, ""), limit(), source, 4)?;
     let expected = Job::whole(&well, bench, 60, Parameters::default())?.expected;
     let drive = Drive::new(bench, (4096, &fault), timeout, source, 4)?;
     let queries = source.queries(60).map_err(text)?;
@@ -518,7 +518,7 @@ fn faults(bench: &Bench, name: &str, fault: &str) -> Outcome<String> {
 fn outages(bench: &Bench) -> Outcome<String> {
     let timeout = Duration::from_millis(60) * bench.patience as u32;
     let source = source(Kind::Clustered, 500, 32);
-    let well = Drive::new(bench, (4096, ""), TIMEOUT, source, 4)?;
+    let well = Drive::new(bench, (4096, ""), limit(), source, 4)?;
     let expected = Job::whole(&well, bench, 60, Parameters::default())?.expected;
     let drive = Drive::new(bench, (4096, "drop@op=read,every=4000"), timeout, source, 4)?;
     let streams = crate::gather::several_streams(bench, 4)?;
@@ -532,12 +532,12 @@ fn outages(bench: &Bench) -> Outcome<String> {
         rounds += 1;
         let before = failed;
         for (job, pending) in start(&drive, &jobs, &streams)? {
-            let failures = pending.wait(WAIT).map_err(text)?.failures;
+            let failures = pending.wait(limit()).map_err(text)?.failures;
             job.check(failures)?;
             failed += failures.rows;
             whole += u32::from(failures.rows == 0);
         }
-        if begin.elapsed() > WAIT {
+        if begin.elapsed() > limit() {
             return Err(format!(
                 "{rounds} rounds: {failed} queries failed, {whole} launches were whole"
             ));

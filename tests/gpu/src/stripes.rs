@@ -2,14 +2,14 @@
 //! stripe and end in the next, and what becomes of rows when a member fails.
 
 use crate::bench::Bench;
-use crate::gather::{Drive, Job, WAIT, dice, fault_timeout, outages_of, shapes_of};
+use crate::gather::{Drive, Job, dice, fault_timeout, outages_of, shapes_of};
 use crate::hazards::{outlives, replay};
+use crate::limits::limit;
 use crate::report::{Outcome, Report};
 use nvme_gpu_kernel::rows::code;
 use nvme_host::cuda::RowTable;
 use std::time::{Duration, Instant};
 
-const TIMEOUT: Duration = Duration::from_secs(4);
 const STRIPE_BYTES: u64 = 32 << 10;
 const MEMBERS: u64 = 3;
 /// The member with a fault.
@@ -17,7 +17,7 @@ const BAD: u64 = 1;
 
 pub fn all(report: &mut Report, bench: &Bench) {
     report.test("stripes/shapes", |_| {
-        let drive = open(bench, "", TIMEOUT)?;
+        let drive = open(bench, "", limit())?;
         let path = drive.store().path();
         match (path.data, path.tier) {
             ("gpu", Some(_)) => shapes_of(&drive, 3),
@@ -41,11 +41,11 @@ pub fn all(report: &mut Report, bench: &Bench) {
     }
     report.case("stripes/graph/replay", |options| {
         let rounds = (options.commands / 1000).clamp(3, 1000);
-        let drive = open(bench, "", TIMEOUT);
+        let drive = open(bench, "", limit());
         drive.and_then(|drive| replay(&drive, rounds)).into()
     });
     report.case("stripes/graph/outlives-its-store", |_| {
-        open(bench, "", TIMEOUT).and_then(outlives).into()
+        open(bench, "", limit()).and_then(outlives).into()
     });
 }
 
@@ -103,8 +103,8 @@ fn fault_of(bench: &Bench, fault: &str, comes_back: bool) -> Outcome<String> {
         if failed > 0 && is_over {
             return Ok(format!("{failed} rows failed in {launches} gathers"));
         }
-        if begin.elapsed() > WAIT {
-            return Err(format!("{bad} rows fail after {WAIT:?}: {codes:?}"));
+        if begin.elapsed() > limit() {
+            return Err(format!("{bad} rows fail after {:?}: {codes:?}", limit()));
         }
         std::thread::sleep(Duration::from_millis(5));
     }

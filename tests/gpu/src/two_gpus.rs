@@ -4,14 +4,14 @@
 
 use crate::bench::Bench;
 use crate::by_host::{DRIVE, STRIPE};
-use crate::gather::{Drive, Job, WAIT, dice, text};
+use crate::gather::{Drive, Job, dice, text};
+use crate::limits::limit;
 use crate::report::{End, Outcome, Report};
 use cudarc::driver::sys::{self, CUresult};
 use nvme_gpu_kernel::rows::code;
 use nvme_host::cuda::Gpu;
 use std::ptr::null_mut;
 use std::sync::Arc;
-use std::time::Duration;
 
 pub fn all(report: &mut Report, bench: &Bench) {
     report.case("two-gpus", |_| {
@@ -91,7 +91,7 @@ fn both(one: &Arc<Gpu>, two: &Arc<Gpu>) -> Outcome<String> {
     let mut rows = 0;
     for (user, device) in [(one, DRIVE), (two, DRIVE), (two, STRIPE)] {
         let users = Users::of(user)?;
-        let open = |gpu| Drive::open_on(gpu, device, Duration::from_secs(5));
+        let open = |gpu| Drive::open_on(gpu, device, limit());
         let drives = [open(one)?, open(two)?];
         users.is_current("opening a store")?;
         let mut throw = dice(4);
@@ -109,7 +109,7 @@ fn both(one: &Arc<Gpu>, two: &Arc<Gpu>) -> Outcome<String> {
             ];
             users.is_current("a gather")?;
             for ((job, drive), pending) in jobs.iter().zip(&drives).zip(pending) {
-                pending.wait(WAIT).map_err(text)?;
+                pending.wait(limit()).map_err(text)?;
                 let codes = job.check(drive)?;
                 if codes.iter().any(|code| *code != code::OK) {
                     return Err(format!("rows failed: {codes:?}"));

@@ -3,6 +3,7 @@
 #![allow(unsafe_code)]
 
 use crate::bench::{Bench, Mode};
+use crate::limits::{finish_within, limit};
 use crate::report::{Options, Report};
 use nvme_core::Identity;
 use nvme_core::handoff::QueueWords;
@@ -21,6 +22,8 @@ const ENTRIES: u32 = 128;
 /// Blocks of 128 threads for each queue in shared mode.
 const BLOCKS: u32 = 4;
 const TIMEOUT_NS: u64 = 1_000_000_000;
+/// How long a run may take at least.
+const LONGEST: Duration = Duration::from_secs(180);
 
 /// The long runs.
 pub fn all(report: &mut Report, bench: &Bench) {
@@ -103,7 +106,7 @@ fn run(bench: &Bench, mode: Mode, options: &Options) -> nvme_host::Result<String
             .kernels
             .launch(&bench.stream, mode.kernel(), grid, block, &launch)?;
     }
-    bench.wait(Duration::from_secs(180));
+    finish_within(&bench.stream, limit().max(LONGEST));
     let account = running.stop();
     let mut bytes = [0; size_of::<work::Report>()];
     report.download(0, &mut bytes)?;

@@ -4,8 +4,9 @@
 
 use crate::bench::Bench;
 use crate::by_host::{DRIVE, STRIPE, Scratch};
-use crate::gather::{BYTES, CANARY, Drive, WAIT, dice, fault_timeout, text};
+use crate::gather::{BYTES, CANARY, Drive, dice, fault_timeout, text};
 use crate::hazards::{Graph, OwnStream, current};
+use crate::limits::limit;
 use crate::report::{Outcome, Report};
 use crate::stripes;
 use nvme_gpu_kernel::rows::code;
@@ -14,8 +15,6 @@ use nvme_host::cuda::{DeviceMemory, Failures, Pending, Request};
 use nvme_host::store::{Format, Wide, Widen};
 use std::time::{Duration, Instant};
 
-const TIMEOUT: Duration = Duration::from_secs(5);
-
 pub fn all(report: &mut Report, bench: &Bench) {
     for (name, device, cache) in [
         ("gather/wide/drive", DRIVE, 0),
@@ -23,7 +22,7 @@ pub fn all(report: &mut Report, bench: &Bench) {
         ("stripes/wide/formats", STRIPE, 0),
     ] {
         report.test(name, |_| {
-            let drive = Drive::open(bench, device, TIMEOUT)?;
+            let drive = Drive::open(bench, device, limit())?;
             match drive.store().path().data {
                 "gpu" => formats(&drive, cache),
                 other => Err(format!("rows go by {other}")),
@@ -32,7 +31,7 @@ pub fn all(report: &mut Report, bench: &Bench) {
     }
     report.test("by-host/wide", |_| {
         let file = Scratch::new()?;
-        formats(&Drive::open(bench, &file.device(), TIMEOUT)?, 0)
+        formats(&Drive::open(bench, &file.device(), limit())?, 0)
     });
     report.case("stripes/wide/graph", |_| replay(bench).into());
     for (name, fault, comes_back) in [
@@ -109,8 +108,8 @@ fn fault_of(bench: &Bench, fault: &str, comes_back: bool, has_status: bool) -> O
         if failed > 0 && is_over {
             return Ok(format!("{failed} rows failed in {launches} gathers"));
         }
-        if begin.elapsed() > WAIT {
-            return Err(format!("after {WAIT:?}: {:?}", have.failures));
+        if begin.elapsed() > limit() {
+            return Err(format!("after {:?}: {:?}", limit(), have.failures));
         }
         std::thread::sleep(Duration::from_millis(5));
     }
@@ -228,12 +227,12 @@ fn gather(
     let wide_bytes = widen.row_bytes(table.row_bytes()).map_err(text)?;
     let asked = Asked::new(drive, ids, (wide_bytes + pad) as usize, has_status)?;
     let pending = asked.start(table, widen, drive.stream.handle())?;
-    asked.came_to(pending.wait(WAIT).map_err(text)?.failures)
+    asked.came_to(pending.wait(limit()).map_err(text)?.failures)
 }
 
 /// Both launches are captured in one graph, which runs while the store is there, and after it.
 fn replay(bench: &Bench) -> Outcome<String> {
-    let mut drive = Drive::open(bench, STRIPE, TIMEOUT)?;
+    let mut drive = Drive::open(bench, STRIPE, limit())?;
     let image = std::mem::take(drive.image_mut());
     current(&drive)?;
     let widen = Widen {

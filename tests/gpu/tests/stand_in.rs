@@ -34,11 +34,17 @@ fn text(output: &Output) -> String {
     String::from_utf8_lossy(&output.stdout).into_owned()
 }
 
+/// What a busy machine needs: lost commands are waited for three times as long, no launch ends by the clock, and there is
+/// no time after which tests are skipped.
+const BUSY: [&str; 6] = ["--patience", "3", "--limit", "900", "--seconds", "36000"];
+
 /// Runs the tests `chosen`; all of them pass, and `count` is how many there are.
 fn all_pass(test: &str, count: u32, chosen: &[&str]) {
-    // A busy machine may take three times as long, and there is no time after which tests are skipped.
-    let small = ["--commands", "900", "--patience", "3", "--seconds", "3600"];
-    let output = run(test, "", &[&small[..], chosen].concat());
+    let output = run(
+        test,
+        "",
+        &[&["--commands", "900"][..], &BUSY, chosen].concat(),
+    );
     let text = text(&output);
     let others: Vec<_> = text
         .lines()
@@ -90,9 +96,7 @@ fn rows_are_well() {
         "gather/cache",
         "gather/fault",
         "gather/wide",
-        // The others take longer than their launches may, one host thread for all lanes of a launch: on a GPU alone.
-        "scatter/shapes/block-512",
-        "scatter/who-writes",
+        "scatter/",
         "stripes/shapes",
         "stripes/fault",
         "stripes/graph/outlives",
@@ -101,7 +105,7 @@ fn rows_are_well() {
         "ranges/",
         "graphs/",
     ];
-    all_pass("rows", 55, &chosen);
+    all_pass("rows", 70, &chosen);
 }
 
 #[test]
@@ -142,7 +146,7 @@ fn two_gpus_in_one_process() {
         ("two-gpus", "1 passed, 0 failed, 0 skipped"),
         ("", "0 passed, 0 failed, 1 skipped"),
     ] {
-        let output = run("two", fault, &["--patience", "3", "two-gpus"]);
+        let output = run("two", fault, &[&BUSY[..], &["two-gpus"]].concat());
         let text = text(&output);
         assert_eq!(text.lines().last(), Some(counts), "{text}");
     }
@@ -177,7 +181,8 @@ fn a_controller_on_another_gpu_is_well() {
         "tier3/two/litmus/doorbell/fence",
         "tier3/two/litmus/relay/order",
     ];
-    let small = ["--commands", "900", "--litmus", "500", "--patience", "9"];
+    let small = ["--commands", "900", "--litmus", "500"];
+    let small = [&BUSY[..], &small, &["--patience", "9"]].concat();
     let output = run("peers", "two-gpus", &[&small[..], &chosen].concat());
     let text = text(&output);
     let counts = text.lines().last();
@@ -206,7 +211,7 @@ fn litmus_tests_see_messages_and_nothing_forbidden() {
     let output = run(
         "litmus",
         "",
-        &[&["--litmus", "500", "--patience", "9"][..], &chosen].concat(),
+        &[&BUSY[..], &["--litmus", "500", "--patience", "9"], &chosen].concat(),
     );
     let text = text(&output);
     assert!(output.status.success(), "{text}");

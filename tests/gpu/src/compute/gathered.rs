@@ -3,9 +3,10 @@
 // UNSAFETY: products take addresses of ids and vectors.
 #![allow(unsafe_code)]
 
-use super::{Drive, GUARD, Job, Outcome, POISON, TIMEOUT, bytes_of};
+use super::{Drive, GUARD, Job, Outcome, POISON, bytes_of};
 use crate::bench::Bench;
-use crate::gather::{WAIT, dice, several_streams, text};
+use crate::gather::{dice, several_streams, text};
+use crate::limits::limit;
 use crate::reading::{planned, until_whole, wait_for};
 use crate::report::Report;
 use nvme_compute::synthetic::Stored;
@@ -83,7 +84,7 @@ impl Ids {
     fn run(&self, drive: &Drive, job: &Job) -> Outcome<Failures> {
         self.poison()?;
         let pending = self.start_on(drive, job, drive.stream.handle());
-        let ended = pending.map_err(text)?.wait(WAIT).map_err(text)?;
+        let ended = pending.map_err(text)?.wait(limit()).map_err(text)?;
         self.check(job, ended.failures)?;
         Ok(ended.failures)
     }
@@ -135,7 +136,7 @@ impl Ids {
 /// No id, one, and many; the same row again and again; ids that there are not; rows of one group, of several pieces, and
 /// between blocks.
 fn shapes(bench: &Bench, stored: Stored, block: u32) -> Outcome<String> {
-    let drive = Drive::simulated(bench, block, "", TIMEOUT)?;
+    let drive = Drive::simulated(bench, block, "", limit())?;
     let least = stored.block().0.max(32);
     let (mut done, mut throw) = (0, dice(u64::from(block)));
     for (rows, columns, offset, count) in [
@@ -185,7 +186,7 @@ fn shapes(bench: &Bench, stored: Stored, block: u32) -> Outcome<String> {
 }
 
 fn usage(bench: &Bench) -> Outcome<String> {
-    let drive = Drive::simulated(bench, 4096, "", TIMEOUT)?;
+    let drive = Drive::simulated(bench, 4096, "", limit())?;
     let job = Job::new(&drive, bench, Stored::F32, (3, 32), 0, 1)?;
     if job.matrix.gathered(&[3], &job.x).is_ok() || job.matrix.gathered(&[0], &[0.0; 31]).is_ok() {
         return Err("a row, or a vector, that the matrix does not have".to_owned());
@@ -212,7 +213,7 @@ fn usage(bench: &Bench) -> Outcome<String> {
 
 /// Products of several streams share the stations.
 fn streams(bench: &Bench) -> Outcome<String> {
-    let drive = Drive::simulated(bench, 4096, "", TIMEOUT)?;
+    let drive = Drive::simulated(bench, 4096, "", limit())?;
     let streams = several_streams(bench, 4)?;
     let mut throw = dice(3);
     let jobs = (0..8u64).map(|at| {
@@ -230,7 +231,7 @@ fn streams(bench: &Bench) -> Outcome<String> {
         });
         let started: Vec<Pending> = started.collect::<Outcome<_>>()?;
         for ((job, ids), pending) in jobs.iter().zip(&started) {
-            let ended = pending.wait(WAIT).map_err(text)?;
+            let ended = pending.wait(limit()).map_err(text)?;
             ids.check(job, ended.failures)?;
             streamed::check(ended).map_err(text)?;
         }
@@ -240,7 +241,7 @@ fn streams(bench: &Bench) -> Outcome<String> {
 
 /// A graph takes the ids that are there when it runs, and gives NaN when the store is gone.
 fn graph(bench: &Bench) -> Outcome<String> {
-    let drive = Drive::simulated(bench, 4096, "", TIMEOUT)?;
+    let drive = Drive::simulated(bench, 4096, "", limit())?;
     let job = Job::new(&drive, bench, Stored::Q8_0, (200, 2048), 4096, 1)?;
     let mut ids = Ids::new(bench, vec![0; 150], true)?;
     let captured = Graph::capture(&drive.stream, |stream| ids.start_on(&drive, &job, stream));

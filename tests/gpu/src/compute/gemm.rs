@@ -3,9 +3,10 @@
 // UNSAFETY: products take addresses of GPU memory.
 #![allow(unsafe_code)]
 
-use super::{GUARD, Outcome, POISON, TIMEOUT, bytes_of};
+use super::{GUARD, Outcome, POISON, bytes_of};
 use crate::bench::Bench;
-use crate::gather::{WAIT, dice, few_stations, several_streams, simulated, text};
+use crate::gather::{dice, few_stations, several_streams, simulated, text};
+use crate::limits::{finish, limit};
 use crate::reading::{planned, until_whole, wait_for};
 use crate::report::Report;
 use nvme_compute::gemm::{Product, StreamedGemm};
@@ -195,7 +196,7 @@ impl Job {
     fn run(&self, drive: &Drive) -> Outcome<Failures> {
         self.poison()?;
         let pending = self.start_on(drive, drive.stream.handle()).map_err(text)?;
-        let ended = pending.wait(WAIT).map_err(text)?;
+        let ended = pending.wait(limit()).map_err(text)?;
         self.check(ended.failures)?;
         Ok(ended.failures)
     }
@@ -248,7 +249,7 @@ fn half_of(stored: Stored, other: bool) -> Half {
 
 /// No row or token, one, odd numbers, several strips; rows of one unit and of several pieces, at even bytes of the drive.
 fn shapes(bench: &Bench, stored: Stored, block: u32) -> Outcome<String> {
-    let drive = Drive::simulated(bench, block, "", TIMEOUT)?;
+    let drive = Drive::simulated(bench, block, "", limit())?;
     let least = stored.block().0.max(32);
     let mut done = 0;
     for (at, (tokens, rows, columns, offset, readers)) in [
@@ -294,7 +295,7 @@ fn shapes(bench: &Bench, stored: Stored, block: u32) -> Outcome<String> {
 
 /// Matrices in GPU memory, by the same blocks.
 fn resident(bench: &Bench) -> Outcome<String> {
-    let drive = Drive::simulated(bench, 4096, "", TIMEOUT)?;
+    let drive = Drive::simulated(bench, 4096, "", limit())?;
     let mut done = 0;
     for (stored, tokens, rows, columns) in [
         (Stored::Bf16, 1, 1, 32),
@@ -323,7 +324,7 @@ fn resident(bench: &Bench) -> Outcome<String> {
             products.resident(&job.matrix, w.address(), &job.product(), stream)
         };
         started.map_err(text)?;
-        drive.stream.wait(WAIT, || Ok(())).map_err(text)?;
+        finish(&drive.stream);
         job.check(Failures::default())?;
         done += job.expected.len();
     }
@@ -331,7 +332,7 @@ fn resident(bench: &Bench) -> Outcome<String> {
 }
 
 fn usage(bench: &Bench) -> Outcome<String> {
-    let drive = Drive::simulated(bench, 4096, "", TIMEOUT)?;
+    let drive = Drive::simulated(bench, 4096, "", limit())?;
     let shape = Shape {
         stored: Stored::Bf16,
         half: Half::Bf16,
@@ -401,7 +402,7 @@ fn usage(bench: &Bench) -> Outcome<String> {
 
 /// Products of several streams share stations and multiprocessors.
 fn streams(bench: &Bench) -> Outcome<String> {
-    let drive = Drive::simulated(bench, 4096, "", TIMEOUT)?;
+    let drive = Drive::simulated(bench, 4096, "", limit())?;
     let streams = several_streams(bench, 4)?;
     let jobs = (0..4u64).map(|at| {
         let stored = FORMATS[at as usize];
@@ -424,7 +425,7 @@ fn streams(bench: &Bench) -> Outcome<String> {
         });
         let started: Vec<Pending> = started.collect::<Outcome<_>>()?;
         for (job, pending) in jobs.iter().zip(&started) {
-            let ended = pending.wait(WAIT).map_err(text)?;
+            let ended = pending.wait(limit()).map_err(text)?;
             job.check(ended.failures)?;
             streamed::check(ended).map_err(text)?;
         }
@@ -434,7 +435,7 @@ fn streams(bench: &Bench) -> Outcome<String> {
 
 /// A product of a graph sees what was written before each launch, and is NaN when the store is gone.
 fn graph(bench: &Bench) -> Outcome<String> {
-    let drive = Drive::simulated(bench, 4096, "", TIMEOUT)?;
+    let drive = Drive::simulated(bench, 4096, "", limit())?;
     let shape = Shape {
         stored: Stored::Q4_0,
         half: Half::F16,

@@ -3,6 +3,7 @@
 #![allow(unsafe_code)]
 
 use crate::bench::Bench;
+use crate::limits::{limit, text};
 use crate::report::Outcome;
 use nvme_gpu_kernel::rows::code;
 use nvme_gpu_kernel::work::data_word;
@@ -16,19 +17,14 @@ use std::time::Duration;
 
 const SEED: u64 = 0x60A7;
 pub const BYTES: u64 = 8 << 20;
-pub const WAIT: Duration = Duration::from_secs(60);
 /// What the output holds before a gather.
 pub const CANARY: u8 = 0xA5;
-
-pub fn text(error: nvme_host::Error) -> String {
-    format!("{error} ({})", error.remedy())
-}
 
 /// How long a command may take in a test of a fault: short where the fault loses commands, which are waited for.
 pub fn fault_timeout(bench: &Bench, fault: &str) -> Duration {
     let loses_none = ["status:", "reorder", "torncqe"];
     if loses_none.iter().any(|kind| fault.starts_with(kind)) {
-        return WAIT;
+        return limit();
     }
     Duration::from_millis(200) * bench.patience as u32
 }
@@ -356,7 +352,7 @@ impl Drive {
     /// The same, with what it came to.
     pub fn run_and_tell(&self, job: &Job) -> Outcome<(Vec<i32>, Failures)> {
         let pending = job.start(self, &self.stream)?;
-        let gathered = pending.wait(WAIT).map_err(text)?;
+        let gathered = pending.wait(limit()).map_err(text)?;
         let codes = job.check(self)?;
         let failed = codes.iter().filter(|code| **code != code::OK).count() as u64;
         let first = codes.iter().position(|code| *code != code::OK);
@@ -416,7 +412,7 @@ pub fn run_over(drive: &Drive, jobs: &[Job], streams: &[Stream]) -> Outcome<Vec<
     let ended = jobs.iter().zip(&pending);
     ended
         .map(|(job, pending)| {
-            pending.wait(WAIT).map_err(text)?;
+            pending.wait(limit()).map_err(text)?;
             job.check(drive)
         })
         .collect()

@@ -5,7 +5,8 @@
 use super::{LAYER, LAYERS, Model, Outcome, SEED, STEP};
 use crate::bench::Bench;
 use crate::by_host::{DRIVE, STRIPE, Scratch};
-use crate::gather::{WAIT, dice, text};
+use crate::gather::{dice, text};
+use crate::limits::{finish, limit};
 use crate::report::Report;
 use nvme_gpu_kernel::work::data_word;
 use nvme_host::cuda::{ChunkHasher, DeviceMemory, Event, HashedChunk, HostWords, Stream};
@@ -79,7 +80,7 @@ impl Hashing {
                 )?;
             }
             let end = Event::record(&self.stream)?;
-            self.stream.wait(WAIT, || Ok(()))?;
+            finish(&self.stream);
             let hashes = (0..chunks.len()).map(|index| found.get(index)).collect();
             Ok((hashes, end.seconds_since(&begin)?))
         };
@@ -165,7 +166,7 @@ fn passes(bench: &Bench, device: &str) -> Outcome<String> {
         }
         for _ in 0..3 {
             model.pass(busy).map_err(text)?;
-            model.loader.check(WAIT).map_err(text)?;
+            model.loader.check(limit()).map_err(text)?;
             model.check()?;
         }
         let stats = model.loader.stats();
@@ -208,7 +209,7 @@ fn one_layer(model: &Model, index: u64) -> nvme_host::Result<()> {
     let layer = model
         .loader
         .layer_for(index as usize, model.stream.handle())?;
-    layer.wait(WAIT)?;
+    layer.wait(limit())?;
     let to = model.out.address() + index * LAYER;
     // SAFETY: the layer and its place in the output.
     unsafe {
@@ -322,7 +323,7 @@ fn rate(bench: &Bench) -> Outcome<String> {
         for _ in 0..4 {
             model.pass(0).map_err(text)?;
         }
-        model.loader.check(WAIT).map_err(text)?;
+        model.loader.check(limit()).map_err(text)?;
         model.stream.finish().map_err(text)?;
         let read = model.loader.stats().bytes as f64;
         passes[usize::from(is_verified)] += read / begin.elapsed().as_secs_f64() / 3e9;

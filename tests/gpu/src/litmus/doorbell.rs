@@ -3,6 +3,7 @@
 #![allow(unsafe_code)]
 
 use crate::bench::Bench;
+use crate::limits::{finish_within, limit};
 use crate::report::{Options, Report};
 use nvme_core::Identity;
 use nvme_core::handoff::QueueWords;
@@ -19,6 +20,8 @@ use zerocopy::IntoBytes;
 
 const WARPS: u32 = 128;
 const TIMEOUT_NS: u64 = 5_000_000_000;
+/// How long a run may take at least.
+const LONGEST: Duration = Duration::from_secs(120);
 
 /// All lanes of each warp, and one: then every warp rings for itself.
 pub fn all(report: &mut Report, bench: &Bench) {
@@ -249,7 +252,7 @@ fn run(
     let (back, served) = std::thread::scope(|scope| {
         let watcher = scope.spawn(|| watch(tail, &mut follow, &watched));
         let server = scope.spawn(|| controller.serve(&watched));
-        bench.wait(Duration::from_secs(120));
+        finish_within(&bench.stream, limit().max(LONGEST));
         watched.over.store(true, Ordering::Relaxed);
         (watcher.join(), server.join())
     });

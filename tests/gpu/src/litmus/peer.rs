@@ -8,13 +8,14 @@ use super::cases::{Case, Memory, Players};
 use super::launch::{Chance, STEPS, STRESS, TIMEOUT_NS, size};
 use super::{LONGEST, SHOWN, verdict};
 use crate::bench::Bench;
+use crate::limits::finish;
 use crate::report::Options;
 use gpu_litmus::{Args, Counts, Flavour, Shape, Within};
 use nvme_gpu_kernel::work::data_word;
 use nvme_host::Result;
 use nvme_host::cuda::{DeviceMemory, Function, Gpu, Module, Stream};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 /// Bytes of each location.
 const BYTES: usize = super::ground::BYTES;
@@ -181,9 +182,8 @@ impl Pair {
             size.stress,
         )?;
         first.launch(&Args { roles: 1, ..args }, size.threads, size.stress)?;
-        let limit = Duration::from_nanos(4 * args.timeout_ns);
-        first.stream.wait(limit, || Ok(()))?;
-        later.stream.wait(limit, || Ok(()))?;
+        finish(&first.stream);
+        finish(&later.stream);
         let (a, b) = (first.counted()?, later.counted()?);
         Ok(Counts {
             reads: a.reads + b.reads,

@@ -1,8 +1,9 @@
 //! Sparse attention: the GPU chooses the pages. Ranks and choices have to be those of the CPU bit by bit.
 
 use super::{Bench, Failures, KvShape, Outcome, Queries, Report};
-use super::{CASE, Case, Drive, Job, SHAPE, TIMEOUT, WAIT, code, paged, text};
+use super::{CASE, Case, Drive, Job, SHAPE, code, paged, text};
 use crate::gather::fault_timeout;
+use crate::limits::limit;
 use nvme_compute::Keep;
 use nvme_compute::choosing::{Choice, Choosing, Summaries};
 use nvme_host::cuda::{DeviceMemory, Graph, Request};
@@ -84,7 +85,7 @@ impl Sparse {
         self.job.poison()?;
         let stream = drive.stream.handle();
         let pending = self.start_on(drive, stream).map_err(text)?;
-        let ended = pending.wait(WAIT).map_err(text)?;
+        let ended = pending.wait(limit()).map_err(text)?;
         drive.stream.finish().map_err(text)?;
         self.check(ended.failures)?;
         Ok(ended.failures)
@@ -156,7 +157,7 @@ const KEEP: Keep = Keep {
 };
 
 fn shapes(bench: &Bench, is_bf16: bool) -> Outcome<String> {
-    let drive = Drive::new(bench, 512, "", TIMEOUT)?;
+    let drive = Drive::new(bench, 512, "", limit())?;
     let mut done = 0;
     for (kv_heads, head_elements, page_tokens) in [
         (1, 64, 16),
@@ -207,7 +208,7 @@ fn shapes(bench: &Bench, is_bf16: bool) -> Outcome<String> {
 
 /// Tables of many pages, of which a few are chosen, and more than a warp looks at in one pass.
 fn large(bench: &Bench) -> Outcome<String> {
-    let drive = Drive::new(bench, 4096, "", TIMEOUT)?;
+    let drive = Drive::new(bench, 4096, "", limit())?;
     let case = Case {
         most_pages: 3000,
         pages: 400,
@@ -233,7 +234,7 @@ fn large(bench: &Bench) -> Outcome<String> {
 
 /// All pages have the same keys: those that come first in the table are chosen.
 fn ties(bench: &Bench) -> Outcome<String> {
-    let drive = Drive::new(bench, 4096, "", TIMEOUT)?;
+    let drive = Drive::new(bench, 4096, "", limit())?;
     let mut job = Job::new(&drive, CASE, 3)?;
     let bytes = SHAPE.page_bytes();
     let mut page = vec![0; bytes as usize];
@@ -266,7 +267,7 @@ fn ties(bench: &Bench) -> Outcome<String> {
 
 /// As many as there are: the bits of attention over all pages.
 fn all_pages(bench: &Bench) -> Outcome<String> {
-    let drive = Drive::new(bench, 4096, "", TIMEOUT)?;
+    let drive = Drive::new(bench, 4096, "", limit())?;
     let keep = Keep {
         pages: 100,
         first: 3,
@@ -289,7 +290,7 @@ fn all_pages(bench: &Bench) -> Outcome<String> {
 
 /// A page that is not there is chosen, so that its head is NaN, and no other.
 fn missing(bench: &Bench) -> Outcome<String> {
-    let drive = Drive::new(bench, 4096, "", TIMEOUT)?;
+    let drive = Drive::new(bench, 4096, "", limit())?;
     let case = Case {
         sequences: 4,
         per_head: true,
@@ -312,7 +313,7 @@ fn missing(bench: &Bench) -> Outcome<String> {
 
 /// Pages without a summary are chosen before all others.
 fn no_summaries(bench: &Bench) -> Outcome<String> {
-    let drive = Drive::new(bench, 4096, "", TIMEOUT)?;
+    let drive = Drive::new(bench, 4096, "", limit())?;
     let mut sparse = Sparse::new(&drive, Job::new(&drive, CASE, 7)?, KEEP)?;
     let gpu = drive.store.gpu().ok_or("a store without a GPU")?;
     sparse.summaries = Summaries::new(gpu, &sparse.job.pages).map_err(text)?;
@@ -332,7 +333,7 @@ fn no_summaries(bench: &Bench) -> Outcome<String> {
 }
 
 fn usage(bench: &Bench) -> Outcome<String> {
-    let drive = Drive::new(bench, 512, "", TIMEOUT)?;
+    let drive = Drive::new(bench, 512, "", limit())?;
     let sparse = Sparse::new(&drive, Job::new(&drive, CASE, 1)?, KEEP)?;
     let stream = drive.stream.handle();
     type Change = fn(&mut Queries, &mut Choice<'_>);
@@ -382,7 +383,7 @@ fn usage(bench: &Bench) -> Outcome<String> {
 
 /// A graph chooses by the queries that are there when it is launched.
 fn graph(bench: &Bench) -> Outcome<String> {
-    let drive = Drive::new(bench, 4096, "", TIMEOUT)?;
+    let drive = Drive::new(bench, 4096, "", limit())?;
     let mut sparse = Sparse::new(&drive, Job::new(&drive, CASE, 9)?, KEEP)?;
     let captured = Graph::capture(&drive.stream, |stream| sparse.start_on(&drive, stream));
     let (graph, pending) = captured.map_err(text)?;
@@ -412,7 +413,7 @@ fn graph(bench: &Bench) -> Outcome<String> {
 
 /// New pages: written, summarised, chosen and attended to in one stream, with no host between.
 fn written(bench: &Bench) -> Outcome<String> {
-    let drive = Drive::new(bench, 4096, "", TIMEOUT)?;
+    let drive = Drive::new(bench, 4096, "", limit())?;
     let mut sparse = Sparse::new(&drive, Job::new(&drive, CASE, 11)?, KEEP)?;
     let shape = SHAPE;
     let mut throw = super::dice(77);
@@ -448,8 +449,8 @@ fn written(bench: &Bench) -> Outcome<String> {
             .map_err(text)?;
         (write, sparse.start_on(&drive, stream).map_err(text)?)
     };
-    let written = write.wait(WAIT).map_err(text)?.failures;
-    let read = pending.wait(WAIT).map_err(text)?.failures;
+    let written = write.wait(limit()).map_err(text)?.failures;
+    let read = pending.wait(limit()).map_err(text)?.failures;
     drive.stream.finish().map_err(text)?;
     if sparse.summaries.bytes().map_err(text)? != sparse.expected {
         return Err("other summaries than those of the CPU".to_owned());
@@ -466,7 +467,7 @@ fn faults(bench: &Bench, fault: &str) -> Outcome<String> {
     let drive = Drive::new(bench, 4096, fault, fault_timeout(bench, fault))?;
     let sparse = Sparse::new(&drive, Job::new(&drive, CASE, 8)?, KEEP)?;
     let (begin, mut failed) = (Instant::now(), 0);
-    while begin.elapsed() < WAIT {
+    while begin.elapsed() < limit() {
         let failures = sparse.run(&drive)?;
         failed += failures.rows;
         if failures.rows == 0 && failed > 0 {

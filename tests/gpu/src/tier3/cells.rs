@@ -4,20 +4,20 @@ use super::Stage;
 use super::controller::{Image, Model};
 use super::rig::PeerRig;
 use crate::bench::{Bench, Mode};
+use crate::limits::limit;
 use crate::matrix::{Course, Effect};
 use crate::report::Report;
 use crate::sim::BLOCK;
 use gpu_peer::{Plan, fault};
 use nvme_host::cuda::RingShape;
-use std::time::Duration;
 
 const QUEUES: u32 = 8;
 /// Least bytes of the medium, and of the data memory.
 pub const IMAGE: u64 = 8 << 20;
 /// How much later than otherwise a late completion comes, before the factor for slow tools.
 const LATE_NS: u64 = 400_000_000;
-/// The longest life of a controller.
-pub const LIFE: Duration = Duration::from_secs(60);
+/// The longest life of a controller, in launches that take as long as one may.
+pub const LAUNCHES: u32 = 4;
 
 /// A fault and what it does to the driver. One without `every` strikes three times, or once when the controller dies
 /// of it.
@@ -135,7 +135,7 @@ impl Cell {
             image,
             plan: fault.plan(commands, bench.patience),
             warps: self.warps,
-            timeout: LIFE * bench.patience as u32,
+            timeout: limit() * LAUNCHES,
         };
         let mut rig = PeerRig::new(bench, peer, shape, model, image as usize, commands)?;
         let course = Course {

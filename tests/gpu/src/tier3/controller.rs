@@ -3,6 +3,7 @@
 #![allow(unsafe_code)]
 
 use crate::admin::{self, AdminQueue};
+use crate::limits::{finish, give_up, limit};
 use crate::sim::{BLOCK, IMAGE_SEED};
 use gpu_peer::{Args, BAR_BYTES, Plan, QUEUE_BYTES, STOP, Shared, Window};
 use nvme_core::bringup::QueuePlan;
@@ -13,9 +14,6 @@ use nvme_host::Pages;
 use nvme_host::cuda::{DeviceMemory, Function, Gpu, Module, Registered, Stream};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-
-/// The longest that the kernel may take to begin, and to end.
-const WAIT: Duration = Duration::from_secs(20);
 
 /// The kernel, loaded for the GPU that plays the controller.
 pub struct Image {
@@ -161,8 +159,8 @@ impl<'i> Controller<'i> {
         self.runs = true;
         let began = Instant::now();
         while self.registers.read32(register::offset::VS) == 0 {
-            if began.elapsed() > WAIT {
-                return Err("the controller kernel does not begin".to_owned());
+            if began.elapsed() > limit() {
+                give_up("the controller kernel does not begin");
             }
             std::thread::yield_now();
         }
@@ -192,7 +190,7 @@ impl<'i> Controller<'i> {
             let stop = self.bar.pages.start().wrapping_add(STOP).cast::<u32>();
             // SAFETY: inside our own pages; the kernel reads this word alone.
             unsafe { stop.write_volatile(1) };
-            self.stream.wait(WAIT, || Ok(())).map_err(text)?;
+            finish(&self.stream);
             self.runs = false;
         }
         let mut bytes = [0; size_of::<Shared>()];
@@ -211,7 +209,7 @@ impl<'i> Controller<'i> {
 
 impl Drop for Controller<'_> {
     fn drop(&mut self) {
-        // A kernel that does not end keeps its memory: the GPU counts as lost.
+        // Of what it counted nobody wants to know.
         let _ = self.stop();
     }
 }

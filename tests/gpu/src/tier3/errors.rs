@@ -1,10 +1,11 @@
 //! What a controller refuses, and what each command does to the medium.
 
 use super::Stage;
-use super::cells::{IMAGE, LIFE};
+use super::cells::{IMAGE, LAUNCHES};
 use super::controller::{Image, Model};
 use super::rig::PeerRig;
 use crate::bench::{Bench, Mode};
+use crate::limits::limit;
 use crate::matrix::{accounts_agree, wrong_words};
 use crate::report::Report;
 use crate::rig::{CANARY, Rigged};
@@ -43,7 +44,7 @@ fn rig<'b>(bench: &'b Bench, image: &'b Image, bytes: usize) -> Result<PeerRig<'
         image: IMAGE,
         plan: Plan::default(),
         warps: QUEUES,
-        timeout: LIFE * bench.patience as u32,
+        timeout: limit() * LAUNCHES,
     };
     PeerRig::new(bench, image, shape, model, bytes, IMAGE / 512)
 }

@@ -1,10 +1,11 @@
 //! Round trips and rates beside tier 1, in turns in one process: one JSON object.
 
-use super::cells::{IMAGE, LIFE};
+use super::cells::{IMAGE, LAUNCHES};
 use super::controller::{Image, Model};
 use super::rig::PeerRig;
 use super::{Arrangement, Stage};
 use crate::bench::{Bench, Mode, Tier};
+use crate::limits::limit;
 use crate::report::Report;
 use crate::rig::{Rig, Rigged, Shape};
 use crate::sim;
@@ -108,7 +109,7 @@ fn tier3(bench: &Bench, image: &Image, queues: u32, seed: u64) -> Result<Vec<f64
         image: IMAGE,
         plan: Plan::default(),
         warps: queues,
-        timeout: LIFE * bench.patience as u32,
+        timeout: limit() * LAUNCHES,
     };
     let bytes = data_bytes(queues);
     let mut rig = PeerRig::new(bench, image, shape, model, bytes, 1_000_000)?;
