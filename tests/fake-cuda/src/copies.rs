@@ -7,7 +7,7 @@
 )]
 
 use crate::memory::{is_device, is_host};
-use crate::{INVALID_VALUE, SUCCESS, Status, fault, streams};
+use crate::{INVALID_VALUE, SUCCESS, Status, fault, lock, streams};
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 
 #[unsafe(no_mangle)]
@@ -21,7 +21,7 @@ pub unsafe extern "C" fn cuMemcpyHtoD_v2(to: u64, from: *const u8, bytes: usize)
 pub unsafe extern "C" fn cuMemcpyDtoH_v2(to: *mut u8, from: u64, bytes: usize) -> Status {
     // SAFETY: the caller's.
     unsafe {
-        streams::cuStreamSynchronize(std::ptr::null_mut());
+        lock(streams::stream(std::ptr::null_mut())).finish();
         cuMemcpyDtoHAsync_v2(to, from, bytes, std::ptr::null_mut())
     }
 }
@@ -37,14 +37,23 @@ pub unsafe extern "C" fn cuMemsetD8Async(
     to: u64,
     value: u8,
     bytes: usize,
-    _: *mut c_void,
+    stream: *mut c_void,
 ) -> Status {
     if !is_device(to, bytes) {
         return INVALID_VALUE;
     }
     // SAFETY: inside an allocation, checked above.
-    unsafe { (to as usize as *mut u8).write_bytes(value, bytes) };
-    SUCCESS
+    now_or_captured(stream, move || unsafe {
+        (to as usize as *mut u8).write_bytes(value, bytes);
+    })
+}
+
+/// Does `work` now, or captures it.
+fn now_or_captured(stream: *mut c_void, work: impl Fn() + Copy + Send + Sync + 'static) -> Status {
+    streams::capture(stream, work).unwrap_or_else(|| {
+        work();
+        SUCCESS
+    })
 }
 
 #[unsafe(no_mangle)]
@@ -52,14 +61,17 @@ pub unsafe extern "C" fn cuMemcpyHtoDAsync_v2(
     to: u64,
     from: *const u8,
     bytes: usize,
-    _: *mut c_void,
+    stream: *mut c_void,
 ) -> Status {
     if !is_device(to, bytes) || !is_host(from.addr() as u64, bytes) {
         return INVALID_VALUE;
     }
+    let from = from.expose_provenance();
     // SAFETY: inside an allocation; the caller vouches for the other side.
-    unsafe { std::ptr::copy(from, to as usize as *mut u8, bytes) };
-    SUCCESS
+    now_or_captured(stream, move || unsafe {
+        let from = std::ptr::with_exposed_provenance::<u8>(from);
+        std::ptr::copy(from, to as usize as *mut u8, bytes);
+    })
 }
 
 #[unsafe(no_mangle)]
@@ -67,14 +79,17 @@ pub unsafe extern "C" fn cuMemcpyDtoHAsync_v2(
     to: *mut u8,
     from: u64,
     bytes: usize,
-    _: *mut c_void,
+    stream: *mut c_void,
 ) -> Status {
     if !is_device(from, bytes) || !is_host(to.addr() as u64, bytes) {
         return INVALID_VALUE;
     }
+    let to = to.expose_provenance();
     // SAFETY: inside an allocation; the caller vouches for the other side.
-    unsafe { std::ptr::copy(from as usize as *const u8, to, bytes) };
-    SUCCESS
+    now_or_captured(stream, move || unsafe {
+        let to = std::ptr::with_exposed_provenance_mut::<u8>(to);
+        std::ptr::copy(from as usize as *const u8, to, bytes);
+    })
 }
 
 /// Knows one function, and not in an old driver.

@@ -6,19 +6,18 @@
     reason = "the CUDA driver API documents them"
 )]
 
+use crate::captures::{self, Part};
 use crate::streams::{Work, stream};
-use crate::{CAPTURE_INVALIDATED, INVALID_VALUE, SUCCESS, Status, lock};
+use crate::{CAPTURE_UNSUPPORTED, ILLEGAL_STATE, INVALID_VALUE, SUCCESS, Status, lock};
 use std::ffi::{c_uint, c_ulonglong, c_void};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, Ordering};
 
-/// What a stream has captured, or a graph that is ready to be launched. Copies keep the same objects.
+/// What was captured, or a graph that is ready to be launched. Copies keep the same objects.
 #[derive(Clone, Default)]
 pub(crate) struct Graph {
     pub work: Vec<Work>,
     objects: Vec<Arc<Retained>>,
-    /// A call that may not come while it is captured came.
-    pub is_invalid: bool,
 }
 
 /// An object of a user: destroyed with the last reference, by a thread of its own.
@@ -121,10 +120,15 @@ pub unsafe extern "C" fn cuStreamGetCaptureInfo_v2(
 ) -> Status {
     // SAFETY: the caller's handle.
     let mut stream = lock(unsafe { stream(handle) });
-    let (state, captured) = match &mut stream.captured {
+    let (state, captured) = match stream.part() {
         None => (0, std::ptr::null_mut()),
-        Some(captured) if captured.is_invalid => (2, std::ptr::null_mut()),
-        Some(captured) => (1, std::ptr::from_mut(&mut **captured)),
+        Some(part) => {
+            let mut capture = lock(&part.capture);
+            match capture.is_invalid {
+                true => (2, std::ptr::null_mut()),
+                false => (1, std::ptr::from_mut(&mut *capture.graph)),
+            }
+        }
     };
     // SAFETY: the caller gives a place for the status, and for what else it wants to know.
     unsafe {
@@ -145,15 +149,22 @@ pub unsafe extern "C" fn cuStreamGetCaptureInfo_v2(
     SUCCESS
 }
 
-/// The mode is not looked at: what captures forbid is for a GPU to show.
+/// The default stream of all threads is never captured.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn cuStreamBeginCapture_v2(handle: *mut c_void, _mode: c_uint) -> Status {
-    // SAFETY: the caller's handle.
-    let mut stream = lock(unsafe { stream(handle) });
-    if handle.is_null() || stream.captured.is_some() {
+pub unsafe extern "C" fn cuStreamBeginCapture_v2(handle: *mut c_void, mode: c_uint) -> Status {
+    const LEGACY: usize = 1;
+    if handle.addr() <= LEGACY {
+        return CAPTURE_UNSUPPORTED;
+    }
+    if mode > captures::RELAXED {
         return INVALID_VALUE;
     }
-    stream.captured = Some(Box::default());
+    // SAFETY: the caller's handle.
+    let mut stream = lock(unsafe { stream(handle) });
+    if stream.part().is_some() {
+        return ILLEGAL_STATE;
+    }
+    stream.captured = Some(Part::begin(handle.addr(), mode));
     SUCCESS
 }
 
@@ -163,12 +174,13 @@ pub unsafe extern "C" fn cuStreamEndCapture(
     graph: *mut *mut c_void,
 ) -> Status {
     // SAFETY: the caller's handle.
-    let Some(captured) = lock(unsafe { stream(handle) }).captured.take() else {
-        return INVALID_VALUE;
+    let mut stream = lock(unsafe { stream(handle) });
+    let Some(part) = stream.part() else {
+        return ILLEGAL_STATE;
     };
-    let (made, answer) = match captured.is_invalid {
-        true => (std::ptr::null_mut(), CAPTURE_INVALIDATED),
-        false => (Box::into_raw(captured).cast(), SUCCESS),
+    let (made, answer) = match part.end() {
+        Ok(captured) => (Box::into_raw(captured).cast(), SUCCESS),
+        Err(status) => (std::ptr::null_mut(), status),
     };
     // SAFETY: the caller gives a place for one handle.
     unsafe { *graph = made };
@@ -181,6 +193,9 @@ pub unsafe extern "C" fn cuGraphInstantiateWithFlags(
     graph: *mut c_void,
     _flags: u64,
 ) -> Status {
+    if let Some(refused) = captures::refused() {
+        return refused;
+    }
     // SAFETY: the caller's graph, and a place for one handle.
     unsafe {
         let all = (*graph.cast::<Graph>()).clone();
@@ -194,8 +209,7 @@ pub unsafe extern "C" fn cuGraphLaunch(exec: *mut c_void, handle: *mut c_void) -
     // SAFETY: the caller's handles.
     let (all, stream) = unsafe { (&*exec.cast::<Graph>(), stream(handle)) };
     let all = all.clone();
-    lock(stream).put(Arc::new(move || all.work.iter().for_each(|work| work())));
-    SUCCESS
+    lock(stream).put(Arc::new(move || all.work.iter().for_each(|work| work())))
 }
 
 #[unsafe(no_mangle)]

@@ -1,8 +1,9 @@
 //! A stand-in for the CUDA driver library, for tests of the host's side on machines without a GPU.
 //!
-//! GPU memory is host memory; a kernel is a host thread that drives the queues by the same core, as a
-//! group of one. The environment variable `FAKE_CUDA`, words with commas between them, makes it another driver or
-//! misbehave: `old`, `nogpu`, `two-gpus`, `small` (a GPU of compute capability 7.5), `oom`, `badptx`, `bar` (registers no
+//! GPU memory is host memory; a kernel is a host thread that drives the queues by the same core, as a group of one.
+//! Captures forbid what they forbid on a GPU (`captures.rs`).
+//!
+//! The environment variable `FAKE_CUDA`, words with commas between them, makes it another driver or misbehave: `old`, `nogpu`, `two-gpus`, `small` (a GPU of compute capability 7.5), `oom`, `badptx`, `bar` (registers no
 //! doorbells), `noregister` (registers no memory at all, as with confidential computing), `nohostalloc` (gives no pinned
 //! memory), `register-limit=BYTES` (of one registration), `idle` (kernels do nothing), `hang` (kernels never end), `torn`
 //! (of litmus tests of two words the second is written, not the first), `nobatch` (knows no copies in batches), `badtrace`
@@ -15,9 +16,11 @@
     reason = "the CUDA driver API documents them"
 )]
 
+mod captures;
 mod choose;
 mod compute;
 mod copies;
+mod events;
 mod examples;
 mod experts;
 mod export;
@@ -52,10 +55,17 @@ const NO_DEVICE: Status = 100;
 const INVALID_CONTEXT: Status = 201;
 const INVALID_PTX: Status = 218;
 const INVALID_HANDLE: Status = 400;
+const ILLEGAL_STATE: Status = 401;
 const NOT_FOUND: Status = 500;
 const NOT_READY: Status = 600;
 const CAPTURE_UNSUPPORTED: Status = 900;
 const CAPTURE_INVALIDATED: Status = 901;
+const CAPTURE_MERGE: Status = 902;
+const CAPTURE_UNMATCHED: Status = 903;
+const CAPTURE_UNJOINED: Status = 904;
+const CAPTURE_ISOLATION: Status = 905;
+const CAPTURED_EVENT: Status = 907;
+const CAPTURE_WRONG_THREAD: Status = 908;
 
 /// The kernel whose argument is not a `Launch`.
 const LITMUS: &CStr = c"nvme_litmus";
@@ -251,6 +261,11 @@ pub unsafe extern "C" fn cuThreadExchangeStreamCaptureMode(mode: *mut c_uint) ->
     SUCCESS
 }
 
+/// The mode of the calling thread.
+fn capture_mode() -> c_uint {
+    CAPTURE_MODE.get()
+}
+
 /// Memory of every GPU is the host's.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuDeviceCanAccessPeer(can: *mut c_int, _: c_int, _: c_int) -> Status {
@@ -330,11 +345,9 @@ pub unsafe extern "C" fn cuModuleGetGlobal_v2(
     let Some(layout) = module.layout.filter(|_| name == c"nvme_gpu_device_layout") else {
         return NOT_FOUND;
     };
-    let mut place = 0;
-    // SAFETY: `place` is one.
-    if unsafe { memory::cuMemAlloc_v2(&mut place, 4) } != SUCCESS {
+    let Some(place) = memory::of_gpu(4) else {
         return OUT_OF_MEMORY;
-    }
+    };
     // SAFETY: allocated above; the caller gives a place for one address and one length.
     unsafe {
         (place as usize as *mut u32).write(layout);

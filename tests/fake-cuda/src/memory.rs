@@ -6,6 +6,7 @@
     reason = "the CUDA driver API documents them"
 )]
 
+use crate::captures;
 use crate::{
     INVALID_CONTEXT, INVALID_VALUE, OUT_OF_MEMORY, SUCCESS, Status, current_context, device_of,
     export, fault, fault_number, lock,
@@ -97,6 +98,9 @@ fn remove(start: u64, kinds: &[Kind]) -> Option<Block> {
 
 #[unsafe(no_mangle)]
 pub extern "C" fn cuMemHostRegister_v2(start: u64, bytes: usize, flags: c_uint) -> Status {
+    if let Some(refused) = captures::refused() {
+        return refused;
+    }
     // The first registration is that of the doorbells.
     if flags & IO_MEMORY != 0 || fault("bar") && !REFUSED.swap(true, Ordering::Relaxed) {
         return INVALID_VALUE;
@@ -134,6 +138,9 @@ pub extern "C" fn fake_cuda_registered() -> c_uint {
 
 #[unsafe(no_mangle)]
 pub extern "C" fn cuMemHostUnregister(start: u64) -> Status {
+    if let Some(refused) = captures::refused() {
+        return refused;
+    }
     match remove(start, &[Kind::Registered]) {
         Some(_) => SUCCESS,
         None => NOT_REGISTERED,
@@ -332,12 +339,20 @@ unsafe fn deallocate(start: u64, bytes: usize) {
     };
 }
 
+/// Memory of the current GPU.
+pub fn of_gpu(bytes: usize) -> Option<u64> {
+    match fault("oom") {
+        true => None,
+        false => allocate(bytes, Kind::Device),
+    }
+}
+
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuMemAlloc_v2(to: *mut u64, bytes: usize) -> Status {
-    let start = (!fault("oom"))
-        .then(|| allocate(bytes, Kind::Device))
-        .flatten();
-    let Some(start) = start else {
+    if let Some(refused) = captures::refused() {
+        return refused;
+    }
+    let Some(start) = of_gpu(bytes) else {
         return OUT_OF_MEMORY;
     };
     // SAFETY: the caller gives a place for one address.
@@ -347,6 +362,9 @@ pub unsafe extern "C" fn cuMemAlloc_v2(to: *mut u64, bytes: usize) -> Status {
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuMemAllocManaged(to: *mut u64, bytes: usize, _: c_uint) -> Status {
+    if let Some(refused) = captures::refused() {
+        return refused;
+    }
     let Some(start) = allocate(bytes, Kind::Managed) else {
         return OUT_OF_MEMORY;
     };
@@ -357,6 +375,9 @@ pub unsafe extern "C" fn cuMemAllocManaged(to: *mut u64, bytes: usize, _: c_uint
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuMemHostAlloc(to: *mut u64, bytes: usize, _: c_uint) -> Status {
+    if let Some(refused) = captures::refused() {
+        return refused;
+    }
     if fault("nohostalloc") {
         return NOT_SUPPORTED;
     }
@@ -370,6 +391,9 @@ pub unsafe extern "C" fn cuMemHostAlloc(to: *mut u64, bytes: usize, _: c_uint) -
 
 #[unsafe(no_mangle)]
 pub extern "C" fn cuMemFreeHost(start: u64) -> Status {
+    if let Some(refused) = captures::refused() {
+        return refused;
+    }
     let Some(block) = remove(start, &[Kind::Pinned]) else {
         return INVALID_VALUE;
     };
@@ -380,6 +404,9 @@ pub extern "C" fn cuMemFreeHost(start: u64) -> Status {
 
 #[unsafe(no_mangle)]
 pub extern "C" fn cuMemFree_v2(start: u64) -> Status {
+    if let Some(refused) = captures::refused() {
+        return refused;
+    }
     let Some(block) = remove(start, &[Kind::Device, Kind::Managed]) else {
         return INVALID_VALUE;
     };

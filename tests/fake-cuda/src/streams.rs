@@ -1,4 +1,4 @@
-//! Streams, events and launches: a kernel is a thread, and its end the moment of the events after it.
+//! Streams and launches: a kernel is a thread, and its end the moment of the events after it.
 // UNSAFETY: a C interface of raw pointers, whose callers keep the driver's rules.
 #![allow(unsafe_code, non_snake_case)]
 #![allow(
@@ -6,11 +6,10 @@
     reason = "the CUDA driver API documents them"
 )]
 
-use crate::graphs::Graph;
+use crate::captures::{self, Part};
 use crate::{
-    CAPTURE_UNSUPPORTED, INVALID_HANDLE, INVALID_VALUE, KERNELS, NOT_READY, OUT_OF_MEMORY, PEER,
-    SUCCESS, Status, compute, current_context, examples, fault, kernels, litmus, lock, matmul,
-    peer, rows,
+    INVALID_HANDLE, INVALID_VALUE, KERNELS, NOT_READY, OUT_OF_MEMORY, PEER, SUCCESS, Status,
+    compute, current_context, examples, fault, kernels, litmus, lock, matmul, peer, rows,
 };
 use nvme_gpu_kernel::Kernel;
 use nvme_gpu_kernel::rows::{
@@ -24,7 +23,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 /// When a kernel ended, once it has.
-type End = Arc<OnceLock<Instant>>;
+pub(crate) type End = Arc<OnceLock<Instant>>;
 
 /// What a kernel, a copy or a function of the host does: once, or each time that its graph is launched.
 pub(crate) type Work = Arc<dyn Fn() + Send + Sync>;
@@ -51,22 +50,9 @@ fn is_refused() -> bool {
 pub(crate) struct Stream {
     running: Option<JoinHandle<()>>,
     end: Option<End>,
-    pub captured: Option<Box<Graph>>,
+    pub captured: Option<Part>,
     /// The context that was current when it was made; 0 for none, which goes with every one.
     context: usize,
-}
-
-/// A moment in a stream: now, or when the kernel in it ends.
-struct Event {
-    recorded: Instant,
-    after: Option<End>,
-}
-
-impl Event {
-    fn moment(&self) -> Instant {
-        let end = self.after.as_ref().and_then(|end| end.get().copied());
-        end.map_or(self.recorded, |end| end.max(self.recorded))
-    }
 }
 
 impl Stream {
@@ -75,7 +61,20 @@ impl Stream {
         self.context != 0 && self.context != current_context()
     }
 
-    fn finish(&mut self) {
+    /// Its part in a capture that has not ended.
+    pub fn part(&mut self) -> Option<&mut Part> {
+        if self.captured.as_ref().is_some_and(Part::has_ended) {
+            self.captured = None;
+        }
+        self.captured.as_mut()
+    }
+
+    /// The end of what was put into it last.
+    pub fn end(&self) -> Option<End> {
+        self.end.clone()
+    }
+
+    pub fn finish(&mut self) {
         if let Some(kernel) = self.running.take() {
             // A kernel that panicked has printed why, and reports nothing.
             let _ = kernel.join();
@@ -83,15 +82,19 @@ impl Stream {
     }
 
     /// Runs `work` on a thread after what is in the stream, or captures it.
-    pub fn put(&mut self, work: Work) {
-        if let Some(captured) = &mut self.captured {
-            captured.work.push(work);
-            return;
+    pub fn put(&mut self, work: Work) -> Status {
+        if let Some(part) = self.part() {
+            return part.add(work);
         }
         let end = End::default();
         self.end = Some(Arc::clone(&end));
+        let mut ends = lock(&ENDS);
+        ends.retain(|end| end.get().is_none());
+        ends.push(Arc::clone(&end));
+        drop(ends);
         let before = self.running.take();
         self.running = Some(std::thread::spawn(move || {
+            let _ends = Ends(end);
             if let Some(before) = before {
                 // One that panicked has printed why.
                 let _ = before.join();
@@ -102,10 +105,45 @@ impl Stream {
             if !fault("idle") {
                 work();
             }
-            // Set once, here.
-            let _ = end.set(Instant::now());
         }));
+        SUCCESS
     }
+}
+
+/// Sets the end when it is dropped, also of a kernel that panicked: others wait for it.
+struct Ends(End);
+
+impl Drop for Ends {
+    fn drop(&mut self) {
+        // Set once, here.
+        let _ = self.0.set(Instant::now());
+    }
+}
+
+/// Ends of kernels and graphs of all streams that have not come yet.
+static ENDS: Mutex<Vec<End>> = Mutex::new(Vec::new());
+
+/// Waits for all streams.
+#[unsafe(no_mangle)]
+pub extern "C" fn cuCtxSynchronize() -> Status {
+    if let Some(refused) = captures::refused_to_all() {
+        return refused;
+    }
+    let ends = lock(&ENDS).clone();
+    while ends.iter().any(|end| end.get().is_none()) {
+        std::thread::sleep(Duration::from_micros(50));
+    }
+    SUCCESS
+}
+
+/// Captures `work`, if the stream is being captured: the answer then.
+pub(crate) fn capture(
+    handle: *mut c_void,
+    work: impl Fn() + Send + Sync + 'static,
+) -> Option<Status> {
+    // SAFETY: the caller's handle.
+    let mut stream = lock(unsafe { stream(handle) });
+    stream.part().map(|part| part.add(Arc::new(work)))
 }
 
 #[unsafe(no_mangle)]
@@ -162,19 +200,23 @@ pub(crate) unsafe fn stream<'a>(handle: *mut c_void) -> &'a Mutex<Stream> {
 pub unsafe extern "C" fn cuStreamDestroy_v2(handle: *mut c_void) -> Status {
     // SAFETY: the caller destroys a handle once.
     let stream = unsafe { Box::from_raw(handle.cast::<Mutex<Stream>>()) };
+    if let Some(part) = lock(&stream).part() {
+        part.abandon();
+    }
     // A kernel that hangs is left alone, as the driver does.
     drop(stream);
     SUCCESS
 }
 
-/// Of a stream that is being captured it may not be asked: that makes the capture an invalid one.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuStreamQuery(handle: *mut c_void) -> Status {
     // SAFETY: the caller's handle.
     let mut stream = lock(unsafe { stream(handle) });
-    if let Some(captured) = &mut stream.captured {
-        captured.is_invalid = true;
-        return CAPTURE_UNSUPPORTED;
+    if let Some(part) = stream.part() {
+        return captures::of_stream(part);
+    }
+    if let Some(refused) = captures::refused() {
+        return refused;
     }
     match &stream.running {
         Some(kernel) if !kernel.is_finished() => NOT_READY,
@@ -184,15 +226,29 @@ pub unsafe extern "C" fn cuStreamQuery(handle: *mut c_void) -> Status {
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuStreamIsCapturing(handle: *mut c_void, status: *mut c_uint) -> Status {
-    // SAFETY: the caller's handle, and a place for one value.
-    unsafe { *status = lock(stream(handle)).captured.is_some().into() };
+    // SAFETY: the caller's handle.
+    let mut stream = lock(unsafe { stream(handle) });
+    let state = match stream.part() {
+        None => 0,
+        Some(part) if lock(&part.capture).is_invalid => 2,
+        Some(_) => 1,
+    };
+    // SAFETY: the caller gives a place for one value.
+    unsafe { *status = state };
     SUCCESS
 }
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuStreamSynchronize(handle: *mut c_void) -> Status {
     // SAFETY: the caller's handle.
-    lock(unsafe { stream(handle) }).finish();
+    let mut stream = lock(unsafe { stream(handle) });
+    if let Some(part) = stream.part() {
+        return captures::of_stream(part);
+    }
+    if let Some(refused) = captures::refused() {
+        return refused;
+    }
+    stream.finish();
     SUCCESS
 }
 
@@ -214,14 +270,14 @@ pub unsafe extern "C" fn cuMemcpyAsync(
     };
     // SAFETY: the caller's handle.
     let mut stream = lock(unsafe { stream(handle) });
-    match &mut stream.captured {
-        Some(captured) => captured.work.push(Arc::new(copy)),
+    match stream.part() {
+        Some(part) => part.add(Arc::new(copy)),
         None => {
             stream.finish();
             copy();
+            SUCCESS
         }
     }
-    SUCCESS
 }
 
 /// The driver's `CUDA_MEMCPY2D`.
@@ -260,7 +316,7 @@ pub unsafe extern "C" fn cuMemcpy2DAsync_v2(copy: *const Copy2d, handle: *mut c_
     for row in 0..copy.height {
         let (to, from) = (row * copy.to_pitch, row * copy.from_pitch);
         // SAFETY: the caller's.
-        unsafe {
+        let status = unsafe {
             cuMemcpyAsync(
                 copy.to + to as u64,
                 copy.from + from as u64,
@@ -268,6 +324,9 @@ pub unsafe extern "C" fn cuMemcpy2DAsync_v2(copy: *const Copy2d, handle: *mut c_
                 handle,
             )
         };
+        if status != SUCCESS {
+            return status;
+        }
     }
     SUCCESS
 }
@@ -293,9 +352,8 @@ pub unsafe extern "C" fn cuLaunchHostFunc(
     {
         // SAFETY: the caller's handle.
         let mut stream = lock(unsafe { stream(handle) });
-        if let Some(captured) = &mut stream.captured {
-            captured.work.push(Arc::new(run));
-            return SUCCESS;
+        if let Some(part) = stream.part() {
+            return part.add(Arc::new(run));
         }
         stream.finish();
     }
@@ -304,82 +362,6 @@ pub unsafe extern "C" fn cuLaunchHostFunc(
         Ok(()) => SUCCESS,
         Err(_) => INVALID_VALUE,
     }
-}
-
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn cuEventCreate(event: *mut *mut c_void, _: c_uint) -> Status {
-    let new = Box::new(Event {
-        recorded: Instant::now(),
-        after: None,
-    });
-    // SAFETY: the caller gives a place for one handle.
-    unsafe { *event = Box::into_raw(new).cast() };
-    SUCCESS
-}
-
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn cuEventRecord(event: *mut c_void, handle: *mut c_void) -> Status {
-    // SAFETY: the caller's handle.
-    let stream = lock(unsafe { stream(handle) });
-    let new = Event {
-        recorded: Instant::now(),
-        after: stream.end.clone(),
-    };
-    // SAFETY: the caller's handle; one thread records it.
-    unsafe { *event.cast::<Event>() = new };
-    SUCCESS
-}
-
-/// Work that is put into the stream from now on begins after the event: this waits for it.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn cuStreamWaitEvent(
-    _stream: *mut c_void,
-    event: *mut c_void,
-    _: c_uint,
-) -> Status {
-    // SAFETY: the caller's handle.
-    let after = unsafe { &*event.cast::<Event>() }.after.clone();
-    while after.as_ref().is_some_and(|end| end.get().is_none()) {
-        std::thread::sleep(Duration::from_micros(50));
-    }
-    SUCCESS
-}
-
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn cuEventQuery(event: *mut c_void) -> Status {
-    // SAFETY: the caller's handle.
-    let after = unsafe { &*event.cast::<Event>() }.after.as_ref();
-    match after.is_some_and(|end| end.get().is_none()) {
-        true => NOT_READY,
-        false => SUCCESS,
-    }
-}
-
-/// Copies are over when they are put into a stream, and no call waits for the moment of a kernel.
-#[unsafe(no_mangle)]
-pub extern "C" fn cuEventSynchronize(_event: *mut c_void) -> Status {
-    SUCCESS
-}
-
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn cuEventElapsedTime(
-    ms: *mut f32,
-    start: *mut c_void,
-    end: *mut c_void,
-) -> Status {
-    // SAFETY: the caller's handles.
-    let (start, end) = unsafe { (&*start.cast::<Event>(), &*end.cast::<Event>()) };
-    let elapsed = end.moment().saturating_duration_since(start.moment());
-    // SAFETY: the caller gives a place for one number.
-    unsafe { *ms = (elapsed.as_secs_f32() * 1e3).max(1e-3) };
-    SUCCESS
-}
-
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn cuEventDestroy_v2(event: *mut c_void) -> Status {
-    // SAFETY: the caller destroys a handle once.
-    drop(unsafe { Box::from_raw(event.cast::<Event>()) });
-    SUCCESS
 }
 
 #[unsafe(no_mangle)]
@@ -495,6 +477,5 @@ pub unsafe extern "C" fn cuLaunchKernel(
     if is_refused() {
         return OUT_OF_MEMORY;
     }
-    stream.put(work);
-    SUCCESS
+    stream.put(work)
 }

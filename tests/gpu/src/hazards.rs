@@ -234,7 +234,8 @@ impl OwnStream {
         })
     }
 
-    fn begin_capture(&self) -> Outcome<()> {
+    /// Begins a capture in global mode.
+    pub fn begin_capture(&self) -> Outcome<()> {
         let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_GLOBAL;
         // SAFETY: our own stream.
         check("cuStreamBeginCapture", unsafe {
@@ -242,7 +243,7 @@ impl OwnStream {
         })
     }
 
-    fn end_capture(&self) -> Outcome<sys::CUgraph> {
+    pub fn end_capture(&self) -> Outcome<sys::CUgraph> {
         let mut graph = null_mut();
         // SAFETY: our own stream; writes one handle.
         check("cuStreamEndCapture", unsafe {

@@ -96,6 +96,9 @@ fn rows_are_well() {
         "gather/cache",
         "gather/fault",
         "gather/wide",
+        "gather/beside/",
+        "gather/graph/",
+        "gather/context",
         "scatter/",
         "stripes/shapes",
         "stripes/fault",
@@ -105,7 +108,7 @@ fn rows_are_well() {
         "ranges/",
         "graphs/",
     ];
-    all_pass("rows", 70, &chosen);
+    all_pass("rows", 92, &chosen);
 }
 
 #[test]
