@@ -1,5 +1,7 @@
 //! Tests of stores of every kind: ranges, threads, what a read may see.
 
+mod stripe;
+
 use super::testing::{SHORT, TestFile, every_kind, of_file, of_sim, options, pattern};
 use super::*;
 use proptest::prelude::*;

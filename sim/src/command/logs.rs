@@ -291,4 +291,24 @@ mod tests {
         assert!(page(&mut driver, lid::ERROR, 64, 0).is_ok());
         assert_eq!(bad(&mut driver, 1002), Some(0x0001_0100));
     }
+
+    #[test]
+    fn errors_are_counted_past_the_entries_that_are_kept() {
+        let mut driver = Driver::with_queue(config());
+        driver.breaks(&[Rule::LbaRange]);
+        let count = ERROR_ENTRIES as u64 + 6;
+        for _ in 0..count {
+            let read = nvm::read(Nsid(1), Lba(5000), 8).with_prps(DATA, 0);
+            assert_eq!(driver.io(read), Err(Status::LBA_OUT_OF_RANGE));
+        }
+        let smart = page(&mut driver, lid::SMART, 512, 0).unwrap();
+        let smart = Smart::read_from_bytes(&smart).unwrap();
+        assert_eq!(
+            u128::from_le_bytes(smart.error_log_entries),
+            u128::from(count)
+        );
+        let newest = page(&mut driver, lid::ERROR, 64, 0).unwrap();
+        let newest = ErrorEntry::read_from_bytes(&newest).unwrap();
+        assert_eq!(newest.error_count, count);
+    }
 }

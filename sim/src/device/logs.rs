@@ -245,4 +245,17 @@ mod tests {
         assert_eq!((logs.errors[0].error_count, logs.errors[0].cid), (100, 99));
         assert!(logs.errors[0].status().is(Status::LBA_OUT_OF_RANGE));
     }
+
+    /// Two pages belong to notices: reading the one lets the event of the other through, also when that came meanwhile.
+    #[test]
+    fn an_event_that_comes_while_its_type_is_masked_is_kept() {
+        let mut logs = Logs::new();
+        logs.raise(event_type::NOTICE, 0, lid::CHANGED_NAMESPACES);
+        assert_eq!(logs.take_event(), Some(0x0004_0002));
+        let activation = notice_event::FIRMWARE_ACTIVATION;
+        logs.raise(event_type::NOTICE, activation, lid::FIRMWARE);
+        assert_eq!(logs.take_event(), None);
+        logs.unmask(lid::CHANGED_NAMESPACES);
+        assert_eq!(logs.take_event(), Some(0x0003_0102));
+    }
 }

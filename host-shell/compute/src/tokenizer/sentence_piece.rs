@@ -118,3 +118,23 @@ pub fn decode(text: &str, kind: TokenKind, bytes: &mut Vec<u8>) {
         None => bytes.extend(text.replace(SPACE, " ").as_bytes()),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A token of another kind may be written as bytes are, and stands for its text.
+    #[test]
+    fn bytes_come_from_tokens_of_bytes_alone() {
+        let decoded = |text, kind| {
+            let mut bytes = Vec::new();
+            decode(text, kind, &mut bytes);
+            bytes
+        };
+        assert_eq!(decoded("<0xE9>", TokenKind::Byte), [0xE9]);
+        for kind in [TokenKind::Normal, TokenKind::UserDefined] {
+            assert_eq!(decoded("<0xE9>", kind), b"<0xE9>");
+        }
+        assert_eq!(decoded("\u{2581}a", TokenKind::Normal), b" a");
+    }
+}

@@ -64,3 +64,24 @@ fn cut<'t>(text: &'t str, name: &str, token: u32, fragments: &mut Vec<Fragment<'
         fragments.push(Fragment::Plain(plain));
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_longest_special_token_is_cut_out_first_wherever_it_stands_in_the_vocabulary() {
+        use TokenKind::{Control, Normal, UserDefined};
+        let tokens = [("<a>", Control), ("<a><b>", UserDefined), ("a", Normal)];
+        for turn in 0..tokens.len() {
+            let mut tokens = tokens;
+            tokens.rotate_left(turn);
+            let vocabulary = Vocabulary::made_of(&tokens);
+            let special = SpecialTokens::of(&vocabulary);
+            let found = special.split("<a><b>a<a>", &vocabulary, &mut || Ok(()));
+            let of = |text| Fragment::Special(vocabulary.token(text).unwrap());
+            let expected = [of("<a><b>"), Fragment::Plain("a"), of("<a>")];
+            assert_eq!(found.unwrap(), expected, "{turn}");
+        }
+    }
+}

@@ -64,6 +64,17 @@ impl Vocabulary {
         })
     }
 
+    /// One of these tokens, for tests.
+    #[cfg(test)]
+    pub fn made_of(tokens: &[(&str, TokenKind)]) -> Self {
+        let texts: Vec<String> = tokens.iter().map(|(text, _)| (*text).to_owned()).collect();
+        Self {
+            numbers: texts.iter().cloned().zip(0..).collect(),
+            texts,
+            kinds: tokens.iter().map(|(_, kind)| *kind).collect(),
+        }
+    }
+
     pub fn len(&self) -> usize {
         self.texts.len()
     }
