@@ -3,6 +3,7 @@
 use super::super::testing::{TestFile, of_file, options};
 use super::super::{Duplicates, FileIo, Store, StoreOptions};
 use super::usage;
+use std::sync::Arc;
 
 const STRIPE: u64 = 8 << 10;
 
@@ -44,4 +45,45 @@ fn a_write_to_any_member_by_another_store_makes_another_mark() {
         other.write_at(5, &[1]).unwrap();
         assert_ne!(store.write_mark(), before, "{index}");
     }
+}
+
+#[test]
+fn a_stripe_ends_with_its_shortest_member() {
+    for shortest in 0..3 {
+        let size = |index| if index == shortest { 64 << 10 } else { 1 << 20 };
+        let files = [0, 1, 2].map(|index| TestFile::new(size(index)));
+        let members = files.iter().map(|file| of_file(file, FileIo::Pread));
+        let store = Store::stripe(members.collect(), STRIPE).unwrap();
+        assert_eq!(store.len(), 3 * (64 << 10), "{shortest}");
+        store.write_at(store.len() - 1, &[9]).unwrap();
+        let mut last = [0; 2];
+        store.read_at(store.len() - 2, &mut last).unwrap();
+        assert_eq!(last, [0, 9]);
+        let text = usage(store.read_at(store.len() - 1, &mut last));
+        assert!(text.contains("past the store"), "{text}");
+    }
+}
+
+/// A boundary of a drive is one of its own blocks, and not of the stripe's bytes.
+#[test]
+fn commands_do_not_cross_boundaries_of_their_member() {
+    let boundary = 24 * 512;
+    let files = [0, 1, 2].map(|_| TestFile::new(1 << 20));
+    let members = files.iter().map(|file| of_file(file, FileIo::Pread));
+    let mut store = Store::stripe(members.collect(), STRIPE).unwrap();
+    for member in &mut Arc::get_mut(&mut store.space).unwrap().members {
+        member.boundary_bytes = boundary;
+    }
+    let mut pieces = Vec::new();
+    store.space.split(0..store.len(), 0, &mut pieces);
+    let mut at = 0;
+    for piece in &pieces {
+        assert_eq!(piece.at, at);
+        at += u64::from(piece.bytes);
+        let last = piece.offset + u64::from(piece.bytes) - 1;
+        assert_eq!(piece.offset / boundary, last / boundary, "{piece:?}");
+    }
+    assert_eq!(at, store.len());
+    // Of each member 128 stripes, and 43 of its 85 boundaries lie inside of one.
+    assert_eq!(pieces.len(), 3 * (128 + 43));
 }
