@@ -331,3 +331,49 @@ fn memory_given_for_reading_is_read_and_never_written() {
     assert!(bytes.iter().all(|byte| *byte == 0));
     assert!(!copy.is_lost());
 }
+
+/// A reply has to be about the bytes that were asked for, with all of them and no more: no command is taken from it.
+#[test]
+fn a_reply_about_other_bytes_ends_the_access() {
+    let served = Served::simple();
+    let mut client = served.client();
+    client.map(BASE, BYTES, None).unwrap();
+    let read = wire::RegionAccess {
+        offset: offset::CSTS.into(),
+        region: 0,
+        count: 4,
+    };
+    for (moved, more) in [(64, 0), (0, 4), (0, -4)] {
+        client.write32(offset::CC, 0);
+        enable(&mut client);
+        client.post(command::REGION_WRITE, wire::NO_REPLY, &doorbell(1), &[]);
+        let started = Instant::now();
+        client.post(command::REGION_READ, wire::COMMAND, read.as_bytes(), &[]);
+        loop {
+            let (header, body, _) = client.take();
+            if header.flags & wire::TYPE_MASK == wire::REPLY {
+                if body[16] & 2 != 0 {
+                    break;
+                }
+                let waited = started.elapsed();
+                assert!(waited < Duration::from_secs(60), "no fatal status");
+                client.post(command::REGION_READ, wire::COMMAND, read.as_bytes(), &[]);
+                continue;
+            }
+            assert_eq!(header.command, command::DMA_READ, "{moved} {more}");
+            let (asked, _) = wire::DmaAccess::read_from_prefix(&body).unwrap();
+            let answered = wire::DmaAccess {
+                address: asked.address + moved,
+                count: asked.count,
+            };
+            let bytes = vec![0; asked.count.checked_add_signed(more).unwrap() as usize];
+            let reply = [answered.as_bytes(), &bytes].concat();
+            let header = Header {
+                size: (size_of::<Header>() + reply.len()) as u32,
+                flags: wire::REPLY,
+                ..header
+            };
+            client.put(header, &reply, &[]);
+        }
+    }
+}
