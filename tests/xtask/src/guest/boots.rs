@@ -398,7 +398,7 @@ pub const BOOTS: &[Boot] = &[
         kernel: "preempt=full suspend.pm_test_delay=1",
         iommu: true,
         cpus: 4,
-        deadline_s: 300,
+        deadline_s: 600,
         defined: false,
         tests: &["kmod-races", "kmod-stops", "kmod-fuzz"],
         ..PLAIN
