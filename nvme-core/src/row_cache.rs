@@ -32,7 +32,7 @@ const CHECK_SHIFT: u32 = 14;
 pub struct RowCache<'a> {
     states: &'a [AtomicU32],
     ids: &'a [AtomicU64],
-    epochs: &'a [AtomicU32],
+    epochs: &'a [AtomicU64],
     sets: u32,
 }
 
@@ -102,9 +102,10 @@ impl Ways {
 /// The epoch of a gather that found these counts of ended writes, both of which only grow, before it read from the drive.
 ///
 /// The sum tells gathers apart: where one of two with the same sum found less by one side, it found more by the other
-/// side, and so began after what the other one has to see.
+/// side, and so began after what the other one has to see. Of 64 bits: a count of 32 would be the same again within hours
+/// of writing, and a line that nobody had touched meanwhile would hold an old row.
 #[inline(always)]
-pub const fn epoch(by_host: u32, by_gpu: u32) -> u32 {
+pub const fn epoch(by_host: u64, by_gpu: u64) -> u64 {
     by_host.wrapping_add(by_gpu)
 }
 
@@ -114,7 +115,7 @@ impl<'a> RowCache<'a> {
     pub fn new(
         states: &'a [AtomicU32],
         ids: &'a [AtomicU64],
-        epochs: &'a [AtomicU32],
+        epochs: &'a [AtomicU64],
     ) -> Option<Self> {
         let lines = states.len().min(ids.len()).min(epochs.len());
         let sets = (lines / WAYS) as u32;
@@ -147,23 +148,23 @@ impl<'a> RowCache<'a> {
 
     /// Whether a line that nothing fills holds row `id` of epoch `epoch`.
     #[inline(always)]
-    fn holds(&self, line: u32, id: u64, epoch: u32) -> bool {
+    fn holds(&self, line: u32, id: u64, epoch: u64) -> bool {
         let at = line as usize;
         let has = |id: &AtomicU64| id.load(Order::Relaxed, Scope::Gpu);
         self.ids.get(at).map(has) == Some(id) && self.is_of(line, epoch)
     }
 
     #[inline(always)]
-    fn is_of(&self, line: u32, epoch: u32) -> bool {
+    fn is_of(&self, line: u32, epoch: u64) -> bool {
         let at = line as usize;
-        let has = |epoch: &AtomicU32| epoch.load(Order::Relaxed, Scope::Gpu);
+        let has = |epoch: &AtomicU64| epoch.load(Order::Relaxed, Scope::Gpu);
         self.epochs.get(at).map(has) == Some(epoch)
     }
 
     /// Pins the line of row `id`, if it was read in epoch `epoch`: its bytes stay until [`release`](Self::release).
     /// Of threads that want the same row at the same time one should call it for all.
     #[inline(always)]
-    pub fn find(&self, id: u64, epoch: u32) -> Option<Line> {
+    pub fn find(&self, id: u64, epoch: u64) -> Option<Line> {
         let spot = self.spot(id);
         let mut ways = self.ways(spot);
         while ways != 0 {
@@ -200,7 +201,7 @@ impl<'a> RowCache<'a> {
 
     /// The lines of a set as a filler sees them, for row `id` of epoch `epoch`.
     #[inline(always)]
-    fn look(&self, spot: Spot, epoch: u32) -> Ways {
+    fn look(&self, spot: Spot, epoch: u64) -> Ways {
         let (mut ways, mut way) = (Ways::default(), 0);
         while way < WAYS as u32 {
             let was = self.load(spot.first + way);
@@ -244,7 +245,7 @@ impl<'a> RowCache<'a> {
     /// Takes a line for row `id`, whose read began in epoch `epoch`. `hand` is where the clock begins: any number
     /// that changes from call to call. `None` when the row is there already, or every line is in use.
     #[inline(always)]
-    pub fn claim(&self, id: u64, epoch: u32, hand: u32) -> Option<Line> {
+    pub fn claim(&self, id: u64, epoch: u64, hand: u32) -> Option<Line> {
         let spot = self.spot(id);
         let ways = self.look(spot, epoch);
         let mut may = ways.may;
@@ -276,7 +277,7 @@ impl<'a> RowCache<'a> {
 
     /// The claimed line holds row `id` now, whose read began in epoch `epoch`.
     #[inline(always)]
-    pub fn publish(&self, line: Line, id: u64, epoch: u32) {
+    pub fn publish(&self, line: Line, id: u64, epoch: u64) {
         let at = line.0 as usize;
         if let (Some(its_id), Some(its_epoch)) = (self.ids.get(at), self.epochs.get(at)) {
             its_id.store(id, Order::Relaxed, Scope::Gpu);
@@ -296,14 +297,14 @@ mod tests {
     use super::*;
     use std::vec::Vec;
 
-    struct Words(Vec<AtomicU32>, Vec<AtomicU64>, Vec<AtomicU32>);
+    struct Words(Vec<AtomicU32>, Vec<AtomicU64>, Vec<AtomicU64>);
 
     impl Words {
         fn new(lines: usize) -> Self {
             Self(
                 (0..lines).map(|_| AtomicU32::new(0)).collect(),
                 (0..lines).map(|_| AtomicU64::new(0)).collect(),
-                (0..lines).map(|_| AtomicU32::new(0)).collect(),
+                (0..lines).map(|_| AtomicU64::new(0)).collect(),
             )
         }
 
@@ -329,6 +330,18 @@ mod tests {
             RowCache::new(&words.0[..15], &words.1, &words.2).map(drop),
             None
         );
+    }
+
+    #[test]
+    fn an_epoch_is_not_the_same_again_after_2_to_the_32_writes() {
+        let words = Words::new(WAYS);
+        let cache = words.cache();
+        let first = epoch(3, 4);
+        let line = cache.claim(7, first, 0).unwrap();
+        cache.publish(line, 7, first);
+        let later = epoch(3 + (1 << 31), 4 + (1 << 31));
+        assert_eq!(cache.find(7, later), None);
+        assert_eq!(cache.find(7, first), Some(line));
     }
 
     #[test]
@@ -364,7 +377,7 @@ mod tests {
             .map(|id| cache.claim(id, 0, 0).unwrap())
             .collect();
         for (id, line) in (0..).zip(claimed) {
-            cache.publish(line, id, u32::from(id != 4));
+            cache.publish(line, id, u64::from(id != 4));
         }
         let line = cache.claim(50, 1, 9).unwrap();
         cache.publish(line, 50, 1);

@@ -4,14 +4,14 @@ use nvme_core::row_cache::{RowCache, WAYS, epoch};
 use nvme_core::sync::{AtomicU32, AtomicU64, Order, Scope};
 use std::collections::HashMap;
 
-struct Words(Vec<AtomicU32>, Vec<AtomicU64>, Vec<AtomicU32>);
+struct Words(Vec<AtomicU32>, Vec<AtomicU64>, Vec<AtomicU64>);
 
 impl Words {
     fn new() -> Self {
         Self(
             (0..WAYS).map(|_| AtomicU32::new(0)).collect(),
             (0..WAYS).map(|_| AtomicU64::new(0)).collect(),
-            (0..WAYS).map(|_| AtomicU32::new(0)).collect(),
+            (0..WAYS).map(|_| AtomicU64::new(0)).collect(),
         )
     }
 
@@ -19,7 +19,7 @@ impl Words {
         RowCache::new(&self.0, &self.1, &self.2).expect("a set")
     }
 
-    fn put(&self, id: u64, epoch: u32) -> usize {
+    fn put(&self, id: u64, epoch: u64) -> usize {
         let cache = self.cache();
         let line = cache.claim(id, epoch, 0).expect("a line is free");
         cache.publish(line, id, epoch);
@@ -96,9 +96,11 @@ fn a_write_of_the_host_and_one_of_the_gpu_begin_an_epoch() {
     for (host, gpu) in [
         (0, 0),
         (5, 9),
-        (u32::MAX, 0),
-        (0, u32::MAX),
-        (u32::MAX, u32::MAX),
+        (u32::MAX.into(), 0),
+        (0, u32::MAX.into()),
+        (u64::MAX, 0),
+        (0, u64::MAX),
+        (u64::MAX, u64::MAX),
     ] {
         let before = epoch(host, gpu);
         assert_ne!(before, epoch(host.wrapping_add(1), gpu), "{host} {gpu}");

@@ -149,7 +149,7 @@ pub fn sync_block() {
 /// Adds to a counter in device memory. Relaxed: read after the kernel.
 ///
 /// # Safety
-/// `counter` is valid and 8-byte aligned device memory that nothing writes but through this.
+/// `counter` is valid and 8-byte aligned device memory that nothing writes but through this, or as an atomic.
 #[inline(always)]
 pub unsafe fn add(counter: *mut u64, value: u64) {
     // SAFETY: the caller vouches for the counter.

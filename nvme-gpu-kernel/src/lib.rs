@@ -144,8 +144,9 @@ pub use table_rows::TableRows;
 pub mod entries {
     pub use crate::chunks::nvme_hash_chunks;
     pub use crate::gather::{
-        nvme_check_rows, nvme_copy_rows, nvme_follow_rows, nvme_gather, nvme_gather_cached,
-        nvme_gather_striped, nvme_read_listed, nvme_read_ranges, nvme_widen_rows,
+        nvme_check_rows, nvme_copy_rows, nvme_end_launch, nvme_follow_rows, nvme_gather,
+        nvme_gather_cached, nvme_gather_striped, nvme_read_listed, nvme_read_ranges,
+        nvme_widen_rows,
     };
     pub use crate::scatter::nvme_scatter;
 }

@@ -98,7 +98,7 @@ const _: () = assert!(offset_of!(Gather, timeout_ns) == 128);
 pub struct Cached {
     /// The launch. Its `unit_shift` holds for `data` and `line_bytes`, too.
     pub gather: Gather,
-    /// The words of the [`RowCache`](nvme_core::row_cache::RowCache): a `u32`, a `u64` and a `u32` for each line.
+    /// The words of the [`RowCache`](nvme_core::row_cache::RowCache): a `u32`, a `u64` and a `u64` for each line.
     pub states: u64,
     /// As above.
     pub ids: u64,
@@ -106,9 +106,9 @@ pub struct Cached {
     pub epochs: u64,
     /// `line_bytes` bytes for each line.
     pub data: u64,
-    /// A `u32` in memory of the host: how many writes of the host have ended.
+    /// A `u64` in memory of the host: how many writes of the host have ended.
     pub written_by_host: u64,
-    /// A `u32` in memory of the GPU: how many blocks of scatters have ended.
+    /// A `u64` in memory of the GPU: how many blocks of scatters have ended.
     pub written_by_gpu: u64,
     /// Lines.
     pub lines: u32,
@@ -126,7 +126,7 @@ pub const SCATTER_ROWS: u64 = 32_768;
 pub struct Scatter {
     /// The launch: rows come from `out`.
     pub gather: Gather,
-    /// A `u32` in memory of the GPU, which each block counts up when its writes have ended.
+    /// A `u64` in memory of the GPU, which each block counts up when its writes have ended.
     pub written: u64,
 }
 

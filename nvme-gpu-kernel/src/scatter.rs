@@ -17,7 +17,7 @@ use crate::station::{self, NO_STATION};
 use nvme_core::SharedQueue;
 use nvme_core::gate::Gate;
 use nvme_core::group::{ExecContext, Group};
-use nvme_core::sync::{AtomicU32, Order, Scope, fence};
+use nvme_core::sync::{Order, Scope, fence};
 
 entry! {
     /// Writes rows: blocks of [`BLOCK_THREADS`](crate::rows::BLOCK_THREADS) threads, as many as are useful.
@@ -59,10 +59,10 @@ entry! {
             work.failed.report(rows);
         }
         launch::leave(rows, (&gate, inside.station), &block, work.has_lost, || {
-            // SAFETY: the host gives the count, in memory of the GPU.
-            let written = unsafe { &*(scatter.written as usize as *const AtomicU32) };
             // Release: pairs with the load of a gather, which reads what was written.
-            written.fetch_add(1, Order::Release, Scope::Gpu);
+            fence(Order::Release, Scope::Gpu);
+            // SAFETY: the host gives the count, in memory of the GPU.
+            unsafe { arch::add(scatter.written as usize as *mut u64, 1) };
         });
     }
 }

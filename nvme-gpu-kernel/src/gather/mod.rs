@@ -5,12 +5,15 @@
 // UNSAFETY: kernel parameters hold addresses that the host vouches for.
 #![allow(unsafe_code)]
 
+mod end;
 mod follow;
 mod members;
 mod probe;
 mod warp;
 mod wide;
 
+#[cfg(not(target_arch = "nvptx64"))]
+pub use end::nvme_end_launch;
 #[cfg(not(target_arch = "nvptx64"))]
 pub use follow::nvme_follow_rows;
 #[cfg(not(target_arch = "nvptx64"))]
@@ -149,9 +152,9 @@ unsafe fn cache_of(rows: &Cached) -> Option<CacheOf<'_>> {
         (
             core::slice::from_raw_parts(rows.states as usize as *const AtomicU32, lines),
             core::slice::from_raw_parts(rows.ids as usize as *const AtomicU64, lines),
-            core::slice::from_raw_parts(rows.epochs as usize as *const AtomicU32, lines),
-            &*(rows.written_by_host as usize as *const AtomicU32),
-            &*(rows.written_by_gpu as usize as *const AtomicU32),
+            core::slice::from_raw_parts(rows.epochs as usize as *const AtomicU64, lines),
+            &*(rows.written_by_host as usize as *const AtomicU64),
+            &*(rows.written_by_gpu as usize as *const AtomicU64),
         )
     };
     let cache = RowCache::new(states, ids, epochs)?;

@@ -48,7 +48,7 @@ pub enum Source {
 pub struct CacheOf<'r> {
     pub cache: RowCache<'r>,
     /// When the launch began: lines of before the last write are none of it.
-    pub epoch: u32,
+    pub epoch: u64,
     pub data: u64,
     pub line_bytes: u32,
 }

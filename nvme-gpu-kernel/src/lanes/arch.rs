@@ -6,6 +6,7 @@
 use crate::lanes::{Call, Shuffle, call, here};
 use nvme_core::sync::{AtomicU64, Order, Scope};
 use std::panic::Location;
+use std::sync::{Mutex, PoisonError};
 
 /// All lanes of a warp.
 pub const FULL: u32 = u32::MAX;
@@ -132,29 +133,35 @@ pub fn sync_block() {
     call(Call::SyncBlock);
 }
 
-fn counter<'a>(counter: *mut u64) -> &'a AtomicU64 {
-    // SAFETY: the callers' callers vouch for the counter; lanes of a launch are one thread.
-    unsafe { &*counter.cast::<AtomicU64>() }
+/// Held while a counter changes: lanes of a launch are one thread, other launches are others.
+static COUNTING: Mutex<()> = Mutex::new(());
+
+/// # Safety
+/// `counter` is valid and 8-byte aligned memory that nothing else writes meanwhile, but as an atomic.
+unsafe fn count(counter: *mut u64, change: impl FnOnce(u64) -> u64) {
+    let _one = COUNTING.lock().unwrap_or_else(PoisonError::into_inner);
+    // SAFETY: the caller's.
+    let counter = unsafe { &*counter.cast::<AtomicU64>() };
+    let was = counter.load(Order::Relaxed, Scope::Gpu);
+    counter.store(change(was), Order::Relaxed, Scope::Gpu);
 }
 
-/// Adds to a counter of the launch.
+/// Adds to a counter.
 ///
 /// # Safety
-/// `counter` is valid and 8-byte aligned memory that nothing writes but the lanes of this launch.
+/// `counter` is valid and 8-byte aligned memory that nothing writes but through this and [`raise`], or as an atomic.
 pub unsafe fn add(to: *mut u64, value: u64) {
-    let to = counter(to);
-    let was = to.load(Order::Relaxed, Scope::Gpu);
-    to.store(was.wrapping_add(value), Order::Relaxed, Scope::Gpu);
+    // SAFETY: the caller's.
+    unsafe { count(to, |was| was.wrapping_add(value)) };
 }
 
-/// Raises a counter of the launch to `value`.
+/// Raises a counter to `value`.
 ///
 /// # Safety
 /// As [`add`].
 pub unsafe fn raise(to: *mut u64, value: u64) {
-    let to = counter(to);
-    let was = to.load(Order::Relaxed, Scope::Gpu);
-    to.store(was.max(value), Order::Relaxed, Scope::Gpu);
+    // SAFETY: the caller's.
+    unsafe { count(to, |was| was.max(value)) };
 }
 
 /// Notes where the lane's parameter lies, for [`word_of_ranges`].

@@ -12,7 +12,7 @@ use nvme_gpu_kernel::rows::{
 use std::rc::Rc;
 
 /// The symbols, in the order in which the driver numbers them.
-pub const NAMES: [&std::ffi::CStr; 10] = [
+pub const NAMES: [&std::ffi::CStr; 11] = [
     c"nvme_gather",
     c"nvme_copy_rows",
     c"nvme_check_rows",
@@ -23,6 +23,7 @@ pub const NAMES: [&std::ffi::CStr; 10] = [
     c"nvme_scatter",
     c"nvme_read_listed",
     c"nvme_follow_rows",
+    c"nvme_end_launch",
 ];
 
 /// Blocks that run at a time.
@@ -61,6 +62,7 @@ launches! {
     follow nvme_follow_rows Follow;
     widen nvme_widen_rows Widened;
     copy nvme_copy_rows Gather;
+    end nvme_end_launch Gather;
     check nvme_check_rows Check;
     write nvme_scatter Scatter;
 }

@@ -438,10 +438,12 @@ pub unsafe extern "C" fn cuLaunchKernel(
         (None, name) if rows::NAMES.contains(&name) => {
             // SAFETY: these kernels take one `Gather`.
             let gather = unsafe { **parameters.cast::<*const Gather>() };
-            match name == rows::NAMES[0] {
-                true => Arc::new(move || rows::gather(gather, grid, block)),
-                false => Arc::new(move || rows::copy(gather, grid, block)),
-            }
+            let run = match name {
+                name if name == rows::NAMES[0] => rows::gather,
+                name if name == rows::NAMES[10] => rows::end,
+                _ => rows::copy,
+            };
+            Arc::new(move || run(gather, grid, block))
         }
         (None, name) if name == examples::NAMES[0] => {
             // SAFETY: this kernel takes one `Args`.

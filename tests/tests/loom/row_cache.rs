@@ -12,7 +12,7 @@ use std::sync::Arc;
 struct Set {
     states: Vec<AtomicU32>,
     ids: Vec<AtomicU64>,
-    epochs: Vec<AtomicU32>,
+    epochs: Vec<AtomicU64>,
     /// The bytes of the line: two halves, which a filler stores one after the other.
     halves: [AtomicU64; 2],
     /// Read beside each load of the halves, written beside each store: the model fails when the two race.
@@ -33,7 +33,7 @@ impl Set {
                 .map(|way| AtomicU32::new(if way == 0 { 0 } else { pinned }))
                 .collect(),
             ids: (0..WAYS).map(|_| AtomicU64::new(0)).collect(),
-            epochs: (0..WAYS).map(|_| AtomicU32::new(0)).collect(),
+            epochs: (0..WAYS).map(|_| AtomicU64::new(0)).collect(),
             halves: [AtomicU64::new(0), AtomicU64::new(0)],
             bytes: UnsafeCell::new(()),
             drive: AtomicU32::new(0),
@@ -50,8 +50,8 @@ impl Set {
     /// then into the line.
     fn gather(&self, id: u64, row: impl Fn() -> u64) -> u64 {
         let epoch = epoch(
-            self.by_host.load(Order::Acquire, Scope::Sys),
-            self.by_gpu.load(Order::Acquire, Scope::Gpu),
+            self.by_host.load(Order::Acquire, Scope::Sys).into(),
+            self.by_gpu.load(Order::Acquire, Scope::Gpu).into(),
         );
         let cache = self.cache();
         if let Some(line) = cache.find(id, epoch) {

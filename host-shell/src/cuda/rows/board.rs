@@ -12,6 +12,7 @@ use nvme_core::gate::{self, Gate};
 use nvme_core::sync::{AtomicU32, AtomicU64, Order, Scope};
 use nvme_gpu_kernel::rows::{Summary, of_worst};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64 as WriteCount, Ordering};
 
 /// A [`Summary`] as the host reads it while a kernel writes it.
 #[derive(Debug)]
@@ -41,7 +42,7 @@ pub(super) struct Board {
     gate: &'static [AtomicU32],
     gate_address: u64,
     /// How many writes of the host have ended.
-    written: &'static AtomicU32,
+    written: &'static WriteCount,
     written_address: u64,
     summaries: &'static [SummaryWords],
     summaries_address: u64,
@@ -66,7 +67,7 @@ impl Board {
         // were forgotten. Both sides use them as atomics alone.
         let (gate, written, summaries) = unsafe {
             let gate = std::slice::from_raw_parts(start.cast::<AtomicU32>(), words);
-            let written = &*start.add(gate_bytes).cast::<AtomicU32>();
+            let written = &*start.add(gate_bytes).cast::<WriteCount>();
             let first = start.add(head).cast::<SummaryWords>();
             let summaries = std::slice::from_raw_parts(first, launches as usize);
             (gate, written, summaries)
@@ -99,7 +100,7 @@ impl Board {
     /// A write has ended.
     pub fn wrote(&self) {
         // Release: pairs with the load of a gather, which reads what was written.
-        self.written.fetch_add(1, Order::Release, Scope::Sys);
+        self.written.fetch_add(1, Ordering::Release);
     }
 
     /// The GPU's address of summary `index`.

@@ -11,7 +11,7 @@ use nvme_gpu_kernel::rows::{Cached, Gather};
 use std::sync::Arc;
 
 /// Bytes of the words of a line.
-const WORDS: u64 = 4 + 8 + 4;
+const WORDS: u64 = 8 + 8 + 4;
 /// Lines that a cache has at most.
 const MOST: u64 = 1 << 31;
 
@@ -72,8 +72,8 @@ impl TableCache {
         Cached {
             gather,
             ids: words,
-            states: words + 8 * lines,
-            epochs: words + 12 * lines,
+            epochs: words + 8 * lines,
+            states: words + 16 * lines,
             data: self.memory.data.address(),
             written_by_host: self.state.board.written_address(),
             written_by_gpu: self.state.written.address(),

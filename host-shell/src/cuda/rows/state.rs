@@ -29,7 +29,7 @@ pub(in super::super) struct RowsState {
     pub free: DeviceMemory,
     /// A result cell for each row under way.
     pub cells: DeviceMemory,
-    /// A `u32`: how many blocks of scatters have ended.
+    /// A `u64`: how many blocks of scatters have ended.
     pub written: DeviceMemory,
     /// A [`Progress`] for each launch.
     pub progress: DeviceMemory,
@@ -58,7 +58,7 @@ impl RowsState {
             patience: timeout * 3 + Duration::from_secs(2),
             free: DeviceMemory::new(gpu, stations as usize * 4)?,
             cells: DeviceMemory::new(gpu, stations as usize * STATION_CELLS as usize * 8)?,
-            written: DeviceMemory::new(gpu, 4)?,
+            written: DeviceMemory::new(gpu, 8)?,
             progress: DeviceMemory::new(gpu, LAUNCHES as usize * size_of::<Progress>())?,
             launches: Mutex::default(),
             is_stopped: AtomicBool::new(false),

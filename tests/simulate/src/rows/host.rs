@@ -116,7 +116,9 @@ impl World<'_> {
     }
 
     fn count_write(&self) {
-        self.written.fetch_add(1, Order::Release, Scope::Sys);
+        // The schedule is one thread.
+        let before = self.written.load(Order::Relaxed, Scope::Sys);
+        self.written.store(before + 1, Order::Release, Scope::Sys);
     }
 
     /// The reset has ended what the writer had under way.

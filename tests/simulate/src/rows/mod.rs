@@ -137,7 +137,7 @@ struct World<'a> {
     cells: &'a [AtomicU64],
     states: &'a [AtomicU32],
     /// Writes of the host that have ended.
-    written: &'a AtomicU32,
+    written: &'a AtomicU64,
     table: Table,
     launches: Vec<Launch>,
     writer: Writer,
@@ -328,9 +328,9 @@ struct Memories {
     line_bytes: u32,
     states: Vec<AtomicU32>,
     ids: Vec<AtomicU64>,
-    epochs: Vec<AtomicU32>,
+    epochs: Vec<AtomicU64>,
     /// Writes of the host that have ended, and of the GPU.
-    written: Vec<AtomicU32>,
+    written: [AtomicU64; 2],
 }
 
 impl Memories {
@@ -343,8 +343,8 @@ impl Memories {
             line_bytes,
             states: atomics(lines),
             ids: (0..lines).map(|_| AtomicU64::new(0)).collect(),
-            epochs: atomics(lines),
-            written: atomics(2),
+            epochs: (0..lines).map(|_| AtomicU64::new(0)).collect(),
+            written: [AtomicU64::new(0), AtomicU64::new(0)],
         }
     }
 
