@@ -254,14 +254,13 @@ impl Choosing {
         let words = words(pages, queries, choice);
         let rows = words.rows();
         let ranks = rows * u64::from(words.most_pages);
-        LaunchSequence::run(self.module.gpu(), stream, |sequence| {
+        LaunchSequence::run_kernels(self.module.gpu(), stream, |sequence| {
             for (function, threads) in [(self.score, ranks), (self.choose, rows * 32)] {
                 // SAFETY: both kernels take one `ChoosePages` and stay loaded; the caller vouches for the addresses.
                 sequence.kernel(|| unsafe { self.launch(function, threads, &words, stream) })?;
             }
             Ok(())
-        })
-        .map(drop)?;
+        })?;
         Ok(Self::chosen(pages, queries, choice))
     }
 

@@ -204,7 +204,7 @@ impl StreamedGemm {
         }
         self.judge(matrix, product, (w, 0), stream)?;
         let grid = blocks(self.blocks.1);
-        LaunchSequence::run(self.module.gpu(), stream, |sequence| {
+        LaunchSequence::run_kernels(self.module.gpu(), stream, |sequence| {
             // SAFETY: the kernels take one `Gemm`; the caller vouches for the addresses.
             sequence.kernel(|| unsafe { self.clear(&gemm, stream) })?;
             // SAFETY: as above.
@@ -213,7 +213,6 @@ impl StreamedGemm {
                 self.module.launch_blocks(stream, resident, grid, &gemm)
             })
         })
-        .map(drop)
     }
 
     /// Judges the vectors, a matrix at `w` if that is not 0, and of the workspace `stages` bytes and the words behind them.

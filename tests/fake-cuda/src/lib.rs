@@ -5,7 +5,8 @@
 //!
 //! The environment variable `FAKE_CUDA`, words with commas between them, makes it another driver or misbehave: `old`, `nogpu`, `two-gpus`, `small` (a GPU of compute capability 7.5), `oom`, `badptx`, `bar` (registers no
 //! doorbells), `noregister` (registers no memory at all, as with confidential computing), `nohostalloc` (gives no pinned
-//! memory), `register-limit=BYTES` (of one registration), `idle` (kernels do nothing), `hang` (kernels never end), `torn`
+//! memory), `register-limit=BYTES` (of one registration), `idle` (kernels do nothing), `hang` (kernels never end), `slow`
+//! (each kernel begins 50 ms later), `torn`
 //! (of litmus tests of two words the second is written, not the first), `nobatch` (knows no copies in batches), `badtrace`
 //! (kernels fill the ring of their events with nonsense and count more of it than there can be), `onebuffer` (all commands
 //! use one buffer).

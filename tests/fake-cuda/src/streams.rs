@@ -28,6 +28,9 @@ pub(crate) type End = Arc<OnceLock<Instant>>;
 /// What a kernel, a copy or a function of the host does: once, or each time that its graph is launched.
 pub(crate) type Work = Arc<dyn Fn() + Send + Sync>;
 
+/// How much later each kernel begins with `FAKE_CUDA=slow`.
+const LATE: Duration = Duration::from_millis(50);
+
 /// How many more kernels, copies and functions of the host are taken before one is refused; below 0 all are.
 static TAKEN_BEFORE_REFUSAL: AtomicI64 = AtomicI64::new(-1);
 
@@ -101,6 +104,9 @@ impl Stream {
             }
             while fault("hang") {
                 std::thread::sleep(Duration::from_millis(50));
+            }
+            if fault("slow") {
+                std::thread::sleep(LATE);
             }
             if !fault("idle") {
                 work();

@@ -5,7 +5,7 @@
 
 use crate::bench::Bench;
 use crate::gather::{dice, few_stations, simulated, text};
-use crate::limits::{finish, give_up, limit};
+use crate::limits::{give_up, limit};
 use crate::reading::planned;
 use crate::report::{Outcome, Report};
 use nvme_compute::experts::{
@@ -185,8 +185,8 @@ impl Drive {
     fn run(&self, job: &Job) -> Outcome<Failures> {
         self.upload(job)?;
         let pending = self.start_on(job, self.stream.handle()).map_err(text)?;
+        // Nothing else is waited for: the results are there.
         let failures = pending.wait(limit()).map_err(text)?.failures;
-        finish(&self.stream);
         let lost = self.check(job)?;
         match (failures.rows, lost) {
             (0, 0) => Ok(failures),
@@ -449,7 +449,6 @@ fn graph(bench: &Bench) -> Outcome<String> {
             }
             std::thread::yield_now();
         }
-        finish(stream);
         Ok(())
     };
     // Experts 0 to 4 of 9, and then one that was never read.

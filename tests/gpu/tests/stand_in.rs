@@ -40,9 +40,14 @@ const BUSY: [&str; 6] = ["--patience", "3", "--limit", "900", "--seconds", "3600
 
 /// Runs the tests `chosen`; all of them pass, and `count` is how many there are.
 fn all_pass(test: &str, count: u32, chosen: &[&str]) {
+    all_pass_with(test, "", count, chosen);
+}
+
+/// The same where the stand-in has `fault`.
+fn all_pass_with(test: &str, fault: &str, count: u32, chosen: &[&str]) {
     let output = run(
         test,
-        "",
+        fault,
         &[&["--commands", "900"][..], &BUSY, chosen].concat(),
     );
     let text = text(&output);
@@ -126,6 +131,20 @@ fn kernels_that_read_and_compute_are_well() {
         "search/",
     ];
     all_pass("compute", 137, &chosen);
+}
+
+/// Each kernel begins 50 ms after the one before it has ended: an operation of several has ended when the last one has.
+#[test]
+fn operations_end_with_their_last_kernel() {
+    let chosen = [
+        "paged/missing-pages",
+        "paged/graph",
+        "paged/fault/status",
+        "experts/shapes/block-4096",
+        "experts/graph",
+        "gather/wide/drive",
+    ];
+    all_pass_with("slow", "slow", 6, &chosen);
 }
 
 #[test]

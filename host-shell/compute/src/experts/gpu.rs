@@ -269,8 +269,7 @@ impl GpuExperts {
     /// reads of experts that are not in the cache, and their products. The stream may be captured, and the graph launched
     /// again with other logits and vectors.
     ///
-    /// The results are there in the order of the stream: the [`Pending`] ends with the reads, before the products. Its rows
-    /// are pieces that were read. A token with an expert whose read failed has NaN as result: [`check`] makes an error of
+    /// The [`Pending`] ends when the results are there: nothing of it uses the memory of `step` then. Its rows are pieces that were read. A token with an expert whose read failed has NaN as result: [`check`] makes an error of
     /// it, and the next step that chooses the expert reads it again.
     ///
     /// # Safety

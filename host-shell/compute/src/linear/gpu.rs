@@ -334,14 +334,13 @@ impl Linear {
         kernels: &[(Function, Blocks)],
         job: &T,
     ) -> Result<()> {
-        LaunchSequence::run(self.module.gpu(), stream, |sequence| {
+        LaunchSequence::run_kernels(self.module.gpu(), stream, |sequence| {
             for (function, blocks) in kernels {
                 // SAFETY: the caller's.
                 sequence.kernel(|| unsafe { self.launch(stream, *function, *blocks, job) })?;
             }
             Ok(())
         })
-        .map(drop)
     }
 
     /// Whether so many large tiles leave more than half of the multiprocessors idle.

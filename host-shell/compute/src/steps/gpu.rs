@@ -270,14 +270,13 @@ impl Steps {
                 Memory::written("index", argmax.index, 1, 8),
             ],
         )?;
-        LaunchSequence::run(self.module.gpu(), stream, |sequence| {
+        LaunchSequence::run_kernels(self.module.gpu(), stream, |sequence| {
             for (function, threads) in [(self.argmax, argmax.elements), (self.take_token, 1)] {
                 // SAFETY: the caller's.
                 sequence.kernel(|| unsafe { self.launch(function, threads, argmax, stream) })?;
             }
             Ok(())
         })
-        .map(drop)
     }
 
     /// # Errors

@@ -215,14 +215,14 @@ impl HostRows {
             }
             false => Some(operation),
         };
-        let put = LaunchSequence::run(&self.gpu, stream, |sequence| {
+        let put = LaunchSequence::run_kernels(&self.gpu, stream, |sequence| {
             sequence.asks_stream();
             // SAFETY: the caller vouches for the request; the operation lives until its last function has run, or with
             // its graph, and the staging memory is the operation's.
             unsafe { queue.put(request, direction, raw) }
         });
         match put {
-            Ok(_) => {
+            Ok(()) => {
                 // Its last function frees it.
                 std::mem::forget(kept);
                 Ok(Pending::of_host(ended, is_captured))

@@ -24,6 +24,8 @@ pub(super) struct RowKernels {
     pub widen_rows: Function,
     /// Blocks of `widen_rows` that are of use.
     pub widen_blocks: u32,
+    /// Ends a launch number, behind kernels that tell the host nothing.
+    pub end_launch: Function,
     pub scatter: Function,
 }
 
@@ -40,6 +42,7 @@ impl RowKernels {
             read_ranges: gathers.function("nvme_read_ranges")?,
             read_listed: gathers.function("nvme_read_listed")?,
             widen_rows: gathers.function("nvme_widen_rows")?,
+            end_launch: gathers.function("nvme_end_launch")?,
             widen_blocks: gpu.multiprocessors()? * WIDEN_BLOCKS,
             scatter: scatters.function("nvme_scatter")?,
             gathers,

@@ -39,12 +39,10 @@ pub use request::{Direction, ReadList, ReadRange, Request, RowTable};
 pub(super) use state::RowsState;
 pub use striped::StripedRows;
 
-use super::captured::keep_with_graph;
 use super::data::GpuData;
 use super::driver::Gpu;
 use super::leftovers::{self, Leftover};
 use super::lent::LentQueues;
-use super::stream::is_capturing;
 use super::tier::Access;
 use crate::controller::Controller;
 use crate::controller::session::{Footing, Session};
@@ -55,9 +53,9 @@ use nvme_core::bringup::NamespaceInfo;
 use nvme_core::spec::nvm;
 use nvme_gpu_kernel::Queues;
 use nvme_gpu_kernel::rows::{
-    BLOCK_WARPS, Gather, Progress, STATION_BYTES, STATION_CELLS, WARP_BYTES, Widened, slot_bytes,
+    BLOCK_WARPS, Gather, STATION_BYTES, STATION_CELLS, WARP_BYTES, Widened, slot_bytes,
 };
-use slot::{LaunchSlot, Named, OfGraph};
+use slot::{LaunchSlot, Named};
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, mpsc};
 use std::thread::JoinHandle;
@@ -321,28 +319,12 @@ impl GpuRows {
             return Ok(Pending::nothing());
         }
         self.check_current(nvm::opcode::READ)?;
-        let _guest = self.gpu().enter()?;
-        let is_captured = is_capturing(stream)?;
-        let number = slot.number();
-        let mut slot = Arc::new(slot.launched(is_captured, kernels, named));
-        if is_captured {
-            keep_with_graph(stream, Box::new(OfGraph(Arc::clone(&slot))))?;
-        }
-        let launch = Gather {
-            progress: self.state.progress.address()
-                + u64::from(number) * size_of::<Progress>() as u64,
-            summary: self.state.board.summary_address(number),
-            ..launch
-        };
         let chunks = launch.count.div_ceil(u64::from(launch.lanes));
         let blocks = chunks.div_ceil(u64::from(BLOCK_WARPS));
         let blocks = blocks.min(u64::from(launch.station_count)) as u32;
-        if let Err(error) = put(kernels, launch, blocks) {
-            if let Some(slot) = Arc::get_mut(&mut slot) {
-                slot.refused();
-            }
-            return Err(error);
-        }
+        let slot = slot.put(launch, (kernels, named), stream, |launch| {
+            put(kernels, launch, blocks)
+        })?;
         Ok(Pending::of_kernel(slot))
     }
 

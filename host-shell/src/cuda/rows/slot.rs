@@ -1,12 +1,15 @@
 //! Numbers of launches: each has words of its own by which it tells of its end, from before the launch until nothing can
 //! run it or ask about it any more.
 
+use super::super::captured::keep_with_graph;
 use super::super::leftovers::{self, Leftover};
+use super::super::stream::is_capturing;
 use super::kernels::RowKernels;
 pub(super) use super::numbers::Named;
 use super::numbers::{Abandoned, LAUNCHES};
 use super::state::RowsState;
 use crate::error::{Error, Result};
+use nvme_gpu_kernel::rows::{Gather, Progress};
 use std::sync::Arc;
 
 /// How far a launch is.
@@ -102,6 +105,44 @@ impl LaunchSlot {
         self.number
     }
 
+    /// The kernels that it was launched with.
+    pub fn kernels(&self) -> Option<&Arc<RowKernels>> {
+        self.kernels.as_ref()
+    }
+
+    /// Puts `launch` into `stream` by `put`, which gets it with the words of this number. Until it has ended, or for as
+    /// long as a graph may run it, `kernels` and what is `named` stay.
+    ///
+    /// # Errors
+    /// Those of `put`, and [`Error::Environment`] with the driver's answer: it is not in the stream then.
+    pub fn put(
+        self,
+        launch: Gather,
+        (kernels, named): (&Arc<RowKernels>, Named),
+        stream: u64,
+        put: impl FnOnce(Gather) -> Result<()>,
+    ) -> Result<Arc<Self>> {
+        let _guest = self.state.gpu.enter()?;
+        let is_captured = is_capturing(stream)?;
+        let launch = Gather {
+            progress: self.state.progress.address()
+                + u64::from(self.number) * size_of::<Progress>() as u64,
+            summary: self.state.board.summary_address(self.number),
+            ..launch
+        };
+        let mut slot = Arc::new(self.launched(is_captured, kernels, named));
+        if is_captured {
+            keep_with_graph(stream, Box::new(OfGraph(Arc::clone(&slot))))?;
+        }
+        if let Err(error) = put(launch) {
+            if let Some(slot) = Arc::get_mut(&mut slot) {
+                slot.refused();
+            }
+            return Err(error);
+        }
+        Ok(slot)
+    }
+
     /// How many launches with this number have ended since it was reserved.
     pub fn ended(&self) -> u32 {
         self.state
@@ -115,7 +156,7 @@ impl LaunchSlot {
     }
 
     /// It is in a stream from now on, or in the graph that the stream is captured in.
-    pub fn launched(mut self, is_captured: bool, kernels: &Arc<RowKernels>, named: Named) -> Self {
+    fn launched(mut self, is_captured: bool, kernels: &Arc<RowKernels>, named: Named) -> Self {
         self.kernels = Some(Arc::clone(kernels));
         self.named = named;
         self.stage = match is_captured {
@@ -129,7 +170,7 @@ impl LaunchSlot {
     }
 
     /// The driver refused the launch.
-    pub fn refused(&mut self) {
+    fn refused(&mut self) {
         if self.stage == Stage::InStream {
             self.stage = Stage::Reserved;
         }
@@ -155,6 +196,6 @@ impl Drop for LaunchSlot {
 }
 
 /// A captured launch, as its graph has it.
-pub(super) struct OfGraph(#[expect(dead_code, reason = "held for its drop")] pub Arc<LaunchSlot>);
+struct OfGraph(#[expect(dead_code, reason = "held for its drop")] Arc<LaunchSlot>);
 
 impl Leftover for OfGraph {}

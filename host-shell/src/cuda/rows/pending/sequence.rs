@@ -2,11 +2,12 @@
 // UNSAFETY: asks the driver about a stream of the caller's.
 #![allow(unsafe_code)]
 
-use super::Pending;
+use super::{By, Pending};
 use crate::cuda::driver::{Gpu, check};
 use crate::cuda::stream::{handle, is_capturing};
 use crate::error::{Error, Result};
 use cudarc::driver::sys::{self, CUresult};
+use nvme_gpu_kernel::rows::Gather;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -21,22 +22,52 @@ const NAP: Duration = Duration::from_micros(100);
 /// Where one of them is refused, those before it are in the stream already, and use the caller's memory. They are waited
 /// for before the error is returned, so that the memory is the caller's again. In a stream that is being captured nothing
 /// runs yet: there the capture ends as an invalid one, so that no graph has a part of an operation.
+///
+/// A kernel that reads nothing from a drive tells the host nothing. Where one comes last, another launch behind it tells
+/// its end, so that the [`Pending`] is done only when no launch of the operation uses the caller's memory any more.
 pub struct LaunchSequence<'g> {
     gpu: &'g Arc<Gpu>,
     stream: u64,
     pending: Pending,
-    /// There are kernels which tell nobody of their end: the stream has to be asked.
+    /// There are kernels which tell nobody of their end: to settle, the stream has to be asked.
     has_kernels: bool,
+    /// One of them comes after all that `pending` knows of.
+    is_silent: bool,
     is_settled: bool,
 }
 
 impl<'g> LaunchSequence<'g> {
-    /// Has `work` put its launches into `stream`, a `CUstream` of `gpu`; all of them as one operation.
+    /// Has `work` put its launches into `stream`, a `CUstream` of `gpu`; all of them as one operation, which has ended
+    /// when all of them have.
     ///
     /// # Errors
     /// Those of `work`, when nothing of what it had launched is under way any more; [`Error::Unfinished`] where that
     /// could not be found out within a minute: then the memory has to stay until the stream has ended.
+    /// [`Error::Environment`] with no launch number free for the end of a kernel that comes last.
     pub fn run(
+        gpu: &'g Arc<Gpu>,
+        stream: u64,
+        work: impl FnOnce(&mut Self) -> Result<()>,
+    ) -> Result<Pending> {
+        Self::run_to(gpu, stream, |sequence| {
+            work(sequence)?;
+            sequence.tell_end()
+        })
+    }
+
+    /// As [`run`](Self::run), for kernels and copies alone, whose end the program learns from the stream.
+    ///
+    /// # Errors
+    /// As [`run`](Self::run).
+    pub fn run_kernels(
+        gpu: &'g Arc<Gpu>,
+        stream: u64,
+        work: impl FnOnce(&mut Self) -> Result<()>,
+    ) -> Result<()> {
+        Self::run_to(gpu, stream, work).map(drop)
+    }
+
+    fn run_to(
         gpu: &'g Arc<Gpu>,
         stream: u64,
         work: impl FnOnce(&mut Self) -> Result<()>,
@@ -46,6 +77,7 @@ impl<'g> LaunchSequence<'g> {
             stream,
             pending: Pending::nothing(),
             has_kernels: false,
+            is_silent: false,
             is_settled: false,
         };
         let worked = work(&mut sequence);
@@ -58,6 +90,8 @@ impl<'g> LaunchSequence<'g> {
 
     /// `next` was put into the stream: its row 0 is row `first_row` of all.
     pub fn add(&mut self, next: Pending, first_row: u64) {
+        // What a stream does later ends later.
+        self.is_silent &= next.parts.is_empty();
         self.pending.append(next, first_row);
     }
 
@@ -67,7 +101,29 @@ impl<'g> LaunchSequence<'g> {
     /// Those of `launch`.
     pub fn kernel(&mut self, launch: impl FnOnce() -> Result<()>) -> Result<()> {
         launch()?;
-        self.has_kernels = true;
+        (self.has_kernels, self.is_silent) = (true, true);
+        Ok(())
+    }
+
+    /// Puts a launch behind a kernel that comes last, by which the host learns of its end.
+    fn tell_end(&mut self) -> Result<()> {
+        if !self.is_silent {
+            return Ok(());
+        }
+        let mut slots = self.pending.parts.iter().filter_map(|part| match &part.by {
+            By::Kernel(slot) => slot.kernels().map(|kernels| (slot, Arc::clone(kernels))),
+            By::Host { .. } => None,
+        });
+        let (before, kernels) = slots.next().ok_or_else(|| {
+            Error::internal("an operation of kernels alone was to be waited for without its stream")
+        })?;
+        let slot = before.state().reserve(1)?.pop();
+        let slot = slot.ok_or_else(|| Error::internal("no launch was reserved"))?;
+        let end = slot.put(Gather::default(), (&kernels, None), self.stream, |launch| {
+            // SAFETY: the kernel takes one `Gather`, of which it uses the words of its number alone.
+            unsafe { kernels.launch(self.stream, kernels.end_launch, 1, &launch) }
+        })?;
+        self.add(Pending::of_kernel(end), 0);
         Ok(())
     }
 
