@@ -122,7 +122,7 @@ fn twice(bench: &Bench) -> Outcome<String> {
     Ok("20 rounds".to_owned())
 }
 
-fn free_bytes() -> Outcome<usize> {
+pub fn free_bytes() -> Outcome<usize> {
     let (mut free, mut total) = (0, 0);
     // SAFETY: writes two numbers.
     match unsafe { sys::cuMemGetInfo_v2(&mut free, &mut total) } {

@@ -2,8 +2,9 @@
 //! stripe and end in the next, and what becomes of rows when a member fails.
 
 use crate::bench::Bench;
-use crate::gather::{Drive, Job, dice, fault_timeout, outages_of, shapes_of};
-use crate::hazards::{outlives, replay};
+use crate::gather::{Drive, Job, dice, fault_timeout, outages_of, shapes_of, text};
+use crate::hazards::{current, outlives, replay};
+use crate::lifetimes::free_bytes;
 use crate::limits::limit;
 use crate::report::{Outcome, Report};
 use nvme_gpu_kernel::rows::code;
@@ -14,6 +15,8 @@ const STRIPE_BYTES: u64 = 32 << 10;
 const MEMBERS: u64 = 3;
 /// The member with a fault.
 const BAD: u64 = 1;
+/// Less GPU memory than so many stores have for their words; of the driver, which allocates 2 MiB at a time, one part.
+const MOST_LOST: usize = 4 << 20;
 
 pub fn all(report: &mut Report, bench: &Bench) {
     report.test("stripes/shapes", |_| {
@@ -39,6 +42,7 @@ pub fn all(report: &mut Report, bench: &Bench) {
             fault_of(bench, fault, comes_back)
         });
     }
+    report.test("stripes/left", |_| left(bench));
     report.case("stripes/graph/replay", |options| {
         let rounds = (options.commands / 1000).clamp(3, 1000);
         let drive = open(bench, "", limit());
@@ -107,5 +111,31 @@ fn fault_of(bench: &Bench, fault: &str, comes_back: bool) -> Outcome<String> {
             return Err(format!("{bad} rows fail after {:?}: {codes:?}", limit()));
         }
         std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+/// Launches whose end nobody waits for, of stores that are closed: their memory comes back.
+fn left(bench: &Bench) -> Outcome<String> {
+    const ROUNDS: usize = 20;
+    let once = || -> Outcome<()> {
+        let drive = open(bench, "", limit())?;
+        let job = Job::new(&drive, drive.table(0, 4096), (0..64).collect(), true, 0)?;
+        for _ in 0..8 {
+            drop(job.start(&drive, &drive.stream)?);
+        }
+        drive.stream.finish().map_err(text)?;
+        job.check(&drive).map(drop)
+    };
+    let drive = open(bench, "", limit())?;
+    current(&drive)?;
+    once()?;
+    let before = free_bytes()?;
+    for _ in 0..ROUNDS {
+        once()?;
+    }
+    let lost = before.saturating_sub(free_bytes()?);
+    match lost < MOST_LOST {
+        true => Ok(format!("{ROUNDS} stores")),
+        false => Err(format!("{lost} bytes did not come back")),
     }
 }

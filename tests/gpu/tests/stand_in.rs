@@ -107,13 +107,14 @@ fn rows_are_well() {
         "scatter/",
         "stripes/shapes",
         "stripes/fault",
+        "stripes/left",
         "stripes/graph/outlives",
         "stripes/wide",
         "by-host/",
         "ranges/",
         "graphs/",
     ];
-    all_pass("rows", 92, &chosen);
+    all_pass("rows", 93, &chosen);
 }
 
 #[test]

@@ -389,7 +389,7 @@ impl GpuRows {
         Some(Gather {
             queues: self.queues(lent),
             gate: self.state.board.gate_address(),
-            stations: self.state.free.address(),
+            stations: self.state.memory.free.address(),
             slots: slots.address(),
             slots_iova: slots.iova().0,
             nsid: self.info.nsid.0,
@@ -401,7 +401,7 @@ impl GpuRows {
     fn queues(&self, lent: &LentQueues) -> Queues {
         Queues {
             queues: lent.set.address(),
-            cells: self.state.cells.address(),
+            cells: self.state.memory.cells.address(),
             queue_count: lent.set.len() as u32,
             cell_count: self.state.stations * STATION_CELLS,
         }

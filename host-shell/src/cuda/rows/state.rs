@@ -18,17 +18,23 @@ use std::time::{Duration, Instant};
 /// Between two looks at the gate.
 const NAP: Duration = Duration::from_micros(20);
 
+/// What every block of a launch uses besides its queues. Launches over stripes keep that of each drive: apart from the
+/// [`RowsState`], which has the list of launches that nobody waits for, so that none of these keeps itself.
+pub(in super::super) struct StationMemory {
+    /// A word for each station, 0 while it is free.
+    pub free: DeviceMemory,
+    /// A result cell for each row under way.
+    pub cells: DeviceMemory,
+}
+
 /// What launches of one store share.
 pub(in super::super) struct RowsState {
     pub gpu: Arc<Gpu>,
     pub(super) board: Board,
     pub stations: u32,
+    pub memory: Arc<StationMemory>,
     /// How long the groups inside may need to leave.
     patience: Duration,
-    /// A word for each station, 0 while it is free.
-    pub free: DeviceMemory,
-    /// A result cell for each row under way.
-    pub cells: DeviceMemory,
     /// A `u64`: how many blocks of scatters have ended.
     pub written: DeviceMemory,
     /// A [`Progress`] for each launch.
@@ -54,10 +60,12 @@ impl RowsState {
             gpu: Arc::clone(gpu),
             board: Board::new(gpu, stations, LAUNCHES)?,
             stations,
+            memory: Arc::new(StationMemory {
+                free: DeviceMemory::new(gpu, stations as usize * 4)?,
+                cells: DeviceMemory::new(gpu, stations as usize * STATION_CELLS as usize * 8)?,
+            }),
             // Two passes over a chunk of rows, each with the grace of a wait, and time to spare.
             patience: timeout * 3 + Duration::from_secs(2),
-            free: DeviceMemory::new(gpu, stations as usize * 4)?,
-            cells: DeviceMemory::new(gpu, stations as usize * STATION_CELLS as usize * 8)?,
             written: DeviceMemory::new(gpu, 8)?,
             progress: DeviceMemory::new(gpu, LAUNCHES as usize * size_of::<Progress>())?,
             launches: Mutex::default(),
@@ -74,9 +82,10 @@ impl RowsState {
         let gate = self.board.gate();
         while let Some(station) = gate.take_lost() {
             let cells = STATION_CELLS as usize * 8;
-            self.cells
+            self.memory
+                .cells
                 .upload(station as usize * cells, &vec![0; cells])?;
-            self.free.upload(station as usize * 4, &[0; 4])?;
+            self.memory.free.upload(station as usize * 4, &[0; 4])?;
         }
         Ok(())
     }

@@ -7,7 +7,7 @@
 
 use super::super::memory::DeviceMemory;
 use super::slot::Named;
-use super::state::RowsState;
+use super::state::StationMemory;
 use super::wide::WideRows;
 use super::{Common, GpuRows, Pending, Request, RowTable, closed};
 use crate::error::{Error, Result};
@@ -32,8 +32,8 @@ pub struct StripedRows {
 struct StripeWords {
     /// A word for each station, 0 while it is free, and a [`Member`] for each drive.
     memory: DeviceMemory,
-    /// The words of the members, which those of the drives name.
-    _states: Vec<Arc<RowsState>>,
+    /// What the words of the drives name.
+    _stations: Vec<Arc<StationMemory>>,
 }
 
 impl StripedRows {
@@ -75,7 +75,7 @@ impl StripedRows {
         Ok(Some(Self {
             words: Arc::new(StripeWords {
                 memory,
-                _states: members.iter().map(|one| Arc::clone(&one.state)).collect(),
+                _stations: stations_of(&members),
             }),
             stations,
             stripe_shift: stripe_bytes.trailing_zeros(),
@@ -175,13 +175,18 @@ impl GpuRows {
         Some(Member {
             queues: self.queues(lent),
             gate: self.state.board.gate_address(),
-            stations: self.state.free.address(),
+            stations: self.state.memory.free.address(),
             slots: slots.address(),
             slots_iova: slots.iova().0,
             nsid: self.info.nsid.0,
             block_shift: self.info.block_bytes.trailing_zeros(),
         })
     }
+}
+
+fn stations_of(members: &[Arc<GpuRows>]) -> Vec<Arc<StationMemory>> {
+    let memory = |one: &Arc<GpuRows>| Arc::clone(&one.state.memory);
+    members.iter().map(memory).collect()
 }
 
 /// Bytes of the words of the stations: the members come after them.
