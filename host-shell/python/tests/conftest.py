@@ -112,7 +112,7 @@ class Device:
         return count
 
 
-def python(text: str, *, check: bool = True, timeout: float = 60, **env: str) -> subprocess.CompletedProcess[str]:
+def python(text: str, *, check: bool = True, timeout: float = 300, **env: str) -> subprocess.CompletedProcess[str]:
     """Runs a program in a process of its own."""
     done = subprocess.run(
         [sys.executable, "-X", "dev", "-c", textwrap.dedent(text)],
