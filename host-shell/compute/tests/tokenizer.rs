@@ -92,3 +92,102 @@ fn an_interrupt_ends_the_work_on_a_text() {
     assert_eq!(error.unwrap_err().to_string(), "stopped");
     assert_eq!(calls, 100);
 }
+
+/// The keys of a GGUF file without tensors.
+struct Keys {
+    count: u64,
+    bytes: Vec<u8>,
+}
+
+impl Keys {
+    fn text(bytes: &mut Vec<u8>, text: &str) {
+        bytes.extend((text.len() as u64).to_le_bytes());
+        bytes.extend(text.as_bytes());
+    }
+
+    /// A value of the type `kind`, whose bytes are given.
+    fn add(&mut self, name: &str, kind: u32, value: &[u8]) {
+        self.count += 1;
+        Self::text(&mut self.bytes, name);
+        self.bytes.extend(kind.to_le_bytes());
+        self.bytes.extend(value);
+    }
+
+    fn add_array(&mut self, name: &str, kind: u32, values: &[Vec<u8>]) {
+        let mut bytes = kind.to_le_bytes().to_vec();
+        bytes.extend((values.len() as u64).to_le_bytes());
+        bytes.extend(values.concat());
+        self.add(name, 9, &bytes);
+    }
+
+    fn file(&self) -> Vec<u8> {
+        let mut file = b"GGUF\x03\0\0\0".to_vec();
+        file.extend(0u64.to_le_bytes());
+        file.extend(self.count.to_le_bytes());
+        file.extend(&self.bytes);
+        file
+    }
+}
+
+/// A tokenizer of the kind SentencePiece with a token for each byte, and `tokens` with their scores behind those.
+fn of_scores(tokens: &[(&str, f32)]) -> Tokenizer {
+    let bytes = (0..=u8::MAX).map(|byte| (format!("<0x{byte:02X}>"), 0.0, 6i32));
+    let tokens = tokens
+        .iter()
+        .map(|(text, score)| ((*text).to_owned(), *score, 1));
+    let all: Vec<(String, f32, i32)> = bytes.chain(tokens).collect();
+    let mut keys = Keys {
+        count: 0,
+        bytes: Vec::new(),
+    };
+    let text = |text: &str| {
+        let mut bytes = Vec::new();
+        Keys::text(&mut bytes, text);
+        bytes
+    };
+    keys.add("tokenizer.ggml.model", 8, &text("llama"));
+    let texts: Vec<Vec<u8>> = all.iter().map(|(name, ..)| text(name)).collect();
+    keys.add_array("tokenizer.ggml.tokens", 8, &texts);
+    let scores: Vec<Vec<u8>> = all.iter().map(|one| one.1.to_le_bytes().to_vec()).collect();
+    keys.add_array("tokenizer.ggml.scores", 6, &scores);
+    let kinds: Vec<Vec<u8>> = all.iter().map(|one| one.2.to_le_bytes().to_vec()).collect();
+    keys.add_array("tokenizer.ggml.token_type", 5, &kinds);
+    keys.add("tokenizer.ggml.add_bos_token", 7, &[0]);
+    keys.add("tokenizer.ggml.add_space_prefix", 7, &[0]);
+    Tokenizer::of(&Catalog::of(&keys.file().as_slice()).unwrap()).unwrap()
+}
+
+/// llama.cpp takes the pair with the highest score, and of equal scores the one that begins first; 0 and -0 are equal.
+#[test]
+fn of_equal_scores_the_leftmost_pair_is_merged() {
+    for scores in [[-1.0, -1.0], [0.0, -0.0]] {
+        let tokenizer = of_scores(&[
+            ("a", -9.0),
+            ("b", -9.0),
+            ("c", -9.0),
+            ("bc", scores[0]),
+            ("ab", scores[1]),
+            ("aa", -2.0),
+            ("caa", -3.0),
+        ]);
+        for (text, expected) in [
+            ("abc", &["ab", "c"][..]),
+            ("babc", &["b", "ab", "c"]),
+            ("bcabc", &["bc", "ab", "c"]),
+            ("aaa", &["aa", "a"]),
+            ("caaab", &["caa", "ab"]),
+            ("bcd", &["bc", "<0x64>"]),
+            ("\u{e9}", &["<0xC3>", "<0xA9>"]),
+        ] {
+            let expected: Vec<u32> = expected
+                .iter()
+                .map(|one| tokenizer.token(one).unwrap())
+                .collect();
+            assert_eq!(
+                tokenizer.encode(text).unwrap(),
+                expected,
+                "{text} {scores:?}"
+            );
+        }
+    }
+}

@@ -120,15 +120,15 @@ fn reachable(pairs: Vec<(String, String)>) -> Vec<(String, String)> {
 }
 
 /// The map of the crate `tokenizers`.
-pub(super) type Numbers = tokenizers::models::bpe::Vocab;
+type Numbers = tokenizers::models::bpe::Vocab;
 
 /// The model of the crate, of lists that were looked through before.
-pub(super) fn built(builder: tokenizers::models::bpe::BpeBuilder) -> Result<BPE> {
+fn built(builder: tokenizers::models::bpe::BpeBuilder) -> Result<BPE> {
     // Its cache of words grows with a text, and finds little in one that is read once.
     builder.cache_capacity(0).build().map_err(internal)
 }
 
-pub(super) fn internal(error: tokenizers::Error) -> Error {
+fn internal(error: tokenizers::Error) -> Error {
     Error::internal(error.to_string())
 }
 

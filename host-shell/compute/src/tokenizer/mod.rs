@@ -1,8 +1,8 @@
 //! Text to tokens and back, by the vocabulary of a GGUF file, as llama.cpp does it.
 //!
-//! The merges are those of Hugging Face's crate `tokenizers`. What comes before them is here: special tokens are cut
-//! out of the text first, then it is split into words (byte-pair encoding, `gpt2`) or its spaces are replaced
-//! (SentencePiece, `llama`).
+//! The merges of the kind `gpt2` are those of Hugging Face's crate `tokenizers`. What comes before them is here: special
+//! tokens are cut out of the text first, then it is split into words (byte-pair encoding, `gpt2`) or its spaces are
+//! replaced (SentencePiece, `llama`).
 
 mod byte_level;
 mod sentence_piece;
@@ -154,7 +154,7 @@ impl Tokenizer {
                 Fragment::Plain(text) => match &self.encoder {
                     Encoder::ByteLevel(encoder) => encoder.encode(text, &mut tokens, check)?,
                     Encoder::SentencePiece(encoder) => {
-                        encoder.encode(text, begins, &mut tokens, check)?;
+                        encoder.encode(&self.vocabulary, text, begins, &mut tokens, check)?;
                     }
                 },
             }

@@ -1,22 +1,29 @@
 //! SentencePiece's byte-pair encoding with byte fallback, as Llama 2 and Mixtral have it.
+//!
+//! Neighbours whose joined text is a token are merged, those of the highest score first; of equal scores the leftmost
+//! pair, as llama.cpp orders them. The crate `tokenizers` has a rank for each pair of texts and none for places, so that
+//! it cannot say "the leftmost of these".
 
-use super::byte_level::{Numbers, built, internal};
 use super::refused;
 use super::vocabulary::{TokenKind, Vocabulary};
 use crate::metadata::MetadataKeys;
 use nvme_host::Result;
-use tokenizers::Model;
-use tokenizers::models::bpe::BPE;
+use std::cmp::Ordering;
+use std::collections::BinaryHeap;
 
 /// Stands for a space.
 const SPACE: char = '\u{2581}';
-
-/// Bytes of tokens that are looked at for pairs: those of a vocabulary of 256,000 words take a hundredth of it.
-const MOST_WORK: usize = 1 << 29;
+/// Merges between two looks at whether the work is still wanted.
+const BATCH: usize = 4096;
 
 /// Writes texts as tokens.
 pub struct Encoder {
-    merges: BPE,
+    /// Of each token.
+    scores: Vec<f32>,
+    /// The tokens of bytes that no other token has.
+    bytes: Vec<u32>,
+    /// Bytes of the longest token.
+    longest: usize,
     /// Whether a text gets a space before it.
     adds_space: bool,
 }
@@ -35,17 +42,20 @@ impl Encoder {
         {
             return Err(refused(format!("tokenizer.ggml.pre is {pre}")));
         }
-        for byte in 0..=u8::MAX {
+        let bytes = (0..=u8::MAX).map(|byte| {
             let name = format!("<0x{byte:02X}>");
-            if vocabulary.token(&name).is_none() {
-                return Err(refused(format!("it has no token {name}")));
-            }
-        }
-        let pairs = pairs(vocabulary, &vocabulary.scores(keys)?)?;
-        let builder =
-            BPE::builder().vocab_and_merges(vocabulary.numbers().collect::<Numbers>(), pairs);
+            let token = vocabulary.token(&name);
+            token.ok_or_else(|| refused(format!("it has no token {name}")))
+        });
+        let scores = vocabulary.scores(keys)?;
         Ok(Self {
-            merges: built(builder.byte_fallback(true))?,
+            scores: scores.into_iter().map(|score| score as f32).collect(),
+            bytes: bytes.collect::<Result<_>>()?,
+            longest: vocabulary
+                .tokens()
+                .map(|(text, ..)| text.len())
+                .max()
+                .unwrap_or(0),
             adds_space: flag("add_space_prefix")?.unwrap_or(true),
         })
     }
@@ -53,58 +63,154 @@ impl Encoder {
     /// Appends the tokens of `text`, which `begins` a text or follows a special token.
     pub fn encode(
         &self,
+        vocabulary: &Vocabulary,
         text: &str,
         begins: bool,
         tokens: &mut Vec<u32>,
         check: &mut dyn FnMut() -> Result<()>,
     ) -> Result<()> {
-        check()?;
         let space = (begins && self.adds_space).then_some(SPACE);
         let others = text.chars().map(|one| if one == ' ' { SPACE } else { one });
         let text: String = space.into_iter().chain(others).collect();
-        let found = self.merges.tokenize(&text).map_err(internal)?;
-        tokens.extend(found.into_iter().map(|token| token.id));
+        let mut merging = Merging::of(self, vocabulary, &text);
+        loop {
+            check()?;
+            if !merging.merge(BATCH) {
+                break;
+            }
+        }
+        for symbol in merging.symbols.iter().filter(|symbol| symbol.bytes > 0) {
+            let text = &text[symbol.begin..symbol.begin + symbol.bytes];
+            match vocabulary.token(text) {
+                Some(token) => tokens.push(token),
+                None => tokens.extend(text.bytes().map(|byte| self.bytes[usize::from(byte)])),
+            }
+        }
         Ok(())
     }
 }
 
-/// The merges that scores stand for: of two neighbours whose joined text is a token, those of the highest score are
-/// joined first.
-fn pairs(vocabulary: &Vocabulary, scores: &[f64]) -> Result<Vec<(String, String)>> {
-    let mut joined: Vec<(&str, f64)> = Vec::new();
-    for ((text, token, kind), score) in vocabulary.tokens().zip(scores) {
-        // Of two tokens with one text the last is the one that is found.
-        if vocabulary.token(text) != Some(token) || text.chars().nth(1).is_none() {
-            continue;
-        }
-        let mut characters = text
-            .char_indices()
-            .map(|(at, one)| &text[at..at + one.len_utf8()]);
-        let missing = characters.find(|one| vocabulary.token(one).is_none());
-        if let (TokenKind::Normal, Some(missing)) = (kind, missing) {
-            return Err(refused(format!(
-                "the token '{text}' has the character '{missing}', for which there is no token"
-            )));
-        }
-        joined.push((text, *score));
+/// A piece of the text: a character, or what was merged. One without bytes is a part of another one.
+#[derive(Clone, Copy)]
+struct Symbol {
+    begin: usize,
+    bytes: usize,
+    /// Its neighbours.
+    before: Option<usize>,
+    after: Option<usize>,
+}
+
+/// Two neighbours whose joined text is a token.
+struct SymbolPair {
+    score: f32,
+    left: usize,
+    right: usize,
+    /// Bytes of both: others, and one of them has been merged meanwhile.
+    bytes: usize,
+}
+
+impl Ord for SymbolPair {
+    /// The greatest is merged first. No score is a NaN.
+    fn cmp(&self, other: &Self) -> Ordering {
+        let by_score = self.score.partial_cmp(&other.score);
+        by_score
+            .unwrap_or(Ordering::Equal)
+            .then(other.left.cmp(&self.left))
     }
-    joined.sort_by(|(_, a), (_, b)| b.total_cmp(a));
-    let mut pairs = Vec::new();
-    let mut work = 0;
-    for (text, _) in joined {
-        for (at, _) in text.char_indices().skip(1) {
-            work += text.len();
-            if work > MOST_WORK {
-                let cause = "its tokens can be joined in too many ways: they are longer than those of texts";
-                return Err(refused(cause.to_owned()));
-            }
-            let (first, second) = text.split_at(at);
-            if vocabulary.token(first).is_some() && vocabulary.token(second).is_some() {
-                pairs.push((first.to_owned(), second.to_owned()));
-            }
+}
+
+impl PartialOrd for SymbolPair {
+    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+impl PartialEq for SymbolPair {
+    fn eq(&self, other: &Self) -> bool {
+        self.cmp(other).is_eq()
+    }
+}
+
+impl Eq for SymbolPair {}
+
+/// A text while its pieces are merged.
+struct Merging<'t> {
+    encoder: &'t Encoder,
+    vocabulary: &'t Vocabulary,
+    text: &'t str,
+    symbols: Vec<Symbol>,
+    pairs: BinaryHeap<SymbolPair>,
+}
+
+impl<'t> Merging<'t> {
+    fn of(encoder: &'t Encoder, vocabulary: &'t Vocabulary, text: &'t str) -> Self {
+        let characters = text.char_indices().enumerate();
+        let mut symbols: Vec<Symbol> = characters
+            .map(|(at, (begin, character))| Symbol {
+                begin,
+                bytes: character.len_utf8(),
+                before: at.checked_sub(1),
+                after: Some(at + 1),
+            })
+            .collect();
+        if let Some(last) = symbols.last_mut() {
+            last.after = None;
+        }
+        let mut merging = Self {
+            encoder,
+            vocabulary,
+            text,
+            symbols,
+            pairs: BinaryHeap::new(),
+        };
+        for right in 1..merging.symbols.len() {
+            merging.look_at(Some(right - 1), Some(right));
+        }
+        merging
+    }
+
+    /// Adds the pair, if there is a token for it.
+    fn look_at(&mut self, left: Option<usize>, right: Option<usize>) {
+        let (Some(left), Some(right)) = (left, right) else {
+            return;
+        };
+        let begin = self.symbols[left].begin;
+        let bytes = self.symbols[left].bytes + self.symbols[right].bytes;
+        if bytes > self.encoder.longest {
+            return;
+        }
+        if let Some(token) = self.vocabulary.token(&self.text[begin..begin + bytes]) {
+            self.pairs.push(SymbolPair {
+                score: self.encoder.scores[token as usize],
+                left,
+                right,
+                bytes,
+            });
         }
     }
-    Ok(pairs)
+
+    /// Merges `most` pairs at most; whether some may be left.
+    fn merge(&mut self, most: usize) -> bool {
+        for _ in 0..most {
+            let Some(pair) = self.pairs.pop() else {
+                return false;
+            };
+            let (left, right) = (self.symbols[pair.left], self.symbols[pair.right]);
+            let is_there = left.bytes > 0 && right.bytes > 0;
+            if !is_there || left.bytes + right.bytes != pair.bytes {
+                continue;
+            }
+            self.symbols[pair.left].bytes = pair.bytes;
+            self.symbols[pair.left].after = right.after;
+            self.symbols[pair.right].bytes = 0;
+            if let Some(after) = right.after {
+                self.symbols[after].before = Some(pair.left);
+            }
+            self.look_at(left.before, Some(pair.left));
+            self.look_at(Some(pair.left), right.after);
+        }
+        true
+    }
 }
 
 /// Appends the bytes of a token.
