@@ -28,6 +28,18 @@ impl Operation {
             buffers: Mutex::new(buffers),
         })
     }
+
+    /// The failure of its first row or query, where the others have ended as they should.
+    ///
+    /// # Errors
+    /// What went wrong with all of it.
+    pub fn failed_row(&self) -> Result<Option<Fault>, Fault> {
+        match self.job.result() {
+            Ok(()) => Ok(None),
+            Err(fault) if fault.row.is_some() => Ok(Some(fault)),
+            Err(fault) => Err(fault),
+        }
+    }
 }
 
 #[pymethods]
@@ -50,6 +62,12 @@ impl Operation {
             drop(buffers);
         }
         Ok(is_done)
+    }
+
+    /// Raises what went wrong with all of it. What became of single rows or queries is left to who asked for it later.
+    fn check_whole(&self) -> PyResult<()> {
+        self.failed_row()?;
+        Ok(())
     }
 
     /// Raises what went wrong, if it has ended and something did.

@@ -11,8 +11,8 @@ use crate::store::Store;
 use crate::view::{Memory, View};
 use crate::wait;
 use nvme_compute::search::{
-    self, Answers, BuildOptions, CpuOptions, GpuSearch, Header, Index, Parameters, Request, Source,
-    Step, Vectors,
+    self, Answers, BuildOptions, CpuOptions, GpuSearch, Header, Index, Metric, Parameters, Request,
+    Source, Step, Vectors,
 };
 use nvme_host::Error;
 use pyo3::prelude::*;
@@ -48,7 +48,7 @@ unsafe fn floats(memory: Memory) -> Vec<f32> {
 }
 
 /// An index of `vectors`, of `elements` elements each, which is written to `store` from byte `offset` on. `shape` is the
-/// most neighbours of a node, candidates of a search, and elements that a byte stands for.
+/// most neighbours of a node, candidates of a search, and elements that a byte stands for; `metric` is a name.
 #[pyfunction]
 pub fn build_index(
     py: Python<'_>,
@@ -57,7 +57,12 @@ pub fn build_index(
     vectors: Py<View>,
     elements: u32,
     shape: (u32, u32, u32),
+    metric: &str,
 ) -> PyResult<Import> {
+    let metric = Metric::of_name(metric).ok_or_else(|| {
+        let cause = format!("no metric is called '{metric}'");
+        Fault::usage(cause, "use 'euclidean' or 'cosine'")
+    })?;
     let store = store.get()?;
     let memory = vectors.get().of_host("vectors", false)?;
     // SAFETY: the view is kept until this returns.
@@ -69,6 +74,7 @@ pub fn build_index(
             degree: shape.0,
             list: shape.1,
             sub_elements: shape.2,
+            metric,
         };
         let count = u64::from(source.count);
         let header = search::build(&store, offset, (source, &vectors), options, &mut |step| {
@@ -89,6 +95,7 @@ fn about(header: &Header) -> serde_json::Value {
     serde_json::json!({
         "count": header.source.count,
         "dim": header.source.elements,
+        "metric": header.metric.name(),
         "degree": header.degree,
         "sub_dim": header.sub_elements,
         "bytes": header.bytes_of_index(),

@@ -223,3 +223,25 @@ def test_searches_that_take_longer_are_waited_for(cuda):
         with pytest.raises(nvme_gpu.Timeout):
             index.check(0)
         index.check(60)
+
+
+def test_an_index_of_angles_divides_by_lengths_and_says_so():
+    given = VECTORS * np.resize([1e-3, 1.0, 500.0], (COUNT, 1)).astype(np.float32)
+    with nvme_gpu.open(SIM) as store:
+        index = nvme_gpu.build_index(store, given, metric="cosine")
+        assert index.metric == "cosine" and nvme_gpu.SearchIndex(store, metric="cosine").metric == "cosine"
+        found = index.search(ASKED * 7, K)
+        unit = given.astype("float64") / np.linalg.norm(given.astype("float64"), axis=1, keepdims=True)
+        asked = ASKED.astype("float64") / np.linalg.norm(ASKED.astype("float64"), axis=1, keepdims=True)
+        cosines = asked @ unit.T
+        best = -np.sort(-cosines, axis=1)[:, :1]
+        assert (np.take_along_axis(cosines, found.ids[:, :1], 1) >= best - 1e-6).mean() > 0.9
+        far = 2 - 2 * np.take_along_axis(cosines, found.ids, 1)
+        assert np.allclose(found.distances, far, atol=1e-4)
+        with pytest.raises(nvme_gpu.Usage, match="the metric 'cosine', not 'euclidean'"):
+            nvme_gpu.SearchIndex(store, metric="euclidean")
+        with pytest.raises(nvme_gpu.Usage, match="no metric is called"):
+            nvme_gpu.build_index(store, given, metric="dot")
+        given[5] = 0
+        with pytest.raises(nvme_gpu.Usage, match="vector 5 has no direction"):
+            nvme_gpu.build_index(store, given, metric="cosine")

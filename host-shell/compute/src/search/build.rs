@@ -2,6 +2,7 @@
 
 use super::graph::Graph;
 use super::header::{HEADER_BYTES, Header, checksum};
+use super::metric::Metric;
 use super::quantise;
 use super::source::{Source, Vectors};
 use nvme_compute_kernel::search::walk::sum_of;
@@ -26,6 +27,8 @@ pub struct BuildOptions {
     pub list: u32,
     /// Elements that a byte stands for.
     pub sub_elements: u32,
+    /// By what vectors are compared.
+    pub metric: Metric,
 }
 
 impl Default for BuildOptions {
@@ -34,6 +37,7 @@ impl Default for BuildOptions {
             degree: MOST_DEGREE,
             list: 100,
             sub_elements: 4,
+            metric: Metric::Euclidean,
         }
     }
 }
@@ -62,6 +66,8 @@ pub fn build(
 ) -> Result<Header> {
     let mut header = header(source, vectors, options)?;
     check_place(store, offset, &header)?;
+    let vectors = options.metric.of_vectors(vectors)?;
+    let vectors = &*vectors;
     let sub_elements = options.sub_elements as usize;
     let centroids = quantise::train(vectors, sub_elements, source.seed);
     let codes = quantise::encode(vectors, sub_elements, &centroids);
@@ -103,6 +109,7 @@ fn header(source: Source, vectors: &Vectors, options: BuildOptions) -> Result<He
         tag: mix(mix(source.seed) ^ shape) as u32,
         centroids_sum: 0,
         codes_sum: 0,
+        metric: options.metric,
     };
     let cause = match options.list {
         1..=MOST_BUILD_LIST => header.check().err(),

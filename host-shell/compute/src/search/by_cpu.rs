@@ -55,6 +55,7 @@ impl Index {
             source: std::io::Error::other(why),
         })?;
         let elements = self.header().source.elements as usize;
+        let queries = self.header().metric.of_queries(queries, elements);
         let groups = queries.par_chunks(options.together.max(1) * elements);
         let run = || groups.map(|group| self.group(group, parameters)).collect();
         let groups: Vec<Answers> = pool.install(run);

@@ -3,7 +3,7 @@
 #![allow(unsafe_code)]
 
 use super::index::Index;
-use super::{Answers, Parameters};
+use super::{Answers, Metric, Parameters};
 use nvme_compute_kernel::search::{CENTROIDS, Search};
 use nvme_compute_kernel::{SEARCH_PTX, kernel};
 use nvme_gpu_kernel::rows::BLOCK_WARPS;
@@ -16,7 +16,7 @@ use std::time::Duration;
 /// Addresses of the memory of a launch, on the GPU of the store; each is a multiple of 4, `ids` of 8.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Request {
-    /// Queries: as many `f32` for each as the vectors of the index have elements.
+    /// Queries: as many `f32` for each as the vectors of the index have elements, of length 1 for [`Metric::Cosine`].
     pub queries: u64,
     /// How many, below 2^32.
     pub count: u64,
@@ -42,6 +42,7 @@ pub struct GpuSearch {
     /// Of each warp of each station.
     tables: ManuallyDrop<DeviceMemory>,
     words: Search,
+    metric: Metric,
     gpu: Arc<Gpu>,
 }
 
@@ -89,6 +90,7 @@ impl GpuSearch {
             codes,
             tables,
             words,
+            metric: header.metric,
             gpu: Arc::clone(gpu),
         })
     }
@@ -191,6 +193,7 @@ impl GpuSearch {
             let memory = DeviceMemory::new(&self.gpu, bytes.max(8));
             memory.map(ManuallyDrop::new)
         };
+        let queries = self.metric.of_queries(queries, elements);
         let bytes: Vec<u8> = queries.iter().flat_map(|x| x.to_le_bytes()).collect();
         let mut all = [
             memory(bytes.len())?,

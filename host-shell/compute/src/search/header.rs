@@ -1,5 +1,6 @@
 //! The first block of an index: what the rest of it is. All of it is checked before it is used.
 
+use super::metric::Metric;
 use super::source::{Kind, Source};
 use nvme_compute_kernel::search::{self, CENTROIDS, MOST_DEGREE, MOST_ELEMENTS, NODE_BYTES};
 
@@ -29,6 +30,8 @@ pub struct Header {
     pub centroids_sum: u64,
     /// That of the codes.
     pub codes_sum: u64,
+    /// By what its vectors are compared.
+    pub metric: Metric,
 }
 
 impl Header {
@@ -55,7 +58,11 @@ impl Header {
         }
         let kind = Kind::ALL.get(word(12) as usize);
         let kind = kind.ok_or_else(|| format!("vectors of kind {}", word(12)))?;
+        let metric = usize::try_from(long(64)).ok();
+        let metric = metric.and_then(|number| Metric::ALL.get(number));
+        let metric = metric.ok_or_else(|| format!("a metric of the number {}", long(64)))?;
         let header = Self {
+            metric: *metric,
             source: Source {
                 kind: *kind,
                 seed: long(16),
@@ -69,9 +76,6 @@ impl Header {
             centroids_sum: long(48),
             codes_sum: long(56),
         };
-        if long(64) != 0 {
-            return Err("words that this version does not know".to_owned());
-        }
         header.check()?;
         Ok(header)
     }
@@ -127,6 +131,7 @@ impl Header {
             (16, self.source.seed),
             (48, self.centroids_sum),
             (56, self.codes_sum),
+            (64, self.metric as u64),
         ] {
             put(at, word, 8);
         }

@@ -17,6 +17,7 @@ mod gpu;
 mod graph;
 mod header;
 mod index;
+mod metric;
 mod quantise;
 mod source;
 
@@ -27,6 +28,7 @@ pub use gpu::{GpuSearch, Request};
 pub use graph::Graph;
 pub use header::{HEADER_BYTES, Header, checksum};
 pub use index::Index;
+pub use metric::Metric;
 pub use nvme_compute_kernel::search::{
     MOST_BEAM, MOST_DEGREE, MOST_ELEMENTS, MOST_LIST, MOST_RESULTS, code,
 };

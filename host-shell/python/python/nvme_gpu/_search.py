@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
-from typing import Any, Callable, NamedTuple
+from typing import Any, Callable, Literal, NamedTuple
 
 from . import _buffers, _dtypes, _native
 from ._errors import Timeout, Usage
 from ._held import Launching
 from ._native import Array, View
 from ._store import Check, Store, _known, _same_gpu, _view_of_array, _whole
+
+Metric = Literal["euclidean", "cosine"]
 
 _MOST_RESULTS, _MOST_LIST, _MOST_BEAM = 32, 256, 32
 _DTYPES = (("int64", 8), ("float32", 4), ("int32", 4), ("int32", 4))
@@ -34,7 +36,8 @@ class SearchIndex(Launching):
     Its graph lies on the device, a node of 4 KiB for each vector; codes of the vectors lie in memory (:attr:`memory_bytes`
     of the host, and of the store's GPU, if it has one). Made by :func:`build_index` and by ``nvme-gpu search build``.
 
-    ``offset``: where the index begins, in bytes. Closing the store closes it. Any number of threads may use it.
+    ``offset``: where the index begins, in bytes. ``metric``: ``"euclidean"`` or ``"cosine"``, where an index of the other
+    one is refused; None takes either. Closing the store closes it. Any number of threads may use it.
 
     Raises :class:`NvmeGpuError` for bytes that are no index, or a damaged one.
     """
@@ -42,12 +45,15 @@ class SearchIndex(Launching):
     __slots__ = ("_store", "_native", "_info", "__weakref__")
     _LAUNCHED = "searches"
 
-    def __init__(self, store: Store, offset: int = 0) -> None:
+    def __init__(self, store: Store, offset: int = 0, *, metric: Metric | None = None) -> None:
         if not isinstance(store, Store):
             raise TypeError(f"store is of the type {type(store).__name__}: use nvme_gpu.open")
         self._store = store
         self._native = _native.SearchIndex(store._native, _whole("offset", offset, 0, (1 << 63) - 1))
-        self._info: dict[str, int] = json.loads(self._native.info())
+        self._info: dict[str, Any] = json.loads(self._native.info())
+        if metric is not None and metric != self.metric:
+            self._native.close()
+            raise Usage(f"the index has the metric {self.metric!r}, not {metric!r}", "open it as it was made")
 
     @property
     def store(self) -> Store:
@@ -57,25 +63,36 @@ class SearchIndex(Launching):
     @property
     def dim(self) -> int:
         """Elements of a vector."""
-        return self._info["dim"]
+        found: int = self._info["dim"]
+        return found
+
+    @property
+    def metric(self) -> Metric:
+        """By what vectors are compared."""
+        found: Metric = self._info["metric"]
+        return found
 
     @property
     def degree(self) -> int:
         """Neighbours of a node at most."""
-        return self._info["degree"]
+        found: int = self._info["degree"]
+        return found
 
     @property
     def nbytes(self) -> int:
         """Bytes of the index on the store."""
-        return self._info["bytes"]
+        found: int = self._info["bytes"]
+        return found
 
     @property
     def memory_bytes(self) -> int:
         """Bytes of its codes in memory."""
-        return self._info["memory_bytes"]
+        found: int = self._info["memory_bytes"]
+        return found
 
     def __len__(self) -> int:
-        return self._info["count"]
+        found: int = self._info["count"]
+        return found
 
     def search(
         self,
@@ -88,7 +105,8 @@ class SearchIndex(Launching):
         stream: Any = None,
         check: Check | None = None,
     ) -> Nearest:
-        """The ``k`` nearest vectors of each query, by squared Euclidean distance.
+        """The ``k`` nearest vectors of each query, by squared Euclidean distance. An index of the metric ``"cosine"``
+        divides queries by their lengths first, as it did its vectors: its distances are ``2 - 2 * cos``.
 
         ``queries``: float32 of the shape ``(queries, dim)``, or ``(dim,)`` for one. Where they lie decides who searches:
         ``threads`` threads for memory of the host; for tensors of torch on the store's GPU a kernel that reads the nodes
@@ -124,7 +142,9 @@ class SearchIndex(Launching):
         views = [_view_of_array(one) if isinstance(one, Array) else _buffers.view(one, "an answer", writable=True) for one in found]
         operation = self._native.search(view, (views[0], views[1], views[2], views[3]), given, threads)
         operation.wait()
-        if check != "later":
+        if check == "later":
+            operation.check_whole()
+        else:
             operation.check()
         return Nearest(*found)
 
@@ -137,6 +157,9 @@ class SearchIndex(Launching):
         torch: Any = _buffers.torch()
         number = _buffers.stream_of(stream)
         current = _buffers.stream_of(None)
+        if self.metric == "cosine":
+            wide = queries.double()
+            queries = (wide / wide.norm(dim=-1, keepdim=True)).float()
         found = [
             torch.empty(one, dtype=getattr(torch, dtype), device=queries.device) for one, (dtype, _) in zip(shapes, _DTYPES)
         ]
@@ -168,6 +191,7 @@ def build_index(
     degree: int = 64,
     candidates: int = 100,
     sub_dim: int | None = None,
+    metric: Metric = "euclidean",
     progress: Callable[[int, int], object] | None = None,
 ) -> SearchIndex:
     """Makes an index of ``vectors``, writes it to ``store`` from byte ``offset`` on, a multiple of 4,096, and opens it.
@@ -179,9 +203,12 @@ def build_index(
     more make a better graph, more slowly. ``sub_dim``: elements that a byte of code stands for, 1 to ``dim``;
     None: 4, or ``dim`` where that is less.
 
+    ``metric``: by what vectors are compared: ``"euclidean"``, the squared distance, or ``"cosine"``, for which they are
+    divided by their lengths.
+
     ``progress(done, total)`` is called now and then and at the end. What it raises, and Ctrl-C, end the work soon.
 
-    Raises :class:`Usage` for vectors that are not finite or do not fit, and for a store that is for reading only.
+    Raises :class:`Usage` for vectors that are not finite, do not fit or with ``"cosine"`` have only zeros, and for a store that is for reading only.
     """
     if not isinstance(store, Store):
         raise TypeError(f"store is of the type {type(store).__name__}: use nvme_gpu.open")
@@ -193,7 +220,7 @@ def build_index(
     if sub_dim is None:
         sub_dim = min(4, max(1, view.shape[1]))
     shape = (_whole("degree", degree, 0, most), _whole("candidates", candidates, 0, most), _whole("sub_dim", sub_dim, 0, most))
-    started = _native.build_index(store._native, place, view, min(view.shape[1], most), shape)
+    started = _native.build_index(store._native, place, view, min(view.shape[1], most), shape, metric)
     try:
         while not started.wait(None if progress is None else 0.1):
             done, total = started.progress()

@@ -4,7 +4,8 @@ use super::place::Place;
 use crate::common::{WriteArgs, check_stop, images, number, output, progress, say};
 use clap::Args;
 use nvme_compute::search::{
-    BuildOptions, HEADER_BYTES, Header, Kind, MOST_DEGREE, MOST_ELEMENTS, Source, Step, build,
+    BuildOptions, HEADER_BYTES, Header, Kind, MOST_DEGREE, MOST_ELEMENTS, Metric, Source, Step,
+    build,
 };
 use nvme_host::{Error, Result, Store, units};
 use serde_json::json;
@@ -33,6 +34,9 @@ pub struct Build {
     /// Elements of a vector
     #[arg(long, value_name = "N", default_value_t = 128, value_parser = number::<u32>(1..=MOST_ELEMENTS.into()))]
     dim: u32,
+    /// By what vectors are compared: euclidean, or cosine, for which vectors and queries are divided by their lengths
+    #[arg(long, value_name = "METRIC", default_value = "euclidean", value_parser = metric)]
+    metric: Metric,
     /// Other vectors for another number
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = number::<u64>(0..=u64::MAX))]
     seed: u64,
@@ -59,6 +63,7 @@ impl Build {
             degree: self.degree,
             list: self.build_list,
             sub_elements: self.sub_dim.unwrap_or(self.dim.min(4)),
+            metric: self.metric,
         };
         let created = self.create(&source, options)?;
         let built = self.build(source, options);
@@ -121,6 +126,7 @@ impl Build {
             tag: 0,
             centroids_sum: 0,
             codes_sum: 0,
+            metric: options.metric,
         };
         let bytes = self.place.offset.checked_add(header.bytes_of_index());
         let file = std::fs::File::create_new(path).map_err(Error::file("create", path))?;
@@ -150,7 +156,7 @@ impl Build {
                 "device": store.path().device,
                 "offset": self.place.offset,
                 "vectors": self.vectors.name(), "count": self.count, "dim": self.dim, "seed": self.seed,
-                "degree": self.degree, "build_list": self.build_list, "sub_dim": header.sub_elements,
+                "metric": header.metric.name(), "degree": self.degree, "build_list": self.build_list, "sub_dim": header.sub_elements,
                 "bytes": header.bytes_of_index(), "memory_bytes": memory,
                 "vectors_s": seconds[0], "graph_s": seconds[1], "write_s": seconds[2],
             }));
@@ -169,6 +175,11 @@ impl Build {
         ));
         Ok(())
     }
+}
+
+fn metric(text: &str) -> std::result::Result<Metric, String> {
+    let found = Metric::of_name(text);
+    found.ok_or_else(|| format!("no metric is called '{text}'; there are euclidean, cosine"))
 }
 
 fn kind(text: &str) -> std::result::Result<Kind, String> {

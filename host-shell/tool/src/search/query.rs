@@ -108,7 +108,7 @@ impl Query {
         let mut all = json!({
             "device": store.path().device,
             "vectors": source.kind.name(), "count": source.count, "dim": source.elements, "seed": source.seed,
-            "degree": header.degree, "sub_dim": header.sub_elements,
+            "metric": header.metric.name(), "degree": header.degree, "sub_dim": header.sub_elements,
             "bytes": header.bytes_of_index(), "memory_bytes": index.memory_bytes(),
             "k": self.k, "beam": self.beam, "list": self.list,
             "queries": self.queries, "checked": checked, "runs": self.runs,
@@ -163,8 +163,11 @@ impl Query {
             return Ok(Vec::new());
         }
         let bar = progress::spinner("comparing all vectors");
-        let vectors = index.header().source.vectors()?;
-        let nearest = exact::nearest(&vectors, queries, self.k as usize);
+        let (source, metric) = (index.header().source, index.header().metric);
+        let vectors = source.vectors()?;
+        let vectors = metric.of_vectors(&vectors)?;
+        let queries = metric.of_queries(queries, source.elements as usize);
+        let nearest = exact::nearest(&vectors, &queries, self.k as usize);
         bar.finish_and_clear();
         Ok(nearest)
     }
