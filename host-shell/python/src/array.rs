@@ -94,7 +94,8 @@ impl Array {
                 let count = bytes.div_ceil(64);
                 let refused = |_| PyMemoryError::new_err(format!("{bytes} bytes"));
                 lines.try_reserve_exact(count).map_err(refused)?;
-                lines.resize(count, Line([0; 64]));
+                // Writes each byte, which takes a second for some gigabytes.
+                py.detach(|| lines.resize(count, Line([0; 64])));
                 let address = lines.as_ptr().expose_provenance() as u64;
                 (Memory::Host(lines), address)
             }
@@ -161,12 +162,12 @@ impl Array {
         }
         let mut bytes = vec![0; self.bytes];
         let bytes = match &*memory {
-            Memory::Host(lines) => {
+            Memory::Host(lines) => py.detach(|| {
                 for (to, from) in bytes.chunks_mut(64).zip(lines) {
                     to.copy_from_slice(&from.0[..to.len()]);
                 }
                 bytes
-            }
+            }),
             Memory::Gpu(..) => wait::of(py, move || {
                 if let Memory::Gpu(memory, _) = &*memory {
                     memory.download(0, &mut bytes)?;
@@ -265,7 +266,7 @@ impl Array {
         };
         let owner: Box<dyn Send + Sync> = match &**memory {
             Memory::Host(lines) if is_copy => {
-                let copied = lines.clone();
+                let copied = py.detach(|| lines.clone());
                 described.address = copied.as_ptr().expose_provenance() as u64;
                 Box::new(Memory::Host(copied))
             }

@@ -219,6 +219,11 @@ impl Flights {
         Ok(true)
     }
 
+    /// Keeps a failure for [`check`](Self::check), unless one is there.
+    pub fn keep_failure(&self, fault: Fault) {
+        lock(&self.failed).get_or_insert(fault);
+    }
+
     /// # Errors
     /// The first failure that was not reported yet.
     pub fn check(&self) -> Result<(), Fault> {

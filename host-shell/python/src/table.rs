@@ -375,6 +375,14 @@ impl Table {
         self.flights.wait(py, timeout)
     }
 
+    /// Keeps the failure of a row of `operation`, which has ended, for `check`. Raises what went wrong with all of it.
+    fn keep_failure(&self, operation: &Operation) -> PyResult<()> {
+        if let Some(fault) = operation.failed_row()? {
+            self.flights.keep_failure(fault);
+        }
+        Ok(())
+    }
+
     /// Whether no gather is under way on the GPU.
     fn is_idle(&self) -> bool {
         self.flights.reap();

@@ -414,3 +414,36 @@ def test_failures_of_the_gpu(cuda):
                 failed.add(number)
         assert failed == {1} and len(kv) == 2 and kv.get_block_ids_with_load_errors() == {7}
     drain()
+
+
+def test_a_move_that_has_not_ended_moved_nothing():
+    class Late:
+        def check(self):
+            raise nvme_gpu.Timeout("gathers of this table have not ended", "wait", "unfinished")
+
+    class Status:
+        def __len__(self):
+            return 3
+
+        def tolist(self):
+            raise AssertionError("it waits for the stream of the move")
+
+    moved = nvme_gpu._kv_moves.Move(Late(), None, None, Status(), None)
+    bad, error = moved.wait()
+    assert bad == {0, 1, 2} and error.code == "unfinished"
+
+
+def test_blocks_in_use_are_not_looked_through_for_one_that_makes_room(store):
+    kv = opened(store, blocks=8)
+    for number in range(8):
+        saved(kv, str(number), range(number * 100, number * 100 + 5), [number], caches())
+    for number in range(7):
+        assert kv.get_num_new_matched_tokens(str(number), range(number * 100, number * 100 + 5)) == TOKENS
+    assert len(kv._idle) == 1 and len(kv) == 8
+    saved(kv, "new", range(5000, 5005), [0], caches())
+    assert kv.get_num_new_matched_tokens("other", range(700, 705)) == 0
+    for number in range(7):
+        kv.request_finished(str(number))
+    assert len(kv._idle) == len(kv) == 8
+    kv.clear()
+    assert len(kv) == 0 and kv.free == 8

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import array
+import sys
 import threading
+import time
 
 import pytest
 
@@ -338,3 +340,41 @@ def test_lists_in_lists_are_bounded(store):
         table.scatter([1], [endless])
     while isinstance(deep, list):
         deep = deep[0]
+
+
+def test_a_check_that_is_left_for_later_raises_once(store):
+    table = rows_of(store, 100, 4)
+    table.gather([1, 200], check="later")
+    with pytest.raises(nvme_gpu.Usage, match="row 1"):
+        table.check()
+    table.check()
+    table.gather([1], check="later")
+    table.check()
+
+
+def test_memory_is_made_while_other_threads_run():
+    count, is_over = [0], []
+
+    def counts():
+        while not is_over:
+            count[0] += 1
+            time.sleep(0.0005)
+
+    before = sys.getswitchinterval()
+    thread = threading.Thread(target=counts)
+    thread.start()
+    # From here on a thread runs only where another one lets it.
+    sys.setswitchinterval(1000)
+    try:
+        ran = []
+        for _ in range(50):
+            first = count[0]
+            made = nvme_gpu.Array((64 << 20,), "uint8", 1)
+            ran.append(count[0] - first)
+            assert made.nbytes == 64 << 20
+            time.sleep(0.001)
+    finally:
+        sys.setswitchinterval(before)
+        is_over.append(True)
+        thread.join()
+    assert any(ran)

@@ -505,3 +505,47 @@ def test_two_ranks_average_as_ddp_does(tmp_path):
     said = [one.communicate(timeout=300)[0] for one in both]
     assert [one.returncode for one in both] == [0, 0], "\n".join(said)
     assert all("ok" in text for text in said), said
+
+
+def test_sums_of_squares_stay_what_they_were(store):
+    """torch converts the state of a weight of half precision, where the sums would be rounded or infinite."""
+    table = store.table(0, shape=(20, 4), dtype="float32")
+    table.scatter(torch.arange(20), torch.zeros(20, 4))
+    disk = DiskEmbedding(table).half()
+    optimizer = DiskAdagrad(disk.parameters(), lr=0.5)
+    sums = torch.linspace(1, 1e9, 20)
+    optimizer.load_state_dict({**optimizer.state_dict(), "state": {0: {"sums": sums}}})
+    kept = optimizer.state[disk.weight]["sums"]
+    assert kept.dtype is torch.float32 and torch.equal(kept, sums) and kept is not sums
+    assert torch.equal(optimizer.state_dict()["state"][0]["sums"], sums)
+
+
+def test_a_state_that_would_freeze_rows_is_refused_by_name(store):
+    table = store.table(0, shape=(20, 4), dtype="float32")
+    table.scatter(torch.arange(20), torch.zeros(20, 4))
+    disk = DiskEmbedding(table)
+    optimizer = DiskAdagrad(disk.parameters(), lr=0.5)
+    state = optimizer.state_dict()
+    for bad in (float("inf"), float("nan"), -1.0):
+        sums = torch.ones(20)
+        sums[7] = bad
+        with pytest.raises(nvme_gpu.Usage, match="row 7"):
+            optimizer.load_state_dict({**state, "state": {0: {"sums": sums}}})
+    for sums in (torch.ones(20).half(), torch.ones(19), torch.ones(20).double(), [1.0] * 20):
+        with pytest.raises(nvme_gpu.Usage, match="the sums of squares are"):
+            optimizer.load_state_dict({**state, "state": {0: {"sums": sums}}})
+    with pytest.raises(nvme_gpu.Usage, match="'momentum_buffer'"):
+        optimizer.load_state_dict({**state, "state": {0: {"momentum_buffer": torch.ones(20, 4)}}})
+    with pytest.raises(nvme_gpu.Usage, match="eps is nan"):
+        group = {**state["param_groups"][0], "eps": float("nan")}
+        optimizer.load_state_dict({**state, "param_groups": [group]})
+    assert not optimizer.state[disk.weight]
+    other = torch.optim.SGD([torch.nn.Parameter(torch.zeros(2))], lr=0.1, momentum=0.9)
+    with pytest.raises(nvme_gpu.Usage, match="which DiskSGD does not know"):
+        DiskSGD(disk.parameters()).load_state_dict(other.state_dict())
+    # What overflows while it is added up is refused before a row is written.
+    (disk(torch.tensor([3])) * 1e19).sum().backward()
+    with pytest.raises(nvme_gpu.Usage, match="row 3"):
+        for _ in range(20):
+            optimizer.step()
+    assert torch.isfinite(optimizer.state[disk.weight]["sums"]).all()

@@ -24,6 +24,10 @@ def _rate(name: str, value: Any) -> float:
     return number
 
 
+# What schedulers and newer versions of torch add to a group of parameters.
+_OF_TORCH = {"params", "initial_lr", "param_names"}
+
+
 class _RowOptimizer(_torch.optim.Optimizer):
     """What both have in common: gradients are judged, then rows are written."""
 
@@ -52,6 +56,47 @@ class _RowOptimizer(_torch.optim.Optimizer):
                     f"rows of {table.stored_dtype} that come out as {table.dtype} are not written",
                     "use a table of the stored dtype, or weight.requires_grad_(False)",
                 )
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Goes on from what ``state_dict()`` of an optimizer of this kind returned: nothing is converted.
+
+        Raises :class:`Usage` for what this optimizer does not know, and for numbers that would not train a row as they
+        did there: nothing has changed then.
+        """
+        kept = self._judged(state_dict)
+        super().load_state_dict(state_dict)
+        # torch converts the state of a weight to the dtype of the weight.
+        for weight, one in kept:
+            for name, value in one.items():
+                self.state[weight][name] = value.detach().to(device=weight.device, copy=True)
+
+    def _judged(self, state_dict: Any) -> list[tuple[Any, dict[str, Any]]]:
+        """The state of each weight."""
+        if not isinstance(state_dict, dict) or not {"state", "param_groups"} <= state_dict.keys():
+            raise Usage("this is no state of an optimizer", "pass what state_dict() returned")
+        groups, mine = state_dict["param_groups"], self.param_groups
+        sizes, own = ([len(group["params"]) for group in one] for one in (groups, mine))
+        if sizes != own:
+            raise Usage(f"the state is of groups of {sizes} weights, and this optimizer has {own}", "load it into the same")
+        weights: dict[Any, Any] = {}
+        for group, of_mine in zip(groups, mine):
+            unknown = sorted(group.keys() - of_mine.keys() - _OF_TORCH)
+            if unknown:
+                raise Usage(f"the state has {unknown[0]!r}, which {type(self).__name__} does not know", "load it elsewhere")
+            self._judge({**of_mine, **group, "params": of_mine["params"]})
+            weights.update(zip(group["params"], of_mine["params"]))
+        kept = []
+        for key, one in state_dict["state"].items():
+            if key not in weights:
+                raise Usage(f"the state has a weight {key!r}, which none of its groups has", "pass what state_dict() returned")
+            for name, value in one.items():
+                self._judge_state(weights[key], name, value)
+            kept.append((weights[key], one))
+        return kept
+
+    def _judge_state(self, weight: Any, name: str, value: Any) -> None:
+        """Refuses what a weight's state cannot be."""
+        raise Usage(f"the state has {name!r} of a weight, which {type(self).__name__} does not keep", "load it elsewhere")
 
     @_torch.no_grad()  # type: ignore[untyped-decorator]
     def step(self, closure: Any = None) -> Any:
@@ -99,11 +144,15 @@ class _RowOptimizer(_torch.optim.Optimizer):
                 f"the gradient of row {wrong}, or what the row changes by, is not finite",
                 "no row was written: look for inf and NaN in the loss, lower lr, or use torch.amp.GradScaler",
             )
+        self._judge_kept(ids, kept)
         return [(weight, table, ids, change, kept)]
 
     def _change(self, weight: Any, group: dict[str, Any], ids: Any, grad: Any) -> tuple[Any, Any]:
         """What is added to the rows ``ids``, which are different ones, and what :meth:`_keep` gets once it is."""
         raise NotImplementedError
+
+    def _judge_kept(self, ids: Any, kept: Any) -> None:
+        """Refuses what the next step could not go on from."""
 
     def _keep(self, weight: Any, ids: Any, kept: Any) -> None:
         """Keeps what the next step needs of this one."""
@@ -126,7 +175,7 @@ class DiskSGD(_RowOptimizer):
 
 class DiskAdagrad(_RowOptimizer):
     """Row-wise Adagrad for the weights of :class:`DiskEmbedding` modules: one sum of squares for each row, in memory of
-    the weight's device, and in ``state_dict``.
+    the weight's device, and in ``state_dict``, in float32 whatever the weight's dtype is.
 
     ``eps`` is added to the root of the sum; the rest is as in :class:`DiskSGD`.
     """
@@ -147,14 +196,44 @@ class DiskAdagrad(_RowOptimizer):
 
     def _change(self, weight: Any, group: dict[str, Any], ids: Any, grad: Any) -> tuple[Any, Any]:
         sums = self.state[weight].get("sums")
-        before = 0.0 if sums is None else sums[ids].float()
+        if sums is not None:
+            self._judge_sums(weight, sums)
+        before = 0.0 if sums is None else sums[ids]
         after = before + grad.pow(2).mean(1)
         scale = float(group["lr"]) / (after.sqrt() + float(group["eps"]))
         # A row whose gradients were all zero, with an eps of 0.
         return grad * -scale.nan_to_num(0, 0, 0).unsqueeze(1), after
 
+    @staticmethod
+    def _judge_sums(weight: Any, sums: Any) -> None:
+        rows = int(weight.shape[0])
+        if not isinstance(sums, _torch.Tensor) or sums.dtype is not _torch.float32 or tuple(sums.shape) != (rows,):
+            shown = f"{sums.dtype} of the shape {tuple(sums.shape)}" if isinstance(sums, _torch.Tensor) else type(sums).__name__
+            raise Usage(f"the sums of squares are {shown}", f"use torch.float32 of the shape ({rows},)")
+
+    def _judge_state(self, weight: Any, name: str, value: Any) -> None:
+        if name != "sums":
+            super()._judge_state(weight, name, value)
+        self._judge_sums(weight, value)
+        good = _torch.isfinite(value) & (value >= 0)
+        if not bool(good.all()):
+            wrong = int((~good).nonzero()[0])
+            raise Usage(
+                f"the sum of squares of row {wrong} is {float(value[wrong])}, which no gradients add up to",
+                "load a state from before the gradients overflowed",
+            )
+
+    def _judge_kept(self, ids: Any, kept: Any) -> None:
+        good = _torch.isfinite(kept)
+        if not bool(good.all()):
+            wrong = int(ids[~good][0])
+            raise Usage(
+                f"the sum of squares of row {wrong} is not finite, and the row would change no more",
+                "no row was written: clip gradients, or load a state from before they overflowed",
+            )
+
     def _keep(self, weight: Any, ids: Any, kept: Any) -> None:
         sums = self.state[weight].get("sums")
         if sums is None:
             sums = self.state[weight]["sums"] = _torch.zeros(weight.shape[0], device=ids.device)
-        sums[ids] = kept.to(sums.dtype)
+        sums[ids] = kept

@@ -10,6 +10,10 @@ from ._errors import NvmeGpuError, Usage
 from ._store import Table
 
 
+# Of a row that nothing was done for.
+_NOT_MOVED = -1
+
+
 class Move:
     """Rows of a table that are under way. It keeps their memory."""
 
@@ -28,9 +32,12 @@ class Move:
                 self._operation.wait()
                 self._operation.check()
         except NvmeGpuError as error:
-            found = self._status.tolist()
-            bad = {at for at, code in enumerate(found) if code}
-            return bad or set(range(len(found))), error
+            everything = set(range(len(self._status)))
+            if error.code == "unfinished":
+                # It goes on: the status says nothing yet, and on a GPU asking for it would wait for the stream.
+                return everything, error
+            bad = {at for at, code in enumerate(self._status.tolist()) if code}
+            return bad or everything, error
         if self._operation is None:
             # On a GPU an error is raised once, and may have come before: each row says what became of it.
             bad = {at for at, code in enumerate(self._status.cpu().tolist()) if code}
@@ -74,7 +81,7 @@ def load(table: Table, slots: list[int], cache: Any) -> Move:
         table.gather(ids, out=rows, status=status, check="later")
         return Move(table, rows, None, status, ids)
     view, places, owner = table._ids(slots, None)
-    status = array("i", [0]) * len(slots)
+    status = array("i", [_NOT_MOVED]) * len(slots)
     place = table._place(rows, "a cache", places, True)
     operation = table._native.gather(view, table._wide(view), place, table._status(status))
     return Move(table, rows, operation, status, owner)
@@ -89,7 +96,7 @@ def save(table: Table, slots: list[int], cache: Any, block_ids: list[int]) -> Mo
         return Move(table, rows, None, status, ids)
     rows = cache.detach()[block_ids] if _buffers.is_tensor(cache) else cache[block_ids]
     view, places, owner = table._ids(slots, None)
-    status = array("i", [0]) * len(slots)
+    status = array("i", [_NOT_MOVED]) * len(slots)
     place = table._place(rows, "a cache", places, False)
     operation = table._native.scatter(view, table._wide(view), place, table._status(status), False)
     return Move(table, rows, operation, status, owner)
@@ -115,4 +122,4 @@ def _on_gpu(cache: Any, numbers: list[int]) -> tuple[Any, Any]:
     """The numbers as ids on the GPU of ``cache``, and a status for each."""
     torch: Any = _buffers.torch()
     ids = torch.tensor(numbers, dtype=torch.int64).to(cache.device)
-    return ids, torch.zeros(len(numbers), dtype=torch.int32, device=cache.device)
+    return ids, torch.full((len(numbers),), _NOT_MOVED, dtype=torch.int32, device=cache.device)

@@ -669,10 +669,16 @@ class Table(OneProcess):
             out = self._new(shape)
         places = _view_of_array(out) if isinstance(out, Array) else self._place(out, "out", shape, True)
         operation = self._native.gather(ids, self._wide(ids), places, self._status(status))
-        operation.wait()
-        if check != "later":
-            operation.check()
+        self._ended_on_cpu(operation, check)
         return out if dtype is None else _converted(out, dtype)
+
+    def _ended_on_cpu(self, operation: _native.Operation, check: Check | None) -> None:
+        operation.wait()
+        if check == "later":
+            # What went wrong with all of it is raised: nothing came, and no status was written.
+            self._native.keep_failure(operation)
+        else:
+            operation.check()
 
     def _change(
         self, ids: Any, rows: Any, status: Any, stream: Any, check: Check | None, unique: bool, add: bool
@@ -701,9 +707,7 @@ class Table(OneProcess):
             operation = self._native.scatter_add(view, wide, source, places, self._dtype)
         else:
             operation = self._native.scatter(view, wide, source, places, unique)
-        operation.wait()
-        if check != "later":
-            operation.check()
+        self._ended_on_cpu(operation, check)
 
     # ---- the GPU
 
@@ -820,9 +824,7 @@ class Table(OneProcess):
         else:
             views = _buffers.of_tensor(ids, "ids"), _buffers.of_tensor(out, "out")
             operation = self._native.gather(views[0], kind is torch.int64, views[1], self._status(status))
-            operation.wait()
-            if check != "later":
-                operation.check()
+            self._ended_on_cpu(operation, check)
         return out if dtype is None else out.to(getattr(torch, _dtypes.name_of(dtype)))
 
     def _gather_cuda(self, torch: Any, ids: Any, out: Any, stream: Any, check: Check | None, status: Any) -> None:

@@ -484,7 +484,7 @@ impl Summaries {
                     |_| pyo3::exceptions::PyMemoryError::new_err(format!("{bytes} bytes"));
                 let bytes = usize::try_from(bytes).unwrap_or(usize::MAX);
                 memory.try_reserve_exact(bytes).map_err(refused)?;
-                memory.resize(bytes, 0xFF);
+                py.detach(|| memory.resize(bytes, 0xFF));
                 Place::Host(Arc::new(Mutex::new(memory)))
             }
         };
