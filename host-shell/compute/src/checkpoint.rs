@@ -5,6 +5,7 @@ use crate::gguf::{Model, Tensor};
 use crate::llama::{Config, Mixture};
 use nvme_formats::{Stored, f32_of_bf16};
 use nvme_host::catalog::Dtype;
+use nvme_host::files::open_regular;
 use nvme_host::{Catalog, Error, Result, Store, StoreOptions};
 use serde_json::Value;
 use std::io::{self, Write};
@@ -17,12 +18,8 @@ use std::path::Path;
 /// another shape or format; what a read ends with; those of `out`.
 pub fn mixtral(folder: &Path, out: &mut impl Write) -> Result<()> {
     let path = folder.join("config.json");
-    let text = std::fs::read_to_string(&path).map_err(|error| {
-        Error::usage(
-            format!("{}: {error}", path.display()),
-            "name the folder of a checkpoint",
-        )
-    })?;
+    let (file, _) = open_regular(&path)?;
+    let text = io::read_to_string(file).map_err(Error::file("read", &path))?;
     let config = config_of(&text)?;
     let weights = folder.join("model.safetensors");
     let device = format!("file:{}", weights.display());

@@ -4,7 +4,8 @@ use crate::error::Fault;
 use crate::pool::{Job, lock};
 use crate::store::Store;
 use crate::wait;
-use nvme_host::{Catalog, Error, Manifest};
+use nvme_host::files::{check_apart, replace};
+use nvme_host::{Catalog, Manifest};
 use pyo3::prelude::*;
 use serde::Serialize;
 use std::ops::ControlFlow;
@@ -74,8 +75,9 @@ impl Import {
     #[staticmethod]
     fn of_manifest(path: PathBuf, out: PathBuf) -> PyResult<Self> {
         Self::start(move |shared| {
+            check_apart(&out, &[path.to_string_lossy()])?;
             let made = Manifest::of_file(&path, &mut |done, total| shared.progress(done, total))?;
-            std::fs::write(&out, made.to_json()).map_err(Error::file("write", &out))?;
+            replace(&out, made.to_json().as_bytes())?;
             Ok(made.bytes())
         })
     }

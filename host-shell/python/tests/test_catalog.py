@@ -488,3 +488,22 @@ def test_a_catalog_is_there_when_its_import_has_ended(tmp_path):
         assert late.wait() and "late" in late.found()
 
     during_reads(ask, what="@op=write,nth=1")
+
+
+def test_an_output_is_not_the_file_that_it_is_made_of(model, tmp_path):
+    path, _ = model
+    content = path.read_bytes()
+    os.link(path, tmp_path / "hard")
+    os.symlink(path, tmp_path / "soft")
+    for out in (path, tmp_path / "hard", tmp_path / "soft", f"{tmp_path}/./{path.name}"):
+        with pytest.raises(nvme_gpu.Usage, match="would be written over"):
+            nvme_gpu.write_manifest(path, out)
+    for name in (path, tmp_path / "hard", tmp_path / "soft"):
+        with nvme_gpu.open(f"file:{name}") as store, pytest.raises(nvme_gpu.Usage, match="the file of the store itself"):
+            nvme_gpu.import_file(store, path)
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(nvme_gpu.Usage, match="a pipe, not a regular file"):
+        nvme_gpu.write_manifest(path, tmp_path / "pipe")
+    assert path.read_bytes() == content
+    nvme_gpu.write_manifest(path, tmp_path / "manifest")
+    assert sorted(os.listdir(tmp_path)) == sorted([path.name, "hard", "soft", "pipe", "manifest"])

@@ -4,6 +4,7 @@ use super::Catalog;
 use super::shards;
 use super::source::{FileSource, Source};
 use crate::error::{Error, Result};
+use crate::files::is_of_device;
 use crate::store::Store;
 use std::ops::ControlFlow;
 use std::path::Path;
@@ -36,6 +37,15 @@ impl Catalog {
     ) -> Result<Self> {
         let opened = shards::open(path)?;
         let catalog = opened.catalog;
+        for device in store.member_paths() {
+            let mut files = opened.files.iter().map(|(file, _)| file.path());
+            if let Some(file) = files.find(|file| is_of_device(file, &device.device)) {
+                return Err(Error::usage(
+                    format!("{} is the file of the store itself", file.display()),
+                    "import it to another store",
+                ));
+            }
+        }
         if offset
             .checked_add(catalog.bytes)
             .is_none_or(|end| end > store.len())

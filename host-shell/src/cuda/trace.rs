@@ -5,13 +5,12 @@
 use super::driver::Gpu;
 use super::registered::Registered;
 use crate::dma::pages::Pages;
-use crate::error::{Error, Result};
+use crate::error::Result;
 use nvme_core::spec::{Cid, Qid, Status};
 use nvme_core::trace::Event;
 use nvme_gpu_kernel::work::{Launch, Traced};
 use serde_json::{Value, json};
 use std::collections::{BTreeMap, BTreeSet};
-use std::io::Write;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -79,20 +78,14 @@ impl Trace {
         &mut self.recorded
     }
 
-    /// Writes `path`: for a name that ends in `.json` a Chrome trace, which ui.perfetto.dev shows, else
-    /// one line of text for each event.
-    ///
-    /// # Errors
-    /// [`Error::File`].
-    pub fn write(&self, path: &Path) -> Result<()> {
+    /// Returns the text for the file `path`: for a name that ends in `.json` a Chrome trace, which ui.perfetto.dev
+    /// shows, else one line for each event.
+    pub fn text_for(&self, path: &Path) -> String {
         let Recorded { records, lost } = &self.recorded;
-        let text = match path.extension().is_some_and(|end| end == "json") {
+        match path.extension().is_some_and(|end| end == "json") {
             true => chrome(records, *lost).to_string(),
             false => lines(records, *lost),
-        };
-        let mut file = std::fs::File::create(path).map_err(Error::file("create", path))?;
-        file.write_all(text.as_bytes())
-            .map_err(Error::file("write", path))
+        }
     }
 }
 

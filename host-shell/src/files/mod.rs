@@ -6,6 +6,7 @@
 //! - [`MountedFile`]: an immutable file of an ext4 that Linux has mounted, and where its data lie on the device;
 //!   [`PlacedFile`]: the same with a store that reads them.
 
+mod apart;
 mod found;
 mod gpt;
 mod location;
@@ -14,10 +15,12 @@ mod part;
 mod pieces;
 mod placed;
 mod regular;
+mod replaced;
 #[cfg(all(test, feature = "sim"))]
 mod tests;
 mod volume;
 
+pub use apart::{check_apart, is_of_device, named_by};
 pub use gpt::{Partition, Partitions};
 pub use location::Location;
 pub use mounted::{Identity, MountedFile};
@@ -25,4 +28,5 @@ pub use nvme_ext4::{DirEntry, Extent, Info, Inode, Kind, flags, uuid_text};
 pub use part::Part;
 pub use placed::PlacedFile;
 pub use regular::open_regular;
+pub use replaced::replace;
 pub use volume::{DriveFile, Volume};

@@ -36,7 +36,8 @@ pub fn open_regular(path: &Path) -> Result<(File, Metadata)> {
     }
 }
 
-fn name(kind: FileType) -> &'static str {
+/// Returns what is there in place of a regular file.
+pub(super) fn name(kind: FileType) -> &'static str {
     if kind.is_dir() {
         "a directory"
     } else if kind.is_fifo() {

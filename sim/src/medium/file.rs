@@ -3,7 +3,7 @@
 use crate::medium::store::{Store, StoreError, check};
 use std::fs::{File as OsFile, OpenOptions};
 use std::io::{Error, ErrorKind, Result as IoResult};
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{FileExt, FileTypeExt, OpenOptionsExt};
 use std::path::Path;
 use std::sync::{PoisonError, RwLock};
 
@@ -23,7 +23,17 @@ impl File {
     /// Opens an existing image with the size that it has. `read_only` opens it for reading alone;
     /// writes then fail with [`StoreError::Io`].
     pub fn open(path: &Path, read_only: bool) -> IoResult<Self> {
-        let file = OpenOptions::new().read(true).write(!read_only).open(path)?;
+        // The open of a pipe would wait for its writer.
+        let file = OpenOptions::new()
+            .read(true)
+            .write(!read_only)
+            .custom_flags(libc::O_NONBLOCK)
+            .open(path)?;
+        let kind = file.metadata()?.file_type();
+        if !kind.is_file() && !kind.is_block_device() {
+            let what = "it is neither a file nor a block device";
+            return Err(Error::new(ErrorKind::InvalidInput, what));
+        }
         lock(&file, !read_only)?;
         let bytes = file.metadata()?.len();
         Ok(Self::of(file, bytes))

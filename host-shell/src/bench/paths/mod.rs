@@ -16,6 +16,7 @@ mod plan;
 pub use job::PathsJob;
 
 use crate::error::{Error, Result};
+use crate::files::open_regular;
 use crate::measure::median;
 use crate::store::Store;
 use place::{Place, Way};
@@ -41,7 +42,7 @@ pub fn paths(
     job: &PathsJob,
     step: &mut dyn FnMut(&str) -> Result<()>,
 ) -> Result<Value> {
-    let file = File::open(&job.file).map_err(Error::file("open", &job.file))?;
+    let (file, _) = open_regular(&job.file)?;
     let content = content_of(&file, job)?;
     let plans = Plan::all(job, content.len() as u64);
     let (store, refusal) = match store {

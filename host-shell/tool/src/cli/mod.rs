@@ -1,5 +1,6 @@
 //! The command line: its grammar, which command runs, and how a command ends.
 
+mod apart;
 mod complete;
 mod failure;
 mod refusal;
@@ -210,15 +211,24 @@ fn parse(arguments: &[OsString]) -> std::result::Result<Cli, Result<()>> {
         .try_get_matches_from(all)
         .and_then(|matches| {
             images::set_device(device_of(&matches));
-            Cli::from_arg_matches(&matches)
+            Ok((Cli::from_arg_matches(&matches)?, matches))
         });
-    parsed.map_err(|error| match error.use_stderr() {
-        true => Err(refusal::explain(&command, arguments, &error)),
+    let parsed = parsed.map(|(cli, matches)| match apart::check(&command, &matches) {
+        Ok(()) => Ok(cli),
+        Err(error) => Err(Err(error)),
+    });
+    parsed.unwrap_or_else(|error| Err(refusal_of(&command, arguments, &error)))
+}
+
+/// Help and version are printed, and an end without an error.
+fn refusal_of(command: &clap::Command, arguments: &[OsString], error: &clap::Error) -> Result<()> {
+    match error.use_stderr() {
+        true => Err(refusal::explain(command, arguments, error)),
         false => failure::check_standard_output().and_then(|()| {
             let text = error.render().to_string();
             output::print(&text)
         }),
-    })
+    }
 }
 
 /// The grammar of the command line. Some ways to `bench` need no device.

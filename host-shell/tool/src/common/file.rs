@@ -208,6 +208,13 @@ impl Output {
     }
 }
 
+/// Writes all of an output at once.
+pub fn write_whole(path: &Path, bytes: &[u8]) -> Result<()> {
+    let mut out = Output::create(Some(path))?;
+    out.write(bytes)?;
+    out.commit()
+}
+
 /// Opens a file without a name in the folder of `path`.
 fn nameless_beside(path: &Path) -> io::Result<File> {
     let folder = match path.parent() {

@@ -1,6 +1,7 @@
 //! The image files of a command's device: they are neither its input nor its output, and one that a
 //! command created is removed when the command fails.
 
+use nvme_host::files::{check_apart, named_by};
 use nvme_host::{Error, Result};
 use rustix::fs::{FlockOperation, fcntl_lock};
 use std::fs::{self, File};
@@ -10,12 +11,19 @@ use std::sync::{Mutex, OnceLock, PoisonError};
 
 /// The device of the command, as the command line names it.
 static DEVICE: OnceLock<Option<String>> = OnceLock::new();
+/// What the command reads, as its command line names it.
+static INPUTS: OnceLock<Vec<String>> = OnceLock::new();
 /// Images that were missing when the command opened its device.
 static MISSING: Mutex<Vec<PathBuf>> = Mutex::new(Vec::new());
 
 /// Notes the device of the command. Once, before it runs.
 pub fn set_device(device: Option<String>) {
     let _ = DEVICE.set(device);
+}
+
+/// Notes what the command reads. Once, before it runs.
+pub fn set_inputs(inputs: Vec<String>) {
+    let _ = INPUTS.set(inputs);
 }
 
 /// The device of the command.
@@ -82,6 +90,7 @@ pub fn refuse_output(path: &Path) -> Result<()> {
             "write to another file",
         ));
     }
+    check_apart(path, INPUTS.get().map_or(&[], Vec::as_slice))?;
     // Only a regular file is replaced. A user who may not open it for writing can still see that it is in use.
     let open = || {
         let file = File::options().read(true).write(true).open(path);
@@ -139,7 +148,7 @@ fn is_image_of_device(file: Option<fs::Metadata>) -> bool {
     let same = |one: &fs::Metadata, other: &fs::Metadata| {
         (one.dev(), one.ino()) == (other.dev(), other.ino())
     };
-    let images = device().map(files).unwrap_or_default();
+    let images = device().map(named_by).unwrap_or_default();
     let mut images = images.iter().filter_map(|image| fs::metadata(image).ok());
     file.is_some_and(|file| file.is_file() && images.any(|image| same(&file, &image)))
 }

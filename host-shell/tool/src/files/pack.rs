@@ -4,10 +4,10 @@ use super::PIECE;
 use crate::common::{check_stop, output, progress};
 use clap::Args;
 use nvme_host::catalog::Source;
-use nvme_host::files::{DriveFile, Volume};
+use nvme_host::files::{DriveFile, Volume, open_regular};
 use nvme_host::{Error, Result, Store, StoreOptions, units};
 use serde_json::{Value, json};
-use std::fs::{self, File};
+use std::fs;
 use std::io::{self, Read};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
@@ -235,7 +235,7 @@ fn wait(mut child: Child) -> Result<Option<String>> {
 
 /// Compares a file of the image with the one that it was made of.
 fn compare(file: &DriveFile, from: &Path, on_bytes: &mut dyn FnMut(u64)) -> Result<()> {
-    let source = File::open(from).map_err(Error::file("open", from))?;
+    let (source, _) = open_regular(from)?;
     let mismatch = |at: u64| Error::Mismatch {
         what: format!("{} differs from its copy at byte {at}", from.display()),
     };

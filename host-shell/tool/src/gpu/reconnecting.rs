@@ -1,6 +1,7 @@
 //! A session of a GPU that goes on after outages: commands without an answer, controller resets, a device
 //! that left.
 
+use crate::common::file::write_whole;
 use crate::common::{check_stop, stop_flag};
 use nvme_host::cuda::{GpuSession, LaunchResult, Setup, Work};
 use nvme_host::outage::{self, Outages};
@@ -153,7 +154,7 @@ impl Source<'_> {
             return ended;
         };
         // The error of the work matters more than one of its trace.
-        let written = trace.write(path);
+        let written = write_whole(path, trace.text_for(path).as_bytes());
         ended.and_then(|value| written.map(|()| value))
     }
 }

@@ -1,5 +1,6 @@
 //! What commands share that a GPU can drive: options, and loops over chunks of a transfer.
 
+use crate::common::file::write_whole;
 use crate::common::{NamespaceArgs, check_stop, duration, number, progress, some_bytes};
 use crate::gpu::reconnecting::{self, MOST_FAILURES, Reconnecting, Source};
 use clap::{Args, ValueEnum};
@@ -174,7 +175,7 @@ impl GpuArgs {
     pub fn keep<T>(&self, session: &GpuSession, ended: Result<T>) -> Result<T> {
         if let (Some(path), Some(trace)) = (&self.trace, session.trace()) {
             // The error of the work matters more than one of its trace.
-            let written = trace.write(path);
+            let written = write_whole(path, trace.text_for(path).as_bytes());
             return ended.and_then(|value| written.map(|()| value));
         }
         ended

@@ -150,9 +150,8 @@ impl Pipeline {
         let mut trace = report.trace.clone();
         trace.keep_last(self.window.as_secs_f64() * 1e6);
         if let Some(path) = &self.trace {
-            let mut out = crate::common::file::Output::create(Some(path))?;
-            out.write(trace.to_json(job.name.in_one_word()).as_bytes())?;
-            out.commit()?;
+            let text = trace.to_json(job.name.in_one_word());
+            crate::common::file::write_whole(path, text.as_bytes())?;
         }
         if let Some(path) = &self.plot {
             plot::draw_timeline(path, job.name.in_one_word(), &trace)?;

@@ -9,11 +9,11 @@ const BLOCK: usize = 4096;
 fn inputs_and_outputs_that_cannot_be_used() {
     check(
         "
-        2 | read -d sim:disk.img -o disk.img | the image of the device itself
-        2 | read -d sim:disk.img -o ./folder/../disk.img | the image of the device itself
-        2 | read -d sim:disk.img -o link | the image of the device itself
-        2 | read -d sim:disk.img -o hard | the image of the device itself
-        2 | read -d sim:link -o hard | the image of the device itself
+        2 | read -d sim:disk.img -o disk.img | which would be written over
+        2 | read -d sim:disk.img -o ./folder/../disk.img | which would be written over
+        2 | read -d sim:disk.img -o link | which would be written over
+        2 | read -d sim:disk.img -o hard | which would be written over
+        2 | read -d sim:link -o hard | which would be written over
         2 | bench -d sim:disk.img --plot disk.img | neither .svg
         4 | read -d sim:disk.img -o folder | not a folder
         4 | read -d sim:disk.img -o . | not a folder

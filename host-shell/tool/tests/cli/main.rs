@@ -19,6 +19,7 @@ mod generate;
 mod json;
 mod log_pages;
 mod model_files;
+mod own_input;
 mod partitions;
 mod passthru;
 mod pipeline;
