@@ -172,7 +172,10 @@ def test_ranges_are_a_file_of_python(folder):
     data = (folder / "__0_0.distcp").read_bytes()
     reader = plugin.DcpReader(folder)
     file = reader.fs.open(name)
-    reader.fs.fetched[name] = [plugin._Range(file, name, 10, 20), plugin._Range(file, name, 40, 5)]
+    ranges = reader.fs.fetched[name] = plugin._Ranges()
+    for offset, nbytes in ((10, 20), (40, 5), (40, 5), (10, 8)):
+        ranges.add(file, name, offset, nbytes)
+    assert ranges.at(29).data == ranges.at(10).data and ranges.at(30) is None and ranges.at(9) is None
     with reader.fs.create_stream(name, "rb") as stream:
         assert stream.readable() and stream.seekable()
         assert stream.read(3) == b"" and stream.seek(12) == 12 and stream.read(3) == data[12:15]

@@ -544,7 +544,7 @@ def test_a_state_that_would_freeze_rows_is_refused_by_name(store):
     with pytest.raises(nvme_gpu.Usage, match="which DiskSGD does not know"):
         DiskSGD(disk.parameters()).load_state_dict(other.state_dict())
     # What overflows while it is added up is refused before a row is written.
-    (disk(torch.tensor([3])) * 1e19).sum().backward()
+    (disk(torch.tensor([3])) * 5e18).sum().backward()
     with pytest.raises(nvme_gpu.Usage, match="row 3"):
         for _ in range(20):
             optimizer.step()

@@ -1,0 +1,75 @@
+//! Indexes that compare by the angle.
+
+use super::*;
+
+#[test]
+fn an_index_of_angles_finds_what_points_the_same_way() {
+    let source = source(Kind::Clustered, 3_000, 24);
+    let store = store("sim:mem?size=32MiB&block=4096");
+    // Of many lengths, among them some whose squares are no f32.
+    let vectors = source.vectors().unwrap();
+    let scaled = vectors
+        .all()
+        .chunks(24)
+        .enumerate()
+        .flat_map(|(at, vector)| {
+            let scale = [1.0, 1e-3, 700.0, 1e-30, 1e30][at % 5];
+            vector.iter().map(move |x| x * scale)
+        });
+    let scaled = Vectors::new(24, scaled.collect()).unwrap();
+    let options = BuildOptions {
+        metric: Metric::Cosine,
+        ..small()
+    };
+    let index = built(&store, 0, Source::given(&scaled), &scaled, options);
+    let queries: Vec<f32> = source
+        .queries(50)
+        .unwrap()
+        .iter()
+        .map(|x| x * 3.0)
+        .collect();
+    let parameters = Parameters::default();
+    let answers = index
+        .search(&queries, parameters, CpuOptions::default())
+        .unwrap();
+    answers.check().unwrap();
+    // The cosine of each pair, by its definition.
+    let cosine = |a: &[f32], b: &[f32]| {
+        let product = |a: &[f32], b: &[f32]| -> f64 {
+            a.iter()
+                .zip(b)
+                .map(|(a, b)| f64::from(*a) * f64::from(*b))
+                .sum()
+        };
+        product(a, b) / (product(a, a) * product(b, b)).sqrt()
+    };
+    let mut right = 0;
+    let each = answers.ids.chunks(10).zip(answers.distances.chunks(10));
+    for (query, (ids, distances)) in queries.chunks(24).zip(each) {
+        let mut all: Vec<f64> = (0..3_000).map(|id| cosine(query, scaled.get(id))).collect();
+        for (id, far) in ids.iter().zip(distances) {
+            let expected = 2.0 - 2.0 * all[*id as usize];
+            assert!(
+                (f64::from(*far) - expected).abs() < 1e-4,
+                "{far} {expected}"
+            );
+        }
+        all.sort_by(|a, b| b.total_cmp(a));
+        let found = ids.iter().map(|id| cosine(query, scaled.get(*id as u32)));
+        right += found.filter(|found| *found >= all[9] - 1e-6).count();
+    }
+    assert!(right >= 475, "{right} of 500");
+    let zero = index
+        .search(&[0.0; 24], parameters, CpuOptions::default())
+        .unwrap();
+    assert_eq!(zero.codes, [code::BAD_QUERY]);
+    let none = Vectors::new(2, vec![1.0, 1.0, 0.0, -0.0]).unwrap();
+    let refused = Metric::Cosine.of_vectors(&none).unwrap_err().to_string();
+    assert!(refused.contains("vector 1 has no direction"), "{refused}");
+    let mut head = index.header().bytes();
+    head[64] = 2;
+    let sum = checksum(&head[..72]);
+    head[72..80].copy_from_slice(&sum.to_le_bytes());
+    let refused = Header::parse(&head).unwrap_err();
+    assert!(refused.contains("a metric of the number 2"), "{refused}");
+}
