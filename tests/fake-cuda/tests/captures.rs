@@ -1,6 +1,10 @@
 //! What a capture forbids, and what it takes: each rule as it was seen on a GPU.
 // UNSAFETY: calls of the driver's C interface, as a program makes them.
 #![allow(unsafe_code, non_snake_case)]
+#![expect(
+    clippy::undocumented_unsafe_blocks,
+    reason = "tables of calls: one reason for all of a table is given"
+)]
 
 use nvme_fake_cuda as _;
 use std::ffi::{c_int, c_uint, c_void};
