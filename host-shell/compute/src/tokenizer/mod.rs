@@ -57,7 +57,7 @@ pub struct Tokenizer {
 
 /// Writes what stands between special tokens.
 enum Encoder {
-    ByteLevel(byte_level::Encoder),
+    ByteLevel(Box<byte_level::Encoder>),
     SentencePiece(sentence_piece::Encoder),
 }
 
@@ -75,7 +75,7 @@ impl Tokenizer {
             "gpt2" => {
                 let encoder = byte_level::Encoder::of(&keys, &vocabulary)?;
                 let begins = encoder.begins_by_default();
-                (Encoder::ByteLevel(encoder), begins)
+                (Encoder::ByteLevel(Box::new(encoder)), begins)
             }
             "llama" => {
                 let encoder = sentence_piece::Encoder::of(&keys, &vocabulary)?;
