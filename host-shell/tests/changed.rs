@@ -1,6 +1,8 @@
 //! What another host does to a device in use: the next call says so, and sends nothing.
 
+use nvme_host::core::spec::admin::{self, Format, Sanitize, SanitizeAction};
 use nvme_host::core::spec::{Lba, Nsid, Status, nvm};
+use nvme_host::passthru::Set;
 use nvme_host::{Config, Controller, Error, Namespace, Queue, QueueRefusal};
 use std::time::Duration;
 
@@ -220,4 +222,97 @@ fn a_format_by_this_process_is_known_to_its_handles() {
         .unwrap();
     let said = cause(namespace.read(Lba(0), &mut [0; 4096]).unwrap_err());
     assert!(said.contains("4096 -> 512"), "{said}");
+}
+
+/// What becomes of the handles of namespace 1 and 2 by `command`, however it was sent.
+fn after_own(sqe: nvme_host::core::spec::Sqe, by_passthru: bool) -> [Option<String>; 2] {
+    let text = "sim:mem?size=16MiB&block=4096&ns=2&queues=8";
+    let device = nvme_host::open(text).unwrap();
+    let controller = Controller::start(device, &Config::default()).unwrap();
+    let mut namespaces = [1, 2].map(|nsid| controller.namespace(Nsid(nsid)).unwrap());
+    for namespace in &mut namespaces {
+        namespace.write(Lba(0), &[7; 4096]).unwrap();
+    }
+    let sent = match by_passthru {
+        true => controller.passthru(Set::Admin, sqe, &[]).map(drop),
+        false => controller.admin("a command", sqe, 0).map(drop),
+    };
+    let before = submitted(&controller);
+    let mut data = [0; 4096];
+    let said = namespaces
+        .each_mut()
+        .map(|namespace| namespace.read(Lba(0), &mut data).err().map(cause));
+    let ok = said.iter().filter(|said| said.is_none()).count() as u64;
+    assert_eq!(submitted(&controller) - before, ok, "{sent:?}");
+    // Who opens it now goes by what it is now, once that can be read.
+    if sent.is_ok() && sqe.opcode() != admin::opcode::SANITIZE {
+        let mut new = controller.namespace(NS).unwrap();
+        let mut data = vec![0; new.block_bytes() as usize];
+        new.read(Lba(0), &mut data).unwrap();
+    }
+    said
+}
+
+/// No event tells of the commands of the host itself, and the facts may be the same afterwards.
+#[test]
+fn what_this_process_erases_is_refused_to_its_handles() {
+    let device = nvme_host::open("sim:mem?size=16MiB&block=4096").unwrap();
+    let controller = Controller::start(device, &Config::default()).unwrap();
+    let same = controller.identify_namespace(NS).unwrap().flbas & 0xF;
+    drop(controller);
+    let sanitize = Sanitize::new(SanitizeAction::BlockErase);
+    for by_passthru in [false, true] {
+        let [one, two] = after_own(Format::new(same, 0).command(NS), by_passthru);
+        let words = "namespace 1 was formatted or deleted: its data are gone";
+        assert_eq!((one.as_deref(), two), (Some(words), None));
+        let [one, two] = after_own(Format::new(0, 0).command(NS), by_passthru);
+        assert!(one.unwrap().contains("4096 -> 512") && two.is_none());
+        let [one, two] = after_own(Format::new(same, 0).command(Nsid::ALL), by_passthru);
+        assert!(one.is_some() && two.is_some());
+        for said in after_own(admin::sanitize(sanitize), by_passthru) {
+            assert!(said.unwrap().starts_with("the device was sanitized"));
+        }
+        // What the controller refuses erases nothing.
+        let refused = Format::new(15, 0).command(NS);
+        assert_eq!(after_own(refused, by_passthru), [None, None]);
+        let feature = admin::set_features(0x04, Nsid::NONE, 350);
+        assert_eq!(after_own(feature, by_passthru), [None, None]);
+    }
+}
+
+/// Another drive answers, and no event said so: a command that may change what is stored has it looked at.
+#[test]
+fn what_a_command_of_this_process_may_have_changed_is_read_again() {
+    for by_passthru in [false, true] {
+        let (controller, mut namespace) = opened("replace");
+        meet("replace", &mut namespace);
+        let mut data = [0; 4096];
+        namespace.read(Lba(3), &mut data).unwrap();
+        let feature = admin::set_features(0x04, Nsid::NONE, 350);
+        match by_passthru {
+            true => drop(controller.passthru(Set::Admin, feature, &[]).unwrap()),
+            false => drop(controller.admin("Set Features", feature, 0).unwrap()),
+        }
+        let said = cause(namespace.read(Lba(3), &mut data).unwrap_err());
+        assert!(said.starts_with("another controller answers"), "{said}");
+    }
+}
+
+/// A device that goes while the facts are to be read again is gone, and not another one.
+#[test]
+fn an_error_of_the_look_is_that_error() {
+    let text = "sim:mem?size=16MiB&block=4096&queues=8&fault=allones@op=format,nth=1";
+    let device = nvme_host::open(text).unwrap();
+    let controller = Controller::start(device, &Config::default()).unwrap();
+    controller.usable_namespace(NS).unwrap();
+    let mut queue = controller.create_queue_pair(16).unwrap();
+    let format = Format::new(0, 0).command(NS);
+    let sent = controller.admin("Format NVM", format, 0);
+    assert!(matches!(sent, Err(Error::Gone { .. })), "{sent:?}");
+    let buffer = controller.alloc(4096).unwrap();
+    let refused = queue.submit(nvm::read(NS, Lba(0), 1), Some(buffer));
+    let error = refused.unwrap_err().error;
+    assert!(matches!(error, QueueRefusal::Unread(_)), "{error}");
+    let error = error.into_error(|error| panic!("{error}"));
+    assert!(matches!(error, Error::Gone { .. }), "{error}");
 }

@@ -872,8 +872,9 @@ nvme_gpu_status nvme_gpu_gather_as_async(struct nvme_gpu_table_t *table,
                                          struct nvme_gpu_pending_t **pending);
 
 /*
- Whether an operation has ended: its status, or NVME_GPU_ERROR_UNFINISHED. Does not wait. May be asked again, and
- by several threads. The status of a gather or scatter is that of the first row that failed.
+ Whether an operation has ended: its status, or NVME_GPU_ERROR_UNFINISHED, also while it is not known whether the
+ drive is what it was. Does not wait, nor for the drive. May be asked again, and by several threads. The status of a
+ gather or scatter is that of the first row that failed.
  */
 nvme_gpu_status nvme_gpu_pending_poll(struct nvme_gpu_pending_t *pending);
 

@@ -162,9 +162,15 @@ impl Waiting {
             Under::Threads(_) => None,
             #[cfg(feature = "cuda")]
             Under::Gpu(pending) => {
-                let gathered = pending.wait(limit).ok()?;
-                let changed = pending.changed().map(|error| Failure::from(error).into());
-                changed.or_else(|| Some(Outcome::of_gpu(gathered)))
+                let outcome = match limit.is_zero() {
+                    true => pending.outcome()?,
+                    false => pending.wait(limit),
+                };
+                match outcome {
+                    Ok(gathered) => Some(Outcome::of_gpu(gathered)),
+                    Err(nvme_host::Error::Unfinished { .. }) => None,
+                    Err(error) => Some(Failure::from(error).into()),
+                }
             }
             Under::Ended => Some(Outcome::SUCCESS),
         }
@@ -299,8 +305,9 @@ pub fn wait_for_stream(
     })
 }
 
-/// Whether an operation has ended: its status, or NVME_GPU_ERROR_UNFINISHED. Does not wait. May be asked again, and
-/// by several threads. The status of a gather or scatter is that of the first row that failed.
+/// Whether an operation has ended: its status, or NVME_GPU_ERROR_UNFINISHED, also while it is not known whether the
+/// drive is what it was. Does not wait, nor for the drive. May be asked again, and by several threads. The status of a
+/// gather or scatter is that of the first row that failed.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn nvme_gpu_pending_poll(pending: *mut PendingHandle) -> nvme_gpu_status {
     call(|| {

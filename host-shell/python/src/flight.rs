@@ -6,6 +6,7 @@ use crate::pool::lock;
 use crate::process;
 use crate::wait::{self, Deadline};
 use nvme_host::Error;
+use nvme_host::cuda::Gathered;
 use pyo3::prelude::*;
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
@@ -36,7 +37,7 @@ impl Flight {
 
     /// Waits `limit` at most; whether it has ended.
     pub fn wait(&self, limit: Duration) -> bool {
-        self.pending.wait(limit).is_ok()
+        self.pending.settles_within(limit)
     }
 
     /// Waits `limit` at most, or its own patience; whether it has ended. Ctrl-C ends the wait.
@@ -59,22 +60,23 @@ impl Flight {
 
     /// What went wrong, once.
     fn fault(&self) -> Option<Fault> {
+        let outcome = self.pending.outcome()?;
         if self.pending.is_captured() {
             let ended = self.pending.ended();
             if self.seen.swap(ended, Ordering::AcqRel) == ended {
                 return None;
             }
-        } else if !self.pending.is_done() || self.is_reported.swap(true, Ordering::AcqRel) {
+        } else if self.is_reported.swap(true, Ordering::AcqRel) {
             return None;
         }
-        self.describe()
+        self.describe(outcome)
     }
 
-    fn describe(&self) -> Option<Fault> {
-        if let Some(changed) = self.pending.changed() {
-            return Some(Fault::of(&changed));
-        }
-        let failures = self.pending.last().failures;
+    fn describe(&self, outcome: nvme_host::Result<Gathered>) -> Option<Fault> {
+        let failures = match outcome {
+            Ok(ended) => ended.failures,
+            Err(error) => return Some(Fault::of(&error)),
+        };
         let (row, code) = failures.first?;
         let (word, number, count) = (self.word, self.number, self.count);
         let what = match word {
@@ -176,11 +178,11 @@ impl Flights {
             // Those of one stream end in order; of several streams, a long list is looked through.
             if held.len() > 32 {
                 let (done, left): (Vec<Held>, Vec<Held>) =
-                    held.drain(..).partition(|one| one.flight.pending.is_done());
+                    held.drain(..).partition(Held::is_settled);
                 over = done;
                 *held = VecDeque::from(left);
             } else {
-                while held.front().is_some_and(|one| one.flight.pending.is_done()) {
+                while held.front().is_some_and(Held::is_settled) {
                     over.extend(held.pop_front());
                 }
             }
@@ -244,6 +246,13 @@ impl Flights {
     }
 }
 
+impl Held {
+    /// Whether it has ended, and what it came to is known.
+    fn is_settled(&self) -> bool {
+        self.flight.pending.is_settled()
+    }
+}
+
 impl UnderWay for Held {
     fn is_done(&self) -> bool {
         self.flight.pending.is_done()
@@ -282,10 +291,10 @@ impl GpuOperation {
 
 #[pymethods]
 impl GpuOperation {
-    /// Whether it has ended, a captured one at least once.
+    /// Whether it has ended, a captured one at least once, and what it came to is known. Waits for nothing.
     fn done(&self) -> PyResult<bool> {
         self.flight.check_process()?;
-        Ok(self.flight.pending.is_done())
+        Ok(self.flight.pending.is_settled())
     }
 
     /// Whether it is part of a graph.
@@ -314,11 +323,11 @@ impl GpuOperation {
     /// Raises what went wrong, if it has ended and something did; it is not raised again elsewhere.
     fn check(&self) -> PyResult<()> {
         self.flight.check_process()?;
-        if !self.flight.pending.is_done() {
+        let Some(outcome) = self.flight.pending.outcome() else {
             return Ok(());
-        }
+        };
         self.flight.is_reported.store(true, Ordering::Release);
-        let fault = self.flight.describe();
+        let fault = self.flight.describe(outcome);
         self.flights.reap();
         fault.map_or(Ok(()), |fault| Err(fault.into()))
     }

@@ -56,10 +56,11 @@ pub fn rows_on_gpu(
     let seconds = begin.elapsed().as_secs_f64();
     let failures = match ended {
         Ok(gathered) => gathered.failures,
-        Err(error) => {
+        Err(error @ Error::Unfinished { .. }) => {
             std::mem::forget((asked_on_gpu, rows, stream));
             return Err(error);
         }
+        Err(error) => return Err(error),
     };
     stream.finish()?;
     if failures.rows > 0 {

@@ -9,13 +9,16 @@
 //!   sends anything (`session/verify.rs`).
 //! - [`Basis`]: what one queue goes by, and which commands it may not send any more.
 
+use crate::controller::effect::Effect;
 use crate::error::{Error, Result};
 use crate::lock::lock;
 use nvme_core::bringup::{Info, NamespaceChange, NamespaceInfo};
 use nvme_core::spec::identify::PrintableText;
 use nvme_core::spec::log_page::{AsyncEvent, command_set_event, event_type, lid, notice_event};
-use nvme_core::spec::{Nsid, Status};
+use nvme_core::spec::nvm::opcode;
+use nvme_core::spec::{Nsid, Sqe, Status};
 use std::collections::BTreeMap;
+use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
@@ -47,7 +50,7 @@ impl Alarm {
     }
 
     /// A sanitize operation runs or has ended: no data are what they were.
-    fn erase(&self) {
+    pub fn erase(&self) {
         self.erased.fetch_add(1, Ordering::Relaxed);
         self.raise();
     }
@@ -90,6 +93,8 @@ impl Alarm {
 #[derive(Clone, Debug, Default)]
 struct Told {
     namespaces: BTreeMap<Nsid, NamespaceInfo>,
+    /// How often this process had erased a namespace by then.
+    erasures: BTreeMap<Nsid, u64>,
     serial: [u8; 20],
     /// Bytes of a command, as MDTS says.
     max_transfer: u64,
@@ -102,8 +107,12 @@ struct Known {
     told: Arc<Told>,
     /// What the controller said last of the namespaces that anyone was told of.
     now: BTreeMap<Nsid, NamespaceInfo>,
+    /// How often this process has erased a namespace.
+    erasures: BTreeMap<Nsid, u64>,
     serial: [u8; 20],
     max_transfer: u64,
+    /// Format NVM Attributes.
+    fna: u8,
 }
 
 /// What the controller said last.
@@ -129,13 +138,48 @@ impl Facts {
             now: namespaces.clone(),
             told: Arc::new(Told {
                 namespaces,
+                erasures: BTreeMap::new(),
                 serial: info.serial,
                 max_transfer,
                 erased: 0,
             }),
+            erasures: BTreeMap::new(),
             serial: info.serial,
             max_transfer,
+            fna: 0,
         };
+    }
+
+    /// What an admin command of this process does by the Format NVM Attributes that were read.
+    pub fn effect_of(&self, sqe: &Sqe) -> Effect {
+        Effect::of(sqe, lock(&self.known).fna)
+    }
+
+    /// The data of namespace `nsid`, or of all with [`Nsid::ALL`], are about to be erased by this process: handles are
+    /// refused from now on. The caller has the admin queue; nothing else is known to have changed.
+    pub fn erase(&self, nsid: Nsid) {
+        self.count_erasure(nsid, 1);
+    }
+
+    /// The controller refused to.
+    pub fn was_not_erased(&self, nsid: Nsid) {
+        self.count_erasure(nsid, 0u64.wrapping_sub(1));
+    }
+
+    fn count_erasure(&self, nsid: Nsid, change: u64) {
+        let mut known = lock(&self.known);
+        let is_it = |one: &Nsid| nsid == Nsid::ALL || *one == nsid;
+        let which: Vec<Nsid> = known.now.keys().copied().filter(is_it).collect();
+        for nsid in which {
+            let count = known.erasures.entry(nsid).or_default();
+            *count = count.wrapping_add(change);
+        }
+        drop(known);
+        // Unless something else was raised that waits to be looked at, nothing has to be read again for this.
+        let before = self.alarm.raised.fetch_add(1, Ordering::Relaxed);
+        if self.checked() == before {
+            self.set_checked(before + 1);
+        }
     }
 
     /// A caller is told that a namespace is `info`, and goes by that from now on.
@@ -143,8 +187,11 @@ impl Facts {
         let mut known = lock(&self.known);
         let erased = self.alarm.erased.load(Ordering::Relaxed);
         let (serial, max_transfer) = (known.serial, known.max_transfer);
+        let erasures = known.erasures.get(&info.nsid).copied();
         let told = Arc::make_mut(&mut known.told);
         told.namespaces.insert(info.nsid, info);
+        told.erasures
+            .extend(erasures.map(|count| (info.nsid, count)));
         (told.serial, told.max_transfer, told.erased) = (serial, max_transfer, erased);
         self.note(&mut known, info);
     }
@@ -167,7 +214,13 @@ impl Facts {
         (known.serial, known.max_transfer) = (serial, max_transfer);
     }
 
-    /// Takes what the bring-up after a reset found. Namespaces that it does not list are read again later.
+    /// The controller has these Format NVM Attributes.
+    pub fn observe_fna(&self, fna: u8) {
+        lock(&self.known).fna = fna;
+    }
+
+    /// Takes what the bring-up after a reset found. All is read again before the next command: what changed between its
+    /// reading and its asking for events is told by none.
     pub fn observe_all(&self, info: &Info) {
         self.observe_controller(info.serial, info.max_transfer.unwrap_or(u64::MAX));
         let missing = |nsid: &Nsid| {
@@ -205,17 +258,40 @@ impl Facts {
 #[derive(Clone, Debug)]
 pub(crate) struct Basis {
     told: Arc<Told>,
-    /// The alarm's count at which all of `told` held.
+    /// The alarm's count at which it was last compared.
     seen: Option<u64>,
-    refusals: Refusals,
+    refusals: Option<Refusals>,
 }
 
-/// Commands that may not be sent any more.
+/// Commands that may not be sent.
 #[derive(Clone, Debug, Default)]
 struct Refusals {
     /// Why none may be.
-    all: Option<String>,
-    namespaces: Vec<(Nsid, NamespaceChange)>,
+    all: Option<Arc<Error>>,
+    namespaces: Vec<(Nsid, Change)>,
+}
+
+/// What became of a namespace.
+#[derive(Clone, Debug)]
+enum Change {
+    Facts(NamespaceChange),
+    /// By a command of this process, which leaves the same facts.
+    Erased,
+}
+
+impl Change {
+    fn allows(&self, opcode: u8) -> bool {
+        matches!(self, Self::Facts(change) if change.allows(opcode))
+    }
+}
+
+impl fmt::Display for Change {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Facts(change) => change.fmt(f),
+            Self::Erased => f.write_str("was formatted or deleted: its data are gone"),
+        }
+    }
 }
 
 impl Basis {
@@ -224,7 +300,7 @@ impl Basis {
         Self {
             told: Arc::clone(&lock(&facts.known).told),
             seen: None,
-            refusals: Refusals::default(),
+            refusals: None,
         }
     }
 
@@ -236,71 +312,75 @@ impl Basis {
         self.seen = None;
     }
 
-    /// Whether nothing has happened since all of it held.
+    /// Whether nothing has happened since it was compared.
     #[inline]
     pub fn is_current(&self, alarm: &Alarm) -> bool {
         self.seen == Some(alarm.count())
     }
 
-    /// Compares with `facts`, which were read when the alarm's count was `count`; or says that they could not be read.
-    pub fn compare(&mut self, facts: &Facts, count: Result<u64>) {
-        let count = match count {
-            Ok(count) => count,
-            Err(error) => {
-                self.seen = None;
-                self.refusals.all =
-                    Some(format!("what the device is now could not be read: {error}"));
-                return;
-            }
-        };
+    /// Compares with `facts`, which were read when the alarm's count was `count`.
+    pub fn compare(&mut self, facts: &Facts, count: u64) {
         let known = lock(&facts.known);
-        self.refusals.all = self.told.differs(&known, &facts.alarm);
-        self.refusals.namespaces = self
-            .told
-            .namespaces
-            .iter()
-            .filter_map(|(nsid, told)| Some((*nsid, told.change(known.now.get(nsid)?)?)))
-            .collect();
-        let holds = self.refusals.all.is_none() && self.refusals.namespaces.is_empty();
-        self.seen = holds.then_some(count);
+        let all = self.told.differs(&known, &facts.alarm);
+        let all = all.map(|cause| Arc::new(Error::Changed { cause }));
+        let changes = self.told.namespaces.iter();
+        let changes =
+            changes.filter_map(|(nsid, told)| Some((*nsid, self.told.change(told, &known)?)));
+        let namespaces: Vec<_> = changes.collect();
+        let holds = all.is_none() && namespaces.is_empty();
+        self.refusals = (!holds).then_some(Refusals { all, namespaces });
+        self.seen = Some(count);
     }
 
-    /// Whether commands of every kind may be sent.
-    pub fn holds(&self) -> bool {
-        self.seen.is_some()
+    /// What the device is now could not be read: nothing may be sent, for that reason, until it could.
+    pub fn could_not_look(&mut self, error: &Error) {
+        let error = error.with_context("what the device is now could not be read");
+        self.refusals = Some(Refusals {
+            all: Some(Arc::new(error)),
+            namespaces: Vec::new(),
+        });
+        self.seen = None;
     }
 
-    /// Why a command with `opcode` for namespace `nsid` may not be sent.
+    /// Why a command with `opcode` for namespace `nsid` may not be sent: [`Error::Changed`], or the error of the look.
     #[inline]
-    pub fn refusal(&self, nsid: u32, opcode: u8) -> Option<String> {
-        match self.seen {
-            Some(_) => None,
-            None => self.refusals.of(nsid, opcode),
-        }
+    pub fn refusal(&self, nsid: u32, opcode: u8) -> Option<Error> {
+        self.refusals.as_ref()?.of(nsid, opcode)
     }
 
-    /// The same as an error.
+    /// The same as a result.
     pub fn check(&self, nsid: Nsid, opcode: u8) -> Result<()> {
-        match self.refusal(nsid.0, opcode) {
-            Some(cause) => Err(Error::Changed { cause }),
-            None => Ok(()),
-        }
+        self.refusal(nsid.0, opcode).map_or(Ok(()), Err)
     }
 }
 
 impl Refusals {
     #[cold]
-    fn of(&self, nsid: u32, opcode: u8) -> Option<String> {
-        if self.all.is_some() {
-            return self.all.clone();
+    fn of(&self, nsid: u32, opcode: u8) -> Option<Error> {
+        if let Some(error) = &self.all {
+            return Some(error.again());
         }
         let mut changes = self.namespaces.iter();
         let (nsid, change) = changes.find(|(of, change)| of.0 == nsid && !change.allows(opcode))?;
-        Some(format!("namespace {nsid} {change}"))
+        Some(Error::Changed {
+            cause: format!("namespace {nsid} {change}"),
+        })
     }
 }
 
 impl Told {
+    /// What became of namespace `told` since.
+    fn change(&self, told: &NamespaceInfo, known: &Known) -> Option<Change> {
+        let change = known.now.get(&told.nsid).and_then(|now| told.change(now));
+        let count = |of: &BTreeMap<Nsid, u64>| of.get(&told.nsid).copied().unwrap_or(0);
+        let is_erased = count(&self.erasures) != count(&known.erasures);
+        let erased = is_erased.then_some(Change::Erased);
+        change
+            .filter(|change| !(is_erased && change.allows(opcode::READ)))
+            .map(Change::Facts)
+            .or(erased)
+    }
+
     /// Why nothing of it holds any more.
     fn differs(&self, known: &Known, alarm: &Alarm) -> Option<String> {
         if self.serial != known.serial {
@@ -326,219 +406,4 @@ impl Told {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use nvme_core::spec::nvm;
-
-    const NS: Nsid = Nsid(1);
-
-    fn info(block_bytes: u32, blocks: u64) -> NamespaceInfo {
-        NamespaceInfo {
-            block_bytes,
-            blocks,
-            ..NamespaceInfo::unknown(NS, Status::SUCCESS)
-        }
-    }
-
-    fn refusal(basis: &Basis, opcode: u8) -> String {
-        basis.refusal(NS.0, opcode).unwrap_or_default()
-    }
-
-    #[test]
-    fn a_queue_goes_by_what_its_maker_was_told() {
-        let facts = Facts::default();
-        facts.tell(info(4096, 10));
-        let mut old = Basis::new(&facts);
-        old.compare(&facts, Ok(0));
-        assert!(old.is_current(&facts.alarm));
-        facts.observe(info(512, 80));
-        assert!(!old.is_current(&facts.alarm), "the alarm was raised");
-        old.compare(&facts, Ok(1));
-        let cause = refusal(&old, nvm::opcode::READ);
-        assert_eq!(
-            cause,
-            "namespace 1 was formatted (4096 -> 512 bytes a block)"
-        );
-        assert_eq!(old.refusal(2, nvm::opcode::READ), None, "another namespace");
-        // One that is made before anyone was told of the change goes by the old facts, too.
-        let mut young = Basis::new(&facts);
-        young.compare(&facts, Ok(1));
-        assert!(!refusal(&young, nvm::opcode::WRITE).is_empty());
-        facts.tell(info(512, 80));
-        let mut new = Basis::new(&facts);
-        new.compare(&facts, Ok(1));
-        assert!(new.is_current(&facts.alarm));
-        // But who says what it goes by is held to that.
-        new.goes_by(info(4096, 10));
-        new.compare(&facts, Ok(1));
-        assert!(!refusal(&new, nvm::opcode::READ).is_empty());
-    }
-
-    #[test]
-    fn each_change_has_its_words_and_more_blocks_are_none() {
-        let before = info(512, 80);
-        let cases = [
-            (info(512, 90), ""),
-            (
-                NamespaceInfo {
-                    boundary_blocks: 8,
-                    ..before
-                },
-                "",
-            ),
-            (info(512, 79), "has become smaller (80 -> 79 blocks)"),
-            (
-                NamespaceInfo::unknown(NS, Status::SUCCESS),
-                "was deleted or detached",
-            ),
-            (
-                NamespaceInfo {
-                    metadata_bytes: 8,
-                    ..before
-                },
-                "was formatted (0 -> 8 bytes of metadata a block)",
-            ),
-            (
-                NamespaceInfo {
-                    protection: 1,
-                    ..before
-                },
-                "was formatted with other protection information",
-            ),
-            (
-                NamespaceInfo {
-                    nguid: [1; 16],
-                    ..before
-                },
-                "is another one than before (NGUID or EUI-64 differ)",
-            ),
-            (
-                NamespaceInfo {
-                    write_protected: true,
-                    ..before
-                },
-                "has become write protected",
-            ),
-        ];
-        for (now, words) in cases {
-            let change = before
-                .change(&now)
-                .map_or(String::new(), |change| change.to_string());
-            assert_eq!(change, words);
-        }
-        let gone = before.change(&NamespaceInfo::unknown(NS, Status::INVALID_NAMESPACE));
-        assert!(gone.unwrap().to_string().contains("Invalid Namespace"));
-        let protected = before.change(&cases[7].0).unwrap();
-        let allowed = |opcode| protected.allows(opcode);
-        assert!(allowed(nvm::opcode::READ) && allowed(nvm::opcode::FLUSH));
-        assert!(!allowed(nvm::opcode::WRITE) && !allowed(nvm::opcode::DATASET_MANAGEMENT));
-    }
-
-    #[test]
-    fn another_controller_and_an_erased_one_are_refused_as_a_whole() {
-        let facts = Facts::default();
-        facts.tell(info(512, 80));
-        let basis = Basis::new(&facts);
-        let says = |facts: &Facts| {
-            let mut basis = basis.clone();
-            basis.compare(facts, Ok(0));
-            refusal(&basis, nvm::opcode::READ)
-        };
-        facts.observe_controller(*b"OTHER               ", 0);
-        assert!(says(&facts).starts_with("another controller answers: its serial number is OTHER"));
-        facts.observe_controller([0; 20], 0);
-        assert_eq!(says(&facts), "");
-        facts.alarm.see(Status::UNRECOVERED_READ_ERROR);
-        assert_eq!(facts.alarm.count(), 0);
-        facts.alarm.see(Status::SANITIZE_IN_PROGRESS);
-        assert!(says(&facts).contains("was sanitized"));
-        facts.tell(info(512, 80));
-        let mut again = Basis::new(&facts);
-        again.compare(&facts, Ok(1));
-        assert!(again.is_current(&facts.alarm), "opened again");
-        again.compare(&facts, Err(Error::Interrupted));
-        assert!(refusal(&again, nvm::opcode::READ).contains("interrupted"));
-    }
-
-    /// What no event has told may be told by the status of any command.
-    #[test]
-    fn each_status_and_notice_that_tells_of_a_change_raises_the_alarm() {
-        let raised = |tell: &dyn Fn(&Alarm)| {
-            let alarm = Alarm::default();
-            tell(&alarm);
-            alarm.count()
-        };
-        let telling = [
-            Status::INVALID_NAMESPACE,
-            Status::LBA_OUT_OF_RANGE,
-            Status::NAMESPACE_WRITE_PROTECTED,
-            Status::WRITE_TO_READ_ONLY,
-            Status::FORMAT_IN_PROGRESS,
-            Status::SANITIZE_IN_PROGRESS,
-            Status::SANITIZE_FAILED,
-        ];
-        for status in telling {
-            assert_eq!(raised(&|alarm| alarm.see(status)), 1, "{status}");
-        }
-        for status in [Status::SUCCESS, Status::COMPARE_FAILURE] {
-            assert_eq!(raised(&|alarm| alarm.see(status)), 0, "{status}");
-        }
-        let (attribute, activation) = (
-            notice_event::NAMESPACE_ATTRIBUTE,
-            notice_event::FIRMWARE_ACTIVATION,
-        );
-        let sanitized = command_set_event::SANITIZE_COMPLETED;
-        let events = [
-            (event_type::NOTICE, attribute, lid::CHANGED_NAMESPACES, 1),
-            (event_type::NOTICE, activation, lid::FIRMWARE, 1),
-            (event_type::COMMAND_SET, sanitized, lid::SANITIZE, 1),
-            (event_type::SMART, 1, lid::SMART, 0),
-        ];
-        for (kind, info, page, count) in events {
-            let mut event = AsyncEvent(0);
-            event.set_event_type(kind);
-            event.set_info(info);
-            event.set_log_page(page);
-            assert_eq!(raised(&|alarm| alarm.hear(event)), count, "{event}");
-        }
-    }
-
-    #[test]
-    fn the_largest_transfer_may_grow_and_may_not_fall() {
-        let facts = Facts::default();
-        facts.observe_controller([0; 20], 65_536);
-        facts.tell(info(512, 80));
-        let says = |bytes| {
-            facts.observe_controller([0; 20], bytes);
-            let mut basis = Basis::new(&facts);
-            basis.compare(&facts, Ok(0));
-            refusal(&basis, nvm::opcode::READ)
-        };
-        assert_eq!(says(65_536), "");
-        assert_eq!(says(131_072), "");
-        assert_eq!(
-            says(32_768),
-            "the controller's largest transfer (MDTS) fell from 65536 bytes to 32768 bytes"
-        );
-    }
-
-    /// Each of the namespaces that a queue goes by is compared, wherever it stands among them.
-    #[test]
-    fn a_change_of_any_namespace_is_found() {
-        for changed in 1..=3 {
-            let facts = Facts::default();
-            let of = |nsid, blocks| NamespaceInfo {
-                nsid: Nsid(nsid),
-                ..info(512, blocks)
-            };
-            (1..=3).for_each(|nsid| facts.tell(of(nsid, 80)));
-            let mut basis = Basis::new(&facts);
-            facts.observe(of(changed, 8));
-            basis.compare(&facts, Ok(1));
-            for nsid in 1..=3 {
-                let is_refused = basis.refusal(nsid, nvm::opcode::READ).is_some();
-                assert_eq!(is_refused, nsid == changed, "{nsid} of {changed}");
-            }
-        }
-    }
-}
+mod tests;

@@ -1,6 +1,7 @@
 //! A controller that works: brought up by the core's state machine with a real clock.
 
 pub(crate) mod config;
+pub(crate) mod effect;
 mod erase;
 mod events;
 pub(crate) mod facts;
@@ -164,6 +165,7 @@ impl Controller {
         };
         let identify =
             identify.map_err(|_| Error::internal("Identify Controller is not 4,096 bytes"))?;
+        session.facts.observe_fna(identify.fna);
         let controller = Self {
             session,
             identify: Box::new(identify),

@@ -24,7 +24,7 @@ use std::time::Duration;
 const SPINS_BEFORE_NAP: u32 = 32;
 
 /// Why a command was not submitted.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Debug, thiserror::Error)]
 pub enum QueueRefusal {
     /// The queue does not take it; [`SubmitError::QueueFull`] asks for a `poll`.
     #[error(transparent)]
@@ -32,6 +32,9 @@ pub enum QueueRefusal {
     /// The device or the namespace is not what the queue was made for; the cause. Open it again.
     #[error("{0}")]
     Changed(String),
+    /// What the device is now could not be read: it is gone, did not answer in time, or the wait was interrupted.
+    #[error("{0}")]
+    Unread(Box<Error>),
 }
 
 impl QueueRefusal {
@@ -40,6 +43,7 @@ impl QueueRefusal {
         match self {
             Self::Queue(error) => otherwise(error),
             Self::Changed(cause) => Error::Changed { cause },
+            Self::Unread(error) => *error,
         }
     }
 }
@@ -92,8 +96,11 @@ impl Batch<'_> {
         data: Data<'_>,
         buffer: Option<DmaBuffer>,
     ) -> std::result::Result<Cid, Rejected> {
-        if let Some(cause) = self.basis.refusal(sqe.nsid, sqe.opcode()) {
-            let error = QueueRefusal::Changed(cause);
+        if let Some(error) = self.basis.refusal(sqe.nsid, sqe.opcode()) {
+            let error = match error {
+                Error::Changed { cause } => QueueRefusal::Changed(cause),
+                error => QueueRefusal::Unread(Box::new(error)),
+            };
             return Err(Rejected { error, buffer });
         }
         let pair = self.inner.pair.queue();
@@ -253,8 +260,10 @@ impl Queue {
     /// Compares what the queue goes by with what the device is by now; the time afterwards.
     #[cold]
     fn look_again(&mut self) -> u64 {
-        let count = self.session.verify();
-        self.basis.compare(&self.session.facts, count);
+        match self.session.verify() {
+            Ok(count) => self.basis.compare(&self.session.facts, count),
+            Err(error) => self.basis.could_not_look(&error),
+        }
         self.session.now_ns()
     }
 
@@ -276,7 +285,7 @@ impl Queue {
         self.session.look(self.session.now_ns());
         if !self.basis.is_current(&self.session.facts.alarm) {
             let count = self.session.verify()?;
-            self.basis.compare(&self.session.facts, Ok(count));
+            self.basis.compare(&self.session.facts, count);
         }
         self.basis.check(nsid, opcode)
     }

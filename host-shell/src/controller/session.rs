@@ -4,6 +4,7 @@
 //!
 //! Locks are taken in one order: admin, table of queues, then queues by ascending identifier.
 
+mod effects;
 mod events;
 mod queues;
 mod recover;
@@ -11,7 +12,7 @@ mod verify;
 mod watch;
 
 #[cfg(feature = "cuda")]
-pub(crate) use verify::Footing;
+pub(crate) use verify::{Footing, Standing};
 pub(crate) use watch::Watch;
 
 use crate::controller::config::Config;
@@ -236,13 +237,28 @@ impl Session {
         timeout_ns: u64,
         what: &str,
         (sqe, buffer): (Sqe, Option<DmaBuffer>),
-        mut watch: Option<&mut Watch<'_>>,
+        watch: Option<&mut Watch<'_>>,
     ) -> Result<(u32, Option<DmaBuffer>)> {
         if let Some(cause) = &admin.failed {
             return Err(Error::Gone {
                 cause: cause.clone(),
             });
         }
+        let effect = self.facts.effect_of(&sqe);
+        self.with_effect(effect, || {
+            self.exchange(admin, timeout_ns, what, (sqe, buffer), watch)
+        })
+    }
+
+    /// Sends an admin command and waits for its end.
+    fn exchange(
+        &self,
+        admin: &mut Admin,
+        timeout_ns: u64,
+        what: &str,
+        (sqe, buffer): (Sqe, Option<DmaBuffer>),
+        mut watch: Option<&mut Watch<'_>>,
+    ) -> Result<(u32, Option<DmaBuffer>)> {
         let deadline_ns = self.now_ns().saturating_add(timeout_ns);
         let data = data_of(buffer.as_ref());
         let queue = admin.pair.queue();
@@ -341,7 +357,7 @@ impl Session {
         *lock(&self.last_reset) = reset;
     }
 
-    /// Namespace `info` was formatted: it is this from now on, and handles that go by another one are refused.
+    /// Namespace `info` was formatted: it is this from now on. Handles that were made before are refused.
     pub(crate) fn formatted(&self, info: NamespaceInfo) {
         let mut admin = lock(&self.admin);
         let known = admin.info.namespaces.iter_mut();

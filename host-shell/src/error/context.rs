@@ -7,7 +7,15 @@ impl Error {
     /// The same error with `what` before its cause: kind, remedy and numbers stay. Errors that name a file, a call or a
     /// feature of their own are the same without it.
     pub(crate) fn with_context(&self, what: &str) -> Self {
-        let with = |text: &dyn std::fmt::Display| format!("{what}: {text}");
+        self.told_by(|text| format!("{what}: {text}"))
+    }
+
+    /// The same error once more.
+    pub(crate) fn again(&self) -> Self {
+        self.told_by(|text| text.to_string())
+    }
+
+    fn told_by(&self, with: impl Fn(&dyn std::fmt::Display) -> String) -> Self {
         match self {
             Self::Usage { cause, remedy } => Self::usage(with(cause), remedy),
             Self::Device { cause, remedy } => Self::device(with(cause), remedy),
@@ -85,6 +93,7 @@ mod tests {
             Error::environment("x", "y"),
             Error::internal("x"),
             Error::Gone { cause: text() },
+            Error::Changed { cause: text() },
             Error::Mismatch { what: text() },
             Error::Unfinished {
                 cause: text(),
@@ -107,6 +116,7 @@ mod tests {
                 (error.code(), error.remedy())
             );
             assert!(again.to_string().contains("layer 7: x"), "{again}");
+            assert_eq!(error.again().to_string(), error.to_string());
         }
         for error in [
             file(io::Error::from_raw_os_error(libc::EIO)),

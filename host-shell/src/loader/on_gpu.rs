@@ -182,13 +182,13 @@ impl GpuLoad {
 
     pub fn is_done(&self) -> bool {
         let is_verified = || self.verifying.as_ref().is_none_or(Verifying::is_done);
-        self.pending.is_done() && is_verified()
+        self.pending.is_settled() && is_verified()
     }
 
     /// Waits until it has ended, `limit` at most; whether it has.
     pub fn wait(&self, limit: Duration) -> bool {
         let begin = Instant::now();
-        self.pending.wait(limit).is_ok()
+        self.pending.settles_within(limit)
             && self
                 .verifying
                 .as_ref()
@@ -197,10 +197,10 @@ impl GpuLoad {
 
     /// Why it failed, once it has ended.
     pub fn failure(&self) -> Option<Error> {
-        if let Some(changed) = self.pending.changed() {
-            return Some(changed);
-        }
-        let failed = self.pending.last().failures;
+        let failed = match self.pending.outcome()? {
+            Ok(ended) => ended.failures,
+            Err(error) => return Some(error),
+        };
         if failed.rows == 0 {
             return self.verifying.as_ref().and_then(Verifying::failure);
         }

@@ -186,7 +186,7 @@ impl Run<'_> {
             match went {
                 Ok(any) => moved |= any,
                 Err(error) => {
-                    self.fail_member(share, lane, error);
+                    self.fail_member(share, lane, &error);
                     moved = true;
                 }
             }
@@ -278,38 +278,17 @@ impl Run<'_> {
     }
 
     /// A lane failed as a whole: its commands end, and those of its member that were not sent.
-    fn fail_member(&mut self, share: &mut Share<'_>, lane: usize, error: Error) {
+    fn fail_member(&mut self, share: &mut Share<'_>, lane: usize, error: &Error) {
         share.lanes.lanes[lane].abandon();
         let mut tasks = self.flight.take_lane(share.member, lane);
         tasks.extend(share.waiting.drain(..));
-        let copy = cause_of(&error);
-        let mut first = Some(error);
         for task in tasks {
-            let error = first.take().unwrap_or_else(&copy);
-            let error = self.space.of_member(share.member, error);
+            let error = self.space.of_member(share.member, error.again());
             // Nothing can be sent again, in parts or not.
             if self.work.failed(&task.piece, error) == After::Stop {
                 self.stopped = true;
             }
         }
-    }
-}
-
-/// Makes further errors of the kind of one that ends several commands.
-fn cause_of(error: &Error) -> impl Fn() -> Error + use<> {
-    let is_gone = matches!(error, Error::Gone { .. });
-    let has_changed = matches!(error, Error::Changed { .. });
-    let is_interrupted = matches!(error, Error::Interrupted);
-    let (cause, remedy) = (error.to_string(), error.remedy());
-    move || match (is_gone, is_interrupted) {
-        _ if has_changed => Error::Changed {
-            cause: cause.clone(),
-        },
-        (true, _) => Error::Gone {
-            cause: cause.clone(),
-        },
-        (_, true) => Error::Interrupted,
-        _ => Error::device(cause.clone(), remedy.clone()),
     }
 }
 

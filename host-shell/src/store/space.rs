@@ -229,6 +229,7 @@ impl Space {
         let name = format!("member {member} ({})", self.members[member].path.device);
         match &error {
             Error::Gone { .. }
+            | Error::Changed { .. }
             | Error::Command { .. }
             | Error::Timeout { .. }
             | Error::Device { .. } => error.with_context(&name),

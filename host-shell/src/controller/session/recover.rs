@@ -4,7 +4,6 @@
 //! beside it end as "aborted by reset" and may be sent again.
 
 use super::{Admin, LONG_WAIT, Reset, Session};
-use crate::controller::facts::Basis;
 use crate::controller::notice::Notice;
 use crate::controller::queue_inner::{Expired, QueueInner};
 use crate::dma::{DmaBuffer, Region};
@@ -147,29 +146,19 @@ impl Session {
         let result = result
             .map_err(|error| self.device.gone().unwrap_or_else(|| error.to_string()))
             .and_then(|()| all_created(admin, plans.len()));
-        // What a GPU drives may be used again only for what its kernels were made for; others look before they submit.
-        let _holds = result.is_ok() && self.facts_hold(admin);
+        if result.is_ok() {
+            self.facts.observe_all(&admin.info);
+        }
+        // Kernels look before they are let in, each for its own namespace; others look before they submit.
         #[cfg(feature = "cuda")]
         for lent in inners.iter_mut().filter_map(|inner| inner.lent.as_mut()) {
-            lent.resume(_holds);
+            lent.resume(result.is_ok());
         }
         result.map_err(|error| {
             let cause = format!("{cause}; the controller reset failed: {error}");
             admin.failed = Some(cause.clone());
             Error::Gone { cause }
         })
-    }
-
-    /// Takes in what the bring-up after a reset found; whether it is as before.
-    fn facts_hold(&self, admin: &Admin) -> bool {
-        let mut before = Basis::new(&self.facts);
-        self.facts.observe_all(&admin.info);
-        // No event says what was read just now, but for namespaces that are too many to be read in a bring-up.
-        if !admin.info.more_namespaces {
-            self.facts.set_checked(self.facts.alarm.count());
-        }
-        before.compare(&self.facts, Ok(0));
-        before.holds()
     }
 
     /// The first bring-up: no queues yet.

@@ -26,6 +26,17 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex};
 use zerocopy::FromBytes;
 
+/// What is known of what a user goes by.
+#[cfg(feature = "cuda")]
+#[derive(Debug)]
+pub(crate) enum Standing {
+    Holds,
+    /// Something has happened since it was looked at.
+    Unknown,
+    /// Why it does not: [`Error::Changed`], or the error of the last look.
+    Refused(Error),
+}
+
 /// What a user without a queue handle goes by, such as launches of kernels: shared by threads.
 #[cfg(feature = "cuda")]
 pub(crate) struct Footing {
@@ -53,13 +64,27 @@ impl Footing {
     }
 
     /// As [`check`](Self::check) by what is known by now: sends nothing and waits for nothing.
-    pub fn check_known(&self, opcode: u8) -> Result<()> {
+    pub fn standing(&self, opcode: u8) -> Standing {
         let facts = &self.session.facts;
         let mut basis = lock(&self.basis);
         let count = facts.alarm.count();
         if !basis.is_current(&facts.alarm) && facts.checked() == count {
-            basis.compare(facts, Ok(count));
+            basis.compare(facts, count);
         }
+        match basis.refusal(self.nsid.0, opcode) {
+            Some(error) => Standing::Refused(error),
+            None if basis.is_current(&facts.alarm) => Standing::Holds,
+            None => Standing::Unknown,
+        }
+    }
+
+    /// Compares with what was read last, though something may have happened since.
+    ///
+    /// # Errors
+    /// [`Error::Changed`].
+    pub fn check_read(&self, opcode: u8) -> Result<()> {
+        let mut basis = lock(&self.basis).clone();
+        basis.compare(&self.session.facts, 0);
         basis.check(self.nsid, opcode)
     }
 
@@ -70,12 +95,20 @@ impl Footing {
     pub fn check(&self, opcode: u8) -> Result<()> {
         let session = &self.session;
         session.look(session.now_ns());
+        let is_current = lock(&self.basis).is_current(&session.facts.alarm);
+        let looked = if is_current {
+            None
+        } else {
+            Some(session.verify())
+        };
         let mut basis = lock(&self.basis);
-        if !basis.is_current(&session.facts.alarm) {
-            drop(basis);
-            let count = session.verify()?;
-            basis = lock(&self.basis);
-            basis.compare(&session.facts, Ok(count));
+        match looked {
+            None => {}
+            Some(Ok(count)) => basis.compare(&session.facts, count),
+            Some(Err(error)) => {
+                basis.could_not_look(&error);
+                return Err(error);
+            }
         }
         basis.check(self.nsid, opcode)
     }
@@ -151,6 +184,7 @@ impl Session {
             mdts => 1u64.checked_shl(unit + u32::from(mdts)).unwrap_or(u64::MAX),
         };
         self.facts.observe_controller(identify.sn, max_transfer);
+        self.facts.observe_fna(identify.fna);
         // Queues that are created from now on move no more than this.
         admin.info.max_transfer = Some(max_transfer).filter(|bytes| *bytes != u64::MAX);
         for nsid in self.facts.namespaces() {

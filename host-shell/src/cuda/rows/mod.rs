@@ -29,6 +29,7 @@ mod slot;
 mod state;
 mod streamed;
 mod striped;
+mod watch;
 mod wide;
 
 pub use board::Failures;
@@ -45,7 +46,7 @@ use super::leftovers::{self, Leftover};
 use super::lent::LentQueues;
 use super::tier::Access;
 use crate::controller::Controller;
-use crate::controller::session::{Footing, Session};
+use crate::controller::session::Footing;
 use crate::error::{Error, Result};
 use crate::widen::Widen;
 use kernels::RowKernels;
@@ -56,18 +57,16 @@ use nvme_gpu_kernel::rows::{
     BLOCK_WARPS, Gather, STATION_BYTES, STATION_CELLS, WARP_BYTES, Widened, slot_bytes,
 };
 use slot::{LaunchSlot, Named};
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, mpsc};
-use std::thread::JoinHandle;
 use std::time::Duration;
+use watch::Watch;
 use wide::WideRows;
 
 /// Rows that a warp reads at a time, unless its slots hold fewer.
 const FEW: u64 = 4;
 /// Bytes of so many, where rows are long.
 const FEW_BYTES: u64 = 16 << 10;
-/// How often the watch looks for trouble.
-const LOOK: Duration = Duration::from_millis(2);
 
 /// What a [`GpuRows`] is made of.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -503,62 +502,6 @@ struct RowsLeft {
 impl Leftover for RowsLeft {
     fn is_over(&self) -> bool {
         self.state.is_over()
-    }
-}
-
-/// Recovers the controller when a kernel reports trouble, and shuts the gate for good when the namespace is not what
-/// launches were made for: captured ones and kernels of others run without a call of the host.
-struct Watch {
-    stop: Option<mpsc::Sender<()>>,
-    thread: Option<JoinHandle<()>>,
-}
-
-impl Watch {
-    fn start(
-        state: &Arc<RowsState>,
-        session: &Arc<Session>,
-        footing: &Arc<Footing>,
-    ) -> Result<Self> {
-        let (stop, stopped) = mpsc::channel::<()>();
-        let (state, session) = (Arc::clone(state), Arc::clone(session));
-        let footing = Arc::clone(footing);
-        let watch = move || {
-            while stopped.recv_timeout(LOOK) == Err(mpsc::RecvTimeoutError::Timeout) {
-                let changed = footing.check(nvm::opcode::READ);
-                if matches!(changed, Err(Error::Changed { .. })) {
-                    state.board.gate().close_for_good();
-                    return;
-                }
-                if !state.board.gate().has_trouble() {
-                    continue;
-                }
-                let reset = session.reset("a command of a GPU's gather or scatter got no answer");
-                // A reset that did not take place opened nothing either.
-                if reset.is_err() {
-                    state.board.gate().close_for_good();
-                    return;
-                }
-            }
-        };
-        let thread = std::thread::Builder::new()
-            .name("nvme-gpu-watch".to_owned())
-            .spawn(watch);
-        let call = "starting the watch over gathers";
-        let thread = thread.map_err(|source| Error::System { call, source })?;
-        Ok(Self {
-            stop: Some(stop),
-            thread: Some(thread),
-        })
-    }
-}
-
-impl Drop for Watch {
-    fn drop(&mut self) {
-        drop(self.stop.take());
-        if let Some(thread) = self.thread.take() {
-            // It panics only where a lock is poisoned, and has ended then.
-            let _ = thread.join();
-        }
     }
 }
 

@@ -8,9 +8,11 @@ use super::board::Failures;
 use super::ended::Ended;
 use super::slot::LaunchSlot;
 use super::state::RowsState;
+use crate::controller::session::Standing;
 use crate::cuda::leftovers;
 use crate::error::{Error, Result};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 /// Looks without a pause, then with one.
@@ -28,6 +30,8 @@ pub struct Gathered {
 #[must_use = "failed rows are known from the result"]
 pub struct Pending {
     parts: Vec<Part>,
+    /// How often it had ended when all that it was made for was found to hold.
+    held: AtomicU32,
 }
 
 /// A launch, or an operation of a host thread.
@@ -38,7 +42,11 @@ struct Part {
 }
 
 enum By {
-    Kernel(Arc<LaunchSlot>),
+    Kernel {
+        slot: Arc<LaunchSlot>,
+        /// Those of a stripe, which the launch reads from.
+        members: Option<Arc<[Arc<RowsState>]>>,
+    },
     Host {
         ended: Arc<Ended>,
         is_captured: bool,
@@ -47,7 +55,20 @@ enum By {
 
 impl Pending {
     pub(super) fn of_kernel(slot: Arc<LaunchSlot>) -> Self {
-        Self::of(By::Kernel(slot))
+        Self::of(By::Kernel {
+            slot,
+            members: None,
+        })
+    }
+
+    /// Its launches read from all of `states`, the members of a stripe.
+    pub(super) fn over(mut self, states: &Arc<[Arc<RowsState>]>) -> Self {
+        for part in &mut self.parts {
+            if let By::Kernel { members, .. } = &mut part.by {
+                *members = Some(Arc::clone(states));
+            }
+        }
+        self
     }
 
     pub(super) fn of_host(ended: Arc<Ended>, is_captured: bool) -> Self {
@@ -56,12 +77,18 @@ impl Pending {
 
     fn of(by: By) -> Self {
         let part = Part { by, first_row: 0 };
-        Self { parts: vec![part] }
+        Self {
+            parts: vec![part],
+            held: AtomicU32::new(0),
+        }
     }
 
     /// Of an operation over no rows: it has ended.
     pub fn nothing() -> Self {
-        Self { parts: Vec::new() }
+        Self {
+            parts: Vec::new(),
+            held: AtomicU32::new(0),
+        }
     }
 
     /// Adds `other`, which was put into the same stream after it: row 0 of `other` is row `first_row`. For a
@@ -89,26 +116,61 @@ impl Pending {
         self.parts.iter().map(Part::ended).min().unwrap_or(1)
     }
 
-    /// Whether it has ended, a captured one at least once.
+    /// Whether it has ended, a captured one at least once: it uses its memory no more. Whether what it moved is to be
+    /// trusted is told by [`outcome`](Self::outcome).
     pub fn is_done(&self) -> bool {
         self.ended() != 0
     }
 
-    /// Why what was moved is not to be trusted, as far as that is known: a namespace changed while it was, or before.
-    /// [`wait`](Self::wait) looks for that.
-    pub fn changed(&self) -> Option<Error> {
-        let mut errors = self.states().filter_map(|state| state.check_known().err());
-        errors.find(|error| matches!(error, Error::Changed { .. }))
+    /// What the last one that ended came to, once that is known. It waits for nothing: `None` before the end, and
+    /// until it was read again whether the namespace is what it was, where something says that it may not be.
+    ///
+    /// # Errors
+    /// [`Error::Changed`] when it was moved by what no longer holds, with the member of a stripe; that of the look.
+    pub fn outcome(&self) -> Option<Result<Gathered>> {
+        let ended = self.ended();
+        if ended == 0 {
+            return None;
+        }
+        if self.held.load(Ordering::Relaxed) != ended {
+            let mut is_known = true;
+            for (member, state) in self.states() {
+                match state.standing() {
+                    Standing::Holds => {}
+                    Standing::Unknown => is_known = false,
+                    Standing::Refused(error) => return Some(Err(of_member(member, error))),
+                }
+            }
+            if !is_known {
+                return None;
+            }
+            self.held.store(ended, Ordering::Relaxed);
+        }
+        Some(Ok(self.last()))
     }
 
-    fn states(&self) -> impl Iterator<Item = &RowsState> {
-        self.parts.iter().filter_map(|part| match &part.by {
-            By::Kernel(slot) => Some(&**slot.state()),
-            By::Host { .. } => None,
+    /// Whether its [outcome](Self::outcome) is known.
+    pub fn is_settled(&self) -> bool {
+        self.outcome().is_some()
+    }
+
+    /// What its launches read from, with the number of each in a stripe.
+    fn states(&self) -> impl Iterator<Item = (Option<usize>, &RowsState)> {
+        self.parts.iter().flat_map(|part| {
+            let (slot, members) = match &part.by {
+                By::Kernel { slot, members } => (Some(slot), members.as_deref()),
+                By::Host { .. } => (None, None),
+            };
+            let alone = slot.filter(|_| members.is_none());
+            let alone = alone.map(|slot| (None, &**slot.state()));
+            let members = members.unwrap_or_default().iter().enumerate();
+            alone
+                .into_iter()
+                .chain(members.map(|(member, state)| (Some(member), &**state)))
         })
     }
 
-    /// What the last one that ended came to.
+    /// The numbers of the last one that ended, whether they are to be trusted or not.
     pub fn last(&self) -> Gathered {
         let mut all = Failures::default();
         for part in &self.parts {
@@ -122,10 +184,10 @@ impl Pending {
         Gathered { failures: all }
     }
 
-    /// Waits until it has ended, `limit` at most.
+    /// Waits until its outcome is known, `limit` at most. Without a limit to wait for it sends nothing to the drive.
     ///
     /// # Errors
-    /// [`Error::Unfinished`] past the limit: it goes on.
+    /// [`Error::Unfinished`] past the limit: it goes on. Every other one is an [outcome](Self::outcome): it has ended.
     pub fn wait(&self, limit: Duration) -> Result<Gathered> {
         let begin = Instant::now();
         let mut looks = 0u32;
@@ -148,18 +210,44 @@ impl Pending {
                 _ => std::thread::sleep(NAP),
             }
         }
-        for state in self.states() {
-            // What it finds is there for `changed`.
-            let _ = state.check_current();
+        loop {
+            if let Some(outcome) = self.outcome() {
+                return outcome;
+            }
+            if begin.elapsed() >= limit {
+                return Err(Error::Unfinished {
+                    cause: format!(
+                        "the operation has ended, but its namespace could not be checked within {} ms",
+                        limit.as_millis()
+                    ),
+                    remedy: "wait again, or longer".to_owned(),
+                });
+            }
+            for (member, state) in self.states() {
+                let checked = state.check_current();
+                checked.map_err(|error| of_member(member, error))?;
+            }
         }
-        Ok(self.last())
+    }
+
+    /// Waits until its outcome is known, `limit` at most; whether it is.
+    pub fn settles_within(&self, limit: Duration) -> bool {
+        !matches!(self.wait(limit), Err(Error::Unfinished { .. }))
+    }
+}
+
+/// `error` of member `member` of a stripe.
+pub(super) fn of_member(member: Option<usize>, error: Error) -> Error {
+    match member {
+        Some(member) => error.with_context(&format!("member {member} of the stripe")),
+        None => error,
     }
 }
 
 impl Part {
     fn is_captured(&self) -> bool {
         match &self.by {
-            By::Kernel(slot) => slot.is_captured(),
+            By::Kernel { slot, .. } => slot.is_captured(),
             By::Host { is_captured, .. } => *is_captured,
         }
     }
@@ -168,14 +256,14 @@ impl Part {
     fn is_over(&self) -> bool {
         match &self.by {
             _ if !self.is_captured() => self.ended() != 0,
-            By::Kernel(slot) => Arc::strong_count(slot) == 1,
+            By::Kernel { slot, .. } => Arc::strong_count(slot) == 1,
             By::Host { ended, .. } => Arc::strong_count(ended) == 1,
         }
     }
 
     fn ended(&self) -> u32 {
         match &self.by {
-            By::Kernel(slot) => slot.ended(),
+            By::Kernel { slot, .. } => slot.ended(),
             By::Host { ended, .. } => ended.count(),
         }
     }
@@ -183,7 +271,7 @@ impl Part {
     fn failures(&self) -> Failures {
         match &self.by {
             _ if self.ended() == 0 => Failures::default(),
-            By::Kernel(slot) => slot.state().board.failures(slot.number()),
+            By::Kernel { slot, .. } => slot.state().board.failures(slot.number()),
             By::Host { ended, .. } => ended.failures(),
         }
     }

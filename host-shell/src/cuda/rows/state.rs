@@ -5,10 +5,9 @@ use super::super::lent::Users;
 use super::super::memory::DeviceMemory;
 use super::board::Board;
 use super::numbers::{LAUNCHES, LaunchNumbers};
-use crate::controller::session::Footing;
+use crate::controller::session::{Footing, Standing};
 use crate::error::Result;
 use crate::lock::lock;
-use nvme_core::gate::Shut;
 use nvme_core::spec::nvm;
 use nvme_gpu_kernel::rows::{Progress, STATION_CELLS};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -93,24 +92,41 @@ impl RowsState {
     /// Lets no launch touch the queues from now on, and waits for those that do; whether none does any more.
     pub fn end(&self) -> bool {
         self.board.gate().close_for_good();
-        let idle = self.stop();
-        self.is_stopped.store(false, Ordering::Release);
-        idle
+        // Not by way of `stop`: a reset that another thread carries out may be waiting in it for the same groups.
+        self.have_left()
+    }
+
+    /// Waits until no group is inside; whether none is.
+    fn have_left(&self) -> bool {
+        let (gate, begin) = (self.board.gate(), Instant::now());
+        while !gate.is_idle() {
+            if begin.elapsed() > self.patience {
+                return false;
+            }
+            std::thread::sleep(NAP);
+        }
+        true
     }
 
     /// Looks whether the namespace is what launches were made for.
     ///
     /// # Errors
-    /// [`Error::Changed`] when it is not.
+    /// [`Error::Changed`](crate::Error::Changed) when it is not; those of Identify when that is not known.
     pub fn check_current(&self) -> Result<()> {
-        let footing = self.footing.get().and_then(Weak::upgrade);
-        footing.map_or(Ok(()), |footing| footing.check(nvm::opcode::READ))
+        self.footing(|footing| footing.check(nvm::opcode::READ))
+            .unwrap_or(Ok(()))
     }
 
     /// The same by what is known: waits for nothing.
-    pub fn check_known(&self) -> Result<()> {
-        let footing = self.footing.get().and_then(Weak::upgrade);
-        footing.map_or(Ok(()), |footing| footing.check_known(nvm::opcode::READ))
+    pub fn standing(&self) -> Standing {
+        self.footing(|footing| footing.standing(nvm::opcode::READ))
+            .unwrap_or(Standing::Holds)
+    }
+
+    /// What `of` says of the footing, while the store is open.
+    fn footing<T>(&self, of: impl FnOnce(&Footing) -> T) -> Option<T> {
+        let footing = self.footing.get().and_then(Weak::upgrade)?;
+        Some(of(&footing))
     }
 
     pub(super) fn launches(&self) -> MutexGuard<'_, LaunchNumbers> {
@@ -131,19 +147,12 @@ impl Users for RowsState {
         if self.is_stopped.swap(true, Ordering::AcqRel) {
             return !self.is_stuck.load(Ordering::Acquire);
         }
-        let gate = self.board.gate();
-        if gate.look() != Err(Shut::ForGood) {
-            gate.close();
+        self.board.gate().close();
+        let have_left = self.have_left();
+        if !have_left {
+            self.is_stuck.store(true, Ordering::Release);
         }
-        let begin = Instant::now();
-        while !gate.is_idle() {
-            if begin.elapsed() > self.patience {
-                self.is_stuck.store(true, Ordering::Release);
-                return false;
-            }
-            std::thread::sleep(NAP);
-        }
-        true
+        have_left
     }
 
     fn resume(&self, works: bool) {
@@ -157,9 +166,15 @@ impl Users for RowsState {
             let _guest = self.gpu.enter()?;
             self.free_lost()
         };
-        if works && !is_stuck && gate.look() != Err(Shut::ForGood) && freed().is_ok() {
+        // By its own namespace: what became of others is no matter.
+        let may_pass = || {
+            let read = self.footing(|footing| footing.check_read(nvm::opcode::READ));
+            read.unwrap_or(Ok(())).is_ok()
+        };
+        if works && !is_stuck && may_pass() && freed().is_ok() {
             // Writes without an end may have taken place until now.
             self.board.wrote();
+            // One that was shut for good meanwhile stays so.
             gate.open();
         } else {
             gate.close_for_good();

@@ -6,8 +6,9 @@
 #![allow(unsafe_code)]
 
 use super::super::memory::DeviceMemory;
+use super::pending::of_member;
 use super::slot::Named;
-use super::state::StationMemory;
+use super::state::{RowsState, StationMemory};
 use super::wide::WideRows;
 use super::{Common, GpuRows, Pending, Request, RowTable, closed};
 use crate::error::{Error, Result};
@@ -20,6 +21,8 @@ use std::time::Duration;
 /// Drives in stripes in the hands of a GPU.
 pub struct StripedRows {
     members: Vec<Arc<GpuRows>>,
+    /// Theirs, by which the outcome of a launch is judged.
+    states: Arc<[Arc<RowsState>]>,
     words: Arc<StripeWords>,
     stations: u32,
     stripe_shift: u32,
@@ -86,6 +89,7 @@ impl StripedRows {
                 .map(|one| one.timeout)
                 .max()
                 .unwrap_or_default(),
+            states: members.iter().map(|one| Arc::clone(&one.state)).collect(),
             members,
         }))
     }
@@ -126,8 +130,9 @@ impl StripedRows {
             ));
         }
         let request = &request.judged_for_gather(first.gpu(), table, widen, stream)?;
-        for member in &self.members {
-            member.check_current(nvm::opcode::READ)?;
+        for (index, member) in self.members.iter().enumerate() {
+            let checked = member.check_current(nvm::opcode::READ);
+            checked.map_err(|error| of_member(Some(index), error))?;
         }
         let wide = WideRows::new(table, request, widen)?;
         let launch = Gather {
@@ -135,7 +140,7 @@ impl StripedRows {
             ..self.launch(words.memory.address(), table, &wide.stored)
         };
         // SAFETY: the caller's; the launch puts all stored rows where they belong.
-        unsafe {
+        let pending = unsafe {
             first.widened(&wide, stream, |slot| {
                 let named: Named = Some(Arc::clone(words) as _);
                 first.start(launch, (slot, named), stream, |kernels, gather, blocks| {
@@ -150,7 +155,8 @@ impl StripedRows {
                     kernels.launch(stream, kernels.gather_striped, blocks, &striped)
                 })
             })
-        }
+        };
+        Ok(pending?.over(&self.states))
     }
 
     fn launch(&self, stations: u64, table: &RowTable, request: &Request) -> Gather {

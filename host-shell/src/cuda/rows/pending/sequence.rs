@@ -111,7 +111,7 @@ impl<'g> LaunchSequence<'g> {
             return Ok(());
         }
         let mut slots = self.pending.parts.iter().filter_map(|part| match &part.by {
-            By::Kernel(slot) => slot.kernels().map(|kernels| (slot, Arc::clone(kernels))),
+            By::Kernel { slot, .. } => slot.kernels().map(|kernels| (slot, Arc::clone(kernels))),
             By::Host { .. } => None,
         });
         let (before, kernels) = slots.next().ok_or_else(|| {

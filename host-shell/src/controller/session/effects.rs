@@ -1,0 +1,50 @@
+//! Admin commands of this process that change what handles go by: handles look again, and those of a namespace that is
+//! erased are refused before the command is sent.
+
+use super::Session;
+use crate::controller::effect::Effect;
+use crate::dma::DmaBuffer;
+use crate::error::{Error, Result};
+#[cfg(feature = "cuda")]
+use crate::lock::lock;
+
+impl Session {
+    /// Has `send` carry out an admin command with `effect`. The caller has the admin queue.
+    pub(super) fn with_effect(
+        &self,
+        effect: Effect,
+        send: impl FnOnce() -> Result<(u32, Option<DmaBuffer>)>,
+    ) -> Result<(u32, Option<DmaBuffer>)> {
+        if let Effect::Erased(nsid) = effect {
+            // Now: other threads go on while the command runs, and by old facts they would write to other blocks.
+            self.facts.erase(nsid);
+            self.keep_kernels_out();
+        }
+        let answer = send();
+        match (&answer, effect) {
+            (_, Effect::Nothing) => {}
+            (Err(Error::Command { .. }), Effect::Erased(nsid)) => self.facts.was_not_erased(nsid),
+            // Of a command that got no answer it is not known what it did.
+            (Ok(_), Effect::Sanitized) => self.facts.alarm.erase(),
+            (Err(error), Effect::Sanitized) if !matches!(error, Error::Command { .. }) => {
+                self.facts.alarm.erase();
+            }
+            _ => self.facts.alarm.raise(),
+        }
+        answer
+    }
+
+    /// Waits until no kernel is inside, and lets those in again whose namespace is what they were made for.
+    fn keep_kernels_out(&self) {
+        #[cfg(feature = "cuda")]
+        {
+            let queues: Vec<_> = lock(&self.queues).values().cloned().collect();
+            for inner in queues {
+                if let Some(lent) = &mut lock(&inner).lent {
+                    lent.stop();
+                    lent.resume(true);
+                }
+            }
+        }
+    }
+}
