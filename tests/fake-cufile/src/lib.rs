@@ -4,12 +4,12 @@
 //! `unopened:N` (the driver ends with N), `unregistered:N` (no file is registered), `failing:N` (transfers end with N),
 //! `errno` (they end with EIO), `aligned` (they take multiples of 4096 alone), `short` (each moves 1000 bytes less, 1
 //! at least), `ends` (they move nothing), `nobatch` (batches cannot be submitted), `stray` (a batch ends what was not
-//! in it).
+//! in it), `untold` (the first question for the ends of a batch fails), `pending` (it tells of entries under way, too).
 // UNSAFETY: a C interface of raw pointers, whose callers keep cuFile's rules.
 #![allow(unsafe_code, non_snake_case)]
 #![allow(clippy::missing_safety_doc, reason = "cufile.h documents them")]
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::{c_int, c_uint, c_void};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -45,6 +45,8 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 static FILES: Mutex<BTreeMap<usize, c_int>> = Mutex::new(BTreeMap::new());
 static BATCHES: Mutex<BTreeMap<usize, Vec<Event>>> = Mutex::new(BTreeMap::new());
 static BUFFERS: Mutex<BTreeMap<u64, usize>> = Mutex::new(BTreeMap::new());
+/// Batches whose ends were asked for.
+static ASKED: Mutex<BTreeSet<usize>> = Mutex::new(BTreeSet::new());
 static NEXT: AtomicUsize = AtomicUsize::new(1);
 
 #[unsafe(no_mangle)]
@@ -287,8 +289,25 @@ pub unsafe extern "C" fn cuFileBatchIOGetStatus(
     events: *mut Event,
     _limit: *mut c_void,
 ) -> Answer {
+    let is_first = lock(&ASKED).insert(id);
+    if is_first && fault("untold") {
+        return code(5030);
+    }
     let mut batches = lock(&BATCHES);
     let ended = batches.get_mut(&id).expect("a batch");
+    if is_first && fault("pending") {
+        let under_way = Event {
+            status: 2,
+            moved: 0,
+            ..*ended.last().expect("an entry")
+        };
+        // SAFETY: the caller gives room for one.
+        unsafe {
+            events.write(under_way);
+            *count = 1;
+        }
+        return OK;
+    }
     // SAFETY: the caller gives a count, and as many places.
     unsafe {
         let most = (ended.len().div_ceil(2)).min(*count as usize);

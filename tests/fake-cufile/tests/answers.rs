@@ -87,7 +87,7 @@ fn content(memory: &DeviceMemory, bytes: usize) -> Vec<u8> {
 
 #[test]
 fn files_are_read_and_written_every_way() {
-    for fault in ["", "p2pdma", "compat", "short"] {
+    for fault in ["", "p2pdma", "compat", "short", "untold", "pending"] {
         under(fault, "moves");
     }
 }
@@ -209,6 +209,9 @@ fn refusals() {
     let error = tried().unwrap_err();
     assert!(error.to_string().contains(word), "{fault}: {error}");
     assert!(!error.remedy().is_empty(), "{fault}");
+    // What is not told of may go on.
+    let goes_on = matches!(error, Error::Unfinished { .. });
+    assert_eq!(goes_on, fault == "stray", "{error}");
     let is_of_file = matches!(error, Error::File { .. });
     assert_eq!(is_of_file, fault == "errno" || fault == "ends", "{error}");
     if fault.starts_with("failing") || fault == "errno" {

@@ -37,7 +37,7 @@ pub(super) struct OnGpu<'a> {
     pageable: Vec<Copied>,
     pinned: Vec<Copied>,
     ids: DeviceMemory,
-    out: DeviceMemory,
+    out: Arc<DeviceMemory>,
 }
 
 /// Memory that a thread reads into.
@@ -132,7 +132,7 @@ impl<'a> OnGpu<'a> {
         longest: usize,
     ) -> Result<Self> {
         let gpu = Gpu::open(index)?;
-        let out = DeviceMemory::new(&gpu, longest)?;
+        let out = Arc::new(DeviceMemory::new(&gpu, longest)?);
         let threads = 0..job.threads.max(1);
         let copied = |is_pinned| {
             let one = |_| Copied::new(&gpu, out.address(), is_pinned);
@@ -212,8 +212,12 @@ impl<'a> OnGpu<'a> {
                 };
                 let ios: Vec<GdsIo> = group.map(io).collect();
                 // SAFETY: as in `direct`.
-                let ended = unsafe { file.batch(&ios)? };
-                ended.into_iter().collect::<Result<()>>()?;
+                let ended = unsafe { file.batch(&ios) };
+                if let Err(Error::Unfinished { .. }) = ended {
+                    // Reads into it may go on.
+                    std::mem::forget(Arc::clone(&self.out));
+                }
+                ended?.into_iter().collect::<Result<()>>()?;
             }
             return Ok(begin.elapsed().as_secs_f64());
         }

@@ -9,20 +9,21 @@
 // UNSAFETY: calls into the library with addresses that the caller vouches for.
 #![allow(unsafe_code)]
 
+mod batch;
 mod code;
 mod library;
 
 use super::driver::Gpu;
 use super::stream::PATIENCE;
 use crate::error::{Error, Result};
+use batch::Batch;
 use code::{Code, failed};
-use library::{Descr, IoEvent, IoParams, Library, Properties, library};
+use library::{Descr, IoParams, Library, Properties, library};
 use std::fs::File;
 use std::io;
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
-use std::ptr::null_mut;
 use std::sync::Arc;
 
 /// The most reads and writes of one batch.
@@ -263,7 +264,8 @@ impl GdsFile {
     /// As [`read`](Self::read) and [`write`](Self::write), for each.
     ///
     /// # Errors
-    /// Where a batch cannot be submitted: what was submitted before has been carried out.
+    /// Where a batch cannot be submitted: what was submitted before has been carried out. [`Error::Unfinished`] where
+    /// cuFile does not tell of the end of all: those may go on, and the memory of all has to stay.
     pub unsafe fn batch(&self, ios: &[GdsIo]) -> Result<Vec<Result<()>>> {
         let _guest = self.gpu.enter()?;
         self.gpu.finish(0, PATIENCE)?;
@@ -281,10 +283,7 @@ impl GdsFile {
         let (count, mut id) = (ios.len() as u32, 0);
         // SAFETY: writes one handle.
         unsafe { (self.library.batch_set_up)(&mut id, count) }.check("cuFileBatchIOSetUp")?;
-        let id = BatchId {
-            library: self.library,
-            id,
-        };
+        let batch = Batch::new(self.library, id);
         let params = |(cookie, io): (usize, &GdsIo)| IoParams {
             mode: 1,
             memory: io.address,
@@ -297,36 +296,11 @@ impl GdsFile {
         };
         let mut params: Vec<IoParams> = ios.iter().enumerate().map(params).collect();
         // SAFETY: `count` entries, which the library copies.
-        unsafe { (self.library.batch_submit)(id.id, count, params.as_mut_ptr(), 0) }
+        unsafe { (self.library.batch_submit)(batch.id(), count, params.as_mut_ptr(), 0) }
             .check("cuFileBatchIOSubmit")?;
-        let mut ended: Vec<Option<Result<u64>>> = ios.iter().map(|_| None).collect();
-        let mut left = ios.len();
-        while left > 0 {
-            let mut events = vec![IoEvent::default(); left];
-            let mut found = left as u32;
-            // SAFETY: room for `found` events.
-            let answer = unsafe {
-                let (status, all) = (self.library.batch_status, events.as_mut_ptr());
-                status(id.id, 1, &mut found, all, null_mut())
-            };
-            if let Err(error) = answer.check("cuFileBatchIOGetStatus") {
-                // What goes on may still use the memory of the others.
-                std::mem::forget(id);
-                return Err(error);
-            }
-            for event in &events[..(found as usize).min(left)] {
-                let Some(place) = ended.get_mut(event.cookie).filter(|place| place.is_none())
-                else {
-                    std::mem::forget(id);
-                    return Err(Error::internal("cuFile ended what was not in the batch"));
-                };
-                *place = Some(of_event(event));
-                left -= 1;
-            }
-        }
-        drop(id);
-        let whole = |(io, ended): (&GdsIo, Option<Result<u64>>)| -> Result<()> {
-            let moved = ended.unwrap_or(Ok(0))?.min(io.bytes as u64);
+        let ended = batch.ends(ios.len())?;
+        let whole = |(io, ended): (&GdsIo, Result<u64>)| -> Result<()> {
+            let moved = ended?.min(io.bytes as u64);
             let (offset, rest) = (io.offset + moved, io.bytes as u64 - moved);
             // SAFETY: the caller's; what is left of an entry that ended short.
             unsafe { self.transfer(io.is_write, offset, rest, io.address + moved) }
@@ -339,33 +313,6 @@ impl Drop for GdsFile {
     fn drop(&mut self) {
         // SAFETY: registered in `open`, and used by nothing any more.
         unsafe { (self.library.deregister_file)(self.handle) };
-    }
-}
-
-/// How an entry of a batch ended.
-fn of_event(event: &IoEvent) -> Result<u64> {
-    const COMPLETE: u32 = 0x10;
-    match (event.status, event.bytes as isize) {
-        (COMPLETE, moved @ 0..) => Ok(moved as u64),
-        (COMPLETE | 0x40, below) if below < -1 => {
-            Err(failed("cuFileBatchIO", Code(-below as i32), 0))
-        }
-        (status, _) => Err(Error::environment(
-            format!("an entry of a batch of cuFile ended with state {status:#x}"),
-            "see cufile.log in the working directory; leave gds at auto",
-        )),
-    }
-}
-
-struct BatchId {
-    library: Library,
-    id: usize,
-}
-
-impl Drop for BatchId {
-    fn drop(&mut self) {
-        // SAFETY: set up by us; all of its entries have ended.
-        unsafe { (self.library.batch_destroy)(self.id) };
     }
 }
 
@@ -490,18 +437,5 @@ mod tests {
         assert_eq!(GdsWay::of(&properties(0, 1 << 6)), GdsWay::P2pDma);
         assert_eq!(GdsWay::of(&properties(2, 0)), GdsWay::Compat);
         assert_eq!(GdsWay::Compat.name(), "compat");
-    }
-
-    #[test]
-    fn entries_of_a_batch_end_as_their_state_says() {
-        let event = |status, bytes: isize| IoEvent {
-            cookie: 0,
-            status,
-            bytes: bytes as usize,
-        };
-        assert_eq!(of_event(&event(0x10, 4096)).unwrap(), 4096);
-        let error = of_event(&event(0x40, -5030)).unwrap_err();
-        assert!(error.to_string().contains("5030"), "{error}");
-        assert!(of_event(&event(0x8, 0)).is_err());
     }
 }
