@@ -62,6 +62,7 @@ mod machine;
 pub mod manifest;
 mod measure;
 mod names;
+mod process_mark;
 mod remedy;
 pub mod store;
 pub mod units;
@@ -92,6 +93,7 @@ pub use error::{Error, Result, exit};
 pub use machine::{doctor, pci, sysfs, topology};
 pub use manifest::Manifest;
 pub use nvme_core as core;
+pub use process_mark::ProcessMark;
 pub use store::{Store, StoreOptions, Table};
 
 /// The Rust of the README compiles and runs.

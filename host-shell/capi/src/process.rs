@@ -3,13 +3,15 @@
 //! A child has a copy of its parent's memory and none of its threads: a lock may be held by a thread that is not there,
 //! and the threads that serve an open device are missing. It must neither use nor drop what its parent left there.
 
+use nvme_host::ProcessMark;
 use std::sync::OnceLock;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 
 /// A value of each process: a child of `fork` leaves its parent's alone and gets one of its own.
 pub struct PerProcess<T> {
-    /// The process of `value`; 0 before the first use.
-    process: AtomicU32,
+    /// The [mark](ProcessMark) of the process of `value`; 0 before the first use. Not its number alone, which a child
+    /// may have from a parent of its parent that has ended.
+    process: AtomicU64,
     value: T,
     of_child: OnceLock<Box<PerProcess<T>>>,
 }
@@ -17,7 +19,7 @@ pub struct PerProcess<T> {
 impl<T> PerProcess<T> {
     pub const fn new(value: T) -> Self {
         Self {
-            process: AtomicU32::new(0),
+            process: AtomicU64::new(0),
             value,
             of_child: OnceLock::new(),
         }
@@ -30,7 +32,7 @@ impl<T> PerProcess<T> {
         while let Some(child) = known.of_child.get() {
             known = child;
         }
-        let here = std::process::id();
+        let here = ProcessMark::here().word();
         let order = Ordering::Relaxed;
         match known.process.compare_exchange(0, here, order, order) {
             Err(process) if process != here => {
@@ -59,7 +61,9 @@ mod tests {
         assert_eq!(*value.get(inherit).lock().unwrap(), 2);
         // As after a fork: the value is of another process, and a thread that is not here holds its lock.
         let _held = value.get(inherit).lock().unwrap();
-        value.process.store(u32::MAX, Ordering::Relaxed);
+        // It had the number of this one.
+        let other = ProcessMark::here().word() ^ 1;
+        value.process.store(other, Ordering::Relaxed);
         for wanted in [11, 12] {
             let mut of_child = value.get(inherit).lock().unwrap();
             *of_child += 1;

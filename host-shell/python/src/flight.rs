@@ -6,6 +6,7 @@ use crate::pool::lock;
 use crate::process;
 use crate::wait::{self, Deadline};
 use nvme_host::Error;
+use nvme_host::ProcessMark;
 use nvme_host::cuda::Gathered;
 use pyo3::prelude::*;
 use std::collections::VecDeque;
@@ -15,7 +16,7 @@ use std::time::Duration;
 
 /// A gather, or another transfer on a GPU, that was launched.
 pub struct Flight {
-    process: u32,
+    process: ProcessMark,
     pending: nvme_host::cuda::Pending,
     word: &'static str,
     number: u64,
@@ -143,7 +144,7 @@ impl Flights {
             }
         };
         let flight = Arc::new(Flight {
-            process: std::process::id(),
+            process: ProcessMark::here(),
             pending,
             word,
             patience: store.patience(bytes),

@@ -1,11 +1,12 @@
 //! Whether a call is made in the process that made its object.
 
 use crate::error::Fault;
+use nvme_host::ProcessMark;
 
 /// # Errors
 /// In another process than `process`, which made `what`.
-pub fn check(process: u32, what: &str) -> Result<(), Fault> {
-    match process == std::process::id() {
+pub fn check(process: ProcessMark, what: &str) -> Result<(), Fault> {
+    match process == ProcessMark::here() {
         true => Ok(()),
         false => Err(Fault::usage(
             format!("this {what} was made by another process, before a fork"),

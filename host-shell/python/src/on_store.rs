@@ -5,11 +5,12 @@ use crate::pool::lock;
 use crate::process;
 use crate::store::{AtClose, Store};
 use crate::wait;
+use nvme_host::ProcessMark;
 use std::sync::{Arc, Mutex};
 
 /// What lies on a store, until it or the store is closed.
 pub struct OnStore<T: Send> {
-    process: u32,
+    process: ProcessMark,
     what: &'static str,
     open: Arc<Mutex<Option<T>>>,
 }
@@ -20,7 +21,7 @@ impl<T: Clone + Send + 'static> OnStore<T> {
         let at_close: Arc<dyn AtClose> = open.clone();
         store.at_close(&at_close);
         Self {
-            process: std::process::id(),
+            process: ProcessMark::here(),
             what,
             open,
         }

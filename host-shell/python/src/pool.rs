@@ -6,6 +6,7 @@
 
 use crate::error::Fault;
 use crate::fork;
+use nvme_host::ProcessMark;
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -28,7 +29,7 @@ struct Line {
 }
 
 struct Pool {
-    process: u32,
+    process: ProcessMark,
     line: Mutex<Line>,
     come: Condvar,
 }
@@ -42,12 +43,12 @@ fn pool() -> &'static Pool {
     let known = POOL.load(Ordering::Acquire);
     // SAFETY: pools are leaked, so that a pointer to one stays valid.
     if let Some(pool) = unsafe { known.as_ref() }
-        && pool.process == std::process::id()
+        && pool.process == ProcessMark::here()
     {
         return pool;
     }
     let new = Box::into_raw(Box::new(Pool {
-        process: std::process::id(),
+        process: ProcessMark::here(),
         line: Mutex::default(),
         come: Condvar::new(),
     }));
@@ -101,7 +102,7 @@ impl Pool {
 
 /// Something handed to the pool: its end, and how it ended.
 pub struct Job {
-    process: u32,
+    process: ProcessMark,
     state: Mutex<Option<Result<(), Fault>>>,
     is_done: AtomicBool,
     end: Condvar,
@@ -116,7 +117,7 @@ impl Job {
         work: impl FnOnce() -> Result<(), Fault> + Send + 'static,
     ) -> Result<Arc<Self>, Fault> {
         let job = Arc::new(Self {
-            process: std::process::id(),
+            process: ProcessMark::here(),
             state: Mutex::new(None),
             is_done: AtomicBool::new(false),
             end: Condvar::new(),

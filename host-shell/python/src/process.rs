@@ -4,10 +4,11 @@
 use crate::error::Fault;
 pub use crate::fork::check;
 use crate::wait;
+use nvme_host::ProcessMark;
 
 /// A value that is dropped, without the GIL, by the process alone that made it.
 pub struct OfProcess<T: Send> {
-    process: u32,
+    process: ProcessMark,
     what: &'static str,
     /// There until it is dropped.
     value: Option<T>,
@@ -16,7 +17,7 @@ pub struct OfProcess<T: Send> {
 impl<T: Send> OfProcess<T> {
     pub fn new(what: &'static str, value: T) -> Self {
         Self {
-            process: std::process::id(),
+            process: ProcessMark::here(),
             what,
             value: Some(value),
         }

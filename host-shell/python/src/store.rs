@@ -10,6 +10,7 @@ use crate::pool::lock;
 use crate::process;
 use crate::view::View;
 use crate::wait::{self, Deadline};
+use nvme_host::ProcessMark;
 use nvme_host::StoreOptions;
 use nvme_host::cuda::{Gpu, KernelArgument, RowsOptions, Tier};
 use nvme_host::store::{FileIo, Gds, GpuOptions};
@@ -36,7 +37,7 @@ impl<T: Send> AtClose for Mutex<Option<T>> {
 /// A drive, a file, or several of them as one range of bytes.
 #[pyclass(frozen, module = "nvme_gpu._native")]
 pub struct Store {
-    process: u32,
+    process: ProcessMark,
     open: Mutex<Option<Open>>,
     gpu: Option<Arc<Gpu>>,
     tables: Mutex<Vec<Weak<Flights>>>,
@@ -178,7 +179,7 @@ impl Store {
         let device = device.to_owned();
         let store = wait::of(py, move || Ok(nvme_host::Store::open(&device, &options)?))?;
         Ok(Self {
-            process: std::process::id(),
+            process: ProcessMark::here(),
             gpu: store.gpu().cloned(),
             open: Mutex::new(Some(Arc::new(store))),
             tables: Mutex::default(),
@@ -320,7 +321,7 @@ impl Store {
     /// buffers, and the device, until it has ended.
     #[pyo3(signature = (timeout=None))]
     fn close(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<()> {
-        if self.process != std::process::id() {
+        if self.process != ProcessMark::here() {
             return Ok(());
         }
         let deadline = Deadline::after(wait::seconds(timeout)?);

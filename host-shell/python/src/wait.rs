@@ -2,6 +2,7 @@
 
 use crate::error::Fault;
 use crate::pool::{Job, lock};
+use nvme_host::ProcessMark;
 use pyo3::prelude::*;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -69,9 +70,9 @@ pub fn of<T: Send + 'static>(
 }
 
 /// Drops what may be the last owner of a store without the GIL; in a child of a fork not at all.
-pub fn drop_elsewhere<T: Send>(process: u32, value: Option<T>) {
+pub fn drop_elsewhere<T: Send>(process: ProcessMark, value: Option<T>) {
     match value {
-        Some(value) if process == std::process::id() => {
+        Some(value) if process == ProcessMark::here() => {
             Python::attach(|py| py.detach(|| drop(value)));
         }
         // The parent's.

@@ -3,11 +3,12 @@
 #![allow(unsafe_code)]
 
 use crate::error::Fault;
+use nvme_host::ProcessMark;
 use rayon::prelude::*;
 use std::sync::atomic::{AtomicPtr, Ordering};
 
 struct Threads {
-    process: u32,
+    process: ProcessMark,
     pool: rayon::ThreadPool,
 }
 
@@ -32,7 +33,7 @@ fn threads() -> Result<&'static Threads, Fault> {
     let known = THREADS.load(Ordering::Acquire);
     // SAFETY: leaked, so that a pointer to one stays valid.
     if let Some(threads) = unsafe { known.as_ref() }
-        && threads.process == std::process::id()
+        && threads.process == ProcessMark::here()
     {
         return Ok(threads);
     }
@@ -44,7 +45,7 @@ fn threads() -> Result<&'static Threads, Fault> {
         Fault::of(&nvme_host::Error::System { call, source })
     })?;
     let new = Box::into_raw(Box::new(Threads {
-        process: std::process::id(),
+        process: ProcessMark::here(),
         pool,
     }));
     match THREADS.compare_exchange(known, new, Ordering::AcqRel, Ordering::Acquire) {

@@ -1,0 +1,66 @@
+//! Which process something belongs to.
+// UNSAFETY: has a function called in each child of `fork`.
+#![allow(unsafe_code)]
+
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+
+/// How many forks lie between this process and the first one that asked.
+static FORKS: AtomicU32 = AtomicU32::new(0);
+static COUNTS: AtomicBool = AtomicBool::new(false);
+
+/// A process, told from each that it comes from and that comes from it: also where the system has given the number of
+/// one that ended to another.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ProcessMark(u64);
+
+impl ProcessMark {
+    /// The calling process.
+    pub fn here() -> Self {
+        if !COUNTS.load(Ordering::Relaxed) {
+            // Two threads at once count each fork twice, which is as good; without memory the number alone tells.
+            // SAFETY: the function adds to a word, which is all that a child of a process with threads may do.
+            unsafe { libc::pthread_atfork(None, None, Some(count)) };
+            COUNTS.store(true, Ordering::Relaxed);
+        }
+        Self::of(std::process::id(), FORKS.load(Ordering::Relaxed))
+    }
+
+    fn of(process: u32, forks: u32) -> Self {
+        Self(u64::from(process) << 32 | u64::from(forks))
+    }
+
+    /// As one word, never 0.
+    pub fn word(self) -> u64 {
+        self.0
+    }
+}
+
+extern "C" fn count() {
+    FORKS.fetch_add(1, Ordering::Relaxed);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_child_differs_from_its_parent_by_more_than_its_number() {
+        let here = ProcessMark::here();
+        assert_eq!(here, ProcessMark::here());
+        let forks = here.word() as u32;
+        // SAFETY: the child calls what a child may, and ends.
+        let child = unsafe { libc::fork() };
+        if child == 0 {
+            let is_counted = ProcessMark::here().word() as u32 != forks;
+            // SAFETY: ends the child without its parent's handlers.
+            unsafe { libc::_exit(i32::from(is_counted)) };
+        }
+        let mut status = 0;
+        // SAFETY: waits for that child.
+        assert_eq!(unsafe { libc::waitpid(child, &mut status, 0) }, child);
+        assert_eq!(libc::WEXITSTATUS(status), 1);
+        assert_eq!(ProcessMark::here(), here);
+        let recycled = ProcessMark::of(std::process::id(), forks + 1);
+        assert_ne!(recycled, here);
+    }
+}
