@@ -105,6 +105,10 @@ mod tests {
 
     const LEN: u64 = 24_000;
 
+    fn one(piece: Range<u64>) -> Option<Vec<Range<u64>>> {
+        Some(std::iter::once(piece).collect())
+    }
+
     fn found(offset: u64, bytes: u64) -> Option<Vec<Range<u64>>> {
         match of(&file(), LEN, offset, bytes, "/a") {
             Ok(pieces) => Some(pieces),
@@ -117,9 +121,9 @@ mod tests {
 
     #[test]
     fn neighbours_on_the_drive_are_one_piece() {
-        assert_eq!(found(0, 8192), Some(vec![40_960..49_152]));
-        assert_eq!(found(4000, 200), Some(vec![44_960..45_160]));
-        assert_eq!(found(12_288, 4096), Some(vec![81_920..86_016]));
+        assert_eq!(found(0, 8192), one(40_960..49_152));
+        assert_eq!(found(4000, 200), one(44_960..45_160));
+        assert_eq!(found(12_288, 4096), one(81_920..86_016));
         let apart = [extent(0, 8192, 4096, true), extent(4096, 0, 4096, true)];
         let pieces = of(&apart, 8192, 4095, 2, "/a").unwrap();
         assert_eq!(pieces, [12_287..12_288, 0..1]);
@@ -139,7 +143,7 @@ mod tests {
     #[test]
     fn the_file_ends_before_its_last_block() {
         let last = LEN - 20_480;
-        assert_eq!(found(20_480, last), Some(vec![4096..4096 + last]));
+        assert_eq!(found(20_480, last), one(4096..4096 + last));
         assert_eq!(found(20_480, last + 1), None);
         assert_eq!(found(LEN, 0), Some(Vec::new()));
         assert_eq!(found(u64::MAX, 2), None);

@@ -94,6 +94,7 @@ impl Drive {
             degree: 24,
             list: 40,
             sub_elements,
+            ..BuildOptions::default()
         };
         let open = || -> nvme_host::Result<Self> {
             let store = Arc::new(Store::open(device, &options)?);

@@ -108,7 +108,7 @@ fn written(file: &DriveFile) -> Result<Vec<Range<u64>>> {
         let all = 0..file.len();
         return Ok(vec![all]);
     }
-    let extents = file.extents()?.into_iter().filter(|one| one.is_written);
+    let extents = file.extents()?.iter().filter(|one| one.is_written);
     let ranges = extents.map(|one| one.logical..(one.logical + one.bytes).min(file.len()));
     Ok(ranges.collect())
 }
