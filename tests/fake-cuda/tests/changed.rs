@@ -231,8 +231,8 @@ fn erased() {
         .admin("Format NVM", format.command(Nsid(1)), 0);
     sent.unwrap();
     for error in [
-        pending.outcome().expect("it is known").unwrap_err(),
         pending.wait(WAIT).unwrap_err(),
+        pending.outcome().expect("it is known").unwrap_err(),
         rows.gather().map(drop).unwrap_err(),
     ] {
         let said = cause(error);
