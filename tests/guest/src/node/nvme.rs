@@ -77,6 +77,12 @@ impl Nvme {
         self.read(CC) & 1 != 0
     }
 
+    /// Rings for a queue that the disabled controller does not have, as a driver does that has not heard of a stop: QEMU
+    /// logs it.
+    pub fn ring_stale(&self) {
+        self.write(DOORBELLS, 1);
+    }
+
     /// Enables it, with both queues empty.
     pub fn enable(&mut self) -> Result<(), String> {
         // SAFETY: the first two pages of the arena, which no queue uses: the controller is disabled.

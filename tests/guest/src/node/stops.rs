@@ -31,6 +31,7 @@ fn stopped(address: &str, stop: impl FnOnce() -> Outcome) -> Outcome {
             is_master(address)?
         ));
     }
+    nvme.ring_stale();
     nvme.enable()?;
     nvme.works()?;
     nvme.node.reset().map_err(failed("RESET"))?;
