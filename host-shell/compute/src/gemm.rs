@@ -133,7 +133,7 @@ impl StreamedGemm {
             words: product.workspace + stages,
             ..words(matrix, product)
         };
-        if gemm.tokens == 0 {
+        if gemm.tokens == 0 || gemm.rows == 0 {
             return Ok(Pending::nothing());
         }
         self.judge(matrix, product, (0, stages), stream)?;

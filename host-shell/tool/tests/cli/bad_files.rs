@@ -14,7 +14,8 @@ fn inputs_and_outputs_that_cannot_be_used() {
         2 | read -d sim:disk.img -o link | which would be written over
         2 | read -d sim:disk.img -o hard | which would be written over
         2 | read -d sim:link -o hard | which would be written over
-        2 | bench -d sim:disk.img --plot disk.img | neither .svg
+        2 | bench -d sim:disk.img --plot disk.img | which would be written over
+        2 | bench -d sim:disk.img --plot other.img | neither .svg
         4 | read -d sim:disk.img -o folder | not a folder
         4 | read -d sim:disk.img -o . | not a folder
         4 | read -d sim:disk.img -o / | not a folder

@@ -283,7 +283,10 @@ fn a_file_is_written_found_again_and_resumed() {
         assert_eq!(output.status.code(), Some(code), "{words:?}: {said}");
         assert!(said.contains(what), "{words:?}: {said}");
     };
-    for verb in ["import", "verify"] {
+    for (verb, own) in [
+        ("import", "which would be written over"),
+        ("verify", "is the image of the device itself"),
+    ] {
         refused(
             &[verb, "long", "-d", "file:plain"],
             2,
@@ -291,11 +294,7 @@ fn a_file_is_written_found_again_and_resumed() {
         );
         refused(&[verb, "none", "-d", "file:plain"], 4, "none");
         refused(&[verb, ".", "-d", "file:plain"], 2, "not a regular file");
-        refused(
-            &[verb, "disk.img", "-d", "sim:disk.img"],
-            2,
-            "is the image of the device itself",
-        );
+        refused(&[verb, "disk.img", "-d", "sim:disk.img"], 2, own);
     }
     refused(
         &["verify", "other", "-d", "sim:new.img?size=1MiB"],

@@ -225,7 +225,12 @@ fn what_is_not_copied_leaves_nothing() {
             2,
             "there/models is there already",
         ),
-        ("sim:drive.img:/models", "drive.img", 2, "is there already"),
+        (
+            "sim:drive.img:/models",
+            "drive.img",
+            2,
+            "which would be written over",
+        ),
         ("sim:drive.img:/models", "no/copy", 4, "no/copy"),
         ("sim:drive.img:/", "there", 2, "no name"),
         ("sim:drive.img:/models/..", "there", 2, "no name"),

@@ -172,6 +172,7 @@ fn passthru_refuses_what_the_opcode_or_the_driver_forbids(place: Place) {
     let folder = Folder::new(place);
     let image = bytes(&folder.file("disk.img", 16 * BLOCK, 1));
     folder.file("in", BLOCK, 2);
+    folder.file("long", 2 * BLOCK, 3);
     let d = "sim:disk.img";
     let admin =
         |more: &[&str], text| folder.fails(&[&["admin-passthru", "-d", d], more].concat(), 2, text);
@@ -205,7 +206,7 @@ fn passthru_refuses_what_the_opcode_or_the_driver_forbids(place: Place) {
         "2097152 bytes are more than one command moves here: 131072, the controller's largest transfer (MDTS)",
     );
     io(
-        &["-O", "1", "-l", "4096", "-i", "disk.img"],
+        &["-O", "1", "-l", "4096", "-i", "long"],
         "has more than --data-len",
     );
     io(&["-O", "2", "-l", "4096", "-n", "7"], "no namespace 7");

@@ -83,7 +83,7 @@ fn a_continuous_pipeline_outlives_what_a_drive_does_to_it() {
         let last = report["ways"][0]["batches"].as_u64().unwrap();
         assert!(last > met["failed"].as_u64().unwrap(), "{report}");
     }
-    let device = format!("{DEVICE}&fault=status:0x281@op=read,nth=40-1000000");
+    let device = format!("{DEVICE}&fault=status:0x281@op=read,nth=6-1000000");
     let more = ["--runtime", "60s", "--recover", "300ms"];
     let line = fails(
         &folder,
