@@ -35,7 +35,7 @@ impl Trace {
     /// An empty trace.
     ///
     /// # Errors
-    /// [`Error::System`] and [`Error::Device`] without memory.
+    /// [`Error::System`](crate::Error::System) and [`Error::Device`](crate::Error::Device) without memory.
     pub fn new(gpu: &Arc<Gpu>) -> Result<Self> {
         let bytes = RECORDS as usize * size_of::<Traced>();
         let (pages, registered) = Registered::pinned(gpu, bytes)?;

@@ -11,7 +11,7 @@ entry! {
     /// The bare limit beside it: rows of a table in memory that the GPU reads, at `rows.slots`. No drive.
     ///
     /// # Safety
-    /// As [`nvme_gather`], for ids, output and the table.
+    /// As the kernel `nvme_gather`, for ids, output and the table.
     pub unsafe fn nvme_copy_rows(rows: Gather) {
         let lanes = u64::from(rows.lanes.clamp(1, 32));
         let work = Warp::without_queue(&rows);
