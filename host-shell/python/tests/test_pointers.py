@@ -179,13 +179,19 @@ def test_a_capture_judges_and_its_launches_do_not_ask(table):
     stream, graph = ctypes.c_void_p(), ctypes.c_void_p()
     assert cuda.cuStreamCreate(ctypes.byref(stream), 1) == 0
     out = Device([7] * 4, "<i4", shape=(1, WIDTH))
+    # No memory is allocated while a stream is captured.
+    of_host, ids = Place([1], "<i8", "host"), Device([2])
     assert cuda.cuStreamBeginCapture_v2(stream, 0) == 0
-    with pytest.raises(nvme_gpu.Usage, match="ids"):
-        table.gather(Place([1], "<i8", "host"), out=out, stream=stream.value)
-    table.gather(Device([2]), out=out, stream=stream.value)
-    # What a graph allocates is known to nobody while it is captured, and lies at an address that is none of the host's.
-    table.gather(AtNothing(1), out=out, stream=stream.value)
-    assert cuda.cuStreamEndCapture(stream, ctypes.byref(graph)) == 0, "the refusal did not end the capture"
+    try:
+        with pytest.raises(nvme_gpu.Usage, match="ids"):
+            table.gather(of_host, out=out, stream=stream.value)
+        table.gather(ids, out=out, stream=stream.value)
+        # What a graph allocates is known to nobody while it is captured, and lies at an address that is none of the
+        # host's.
+        table.gather(AtNothing(1), out=out, stream=stream.value)
+    finally:
+        ended = cuda.cuStreamEndCapture(stream, ctypes.byref(graph))
+    assert ended == 0, "the refusal did not end the capture"
     cuda.cuGraphDestroy(graph)
     with pytest.raises(nvme_gpu.Usage, match="ids"):
         table.gather(AtNothing(1), out=out)

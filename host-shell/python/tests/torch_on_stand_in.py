@@ -84,7 +84,7 @@ class Cuda:
         # Memory of a GPU is given out again in the order of a stream; that of the host is not.
         self.kept = []
         self.streams.clear()
-        for name in ("empty", "zeros"):
+        for name in ("empty", "full", "zeros"):
             monkeypatch.setattr(torch, name, self._making(getattr(torch, name)))
         real_to = torch.Tensor.to
 
