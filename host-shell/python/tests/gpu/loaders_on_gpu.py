@@ -57,7 +57,8 @@ class Model:
             weight = (torch.randn(self.rows, WIDTH, device="cuda") / WIDTH**0.5).half()
             self.store.write(weight.cpu(), 8 + len(text) + layer * nbytes)
             self.weights.append(weight)
-        self.loader = nvme_gpu.LayerLoader(nvme_gpu.catalog(self.store), "cuda", **words)
+        all_bytes = 8 + len(text) + nbytes * self.count
+        self.loader = nvme_gpu.LayerLoader(nvme_gpu.catalog(self.store, nbytes=all_bytes), "cuda", **words)
         self.nbytes = nbytes * self.count
 
     def __enter__(self):
