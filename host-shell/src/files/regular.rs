@@ -10,10 +10,6 @@ use std::path::Path;
 /// # Errors
 /// [`Error::File`]; [`Error::Usage`] for a directory, pipe, socket or device.
 pub fn open_regular(path: &Path) -> Result<(File, Metadata)> {
-    let refused = |kind: FileType| {
-        let cause = format!("{} is {}, not a regular file", path.display(), name(kind));
-        Error::usage(cause, "name a regular file")
-    };
     let file = File::options()
         .read(true)
         .custom_flags(libc::O_NONBLOCK)
@@ -24,7 +20,7 @@ pub fn open_regular(path: &Path) -> Result<(File, Metadata)> {
         Err(error) => {
             let kind = std::fs::metadata(path).map(|about| about.file_type());
             return Err(match kind {
-                Ok(kind) if !kind.is_file() && !kind.is_dir() => refused(kind),
+                Ok(kind) if !kind.is_file() && !kind.is_dir() => not_regular(path, kind),
                 _ => Error::file("open", path)(error),
             });
         }
@@ -32,12 +28,18 @@ pub fn open_regular(path: &Path) -> Result<(File, Metadata)> {
     let about = file.metadata().map_err(Error::file("look at", path))?;
     match about.is_file() {
         true => Ok((file, about)),
-        false => Err(refused(about.file_type())),
+        false => Err(not_regular(path, about.file_type())),
     }
 }
 
+/// Returns the refusal of `path`, which is of `kind`.
+pub(super) fn not_regular(path: &Path, kind: FileType) -> Error {
+    let cause = format!("{} is {}, not a regular file", path.display(), name(kind));
+    Error::usage(cause, "name a regular file")
+}
+
 /// Returns what is there in place of a regular file.
-pub(super) fn name(kind: FileType) -> &'static str {
+fn name(kind: FileType) -> &'static str {
     if kind.is_dir() {
         "a directory"
     } else if kind.is_fifo() {

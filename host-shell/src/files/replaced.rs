@@ -19,9 +19,7 @@ pub fn replace(path: &Path, bytes: &[u8]) -> Result<()> {
     let path = &fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
     let before = fs::metadata(path).ok();
     if let Some(about) = before.as_ref().filter(|about| !about.is_file()) {
-        let kind = super::regular::name(about.file_type());
-        let cause = format!("{} is {kind}, not a regular file", path.display());
-        return Err(Error::usage(cause, "name a regular file"));
+        return Err(super::regular::not_regular(path, about.file_type()));
     }
     let name = path.file_name().unwrap_or_default().to_string_lossy();
     let number = NEXT.fetch_add(1, Ordering::Relaxed);
