@@ -212,3 +212,102 @@ fn lines_are_short() {
     }
     assert!(offenders.is_empty(), "\n{}", offenders.join("\n"));
 }
+
+/// Lines of a decision: one page.
+const DECISION_LINES: usize = 60;
+
+/// The parts of a decision, in their order.
+const DECISION_PARTS: [&str; 5] = [
+    "\nStatus: ",
+    "\n## Situation\n",
+    "\n## Decision\n",
+    "\n## Alternatives rejected\n",
+    "\n## Consequences\n",
+];
+
+/// Names what a decision lacks of the template: its number, its parts in order, its length.
+fn decision_faults(number: u32, text: &str) -> Vec<String> {
+    let mut faults = Vec::new();
+    if !text.starts_with(&format!("# {number}. ")) {
+        faults.push(format!("does not begin with \"# {number}. \""));
+    }
+    let mut from = 0;
+    for part in DECISION_PARTS {
+        match text[from..].find(part) {
+            Some(at) => from += at,
+            None => faults.push(format!("lacks {:?} in its place", part.trim())),
+        }
+    }
+    let lines = text.lines().count();
+    if lines > DECISION_LINES {
+        faults.push(format!("has {lines} lines, more than {DECISION_LINES}"));
+    }
+    faults
+}
+
+/// Names the numbers up to the last page's that neither a page nor a line of the index accounts for.
+fn numbers_missing(pages: &[u32], index: &str) -> Vec<u32> {
+    let last = pages.iter().copied().max().unwrap_or(0);
+    let in_index = |number: u32| {
+        let row = format!("| {number} | ");
+        index.lines().any(|line| line.starts_with(&row))
+    };
+    (1..=last).filter(|number| !in_index(*number)).collect()
+}
+
+#[test]
+fn no_page_is_empty() {
+    let empty: Vec<String> = pages()
+        .into_iter()
+        .filter(|page| read(page).trim().is_empty())
+        .collect();
+    assert!(empty.is_empty(), "empty pages: {}", empty.join(", "));
+}
+
+#[test]
+fn decisions_follow_their_template_and_the_index_has_every_number() {
+    let mut offenders = Vec::new();
+    let mut numbers = Vec::new();
+    for page in pages() {
+        let name = page.strip_prefix("docs/adr/").unwrap_or("README.md");
+        if name == "README.md" {
+            continue;
+        }
+        let number: u32 = name[..4]
+            .parse()
+            .expect("a decision's file begins with its number");
+        numbers.push(number);
+        for fault in decision_faults(number, &read(&page)) {
+            offenders.push(format!("{page} {fault}"));
+        }
+    }
+    for number in numbers_missing(&numbers, &read("docs/adr/README.md")) {
+        offenders.push(format!(
+            "docs/adr/README.md has no line for decision {number}"
+        ));
+    }
+    assert!(offenders.is_empty(), "\n{}", offenders.join("\n"));
+    assert!(
+        numbers.len() >= 26,
+        "only {} decisions were found",
+        numbers.len()
+    );
+}
+
+#[test]
+fn a_decision_without_its_parts_would_be_found() {
+    assert_eq!(decision_faults(3, "").len(), 6);
+    let whole = "# 3. T\n\nStatus: accepted.\n\n## Situation\n\n## Decision\n\n## Alternatives rejected\n\n## Consequences\n";
+    assert!(decision_faults(3, whole).is_empty());
+    assert_eq!(decision_faults(4, whole).len(), 1);
+    assert_eq!(
+        decision_faults(3, &(whole.to_string() + &"\n".repeat(60))).len(),
+        1
+    );
+    let swapped = whole
+        .replace("## Situation", "## X")
+        .replace("## Decision", "## Situation");
+    assert_eq!(decision_faults(3, &swapped).len(), 1);
+    assert_eq!(numbers_missing(&[1, 3], "| 1 | a |\n| 3 | b |\n"), [2]);
+    assert!(numbers_missing(&[1, 3], "| 1 | a |\n| 2 | unused |\n| 3 | b |\n").is_empty());
+}
