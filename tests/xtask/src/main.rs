@@ -2,6 +2,7 @@
 
 mod background;
 mod coverage;
+mod figures;
 mod fio;
 mod fuzz;
 mod gpu_test;
@@ -67,7 +68,8 @@ usage: cargo xtask <command>
   coverage           lines of each library that the tests reach; fails below tests/coverage.txt
   record SUBJECT -- COMMAND...
                      run a command and add what it said last to docs/results/runs.tsv
-  results            write docs/results/README.md: the last run of each subject
+  results [NAME...]  write docs/results/README.md: the last run of each subject; with names print the tables of
+                     docs/results/NAME.tsv, the figures behind the pages
   witness-check FILE...
                      check files that `nvme-gpu witness` wrote, and print their rows for docs/hardware.md
   install-c PREFIX [--built FOLDER]
@@ -113,6 +115,7 @@ fn main() -> ExitCode {
             ["planted", rest @ ..] => planted::command(rest),
             ["write-cache", rest @ ..] => write_cache::command(rest),
             ["results"] => results::write_page(),
+            ["results", names @ ..] => figures::command(names),
             ["witness-check", rest @ ..] => witness::command(rest),
             [] | ["help" | "-h" | "--help"] => {
                 print!("{USAGE}");

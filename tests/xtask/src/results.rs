@@ -12,7 +12,7 @@ use std::process::{Command, Stdio};
 use std::time::Instant;
 
 const USAGE: &str = "usage: cargo xtask record [--to FILE] [--version COMMIT] [--machine TEXT] SUBJECT -- COMMAND...
-       cargo xtask results";
+       cargo xtask results [NAME...]";
 
 const COLUMNS: [&str; 8] = [
     "subject", "date", "version", "machine", "command", "seconds", "exit", "outcome",
@@ -24,6 +24,10 @@ const HEAD: &str = "\
 
 The last recorded run of each subject. `cargo xtask record SUBJECT -- COMMAND` adds a run to `runs.tsv`,
 `cargo xtask results` writes this page. A machine is named by its processor, the number of its cores and its GPU.
+
+The other `.tsv` files have the figures behind the pages, a row each (date, commit, machine, command, case, figure,
+unit; a dash for what was not recorded): benchmarks, compute, crossover, matmul, attention, linear, pipelines and
+decisions. `cargo xtask results NAME` prints the tables of one. A figure that a page no longer shows stays there.
 ";
 
 /// One recorded run: its fields in the order of [`COLUMNS`].
