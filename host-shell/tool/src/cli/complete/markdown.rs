@@ -1,12 +1,37 @@
 //! The reference of every command in Markdown: what docs/tool.md holds.
 
 use clap::{Arg, Command};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// Longest line of a document.
 const WIDTH: usize = 120;
 /// Options that this many commands have in the same words are described once.
-const COMMON: usize = 6;
+const COMMON: usize = 3;
+
+/// Options that commands take together, by the heading under which they are described.
+const SETS: [(&str, &[&str]); 3] = [
+    (
+        "Device options",
+        &[
+            "device",
+            "doorbells",
+            "irq",
+            "json",
+            "quiet",
+            "rings",
+            "timeout-ms",
+            "verbose",
+        ],
+    ),
+    (
+        "GPU options",
+        &["data-in-cmb", "gpu", "mode", "threads", "tier", "trace"],
+    ),
+    ("Output options", &["json", "quiet", "verbose"]),
+];
+
+/// The heading of common options that belong to no set.
+const OTHERS: &str = "Other options of several commands";
 
 /// Every visible command with its options.
 pub fn reference(mut root: Command) -> String {
@@ -19,24 +44,22 @@ pub fn reference(mut root: Command) -> String {
             *uses.entry(item(arg)).or_default() += 1;
         }
     }
-    let is_common = |arg: &Arg| uses.get(&item(arg)).is_some_and(|count| *count >= COMMON);
+    let is_common = |arg: &Arg| {
+        arg.get_long().is_some() && uses.get(&item(arg)).is_some_and(|count| *count >= COMMON)
+    };
     let mut text = String::from(
         "# The tool\n\nEvery command of `nvme-gpu` with its options. This page is what `nvme-gpu man --markdown` prints; a test holds\nit against the tool.\n\n",
     );
     if let Some(after) = root.get_after_help() {
         text.push_str(&format!("```text\n{}\n```\n", after.to_string().trim_end()));
     }
-    text.push_str("\n## Options of several commands\n\n");
-    let mut described = Vec::new();
-    for (_, verb) in &verbs {
-        for arg in options(verb).filter(|arg| is_common(arg)) {
-            let item = item(arg);
-            if !described.contains(&item) {
-                text.push_str(&item);
-                described.push(item);
-            }
-        }
-    }
+    let common: BTreeMap<String, String> = verbs
+        .iter()
+        .flat_map(|(_, verb)| options(verb))
+        .filter(|arg| is_common(arg))
+        .filter_map(|arg| Some((item(arg), arg.get_long()?.to_owned())))
+        .collect();
+    text.push_str(&common_options(&common));
     for (name, verb) in &verbs {
         text.push_str(&format!("\n## {name}\n\n"));
         if let Some(about) = verb.get_long_about().or(verb.get_about()) {
@@ -58,18 +81,58 @@ pub fn reference(mut root: Command) -> String {
         if !own.is_empty() {
             text.push_str(&format!("\n{own}"));
         }
-        let common: Vec<String> = options(verb)
+        let common: BTreeSet<&str> = options(verb)
             .filter(|arg| is_common(arg))
-            .filter_map(|arg| arg.get_long().map(|long| format!("`--{long}`")))
+            .filter_map(Arg::get_long)
             .collect();
         if !common.is_empty() {
-            text.push_str(&format!(
-                "\n{}",
-                wrap("", &format!("Also {}.", common.join(", ")))
-            ));
+            text.push_str(&format!("\n{}", wrap("", &also(common))));
         }
     }
     text
+}
+
+/// Describes the common options, item and long name, each under the first set that has it.
+fn common_options(common: &BTreeMap<String, String>) -> String {
+    let mut text = String::new();
+    let mut left: Vec<(&String, &String)> = common.iter().collect();
+    left.sort_by_key(|(item, long)| (*long, *item));
+    for (heading, names) in SETS {
+        text.push_str(&format!("\n## {heading}\n\n"));
+        let shared: Vec<&str> = names
+            .iter()
+            .copied()
+            .filter(|name| !left.iter().any(|(_, long)| long == name))
+            .collect();
+        left.retain(|(item, long)| {
+            let is_here = names.contains(&long.as_str());
+            if is_here {
+                text.push_str(item);
+            }
+            !is_here
+        });
+        if !shared.is_empty() {
+            let shared: Vec<String> = shared.iter().map(|name| format!("`--{name}`")).collect();
+            text.push_str(&format!("{}, as above.\n", shared.join(", ")));
+        }
+    }
+    text.push_str(&format!("\n## {OTHERS}\n\n"));
+    left.iter().for_each(|(item, _)| text.push_str(item));
+    text
+}
+
+/// Names the common options of a command, whole sets by their headings.
+fn also(mut common: BTreeSet<&str>) -> String {
+    let mut named = Vec::new();
+    for (heading, names) in SETS {
+        if names.iter().all(|name| common.contains(name)) {
+            common.retain(|name| !names.contains(name));
+            let anchor = heading.to_lowercase().replace(' ', "-");
+            named.push(format!("[{heading}](#{anchor})"));
+        }
+    }
+    named.extend(common.iter().map(|name| format!("`--{name}`")));
+    format!("Also {}.", named.join(", "))
 }
 
 /// The paragraph in lines, with a full stop at its end.
@@ -134,7 +197,7 @@ fn item(arg: &Arg) -> String {
     let default: Vec<String> = arg
         .get_default_values()
         .iter()
-        .filter(|_| takes_value)
+        .filter(|value| takes_value && !value.is_empty())
         .map(|value| format!("`{}`", value.to_string_lossy()))
         .collect();
     if !default.is_empty() {
