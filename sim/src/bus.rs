@@ -1,4 +1,5 @@
-//! What a driver touches: properties, doorbells, queues, interrupts.
+//! The side of the controller that a driver sees: properties, doorbells, queues and interrupts.
+//! These modules keep values and positions and check them; the effects of a write are in `engine`.
 
 pub(crate) mod doorbell;
 pub(crate) mod interrupt;

@@ -1,4 +1,6 @@
-//! What each command does, and the data that it moves.
+//! The commands: what each one checks and does, and the transfer of its data. A command gets the
+//! controller's state and a view of the driver's memory, and returns a status; queues and
+//! completions are in `engine`.
 
 pub(crate) mod admin;
 mod create;

@@ -1,4 +1,5 @@
-//! What a controller is made of, and the text that says so.
+//! The configuration of a controller: its settings, the faults to inject, and the text form in
+//! which a user writes both. Values are checked here; nothing is created but image files.
 
 pub(crate) mod fault;
 #[cfg(feature = "std")]

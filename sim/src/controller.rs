@@ -1,4 +1,5 @@
-//! The controller as its users see it: registers, doorbells, and `step`.
+//! The controller's interface to its users: registers, doorbells, and `step`. The work itself is in
+//! `engine` and `command`; this file only takes locks and guards in the right order around it.
 
 use crate::bus::doorbell::Doorbells;
 use crate::bus::interrupt::Interrupts;
@@ -19,26 +20,26 @@ use nvme_core::spec::register::ALL_ONES;
 
 /// A simulated NVMe controller that reaches the memory `M` by DMA.
 ///
-/// Registers, doorbells and steps may be used from any threads at the same time. Nothing happens
-/// but in [`step`](Self::step) (or a [`Runner`](crate::Runner), which calls it) and, for a change
-/// of CC without configured delays, in the register write itself.
+/// Registers, doorbells and steps may be used from any threads at the same time. The controller
+/// acts only in [`step`](Self::step) (or in a [`Runner`](crate::Runner), which calls it) and, for a
+/// change of CC without configured delays, in the register write itself.
 pub struct Controller<M> {
     memory: M,
     pub(crate) device: Device,
 }
 
-/// What a step did.
+/// Outcome of a step.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Stepped {
     /// Commands fetched or completed.
     pub commands: u32,
-    /// When something is due next, in the clock of `now_ns`; `None` when only the driver can cause
-    /// more. It may be in the past when a completion queue is full.
+    /// Time at which something is due next, in the clock of `now_ns`; `None` if only the driver can
+    /// cause more work. It may lie in the past while a completion queue is full.
     pub next_event_ns: Option<u64>,
 }
 
 impl<M: DmaMemory> Controller<M> {
-    /// A controller as after power on, or what is wrong with its configuration.
+    /// Makes a controller in the state after power on, or returns the error in its configuration.
     pub fn new(config: Config, memory: M) -> Result<Self, ConfigError> {
         config.check()?;
         let device = Device::new(config);
@@ -46,7 +47,8 @@ impl<M: DmaMemory> Controller<M> {
         Ok(Self { memory, device })
     }
 
-    /// Sends interrupts to `sink`. Without one they are counted as polled.
+    /// Sends interrupts to `sink`. Without a sink, interrupts are discarded and the driver has to
+    /// poll.
     pub fn with_interrupts(mut self, sink: Arc<dyn Interrupts>) -> Self {
         self.device.vectors.set_sink(sink);
         self
@@ -60,55 +62,58 @@ impl<M: DmaMemory> Controller<M> {
         Ok(self)
     }
 
-    /// Interrupt vectors.
+    /// Returns the number of interrupt vectors.
     #[cfg(all(feature = "std", target_os = "linux"))]
     pub(crate) fn vectors(&self) -> u16 {
         self.device.config.vectors
     }
 
-    /// The next command of queue `qid`, or for `StuckReady` the next change of CC.EN, meets `what`. The
-    /// controller's plan must have a rule: [`FaultPlan::on_demand`](crate::FaultPlan::on_demand).
+    /// Injects `what` into the next command of queue `qid`; `StuckReady` applies to the next change
+    /// of CC.EN. The controller's plan must have a rule, as
+    /// [`FaultPlan::on_demand`](crate::FaultPlan::on_demand) has.
     pub fn arm(&self, qid: u16, what: Fault) {
         self.device.faults.arm(qid, what);
     }
 
-    /// Forgets the faults that were armed and have not fired.
+    /// Removes the armed faults that have not fired.
     pub fn disarm(&self) {
         self.device.faults.disarm();
     }
 
-    /// The armed faults that have fired since the last call, in order.
+    /// Returns the armed faults that have fired since the last call, in order.
     pub fn take_fired(&self) -> Vec<Fired> {
         self.device.faults.take_fired()
     }
 
-    /// Stops with CSTS.CFS, as a controller does that finds itself broken.
+    /// Stops with CSTS.CFS, as a controller does that detects an internal error.
     pub fn fail(&self) {
         self.device.fail();
     }
 
-    /// Leaves the bus: registers read as all ones, and nothing happens any more.
+    /// Removes the controller from the bus: registers read as all ones, and no command is executed.
     pub fn unplug(&self) {
         self.device.go();
     }
 
-    /// Brings back a controller that had left the bus; it is to be reset.
+    /// Puts the controller back on the bus. Its registers are as they were, so the driver has to
+    /// reset it.
     pub fn plug_in(&self) {
         self.device.plug_in();
     }
 
-    /// Resets the PCI function: every queue and register; unlike a power cut it loses no data.
+    /// Resets the PCI function: every queue and register. Unlike a power cut it loses no data.
     pub fn function_reset(&self) {
         lifecycle::function_reset(&self.device);
     }
 
-    /// The level of the interrupt pin: whether a completion queue with interrupts holds entries that
-    /// the driver has not taken, and INTMS does not mask its vector.
+    /// Returns the level of the interrupt pin. It is asserted while a completion queue with
+    /// interrupts holds entries that the driver has not consumed, unless INTMS masks the queue's
+    /// vector.
     pub fn interrupt_pin(&self) -> bool {
         properties::pin(&self.device)
     }
 
-    /// The memory that the controller reaches.
+    /// Returns the memory that the controller reaches.
     pub fn memory(&self) -> &M {
         &self.memory
     }
@@ -139,12 +144,12 @@ impl<M: DmaMemory> Controller<M> {
         self.write32(offset.saturating_add(4), (value >> 32) as u32);
     }
 
-    /// The doorbells as memory: a driver may store there instead of calling `write32`.
+    /// Returns the doorbells as memory: a driver may store there instead of calling `write32`.
     pub fn doorbells(&self) -> &Doorbells {
         &self.device.doorbells
     }
 
-    /// The highest I/O queue identifier.
+    /// Returns the highest I/O queue identifier.
     pub fn max_qid(&self) -> u16 {
         self.device.config.max_queues
     }
@@ -171,7 +176,8 @@ impl<M: DmaMemory> Controller<M> {
         }
     }
 
-    /// Sets the clock and finishes what only time finishes.
+    /// Sets the clock and completes the work that depends on time alone: resets, shutdowns,
+    /// sanitize operations and coalesced interrupts.
     pub(crate) fn tick(&self, now_ns: u64) {
         self.device.clock_ns.store(now_ns, Ordering::Relaxed);
         if !self.device.is_gone() {
@@ -181,7 +187,7 @@ impl<M: DmaMemory> Controller<M> {
         self.raise_due(now_ns);
     }
 
-    /// Raises interrupts that coalescing has held back long enough.
+    /// Raises the coalesced interrupts whose aggregation time is over.
     #[inline]
     pub(crate) fn raise_due(&self, now_ns: u64) {
         if self.device.vectors.next_due_ns() <= now_ns {
@@ -189,20 +195,21 @@ impl<M: DmaMemory> Controller<M> {
         }
     }
 
-    /// The highest queue that exists; doorbells above it are looked at for complaints alone.
+    /// Returns the highest queue that exists. Doorbells above it matter only for error events.
     #[cfg(feature = "std")]
     pub(crate) fn highest_qid(&self) -> u16 {
         self.device.highest.load(Ordering::Relaxed)
     }
 
-    /// Serves one queue once.
+    /// Serves queue `qid` once and returns the number of commands fetched or completed.
     #[inline]
     pub(crate) fn serve(&self, qid: u16, now_ns: u64) -> u32 {
         if !serve::has_work(&self.device, qid, now_ns) || !self.device.is_running() {
             return 0;
         }
-        // The control lock comes before every other one, and the guard after it: a driver that
-        // resets the controller while it unmaps memory must not wait for itself.
+        // Lock order: the control lock before every other lock, and the guard of the DMA map after
+        // it. An unmap waits for every guard; a step that held a guard while it waited here would
+        // make a driver that resets the controller and unmaps memory wait for itself.
         let mut control = (qid == 0).then(|| self.device.control.lock());
         let guard = self.memory.guard();
         let dma = Dma::new(&guard);
@@ -210,7 +217,8 @@ impl<M: DmaMemory> Controller<M> {
         if served.posted == 0 {
             return served.commands;
         }
-        // Interrupts come after the last access.
+        // An interrupt may make the driver read its memory at once, so every access of the batch
+        // comes first, also the write-back of staged pages that dropping the guard does.
         drop(guard);
         let others =
             control.map_or_else(Vec::new, |mut control| core::mem::take(&mut control.posted));
@@ -239,14 +247,13 @@ impl<M: DmaMemory> Controller<M> {
         (next != u64::MAX).then_some(next)
     }
 
-    /// Cuts the power and gives it back: data that was written but not flushed is lost, every
-    /// register is 0, and a controller that had left the bus is there again. Waits for steps in
-    /// progress.
+    /// Cuts the power and restores it. Data that was written but not flushed is lost, every
+    /// register is 0, and a controller that had left the bus is back. Waits for steps in progress.
     pub fn power_cut(&self) {
         lifecycle::power_cut(&self.device);
     }
 
-    /// Bytes that a power cut would take back now.
+    /// Returns the bytes that a power cut would revert now.
     pub fn unflushed_bytes(&self) -> u64 {
         let caches = self
             .device
@@ -256,7 +263,8 @@ impl<M: DmaMemory> Controller<M> {
         caches.map(|cache| cache.dirty_bytes()).sum()
     }
 
-    /// What queue `qid` has done since the controller was made; zeroes for an unknown one.
+    /// Returns the counters of queue `qid` since the controller was made; zeroes for an unknown
+    /// queue.
     pub fn queue_stats(&self, qid: u16) -> QueueStats {
         self.device
             .slots
@@ -265,27 +273,29 @@ impl<M: DmaMemory> Controller<M> {
             .unwrap_or_default()
     }
 
-    /// Closes the images, for a controller that is kept only because its memory may be in use: another
-    /// one can open them then. Commands that need a closed image fail. Stop the runner first.
+    /// Closes the images of a controller that is kept only because its memory may be in use, so
+    /// that another controller can open them. Commands that need a closed image fail. The runner
+    /// must be stopped first.
     pub fn close_images(&self) {
         let namespaces = self.device.namespaces.iter();
         namespaces.for_each(|namespace| namespace.store.close());
     }
 
-    /// What the protocol auditor has found, at most 256 of each side; nothing without [`Config::audit`].
+    /// Returns the protocol auditor's findings, at most 256 of each side; none without
+    /// [`Config::audit`].
     pub fn findings(&self) -> Vec<Finding> {
         let observer = self.device.observer.as_ref();
         observer.map_or_else(Vec::new, |observer| observer.findings())
     }
 
-    /// Commands and completions that the auditor has looked at.
+    /// Returns the numbers of commands and completions that the auditor has checked.
     pub fn audited(&self) -> (u64, u64) {
         let observer = self.device.observer.as_ref();
         observer.map_or((0, 0), |observer| observer.seen())
     }
 
     /// Sets the temperature that the controller reports, in kelvins. Crossing a threshold raises an
-    /// asynchronous event where the driver has asked for it.
+    /// asynchronous event, if the driver has enabled it.
     pub fn set_temperature(&self, kelvins: u16) {
         let control = self.device.control.lock();
         let mut logs = self.device.logs.lock();

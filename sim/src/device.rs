@@ -1,6 +1,7 @@
-//! The state of the controller, without the memory that it reaches.
+//! The state of the controller, without the memory that it reaches by DMA.
 //!
-//! What happens to it is in `command` and `engine`.
+//! This folder only keeps values and the rules between them. The functions that act on them are in
+//! `command` (one command) and `engine` (queues, registers, resets).
 
 pub(crate) mod control;
 pub(crate) mod faults;
@@ -28,9 +29,9 @@ use nvme_core::spec::{PageSize, Sqe, Status};
 use outside::Outside;
 use sanitize::Sanitize;
 
-/// The controller without the memory that it reaches.
+/// State of a controller, without the memory that it reaches.
 pub(crate) struct Device {
-    /// As given, less the namespaces.
+    /// Configuration as given, without the namespaces, which have moved to `namespaces`.
     pub config: Config,
     pub registers: Registers,
     pub doorbells: Doorbells,
@@ -44,27 +45,29 @@ pub(crate) struct Device {
     pub pacing: Pacing,
     pub vectors: Vectors,
     pub observer: Option<Observer>,
-    /// Whether the volatile cache may hold writes (feature 06h).
+    /// True while the volatile cache may hold writes (feature 06h).
     pub write_back: AtomicBool,
-    /// An event or a request for one is new.
+    /// True if an event or an Asynchronous Event Request is new: the admin queue then has work
+    /// without a doorbell.
     pub attention: AtomicBool,
-    /// Virtual time of the last step.
+    /// Virtual time of the last step, in nanoseconds.
     pub clock_ns: AtomicU64,
-    /// When the transition under way is over; `u64::MAX` for none.
+    /// Time at which the transition in progress ends; `u64::MAX` for none.
     pub transition_ns: AtomicU64,
-    /// The highest queue identifier that was created since the last reset.
+    /// Highest queue identifier created since the last reset.
     pub highest: AtomicU16,
     running: AtomicBool,
     gone: AtomicBool,
 }
 
 impl Device {
-    /// A controller as after power on. The configuration has been checked.
+    /// Makes the state after power on. The caller has checked the configuration.
     pub fn new(mut config: Config) -> Self {
         let mut cap = Cap(0);
         cap.set_mqes(config.mqes);
         cap.set_cqr(config.cqr);
-        // Rounded up, and doubled for drivers whose clock is not ours.
+        // Rounded up, and doubled: the clock of the driver may run faster than the simulator's
+        // virtual one.
         let units = (config.ready_delay_ns / 500_000_000 * 2 + 2).min(255);
         cap.set_to(units as u8);
         cap.set_dstrd(config.dstrd);
@@ -110,23 +113,23 @@ impl Device {
         }
     }
 
-    /// Whether commands are processed.
+    /// True if commands are processed.
     #[inline]
     pub fn is_running(&self) -> bool {
         self.running.load(Ordering::Acquire) // Acquire: pairs with the end of enable.
     }
 
-    /// Commands are processed from now on, or no more.
+    /// Starts or stops the processing of commands.
     pub fn set_running(&self, running: bool) {
         self.running.store(running, Ordering::Release); // Release: pairs with is_running.
     }
 
-    /// Whether the controller has left the bus.
+    /// True if the controller has left the bus.
     pub fn is_gone(&self) -> bool {
         self.gone.load(Ordering::Relaxed)
     }
 
-    /// Leaves the bus.
+    /// Removes the controller from the bus.
     pub fn go(&self) {
         self.gone.store(true, Ordering::Relaxed);
         self.set_running(false);
@@ -139,12 +142,12 @@ impl Device {
         self.registers.change_csts(|csts| csts.set_cfs(true));
     }
 
-    /// CC.MPS, which was checked when the controller was enabled.
+    /// Returns CC.MPS, which was checked when the controller was enabled.
     pub fn page(&self) -> PageSize {
         PageSize::from_mps(self.registers.cc().mps()).unwrap_or(PageSize::KIB4)
     }
 
-    /// The most bytes that a command may move.
+    /// Returns the most bytes that a command may move.
     pub fn max_bytes(&self) -> u64 {
         match self.outside.mdts() {
             0 => u64::MAX,
@@ -152,12 +155,13 @@ impl Device {
         }
     }
 
-    /// Whether commands can be held back, so that queues need room for them.
+    /// True if commands can be delayed, so that queues need room for them.
     pub fn delays(&self) -> bool {
         !self.pacing.is_none() || !self.faults.is_empty()
     }
 
-    /// Bytes that an I/O queue stages at once: fewer where every store is memory, which stages little.
+    /// Returns the size of an I/O queue's staging buffer: smaller where every store is in memory,
+    /// since only Compare and lists are staged there.
     pub fn scratch_bytes(&self) -> usize {
         let in_memory = |one: &Namespace| one.store.span().is_some();
         match self.namespaces.iter().all(in_memory) {
@@ -166,13 +170,14 @@ impl Device {
         }
     }
 
-    /// Brings back a controller that had left the bus; it is to be reset.
+    /// Puts a controller that had left the bus back. Its registers are as they were: it has to be
+    /// reset.
     pub fn plug_in(&self) {
         self.gone.store(false, Ordering::Relaxed);
     }
 
-    /// Waits until no command of an I/O queue is executing. Commands that start afterwards see what
-    /// the caller has changed before.
+    /// Waits until no command of an I/O queue is executing, by taking each queue's lock once.
+    /// Commands that start afterwards see the caller's earlier changes, since the lock orders them.
     pub fn barrier(&self) {
         for slot in self.slots.iter().skip(1) {
             drop::<Held<'_, _>>(slot.sq.lock());

@@ -1,4 +1,5 @@
-//! What moves the controller on: commands of a queue, and changes of its state.
+//! The actions of the controller: it serves queues in batches of commands, executes register
+//! writes, and changes its state by enable, reset, shutdown and loss of power.
 
 pub(crate) mod batch;
 pub(crate) mod lifecycle;

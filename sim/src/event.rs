@@ -1,10 +1,10 @@
-//! Waiting for descriptors, and eventfds that end a wait.
+//! Waiting for file descriptors with poll, and eventfds that end such a wait.
 
 use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::Duration;
 
-/// An eventfd of ours.
+/// An eventfd of this process.
 #[derive(Debug)]
 pub(crate) struct Event(OwnedFd);
 
@@ -17,7 +17,7 @@ impl Event {
     }
 
     pub fn signal(&self) {
-        // A full counter is signalled already.
+        // A full counter is signalled already, so a failed write loses nothing.
         let _ = rustix::io::write(&self.0, &1u64.to_ne_bytes());
     }
 
@@ -29,7 +29,7 @@ impl Event {
         ready(self.fd(), PollFlags::IN, Duration::ZERO)
     }
 
-    /// Waits until it is signalled, at most `most`.
+    /// Waits until it is signalled, at most `most`. True if it is.
     pub fn wait(&self, most: Duration) -> bool {
         ready(self.fd(), PollFlags::IN, most)
     }
@@ -50,7 +50,7 @@ pub(crate) fn poll_for(fds: &mut [PollFd<'_>], most: Option<Duration>) -> bool {
     poll(fds, most.as_ref()).is_ok_and(|count| count != 0)
 }
 
-/// Waits without limit until `fd` can be read: `false` when `stop` came first.
+/// Waits without limit until `fd` can be read. False if `stop` was signalled first.
 pub(crate) fn readable(fd: BorrowedFd<'_>, stop: &Event) -> bool {
     loop {
         let mut fds = [

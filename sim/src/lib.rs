@@ -1,17 +1,21 @@
 //! A software NVMe controller for any driver.
 //!
-//! - [`Controller`]: registers with their side effects, doorbells as memory, and `step`: everything
-//!   that is due at a virtual time, deterministically.
-//! - [`Runner`]: threads that poll the doorbell memory and step in real time.
-//! - [`DmaMemory`]: what the controller can reach: [`HostMemory`] is memory of this process at
-//!   chosen addresses, [`VecMemory`] owns its bytes.
-//! - [`Store`]: where blocks are kept: memory, a file, or nothing.
-//! - [`Config`], or [`config::parse`] for its text form; [`Profile`] for timing, [`FaultPlan`] for
-//!   trouble.
+//! A [`Controller`] is made from a [`Config`] (or its text form, [`config::parse`]) and the memory
+//! that it may reach. The driver writes registers and doorbells as it would on a BAR; the
+//! controller does its work in [`Controller::step`], or in the threads of a [`Runner`].
 //!
-//! The driver is treated as hostile: bad doorbells, addresses outside the map and deleted queues end
-//! in the status, event or fatal state that the specification gives them, never in a panic. Of
-//! nvme-core only `spec` is used, so that the two sides cannot agree on a mistake in logic.
+//! - [`Controller`]: registers with their side effects, doorbells as memory, and `step`, which does
+//!   everything that is due at a virtual time, deterministically.
+//! - [`Runner`]: threads that poll the doorbell memory and step in real time.
+//! - [`DmaMemory`]: the memory in reach: [`HostMemory`] is memory of this process at chosen
+//!   addresses, [`VecMemory`] owns its bytes.
+//! - [`Store`]: the blocks of a namespace: in memory, in a file, or discarded.
+//! - [`Profile`]: timing; [`FaultPlan`]: injected faults.
+//!
+//! The driver is treated as hostile: invalid doorbells, addresses outside the map and deleted
+//! queues end in the status, event or fatal state that the specification gives them, never in a
+//! panic. Of nvme-core only `spec` is used, so that the two sides cannot agree on a mistake in
+//! logic.
 #![cfg_attr(not(any(feature = "std", test)), no_std)]
 
 extern crate alloc;

@@ -1,7 +1,9 @@
-//! Memory that the driver shares with the controller, and the lock around controller state.
+//! Memory that the driver shares with the controller, the map of it, and the lock around the
+//! controller's state. This folder has all of the crate's unsafe code.
 //!
-//! A [`Span`] is touched by single-copy-atomic words or by one opaque copy, never through a
-//! reference to plain data: the driver may write it at any moment, and all that it can achieve is
+//! A [`Span`] is accessed by single-copy-atomic words or by one opaque copy, never through a
+//! reference to plain data. The driver may write the memory at any moment, and all that this can
+//! cause is torn bytes in its own command. Memory that is not in the map is not accessed.
 //! torn bytes in its own command. Nothing is reached that the map does not hold.
 // UNSAFETY: the driver's memory is raw addresses; Span keeps every access inside one of them. Lock
 // needs UnsafeCell, because the crate is no_std and has no other lock.

@@ -1,8 +1,9 @@
-//! Reports to a protocol auditor what happens at the controller's edge: doorbells, fetches, completions.
+//! Reports the events that a driver can observe to a protocol auditor: doorbells, fetches,
+//! completions.
 //!
-//! Only with [`Config::audit`](crate::Config): otherwise queues have no [`Watch`] and the fast path is
-//! compiled without it. A completion is reported before its entry is written, and a queue's events
-//! under its lock, so that nothing which follows from them can come first.
+//! Only with [`Config::audit`](crate::Config): otherwise queues have no [`Watch`], and the fast
+//! path is compiled without it. A completion is reported before its entry is written, and the
+//! events of a queue under its lock, so that the auditor never sees an effect before its cause.
 
 use crate::bus::ring::Ring;
 use crate::memory::{Dma, Lock};
@@ -11,12 +12,12 @@ use alloc::vec::Vec;
 use nvme_auditor::{Account, Auditor, Finding};
 use nvme_core::spec::{Cqe, PageSize, Sqe};
 
-/// The auditor of one controller.
+/// The protocol auditor of one controller.
 #[derive(Clone, Default)]
 pub(crate) struct Observer(Arc<Lock<Auditor>>);
 
 impl Observer {
-    /// What reports the events of queue `qid`.
+    /// Returns the reporter of the events of queue `qid`.
     pub fn watch(&self, qid: u16) -> Watch {
         Watch {
             observer: self.clone(),
@@ -24,7 +25,7 @@ impl Observer {
         }
     }
 
-    /// What the controller is, at first and when a namespace has another format.
+    /// Reports the controller's capabilities and namespaces, at first and after each change.
     pub fn describe(&self, account: Account) {
         self.0.lock().describe(account);
     }
@@ -38,12 +39,12 @@ impl Observer {
         self.0.lock().reset();
     }
 
-    /// The tail doorbell of a queue that does not exist.
+    /// Reports the tail doorbell of a queue that does not exist.
     pub fn absent(&self, qid: u16, value: u32, dma: &Dma<'_>) {
         self.0.lock().sq_doorbell(qid, value, &|at| word(dma, at));
     }
 
-    /// A write behind the registers that is no doorbell.
+    /// Reports a write behind the registers that is no doorbell.
     pub fn stray(&self, offset: usize) {
         self.0.lock().stray_doorbell(offset as u64);
     }
@@ -52,7 +53,7 @@ impl Observer {
         self.0.lock().findings().to_vec()
     }
 
-    /// Commands and completions that were looked at.
+    /// Returns the numbers of commands and completions checked.
     pub fn seen(&self) -> (u64, u64) {
         self.0.lock().seen()
     }
@@ -83,7 +84,7 @@ impl Watch {
         auditor.fetched(self.qid, index, sqe, &|at| word(dma, at));
     }
 
-    /// Data of `sqe` move apart from its completion.
+    /// Reports that data of `sqe` moves after its completion.
     #[cold]
     pub fn moved(&self, sqe: &Sqe) {
         let mut auditor = self.observer.0.lock();

@@ -1,4 +1,5 @@
-//! Threads that drive a controller in real time by polling its doorbell memory.
+//! Threads that drive a controller in real time by polling its doorbell memory. Idle threads first
+//! spin, then yield, then sleep, so that an idle controller costs little processor time.
 
 use crate::controller::Controller;
 use crate::event::Event;
@@ -10,14 +11,14 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 use std::vec::Vec;
 
-/// Passes over the queues without work after which a thread lets others run, and after which it
-/// sleeps. A pass takes well under a microsecond, so a driver that waits for each command still
-/// meets a spinning thread.
+/// Number of idle passes over the queues after which a thread yields, and after which it sleeps. A
+/// pass takes well under a microsecond, so a driver that waits for each command still meets a
+/// spinning thread.
 const YIELD_AFTER: u32 = 200;
 const SLEEP_AFTER: u32 = 10_000;
-/// The longest sleep: the latency of the first command after a pause.
+/// Longest sleep, and so the additional latency of the first command after a pause.
 const MAX_SLEEP: Duration = Duration::from_micros(500);
-/// The longest sleep of a thread that is woken when there is something to do.
+/// Longest sleep of a thread that is woken by a signal when there is work.
 const LONG_SLEEP: Duration = Duration::from_millis(100);
 
 /// Threads that serve one controller. Dropping it stops them.
@@ -35,12 +36,13 @@ impl Runner {
     /// Starts `threads` (at least 1) threads.
     ///
     /// # Panics
-    /// When the operating system has no more threads; [`try_start`](Self::try_start) says so instead.
+    /// If the operating system has no more threads; [`try_start`](Self::try_start) returns that as
+    /// an error.
     pub fn start(controller: Arc<Controller<HostMemory>>, threads: usize) -> Self {
         Self::try_start(controller, threads).expect("a thread for the simulated controller")
     }
 
-    /// Starts `threads` (at least 1) threads, or says why there are none.
+    /// Starts `threads` (at least 1) threads, or returns the error of the operating system.
     pub fn try_start(controller: Arc<Controller<HostMemory>>, threads: usize) -> IoResult<Self> {
         let count = threads.max(1);
         let mut runner = Self {
@@ -60,7 +62,7 @@ impl Runner {
                 sleeper,
             };
             let name = std::format!("nvme-sim-{index}");
-            // A failure drops the runner, which stops the threads that are there already.
+            // An error drops the runner, which stops the threads that were started before.
             runner
                 .threads
                 .push(std::thread::Builder::new().name(name).spawn(move || {
@@ -70,18 +72,19 @@ impl Runner {
         Ok(runner)
     }
 
-    /// What wakes the threads, one each: thread i serves every queue q with q % threads = i.
+    /// Returns the eventfds that wake the threads, one each: thread i serves every queue q with q %
+    /// threads = i.
     pub(crate) fn sleepers(&self) -> &[Arc<Event>] {
         &self.sleepers
     }
 
-    /// Whether every doorbell and every change of CC from now on is followed by a wake-up, so that
-    /// idle threads need not look for them often.
+    /// Sets whether every later doorbell write and change of CC is followed by a signal, so that
+    /// idle threads may sleep longer.
     pub(crate) fn sleep_long(&self, yes: bool) {
         self.sleep_long.store(yes, Ordering::Relaxed);
     }
 
-    /// Ends the sleep of every thread.
+    /// Wakes every thread.
     pub(crate) fn wake(&self) {
         self.sleepers.iter().for_each(|sleeper| sleeper.signal());
     }
@@ -95,13 +98,13 @@ impl Drop for Runner {
         self.stop.store(true, Ordering::Relaxed);
         self.wake();
         for thread in self.threads.drain(..) {
-            // A thread that panicked has printed why; there is nothing to add here.
+            // A panic of a thread has printed its message; the caller of drop cannot handle it.
             let _ = thread.join();
         }
     }
 }
 
-/// How a thread waits.
+/// State that a thread checks while it is idle.
 struct Wait {
     stop: Arc<AtomicBool>,
     sleep_long: Arc<AtomicBool>,
@@ -120,14 +123,16 @@ fn serve(
     let mut now = now_ns();
     while !wait.stop.load(Ordering::Relaxed) {
         let next = controller.next_event_ns();
-        // A pass that spins is short; one that yields or sleeps is not.
+        // Reading the clock costs as much as a spinning pass over idle queues, so such passes read
+        // it once in 64. Passes that yield or sleep are long, and read it each time.
         if next.is_some() || idle.is_multiple_of(64) || idle >= YIELD_AFTER {
             now = now_ns();
         }
         if index == 0 {
             controller.tick(now);
         } else {
-            // The first thread may sleep longer than an interrupt may be held back.
+            // The first thread keeps the clock and may sleep longer than coalescing may delay an
+            // interrupt. So every thread raises the interrupts that are due in its own passes.
             controller.raise_due(now);
         }
         let mut handled = 0;

@@ -1,4 +1,5 @@
-//! What a controller says about itself: its limits, commands and namespaces.
+//! The limits, commands and namespaces that a controller reports about itself: the auditor judges a
+//! command by these alone, so a command that the controller never offered is the driver's fault.
 
 use alloc::collections::BTreeMap;
 use nvme_core::spec::admin::{cns, opcode as admin};
@@ -7,7 +8,7 @@ use nvme_core::spec::nvm::opcode as nvm;
 use nvme_core::spec::register::Cap;
 use nvme_core::spec::{Nsid, Sqe};
 
-/// Opcodes that `spec` has no name for, with the bit of OACS or ONCS that offers them.
+/// Opcodes without a name in `spec`, with the bit of OACS or ONCS that offers them.
 const OTHER_ADMIN: [(u8, u16); 7] = [
     (0x81, oacs::SECURITY),
     (0x82, oacs::SECURITY),
@@ -25,34 +26,35 @@ const OTHER_NVM: [(u8, u16); 5] = [
     (0x19, oncs::COPY),
 ];
 
-/// The shape of one namespace.
+/// Size and format of one namespace.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Namespace {
     pub blocks: u64,
     pub block_bytes: u64,
-    /// Metadata per block in the data buffer, and in the buffer of MPTR.
+    /// Metadata bytes per block: interleaved with the data (inline), or in the buffer of MPTR
+    /// (apart).
     pub inline_bytes: u64,
     pub apart_bytes: u64,
 }
 
-/// What is known of a controller before it is enabled.
+/// Capabilities and Identify data of a controller, known before it is enabled.
 #[derive(Clone, Debug)]
 pub struct Account {
     pub(crate) mqes: u32,
     pub(crate) sgl: bool,
-    /// The most bytes of a command, `u64::MAX` without a limit.
+    /// Limit of the bytes that one command moves (MDTS); `u64::MAX` without a limit.
     pub(crate) max_bytes: u64,
     oacs: u16,
     oncs: u16,
     sanitize: bool,
     flush_all: bool,
-    /// The highest namespace identifier there can be.
+    /// Highest possible namespace identifier (NN).
     nn: u32,
     namespaces: BTreeMap<u32, Namespace>,
 }
 
 impl Account {
-    /// A controller with these capabilities and this Identify data, without namespaces yet.
+    /// Takes CAP and Identify Controller; namespaces are added with [`namespace`](Self::namespace).
     pub fn new(cap: Cap, identify: &IdentifyController) -> Self {
         let max_bytes = match identify.mdts {
             0 => u64::MAX,
@@ -73,7 +75,8 @@ impl Account {
         }
     }
 
-    /// A controller that can do anything, with these namespaces of any size.
+    /// Returns a controller that supports every command and transfer size, with these namespaces of
+    /// unlimited size.
     pub fn anything(namespaces: &[u32]) -> Self {
         let whole = Namespace {
             blocks: u64::MAX,
@@ -110,12 +113,12 @@ impl Account {
         );
     }
 
-    /// The namespace of an I/O command.
+    /// Returns the namespace that an I/O command names, if it exists.
     pub(crate) fn find(&self, nsid: u32) -> Option<&Namespace> {
         self.namespaces.get(&nsid)
     }
 
-    /// Whether the command may name the namespace that it names.
+    /// True if the command may carry the namespace identifier that it carries.
     pub(crate) fn names_well(&self, is_admin: bool, sqe: &Sqe) -> bool {
         let one = self.namespaces.contains_key(&sqe.nsid);
         let all = sqe.nsid == Nsid::ALL.0;
@@ -124,7 +127,8 @@ impl Account {
             (false, nvm::FLUSH) => one || (all && self.flush_all),
             (false, _) => one,
             (true, admin::IDENTIFY) => match sqe.cdw10 as u8 {
-                // A namespace identifier that exists but is not active is a fair question.
+                // Identify may ask for an identifier that is valid but not active: the controller
+                // answers with zeroes.
                 cns::NAMESPACE
                 | cns::NAMESPACE_DESCRIPTORS
                 | cns::CSI_NAMESPACE
@@ -140,9 +144,10 @@ impl Account {
         }
     }
 
-    /// Whether the controller has said that it knows the command.
+    /// True if the controller has reported support for the command.
     pub(crate) fn supports(&self, is_admin: bool, opcode: u8) -> bool {
-        // Vendor specific commands are between the driver and the vendor.
+        // Vendor specific commands are outside the specification: only the driver and the vendor
+        // can judge them.
         let vendor = if is_admin { 0xC0 } else { 0x80 };
         if opcode >= vendor {
             return true;
@@ -164,7 +169,8 @@ impl Account {
     }
 }
 
-/// The bit of OACS that offers the command, 0 for a mandatory one, `None` for an unknown one.
+/// Returns the bit of OACS that offers the command, 0 for a mandatory one, `None` for an unknown
+/// one.
 fn admin_needs(opcode: u8) -> Option<u16> {
     Some(match opcode {
         admin::DELETE_IO_SQ
@@ -187,7 +193,8 @@ fn admin_needs(opcode: u8) -> Option<u16> {
     })
 }
 
-/// The bit of ONCS that offers the command, 0 for a mandatory one, `None` for an unknown one.
+/// Returns the bit of ONCS that offers the command, 0 for a mandatory one, `None` for an unknown
+/// one.
 fn nvm_needs(opcode: u8) -> Option<u16> {
     Some(match opcode {
         nvm::FLUSH | nvm::WRITE | nvm::READ => 0,

@@ -1,4 +1,5 @@
-//! The account of one controller: its queues, the commands in flight, and what they hold.
+//! The state that is kept of one controller: its queues, the commands in flight, and the memory
+//! that each of them may use until it completes.
 
 use crate::account::Account;
 use crate::finding::{Finding, Party, Rule};
@@ -9,54 +10,57 @@ use alloc::collections::BTreeMap;
 use alloc::vec::Vec;
 use nvme_core::spec::{Cqe, PageSize, Sqe};
 
-/// Findings of each side that are kept; later ones are counted.
+/// Limit of the findings kept of each side; later ones are only counted.
 const KEPT: usize = 256;
 
-/// Watches one controller. Every method is something that was seen, in the order in which it happened.
+/// Watches one controller. Each method reports one event; they must be called in the order in which
+/// the events happened.
 ///
-/// A doorbell that is read now and then, as by a device that polls memory, may be reported as late as
-/// its reading; what lies between two readings counts as one move.
+/// A device that polls doorbells in memory sees only some of their values. It may report a doorbell
+/// as late as it reads it; everything between two readings then counts as one move.
 #[derive(Debug, Default)]
 pub struct Auditor {
     pub(crate) account: Option<Account>,
     pub(crate) page: u64,
     pub(crate) sqs: BTreeMap<u16, Sq>,
     pub(crate) cqs: BTreeMap<u16, Cq>,
-    /// The last values of the doorbells, by queue and side, so that a repetition is no news.
+    /// Last value of each doorbell, by queue and side: a value that is reported again is not judged
+    /// again.
     pub(crate) bells: BTreeMap<(u16, bool), u32>,
     pub(crate) lent: Lent,
     owners: u64,
     commands: u64,
     completions: u64,
     findings: Vec<Finding>,
-    /// Findings kept of the driver's side and of the controller's.
+    /// Numbers of findings kept of the driver's side and of the controller's.
     kept: (usize, usize),
     found: u64,
 }
 
 impl Auditor {
-    /// An account of nothing yet.
+    /// Makes an auditor that has seen nothing.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// What the controller says about itself, at first and after each change. Without it nothing is
-    /// judged that depends on it: commands, namespaces, and the memory of data.
+    /// Takes what the controller reports about itself, at first and after each change. Without it,
+    /// commands, namespaces and data buffers are not judged, since every rule about them depends on
+    /// it.
     pub fn describe(&mut self, account: Account) {
         self.account = Some(account);
     }
 
-    /// What was found, the first 256 findings of each side.
+    /// Returns the findings, at most the first 256 of each side.
     pub fn findings(&self) -> &[Finding] {
         &self.findings
     }
 
-    /// How much was found.
+    /// Returns the number of all findings, including those that were not kept.
     pub fn found(&self) -> u64 {
         self.found
     }
 
-    /// Commands fetched and completions posted that were looked at.
+    /// Returns the numbers of commands fetched and of completions posted.
     pub fn seen(&self) -> (u64, u64) {
         (self.commands, self.completions)
     }
@@ -82,8 +86,9 @@ impl Auditor {
         }
     }
 
-    /// Whether the driver has used an identifier twice on queue `qid`, or on the admin queue, which makes
-    /// the others: which of two commands a completion ends is unknown.
+    /// True if the driver has used an identifier twice on queue `qid` or on the admin queue. A
+    /// completion then names either of two commands, so what the controller does with them cannot
+    /// be judged; the admin queue counts because it creates the others.
     fn is_doubtful(&self, qid: u16) -> bool {
         let mut queues = [0, qid].into_iter().filter_map(|qid| self.sqs.get(&qid));
         queues.any(|sq| sq.doubtful)
@@ -94,7 +99,8 @@ impl Auditor {
         self.owners
     }
 
-    /// The controller was reset, in any way: every queue is gone and all memory is the driver's.
+    /// Reports a controller reset of any kind: every queue is deleted, and the driver owns all
+    /// memory again.
     pub fn reset(&mut self) {
         self.sqs.clear();
         self.cqs.clear();
@@ -102,8 +108,8 @@ impl Auditor {
         self.lent.clear();
     }
 
-    /// The controller is enabled with pages of `page` and the admin rings at these addresses (`None`
-    /// where they are not known).
+    /// Reports that the controller is enabled, with pages of `page` and the admin rings at these
+    /// addresses (`None` where an address is unknown).
     pub fn enable(&mut self, page: PageSize, asq: (Option<u64>, u32), acq: (Option<u64>, u32)) {
         self.reset();
         self.page = page.bytes();
@@ -111,13 +117,15 @@ impl Auditor {
         self.add_sq(0, asq.0, asq.1, 0);
     }
 
-    /// Whether a doorbell value is news. What is wrong with one that is none was found before.
+    /// Records a doorbell value. True if it differs from the last one, which was judged when it was
+    /// first seen.
     fn is_news(&mut self, qid: u16, is_head: bool, value: u32) -> bool {
         self.bells.insert((qid, is_head), value).unwrap_or(0) != value
     }
 
-    /// The tail doorbell of submission queue `qid` reads `value`. The entries that it publishes are in
-    /// flight from now on; they are read where the ring is known and `memory` reaches it.
+    /// Reports that the tail doorbell of submission queue `qid` reads `value`. The entries that it
+    /// publishes are in flight from now on; they are read where the ring is known and `memory`
+    /// reaches it.
     pub fn sq_doorbell(&mut self, qid: u16, value: u32, memory: Memory<'_>) {
         if !self.is_news(qid, false, value) {
             return;
@@ -128,12 +136,15 @@ impl Auditor {
         if value >= sq.ring.entries {
             return self.find(Rule::DoorbellRange, qid, None, u64::from(value));
         }
-        // One entry stays empty, and the driver knows no more of the head than completions say.
+        // A ring of n entries holds n - 1, so that full and empty differ. The driver learns the
+        // head from completions alone: the limit is the head that these have reported, and not the
+        // position that the device has reached.
         let limit = sq.reported + u64::from(sq.ring.entries) - 1;
         let mut from = sq.tail;
         let mut tail = sq.ring.at_or_after(from, value);
         if tail > limit {
-            // The device goes on from what the doorbell says, and so does the account.
+            // The device continues from the value of the doorbell, so the auditor does too: the
+            // alternative would report every later entry as an error.
             tail = sq.ring.at_or_after(sq.fetched, value);
             from = tail.min(from);
             let taken_back: Vec<u64> = sq.published.range(tail..).map(|(at, _)| *at).collect();
@@ -159,7 +170,7 @@ impl Auditor {
         }
     }
 
-    /// Forgets a command that was published and not fetched.
+    /// Removes a command that was published but not fetched.
     fn unpublish(&mut self, qid: u16, position: u64) {
         let Some(sq) = self.sqs.get_mut(&qid) else {
             return;
@@ -178,7 +189,7 @@ impl Auditor {
         }
     }
 
-    /// The head doorbell of completion queue `qid` reads `value`.
+    /// Reports that the head doorbell of completion queue `qid` reads `value`.
     pub fn cq_doorbell(&mut self, qid: u16, value: u32) {
         let is_news = self.is_news(qid, true, value);
         let wrong = match self.cqs.get_mut(&qid) {
@@ -187,7 +198,9 @@ impl Auditor {
             Some(cq) => {
                 let head = cq.ring.at_or_after(cq.head, value);
                 if head <= cq.posted {
-                    // Also one that was too far when it was written.
+                    // The value may have pointed past the posted entries when it was written, which
+                    // was reported then. Once they are posted it is valid, and the head has to
+                    // follow it, or every later value would be an error.
                     cq.head = head;
                     return;
                 }
@@ -199,13 +212,13 @@ impl Auditor {
         }
     }
 
-    /// Something was written behind the registers that is the doorbell of no queue.
+    /// Reports a write to an offset behind the registers that belongs to no queue's doorbell.
     pub fn stray_doorbell(&mut self, offset: u64) {
         self.find(Rule::DoorbellAbsent, u16::MAX, None, offset);
     }
 
-    /// The device has fetched `sqe` from entry `index` of submission queue `qid`. `memory` reads what
-    /// the device can read now.
+    /// Reports that the device has fetched `sqe` from entry `index` of submission queue `qid`.
+    /// `memory` reads the memory that the device can read at that moment.
     pub fn fetched(&mut self, qid: u16, index: u32, sqe: &Sqe, memory: Memory<'_>) {
         if let Some(at) = self.fetch(qid, index, sqe) {
             let walked = self.judge(qid, sqe, memory);
@@ -213,13 +226,14 @@ impl Auditor {
         }
     }
 
-    /// As [`fetched`](Self::fetched), for an observer that sees no entry and no data pointer, but which
-    /// memory the device was sent to: (address, bytes) in order.
+    /// Reports a fetch like [`fetched`](Self::fetched), for an observer that sees neither the entry
+    /// nor its data pointer but the memory that they led the device to: (address, bytes) in order.
     pub fn fetched_spans(&mut self, qid: u16, sqe: &Sqe, spans: &[(u64, u64)]) {
         let sq = self.sqs.get(&qid);
         let index = sq.map_or(0, |sq| sq.ring.index(sq.fetched));
         if let Some(at) = self.fetch(qid, index, sqe) {
-            // Nothing is known of the fields of an admin command.
+            // The fields of an admin command are unknown here: judging zeroes would report false
+            // errors.
             if qid != 0 {
                 self.judge_fields(qid, sqe);
             }
@@ -230,7 +244,7 @@ impl Auditor {
         }
     }
 
-    /// The device takes one more entry: its position, when the command is not in flight already.
+    /// Advances the fetch position. Returns it if the command is not in flight yet.
     fn fetch(&mut self, qid: u16, index: u32, sqe: &Sqe) -> Option<u64> {
         self.commands += 1;
         let cid = Some(sqe.cid().0);
@@ -263,14 +277,14 @@ impl Auditor {
         }
     }
 
-    /// A command is in flight from now on, and with it the memory that it leads to.
+    /// Adds a command, and the memory that it may use, to those in flight.
     fn admit(&mut self, qid: u16, position: u64, sqe: &Sqe, walked: Walked) {
         let cid = sqe.cid().0;
         let owner = self.owner();
         if let Some((rule, value)) = walked.wrong {
             self.find(rule, qid, Some(cid), value);
         }
-        // Opcode bits 1:0 say which way data go.
+        // Opcode bits 1:0 are the direction of the data: bit 1 is set for controller to host.
         let to_host = sqe.opcode() & 2 != 0;
         let mut clash = None;
         for span in &walked.spans {
@@ -299,7 +313,8 @@ impl Auditor {
         }
     }
 
-    /// The device moves data of command `cid` of submission queue `qid`, at `at` first.
+    /// Reports that the device moves data of command `cid` of submission queue `qid`, first at
+    /// address `at`.
     pub fn moved(&mut self, qid: u16, cid: u16, at: u64) {
         let in_flight = self
             .sqs
@@ -310,8 +325,8 @@ impl Auditor {
         }
     }
 
-    /// The device is about to post `cqe` to entry `index` of completion queue `cqid`. `whole` says that
-    /// nothing of the entry becomes visible after its phase tag.
+    /// Reports that the device is about to post `cqe` to entry `index` of completion queue `cqid`.
+    /// `whole` is true if no part of the entry becomes visible after its phase tag.
     pub fn posted(
         &mut self,
         cqid: u16,
@@ -345,21 +360,25 @@ impl Auditor {
         let Some(sq) = self.sqs.get_mut(&sqid).filter(|sq| sq.cqid == cqid) else {
             return find(self, Rule::UnknownQueue, u64::from(sqid));
         };
-        // What the device has not fetched it cannot complete.
+        // A device cannot complete a command that it has not fetched: a published one is not a
+        // candidate yet.
         let fetched = sq.fetched;
         let known = sq
             .flights
             .get(&cid)
             .is_some_and(|one| one.position < fetched);
         let flight = known.then(|| sq.flights.remove(&cid)).flatten();
-        // The head is after the command. It may be older than one reported before.
+        // The head in a completion lies behind the command that it completes. It may be older than
+        // a head reported before, because completions of several queues are not ordered among each
+        // other.
         let least = flight.as_ref().map_or(0, |one| one.position + 1);
         let sqhd = u32::from(cqe.sqhd);
         let head = (sqhd < sq.ring.entries)
             .then(|| sq.ring.at_or_before(sq.fetched, sqhd))
             .flatten()
             .filter(|head| *head >= least);
-        // That it has completed says that it was fetched, whatever the head.
+        // A completion proves that its command was fetched, whatever head it carries. So the driver
+        // may reuse that entry from now on, and the limit of the tail doorbell moves.
         sq.reported = sq.reported.max(head.unwrap_or(0)).max(least);
         if head.is_none() {
             find(self, Rule::SqHead, u64::from(sqhd));
@@ -378,7 +397,7 @@ impl Auditor {
         }
     }
 
-    /// A completion of which only this is known; see [`posted`](Self::posted).
+    /// Reports a completion whose other fields are unknown; see [`posted`](Self::posted).
     pub fn completed(&mut self, cqid: u16, cid: u16, success: bool) {
         self.completions += 1;
         let Some(cq) = self.cqs.get_mut(&cqid) else {
@@ -396,14 +415,16 @@ impl Auditor {
         }
     }
 
-    /// The driver may know that everything fetched so far was fetched: reported heads are not seen.
+    /// Treats every fetched entry as known to the driver, for an observer that cannot see the heads
+    /// that completions report.
     pub fn reports_all(&mut self, qid: u16) {
         if let Some(sq) = self.sqs.get_mut(&qid) {
             sq.reported = sq.fetched;
         }
     }
 
-    /// Commands fetched and not completed, event requests among them.
+    /// Returns the number of commands fetched and not completed, Asynchronous Event Requests
+    /// included.
     pub fn in_flight(&self) -> usize {
         self.sqs.values().map(|sq| sq.flights.len()).sum()
     }

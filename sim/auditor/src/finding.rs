@@ -1,8 +1,9 @@
-//! What can be wrong, and whose rule it is.
+//! The rules that the auditor checks, with the side that has to keep each of them and the place in
+//! the specification where it stands.
 
 use core::fmt;
 
-/// Whose side broke the rule.
+/// The side that has to keep a rule.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Party {
     /// The driver.
@@ -13,7 +14,7 @@ pub enum Party {
 
 macro_rules! rules {
     ($($name:ident $party:ident $text:literal $title:literal,)*) => {
-        /// A rule of the specification that a wire can show broken.
+        /// A rule of the specification whose violation can be seen on the wire.
         #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
         pub enum Rule {
             $(#[doc = $text] $name,)*
@@ -23,17 +24,17 @@ macro_rules! rules {
             /// Every rule.
             pub const ALL: &'static [Self] = &[$(Self::$name),*];
 
-            /// Whose rule it is.
+            /// Returns the side that has to keep the rule.
             pub const fn party(self) -> Party {
                 match self { $(Self::$name => Party::$party),* }
             }
 
-            /// What is wrong, in words.
+            /// Returns the violation in words.
             pub const fn text(self) -> &'static str {
                 match self { $(Self::$name => $text),* }
             }
 
-            /// Where the specification says so: revision and title.
+            /// Returns the revision and the title of the specification's section.
             pub const fn title(self) -> &'static str {
                 match self { $(Self::$name => $title),* }
             }
@@ -94,18 +95,18 @@ rules! {
         "NVMe Base 2.0c, Create I/O Submission Queue command",
 }
 
-/// One broken rule.
+/// A violation of a rule.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Finding {
-    /// Which.
+    /// The rule.
     pub rule: Rule,
-    /// The queue: that of the doorbell or of the command.
+    /// The queue of the doorbell or of the command.
     pub qid: u16,
-    /// The command, where there is one.
+    /// The command's identifier, where there is a command.
     pub cid: Option<u16>,
-    /// The value that is wrong: a doorbell, an address, an opcode, a head.
+    /// The wrong value: a doorbell, an address, an opcode or a head.
     pub value: u64,
-    /// Commands that were seen before.
+    /// Number of commands fetched before it.
     pub commands: u64,
 }
 

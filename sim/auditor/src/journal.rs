@@ -1,7 +1,8 @@
-//! What a queue of the driver records about itself (GPU traces, `--trace FILE`) as input: each command is
-//! submitted once before it ends, and ends once.
+//! Events that a queue of the driver records about itself (GPU traces, `--trace FILE`) as input.
+//! The rules judged are that each command is submitted once before it ends, and ends once.
 //!
-//! These are the driver's own words, not a wire: rings, doorbells and memory are not judged.
+//! The driver writes these lines about itself, so rings, doorbells and memory, which only an
+//! outside observer can see, are not judged.
 
 use crate::finding::{Finding, Rule};
 use alloc::collections::BTreeSet;
@@ -11,18 +12,18 @@ use alloc::vec::Vec;
 #[derive(Debug, Default)]
 pub struct Journal {
     in_flight: BTreeSet<(u16, u16)>,
-    /// Of them, those whose thread no longer waits: their ends may not be recorded.
+    /// Commands in flight whose waiter timed out: their completions may be missing from the trace.
     expired: BTreeSet<(u16, u16)>,
     /// Commands that were submitted in lines of the trace.
     known: BTreeSet<(u16, u16)>,
-    /// Older events were replaced: an end may have its beginning there.
+    /// The trace has lost its oldest events, so a command may end whose submission is missing.
     cut: bool,
     commands: u64,
     findings: Vec<Finding>,
 }
 
 impl Journal {
-    /// One line; lines that are no events are passed over.
+    /// Takes one line. Lines that are no events are skipped.
     pub fn line(&mut self, line: &str) {
         if line.contains("older events were replaced") {
             self.cut = true;
@@ -74,17 +75,17 @@ impl Journal {
         }
     }
 
-    /// What was found.
+    /// Returns the findings.
     pub fn findings(&self) -> &[Finding] {
         &self.findings
     }
 
-    /// Commands that were submitted.
+    /// Returns the number of commands submitted.
     pub fn commands(&self) -> u64 {
         self.commands
     }
 
-    /// Commands that have not ended.
+    /// Returns the number of commands that have not ended.
     pub fn in_flight(&self) -> usize {
         self.in_flight.len()
     }

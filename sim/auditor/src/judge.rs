@@ -1,4 +1,5 @@
-//! Judges one command by what the controller has said about itself.
+//! Checks one command against the controller's capabilities: its opcode, its namespace, its blocks,
+//! its length, and the memory that its data pointer describes.
 
 use crate::auditor::Auditor;
 use crate::finding::Rule;
@@ -12,7 +13,8 @@ impl Auditor {
         transfer::of(self.account.as_ref()?, qid == 0, sqe)
     }
 
-    /// Judges the fields of a command that say what it is; whether its data is worth a look.
+    /// Checks the fields of a command. True if it may be executed, so that its data pointer is
+    /// worth following.
     pub(crate) fn judge_fields(&mut self, qid: u16, sqe: &Sqe) -> bool {
         let (is_admin, cid) = (qid == 0, Some(sqe.cid().0));
         let Some(account) = &self.account else {
@@ -37,7 +39,8 @@ impl Auditor {
             return true;
         };
         self.find(rule, qid, cid, value);
-        // The controller refuses it before it looks at the data.
+        // The controller rejects such a command before it reads the data pointer, so no memory is
+        // in use.
         false
     }
 
@@ -60,7 +63,7 @@ impl Auditor {
     }
 }
 
-/// The page size of `bytes` bytes, if it is one.
+/// Returns the page size of `bytes` bytes, or `None` for a number that is no page size.
 fn page_of(bytes: u64) -> Option<PageSize> {
     PageSize::from_mps(bytes.checked_ilog2()?.checked_sub(12)? as u8)
 }

@@ -1,7 +1,9 @@
-//! Memory that is lent to the device: by whom, and whether the device writes it.
+//! Host memory that commands in flight use: by owner, and whether the device writes it. Two
+//! commands may read the same bytes, but bytes that the device writes must belong to one command
+//! alone.
 //!
-//! Kept by pages of 4 KiB whatever the controller's page size, so that a look-up touches only
-//! neighbours; within a page the bytes decide.
+//! Ranges are indexed by pages of 4 KiB, whatever the controller's page size, so that a look-up
+//! compares only a few neighbours; within a page the exact bytes decide.
 
 use alloc::collections::BTreeMap;
 use alloc::vec::Vec;
@@ -18,7 +20,7 @@ pub struct Span {
 }
 
 impl Span {
-    /// `bytes` bytes from `start` on, cut at the end of the address space.
+    /// Makes the range of `bytes` bytes from `start` on, cut at the end of the address space.
     pub fn new(start: u64, bytes: u64) -> Self {
         Self {
             start,
@@ -39,13 +41,13 @@ struct Use {
     owner: u64,
 }
 
-/// Everything that is lent now.
+/// All memory in use.
 #[derive(Debug, Default)]
 pub struct Lent(BTreeMap<u64, Vec<Use>>);
 
 impl Lent {
-    /// Lends `span` to `owner`. The first byte of what another owner has there already, when one of
-    /// the two is written by the device.
+    /// Registers `span` for `owner`. Returns the first byte that another owner uses too, if the
+    /// device writes one of the two ranges.
     pub fn lend(&mut self, owner: u64, span: Span, writes: bool) -> Option<u64> {
         let mut clash = None;
         for page in span.pages() {
@@ -66,7 +68,7 @@ impl Lent {
         clash
     }
 
-    /// Takes `span` back.
+    /// Ends the use of `span` by `owner`.
     pub fn give_back(&mut self, owner: u64, span: Span) {
         for page in span.pages() {
             if let Some(uses) = self.0.get_mut(&page) {
@@ -78,7 +80,7 @@ impl Lent {
         }
     }
 
-    /// Takes everything back.
+    /// Ends every use.
     pub fn clear(&mut self) {
         self.0.clear();
     }

@@ -1,12 +1,13 @@
-//! A protocol auditor: told every doorbell, command and completion, it names what breaks the rules.
+//! A protocol auditor: an observer passes it every doorbell, command and completion, and it reports what
+//! violates the specification.
 //!
-//! It shares no logic with the driver or the simulator: of nvme-core only `spec`, the wire types, is
-//! used (a test of the sources holds that), so a mistake of one side is no mistake of the auditor. It
-//! judges what a wire shows and keeps its own account of rings, phases, commands in flight and lent
-//! memory; it never changes anything.
+//! It shares no logic with the driver or the simulator: of nvme-core it uses only `spec`, the wire
+//! types (a test of the sources holds that), so a mistake of one side is no mistake of the auditor.
+//! It judges what is visible on the wire and keeps its own state of rings, phase tags, commands in
+//! flight and the memory they use; it never changes anything.
 //!
-//! - [`Auditor`]: the account, and a method for each thing seen.
-//! - [`Finding`]: what was wrong, by which [`Rule`], on whose side.
+//! - [`Auditor`]: the state, and a method for each event.
+//! - [`Finding`]: a violation, with its [`Rule`] and its side.
 //! - [`qemu`]: the trace of QEMU's controller as input.
 //! - [`journal`]: what a queue of the driver records about itself (GPU traces) as input.
 #![cfg_attr(not(test), no_std)]

@@ -1,5 +1,5 @@
-//! `nvme-auditor`: judges a log. Exit code 0 without a finding, 1 with, 2 when it cannot be read or says
-//! nothing.
+//! `nvme-auditor`: judges a log. Exit code 0 without a finding, 1 with findings, 2 for a log that
+//! cannot be read or holds no command.
 
 use nvme_auditor::{Finding, journal::Journal, qemu::Trace};
 use std::process::ExitCode;
@@ -66,7 +66,7 @@ fn verdict(findings: &[Finding], commands: u64) -> ExitCode {
     }
 }
 
-/// Reads a file line by line; says why it cannot.
+/// Passes each line of a file to `each`. Prints the error if the file cannot be read.
 fn lines(file: &str, each: impl FnMut(&str)) -> Result<(), ExitCode> {
     match std::fs::read(file) {
         Ok(bytes) => {

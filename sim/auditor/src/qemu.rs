@@ -1,10 +1,10 @@
-//! The trace of QEMU's NVMe controller (`pci_nvme_*` events of its log) as input: what a driver under
-//! test has done to a controller that is not ours.
+//! The trace of QEMU's NVMe controller (`pci_nvme_*` events of its log) as input: it shows a driver
+//! under test against a controller that is not this simulator.
 //!
-//! The trace names no entry as it lies in memory: a command is its identifier, opcode, namespace and the
-//! memory that it was mapped to; a completion is its identifier and status. So phase tags, reported heads
-//! and PRP entries are not judged, and a completion counts from the moment it is queued. One controller
-//! for each log: the events do not say whose they are.
+//! The trace shows no entry as it is in memory. A command is its identifier, opcode, namespace and
+//! the memory that QEMU has mapped for it; a completion is its identifier and status. So phase
+//! tags, reported heads and PRP entries are not judged, and a completion counts from the moment it
+//! is queued. A log may hold one controller only: the events do not name theirs.
 
 use crate::account::Account;
 use crate::auditor::Auditor;
@@ -13,7 +13,7 @@ use nvme_core::spec::admin::QUEUE_CONTIGUOUS;
 use nvme_core::spec::register::{Aqa, Cc};
 use nvme_core::spec::{Cid, Nsid, PageSize, Sqe};
 
-/// The events that are used, as QEMU's `-trace` takes them.
+/// The events that are read, as QEMU's `-trace` takes them.
 pub const EVENTS: [&str; 19] = [
     "pci_nvme_map_addr",
     "pci_nvme_io_cmd",
@@ -36,7 +36,7 @@ pub const EVENTS: [&str; 19] = [
     "pci_nvme_pci_reset",
 ];
 
-/// A command that was fetched, and what is said of it afterwards.
+/// The command fetched last, completed by the events that describe it after its fetch.
 struct Held {
     sqid: u16,
     sqe: Sqe,
@@ -54,7 +54,7 @@ pub struct Trace {
     acq: u64,
 }
 
-/// The numbers of a line, by the names before them: `cid 5`, `qsize=7`, `addr 0x10`.
+/// Returns the number after `name` in a line: `cid 5`, `qsize=7`, `addr 0x10`.
 fn number(line: &str, name: &str) -> Option<u64> {
     let mut words = line.split([' ', '=', ',']).filter(|word| !word.is_empty());
     words.find(|word| *word == name)?;
@@ -66,16 +66,16 @@ fn number(line: &str, name: &str) -> Option<u64> {
 }
 
 impl Trace {
-    /// The log of a controller with these namespaces.
+    /// Starts the log of a controller with these namespaces.
     pub fn new(namespaces: &[u32]) -> Self {
         let mut trace = Self::default();
         trace.auditor.describe(Account::anything(namespaces));
         trace
     }
 
-    /// One line; lines that are no events of use are passed over.
+    /// Takes one line. Lines that are not in [`EVENTS`] are skipped.
     pub fn line(&mut self, line: &str) {
-        // Some builds put the process and the time before the name.
+        // Some builds of QEMU write the process and the time before the event's name.
         let Some(at) = line.find("pci_nvme_") else {
             return;
         };
@@ -86,12 +86,13 @@ impl Trace {
         }
         if EVENTS.contains(&event) {
             self.flush();
-            // A line that lacks a number says nothing.
+            // A line without its numbers is incomplete, as at the end of a log that was cut:
+            // nothing can be judged.
             let _ = self.event(event, rest);
         }
     }
 
-    /// What belongs to the command that was fetched last.
+    /// Adds an event to the command fetched last, if it describes that command.
     fn of_command(&mut self, event: &str, rest: &str) -> Option<()> {
         let held = self.held.as_mut()?;
         let sqe = &mut held.sqe;
@@ -167,7 +168,7 @@ impl Trace {
         Some(())
     }
 
-    /// The command that was held has been described.
+    /// Reports the command fetched last: no further event describes it.
     fn flush(&mut self) {
         if let Some(held) = self.held.take() {
             self.auditor
@@ -175,7 +176,7 @@ impl Trace {
         }
     }
 
-    /// The end of the log.
+    /// Ends the log and returns the auditor.
     pub fn end(mut self) -> Auditor {
         self.flush();
         self.auditor

@@ -1,4 +1,6 @@
-//! The queues that exist, and the commands in flight with what they hold.
+//! The queues that exist, and the commands in flight with the memory that each may use. Queues
+//! appear and disappear with the admin commands that have succeeded, never with those that were
+//! only submitted.
 
 use crate::auditor::Auditor;
 use crate::finding::Rule;
@@ -14,7 +16,7 @@ use nvme_core::spec::{CQE_BYTES, SQE_BYTES, Sqe};
 #[derive(Debug)]
 pub(crate) struct Flight {
     pub owner: u64,
-    /// Its position in the submission queue.
+    /// Position in the submission queue.
     pub position: u64,
     pub sqe: Sqe,
     pub spans: Vec<Span>,
@@ -26,15 +28,16 @@ pub(crate) struct Sq {
     pub ring: Ring,
     pub owner: u64,
     pub cqid: u16,
-    /// Positions published by the doorbell, fetched, and known to the driver as fetched, by SQHD or by a
-    /// completion.
+    /// Positions published by the doorbell, fetched, and known to the driver as fetched (from SQHD
+    /// or from a completion).
     pub tail: u64,
     pub fetched: u64,
     pub reported: u64,
     pub flights: BTreeMap<u16, Flight>,
-    /// Entries published and not fetched, as they were then.
+    /// Entries published and not fetched, as they were when the doorbell published them.
     pub published: BTreeMap<u64, Sqe>,
-    /// An identifier in flight was used again.
+    /// The driver has reused an identifier in flight, so the controller's completions cannot be
+    /// judged.
     pub doubtful: bool,
 }
 
@@ -48,7 +51,7 @@ pub(crate) struct Cq {
     pub users: u32,
 }
 
-/// The entry at a position of a submission ring that lies in one piece.
+/// Reads the entry at a position of a physically contiguous submission ring.
 pub(crate) fn entry(ring: Ring, position: u64, memory: Memory<'_>) -> Option<Sqe> {
     let offset = u64::from(ring.index(position)) * SQE_BYTES as u64;
     let mut at = ring.base?.wrapping_add(offset);
@@ -61,8 +64,8 @@ pub(crate) fn entry(ring: Ring, position: u64, memory: Memory<'_>) -> Option<Sqe
 }
 
 impl Auditor {
-    /// A queue pair is there whose creation was not seen: address (`None` where it is not known) and
-    /// entries of its rings.
+    /// Adds a queue pair whose creation was not seen: address (`None` where it is unknown) and
+    /// entries of each ring.
     pub fn add_pair(&mut self, qid: u16, sq: (Option<u64>, u32), cq: (Option<u64>, u32)) {
         self.add_cq(qid, cq.0, cq.1);
         self.add_sq(qid, sq.0, sq.1, qid);
@@ -138,7 +141,7 @@ impl Auditor {
         }
     }
 
-    /// An admin command has succeeded: queues come and go.
+    /// Applies an admin command that has succeeded: it may have created or deleted a queue.
     pub(crate) fn took_effect(&mut self, sqe: &Sqe) {
         let qid = sqe.cdw10 as u16;
         let entries = (sqe.cdw10 >> 16) + 1;
@@ -174,7 +177,7 @@ impl Auditor {
         }
     }
 
-    /// Whether the submission queue was there; its commands are over.
+    /// Removes a submission queue with its commands. True if it existed.
     pub(crate) fn remove_sq(&mut self, qid: u16) -> bool {
         let Some(sq) = self.sqs.remove(&qid) else {
             return false;
@@ -190,7 +193,7 @@ impl Auditor {
         true
     }
 
-    /// Whether the completion queue was there without users.
+    /// Removes a completion queue. True if it existed and no submission queue used it.
     pub(crate) fn remove_cq(&mut self, qid: u16) -> bool {
         let Some(cq) = self.cqs.remove(&qid) else {
             return false;

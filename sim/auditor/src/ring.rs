@@ -1,27 +1,28 @@
-//! One ring: positions that only grow, and the doorbell values that name them modulo its length.
+//! Positions in a ring. A position only grows; a doorbell carries it modulo the number of entries,
+//! so a value alone is ambiguous and is resolved against the positions before and after it.
 
-/// Positions in a ring of `entries`, counted from its creation and never reduced.
+/// A ring of `entries` entries, whose positions count from its creation and never decrease.
 #[derive(Clone, Copy, Debug)]
 pub struct Ring {
     /// First address, where it is known and the ring is contiguous.
     pub base: Option<u64>,
-    /// Entries, at least 1.
+    /// Number of entries, at least 1.
     pub entries: u32,
 }
 
 impl Ring {
-    /// The index of a position.
+    /// Returns the index of a position.
     pub fn index(self, position: u64) -> u32 {
         (position % u64::from(self.entries)) as u32
     }
 
-    /// The first position from `from` on that has this index (below `entries`).
+    /// Returns the first position from `from` on that has this index (below `entries`).
     pub fn at_or_after(self, from: u64, index: u32) -> u64 {
         let entries = u64::from(self.entries);
         from + (u64::from(index) + entries - from % entries) % entries
     }
 
-    /// The last position up to `until` that has this index, if there is one.
+    /// Returns the last position up to `until` that has this index, if there is one.
     pub fn at_or_before(self, until: u64, index: u32) -> Option<u64> {
         let entries = u64::from(self.entries);
         until.checked_sub((until % entries + entries - u64::from(index)) % entries)

@@ -1,4 +1,5 @@
-//! How many bytes a command moves.
+//! The number of bytes that a command moves, computed from its fields and from the format of its
+//! namespace, as the specification defines it for each opcode.
 
 use crate::account::Account;
 use nvme_core::spec::Sqe;
@@ -7,7 +8,7 @@ use nvme_core::spec::feature::{AUTONOMOUS_POWER_BYTES, HostBehavior, fid};
 use nvme_core::spec::identify::IDENTIFY_BYTES;
 use nvme_core::spec::nvm::{self, DsmRange, opcode as nvm_op};
 
-/// The data of one command.
+/// Lengths of the data of one command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Transfer {
     /// Bytes at the data pointer.
@@ -20,7 +21,8 @@ fn plain(bytes: u64) -> Option<Transfer> {
     Some(Transfer { bytes, metadata: 0 })
 }
 
-/// What `sqe` moves; `None` for no data and for commands whose length is not known here.
+/// Returns the lengths that `sqe` moves; `None` for a command without data, and for commands whose
+/// length is not known here.
 pub fn of(account: &Account, is_admin: bool, sqe: &Sqe) -> Option<Transfer> {
     if is_admin {
         of_admin(sqe)
@@ -33,7 +35,7 @@ fn of_admin(sqe: &Sqe) -> Option<Transfer> {
     match sqe.opcode() {
         admin_op::IDENTIFY => plain(IDENTIFY_BYTES as u64),
         admin_op::GET_LOG_PAGE => plain(admin::log_page_bytes(sqe)),
-        // Select 3 asks for capabilities: dword 0 alone answers.
+        // Select 3 asks for the feature's capabilities, which dword 0 of the completion carries.
         admin_op::GET_FEATURES if sqe.cdw10 >> 8 & 7 == 3 => None,
         admin_op::GET_FEATURES => plain(feature_bytes(sqe)?),
         admin_op::SET_FEATURES => plain(feature_bytes(sqe)?),
@@ -42,7 +44,7 @@ fn of_admin(sqe: &Sqe) -> Option<Transfer> {
     }
 }
 
-/// Bytes that go with a feature.
+/// Returns the bytes of a feature's data structure.
 fn feature_bytes(sqe: &Sqe) -> Option<u64> {
     match sqe.cdw10 as u8 {
         fid::LBA_RANGE_TYPE => Some(4096),
@@ -70,7 +72,7 @@ fn of_nvm(account: &Account, sqe: &Sqe) -> Option<Transfer> {
     }
 }
 
-/// Whether the command names a range of blocks.
+/// True if the command names a range of blocks.
 pub fn names_blocks(opcode: u8) -> bool {
     matches!(
         opcode,

@@ -1,6 +1,8 @@
-//! Follows the data pointer of a command: which memory it lends, and which lists it is made of.
+//! Follows the data pointer of a command to the memory that it describes and to the lists that
+//! describe it.
 //!
-//! Written from the specification's text, not after the simulator's or the driver's walk.
+//! Written from the specification's text, not after the simulator's or the driver's code: an error
+//! in those must not repeat itself here.
 
 use crate::finding::Rule;
 use crate::lent::Span;
@@ -8,13 +10,14 @@ use alloc::vec::Vec;
 use nvme_core::spec::sgl::{SglDescriptor, kind};
 use nvme_core::spec::{PageSize, Psdt, Sqe};
 
-/// Reads a word of memory as the device does; `None` where it cannot.
+/// Reads a word of memory as the device does; `None` where the device cannot read.
 pub type Memory<'a> = &'a dyn Fn(u64) -> Option<u64>;
 
-/// List words followed at most: more than any command of 65,536 blocks needs, and an end to circles.
+/// Limit of the list words that are followed: more than any command of 65,536 blocks needs, and an
+/// end for lists that point at themselves.
 const MAX_WORDS: usize = 1 << 17;
 
-/// Words of a list as they were when the command was fetched.
+/// Words of a PRP or SGL list as they were when the command was fetched.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct List {
     /// Address of the first word.
@@ -24,17 +27,17 @@ pub struct List {
 }
 
 impl List {
-    /// The memory of the list.
+    /// Returns the memory of the list.
     pub fn span(&self) -> Span {
         Span::new(self.at, self.words.len() as u64 * 8)
     }
 
-    /// The address after the last word.
+    /// Returns the address after the last word.
     fn end(&self) -> u64 {
         self.at.wrapping_add(self.words.len() as u64 * 8)
     }
 
-    /// The address of the first word that is another one now.
+    /// Returns the address of the first word that differs from memory now.
     pub fn changed(&self, memory: Memory<'_>) -> Option<u64> {
         let at = |i: usize| self.at.wrapping_add(i as u64 * 8);
         let mut words = self.words.iter().enumerate();
@@ -44,14 +47,15 @@ impl List {
     }
 }
 
-/// What a data pointer leads to.
+/// Memory and lists that a data pointer describes.
 #[derive(Debug, Default)]
 pub struct Walked {
-    /// The memory of the data, adjacent pieces joined.
+    /// Memory of the data; adjacent extents are joined.
     pub spans: Vec<Span>,
     /// The lists.
     pub lists: Vec<List>,
-    /// What is wrong with it, and where; the walk ended there.
+    /// The rule that the data pointer violates, and the value that does; nothing behind it was
+    /// followed.
     pub wrong: Option<(Rule, u64)>,
     followed: usize,
 }
@@ -81,7 +85,7 @@ impl Walked {
         }
     }
 
-    /// Reads the word at `at` as part of the list that ends there, or of a new one.
+    /// Reads the word at `at` into the list that ends there, or into a new list.
     fn word(&mut self, at: u64, memory: Memory<'_>) -> Result<u64, (Rule, u64)> {
         self.followed += 1;
         let word = memory(at).filter(|_| self.followed <= MAX_WORDS);
@@ -97,7 +101,8 @@ impl Walked {
     }
 
     fn prps(&mut self, [prp1, prp2]: [u64; 2], bytes: u64, page: u64, memory: Memory<'_>) -> Step {
-        // "PRP1: the offset shall be dword aligned." Zero is memory that no operating system lends.
+        // "PRP1: the offset shall be dword aligned." Address 0 counts as an error too: no operating
+        // system maps memory for DMA there, so a zero is an entry that the driver has forgotten.
         if prp1 % 4 != 0 || prp1 == 0 {
             return Err((Rule::PrpEntry, prp1));
         }
@@ -117,7 +122,8 @@ impl Walked {
             self.span(second, left);
             return Ok(());
         }
-        // PRP2 points into a list: qword aligned, and it may start anywhere in its page.
+        // More than one page remains, so PRP2 points to a list: it must be qword aligned, and the
+        // list may start anywhere in its page and then ends with that page.
         if prp2 % 8 != 0 || prp2 == 0 {
             return Err((Rule::PrpEntry, prp2));
         }
@@ -140,7 +146,8 @@ impl Walked {
     fn sgl(&mut self, words: [u64; 2], bytes: u64, memory: Memory<'_>) -> Step {
         let mut left = bytes;
         let descriptor = SglDescriptor::from_words(words);
-        // The segment that is read now: its address and the descriptors left in it.
+        // The segment that is read now: its address, its number of descriptors, and whether it is
+        // the last.
         let mut segment: Option<(u64, u64, bool)> = None;
         match descriptor.kind() {
             kind::DATA_BLOCK => self.block(descriptor, &mut left)?,
@@ -165,7 +172,8 @@ impl Walked {
                 }
             }
         }
-        // More than the command moves is allowed only where SGLS says so; less never is.
+        // A shorter SGL is always an error. A longer one is an error unless the SGLS field allows
+        // it, and then only the command's length counts.
         if left == 0 {
             Ok(())
         } else {
@@ -186,7 +194,7 @@ impl Walked {
     }
 }
 
-/// Address and descriptors of a segment, and whether it is the last one.
+/// Returns the address of a segment, its number of descriptors, and whether it is the last one.
 fn segment_of(descriptor: SglDescriptor) -> Result<(u64, u64, bool), (Rule, u64)> {
     let length = u64::from(descriptor.length);
     if descriptor.sub_type() != 0 || length == 0 || length % 16 != 0 {

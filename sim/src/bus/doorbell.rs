@@ -1,6 +1,7 @@
 //! Doorbell memory: the words from offset 1000h of BAR0 on, in memory that a driver can map.
 //!
-//! The controller polls it, so a driver (or a GPU) rings by storing a word and calls nothing.
+//! The controller polls these words, so a driver (or a GPU) rings by a store alone and calls no
+//! function. An offset can therefore be written without the controller noticing it at that moment.
 
 use crate::memory::Words;
 use core::sync::atomic::{AtomicU32, Ordering};
@@ -14,13 +15,13 @@ pub struct Doorbells {
 }
 
 impl Doorbells {
-    /// Doorbells of queues 0 to `highest_qid`.
+    /// Makes the doorbells of queues 0 to `highest_qid`.
     pub(crate) fn new(highest_qid: u16, dstrd: u8) -> Self {
         let words = Words::on_heap(doorbell_bytes(highest_qid, dstrd) as usize);
         Self::of(words, highest_qid, dstrd)
     }
 
-    /// The same in a memfd, which other processes can map.
+    /// Makes doorbells in a memfd, which other processes can map.
     #[cfg(all(feature = "std", target_os = "linux"))]
     pub(crate) fn shared(highest_qid: u16, dstrd: u8) -> std::io::Result<Self> {
         let bytes = doorbell_bytes(highest_qid, dstrd) as usize;
@@ -37,28 +38,29 @@ impl Doorbells {
         }
     }
 
-    /// The memfd of shared doorbells, with the same offsets as BAR0.
+    /// Returns the memfd of shared doorbells; its offsets are those of BAR0.
     #[cfg(all(feature = "std", target_os = "linux"))]
     pub(crate) fn fd(&self) -> Option<std::os::fd::BorrowedFd<'_>> {
         self.words.fd()
     }
 
-    /// Start of the page-aligned block: BAR0 offset 1000h.
+    /// Returns the start of the page-aligned block: BAR0 offset 1000h.
     pub fn as_ptr(&self) -> *const AtomicU32 {
         self.words.as_ptr()
     }
 
-    /// Length of the block in bytes, a multiple of 4096.
+    /// Returns the length of the block in bytes, a multiple of 4096.
     pub fn bytes(&self) -> usize {
         size_of_val(&*self.words)
     }
 
-    /// CAP.DSTRD.
+    /// Returns CAP.DSTRD.
     pub fn dstrd(&self) -> u8 {
         self.dstrd
     }
 
-    /// The word at byte `offset` from the start of the block, or `None` outside it or between words.
+    /// Returns the word at byte `offset` from the start of the block, or `None` outside the block
+    /// and between words.
     pub fn word(&self, offset: usize) -> Option<&AtomicU32> {
         if !offset.is_multiple_of(4) {
             return None;
@@ -66,7 +68,8 @@ impl Doorbells {
         self.words.get(offset / 4)
     }
 
-    /// The queue and whether it is the completion queue head, for an offset from the start of the block.
+    /// Returns the queue of an offset from the start of the block, and true for its completion
+    /// queue head.
     pub(crate) fn decode(&self, offset: usize) -> Option<(u16, bool)> {
         let stride = 4usize << self.dstrd;
         let index = offset / stride;
@@ -79,13 +82,13 @@ impl Doorbells {
         &self.words[index << self.dstrd]
     }
 
-    /// The submission queue tail doorbell of `qid`.
+    /// Returns the submission queue tail doorbell of `qid`.
     #[inline]
     pub fn sq_tail(&self, qid: u16) -> &AtomicU32 {
         self.at(2 * usize::from(qid))
     }
 
-    /// The completion queue head doorbell of `qid`.
+    /// Returns the completion queue head doorbell of `qid`.
     #[inline]
     pub fn cq_head(&self, qid: u16) -> &AtomicU32 {
         self.at(2 * usize::from(qid) + 1)

@@ -1,42 +1,43 @@
-//! Interrupts: which vector is due, and when. How it reaches the driver is the sink's business.
+//! Interrupts: vectors, masks and coalescing. An [`Interrupts`] sink delivers them to the driver.
 //!
-//! A completion queue that was created with interrupts notes its vector once per batch; one without
-//! costs nothing. Coalescing holds a vector back until enough completions are there or their time
-//! is over.
+//! A completion queue with interrupts reports its vector once per batch; a queue without interrupts
+//! costs nothing. Coalescing delays a vector until enough completions have been posted or their
+//! aggregation time is over.
 
 use crate::memory::Lock;
 use alloc::boxed::Box;
 use alloc::sync::Arc;
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
-/// Units of the aggregation time.
+/// Unit of the aggregation time (feature 08h): 100 microseconds.
 const TIME_NS: u64 = 100_000;
 
-/// Takes interrupts to the driver.
+/// Delivers interrupts to the driver.
 pub trait Interrupts: Send + Sync {
-    /// Vector `vector` is due: completions were posted for it, and every write of them is over.
-    /// `masked` is its bit of INTMS, which counts for pins and MSI alone.
+    /// Signals vector `vector`: completions were posted for it, and every write of them is
+    /// complete. `masked` is its bit of INTMS, which counts for pins and MSI alone.
     ///
-    /// Called from the threads that step the controller; it must neither wait nor call it.
+    /// Called from the threads that step the controller. An implementation must neither block nor
+    /// call the controller, whose locks the caller may hold.
     fn raise(&self, vector: u16, masked: bool);
 }
 
-/// What a vector holds back.
+/// Completions that a vector has not signalled yet.
 #[derive(Default)]
 struct Held {
     count: u32,
-    /// When it is raised at the latest; meaningful while `count` is not 0.
+    /// Latest time to raise it; meaningful while `count` is not 0.
     due_ns: u64,
 }
 
 #[derive(Default)]
 struct Vector {
-    /// Feature 09h: coalescing does not apply.
+    /// Feature 09h (Coalescing Disable): coalescing does not apply.
     uncoalesced: AtomicBool,
     held: Lock<Held>,
 }
 
-/// The controller's side of all vectors.
+/// State of all interrupt vectors.
 pub(crate) struct Vectors {
     sink: Option<Arc<dyn Interrupts>>,
     vectors: Box<[Vector]>,
@@ -62,7 +63,8 @@ impl Vectors {
         self.sink = Some(sink);
     }
 
-    /// Defaults, as a controller reset brings them; the mask is cleared apart.
+    /// Restores the defaults, as a controller reset does. The mask is a register and is cleared
+    /// with those.
     pub fn reset(&self) {
         self.coalescing.store(0, Ordering::Relaxed);
         self.next_due_ns.store(u64::MAX, Ordering::Relaxed);
@@ -72,7 +74,7 @@ impl Vectors {
         }
     }
 
-    /// Feature 08h: threshold (0's based) and time.
+    /// Returns feature 08h: threshold (0's based) and time.
     pub fn coalescing(&self) -> u32 {
         self.coalescing.load(Ordering::Relaxed)
     }
@@ -81,7 +83,7 @@ impl Vectors {
         self.coalescing.store(dword & 0xFFFF, Ordering::Relaxed);
     }
 
-    /// Feature 09h of `vector`; `None` when there is no such vector.
+    /// Returns feature 09h of `vector`, or `None` for an unknown vector.
     pub fn is_uncoalesced(&self, vector: u16) -> Option<bool> {
         let vector = self.vectors.get(usize::from(vector))?;
         Some(vector.uncoalesced.load(Ordering::Relaxed))
@@ -93,7 +95,7 @@ impl Vectors {
         }
     }
 
-    /// INTMS as it reads.
+    /// Returns INTMS as it reads.
     pub fn mask(&self) -> u32 {
         self.mask.load(Ordering::Relaxed)
     }
@@ -102,19 +104,20 @@ impl Vectors {
         self.mask.store(mask, Ordering::Relaxed);
     }
 
-    /// Whether INTMS holds `vector` back.
+    /// True if INTMS masks `vector`.
     pub fn is_masked(&self, vector: u16) -> bool {
         vector < 32 && self.mask() >> vector & 1 != 0
     }
 
-    /// `count` completions of an I/O queue were posted for `vector`.
+    /// Counts `count` completions of an I/O queue for `vector`, and raises it unless coalescing
+    /// delays it.
     pub fn posted(&self, vector: u16, count: u32, now_ns: u64) {
         let coalescing = self.coalescing();
         let (threshold, time) = (coalescing & 0xFF, u64::from(coalescing >> 8));
         let Some(state) = self.vectors.get(usize::from(vector)) else {
             return;
         };
-        // A time of 0 allows no delay, and a threshold of one entry asks for none.
+        // An aggregation time of 0 allows no delay, and a threshold of one entry asks for none.
         if threshold != 0 && time != 0 && !state.uncoalesced.load(Ordering::Relaxed) {
             let mut held = state.held.lock();
             if held.count == 0 {
@@ -137,13 +140,13 @@ impl Vectors {
         }
     }
 
-    /// When `expire` has something to do; `u64::MAX` for never.
+    /// Returns the time at which [`expire`](Self::expire) has work; `u64::MAX` for never.
     #[inline]
     pub fn next_due_ns(&self) -> u64 {
         self.next_due_ns.load(Ordering::Relaxed)
     }
 
-    /// Raises what was held back long enough.
+    /// Raises the vectors whose aggregation time is over.
     #[cold]
     pub fn expire(&self, now_ns: u64) {
         self.next_due_ns.store(u64::MAX, Ordering::Relaxed);

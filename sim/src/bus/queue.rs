@@ -1,7 +1,7 @@
-//! Submission and completion queues as the controller sees them, and what it counts about them.
+//! Submission and completion queues with the controller's positions in them, and their counters.
 //!
 //! Every index is checked against the queue's size before it is used, because the doorbells that
-//! carry them are memory that a hostile driver writes.
+//! carry them are memory that a hostile driver writes at any time.
 
 use crate::bus::ring::Ring;
 use crate::config::fault::Fault;
@@ -14,11 +14,11 @@ use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use nvme_core::spec::{CQE_BYTES, Cqe, SQE_BYTES, Sqe};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, transmute};
 
-/// A command that is due later: the profile's latency, or a fault.
+/// A command that completes later, because of the latency profile or an injected fault.
 #[derive(Clone, Debug)]
 pub(crate) struct Pending {
     pub due_ns: u64,
-    /// Order of fetching: breaks ties, so that steps are deterministic.
+    /// Order of fetching. It breaks ties between equal times, so that steps are deterministic.
     pub order: u64,
     pub sqe: Sqe,
     pub fault: Option<Fault>,
@@ -44,25 +44,27 @@ impl Ord for Pending {
     }
 }
 
-/// Bytes staged between memory and a store that has no words of its own.
+/// Bytes staged between memory and a store that cannot be copied to directly.
 pub(crate) const SCRATCH_BYTES: usize = 128 << 10;
 
-/// Commands of one queue that the controller holds while they are delayed; it fetches no more.
+/// Limit of the delayed commands of one queue; the controller fetches no further ones until some
+/// complete.
 pub(crate) const MAX_PENDING: usize = 4096;
 
 /// A submission queue.
 pub(crate) struct SubmissionQueue {
     pub ring: Ring,
     pub cqid: u16,
-    /// The next entry to fetch.
+    /// Index of the next entry to fetch.
     pub head: u32,
-    /// The last valid value of the tail doorbell.
+    /// Last valid value of the tail doorbell.
     pub tail: u32,
-    /// The last invalid value, so that it is reported once.
+    /// Last invalid value of the tail doorbell, so that it is reported once and not in every step.
     pub bad_tail: Option<u32>,
     pub pending: BinaryHeap<Reverse<Pending>>,
     pub fetched: u64,
-    /// Of `pending`, those that have completed already: they take no room from commands.
+    /// Number of entries of `pending` whose command has completed already (a repeated completion or
+    /// late data): they do not count against the limit.
     pub afterwards: usize,
     pub scratch: Box<[u8]>,
     pub watch: Option<Watch>,
@@ -89,13 +91,14 @@ impl SubmissionQueue {
         }
     }
 
-    /// Entries that wait to be fetched.
+    /// Returns the number of entries that wait to be fetched.
     #[inline]
     pub fn waiting(&self) -> u32 {
         self.ring.distance(self.head, self.tail)
     }
 
-    /// Takes a tail doorbell value; `false` when it is outside the ring.
+    /// Takes a tail doorbell value. False for a value outside the ring that was not reported
+    /// before.
     #[inline]
     pub fn take_tail(&mut self, value: u32) -> bool {
         if value < self.ring.entries {
@@ -106,7 +109,7 @@ impl SubmissionQueue {
         self.bad_tail.replace(value) == Some(value)
     }
 
-    /// Fetches the entry at the head. The caller knows that one waits.
+    /// Fetches the entry at the head. The caller has checked that one waits.
     #[inline]
     pub fn fetch(&mut self, whole: Option<Span<'_>>, dma: &Dma<'_>) -> Result<Sqe, DmaFault> {
         let words = match whole {
@@ -130,23 +133,23 @@ impl SubmissionQueue {
 #[derive(Debug)]
 pub(crate) struct CompletionQueue {
     pub ring: Ring,
-    /// The next entry to write.
+    /// Index of the next entry to write.
     pub tail: u32,
-    /// The last valid value of the head doorbell: entries before it are free.
+    /// Last valid value of the head doorbell: entries before it are free.
     pub head: u32,
     pub bad_head: Option<u32>,
-    /// The phase tag of the current pass: 1 at first.
+    /// Phase tag of the current pass: 1 in the first.
     pub phase: bool,
-    /// Submission queues that complete here.
+    /// Number of submission queues that complete here.
     pub users: u32,
     /// The interrupt vector, unless the driver polls.
     pub vector: Option<u16>,
-    /// A torn entry's lower word, still to be written.
+    /// Address and value of a torn entry's lower word that is not written yet.
     pub torn: Option<(u64, u64)>,
     pub watch: Option<Watch>,
 }
 
-/// How one entry is published.
+/// Faults in the publication of one entry.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Publish {
     pub wrong_phase: bool,
@@ -168,13 +171,14 @@ impl CompletionQueue {
         }
     }
 
-    /// Entries that can be posted now.
+    /// Returns the number of entries that can be posted now.
     #[inline]
     pub fn space(&self) -> u32 {
         self.ring.entries - 1 - self.ring.distance(self.head, self.tail)
     }
 
-    /// Takes a head doorbell value; `false` when it is outside the ring or frees what was never posted.
+    /// Takes a head doorbell value. False for a new value outside the ring, or one that frees
+    /// entries which were never posted.
     #[inline]
     pub fn take_head(&mut self, value: u32) -> bool {
         if let Some(watch) = &self.watch {
@@ -190,7 +194,7 @@ impl CompletionQueue {
         self.bad_head.replace(value) == Some(value)
     }
 
-    /// Posts an entry; the phase tag is filled in here. The caller knows that there is space.
+    /// Posts an entry and fills in its phase tag. The caller has checked that there is space.
     #[inline]
     pub fn post(
         &mut self,
@@ -218,25 +222,26 @@ impl CompletionQueue {
         } else {
             low.store(lower, Ordering::Relaxed);
         }
-        // Release: pairs with the driver's acquire after it has seen the phase tag: dwords 0-1 and
-        // the data of the command come before it.
+        // Release: pairs with the acquire fence that a driver issues after it has seen the phase
+        // tag. Dwords 0 and 1 and the data of the command must be visible before the tag; with a
+        // relaxed store the driver could accept the completion and read the buffer's old bytes.
         high.store(upper, Ordering::Release);
         self.tail = self.ring.next(self.tail);
         self.phase ^= self.tail == 0;
         Ok(())
     }
 
-    /// Writes the word that a torn entry still lacks.
+    /// Writes the lower word of a torn entry.
     pub fn mend(&mut self, dma: &Dma<'_>) {
         if let Some((iova, lower)) = self.torn.take()
             && let Ok(word) = dma.word(iova)
         {
-            word.store(lower, Ordering::Release); // Release: as the phase tag should have been.
+            word.store(lower, Ordering::Release); // Release: as the phase tag of an untorn entry.
         }
     }
 }
 
-/// Counts of one queue identifier since power on. Deleting the queue keeps them.
+/// Counters of one queue identifier since power on. Deleting the queue keeps them.
 #[derive(
     Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout,
 )]
@@ -244,9 +249,9 @@ impl CompletionQueue {
 pub struct QueueStats {
     /// Commands completed, with any status.
     pub commands: u64,
-    /// Of these, reads.
+    /// Reads among the commands.
     pub reads: u64,
-    /// Of these, writes.
+    /// Writes among the commands.
     pub writes: u64,
     /// Bytes read from the store by Read and Compare.
     pub read_bytes: u64,
@@ -254,13 +259,13 @@ pub struct QueueStats {
     pub written_bytes: u64,
     /// Commands that ended with an error.
     pub errors: u64,
-    /// Doorbell values that were taken.
+    /// Batches: doorbell values that were taken.
     pub batches: u64,
-    /// Times that the completion queue was full while commands waited.
+    /// Number of batches that ended with a full completion queue while commands waited.
     pub cq_full: u64,
 }
 
-/// [`QueueStats`] where one thread adds and anyone reads.
+/// [`QueueStats`] as atomics: the holder of the queue's lock adds, and any thread reads.
 #[derive(Debug, Default)]
 pub(crate) struct SharedStats([AtomicU64; 8]);
 
@@ -269,7 +274,8 @@ impl SharedStats {
         let all: [u64; 8] = transmute!(*batch);
         for (sum, add) in self.0.iter().zip(all) {
             if add != 0 {
-                // The queue's lock is held: no other thread writes.
+                // The queue's lock is held, so no other thread writes: a load and a store are
+                // enough, and cheaper than a read-modify-write of each counter.
                 sum.store(
                     sum.load(Ordering::Relaxed).wrapping_add(add),
                     Ordering::Relaxed,
@@ -284,14 +290,17 @@ impl SharedStats {
     }
 }
 
-/// Everything with one queue identifier. Locks are taken submission queue first.
+/// The queues of one queue identifier, with their counters. Locks are taken in the order submission
+/// queue, then completion queue; the other order could deadlock with a thread that serves the
+/// queue.
 #[repr(align(128))]
 pub(crate) struct Slot {
     pub sq: Lock<Option<SubmissionQueue>>,
     pub cq: Lock<Option<CompletionQueue>>,
-    /// The tail doorbell value after which nothing is left to do.
+    /// Tail doorbell value up to which everything is done. A poll compares it with the doorbell and
+    /// takes no lock, so an idle queue costs its thread one load of each word.
     pub settled: AtomicU32,
-    /// When the earliest delayed command is due; `u64::MAX` for none.
+    /// Time at which the earliest delayed command is due; `u64::MAX` for none.
     pub next_due_ns: AtomicU64,
     pub stats: SharedStats,
 }

@@ -1,14 +1,14 @@
-//! The controller's properties: their values, and which bits a driver may change.
+//! The controller's properties: their values, and the bits that a driver may change.
 //!
-//! Values are atomics, so that a read never waits for a command; what a write sets off is in
-//! `engine`.
+//! Values are atomics, so that a register read never waits for a command in execution. The side
+//! effects of a write are in `engine`.
 //!
 //! NVMe Base 2.0c, 3.1.3 (Controller Properties).
 
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use nvme_core::spec::register::{Aqa, Cap, Cc, Crto, Csts, Vs, offset};
 
-/// The property words.
+/// Values of the property registers.
 pub(crate) struct Registers {
     pub cap: Cap,
     pub crto: Crto,
@@ -55,7 +55,8 @@ impl Registers {
         Csts(self.csts.load(Ordering::Acquire)) // Acquire: pairs with change_csts.
     }
 
-    /// Changes CSTS. Release: a driver that sees RDY = 0 also sees that every access to its memory is over.
+    /// Changes CSTS. The release order matters to drivers: one that sees RDY = 0 also sees that
+    /// every access to its memory is over, and may free or reuse that memory.
     pub fn change_csts(&self, change: impl Fn(&mut Csts)) {
         let mut old = self.csts.load(Ordering::Relaxed);
         loop {
@@ -75,7 +76,7 @@ impl Registers {
         Aqa(self.aqa.load(Ordering::Relaxed))
     }
 
-    /// Everything as after power on.
+    /// Sets every register to its value after power on.
     pub fn clear(&self) {
         for word in [&self.cc, &self.csts, &self.aqa] {
             word.store(0, Ordering::Release); // Release: as change_csts.
@@ -84,7 +85,7 @@ impl Registers {
         self.acq.store(0, Ordering::Relaxed);
     }
 
-    /// The 32-bit word at `at`. Unknown and reserved offsets read as 0.
+    /// Returns the 32-bit word at `at`. Unknown and reserved offsets read as 0.
     pub fn read(&self, at: u32) -> u32 {
         let half = |value: u64| {
             if at.is_multiple_of(8) {
@@ -108,7 +109,7 @@ impl Registers {
         }
     }
 
-    /// Writes of words without side effects on queues. `false` for all others.
+    /// Writes a register without side effects on queues. False for every other offset.
     pub fn write(&self, at: u32, value: u32) -> bool {
         let half = |word: &AtomicU64| {
             let old = word.load(Ordering::Relaxed);
@@ -121,7 +122,8 @@ impl Registers {
         };
         let disabled = self.cc().0 & 1 == 0;
         match at {
-            // Changing the admin queue while enabled is undefined; here it has no effect.
+            // The specification leaves a change of the admin queue while CC.EN is 1 undefined; here
+            // it has no effect.
             offset::AQA if disabled => self.aqa.store(value & 0x0FFF_0FFF, Ordering::Relaxed),
             offset::CSTS if value & 1 << 4 != 0 => self.change_csts(|csts| csts.set_nssro(false)),
             _ => match at & !7 {

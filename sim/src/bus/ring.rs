@@ -1,16 +1,17 @@
-//! Where the entries of a queue lie.
+//! The memory of a queue's entries: contiguous, or in pages of a PRP list.
 //!
-//! Every index is below the number of entries: indices from a driver are checked before they get here.
+//! Every index is below the number of entries: the callers check the indices of a driver before
+//! they reach this module.
 
 use crate::memory::{Dma, Span};
 use alloc::vec::Vec;
 
-/// Where a ring lies.
+/// Location of a ring.
 #[derive(Clone, Debug)]
 pub(crate) enum Base {
-    /// Physically contiguous from this address on.
+    /// Physically contiguous, from this address on.
     Contiguous(u64),
-    /// In pages of 1 << shift bytes, anywhere (PC = 0).
+    /// In pages of 1 << shift bytes, at any addresses (PC = 0).
     Pages { shift: u32, pages: Vec<u64> },
 }
 
@@ -23,8 +24,8 @@ pub(crate) struct Ring {
 }
 
 impl Ring {
-    /// The address of entry `index` (below `entries`), and how many of the `count` entries from it
-    /// on lie in one piece.
+    /// Returns the address of entry `index` (below `entries`), and the number of entries, at most
+    /// `count`, that are contiguous from it on.
     #[inline]
     pub fn run(&self, index: u32, count: u32) -> (u64, u32) {
         let count = count.min(self.entries - index);
@@ -34,14 +35,16 @@ impl Ring {
             Base::Pages { shift, pages } => {
                 let inside = offset & ((1 << shift) - 1);
                 let room = ((1u64 << shift) - inside) / self.entry_bytes as u64;
-                // Create checked that the list covers the ring; address 0 would fault, not panic.
+                // The Create command has checked that the list covers the ring, so the look-up
+                // cannot fail. If it did, address 0 would end in a DMA fault, which stops the
+                // controller, and not in a panic.
                 let page = pages.get((offset >> shift) as usize).copied().unwrap_or(0);
                 (page.wrapping_add(inside), count.min(room as u32))
             }
         }
     }
 
-    /// The whole ring as one span, where it is that.
+    /// Returns the ring as one span, if it is contiguous and mapped in one range.
     #[inline]
     pub fn whole<'g>(&self, dma: &Dma<'g>) -> Option<Span<'g>> {
         match self.base {
@@ -50,7 +53,7 @@ impl Ring {
         }
     }
 
-    /// What is written to the ring arrives after everything else.
+    /// Makes writes to the ring reach the driver after all others of the batch.
     pub fn settle_last(&self, dma: &Dma<'_>) {
         let bytes = self.entries as usize * self.entry_bytes;
         match &self.base {
@@ -63,7 +66,7 @@ impl Ring {
         }
     }
 
-    /// The index after `index`.
+    /// Returns the index after `index`.
     #[inline]
     pub fn next(&self, index: u32) -> u32 {
         if index + 1 == self.entries {
@@ -73,7 +76,7 @@ impl Ring {
         }
     }
 
-    /// Entries from `from` to `to`, going round.
+    /// Returns the number of entries from `from` to `to`, modulo the ring.
     #[inline]
     pub fn distance(&self, from: u32, to: u32) -> u32 {
         if to >= from {

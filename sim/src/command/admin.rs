@@ -1,4 +1,5 @@
-//! The admin command set: which command does what, and those without a file of their own.
+//! The admin command set: the function of each command. Abort and Asynchronous Event Request are
+//! here; the other commands have separate files.
 //!
 //! NVMe Base 2.0c, 5 (Admin Command Set).
 
@@ -23,7 +24,7 @@ pub(crate) fn execute(
     if !supported::is_supported(sqe.opcode()) {
         return Err(Status::INVALID_OPCODE.into());
     }
-    // Admin commands take PRPs alone, and none can be fused.
+    // Admin commands of this controller take PRPs only, and none can be fused.
     if sqe.fuse() != 0 || sqe.psdt() != Psdt::Prp {
         return Err(Status::INVALID_FIELD.into());
     }
@@ -47,17 +48,19 @@ pub(crate) fn execute(
     }
 }
 
-/// NVMe Base 2.0c, 5.1 (Abort command).
+/// Aborts a command that is delayed or an Asynchronous Event Request. NVMe Base 2.0c, 5.1 (Abort
+/// command).
 fn abort(device: &Device, control: &mut Control, sqe: &Sqe) -> Result<u32, Refusal> {
     control.aborts += 1;
-    // Aborts of one batch are outstanding together.
+    // Abort commands that were fetched in one batch count as outstanding at the same time.
     if control.aborts > device.config.abort_limit {
         return Err(Status::ABORT_LIMIT_EXCEEDED.into());
     }
     const NOT_ABORTED: u32 = 1;
     let (qid, cid) = (sqe.cdw10 as u16, (sqe.cdw10 >> 16) as u16);
     if qid == 0 {
-        // Nothing of the admin queue waits but event requests, and those the driver may abort.
+        // Event requests are the only commands of the admin queue that wait, and the specification
+        // lets a driver abort them.
         let at = control
             .event_requests
             .iter()
@@ -98,7 +101,7 @@ fn abort(device: &Device, control: &mut Control, sqe: &Sqe) -> Result<u32, Refus
     Ok(result)
 }
 
-/// NVMe Base 2.0c, 5.2 (Asynchronous Event Request command).
+/// Queues an Asynchronous Event Request, which completes with the next event. NVMe Base 2.0c, 5.2.
 fn event_request(device: &Device, control: &mut Control, sqe: &Sqe) -> Result<Reply, Refusal> {
     if control.event_requests.len() >= usize::from(device.config.aer_limit) {
         return Err(Status::AER_LIMIT_EXCEEDED.into());

@@ -1,4 +1,5 @@
-//! Creates and deletes I/O queues, with every check that the specification gives a status for.
+//! Creates and deletes I/O queues, with every check that the specification gives a status for. The
+//! entries of a new queue are not accessed here: the first fetch or completion is the first access.
 
 use crate::bus::queue::{CompletionQueue, Publish, Slot, SubmissionQueue};
 use crate::bus::ring::{Base, Ring};
@@ -13,7 +14,7 @@ use core::sync::atomic::Ordering;
 use nvme_core::spec::admin::{CQ_INTERRUPTS, QUEUE_CONTIGUOUS};
 use nvme_core::spec::{CQE_BYTES, Cqe, SQE_BYTES, Sqe, Status};
 
-/// The slot of an I/O queue identifier up to `granted`.
+/// Returns the slot of an I/O queue identifier from 1 to `granted`.
 fn slot(device: &Device, qid: u16, granted: u32) -> Result<&Slot, Refusal> {
     if qid == 0 || u32::from(qid) > granted {
         return Err(Status::INVALID_QID.into());
@@ -24,7 +25,7 @@ fn slot(device: &Device, qid: u16, granted: u32) -> Result<&Slot, Refusal> {
         .ok_or(Status::INVALID_QID.into())
 }
 
-/// The ring that a Create command describes.
+/// Reads the ring that a Create command describes.
 fn ring(device: &Device, dma: &Dma<'_>, sqe: &Sqe, entry_bytes: usize) -> Result<Ring, Refusal> {
     let entries = (sqe.cdw10 >> 16) + 1;
     if entries < 2 || entries > device.registers.cap.mqes() {
@@ -45,7 +46,8 @@ fn ring(device: &Device, dma: &Dma<'_>, sqe: &Sqe, entry_bytes: usize) -> Result
     if device.config.cqr {
         return Err(Status::INVALID_FIELD.into());
     }
-    // PRP1 points at a list of the ring's pages.
+    // Without PC, PRP1 points at a list of the ring's pages, which may chain like any PRP list. It
+    // is read once here, so that a driver that changes it later does not move the ring.
     if !prp1.is_multiple_of(8) {
         return Err(Status::INVALID_PRP_OFFSET.into());
     }
@@ -76,7 +78,7 @@ fn ring(device: &Device, dma: &Dma<'_>, sqe: &Sqe, entry_bytes: usize) -> Result
     })
 }
 
-/// NVMe Base 2.0c, 5.4 (Create I/O Completion Queue command).
+/// Creates a completion queue. NVMe Base 2.0c, 5.4 (Create I/O Completion Queue command).
 pub(crate) fn create_cq(
     device: &Device,
     control: &mut Control,
@@ -106,7 +108,7 @@ pub(crate) fn create_cq(
     Ok(())
 }
 
-/// NVMe Base 2.0c, 5.5 (Create I/O Submission Queue command).
+/// Creates a submission queue. NVMe Base 2.0c, 5.5 (Create I/O Submission Queue command).
 pub(crate) fn create_sq(
     device: &Device,
     control: &mut Control,
@@ -120,14 +122,16 @@ pub(crate) fn create_sq(
         return Err(Status::INVALID_QID.into());
     }
     let cqid = (sqe.cdw11 >> 16) as u16;
-    // 0 and what lies above the number that was granted are no identifiers of I/O completion queues; a
-    // queue that could exist and does not is another status.
+    // Two different statuses: 0 and an identifier above the granted number are invalid queue
+    // identifiers, while a valid identifier whose completion queue does not exist is an invalid
+    // completion queue.
     let target = slot(device, cqid, granted_cqs)?;
     if device.registers.cc().iosqes() != 6 {
         return Err(Status::INVALID_QUEUE_SIZE.into());
     }
     let ring = ring(device, dma, sqe, SQE_BYTES)?;
-    // Locks are taken submission queue first, here as everywhere.
+    // Locks are taken in the order submission queue, then completion queue, as everywhere; the
+    // other order could deadlock with a thread that serves the queue.
     let mut sq = own.sq.lock();
     let mut cq = target.cq.lock();
     let Some(cq) = cq.as_mut() else {
@@ -144,7 +148,7 @@ pub(crate) fn create_sq(
     Ok(())
 }
 
-/// NVMe Base 2.0c, 5.6 (Delete I/O Completion Queue command).
+/// Deletes a completion queue. NVMe Base 2.0c, 5.6 (Delete I/O Completion Queue command).
 pub(crate) fn delete_cq(device: &Device, sqe: &Sqe) -> Result<(), Refusal> {
     let qid = sqe.cdw10 as u16;
     let slot = slot(device, qid, u32::MAX)?;
@@ -160,8 +164,8 @@ pub(crate) fn delete_cq(device: &Device, sqe: &Sqe) -> Result<(), Refusal> {
     }
 }
 
-/// Commands that were fetched and wait for their time are completed as aborted, as far as the
-/// completion queue has room.
+/// Deletes a submission queue. Its delayed commands complete as aborted, as far as the completion
+/// queue has room for them.
 ///
 /// NVMe Base 2.0c, 5.7 (Delete I/O Submission Queue command).
 pub(crate) fn delete_sq(
@@ -205,7 +209,8 @@ pub(crate) fn delete_sq(
     Ok(())
 }
 
-/// An aborted command keeps the status that it was aborted with.
+/// Returns the status of a command whose queue is deleted; one that an Abort has ended before keeps
+/// that status.
 fn status_of(fault: Option<Fault>) -> Status {
     match fault {
         Some(Fault::Status(status)) => status,

@@ -1,18 +1,19 @@
-//! Moves data between the driver's memory and a store, along the data pointer of a command.
+//! Moves data between the driver's memory and a store, along the data pointer of a command. A
+//! write checks the whole data pointer before it changes a block, so that a bad pointer has no effect.
 
 use crate::command::{prp, sgl};
 use crate::medium::store::{Store, StoreError};
 use crate::memory::{Dma, Span};
 use nvme_core::spec::{PageSize, Psdt, Sqe, Status};
 
-/// Which way data goes.
+/// Direction of the data of a command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Direction {
     ToHost,
     FromHost,
 }
 
-/// The data pointer of one command.
+/// The data pointer of one command, with the memory and the page size that it refers to.
 pub(crate) struct Data<'a, 'g> {
     pub dma: &'a Dma<'g>,
     pub sqe: &'a Sqe,
@@ -20,7 +21,7 @@ pub(crate) struct Data<'a, 'g> {
     pub len: u64,
 }
 
-/// The status of a store's refusal.
+/// Returns the status for an error of a store.
 pub(crate) fn store_status(error: StoreError, direction: Direction) -> Status {
     match (error, direction) {
         (StoreError::OutOfBounds, _) => Status::LBA_OUT_OF_RANGE,
@@ -30,7 +31,8 @@ pub(crate) fn store_status(error: StoreError, direction: Direction) -> Status {
 }
 
 impl<'g> Data<'_, 'g> {
-    /// Calls `each(address, bytes)` for the pieces in order; the address is `None` in a bit bucket.
+    /// Calls `each(address, bytes)` for the extents in order; the address is `None` in a bit
+    /// bucket.
     #[inline]
     pub fn walk(
         &self,
@@ -49,7 +51,7 @@ impl<'g> Data<'_, 'g> {
         }
     }
 
-    /// Walks without moving anything: every piece must be mapped.
+    /// Checks that every extent is mapped, and moves nothing.
     pub fn check(&self, direction: Direction) -> Result<(), Status> {
         self.walk(direction, |at, len| match at {
             Some(at) => self
@@ -60,7 +62,7 @@ impl<'g> Data<'_, 'g> {
         })
     }
 
-    /// Calls `each` with every mapped stretch and its position in the data.
+    /// Calls `each` with every mapped range and its position in the data.
     #[inline]
     fn stretches(
         &self,
@@ -68,7 +70,8 @@ impl<'g> Data<'_, 'g> {
         mut each: impl FnMut(u64, Span<'g>) -> Result<(), Status>,
     ) -> Result<(), Status> {
         let mut done = 0;
-        // Pages that follow each other move as one: a peer's memory costs one copy for each stretch.
+        // Pages at consecutive addresses are joined and moved as one, because a peer's memory costs
+        // one call of its copy engine for each range.
         let mut held: Option<(u64, usize)> = None;
         self.walk(direction, |at, len| {
             if let (Some(at), Some((start, so_far))) = (at, &mut held)
@@ -115,7 +118,7 @@ impl<'g> Data<'_, 'g> {
         result
     }
 
-    /// Fills the data from bytes.
+    /// Copies bytes to the data pointer.
     pub fn scatter(&self, from: &[u8]) -> Result<(), Status> {
         self.stretches(Direction::ToHost, |at, piece| {
             piece.write(from.get(at as usize..).unwrap_or(&[]));
@@ -123,7 +126,7 @@ impl<'g> Data<'_, 'g> {
         })
     }
 
-    /// Takes the data into bytes.
+    /// Copies the data into bytes.
     pub fn gather(&self, into: &mut [u8]) -> Result<(), Status> {
         self.stretches(Direction::FromHost, |at, piece| {
             piece.read(into.get_mut(at as usize..).unwrap_or(&mut []));
@@ -131,7 +134,7 @@ impl<'g> Data<'_, 'g> {
         })
     }
 
-    /// Reads the data from `offset` of `store` on.
+    /// Reads the data from `offset` of `store` on into the driver's memory.
     #[inline]
     pub fn read(
         &self,
@@ -176,7 +179,7 @@ impl<'g> Data<'_, 'g> {
     }
 
     /// Writes the data to `offset` of `store` on. The caller has checked the whole data pointer, so
-    /// that a bad one changes nothing.
+    /// that a bad one changes no block.
     pub fn write(&self, store: &dyn Store, offset: u64, scratch: &mut [u8]) -> Result<(), Status> {
         let direction = Direction::FromHost;
         if let Some(image) = store.span() {
@@ -197,7 +200,7 @@ impl<'g> Data<'_, 'g> {
         })
     }
 
-    /// Compares the data with `offset` of `store` on.
+    /// Compares the data with the blocks at `offset` of `store`.
     pub fn compare(
         &self,
         store: &dyn Store,
@@ -220,7 +223,8 @@ impl<'g> Data<'_, 'g> {
         })
     }
 
-    /// Gathers the data piece by piece into `scratch` and hands over each fill with its position.
+    /// Gathers the data into `scratch` and calls `each` with every fill and its position in the
+    /// data.
     fn staged(
         &self,
         scratch: &mut [u8],
@@ -309,7 +313,7 @@ mod tests {
     }
 }
 
-/// Sends `bytes` to where the command's PRPs say.
+/// Sends `bytes` to the memory of the command's PRPs.
 pub(crate) fn send(page: PageSize, dma: &Dma<'_>, sqe: &Sqe, bytes: &[u8]) -> Result<(), Status> {
     let len = bytes.len() as u64;
     let data = Data {
@@ -322,7 +326,7 @@ pub(crate) fn send(page: PageSize, dma: &Dma<'_>, sqe: &Sqe, bytes: &[u8]) -> Re
     data.scatter(bytes)
 }
 
-/// Takes `bytes` from where the command's PRPs say.
+/// Fills `bytes` from the memory of the command's PRPs.
 pub(crate) fn receive(
     page: PageSize,
     dma: &Dma<'_>,

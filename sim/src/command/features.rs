@@ -1,5 +1,8 @@
 //! Get Features and Set Features.
 //!
+//! Values of features live in `device::features`; this file checks what a command may read and set,
+//! and moves the data structures of the features that have one.
+//!
 //! NVMe Base 2.0c, 5.15 (Get Features command) and 5.27 (Set Features command).
 
 use crate::command::data;
@@ -17,9 +20,9 @@ use nvme_core::spec::feature::{
 use nvme_core::spec::{Nsid, Sqe, Status};
 use zerocopy::{FromBytes, IntoBytes};
 
-/// Dword 0 of a feature; the data of those that have some is sent apart.
+/// Returns dword 0 of a feature. A data structure, if the feature has one, is sent by the caller.
 fn value(features: &Features, sqe: &Sqe, device: &Device) -> Result<u32, Refusal> {
-    // What the device keeps itself is 0 by default.
+    // Values that the device keeps outside `features` are 0 by default.
     let is_default = matches!(sqe.cdw10 >> 8 & 7, 1 | 2);
     let current = |value: u32| if is_default { 0 } else { value };
     let fid = sqe.cdw10 as u8;
@@ -67,7 +70,7 @@ fn sensor(dword: u32) -> Result<(usize, usize), Refusal> {
     Ok((sensor, kind))
 }
 
-/// NVMe Base 2.0c, 5.15 (Get Features command).
+/// Returns a feature's value or capabilities. NVMe Base 2.0c, 5.15 (Get Features command).
 pub(crate) fn get_features(
     device: &Device,
     control: &mut Control,
@@ -124,7 +127,7 @@ pub(crate) fn get_features(
     Ok(dword)
 }
 
-/// NVMe Base 2.0c, 5.27 (Set Features command).
+/// Sets a feature. NVMe Base 2.0c, 5.27 (Set Features command).
 pub(crate) fn set_features(
     device: &Device,
     control: &mut Control,
@@ -132,7 +135,8 @@ pub(crate) fn set_features(
     sqe: &Sqe,
 ) -> Result<u32, Refusal> {
     let (id, dword) = (sqe.cdw10 as u8, sqe.cdw11);
-    // Unknown ones are refused as such, before anything is said about how they are set.
+    // An unknown feature is rejected before the checks of how it is set: the driver learns that the
+    // feature is missing (Invalid Field), and not that it cannot be saved.
     value(&control.features, sqe, device)?;
     let save = sqe.cdw10 & SAVE != 0;
     if save && !find(&device.config, id).is_some_and(|one| one.saveable) {
@@ -157,7 +161,8 @@ pub(crate) fn set_features(
             device.attention.store(true, Ordering::Relaxed);
         }
         fid::ERROR_RECOVERY => {
-            // Deallocated blocks read as zero here, never as an error (NSFEAT.DAE = 0).
+            // NSFEAT.DAE is 0: deallocated blocks read as zeroes, so an error for them cannot be
+            // enabled.
             if ErrorRecovery(dword).dulbe() {
                 return Err(Status::INVALID_FIELD.into());
             }
@@ -202,7 +207,7 @@ pub(crate) fn set_features(
     Ok(0)
 }
 
-/// Turns the volatile write cache on or off; what it holds is flushed first.
+/// Turns the volatile write cache on or off. Turning it off flushes the cache first.
 fn write_cache(device: &Device, features: &mut Features, dword: u32) -> Result<(), Refusal> {
     let enabled = VolatileWriteCache(dword).wce();
     device.write_back.store(enabled, Ordering::Relaxed);
@@ -219,7 +224,7 @@ fn write_cache(device: &Device, features: &mut Features, dword: u32) -> Result<(
     Ok(())
 }
 
-/// Host Behavior Support as the host gives it, if it says nothing that is not defined.
+/// Reads Host Behavior Support from the driver, and rejects undefined values.
 fn host_behavior(device: &Device, dma: &Dma<'_>, sqe: &Sqe) -> Result<HostBehavior, Refusal> {
     let mut bytes = [0; size_of::<HostBehavior>()];
     data::receive(device.page(), dma, sqe, &mut bytes)?;
@@ -253,7 +258,8 @@ fn number_of_queues(device: &Device, features: &mut Features, dword: u32) -> Res
     ))
 }
 
-/// Takes or gives back the host's memory: the list and the memory itself must be reachable.
+/// Sets up or releases the host memory buffer. The descriptor list and the memory that it describes
+/// must be reachable.
 fn host_memory_buffer(
     device: &Device,
     features: &mut Features,
@@ -301,7 +307,7 @@ fn host_memory_buffer(
     Ok(())
 }
 
-/// HMMIN, which counts 4 KiB, in pages of CC.MPS.
+/// Returns HMMIN, whose unit is 4 KiB, in pages of CC.MPS.
 fn hmmin_pages(device: &Device) -> u32 {
     (u64::from(device.config.hmmin) * 4096).div_ceil(device.page().bytes()) as u32
 }

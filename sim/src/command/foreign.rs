@@ -1,5 +1,5 @@
-//! What SPDK's `nvme_compliance` asks of a controller, asked here in our own way: a case for each of its
-//! 18 tests, so that a change which would fail there fails here.
+//! The requirements that SPDK's `nvme_compliance` suite places on a controller, tested here with
+//! our own code: one test for each of its 18, so that a change which would fail there fails here.
 
 use crate::testing::{DATA, Driver, ENTRIES, config, cq_at, sq_at};
 use alloc::vec::Vec;
@@ -34,7 +34,7 @@ fn identify_with_less_room_than_it_takes_fails() {
     driver.breaks(&[Rule::PrpEntry]);
     let identify = admin::identify(cns::CONTROLLER, Nsid::NONE);
     assert_eq!(driver.admin(identify.with_prps(DATA, 0)), Ok(0));
-    // The last KiB of a page, and nothing behind it.
+    // The last KiB of a page, without a second PRP entry.
     let short = driver.admin(identify.with_prps(DATA + 3072, 0));
     assert_eq!(
         short,
@@ -106,7 +106,7 @@ fn the_number_of_queues_has_its_bounds_and_its_time() {
 #[test]
 fn mandatory_log_pages_are_there_and_have_an_end() {
     let mut driver = Driver::new(config());
-    // As that suite sends it: no namespace.
+    // The suite sends these commands without a namespace.
     let log =
         |lid, bytes, offset| admin::get_log_page(lid, Nsid::NONE, bytes, offset).with_prps(DATA, 0);
     assert_eq!(driver.admin(log(lid::ERROR, 64, 0)), Ok(0));
@@ -122,7 +122,7 @@ fn mandatory_log_pages_are_there_and_have_an_end() {
 fn a_command_of_fabrics_is_an_invalid_opcode() {
     let mut driver = Driver::new(config());
     driver.breaks_anything();
-    let mut property_get = Sqe::new(0x7F, Nsid(4)); // The type of the command lies where the NSID does.
+    let mut property_get = Sqe::new(0x7F, Nsid(4)); // Fabrics commands have their type in place of the NSID.
     assert_eq!(driver.admin(property_get), Err(Status::INVALID_OPCODE));
     property_get.cdw0 |= 1 << 14; // Fabrics commands have SGLs.
     assert_eq!(driver.admin(property_get), Err(Status::INVALID_OPCODE));
@@ -174,7 +174,7 @@ fn a_submission_queue_has_a_size_and_a_completion_queue_that_can_be() {
         (sq(64, 0), Status::INVALID_QID),
         (sq(64, cqs as u16 + 1), Status::INVALID_QID),
         (discontiguous(sq(64, 1)), Status::INVALID_FIELD),
-        // This one could be there and is not.
+        // A valid identifier without a completion queue.
         (sq(64, 2), Status::INVALID_CQ),
     ] {
         assert_eq!(driver.admin(sqe), Err(status), "{:#x}", sqe.cdw11);

@@ -1,4 +1,4 @@
-//! Format NVM: erases namespaces and gives them another block size.
+//! Format NVM: erases namespaces and sets their block size.
 //!
 //! NVMe Base 2.0c, 5.14 (Format NVM command).
 
@@ -12,7 +12,7 @@ use crate::medium::store::StoreError;
 use core::sync::atomic::Ordering;
 use nvme_core::spec::{Nsid, Sqe, Status};
 
-/// NVMe Base 2.0c, 5.14 (Format NVM command).
+/// Checks and executes Format NVM for one namespace or for all. NVMe Base 2.0c, 5.14.
 pub(crate) fn format(device: &Device, control: &Control, sqe: &Sqe) -> Result<(), Refusal> {
     let format = (sqe.cdw10 & 0xF | (sqe.cdw10 >> 12 & 3) << 4) as usize;
     let (extended, protection, erase) =
@@ -20,8 +20,9 @@ pub(crate) fn format(device: &Device, control: &Control, sqe: &Sqe) -> Result<()
     if format >= FORMATS.len() || protection != 0 {
         return Err(Status::INVALID_FORMAT.into());
     }
-    // User data erase is what every format does. So is a cryptographic erase: the old data are gone, and
-    // what is read instead is undefined until it is written.
+    // Every format erases the user data, so both erase settings are met by it. After a
+    // cryptographic erase the content of a block is undefined until it is written, and zeroes are a
+    // valid choice.
     if erase > 2 {
         return Err(Status::INVALID_FIELD.into());
     }
@@ -36,7 +37,8 @@ pub(crate) fn format(device: &Device, control: &Control, sqe: &Sqe) -> Result<()
         return Err(Status::INVALID_NAMESPACE.into());
     }
     for (_, namespace) in namespaces() {
-        // The one format with metadata is the one it was made with.
+        // A namespace with metadata has only the format that it was created with, since its
+        // metadata buffer has a fixed size.
         let other = namespace.metadata.is_some() && namespace.format() != format;
         let uneven = !namespace
             .store
@@ -61,7 +63,7 @@ pub(crate) fn format(device: &Device, control: &Control, sqe: &Sqe) -> Result<()
     Ok(())
 }
 
-/// Erases a namespace, gives it blocks of 2^`shift` bytes, and tells of it.
+/// Erases a namespace, sets blocks of 2^`shift` bytes, and raises the event of a changed namespace.
 pub(crate) fn make(
     device: &Device,
     control: &Control,

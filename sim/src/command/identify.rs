@@ -1,4 +1,7 @@
-//! Identify: what the controller says about itself and its namespaces.
+//! Identify: the data structures that describe the controller and its namespaces.
+//!
+//! They are built from the configuration and the current state at each command, so a changed
+//! namespace or MDTS needs no second copy to be kept up to date.
 //!
 //! NVMe Base 2.0c, 5.17 (Identify command).
 
@@ -23,9 +26,10 @@ use zerocopy::{FromZeros, IntoBytes};
 
 /// Firmware revision.
 pub(crate) const FIRMWARE: &[u8; 8] = b"sim-0.1 ";
-/// PCI vendor of controller and subsystem. Not assigned by PCI-SIG: no driver keeps quirks for it.
+/// PCI vendor of controller and subsystem. The PCI-SIG has not assigned it, so no driver has quirks
+/// for it.
 pub(crate) const PCI_VENDOR: u16 = 0x4E56;
-/// IEEE OUI of locally administered identifiers.
+/// IEEE OUI of the identifiers: a locally administered one.
 const OUI: [u8; 3] = [0x00, 0x00, 0x02];
 
 type Page = Box<[u8]>;
@@ -36,7 +40,7 @@ fn page(bytes: &[u8]) -> Page {
     page
 }
 
-/// `text` cut or padded with spaces.
+/// Returns `text`, cut to N bytes or padded with spaces.
 fn padded<const N: usize>(text: &str) -> [u8; N] {
     let mut out = [b' '; N];
     for (to, from) in out
@@ -48,7 +52,8 @@ fn padded<const N: usize>(text: &str) -> [u8; N] {
     out
 }
 
-/// Gives the auditor what Identify reports, at first and when a namespace has another format.
+/// Reports the controller's capabilities and namespaces to the auditor, at first and after each
+/// change.
 pub(crate) fn describe(device: &Device) {
     if let Some(observer) = &device.observer {
         let mut account = Account::new(device.registers.cap, &identify_controller(device));
@@ -59,7 +64,7 @@ pub(crate) fn describe(device: &Device) {
     }
 }
 
-/// NVMe Base 2.0c, 5.17 (Identify command).
+/// Sends one of the Identify data structures. NVMe Base 2.0c, 5.17 (Identify command).
 pub(crate) fn identify(device: &Device, dma: &Dma<'_>, sqe: &Sqe) -> Result<(), Refusal> {
     let nsid = Nsid(sqe.nsid);
     let csi = (sqe.cdw11 >> 24) as u8;
@@ -72,14 +77,14 @@ pub(crate) fn identify(device: &Device, dma: &Dma<'_>, sqe: &Sqe) -> Result<(), 
             .ok_or(Refusal::from(Status::INVALID_NAMESPACE))
     };
     let page = match sqe.cdw10 as u8 {
-        // The broadcast value would ask for what all namespaces have in common; without Namespace
-        // Management it is an invalid namespace like any other.
+        // The broadcast value asks for the common properties of all namespaces. A controller
+        // without Namespace Management treats it as an invalid namespace.
         cns::NAMESPACE | cns::ALLOCATED_NAMESPACE => {
             page(namespace(device, nsid.0, one(nsid)?).as_bytes())
         }
         cns::CONTROLLER => page(identify_controller(device).as_bytes()),
         cns::ACTIVE_NAMESPACES | cns::ALLOCATED_NAMESPACES => {
-            // FFFFFFFEh and FFFFFFFFh leave no identifier above them.
+            // Identifiers are listed above the given one, and above FFFFFFFEh there can be none.
             if nsid.0 >= 0xFFFF_FFFE {
                 return Err(Status::INVALID_NAMESPACE.into());
             }
@@ -96,7 +101,7 @@ pub(crate) fn identify(device: &Device, dma: &Dma<'_>, sqe: &Sqe) -> Result<(), 
         }
         cns::CSI_NAMESPACE if csi == 0 => {
             one(nsid)?;
-            page(&[]) // No protection information beyond the common structure.
+            page(&[]) // No format has protection information.
         }
         cns::CSI_CONTROLLER if csi == 0 => page(&[]), // No limits beyond MDTS.
         cns::INDEPENDENT_NAMESPACE => {
@@ -193,7 +198,7 @@ fn formats(n: &mut IdentifyNamespace, metadata_bytes: u16) {
     }
 }
 
-/// The serial number.
+/// Returns the serial number, which a replaced drive changes.
 fn serial(device: &Device) -> String {
     device.outside.serial(&device.config.serial)
 }
@@ -220,7 +225,7 @@ fn namespace(device: &Device, nsid: u32, namespace: &Namespace) -> IdentifyNames
     n
 }
 
-/// A 128-bit identifier that belongs to this serial number and namespace.
+/// Derives a 128-bit identifier from the serial number and the namespace.
 fn nguid(serial: &str, nsid: Nsid) -> [u8; 16] {
     let seed = serial.bytes().fold(u64::from(nsid.0), |sum, byte| {
         SplitMix::new(sum ^ u64::from(byte)).next_word()
@@ -231,7 +236,7 @@ fn nguid(serial: &str, nsid: Nsid) -> [u8; 16] {
     out
 }
 
-/// A UUID that belongs to this serial number and namespace, or to the subsystem (NSID 0).
+/// Derives a UUID from the serial number and the namespace, or for the subsystem (NSID 0).
 fn uuid(serial: &str, nsid: Nsid) -> [u8; 16] {
     let mut uuid = nguid(serial, nsid);
     uuid[6] = uuid[6] & 0x0F | 0x40; // Version 4, variant 1.
@@ -239,7 +244,7 @@ fn uuid(serial: &str, nsid: Nsid) -> [u8; 16] {
     uuid
 }
 
-/// The text form of a UUID: RFC 4122, 3.
+/// Returns the text form of a UUID (RFC 4122, 3).
 fn dashed(uuid: &[u8; 16]) -> String {
     let mut text = String::new();
     for (index, byte) in uuid.iter().enumerate() {
@@ -264,7 +269,7 @@ fn descriptors(serial: &str, nsid: Nsid) -> [u8; 4 + 16 + 4 + 16 + 4 + 1] {
     out
 }
 
-/// The controller list from `first` on: this one has identifier 1.
+/// Returns the controller list from `first` on: the only controller has identifier 1.
 fn controllers(first: u16) -> Page {
     page(if first <= 1 { &[1, 0, 1, 0] } else { &[] })
 }

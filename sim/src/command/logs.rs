@@ -1,4 +1,4 @@
-//! Get Log Page.
+//! Get Log Page: builds a log page from the controller's state and sends the requested part of it.
 //!
 //! NVMe Base 2.0c, 5.16 (Get Log Page command).
 
@@ -19,7 +19,8 @@ use nvme_core::spec::log_page::{
 use nvme_core::spec::{Nsid, Sqe, Status};
 use zerocopy::{FromZeros, IntoBytes};
 
-/// The log pages that there are. LPA bit 5 promises the effects of features and of NVMe-MI commands.
+/// Log pages of this controller. LPA bit 5 requires those of feature effects and of NVMe-MI command
+/// effects.
 const PAGES: [u8; 9] = [
     lid::SUPPORTED,
     lid::ERROR,
@@ -31,10 +32,10 @@ const PAGES: [u8; 9] = [
     lid::MI_EFFECTS,
     lid::SANITIZE,
 ];
-/// Bytes of the longest log page read at once when MDTS sets no limit.
+/// Limit of the bytes read by one command when MDTS sets none: the controller allocates that much.
 const MAX_LOG_BYTES: u64 = 1 << 20;
 
-/// NVMe Base 2.0c, 5.16 (Get Log Page command).
+/// Sends part of a log page. NVMe Base 2.0c, 5.16 (Get Log Page command).
 pub(crate) fn get_log_page(device: &Device, dma: &Dma<'_>, sqe: &Sqe) -> Result<(), Refusal> {
     let (page, keep) = (sqe.cdw10 as u8, sqe.cdw10 >> 15 & 1 != 0);
     let offset = u64::from(sqe.cdw12) | u64::from(sqe.cdw13) << 32;
@@ -43,14 +44,14 @@ pub(crate) fn get_log_page(device: &Device, dma: &Dma<'_>, sqe: &Sqe) -> Result<
     if len > device.max_bytes().min(MAX_LOG_BYTES) {
         return Err(Status::INVALID_FIELD.into());
     }
-    // The pages belong to the controller; there are none per namespace (LPA bit 0 is 0).
+    // The pages belong to the controller, not to a namespace (LPA bit 0 is 0).
     if !matches!(Nsid(sqe.nsid), Nsid::NONE | Nsid::ALL) {
         return Err(Status::INVALID_FIELD.into());
     }
     if !offset.is_multiple_of(4) || offset > whole.len() as u64 {
         return Err(Status::INVALID_FIELD.into());
     }
-    // Past the end of the page, zeroes.
+    // Bytes past the end of the page are zeroes.
     let mut part = alloc::vec![0; len as usize];
     let rest = &whole[offset as usize..];
     let take = rest.len().min(part.len());
@@ -74,7 +75,8 @@ fn log_page(device: &Device, page: u8) -> Result<Vec<u8>, Refusal> {
         }
         lid::ERROR => {
             let mut entries: Vec<ErrorEntry> = device.logs.lock().errors.iter().copied().collect();
-            // Addresses of user data are not told while these are erased.
+            // The error log holds LBAs of failed commands. While user data is being erased the
+            // specification wants no trace of it reported, so these fields read as zero.
             if device.sanitize.bar().is_some() {
                 entries.iter_mut().for_each(|entry| entry.lba = 0);
             }
@@ -99,7 +101,7 @@ fn log_page(device: &Device, page: u8) -> Result<Vec<u8>, Refusal> {
             let fis = core::array::from_fn(|fid| effects_of(&device.config, fid as u8));
             FeatureEffects { fis }.as_bytes().to_vec()
         }
-        // There are no NVMe-MI commands (OACS): none is supported.
+        // OACS offers no NVMe-MI commands, so none is marked as supported.
         lid::MI_EFFECTS => MiEffects::new_zeroed().as_bytes().to_vec(),
         lid::SANITIZE => sanitize::status_page(device).as_bytes().to_vec(),
         _ => return Err(Status::INVALID_LOG_PAGE.into()),

@@ -1,4 +1,4 @@
-//! The NVM command set: what each I/O command does to a namespace.
+//! The NVM command set: the checks and the effects of each I/O command on a namespace.
 //!
 //! NVM Command Set 1.0c, 3 (I/O Commands for the NVM Command Set).
 
@@ -12,24 +12,24 @@ use core::sync::atomic::{AtomicBool, Ordering};
 use nvme_core::spec::nvm::{self, DEAC, DSM_DEALLOCATE, FUA, opcode};
 use nvme_core::spec::{Nsid, PageSize, Psdt, Sqe, Status};
 
-/// What the commands of one batch may use.
+/// State of the controller that the commands of one batch work on, read once at the batch's start.
 #[derive(Clone, Copy)]
 pub(crate) struct Io<'a, 'g> {
     pub namespaces: &'g [Namespace],
     pub dma: &'a Dma<'g>,
     pub page: PageSize,
-    /// The most bytes that one command may move.
+    /// Limit of the bytes that one command moves.
     pub max_bytes: u64,
     pub sgl: bool,
-    /// Whether writes may stay in the volatile cache.
+    /// True if writes may stay in the volatile cache.
     pub write_back: bool,
-    /// What every command but Flush is answered with: a sanitize operation is in progress or has failed.
+    /// Status of every command but Flush while a sanitize operation is in progress or has failed.
     pub bar: Option<Status>,
-    /// No user data was written since the last sanitize operation.
+    /// True if no user data was written since the last sanitize operation.
     pub erased: &'g AtomicBool,
 }
 
-/// Blocks that a command names, as bytes of the store.
+/// Blocks of a command, as bytes of the store.
 #[derive(Clone, Copy)]
 struct Range {
     offset: u64,
@@ -43,9 +43,8 @@ impl Range {
     }
 }
 
-/// What kind of work a command is and how many bytes it moves, for the latency model.
-///
-/// A command that will be refused moves nothing.
+/// Returns the kind of work of a command and the bytes that it moves, for the latency model. A
+/// command that will be rejected moves nothing.
 pub(crate) fn work(io: &Io<'_, '_>, sqe: &Sqe) -> (Work, u64) {
     let bytes = io.range(sqe).map_or(0, |(_, range)| range.len);
     let bytes = if bytes > io.max_bytes { 0 } else { bytes };
@@ -58,8 +57,9 @@ pub(crate) fn work(io: &Io<'_, '_>, sqe: &Sqe) -> (Work, u64) {
     }
 }
 
-/// Whether the data pointer of a command says by itself where its data lie: with a list, memory that
-/// the driver may use again would be read once more when the data move late.
+/// True if the data pointer has no list. Data that moves late would need its list a second time,
+/// when the driver may have reused the list's memory, so such faults are limited to commands
+/// without one.
 pub(crate) fn needs_no_list(io: &Io<'_, '_>, sqe: &Sqe) -> bool {
     let page = io.page.bytes();
     sqe.psdt() == Psdt::Prp && sqe.dptr[0] % page + work(io, sqe).1 <= 2 * page
@@ -92,14 +92,14 @@ impl<'a, 'g> Io<'a, 'g> {
         }
     }
 
-    /// Whether [`expect`](Self::expect) is of any use.
+    /// True if [`expect`](Self::expect) is of use: some namespace lies in memory.
     pub fn looks_ahead(&self) -> bool {
         let in_memory = |one: &Namespace| !one.null && one.store.span().is_some();
         self.namespaces.iter().any(in_memory)
     }
 
-    /// Fetches the start of what a read will move while the command before it is executed. Checks
-    /// nothing: that comes with the execution.
+    /// Prefetches the first blocks of a read while an earlier command executes. It checks nothing
+    /// beyond its own safety, since the execution checks the command.
     #[inline]
     pub fn expect(&self, sqe: &Sqe) {
         let namespace = self.namespaces.get((sqe.nsid as usize).wrapping_sub(1));
@@ -128,10 +128,10 @@ impl<'a, 'g> Io<'a, 'g> {
         }
     }
 
-    /// Checks that every command shares.
+    /// Makes the checks that all commands share.
     #[inline]
     fn admit(&self, sqe: &Sqe) -> Result<(), Status> {
-        // Fused operations are not supported (FUSES = 0), nor is an SGL for metadata.
+        // Fused operations are not supported (FUSES = 0), and neither is an SGL for metadata.
         let psdt = match sqe.psdt() {
             Psdt::Prp => true,
             Psdt::SglMptrBuffer => self.sgl,
@@ -159,7 +159,7 @@ impl<'a, 'g> Io<'a, 'g> {
         Ok(namespace)
     }
 
-    /// The namespace and blocks of a command.
+    /// Returns the namespace and the blocks of a command.
     #[inline]
     fn range(&self, sqe: &Sqe) -> Result<(&'g Namespace, Range), Status> {
         let namespace = self.namespace(sqe)?;
@@ -186,7 +186,8 @@ impl<'a, 'g> Io<'a, 'g> {
         let data = self.data(sqe, range.len)?;
         stats.read_bytes += range.len;
         if namespace.null {
-            // Nothing moves, but the data pointer is walked and checked.
+            // A null namespace moves no data, so a benchmark measures the driver alone. The data
+            // pointer is still walked, so that a bad one fails here as on any other namespace.
             return data.walk(Direction::ToHost, |_, _| Ok(()));
         }
         if namespace.is_damaged(range.offset, range.len) {
@@ -212,7 +213,8 @@ impl<'a, 'g> Io<'a, 'g> {
         })
     }
 
-    /// Runs `change` of the blocks so that a power cut afterwards does what it should.
+    /// Carries out `change` of the blocks. Before it, the write cache keeps their old content for a
+    /// power cut; after a write through the cache, they are made durable.
     fn changing(
         &self,
         namespace: &Namespace,
@@ -242,7 +244,7 @@ impl<'a, 'g> Io<'a, 'g> {
         Ok(())
     }
 
-    /// Moves the metadata of the blocks, where the format has a buffer apart for it.
+    /// Moves the metadata of the blocks, if the format has a separate buffer for it.
     fn metadata(
         &self,
         namespace: &Namespace,
@@ -275,8 +277,8 @@ impl<'a, 'g> Io<'a, 'g> {
         let fault = |error| store_status(error, Direction::FromHost);
         if sqe.nsid == Nsid::ALL.0 {
             self.admit(sqe)?;
-            // There is nothing in the cache during a sanitize operation, and nothing may be read or
-            // written: the command succeeds without effect.
+            // The cache is empty during a sanitize operation, and no block may be read or written:
+            // Flush succeeds without effect.
             if self.bar.is_some() {
                 return Ok(());
             }
@@ -351,7 +353,7 @@ impl<'a, 'g> Io<'a, 'g> {
         let namespace = self.namespace(sqe)?;
         let bytes = ((sqe.cdw10 & 0xFF) as usize + 1) * size_of::<nvm::DsmRange>();
         let list = scratch.get_mut(..bytes).ok_or(Status::INTERNAL_ERROR)?;
-        // Not limited by MDTS on purpose: 4 KiB is the least that MDTS can be.
+        // MDTS does not limit this list: it has at most 4 KiB, which every controller must accept.
         Data {
             dma: self.dma,
             sqe,
@@ -360,7 +362,7 @@ impl<'a, 'g> Io<'a, 'g> {
         }
         .gather(list)?;
         if sqe.cdw11 & DSM_DEALLOCATE == 0 {
-            return Ok(()); // Hints only.
+            return Ok(()); // The other attributes are hints.
         }
         writable(namespace)?;
         let ranges = |entry: &[u8]| {
@@ -369,7 +371,8 @@ impl<'a, 'g> Io<'a, 'g> {
             slba.copy_from_slice(&entry[8..16]);
             range(namespace, u64::from_le_bytes(slba), u64::from(blocks))
         };
-        // Every range is checked before the first one is deallocated.
+        // All ranges are checked before the first one is deallocated: the command either has its
+        // whole effect or, with an invalid range, leaves every block as it was.
         for entry in list.chunks_exact(16) {
             ranges(entry)?;
         }
@@ -384,7 +387,7 @@ impl<'a, 'g> Io<'a, 'g> {
     }
 }
 
-/// The `blocks` blocks from `lba` on, when the namespace has them.
+/// Returns the `blocks` blocks from `lba` on as a range of bytes, if the namespace has them.
 #[inline]
 fn range(namespace: &Namespace, lba: u64, blocks: u64) -> Result<Range, Status> {
     let shift = namespace.shift();

@@ -1,7 +1,9 @@
-//! What another host, or a management tool, does to the device while this host uses it.
+//! The changes that another host, or a management tool, makes to the device while this host uses
+//! it.
 //!
-//! A command that meets such a change is executed first. Its completion is posted when the change is made and the event
-//! that tells of it has been: a driver that looks at its events before its next command knows.
+//! A command whose fault is such a change is executed first. Its completion is posted after the
+//! change was made and its event posted, so that a driver which reads its events before it submits
+//! the next command knows of the change.
 
 use crate::command::{format, identify, sanitize};
 use crate::config::fault::Change;
@@ -10,10 +12,11 @@ use crate::device::control::Control;
 use core::sync::atomic::Ordering;
 use nvme_core::spec::admin::{self, Sanitize, SanitizeAction};
 
-/// The namespace that is changed.
+/// The namespace that the changes apply to.
 const NSID: u32 = 1;
 
-/// Makes the changes that wait. The caller has the admin queue, and no lock of another queue.
+/// Makes the waiting changes. The caller serves the admin queue, and holds no lock of another
+/// queue.
 pub(crate) fn apply(device: &Device, control: &Control) {
     for change in device.outside.take() {
         make(device, control, change);
@@ -26,7 +29,7 @@ fn make(device: &Device, control: &Control, change: Change) {
     };
     match change {
         Change::Format(bytes) => {
-            // A store that fails here has failed before.
+            // A store that fails here has failed before; the change has no command to report to.
             let _ = format::make(device, control, (NSID, namespace), bytes.trailing_zeros());
             return;
         }
@@ -41,7 +44,7 @@ fn make(device: &Device, control: &Control, change: Change) {
         Change::Protect => namespace.protect(),
         Change::Erase => {
             let fields = Sanitize::new(SanitizeAction::BlockErase);
-            // Refused for a namespace that is write protected: nothing happens then.
+            // A write-protected namespace makes sanitize fail, and then nothing is erased.
             let _ = sanitize::sanitize(device, &admin::sanitize(fields));
             return;
         }

@@ -1,12 +1,13 @@
-//! Walks the data pointer of a command whose PSDT says PRP.
+//! Walks the data pointer of a command whose PSDT selects PRPs.
 //!
-//! The lists lie in the driver's memory and are read once, entry by entry; every page that is read
-//! covers data or chains to one that does, so a list that points at itself ends too.
+//! The lists are in the driver's memory and each entry is read once, so a driver that changes a
+//! list meanwhile gets either value. Every page of a list covers data or chains to a page that
+//! does, so a list that points at itself ends too.
 
 use crate::memory::Dma;
 use nvme_core::spec::{PageSize, Status};
 
-/// Calls `each(address, bytes)` for the pieces of `len` bytes of data.
+/// Calls `each(address, bytes)` for the extents of `len` bytes of data.
 ///
 /// NVMe Base 2.0c, 4.1.1 (Physical Region Page Entry and List).
 #[inline]
@@ -23,7 +24,8 @@ pub(crate) fn walk(
     let bytes = page.bytes();
     let first = len.min(bytes - (prp1 & (bytes - 1)));
     let rest = len - first;
-    // Drivers leave PRP2 at 0 when there is none: less room than the command takes.
+    // Drivers leave PRP2 at 0 when there is no second page. Taken as an address it could hit mapped
+    // memory; a transfer error reports the short buffer.
     if rest != 0 && prp2 == 0 {
         return Err(Status::DATA_TRANSFER_ERROR);
     }
@@ -31,7 +33,7 @@ pub(crate) fn walk(
         each(prp1, first as usize)?;
         return list(dma, prp2, rest, page, each);
     }
-    // Both entries are checked before any data moves.
+    // Both entries are checked before any data moves, so that an invalid second one has no effect.
     if rest != 0 && prp2 & (bytes - 1) != 0 {
         return Err(Status::INVALID_PRP_OFFSET);
     }
@@ -51,7 +53,8 @@ fn list(
     mut each: impl FnMut(u64, usize) -> Result<(), Status>,
 ) -> Result<(), Status> {
     let bytes = page.bytes();
-    // The first list may start inside a page; the pages that it chains to start at their beginning.
+    // The first list may start inside a page, since PRP2 is only qword aligned. The pages that a
+    // list chains to start at their beginning, so their offset is 0.
     if pointer & 7 != 0 {
         return Err(Status::INVALID_PRP_OFFSET);
     }
@@ -69,7 +72,8 @@ fn list(
             if entry & (bytes - 1) != 0 {
                 return Err(Status::INVALID_PRP_OFFSET);
             }
-            // The last entry of a page chains only when more than one page of data follows.
+            // The last entry of a list page is a pointer to the next list only if more than one
+            // page of data remains; otherwise it is the last page of data.
             if i + 1 == entries && rest > bytes {
                 pointer = entry;
                 break;

@@ -1,16 +1,16 @@
-//! How a command ends before its completion is posted.
+//! Results of an admin command, from which its completion is made.
 
 use nvme_core::spec::Status;
 
-/// What becomes of a command that was not refused.
+/// Result of an admin command without an error.
 pub(crate) enum Reply {
     /// Completed, with this dword 0.
     Done(u32),
-    /// Completes when there is an event.
+    /// Completes when an event occurs.
     Held,
 }
 
-/// A status other than success, and dword 0 beside it.
+/// A status other than success, with dword 0 of the completion.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Refusal {
     pub status: Status,
@@ -18,7 +18,8 @@ pub(crate) struct Refusal {
 }
 
 impl From<Status> for Refusal {
-    /// Admin refusals say something about the command, so repeating it will not help.
+    /// Sets Do Not Retry: an admin command is rejected for what it says, so repeating it cannot
+    /// help.
     fn from(status: Status) -> Self {
         Self {
             status: status.with_dnr(),

@@ -1,7 +1,7 @@
-//! Sanitize: erases every namespace in the background, and what the controller answers meanwhile.
+//! Sanitize: erases every namespace in the background, and restricts the other commands meanwhile.
 //!
-//! The operation belongs to the NVM subsystem: it outlives controller resets and losses of power, and
-//! goes on by the clock alone, whether the controller is enabled or not.
+//! The operation belongs to the NVM subsystem: it survives controller resets and losses of power,
+//! and it continues with the clock alone, whether the controller is enabled or not.
 //!
 //! NVMe Base 2.0c, 5.24 (Sanitize command) and "Sanitize Operations".
 
@@ -17,14 +17,15 @@ use nvme_core::spec::log_page::{SanitizeStatus, lid, sanitize_state};
 use nvme_core::spec::{Sqe, Status};
 use zerocopy::FromZeros;
 
-/// Bytes erased in one turn: a thread that also serves queues is away for no longer than that.
+/// Limit of the bytes erased in one turn: the thread serves no queue during that time.
 const TURN_BYTES: u64 = 4 << 20;
-/// Bytes of the overwrite pattern that are written at once.
+/// Bytes of the overwrite pattern written at once.
 const PATTERN_BYTES: usize = 64 << 10;
-/// Steps into which a timed operation is divided, for a driver of virtual time.
+/// Number of steps of a timed operation, for a driver in virtual time that sleeps from step to
+/// step.
 const STEPS: u64 = 256;
 
-/// Whether the admin command may be executed while an operation is in progress or has failed.
+/// Checks that the admin command may be executed while an operation is in progress or has failed.
 ///
 /// NVMe Base 2.0c, "Sanitize Operations", the figure of the admin commands allowed.
 pub(crate) fn admits(sanitize: &Sanitize, sqe: &Sqe) -> Result<(), Refusal> {
@@ -49,7 +50,8 @@ pub(crate) fn admits(sanitize: &Sanitize, sqe: &Sqe) -> Result<(), Refusal> {
         ),
         _ => false,
     };
-    // Without Do Not Retry: the same command succeeds later.
+    // Do Not Retry stays clear, unlike for other rejected commands: the same command will succeed
+    // when the operation has ended, so the driver should try again.
     if allowed {
         Ok(())
     } else {
@@ -57,7 +59,7 @@ pub(crate) fn admits(sanitize: &Sanitize, sqe: &Sqe) -> Result<(), Refusal> {
     }
 }
 
-/// NVMe Base 2.0c, 5.24 (Sanitize command).
+/// Starts an operation, or leaves the failure mode. NVMe Base 2.0c, 5.24 (Sanitize command).
 pub(crate) fn sanitize(device: &Device, sqe: &Sqe) -> Result<(), Refusal> {
     let Some(action) = SanitizeAction::of(sqe.cdw10) else {
         return Err(Status::INVALID_FIELD.into());
@@ -83,7 +85,9 @@ pub(crate) fn sanitize(device: &Device, sqe: &Sqe) -> Result<(), Refusal> {
     if device.namespaces.iter().any(|one| one.is_read_only()) {
         return Err(Status::NAMESPACE_WRITE_PROTECTED.into());
     }
-    // Nothing that was fetched before is executed any more when the first block is erased.
+    // The bar first, then the barrier: a command that has passed the check ends before the barrier
+    // returns, and later ones are rejected. The other order would let a write land on erased
+    // blocks.
     sanitize.raise(Some(Status::SANITIZE_IN_PROGRESS));
     device.barrier();
     for namespace in &device.namespaces {
@@ -106,7 +110,7 @@ pub(crate) fn sanitize(device: &Device, sqe: &Sqe) -> Result<(), Refusal> {
     Ok(())
 }
 
-/// What `sqe` asks for, from `now_ns` on.
+/// Describes the operation that `sqe` asks for, started at `now_ns`.
 fn operation(device: &Device, sqe: &Sqe, action: SanitizeAction, now_ns: u64) -> Operation {
     let passes = match (action, (sqe.cdw10 & sanitize_bits::OWPASS) >> 4) {
         (SanitizeAction::Overwrite, 0) => 16,
@@ -128,8 +132,8 @@ fn operation(device: &Device, sqe: &Sqe, action: SanitizeAction, now_ns: u64) ->
     }
 }
 
-/// Takes the operation in progress one turn further, when it is due at `now_ns`. Whether it is due
-/// again at once.
+/// Continues the operation in progress by one turn, if it is due at `now_ns`. True if the next turn
+/// is due at once.
 pub(crate) fn turn(device: &Device, now_ns: u64) -> bool {
     let sanitize = &device.sanitize;
     if sanitize.due_ns() > now_ns {
@@ -164,7 +168,7 @@ pub(crate) fn turn(device: &Device, now_ns: u64) -> bool {
     due <= now_ns
 }
 
-/// Erases the next bytes.
+/// Erases the next bytes, as many as the clock and the limit of a turn allow.
 fn erase(device: &Device, operation: &mut Operation, now_ns: u64) -> Result<(), StoreError> {
     let last = match operation.fails {
         true => operation.half(),
@@ -198,7 +202,7 @@ fn erase(device: &Device, operation: &mut Operation, now_ns: u64) -> Result<(), 
     Ok(())
 }
 
-/// What comes after the last pass.
+/// Completes the last pass: deallocates overwritten blocks, clears metadata, flushes the stores.
 fn last_pass_done(device: &Device, operation: &Operation) -> Result<(), StoreError> {
     for namespace in &device.namespaces {
         if operation.action == SanitizeAction::Overwrite && !operation.no_deallocate {
@@ -229,7 +233,7 @@ fn end(device: &Device, state: &mut State, success: bool) {
     device.attention.store(true, Ordering::Relaxed);
 }
 
-/// The Sanitize Status log page.
+/// Builds the Sanitize Status log page.
 pub(crate) fn status_page(device: &Device) -> SanitizeStatus {
     let state = device.sanitize.state.lock();
     let now_ns = device.clock_ns.load(Ordering::Relaxed);
@@ -246,7 +250,8 @@ pub(crate) fn status_page(device: &Device) -> SanitizeStatus {
         u32::try_from(ns.div_ceil(1_000_000_000)).unwrap_or(u32::MAX - 1)
     };
     (page.eto, page.etbe, page.etce) = (seconds(16), seconds(1), seconds(1));
-    // The media is not modified further (NODMMAS is 01b): these times do not exist.
+    // NODMMAS is 01b: the media is not modified after the operation, so these times are not
+    // reported.
     page.etond = SanitizeStatus::NOT_REPORTED;
     page.etbend = SanitizeStatus::NOT_REPORTED;
     page.etcend = SanitizeStatus::NOT_REPORTED;

@@ -1,17 +1,18 @@
-//! Walks the data pointer of a command whose PSDT says SGL.
+//! Walks the data pointer of a command whose PSDT selects an SGL.
 //!
-//! Segments lie in the driver's memory; their number and that of descriptors are bounded, so that
-//! empty descriptors and chains without end end here.
+//! Segments are in the driver's memory. The number of segments and of descriptors is bounded, so
+//! that empty descriptors and segments that point at each other end as an error and not in an
+//! endless loop.
 
 use crate::memory::Dma;
 use nvme_core::spec::Status;
 use nvme_core::spec::sgl::{DESCRIPTOR_BYTES, SglDescriptor, kind};
 
-/// Segments and descriptors that one command may have.
+/// Limits of the segments and descriptors of one command.
 const MAX_SEGMENTS: u32 = 256;
 const MAX_DESCRIPTORS: u32 = 1 << 16;
 
-/// Calls `each(address, bytes)` for the pieces of `len` bytes of data; the address is `None` in a
+/// Calls `each(address, bytes)` for the extents of `len` bytes of data; the address is `None` in a
 /// bit bucket, which only data `to_host` may have.
 ///
 /// NVMe Base 2.0c, 4.1.2 (Scatter Gather List).
@@ -25,7 +26,8 @@ pub(crate) fn walk(
     let mut state = State { rest: len, to_host };
     let first = SglDescriptor::from_words(dptr);
     if first.kind() == kind::BIT_BUCKET {
-        // SGL Entry 1 is data or a pointer to a segment.
+        // A bit bucket alone describes no buffer: the first descriptor is a data block or a
+        // segment.
         return Err(Status::SGL_TYPE_INVALID);
     }
     let mut segment = match state.take(first, &mut each)? {
@@ -51,7 +53,7 @@ pub(crate) fn walk(
             dma.read(at, zerocopy::IntoBytes::as_mut_bytes(&mut words))
                 .map_err(|_| Status::DATA_TRANSFER_ERROR)?;
             if let Some(found) = state.take(SglDescriptor::from_words(words), &mut each)? {
-                // Only the last descriptor of a segment that is not the last one leads on.
+                // A (Last) Segment descriptor may only be the last entry of a non-final segment.
                 if i + 1 != count || segment.kind() == kind::LAST_SEGMENT {
                     return Err(Status::INVALID_SGL_SEGMENT);
                 }
@@ -73,7 +75,7 @@ struct State {
 }
 
 impl State {
-    /// Uses a descriptor; gives it back when it leads to a segment.
+    /// Uses a descriptor. Returns it if it points to a segment.
     fn take(
         &mut self,
         descriptor: SglDescriptor,
@@ -86,7 +88,8 @@ impl State {
             kind::SEGMENT | kind::LAST_SEGMENT => return Ok(Some(descriptor)),
             kind::DATA_BLOCK => Some(descriptor.address),
             kind::BIT_BUCKET if self.to_host => None,
-            // Data from the host does not come out of a bucket: its length does not count.
+            // For data from the host a bit bucket has no meaning, and the specification ignores its
+            // length.
             kind::BIT_BUCKET => return Ok(None),
             _ => return Err(Status::SGL_TYPE_INVALID),
         };

@@ -1,11 +1,12 @@
-//! Which commands there are, and what they change.
+//! The commands of this controller, and the entries of the Commands Supported and Effects log page
+//! for them.
 
 use nvme_core::spec::admin::opcode;
 use nvme_core::spec::log_page::{CommandsSupported, effects};
 use nvme_core::spec::nvm::opcode as nvm_opcode;
 use zerocopy::FromZeros;
 
-/// Whether `opcode` is an admin command of this controller.
+/// True if `code` is an admin command of this controller.
 pub(crate) fn is_supported(code: u8) -> bool {
     matches!(
         code,
@@ -25,7 +26,7 @@ pub(crate) fn is_supported(code: u8) -> bool {
     )
 }
 
-/// What the controller's commands change, and which part of the subsystem they concern.
+/// Builds the Commands Supported and Effects log page.
 pub(crate) fn commands_supported() -> CommandsSupported {
     let mut commands = CommandsSupported::new_zeroed();
     let alone = 2 << effects::SUBMISSION.trailing_zeros();
@@ -50,8 +51,8 @@ pub(crate) fn commands_supported() -> CommandsSupported {
         nvm_opcode::VERIFY,
     ];
     for code in reads {
-        // Without a scope, which may be left out: Linux 6.12 warns of effects of I/O commands that it does
-        // not know.
+        // I/O commands have no scope, which the specification leaves optional: Linux 6.12 warns of
+        // effects of I/O commands that it does not know.
         commands.iocs[usize::from(code)] = effects::SUPPORTED;
     }
     let writes = [

@@ -1,20 +1,22 @@
-//! Faults on purpose: a plan of what goes wrong, and when.
+//! Fault injection: a plan of faults and of the commands that they apply to.
 //!
-//! A plan with a seed is deterministic: the n-th matching command decides, not the clock. A test that
-//! chooses the moment arms single faults instead ([`Controller::arm`](crate::Controller::arm)).
+//! A plan with a seed is deterministic: the count of matching commands decides, not the clock. A
+//! test that has to choose the moment arms single faults instead
+//! ([`Controller::arm`](crate::Controller::arm)).
 
 use alloc::vec::Vec;
 use nvme_auditor::Rule;
 use nvme_core::spec::Status;
 
-/// What goes wrong.
+/// A fault to inject.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fault {
-    /// The command is fetched and never completes; an Abort does not find it.
+    /// The command is fetched and never completes. An Abort does not find it.
     Drop,
-    /// The command executes and completes this many nanoseconds later; an Abort finds it until then.
+    /// The command executes and completes this many nanoseconds later. An Abort finds it until
+    /// then.
     Delay(u64),
-    /// As `Delay`, but an Abort that finds the command says "aborted" and changes nothing.
+    /// As `Delay`, but an Abort that finds the command reports it as aborted and has no effect.
     Stubborn(u64),
     /// The command completes after those that are fetched in the same batch.
     Reorder,
@@ -26,8 +28,8 @@ pub enum Fault {
     FlippedCid(u16),
     /// The completion is posted again this many nanoseconds (at least 1) later.
     Echo(u64),
-    /// The completion is posted at once, as a success, and the data move this many nanoseconds (at
-    /// least 1) later. Only I/O commands whose data pointer needs no list.
+    /// The completion is posted at once, as a success, and the data moves this many nanoseconds (at
+    /// least 1) later. Applies only to I/O commands whose data pointer needs no list.
     LateData(u64),
     /// The completion carries the phase tag of the previous pass.
     WrongPhase,
@@ -37,24 +39,25 @@ pub enum Fault {
     Status(Status),
     /// The controller stops with CSTS.CFS set.
     Cfs,
-    /// The controller leaves the bus: registers read as all ones, and nothing happens any more.
+    /// The controller leaves the bus: registers read as all ones, and no command is executed.
     AllOnes,
-    /// CSTS.RDY does not follow the next change of CC.EN. Matches such changes, not commands.
+    /// CSTS.RDY does not follow the next change of CC.EN. Applies to such changes, not to commands.
     StuckReady,
     /// The phase tag is visible before dwords 0 and 1 are.
     TornCqe,
-    /// The next sanitize operation fails half way. Matches operations, not commands.
+    /// The next sanitize operation fails half way. Applies to operations, not to commands.
     SanitizeFails,
-    /// Another host changes the device once the I/O command has been executed; it completes after the event.
+    /// Another host changes the device after the I/O command has been executed. The command
+    /// completes after the change's event.
     Outside(Change),
 }
 
-/// What another host, or a management tool, does to the device.
+/// A change that another host, or a management tool, makes to the device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Change {
     /// Formats namespace 1 to blocks of 512 or 4,096 bytes.
     Format(u32),
-    /// Makes namespace 1 this many bytes long, if it was longer.
+    /// Shortens namespace 1 to this many bytes, if it was longer.
     Shrink(u64),
     /// Deletes namespace 1.
     Detach,
@@ -64,11 +67,11 @@ pub enum Change {
     Erase,
     /// Activates firmware with this MDTS.
     Firmware(u8),
-    /// Puts a drive with another serial number in its place: seen by Identify.
+    /// Replaces the drive by one with another serial number, as Identify reports it.
     Replace,
 }
 
-/// What a fault can befall.
+/// The kind of event that a fault applies to.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Occasion {
     Command,
@@ -76,33 +79,35 @@ pub(crate) enum Occasion {
     Sanitize,
 }
 
-/// Which commands a rule means. With no condition: all of the I/O queues.
+/// Condition of a rule: the commands that it applies to. Without any condition: all commands of the
+/// I/O queues.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct When {
     /// The submission queue; `None` is every I/O queue, 0 the admin queue.
     pub qid: Option<u16>,
     /// The opcode.
     pub opcode: Option<u8>,
-    /// Only the n-th match, from 1.
+    /// Limits the rule to the n-th match, from 1.
     pub nth: Option<u64>,
-    /// With `nth`: those after it, too, up to this one.
+    /// With `nth`: extends it to all matches up to this one.
     pub until: Option<u64>,
-    /// Every n-th match.
+    /// Limits the rule to every n-th match.
     pub every: Option<u64>,
-    /// Matches per million, drawn from the plan's seed.
+    /// Probability in matches per million, drawn from the plan's seed.
     pub per_million: Option<u32>,
 }
 
-/// One rule.
+/// A rule of a plan.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FaultRule {
-    /// Which commands.
+    /// The commands that it applies to.
     pub when: When,
-    /// What happens to them.
+    /// The fault to inject into them.
     pub what: Fault,
 }
 
-/// Rules, the first that fires wins, and the seed for those with a probability.
+/// Rules and the seed of those with a probability. Of several rules that match a command, the first
+/// that fires applies.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct FaultPlan {
     /// The rules.
@@ -112,8 +117,8 @@ pub struct FaultPlan {
 }
 
 impl Fault {
-    /// The rule that it breaks, where a wire can show that: silence, time, order and status are a
-    /// controller's own affair.
+    /// Returns the protocol rule that the fault violates, if it can be seen on the wire. Silence,
+    /// delay, order and status violate none: a controller may do all of these.
     pub fn breaks(self) -> Option<Rule> {
         match self {
             Self::Duplicate | Self::Echo(_) | Self::WrongCid(_) | Self::FlippedCid(_) => {
@@ -144,20 +149,22 @@ impl Fault {
         }
     }
 
-    /// Whether the command has completed, and this is what comes after.
+    /// True for the later part of a fault whose command has completed already.
     pub(crate) fn is_afterwards(self) -> bool {
         matches!(self, Self::Echo(0) | Self::LateData(0))
     }
 }
 
 impl FaultPlan {
-    /// The rules that a controller with this plan breaks, as far as a wire can show them.
+    /// Returns the protocol rules that a controller with this plan may violate, as far as they can
+    /// be seen on the wire.
     pub fn breaks(&self) -> Vec<Rule> {
         let rules = self.rules.iter();
         rules.filter_map(|rule| rule.what.breaks()).collect()
     }
 
-    /// No rule that ever fires, and room for faults that are armed one by one.
+    /// Makes a plan with a rule that never fires, which prepares a controller for faults that are
+    /// armed one by one.
     pub fn on_demand() -> Self {
         let when = When {
             nth: Some(0),

@@ -1,4 +1,6 @@
-//! The text form of a device: `PATH?option=value&...`, `mem?size=1GiB`, `null`.
+//! The text form of a device: `PATH?option=value&...`, `mem?size=1GiB`, `null`. The tables of
+//! options and faults are in `table` and `faults`; image files are opened last, after everything
+//! else was checked.
 
 mod draft;
 mod faults;
@@ -20,27 +22,28 @@ use std::string::String;
 use std::vec::Vec;
 pub use table::{OPTIONS, OptionRow, help, markdown};
 
-/// Size of `mem` and `null` without `size`.
+/// Sizes of `mem` and `null` without the option `size`.
 const DEFAULT_MEMORY: u64 = 64 << 20;
 const DEFAULT_NULL: u64 = 1 << 40;
 
-/// Makes a controller's configuration out of `text`: `PATH`, `mem` or `null`, then options after a
+/// Makes a controller's configuration from `text`: `PATH`, `mem` or `null`, then options after a
 /// question mark, separated by `&`. Sizes and times have the grammar of [`nvme_units`].
 ///
-/// The options are those of [`OPTIONS`], each at most once but `fault`; see [`parse_fault`]. In the path,
-/// `%3F` is a question mark and `%25` a percent sign; [`escape`] writes them. A file called `mem` is `./mem`.
+/// The options are those of [`OPTIONS`]. Each may be given once, except `fault`; see
+/// [`parse_fault`]. In the path, `%3F` is a question mark and `%25` a percent sign; [`escape`]
+/// writes them. A file called `mem` is `./mem`.
 ///
-/// A file is opened as it is; only when it is missing and `size` is given, it is created, after
+/// An existing file is opened with its size. A missing one is created if `size` is given, after
 /// everything else has been checked, free space included. An image that another process uses is
-/// refused: see [`File`](crate::File).
+/// rejected: see [`File`](crate::File).
 ///
 /// # Errors
-/// Which option is wrong and what it should be. No image was created then.
+/// The wrong option, and a value that it may have. No image was created then.
 pub fn parse(text: &str) -> Result<Config, ConfigError> {
     parse_for(text, Access::Write)
 }
 
-/// As [`parse`], for what `access` says.
+/// Makes a configuration as [`parse`] does, with images opened for `access`.
 ///
 /// # Errors
 /// As [`parse`].
@@ -86,10 +89,10 @@ pub fn parse_for(text: &str, access: Access) -> Result<Config, ConfigError> {
     Ok(config)
 }
 
-/// The image files that `text` names, whether they exist or not; none for `mem` and `null`.
+/// Returns the image files that `text` names, whether they exist or not; none for `mem` and `null`.
 ///
 /// # Errors
-/// As [`parse`], but for what the images themselves are.
+/// As [`parse`], except for errors of the images themselves.
 pub fn image_paths(text: &str) -> Result<Vec<PathBuf>, ConfigError> {
     let (place, draft) = draft(text)?;
     Ok(match place {
@@ -98,12 +101,12 @@ pub fn image_paths(text: &str) -> Result<Vec<PathBuf>, ConfigError> {
     })
 }
 
-/// `path` as it is written before the question mark of a device's text.
+/// Escapes `path` for the place before the question mark of a device's text.
 pub fn escape(path: &str) -> String {
     path.replace('%', "%25").replace('?', "%3F")
 }
 
-/// Reads the text; looks at no file.
+/// Reads the text without looking at any file.
 fn draft(text: &str) -> Result<(Place, Draft), ConfigError> {
     let (place, options) = text.split_once('?').unwrap_or((text, ""));
     let place = Place::of(place)?;
@@ -144,7 +147,7 @@ fn draft(text: &str) -> Result<(Place, Draft), ConfigError> {
     Ok((place, draft))
 }
 
-/// What is said of an option that there is not: the nearest that there is, or all of them.
+/// Returns the message for an unknown option: the nearest known one, or all of them.
 fn unknown(name: &str) -> String {
     let near = |row: &&OptionRow| {
         let (a, b) = (row.name, name);

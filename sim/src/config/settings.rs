@@ -1,4 +1,5 @@
-//! What a controller is made of, and which values it can have.
+//! The settings of a controller and of its namespaces, with the range of each value.
+//! [`Config::default`] is a common drive; a test changes the fields that it needs.
 
 use crate::config::fault::FaultPlan;
 use crate::medium::latency::Profile;
@@ -7,22 +8,22 @@ use alloc::boxed::Box;
 use alloc::string::String;
 use alloc::vec::Vec;
 
-/// One namespace.
+/// Settings of one namespace.
 pub struct NamespaceConfig {
     /// Block size: 512 or 4096.
     pub block_bytes: u32,
-    /// Metadata bytes per block in a buffer apart (MPTR), or 0. Kept in memory only.
+    /// Metadata bytes per block, in a separate buffer (MPTR); 0 for none. Kept in memory only.
     pub metadata_bytes: u16,
-    /// Where its blocks are.
+    /// Store of its blocks.
     pub store: Box<dyn Store + Send + Sync>,
-    /// Writes are refused.
+    /// True if writes are rejected.
     pub read_only: bool,
-    /// Optimal I/O boundary (NOIOB) in blocks, or 0 for none.
+    /// Optimal I/O boundary (NOIOB) in blocks; 0 for none.
     pub noiob: u16,
 }
 
 impl NamespaceConfig {
-    /// A writable namespace without metadata.
+    /// Makes a writable namespace without metadata.
     pub fn new(block_bytes: u32, store: Box<dyn Store + Send + Sync>) -> Self {
         Self {
             block_bytes,
@@ -34,9 +35,10 @@ impl NamespaceConfig {
     }
 }
 
-/// A controller. Values that no controller can have are an error of [`Controller::new`](crate::Controller::new).
+/// Settings of a controller. Values outside the ranges below are an error of
+/// [`Controller::new`](crate::Controller::new).
 pub struct Config {
-    /// Namespaces 1, 2, ... At most 256.
+    /// Namespaces 1, 2, ... in order, at most 256.
     pub namespaces: Vec<NamespaceConfig>,
     /// I/O queue pairs, 1 to 4,095.
     pub max_queues: u16,
@@ -50,27 +52,27 @@ pub struct Config {
     pub mpsmin: u8,
     /// CAP.MPSMAX, MPSMIN to 4.
     pub mpsmax: u8,
-    /// Queues must be physically contiguous (CAP.CQR).
+    /// True if queues must be physically contiguous (CAP.CQR).
     pub cqr: bool,
-    /// There is a volatile write cache.
+    /// True if there is a volatile write cache.
     pub write_cache: bool,
-    /// Bytes of each namespace that the write cache holds.
+    /// Size of each namespace's write cache, in bytes.
     pub cache_bytes: usize,
-    /// SGLs are supported for I/O commands.
+    /// True if I/O commands may use SGLs.
     pub sgl: bool,
-    /// NVM subsystem reset is supported.
+    /// True if NVM subsystem reset is supported.
     pub nssr: bool,
     /// Serial number, at most 20 ASCII characters.
     pub serial: String,
     /// Model number, at most 40 ASCII characters.
     pub model: String,
-    /// Preferred host memory buffer in units of 4 KiB; 0 is none wanted.
+    /// Preferred host memory buffer in units of 4 KiB; 0 for none.
     pub hmpre: u32,
-    /// Least host memory buffer of use in units of 4 KiB.
+    /// Minimum host memory buffer in units of 4 KiB.
     pub hmmin: u32,
-    /// Timing.
+    /// Time that commands take.
     pub profile: Profile,
-    /// Faults.
+    /// Faults to inject.
     pub faults: FaultPlan,
     /// Abort commands outstanding at the same time, 1 to 256.
     pub abort_limit: u16,
@@ -80,23 +82,25 @@ pub struct Config {
     pub ready_delay_ns: u64,
     /// Virtual nanoseconds that a shutdown takes.
     pub shutdown_delay_ns: u64,
-    /// Virtual nanoseconds of one pass of a sanitize operation over all namespaces; 0 is as fast as the
-    /// stores are.
+    /// Virtual nanoseconds of one pass of a sanitize operation over all namespaces; 0 for the speed
+    /// of the stores.
     pub sanitize_ns: u64,
-    /// Interrupt vectors.
+    /// Number of interrupt vectors.
     pub vectors: u16,
-    /// Threads that a [`Runner`](crate::Runner) is to have, 1 to 64.
+    /// Number of threads that a [`Runner`](crate::Runner) should have, 1 to 64.
     pub threads: usize,
-    /// Image files that were made for this configuration: a caller that fails before they are of use removes
-    /// them, as [`vfio_user::Server::bind`](crate::vfio_user::Server::bind) does.
+    /// Image files that were created for this configuration. A caller that fails before they are
+    /// used should remove them, as [`vfio_user::Server::bind`](crate::vfio_user::Server::bind)
+    /// does.
     #[cfg(feature = "std")]
     pub created: Vec<std::path::PathBuf>,
-    /// A protocol auditor watches: see [`Controller::findings`](crate::Controller::findings).
+    /// True if a protocol auditor watches: see
+    /// [`Controller::findings`](crate::Controller::findings).
     pub audit: bool,
 }
 
 impl Default for Config {
-    /// A 64 MiB namespace of 4 KiB blocks in memory, and a common drive around it.
+    /// Makes a common drive with one namespace: 64 MiB in memory, blocks of 4 KiB.
     fn default() -> Self {
         let store = Memory::new(64 << 20).expect("64 MiB of memory");
         Self {
@@ -107,7 +111,7 @@ impl Default for Config {
 }
 
 impl Config {
-    /// The default without namespaces.
+    /// Makes the default configuration without its namespace.
     pub fn empty() -> Self {
         Self {
             namespaces: Vec::new(),
@@ -160,7 +164,7 @@ impl Config {
         Ok(())
     }
 
-    /// Checks every value but the namespaces.
+    /// Checks every value except the namespaces.
     pub(crate) fn check_values(&self) -> Result<(), ConfigError> {
         let bad = |option, why| Err(ConfigError::new(option, why));
         if !(1..=4095).contains(&self.max_queues) {
@@ -188,14 +192,14 @@ impl Config {
     }
 }
 
-/// Why a device cannot be made: which option, and what it should have been.
+/// Error in the configuration of a device: the option, and the value that it may have.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ConfigError {
-    /// The option, or the path.
+    /// The wrong option, or the path of the image.
     pub option: String,
-    /// What is wrong, and the remedy.
+    /// The cause, with the remedy.
     pub why: String,
-    /// The error number of the operating system, where a file was the trouble.
+    /// Error number of the operating system, if a file was the cause.
     pub errno: Option<i32>,
 }
 

@@ -1,10 +1,11 @@
-//! What admin commands and register writes work on.
+//! State that admin commands and register writes share, behind one lock: features, Asynchronous
+//! Event Requests, and the change of CSTS in progress.
 
 use crate::config::settings::Config;
 use crate::device::features::Features;
 use alloc::vec::Vec;
 
-/// A change of CSTS that is under way.
+/// A change of CSTS in progress.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Transition {
     Enable,
@@ -12,19 +13,20 @@ pub(crate) enum Transition {
     Shutdown,
 }
 
-/// What admin commands and register writes work on, one at a time.
+/// State that admin commands and register writes share; its lock admits one of them at a time.
 pub(crate) struct Control {
     pub features: Features,
-    /// The values that features have after a reset.
+    /// Values that the features return to after a reset.
     pub saved: Features,
-    /// Command identifiers of the asynchronous event requests that wait.
+    /// Command identifiers of the outstanding Asynchronous Event Requests.
     pub event_requests: Vec<u16>,
-    /// Requests among them that were aborted and still have to be completed.
+    /// Identifiers of aborted requests whose completions have not been posted yet.
     pub aborted_events: Vec<u16>,
-    /// Aborts fetched in the current batch.
+    /// Number of Abort commands fetched in the current batch.
     pub aborts: u16,
-    /// Vectors of other queues that the current batch has posted to.
+    /// Interrupt vectors of other queues that the current batch has posted to.
     pub posted: Vec<u16>,
+    /// Time at which the transition in progress ends, and the transition.
     pub transition: Option<(u64, Transition)>,
 }
 

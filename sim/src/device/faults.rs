@@ -1,4 +1,5 @@
-//! A fault plan at work, and the faults that were armed one by one.
+//! The execution of a fault plan: it counts matches of the rules, chooses the fault of each
+//! command, and holds the faults that a test arms one by one.
 
 use crate::config::fault::{Fault, FaultPlan, FaultRule, Occasion, When};
 use crate::memory::Lock;
@@ -7,14 +8,14 @@ use alloc::vec::Vec;
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use nvme_units::SplitMix;
 
-/// A fault that was armed and has met its command.
+/// An armed fault that has been applied to a command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Fired {
     /// The submission queue; 0 for a change of CC.EN.
     pub qid: u16,
     /// The command's identifier; 0 for a change of CC.EN.
     pub cid: u16,
-    /// What it met. The second part of an echo or of late data is named with 0 nanoseconds.
+    /// The fault. The later part of an echo or of late data is reported with 0 nanoseconds.
     pub what: Fault,
 }
 
@@ -24,11 +25,11 @@ struct OneShots {
     fired: Vec<Fired>,
 }
 
-/// A plan at work: rules with their counts of matches.
+/// A plan in execution: its rules, each with its count of matches.
 pub(crate) struct Faults {
     rules: Box<[(FaultRule, AtomicU64)]>,
     seed: u64,
-    /// Faults were armed; those that fire are recorded.
+    /// True once faults were armed; those that fire are then recorded.
     watched: AtomicBool,
     one_shots: Lock<OneShots>,
 }
@@ -48,19 +49,19 @@ impl Faults {
         }
     }
 
-    /// The next command of `qid` meets `what`; for `StuckReady`, the next change of CC.EN; for
-    /// `SanitizeFails`, the next sanitize operation.
+    /// Injects `what` into the next command of `qid`; `StuckReady` applies to the next change of
+    /// CC.EN, `SanitizeFails` to the next sanitize operation.
     pub fn arm(&self, qid: u16, what: Fault) {
         self.watched.store(true, Ordering::Relaxed);
         self.one_shots.lock().armed.push((qid, what));
     }
 
-    /// Forgets what was armed and has not fired.
+    /// Removes the armed faults that have not fired.
     pub fn disarm(&self) {
         self.one_shots.lock().armed.clear();
     }
 
-    /// What has fired since the last call.
+    /// Returns the faults that have fired since the last call.
     pub fn take_fired(&self) -> Vec<Fired> {
         if !self.watched.load(Ordering::Relaxed) {
             return Vec::new();
@@ -68,7 +69,7 @@ impl Faults {
         core::mem::take(&mut self.one_shots.lock().fired)
     }
 
-    /// The second part of a fault.
+    /// Records the later part of a fault.
     pub fn note(&self, qid: u16, cid: u16, what: Fault) {
         if self.watched.load(Ordering::Relaxed) {
             self.one_shots.lock().fired.push(Fired { qid, cid, what });
@@ -91,12 +92,13 @@ impl Faults {
         Some(what)
     }
 
-    /// Whether no command can be hit.
+    /// True if the plan has no rule, so that no command can be affected.
     pub fn is_empty(&self) -> bool {
         self.rules.is_empty()
     }
 
-    /// The fault of the command `cid` with `opcode` on `qid`, if any; `whole` when its data can be late.
+    /// Returns the fault for command `cid` with `opcode` on `qid`, if any; `whole` is true if its
+    /// data can move late.
     pub fn of_command(&self, qid: u16, opcode: u8, cid: u16, whole: bool) -> Option<Fault> {
         if let Some(what) = self.one_shot(qid, cid, Occasion::Command, whole) {
             return Some(what);
@@ -108,12 +110,12 @@ impl Faults {
         })
     }
 
-    /// Whether this change of CC.EN finds CSTS.RDY stuck.
+    /// True if CSTS.RDY does not follow this change of CC.EN.
     pub fn ready_is_stuck(&self) -> bool {
         self.meets(Occasion::Ready)
     }
 
-    /// Whether the sanitize operation that starts now fails.
+    /// True if the sanitize operation that starts now is to fail.
     pub fn sanitize_fails(&self) -> bool {
         self.meets(Occasion::Sanitize)
     }

@@ -1,8 +1,8 @@
-//! The values of features, and which features there are.
+//! The features of the controller: the list of those that it supports, and their current values.
 //!
-//! A controller level reset, and so a client of a served controller that leaves, brings back the saved
-//! value of a feature, which is the default until a value is saved (SV). Saved values outlive losses of
-//! power, but not the process. No feature here is persistent without being saved.
+//! A controller level reset restores the saved value of each feature, which is the default until a
+//! value is saved (SV); a client that leaves a served controller causes such a reset. Saved values
+//! outlive losses of power, but not the process. No feature here is persistent without being saved.
 //!
 //! NVMe Base 2.0c, "Feature Values".
 
@@ -11,16 +11,16 @@ use nvme_core::spec::feature::{AUTONOMOUS_POWER_BYTES, HostBehavior, fid};
 use nvme_core::spec::log_page::effects;
 use zerocopy::FromZeros;
 
-/// Sensors that a threshold can be set for: the composite temperature and one sensor.
+/// Number of sensors with thresholds: the composite temperature and one sensor.
 pub(crate) const SENSORS: usize = 2;
-/// The default over-temperature threshold, in kelvins.
+/// Default over-temperature threshold, in kelvins.
 pub(crate) const WARNING_KELVINS: u16 = 343;
 
-/// What the controller says about a feature.
+/// Properties of one feature.
 pub(crate) struct Known {
     fid: u8,
     pub saveable: bool,
-    /// [`effects`]: which part of the subsystem it belongs to.
+    /// The part of the subsystem that it belongs to, as a bit of [`effects`].
     scope: u32,
 }
 
@@ -54,7 +54,7 @@ const KNOWN: [Known; 15] = [
     known(fid::HOST_BEHAVIOR, false),
 ];
 
-/// The feature, where a controller of this configuration has it.
+/// Returns the feature, if a controller of this configuration supports it.
 pub(crate) fn find(config: &Config, fid: u8) -> Option<&'static Known> {
     let has = match fid {
         fid::VOLATILE_WRITE_CACHE => config.write_cache,
@@ -64,21 +64,22 @@ pub(crate) fn find(config: &Config, fid: u8) -> Option<&'static Known> {
     KNOWN.iter().find(|one| one.fid == fid).filter(|_| has)
 }
 
-/// The dword of a feature in the Feature Identifiers Supported and Effects log page; 0 for one that
-/// there is not.
+/// Returns the dword of a feature in the Feature Identifiers Supported and Effects log page; 0 for
+/// an unsupported one.
 pub(crate) fn effects_of(config: &Config, fid: u8) -> u32 {
     find(config, fid).map_or(0, |one| effects::SUPPORTED | one.scope)
 }
 
-/// The values of all features.
+/// Current values of all features.
 #[derive(Clone)]
 pub(crate) struct Features {
     pub arbitration: u32,
     pub power: u32,
-    /// Over and under thresholds per sensor, in kelvins.
+    /// Over-temperature and under-temperature thresholds of each sensor, in kelvins.
     pub thresholds: [[u16; SENSORS]; 2],
     pub error_recovery: u32,
     pub write_cache: bool,
+    /// Submission and completion queues granted (feature 07h).
     pub granted: (u32, u32),
     pub queues_exist: bool,
     pub atomicity: u32,
@@ -86,7 +87,8 @@ pub(crate) struct Features {
     pub autonomous_power: u32,
     pub power_table: [u8; AUTONOMOUS_POWER_BYTES],
     pub hmb: Hmb,
-    /// Milliseconds since 1970 at `set_at_ns` of the clock; whether the driver has set it.
+    /// Milliseconds since 1970 at time `set_at_ns` of the clock, that time, and true if the driver
+    /// has set it.
     pub timestamp: (u64, u64, bool),
     pub keep_alive: u32,
     pub coalescing: u32,
@@ -124,7 +126,7 @@ impl Features {
         }
     }
 
-    /// Takes the value of feature `fid` from `from`: it is saved.
+    /// Copies the value of feature `fid` from `from`, to save it.
     pub fn save(&mut self, from: &Self, fid: u8) {
         match fid {
             fid::ARBITRATION => self.arbitration = from.arbitration,
@@ -143,28 +145,28 @@ impl Features {
         }
     }
 
-    /// Whether writes may stay in the volatile cache.
+    /// True if writes may stay in the volatile cache.
     pub fn write_cache(&self) -> bool {
         self.write_cache
     }
 
-    /// Interrupt Coalescing (feature 08h).
+    /// Returns Interrupt Coalescing (feature 08h).
     pub fn coalescing(&self) -> u32 {
         self.coalescing
     }
 
-    /// Submission and completion queues that may be created.
+    /// Returns the numbers of submission and completion queues that may be created.
     pub fn granted(&self) -> (u32, u32) {
         self.granted
     }
 
-    /// A queue exists: its number is settled until the next reset.
+    /// Fixes the numbers of queues until the next reset, since a queue exists.
     pub fn freeze_queues(&mut self, sqs: u32, cqs: u32) {
         self.granted = (sqs, cqs);
         self.queues_exist = true;
     }
 
-    /// Whether `kelvins` is outside the thresholds of the composite temperature.
+    /// True if `kelvins` is outside the thresholds of the composite temperature.
     pub fn is_extreme(&self, kelvins: u16) -> bool {
         kelvins >= self.thresholds[0][0] || kelvins <= self.thresholds[1][0]
     }

@@ -1,6 +1,7 @@
-//! What the controller remembers for its log pages: errors, SMART counters, asynchronous events.
+//! The contents of the log pages: errors, SMART counters, asynchronous events.
 //!
-//! An event type that was reported is masked until its log page is read without RAE.
+//! A reported event type is masked until the driver reads its log page without RAE. Without the
+//! mask, one lasting condition would complete every outstanding request.
 //!
 //! NVMe Base 2.0c, 5.2 (Asynchronous Event Request command) and 5.16 (Get Log Page command).
 
@@ -16,18 +17,19 @@ use nvme_core::spec::nvm::slba;
 use nvme_core::spec::{Sqe, Status};
 use zerocopy::FromZeros;
 
-/// Entries of the error log (ELPE + 1).
+/// Number of entries of the error log (ELPE + 1).
 pub(crate) const ERROR_ENTRIES: usize = 64;
-/// Events that wait for a request; later ones of the same kind are merged, others dropped.
+/// Limit of the events that wait for a request. An event that waits already is not added again;
+/// others beyond the limit are dropped.
 const MAX_EVENTS: usize = 16;
-/// What the controller remembers about itself.
+/// Contents of the log pages.
 pub(crate) struct Logs {
-    /// Newest first.
+    /// Error log, newest entry first.
     pub errors: VecDeque<ErrorEntry>,
     pub error_count: u64,
     pub media_errors: u64,
     pub events: VecDeque<AsyncEvent>,
-    /// Bit n: events of type n were reported and their log page was not read since.
+    /// Bit n is set if events of type n were reported and their log page has not been read since.
     pub masked: u8,
     pub changed_namespaces: Vec<u32>,
     pub kelvins: u16,
@@ -52,13 +54,13 @@ impl Logs {
         }
     }
 
-    /// A controller reset: events that were not reported are forgotten, logs are kept.
+    /// Forgets the events that were not reported, as a controller reset does. Logs are kept.
     pub fn reset(&mut self) {
         self.events.clear();
         self.masked = 0;
     }
 
-    /// Power was lost and came back.
+    /// Counts a loss of power; `clean` is true after a completed shutdown.
     pub fn power_cycle(&mut self, clean: bool) {
         self.reset();
         self.errors.clear();
@@ -66,9 +68,9 @@ impl Logs {
         self.unsafe_shutdowns += u64::from(!clean);
     }
 
-    /// A command ended with `status`.
+    /// Adds a command that ended with `status` to the error log.
     pub fn failed(&mut self, sqid: u16, sqe: &Sqe, status: Status) {
-        // Where the parameter is that was wrong is not known here.
+        // The location of the invalid parameter is not known here: the entry says so by FFFFh.
         let mut entry = self.entry(sqid, sqe.cid().0);
         entry.phase_status = status.0 << 1;
         entry.nsid = sqe.nsid;
@@ -79,9 +81,10 @@ impl Logs {
         self.push(entry);
     }
 
-    /// A doorbell was written with an impossible value, or does not exist.
+    /// Adds a doorbell write to the error log: an invalid value, or a doorbell that does not exist.
     ///
-    /// NVMe Base 2.0c, "Error Information": SQID and CID are FFFFh where the error is of no command.
+    /// NVMe Base 2.0c, "Error Information": SQID and CID are FFFFh for an error that belongs to no
+    /// command.
     pub fn bad_doorbell(&mut self, exists: bool) {
         let mut entry = self.entry(0xFFFF, 0xFFFF);
         entry.phase_status = Status::INVALID_FIELD.0 << 1;
@@ -93,7 +96,7 @@ impl Logs {
         self.raise(event_type::ERROR, info, lid::ERROR);
     }
 
-    /// The attributes of a namespace changed.
+    /// Reports that the attributes of a namespace changed.
     pub fn namespace_changed(&mut self, nsid: u32, features: &Features) {
         if !self.changed_namespaces.contains(&nsid) && self.changed_namespaces.len() < 1024 {
             self.changed_namespaces.push(nsid);
@@ -104,7 +107,7 @@ impl Logs {
         }
     }
 
-    /// Firmware was activated without a reset.
+    /// Reports that firmware was activated without a reset.
     pub fn firmware_activated(&mut self, features: &Features) {
         if features.async_events & oaes::FIRMWARE_ACTIVATION != 0 {
             self.raise(
@@ -115,26 +118,26 @@ impl Logs {
         }
     }
 
-    /// A sanitize operation begins: events of an earlier one mean nothing any more.
+    /// Removes the events of an earlier sanitize operation, because a new one begins.
     pub fn forget_sanitize(&mut self) {
         self.events
             .retain(|event| event.log_page() != lid::SANITIZE);
     }
 
-    /// A sanitize operation has ended, successfully or not.
+    /// Reports the end of a sanitize operation, successful or not.
     pub fn sanitize_completed(&mut self) {
         let info = command_set_event::SANITIZE_COMPLETED;
         self.raise(event_type::COMMAND_SET, info, lid::SANITIZE);
     }
 
-    /// The temperature is now `kelvins`.
+    /// Sets the temperature in kelvins and compares it with the thresholds.
     pub fn set_temperature(&mut self, kelvins: u16, features: &Features) {
         self.kelvins = kelvins;
         self.check_temperature(features, false);
     }
 
-    /// Compares the temperature with its thresholds. Being outside is an event when it is new, or
-    /// when the driver has just asked for such events.
+    /// Compares the temperature with its thresholds. A temperature outside them is an event if it
+    /// was inside before, or if the driver has just enabled such events.
     pub fn check_temperature(&mut self, features: &Features, asked_now: bool) {
         if !features.is_extreme(self.kelvins) {
             self.critical_warning &= !critical_warning::TEMPERATURE;
@@ -150,7 +153,8 @@ impl Logs {
         }
     }
 
-    /// The next event that is not masked, as dword 0 of its completion; masks its type.
+    /// Takes the next event whose type is not masked and masks that type. Returns it as dword 0 of
+    /// its completion.
     pub fn take_event(&mut self) -> Option<u32> {
         let open = |event: &AsyncEvent| self.masked >> event.event_type() & 1 == 0;
         let at = self.events.iter().position(open)?;
@@ -184,7 +188,7 @@ impl Logs {
         }
     }
 
-    /// The log page was read: its events may be reported again.
+    /// Allows events of a log page again, because the driver has read that page.
     pub fn unmask(&mut self, page: u8) {
         let kind = match page {
             lid::ERROR => event_type::ERROR,
@@ -194,7 +198,7 @@ impl Logs {
             _ => return,
         };
         self.masked &= !(1 << kind);
-        // What the log page has just told needs no event any more.
+        // The page has just reported these conditions: an event for them would be sent twice.
         self.events.retain(|event| event.log_page() != page);
         if page == lid::CHANGED_NAMESPACES {
             self.changed_namespaces.clear();

@@ -1,4 +1,5 @@
-//! Changes that another host makes: those that wait, and what they leave behind.
+//! Changes that another host makes to the device: those that are waiting, and their lasting
+//! effects.
 
 use crate::config::fault::Change;
 use crate::memory::Lock;
@@ -6,13 +7,13 @@ use alloc::string::String;
 use alloc::vec::Vec;
 use core::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 
-/// The serial number of a drive that took the place of the configured one.
+/// Serial number of a drive that took the place of the configured one.
 const ANOTHER: &str = "SIM0REPLACED00000001";
 
-/// What another host does, and has done.
+/// Changes by another host that are waiting, and the effects of those that were made.
 pub(crate) struct Outside {
     waiting: Lock<Vec<Change>>,
-    /// Changes wait, or their events have not been posted.
+    /// True while changes wait, or while their events have not been posted.
     is_pending: AtomicBool,
     mdts: AtomicU8,
     replaced: AtomicBool,
@@ -28,26 +29,30 @@ impl Outside {
         }
     }
 
-    /// A change that the admin queue's next turn makes.
+    /// Adds a change, which the admin queue makes when it is served next.
     pub fn push(&self, change: Change) {
-        // The flag is stored under the lock, as in `settle`: there, a change that came in between would be forgotten.
+        // The flag is stored under the lock, as in `settle`. Stored outside it, a `settle` in
+        // between could clear the flag of a change that was just added, and that change would never
+        // be made.
         let mut waiting = self.waiting.lock();
         waiting.push(change);
         self.is_pending.store(true, Ordering::Release); // Release: pairs with is_pending.
     }
 
-    /// The changes that wait. By the lock alone: the flag may be seen later than what made the caller look.
+    /// Takes the waiting changes. It looks at the list under the lock and not at the flag, whose
+    /// store may become visible later than the event that made the caller look.
     pub fn take(&self) -> Vec<Change> {
         core::mem::take(&mut self.waiting.lock())
     }
 
-    /// Whether completions have to wait for a change.
+    /// True if completions have to wait for a change.
     #[inline]
     pub fn is_pending(&self) -> bool {
         self.is_pending.load(Ordering::Acquire) // Acquire: pairs with push and settle.
     }
 
-    /// The changes were made, and their events posted.
+    /// Clears the flag after the changes were made and their events posted, unless another change
+    /// has been added.
     pub fn settle(&self) {
         let waiting = self.waiting.lock();
         if waiting.is_empty() {
@@ -67,7 +72,7 @@ impl Outside {
         self.replaced.store(true, Ordering::Relaxed);
     }
 
-    /// The serial number, where `configured` is that of the first drive.
+    /// Returns the serial number; `configured` is that of the first drive.
     pub fn serial(&self, configured: &str) -> String {
         String::from(match self.replaced.load(Ordering::Relaxed) {
             true => ANOTHER,

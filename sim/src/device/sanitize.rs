@@ -1,7 +1,8 @@
-//! The sanitize state of the subsystem, and an operation in progress.
+//! The sanitize state of the NVM subsystem, and the operation in progress.
 //!
 //! Lock order: the control lock, the state of this module, the logs. A thread that executes I/O
-//! commands takes none of them; it reads `bar` once per batch.
+//! commands takes none of these locks: it reads the atomic `bar` once per batch, so that a running
+//! sanitize operation costs ordinary commands nothing.
 //!
 //! NVMe Base 2.0c, "Sanitize Operations".
 
@@ -10,14 +11,14 @@ use core::sync::atomic::{AtomicBool, AtomicU16, AtomicU64, Ordering};
 use nvme_core::spec::Status;
 use nvme_core::spec::admin::SanitizeAction;
 
-/// The sanitize state of the subsystem.
+/// Sanitize state of the NVM subsystem.
 pub(crate) struct Sanitize {
     pub state: Lock<State>,
-    /// The status code that commands meet that may not be executed now, or 0.
+    /// Status of the commands that must not be executed now, or 0 if all may be.
     bar: AtomicU16,
-    /// When there is something to do; `u64::MAX` for never.
+    /// Time of the next turn; `u64::MAX` for never.
     pub due_ns: AtomicU64,
-    /// No user data was written since the last successful operation.
+    /// True if no user data was written since the last successful operation.
     pub erased: AtomicBool,
 }
 
@@ -26,9 +27,10 @@ pub(crate) struct State {
     /// [`sanitize_state`] of the most recent operation.
     pub outcome: u16,
     pub scdw10: u32,
-    /// Passes of the most recent overwrite that are complete.
+    /// Number of complete passes of the most recent overwrite.
     pub passes: u16,
-    /// After a failure, nothing but a successful operation makes the drive usable again.
+    /// True if a failed operation leaves the drive unusable until another one succeeds (restricted
+    /// completion mode).
     pub restricted: bool,
     pub operation: Option<Operation>,
 }
@@ -44,9 +46,9 @@ pub(crate) struct Operation {
     pub duration_ns: u64,
     /// Bytes of one pass over all namespaces.
     pub pass_bytes: u64,
-    /// Bytes erased, over all passes.
+    /// Bytes erased so far, over all passes.
     pub done: u64,
-    /// A fault: it fails half way.
+    /// True if an injected fault makes it fail half way.
     pub fails: bool,
 }
 
@@ -59,7 +61,8 @@ impl Operation {
         now_ns.saturating_sub(self.started_ns).min(self.duration_ns)
     }
 
-    /// Bytes that may be erased by now, so that the operation takes its time.
+    /// Returns the bytes that may be erased by now. The limit spreads the work over the configured
+    /// duration.
     pub fn allowed(&self, now_ns: u64) -> u64 {
         match self.duration_ns {
             0 => self.total(),
@@ -71,7 +74,8 @@ impl Operation {
         self.done >= self.total() && self.elapsed(now_ns) >= self.duration_ns
     }
 
-    /// The part that is complete, of 65,536; never FFFFh, which means that there is none.
+    /// Returns the completed part in units of 1/65,536. FFFFh is excluded: it means that no
+    /// operation is in progress.
     pub fn progress(&self, now_ns: u64) -> u16 {
         let by_bytes = match self.total() {
             0 => 0xFFFE,
@@ -84,12 +88,13 @@ impl Operation {
         by_bytes.min(by_time).min(0xFFFE) as u16
     }
 
-    /// Bytes after which a fault ends it.
+    /// Returns the number of bytes after which an injected fault ends it.
     pub fn half(&self) -> u64 {
         self.total().div_ceil(2)
     }
 
-    /// What pass number `pass` (from 0) writes. The last pass leaves the pattern as it was given.
+    /// Returns the pattern of pass `pass` (from 0). With inversion, passes alternate so that the
+    /// last one leaves the pattern as it was given.
     pub fn word(&self, pass: u64) -> u32 {
         let inverted = self.invert && (self.passes - 1 - pass) % 2 == 1;
         if inverted {
@@ -100,7 +105,7 @@ impl Operation {
     }
 }
 
-/// `whole * part / all`, where `part <= all` and `all` is not 0.
+/// Returns `whole * part / all`, where `part <= all` and `all` is not 0.
 fn scaled(whole: u64, part: u64, all: u64) -> u64 {
     (u128::from(whole) * u128::from(part) / u128::from(all)) as u64
 }
@@ -115,10 +120,12 @@ impl Sanitize {
         }
     }
 
-    /// What I/O commands other than Flush, and most admin commands, are answered with now.
+    /// Returns the status of I/O commands other than Flush, and of most admin commands, while an
+    /// operation forbids them.
     #[inline]
     pub fn bar(&self) -> Option<Status> {
-        // Acquire: pairs with the release in `raise`: who sees no bar sees the erased blocks.
+        // Acquire: pairs with the release in `raise`. A thread that sees the bar lifted must also
+        // see the erased blocks; otherwise a read could return data from before the operation.
         match self.bar.load(Ordering::Acquire) {
             0 => None,
             code => Some(Status(code)),
@@ -130,7 +137,7 @@ impl Sanitize {
         self.bar.store(code, Ordering::Release); // Release: pairs with `bar`.
     }
 
-    /// When the operation in progress goes on.
+    /// Returns the time at which the operation in progress continues.
     pub fn due_ns(&self) -> u64 {
         self.due_ns.load(Ordering::Relaxed)
     }

@@ -1,4 +1,6 @@
-//! One batch: the commands of a submission queue that are there now, from fetch to completion.
+//! One batch: the commands that a submission queue holds now, from fetch to completion. A batch
+//! runs under the locks of both queues and under one guard of the DMA map, so its length is
+//! bounded.
 
 use crate::bus::queue::{CompletionQueue, Pending, Publish, QueueStats, SubmissionQueue};
 use crate::command::admin;
@@ -14,15 +16,16 @@ use core::cmp::Reverse;
 use core::sync::atomic::{AtomicU64, Ordering};
 use nvme_core::spec::{Cqe, Sqe, Status};
 
-/// Commands fetched in one batch at most: bounds how long locks are held.
+/// Limit of the commands fetched in one batch: bounds the time for which locks are held.
 pub(crate) const BATCH: u32 = 512;
-/// Bytes copied in one batch at most, besides those of its last command.
+/// Limit of the bytes staged in one batch, apart from those of its last command.
 const MAX_STAGED: usize = 4 << 20;
-/// Copies into a peer's memory that are carried out together at most: an engine's cost for each call is
-/// that of some 100 KiB, and the first of them is not to wait for too many others.
+/// Limit of the copies into a peer's memory that are carried out together. A call of the GPU's copy
+/// engine costs as much time as some 100 KiB of data, which favours many copies for each call; but
+/// the first completion waits for all of them, which favours few.
 pub(crate) const MAX_HELD: usize = 16;
 
-/// A submission queue and its completion queue at work.
+/// A submission queue and its completion queue while they are served.
 pub(crate) struct Batch<'a, 'g> {
     pub device: &'a Device,
     pub qid: u16,
@@ -31,7 +34,7 @@ pub(crate) struct Batch<'a, 'g> {
     pub cq: &'a mut CompletionQueue,
     pub sq_whole: Option<Span<'g>>,
     pub cq_whole: Option<Span<'g>>,
-    /// Some memory is reached by copies, whose size is watched.
+    /// True if some memory is reached by staged copies, whose size is limited.
     pub staged: bool,
     pub io: Io<'a, 'g>,
     pub stats: QueueStats,
@@ -95,7 +98,7 @@ impl<'g> Batch<'_, 'g> {
         Ok(handled)
     }
 
-    /// Completes the admitted commands whose time has come; how many.
+    /// Completes the delayed commands that are due. Returns their number.
     fn complete_due(&mut self) -> Result<u32, DmaFault> {
         let mut completed = 0;
         while self.cq.space() != 0
@@ -112,18 +115,19 @@ impl<'g> Batch<'_, 'g> {
         Ok(completed)
     }
 
-    /// Whether another host is about to change the device: what was executed before completes afterwards.
+    /// True if another host is about to change the device. A command that was executed before the
+    /// change must complete after the change's event, so that the driver learns of it first.
     fn waits_for_a_change(&self) -> bool {
         self.control.is_none() && self.device.outside.is_pending()
     }
 
-    /// Whether enough was copied for one batch.
+    /// True if the batch has staged its limit of bytes.
     fn is_full(&self) -> bool {
         self.staged && self.io.dma.staged_bytes() > Some(MAX_STAGED)
     }
 
-    /// The fast path: `count` commands from one contiguous ring to another, without faults or time.
-    /// Indices and counts live in registers until the end.
+    /// Executes `count` commands from one contiguous ring to another, without faults or delays.
+    /// Indices and counters stay in local variables, hence in registers, until the end.
     fn plain<const WATCHED: bool>(
         &mut self,
         count: u32,
@@ -145,13 +149,15 @@ impl<'g> Batch<'_, 'g> {
             let entry = &sq_words[head as usize * 8..][..8];
             Sqe::from_words(core::array::from_fn(|i| entry[i].load(Ordering::Relaxed)))
         };
-        // Two commands ahead hide most of the memory's latency (random 4 KiB of 1 GiB: 320 ns for a
-        // copy in place of 560), one ahead less.
+        // A prefetch two commands ahead hides most of the memory's latency: a copy of a random 4
+        // KiB of 1 GiB takes 320 ns in place of 560. One command ahead hides less.
         let ahead = if io.looks_ahead() { count } else { 0 };
         if ahead > 1 {
             io.expect(&entry(sq.ring.next(head)));
         }
-        // Completions of reads into a peer's memory wait for their copies, and those after them do too.
+        // A completion promises that the data has arrived. So completions of reads into a peer's
+        // memory wait for their copies; those of later commands wait too, because entries are
+        // posted in order.
         io.dma.hold();
         let mut held: Vec<(u32, Sqe, u64)> = Vec::new();
         let post = |tail: u32, upper: u64| {
@@ -160,7 +166,8 @@ impl<'g> Batch<'_, 'g> {
             }
             let out = &cq_words[tail as usize * 2..][..2];
             out[0].store(0, Ordering::Relaxed);
-            // Release: as in CompletionQueue::post.
+            // Release: the data and dwords 0 and 1 before the phase tag, as in
+            // CompletionQueue::post.
             out[1].store(upper, Ordering::Release);
         };
         for done in 0..count {
@@ -213,7 +220,7 @@ impl<'g> Batch<'_, 'g> {
         self.stats = stats;
     }
 
-    /// Decides when a command completes and what goes wrong with it.
+    /// Determines the completion time of a command and the fault to inject into it.
     fn admit(&mut self, sqe: Sqe, timed: bool) -> Result<(), DmaFault> {
         let mut due_ns = self.now_ns;
         if timed {
@@ -262,7 +269,7 @@ impl<'g> Batch<'_, 'g> {
         }));
     }
 
-    /// What comes after the completion of a command that met an echo or late data.
+    /// Carries out the part of an echo or of late data that follows the command's completion.
     #[cold]
     fn afterwards(&mut self, sqe: &Sqe, fault: Fault) -> Result<(), DmaFault> {
         self.device.faults.note(self.qid, sqe.cid().0, fault);
@@ -273,7 +280,7 @@ impl<'g> Batch<'_, 'g> {
         if let Some(watch) = &self.sq.watch {
             watch.moved(sqe);
         }
-        // Its status is lost: the completion was posted before.
+        // The completion was posted before, so the status has no place to be reported.
         let _ = self.io.execute(sqe, &mut self.sq.scratch, &mut self.stats);
         Ok(())
     }
@@ -301,7 +308,8 @@ impl<'g> Batch<'_, 'g> {
             _ => {}
         }
         let result = match (fault, self.control.as_deref_mut()) {
-            // The second part of a change by another host.
+            // The later part of a change by another host: the command was executed before the
+            // change.
             (Some(Fault::Status(Status::SUCCESS)), _) => Ok(()),
             (Some(Fault::Status(status)), _) => Err(status),
             (_, None) => self.io.execute(sqe, &mut self.sq.scratch, &mut self.stats),
@@ -365,7 +373,7 @@ impl<'g> Batch<'_, 'g> {
         Ok(())
     }
 
-    /// Completes event requests with the events that wait.
+    /// Completes Asynchronous Event Requests with the events that wait.
     fn events(&mut self) -> Result<(), DmaFault> {
         let Some(control) = self.control.as_deref_mut() else {
             return Ok(());
@@ -400,7 +408,8 @@ impl<'g> Batch<'_, 'g> {
         }
         device.outside.settle();
         self.stats.commands += posts;
-        // A full queue keeps the rest waiting: look again at the next step.
+        // A full completion queue leaves events waiting, and no doorbell announces them: the next
+        // step has to try again.
         if self.cq.space() == 0 {
             self.device.attention.store(true, Ordering::Relaxed);
         }

@@ -1,8 +1,8 @@
-//! Enable, reset, shutdown, loss of power.
+//! Enable, reset, shutdown and loss of power.
 //!
-//! Invariant that drivers rely on: once CSTS.RDY reads 0 after CC.EN was cleared, no access to the
-//! driver's memory is in progress and none will start. Every access happens under a queue's lock,
-//! and `quiesce` takes each of them and removes the queue before RDY changes.
+//! Drivers rely on one invariant: once CSTS.RDY reads 0 after CC.EN was cleared, no access to the
+//! driver's memory is in progress, and none will start. Every access happens under a queue's lock,
+//! and `quiesce` takes each of these locks and removes the queue before RDY changes.
 
 use crate::bus::queue::{CompletionQueue, SubmissionQueue};
 use crate::bus::ring::{Base, Ring};
@@ -15,7 +15,8 @@ use nvme_core::spec::{CQE_BYTES, PageSize, SQE_BYTES};
 pub(crate) fn write_cc(device: &Device, control: &mut Control, mut cc: Cc) {
     let old = device.registers.cc();
     if old.en() && cc.en() {
-        // Undefined while enabled; here without effect.
+        // The specification leaves these changes undefined while CC.EN is 1; here they have no
+        // effect.
         cc.set_mps(old.mps());
         cc.set_css(old.css());
         cc.set_ams(old.ams());
@@ -36,7 +37,7 @@ pub(crate) fn write_cc(device: &Device, control: &mut Control, mut cc: Cc) {
         }
         _ => {}
     }
-    // A reset under way goes on: it ends the shutdown, too.
+    // A reset in progress continues: when it ends, it clears SHST and so ends the shutdown as well.
     let resets = matches!(control.transition, Some((_, Transition::Disable)));
     if cc.shn() != 0 && old.shn() == 0 && !resets {
         quiesce(device);
@@ -80,7 +81,7 @@ fn enable(device: &Device, control: &mut Control, cc: Cc) {
     }
 }
 
-/// Stops everything and forgets what a controller reset forgets. RDY changes later.
+/// Stops all queues and clears the state that a controller reset clears. CSTS.RDY changes later.
 pub(crate) fn disable(device: &Device, control: &mut Control) {
     quiesce(device);
     device.pacing.reset();
@@ -125,7 +126,7 @@ fn start(device: &Device, control: &mut Control, transition: Transition, delay_n
     device.transition_ns.store(at, Ordering::Relaxed);
 }
 
-/// Finishes the transition under way when its time has come.
+/// Ends the transition in progress, if it is due.
 pub(crate) fn advance(device: &Device, now_ns: u64) {
     if device.transition_ns.load(Ordering::Relaxed) > now_ns {
         return;
@@ -157,7 +158,8 @@ pub(crate) fn finish(device: &Device, control: &mut Control, transition: Transit
             csts.set_shst(0);
         }),
         Transition::Shutdown => {
-            // Abrupt (10b) does not wait for the cache: a power cut may still take it.
+            // An abrupt shutdown (10b) does not flush the cache, so a later power cut may still
+            // revert writes.
             if device.registers.cc().shn() == 1 {
                 for namespace in &device.namespaces {
                     if namespace.flush().is_err() {
@@ -193,15 +195,16 @@ fn create_admin_queue(device: &Device) {
     *slot.cq.lock() = Some(cq);
 }
 
-/// Cuts the power and switches it on again: whatever was not flushed is gone, and so is every
-/// register value.
+/// Cuts the power and restores it: data that was not flushed is lost, and so is every register
+/// value.
 pub(crate) fn power_cut(device: &Device) {
     let mut control = device.control.lock();
     let clean = device.registers.csts().shst() == 2;
     disable(device, &mut control);
     for namespace in &device.namespaces {
         if let Some(cache) = &namespace.cache {
-            // A store that fails here has failed before; nothing is left to tell it to.
+            // A store that fails here has failed before, and with the power off there is no command
+            // to report to.
             let _ = cache.power_cut(&*namespace.store);
         }
     }

@@ -1,4 +1,7 @@
-//! Reads and writes of BAR0: properties, trapped doorbells, interrupt masks.
+//! Reads and writes of BAR0: properties, doorbells that are trapped, interrupt masks.
+//!
+//! Register writes take the control lock, as admin commands do, so the two never act on the
+//! controller at the same time; a doorbell write takes no lock.
 //!
 //! NVMe Base 2.0c, 3.1.3 (Controller Properties).
 
@@ -60,7 +63,7 @@ pub(crate) fn write32(device: &Device, at: u32, value: u32) {
     }
 }
 
-/// A doorbell write that was trapped.
+/// Carries out a doorbell write that was trapped.
 fn ring(device: &Device, at: usize, value: u32) {
     match device.doorbells.decode(at) {
         Some((qid, is_head)) => {
@@ -82,7 +85,7 @@ fn ring(device: &Device, at: usize, value: u32) {
     }
 }
 
-/// The vectors whose completion queues hold entries that the driver has not taken.
+/// Returns the vectors whose completion queues hold entries that the driver has not consumed.
 fn waiting_vectors(device: &Device) -> impl Iterator<Item = u16> {
     let slots = device.slots.iter().enumerate();
     slots.filter_map(|(qid, slot)| {
@@ -93,12 +96,14 @@ fn waiting_vectors(device: &Device) -> impl Iterator<Item = u16> {
     })
 }
 
-/// The level of the interrupt pin: a queue with interrupts holds entries, and INTMS lets it.
+/// Returns the level of the interrupt pin: asserted while a queue with interrupts holds entries and
+/// INTMS does not mask its vector.
 pub(crate) fn pin(device: &Device) -> bool {
     device.is_running() && waiting_vectors(device).any(|vector| !device.vectors.is_masked(vector))
 }
 
-/// The vectors of `mask` may be raised again: those that have something to tell are.
+/// Raises the vectors of `mask` again whose queues hold entries, because they were just unmasked
+/// and the driver may wait for them.
 pub(crate) fn unmasked(device: &Device, mask: u32) {
     for vector in waiting_vectors(device) {
         if vector < 32 && mask >> vector & 1 != 0 {

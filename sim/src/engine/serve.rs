@@ -1,7 +1,8 @@
-//! Serves one submission queue: takes its doorbells, fetches, executes, posts.
+//! Serves one submission queue: reads its doorbells, fetches, executes, and posts completions.
 //!
-//! A batch holds the queue's lock and that of its completion queue; no command takes another one
-//! unless it fails or writes through the cache.
+//! A batch holds the lock of the queue and that of its completion queue. No command takes a further
+//! lock, unless it fails (the error log) or writes through the cache, so queues do not wait for
+//! each other.
 
 use crate::bus::queue::{CompletionQueue, QueueStats, SubmissionQueue};
 use crate::command::nvm::Io;
@@ -12,17 +13,17 @@ use crate::memory::{Dma, DmaFault};
 use core::cmp::Reverse;
 use core::sync::atomic::Ordering;
 
-/// What serving a queue once did.
+/// Outcome of serving a queue once.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Served {
     /// Commands fetched or completed.
     pub commands: u32,
-    /// Completions posted to a queue with interrupts, and its vector.
+    /// Number of completions posted to a queue with interrupts, and its vector.
     pub posted: u32,
     pub vector: u16,
 }
 
-/// Whether `serve` would find something to do.
+/// True if [`serve`] would find work. Takes no lock, so that idle queues cost two loads.
 #[inline]
 pub(crate) fn has_work(device: &Device, qid: u16, now_ns: u64) -> bool {
     let slot = &device.slots[usize::from(qid)];
@@ -31,7 +32,8 @@ pub(crate) fn has_work(device: &Device, qid: u16, now_ns: u64) -> bool {
         || (qid == 0 && device.attention.load(Ordering::Relaxed))
 }
 
-/// Serves `qid` once. The admin queue comes with the controller's state, an I/O queue without.
+/// Serves `qid` once. `control` is the controller's state for the admin queue, and `None` for an
+/// I/O queue.
 pub(crate) fn serve<'g>(
     device: &'g Device,
     qid: u16,
@@ -41,7 +43,9 @@ pub(crate) fn serve<'g>(
 ) -> Served {
     let slot = &device.slots[usize::from(qid)];
     let mut sq_held = slot.sq.lock();
-    // Acquire: pairs with the driver's release before it rings: the entries are there.
+    // Acquire: pairs with the driver's release when it rings. The entries up to this tail are
+    // complete in memory; a relaxed load could let the fetch below read an entry from before it was
+    // written.
     let tail = device.doorbells.sq_tail(qid).load(Ordering::Acquire);
     if !device.is_running() {
         return Served::default();
@@ -60,7 +64,8 @@ pub(crate) fn serve<'g>(
     let Some(cq) = cq_held.as_mut() else {
         return Served::default();
     };
-    // Acquire: pairs with the driver's release: it has read what it frees.
+    // Acquire: pairs with the driver's release when it frees entries. The driver has read them
+    // before; a relaxed load could let a new completion overwrite one that it still reads.
     let head = device.doorbells.cq_head(sq.cqid).load(Ordering::Acquire);
     if !cq.take_head(head) {
         device.bad_doorbell(true);
@@ -96,7 +101,8 @@ pub(crate) fn serve<'g>(
     let posted = cq.vector.map_or(0, |_| cq.ring.distance(first, cq.tail));
     let vector = cq.vector.unwrap_or(0);
     let commands = result.unwrap_or_else(|DmaFault(_)| {
-        // Neither the entry nor a place to complain is within reach.
+        // The ring itself is unreachable, so neither an entry nor an error completion can be
+        // transferred.
         device.fail();
         0
     });
@@ -107,7 +113,7 @@ pub(crate) fn serve<'g>(
     }
 }
 
-/// What commands of NVM execute on, as the controller's state is now.
+/// Collects the state of the controller that the commands of one batch work on.
 fn io<'a, 'g>(device: &'g Device, dma: &'a Dma<'g>) -> Io<'a, 'g> {
     Io {
         namespaces: &device.namespaces,
@@ -121,7 +127,7 @@ fn io<'a, 'g>(device: &'g Device, dma: &'a Dma<'g>) -> Io<'a, 'g> {
     }
 }
 
-/// A doorbell of a queue that was deleted since this thread saw work in it.
+/// Handles a doorbell of a queue that was deleted since this thread saw work in it.
 fn absent(device: &Device, qid: u16, tail: u32, dma: &Dma<'_>) {
     let settled = &device.slots[usize::from(qid)].settled;
     if tail == settled.load(Ordering::Relaxed) {
@@ -134,7 +140,7 @@ fn absent(device: &Device, qid: u16, tail: u32, dma: &Dma<'_>) {
     device.bad_doorbell(false);
 }
 
-/// When the queue has something to do that no doorbell announces.
+/// Returns the time at which the queue has work that no doorbell announces.
 fn next_due(sq: &SubmissionQueue, cq: &CompletionQueue) -> u64 {
     if cq.torn.is_some() {
         return 0;

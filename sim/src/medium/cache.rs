@@ -1,14 +1,14 @@
-//! The volatile write cache: what a power cut takes back.
+//! The volatile write cache: it makes a power cut revert the writes that were not flushed.
 //!
-//! Blocks go to the store at once, and the first write of a block since the last flush keeps what
-//! was there before in one of a fixed number of lines. Flush forgets the lines; a power cut puts
-//! them back. A set without a free line forgets its oldest one: that block was written out early,
-//! which every cache may do. So reads cost nothing, no write allocates, and an image of any size
-//! works; and a simulator that is killed loses nothing, since that is no power cut.
+//! Blocks are written to the store at once. The first write of a block since the last flush keeps
+//! the block's old content in one of a fixed number of lines. Flush discards the lines; a power cut
+//! writes them back. A set without a free line discards its oldest one: that block counts as
+//! written out early, which every cache may do. So reads cost nothing, no write allocates, and an
+//! image of any size works. A simulator that is killed loses nothing, since that is no power cut.
 //!
-//! Keeping the old content costs as many copied bytes as the write itself. Long writes pay that for the
-//! first [`LONG_BYTES_KEPT`] bytes after a flush alone; what follows is written out early at once, as a
-//! cache does with a stream that it will not hold anyway.
+//! To keep the old content costs as many copied bytes as the write itself. Long writes pay that
+//! only for the first [`LONG_BYTES_KEPT`] bytes after a flush; later ones count as written out
+//! early at once, as in a cache that bypasses itself for long streams.
 
 use crate::medium::store::{Store, StoreError};
 use crate::memory::Lock;
@@ -17,14 +17,14 @@ use alloc::vec;
 use core::sync::atomic::{AtomicU64, Ordering};
 use zerocopy::FromZeros;
 
-/// Lines of one set.
+/// Number of lines of one set.
 const WAYS: usize = 8;
-/// A change of more bytes than this is long.
+/// Length in bytes above which a change is long.
 const LONG: u64 = 32 << 10;
-/// Bytes of long changes whose old content is kept between two flushes.
+/// Limit of the bytes of long changes whose old content is kept between two flushes.
 const LONG_BYTES_KEPT: u64 = 1 << 20;
-/// Bytes of the image that share a mark, and how many marks there are. A range without a mark has no
-/// current line.
+/// Bytes of the image that share a mark, and the number of marks. A range whose mark is of an older
+/// epoch has no current line, so long writes need not search the sets for it.
 const REGION_SHIFT: u32 = 17;
 const REGIONS: usize = 4096;
 
@@ -32,42 +32,45 @@ const REGIONS: usize = 4096;
 struct Line {
     /// Byte offset of the block; valid while `epoch` is the cache's.
     offset: u64,
-    /// 0 is never current.
+    /// Epoch in which the line was filled; 0 is never the current one.
     epoch: u64,
-    /// When the line was filled: the smallest of a set is forgotten first.
+    /// Value of the shard's clock when the line was filled: the smallest of a set is discarded
+    /// first.
     filled: u64,
-    /// Which line of `data` holds it is its own index.
+    /// Bytes kept in the line's data, which has the line's own index.
     bytes: u64,
 }
 
-/// Sets that are in use by one thread at a time: writes of other sets go on meanwhile.
+/// Sets behind one lock, so that writes to the sets of other shards proceed in parallel.
 struct Part {
     clock: u64,
     table: Box<[Line]>,
     data: Box<[u8]>,
 }
 
-/// Parts of a cache that has as many sets. Commands are carried out by tens of threads.
+/// Number of shards of a cache that has as many sets. Commands are executed by tens of threads at
+/// most.
 const PARTS: usize = 64;
 
-/// The cache of one namespace.
+/// Write cache of one namespace.
 pub(crate) struct Cache {
-    /// Set `n` is set `n / parts` of part `n % parts`.
+    /// Shards: set `n` of the cache is set `n / parts` of shard `n % parts`.
     parts: Box<[Lock<Part>]>,
     sets: usize,
     line_bytes: usize,
-    /// Bytes that it holds.
+    /// Bytes that all lines hold together.
     bytes: u64,
-    /// Lines of another one hold nothing.
+    /// Current epoch. Lines of another epoch are empty: a flush empties all of them by one
+    /// addition.
     epoch: AtomicU64,
     /// Bytes of long changes that were kept since the last flush.
     long_bytes: AtomicU64,
-    /// The epoch in which a line of the region was filled last.
+    /// For each region, the epoch in which one of its lines was filled last.
     regions: Box<[AtomicU64]>,
 }
 
 impl Part {
-    /// Remembers the block at `at` in one of the lines from `first` on.
+    /// Keeps the content of the block at `at` in one of the lines from `first` on.
     fn keep(
         &mut self,
         store: &dyn Store,
@@ -96,7 +99,7 @@ impl Part {
 }
 
 impl Cache {
-    /// A cache of at least `bytes` bytes in lines of `line_bytes` (the largest block size).
+    /// Makes a cache of at least `bytes` bytes in lines of `line_bytes` (the largest block size).
     pub fn new(bytes: usize, line_bytes: usize) -> Self {
         let sets = (bytes / line_bytes).div_ceil(WAYS).max(1);
         let parts = sets.min(PARTS);
@@ -119,7 +122,7 @@ impl Cache {
         }
     }
 
-    /// The part of the block at `at`, and the first of its lines there.
+    /// Returns the shard of the block at `at`, and the first of the block's lines there.
     fn place(&self, at: u64, block: usize) -> (&Lock<Part>, usize) {
         let set = (at / block as u64 % self.sets as u64) as usize;
         let parts = self.parts.len();
@@ -131,18 +134,20 @@ impl Cache {
     }
 
     fn epoch(&self) -> u64 {
-        // Acquire: pairs with the flush: what was there before it is not remembered again.
+        // Acquire: pairs with the release in `next_epoch`. A thread that sees the new epoch also
+        // sees the flushed blocks in the store; it must not keep content from before the flush as
+        // old.
         self.epoch.load(Ordering::Acquire)
     }
 
     fn next_epoch(&self) {
-        // Release: pairs with the load.
+        // Release: pairs with the acquire in `epoch`.
         self.epoch.fetch_add(1, Ordering::Release);
         self.long_bytes.store(0, Ordering::Relaxed);
     }
 
-    /// Before the blocks of `len` bytes from `offset` on are overwritten: remembers what they hold, or
-    /// forgets what it remembers of them when the change is to be written out at once.
+    /// Prepares the overwriting of `len` bytes from `offset` on: keeps the content of the blocks
+    /// or, if the change is to be written out at once, discards what was kept of them.
     pub fn before_write(
         &self,
         store: &dyn Store,
@@ -165,19 +170,21 @@ impl Cache {
             let (part, first) = self.place(at, block);
             let mut part = part.lock();
             part.keep(store, (at, block), (first, epoch), self.line_bytes)?;
-            // Never back: a flush may have come since the epoch was read.
+            // The maximum and not a store: a flush may have begun a later epoch since this thread
+            // read its own.
             self.region(at).fetch_max(epoch, Ordering::Relaxed);
         }
         Ok(())
     }
 
-    /// Forgets the lines of `len` bytes from `offset` on.
+    /// Discards the lines of `len` bytes from `offset` on.
     fn forget(&self, offset: u64, len: u64, block: usize) {
         let end = offset + len;
         let mut from = offset;
         while from < end {
             let to = end.min(((from >> REGION_SHIFT) + 1) << REGION_SHIFT);
-            // The writes whose lines are forgotten have ended before, in the order of their commands.
+            // No mark of this epoch can be missing: writes whose lines are discarded here have
+            // ended before, in the order of their commands.
             if self.region(from).load(Ordering::Relaxed) == self.epoch() {
                 self.forget_blocks(from, to - from, block);
             }
@@ -207,17 +214,18 @@ impl Cache {
         }
     }
 
-    /// Forgets what was there before in `len` bytes from `offset` on: they are durable now (FUA).
+    /// Discards the old content of `len` bytes from `offset` on, since these blocks are durable now
+    /// (FUA).
     pub fn commit(&self, offset: u64, len: u64, block: usize) {
         self.forget(offset, len, block);
     }
 
-    /// Forgets everything: all blocks are durable now.
+    /// Discards all old content, since all blocks are durable now.
     pub fn flush(&self) {
         self.next_epoch();
     }
 
-    /// Bytes that a power cut would take back.
+    /// Returns the bytes that a power cut would revert.
     pub fn dirty_bytes(&self) -> u64 {
         let epoch = self.epoch();
         let of = |part: &Lock<Part>| -> u64 {
@@ -228,7 +236,7 @@ impl Cache {
         self.parts.iter().map(of).sum()
     }
 
-    /// Puts everything back that was not flushed.
+    /// Writes back all old content, which reverts every write since the last flush.
     pub fn power_cut(&self, store: &dyn Store) -> Result<(), StoreError> {
         let epoch = self.epoch();
         for part in &self.parts {

@@ -1,4 +1,5 @@
-//! An image in a file: sparse, read and written by position, never past its end.
+//! An image in a file: sparse, of fixed size, read and written at positions. The file is locked
+//! while it is open, since two controllers on one image would corrupt it.
 
 use crate::medium::store::{Store, StoreError, check};
 use std::fs::{File as OsFile, OpenOptions};
@@ -7,23 +8,25 @@ use std::os::unix::fs::{FileExt, FileTypeExt, OpenOptionsExt};
 use std::path::Path;
 use std::sync::{PoisonError, RwLock};
 
-/// A store in a file of fixed size. Dropping or closing it closes the file; what was written is in it.
+/// A store in a file of fixed size. Dropping or closing it closes the file, which holds everything
+/// that was written.
 ///
-/// The file is locked while it is open (an OFD lock, which ends with the process in any case): one that
-/// may be written exclusively, one for reading shared with other readers. So two servers, or a server
-/// and a tool that writes, never have the same image. Advisory: other programs may look away.
+/// The file has an OFD lock while it is open, which ends with the process in any case: exclusive if
+/// it may be written, otherwise shared with other readers. So two servers, or a server and a tool
+/// that writes, never have the same image open. The lock is advisory: programs that take no lock
+/// are not kept out.
 #[derive(Debug)]
 pub struct File {
-    /// None once it is closed.
+    /// `None` after [`close`](Store::close).
     file: RwLock<Option<OsFile>>,
     bytes: u64,
 }
 
 impl File {
-    /// Opens an existing image with the size that it has. `read_only` opens it for reading alone;
-    /// writes then fail with [`StoreError::Io`].
+    /// Opens an existing image with its size. `read_only` opens it for reading alone; writes then
+    /// fail with [`StoreError::Io`].
     pub fn open(path: &Path, read_only: bool) -> IoResult<Self> {
-        // The open of a pipe would wait for its writer.
+        // O_NONBLOCK: opening a pipe would otherwise block until it has a writer.
         let file = OpenOptions::new()
             .read(true)
             .write(!read_only)
@@ -39,7 +42,7 @@ impl File {
         Ok(Self::of(file, bytes))
     }
 
-    /// Makes a new sparse image of `bytes` bytes; an existing file is an error.
+    /// Creates a sparse image of `bytes` bytes. An existing file is an error.
     pub fn create(path: &Path, bytes: u64) -> IoResult<Self> {
         let file = OpenOptions::new()
             .read(true)
@@ -48,7 +51,7 @@ impl File {
             .open(path)?;
         let ready = lock(&file, true).and_then(|()| file.set_len(bytes));
         if let Err(error) = ready {
-            // The image of a size that cannot be is not left behind.
+            // A file that cannot have this size must not stay behind.
             let _ = std::fs::remove_file(path);
             return Err(error);
         }
@@ -80,7 +83,7 @@ fn punch_hole(file: &OsFile, offset: u64, len: u64) -> bool {
     crate::memory::punch_hole(file, offset, len)
 }
 
-/// Keeps others from the file, or says why it cannot.
+/// Locks the file against other processes, or returns the reason for the failure.
 #[cfg(target_os = "linux")]
 fn lock(file: &OsFile, exclusive: bool) -> IoResult<()> {
     let Err(error) = crate::memory::lock_file(file, exclusive) else {
@@ -94,7 +97,7 @@ fn lock(file: &OsFile, exclusive: bool) -> IoResult<()> {
         let why = std::format!("{what}; close it there, or reach the image through its server");
         return Err(Error::new(ErrorKind::ResourceBusy, why));
     }
-    // Some network file systems have no locks: the image is of use all the same.
+    // Some network file systems have no locks. An image there is still usable, at the user's risk.
     match error.raw_os_error() {
         Some(libc::ENOLCK | libc::EOPNOTSUPP | libc::EINVAL) => Ok(()),
         _ => Err(error),
@@ -122,7 +125,7 @@ impl Store for File {
 
     fn read_at(&self, offset: u64, into: &mut [u8]) -> Result<(), StoreError> {
         check(self.bytes, offset, into.len() as u64)?;
-        // A file cut short behind our back ends here, as an error and not as old bytes.
+        // A file that another process has truncated ends here, as an error instead of stale bytes.
         self.with(|file| file.read_exact_at(into, offset))
     }
 

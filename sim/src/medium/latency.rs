@@ -1,12 +1,13 @@
-//! How long commands take, in virtual nanoseconds: a device profile.
+//! The time that commands take, in virtual nanoseconds: a model of a drive.
 //!
-//! A command is due after its latency, but not before the device had time for it: `parallelism`
-//! commands at once, and `bytes_per_us` over all of them.
+//! A command completes after its latency, but not before the drive had capacity for it. Two rates
+//! limit the capacity: `parallelism` commands in service at once, and `bytes_per_us` over all of
+//! them.
 
 use core::sync::atomic::{AtomicU64, Ordering};
 use nvme_units::SplitMix;
 
-/// A device's timing. All zero: everything is done at once.
+/// Timing of a drive. With zeroes everywhere, every command completes at once.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Profile {
     /// Latency of Read, Compare and Verify.
@@ -15,16 +16,16 @@ pub struct Profile {
     pub write_ns: u64,
     /// Latency of Flush.
     pub flush_ns: u64,
-    /// A command takes up to this much longer.
+    /// Random addition to the latency, up to this many nanoseconds.
     pub jitter_ns: u64,
-    /// Commands in service at the same time; 0 is any number.
+    /// Number of commands in service at the same time; 0 for no limit.
     pub parallelism: u32,
-    /// Bytes moved per microsecond (1000 is 1 GB/s); 0 is any number.
+    /// Bytes moved per microsecond (1000 is 1 GB/s); 0 for no limit.
     pub bytes_per_us: u32,
 }
 
 impl Profile {
-    /// Everything is done at once.
+    /// Every command completes at once.
     pub const NONE: Self = Self {
         read_ns: 0,
         write_ns: 0,
@@ -33,7 +34,7 @@ impl Profile {
         parallelism: 0,
         bytes_per_us: 0,
     };
-    /// A drive of the Optane kind: 10 us, 500 thousand commands per second, 2.4 GB/s.
+    /// A drive like Optane: 10 us, 500 thousand commands per second, 2.4 GB/s.
     pub const OPTANE: Self = Self {
         read_ns: 10_000,
         write_ns: 10_000,
@@ -52,7 +53,7 @@ impl Profile {
         bytes_per_us: 14_000,
     };
 
-    /// The same rates of commands and bytes with another latency of reads.
+    /// Returns a profile with another latency of reads and the same rates of commands and bytes.
     pub fn with_latency(self, read_ns: u64) -> Self {
         let parallelism = match (self.read_ns, self.parallelism) {
             (0, most) | (_, most @ 0) => most,
@@ -68,7 +69,7 @@ impl Profile {
         }
     }
 
-    /// The profile of that name.
+    /// Returns the profile of that name.
     pub fn named(name: &str) -> Option<Self> {
         match name {
             "none" => Some(Self::NONE),
@@ -79,7 +80,7 @@ impl Profile {
     }
 }
 
-/// What a command is to the profile.
+/// The kind of work of a command, which selects its latency.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Work {
     Read,
@@ -87,11 +88,11 @@ pub(crate) enum Work {
     Flush,
 }
 
-/// A profile at work.
+/// State of the latency model: when the drive has capacity again.
 pub(crate) struct Pacing {
     profile: Profile,
     seed: u64,
-    /// Until when the device is busy with what it has accepted.
+    /// Time until which the drive is busy with the commands that it has accepted.
     busy_until_ns: AtomicU64,
     count: AtomicU64,
 }
@@ -106,17 +107,17 @@ impl Pacing {
         }
     }
 
-    /// Forgets what was accepted: a controller reset ends it.
+    /// Forgets the accepted commands, since a controller reset ends them.
     pub fn reset(&self) {
         self.busy_until_ns.store(0, Ordering::Relaxed);
     }
 
-    /// Whether commands take no time.
+    /// True if commands take no time.
     pub fn is_none(&self) -> bool {
         self.profile == Profile::NONE
     }
 
-    /// When a command accepted now is due.
+    /// Returns the completion time of a command accepted now.
     pub fn due_ns(&self, now_ns: u64, work: Work, bytes: u64) -> u64 {
         let Profile {
             read_ns,
@@ -144,7 +145,7 @@ impl Pacing {
             .unwrap_or(0);
         let step = share.max(moving);
         if step == 0 {
-            // No rate: nothing that threads have to agree on.
+            // Without a rate there is no shared capacity: threads need not agree on anything.
             return now_ns.saturating_add(base + jitter);
         }
         let mut busy = self.busy_until_ns.load(Ordering::Relaxed);
@@ -157,7 +158,8 @@ impl Pacing {
                 Ordering::Relaxed,
             ) {
                 Ok(_) => {
-                    // The command's own share of the device is part of its latency.
+                    // The command's own share of the capacity is part of its latency, so it is not
+                    // added again.
                     let queued = until - step;
                     return queued.saturating_add((base + jitter).max(step));
                 }

@@ -1,4 +1,5 @@
-//! A namespace: a store, its current format, and its write cache.
+//! A namespace: its store, its current format, its write cache, and the blocks that are unreadable.
+//! Ranges are in bytes; the translation from blocks is in `command::nvm`.
 
 use crate::medium::cache::Cache;
 use crate::medium::store::{Memory, Store, StoreError};
@@ -7,26 +8,26 @@ use alloc::boxed::Box;
 use alloc::vec::Vec;
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
-/// Block sizes that Format NVM offers, by LBA format index.
+/// Block sizes of Format NVM, by LBA format index.
 pub(crate) const FORMATS: [u32; 2] = [512, 4096];
-/// Bytes of a cache line: the largest block.
+/// Bytes of a cache line: the largest block size.
 const LINE_BYTES: usize = 4096;
 
 /// A namespace of the controller.
 pub(crate) struct Namespace {
     pub store: Box<dyn Store + Send + Sync>,
-    /// Metadata of every block, in a buffer apart; kept in memory.
+    /// Metadata of every block, for a separate buffer; kept in memory.
     pub metadata: Option<Memory>,
     pub metadata_bytes: u16,
     pub cache: Option<Cache>,
     pub null: bool,
     read_only: AtomicBool,
-    /// Optimal boundary in blocks of the current format, or 0.
+    /// Optimal I/O boundary in blocks of the current format; 0 for none.
     pub noiob: u16,
     bytes: AtomicU64,
     shift: AtomicU32,
     formatting: AtomicBool,
-    /// Ranges (in bytes) that Write Uncorrectable or a test has made unreadable.
+    /// Ranges, in bytes, that Write Uncorrectable has made unreadable.
     bad: Lock<Vec<(u64, u64)>>,
     any_bad: AtomicBool,
 }
@@ -67,29 +68,29 @@ impl Namespace {
         }
     }
 
-    /// log2 of the block size.
+    /// Returns log2 of the block size.
     #[inline]
     pub fn shift(&self) -> u32 {
         self.shift.load(Ordering::Relaxed)
     }
 
-    /// Size in bytes.
+    /// Returns the size in bytes.
     #[inline]
     pub fn bytes(&self) -> u64 {
         self.bytes.load(Ordering::Relaxed)
     }
 
-    /// The namespace is this long from now on; 0 deletes it. No command may be executing.
+    /// Sets the size in bytes; 0 deletes the namespace. No command may be executing.
     pub fn set_bytes(&self, bytes: u64) {
         self.bytes.store(bytes, Ordering::Relaxed);
     }
 
-    /// Writes are refused from now on.
+    /// Rejects writes from now on.
     pub fn protect(&self) {
         self.read_only.store(true, Ordering::Relaxed);
     }
 
-    /// Whether writes are refused.
+    /// True if writes are rejected.
     #[inline]
     pub fn is_read_only(&self) -> bool {
         self.read_only.load(Ordering::Relaxed)
@@ -99,13 +100,13 @@ impl Namespace {
         1 << self.shift()
     }
 
-    /// Size in blocks.
+    /// Returns the size in blocks.
     #[inline]
     pub fn blocks(&self) -> u64 {
         self.bytes() >> self.shift()
     }
 
-    /// Index of the current format in [`FORMATS`].
+    /// Returns the index of the current format in [`FORMATS`].
     pub fn format(&self) -> usize {
         FORMATS
             .iter()
@@ -119,11 +120,12 @@ impl Namespace {
     }
 
     pub fn set_formatting(&self, formatting: bool) {
-        // Release: pairs with is_formatting: who sees the end sees the new block size.
+        // Release: pairs with is_formatting. A thread that sees the end of a format also sees the
+        // new block size; with the old one it would compute wrong offsets.
         self.formatting.store(formatting, Ordering::Release);
     }
 
-    /// Erases every block and takes block size `FORMATS[format]`. No command may be executing.
+    /// Erases every block and sets block size `FORMATS[format]`. No command may be executing.
     pub fn reformat(&self, format: usize) -> Result<(), StoreError> {
         self.store.zero(0, self.store.bytes(), true)?;
         if let Some(metadata) = &self.metadata {
@@ -149,8 +151,8 @@ impl Namespace {
         Ok(())
     }
 
-    /// Makes `len` bytes from `offset` on unreadable until they are written. `false` when there are
-    /// too many such ranges already.
+    /// Makes `len` bytes from `offset` on unreadable until they are written. False if there are too
+    /// many such ranges already.
     pub fn damage(&self, offset: u64, len: u64) -> bool {
         let mut bad = self.bad.lock();
         if bad.len() >= 1024 {
@@ -182,7 +184,7 @@ impl Namespace {
         *bad = kept;
     }
 
-    /// Whether part of `len` bytes from `offset` on is unreadable.
+    /// True if part of `len` bytes from `offset` on is unreadable.
     #[inline]
     pub fn is_damaged(&self, offset: u64, len: u64) -> bool {
         // Acquire: pairs with the store in damage.

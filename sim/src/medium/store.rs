@@ -1,4 +1,5 @@
-//! Where blocks are kept: memory or nothing. Files are in `file_store`.
+//! Stores of blocks: the trait, a store in memory, and one that keeps nothing. Files are in `file`.
+//! A store knows only bytes; blocks, formats and the write cache are above it.
 
 use crate::memory::{PAGE, Span};
 use alloc::boxed::Box;
@@ -6,12 +7,13 @@ use core::sync::atomic::AtomicU64;
 use core::sync::atomic::Ordering::Relaxed;
 use zerocopy::FromZeros;
 
-/// Why a store could not do it.
+/// Error of a store.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum StoreError {
-    /// Past the end of the store. Nothing was done.
+    /// The range ends behind the store. Nothing was read or written.
     OutOfBounds,
-    /// The operating system refused, for instance because the disk is full: its error number, or 0.
+    /// The operating system reported this error number (0 if unknown), for instance because the
+    /// disk is full.
     Io(i32),
 }
 
@@ -26,26 +28,27 @@ impl core::fmt::Display for StoreError {
 
 impl core::error::Error for StoreError {}
 
-/// An image of `bytes()` bytes. Ranges are checked; any thread may call at any time.
+/// An image of `bytes()` bytes. Ranges are checked, and any thread may call at any time.
 pub trait Store {
-    /// Size in bytes. Does not change.
+    /// Returns the size in bytes, which does not change.
     fn bytes(&self) -> u64;
     /// Reads `into.len()` bytes from `offset` on.
     fn read_at(&self, offset: u64, into: &mut [u8]) -> Result<(), StoreError>;
     /// Writes `from` at `offset`.
     fn write_at(&self, offset: u64, from: &[u8]) -> Result<(), StoreError>;
-    /// Makes `len` bytes from `offset` on read as zero; with `deallocate` their space is given back.
+    /// Makes `len` bytes from `offset` on read as zeroes. With `deallocate` their space is
+    /// released.
     fn zero(&self, offset: u64, len: u64, deallocate: bool) -> Result<(), StoreError>;
     /// Makes everything written so far durable.
     fn flush(&self) -> Result<(), StoreError>;
-    /// Gives back what the system holds for the image; its contents are out of reach from then on.
-    /// The default has nothing to give back.
+    /// Releases the resources of the operating system. Later accesses fail. The default has nothing
+    /// to release.
     fn close(&self) {}
-    /// The image itself, when it lies in memory: data then moves without a detour.
+    /// Returns the image itself if it is in memory: data is then copied directly, without staging.
     fn span(&self) -> Option<Span<'_>> {
         None
     }
-    /// Whether contents do not matter: data is then not moved at all.
+    /// True if contents do not matter: data is then not moved at all.
     fn is_null(&self) -> bool {
         false
     }
@@ -64,22 +67,25 @@ pub(crate) fn check(bytes: u64, offset: u64, len: u64) -> Result<(), StoreError>
 /// 64-bit words of a page.
 const PAGE_WORDS: usize = PAGE / size_of::<AtomicU64>();
 
-/// An image in memory, zeroed; the operating system hands out its pages as they are written.
+/// An image in memory, zeroed. The operating system allocates its pages when they are first
+/// written.
 ///
-/// It begins at a page, and nothing else lies in its pages: registered with a GPU, it takes no other
-/// allocation along, which the GPU's driver would then refuse to copy to or from.
+/// The image starts at a page boundary and shares no page with another allocation. If it shared
+/// one, registering it with a GPU would register part of that allocation too, and the GPU's driver
+/// would then refuse copies to or from it.
 #[derive(Debug)]
 pub struct Memory {
-    // Longer than the image. An allocation that is aligned itself is zeroed by hand, and so has all its pages.
+    // Longer than the image by a page. An aligned allocation would be zeroed by hand, which touches
+    // all its pages; this one is zeroed by the system, and the image is aligned inside it.
     pages: Box<[AtomicU64]>,
-    /// The first word of the image, and how many it has.
+    /// Index of the image's first word, and its number of words.
     first: usize,
     words: usize,
     bytes: u64,
 }
 
 impl Memory {
-    /// An image of `bytes` bytes, or `None` when there is not that much memory.
+    /// Makes an image of `bytes` bytes, or returns `None` if there is not enough memory.
     pub fn new(bytes: u64) -> Option<Self> {
         let words = usize::try_from(bytes.div_ceil(8)).ok()?;
         let whole = words.checked_next_multiple_of(PAGE_WORDS)?;
@@ -135,7 +141,7 @@ impl Store for Memory {
             let chunk = rest
                 .slice(0, rest.len().min(4096))
                 .ok_or(StoreError::OutOfBounds)?;
-            // Pages that were never written stay without memory.
+            // Pages that read as zeroes are not written: they may still be without physical memory.
             let words = chunk.as_words().filter(|_| chunk.len().is_multiple_of(8));
             if !words.is_some_and(|words| words.iter().all(|word| word.load(Relaxed) == 0)) {
                 chunk.zero();
@@ -154,14 +160,14 @@ impl Store for Memory {
     }
 }
 
-/// A store of any size that keeps nothing. Reads leave the driver's buffers as they are.
+/// A store of any size that keeps nothing. Reads leave the driver's buffers unchanged.
 #[derive(Clone, Copy, Debug)]
 pub struct Null {
     bytes: u64,
 }
 
 impl Null {
-    /// A store of `bytes` bytes.
+    /// Makes a store of `bytes` bytes.
     pub const fn new(bytes: u64) -> Self {
         Self { bytes }
     }

@@ -1,43 +1,45 @@
-//! What the controller reaches by DMA: a map of ranges, and accesses through it.
+//! The memory that the controller reaches by DMA: the traits of a map of address ranges, and the
+//! accesses through a map during one batch of commands.
 
 use super::span::Span;
 use alloc::vec::Vec;
 use core::cell::{Cell, RefCell};
 use core::sync::atomic::AtomicU64;
 
-/// The controller tried to reach memory that is not mapped. The address is the first one missing.
+/// An access of the controller to memory that is not mapped, with the first missing address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DmaFault(pub u64);
 
-/// One mapped range: the addresses from `start` on are the bytes of `span`.
+/// A mapped range: the addresses from `start` on are the bytes of `span`.
 #[derive(Clone, Copy, Debug)]
 pub struct Region<'a> {
     /// First address.
     pub start: u64,
-    /// The bytes.
+    /// Bytes of the range.
     pub span: Span<'a>,
 }
 
-/// A look at the map during which nothing of it goes away.
+/// A view of the map. While it lives, no range of the map is unmapped.
 pub trait DmaGuard {
-    /// The range that holds `iova`.
+    /// Returns the range that contains `iova`.
     fn lookup(&self, iova: u64) -> Option<Region<'_>>;
 
-    /// Bytes that were copied because they cannot be mapped; `None` when there is no such memory. What
-    /// the controller writes to the copies arrives when the guard goes.
+    /// Returns the bytes that were copied because their memory cannot be mapped; `None` without
+    /// such memory. Writes of the controller to the copies reach the memory when the guard is
+    /// dropped.
     fn staged_bytes(&self) -> Option<usize> {
         None
     }
 
-    /// What is written to `len` bytes from `iova` on arrives after everything else.
+    /// Makes the writes to `len` bytes from `iova` on reach the memory after all others.
     fn settle_last(&self, iova: u64, len: u64) {
         let _ = (iova, len);
     }
 }
 
-/// The memory that the controller may reach by DMA.
+/// A map of the memory that the controller may reach by DMA.
 pub trait DmaMemory {
-    /// While it lives, no range is unmapped. Taken once per batch of commands.
+    /// View of the map. The controller takes one for each batch of commands.
     type Guard<'a>: DmaGuard
     where
         Self: 'a;
@@ -46,7 +48,7 @@ pub trait DmaMemory {
     fn guard(&self) -> Self::Guard<'_>;
 }
 
-/// DMA during one batch: a guard and the range that was found last.
+/// The accesses of one batch: a guard, the range that was found last, and the copies that wait.
 pub struct Dma<'g> {
     guard: &'g dyn DmaGuard,
     last: Cell<Region<'g>>,
@@ -55,7 +57,7 @@ pub struct Dma<'g> {
 }
 
 impl<'g> Dma<'g> {
-    /// Accesses under `guard`.
+    /// Makes the accesses under `guard`.
     pub fn new(guard: &'g dyn DmaGuard) -> Self {
         let none = Region {
             start: 0,
@@ -69,12 +71,12 @@ impl<'g> Dma<'g> {
         }
     }
 
-    /// From now on copies into a peer's memory wait for [`settle`](Self::settle).
+    /// Delays copies into a peer's memory from now on, until [`settle`](Self::settle).
     pub(crate) fn hold(&self) {
         self.holds.set(true);
     }
 
-    /// Copies from a store, at once unless they are held.
+    /// Copies from a store: at once, or in [`settle`](Self::settle) after [`hold`](Self::hold).
     #[inline]
     pub(crate) fn copy(&self, from: Span<'g>, to: Span<'g>) {
         if to.is_peer() && self.holds.get() {
@@ -84,30 +86,30 @@ impl<'g> Dma<'g> {
         }
     }
 
-    /// Copies that are held.
+    /// Returns the number of delayed copies.
     #[inline]
     pub(crate) fn held(&self) -> usize {
         self.held.borrow().len()
     }
 
-    /// Carries out what is held; whether nothing was lost.
+    /// Carries out the delayed copies. True if no peer's memory was lost.
     #[cold]
     pub(crate) fn settle(&self) -> bool {
         let held = self.held.take();
         Span::copy_all(&held)
     }
 
-    /// Copies of memory that cannot be mapped, see [`DmaGuard`].
+    /// Returns the bytes of staged copies, see [`DmaGuard`].
     pub fn staged_bytes(&self) -> Option<usize> {
         self.guard.staged_bytes()
     }
 
-    /// See [`DmaGuard`].
+    /// Orders write-backs, see [`DmaGuard`].
     pub fn settle_last(&self, iova: u64, len: u64) {
         self.guard.settle_last(iova, len);
     }
 
-    /// The bytes mapped from `iova` on, up to the end of their range; at least one.
+    /// Returns the bytes mapped from `iova` on, up to the end of their range; at least one.
     #[inline]
     fn rest(&self, iova: u64) -> Result<Span<'g>, DmaFault> {
         let mut region = self.last.get();
@@ -123,13 +125,13 @@ impl<'g> Dma<'g> {
             .ok_or(DmaFault(iova))
     }
 
-    /// `len` bytes from `iova` on, when one range holds them all.
+    /// Returns `len` bytes from `iova` on, if one range holds them all.
     #[inline]
     pub fn span(&self, iova: u64, len: usize) -> Option<Span<'g>> {
         self.rest(iova).ok()?.slice(0, len)
     }
 
-    /// Calls `each` with the pieces of `len` bytes from `iova` on, in order.
+    /// Calls `each` with the mapped extents of `len` bytes from `iova` on, in order.
     #[inline]
     pub fn pieces(
         &self,
@@ -155,7 +157,7 @@ impl<'g> Dma<'g> {
         self.pieces(iova, len, |_| {})
     }
 
-    /// Reads into `into`.
+    /// Reads memory from `iova` on into `into`.
     pub fn read(&self, iova: u64, into: &mut [u8]) -> Result<(), DmaFault> {
         let mut done = 0;
         self.pieces(iova, into.len(), |piece| {
@@ -164,7 +166,7 @@ impl<'g> Dma<'g> {
         })
     }
 
-    /// Writes `from`.
+    /// Writes `from` to memory from `iova` on.
     pub fn write(&self, iova: u64, from: &[u8]) -> Result<(), DmaFault> {
         let mut done = 0;
         self.pieces(iova, from.len(), |piece| {
@@ -173,13 +175,13 @@ impl<'g> Dma<'g> {
         })
     }
 
-    /// `N` aligned words.
+    /// Reads `N` aligned words.
     #[inline]
     pub fn words<const N: usize>(&self, iova: u64) -> Result<[u64; N], DmaFault> {
         self.rest(iova)?.words(0).ok_or(DmaFault(iova))
     }
 
-    /// The word at `iova`, to be stored to.
+    /// Returns the aligned word at `iova`, for a store to it.
     #[inline]
     pub fn word(&self, iova: u64) -> Result<&'g AtomicU64, DmaFault> {
         self.rest(iova)?.word(0).ok_or(DmaFault(iova))

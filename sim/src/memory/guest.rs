@@ -1,8 +1,9 @@
-//! Memory of another process, by descriptor.
+//! Memory of another process, mapped by file descriptor.
 //!
-//! The peer may shorten its file at any time, and the next access would end this process with
-//! SIGBUS. A handler puts anonymous memory in the place of a mapping that has lost its file: the
-//! access goes on with zeroes, and [`GuestMemory::is_lost`] tells the server to end the connection.
+//! The peer may truncate its file at any time, and the next access would end this process with
+//! SIGBUS. A signal handler therefore replaces a mapping that has lost its file by anonymous
+//! memory: the access then reads zeroes, and [`GuestMemory::is_lost`] tells the server to end the
+//! connection.
 
 use super::span::Span;
 use rustix::fs::{FileType, fstat, fstatfs};
@@ -15,17 +16,18 @@ use std::ptr::null_mut;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
-/// Mappings at the same time at most.
+/// Limit of the mappings that exist at the same time.
 pub(crate) const MAX_MAPPINGS: usize = 16_384;
 
-/// A mapping as the signal handler finds it. Free while `start` is 0.
+/// A mapping as the signal handler finds it; unused while `start` is 0. Its fields are atomics
+/// because the handler may interrupt any thread, which may hold any lock.
 struct Entry {
     start: AtomicUsize,
     len: AtomicUsize,
     lost: AtomicBool,
 }
 
-/// A static, because a signal handler can be given nothing.
+/// A static, because no argument of ours reaches a signal handler.
 static MAPPINGS: [Entry; MAX_MAPPINGS] = [const {
     Entry {
         start: AtomicUsize::new(0),
@@ -33,26 +35,27 @@ static MAPPINGS: [Entry; MAX_MAPPINGS] = [const {
         lost: AtomicBool::new(false),
     }
 }; MAX_MAPPINGS];
-/// Mappings that have lost their file so far.
+/// Number of mappings that have lost their file so far.
 static LOSSES: AtomicUsize = AtomicUsize::new(0);
-/// What SIGBUS did before us. Set before the first mapping is entered.
+/// The action of SIGBUS before ours. Set before the first mapping is entered, since the handler
+/// reads it.
 static PREVIOUS: OnceLock<Box<libc::sigaction>> = OnceLock::new();
 
 /// A mapped part of a peer's file.
 pub(crate) struct GuestMemory {
-    /// The mapping, in whole pages.
+    /// Start of the mapping, in whole pages.
     start: *mut u8,
     len: usize,
-    /// Where the part begins in it.
+    /// Offset of the part in the mapping.
     lead: usize,
-    /// Bytes of the part.
+    /// Length of the part in bytes.
     bytes: usize,
     entry: &'static Entry,
 }
 
-// SAFETY: the mapping belongs to the process.
+// SAFETY: the mapping belongs to the process, not to a thread.
 unsafe impl Send for GuestMemory {}
-// SAFETY: shared references give the address only.
+// SAFETY: a shared reference gives out the address only; accesses go through `Span`.
 unsafe impl Sync for GuestMemory {}
 
 impl GuestMemory {
@@ -60,8 +63,8 @@ impl GuestMemory {
     /// descriptor may be closed afterwards.
     ///
     /// # Errors
-    /// EINVAL for a range that the file does not have or that is not a regular file's, ENOSPC with
-    /// too many mappings, and what mmap says.
+    /// EINVAL for a range outside the file and for a file that is not regular, ENOSPC for too many
+    /// mappings, and the errors of mmap.
     pub fn map(fd: BorrowedFd<'_>, offset: u64, len: u64, writable: bool) -> IoResult<Self> {
         let invalid = || IoError::from_raw_os_error(libc::EINVAL);
         let stat = fstat(fd)?;
@@ -86,7 +89,8 @@ impl GuestMemory {
             true => ProtFlags::READ | ProtFlags::WRITE,
             false => ProtFlags::READ,
         };
-        // SAFETY: a new mapping at an address of the kernel's choice touches nothing of ours.
+        // SAFETY: the address is null and the flags lack MAP_FIXED, so the kernel chooses a range
+        // that nothing of this process uses: no existing memory is replaced.
         let start = unsafe {
             let at = offset - lead as u64;
             mmap(null_mut(), bytes, access, MapFlags::SHARED, fd, at)?
@@ -105,24 +109,24 @@ impl GuestMemory {
         })
     }
 
-    /// The first byte of the part.
+    /// Returns the first byte of the part.
     pub fn ptr(&self) -> *mut u8 {
         self.start.wrapping_add(self.lead)
     }
 
-    /// The bytes of the part. They can be read, and written if that was asked for.
+    /// Returns the bytes of the part. They can be read, and written if the mapping is writable.
     pub fn span(&self) -> Span<'_> {
         // SAFETY: `len` bytes from the lead on are mapped as long as `self` lives.
         unsafe { Span::from_raw(self.ptr(), self.bytes) }
     }
 
-    /// How many mappings of this process have lost their file so far: when it has not changed, none of
-    /// them needs to be looked at.
+    /// Returns the number of mappings of this process that have lost their file so far. While it
+    /// stays the same, no mapping needs a check.
     pub fn losses() -> usize {
         LOSSES.load(Ordering::Relaxed)
     }
 
-    /// Whether the peer has taken the file away under the mapping.
+    /// True if the peer has truncated the file under the mapping.
     pub fn is_lost(&self) -> bool {
         self.entry.lost.load(Ordering::Relaxed)
     }
@@ -130,16 +134,19 @@ impl GuestMemory {
 
 impl Drop for GuestMemory {
     fn drop(&mut self) {
-        // Left first, so that the address is not reused while it is in the table.
+        // The length first: the handler must not find this entry for an address range that the
+        // kernel may give to another mapping after the munmap. The start last, since it makes the
+        // entry free.
         self.entry.len.store(0, Ordering::Relaxed);
-        // SAFETY: our own mapping, which is not reached any more.
+        // SAFETY: our own mapping. `self` is being dropped, so every span that borrowed it is gone,
+        // and the table entry above no longer covers it for the signal handler.
         let _ = unsafe { munmap(self.start.cast(), self.len) };
         self.entry.lost.store(false, Ordering::Relaxed);
         self.entry.start.store(0, Ordering::Release); // Release: pairs with the claim in `enter`.
     }
 }
 
-/// What a mapping of the file begins and ends at: huge pages are mapped and unmapped whole.
+/// Returns the page size of the file's mappings: huge pages are mapped and unmapped whole.
 fn page_bytes(fd: BorrowedFd<'_>) -> IoResult<usize> {
     const HUGETLBFS_MAGIC: i64 = 0x9584_58F6;
     let system = fstatfs(fd)?;
@@ -153,13 +160,14 @@ fn page_bytes(fd: BorrowedFd<'_>) -> IoResult<usize> {
         .ok_or_else(|| IoError::from_raw_os_error(libc::EINVAL))
 }
 
-/// Takes a free entry.
+/// Takes a free entry of the table.
 fn enter(start: usize, len: usize) -> Option<&'static Entry> {
     static NEXT: AtomicUsize = AtomicUsize::new(0);
     let first = NEXT.fetch_add(1, Ordering::Relaxed);
     (0..MAX_MAPPINGS).find_map(|i| {
         let entry = &MAPPINGS[(first + i) % MAX_MAPPINGS];
-        // Acquire: pairs with the Release in drop.
+        // Acquire: pairs with the Release in drop, which makes the entry free last. Its length of 0
+        // and its cleared `lost` are then visible here, before this thread sets new values.
         let claim = entry
             .start
             .compare_exchange(0, start, Ordering::Acquire, Ordering::Relaxed);
@@ -169,13 +177,14 @@ fn enter(start: usize, len: usize) -> Option<&'static Entry> {
     })
 }
 
-/// Installs the handler, once.
+/// Installs the signal handler, once for the process.
 fn install() {
     PREVIOUS.get_or_init(|| {
         let handler: extern "C" fn(libc::c_int, *mut libc::siginfo_t, *mut libc::c_void) =
             on_sigbus;
-        // SAFETY: sigaction is plain data for which zeroes are valid; both structures outlive the
-        // calls, and the handler calls async-signal-safe functions alone.
+        // SAFETY: sigaction is plain data for which zeroes are valid, and both structures outlive
+        // the calls. The handler only uses atomics and mmap, which are safe in a signal handler
+        // whatever it has interrupted.
         unsafe {
             let mut previous: libc::sigaction = std::mem::zeroed();
             let mut ours: libc::sigaction = std::mem::zeroed();
@@ -225,7 +234,7 @@ extern "C" fn on_sigbus(
     forward(signal, info, context);
 }
 
-/// Does what would have been done without us.
+/// Passes the signal to the action that was installed before ours.
 fn forward(signal: libc::c_int, info: *mut libc::siginfo_t, context: *mut libc::c_void) {
     let handler = PREVIOUS
         .get()
@@ -236,8 +245,8 @@ fn forward(signal: libc::c_int, info: *mut libc::siginfo_t, context: *mut libc::
         return;
     }
     type Handler = extern "C" fn(libc::c_int, *mut libc::siginfo_t, *mut libc::c_void);
-    // SAFETY: a handler that was installed before; the third argument does not harm one without
-    // SA_SIGINFO.
+    // SAFETY: the address is that of a handler that sigaction accepted before ours. One that was
+    // installed without SA_SIGINFO takes one argument and ignores the other two registers.
     let handler: Handler = unsafe { std::mem::transmute(handler) };
     handler(signal, info, context);
 }

@@ -1,6 +1,7 @@
-//! The system calls that std has no function for.
+//! System calls on files that std has no function for: releasing the space of a range, and locks of
+//! an open file description.
 
-/// Gives the space of a range of `file` back; `false` when the file system cannot.
+/// Releases the space of a range of `file`. False if the file system cannot.
 pub(crate) fn punch_hole(file: &std::fs::File, offset: u64, len: u64) -> bool {
     use std::os::fd::AsRawFd;
     let (Ok(offset), Ok(len)) = (libc::off_t::try_from(offset), libc::off_t::try_from(len)) else {
@@ -11,11 +12,11 @@ pub(crate) fn punch_hole(file: &std::fs::File, offset: u64, len: u64) -> bool {
     unsafe { libc::fallocate(file.as_raw_fd(), mode, offset, len) == 0 }
 }
 
-/// Locks the whole of `file` for as long as its open file description lives (an OFD lock): exclusively,
-/// or shared with others that do not write.
+/// Locks the whole of `file` for as long as its open file description lives (an OFD lock):
+/// exclusively, or shared with other readers.
 ///
 /// # Errors
-/// The operating system's: EAGAIN when another open file description has a lock in the way.
+/// Those of the operating system: EAGAIN if another open file description has a conflicting lock.
 pub(crate) fn lock(file: &std::fs::File, exclusive: bool) -> std::io::Result<()> {
     use std::os::fd::AsRawFd;
     let kind = if exclusive {
@@ -23,7 +24,7 @@ pub(crate) fn lock(file: &std::fs::File, exclusive: bool) -> std::io::Result<()>
     } else {
         libc::F_RDLCK
     };
-    // From byte 0 to the end, wherever that is; l_pid is 0, as OFD locks need it.
+    // From byte 0 to the end of the file, wherever that is. OFD locks require l_pid = 0.
     let whole = libc::flock {
         l_type: kind as libc::c_short,
         l_whence: libc::SEEK_SET as libc::c_short,

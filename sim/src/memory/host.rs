@@ -1,4 +1,5 @@
-//! Memory of this process at addresses of the user's choice.
+//! Memory of this process as DMA memory, at addresses that the user chooses. Also memory of other
+//! processes and of peers, once it is mapped or has an interface to be reached by.
 
 use super::dma::{DmaGuard, DmaMemory, Region};
 #[cfg(target_os = "linux")]
@@ -12,17 +13,17 @@ use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, AtomicUsize, Ordering}
 use std::sync::{Arc, Mutex};
 use std::vec::Vec;
 
-/// Readers that can be in a batch at the same time; more wait.
+/// Number of batches that can run at the same time; further ones wait.
 const READERS: usize = 64;
 
 /// Memory of this process as DMA memory: a table of address ranges.
 ///
-/// Clones share the table. Lookups take no lock; `map` and `unmap` replace the table and wait
-/// until no batch uses the old one, so that unmapped memory may be freed at once.
+/// Clones share the table. Look-ups take no lock. `map` and `unmap` replace the table and wait
+/// until no batch uses the old one, so unmapped memory may be freed as soon as `unmap` returns.
 #[derive(Clone, Default)]
 pub struct HostMemory(Arc<Inner>);
 
-/// What a mapping's bytes belong to.
+/// Owner of a mapping's bytes, kept alive with the mapping.
 type Owner = Arc<dyn Any + Send + Sync>;
 
 #[derive(Clone)]
@@ -31,16 +32,16 @@ struct Mapping {
     /// First address after the mapping.
     end: u64,
     ptr: *mut u8,
-    /// Who copies, when loads and stores do not reach the bytes.
+    /// The peer that copies, if loads and stores do not reach the bytes.
     peer: Option<Arc<dyn Peer>>,
     /// Keeps the bytes mapped.
     _owner: Option<Owner>,
-    /// Reached without a mapping.
+    /// Interface to memory that cannot be mapped here.
     remote: Option<Arc<dyn Remote>>,
 }
 
 impl Mapping {
-    /// Plain memory at `ptr`, or the reason why it cannot be mapped at `iova`.
+    /// Describes plain memory at `ptr`, or returns the reason that it cannot be mapped at `iova`.
     fn new(iova: u64, ptr: *mut u8, len: u64) -> Result<Self, MapError> {
         let end = iova
             .checked_add(len)
@@ -61,20 +62,22 @@ impl Mapping {
 }
 
 struct Inner {
-    /// Sorted by address, without overlaps. Always from Box::into_raw.
+    /// Sorted by address, without overlaps. Always a pointer from Box::into_raw, so a writer can
+    /// free it.
     table: AtomicPtr<Vec<Mapping>>,
     readers: [Reader; READERS],
     writer: Mutex<()>,
-    /// A mapping is remote.
+    /// True if some mapping is remote, so that guards prepare for staging.
     remote: AtomicBool,
 }
 
-/// Odd while a batch is in progress. Padded against false sharing.
+/// Odd while a batch is in progress. Padded to 128 bytes, since readers on different
+/// threads would otherwise slow each other down by sharing a cache line.
 #[derive(Default)]
 #[repr(align(128))]
 struct Reader(AtomicU64);
 
-// SAFETY: the pointers in the table are promised by `map` to be usable from any thread.
+// SAFETY: the callers of `map` promise that the pointers in the table may be used from any thread.
 unsafe impl Send for Inner {}
 // SAFETY: as above.
 unsafe impl Sync for Inner {}
@@ -92,12 +95,13 @@ impl Default for Inner {
 
 impl Drop for Inner {
     fn drop(&mut self) {
-        // SAFETY: the pointer is from Box::into_raw and nothing else holds it.
+        // SAFETY: the pointer is from Box::into_raw, and this is the last clone: no guard borrows
+        // it.
         drop(unsafe { Box::from_raw(*self.table.get_mut()) });
     }
 }
 
-/// Why a range was not mapped.
+/// Reason that a range was not mapped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MapError {
     /// Length 0, or the range leaves the address space.
@@ -121,30 +125,30 @@ impl core::fmt::Display for MapError {
 impl core::error::Error for MapError {}
 
 impl HostMemory {
-    /// An empty table.
+    /// Makes an empty table.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Lets the controller reach `len` bytes at `ptr` through the addresses from `iova` on.
+    /// Maps `len` bytes at `ptr` for the controller, at the addresses from `iova` on.
     ///
     /// # Safety
-    /// The bytes stay readable and writable, from any thread, until they are unmapped or the
-    /// last clone is dropped; all other uses of them meanwhile are through atomics, raw
-    /// pointers, or while no command is in flight for them.
+    /// The bytes stay readable and writable, from any thread, until they are unmapped or the last
+    /// clone is dropped. All other uses of them meanwhile are through atomics, through raw
+    /// pointers, or while no command that accesses them is in flight.
     pub unsafe fn map(&self, iova: u64, ptr: *mut u8, len: u64) -> Result<(), MapError> {
         self.insert(iova, ptr, len, None, None)
     }
 
-    /// Lets the controller reach `words` through the addresses from `iova` on, and keeps them
-    /// alive while it can.
+    /// Maps `words` for the controller, at the addresses from `iova` on, and keeps them alive while
+    /// they are mapped.
     pub fn share(&self, iova: u64, words: Arc<[AtomicU64]>) -> Result<(), MapError> {
         let ptr = words.as_ptr().cast_mut().cast();
         let len = size_of_val(&*words) as u64;
         self.insert(iova, ptr, len, Some(Arc::new(words)), None)
     }
 
-    /// Lets the controller reach `len` bytes of another process's memory.
+    /// Maps `len` bytes of another process's memory for the controller.
     #[cfg(target_os = "linux")]
     pub(crate) fn map_guest(
         &self,
@@ -155,7 +159,8 @@ impl HostMemory {
         self.insert(iova, guest.ptr(), len, Some(guest), None)
     }
 
-    /// Lets the controller reach `len` bytes by asking `remote`, with the addresses of the controller.
+    /// Maps `len` bytes that the controller reaches by asking `remote`, which gets the controller's
+    /// addresses.
     pub(crate) fn map_remote(
         &self,
         iova: u64,
@@ -165,8 +170,8 @@ impl HostMemory {
         self.insert(iova, std::ptr::null_mut(), len, None, Some(remote))
     }
 
-    /// Lets the controller reach `len` bytes of `peer` at its address `address`, through the addresses
-    /// from `iova` on: for data only, rings and lists cannot lie there.
+    /// Maps `len` bytes of `peer`, from its address `address` on, at the addresses from `iova` on.
+    /// They can hold data only: rings and lists cannot lie in a peer's memory.
     pub fn map_peer(
         &self,
         iova: u64,
@@ -214,9 +219,8 @@ impl HostMemory {
         })
     }
 
-    /// Takes back everything that was mapped inside the `len` bytes from `iova` on, waits for
-    /// accesses in progress, and says how many ranges went. A range that is only partly inside
-    /// stays.
+    /// Unmaps every range inside the `len` bytes from `iova` on, waits for accesses in progress,
+    /// and returns the number of these ranges. A range that is only partly inside stays mapped.
     pub fn unmap(&self, iova: u64, len: u64) -> usize {
         let end = iova.saturating_add(len);
         self.replace(|table| {
@@ -233,26 +237,31 @@ impl HostMemory {
             .lock()
             .unwrap_or_else(|poisoned| poisoned.into_inner());
         let old = inner.table.load(Ordering::Relaxed);
-        // SAFETY: only a writer frees tables, and we are the writer.
+        // SAFETY: only a writer frees tables, and this thread holds the writers' lock until it has
+        // replaced the table, so the old one stays valid while it is cloned.
         let mut table = unsafe { &*old }.clone();
         let result = change(&mut table);
         let remote = table.iter().any(|mapping| mapping.remote.is_some());
         inner.remote.store(remote, Ordering::Relaxed);
-        // SeqCst: in one order with the readers' entry, so that a reader is either seen below
-        // or sees the new table.
+        // SeqCst, as the reader's entry in `guard`: the two sides each write one word and then read
+        // the other's. In one total order either this writer sees the reader's odd count below, or
+        // the reader sees the new table. With release and acquire alone both could miss each other,
+        // and the old table would be freed under the reader.
         inner
             .table
             .store(Box::into_raw(Box::new(table)), Ordering::SeqCst);
         for reader in &inner.readers {
             let seen = reader.0.load(Ordering::SeqCst);
             let mut tries = 0;
-            // Acquire: pairs with the Release that ends a batch.
+            // Acquire: pairs with the Release that ends a batch, so that the batch's accesses are
+            // over.
             while seen % 2 == 1 && reader.0.load(Ordering::Acquire) == seen {
                 tries += 1;
                 relax(tries);
             }
         }
-        // SAFETY: from Box::into_raw, unpublished, and every reader that saw it has left.
+        // SAFETY: from Box::into_raw, unpublished, and every reader that saw it has ended its
+        // batch.
         drop(unsafe { Box::from_raw(old) });
         result
     }
@@ -262,7 +271,7 @@ impl HostMemory {
 pub struct HostGuard<'a> {
     table: &'a [Mapping],
     reader: &'a Reader,
-    /// Present while a mapping is remote.
+    /// Present while some mapping is remote.
     staging: Option<Staging>,
 }
 
@@ -279,7 +288,7 @@ impl DmaMemory for HostMemory {
         loop {
             let reader = &self.0.readers[(home + tries) % READERS];
             let seen = reader.0.load(Ordering::Relaxed);
-            // SeqCst: pairs with the writer, see `replace`.
+            // SeqCst: in one total order with the store of the table, see `replace`.
             if seen.is_multiple_of(2)
                 && reader
                     .0
@@ -287,7 +296,9 @@ impl DmaMemory for HostMemory {
                     .is_ok()
             {
                 let table = self.0.table.load(Ordering::SeqCst);
-                // SAFETY: the table is not freed while our reader count is odd.
+                // SAFETY: the count of our reader is odd, and `replace` frees a table only after
+                // every reader that was odd at the exchange has become even, which ours does when
+                // the guard is dropped.
                 let table = unsafe { &*table };
                 let remote = self.0.remote.load(Ordering::Relaxed);
                 return HostGuard {
@@ -317,7 +328,8 @@ impl DmaGuard for HostGuard<'_> {
         }
         let len = usize::try_from(mapping.end - mapping.start).ok()?;
         let span = match &mapping.peer {
-            // SAFETY: `map` was promised these bytes, and the guard keeps them mapped.
+            // SAFETY: the callers of `map` promised that these bytes stay valid until they are
+            // unmapped, and `unmap` waits for this guard, whose lifetime the span has.
             None => unsafe { Span::from_raw(mapping.ptr, len) },
             Some(peer) if peer.is_lost() => return None,
             Some(peer) => Span::of_peer(&**peer, mapping.ptr.addr() as u64, len),
@@ -344,8 +356,8 @@ impl Drop for HostGuard<'_> {
         if let Some(staging) = &mut self.staging {
             staging.settle();
         }
-        // Release: pairs with the Acquire in `replace`: our accesses are over before the memory
-        // may be freed.
+        // Release: pairs with the Acquire in `replace`. The batch's accesses must be over before
+        // the writer sees the even count, because it then lets the user free the memory.
         let seen = self.reader.0.load(Ordering::Relaxed);
         self.reader.0.store(seen.wrapping_add(1), Ordering::Release);
     }

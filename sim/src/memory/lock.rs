@@ -1,17 +1,19 @@
-//! The lock around controller state: the crate is no_std, so it brings its own.
+//! The lock around the controller's state. The crate is no_std and core has no lock, so this one
+//! spins; with std it yields to the scheduler after some tries.
 
 use core::cell::UnsafeCell;
 use core::ops::{Deref, DerefMut};
 use core::sync::atomic::{AtomicBool, Ordering};
 
-/// A spin lock: held for one batch of commands or one register access.
+/// A spin lock, held for one batch of commands or one register access.
 #[derive(Debug, Default)]
 pub(crate) struct Lock<T> {
     held: AtomicBool,
     value: UnsafeCell<T>,
 }
 
-// SAFETY: the value is reached by one guard at a time.
+// SAFETY: `held` admits one guard at a time, and the value is reached only through a guard. Its
+// Acquire and Release hand the value from one thread to the next, which T: Send allows.
 unsafe impl<T: Send> Sync for Lock<T> {}
 
 impl<T> Lock<T> {
@@ -22,7 +24,7 @@ impl<T> Lock<T> {
         }
     }
 
-    /// Waits for the lock.
+    /// Waits for the lock and returns its guard.
     #[inline]
     pub fn lock(&self) -> Held<'_, T> {
         let mut tries = 0u32;
@@ -35,17 +37,20 @@ impl<T> Lock<T> {
         }
     }
 
-    /// The lock, unless someone holds it.
+    /// Takes the lock, unless another thread holds it.
     #[inline]
     pub fn try_lock(&self) -> Option<Held<'_, T>> {
-        // Acquire: pairs with the Release in Held::drop.
+        // Acquire: pairs with the Release in Held::drop, so that the earlier holder's writes are
+        // visible. The relaxed load first keeps waiting threads from taking the cache line for a
+        // swap that must fail.
         let free = !self.held.load(Ordering::Relaxed) && !self.held.swap(true, Ordering::Acquire);
-        // Lazily: a guard that is made and dropped would release another's lock.
+        // Lazily: `then_some` would build a guard in the other case too, and dropping it would
+        // release the lock of another thread.
         free.then(|| Held { lock: self })
     }
 }
 
-/// Lets others run: a pause at first, later the scheduler where there is one.
+/// Lets other threads run: a processor pause at first, later the scheduler, if there is one.
 pub(crate) fn relax(tries: u32) {
     #[cfg(feature = "std")]
     if tries > 64 {
@@ -56,7 +61,7 @@ pub(crate) fn relax(tries: u32) {
     core::hint::spin_loop();
 }
 
-/// The lock is held while this lives.
+/// Guard of a lock, which is released when the guard is dropped.
 pub(crate) struct Held<'a, T> {
     lock: &'a Lock<T>,
 }
@@ -82,7 +87,8 @@ impl<T> DerefMut for Held<'_, T> {
 impl<T> Drop for Held<'_, T> {
     #[inline]
     fn drop(&mut self) {
-        // Release: pairs with the Acquire in try_lock.
+        // Release: pairs with the Acquire in try_lock. The next holder must see all writes of this
+        // one; with a relaxed store it could read the queue state from before this batch.
         self.lock.held.store(false, Ordering::Release);
     }
 }

@@ -1,21 +1,22 @@
-//! A stretch of memory that someone else may be writing.
+//! A range of memory that others may write at the same time, and the only code that accesses it: as
+//! atomic words, by an opaque copy, or by the owner's copy engine.
 
 use alloc::vec::Vec;
 use core::marker::PhantomData;
 use core::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 
-/// Memory that loads and stores do not reach, such as a GPU's: its owner copies, and nothing else can
-/// be done with it. Rings and lists cannot lie there.
+/// Memory that loads and stores do not reach, such as a GPU's. Its owner copies, and there is no
+/// other access, so rings and lists cannot lie in it.
 ///
 /// A copy that fails is remembered: see [`is_lost`](Self::is_lost).
 pub trait Peer: Send + Sync + core::fmt::Debug {
-    /// Copies `len` bytes from `from` to `address`; returns when they are there.
+    /// Copies `len` bytes from `from` to `address`. Returns when the bytes have arrived.
     ///
     /// # Safety
     /// `from` is readable for `len` bytes; `address` and the bytes from there on were mapped.
     unsafe fn write(&self, address: u64, from: *const u8, len: usize);
 
-    /// Carries out `copies`, in any order; returns when all of them are there.
+    /// Carries out `copies`, in any order. Returns when all bytes have arrived.
     ///
     /// # Safety
     /// As for [`write`](Self::write), for each of them.
@@ -26,31 +27,31 @@ pub trait Peer: Send + Sync + core::fmt::Debug {
         }
     }
 
-    /// Copies `len` bytes from `address` to `into`; returns when they are there.
+    /// Copies `len` bytes from `address` to `into`. Returns when the bytes have arrived.
     ///
     /// # Safety
     /// `into` is writable for `len` bytes; `address` and the bytes from there on were mapped.
     unsafe fn read(&self, address: u64, into: *mut u8, len: usize);
 
-    /// Whether a copy has failed: then none is to be trusted any more.
+    /// True if a copy has failed. Then the contents of the whole memory are unknown.
     fn is_lost(&self) -> bool;
 }
 
 /// A copy into the memory of a [`Peer`].
 #[derive(Clone, Copy, Debug)]
 pub struct PeerCopy {
-    /// Where to.
+    /// Destination.
     pub address: u64,
-    /// Where from.
+    /// Source.
     pub from: *const u8,
-    /// Bytes.
+    /// Length in bytes.
     pub len: usize,
 }
 
-/// A stretch of shared bytes.
+/// A range of bytes that others may read and write.
 #[derive(Clone, Copy, Debug)]
 pub struct Span<'a> {
-    /// An address of `peer`, where there is one.
+    /// Address in this process, or an address of `peer`.
     ptr: *mut u8,
     len: usize,
     peer: Option<&'a dyn Peer>,
@@ -58,7 +59,7 @@ pub struct Span<'a> {
 }
 
 impl<'a> Span<'a> {
-    /// The bytes of `words`.
+    /// Returns the bytes of `words`.
     pub fn of_words(words: &'a [AtomicU64]) -> Self {
         Self {
             ptr: words.as_ptr().cast_mut().cast(),
@@ -68,7 +69,7 @@ impl<'a> Span<'a> {
         }
     }
 
-    /// `len` bytes of `peer` from its address `address` on.
+    /// Returns `len` bytes of `peer` from its address `address` on.
     #[cfg(feature = "std")]
     pub(super) fn of_peer(peer: &'a dyn Peer, address: u64, len: usize) -> Self {
         Self {
@@ -79,11 +80,11 @@ impl<'a> Span<'a> {
         }
     }
 
-    /// `len` bytes at `ptr`.
+    /// Returns `len` bytes at `ptr`.
     ///
     /// # Safety
-    /// They are readable and writable for 'a; all other uses of them meanwhile are through
-    /// atomics or raw pointers, or does not mind torn bytes.
+    /// They are readable and writable for 'a. All other uses of them meanwhile are through atomics
+    /// or raw pointers, or tolerate torn bytes.
     pub unsafe fn from_raw(ptr: *mut u8, len: usize) -> Self {
         Self {
             ptr,
@@ -93,29 +94,29 @@ impl<'a> Span<'a> {
         }
     }
 
-    /// Address of the first byte.
+    /// Returns the address of the first byte.
     pub fn address(&self) -> *mut u8 {
         self.ptr
     }
 
-    /// Whether a copy to or from its memory has failed.
+    /// True if a copy to or from its memory has failed.
     #[inline]
     pub fn is_lost(&self) -> bool {
         self.peer.is_some_and(Peer::is_lost)
     }
 
-    /// Length in bytes.
+    /// Returns the length in bytes.
     #[inline]
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// Whether there are no bytes.
+    /// True if there are no bytes.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// `len` bytes from `offset` on, or `None` past the end.
+    /// Returns `len` bytes from `offset` on, or `None` past the end.
     #[inline]
     pub fn slice(self, offset: usize, len: usize) -> Option<Self> {
         if offset > self.len || len > self.len - offset {
@@ -128,22 +129,25 @@ impl<'a> Span<'a> {
         })
     }
 
-    /// The aligned word at `offset`, or `None` when it is not wholly inside or not aligned.
+    /// Returns the aligned word at `offset`, or `None` if it is not wholly inside or not aligned.
     #[inline]
     pub fn word(&self, offset: usize) -> Option<&'a AtomicU64> {
         if self.len < 8 || offset > self.len - 8 || self.peer.is_some() {
             return None;
         }
-        // SAFETY: offset + 8 <= self.len, checked above.
+        // SAFETY: offset + 8 <= self.len was checked above, and the constructors promise that `len`
+        // bytes at `ptr` are one allocation for 'a, so the sum stays inside that allocation.
         let ptr = unsafe { self.ptr.add(offset) }.cast::<AtomicU64>();
         if !ptr.is_aligned() {
             return None;
         }
-        // SAFETY: inside the span for 'a, aligned, and an atomic may be written by others.
+        // SAFETY: the word is inside the span for 'a and aligned, as checked above. Others may
+        // write it at the same time, which is no data race because it is only used as an atomic.
         Some(unsafe { &*ptr })
     }
 
-    /// `N` words from `offset` on as relaxed loads, under the same conditions as [`word`](Self::word).
+    /// Reads `N` words from `offset` on with relaxed loads, under the conditions of
+    /// [`word`](Self::word).
     #[inline]
     pub fn words<const N: usize>(&self, offset: usize) -> Option<[u64; N]> {
         let part = self.slice(offset, N * 8)?;
@@ -153,14 +157,15 @@ impl<'a> Span<'a> {
         }
         let mut out = [0; N];
         for (i, word) in out.iter_mut().enumerate() {
-            // SAFETY: i < N and the part holds N aligned words; they are only used as atomics.
+            // SAFETY: i < N, and the part holds N aligned words, as checked above. They are only
+            // used as atomics, so that a driver that writes them meanwhile causes no data race.
             *word = unsafe { &*first.add(i) }.load(Ordering::Relaxed);
         }
         Some(out)
     }
 
-    /// Asks the processor for the first bytes, as many as hide the wait for the rest, which it then
-    /// fetches by itself. Nothing happens where that is not known how.
+    /// Prefetches the first bytes. Their cache lines are enough for the processor's own prefetcher
+    /// to fetch the rest while they are copied. Does nothing on other architectures than x86-64.
     #[inline]
     pub fn prefetch(&self) {
         #[cfg(target_arch = "x86_64")]
@@ -172,24 +177,27 @@ impl<'a> Span<'a> {
         }
     }
 
-    /// The span as words, or `None` when it is not aligned. A rest below one word is left out.
+    /// Returns the span as words, or `None` if it is not aligned. Bytes behind the last whole word
+    /// are left out.
     #[inline]
     pub fn as_words(&self) -> Option<&'a [AtomicU64]> {
         let first = self.ptr.cast::<AtomicU64>();
         if !first.is_aligned() || self.peer.is_some() {
             return None;
         }
-        // SAFETY: that many aligned words lie in the span for 'a; atomics may be written by others.
+        // SAFETY: the span holds len / 8 whole words, the first is aligned, and both hold for 'a.
+        // Others may write them at the same time, which atomics allow.
         Some(unsafe { core::slice::from_raw_parts(first, self.len / 8) })
     }
 
-    /// Copies to `to`, as many bytes as both hold. The two may be the same memory but not overlap
-    /// in part; then, as on a real bus, the bytes are unspecified.
+    /// Copies to `to`, as many bytes as both hold. The two may be the same memory. If they overlap
+    /// in part, the bytes are unspecified, as on a real bus.
     #[inline]
     pub fn copy_to(self, to: Span<'_>) {
         let len = self.len.min(to.len);
         match (self.peer, to.peer) {
-            // SAFETY: both spans hold that many bytes.
+            // SAFETY: both spans hold `len` bytes, the smaller of the two lengths. `copy` tolerates
+            // concurrent writes, and spans that are the same memory.
             (None, None) => unsafe { copy(self.ptr, to.ptr, len) },
             // SAFETY: as above; `to` is an address of its owner.
             (None, Some(peer)) => unsafe { peer.write(to.ptr.addr() as u64, self.ptr, len) },
@@ -199,14 +207,14 @@ impl<'a> Span<'a> {
         }
     }
 
-    /// Whether only its owner copies.
+    /// True if only the memory's owner can copy.
     #[inline]
     pub(super) fn is_peer(&self) -> bool {
         self.peer.is_some()
     }
 
-    /// Copies each pair, of which the second is a peer's; those of one peer that follow each other go to
-    /// it together, and what lies side by side as one. Whether none was lost.
+    /// Copies each pair, whose second span is a peer's. Consecutive copies to one peer are passed
+    /// to it together, and adjacent ones are joined. True if no peer's memory was lost.
     pub(super) fn copy_all(pairs: &[(Self, Self)]) -> bool {
         let mut copies: Vec<PeerCopy> = Vec::with_capacity(pairs.len());
         let mut good = true;
@@ -231,7 +239,9 @@ impl<'a> Span<'a> {
                 next.peer.is_some_and(|next| core::ptr::addr_eq(next, peer))
             };
             if pairs.peek().is_none_or(|next| !same(next)) {
-                // SAFETY: each pair of spans holds that many bytes; the second are the peer's.
+                // SAFETY: each copy is of the smaller of its two lengths, or a join of adjacent
+                // ones, so both spans hold its bytes. The addresses are the peer's, since the
+                // second span of each pair is.
                 unsafe { peer.write_all(&copies) };
                 good &= !peer.is_lost();
                 copies.clear();
@@ -240,7 +250,7 @@ impl<'a> Span<'a> {
         good
     }
 
-    /// Copies between two peers, a page at a time.
+    /// Copies between two peers through a buffer, 4 KiB at a time.
     fn staged_copy(self, to: Span<'_>, len: usize) {
         let mut page = [0; 4096];
         let mut done = 0;
@@ -293,7 +303,8 @@ impl<'a> Span<'a> {
     }
 }
 
-// SAFETY: a span is an address range whose every access is atomic or an opaque copy.
+// SAFETY: a span is an address range whose every access is atomic or an opaque copy. Whichever
+// thread makes the access, the memory is valid for 'a, and concurrent writes only tear bytes.
 unsafe impl Send for Span<'_> {}
 // SAFETY: as above.
 unsafe impl Sync for Span<'_> {}
@@ -303,8 +314,8 @@ unsafe impl Sync for Span<'_> {}
 #[cfg(target_arch = "x86_64")]
 #[inline]
 unsafe fn copy(from: *mut u8, to: *mut u8, len: usize) {
-    // One string move: as fast as memcpy for blocks, and opaque to the compiler, so that a driver
-    // that writes the same bytes meanwhile causes torn data and nothing worse.
+    // One string move is as fast as memcpy for blocks, and opaque to the compiler. A driver that
+    // writes the same bytes meanwhile therefore causes torn data and not undefined behaviour.
     // SAFETY: the caller's ranges; the direction flag is clear by the ABI.
     unsafe {
         core::arch::asm!(

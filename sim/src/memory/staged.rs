@@ -1,7 +1,8 @@
-//! Memory that cannot be mapped: pages of it are fetched, used, and written back where they changed.
+//! Memory that cannot be mapped: its pages are fetched at the first access, used, and written back
+//! where they changed.
 //!
-//! What a batch of commands changes is written back at its end: data first, completions last, so that
-//! a driver that sees a completion finds its data.
+//! The changes of a batch are written back at its end: data first, completions last, so that a
+//! driver which sees a completion also finds its data.
 
 use super::dma::Region;
 use super::span::Span;
@@ -11,16 +12,16 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::vec::Vec;
 
-/// Bytes fetched at once.
+/// Bytes that are fetched at once.
 const PAGE: u64 = 4096;
 
 /// Memory that is read and written by requests to its owner.
 pub(crate) trait Remote: Send + Sync {
-    /// Reads from address `at` on; `false` when that failed.
+    /// Reads from address `at` on. False if that failed.
     fn read(&self, at: u64, into: &mut [u8]) -> bool;
 
-    /// Writes from address `at` on; `false` when that failed. Like a posted write on a bus, it has
-    /// no place to report to.
+    /// Writes from address `at` on. False if that failed; like a posted write on a bus, the caller
+    /// has no place to report it.
     fn write(&self, at: u64, from: &[u8]) -> bool;
 }
 
@@ -32,29 +33,30 @@ struct Page {
     remote: Arc<dyn Remote>,
 }
 
-/// The pages of one batch.
+/// The pages that one batch has fetched.
 #[derive(Default)]
 pub(crate) struct Staging {
     pages: RefCell<Vec<Page>>,
-    /// Ranges that are written back after everything else.
+    /// Ranges that are written back after all others.
     last: RefCell<Vec<(u64, u64)>>,
     bytes: Cell<usize>,
 }
 
 impl Staging {
-    /// Bytes that were fetched.
+    /// Returns the number of bytes fetched.
     pub fn bytes(&self) -> usize {
         self.bytes.get()
     }
 
-    /// The `len` bytes at `start` are written back last.
+    /// Makes the `len` bytes at `start` be written back last.
     pub fn settle_last(&self, start: u64, len: u64) {
         self.last
             .borrow_mut()
             .push((start, start.saturating_add(len)));
     }
 
-    /// The page around `iova` of the remote range `start..end`; `None` when it cannot be read.
+    /// Returns the page around `iova` of the remote range `start..end`; `None` if it cannot be
+    /// read.
     pub fn page(
         &self,
         iova: u64,
@@ -76,12 +78,13 @@ impl Staging {
         };
         let page = &pages[index];
         let ptr = page.words.as_ptr().cast_mut().cast();
-        // SAFETY: the words are on the heap, used as atomics, and not freed before `self`.
+        // SAFETY: the words are on the heap, so they do not move when the list of pages grows. They
+        // are used as atomics, and are not freed before `self`, which the returned region borrows.
         let span = unsafe { Span::from_raw(ptr, page.len) };
         Some(Region { start, span })
     }
 
-    /// Writes back what has changed.
+    /// Writes back the words that have changed.
     pub fn settle(&mut self) {
         let ranges = self.last.get_mut();
         let is_last = |page: &Page| {
@@ -90,7 +93,8 @@ impl Staging {
                 .iter()
                 .any(|(from, to)| page.start < *to && end > *from)
         };
-        // Rings are fetched before the data, so the order is turned round.
+        // Rings are fetched before the data, so the reversed order writes data first, even for
+        // pages that were not marked as last.
         let (last, first): (Vec<_>, Vec<_>) =
             self.pages.get_mut().drain(..).rev().partition(is_last);
         first.iter().chain(&last).for_each(write_back);
@@ -117,7 +121,7 @@ fn fetch(start: u64, len: usize, remote: &Arc<dyn Remote>) -> Option<Page> {
     })
 }
 
-/// Writes the runs of words that differ.
+/// Writes each run of words that differ from what was fetched.
 fn write_back(page: &Page) {
     let now = |i: usize| page.words[i].load(Ordering::Relaxed);
     let changed = |i: usize| now(i) != page.before[i];

@@ -1,4 +1,5 @@
-//! DMA memory that owns its bytes: for tests and for fuzzing, without a single raw pointer.
+//! DMA memory that owns its bytes, for tests and for fuzzing: one range, without unmapping and
+//! without raw pointers.
 
 use super::dma::{Dma, DmaFault, DmaGuard, DmaMemory, Region};
 use super::span::Span;
@@ -14,7 +15,7 @@ pub struct VecMemory {
 }
 
 impl VecMemory {
-    /// `bytes` (rounded up to 8) of memory from address 0 on.
+    /// Allocates `bytes` (rounded up to 8) from address 0 on.
     ///
     /// # Panics
     /// When the allocation fails.
@@ -22,7 +23,7 @@ impl VecMemory {
         Self::at(0, bytes)
     }
 
-    /// `bytes` (rounded up to 8) of memory from address `base` (a multiple of 8) on.
+    /// Allocates `bytes` (rounded up to 8) from address `base` (a multiple of 8) on.
     ///
     /// # Panics
     /// When the allocation fails or `base` is not a multiple of 8.
@@ -35,23 +36,23 @@ impl VecMemory {
         }
     }
 
-    /// The memory as words, for a driver in the same process.
+    /// Returns the memory as words, for a driver in the same process.
     pub fn words(&self) -> &[AtomicU64] {
         &self.words
     }
 
-    /// Copies bytes out.
+    /// Copies bytes from the memory.
     pub fn read(&self, iova: u64, into: &mut [u8]) -> Result<(), DmaFault> {
         Dma::new(&self.guard()).read(iova, into)
     }
 
-    /// Copies bytes in.
+    /// Copies bytes to the memory.
     pub fn write(&self, iova: u64, from: &[u8]) -> Result<(), DmaFault> {
         Dma::new(&self.guard()).write(iova, from)
     }
 }
 
-/// [`VecMemory`] never unmaps, so its guard is a reference.
+/// Guard of [`VecMemory`], which never unmaps: a reference is enough.
 pub struct VecGuard<'a>(&'a VecMemory);
 
 impl DmaGuard for VecGuard<'_> {

@@ -1,4 +1,5 @@
-//! Page-aligned words, on the heap or in memory that another process maps.
+//! Page-aligned atomic words, on the heap or in memory that another process maps: the storage of
+//! the doorbells. They start at a page boundary because a client or a GPU can map whole pages only.
 
 #[cfg(all(feature = "std", target_os = "linux"))]
 use super::shared::SharedMemory;
@@ -7,7 +8,7 @@ use core::ops::Deref;
 use core::sync::atomic::AtomicU32;
 use zerocopy::FromZeros;
 
-/// The alignment and the granule of the length.
+/// Alignment of the words, and granularity of their length.
 pub(crate) const PAGE: usize = 4096;
 
 #[derive(FromZeros)]
@@ -20,7 +21,7 @@ enum Owner {
     Shared(SharedMemory),
 }
 
-/// Words that stay where they are.
+/// Words at a fixed address.
 pub(crate) struct Words {
     start: *const AtomicU32,
     len: usize,
@@ -34,7 +35,7 @@ unsafe impl Send for Words {}
 unsafe impl Sync for Words {}
 
 impl Words {
-    /// At least `bytes` zeroed bytes.
+    /// Allocates at least `bytes` zeroed bytes.
     pub fn on_heap(bytes: usize) -> Self {
         let pages = <[Page]>::new_box_zeroed_with_elems(bytes.div_ceil(PAGE));
         let pages = pages.expect("out of memory");
@@ -45,7 +46,7 @@ impl Words {
         }
     }
 
-    /// At least `bytes` zeroed bytes in a memfd, from its byte `lead` (whole pages) on.
+    /// Allocates at least `bytes` zeroed bytes in a memfd, from its byte `lead` (whole pages) on.
     #[cfg(all(feature = "std", target_os = "linux"))]
     pub fn shared(name: &str, lead: usize, bytes: usize) -> std::io::Result<Self> {
         let memory = SharedMemory::new(name, lead + bytes.next_multiple_of(PAGE))?;
@@ -71,7 +72,8 @@ impl Deref for Words {
 
     #[inline]
     fn deref(&self) -> &[AtomicU32] {
-        // SAFETY: the owner keeps `len` aligned words at `start`, and they are never seen as plain data.
+        // SAFETY: the owner keeps `len` aligned words at `start` as long as `self` lives. They are
+        // never seen as plain data, so that a driver may store to them at any moment.
         unsafe { core::slice::from_raw_parts(self.start, self.len) }
     }
 }

@@ -1,6 +1,7 @@
-//! Messages over a socket: whole ones in, whole ones out, each with its descriptors.
+//! Messages over a socket: each is received whole and sent whole, with its file descriptors.
 //!
-//! Descriptors are owned from the moment they arrive, so that whatever is wrong with a message, they
+//! Descriptors are owned from the moment they arrive, so they are closed whatever is wrong with
+//! their message. A message that has begun must end in time.
 //! are closed. A message that has begun must end in time.
 
 use super::wire::{self, Header};
@@ -20,32 +21,32 @@ use std::time::{Duration, Instant};
 use std::vec::Vec;
 use zerocopy::{FromBytes, IntoBytes};
 
-/// How long the rest of a message may take, in either direction.
+/// Limit of the time for the rest of a message, in either direction.
 const MESSAGE_TIME: Duration = Duration::from_secs(5);
-/// How often a wait inside a message looks at the clock.
+/// Interval at which a wait inside a message checks the clock.
 const TICK: Duration = Duration::from_millis(250);
 
-/// Why a connection is over.
+/// Reason for the end of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum End {
     /// The client has closed its side, between two messages or inside one.
     Closed,
     /// The server is being stopped.
     Stopped,
-    /// What came is not the protocol, and nothing says where the next message begins.
+    /// The bytes received are not the protocol, so the start of the next message is unknown.
     Garbled(&'static str),
-    /// The socket failed.
+    /// The socket failed with this error.
     Failed(Errno),
 }
 
-/// A message as it came.
+/// A message as it was received.
 pub(crate) struct Message {
     pub header: Header,
     pub body: Vec<u8>,
     pub fds: Vec<OwnedFd>,
 }
 
-/// A connection to a client. Sending is for any thread, receiving for one.
+/// A connection to a client. Any thread may send; one thread receives.
 pub(crate) struct Channel {
     socket: UnixStream,
     sending: Mutex<()>,
@@ -60,7 +61,7 @@ impl Channel {
         })
     }
 
-    /// The next message. Waits for its beginning as long as it takes, or until `stop`.
+    /// Receives the next message. Waits for its beginning without limit, or until `stop`.
     pub fn receive(&self, stop: &Event) -> Result<Message, End> {
         if !readable(self.socket.as_fd(), stop) {
             return Err(End::Stopped);
@@ -127,7 +128,7 @@ impl Channel {
         Ok(())
     }
 
-    /// Sends a message in one piece, as far as the socket takes it.
+    /// Sends a message whole. Fails if the client does not read in time.
     pub fn send(&self, header: Header, body: &[u8], fds: &[BorrowedFd<'_>]) -> Result<(), End> {
         let mut whole = Vec::with_capacity(size_of::<Header>() + body.len());
         whole.extend_from_slice(header.as_bytes());
@@ -159,7 +160,7 @@ impl Channel {
     }
 }
 
-/// The start of `body` as a structure of the protocol.
+/// Reads the start of `body` as a structure of the protocol.
 pub(crate) fn front<T: FromBytes>(body: &[u8]) -> Result<T, Errno> {
     T::read_from_prefix(body)
         .map(|(value, _)| value)

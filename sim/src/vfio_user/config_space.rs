@@ -1,15 +1,16 @@
 //! PCI configuration space: header, power management, MSI-X and PCI Express capabilities.
 //!
-//! A write changes the bits that are writable in a device, whatever its width and alignment; what
-//! has effects outside is told to the caller.
+//! A write changes the bits that are writable in a real device, whatever its width and alignment.
+//! Effects outside the space, such as a reset, are returned to the caller.
 //!
-//! PCI Express Base 5.0, "Configuration Space"; NVMe over PCIe Transport 1.0, "PCI Express Registers".
+//! PCI Express Base 5.0, "Configuration Space"; NVMe over PCIe Transport 1.0, "PCI Express
+//! Registers".
 
 use super::wire::SIMULATOR;
 use std::boxed::Box;
 use std::vec;
 
-/// Bytes of configuration space; the extended part is empty.
+/// Size of configuration space in bytes; the extended part is empty.
 pub(crate) const BYTES: usize = 4096;
 const VENDOR: u16 = SIMULATOR[0];
 const DEVICE: u16 = SIMULATOR[1];
@@ -26,7 +27,7 @@ const INTERRUPT_STATUS: u8 = 1 << 3;
 /// Device Control: Initiate Function Level Reset.
 const INITIATE_FLR: u16 = 1 << 15;
 
-/// Sizes that configuration space reports.
+/// Sizes and positions that configuration space reports.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Layout {
     /// Bytes of BAR 0, a power of two.
@@ -35,18 +36,18 @@ pub(crate) struct Layout {
     pub bar4: u64,
     /// Entries of the MSI-X table, at the start of BAR 4.
     pub vectors: u16,
-    /// Where the pending bits lie in BAR 4.
+    /// Offset of the pending bits in BAR 4.
     pub pba: u32,
 }
 
-/// What a write has set off.
+/// Effects of a write outside configuration space.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Effects {
-    /// The function is to be reset.
+    /// True if the function is to be reset.
     pub reset: bool,
 }
 
-/// The bytes, and which of their bits a driver may change.
+/// The bytes of configuration space, with a mask of the bits that a driver may change.
 pub(crate) struct ConfigSpace {
     bytes: Box<[u8]>,
     writable: Box<[u8]>,
@@ -76,7 +77,8 @@ impl ConfigSpace {
         self.bytes[0x09..0x0C].copy_from_slice(&[0x02, 0x08, 0x01]); // NVM Express.
         self.writable[0x0C] = 0xFF; // Cache line size, without effect.
         for (index, size) in [(0, bar0), (4, bar4)] {
-            // 64 bits wide; the address bits below the size read as 0 whatever is written.
+            // The BAR is 64 bits wide. Address bits below its size read as 0 whatever is written: a
+            // driver writes all ones and learns the size from the bits that stay.
             self.put32(BARS + index * 4, 0x4, !(size as u32 - 1));
             self.put32(BARS + index * 4 + 4, 0, u32::MAX);
         }
@@ -143,18 +145,19 @@ impl ConfigSpace {
             let (byte, mask) = (&mut self.bytes[at + i], self.writable[at + i]);
             *byte = *byte & !mask | value & mask;
         }
-        // Initiating a reset is one bit of the upper byte, and always reads as 0.
+        // Initiate Function Level Reset is one bit of the upper byte of Device Control, and always
+        // reads as 0.
         let flr = (EXPRESS + 9).checked_sub(at).and_then(|i| from.get(i));
         let reset = flr.is_some_and(|byte| u16::from(*byte) << 8 & INITIATE_FLR != 0);
         Effects { reset }
     }
 
-    /// Whether the command register lets the pin work.
+    /// True if the command register enables the interrupt pin.
     pub fn pin_enabled(&self) -> bool {
         self.word(COMMAND) & INTERRUPT_DISABLE == 0
     }
 
-    /// As after a reset of the function.
+    /// Restores the state after a function reset.
     pub fn reset(&mut self) {
         *self = Self::new(self.layout);
     }

@@ -1,4 +1,5 @@
-//! The client's memory: which ranges the controller may reach, and how.
+//! The client's memory: the ranges that the controller may reach, and the way to reach each of
+//! them: mapped here, copied from a read-only mapping, or by messages.
 
 use super::requests::Requests;
 use super::wire::{self, DmaMap, DmaUnmap};
@@ -9,26 +10,26 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::vec::Vec;
 
-/// Ranges of one client at the same time at most.
+/// Limit of the ranges of one client at the same time.
 pub(crate) const MAX_RANGES: usize = MAX_MAPPINGS;
 
 struct Range {
     size: u64,
-    /// Mapped here; otherwise reached by messages.
+    /// The mapping in this process, if there is one; otherwise the range is reached by messages.
     guest: Option<Arc<GuestMemory>>,
 }
 
-/// The ranges of one client. Dropping it takes all of them away.
+/// The ranges of one client. Dropping the table unmaps all of them.
 pub(crate) struct DmaTable {
     memory: HostMemory,
     requests: Arc<Requests>,
     ranges: BTreeMap<u64, Range>,
-    /// Losses of the process that were looked at.
+    /// Number of lost mappings of the process that were checked so far.
     losses: usize,
 }
 
 impl DmaTable {
-    /// An empty table; memory without a descriptor is reached by `requests`.
+    /// Makes an empty table. Memory without a descriptor is reached by `requests`.
     pub fn new(memory: HostMemory, requests: Arc<Requests>) -> Self {
         Self {
             memory,
@@ -38,7 +39,7 @@ impl DmaTable {
         }
     }
 
-    /// DMA_MAP. The descriptor is not kept.
+    /// Handles DMA_MAP. The descriptor is not kept.
     pub fn map(&mut self, map: DmaMap, fds: Vec<OwnedFd>) -> Result<(), Errno> {
         let known = wire::DMA_READABLE | wire::DMA_WRITABLE;
         let end = map.address.checked_add(map.size).ok_or(Errno::INVAL)?;
@@ -93,11 +94,11 @@ impl DmaTable {
         })
     }
 
-    /// DMA_UNMAP: every range inside the one that is named; when it returns, no access is in
+    /// Handles DMA_UNMAP: unmaps every range inside the given one. When it returns, no access is in
     /// progress.
     ///
     /// # Errors
-    /// EINVAL when a range is only partly inside, ENOENT when there is none, EOPNOTSUPP for dirty
+    /// EINVAL for a range that is only partly inside, ENOENT if there is none, EOPNOTSUPP for dirty
     /// pages.
     pub fn unmap(&mut self, unmap: DmaUnmap) -> Result<(), Errno> {
         match unmap.flags {
@@ -134,13 +135,13 @@ impl DmaTable {
         Ok(())
     }
 
-    /// Takes everything away.
+    /// Unmaps everything.
     pub fn clear(&mut self) {
         self.memory.unmap(0, u64::MAX);
         self.ranges.clear();
     }
 
-    /// Whether the client has taken a file away under its mapping since this was asked last.
+    /// True if the client has truncated a file under its mapping since the last call.
     pub fn is_lost(&mut self) -> bool {
         let losses = GuestMemory::losses();
         if core::mem::replace(&mut self.losses, losses) == losses {
@@ -154,7 +155,7 @@ impl DmaTable {
     }
 }
 
-/// Memory that the client has given for reading alone: what is written to it is dropped.
+/// Memory that the client allows the device to read only: writes of the controller are discarded.
 struct ReadOnly {
     start: u64,
     guest: Arc<GuestMemory>,
@@ -173,7 +174,7 @@ impl Remote for ReadOnly {
     }
 }
 
-/// Memory that came without a descriptor.
+/// Memory without a descriptor, reached by messages.
 struct ByMessage {
     requests: Arc<Requests>,
     flags: u32,
@@ -184,7 +185,8 @@ impl Remote for ByMessage {
         if self.flags & wire::DMA_READABLE != 0 {
             return self.requests.read(at, into);
         }
-        // Nothing is known of what is there, and nothing may be; what is written is sent.
+        // The client does not allow reads, so the contents are unknown: zeroes stand in for them.
+        // Writes are sent, and only the words that the controller changes are written back.
         into.fill(0);
         self.flags & wire::DMA_WRITABLE != 0
     }

@@ -1,8 +1,8 @@
-//! The controller as a PCI function: its regions and what an access to them does.
+//! The controller as a PCI function: its regions, and the effect of an access to them.
 //!
-//! BAR 0 holds the registers, trapped, and from 1000h on the doorbells, which a client may map. BAR 4
-//! holds the MSI-X table and its pending bits. Clients that deliver interrupts keep their own table;
-//! this one is only memory.
+//! BAR 0 holds the registers, which are trapped, and from 1000h on the doorbells, which a client
+//! may map. BAR 4 holds the MSI-X table and its pending bits. Clients that deliver interrupts keep
+//! their own copy of the table; this one is plain memory.
 
 use super::config_space::{self, ConfigSpace, Layout};
 use super::irq::Irqs;
@@ -17,9 +17,9 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::vec;
 
-/// Bytes of an entry of the MSI-X table.
+/// Bytes of an MSI-X table entry.
 const MSIX_ENTRY: usize = 16;
-/// Where the doorbells begin, in BAR 0 and in their memfd.
+/// Offset of the doorbells, in BAR 0 and in their memfd.
 const DOORBELLS: u64 = offset::DOORBELLS as u64;
 
 /// A PCI function and the threads that serve it.
@@ -30,7 +30,7 @@ pub(crate) struct Function {
     config: ConfigSpace,
     layout: Layout,
     table: Box<[u8]>,
-    /// The client signals descriptors when it rings, so the threads may sleep long.
+    /// True if the client signals an eventfd when it rings, so that the threads may sleep long.
     pub kicks: bool,
 }
 
@@ -45,7 +45,7 @@ impl Function {
         let table = (usize::from(vectors) * MSIX_ENTRY).next_multiple_of(4096);
         let pba = usize::from(vectors).div_ceil(64) * 8;
         let layout = Layout {
-            // At least what drivers map without asking.
+            // At least the size that common drivers map without reading it first.
             bar0: doorbells.next_power_of_two().max(16 << 10),
             bar4: (table + pba.next_multiple_of(4096)).next_power_of_two() as u64,
             vectors,
@@ -64,7 +64,7 @@ impl Function {
         function
     }
 
-    /// Bytes of a region; 0 when there is none of that index.
+    /// Returns the size of a region in bytes; 0 for an unknown region.
     pub fn bytes(&self, index: u32) -> u64 {
         match index {
             region::BAR0 => self.layout.bar0,
@@ -74,7 +74,7 @@ impl Function {
         }
     }
 
-    /// The part of `index` that can be mapped, and the descriptor for it.
+    /// Returns the mappable part of region `index`, with its descriptor.
     pub fn mappable(&self, index: u32) -> Option<(wire::SparseArea, OwnedFd)> {
         let doorbells = self.controller.doorbells();
         if index != region::BAR0 {
@@ -88,7 +88,7 @@ impl Function {
         Some((area, fd))
     }
 
-    /// Checks that `count` bytes at `at` lie inside region `index`.
+    /// Checks that `count` bytes at `at` are inside region `index`.
     fn check(&self, index: u32, at: u64, count: usize) -> Result<(), Errno> {
         let end = at.checked_add(count as u64).ok_or(Errno::INVAL)?;
         if count == 0 || end > self.bytes(index) {
@@ -134,7 +134,8 @@ impl Function {
     }
 
     fn read_bar0(&self, at: u32, into: &mut [u8]) {
-        // One access of 64 bits is one access to the register.
+        // A 64-bit read must be one access to the register: in two halves, a driver could combine
+        // the upper half of one value with the lower half of the next.
         if at.is_multiple_of(8) && into.len() == 8 {
             return into.copy_from_slice(&self.controller.read64(at).to_le_bytes());
         }
@@ -149,7 +150,7 @@ impl Function {
         }
     }
 
-    /// Only whole aligned words are written; anything else is undefined in NVMe and ignored here.
+    /// Writes whole aligned words. NVMe leaves other accesses undefined; here they are ignored.
     fn write_bar0(&mut self, at: u32, from: &[u8]) {
         if !at.is_multiple_of(4) {
             return;
@@ -163,7 +164,7 @@ impl Function {
         self.recheck_pin();
     }
 
-    /// Sets how long the threads may sleep: a disabled controller has nothing to poll.
+    /// Sets the longest sleep of the threads: a disabled controller has nothing to poll.
     pub fn pace(&self) {
         let cc = self.controller.read32(offset::CC);
         let enabled = cc != ALL_ONES && Cc(cc).en();
@@ -181,7 +182,7 @@ impl Function {
         }
     }
 
-    /// The pin may be asserted by now, or again.
+    /// Signals the pin if it is asserted, because its level or the client's mask may have changed.
     pub fn recheck_pin(&self) {
         self.irqs.recheck_pin(|| self.controller.interrupt_pin());
     }
@@ -192,7 +193,7 @@ impl Function {
         self.config.reset();
         self.irqs.reset();
         self.table.fill(0);
-        // Vector control: masked.
+        // Vector Control: every vector starts masked.
         self.table
             .chunks_exact_mut(MSIX_ENTRY)
             .for_each(|entry| entry[12] = 1);

@@ -1,4 +1,6 @@
-//! Interrupts as event descriptors that the client has armed.
+//! Interrupts as eventfds that the client has armed: the pin and the MSI-X vectors, with their
+//! masks and pending bits. The controller raises a vector; this module decides which eventfd is
+//! signalled.
 
 use super::wire::{self, IrqInfo, IrqSet, irq};
 use crate::bus::interrupt::Interrupts;
@@ -10,22 +12,22 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::vec::Vec;
 
-/// One interrupt.
+/// State of one interrupt.
 #[derive(Default)]
 struct Line {
     fd: Option<OwnedFd>,
     masked: bool,
-    /// Raised while it was masked or not armed.
+    /// True if it was raised while it was masked or not armed.
     pending: bool,
 }
 
 impl Line {
-    /// Signals now, or when it is unmasked.
+    /// Signals the client now, or when the interrupt is unmasked.
     fn raise(&mut self) {
         match &self.fd {
             Some(fd) if !self.masked => {
                 self.pending = false;
-                // The descriptor does not block; a full counter is signalled already.
+                // The eventfd does not block, and one whose counter is full is signalled already.
                 let _ = rustix::io::write(fd, &1u64.to_ne_bytes());
             }
             _ => self.pending = true,
@@ -33,13 +35,13 @@ impl Line {
     }
 }
 
-/// The interrupts of the function: the pin, and the vectors of MSI-X.
+/// Interrupts of the function: the pin, and the MSI-X vectors.
 pub(crate) struct Irqs {
     pin: Mutex<Line>,
     vectors: Box<[Mutex<Line>]>,
-    /// A vector is armed, so the pin is not used.
+    /// True while a vector is armed, so that the pin is not used.
     msix: AtomicBool,
-    /// The command register allows the pin.
+    /// True while the command register enables the pin.
     pin_enabled: AtomicBool,
 }
 
@@ -69,7 +71,8 @@ impl Irqs {
         }
     }
 
-    /// Signals the client that the pin is asserted, once: it masks itself until it is unmasked.
+    /// Signals that the pin is asserted, and masks the pin. Until the client unmasks it, a level
+    /// that stays asserted sends no further signal.
     fn assert_pin(&self) {
         let mut pin = lock(&self.pin);
         if pin.fd.is_some() && !pin.masked && self.pin_enabled.load(Ordering::Relaxed) {
@@ -78,19 +81,19 @@ impl Irqs {
         }
     }
 
-    /// The pin may have been asserted while it could not be signalled.
+    /// Signals the pin if `level` is asserted, since it could not be signalled while it was masked.
     pub fn recheck_pin(&self, level: impl FnOnce() -> bool) {
         if !self.msix.load(Ordering::Relaxed) && lock(&self.pin).fd.is_some() && level() {
             self.assert_pin();
         }
     }
 
-    /// Interrupt Disable of the command register.
+    /// Sets Interrupt Disable of the command register (inverted).
     pub fn enable_pin(&self, enabled: bool) {
         self.pin_enabled.store(enabled, Ordering::Relaxed);
     }
 
-    /// The pending bit array from `vector` on, 32 of them.
+    /// Returns 32 bits of the pending bit array, from vector `first` on.
     pub fn pending(&self, first: usize) -> u32 {
         let lines = self.vectors.iter().skip(first).take(32).enumerate();
         lines.fold(0, |bits, (i, line)| {
@@ -98,7 +101,7 @@ impl Irqs {
         })
     }
 
-    /// Forgets masks and what is pending, as a reset of the function does.
+    /// Clears masks and pending bits, as a function reset does.
     pub fn reset(&self) {
         for line in self.vectors.iter().chain([&self.pin]) {
             let mut line = lock(line);
@@ -107,7 +110,7 @@ impl Irqs {
         self.enable_pin(true);
     }
 
-    /// Closes every descriptor: the client is gone.
+    /// Closes every descriptor, because the client has left.
     pub fn disarm(&self) {
         for line in self.vectors.iter().chain([&self.pin]) {
             *lock(line) = Line::default();
@@ -124,7 +127,7 @@ impl Irqs {
         }
     }
 
-    /// DEVICE_GET_IRQ_INFO.
+    /// Answers DEVICE_GET_IRQ_INFO.
     pub fn info(&self, asked: IrqInfo) -> Result<IrqInfo, Errno> {
         if asked.index >= irq::COUNT || (asked.argsz as usize) < size_of::<IrqInfo>() {
             return Err(Errno::INVAL);
@@ -142,7 +145,7 @@ impl Irqs {
         })
     }
 
-    /// DEVICE_SET_IRQS with the bytes that follow the structure.
+    /// Handles DEVICE_SET_IRQS; `data` are the bytes behind the structure.
     pub fn set(&self, set: IrqSet, data: &[u8], fds: Vec<OwnedFd>) -> Result<(), Errno> {
         let lines = self.lines(set.index);
         let (start, count) = (set.start as usize, set.count as usize);
@@ -176,7 +179,7 @@ impl Irqs {
                 wanted.for_each(|(line, _)| act(&mut lock(line), action));
                 Ok(())
             }
-            // Descriptors that tell of masking are not needed: only the client masks.
+            // The client masks interrupts itself and needs no eventfds that report masking.
             _ => Err(Errno::INVAL),
         };
         let armed = self.vectors.iter().any(|line| lock(line).fd.is_some());
@@ -185,7 +188,7 @@ impl Irqs {
     }
 }
 
-/// Gives each line its descriptor, or takes all of them when there is none.
+/// Gives each interrupt its descriptor; without descriptors, disarms all of them.
 fn arm(lines: &[Mutex<Line>], fds: Vec<OwnedFd>) -> Result<(), Errno> {
     if fds.is_empty() {
         lines.iter().for_each(|line| lock(line).fd = None);
@@ -205,7 +208,8 @@ fn arm(lines: &[Mutex<Line>], fds: Vec<OwnedFd>) -> Result<(), Errno> {
     Ok(())
 }
 
-/// Only an eventfd is signalled, and only without waiting: a thread of the controller does it.
+/// Accepts eventfds only, and makes them non-blocking: a controller thread writes to them, and a
+/// pipe that is full would block that thread.
 fn check(fd: &OwnedFd) -> Result<(), Errno> {
     let path = std::format!("/proc/self/fd/{}", fd.as_raw_fd());
     let target = readlinkat(rustix::fs::CWD, path, Vec::new())?;

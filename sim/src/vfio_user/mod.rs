@@ -1,8 +1,8 @@
-//! The controller as a PCI device over a socket: the vfio-user protocol.
+//! The controller as a PCI device behind a socket: the server side of the vfio-user protocol.
 //!
-//! [`Server`] makes a controller, its threads and a socket. Clients are not trusted: whatever they
-//! send, the server answers or puts them out, and the controller reaches no memory but what they
-//! have mapped.
+//! [`Server`] makes a controller, its threads and a socket. Clients are not trusted: the server
+//! answers or disconnects them whatever they send, and the controller reaches only the memory that
+//! they have mapped.
 
 mod channel;
 mod config_space;

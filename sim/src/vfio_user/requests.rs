@@ -1,8 +1,9 @@
-//! Requests to the client: memory that came without a descriptor is read and written by messages.
+//! Requests to the client: memory without a descriptor is read and written by messages.
 //!
-//! A thread of the controller sends and waits; the thread that receives hands it the reply. Since that
-//! thread may itself be waiting for the controller (to unmap memory, to stop it), a wait is cut short
-//! while it is busy: the access fails instead of waiting for ever.
+//! A thread of the controller sends a request and waits; the thread that receives messages passes
+//! it the reply. The receiving thread may itself wait for the controller (to unmap memory, or to
+//! stop it). A wait is therefore cut short while the receiving thread is busy: the access fails,
+//! because waiting could last for ever.
 
 use super::channel::{Channel, front};
 use super::wire::{self, DmaAccess, Header, command};
@@ -13,14 +14,14 @@ use std::time::{Duration, Instant};
 use std::vec::Vec;
 use zerocopy::IntoBytes;
 
-/// How long a client may take over a request.
+/// Limit of the time for a client's reply.
 const REQUEST_TIME: Duration = Duration::from_secs(2);
-/// How long the thread that receives may be busy before accesses fail for it.
+/// Time for which the receiving thread may be busy before waiting accesses fail.
 const HURRIED_TIME: Duration = Duration::from_millis(50);
-/// How often a waiter looks whether it is hurried.
+/// Interval at which a waiting thread checks both limits.
 const TICK: Duration = Duration::from_millis(10);
 
-/// A reply, once it is there: its data, or that it failed.
+/// A reply once it has arrived: its data, or `None` if the request failed.
 type Reply = Option<Option<Vec<u8>>>;
 
 #[derive(Default)]
@@ -29,20 +30,20 @@ struct Pending {
     next_id: u16,
 }
 
-/// The requests of one connection.
+/// Requests of one connection.
 pub(crate) struct Requests {
     channel: Option<Arc<Channel>>,
     pending: Mutex<Pending>,
     arrived: Condvar,
-    /// When the receiving thread became busy.
+    /// Time at which the receiving thread became busy.
     hurried: Mutex<Option<Instant>>,
     closed: AtomicBool,
-    /// Bytes of data that the client takes in one message.
+    /// Bytes of data that the client accepts in one message.
     max_transfer: std::sync::atomic::AtomicUsize,
 }
 
 impl Requests {
-    /// Requests over `channel`; without one, every request fails.
+    /// Makes requests over `channel`. Without a channel, every request fails.
     pub fn new(channel: Option<Arc<Channel>>) -> Self {
         Self {
             closed: AtomicBool::new(channel.is_none()),
@@ -58,19 +59,19 @@ impl Requests {
         self.pending.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// What the client has said to take.
+    /// Sets the bytes of data that the client accepts in one message.
     pub fn limit(&self, bytes: u64) {
         let bytes = bytes.clamp(1, wire::MAX_TRANSFER.into()) as usize;
         self.max_transfer.store(bytes, Ordering::Relaxed);
     }
 
-    /// The receiving thread is busy with a command, or no longer.
+    /// Marks the receiving thread as busy with a command, or as free.
     pub fn hurry(&self, yes: bool) {
         let mut hurried = self.hurried.lock().unwrap_or_else(PoisonError::into_inner);
         *hurried = yes.then(Instant::now);
     }
 
-    /// Whether it is no use to wait, or to wait longer.
+    /// True if waiting for a reply is useless, or has lasted too long.
     fn is_over(&self, started: Instant) -> bool {
         let hurried = *self.hurried.lock().unwrap_or_else(PoisonError::into_inner);
         self.closed.load(Ordering::Relaxed)
@@ -78,13 +79,13 @@ impl Requests {
             || hurried.is_some_and(|since| since.elapsed() > HURRIED_TIME)
     }
 
-    /// The client is gone: every wait for it has failed.
+    /// Fails all present and later waits, because the client has left.
     pub fn close(&self) {
         self.closed.store(true, Ordering::Relaxed);
         self.arrived.notify_all();
     }
 
-    /// Takes a reply. One that is not waited for is dropped.
+    /// Takes a reply. One that no thread waits for is discarded.
     pub fn reply(&self, header: &Header, body: Vec<u8>) {
         let mut pending = self.lock();
         if let Some(reply) = pending.replies.get_mut(&header.id) {
@@ -93,7 +94,7 @@ impl Requests {
         }
     }
 
-    /// DMA_READ of any length.
+    /// Reads memory of any length by DMA_READ.
     pub fn read(&self, at: u64, into: &mut [u8]) -> bool {
         let most = self.max_transfer.load(Ordering::Relaxed);
         let mut parts = (at..).step_by(most).zip(into.chunks_mut(most));
@@ -112,7 +113,7 @@ impl Requests {
         })
     }
 
-    /// DMA_WRITE of any length.
+    /// Writes memory of any length by DMA_WRITE.
     pub fn write(&self, at: u64, from: &[u8]) -> bool {
         let most = self.max_transfer.load(Ordering::Relaxed);
         let mut parts = (at..).step_by(most).zip(from.chunks(most));
@@ -123,7 +124,7 @@ impl Requests {
         })
     }
 
-    /// Sends a request and waits for its reply, which must be about the same bytes.
+    /// Sends a request and waits for its reply, which must name the same address.
     fn request(&self, code: u16, access: DmaAccess, data: &[u8]) -> Option<Vec<u8>> {
         let channel = self.channel.as_ref()?;
         if self.is_over(Instant::now()) {
@@ -151,7 +152,8 @@ impl Requests {
         let reply = sent.ok().and_then(|()| self.wait(id));
         self.lock().replies.remove(&id);
         let reply = reply?;
-        // Of a reply to a write, the count may be shorter than specified.
+        // Some clients answer a write with a shorter count field than specified: only the address
+        // is compared.
         let answered: u64 = front(&reply).ok()?;
         (answered == access.address).then_some(reply)
     }

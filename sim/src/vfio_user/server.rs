@@ -1,4 +1,5 @@
-//! The listening socket, and one client after another.
+//! The listening socket and its clients, which are served one after another. The file of the socket
+//! is created, checked and removed here; messages are the matter of `session`.
 
 use super::channel::{Channel, End, Message};
 use super::function::Function;
@@ -28,28 +29,28 @@ use std::time::{Duration, Instant};
 use std::{format, fs};
 use zerocopy::FromBytes;
 
-/// How long after a lack of descriptors a client is looked at again.
+/// Delay before a client is accepted again after a lack of file descriptors.
 const RETRY: Duration = Duration::from_millis(200);
-/// How long another server that starts in the same folder is waited for.
+/// Limit of the wait for another server that starts in the same folder.
 const TURN: Duration = Duration::from_secs(2);
-/// Clients that wait while one is served.
+/// Limit of the clients that wait while one is served.
 const BACKLOG: i32 = 16;
 
-/// Why there is no server.
+/// Reason that there is no server.
 #[derive(Debug)]
 pub enum ServeError {
-    /// The configuration of the controller.
+    /// The configuration of the controller is wrong.
     Config(crate::config::settings::ConfigError),
     /// The path of the socket cannot be used.
     Socket {
         /// The path.
         path: PathBuf,
-        /// Why.
+        /// Cause.
         cause: String,
-        /// What to do.
+        /// Remedy.
         remedy: String,
     },
-    /// The operating system refused something.
+    /// A call of the operating system failed.
     System(&'static str, IoError),
 }
 
@@ -74,18 +75,18 @@ impl core::error::Error for ServeError {}
 pub struct Stopper(Arc<Event>);
 
 impl Stopper {
-    /// Makes `serve_one` return soon, also in the middle of a client.
+    /// Makes `serve_one` return soon, even while a client is served.
     pub fn stop(&self) {
         self.0.signal();
     }
 }
 
-/// How a client left.
+/// Reason that a client is no longer served.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Left {
-    /// It closed its connection.
+    /// The client closed its connection.
     Closed,
-    /// It was put out; the text says what it did.
+    /// The server disconnected the client; the text says what the client did.
     PutOut(&'static str),
     /// The socket failed.
     Failed(String),
@@ -95,7 +96,7 @@ pub enum Left {
 ///
 /// The socket file is created with mode 0600 and removed on drop. One client is served at a time;
 /// others wait. When a client leaves, its memory and descriptors are released and the function is
-/// reset; what was written to the namespaces stays.
+/// reset; the contents of the namespaces stay.
 pub struct Server {
     function: Function,
     memory: HostMemory,
@@ -105,16 +106,17 @@ pub struct Server {
 }
 
 impl Server {
-    /// A controller of `config`, `threads` (at least 1) threads for its queues, and a socket at
-    /// `path`. The socket of a server that has ended is replaced; one that is listened to is not.
+    /// Makes a controller of `config`, `threads` (at least 1) threads for its queues, and a socket
+    /// at `path`. The socket of a server that has ended is replaced; one with a listening server is
+    /// not.
     ///
     /// # Errors
-    /// [`ServeError`]. Images that were made for `config` are gone again then.
+    /// [`ServeError`]. Images that were created for `config` are removed then.
     pub fn bind(config: Config, path: &Path, threads: usize) -> Result<Self, ServeError> {
         let created = config.created.clone();
         let server = Self::start(config, path, threads);
         if server.is_err() {
-            // Images that were made for a server that there is not.
+            // An image that was created for this server would be left behind empty.
             created.iter().for_each(|image| _ = fs::remove_file(image));
         }
         server
@@ -133,7 +135,8 @@ impl Server {
         let runner = Runner::try_start(controller.clone(), threads)
             .map_err(system("a thread for the controller"))?;
         let stop = Event::new().map_err(system("an eventfd"))?;
-        // Last, so that a failure leaves no socket behind.
+        // The socket comes last: an earlier failure then leaves no socket file behind, and no
+        // client can connect before the threads that serve it are running.
         Ok(Self {
             function: Function::new(controller, Arc::new(runner), irqs),
             memory,
@@ -143,19 +146,19 @@ impl Server {
         })
     }
 
-    /// What ends [`serve_one`](Self::serve_one).
+    /// Returns the handle that ends [`serve_one`](Self::serve_one).
     pub fn stopper(&self) -> Stopper {
         Stopper(self.stop.clone())
     }
 
-    /// The controller, for its statistics.
+    /// Returns the controller, for its statistics.
     pub fn controller(&self) -> Arc<Controller<HostMemory>> {
         self.function.controller.clone()
     }
 
-    /// Waits for a client and serves it until it leaves. `None` when the server was stopped. A connection
-    /// that closes without a whole message is not a client: a server that starts asks in this way whether
-    /// another one listens at its path.
+    /// Waits for a client and serves it until it leaves. Returns `None` if the server was stopped.
+    /// A connection that closes without a whole message is not a client: a starting server connects
+    /// in this way to find out whether another one listens at its path.
     ///
     /// # Errors
     /// The listening socket failed.
@@ -169,10 +172,11 @@ impl Server {
                     (Some(Left::Closed), 0) => {}
                     (left, _) => return Ok(left),
                 },
-                // A client that has given up already.
+                // The client has given up before it was accepted.
                 Err(error) if error.kind() == ErrorKind::WouldBlock => {}
                 Err(error) if error.kind() == ErrorKind::ConnectionAborted => {}
-                // Too few descriptors at the moment: the client waits.
+                // The process has too few file descriptors at the moment: the client waits until
+                // some are free.
                 Err(error) if matches!(error.raw_os_error(), Some(libc::EMFILE | libc::ENFILE)) => {
                     if self.stop.wait(RETRY) {
                         return Ok(None);
@@ -183,13 +187,13 @@ impl Server {
         }
     }
 
-    /// Serves a client whose connection came by another way than the socket file. `None` when the server
-    /// was stopped.
+    /// Serves a client whose connection was made without the socket file. Returns `None` if the
+    /// server was stopped.
     pub fn serve_connection(&mut self, socket: UnixStream) -> Option<Left> {
         self.converse(socket).0
     }
 
-    /// How a connection ended, and how many messages came on it.
+    /// Serves a connection. Returns its end and the number of messages received.
     fn converse(&mut self, socket: UnixStream) -> (Option<Left>, u64) {
         let channel = match Channel::new(socket) {
             Ok(channel) => Arc::new(channel),
@@ -237,7 +241,8 @@ fn exchange(
         }
         _ => return Err(End::Garbled("a message that is neither command nor reply")),
     }
-    // Whatever may wait for the controller's threads, which may wait for this one.
+    // The command may wait for the controller's threads, and these may wait for this thread to
+    // receive a reply: while it is busy, their requests fail early instead of deadlocking with it.
     requests.hurry(!is_doorbell(header.command, &body));
     let result = session.answer(header.command, &body, fds);
     requests.hurry(false);
@@ -278,8 +283,8 @@ fn exchange(
     Ok(())
 }
 
-/// Whether a message rings a doorbell, which never waits: however long this thread is put aside
-/// meanwhile, the controller's accesses may take their time.
+/// True if a message rings a doorbell. That never waits for the controller, so accesses of the
+/// controller need not be cut short however long this thread is preempted.
 fn is_doorbell(code: u16, body: &[u8]) -> bool {
     let access = wire::RegionAccess::read_from_prefix(body);
     let is_one = |access: wire::RegionAccess| {
@@ -288,7 +293,7 @@ fn is_doorbell(code: u16, body: &[u8]) -> bool {
     code == wire::command::REGION_WRITE && access.is_ok_and(|(access, _)| is_one(access))
 }
 
-/// A listening socket at `path` that only its owner can connect to, from the first moment on.
+/// Makes a listening socket at `path`. At no moment can another user than the owner connect to it.
 fn listen_at(path: &Path) -> Result<UnixListener, ServeError> {
     let refused = |cause: &str, remedy: String| ServeError::Socket {
         path: path.to_owned(),
@@ -296,7 +301,8 @@ fn listen_at(path: &Path) -> Result<UnixListener, ServeError> {
         remedy,
     };
     let another = || "choose another path".to_owned();
-    // Of two servers that start at once, the second finds the socket of the first.
+    // Two servers that start at once would both find no socket. Under the folder's lock, the second
+    // finds the socket of the first.
     let _turn = turn(path).map_err(|errno| {
         let cause = format!("the folder stays locked: {}", IoError::from(errno));
         refused(
@@ -327,7 +333,8 @@ fn listen_at(path: &Path) -> Result<UnixListener, ServeError> {
     let listening = || {
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
-        // The file takes the mode of the socket, so there is no moment in which it is open to others.
+        // The socket gets its mode before bind, which creates the file with that mode. A chmod
+        // after bind would leave a moment in which any user could connect.
         fchmod(&socket, Mode::RUSR | Mode::WUSR)?;
         bind(&socket, &SocketAddrUnix::new(path)?)?;
         listen(&socket, BACKLOG)?;
@@ -344,8 +351,8 @@ fn listen_at(path: &Path) -> Result<UnixListener, ServeError> {
     })
 }
 
-/// A lock on the folder of `path`. A folder that cannot be opened, or locked at all, needs none: binding
-/// says what is wrong with it.
+/// Locks the folder of `path`. A folder that cannot be opened or locked needs no lock: binding then
+/// reports its error.
 fn turn(path: &Path) -> Result<Option<fs::File>, Errno> {
     let folder = path
         .parent()
@@ -366,12 +373,12 @@ fn turn(path: &Path) -> Result<Option<fs::File>, Errno> {
     }
 }
 
-/// Whether no process listens at the socket `path`. Does not wait for one that is slow to accept.
+/// True if no process listens at the socket `path`. Does not wait for one that is slow to accept.
 fn is_dead(path: &Path) -> Result<bool, Errno> {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
     match connect(&socket, &SocketAddrUnix::new(path)?) {
-        // A full queue of clients is that of a living server.
+        // A full backlog belongs to a live server.
         Ok(()) | Err(Errno::AGAIN | Errno::INPROGRESS) => Ok(false),
         Err(Errno::CONNREFUSED) => Ok(true),
         Err(errno) => Err(errno),

@@ -1,6 +1,6 @@
-//! One client: what each of its messages does.
+//! The state of one client, and the effect of each of its messages.
 //!
-//! Nothing here touches a socket, so that every message can be tested and fuzzed as bytes.
+//! Nothing here touches a socket, so every message can be tested and fuzzed as bytes.
 
 use super::channel::front;
 use super::dma::{DmaTable, MAX_RANGES};
@@ -14,13 +14,13 @@ use std::sync::Arc;
 use std::vec::Vec;
 use zerocopy::{FromBytes, Immutable, IntoBytes};
 
-/// Writes in one REGION_WRITE_MULTI at most.
+/// Limit of the writes in one REGION_WRITE_MULTI.
 const MAX_WRITES: u64 = 256;
 
-/// Descriptors in one message that clients are told of: QEMU takes no larger number for an answer.
+/// Number of descriptors in one message that clients are offered: QEMU rejects an answer with more.
 const OFFERED_FDS: u64 = 16;
 
-/// What a command is answered with.
+/// Payload and descriptors of the reply to a command.
 #[derive(Debug, Default)]
 pub(crate) struct Answer {
     pub body: Vec<u8>,
@@ -41,13 +41,14 @@ pub(crate) struct Session<'a> {
     function: &'a mut Function,
     dma: DmaTable,
     requests: Arc<Requests>,
-    /// Descriptors that the client takes in one message.
+    /// Number of descriptors that the client accepts in one message.
     client_fds: usize,
     greeted: bool,
 }
 
 impl<'a> Session<'a> {
-    /// A client whose memory is `memory`, empty so far, and who is asked by `requests`.
+    /// Makes a session for a client whose memory is added to `memory`, and whose memory without a
+    /// descriptor is reached by `requests`.
     pub fn new(function: &'a mut Function, memory: HostMemory, requests: Arc<Requests>) -> Self {
         Self {
             function,
@@ -58,21 +59,21 @@ impl<'a> Session<'a> {
         }
     }
 
-    /// Whether the client has said which version it speaks.
+    /// True if the client has negotiated the version.
     pub fn is_greeted(&self) -> bool {
         self.greeted
     }
 
-    /// Whether the client has shortened a file that it gave us.
+    /// True if the client has truncated a file that it had mapped.
     pub fn has_lost_memory(&mut self) -> bool {
         self.dma.is_lost()
     }
 
-    /// Does what command `code` with `body` and `fds` asks for. The descriptors that are not kept are
-    /// closed.
+    /// Executes command `code` with `body` and `fds`. Descriptors that are not kept are closed.
     ///
     /// # Errors
-    /// The errno of the reply: EINVAL for what makes no sense, EOPNOTSUPP for what is not offered.
+    /// The errno of the reply: EINVAL for invalid fields, EOPNOTSUPP for a command or option that
+    /// is not supported.
     pub fn answer(&mut self, code: u16, body: &[u8], fds: Vec<OwnedFd>) -> Result<Answer, Errno> {
         if code == command::VERSION {
             return self.version(body);
@@ -125,7 +126,7 @@ impl<'a> Session<'a> {
             minor: version.minor.min(wire::MINOR),
         };
         let mut answer = Answer::of(&answer);
-        // The text ends with a NUL, or with the message.
+        // The JSON text ends with a NUL, or with the message.
         let text = data.split(|byte| *byte == 0).next().unwrap_or_default();
         if !text.is_empty() {
             let asked: wire::VersionData =
@@ -145,7 +146,8 @@ impl<'a> Session<'a> {
                     write_multiple: asked.write_multiple,
                 },
             };
-            // A structure of numbers has a text.
+            // Serialising a structure of numbers cannot fail, but the error has a meaning all the
+            // same.
             let text = serde_json::to_vec(&ours).map_err(|_| Errno::INVAL)?;
             answer.body.extend(text);
             answer.body.push(0);
@@ -187,7 +189,8 @@ impl<'a> Session<'a> {
         info.argsz += capabilities.len() as u32;
         info.cap_offset = fixed as u32;
         let mut answer = Answer::of(&info);
-        // Too little room: the client learns how much it takes and asks again.
+        // With too little room the reply has the structure only, whose argsz is the size that the
+        // whole reply takes: the client then asks again with enough room.
         if asked.argsz >= info.argsz {
             answer.body.extend(capabilities);
             answer.fds.push(fd);
@@ -195,8 +198,8 @@ impl<'a> Session<'a> {
         Ok(answer)
     }
 
-    /// The doorbells as shadow ioeventfds: the client stores the value in the memory that comes along
-    /// and signals the descriptor of the thread that serves the queue.
+    /// Offers the doorbells as shadow ioeventfds: the client stores the value in the memory that
+    /// comes with the reply, and signals the eventfd of the thread that serves the queue.
     fn region_io_fds(&mut self, asked: wire::RegionIoFds) -> Result<Answer, Errno> {
         let fixed = size_of::<wire::RegionIoFds>();
         if self.function.bytes(asked.index) == 0
@@ -291,8 +294,9 @@ impl<'a> Session<'a> {
 }
 
 impl Drop for Session<'_> {
-    /// The client is gone: nothing of it is touched any more, and the next one finds a function as
-    /// after a reset. A controller that has left the bus is plugged in again.
+    /// Ends the session. The client's memory and descriptors are released, and the next client
+    /// finds the function in the state after a reset. A controller that has left the bus is plugged
+    /// in again.
     fn drop(&mut self) {
         self.requests.close();
         self.function.kicks = false;

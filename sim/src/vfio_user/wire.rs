@@ -1,20 +1,21 @@
-//! The messages of vfio-user as they lie on the socket, for servers and clients alike.
+//! The messages of vfio-user in their layout on the socket, for servers and clients alike.
 //!
-//! All numbers have the byte order of the host. Nothing here is checked: the receiver of a message
-//! checks its size, its flags and every field that it uses.
+//! All numbers have the byte order of the host. Nothing here checks a message: its receiver checks
+//! the size, the flags and every field that it uses.
 //!
-//! "vfio-user Protocol Specification", version 0.9.2; the shadow ioeventfd is libvfio-user's.
+//! "vfio-user Protocol Specification", version 0.9.2; the shadow ioeventfd is an extension of
+//! libvfio-user.
 
 use serde::{Deserialize, Serialize};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 /// Major protocol version; both sides must have the same.
 pub const MAJOR: u16 = 0;
-/// Highest minor protocol version that is spoken here.
+/// Highest minor protocol version supported here.
 pub const MINOR: u16 = 1;
 
-/// Vendor and device in the first four bytes of the simulator's configuration space, by which a client knows
-/// that no disk is behind it.
+/// Vendor and device in the first four bytes of the simulator's configuration space. A client
+/// recognises by them that no physical drive is behind the socket.
 pub const SIMULATOR: [u16; 2] = [crate::command::identify::PCI_VENDOR, 0x0001];
 
 /// Command numbers.
@@ -61,16 +62,16 @@ pub const COMMAND: u32 = 0;
 pub const REPLY: u32 = 1;
 /// [`Header::flags`]: no reply is wanted.
 pub const NO_REPLY: u32 = 1 << 4;
-/// [`Header::flags`]: the command failed, [`Header::error`] says why and nothing follows.
+/// [`Header::flags`]: the command failed; [`Header::error`] is the reason, and no payload follows.
 pub const ERROR: u32 = 1 << 5;
 
 /// The start of every message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct Header {
-    /// Chosen by the sender of the command, repeated in the reply.
+    /// Identifier chosen by the sender of the command, repeated in the reply.
     pub id: u16,
-    /// One of [`command`].
+    /// Command number, see [`command`].
     pub command: u16,
     /// Bytes of the whole message, this header included.
     pub size: u32,
@@ -81,15 +82,15 @@ pub struct Header {
 }
 const _: () = assert!(size_of::<Header>() == 16);
 
-/// The longest message that is taken: `MAX_TRANSFER` bytes of data and what precedes them.
+/// Size of the longest accepted message: `MAX_TRANSFER` bytes of data and the headers before them.
 pub const MAX_MESSAGE: usize = MAX_TRANSFER as usize + 64;
-/// Bytes of data in one read or write at most, unless a peer asks for fewer.
+/// Limit of the data bytes in one read or write, unless a peer asks for fewer.
 pub const MAX_TRANSFER: u32 = 1 << 20;
-/// Descriptors in one message at most.
+/// Limit of the descriptors in one message.
 pub const MAX_FDS: usize = 64;
-/// Descriptors that a peer takes in one message when it does not say.
+/// Number of descriptors that a peer accepts in one message if it states none.
 pub const DEFAULT_FDS: usize = 1;
-/// Ranges of DMA memory at the same time that the specification assumes.
+/// Number of DMA ranges at the same time that the specification assumes.
 pub const DEFAULT_DMA_MAPS: u32 = 65_535;
 
 /// Payload of VERSION. The JSON text of [`Version data`](VersionData) may follow, ended by a NUL.
@@ -98,7 +99,7 @@ pub const DEFAULT_DMA_MAPS: u32 = 65_535;
 pub struct Version {
     /// [`MAJOR`].
     pub major: u16,
-    /// In a reply, at most what was proposed.
+    /// Minor version; in a reply at most the proposed one.
     pub minor: u16,
 }
 const _: () = assert!(size_of::<Version>() == 4);
@@ -106,27 +107,27 @@ const _: () = assert!(size_of::<Version>() == 4);
 /// The JSON object of VERSION. Unknown members are skipped.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct VersionData {
-    /// What the sender can do.
+    /// Abilities of the sender.
     #[serde(default)]
     pub capabilities: Capabilities,
 }
 
-/// What the sender of VERSION can do; an absent member has the default of the specification.
+/// Abilities of the sender of VERSION; an absent member has the default of the specification.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Capabilities {
-    /// Descriptors that it takes in one message; 1 when absent.
+    /// Number of descriptors accepted in one message; 1 if absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub max_msg_fds: Option<u64>,
-    /// Bytes of data that it takes in one message; 1 MiB when absent.
+    /// Bytes of data accepted in one message; 1 MiB if absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub max_data_xfer_size: Option<u64>,
-    /// Ranges of DMA memory at the same time; 65535 when absent.
+    /// Number of DMA ranges at the same time; 65535 if absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub max_dma_maps: Option<u64>,
-    /// Page sizes for DMA memory, as a mask; 4096 when absent.
+    /// Page sizes for DMA memory, as a mask; 4096 if absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pgsizes: Option<u64>,
-    /// Whether REGION_WRITE_MULTI is understood.
+    /// True if REGION_WRITE_MULTI is understood.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub write_multiple: Option<bool>,
 }
@@ -144,7 +145,7 @@ pub struct DmaMap {
     pub argsz: u32,
     /// [`DMA_READABLE`], [`DMA_WRITABLE`].
     pub flags: u32,
-    /// Where the range begins in the file, in bytes.
+    /// Offset of the range in the file, in bytes.
     pub offset: u64,
     /// First address that the device uses.
     pub address: u64,
@@ -166,9 +167,9 @@ pub struct DmaUnmap {
     pub argsz: u32,
     /// [`UNMAP_ALL`], [`UNMAP_DIRTY_BITMAP`].
     pub flags: u32,
-    /// As it was mapped.
+    /// Address, as in the DMA_MAP.
     pub address: u64,
-    /// As it was mapped.
+    /// Size, as in the DMA_MAP.
     pub size: u64,
 }
 const _: () = assert!(size_of::<DmaUnmap>() == 24);
@@ -205,7 +206,7 @@ pub mod region {
     pub const CONFIG: u32 = 7;
     /// Legacy VGA.
     pub const VGA: u32 = 8;
-    /// How many there are.
+    /// Number of region indexes.
     pub const COUNT: u32 = 9;
 }
 
@@ -222,8 +223,8 @@ pub const REGION_CAPS: u32 = 1 << 3;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct RegionInfo {
-    /// Asked: bytes of payload that the client has room for. Answered: bytes that it all takes; when
-    /// that is more, the capabilities are left out.
+    /// In a request, the payload bytes that the client has room for. In a reply, the bytes of the
+    /// whole payload; if these are more, the capabilities are left out.
     pub argsz: u32,
     /// [`REGION_READABLE`] and the like.
     pub flags: u32,
@@ -258,7 +259,7 @@ const _: () = assert!(size_of::<InfoCapability>() == 8);
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct SparseMmap {
-    /// How many areas follow.
+    /// Number of areas that follow.
     pub areas: u32,
     /// 0.
     pub reserved: u32,
@@ -288,7 +289,7 @@ pub struct RegionIoFds {
     pub flags: u32,
     /// One of [`region`].
     pub index: u32,
-    /// Asked: 0. Answered: sub-regions.
+    /// 0 in a request; the number of sub-regions in a reply.
     pub count: u32,
 }
 const _: () = assert!(size_of::<RegionIoFds>() == 16);
@@ -298,7 +299,7 @@ pub const IO_EVENTFD: u32 = 0;
 /// [`IoEventFd::kind`]: the value is stored in memory, then the descriptor is signalled.
 pub const IO_EVENTFD_SHADOW: u32 = 2;
 
-/// A sub-region whose writes can be made through descriptors.
+/// A sub-region whose writes can be made through eventfds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct IoEventFd {
@@ -306,15 +307,15 @@ pub struct IoEventFd {
     pub offset: u64,
     /// Bytes.
     pub size: u64,
-    /// Which descriptor of the message is signalled.
+    /// Index of the message's descriptor that is signalled.
     pub fd_index: u32,
     /// [`IO_EVENTFD`] or [`IO_EVENTFD_SHADOW`].
     pub kind: u32,
     /// 0.
     pub flags: u32,
-    /// Which descriptor of the message is the memory.
+    /// Index of the message's descriptor that is the memory.
     pub shadow_fd_index: u32,
-    /// Where the sub-region begins in that memory, in bytes.
+    /// Offset of the sub-region in that memory, in bytes.
     pub shadow_offset: u64,
     /// 0: any value.
     pub datamatch: u64,
@@ -333,7 +334,7 @@ pub mod irq {
     pub const ERR: u32 = 3;
     /// The device should be released.
     pub const REQ: u32 = 4;
-    /// How many there are.
+    /// Number of interrupt indexes.
     pub const COUNT: u32 = 5;
 }
 
@@ -409,9 +410,9 @@ const _: () = assert!(size_of::<RegionAccess>() == 16);
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct SmallWrite {
-    /// Where; `count` is at most 8.
+    /// Place of the write; `count` is at most 8.
     pub access: RegionAccess,
-    /// The bytes, the first `count` of them.
+    /// The bytes written: the first `count` of them.
     pub data: [u8; 8],
 }
 const _: () = assert!(size_of::<SmallWrite>() == 24);

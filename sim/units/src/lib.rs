@@ -2,14 +2,16 @@
 //! those of a simulated device.
 //!
 //! - A number is decimal digits, or `0x` and hexadecimal digits. No sign, no fraction, no exponent.
-//! - A size is a hexadecimal number of bytes with `0x`, or decimal digits and a unit in any case: none or `B` for bytes; `K M G T`, which are the
-//!   same as `KiB MiB GiB TiB`, powers of 1024; `kB MB GB TB`, powers of 1000.
+//! - A size is `0x` and a hexadecimal number of bytes, or decimal digits and a unit in any case:
+//!   none or `B` for bytes; `K M G T`, the same as `KiB MiB GiB TiB`, for powers of 1024; `kB MB GB
+//!   TB` for powers of 1000.
 //! - A time is a decimal number, with a fraction if need be, and a unit: `ns`, `us`, `ms`, `s` or `m`
 //!   (minutes). Only 0 needs none.
 //!
-//! Each error is one clause that says what is wrong and what to write.
+//! Each error is one clause with the cause and the remedy, which the caller puts behind an option's
+//! name.
 //!
-//! Beside it [`SplitMix`], the numbers that are drawn from a seed.
+//! Also [`SplitMix`], a generator of seeded random numbers.
 #![no_std]
 #![forbid(unsafe_code)]
 #![deny(missing_docs)]
@@ -27,13 +29,13 @@ pub use random::{SplitMix, mix};
 /// Parses a number of at most 64 bits, decimal or hexadecimal with `0x`.
 ///
 /// # Errors
-/// What is wrong with `text`.
+/// The cause, as a clause about `text`.
 pub fn parse_number(text: &str) -> Result<u64, String> {
     let (digits, radix) = match text.strip_prefix("0x").or_else(|| text.strip_prefix("0X")) {
         Some(hex) => (hex, 16),
         None => (text, 10),
     };
-    // The parser of the standard library takes a sign, too.
+    // The parser of the standard library would also accept a sign.
     if digits.is_empty() || !digits.chars().all(|digit| digit.is_digit(radix)) {
         return Err(format!(
             "'{text}' is not a whole number such as 4096 or 0x1000"
@@ -45,7 +47,7 @@ pub fn parse_number(text: &str) -> Result<u64, String> {
 /// Parses a number that lies in `range`.
 ///
 /// # Errors
-/// What is wrong with `text`.
+/// The cause, as a clause about `text`.
 pub fn parse_in<T: TryFrom<u64>>(text: &str, range: &RangeInclusive<u64>) -> Result<T, String> {
     let number = parse_number(text)?;
     let (first, last) = (range.start(), range.end());
@@ -57,7 +59,7 @@ pub fn parse_in<T: TryFrom<u64>>(text: &str, range: &RangeInclusive<u64>) -> Res
 /// Parses a number of bytes.
 ///
 /// # Errors
-/// What is wrong with `text`.
+/// The cause, as a clause about `text`.
 pub fn parse_bytes(text: &str) -> Result<u64, String> {
     let text = text.trim();
     if text.starts_with("0x") || text.starts_with("0X") {
@@ -92,7 +94,7 @@ pub fn parse_bytes(text: &str) -> Result<u64, String> {
 /// Parses a time in nanoseconds.
 ///
 /// # Errors
-/// What is wrong with `text`.
+/// The cause, as a clause about `text`.
 pub fn parse_nanoseconds(text: &str) -> Result<u64, String> {
     let text = text.trim();
     let is_part = |byte: &u8| byte.is_ascii_digit() || *byte == b'.';
@@ -122,7 +124,7 @@ pub fn parse_nanoseconds(text: &str) -> Result<u64, String> {
     let too_large = || format!("'{text}' is too long a time");
     let whole: u64 = whole.parse().map_err(|_| too_large())?;
     let whole = whole.checked_mul(scale).ok_or_else(too_large)?;
-    // What is below a nanosecond is cut off.
+    // Digits below a nanosecond are cut off.
     let (mut part, mut place) = (0, scale);
     for digit in fraction.bytes().map(|byte| u64::from(byte - b'0')) {
         part += digit * place / 10;
@@ -134,7 +136,7 @@ pub fn parse_nanoseconds(text: &str) -> Result<u64, String> {
 /// Parses a time that is not zero.
 ///
 /// # Errors
-/// What is wrong with `text`.
+/// The cause, as a clause about `text`.
 pub fn parse_duration(text: &str) -> Result<Duration, String> {
     match parse_nanoseconds(text)? {
         0 => Err(format!("'{text}' is zero; use a longer time")),
@@ -142,7 +144,7 @@ pub fn parse_duration(text: &str) -> Result<Duration, String> {
     }
 }
 
-/// A byte count for people: `512 B`, `4.0 KiB`, `1.5 GiB`.
+/// Formats a byte count for people: `512 B`, `4.0 KiB`, `1.5 GiB`.
 pub fn bytes(value: u64) -> String {
     const UNITS: [&str; 5] = ["KiB", "MiB", "GiB", "TiB", "PiB"];
     if value < 1024 {
@@ -157,7 +159,7 @@ pub fn bytes(value: u64) -> String {
     format!("{scaled:.1} {}", UNITS[unit])
 }
 
-/// A count for people: `950`, `12.3 k`, `4.56 M`.
+/// Formats a count for people: `950`, `12.3 k`, `4.56 M`.
 pub fn count(value: f64) -> String {
     match value {
         v if v >= 1e6 => format!("{:.2} M", v / 1e6),
@@ -166,7 +168,7 @@ pub fn count(value: f64) -> String {
     }
 }
 
-/// Nanoseconds for people: `850 ns`, `12.3 us`, `4.56 ms`, `1.20 s`.
+/// Formats nanoseconds for people: `850 ns`, `12.3 us`, `4.56 ms`, `1.20 s`.
 pub fn nanoseconds(ns: u64) -> String {
     match ns {
         0..1_000 => format!("{ns} ns"),

@@ -1,29 +1,30 @@
-//! SplitMix64: numbers from a seed.
+//! SplitMix64, a generator of random numbers from a seed: the same seed gives the same numbers on
+//! every machine, so a failing test can be repeated. Not for secrets.
 
-/// A small fast generator of random numbers, seeded. Not for secrets.
+/// A small, fast generator of seeded random numbers. Not for secrets.
 #[derive(Clone, Debug)]
 pub struct SplitMix(u64);
 
 impl SplitMix {
-    /// A generator that always gives the same numbers for `seed`.
+    /// Makes a generator whose numbers depend on `seed` alone.
     pub const fn new(seed: u64) -> Self {
         Self(seed)
     }
 
-    /// The next 64 random bits.
+    /// Returns the next 64 random bits.
     #[inline]
     pub const fn next_word(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
         mix(self.0)
     }
 
-    /// A number below `bound`, which is not 0.
+    /// Returns a random number below `bound`, which is not 0.
     #[inline]
     pub fn below(&mut self, bound: u64) -> u64 {
         ((u128::from(self.next_word()) * u128::from(bound)) >> 64) as u64
     }
 
-    /// Fills `bytes`, whatever their number.
+    /// Fills `bytes` with random bytes.
     pub fn fill(&mut self, bytes: &mut [u8]) {
         for chunk in bytes.chunks_mut(8) {
             let word = self.next_word().to_le_bytes();
@@ -32,7 +33,7 @@ impl SplitMix {
     }
 }
 
-/// A hash of one word: different for every word.
+/// Returns a hash of one word. Different words have different hashes.
 #[inline]
 pub const fn mix(mut z: u64) -> u64 {
     z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);

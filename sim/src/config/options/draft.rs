@@ -1,4 +1,5 @@
-//! What options say, before anything is made of it.
+//! The values of the options before stores are opened and the configuration is made. An error in a
+//! later option must not leave an image file behind, so nothing is created while options are read.
 
 use crate::config::settings::{Config, ConfigError};
 use crate::medium::store::Store;
@@ -15,20 +16,20 @@ pub(super) fn bad(option: &str, why: impl Into<String>) -> ConfigError {
     }
 }
 
-/// What the images are opened for.
+/// Purpose for which images are opened.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Access {
-    /// Commands may write. A missing image is created where `size` says how large it is; no other
-    /// process may have it open.
+    /// Commands may write. A missing image is created if `size` gives its length. No other process
+    /// may have it open.
     Write,
-    /// No command writes: as with `ro=on`, images are opened for reading, none is created, and others
-    /// may read them at the same time.
+    /// No command writes. As with `ro=on`, images are opened for reading, none is created, and
+    /// other processes may read them at the same time.
     Read,
 }
 
 pub(super) type AnyStore = Box<dyn Store + Send + Sync>;
 
-/// What options say, before anything is made of it.
+/// Values of the options before anything is made of them.
 pub(super) struct Draft {
     pub config: Config,
     pub size: Option<u64>,

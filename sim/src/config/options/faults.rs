@@ -1,4 +1,5 @@
-//! Every fault of a device's text and every condition, once: what parses it, and what the help says.
+//! Every fault and every condition of a device's text, declared once: its parser together with its
+//! help, so that the help cannot name a fault that the parser lacks.
 
 use super::draft::bad;
 use super::values::{number, opcode, size, time};
@@ -9,24 +10,24 @@ use std::format;
 use std::string::String;
 use std::vec::Vec;
 
-/// What goes wrong: `NAME` or `NAME:VALUE`.
+/// A fault of the text form: `NAME` or `NAME:VALUE`.
 pub struct FaultRow {
-    /// Its name.
+    /// Name.
     pub name: &'static str,
-    /// What a value looks like; empty when it takes none.
+    /// Form of the value; empty for a fault without one.
     pub value: &'static str,
-    /// What it does.
+    /// Effect, for the help.
     pub help: &'static str,
     parse: fn(&str) -> Result<Fault, String>,
 }
 
-/// Which commands a fault befalls: `NAME=VALUE`.
+/// A condition of the text form, which limits a fault to some commands: `NAME=VALUE`.
 pub struct ConditionRow {
-    /// Its name.
+    /// Name.
     pub name: &'static str,
-    /// What a value looks like.
+    /// Form of the value.
     pub value: &'static str,
-    /// Which commands it leaves.
+    /// The commands that satisfy it, for the help.
     pub help: &'static str,
     set: fn(&mut When, &str) -> Result<(), String>,
 }
@@ -133,7 +134,7 @@ pub const CONDITIONS: &[ConditionRow] = conditions! {
 /// Parses one fault: `WHAT[:VALUE][@CONDITION,...]`, of [`FAULTS`] and [`CONDITIONS`].
 ///
 /// # Errors
-/// What is wrong, blamed on the option `fault`.
+/// The error, attributed to the option `fault`.
 pub fn parse_fault(text: &str) -> Result<FaultRule, ConfigError> {
     let wrong = |why: String| bad("fault", why);
     let (what, conditions) = match text.split_once('@') {

@@ -1,4 +1,5 @@
-//! Image files: where they are, and how they are opened or created, all or none.
+//! Image files: their names, and how they are opened or created. Either all images of a device are
+//! opened or none is left behind that was created for it.
 
 use super::draft::{Access, AnyStore, Draft, bad};
 use crate::config::settings::ConfigError;
@@ -12,16 +13,16 @@ use std::path::{Path, PathBuf};
 use std::string::{String, ToString};
 use std::vec::Vec;
 
-/// Where a device's blocks are.
+/// Location of a device's blocks.
 pub(super) enum Place {
     Null,
     Memory,
-    /// The first image.
+    /// Image files; this is the first one's path.
     Images(String),
 }
 
 impl Place {
-    /// Reads what is before the question mark.
+    /// Reads the part of the text before the question mark.
     pub fn of(text: &str) -> Result<Self, ConfigError> {
         match text {
             "" => Err(bad(
@@ -38,7 +39,7 @@ impl Place {
     }
 }
 
-/// The images of `count` namespaces: PATH, PATH.2, ...
+/// Returns the images of `count` namespaces: PATH, PATH.2, ...
 pub(super) fn paths(first: &str, count: u32) -> Vec<PathBuf> {
     let name = |index: u32| match index {
         1 => first.to_string(),
@@ -47,10 +48,10 @@ pub(super) fn paths(first: &str, count: u32) -> Vec<PathBuf> {
     (1..=count).map(|index| name(index).into()).collect()
 }
 
-/// Images that were opened.
+/// Stores of the images that were opened.
 pub(super) struct Opened {
     pub stores: Vec<AnyStore>,
-    /// Those that were missing.
+    /// Images that did not exist before.
     pub created: Vec<PathBuf>,
 }
 
@@ -63,7 +64,7 @@ fn failed(path: &Path, error: &IoError) -> ConfigError {
     }
 }
 
-/// Opens the images that exist and creates the others; when one of them cannot be had, those that were
+/// Opens the images that exist and creates the others. If one of them fails, those that were
 /// created are removed again.
 pub(super) fn open(
     paths: &[PathBuf],
@@ -86,7 +87,8 @@ pub(super) fn open(
             }
             Err(error) => {
                 for path in &opened.created {
-                    // The error that is reported is the one that came first.
+                    // The first error is the one to report; a file that cannot be removed now was
+                    // created a moment ago.
                     let _ = fs::remove_file(path);
                 }
                 return Err(error);
@@ -96,7 +98,7 @@ pub(super) fn open(
     Ok(opened)
 }
 
-/// Whether `count` images like the one at `path` may and can be created.
+/// Checks that `count` images like the one at `path` may be created and have room.
 fn check_creation(
     path: &Path,
     count: u64,
@@ -118,10 +120,10 @@ fn check_creation(
     check_space(path, size.saturating_mul(count))
 }
 
-/// Whether the file system of `path` has `bytes` bytes free, for an image that is to be made there.
+/// Checks that the file system of `path` has `bytes` bytes free for a new image.
 ///
 /// # Errors
-/// How much is free, or that the folder is not there.
+/// The free space, if it is too small, or an error of the folder.
 pub fn check_space(path: &Path, bytes: u64) -> Result<(), ConfigError> {
     let parent = path.parent().filter(|parent| *parent != Path::new(""));
     let folder = parent.unwrap_or(Path::new("."));
@@ -138,9 +140,9 @@ pub fn check_space(path: &Path, bytes: u64) -> Result<(), ConfigError> {
     Ok(())
 }
 
-/// Opens or creates one image; whether it was created.
+/// Opens or creates one image. Returns true if it was created.
 fn one(path: &Path, draft: &Draft) -> Result<(File, bool), ConfigError> {
-    // A folder can be opened for reading, and has a length.
+    // A folder can be opened for reading and has a length, so the errors below would not find it.
     if path.is_dir() {
         return Err(failed(
             path,

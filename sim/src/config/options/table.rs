@@ -1,4 +1,5 @@
-//! Every option of a device's text, once: what parses it, and what the help says.
+//! Every option of a device's text, declared once: its parser together with its default and help,
+//! from which `--help` and the table in docs/simulator.md are made.
 
 use super::draft::Draft;
 use super::faults::{CONDITIONS, FAULTS, parse_fault};
@@ -7,15 +8,15 @@ use crate::medium::latency::Profile;
 use std::format;
 use std::string::{String, ToString};
 
-/// An option: `NAME=VALUE`.
+/// An option of the text form: `NAME=VALUE`.
 pub struct OptionRow {
-    /// Its name.
+    /// Name.
     pub name: &'static str,
-    /// What a value looks like.
+    /// Form of the value.
     pub value: &'static str,
-    /// The value without the option, or what happens then.
+    /// Value without the option, or the effect of leaving it out.
     pub default: &'static str,
-    /// What it does.
+    /// Meaning, for the help.
     pub help: &'static str,
     pub(super) set: fn(&mut Draft, &str) -> Result<(), String>,
 }
@@ -26,7 +27,7 @@ macro_rules! options {
     };
 }
 
-/// Puts a parsed value in its place.
+/// Makes a setter that stores a parsed value in a field.
 macro_rules! put {
     ($parse:ident => $($place:ident).+) => {
         |draft, text| {
@@ -113,7 +114,7 @@ fn printable(text: &str, most: usize) -> Result<String, String> {
     Ok(text.to_string())
 }
 
-/// The three tables as text, for `--help`: a line each, at most `width` columns.
+/// Returns the three tables as text for `--help`: one entry a line, at most `width` columns.
 pub fn help(width: usize) -> String {
     let mut text = String::from("Options of sim:, after ? and separated by &:\n");
     let line = |text: &mut String, head: String, help: String| {
@@ -163,7 +164,7 @@ pub fn help(width: usize) -> String {
     text
 }
 
-/// The three tables as docs/simulator.md has them.
+/// Returns the three tables as docs/simulator.md has them.
 pub fn markdown() -> String {
     let cell = |text: &str| text.replace('|', "\\|");
     let mut text = String::from("| option | default | meaning |\n| --- | --- | --- |\n");

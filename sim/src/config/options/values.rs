@@ -1,10 +1,11 @@
-//! Values of options: numbers, switches, sizes, times, opcodes.
+//! Parsers for the values of options: numbers, switches, sizes, times and opcodes. Each error is a
+//! clause that the caller puts behind the option's name.
 
 use nvme_core::spec::{admin, nvm};
 use std::format;
 use std::string::{String, ToString};
 
-/// The opcode of that name or number, and whether it is an admin command's.
+/// Returns the opcode of that name or number, and true for an admin command.
 pub(super) fn opcode(text: &str) -> Result<(u8, bool), String> {
     let named: [(&str, u8, bool); 19] = [
         ("identify", admin::opcode::IDENTIFY, true),
@@ -54,12 +55,12 @@ pub(super) fn switch(text: &str) -> Result<bool, String> {
     }
 }
 
-/// A number of bytes with an optional unit.
+/// Parses a number of bytes with an optional unit.
 pub(super) fn size(text: &str) -> Result<u64, String> {
     nvme_units::parse_bytes(text)
 }
 
-/// A time in nanoseconds, with its unit.
+/// Parses a time with its unit, as nanoseconds.
 pub(super) fn time(text: &str) -> Result<u64, String> {
     nvme_units::parse_nanoseconds(text)
 }

@@ -61,7 +61,7 @@ fn posted(words: &[AtomicU64]) -> Vec<Status> {
     posted.map(|upper| Status((upper >> 49) as u16)).collect()
 }
 
-/// A controller with queue pair 1 and blocks of their own number, and the memory of a peer.
+/// Starts a controller with queue pair 1, whose blocks hold their numbers, and with a peer's memory.
 fn start() -> (Controller<HostMemory>, Arc<[AtomicU64]>, Arc<Owner>) {
     let words: Arc<[AtomicU64]> = (0..1 << 12).map(|_| AtomicU64::new(0)).collect();
     let owner = Arc::new(Owner {
