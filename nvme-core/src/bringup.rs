@@ -1,14 +1,18 @@
 //! Bring-up: reset, admin queue, enable, identify, queues. A state machine without IO.
 //!
-//! The caller makes [`Bringup`] and calls [`step`](Bringup::step) until it says
-//! [`Step::Ready`]; time is an argument. The same machine resets a controller in use:
+//! The caller makes [`Bringup`] and calls [`step`](Bringup::step) until it returns [`Step::Ready`]; time is
+//! an argument. The same machine resets a controller in use. The steps are returned in this order:
 //!
 //! 1. [`Step::Wait`]: call again, not later than `until_ns`, so that a time-out is reported in time.
-//! 2. [`Step::Disabled`]: the controller has let go of all memory. Reclaim and restart every queue
-//!    with the [`Quiesced`] that came, then hand it back with [`enable`](Bringup::enable).
+//! 2. [`Step::Disabled`]: the controller cannot touch any memory now. Reclaim and restart every queue with
+//! the
+//! [`Quiesced`] that the step holds, then return it through [`enable`](Bringup::enable).
 //! 3. [`Step::HostMemory`]: the controller asks for a host memory buffer; answer with
-//!    [`host_memory`](Bringup::host_memory).
-//! 4. [`Step::Ready`]: everything is in [`info`](Bringup::info); the planned queues exist.
+//! [`host_memory`](Bringup::host_memory).
+//! 4. [`Step::Ready`]: [`info`](Bringup::info) is complete; the planned queues exist.
+//!
+//! The module sends admin commands and writes CC, AQA, ASQ and ACQ. It allocates nothing and maps nothing:
+//! rings, pages and queues are the caller's.
 //!
 //! NVMe Base 2.0c, 3.5.1 (Memory-based Controller Initialization).
 
@@ -32,19 +36,20 @@ use crate::spec::register::{ALL_ONES, Aqa, Cc, Csts, offset};
 use plan::{NS_PER_MS, POLL_NS};
 use script::Script;
 
-/// What a machine that says [`Step::Wait`] waits for when that is CSTS.RDY: see [`Bringup::ready_wait`].
+/// The change of CSTS.RDY that a machine in [`Step::Wait`] waits for: see [`Bringup::ready_wait`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ReadyWait {
-    /// The value that CSTS.RDY is to take.
+    /// Value that CSTS.RDY is to take.
     pub ready: bool,
-    /// How long that may take in all, in milliseconds.
+    /// Limit of the whole wait, in milliseconds.
     pub at_most_ms: u32,
 }
 
 #[derive(Debug)]
 enum Phase {
     Start,
-    /// CC.EN was 1 while RDY was 0: RDY must rise before EN may be cleared.
+    /// CC.EN was 1 while CSTS.RDY was 0. Clearing EN before RDY has risen has undefined results (NVMe Base
+    /// 2.0c, CC.EN), so RDY is waited for first.
     WaitRise {
         deadline_ns: u64,
     },
@@ -61,7 +66,7 @@ enum Phase {
     Failed(BringupError),
 }
 
-/// The machine. See the [module](self) for the order of calls.
+/// The bring-up machine. See the [module](self) for the order of calls.
 #[derive(Debug)]
 pub struct Bringup<'a> {
     config: Config<'a>,
@@ -98,13 +103,16 @@ impl<'a> Bringup<'a> {
         })
     }
 
-    /// What is known so far; complete when [`Step::Ready`] was returned.
+    /// Returns the state learned so far; complete when [`Step::Ready`] was returned.
     pub fn info(&self) -> &Info {
         &self.info
     }
 
-    /// The change of CSTS.RDY that the machine waits for, which may take longer than any command: as long as CAP.TO
-    /// or CRTO say. `None` when it waits for something else, or does not wait.
+    /// Returns the change of CSTS.RDY that the machine waits for, or `None` when it waits for something else
+    /// or does not wait.
+    ///
+    /// This wait may last as long as CAP.TO or CRTO allow, longer than any command; callers use it to choose
+    /// their own watchdog and to explain the delay.
     pub fn ready_wait(&self) -> Option<ReadyWait> {
         let ready = match self.phase {
             Phase::WaitRise { .. } | Phase::WaitEnabled { .. } => true,
@@ -117,10 +125,10 @@ impl<'a> Bringup<'a> {
         })
     }
 
-    /// Goes on after [`Step::Disabled`].
+    /// Continues after [`Step::Disabled`].
     ///
-    /// Taking the proof back keeps it from being used once the controller runs again. With a proof of
-    /// another controller, or one from before this controller was last enabled, the machine fails with
+    /// Taking the proof by value keeps it from being used once the controller runs again. A proof of another
+    /// controller, or one made before this controller was last enabled, fails the machine with
     /// [`BringupError::OtherController`].
     pub fn enable(&mut self, proof: Quiesced<'_>) {
         if matches!(self.phase, Phase::Disabled) {
@@ -132,14 +140,14 @@ impl<'a> Bringup<'a> {
         }
     }
 
-    /// Answers [`Step::HostMemory`]: `None` to give no memory.
+    /// Answers [`Step::HostMemory`]: `None` to refuse the memory.
     pub fn host_memory(&mut self, memory: Option<HostMemory>) {
         if let Phase::Script(script) = &mut self.phase {
             script.give(memory);
         }
     }
 
-    /// Does what can be done now and says what comes next.
+    /// Does what can be done now and returns what the caller has to do next.
     ///
     /// `registers` and `admin` are those of one controller in every step, and `admin` is restarted (or new)
     /// when it is disabled. Completions of commands that this machine did not send are dropped.
@@ -192,7 +200,9 @@ impl<'a> Bringup<'a> {
                     };
                 }
                 Phase::WaitRise { deadline_ns } => {
-                    // A controller that never rises is disabled all the same: there is no other way.
+                    // A controller whose RDY never rises is disabled all the same at the deadline: clearing
+                    // EN is the only way to make it let the memory loose, and waiting longer would hang the
+                    // caller.
                     if !csts.rdy() && !csts.cfs() && now_ns < *deadline_ns {
                         return Ok(Step::Wait {
                             until_ns: now_ns.saturating_add(POLL_NS),
@@ -278,8 +288,11 @@ impl<'a> Bringup<'a> {
         })
     }
 
-    /// Reads the capabilities once more: a controller may have other ones after it was disabled (new
-    /// firmware, or another controller behind the same address).
+    /// Reads the capabilities again and refuses a changed page size or doorbell stride.
+    ///
+    /// A controller may differ after it was disabled (new firmware, or another controller behind the same
+    /// address); rings, lists and doorbells that were laid out for the old values would then be read at wrong
+    /// addresses.
     fn look_again(&mut self, registers: &dyn Registers) -> Result<(), BringupError> {
         let now = Capabilities::read(registers)?;
         let made_for = self.config.made_for.unwrap_or(self.info.capabilities);
@@ -325,7 +338,8 @@ impl<'a> Bringup<'a> {
     }
 }
 
-/// Clears CC.EN and any shutdown request, leaving the other fields as they must be while RDY is 1.
+/// Clears CC.EN and any shutdown request. The other fields keep their values, since they may not change while
+/// RDY is 1.
 fn clear_enable(registers: &dyn Registers, mut cc: Cc) {
     if cc.en() {
         cc.set_en(false);

@@ -1,8 +1,10 @@
-//! A queue that a group owns: one thread, a warp or a block submits and reaps together.
+//! A queue pair owned by a group: one thread, a warp or a block submits and reaps together.
 //!
-//! Invariant: every member holds the same positions; members differ only in the commands that they
-//! bring and in the completions that they read. Commands are matched by CID, so they may complete in
-//! any order, and the queue is kept full rather than drained between batches.
+//! Invariant: every member holds the same positions and makes the same calls; members differ only in the
+//! commands that they bring and in the completions that they read. Commands are matched by CID, so they may
+//! complete in any order, and the queue is kept full rather than drained between batches.
+//!
+//! Threads that diverge use [`SharedQueue`](crate::SharedQueue) instead.
 
 mod reap;
 
@@ -19,10 +21,10 @@ use crate::sync::{AtomicU32, Order, Scope, fence};
 
 /// Deadlines are kept in units of 2^10 ns, as 32 bits: waits of up to 36 minutes.
 const TICK_SHIFT: u32 = 10;
-/// The deadline that never passes.
+/// Value of a deadline that never passes.
 const NEVER: u32 = 0;
 
-/// A deadline as it is kept. One that would look as [`NEVER`] passes a tick later.
+/// Converts a deadline to ticks. A deadline that would equal [`NEVER`] passes one tick later.
 #[inline(always)]
 const fn ticks(deadline_ns: u64) -> u32 {
     match ((deadline_ns >> TICK_SHIFT) as u32, deadline_ns) {
@@ -32,26 +34,36 @@ const fn ticks(deadline_ns: u64) -> u32 {
     }
 }
 
-/// A queue owned by the members of `G`.
+/// A queue pair owned by the members of `G`. All members call every method together.
 ///
-/// Every method is called by all members together.
+/// The order of calls: [`resume`](Self::resume) takes the queue from its words; then, in a loop,
+/// [`submit`](Self::submit) places at most one command a member, [`ring`](Self::ring) publishes them with one
+/// fence and one doorbell, [`reap`](Self::reap) collects completions, and [`expire`](Self::expire) reports
+/// passed deadlines now and then; at last [`suspend`](Self::suspend) writes the positions back.
+///
+/// To overlap, [`publish`](Self::publish) fences the next commands while earlier ones run, and
+/// [`ring_within`](Self::ring_within) rings for them when there is room. The host, after a reset, calls
+/// `resume` and [`recover`](Self::recover).
 #[derive(Debug)]
 pub struct Collective<'a, G> {
     group: G,
     memory: QueueMemory<'a>,
     state: OwnedState<'a>,
-    /// Next ring position, up to where entries are visible, and up to where the doorbell was rung.
+    /// Next ring position; position up to which entries are fenced; position up to which the doorbell was
+    /// rung.
     tail: u32,
     published: u32,
     rung: u32,
-    /// Head of the completion ring.
+    /// Position of the next completion to read.
     head: u32,
     /// Code of the fault that ended the queue's service, or 0.
     refused: u32,
-    /// Free ring: the next slot to take. The next to return is `free_head + slots - in_flight`.
+    /// Position in the free ring of the next slot to take. The next slot to return goes to `free_head + slots
+    /// - in_flight`.
     free_head: u32,
     in_flight: u32,
-    /// What the free ring holds for this member if all take one, where that was read.
+    /// Entry of the free ring that this member takes if all members take one; valid while `read_ahead` is
+    /// true.
     ahead: u32,
     read_ahead: bool,
     sq_doorbells: u32,
@@ -59,7 +71,7 @@ pub struct Collective<'a, G> {
 }
 
 impl<'a, G: Group> Collective<'a, G> {
-    /// Takes the queue over, with whatever is in flight. Every member calls it with the same words.
+    /// Takes over the queue with whatever is in flight. Every member passes the same words.
     #[inline(always)]
     pub fn resume(group: G, memory: QueueMemory<'a>, state: QueueState<'a>) -> Self {
         let state = OwnedState::of(state);
@@ -79,7 +91,8 @@ impl<'a, G: Group> Collective<'a, G> {
             memory,
             state,
             tail,
-            // A fence of an earlier kernel is not relied on.
+            // Entries between `rung` and `tail` are fenced again: a fence of an earlier kernel, by another
+            // thread, need not cover this thread's doorbell.
             published: rung,
             rung,
             head,
@@ -120,7 +133,7 @@ impl<'a, G: Group> Collective<'a, G> {
         self.group.sync();
     }
 
-    /// Gives the queue back: the state says what is in flight.
+    /// Returns the queue: writes the positions into the state, which already names the commands in flight.
     #[inline(always)]
     pub fn suspend(self) {
         if self.group.leads() {
@@ -131,40 +144,42 @@ impl<'a, G: Group> Collective<'a, G> {
         }
     }
 
-    /// The members.
+    /// Returns the group.
     #[inline(always)]
     pub fn group(&self) -> &G {
         &self.group
     }
 
-    /// Commands that have not ended.
+    /// Returns the number of commands that have not ended.
     #[inline(always)]
     pub fn in_flight(&self) -> u32 {
         self.in_flight
     }
 
-    /// The most commands that can be in flight.
+    /// Returns the limit of commands in flight.
     #[inline(always)]
     pub fn depth(&self) -> u32 {
         self.state.slots()
     }
 
-    /// Entries up to where a group's entries lie in whole lines of memory: with so many first, each full
-    /// group costs the bus the fewest bytes. 0 to 3.
+    /// Returns the number of entries, 0 to 3, up to the next multiple of four, at which a group's entries
+    /// fill whole lines of memory. A group that first submits this number of commands writes full lines
+    /// afterwards, which costs the bus the fewest bytes.
     #[inline(always)]
     pub fn misaligned_by(&self) -> u32 {
         self.tail.wrapping_neg() % ROW
     }
 
-    /// Doorbells rung so far: submission queue, completion queue.
+    /// Returns the doorbell writes so far: submission queue, completion queue.
     #[inline(always)]
     pub fn doorbells(&self) -> [u32; 2] {
         [self.sq_doorbells, self.cq_doorbells]
     }
 
-    /// Places one command for each member that `wants` to; the controller sees them after
-    /// [`ring`](Self::ring). `command` makes the member's command for the slot it was given (below
-    /// [`depth`](Self::depth), no other command's until this one ends).
+    /// Places one command for each member with `wants`; the controller sees them after [`ring`](Self::ring).
+    ///
+    /// `command` makes the member's command for its slot (a number below [`depth`](Self::depth) that belongs
+    /// to this command until it ends). It runs only on members that were granted a slot.
     ///
     /// `deadline_ns` is for [`expire`](Self::expire): at most 36 minutes after the time that is called with,
     /// or `u64::MAX` for none.
@@ -190,7 +205,8 @@ impl<'a, G: Group> Collective<'a, G> {
         let gets = wants && wish.before < room;
         let granted = wish.total.min(room);
         let mut why = Some(SubmitError::QueueFull);
-        // Whole whatever happens: what is left undefined is kept in registers as long as a loop goes on.
+        // Every value is initialised on every path: a register that is undefined on one path stays allocated
+        // for as long as the caller's loop runs.
         let (mut free, mut sqe, mut tag, mut wants_dw0) = (0, Sqe::ZERO, 0, false);
         if gets {
             free = self.free_slot(wish.before);
@@ -230,10 +246,11 @@ impl<'a, G: Group> Collective<'a, G> {
         }
     }
 
-    /// What the free ring holds for the member before which `before` others take one.
+    /// Returns the entry of the free ring for a member with `before` takers of lower rank.
     #[inline(always)]
     fn free_slot(&self, before: u32) -> u32 {
-        // With fewer members that take one, or a ring that was too short, what was read ahead is another's.
+        // The read-ahead entry is that of the member's rank. With fewer takers the member's index is lower,
+        // and that entry belongs to another member.
         if self.read_ahead && before == self.group.rank() {
             return self.ahead;
         }
@@ -241,7 +258,8 @@ impl<'a, G: Group> Collective<'a, G> {
         place.load(Order::Relaxed, Scope::Cta)
     }
 
-    /// Reads the slot that this member takes next if all take one, while there is something else to do.
+    /// Loads the entry that this member takes if all members take one. It is done after a submit or reap, so
+    /// that the next submit does not wait for the load.
     #[inline(always)]
     fn look_ahead(&mut self) {
         let free = self.state.slots() - self.in_flight;
@@ -254,7 +272,7 @@ impl<'a, G: Group> Collective<'a, G> {
         }
     }
 
-    /// Returns slots that were taken for nothing to the end of the free ring.
+    /// Returns slots that no command was placed in to the end of the free ring.
     #[inline(always)]
     fn return_slots(&self, mine: bool, free: u32) {
         let end = self.free_end();
@@ -269,36 +287,39 @@ impl<'a, G: Group> Collective<'a, G> {
         self.group.sync();
     }
 
-    /// Where the next free slot goes in the free ring.
+    /// Returns the position in the free ring of the next slot to return.
     #[inline(always)]
     fn free_end(&self) -> u32 {
         self.free_head
             .wrapping_add(self.state.slots() - self.in_flight)
     }
 
-    /// Publishes what was submitted: one fence, one doorbell store, by the leader.
+    /// Publishes all submitted commands: one fence and one doorbell store, by the leader.
     #[inline(always)]
     pub fn ring(&mut self) {
         self.publish();
         self.ring_within(self.state.slots());
     }
 
-    /// Makes what was submitted visible to the controller, for a doorbell that follows: one fence, by
-    /// the leader. Commands can be prepared in this way while the ones before them are under way.
+    /// Makes the submitted commands visible to the controller, for a doorbell that is rung later: one fence,
+    /// by the leader. Commands can so be prepared while earlier ones run.
     #[inline(always)]
     pub fn publish(&mut self) {
         if self.tail != self.published {
             self.published = self.tail;
-            // Every member has written its words; the leader's fence covers them.
+            // Every member has written some words of the entries. The barrier orders those stores before the
+            // leader's fence, which therefore covers them (fences are cumulative); without it the controller
+            // could fetch a half-written entry.
             self.group.sync();
             if self.group.leads() {
-                // Release: pairs with the controller's fetch, by the doorbell store that follows.
+                // Release: pairs with the controller's fetch; the doorbell store comes after it in program
+                // order.
                 fence(Order::Release, Scope::Sys);
             }
         }
     }
 
-    /// Rings for what was published, as far as no more than `depth` commands are at the controller.
+    /// Rings for published commands, as long as at most `depth` commands are at the controller.
     #[inline(always)]
     pub fn ring_within(&mut self, depth: u32) {
         let ready = self.published.wrapping_sub(self.rung);
@@ -314,8 +335,11 @@ impl<'a, G: Group> Collective<'a, G> {
         }
     }
 
-    /// Calls `late` with the tag of each command whose deadline has passed, once, on some member; returns
-    /// how many there were. The commands stay in flight. Looks at every slot: call it now and then.
+    /// Calls `late` once with the tag of each command whose deadline has passed, on some member; returns the
+    /// number of such commands.
+    ///
+    /// The commands stay in flight: their memory is not free before they complete. The call reads every slot,
+    /// so callers make it now and then, not in each turn.
     #[inline(always)]
     pub fn expire(&mut self, now_ns: u64, mut late: impl FnMut(u32)) -> u32 {
         let state = self.state;
@@ -341,19 +365,20 @@ impl<'a, G: Group> Collective<'a, G> {
             count += self.group.vote(expired).total;
         }
         if count != 0 {
-            // Another member may take these slots out of flight next.
+            // Another member may take these slots out of flight next; the barrier orders the stores above
+            // before that.
             self.group.sync();
         }
         count
     }
 
     /// Ends every command in flight as aborted, calls `end` with the tag of each, and empties the queue for
-    /// the controller to create again; `false` when the proof does not cover this queue.
+    /// the controller to create again; returns `false` when the proof does not cover this queue.
     ///
-    /// Afterwards nothing of the queue is in flight. `end` is not given the tags of completions that a kernel had
-    /// taken when it died, whether or not it had passed them on: their commands have ended too.
+    /// Afterwards nothing is in flight. `end` does not see completions that a kernel had read when it died,
+    /// whether or not the kernel had passed them to its caller: their commands have ended too.
     ///
-    /// For a host thread that is the group alone.
+    /// Only for a host thread that is the whole group.
     pub fn recover(self, proof: &Quiesced<'_>, mut end: impl FnMut(u32)) -> bool {
         if !self.state.is_covered(proof) {
             return false;

@@ -1,26 +1,27 @@
-//! A command as the collective and the shared queue take it.
+//! A command for a [`Collective`](crate::Collective) or a [`SharedQueue`](crate::SharedQueue), and the stores
+//! of its entry into the ring.
 
 use crate::group::{Group, Vote, transpose, unroll};
 use crate::mem::SqRing;
 use crate::queue_pair::{Data, FlatData};
 use crate::spec::Sqe;
 
-/// What a lane submits.
+/// A command of one member.
 #[derive(Clone, Copy, Debug)]
 pub struct Command<'d> {
     /// The entry, without CID and data pointer.
     pub sqe: Sqe,
-    /// Where its data lies. The memory belongs to the command until it has ended.
+    /// Location of its data. The memory belongs to the command until the command has ended.
     pub(crate) data: FlatData<'d>,
-    /// Where its end is delivered: a result cell (shared queue) or a word for the caller (collective).
+    /// Destination of its result: a result cell (shared queue) or a word for the caller (collective).
     /// Below [`MAX_TAGS`](crate::queue_state::MAX_TAGS).
     pub tag: u32,
-    /// Whether the command defines dword 0 of its completion; reading it costs another load.
+    /// True if dword 0 of the completion is wanted; reading it costs another load.
     pub wants_dw0: bool,
 }
 
 impl<'d> Command<'d> {
-    /// A command that defines no dword 0, as all of the NVM command set's reads and writes.
+    /// Makes a command that wants no dword 0, as all reads and writes of the NVM command set.
     #[inline(always)]
     pub const fn new(sqe: Sqe, data: Data<'d>, tag: u32) -> Self {
         Self {
@@ -31,14 +32,14 @@ impl<'d> Command<'d> {
         }
     }
 
-    /// The same with other data.
+    /// Replaces the data.
     #[inline(always)]
     pub const fn with_data(mut self, data: Data<'d>) -> Self {
         self.data = FlatData::of(data);
         self
     }
 
-    /// The same, and whether dword 0 of its completion is wanted: one more read of the bus.
+    /// Sets whether dword 0 of the completion is wanted: one more read of the bus.
     #[inline(always)]
     pub const fn wanting_dw0(mut self, wants: bool) -> Self {
         self.wants_dw0 = wants;
@@ -46,11 +47,13 @@ impl<'d> Command<'d> {
     }
 }
 
-/// Entries that one store of 32 lanes covers, eight lanes each.
+/// Entries that one store of 32 lanes covers, eight lanes an entry.
 pub(crate) const ROW: u32 = 4;
 
-/// Which of its group's entries a member takes, that says yes to `vote`. Where a whole warp does, its four
-/// tiles write neighbours at a time: whole lines of 128 bytes, which the bus carries with one header.
+/// Returns the index, among the group's entries, of the one that a member with `mine` in `vote` writes.
+///
+/// If a whole warp takes part, its four tiles write neighbouring entries in the same instruction: whole lines
+/// of 128 bytes, which the bus carries with one header each.
 #[inline(always)]
 pub(crate) fn entry_of<G: Group>(group: &G, vote: Vote) -> u32 {
     let rank = group.rank();
@@ -61,12 +64,12 @@ pub(crate) fn entry_of<G: Group>(group: &G, vote: Vote) -> u32 {
     }
 }
 
-/// The index of no entry.
+/// The index that stands for no entry.
 pub(crate) const NO_ENTRY: u32 = u32::MAX;
 
 /// Writes the entries of the members that have one, each at its ring index.
 ///
-/// Eight lanes write an entry together where the group has tiles: one full 64-byte write on the bus.
+/// In a group with tiles eight lanes write an entry together: one full 64-byte write on the bus.
 #[inline(always)]
 pub(crate) fn write_entries<G: Group>(group: &G, ring: &SqRing<'_>, index: u32, sqe: Sqe) {
     if !group.tiles() {

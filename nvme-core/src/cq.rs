@@ -1,7 +1,7 @@
-//! The completion queue: head, phase tag, `pop`, `ring`.
+//! The driver's side of a completion queue: head, phase tag, `pop`, `ring`.
 //!
-//! Invariant: the expected phase tag flips each time the head wraps, and the ring was zero when the
-//! queue was created, so an entry is taken exactly once.
+//! Invariant: the expected phase tag flips each time the head wraps, and the ring was zero when the queue was
+//! created, so an entry is taken exactly once.
 //!
 //! NVMe Base 2.0c, 3.3.3.2 (Common Completion Queue Entry), "Phase Tag".
 
@@ -19,7 +19,7 @@ pub struct CompletionQueue<'a> {
 }
 
 impl<'a> CompletionQueue<'a> {
-    /// An empty queue over `ring`, which is zeroed: do this before the controller knows the ring.
+    /// Makes an empty queue over `ring` and zeroes the ring: call it before the controller knows the ring.
     pub fn new(ring: CqRing<'a>, doorbell: Doorbell<'a>) -> Self {
         ring.zero();
         Self {
@@ -31,13 +31,13 @@ impl<'a> CompletionQueue<'a> {
         }
     }
 
-    /// Entries of the ring.
+    /// Returns the number of entries of the ring.
     #[inline]
     pub fn entries(&self) -> u32 {
         self.ring.entries()
     }
 
-    /// Where the controller finds the ring.
+    /// Returns the I/O address of the ring.
     pub fn iova(&self) -> Iova {
         self.ring.iova()
     }
@@ -57,7 +57,7 @@ impl<'a> CompletionQueue<'a> {
         Some(cqe)
     }
 
-    /// Entries popped that were not released to the controller.
+    /// Returns the number of entries that were popped and not yet released to the controller.
     #[inline]
     pub fn owed(&self) -> u32 {
         self.owed
@@ -72,7 +72,7 @@ impl<'a> CompletionQueue<'a> {
         }
     }
 
-    /// Empty and zeroed again, as before Create I/O Completion Queue.
+    /// Empties and zeroes the ring, as before Create I/O Completion Queue.
     pub fn restart(&mut self) {
         self.ring.zero();
         (self.head, self.phase, self.owed) = (0, true, 0);

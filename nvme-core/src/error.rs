@@ -1,9 +1,9 @@
-//! What can go wrong, each with its remedy.
+//! The errors of the core. Each variant's doc and message name the remedy.
 
 use crate::spec::{Cid, PageSize, Status};
 use core::fmt;
 
-/// Why a buffer cannot become a data pointer.
+/// The reason why a buffer cannot become a data pointer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MapError {
     /// No bytes. Give a length above 0.
@@ -29,7 +29,7 @@ impl fmt::Display for MapError {
 
 impl core::error::Error for MapError {}
 
-/// Why a command was not submitted. Nothing was queued; the buffer comes back.
+/// The reason why a command was not submitted. Nothing was queued; the caller keeps the buffer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SubmitError {
     /// Every slot is taken. Retry after `poll` has returned a completion.
@@ -38,7 +38,7 @@ pub enum SubmitError {
     Closed,
     /// The data pointer could not be built.
     Map(MapError),
-    /// The result cell is past the end, or still belongs to a command. Use another, or wait for that one.
+    /// The result cell is past the end, or still belongs to a command. Use another, or wait for that command.
     CellBusy,
     /// A kernel's queue takes no commands: the controller violated the protocol, which the queue's `fault`
     /// names, or the queue was closed for its deletion. Reset or delete, and recover the queue.
@@ -63,8 +63,8 @@ impl fmt::Display for SubmitError {
 
 impl core::error::Error for SubmitError {}
 
-/// Why a wait for one command ended without its result. The command is still in flight: its cell,
-/// slot and buffer are quarantined until it completes or the queue is recovered.
+/// The reason why a wait for one command ended without its result. The command is still in flight: its cell,
+/// slot and buffer stay reserved until it completes or the queue is recovered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum WaitError {
     /// The deadline passed. Wait again, or abort the command and reset the controller.
@@ -86,23 +86,24 @@ impl fmt::Display for WaitError {
 
 impl core::error::Error for WaitError {}
 
-/// A completion that no working controller posts. The remedy is always a controller reset; the
-/// entry was consumed and changed nothing.
+/// A completion that no working controller posts. The remedy is always a controller reset; the entry was
+/// consumed and changed nothing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ControllerFault {
-    /// The CID names no command that the controller can have: never published, or completed already.
+    /// The CID names no command that the controller can have: it was never published, or has completed
+    /// already.
     UnknownCid(Cid),
     /// The CID's slot is in flight with another generation: a completion of an earlier command.
     StaleCid(Cid),
-    /// SQHD lies outside the ring or, on a [`QueuePair`](crate::QueuePair), outside the entries that were
+    /// SQHD is outside the ring or, on a [`QueuePair`](crate::QueuePair), outside the entries that were
     /// published after the command's own.
     SqHead(u16),
-    /// The entry is of another submission queue.
+    /// The completion names another submission queue.
     SqId(u16),
 }
 
 impl ControllerFault {
-    /// The fault as one word that is not 0, for reports of kernels.
+    /// Encodes the fault as a word other than 0, for reports of kernels.
     pub const fn code(self) -> u32 {
         match self {
             Self::UnknownCid(cid) => 1 << 16 | cid.0 as u32,
@@ -112,7 +113,7 @@ impl ControllerFault {
         }
     }
 
-    /// The fault that [`code`](Self::code) made `code` of; `None` for 0 and for any other word.
+    /// Decodes a word of [`code`](Self::code); `None` for 0 and for any other word.
     pub const fn from_code(code: u32) -> Option<Self> {
         let value = code as u16;
         match code >> 16 {
@@ -151,7 +152,7 @@ impl fmt::Display for ControllerFault {
 
 impl core::error::Error for ControllerFault {}
 
-/// Why the controller did not come up, or not down.
+/// The reason why a controller did not come up, or did not shut down.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum BringupError {
     /// Registers read as all ones: the device is gone. Re-seat, rescan or re-bind it.
@@ -160,14 +161,14 @@ pub enum BringupError {
     FatalStatus,
     /// CSTS.RDY did not become `ready` within `ms`. Reset the function.
     ReadyTimeout {
-        /// The value waited for.
+        /// Value waited for.
         ready: bool,
-        /// How long, in milliseconds.
+        /// Limit, in milliseconds.
         ms: u32,
     },
     /// CSTS.SHST did not report completion within `ms`; the device may lose cached writes.
     ShutdownTimeout {
-        /// How long, in milliseconds.
+        /// Limit, in milliseconds.
         ms: u32,
     },
     /// CAP offers neither the NVM command set nor a list of command sets.
@@ -179,18 +180,18 @@ pub enum BringupError {
         /// CAP.MPSMAX.
         mpsmax: u8,
     },
-    /// The controller came back from being disabled with another page size or doorbell stride than what
-    /// doorbells, rings and lists were made for. Open it anew.
+    /// The controller returned from a reset with another page size or doorbell stride than doorbells, rings
+    /// and lists were laid out for. Open it again.
     Changed {
-        /// The page size they were made for, and the one it has now.
+        /// Page size before and now.
         page: (PageSize, PageSize),
-        /// CAP.DSTRD, likewise.
+        /// CAP.DSTRD before and now.
         dstrd: (u8, u8),
     },
-    /// Registers, admin queue or proof are not of the controller that the machine was made for, or it was
-    /// enabled behind the machine's back. Use what belongs to one controller, and one machine at a time.
+    /// Registers, admin queue or proof belong to another controller than the machine does, or something else
+    /// enabled the controller meanwhile. Use the parts of one controller, and one machine at a time.
     OtherController,
-    /// A ring that was given is longer than CAP.MQES or 4,096 (admin), or not page aligned.
+    /// A given ring is longer than CAP.MQES or 4,096 entries (admin), or not page aligned.
     AdminRing,
     /// An admin command ended with an error status.
     Command {
@@ -206,9 +207,9 @@ pub enum BringupError {
     },
     /// The admin queue refused a command.
     Submit(SubmitError),
-    /// The admin completion queue holds a completion that cannot be.
+    /// The admin completion queue holds an impossible completion.
     Fault(ControllerFault),
-    /// Identify says that entries are not of 64 and 16 bytes.
+    /// Identify Controller requires entries of other sizes than 64 and 16 bytes.
     EntrySize {
         /// Required SQ entry size, log2.
         sqes: u8,

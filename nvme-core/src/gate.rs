@@ -1,43 +1,55 @@
-//! A gate between kernels that use queues and the host that takes the queues away from them.
+//! An admission gate between kernels that use queues and the host, which takes the queues away to reset the
+//! controller.
 //!
-//! A launch that returns at once leaves the host without a lock on what its kernel uses. Each group of threads
-//! passes the gate before it touches a queue or a buffer that the controller writes, and says when it has left.
-//! To reset the controller, the host closes the gate, sees that all have left, does what it has to, and opens the
-//! gate again. No step of that calls the GPU's driver, which might itself wait for the kernel.
+//! A launch that returns at once leaves the host without a lock on the queues and buffers that its kernel
+//! uses. So each group of threads passes the gate before it touches a queue, or a buffer that the controller
+//! writes, and leaves it afterwards. No call below calls the GPU's driver, which might itself wait for the
+//! kernel.
 //!
-//! Invariant: a group that has passed and not left is seen by [`is_idle`](Gate::is_idle), or it has seen the gate
-//! closed. Each side stores its own word and then loads the other's, with a fence between them that is in one
-//! order with the other side's: at least one of the two loads finds the other's store. Loom checks it
-//! (`tests/tests/loom/gate.rs`).
+//! The order of calls. A group: [`enter`](Gate::enter); then work, with a [`look`](Gate::look) in each long
+//! loop; then [`leave`](Gate::leave), or [`leave_lost`](Gate::leave_lost) when a command of it has no end. A
+//! group that meets a command without an end calls [`report_trouble`](Gate::report_trouble). The host:
+//! [`close`](Gate::close); poll [`is_idle`](Gate::is_idle) up to a deadline; reset the controller and recover
+//! the queues; [`take_lost`](Gate::take_lost) until it returns `None`; [`open`](Gate::open), or
+//! [`close_for_good`](Gate::close_for_good). [`Party`] does the group's half once for several groups that
+//! share a station.
 //!
-//! The words lie in memory that the host and the GPU reach, and that stays for as long as a launch may name them.
+//! Invariant: a group that has passed and not left is seen by [`is_idle`](Gate::is_idle), or it has seen the
+//! gate closed. Each side stores its own word and then loads the other's, with a sequentially consistent
+//! fence between. The two fences have one order, so at least one of the two loads finds the other's store.
+//! With weaker fences both could miss, and the host would reset the controller under a group that still
+//! submits. Loom checks it (`tests/tests/loom/gate.rs`).
+//!
+//! The words are in memory that the host and the GPU reach, and that stays mapped for as long as a launch may
+//! name them.
 
 use crate::sync::{AtomicU32, Order, Scope, fence_seq_cst};
 
-/// The gate lets groups pass.
+/// State word: groups may pass.
 const OPEN: u32 = 0;
-/// The host has the queues for a while.
+/// State word: the host recovers the queues; groups may pass later.
 const CLOSED: u32 = 1;
-/// The host has them for good.
+/// State word: the queues are gone, and no group passes again.
 const GONE: u32 = 2;
 
 const STATE: usize = 0;
 const TROUBLE: usize = 16;
-/// The first station's word, one line of 64 bytes further on.
+/// The first station's word, 64 bytes after the trouble word, so that the host's stores and the groups' do
+/// not share a line.
 const STATIONS: usize = 32;
 
-/// What a station's group does.
+/// Station word: no group is inside.
 const AWAY: u32 = 0;
 const INSIDE: u32 = 1;
-/// It has left, and a command that it sent has no end: its buffer is not free.
+/// Station word: the group has left, but a command that it sent has not ended, so its buffer is not free.
 const LOST: u32 = 2;
 
-/// Words of a gate for `stations` groups at a time.
+/// Returns the number of words of a gate with `stations` stations, one for each group inside at once.
 pub const fn words(stations: u32) -> usize {
     STATIONS + stations as usize
 }
 
-/// Why a group may not pass.
+/// The reason why a group may not pass.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Shut {
     /// The controller is being recovered; later launches may pass again.
@@ -46,20 +58,20 @@ pub enum Shut {
     ForGood,
 }
 
-/// A gate over its words, zeroed before their first use: open, and nothing inside.
+/// An admission gate over its words. Words of zero are a gate that is open, with nobody inside.
 #[derive(Clone, Copy, Debug)]
 pub struct Gate<'a> {
     words: &'a [AtomicU32],
 }
 
 impl<'a> Gate<'a> {
-    /// A gate over `words`, of which there are [`words`] of its stations; `None` for too few.
+    /// Makes a gate over `words`, whose number is [`words`] of its stations; `None` for too few.
     #[inline(always)]
     pub fn new(words: &'a [AtomicU32]) -> Option<Self> {
         (words.len() >= STATIONS).then_some(Self { words })
     }
 
-    /// Groups that can be inside at a time.
+    /// Returns the number of stations: groups that can be inside at once.
     pub fn stations(&self) -> u32 {
         (self.words.len() - STATIONS) as u32
     }
@@ -73,8 +85,9 @@ impl<'a> Gate<'a> {
 
     #[inline(always)]
     fn load(&self, word: usize) -> u32 {
-        // Acquire: pairs with the release of who stored; for the state that is who recovered the queues, for a
-        // station the group that used them.
+        // Acquire: pairs with the release of the last writer. For the state that is the host that recovered
+        // the queues, for a station the group that used them; a group that passes, or a host that finds the
+        // gate idle, then sees all that the other side did.
         self.words
             .get(word)
             .map_or(GONE, |word| word.load(Order::Acquire, Scope::Sys))
@@ -83,7 +96,7 @@ impl<'a> Gate<'a> {
     /// Passes the gate as the only group at `station`.
     ///
     /// # Errors
-    /// Why it may not: it touches nothing then, and has left.
+    /// The reason why it may not pass. The station is free again then, and the group must touch nothing.
     #[inline(always)]
     pub fn enter(&self, station: u32) -> Result<(), Shut> {
         let word = STATIONS + station as usize;
@@ -96,23 +109,23 @@ impl<'a> Gate<'a> {
         passed
     }
 
-    /// The group at `station`, which has passed, touches nothing any more.
+    /// Leaves the gate: the group at `station`, which has passed, touches nothing after this call.
     #[inline(always)]
     pub fn leave(&self, station: u32) {
         self.store(STATIONS + station as usize, AWAY, Order::Release);
     }
 
-    /// As [`leave`](Self::leave), with a command under way that was given up: the station is not used again until the
-    /// host has [found](Self::take_lost) it.
+    /// Leaves the gate as [`leave`](Self::leave) does, with an abandoned command still in flight: the station
+    /// is not used again until the host has [taken](Self::take_lost) it.
     #[inline(always)]
     pub fn leave_lost(&self, station: u32) {
         self.store(STATIONS + station as usize, LOST, Order::Release);
     }
 
-    /// Whether a group that is inside may go on; one that need not leaves soon.
+    /// Tells a group that is inside whether the gate is still open; the group leaves soon otherwise.
     ///
     /// # Errors
-    /// Why it should leave.
+    /// The reason why it should leave.
     #[inline(always)]
     pub fn look(&self) -> Result<(), Shut> {
         match self.load(STATE) {
@@ -122,41 +135,43 @@ impl<'a> Gate<'a> {
         }
     }
 
-    /// Tells the host that a command got no end: it should recover the controller.
+    /// Reports to the host that a command has not ended by its deadline and that the controller needs
+    /// recovery.
     #[inline(always)]
     pub fn report_trouble(&self) {
         self.store(TROUBLE, 1, Order::Release);
     }
 
-    /// Whether a group reported trouble since the gate was last opened: the host recovers the controller then, and new
-    /// groups write nothing until it has.
+    /// True if a group reported trouble since the gate was last opened. The host recovers the controller
+    /// then; groups that write to drives check this first and send nothing until the recovery is over.
     #[inline(always)]
     pub fn has_trouble(&self) -> bool {
         self.load(TROUBLE) != 0
     }
 
-    /// The host: lets no group pass from now on. Those inside leave when they see it, or when their commands end.
+    /// Closes the gate, on the host. Groups inside leave when they see it, or when their commands end.
     pub fn close(&self) {
         self.turn(OPEN, CLOSED, Order::Relaxed);
         fence_seq_cst(Scope::Sys);
     }
 
-    /// Changes the state where it is `from`. Several threads of the host turn it: a plain store could undo
-    /// [`close_for_good`](Self::close_for_good).
+    /// Changes the state if it is `from`. Several threads of the host change it: a plain store could undo a
+    /// concurrent [`close_for_good`](Self::close_for_good) and let groups use queues whose memory is about to
+    /// be freed.
     fn turn(&self, from: u32, to: u32, order: Order) -> bool {
         let state = self.words.get(STATE);
         state.is_some_and(|state| state.compare_exchange(from, to, order, Scope::Sys) == from)
     }
 
-    /// The host, after [`close`](Self::close): whether all groups have left. Once they have, none passes until the
-    /// gate is opened.
+    /// True if all groups have left; called on the host after [`close`](Self::close). Once they have, none
+    /// passes until the gate is opened.
     pub fn is_idle(&self) -> bool {
         self.words[STATIONS..]
             .iter()
             .all(|station| station.load(Order::Acquire, Scope::Sys) != INSIDE)
     }
 
-    /// The host, once no command is under way any more: a station that was lost, which it gives back.
+    /// Frees a lost station and returns it; called on the host, once no command is in flight any longer.
     pub fn take_lost(&self) -> Option<u32> {
         let stations = self.words[STATIONS..].iter();
         let lost = stations
@@ -168,43 +183,46 @@ impl<'a> Gate<'a> {
         })
     }
 
-    /// The host, after [`close`](Self::close): lets groups pass again, which see all that it did meanwhile. Whether it
-    /// does: not a gate that was shut for good, also meanwhile.
+    /// Opens the gate, on the host after [`close`](Self::close); groups that pass see all that the host did
+    /// meanwhile. Returns false for a gate that was closed for good, also by another thread at this moment.
     pub fn open(&self) -> bool {
         self.store(TROUBLE, 0, Order::Relaxed);
         self.turn(CLOSED, OPEN, Order::Release)
     }
 
-    /// The host: lets no group pass ever again, whatever other threads of the host do.
+    /// Closes the gate for good, on the host: no group passes again, whatever other host threads do.
     pub fn close_for_good(&self) {
         self.store(STATE, GONE, Order::Relaxed);
         fence_seq_cst(Scope::Sys);
     }
 }
 
-/// Unless 0: so many groups have not left, and above this bit, as many left with a command that has no end.
+/// Mask of a party's word: the low bits count the groups that have not left, the bits above count those that
+/// left with a command that has not ended.
 const GROUPS: u32 = 0xFF;
 
-/// One station of a gate for several groups at once, which leave it one by one: the last of them leaves the gate.
+/// One station of a gate for several groups that enter together and leave one by one; the last one leaves the
+/// gate.
 ///
-/// Its word is 0 while it is free. The groups of one party come one party after the other: what gives them the
-/// station orders that.
+/// Its word is 0 while it is free. Parties at one station follow each other; the code that assigns the
+/// station orders them.
 #[derive(Clone, Copy, Debug)]
 pub struct Party<'a> {
-    /// Zeroed before its first use, and by the host when it takes the station as [lost](Gate::take_lost).
+    /// Word of the station, zeroed before its first use, and by the host when it takes the station as
+    /// [lost](Gate::take_lost).
     pub word: &'a AtomicU32,
-    /// The gate.
+    /// Gate to pass.
     pub gate: Gate<'a>,
-    /// The station, which belongs to the word.
+    /// Station that the word belongs to.
     pub station: u32,
 }
 
 impl Party<'_> {
-    /// One for all: passes the gate for `groups` groups, at most 255. Whether they have passed; they have left
-    /// otherwise.
+    /// Passes the gate for `groups` groups, at most 255; one of them calls it for all. Returns false when
+    /// they may not pass; the station is free then.
     #[inline(always)]
     pub fn enter(&self, groups: u32) -> bool {
-        // Acquire: pairs with the host, or with the last group of the party before.
+        // Acquire: pairs with the release of the host, or of the last group of the party before.
         let was = self
             .word
             .compare_exchange(0, groups, Order::Acquire, Scope::Gpu);
@@ -218,12 +236,14 @@ impl Party<'_> {
         passed
     }
 
-    /// `groups` groups, which have passed, touch nothing any more; `lost` when a command that they sent was given up.
+    /// Leaves for `groups` groups, which have passed and touch nothing after this call; `lost` says that a
+    /// command of theirs has not ended.
     #[inline(always)]
     pub fn leave(&self, groups: u32, lost: bool) {
         let lost = if lost { GROUPS + 1 } else { 0 };
         let change = lost.wrapping_sub(groups);
-        // Release and acquire: what all groups did comes before the last one leaves the gate.
+        // Release and acquire: the accesses of all groups come before the last one leaves the gate, so the
+        // host that finds the gate idle cannot overlap with any of them.
         let was = self.word.fetch_add(change, Order::AcqRel, Scope::Gpu);
         let now = was.wrapping_add(change);
         if now & GROUPS != 0 {

@@ -1,28 +1,30 @@
 //! Threads that act together on a queue: one thread, the lanes of a warp, a thread block, or host threads.
 //!
-//! Invariant: every member calls the same operations in the same order. Only [`Group::sync`] orders
-//! memory; votes, broadcasts and swaps exchange values and order nothing.
+//! Invariant: every member calls the same operations in the same order. Only [`Group::sync`] orders memory;
+//! votes, broadcasts and swaps exchange values and order nothing.
+//!
+//! [`ExecContext`] is the other half: the clock and the pauses of the place that the code runs in.
 
 use crate::trace::Event;
 
-/// What a vote found.
+/// The result of a vote.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Vote {
     /// Members that voted yes.
     pub total: u32,
-    /// Of them, those of lower rank than this one.
+    /// Of those, the ones of lower rank than this member.
     pub before: u32,
-    /// Members from rank 0 on that voted yes without a gap.
+    /// Length of the run of yes votes that begins at rank 0.
     pub leading: u32,
 }
 
-/// Members that act together. The member of rank 0 leads.
+/// Threads that act together. The member of rank 0 is the leader.
 pub trait Group {
-    /// The most members that a group of this type has.
+    /// Limit of the members of a group of this type.
     const MOST: u32 = u32::MAX;
 
-    /// Completions that a member reads at once: 1, or where [`MOST`](Self::MOST) is 1 an even number from 4 to
-    /// 16. A lone member keeps several reads under way; of several members each reads one.
+    /// Completions that a member reads at once: 1, or an even number from 4 to 16 if [`MOST`](Self::MOST) is
+    /// 1. A lone member keeps several reads in flight; of several members each reads one.
     ///
     /// ```compile_fail,E0080
     /// # use nvme_core::{SharedQueue, group::{Group, Vote}};
@@ -41,48 +43,49 @@ pub trait Group {
     /// ```
     const READS: u32 = 1;
 
-    /// Number of members, at least 1 and at most [`MOST`](Self::MOST).
+    /// Returns the number of members, at least 1 and at most [`MOST`](Self::MOST).
     fn size(&self) -> u32;
 
-    /// This member's rank, below [`size`](Self::size).
+    /// Returns this member's rank, below [`size`](Self::size).
     fn rank(&self) -> u32;
 
     /// Waits for every member; what each did to memory before happens before what each does after.
     fn sync(&self);
 
-    /// Counts the members that say yes.
+    /// Counts the members with `mine`.
     fn vote(&self, mine: bool) -> Vote;
 
-    /// The leader's value.
+    /// Returns the leader's value to every member.
     fn broadcast(&self, value: u32) -> u32;
 
-    /// Whether the members form whole tiles of ranks, so that eight can write one entry together.
+    /// True if the members form whole tiles of eight ranks, so that eight can write one entry together.
     #[inline(always)]
     fn tiles(&self) -> bool {
         false
     }
 
-    /// The value of member `from` (0 to 7) of this member's tile. Only when [`tiles`](Self::tiles).
+    /// Returns the value of member `from` (0 to 7) of this member's tile. Only if [`tiles`](Self::tiles) is
+    /// true.
     #[inline(always)]
     fn of_tile(&self, value: u32, _from: u32) -> u32 {
         value
     }
 
-    /// The value of the member whose rank differs in the bits of `mask` (1 to 7). Only when
-    /// [`tiles`](Self::tiles).
+    /// Returns the value of the member whose rank differs in the bits of `mask` (1 to 7). Only if
+    /// [`tiles`](Self::tiles) is true.
     #[inline(always)]
     fn swap(&self, value: u64, _mask: u32) -> u64 {
         value
     }
 
-    /// Whether this member leads.
+    /// True if this member leads.
     #[inline(always)]
     fn leads(&self) -> bool {
         self.rank() == 0
     }
 }
 
-/// Whether [`Group::READS`] is what it may be.
+/// True if [`Group::READS`] is within its rules.
 pub(crate) const fn reads_are_possible<G: Group>() -> bool {
     G::READS == 1 || G::MOST == 1 && G::READS.is_multiple_of(2) && G::READS >= 4 && G::READS <= 16
 }
@@ -124,47 +127,47 @@ impl Group for Alone {
     }
 }
 
-/// Something that a group does together, whichever group it turns out to be.
+/// An operation that a group does together, generic over the group's type.
 pub trait GroupOp {
-    /// What each member gets.
+    /// Result of each member.
     type Output;
 
-    /// The member's part.
+    /// Does this member's share.
     fn run<G: Group>(self, group: &G) -> Self::Output;
 }
 
-/// What a shared queue did on the bus, besides writing entries.
+/// An access of a shared queue to the bus, other than writing entries.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Traffic {
     /// Rang the submission queue's doorbell.
     SqDoorbell,
     /// Rang the completion queue's doorbell.
     CqDoorbell,
-    /// Loaded from the completion ring so many times; a group that reads together counts once.
+    /// Loaded this number of entries of the completion ring; a group that reads together counts once.
     CqLoads(u32),
 }
 
-/// Where code runs: its clock, its pauses, and the threads that run converged with it.
+/// The place that code runs in: its clock, its pauses, and the threads that run converged with it.
 ///
-/// The core never reads a clock by itself: code that waits is given one of these.
+/// The core never reads a clock itself: code that waits is given one of these.
 pub trait ExecContext {
-    /// Nanoseconds since any fixed start, not decreasing.
+    /// Returns nanoseconds since any fixed start, not decreasing.
     fn now_ns(&self) -> u64;
 
     /// Lets other threads run; longer when `turn`, the number of pauses so far in one wait, grows.
     fn pause(&self, turn: u32);
 
-    /// Called with what was done on the bus, by one thread of a group; for counters.
+    /// Counts an access to the bus; one thread of a group calls it.
     #[inline(always)]
     fn on_bus_access(&self, _traffic: Traffic) {}
 
-    /// Called with what happens to the calling thread's own command, when the thread sees it: that it was
-    /// placed, and its end; for traces. Threads that wait together may go on much later.
+    /// Records an event of the calling thread's own command at the moment the thread sees it: its submission
+    /// and its end; for traces. Threads that wait together may see an end much later than it happened.
     #[inline(always)]
     fn record(&self, _event: impl FnOnce() -> Event) {}
 
-    /// Runs `op` with the threads that run in step with this one now and name the same `key`. Which
-    /// they are does not matter to the result, only to the speed.
+    /// Runs `op` with the threads that are converged with this one now and pass the same `key`. The number of
+    /// such threads does not matter to the result, only to the speed.
     fn converged<A: GroupOp>(&self, key: u64, op: A) -> A::Output;
 }
 
@@ -184,7 +187,7 @@ macro_rules! unroll {
 }
 pub(crate) use unroll;
 
-/// Turns eight entries, one a member, into eight words, one of each entry: afterwards member `r` of an
+/// Transposes eight entries, one a member, into eight words of one index each: afterwards member `r` of a
 /// tile holds word `r` of the entry of each member, in the members' order.
 #[inline(always)]
 pub(crate) fn transpose<G: Group>(group: &G, words: &mut [u64; 8]) {

@@ -1,8 +1,14 @@
-//! The words by which the host gives a queue to a kernel, and takes it back.
+//! The words that describe a queue pair to a kernel: the host fills them in, the kernel attaches to them.
 //!
-//! Invariant: the layout is the same on both sides and for every compiler: `repr(C)`, addresses as
-//! `u64`. An address is the one that the reader of these words uses: device addresses for a kernel.
-// UNSAFETY: the words hold addresses; `attach` turns them into rings and state under the caller's word.
+//! The order of calls: the host creates the queue, initialises its state with [`QueueState::init`], fills in
+//! [`QueueWords`] and launches; the kernel calls [`QueueWords::attach`] and makes a
+//! [`Collective`](crate::Collective) or a [`SharedQueue`](crate::SharedQueue) of the parts. After the launch
+//! the state tells the host what is still in flight.
+//!
+//! Invariant: the layout is the same on both sides and for every compiler: `repr(C)`, addresses as `u64`.
+//! Each address is valid for the reader of the words: device addresses for a kernel.
+// UNSAFETY: the words hold addresses; `attach` turns them into rings and state, which is sound only for
+// addresses that its caller vouches for.
 #![allow(unsafe_code)]
 
 use crate::mem::{CqRing, DmaWords, Doorbell, SqRing};
@@ -12,7 +18,7 @@ use crate::spec::{Iova, PageSize, Qid};
 use crate::sync::AtomicU32;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
-/// A queue pair that exists on the controller, as it is described to a kernel.
+/// A queue pair that exists on the controller, as a kernel needs it described.
 #[derive(
     Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout,
 )]
@@ -26,9 +32,9 @@ pub struct QueueWords {
     pub sq_doorbell: u64,
     /// Address of the completion queue head doorbell.
     pub cq_doorbell: u64,
-    /// Address of the list memory, and where the controller finds it.
+    /// Address of the list memory.
     pub lists: u64,
-    /// Where the controller finds the list memory.
+    /// I/O address of the list memory.
     pub lists_iova: u64,
     /// Address of the queue's state: [`words`](crate::queue_state::words) words.
     pub state: u64,
@@ -49,7 +55,7 @@ const _: () = assert!(size_of::<QueueWords>() == 80);
 const _: () = assert!(core::mem::offset_of!(QueueWords, entries) == 56);
 
 impl QueueWords {
-    /// The rings, doorbells, lists and state that the words name, or `None` for impossible sizes.
+    /// Returns the rings, doorbells, lists and state that the words name, or `None` for impossible sizes.
     ///
     /// # Safety
     /// Every address is valid on this processor for all of `'a`, for the sizes that the words give,
@@ -64,20 +70,22 @@ impl QueueWords {
         let lists = slots as usize * self.list_words as usize;
         let words = crate::queue_state::words(entries);
         let at = |address: u64| address as usize as *mut u8;
-        // SAFETY: the caller vouches for the ring and its length.
+        // SAFETY: the caller of `attach` vouches that `sq` names `entries` entries, aligned, for `'a`, used
+        // through atomics alone; `entries` was checked above.
         let sq = unsafe { SqRing::from_raw(at(self.sq), entries, Iova(0)) };
-        // SAFETY: as above.
+        // SAFETY: the same promise of the caller, for the completion ring.
         let cq = unsafe { CqRing::from_raw(at(self.cq), entries, Iova(0)) };
         let lists = match lists {
             0 => DmaWords::new(&[], Iova(self.lists_iova)),
-            // SAFETY: as above, for the lists.
+            // SAFETY: the same promise of the caller, for `slots * list_words` words of lists.
             _ => unsafe { DmaWords::from_raw(at(self.lists), lists, Iova(self.lists_iova)) },
         };
-        // SAFETY: as above, for the doorbell.
+        // SAFETY: the caller vouches that the address is the tail doorbell of this queue, mapped for `'a`.
         let sq_doorbell = unsafe { Doorbell::from_raw(at(self.sq_doorbell).cast()) };
-        // SAFETY: as above.
+        // SAFETY: the same promise of the caller, for the head doorbell.
         let cq_doorbell = unsafe { Doorbell::from_raw(at(self.cq_doorbell).cast()) };
-        // SAFETY: the caller vouches for the state; AtomicU32 has the layout of u32.
+        // SAFETY: the caller vouches for `words(entries)` words of state for `'a`, used through atomics
+        // alone; AtomicU32 has the layout of u32.
         let state =
             unsafe { core::slice::from_raw_parts(at(self.state).cast::<AtomicU32>(), words) };
         let memory = QueueMemory {

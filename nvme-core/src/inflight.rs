@@ -1,15 +1,17 @@
-//! The commands in flight: CID, deadline and the buffer that each one holds.
+//! The table of the commands in flight on a [`QueuePair`](crate::QueuePair): CID, deadline and buffer of
+//! each.
 //!
-//! Invariant: a slot is free, pending or expired. An expired slot keeps its CID, its list pages and
-//! its buffer until the command's own completion arrives or a [`Quiesced`](crate::Quiesced) proves that the
-//! controller can no longer touch them. CID = 12 bits of slot, 4 bits of generation; slots are
-//! reused oldest first, so that a stale CID repeats as late as possible.
+//! Invariant: a slot is free, pending or expired. An expired slot keeps its CID, its list pages and its
+//! buffer until the command's own completion arrives or a [`Quiesced`](crate::Quiesced) proves that the
+//! controller can no longer touch them. A CID is 12 bits of slot and 4 bits of generation; slots are reused
+//! oldest first, so that a stale CID repeats as late as possible.
 
 use crate::error::ControllerFault;
 use crate::spec::Cid;
 use core::marker::PhantomData;
 
-/// The most commands in flight on one queue. Slot 4095 is never used, so CID FFFFh never occurs.
+/// Limit of the commands in flight on one queue. Slot 4095 is never used, so CID FFFFh, which the
+/// specification reserves, never occurs.
 pub const MAX_IN_FLIGHT: u32 = 4095;
 
 const SLOT_BITS: u32 = 12;
@@ -23,11 +25,11 @@ enum State {
     Expired,
 }
 
-/// One command slot. `B` is what a command holds while the controller may touch it: its buffer.
+/// One command slot. `B` is the buffer that a command holds while the controller may touch it.
 #[derive(Debug)]
 pub struct Slot<B> {
     deadline_ns: u64,
-    /// Number of its submission queue entry.
+    /// Number of the command's submission queue entry.
     entry: u64,
     lease: Option<B>,
     next_free: u16,
@@ -36,7 +38,7 @@ pub struct Slot<B> {
 }
 
 impl<B> Slot<B> {
-    /// A slot that holds nothing.
+    /// Makes a slot that holds nothing.
     pub const fn new() -> Self {
         Self {
             deadline_ns: 0,
@@ -55,7 +57,7 @@ impl<B> Default for Slot<B> {
     }
 }
 
-/// What comes out of a slot.
+/// The contents of a slot at the end of its command.
 #[derive(Debug)]
 pub(crate) struct Released<B> {
     pub cid: Cid,
@@ -72,7 +74,7 @@ pub(crate) struct Inflight<B, S> {
     first_free: u16,
     last_free: u16,
     in_flight: u32,
-    /// No pending slot has an earlier deadline.
+    /// Lower bound of the deadlines of all pending slots.
     earliest_ns: u64,
 }
 
@@ -85,7 +87,7 @@ fn cid_of(slot: u16, generation: u16) -> Cid {
 }
 
 impl<B, S: AsMut<[Slot<B>]> + AsRef<[Slot<B>]>> Inflight<B, S> {
-    /// Uses at most the first 4,095 slots.
+    /// Makes a table of at most the first 4,095 slots.
     pub fn new(mut slots: S) -> Self {
         let usable = slots.as_mut().len().min(MAX_IN_FLIGHT as usize) as u16;
         for (index, slot) in slots.as_mut().iter_mut().enumerate() {
@@ -114,13 +116,13 @@ impl<B, S: AsMut<[Slot<B>]> + AsRef<[Slot<B>]>> Inflight<B, S> {
         self.in_flight
     }
 
-    /// The slot that [`reserve`](Self::reserve) will take next.
+    /// Returns the slot that [`reserve`](Self::reserve) will take.
     #[inline]
     pub fn next(&self) -> Option<u16> {
         (self.first_free != NONE).then_some(self.first_free)
     }
 
-    /// Takes the slot that `next` named, for the command in submission queue entry `entry`.
+    /// Takes the slot that `next` returned, for the command in submission queue entry `entry`.
     #[inline]
     pub fn reserve(&mut self, lease: B, deadline_ns: u64, entry: u64) -> Result<Cid, B> {
         let index = self.first_free;
@@ -141,7 +143,7 @@ impl<B, S: AsMut<[Slot<B>]> + AsRef<[Slot<B>]>> Inflight<B, S> {
         Ok(cid_of(index, slot.generation))
     }
 
-    /// The slot of `cid`, which is in flight, expired or not.
+    /// Returns the slot of `cid` if it is in flight, expired or not.
     #[inline]
     pub fn find(&self, cid: Cid) -> Result<u16, ControllerFault> {
         match self.slots.as_ref().get(slot_of(cid)) {
@@ -154,20 +156,21 @@ impl<B, S: AsMut<[Slot<B>]> + AsRef<[Slot<B>]>> Inflight<B, S> {
         }
     }
 
-    /// Number of the submission queue entry of the command in slot `index`.
+    /// Returns the number of the submission queue entry of the command in slot `index`.
     #[inline]
     pub fn entry(&self, index: u16) -> u64 {
         let slot = self.slots.as_ref().get(usize::from(index));
         slot.map_or(0, |slot| slot.entry)
     }
 
-    /// No command that is not expired has an earlier deadline.
+    /// Returns a lower bound of the deadlines of all commands that are not expired.
     #[inline]
     pub fn earliest_ns(&self) -> u64 {
         self.earliest_ns
     }
 
-    /// The next command past its deadline, from then on expired. Each is named once.
+    /// Marks the next command past its deadline as expired and returns its CID; each command is returned
+    /// once.
     pub fn expire(&mut self, now_ns: u64) -> Option<Cid> {
         if now_ns < self.earliest_ns {
             return None;
@@ -187,7 +190,7 @@ impl<B, S: AsMut<[Slot<B>]> + AsRef<[Slot<B>]>> Inflight<B, S> {
         None
     }
 
-    /// Takes any command out of flight; the caller has proof that its memory is free.
+    /// Takes any command out of flight. The caller has proof that its memory is free.
     pub fn reclaim(&mut self) -> Option<Released<B>> {
         let index = self
             .slots
@@ -197,7 +200,7 @@ impl<B, S: AsMut<[Slot<B>]> + AsRef<[Slot<B>]>> Inflight<B, S> {
         self.release(index)
     }
 
-    /// Ends the command in slot `index` and returns what it held; `None` when there is none.
+    /// Ends the command in slot `index` and returns its contents; `None` when there is none.
     #[inline]
     pub fn release(&mut self, index: u16) -> Option<Released<B>> {
         let slots = self.slots.as_mut();

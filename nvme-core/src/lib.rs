@@ -10,13 +10,20 @@
 //! - [`QueuePair`]: `submit`, `ring`, `poll`, with a table of the commands in flight.
 //! - [`Collective`]: a warp, a block or one thread owns a queue and acts together on it.
 //! - [`SharedQueue`]: any thread submits and waits, from divergent code.
-//! - [`handoff`]: how the host gives a queue to a kernel and takes it back.
+//! - [`handoff`]: the words that describe a queue to a kernel. [`gate`]: admission of kernels to queues that
+//! the host may reset.
 //! - [`bringup`], [`shutdown`], [`recovery`]: state machines without IO; time is an argument.
-//! - [`transfer`]: splits a range of blocks into commands; [`stripes`]: over which of several drives.
-//! - [`strips`]: what passes through a few stages from threads that fill them to threads that use it.
-//! - [`trace`]: what happened, as binary events.
+//! - [`transfer`]: splits a range of blocks into commands. [`stripes`]: the layout of a range over several
+//! drives.
+//! - [`strips`]: a pipeline of matrix slices between groups of threads. [`row_cache`]: the index of a cache
+//! of rows.
+//! - [`trace`]: binary events of a queue.
 //!
-//! The core never reads a clock, sleeps, allocates, or panics on what a device says.
+//! A driver calls them in this order: [`bringup`] of the admin queue and the controller, queues, commands,
+//! [`recovery`] when a deadline has passed, [`shutdown`]. Each module's page has the order of its own calls.
+//!
+//! The core never reads a clock, sleeps, allocates, or panics on data from a device. Everything that needs an
+//! operating system (mappings, files, threads) belongs to the host crates.
 //!
 //! # Submit and poll
 //!
@@ -59,10 +66,10 @@
 //! assert_eq!(completion.result().unwrap(), (0, "its buffer"));
 //! ```
 //!
-//! # On registers and memory of one's own
+//! # Without an operating system
 //!
-//! Without an operating system: implement [`Registers`], or point a [`RegisterBlock`] at a mapped BAR0, and step
-//! [`bringup::Bringup`] with a clock of one's own. Here the registers are an array and a controller that answers each
+//! Implement [`Registers`], or make a [`RegisterBlock`] of a mapped BAR0, and step [`bringup::Bringup`] with your own
+//! clock. Below, an array stands in for the registers, and the end of the loop for a controller that answers each
 //! admin command with success and zeros.
 //!
 //! ```

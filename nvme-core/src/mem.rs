@@ -1,8 +1,11 @@
-//! DMA memory, seen as slices of atomics, and doorbells.
+//! DMA memory as slices of atomics, and doorbells.
 //!
-//! The controller may change this memory at any time; atomics permit that and plain references do
-//! not. Invariant: what we wrote is never read back, and a CQE is decided on its upper word alone
+//! The controller may change this memory at any time; atomics permit that and plain references do not.
+//! Invariant: the driver never reads back what it wrote, and decides on a completion by its upper word alone
 //! (one single-copy-atomic load).
+//!
+//! Raw pointers enter the core here, in [`handoff`](crate::handoff) and in
+//! [`RegisterBlock`](crate::RegisterBlock), and nowhere else.
 // UNSAFETY: DMA memory and BARs arrive as raw pointers; the constructors here turn them into atomics.
 #![allow(unsafe_code)]
 
@@ -24,7 +27,7 @@ pub struct CqCell([AtomicU64; 2]);
 const _: () = assert!(size_of::<SqCell>() == 64 && size_of::<CqCell>() == 16);
 
 impl SqCell {
-    /// The entry as the controller fetches it; for simulators of a controller in tests.
+    /// Loads the entry as a controller would fetch it; for controllers that are simulated in tests.
     pub fn load(&self) -> Sqe {
         Sqe::from_words(core::array::from_fn(|word| {
             self.0[word].load_settled(Scope::Sys)
@@ -42,7 +45,7 @@ impl CqCell {
     }
 }
 
-/// A submission ring: memory the driver writes and the controller fetches.
+/// A submission ring: memory that the driver writes and the controller fetches.
 #[derive(Clone, Copy, Debug)]
 pub struct SqRing<'a> {
     cells: &'a [SqCell],
@@ -50,7 +53,7 @@ pub struct SqRing<'a> {
 }
 
 impl<'a> SqRing<'a> {
-    /// A ring over `cells` that the controller reaches at `iova`. 2 to 65,536 entries.
+    /// Makes a ring over `cells` that the controller reaches at `iova`. 2 to 65,536 entries.
     pub fn new(cells: &'a [SqCell], iova: Iova) -> Self {
         assert!(
             (2..=65_536).contains(&cells.len()),
@@ -59,48 +62,51 @@ impl<'a> SqRing<'a> {
         Self { cells, iova }
     }
 
-    /// A ring over raw DMA memory.
+    /// Makes a ring over raw DMA memory.
     ///
     /// # Safety
     /// `start` is 64-byte aligned and valid for reads and writes of `entries` * 64 bytes for all of
     /// `'a`; nothing on this side accesses that memory other than through atomics.
     pub unsafe fn from_raw(start: *mut u8, entries: u32, iova: Iova) -> Self {
-        // SAFETY: the caller vouches for the range; the cells are atomics, so DMA may change them.
+        // SAFETY: the caller vouches for the range and for access through atomics alone; the cells are
+        // atomics, so a device may change them.
         let cells =
             unsafe { core::slice::from_raw_parts(start.cast::<SqCell>(), entries as usize) };
         Self::new(cells, iova)
     }
 
-    /// Entries in the ring.
+    /// Returns the number of entries in the ring.
     #[inline]
     pub fn entries(&self) -> u32 {
         self.cells.len() as u32
     }
 
-    /// Where the controller finds the ring.
+    /// Returns the I/O address of the ring.
     pub fn iova(&self) -> Iova {
         self.iova
     }
 
-    /// Stores an entry as eight words. Not visible to the controller until the doorbell rings.
+    /// Stores an entry as eight words. The controller does not look at it before the doorbell rings.
     #[inline]
     pub fn write(&self, index: u32, sqe: Sqe) {
         let Some(cell) = self.cells.get(index as usize) else {
             return;
         };
         let words = sqe.to_words();
-        // By index: the GPU's compiler unrolls that and keeps the words in registers, not on a stack.
+        // Indexed rather than zipped: the GPU's compiler unrolls this form and keeps the words in registers
+        // instead of on a stack.
         for (index, to) in cell.0.iter().enumerate() {
             to.store(words[index], Order::Relaxed, Scope::Sys);
         }
     }
 
-    /// Stores one of the eight words of an entry, so that eight lanes can write it together. For rings of a
-    /// power of two entries: `index` is taken modulo that.
+    /// Stores one of the eight words of an entry, so that eight lanes can write it together. For rings whose
+    /// number of entries is a power of two: `index` is taken modulo that number.
     #[inline(always)]
     pub fn write_word(&self, index: u32, word: u32, value: u64) {
         let last = (self.cells.len() - 1) as u32;
-        // SAFETY: masked with the largest index.
+        // SAFETY: the mask is the length minus one, so the masked index is below the length; every
+        // constructor refuses an empty ring.
         let cell = unsafe { self.cells.get_unchecked((index & last) as usize) };
         if let Some(to) = cell.0.get(word as usize) {
             to.store(value, Order::Relaxed, Scope::Sys);
@@ -108,7 +114,7 @@ impl<'a> SqRing<'a> {
     }
 }
 
-/// A completion ring: memory the controller writes.
+/// A completion ring: memory that the controller writes.
 #[derive(Clone, Copy, Debug)]
 pub struct CqRing<'a> {
     cells: &'a [CqCell],
@@ -116,7 +122,7 @@ pub struct CqRing<'a> {
 }
 
 impl<'a> CqRing<'a> {
-    /// A ring over `cells` that the controller reaches at `iova`. 2 to 65,536 entries.
+    /// Makes a ring over `cells` that the controller reaches at `iova`. 2 to 65,536 entries.
     pub fn new(cells: &'a [CqCell], iova: Iova) -> Self {
         assert!(
             (2..=65_536).contains(&cells.len()),
@@ -125,25 +131,26 @@ impl<'a> CqRing<'a> {
         Self { cells, iova }
     }
 
-    /// A ring over raw DMA memory.
+    /// Makes a ring over raw DMA memory.
     ///
     /// # Safety
     /// `start` is 16-byte aligned and valid for reads and writes of `entries` * 16 bytes for all of
     /// `'a`; nothing on this side accesses that memory other than through atomics.
     pub unsafe fn from_raw(start: *mut u8, entries: u32, iova: Iova) -> Self {
-        // SAFETY: the caller vouches for the range; the cells are atomics, so DMA may change them.
+        // SAFETY: the caller vouches for the range and for access through atomics alone; the cells are
+        // atomics, so a device may change them.
         let cells =
             unsafe { core::slice::from_raw_parts(start.cast::<CqCell>(), entries as usize) };
         Self::new(cells, iova)
     }
 
-    /// Entries in the ring.
+    /// Returns the number of entries in the ring.
     #[inline]
     pub fn entries(&self) -> u32 {
         self.cells.len() as u32
     }
 
-    /// Where the controller finds the ring.
+    /// Returns the I/O address of the ring.
     pub fn iova(&self) -> Iova {
         self.iova
     }
@@ -158,7 +165,7 @@ impl<'a> CqRing<'a> {
         }
     }
 
-    /// The entry at `index` if its phase tag is `phase`, else `None`.
+    /// Reads the entry at `index`; `None` unless its phase tag is `phase`.
     #[inline]
     pub fn read(&self, index: u32, phase: bool) -> Option<Cqe> {
         let cell = self.cells.get(index as usize)?;
@@ -166,30 +173,34 @@ impl<'a> CqRing<'a> {
         if phase_of(upper) != phase {
             return None;
         }
-        // Acquire: pairs with the controller's write of the phase tag; dwords 0-1 and the data that
-        // the command moved are visible after it.
+        // Acquire: pairs with the controller's write of the phase tag, which is the last word that it writes.
+        // Dwords 0-1, and the data that the command moved, are visible after the fence; without it the
+        // processor could have loaded them before the tag.
         fence(Order::Acquire, Scope::Sys);
         let lower = cell.0[0].load_settled(Scope::Sys);
         Some(Cqe::from_words(lower, upper))
     }
 
-    /// The entry at `index`, of a ring of a power of two entries: taken modulo that. No branch, so that
-    /// several reads can be under way at once.
+    /// Returns the entry at `index` modulo the number of entries, a power of two. The masked index needs no
+    /// branch, so a GPU keeps several reads in flight at once.
     #[inline(always)]
     fn cell(&self, index: u32) -> &'a CqCell {
         let last = (self.cells.len() - 1) as u32;
-        // SAFETY: masked with the largest index.
+        // SAFETY: the mask is the length minus one, so the masked index is below the length; every
+        // constructor refuses an empty ring.
         unsafe { self.cells.get_unchecked((index & last) as usize) }
     }
 
-    /// The upper word of the entry at `index` modulo the entries, a power of two; phase tag included.
-    /// Unless `order` is `Acquire`, fence before anything that it announces is read.
+    /// Loads the upper word, phase tag included, of the entry at `index` modulo the number of entries, a
+    /// power of two.
+    ///
+    /// Unless `order` is `Acquire`, the caller fences before it reads anything that the entry announces.
     #[inline(always)]
     pub fn upper(&self, index: u32, order: Order) -> u64 {
         self.cell(index).0[1].load(order, Scope::Sys)
     }
 
-    /// The lower word, dwords 0-1, of an entry whose upper word was seen and fenced.
+    /// Loads the lower word, dwords 0-1, of an entry whose upper word was loaded and fenced.
     #[inline(always)]
     pub fn lower(&self, index: u32) -> u64 {
         self.cell(index).0[0].load_settled(Scope::Sys)
@@ -201,25 +212,26 @@ impl<'a> CqRing<'a> {
 pub struct Doorbell<'a>(&'a AtomicU32);
 
 impl<'a> Doorbell<'a> {
-    /// A doorbell over a word of memory (a simulated controller, or one relayed by the host).
+    /// Makes a doorbell over a word of memory (a simulated controller, or a doorbell that the host relays).
     pub fn new(word: &'a AtomicU32) -> Self {
         Self(word)
     }
 
-    /// A doorbell over a mapped BAR.
+    /// Makes a doorbell over a register of a mapped BAR.
     ///
     /// # Safety
     /// `register` is 4-byte aligned and stays mapped, writable and a doorbell of this queue for `'a`.
     pub unsafe fn from_raw(register: *mut u32) -> Self {
-        // SAFETY: the caller vouches for the pointer; AtomicU32 has the layout of u32.
+        // SAFETY: the caller vouches for the pointer for `'a`; AtomicU32 has the layout of u32, and only
+        // `store_mmio` touches it.
         Self(unsafe { &*register.cast::<AtomicU32>() })
     }
 
     /// Publishes everything stored before to the controller and writes `value`.
     #[inline]
     pub fn ring(&self, value: u32) {
-        // Release: pairs with the controller's fetch; entries, lists and buffers written before the
-        // doorbell are in memory when the controller sees it.
+        // Release: pairs with the controller's fetch. Entries, lists and buffers written before the doorbell
+        // must be in memory when the controller sees it; otherwise it could fetch an old entry.
         fence(Order::Release, Scope::Sys);
         self.ring_fenced(value);
     }
@@ -239,37 +251,38 @@ pub struct DmaWords<'a> {
 }
 
 impl<'a> DmaWords<'a> {
-    /// A view over `words` that the controller reaches at `iova`.
+    /// Makes a view over `words` that the controller reaches at `iova`.
     pub fn new(words: &'a [AtomicU64], iova: Iova) -> Self {
         Self { words, iova }
     }
 
-    /// A view over raw DMA memory.
+    /// Makes a view over raw DMA memory.
     ///
     /// # Safety
     /// `start` is 8-byte aligned and valid for reads and writes of `words` * 8 bytes for all of `'a`;
     /// nothing on this side accesses that memory other than through atomics.
     pub unsafe fn from_raw(start: *mut u8, words: usize, iova: Iova) -> Self {
-        // SAFETY: the caller vouches for the range; AtomicU64 has the layout of u64.
+        // SAFETY: the caller vouches for the range and for access through atomics alone; AtomicU64 has the
+        // layout of u64.
         Self::new(
             unsafe { core::slice::from_raw_parts(start.cast::<AtomicU64>(), words) },
             iova,
         )
     }
 
-    /// Where the controller finds the first word.
+    /// Returns the I/O address of the first word.
     #[inline]
     pub fn iova(&self) -> Iova {
         self.iova
     }
 
-    /// Words in the view.
+    /// Returns the number of words in the view.
     #[inline]
     pub fn len(&self) -> usize {
         self.words.len()
     }
 
-    /// Whether the view has no words.
+    /// True if the view has no words.
     pub fn is_empty(&self) -> bool {
         self.words.is_empty()
     }
@@ -290,7 +303,7 @@ impl<'a> DmaWords<'a> {
             .map_or(0, |word| word.load(Order::Relaxed, Scope::Sys))
     }
 
-    /// Words `start..start + len`, or `None` when they reach past the end.
+    /// Returns words `start..start + len`, or `None` when they reach past the end.
     #[inline]
     pub fn slice(&self, start: usize, len: usize) -> Option<DmaWords<'a>> {
         let words = self.words.get(start..start.checked_add(len)?)?;
@@ -300,19 +313,20 @@ impl<'a> DmaWords<'a> {
         })
     }
 
-    /// As [`slice`](Self::slice), but empty where that is `None`: no part of the answer is undefined.
+    /// Returns the words of [`slice`](Self::slice), or none of them where that returns `None`. Every field is
+    /// defined on every path, which saves registers in a kernel's loop.
     #[inline(always)]
     pub(crate) fn share(&self, start: usize, len: usize) -> DmaWords<'a> {
         let inside = start <= self.words.len() && len <= self.words.len() - start;
         let (start, len) = if inside { (start, len) } else { (0, 0) };
         Self {
-            // SAFETY: checked above; or nothing, from the start.
+            // SAFETY: `start + len` was checked against the length without overflow; otherwise both are 0.
             words: unsafe { self.words.get_unchecked(start..start + len) },
             iova: self.iova.offset(start as u64 * 8),
         }
     }
 
-    /// Copies the first bytes into `bytes`, as many as there are.
+    /// Copies words into `bytes` until either ends.
     pub fn copy_to(&self, bytes: &mut [u8]) {
         for (chunk, word) in bytes.chunks_mut(8).zip(self.words) {
             let word = word.load(Order::Relaxed, Scope::Sys).to_le_bytes();
@@ -321,7 +335,8 @@ impl<'a> DmaWords<'a> {
     }
 }
 
-/// A power of two of words, indexed modulo their number: without a check that a kernel would pay for.
+/// A power-of-two number of words, indexed modulo that number, so that no index needs a check, which a kernel
+/// would pay for.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct CyclicWords<'a> {
     words: &'a [AtomicU32],
@@ -329,11 +344,11 @@ pub(crate) struct CyclicWords<'a> {
 }
 
 impl<'a> CyclicWords<'a> {
-    /// Words that can be named by a constant, without an instruction: there are more.
+    /// Number of words that a constant may index without a check: every view has at least this number.
     pub const NAMED: u32 = if cfg!(loom) { 32 } else { 128 };
 
-    /// The first `count` words; `None` when there are fewer, or `count` is not a power of two from
-    /// [`NAMED`](Self::NAMED) on.
+    /// Makes a view of the first `count` words; `None` when there are fewer, or `count` is not a power of two
+    /// of at least [`NAMED`](Self::NAMED).
     pub fn new(words: &'a [AtomicU32], count: u32) -> Option<Self> {
         let possible = count.is_power_of_two() && count >= Self::NAMED;
         Some(Self {
@@ -342,18 +357,18 @@ impl<'a> CyclicWords<'a> {
         })
     }
 
-    /// Word `index` modulo the count.
+    /// Returns word `index` modulo the count.
     #[inline(always)]
     pub fn at(&self, index: u32) -> &'a AtomicU32 {
-        // SAFETY: there are mask + 1 words, and the index is masked.
+        // SAFETY: `new` took `mask + 1` words, and the masked index is at most `mask`.
         unsafe { self.words.get_unchecked((index & self.mask) as usize) }
     }
 
-    /// Word `INDEX`, below [`NAMED`](Self::NAMED).
+    /// Returns word `INDEX`, below [`NAMED`](Self::NAMED).
     #[inline(always)]
     pub fn named<const INDEX: u32>(&self) -> &'a AtomicU32 {
         const { assert!(INDEX < Self::NAMED) };
-        // SAFETY: there are at least `NAMED` words.
+        // SAFETY: `new` took at least `NAMED` words, and the constant assertion bounds `INDEX`.
         unsafe { self.words.get_unchecked(INDEX as usize) }
     }
 }

@@ -1,8 +1,9 @@
-//! How a command ended: completed with a status by the controller, or aborted by a proof (`Quiesced`).
+//! The end of a command: completed with a status by the controller, or aborted by a proof
+//! ([`Quiesced`](crate::Quiesced)).
 
 use crate::spec::Status;
 
-/// Why a command ended without a completion.
+/// The reason why a command ended without a completion.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AbortReason {
     /// The controller was reset.
@@ -11,7 +12,7 @@ pub enum AbortReason {
     QueueDeleted,
 }
 
-/// How a command ended.
+/// The end of a command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Outcome {
     /// The controller completed it with this status.

@@ -1,7 +1,7 @@
-//! PRP lists: from a buffer to the two pointers of a command.
+//! PRP lists: the two data pointers of a command for a buffer of whole or part pages.
 //!
-//! Invariant: every entry but the first is page aligned, and the last entry of a list page is a
-//! pointer to the next list page only when more entries follow than fit.
+//! Invariant: every entry but the first is page aligned, and the last entry of a list page points to the next
+//! list page only if more entries remain than fit.
 //!
 //! NVMe Base 2.0c, 4.1.1 (Physical Region Page Entry and List).
 
@@ -12,15 +12,16 @@ use crate::spec::{Iova, PageSize};
 /// PRP1 and PRP2 of a command.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Prps {
-    /// The first page, possibly at an offset.
+    /// First page, possibly with an offset.
     pub prp1: u64,
     /// 0, the second page, or the list.
     pub prp2: u64,
 }
 
-/// Words of list memory that a transfer of `len` bytes may need, whatever its offset and wherever its list begins.
+/// Returns the words of list memory that a transfer of `len` bytes may need, at any offset and with any start
+/// of the list.
 ///
-/// The count includes the chain pointers. The most are needed by a list that begins with the last word of a page.
+/// The count includes the chain pointers. A list that begins with the last word of a page needs the most.
 pub const fn list_words(page: PageSize, len: u64) -> usize {
     match len.div_ceil(page.bytes()) {
         entries @ 0..=1 => entries as usize,
@@ -28,14 +29,15 @@ pub const fn list_words(page: PageSize, len: u64) -> usize {
     }
 }
 
-/// As [`list_words`], for a list that begins with a page, or that lies within one.
+/// Returns [`list_words`] for a list that begins with a page, or that stays within one.
 pub(crate) const fn list_words_from_page(page: PageSize, len: u64) -> usize {
     let entries = len.div_ceil(page.bytes());
     let per_page = page.prp_entries();
     if entries <= per_page {
         return entries as usize;
     }
-    // Every full page but the last gives up one entry to the chain pointer.
+    // A full list page ends with a chain pointer unless it is the last page, so each such page holds one
+    // entry less.
     let chained = (entries - 2) / (per_page - 1);
     (entries + chained) as usize
 }
@@ -69,14 +71,14 @@ fn answer((prps, error): (Prps, Option<MapError>)) -> Result<Prps, MapError> {
     error.map_or(Ok(prps), Err)
 }
 
-// From here on an error comes beside a value that is whole, never in its place: what a `Result` leaves
-// undefined is kept in registers for as long as a kernel's loop goes on.
+// From here on a function returns an error together with an initialised value, not a `Result`: a register
+// that a `Result` leaves undefined on one path stays allocated for as long as a kernel's loop runs.
 
 const NONE: Prps = Prps { prp1: 0, prp2: 0 };
-/// In the place of a page that is not there. No page has this address.
+/// The mark of a page that the table does not have. No page has this address, since it is not aligned.
 const NO_PAGE: u64 = u64::MAX;
 
-/// As [`map`]; the pointers mean nothing beside an error.
+/// Maps as [`map`] does; with an error the pointers are meaningless.
 #[inline(always)]
 pub(crate) fn map_contiguous(
     page: PageSize,
@@ -93,7 +95,7 @@ pub(crate) fn map_contiguous(
     })
 }
 
-/// As [`map_table`]; the pointers mean nothing beside an error.
+/// Maps as [`map_table`] does; with an error the pointers are meaningless.
 #[inline(always)]
 pub(crate) fn map_listed(
     page: PageSize,
@@ -116,7 +118,7 @@ pub(crate) fn map_listed(
     map_pages(page, Iova(first).offset(offset), len, list, at)
 }
 
-/// What is wrong with an entry of a list.
+/// Returns the error of an entry of a list, if any.
 #[inline(always)]
 fn check(page: PageSize, entry: u64) -> Option<MapError> {
     if entry == NO_PAGE {
@@ -128,7 +130,7 @@ fn check(page: PageSize, entry: u64) -> Option<MapError> {
     }
 }
 
-/// `page_at(i)` is the i-th page of the buffer; page 0 is the one `first` lies in.
+/// Maps pages in general: `page_at(i)` is the i-th page of the buffer; page 0 is the one that holds `first`.
 #[inline(always)]
 fn map_pages(
     page: PageSize,

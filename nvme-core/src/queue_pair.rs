@@ -1,8 +1,8 @@
-//! A submission and a completion queue with one owner: `submit`, `ring`, `poll`.
+//! A submission and a completion queue with one owner.
 //!
-//! Invariant: each submitted command ends exactly once, with the buffer it was given: completed,
-//! failed with a [`Status`], or aborted with a reason. Commands in flight never exceed the smaller
-//! ring minus one, so neither ring can overflow.
+//! Invariant: each submitted command ends exactly once, with the buffer it was submitted with: completed,
+//! failed with a [`Status`], or aborted with a reason. Commands in flight never exceed the smaller ring minus
+//! one, so neither ring can overflow.
 
 use crate::cq::CompletionQueue;
 use crate::error::{ControllerFault, MapError, SubmitError};
@@ -16,10 +16,10 @@ use crate::spec::{Cid, Cqe, Iova, PageSize, Qid, Sqe};
 use crate::sq::SubmissionQueue;
 use crate::trace::{Event, Tracer};
 
-/// Where a command's data lies, as the controller sees it.
+/// The location of a command's data, in I/O addresses.
 #[derive(Clone, Copy, Debug)]
 pub enum Data<'d> {
-    /// The command moves none.
+    /// The command moves no data.
     None,
     /// `len` contiguous bytes.
     Contiguous {
@@ -37,17 +37,17 @@ pub enum Data<'d> {
         /// Page-aligned pages of the controller's page size.
         pages: &'d [Iova],
     },
-    /// Segments described by an SGL. Only for I/O commands, where Identify says so; in dwords, unless
-    /// [`ListMemory::with_sgl_bytes`] says that the controller takes any bytes.
+    /// Segments described by an SGL. Only for I/O commands of a controller that supports it; in dwords,
+    /// unless [`ListMemory::with_sgl_bytes`] allows any bytes.
     Sgl(&'d [sgl::Segment]),
 }
 
-/// [`Data`] with every part whole, whichever it is: what an enum leaves undefined is kept in registers
-/// for as long as a kernel's loop goes on.
+/// [`Data`] with all fields initialised, whatever its kind: a field that an enum leaves undefined keeps its
+/// register allocated for as long as a kernel's loop runs.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct FlatData<'d> {
     kind: Kind,
-    /// The first byte, or its offset in the first page.
+    /// First byte, or its offset in the first page.
     start: u64,
     len: u64,
     pages: &'d [Iova],
@@ -91,7 +91,7 @@ pub struct ListMemory<'a> {
 }
 
 impl<'a> ListMemory<'a> {
-    /// Shares `words` among slots of `words_per_slot` each.
+    /// Divides `words` into shares of `words_per_slot` words, one for each slot.
     ///
     /// A transfer of `len` bytes, at any offset, can be mapped in every slot whose share has
     /// [`prp::list_words`]`(page, len)` words, or [`share`](Self::share)`(page, len)` words where `words` begins
@@ -112,16 +112,16 @@ impl<'a> ListMemory<'a> {
         }
     }
 
-    /// Whether data blocks of SGLs may begin at any byte and have any length
-    /// ([`Info::sgl_bytes`](crate::bringup::Info::sgl_bytes)). Otherwise those that are not in dwords are
+    /// Sets whether data blocks of SGLs may begin at any byte and have any length
+    /// ([`Info::sgl_bytes`](crate::bringup::Info::sgl_bytes)). Otherwise blocks that are not whole dwords are
     /// refused as [`MapError::Misaligned`].
     pub const fn with_sgl_bytes(mut self, any: bool) -> Self {
         self.sgl_bytes = any;
         self
     }
 
-    /// Words for each slot of list memory that begins with a page, so that a list takes as few pages as it can:
-    /// a power of two, or whole pages.
+    /// Returns the words for each slot, in list memory that begins with a page, with which a list takes as
+    /// few pages as it can: a power of two, or whole pages.
     pub const fn share(page: PageSize, len: u64) -> usize {
         let words = prp::list_words_from_page(page, len);
         let per_page = page.prp_entries() as usize;
@@ -134,7 +134,7 @@ impl<'a> ListMemory<'a> {
         }
     }
 
-    /// The longest transfer that a PRP list in the share of every slot can describe, whatever its offset.
+    /// Returns the longest transfer that a PRP list in the share of every slot can describe, at any offset.
     pub fn max_transfer(&self) -> u64 {
         let per_page = self.page.prp_entries() as usize;
         let share = self.words_per_slot;
@@ -144,13 +144,15 @@ impl<'a> ListMemory<'a> {
             (_, true) => per_page,
             _ => 1,
         };
-        // Where no list crosses a page's end that it need not cross, no chain pointer is added.
+        // Shares that never straddle a page without need add no chain pointer; any other share may need one
+        // more word.
         let is_placed = self.words.iova().0.is_multiple_of(unit.max(1) as u64 * 8) && unit > 1;
         let words = match is_placed {
             true => share,
             false => share.saturating_sub(1),
         };
-        // Every full page but the last gives up one entry to the chain pointer.
+        // A full list page ends with a chain pointer unless it is the last page, so each such page holds one
+        // entry less.
         let chained = words.saturating_sub(1) / per_page;
         // A transfer of a page needs no list, whatever its offset.
         ((words - chained).max(1) as u64) << self.page.shift()
@@ -163,9 +165,9 @@ impl<'a> ListMemory<'a> {
             .share(slot * self.words_per_slot, self.words_per_slot)
     }
 
-    /// `sqe` with its data pointer, written into the share of `slot` where it needs a list.
+    /// Returns `sqe` with its data pointer, and writes the list, if it needs one, into the share of `slot`.
     ///
-    /// Beside an error the entry is of no use.
+    /// With an error the entry must not be used.
     #[inline(always)]
     pub(crate) fn map(
         &self,
@@ -196,33 +198,33 @@ impl<'a> ListMemory<'a> {
 /// A command that was not submitted, with its buffer.
 #[derive(Debug)]
 pub struct Rejected<B> {
-    /// Why.
+    /// Reason of the rejection.
     pub error: SubmitError,
-    /// What was to be lent.
+    /// Buffer that the command would have held.
     pub buffer: B,
 }
 
 /// The end of a command.
 #[derive(Debug)]
 pub struct Completion<B> {
-    /// The command.
+    /// Identifier of the command.
     pub cid: Cid,
-    /// The buffer it was lent.
+    /// Buffer that the command held.
     pub buffer: B,
-    /// How it ended.
+    /// The command's outcome.
     pub outcome: Outcome,
     /// Command-specific dword 0.
     pub dw0: u32,
     /// Command-specific dword 1.
     pub dw1: u32,
-    /// The deadline that it was submitted with.
+    /// Deadline that the command was submitted with.
     pub deadline_ns: u64,
-    /// It had been reported as expired before.
+    /// True if the command had been reported as expired before.
     pub late: bool,
 }
 
 impl<B> Completion<B> {
-    /// Dword 0 and the buffer of a command that succeeded; otherwise how it ended, and the buffer.
+    /// Returns dword 0 and the buffer of a command that succeeded; otherwise its outcome, and the buffer.
     pub fn result(self) -> Result<(u32, B), (Outcome, B)> {
         match self.outcome {
             Outcome::Completed(status) if status.is_success() => Ok((self.dw0, self.buffer)),
@@ -231,7 +233,7 @@ impl<B> Completion<B> {
     }
 }
 
-/// The memory and doorbells a queue pair is made of.
+/// The memory and doorbells of a queue pair.
 #[derive(Debug)]
 pub struct QueueMemory<'a> {
     /// Submission ring.
@@ -247,6 +249,11 @@ pub struct QueueMemory<'a> {
 }
 
 /// A queue pair with one owner. `B` is the buffer that a command holds, `S` the slots.
+///
+/// The order of calls: [`new`](Self::new) before the queue is created on the controller; then, in a loop,
+/// [`submit`](Self::submit), [`ring`](Self::ring) once a batch, [`poll`](Self::poll) until it returns `None`,
+/// and [`expire`](Self::expire). After a reset or a deletion: [`reclaim`](Self::reclaim) until it returns
+/// `None`, then [`restart`](Self::restart).
 #[derive(Debug)]
 pub struct QueuePair<'a, B, S = &'a mut [Slot<B>]> {
     qid: Qid,
@@ -256,14 +263,14 @@ pub struct QueuePair<'a, B, S = &'a mut [Slot<B>]> {
     inflight: Inflight<B, S>,
     binding: Binding,
     depth: u32,
-    /// How many commands may be in flight now: `depth`, or 0 while the queue is closed.
+    /// Limit of the commands in flight now: `depth`, or 0 while the queue is closed.
     limit: u32,
     tracer: Tracer<'a>,
 }
 
 impl<'a, B, S: AsMut<[Slot<B>]> + AsRef<[Slot<B>]>> QueuePair<'a, B, S> {
-    /// An empty pair of the controller that `identity` is of. The completion ring is zeroed here: create
-    /// the queue on the controller after.
+    /// Makes an empty pair of the controller that `identity` names. The completion ring is zeroed here:
+    /// create the queue on the controller afterwards.
     pub fn new(identity: &Identity, qid: Qid, memory: QueueMemory<'a>, slots: S) -> Self {
         let slot_count = slots.as_ref().len() as u32;
         let smaller = memory.sq.entries().min(memory.cq.entries()) - 1;
@@ -286,7 +293,7 @@ impl<'a, B, S: AsMut<[Slot<B>]> + AsRef<[Slot<B>]>> QueuePair<'a, B, S> {
         self.tracer = tracer;
     }
 
-    /// The queue's identifier.
+    /// Returns the queue's identifier.
     pub fn qid(&self) -> Qid {
         self.qid
     }
@@ -295,38 +302,38 @@ impl<'a, B, S: AsMut<[Slot<B>]> + AsRef<[Slot<B>]>> QueuePair<'a, B, S> {
         self.binding.controller
     }
 
-    /// The submission queue, for its length and address.
+    /// Returns the submission queue, for its length and address.
     pub fn sq(&self) -> &SubmissionQueue<'a> {
         &self.sq
     }
 
-    /// The completion queue, for its length and address.
+    /// Returns the completion queue, for its length and address.
     pub fn cq(&self) -> &CompletionQueue<'a> {
         &self.cq
     }
 
-    /// Commands whose end has not been returned yet, expired ones included.
+    /// Returns the number of commands whose end has not been returned yet, expired ones included.
     #[inline]
     pub fn in_flight(&self) -> u32 {
         self.inflight.in_flight()
     }
 
-    /// The most commands that may be in flight.
+    /// Returns the limit of commands in flight.
     #[inline]
     pub fn depth(&self) -> u32 {
         self.depth
     }
 
-    /// Whether `cid` is in flight, expired or not.
+    /// True if `cid` is in flight, expired or not.
     pub fn is_in_flight(&self, cid: Cid) -> bool {
         self.inflight.find(cid).is_ok()
     }
 
     /// Places a command; the controller sees it after [`ring`](Self::ring).
     ///
-    /// `buffer` is what `data` points into. It belongs to the command until its [`Completion`]
-    /// returns it; dropping the queue pair leaks it, since the controller may still write there.
-    /// `deadline_ns` is on the caller's clock; see [`expire`](Self::expire).
+    /// `buffer` is the memory that `data` names. It belongs to the command until its [`Completion`] returns
+    /// it; dropping the queue pair leaks it, since the controller may still write there. `deadline_ns` is on
+    /// the caller's clock; see [`expire`](Self::expire).
     ///
     /// # Errors
     /// [`SubmitError::QueueFull`], [`SubmitError::Map`] and, after [`close`](Self::close) or
@@ -344,7 +351,7 @@ impl<'a, B, S: AsMut<[Slot<B>]> + AsRef<[Slot<B>]>> QueuePair<'a, B, S> {
             false => SubmitError::QueueFull,
         };
         let full = |buffer| Rejected { error, buffer };
-        // The limit is below the ring's entries, so within it the ring has room.
+        // The limit is below the number of ring entries, so within it the ring has room.
         if self.inflight.in_flight() >= self.limit {
             return Err(full(buffer));
         }
@@ -370,16 +377,16 @@ impl<'a, B, S: AsMut<[Slot<B>]> + AsRef<[Slot<B>]>> QueuePair<'a, B, S> {
         Ok(cid)
     }
 
-    /// Publishes what was submitted since the last ring: one fence, one doorbell store.
+    /// Publishes the commands submitted since the last ring: one fence, one doorbell store.
     #[inline]
     pub fn ring(&mut self) {
         self.sq.ring();
     }
 
-    /// The next completion, or `None` when the controller has posted no more.
+    /// Returns the next completion, or `None` when the controller has posted none.
     ///
-    /// Frees completion queue slots with one doorbell per batch: when nothing more is there, or half
-    /// the queue is owed.
+    /// Releases completion queue entries with one doorbell a batch: when the ring is drained, or when half of
+    /// it is unreleased.
     ///
     /// # Errors
     /// [`ControllerFault`]: the entry is consumed and no command is ended by it. Reset the controller.
@@ -438,7 +445,7 @@ impl<'a, B, S: AsMut<[Slot<B>]> + AsRef<[Slot<B>]>> QueuePair<'a, B, S> {
         })
     }
 
-    /// The next command whose deadline has passed, each once. It stays in flight, with its slot and
+    /// Returns the next command whose deadline has passed, each once. It stays in flight, with its slot and
     /// buffer: abort it or reset the controller (see [`recovery`](crate::recovery)).
     #[inline]
     pub fn expire(&mut self, now_ns: u64) -> Option<Cid> {
@@ -447,15 +454,15 @@ impl<'a, B, S: AsMut<[Slot<B>]> + AsRef<[Slot<B>]>> QueuePair<'a, B, S> {
         Some(cid)
     }
 
-    /// No command in flight has an earlier deadline, expired ones aside: [`expire`](Self::expire) has nothing
-    /// to say before.
+    /// Returns a lower bound of the deadlines of all commands that are not expired; before it
+    /// [`expire`](Self::expire) returns nothing.
     #[inline]
     pub fn earliest_deadline_ns(&self) -> u64 {
         self.inflight.earliest_ns()
     }
 
-    /// Takes no more commands until [`restart`](Self::restart): the begin of the queue's
-    /// [deletion](crate::recovery::QueueDeletion). Those in flight can still be polled.
+    /// Closes the queue, the first step of its [deletion](crate::recovery::QueueDeletion): it takes no
+    /// commands until [`restart`](Self::restart). Commands in flight can still be polled.
     pub fn close(&mut self) -> ClosedQueue {
         self.limit = 0;
         ClosedQueue {
@@ -464,10 +471,10 @@ impl<'a, B, S: AsMut<[Slot<B>]> + AsRef<[Slot<B>]>> QueuePair<'a, B, S> {
         }
     }
 
-    /// Ends any command in flight without its completion; the proof says its memory is free. The queue
-    /// takes no more commands until [`restart`](Self::restart).
+    /// Ends any command in flight without its completion; the proof guarantees that its memory is free. The
+    /// queue takes no commands until [`restart`](Self::restart).
     ///
-    /// `None` when none is left, or when the proof does not cover this queue.
+    /// Returns `None` when none is left, or when the proof does not cover this queue.
     pub fn reclaim(&mut self, proof: &Quiesced<'_>) -> Option<Completion<B>> {
         if !proof.covers(self.qid, self.binding) {
             return None;
@@ -494,8 +501,8 @@ impl<'a, B, S: AsMut<[Slot<B>]> + AsRef<[Slot<B>]>> QueuePair<'a, B, S> {
 
     /// Empties both rings for the queue to be created again, once every command was reclaimed.
     ///
-    /// `false`, and nothing done, while commands are in flight or when the proof does not cover this queue.
-    /// Afterwards this is another queue to every proof that there was.
+    /// Returns false, and does nothing, while commands are in flight or when the proof does not cover this
+    /// queue. Afterwards no earlier proof covers the queue.
     pub fn restart(&mut self, proof: &Quiesced<'_>) -> bool {
         let may = proof.covers(self.qid, self.binding) && self.in_flight() == 0;
         if may {

@@ -1,9 +1,9 @@
-//! The state of a queue that a kernel drives, as words of memory.
+//! The state of a queue that a kernel drives, as words of memory that outlive the kernel.
 //!
-//! Invariant: a slot is free (its bit is set, or it is in the free ring) or its word says pending. The
-//! same words serve a [`SharedQueue`](crate::SharedQueue) or a [`Collective`](crate::Collective); from
-//! one to the other they go through [`QueueState::init`], with the queue created anew. Between kernels
-//! the host can read them, recover them and give them back.
+//! Invariant: a slot is free (its bit is set, or it is in the free ring) or its word has the pending bit. The
+//! same words serve a [`SharedQueue`](crate::SharedQueue) or a [`Collective`](crate::Collective); a change
+//! from one to the other goes through [`QueueState::init`], with the queue created again. Between kernels the
+//! host can read the words, recover the queue and launch again.
 
 mod drain_word;
 mod ended;
@@ -24,7 +24,7 @@ pub(crate) use shared::SharedState;
 pub use slot::MAX_TAGS;
 pub(crate) use slot::{SlotWord, slot_in};
 
-/// Words between fields that different threads write, so that each has a memory sector of its own.
+/// Distance between fields that different threads write, in words, so that each has its own memory sector.
 const LINE: u32 = if cfg!(loom) { 8 } else { 32 };
 
 /// Shared: the next ticket. Owned: the tail.
@@ -36,26 +36,26 @@ const RUNG: u32 = LINE + 1;
 const DRAIN: u32 = 2 * LINE;
 /// Shared: completions read since the start. Owned: the head.
 const HEAD: u32 = 2 * LINE + 1;
-/// Shared: completions read of each quarter of the ring, since the start.
+/// Shared: four counts of completions read, one for each quarter of the ring, since the start.
 const QUARTERS: u32 = 2 * LINE + 2;
 const FAULT: u32 = 3 * LINE;
 /// Position at which the queue was created.
 const START: u32 = 3 * LINE + 1;
-/// Which controller the queue is bound to and when it was made, as two 64-bit numbers, low half first.
+/// Binding to a controller and time of creation, as two 64-bit numbers, low half first.
 const BINDING: u32 = 3 * LINE + 2;
-/// Shared: a bit for each free slot.
+/// Shared: one bit for each free slot.
 const FREE: u32 = 4 * LINE;
-/// Arrays of a word for each entry, after the free bits.
+/// Arrays with a word for each entry, after the free bits.
 const SLOTS: u32 = 0;
 /// Shared: sequence numbers. Owned: the free ring.
 const SEQUENCES: u32 = 1;
 /// Owned: deadlines.
 const DEADLINES: u32 = 2;
 
-/// In the fault word: closed, which is no fault of the controller.
+/// Value of the fault word of a closed queue, which is no fault of the controller.
 const CLOSED: u32 = u32::MAX;
 
-/// A binding as words of the state.
+/// Splits a binding into words of the state.
 fn halves(binding: Binding) -> [u32; 4] {
     let [controller, made] = binding.words();
     [
@@ -71,7 +71,7 @@ const fn free_words(entries: u32) -> u32 {
     if words > 128 { 128 } else { words }
 }
 
-/// 32-bit words of state for a queue of `entries` entries: 16 KiB at 1,024.
+/// Returns the 32-bit words of state for a queue of `entries` entries: 16 KiB at 1,024.
 pub const fn words(entries: u32) -> usize {
     word_count(entries) as usize
 }
@@ -80,8 +80,8 @@ const fn word_count(entries: u32) -> u32 {
     (FREE + free_words(entries).next_multiple_of(LINE) + 3 * entries).next_power_of_two()
 }
 
-/// The state of a queue, whichever kind of queue uses it. Words that mean different things to the two kinds
-/// are read through views of it, `SharedState` and `OwnedState`.
+/// The state of a queue of either kind. Words whose meaning differs between the two kinds are read through
+/// the views `SharedState` and `OwnedState`.
 #[derive(Clone, Copy, Debug)]
 pub struct QueueState<'a> {
     all: CyclicWords<'a>,
@@ -91,7 +91,7 @@ pub struct QueueState<'a> {
 }
 
 impl<'a> QueueState<'a> {
-    /// Whether there can be a queue of `entries` entries with `slots` command slots.
+    /// True if there can be a queue of `entries` entries with `slots` command slots.
     pub const fn possible(entries: u32, slots: u32) -> bool {
         entries >= 2
             && entries <= 65_536
@@ -101,7 +101,7 @@ impl<'a> QueueState<'a> {
             && slots <= MAX_IN_FLIGHT
     }
 
-    /// A view over `all`, at least [`words`] words; `None` for impossible sizes.
+    /// Makes a view over `all`, at least [`words`] words; `None` for impossible sizes.
     pub fn new(all: &'a [AtomicU32], qid: Qid, entries: u32, slots: u32) -> Option<Self> {
         if !Self::possible(entries, slots) {
             return None;
@@ -114,11 +114,11 @@ impl<'a> QueueState<'a> {
         })
     }
 
-    /// The state of a queue that was just created on the controller, its rings zeroed.
+    /// Initialises the state of a queue that was just created on the controller, its rings zeroed.
     ///
-    /// `start` is the first position, a multiple of twice the entries; it only matters to tests of the
-    /// counters' wrap. The queue is bound to the controller that `identity` is of. Not while any kernel
-    /// uses the queue.
+    /// `start` is the first position, rounded down to a multiple of twice the entries; a value other than 0
+    /// only serves tests of the counters' wrap. The queue is bound to the controller that `identity` names.
+    /// No kernel may use the queue meanwhile.
     pub fn init(&self, identity: &Identity, start: u32) {
         self.begin(Binding::new(identity), start);
     }
@@ -148,11 +148,12 @@ impl<'a> QueueState<'a> {
             self.at(FREE + word).store(free, Order::Relaxed, Scope::Sys);
         }
         for index in 0..=self.mask {
-            // No first ticket of this entry has this sequence number.
+            // No first ticket of this entry expects this sequence number.
             let never = start.wrapping_add(index).wrapping_sub(self.mask);
             self.array(SEQUENCES, index)
                 .store(never, Order::Relaxed, Scope::Sys);
-            // Generations go on: a completion from before does not pass for one of a new command.
+            // The generations continue: a late completion of an earlier command would otherwise carry the CID
+            // of a new one.
             let old = self.slot(index).load(Order::Relaxed, Scope::Sys);
             let kept = SlotWord(old).unused();
             self.slot(index).store(kept.0, Order::Relaxed, Scope::Sys);
@@ -164,19 +165,19 @@ impl<'a> QueueState<'a> {
         self.all.at(word)
     }
 
-    /// The queue's identifier.
+    /// Returns the queue's identifier.
     #[inline(always)]
     pub fn qid(&self) -> Qid {
         self.qid
     }
 
-    /// Ring entries minus one: a position's ring index is `position & mask`.
+    /// Returns the ring entries minus one: a position's ring index is `position & mask`.
     #[inline(always)]
     pub fn mask(&self) -> u32 {
         self.mask
     }
 
-    /// Command slots.
+    /// Returns the number of command slots.
     #[inline(always)]
     pub fn slots(&self) -> u32 {
         self.slots
@@ -197,14 +198,13 @@ impl<'a> QueueState<'a> {
         Binding::from_words([0, 2].map(|at| word(at) | word(at + 1) << 32))
     }
 
-    /// Whether the proof ends the commands of this queue.
+    /// True if the proof ends the commands of this queue.
     pub(crate) fn is_covered(&self, proof: &Quiesced<'_>) -> bool {
         proof.covers(self.qid, self.binding())
     }
 
-    /// Takes no more commands until the queue is recovered: the begin of its
-    /// [deletion](crate::recovery::QueueDeletion). A [`Collective`](crate::Collective) sees it when it
-    /// resumes.
+    /// Closes the queue, the first step of its [deletion](crate::recovery::QueueDeletion): it takes no
+    /// commands until it is recovered. A [`Collective`](crate::Collective) sees it when it resumes.
     pub fn close(&self) -> ClosedQueue {
         self.refuse(CLOSED);
         ClosedQueue {
@@ -213,9 +213,11 @@ impl<'a> QueueState<'a> {
         }
     }
 
-    /// Which quarter of the ring `position` is in, counted from position 0. Entries are released to the
-    /// controller by quarters, so that doorbells are few; the controller never waits for ever, since a
-    /// ring without room holds entries that were not read yet.
+    /// Returns the quarter of the ring that holds `position`, counted from position 0.
+    ///
+    /// Entries are released to the controller by quarters, so that doorbells are few. The controller cannot
+    /// wait for ever: if it finds no room, the ring holds entries that were not read yet, and reading them
+    /// completes a quarter.
     #[inline(always)]
     pub(crate) fn quarter_of(&self, position: u32) -> u32 {
         position >> self.quarter_shift()
@@ -233,36 +235,37 @@ impl<'a> QueueState<'a> {
         self.at(base + which * entries + (index & self.mask))
     }
 
-    /// The word of a command slot.
+    /// Returns the word of a command slot.
     #[inline(always)]
     pub(crate) fn slot(&self, slot: u32) -> &'a AtomicU32 {
         self.array(SLOTS, slot)
     }
 
-    /// The fault that ended the queue's service, if any.
+    /// Returns the fault that ended the queue's service, if any.
     #[inline(always)]
     pub fn fault(&self) -> Option<ControllerFault> {
         ControllerFault::from_code(self.fault_code())
     }
 
-    /// Refuses the queue from now on; the first fault stays.
+    /// Makes the queue refuse commands from now on; the first fault stays.
     pub(crate) fn refuse(&self, code: u32) {
         self.fault_word()
             .compare_exchange(0, code, Order::Relaxed, Scope::Gpu);
     }
 
-    /// As [`fault`](Self::fault), as its code; 0 when there is none.
+    /// Returns the code of [`fault`](Self::fault); 0 when there is none.
     #[inline(always)]
     pub(crate) fn fault_code(&self) -> u32 {
         self.fault_word().load(Order::Relaxed, Scope::Gpu)
     }
 
-    /// Commands that were submitted and have not ended. Exact only while no thread uses the queue.
+    /// Returns the number of commands that were submitted and have not ended. Exact only while no thread uses
+    /// the queue.
     pub fn in_flight(&self) -> u32 {
         self.cids().count() as u32
     }
 
-    /// The identifiers of those commands, by slot.
+    /// Returns the identifiers of those commands, by slot.
     pub fn cids(&self) -> impl Iterator<Item = Cid> {
         let state = *self;
         (0..self.slots).filter_map(move |slot| {
@@ -271,8 +274,8 @@ impl<'a> QueueState<'a> {
         })
     }
 
-    /// Shows `end` each slot and its word; then the state is that of another queue of the same controller, at
-    /// the position where this one began.
+    /// Calls `end` with each slot and its word, then initialises the state for the queue's next creation on
+    /// the same controller, at the position where this one began.
     pub(crate) fn reclaim(&self, mut end: impl FnMut(u32, SlotWord)) {
         for slot in 0..self.slots {
             let word = SlotWord(self.slot(slot).load(Order::Relaxed, Scope::Gpu));
@@ -297,7 +300,7 @@ mod tests {
         QueueState::new(all, Qid(1), entries, slots).expect("a possible queue")
     }
 
-    /// Which of the words of `all` this is.
+    /// Returns the index in `all` of a word.
     fn index_of(all: &[AtomicU32], word: &AtomicU32) -> usize {
         all.iter()
             .position(|one| core::ptr::eq(one, word))
@@ -331,7 +334,8 @@ mod tests {
         }
     }
 
-    /// Who polls or changes one does not take a line of memory from who changes another.
+    /// Fields that different threads poll or change are in different lines of memory, so that they do not
+    /// take the line from each other.
     #[test]
     fn words_of_different_threads_lie_in_lines_of_their_own() {
         let all = zeroed(64);

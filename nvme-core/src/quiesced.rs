@@ -1,28 +1,34 @@
-//! Proof that a controller can no longer touch the memory of commands, and which commands it ends.
+//! Proof that a controller can no longer touch the memory of commands, and the rules that bind it to those
+//! commands.
 //!
 //! Invariant: a proof ends commands that the controller had before the proof was made, and no others. It
 //! names one controller ([`Identity`]), or one queue as it was created once. A queue that was created or
-//! restarted later is another one, and enabling the controller ends what the proof allows.
+//! restarted later is another queue to it, and enabling the controller ends its effect.
 //!
+//! The order of calls: [`Identity::new`] once for each controller; queues are bound to it when they are made;
+//! [`Bringup`](crate::bringup::Bringup), [`Shutdown`](crate::shutdown::Shutdown) or
+//! [`QueueDeletion`](crate::recovery::QueueDeletion) returns a proof; the queues are reclaimed with it.
+//!
+//! docs/adr/0007-what-a-proof-is-bound-to.md has the reasons.
 //! docs/adr/0007-what-a-proof-is-bound-to.md has the reasons.
 
 use crate::outcome::AbortReason;
 use crate::spec::Qid;
 use crate::sync::serial::{self, LastEvent};
 
-/// Which controller: made once for each, by what implements [`Registers`](crate::Registers) for it.
+/// The identity of a controller, made once for each by the implementor of [`Registers`](crate::Registers).
 ///
-/// Queues are bound to it when they are made, proofs when they are given. Two identities are two
-/// controllers, whatever they were made for.
+/// Queues are bound to it when they are made, proofs when they are issued. Two identities always count as two
+/// controllers, even if both were made for one device.
 #[derive(Debug)]
 pub struct Identity {
     id: u64,
-    /// When CC.EN was last set by [`Bringup`](crate::bringup::Bringup).
+    /// Time at which [`Bringup`](crate::bringup::Bringup) last set CC.EN.
     enabled: LastEvent,
 }
 
 impl Identity {
-    /// The identity of a controller that no queue is bound to yet.
+    /// Makes the identity of a controller that no queue is bound to yet.
     #[allow(clippy::new_without_default, reason = "each one is another controller")]
     pub fn new() -> Self {
         Self {
@@ -35,12 +41,13 @@ impl Identity {
         ControllerId(self.id)
     }
 
-    /// The controller is about to be enabled: proofs made before end nothing any more.
+    /// Records that the controller is about to be enabled: proofs made before have no effect afterwards.
     pub(crate) fn enabling(&self) {
         self.enabled.happens();
     }
 
-    /// The controller answered CC.EN = 0 with CSTS.RDY = 0, and is not enabled again before this returns.
+    /// Makes the proof that the controller answered CC.EN = 0 with CSTS.RDY = 0. The caller does not enable
+    /// the controller before this returns.
     pub(crate) fn quiesced(&self) -> Quiesced<'_> {
         Quiesced(Extent::Controller {
             identity: self,
@@ -49,11 +56,11 @@ impl Identity {
     }
 }
 
-/// Which controller, as a number to compare.
+/// The number of a controller, for comparisons.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct ControllerId(u64);
 
-/// Which queue: of which controller, and when it was made or restarted.
+/// The number of a queue's controller, and the time at which the queue was made or restarted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Binding {
     pub controller: ControllerId,
@@ -61,12 +68,12 @@ pub(crate) struct Binding {
 }
 
 impl Binding {
-    /// A queue of this controller that is made now.
+    /// Binds a queue of this controller, made now.
     pub fn new(identity: &Identity) -> Self {
         Self::made_now(identity.id())
     }
 
-    /// The queue once more, restarted now.
+    /// Binds the same queue again, restarted now.
     pub fn again(self) -> Self {
         Self::made_now(self.controller)
     }
@@ -78,12 +85,12 @@ impl Binding {
         }
     }
 
-    /// As words, for the state of a queue that a kernel drives.
+    /// Converts to words, for the state of a queue that a kernel drives.
     pub const fn words(self) -> [u64; 2] {
         [self.controller.0, self.made]
     }
 
-    /// What [`words`](Self::words) gave.
+    /// Converts from the words of [`words`](Self::words).
     pub const fn from_words([controller, made]: [u64; 2]) -> Self {
         Self {
             controller: ControllerId(controller),
@@ -92,10 +99,11 @@ impl Binding {
     }
 }
 
-/// A queue that takes no more commands until it is restarted, which is what its deletion begins with:
-/// see [`QueuePair::close`](crate::QueuePair::close), [`QueueState::close`](crate::queue_state::QueueState::close).
+/// A queue that takes no commands until it is restarted, the first step of its deletion: see
+/// [`QueuePair::close`](crate::QueuePair::close),
+/// [`QueueState::close`](crate::queue_state::QueueState::close).
 ///
-/// One deletion is made of it:
+/// It is consumed by one deletion:
 /// ```compile_fail,E0382
 /// # use nvme_core::{ClosedQueue, recovery::QueueDeletion};
 /// fn twice(closed: ClosedQueue) {
@@ -110,12 +118,12 @@ pub struct ClosedQueue {
     pub(crate) binding: Binding,
 }
 
-/// Proof that the controller can no longer touch the memory of commands: it answered CC.EN = 0 with
-/// CSTS.RDY = 0 (its queues), or completed Delete I/O Submission Queue (that queue).
+/// Proof that the controller can no longer touch the memory of commands: it answered CC.EN = 0 with CSTS.RDY
+/// = 0 (its queues), or completed Delete I/O Submission Queue (that queue).
 ///
-/// A proof of a controller ends the commands of queues that were bound to it before the proof was made,
-/// until [`Bringup`](crate::bringup::Bringup) enables the controller. A proof of a queue ends the
-/// commands of that queue until it is restarted. On any other queue it does nothing.
+/// A proof of a controller ends the commands of queues that were bound to it before the proof was made, until
+/// [`Bringup`](crate::bringup::Bringup) enables the controller. A proof of a queue ends the commands of that
+/// queue until it is restarted. It has no effect on any other queue.
 ///
 /// Only this crate can make one:
 /// ```compile_fail,E0423
@@ -135,7 +143,7 @@ pub struct ClosedQueue {
 ///     pair.reclaim(&proof);
 /// }
 /// ```
-/// And it lives no longer than the registers that gave it:
+/// And it lives no longer than the registers it was made from:
 /// ```compile_fail,E0515
 /// # use nvme_core::{Quiesced, Registers, shutdown::{Shutdown, Step}};
 /// fn keep<R: Registers>(registers: R, mut machine: Shutdown) -> Option<Quiesced<'static>> {
@@ -156,14 +164,14 @@ enum Extent<'r> {
 }
 
 impl Quiesced<'static> {
-    /// The controller completed the deletion of this submission queue.
+    /// Makes the proof that the controller completed the deletion of this submission queue.
     pub(crate) fn queue(closed: ClosedQueue) -> Self {
         Self(Extent::Queue(closed))
     }
 }
 
 impl Quiesced<'_> {
-    /// Whether the proof ends the commands of this queue.
+    /// True if the proof ends the commands of this queue.
     pub(crate) fn covers(&self, qid: Qid, binding: Binding) -> bool {
         match &self.0 {
             Extent::Controller { at, .. } => self.holds(binding.controller) && binding.made < *at,
@@ -171,7 +179,7 @@ impl Quiesced<'_> {
         }
     }
 
-    /// Whether the proof says that this controller is disabled, and it was not enabled since.
+    /// True if the proof covers this controller, and the controller was not enabled since.
     pub(crate) fn holds(&self, controller: ControllerId) -> bool {
         match &self.0 {
             Extent::Controller { identity, at } => {
@@ -181,7 +189,7 @@ impl Quiesced<'_> {
         }
     }
 
-    /// Why the commands end.
+    /// Returns the reason for the end of the commands.
     pub fn reason(&self) -> AbortReason {
         match self.0 {
             Extent::Controller { .. } => AbortReason::ControllerReset,

@@ -1,14 +1,14 @@
-//! Recovery: what to do about a command whose deadline has passed.
+//! Recovery: the steps after a command's deadline has passed.
 //!
-//! Abort first, and wait for the aborted command's own completion: an Abort that succeeded is no
-//! proof that the controller has let go of the buffer. If that does not come, reset: run
-//! [`Bringup`](crate::bringup::Bringup) again with a plan for each queue, reclaim every command at
-//! its [`Step::Disabled`](crate::bringup::Step::Disabled) and go on.
+//! Abort first ([`AbortAttempt`]), and wait for the aborted command's own completion: an Abort that succeeded
+//! is no proof that the controller stopped using the buffer. If that completion does not arrive, reset: run
+//! [`Bringup`](crate::bringup::Bringup) again with a plan for each queue, reclaim every command at its
+//! [`Step::Disabled`](crate::bringup::Step::Disabled), and continue.
 //!
 //! A single queue is ended by [`QueueDeletion`], which needs no reset.
 //!
-//! When the device is gone nothing proves that memory is free: commands are expired, and what they
-//! hold stays with the queue pair, which leaks it when dropped.
+//! If the device is gone, nothing proves that memory is free: commands are expired, and their buffers stay
+//! with the queue pair, which leaks them when dropped.
 //!
 //! NVMe Base 2.0c, 5.1 (Abort command), "Controller Level Reset".
 
@@ -18,15 +18,15 @@ use crate::queue_pair::{Completion, Data, QueuePair};
 use crate::quiesced::{ClosedQueue, ControllerId, Quiesced};
 use crate::spec::{Cid, Qid, Sqe, Status, admin};
 
-/// How often a waiting machine wants to look again.
+/// Interval at which a waiting machine asks to be called, in nanoseconds.
 const POLL_NS: u64 = 100_000;
 
-/// Why a reset is needed.
+/// The reason why a reset is needed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ResetCause {
     /// The Abort command could not be sent: the admin queue is full.
     AdminFull,
-    /// The Abort command was not answered in time, or the admin queue holds a completion that cannot be.
+    /// The Abort command was not answered in time, or the admin queue holds an impossible completion.
     AdminDead,
     /// Abort was refused with this status.
     Refused(Status),
@@ -36,12 +36,12 @@ pub enum ResetCause {
     OtherAdmin,
 }
 
-/// What the machine wants next.
+/// The machine's next request to its caller.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Step {
     /// Poll the command's queue, then call again at `until_ns` or before.
     Wait {
-        /// On the caller's clock.
+        /// Time on the caller's clock, in nanoseconds.
         until_ns: u64,
     },
     /// The command has ended: its completion was polled.
@@ -74,8 +74,8 @@ pub struct AbortAttempt {
 }
 
 impl AbortAttempt {
-    /// An attempt on command `cid` of submission queue `qid`. Abort's answer, and then the command's
-    /// completion, each have `grace_ns` to come.
+    /// Prepares an attempt on command `cid` of submission queue `qid`. The answer to Abort may take
+    /// `grace_ns`, and the command's own completion `grace_ns` after that.
     pub fn new(qid: Qid, cid: Cid, grace_ns: u64) -> Self {
         Self {
             qid,
@@ -86,10 +86,10 @@ impl AbortAttempt {
         }
     }
 
-    /// Does what can be done now. `in_flight` is whether the command still is, after its queue was
-    /// polled just now ([`QueuePair::is_in_flight`]).
+    /// Does what can be done now. `in_flight` tells whether the command is still in flight after its queue
+    /// was polled just now ([`QueuePair::is_in_flight`]).
     ///
-    /// `other` is handed each completion of the admin queue that is not the Abort's.
+    /// `other` receives each completion of the admin queue that is not the Abort's.
     pub fn step<B: Default, S: AsMut<[Slot<B>]> + AsRef<[Slot<B>]>>(
         &mut self,
         admin: &mut QueuePair<'_, B, S>,
@@ -143,18 +143,18 @@ impl AbortAttempt {
     }
 }
 
-/// What the deletion of a queue wants next.
+/// The next request of a queue deletion to its caller.
 #[derive(Debug)]
 pub enum DeletionStep {
     /// Call again at `until_ns` or before.
     Wait {
-        /// On the caller's clock.
+        /// Time on the caller's clock, in nanoseconds.
         until_ns: u64,
     },
-    /// The submission queue is gone: its commands' memory is free. Poll what was completed, reclaim
-    /// the rest, then step on to delete the completion queue.
+    /// The submission queue is deleted: its commands' memory is free. Poll the completions that were posted,
+    /// reclaim the remaining commands, then step again to delete the completion queue.
     Emptied(Quiesced<'static>),
-    /// Both queues are gone.
+    /// Both queues are deleted.
     Done,
     /// The deletion failed: only a controller reset helps.
     ResetNeeded(ResetCause),
@@ -169,14 +169,15 @@ enum DeletionPhase {
     Over(ResetCause),
 }
 
-/// The deletion of one I/O queue pair: submission queue first.
+/// The deletion of one I/O queue pair: submission queue first, since a completion queue may only be deleted
+/// after all submission queues that use it.
 ///
 /// NVMe Base 2.0c, "Delete I/O Submission Queue command".
 #[derive(Debug)]
 pub struct QueueDeletion {
     qid: Qid,
     controller: ControllerId,
-    /// Until the proof is given.
+    /// Present until the proof was returned.
     closed: Option<ClosedQueue>,
     timeout_ns: u64,
     deadline_ns: u64,
@@ -196,8 +197,8 @@ impl QueueDeletion {
         }
     }
 
-    /// Does what can be done now; `other` is handed each admin completion that is not its own. `admin` is
-    /// the admin queue of the controller that the queue is bound to.
+    /// Does what can be done now; `other` receives each admin completion that is not its own. `admin` is the
+    /// admin queue of the controller that the queue is bound to.
     pub fn step<B: Default, S: AsMut<[Slot<B>]> + AsRef<[Slot<B>]>>(
         &mut self,
         admin: &mut QueuePair<'_, B, S>,
@@ -205,7 +206,8 @@ impl QueueDeletion {
         mut other: impl FnMut(Completion<B>),
     ) -> DeletionStep {
         if admin.qid() != Qid::ADMIN || admin.controller() != self.controller {
-            // Its answers say nothing of the queue.
+            // Answers of another controller's admin queue prove nothing about this queue, so the deletion
+            // ends here.
             self.phase = DeletionPhase::Over(ResetCause::OtherAdmin);
         }
         loop {

@@ -1,4 +1,5 @@
-//! How the core reaches the controller's properties: bring-up and recovery only, never the I/O path.
+//! Access to the controller's properties, for bring-up, shutdown and recovery; the I/O path uses doorbells
+//! alone.
 // UNSAFETY: BAR0 arrives as a raw pointer, and volatile-register writes are unsafe.
 #![allow(unsafe_code)]
 
@@ -9,7 +10,7 @@ use volatile_register::RW;
 ///
 /// A device that is gone reads as all ones; writes to it are lost.
 pub trait Registers {
-    /// Which controller this is: always the same one. Queues and proofs are bound to it.
+    /// Returns the controller's identity, always the same one. Queues and proofs are bound to it.
     fn identity(&self) -> &Identity;
     /// Reads 32 bits at a multiple of 4.
     fn read32(&self, offset: u32) -> u32;
@@ -31,19 +32,21 @@ pub struct RegisterBlock<'a> {
     identity: Identity,
 }
 
-// SAFETY: the registers are device memory; volatile accesses from several threads are what it is for.
+// SAFETY: the block holds a shared reference to words that are only accessed by volatile loads and stores of
+// one width. Threads may interleave such accesses; no Rust value is behind them that could be torn.
 unsafe impl Send for RegisterBlock<'_> {}
-// SAFETY: as above.
+// SAFETY: as for `Send`: every access is one volatile operation on a register.
 unsafe impl Sync for RegisterBlock<'_> {}
 
 impl<'a> RegisterBlock<'a> {
-    /// The registers from `bar0` on.
+    /// Makes a block over the registers from `bar0` on.
     ///
     /// # Safety
     /// `bar0` is 8-byte aligned and valid for volatile reads and writes of `bytes` bytes for `'a`. A
     /// controller is brought up and shut down through one block alone, which is its identity.
     pub unsafe fn from_raw(bar0: *mut u8, bytes: usize) -> Self {
-        // SAFETY: the caller vouches for the range; RW<u32> is an UnsafeCell of u32.
+        // SAFETY: the caller vouches for the range for `'a`; RW<u32> is an UnsafeCell of u32, so a device may
+        // change it.
         let words = unsafe { core::slice::from_raw_parts(bar0.cast::<RW<u32>>(), bytes / 4) };
         Self {
             words,
@@ -70,7 +73,8 @@ impl Registers for RegisterBlock<'_> {
 
     fn write32(&self, offset: u32, value: u32) {
         if let Some(word) = self.words.get(offset as usize / 4) {
-            // SAFETY: the constructor's caller vouched for writes; what they do is the device's affair.
+            // SAFETY: the caller of `from_raw` vouched that writes of this range are allowed; a register
+            // write changes no memory that Rust knows of.
             unsafe { word.write(value) };
         }
     }

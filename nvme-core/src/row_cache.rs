@@ -1,33 +1,39 @@
-//! Lines of a cache of rows: which row each holds, who reads it, and which one goes when another comes.
+//! The index of a cache of rows, for kernels: the row in each line, the readers of a line, and the choice of
+//! the line to replace.
 //!
-//! Set-associative: a row has [`WAYS`] lines where it may be. A line that is read is marked recent; the clock takes
-//! the first line that is not, and takes the marks away as it passes. The lines' bytes are the user's business: a
-//! reader has a line [pinned](RowCache::find) while it copies out of it, a filler has it to
-//! [itself](RowCache::claim).
+//! Set-associative: a row has [`WAYS`] lines that may hold it. A line that is read is marked recent; the
+//! clock takes the first line without that mark, and clears the marks that it passes. The bytes of the lines
+//! are not kept here.
 //!
-//! Writes make every line stale at once: each line has the epoch in which the read of its row began, and a line of
-//! another epoch is no hit. Who writes to the drive counts the epoch up after the write, before it says so. The host and
-//! the GPU each have a count of their own; an [epoch] is both.
+//! The order of calls. A reader: [`find`](RowCache::find), which pins the line; copy;
+//! [`release`](RowCache::release). A filler, after a miss and the read of the row:
+//! [`claim`](RowCache::claim), which makes it the line's only user; copy; [`publish`](RowCache::publish).
 //!
-//! Invariant: while a line is busy nothing else pins or claims it; it is claimed only while nothing pins it. So
-//! `id` and `epoch` of a pinned line do not change. Loom checks it (`tests/tests/loom/row_cache.rs`).
+//! Writes make every line stale at once: each line has the epoch in which the read of its row began, and a
+//! line of another epoch is no hit. A writer to the drive increments the count of its side after the write
+//! has ended and before it reports success. The host and the GPU each have a count; an [epoch] is the sum of
+//! both.
+//!
+//! Invariant: while a line is busy nothing else pins or claims it; it is claimed only while nothing pins it.
+//! So `id` and `epoch` of a pinned line do not change. Loom checks it (`tests/tests/loom/row_cache.rs`).
 
 use crate::sync::{AtomicU32, AtomicU64, Order, Scope};
 
-/// Lines of a set; fewer for loom, whose executions grow with each load.
+/// Number of lines in a set; fewer for loom, whose executions grow with each load.
 pub const WAYS: usize = if cfg!(loom) { 2 } else { 16 };
-/// A filler has the line.
+/// A filler uses the line.
 const BUSY: u32 = 1;
-/// It was read since the clock passed.
+/// The line was read since the clock passed.
 const RECENT: u32 = 2;
-/// One reader, or one that is about to see that the line is none of its row.
+/// Unit of the count of readers. A reader that is about to find that the line holds another row counts, too.
 const READER: u32 = 4;
-/// Of at most 4,095 groups that use a cache at a time, each of which pins a line once.
+/// Mask of the count of readers: at most 4,095 groups use a cache at once, and each pins a line once.
 const READERS: u32 = 0xFFF * READER;
-/// Bits of the row's hash, so that other rows are seen without a look at `id`; 0 for a line that is empty or busy.
+/// Position of some bits of the row's hash, which tell most other rows apart without a load of `id`; 0 for a
+/// line that is empty or busy.
 const CHECK_SHIFT: u32 = 14;
 
-/// The words of a cache, zeroed before their first use.
+/// A cache over its words, zeroed before their first use.
 #[derive(Clone, Copy, Debug)]
 pub struct RowCache<'a> {
     states: &'a [AtomicU32],
@@ -41,13 +47,13 @@ pub struct RowCache<'a> {
 pub struct Line(u32);
 
 impl Line {
-    /// Its number.
+    /// Returns the line's number.
     pub fn index(self) -> u32 {
         self.0
     }
 }
 
-/// Where a row may be.
+/// The set of lines that may hold a row, and the hash bits that such a line has.
 #[derive(Clone, Copy)]
 struct Spot {
     first: u32,
@@ -55,28 +61,28 @@ struct Spot {
 }
 
 impl Spot {
-    /// Whether a line with the word `state` may hold the row.
+    /// True if a line with the word `state` may hold the row.
     #[inline(always)]
     fn may_be(self, state: u32) -> bool {
         (state ^ self.check) >> CHECK_SHIFT == 0
     }
 }
 
-/// Lines of a set, a bit for each.
+/// The state of a set's lines, one bit for each line.
 #[derive(Clone, Copy, Default)]
 struct Ways {
-    /// May hold the row.
+    /// Lines that may hold the row.
     may: u32,
-    /// Neither pinned nor busy.
+    /// Lines that are neither pinned nor busy.
     free: u32,
     recent: u32,
-    /// Holds nothing of use.
+    /// Lines without a useful row.
     idle: u32,
 }
 
 impl Ways {
-    /// The line that goes, as the clock that stands at `hand` finds it, and those that it passes and takes the mark
-    /// from.
+    /// Returns the line to replace, as a clock that starts at `hand` chooses it, and the lines whose marks it
+    /// clears on the way.
     #[inline(always)]
     fn victim(self, hand: u32) -> Option<(u32, u32)> {
         const ALL: u32 = (1 << WAYS) - 1;
@@ -99,18 +105,20 @@ impl Ways {
     }
 }
 
-/// The epoch of a gather that found these counts of ended writes, both of which only grow, before it read from the drive.
+/// Returns the epoch of a gather that loaded these counts of ended writes before it read from the drive. Both
+/// counts only grow.
 ///
-/// The sum tells gathers apart: where one of two with the same sum found less by one side, it found more by the other
-/// side, and so began after what the other one has to see. Of 64 bits: a count of 32 would be the same again within hours
-/// of writing, and a line that nobody had touched meanwhile would hold an old row.
+/// The sum is enough to tell gathers apart: of two gathers with the same sum, one that saw fewer writes of
+/// one side saw more of the other, so it began after a write that the other gather must not miss. 64 bits,
+/// since a 32-bit count would repeat within hours of writing, and a line untouched in the meantime would be a
+/// hit with an old row.
 #[inline(always)]
 pub const fn epoch(by_host: u64, by_gpu: u64) -> u64 {
     by_host.wrapping_add(by_gpu)
 }
 
 impl<'a> RowCache<'a> {
-    /// A cache over its words, as many of each; `None` for less than a set.
+    /// Makes a cache over its words, as many of each kind; `None` for less than one set.
     #[inline(always)]
     pub fn new(
         states: &'a [AtomicU32],
@@ -146,7 +154,7 @@ impl<'a> RowCache<'a> {
         self.states.get(line as usize)
     }
 
-    /// Whether a line that nothing fills holds row `id` of epoch `epoch`.
+    /// True if a line that nothing fills holds row `id` of epoch `epoch`.
     #[inline(always)]
     fn holds(&self, line: u32, id: u64, epoch: u64) -> bool {
         let at = line as usize;
@@ -161,8 +169,10 @@ impl<'a> RowCache<'a> {
         self.epochs.get(at).map(has) == Some(epoch)
     }
 
-    /// Pins the line of row `id`, if it was read in epoch `epoch`: its bytes stay until [`release`](Self::release).
-    /// Of threads that want the same row at the same time one should call it for all.
+    /// Pins the line of row `id`, if it was read in epoch `epoch`: its bytes stay until
+    /// [`release`](Self::release).
+    ///
+    /// When threads want the same row at the same time, one of them calls it for all.
     #[inline(always)]
     pub fn find(&self, id: u64, epoch: u64) -> Option<Line> {
         let spot = self.spot(id);
@@ -181,7 +191,8 @@ impl<'a> RowCache<'a> {
         None
     }
 
-    /// The lines of a set that may hold a row: a bit for each. All words are loaded before the first is looked at.
+    /// Returns the lines of a set that may hold a row, one bit for each. All words are loaded before the
+    /// first is tested, so that the loads overlap.
     #[inline(always)]
     fn ways(&self, spot: Spot) -> u32 {
         let (mut ways, mut way) = (0, 0);
@@ -199,7 +210,7 @@ impl<'a> RowCache<'a> {
         state.map_or(BUSY, |state| state.load(Order::Relaxed, Scope::Gpu))
     }
 
-    /// The lines of a set as a filler sees them, for row `id` of epoch `epoch`.
+    /// Returns the state of a set's lines for a filler of row `id` of epoch `epoch`.
     #[inline(always)]
     fn look(&self, spot: Spot, epoch: u64) -> Ways {
         let (mut ways, mut way) = (Ways::default(), 0);
@@ -220,8 +231,9 @@ impl<'a> RowCache<'a> {
         let Some(state) = self.state(line) else {
             return false;
         };
-        // Acquire: pairs with the release of the filler; its bytes, id and epoch are there. Added and not exchanged:
-        // of many groups that want the same line none has to try again.
+        // Acquire: pairs with the release of the filler, so that its bytes, id and epoch are visible. An
+        // addition rather than a compare-exchange: of many groups that want the same line none has to retry.
+        // The price is that a group may count as a reader of a line that it does not want, for a moment.
         let was = state.fetch_add(READER, Order::Acquire, Scope::Gpu);
         if (was ^ check) >> CHECK_SHIFT != 0 || was & BUSY != 0 {
             state.fetch_add(READER.wrapping_neg(), Order::Relaxed, Scope::Gpu);
@@ -233,24 +245,28 @@ impl<'a> RowCache<'a> {
         true
     }
 
-    /// The pinned line's bytes are not read any more.
+    /// Unpins a line: the caller reads its bytes no longer.
     #[inline(always)]
     pub fn release(&self, line: Line) {
         if let Some(state) = self.state(line.0) {
-            // Release: pairs with the claim of the next filler.
+            // Release: pairs with the acquire of the next filler's claim, which may overwrite the bytes that
+            // were read here.
             state.fetch_add(READER.wrapping_neg(), Order::Release, Scope::Gpu);
         }
     }
 
-    /// Takes a line for row `id`, whose read began in epoch `epoch`. `hand` is where the clock begins: any number
-    /// that changes from call to call. `None` when the row is there already, or every line is in use.
+    /// Claims a line for row `id`, whose read began in epoch `epoch`; `None` when the row is cached already,
+    /// or every line is in use.
+    ///
+    /// `hand` is the starting point of the clock: any number that changes from call to call.
     #[inline(always)]
     pub fn claim(&self, id: u64, epoch: u64, hand: u32) -> Option<Line> {
         let spot = self.spot(id);
         let ways = self.look(spot, epoch);
         let mut may = ways.may;
         while may != 0 {
-            // Maybe not for long; then the row is read once more.
+            // The line may be replaced right after this look; then the row is read from the drive once more,
+            // which is only slower.
             if self.holds(spot.first + may.trailing_zeros(), id, epoch) {
                 return None;
             }
@@ -270,12 +286,13 @@ impl<'a> RowCache<'a> {
         if was & (BUSY | READERS) != 0 {
             return None;
         }
-        // Acquire: pairs with the release of the readers before.
+        // Acquire: pairs with the release of the earlier readers, so that their loads come before the
+        // filler's stores.
         let seen = state.compare_exchange(was, BUSY, Order::Acquire, Scope::Gpu);
         (seen == was).then_some(Line(line))
     }
 
-    /// The claimed line holds row `id` now, whose read began in epoch `epoch`.
+    /// Publishes the claimed line as row `id`, whose read began in epoch `epoch`.
     #[inline(always)]
     pub fn publish(&self, line: Line, id: u64, epoch: u64) {
         let at = line.0 as usize;
@@ -284,8 +301,8 @@ impl<'a> RowCache<'a> {
             its_epoch.store(epoch, Order::Relaxed, Scope::Gpu);
         }
         if let Some(state) = self.state(line.0) {
-            // Release: pairs with the pin; bytes, id and epoch come before. Added, since groups that look whose line
-            // this is count as readers meanwhile.
+            // Release: pairs with the acquire of a pin; bytes, id and epoch come before. An addition, since
+            // groups that test the line meanwhile count as readers, and a store would lose their counts.
             let published = self.spot(id).check.wrapping_sub(BUSY);
             state.fetch_add(published, Order::Release, Scope::Gpu);
         }

@@ -1,9 +1,9 @@
-//! The sequence of memory operations of every queue operation: which word, which order, which scope, between
-//! which meetings of a group. docs/memory-model.md says why each is there.
+//! The sequence of memory operations of every queue operation: the word, order and scope of each, and the
+//! barriers of a group between them. docs/memory-model.md has the reason for each.
 //!
-//! loom explores two or three members and ignores scopes. These sequences hold for groups of 1, 8, 32 and 64:
-//! each keeps the rules below, and together they are `sequences/expected.txt`. A change of an order, of a
-//! scope or of the order of statements is a change of that file, to be reviewed with it.
+//! loom explores two or three members and ignores scopes. These sequences are checked for groups of 1, 8, 32
+//! and 64: each keeps the rules below, and together they are `sequences/expected.txt`. A change of an order,
+//! of a scope or of the order of statements is a change of that file, to be reviewed with it.
 
 mod lanes;
 mod memory;
@@ -34,7 +34,7 @@ const DATA: Data<'static> = Data::Contiguous {
 /// More than any queue's commands.
 const ALL: u32 = u32::MAX;
 
-/// What one member did: each operation by its name.
+/// The operations of one member, each under its name.
 #[derive(Default, PartialEq, Eq)]
 struct Account(Vec<(&'static str, Vec<String>)>);
 
@@ -93,7 +93,7 @@ fn queue_pair() -> Account {
     account
 }
 
-/// What each member of a collective of `size` does, with commands that want dword 0 or not.
+/// Runs each member of a collective of `size`, with commands that want dword 0 or not.
 fn collective(size: usize, wants_dw0: bool) -> Vec<Account> {
     let memory = Memory::new(4 * size as u32, 2 * size as u32);
     let device = Mutex::new(Controller::new(&memory));
@@ -144,7 +144,7 @@ fn collective(size: usize, wants_dw0: bool) -> Vec<Account> {
     })
 }
 
-/// What each member of a group of `size` does on a shared queue.
+/// Runs each member of a group of `size` on a shared queue.
 fn shared(size: usize, wants_dw0: bool) -> Vec<Account> {
     let memory = Memory::new(4 * size as u32, 2 * size as u32);
     let device = Mutex::new(Controller::new(&memory));
@@ -283,7 +283,8 @@ fn the_leader_alone_releases_a_lock_that_is_asked_for_too_often() {
     assert_eq!(counts, [1, 0, 0, 0], "{steps:#?}");
 }
 
-/// What was published and not rung before a kernel ended is published again by the next one, before its doorbell.
+/// Entries that a kernel published and did not ring for are published again by the next kernel, before its
+/// doorbell.
 #[test]
 fn a_queue_that_goes_on_fences_what_it_rings_for() {
     for size in [1, 8] {

@@ -7,7 +7,7 @@ use crate::mem::DmaWords;
 use crate::spec::Iova;
 use crate::spec::sgl::{SglDescriptor, kind};
 
-/// Whether every data block begins at a dword and is whole dwords, which controllers may ask for.
+/// True if every data block begins at a dword and is whole dwords, which controllers may require.
 ///
 /// NVMe Base 2.0c, Identify Controller, "SGL Support (SGLS)".
 pub fn is_in_dwords(segments: &[Segment]) -> bool {
@@ -17,22 +17,22 @@ pub fn is_in_dwords(segments: &[Segment]) -> bool {
     })
 }
 
-/// Descriptors per segment: one 4 KiB page of them.
+/// Descriptors of a segment: one 4 KiB page of them.
 const SEGMENT_DESCRIPTORS: usize = 256;
 
-/// A piece of a transfer.
+/// A part of a transfer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Segment {
     /// `len` bytes of memory at `iova`.
     Data {
-        /// Where the bytes lie.
+        /// I/O address of the bytes.
         iova: Iova,
-        /// How many, not 0.
+        /// Number of bytes, not 0.
         len: u32,
     },
-    /// `len` bytes of a read that are dropped.
+    /// `len` bytes of a read that the controller discards (bit bucket).
     Discard {
-        /// How many, not 0.
+        /// Number of bytes, not 0.
         len: u32,
     },
 }
@@ -54,9 +54,10 @@ impl Segment {
 
 /// Maps `segments` in order and returns the descriptor for the command.
 ///
-/// One segment of data needs no list. Others lie in `list`, 256 to a segment, the last of a full segment
-/// being the pointer to the next; one that is discarded lies there, too, since a command's own descriptor is
-/// data or a pointer to a list (NVMe Base 2.0c, Common Command Format, "SGL Entry 1").
+/// One segment of data needs no list. Several are written to `list`, 256 descriptors a segment; the last
+/// descriptor of a segment that is not the final one points to the next segment. A single discarded range
+/// needs a list, too, since a command's own descriptor must be a data block or a segment pointer (NVMe Base
+/// 2.0c, Common Command Format, "SGL Entry 1").
 ///
 /// # Errors
 /// [`MapError::Empty`] for no segments or one of no bytes, [`MapError::ListTooSmall`].
@@ -84,7 +85,7 @@ pub fn map(segments: &[Segment], list: DmaWords<'_>) -> Result<[u64; 2], MapErro
     Ok(first.to_words())
 }
 
-/// How many of `left` data descriptors go into one segment.
+/// Returns the number of data descriptors, out of `left`, that one segment holds.
 fn data_in_segment(left: usize) -> usize {
     if left <= SEGMENT_DESCRIPTORS {
         left
@@ -93,7 +94,7 @@ fn data_in_segment(left: usize) -> usize {
     }
 }
 
-/// The pointer to a segment at `at` that `left` data descriptors are to follow.
+/// Returns the pointer to a segment at `at`, when `left` data descriptors remain.
 fn link(left: usize, at: Iova) -> SglDescriptor {
     if left <= SEGMENT_DESCRIPTORS {
         SglDescriptor::new(kind::LAST_SEGMENT, at.0, (left * 16) as u32)

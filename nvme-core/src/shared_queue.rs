@@ -1,14 +1,14 @@
-//! A queue that any threads share: unrelated threads, divergent code, no owner and no resident helper.
+//! A queue pair that any threads share: unrelated threads, divergent code, no owner and no resident helper.
 //!
-//! Command slots are apart from ring entries. A thread claims a slot or gets none: it never waits with a
-//! slot. Only the holder of a slot takes a ticket, which names its ring entry; between ticket and
-//! publication there is no wait on the controller and no return. That entry is always free: there are
-//! fewer slots than entries, so among the tickets of one pass two had the same slot, the earlier of
-//! them has completed, and the controller fetches in order (docs/memory-model.md has the proof, loom
-//! checks it). A slow or lost command costs its slot, never the ring.
+//! Command slots and ring entries are separate. A thread claims a slot or gets none: it never waits while it
+//! holds a slot. Only the holder of a slot takes a ticket, which names its ring entry; between ticket and
+//! publication it neither waits for the controller nor returns. That entry is always free: there are fewer
+//! slots than entries, so among the tickets of one pass two had the same slot, the earlier of them has
+//! completed, and the controller fetches in order (docs/memory-model.md has the proof, loom checks it). A
+//! slow or lost command costs its slot, never the ring.
 //!
-//! Invariant: each command ends once, in the result cell that it named. The holder of the ring lock
-//! rings for all commands published so far; the holder of the drain lock reads completions for all.
+//! Invariant: each command ends once, in the result cell that it named. The holder of the ring lock rings for
+//! all commands published so far; the holder of the drain lock reads completions for all.
 
 mod drain;
 mod ring;
@@ -26,28 +26,29 @@ use crate::spec::{Cid, Sqe, Status};
 use crate::sync::{AtomicU64, Order, Scope, fence};
 pub use wait::Need;
 
-// A result cell: the CID of its command above this bit, and dword 0 below it.
+// Layout of a result cell: the CID of its command above this bit, and dword 0 below it.
 const CID_SHIFT: u32 = 32;
-/// Completed: the status is above this bit, as in the completion, whose phase tag is here.
+/// The phase tag's bit, set in a cell once its command completed; the status is above it, as in the
+/// completion.
 const DONE: u64 = 1 << 48;
-/// Unless completed: the command is in flight, it was aborted, that was by the queue's deletion.
+/// Bits of a cell without `DONE`: in flight; aborted; aborted by the queue's deletion.
 const PENDING: u64 = 1 << 63;
 const ABORTED: u64 = 1 << 62;
 const DELETED: u64 = 1 << 61;
-/// Either says that the command has ended.
+/// Either bit means that the command has ended.
 const ENDED: u64 = DONE | ABORTED;
 
-/// Result cells: one for each token that may be out at a time, in memory that every user can reach.
+/// Result cells, in memory that every user can reach: one for each token that may be outstanding.
 ///
-/// A cell belongs to a command from submission until its end is seen; its index is the command's tag. Who
-/// places commands gives each in flight a cell of its own. A cell that is in use is found when its command was
-/// placed before ([`SubmitError::CellBusy`]), not when two commands are placed with it at the same moment: then
-/// both are in flight, a token still sees the end of no command but its own, and one of the two may see none.
+/// A cell belongs to a command from submission until its end is seen; its index is the command's tag. The
+/// submitter chooses a cell that no command in flight uses. A cell of an earlier command is detected
+/// ([`SubmitError::CellBusy`]); two commands placed with one cell at the same moment are not. Then both are
+/// in flight, a token still sees the end of no command but its own, and one of the two may never see its end.
 #[derive(Clone, Copy, Debug)]
 pub struct Cells<'a>(&'a [AtomicU64]);
 
 impl<'a> Cells<'a> {
-    /// Cells over `words`, zeroed before their first use.
+    /// Makes cells over `words`, zeroed before their first use.
     pub fn new(words: &'a [AtomicU64]) -> Self {
         Self(words)
     }
@@ -64,7 +65,7 @@ impl<'a> Cells<'a> {
         }
     }
 
-    /// As `set` when `when` holds; without a branch, unless there are no cells.
+    /// Does `set` if `when` is true; without a branch, unless there are no cells.
     #[inline(always)]
     fn set_if(&self, when: bool, index: u32, value: u64) {
         let inside = index < self.0.len() as u32;
@@ -74,7 +75,7 @@ impl<'a> Cells<'a> {
     }
 }
 
-/// A command in flight. Dropping it leaks the command's cell and buffer until the queue is recovered.
+/// A command in flight. A dropped token leaks the command's cell and buffer until the queue is recovered.
 #[derive(Debug)]
 #[must_use = "wait for the command: until it ends its buffer belongs to the controller"]
 pub struct Token {
@@ -84,7 +85,7 @@ pub struct Token {
 }
 
 impl Token {
-    /// The token of a command that was submitted elsewhere, from [`words`](Self::words).
+    /// Makes the token of a command that was submitted elsewhere, from its [`words`](Self::words).
     pub const fn from_words([cell, ticket, cid]: [u32; 3]) -> Self {
         Self {
             cell,
@@ -93,35 +94,43 @@ impl Token {
         }
     }
 
-    /// The token as words, to be kept where Rust values cannot be.
+    /// Returns the token as words, to be kept where Rust values cannot be.
     pub const fn words(self) -> [u32; 3] {
         [self.cell, self.ticket, self.cid.0 as u32]
     }
 
-    /// The command's identifier, for messages.
+    /// Returns the command's identifier, for messages.
     pub const fn cid(&self) -> Cid {
         self.cid
     }
 
-    /// The result cell.
+    /// Returns the index of the result cell.
     pub const fn cell(&self) -> u32 {
         self.cell
     }
 }
 
-/// What an attempt to drain did.
+/// The result of an attempt to drain.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Drained {
-    /// Another group is draining.
+    /// Another group is draining at this moment.
     Busy,
-    /// So many completions were taken.
+    /// This number of completions was taken.
     Took(u32),
 }
 
-/// No slot: one past the largest.
+/// The number that stands for no slot: one past the largest.
 const NO_SLOT: u32 = MAX_IN_FLIGHT;
 
-/// A queue that any threads share. Every thread makes its own view of the words: that is cheap.
+/// A queue pair that any threads share. Every thread makes its own view of the words, which is cheap.
+///
+/// The order of calls, for each command: [`submit`](Self::submit), then [`wait`](Self::wait) with the token;
+/// or [`run`](Self::run), which is both in one loop. Without a wait: [`place`](Self::place),
+/// [`ring`](Self::ring), and later [`drain`](Self::drain) and [`poll`](Self::poll).
+///
+/// Threads that have no command help with [`help_out`](Self::help_out), or take part in
+/// [`submit_if`](Self::submit_if) and [`wait_together`](Self::wait_together) so that their warp stays
+/// converged. The host, after a reset, calls [`recover`](Self::recover).
 #[derive(Debug)]
 pub struct SharedQueue<'a> {
     memory: QueueMemory<'a>,
@@ -130,8 +139,8 @@ pub struct SharedQueue<'a> {
 }
 
 impl<'a> SharedQueue<'a> {
-    /// A queue over memory and state that belong together, as
-    /// [`QueueWords::attach`](crate::handoff::QueueWords::attach) gives them.
+    /// Makes a view of a queue over memory and state that belong together, as
+    /// [`QueueWords::attach`](crate::handoff::QueueWords::attach) returns them.
     #[inline(always)]
     pub fn new(memory: QueueMemory<'a>, state: QueueState<'a>, cells: Cells<'a>) -> Self {
         Self {
@@ -141,26 +150,26 @@ impl<'a> SharedQueue<'a> {
         }
     }
 
-    /// The queue's state, for counts.
+    /// Returns the queue's state, for counts.
     pub fn state(&self) -> &QueueState<'a> {
         &self.state
     }
 
     /// Places one command for each member of `group`; the next call that rings or helps rings for it.
     ///
-    /// Never waits. When slots run out, members of higher rank get [`SubmitError::QueueFull`].
+    /// Never waits. If there are too few slots, members of higher rank get [`SubmitError::QueueFull`].
     ///
     /// # Errors
-    /// [`SubmitError::CellBusy`], [`SubmitError::Map`], [`SubmitError::QueueFull`] (drain, then retry)
-    /// and [`SubmitError::Refused`]; nothing is in flight then.
+    /// [`SubmitError::CellBusy`], [`SubmitError::Map`], [`SubmitError::QueueFull`] (drain, then retry) and
+    /// [`SubmitError::Refused`]; the member's command is not in flight then.
     #[inline(always)]
     pub fn place<G: Group>(&self, group: &G, command: Command<'_>) -> Result<Token, SubmitError> {
         let (token, why) = self.place_some(group, true, || command);
         why.map_or(Ok(token), Err)
     }
 
-    /// As [`place`](Self::place), for the members that want to. The token means nothing where there is
-    /// a reason against it.
+    /// Places commands as [`place`](Self::place) does, for the members with `wants`. With an error the token
+    /// is meaningless.
     #[inline(always)]
     fn place_some<'d, G: Group>(
         &self,
@@ -169,7 +178,7 @@ impl<'a> SharedQueue<'a> {
         command: impl Fn() -> Command<'d>,
     ) -> (Token, Option<SubmitError>) {
         let command = command();
-        // Issued together: their latencies overlap.
+        // These loads and the claim do not depend on each other, so their latencies overlap.
         let fault = self.state.fault_code();
         let cell = self.cells.get(command.tag);
         let cell = cell.map_or(PENDING, |cell| cell.load(Order::Relaxed, Scope::Gpu));
@@ -195,8 +204,11 @@ impl<'a> SharedQueue<'a> {
         (self.publish(group, why.is_none(), slot, sqe, goal), why)
     }
 
-    /// Claims a slot for each member that wants one, in the order of ranks; [`NO_SLOT`] for those left
-    /// over. `hint` spreads groups over the words: a group that comes back looks first where it was before.
+    /// Claims a slot for each member with `wants`, in the order of ranks; [`NO_SLOT`] for the remaining
+    /// members.
+    ///
+    /// `hint` spreads groups over the words of free bits: a group that submits again tries the word that it
+    /// used before.
     #[inline(always)]
     fn claim<G: Group>(&self, group: &G, wants: bool, hint: u32) -> u32 {
         let words = self.state.free_words();
@@ -209,7 +221,7 @@ impl<'a> SharedQueue<'a> {
         let mut mine = NO_SLOT;
         let mut given = 0;
         let mut turn = 0;
-        // Each word is looked at once: the one at home without a look before.
+        // Each word is tried once; the first word, the group's usual one, without a load before the claim.
         while given < need && turn < words {
             let mut word = home + turn;
             if word >= words {
@@ -229,28 +241,29 @@ impl<'a> SharedQueue<'a> {
                 turn += self.skip_empty(group, home, turn);
             }
         }
-        // The leader's acquire reaches the members here, before they touch their slots.
+        // The leader's acquire is passed on to the members by this barrier, before they touch their slots.
         group.sync();
         mine
     }
 
-    /// Up to `need` free bits of a word, now ours.
+    /// Claims up to `need` free bits of a word and returns them.
     #[inline(always)]
     fn claim_bits(&self, word: u32, need: u32, hint: u32, blind: bool) -> u32 {
         let free = self.state.free_bits(word);
-        // A guess of one bit is mostly right, and saves the look.
+        // A guess of one bit is right most of the time, and saves the load.
         let mut want = match (need, blind) {
             (32.., _) => u32::MAX,
             (1, true) => 1 << (hint % 32),
             _ => lowest(free.load(Order::Relaxed, Scope::Gpu), need),
         };
-        // Two tries: the first one returns what is free.
+        // Two attempts: a failed first one returns the bits that are free, from which the second one chooses.
         let mut got = 0;
         for _ in 0..2 {
             if want == 0 {
                 break;
             }
-            // Acquire: pairs with the release of the slot when its command's end was delivered.
+            // Acquire: pairs with the release of the slot after its command's result was delivered; the
+            // slot's word and lists may be reused only after that.
             let was = free.fetch_and(!want, Order::Acquire, Scope::Gpu);
             got = was & want;
             if got != 0 {
@@ -261,7 +274,7 @@ impl<'a> SharedQueue<'a> {
         got
     }
 
-    /// How many words from `home + turn` on are empty, as far as one look by every member reaches.
+    /// Counts the empty words from `home + turn` on, one load by each member.
     #[inline(always)]
     fn skip_empty<G: Group>(&self, group: &G, home: u32, turn: u32) -> u32 {
         let words = self.state.free_words();
@@ -277,14 +290,15 @@ impl<'a> SharedQueue<'a> {
 
     #[inline(always)]
     fn free(&self, slot: u32) {
-        // Release: pairs with the claim of the slot; its word and lists are not touched after this.
+        // Release: pairs with the acquire of the next claim of the slot; its word and lists are not touched
+        // after this.
         self.state
             .free_bits(slot / 32)
             .fetch_or(1 << (slot % 32), Order::Release, Scope::Gpu);
     }
 
-    /// Publishes the commands of claimed slots, for the next doorbell: tickets, entries, sequence numbers. The
-    /// token of a member that is not `ready` means nothing.
+    /// Publishes the commands of claimed slots for the next doorbell: takes tickets, writes entries, stores
+    /// sequence numbers. The token of a member that is not `ready` is meaningless.
     #[inline(always)]
     fn publish<G: Group>(
         &self,
@@ -325,7 +339,9 @@ impl<'a> SharedQueue<'a> {
             sqe = sqe.with_cid(token.cid);
         }
         write_entries(group, &self.memory.sq, index, sqe);
-        // Members may have written words of this one's entry: the fence covers what happened before sync.
+        // Other members may have written words of this member's entry. The barrier orders those stores before
+        // this member's fence, which therefore covers them; a sequence number without that would publish a
+        // half-written entry.
         group.sync();
         // Release: pairs with the acquire of the sequence number by the holder of the ring lock.
         fence(Order::Release, Scope::Gpu);
@@ -338,16 +354,15 @@ impl<'a> SharedQueue<'a> {
         token
     }
 
-    /// Returns once it is known that the controller has fetched the entries in whose place those before
-    /// `end` are written.
+    /// Returns once the ring entries of the tickets before `end` are known to be free.
     ///
-    /// It has fetched them: fewer than `entries` commands hold slots, those before `end` that hold none have
-    /// completed, and entries are fetched in order. Spins only until completions that another group has
-    /// read already are counted; never on the controller.
+    /// The controller has fetched them: fewer than `entries` commands hold slots, the commands before `end`
+    /// that hold none have completed, and entries are fetched in order. The loop spins only until completions
+    /// that another group has read already are counted; it never waits for the controller.
     #[inline(always)]
     fn wait_until_entry_reusable(&self, end: u32) {
         let past = end.wrapping_sub(self.state.mask() + 1);
-        // Acquire: pairs with the release of all who counted.
+        // Acquire: pairs with the release of every group that counted completions.
         while (self
             .state
             .read()
@@ -359,29 +374,30 @@ impl<'a> SharedQueue<'a> {
         }
     }
 
-    /// The end of the command, if it has been drained: how it ended and dword 0 of its completion (0
-    /// unless the command asked for it).
+    /// Returns the outcome of the command and dword 0 of its completion (0 unless the command wants it), or
+    /// `None` until its completion has been drained.
     #[inline(always)]
     pub fn poll(&self, token: &Token) -> Option<(Outcome, u32)> {
         let value = self.result(token);
         (value != 0).then(|| ended(value))
     }
 
-    /// The cell's value once the token's own command has ended, else 0.
+    /// Returns the cell's value once the token's own command has ended, else 0.
     #[inline(always)]
     fn result(&self, token: &Token) -> u64 {
         self.cells.get(token.cell).map_or(0, |cell| {
             let value = cell.load(Order::Relaxed, Scope::Gpu);
             match (value & ENDED != 0) & ((value >> CID_SHIFT) as u16 == token.cid.0) {
                 false => 0,
-                // Acquire: pairs with the release fence of the thread that delivered; the command's data is visible.
-                // Only now: on a GPU it empties the cache of the waiting thread.
+                // Acquire: pairs with the release fence of the thread that delivered the result; the
+                // command's data is visible after it. Relaxed before this point, because on a GPU an acquire
+                // empties the cache of the waiting thread, which is too costly for each poll.
                 true => cell.load(Order::Acquire, Scope::Gpu),
             }
         })
     }
 
-    /// Whether a command with this result cell is in flight, for tests of those who use the queue.
+    /// True if a command with this result cell is in flight; for tests of the queue's users.
     pub fn is_under_way(&self, cell: u32) -> bool {
         let cell = self.cells.get(cell);
         cell.is_some_and(|cell| {
@@ -389,13 +405,13 @@ impl<'a> SharedQueue<'a> {
         })
     }
 
-    /// Ends every command in flight as aborted and empties the queue for the controller to create
-    /// again; `None` when the proof does not cover this queue. Returns how many there were.
+    /// Ends every command in flight as aborted and empties the queue for the controller to create again.
+    /// Returns the number of those commands; `None` when the proof does not cover this queue.
     ///
-    /// A command whose completion was read, but not delivered because the kernel died in between,
-    /// ends as aborted too.
+    /// A command whose completion was read, but not delivered because the kernel died in between, ends as
+    /// aborted, too.
     ///
-    /// For the host, while no kernel uses the queue.
+    /// Only for the host, while no kernel uses the queue.
     pub fn recover(&self, proof: &Quiesced<'_>) -> Option<u32> {
         self.state.is_covered(proof).then(|| {
             let mut ended = 0;
@@ -418,13 +434,13 @@ impl<'a> SharedQueue<'a> {
         })
     }
 
-    /// The fault that refused the queue, if any.
+    /// Returns the fault that made the queue refuse commands, if any.
     pub fn fault(&self) -> Option<ControllerFault> {
         self.state.fault()
     }
 }
 
-/// What a cell's value says of a command that has ended.
+/// Decodes a cell's value after the command has ended.
 #[inline(always)]
 fn ended(value: u64) -> (Outcome, u32) {
     let outcome = match (value & DONE, value & DELETED) {
@@ -435,14 +451,14 @@ fn ended(value: u64) -> (Outcome, u32) {
     (outcome, value as u32)
 }
 
-/// A number below `count` that differs between neighbouring values of `hint`.
+/// Returns a number below `count` that differs between neighbouring values of `hint`.
 #[inline(always)]
 fn spread(hint: u32, count: u32) -> u32 {
     let mixed = hint.wrapping_mul(0x9E37_79B9);
     ((u64::from(mixed) * u64::from(count)) >> 32) as u32
 }
 
-/// The `count` lowest bits that are set in `word`.
+/// Returns the `count` lowest bits that are set in `word`.
 #[inline(always)]
 fn lowest(word: u32, count: u32) -> u32 {
     if count >= word.count_ones() {
@@ -455,7 +471,7 @@ fn lowest(word: u32, count: u32) -> u32 {
     word & !rest
 }
 
-/// The index of the bit that is set in `word` after `rank` others.
+/// Returns the index of the set bit of `word` that has `rank` set bits below it.
 #[inline(always)]
 fn nth(word: u32, rank: u32) -> u32 {
     if word == u32::MAX {

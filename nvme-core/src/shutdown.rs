@@ -1,16 +1,16 @@
-//! Shutdown: the controller saves its state and lets go of memory. A state machine without IO.
+//! Shutdown: the controller writes its caches back and stops using memory. A state machine without IO.
 //!
-//! For a normal shutdown the caller first ends its commands, deletes the I/O queues and takes the
-//! host memory buffer back.
+//! The caller makes [`Shutdown`] and calls [`step`](Shutdown::step) until it returns [`Step::Done`]. Before a
+//! normal shutdown it ends its commands, deletes the I/O queues and disables the host memory buffer.
 //!
-//! CC.EN is cleared while CSTS.RDY is 1 and not before: "clearing this field to '0' when CSTS.RDY is '0' has
-//! undefined results". A controller that was enabled and is not ready yet is waited for.
+//! CC.EN is cleared only while CSTS.RDY is 1: "clearing this field to '0' when CSTS.RDY is '0' has undefined
+//! results". For a controller that was enabled and is not ready yet, the machine waits until it is.
 //!
-//! Whatever the registers say, the machine ends: the times for RDY to rise, for the shutdown, and for RDY to
+//! Whatever the registers read, the machine ends: the times for RDY to rise, for the shutdown, and for RDY to
 //! fall each bound one wait, and none of these waits begins twice.
 //!
 //! A controller that reports a fatal error (CSTS.CFS) processes no shutdown: it is reset instead, and
-//! [`Shutdown::was_fatal`] says so.
+//! [`Shutdown::was_fatal`] returns true.
 //!
 //! NVMe Base 2.0c, 3.6 (Shutdown Processing), "Offset 14h: CC" (EN), "Offset 1Ch: CSTS" (RDY, CFS).
 
@@ -22,33 +22,34 @@ use crate::spec::register::{ALL_ONES, Cap, Cc, Csts, offset};
 
 const NS_PER_MS: u64 = 1_000_000;
 const POLL_NS: u64 = 100_000;
-/// Given to a controller that does not tell its RTD3 entry latency.
+/// Limit for a controller that reports no RTD3 entry latency, in milliseconds.
 const DEFAULT_MS: u32 = 10_000;
-/// The least that CSTS.RDY is given to follow CC.EN, whatever CAP.TO says.
+/// Least time for CSTS.RDY to follow CC.EN, whatever CAP.TO says, in milliseconds.
 const LEAST_READY_MS: u32 = 500;
 
-/// How to shut down.
+/// The kind of a shutdown.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     /// The controller finishes its work and writes its caches back.
     Normal,
-    /// Power is about to fail: the controller saves what it can, fast.
+    /// Power is about to fail: the controller saves as much as it can, quickly.
     Abrupt,
 }
 
-/// What the machine wants next.
+/// The machine's next request to its caller.
 #[derive(Debug)]
 pub enum Step<'r> {
     /// Call again at `until_ns` or before.
     Wait {
-        /// On the caller's clock.
+        /// Time on the caller's clock, in nanoseconds.
         until_ns: u64,
     },
     /// The controller is shut down and disabled: all memory is free.
     Done(Quiesced<'r>),
 }
 
-/// In their order: none is entered twice, so that their deadlines together bound the whole shutdown.
+/// The phases in their order: none is entered twice, so that their deadlines together bound the whole
+/// shutdown.
 #[derive(Clone, Copy, Debug)]
 enum Phase {
     Start,
@@ -57,7 +58,7 @@ enum Phase {
     WaitDisabled { deadline_ns: u64 },
 }
 
-/// The machine: call [`step`](Self::step) until it says [`Step::Done`].
+/// The machine: call [`step`](Self::step) until it returns [`Step::Done`].
 #[derive(Debug)]
 pub struct Shutdown {
     kind: Kind,
@@ -69,7 +70,8 @@ pub struct Shutdown {
 }
 
 impl Shutdown {
-    /// `timeout_ms` is [`Info::shutdown_timeout_ms`](crate::bringup::Info::shutdown_timeout_ms); 0 is 10 s.
+    /// Prepares a shutdown. `timeout_ms` is
+    /// [`Info::shutdown_timeout_ms`](crate::bringup::Info::shutdown_timeout_ms); 0 means 10 s.
     pub fn new(kind: Kind, timeout_ms: u32) -> Self {
         let timeout_ms = if timeout_ms == 0 {
             DEFAULT_MS
@@ -85,13 +87,13 @@ impl Shutdown {
         }
     }
 
-    /// Whether the controller reported a fatal error (CSTS.CFS) and was reset in place of a shutdown: what it
-    /// had not written to its medium may be lost.
+    /// True if the controller reported a fatal error (CSTS.CFS) and was reset instead of shut down: data that
+    /// it had not written to its medium may be lost.
     pub fn was_fatal(&self) -> bool {
         self.fatal
     }
 
-    /// Does what can be done now and says what comes next.
+    /// Does what can be done now and returns what the caller has to do next.
     ///
     /// # Errors
     /// [`BringupError::OtherController`] when the registers are not those of the first step;
@@ -158,7 +160,8 @@ impl Shutdown {
                         }
                         return Ok(wait);
                     }
-                    // Shutdown alone does not promise that memory is no longer touched; RDY = 0 does.
+                    // A completed shutdown does not promise that memory is no longer touched; only RDY = 0
+                    // does, so a proof may not be made before.
                     self.phase = disable(registers, now_ns);
                 }
                 Phase::WaitDisabled { deadline_ns } => {
@@ -175,7 +178,7 @@ impl Shutdown {
         }
     }
 
-    /// Resets a controller with a fatal error: it would not answer a shutdown.
+    /// Resets a controller with a fatal error, which would not answer a shutdown.
     fn give_up(&mut self, registers: &dyn Registers, now_ns: u64) -> Phase {
         self.fatal = true;
         disable(registers, now_ns)
@@ -186,7 +189,7 @@ fn after(now_ns: u64, ms: u32) -> u64 {
     now_ns.saturating_add(u64::from(ms) * NS_PER_MS)
 }
 
-/// How long CSTS.RDY may take to follow CC.EN.
+/// Returns the time that CSTS.RDY may take to follow CC.EN, in milliseconds.
 fn ready_ms(registers: &dyn Registers) -> u32 {
     let cap = Cap(registers.read64(offset::CAP));
     ready_timeout_ms(cap, registers).max(LEAST_READY_MS)

@@ -1,9 +1,9 @@
-//! The submission queue: `push`, `ring`, and what a completion says of it.
+//! The submission queue: `push`, `ring`, and the checks of a completion against it.
 //!
-//! Invariant: fewer commands than the ring has entries are pushed and not ended, so the tail never
-//! catches up with the controller's head. SQHD is not needed for that. Of the entries behind the tail
-//! as many as the ring has, one belongs to a command that has ended; the controller fetches in order,
-//! so it has fetched that entry and all before it.
+//! Invariant: fewer commands than the ring has entries are pushed and not ended, so the tail never catches up
+//! with the controller's head. SQHD is not needed for that: among as many entries behind the tail as the ring
+//! has, at least one belongs to a command that has ended; the controller fetches in order, so it has fetched
+//! that entry and all before it.
 //!
 //! NVMe Base 2.0c, "Queue Size", "Full Queue" and "Command fetching": commands are fetched in order.
 
@@ -16,14 +16,14 @@ pub struct SubmissionQueue<'a> {
     ring: SqRing<'a>,
     doorbell: Doorbell<'a>,
     tail: u32,
-    /// Entries pushed since the start, and of them those that the doorbell has published.
+    /// Entries pushed since the start; of those, the ones that the doorbell has published.
     pushed: u64,
     rung: u64,
     in_flight: u32,
 }
 
 impl<'a> SubmissionQueue<'a> {
-    /// An empty queue over `ring`.
+    /// Makes an empty queue over `ring`.
     pub fn new(ring: SqRing<'a>, doorbell: Doorbell<'a>) -> Self {
         Self {
             ring,
@@ -35,30 +35,31 @@ impl<'a> SubmissionQueue<'a> {
         }
     }
 
-    /// Entries of the ring; one always stays empty.
+    /// Returns the number of entries of the ring; one always stays empty.
     #[inline]
     pub fn entries(&self) -> u32 {
         self.ring.entries()
     }
 
-    /// Where the controller finds the ring.
+    /// Returns the I/O address of the ring.
     pub fn iova(&self) -> Iova {
         self.ring.iova()
     }
 
-    /// Entries that can be pushed now.
+    /// Returns the number of entries that can be pushed now.
     #[inline]
     pub fn free(&self) -> u32 {
         self.entries() - 1 - self.in_flight
     }
 
-    /// Entries pushed since the start: the number of the next one.
+    /// Returns the number of entries pushed since the start, which is the number of the next one.
     #[inline]
     pub fn pushed(&self) -> u64 {
         self.pushed
     }
 
-    /// Places an entry at the tail; the controller sees it after [`ring`](Self::ring). `false` when full.
+    /// Places an entry at the tail; the controller sees it after [`ring`](Self::ring). Returns false when the
+    /// queue is full.
     #[inline]
     pub fn push(&mut self, sqe: Sqe) -> bool {
         if self.free() == 0 {
@@ -74,7 +75,8 @@ impl<'a> SubmissionQueue<'a> {
         true
     }
 
-    /// Publishes everything pushed since the last ring with one doorbell store; none if nothing was.
+    /// Publishes the entries pushed since the last ring with one doorbell store; does nothing if there are
+    /// none.
     #[inline]
     pub fn ring(&mut self) {
         if self.rung != self.pushed {
@@ -83,31 +85,33 @@ impl<'a> SubmissionQueue<'a> {
         }
     }
 
-    /// Whether the controller can have fetched entry `number`: it was published.
+    /// True if the controller can have fetched entry `number`: it was published.
     #[inline]
     pub fn is_published(&self, number: u64) -> bool {
         number < self.rung
     }
 
-    /// Whether the completion of entry `number` can report `sqhd`: a head after that entry, up to what is
-    /// published. It may be older than one reported before, since it is the head when the controller made
-    /// the completion, not when it posted it (NVMe Base 2.0c, "SQ Head Pointer").
+    /// True if the completion of entry `number` can report `sqhd`: a head after that entry, up to the
+    /// published tail.
+    ///
+    /// It may be older than one reported before, since it is the head when the controller made the
+    /// completion, not when it posted it (NVMe Base 2.0c, "SQ Head Pointer").
     #[inline]
     pub fn is_head_of(&self, number: u64, sqhd: u16) -> bool {
         let (sqhd, entries) = (u32::from(sqhd), self.entries());
-        // The unpublished entries are in flight: fewer than the ring has.
+        // The unpublished entries are in flight, so there are fewer of them than the ring has.
         let unrung = (self.pushed - self.rung) as u32;
         let behind = (self.tail + 2 * entries).wrapping_sub(unrung + sqhd) % entries;
         sqhd < entries && u64::from(behind) < self.rung.saturating_sub(number)
     }
 
-    /// One of the commands pushed has ended.
+    /// Counts the end of one pushed command.
     #[inline]
     pub fn end_one(&mut self) {
         self.in_flight = self.in_flight.saturating_sub(1);
     }
 
-    /// Empty again, as after Create I/O Submission Queue.
+    /// Empties the queue, as after Create I/O Submission Queue.
     pub fn restart(&mut self) {
         (self.tail, self.pushed, self.rung, self.in_flight) = (0, 0, 0, 0);
     }

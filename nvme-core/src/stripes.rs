@@ -1,35 +1,36 @@
-//! Stripes: several members as one range of bytes. The host and kernels work out by the same lines where a byte lies.
+//! Striping: several members as one range of bytes. The host and kernels find a byte's location by the same
+//! code.
 
-/// How bytes are spread: a stripe of the first member, then of the second, and so on.
+/// The layout of a striped range: a stripe of the first member, then of the second, and so on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Stripes {
     size: Size,
     members: u32,
 }
 
-/// Bytes of a stripe.
+/// The size of a stripe.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Size {
     Bytes(u64),
-    /// As many as 1 shifted left by this; numbers of stripes have 32 bits.
+    /// `1 << shift` bytes; stripe numbers have 32 bits.
     Shifted(u32),
 }
 
-/// Where a byte lies.
+/// The location of a byte.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Spot {
-    /// The number of the stripe, counted over all members.
+    /// Number of the stripe, counted over all members.
     pub stripe: u64,
-    /// The member that has it.
+    /// Member that holds it.
     pub member: u32,
-    /// The byte's place in the member.
+    /// Offset of the byte in the member.
     pub offset: u64,
-    /// Bytes from it to the end of the stripe.
+    /// Number of bytes from it to the end of the stripe.
     pub room: u64,
 }
 
 impl Stripes {
-    /// `None` for no members, or stripes of no bytes.
+    /// Makes a layout; `None` for no members, or stripes of no bytes.
     pub const fn new(stripe_bytes: u64, members: u32) -> Option<Self> {
         if stripe_bytes == 0 || members == 0 {
             return None;
@@ -40,8 +41,8 @@ impl Stripes {
         })
     }
 
-    /// Stripes of `1 << shift` bytes, fewer than 2^32 of them: found without a division of 64 bits, which takes a GPU
-    /// long. `None` for no members, or a shift of 64 and more.
+    /// Makes a layout with stripes of `1 << shift` bytes, fewer than 2^32 of them, which needs no 64-bit
+    /// division: that takes a GPU long. `None` for no members, or a shift of 64 or more.
     #[inline(always)]
     pub const fn shifted(shift: u32, members: u32) -> Option<Self> {
         if shift >= u64::BITS || members == 0 {
@@ -53,17 +54,18 @@ impl Stripes {
         })
     }
 
-    /// Where byte `at` lies.
+    /// Returns the location of byte `at`.
     #[inline(always)]
     pub const fn spot(&self, at: u64) -> Spot {
-        // No divisor is 0.
+        // `new` and `shifted` refuse 0, so no divisor below is 0; the checked forms only keep the panic paths
+        // out of kernels.
         match self.size {
             Size::Bytes(bytes) => {
                 let (stripe, within) = divided(at, bytes);
                 let (row, member) = divided(stripe, self.members as u64);
                 Spot {
                     stripe,
-                    // Below the number of members.
+                    // The remainder is below the number of members, which has 32 bits.
                     member: member as u32,
                     offset: row.wrapping_mul(bytes).wrapping_add(within),
                     room: bytes - within,

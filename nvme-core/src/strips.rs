@@ -1,16 +1,21 @@
-//! Strips of something long that pass through a few stages of memory: some groups of threads fill them in parts, others
-//! use them.
+//! A pipeline of strips (K-slices of a matrix) through a few stages of memory: some groups of threads fill
+//! the strips in parts, others use them.
 //!
-//! Strip `s` passes through stage `s` modulo the number of stages. Each strip has a count of the parts that are in its
-//! stage, and of the uses that have ended; counts are never taken back, so that no strip is taken for another one. A use
-//! that is given up does not count: its stage is not filled again.
+//! The order of calls. A filler: [`may_fill`](Strips::may_fill) until it returns [`Ready::Now`]; write the
+//! part; [`fill`](Strips::fill); at its end [`end_filling`](Strips::end_filling). A user:
+//! [`may_use`](Strips::may_use) until `Now`; read; [`end_use`](Strips::end_use). Either side calls
+//! [`give_up`](Strips::give_up) to abort.
 //!
-//! Invariant: while a strip is used nothing writes to its stage, and what is used was written whole. Loom checks it
-//! with one group that fills and one that uses (`tests/tests/loom/strips.rs`).
+//! Strip `s` passes through stage `s` modulo the number of stages. Each strip has a count of the parts in its
+//! stage, and of the uses that have ended; counts are never reset, so that no strip is taken for another one.
+//! An abandoned use does not count: its stage is not filled again.
+//!
+//! Invariant: while a strip is used nothing writes to its stage, and a used strip was written whole. Loom
+//! checks it with one group that fills and one that uses (`tests/tests/loom/strips.rs`).
 
 use crate::sync::{AtomicU32, Order, Scope};
 
-/// The words of the strips of one launch, in memory of the GPU, zeroed before.
+/// The words of the strips of one launch, in GPU memory, zeroed before.
 #[derive(Clone, Copy, Debug)]
 pub struct Strips<'a> {
     gave_up: &'a AtomicU32,
@@ -20,24 +25,24 @@ pub struct Strips<'a> {
     stages: u32,
 }
 
-/// Whether to go on.
+/// The answer to a group that wants to fill or to use a strip.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ready {
-    /// Yes.
+    /// The group may proceed.
     Now,
-    /// Look again.
+    /// The group has to ask again.
     NotYet,
-    /// Someone gave up, and said why: what is not there will not come.
+    /// The producer, or a user, aborted with this code; missing strips will never be published.
     Never(u32),
 }
 
-/// How many words [`Strips::new`] takes for `strips` strips.
+/// Returns the number of words that [`Strips::new`] takes for `strips` strips.
 pub const fn words(strips: u32) -> usize {
     2 + 2 * strips as usize
 }
 
 impl<'a> Strips<'a> {
-    /// None for no stage, and where the words are not those of `strips` strips.
+    /// Makes a view; `None` for no stage, or if the number of words does not match `strips` strips.
     #[inline(always)]
     pub fn new(all: &'a [AtomicU32], strips: u32, stages: u32) -> Option<Self> {
         if all.len() != words(strips) || stages == 0 {
@@ -55,56 +60,58 @@ impl<'a> Strips<'a> {
         })
     }
 
-    /// Whether a part of `strip` may be written to its stage, of whose last strip there are `uses` uses.
+    /// Tests if a part of `strip` may be written to its stage; the strip that used the stage before has
+    /// `uses` uses.
     #[inline(always)]
     pub fn may_fill(&self, strip: u32, uses: u32) -> Ready {
         let Some(before) = strip.checked_sub(self.stages) else {
             return Ready::Now;
         };
-        // Acquire: pairs with the release of `end_use`; writes come after all reads of those who used the stage.
+        // Acquire: pairs with the release of `end_use`; the writes come after all reads by earlier users of
+        // the stage.
         self.ready(self.used.get(before as usize), uses)
     }
 
-    /// A part of `strip` is in its stage. Threads that wrote it met the calling one.
+    /// Counts a part of `strip` as written. The threads that wrote it have met the calling one at a barrier.
     #[inline(always)]
     pub fn fill(&self, strip: u32) {
         if let Some(filled) = self.filled.get(strip as usize) {
-            // Release: who sees the count sees the part.
+            // Release: a group that sees the count sees the part.
             filled.fetch_add(1, Order::Release, Scope::Gpu);
         }
     }
 
-    /// Whether `strip`, of so many parts, may be used.
+    /// Tests if `strip`, which has `parts` parts, may be used.
     #[inline(always)]
     pub fn may_use(&self, strip: u32, parts: u32) -> Ready {
         // Acquire: pairs with the release of `fill`.
         self.ready(self.filled.get(strip as usize), parts)
     }
 
-    /// A use of `strip` has ended. Threads that used it met the calling one.
+    /// Counts a use of `strip` as ended. The threads that used it have met the calling one at a barrier.
     #[inline(always)]
     pub fn end_use(&self, strip: u32) {
         if let Some(used) = self.used.get(strip as usize) {
-            // Release: who sees the count writes after what was read before.
+            // Release: a group that sees the count writes only after these reads.
             used.fetch_add(1, Order::Release, Scope::Gpu);
         }
     }
 
-    /// One of `groups` groups fills no more; after the last one, what is not there will not come, because of `why`, which
-    /// is not 0. Threads that filled met the calling one.
+    /// Ends the filling by one of `groups` groups. After the last one missing strips are never published;
+    /// users get `why`, which is not 0. The threads that filled have met the calling one at a barrier.
     #[inline(always)]
     pub fn end_filling(&self, groups: u32, why: u32) {
-        // Release: what this group has filled; acquire: what those before it have.
+        // Release: the parts that this group has filled. Acquire: those of the groups that ended before.
         if self.ended.fetch_add(1, Order::AcqRel, Scope::Gpu) + 1 == groups {
             self.give_up(why);
         }
     }
 
-    /// What is not there is waited for no more, because of `why`, which is not 0. Strips that are there are used; no stage
-    /// is filled again whose use did not end.
+    /// Aborts with the code `why`, which is not 0: nobody waits for missing strips any longer. Strips that
+    /// were published can still be used; a stage with an unfinished use is not filled again.
     #[inline(always)]
     pub fn give_up(&self, why: u32) {
-        // Release: who sees it sees all that was filled before.
+        // Release: a group that sees the code sees all parts filled before.
         self.gave_up.store(why, Order::Release, Scope::Gpu);
     }
 
@@ -113,7 +120,9 @@ impl<'a> Strips<'a> {
         let Some(count) = count else {
             return Ready::Never(u32::MAX);
         };
-        // First, and acquire, which pairs with `give_up`: what was filled before is counted below.
+        // Loaded first, with acquire, which pairs with the release of `give_up`: parts filled before the
+        // abort are then counted below. In the other order a strip could be complete and still be reported as
+        // missing.
         let why = self.gave_up.load(Order::Acquire, Scope::Gpu);
         match count.load(Order::Acquire, Scope::Gpu) >= whole {
             true => Ready::Now,

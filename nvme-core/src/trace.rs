@@ -1,8 +1,8 @@
-//! What happened, as typed binary events in a ring that the caller provides; text is made on the
-//! host only.
+//! Trace of a queue's events as typed binary records, in a ring that the caller provides; only the host makes
+//! text of them.
 //!
-//! Invariant: one writer. A reader sees whole events: it checks the count before and after. Without
-//! the `trace` feature [`Tracer`] is empty and recording compiles to nothing.
+//! Invariant: one writer. A reader sees whole events: it checks the count before and after. Without the
+//! `trace` feature [`Tracer`] is empty and recording compiles to nothing.
 
 use crate::spec::{Cid, Qid, Status};
 use crate::sync::AtomicU64;
@@ -27,52 +27,52 @@ impl Event {
         Self([head, argument])
     }
 
-    /// A command was placed in the submission queue.
+    /// Makes the event that a command was placed in the submission queue.
     #[inline]
     pub const fn submitted(qid: Qid, cid: Cid, opcode: u8, nsid: u32) -> Self {
         Self::new(SUBMITTED, qid, cid, opcode as u16, nsid as u64)
     }
 
-    /// A completion was taken.
+    /// Makes the event that a completion was taken.
     #[inline]
     pub const fn completed(qid: Qid, cid: Cid, status: Status, sqhd: u16) -> Self {
         Self::new(COMPLETED, qid, cid, status.0, sqhd as u64)
     }
 
-    /// A deadline passed.
+    /// Makes the event that a deadline passed.
     #[inline]
     pub const fn expired(qid: Qid, cid: Cid, now_ns: u64) -> Self {
         Self::new(EXPIRED, qid, cid, 0, now_ns)
     }
 
-    /// A command was ended without its completion.
+    /// Makes the event that a command was ended without its completion.
     #[inline]
     pub const fn reclaimed(qid: Qid, cid: Cid) -> Self {
         Self::new(RECLAIMED, qid, cid, 0, 0)
     }
 
-    /// A completion was refused; `upper` is its upper word.
+    /// Makes the event that a completion was rejected; `upper` is its upper word.
     #[inline]
     pub const fn fault(qid: Qid, cid: Cid, upper: u64) -> Self {
         Self::new(FAULT, qid, cid, 0, upper)
     }
 
-    /// The queue that it is about.
+    /// Returns the queue of the event.
     pub const fn qid(self) -> Qid {
         Qid((self.0[0] >> 32) as u16)
     }
 
-    /// The command that it is about.
+    /// Returns the command of the event.
     pub const fn cid(self) -> Cid {
         Cid((self.0[0] >> 16) as u16)
     }
 
-    /// The event read back from its two words; any words are an event.
+    /// Decodes an event from its two words; any words are an event.
     pub const fn from_words(words: [u64; 2]) -> Self {
         Self(words)
     }
 
-    /// The two words.
+    /// Encodes the event as two words.
     pub const fn to_words(self) -> [u64; 2] {
         self.0
     }
@@ -100,19 +100,19 @@ impl fmt::Display for Event {
     }
 }
 
-/// Events in memory: word 0 counts what was ever recorded, the others hold the newest.
+/// Events in memory: word 0 counts all events ever recorded, the others hold the newest.
 #[derive(Clone, Copy, Debug)]
 pub struct TraceRing<'a> {
     words: &'a [AtomicU64],
 }
 
 impl<'a> TraceRing<'a> {
-    /// A ring in `words`, zeroed by the caller: one word, then two per event.
+    /// Makes a ring in `words`, zeroed by the caller: one word, then two per event.
     pub fn new(words: &'a [AtomicU64]) -> Self {
         Self { words }
     }
 
-    /// Events that the ring keeps.
+    /// Returns the number of events that the ring keeps.
     pub fn capacity(&self) -> u64 {
         self.words.len().saturating_sub(1) as u64 / 2
     }
@@ -132,25 +132,26 @@ impl TraceRing<'_> {
         };
         let number = count.load(Order::Relaxed, Scope::Sys);
         let Some(cell) = self.at(number) else { return };
-        // Release: pairs with the acquire of the count in `read`: the events before this one are whole. The
-        // fence pairs with the one in `read`: a reader that sees any word of the new event sees a count
-        // by which it knows that the old one is gone.
+        // Release: pairs with the acquire of the count in `read`, so that the events before this one are
+        // whole. The fence pairs with the one in `read`: a reader that sees any word of the new event also
+        // sees a count that tells it that the old event is gone. Without the fence it could return half of
+        // each.
         count.store(number + 1, Order::Release, Scope::Sys);
         fence(Order::Release, Scope::Sys);
         cell[0].store(event.0[0], Order::Relaxed, Scope::Sys);
         cell[1].store(event.0[1], Order::Relaxed, Scope::Sys);
     }
 
-    /// Events recorded since the ring was zeroed, lost ones included. The newest may be in the
-    /// making while the writer runs.
+    /// Returns the number of events recorded since the ring was zeroed, overwritten ones included. The newest
+    /// may still be incomplete while the writer runs.
     pub fn recorded(&self) -> u64 {
         self.words
             .first()
             .map_or(0, |count| count.load(Order::Acquire, Scope::Sys))
     }
 
-    /// Event `number` (from 0), or `None` when it was overwritten or never written. Exact once the
-    /// writer has stopped; while it runs, the newest event may be in the making.
+    /// Reads event `number` (from 0); `None` when it was overwritten or never written. Exact once the writer
+    /// has stopped; while it runs, the newest event may be incomplete.
     pub fn read(&self, number: u64) -> Option<Event> {
         let recorded = self.recorded();
         if number >= recorded || recorded - number > self.capacity() {
@@ -167,7 +168,7 @@ impl TraceRing<'_> {
     }
 }
 
-/// Where a queue records its events: nowhere by default.
+/// The destination of a queue's events: none by default.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Tracer<'a> {
     #[cfg(feature = "trace")]
@@ -177,7 +178,7 @@ pub struct Tracer<'a> {
 }
 
 impl<'a> Tracer<'a> {
-    /// Records into `ring`. Without the `trace` feature it still records nothing.
+    /// Makes a tracer that records into `ring`. Without the `trace` feature it still records nothing.
     pub fn into_ring(ring: TraceRing<'a>) -> Self {
         #[cfg(not(feature = "trace"))]
         let _ = ring;

@@ -1,7 +1,7 @@
 //! Splits a range of blocks into commands.
 //!
-//! Each piece is at most MDTS long and does not cross a boundary that the namespace asks for
-//! (NOIOB), counted from LBA 0.
+//! Each part is at most MDTS long and does not cross the boundary that the namespace prefers (NOIOB), counted
+//! from LBA 0.
 //!
 //! NVMe Base 2.0c, "Maximum Data Transfer Size (MDTS)"; NVM Command Set 1.0c, "NOIOB".
 
@@ -9,14 +9,14 @@ use crate::spec::Lba;
 use crate::spec::nvm::MAX_BLOCKS;
 use core::fmt;
 
-/// What bounds one command of a namespace.
+/// The limits of one command to a namespace.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
     /// Bytes per block.
     pub block_bytes: u32,
     /// Blocks of the namespace.
     pub blocks: u64,
-    /// Most bytes per command, or `None` for no limit.
+    /// Limit of a command in bytes, or `None` for no limit.
     pub max_bytes: Option<u64>,
     /// Blocks between boundaries that commands should not cross; 0 for none.
     pub boundary_blocks: u32,
@@ -33,7 +33,7 @@ pub struct Piece {
     pub offset: u64,
 }
 
-/// Why a range cannot be transferred.
+/// The reason why a range cannot be transferred.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RangeError {
     /// No blocks.
@@ -74,7 +74,7 @@ impl fmt::Display for RangeError {
 
 impl core::error::Error for RangeError {}
 
-/// The pieces of a transfer, in order.
+/// The parts of a transfer, in order.
 #[derive(Clone, Debug)]
 pub struct Pieces {
     next: u64,
@@ -87,7 +87,7 @@ pub struct Pieces {
 /// Splits `blocks` blocks from `lba` on.
 ///
 /// # Errors
-/// See [`RangeError`]; checked before the first piece, so that nothing is half done.
+/// See [`RangeError`]; all checks come before the first part, so that no transfer fails halfway.
 pub fn split(lba: Lba, blocks: u64, limits: Limits) -> Result<Pieces, RangeError> {
     if blocks == 0 {
         return Err(RangeError::Empty);
@@ -104,7 +104,7 @@ pub fn split(lba: Lba, blocks: u64, limits: Limits) -> Result<Pieces, RangeError
     if block_bytes == 0 {
         return Err(RangeError::NoBlockSize);
     }
-    // From here on no offset into the range overflows.
+    // The whole range was checked to fit into 64 bits, so no offset below overflows.
     if blocks.checked_mul(block_bytes).is_none() {
         return Err(RangeError::TooLong);
     }

@@ -1,44 +1,47 @@
-//! What may become of a namespace behind the back of those who use it: another host, or a management tool, formats,
-//! shrinks, deletes or write-protects it, or another drive answers after a reset.
+//! Changes of a namespace that its users did not make: another host or a management tool formats, shrinks,
+//! deletes or write-protects it, or another drive answers after a reset.
+//!
+//! [`NamespaceInfo::change`] compares two identifications; nothing here sends a command.
 
 use super::NamespaceInfo;
 use crate::spec::{Status, nvm};
 use core::fmt;
 
-/// Why what was known of a namespace does not hold any more. `Display` goes on after "namespace 1".
+/// The reason why an earlier identification of a namespace no longer holds. `Display` continues a sentence
+/// that begins with "namespace 1".
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NamespaceChange {
-    /// It is not active any more; the end of Identify Namespace.
+    /// It is no longer active; the status of Identify Namespace.
     Deleted(Status),
     /// Its blocks have another size in bytes.
     Formatted {
-        /// Bytes of a block that were known.
+        /// Bytes of a block before.
         before: u32,
         /// Bytes of a block now.
         now: u32,
     },
     /// Its blocks have other metadata or another protection type.
     Metadata {
-        /// Bytes of metadata that were known.
+        /// Bytes of metadata of a block before.
         before: u16,
-        /// Bytes of metadata now.
+        /// Bytes of metadata of a block now.
         now: u16,
     },
     /// It has fewer blocks.
     Shrunk {
-        /// Blocks that were known.
+        /// Blocks before.
         before: u64,
         /// Blocks now.
         now: u64,
     },
-    /// NGUID or EUI-64 are another namespace's.
+    /// NGUID or EUI-64 have changed: it is another namespace.
     Replaced,
-    /// It takes no writes any more.
+    /// It is write protected now.
     WriteProtected,
 }
 
 impl NamespaceChange {
-    /// Whether an NVM command with `opcode` may still be sent: a namespace that is write protected can be read.
+    /// True if an NVM command with `opcode` may still be sent: a write-protected namespace can still be read.
     pub const fn allows(self, opcode: u8) -> bool {
         let only_reads = matches!(
             opcode,
@@ -82,8 +85,11 @@ impl fmt::Display for NamespaceChange {
 impl core::error::Error for NamespaceChange {}
 
 impl NamespaceInfo {
-    /// Why a handle that goes by `self` may not be used for `now`, which is what the namespace is now. More blocks
-    /// than before change nothing for it, nor does another optimal boundary.
+    /// Returns the change that forbids a handle made for `self` to be used on `now`, the namespace as just
+    /// identified.
+    ///
+    /// A namespace that has grown, or has another optimal boundary, is no change: every block that the handle
+    /// can name still exists.
     pub fn change(&self, now: &Self) -> Option<NamespaceChange> {
         let format = |of: &Self| (of.metadata_bytes, of.protection, of.extended);
         if !now.identified.is_success() || now.blocks == 0 && self.blocks != 0 {
@@ -119,7 +125,7 @@ mod tests {
     use super::*;
     use crate::spec::Nsid;
 
-    /// Each fact is compared by itself: a namespace that differs in nothing else is another one.
+    /// A namespace that differs in any one of these facts is another one.
     #[test]
     fn each_fact_that_differs_alone_is_a_change() {
         let before = NamespaceInfo {

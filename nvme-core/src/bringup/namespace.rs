@@ -1,4 +1,4 @@
-//! Namespaces as bring-up finds them, and why one cannot be used.
+//! Namespaces as bring-up identifies them, and the reasons why this driver cannot use one.
 
 use crate::spec::identify::IdentifyNamespace;
 use crate::spec::{Lba, Nsid, Status};
@@ -7,9 +7,9 @@ use core::fmt;
 /// A namespace as bring-up found it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct NamespaceInfo {
-    /// Its identifier.
+    /// Namespace identifier.
     pub nsid: Nsid,
-    /// How Identify Namespace ended. Without success everything below is 0.
+    /// Status of Identify Namespace. Unless it is success, everything below is 0.
     pub identified: Status,
     /// Size in blocks (NSZE).
     pub blocks: u64,
@@ -19,11 +19,11 @@ pub struct NamespaceInfo {
     pub metadata_bytes: u16,
     /// End-to-end protection type, 0 for none.
     pub protection: u8,
-    /// Metadata lies at the end of each block rather than in a buffer of its own.
+    /// Metadata is at the end of each block (extended LBA) rather than in a separate buffer.
     pub extended: bool,
     /// Boundary in blocks that commands should not cross; 0 for none.
     pub boundary_blocks: u32,
-    /// It takes no writes now (NSATTR bit 0).
+    /// It is write protected now (NSATTR bit 0).
     pub write_protected: bool,
     /// Namespace globally unique identifier; 0 for none.
     pub nguid: [u8; 16],
@@ -31,7 +31,8 @@ pub struct NamespaceInfo {
     pub eui64: [u8; 8],
 }
 
-/// Why this driver cannot read and write a namespace. The other namespaces of the controller are not affected.
+/// The reason why this driver cannot read and write a namespace. The other namespaces of the controller are
+/// not affected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Unusable {
     /// Identify Namespace ended with this status, for example because the namespace belongs to another
@@ -74,7 +75,7 @@ impl fmt::Display for Unusable {
 impl core::error::Error for Unusable {}
 
 impl NamespaceInfo {
-    /// A namespace of which only its identifier and the end of its Identify command are known.
+    /// Describes a namespace whose identifier and status of Identify Namespace alone are known.
     pub fn unknown(nsid: Nsid, identified: Status) -> Self {
         Self {
             nsid,
@@ -91,7 +92,7 @@ impl NamespaceInfo {
         }
     }
 
-    /// What a driver needs of an Identify Namespace structure.
+    /// Extracts the fields that a driver needs from an Identify Namespace structure.
     pub fn from_identify(nsid: Nsid, identify: &IdentifyNamespace) -> Self {
         Self {
             nsid,
@@ -108,13 +109,13 @@ impl NamespaceInfo {
         }
     }
 
-    /// The last block.
+    /// Returns the last block.
     pub fn last(&self) -> Lba {
         Lba(self.blocks.saturating_sub(1))
     }
 
-    /// Why this driver cannot read and write it, or `None` when it can: blocks of 512 bytes to 64 KiB, no
-    /// metadata, and a size in bytes that fits into 64 bits.
+    /// Returns the reason why this driver cannot read and write the namespace, or `None` when it can: blocks
+    /// of 512 bytes to 64 KiB, no metadata, and a size in bytes that fits into 64 bits.
     pub fn unusable(&self) -> Option<Unusable> {
         if !self.identified.is_success() {
             return Some(Unusable::Identify(self.identified));
@@ -132,7 +133,7 @@ impl NamespaceInfo {
         bytes.is_none().then_some(Unusable::TooLarge)
     }
 
-    /// Whether this driver reads and writes it: nothing makes it [`unusable`](Self::unusable).
+    /// True if this driver can read and write it: [`unusable`](Self::unusable) has no reason against it.
     pub fn is_supported(&self) -> bool {
         self.unusable().is_none()
     }

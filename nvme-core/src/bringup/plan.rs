@@ -1,4 +1,4 @@
-//! What bring-up is given, what it asks for, and what it learned.
+//! Input of bring-up ([`Config`], [`QueuePlan`]), its requests ([`Step`]) and its result ([`Info`]).
 
 use super::namespace::NamespaceInfo;
 use crate::error::BringupError;
@@ -9,11 +9,11 @@ use crate::spec::{Iova, PageSize, Qid};
 use heapless::Vec;
 
 pub(super) const NS_PER_MS: u64 = 1_000_000;
-/// How often a waiting machine wants to look again.
+/// Interval at which a waiting machine asks to be called, in nanoseconds.
 pub(super) const POLL_NS: u64 = 100_000;
-/// The most namespaces that [`Info`] lists; others can be identified one by one.
+/// Limit of the namespaces that [`Info`] lists; others can be identified one by one.
 pub const MAX_NAMESPACES: usize = 32;
-/// The highest namespace identifier that is tried where the controller has no list of active ones (NVMe 1.0).
+/// Highest namespace identifier that is tried on a controller without a list of active ones (NVMe 1.0).
 pub const MAX_WALK: u32 = 1024;
 
 /// An I/O queue pair to be created during bring-up.
@@ -23,17 +23,17 @@ pub struct QueuePlan {
     pub qid: Qid,
     /// Entries of the submission ring.
     pub sq_entries: u32,
-    /// Where it lies, page aligned.
+    /// I/O address of the submission ring, page aligned.
     pub sq_iova: Iova,
     /// Entries of the completion ring.
     pub cq_entries: u32,
-    /// Where it lies, page aligned.
+    /// I/O address of the completion ring, page aligned.
     pub cq_iova: Iova,
     /// Interrupt vector of the completion queue, or none for polling.
     pub vector: Option<u16>,
 }
 
-/// What to bring up.
+/// Parameters of a bring-up.
 #[derive(Clone, Copy, Debug)]
 pub struct Config<'a> {
     /// I/O queue pairs to ask for (Number of Queues); the controller may grant fewer.
@@ -43,16 +43,16 @@ pub struct Config<'a> {
     pub plans: &'a [QueuePlan],
     /// Deadline of each admin command.
     pub command_timeout_ns: u64,
-    /// Least time given to CSTS.RDY, whatever CAP.TO says.
+    /// Least time allowed for CSTS.RDY, in milliseconds, whatever CAP.TO says.
     pub min_ready_timeout_ms: u32,
-    /// Capabilities that doorbells, rings and lists were made for, when they are older than the machine:
-    /// a controller that has another page size or doorbell stride now is not enabled.
+    /// Capabilities that doorbells, rings and lists were laid out for, if they are older than the machine. A
+    /// controller that has another page size or doorbell stride now is not enabled.
     pub made_for: Option<Capabilities>,
 }
 
 impl Default for Config<'_> {
-    /// 16 queue pairs, none created at once, 5 s per command, 500 ms at least for readiness, everything
-    /// made for the capabilities that the machine finds.
+    /// 16 queue pairs, none created at once, 5 s per command, at least 500 ms for readiness, laid out for the
+    /// capabilities that the machine reads.
     fn default() -> Self {
         Self {
             queue_pairs: 16,
@@ -64,21 +64,21 @@ impl Default for Config<'_> {
     }
 }
 
-/// What the capabilities say, before anything is written.
+/// The capabilities of a controller, read before anything is written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Capabilities {
-    /// Largest I/O queue, in entries: 2 to 65,536. A controller that says 1, less than the least that the
-    /// specification has, is taken to mean 2.
+    /// Largest I/O queue, in entries: 2 to 65,536. A controller that reports 1, below the specification's
+    /// minimum, is treated as one that reports 2.
     pub max_entries: u32,
     /// Doorbell stride: doorbells are 4 << DSTRD bytes apart.
     pub dstrd: u8,
-    /// The memory page size that bring-up will set: 4 KiB, or MPSMIN if that is larger.
+    /// Memory page size that bring-up will set: 4 KiB, or MPSMIN if that is larger.
     pub page: PageSize,
     /// Unit of MDTS: CAP.MPSMIN.
     pub mdts_unit: PageSize,
-    /// How long CSTS.RDY may take, in milliseconds.
+    /// Limit of a change of CSTS.RDY, in milliseconds.
     pub ready_timeout_ms: u32,
-    /// CC.CSS to be set.
+    /// Value for CC.CSS.
     pub css: u8,
 }
 
@@ -113,10 +113,10 @@ impl Capabilities {
     }
 }
 
-/// How long CSTS.RDY may take to follow CC.EN, in milliseconds.
+/// Returns the time that CSTS.RDY may take to follow CC.EN, in milliseconds.
 ///
-/// CRTO replaces CAP.TO where the controller reports its ready modes; a controller that says 0 there is given
-/// CAP.TO after all.
+/// CRTO replaces CAP.TO where the controller reports its ready modes. Some controllers report modes and leave
+/// CRTO at 0; a limit of 0 would fail at once, so CAP.TO is used for them.
 pub(crate) fn ready_timeout_ms(cap: Cap, registers: &dyn Registers) -> u32 {
     let crwmt = match cap.crms() {
         0 => 0,
@@ -130,7 +130,7 @@ pub(crate) fn ready_timeout_ms(cap: Cap, registers: &dyn Registers) -> u32 {
     units * 500
 }
 
-/// What bring-up learned.
+/// The result of bring-up.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Info {
     /// The capabilities.
@@ -139,9 +139,9 @@ pub struct Info {
     pub version: u32,
     /// I/O queue pairs granted.
     pub queue_pairs: u32,
-    /// Of the planned pairs, how many were created.
+    /// Number of the planned pairs that were created.
     pub created: u32,
-    /// Largest transfer in bytes, or `None` for no limit.
+    /// Largest transfer in bytes (MDTS), or `None` for no limit.
     pub max_transfer: Option<u64>,
     /// Optional NVM commands (see [`oncs`](crate::spec::identify::oncs)).
     pub oncs: u16,
@@ -197,35 +197,36 @@ impl Info {
     }
 }
 
-/// A host memory buffer to give to the controller. It stays the controller's until shutdown, reset
-/// or a Set Features that takes it back.
+/// A host memory buffer for the controller. The controller owns it until shutdown, reset or a Set Features
+/// that disables it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct HostMemory {
     /// Size in pages of CC.MPS.
     pub pages: u32,
-    /// Where the descriptor list lies, 16-byte aligned.
+    /// I/O address of the descriptor list, 16-byte aligned.
     pub list: Iova,
     /// Descriptors in the list.
     pub entries: u32,
 }
 
-/// What the machine wants next.
+/// The machine's next request to its caller.
 #[derive(Debug)]
 pub enum Step<'r> {
     /// Call again at `until_ns` or before.
     Wait {
-        /// On the caller's clock.
+        /// Time on the caller's clock, in nanoseconds.
         until_ns: u64,
     },
     /// The controller is disabled: reclaim and restart queues, then call [`Bringup::enable`](super::Bringup::enable).
     Disabled(Quiesced<'r>),
-    /// The controller would like a host memory buffer: call [`Bringup::host_memory`](super::Bringup::host_memory).
+    /// The controller asks for a host memory buffer: call
+    /// [`Bringup::host_memory`](super::Bringup::host_memory).
     HostMemory {
         /// Preferred size in bytes.
         preferred: u64,
-        /// Least size that helps, in bytes; 0 when any does.
+        /// Least useful size in bytes; 0 when any size helps.
         minimum: u64,
     },
-    /// The controller works.
+    /// The controller is ready for I/O.
     Ready,
 }

@@ -1,4 +1,5 @@
-//! The admin commands of bring-up, one after the other.
+//! The sequence of admin commands of bring-up, from Identify Controller to Create I/O Submission Queue. Each
+//! step sends one command and waits for its completion before it decides about the next.
 
 use super::namespace::NamespaceInfo;
 use super::plan::{Config, HostMemory, Info, MAX_NAMESPACES, MAX_WALK, POLL_NS, Step};
@@ -17,7 +18,7 @@ const IDENTIFY_BYTES: usize = 4096;
 /// Active namespace identifiers in one list.
 const LIST_ENTRIES: usize = 1024;
 
-/// What comes next.
+/// The next command, or the reason to return to the caller.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Todo {
     Controller,
@@ -92,8 +93,9 @@ impl Script {
             }
             let (sqe, has_page) = self.command(info, config);
             let data = if has_page {
-                // The table of Autonomous Power State Transition has only 256 of these bytes; a length
-                // within one page makes no difference to the PRPs.
+                // One page for every command that returns data. The table of Autonomous Power State
+                // Transition has only 256 of these bytes, but a length within one page makes no difference to
+                // the PRPs.
                 Data::Contiguous {
                     iova: page.iova(),
                     len: IDENTIFY_BYTES as u64,
@@ -162,7 +164,7 @@ impl Script {
         }
     }
 
-    /// Takes in an answer and decides what comes next.
+    /// Evaluates a completion and decides about the next command.
     fn take(
         &mut self,
         status: Status,
@@ -172,8 +174,9 @@ impl Script {
         config: &Config<'_>,
         page: DmaWords<'_>,
     ) -> Result<(), BringupError> {
-        // A drive that refuses to change its power states, or the memory it asked for, still works. So do the
-        // other namespaces where one cannot be identified, and those of a drive without a list of them.
+        // These commands are optional. A drive that refuses to change its power states, or to use the memory
+        // it asked for, still works; so do the other namespaces when one cannot be identified, and all of
+        // them on a drive without a list of active ones.
         let optional = matches!(
             self.todo,
             Todo::PowerStates
@@ -242,7 +245,8 @@ impl Script {
             return Ok(());
         };
         let (sqes, cqes) = (identify.sqes & 0xF, identify.cqes & 0xF);
-        // Required sizes; a controller that reports nothing at all is taken at its word.
+        // Required sizes, as powers of two. A controller that reports 0 for both is accepted, since every
+        // controller must support 64 and 16 bytes.
         if sqes > 6 || cqes > 4 {
             return Err(BringupError::EntrySize { sqes, cqes });
         }
@@ -269,7 +273,7 @@ impl Script {
     }
 }
 
-/// The end of command `cid`, if it is there.
+/// Returns the status and dword 0 of command `cid` once it has completed; reports its deadline as an error.
 fn answer<B, S: AsMut<[Slot<B>]> + AsRef<[Slot<B>]>>(
     admin: &mut QueuePair<'_, B, S>,
     cid: Cid,
@@ -289,7 +293,7 @@ fn answer<B, S: AsMut<[Slot<B>]> + AsRef<[Slot<B>]>>(
     Ok(None)
 }
 
-/// Identifiers ascend and end with 0; anything else ends the list.
+/// Reads the list of active identifiers. They ascend and end with 0; anything else ends the list.
 fn take_list(info: &mut Info, page: DmaWords<'_>) {
     info.namespaces.clear();
     info.more_namespaces = false;
@@ -321,7 +325,7 @@ fn take_namespace(info: &mut Info, index: usize, status: Status, page: DmaWords<
     *namespace = identified(namespace.nsid, status, page);
 }
 
-/// What Identify Namespace, which ended with `status`, has put into `page`.
+/// Parses the Identify Namespace data in `page`; `status` is the command's own.
 fn identified(nsid: Nsid, status: Status, page: DmaWords<'_>) -> NamespaceInfo {
     let mut bytes = [0; IDENTIFY_BYTES];
     page.copy_to(&mut bytes);
@@ -331,7 +335,7 @@ fn identified(nsid: Nsid, status: Status, page: DmaWords<'_>) -> NamespaceInfo {
     }
 }
 
-/// Takes a namespace of a controller without a list: one that is not active has no blocks, or is refused.
+/// Adds a namespace of a controller without a list: an inactive one has no blocks, or its Identify fails.
 fn take_walked(info: &mut Info, nsid: Nsid, status: Status, page: DmaWords<'_>) {
     let namespace = identified(nsid, status, page);
     let is_active = namespace.identified.is_success() && namespace.blocks != 0;
@@ -356,7 +360,7 @@ fn next_namespace(info: &Info, index: usize, config: &Config<'_>) -> Todo {
     }
 }
 
-/// The first plan from `from` on whose identifier is within the grant.
+/// Returns the first plan from index `from` whose queue identifier is within the grant.
 fn next_queue(info: &Info, from: usize, config: &Config<'_>) -> Todo {
     let granted = 1..=info.queue_pairs;
     let mut rest = config.plans.iter().enumerate().skip(from);

@@ -1,4 +1,4 @@
-//! Taking completions, as many members at once as there are.
+//! Reading completions: each member of the group reads some entries of the completion ring at once.
 
 use super::Collective;
 use crate::error::ControllerFault;
@@ -11,29 +11,30 @@ use crate::sync::{Order, Scope, fence};
 /// Completion queue entries in a line of memory of 128 bytes.
 const LINE: u32 = 8;
 
-/// A command that the controller completed, as the member that read its completion sees it.
+/// A completed command, as seen by the member that read its completion.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TaggedCompletion {
-    /// What the command carried.
+    /// Tag that the command was submitted with.
     pub tag: u32,
     /// The command's identifier.
     pub cid: Cid,
     /// The controller's answer.
     pub status: Status,
-    /// Dword 0 of the completion; 0 unless the command asked for it.
+    /// Dword 0 of the completion; 0 unless the command wants it.
     pub dw0: u32,
-    /// It had been reported as expired before.
+    /// True if the command had been reported as expired before.
     pub late: bool,
 }
 
 impl<G: Group> Collective<'_, G> {
     /// Takes up to `ENTRIES` completions a member, and calls `done` with each, on the member that read it.
     ///
-    /// Returns how many there were. `done` must not use the group.
+    /// Returns the number of completions. `done` must not use the group, since members may call it in
+    /// different numbers.
     ///
     /// # Errors
-    /// To all members: the controller broke the protocol. What else was read is accounted; the queue
-    /// takes no more commands until it is recovered.
+    /// To all members: the controller violated the protocol. The other completions that were read are
+    /// accounted for; the queue takes no commands until it is recovered.
     #[inline(always)]
     pub fn reap<const ENTRIES: usize>(
         &mut self,
@@ -42,7 +43,7 @@ impl<G: Group> Collective<'_, G> {
         let (state, cq, group) = (self.state, &self.memory.cq, &self.group);
         let (head, rung) = (self.head, self.rung);
         let alone = group.size() == 1;
-        // Tiles read whole lines of memory, from the one that the head is in.
+        // A group of tiles reads whole lines of memory, from the line that holds the head.
         let skip = if group.tiles() {
             head & state.mask() & (LINE - 1)
         } else {
@@ -53,7 +54,8 @@ impl<G: Group> Collective<'_, G> {
                 .wrapping_add(k as u32 * group.size() + group.rank())
         };
         // Acquire: pairs with the controller's write of the phase tag; dwords 0-1 and the data are visible
-        // after it. Several reads in flight at once are fenced together instead.
+        // after it. An acquire load would make each further load wait, so a member with several loads uses
+        // relaxed ones and one fence below.
         let order = if ENTRIES == 1 {
             Order::Acquire
         } else {
@@ -64,8 +66,10 @@ impl<G: Group> Collective<'_, G> {
         let mut found = 0;
         unroll!(ENTRIES, k => {
             if found == k as u32 * group.size() {
-                // No entry a whole pass ahead passes for new: there are fewer commands than entries.
-                // Those before the head were read; the controller may have posted there again.
+                // The phase tag alone decides whether an entry is new. An entry of the next pass cannot be
+                // mistaken for one of this pass, since fewer commands than entries are in flight. Entries
+                // before the head were read earlier and count as new here, so that the run of new entries has
+                // no gap.
                 let read = k as u32 * group.size() + group.rank() < skip;
                 let new = read || phase_of(uppers[k]) == state.phase(at(k));
                 found += group.vote(new).leading;
@@ -95,12 +99,15 @@ impl<G: Group> Collective<'_, G> {
                 ends[k] = SlotWord::NONE;
             }
         });
-        // Every member's reads are over before the leader rings the head doorbell.
+        // Every member has finished its loads before the leader rings the head doorbell, after which the
+        // controller may overwrite the entries.
         group.sync();
         if ENTRIES > 1 {
-            // Acquire, by every member, for its own reads. Release: the reads come before the doorbell.
+            // Acquire, by every member, for its own relaxed loads above. Release: the loads come before the
+            // doorbell store.
             fence(Order::AcqRel, Scope::Sys);
-            // What was submitted before is visible too: every member had met in `sync`.
+            // The fence also covers commands submitted before: every member's stores came before the barrier
+            // above.
             self.published = self.tail;
         }
         let mut dw0s = [0; ENTRIES];
@@ -134,7 +141,8 @@ impl<G: Group> Collective<'_, G> {
         let end = self.free_end();
         let mut freed = 0;
         unroll!(ENTRIES, k => {
-            // Without a fault every entry has a slot, and its index among them is known.
+            // Without a fault each entry read has a pending slot, and its index among them is its distance
+            // from the head. A fault leaves gaps, so the members count.
             let mut index = at(k).wrapping_sub(head);
             if rare {
                 let vote = self.group.vote(ends[k].pending());
@@ -154,7 +162,8 @@ impl<G: Group> Collective<'_, G> {
                 });
             }
         });
-        // The free ring and what `done` wrote are for every member.
+        // The barrier makes the free ring, and what `done` wrote, visible to every member before the next
+        // call.
         self.group.sync();
         self.head = next;
         self.in_flight -= if rare { freed } else { found };

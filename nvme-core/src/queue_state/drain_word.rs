@@ -1,4 +1,5 @@
-//! The drain word of a shared queue: where its completion ring is read, and by whom.
+//! The drain word of a shared queue: the position in its completion ring, and the lock of the group that
+//! reads there.
 //!
 //! ```text
 //!  31                                     4  3        1   0
@@ -8,7 +9,8 @@
 //! ```
 //!
 //! The holder of the lock reads completions from the head on. `owed` counts the quarters of the ring that
-//! were read and not released to the controller by the head doorbell: at most 4.
+//! were read and not yet released to the controller by the head doorbell: at most 4. All three share one word
+//! so that one atomic both takes the lock and returns a head that no other group can move.
 
 const LOCKED: u32 = 1;
 const OWED_SHIFT: u32 = 1;
@@ -21,10 +23,10 @@ pub(crate) struct DrainWord(u32);
 impl DrainWord {
     /// Locked, at no particular head.
     pub const LOCKED: Self = Self(LOCKED);
-    /// Bits of a counter that the head does not keep.
+    /// Number of bits of a counter that the head does not keep.
     pub const DROPPED_BITS: u32 = HEAD_SHIFT;
 
-    /// Unlocked, owing nothing, with this head.
+    /// Makes an unlocked word with this head and no quarter owed.
     pub fn at(head: u32) -> Self {
         Self(head << HEAD_SHIFT)
     }
@@ -49,14 +51,14 @@ impl DrainWord {
         self.0 >> HEAD_SHIFT
     }
 
-    /// Quarters of the ring that were read and not released to the controller.
+    /// Returns the quarters of the ring that were read and not released to the controller.
     #[inline(always)]
     pub fn owed(self) -> u32 {
         self.0 >> OWED_SHIFT & OWED
     }
 
-    /// What the holder adds to unlock, having read `found` completions that complete `quarters` quarters,
-    /// and having released one or none.
+    /// Returns the value that the holder adds to unlock, after it read `found` completions, which complete
+    /// `quarters` quarters, and released one quarter or none.
     #[inline(always)]
     pub fn unlocking(found: u32, quarters: u32, released: bool) -> u32 {
         (found << HEAD_SHIFT)

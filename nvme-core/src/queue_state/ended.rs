@@ -1,4 +1,5 @@
-//! What a completion says, against the state: whether it is new, whose it is, whether it can be.
+//! Checks of a completion against the state: whether it is new, to which slot it belongs, and whether it is
+//! possible.
 
 use super::QueueState;
 use super::slot::{PENDING, SlotWord};
@@ -6,34 +7,37 @@ use crate::error::ControllerFault;
 use crate::spec::{Cqe, Status};
 use crate::sync::{Order, Scope};
 
-/// The slot that the entry with this upper word names.
+/// Returns the slot in the CID of the entry with this upper word.
 #[inline(always)]
 pub(crate) fn slot_of(upper: u64) -> u32 {
     (upper >> 32) as u32 & 0xFFF
 }
 
-/// The status field in the upper word of an entry.
+/// Returns the status field in the upper word of an entry.
 #[inline(always)]
 pub(crate) fn status_of(upper: u64) -> Status {
     Status((upper >> 49) as u16)
 }
 
 impl QueueState<'_> {
-    /// The phase tag that the entry at `position` will have.
+    /// Returns the phase tag that the entry at `position` will have.
     #[inline(always)]
     pub(crate) fn phase(&self, position: u32) -> bool {
         position & (self.mask + 1) == 0
     }
 
-    /// 1 when an entry with this upper word is new at `position`, else 0. Without a comparison: a GPU has
-    /// few predicates, and would wait for one entry before it reads the next.
+    /// Returns 1 when an entry with this upper word is new at `position`, else 0.
+    ///
+    /// Computed without a comparison: a GPU has few predicates, and would wait for one entry before it reads
+    /// the next.
     #[inline(always)]
     pub(crate) fn is_new(&self, upper: u64, position: u32) -> u32 {
         // Bit 48 is the phase tag: 1 in even passes, 0 in odd ones.
         ((upper >> 48) as u32 ^ position >> self.mask.count_ones()) & 1
     }
 
-    /// As [`take_out_of_flight`](Self::take_out_of_flight), when no other thread does so at the same time.
+    /// Does [`take_out_of_flight`](Self::take_out_of_flight) without an atomic, for a queue that no other
+    /// thread uses.
     #[inline(always)]
     pub(crate) fn take_out_of_flight_unshared(&self, upper: u64) -> SlotWord {
         let slot = slot_of(upper);
@@ -46,9 +50,11 @@ impl QueueState<'_> {
         word
     }
 
-    /// Takes the slot that the entry with this upper word names out of flight, whatever it holds: the word
-    /// that was there, for [`classify_fault`](Self::classify_fault). One atomic: of two completions with one
-    /// CID, even in one pass, one finds the slot pending.
+    /// Clears the pending bit of the slot that the entry with this upper word names, and returns the word
+    /// that was there, for [`classify_fault`](Self::classify_fault).
+    ///
+    /// One atomic: of two completions with one CID, even in one pass, only one finds the slot pending, so a
+    /// command never ends twice.
     #[inline(always)]
     pub(crate) fn take_out_of_flight(&self, upper: u64) -> SlotWord {
         let slot = slot_of(upper);
@@ -61,7 +67,7 @@ impl QueueState<'_> {
         )
     }
 
-    /// As [`take_out_of_flight`](Self::take_out_of_flight) when `when` holds, else none; without a branch.
+    /// Does [`take_out_of_flight`](Self::take_out_of_flight) if `when` is true; without a branch.
     #[inline(always)]
     pub(crate) fn take_out_of_flight_if(&self, when: bool, upper: u64) -> SlotWord {
         let slot = slot_of(upper);
@@ -71,21 +77,22 @@ impl QueueState<'_> {
         )
     }
 
-    /// Whether `word`, taken out of flight for the entry with this upper word, was its command.
+    /// True if `word`, taken out of flight for the entry with this upper word, was the entry's own command.
     #[inline(always)]
     pub(crate) fn matches(&self, upper: u64, word: SlotWord) -> bool {
-        // The slot is the lower part of the CID.
+        // The slot is the lower part of the CID and matches already; generation and queue are compared here.
         let same = word.generation() == (upper >> 44) as u32 & 0xF;
         word.pending() & same & ((upper >> 16) as u16 == self.qid.0)
     }
 
-    /// Puts back in flight what was taken out for an entry that cannot be, by [`matches`](Self::matches) or
-    /// [`is_possible`](Self::is_possible); the code of the [`ControllerFault`].
+    /// Returns to flight the command that was taken out for an impossible entry (by
+    /// [`matches`](Self::matches) or [`is_possible`](Self::is_possible)), and returns the code of the
+    /// [`ControllerFault`].
     #[inline(always)]
     pub(crate) fn classify_fault(&self, upper: u64, word: SlotWord) -> u32 {
         let cqe = Cqe::from_words(0, upper);
         if word.pending() {
-            // Its command or another one is in the slot, still in flight.
+            // The slot holds the entry's command or another one, which is still in flight.
             self.slot(slot_of(upper))
                 .fetch_or(PENDING, Order::Relaxed, Scope::Gpu);
         }
@@ -100,14 +107,16 @@ impl QueueState<'_> {
         }
     }
 
-    /// Whether this upper word can be of the `completed`th completion when `rung` commands were published,
-    /// whichever command it ends: its SQHD is in the ring, and no more have completed than were published.
+    /// True if this upper word can belong to the `completed`th completion when `rung` commands were
+    /// published, whichever command it ends: its SQHD is in the ring, and at most as many commands have
+    /// completed as were published.
     ///
-    /// Nothing here depends on SQHD, and it may be older than one before: see
+    /// Nothing here depends on the order of SQHD values, and one may be older than the one before: see
     /// [`SubmissionQueue`](crate::SubmissionQueue).
     #[inline(always)]
     pub(crate) fn is_possible(&self, upper: u64, completed: u32, rung: u32) -> bool {
-        // Modulo 2^28, as the head is. Below zero when more has completed than was published.
+        // Modulo 2^28, as the head is. The upper half of that range means that more has completed than was
+        // published.
         let room = rung.wrapping_sub(completed) & (u32::MAX >> 4);
         (u32::from(upper as u16) <= self.mask) & (room <= u32::MAX >> 5)
     }

@@ -4,7 +4,7 @@ use super::{DRAIN, FREE, HEAD, QUARTERS, QueueState, RING_LOCK, RUNG, SEQUENCES,
 use crate::sync::AtomicU32;
 use core::ops::Deref;
 
-/// Tickets, locks, free bits and sequence numbers, beside what every queue has.
+/// Tickets, locks, free bits and sequence numbers, beside the fields that every queue has.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct SharedState<'a>(QueueState<'a>);
 
@@ -23,7 +23,8 @@ impl<'a> SharedState<'a> {
         Self(state)
     }
 
-    /// The next ticket: tickets are taken by fetch-and-add, and name ring entries modulo the size.
+    /// Returns the next ticket. Tickets are taken by fetch-and-add, and name ring entries modulo the number
+    /// of entries.
     #[inline(always)]
     pub fn next_ticket(&self) -> &'a AtomicU32 {
         self.0.all.named::<TAIL>()
@@ -34,62 +35,64 @@ impl<'a> SharedState<'a> {
         self.0.all.named::<RING_LOCK>()
     }
 
-    /// Ticket up to which the tail doorbell was rung.
+    /// Returns the ticket up to which the tail doorbell was rung.
     #[inline(always)]
     pub fn rung(&self) -> &'a AtomicU32 {
         self.0.all.named::<RUNG>()
     }
 
-    /// See [`DrainWord`](super::DrainWord).
+    /// Returns the word described at [`DrainWord`](super::DrainWord).
     #[inline(always)]
     pub fn drain_word(&self) -> &'a AtomicU32 {
         self.0.all.named::<DRAIN>()
     }
 
-    /// Completions read since the start.
+    /// Returns the count of completions read since the start.
     #[inline(always)]
     pub fn read(&self) -> &'a AtomicU32 {
         self.0.all.named::<HEAD>()
     }
 
-    /// Completions read since the start in the place of the `quarter`th quarter.
+    /// Returns the count of completions read since the start in the quarter of the ring that the `quarter`th
+    /// quarter uses.
     #[inline(always)]
     pub fn read_of(&self, quarter: u32) -> &'a AtomicU32 {
         self.0.at(QUARTERS + (quarter & 3))
     }
 
-    /// What [`read_of`](Self::read_of) holds when the last entry of the `quarter`th quarter was read.
+    /// Returns the value of [`read_of`](Self::read_of) once the last entry of the `quarter`th quarter was
+    /// read.
     #[inline(always)]
     pub fn read_after(&self, quarter: u32) -> u32 {
         self.quarter_start((quarter >> 2).wrapping_add(1))
     }
 
-    /// Where the `quarter`th quarter begins.
+    /// Returns the first position of the `quarter`th quarter.
     #[inline(always)]
     pub fn quarter_start(&self, quarter: u32) -> u32 {
         quarter << self.0.quarter_shift()
     }
 
-    /// Words of free bits.
+    /// Returns the number of words of free bits.
     #[inline(always)]
     pub fn free_words(&self) -> u32 {
         self.0.slots.div_ceil(32)
     }
 
-    /// Word `index` of the free bits.
+    /// Returns word `index` of the free bits.
     #[inline(always)]
     pub fn free_bits(&self, index: u32) -> &'a AtomicU32 {
         self.0.at(FREE + index)
     }
 
-    /// Releases a slot when `when` holds; without a branch.
+    /// Frees a slot if `when` is true; without a branch.
     #[inline(always)]
     pub fn free_if(&self, when: bool, slot: u32) {
         self.free_bits(slot / 32)
             .set_bits_if(when, 1 << (slot % 32));
     }
 
-    /// The sequence number of a ring entry: the ticket that was last published there, plus 1.
+    /// Returns the sequence number of a ring entry: the ticket that was last published there, plus 1.
     #[inline(always)]
     pub fn sequence(&self, ticket: u32) -> &'a AtomicU32 {
         self.0.array(SEQUENCES, ticket)

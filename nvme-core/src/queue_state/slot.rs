@@ -1,4 +1,4 @@
-//! A command slot's word, its place in the free ring, and the CID that names it.
+//! A command slot's word, its entry in the free ring, and the CID made of both.
 
 use crate::spec::Cid;
 
@@ -8,10 +8,10 @@ const WANTS_DW0: u32 = 1 << 26;
 pub(super) const PENDING: u32 = 1 << 27;
 const GENERATION_SHIFT: u32 = 28;
 
-/// The most result cells or tags that slots can name.
+/// Limit of the result cells or tags that slots can name.
 pub const MAX_TAGS: u32 = TAG + 1;
 
-/// A command slot's word: generation, whether it is in flight, and where its end is delivered.
+/// A command slot's word: generation, the pending bit, and the tag of the result's destination.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct SlotWord(pub u32);
 
@@ -27,12 +27,12 @@ impl SlotWord {
         self.0 & TAG
     }
 
-    /// Its deadline passed and was reported.
+    /// True if the command's deadline has passed and was reported.
     pub fn expired(self) -> bool {
         self.0 & EXPIRED != 0
     }
 
-    /// The word once the deadline was reported.
+    /// Returns the word once the deadline was reported.
     pub fn expire(self) -> Self {
         Self(self.0 | EXPIRED)
     }
@@ -46,24 +46,25 @@ impl SlotWord {
         self.0 >> GENERATION_SHIFT
     }
 
-    /// What outlives the queue: the generation alone.
+    /// Returns the part that outlives the queue: the generation alone.
     pub fn unused(self) -> Self {
         Self(self.0 & !(PENDING | WANTS_DW0 | EXPIRED | TAG))
     }
 
-    /// The word of the slot's next command.
+    /// Returns the word of the slot's next command.
     pub fn next(self, tag: u32, wants_dw0: bool) -> Self {
         let generation = (self.generation() + 1) << GENERATION_SHIFT;
         let dw0 = if wants_dw0 { WANTS_DW0 } else { 0 };
         Self(generation | PENDING | dw0 | tag & TAG)
     }
 
-    /// A free slot with its generation, as the free ring keeps it: taking it needs no look at its word.
+    /// Returns the entry of the free ring for this slot: its number with its generation, so that taking the
+    /// slot needs no load of its word.
     pub fn free(self, slot: u32) -> u32 {
         slot | self.generation() << 12
     }
 
-    /// The word of a slot in the free ring, as far as [`next`](Self::next) asks.
+    /// Returns the word of a slot in the free ring, as far as [`next`](Self::next) reads it.
     pub fn freed(free: u32) -> Self {
         Self(free >> 12 << GENERATION_SHIFT)
     }
@@ -73,7 +74,7 @@ impl SlotWord {
     }
 }
 
-/// The slot in an entry of the free ring.
+/// Returns the slot in an entry of the free ring.
 #[inline(always)]
 pub(crate) fn slot_in(free: u32) -> u32 {
     free & 0xFFF

@@ -6,10 +6,10 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Condvar, Mutex, PoisonError};
 use std::vec::Vec;
 
-/// What the members of a group share.
+/// The shared state of a group's members.
 struct Meeting {
     values: Vec<AtomicU64>,
-    /// Arrivals so far, and whether a member has panicked.
+    /// Arrivals so far, and a mark that a member has panicked.
     arrived: Mutex<(u64, bool)>,
     changed: Condvar,
 }
@@ -22,7 +22,7 @@ pub(super) struct Lane<'m> {
 }
 
 impl<'m> Lane<'m> {
-    /// Runs `work` in a thread for each of `size` members; what each returned.
+    /// Runs `work` in a thread for each of `size` members and returns their results.
     pub fn run<R: Send>(size: usize, work: impl Fn(Lane<'_>) -> R + Sync) -> Vec<R> {
         let all = Meeting {
             values: (0..size).map(|_| AtomicU64::new(0)).collect(),
@@ -62,7 +62,7 @@ impl<'m> Lane<'m> {
         assert!(!broken, "another lane has panicked");
     }
 
-    /// Every member's value.
+    /// Exchanges every member's value.
     fn exchange(&self, value: u64) -> Vec<u64> {
         self.all.values[self.rank].store(value, Ordering::Relaxed);
         self.meet();
@@ -73,7 +73,7 @@ impl<'m> Lane<'m> {
     }
 }
 
-/// Says that a lane has panicked, so that the others do not wait for it.
+/// Records that a lane has panicked, so that the others do not wait for it.
 struct Leaving<'m>(&'m Meeting);
 
 impl Drop for Leaving<'_> {

@@ -64,7 +64,8 @@ impl Memory {
         SharedQueue::new(self.queue(), self.state(), Cells::new(&self.cells))
     }
 
-    /// What `work` does, one line an operation or run of equal ones: `8 x store relaxed sys: entry`.
+    /// Returns the operations of `work`, one line an operation or run of equal ones: `8 x store relaxed sys:
+    /// entry`.
     pub fn sequence(&self, work: impl FnOnce()) -> Vec<String> {
         let mut lines: Vec<(String, u32)> = vec![];
         for step in recorded(work) {
@@ -93,7 +94,7 @@ impl Memory {
         }
     }
 
-    /// What lies at an address.
+    /// Returns the name of the word at an address.
     fn name(&self, at: usize) -> &'static str {
         fn holds<T>(words: &[T], at: usize) -> bool {
             words

@@ -80,7 +80,7 @@ pub(super) fn check(who: &str, steps: &[&str]) {
     }
 }
 
-/// A step without how often it was done.
+/// Removes the repetition count from a step.
 fn plain(step: &str) -> &str {
     match step.split_once(" x ") {
         Some((count, rest)) if count.bytes().all(|byte| byte.is_ascii_digit()) => rest,

@@ -1,38 +1,40 @@
-//! The completion ring of a shared queue: the holder of the lock reads completions for all threads. The lock
-//! is held while they are read; results are delivered to their cells after it, while the next group may read.
+//! The completion ring of a shared queue: the holder of the drain lock reads completions for all threads. The
+//! lock is held only while they are read; results are delivered to their cells afterwards, while the next
+//! group may read.
 //!
-//! What is usual is done without a branch, so that a GPU has every entry of a pass under way at once;
-//! what is rare is done one by one afterwards.
+//! The usual case runs without a branch, so that a GPU has every load of a pass in flight at once; rare cases
+//! (dword 0, faults) are handled one by one afterwards.
 
 use super::{DONE, Drained, SharedQueue};
 use crate::group::{Group, Traffic, reads_are_possible, unroll};
 use crate::queue_state::{DrainWord, SlotWord, slot_of};
 use crate::sync::{Order, Scope, fence, opaque};
 
-/// Passes over the completion queue in a row.
+/// Limit of consecutive passes over the completion ring.
 const DRAIN_ROUNDS: u32 = 4;
-/// The largest [`Group::READS`].
+/// Largest [`Group::READS`].
 const ENTRIES: usize = if cfg!(loom) { 4 } else { 16 };
 
-/// What [`SharedQueue::drain_once`] returns while another group holds the lock.
+/// Value that [`SharedQueue::drain_once`] returns while another group holds the lock.
 const BUSY: u32 = u32::MAX;
 
-/// What one member read in a pass: upper words, and the words of the slots that they name.
+/// The loads of one member in a pass: upper words of entries, and the words of the slots that they name.
 struct Read {
     uppers: [u64; ENTRIES],
     ends: [SlotWord; ENTRIES],
 }
 
 impl SharedQueue<'_> {
-    /// Reads the completions that are there, for all threads, unless another group is reading them. Zero only
-    /// when there are none: a lone member leaves one or two of several to the next look. What another group
-    /// has read before may not be delivered yet.
+    /// Reads the posted completions for all threads, unless another group is reading them.
+    ///
+    /// The result is zero only if there are none: of several, a lone member may leave one or two for the next
+    /// call. Completions that another group has read may not be delivered yet.
     #[inline(always)]
     pub fn drain<G: Group>(&self, group: &G) -> Drained {
         self.drain_observed(group, &|_| {})
     }
 
-    /// As [`drain`](Self::drain); the leader calls `on_bus` with what was done on the bus.
+    /// Drains as [`drain`](Self::drain) does; the leader calls `on_bus` with the accesses to the bus.
     #[inline(always)]
     pub(super) fn drain_observed<G: Group>(&self, group: &G, on_bus: &impl Fn(Traffic)) -> Drained {
         const {
@@ -41,7 +43,8 @@ impl SharedQueue<'_> {
                 "READS is 1, or the group is one member"
             )
         };
-        // As many as are taken when there are enough.
+        // Number of entries that a pass takes when enough are posted. A lone member that reads several takes
+        // two fewer than it reads: see `look`.
         let all = if G::READS == 1 { 1 } else { G::READS - 2 };
         let mut took = 0;
         for round in 0..DRAIN_ROUNDS {
@@ -68,8 +71,8 @@ impl SharedQueue<'_> {
         if group.leads() {
             was = lock.load(Order::Relaxed, Scope::Gpu);
             if !DrainWord::of_bits(was).is_locked() {
-                // Relaxed: the head is in the word itself, and the rest is ordered by completions and by the
-                // counts of those that were read.
+                // Relaxed: the head is in the word itself, and everything else is ordered by the completions
+                // and by the counts of those that were read.
                 was = lock.fetch_or(DrainWord::LOCKED.bits(), Order::Relaxed, Scope::Gpu);
             }
         }
@@ -82,10 +85,11 @@ impl SharedQueue<'_> {
         let oldest = quarter.wrapping_sub(owed);
         let mut read = 0;
         if owed != 0 && group.leads() {
-            // Not used before `look`: its latency is hidden there.
+            // Loaded early and first used after `look`, which hides its latency.
             read = self.state.read_of(oldest).load(Order::Relaxed, Scope::Gpu);
         }
-        // What the controller could post to, whatever it did: no more than the ring is ever owed.
+        // Limit of the entries that the controller may have posted, whatever it did: the ring is never owed
+        // more. A faulty controller therefore cannot make the head overtake entries that were not released.
         let end = self
             .state
             .quarter_start(oldest)
@@ -99,8 +103,9 @@ impl SharedQueue<'_> {
             let next = head.wrapping_add(found);
             let passed = self.state.quarter_of(next).wrapping_sub(quarter);
             let change = DrainWord::unlocking(found, passed, releases);
-            // A read-modify-write in any case: it hands on what others released, which a store would not.
-            // Release: the next one who rings the head doorbell does so after this one did.
+            // Always a read-modify-write: it continues the release sequence of earlier holders, which a plain
+            // store would break. Release if this holder rang: the next group that rings the head doorbell
+            // must do so after this one.
             let order = if releases {
                 Order::Release
             } else {
@@ -110,7 +115,8 @@ impl SharedQueue<'_> {
             if releases {
                 on_bus(Traffic::CqDoorbell);
             }
-            // One load of each member, or of two halves the second when the first found something.
+            // Each member makes one load; a lone member makes its loads in two halves, the second only if the
+            // first found an entry.
             let half = G::READS.div_ceil(2);
             on_bus(Traffic::CqLoads(if found == 0 { half } else { G::READS }));
         }
@@ -120,18 +126,19 @@ impl SharedQueue<'_> {
         found
     }
 
-    /// Releases the `oldest` quarter of the ring that is owed to the controller, if all its entries were
-    /// read; `read` of them were. By the leader, under the lock.
+    /// Releases the `oldest` quarter of the ring to the controller if all its entries were read; `read` is
+    /// the count of those that were. The leader calls it, under the lock.
     #[inline(always)]
     fn release_quarter(&self, oldest: u32, read: u32) -> bool {
         let state = &self.state;
-        // Entries of the next pass over the ring are not read before these are released. Modulo 2^26, a
-        // quarter of 2^28.
+        // Entries of the next pass over the ring are not read before these are released, so the count cannot
+        // run ahead. The difference is taken modulo 2^26, a quarter of 2^28.
         let more = read.wrapping_sub(state.read_after(oldest)) << (DrainWord::DROPPED_BITS + 2);
         let releases = more as i32 >= 0;
         if releases {
-            // Acquire: pairs with the release of all who counted there, and of the last one who rang.
-            // Release: what they read was read before the controller sees the doorbell.
+            // Acquire: pairs with the release of all groups that counted there, and of the last group that
+            // rang. Release: their loads of the entries come before the doorbell store, after which the
+            // controller may overwrite them.
             fence(Order::AcqRel, Scope::Sys);
             let end = state.quarter_start(oldest.wrapping_add(1));
             self.memory.cq_doorbell.ring_fenced(end & state.mask());
@@ -139,11 +146,12 @@ impl SharedQueue<'_> {
         releases
     }
 
-    /// Counts the entries from `head` on as read. By the leader.
+    /// Counts the entries from `head` on as read. The leader calls it.
     #[inline(always)]
     fn count_read(&self, head: u32, found: u32, order: Order) {
         let state = &self.state;
-        // Before a slot is free: see `wait_until_entry_reusable`.
+        // Counted before a slot is freed: a thread that claims the slot relies on the count, see
+        // `wait_until_entry_reusable`.
         state.read().fetch_add(found, order, Scope::Gpu);
         let (mut at, mut left) = (head, found);
         while left != 0 {
@@ -159,10 +167,10 @@ impl SharedQueue<'_> {
         }
     }
 
-    /// Reads the entries from `head` on, up to `G::READS` a member; how many of them are new.
+    /// Loads the entries from `head` on, up to `G::READS` a member, and returns the number of new ones.
     ///
-    /// A GPU serves one system-wide read at a time of two neighbours (a sector of 32 bytes), so every
-    /// second entry is read first, then those between them.
+    /// A GPU serves only one system-wide load at a time of two neighbouring entries (a sector of 32 bytes),
+    /// so every second entry is loaded first, and then the entries between them.
     #[inline(always)]
     fn look<G: Group>(&self, group: &G, head: u32, uppers: &mut [u64; ENTRIES]) -> u32 {
         let state = &self.state;
@@ -179,7 +187,8 @@ impl SharedQueue<'_> {
                 uppers[k] = cq.upper(at(k), Order::Relaxed);
             }
         });
-        // No entry a whole pass ahead passes for new: there are fewer commands than entries.
+        // The phase tag alone decides: an entry of the next pass cannot be mistaken for a new one, since
+        // fewer commands than entries are in flight.
         let mut new = 0u32;
         unroll!(ENTRIES, k => {
             if (k as u32) < G::READS && k & 1 == 0 {
@@ -189,15 +198,15 @@ impl SharedQueue<'_> {
         if new & 1 == 0 {
             return 0;
         }
-        // The last of the even ones; what comes after it is left.
+        // Index of the last new entry among the even ones; entries after it stay for the next pass.
         let last = opaque((new | 0xAAAA_AAAA).trailing_ones() - 2);
         unroll!(ENTRIES, k => {
             if (k as u32) < G::READS - 2 && k & 1 == 1 {
                 uppers[k] = cq.upper(at(k), Order::Relaxed);
             }
         });
-        // Acquire: as above, for it and for all before it, which were posted before. Issued with the
-        // reads above, so it costs no trip of its own.
+        // Acquire: pairs as above, for this entry and all before it, which were posted earlier. It is issued
+        // together with the loads above, so it costs no extra round trip.
         cq.upper(at(last as usize), Order::Acquire);
         unroll!(ENTRIES, k => {
             if (k as u32) < G::READS - 2 && k & 1 == 1 {
@@ -207,7 +216,7 @@ impl SharedQueue<'_> {
         new.trailing_ones().min(last + 1)
     }
 
-    /// Stores the results of the completions found into their cells, and frees the slots.
+    /// Stores the results of the completions into their cells, and frees the slots.
     #[inline(always)]
     fn deliver<G: Group>(&self, group: &G, head: u32, found: u32, uppers: [u64; ENTRIES]) {
         let state = &self.state;
@@ -223,7 +232,7 @@ impl SharedQueue<'_> {
             }
         });
         group.sync();
-        // By every member. Release: pairs with the acquire of a cell, of a slot, and of the counts.
+        // Executed by every member. Release: pairs with the acquire of a cell, of a slot, and of the counts.
         fence(Order::Release, Scope::Gpu);
         let head = opaque(head);
         let at = |k: usize| head.wrapping_add(k as u32 * group.size() + group.rank());
@@ -248,7 +257,8 @@ impl SharedQueue<'_> {
             group.sync();
         }
         if group.leads() {
-            // Release: dwords 0 were read after the fence.
+            // Release: dword 0 of a rare entry was loaded after the fence above, so the count needs an order
+            // of this kind to keep that load before the release of the entry.
             let order = if late { Order::Release } else { Order::Relaxed };
             self.count_read(head, found, order);
         }
@@ -258,7 +268,7 @@ impl SharedQueue<'_> {
                 let (upper, end) = (read.uppers[k], read.ends[k]);
                 let ends = is_found(k) & (rare >> k & 1 == 0);
                 self.cells.set_if(ends, end.tag(), cell_value(upper));
-                // Relaxed: the fence above released what was done with the slot.
+                // Relaxed: the fence above already released all accesses to the slot.
                 state.free_if(ends, slot_of(upper));
             }
         });
@@ -269,8 +279,10 @@ impl SharedQueue<'_> {
         }
     }
 
-    /// Takes those of the entries in `rare` that want dword 0 or are not what a controller may post; those
-    /// whose commands have ended. Their slots are free only once they were counted: a thread that claims one waits for
+    /// Handles the entries in `rare`, which want dword 0 or are not possible, and returns those whose
+    /// commands have ended.
+    ///
+    /// Their slots are freed by the caller, after they were counted: a thread that claims a slot waits for
     /// the count (see [`wait_until_entry_reusable`](Self::wait_until_entry_reusable)).
     #[inline(always)]
     fn take_rare(&self, read: &Read, rare: u32, at: impl Fn(usize) -> u32, rung: u32) -> u32 {
@@ -303,7 +315,8 @@ impl SharedQueue<'_> {
     }
 }
 
-/// The value of the cell of a command whose completion has this upper word: status and CID stay where they are.
+/// Returns the value of the cell of a command whose completion has this upper word: status and CID keep their
+/// bits.
 #[inline(always)]
 fn cell_value(upper: u64) -> u64 {
     upper & u64::from(u32::MAX) << 32 | DONE

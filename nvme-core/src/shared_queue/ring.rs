@@ -1,15 +1,16 @@
-//! The tail doorbell of a shared queue: the holder of the lock rings for all threads.
+//! The tail doorbell of a shared queue: the holder of the ring lock rings for all threads.
 
 use super::SharedQueue;
 use crate::group::{Group, Traffic, unroll};
 use crate::sync::{Order, Scope, fence};
 
-/// Times the ring lock's holder looks again for those who came meanwhile; later ones ring by themselves.
+/// Limit of the holder's repeated looks for commands published meanwhile; later ones are rung for by their
+/// own threads.
 const RING_ROUNDS: u32 = 16;
-/// The most sequence numbers that a member reads at once: several loads are under way.
+/// Limit of the sequence numbers that a member loads at once, so that several loads overlap.
 const SEQUENCES: usize = if cfg!(loom) { 1 } else { 8 };
 
-/// How many sequence numbers a member of `G` reads at once.
+/// Returns the number of sequence numbers that a member of `G` loads at once.
 const fn at_once<G: Group>() -> u32 {
     if G::READS == 1 && SEQUENCES > 2 {
         2
@@ -19,20 +20,20 @@ const fn at_once<G: Group>() -> u32 {
 }
 
 impl SharedQueue<'_> {
-    /// Rings for all commands published so far, unless another group is doing that; then that group looks again. A
-    /// command that it still misses is rung for by the thread that waits for it.
+    /// Rings for all commands published so far, unless another group is doing so; then that group looks again
+    /// before it unlocks. A command that it still misses is rung for by the thread that waits for it.
     #[inline(always)]
     pub fn ring<G: Group>(&self, group: &G) {
         self.ring_observed(group, &|_| {});
     }
 
-    /// As [`ring`](Self::ring); the leader calls `on_bus` for each doorbell.
+    /// Rings as [`ring`](Self::ring) does; the leader calls `on_bus` for each doorbell.
     #[inline(always)]
     pub(super) fn ring_observed<G: Group>(&self, group: &G, on_bus: &impl Fn(Traffic)) {
         let lock = self.state.ring_lock();
         let mut asked = 0;
         if group.leads() {
-            // Acquire: pairs with the release of the last holder, for what was rung.
+            // Acquire: pairs with the release of the last holder, so that its `rung` is visible.
             asked = lock.fetch_add(1, Order::Acquire, Scope::Gpu);
         }
         if group.broadcast(asked) != 0 {
@@ -48,7 +49,9 @@ impl SharedQueue<'_> {
             rung = self.ring_once(group, rung, on_bus);
             let mut was = 0;
             if group.leads() {
-                // Release: after the doorbell store, so that holders ring in order.
+                // Release: comes after the doorbell store, so that the doorbell values of successive holders
+                // arrive in order. A tail that moved backwards would be an invalid doorbell write to the
+                // controller.
                 was = lock.compare_exchange(seen, 0, Order::Release, Scope::Gpu);
             }
             let was = group.broadcast(was);
@@ -58,23 +61,23 @@ impl SharedQueue<'_> {
             seen = was;
         }
         if group.leads() {
-            // Release, as above. Those who asked since then ring when they wait.
+            // Release, as above. Threads that asked since then ring while they wait.
             lock.swap(0, Order::Release, Scope::Gpu);
         }
     }
 
-    /// One doorbell over every entry published without a gap since `from`: up to where. Under the ring
-    /// lock.
+    /// Rings once for all entries published without a gap since `from`, and returns the position after them.
+    /// The caller holds the ring lock.
     #[inline(always)]
     fn ring_once<G: Group>(&self, group: &G, from: u32, on_bus: &impl Fn(Traffic)) -> u32 {
         let state = &self.state;
         let mut to = from;
-        // A pass holds fewer entries than the ring has: the scan ends.
+        // A pass holds fewer entries than the ring has, so the scan ends.
         while to.wrapping_sub(from) <= state.mask() {
             let at = |k: usize| to.wrapping_add(k as u32 * group.size() + group.rank());
             let mut read = [0; SEQUENCES];
-            // Acquire: pairs with the release fence before the sequence number. The fence of the doorbell is not
-            // enough when another member rings; one member alone has that fence.
+            // Acquire: pairs with the release fence before the sequence number. The doorbell's own fence is
+            // not enough when another member rings; a lone member has that fence itself.
             let order = if group.size() == 1 {
                 Order::Relaxed
             } else {
@@ -90,7 +93,8 @@ impl SharedQueue<'_> {
                 if (k as u32) < at_once::<G>() {
                     let ours = read[k] == at(k).wrapping_add(1);
                     if group.size() == 1 {
-                        // All together: a GPU's compiler would wait for one before it reads the next.
+                        // Combined afterwards: a GPU's compiler would otherwise wait for one load before it
+                        // issues the next.
                         published |= u32::from(ours) << k;
                     } else if found == k as u32 * group.size() {
                         found += group.vote(ours).leading;
@@ -108,10 +112,11 @@ impl SharedQueue<'_> {
         if to != from {
             group.sync();
             if group.leads() {
-                // Before the doorbell: who sees a completion sees that it was rung for.
+                // Stored before the doorbell: a thread that sees a completion also sees that its entry was
+                // rung for.
                 state.rung().store(to, Order::Relaxed, Scope::Gpu);
-                // Release: pairs with the controller's fetch. Acquire: of the sequence numbers, where one member alone
-                // has read them.
+                // Release: pairs with the controller's fetch. Acquire: for the sequence numbers, which a lone
+                // member loaded with relaxed order.
                 fence(Order::AcqRel, Scope::Sys);
                 self.memory.sq_doorbell.ring_fenced(to & state.mask());
                 on_bus(Traffic::SqDoorbell);

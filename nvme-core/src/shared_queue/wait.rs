@@ -1,7 +1,7 @@
-//! Waiting on a shared queue: submit, wait, and both together, by a group that stays together.
+//! Waiting on a shared queue: submit, wait, and both in one loop, by a group that stays together.
 //!
-//! Three loops, for what is alive from turn to turn differs: a kernel that only waits holds no command, one that
-//! only submits holds no result, and each is compiled to the registers that it needs.
+//! These are three separate loops because their live values differ: a kernel that only waits holds no
+//! command, one that only submits holds no result, and each is compiled to the registers that it needs.
 
 use super::{Drained, SharedQueue, Token, ended};
 use crate::command::Command;
@@ -12,9 +12,9 @@ use crate::spec::Sqe;
 use crate::sync::{Order, Scope};
 use crate::trace::Event;
 
-/// How long after its deadline a wait still tries to drain once by itself.
+/// Time after its deadline during which a wait still tries to drain once on its own, in nanoseconds.
 const GRACE_NS: u64 = 100_000_000;
-/// How much longer those pause who found the queue full.
+/// Pauses that a thread adds when it found the queue full.
 const PATIENCE: u32 = 4;
 
 impl<'a> SharedQueue<'a> {
@@ -33,8 +33,8 @@ impl<'a> SharedQueue<'a> {
         why.map_or(Ok(token), Err)
     }
 
-    /// As [`submit`](Self::submit), for the threads that want to: the others help. The token means nothing to them, and
-    /// where there is a reason against it.
+    /// Submits as [`submit`](Self::submit) does, for the threads with `wants`; the others help. The token is
+    /// meaningless for those, and with an error.
     #[inline(always)]
     pub fn submit_if<H: ExecContext>(
         &self,
@@ -55,12 +55,14 @@ impl<'a> SharedQueue<'a> {
         )
     }
 
-    /// Waits for this command's own end, as [`poll`](Self::poll) gives it, helping to ring and to drain
-    /// meanwhile. Threads that wait together return together, when the last of them need not wait.
+    /// Waits for the outcome of this command, as [`poll`](Self::poll) returns it, and helps to ring and to
+    /// drain meanwhile.
+    ///
+    /// Threads that wait together return together, once none of them needs to wait.
     ///
     /// # Errors
-    /// [`WaitError`] with the token; the command stays in flight. A timeout is reported only after a
-    /// drain that began after `deadline_ns` has found nothing.
+    /// [`WaitError`] with the token; the command stays in flight. A time-out is reported only after a drain
+    /// that began after `deadline_ns` has found nothing.
     #[inline(always)]
     pub fn wait<H: ExecContext>(
         &self,
@@ -75,11 +77,12 @@ impl<'a> SharedQueue<'a> {
         }
     }
 
-    /// As [`wait`](Self::wait), for threads that have different needs: all drain until those have their ends that need
-    /// them. None for a thread that needs none and has seen none: its command stays in flight.
+    /// Waits as [`wait`](Self::wait) does, for threads with different needs: all of them drain until those
+    /// that need an end have it. Returns `None` for a thread that needs no end and has seen none; its command
+    /// stays in flight.
     ///
     /// # Errors
-    /// [`WaitError`], for those that need their end: the command stays in flight.
+    /// [`WaitError`], for threads that need their end: the command stays in flight.
     #[inline(always)]
     pub fn wait_together<H: ExecContext>(
         &self,
@@ -95,7 +98,7 @@ impl<'a> SharedQueue<'a> {
         }
     }
 
-    /// The value of the command's cell; 0 when the wait was given up, or need not be waited for.
+    /// Returns the value of the command's cell; 0 when the wait timed out or was not needed.
     #[inline(always)]
     fn wait_for<H: ExecContext>(
         &self,
@@ -145,28 +148,27 @@ impl<'a> SharedQueue<'a> {
         }
     }
 
-    /// Takes part in the queue's upkeep without waiting for anything: rings for what was published, and
-    /// drains.
+    /// Takes part in the queue's upkeep without waiting: rings for published commands, and drains.
     #[inline(always)]
     pub fn help_out<H: ExecContext>(&self, here: &H) -> Drained {
         here.converged(self.key(), Help { queue: self, here })
     }
 
-    /// Whether the entry of `ticket` still waits for the doorbell.
+    /// True if the entry of `ticket` has not been rung for.
     #[inline(always)]
     fn unrung(&self, ticket: u32) -> bool {
         let rung = self.state.rung().load(Order::Relaxed, Scope::Gpu);
         rung.wrapping_sub(ticket) as i32 <= 0
     }
 
-    /// Whether something was placed that was not rung for.
+    /// True if any placed command has not been rung for.
     #[inline(always)]
     fn anything_unrung(&self) -> bool {
         let placed = self.state.next_ticket().load(Order::Relaxed, Scope::Gpu);
         placed != self.state.rung().load(Order::Relaxed, Scope::Gpu)
     }
 
-    /// Rings when a member wants that, and drains.
+    /// Rings if a member with `wants` asks for it, and drains.
     #[inline(always)]
     fn help<G: Group>(&self, here: &impl ExecContext, group: &G, wants: bool) -> Drained {
         let on_bus = |traffic: Traffic| here.on_bus_access(traffic);
@@ -176,13 +178,13 @@ impl<'a> SharedQueue<'a> {
         self.drain_observed(group, &on_bus)
     }
 
-    /// What is recorded of a command that was placed.
+    /// Returns the trace event of a command that was placed.
     #[inline(always)]
     fn placed(&self, token: &Token, sqe: &Sqe) -> Event {
         Event::submitted(self.state.qid(), token.cid, sqe.opcode(), sqe.nsid)
     }
 
-    /// What is recorded of a command when its thread stops waiting for it.
+    /// Returns the trace event of a command at the moment its thread stops waiting for it.
     #[inline(always)]
     fn end_of(&self, token: &Token, value: u64, here: &impl ExecContext) -> Event {
         let (qid, cid) = (self.state.qid(), token.cid);
@@ -201,21 +203,22 @@ impl<'a> SharedQueue<'a> {
         }
     }
 
-    /// What members of one group have in common: this queue, by where its state is. For [`ExecContext::converged`].
+    /// Returns the key that members of one group share, the address of this queue's state, for
+    /// [`ExecContext::converged`].
     #[inline(always)]
     pub fn key(&self) -> u64 {
         core::ptr::from_ref(self.state.next_ticket()).addr() as u64
     }
 }
 
-/// What a thread needs that waits beside others.
+/// The need of a thread in a common wait.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Need {
-    /// Nothing: it has no command, and helps the others.
+    /// The thread has no command, and helps the others.
     Help,
-    /// Its command's end, if that is there when another thread's need is met.
+    /// The command's end, if it is known when the other threads' needs are met.
     Look,
-    /// Its command's end.
+    /// The command's end.
     End,
 }
 
@@ -269,7 +272,7 @@ struct Wait<'q, 'a, H> {
 impl<H: ExecContext> GroupOp for Wait<'_, '_, H> {
     type Output = u64;
 
-    /// The cell's value, 0 when the wait was given up.
+    /// Returns the cell's value, 0 when the wait timed out.
     #[inline(always)]
     fn run<G: Group>(self, group: &G) -> u64 {
         let queue = self.queue;
@@ -291,7 +294,9 @@ impl<H: ExecContext> GroupOp for Wait<'_, '_, H> {
             let now = self.here.now_ns();
             let unrung = looks && queue.unrung(self.token.ticket);
             let drained = queue.help(self.here, group, unrung);
-            // After the deadline: a drain that found nothing has begun since, or there is no getting one.
+            // After the deadline: either a drain that began since has found nothing, or the drain lock could
+            // not be had within the grace time. Giving up earlier could lose a completion that is already in
+            // the ring.
             let over = now >= self.deadline_ns.saturating_add(GRACE_NS);
             given_up = now >= self.deadline_ns && (drained == Drained::Took(0) || over);
             turn = next_turn(drained, turn);
@@ -351,7 +356,8 @@ impl<'d, H: ExecContext, F: Fn() -> Command<'d>> GroupOp for Run<'_, '_, H, F> {
                 return (value, token, why);
             }
             let drained = queue.help(self.here, group, rings);
-            // After the deadline: a drain that found nothing has begun since, or there is no getting one.
+            // After the deadline: either a drain that began since has found nothing, or the drain lock could
+            // not be had within the grace time.
             let over = now >= self.deadline_ns.saturating_add(GRACE_NS);
             given_up = now >= self.deadline_ns && (drained == Drained::Took(0) || over);
             turn = next_turn(drained, turn);
@@ -375,7 +381,7 @@ impl<H: ExecContext> GroupOp for Help<'_, '_, H> {
     }
 }
 
-/// The longer nothing happens, and the longer others do it, the longer the pauses.
+/// Lengthens the pauses while nothing is drained, or while other groups do the draining.
 #[inline(always)]
 fn next_turn(drained: Drained, turn: u32) -> u32 {
     match drained {

@@ -1,4 +1,4 @@
-//! Numbers with a meaning: identifiers and addresses that must not be mixed up.
+//! Identifiers and addresses as distinct types, so that they cannot be mixed up.
 
 use core::fmt;
 
@@ -18,7 +18,7 @@ macro_rules! number {
 }
 
 number!(
-    /// An address as the controller sees it: what goes into PRPs, SGLs and queue base registers.
+    /// An address as the controller sees it, for PRPs, SGLs and queue base registers.
     Iova(u64), "{:#x}"
 );
 number!(
@@ -53,7 +53,7 @@ impl Qid {
 }
 
 impl Iova {
-    /// This address plus `bytes`, wrapping at the end of the address space.
+    /// Returns this address plus `bytes`, wrapping at the end of the address space.
     #[inline]
     pub const fn offset(self, bytes: u64) -> Self {
         Self(self.0.wrapping_add(bytes))
@@ -67,51 +67,51 @@ impl Iova {
 pub struct PageSize(u8);
 
 impl PageSize {
-    /// 4 KiB: what every driver of this project uses when CAP.MPSMIN allows it.
+    /// 4 KiB, which every driver of this project uses if CAP.MPSMIN allows it.
     pub const KIB4: Self = Self(12);
 
-    /// The page size of 2^(12 + `mps`) bytes, or `None` above the field's range (0 to 15).
+    /// Returns the page size of 2^(12 + `mps`) bytes, or `None` above the field's range (0 to 15).
     pub const fn from_mps(mps: u8) -> Option<Self> {
         if mps < 16 { Some(Self(12 + mps)) } else { None }
     }
 
-    /// The value of CC.MPS.
+    /// Returns the value for CC.MPS.
     pub const fn mps(self) -> u8 {
         self.0 - 12
     }
 
-    /// The same, see [`opaque`](crate::sync::opaque).
+    /// Returns the same size through an optimisation barrier, see [`opaque`](crate::sync::opaque).
     #[inline(always)]
     pub(crate) fn opaque(self) -> Self {
         Self(crate::sync::opaque(u32::from(self.0)) as u8)
     }
 
-    /// log2 of the size in bytes.
+    /// Returns log2 of the size in bytes.
     #[inline]
     pub const fn shift(self) -> u32 {
         self.0 as u32
     }
 
-    /// Bytes per page.
+    /// Returns the bytes of a page.
     #[inline]
     pub const fn bytes(self) -> u64 {
         1 << self.0
     }
 
-    /// Bytes from the start of its page to `iova`.
+    /// Returns the bytes from the start of its page to `iova`.
     #[inline]
     pub const fn offset_of(self, iova: Iova) -> u64 {
         iova.0 & (self.bytes() - 1)
     }
 
-    /// Pages that `bytes` bytes from the start of a page take.
+    /// Returns the number of pages that `bytes` bytes from the start of a page take.
     #[inline]
     pub const fn count(self, bytes: u64) -> u64 {
-        // A shift: the compiler does not know that the divisor is a power of two.
+        // Shifts instead of a division, since the compiler does not know that the divisor is a power of two.
         (bytes >> self.0) + (bytes & (self.bytes() - 1) != 0) as u64
     }
 
-    /// PRP entries that fit into one page of this size.
+    /// Returns the number of PRP entries in a page of this size.
     #[inline]
     pub const fn prp_entries(self) -> u64 {
         self.bytes() / 8

@@ -58,7 +58,7 @@ pub mod opcode {
     pub const GET_LBA_STATUS: u8 = 0x86;
 }
 
-/// Controller or Namespace Structure: what Identify returns (CDW10 bits 7:0).
+/// Controller or Namespace Structure (CNS): the data structure that Identify returns (CDW10 bits 7:0).
 pub mod cns {
     /// One namespace.
     pub const NAMESPACE: u8 = 0x00;
@@ -84,12 +84,12 @@ pub mod cns {
     pub const CONTROLLERS: u8 = 0x13;
 }
 
-/// A queue to be created: where it lies and how long it is.
+/// The parameters of a queue to be created.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct QueueParams {
     /// Identifier, 1 to 65,535.
     pub qid: Qid,
-    /// Entries, 2 to 65,536. Any other number is sent as a size of 1 entry, which every controller refuses
+    /// Entries, 2 to 65,536. Any other number is sent as a size of 1 entry, which every controller rejects
     /// with Invalid Queue Size.
     pub entries: u32,
     /// Page-aligned start of the physically contiguous ring.
@@ -112,7 +112,7 @@ fn create_queue(opcode: u8, params: QueueParams) -> Sqe {
     sqe
 }
 
-/// Create I/O Completion Queue, contiguous, with interrupt vector `vector` or none (polled).
+/// Makes Create I/O Completion Queue: contiguous, with interrupt vector `vector` or none (polled).
 ///
 /// The ring must be zeroed before the command is sent.
 ///
@@ -125,7 +125,7 @@ pub fn create_io_cq(params: QueueParams, vector: Option<u16>) -> Sqe {
     sqe
 }
 
-/// Create I/O Submission Queue, contiguous, bound to completion queue `cqid`.
+/// Makes Create I/O Submission Queue: contiguous, bound to completion queue `cqid`.
 ///
 /// NVMe Base 2.0c, 5.5 (Create I/O Submission Queue command).
 pub fn create_io_sq(params: QueueParams, cqid: Qid) -> Sqe {
@@ -134,7 +134,7 @@ pub fn create_io_sq(params: QueueParams, cqid: Qid) -> Sqe {
     sqe
 }
 
-/// Delete I/O Submission Queue. On success the controller has completed or aborted every command of it.
+/// Makes Delete I/O Submission Queue. On success the controller has completed or aborted every command in it.
 ///
 /// NVMe Base 2.0c, 5.7 (Delete I/O Submission Queue command).
 pub fn delete_io_sq(qid: Qid) -> Sqe {
@@ -143,7 +143,7 @@ pub fn delete_io_sq(qid: Qid) -> Sqe {
     sqe
 }
 
-/// Delete I/O Completion Queue; its submission queues must be gone.
+/// Makes Delete I/O Completion Queue; its submission queues must have been deleted before.
 ///
 /// NVMe Base 2.0c, 5.6 (Delete I/O Completion Queue command).
 pub fn delete_io_cq(qid: Qid) -> Sqe {
@@ -152,7 +152,7 @@ pub fn delete_io_cq(qid: Qid) -> Sqe {
     sqe
 }
 
-/// Identify: 4,096 bytes of structure `cns`.
+/// Makes Identify: 4,096 bytes of structure `cns`.
 ///
 /// NVMe Base 2.0c, 5.17 (Identify command).
 pub fn identify(cns: u8, nsid: Nsid) -> Sqe {
@@ -161,7 +161,8 @@ pub fn identify(cns: u8, nsid: Nsid) -> Sqe {
     sqe
 }
 
-/// Get Log Page: `bytes` of page `lid` from byte `offset` on: whole dwords that fit into `bytes`, at least one.
+/// Makes Get Log Page: `bytes` of page `lid` from byte `offset` on. It asks for the whole dwords that fit
+/// into `bytes`, and for one at least.
 ///
 /// NVMe Base 2.0c, 5.16 (Get Log Page command).
 pub fn get_log_page(lid: u8, nsid: Nsid, bytes: u32, offset: u64) -> Sqe {
@@ -174,7 +175,7 @@ pub fn get_log_page(lid: u8, nsid: Nsid, bytes: u32, offset: u64) -> Sqe {
     sqe
 }
 
-/// What else a Get Log Page command says, beside page, length and offset.
+/// The fields of a Get Log Page command beside page, length and offset.
 ///
 /// NVMe Base 2.0c, 5.16 (Get Log Page command).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -183,18 +184,19 @@ pub struct LogOptions {
     pub lsp: u8,
     /// Log specific identifier.
     pub lsi: u16,
-    /// Retain asynchronous event: reading the page does not let further events of its type through.
+    /// Retain asynchronous event: reading the page does not clear the event, so no further events of its type
+    /// are reported.
     pub rae: bool,
     /// UUID index, 7 bits; 0 is none.
     pub uuid_index: u8,
     /// Command set identifier.
     pub csi: u8,
-    /// The offset is an index into the page's list of structures, not in bytes.
+    /// The offset is an index into the page's list of structures instead of bytes.
     pub index_offset: bool,
 }
 
 impl LogOptions {
-    /// `sqe`, a Get Log Page command, with these fields.
+    /// Sets these fields in `sqe`, a Get Log Page command.
     pub fn apply(self, mut sqe: Sqe) -> Sqe {
         sqe.cdw10 |= u32::from(self.lsp & 0x7F) << 8 | u32::from(self.rae) << 15;
         sqe.cdw11 |= u32::from(self.lsi) << 16;
@@ -205,13 +207,13 @@ impl LogOptions {
     }
 }
 
-/// Bytes that a Get Log Page command asks for.
+/// Returns the number of bytes that a Get Log Page command asks for.
 pub const fn log_page_bytes(sqe: &Sqe) -> u64 {
     let numd_z = (sqe.cdw10 >> 16) as u64 | ((sqe.cdw11 & 0xFFFF) as u64) << 16;
     (numd_z + 1) * 4
 }
 
-/// What Get Features is asked for (CDW10 bits 10:8).
+/// Value that Get Features returns (CDW10 bits 10:8).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Select {
     /// The current value.
@@ -220,11 +222,11 @@ pub enum Select {
     Default,
     /// The saved value.
     Saved,
-    /// Which of saveable, namespace specific and changeable the feature is.
+    /// Attributes of the feature: saveable, namespace specific, changeable.
     Capabilities,
 }
 
-/// Get Features.
+/// Makes Get Features.
 ///
 /// NVMe Base 2.0c, 5.15 (Get Features command).
 pub fn get_features(fid: u8, select: Select, nsid: Nsid, cdw11: u32) -> Sqe {
@@ -234,7 +236,7 @@ pub fn get_features(fid: u8, select: Select, nsid: Nsid, cdw11: u32) -> Sqe {
     sqe
 }
 
-/// Set Features, not saved across resets.
+/// Makes Set Features, not saved across resets.
 ///
 /// NVMe Base 2.0c, 5.27 (Set Features command).
 pub fn set_features(fid: u8, nsid: Nsid, cdw11: u32) -> Sqe {
@@ -244,8 +246,8 @@ pub fn set_features(fid: u8, nsid: Nsid, cdw11: u32) -> Sqe {
     sqe
 }
 
-/// Abort command `cid` of submission queue `sqid`. Best effort: dword 0 bit 0 of the completion is 1
-/// when the command was not aborted.
+/// Makes Abort of command `cid` of submission queue `sqid`. Best effort: dword 0 bit 0 of the completion is 1
+/// if the command was not aborted.
 ///
 /// NVMe Base 2.0c, 5.1 (Abort command).
 pub fn abort(sqid: Qid, cid: Cid) -> Sqe {
@@ -254,14 +256,14 @@ pub fn abort(sqid: Qid, cid: Cid) -> Sqe {
     sqe
 }
 
-/// Asynchronous Event Request: completes when the controller has an event to tell.
+/// Makes Asynchronous Event Request, which completes when the controller has an event to report.
 ///
 /// NVMe Base 2.0c, 5.2 (Asynchronous Event Request command).
 pub fn async_event_request() -> Sqe {
     Sqe::new(opcode::ASYNC_EVENT_REQUEST, Nsid::NONE)
 }
 
-/// Keep Alive.
+/// Makes Keep Alive.
 ///
 /// NVMe Base 2.0c, 5.18 (Keep Alive command).
 pub fn keep_alive() -> Sqe {
@@ -291,8 +293,11 @@ bitfield! {
 }
 
 impl Format {
-    /// LBA format `lbaf` (0 to 63) with secure erase settings `ses` (0 to 7); no metadata settings, no
-    /// protection. A number past these makes a command with `ses` 7, which is reserved: it is refused.
+    /// Selects LBA format `lbaf` (0 to 63) with secure erase settings `ses` (0 to 7); no metadata settings,
+    /// no protection.
+    ///
+    /// A number outside these ranges makes a command with `ses` 7, a reserved value that the controller
+    /// rejects; cut to its field it could name another format, and the format would destroy data for nothing.
     pub fn new(lbaf: u8, ses: u8) -> Self {
         let mut format = Self(0);
         format.set_lbafl(lbaf & 0xF);
@@ -301,7 +306,7 @@ impl Format {
         format
     }
 
-    /// Format NVM of namespace `nsid`, or of every one ([`Nsid::ALL`]).
+    /// Makes Format NVM of namespace `nsid`, or of every namespace ([`Nsid::ALL`]).
     pub fn command(self, nsid: Nsid) -> Sqe {
         let mut sqe = Sqe::new(opcode::FORMAT_NVM, nsid);
         sqe.cdw10 = self.0;
@@ -309,14 +314,15 @@ impl Format {
     }
 }
 
-/// Format NVM: LBA format `lbaf` (0 to 63), no protection, `ses` 0 none, 1 user data erase, 2 cryptographic.
+/// Makes Format NVM: LBA format `lbaf` (0 to 63), no protection, `ses` 0 none, 1 user data erase, 2
+/// cryptographic.
 ///
 /// NVMe Base 2.0c, 5.14 (Format NVM command).
 pub fn format_nvm(nsid: Nsid, lbaf: u8, ses: u8) -> Sqe {
     Format::new(lbaf, ses).command(nsid)
 }
 
-/// What a Sanitize command does (CDW10 bits 2:0).
+/// Action of a Sanitize command (CDW10 bits 2:0).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SanitizeAction {
     /// Leaves the failed state of an earlier operation that allowed it ([`Sanitize::unrestricted`]).
@@ -337,7 +343,7 @@ pub struct Sanitize {
     /// Allow unrestricted sanitize exit (AUSE): after a failure the drive may be used again without a
     /// successful sanitize operation.
     pub unrestricted: bool,
-    /// Overwrite pass count (OWPASS), 1 to 16.
+    /// Overwrite pass count (OWPASS), 1 to 16; 0 is sent as 16.
     pub passes: u8,
     /// Overwrite invert pattern between passes (OIPBP).
     pub invert: bool,
@@ -362,7 +368,7 @@ pub mod sanitize_bits {
 }
 
 impl SanitizeAction {
-    /// The action of CDW10, or `None` for a reserved value.
+    /// Returns the action in CDW10, or `None` for a reserved value.
     pub const fn of(cdw10: u32) -> Option<Self> {
         match cdw10 & sanitize_bits::SANACT {
             1 => Some(Self::ExitFailureMode),
@@ -375,7 +381,7 @@ impl SanitizeAction {
 }
 
 impl Sanitize {
-    /// One pass of `action` with nothing else asked for.
+    /// Selects one pass of `action` without further options.
     pub const fn new(action: SanitizeAction) -> Self {
         Self {
             action,
@@ -388,10 +394,10 @@ impl Sanitize {
     }
 }
 
-/// Sanitize: erases every namespace of the subsystem. The command completes when the operation has
-/// started; its state and progress are in the Sanitize Status log page.
+/// Makes Sanitize, which erases every namespace of the subsystem. The command completes when the operation
+/// has started; its state and progress are in the Sanitize Status log page.
 ///
-/// `passes` above 15 are 16, the most there are; passes and pattern count for an overwrite alone.
+/// `passes` 0 and above 15 are sent as 16, the maximum; passes and pattern are sent for an overwrite only.
 ///
 /// NVMe Base 2.0c, 5.24 (Sanitize command).
 pub fn sanitize(fields: Sanitize) -> Sqe {

@@ -1,4 +1,4 @@
-//! Asynchronous events: dword 0 of the completion of an Asynchronous Event Request, and what it says.
+//! Asynchronous events: dword 0 of the completion of an Asynchronous Event Request, and its text.
 //!
 //! NVMe Base 2.0c, 5.2 (Asynchronous Event Request command).
 
@@ -7,7 +7,7 @@ use bitfield::bitfield;
 use core::fmt;
 
 bitfield! {
-    /// Dword 0 of the completion of an Asynchronous Event Request. `Display` is what it says in words.
+    /// Dword 0 of the completion of an Asynchronous Event Request. `Display` describes it in words.
     ///
     /// NVMe Base 2.0c, 5.2.1 (Command Completion), "Asynchronous Event Request".
     #[derive(Clone, Copy, PartialEq, Eq)]
@@ -16,9 +16,9 @@ bitfield! {
     u8;
     /// Event type: one of [`event_type`].
     pub event_type, set_event_type: 2, 0;
-    /// What happened, by event type.
+    /// Asynchronous event information, by event type.
     pub info, set_info: 15, 8;
-    /// The log page to read, which also lets further events of this type through.
+    /// Log page to read; reading it enables further events of this type.
     pub log_page, set_log_page: 23, 16;
 }
 
@@ -40,7 +40,7 @@ pub mod event_type {
 pub mod error_event {
     /// A doorbell of a queue that does not exist was written.
     pub const INVALID_DOORBELL_REGISTER: u8 = 0;
-    /// A doorbell was written with a value out of range or the one it had.
+    /// A doorbell was written with a value out of range, or with the value that it had.
     pub const INVALID_DOORBELL_VALUE: u8 = 1;
     /// Diagnostic failure.
     pub const DIAGNOSTIC_FAILURE: u8 = 2;
@@ -68,7 +68,7 @@ pub mod notice_event {
     pub const NAMESPACE_ATTRIBUTE: u8 = 0x00;
     /// A firmware activation begins: commands pause.
     pub const FIRMWARE_ACTIVATION: u8 = 0x01;
-    /// Controller-initiated telemetry data is there.
+    /// Controller-initiated telemetry data is available.
     pub const TELEMETRY: u8 = 0x02;
     /// The asymmetric namespace access state of a group changed.
     pub const ANA_CHANGE: u8 = 0x03;
@@ -82,12 +82,12 @@ pub mod command_set_event {
     pub const RESERVATION: u8 = 0;
     /// A sanitize operation completed, successfully or not.
     pub const SANITIZE_COMPLETED: u8 = 1;
-    /// A sanitize operation completed with deallocation that was not asked for.
+    /// A sanitize operation completed with unrequested deallocation.
     pub const SANITIZE_DEALLOCATED: u8 = 2;
 }
 
 impl AsyncEvent {
-    /// The event's type and what happened, in words; `None` for values without a name.
+    /// Returns the event's type and information in words; `None` for values without a name.
     const fn words(self) -> Option<&'static str> {
         Some(match (self.0 & 7, (self.0 >> 8 & 0xFF) as u8) {
             (0, error_event::INVALID_DOORBELL_REGISTER) => {

@@ -53,10 +53,10 @@ pub enum Psdt {
 }
 
 impl Sqe {
-    /// All zero: a flush of no namespace.
+    /// All zero, which is a flush of no namespace.
     pub(crate) const ZERO: Self = Self::from_words([0; 8]);
 
-    /// A command with this opcode and namespace; every other field is zero.
+    /// Makes a command with this opcode and namespace; every other field is zero.
     #[inline]
     pub const fn new(opcode: u8, nsid: Nsid) -> Self {
         Self {
@@ -75,19 +75,19 @@ impl Sqe {
         }
     }
 
-    /// The opcode.
+    /// Returns the opcode.
     #[inline]
     pub const fn opcode(&self) -> u8 {
         self.cdw0 as u8
     }
 
-    /// Fused operation: 0 for a normal command.
+    /// Returns the fused operation: 0 for a normal command.
     #[inline]
     pub const fn fuse(&self) -> u8 {
         (self.cdw0 >> 8) as u8 & 3
     }
 
-    /// How the data pointer is to be read.
+    /// Returns the meaning of the data pointer.
     #[inline]
     pub const fn psdt(&self) -> Psdt {
         match (self.cdw0 >> 14) & 3 {
@@ -98,20 +98,20 @@ impl Sqe {
         }
     }
 
-    /// The command identifier.
+    /// Returns the command identifier.
     #[inline]
     pub const fn cid(&self) -> Cid {
         Cid((self.cdw0 >> 16) as u16)
     }
 
-    /// This entry with its command identifier set.
+    /// Returns this entry with its command identifier set.
     #[inline]
     pub const fn with_cid(mut self, cid: Cid) -> Self {
         self.cdw0 = self.cdw0 & 0xFFFF | (cid.0 as u32) << 16;
         self
     }
 
-    /// This entry with PRP1 and PRP2 as its data pointer.
+    /// Returns this entry with PRP1 and PRP2 as its data pointer.
     #[inline]
     pub const fn with_prps(mut self, prp1: u64, prp2: u64) -> Self {
         self.cdw0 &= !(3 << 14);
@@ -119,7 +119,7 @@ impl Sqe {
         self
     }
 
-    /// This entry with one SGL descriptor as its data pointer (PSDT 01b).
+    /// Returns this entry with one SGL descriptor as its data pointer (PSDT 01b).
     #[inline]
     pub const fn with_sgl(mut self, descriptor: [u64; 2]) -> Self {
         self.cdw0 = self.cdw0 & !(3 << 14) | 1 << 14;
@@ -127,19 +127,19 @@ impl Sqe {
         self
     }
 
-    /// Command dwords 10 and 11 as one number (the starting LBA of NVM commands).
+    /// Returns command dwords 10 and 11 as one number (the starting LBA of NVM commands).
     #[inline]
     pub const fn cdw10_11(&self) -> u64 {
         self.cdw10 as u64 | (self.cdw11 as u64) << 32
     }
 
-    /// The entry as the eight words in which it is stored.
+    /// Returns the entry as the eight words in which it is stored.
     #[inline]
     pub const fn to_words(self) -> [u64; 8] {
         zerocopy::transmute!(self)
     }
 
-    /// The entry read back from eight words.
+    /// Makes an entry of eight words.
     #[inline]
     pub const fn from_words(words: [u64; 8]) -> Self {
         zerocopy::transmute!(words)

@@ -29,31 +29,31 @@ pub struct Cqe {
 const _: () = assert!(size_of::<Cqe>() == CQE_BYTES);
 
 impl Cqe {
-    /// The phase tag.
+    /// Returns the phase tag.
     #[inline]
     pub const fn phase(&self) -> bool {
         self.phase_status & 1 != 0
     }
 
-    /// The status field.
+    /// Returns the status field.
     #[inline]
     pub const fn status(&self) -> Status {
         Status(self.phase_status >> 1)
     }
 
-    /// The command's identifier.
+    /// Returns the command's identifier.
     #[inline]
     pub const fn cid(&self) -> Cid {
         Cid(self.cid)
     }
 
-    /// The submission queue of the command.
+    /// Returns the submission queue of the command.
     #[inline]
     pub const fn sqid(&self) -> Qid {
         Qid(self.sqid)
     }
 
-    /// The entry out of its two words: `lower` is dwords 0-1, `upper` dwords 2-3.
+    /// Makes an entry of its two words: `lower` is dwords 0-1, `upper` dwords 2-3.
     #[inline]
     pub const fn from_words(lower: u64, upper: u64) -> Self {
         Self {
@@ -66,7 +66,7 @@ impl Cqe {
         }
     }
 
-    /// The entry as two words, dwords 0-1 first.
+    /// Returns the entry as two words, dwords 0-1 first.
     #[inline]
     pub const fn to_words(self) -> [u64; 2] {
         [
@@ -79,7 +79,7 @@ impl Cqe {
     }
 }
 
-/// The phase tag in the upper word of a completion queue entry.
+/// Returns the phase tag in the upper word of a completion queue entry.
 #[inline]
 pub const fn phase_of(upper: u64) -> bool {
     upper >> 48 & 1 != 0

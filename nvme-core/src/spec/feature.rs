@@ -65,8 +65,8 @@ features! {
     WRITE_PROTECTION = 0x84, "Namespace Write Protection Config";
 }
 
-/// Bytes of the data that a feature has beside dword 0, 0 for none; `None` where that is not known: a vendor's, or one
-/// that came after this table.
+/// Returns the bytes of data that a feature has beside dword 0, 0 for none; `None` if unknown: a vendor's
+/// feature, or one of a later revision.
 ///
 /// NVMe Base 2.0c, 5.27.1 (Feature Specific Information).
 pub const fn data_bytes(fid: u8) -> Option<usize> {
@@ -89,7 +89,7 @@ pub const fn data_bytes(fid: u8) -> Option<usize> {
 pub const SAVE: u32 = 1 << 31;
 
 bitfield! {
-    /// What Get Features with [`Select::Capabilities`](super::admin::Select) returns in dword 0.
+    /// Dword 0 of Get Features with [`Select::Capabilities`](super::admin::Select).
     ///
     /// NVMe Base 2.0c, 5.15 (Get Features command).
     #[derive(Clone, Copy, PartialEq, Eq)]
@@ -109,7 +109,7 @@ bitfield! {
     pub struct Arbitration(u32);
     impl Debug;
     u8;
-    /// Arbitration burst: 2^AB commands of one queue at a time; 7 is no limit.
+    /// Arbitration burst: 2^AB commands from one queue in a row; 7 is no limit.
     pub ab, set_ab: 2, 0;
     /// Low priority weight, 0's based.
     pub lpw_z, set_lpw_z: 15, 8;
@@ -182,15 +182,16 @@ bitfield! {
 }
 
 impl NumberOfQueues {
-    /// Command dword 11 that asks for `sqs` and `cqs` I/O queues, cut to 1 to 65,535 each.
+    /// Returns command dword 11 of a request for `sqs` and `cqs` I/O queues, each clamped to 1 to 65,535.
     pub fn request(sqs: u32, cqs: u32) -> u32 {
         let zero_based = |queues: u32| queues.clamp(1, 65_535) - 1;
         zero_based(sqs) | zero_based(cqs) << 16
     }
 
-    /// I/O submission and completion queues granted by dword 0 of the completion, 1 to 65,536 each.
+    /// Returns the I/O submission and completion queues that dword 0 of the completion grants, 1 to 65,536
+    /// each.
     ///
-    /// May be more than requested: the host creates no more than the smaller number.
+    /// A controller may grant more than requested; the host creates no more than the smaller number.
     pub fn granted(dw0: u32) -> (u32, u32) {
         let value = Self(dw0);
         (u32::from(value.nsq_z()) + 1, u32::from(value.ncq_z()) + 1)
@@ -215,7 +216,7 @@ bitfield! {
     pub struct InterruptVector(u32);
     impl Debug;
     u16;
-    /// The vector this is about.
+    /// Interrupt vector to configure.
     pub iv, set_iv: 15, 0;
     /// Coalescing disable.
     pub bool, cd, set_cd: 16;
@@ -247,11 +248,11 @@ pub const HMB_ENABLE: u32 = 1 << 0;
 /// Host Memory Buffer (FID 0Dh), CDW11 bit 1: the same memory is released with its content unchanged.
 pub const HMB_MEMORY_RETURN: u32 = 1 << 1;
 
-/// Set Features, Host Memory Buffer: lends `pages` memory pages (of CC.MPS), described by the
-/// `entries` [`HmbDescriptor`]s at `list`, to the controller; or takes them back (`enable` false).
+/// Makes Set Features, Host Memory Buffer: gives the controller `pages` memory pages (of CC.MPS), described
+/// by the `entries` [`HmbDescriptor`]s at `list`; or disables the buffer (`enable` false).
 ///
-/// `list` is 16-byte aligned. `memory_return`: the controller had the same memory with the same
-/// content before a reset. The memory is the controller's until a disabling command has completed.
+/// `list` is 16-byte aligned. `memory_return` tells the controller that it had the same memory with the same
+/// content before a reset. The controller owns the memory until a disabling command has completed.
 ///
 /// NVMe Base 2.0c, 5.27.1.10 (Host Memory Buffer).
 pub fn host_memory_buffer(
@@ -276,7 +277,7 @@ pub fn host_memory_buffer(
     sqe
 }
 
-/// One piece of the host memory buffer.
+/// One range of the host memory buffer.
 ///
 /// NVMe Base 2.0c, 5.27.1.10 (Host Memory Buffer), "Host Memory Buffer Descriptor Entry".
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
@@ -319,17 +320,17 @@ bitfield! {
     pub state, set_state: 2, 0;
 }
 
-/// The data of Host Behavior Support (FID 16h): what the host can take. Each byte is 0 or 1.
+/// The data of Host Behavior Support (FID 16h): the abilities of the host. Each byte is 0 or 1.
 ///
 /// NVMe Base 2.0c, "Host Behavior Support".
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct HostBehavior {
-    /// Advanced command retry enable: the host takes Command Interrupted and the retry delays.
+    /// Advanced command retry enable: the host handles Command Interrupted and the retry delays.
     pub acre: u8,
     /// Extended telemetry data area 4 supported.
     pub etdas: u8,
-    /// LBA format extension enable: the host takes more than 16 LBA formats.
+    /// LBA format extension enable: the host handles more than 16 LBA formats.
     pub lbafee: u8,
     /// Reserved.
     pub reserved3: [u8; 509],

@@ -1,8 +1,8 @@
 //! Identify data structures and the lists that Identify returns.
 //!
-//! Everything lies at the offset that the specification gives, asserted below each structure. 128-bit
-//! counts are byte arrays, because they are not aligned to 16; [`u128`](super::log_page::u128) reads them.
-//! Fields hold the raw value: where their doc line says 0's based, a method gives the count.
+//! Every field is at the specification's offset, asserted below each structure. 128-bit counts are byte
+//! arrays, because they are not aligned to 16; [`u128`](super::log_page::u128) reads them. Fields hold the
+//! raw value: where a field's doc says 0's based, a method returns the count.
 //!
 //! NVMe Base 2.0c, 5.17 (Identify command); NVM Command Set 1.0c, 4.1.5 (Identify command).
 
@@ -32,7 +32,7 @@ pub struct ActiveNamespaces(pub [u32; 1024]);
 const _: () = assert!(size_of::<ActiveNamespaces>() == IDENTIFY_BYTES);
 
 impl ActiveNamespaces {
-    /// The identifiers up to the first 0.
+    /// Iterates over the identifiers up to the first 0.
     pub fn iter(&self) -> impl Iterator<Item = Nsid> + '_ {
         self.0
             .iter()
@@ -60,11 +60,11 @@ pub mod nidt {
 pub struct Descriptor<'a> {
     /// Namespace identifier type: one of [`nidt`] or an unknown one.
     pub nidt: u8,
-    /// The identifier, 1 to 255 bytes, of whatever length the controller gave.
+    /// Identifier, 1 to 255 bytes; the length is the controller's.
     pub nid: &'a [u8],
 }
 
-/// The descriptors in `bytes`, up to the first of length 0 or the first that does not fit.
+/// Iterates over the descriptors in `bytes`, up to the first of length 0 or the first that does not fit.
 pub fn descriptors(bytes: &[u8]) -> impl Iterator<Item = Descriptor<'_>> {
     let mut rest = bytes;
     core::iter::from_fn(move || {
@@ -80,15 +80,17 @@ pub fn descriptors(bytes: &[u8]) -> impl Iterator<Item = Descriptor<'_>> {
     })
 }
 
-/// A padded text field, printed without the spaces and zeroes around it. Bytes that are not printable ASCII, and the
-/// backslash, are written `\xNN`: two fields that differ look different.
+/// A padded text field, printed without the spaces and zeroes around it.
+///
+/// Bytes that are not printable ASCII, and the backslash, are written `\xNN`: two fields that differ then
+/// look different, and no field can send control characters to a terminal.
 ///
 /// NVMe Base 2.0c, "Data Types": ASCII strings.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PrintableText<'a>(pub &'a [u8]);
 
 impl<'a> PrintableText<'a> {
-    /// The text of a field that ends at its first 0, such as SUBNQN.
+    /// Takes the text of a field that ends at its first 0, such as SUBNQN.
     pub fn of_nqn(bytes: &'a [u8]) -> Self {
         let end = bytes.iter().position(|byte| *byte == 0);
         Self(&bytes[..end.unwrap_or(bytes.len())])

@@ -1,6 +1,6 @@
-//! Log pages and the asynchronous events that point at them.
+//! Log pages, and the asynchronous events that name them.
 //!
-//! 128-bit counts are byte arrays; [`u128()`] and [`bytes`] convert. Fields lie at the specification's
+//! 128-bit counts are byte arrays; [`u128()`] and [`bytes`] convert. Fields are at the specification's
 //! offsets, asserted below each structure.
 //!
 //! NVMe Base 2.0c, 5.16.1 (Log Specific Information).
@@ -57,13 +57,13 @@ pages! {
     SANITIZE = 0x81, "Sanitize Status";
 }
 
-/// The value of a 128-bit little-endian count.
+/// Returns the value of a 128-bit little-endian count.
 #[inline]
 pub const fn u128(bytes: &[u8; 16]) -> u128 {
     u128::from_le_bytes(*bytes)
 }
 
-/// A 128-bit count as the bytes of its field.
+/// Returns a 128-bit count as the bytes of its field.
 #[inline]
 pub const fn bytes(value: u128) -> [u8; 16] {
     value.to_le_bytes()
@@ -75,15 +75,15 @@ pub const fn bytes(value: u128) -> [u8; 16] {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct ErrorEntry {
-    /// Counts up from 1 over the controller's life; 0 marks an entry that holds nothing.
+    /// Number of the error, from 1 over the controller's life; 0 marks an empty entry.
     pub error_count: u64,
     /// Submission queue of the command.
     pub sqid: u16,
-    /// Command identifier; FFFFh when no one command failed.
+    /// Command identifier; FFFFh when the error belongs to no single command.
     pub cid: u16,
     /// Status field of the completion in bits 15:1; bit 0 may hold the phase tag.
     pub phase_status: u16,
-    /// Byte in bits 7:0 and bit in 10:8 of the command where the error lies; FFFFh when unspecific.
+    /// Location of the error in the command: byte in bits 7:0 and bit in 10:8; FFFFh when unspecific.
     pub parameter_error_location: u16,
     /// First block that the error concerns.
     pub lba: u64,
@@ -105,7 +105,7 @@ pub struct ErrorEntry {
 const _: () = assert!(size_of::<ErrorEntry>() == 64);
 
 impl ErrorEntry {
-    /// The status of the command.
+    /// Returns the status of the command.
     #[inline]
     pub const fn status(&self) -> super::Status {
         super::Status(self.phase_status >> 1)
@@ -146,7 +146,7 @@ pub struct Smart {
     pub available_spare: u8,
     /// Available spare threshold, in percent.
     pub spare_threshold: u8,
-    /// Share of the estimated life that is used, in percent; may pass 100, stops at 255.
+    /// Share of the estimated life that is used, in percent; may exceed 100, stops at 255.
     pub percentage_used: u8,
     /// Endurance group critical warning summary.
     pub endurance_group_warning: u8,
@@ -202,7 +202,7 @@ impl Smart {
     /// Bytes in one data unit: 1,000 times 512.
     pub const DATA_UNIT_BYTES: u64 = 512_000;
 
-    /// Composite temperature in kelvins.
+    /// Returns the composite temperature in kelvins.
     pub const fn kelvins(&self) -> u16 {
         u16::from_le_bytes(self.temperature)
     }
@@ -232,12 +232,12 @@ const _: () = assert!(size_of::<FirmwareSlots>() == 512);
 offsets!(FirmwareSlots: afi @ 0, frs @ 8, reserved64 @ 64);
 
 impl FirmwareSlots {
-    /// The slot that runs now, 1 to 7.
+    /// Returns the running slot, 1 to 7.
     pub const fn active_slot(&self) -> u8 {
         self.afi & 7
     }
 
-    /// The slot to be activated at the next controller reset, or 0 when none was named.
+    /// Returns the slot to be activated at the next controller reset, or 0 when none is selected.
     pub const fn next_slot(&self) -> u8 {
         self.afi >> 4 & 7
     }
@@ -245,7 +245,7 @@ impl FirmwareSlots {
 
 /// Bits of the dwords of [`CommandsSupported`].
 pub mod effects {
-    /// The command is supported. All other bits count only with this one.
+    /// The command is supported. All other bits are valid only together with this one.
     pub const SUPPORTED: u32 = 1 << 0;
     /// Logical block content may change.
     pub const BLOCK_CONTENT: u32 = 1 << 1;
@@ -360,7 +360,7 @@ offsets!(SanitizeStatus: sprog @ 0, sstat @ 2, scdw10 @ 4, eto @ 8, etbe @ 12, e
 
 /// The state of the most recent sanitize operation (SSTAT bits 2:0).
 pub mod sanitize_state {
-    /// There was none.
+    /// No sanitize operation has run.
     pub const NEVER: u16 = 0;
     /// It completed successfully.
     pub const SUCCESS: u16 = 1;
@@ -368,29 +368,29 @@ pub mod sanitize_state {
     pub const IN_PROGRESS: u16 = 2;
     /// It failed.
     pub const FAILED: u16 = 3;
-    /// It completed successfully, with deallocation although none was asked for.
+    /// It completed successfully, with unrequested deallocation.
     pub const DEALLOCATED: u16 = 4;
 }
 
 impl SanitizeStatus {
     /// SSTAT bit 8: no user data was written since the last successful operation.
     pub const GLOBAL_DATA_ERASED: u16 = 1 << 8;
-    /// The value of `sprog` while nothing is in progress.
+    /// Value of `sprog` while no operation is in progress.
     pub const IDLE: u16 = 0xFFFF;
-    /// The value of an estimated time that is not reported.
+    /// Value of an estimated time that is not reported.
     pub const NOT_REPORTED: u32 = u32::MAX;
 
-    /// SSTAT bits 2:0: one of [`sanitize_state`].
+    /// Returns SSTAT bits 2:0: one of [`sanitize_state`].
     pub const fn state(&self) -> u16 {
         self.sstat & 7
     }
 
-    /// SSTAT bits 7:3: passes of an overwrite that are complete.
+    /// Returns SSTAT bits 7:3: completed passes of an overwrite.
     pub const fn passes(&self) -> u16 {
         self.sstat >> 3 & 0x1F
     }
 
-    /// Whether no user data was written since the last successful operation.
+    /// True if no user data was written since the last successful operation.
     pub const fn is_global_data_erased(&self) -> bool {
         self.sstat & Self::GLOBAL_DATA_ERASED != 0
     }

@@ -1,12 +1,12 @@
-//! Wire types of NVMe: layouts and codes, no behaviour.
+//! Wire types of NVMe: layouts, codes and builders of commands; no behaviour.
 //!
-//! Revisions cited throughout: NVM Express Base Specification 2.0c, NVM Command Set Specification
-//! 1.0c, NVMe over PCIe Transport Specification 1.0c. This module is the only thing that the
-//! simulator shares with the driver, so it is checked against byte vectors written by hand from the
-//! specification's figures (tests/tests/spec/vectors.rs). Unknown values are data, never panics.
+//! Revisions cited throughout: NVM Express Base Specification 2.0c, NVM Command Set Specification 1.0c, NVMe
+//! over PCIe Transport Specification 1.0c. These types are the only code that the simulator shares with the
+//! driver, so they are checked against byte vectors written by hand from the specification's figures
+//! (tests/tests/spec/vectors.rs). Unknown values are data, never panics.
 #![forbid(unsafe_code)]
 
-/// Asserts at compile time that each field lies at its offset in the specification's figure.
+/// Asserts at compile time that each field is at its offset in the specification's figure.
 macro_rules! offsets {
     ($type:ty: $($field:ident @ $offset:literal),* $(,)?) => {
         $(const _: () = assert!(core::mem::offset_of!($type, $field) == $offset);)*

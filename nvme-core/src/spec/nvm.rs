@@ -1,7 +1,7 @@
-//! NVM command set: opcodes, builders and the fields a controller reads back.
+//! NVM command set: opcodes, builders and the fields that a controller reads back.
 //!
-//! A builder that is given a count outside its range makes a command that changes and moves nothing: its NSID is
-//! 0, which every controller refuses with Invalid Namespace or Format.
+//! A builder with a count outside its range makes a command that changes and moves nothing: its NSID is 0,
+//! which every controller rejects with Invalid Namespace or Format.
 //!
 //! NVM Command Set 1.0c, 3 (I/O Commands for the NVM Command Set).
 
@@ -11,7 +11,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 /// Opcodes of the NVM command set.
 pub mod opcode {
-    /// Commit data and metadata to non-volatile media.
+    /// Flush: commit data and metadata to non-volatile media.
     pub const FLUSH: u8 = 0x00;
     /// Write.
     pub const WRITE: u8 = 0x01;
@@ -49,7 +49,7 @@ pub mod opcode {
     pub const ZONE_APPEND: u8 = 0x7D;
 }
 
-/// The most blocks one command can name: NLB is 16 bits and 0's based.
+/// Limit of the blocks of one command: NLB is 16 bits and 0's based.
 pub const MAX_BLOCKS: u32 = 65_536;
 
 /// CDW12 bit 31: limited retry.
@@ -61,11 +61,11 @@ pub const DEAC: u32 = 1 << 25;
 /// CDW12 bits 29:26: protection information action and checks.
 pub const PRINFO: u32 = 0xF << 26;
 
-/// `nsid`, or the NSID 0 where `count` is not 1 to `most`.
+/// Returns `nsid`, or NSID 0 if `count` is not 1 to `most`.
 ///
-/// A count that a 0's based field cannot hold would name another one there. NSID 0 is no namespace, so every
-/// controller refuses such a command with Invalid Namespace or Format (NVMe Base 2.0c, "Namespace Identifier
-/// (NSID)").
+/// A count that a 0's based field cannot hold would appear there as another count, and the command would move
+/// or erase the wrong number of blocks. NSID 0 is no namespace, so every controller rejects such a command
+/// with Invalid Namespace or Format (NVMe Base 2.0c, "Namespace Identifier (NSID)").
 #[inline]
 fn counted(nsid: Nsid, count: u32, most: u32) -> Nsid {
     if count.wrapping_sub(1) < most {
@@ -83,7 +83,7 @@ fn with_range(opcode: u8, nsid: Nsid, lba: Lba, blocks: u32) -> Sqe {
     sqe
 }
 
-/// Read `blocks` (1 to 65,536) blocks from `lba` on.
+/// Makes Read of `blocks` (1 to 65,536) blocks from `lba` on.
 ///
 /// NVM Command Set 1.0c, 3.2.4 (Read command).
 #[inline]
@@ -91,7 +91,7 @@ pub fn read(nsid: Nsid, lba: Lba, blocks: u32) -> Sqe {
     with_range(opcode::READ, nsid, lba, blocks)
 }
 
-/// Write `blocks` (1 to 65,536) blocks from `lba` on; or in [`FUA`] for force unit access.
+/// Makes Write of `blocks` (1 to 65,536) blocks from `lba` on; set [`FUA`] in CDW12 for force unit access.
 ///
 /// NVM Command Set 1.0c, 3.2.6 (Write command).
 #[inline]
@@ -99,35 +99,36 @@ pub fn write(nsid: Nsid, lba: Lba, blocks: u32) -> Sqe {
     with_range(opcode::WRITE, nsid, lba, blocks)
 }
 
-/// Compare `blocks` (1 to 65,536) blocks with the buffer; a difference is [`Compare Failure`](super::Status::COMPARE_FAILURE).
+/// Makes Compare of `blocks` (1 to 65,536) blocks with the buffer; a difference ends in [`Compare
+/// Failure`](super::Status::COMPARE_FAILURE).
 ///
 /// NVM Command Set 1.0c, 3.2.1 (Compare command).
 pub fn compare(nsid: Nsid, lba: Lba, blocks: u32) -> Sqe {
     with_range(opcode::COMPARE, nsid, lba, blocks)
 }
 
-/// Set `blocks` (1 to 65,536) blocks to zero without a buffer.
+/// Makes Write Zeroes: sets `blocks` (1 to 65,536) blocks to zero without a buffer.
 ///
 /// NVM Command Set 1.0c, 3.2.8 (Write Zeroes command).
 pub fn write_zeroes(nsid: Nsid, lba: Lba, blocks: u32) -> Sqe {
     with_range(opcode::WRITE_ZEROES, nsid, lba, blocks)
 }
 
-/// Check that `blocks` (1 to 65,536) blocks are readable, without a transfer.
+/// Makes Verify: checks that `blocks` (1 to 65,536) blocks are readable, without a transfer.
 ///
 /// NVM Command Set 1.0c, 3.2.5 (Verify command).
 pub fn verify(nsid: Nsid, lba: Lba, blocks: u32) -> Sqe {
     with_range(opcode::VERIFY, nsid, lba, blocks)
 }
 
-/// Commit everything written to `nsid` ([`Nsid::ALL`] for every namespace).
+/// Makes Flush, which commits everything written to `nsid` ([`Nsid::ALL`] for every namespace).
 ///
 /// NVMe Base 2.0c, 7.1 (Flush command).
 pub fn flush(nsid: Nsid) -> Sqe {
     Sqe::new(opcode::FLUSH, nsid)
 }
 
-/// Deallocate the ranges in the buffer: 1 to 256 [`DsmRange`]s.
+/// Makes Dataset Management that deallocates the ranges in the buffer: 1 to 256 [`DsmRange`]s.
 ///
 /// NVM Command Set 1.0c, 3.2.3 (Dataset Management command).
 pub fn deallocate(nsid: Nsid, ranges: u32) -> Sqe {
@@ -140,13 +141,13 @@ pub fn deallocate(nsid: Nsid, ranges: u32) -> Sqe {
 /// CDW11 bit 2 of Dataset Management: deallocate.
 pub const DSM_DEALLOCATE: u32 = 1 << 2;
 
-/// The starting LBA of a command that names a range.
+/// Returns the starting LBA of a command that names a range.
 #[inline]
 pub const fn slba(sqe: &Sqe) -> Lba {
     Lba(sqe.cdw10_11())
 }
 
-/// The number of blocks of a command that names a range, 1 to 65,536.
+/// Returns the number of blocks of a command that names a range, 1 to 65,536.
 #[inline]
 pub const fn blocks(sqe: &Sqe) -> u32 {
     (sqe.cdw12 & 0xFFFF) + 1

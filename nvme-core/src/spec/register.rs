@@ -44,12 +44,12 @@ pub mod offset {
     pub const DOORBELLS: u32 = 0x1000;
 }
 
-/// What is written to [`offset::NSSR`] to reset the NVM subsystem: "NVMe".
+/// Value for [`offset::NSSR`] that resets the NVM subsystem: "NVMe".
 ///
 /// NVMe Base 2.0c, "Offset 20h: NSSR - NVM Subsystem Reset".
 pub const SUBSYSTEM_RESET: u32 = 0x4E56_4D65;
 
-/// Bytes from 1000h on of `count` doorbells; `u32::MAX` where 32 bits do not suffice, which is past
+/// Returns the bytes from 1000h on of `count` doorbells; `u32::MAX` if 32 bits do not suffice, which is past
 /// the end of any BAR and so fails the caller's bounds check instead of naming another doorbell.
 const fn doorbells(count: u32, dstrd: u8) -> u32 {
     match 4u32.checked_shl(dstrd as u32) {
@@ -58,7 +58,7 @@ const fn doorbells(count: u32, dstrd: u8) -> u32 {
     }
 }
 
-/// Byte offset of the submission queue tail doorbell of queue `qid`, from the start of BAR0.
+/// Returns the byte offset of the submission queue tail doorbell of queue `qid`, from the start of BAR0.
 ///
 /// `u32::MAX` when the offset does not fit into 32 bits (DSTRD of 15 and 16,383 queues).
 ///
@@ -67,7 +67,7 @@ pub const fn sq_tail_doorbell(qid: u16, dstrd: u8) -> u32 {
     offset::DOORBELLS.saturating_add(doorbells(2 * qid as u32, dstrd))
 }
 
-/// Byte offset of the completion queue head doorbell of queue `qid`, from the start of BAR0.
+/// Returns the byte offset of the completion queue head doorbell of queue `qid`, from the start of BAR0.
 ///
 /// `u32::MAX` when the offset does not fit into 32 bits (DSTRD of 15 and 16,383 queues).
 ///
@@ -76,7 +76,8 @@ pub const fn cq_head_doorbell(qid: u16, dstrd: u8) -> u32 {
     offset::DOORBELLS.saturating_add(doorbells(2 * qid as u32 + 1, dstrd))
 }
 
-/// Bytes of BAR0 from 1000h on that the doorbells of queues 0 to `highest_qid` take; at most `u32::MAX`.
+/// Returns the bytes of BAR0 from 1000h on that the doorbells of queues 0 to `highest_qid` take; at most
+/// `u32::MAX`.
 pub const fn doorbell_bytes(highest_qid: u16, dstrd: u8) -> u32 {
     doorbells(2 * (highest_qid as u32 + 1), dstrd)
 }
@@ -92,7 +93,8 @@ bitfield! {
     u8;
     /// Arbitration mechanisms supported: bit 0 weighted round robin, bit 1 vendor specific.
     pub ams, set_ams: 18, 17;
-    /// Time-out for ready transitions, in units of 500 ms. 0 means 500 ms at most in practice.
+    /// Time-out for ready transitions, in units of 500 ms. Some controllers report 0; it is treated as at
+    /// most 500 ms.
     pub to, set_to: 31, 24;
     /// Doorbell stride: doorbells are 4 << DSTRD bytes apart.
     pub dstrd, set_dstrd: 35, 32;
@@ -117,7 +119,7 @@ bitfield! {
 }
 
 impl Cap {
-    /// Largest queue the controller supports, in entries (MQES is 0's based).
+    /// Returns the largest queue that the controller supports, in entries (MQES is 0's based).
     pub fn mqes(&self) -> u32 {
         u32::from(self.mqes_z()) + 1
     }
@@ -183,11 +185,11 @@ bitfield! {
     pub bool, nssro, set_nssro: 4;
     /// Processing paused.
     pub bool, pp, set_pp: 5;
-    /// Shutdown type: set when the shutdown is of the whole subsystem.
+    /// Shutdown type: set if the shutdown is of the whole subsystem.
     pub bool, st, set_st: 6;
 }
 
-/// What every register of a controller that has left the bus reads as.
+/// Value of every register of a controller that has left the bus.
 pub const ALL_ONES: u32 = 0xFFFF_FFFF;
 
 bitfield! {
@@ -208,17 +210,17 @@ bitfield! {
     pub struct Cmbloc(u32);
     impl Debug;
     u8;
-    /// Base indicator register: which BAR holds the buffer.
+    /// Base indicator register: the BAR that holds the buffer.
     pub bir, set_bir: 2, 0;
     /// Queue memory may be mixed: part of a queue in the buffer, part in host memory.
     pub bool, cqmms, set_cqmms: 3;
     /// Physically discontiguous queues are supported.
     pub bool, cqpds, set_cqpds: 4;
-    /// The PRP or SGL lists of one command may lie partly in the buffer.
+    /// The PRP or SGL lists of one command may be partly in the buffer.
     pub bool, cdpmls, set_cdpmls: 5;
-    /// Lists may lie in the buffer while the command lies in host memory, or the reverse.
+    /// Lists may be in the buffer while the command is in host memory, or the reverse.
     pub bool, cdpcils, set_cdpcils: 6;
-    /// The data and metadata of one command may lie partly in the buffer.
+    /// The data and metadata of one command may be partly in the buffer.
     pub bool, cdmmms, set_cdmmms: 7;
     /// Queue dword alignment.
     pub bool, cqda, set_cqda: 8;
@@ -232,15 +234,15 @@ bitfield! {
     #[derive(Clone, Copy, PartialEq, Eq)]
     pub struct Cmbsz(u32);
     impl Debug;
-    /// Submission queues may lie in the buffer.
+    /// Submission queues may be in the buffer.
     pub sqs, set_sqs: 0;
-    /// Completion queues may lie in the buffer.
+    /// Completion queues may be in the buffer.
     pub cqs, set_cqs: 1;
-    /// PRP and SGL lists may lie in the buffer.
+    /// PRP and SGL lists may be in the buffer.
     pub lists, set_lists: 2;
-    /// Read data may lie in the buffer.
+    /// Read data may be in the buffer.
     pub rds, set_rds: 3;
-    /// Write data may lie in the buffer.
+    /// Write data may be in the buffer.
     pub wds, set_wds: 4;
     u8;
     /// Size units: 4 KiB << (4 * SZU), up to 64 GiB (6).
@@ -251,12 +253,12 @@ bitfield! {
 }
 
 impl Cmbsz {
-    /// Bytes per size unit, or `None` when SZU holds a reserved value.
+    /// Returns the bytes of a size unit, or `None` when SZU holds a reserved value.
     pub fn unit(&self) -> Option<u64> {
         (self.szu() <= 6).then(|| 4096u64 << (4 * self.szu()))
     }
 
-    /// Size of the buffer in bytes; 0 when there is none or SZU is reserved.
+    /// Returns the size of the buffer in bytes; 0 when there is none or SZU is reserved.
     pub fn bytes(&self) -> u64 {
         self.unit().map_or(0, |unit| unit * u64::from(self.sz()))
     }

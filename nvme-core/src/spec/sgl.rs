@@ -9,13 +9,13 @@ pub const DESCRIPTOR_BYTES: usize = 16;
 
 /// SGL descriptor types (identifier bits 7:4).
 pub mod kind {
-    /// Data lies at the address.
+    /// Data Block: the address is that of data.
     pub const DATA_BLOCK: u8 = 0x0;
-    /// Data read from the controller is discarded.
+    /// Bit Bucket: data read from the controller is discarded.
     pub const BIT_BUCKET: u8 = 0x1;
-    /// More descriptors lie at the address; the last of them is a segment again.
+    /// Segment: the address is that of more descriptors, the last of them a (Last) Segment descriptor.
     pub const SEGMENT: u8 = 0x2;
-    /// More descriptors lie at the address; no further segment follows.
+    /// Last Segment: the address is that of more descriptors, none of them a segment descriptor.
     pub const LAST_SEGMENT: u8 = 0x3;
 }
 
@@ -23,7 +23,7 @@ pub mod kind {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct SglDescriptor {
-    /// Where data or descriptors lie. Reserved in a bit bucket.
+    /// Address of the data or the descriptors. Reserved in a bit bucket.
     pub address: u64,
     /// Length in bytes.
     pub length: u32,
@@ -35,7 +35,7 @@ pub struct SglDescriptor {
 const _: () = assert!(size_of::<SglDescriptor>() == DESCRIPTOR_BYTES);
 
 impl SglDescriptor {
-    /// A descriptor of type `kind` with sub type address.
+    /// Makes a descriptor of type `kind` with sub type address.
     #[inline]
     pub const fn new(kind: u8, address: u64, length: u32) -> Self {
         Self {
@@ -46,19 +46,19 @@ impl SglDescriptor {
         }
     }
 
-    /// The descriptor type: one of [`kind`], or an unknown one.
+    /// Returns the descriptor type: one of [`kind`], or an unknown one.
     #[inline]
     pub const fn kind(&self) -> u8 {
         self.identifier >> 4
     }
 
-    /// The sub type: 0 is an address, 1 an offset.
+    /// Returns the sub type: 0 is an address, 1 an offset.
     #[inline]
     pub const fn sub_type(&self) -> u8 {
         self.identifier & 0xF
     }
 
-    /// The descriptor as two words.
+    /// Returns the descriptor as two words.
     #[inline]
     pub const fn to_words(self) -> [u64; 2] {
         [
@@ -67,7 +67,7 @@ impl SglDescriptor {
         ]
     }
 
-    /// The descriptor read back from two words.
+    /// Makes a descriptor of two words.
     #[inline]
     pub const fn from_words(words: [u64; 2]) -> Self {
         zerocopy::transmute!(words)

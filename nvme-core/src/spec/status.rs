@@ -16,11 +16,11 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 #[repr(transparent)]
 pub struct Status(pub u16);
 
-/// Status code types: which table the status code is read from.
+/// Status code types: the table that the status code belongs to.
 pub mod sct {
     /// Generic command status.
     pub const GENERIC: u8 = 0x0;
-    /// Command specific status: what a code means depends on the command.
+    /// Command specific status: the meaning of a code depends on the command.
     pub const COMMAND_SPECIFIC: u8 = 0x1;
     /// Media and data integrity errors.
     pub const MEDIA: u8 = 0x2;
@@ -36,7 +36,7 @@ const MORE: u16 = 1 << 13;
 const DNR: u16 = 1 << 14;
 
 impl Status {
-    /// The status with this type and code, no retry delay, more and do-not-retry clear.
+    /// Makes a status with this type and code, no retry delay, more and do-not-retry clear.
     ///
     /// Bits of `sct` above 2:0 are ignored.
     #[inline]
@@ -44,67 +44,67 @@ impl Status {
         Self((sct as u16 & 7) << 8 | sc as u16)
     }
 
-    /// Status code type, 0 to 7: one of [`sct`] or a reserved value.
+    /// Returns the status code type, 0 to 7: one of [`sct`] or a reserved value.
     #[inline]
     pub const fn sct(self) -> u8 {
         (self.0 >> 8) as u8 & 7
     }
 
-    /// Status code.
+    /// Returns the status code.
     #[inline]
     pub const fn sc(self) -> u8 {
         self.0 as u8
     }
 
-    /// Type and code together, `sct << 8 | sc`: what the named constants hold.
+    /// Returns type and code together, `sct << 8 | sc`, as in the named constants.
     #[inline]
     pub const fn code(self) -> u16 {
         self.0 & CODE
     }
 
-    /// Command retry delay: 0 is none, 1 to 3 choose CRDT1 to CRDT3 of Identify Controller.
+    /// Returns the command retry delay: 0 is none, 1 to 3 select CRDT1 to CRDT3 of Identify Controller.
     #[inline]
     pub const fn crd(self) -> u8 {
         (self.0 >> CRD_SHIFT) as u8 & 3
     }
 
-    /// More: the error log page holds an entry for this command.
+    /// True if the error log page holds an entry for this command (More).
     #[inline]
     pub const fn more(self) -> bool {
         self.0 & MORE != 0
     }
 
-    /// Do not retry: the same command would fail again.
+    /// True if the same command would fail again (Do Not Retry).
     #[inline]
     pub const fn dnr(self) -> bool {
         self.0 & DNR != 0
     }
 
-    /// This status with do not retry set.
+    /// Returns this status with do-not-retry set.
     #[inline]
     pub const fn with_dnr(self) -> Self {
         Self(self.0 | DNR)
     }
 
-    /// This status with more set.
+    /// Returns this status with more set.
     #[inline]
     pub const fn with_more(self) -> Self {
         Self(self.0 | MORE)
     }
 
-    /// This status with command retry delay `crd`, of which bits 1:0 count.
+    /// Returns this status with command retry delay `crd`; only its bits 1:0 are used.
     #[inline]
     pub const fn with_crd(self, crd: u8) -> Self {
         Self(self.0 & !(3 << CRD_SHIFT) | (crd as u16 & 3) << CRD_SHIFT)
     }
 
-    /// Whether the command succeeded: type 0, code 0.
+    /// True if the command succeeded: type 0, code 0.
     #[inline]
     pub const fn is_success(self) -> bool {
         self.code() == 0
     }
 
-    /// Whether `self` and `other` have the same type and code, whatever the retry hints say.
+    /// True if `self` and `other` have the same type and code, whatever their retry hints.
     #[inline]
     pub const fn is(self, other: Self) -> bool {
         self.code() == other.code()
@@ -119,9 +119,11 @@ macro_rules! statuses {
             /// Every status that has a name, in order of [`code`](Self::code).
             pub const NAMED: &'static [Self] = &[$(Self($code)),*];
 
-            /// The specification's name of this type and code, or `None` for reserved and vendor values.
+            /// Returns the specification's name of this type and code, or `None` for reserved and vendor
+            /// values.
             ///
-            /// Codes of the fabrics commands share numbers with the NVM command set's; the latter are named.
+            /// Codes of the fabrics commands share numbers with those of the NVM command set; this returns
+            /// the latter.
             pub const fn name(self) -> Option<&'static str> {
                 match self.code() {
                     $($code => Some($text),)*

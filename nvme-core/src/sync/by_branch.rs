@@ -1,9 +1,10 @@
-//! Operations that happen or not, where a branch costs nothing; the GPU's backend has predicated ones.
+//! Conditional atomic operations as a branch, for back ends where a branch is cheap; the GPU's back end has
+//! predicated ones.
 
 use super::{AtomicU32, AtomicU64, Order, Scope};
 
 impl AtomicU64 {
-    /// Stores `value` when `when` holds; relaxed, for the threads of one GPU.
+    /// Stores `value` if `when` is true; relaxed, for the threads of one GPU.
     #[inline]
     pub fn store_if(&self, when: bool, value: u64) {
         if when {
@@ -13,7 +14,8 @@ impl AtomicU64 {
 }
 
 impl AtomicU32 {
-    /// As [`fetch_and`](Self::fetch_and) when `when` holds, else 0; relaxed, for the threads of one GPU.
+    /// Does [`fetch_and`](Self::fetch_and) if `when` is true, else returns 0; relaxed, for the threads of one
+    /// GPU.
     #[inline]
     pub fn fetch_and_if(&self, when: bool, value: u32) -> u32 {
         match when {
@@ -22,7 +24,7 @@ impl AtomicU32 {
         }
     }
 
-    /// Sets the bits of `value` when `when` holds; relaxed, for the threads of one GPU.
+    /// Sets the bits of `value` if `when` is true; relaxed, for the threads of one GPU.
     #[inline]
     pub fn set_bits_if(&self, when: bool, value: u32) {
         if when {

@@ -1,9 +1,9 @@
-//! Host backend: `core::sync::atomic`, scopes ignored.
+//! Host back end: `core::sync::atomic`, scopes ignored.
 
 use super::{Order, Scope};
 use core::sync::atomic::{self, Ordering};
 
-/// Tells the recorder of this crate's unit tests of an operation.
+/// Reports an operation to the recorder of this crate's unit tests.
 macro_rules! note {
     ($($what:tt)*) => {
         #[cfg(test)]
@@ -29,7 +29,7 @@ macro_rules! atomic {
         pub struct $name(atomic::$inner);
 
         impl $name {
-            /// A new atomic that holds `value`.
+            /// Makes an atomic that holds `value`.
             pub const fn new(value: $value) -> Self {
                 Self(atomic::$inner::new(value))
             }
@@ -79,35 +79,35 @@ impl AtomicU64 {
 }
 
 impl AtomicU32 {
-    /// Adds `value`, wrapping; returns what was there.
+    /// Adds `value`, wrapping; returns the previous value.
     #[inline]
     pub fn fetch_add(&self, value: u32, order: Order, _scope: Scope) -> u32 {
         note!("add", order, _scope, self);
         self.0.fetch_add(value, ordering(order))
     }
 
-    /// Sets the bits of `value`; returns what was there.
+    /// Sets the bits of `value`; returns the previous value.
     #[inline]
     pub fn fetch_or(&self, value: u32, order: Order, _scope: Scope) -> u32 {
         note!("or", order, _scope, self);
         self.0.fetch_or(value, ordering(order))
     }
 
-    /// Keeps the bits of `value` alone; returns what was there.
+    /// Keeps only the bits of `value`; returns the previous value.
     #[inline]
     pub fn fetch_and(&self, value: u32, order: Order, _scope: Scope) -> u32 {
         note!("and", order, _scope, self);
         self.0.fetch_and(value, ordering(order))
     }
 
-    /// Stores `value`; returns what was there.
+    /// Stores `value`; returns the previous value.
     #[inline]
     pub fn swap(&self, value: u32, order: Order, _scope: Scope) -> u32 {
         note!("swap", order, _scope, self);
         self.0.swap(value, ordering(order))
     }
 
-    /// Stores `new` where `current` is; returns what was there. `order` holds when it stored.
+    /// Stores `new` if the value is `current`; returns the previous value. `order` applies when it stored.
     #[inline]
     pub fn compare_exchange(&self, current: u32, new: u32, order: Order, _scope: Scope) -> u32 {
         note!("cas", order, _scope, self);
@@ -136,21 +136,23 @@ pub fn fence(order: Order, _scope: Scope) {
     }
 }
 
-/// A fence that all such fences are in one order with: a store before it and a load after it are not exchanged.
+/// A sequentially consistent fence: all such fences have one order, so a store before one and a load after it
+/// are not exchanged.
 #[inline]
 pub fn fence_seq_cst(_scope: Scope) {
     note!("fence sc", Order::AcqRel, _scope, &());
     atomic::fence(Ordering::SeqCst);
 }
 
-/// `value`, in a way that the compiler does not see through. What is computed from it is computed again each time:
-/// a GPU has more instructions to spare than registers.
+/// Optimisation barrier: returns `value` without letting the compiler know that it is the same, so that
+/// derived values are computed again instead of kept in registers, which a GPU has fewer of than
+/// instructions.
 #[inline(always)]
 pub fn opaque(value: u32) -> u32 {
     value
 }
 
-/// Tells the processor that the thread waits for another one's store.
+/// Hints to the processor that the thread waits for another thread's store.
 #[inline]
 pub fn spin() {
     #[cfg(feature = "spin-hook")]
@@ -165,7 +167,8 @@ std::thread_local! {
     static HOOK: core::cell::Cell<Option<fn()>> = const { core::cell::Cell::new(None) };
 }
 
-/// From now on [`spin`] calls `hook` in this thread: who is waited for may be a coroutine of it.
+/// Makes [`spin`] call `hook` in this thread from now on: the thread that is waited for may be a coroutine of
+/// it.
 #[cfg(feature = "spin-hook")]
 pub fn on_spin(hook: fn()) {
     HOOK.set(Some(hook));

@@ -1,4 +1,4 @@
-//! Model-checking backend: loom's atomics, scopes ignored.
+//! Model-checking back end: loom's atomics, scopes ignored.
 
 use super::site::at_site;
 use super::{Order, Scope};
@@ -19,7 +19,7 @@ fn ordering(order: Order) -> Ordering {
     }
 }
 
-/// Plain accesses beside a 64-bit word, by which the model knows what must not race with what.
+/// Plain accesses that accompany those of a 64-bit word; they tell the model which accesses must not race.
 #[derive(Debug, Default)]
 struct Beside {
     /// Written by each `load_settled`, read by each store (stores may race with each other).
@@ -28,7 +28,7 @@ struct Beside {
     seen: UnsafeCell<()>,
 }
 
-/// What a thread says of its stores, for as long as it says so.
+/// The promise of a thread about its stores, valid while a closure runs.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Claim {
     Overwriting,
@@ -36,18 +36,18 @@ enum Claim {
 }
 
 std::thread_local! {
-    /// Of each model its own: its threads run in one of the system.
+    /// Separate for each model, whose threads all run in one thread of the system.
     static CLAIM: Cell<Option<(ThreadId, Claim)>> = const { Cell::new(None) };
 }
 
-/// What `act` stores to 64-bit words must be ordered after every load of them so far: their readers have
-/// given them back. One thread at a time, and not for words that another thread may still read.
+/// Runs `act`, whose stores to 64-bit words must be ordered after every earlier load of them: their readers
+/// have released them. One thread at a time, and not for words that another thread may still read.
 pub fn overwriting<R>(act: impl FnOnce() -> R) -> R {
     claiming(Claim::Overwriting, act)
 }
 
-/// No other thread modifies meanwhile what `act` stores to: its stores remain stores, which do not hand on
-/// what was released before. One thread at a time.
+/// Runs `act`, to whose targets no other thread writes meanwhile: its stores remain plain stores, which do
+/// not continue an earlier release sequence. One thread at a time.
 pub fn uncontended<R>(act: impl FnOnce() -> R) -> R {
     claiming(Claim::Uncontended, act)
 }
@@ -66,12 +66,12 @@ fn claims(claim: Claim) -> bool {
 
 macro_rules! atomic {
     ($name:ident, $value:ty, $beside:ty, $seen:expr, $stored:expr, $rung:expr) => {
-        /// loom's backend of the host type, and whether a read-modify-write operation has met it.
+        /// Loom's atomic of the host type, and whether a read-modify-write operation has touched it.
         #[derive(Debug, Default)]
         pub struct $name(atomic::$name, $beside, AtomicBool);
 
         impl $name {
-            /// A new atomic that holds `value`; not `const`, since loom registers it with the model.
+            /// Makes an atomic that holds `value`; not `const`, since loom registers it with the model.
             pub fn new(value: $value) -> Self {
                 Self(
                     atomic::$name::new(value),
@@ -100,15 +100,17 @@ macro_rules! atomic {
                 };
                 if self.2.load(Ordering::Relaxed) && !claims(Claim::Uncontended) {
                     // loom orders a store only after what its thread has seen: another thread's failed
-                    // attempt on a lock would pass for newer than the store that unlocks. A swap is newer,
-                    // and hands on what the last holder released, which a store does not: `uncontended`.
+                    // attempt on a lock would count as newer than the store that unlocks. A swap is newer,
+                    // and continues the last holder's release sequence, which a store does not:
+                    // `uncontended`.
                     self.0.swap(value, order);
                 } else {
                     self.0.store(value, order);
                 }
             }
 
-            /// A relaxed store: the doorbell as the model sees it. Two that are not ordered fail the model.
+            /// Stores relaxed: the doorbell as the model sees it. Two stores that are not ordered fail the
+            /// model.
             pub fn store_mmio(&self, value: $value) {
                 ($rung)(&self.1);
                 self.0.store(value, Ordering::Relaxed);
@@ -140,35 +142,35 @@ atomic!(
 );
 
 impl AtomicU32 {
-    /// Adds `value`, wrapping; returns what was there.
+    /// Adds `value`, wrapping; returns the previous value.
     #[track_caller]
     pub fn fetch_add(&self, value: u32, order: Order, _scope: Scope) -> u32 {
         self.2.store(true, Ordering::Relaxed);
         self.0.fetch_add(value, ordering(at_site(order)))
     }
 
-    /// Sets the bits of `value`; returns what was there.
+    /// Sets the bits of `value`; returns the previous value.
     #[track_caller]
     pub fn fetch_or(&self, value: u32, order: Order, _scope: Scope) -> u32 {
         self.2.store(true, Ordering::Relaxed);
         self.0.fetch_or(value, ordering(at_site(order)))
     }
 
-    /// Keeps the bits of `value` alone; returns what was there.
+    /// Keeps only the bits of `value`; returns the previous value.
     #[track_caller]
     pub fn fetch_and(&self, value: u32, order: Order, _scope: Scope) -> u32 {
         self.2.store(true, Ordering::Relaxed);
         self.0.fetch_and(value, ordering(at_site(order)))
     }
 
-    /// Stores `value`; returns what was there.
+    /// Stores `value`; returns the previous value.
     #[track_caller]
     pub fn swap(&self, value: u32, order: Order, _scope: Scope) -> u32 {
         self.2.store(true, Ordering::Relaxed);
         self.0.swap(value, ordering(at_site(order)))
     }
 
-    /// Stores `new` where `current` is; returns what was there. `order` holds when it stored.
+    /// Stores `new` if the value is `current`; returns the previous value. `order` applies when it stored.
     #[track_caller]
     pub fn compare_exchange(&self, current: u32, new: u32, order: Order, _scope: Scope) -> u32 {
         self.2.store(true, Ordering::Relaxed);
@@ -182,8 +184,8 @@ impl AtomicU32 {
 }
 
 impl AtomicU64 {
-    /// Loads the value of a word that no thread stores to meanwhile: a store that is not ordered with
-    /// this fails the model.
+    /// Loads the value of a word that no thread stores to meanwhile: a store that is not ordered with this
+    /// load fails the model.
     pub fn load_settled(&self, _scope: Scope) -> u64 {
         self.1.settled.with_mut(|_| ());
         self.0.load(Ordering::Relaxed)
@@ -201,7 +203,7 @@ pub fn fence(order: Order, _scope: Scope) {
     }
 }
 
-/// loom's fence in the one order of all such fences; weakened, an ordinary one.
+/// Loom's sequentially consistent fence; weakened by a mutation test, an ordinary one.
 #[track_caller]
 pub fn fence_seq_cst(_scope: Scope) {
     match at_site(Order::AcqRel) {
@@ -211,22 +213,24 @@ pub fn fence_seq_cst(_scope: Scope) {
     }
 }
 
-/// `value`, in a way that the compiler does not see through. What is computed from it is computed again each time:
-/// a GPU has more instructions to spare than registers.
+/// Optimisation barrier: returns `value` without letting the compiler know that it is the same, so that
+/// derived values are computed again instead of kept in registers, which a GPU has fewer of than
+/// instructions.
 #[inline(always)]
 pub fn opaque(value: u32) -> u32 {
     value
 }
 
-/// Waits of all threads in one execution before it has failed. The models have at most some hundred.
+/// Limit of the waits of all threads in one execution before it has failed. The models need some hundred at
+/// most.
 const MOST_WAITS: u32 = 2_000;
 
 std::thread_local! {
-    /// Waits so far; of each model its own.
+    /// Waits so far, separate for each model.
     static WAITS: Cell<u32> = const { Cell::new(0) };
 }
 
-/// A new execution of the model begins.
+/// Starts a new execution of the model.
 pub fn begin_execution() {
     WAITS.set(0);
 }
@@ -234,7 +238,7 @@ pub fn begin_execution() {
 /// Lets the model run another thread.
 ///
 /// # Panics
-/// After too many waits in one execution, with the place that waits.
+/// After too many waits in one execution, with the location of the caller.
 #[track_caller]
 pub fn spin() {
     WAITS.set(WAITS.get() + 1);

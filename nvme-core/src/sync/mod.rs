@@ -1,17 +1,18 @@
-//! The one place atomics come from.
+//! The only source of atomics in this crate.
 //!
-//! Four backends with one interface: `core` on the host, `loom` under model checking, `tsan` under
-//! ThreadSanitizer, inline PTX on the GPU. rustc's NVPTX back end drops the ordering of read-modify-write operations and knows only the
-//! `.sys` scope, so nothing in this crate may use `core::sync::atomic` directly.
+//! Four back ends with one interface: `core` on the host, `loom` under model checking, `tsan` under
+//! ThreadSanitizer, inline PTX on the GPU. rustc's NVPTX back end drops the order of read-modify-write
+//! operations and knows only the `.sys` scope, so nothing in this crate may use `core::sync::atomic`
+//! directly.
 
-/// Who must see an operation in order. The host and loom know only one scope and ignore it.
+/// The observers for whom an operation is ordered. The host and loom know only one scope and ignore it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Scope {
     /// The threads of one thread block.
     Cta,
     /// The threads of one GPU.
     Gpu,
-    /// Every processor and device of the machine: what DMA needs.
+    /// Every processor and device of the machine, as DMA needs.
     Sys,
 }
 
@@ -20,11 +21,12 @@ pub enum Scope {
 pub enum Order {
     /// Single-copy atomic, unordered.
     Relaxed,
-    /// For loads and fences: nothing that follows moves before it.
+    /// For loads and fences: no later access moves before it.
     Acquire,
-    /// For stores and fences: nothing that precedes moves after it.
+    /// For stores and fences: no earlier access moves after it.
     Release,
-    /// Both, for fences and read-modify-write operations. A load takes it as `Acquire`, a store as `Release`.
+    /// Both, for fences and read-modify-write operations. A load treats it as `Acquire`, a store as
+    /// `Release`.
     AcqRel,
 }
 

@@ -1,6 +1,6 @@
-//! GPU backend: every operation is one PTX instruction with its order and scope spelled out.
-// UNSAFETY: inline PTX is the only way to name scopes and to keep the order of an operation; see the
-// crate's docs/memory-model.md.
+//! GPU back end: every operation is one PTX instruction with its order and scope written out.
+// UNSAFETY: inline PTX is the only way to name scopes and to keep the order of an operation; see
+// docs/memory-model.md of the project.
 #![allow(unsafe_code)]
 
 use super::{Order, Scope};
@@ -10,11 +10,12 @@ use core::cell::UnsafeCell;
 macro_rules! by_scope {
     ($scope:expr, $before:literal, $kind:literal, $after:literal, $($operand:tt)*) => {
         match $scope {
-            // SAFETY: the pointer comes from a live `&self` of the operand's width and alignment.
+            // SAFETY: the pointer comes from a live `&self` of the operand's width and alignment; the
+            // instruction reads or writes that one word.
             Scope::Cta => unsafe { asm!(concat!($before, ".cta", $kind, $after), $($operand)*) },
-            // SAFETY: as above.
+            // SAFETY: as for the block's scope.
             Scope::Gpu => unsafe { asm!(concat!($before, ".gpu", $kind, $after), $($operand)*) },
-            // SAFETY: as above.
+            // SAFETY: as for the block's scope.
             Scope::Sys => unsafe { asm!(concat!($before, ".sys", $kind, $after), $($operand)*) },
         }
     };
@@ -33,16 +34,17 @@ macro_rules! read_modify_write {
 
 macro_rules! atomic {
     ($name:ident, $value:ty, $class:ident, $suffix:literal) => {
-        /// The GPU backend of the host type.
+        /// GPU back end of the host type.
         #[derive(Debug, Default)]
         #[repr(transparent)]
         pub struct $name(UnsafeCell<$value>);
 
-        // SAFETY: every access is a single-copy-atomic PTX instruction.
+        // SAFETY: every access is one single-copy-atomic PTX instruction, so threads never see a torn value,
+        // and no reference to the inner value is ever made.
         unsafe impl Sync for $name {}
 
         impl $name {
-            /// A new atomic that holds `value`.
+            /// Makes an atomic that holds `value`.
             pub const fn new(value: $value) -> Self {
                 Self(UnsafeCell::new(value))
             }
@@ -76,7 +78,8 @@ macro_rules! atomic {
             /// Stores `value` to a device register: `.mmio` keeps the store single and of this width.
             #[inline(always)]
             pub fn store_mmio(&self, value: $value) {
-                // SAFETY: the pointer comes from a live `&self`; doorbells are in the global window.
+                // SAFETY: the pointer comes from a live `&self`. Doorbells are mapped device memory or plain
+                // memory, both in the global window, which `.global` requires.
                 unsafe {
                     asm!(concat!("st.mmio.relaxed.sys.global", $suffix, " [{p}], {v};"),
                         v = in($class) value, p = in(reg64) self.0.get(), options(nostack));
@@ -98,10 +101,11 @@ impl AtomicU64 {
 }
 
 impl AtomicU64 {
-    /// Stores `value` when `when` holds; relaxed, for the threads of one GPU. No branch.
+    /// Stores `value` if `when` is true; relaxed, for the threads of one GPU. No branch.
     #[inline(always)]
     pub fn store_if(&self, when: bool, value: u64) {
-        // SAFETY: the pointer comes from a live `&self` of the operand's width and alignment.
+        // SAFETY: the pointer comes from a live `&self` of the operand's width and alignment; a false
+        // predicate skips the store.
         unsafe {
             asm!("{{ .reg .pred p; setp.ne.u32 p, {c}, 0; @p st.relaxed.gpu.u64 [{p}], {v}; }}",
                 c = in(reg32) u32::from(when), p = in(reg64) self.0.get(), v = in(reg64) value, options(nostack));
@@ -110,8 +114,8 @@ impl AtomicU64 {
 }
 
 impl AtomicU32 {
-    /// As [`fetch_and`](Self::fetch_and) when `when` holds, else 0; relaxed, for the threads of one GPU.
-    /// No branch.
+    /// Does [`fetch_and`](Self::fetch_and) if `when` is true, else returns 0; relaxed, for the threads of one
+    /// GPU. No branch.
     #[inline(always)]
     pub fn fetch_and_if(&self, when: bool, value: u32) -> u32 {
         let was: u32;
@@ -124,7 +128,7 @@ impl AtomicU32 {
         was
     }
 
-    /// Sets the bits of `value` when `when` holds; relaxed, for the threads of one GPU. No branch.
+    /// Sets the bits of `value` if `when` is true; relaxed, for the threads of one GPU. No branch.
     #[inline(always)]
     pub fn set_bits_if(&self, when: bool, value: u32) {
         // SAFETY: as in `store_if`.
@@ -136,7 +140,7 @@ impl AtomicU32 {
 }
 
 impl AtomicU32 {
-    /// Adds `value`, wrapping; returns what was there.
+    /// Adds `value`, wrapping; returns the previous value.
     #[inline(always)]
     pub fn fetch_add(&self, value: u32, order: Order, scope: Scope) -> u32 {
         let was: u32;
@@ -145,7 +149,7 @@ impl AtomicU32 {
         was
     }
 
-    /// Sets the bits of `value`; returns what was there.
+    /// Sets the bits of `value`; returns the previous value.
     #[inline(always)]
     pub fn fetch_or(&self, value: u32, order: Order, scope: Scope) -> u32 {
         let was: u32;
@@ -154,7 +158,7 @@ impl AtomicU32 {
         was
     }
 
-    /// Keeps the bits of `value` alone; returns what was there.
+    /// Keeps only the bits of `value`; returns the previous value.
     #[inline(always)]
     pub fn fetch_and(&self, value: u32, order: Order, scope: Scope) -> u32 {
         let was: u32;
@@ -163,7 +167,7 @@ impl AtomicU32 {
         was
     }
 
-    /// Stores `value`; returns what was there.
+    /// Stores `value`; returns the previous value.
     #[inline(always)]
     pub fn swap(&self, value: u32, order: Order, scope: Scope) -> u32 {
         let was: u32;
@@ -172,7 +176,7 @@ impl AtomicU32 {
         was
     }
 
-    /// Stores `new` where `current` is; returns what was there. `order` holds when it stored.
+    /// Stores `new` if the value is `current`; returns the previous value. `order` applies when it stored.
     #[inline(always)]
     pub fn compare_exchange(&self, current: u32, new: u32, order: Order, scope: Scope) -> u32 {
         let was: u32;
@@ -183,7 +187,7 @@ impl AtomicU32 {
     }
 }
 
-/// `fence.acq_rel` at the given scope for `Acquire` and `Release`; nothing for `Relaxed`.
+/// Issues `fence.acq_rel` at the given scope for every order but `Relaxed`, for which it does nothing.
 #[inline(always)]
 pub fn fence(order: Order, scope: Scope) {
     if order != Order::Relaxed {
@@ -191,22 +195,23 @@ pub fn fence(order: Order, scope: Scope) {
     }
 }
 
-/// `fence.sc` at the given scope.
+/// Issues `fence.sc` at the given scope.
 #[inline(always)]
 pub fn fence_seq_cst(scope: Scope) {
     by_scope!(scope, "fence.sc", "", ";", options(nostack));
 }
 
-/// `value`, in a way that the compiler does not see through. What is computed from it is computed again each time:
-/// a GPU has more instructions to spare than registers.
+/// Optimisation barrier: returns `value` without letting the compiler know that it is the same, so that
+/// derived values are computed again instead of kept in registers, which a GPU has fewer of than
+/// instructions.
 #[inline(always)]
 pub fn opaque(value: u32) -> u32 {
     let same: u32;
-    // SAFETY: copies a register.
+    // SAFETY: copies a register into another one; touches no memory.
     unsafe { asm!("mov.u32 {}, {};", out(reg32) same, in(reg32) value, options(nomem, nostack)) };
     same
 }
 
-/// Nothing: a GPU's loads take long enough.
+/// Does nothing: a GPU's loads take long enough.
 #[inline(always)]
 pub fn spin() {}

@@ -1,5 +1,5 @@
-//! What a thread does to shared memory, in its order, with each operation's order and scope: for unit tests
-//! that compare the sequence with the one that the memory model asks for.
+//! A log of a thread's operations on shared memory, in order, with each operation's order and scope. Unit
+//! tests compare it with the sequence that the memory model requires.
 
 use super::{Order, Scope};
 use std::cell::RefCell;
@@ -11,7 +11,7 @@ pub(crate) struct Step {
     pub operation: &'static str,
     pub order: Order,
     pub scope: Scope,
-    /// The word's address; what it is the test knows.
+    /// Address of the word, which the test maps to a name.
     pub at: usize,
 }
 
@@ -19,7 +19,7 @@ std::thread_local! {
     static STEPS: RefCell<Option<Vec<Step>>> = const { RefCell::new(None) };
 }
 
-/// Adds an operation, when this thread records.
+/// Logs an operation if this thread records.
 pub(crate) fn note<T>(operation: &'static str, order: Order, scope: Scope, at: &T) {
     STEPS.with_borrow_mut(|steps| {
         if let Some(steps) = steps {
@@ -34,7 +34,7 @@ pub(crate) fn note<T>(operation: &'static str, order: Order, scope: Scope, at: &
     });
 }
 
-/// The operations of this thread while `work` runs.
+/// Returns the operations of this thread while `work` runs.
 pub(crate) fn recorded(work: impl FnOnce()) -> Vec<Step> {
     STEPS.set(Some(Vec::new()));
     work();

@@ -1,13 +1,13 @@
-//! Numbers that never repeat, for telling apart what exists at different times.
+//! Numbers that never repeat, by which things of different times are told apart.
 //!
-//! Only the host makes and compares them. They order nothing and are no part of what loom explores, so
-//! these are the standard library's atomics on every platform.
+//! Only the host makes and compares them. They order nothing, and loom need not explore them, so these are
+//! the standard library's atomics on every platform.
 
 use core::sync::atomic::{AtomicU64, Ordering};
 
 static LAST: AtomicU64 = AtomicU64::new(0);
 
-/// A number larger than each one before, never 0.
+/// Returns a number larger than each earlier one, never 0.
 pub(crate) fn next() -> u64 {
     LAST.fetch_add(1, Ordering::Relaxed) + 1
 }
@@ -21,7 +21,7 @@ impl LastEvent {
         Self(AtomicU64::new(0))
     }
 
-    /// The event happens now.
+    /// Records an event at this time.
     pub fn happens(&self) {
         // Release: pairs with `at`.
         self.0.store(next(), Ordering::Release);

@@ -1,8 +1,9 @@
-//! The places of operations that order, to take their order away one at a time.
+//! Mutation tests of memory orders: an operation is weakened at one location of the code, and the checks must
+//! fail.
 //!
-//! An operation that orders is known by its place in the code. `NVME_LOOM_WEAKEN=shared_queue.rs:12=Relaxed`
-//! runs what checks the order with that place weakened, to see that it fails; `NVME_LOOM_SITES=FILE`
-//! collects the places that were met. `cargo xtask loom --mutants` does both.
+//! A location is a file and a line. `NVME_LOOM_WEAKEN=shared_queue.rs:12=Relaxed` runs the checks with that
+//! operation weakened; `NVME_LOOM_SITES=FILE` collects the locations that were executed. `cargo xtask loom
+//! --mutants` does both.
 
 use super::Order;
 use std::collections::BTreeSet;
@@ -12,7 +13,7 @@ use std::panic::Location;
 use std::string::String;
 use std::sync::{LazyLock, Mutex, PoisonError};
 
-/// File name and line of the place to weaken, and the order that remains there.
+/// File name and line of the operation to weaken, and the order that it keeps.
 static WEAKENED: LazyLock<Option<(String, u32, Order)>> = LazyLock::new(|| {
     let given = env::var("NVME_LOOM_WEAKEN").ok()?;
     let (file, rest) = given.split_once(':')?;
@@ -27,7 +28,7 @@ static WEAKENED: LazyLock<Option<(String, u32, Order)>> = LazyLock::new(|| {
 
 static SITES: LazyLock<Option<String>> = LazyLock::new(|| env::var("NVME_LOOM_SITES").ok());
 
-/// The order to use at the caller's place: `order`, unless that place is weakened.
+/// Returns the order for the caller's operation: `order`, unless that location is weakened.
 #[track_caller]
 pub fn at_site(order: Order) -> Order {
     if order == Order::Relaxed {
@@ -47,8 +48,8 @@ pub fn at_site(order: Order) -> Order {
 static STATEMENT: LazyLock<Option<u32>> =
     LazyLock::new(|| env::var("NVME_LOOM_STATEMENT").ok()?.parse().ok());
 
-/// Whether the statement at the caller's place is left out or moved in one of these mutants, and that one runs.
-/// Only `cargo xtask loom --mutants` writes calls of it, into a copy of the sources.
+/// True if one of these mutants, which leave out or move the caller's statement, is the one that runs. Only
+/// `cargo xtask loom --mutants` writes calls of it, into a copy of the sources.
 pub fn mutated(numbers: &[u32]) -> bool {
     if let Some(path) = &*SITES {
         for number in numbers {
@@ -64,7 +65,7 @@ fn note(path: &str, file: &str, line: u32, order: Order) {
     append(path, text);
 }
 
-/// Appends a line to the list, once.
+/// Appends a line to the list unless it is there already.
 fn append(path: &str, text: String) {
     static SEEN: Mutex<BTreeSet<String>> = Mutex::new(BTreeSet::new());
     let mut seen = SEEN.lock().unwrap_or_else(PoisonError::into_inner);

@@ -1,14 +1,14 @@
-//! ThreadSanitizer backend: `core::sync::atomic`, with fences that the sanitizer understands.
+//! ThreadSanitizer back end: `core::sync::atomic`, with fences that the sanitizer understands.
 //!
-//! ThreadSanitizer knows no fences. Here each thread has two fibers beside its own, whose clocks are what
-//! C++ gives fences: `released` knows what the thread's last release fence published, `pending` what its
-//! relaxed loads have seen. A relaxed store lets `released` release at its word, a relaxed load lets
-//! `pending` acquire there, and fences carry the clocks over. So nothing is ordered that the orders do not
-//! order, but for two things: a word keeps what was released at it before, also by others, and a load may
-//! acquire what was released a moment after it.
+//! ThreadSanitizer has no model of fences. Here each thread has two further fibers, whose clocks stand for
+//! the fences of C++: `released` holds what the thread's last release fence published, `pending` what its
+//! relaxed loads have seen. Before a relaxed store `released` releases at the word, after a relaxed load
+//! `pending` acquires there, and fences transfer the clocks. So nothing is ordered beyond the given orders,
+//! with two exceptions: a word keeps everything that any thread released at it before, and a load may acquire
+//! what was released a moment after it.
 //!
 //! [`AtomicU64::load_settled`] is a plain load: a store that is not ordered with it is a race.
-// UNSAFETY: the sanitizer's own interface, and plain loads of atomics, which are what it checks.
+// UNSAFETY: the sanitizer's own interface, and plain loads of atomics, whose races it has to report.
 #![allow(unsafe_code)]
 
 use super::site::at_site;
@@ -26,10 +26,10 @@ unsafe extern "C" {
     fn __tsan_release(address: *mut c_void);
 }
 
-/// Switching alone orders nothing.
+/// Flag of a switch that orders nothing.
 const NO_SYNC: c_uint = 1;
 
-/// What a thread has beside itself. Threads are few: this is never freed.
+/// The fibers of a thread. Threads are few: this is never freed.
 ///
 /// Copied out before each switch: a fiber that looked into the thread's memory would race with it.
 #[derive(Clone, Copy)]
@@ -37,7 +37,7 @@ struct Fibers {
     own: *mut c_void,
     released: *mut c_void,
     pending: *mut c_void,
-    /// Addresses by which clocks are handed over, one for each way.
+    /// Addresses at which a clock is released and acquired, one for each direction.
     ways: [*mut c_void; 2],
 }
 
@@ -51,7 +51,7 @@ fn fibers() -> Fibers {
 #[cold]
 fn new_fibers() -> Fibers {
     let ways = Box::leak(Box::new([0u64; 2]));
-    // SAFETY: the program runs under the sanitizer, which provides these.
+    // SAFETY: the program runs under the sanitizer, which provides these functions for any thread.
     let (own, released, pending) = unsafe {
         (
             __tsan_get_current_fiber(),
@@ -70,36 +70,38 @@ fn new_fibers() -> Fibers {
 }
 
 impl Fibers {
-    /// Does `act` as `fiber`.
+    /// Runs `act` as `fiber`.
     #[inline(always)]
     fn as_fiber<R>(self, fiber: *mut c_void, act: impl FnOnce() -> R) -> R {
         let own = self.own;
-        // SAFETY: fibers of this thread; `act` neither switches nor unwinds.
+        // SAFETY: both are fibers of this thread, neither is ended while the thread runs, and `act` neither
+        // switches nor unwinds.
         unsafe { __tsan_switch_to_fiber(fiber, NO_SYNC) };
         let result = act();
-        // SAFETY: as above.
+        // SAFETY: as above; this returns to the fiber that was left.
         unsafe { __tsan_switch_to_fiber(own, NO_SYNC) };
         result
     }
 
-    /// Before a relaxed store to `word`: with it goes what the last release fence published.
+    /// Releases, before a relaxed store to `word`, what the last release fence published.
     #[inline(always)]
     fn storing(self, word: *mut c_void) {
-        // SAFETY: the address of a live word.
+        // SAFETY: `word` is the address of a live atomic; the sanitizer only uses it as a key.
         self.as_fiber(self.released, || unsafe { __tsan_release(word) });
     }
 
-    /// After a relaxed load of `word`: what came with its value, for the next acquire fence.
+    /// Acquires, after a relaxed load of `word`, what was released with its value, for the next acquire
+    /// fence.
     #[inline(always)]
     fn loaded(self, word: *mut c_void) {
-        // SAFETY: the address of a live word.
+        // SAFETY: `word` is the address of a live atomic; the sanitizer only uses it as a key.
         self.as_fiber(self.pending, || unsafe { __tsan_acquire(word) });
     }
 
     #[inline(always)]
     fn acquire(self) {
         let way = self.ways[0];
-        // SAFETY: an address of our own.
+        // SAFETY: the address belongs to this thread's leaked words.
         self.as_fiber(self.pending, || unsafe { __tsan_release(way) });
         // SAFETY: as above.
         unsafe { __tsan_acquire(way) };
@@ -108,7 +110,7 @@ impl Fibers {
     #[inline(always)]
     fn release(self) {
         let way = self.ways[1];
-        // SAFETY: an address of our own.
+        // SAFETY: the address belongs to this thread's leaked words.
         unsafe { __tsan_release(way) };
         // SAFETY: as above.
         self.as_fiber(self.released, || unsafe { __tsan_acquire(way) });
@@ -117,13 +119,13 @@ impl Fibers {
 
 macro_rules! atomic {
     ($name:ident, $value:ty) => {
-        /// The sanitizer's backend of the host type.
+        /// Atomic of the sanitizer's back end.
         #[derive(Debug, Default)]
         #[repr(transparent)]
         pub struct $name(atomic::$name);
 
         impl $name {
-            /// A new atomic that holds `value`.
+            /// Makes an atomic that holds `value`.
             pub const fn new(value: $value) -> Self {
                 Self(atomic::$name::new(value))
             }
@@ -150,7 +152,7 @@ macro_rules! atomic {
                 }
             }
 
-            /// A relaxed store: the doorbell as its reader sees it.
+            /// Stores relaxed: the doorbell as its reader sees it.
             pub fn store_mmio(&self, value: $value) {
                 fibers().storing(self.0.as_ptr().cast());
                 self.0.store(value, Ordering::Relaxed);
@@ -166,13 +168,14 @@ impl AtomicU64 {
     /// Loads the value of a word that no thread stores to meanwhile: a store that is not ordered with this
     /// is a race.
     pub fn load_settled(&self, _scope: Scope) -> u64 {
-        // SAFETY: a live word. That no thread stores to it meanwhile is what the sanitizer checks.
+        // SAFETY: reads a live word. No thread may store to it meanwhile, which is the condition that the
+        // sanitizer checks here.
         unsafe { self.0.as_ptr().read() }
     }
 }
 
 impl AtomicU32 {
-    /// A read-modify-write operation: the release half by its order, then the acquire half.
+    /// Runs a read-modify-write operation: the release half by its order, then the acquire half.
     #[inline(always)]
     fn modify(
         &self,
@@ -193,7 +196,7 @@ impl AtomicU32 {
             modify(&self.0, Ordering::Relaxed)
         };
         if acquires {
-            // SAFETY: the address of a live word.
+            // SAFETY: `at` is the address of a live atomic; the sanitizer only uses it as a key.
             unsafe { __tsan_acquire(at) };
         } else {
             fibers.loaded(at);
@@ -201,31 +204,31 @@ impl AtomicU32 {
         was
     }
 
-    /// Adds `value`, wrapping; returns what was there.
+    /// Adds `value`, wrapping; returns the previous value.
     #[track_caller]
     pub fn fetch_add(&self, value: u32, order: Order, _scope: Scope) -> u32 {
         self.modify(at_site(order), |word, order| word.fetch_add(value, order))
     }
 
-    /// Sets the bits of `value`; returns what was there.
+    /// Sets the bits of `value`; returns the previous value.
     #[track_caller]
     pub fn fetch_or(&self, value: u32, order: Order, _scope: Scope) -> u32 {
         self.modify(at_site(order), |word, order| word.fetch_or(value, order))
     }
 
-    /// Keeps the bits of `value` alone; returns what was there.
+    /// Keeps only the bits of `value`; returns the previous value.
     #[track_caller]
     pub fn fetch_and(&self, value: u32, order: Order, _scope: Scope) -> u32 {
         self.modify(at_site(order), |word, order| word.fetch_and(value, order))
     }
 
-    /// Stores `value`; returns what was there.
+    /// Stores `value`; returns the previous value.
     #[track_caller]
     pub fn swap(&self, value: u32, order: Order, _scope: Scope) -> u32 {
         self.modify(at_site(order), |word, order| word.swap(value, order))
     }
 
-    /// Stores `new` where `current` is; returns what was there. `order` holds when it stored.
+    /// Stores `new` if the value is `current`; returns the previous value. `order` applies when it stored.
     #[track_caller]
     pub fn compare_exchange(&self, current: u32, new: u32, order: Order, _scope: Scope) -> u32 {
         self.modify(at_site(order), |word, order| {
@@ -236,7 +239,7 @@ impl AtomicU32 {
     }
 }
 
-/// A fence, by the clocks of the fibers.
+/// A fence, expressed by the clocks of the fibers.
 #[track_caller]
 pub fn fence(order: Order, _scope: Scope) {
     let order = at_site(order);
@@ -248,20 +251,20 @@ pub fn fence(order: Order, _scope: Scope) {
     }
 }
 
-/// A fence in the one order of all such fences, which the sanitizer takes for one of both directions.
+/// A sequentially consistent fence; the sanitizer models it as one that acquires and releases.
 #[track_caller]
 pub fn fence_seq_cst(scope: Scope) {
     atomic::fence(Ordering::SeqCst);
     fence(Order::AcqRel, scope);
 }
 
-/// `value`: there is nothing to hide from the compiler here.
+/// Returns `value`: nothing needs to be hidden from the compiler here.
 #[inline(always)]
 pub fn opaque(value: u32) -> u32 {
     value
 }
 
-/// Tells the processor that the thread waits for another one's store.
+/// Hints to the processor that the thread waits for another thread's store.
 pub fn spin() {
     core::hint::spin_loop();
 }

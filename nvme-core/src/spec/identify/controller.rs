@@ -1,4 +1,4 @@
-//! Identify Controller: what the controller is, supports and limits.
+//! Identify Controller: the controller's identity, capabilities and limits.
 
 use super::IDENTIFY_BYTES;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
@@ -84,7 +84,7 @@ pub mod lpa {
 pub mod vwc {
     /// A volatile write cache is present.
     pub const PRESENT: u8 = 1 << 0;
-    /// Bits 2:1: what Flush does with the broadcast NSID.
+    /// Bits 2:1: behaviour of Flush with the broadcast NSID.
     pub const BROADCAST: u8 = 3 << 1;
     /// BROADCAST value: Flush fails with the broadcast NSID.
     pub const BROADCAST_NOT_SUPPORTED: u8 = 2 << 1;
@@ -118,7 +118,7 @@ pub mod fna {
     pub const ERASE_ALL: u8 = 1 << 1;
     /// Cryptographic erase.
     pub const CRYPTO_ERASE: u8 = 1 << 2;
-    /// Format does not take the broadcast NSID.
+    /// Format rejects the broadcast NSID.
     pub const NO_BROADCAST: u8 = 1 << 3;
 }
 
@@ -185,7 +185,7 @@ impl PowerState {
     /// `flags` bit 1: non-operational, no I/O in this state.
     pub const NOPS: u8 = 1 << 1;
 
-    /// Maximum power in units of 0.0001 W; 0 is not reported.
+    /// Returns the maximum power in units of 0.0001 W; 0 is not reported.
     pub const fn max_power(&self) -> u32 {
         let scale = if self.flags & Self::MXPS != 0 { 1 } else { 100 };
         self.mp as u32 * scale
@@ -222,7 +222,7 @@ pub struct IdentifyController {
     pub ver: u32,
     /// RTD3 resume latency in microseconds.
     pub rtd3r: u32,
-    /// RTD3 entry latency in microseconds: how long a shutdown may take.
+    /// RTD3 entry latency in microseconds: the time that a shutdown may take.
     pub rtd3e: u32,
     /// Optional asynchronous events supported: [`oaes`].
     pub oaes: u32,
@@ -378,22 +378,22 @@ pub struct IdentifyController {
 const _: () = assert!(size_of::<IdentifyController>() == IDENTIFY_BYTES);
 
 impl IdentifyController {
-    /// Aborts that may be outstanding at once, 1 to 256.
+    /// Returns the number of Aborts that may be outstanding at once, 1 to 256.
     pub const fn abort_limit(&self) -> u32 {
         self.acl as u32 + 1
     }
 
-    /// Asynchronous Event Requests that may be outstanding at once, 1 to 256.
+    /// Returns the number of Asynchronous Event Requests that may be outstanding at once, 1 to 256.
     pub const fn async_event_limit(&self) -> u32 {
         self.aerl as u32 + 1
     }
 
-    /// Entries of the error log page, 1 to 256.
+    /// Returns the number of entries of the error log page, 1 to 256.
     pub const fn error_entries(&self) -> u32 {
         self.elpe as u32 + 1
     }
 
-    /// Power states, 1 to 32; a larger value from the controller is cut to the table's length.
+    /// Returns the power states, 1 to 32; a larger count from the controller is cut to the table's length.
     pub fn power_states(&self) -> &[PowerState] {
         &self.psd[..(self.npss as usize + 1).min(self.psd.len())]
     }

@@ -19,7 +19,7 @@ pub mod nsfeat {
 
 /// Deallocate Logical Block Features (`dlfeat`).
 pub mod dlfeat {
-    /// Bits 2:0: what a deallocated block reads as.
+    /// Bits 2:0: value that a deallocated block reads as.
     pub const READ_BEHAVIOR: u8 = 7;
     /// READ_BEHAVIOR value: all bytes 00h.
     pub const READS_ZERO: u8 = 1;
@@ -45,7 +45,7 @@ pub struct LbaFormat {
 const _: () = assert!(size_of::<LbaFormat>() == 4);
 
 impl LbaFormat {
-    /// Bytes per block without metadata: 512 to 2 GiB, or `None` when LBADS is not 9 to 31.
+    /// Returns the bytes of a block without metadata: 512 to 2 GiB, or `None` when LBADS is not 9 to 31.
     pub const fn block_bytes(&self) -> Option<u32> {
         if self.lbads >= 9 && self.lbads <= 31 {
             Some(1 << self.lbads)
@@ -153,10 +153,11 @@ offsets!(IdentifyNamespace: nsze @ 0, ncap @ 8, nuse @ 16, nsfeat @ 24, nlbaf @ 
     nulbaf @ 82, anagrpid @ 92, nsattr @ 99, nvmsetid @ 100, endgid @ 102, nguid @ 104, eui64 @ 120, lbaf @ 128, vs @ 384);
 
 impl IdentifyNamespace {
-    /// FLBAS bit 4: metadata follows each block in the data buffer instead of lying apart.
+    /// FLBAS bit 4: metadata is at the end of each block in the data buffer instead of in a separate buffer.
     pub const EXTENDED_METADATA: u8 = 1 << 4;
 
-    /// Entries of `lbaf` that are valid, 1 to 64; a larger sum from the controller is cut to the table.
+    /// Returns the number of valid entries of `lbaf`, 1 to 64; a larger sum from the controller is cut to the
+    /// table.
     pub const fn lba_formats(&self) -> usize {
         let formats = self.nlbaf as usize + self.nulbaf as usize + 1;
         if formats < self.lbaf.len() {
@@ -166,7 +167,8 @@ impl IdentifyNamespace {
         }
     }
 
-    /// Index of the current format, 0 to 63. FLBAS bits 6:5 count only with more than 16 formats.
+    /// Returns the index of the current format, 0 to 63. FLBAS bits 6:5 are used only with more than 16
+    /// formats.
     pub const fn lba_format_index(&self) -> usize {
         let upper = if self.lba_formats() > 16 {
             (self.flbas >> 5) & 3
@@ -176,12 +178,13 @@ impl IdentifyNamespace {
         (upper << 4 | self.flbas & 0xF) as usize
     }
 
-    /// The format the namespace has now. May be one the controller does not describe (all zero).
+    /// Returns the namespace's current format. It may be one that the controller does not describe (all
+    /// zero).
     pub const fn lba_format(&self) -> LbaFormat {
         self.lbaf[self.lba_format_index()]
     }
 
-    /// Bytes per block without metadata, or `None` when LBADS is not 9 to 31.
+    /// Returns the bytes of a block without metadata, or `None` when LBADS is not 9 to 31.
     pub const fn block_bytes(&self) -> Option<u32> {
         self.lba_format().block_bytes()
     }
