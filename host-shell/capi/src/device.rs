@@ -144,7 +144,7 @@ unsafe fn lend(
     if options.buffer_bytes > MOST_BUFFER_BYTES || options.cells > MOST_CELLS {
         return Err(Failure::usage(
             format!(
-                "a buffer of {} bytes and {} result cells",
+                "a buffer of {} bytes with {} result cells is larger than kernels can address",
                 asked.buffer_bytes, options.cells
             ),
             format!("use {MOST_BUFFER_BYTES} bytes and {MOST_CELLS} cells at most"),

@@ -48,7 +48,7 @@ impl Rows {
             NVME_GPU_I64 => true,
             other => {
                 return Err(Failure::usage(
-                    format!("ids of type {other}"),
+                    format!("the id type {other} is unknown"),
                     "use NVME_GPU_I32 or NVME_GPU_I64",
                 ));
             }
@@ -57,7 +57,9 @@ impl Rows {
             0 => row_bytes,
             stride if stride < row_bytes => {
                 return Err(Failure::usage(
-                    format!("rows of {row_bytes} bytes every {stride} bytes"),
+                    format!(
+                        "the stride of {stride} bytes is shorter than a row of {row_bytes} bytes"
+                    ),
                     "use a stride of 0 (rows without gaps), or one that a row fits into",
                 ));
             }

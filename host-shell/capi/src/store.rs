@@ -142,7 +142,7 @@ fn store_options(options: &Options, gpu: i32) -> Answer<StoreOptions> {
     if options.flags & !ALL_FLAGS != 0 {
         return Err(Failure::usage(
             format!(
-                "unknown flags {:#x} in nvme_gpu_options",
+                "the flags {:#x} of nvme_gpu_options are unknown",
                 options.flags & !ALL_FLAGS
             ),
             "begin with NVME_GPU_OPTIONS_INIT",

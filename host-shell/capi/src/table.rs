@@ -158,7 +158,7 @@ fn duplicates(number: u32) -> Answer<Duplicates> {
         NVME_GPU_DUPLICATES_LAST => Ok(Duplicates::Last),
         NVME_GPU_DUPLICATES_ERROR => Ok(Duplicates::Error),
         other => Err(Failure::usage(
-            format!("duplicates {other}"),
+            format!("the rule {other} for duplicate ids is unknown"),
             "use NVME_GPU_DUPLICATES_LAST or NVME_GPU_DUPLICATES_ERROR",
         )),
     }
@@ -249,7 +249,7 @@ fn element(number: u32) -> Answer<Element> {
         NVME_GPU_ADD_BF16 => Ok(Element::Bf16),
         NVME_GPU_ADD_I32 => Ok(Element::I32),
         other => Err(Failure::usage(
-            format!("elements of type {other}"),
+            format!("the element type {other} is unknown"),
             "use NVME_GPU_ADD_F32, _F16, _BF16 or _I32",
         )),
     }

@@ -22,7 +22,7 @@ impl Keep {
         if self.pages == 0 || self.first.saturating_add(self.last) > self.pages {
             return Err(Error::usage(
                 format!(
-                    "{} pages of a head, of them the first {} and the last {}",
+                    "{} pages of a head must be at least one and hold the first {} and the last {} that are always kept",
                     self.pages, self.first, self.last
                 ),
                 "choose one page at least, and as many as are kept in any case",
@@ -150,7 +150,7 @@ impl KvPages {
         let end = first.checked_add(count);
         if end.is_none_or(|end| end > self.table().rows()) {
             return Err(Error::usage(
-                format!("{count} pages from {first} on"),
+                format!("the range of {count} pages from page {first} ends past the last page"),
                 format!("there are {}", self.table().rows()),
             ));
         }

@@ -40,7 +40,7 @@ impl Summaries {
             .and_then(|bytes| usize::try_from(bytes).ok());
         let bytes = bytes.ok_or_else(|| {
             Error::usage(
-                format!("{count} summaries of {each} bytes"),
+                format!("{count} summaries of {each} bytes exceed the address space"),
                 "use fewer pages",
             )
         })?;
@@ -86,7 +86,10 @@ impl Summaries {
             return Ok(());
         }
         Err(Error::usage(
-            format!("{} summaries of {} bytes", self.pages, self.each),
+            format!(
+                "{} summaries of {} bytes were made for other pages",
+                self.pages, self.each
+            ),
             "use those that were made for these pages",
         ))
     }
@@ -235,7 +238,10 @@ impl Choosing {
         }
         if queries.scale.is_nan() || queries.scale <= 0.0 {
             return Err(Error::usage(
-                format!("products times {}", queries.scale),
+                format!(
+                    "the scale {} of the products is not a positive number",
+                    queries.scale
+                ),
                 "use a positive scale: bounds of products are compared",
             ));
         }

@@ -46,13 +46,16 @@ impl StreamedProducts {
         let id_bytes = if ids.wide { 8 } else { 4 };
         if !(x | y).is_multiple_of(4) || !ids.address.is_multiple_of(id_bytes) {
             return Err(Error::usage(
-                format!("vectors at {x:#x} and {y:#x}, ids at {:#x}", ids.address),
+                format!(
+                    "the vectors at {x:#x} and {y:#x} or the ids at {:#x} are not aligned",
+                    ids.address
+                ),
                 "use addresses that are multiples of 4, and of 8 for ids of 64 bits",
             ));
         }
         if u32::try_from(ids.count).is_err() {
             return Err(Error::usage(
-                format!("{} ids", ids.count),
+                format!("{} ids are more than one launch takes", ids.count),
                 "use fewer than 2^32",
             ));
         }
@@ -96,7 +99,7 @@ pub(crate) fn split(rows: &Gather) -> Result<RowSplit> {
     RowSplit::new(rows.row_bytes, rows.block_shift, is_aligned, most_shift).ok_or_else(|| {
         Error::usage(
             format!(
-                "rows of {} bytes from byte {} on, between blocks, on a drive whose commands read one block",
+                "rows of {} bytes from byte {} begin inside a block, and commands of this drive read one block",
                 rows.row_bytes, rows.first_byte
             ),
             "lay the matrix out so that rows begin and end with blocks",

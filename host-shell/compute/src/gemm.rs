@@ -294,7 +294,7 @@ fn readers(stored: Stored, product: &Product, most: u32) -> u32 {
 fn misaligned(product: &Product) -> Error {
     Error::usage(
         format!(
-            "a product at {:#x}, {:#x}, {:#x}",
+            "x at {:#x}, y at {:#x} or the workspace at {:#x} is not aligned",
             product.x, product.y, product.workspace
         ),
         "use addresses that are multiples of 16, and of 4 for the result",
@@ -312,7 +312,10 @@ pub(crate) fn check_product(matrix: &Matrix, product: &Product) -> Result<()> {
         * u64::from(product.tokens).div_ceil(u64::from(TILE_TOKENS));
     if tiles >= most || u64::from(matrix.rows) >= most || u64::from(product.tokens) >= most {
         return Err(Error::usage(
-            format!("{} tokens by {} rows", product.tokens, matrix.rows),
+            format!(
+                "a product of {} tokens and {} rows has 2^31 tiles or more",
+                product.tokens, matrix.rows
+            ),
             "split the product: fewer than 2^31 of each, and of tiles",
         ));
     }

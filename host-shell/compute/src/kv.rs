@@ -64,7 +64,7 @@ impl KvPages {
         let elements = shape.head_elements;
         if elements == 0 || !elements.is_multiple_of(8) || elements > MOST_ELEMENTS {
             return Err(Error::usage(
-                format!("heads of {elements} elements"),
+                format!("{elements} is no possible number of elements of a head"),
                 format!("use a multiple of 8, {MOST_ELEMENTS} at most"),
             ));
         }
@@ -73,7 +73,7 @@ impl KvPages {
         if piece == 0 || shape.kv_heads == 0 || !(piece | offset).is_multiple_of(block) {
             return Err(Error::usage(
                 format!(
-                    "{} heads of {piece} bytes in a page, from byte {offset} on, with blocks of {block} bytes",
+                    "the {} heads of {piece} bytes in a page at byte {offset} do not begin with blocks of {block} bytes",
                     shape.kv_heads
                 ),
                 "use as many tokens a page as make whole blocks of a head, and a multiple of a block as offset",
@@ -81,7 +81,10 @@ impl KvPages {
         }
         if shape.page_bytes() > u64::from(u32::MAX) || pages > u64::from(u32::MAX) {
             return Err(Error::usage(
-                format!("{pages} pages of {} bytes", shape.page_bytes()),
+                format!(
+                    "{pages} pages of {} bytes exceed the 32 bits of a page's number or length",
+                    shape.page_bytes()
+                ),
                 "use fewer than 2^32 of each",
             ));
         }
@@ -126,7 +129,10 @@ impl KvPages {
         let missing = ids.iter().find(|id| u64::from(**id) >= self.table.rows());
         if kv_head >= shape.kv_heads || missing.is_some() {
             return Err(Error::usage(
-                format!("head {kv_head}, page {missing:?}"),
+                match missing {
+                    Some(page) => format!("page {page} does not exist"),
+                    None => format!("head {kv_head} does not exist"),
+                },
                 format!(
                     "there are {} heads and {} pages",
                     shape.kv_heads,

@@ -22,6 +22,14 @@ pub enum Half {
 }
 
 impl Half {
+    /// The name that messages use.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Bf16 => "bf16",
+            Self::F16 => "f16",
+        }
+    }
+
     /// As a half.
     pub fn of(self, value: f32) -> u16 {
         match self {
@@ -44,7 +52,11 @@ impl Half {
         match (self, stored) {
             (_, Stored::F32) | (Self::Bf16, Stored::F16) | (Self::F16, Stored::Bf16) => {
                 Err(Error::usage(
-                    format!("a matrix of {stored:?} and rows of {self:?}"),
+                    format!(
+                        "a matrix of {} cannot be multiplied by rows of {}",
+                        stored.name(),
+                        self.name()
+                    ),
                     "use halves of one kind, or a matrix of blocks (q8_0, q4_0, q4_1, q4_k, q6_k)",
                 ))
             }
@@ -81,7 +93,10 @@ impl Matrix {
         let row_bytes = stored.row_bytes(columns).filter(|bytes| *bytes > 0);
         let Some(row_bytes) = row_bytes.filter(|_| offset.is_multiple_of(2)) else {
             return Err(Error::usage(
-                format!("a matrix of {columns} columns of {stored:?} at byte {offset}"),
+                format!(
+                    "{columns} columns of {} at byte {offset} are not whole blocks of the format at an even offset",
+                    stored.name()
+                ),
                 format!(
                     "use a multiple of {} columns, and an even offset",
                     elements.max(UNIT)
@@ -120,7 +135,10 @@ impl Matrix {
             return Ok(());
         }
         Err(Error::usage(
-            format!("a vector of {} elements", x.len()),
+            format!(
+                "the vector has {} elements, and one for each column is needed",
+                x.len()
+            ),
             format!("the matrix has {} columns", self.columns),
         ))
     }
@@ -157,7 +175,7 @@ impl Matrix {
         let columns = self.columns as usize;
         if !x.len().is_multiple_of(columns) {
             return Err(Error::usage(
-                format!("{} halves", x.len()),
+                format!("{} elements are not whole rows of {columns}", x.len()),
                 format!("use rows of {columns}"),
             ));
         }

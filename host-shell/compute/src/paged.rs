@@ -246,10 +246,10 @@ pub(crate) fn check_queries(pages: &KvPages, queries: &Queries) -> Result<()> {
     if queries.heads == 0 || !queries.heads.is_multiple_of(shape.kv_heads) {
         return Err(Error::usage(
             format!(
-                "{} heads of queries for {} of keys",
+                "the number of query heads, {}, is not a multiple of {}, the number of key heads",
                 queries.heads, shape.kv_heads
             ),
-            "use a multiple",
+            "use a multiple, and one head at least",
         ));
     }
     let words = queries.queries | queries.pages | queries.counts | queries.y | queries.workspace;
@@ -264,7 +264,7 @@ pub(crate) fn check_queries(pages: &KvPages, queries: &Queries) -> Result<()> {
     if heads > u64::from(u32::MAX) || table > u64::from(u32::MAX) {
         return Err(Error::usage(
             format!(
-                "{} sequences of {} pages",
+                "{} sequences of {} pages exceed the 32 bits of a place in the table of pages",
                 queries.sequences, queries.most_pages
             ),
             "use fewer than 2^32 queries, and tables of fewer numbers",

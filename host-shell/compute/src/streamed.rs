@@ -98,7 +98,7 @@ impl StreamedProducts {
     pub unsafe fn gemv(&self, matrix: &Matrix, x: u64, y: u64, stream: u64) -> Result<Pending> {
         if !(x | y).is_multiple_of(4) {
             return Err(Error::usage(
-                format!("vectors at {x:#x} and {y:#x}"),
+                format!("the vector at {x:#x} or {y:#x} is not aligned"),
                 "use addresses that are multiples of 4",
             ));
         }

@@ -317,7 +317,7 @@ fn what_is_no_model_or_does_not_fit_is_refused() {
         manifest: None,
     };
     let long = error(Llama::open(&small_store, &catalog, &places, options));
-    assert!(long.contains("129 positions of a model with 128"));
+    assert!(long.contains("129 positions do not fit the model, which has 128"));
     let mut model = open(&small_store, 1 << 30).unwrap();
     for (tokens, cause) in [
         (vec![], "no tokens"),

@@ -323,7 +323,7 @@ def test_what_cannot_be_attended_to_is_named(place, cuda):
         assert (pages.kv_heads, pages.head_dim, pages.page_tokens, pages.dtype, len(pages)) == (2, 8, 16, "float16", 4)
         assert pages.store is store and pages.table.shape == (4, 2, 2, 16, 8) and "float16" in repr(pages)
         calls = [
-            (lambda: compute.KvPages(store, 0, 4, kv_heads=2, head_dim=12, page_tokens=16), "heads of 12 elements"),
+            (lambda: compute.KvPages(store, 0, 4, kv_heads=2, head_dim=12, page_tokens=16), "12 is no possible number of elements of a head"),
             (lambda: compute.KvPages(store, 0, 4, kv_heads=2, head_dim=8, page_tokens=3), "whole blocks"),
             (lambda: compute.KvPages(store, 0, 4, dtype="float32", **SHAPE), "keys and values of float32"),
             (lambda: compute.KvPages(store, 0, 1 << 20, **SHAPE), "inside|end"),
@@ -337,7 +337,7 @@ def test_what_cannot_be_attended_to_is_named(place, cuda):
             (lambda: pages.choose(q, table, counts, pages.summaries(), (1, 1, 1)), "choose one page at least"),
             (lambda: pages.choose(q, table, counts, pages.summaries(), (0, 0, 0)), "choose one page at least"),
             (lambda: pages.choose(q, table, counts, None, (1, 0, 0)), "were not made by these pages"),
-            (lambda: pages.summaries().read(3, 2), "2 pages from 3 on"),
+            (lambda: pages.summaries().read(3, 2), "the range of 2 pages from page 3 ends past the last page"),
             (lambda: pages.summaries("tpu"), "device is 'tpu'"),
             (lambda: pages.summaries().update(place(np.zeros(1, np.int64)), q), "pages is float32"),
         ]

@@ -29,7 +29,11 @@ pub fn rows_on_gpu(
     let row = table.row_bytes();
     if ids.len() as u64 * row != out.len() as u64 {
         return Err(Error::usage(
-            format!("{} rows of {row} bytes into {} bytes", ids.len(), out.len()),
+            format!(
+                "{} rows of {row} bytes do not fit {} bytes exactly",
+                ids.len(),
+                out.len()
+            ),
             "give room for each row",
         ));
     }

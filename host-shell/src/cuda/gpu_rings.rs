@@ -84,7 +84,7 @@ impl GpuRings {
         if !QueueState::possible(shape.entries, shape.slots) {
             return Err(Error::usage(
                 format!(
-                    "a queue of {} entries, {} slots",
+                    "a queue of {} entries cannot have {} slots",
                     shape.entries, shape.slots
                 ),
                 "use a power of two of entries, and fewer slots than entries",

@@ -87,7 +87,7 @@ impl HostWords {
         let bytes = count.checked_mul(8).filter(|bytes| *bytes <= 1 << 40);
         let bytes = bytes.ok_or_else(|| {
             Error::usage(
-                format!("{count} words of memory for hashes"),
+                format!("{count} words for hashes exceed 2^40 bytes"),
                 "use larger chunks",
             )
         })?;

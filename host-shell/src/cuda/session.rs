@@ -141,13 +141,19 @@ impl GpuSession {
     ) -> Result<Self> {
         if setup.mode == Mode::Block && setup.threads > 1024 {
             return Err(Error::usage(
-                format!("a block of {} threads", setup.threads),
+                format!(
+                    "a block of {} threads is more than CUDA launches",
+                    setup.threads
+                ),
                 "use --threads 1024 or less",
             ));
         }
         if config.timeout > LONGEST_TIMEOUT {
             return Err(Error::usage(
-                format!("a time-out of {} s with a GPU", config.timeout.as_secs()),
+                format!(
+                    "a time-out of {} s does not fit the clock of a kernel",
+                    config.timeout.as_secs()
+                ),
                 format!(
                     "use {} s (--timeout-ms {}) or less: a kernel keeps deadlines in 32 bits",
                     LONGEST_TIMEOUT.as_secs(),
@@ -160,7 +166,15 @@ impl GpuSession {
         let queues = u16::try_from(setup.queues)
             .ok()
             .filter(|queues| *queues > 0)
-            .ok_or_else(|| Error::usage(format!("--queues {}", setup.queues), "use 1 to 65535"))?;
+            .ok_or_else(|| {
+                Error::usage(
+                    format!(
+                        "--queues {} is not a possible number of queues",
+                        setup.queues
+                    ),
+                    "use 1 to 65535",
+                )
+            })?;
         let access = Arc::new(Access::find(&gpu, device, queues, setup.tier)?);
         let config = Config {
             // One for a queue of the CPU beside the GPU's, where the controller has it.
@@ -176,7 +190,7 @@ impl GpuSession {
         let command_bytes = command_bytes.min(most) / block * block;
         if command_bytes == 0 {
             return Err(Error::usage(
-                format!("commands of less than a block of {block} bytes"),
+                format!("a command of fewer bytes than a block of {block} bytes cannot be sent"),
                 format!("use a multiple of {block}"),
             ));
         }
@@ -387,7 +401,7 @@ impl GpuSession {
                     "run `nvidia-smi`, and report this",
                 ),
                 (0, _) => Error::usage(
-                    format!("{} commands could not be queued", report.refused),
+                    format!("{} commands were refused by full queues", report.refused),
                     "use fewer --threads or a smaller --bytes",
                 ),
                 _ => Error::Command {

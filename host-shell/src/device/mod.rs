@@ -129,7 +129,10 @@ pub trait Device: Send + Sync {
     fn interrupts(&self, vectors: u16) -> Result<Vec<OwnedFd>> {
         let _ = vectors;
         Err(Error::usage(
-            format!("{}: no interrupts through this transport", self.name()),
+            format!(
+                "{}: interrupts are not passed on by this transport",
+                self.name()
+            ),
             "leave --irq out",
         ))
     }
@@ -243,7 +246,10 @@ mod tests {
         };
         let refused = [
             (device.controller_memory().map(drop), "controller memory"),
-            (device.interrupts(1).map(drop), "no interrupts"),
+            (
+                device.interrupts(1).map(drop),
+                "interrupts are not passed on",
+            ),
             (device.map_peer(memory).map(drop), "cannot reach GPU memory"),
         ];
         for (result, part) in refused {

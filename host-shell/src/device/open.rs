@@ -62,7 +62,7 @@ pub fn open(text: &str) -> Result<Arc<dyn Device>> {
             "build it with the feature `vfio`",
         )),
         _ => Err(Error::usage(
-            format!("unknown kind of device '{kind}'"),
+            format!("the kind of device '{kind}' is unknown"),
             NAMES,
         )),
     }

@@ -76,7 +76,7 @@ impl Sampler {
     pub fn shard(self, rank: u64, world: u64, drops_uneven: bool) -> Result<Self> {
         if rank >= world {
             return Err(Error::usage(
-                format!("rank {rank} of {world} processes"),
+                format!("rank {rank} does not exist among {world} processes"),
                 "use ranks from 0 to the number of processes - 1",
             ));
         }

@@ -63,7 +63,7 @@ impl Manifest {
     pub fn parse(text: &[u8]) -> Result<Self> {
         parsed(text).map_err(|what| {
             Error::usage(
-                format!("not a manifest: {what}"),
+                format!("this is not a manifest: {what}"),
                 "make it again: `nvme-gpu manifest FILE --out MANIFEST`",
             )
         })

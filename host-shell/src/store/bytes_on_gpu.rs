@@ -113,7 +113,7 @@ impl Store {
         if !list.list.is_multiple_of(8) || !list.status.is_multiple_of(4) {
             return Err(Error::usage(
                 format!(
-                    "a list of ranges at {:#x}, status at {:#x}",
+                    "the list of ranges at {:#x} or the status at {:#x} is not aligned",
                     list.list, list.status
                 ),
                 "use multiples of 8, and of 4 for the status",
@@ -121,7 +121,10 @@ impl Store {
         }
         if list.ranges > LIST_RANGES {
             return Err(Error::usage(
-                format!("a list of {} ranges", list.ranges),
+                format!(
+                    "the list has {} ranges, more than one launch takes",
+                    list.ranges
+                ),
                 format!("use {LIST_RANGES} ranges at most"),
             ));
         }

@@ -110,7 +110,9 @@ fn shares(granted: u32, options: &StoreOptions) -> Result<Shares> {
     let left = granted.saturating_sub(1);
     if of_kernels > 0 && of_kernels >= left {
         return Err(Error::usage(
-            format!("{of_kernels} queue pairs for kernels; the controller grants {granted} in all"),
+            format!(
+                "{of_kernels} queue pairs for kernels are too many: the controller grants {granted} in all"
+            ),
             "ask for fewer, or use a controller with more (simulator: queues=32)",
         ));
     }

@@ -30,7 +30,7 @@ impl Store {
         if options.queues > kernels.kept {
             return Err(Error::usage(
                 format!(
-                    "{} queue pairs for kernels; the store keeps {}",
+                    "{} queue pairs for kernels are more than the {} that the store keeps",
                     options.queues, kernels.kept
                 ),
                 "open the store with more kernel_queues",

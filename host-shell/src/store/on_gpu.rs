@@ -233,7 +233,11 @@ impl Table {
         let is_short = |number: u64| u32::try_from(number).is_ok();
         if !is_short(self.rows()) || !is_short(self.row_bytes()) {
             return Err(Error::usage(
-                format!("{} rows of {} bytes", self.rows(), self.row_bytes()),
+                format!(
+                    "{} rows of {} bytes exceed the 32 bits of a row's number or length",
+                    self.rows(),
+                    self.row_bytes()
+                ),
                 "use fewer than 2^32 rows of less than 4 GiB",
             ));
         }
@@ -271,7 +275,10 @@ impl Table {
         self.space.gpu()?;
         if u32::try_from(self.rows().max(count)).is_err() {
             return Err(Error::usage(
-                format!("{count} pieces of work over {} rows", self.rows()),
+                format!(
+                    "{count} work items over {} rows exceed 32 bits",
+                    self.rows()
+                ),
                 "use fewer than 2^32 of each",
             ));
         }

@@ -322,14 +322,17 @@ impl Table {
         let wanted = wanted.and_then(|row| row.checked_mul(ids.len()));
         if wanted != Some(bytes) {
             return Err(Error::usage(
-                format!("{bytes} bytes for {} rows of {row} bytes", ids.len()),
+                format!(
+                    "a buffer of {bytes} bytes does not fit {} rows of {row} bytes exactly",
+                    ids.len()
+                ),
                 "give as many bytes as the rows have",
             ));
         }
         match status {
             Some(status) if status.len() != ids.len() => Err(Error::usage(
                 format!(
-                    "{} places for the status of {} rows",
+                    "a status array of {} elements does not fit {} rows",
                     status.len(),
                     ids.len()
                 ),

@@ -39,7 +39,7 @@ impl Table {
         if wide_bytes.checked_mul(ids.len()) != Some(out.len()) {
             return Err(Error::usage(
                 format!(
-                    "{} bytes for {} rows of {wide_bytes} bytes",
+                    "a buffer of {} bytes does not fit {} converted rows of {wide_bytes} bytes exactly",
                     out.len(),
                     ids.len()
                 ),

@@ -56,6 +56,20 @@ impl Stored {
         })
     }
 
+    /// The name that the tool and its messages use.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::F32 => "f32",
+            Self::F16 => "f16",
+            Self::Q4_0 => "q4_0",
+            Self::Q4_1 => "q4_1",
+            Self::Q8_0 => "q8_0",
+            Self::Q4K => "q4_k",
+            Self::Q6K => "q6_k",
+            Self::Bf16 => "bf16",
+        }
+    }
+
     /// Elements that are stored together, and their bytes, an even number.
     #[inline(always)]
     pub const fn block(self) -> (u32, u32) {

@@ -214,7 +214,14 @@ fn set_errno(number: i32) {
 
 /// Bytes as the result of a call.
 pub fn size(bytes: u64) -> Result<isize, nvme_gpu_status> {
-    isize::try_from(bytes).map_err(|_| usage(format!("{bytes} bytes"), "ask for less"))
+    isize::try_from(bytes).map_err(|_| {
+        usage(
+            format!(
+                "a length of {bytes} bytes does not fit into the result, a signed 64-bit number"
+            ),
+            "ask for less",
+        )
+    })
 }
 
 pub fn usage(cause: impl Into<String>, remedy: &str) -> nvme_gpu_status {

@@ -195,7 +195,10 @@ pub unsafe extern "C" fn nvme_gpu_batch_read(
             match at <= request.bytes as u64 {
                 true => Ok((request.buffer, kinds)),
                 false => Err(usage(
-                    format!("{at} bytes for a buffer of {}", request.bytes),
+                    format!(
+                        "the kinds need {at} bytes and the buffer has {}",
+                        request.bytes
+                    ),
                     "read fewer kinds, or make the buffer larger",
                 )),
             }

@@ -31,7 +31,8 @@ pub extern "C" fn cleanup_gds() {
 }
 
 fn place(offset: i64) -> Result<u64, i32> {
-    u64::try_from(offset).map_err(|_| usage(format!("offset {offset}"), "use 0 or more"))
+    u64::try_from(offset)
+        .map_err(|_| usage(format!("the offset {offset} is negative"), "use 0 or more"))
 }
 
 #[unsafe(no_mangle)]

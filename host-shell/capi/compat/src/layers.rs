@@ -88,8 +88,12 @@ pub unsafe extern "C" fn gpunvme_load_layer(
         }
         let block = block_bytes(loader)?;
         let offset = start_lba.checked_mul(block.into());
-        let offset =
-            offset.ok_or_else(|| usage(format!("LBA {start_lba}"), "use one of the device"))?;
+        let offset = offset.ok_or_else(|| {
+            usage(
+                format!("LBA {start_lba} is past the end of every device"),
+                "use one of the device",
+            )
+        })?;
         let opened = kept(opened(loader.store))?;
         // SAFETY: made in `init` and freed in `destroy`; one thread at a time uses a loader.
         if let Some(ahead) = unsafe { loader.ahead.as_ref() } {

@@ -179,7 +179,12 @@ fn blocks(store: *mut StoreHandle, lba: u64, count: u32) -> Result<(u64, u64), i
         bytes => u64::from(bytes),
     };
     let offset = lba.checked_mul(block);
-    let offset = offset.ok_or_else(|| usage(format!("LBA {lba}"), "use one of the device"))?;
+    let offset = offset.ok_or_else(|| {
+        usage(
+            format!("LBA {lba} is past the end of every device"),
+            "use one of the device",
+        )
+    })?;
     Ok((offset, u64::from(count) * block))
 }
 

@@ -122,7 +122,7 @@ impl GpuExperts {
         if pairs == 0 || slots.saturating_sub(pinned) < needed {
             return Err(Error::usage(
                 format!(
-                    "a cache of {slots} experts, {pinned} of them pinned, for {} tokens a step",
+                    "a cache of {slots} experts, {pinned} of them pinned, does not hold the experts of a step of {} tokens",
                     options.tokens
                 ),
                 format!(
@@ -449,7 +449,11 @@ impl GpuExperts {
         let is_there = step.layer < self.words.layers && step.tokens <= self.tokens;
         if !is_there || !addresses.is_multiple_of(4) {
             return Err(Error::usage(
-                format!("a step of experts: {step:x?}"),
+                format!(
+                    "the step of layer {} with {} tokens names a layer or tokens that the cache was not made for, or \
+                     an address that is not a multiple of 4",
+                    step.layer, step.tokens
+                ),
                 format!(
                     "use a layer below {}, {} tokens at most, and addresses that are multiples of 4",
                     self.words.layers, self.tokens

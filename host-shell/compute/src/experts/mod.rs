@@ -83,7 +83,7 @@ impl Experts {
         if choices == 0 || choices > experts || experts > MOST_EXPERTS || layers.is_empty() {
             return Err(Error::usage(
                 format!(
-                    "{} layers of {experts} experts, {choices} a token",
+                    "{} layers of {experts} experts with {choices} chosen for a token is a shape without an expert, or with too many",
                     layers.len()
                 ),
                 format!(
@@ -133,7 +133,7 @@ impl Experts {
         if layer >= self.layers() || logits.len() != tokens * experts || x.len() != tokens * width {
             return Err(Error::usage(
                 format!(
-                    "layer {layer}, {} logits and vectors of {} elements",
+                    "layer {layer} does not exist, or {} logits and {} elements of vectors are not those of whole tokens",
                     logits.len(),
                     x.len()
                 ),
@@ -194,8 +194,9 @@ fn places(store: &Arc<Store>, shape: Shape, layer: &Layer) -> Result<Places> {
         let Some(bytes) = bytes else {
             return Err(Error::usage(
                 format!(
-                    "experts of {rows} x {columns} {:?} at byte {}",
-                    placed.stored, placed.offset
+                    "a matrix of {rows} x {columns} {} at byte {} does not consist of whole blocks of the format at an even offset",
+                    placed.stored.name(),
+                    placed.offset
                 ),
                 format!(
                     "use multiples of {} for width and hidden, and even offsets",

@@ -20,7 +20,10 @@ pub fn route(logits: &[f32], experts: u32, choices: u32, over_all: bool) -> Resu
     check(experts, choices)?;
     if !logits.len().is_multiple_of(experts as usize) {
         return Err(Error::usage(
-            format!("{} logits for {experts} experts", logits.len()),
+            format!(
+                "the number of logits, {}, is not a multiple of {experts}, the number of experts",
+                logits.len()
+            ),
             "use as many logits as experts for each token",
         ));
     }
@@ -35,7 +38,7 @@ fn check(experts: u32, choices: u32) -> Result<()> {
     match choices > 0 && choices <= experts && experts <= MOST_EXPERTS {
         true => Ok(()),
         false => Err(Error::usage(
-            format!("{choices} of {experts} experts"),
+            format!("{choices} experts cannot be chosen of {experts}"),
             format!("use {MOST_EXPERTS} experts at most, and 1 of them or more"),
         )),
     }

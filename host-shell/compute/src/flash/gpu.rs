@@ -266,7 +266,7 @@ impl FlashAttention {
     ) -> Result<()> {
         let Some(count) = u32::try_from(blocks).ok().filter(|count| *count < 1 << 31) else {
             return Err(Error::usage(
-                format!("{blocks} blocks of a launch"),
+                format!("a launch of {blocks} blocks exceeds what CUDA launches at once"),
                 "use fewer sequences, heads or tokens at a time: 2^31 blocks at most",
             ));
         };
@@ -315,7 +315,7 @@ fn check_addresses(job: &Flash, workspace_bytes: u64) -> Result<()> {
         }
         if vectors.address == 0 && is_there {
             return Err(Error::usage(
-                format!("{what} at address 0"),
+                format!("the address of the {what} is 0"),
                 "name memory of the GPU",
             ));
         }

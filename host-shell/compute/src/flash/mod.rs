@@ -94,7 +94,10 @@ impl Heads {
         let of_counts = counts.map_or(self.sequences as usize, <[u32]>::len);
         if lengths != [of_queries, of_keys, of_keys] || of_counts != self.sequences as usize {
             return Err(Error::usage(
-                format!("vectors of {lengths:?} numbers and {of_counts} counts"),
+                format!(
+                    "queries, keys and values have {}, {} and {} numbers, with {of_counts} counts",
+                    lengths[0], lengths[1], lengths[2]
+                ),
                 format!(
                     "use {of_queries}, {of_keys} and {of_keys}, and {}",
                     self.sequences
@@ -195,22 +198,25 @@ fn check(job: &Flash) -> Result<()> {
     if job.heads == 0 || job.kv_heads == 0 || !job.heads.is_multiple_of(job.kv_heads) {
         return Err(Error::usage(
             format!(
-                "{} heads of queries for {} of keys",
+                "the number of query heads, {}, is not a multiple of {}, the number of key heads",
                 job.heads, job.kv_heads
             ),
-            "use a multiple",
+            "use a multiple, and one head of each at least",
         ));
     }
     let elements = job.head_elements;
     if elements == 0 || elements > MOST_ELEMENTS || !elements.is_multiple_of(8) {
         return Err(Error::usage(
-            format!("{elements} elements of a head"),
+            format!("{elements} is no possible number of elements of a head"),
             format!("use a multiple of 8, at most {MOST_ELEMENTS}"),
         ));
     }
     if !job.scale.is_finite() || job.scale <= 0.0 {
         return Err(Error::usage(
-            format!("products times {}", job.scale),
+            format!(
+                "the scale {} of the products is not a positive number",
+                job.scale
+            ),
             "use a positive scale: usually 1 / sqrt(elements of a head)",
         ));
     }
@@ -218,10 +224,10 @@ fn check(job: &Flash) -> Result<()> {
     if rows > 1 << 30 || job.key_tokens > 1 << 30 {
         return Err(Error::usage(
             format!(
-                "{rows} queries of all heads and {} keys of a head",
+                "{rows} queries of all heads or {} keys of a head are more than 2^30",
                 job.key_tokens
             ),
-            "use 2^30 at most",
+            "use fewer tokens, sequences or heads at once",
         ));
     }
     Ok(())

@@ -123,10 +123,10 @@ impl Matmul {
         if is_half != rung.has_tensor_cores() || !fits {
             return Err(Error::usage(
                 format!(
-                    "products of {:?} to {:?} by the rung {}",
-                    self.factors,
-                    self.result,
-                    rung.name()
+                    "the step {} does not multiply {} to {}",
+                    rung.name(),
+                    self.factors.name(),
+                    self.result.name()
                 ),
                 "use f32 with naive, tiled, vectorized and coarsened; f16 or bf16 with mma and wgmma, and f32 or the same \
                  for the result",
@@ -139,7 +139,7 @@ impl Matmul {
         if tiles > MOST_TILES {
             return Err(Error::usage(
                 format!(
-                    "a product of {} x {} elements: {tiles} tiles",
+                    "a product of {} x {} elements has {tiles} tiles, more than a launch takes",
                     self.m, self.n
                 ),
                 "multiply parts of the matrices",

@@ -404,7 +404,9 @@ fn tiles(rows: u32, columns: u32) -> Result<u32> {
         .filter(|count| *count < 1 << 30)
         .ok_or_else(|| {
             Error::usage(
-                format!("a product of {rows} x {columns} elements"),
+                format!(
+                    "a product of {rows} x {columns} elements has more tiles than a launch takes"
+                ),
                 "use 2^30 tiles of 128 x 128 at most",
             )
         })
@@ -419,14 +421,14 @@ fn few_tiles(rows: u32, columns: u32) -> u32 {
 fn check_address(what: &str, address: u64, each: u64, needed: bool) -> Result<()> {
     if address == 0 && needed {
         return Err(Error::usage(
-            format!("{what} at address 0"),
+            format!("the address of the {what} is 0"),
             "name memory of the GPU",
         ));
     }
     match address.is_multiple_of(each) {
         true => Ok(()),
         false => Err(Error::usage(
-            format!("{what} at {address:#x}"),
+            format!("the address of the {what}, {address:#x}, is not a multiple of {each}"),
             format!("use a multiple of {each}"),
         )),
     }
@@ -437,7 +439,7 @@ fn check_activation(number: u32) -> Result<Activation> {
     match activation as u32 == number {
         true => Ok(activation),
         false => Err(Error::usage(
-            format!("activation {number}"),
+            format!("the activation {number} is unknown"),
             "use 0 for none, 1 for ReLU, 2 for SiLU, 3 for GELU",
         )),
     }
@@ -455,7 +457,10 @@ fn check_forward(rung: ForwardRung, job: &Forward) -> Result<()> {
     check_address("sums", job.sums, 4, false)?;
     if rung.is_mixed() && !job.inputs.is_multiple_of(8) {
         return Err(Error::usage(
-            format!("rows of {} halves", job.inputs),
+            format!(
+                "rows of {} 16-bit elements are not multiples of 16 bytes",
+                job.inputs
+            ),
             "use a multiple of 8 inputs",
         ));
     }

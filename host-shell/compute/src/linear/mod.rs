@@ -122,7 +122,7 @@ impl Layer {
         match x.len().checked_rem(self.inputs) {
             Some(0) => Ok(x.len() / self.inputs),
             _ => Err(Error::usage(
-                format!("{} inputs in rows of {}", x.len(), self.inputs),
+                format!("{} inputs are not whole rows of {}", x.len(), self.inputs),
                 "use whole rows of at least one element",
             )),
         }
@@ -133,7 +133,7 @@ fn same(what: &str, length: usize, wanted: usize) -> Result<()> {
     match length == wanted {
         true => Ok(()),
         false => Err(Error::usage(
-            format!("{length} {what}"),
+            format!("the number of {what} is {length}, and the shape needs {wanted}"),
             format!("use {wanted}"),
         )),
     }

@@ -59,7 +59,7 @@ impl Llama {
         if options.positions == 0 || options.positions > config.context {
             return Err(Error::usage(
                 format!(
-                    "{} positions of a model with {}",
+                    "{} positions do not fit the model, which has {}",
                     options.positions, config.context
                 ),
                 "use a shorter prompt, or fewer tokens",
@@ -72,7 +72,10 @@ impl Llama {
         let budget = options.budget.saturating_sub(for_experts);
         if budget < 2 * slot {
             return Err(Error::usage(
-                format!("a budget of {} bytes for layers of {slot}", options.budget),
+                format!(
+                    "a budget of {} bytes does not hold two layers of {slot} bytes",
+                    options.budget
+                ),
                 format!(
                     "allow {} bytes or more: two layers, and the experts of a token",
                     2 * slot + for_experts
@@ -200,7 +203,7 @@ impl Llama {
         if tokens.len() as u64 > u64::from(self.positions - self.position) {
             return Err(Error::usage(
                 format!(
-                    "{} tokens behind {} of {} positions",
+                    "{} tokens after position {} do not fit into {} positions",
                     tokens.len(),
                     self.position,
                     self.positions

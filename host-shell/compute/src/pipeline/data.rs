@@ -30,7 +30,7 @@ impl Data {
         if shape.bytes() > store.len() {
             return Err(Error::usage(
                 format!(
-                    "{} matrices of {} bytes, and vectors, on a drive of {} bytes",
+                    "{} matrices of {} bytes, and vectors, do not fit on a drive of {} bytes",
                     shape.parts,
                     shape.part_bytes(),
                     store.len()

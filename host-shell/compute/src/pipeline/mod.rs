@@ -66,8 +66,14 @@ impl Shape {
         if counts.contains(&0) || row_bytes == 0 || !self.columns.is_multiple_of(unit) || is_long {
             return Err(Error::usage(
                 format!(
-                    "{} matrices of {} x {} of {:?} in {} buffers, {} vectors",
-                    self.parts, self.rows, self.columns, self.stored, self.buffers, self.vectors
+                    "{} matrices of {} x {} {} with {} buffers and {} vectors do not make a pipeline: a count is 0, a matrix is \
+                     longer than 4 GiB, or --columns is not a multiple of {unit}, the block of the format",
+                    self.parts,
+                    self.rows,
+                    self.columns,
+                    self.stored.name(),
+                    self.buffers,
+                    self.vectors
                 ),
                 format!("use a multiple of {unit} columns, 1 at least of each, and 4 GiB a matrix"),
             ));
@@ -75,7 +81,10 @@ impl Shape {
         let all = u64::from(self.rows) * u64::from(self.parts);
         match self.joined && all != u64::from(self.columns) {
             true => Err(Error::usage(
-                format!("{all} rows in all and {} columns", self.columns),
+                format!(
+                    "joined matrices have {all} rows together and {} columns, and these must be equal",
+                    self.columns
+                ),
                 "use as many rows in all matrices as columns",
             )),
             false => Ok(()),

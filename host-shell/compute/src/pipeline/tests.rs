@@ -210,6 +210,9 @@ fn shapes_that_cannot_be_are_refused() {
     assert!(refused(|shape| shape.columns = 95).contains("2 matrices of 48 x 95"));
     assert!(refused(|shape| shape.buffers = 0).contains("0 buffers"));
     let odd = refused(|shape| (shape.joined, shape.rows) = (true, 40));
-    assert_eq!(odd, "80 rows in all and 96 columns");
+    assert_eq!(
+        odd,
+        "joined matrices have 80 rows together and 96 columns, and these must be equal"
+    );
     assert!(refused(|shape| shape.rows = 60_000).contains("on a drive of 4194304 bytes"));
 }

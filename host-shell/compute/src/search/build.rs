@@ -133,7 +133,7 @@ fn check_place(store: &Store, offset: u64, header: &Header) -> Result<()> {
     }
     Err(Error::usage(
         format!(
-            "an index of {bytes} bytes at byte {offset} of {} bytes",
+            "an index of {bytes} bytes at byte {offset} does not fit into {} bytes, or does not begin with a node",
             store.len()
         ),
         format!("use fewer vectors, or a larger device, and a multiple of {NODE_BYTES}"),

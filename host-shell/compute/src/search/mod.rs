@@ -72,7 +72,7 @@ impl Parameters {
         }
         Err(Error::usage(
             format!(
-                "{} results of {} candidates, {} nodes at a time",
+                "{} results of {} candidates with {} nodes at a time exceed a limit of the search",
                 self.results, self.list, self.beam
             ),
             format!(

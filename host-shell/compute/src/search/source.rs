@@ -77,7 +77,10 @@ impl Vectors {
             || !is_whole
         {
             return Err(Error::usage(
-                format!("{} numbers as vectors of {elements}", data.len()),
+                format!(
+                    "{} numbers are not a possible count of whole vectors of {elements}",
+                    data.len()
+                ),
                 format!("use 1 to {MOST_NODES} whole vectors of 1 to {MOST_ELEMENTS} elements"),
             ));
         }

@@ -141,7 +141,7 @@ pub fn rope(
     let tokens = shape.tokens as usize;
     if elements == 0 || !elements.is_multiple_of(2) {
         return Err(Error::usage(
-            format!("heads of {elements} elements"),
+            format!("heads have {elements} elements, which is not an even number"),
             "use an even number: two make a pair that is turned",
         ));
     }
@@ -181,7 +181,9 @@ pub fn attention(
     let (elements, cached) = (shape.head_elements as usize, shape.keys());
     if kv_heads == 0 || !heads.is_multiple_of(kv_heads) || elements == 0 {
         return Err(Error::usage(
-            format!("{heads} heads of {elements} elements over {kv_heads} of keys"),
+            format!(
+                "{heads} query heads of {elements} elements are not a multiple of {kv_heads} key heads"
+            ),
             "use a multiple of the heads of keys, and an element at least",
         ));
     }
@@ -223,7 +225,7 @@ pub fn silu_mul(x: &mut [f32], factor: &[f32]) -> Result<()> {
 pub fn argmax(x: &[f32]) -> Result<u32> {
     if x.is_empty() || u32::try_from(x.len()).is_err() {
         return Err(Error::usage(
-            format!("the largest of {} numbers", x.len()),
+            format!("the largest of {} numbers is not defined", x.len()),
             "use 1 to 4294967295",
         ));
     }
@@ -236,7 +238,10 @@ fn row_bytes(stored: Stored, columns: u32) -> Result<usize> {
     let bytes = stored.row_bytes(columns).filter(|bytes| *bytes > 0);
     bytes.map(|bytes| bytes as usize).ok_or_else(|| {
         Error::usage(
-            format!("{columns} columns of {stored:?}"),
+            format!(
+                "{columns} columns are not whole blocks of {}",
+                stored.name()
+            ),
             "use whole blocks of the format: a multiple of 32 at least",
         )
     })
@@ -248,7 +253,7 @@ fn check(what: &str, found: usize, wanted: usize) -> Result<()> {
     match found == wanted {
         true => Ok(()),
         false => Err(Error::usage(
-            format!("{what}: {found} elements"),
+            format!("{what} must have {wanted} elements and has {found}"),
             format!("use {wanted}"),
         )),
     }
@@ -260,7 +265,7 @@ fn check_least(what: &str, found: usize, wanted: usize) -> Result<()> {
     match found >= wanted {
         true => Ok(()),
         false => Err(Error::usage(
-            format!("{what}: {found} elements"),
+            format!("{what} must have {wanted} elements or more and has {found}"),
             format!("use {wanted} or more"),
         )),
     }

@@ -71,7 +71,7 @@ impl Steps {
         if gemv.row_bytes != row_bytes || gemv.stride < gemv.rows {
             return Err(Error::usage(
                 format!(
-                    "rows of {} bytes, {} elements from one result to the next",
+                    "rows of {} bytes are not those of the format, or a stride of {} elements is shorter than the results of a token",
                     gemv.row_bytes, gemv.stride
                 ),
                 format!("use {row_bytes} bytes, and {} elements or more", gemv.rows),
@@ -160,7 +160,10 @@ impl Steps {
     pub unsafe fn rope(&self, rope: &Rope, stream: u64) -> Result<()> {
         if !rope.head_elements.is_multiple_of(2) {
             return Err(Error::usage(
-                format!("heads of {} elements", rope.head_elements),
+                format!(
+                    "heads have {} elements, which is not an even number",
+                    rope.head_elements
+                ),
                 "use an even number: two make a pair that is turned",
             ));
         }
@@ -200,7 +203,9 @@ impl Steps {
         let elements = attention.head_elements;
         if kv_heads == 0 || !heads.is_multiple_of(kv_heads) || elements > MOST_HEAD_ELEMENTS {
             return Err(Error::usage(
-                format!("{heads} heads of {elements} elements over {kv_heads} of keys"),
+                format!(
+                    "{heads} query heads of {elements} elements are not a multiple of {kv_heads} key heads, or have too many elements"
+                ),
                 format!(
                     "use a multiple of the heads of keys, and {MOST_HEAD_ELEMENTS} elements at most"
                 ),
@@ -256,7 +261,7 @@ impl Steps {
     pub unsafe fn argmax(&self, argmax: &Argmax, stream: u64) -> Result<()> {
         if argmax.elements == 0 || u32::try_from(argmax.elements).is_err() {
             return Err(Error::usage(
-                format!("the largest of {} numbers", argmax.elements),
+                format!("the largest of {} numbers is not defined", argmax.elements),
                 "use 1 to 4294967295",
             ));
         }
@@ -339,7 +344,7 @@ fn row_bytes(stored: u32, columns: u32) -> Result<u64> {
     let bytes = Stored::of_number(stored).and_then(|stored| stored.row_bytes(columns));
     bytes.ok_or_else(|| {
         Error::usage(
-            format!("{columns} columns of format {stored}"),
+            format!("{columns} columns are not whole blocks of format {stored} of GGUF, or that format is unknown"),
             format!("use a format of GGUF, and whole blocks of it: a multiple of {UNIT} at least"),
         )
     })

@@ -107,7 +107,14 @@ fn content_of(file: &File, job: &PathsJob) -> Result<Vec<u8>> {
     if bytes == 0 || !job.sizes.iter().all(is_whole) {
         let (found, sizes) = (content.len(), &job.sizes);
         return Err(Error::usage(
-            format!("a file of {found} bytes, reads of {sizes:?}"),
+            format!(
+                "the file has {found} bytes, and it and each read ({}) must be multiples of {BLOCK} bytes above 0",
+                sizes
+                    .iter()
+                    .map(u64::to_string)
+                    .collect::<Vec<_>>()
+                    .join(", ")
+            ),
             "use a file of 4096 bytes at least, and multiples of 4096",
         ));
     }

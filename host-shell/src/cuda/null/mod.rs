@@ -83,7 +83,10 @@ impl Null {
             && shape.dstrd <= 8;
         if !possible {
             return Err(Error::usage(
-                format!("a null controller of {shape:?}"),
+                format!(
+                    "a null controller cannot have {} queues of {} entries with a doorbell stride (DSTRD) of {}",
+                    shape.queues, shape.entries, shape.dstrd
+                ),
                 "use 1 to 4096 queues of 2 to 65536 entries, a power of two",
             ));
         }

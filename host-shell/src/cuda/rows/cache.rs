@@ -39,7 +39,7 @@ impl TableCache {
         if lines == 0 {
             let least = ways * (line_bytes + WORDS);
             return Err(Error::usage(
-                format!("a cache of {bytes} bytes holds no set of {ways} rows"),
+                format!("a cache of {bytes} bytes is smaller than one set of {ways} rows"),
                 format!("use {least} bytes at least"),
             ));
         }

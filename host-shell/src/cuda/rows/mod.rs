@@ -189,7 +189,7 @@ impl GpuRows {
             let (slot, most) = (self.slot_bytes(table), self.most_bytes());
             return Err(Error::usage(
                 format!(
-                    "rows of {row} bytes touch {slot} bytes of blocks; a read moves {most} at most"
+                    "rows of {row} bytes lie in {slot} bytes of blocks, and a read moves {most} at most"
                 ),
                 "use smaller rows, or read them as several",
             ));

@@ -66,7 +66,10 @@ impl GpuRows {
         self.check_inside(table)?;
         if !self.reads_by_lanes(table) {
             return Err(Error::usage(
-                format!("rows of {} bytes for each lane of a warp", table.row_bytes),
+                format!(
+                    "rows of {} bytes are too long for one lane of a warp",
+                    table.row_bytes
+                ),
                 "use rows that touch 4 KiB of blocks at most",
             ));
         }

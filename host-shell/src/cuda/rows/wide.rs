@@ -36,7 +36,7 @@ impl WideRows {
         if !(request.out | request.out_stride).is_multiple_of(unit) || request.out_stride < bytes {
             return Err(Error::usage(
                 format!(
-                    "wide rows of {bytes} bytes at address {:#x}, {} bytes apart",
+                    "converted rows of {bytes} bytes at address {:#x} with a stride of {} bytes are not aligned, or overlap",
                     request.out, request.out_stride
                 ),
                 format!("use multiples of {unit} bytes, and rows that do not overlap"),

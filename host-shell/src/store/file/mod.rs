@@ -38,7 +38,10 @@ fn open_on(path: &str, options: &StoreOptions, host: &Host) -> Result<Member> {
     #[cfg(feature = "cuda")]
     if let Some(tier) = options.tier {
         return Err(Error::usage(
-            format!("tier {} of {path}, which host threads read", tier.number()),
+            format!(
+                "tier {} does not exist for {path}, which host threads read",
+                tier.number()
+            ),
             "open it without a tier, or give a drive of its own to vfio-pci or the module nvme_gpu (`nvme-gpu bind`)",
         ));
     }

@@ -169,7 +169,7 @@ fn row_bytes(bytes: u64) -> Result<u32> {
         .filter(|bytes| bytes.is_multiple_of(512))
         .ok_or_else(|| {
             Error::usage(
-                format!("rows of {bytes} bytes"),
+                format!("rows of {bytes} bytes are not multiples of 512 below 4 GiB"),
                 "use a multiple of 512 below 4 GiB",
             )
         })

@@ -135,7 +135,7 @@ impl GatherArgs {
                 .filter(|bytes| bytes.is_multiple_of(8))
                 .ok_or_else(|| {
                     Error::usage(
-                        format!("rows of {bytes} bytes"),
+                        format!("rows of {bytes} bytes are not multiples of 8 below 4 GiB"),
                         "use a multiple of 8 below 4 GiB",
                     )
                 })

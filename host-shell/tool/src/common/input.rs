@@ -122,7 +122,7 @@ impl Input {
                 if let Some(expected) = expected.filter(|expected| *expected != blocks) {
                     return Err(Error::usage(
                         format!(
-                            "{} holds {blocks} blocks, not {expected}",
+                            "{} has {blocks} blocks, not {expected}",
                             self.name.display()
                         ),
                         "correct --blocks, or leave it out",

@@ -49,7 +49,7 @@ impl Image {
         let block = u64::from(demo.block);
         if !matches!(demo.block, 512 | 4096) {
             return Err(Error::usage(
-                format!("blocks of {block} bytes"),
+                format!("blocks of {block} bytes do not exist in the simulator"),
                 "use --block 512 or 4096",
             ));
         }

@@ -325,7 +325,9 @@ impl<'a> Transfer<'a> {
         let size = self.reconnecting.session()?.info().blocks;
         if blocks == 0 || lba.checked_add(blocks).is_none_or(|end| end > size) {
             return Err(Error::usage(
-                format!("{blocks} blocks from LBA {lba} on, of {size}"),
+                format!(
+                    "the range of {blocks} blocks from LBA {lba} is empty or ends past the namespace of {size} blocks"
+                ),
                 format!("the last LBA is {}", size.saturating_sub(1)),
             ));
         }

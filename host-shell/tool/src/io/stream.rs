@@ -139,7 +139,7 @@ impl Stream {
         if left < command {
             return Err(Error::usage(
                 format!(
-                    "less than one command of {command} bytes from LBA {} on",
+                    "the namespace has less than one command of {command} bytes from LBA {}",
                     self.lba
                 ),
                 "use a smaller --lba or --bytes",

@@ -147,7 +147,7 @@ impl Generate {
         }
         if catalog::set_of(Path::new(&self.model))?.is_some() {
             return Err(Error::usage(
-                format!("{} stands for a model in several files", self.model),
+                format!("{} names a model in several files", self.model),
                 "write them to a drive with `import`, and give that with --offset",
             ));
         }

@@ -75,7 +75,7 @@ fn what_cannot_be_generated_says_why() {
         ),
         (
             "generate model.gguf -p a --tokens 64",
-            "65 positions of a model with 64",
+            "65 positions do not fit the model, which has 64",
         ),
         (
             "generate model.gguf -p a --tokens 2 --budget 1kB",
@@ -163,7 +163,11 @@ fn a_manifest_verifies_what_is_loaded() {
     assert!(!folder.run(&longer).stderr.is_empty());
     std::fs::write(folder.path("hashes"), "{}").unwrap();
     let no_manifest = [&["generate", "models/model.gguf"], &more[..]].concat();
-    folder.fails(&no_manifest, 2, "hashes: not a manifest: missing field");
+    folder.fails(
+        &no_manifest,
+        2,
+        "hashes: this is not a manifest: missing field",
+    );
     folder.fails(
         &["manifest", "hashes", "-o", "again"],
         2,

@@ -111,7 +111,7 @@ impl<'c> Bench<'c> {
         if most == 0 {
             return Err(Error::usage(
                 format!(
-                    "a batch of rows of {row} bytes of a table of {}",
+                    "no batch of rows of {row} bytes fits into a table of {} bytes",
                     job.table_bytes
                 ),
                 "use a larger table or shorter rows",

@@ -79,7 +79,7 @@ pub fn crossover(
         if !row_bytes.is_multiple_of(info.block_bytes) {
             return Err(Error::usage(
                 format!(
-                    "rows of {row_bytes} bytes on blocks of {}",
+                    "rows of {row_bytes} bytes are not whole blocks of {} bytes",
                     info.block_bytes
                 ),
                 "use rows of whole blocks",
