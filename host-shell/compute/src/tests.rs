@@ -322,7 +322,10 @@ fn what_is_no_model_or_does_not_fit_is_refused() {
     for (tokens, cause) in [
         (vec![], "no tokens"),
         (vec![1, 300], "token 300 of a vocabulary of 300"),
-        (vec![1; 101], "101 tokens behind 0 of 100"),
+        (
+            vec![1; 101],
+            "101 tokens after position 0 do not fit into 100",
+        ),
     ] {
         let error = model.feed(&tokens).unwrap_err();
         assert!(error.to_string().contains(cause), "{error}");

@@ -98,9 +98,9 @@ fn other_shapes_are_refused() {
         assert_eq!(error.exit_code(), 2, "{error}");
         error.to_string()
     };
-    assert!(usage(heads([1, 3, 2], [1, 1, 8], false), [24, 16, 16]).contains("3 heads"));
-    assert!(usage(heads([1, 1, 0], [1, 1, 8], false), [8, 0, 0]).contains("for 0 of keys"));
-    assert!(usage(heads([1, 1, 1], [1, 1, 12], false), [12; 3]).contains("12 elements"));
+    assert!(usage(heads([1, 3, 2], [1, 1, 8], false), [24, 16, 16]).contains("query heads, 3,"));
+    assert!(usage(heads([1, 1, 0], [1, 1, 8], false), [8, 0, 0]).contains("multiple of 0"));
+    assert!(usage(heads([1, 1, 1], [1, 1, 12], false), [12; 3]).contains("12 is no possible"));
     assert!(usage(heads([1, 1, 1], [1, 1, 136], false), [136; 3]).contains("136 elements"));
     assert!(usage(heads([1, 1, 1], [1, 1, 8], false), [8, 8, 7]).contains("[8, 8, 7]"));
     for scale in [0.0, -1.0, f32::NAN, f32::INFINITY] {

@@ -254,7 +254,7 @@ mod tests {
                 })
                 .contains("tiles")
             );
-            assert!(refused(rung, |p| p.result = Element::F16).contains("by the rung"));
+            assert!(refused(rung, |p| p.result = Element::F16).contains("does not multiply"));
         }
         assert!(product(Element::F32).check(Rung::Mma).is_err());
         assert!(product(Element::F16).check(Rung::Naive).is_err());
