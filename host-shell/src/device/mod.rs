@@ -130,7 +130,7 @@ pub trait Device: Send + Sync {
         let _ = vectors;
         Err(Error::usage(
             format!(
-                "{}: interrupts are not passed on by this transport",
+                "{}: there are no interrupts through this transport",
                 self.name()
             ),
             "leave --irq out",
@@ -246,10 +246,7 @@ mod tests {
         };
         let refused = [
             (device.controller_memory().map(drop), "controller memory"),
-            (
-                device.interrupts(1).map(drop),
-                "interrupts are not passed on",
-            ),
+            (device.interrupts(1).map(drop), "no interrupts"),
             (device.map_peer(memory).map(drop), "cannot reach GPU memory"),
         ];
         for (result, part) in refused {

@@ -62,7 +62,7 @@ pub fn open(text: &str) -> Result<Arc<dyn Device>> {
             "build it with the feature `vfio`",
         )),
         _ => Err(Error::usage(
-            format!("the kind of device '{kind}' is unknown"),
+            format!("'{kind}' is an unknown kind of device"),
             NAMES,
         )),
     }

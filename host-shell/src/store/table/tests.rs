@@ -120,7 +120,12 @@ fn tables_that_cannot_be_are_refused() {
         assert!(matches!(error.unwrap_err(), Error::Usage { .. }));
     }
     let error = table.gather((&[0i64, 1]).into(), &mut [0; 200], Some(&mut [0; 3]));
-    assert!(error.unwrap_err().to_string().contains("status of 2 rows"));
+    assert!(
+        error
+            .unwrap_err()
+            .to_string()
+            .contains("does not fit 2 rows")
+    );
 }
 
 #[test]
