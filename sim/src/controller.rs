@@ -7,7 +7,7 @@ use crate::bus::queue::QueueStats;
 use crate::command::{identify, sanitize};
 use crate::config::fault::Fault;
 use crate::config::settings::{Config, ConfigError};
-use crate::device::Device;
+use crate::device::ControllerState;
 use crate::device::faults::Fired;
 use crate::engine::batch::BATCH;
 use crate::engine::{lifecycle, properties, serve};
@@ -25,7 +25,7 @@ use nvme_core::spec::register::ALL_ONES;
 /// change of CC without configured delays, in the register write itself.
 pub struct Controller<M> {
     memory: M,
-    pub(crate) device: Device,
+    pub(crate) device: ControllerState,
 }
 
 /// Outcome of a step.
@@ -42,7 +42,7 @@ impl<M: DmaMemory> Controller<M> {
     /// Makes a controller in the state after power on, or returns the error in its configuration.
     pub fn new(config: Config, memory: M) -> Result<Self, ConfigError> {
         config.check()?;
-        let device = Device::new(config);
+        let device = ControllerState::new(config);
         identify::describe(&device);
         Ok(Self { memory, device })
     }

@@ -11,40 +11,40 @@ pub(crate) mod outside;
 pub(crate) mod sanitize;
 
 use crate::bus::doorbell::Doorbells;
-use crate::bus::interrupt::Vectors;
-use crate::bus::queue::{SCRATCH_BYTES, Slot};
-use crate::bus::registers::Registers;
+use crate::bus::interrupt::InterruptVectors;
+use crate::bus::queue::{QueueSlot, SCRATCH_BYTES};
+use crate::bus::registers::PropertyRegisters;
 use crate::config::settings::Config;
-use crate::medium::latency::Pacing;
-use crate::medium::namespace::Namespace;
-use crate::memory::{Held, Lock};
-use crate::observe::Observer;
+use crate::medium::latency::LatencyModel;
+use crate::medium::namespace::NamespaceImage;
+use crate::memory::{LockGuard, SpinLock};
+use crate::observe::AuditObserver;
 use alloc::boxed::Box;
-use control::Control;
+use control::AdminState;
 use core::sync::atomic::{AtomicBool, AtomicU16, AtomicU64, Ordering};
-use faults::Faults;
-use logs::Logs;
+use faults::FaultInjector;
+use logs::LogPages;
 use nvme_core::spec::register::Cap;
 use nvme_core::spec::{PageSize, Sqe, Status};
-use outside::Outside;
-use sanitize::Sanitize;
+use outside::ExternalChanges;
+use sanitize::SanitizeState;
 
 /// State of a controller, without the memory that it reaches.
-pub(crate) struct Device {
+pub(crate) struct ControllerState {
     /// Configuration as given, without the namespaces, which have moved to `namespaces`.
     pub config: Config,
-    pub registers: Registers,
+    pub registers: PropertyRegisters,
     pub doorbells: Doorbells,
-    pub slots: Box<[Slot]>,
-    pub namespaces: Box<[Namespace]>,
-    pub control: Lock<Control>,
-    pub logs: Lock<Logs>,
-    pub sanitize: Sanitize,
-    pub faults: Faults,
-    pub outside: Outside,
-    pub pacing: Pacing,
-    pub vectors: Vectors,
-    pub observer: Option<Observer>,
+    pub slots: Box<[QueueSlot]>,
+    pub namespaces: Box<[NamespaceImage]>,
+    pub control: SpinLock<AdminState>,
+    pub logs: SpinLock<LogPages>,
+    pub sanitize: SanitizeState,
+    pub faults: FaultInjector,
+    pub outside: ExternalChanges,
+    pub pacing: LatencyModel,
+    pub vectors: InterruptVectors,
+    pub observer: Option<AuditObserver>,
     /// True while the volatile cache may hold writes (feature 06h).
     pub write_back: AtomicBool,
     /// True if an event or an Asynchronous Event Request is new: the admin queue then has work
@@ -60,7 +60,7 @@ pub(crate) struct Device {
     gone: AtomicBool,
 }
 
-impl Device {
+impl ControllerState {
     /// Makes the state after power on. The caller has checked the configuration.
     pub fn new(mut config: Config) -> Self {
         let mut cap = Cap(0);
@@ -81,7 +81,7 @@ impl Device {
             .into_iter()
             .map(|one| {
                 let mut namespace =
-                    Namespace::new(one.store, one.block_bytes, one.metadata_bytes, cache);
+                    NamespaceImage::new(one.store, one.block_bytes, one.metadata_bytes, cache);
                 if one.read_only {
                     namespace.protect();
                 }
@@ -90,18 +90,18 @@ impl Device {
             })
             .collect();
         Self {
-            registers: Registers::new(cap, units as u16),
+            registers: PropertyRegisters::new(cap, units as u16),
             doorbells: Doorbells::new(config.max_queues, config.dstrd),
-            slots: (0..=config.max_queues).map(|_| Slot::new()).collect(),
+            slots: (0..=config.max_queues).map(|_| QueueSlot::new()).collect(),
             namespaces,
-            control: Lock::new(Control::new(&config)),
-            logs: Lock::new(Logs::new()),
-            sanitize: Sanitize::new(),
-            faults: Faults::new(&config.faults),
-            outside: Outside::new(config.mdts),
-            pacing: Pacing::new(config.profile, config.faults.seed),
-            vectors: Vectors::new(config.vectors),
-            observer: config.audit.then(Observer::default),
+            control: SpinLock::new(AdminState::new(&config)),
+            logs: SpinLock::new(LogPages::new()),
+            sanitize: SanitizeState::new(),
+            faults: FaultInjector::new(&config.faults),
+            outside: ExternalChanges::new(config.mdts),
+            pacing: LatencyModel::new(config.profile, config.faults.seed),
+            vectors: InterruptVectors::new(config.vectors),
+            observer: config.audit.then(AuditObserver::default),
             write_back: AtomicBool::new(config.write_cache),
             attention: AtomicBool::new(false),
             clock_ns: AtomicU64::new(0),
@@ -163,7 +163,7 @@ impl Device {
     /// Returns the size of an I/O queue's staging buffer: smaller where every store is in memory,
     /// since only Compare and lists are staged there.
     pub fn scratch_bytes(&self) -> usize {
-        let in_memory = |one: &Namespace| one.store.span().is_some();
+        let in_memory = |one: &NamespaceImage| one.store.span().is_some();
         match self.namespaces.iter().all(in_memory) {
             true => SCRATCH_BYTES / 16,
             false => SCRATCH_BYTES,
@@ -180,7 +180,7 @@ impl Device {
     /// Commands that start afterwards see the caller's earlier changes, since the lock orders them.
     pub fn barrier(&self) {
         for slot in self.slots.iter().skip(1) {
-            drop::<Held<'_, _>>(slot.sq.lock());
+            drop::<LockGuard<'_, _>>(slot.sq.lock());
         }
     }
 

@@ -6,9 +6,9 @@ use std::time::Duration;
 
 /// An eventfd of this process.
 #[derive(Debug)]
-pub(crate) struct Event(OwnedFd);
+pub(crate) struct EventFd(OwnedFd);
 
-impl Event {
+impl EventFd {
     pub fn new() -> std::io::Result<Self> {
         Ok(Self(eventfd(
             0,
@@ -51,7 +51,7 @@ pub(crate) fn poll_for(fds: &mut [PollFd<'_>], most: Option<Duration>) -> bool {
 }
 
 /// Waits without limit until `fd` can be read. False if `stop` was signalled first.
-pub(crate) fn readable(fd: BorrowedFd<'_>, stop: &Event) -> bool {
+pub(crate) fn readable(fd: BorrowedFd<'_>, stop: &EventFd) -> bool {
     loop {
         let mut fds = [
             PollFd::from_borrowed_fd(stop.fd(), PollFlags::IN),

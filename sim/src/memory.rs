@@ -32,9 +32,9 @@ pub(crate) use guest::{GuestMemory, MAX_MAPPINGS};
 pub(crate) use hole::{lock as lock_file, punch_hole};
 #[cfg(feature = "std")]
 pub use host::{HostMemory, MapError};
-pub(crate) use lock::{Held, Lock};
+pub(crate) use lock::{LockGuard, SpinLock};
 pub use span::{Peer, PeerCopy, Span};
 #[cfg(all(feature = "std", target_os = "linux"))]
-pub(crate) use staged::Remote;
+pub(crate) use staged::RemoteMemory;
 pub use vec::VecMemory;
-pub(crate) use words::{PAGE, Words};
+pub(crate) use words::{AlignedWords, PAGE};

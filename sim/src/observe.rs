@@ -1,12 +1,12 @@
 //! Reports the events that a driver can observe to a protocol auditor: doorbells, fetches,
 //! completions.
 //!
-//! Only with [`Config::audit`](crate::Config): otherwise queues have no [`Watch`], and the fast
+//! Only with [`Config::audit`](crate::Config): otherwise queues have no [`QueueWatch`], and the fast
 //! path is compiled without it. A completion is reported before its entry is written, and the
 //! events of a queue under its lock, so that the auditor never sees an effect before its cause.
 
-use crate::bus::ring::Ring;
-use crate::memory::{Dma, Lock};
+use crate::bus::ring::QueueRing;
+use crate::memory::{Dma, SpinLock};
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 use nvme_auditor::{Account, Auditor, Finding};
@@ -14,12 +14,12 @@ use nvme_core::spec::{Cqe, PageSize, Sqe};
 
 /// The protocol auditor of one controller.
 #[derive(Clone, Default)]
-pub(crate) struct Observer(Arc<Lock<Auditor>>);
+pub(crate) struct AuditObserver(Arc<SpinLock<Auditor>>);
 
-impl Observer {
+impl AuditObserver {
     /// Returns the reporter of the events of queue `qid`.
-    pub fn watch(&self, qid: u16) -> Watch {
-        Watch {
+    pub fn watch(&self, qid: u16) -> QueueWatch {
+        QueueWatch {
             observer: self.clone(),
             qid,
         }
@@ -30,8 +30,8 @@ impl Observer {
         self.0.lock().describe(account);
     }
 
-    pub fn enable(&self, page: PageSize, asq: &Ring, acq: &Ring) {
-        let ring = |ring: &Ring| (Some(ring.run(0, 1).0), ring.entries);
+    pub fn enable(&self, page: PageSize, asq: &QueueRing, acq: &QueueRing) {
+        let ring = |ring: &QueueRing| (Some(ring.run(0, 1).0), ring.entries);
         self.0.lock().enable(page, ring(asq), ring(acq));
     }
 
@@ -61,12 +61,12 @@ impl Observer {
 
 /// Reports the events of one queue.
 #[derive(Clone)]
-pub(crate) struct Watch {
-    observer: Observer,
+pub(crate) struct QueueWatch {
+    observer: AuditObserver,
     qid: u16,
 }
 
-impl Watch {
+impl QueueWatch {
     #[cold]
     pub fn tail(&self, value: u32, dma: &Dma<'_>) {
         let mut auditor = self.observer.0.lock();
@@ -102,9 +102,9 @@ fn word(dma: &Dma<'_>, at: u64) -> Option<u64> {
     dma.words::<1>(at).ok().map(|[word]| word)
 }
 
-impl core::fmt::Debug for Watch {
+impl core::fmt::Debug for QueueWatch {
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
-        f.debug_struct("Watch")
+        f.debug_struct("QueueWatch")
             .field("qid", &self.qid)
             .finish_non_exhaustive()
     }

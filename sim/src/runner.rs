@@ -2,7 +2,7 @@
 //! spin, then yield, then sleep, so that an idle controller costs little processor time.
 
 use crate::controller::Controller;
-use crate::event::Event;
+use crate::event::EventFd;
 use crate::memory::HostMemory;
 use std::io::Result as IoResult;
 use std::sync::Arc;
@@ -28,7 +28,7 @@ const LONG_SLEEP: Duration = Duration::from_millis(100);
 pub struct Runner {
     stop: Arc<AtomicBool>,
     threads: Vec<JoinHandle<()>>,
-    sleepers: Vec<Arc<Event>>,
+    sleepers: Vec<Arc<EventFd>>,
     sleep_long: Arc<AtomicBool>,
 }
 
@@ -54,9 +54,9 @@ impl Runner {
         let started = Instant::now();
         for index in 0..count {
             let controller = controller.clone();
-            let sleeper = Arc::new(Event::new()?);
+            let sleeper = Arc::new(EventFd::new()?);
             runner.sleepers.push(sleeper.clone());
-            let wait = Wait {
+            let wait = IdleWait {
                 stop: runner.stop.clone(),
                 sleep_long: runner.sleep_long.clone(),
                 sleeper,
@@ -74,7 +74,7 @@ impl Runner {
 
     /// Returns the eventfds that wake the threads, one each: thread i serves every queue q with q %
     /// threads = i.
-    pub(crate) fn sleepers(&self) -> &[Arc<Event>] {
+    pub(crate) fn sleepers(&self) -> &[Arc<EventFd>] {
         &self.sleepers
     }
 
@@ -105,15 +105,15 @@ impl Drop for Runner {
 }
 
 /// State that a thread checks while it is idle.
-struct Wait {
+struct IdleWait {
     stop: Arc<AtomicBool>,
     sleep_long: Arc<AtomicBool>,
-    sleeper: Arc<Event>,
+    sleeper: Arc<EventFd>,
 }
 
 fn serve(
     controller: &Controller<HostMemory>,
-    wait: &Wait,
+    wait: &IdleWait,
     index: usize,
     threads: usize,
     started: Instant,
@@ -184,12 +184,12 @@ mod tests {
     const ENTRIES: u64 = 8;
 
     /// A driver on one queue pair that waits for every command.
-    struct Simple {
+    struct SimpleDriver {
         controller: Arc<Controller<HostMemory>>,
         words: Arc<[AtomicU64]>,
     }
 
-    impl Simple {
+    impl SimpleDriver {
         fn new(profile: Profile) -> Self {
             Self::over(Box::new(Null::new(1 << 30)), profile)
         }
@@ -258,7 +258,7 @@ mod tests {
         }
     }
 
-    impl Drop for Simple {
+    impl Drop for SimpleDriver {
         fn drop(&mut self) {
             judge(&self.controller.findings(), &[], &[]);
         }
@@ -266,7 +266,7 @@ mod tests {
 
     #[test]
     fn threads_serve_their_queues_until_stopped() {
-        let simple = Simple::new(Profile::NONE);
+        let simple = SimpleDriver::new(Profile::NONE);
         let runner = Runner::start(simple.controller.clone(), 2);
         simple.start();
         simple.create(1, 0);
@@ -297,7 +297,7 @@ mod tests {
 
     #[test]
     fn latency_is_real_time_under_a_runner() {
-        let simple = Simple::new(Profile {
+        let simple = SimpleDriver::new(Profile {
             read_ns: 3_000_000,
             ..Profile::NONE
         });
@@ -317,7 +317,7 @@ mod tests {
 
     #[test]
     fn disabling_while_threads_serve_stops_every_access() {
-        let simple = Simple::new(Profile::NONE);
+        let simple = SimpleDriver::new(Profile::NONE);
         let _runner = Runner::start(simple.controller.clone(), 2);
         for _ in 0..20 {
             for word in simple.words.iter() {
@@ -354,7 +354,7 @@ mod tests {
     #[test]
     fn erasing_under_load_loses_no_command() {
         let store = Memory::new(64 << 20).unwrap();
-        let simple = Simple::over(Box::new(store), Profile::NONE);
+        let simple = SimpleDriver::over(Box::new(store), Profile::NONE);
         let runner = Runner::start(simple.controller.clone(), 2);
         simple.start();
         simple.create(1, 0);

@@ -6,7 +6,7 @@ use crate::bus::interrupt::Interrupts;
 use crate::config::settings::{Config, NamespaceConfig};
 use crate::controller::Controller;
 use crate::medium::store::Memory;
-use crate::memory::Lock;
+use crate::memory::SpinLock;
 use crate::memory::VecMemory;
 use alloc::boxed::Box;
 use alloc::sync::Arc;
@@ -24,7 +24,7 @@ pub const DATA: u64 = 0x10_0000;
 const RINGS: u64 = 0x1_0000;
 const MEMORY: usize = 8 << 20;
 
-pub struct Ring {
+pub struct QueueRing {
     tail: u32,
     head: u32,
     phase: bool,
@@ -32,7 +32,7 @@ pub struct Ring {
 
 /// The interrupts that were raised: vectors, and whether INTMS masks them.
 #[derive(Default)]
-pub struct Raised(Lock<Vec<(u16, bool)>>);
+pub struct Raised(SpinLock<Vec<(u16, bool)>>);
 
 impl Raised {
     pub fn take(&self) -> Vec<(u16, bool)> {
@@ -50,7 +50,7 @@ pub struct Driver {
     pub controller: Controller<Arc<VecMemory>>,
     pub memory: Arc<VecMemory>,
     pub now_ns: u64,
-    rings: Vec<Ring>,
+    rings: Vec<QueueRing>,
     next_cid: u16,
     /// Rules that the test breaks on purpose.
     breaks: Vec<Rule>,
@@ -96,7 +96,7 @@ impl Driver {
             controller = controller.with_interrupts(sink);
         }
         let rings = (0..queues)
-            .map(|_| Ring {
+            .map(|_| QueueRing {
                 tail: 0,
                 head: 0,
                 phase: true,
@@ -173,7 +173,7 @@ impl Driver {
         self.memory
             .write(cq_at(qid), &[0; ENTRIES as usize * 16])
             .expect("mapped");
-        self.rings[usize::from(qid)] = Ring {
+        self.rings[usize::from(qid)] = QueueRing {
             tail: 0,
             head: 0,
             phase: true,

@@ -3,13 +3,13 @@
 //! The controller polls these words, so a driver (or a GPU) rings by a store alone and calls no
 //! function. An offset can therefore be written without the controller noticing it at that moment.
 
-use crate::memory::Words;
+use crate::memory::AlignedWords;
 use core::sync::atomic::{AtomicU32, Ordering};
 use nvme_core::spec::register::doorbell_bytes;
 
 /// The doorbells of every queue: page-aligned words, 4 << DSTRD bytes apart.
 pub struct Doorbells {
-    words: Words,
+    words: AlignedWords,
     queues: u16,
     dstrd: u8,
 }
@@ -17,7 +17,7 @@ pub struct Doorbells {
 impl Doorbells {
     /// Makes the doorbells of queues 0 to `highest_qid`.
     pub(crate) fn new(highest_qid: u16, dstrd: u8) -> Self {
-        let words = Words::on_heap(doorbell_bytes(highest_qid, dstrd) as usize);
+        let words = AlignedWords::on_heap(doorbell_bytes(highest_qid, dstrd) as usize);
         Self::of(words, highest_qid, dstrd)
     }
 
@@ -26,11 +26,11 @@ impl Doorbells {
     pub(crate) fn shared(highest_qid: u16, dstrd: u8) -> std::io::Result<Self> {
         let bytes = doorbell_bytes(highest_qid, dstrd) as usize;
         let lead = nvme_core::spec::register::offset::DOORBELLS as usize;
-        let words = Words::shared("nvme-doorbells", lead, bytes)?;
+        let words = AlignedWords::shared("nvme-doorbells", lead, bytes)?;
         Ok(Self::of(words, highest_qid, dstrd))
     }
 
-    fn of(words: Words, highest_qid: u16, dstrd: u8) -> Self {
+    fn of(words: AlignedWords, highest_qid: u16, dstrd: u8) -> Self {
         Self {
             words,
             queues: highest_qid.saturating_add(1),

@@ -4,7 +4,7 @@
 //! costs nothing. Coalescing delays a vector until enough completions have been posted or their
 //! aggregation time is over.
 
-use crate::memory::Lock;
+use crate::memory::SpinLock;
 use alloc::boxed::Box;
 use alloc::sync::Arc;
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
@@ -24,23 +24,23 @@ pub trait Interrupts: Send + Sync {
 
 /// Completions that a vector has not signalled yet.
 #[derive(Default)]
-struct Held {
+struct CoalescedCompletions {
     count: u32,
     /// Latest time to raise it; meaningful while `count` is not 0.
     due_ns: u64,
 }
 
 #[derive(Default)]
-struct Vector {
+struct VectorState {
     /// Feature 09h (Coalescing Disable): coalescing does not apply.
     uncoalesced: AtomicBool,
-    held: Lock<Held>,
+    held: SpinLock<CoalescedCompletions>,
 }
 
 /// State of all interrupt vectors.
-pub(crate) struct Vectors {
+pub(crate) struct InterruptVectors {
     sink: Option<Arc<dyn Interrupts>>,
-    vectors: Box<[Vector]>,
+    vectors: Box<[VectorState]>,
     /// Feature 08h.
     coalescing: AtomicU32,
     /// INTMS.
@@ -48,11 +48,11 @@ pub(crate) struct Vectors {
     next_due_ns: AtomicU64,
 }
 
-impl Vectors {
+impl InterruptVectors {
     pub fn new(count: u16) -> Self {
         Self {
             sink: None,
-            vectors: (0..count).map(|_| Vector::default()).collect(),
+            vectors: (0..count).map(|_| VectorState::default()).collect(),
             coalescing: AtomicU32::new(0),
             mask: AtomicU32::new(0),
             next_due_ns: AtomicU64::new(u64::MAX),

@@ -3,10 +3,10 @@
 //! Every index is checked against the queue's size before it is used, because the doorbells that
 //! carry them are memory that a hostile driver writes at any time.
 
-use crate::bus::ring::Ring;
+use crate::bus::ring::QueueRing;
 use crate::config::fault::Fault;
-use crate::memory::{Dma, DmaFault, Lock, Span};
-use crate::observe::Watch;
+use crate::memory::{Dma, DmaFault, Span, SpinLock};
+use crate::observe::QueueWatch;
 use alloc::boxed::Box;
 use alloc::collections::BinaryHeap;
 use core::cmp::Reverse;
@@ -16,7 +16,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, transmute};
 
 /// A command that completes later, because of the latency profile or an injected fault.
 #[derive(Clone, Debug)]
-pub(crate) struct Pending {
+pub(crate) struct DelayedCommand {
     pub due_ns: u64,
     /// Order of fetching. It breaks ties between equal times, so that steps are deterministic.
     pub order: u64,
@@ -24,21 +24,21 @@ pub(crate) struct Pending {
     pub fault: Option<Fault>,
 }
 
-impl PartialEq for Pending {
+impl PartialEq for DelayedCommand {
     fn eq(&self, other: &Self) -> bool {
         self.cmp(other).is_eq()
     }
 }
 
-impl Eq for Pending {}
+impl Eq for DelayedCommand {}
 
-impl PartialOrd for Pending {
+impl PartialOrd for DelayedCommand {
     fn partial_cmp(&self, other: &Self) -> Option<core::cmp::Ordering> {
         Some(self.cmp(other))
     }
 }
 
-impl Ord for Pending {
+impl Ord for DelayedCommand {
     fn cmp(&self, other: &Self) -> core::cmp::Ordering {
         (self.due_ns, self.order).cmp(&(other.due_ns, other.order))
     }
@@ -53,7 +53,7 @@ pub(crate) const MAX_PENDING: usize = 4096;
 
 /// A submission queue.
 pub(crate) struct SubmissionQueue {
-    pub ring: Ring,
+    pub ring: QueueRing,
     pub cqid: u16,
     /// Index of the next entry to fetch.
     pub head: u32,
@@ -61,17 +61,17 @@ pub(crate) struct SubmissionQueue {
     pub tail: u32,
     /// Last invalid value of the tail doorbell, so that it is reported once and not in every step.
     pub bad_tail: Option<u32>,
-    pub pending: BinaryHeap<Reverse<Pending>>,
+    pub pending: BinaryHeap<Reverse<DelayedCommand>>,
     pub fetched: u64,
     /// Number of entries of `pending` whose command has completed already (a repeated completion or
     /// late data): they do not count against the limit.
     pub afterwards: usize,
     pub scratch: Box<[u8]>,
-    pub watch: Option<Watch>,
+    pub watch: Option<QueueWatch>,
 }
 
 impl SubmissionQueue {
-    pub fn new(ring: Ring, cqid: u16, scratch_bytes: usize, delayed: bool) -> Self {
+    pub fn new(ring: QueueRing, cqid: u16, scratch_bytes: usize, delayed: bool) -> Self {
         let pending = if delayed {
             (ring.entries as usize).min(MAX_PENDING)
         } else {
@@ -132,7 +132,7 @@ impl SubmissionQueue {
 /// A completion queue.
 #[derive(Debug)]
 pub(crate) struct CompletionQueue {
-    pub ring: Ring,
+    pub ring: QueueRing,
     /// Index of the next entry to write.
     pub tail: u32,
     /// Last valid value of the head doorbell: entries before it are free.
@@ -146,18 +146,18 @@ pub(crate) struct CompletionQueue {
     pub vector: Option<u16>,
     /// Address and value of a torn entry's lower word that is not written yet.
     pub torn: Option<(u64, u64)>,
-    pub watch: Option<Watch>,
+    pub watch: Option<QueueWatch>,
 }
 
 /// Faults in the publication of one entry.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Publish {
+pub(crate) struct PublishFaults {
     pub wrong_phase: bool,
     pub torn: bool,
 }
 
 impl CompletionQueue {
-    pub fn new(ring: Ring) -> Self {
+    pub fn new(ring: QueueRing) -> Self {
         Self {
             ring,
             tail: 0,
@@ -201,7 +201,7 @@ impl CompletionQueue {
         whole: Option<Span<'_>>,
         dma: &Dma<'_>,
         mut cqe: Cqe,
-        publish: Publish,
+        publish: PublishFaults,
     ) -> Result<(), DmaFault> {
         cqe.phase_status = cqe.phase_status & !1 | u16::from(self.phase != publish.wrong_phase);
         if let Some(watch) = &self.watch {
@@ -294,9 +294,9 @@ impl SharedStats {
 /// queue, then completion queue; the other order could deadlock with a thread that serves the
 /// queue.
 #[repr(align(128))]
-pub(crate) struct Slot {
-    pub sq: Lock<Option<SubmissionQueue>>,
-    pub cq: Lock<Option<CompletionQueue>>,
+pub(crate) struct QueueSlot {
+    pub sq: SpinLock<Option<SubmissionQueue>>,
+    pub cq: SpinLock<Option<CompletionQueue>>,
     /// Tail doorbell value up to which everything is done. A poll compares it with the doorbell and
     /// takes no lock, so an idle queue costs its thread one load of each word.
     pub settled: AtomicU32,
@@ -305,11 +305,11 @@ pub(crate) struct Slot {
     pub stats: SharedStats,
 }
 
-impl Slot {
+impl QueueSlot {
     pub fn new() -> Self {
         Self {
-            sq: Lock::new(None),
-            cq: Lock::new(None),
+            sq: SpinLock::new(None),
+            cq: SpinLock::new(None),
             settled: AtomicU32::new(0),
             next_due_ns: AtomicU64::new(u64::MAX),
             stats: SharedStats::default(),

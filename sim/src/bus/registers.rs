@@ -9,7 +9,7 @@ use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use nvme_core::spec::register::{Aqa, Cap, Cc, Crto, Csts, Vs, offset};
 
 /// Values of the property registers.
-pub(crate) struct Registers {
+pub(crate) struct PropertyRegisters {
     pub cap: Cap,
     pub crto: Crto,
     vs: u32,
@@ -20,7 +20,7 @@ pub(crate) struct Registers {
     pub acq: AtomicU64,
 }
 
-impl Registers {
+impl PropertyRegisters {
     pub fn new(cap: Cap, ready_units: u16) -> Self {
         let mut crto = Crto(0);
         crto.set_crwmt(ready_units);
@@ -146,7 +146,7 @@ mod tests {
 
     #[test]
     fn wide_registers_are_written_by_halves_and_lose_their_page_offset() {
-        let registers = Registers::new(Cap(0x1234_5678_9ABC_DEF0), 2);
+        let registers = PropertyRegisters::new(Cap(0x1234_5678_9ABC_DEF0), 2);
         assert!(registers.write(offset::ASQ + 4, 0x8000_0001));
         assert!(registers.write(offset::ASQ, 0xFFFF_FFFF));
         assert_eq!(registers.asq.load(Ordering::Relaxed), 0x8000_0001_FFFF_F000);
@@ -160,7 +160,7 @@ mod tests {
 
     #[test]
     fn the_admin_queue_does_not_move_while_enabled() {
-        let registers = Registers::new(Cap(0), 1);
+        let registers = PropertyRegisters::new(Cap(0), 1);
         registers.write(offset::AQA, 0xFFFF_FFFF);
         assert_eq!(registers.aqa().asqs_z(), 0xFFF);
         let mut cc = Cc(0);
@@ -179,7 +179,7 @@ mod tests {
     /// CSTS.NSSRO is cleared by writing 1 to it, and by nothing else.
     #[test]
     fn the_bit_of_a_subsystem_reset_goes_when_it_is_written() {
-        let registers = Registers::new(Cap(0), 1);
+        let registers = PropertyRegisters::new(Cap(0), 1);
         registers.change_csts(|csts| csts.set_nssro(true));
         registers.write(offset::CSTS, 0);
         registers.write(offset::CSTS, !(1 << 4));
@@ -190,7 +190,7 @@ mod tests {
 
     #[test]
     fn both_ready_timeouts_are_told() {
-        let registers = Registers::new(Cap(0), 7);
+        let registers = PropertyRegisters::new(Cap(0), 7);
         assert_eq!(registers.read(offset::CRTO), 7 << 16 | 7);
         assert_eq!(registers.read(offset::VS), 0x0002_0000);
     }

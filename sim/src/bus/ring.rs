@@ -8,7 +8,7 @@ use alloc::vec::Vec;
 
 /// Location of a ring.
 #[derive(Clone, Debug)]
-pub(crate) enum Base {
+pub(crate) enum RingBase {
     /// Physically contiguous, from this address on.
     Contiguous(u64),
     /// In pages of 1 << shift bytes, at any addresses (PC = 0).
@@ -17,13 +17,13 @@ pub(crate) enum Base {
 
 /// A ring of `entries` entries.
 #[derive(Clone, Debug)]
-pub(crate) struct Ring {
-    pub base: Base,
+pub(crate) struct QueueRing {
+    pub base: RingBase,
     pub entries: u32,
     pub entry_bytes: usize,
 }
 
-impl Ring {
+impl QueueRing {
     /// Returns the address of entry `index` (below `entries`), and the number of entries, at most
     /// `count`, that are contiguous from it on.
     #[inline]
@@ -31,8 +31,8 @@ impl Ring {
         let count = count.min(self.entries - index);
         let offset = u64::from(index) * self.entry_bytes as u64;
         match &self.base {
-            Base::Contiguous(base) => (base.wrapping_add(offset), count),
-            Base::Pages { shift, pages } => {
+            RingBase::Contiguous(base) => (base.wrapping_add(offset), count),
+            RingBase::Pages { shift, pages } => {
                 let inside = offset & ((1 << shift) - 1);
                 let room = ((1u64 << shift) - inside) / self.entry_bytes as u64;
                 // The Create command has checked that the list covers the ring, so the look-up
@@ -48,8 +48,8 @@ impl Ring {
     #[inline]
     pub fn whole<'g>(&self, dma: &Dma<'g>) -> Option<Span<'g>> {
         match self.base {
-            Base::Contiguous(base) => dma.span(base, self.entries as usize * self.entry_bytes),
-            Base::Pages { .. } => None,
+            RingBase::Contiguous(base) => dma.span(base, self.entries as usize * self.entry_bytes),
+            RingBase::Pages { .. } => None,
         }
     }
 
@@ -57,8 +57,8 @@ impl Ring {
     pub fn settle_last(&self, dma: &Dma<'_>) {
         let bytes = self.entries as usize * self.entry_bytes;
         match &self.base {
-            Base::Contiguous(base) => dma.settle_last(*base, bytes as u64),
-            Base::Pages { shift, pages } => {
+            RingBase::Contiguous(base) => dma.settle_last(*base, bytes as u64),
+            RingBase::Pages { shift, pages } => {
                 pages
                     .iter()
                     .for_each(|page| dma.settle_last(*page, 1 << shift));

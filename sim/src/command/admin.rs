@@ -3,11 +3,11 @@
 //!
 //! NVMe Base 2.0c, 5 (Admin Command Set).
 
-use crate::command::refusal::{Refusal, Reply};
+use crate::command::refusal::{CommandError, CommandReply};
 use crate::command::{create, features, format, identify, logs, sanitize, supported};
 use crate::config::fault::Fault;
-use crate::device::Device;
-use crate::device::control::Control;
+use crate::device::ControllerState;
+use crate::device::control::AdminState;
 use crate::memory::Dma;
 use core::cmp::Reverse;
 use core::sync::atomic::Ordering;
@@ -16,11 +16,11 @@ use nvme_core::spec::{Psdt, Sqe, Status};
 
 /// Checks and executes `sqe`.
 pub(crate) fn execute(
-    device: &Device,
-    control: &mut Control,
+    device: &ControllerState,
+    control: &mut AdminState,
     dma: &Dma<'_>,
     sqe: &Sqe,
-) -> Result<Reply, Refusal> {
+) -> Result<CommandReply, CommandError> {
     if !supported::is_supported(sqe.opcode()) {
         return Err(Status::INVALID_OPCODE.into());
     }
@@ -29,7 +29,7 @@ pub(crate) fn execute(
         return Err(Status::INVALID_FIELD.into());
     }
     sanitize::admits(&device.sanitize, sqe)?;
-    let done = |()| Reply::Done(0);
+    let done = |()| CommandReply::Done(0);
     match sqe.opcode() {
         opcode::CREATE_IO_CQ => create::create_cq(device, control, dma, sqe).map(done),
         opcode::CREATE_IO_SQ => create::create_sq(device, control, dma, sqe).map(done),
@@ -37,20 +37,28 @@ pub(crate) fn execute(
         opcode::DELETE_IO_SQ => create::delete_sq(device, control, dma, sqe).map(done),
         opcode::IDENTIFY => identify::identify(device, dma, sqe).map(done),
         opcode::GET_LOG_PAGE => logs::get_log_page(device, dma, sqe).map(done),
-        opcode::GET_FEATURES => features::get_features(device, control, dma, sqe).map(Reply::Done),
-        opcode::SET_FEATURES => features::set_features(device, control, dma, sqe).map(Reply::Done),
-        opcode::ABORT => abort(device, control, sqe).map(Reply::Done),
+        opcode::GET_FEATURES => {
+            features::get_features(device, control, dma, sqe).map(CommandReply::Done)
+        }
+        opcode::SET_FEATURES => {
+            features::set_features(device, control, dma, sqe).map(CommandReply::Done)
+        }
+        opcode::ABORT => abort(device, control, sqe).map(CommandReply::Done),
         opcode::ASYNC_EVENT_REQUEST => event_request(device, control, sqe),
         opcode::FORMAT_NVM => format::format(device, control, sqe).map(done),
         opcode::SANITIZE => sanitize::sanitize(device, sqe).map(done),
-        opcode::KEEP_ALIVE => Ok(Reply::Done(0)),
+        opcode::KEEP_ALIVE => Ok(CommandReply::Done(0)),
         _ => Err(Status::INVALID_OPCODE.into()),
     }
 }
 
 /// Aborts a command that is delayed or an Asynchronous Event Request. NVMe Base 2.0c, 5.1 (Abort
 /// command).
-fn abort(device: &Device, control: &mut Control, sqe: &Sqe) -> Result<u32, Refusal> {
+fn abort(
+    device: &ControllerState,
+    control: &mut AdminState,
+    sqe: &Sqe,
+) -> Result<u32, CommandError> {
     control.aborts += 1;
     // Abort commands that were fetched in one batch count as outstanding at the same time.
     if control.aborts > device.config.abort_limit {
@@ -102,13 +110,17 @@ fn abort(device: &Device, control: &mut Control, sqe: &Sqe) -> Result<u32, Refus
 }
 
 /// Queues an Asynchronous Event Request, which completes with the next event. NVMe Base 2.0c, 5.2.
-fn event_request(device: &Device, control: &mut Control, sqe: &Sqe) -> Result<Reply, Refusal> {
+fn event_request(
+    device: &ControllerState,
+    control: &mut AdminState,
+    sqe: &Sqe,
+) -> Result<CommandReply, CommandError> {
     if control.event_requests.len() >= usize::from(device.config.aer_limit) {
         return Err(Status::AER_LIMIT_EXCEEDED.into());
     }
     control.event_requests.push(sqe.cid().0);
     device.attention.store(true, Ordering::Relaxed);
-    Ok(Reply::Held)
+    Ok(CommandReply::Held)
 }
 
 #[cfg(test)]

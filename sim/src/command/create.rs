@@ -1,12 +1,12 @@
 //! Creates and deletes I/O queues, with every check that the specification gives a status for. The
 //! entries of a new queue are not accessed here: the first fetch or completion is the first access.
 
-use crate::bus::queue::{CompletionQueue, Publish, Slot, SubmissionQueue};
-use crate::bus::ring::{Base, Ring};
-use crate::command::refusal::Refusal;
+use crate::bus::queue::{CompletionQueue, PublishFaults, QueueSlot, SubmissionQueue};
+use crate::bus::ring::{QueueRing, RingBase};
+use crate::command::refusal::CommandError;
 use crate::config::fault::Fault;
-use crate::device::Device;
-use crate::device::control::Control;
+use crate::device::ControllerState;
+use crate::device::control::AdminState;
 use crate::memory::Dma;
 use alloc::vec::Vec;
 use core::cmp::Reverse;
@@ -15,7 +15,7 @@ use nvme_core::spec::admin::{CQ_INTERRUPTS, QUEUE_CONTIGUOUS};
 use nvme_core::spec::{CQE_BYTES, Cqe, SQE_BYTES, Sqe, Status};
 
 /// Returns the slot of an I/O queue identifier from 1 to `granted`.
-fn slot(device: &Device, qid: u16, granted: u32) -> Result<&Slot, Refusal> {
+fn slot(device: &ControllerState, qid: u16, granted: u32) -> Result<&QueueSlot, CommandError> {
     if qid == 0 || u32::from(qid) > granted {
         return Err(Status::INVALID_QID.into());
     }
@@ -26,7 +26,12 @@ fn slot(device: &Device, qid: u16, granted: u32) -> Result<&Slot, Refusal> {
 }
 
 /// Reads the ring that a Create command describes.
-fn ring(device: &Device, dma: &Dma<'_>, sqe: &Sqe, entry_bytes: usize) -> Result<Ring, Refusal> {
+fn ring(
+    device: &ControllerState,
+    dma: &Dma<'_>,
+    sqe: &Sqe,
+    entry_bytes: usize,
+) -> Result<QueueRing, CommandError> {
     let entries = (sqe.cdw10 >> 16) + 1;
     if entries < 2 || entries > device.registers.cap.mqes() {
         return Err(Status::INVALID_QUEUE_SIZE.into());
@@ -37,8 +42,8 @@ fn ring(device: &Device, dma: &Dma<'_>, sqe: &Sqe, entry_bytes: usize) -> Result
         if !prp1.is_multiple_of(page.bytes()) {
             return Err(Status::INVALID_PRP_OFFSET.into());
         }
-        return Ok(Ring {
-            base: Base::Contiguous(prp1),
+        return Ok(QueueRing {
+            base: RingBase::Contiguous(prp1),
             entries,
             entry_bytes,
         });
@@ -67,11 +72,11 @@ fn ring(device: &Device, dma: &Dma<'_>, sqe: &Sqe, entry_bytes: usize) -> Result
         pages.push(entry);
         at += 8;
     }
-    let base = Base::Pages {
+    let base = RingBase::Pages {
         shift: page.shift(),
         pages,
     };
-    Ok(Ring {
+    Ok(QueueRing {
         base,
         entries,
         entry_bytes,
@@ -80,11 +85,11 @@ fn ring(device: &Device, dma: &Dma<'_>, sqe: &Sqe, entry_bytes: usize) -> Result
 
 /// Creates a completion queue. NVMe Base 2.0c, 5.4 (Create I/O Completion Queue command).
 pub(crate) fn create_cq(
-    device: &Device,
-    control: &mut Control,
+    device: &ControllerState,
+    control: &mut AdminState,
     dma: &Dma<'_>,
     sqe: &Sqe,
-) -> Result<(), Refusal> {
+) -> Result<(), CommandError> {
     let (granted_sqs, granted) = control.features.granted();
     let qid = sqe.cdw10 as u16;
     let slot = slot(device, qid, granted)?;
@@ -110,11 +115,11 @@ pub(crate) fn create_cq(
 
 /// Creates a submission queue. NVMe Base 2.0c, 5.5 (Create I/O Submission Queue command).
 pub(crate) fn create_sq(
-    device: &Device,
-    control: &mut Control,
+    device: &ControllerState,
+    control: &mut AdminState,
     dma: &Dma<'_>,
     sqe: &Sqe,
-) -> Result<(), Refusal> {
+) -> Result<(), CommandError> {
     let (granted, granted_cqs) = control.features.granted();
     let qid = sqe.cdw10 as u16;
     let own = slot(device, qid, granted)?;
@@ -149,7 +154,7 @@ pub(crate) fn create_sq(
 }
 
 /// Deletes a completion queue. NVMe Base 2.0c, 5.6 (Delete I/O Completion Queue command).
-pub(crate) fn delete_cq(device: &Device, sqe: &Sqe) -> Result<(), Refusal> {
+pub(crate) fn delete_cq(device: &ControllerState, sqe: &Sqe) -> Result<(), CommandError> {
     let qid = sqe.cdw10 as u16;
     let slot = slot(device, qid, u32::MAX)?;
     let mut cq = slot.cq.lock();
@@ -169,11 +174,11 @@ pub(crate) fn delete_cq(device: &Device, sqe: &Sqe) -> Result<(), Refusal> {
 ///
 /// NVMe Base 2.0c, 5.7 (Delete I/O Submission Queue command).
 pub(crate) fn delete_sq(
-    device: &Device,
-    control: &mut Control,
+    device: &ControllerState,
+    control: &mut AdminState,
     dma: &Dma<'_>,
     sqe: &Sqe,
-) -> Result<(), Refusal> {
+) -> Result<(), CommandError> {
     let qid = sqe.cdw10 as u16;
     let slot = slot(device, qid, u32::MAX)?;
     let mut held = slot.sq.lock();
@@ -196,7 +201,11 @@ pub(crate) fn delete_sq(
                 cid: pending.sqe.cid().0,
                 phase_status: status_of(pending.fault).0 << 1,
             };
-            if cq.space() == 0 || cq.post(None, dma, aborted, Publish::default()).is_err() {
+            if cq.space() == 0
+                || cq
+                    .post(None, dma, aborted, PublishFaults::default())
+                    .is_err()
+            {
                 break;
             }
             control.posted.extend(cq.vector);

@@ -8,13 +8,13 @@ use nvme_core::spec::{PageSize, Psdt, Sqe, Status};
 
 /// Direction of the data of a command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Direction {
+pub(crate) enum DataDirection {
     ToHost,
     FromHost,
 }
 
 /// The data pointer of one command, with the memory and the page size that it refers to.
-pub(crate) struct Data<'a, 'g> {
+pub(crate) struct DataPointer<'a, 'g> {
     pub dma: &'a Dma<'g>,
     pub sqe: &'a Sqe,
     pub page: PageSize,
@@ -22,21 +22,21 @@ pub(crate) struct Data<'a, 'g> {
 }
 
 /// Returns the status for an error of a store.
-pub(crate) fn store_status(error: StoreError, direction: Direction) -> Status {
+pub(crate) fn store_status(error: StoreError, direction: DataDirection) -> Status {
     match (error, direction) {
         (StoreError::OutOfBounds, _) => Status::LBA_OUT_OF_RANGE,
-        (StoreError::Io(_), Direction::FromHost) => Status::WRITE_FAULT,
-        (StoreError::Io(_), Direction::ToHost) => Status::UNRECOVERED_READ_ERROR,
+        (StoreError::Io(_), DataDirection::FromHost) => Status::WRITE_FAULT,
+        (StoreError::Io(_), DataDirection::ToHost) => Status::UNRECOVERED_READ_ERROR,
     }
 }
 
-impl<'g> Data<'_, 'g> {
+impl<'g> DataPointer<'_, 'g> {
     /// Calls `each(address, bytes)` for the extents in order; the address is `None` in a bit
     /// bucket.
     #[inline]
     pub fn walk(
         &self,
-        direction: Direction,
+        direction: DataDirection,
         mut each: impl FnMut(Option<u64>, usize) -> Result<(), Status>,
     ) -> Result<(), Status> {
         match self.sqe.psdt() {
@@ -44,7 +44,7 @@ impl<'g> Data<'_, 'g> {
                 each(Some(at), len)
             }),
             Psdt::SglMptrBuffer | Psdt::SglMptrSgl => {
-                let to_host = direction == Direction::ToHost;
+                let to_host = direction == DataDirection::ToHost;
                 sgl::walk(self.dma, self.sqe.dptr, self.len, to_host, each)
             }
             Psdt::Reserved => Err(Status::INVALID_FIELD),
@@ -52,7 +52,7 @@ impl<'g> Data<'_, 'g> {
     }
 
     /// Checks that every extent is mapped, and moves nothing.
-    pub fn check(&self, direction: Direction) -> Result<(), Status> {
+    pub fn check(&self, direction: DataDirection) -> Result<(), Status> {
         self.walk(direction, |at, len| match at {
             Some(at) => self
                 .dma
@@ -66,7 +66,7 @@ impl<'g> Data<'_, 'g> {
     #[inline]
     fn stretches(
         &self,
-        direction: Direction,
+        direction: DataDirection,
         mut each: impl FnMut(u64, Span<'g>) -> Result<(), Status>,
     ) -> Result<(), Status> {
         let mut done = 0;
@@ -120,7 +120,7 @@ impl<'g> Data<'_, 'g> {
 
     /// Copies bytes to the data pointer.
     pub fn scatter(&self, from: &[u8]) -> Result<(), Status> {
-        self.stretches(Direction::ToHost, |at, piece| {
+        self.stretches(DataDirection::ToHost, |at, piece| {
             piece.write(from.get(at as usize..).unwrap_or(&[]));
             Ok(())
         })
@@ -128,7 +128,7 @@ impl<'g> Data<'_, 'g> {
 
     /// Copies the data into bytes.
     pub fn gather(&self, into: &mut [u8]) -> Result<(), Status> {
-        self.stretches(Direction::FromHost, |at, piece| {
+        self.stretches(DataDirection::FromHost, |at, piece| {
             piece.read(into.get_mut(at as usize..).unwrap_or(&mut []));
             Ok(())
         })
@@ -142,7 +142,7 @@ impl<'g> Data<'_, 'g> {
         offset: u64,
         scratch: &mut [u8],
     ) -> Result<(), Status> {
-        let direction = Direction::ToHost;
+        let direction = DataDirection::ToHost;
         if let Some(image) = store.span() {
             let from = image.slice(offset as usize, self.len as usize);
             let from = from.ok_or(Status::LBA_OUT_OF_RANGE)?;
@@ -181,7 +181,7 @@ impl<'g> Data<'_, 'g> {
     /// Writes the data to `offset` of `store` on. The caller has checked the whole data pointer, so
     /// that a bad one changes no block.
     pub fn write(&self, store: &dyn Store, offset: u64, scratch: &mut [u8]) -> Result<(), Status> {
-        let direction = Direction::FromHost;
+        let direction = DataDirection::FromHost;
         if let Some(image) = store.span() {
             let to = image.slice(offset as usize, self.len as usize);
             let to = to.ok_or(Status::LBA_OUT_OF_RANGE)?;
@@ -209,12 +209,12 @@ impl<'g> Data<'_, 'g> {
     ) -> Result<(), Status> {
         let half = scratch.len() / 2;
         let (staging, other) = scratch.split_at_mut(half);
-        self.check(Direction::FromHost)?;
+        self.check(DataDirection::FromHost)?;
         self.staged(staging, |at, bytes| {
             let stored = &mut other[..bytes.len()];
             store
                 .read_at(offset + at, stored)
-                .map_err(|error| store_status(error, Direction::ToHost))?;
+                .map_err(|error| store_status(error, DataDirection::ToHost))?;
             if stored == bytes {
                 Ok(())
             } else {
@@ -231,7 +231,7 @@ impl<'g> Data<'_, 'g> {
         mut each: impl FnMut(u64, &[u8]) -> Result<(), Status>,
     ) -> Result<(), Status> {
         let (mut start, mut filled) = (0, 0);
-        self.stretches(Direction::FromHost, |_, piece| {
+        self.stretches(DataDirection::FromHost, |_, piece| {
             let mut done = 0;
             while done < piece.len() {
                 let take = (scratch.len() - filled).min(piece.len() - done);
@@ -316,13 +316,13 @@ mod tests {
 /// Sends `bytes` to the memory of the command's PRPs.
 pub(crate) fn send(page: PageSize, dma: &Dma<'_>, sqe: &Sqe, bytes: &[u8]) -> Result<(), Status> {
     let len = bytes.len() as u64;
-    let data = Data {
+    let data = DataPointer {
         dma,
         sqe,
         page,
         len,
     };
-    data.check(Direction::ToHost)?;
+    data.check(DataDirection::ToHost)?;
     data.scatter(bytes)
 }
 
@@ -334,7 +334,7 @@ pub(crate) fn receive(
     bytes: &mut [u8],
 ) -> Result<(), Status> {
     let len = bytes.len() as u64;
-    Data {
+    DataPointer {
         dma,
         sqe,
         page,

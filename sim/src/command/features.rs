@@ -6,10 +6,10 @@
 //! NVMe Base 2.0c, 5.15 (Get Features command) and 5.27 (Set Features command).
 
 use crate::command::data;
-use crate::command::refusal::Refusal;
-use crate::device::Device;
-use crate::device::control::Control;
-use crate::device::features::{Features, Hmb, SENSORS, find};
+use crate::command::refusal::CommandError;
+use crate::device::ControllerState;
+use crate::device::control::AdminState;
+use crate::device::features::{FeatureValues, HostMemoryBuffer, SENSORS, find};
 use crate::memory::Dma;
 use core::sync::atomic::Ordering;
 use nvme_core::spec::feature::{
@@ -21,7 +21,11 @@ use nvme_core::spec::{Nsid, Sqe, Status};
 use zerocopy::{FromBytes, IntoBytes};
 
 /// Returns dword 0 of a feature. A data structure, if the feature has one, is sent by the caller.
-fn value(features: &Features, sqe: &Sqe, device: &Device) -> Result<u32, Refusal> {
+fn value(
+    features: &FeatureValues,
+    sqe: &Sqe,
+    device: &ControllerState,
+) -> Result<u32, CommandError> {
     // Values that the device keeps outside `features` are 0 by default.
     let is_default = matches!(sqe.cdw10 >> 8 & 7, 1 | 2);
     let current = |value: u32| if is_default { 0 } else { value };
@@ -58,7 +62,7 @@ fn value(features: &Features, sqe: &Sqe, device: &Device) -> Result<u32, Refusal
     })
 }
 
-fn sensor(dword: u32) -> Result<(usize, usize), Refusal> {
+fn sensor(dword: u32) -> Result<(usize, usize), CommandError> {
     let threshold = TemperatureThreshold(dword);
     let (sensor, kind) = (
         usize::from(threshold.tmpsel()),
@@ -72,18 +76,18 @@ fn sensor(dword: u32) -> Result<(usize, usize), Refusal> {
 
 /// Returns a feature's value or capabilities. NVMe Base 2.0c, 5.15 (Get Features command).
 pub(crate) fn get_features(
-    device: &Device,
-    control: &mut Control,
+    device: &ControllerState,
+    control: &mut AdminState,
     dma: &Dma<'_>,
     sqe: &Sqe,
-) -> Result<u32, Refusal> {
+) -> Result<u32, CommandError> {
     let select = sqe.cdw10 >> 8 & 7;
     let defaults;
     let features = match select {
         0 => &control.features,
         2 => &control.saved,
         1 => {
-            defaults = Features::new(&device.config);
+            defaults = FeatureValues::new(&device.config);
             &defaults
         }
         3 => {
@@ -111,7 +115,7 @@ pub(crate) fn get_features(
         }
         fid::HOST_MEMORY_BUFFER => {
             let mut bytes = alloc::vec![0; 4096];
-            let Hmb {
+            let HostMemoryBuffer {
                 pages,
                 list,
                 entries,
@@ -129,11 +133,11 @@ pub(crate) fn get_features(
 
 /// Sets a feature. NVMe Base 2.0c, 5.27 (Set Features command).
 pub(crate) fn set_features(
-    device: &Device,
-    control: &mut Control,
+    device: &ControllerState,
+    control: &mut AdminState,
     dma: &Dma<'_>,
     sqe: &Sqe,
-) -> Result<u32, Refusal> {
+) -> Result<u32, CommandError> {
     let (id, dword) = (sqe.cdw10 as u8, sqe.cdw11);
     // An unknown feature is rejected before the checks of how it is set: the driver learns that the
     // feature is missing (Invalid Field), and not that it cannot be saved.
@@ -208,7 +212,11 @@ pub(crate) fn set_features(
 }
 
 /// Turns the volatile write cache on or off. Turning it off flushes the cache first.
-fn write_cache(device: &Device, features: &mut Features, dword: u32) -> Result<(), Refusal> {
+fn write_cache(
+    device: &ControllerState,
+    features: &mut FeatureValues,
+    dword: u32,
+) -> Result<(), CommandError> {
     let enabled = VolatileWriteCache(dword).wce();
     device.write_back.store(enabled, Ordering::Relaxed);
     if !enabled {
@@ -225,7 +233,11 @@ fn write_cache(device: &Device, features: &mut Features, dword: u32) -> Result<(
 }
 
 /// Reads Host Behavior Support from the driver, and rejects undefined values.
-fn host_behavior(device: &Device, dma: &Dma<'_>, sqe: &Sqe) -> Result<HostBehavior, Refusal> {
+fn host_behavior(
+    device: &ControllerState,
+    dma: &Dma<'_>,
+    sqe: &Sqe,
+) -> Result<HostBehavior, CommandError> {
     let mut bytes = [0; size_of::<HostBehavior>()];
     data::receive(device.page(), dma, sqe, &mut bytes)?;
     let behavior = HostBehavior::read_from_bytes(&bytes).map_err(|_| Status::INTERNAL_ERROR)?;
@@ -241,7 +253,11 @@ fn host_behavior(device: &Device, dma: &Dma<'_>, sqe: &Sqe) -> Result<HostBehavi
     Ok(behavior)
 }
 
-fn number_of_queues(device: &Device, features: &mut Features, dword: u32) -> Result<u32, Refusal> {
+fn number_of_queues(
+    device: &ControllerState,
+    features: &mut FeatureValues,
+    dword: u32,
+) -> Result<u32, CommandError> {
     let asked = NumberOfQueues(dword);
     if asked.nsq_z() == 0xFFFF || asked.ncq_z() == 0xFFFF {
         return Err(Status::INVALID_FIELD.into());
@@ -261,21 +277,21 @@ fn number_of_queues(device: &Device, features: &mut Features, dword: u32) -> Res
 /// Sets up or releases the host memory buffer. The descriptor list and the memory that it describes
 /// must be reachable.
 fn host_memory_buffer(
-    device: &Device,
-    features: &mut Features,
+    device: &ControllerState,
+    features: &mut FeatureValues,
     dma: &Dma<'_>,
     sqe: &Sqe,
-) -> Result<(), Refusal> {
+) -> Result<(), CommandError> {
     let enabled = features.hmb.dword & HMB_ENABLE != 0;
     if sqe.cdw11 & HMB_ENABLE == 0 {
-        features.hmb = Hmb::default();
+        features.hmb = HostMemoryBuffer::default();
         return Ok(());
     }
     if enabled {
         return Err(Status::COMMAND_SEQUENCE_ERROR.into());
     }
     let list = u64::from(sqe.cdw13 & !0xF) | u64::from(sqe.cdw14) << 32;
-    let hmb = Hmb {
+    let hmb = HostMemoryBuffer {
         dword: sqe.cdw11 & 3,
         pages: sqe.cdw12,
         list,
@@ -308,7 +324,7 @@ fn host_memory_buffer(
 }
 
 /// Returns HMMIN, whose unit is 4 KiB, in pages of CC.MPS.
-fn hmmin_pages(device: &Device) -> u32 {
+fn hmmin_pages(device: &ControllerState) -> u32 {
     (u64::from(device.config.hmmin) * 4096).div_ceil(device.page().bytes()) as u32
 }
 

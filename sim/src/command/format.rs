@@ -2,18 +2,22 @@
 //!
 //! NVMe Base 2.0c, 5.14 (Format NVM command).
 
-use crate::command::data::{Direction, store_status};
+use crate::command::data::{DataDirection, store_status};
 use crate::command::identify;
-use crate::command::refusal::Refusal;
-use crate::device::Device;
-use crate::device::control::Control;
-use crate::medium::namespace::{FORMATS, Namespace};
+use crate::command::refusal::CommandError;
+use crate::device::ControllerState;
+use crate::device::control::AdminState;
+use crate::medium::namespace::{FORMATS, NamespaceImage};
 use crate::medium::store::StoreError;
 use core::sync::atomic::Ordering;
 use nvme_core::spec::{Nsid, Sqe, Status};
 
 /// Checks and executes Format NVM for one namespace or for all. NVMe Base 2.0c, 5.14.
-pub(crate) fn format(device: &Device, control: &Control, sqe: &Sqe) -> Result<(), Refusal> {
+pub(crate) fn format(
+    device: &ControllerState,
+    control: &AdminState,
+    sqe: &Sqe,
+) -> Result<(), CommandError> {
     let format = (sqe.cdw10 & 0xF | (sqe.cdw10 >> 12 & 3) << 4) as usize;
     let (extended, protection, erase) =
         (sqe.cdw10 >> 4 & 1, sqe.cdw10 >> 5 & 7, sqe.cdw10 >> 9 & 7);
@@ -58,16 +62,16 @@ pub(crate) fn format(device: &Device, control: &Control, sqe: &Sqe) -> Result<()
             (nsid, namespace),
             FORMATS[format].trailing_zeros(),
         )
-        .map_err(|error| store_status(error, Direction::FromHost))?;
+        .map_err(|error| store_status(error, DataDirection::FromHost))?;
     }
     Ok(())
 }
 
 /// Erases a namespace, sets blocks of 2^`shift` bytes, and raises the event of a changed namespace.
 pub(crate) fn make(
-    device: &Device,
-    control: &Control,
-    (nsid, namespace): (u32, &Namespace),
+    device: &ControllerState,
+    control: &AdminState,
+    (nsid, namespace): (u32, &NamespaceImage),
     shift: u32,
 ) -> Result<(), StoreError> {
     let format = FORMATS.iter().position(|bytes| *bytes == 1 << shift);

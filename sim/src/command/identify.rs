@@ -6,11 +6,11 @@
 //! NVMe Base 2.0c, 5.17 (Identify command).
 
 use crate::command::data;
-use crate::command::refusal::Refusal;
-use crate::device::Device;
+use crate::command::refusal::CommandError;
+use crate::device::ControllerState;
 use crate::device::features::WARNING_KELVINS;
 use crate::device::logs::ERROR_ENTRIES;
-use crate::medium::namespace::{FORMATS, Namespace};
+use crate::medium::namespace::{FORMATS, NamespaceImage};
 use crate::memory::Dma;
 use alloc::boxed::Box;
 use alloc::string::String;
@@ -54,7 +54,7 @@ fn padded<const N: usize>(text: &str) -> [u8; N] {
 
 /// Reports the controller's capabilities and namespaces to the auditor, at first and after each
 /// change.
-pub(crate) fn describe(device: &Device) {
+pub(crate) fn describe(device: &ControllerState) {
     if let Some(observer) = &device.observer {
         let mut account = Account::new(device.registers.cap, &identify_controller(device));
         for (nsid, one) in (1..).zip(device.namespaces.iter()) {
@@ -65,7 +65,11 @@ pub(crate) fn describe(device: &Device) {
 }
 
 /// Sends one of the Identify data structures. NVMe Base 2.0c, 5.17 (Identify command).
-pub(crate) fn identify(device: &Device, dma: &Dma<'_>, sqe: &Sqe) -> Result<(), Refusal> {
+pub(crate) fn identify(
+    device: &ControllerState,
+    dma: &Dma<'_>,
+    sqe: &Sqe,
+) -> Result<(), CommandError> {
     let nsid = Nsid(sqe.nsid);
     let csi = (sqe.cdw11 >> 24) as u8;
     let controller_id = (sqe.cdw10 >> 16) as u16;
@@ -74,7 +78,7 @@ pub(crate) fn identify(device: &Device, dma: &Dma<'_>, sqe: &Sqe) -> Result<(), 
         device
             .namespaces
             .get(index)
-            .ok_or(Refusal::from(Status::INVALID_NAMESPACE))
+            .ok_or(CommandError::from(Status::INVALID_NAMESPACE))
     };
     let page = match sqe.cdw10 as u8 {
         // The broadcast value asks for the common properties of all namespaces. A controller
@@ -120,7 +124,7 @@ pub(crate) fn identify(device: &Device, dma: &Dma<'_>, sqe: &Sqe) -> Result<(), 
     Ok(data::send(device.page(), dma, sqe, &page)?)
 }
 
-fn identify_controller(device: &Device) -> IdentifyController {
+fn identify_controller(device: &ControllerState) -> IdentifyController {
     let config = &device.config;
     let mut c = IdentifyController::new_zeroed();
     c.vid = PCI_VENDOR;
@@ -199,11 +203,11 @@ fn formats(n: &mut IdentifyNamespace, metadata_bytes: u16) {
 }
 
 /// Returns the serial number, which a replaced drive changes.
-fn serial(device: &Device) -> String {
+fn serial(device: &ControllerState) -> String {
     device.outside.serial(&device.config.serial)
 }
 
-fn namespace(device: &Device, nsid: u32, namespace: &Namespace) -> IdentifyNamespace {
+fn namespace(device: &ControllerState, nsid: u32, namespace: &NamespaceImage) -> IdentifyNamespace {
     let mut n = IdentifyNamespace::new_zeroed();
     if namespace.bytes() == 0 {
         return n;

@@ -3,10 +3,10 @@
 //! NVMe Base 2.0c, 5.16 (Get Log Page command).
 
 use crate::command::identify::FIRMWARE;
-use crate::command::refusal::Refusal;
+use crate::command::refusal::CommandError;
 use crate::command::supported::commands_supported;
 use crate::command::{data, sanitize};
-use crate::device::Device;
+use crate::device::ControllerState;
 use crate::device::features::effects_of;
 use crate::device::logs::ERROR_ENTRIES;
 use crate::memory::Dma;
@@ -36,7 +36,11 @@ const PAGES: [u8; 9] = [
 const MAX_LOG_BYTES: u64 = 1 << 20;
 
 /// Sends part of a log page. NVMe Base 2.0c, 5.16 (Get Log Page command).
-pub(crate) fn get_log_page(device: &Device, dma: &Dma<'_>, sqe: &Sqe) -> Result<(), Refusal> {
+pub(crate) fn get_log_page(
+    device: &ControllerState,
+    dma: &Dma<'_>,
+    sqe: &Sqe,
+) -> Result<(), CommandError> {
     let (page, keep) = (sqe.cdw10 as u8, sqe.cdw10 >> 15 & 1 != 0);
     let offset = u64::from(sqe.cdw12) | u64::from(sqe.cdw13) << 32;
     let len = log_page_bytes(sqe);
@@ -64,7 +68,7 @@ pub(crate) fn get_log_page(device: &Device, dma: &Dma<'_>, sqe: &Sqe) -> Result<
     Ok(())
 }
 
-fn log_page(device: &Device, page: u8) -> Result<Vec<u8>, Refusal> {
+fn log_page(device: &ControllerState, page: u8) -> Result<Vec<u8>, CommandError> {
     Ok(match page {
         lid::SUPPORTED => {
             let mut pages = SupportedPages::new_zeroed();
@@ -108,7 +112,7 @@ fn log_page(device: &Device, page: u8) -> Result<Vec<u8>, Refusal> {
     })
 }
 
-fn smart(device: &Device) -> Smart {
+fn smart(device: &ControllerState) -> Smart {
     let mut smart = Smart::new_zeroed();
     let (mut reads, mut writes, mut read_bytes, mut written_bytes) = (0, 0, 0u128, 0u128);
     for slot in &device.slots[1..] {

@@ -3,9 +3,9 @@
 //! NVM Command Set 1.0c, 3 (I/O Commands for the NVM Command Set).
 
 use crate::bus::queue::QueueStats;
-use crate::command::data::{Data, Direction, store_status};
-use crate::medium::latency::Work;
-use crate::medium::namespace::Namespace;
+use crate::command::data::{DataDirection, DataPointer, store_status};
+use crate::medium::latency::WorkKind;
+use crate::medium::namespace::NamespaceImage;
 use crate::medium::store::Store;
 use crate::memory::Dma;
 use core::sync::atomic::{AtomicBool, Ordering};
@@ -14,8 +14,8 @@ use nvme_core::spec::{Nsid, PageSize, Psdt, Sqe, Status};
 
 /// State of the controller that the commands of one batch work on, read once at the batch's start.
 #[derive(Clone, Copy)]
-pub(crate) struct Io<'a, 'g> {
-    pub namespaces: &'g [Namespace],
+pub(crate) struct IoContext<'a, 'g> {
+    pub namespaces: &'g [NamespaceImage],
     pub dma: &'a Dma<'g>,
     pub page: PageSize,
     /// Limit of the bytes that one command moves.
@@ -31,13 +31,13 @@ pub(crate) struct Io<'a, 'g> {
 
 /// Blocks of a command, as bytes of the store.
 #[derive(Clone, Copy)]
-struct Range {
+struct BlockRange {
     offset: u64,
     len: u64,
     shift: u32,
 }
 
-impl Range {
+impl BlockRange {
     fn block(&self) -> usize {
         1 << self.shift
     }
@@ -45,27 +45,27 @@ impl Range {
 
 /// Returns the kind of work of a command and the bytes that it moves, for the latency model. A
 /// command that will be rejected moves nothing.
-pub(crate) fn work(io: &Io<'_, '_>, sqe: &Sqe) -> (Work, u64) {
+pub(crate) fn work(io: &IoContext<'_, '_>, sqe: &Sqe) -> (WorkKind, u64) {
     let bytes = io.range(sqe).map_or(0, |(_, range)| range.len);
     let bytes = if bytes > io.max_bytes { 0 } else { bytes };
     match sqe.opcode() {
-        opcode::READ | opcode::COMPARE => (Work::Read, bytes),
-        opcode::VERIFY => (Work::Read, 0),
-        opcode::WRITE => (Work::Write, bytes),
-        opcode::FLUSH => (Work::Flush, 0),
-        _ => (Work::Write, 0),
+        opcode::READ | opcode::COMPARE => (WorkKind::Read, bytes),
+        opcode::VERIFY => (WorkKind::Read, 0),
+        opcode::WRITE => (WorkKind::Write, bytes),
+        opcode::FLUSH => (WorkKind::Flush, 0),
+        _ => (WorkKind::Write, 0),
     }
 }
 
 /// True if the data pointer has no list. Data that moves late would need its list a second time,
 /// when the driver may have reused the list's memory, so such faults are limited to commands
 /// without one.
-pub(crate) fn needs_no_list(io: &Io<'_, '_>, sqe: &Sqe) -> bool {
+pub(crate) fn needs_no_list(io: &IoContext<'_, '_>, sqe: &Sqe) -> bool {
     let page = io.page.bytes();
     sqe.psdt() == Psdt::Prp && sqe.dptr[0] % page + work(io, sqe).1 <= 2 * page
 }
 
-impl<'a, 'g> Io<'a, 'g> {
+impl<'a, 'g> IoContext<'a, 'g> {
     /// Checks and executes `sqe`.
     #[inline]
     pub fn execute(
@@ -94,7 +94,7 @@ impl<'a, 'g> Io<'a, 'g> {
 
     /// True if [`expect`](Self::expect) is of use: some namespace lies in memory.
     pub fn looks_ahead(&self) -> bool {
-        let in_memory = |one: &Namespace| !one.null && one.store.span().is_some();
+        let in_memory = |one: &NamespaceImage| !one.null && one.store.span().is_some();
         self.namespaces.iter().any(in_memory)
     }
 
@@ -145,7 +145,7 @@ impl<'a, 'g> Io<'a, 'g> {
     }
 
     #[inline]
-    fn namespace(&self, sqe: &Sqe) -> Result<&'g Namespace, Status> {
+    fn namespace(&self, sqe: &Sqe) -> Result<&'g NamespaceImage, Status> {
         self.admit(sqe)?;
         let index = (sqe.nsid as usize).wrapping_sub(1);
         let namespace = self
@@ -161,18 +161,18 @@ impl<'a, 'g> Io<'a, 'g> {
 
     /// Returns the namespace and the blocks of a command.
     #[inline]
-    fn range(&self, sqe: &Sqe) -> Result<(&'g Namespace, Range), Status> {
+    fn range(&self, sqe: &Sqe) -> Result<(&'g NamespaceImage, BlockRange), Status> {
         let namespace = self.namespace(sqe)?;
         let range = range(namespace, nvm::slba(sqe).0, u64::from(nvm::blocks(sqe)))?;
         Ok((namespace, range))
     }
 
     #[inline]
-    fn data<'s>(&'s self, sqe: &'s Sqe, len: u64) -> Result<Data<'s, 'g>, Status> {
+    fn data<'s>(&'s self, sqe: &'s Sqe, len: u64) -> Result<DataPointer<'s, 'g>, Status> {
         if len > self.max_bytes {
             return Err(Status::INVALID_FIELD.with_dnr());
         }
-        Ok(Data {
+        Ok(DataPointer {
             dma: self.dma,
             sqe,
             page: self.page,
@@ -188,13 +188,13 @@ impl<'a, 'g> Io<'a, 'g> {
         if namespace.null {
             // A null namespace moves no data, so a benchmark measures the driver alone. The data
             // pointer is still walked, so that a bad one fails here as on any other namespace.
-            return data.walk(Direction::ToHost, |_, _| Ok(()));
+            return data.walk(DataDirection::ToHost, |_, _| Ok(()));
         }
         if namespace.is_damaged(range.offset, range.len) {
             return Err(Status::UNRECOVERED_READ_ERROR.with_dnr());
         }
         data.read(&*namespace.store, range.offset, scratch)?;
-        self.metadata(namespace, sqe, range, Direction::ToHost)
+        self.metadata(namespace, sqe, range, DataDirection::ToHost)
     }
 
     #[inline]
@@ -204,12 +204,12 @@ impl<'a, 'g> Io<'a, 'g> {
         writable(namespace)?;
         stats.written_bytes += range.len;
         if namespace.null {
-            return data.walk(Direction::FromHost, |_, _| Ok(()));
+            return data.walk(DataDirection::FromHost, |_, _| Ok(()));
         }
-        data.check(Direction::FromHost)?;
+        data.check(DataDirection::FromHost)?;
         self.changing(namespace, range, sqe.cdw12 & FUA != 0, || {
             data.write(&*namespace.store, range.offset, scratch)?;
-            self.metadata(namespace, sqe, range, Direction::FromHost)
+            self.metadata(namespace, sqe, range, DataDirection::FromHost)
         })
     }
 
@@ -217,14 +217,14 @@ impl<'a, 'g> Io<'a, 'g> {
     /// power cut; after a write through the cache, they are made durable.
     fn changing(
         &self,
-        namespace: &Namespace,
-        range: Range,
+        namespace: &NamespaceImage,
+        range: BlockRange,
         fua: bool,
         change: impl FnOnce() -> Result<(), Status>,
     ) -> Result<(), Status> {
-        let fault = |error| store_status(error, Direction::FromHost);
+        let fault = |error| store_status(error, DataDirection::FromHost);
         let store = &*namespace.store;
-        let Range { offset, len, .. } = range;
+        let BlockRange { offset, len, .. } = range;
         if self.erased.load(Ordering::Relaxed) {
             self.erased.store(false, Ordering::Relaxed);
         }
@@ -247,10 +247,10 @@ impl<'a, 'g> Io<'a, 'g> {
     /// Moves the metadata of the blocks, if the format has a separate buffer for it.
     fn metadata(
         &self,
-        namespace: &Namespace,
+        namespace: &NamespaceImage,
         sqe: &Sqe,
-        range: Range,
-        direction: Direction,
+        range: BlockRange,
+        direction: DataDirection,
     ) -> Result<(), Status> {
         let Some(store) = &namespace.metadata else {
             return Ok(());
@@ -264,8 +264,8 @@ impl<'a, 'g> Io<'a, 'g> {
         let moved = self.dma.pieces(sqe.mptr, len, |piece| {
             if let Some(stored) = stored.slice(done, piece.len()) {
                 match direction {
-                    Direction::ToHost => stored.copy_to(piece),
-                    Direction::FromHost => piece.copy_to(stored),
+                    DataDirection::ToHost => stored.copy_to(piece),
+                    DataDirection::FromHost => piece.copy_to(stored),
                 }
             }
             done += piece.len();
@@ -274,7 +274,7 @@ impl<'a, 'g> Io<'a, 'g> {
     }
 
     fn flush(&self, sqe: &Sqe) -> Result<(), Status> {
-        let fault = |error| store_status(error, Direction::FromHost);
+        let fault = |error| store_status(error, DataDirection::FromHost);
         if sqe.nsid == Nsid::ALL.0 {
             self.admit(sqe)?;
             // The cache is empty during a sanitize operation, and no block may be read or written:
@@ -302,7 +302,7 @@ impl<'a, 'g> Io<'a, 'g> {
         }
         stats.read_bytes += range.len;
         if namespace.null {
-            return data.walk(Direction::FromHost, |_, _| Ok(()));
+            return data.walk(DataDirection::FromHost, |_, _| Ok(()));
         }
         data.compare(&*namespace.store, range.offset, scratch)
     }
@@ -333,8 +333,13 @@ impl<'a, 'g> Io<'a, 'g> {
         })
     }
 
-    fn zero(&self, namespace: &Namespace, range: Range, deallocate: bool) -> Result<(), Status> {
-        let fault = |error| store_status(error, Direction::FromHost);
+    fn zero(
+        &self,
+        namespace: &NamespaceImage,
+        range: BlockRange,
+        deallocate: bool,
+    ) -> Result<(), Status> {
+        let fault = |error| store_status(error, DataDirection::FromHost);
         namespace
             .store
             .zero(range.offset, range.len, deallocate)
@@ -354,7 +359,7 @@ impl<'a, 'g> Io<'a, 'g> {
         let bytes = ((sqe.cdw10 & 0xFF) as usize + 1) * size_of::<nvm::DsmRange>();
         let list = scratch.get_mut(..bytes).ok_or(Status::INTERNAL_ERROR)?;
         // MDTS does not limit this list: it has at most 4 KiB, which every controller must accept.
-        Data {
+        DataPointer {
             dma: self.dma,
             sqe,
             page: self.page,
@@ -389,13 +394,13 @@ impl<'a, 'g> Io<'a, 'g> {
 
 /// Returns the `blocks` blocks from `lba` on as a range of bytes, if the namespace has them.
 #[inline]
-fn range(namespace: &Namespace, lba: u64, blocks: u64) -> Result<Range, Status> {
+fn range(namespace: &NamespaceImage, lba: u64, blocks: u64) -> Result<BlockRange, Status> {
     let shift = namespace.shift();
     let total = namespace.bytes() >> shift;
     if lba >= total || blocks > total - lba {
         return Err(Status::LBA_OUT_OF_RANGE.with_dnr());
     }
-    Ok(Range {
+    Ok(BlockRange {
         offset: lba << shift,
         len: blocks << shift,
         shift,
@@ -403,7 +408,7 @@ fn range(namespace: &Namespace, lba: u64, blocks: u64) -> Result<Range, Status> 
 }
 
 #[inline]
-fn writable(namespace: &Namespace) -> Result<(), Status> {
+fn writable(namespace: &NamespaceImage) -> Result<(), Status> {
     if namespace.is_read_only() {
         Err(Status::WRITE_TO_READ_ONLY.with_dnr())
     } else {

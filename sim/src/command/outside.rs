@@ -7,8 +7,8 @@
 
 use crate::command::{format, identify, sanitize};
 use crate::config::fault::Change;
-use crate::device::Device;
-use crate::device::control::Control;
+use crate::device::ControllerState;
+use crate::device::control::AdminState;
 use core::sync::atomic::Ordering;
 use nvme_core::spec::admin::{self, Sanitize, SanitizeAction};
 
@@ -17,13 +17,13 @@ const NSID: u32 = 1;
 
 /// Makes the waiting changes. The caller serves the admin queue, and holds no lock of another
 /// queue.
-pub(crate) fn apply(device: &Device, control: &Control) {
+pub(crate) fn apply(device: &ControllerState, control: &AdminState) {
     for change in device.outside.take() {
         make(device, control, change);
     }
 }
 
-fn make(device: &Device, control: &Control, change: Change) {
+fn make(device: &ControllerState, control: &AdminState, change: Change) {
     let Some(namespace) = device.namespaces.first() else {
         return;
     };

@@ -98,9 +98,9 @@ mod tests {
     type Pieces = Result<Vec<(u64, usize)>, Status>;
 
     /// Memory of which every word is mapped on its own.
-    struct Words<'a>(&'a VecMemory);
+    struct ListWords<'a>(&'a VecMemory);
 
-    impl DmaGuard for Words<'_> {
+    impl DmaGuard for ListWords<'_> {
         fn lookup(&self, iova: u64) -> Option<Region<'_>> {
             let word = self.0.words().get((iova / 8) as usize)?;
             Some(Region {
@@ -129,7 +129,7 @@ mod tests {
         };
         let found = walk_over(&memory.guard());
         assert_eq!(
-            walk_over(&Words(&memory)),
+            walk_over(&ListWords(&memory)),
             found,
             "a list in one mapping or in many"
         );

@@ -3,7 +3,7 @@
 use nvme_core::spec::Status;
 
 /// Result of an admin command without an error.
-pub(crate) enum Reply {
+pub(crate) enum CommandReply {
     /// Completed, with this dword 0.
     Done(u32),
     /// Completes when an event occurs.
@@ -12,12 +12,12 @@ pub(crate) enum Reply {
 
 /// A status other than success, with dword 0 of the completion.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Refusal {
+pub(crate) struct CommandError {
     pub status: Status,
     pub dw0: u32,
 }
 
-impl From<Status> for Refusal {
+impl From<Status> for CommandError {
     /// Sets Do Not Retry: an admin command is rejected for what it says, so repeating it cannot
     /// help.
     fn from(status: Status) -> Self {

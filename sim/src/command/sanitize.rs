@@ -5,10 +5,10 @@
 //!
 //! NVMe Base 2.0c, 5.24 (Sanitize command) and "Sanitize Operations".
 
-use crate::command::refusal::Refusal;
-use crate::device::Device;
-use crate::device::sanitize::{Operation, Sanitize, State};
-use crate::medium::namespace::Namespace;
+use crate::command::refusal::CommandError;
+use crate::device::ControllerState;
+use crate::device::sanitize::{SanitizeOperation, SanitizeRecord, SanitizeState};
+use crate::medium::namespace::NamespaceImage;
 use crate::medium::store::{Store, StoreError};
 use alloc::vec::Vec;
 use core::sync::atomic::Ordering;
@@ -28,7 +28,7 @@ const STEPS: u64 = 256;
 /// Checks that the admin command may be executed while an operation is in progress or has failed.
 ///
 /// NVMe Base 2.0c, "Sanitize Operations", the figure of the admin commands allowed.
-pub(crate) fn admits(sanitize: &Sanitize, sqe: &Sqe) -> Result<(), Refusal> {
+pub(crate) fn admits(sanitize: &SanitizeState, sqe: &Sqe) -> Result<(), CommandError> {
     let Some(status) = sanitize.bar() else {
         return Ok(());
     };
@@ -55,12 +55,12 @@ pub(crate) fn admits(sanitize: &Sanitize, sqe: &Sqe) -> Result<(), Refusal> {
     if allowed {
         Ok(())
     } else {
-        Err(Refusal { status, dw0: 0 })
+        Err(CommandError { status, dw0: 0 })
     }
 }
 
 /// Starts an operation, or leaves the failure mode. NVMe Base 2.0c, 5.24 (Sanitize command).
-pub(crate) fn sanitize(device: &Device, sqe: &Sqe) -> Result<(), Refusal> {
+pub(crate) fn sanitize(device: &ControllerState, sqe: &Sqe) -> Result<(), CommandError> {
     let Some(action) = SanitizeAction::of(sqe.cdw10) else {
         return Err(Status::INVALID_FIELD.into());
     };
@@ -70,7 +70,7 @@ pub(crate) fn sanitize(device: &Device, sqe: &Sqe) -> Result<(), Refusal> {
         let mut state = sanitize.state.lock();
         if state.operation.is_some() {
             let status = Status::SANITIZE_IN_PROGRESS;
-            return Err(Refusal { status, dw0: 0 });
+            return Err(CommandError { status, dw0: 0 });
         }
         let exits = action == SanitizeAction::ExitFailureMode;
         if state.restricted && (exits || unrestricted) {
@@ -99,7 +99,7 @@ pub(crate) fn sanitize(device: &Device, sqe: &Sqe) -> Result<(), Refusal> {
     device.logs.lock().forget_sanitize();
     let now_ns = device.clock_ns.load(Ordering::Relaxed);
     let mut state = sanitize.state.lock();
-    *state = State {
+    *state = SanitizeRecord {
         outcome: sanitize_state::IN_PROGRESS,
         scdw10: sqe.cdw10,
         passes: 0,
@@ -111,14 +111,19 @@ pub(crate) fn sanitize(device: &Device, sqe: &Sqe) -> Result<(), Refusal> {
 }
 
 /// Describes the operation that `sqe` asks for, started at `now_ns`.
-fn operation(device: &Device, sqe: &Sqe, action: SanitizeAction, now_ns: u64) -> Operation {
+fn operation(
+    device: &ControllerState,
+    sqe: &Sqe,
+    action: SanitizeAction,
+    now_ns: u64,
+) -> SanitizeOperation {
     let passes = match (action, (sqe.cdw10 & sanitize_bits::OWPASS) >> 4) {
         (SanitizeAction::Overwrite, 0) => 16,
         (SanitizeAction::Overwrite, passes) => u64::from(passes),
         _ => 1,
     };
     let kept = device.namespaces.iter().filter(|one| !one.null);
-    Operation {
+    SanitizeOperation {
         action,
         passes,
         invert: sqe.cdw10 & sanitize_bits::OIPBP != 0,
@@ -126,7 +131,7 @@ fn operation(device: &Device, sqe: &Sqe, action: SanitizeAction, now_ns: u64) ->
         no_deallocate: sqe.cdw10 & sanitize_bits::NDAS != 0,
         started_ns: now_ns,
         duration_ns: device.config.sanitize_ns.saturating_mul(passes),
-        pass_bytes: kept.map(Namespace::bytes).sum(),
+        pass_bytes: kept.map(NamespaceImage::bytes).sum(),
         done: 0,
         fails: device.faults.sanitize_fails(),
     }
@@ -134,7 +139,7 @@ fn operation(device: &Device, sqe: &Sqe, action: SanitizeAction, now_ns: u64) ->
 
 /// Continues the operation in progress by one turn, if it is due at `now_ns`. True if the next turn
 /// is due at once.
-pub(crate) fn turn(device: &Device, now_ns: u64) -> bool {
+pub(crate) fn turn(device: &ControllerState, now_ns: u64) -> bool {
     let sanitize = &device.sanitize;
     if sanitize.due_ns() > now_ns {
         return false;
@@ -169,7 +174,11 @@ pub(crate) fn turn(device: &Device, now_ns: u64) -> bool {
 }
 
 /// Erases the next bytes, as many as the clock and the limit of a turn allow.
-fn erase(device: &Device, operation: &mut Operation, now_ns: u64) -> Result<(), StoreError> {
+fn erase(
+    device: &ControllerState,
+    operation: &mut SanitizeOperation,
+    now_ns: u64,
+) -> Result<(), StoreError> {
     let last = match operation.fails {
         true => operation.half(),
         false => operation.total(),
@@ -203,7 +212,10 @@ fn erase(device: &Device, operation: &mut Operation, now_ns: u64) -> Result<(), 
 }
 
 /// Completes the last pass: deallocates overwritten blocks, clears metadata, flushes the stores.
-fn last_pass_done(device: &Device, operation: &Operation) -> Result<(), StoreError> {
+fn last_pass_done(
+    device: &ControllerState,
+    operation: &SanitizeOperation,
+) -> Result<(), StoreError> {
     for namespace in &device.namespaces {
         if operation.action == SanitizeAction::Overwrite && !operation.no_deallocate {
             namespace.store.zero(0, namespace.bytes(), true)?;
@@ -216,7 +228,7 @@ fn last_pass_done(device: &Device, operation: &Operation) -> Result<(), StoreErr
     Ok(())
 }
 
-fn end(device: &Device, state: &mut State, success: bool) {
+fn end(device: &ControllerState, state: &mut SanitizeRecord, success: bool) {
     state.operation = None;
     let bar = if success {
         state.outcome = sanitize_state::SUCCESS;
@@ -234,7 +246,7 @@ fn end(device: &Device, state: &mut State, success: bool) {
 }
 
 /// Builds the Sanitize Status log page.
-pub(crate) fn status_page(device: &Device) -> SanitizeStatus {
+pub(crate) fn status_page(device: &ControllerState) -> SanitizeStatus {
     let state = device.sanitize.state.lock();
     let now_ns = device.clock_ns.load(Ordering::Relaxed);
     let mut page = SanitizeStatus::new_zeroed();
@@ -258,7 +270,7 @@ pub(crate) fn status_page(device: &Device) -> SanitizeStatus {
     page
 }
 
-fn overwrite(namespace: &Namespace, at: u64, len: u64, word: u32) -> Result<(), StoreError> {
+fn overwrite(namespace: &NamespaceImage, at: u64, len: u64, word: u32) -> Result<(), StoreError> {
     let bytes = (len as usize).min(PATTERN_BYTES);
     let pattern: Vec<u8> = word.to_le_bytes().repeat(bytes.div_ceil(4));
     let mut done = 0;

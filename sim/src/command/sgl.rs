@@ -23,7 +23,7 @@ pub(crate) fn walk(
     to_host: bool,
     mut each: impl FnMut(Option<u64>, usize) -> Result<(), Status>,
 ) -> Result<(), Status> {
-    let mut state = State { rest: len, to_host };
+    let mut state = SglProgress { rest: len, to_host };
     let first = SglDescriptor::from_words(dptr);
     if first.kind() == kind::BIT_BUCKET {
         // A bit bucket alone describes no buffer: the first descriptor is a data block or a
@@ -69,12 +69,12 @@ pub(crate) fn walk(
     Err(Status::INVALID_SGL_COUNT)
 }
 
-struct State {
+struct SglProgress {
     rest: u64,
     to_host: bool,
 }
 
-impl State {
+impl SglProgress {
     /// Uses a descriptor. Returns it if it points to a segment.
     fn take(
         &mut self,

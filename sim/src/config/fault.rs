@@ -73,7 +73,7 @@ pub enum Change {
 
 /// The kind of event that a fault applies to.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Occasion {
+pub(crate) enum FaultOccasion {
     Command,
     Ready,
     Sanitize,
@@ -141,11 +141,11 @@ impl Fault {
         }
     }
 
-    pub(crate) fn occasion(self) -> Occasion {
+    pub(crate) fn occasion(self) -> FaultOccasion {
         match self {
-            Self::StuckReady => Occasion::Ready,
-            Self::SanitizeFails => Occasion::Sanitize,
-            _ => Occasion::Command,
+            Self::StuckReady => FaultOccasion::Ready,
+            Self::SanitizeFails => FaultOccasion::Sanitize,
+            _ => FaultOccasion::Command,
         }
     }
 

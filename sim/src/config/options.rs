@@ -11,9 +11,9 @@ mod values;
 use crate::config::settings::{Config, ConfigError, NamespaceConfig};
 use crate::medium::store::{Memory, Null};
 pub use draft::Access;
-use draft::{Draft, bad};
+use draft::{ConfigDraft, bad};
 pub use faults::{CONDITIONS, ConditionRow, FAULTS, FaultRow, parse_fault};
-use images::Place;
+use images::StoreLocation;
 pub use images::check_space;
 use std::boxed::Box;
 use std::format;
@@ -55,22 +55,24 @@ pub fn parse_for(text: &str, access: Access) -> Result<Config, ConfigError> {
         return Err(bad("block", "must be 512 or 4096"));
     }
     let stores = match &place {
-        Place::Null => draft.each(|bytes| Ok(Box::new(Null::new(bytes)) as _), DEFAULT_NULL)?,
-        Place::Memory => draft.each(
+        StoreLocation::Null => {
+            draft.each(|bytes| Ok(Box::new(Null::new(bytes)) as _), DEFAULT_NULL)?
+        }
+        StoreLocation::Memory => draft.each(
             |bytes| match Memory::new(bytes) {
                 Some(store) => Ok(Box::new(store) as _),
                 None => Err(bad("size", "there is not that much memory")),
             },
             DEFAULT_MEMORY,
         )?,
-        Place::Images(path) => {
+        StoreLocation::Images(path) => {
             let paths = images::paths(path, draft.count);
             let opened = images::open(&paths, &draft, access)?;
             draft.config.created = opened.created;
             opened.stores
         }
     };
-    let Draft {
+    let ConfigDraft {
         mut config,
         block,
         meta,
@@ -96,7 +98,7 @@ pub fn parse_for(text: &str, access: Access) -> Result<Config, ConfigError> {
 pub fn image_paths(text: &str) -> Result<Vec<PathBuf>, ConfigError> {
     let (place, draft) = draft(text)?;
     Ok(match place {
-        Place::Images(path) => images::paths(&path, draft.count),
+        StoreLocation::Images(path) => images::paths(&path, draft.count),
         _ => Vec::new(),
     })
 }
@@ -107,10 +109,10 @@ pub fn escape(path: &str) -> String {
 }
 
 /// Reads the text without looking at any file.
-fn draft(text: &str) -> Result<(Place, Draft), ConfigError> {
+fn draft(text: &str) -> Result<(StoreLocation, ConfigDraft), ConfigError> {
     let (place, options) = text.split_once('?').unwrap_or((text, ""));
-    let place = Place::of(place)?;
-    let mut draft = Draft {
+    let place = StoreLocation::of(place)?;
+    let mut draft = ConfigDraft {
         config: Config::empty(),
         size: None,
         block: 4096,

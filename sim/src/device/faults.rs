@@ -1,8 +1,8 @@
 //! The execution of a fault plan: it counts matches of the rules, chooses the fault of each
 //! command, and holds the faults that a test arms one by one.
 
-use crate::config::fault::{Fault, FaultPlan, FaultRule, Occasion, When};
-use crate::memory::Lock;
+use crate::config::fault::{Fault, FaultOccasion, FaultPlan, FaultRule, When};
+use crate::memory::SpinLock;
 use alloc::boxed::Box;
 use alloc::vec::Vec;
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -20,21 +20,21 @@ pub struct Fired {
 }
 
 #[derive(Default)]
-struct OneShots {
+struct ArmedFaults {
     armed: Vec<(u16, Fault)>,
     fired: Vec<Fired>,
 }
 
 /// A plan in execution: its rules, each with its count of matches.
-pub(crate) struct Faults {
+pub(crate) struct FaultInjector {
     rules: Box<[(FaultRule, AtomicU64)]>,
     seed: u64,
     /// True once faults were armed; those that fire are then recorded.
     watched: AtomicBool,
-    one_shots: Lock<OneShots>,
+    one_shots: SpinLock<ArmedFaults>,
 }
 
-impl Faults {
+impl FaultInjector {
     pub fn new(plan: &FaultPlan) -> Self {
         let rules = plan
             .rules
@@ -45,7 +45,7 @@ impl Faults {
             rules,
             seed: plan.seed,
             watched: AtomicBool::new(false),
-            one_shots: Lock::default(),
+            one_shots: SpinLock::default(),
         }
     }
 
@@ -76,14 +76,14 @@ impl Faults {
         }
     }
 
-    fn one_shot(&self, qid: u16, cid: u16, occasion: Occasion, whole: bool) -> Option<Fault> {
+    fn one_shot(&self, qid: u16, cid: u16, occasion: FaultOccasion, whole: bool) -> Option<Fault> {
         if !self.watched.load(Ordering::Relaxed) {
             return None;
         }
         let mut one_shots = self.one_shots.lock();
         let meets = |(on, what): &(u16, Fault)| {
             let fits = whole || !matches!(what, Fault::LateData(_));
-            let meets = occasion != Occasion::Command || *on == qid && fits;
+            let meets = occasion != FaultOccasion::Command || *on == qid && fits;
             what.occasion() == occasion && meets
         };
         let at = one_shots.armed.iter().position(meets)?;
@@ -100,11 +100,11 @@ impl Faults {
     /// Returns the fault for command `cid` with `opcode` on `qid`, if any; `whole` is true if its
     /// data can move late.
     pub fn of_command(&self, qid: u16, opcode: u8, cid: u16, whole: bool) -> Option<Fault> {
-        if let Some(what) = self.one_shot(qid, cid, Occasion::Command, whole) {
+        if let Some(what) = self.one_shot(qid, cid, FaultOccasion::Command, whole) {
             return Some(what);
         }
         self.first(|rule| {
-            rule.what.occasion() == Occasion::Command
+            rule.what.occasion() == FaultOccasion::Command
                 && rule.when.qid.map_or(qid != 0, |wanted| wanted == qid)
                 && rule.when.opcode.is_none_or(|wanted| wanted == opcode)
         })
@@ -112,15 +112,15 @@ impl Faults {
 
     /// True if CSTS.RDY does not follow this change of CC.EN.
     pub fn ready_is_stuck(&self) -> bool {
-        self.meets(Occasion::Ready)
+        self.meets(FaultOccasion::Ready)
     }
 
     /// True if the sanitize operation that starts now is to fail.
     pub fn sanitize_fails(&self) -> bool {
-        self.meets(Occasion::Sanitize)
+        self.meets(FaultOccasion::Sanitize)
     }
 
-    fn meets(&self, occasion: Occasion) -> bool {
+    fn meets(&self, occasion: FaultOccasion) -> bool {
         let one_shot = self.one_shot(0, 0, occasion, false);
         let rule = |rule: &FaultRule| rule.what.occasion() == occasion;
         one_shot.is_some() || self.first(rule).is_some()
@@ -158,8 +158,8 @@ impl Faults {
 mod tests {
     use super::*;
 
-    fn plan(when: When) -> Faults {
-        Faults::new(&FaultPlan {
+    fn plan(when: When) -> FaultInjector {
+        FaultInjector::new(&FaultPlan {
             rules: [FaultRule {
                 when,
                 what: Fault::Drop,
@@ -224,7 +224,7 @@ mod tests {
 
     #[test]
     fn an_armed_fault_meets_one_command_of_its_queue_and_is_told() {
-        let faults = Faults::new(&FaultPlan::on_demand());
+        let faults = FaultInjector::new(&FaultPlan::on_demand());
         assert!(!faults.is_empty() && faults.of_command(1, 2, 7, true).is_none());
         faults.arm(2, Fault::Reorder);
         faults.arm(1, Fault::StuckReady);

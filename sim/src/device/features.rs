@@ -17,26 +17,26 @@ pub(crate) const SENSORS: usize = 2;
 pub(crate) const WARNING_KELVINS: u16 = 343;
 
 /// Properties of one feature.
-pub(crate) struct Known {
+pub(crate) struct FeatureInfo {
     fid: u8,
     pub saveable: bool,
     /// The part of the subsystem that it belongs to, as a bit of [`effects`].
     scope: u32,
 }
 
-const fn known(fid: u8, saveable: bool) -> Known {
-    Known {
+const fn known(fid: u8, saveable: bool) -> FeatureInfo {
+    FeatureInfo {
         fid,
         saveable,
         scope: effects::SCOPE_CONTROLLER,
     }
 }
 
-const KNOWN: [Known; 15] = [
+const KNOWN: [FeatureInfo; 15] = [
     known(fid::ARBITRATION, true),
     known(fid::POWER_MANAGEMENT, true),
     known(fid::TEMPERATURE, true),
-    Known {
+    FeatureInfo {
         fid: fid::ERROR_RECOVERY,
         saveable: true,
         scope: effects::SCOPE_NAMESPACE,
@@ -55,7 +55,7 @@ const KNOWN: [Known; 15] = [
 ];
 
 /// Returns the feature, if a controller of this configuration supports it.
-pub(crate) fn find(config: &Config, fid: u8) -> Option<&'static Known> {
+pub(crate) fn find(config: &Config, fid: u8) -> Option<&'static FeatureInfo> {
     let has = match fid {
         fid::VOLATILE_WRITE_CACHE => config.write_cache,
         fid::HOST_MEMORY_BUFFER => config.hmpre != 0,
@@ -72,7 +72,7 @@ pub(crate) fn effects_of(config: &Config, fid: u8) -> u32 {
 
 /// Current values of all features.
 #[derive(Clone)]
-pub(crate) struct Features {
+pub(crate) struct FeatureValues {
     pub arbitration: u32,
     pub power: u32,
     /// Over-temperature and under-temperature thresholds of each sensor, in kelvins.
@@ -86,7 +86,7 @@ pub(crate) struct Features {
     pub async_events: u32,
     pub autonomous_power: u32,
     pub power_table: [u8; AUTONOMOUS_POWER_BYTES],
-    pub hmb: Hmb,
+    pub hmb: HostMemoryBuffer,
     /// Milliseconds since 1970 at time `set_at_ns` of the clock, that time, and true if the driver
     /// has set it.
     pub timestamp: (u64, u64, bool),
@@ -96,14 +96,14 @@ pub(crate) struct Features {
 }
 
 #[derive(Clone, Copy, Default)]
-pub(crate) struct Hmb {
+pub(crate) struct HostMemoryBuffer {
     pub dword: u32,
     pub pages: u32,
     pub list: u64,
     pub entries: u32,
 }
 
-impl Features {
+impl FeatureValues {
     pub fn new(config: &Config) -> Self {
         let all = u32::from(config.max_queues);
         Self {
@@ -118,7 +118,7 @@ impl Features {
             async_events: 0,
             autonomous_power: 0,
             power_table: [0; AUTONOMOUS_POWER_BYTES],
-            hmb: Hmb::default(),
+            hmb: HostMemoryBuffer::default(),
             timestamp: (0, 0, false),
             keep_alive: 0,
             coalescing: 0,

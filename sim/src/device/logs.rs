@@ -5,7 +5,7 @@
 //!
 //! NVMe Base 2.0c, 5.2 (Asynchronous Event Request command) and 5.16 (Get Log Page command).
 
-use crate::device::features::Features;
+use crate::device::features::FeatureValues;
 use alloc::collections::VecDeque;
 use alloc::vec::Vec;
 use nvme_core::spec::identify::oaes;
@@ -23,7 +23,7 @@ pub(crate) const ERROR_ENTRIES: usize = 64;
 /// others beyond the limit are dropped.
 const MAX_EVENTS: usize = 16;
 /// Contents of the log pages.
-pub(crate) struct Logs {
+pub(crate) struct LogPages {
     /// Error log, newest entry first.
     pub errors: VecDeque<ErrorEntry>,
     pub error_count: u64,
@@ -38,7 +38,7 @@ pub(crate) struct Logs {
     pub unsafe_shutdowns: u64,
 }
 
-impl Logs {
+impl LogPages {
     pub fn new() -> Self {
         Self {
             errors: VecDeque::with_capacity(ERROR_ENTRIES),
@@ -97,7 +97,7 @@ impl Logs {
     }
 
     /// Reports that the attributes of a namespace changed.
-    pub fn namespace_changed(&mut self, nsid: u32, features: &Features) {
+    pub fn namespace_changed(&mut self, nsid: u32, features: &FeatureValues) {
         if !self.changed_namespaces.contains(&nsid) && self.changed_namespaces.len() < 1024 {
             self.changed_namespaces.push(nsid);
             self.changed_namespaces.sort_unstable();
@@ -108,7 +108,7 @@ impl Logs {
     }
 
     /// Reports that firmware was activated without a reset.
-    pub fn firmware_activated(&mut self, features: &Features) {
+    pub fn firmware_activated(&mut self, features: &FeatureValues) {
         if features.async_events & oaes::FIRMWARE_ACTIVATION != 0 {
             self.raise(
                 event_type::NOTICE,
@@ -131,14 +131,14 @@ impl Logs {
     }
 
     /// Sets the temperature in kelvins and compares it with the thresholds.
-    pub fn set_temperature(&mut self, kelvins: u16, features: &Features) {
+    pub fn set_temperature(&mut self, kelvins: u16, features: &FeatureValues) {
         self.kelvins = kelvins;
         self.check_temperature(features, false);
     }
 
     /// Compares the temperature with its thresholds. A temperature outside them is an event if it
     /// was inside before, or if the driver has just enabled such events.
-    pub fn check_temperature(&mut self, features: &Features, asked_now: bool) {
+    pub fn check_temperature(&mut self, features: &FeatureValues, asked_now: bool) {
         if !features.is_extreme(self.kelvins) {
             self.critical_warning &= !critical_warning::TEMPERATURE;
             return;
@@ -213,7 +213,7 @@ mod tests {
 
     #[test]
     fn an_event_type_is_masked_until_its_page_is_read() {
-        let mut logs = Logs::new();
+        let mut logs = LogPages::new();
         logs.bad_doorbell(true);
         logs.bad_doorbell(false);
         assert_eq!(logs.take_event(), Some(0x0001_0100));
@@ -229,7 +229,7 @@ mod tests {
     #[test]
     fn a_bad_doorbell_is_an_error_of_no_command() {
         for exists in [false, true] {
-            let mut logs = Logs::new();
+            let mut logs = LogPages::new();
             logs.bad_doorbell(exists);
             let entry = logs.errors[0];
             assert_eq!((entry.sqid, entry.cid), (0xFFFF, 0xFFFF));
@@ -240,7 +240,7 @@ mod tests {
 
     #[test]
     fn the_error_log_keeps_the_newest_and_counts_all() {
-        let mut logs = Logs::new();
+        let mut logs = LogPages::new();
         for cid in 0..100u16 {
             let sqe = Sqe::new(2, Nsid(1)).with_cid(nvme_core::spec::Cid(cid));
             logs.failed(1, &sqe, Status::LBA_OUT_OF_RANGE);
@@ -253,7 +253,7 @@ mod tests {
     /// Two pages belong to notices: reading the one lets the event of the other through, also when that came meanwhile.
     #[test]
     fn an_event_that_comes_while_its_type_is_masked_is_kept() {
-        let mut logs = Logs::new();
+        let mut logs = LogPages::new();
         logs.raise(event_type::NOTICE, 0, lid::CHANGED_NAMESPACES);
         assert_eq!(logs.take_event(), Some(0x0004_0002));
         let activation = notice_event::FIRMWARE_ACTIVATION;

@@ -2,7 +2,7 @@
 //! effects.
 
 use crate::config::fault::Change;
-use crate::memory::Lock;
+use crate::memory::SpinLock;
 use alloc::string::String;
 use alloc::vec::Vec;
 use core::sync::atomic::{AtomicBool, AtomicU8, Ordering};
@@ -11,18 +11,18 @@ use core::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 const ANOTHER: &str = "SIM0REPLACED00000001";
 
 /// Changes by another host that are waiting, and the effects of those that were made.
-pub(crate) struct Outside {
-    waiting: Lock<Vec<Change>>,
+pub(crate) struct ExternalChanges {
+    waiting: SpinLock<Vec<Change>>,
     /// True while changes wait, or while their events have not been posted.
     is_pending: AtomicBool,
     mdts: AtomicU8,
     replaced: AtomicBool,
 }
 
-impl Outside {
+impl ExternalChanges {
     pub fn new(mdts: u8) -> Self {
         Self {
-            waiting: Lock::default(),
+            waiting: SpinLock::default(),
             is_pending: AtomicBool::new(false),
             mdts: AtomicU8::new(mdts),
             replaced: AtomicBool::new(false),

@@ -6,14 +6,14 @@
 //!
 //! NVMe Base 2.0c, "Sanitize Operations".
 
-use crate::memory::Lock;
+use crate::memory::SpinLock;
 use core::sync::atomic::{AtomicBool, AtomicU16, AtomicU64, Ordering};
 use nvme_core::spec::Status;
 use nvme_core::spec::admin::SanitizeAction;
 
 /// Sanitize state of the NVM subsystem.
-pub(crate) struct Sanitize {
-    pub state: Lock<State>,
+pub(crate) struct SanitizeState {
+    pub state: SpinLock<SanitizeRecord>,
     /// Status of the commands that must not be executed now, or 0 if all may be.
     bar: AtomicU16,
     /// Time of the next turn; `u64::MAX` for never.
@@ -23,7 +23,7 @@ pub(crate) struct Sanitize {
 }
 
 #[derive(Default)]
-pub(crate) struct State {
+pub(crate) struct SanitizeRecord {
     /// [`sanitize_state`] of the most recent operation.
     pub outcome: u16,
     pub scdw10: u32,
@@ -32,11 +32,11 @@ pub(crate) struct State {
     /// True if a failed operation leaves the drive unusable until another one succeeds (restricted
     /// completion mode).
     pub restricted: bool,
-    pub operation: Option<Operation>,
+    pub operation: Option<SanitizeOperation>,
 }
 
 /// An operation in progress.
-pub(crate) struct Operation {
+pub(crate) struct SanitizeOperation {
     pub action: SanitizeAction,
     pub passes: u64,
     pub invert: bool,
@@ -52,7 +52,7 @@ pub(crate) struct Operation {
     pub fails: bool,
 }
 
-impl Operation {
+impl SanitizeOperation {
     pub fn total(&self) -> u64 {
         self.pass_bytes.saturating_mul(self.passes)
     }
@@ -110,10 +110,10 @@ fn scaled(whole: u64, part: u64, all: u64) -> u64 {
     (u128::from(whole) * u128::from(part) / u128::from(all)) as u64
 }
 
-impl Sanitize {
+impl SanitizeState {
     pub fn new() -> Self {
         Self {
-            state: Lock::new(State::default()),
+            state: SpinLock::new(SanitizeRecord::default()),
             bar: AtomicU16::new(0),
             due_ns: AtomicU64::new(u64::MAX),
             erased: AtomicBool::new(false),

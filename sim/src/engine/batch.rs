@@ -2,14 +2,16 @@
 //! runs under the locks of both queues and under one guard of the DMA map, so its length is
 //! bounded.
 
-use crate::bus::queue::{CompletionQueue, Pending, Publish, QueueStats, SubmissionQueue};
+use crate::bus::queue::{
+    CompletionQueue, DelayedCommand, PublishFaults, QueueStats, SubmissionQueue,
+};
 use crate::command::admin;
-use crate::command::nvm::{self, Io};
+use crate::command::nvm::{self, IoContext};
 use crate::command::outside;
-use crate::command::refusal::Reply;
+use crate::command::refusal::CommandReply;
 use crate::config::fault::Fault;
-use crate::device::Device;
-use crate::device::control::Control;
+use crate::device::ControllerState;
+use crate::device::control::AdminState;
 use crate::memory::{DmaFault, Span};
 use alloc::vec::Vec;
 use core::cmp::Reverse;
@@ -26,8 +28,8 @@ const MAX_STAGED: usize = 4 << 20;
 pub(crate) const MAX_HELD: usize = 16;
 
 /// A submission queue and its completion queue while they are served.
-pub(crate) struct Batch<'a, 'g> {
-    pub device: &'a Device,
+pub(crate) struct CommandBatch<'a, 'g> {
+    pub device: &'a ControllerState,
     pub qid: u16,
     pub now_ns: u64,
     pub sq: &'a mut SubmissionQueue,
@@ -36,12 +38,12 @@ pub(crate) struct Batch<'a, 'g> {
     pub cq_whole: Option<Span<'g>>,
     /// True if some memory is reached by staged copies, whose size is limited.
     pub staged: bool,
-    pub io: Io<'a, 'g>,
+    pub io: IoContext<'a, 'g>,
     pub stats: QueueStats,
-    pub control: Option<&'a mut Control>,
+    pub control: Option<&'a mut AdminState>,
 }
 
-impl<'g> Batch<'_, 'g> {
+impl<'g> CommandBatch<'_, 'g> {
     pub fn run(&mut self) -> Result<u32, DmaFault> {
         let mut handled = 0;
         if let Some(control) = self.control.as_deref_mut() {
@@ -107,7 +109,7 @@ impl<'g> Batch<'_, 'g> {
             && let Some(Reverse(first)) = self.sq.pending.peek()
             && first.due_ns <= self.now_ns
         {
-            if let Some(Reverse(Pending { sqe, fault, .. })) = self.sq.pending.pop() {
+            if let Some(Reverse(DelayedCommand { sqe, fault, .. })) = self.sq.pending.pop() {
                 self.complete(&sqe, fault)?;
                 completed += 1;
             }
@@ -261,7 +263,7 @@ impl<'g> Batch<'_, 'g> {
         let order = self.sq.fetched;
         self.sq.fetched += 1;
         self.sq.afterwards += usize::from(fault.is_some_and(Fault::is_afterwards));
-        self.sq.pending.push(Reverse(Pending {
+        self.sq.pending.push(Reverse(DelayedCommand {
             due_ns,
             order,
             sqe,
@@ -314,11 +316,11 @@ impl<'g> Batch<'_, 'g> {
             (Some(Fault::Status(status)), _) => Err(status),
             (_, None) => self.io.execute(sqe, &mut self.sq.scratch, &mut self.stats),
             (_, Some(control)) => match admin::execute(self.device, control, self.io.dma, sqe) {
-                Ok(Reply::Done(value)) => {
+                Ok(CommandReply::Done(value)) => {
                     dw0 = value;
                     Ok(())
                 }
-                Ok(Reply::Held) => return Ok(()),
+                Ok(CommandReply::Held) => return Ok(()),
                 Err(refusal) => {
                     dw0 = refusal.dw0;
                     Err(refusal.status)
@@ -355,7 +357,7 @@ impl<'g> Batch<'_, 'g> {
             cid: sqe.cid().0,
             phase_status: status.0 << 1,
         };
-        let mut publish = Publish::default();
+        let mut publish = PublishFaults::default();
         let mut times = 1;
         match fault {
             None => {}
@@ -403,7 +405,7 @@ impl<'g> Batch<'_, 'g> {
                 phase_status: status.0 << 1,
             };
             self.cq
-                .post(self.cq_whole, self.io.dma, cqe, Publish::default())?;
+                .post(self.cq_whole, self.io.dma, cqe, PublishFaults::default())?;
             posts += 1;
         }
         device.outside.settle();

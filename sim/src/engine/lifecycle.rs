@@ -5,14 +5,14 @@
 //! and `quiesce` takes each of these locks and removes the queue before RDY changes.
 
 use crate::bus::queue::{CompletionQueue, SubmissionQueue};
-use crate::bus::ring::{Base, Ring};
-use crate::device::Device;
-use crate::device::control::{Control, Transition};
+use crate::bus::ring::{QueueRing, RingBase};
+use crate::device::ControllerState;
+use crate::device::control::{AdminState, StateTransition};
 use core::sync::atomic::{AtomicU64, Ordering};
 use nvme_core::spec::register::Cc;
 use nvme_core::spec::{CQE_BYTES, PageSize, SQE_BYTES};
 
-pub(crate) fn write_cc(device: &Device, control: &mut Control, mut cc: Cc) {
+pub(crate) fn write_cc(device: &ControllerState, control: &mut AdminState, mut cc: Cc) {
     let old = device.registers.cc();
     if old.en() && cc.en() {
         // The specification leaves these changes undefined while CC.EN is 1; here they have no
@@ -30,7 +30,7 @@ pub(crate) fn write_cc(device: &Device, control: &mut Control, mut cc: Cc) {
                 start(
                     device,
                     control,
-                    Transition::Disable,
+                    StateTransition::Disable,
                     device.config.ready_delay_ns,
                 );
             }
@@ -38,20 +38,20 @@ pub(crate) fn write_cc(device: &Device, control: &mut Control, mut cc: Cc) {
         _ => {}
     }
     // A reset in progress continues: when it ends, it clears SHST and so ends the shutdown as well.
-    let resets = matches!(control.transition, Some((_, Transition::Disable)));
+    let resets = matches!(control.transition, Some((_, StateTransition::Disable)));
     if cc.shn() != 0 && old.shn() == 0 && !resets {
         quiesce(device);
         device.registers.change_csts(|csts| csts.set_shst(1));
         start(
             device,
             control,
-            Transition::Shutdown,
+            StateTransition::Shutdown,
             device.config.shutdown_delay_ns,
         );
     }
 }
 
-fn enable(device: &Device, control: &mut Control, cc: Cc) {
+fn enable(device: &ControllerState, control: &mut AdminState, cc: Cc) {
     let cap = device.registers.cap;
     let page = PageSize::from_mps(cc.mps())
         .unwrap_or(PageSize::KIB4)
@@ -75,14 +75,14 @@ fn enable(device: &Device, control: &mut Control, cc: Cc) {
         start(
             device,
             control,
-            Transition::Enable,
+            StateTransition::Enable,
             device.config.ready_delay_ns,
         );
     }
 }
 
 /// Stops all queues and clears the state that a controller reset clears. CSTS.RDY changes later.
-pub(crate) fn disable(device: &Device, control: &mut Control) {
+pub(crate) fn disable(device: &ControllerState, control: &mut AdminState) {
     quiesce(device);
     device.pacing.reset();
     device.vectors.reset();
@@ -98,7 +98,7 @@ pub(crate) fn disable(device: &Device, control: &mut Control) {
 }
 
 /// Removes every queue. When it returns, no access to the driver's memory is in progress.
-fn quiesce(device: &Device) {
+fn quiesce(device: &ControllerState) {
     device.set_running(false);
     for slot in &device.slots {
         let mut sq = slot.sq.lock();
@@ -114,7 +114,12 @@ fn quiesce(device: &Device) {
     }
 }
 
-fn start(device: &Device, control: &mut Control, transition: Transition, delay_ns: u64) {
+fn start(
+    device: &ControllerState,
+    control: &mut AdminState,
+    transition: StateTransition,
+    delay_ns: u64,
+) {
     if delay_ns == 0 {
         return finish(device, control, transition);
     }
@@ -127,7 +132,7 @@ fn start(device: &Device, control: &mut Control, transition: Transition, delay_n
 }
 
 /// Ends the transition in progress, if it is due.
-pub(crate) fn advance(device: &Device, now_ns: u64) {
+pub(crate) fn advance(device: &ControllerState, now_ns: u64) {
     if device.transition_ns.load(Ordering::Relaxed) > now_ns {
         return;
     }
@@ -143,21 +148,25 @@ pub(crate) fn advance(device: &Device, now_ns: u64) {
     }
 }
 
-pub(crate) fn finish(device: &Device, control: &mut Control, transition: Transition) {
+pub(crate) fn finish(
+    device: &ControllerState,
+    control: &mut AdminState,
+    transition: StateTransition,
+) {
     control.transition = None;
     device.transition_ns.store(u64::MAX, Ordering::Relaxed);
     match transition {
-        Transition::Enable => {
+        StateTransition::Enable => {
             create_admin_queue(device);
             device.set_running(true);
             device.registers.change_csts(|csts| csts.set_rdy(true));
         }
-        Transition::Disable => device.registers.change_csts(|csts| {
+        StateTransition::Disable => device.registers.change_csts(|csts| {
             csts.set_rdy(false);
             csts.set_cfs(false);
             csts.set_shst(0);
         }),
-        Transition::Shutdown => {
+        StateTransition::Shutdown => {
             // An abrupt shutdown (10b) does not flush the cache, so a later power cut may still
             // revert writes.
             if device.registers.cc().shn() == 1 {
@@ -172,10 +181,10 @@ pub(crate) fn finish(device: &Device, control: &mut Control, transition: Transit
     }
 }
 
-fn create_admin_queue(device: &Device) {
+fn create_admin_queue(device: &ControllerState) {
     let aqa = device.registers.aqa();
-    let ring = |base: &AtomicU64, entries_z: u16, entry_bytes| Ring {
-        base: Base::Contiguous(base.load(Ordering::Relaxed)),
+    let ring = |base: &AtomicU64, entries_z: u16, entry_bytes| QueueRing {
+        base: RingBase::Contiguous(base.load(Ordering::Relaxed)),
         entries: u32::from(entries_z) + 1,
         entry_bytes,
     };
@@ -197,7 +206,7 @@ fn create_admin_queue(device: &Device) {
 
 /// Cuts the power and restores it: data that was not flushed is lost, and so is every register
 /// value.
-pub(crate) fn power_cut(device: &Device) {
+pub(crate) fn power_cut(device: &ControllerState) {
     let mut control = device.control.lock();
     let clean = device.registers.csts().shst() == 2;
     disable(device, &mut control);
@@ -216,7 +225,7 @@ pub(crate) fn power_cut(device: &Device) {
 }
 
 /// Resets the PCI function: queues and registers, but no data.
-pub(crate) fn function_reset(device: &Device) {
+pub(crate) fn function_reset(device: &ControllerState) {
     if device.is_gone() {
         return; // It does not reach the function.
     }

@@ -5,14 +5,14 @@
 //!
 //! NVMe Base 2.0c, 3.1.3 (Controller Properties).
 
-use crate::device::Device;
-use crate::device::control::Transition;
+use crate::device::ControllerState;
+use crate::device::control::StateTransition;
 use crate::engine::lifecycle;
 use core::sync::atomic::Ordering;
 use nvme_core::spec::register::{ALL_ONES, Cc, SUBSYSTEM_RESET, offset};
 
 /// Reads 32 bits of BAR0.
-pub(crate) fn read32(device: &Device, at: u32) -> u32 {
+pub(crate) fn read32(device: &ControllerState, at: u32) -> u32 {
     if device.is_gone() {
         return ALL_ONES;
     }
@@ -28,7 +28,7 @@ pub(crate) fn read32(device: &Device, at: u32) -> u32 {
 }
 
 /// Writes 32 bits of BAR0.
-pub(crate) fn write32(device: &Device, at: u32, value: u32) {
+pub(crate) fn write32(device: &ControllerState, at: u32, value: u32) {
     if device.is_gone() {
         return;
     }
@@ -51,7 +51,7 @@ pub(crate) fn write32(device: &Device, at: u32, value: u32) {
         offset::CC => lifecycle::write_cc(device, &mut control, Cc(value)),
         offset::NSSR if device.config.nssr && value == SUBSYSTEM_RESET => {
             lifecycle::disable(device, &mut control);
-            lifecycle::finish(device, &mut control, Transition::Disable);
+            lifecycle::finish(device, &mut control, StateTransition::Disable);
             device.registers.set_cc(Cc(0));
             device.vectors.set_mask(0);
             device.registers.change_csts(|csts| {
@@ -64,7 +64,7 @@ pub(crate) fn write32(device: &Device, at: u32, value: u32) {
 }
 
 /// Carries out a doorbell write that was trapped.
-fn ring(device: &Device, at: usize, value: u32) {
+fn ring(device: &ControllerState, at: usize, value: u32) {
     match device.doorbells.decode(at) {
         Some((qid, is_head)) => {
             let doorbells = &device.doorbells;
@@ -86,7 +86,7 @@ fn ring(device: &Device, at: usize, value: u32) {
 }
 
 /// Returns the vectors whose completion queues hold entries that the driver has not consumed.
-fn waiting_vectors(device: &Device) -> impl Iterator<Item = u16> {
+fn waiting_vectors(device: &ControllerState) -> impl Iterator<Item = u16> {
     let slots = device.slots.iter().enumerate();
     slots.filter_map(|(qid, slot)| {
         let cq = slot.cq.lock();
@@ -98,13 +98,13 @@ fn waiting_vectors(device: &Device) -> impl Iterator<Item = u16> {
 
 /// Returns the level of the interrupt pin: asserted while a queue with interrupts holds entries and
 /// INTMS does not mask its vector.
-pub(crate) fn pin(device: &Device) -> bool {
+pub(crate) fn pin(device: &ControllerState) -> bool {
     device.is_running() && waiting_vectors(device).any(|vector| !device.vectors.is_masked(vector))
 }
 
 /// Raises the vectors of `mask` again whose queues hold entries, because they were just unmasked
 /// and the driver may wait for them.
-pub(crate) fn unmasked(device: &Device, mask: u32) {
+pub(crate) fn unmasked(device: &ControllerState, mask: u32) {
     for vector in waiting_vectors(device) {
         if vector < 32 && mask >> vector & 1 != 0 {
             device.vectors.raise(vector);

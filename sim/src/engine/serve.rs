@@ -5,17 +5,17 @@
 //! each other.
 
 use crate::bus::queue::{CompletionQueue, QueueStats, SubmissionQueue};
-use crate::command::nvm::Io;
-use crate::device::Device;
-use crate::device::control::Control;
-use crate::engine::batch::Batch;
+use crate::command::nvm::IoContext;
+use crate::device::ControllerState;
+use crate::device::control::AdminState;
+use crate::engine::batch::CommandBatch;
 use crate::memory::{Dma, DmaFault};
 use core::cmp::Reverse;
 use core::sync::atomic::Ordering;
 
 /// Outcome of serving a queue once.
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Served {
+pub(crate) struct ServeOutcome {
     /// Commands fetched or completed.
     pub commands: u32,
     /// Number of completions posted to a queue with interrupts, and its vector.
@@ -25,7 +25,7 @@ pub(crate) struct Served {
 
 /// True if [`serve`] would find work. Takes no lock, so that idle queues cost two loads.
 #[inline]
-pub(crate) fn has_work(device: &Device, qid: u16, now_ns: u64) -> bool {
+pub(crate) fn has_work(device: &ControllerState, qid: u16, now_ns: u64) -> bool {
     let slot = &device.slots[usize::from(qid)];
     device.doorbells.sq_tail(qid).load(Ordering::Relaxed) != slot.settled.load(Ordering::Relaxed)
         || slot.next_due_ns.load(Ordering::Relaxed) <= now_ns
@@ -35,12 +35,12 @@ pub(crate) fn has_work(device: &Device, qid: u16, now_ns: u64) -> bool {
 /// Serves `qid` once. `control` is the controller's state for the admin queue, and `None` for an
 /// I/O queue.
 pub(crate) fn serve<'g>(
-    device: &'g Device,
+    device: &'g ControllerState,
     qid: u16,
     dma: &Dma<'g>,
     now_ns: u64,
-    control: Option<&mut Control>,
-) -> Served {
+    control: Option<&mut AdminState>,
+) -> ServeOutcome {
     let slot = &device.slots[usize::from(qid)];
     let mut sq_held = slot.sq.lock();
     // Acquire: pairs with the driver's release when it rings. The entries up to this tail are
@@ -48,11 +48,11 @@ pub(crate) fn serve<'g>(
     // written.
     let tail = device.doorbells.sq_tail(qid).load(Ordering::Acquire);
     if !device.is_running() {
-        return Served::default();
+        return ServeOutcome::default();
     }
     let Some(sq) = sq_held.as_mut() else {
         absent(device, qid, tail, dma);
-        return Served::default();
+        return ServeOutcome::default();
     };
     if let Some(watch) = &sq.watch {
         watch.tail(tail, dma);
@@ -62,7 +62,7 @@ pub(crate) fn serve<'g>(
     }
     let mut cq_held = device.slots[usize::from(sq.cqid)].cq.lock();
     let Some(cq) = cq_held.as_mut() else {
-        return Served::default();
+        return ServeOutcome::default();
     };
     // Acquire: pairs with the driver's release when it frees entries. The driver has read them
     // before; a relaxed load could let a new completion overwrite one that it still reads.
@@ -72,7 +72,7 @@ pub(crate) fn serve<'g>(
     }
     cq.mend(dma);
     let first = cq.tail;
-    let mut batch = Batch {
+    let mut batch = CommandBatch {
         device,
         qid,
         now_ns,
@@ -89,7 +89,7 @@ pub(crate) fn serve<'g>(
         control,
     };
     let result = batch.run();
-    let Batch { sq, cq, stats, .. } = batch;
+    let CommandBatch { sq, cq, stats, .. } = batch;
     let waiting = sq.waiting() != 0;
     slot.stats.add(&QueueStats {
         cq_full: u64::from(waiting && cq.space() == 0),
@@ -106,7 +106,7 @@ pub(crate) fn serve<'g>(
         device.fail();
         0
     });
-    Served {
+    ServeOutcome {
         commands,
         posted,
         vector,
@@ -114,8 +114,8 @@ pub(crate) fn serve<'g>(
 }
 
 /// Collects the state of the controller that the commands of one batch work on.
-fn io<'a, 'g>(device: &'g Device, dma: &'a Dma<'g>) -> Io<'a, 'g> {
-    Io {
+fn io<'a, 'g>(device: &'g ControllerState, dma: &'a Dma<'g>) -> IoContext<'a, 'g> {
+    IoContext {
         namespaces: &device.namespaces,
         dma,
         page: device.page(),
@@ -128,7 +128,7 @@ fn io<'a, 'g>(device: &'g Device, dma: &'a Dma<'g>) -> Io<'a, 'g> {
 }
 
 /// Handles a doorbell of a queue that was deleted since this thread saw work in it.
-fn absent(device: &Device, qid: u16, tail: u32, dma: &Dma<'_>) {
+fn absent(device: &ControllerState, qid: u16, tail: u32, dma: &Dma<'_>) {
     let settled = &device.slots[usize::from(qid)].settled;
     if tail == settled.load(Ordering::Relaxed) {
         return;

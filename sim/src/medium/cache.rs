@@ -11,7 +11,7 @@
 //! early at once, as in a cache that bypasses itself for long streams.
 
 use crate::medium::store::{Store, StoreError};
-use crate::memory::Lock;
+use crate::memory::SpinLock;
 use alloc::boxed::Box;
 use alloc::vec;
 use core::sync::atomic::{AtomicU64, Ordering};
@@ -29,7 +29,7 @@ const REGION_SHIFT: u32 = 17;
 const REGIONS: usize = 4096;
 
 #[derive(Clone, Copy, Debug, Default)]
-struct Line {
+struct CacheLine {
     /// Byte offset of the block; valid while `epoch` is the cache's.
     offset: u64,
     /// Epoch in which the line was filled; 0 is never the current one.
@@ -42,9 +42,9 @@ struct Line {
 }
 
 /// Sets behind one lock, so that writes to the sets of other shards proceed in parallel.
-struct Part {
+struct CacheShard {
     clock: u64,
-    table: Box<[Line]>,
+    table: Box<[CacheLine]>,
     data: Box<[u8]>,
 }
 
@@ -53,9 +53,9 @@ struct Part {
 const PARTS: usize = 64;
 
 /// Write cache of one namespace.
-pub(crate) struct Cache {
+pub(crate) struct WriteCache {
     /// Shards: set `n` of the cache is set `n / parts` of shard `n % parts`.
-    parts: Box<[Lock<Part>]>,
+    parts: Box<[SpinLock<CacheShard>]>,
     sets: usize,
     line_bytes: usize,
     /// Bytes that all lines hold together.
@@ -69,7 +69,7 @@ pub(crate) struct Cache {
     regions: Box<[AtomicU64]>,
 }
 
-impl Part {
+impl CacheShard {
     /// Keeps the content of the block at `at` in one of the lines from `first` on.
     fn keep(
         &mut self,
@@ -79,16 +79,16 @@ impl Part {
         line_bytes: usize,
     ) -> Result<(), StoreError> {
         let set = &self.table[first..first + WAYS];
-        let current = |line: &Line| line.epoch == epoch;
+        let current = |line: &CacheLine| line.epoch == epoch;
         if set.iter().any(|line| current(line) && line.offset == at) {
             return Ok(());
         }
-        let age = |line: &Line| if current(line) { line.filled } else { 0 };
+        let age = |line: &CacheLine| if current(line) { line.filled } else { 0 };
         let way = (0..WAYS).min_by_key(|way| age(&set[*way])).unwrap_or(0);
         let data = &mut self.data[(first + way) * line_bytes..][..block];
         store.read_at(at, data)?;
         self.clock += 1;
-        self.table[first + way] = Line {
+        self.table[first + way] = CacheLine {
             offset: at,
             epoch,
             filled: self.clock,
@@ -98,16 +98,16 @@ impl Part {
     }
 }
 
-impl Cache {
+impl WriteCache {
     /// Makes a cache of at least `bytes` bytes in lines of `line_bytes` (the largest block size).
     pub fn new(bytes: usize, line_bytes: usize) -> Self {
         let sets = (bytes / line_bytes).div_ceil(WAYS).max(1);
         let parts = sets.min(PARTS);
         let part = |number: usize| {
             let lines = (sets - number).div_ceil(parts) * WAYS;
-            Lock::new(Part {
+            SpinLock::new(CacheShard {
                 clock: 0,
-                table: vec![Line::default(); lines].into_boxed_slice(),
+                table: vec![CacheLine::default(); lines].into_boxed_slice(),
                 data: <[u8]>::new_box_zeroed_with_elems(lines * line_bytes).expect("out of memory"),
             })
         };
@@ -123,7 +123,7 @@ impl Cache {
     }
 
     /// Returns the shard of the block at `at`, and the first of the block's lines there.
-    fn place(&self, at: u64, block: usize) -> (&Lock<Part>, usize) {
+    fn place(&self, at: u64, block: usize) -> (&SpinLock<CacheShard>, usize) {
         let set = (at / block as u64 % self.sets as u64) as usize;
         let parts = self.parts.len();
         (&self.parts[set % parts], set / parts * WAYS)
@@ -228,7 +228,7 @@ impl Cache {
     /// Returns the bytes that a power cut would revert.
     pub fn dirty_bytes(&self) -> u64 {
         let epoch = self.epoch();
-        let of = |part: &Lock<Part>| -> u64 {
+        let of = |part: &SpinLock<CacheShard>| -> u64 {
             let part = part.lock();
             let lines = part.table.iter().filter(|line| line.epoch == epoch);
             lines.map(|line| line.bytes).sum()
@@ -264,7 +264,7 @@ mod tests {
         byte[0]
     }
 
-    fn write(cache: &Cache, store: &Memory, block: u64, value: u8) {
+    fn write(cache: &WriteCache, store: &Memory, block: u64, value: u8) {
         cache.before_write(store, block * 512, 512, 512).unwrap();
         store.write_at(block * 512, &[value; 512]).unwrap();
     }
@@ -272,7 +272,7 @@ mod tests {
     #[test]
     fn a_power_cut_takes_back_what_was_not_flushed() {
         let store = Memory::new(1 << 20).unwrap();
-        let cache = Cache::new(1 << 16, 4096);
+        let cache = WriteCache::new(1 << 16, 4096);
         write(&cache, &store, 3, 1);
         cache.flush();
         write(&cache, &store, 3, 2);
@@ -287,7 +287,7 @@ mod tests {
     #[test]
     fn a_committed_block_survives_and_its_neighbour_does_not() {
         let store = Memory::new(1 << 20).unwrap();
-        let cache = Cache::new(1 << 16, 4096);
+        let cache = WriteCache::new(1 << 16, 4096);
         write(&cache, &store, 0, 1);
         write(&cache, &store, 1, 1);
         cache.commit(0, 512, 512);
@@ -298,7 +298,7 @@ mod tests {
     #[test]
     fn a_long_range_is_committed_as_a_whole() {
         let store = Memory::new(1 << 20).unwrap();
-        let cache = Cache::new(0, 512);
+        let cache = WriteCache::new(0, 512);
         for block in [0, 7, 100] {
             write(&cache, &store, block, 1);
         }
@@ -311,7 +311,7 @@ mod tests {
     #[test]
     fn a_full_cache_writes_out_early_instead_of_growing() {
         let store = Memory::new(1 << 20).unwrap();
-        let cache = Cache::new(0, 512); // one set of eight lines
+        let cache = WriteCache::new(0, 512); // one set of eight lines
         for block in 0..20 {
             write(&cache, &store, block, 1);
         }
@@ -324,7 +324,7 @@ mod tests {
     }
 
     /// Writes `len` bytes of `value`, as a command does.
-    fn long(cache: &Cache, store: &Memory, offset: u64, len: usize, value: u8) {
+    fn long(cache: &WriteCache, store: &Memory, offset: u64, len: usize, value: u8) {
         let change = cache.before_write(store, offset, len as u64, 512);
         change.expect("readable");
         let data = vec![value; len];
@@ -336,7 +336,7 @@ mod tests {
     fn long_writes_are_lost_until_they_are_a_stream() {
         const STEP: usize = 128 << 10;
         let store = Memory::new(16 << 20).unwrap();
-        let cache = Cache::new(16 << 20, 4096);
+        let cache = WriteCache::new(16 << 20, 4096);
         for turn in 0..2 {
             let value = turn + 1;
             for at in (0..16 << 20).step_by(STEP) {
@@ -360,7 +360,7 @@ mod tests {
     fn a_long_write_that_is_written_out_takes_earlier_writes_with_it() {
         const STEP: usize = 128 << 10;
         let store = Memory::new(16 << 20).unwrap();
-        let cache = Cache::new(16 << 20, 4096);
+        let cache = WriteCache::new(16 << 20, 4096);
         for at in (0..LONG_BYTES_KEPT).step_by(STEP) {
             long(&cache, &store, at, STEP, 1);
         }
@@ -404,7 +404,7 @@ mod tests {
             }
         }
         let store = Counting(Memory::new(64 << 20).unwrap(), AtomicU64::new(0));
-        let cache = Cache::new(16 << 20, 4096);
+        let cache = WriteCache::new(16 << 20, 4096);
         for at in (0..64u64 << 20).step_by(128 << 10) {
             cache.before_write(&store, at, 128 << 10, 4096).unwrap();
         }

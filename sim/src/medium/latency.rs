@@ -82,14 +82,14 @@ impl Profile {
 
 /// The kind of work of a command, which selects its latency.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Work {
+pub(crate) enum WorkKind {
     Read,
     Write,
     Flush,
 }
 
 /// State of the latency model: when the drive has capacity again.
-pub(crate) struct Pacing {
+pub(crate) struct LatencyModel {
     profile: Profile,
     seed: u64,
     /// Time until which the drive is busy with the commands that it has accepted.
@@ -97,7 +97,7 @@ pub(crate) struct Pacing {
     count: AtomicU64,
 }
 
-impl Pacing {
+impl LatencyModel {
     pub fn new(profile: Profile, seed: u64) -> Self {
         Self {
             profile,
@@ -118,7 +118,7 @@ impl Pacing {
     }
 
     /// Returns the completion time of a command accepted now.
-    pub fn due_ns(&self, now_ns: u64, work: Work, bytes: u64) -> u64 {
+    pub fn due_ns(&self, now_ns: u64, work: WorkKind, bytes: u64) -> u64 {
         let Profile {
             read_ns,
             write_ns,
@@ -128,9 +128,9 @@ impl Pacing {
             bytes_per_us,
         } = self.profile;
         let base = match work {
-            Work::Read => read_ns,
-            Work::Write => write_ns,
-            Work::Flush => flush_ns,
+            WorkKind::Read => read_ns,
+            WorkKind::Write => write_ns,
+            WorkKind::Flush => flush_ns,
         };
         let jitter = match jitter_ns {
             0 => 0,
@@ -180,10 +180,10 @@ mod tests {
             parallelism: 10,
             ..Profile::NONE
         };
-        let pacing = Pacing::new(profile, 1);
-        assert_eq!(pacing.due_ns(5000, Work::Read, 4096), 6000);
+        let pacing = LatencyModel::new(profile, 1);
+        assert_eq!(pacing.due_ns(5000, WorkKind::Read, 4096), 6000);
         let last = (1..1000)
-            .map(|_| pacing.due_ns(5000, Work::Read, 4096))
+            .map(|_| pacing.due_ns(5000, WorkKind::Read, 4096))
             .last();
         // 1000 commands at 10 per 1000 ns: the last starts after 999 shares of 100 ns.
         assert_eq!(last, Some(5000 + 99_900 + 1000));
@@ -191,14 +191,14 @@ mod tests {
 
     #[test]
     fn bytes_are_limited_apart_from_commands() {
-        let pacing = Pacing::new(
+        let pacing = LatencyModel::new(
             Profile {
                 bytes_per_us: 1000,
                 ..Profile::NONE
             },
             1,
         );
-        assert_eq!(pacing.due_ns(0, Work::Write, 1 << 20), 1 << 20);
-        assert_eq!(pacing.due_ns(0, Work::Write, 1 << 20), 2 << 20);
+        assert_eq!(pacing.due_ns(0, WorkKind::Write, 1 << 20), 1 << 20);
+        assert_eq!(pacing.due_ns(0, WorkKind::Write, 1 << 20), 2 << 20);
     }
 }

@@ -1,9 +1,9 @@
 //! A namespace: its store, its current format, its write cache, and the blocks that are unreadable.
 //! Ranges are in bytes; the translation from blocks is in `command::nvm`.
 
-use crate::medium::cache::Cache;
+use crate::medium::cache::WriteCache;
 use crate::medium::store::{Memory, Store, StoreError};
-use crate::memory::Lock;
+use crate::memory::SpinLock;
 use alloc::boxed::Box;
 use alloc::vec::Vec;
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
@@ -14,12 +14,12 @@ pub(crate) const FORMATS: [u32; 2] = [512, 4096];
 const LINE_BYTES: usize = 4096;
 
 /// A namespace of the controller.
-pub(crate) struct Namespace {
+pub(crate) struct NamespaceImage {
     pub store: Box<dyn Store + Send + Sync>,
     /// Metadata of every block, for a separate buffer; kept in memory.
     pub metadata: Option<Memory>,
     pub metadata_bytes: u16,
-    pub cache: Option<Cache>,
+    pub cache: Option<WriteCache>,
     pub null: bool,
     read_only: AtomicBool,
     /// Optimal I/O boundary in blocks of the current format; 0 for none.
@@ -28,11 +28,11 @@ pub(crate) struct Namespace {
     shift: AtomicU32,
     formatting: AtomicBool,
     /// Ranges, in bytes, that Write Uncorrectable has made unreadable.
-    bad: Lock<Vec<(u64, u64)>>,
+    bad: SpinLock<Vec<(u64, u64)>>,
     any_bad: AtomicBool,
 }
 
-impl Namespace {
+impl NamespaceImage {
     pub fn new(
         store: Box<dyn Store + Send + Sync>,
         block_bytes: u32,
@@ -47,7 +47,7 @@ impl Namespace {
         let null = store.is_null();
         let cache = cache_bytes
             .filter(|_| !null)
-            .map(|bytes| Cache::new(bytes, LINE_BYTES));
+            .map(|bytes| WriteCache::new(bytes, LINE_BYTES));
         Self {
             bytes: AtomicU64::new(store.bytes()),
             store,
@@ -63,7 +63,7 @@ impl Namespace {
             noiob: 0,
             shift: AtomicU32::new(block_bytes.trailing_zeros()),
             formatting: AtomicBool::new(false),
-            bad: Lock::new(Vec::new()),
+            bad: SpinLock::new(Vec::new()),
             any_bad: AtomicBool::new(false),
         }
     }
@@ -204,7 +204,7 @@ mod tests {
     #[test]
     fn repair_cuts_exactly_what_was_written() {
         let store = Box::new(Memory::new(1 << 20).unwrap());
-        let namespace = Namespace::new(store, 512, 0, None);
+        let namespace = NamespaceImage::new(store, 512, 0, None);
         assert!(namespace.damage(1024, 4096));
         namespace.repair(2048, 512);
         let bad = |offset| namespace.is_damaged(offset, 512);
@@ -220,7 +220,7 @@ mod tests {
     #[test]
     fn a_new_format_erases_and_changes_the_count() {
         let store = Box::new(Memory::new(1 << 20).unwrap());
-        let namespace = Namespace::new(store, 512, 0, Some(4096));
+        let namespace = NamespaceImage::new(store, 512, 0, Some(4096));
         namespace.store.write_at(0, &[1; 512]).unwrap();
         assert_eq!((namespace.blocks(), namespace.format()), (2048, 0));
         namespace.reformat(1).unwrap();

@@ -21,15 +21,15 @@ pub(crate) const MAX_MAPPINGS: usize = 16_384;
 
 /// A mapping as the signal handler finds it; unused while `start` is 0. Its fields are atomics
 /// because the handler may interrupt any thread, which may hold any lock.
-struct Entry {
+struct MappingEntry {
     start: AtomicUsize,
     len: AtomicUsize,
     lost: AtomicBool,
 }
 
 /// A static, because no argument of ours reaches a signal handler.
-static MAPPINGS: [Entry; MAX_MAPPINGS] = [const {
-    Entry {
+static MAPPINGS: [MappingEntry; MAX_MAPPINGS] = [const {
+    MappingEntry {
         start: AtomicUsize::new(0),
         len: AtomicUsize::new(0),
         lost: AtomicBool::new(false),
@@ -50,7 +50,7 @@ pub(crate) struct GuestMemory {
     lead: usize,
     /// Length of the part in bytes.
     bytes: usize,
-    entry: &'static Entry,
+    entry: &'static MappingEntry,
 }
 
 // SAFETY: the mapping belongs to the process, not to a thread.
@@ -161,7 +161,7 @@ fn page_bytes(fd: BorrowedFd<'_>) -> IoResult<usize> {
 }
 
 /// Takes a free entry of the table.
-fn enter(start: usize, len: usize) -> Option<&'static Entry> {
+fn enter(start: usize, len: usize) -> Option<&'static MappingEntry> {
     static NEXT: AtomicUsize = AtomicUsize::new(0);
     let first = NEXT.fetch_add(1, Ordering::Relaxed);
     (0..MAX_MAPPINGS).find_map(|i| {

@@ -6,7 +6,7 @@ use super::dma::{DmaGuard, DmaMemory, Region};
 use super::guest::GuestMemory;
 use super::lock::relax;
 use super::span::{Peer, Span};
-use super::staged::{Remote, Staging};
+use super::staged::{RemoteMemory, StagedPages};
 use std::any::Any;
 use std::boxed::Box;
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, AtomicUsize, Ordering};
@@ -21,13 +21,13 @@ const READERS: usize = 64;
 /// Clones share the table. Look-ups take no lock. `map` and `unmap` replace the table and wait
 /// until no batch uses the old one, so unmapped memory may be freed as soon as `unmap` returns.
 #[derive(Clone, Default)]
-pub struct HostMemory(Arc<Inner>);
+pub struct HostMemory(Arc<MappingTable>);
 
 /// Owner of a mapping's bytes, kept alive with the mapping.
 type Owner = Arc<dyn Any + Send + Sync>;
 
 #[derive(Clone)]
-struct Mapping {
+struct HostMapping {
     start: u64,
     /// First address after the mapping.
     end: u64,
@@ -37,10 +37,10 @@ struct Mapping {
     /// Keeps the bytes mapped.
     _owner: Option<Owner>,
     /// Interface to memory that cannot be mapped here.
-    remote: Option<Arc<dyn Remote>>,
+    remote: Option<Arc<dyn RemoteMemory>>,
 }
 
-impl Mapping {
+impl HostMapping {
     /// Describes plain memory at `ptr`, or returns the reason that it cannot be mapped at `iova`.
     fn new(iova: u64, ptr: *mut u8, len: u64) -> Result<Self, MapError> {
         let end = iova
@@ -61,11 +61,11 @@ impl Mapping {
     }
 }
 
-struct Inner {
+struct MappingTable {
     /// Sorted by address, without overlaps. Always a pointer from Box::into_raw, so a writer can
     /// free it.
-    table: AtomicPtr<Vec<Mapping>>,
-    readers: [Reader; READERS],
+    table: AtomicPtr<Vec<HostMapping>>,
+    readers: [ReaderSlot; READERS],
     writer: Mutex<()>,
     /// True if some mapping is remote, so that guards prepare for staging.
     remote: AtomicBool,
@@ -75,25 +75,25 @@ struct Inner {
 /// threads would otherwise slow each other down by sharing a cache line.
 #[derive(Default)]
 #[repr(align(128))]
-struct Reader(AtomicU64);
+struct ReaderSlot(AtomicU64);
 
 // SAFETY: the callers of `map` promise that the pointers in the table may be used from any thread.
-unsafe impl Send for Inner {}
+unsafe impl Send for MappingTable {}
 // SAFETY: as above.
-unsafe impl Sync for Inner {}
+unsafe impl Sync for MappingTable {}
 
-impl Default for Inner {
+impl Default for MappingTable {
     fn default() -> Self {
         Self {
             table: AtomicPtr::new(Box::into_raw(Box::default())),
-            readers: std::array::from_fn(|_| Reader::default()),
+            readers: std::array::from_fn(|_| ReaderSlot::default()),
             writer: Mutex::new(()),
             remote: AtomicBool::new(false),
         }
     }
 }
 
-impl Drop for Inner {
+impl Drop for MappingTable {
     fn drop(&mut self) {
         // SAFETY: the pointer is from Box::into_raw, and this is the last clone: no guard borrows
         // it.
@@ -165,7 +165,7 @@ impl HostMemory {
         &self,
         iova: u64,
         len: u64,
-        remote: Arc<dyn Remote>,
+        remote: Arc<dyn RemoteMemory>,
     ) -> Result<(), MapError> {
         self.insert(iova, std::ptr::null_mut(), len, None, Some(remote))
     }
@@ -181,9 +181,9 @@ impl HostMemory {
     ) -> Result<(), MapError> {
         let ptr = std::ptr::without_provenance_mut(address as usize);
         let peer = Some(peer);
-        let mapping = Mapping {
+        let mapping = HostMapping {
             peer,
-            ..Mapping::new(iova, ptr, len)?
+            ..HostMapping::new(iova, ptr, len)?
         };
         self.insert_mapping(mapping)
     }
@@ -194,17 +194,17 @@ impl HostMemory {
         ptr: *mut u8,
         len: u64,
         _owner: Option<Owner>,
-        remote: Option<Arc<dyn Remote>>,
+        remote: Option<Arc<dyn RemoteMemory>>,
     ) -> Result<(), MapError> {
-        let mapping = Mapping {
+        let mapping = HostMapping {
             _owner,
             remote,
-            ..Mapping::new(iova, ptr, len)?
+            ..HostMapping::new(iova, ptr, len)?
         };
         self.insert_mapping(mapping)
     }
 
-    fn insert_mapping(&self, mapping: Mapping) -> Result<(), MapError> {
+    fn insert_mapping(&self, mapping: HostMapping) -> Result<(), MapError> {
         let (start, end) = (mapping.start, mapping.end);
         self.replace(|table| {
             let at = table.partition_point(|mapping| mapping.start < start);
@@ -230,7 +230,7 @@ impl HostMemory {
         })
     }
 
-    fn replace<R>(&self, change: impl FnOnce(&mut Vec<Mapping>) -> R) -> R {
+    fn replace<R>(&self, change: impl FnOnce(&mut Vec<HostMapping>) -> R) -> R {
         let inner = &*self.0;
         let _writer = inner
             .writer
@@ -269,10 +269,10 @@ impl HostMemory {
 
 /// A batch in progress on [`HostMemory`].
 pub struct HostGuard<'a> {
-    table: &'a [Mapping],
-    reader: &'a Reader,
+    table: &'a [HostMapping],
+    reader: &'a ReaderSlot,
     /// Present while some mapping is remote.
-    staging: Option<Staging>,
+    staging: Option<StagedPages>,
 }
 
 impl DmaMemory for HostMemory {
@@ -304,7 +304,7 @@ impl DmaMemory for HostMemory {
                 return HostGuard {
                     table,
                     reader,
-                    staging: remote.then(Staging::default),
+                    staging: remote.then(StagedPages::default),
                 };
             }
             tries += 1;
@@ -341,7 +341,7 @@ impl DmaGuard for HostGuard<'_> {
     }
 
     fn staged_bytes(&self) -> Option<usize> {
-        self.staging.as_ref().map(Staging::bytes)
+        self.staging.as_ref().map(StagedPages::bytes)
     }
 
     fn settle_last(&self, iova: u64, len: u64) {

@@ -7,16 +7,16 @@ use core::sync::atomic::{AtomicBool, Ordering};
 
 /// A spin lock, held for one batch of commands or one register access.
 #[derive(Debug, Default)]
-pub(crate) struct Lock<T> {
+pub(crate) struct SpinLock<T> {
     held: AtomicBool,
     value: UnsafeCell<T>,
 }
 
 // SAFETY: `held` admits one guard at a time, and the value is reached only through a guard. Its
 // Acquire and Release hand the value from one thread to the next, which T: Send allows.
-unsafe impl<T: Send> Sync for Lock<T> {}
+unsafe impl<T: Send> Sync for SpinLock<T> {}
 
-impl<T> Lock<T> {
+impl<T> SpinLock<T> {
     pub const fn new(value: T) -> Self {
         Self {
             held: AtomicBool::new(false),
@@ -26,7 +26,7 @@ impl<T> Lock<T> {
 
     /// Waits for the lock and returns its guard.
     #[inline]
-    pub fn lock(&self) -> Held<'_, T> {
+    pub fn lock(&self) -> LockGuard<'_, T> {
         let mut tries = 0u32;
         loop {
             if let Some(held) = self.try_lock() {
@@ -39,14 +39,14 @@ impl<T> Lock<T> {
 
     /// Takes the lock, unless another thread holds it.
     #[inline]
-    pub fn try_lock(&self) -> Option<Held<'_, T>> {
-        // Acquire: pairs with the Release in Held::drop, so that the earlier holder's writes are
+    pub fn try_lock(&self) -> Option<LockGuard<'_, T>> {
+        // Acquire: pairs with the Release in LockGuard::drop, so that the earlier holder's writes are
         // visible. The relaxed load first keeps waiting threads from taking the cache line for a
         // swap that must fail.
         let free = !self.held.load(Ordering::Relaxed) && !self.held.swap(true, Ordering::Acquire);
         // Lazily: `then_some` would build a guard in the other case too, and dropping it would
         // release the lock of another thread.
-        free.then(|| Held { lock: self })
+        free.then(|| LockGuard { lock: self })
     }
 }
 
@@ -62,11 +62,11 @@ pub(crate) fn relax(tries: u32) {
 }
 
 /// Guard of a lock, which is released when the guard is dropped.
-pub(crate) struct Held<'a, T> {
-    lock: &'a Lock<T>,
+pub(crate) struct LockGuard<'a, T> {
+    lock: &'a SpinLock<T>,
 }
 
-impl<T> Deref for Held<'_, T> {
+impl<T> Deref for LockGuard<'_, T> {
     type Target = T;
 
     #[inline]
@@ -76,7 +76,7 @@ impl<T> Deref for Held<'_, T> {
     }
 }
 
-impl<T> DerefMut for Held<'_, T> {
+impl<T> DerefMut for LockGuard<'_, T> {
     #[inline]
     fn deref_mut(&mut self) -> &mut T {
         // SAFETY: this guard is the only one.
@@ -84,7 +84,7 @@ impl<T> DerefMut for Held<'_, T> {
     }
 }
 
-impl<T> Drop for Held<'_, T> {
+impl<T> Drop for LockGuard<'_, T> {
     #[inline]
     fn drop(&mut self) {
         // Release: pairs with the Acquire in try_lock. The next holder must see all writes of this
@@ -95,11 +95,11 @@ impl<T> Drop for Held<'_, T> {
 
 #[cfg(test)]
 mod tests {
-    use super::Lock;
+    use super::SpinLock;
 
     #[test]
     fn a_failed_try_leaves_the_lock_to_its_holder() {
-        let lock = Lock::new(0);
+        let lock = SpinLock::new(0);
         let held = lock.lock();
         assert!(lock.try_lock().is_none());
         assert!(

@@ -16,7 +16,7 @@ use std::vec::Vec;
 const PAGE: u64 = 4096;
 
 /// Memory that is read and written by requests to its owner.
-pub(crate) trait Remote: Send + Sync {
+pub(crate) trait RemoteMemory: Send + Sync {
     /// Reads from address `at` on. False if that failed.
     fn read(&self, at: u64, into: &mut [u8]) -> bool;
 
@@ -25,24 +25,24 @@ pub(crate) trait Remote: Send + Sync {
     fn write(&self, at: u64, from: &[u8]) -> bool;
 }
 
-struct Page {
+struct StagedPage {
     start: u64,
     len: usize,
     words: Box<[AtomicU64]>,
     before: Box<[u64]>,
-    remote: Arc<dyn Remote>,
+    remote: Arc<dyn RemoteMemory>,
 }
 
 /// The pages that one batch has fetched.
 #[derive(Default)]
-pub(crate) struct Staging {
-    pages: RefCell<Vec<Page>>,
+pub(crate) struct StagedPages {
+    pages: RefCell<Vec<StagedPage>>,
     /// Ranges that are written back after all others.
     last: RefCell<Vec<(u64, u64)>>,
     bytes: Cell<usize>,
 }
 
-impl Staging {
+impl StagedPages {
     /// Returns the number of bytes fetched.
     pub fn bytes(&self) -> usize {
         self.bytes.get()
@@ -61,7 +61,7 @@ impl Staging {
         &self,
         iova: u64,
         (start, end): (u64, u64),
-        remote: &Arc<dyn Remote>,
+        remote: &Arc<dyn RemoteMemory>,
     ) -> Option<Region<'_>> {
         let start = start.max(iova / PAGE * PAGE);
         let end = end.min((iova / PAGE).saturating_add(1).saturating_mul(PAGE));
@@ -87,7 +87,7 @@ impl Staging {
     /// Writes back the words that have changed.
     pub fn settle(&mut self) {
         let ranges = self.last.get_mut();
-        let is_last = |page: &Page| {
+        let is_last = |page: &StagedPage| {
             let end = page.start + page.len as u64;
             ranges
                 .iter()
@@ -101,7 +101,7 @@ impl Staging {
     }
 }
 
-fn fetch(start: u64, len: usize, remote: &Arc<dyn Remote>) -> Option<Page> {
+fn fetch(start: u64, len: usize, remote: &Arc<dyn RemoteMemory>) -> Option<StagedPage> {
     let mut bytes = std::vec![0; len.next_multiple_of(8)];
     if !remote.read(start, &mut bytes[..len]) {
         return None;
@@ -112,7 +112,7 @@ fn fetch(start: u64, len: usize, remote: &Arc<dyn Remote>) -> Option<Page> {
         .iter()
         .map(|word| u64::from_ne_bytes(*word));
     let before: Box<[u64]> = words.collect();
-    Some(Page {
+    Some(StagedPage {
         start,
         len,
         words: before.iter().map(|word| AtomicU64::new(*word)).collect(),
@@ -122,7 +122,7 @@ fn fetch(start: u64, len: usize, remote: &Arc<dyn Remote>) -> Option<Page> {
 }
 
 /// Writes each run of words that differ from what was fetched.
-fn write_back(page: &Page) {
+fn write_back(page: &StagedPage) {
     let now = |i: usize| page.words[i].load(Ordering::Relaxed);
     let changed = |i: usize| now(i) != page.before[i];
     let mut i = 0;

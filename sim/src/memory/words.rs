@@ -13,36 +13,36 @@ pub(crate) const PAGE: usize = 4096;
 
 #[derive(FromZeros)]
 #[repr(C, align(4096))]
-struct Page([AtomicU32; PAGE / 4]);
+struct WordPage([AtomicU32; PAGE / 4]);
 
-enum Owner {
-    Heap(#[expect(dead_code, reason = "kept for its memory")] Box<[Page]>),
+enum BackingMemory {
+    Heap(#[expect(dead_code, reason = "kept for its memory")] Box<[WordPage]>),
     #[cfg(all(feature = "std", target_os = "linux"))]
     Shared(SharedMemory),
 }
 
 /// Words at a fixed address.
-pub(crate) struct Words {
+pub(crate) struct AlignedWords {
     start: *const AtomicU32,
     len: usize,
     #[cfg_attr(not(all(feature = "std", target_os = "linux")), expect(dead_code))]
-    owner: Owner,
+    owner: BackingMemory,
 }
 
 // SAFETY: the words are atomics, and the owner of their memory can be sent and shared.
-unsafe impl Send for Words {}
+unsafe impl Send for AlignedWords {}
 // SAFETY: as above.
-unsafe impl Sync for Words {}
+unsafe impl Sync for AlignedWords {}
 
-impl Words {
+impl AlignedWords {
     /// Allocates at least `bytes` zeroed bytes.
     pub fn on_heap(bytes: usize) -> Self {
-        let pages = <[Page]>::new_box_zeroed_with_elems(bytes.div_ceil(PAGE));
+        let pages = <[WordPage]>::new_box_zeroed_with_elems(bytes.div_ceil(PAGE));
         let pages = pages.expect("out of memory");
         Self {
             start: pages.as_ptr().cast(),
             len: pages.len() * PAGE / 4,
-            owner: Owner::Heap(pages),
+            owner: BackingMemory::Heap(pages),
         }
     }
 
@@ -53,7 +53,7 @@ impl Words {
         Ok(Self {
             start: memory.start().cast_const().wrapping_add(lead).cast(),
             len: (memory.len() - lead) / 4,
-            owner: Owner::Shared(memory),
+            owner: BackingMemory::Shared(memory),
         })
     }
 
@@ -61,13 +61,13 @@ impl Words {
     #[cfg(all(feature = "std", target_os = "linux"))]
     pub fn fd(&self) -> Option<std::os::fd::BorrowedFd<'_>> {
         match &self.owner {
-            Owner::Heap(_) => None,
-            Owner::Shared(memory) => Some(memory.fd()),
+            BackingMemory::Heap(_) => None,
+            BackingMemory::Shared(memory) => Some(memory.fd()),
         }
     }
 }
 
-impl Deref for Words {
+impl Deref for AlignedWords {
     type Target = [AtomicU32];
 
     #[inline]

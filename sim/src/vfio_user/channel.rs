@@ -5,7 +5,7 @@
 //! are closed. A message that has begun must end in time.
 
 use super::wire::{self, Header};
-use crate::event::{Event, readable, ready};
+use crate::event::{EventFd, readable, ready};
 use rustix::event::PollFlags;
 use rustix::io::Errno;
 use rustix::net::{
@@ -28,7 +28,7 @@ const TICK: Duration = Duration::from_millis(250);
 
 /// Reason for the end of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum End {
+pub(crate) enum ConnectionEnd {
     /// The client has closed its side, between two messages or inside one.
     Closed,
     /// The server is being stopped.
@@ -40,19 +40,19 @@ pub(crate) enum End {
 }
 
 /// A message as it was received.
-pub(crate) struct Message {
+pub(crate) struct ReceivedMessage {
     pub header: Header,
     pub body: Vec<u8>,
     pub fds: Vec<OwnedFd>,
 }
 
 /// A connection to a client. Any thread may send; one thread receives.
-pub(crate) struct Channel {
+pub(crate) struct MessageChannel {
     socket: UnixStream,
     sending: Mutex<()>,
 }
 
-impl Channel {
+impl MessageChannel {
     pub fn new(socket: UnixStream) -> std::io::Result<Self> {
         socket.set_nonblocking(true)?;
         Ok(Self {
@@ -62,9 +62,9 @@ impl Channel {
     }
 
     /// Receives the next message. Waits for its beginning without limit, or until `stop`.
-    pub fn receive(&self, stop: &Event) -> Result<Message, End> {
+    pub fn receive(&self, stop: &EventFd) -> Result<ReceivedMessage, ConnectionEnd> {
         if !readable(self.socket.as_fd(), stop) {
-            return Err(End::Stopped);
+            return Err(ConnectionEnd::Stopped);
         }
         let mut header = Header {
             id: 0,
@@ -77,14 +77,19 @@ impl Channel {
         self.fill(header.as_mut_bytes(), &mut fds, stop)?;
         let size = header.size as usize;
         if !(size_of::<Header>()..=wire::MAX_MESSAGE).contains(&size) {
-            return Err(End::Garbled("a message of impossible size"));
+            return Err(ConnectionEnd::Garbled("a message of impossible size"));
         }
         let mut body = std::vec![0; size - size_of::<Header>()];
         self.fill(&mut body, &mut fds, stop)?;
-        Ok(Message { header, body, fds })
+        Ok(ReceivedMessage { header, body, fds })
     }
 
-    fn fill(&self, into: &mut [u8], fds: &mut Vec<OwnedFd>, stop: &Event) -> Result<(), End> {
+    fn fill(
+        &self,
+        into: &mut [u8],
+        fds: &mut Vec<OwnedFd>,
+        stop: &EventFd,
+    ) -> Result<(), ConnectionEnd> {
         let started = Instant::now();
         let mut done = 0;
         while done < into.len() {
@@ -104,32 +109,39 @@ impl Channel {
                         }
                     }
                     if got.bytes == 0 {
-                        return Err(End::Closed);
+                        return Err(ConnectionEnd::Closed);
                     }
                     if got.flags.contains(ReturnFlags::CTRUNC) || fds.len() > wire::MAX_FDS {
-                        return Err(End::Garbled("more descriptors than a message may have"));
+                        return Err(ConnectionEnd::Garbled(
+                            "more descriptors than a message may have",
+                        ));
                     }
                     done += got.bytes;
                 }
                 Err(Errno::AGAIN) => {
                     if stop.is_signalled() {
-                        return Err(End::Stopped);
+                        return Err(ConnectionEnd::Stopped);
                     }
                     if started.elapsed() > MESSAGE_TIME {
-                        return Err(End::Garbled("a message that does not end"));
+                        return Err(ConnectionEnd::Garbled("a message that does not end"));
                     }
                     ready(self.socket.as_fd(), PollFlags::IN, TICK);
                 }
                 Err(Errno::INTR) => {}
-                Err(Errno::CONNRESET | Errno::PIPE) => return Err(End::Closed),
-                Err(error) => return Err(End::Failed(error)),
+                Err(Errno::CONNRESET | Errno::PIPE) => return Err(ConnectionEnd::Closed),
+                Err(error) => return Err(ConnectionEnd::Failed(error)),
             }
         }
         Ok(())
     }
 
     /// Sends a message whole. Fails if the client does not read in time.
-    pub fn send(&self, header: Header, body: &[u8], fds: &[BorrowedFd<'_>]) -> Result<(), End> {
+    pub fn send(
+        &self,
+        header: Header,
+        body: &[u8],
+        fds: &[BorrowedFd<'_>],
+    ) -> Result<(), ConnectionEnd> {
         let mut whole = Vec::with_capacity(size_of::<Header>() + body.len());
         whole.extend_from_slice(header.as_bytes());
         whole.extend_from_slice(body);
@@ -146,14 +158,14 @@ impl Channel {
             match sendmsg(&self.socket, &parts, &mut control, SendFlags::NOSIGNAL) {
                 Ok(bytes) => done += bytes,
                 Err(Errno::AGAIN) if started.elapsed() > MESSAGE_TIME => {
-                    return Err(End::Garbled("a client that takes no replies"));
+                    return Err(ConnectionEnd::Garbled("a client that takes no replies"));
                 }
                 Err(Errno::AGAIN) => {
                     ready(self.socket.as_fd(), PollFlags::OUT, TICK);
                 }
                 Err(Errno::INTR) => {}
-                Err(Errno::CONNRESET | Errno::PIPE) => return Err(End::Closed),
-                Err(error) => return Err(End::Failed(error)),
+                Err(Errno::CONNRESET | Errno::PIPE) => return Err(ConnectionEnd::Closed),
+                Err(error) => return Err(ConnectionEnd::Failed(error)),
             }
         }
         Ok(())

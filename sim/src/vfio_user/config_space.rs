@@ -29,7 +29,7 @@ const INITIATE_FLR: u16 = 1 << 15;
 
 /// Sizes and positions that configuration space reports.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Layout {
+pub(crate) struct BarLayout {
     /// Bytes of BAR 0, a power of two.
     pub bar0: u64,
     /// Bytes of BAR 4, a power of two.
@@ -42,7 +42,7 @@ pub(crate) struct Layout {
 
 /// Effects of a write outside configuration space.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Effects {
+pub(crate) struct WriteEffects {
     /// True if the function is to be reset.
     pub reset: bool,
 }
@@ -51,11 +51,11 @@ pub(crate) struct Effects {
 pub(crate) struct ConfigSpace {
     bytes: Box<[u8]>,
     writable: Box<[u8]>,
-    layout: Layout,
+    layout: BarLayout,
 }
 
 impl ConfigSpace {
-    pub fn new(layout: Layout) -> Self {
+    pub fn new(layout: BarLayout) -> Self {
         let mut space = Self {
             bytes: vec![0; BYTES].into_boxed_slice(),
             writable: vec![0; BYTES].into_boxed_slice(),
@@ -67,7 +67,7 @@ impl ConfigSpace {
     }
 
     fn header(&mut self) {
-        let Layout { bar0, bar4, .. } = self.layout;
+        let BarLayout { bar0, bar4, .. } = self.layout;
         self.put16(0x00, VENDOR, 0);
         self.put16(0x02, DEVICE, 0);
         // Memory space, bus master, SERR and parity responses, interrupt disable.
@@ -90,7 +90,7 @@ impl ConfigSpace {
     }
 
     fn capabilities(&mut self) {
-        let Layout { vectors, pba, .. } = self.layout;
+        let BarLayout { vectors, pba, .. } = self.layout;
         // Power management, version 3: D0 and D3hot, and nothing is lost between them.
         self.put16(PM, 0x01 | (MSIX as u16) << 8, 0);
         self.put16(PM + 2, 3, 0);
@@ -140,7 +140,7 @@ impl ConfigSpace {
     }
 
     /// Writes the bytes from `at` on, inside the space.
-    pub fn write(&mut self, at: usize, from: &[u8]) -> Effects {
+    pub fn write(&mut self, at: usize, from: &[u8]) -> WriteEffects {
         for (i, value) in from.iter().enumerate() {
             let (byte, mask) = (&mut self.bytes[at + i], self.writable[at + i]);
             *byte = *byte & !mask | value & mask;
@@ -149,7 +149,7 @@ impl ConfigSpace {
         // reads as 0.
         let flr = (EXPRESS + 9).checked_sub(at).and_then(|i| from.get(i));
         let reset = flr.is_some_and(|byte| u16::from(*byte) << 8 & INITIATE_FLR != 0);
-        Effects { reset }
+        WriteEffects { reset }
     }
 
     /// True if the command register enables the interrupt pin.
@@ -168,7 +168,7 @@ mod tests {
     use super::*;
 
     fn space() -> ConfigSpace {
-        ConfigSpace::new(Layout {
+        ConfigSpace::new(BarLayout {
             bar0: 16 << 10,
             bar4: 8 << 10,
             vectors: 65,

@@ -1,9 +1,9 @@
 //! The client's memory: the ranges that the controller may reach, and the way to reach each of
 //! them: mapped here, copied from a read-only mapping, or by messages.
 
-use super::requests::Requests;
+use super::requests::ClientRequests;
 use super::wire::{self, DmaMap, DmaUnmap};
-use crate::memory::{GuestMemory, HostMemory, MAX_MAPPINGS, MapError, Remote};
+use crate::memory::{GuestMemory, HostMemory, MAX_MAPPINGS, MapError, RemoteMemory};
 use rustix::io::Errno;
 use std::collections::BTreeMap;
 use std::os::fd::{AsFd, OwnedFd};
@@ -13,7 +13,7 @@ use std::vec::Vec;
 /// Limit of the ranges of one client at the same time.
 pub(crate) const MAX_RANGES: usize = MAX_MAPPINGS;
 
-struct Range {
+struct ClientRange {
     size: u64,
     /// The mapping in this process, if there is one; otherwise the range is reached by messages.
     guest: Option<Arc<GuestMemory>>,
@@ -22,15 +22,15 @@ struct Range {
 /// The ranges of one client. Dropping the table unmaps all of them.
 pub(crate) struct DmaTable {
     memory: HostMemory,
-    requests: Arc<Requests>,
-    ranges: BTreeMap<u64, Range>,
+    requests: Arc<ClientRequests>,
+    ranges: BTreeMap<u64, ClientRange>,
     /// Number of lost mappings of the process that were checked so far.
     losses: usize,
 }
 
 impl DmaTable {
     /// Makes an empty table. Memory without a descriptor is reached by `requests`.
-    pub fn new(memory: HostMemory, requests: Arc<Requests>) -> Self {
+    pub fn new(memory: HostMemory, requests: Arc<ClientRequests>) -> Self {
         Self {
             memory,
             requests,
@@ -56,7 +56,7 @@ impl DmaTable {
         let guest = match fds.first() {
             Some(fd) => Some(self.map_file(map, fd)?),
             None => {
-                let remote = ByMessage {
+                let remote = MessageMemory {
                     requests: self.requests.clone(),
                     flags: map.flags,
                 };
@@ -65,7 +65,7 @@ impl DmaTable {
             }
         };
         let size = map.size;
-        self.ranges.insert(map.address, Range { size, guest });
+        self.ranges.insert(map.address, ClientRange { size, guest });
         Ok(())
     }
 
@@ -77,7 +77,7 @@ impl DmaTable {
         self.enter(|memory| match writable {
             true => memory.map_guest(map.address, map.size, guest.clone()),
             false => {
-                let copied = ReadOnly {
+                let copied = ReadOnlyMemory {
                     start: map.address,
                     guest: guest.clone(),
                 };
@@ -156,12 +156,12 @@ impl DmaTable {
 }
 
 /// Memory that the client allows the device to read only: writes of the controller are discarded.
-struct ReadOnly {
+struct ReadOnlyMemory {
     start: u64,
     guest: Arc<GuestMemory>,
 }
 
-impl Remote for ReadOnly {
+impl RemoteMemory for ReadOnlyMemory {
     fn read(&self, at: u64, into: &mut [u8]) -> bool {
         let span = self.guest.span();
         let from = usize::try_from(at.wrapping_sub(self.start)).ok();
@@ -175,12 +175,12 @@ impl Remote for ReadOnly {
 }
 
 /// Memory without a descriptor, reached by messages.
-struct ByMessage {
-    requests: Arc<Requests>,
+struct MessageMemory {
+    requests: Arc<ClientRequests>,
     flags: u32,
 }
 
-impl Remote for ByMessage {
+impl RemoteMemory for MessageMemory {
     fn read(&self, at: u64, into: &mut [u8]) -> bool {
         if self.flags & wire::DMA_READABLE != 0 {
             return self.requests.read(at, into);
@@ -208,10 +208,12 @@ mod tests {
 
     #[test]
     fn the_number_of_ranges_is_limited() {
-        let mut table = DmaTable::new(HostMemory::new(), Arc::new(Requests::new(None)));
+        let mut table = DmaTable::new(HostMemory::new(), Arc::new(ClientRequests::new(None)));
         for i in 0..MAX_RANGES as u64 {
             let guest = None;
-            table.ranges.insert(i * 4096, Range { size: 4096, guest });
+            table
+                .ranges
+                .insert(i * 4096, ClientRange { size: 4096, guest });
         }
         let map = DmaMap {
             argsz: 32,

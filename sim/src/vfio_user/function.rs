@@ -4,8 +4,8 @@
 //! may map. BAR 4 holds the MSI-X table and its pending bits. Clients that deliver interrupts keep
 //! their own copy of the table; this one is plain memory.
 
-use super::config_space::{self, ConfigSpace, Layout};
-use super::irq::Irqs;
+use super::config_space::{self, BarLayout, ConfigSpace};
+use super::irq::InterruptLines;
 use super::wire::{self, region};
 use crate::controller::Controller;
 use crate::memory::HostMemory;
@@ -23,28 +23,28 @@ const MSIX_ENTRY: usize = 16;
 const DOORBELLS: u64 = offset::DOORBELLS as u64;
 
 /// A PCI function and the threads that serve it.
-pub(crate) struct Function {
+pub(crate) struct PciFunction {
     pub controller: Arc<Controller<HostMemory>>,
     pub runner: Arc<Runner>,
-    pub irqs: Arc<Irqs>,
+    pub irqs: Arc<InterruptLines>,
     config: ConfigSpace,
-    layout: Layout,
+    layout: BarLayout,
     table: Box<[u8]>,
     /// True if the client signals an eventfd when it rings, so that the threads may sleep long.
     pub kicks: bool,
 }
 
-impl Function {
+impl PciFunction {
     pub fn new(
         controller: Arc<Controller<HostMemory>>,
         runner: Arc<Runner>,
-        irqs: Arc<Irqs>,
+        irqs: Arc<InterruptLines>,
     ) -> Self {
         let vectors = controller.vectors();
         let doorbells = DOORBELLS + controller.doorbells().bytes() as u64;
         let table = (usize::from(vectors) * MSIX_ENTRY).next_multiple_of(4096);
         let pba = usize::from(vectors).div_ceil(64) * 8;
-        let layout = Layout {
+        let layout = BarLayout {
             // At least the size that common drivers map without reading it first.
             bar0: doorbells.next_power_of_two().max(16 << 10),
             bar4: (table + pba.next_multiple_of(4096)).next_power_of_two() as u64,

@@ -14,14 +14,14 @@ use std::vec::Vec;
 
 /// State of one interrupt.
 #[derive(Default)]
-struct Line {
+struct InterruptLine {
     fd: Option<OwnedFd>,
     masked: bool,
     /// True if it was raised while it was masked or not armed.
     pending: bool,
 }
 
-impl Line {
+impl InterruptLine {
     /// Signals the client now, or when the interrupt is unmasked.
     fn raise(&mut self) {
         match &self.fd {
@@ -36,20 +36,20 @@ impl Line {
 }
 
 /// Interrupts of the function: the pin, and the MSI-X vectors.
-pub(crate) struct Irqs {
-    pin: Mutex<Line>,
-    vectors: Box<[Mutex<Line>]>,
+pub(crate) struct InterruptLines {
+    pin: Mutex<InterruptLine>,
+    vectors: Box<[Mutex<InterruptLine>]>,
     /// True while a vector is armed, so that the pin is not used.
     msix: AtomicBool,
     /// True while the command register enables the pin.
     pin_enabled: AtomicBool,
 }
 
-fn lock(line: &Mutex<Line>) -> MutexGuard<'_, Line> {
+fn lock(line: &Mutex<InterruptLine>) -> MutexGuard<'_, InterruptLine> {
     line.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-impl Interrupts for Irqs {
+impl Interrupts for InterruptLines {
     fn raise(&self, vector: u16, masked: bool) {
         if self.msix.load(Ordering::Relaxed) {
             if let Some(line) = self.vectors.get(usize::from(vector)) {
@@ -61,7 +61,7 @@ impl Interrupts for Irqs {
     }
 }
 
-impl Irqs {
+impl InterruptLines {
     pub fn new(vectors: u16) -> Self {
         Self {
             pin: Mutex::default(),
@@ -113,13 +113,13 @@ impl Irqs {
     /// Closes every descriptor, because the client has left.
     pub fn disarm(&self) {
         for line in self.vectors.iter().chain([&self.pin]) {
-            *lock(line) = Line::default();
+            *lock(line) = InterruptLine::default();
         }
         self.msix.store(false, Ordering::Relaxed);
         self.enable_pin(true);
     }
 
-    fn lines(&self, index: u32) -> &[Mutex<Line>] {
+    fn lines(&self, index: u32) -> &[Mutex<InterruptLine>] {
         match index {
             irq::INTX => std::slice::from_ref(&self.pin),
             irq::MSIX => &self.vectors,
@@ -167,7 +167,9 @@ impl Irqs {
         let result = match (kind, action) {
             (wire::SET_DATA_EVENTFD, wire::SET_TRIGGER) => arm(chosen, fds),
             (wire::SET_DATA_NONE, wire::SET_TRIGGER) if count == 0 && start == 0 => {
-                lines.iter().for_each(|line| *lock(line) = Line::default());
+                lines
+                    .iter()
+                    .for_each(|line| *lock(line) = InterruptLine::default());
                 Ok(())
             }
             (wire::SET_DATA_NONE, _) => {
@@ -189,7 +191,7 @@ impl Irqs {
 }
 
 /// Gives each interrupt its descriptor; without descriptors, disarms all of them.
-fn arm(lines: &[Mutex<Line>], fds: Vec<OwnedFd>) -> Result<(), Errno> {
+fn arm(lines: &[Mutex<InterruptLine>], fds: Vec<OwnedFd>) -> Result<(), Errno> {
     if fds.is_empty() {
         lines.iter().for_each(|line| lock(line).fd = None);
         return Ok(());
@@ -219,7 +221,7 @@ fn check(fd: &OwnedFd) -> Result<(), Errno> {
     fcntl_setfl(fd, fcntl_getfl(fd)? | OFlags::NONBLOCK)
 }
 
-fn act(line: &mut Line, action: u32) {
+fn act(line: &mut InterruptLine, action: u32) {
     match action {
         wire::SET_MASK => line.masked = true,
         wire::SET_UNMASK => {

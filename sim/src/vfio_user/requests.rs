@@ -5,7 +5,7 @@
 //! stop it). A wait is therefore cut short while the receiving thread is busy: the access fails,
 //! because waiting could last for ever.
 
-use super::channel::{Channel, front};
+use super::channel::{MessageChannel, front};
 use super::wire::{self, DmaAccess, Header, command};
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -25,15 +25,15 @@ const TICK: Duration = Duration::from_millis(10);
 type Reply = Option<Option<Vec<u8>>>;
 
 #[derive(Default)]
-struct Pending {
+struct PendingReplies {
     replies: BTreeMap<u16, Reply>,
     next_id: u16,
 }
 
 /// Requests of one connection.
-pub(crate) struct Requests {
-    channel: Option<Arc<Channel>>,
-    pending: Mutex<Pending>,
+pub(crate) struct ClientRequests {
+    channel: Option<Arc<MessageChannel>>,
+    pending: Mutex<PendingReplies>,
     arrived: Condvar,
     /// Time at which the receiving thread became busy.
     hurried: Mutex<Option<Instant>>,
@@ -42,9 +42,9 @@ pub(crate) struct Requests {
     max_transfer: std::sync::atomic::AtomicUsize,
 }
 
-impl Requests {
+impl ClientRequests {
     /// Makes requests over `channel`. Without a channel, every request fails.
-    pub fn new(channel: Option<Arc<Channel>>) -> Self {
+    pub fn new(channel: Option<Arc<MessageChannel>>) -> Self {
         Self {
             closed: AtomicBool::new(channel.is_none()),
             channel,
@@ -55,7 +55,7 @@ impl Requests {
         }
     }
 
-    fn lock(&self) -> MutexGuard<'_, Pending> {
+    fn lock(&self) -> MutexGuard<'_, PendingReplies> {
         self.pending.lock().unwrap_or_else(PoisonError::into_inner)
     }
 

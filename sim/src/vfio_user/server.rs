@@ -1,15 +1,15 @@
 //! The listening socket and its clients, which are served one after another. The file of the socket
 //! is created, checked and removed here; messages are the matter of `session`.
 
-use super::channel::{Channel, End, Message};
-use super::function::Function;
-use super::irq::Irqs;
-use super::requests::Requests;
-use super::session::Session;
+use super::channel::{ConnectionEnd, MessageChannel, ReceivedMessage};
+use super::function::PciFunction;
+use super::irq::InterruptLines;
+use super::requests::ClientRequests;
+use super::session::ClientSession;
 use super::wire::{self, Header};
 use crate::config::settings::Config;
 use crate::controller::Controller;
-use crate::event::{Event, readable};
+use crate::event::{EventFd, readable};
 use crate::memory::HostMemory;
 use crate::runner::Runner;
 use nvme_core::spec::register::offset::DOORBELLS;
@@ -72,7 +72,7 @@ impl core::error::Error for ServeError {}
 
 /// Ends a [`Server::serve_one`] from another thread.
 #[derive(Clone)]
-pub struct Stopper(Arc<Event>);
+pub struct Stopper(Arc<EventFd>);
 
 impl Stopper {
     /// Makes `serve_one` return soon, even while a client is served.
@@ -98,11 +98,11 @@ pub enum Left {
 /// others wait. When a client leaves, its memory and descriptors are released and the function is
 /// reset; the contents of the namespaces stay.
 pub struct Server {
-    function: Function,
+    function: PciFunction,
     memory: HostMemory,
     listener: UnixListener,
     path: PathBuf,
-    stop: Arc<Event>,
+    stop: Arc<EventFd>,
 }
 
 impl Server {
@@ -125,7 +125,7 @@ impl Server {
     fn start(config: Config, path: &Path, threads: usize) -> Result<Self, ServeError> {
         let system = |what| move |error| ServeError::System(what, error);
         let memory = HostMemory::new();
-        let irqs = Arc::new(Irqs::new(config.vectors));
+        let irqs = Arc::new(InterruptLines::new(config.vectors));
         let controller = Controller::new(config, memory.clone())
             .map_err(ServeError::Config)?
             .with_shared_doorbells()
@@ -134,11 +134,11 @@ impl Server {
         let controller = Arc::new(controller);
         let runner = Runner::try_start(controller.clone(), threads)
             .map_err(system("a thread for the controller"))?;
-        let stop = Event::new().map_err(system("an eventfd"))?;
+        let stop = EventFd::new().map_err(system("an eventfd"))?;
         // The socket comes last: an earlier failure then leaves no socket file behind, and no
         // client can connect before the threads that serve it are running.
         Ok(Self {
-            function: Function::new(controller, Arc::new(runner), irqs),
+            function: PciFunction::new(controller, Arc::new(runner), irqs),
             memory,
             listener: listen_at(path)?,
             path: path.to_owned(),
@@ -195,13 +195,14 @@ impl Server {
 
     /// Serves a connection. Returns its end and the number of messages received.
     fn converse(&mut self, socket: UnixStream) -> (Option<Left>, u64) {
-        let channel = match Channel::new(socket) {
+        let channel = match MessageChannel::new(socket) {
             Ok(channel) => Arc::new(channel),
             Err(error) => return (Some(Left::Failed(error.to_string())), 0),
         };
         let mut messages = 0;
-        let requests = Arc::new(Requests::new(Some(channel.clone())));
-        let mut session = Session::new(&mut self.function, self.memory.clone(), requests.clone());
+        let requests = Arc::new(ClientRequests::new(Some(channel.clone())));
+        let mut session =
+            ClientSession::new(&mut self.function, self.memory.clone(), requests.clone());
         loop {
             let result = channel.receive(&self.stop).and_then(|message| {
                 messages += 1;
@@ -209,10 +210,10 @@ impl Server {
             });
             let left = match result {
                 Ok(()) => continue,
-                Err(End::Stopped) => None,
-                Err(End::Closed) => Some(Left::Closed),
-                Err(End::Garbled(what)) => Some(Left::PutOut(what)),
-                Err(End::Failed(errno)) => Some(Left::Failed(errno.to_string())),
+                Err(ConnectionEnd::Stopped) => None,
+                Err(ConnectionEnd::Closed) => Some(Left::Closed),
+                Err(ConnectionEnd::Garbled(what)) => Some(Left::PutOut(what)),
+                Err(ConnectionEnd::Failed(errno)) => Some(Left::Failed(errno.to_string())),
             };
             return (left, messages);
         }
@@ -227,19 +228,23 @@ impl Drop for Server {
 
 /// Answers one message.
 fn exchange(
-    channel: &Channel,
-    requests: &Requests,
-    session: &mut Session<'_>,
-    message: Message,
-) -> Result<(), End> {
-    let Message { header, body, fds } = message;
+    channel: &MessageChannel,
+    requests: &ClientRequests,
+    session: &mut ClientSession<'_>,
+    message: ReceivedMessage,
+) -> Result<(), ConnectionEnd> {
+    let ReceivedMessage { header, body, fds } = message;
     match header.flags & wire::TYPE_MASK {
         wire::COMMAND => {}
         wire::REPLY => {
             requests.reply(&header, body);
             return Ok(());
         }
-        _ => return Err(End::Garbled("a message that is neither command nor reply")),
+        _ => {
+            return Err(ConnectionEnd::Garbled(
+                "a message that is neither command nor reply",
+            ));
+        }
     }
     // The command may wait for the controller's threads, and these may wait for this thread to
     // receive a reply: while it is busy, their requests fail early instead of deadlocking with it.
@@ -275,10 +280,12 @@ fn exchange(
         }
     }
     if !session.is_greeted() {
-        return Err(End::Garbled("no common version"));
+        return Err(ConnectionEnd::Garbled("no common version"));
     }
     if session.has_lost_memory() {
-        return Err(End::Garbled("it shortened memory that it had given"));
+        return Err(ConnectionEnd::Garbled(
+            "it shortened memory that it had given",
+        ));
     }
     Ok(())
 }

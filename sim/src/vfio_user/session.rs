@@ -4,8 +4,8 @@
 
 use super::channel::front;
 use super::dma::{DmaTable, MAX_RANGES};
-use super::function::Function;
-use super::requests::Requests;
+use super::function::PciFunction;
+use super::requests::ClientRequests;
 use super::wire::{self, command, irq, region};
 use crate::memory::HostMemory;
 use rustix::io::Errno;
@@ -22,12 +22,12 @@ const OFFERED_FDS: u64 = 16;
 
 /// Payload and descriptors of the reply to a command.
 #[derive(Debug, Default)]
-pub(crate) struct Answer {
+pub(crate) struct CommandAnswer {
     pub body: Vec<u8>,
     pub fds: Vec<OwnedFd>,
 }
 
-impl Answer {
+impl CommandAnswer {
     fn of<T: IntoBytes + Immutable>(body: &T) -> Self {
         Self {
             body: body.as_bytes().to_vec(),
@@ -37,19 +37,23 @@ impl Answer {
 }
 
 /// A client and its memory.
-pub(crate) struct Session<'a> {
-    function: &'a mut Function,
+pub(crate) struct ClientSession<'a> {
+    function: &'a mut PciFunction,
     dma: DmaTable,
-    requests: Arc<Requests>,
+    requests: Arc<ClientRequests>,
     /// Number of descriptors that the client accepts in one message.
     client_fds: usize,
     greeted: bool,
 }
 
-impl<'a> Session<'a> {
+impl<'a> ClientSession<'a> {
     /// Makes a session for a client whose memory is added to `memory`, and whose memory without a
     /// descriptor is reached by `requests`.
-    pub fn new(function: &'a mut Function, memory: HostMemory, requests: Arc<Requests>) -> Self {
+    pub fn new(
+        function: &'a mut PciFunction,
+        memory: HostMemory,
+        requests: Arc<ClientRequests>,
+    ) -> Self {
         Self {
             function,
             dma: DmaTable::new(memory, requests.clone()),
@@ -74,7 +78,12 @@ impl<'a> Session<'a> {
     /// # Errors
     /// The errno of the reply: EINVAL for invalid fields, EOPNOTSUPP for a command or option that
     /// is not supported.
-    pub fn answer(&mut self, code: u16, body: &[u8], fds: Vec<OwnedFd>) -> Result<Answer, Errno> {
+    pub fn answer(
+        &mut self,
+        code: u16,
+        body: &[u8],
+        fds: Vec<OwnedFd>,
+    ) -> Result<CommandAnswer, Errno> {
         if code == command::VERSION {
             return self.version(body);
         }
@@ -84,39 +93,39 @@ impl<'a> Session<'a> {
         match code {
             command::DMA_MAP => {
                 self.dma.map(front(body)?, fds)?;
-                Ok(Answer::default())
+                Ok(CommandAnswer::default())
             }
             command::DMA_UNMAP => {
                 let unmap = front(body)?;
                 self.dma.unmap(unmap)?;
-                Ok(Answer::of(&unmap))
+                Ok(CommandAnswer::of(&unmap))
             }
             command::DEVICE_GET_INFO => device_info(front(body)?),
             command::DEVICE_GET_REGION_INFO => self.region_info(front(body)?),
             command::DEVICE_GET_REGION_IO_FDS => self.region_io_fds(front(body)?),
             command::DEVICE_GET_IRQ_INFO => {
                 let info = self.function.irqs.info(front(body)?)?;
-                Ok(Answer::of(&info))
+                Ok(CommandAnswer::of(&info))
             }
             command::DEVICE_SET_IRQS => {
                 let (set, data) = wire::IrqSet::read_from_prefix(body).map_err(|_| Errno::INVAL)?;
                 self.function.irqs.set(set, data, fds)?;
                 self.function.recheck_pin();
-                Ok(Answer::default())
+                Ok(CommandAnswer::default())
             }
             command::REGION_READ => self.region_read(front(body)?),
             command::REGION_WRITE => self.region_write(body),
             command::REGION_WRITE_MULTI => self.region_write_multi(body),
             command::DEVICE_RESET => {
                 self.function.reset();
-                Ok(Answer::default())
+                Ok(CommandAnswer::default())
             }
             command::DIRTY_PAGES | command::DEVICE_FEATURE => Err(Errno::OPNOTSUPP),
             _ => Err(Errno::INVAL),
         }
     }
 
-    fn version(&mut self, body: &[u8]) -> Result<Answer, Errno> {
+    fn version(&mut self, body: &[u8]) -> Result<CommandAnswer, Errno> {
         let (version, data) = wire::Version::read_from_prefix(body).map_err(|_| Errno::INVAL)?;
         if self.greeted || version.major != wire::MAJOR {
             return Err(Errno::INVAL);
@@ -125,7 +134,7 @@ impl<'a> Session<'a> {
             major: wire::MAJOR,
             minor: version.minor.min(wire::MINOR),
         };
-        let mut answer = Answer::of(&answer);
+        let mut answer = CommandAnswer::of(&answer);
         // The JSON text ends with a NUL, or with the message.
         let text = data.split(|byte| *byte == 0).next().unwrap_or_default();
         if !text.is_empty() {
@@ -156,7 +165,7 @@ impl<'a> Session<'a> {
         Ok(answer)
     }
 
-    fn region_info(&self, asked: wire::RegionInfo) -> Result<Answer, Errno> {
+    fn region_info(&self, asked: wire::RegionInfo) -> Result<CommandAnswer, Errno> {
         let fixed = size_of::<wire::RegionInfo>();
         if asked.index >= region::COUNT || (asked.argsz as usize) < fixed {
             return Err(Errno::INVAL);
@@ -173,7 +182,7 @@ impl<'a> Session<'a> {
             info.flags = wire::REGION_READABLE | wire::REGION_WRITABLE;
         }
         let Some((area, fd)) = self.function.mappable(asked.index) else {
-            return Ok(Answer::of(&info));
+            return Ok(CommandAnswer::of(&info));
         };
         let capability = wire::InfoCapability {
             id: wire::CAP_SPARSE_MMAP,
@@ -188,7 +197,7 @@ impl<'a> Session<'a> {
         info.flags |= wire::REGION_MMAP | wire::REGION_CAPS;
         info.argsz += capabilities.len() as u32;
         info.cap_offset = fixed as u32;
-        let mut answer = Answer::of(&info);
+        let mut answer = CommandAnswer::of(&info);
         // With too little room the reply has the structure only, whose argsz is the size that the
         // whole reply takes: the client then asks again with enough room.
         if asked.argsz >= info.argsz {
@@ -200,7 +209,7 @@ impl<'a> Session<'a> {
 
     /// Offers the doorbells as shadow ioeventfds: the client stores the value in the memory that
     /// comes with the reply, and signals the eventfd of the thread that serves the queue.
-    fn region_io_fds(&mut self, asked: wire::RegionIoFds) -> Result<Answer, Errno> {
+    fn region_io_fds(&mut self, asked: wire::RegionIoFds) -> Result<CommandAnswer, Errno> {
         let fixed = size_of::<wire::RegionIoFds>();
         if self.function.bytes(asked.index) == 0
             || asked.flags != 0
@@ -226,9 +235,9 @@ impl<'a> Session<'a> {
         };
         if asked.argsz < info.argsz {
             info.count = 0;
-            return Ok(Answer::of(&info));
+            return Ok(CommandAnswer::of(&info));
         }
-        let mut answer = Answer::of(&info);
+        let mut answer = CommandAnswer::of(&info);
         for qid in 0..queues {
             let sub = wire::IoEventFd {
                 offset: area.offset + qid * pair,
@@ -252,11 +261,11 @@ impl<'a> Session<'a> {
         Ok(answer)
     }
 
-    fn region_read(&mut self, access: wire::RegionAccess) -> Result<Answer, Errno> {
+    fn region_read(&mut self, access: wire::RegionAccess) -> Result<CommandAnswer, Errno> {
         if access.count > wire::MAX_TRANSFER {
             return Err(Errno::INVAL);
         }
-        let mut answer = Answer::of(&access);
+        let mut answer = CommandAnswer::of(&access);
         let head = answer.body.len();
         answer.body.resize(head + access.count as usize, 0);
         let into = &mut answer.body[head..];
@@ -264,15 +273,15 @@ impl<'a> Session<'a> {
         Ok(answer)
     }
 
-    fn region_write(&mut self, body: &[u8]) -> Result<Answer, Errno> {
+    fn region_write(&mut self, body: &[u8]) -> Result<CommandAnswer, Errno> {
         let (access, data) =
             wire::RegionAccess::read_from_prefix(body).map_err(|_| Errno::INVAL)?;
         let data = data.get(..access.count as usize).ok_or(Errno::INVAL)?;
         self.function.write(access.region, access.offset, data)?;
-        Ok(Answer::of(&access))
+        Ok(CommandAnswer::of(&access))
     }
 
-    fn region_write_multi(&mut self, body: &[u8]) -> Result<Answer, Errno> {
+    fn region_write_multi(&mut self, body: &[u8]) -> Result<CommandAnswer, Errno> {
         let (count, rest) = u64::read_from_prefix(body).map_err(|_| Errno::INVAL)?;
         if count > MAX_WRITES {
             return Err(Errno::INVAL);
@@ -289,11 +298,11 @@ impl<'a> Session<'a> {
             let data = write.data.get(..count as usize).ok_or(Errno::INVAL)?;
             self.function.write(region, offset, data)?;
         }
-        Ok(Answer::of(&count))
+        Ok(CommandAnswer::of(&count))
     }
 }
 
-impl Drop for Session<'_> {
+impl Drop for ClientSession<'_> {
     /// Ends the session. The client's memory and descriptors are released, and the next client
     /// finds the function in the state after a reset. A controller that has left the bus is plugged
     /// in again.
@@ -307,11 +316,11 @@ impl Drop for Session<'_> {
     }
 }
 
-fn device_info(asked: wire::DeviceInfo) -> Result<Answer, Errno> {
+fn device_info(asked: wire::DeviceInfo) -> Result<CommandAnswer, Errno> {
     if (asked.argsz as usize) < size_of::<wire::DeviceInfo>() {
         return Err(Errno::INVAL);
     }
-    Ok(Answer::of(&wire::DeviceInfo {
+    Ok(CommandAnswer::of(&wire::DeviceInfo {
         argsz: size_of::<wire::DeviceInfo>() as u32,
         flags: wire::DEVICE_RESETS | wire::DEVICE_PCI,
         num_regions: region::COUNT,

@@ -1,13 +1,13 @@
 //! Tests of `queue`.
 
 use super::*;
-use crate::bus::ring::Base;
+use crate::bus::ring::RingBase;
 use crate::memory::DmaMemory;
 use crate::memory::VecMemory;
 
-fn ring(entries: u32, entry_bytes: usize) -> Ring {
-    Ring {
-        base: Base::Contiguous(0),
+fn ring(entries: u32, entry_bytes: usize) -> QueueRing {
+    QueueRing {
+        base: RingBase::Contiguous(0),
         entries,
         entry_bytes,
     }
@@ -24,13 +24,13 @@ fn phase_flips_on_wrap_and_space_follows_the_head() {
     for _ in 0..7 {
         assert!(cq.space() > 0);
         let at = cq.tail as usize * 2 + 1;
-        cq.post(None, &dma, cqe, Publish::default()).unwrap();
+        cq.post(None, &dma, cqe, PublishFaults::default()).unwrap();
         phases.push(memory.words()[at].load(Ordering::Relaxed) >> 48 & 1);
         assert!(cq.take_head(cq.tail));
     }
     assert_eq!(phases, [1, 1, 1, 0, 0, 0, 1]);
-    cq.post(None, &dma, cqe, Publish::default()).unwrap();
-    cq.post(None, &dma, cqe, Publish::default()).unwrap();
+    cq.post(None, &dma, cqe, PublishFaults::default()).unwrap();
+    cq.post(None, &dma, cqe, PublishFaults::default()).unwrap();
     assert_eq!(cq.space(), 0);
 }
 
@@ -57,11 +57,11 @@ fn impossible_doorbells_are_refused_and_reported_once() {
 
 #[test]
 fn a_ring_in_pages_splits_at_page_ends() {
-    let base = Base::Pages {
+    let base = RingBase::Pages {
         shift: 12,
         pages: alloc::vec![0x8000, 0x3000],
     };
-    let ring = Ring {
+    let ring = QueueRing {
         base,
         entries: 100,
         entry_bytes: 64,
@@ -87,18 +87,18 @@ fn a_ring_settles_last_as_a_whole() {
     }
 
     let told = Told::default();
-    let base = Base::Contiguous(0x8000);
-    let whole = Ring {
+    let base = RingBase::Contiguous(0x8000);
+    let whole = QueueRing {
         base,
         ..ring(100, 16)
     };
     whole.settle_last(&Dma::new(&told));
     assert_eq!(told.0.take(), [(0x8000, 1600)]);
-    let base = Base::Pages {
+    let base = RingBase::Pages {
         shift: 13,
         pages: alloc::vec![0x1_0000, 0x4000],
     };
-    let scattered = Ring {
+    let scattered = QueueRing {
         base,
         ..ring(256, 64)
     };

@@ -30,7 +30,7 @@ pub enum Access {
 pub(super) type AnyStore = Box<dyn Store + Send + Sync>;
 
 /// Values of the options before anything is made of them.
-pub(super) struct Draft {
+pub(super) struct ConfigDraft {
     pub config: Config,
     pub size: Option<u64>,
     pub block: u32,
@@ -41,7 +41,7 @@ pub(super) struct Draft {
     pub read_ns: Option<u64>,
 }
 
-impl Draft {
+impl ConfigDraft {
     pub fn each(
         &self,
         make: impl Fn(u64) -> Result<AnyStore, ConfigError>,

@@ -1,7 +1,7 @@
 //! Image files: their names, and how they are opened or created. Either all images of a device are
 //! opened or none is left behind that was created for it.
 
-use super::draft::{Access, AnyStore, Draft, bad};
+use super::draft::{Access, AnyStore, ConfigDraft, bad};
 use crate::config::settings::ConfigError;
 use crate::medium::file::File;
 use crate::medium::store::Store;
@@ -14,14 +14,14 @@ use std::string::{String, ToString};
 use std::vec::Vec;
 
 /// Location of a device's blocks.
-pub(super) enum Place {
+pub(super) enum StoreLocation {
     Null,
     Memory,
     /// Image files; this is the first one's path.
     Images(String),
 }
 
-impl Place {
+impl StoreLocation {
     /// Reads the part of the text before the question mark.
     pub fn of(text: &str) -> Result<Self, ConfigError> {
         match text {
@@ -49,7 +49,7 @@ pub(super) fn paths(first: &str, count: u32) -> Vec<PathBuf> {
 }
 
 /// Stores of the images that were opened.
-pub(super) struct Opened {
+pub(super) struct OpenedImages {
     pub stores: Vec<AnyStore>,
     /// Images that did not exist before.
     pub created: Vec<PathBuf>,
@@ -68,14 +68,14 @@ fn failed(path: &Path, error: &IoError) -> ConfigError {
 /// created are removed again.
 pub(super) fn open(
     paths: &[PathBuf],
-    draft: &Draft,
+    draft: &ConfigDraft,
     access: Access,
-) -> Result<Opened, ConfigError> {
+) -> Result<OpenedImages, ConfigError> {
     let missing: Vec<&PathBuf> = paths.iter().filter(|path| !path.exists()).collect();
     if let Some(first) = missing.first() {
         check_creation(first, missing.len() as u64, draft, access)?;
     }
-    let mut opened = Opened {
+    let mut opened = OpenedImages {
         stores: Vec::new(),
         created: Vec::new(),
     };
@@ -102,7 +102,7 @@ pub(super) fn open(
 fn check_creation(
     path: &Path,
     count: u64,
-    draft: &Draft,
+    draft: &ConfigDraft,
     access: Access,
 ) -> Result<(), ConfigError> {
     let not_found = |why: &str| ConfigError {
@@ -141,7 +141,7 @@ pub fn check_space(path: &Path, bytes: u64) -> Result<(), ConfigError> {
 }
 
 /// Opens or creates one image. Returns true if it was created.
-fn one(path: &Path, draft: &Draft) -> Result<(File, bool), ConfigError> {
+fn one(path: &Path, draft: &ConfigDraft) -> Result<(File, bool), ConfigError> {
     // A folder can be opened for reading and has a length, so the errors below would not find it.
     if path.is_dir() {
         return Err(failed(

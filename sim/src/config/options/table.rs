@@ -1,7 +1,7 @@
 //! Every option of a device's text, declared once: its parser together with its default and help,
 //! from which `--help` and the table in docs/simulator.md are made.
 
-use super::draft::Draft;
+use super::draft::ConfigDraft;
 use super::faults::{CONDITIONS, FAULTS, parse_fault};
 use super::values::{number, size, switch, time};
 use crate::medium::latency::Profile;
@@ -18,7 +18,7 @@ pub struct OptionRow {
     pub default: &'static str,
     /// Meaning, for the help.
     pub help: &'static str,
-    pub(super) set: fn(&mut Draft, &str) -> Result<(), String>,
+    pub(super) set: fn(&mut ConfigDraft, &str) -> Result<(), String>,
 }
 
 macro_rules! options {

@@ -19,14 +19,14 @@ const CQ: usize = (0x2000 + 0x1000) / 8;
 
 /// A peer that remembers how many copies came together, and how many completions were posted by then.
 #[derive(Debug)]
-struct Owner {
+struct RecordingPeer {
     words: Arc<[AtomicU64]>,
     bytes: Mutex<Vec<u8>>,
     calls: Mutex<Vec<(usize, usize)>>,
     lost: AtomicBool,
 }
 
-impl Peer for Owner {
+impl Peer for RecordingPeer {
     unsafe fn write(&self, address: u64, from: *const u8, len: usize) {
         // SAFETY: the caller's range.
         let from = unsafe { std::slice::from_raw_parts(from, len) };
@@ -62,9 +62,9 @@ fn posted(words: &[AtomicU64]) -> Vec<Status> {
 }
 
 /// Starts a controller with queue pair 1, whose blocks hold their numbers, and with a peer's memory.
-fn start() -> (Controller<HostMemory>, Arc<[AtomicU64]>, Arc<Owner>) {
+fn start() -> (Controller<HostMemory>, Arc<[AtomicU64]>, Arc<RecordingPeer>) {
     let words: Arc<[AtomicU64]> = (0..1 << 12).map(|_| AtomicU64::new(0)).collect();
-    let owner = Arc::new(Owner {
+    let owner = Arc::new(RecordingPeer {
         words: words.clone(),
         bytes: Mutex::new(vec![0xEE; 64 * BLOCK]),
         calls: Mutex::default(),
@@ -195,7 +195,7 @@ fn a_peer_that_is_lost_fails_what_waits_for_it() {
 }
 
 #[derive(Debug)]
-struct LostAtFirst(Arc<Owner>);
+struct LostAtFirst(Arc<RecordingPeer>);
 
 impl Peer for LostAtFirst {
     unsafe fn write(&self, _: u64, _: *const u8, _: usize) {

@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::config::settings::NamespaceConfig;
-use crate::event::Event;
+use crate::event::EventFd;
 use crate::medium::store::Null;
 use crate::vfio_user::wire::{irq, region};
 use nvme_core::spec::register::{Cc, Csts, offset};
@@ -140,9 +140,9 @@ fn vendor(guest: &Guest) -> u16 {
 
 #[test]
 fn commands_run_through_shared_memory_and_end_with_an_interrupt() {
-    let mut client = Served::simple().hold_client();
+    let mut client = ServeOutcome::simple().hold_client();
     let mut guest = Guest::new(&mut client);
-    let event = Event::new().unwrap();
+    let event = EventFd::new().unwrap();
     let set = wire::IrqSet {
         argsz: 20,
         flags: wire::SET_DATA_EVENTFD | wire::SET_TRIGGER,
@@ -165,7 +165,7 @@ fn commands_run_through_shared_memory_and_end_with_an_interrupt() {
 
 #[test]
 fn trapped_doorbells_wake_a_controller_that_sleeps() {
-    let mut client = Served::simple().hold_client();
+    let mut client = ServeOutcome::simple().hold_client();
     let mut guest = Guest::new(&mut client);
     guest.enable(&mut client);
     for nth in 1..5 {
@@ -178,7 +178,7 @@ fn trapped_doorbells_wake_a_controller_that_sleeps() {
 
 #[test]
 fn every_kind_of_reset_stops_the_controller_and_it_can_be_enabled_again() {
-    let mut client = Served::simple().hold_client();
+    let mut client = ServeOutcome::simple().hold_client();
     let mut guest = Guest::new(&mut client);
     // By CC, by message, and by the PCI Express capability.
     for how in 0..4 {
@@ -224,7 +224,7 @@ fn a_controller_that_left_the_bus_reads_as_ones_until_the_next_client() {
         .faults
         .rules
         .push(crate::config::fault::FaultRule { when, what });
-    let served = Served::new(config, 1);
+    let served = ServeOutcome::new(config, 1);
     let mut client = served.client();
     let mut guest = Guest::new(&mut client);
     guest.enable(&mut client);
@@ -246,7 +246,7 @@ fn memory_goes_away_while_commands_use_it() {
     let mut config = config();
     let null = Null::new(1 << 30);
     config.namespaces = vec![NamespaceConfig::new(512, Box::new(null))];
-    let mut client = Served::new(config, 2).hold_client();
+    let mut client = ServeOutcome::new(config, 2).hold_client();
     for _ in 0..20 {
         let mut guest = Guest::new(&mut client);
         guest.enable(&mut client);
@@ -264,7 +264,7 @@ fn memory_goes_away_while_commands_use_it() {
 
 #[test]
 fn a_client_that_shortens_its_memory_is_put_out_and_the_server_lives() {
-    let served = Served::simple();
+    let served = ServeOutcome::simple();
     let mut client = served.client();
     let fd = memfd(BYTES);
     client.map(BASE, BYTES, Some(&fd)).unwrap();
@@ -312,7 +312,7 @@ fn the_next_client_finds_what_a_reset_keeps() {
     use nvme_core::spec::log_page::{lid, sanitize_state};
     let mut config = config();
     config.sanitize_ns = 60_000_000_000;
-    let served = Served::new(config, 1);
+    let served = ServeOutcome::new(config, 1);
     let set = |id, value, save| {
         let mut sqe = admin::set_features(id, Nsid::NONE, value);
         sqe.cdw10 |= if save { SAVE } else { 0 };

@@ -17,7 +17,7 @@ fn map(client: &mut Client, map: wire::DmaMap, fds: &[BorrowedFd<'_>]) -> i32 {
 
 #[test]
 fn ranges_do_not_overlap_and_lie_in_their_file() {
-    let mut client = Served::simple().hold_client();
+    let mut client = ServeOutcome::simple().hold_client();
     let fd = memfd(16 << 10);
     let good = wire::DmaMap {
         argsz: 32,
@@ -134,7 +134,7 @@ fn ranges_do_not_overlap_and_lie_in_their_file() {
 
 #[test]
 fn unmapping_takes_whole_ranges() {
-    let mut client = Served::simple().hold_client();
+    let mut client = ServeOutcome::simple().hold_client();
     let fd = memfd(16 << 10);
     for address in [0x1000, 0x2000, 0x8000] {
         client.map(address, 0x1000, Some(&fd)).unwrap();
@@ -167,14 +167,14 @@ fn unmapping_takes_whole_ranges() {
 }
 
 /// A client whose memory has no descriptor: it answers the controller's requests itself.
-struct Remote<'a> {
+struct RemoteMemory<'a> {
     client: &'a mut Client,
     memory: Vec<u8>,
     reads: usize,
     writes: Vec<(u64, usize)>,
 }
 
-impl Remote<'_> {
+impl RemoteMemory<'_> {
     /// Answers the next request, or says what else came.
     fn answer(&mut self) {
         let (header, body, _) = self.client.take();
@@ -233,7 +233,7 @@ fn identify(data: u64) -> Vec<u8> {
 
 #[test]
 fn memory_without_a_descriptor_is_reached_by_messages_data_before_completion() {
-    let served = Served::simple();
+    let served = ServeOutcome::simple();
     let mut client = Client::new(served.raw());
     client.greet(r#"{"capabilities":{"max_data_xfer_size":1024}}"#);
     client.map(BASE, BYTES, None).unwrap();
@@ -241,7 +241,7 @@ fn memory_without_a_descriptor_is_reached_by_messages_data_before_completion() {
     let mut memory = vec![0; BYTES as usize];
     memory[..64].copy_from_slice(&identify(BASE + 0x2000));
     client.post(command::REGION_WRITE, wire::NO_REPLY, &doorbell(1), &[]);
-    let mut remote = Remote {
+    let mut remote = RemoteMemory {
         client: &mut client,
         memory,
         reads: 0,
@@ -273,7 +273,7 @@ fn doorbell(tail: u32) -> Vec<u8> {
 
 #[test]
 fn a_client_that_does_not_answer_gets_no_service_but_stays_in_control() {
-    let served = Served::simple();
+    let served = ServeOutcome::simple();
     let mut client = served.client();
     client.map(BASE, BYTES, None).unwrap();
     enable(&mut client);
@@ -310,7 +310,7 @@ fn a_client_that_does_not_answer_gets_no_service_but_stays_in_control() {
 
 #[test]
 fn memory_given_for_reading_is_read_and_never_written() {
-    let served = Served::simple();
+    let served = ServeOutcome::simple();
     let mut client = served.client();
     let fd = memfd(BYTES);
     let map = wire::DmaMap {
@@ -335,7 +335,7 @@ fn memory_given_for_reading_is_read_and_never_written() {
 /// A reply has to be about the bytes that were asked for, with all of them and no more: no command is taken from it.
 #[test]
 fn a_reply_about_other_bytes_ends_the_access() {
-    let served = Served::simple();
+    let served = ServeOutcome::simple();
     let mut client = served.client();
     client.map(BASE, BYTES, None).unwrap();
     let read = wire::RegionAccess {

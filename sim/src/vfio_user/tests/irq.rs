@@ -1,7 +1,7 @@
 //! Interrupts by eventfd: arming, masking, the pin.
 
 use super::*;
-use crate::event::Event;
+use crate::event::EventFd;
 use crate::vfio_user::wire::irq;
 
 const INVAL: i32 = libc::EINVAL;
@@ -15,7 +15,7 @@ const TRIGGER: u32 = wire::SET_TRIGGER;
 /// (index, flags, start, count)
 type Set = (u32, u32, u32, u32);
 
-fn set(client: &mut Client, set: Set, data: &[u8], events: &[&Event]) -> i32 {
+fn set(client: &mut Client, set: Set, data: &[u8], events: &[&EventFd]) -> i32 {
     let (index, flags, start, count) = set;
     let head = wire::IrqSet {
         argsz: 20 + data.len() as u32,
@@ -33,7 +33,7 @@ fn set(client: &mut Client, set: Set, data: &[u8], events: &[&Event]) -> i32 {
 }
 
 /// Whether the event was signalled since the last time.
-fn fired(event: &Event) -> bool {
+fn fired(event: &EventFd) -> bool {
     let fired = event.is_signalled();
     event.clear();
     fired
@@ -41,8 +41,8 @@ fn fired(event: &Event) -> bool {
 
 #[test]
 fn vectors_are_armed_triggered_masked_and_disarmed() {
-    let mut client = Served::simple().hold_client();
-    let events = [Event::new().unwrap(), Event::new().unwrap()];
+    let mut client = ServeOutcome::simple().hold_client();
+    let events = [EventFd::new().unwrap(), EventFd::new().unwrap()];
     let [one, two] = &events;
     assert_eq!(
         set(
@@ -107,8 +107,8 @@ fn vectors_are_armed_triggered_masked_and_disarmed() {
 
 #[test]
 fn sets_that_make_no_sense_are_refused() {
-    let mut client = Served::simple().hold_client();
-    let event = Event::new().unwrap();
+    let mut client = ServeOutcome::simple().hold_client();
+    let event = EventFd::new().unwrap();
     let cases: [(Set, &[u8], usize); 14] = [
         ((irq::MSIX, EVENTFD | TRIGGER, 64, 2), &[], 2),
         ((irq::MSIX, EVENTFD | TRIGGER, u32::MAX, 2), &[], 2),
@@ -151,10 +151,10 @@ fn sets_that_make_no_sense_are_refused() {
 
 #[test]
 fn the_pin_masks_itself_and_is_asserted_again_while_its_cause_lasts() {
-    let served = Served::simple();
+    let served = ServeOutcome::simple();
     let mut client = served.client();
     let mut driver = controller::Guest::new(&mut client);
-    let event = Event::new().unwrap();
+    let event = EventFd::new().unwrap();
     assert_eq!(
         set(
             &mut client,

@@ -9,7 +9,7 @@ const OPNOTSUPP: i32 = libc::EOPNOTSUPP;
 
 #[test]
 fn a_version_without_capabilities_is_answered_without() {
-    let served = Served::simple();
+    let served = ServeOutcome::simple();
     assert_eq!(Client::new(served.raw()).greet(""), "");
     let text = Client::new(served.raw()).greet(r#"{"capabilities":{"new":{"a":[1]}},"x":2}"#);
     let text = text.strip_suffix('\0').expect("a NUL");
@@ -22,7 +22,7 @@ fn a_version_without_capabilities_is_answered_without() {
 
 #[test]
 fn a_client_without_a_common_version_is_put_out() {
-    let served = Served::simple();
+    let served = ServeOutcome::simple();
     let bodies: [(u16, &[u8]); 5] = [
         (command::VERSION, &[1, 0, 0, 0]),
         (command::VERSION, &[0, 0, 0]),
@@ -56,7 +56,7 @@ fn a_client_without_a_common_version_is_put_out() {
 
 #[test]
 fn what_is_unknown_or_not_offered_is_refused_and_the_stream_goes_on() {
-    let mut client = Served::simple().hold_client();
+    let mut client = ServeOutcome::simple().hold_client();
     for code in [0, 11, 12, 17, 18, 99, 0xFFFF] {
         assert_eq!(
             client.send(code, &[0; 64], &[]).err(),
@@ -79,7 +79,7 @@ fn what_is_unknown_or_not_offered_is_refused_and_the_stream_goes_on() {
 
 #[test]
 fn the_device_tells_its_regions_and_interrupts() {
-    let mut client = Served::simple().hold_client();
+    let mut client = ServeOutcome::simple().hold_client();
     let mut info = wire::DeviceInfo {
         argsz: 16,
         flags: 0,
@@ -127,7 +127,7 @@ fn region_info(client: &mut Client, index: u32, argsz: u32) -> Result<(Vec<u8>, 
 
 #[test]
 fn capabilities_come_once_there_is_room_for_them() {
-    let mut client = Served::simple().hold_client();
+    let mut client = ServeOutcome::simple().hold_client();
     let (body, fds) = region_info(&mut client, 0, 32).unwrap();
     let small = wire::RegionInfo::read_from_bytes(&body).unwrap();
     assert_eq!(
@@ -159,7 +159,7 @@ fn capabilities_come_once_there_is_room_for_them() {
 
 #[test]
 fn accesses_stay_inside_their_region() {
-    let mut client = Served::simple().hold_client();
+    let mut client = ServeOutcome::simple().hold_client();
     let cap = client.read(region::BAR0, 0, 8).unwrap();
     let bytes: Vec<u8> = (0..8)
         .flat_map(|at| client.read(region::BAR0, at, 1).unwrap())
@@ -221,7 +221,7 @@ fn accesses_stay_inside_their_region() {
 
 #[test]
 fn several_writes_in_one_message_are_done_in_order() {
-    let served = Served::simple();
+    let served = ServeOutcome::simple();
     let mut client = Client::new(served.raw());
     let text = client.greet(r#"{"capabilities":{"write_multiple":true}}"#);
     assert!(text.contains(r#""write_multiple":true"#), "{text}");
@@ -253,7 +253,7 @@ fn several_writes_in_one_message_are_done_in_order() {
 
 #[test]
 fn doorbells_can_be_rung_through_descriptors() {
-    let mut client = Served::new(config(), 2).hold_client();
+    let mut client = ServeOutcome::new(config(), 2).hold_client();
     let mut ask = |argsz, index| {
         let ask = wire::RegionIoFds {
             argsz,

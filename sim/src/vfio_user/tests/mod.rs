@@ -29,7 +29,7 @@ use std::{format, vec};
 use zerocopy::{FromBytes, Immutable, IntoBytes};
 
 /// A server in a thread of its own.
-struct Served {
+struct ServeOutcome {
     path: PathBuf,
     stopper: Stopper,
     thread: Option<JoinHandle<Vec<Left>>>,
@@ -42,7 +42,7 @@ fn socket_path() -> PathBuf {
     std::env::temp_dir().join(format!("nvme-sim-{}-{number}.sock", std::process::id()))
 }
 
-impl Served {
+impl ServeOutcome {
     fn new(mut config: Config, threads: usize) -> Self {
         config.audit = true;
         let explained = config.faults.breaks();
@@ -99,7 +99,7 @@ impl Served {
     }
 }
 
-impl Drop for Served {
+impl Drop for ServeOutcome {
     fn drop(&mut self) {
         self.stopper.stop();
         if let Some(thread) = self.thread.take() {
@@ -112,7 +112,7 @@ impl Drop for Served {
 /// A client and its server; the client goes first.
 struct Held {
     client: Client,
-    _served: Served,
+    _served: ServeOutcome,
 }
 
 impl std::ops::Deref for Held {

@@ -14,7 +14,7 @@ fn refusal(path: &std::path::Path) -> String {
 
 #[test]
 fn the_socket_is_its_owners_and_goes_with_the_server() {
-    let served = Served::simple();
+    let served = ServeOutcome::simple();
     let path = served.path.clone();
     let mode = std::fs::metadata(&path).unwrap().permissions().mode();
     assert_eq!(mode & 0o777, 0o600);
@@ -46,7 +46,7 @@ fn a_path_that_cannot_be_used_is_refused_with_its_remedy() {
 
 #[test]
 fn a_client_may_die_at_any_byte() {
-    let served = Served::simple();
+    let served = ServeOutcome::simple();
     let version = wire::Version { major: 0, minor: 1 };
     let mut whole = vec![];
     for (code, body) in [
@@ -79,7 +79,7 @@ fn a_client_may_die_at_any_byte() {
 
 #[test]
 fn a_client_that_loses_the_protocol_is_put_out() {
-    let served = Served::simple();
+    let served = ServeOutcome::simple();
     for size in [0, 15, wire::MAX_MESSAGE as u32 + 1, u32::MAX] {
         let mut client = served.client();
         let header = Header {
@@ -110,7 +110,7 @@ fn a_client_that_loses_the_protocol_is_put_out() {
 
 #[test]
 fn replies_that_are_not_waited_for_are_dropped() {
-    let mut client = Served::simple().hold_client();
+    let mut client = ServeOutcome::simple().hold_client();
     for code in [command::DMA_READ, command::VERSION, 77] {
         client.post(code, wire::REPLY, &[1; 40], &[]);
     }
@@ -119,7 +119,7 @@ fn replies_that_are_not_waited_for_are_dropped() {
 
 #[test]
 fn the_next_client_waits_and_finds_a_reset_function() {
-    let served = Served::simple();
+    let served = ServeOutcome::simple();
     let mut first = served.client();
     first.write32(nvme_core::spec::register::offset::AQA, 0x000F_000F);
     first.write(7, 4, &[6, 0]).unwrap();
@@ -137,7 +137,7 @@ fn the_next_client_waits_and_finds_a_reset_function() {
 #[test]
 fn stopping_does_not_wait_for_the_client() {
     for half in [false, true] {
-        let served = Served::simple();
+        let served = ServeOutcome::simple();
         let mut client = served.client();
         if half {
             client.socket.write_all(&[1; 3]).unwrap();
