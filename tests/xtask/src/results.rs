@@ -26,8 +26,8 @@ The last recorded run of each subject. `cargo xtask record SUBJECT -- COMMAND` a
 `cargo xtask results` writes this page. A machine is named by its processor, the number of its cores and its GPU.
 
 The other `.tsv` files have the figures behind the pages, a row each (date, commit, machine, command, case, figure,
-unit; a dash for what was not recorded): benchmarks, compute, crossover, matmul, attention, linear, pipelines and
-decisions. `cargo xtask results NAME` prints the tables of one. A figure that a page no longer shows stays there.
+unit; a dash for what was not recorded): benchmarks, compute, crossover, matmul, attention, linear, pipelines, decisions
+and seeded-faults. `cargo xtask results NAME` prints the tables of one. A figure that a page no longer shows stays there.
 ";
 
 /// One recorded run: its fields in the order of [`COLUMNS`].
@@ -195,7 +195,7 @@ fn read_runs() -> Result<Vec<Run>, Failure> {
         .collect()
 }
 
-/// The page: the last run of each subject, in the order of the first runs.
+/// The page: a table of the last run of each subject, in the order of the first runs.
 fn page(runs: &[Run]) -> String {
     let mut subjects: Vec<&str> = Vec::new();
     for run in runs {
@@ -204,15 +204,21 @@ fn page(runs: &[Run]) -> String {
         }
     }
     let mut page = HEAD.to_string();
+    page +=
+        "\n| subject | last run | machine | command | outcome |\n| --- | --- | --- | --- | --- |\n";
     for subject in subjects {
         let Some(run) = runs.iter().rev().find(|run| run[0] == subject) else {
             continue;
         };
-        let [_, date, version, machine, command, seconds, exit, outcome] = run;
-        page += &format!("\n## {subject}\n\n");
-        page += &format!("- {date}, version {version}, {seconds} s, exit status {exit}\n");
-        page += &format!("- on {machine}\n");
-        page += &format!("\n```text\n$ {command}\n{outcome}\n```\n");
+        let [_, date, version, machine, command, seconds, exit, outcome] =
+            run.clone().map(|field| field.replace('|', "\\|"));
+        let exit = match exit.as_str() {
+            "0" => String::new(),
+            exit => format!(", exit status {exit}"),
+        };
+        page += &format!(
+            "| {subject} | {date}, {version}, {seconds} s{exit} | {machine} | `{command}` | {outcome} |\n"
+        );
     }
     page
 }
@@ -239,8 +245,8 @@ mod tests {
     fn the_page_shows_the_last_run_of_each_subject() {
         let runs = [run("b", "old"), run("a", "only"), run("b", "new")];
         let page = page(&runs);
-        assert!(page.find("## b").unwrap() < page.find("## a").unwrap());
-        assert!(page.contains("$ x --y\nnew\n") && page.contains("only"));
+        assert!(page.find("\n| b |").unwrap() < page.find("\n| a |").unwrap());
+        assert!(page.contains("| `x --y` | new |\n") && page.contains("only"));
         assert!(!page.contains("old"));
     }
 
