@@ -40,9 +40,9 @@ pub enum Error {
     /// An argument that cannot be obeyed; nothing has been sent to the controller.
     #[error("{cause}")]
     Usage {
-        /// What is wrong.
+        /// Subject, broken rule and offending value, as one sentence.
         cause: String,
-        /// What to write instead.
+        /// The spelling or value to use instead.
         remedy: String,
     },
     /// A file operation failed.
@@ -52,7 +52,7 @@ pub enum Error {
         action: &'static str,
         /// The file.
         path: PathBuf,
-        /// What the system said.
+        /// Error of the operating system.
         source: io::Error,
     },
     /// A system call that is not about a file failed.
@@ -60,29 +60,29 @@ pub enum Error {
     System {
         /// The call.
         call: &'static str,
-        /// What the system said.
+        /// Error of the operating system.
         source: io::Error,
     },
     /// The device could not be opened or brought up.
     #[error("{cause}")]
     Device {
-        /// What is wrong.
+        /// Failed step and its reason, as one sentence.
         cause: String,
-        /// What to do.
+        /// Action that mends it.
         remedy: String,
     },
     /// This machine lacks something: a permission, a driver, an IOMMU, a GPU.
     #[error("{cause}")]
     Environment {
-        /// What is missing.
+        /// Missing capability, as one sentence.
         cause: String,
-        /// What to do.
+        /// Action that provides it.
         remedy: String,
     },
     /// Something that the code excludes happened.
     #[error("{cause}")]
     Internal {
-        /// What was seen.
+        /// Broken invariant, with the values that were seen.
         cause: String,
     },
     /// The controller answered a command with an error status.
@@ -96,15 +96,15 @@ pub enum Error {
     /// Identify says that the controller or the namespace cannot do this; nothing has been sent.
     #[error("{what} is not supported: {bit} is 0")]
     Unsupported {
-        /// What was asked for.
+        /// Operation that the caller requested.
         what: &'static str,
-        /// Which bit of which structure says so.
+        /// Field of the Identify data structure that is clear, such as "ONCS bit 2".
         bit: &'static str,
     },
     /// Data differs from what it was compared with.
     #[error("{what}")]
     Mismatch {
-        /// Where, and what was compared.
+        /// Position of the first difference and the two things that were compared.
         what: String,
     },
     /// A command was not answered before its deadline. Its buffer stays with the controller until the
@@ -117,28 +117,28 @@ pub enum Error {
         cid: Cid,
         /// The deadline in force.
         timeout_ms: u64,
-        /// What recovery did with it and with the commands beside it.
+        /// Result of the recovery: the fate of this command and of the others in flight.
         account: String,
     },
     /// The controller is gone, failed, or did not come back from a reset.
     #[error("{cause}")]
     Gone {
-        /// What was seen.
+        /// Evidence that the controller is gone, as one sentence.
         cause: String,
     },
     /// The device, or a namespace of it, is not what it was when it was opened: another host formatted it, it became
     /// smaller, another drive answers. Nothing has been sent.
     #[error("{cause}")]
     Changed {
-        /// What changed.
+        /// Property that changed, with its old and new value.
         cause: String,
     },
-    /// What was waited for is not done, and goes on without being waited for.
+    /// The wait ended before the work did: the work continues in the background.
     #[error("{cause}")]
     Unfinished {
-        /// What was waited for, and how far it is.
+        /// Work that is pending, and its progress.
         cause: String,
-        /// How to go on.
+        /// Call that resumes the wait.
         remedy: String,
     },
     /// The caller asked for an end (Ctrl-C).
@@ -146,7 +146,7 @@ pub enum Error {
     Interrupted,
 }
 
-/// What most functions of this library return.
+/// Result with this library's [`Error`].
 pub type Result<T> = std::result::Result<T, Error>;
 
 impl Error {
@@ -196,7 +196,7 @@ impl Error {
         }
     }
 
-    /// What to do about it: one clause without a full stop.
+    /// Returns the remedy: one clause without a full stop.
     pub fn remedy(&self) -> String {
         match self {
             Self::Usage { remedy, .. }
@@ -278,7 +278,7 @@ impl Error {
     }
 }
 
-/// Whether the process, or the system, has run out of something that is not the file's.
+/// True if the process or the system has run out of a resource, so that the file itself is not at fault.
 fn is_shortage(source: &io::Error) -> bool {
     let shortages = [libc::EMFILE, libc::ENFILE, libc::ENOMEM];
     source

@@ -32,10 +32,11 @@ use std::time::{Duration, Instant};
 /// A device that is gone stays gone: registers read as all ones, writes are lost, and
 /// [`gone`](Self::gone) says why. Open it again to find out whether it came back.
 pub trait Device: Send + Sync {
-    /// How the user named it, for messages.
+    /// Returns the name that the user gave, for messages.
     fn name(&self) -> String;
 
-    /// What carries out the commands, in words: "embedded simulator, 1 thread", "PCIe 0000:01:00.0".
+    /// Describes the implementation that executes commands: "embedded simulator, 1 thread", "PCIe
+    /// 0000:01:00.0".
     fn describe(&self) -> String;
 
     /// The controller's properties. Not on the I/O path.
@@ -74,8 +75,8 @@ pub trait Device: Send + Sync {
         ))
     }
 
-    /// Whether the controller moves data of [`map_peer`](Self::map_peer) by itself. A simulated one needs a thread of
-    /// this process that calls the GPU's driver, which waits where kernels wait for the controller.
+    /// True if the controller accesses memory of [`map_peer`](Self::map_peer) by DMA. A simulated one needs a
+    /// thread of this process that calls the GPU's driver, which waits where kernels wait for the controller.
     fn reaches_peers(&self) -> bool {
         false
     }
@@ -137,19 +138,18 @@ pub trait Device: Send + Sync {
         ))
     }
 
-    /// Why the device does not answer any more, once it does not. The default never knows.
-    ///
-    /// From then on no new memory is mapped, and what [`unmap_dma`](Self::unmap_dma) takes away is out of
-    /// its reach for good, whatever commands it still had.
+    /// Returns the reason why the device has stopped answering, once it has. The default never knows one.
+    /// From then on no new memory is mapped, and memory that [`unmap_dma`](Self::unmap_dma) unmaps is out of
+    /// its reach for good, whatever commands were still in flight.
     fn gone(&self) -> Option<String> {
         None
     }
 
-    /// Ends the connection to a device that is of no more use, where there is one, although its memory may
-    /// still be held: it is [`gone`](Self::gone) afterwards. The default has none.
+    /// Closes the connection to a device that is no longer usable, although its memory may still be in use:
+    /// afterwards the device is [`gone`](Self::gone). The default has no connection.
     fn leave(&self) {}
 
-    /// Whether a disk in use may be behind it: commands that change data then need `--allow-write`.
+    /// True if a disk in use may be behind it: commands that change data then need `--allow-write`.
     fn guards_data(&self) -> bool {
         false
     }

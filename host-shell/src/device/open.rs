@@ -68,7 +68,7 @@ pub fn open(text: &str) -> Result<Arc<dyn Device>> {
     }
 }
 
-/// What is said of a name by which Linux or lspci know a controller: a PCI address, or a node.
+/// Returns the usage error for a name that Linux or lspci uses, not this program: a PCI address or a node.
 pub(crate) fn meant(host: &Host, text: &str) -> Option<Error> {
     let cause = format!("'{text}' names no device");
     if let Ok(address) = text.parse::<Address>() {

@@ -11,7 +11,7 @@ pub struct PeerMemory {
     pub address: u64,
     /// Length in bytes.
     pub bytes: usize,
-    /// It lies in memory of the host: of a GPU that has none of its own, or shares the processor's.
+    /// True if the memory is host memory: the GPU has no memory, or shares the processor's.
     pub in_host: bool,
     /// Exports it as a dma-buf, which the driver of a controller on the bus imports.
     pub dma_buf: ExportMemory,

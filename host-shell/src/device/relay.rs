@@ -51,12 +51,11 @@ struct Shared {
 }
 
 impl Relay {
-    /// Starts relaying the doorbells of queues 0 to `queue_pairs` of `device`, as many as are mapped, on
-    /// a thread of its own.
-    ///
+    /// Starts a thread that relays the doorbells of queues 0 to `queue_pairs` of `device`, or of the queues
+    /// whose doorbells are mapped, if these are fewer.
     /// # Errors
-    /// [`Error::Device`] when not even the doorbells of queue 0 are mapped, [`Error::Gone`] when
-    /// the controller is, [`Error::System`] when there is no thread to be had.
+    /// [`Error::Device`] when not even the doorbells of queue 0 are mapped, [`Error::Gone`] when the
+    /// controller is gone, [`Error::System`] when no thread can be started.
     pub fn start(device: Arc<dyn Device>, queue_pairs: u16) -> Result<Arc<Self>> {
         let cap = device.registers().read64(offset::CAP);
         if cap == u64::MAX {
@@ -196,8 +195,8 @@ fn pass<'a>(
             if word.load(Ordering::Relaxed) == NONE {
                 continue;
             }
-            // Acquire: pairs with the release of the store to the word; its entries are visible
-            // before the controller is told of them.
+            // Acquire: pairs with the release store of the thread that rang. Without it the controller could
+            // be notified, and fetch submission queue entries, before those entries are visible in memory.
             let value = word.swap(NONE, Ordering::Acquire);
             if value != NONE {
                 ring(index, value);

@@ -22,7 +22,7 @@ const GRANULE: u64 = 4096;
 /// another device that is mapped at the controller.
 pub struct RingMemory {
     start: NonNull<u8>,
-    /// Where the controller finds the first byte.
+    /// Bus address of the first byte.
     address: u64,
     bytes: u64,
     size: Cmbsz,
@@ -79,31 +79,30 @@ impl RingMemory {
         unsafe { Self::new(start, bytes, address, size, keep) }
     }
 
-    /// Whether data may lie in it, of reads and of writes.
+    /// True if data of reads and writes may lie in it (CMBSZ.RDS and CMBSZ.WDS).
     pub fn takes_data(&self) -> bool {
         self.size.rds() && self.size.wds()
     }
 
-    /// Where it is mapped, and its length in bytes.
+    /// Returns the start and the length in bytes of the mapping in this process.
     #[cfg(feature = "cuda")]
     pub(crate) fn mapping(&self) -> (*mut u8, usize) {
         (self.start.as_ptr(), self.bytes as usize)
     }
 
-    /// Whether submission queues may lie in it.
+    /// True if submission queues may lie in it.
     pub fn takes_submission_queues(&self) -> bool {
         self.size.sqs()
     }
 
-    /// Whether completion queues may lie in it.
+    /// True if completion queues may lie in it.
     pub fn takes_completion_queues(&self) -> bool {
         self.size.cqs()
     }
 
-    /// Takes `bytes` bytes, on pages of their own.
-    ///
+    /// Allocates `bytes` bytes in whole pages.
     /// # Errors
-    /// [`Error::Device`] when there is not so much left in one stretch.
+    /// [`Error::Device`] when no contiguous range of that size is free.
     pub fn take(self: &Arc<Self>, bytes: usize) -> Result<Piece> {
         let taken = lock(&self.free).take(bytes as u64).ok_or_else(|| {
             Error::device(
@@ -137,7 +136,7 @@ impl Piece {
         self.memory.start.as_ptr().wrapping_add(offset)
     }
 
-    /// Where the controller finds the first byte.
+    /// Returns the I/O virtual address of the first byte.
     pub fn iova(&self) -> Iova {
         Iova(self.taken.start)
     }

@@ -168,7 +168,7 @@ impl Drop for Simulator {
     }
 }
 
-/// What the command line says to a configuration that the simulator refuses.
+/// Translates the error of a configuration that the simulator rejects.
 pub fn refused(error: nvme_sim::ConfigError) -> Error {
     match error.errno {
         Some(errno) => {

@@ -1,7 +1,6 @@
-//! Addresses as a device sees them: which are free.
-//!
-//! Invariant: no address is handed out twice, nor one that was never given to the allocator (the
-//! IOMMU's interrupt window, and whatever firmware claims).
+//! Allocator of I/O virtual addresses.
+//! Invariant: an address has at most one holder, and an address that was never added to the allocator (the
+//! IOMMU's interrupt window, ranges that firmware claims) is never allocated.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -13,12 +12,13 @@ use std::ops::RangeInclusive;
 const LOWEST: u64 = 64 << 10;
 /// Long mappings start at a multiple of this, so that the IOMMU can use its huge pages.
 const HUGE: u64 = 2 << 20;
-/// What the largest memory page that bring-up may choose needs.
+/// Alignment that the largest memory page size which bring-up may select requires.
 #[cfg(feature = "vfio")]
 const SMALL: u64 = 64 << 10;
 
 #[cfg(feature = "vfio")]
-/// What a kernel that does not tell its ranges surely translates: 39 bits, without the interrupt window.
+/// Ranges that an IOMMU surely translates, for kernels that do not report theirs: 39 bits, without the
+/// interrupt window.
 const USUAL: [RangeInclusive<u64>; 2] = [0..=0xFEDF_FFFF, 0xFEF0_0000..=(1 << 39) - 1];
 
 /// The free addresses.
@@ -26,7 +26,7 @@ const USUAL: [RangeInclusive<u64>; 2] = [0..=0xFEDF_FFFF, 0xFEF0_0000..=(1 << 39
 pub struct Allocator {
     /// Start and end of each free stretch; they never touch.
     free: BTreeMap<u64, u64>,
-    /// What is taken is whole multiples of this.
+    /// Allocation unit in bytes: every allocation is a multiple of it.
     granule: u64,
     /// Stretches of [`HUGE`] bytes and more start at a multiple of this.
     long: u64,
@@ -78,7 +78,7 @@ impl Allocator {
         Some(taken)
     }
 
-    /// Keeps a range from being handed out, where it is free.
+    /// Withdraws the free part of a range from allocation.
     #[cfg(feature = "vfio")]
     pub fn reserve(&mut self, range: Range<u64>) {
         while let Some((start, end)) = self

@@ -31,12 +31,12 @@ pub struct Pages {
     /// A dma-buf of the same bytes, where there is one.
     #[cfg(feature = "vfio")]
     dma_buf: Option<OwnedFd>,
-    /// What has to live as long as the mapping.
+    /// Keep-alive of the exporter: it must outlive the mapping.
     #[cfg(feature = "vfio")]
     _owner: Option<Keep>,
     /// The mapping that this is a part of, and what takes the part back on drop.
     part: Option<(Arc<Pages>, Keep)>,
-    /// What gives back memory that was not mapped here.
+    /// Keep-alive of memory that was not mapped here; its drop releases that memory.
     foreign: Option<Keep>,
 }
 
@@ -147,8 +147,8 @@ impl Pages {
         self.dma_buf.as_ref().map(AsFd::as_fd)
     }
 
-    /// The bytes `range` of `whole`, whole granules, as memory of their own; `keep` is dropped when they are
-    /// free again. `None` when they do not lie in `whole`.
+    /// Returns the bytes `range` of `whole` (whole granules) as a separate piece of memory; `keep` is dropped
+    /// when it is freed. `None` when the range does not lie in `whole`.
     #[cfg(feature = "vfio-user")]
     pub(crate) fn part(
         whole: &Arc<Self>,
@@ -175,11 +175,13 @@ impl Pages {
     /// Sets the first `bytes` bytes to zero. Nothing else has their address yet.
     #[cfg(feature = "vfio-user")]
     pub(crate) fn clear(&mut self, bytes: usize) {
-        // SAFETY: inside our mapping, which is ours alone: `&mut self`, and its address was not handed out.
+        // SAFETY: the range lies inside our mapping. `&mut self` makes it exclusive, and no device has its
+        // address yet, so neither a thread nor a transfer can access the bytes while they are cleared.
         unsafe { self.start.as_ptr().write_bytes(0, bytes.min(self.len)) };
     }
 
-    /// The mapping that this is, or that it is a part of: what a device is told of.
+    /// Returns the mapping that contains this memory (possibly itself): the range that is announced to a
+    /// device.
     #[cfg(feature = "vfio-user")]
     pub(crate) fn whole(self: &Arc<Self>) -> &Arc<Self> {
         self.part.as_ref().map_or(self, |(whole, _)| whole)
@@ -305,7 +307,7 @@ pub(crate) fn map_shared(
     start.ok_or_else(io::Error::last_os_error)
 }
 
-/// What is said of a BAR that cannot be mapped.
+/// Operation named in the error for a BAR that cannot be mapped.
 const NOT_MAPPED: &str = "mapping the memory of another device";
 
 fn rounded(bytes: usize, granule: usize) -> Result<usize> {
@@ -319,7 +321,7 @@ fn too_much() -> Error {
     system("mmap", io::Error::from_raw_os_error(libc::ENOMEM))
 }
 
-/// Whether a file is a dma-buf: each lies in the kernel's own file system for them.
+/// True if the file is a dma-buf: each lies in the kernel's own file system for them.
 #[cfg(feature = "vfio")]
 fn is_dma_buf(file: &OwnedFd) -> bool {
     const DMA_BUF_MAGIC: u64 = 0x444D_4142;

@@ -20,13 +20,13 @@ use nvme_core::{ListMemory, QueueMemory, QueuePair, Slot};
 use std::mem::ManuallyDrop;
 use std::sync::Arc;
 
-/// What a command holds while it is in flight.
+/// Keep-alive of a command in flight: its data buffer.
 pub type Lease = Option<DmaBuffer>;
 
 /// The queue pair type of this library.
 pub type HostPair = QueuePair<'static, Lease, Box<[Slot<Lease>]>>;
 
-/// How large a queue pair is and what it is for.
+/// Parameters of a queue pair: identifier, size and transfer limits.
 #[derive(Clone, Copy, Debug)]
 pub struct PairShape {
     /// The queue's identifier.
@@ -45,13 +45,13 @@ pub struct PairShape {
     pub vector: Option<u16>,
 }
 
-/// A queue pair together with the memory that its rings lie in.
-///
-/// The pair's `'static` is this struct's own lifetime: it is never handed out by value.
+/// A queue pair together with the memory of its rings.
+/// The `'static` lifetime of the inner pair is really this struct's lifetime, therefore the inner pair never
+/// leaves it by value.
 pub struct Pair {
     queue: ManuallyDrop<HostPair>,
     memory: ManuallyDrop<Region>,
-    /// Where the rings lie instead, when they lie elsewhere: submission, completion.
+    /// Submission and completion ring outside of `memory`, for example in the controller memory buffer.
     pieces: ManuallyDrop<[Option<Piece>; 2]>,
     vector: Option<u16>,
     doorbells: Arc<dyn Device>,
@@ -90,7 +90,7 @@ impl Pair {
         // SAFETY: the place is page aligned, holds `sq_bytes`, and outlives the pair, because both are
         // in one struct that drops or leaks the pair first; only atomics touch it.
         let sq = unsafe { SqRing::from_raw(sq_start, shape.entries, sq_iova) };
-        // SAFETY: as above, `cq_bytes` on pages of their own.
+        // SAFETY: as above: `cq_bytes` bytes on pages that no other ring shares.
         let cq = unsafe { CqRing::from_raw(cq_start, shape.entries, cq_iova) };
         // SAFETY: as above; the lists follow the rings.
         let words = unsafe {
@@ -167,7 +167,7 @@ impl Pair {
         &mut self.queue
     }
 
-    /// What the commands that create this pair on the controller say.
+    /// Returns the parameters of the commands that create this pair on the controller.
     pub(crate) fn plan(&self) -> QueuePlan {
         QueuePlan {
             qid: self.queue.qid(),

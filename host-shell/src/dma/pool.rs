@@ -1,12 +1,11 @@
-//! Memory for a device that takes few ranges of it: shared mappings that grow, each cut into many parts.
-//!
-//! A vfio-user server maps each range that it is told of, and stock libvfio-user refuses the 65th. So the
-//! client maps large chunks, and every allocation is a part of one. A new chunk is as long as all chunks
-//! before it together: their number grows with the logarithm of the memory in use. A chunk's file has no
-//! pages before they are touched.
-//!
-//! Invariant: a byte belongs to one part at a time. A part that is leaked, because the device may still
-//! write to it, is never given out again, and keeps its chunk.
+//! Memory for a device that accepts few DMA ranges: large shared mappings, each divided into many
+//! allocations.
+//! A vfio-user server maps each range that is announced to it, and stock libvfio-user refuses the 65th.
+//! Therefore the client maps large chunks, and every allocation is a part of one. A new chunk is as long as
+//! all chunks before it together, so their number grows with the logarithm of the memory in use. A chunk's
+//! file has no pages before they are touched.
+//! Invariant: a byte belongs to at most one allocation. An allocation that is leaked, because the device may
+//! still write to it, is never reused, and keeps its chunk alive.
 
 use crate::dma::addresses::Allocator;
 use crate::dma::pages::{GRANULE, Pages};
@@ -65,10 +64,9 @@ impl Pool {
         }
     }
 
-    /// At least `bytes` bytes, zeroed, in whole granules: a part of a chunk.
-    ///
+    /// Allocates at least `bytes` zeroed bytes from a chunk, in whole granules.
     /// # Errors
-    /// [`Error::System`](crate::Error::System) when there is no more memory.
+    /// [`Error::System`](crate::Error::System) when memory is exhausted.
     pub fn take(&self, bytes: usize) -> Result<Pages> {
         let mut chunks = lock(&self.chunks);
         chunks.retain(|chunk| chunk.strong_count() > 0);

@@ -37,7 +37,7 @@ impl Region {
         })
     }
 
-    /// Where the controller finds the first byte.
+    /// Returns the I/O virtual address of the first byte.
     pub fn iova(&self) -> Iova {
         self.iova
     }
@@ -81,7 +81,7 @@ impl std::fmt::Debug for DmaBuffer {
 }
 
 impl DmaBuffer {
-    /// A buffer of `bytes` bytes in a region of its own.
+    /// Allocates a buffer of `bytes` bytes in a new region.
     pub fn new(device: &Arc<dyn Device>, bytes: usize) -> Result<Self> {
         let region = Arc::new(Region::new(device, bytes)?);
         Ok(Self {
@@ -157,7 +157,7 @@ impl DmaBuffer {
         self.region.pages()
     }
 
-    /// Where the controller finds the first byte.
+    /// Returns the I/O virtual address of the first byte.
     #[inline]
     pub fn iova(&self) -> Iova {
         self.region.iova.offset(self.offset as u64)
@@ -169,7 +169,7 @@ impl DmaBuffer {
         self.len
     }
 
-    /// Whether there are no bytes.
+    /// True if the buffer has no bytes.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
@@ -179,7 +179,7 @@ impl DmaBuffer {
         self.len = bytes.min(self.capacity);
     }
 
-    /// Which of [`several`](Self::several) buffers this is.
+    /// Returns the index of this buffer among the [`several`](Self::several) that were allocated together.
     #[inline]
     pub fn index(&self) -> usize {
         self.offset / self.capacity.max(1)
@@ -188,8 +188,9 @@ impl DmaBuffer {
     /// The bytes. The controller was never given them, or gave them back.
     #[inline]
     pub fn as_slice(&self) -> &[u8] {
-        // SAFETY: offset + len lie inside the region, which the Arc keeps; the range has one owner,
-        // and a controller that was told of it has completed that command.
+        // SAFETY: offset + len lie inside the region, which the Arc keeps mapped. The range has one owner,
+        // and a controller that had its address has completed that command, so nothing writes to the bytes
+        // while the slice lives.
         unsafe { std::slice::from_raw_parts(self.region.pages.start().add(self.offset), self.len) }
     }
 

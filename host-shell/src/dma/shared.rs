@@ -9,7 +9,7 @@ use nvme_core::spec::Iova;
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 
-/// What an embedded simulator may reach: pages of this process, at their own addresses.
+/// Memory that an embedded simulator can access: pages of this process, at their own addresses.
 pub(crate) struct SharedPages {
     memory: nvme_sim::HostMemory,
     /// By address.

@@ -4,8 +4,8 @@ use super::Error;
 use std::io;
 
 impl Error {
-    /// The same error with `what` before its cause: kind, remedy and numbers stay. Errors that name a file, a call or a
-    /// feature of their own are the same without it.
+    /// Returns a copy of the error with `what` before its cause; kind, remedy and numbers stay. Errors that
+    /// already name a file, a call or a feature are copied unchanged.
     pub(crate) fn with_context(&self, what: &str) -> Self {
         self.told_by(|text| format!("{what}: {text}"))
     }

@@ -44,11 +44,11 @@ pub fn open(text: &str) -> Result<Arc<dyn Device>> {
     Ok(Arc::new(Kmod::open(&function)?))
 }
 
-/// What the module reaches memory by, and what it has mapped.
+/// Access to the module, and the memory that it has mapped.
 struct Inner {
     address: Address,
     bar: Bar0,
-    /// None once the device was given back.
+    /// Open node of the module; `None` once the device was returned to it.
     node: Mutex<Option<File>>,
     /// By first address.
     mapped: Mutex<BTreeMap<u64, Mapped>>,
@@ -125,7 +125,7 @@ impl Kmod {
     }
 }
 
-/// What a node says that cannot be opened (kmod/nvme_gpu_uapi.h).
+/// Translates the error of opening a node (kmod/nvme_gpu_uapi.h).
 fn refused(path: &Path, address: Address, source: io::Error) -> Error {
     let name = path.display();
     match source.raw_os_error() {
@@ -195,7 +195,7 @@ fn unknown(address: Address, source: io::Error) -> Error {
 
 const WANTED: &str = "the system wants the device back (it is being unbound or removed)";
 
-/// Why the module wants `node` to be closed, if it does.
+/// Returns the reason why the module wants `node` closed, if it does.
 fn wanted_back(node: &File) -> Option<&'static str> {
     match uapi::info(node) {
         Ok(info) if info.flags & flag::REVOKED != 0 => {
@@ -219,8 +219,9 @@ impl Inner {
         }
     }
 
-    /// Gives the device back where the module wants it: it is stopped and reset when its node is closed. A reset by the
-    /// system can be lived with: commands that are lost time out, and a reset of ours lets the controller go on.
+    /// Returns the device if the module wants it back; closing its node stops and resets it. A reset by the
+    /// system does not end the session: commands that it loses run into their deadlines, and our own
+    /// controller reset recovers the rest.
     fn hear(&self) -> ControlFlow<()> {
         let mut node = lock(&self.node);
         match node.as_ref().map(wanted_back) {
@@ -239,13 +240,14 @@ impl Inner {
         *node = None;
     }
 
-    /// Why the device is gone. A command may fail for it before the thread that waits for the event has run.
+    /// Returns the reason why the device is gone. It asks the module itself, since a command may fail before
+    /// the thread that waits for the event has run.
     fn gone(&self) -> Option<String> {
         if let Some(why) = self.bar.gone() {
             return Some(why);
         }
         let mut node = lock(&self.node);
-        // It may have been given back while this waited for the lock.
+        // Another thread may have returned the device while this one waited for the lock.
         if let Some(open) = node.as_ref() {
             let why = wanted_back(open)?;
             self.close(&mut node, why);
@@ -287,7 +289,7 @@ impl Inner {
         )
     }
 
-    /// Why the module did not map.
+    /// Translates the error of a mapping request.
     fn unmapped(&self, source: io::Error, told: &Map) -> Error {
         match source.raw_os_error() {
             Some(libc::ENOSPC) => Error::environment(
@@ -423,7 +425,7 @@ impl Device for Kmod {
 
     fn reset(&self) -> Result<()> {
         self.inner.with_node(|node| match uapi::reset(node) {
-            // There is no reset of its own: the module has disabled the controller instead.
+            // The function has no reset method: the module has disabled the controller instead.
             Err(source) if source.raw_os_error() == Some(libc::EOPNOTSUPP) => Ok(()),
             done => done.map_err(Error::system("NVME_GPU_KMOD_RESET")),
         })

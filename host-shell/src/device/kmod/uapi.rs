@@ -1,5 +1,5 @@
 //! What the module's node takes: kmod/nvme_gpu_uapi.h once more, one function for each call.
-// UNSAFETY: ioctl takes raw pointers; each call here hands in a structure of its own.
+// UNSAFETY: ioctl takes raw pointers; each call here passes a structure that lives on its stack.
 #![allow(unsafe_code)]
 
 use std::fs::File;
@@ -9,7 +9,7 @@ use std::os::fd::AsRawFd;
 /// The version of the interface that this is.
 pub const ABI: u32 = 2;
 
-/// What lies between the function and memory: [`Info::iommu`].
+/// IOMMU state of the function, as reported in [`Info::iommu`].
 pub mod iommu {
     pub const NONE: u32 = 0;
     #[cfg(test)]
@@ -101,7 +101,7 @@ fn call<T>(node: &File, number: libc::c_ulong, argument: &mut T) -> io::Result<(
     }
 }
 
-/// What the function and its IOMMU are like, and what has happened.
+/// Returns the properties of the function and its IOMMU, and the events since the node was opened.
 pub fn info(node: &File) -> io::Result<Info> {
     let mut info = Info {
         size: size_of::<Info>() as u32,

@@ -1,5 +1,5 @@
 //! BAR0 of the controller: registers and doorbells, until the device is gone.
-// UNSAFETY: the mapping is viewed as registers and handed out as doorbells.
+// UNSAFETY: the mapping is accessed as registers, and doorbells in it are shared with queues.
 #![allow(unsafe_code)]
 
 use super::info::RegionInfo;
@@ -70,7 +70,7 @@ impl Bar0 {
         unsafe { DoorbellMap::new(start, self.doorbell_bytes) }
     }
 
-    /// Why the device is gone, once it is.
+    /// Returns the reason why the device is gone, once it is.
     pub fn gone(&self) -> Option<String> {
         if self.gone.get().is_none() && self.mapping.is_lost() {
             let _ = self.gone.set(

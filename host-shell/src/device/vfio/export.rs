@@ -17,14 +17,12 @@ use vfio_bindings::bindings::vfio::VFIO_PCI_CONFIG_REGION_INDEX;
 /// Functions that this process has open for their BARs. A function can be opened only once.
 static OPEN: Mutex<BTreeMap<Address, Weak<File>>> = Mutex::new(BTreeMap::new());
 
-/// `bytes` bytes of a BAR from `offset` on, mapped into this process, and exported as a dma-buf for controllers. `text`
-/// is `BDF?bar=N`: a function of any kind that is bound to vfio-pci.
-///
-/// The function is open until all such memory of it is dropped: it is not given back before, and no other program opens
-/// it. It masters no bus meanwhile.
-///
+/// Maps `bytes` bytes of a BAR from `offset` on into this process, and exports them as a dma-buf for
+/// controllers. `text` is `BDF?bar=N`: a function of any kind that is bound to vfio-pci.
+/// The function stays open until all memory mapped from it is dropped; no other program can open it before.
+/// Its bus mastering stays off meanwhile.
 /// # Errors
-/// [`Error::Usage`] for text that names no BAR, and for bytes that it does not have; [`Error::Environment`], with the
+/// [`Error::Usage`] for text that names no BAR, and for bytes outside of it; [`Error::Environment`], with the
 /// remedy, for a function that VFIO does not have, and for a kernel that exports no BARs.
 pub fn bar(text: &str, offset: u64, bytes: usize) -> Result<Pages> {
     let (address, number) = options::bar(text)?;

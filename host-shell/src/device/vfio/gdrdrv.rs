@@ -3,7 +3,7 @@
 //!
 //! The calls are those of `src/gdrdrv/gdrdrv.h` and the mapping that of `src/gdrapi.c` in github.com/NVIDIA/gdrcopy,
 //! version 2.4. It has run with a stand-in that maps another device's BAR; not with a GPU.
-// UNSAFETY: ioctl takes raw pointers; each call here hands in a structure of its own.
+// UNSAFETY: ioctl takes raw pointers; each call here passes a structure that lives on its stack.
 #![allow(unsafe_code)]
 
 use crate::dma::Pages;
@@ -17,7 +17,7 @@ use std::path::Path;
 pub const NODE: &str = "/dev/gdrdrv";
 /// The version of the interface that this is.
 const MAJOR: u32 = 2;
-/// What the module pins: pages of the GPU.
+/// Pinning unit of the module: a page of GPU memory.
 const PAGE: u64 = 64 << 10;
 /// Handles are offsets in pages of the host.
 const HOST_PAGE_SHIFT: u32 = 12;

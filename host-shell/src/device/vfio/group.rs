@@ -1,8 +1,7 @@
-//! An IOMMU group with an address space of its own: what the devices of the group may reach.
-//!
-//! Invariant: an address is given to the device only while the memory behind it is held here, and
-//! memory is let go only after the kernel has unmapped it. The kernel unmaps the rest when the last
-//! descriptor closes, whatever way this process ends.
+//! An IOMMU group with a private address space: the memory that the devices of the group can access.
+//! Invariant: an address is given to the device only while the memory behind it is kept alive here, and
+//! memory is released only after the kernel has unmapped it. The kernel unmaps the rest when the last
+//! descriptor closes, however this process ends.
 
 use super::ioctl;
 use super::iommufd::Ioas;
@@ -98,7 +97,7 @@ impl Group {
         self.number
     }
 
-    /// How it was opened.
+    /// Returns the kernel interface by which the group was opened.
     pub fn iommu(&self) -> Iommu {
         match self.backend {
             Backend::Type1(_) => Iommu::Type1,
@@ -106,7 +105,8 @@ impl Group {
         }
     }
 
-    /// Resets the bus (or slot) of `device`, if nothing of others is on it; else false.
+    /// Resets the bus (or slot) of `device` and returns true, unless the reset would reach devices of other
+    /// programs.
     pub fn hot_reset(&self, device: &File) -> io::Result<bool> {
         let found = ioctl::hot_reset_info(device);
         let is_ours = found.is_ok_and(|found| found.is_of(self.number));
@@ -132,10 +132,10 @@ impl Group {
         is_free
     }
 
-    /// Lets the devices of the group reach `pages`.
-    ///
+    /// Maps `pages` for DMA by the devices of the group.
     /// # Errors
-    /// [`Error::Environment`] when the kernel may not lock the memory, has no more mappings, or cannot map such memory.
+    /// [`Error::Environment`] when the kernel may not lock the memory, has no more mappings, or cannot map
+    /// such memory.
     pub fn map(&self, pages: &Arc<Pages>) -> Result<Iova> {
         let bytes = pages.len() as u64;
         let mut state = lock(&self.state);
@@ -210,13 +210,13 @@ impl Group {
     }
 }
 
-/// What is mapped already.
+/// Total of the existing mappings, for the error message.
 struct Mapped {
     bytes: u64,
     count: usize,
 }
 
-/// Why `bytes` bytes of memory could not be mapped, with the numbers.
+/// Translates the error of mapping `bytes` bytes of memory, with the numbers.
 fn not_mapped(source: &io::Error, bytes: u64, before: &Mapped, most: Option<u32>) -> Error {
     let mib = |bytes: u64| format!("{:.1} MiB", bytes as f64 / f64::from(1 << 20));
     match source.raw_os_error() {

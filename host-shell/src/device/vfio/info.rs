@@ -1,6 +1,5 @@
-//! What VFIO says of a region and of the IOMMU: a fixed head and a chain of capabilities.
-//!
-//! Nothing in the bytes is trusted: offsets are checked, and a chain that runs in a circle ends.
+//! Parsers of VFIO's answers about a region and the IOMMU: a fixed head and a chain of capabilities.
+//! Nothing in the bytes is trusted: offsets are checked, and a circular chain ends.
 
 use std::ops::{Range, RangeInclusive};
 use vfio_bindings::bindings::vfio::{
@@ -21,9 +20,9 @@ const PAGE: u64 = 4096;
 pub struct RegionInfo {
     /// Size in bytes; 0 when there is no such region.
     pub size: u64,
-    /// Where it lies in the device's file.
+    /// Offset of the region in the device's file.
     pub offset: u64,
-    /// What of it may be mapped: whole pages, ascending, apart; empty when nothing may.
+    /// Areas that can be mapped: whole pages, ascending, disjoint; empty when the region cannot be mapped.
     pub mappable: Vec<Range<u64>>,
     /// The page of the MSI-X table may be mapped with the rest.
     pub msix_mappable: bool,
@@ -102,11 +101,11 @@ fn sparse(bytes: &[u8], at: usize) -> Option<Vec<Range<u64>>> {
         let (start, len) = (long(bytes, at)?, long(bytes, at + 8)?);
         Some(start..start.saturating_add(len))
     };
-    // Areas that lie past the end of the answer are not there.
+    // Areas past the end of the answer are ignored.
     Some((0..count).map_while(area).collect())
 }
 
-/// What the IOMMU can translate.
+/// Page sizes and addresses that the IOMMU translates.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct IommuInfo {
     /// Bits of the page sizes that it supports.
@@ -150,7 +149,7 @@ fn iova_ranges(bytes: &[u8], at: usize) -> Option<Vec<RangeInclusive<u64>>> {
     Some(ranges.filter(|range| !range.is_empty()).collect())
 }
 
-/// What a hot reset of a device resets with it.
+/// Devices that a hot reset of one device resets too.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HotReset {
     /// The groups of the functions; none where the kernel tells the devices of an iommufd instead.
@@ -186,7 +185,7 @@ impl HotReset {
         })
     }
 
-    /// Whether nothing but devices of group `number`, or of this program's iommufd, is reset.
+    /// True if only devices of group `number`, or of this program's iommufd, are reset.
     pub fn is_of(&self, number: u32) -> bool {
         match &self.groups {
             Some(groups) => groups.iter().all(|group| *group == number),

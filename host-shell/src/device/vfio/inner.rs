@@ -20,12 +20,13 @@ use std::sync::{Arc, Mutex, OnceLock, Weak};
 pub(super) struct Inner {
     pub(super) address: Address,
     pub(super) bar: Bar0,
-    /// None once the device was given back.
+    /// Descriptor of the device; `None` once the device was returned to the kernel.
     pub(super) file: Mutex<Option<File>>,
     pub(super) config_offset: u64,
     pub(super) can_reset: bool,
     pub(super) group: Arc<Group>,
-    /// What CMBMSC holds once the controller memory buffer is in use: a reset of the function clears it.
+    /// Value of CMBMSC once the controller memory buffer is in use; kept because a reset of the function
+    /// clears the register.
     pub(super) cmb_control: OnceLock<Cmbmsc>,
     pub(super) cmb: Mutex<Weak<RingMemory>>,
 }
@@ -42,7 +43,8 @@ pub(super) fn set_command(file: &File, config_offset: u64, value: u16) -> io::Re
 }
 
 impl Inner {
-    /// Runs `call` on the device, unless it was given back.
+    /// Runs `call` on the device's descriptor, or returns an error once the device was returned to the
+    /// kernel.
     pub(super) fn with_file<T>(
         &self,
         name: &'static str,
@@ -77,7 +79,8 @@ impl Inner {
         })
     }
 
-    /// Gives the device back: no more accesses, no DMA, no descriptor that the kernel waits for.
+    /// Returns the device to the kernel: stops accesses and DMA, and closes the descriptor that the kernel
+    /// waits for.
     pub(super) fn let_go(&self, event: Event) {
         let why = match event {
             Event::Wanted => "the system wants the device back (it is being unbound or removed)",
@@ -88,7 +91,8 @@ impl Inner {
             // The kernel clears it too, when the last descriptor closes.
             let _ = set_command(file, self.config_offset, COMMAND_MEMORY | COMMAND_NO_INTX);
         }
-        // Should the BAR not come off, the kernel goes on waiting; it reads as ones all the same.
+        // If the BAR cannot be unmapped, the kernel keeps waiting for us; the mapping reads as ones all the
+        // same.
         let _ = self.bar.let_go(&format!("{}: {why}", self.address));
         *file = None;
     }

@@ -1,5 +1,5 @@
 //! The ioctls of VFIO, one function each, with the types that they take.
-// UNSAFETY: ioctl takes raw pointers; each call here hands in memory of its own that is long enough.
+// UNSAFETY: ioctl takes raw pointers; each call here passes memory that it owns and that is long enough.
 #![allow(unsafe_code)]
 
 use super::info::HotReset;
@@ -14,7 +14,7 @@ use vfio_bindings::bindings::vfio::{
     vfio_iommu_type1_dma_map, vfio_iommu_type1_dma_unmap, vfio_irq_info,
 };
 
-/// What an answer of variable length may take at most: more than any kernel's capabilities.
+/// Limit of an answer of variable length, in bytes: more than any kernel's capabilities take.
 const LONGEST: usize = 64 << 10;
 
 const fn number(n: u32) -> libc::c_ulong {
@@ -193,7 +193,7 @@ pub fn reset(device: &File) -> io::Result<()> {
     with_value(device, DEVICE_RESET, 0).map(drop)
 }
 
-/// What a hot reset of the device resets with it.
+/// Returns the devices that a hot reset of `device` resets too.
 pub fn hot_reset_info(device: &File) -> io::Result<HotReset> {
     let mut bytes = vec![0; HotReset::HEAD];
     for _ in 0..4 {

@@ -24,7 +24,7 @@ const ONES: usize = 64 << 10;
 /// Mappings that can exist at once in this process.
 const SLOTS: usize = 256;
 
-/// What the signal handler knows of a mapping; `start` 0 when the slot is free.
+/// Mapping as the signal handler sees it; `start` is 0 when the slot is free.
 struct Slot {
     start: AtomicUsize,
     end: AtomicUsize,
@@ -38,11 +38,11 @@ static TABLE: [Slot; SLOTS] = [const {
         lost: AtomicBool::new(false),
     }
 }; SLOTS];
-/// Held while a slot is taken or given back.
+/// Serialises taking and freeing slots.
 static CHANGES: Mutex<()> = Mutex::new(());
 /// The file of ones, for the handler.
 static ONES_FILE: AtomicI32 = AtomicI32::new(-1);
-/// Who handled SIGBUS before.
+/// Previous handler of SIGBUS, for signals that are not about a mapping of ours.
 static BEFORE: OnceLock<libc::sigaction> = OnceLock::new();
 
 /// A stretch of a device's memory, mapped uncached. Unmapped on drop.
@@ -93,7 +93,7 @@ impl Mapping {
         self.len
     }
 
-    /// Whether an access found the device's memory taken away.
+    /// True once an access found the device's memory taken away.
     pub fn is_lost(&self) -> bool {
         TABLE[self.slot].lost.load(Ordering::Relaxed)
     }

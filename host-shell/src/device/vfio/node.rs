@@ -43,7 +43,8 @@ pub fn in_use(number: u32) -> Error {
     )
 }
 
-/// That the kernel gives a device to no program here; `module` could be told to.
+/// Returns the error of a kernel that gives no device to programs, because the IOMMU cannot remap interrupts;
+/// `module` has an option that permits it.
 pub fn not_isolated(module: &str) -> Error {
     Error::environment(
         "the IOMMU cannot isolate this group: no interrupt remapping",

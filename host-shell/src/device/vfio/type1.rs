@@ -1,4 +1,5 @@
-//! VFIO's type 1 IOMMU: a group in a container of its own, which maps memory by its address in this process.
+//! VFIO's type 1 IOMMU: a group in a container that nothing else shares, which maps memory at its address in
+//! this process.
 
 use super::info::IommuInfo;
 use super::ioctl;
@@ -72,7 +73,7 @@ impl Type1 {
         self.limits.ranges.as_deref()
     }
 
-    /// How many mappings there may be, where the kernel says so.
+    /// Returns the limit on the number of mappings, where the kernel reports it.
     pub fn most_mappings(&self) -> Option<u32> {
         self.limits.mappings_left
     }

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 use vfio_bindings::bindings::vfio::{VFIO_PCI_ERR_IRQ_INDEX, VFIO_PCI_REQ_IRQ_INDEX};
 
-/// Why the device has to be let go.
+/// Event after which the device must be returned to the kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Event {
     /// It is being unbound or removed, and the kernel waits for us.
@@ -32,9 +32,9 @@ pub fn event() -> Result<OwnedFd> {
 }
 
 impl Watch {
-    /// Arms both events of `device` and calls `then` on a thread of its own when one comes, once.
-    ///
-    /// A kernel without one of the events has nothing to tell of it.
+    /// Arms both events of `device` and starts a thread that calls `then` once, when the first one is
+    /// signalled.
+    /// A kernel that lacks one of the events never signals it.
     pub fn start(device: &File, then: impl FnOnce(Event) + Send + 'static) -> Result<Self> {
         let (wanted, failed) = (event()?, event()?);
         let arm = |index, event: &OwnedFd| match ioctl::irq_count(device, index) {
@@ -65,7 +65,7 @@ impl Watch {
                 let stop = Arc::clone(&stop);
                 move || {
                     while let Some(event) = wait(&wanted, &failed, &stop) {
-                        // What comes from here on is told again.
+                        // Clears the event first: one that is signalled from here on wakes the next wait.
                         let heard = match event {
                             Event::Wanted => &wanted,
                             Event::Failed => &failed,

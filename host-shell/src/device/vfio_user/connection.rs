@@ -22,16 +22,16 @@ pub(super) const MAX_FDS: usize = 8;
 /// The longest reply that any of our requests can have.
 pub(super) const LONGEST: usize = 64 << 10;
 
-/// Why a request has no result.
+/// Cause of a request's failure.
 #[derive(Debug)]
 pub(super) enum Fault {
-    /// The server answered with this error number, whatever it may mean; the connection goes on.
+    /// The server answered with this error number, whatever it may mean; the connection stays usable.
     Refused(i32),
     /// The connection is at its end.
     Broken(String),
 }
 
-/// What a server answered.
+/// Answer of a server.
 #[derive(Debug)]
 pub(super) struct Reply {
     /// All that follows the header.
@@ -199,7 +199,7 @@ impl Connection {
         Ok(())
     }
 
-    /// Waits until the call that ended with `errno` can go on.
+    /// Waits until the call that failed with `errno` can be repeated.
     fn wait(&self, errno: Errno, events: PollFlags, deadline: Instant) -> Result<(), Fault> {
         match errno {
             Errno::INTR => return Ok(()),

@@ -16,7 +16,7 @@ use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::{Mutex, OnceLock};
 use zerocopy::{FromBytes, IntoBytes};
 
-/// Why a request has no result; the cause of a lost connection is kept by the link.
+/// Cause of a request's failure; the link keeps the cause of a lost connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Failed {
     /// The server refused it, with this error number.
@@ -46,7 +46,7 @@ impl Link {
         &self.name
     }
 
-    /// Why the connection ended, once it did.
+    /// Returns the reason why the connection ended, once it did.
     pub fn gone(&self) -> Option<String> {
         self.cause
             .get()
@@ -61,7 +61,7 @@ impl Link {
         Failed::Gone
     }
 
-    /// What to tell the caller who wanted `what`.
+    /// Returns the error for the caller who requested `what`.
     pub fn error(&self, what: &str, failed: Failed) -> Error {
         match failed {
             Failed::Refused(errno) => Error::device(

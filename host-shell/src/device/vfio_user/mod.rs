@@ -37,9 +37,9 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 use zerocopy::IntoBytes;
 
-/// How long a server may take for an answer. A reset or an unmapping waits for commands in progress.
+/// Deadline of an answer. A reset or an unmapping waits for commands in progress.
 const PATIENCE: Duration = Duration::from_secs(5);
-/// Class code of an NVM Express controller, as it lies at 8h of the configuration space.
+/// Class code of an NVM Express controller, in the byte order of offset 8h of the configuration space.
 const NVM_EXPRESS: [u8; 3] = [0x02, 0x08, 0x01];
 /// Ranges of memory that libvfio-user takes. It names no `max_dma_maps` when the version is negotiated.
 const USUAL_MAPS: usize = 64;
@@ -54,7 +54,7 @@ const PCI_ENABLE: u16 = pci::COMMAND_MEMORY | pci::COMMAND_MASTER | pci::COMMAND
 pub struct VfioUser {
     bar: Bar,
     area: MappedFile,
-    /// Where the doorbells begin in it.
+    /// Offset of the doorbells in it.
     doorbells: usize,
     resets: bool,
     max_maps: usize,
@@ -173,7 +173,7 @@ impl VfioUser {
     }
 }
 
-/// Whether what the server can take is enough; how many ranges of memory that is.
+/// Checks that the server's limits suffice, and returns the number of DMA ranges that it accepts.
 fn check_limits(link: &Link, limits: &Capabilities) -> Result<usize> {
     let too_few = |what: String| {
         Error::device(
@@ -265,7 +265,7 @@ fn map_doorbells(
     Ok((mapped, (first - start) as usize))
 }
 
-/// Whether `file` has bytes up to `end`. Only a regular file has a length; a device knows its own.
+/// True if `file` has bytes up to `end`. Only a regular file has a length; a device knows its own.
 fn holds(file: BorrowedFd<'_>, end: u64) -> bool {
     use rustix::fs::FileType;
     rustix::fs::fstat(file).is_ok_and(|stat| {
@@ -348,7 +348,7 @@ impl Device for VfioUser {
         self.pool.take(bytes)
     }
 
-    /// The server is told of the whole chunk that `pages` are a part of, once.
+    /// Announces the whole chunk that contains `pages` to the server, once.
     fn map_dma(&self, pages: &Arc<Pages>) -> Result<Iova> {
         // Our own address: unique as long as the pages are mapped here.
         let address = |pages: &Pages| pages.start().addr() as u64;

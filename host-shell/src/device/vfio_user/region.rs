@@ -1,4 +1,4 @@
-//! What a server says of a region: its size, and which parts of it can be mapped.
+//! Parser of a server's answer about a region: its size, and the parts of it that can be mapped.
 
 use nvme_sim::vfio_user::wire::{
     CAP_SPARSE_MMAP, InfoCapability, REGION_CAPS, REGION_MMAP, RegionInfo, SparseArea, SparseMmap,

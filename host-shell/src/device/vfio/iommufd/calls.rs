@@ -1,5 +1,5 @@
 //! The ioctls of iommufd, one function each, with the structures that they take (include/uapi/linux/iommufd.h).
-// UNSAFETY: ioctl takes raw pointers; each call here hands in a structure of its own.
+// UNSAFETY: ioctl takes raw pointers; each call here passes a structure that lives on its stack.
 #![allow(unsafe_code)]
 
 use std::fs::File;
@@ -134,7 +134,8 @@ pub fn ranges(iommufd: &File, ioas: u32) -> io::Result<Vec<RangeInclusive<u64>>>
     Err(io::ErrorKind::InvalidData.into())
 }
 
-/// What the kernel told: `count` ranges, of which no more count than there are, and none that ends before it starts.
+/// Returns the usable ranges of the kernel's answer: the first `count`, limited to the list, without those
+/// that end before they start.
 fn usable(told: &[Range], count: u32) -> Vec<RangeInclusive<u64>> {
     let told = told.iter().take(count as usize);
     let ranges = told.map(|range| range.start..=range.last);

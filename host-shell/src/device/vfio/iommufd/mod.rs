@@ -20,7 +20,7 @@ const NODE: &str = "dev/iommu";
 /// The remedy where the kernel lacks something.
 const TYPE1: &str = "leave iommu=iommufd out: VFIO's type 1 IOMMU is used then";
 
-/// What was found.
+/// State of the node of iommufd.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Found {
     /// The kernel was built without it, or its module is not loaded.
@@ -40,7 +40,7 @@ pub fn probe(path: &Path) -> Found {
     }
 }
 
-/// Whether `function` can be opened by iommufd: both nodes are there, and may be opened.
+/// True if `function` can be opened by iommufd: both nodes exist and may be opened.
 pub(super) fn can_open(host: &Host, function: &Function) -> bool {
     let own = host
         .vfio_node(function.address)
@@ -115,7 +115,7 @@ fn open_device(host: &Host, function: &Function, iommufd: &File) -> Result<File>
     Ok(device)
 }
 
-/// Opens `function` for its BARs alone, by an iommufd of its own: it reaches no memory.
+/// Opens `function` for its BARs alone, in a separate iommufd: it can access no memory.
 pub(super) fn open_apart(host: &Host, function: &Function) -> Result<File> {
     // The device keeps it open.
     open_device(host, function, &open_iommufd(host)?)
@@ -178,7 +178,7 @@ impl Ioas {
     }
 }
 
-/// Why `pages` could not be mapped, where the reason is iommufd's.
+/// Returns the error for `pages` that could not be mapped, if the reason is specific to iommufd.
 pub(super) fn not_mapped(source: &io::Error, pages: &Pages) -> Option<Error> {
     let (cause, remedy) = match (source.raw_os_error()?, pages.dma_buf().is_some()) {
         (libc::ENOTTY | libc::EINVAL, true) => (
