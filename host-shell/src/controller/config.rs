@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
-/// Where the rings of I/O queues lie.
+/// Location of the rings of I/O queues.
 #[derive(Clone, Debug, Default)]
 pub enum Rings {
     /// In memory of this process.
@@ -21,24 +21,25 @@ pub enum Rings {
     Peer(Arc<RingMemory>),
 }
 
-/// How a controller is brought up and used.
+/// Options of bring-up and use of a controller.
 #[derive(Clone, Debug)]
 pub struct Config {
     /// I/O queue pairs to ask for; the controller may grant fewer.
     pub queue_pairs: u32,
-    /// How long a command may take before it is aborted.
+    /// Deadline of a command; after it the command is aborted.
     pub timeout: Duration,
     /// Upper bound of one command's transfer in bytes, whatever MDTS allows.
     pub max_transfer: u64,
     /// Most bytes lent as host memory buffer; 0 lends none.
     pub max_host_memory: u64,
-    /// Where the rings of I/O queues lie.
+    /// Location of the rings of I/O queues.
     pub rings: Rings,
-    /// Whether waiting threads sleep until an interrupt comes, instead of polling all the time.
+    /// True if waiting threads sleep until an interrupt, instead of polling.
     pub interrupts: bool,
-    /// What may be changed, which must not be in use through another controller of the subsystem; none: nothing is.
+    /// Data that this session may change, and that must therefore not be in use through another controller of
+    /// the subsystem; `None` for a session that only reads.
     pub changes: Option<Scope>,
-    /// When set, waiting calls return [`Error::Interrupted`].
+    /// Stop flag: once set, waiting calls return [`Error::Interrupted`].
     pub stop: Option<Arc<AtomicBool>>,
     /// Called with events of the controller, and with waits that are long.
     pub notify: Notify,

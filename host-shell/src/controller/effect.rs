@@ -12,7 +12,7 @@ const DELETE: u32 = 1;
 /// SANACT of Sanitize: Exit Failure Mode, which erases nothing.
 const EXIT_FAILURE_MODE: u32 = 1;
 
-/// What a command does to the facts of namespaces and controller.
+/// Effect of an admin command on the known facts of controller and namespaces.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Effect {
     /// Nothing that a handle goes by.
@@ -21,7 +21,7 @@ pub(crate) enum Effect {
     Facts,
     /// The same, and the data of a namespace are gone, of all with [`Nsid::ALL`].
     Erased(Nsid),
-    /// The same for a sanitize operation, which goes on after the command's end.
+    /// The same for a sanitize operation, which the controller continues after the command has completed.
     Sanitized,
 }
 

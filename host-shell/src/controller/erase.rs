@@ -94,12 +94,11 @@ impl Controller {
         Ok(affected)
     }
 
-    /// Starts a sanitize of the whole NVM subsystem: every namespace of every controller loses its data.
-    /// It goes on in the controller, also across resets; [`sanitize_status`](Self::sanitize_status) tells
-    /// how far it is.
-    ///
+    /// Starts a sanitize of the whole NVM subsystem: every namespace of every controller loses its data. The
+    /// controller executes it in the background, also across resets; [`sanitize_status`](Self::sanitize_status)
+    /// returns its progress.
     /// # Errors
-    /// [`Error::Usage`] for an action that the controller does not have; nothing is sent.
+    /// [`Error::Usage`] for an action that the controller does not support; nothing is sent.
     pub fn sanitize(&self, fields: Sanitize) -> Result<()> {
         let can = self.identify().sanicap;
         let needs = match fields.action {
@@ -133,7 +132,7 @@ impl Controller {
     }
 }
 
-/// Whether namespace `nsid`, which is `identify` now, can be formatted so.
+/// Checks that namespace `nsid`, with Identify data `identify`, can be formatted with `format`.
 fn check_format(nsid: Nsid, identify: &IdentifyNamespace, format: Format) -> Result<()> {
     let index = usize::from(format.lbafl() | format.lbafu() << 4);
     let formats = identify.lba_formats();

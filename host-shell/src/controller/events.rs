@@ -1,9 +1,8 @@
-//! Asynchronous Event Requests of a session: kept at the controller, and what comes of them.
-//!
-//! A request has no deadline: it ends with an event, with a reset or with the shutdown, and no time-out, Abort or
-//! reset is ever due to one. An event's log page is read once, which lets the next event of its type through. That
-//! read has a deadline, but no call waits for it: an event whose page does not come is reported without.
-//!
+//! Asynchronous Event Requests of a session: keeps one at the controller, and reports the events that complete
+//! them.
+//! A request has no deadline: it ends with an event, with a reset or with the shutdown, and it never causes a
+//! time-out, an Abort or a reset. An event's log page is read once, which re-arms events of its type. That read
+//! has a deadline, but no call waits for it: an event whose page does not arrive is reported without it.
 //! NVMe Base 2.0c, 5.2 (Asynchronous Event Request command), 5.27.1.8 (Asynchronous Event Configuration).
 
 use crate::controller::facts::Alarm;
@@ -109,7 +108,8 @@ impl Events {
             }
             _ => Err(PageError::NotRead),
         };
-        // What changed after the facts were read again and before this page was is told by no other event.
+        // A change between the last reading of the facts and the reading of this page is announced by no other
+        // event, since reading the page re-arms the event. So the facts are read once more.
         if reading.event.event_type() == event_type::NOTICE {
             self.alarm.raise();
         }
@@ -175,7 +175,7 @@ impl Events {
         }
     }
 
-    /// Whether no event is on its way from the controller to the user.
+    /// True if no event is on its way from the controller to the user.
     pub fn is_quiet(&self) -> bool {
         self.reading.is_none() && self.unread.is_empty() && self.complete.is_empty()
     }

@@ -26,7 +26,7 @@ use std::sync::{Arc, Mutex};
 #[derive(Debug, Default)]
 pub(crate) struct Alarm {
     raised: AtomicU64,
-    /// How often the data of all namespaces were erased.
+    /// Number of times that the data of all namespaces were erased.
     erased: AtomicU64,
 }
 
@@ -37,7 +37,7 @@ const TELLING_NOTICES: [u8; 2] = [
 ];
 
 impl Alarm {
-    /// How often it was raised.
+    /// Returns the number of times that it was raised.
     #[inline]
     pub fn count(&self) -> u64 {
         // The facts themselves are behind a lock.
@@ -70,7 +70,7 @@ impl Alarm {
         }
     }
 
-    /// Looks at the status of an I/O command that failed: some tell what no event has told.
+    /// Examines the status of a failed I/O command: some statuses reveal a change that no event announced.
     pub fn see(&self, status: Status) {
         let code = status.code();
         let telling = [
@@ -89,11 +89,11 @@ impl Alarm {
     }
 }
 
-/// What a queue was made for.
+/// Facts on which a queue's user relies.
 #[derive(Clone, Debug, Default)]
 struct Told {
     namespaces: BTreeMap<Nsid, NamespaceInfo>,
-    /// How often this process had erased a namespace by then.
+    /// Erasures of each namespace by this process, as of then.
     erasures: BTreeMap<Nsid, u64>,
     serial: [u8; 20],
     /// Bytes of a command, as MDTS says.
@@ -103,11 +103,11 @@ struct Told {
 
 #[derive(Default)]
 struct Known {
-    /// What callers were told last.
+    /// Facts that callers received last.
     told: Arc<Told>,
-    /// What the controller said last of the namespaces that anyone was told of.
+    /// Latest Identify data of every namespace that a caller was given.
     now: BTreeMap<Nsid, NamespaceInfo>,
-    /// How often this process has erased a namespace.
+    /// Erasures of each namespace by this process, until now.
     erasures: BTreeMap<Nsid, u64>,
     serial: [u8; 20],
     max_transfer: u64,
@@ -115,7 +115,7 @@ struct Known {
     fna: u8,
 }
 
-/// What the controller said last.
+/// Latest facts about controller and namespaces, compared with those that callers rely on.
 #[derive(Default)]
 pub(crate) struct Facts {
     pub alarm: Arc<Alarm>,
@@ -150,7 +150,7 @@ impl Facts {
         };
     }
 
-    /// What an admin command of this process does by the Format NVM Attributes that were read.
+    /// Returns the effect of an admin command of this process, given the Format NVM Attributes that were read.
     pub fn effect_of(&self, sqe: &Sqe) -> Effect {
         Effect::of(sqe, lock(&self.known).fna)
     }
@@ -182,7 +182,7 @@ impl Facts {
         }
     }
 
-    /// A caller is told that a namespace is `info`, and goes by that from now on.
+    /// Records that a caller receives `info` of a namespace, and relies on it from now on.
     pub fn tell(&self, info: NamespaceInfo) {
         let mut known = lock(&self.known);
         let erased = self.alarm.erased.load(Ordering::Relaxed);
@@ -219,8 +219,8 @@ impl Facts {
         lock(&self.known).fna = fna;
     }
 
-    /// Takes what the bring-up after a reset found. All is read again before the next command: what changed between its
-    /// reading and its asking for events is told by none.
+    /// Records the result of the bring-up after a reset, and has everything read again before the next command:
+    /// a change between the reading during bring-up and the arming of events would be announced by no event.
     pub fn observe_all(&self, info: &Info) {
         self.observe_controller(info.serial, info.max_transfer.unwrap_or(u64::MAX));
         let missing = |nsid: &Nsid| {
@@ -237,7 +237,7 @@ impl Facts {
         self.alarm.raise();
     }
 
-    /// Namespaces that callers were told of.
+    /// Returns the namespaces that callers were given.
     pub fn namespaces(&self) -> Vec<Nsid> {
         lock(&self.known).now.keys().copied().collect()
     }
@@ -249,12 +249,13 @@ impl Facts {
 
     /// All facts are as the controller said them after the alarm had been raised `count` times.
     pub fn set_checked(&self, count: u64) {
-        // Release: who sees the count finds the facts behind their lock, which orders them anyway.
+        // Release: a thread that loads the count finds the facts that were read for it. (The lock around the
+        // facts orders them as well; the count must not be the weaker of the two.)
         self.checked.store(count, Ordering::Release);
     }
 }
 
-/// What a queue goes by.
+/// Facts on which a queue relies, and the outcome of their last comparison.
 #[derive(Clone, Debug)]
 pub(crate) struct Basis {
     told: Arc<Told>,
@@ -266,12 +267,12 @@ pub(crate) struct Basis {
 /// Commands that may not be sent.
 #[derive(Clone, Debug, Default)]
 struct Refusals {
-    /// Why none may be.
+    /// Reason why no command at all may be sent.
     all: Option<Arc<Error>>,
     namespaces: Vec<(Nsid, Change)>,
 }
 
-/// What became of a namespace.
+/// Change of a namespace since its facts were given to a caller.
 #[derive(Clone, Debug)]
 enum Change {
     Facts(NamespaceChange),
@@ -295,7 +296,7 @@ impl fmt::Display for Change {
 }
 
 impl Basis {
-    /// What callers have been told so far.
+    /// Takes the facts that callers have received so far as the basis.
     pub fn new(facts: &Facts) -> Self {
         Self {
             told: Arc::clone(&lock(&facts.known).told),
@@ -312,7 +313,7 @@ impl Basis {
         self.seen = None;
     }
 
-    /// Whether nothing has happened since it was compared.
+    /// True if nothing has happened since the last comparison.
     #[inline]
     pub fn is_current(&self, alarm: &Alarm) -> bool {
         self.seen == Some(alarm.count())
@@ -332,7 +333,7 @@ impl Basis {
         self.seen = Some(count);
     }
 
-    /// What the device is now could not be read: nothing may be sent, for that reason, until it could.
+    /// Records that the facts could not be read: no command may be sent, for that reason, until they were.
     pub fn could_not_look(&mut self, error: &Error) {
         let error = error.with_context("what the device is now could not be read");
         self.refusals = Some(Refusals {
@@ -342,7 +343,8 @@ impl Basis {
         self.seen = None;
     }
 
-    /// Why a command with `opcode` for namespace `nsid` may not be sent: [`Error::Changed`], or the error of the look.
+    /// Returns the error if a command with `opcode` for namespace `nsid` may not be sent: [`Error::Changed`],
+    /// or the error of the last reading.
     #[inline]
     pub fn refusal(&self, nsid: u32, opcode: u8) -> Option<Error> {
         self.refusals.as_ref()?.of(nsid, opcode)
@@ -369,7 +371,7 @@ impl Refusals {
 }
 
 impl Told {
-    /// What became of namespace `told` since.
+    /// Returns the change of a namespace since the caller received it as `told`.
     fn change(&self, told: &NamespaceInfo, known: &Known) -> Option<Change> {
         let change = known.now.get(&told.nsid).and_then(|now| told.change(now));
         let count = |of: &BTreeMap<Nsid, u64>| of.get(&told.nsid).copied().unwrap_or(0);
@@ -381,7 +383,7 @@ impl Told {
             .or(erased)
     }
 
-    /// Why nothing of it holds any more.
+    /// Returns the reason if the device as a whole has changed.
     fn differs(&self, known: &Known, alarm: &Alarm) -> Option<String> {
         if self.serial != known.serial {
             return Some(format!(

@@ -30,10 +30,9 @@ impl Controller {
         })
     }
 
-    /// What all namespaces have in common (Identify Namespace with FFFFFFFFh).
-    ///
+    /// Returns the capabilities that all namespaces have in common (Identify Namespace with FFFFFFFFh).
     /// # Errors
-    /// [`Error::Command`] where the controller does not say that: it needs Namespace Management.
+    /// [`Error::Command`] where the controller does not report them: that needs Namespace Management.
     pub fn identify_common(&self) -> Result<IdentifyNamespace> {
         let what = "Identify Namespace (of all)";
         let buffer = self.session().identify(what, cns::NAMESPACE, Nsid::ALL)?;

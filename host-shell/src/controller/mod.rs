@@ -52,8 +52,8 @@ pub(crate) const ADMIN_BYTES: u64 = 64 << 10;
 /// A controller in use. Shut down on drop, which ends every queue made of it.
 ///
 /// A command that is not answered within [`Config::timeout`] is aborted; if that does not end it, the
-/// controller is reset and its queues are created again. The command is reported late, those beside it
-/// as aborted; all queues work afterwards.
+/// controller is reset and its queues are created again. The command is reported late, the others in
+/// flight as aborted; all queues work afterwards.
 ///
 /// ```
 /// use nvme_host::core::spec::{Lba, Nsid, nvm};
@@ -82,7 +82,7 @@ pub(crate) const ADMIN_BYTES: u64 = 64 << 10;
 ///     if done.is_success() {
 ///         break;
 ///     }
-///     // The error says what became of the command; the buffer is ours again.
+///     // The error states the fate of the command; the buffer is ours again.
 ///     let error = queue.error_of(&done, "Read");
 ///     assert!(matches!(error, Error::Timeout { .. }), "{error}");
 ///     buffer = done.buffer.expect("the command had a buffer");
@@ -179,7 +179,7 @@ impl Controller {
         Ok(controller)
     }
 
-    /// What bring-up learned.
+    /// Returns the results of bring-up.
     pub fn info(&self) -> Info {
         lock(&self.session.admin).info.clone()
     }
@@ -199,11 +199,11 @@ impl Controller {
         lock(&self.session.admin).resets
     }
 
-    /// The asynchronous events that the controller has reported since the last call, the latest 64 of them. Does not
-    /// wait for any: call it now and then. [`Config::notify`] is told of each as it is found.
-    ///
+    /// Returns the asynchronous events that the controller has reported since the last call, the latest 64 of
+    /// them. Does not wait for any: call it now and then. [`Config::notify`] is called with each as it is
+    /// found.
     /// # Errors
-    /// [`Error::Gone`] when the controller cannot be used any more.
+    /// [`Error::Gone`] when the controller can no longer be used.
     pub fn events(&self) -> Result<Vec<DeviceEvent>> {
         self.session.events()
     }
@@ -324,8 +324,7 @@ impl Controller {
         Ok(all)
     }
 
-    /// What this driver needs of a namespace that it can read and write.
-    ///
+    /// Returns the properties of a namespace that this driver can read and write.
     /// # Errors
     /// [`Error::Usage`] for an unknown one; [`Error::Device`] with the reason for one that cannot be used, such
     /// as one of another command set or with metadata.

@@ -21,7 +21,7 @@ use zerocopy::IntoBytes;
 const DEPTH: usize = 8;
 /// Bytes of a bounce buffer: what one command of a blocking call moves at most.
 const BOUNCE_BYTES: u64 = 256 << 10;
-/// How often a command that a reset took away is sent again.
+/// Limit of repetitions of a command that a reset aborted.
 const RETRIES: u32 = 3;
 
 /// A namespace, with its own queue pair and bounce buffers: blocking reads and writes of any length.
@@ -56,13 +56,12 @@ pub struct Namespace {
     session: Arc<Session>,
     /// Optional commands, as Identify Controller says.
     oncs: u16,
-    /// What deallocation does, as Identify Namespace says.
+    /// DLFEAT: the effect of deallocation, from Identify Namespace.
     dlfeat: u8,
 }
 
 impl Controller {
-    /// A namespace for blocking reads and writes, with a queue pair of its own.
-    ///
+    /// Opens a namespace for blocking reads and writes, with a dedicated queue pair.
     /// # Errors
     /// As [`usable_namespace`](Self::usable_namespace).
     pub fn namespace(&self, nsid: Nsid) -> Result<Namespace> {
@@ -109,12 +108,12 @@ impl Namespace {
         self.info.block_bytes
     }
 
-    /// What Identify said.
+    /// Returns the properties from Identify Namespace.
     pub fn info(&self) -> &NamespaceInfo {
         &self.info
     }
 
-    /// What bounds one command.
+    /// Returns the limits of one command.
     pub fn limits(&self) -> Limits {
         self.limits
     }

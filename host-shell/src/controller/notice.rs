@@ -11,13 +11,13 @@ use zerocopy::FromBytes;
 /// An asynchronous event, and the log page that belongs to it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DeviceEvent {
-    /// What the controller reported.
+    /// Event that the controller reported.
     pub event: AsyncEvent,
     /// The start of its log page, or why that was not read.
     pub page: std::result::Result<Vec<u8>, PageError>,
 }
 
-/// Why the log page of an event was not read.
+/// Reason why the log page of an event is missing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PageError {
     /// The event names none.
@@ -42,7 +42,7 @@ impl DeviceEvent {
             .collect()
     }
 
-    /// What the log page adds, in words; empty when it adds nothing.
+    /// Returns the text that the log page adds; empty when it adds nothing.
     fn more(&self) -> String {
         let page = match &self.page {
             Ok(page) => page,
@@ -100,7 +100,7 @@ impl fmt::Display for DeviceEvent {
     }
 }
 
-/// Something that a user may want to know while a call goes on. `Display` is one line.
+/// Event during a call that a user may want to know. `Display` is one line.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Notice {
     /// The controller reported an event.
@@ -114,11 +114,11 @@ pub enum Notice {
     },
     /// A bring-up or a controller reset waits for CSTS.RDY to change.
     Waiting {
-        /// Why the controller is reset; `None` in the first bring-up.
+        /// Cause of the reset; `None` in the first bring-up.
         cause: Option<String>,
         /// The value of CSTS.RDY that is waited for.
         ready: bool,
-        /// How long it may take in all, as the controller says (CAP.TO or CRTO).
+        /// Upper bound of the duration, as the controller reports it (CAP.TO or CRTO).
         at_most: Duration,
     },
 }

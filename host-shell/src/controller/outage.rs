@@ -11,7 +11,7 @@ const PAUSE: Duration = Duration::from_millis(50);
 /// Causes that are kept in words.
 const MOST_CAUSES: usize = 16;
 
-/// What went wrong in a run that went on.
+/// Faults from which a run recovered.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Outages {
     /// Commands that ended by Abort, or by their completion after the deadline.

@@ -8,7 +8,7 @@ use nvme_core::spec::admin::{self, opcode};
 use nvme_core::spec::feature::{self, fid};
 use nvme_core::spec::{Nsid, Sqe, nvm};
 
-/// Which queue a command goes to, and so what its opcode means.
+/// Queue that a command is sent to, which decides the meaning of its opcode.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Set {
     /// The admin command set, on the admin queue.
@@ -17,8 +17,7 @@ pub enum Set {
     Nvm,
 }
 
-/// Which way an opcode moves data: its bits 1:0, for standard and vendor specific commands alike.
-///
+/// Direction in which an opcode transfers data: its bits 1:0, for standard and vendor specific commands alike.
 /// NVMe Base 2.0c, 3.3.3.1 (Submission Queue Entry), "Data Transfer".
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Direction {
@@ -33,7 +32,7 @@ pub enum Direction {
 }
 
 impl Direction {
-    /// What `opcode` says.
+    /// Returns the direction that `opcode` encodes.
     pub const fn of(opcode: u8) -> Self {
         match opcode & 3 {
             0 => Self::None,
@@ -43,18 +42,18 @@ impl Direction {
         }
     }
 
-    /// Whether the host sends data.
+    /// True if the host sends data.
     pub const fn sends(self) -> bool {
         matches!(self, Self::ToController | Self::Both)
     }
 
-    /// Whether the host receives data.
+    /// True if the host receives data.
     pub const fn receives(self) -> bool {
         matches!(self, Self::FromController | Self::Both)
     }
 }
 
-/// What a command was answered with.
+/// Result of a command.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Answer {
     /// Command-specific dword 0 of the completion.
@@ -63,7 +62,7 @@ pub struct Answer {
     pub data: Vec<u8>,
 }
 
-/// How many bytes a command moves.
+/// Number of bytes that a command transfers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Moves {
     /// So many, by its own fields.
@@ -91,8 +90,8 @@ impl Set {
         }
     }
 
-    /// Whether a command with this opcode changes neither data nor state that outlives it. Every opcode
-    /// that is not known to be so counts as a change.
+    /// True if a command with this opcode changes neither data nor state that outlives the command. Every
+    /// opcode that is not known to be harmless counts as a change.
     pub fn is_harmless(self, opcode: u8) -> bool {
         match self {
             Self::Admin => matches!(
@@ -143,7 +142,7 @@ impl Set {
         ))
     }
 
-    /// What the command moves. `block` is the size of a block.
+    /// Returns the number of bytes that the command transfers. `block` is the block size in bytes.
     fn moves(self, sqe: &Sqe, block: u32) -> Moves {
         match (Direction::of(sqe.opcode()), self) {
             (Direction::None, _) => Moves::Exactly(0),
@@ -153,7 +152,7 @@ impl Set {
     }
 }
 
-/// Bytes of so many dwords, 0's based.
+/// Returns the bytes of a 0's based number of dwords.
 fn dwords(count_z: u32) -> u64 {
     (u64::from(count_z) + 1) * 4
 }
@@ -323,7 +322,7 @@ impl Controller {
     }
 }
 
-/// Whether the opcode moves the blocks that it names.
+/// True if the opcode transfers the blocks that it names.
 fn names_blocks(opcode: u8) -> bool {
     use nvm::opcode::{COMPARE, READ, WRITE, ZONE_APPEND};
     matches!(opcode, READ | WRITE | COMPARE | ZONE_APPEND)

@@ -1,10 +1,8 @@
 //! An I/O queue pair for one thread: submit, ring, poll.
-//!
-//! The pair lies behind a mutex that only this handle takes, until recovery takes them all to reset
-//! the controller. Completions that recovery comes across wait in a backlog, so each command still
-//! ends exactly once here.
-//!
-//! Nothing is submitted for a namespace that is not what the queue's user was told it is: see `facts.rs`.
+//! The pair lies behind a mutex that only this handle locks, until recovery locks all of them to reset the
+//! controller. Completions that recovery reaps wait in a backlog, so each command still ends exactly once here.
+//! No command is submitted for a namespace that has changed since the queue's user received its properties: see
+//! `facts.rs`.
 
 use crate::controller::facts::Basis;
 use crate::controller::queue_inner::{Completion, QueueInner};
@@ -23,7 +21,7 @@ use std::time::Duration;
 /// Empty polls before a thread sleeps until an interrupt comes.
 const SPINS_BEFORE_NAP: u32 = 32;
 
-/// Why a command was not submitted.
+/// Reason why a command was not submitted.
 #[derive(Debug, thiserror::Error)]
 pub enum QueueRefusal {
     /// The queue does not take it; [`SubmitError::QueueFull`] asks for a `poll`.
@@ -32,7 +30,8 @@ pub enum QueueRefusal {
     /// The device or the namespace is not what the queue was made for; the cause. Open it again.
     #[error("{0}")]
     Changed(String),
-    /// What the device is now could not be read: it is gone, did not answer in time, or the wait was interrupted.
+    /// The properties of the device could not be read: it is gone, did not answer in time, or the wait was
+    /// interrupted.
     #[error("{0}")]
     Unread(Box<Error>),
 }
@@ -57,7 +56,7 @@ impl PartialEq<SubmitError> for QueueRefusal {
 /// A command that was not submitted, with its buffer.
 #[derive(Debug)]
 pub struct Rejected {
-    /// Why.
+    /// Reason of the rejection.
     pub error: QueueRefusal,
     /// The buffer, unused.
     pub buffer: Option<DmaBuffer>,
@@ -165,11 +164,11 @@ impl Batch<'_> {
 pub struct Queue {
     session: Arc<Session>,
     inner: Arc<Mutex<QueueInner>>,
-    /// What its user was told of the device.
+    /// Facts about the device on which its user relies.
     basis: Basis,
     qid: Qid,
     depth: u32,
-    /// Of one poll, until they are handed out.
+    /// Completions of one poll, until the caller receives them.
     ended: Vec<Completion>,
     /// Commands past their deadline that may still be in flight.
     overdue: VecDeque<Cid>,
@@ -201,7 +200,7 @@ impl Queue {
         self.qid
     }
 
-    /// What the handle and recovery share.
+    /// Returns the state that the handle and recovery share.
     #[cfg(feature = "cuda")]
     pub(crate) fn inner(&self) -> &Arc<Mutex<QueueInner>> {
         &self.inner
@@ -309,7 +308,7 @@ impl Queue {
         lock(&self.inner).ring();
     }
 
-    /// Whether the stop flag of [`Config`](crate::Config) is set.
+    /// True if the stop flag of [`Config`](crate::Config) is set.
     pub fn is_interrupted(&self) -> bool {
         self.session.is_interrupted()
     }
@@ -332,14 +331,12 @@ impl Queue {
         Ok(one)
     }
 
-    /// Hands at most `most` commands that ended to `each`, taken under one lock; how many there were. Waits
-    /// no more than [`poll`](Self::poll) does.
-    ///
-    /// The clock is read once, after they were taken: a command whose deadline has passed then is late,
-    /// whatever the controller said.
-    ///
+    /// Calls `each` with at most `most` commands that ended, reaped under one lock, and returns their number.
+    /// Waits no longer than [`poll`](Self::poll) does.
+    /// The clock is read once, after they were reaped: a command whose deadline has passed by then is late,
+    /// whatever its status says.
     /// # Errors
-    /// As [`poll`](Self::poll). What was handed to `each` before stays so.
+    /// As [`poll`](Self::poll). Completions that `each` has received before the error stay valid.
     #[inline]
     pub fn poll_batch(&mut self, most: usize, each: impl FnMut(Completion)) -> Result<usize> {
         let mut inner = lock(&self.inner);

@@ -1,4 +1,5 @@
-//! What the handle of a queue and recovery share: the pair, and the commands that ended but were not handed out.
+//! State that a queue's handle shares with recovery: the pair, and the completions that the handle has not
+//! returned yet.
 
 use super::statistics::Statistics;
 use crate::dma::{DmaBuffer, Lease, Pair};
@@ -23,7 +24,7 @@ pub struct Completion {
 }
 
 impl Completion {
-    /// Whether the controller completed the command with success, in time.
+    /// True if the controller completed the command with success, in time.
     #[inline]
     pub fn is_success(&self) -> bool {
         !self.late && self.outcome == Outcome::Completed(Status::SUCCESS)
@@ -37,7 +38,7 @@ impl Completion {
         newly
     }
 
-    /// Whether the command may be sent again: a reset that another command caused took it away.
+    /// True if the command may be sent again: a reset that another command caused aborted it.
     pub fn may_retry(&self) -> bool {
         !self.late && self.outcome == Outcome::Aborted(AbortReason::ControllerReset)
     }
@@ -73,7 +74,7 @@ pub(crate) struct Expired {
     pub account: String,
 }
 
-/// What the queue's handle and recovery share.
+/// State that a queue's handle shares with recovery.
 pub(crate) struct QueueInner {
     pub pair: Pair,
     /// Completions that recovery polled or reclaimed.
@@ -86,10 +87,10 @@ pub(crate) struct QueueInner {
     pub lent: Option<Box<dyn Lent>>,
 }
 
-/// What a reset of the controller does to a queue that a GPU drives.
+/// Effects of a controller reset on a queue that a GPU drives.
 #[cfg(feature = "cuda")]
 pub(crate) trait Lent: Send {
-    /// Before the reset: the GPU uses the queue no more when this returns.
+    /// Before the reset: stops the GPU's use of the queue; once this returns, the GPU touches it no longer.
     fn stop(&mut self);
     /// Ends the commands that the GPU had in flight: the controller can do nothing to them any more.
     fn end(&mut self, proof: &nvme_core::Quiesced<'_>);

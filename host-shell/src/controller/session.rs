@@ -35,12 +35,12 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-/// From here on a wait for CSTS.RDY is told of.
+/// Duration of a wait for CSTS.RDY after which the user is notified.
 pub(crate) const LONG_WAIT: Duration = Duration::from_millis(250);
-/// How often an idle queue looks at CSTS.
+/// Interval in ns at which an idle queue reads CSTS.
 const HEALTH_NS: u64 = 10_000_000;
 
-/// What only one thread at a time may do: admin commands, reset, shutdown.
+/// State for which one thread at a time is responsible: admin commands, reset, shutdown.
 pub(crate) struct Admin {
     pub pair: Pair,
     pub scratch: Scratch,
@@ -53,17 +53,17 @@ pub(crate) struct Admin {
     pub events: Events,
     /// The page by which facts are read again.
     pub facts_page: Option<DmaBuffer>,
-    /// Why nothing can be done any more.
+    /// Reason why the session can no longer be used.
     pub failed: Option<String>,
 }
 
-/// Why the controller was last reset.
+/// Record of the last controller reset.
 #[derive(Clone, Default)]
 pub(crate) struct Reset {
     pub cause: String,
     /// The command that was not answered, when that was the cause.
     pub expired: Option<(Qid, Cid)>,
-    /// How long it took, and how long each change of CSTS.RDY may take.
+    /// Duration of the reset, and the upper bound of each change of CSTS.RDY.
     pub took: Duration,
     pub at_most: Duration,
 }
@@ -90,18 +90,18 @@ pub(crate) struct Session {
     pub config: Config,
     pub admin: Mutex<Admin>,
     pub queues: Mutex<Table>,
-    /// Where the rings of I/O queues lie, when they lie elsewhere than in this process.
+    /// Memory for the rings of I/O queues, if they do not lie in this process's memory.
     ring_memory: Option<Arc<RingMemory>>,
     pub(crate) interrupts: Interrupts,
     start: Instant,
-    /// What tests add to the clock.
+    /// Offset that tests add to the clock, in ns.
     #[cfg(test)]
     pub(crate) skipped_ns: AtomicU64,
     next_health_ns: AtomicU64,
     next_look_ns: AtomicU64,
     closed: AtomicBool,
     last_reset: Mutex<Reset>,
-    /// What handles go by.
+    /// Facts about the device on which handles rely.
     pub facts: Facts,
 }
 
@@ -132,7 +132,7 @@ impl Session {
         }
     }
 
-    /// Where the rings of I/O queues lie, when they lie elsewhere than in this process.
+    /// Returns the memory for the rings of I/O queues, if they do not lie in this process's memory.
     #[cfg(feature = "cuda")]
     pub(crate) fn ring_memory(&self) -> Option<&Arc<RingMemory>> {
         self.ring_memory.as_ref()
@@ -348,7 +348,7 @@ impl Session {
         }
     }
 
-    /// Why the controller was last reset.
+    /// Returns the record of the last controller reset.
     pub fn last_reset(&self) -> Reset {
         lock(&self.last_reset).clone()
     }
@@ -367,7 +367,7 @@ impl Session {
         self.facts.tell(info);
     }
 
-    /// Why registers read as all ones.
+    /// Returns the reason why registers read as all ones.
     pub(crate) fn absence(&self) -> String {
         self.device.gone().unwrap_or_else(|| {
             let name = self.device.name();
@@ -375,7 +375,7 @@ impl Session {
         })
     }
 
-    /// Whether registers read as all ones; looks every 10 ms at most.
+    /// True if registers read as all ones; reads one at most every 10 ms.
     pub(crate) fn is_gone(&self) -> bool {
         let now_ns = self.now_ns();
         if now_ns < self.next_health_ns.load(Ordering::Relaxed) {

@@ -16,8 +16,8 @@ pub fn refuse(host: &Host, name: &str, identify: &IdentifyController, scope: Sco
     Ok(())
 }
 
-/// What Linux may call the subsystem: its SUBNQN, or a name that Linux makes of other fields for controllers without
-/// one, and for those whose own name it does not trust.
+/// Returns the names that Linux may use for the subsystem: its SUBNQN, or a name that Linux derives from other
+/// fields for controllers without one, and for those whose own name it does not trust.
 fn names(identify: &IdentifyController) -> Vec<String> {
     let end = identify.subnqn.iter().position(|byte| *byte == 0);
     let own = &identify.subnqn[..end.unwrap_or(identify.subnqn.len())];

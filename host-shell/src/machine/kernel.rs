@@ -11,7 +11,7 @@ pub fn release(host: &Host) -> String {
     host.text("proc/sys/kernel/osrelease").unwrap_or_default()
 }
 
-/// What the kernel's configuration says of an option.
+/// State of an option in the kernel's configuration.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Built {
     /// It is built in, or a module.
@@ -22,7 +22,7 @@ pub enum Built {
     Unknown,
 }
 
-/// Whether the kernel has `option`, such as `CONFIG_PCI_P2PDMA`.
+/// Returns the state of `option`, such as `CONFIG_PCI_P2PDMA`.
 pub fn has(host: &Host, option: &str) -> Built {
     let Some(text) = configuration(host) else {
         return Built::Unknown;

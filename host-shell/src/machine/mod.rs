@@ -1,5 +1,5 @@
-//! The machine that a controller is in: PCI functions, what sysfs says of them, how they are connected, and what
-//! `doctor` finds.
+//! The machine that a controller is in: PCI functions, their state in sysfs, their connections, and the
+//! findings of `doctor`.
 
 pub mod doctor;
 mod kernel;

@@ -1,12 +1,12 @@
-//! NVIDIA GPUs and the driver that is loaded: what files of the system say, and what follows by published sources.
+//! NVIDIA GPUs and the loaded driver: facts from files of the system, and conclusions from published sources.
 
 use crate::machine::sysfs::{Function, Host};
 
 const NVIDIA: u16 = 0x10DE;
 /// The first driver that no longer registers every mapped BAR: open-gpu-kernel-modules, issue 732.
 const REGRESSION: (u32, u32) = (550, 54);
-/// The driver of which issue 1324 of open-gpu-kernel-modules says that it exports addresses of BAR1 that the IOMMU does
-/// not map.
+/// Driver version that, by issue 1324 of open-gpu-kernel-modules, exports addresses of BAR1 that the
+/// IOMMU does not map.
 const RAW_ADDRESSES: (u32, u32) = (595, 84);
 
 /// The GPUs of this machine.
@@ -16,7 +16,7 @@ pub fn find(host: &Host) -> Vec<Function> {
     all
 }
 
-/// Whether it is a GPU of NVIDIA's.
+/// True if the function is an NVIDIA GPU.
 pub fn is_gpu(function: &Function) -> bool {
     function.config.vendor == NVIDIA && function.config.class >> 16 == 0x03
 }
@@ -29,13 +29,13 @@ pub fn model(host: &Host, gpu: &Function) -> Option<String> {
     Some(model.trim().to_owned()).filter(|model| !model.is_empty())
 }
 
-/// Whether all of a GPU's memory can be seen by its peers: BAR1 has its largest size.
+/// True if peers can see all of a GPU's memory: BAR1 has its largest size.
 pub fn is_whole(gpu: &Function) -> Option<bool> {
     let bar = gpu.config.resizable.iter().find(|bar| bar.bar == 1)?;
     Some(bar.current == bar.largest)
 }
 
-/// What NVIDIA says of GPUDirect RDMA on a GPU of this name.
+/// Support for GPUDirect RDMA that NVIDIA states for a GPU of this name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Product {
     /// A GeForce: GPUDirect RDMA is available on Tesla and Quadro GPUs (CUDA's guide to GPUDirect RDMA, overview).
@@ -92,12 +92,12 @@ impl Driver {
         (numbers.next().unwrap_or(0), numbers.next().unwrap_or(0))
     }
 
-    /// Whether it registers a mapped BAR with a GPU for sure: those before 550.54 do.
+    /// True if the driver certainly registers a mapped BAR with a GPU: those before 550.54 do.
     pub fn registers_bars(&self) -> bool {
         self.number() < REGRESSION
     }
 
-    /// How it compares with the driver of which it is reported that it exports addresses that no IOMMU maps.
+    /// Compares it with the driver that is reported to export addresses that no IOMMU maps.
     pub fn raw_addresses(&self) -> RawAddresses {
         match self.number() {
             _ if !self.open => RawAddresses::NotOpen,
@@ -113,11 +113,11 @@ impl Driver {
 pub enum RawAddresses {
     /// The proprietary modules, which the report excludes.
     NotOpen,
-    /// An earlier one, of which nothing is reported.
+    /// An earlier driver, without such a report.
     Earlier,
     /// That one.
     Reported,
-    /// A later one, of which it is not known that it is mended.
+    /// A later driver, which may or may not contain a correction.
     Later,
 }
 

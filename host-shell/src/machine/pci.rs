@@ -24,7 +24,7 @@ const CAP_PCIE: u8 = 0x10;
 const EXT_ACS: u16 = 0x0D;
 const EXT_REBAR: u16 = 0x15;
 
-/// Where the MSI-X table lies.
+/// Location of the MSI-X table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Msix {
     /// Vectors, 1 to 2,048.
@@ -69,7 +69,7 @@ impl Link {
     }
 }
 
-/// What a function is on PCI Express.
+/// Role of a function on PCI Express.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Port {
     /// A device at the end of a link.
@@ -92,7 +92,7 @@ pub const ACS_REDIRECTS: u16 = 1 << 2 | 1 << 3 | 1 << 5;
 /// The PCI Express capability.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Express {
-    /// What it is.
+    /// Role of the function.
     pub port: Port,
     /// Function level reset is offered.
     pub flr: bool,
@@ -100,9 +100,9 @@ pub struct Express {
     pub relaxed_ordering: bool,
     /// ID-based ordering is enabled for requests or completions (Device Control 2).
     pub id_based_ordering: bool,
-    /// What the link can do; none for a function without a link.
+    /// Speed and width that the link supports; none for a function without a link.
     pub capable: Option<Link>,
-    /// What it was trained to.
+    /// Speed and width that the link was trained to.
     pub trained: Option<Link>,
 }
 
@@ -117,7 +117,7 @@ pub struct ResizableBar {
     pub largest: u64,
 }
 
-/// What was found in configuration space.
+/// Capabilities that were found in configuration space.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Config {
     /// Vendor and device.

@@ -7,7 +7,7 @@ use crate::machine::topology::{Relation, Route};
 use serde::Serialize;
 use std::cmp::Ordering;
 
-/// Whether something works.
+/// Verdict on a feature: works, does not, or unknown.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Allowed {
@@ -19,12 +19,12 @@ pub enum Allowed {
     No,
 }
 
-/// Whether something works, and why.
+/// Verdict with its reason.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Answer {
-    /// Whether.
+    /// The verdict.
     pub allowed: Allowed,
-    /// Why, and for what does not work what would change that.
+    /// Reason and, unless the feature works, the change that would make it work.
     pub why: String,
 }
 
@@ -57,7 +57,7 @@ impl Answer {
     }
 }
 
-/// Whether a controller can be driven at all, by each way to it.
+/// Verdicts on driving a controller at all, by each driver.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Ways {
     /// As `vfio:BDF`.
@@ -77,7 +77,7 @@ pub struct Tier {
     pub kmod: Answer,
 }
 
-/// How a GPU and a controller lie to each other.
+/// Position of a GPU and a controller in the topology.
 #[derive(Clone, Copy, Debug)]
 pub struct Between {
     /// The nearest thing above both.
@@ -86,7 +86,7 @@ pub struct Between {
     pub route: Route,
 }
 
-/// What each tier is, in words.
+/// Describes a tier in words.
 pub fn meaning(tier: u8) -> &'static str {
     match tier {
         0 => "a host thread passes doorbells on, data in host memory",
@@ -96,7 +96,7 @@ pub fn meaning(tier: u8) -> &'static str {
     }
 }
 
-/// Whether CPU threads can drive the controller, by each way.
+/// Returns the verdicts on driving the controller by CPU threads, through each driver.
 pub fn ways(host: &Host, function: &Function, census: &Census) -> Ways {
     let usage = host.usage_seen(function, census);
     if !usage.holders.is_empty() {
@@ -112,7 +112,7 @@ pub fn ways(host: &Host, function: &Function, census: &Census) -> Ways {
     }
 }
 
-/// What the controller's driver says of a way to it: bound, or to be bound.
+/// Returns the verdict for a driver: the function is bound to it, or needs to be bound first.
 fn bound(function: &Function, lender: Lender) -> Answer {
     if function.driver.as_deref() == Some(lender.name()) {
         return Answer::yes(format!("bound to {}", lender.name()));
@@ -186,7 +186,7 @@ pub fn tiers(host: &Host, base: &Ways, gpu: &Function, between: Between) -> Vec<
         .collect()
 }
 
-/// What a tier asks of the driver for its doorbells.
+/// Returns the verdict of the GPU's driver on the doorbells of a tier.
 fn of_driver(tier: u8, driver: &Driver) -> Answer {
     if tier == 0 || driver.registers_bars() {
         return Answer::yes("");
@@ -203,7 +203,7 @@ fn rings() -> Answer {
     )
 }
 
-/// Whether the driver gives GPU memory to another device.
+/// Returns the verdict on exporting GPU memory to another device.
 fn exports(host: &Host, gpu: &Function, driver: Option<&Driver>) -> Answer {
     let Some(driver) = driver else {
         return Answer::no("the NVIDIA driver is not loaded");
@@ -236,7 +236,7 @@ fn exports(host: &Host, gpu: &Function, driver: Option<&Driver>) -> Answer {
     product.and(addresses).and(room)
 }
 
-/// Whether the drive's transfers get to the GPU.
+/// Returns the verdict on whether the drive's transfers reach the GPU.
 fn arrives(between: Between) -> Answer {
     match (between.route, between.relation) {
         (Route::Switch, _) => Answer::yes(""),

@@ -16,7 +16,8 @@ impl Session {
         send: impl FnOnce() -> Result<(u32, Option<DmaBuffer>)>,
     ) -> Result<(u32, Option<DmaBuffer>)> {
         if let Effect::Erased(nsid) = effect {
-            // Now: other threads go on while the command runs, and by old facts they would write to other blocks.
+            // Before the command is sent: other threads keep submitting while it runs, and with the old block
+            // size or capacity they would write to other blocks than they mean to.
             self.facts.erase(nsid);
             self.keep_kernels_out();
         }

@@ -7,7 +7,7 @@ use crate::lock::lock;
 use std::sync::TryLockError;
 use std::time::{Duration, Instant};
 
-/// How long a shutdown waits for the log page of an event.
+/// Deadline of an event's log page during shutdown.
 const LAST_LOOK: Duration = Duration::from_millis(100);
 
 impl Session {

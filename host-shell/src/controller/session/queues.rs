@@ -134,7 +134,7 @@ impl Session {
         }
     }
 
-    /// Normal shutdown: the controller saves its state and lets go of all memory. Once.
+    /// Performs a normal shutdown, once: the controller saves its state and stops accessing memory.
     pub fn shut_down(&self) -> Result<()> {
         if self.closed.swap(true, Ordering::SeqCst) {
             return Ok(());

@@ -1,7 +1,6 @@
-//! Drives the core's bring-up and recovery machines: start, abort of one command, controller reset.
-//!
-//! Every command keeps its account: an expired one is aborted, or ends with the reset; the commands
-//! beside it end as "aborted by reset" and may be sent again.
+//! Drives the core's bring-up and recovery state machines: start, abort of one command, controller reset.
+//! No command is lost from the books: an expired one is aborted, or ends with the reset; the other commands in
+//! flight end as "aborted by reset" and may be sent again.
 
 use super::{Admin, LONG_WAIT, Reset, Session};
 use crate::controller::notice::Notice;
@@ -18,7 +17,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 use zerocopy::IntoBytes;
 
-/// How long an Abort, and then the aborted command, may take before the controller is reset.
+/// Deadline in ns of an Abort, and then of the aborted command, before the controller is reset.
 const GRACE_NS: u64 = 200_000_000;
 
 impl Session {
@@ -172,7 +171,7 @@ impl Session {
     }
 }
 
-/// Whether all queues exist again.
+/// Checks that all queues exist again.
 fn all_created(admin: &Admin, queues: usize) -> std::result::Result<(), String> {
     match admin.info.created as usize {
         created if created == queues => Ok(()),
@@ -186,7 +185,7 @@ fn all_created(admin: &Admin, queues: usize) -> std::result::Result<(), String> 
 struct BringupRun<'a> {
     session: &'a Session,
     plans: &'a [QueuePlan],
-    /// Why the controller is reset; `None` in the first bring-up.
+    /// Cause of the reset; `None` in the first bring-up.
     cause: Option<String>,
 }
 
@@ -285,7 +284,8 @@ impl LongWait {
     }
 }
 
-/// Ends every command of a queue whose controller has let go of it, and makes it ready for the next enabling.
+/// Ends every command of a queue that the controller no longer accesses, and prepares the queue for the next
+/// enabling.
 fn end_all(inner: &mut QueueInner, proof: &Quiesced<'_>) {
     while let Some(done) = inner.pair.queue().reclaim(proof) {
         inner.backlog.push_back(done.into());
@@ -306,9 +306,9 @@ fn described((region, list): &(Region, DmaBuffer), page: u64) -> HostMemory {
     }
 }
 
-/// Memory for a controller that asks for some, in pages of `page` bytes: what it prefers, within the
-/// configured limit.
-/// None is no error: the controller works without, only slower, and the user is told.
+/// Allocates the host memory buffer that a controller asks for, in pages of `page` bytes: its preferred size,
+/// within the configured limit.
+/// `None` is no error: the controller works without the buffer, only slower, and the user is notified.
 fn lend(session: &Session, page: u64, preferred: u64, minimum: u64) -> Option<(Region, DmaBuffer)> {
     let most = session.config.max_host_memory;
     let bytes = preferred.min(most);

@@ -26,18 +26,18 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex};
 use zerocopy::FromBytes;
 
-/// What is known of what a user goes by.
+/// Outcome of comparing a user's facts with the device.
 #[cfg(feature = "cuda")]
 #[derive(Debug)]
 pub(crate) enum Standing {
     Holds,
     /// Something has happened since it was looked at.
     Unknown,
-    /// Why it does not: [`Error::Changed`], or the error of the last look.
+    /// Reason why the facts no longer hold: [`Error::Changed`], or the error of the last reading.
     Refused(Error),
 }
 
-/// What a user without a queue handle goes by, such as launches of kernels: shared by threads.
+/// Facts on which a user without a queue handle relies, such as launches of kernels; shared by threads.
 #[cfg(feature = "cuda")]
 pub(crate) struct Footing {
     session: Arc<Session>,
@@ -185,7 +185,7 @@ impl Session {
         };
         self.facts.observe_controller(identify.sn, max_transfer);
         self.facts.observe_fna(identify.fna);
-        // Queues that are created from now on move no more than this.
+        // Queues that are created from now on transfer at most this many bytes with one command.
         admin.info.max_transfer = Some(max_transfer).filter(|bytes| *bytes != u64::MAX);
         for nsid in self.facts.namespaces() {
             let read = self.identify_into(admin, "Identify Namespace", (cns::NAMESPACE, nsid));

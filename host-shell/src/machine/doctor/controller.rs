@@ -87,7 +87,8 @@ fn group(host: &Host, function: &Function, notes: &mut Notes) {
     );
 }
 
-/// How the IOMMU translates for the kernel's drivers. VFIO and the module nvme_gpu translate in their own way.
+/// Examines the IOMMU's translation for the kernel's drivers. VFIO and the module nvme_gpu set up a translation
+/// of their own.
 fn translation(host: &Host, function: &Function, notes: &mut Notes) {
     let Some(group) = function.group else {
         return;
@@ -183,7 +184,7 @@ fn rights(host: &Host, function: &Function, notes: &mut Notes) {
     }
 }
 
-/// Whether a user may read and write a node of `(user, group, mode)`.
+/// True if a user may read and write a node of `(user, group, mode)`.
 fn may_open(owner: (u32, u32, u32), user: u32, groups: &[u32]) -> bool {
     let (owner, group, mode) = owner;
     let bits = match () {

@@ -1,10 +1,11 @@
-//! What the CUDA driver says of each GPU.
+//! Findings about each GPU from the CUDA driver.
 
 use super::finding::{Finding, MACHINE, Notes, Status};
 use crate::cuda::{GpuFacts, Pinning};
 use crate::error::{Error, Result};
 
-/// What [`GpuFacts::all`] found, and what `pinning` says of memory of the host for a GPU by its number.
+/// Translates the result of [`GpuFacts::all`] into findings; `pinning` returns, for a GPU's number, whether
+/// host memory can be registered with it.
 pub fn examine(
     found: Result<Vec<GpuFacts>>,
     pinning: impl Fn(u32) -> Result<Pinning>,
@@ -36,7 +37,8 @@ pub fn examine(
     gpus.iter().flat_map(of_gpu).collect()
 }
 
-/// Whether a completion in host memory can be seen before the data that a drive wrote into GPU memory.
+/// Examines whether a completion in host memory can become visible before the data that a drive wrote into GPU
+/// memory.
 fn ordering(gpu: &GpuFacts, notes: &mut Notes) {
     let flush = match gpu.flush_options {
         0 => "none",
@@ -68,7 +70,7 @@ fn ordering(gpu: &GpuFacts, notes: &mut Notes) {
     }
 }
 
-/// Whether the GPU can be given memory of the host.
+/// Examines whether host memory can be registered with the GPU.
 fn memory(pinning: Result<Pinning>, notes: &mut Notes) {
     const NAME: &str = "memory of the host";
     match pinning {

@@ -3,7 +3,7 @@
 use super::finding::{Finding, MACHINE, Notes, Status};
 use crate::error::{Error, Result};
 
-/// What [`probe_cufile`](crate::cuda::probe_cufile) found.
+/// Translates the result of [`probe_cufile`](crate::cuda::probe_cufile) into a finding.
 pub fn examine(found: Result<(String, Result<()>)>) -> Finding {
     const CHECK: &str = "cuFile";
     let mut notes = Notes::about(MACHINE);

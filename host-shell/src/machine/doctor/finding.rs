@@ -2,7 +2,7 @@
 
 use serde::Serialize;
 
-/// How bad a finding is.
+/// Severity of a finding.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Status {
@@ -10,7 +10,7 @@ pub enum Status {
     Ok,
     /// Works, and could be better.
     Note,
-    /// Cannot be told, for example without root.
+    /// Cannot be determined, for example without root.
     Unknown,
     /// Something works only in part, or is at risk.
     Warning,
@@ -21,15 +21,15 @@ pub enum Status {
 /// One thing that was looked at.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Finding {
-    /// What it is about: "machine", or the PCI address of a controller or GPU.
+    /// Subject of the finding: "machine", or the PCI address of a controller or GPU.
     pub subject: String,
-    /// What was looked at, in one or two words.
+    /// Property that was examined, in one or two words.
     pub check: &'static str,
-    /// How bad it is.
+    /// Severity.
     pub status: Status,
-    /// What was found.
+    /// Result, in words.
     pub text: String,
-    /// What to do about it; none when nothing is to be done.
+    /// Action to take; none when nothing needs to be done.
     pub remedy: Option<String>,
 }
 

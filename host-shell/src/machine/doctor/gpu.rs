@@ -82,7 +82,7 @@ fn driver(host: &Host, gpus: &[Function], notes: &mut Notes) {
     }
 }
 
-/// Whether the driver is one of which it is known that it exports addresses that no IOMMU maps.
+/// Examines whether the driver is one that is known to export addresses that no IOMMU maps.
 fn addresses(driver: &Driver, notes: &mut Notes) {
     const CHECK: &str = "exported addresses";
     const ISSUE: &str = "open-gpu-kernel-modules, issue 1324";
@@ -107,7 +107,7 @@ fn addresses(driver: &Driver, notes: &mut Notes) {
     }
 }
 
-/// Which tiers the kind of GPU allows by what NVIDIA says, and what others report of patched drivers.
+/// Examines which tiers the model of GPU allows according to NVIDIA, and to reports about patched drivers.
 fn product(host: &Host, gpu: &Function, notes: &mut Notes) {
     if Product::of(host, gpu) != Product::GeForce {
         return;

@@ -28,7 +28,7 @@ use serde::Serialize;
 pub struct Report {
     /// The findings, machine first.
     pub findings: Vec<Finding>,
-    /// Which tier follows, for each controller.
+    /// Possible tier of each controller.
     pub tiers: Vec<Verdict>,
 }
 

@@ -5,7 +5,7 @@ use crate::machine::sysfs::{Function, Host};
 use crate::machine::topology::{Allowed, Answer, Path, Topology, meaning};
 use serde::Serialize;
 
-/// What a controller can be used for.
+/// Possible use of a controller.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Verdict {
     /// The controller's PCI address.

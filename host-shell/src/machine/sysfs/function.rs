@@ -18,7 +18,7 @@ pub struct Resource {
 /// A PCI function.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Function {
-    /// Where it is.
+    /// Its PCI address.
     pub address: Address,
     /// Configuration space, as much as may be read.
     pub config: Config,
@@ -30,7 +30,7 @@ pub struct Function {
     pub resources: Vec<Resource>,
     /// The controller's name under Linux's own driver: nvme0.
     pub controller: Option<String>,
-    /// Model, when Linux's driver told it.
+    /// Model, if Linux's driver reports it.
     pub model: Option<String>,
     /// Serial number, likewise.
     pub serial: Option<String>,
@@ -40,9 +40,9 @@ pub struct Function {
     pub complex: Option<String>,
     /// The NUMA node that it is next to; none on machines of one node, and where the firmware says nothing.
     pub node: Option<u32>,
-    /// What its link was trained to.
+    /// Speed and width that its link was trained to.
     pub trained: Option<Link>,
-    /// What its link can do, as far as the function goes.
+    /// Speed and width that the function supports.
     pub capable: Option<Link>,
 }
 
@@ -130,7 +130,7 @@ impl Function {
         })
     }
 
-    /// Whether it is an NVM Express I/O controller.
+    /// True if it is an NVM Express I/O controller.
     pub fn is_nvme(&self) -> bool {
         self.config.class == pci::CLASS_NVME
     }
@@ -141,7 +141,7 @@ impl Function {
     }
 }
 
-/// Whether `name` is that of a root complex: pci0000:00.
+/// True if `name` is that of a root complex: pci0000:00.
 fn is_complex(name: &str) -> bool {
     let is_hex = |text: &str| !text.is_empty() && text.bytes().all(|b| b.is_ascii_hexdigit());
     let numbers = name

@@ -1,7 +1,6 @@
-//! What Linux tells in /sys, /proc and /dev about PCI functions, IOMMU groups and who uses a disk.
-//!
-//! Everything goes through one root folder, so that tests show it made-up machines. Nothing here is
-//! cached: a [`Host`] looks again each time.
+//! PCI functions, IOMMU groups and the users of a disk, from Linux's /sys, /proc and /dev.
+//! Everything is read below one root folder, so that tests can show it made-up machines. Nothing is cached: a
+//! [`Host`] reads the files again each time.
 
 mod address;
 mod binding;
@@ -40,7 +39,7 @@ impl Host {
         self.root.join(path)
     }
 
-    /// Where this program reaches the file that the kernel calls `name`.
+    /// Returns the path at which this program finds the file that the kernel calls `name`.
     fn reached(&self, name: &str) -> PathBuf {
         match Path::new(name).starts_with(&self.root) {
             true => PathBuf::from(name),
@@ -54,7 +53,7 @@ impl Host {
         Some(String::from_utf8_lossy(&bytes).trim_end().to_owned())
     }
 
-    /// Whether there is something at `path`.
+    /// True if `path` exists.
     pub fn exists(&self, path: impl AsRef<Path>) -> bool {
         self.path(path).exists()
     }

@@ -18,9 +18,9 @@ pub struct Rate {
 /// The link above a device.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct LinkState {
-    /// What it was trained to.
+    /// Rate that it was trained to.
     pub trained: Option<Rate>,
-    /// What both of its ends can do, as far as each says.
+    /// Rate that both ends support, as far as each reports it.
     pub possible: Option<Rate>,
 }
 
@@ -52,7 +52,7 @@ impl LinkState {
         })
     }
 
-    /// Whether it was trained to less than it can do.
+    /// True if it was trained to less than both ends support.
     pub fn is_downtrained(&self) -> bool {
         self.trained
             .zip(self.possible)

@@ -1,8 +1,7 @@
-//! How controllers and GPUs are connected: root ports, switches, links, ACS, IOMMU groups, NUMA nodes; and which tier
-//! each pair of them allows.
-//!
-//! Everything is read from files of the system and nothing is opened for use. What only root may read is unknown for
-//! others and said to be.
+//! Connections of controllers and GPUs: root ports, switches, links, ACS, IOMMU groups, NUMA nodes; and the
+//! tiers that each pair of them allows.
+//! Everything is read from files of the system and nothing is opened for use. Files that only root may read are
+//! reported as unknown to others.
 
 mod link;
 mod path;
@@ -24,7 +23,7 @@ use serde::Serialize;
 use shape::{Shape, is_bridge};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// What a machine looks like to its controllers and GPUs.
+/// Topology of a machine's controllers and GPUs.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Topology {
     /// The IOMMU is on: there are IOMMU groups.
@@ -33,7 +32,7 @@ pub struct Topology {
     pub complexes: Vec<Complex>,
     /// Controllers, GPUs and the bridges above them, by address.
     pub devices: Vec<Device>,
-    /// Whether each controller can be driven, by each way to it.
+    /// Verdicts on driving each controller, by each driver.
     pub controllers: Vec<Controller>,
     /// A path for each GPU and each controller.
     pub paths: Vec<Path>,
@@ -48,7 +47,7 @@ pub struct Complex {
     pub others: usize,
 }
 
-/// What a device is.
+/// Kind of a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Kind {
@@ -66,7 +65,8 @@ pub enum Kind {
     Gpu,
 }
 
-/// Whether a port sends transfers between the peers below it to the root complex.
+/// Setting of a port's ACS redirection: whether transfers between the peers below it go through the root
+/// complex.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Acs {
@@ -89,7 +89,7 @@ pub struct Device {
     pub parent: Option<String>,
     /// The root complex above it.
     pub complex: Option<String>,
-    /// What it is.
+    /// Its kind.
     pub kind: Kind,
     /// Vendor and device: 144d:a80a.
     pub id: String,
@@ -114,21 +114,21 @@ pub struct Device {
 pub struct Group {
     /// Its number.
     pub number: u32,
-    /// How the kernel's own drivers are translated: DMA (strict), DMA-FQ (lazy), identity (not at all).
+    /// IOMMU domain type of the kernel's own drivers: DMA (strict), DMA-FQ (lazy), identity (not translated).
     pub kind: Option<String>,
 }
 
-/// A controller by itself.
+/// A controller, regardless of GPUs.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Controller {
     /// Its PCI address.
     pub controller: String,
-    /// Whether CPU threads can drive it.
+    /// Verdicts on driving it by CPU threads.
     #[serde(flatten)]
     pub ways: Ways,
 }
 
-/// A GPU, a controller and what lies between them.
+/// A GPU, a controller and the path between them.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Path {
     /// The GPU's PCI address.
@@ -139,9 +139,9 @@ pub struct Path {
     pub relation: Relation,
     /// The bridge that is it.
     pub through: Option<String>,
-    /// Where transfers between them turn round.
+    /// Turning point of transfers between them.
     pub route: Route,
-    /// Why there.
+    /// Reason for that turning point.
     pub why: String,
     /// The slowest link of that way.
     pub slowest: Option<Slowest>,

@@ -18,13 +18,13 @@ pub enum Relation {
     SameRootComplex,
     /// Two root complexes of one NUMA node.
     SameNode,
-    /// Two root complexes, of which it is not known whether they are of one NUMA node.
+    /// Two root complexes whose NUMA nodes are unknown, so they may or may not share one.
     OtherRootComplex,
     /// Two NUMA nodes.
     AcrossNodes,
 }
 
-/// Where transfers between the two turn round.
+/// Turning point of transfers between the two.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Route {
@@ -46,7 +46,7 @@ pub struct Slowest {
     pub link: LinkState,
 }
 
-/// What lies between a GPU and a controller.
+/// Path between a GPU and a controller.
 pub(super) struct Way {
     pub relation: Relation,
     pub through: Option<Address>,
@@ -108,7 +108,8 @@ fn relation(shape: &Shape, gpu: &Function, drive: &Function, through: Option<Add
     }
 }
 
-/// Where transfers of `drive` to a peer below `switch` turn round; `below` are the bridges between it and the two.
+/// Returns the turning point of transfers of `drive` to a peer below `switch`, and its reason; `below` are the
+/// bridges between it and the two.
 fn route(shape: &Shape, drive: &Function, switch: Address, below: &[Address]) -> (Route, String) {
     if let Some(group) = drive.group {
         let why = format!(

@@ -31,7 +31,7 @@ impl Shape {
         bridges.find(|bridge| self.0.contains_key(bridge)).copied()
     }
 
-    /// What the function is: what its capability says, else by its class and by what is above it.
+    /// Returns the role of the function: from its capability, else by its class and by the device above it.
     pub fn port(&self, address: Address) -> Port {
         let Some(function) = self.get(address) else {
             return Port::Other;
@@ -65,12 +65,12 @@ pub(super) fn is_bridge(function: &Function) -> bool {
     function.config.class >> 8 == CLASS_BRIDGE
 }
 
-/// Whether it is part of a switch.
+/// True if the port is part of a switch.
 pub(super) fn is_switch_port(port: Port) -> bool {
     matches!(port, Port::Upstream | Port::Downstream)
 }
 
-/// Whether a link leads up from a device of this kind: ports that lead down show the link below them.
+/// True if a link leads up from a device of this kind: ports that lead down show the link below them.
 fn has_link_above(port: Port) -> bool {
     matches!(port, Port::Endpoint | Port::Upstream | Port::Other)
 }

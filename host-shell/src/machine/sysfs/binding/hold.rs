@@ -8,11 +8,11 @@ use std::io;
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// How long a program such as udev may have a node open before it counts as a user.
+/// Time that a program such as udev may have a node open before it counts as a user.
 const PATIENCE: Duration = Duration::from_secs(2);
-/// How a refusal ends.
+/// Last clause of a refusal.
 const OR_FORCE: &str = "; or add --force, which breaks that use";
-/// How often a node is looked at that is open in a program.
+/// Interval of looking again at a node that a program has open.
 const STEP: Duration = Duration::from_millis(50);
 
 /// Disks and the node of VFIO's group, open for this program alone: what others would use them by is refused by the

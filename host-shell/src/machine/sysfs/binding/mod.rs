@@ -22,7 +22,7 @@ use std::io;
 use std::os::unix::fs::chown;
 use std::path::{Path, PathBuf};
 
-/// What [`Host::bind`] did.
+/// Result of [`Host::bind`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Bound {
     /// The driver before.
@@ -31,16 +31,16 @@ pub struct Bound {
     pub group: Option<u32>,
     /// Other functions of the group that keep VFIO from using it, with their drivers.
     pub in_the_way: Vec<(Address, String)>,
-    /// What was broken by force, in clauses.
+    /// Uses that `--force` broke, in clauses.
     pub broken: Vec<String>,
 }
 
-/// What [`Host::unbind`] did.
+/// Result of [`Host::unbind`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Unbound {
     /// The driver now.
     pub driver: Option<String>,
-    /// What was broken by force, in clauses.
+    /// Uses that `--force` broke, in clauses.
     pub broken: Vec<String>,
 }
 

@@ -9,7 +9,7 @@ const BRIDGES: u32 = 0x06;
 /// Another function of an IOMMU group. What one function of a group may reach, all may.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Neighbour {
-    /// Where it is.
+    /// Its PCI address.
     pub address: Address,
     /// Its driver.
     pub driver: Option<String>,
@@ -23,7 +23,7 @@ impl fmt::Display for Neighbour {
 }
 
 impl Neighbour {
-    /// Whether VFIO refuses the group while it has its driver.
+    /// True if VFIO refuses the group while the function has its driver.
     pub fn is_in_the_way(&self) -> bool {
         !matches!(self.driver.as_deref(), None | Some("vfio-pci" | "pci-stub"))
     }
@@ -36,7 +36,7 @@ impl Neighbour {
 }
 
 impl Host {
-    /// How many IOMMU groups there are; none without an IOMMU.
+    /// Returns the number of IOMMU groups; none without an IOMMU.
     pub fn iommu_groups(&self) -> usize {
         self.names("sys/kernel/iommu_groups").len()
     }

@@ -1,7 +1,6 @@
-//! What is remembered of a function that was bound, until it is given back or the machine starts again.
-//!
-//! The record is the evidence that a binding is ours: sysfs makes the link to a driver anew at each binding, and its
-//! inode is in the record. A function that somebody else has bound since then has another one.
+//! Record of a function that was bound, kept until it is returned or the machine restarts.
+//! The record proves that a binding is ours: sysfs creates a new link to the driver at each binding, and the
+//! record has the link's inode. A function that somebody else has bound since then has another one.
 
 use crate::error::{Error, Result};
 use crate::machine::sysfs::{Address, Function, Host, Lender};
@@ -10,7 +9,7 @@ use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
-/// What a function was before it was bound.
+/// State of a function before it was bound.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Record {
     /// The driver before; empty when it had none.
@@ -52,8 +51,8 @@ impl Record {
 }
 
 impl Host {
-    /// What is to be remembered of `function` before it is bound: of one that moves from one lender to the other, what
-    /// is known already.
+    /// Returns the record to write before `function` is bound; for one that moves between vfio-pci and
+    /// nvme_gpu, the existing record.
     pub(super) fn record_before(&self, function: &Function) -> Record {
         let address = function.address;
         let is_lent = function.driver.as_deref().and_then(Lender::of).is_some();
@@ -70,7 +69,7 @@ impl Host {
         }
     }
 
-    /// What was remembered of the function at `address`.
+    /// Returns the record of the function at `address`.
     pub(super) fn recorded(&self, address: Address) -> Option<Record> {
         self.text(place(address)).map(|text| Record::parse(&text))
     }
@@ -87,14 +86,14 @@ impl Host {
         let _ = fs::remove_file(self.path(place(address)));
     }
 
-    /// What tells one binding of the function to a driver from the next.
+    /// Returns a number that differs between one binding of the function to a driver and the next.
     pub(super) fn binding(&self, address: Address) -> Option<u64> {
         let link = self.path(format!("sys/bus/pci/devices/{address}/driver"));
         fs::symlink_metadata(link).ok().map(|data| data.ino())
     }
 }
 
-/// Why `path` could not be written.
+/// Translates the error of writing `path`.
 pub fn refused(path: &Path, source: io::Error) -> Error {
     match source.kind() {
         io::ErrorKind::PermissionDenied => Error::environment(

@@ -1,11 +1,12 @@
-//! Questions to the system that may never be answered: a file of a server that is gone keeps who asks waiting.
+//! Questions to the system that may never be answered: accessing a file of an unreachable server blocks the
+//! thread.
 
 use std::cell::RefCell;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread;
 use std::time::Duration;
 
-/// How long an answer may take. A file system of this machine answers within microseconds.
+/// Deadline of an answer. A file system of this machine answers within microseconds.
 const PATIENCE: Duration = Duration::from_secs(2);
 
 type Question = Box<dyn FnOnce() + Send>;

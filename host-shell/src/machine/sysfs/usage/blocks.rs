@@ -12,20 +12,22 @@ use std::io;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 
-/// Where the file system of a block device is mounted.
+/// Mount points of the file system of a block device.
 #[derive(Default)]
 pub(super) struct Places {
     at: Vec<String>,
-    /// What it is known by: the number of the block device, or one that its mounts have of their own.
+    /// Device numbers of its files: that of the block device, or another one that its mounts use, as with
+    /// btrfs.
     systems: Vec<Number>,
 }
 
-/// A walk over block devices, from disks to what lies on them.
+/// A traversal of block devices, from disks to the devices and mounts on top of them.
 pub(super) struct Walk<'a> {
     pub host: &'a Host,
     pub census: &'a Census,
     pub exports: &'a [Export],
-    /// Whether to try which devices are open exclusively: not while this program itself has them so.
+    /// True if the traversal tests which devices are open exclusively; false while this program itself holds
+    /// them so.
     pub tries_claims: bool,
     pub seen: BTreeSet<String>,
     pub found: BTreeSet<Holder>,
@@ -33,7 +35,7 @@ pub(super) struct Walk<'a> {
 }
 
 impl Walk<'_> {
-    /// Finds the users of a block device, of its partitions and of what lies on them.
+    /// Finds the users of a block device, of its partitions and of everything on top of them.
     pub fn device(&mut self, device: &str) {
         if !self.seen.insert(device.to_owned()) {
             return;
@@ -52,7 +54,7 @@ impl Walk<'_> {
         }
     }
 
-    /// How many uses were found that are not only a program with an open node.
+    /// Returns the number of uses, without those by programs that merely have a node open.
     fn lasting(&self) -> usize {
         self.found.iter().filter(|one| !one.is_program()).count()
     }
@@ -94,7 +96,7 @@ impl Walk<'_> {
         let mut places = Places::default();
         places.systems.extend(node.number());
         for (mount, of) in &self.census.mounts {
-            // btrfs has a number of its own there, but names the device.
+            // The mount has btrfs's device number, not the block device's, but its source names the device.
             let source = mount.source.as_deref();
             let is_named = source.and_then(|source| source.strip_prefix("/dev/")) == Some(device);
             if is_named || number.as_ref() == Some(&mount.number) {
@@ -229,8 +231,8 @@ impl Walk<'_> {
         }
     }
 
-    /// Whether the file `path` is the device, or of its file system; none where the path leads nowhere that is seen
-    /// from here: it may be one of another mount namespace.
+    /// True if the file `path` is the device, or lies in its file system. `None` where the path does not exist
+    /// as seen from here: it may belong to another mount namespace.
     fn lies_on(&self, path: &str, node: &Node, places: &Places) -> Option<bool> {
         match self.lies_at(path, places) {
             true => Some(true),
@@ -238,7 +240,7 @@ impl Walk<'_> {
         }
     }
 
-    /// Whether the file `path`, by its name, is of a file system that is mounted at one of `places`.
+    /// True if the file `path`, judged by its name, lies in a file system that is mounted at one of `places`.
     fn lies_at(&self, path: &str, places: &Places) -> bool {
         let path = Path::new(path);
         let mounts = self.census.mounts.keys().map(|mount| &mount.at);
@@ -249,7 +251,7 @@ impl Walk<'_> {
         nearest.is_some_and(|at| places.at.contains(at))
     }
 
-    /// Whether something has the block device for itself.
+    /// Records a use if something holds the block device exclusively.
     fn claims(&mut self, device: &str) {
         match claim(self.host, device) {
             Ok(_) => {}
@@ -280,7 +282,7 @@ pub(super) fn claim(host: &Host, device: &str) -> io::Result<File> {
     options.open(host.path(format!("dev/{device}")))
 }
 
-/// What udev found on the device.
+/// Returns the content that udev found on the device.
 pub(super) fn content(host: &Host, device: &str) -> Option<String> {
     let number = host.text(format!("sys/class/block/{device}/dev"))?;
     let known = fs::read_to_string(host.path(format!("run/udev/data/b{number}"))).ok()?;

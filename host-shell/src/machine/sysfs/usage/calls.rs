@@ -14,7 +14,7 @@ const LOOP_GET_STATUS64: libc::c_ulong = 0x4C05;
 /// linux/kcmp.h
 const KCMP_FILES: libc::c_ulong = 2;
 
-/// struct loop_info64 of linux/loop.h, of which the first numbers are read.
+/// struct loop_info64 of linux/loop.h; only its first numbers are read.
 #[repr(C)]
 #[derive(Clone, Copy)]
 struct LoopInfo {
@@ -43,7 +43,8 @@ impl Backing {
     }
 }
 
-/// What the loop device called `name` lies on; none where it cannot be asked, or does not answer.
+/// Returns the file or device behind the loop device `name`; none where it cannot be opened, or does not
+/// answer.
 pub(super) fn backing(host: &Host, name: &str) -> Option<Backing> {
     let path = host.path(format!("dev/{name}"));
     ask(move || {
@@ -69,7 +70,7 @@ fn status(file: &File) -> io::Result<Backing> {
     }
 }
 
-/// Whether the threads `one` and `other` have one table of open files; false where that is not told.
+/// True if the threads `one` and `other` share one table of open files; false if the kernel does not answer.
 pub(super) fn share_files(one: u32, other: u32) -> bool {
     // SAFETY: the call takes numbers and compares.
     unsafe { libc::syscall(libc::SYS_kcmp, one, other, KCMP_FILES, 0, 0) == 0 }

@@ -21,9 +21,9 @@ const MOST_SILENT: u32 = 3;
 pub(super) struct Mount {
     /// Of its device: `259:1`.
     pub number: String,
-    /// What was mounted: `/dev/nvme0n1p1`.
+    /// Source of the mount: `/dev/nvme0n1p1`.
     pub source: Option<String>,
-    /// Where.
+    /// Mount point.
     pub at: String,
 }
 
@@ -85,7 +85,7 @@ impl Census {
         found.cloned().unwrap_or_default()
     }
 
-    /// What this program's place on the machine hides from it.
+    /// Records which processes and mounts this program cannot see from its namespaces.
     fn limits(&mut self, host: &Host) {
         let namespace = fs::read_link(host.path("proc/self/ns/pid"));
         if namespace.is_ok_and(|name| name != Path::new(EVERY_PROCESS)) {
@@ -123,7 +123,8 @@ impl Census {
                 return;
             }
         }
-        // Others may have files and mounts of their own, or go on with those of a first one that has ended.
+        // Other threads may have a file table and mounts of their own, and may outlive a first thread that has
+        // ended.
         for thread in host.names(format!("{folder}/task")) {
             let Ok(number) = thread.parse::<u32>() else {
                 continue;
@@ -162,7 +163,7 @@ impl Census {
         true
     }
 
-    /// What the file at `path` is as a node; `name` is what the system calls it.
+    /// Returns the identity of the file at `path` as a node; `name` is its name for the system.
     fn identify(&mut self, host: &Host, path: &Path, name: &Path) -> Option<Identity> {
         // A socket or a pipe: socket:[123].
         if !name.is_absolute() {

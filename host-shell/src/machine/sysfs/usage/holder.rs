@@ -38,7 +38,7 @@ pub enum Holder {
     Mounted {
         /// The block device.
         device: String,
-        /// Where.
+        /// Mount point.
         at: String,
         /// A process of the mount namespace, where it is not that of this program.
         of: Option<Process>,
@@ -54,7 +54,7 @@ pub enum Holder {
     Stacked {
         /// The block device.
         device: String,
-        /// What lies on it, in words.
+        /// The array or volume, in words.
         by: String,
     },
     /// The kernel was started with it as its root.
@@ -66,14 +66,14 @@ pub enum Holder {
     Claimed {
         /// The block device.
         device: String,
-        /// What udev found on it: "zfs_member, tank".
+        /// Content that udev found on it: "zfs_member, tank".
         content: Option<String>,
     },
     /// A loop device lies on it, or on a file of a file system on it.
     Loop {
         /// The loop device.
         name: String,
-        /// What it was set up over.
+        /// File or device behind it.
         file: String,
     },
     /// The kernel gives it to others: nvmet, LIO, a USB gadget.
@@ -96,7 +96,7 @@ pub enum Holder {
     VirtualFunctions {
         /// The physical function.
         address: Address,
-        /// How many.
+        /// Their number.
         count: u32,
     },
     /// A namespace of it is in use through another controller of the subsystem.
@@ -164,7 +164,7 @@ impl fmt::Display for Holder {
 }
 
 impl Holder {
-    /// What ends the use: a clause.
+    /// Returns the action that ends the use, as a clause.
     pub fn remedy(&self) -> String {
         match self {
             Self::Mounted {
@@ -195,7 +195,7 @@ impl Holder {
         }
     }
 
-    /// What happens to the use when it is ignored: a clause.
+    /// Returns the damage to the use if it is ignored, as a clause.
     pub fn damage(&self) -> String {
         match self {
             Self::Mounted { at, .. } => {
@@ -215,7 +215,8 @@ impl Holder {
         }
     }
 
-    /// Whether it is a program with an open node: it may end, and may have it open for a moment only, as udev does.
+    /// True if it is a program with an open node: it may end, and may have the node open for a moment only, as
+    /// udev does.
     pub fn is_program(&self) -> bool {
         match self {
             Self::Open { .. } => true,
@@ -230,29 +231,29 @@ impl Holder {
 pub enum Unseen {
     /// There is no table of mounts: /proc is not mounted.
     Mounts,
-    /// What processes of other users have open.
+    /// Open files of processes of other users.
     Files {
-        /// How many processes.
+        /// Number of processes.
         count: u32,
     },
     /// Processes that /proc does not list.
     Processes,
     /// Processes and mounts outside the container that this program runs in.
     Container,
-    /// Whether a block device is open exclusively: its node cannot be opened.
+    /// Exclusive use of a block device whose node cannot be opened.
     Exclusive {
         /// The block device.
         device: String,
-        /// What the system said.
+        /// Error of the operating system.
         cause: String,
     },
-    /// What a part of the kernel exports, whose configfs cannot be read.
+    /// Exports by a part of the kernel whose configfs cannot be read.
     Exports {
         /// The module.
         by: &'static str,
     },
-    /// What a loop device lies on, or the kernel exports: in this mount namespace there is nothing at its path, or a
-    /// file system that does not answer.
+    /// File behind a loop device or an export of the kernel: in this mount namespace its path does not exist,
+    /// or lies on a file system that does not answer.
     Path {
         /// The loop device, or the export, in words.
         of: String,
@@ -261,10 +262,10 @@ pub enum Unseen {
     },
     /// Open files of a file system that does not answer.
     Silent {
-        /// How many.
+        /// Their number.
         count: u32,
     },
-    /// What a driver does with the controller that is neither Linux's own nor a lender.
+    /// Use of the controller by a driver other than Linux's nvme, vfio-pci and nvme_gpu.
     Driver {
         /// The driver.
         name: String,
@@ -303,7 +304,7 @@ impl fmt::Display for Unseen {
 }
 
 impl Unseen {
-    /// What would show it: a clause.
+    /// Returns the action that would reveal it, as a clause.
     pub fn remedy(&self) -> &'static str {
         match self {
             Self::Mounts => "mount /proc",

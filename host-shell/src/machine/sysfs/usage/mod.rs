@@ -1,8 +1,7 @@
-//! Who uses a controller: the one judgement behind `bind`, `unbind`, every command that changes a drive, and `list`,
-//! `doctor` and `topology`.
-//!
-//! A use is anything that a change of driver would end, or that a write past the kernel would corrupt. What cannot be
-//! looked at is told beside it: it is never taken for free.
+//! Users of a controller: the one judgement behind `bind`, `unbind`, every command that changes a drive, and
+//! `list`, `doctor` and `topology`.
+//! A use is anything that a change of driver would end, or that a write past the kernel would corrupt. A place
+//! that cannot be examined is reported along with the uses, and is never assumed to be free.
 
 mod asking;
 mod blocks;
@@ -33,9 +32,9 @@ const NAMED: usize = 8;
 /// Everything that was found to use a controller or a disk, and where it could not be looked.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Usage {
-    /// What uses it.
+    /// Uses of the controller.
     pub holders: Vec<Holder>,
-    /// What could not be looked at.
+    /// Places that could not be examined.
     pub unseen: Vec<Unseen>,
 }
 
@@ -52,18 +51,18 @@ impl Usage {
         joined(self.holders.iter().map(ToString::to_string))
     }
 
-    /// What could not be looked at, in words; empty when everything was.
+    /// Lists the places that could not be examined; empty when all were.
     pub fn list_unseen(&self) -> String {
         joined(self.unseen.iter().map(ToString::to_string))
     }
 
-    /// What would end the uses: clauses.
+    /// Lists the actions that would end the uses, as clauses.
     pub fn remedies(&self) -> String {
         let all: BTreeSet<String> = self.holders.iter().map(Holder::remedy).collect();
         joined(all.into_iter())
     }
 
-    /// What is broken when the uses are ignored: clauses.
+    /// Returns the damage if the uses are ignored, as clauses.
     pub fn damages(&self) -> Vec<String> {
         let all: BTreeSet<String> = self.holders.iter().map(Holder::damage).collect();
         all.into_iter().collect()
@@ -184,7 +183,7 @@ impl Host {
         usage.refuse(&address.to_string(), "")
     }
 
-    /// How many virtual functions a physical function has.
+    /// Returns the number of virtual functions of a physical function.
     pub fn virtual_functions(&self, function: &Function) -> u32 {
         let file = format!("sys/bus/pci/devices/{}/sriov_numvfs", function.address);
         self.text(file)
@@ -306,7 +305,7 @@ impl Host {
             match blocks::claim(self, &disk) {
                 Ok(file) => files.push(file),
                 Err(error) if error.kind() == io::ErrorKind::ResourceBusy => return None,
-                // Judged before: a disk whose node cannot be opened was told.
+                // The judgement of uses has already reported a disk whose node cannot be opened.
                 Err(_) => {}
             }
         }

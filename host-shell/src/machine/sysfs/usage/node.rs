@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 /// The number of a device, major and minor.
 pub(super) type Number = (u32, u32);
 
-/// What a path leads to.
+/// Target of a path.
 pub(super) enum Look {
     /// A device, by what it is.
     Device(Identity),
@@ -40,7 +40,7 @@ pub(super) fn look(path: &Path) -> Look {
     }
 }
 
-/// What a file is, as far as nodes are compared.
+/// Identity by which nodes are compared.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Identity {
     /// A block device, by its number: a disk has one number and any number of names.
@@ -108,7 +108,7 @@ impl Node {
         format!("/{}", self.path)
     }
 
-    /// What a file that is this node may be known as.
+    /// Returns the identities that a file may have if it is this node.
     pub fn identities(&self, host: &Host) -> Vec<Identity> {
         let path = host.path(&self.path);
         let by_number = self.number.map(|(major, minor)| match self.is_block {
@@ -126,8 +126,8 @@ impl Node {
         self.number
     }
 
-    /// Whether `path`, as the kernel or a configuration has it, leads to this node, or to a file of a file system whose
-    /// number is in `systems`; none where it leads nowhere that is seen from here.
+    /// True if `path`, as the kernel or a configuration spells it, leads to this node, or to a file of a file
+    /// system whose number is in `systems`. `None` where the path does not exist as seen from here.
     pub fn leads(&self, host: &Host, path: &str, systems: &[Number]) -> Option<bool> {
         let path = host.reached(path);
         let found = match look(&path) {

@@ -15,7 +15,7 @@ pub(super) struct Disk {
 }
 
 impl Disk {
-    /// Whether both may be the same namespace of one subsystem.
+    /// True if both may be the same namespace of one subsystem.
     fn may_be(&self, other: &Self) -> bool {
         let differ = |one: Option<&String>, other: Option<&String>| match (one, other) {
             (Some(one), Some(other)) => one != other,
@@ -25,7 +25,7 @@ impl Disk {
     }
 }
 
-/// Which namespaces of a subsystem are meant.
+/// Namespaces of a subsystem that a command concerns.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Scope {
     /// One.
