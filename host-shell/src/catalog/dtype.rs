@@ -58,7 +58,7 @@ pub enum Dtype {
     Tq2_0,
 }
 
-/// What is known of a type.
+/// Properties of an element type.
 struct Row {
     dtype: Dtype,
     safetensors: Option<&'static str>,

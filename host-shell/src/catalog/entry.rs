@@ -78,13 +78,13 @@ impl Entry {
 pub struct Member {
     /// Its name, without its folder.
     pub name: String,
-    /// Where it begins.
+    /// Offset of the first byte.
     pub offset: u64,
     /// Its bytes.
     pub bytes: u64,
 }
 
-/// What a format's reader finds.
+/// Result of a format's reader.
 pub(super) struct Parsed {
     pub entries: Vec<Entry>,
     pub metadata: Vec<(String, Value)>,

@@ -17,7 +17,7 @@ const MOST_VALUES: u64 = 4 << 20;
 const MOST_NAME: u64 = 65_535;
 /// The most lengths of a tensor: the format's limit.
 const MOST_LENGTHS: u32 = 4;
-/// How deep arrays may lie in arrays.
+/// Limit of the depth of nested arrays.
 const MOST_DEPTH: u32 = 4;
 const ALIGNMENT_KEY: &str = "general.alignment";
 const ALIGNMENT: u64 = 32;
@@ -26,7 +26,7 @@ const MOST_ALIGNMENT: u64 = 1 << 30;
 const CHUNK: u64 = 64 << 10;
 const MOST_CHUNK: u64 = 4 << 20;
 
-/// Whether bytes at the begin of a file are of this format.
+/// True if `head`, the start of a file, is of this format.
 pub fn is_likely(head: &[u8]) -> bool {
     head.starts_with(MAGIC)
 }
@@ -119,13 +119,13 @@ fn alignment(metadata: &[(String, Value)]) -> Result<u64, String> {
     }
 }
 
-/// What the header says of a tensor.
+/// Description of a tensor in the header.
 struct Described {
     described_at: u64,
     name: String,
     dtype: Dtype,
     shape: Vec<u64>,
-    /// From the begin of the data on.
+    /// Offset of the tensor from the start of the data.
     offset: u64,
     bytes: u64,
 }

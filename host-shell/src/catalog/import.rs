@@ -12,7 +12,8 @@ use std::path::Path;
 /// Bytes that are copied at a time.
 const PIECE: u64 = 8 << 20;
 
-/// How far an import is: bytes done and bytes in all; a verified import counts each byte twice. `Break` ends it.
+/// Progress callback of an import: bytes done and bytes in all; a verified import counts each byte twice.
+/// `Break` ends the import.
 pub type OnProgress<'a> = &'a mut dyn FnMut(u64, u64) -> ControlFlow<()>;
 
 impl Catalog {
@@ -75,7 +76,7 @@ impl Catalog {
     }
 }
 
-/// Where files go.
+/// Destination of the files.
 struct Onto<'a> {
     store: &'a Store,
     offset: u64,

@@ -124,12 +124,12 @@ impl Catalog {
         self.format
     }
 
-    /// Bytes of the file, its header with it; of several files with what lies between them.
+    /// Bytes of the file including its header; for several files, including the gaps between them.
     pub fn bytes(&self) -> u64 {
         self.bytes
     }
 
-    /// What the header has beside the tensors: texts for safetensors, typed values for GGUF.
+    /// Returns the header's metadata: texts for safetensors, typed values for GGUF.
     pub fn metadata(&self) -> &[(String, Value)] {
         &self.metadata
     }
@@ -139,7 +139,7 @@ impl Catalog {
         &self.files
     }
 
-    /// Where the file begins: its byte 0 has this place among those of the tensors.
+    /// Returns the position of the file's byte 0, in the same count as the positions of the tensors.
     pub fn begin(&self) -> u64 {
         self.begin
     }
@@ -170,7 +170,7 @@ impl Catalog {
     }
 }
 
-/// Whether a file begins as an object of JSON does, where safetensors have the length of a header.
+/// True if a file begins like a JSON object where a safetensors file has the length of its header.
 fn is_json(head: &[u8]) -> bool {
     let is_text = |byte: &u8| byte.is_ascii_graphic() || byte.is_ascii_whitespace();
     head.starts_with(b"{") && head.len() > 8 && head.iter().take(8).all(is_text)

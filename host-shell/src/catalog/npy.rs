@@ -8,7 +8,7 @@ const MAGIC: &[u8] = b"\x93NUMPY";
 /// The longest header: numpy refuses to evaluate more than 10,000 bytes without being asked to.
 const MOST: u64 = 1 << 16;
 
-/// Whether bytes at the begin of a file are of this format.
+/// True if `head`, the start of a file, is of this format.
 pub fn is_likely(head: &[u8]) -> bool {
     head.starts_with(MAGIC)
 }

@@ -1,11 +1,11 @@
-//! JSON objects in their order, without a name that is there twice.
+//! JSON objects that keep the order of their keys and reject duplicate keys.
 
 use serde::Deserialize;
 use serde::de::{Deserializer, Error as _, MapAccess, Visitor};
 use std::collections::HashSet;
 use std::fmt;
 
-/// Pairs of a JSON object; an error for a name that is there twice.
+/// Pairs of a JSON object; a duplicate key is an error.
 pub struct Pairs<T>(pub Vec<(String, T)>);
 
 impl<T> Default for Pairs<T> {

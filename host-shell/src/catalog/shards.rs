@@ -33,17 +33,17 @@ pub(super) struct Opened {
 }
 
 impl Catalog {
-    /// The tensors of the file at `path`, at their places in the file.
+    /// Reads the catalog of the file at `path`, with tensors at their offsets in the file.
     ///
-    /// A path that ends with `.json` names the index of a model in several safetensors files beside it. Its catalog has
-    /// the tensors that the index names, at the places that they have when the files lie one after another, each from a
-    /// multiple of 4,096 on: as [`import`](Self::import) writes them. The first part of a split GGUF stands for all
-    /// parts, which lie beside it, in the same way.
+    /// A path that ends with `.json` names the index of a model in several safetensors files of the same
+    /// folder. Its catalog has the tensors that the index names, at their offsets in the concatenation of the
+    /// files, where each file begins at a multiple of 4,096: the layout that [`import`](Self::import) writes.
+    /// In the same way the first part of a split GGUF represents all parts, which lie in the same folder.
     ///
     /// # Errors
-    /// [`Error::File`]; [`Error::Usage`] for what is no file of a known format, is not complete or is longer than its
-    /// header says, for an index whose files are missing or lack a tensor, and for parts that are missing or do not go
-    /// together.
+    /// [`Error::File`]; [`Error::Usage`] for a file of no known format, one that is truncated or longer than
+    /// its header says, for an index whose files are missing or lack a tensor, and for parts that are missing
+    /// or do not belong together.
     pub fn of_file(path: &Path) -> Result<Self> {
         open(path).map(|opened| opened.catalog)
     }
@@ -225,7 +225,7 @@ fn read_index(path: &Path) -> std::result::Result<Index, std::result::Result<Str
     serde_json::from_slice(&text).map_err(|error| Ok(format!("no index of safetensors: {error}")))
 }
 
-/// Whether `name` is a name alone.
+/// True if `name` is a plain file name, without a folder.
 fn is_plain(name: &str) -> bool {
     let mut parts = Path::new(name).components();
     matches!(parts.next(), Some(Component::Normal(part)) if part == name) && parts.next().is_none()
@@ -236,7 +236,7 @@ fn metadata(members: Pairs<serde_json::Value>) -> Vec<(String, Value)> {
     members.map(|(key, json)| (key, value(json))).collect()
 }
 
-/// What JSON has no type for becomes its text.
+/// Converts a JSON value; null, an object, or a number outside of the types of [`Value`] becomes its text.
 fn value(json: serde_json::Value) -> Value {
     use serde_json::Value as Json;
     match json {

@@ -7,10 +7,10 @@ use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
-/// Why the header of a file cannot be used.
+/// Reason why the header of a file cannot be used.
 #[derive(Debug)]
 pub(super) enum Fault {
-    /// What is wrong with the file, as the end of a sentence that begins with its name.
+    /// Fault of the file, as the end of a sentence that begins with its name.
     Format(String),
     /// The file is whole and is not read: why, as such an end, and what to do.
     Refused(String, String),
@@ -26,12 +26,12 @@ pub(super) enum Fault {
 }
 
 impl Fault {
-    /// A file that is whole, of which something is not known here.
+    /// Creates the fault of an intact file that uses a feature unknown here.
     pub fn unknown(what: String, remedy: &str) -> Self {
         Self::Refused(what, remedy.to_owned())
     }
 
-    /// What is wrong with the file, put into other words by `with`; reads that failed stay as they are.
+    /// Rewords the fault by `with`; errors of reads stay as they are.
     pub fn map(self, with: impl FnOnce(String) -> String) -> Self {
         match self {
             Self::Format(text) => Self::Format(with(text)),
@@ -72,10 +72,10 @@ impl From<String> for Fault {
 
 /// Bytes that may hold a file.
 pub trait Source {
-    /// How many there are.
+    /// Returns the length of the source in bytes.
     fn len(&self) -> u64;
 
-    /// Whether there are none.
+    /// True if the source has no bytes.
     fn is_empty(&self) -> bool {
         self.len() == 0
     }
@@ -86,20 +86,21 @@ pub trait Source {
     /// Those of the file or device, which name it.
     fn read_at(&self, offset: u64, data: &mut [u8]) -> Result<()>;
 
-    /// Whether the file ends where the source does: bytes that follow what its header describes are an error then.
+    /// True if the file ends where the source does: bytes after the ones that its header describes are an error
+    /// then.
     fn is_exact(&self) -> bool {
         true
     }
 
-    /// What to do about a file with more bytes than its header describes.
+    /// Returns the remedy for a file with more bytes than its header describes.
     fn remedy_of_longer(&self) -> &'static str {
         "get the file again: its header is another file's, or something was appended"
     }
 
-    /// What an array without a name of its own is called.
+    /// Returns the name of an array in a format that stores none.
     fn name(&self) -> String;
 
-    /// What messages call it.
+    /// Returns the name of the source for messages.
     fn label(&self) -> String {
         self.name()
     }
@@ -153,7 +154,7 @@ pub(crate) struct StoreSource<'a> {
     store: &'a Store,
     offset: u64,
     bytes: u64,
-    /// Whether the file is known to end with the range.
+    /// True if the file is known to end with the range.
     is_exact: bool,
 }
 
@@ -204,7 +205,7 @@ impl<'a> StoreSource<'a> {
         }
     }
 
-    /// What is left of it from its byte `offset` on.
+    /// Returns the range without its first `offset` bytes.
     pub fn after(&self, offset: u64) -> Option<Self> {
         Some(Self {
             offset: self.offset.checked_add(offset)?,

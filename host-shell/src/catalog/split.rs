@@ -1,4 +1,5 @@
-//! GGUF models in several files, as `llama-gguf-split` makes them: each is a GGUF of its own, and its keys say which.
+//! GGUF models in several files, as `llama-gguf-split` makes them: each is a complete GGUF, and its keys state
+//! its number.
 
 use super::entry::Member;
 use super::source::{Fault, FileSource, Source, StoreSource};
@@ -59,7 +60,7 @@ impl Catalog {
     }
 }
 
-/// Which part of a model a file is.
+/// Position of a file among the parts of a model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Part {
     /// From 0 on.
@@ -70,10 +71,10 @@ pub struct Part {
 }
 
 impl Part {
-    /// What the keys of `file` say; none for a file that is whole.
+    /// Reads the position from the keys of `file`; `None` for a model in one file.
     ///
     /// # Errors
-    /// For keys that cannot be, as the end of a sentence that begins with the file's name.
+    /// For impossible keys, as the end of a sentence that begins with the file's name.
     pub fn of(file: &Catalog) -> std::result::Result<Option<Self>, String> {
         let keys = file.metadata().iter();
         let keys: Vec<_> = keys.filter(|(key, _)| key.starts_with("split.")).collect();
@@ -117,7 +118,7 @@ impl Part {
         }
     }
 
-    /// Why this part alone is not read.
+    /// Returns the reason why this part cannot be read without the others.
     pub fn refused_alone(self) -> Fault {
         Fault::unknown(
             format!(
@@ -143,7 +144,7 @@ struct Joined {
     /// Keys of the first part, which the others repeat.
     keys: HashMap<String, Value>,
     part: Part,
-    /// How many there are.
+    /// Number of parts found so far.
     found: u64,
     names: HashSet<String>,
 }
@@ -170,7 +171,7 @@ impl Joined {
         }
     }
 
-    /// Where the next part begins; none when all are there.
+    /// Returns the offset of the next part; `None` once all were found.
     fn next(&self) -> Option<u64> {
         let offset = self.all.bytes.checked_next_multiple_of(ALIGNMENT);
         offset.filter(|_| self.found < self.part.count)
@@ -293,7 +294,7 @@ pub fn in_store(source: &StoreSource<'_>) -> Result<Catalog> {
 }
 
 /// # Errors
-/// [`Error::Usage`] for a source that ends with the file and goes on.
+/// [`Error::Usage`] for a source that is longer than the file, although both should end together.
 fn ended(found: Catalog, source: &StoreSource<'_>) -> Result<Catalog> {
     match source.is_exact() && found.bytes() < source.len() {
         false => Ok(found),

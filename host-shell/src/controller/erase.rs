@@ -97,6 +97,7 @@ impl Controller {
     /// Starts a sanitize of the whole NVM subsystem: every namespace of every controller loses its data. The
     /// controller executes it in the background, also across resets; [`sanitize_status`](Self::sanitize_status)
     /// returns its progress.
+    ///
     /// # Errors
     /// [`Error::Usage`] for an action that the controller does not support; nothing is sent.
     pub fn sanitize(&self, fields: Sanitize) -> Result<()> {

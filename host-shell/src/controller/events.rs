@@ -1,8 +1,10 @@
 //! Asynchronous Event Requests of a session: keeps one at the controller, and reports the events that complete
 //! them.
+//!
 //! A request has no deadline: it ends with an event, with a reset or with the shutdown, and it never causes a
 //! time-out, an Abort or a reset. An event's log page is read once, which re-arms events of its type. That read
 //! has a deadline, but no call waits for it: an event whose page does not arrive is reported without it.
+//!
 //! NVMe Base 2.0c, 5.2 (Asynchronous Event Request command), 5.27.1.8 (Asynchronous Event Configuration).
 
 use crate::controller::facts::Alarm;

@@ -31,6 +31,7 @@ impl Controller {
     }
 
     /// Returns the capabilities that all namespaces have in common (Identify Namespace with FFFFFFFFh).
+    ///
     /// # Errors
     /// [`Error::Command`] where the controller does not report them: that needs Namespace Management.
     pub fn identify_common(&self) -> Result<IdentifyNamespace> {

@@ -202,6 +202,7 @@ impl Controller {
     /// Returns the asynchronous events that the controller has reported since the last call, the latest 64 of
     /// them. Does not wait for any: call it now and then. [`Config::notify`] is called with each as it is
     /// found.
+    ///
     /// # Errors
     /// [`Error::Gone`] when the controller can no longer be used.
     pub fn events(&self) -> Result<Vec<DeviceEvent>> {
@@ -325,6 +326,7 @@ impl Controller {
     }
 
     /// Returns the properties of a namespace that this driver can read and write.
+    ///
     /// # Errors
     /// [`Error::Usage`] for an unknown one; [`Error::Device`] with the reason for one that cannot be used, such
     /// as one of another command set or with metadata.

@@ -62,6 +62,7 @@ pub struct Namespace {
 
 impl Controller {
     /// Opens a namespace for blocking reads and writes, with a dedicated queue pair.
+    ///
     /// # Errors
     /// As [`usable_namespace`](Self::usable_namespace).
     pub fn namespace(&self, nsid: Nsid) -> Result<Namespace> {

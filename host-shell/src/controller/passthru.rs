@@ -18,6 +18,7 @@ pub enum Set {
 }
 
 /// Direction in which an opcode transfers data: its bits 1:0, for standard and vendor specific commands alike.
+///
 /// NVMe Base 2.0c, 3.3.3.1 (Submission Queue Entry), "Data Transfer".
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Direction {

@@ -1,6 +1,8 @@
 //! An I/O queue pair for one thread: submit, ring, poll.
+//!
 //! The pair lies behind a mutex that only this handle locks, until recovery locks all of them to reset the
 //! controller. Completions that recovery reaps wait in a backlog, so each command still ends exactly once here.
+//!
 //! No command is submitted for a namespace that has changed since the queue's user received its properties: see
 //! `facts.rs`.
 
@@ -333,8 +335,10 @@ impl Queue {
 
     /// Calls `each` with at most `most` commands that ended, reaped under one lock, and returns their number.
     /// Waits no longer than [`poll`](Self::poll) does.
+    ///
     /// The clock is read once, after they were reaped: a command whose deadline has passed by then is late,
     /// whatever its status says.
+    ///
     /// # Errors
     /// As [`poll`](Self::poll). Completions that `each` has received before the error stay valid.
     #[inline]

@@ -139,6 +139,7 @@ pub trait Device: Send + Sync {
     }
 
     /// Returns the reason why the device has stopped answering, once it has. The default never knows one.
+    ///
     /// From then on no new memory is mapped, and memory that [`unmap_dma`](Self::unmap_dma) unmaps is out of
     /// its reach for good, whatever commands were still in flight.
     fn gone(&self) -> Option<String> {

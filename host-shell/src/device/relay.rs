@@ -53,6 +53,7 @@ struct Shared {
 impl Relay {
     /// Starts a thread that relays the doorbells of queues 0 to `queue_pairs` of `device`, or of the queues
     /// whose doorbells are mapped, if these are fewer.
+    ///
     /// # Errors
     /// [`Error::Device`] when not even the doorbells of queue 0 are mapped, [`Error::Gone`] when the
     /// controller is gone, [`Error::System`] when no thread can be started.

@@ -101,6 +101,7 @@ impl RingMemory {
     }
 
     /// Allocates `bytes` bytes in whole pages.
+    ///
     /// # Errors
     /// [`Error::Device`] when no contiguous range of that size is free.
     pub fn take(self: &Arc<Self>, bytes: usize) -> Result<Piece> {

@@ -1,4 +1,5 @@
 //! Allocator of I/O virtual addresses.
+//!
 //! Invariant: an address has at most one holder, and an address that was never added to the allocator (the
 //! IOMMU's interrupt window, ranges that firmware claims) is never allocated.
 

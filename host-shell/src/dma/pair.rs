@@ -46,6 +46,7 @@ pub struct PairShape {
 }
 
 /// A queue pair together with the memory of its rings.
+///
 /// The `'static` lifetime of the inner pair is really this struct's lifetime, therefore the inner pair never
 /// leaves it by value.
 pub struct Pair {

@@ -1,9 +1,11 @@
 //! Memory for a device that accepts few DMA ranges: large shared mappings, each divided into many
 //! allocations.
+//!
 //! A vfio-user server maps each range that is announced to it, and stock libvfio-user refuses the 65th.
 //! Therefore the client maps large chunks, and every allocation is a part of one. A new chunk is as long as
 //! all chunks before it together, so their number grows with the logarithm of the memory in use. A chunk's
 //! file has no pages before they are touched.
+//!
 //! Invariant: a byte belongs to at most one allocation. An allocation that is leaked, because the device may
 //! still write to it, is never reused, and keeps its chunk alive.
 
@@ -65,6 +67,7 @@ impl Pool {
     }
 
     /// Allocates at least `bytes` zeroed bytes from a chunk, in whole granules.
+    ///
     /// # Errors
     /// [`Error::System`](crate::Error::System) when memory is exhausted.
     pub fn take(&self, bytes: usize) -> Result<Pages> {

@@ -7,7 +7,7 @@ use std::ffi::OsString;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
-/// What a path names, whatever links lead there.
+/// Identity of the file that a path names, through any links.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum FileIdentity {
     File {

@@ -3,7 +3,7 @@
 use super::part::{Part, list, partitions_of};
 use nvme_ext4::Source;
 
-/// Where a signature lies, what it is, and what it is a sign of.
+/// Known signatures: offset in the partition, bytes, and the format that they indicate.
 const SIGNATURES: [(u64, &[u8], &str); 22] = [
     (0, b"XFSB", "an XFS"),
     (65_600, b"_BHRfS_M", "a btrfs"),
@@ -42,7 +42,7 @@ const SIGNATURES: [(u64, &[u8], &str); 22] = [
     (131_072, &[0x0C, 0xB1, 0xBA, 0x00], "a ZFS"),
 ];
 
-/// What is found on `part`, and what to do about it. None where nothing is known.
+/// Returns the content that is recognised on `part`, and the remedy. `None` if no signature matches.
 pub fn on(part: &Part) -> Option<(String, String)> {
     let name = "name the device or partition that holds the ext4".to_owned();
     if part.offset() == 0

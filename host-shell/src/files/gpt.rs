@@ -37,11 +37,11 @@ pub struct Partitions {
     pub guid: String,
     /// Those in use, by their numbers.
     pub entries: Vec<Partition>,
-    /// What is wrong with the table at the begin of the drive, if the one at its end was used.
+    /// Fault of the primary table at the start of the drive, if the backup at its end was used.
     pub damage: Option<String>,
 }
 
-/// What is wrong, as the end of a sentence.
+/// Description of a fault, as the end of a sentence.
 type Fault = String;
 
 impl Partitions {

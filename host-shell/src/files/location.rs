@@ -16,13 +16,14 @@ pub struct Location {
 }
 
 impl Location {
-    /// Whether `text` names a file on a drive: a device, `:/` and a path.
+    /// True if `text` names a file on a drive: a device, `:/` and a path.
     pub fn is_one(text: &str) -> bool {
         split(text).is_some()
     }
 
-    /// Reads `DEVICE:/path`. The path begins at the first `:/` after the name of the device; the device is written as
-    /// for [`Store::open`](crate::Store::open), with `part=N` among its options or after a `?` of its own.
+    /// Parses `DEVICE:/path`. The path begins at the first `:/` after the name of the device; the device is
+    /// written as for [`Store::open`](crate::Store::open), with `part=N` among its options or after a separate
+    /// `?`.
     ///
     /// # Errors
     /// [`Error::Usage`] for a text without a device or path, and for a partition that is no number from 1 on.

@@ -27,10 +27,11 @@ impl Part {
         }
     }
 
-    /// The partition `number`, and what is wrong with the table at the begin of the drive, if that at its end was used.
+    /// Opens the partition `number`; also returns the fault of the table at the start of the drive, if the
+    /// backup at its end was used.
     ///
     /// # Errors
-    /// [`Error::Device`] for a drive without a table that can be used; [`Error::Usage`] for a partition that it does not
+    /// [`Error::Device`] for a drive without a usable table; [`Error::Usage`] for a partition that it does not
     /// have.
     pub fn partition(store: &Arc<Store>, number: u32) -> Result<(Self, Option<String>)> {
         let found = partitions(store)?;
@@ -96,7 +97,8 @@ fn partitions(store: &Arc<Store>) -> Result<Partitions> {
         own => Partitions::read(&whole, own),
     };
     found.map_err(|fault| match partitions_of(&whole) {
-        // Its numbers of blocks mean other bytes to everyone who reads them by the drive's blocks.
+        // The table counts in blocks of another size, so by the drive's blocks its numbers would denote other
+        // bytes.
         Some((block, found)) => Error::device(
             format!(
                 "the partition table is one of blocks of {block} bytes, on a drive with blocks of {own}: {}",

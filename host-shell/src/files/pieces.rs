@@ -4,8 +4,8 @@ use crate::error::{Error, Result};
 use nvme_ext4::Extent;
 use std::ops::Range;
 
-/// Where the `bytes` bytes from byte `offset` on lie, of a file of `len` bytes at `path`: as few ranges as there are, in
-/// the order of the file.
+/// Returns the location of the `bytes` bytes from byte `offset` on, of a file of `len` bytes at `path`: as few
+/// ranges as possible, in the order of the file.
 ///
 /// # Errors
 /// [`Error::Usage`] for bytes in a hole or past the end.

@@ -13,7 +13,8 @@ use std::sync::Arc;
 
 /// The magic number.
 const EXT4: u16 = 0xEF53;
-/// Where a superblock of ext4 has its magic number and its UUID, counted from the begin of the file system.
+/// Offsets of the magic number and the UUID from the start of the file system; the superblock begins at byte
+/// 1024.
 const MAGIC: u64 = 1024 + 0x38;
 const UUID: u64 = 1024 + 0x68;
 
@@ -77,7 +78,8 @@ impl PlacedFile {
         &self.file
     }
 
-    /// Where its data lie in the store, in the order of the file. What none of them covers is zeros.
+    /// Returns the extents of its data in the store, in the order of the file. Bytes that no extent covers are
+    /// zeros.
     pub fn extents(&self) -> &[Extent] {
         &self.extents
     }

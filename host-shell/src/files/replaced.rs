@@ -9,11 +9,12 @@ use std::sync::atomic::{AtomicU64, Ordering};
 /// Numbers of temporary files of this process.
 static NEXT: AtomicU64 = AtomicU64::new(0);
 
-/// Writes `bytes` to the regular file `path`, which is replaced when all of them are on its file system. What is there
-/// before stays until then, and with an error.
+/// Writes `bytes` to the regular file `path`: writes a new file, and replaces the old one once all bytes are on
+/// its file system. After an error the old file is still there.
 ///
 /// # Errors
-/// [`Error::File`]; [`Error::Usage`] for a path that is there and no regular file: a pipe would wait for its reader.
+/// [`Error::File`]; [`Error::Usage`] for a path that exists and is no regular file: a pipe would wait for its
+/// reader.
 pub fn replace(path: &Path, bytes: &[u8]) -> Result<()> {
     // Through a link, the file that it names is replaced, not the link.
     let path = &fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());

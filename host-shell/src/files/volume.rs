@@ -56,7 +56,7 @@ impl Volume {
         })
     }
 
-    /// What the file system says of itself.
+    /// Returns the file system's superblock facts.
     pub fn info(&self) -> &Info {
         self.inner.ext4.info()
     }
@@ -66,7 +66,7 @@ impl Volume {
         self.inner.ext4.source().store()
     }
 
-    /// What is wrong with the partition table at the begin of the drive, if that at its end was used.
+    /// Returns the fault of the partition table at the start of the drive, if the backup at its end was used.
     pub fn damage(&self) -> Option<&str> {
         self.inner.damage.as_deref()
     }
@@ -182,15 +182,15 @@ impl DriveFile {
         &self.volume.inner.ext4
     }
 
-    /// Where its data lie in the store: written extents with `place` as a byte of the store, in the order of the file.
-    /// What none of them covers is zeros.
+    /// Returns the extents of its data in the store: written extents with `place` as a byte of the store, in
+    /// the order of the file. Bytes that no extent covers are zeros.
     ///
     /// # Errors
     /// [`Error::Usage`] for a small file whose data lie in its inode.
     pub fn extents(&self) -> Result<&[Extent]> {
         match &self.extents {
             Some(extents) => Ok(extents),
-            // What it says of such a file.
+            // The reader's error for a file without extents names the reason.
             None => match self.file.extents() {
                 Ok(_) => Err(Error::internal("extents that came later")),
                 Err(error) => Err(of_ext4(error, &self.path)),
@@ -198,8 +198,8 @@ impl DriveFile {
         }
     }
 
-    /// Where the `bytes` bytes from byte `offset` of the file on lie in the store: as few ranges as there are, in the order
-    /// of the file.
+    /// Returns the location in the store of the `bytes` bytes from byte `offset` of the file on: as few ranges
+    /// as possible, in the order of the file.
     ///
     /// # Errors
     /// [`Error::Usage`] for bytes in a hole or past the end.
@@ -207,7 +207,8 @@ impl DriveFile {
         pieces::of(self.extents()?, self.file.len(), offset, bytes, &self.path)
     }
 
-    /// Where the `bytes` bytes from byte `offset` of the file on lie in the store, if they lie there in one piece.
+    /// Returns the location in the store of the `bytes` bytes from byte `offset` of the file on, if they are
+    /// contiguous there.
     ///
     /// # Errors
     /// [`Error::Usage`] for bytes in several pieces, in a hole or past the end.
@@ -233,7 +234,8 @@ impl DriveFile {
         placed.table(self.volume.store())
     }
 
-    /// `layers` of [`catalog`](Self::catalog), read from where they lie: each extent is a read of its own.
+    /// Translates `layers` of [`catalog`](Self::catalog) to their locations in the store: each extent becomes a
+    /// separate read.
     ///
     /// # Errors
     /// As [`pieces`](Self::pieces), with the name of the layer.
@@ -241,7 +243,7 @@ impl DriveFile {
         layers.placed(|offset, bytes| self.pieces(offset, bytes))
     }
 
-    /// Whether the file is still what it was when it was opened.
+    /// Checks that the file is still the one that was opened, unchanged.
     ///
     /// # Errors
     /// [`Error::Mismatch`] if not; those of the store.
@@ -277,7 +279,7 @@ impl Source for DriveFile {
     }
 }
 
-/// What is there in place of an ext4.
+/// Returns the error for a partition without ext4, which names the content that was recognised.
 fn not_ext4(error: nvme_ext4::Error, part: &Part) -> Error {
     match found::on(part) {
         Some((what, remedy)) => Error::device(format!("no ext4: it holds {what}"), remedy),

@@ -10,10 +10,11 @@ use crate::words::shortened;
 use std::collections::{BTreeMap, HashMap};
 
 impl Layers {
-    /// A layer for each prefix: the tensors whose names begin with it. A tensor belongs to the longest prefix that fits.
+    /// Makes a layer for each prefix, of the tensors whose names begin with it. A tensor belongs to the longest
+    /// prefix that matches.
     ///
     /// # Errors
-    /// [`Error::Usage`] for no prefixes, for one that no tensor has, and for one that is there twice.
+    /// [`Error::Usage`] for no prefixes, for one that no tensor has, and for a duplicate.
     pub fn by_prefix(
         tensors: &(impl AsRef<[Entry]> + ?Sized),
         prefixes: &[impl AsRef<str>],
@@ -86,7 +87,8 @@ impl Layers {
     }
 }
 
-/// Returns for each prefix the tensors of which it is the longest one; of equal prefixes the first has them.
+/// Returns for each prefix the tensors whose longest matching prefix it is; of equal prefixes the first has
+/// them.
 fn of_longest<'a>(tensors: &'a [Entry], prefixes: &[&str]) -> Vec<Vec<&'a Entry>> {
     let mut found = vec![Vec::new(); prefixes.len()];
     let mut tensors: Vec<&Entry> = tensors.iter().collect();

@@ -20,7 +20,7 @@ impl LayerPlan {
             .sum()
     }
 
-    /// What has to be right of it: its tensors, or all of its bytes where it has none.
+    /// Returns the ranges to verify: the layer's tensors, or all of its bytes where it has none.
     fn to_verify(&self) -> Vec<(u64, u64)> {
         match self.tensors().is_empty() {
             true => self
@@ -50,9 +50,10 @@ impl LayerPlan {
 }
 
 impl Layers {
-    /// The same layers, verified by `manifest` when they are loaded: a layer with other bytes than the manifest's file
-    /// is an error, and is not given out. The file begins at `begin` of what the layers' places count
-    /// ([`Catalog::begin`](crate::Catalog::begin)). Of layers with tensors those are verified, not what lies between.
+    /// Returns the same layers, verified by `manifest` when they are loaded: a layer that differs from the
+    /// manifest's file is an error, and is never returned to a caller. The file begins at offset `begin` of the
+    /// layers' positions ([`Catalog::begin`](crate::Catalog::begin)). Of layers with tensors only the tensors
+    /// are verified, not the gaps between them.
     ///
     /// Call it before [`placed`](Self::placed).
     ///

@@ -9,7 +9,7 @@ use xxhash_rust::xxh3::xxh3_64;
 pub struct LayerChunk {
     /// First byte in the layer's memory.
     pub at: u64,
-    /// What the manifest says of it.
+    /// The chunk as the manifest describes it.
     pub chunk: Chunk,
 }
 

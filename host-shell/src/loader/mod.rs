@@ -1,11 +1,11 @@
-//! Layers of a model that are read while others are used: the next ones come into slots of memory, of a GPU or of the
-//! host, ahead of the program that asks for them.
+//! Layers of a model that are read while others are used: reads ahead fill slots of GPU or host memory before
+//! the program requests their layers.
 //!
-//! - [`Layers`]: which bytes make a layer, from a [`Catalog`](crate::Catalog) or from ranges.
+//! - [`Layers`]: the bytes of each layer, from a [`Catalog`](crate::Catalog) or from ranges.
 //! - [`LayerLoader`]: slots, and reads ahead in an order that is given or learned.
-//! - [`Layer`]: a layer that is there; its slot is used again after it is dropped.
+//! - [`Layer`]: a loaded layer; its slot is reused after it is dropped.
 //! - [`Layers::verified_by`]: a [`Manifest`](crate::Manifest) by which layers are verified where they were loaded.
-//! - [`Sampler`]: the rows of each batch of a table, shuffled and shared out among processes.
+//! - [`Sampler`]: the rows of each batch of a table, shuffled and divided among processes.
 //!
 //! ```
 //! use nvme_host::loader::{LayerLoader, Layers, LoaderOptions};
@@ -68,26 +68,28 @@ use on_gpu::OnGpu;
 #[cfg(not(feature = "cuda"))]
 enum OnGpu {}
 
-/// How many layers ahead one call looks for some to read, past those that stay.
+/// Limit of the number of layers that one call examines for reads ahead, not counting resident ones.
 const MOST_LOOK: usize = 4096;
 
 /// Reads layers into slots ahead of their use.
 ///
-/// [`layer`](Self::layer) gives a layer and starts to read those that come after it into slots that no [`Layer`] holds.
+/// [`layer`](Self::layer) returns a layer and starts to read the next ones into slots that no [`Layer`] holds.
 ///
-/// **On a GPU** nothing of it waits: reads lie in a stream of the loader's own, the caller's stream waits by an event
-/// until the layer is there, and a slot is read into again when the caller's stream has come to where its [`Layer`] was
-/// dropped. A read that fails is known when it has ended: the layer is zero in the parts that were not read, and the next
-/// call of [`layer`](Self::layer) or [`check`](Self::check) returns the error, which names the layer. What the caller's
-/// stream computed from that layer on is wrong: call [`check`](Self::check) before a result is used, or
-/// [`Layer::wait`] before a layer is. No layer is given out that is known to have failed.
+/// **On a GPU** no call waits for a read. Reads are enqueued in a stream that belongs to the loader; the
+/// caller's stream waits by an event until the layer is loaded, and a slot is overwritten only after the
+/// caller's stream has reached the point where its [`Layer`] was dropped. A failed read is known only when it
+/// has ended: the layer is zero in the parts that were not read, and the next call of [`layer`](Self::layer) or
+/// [`check`](Self::check) returns the error, which names the layer. Results that the caller's stream computed
+/// from that layer on are wrong: call [`check`](Self::check) before a result is used, or [`Layer::wait`] before
+/// a layer is. A layer that is known to have failed is never returned.
 ///
-/// **In memory of the host** [`layer`](Self::layer) waits until the layer is there, and returns the errors of its reads.
+/// **In host memory** [`layer`](Self::layer) waits until the layer is loaded, and returns the errors of its
+/// reads.
 ///
-/// After an error the layer is read again when it is asked for again. A file that changes while it is read gives layers
-/// of old and new bytes: a manifest finds that ([`Layers::verified_by`]), and nothing without one. A layer that is not
-/// the manifest's is an [`Error::Mismatch`], which is known as a read that fails is. Writes through the store are seen by reads that begin after them: a layer
-/// that is in a slot, or resident, is not read again.
+/// After an error the layer is read again at the next request. A file that changes while it is read yields
+/// layers of old and new bytes: only a manifest detects that ([`Layers::verified_by`]). A layer that differs
+/// from the manifest is an [`Error::Mismatch`], reported like a failed read. Writes through the store are seen
+/// by reads that begin after them: a layer that is in a slot, or resident, is not read again.
 ///
 /// Any number of threads may use a loader.
 pub struct LayerLoader {
@@ -113,11 +115,12 @@ impl std::fmt::Debug for LayerLoader {
 }
 
 impl LayerLoader {
-    /// A loader of `layers` from `store`. Memory is allocated now; nothing is read yet.
+    /// Creates a loader of `layers` from `store`. Memory is allocated now; nothing is read yet.
     ///
     /// # Errors
-    /// [`Error::Usage`] for layers past the end of the store, for no slots, for an order of layers that are not there,
-    /// and for memory of a GPU with a store that has none; [`Error::Environment`] without memory.
+    /// [`Error::Usage`] for layers past the end of the store, for no slots, for an order that names layers
+    /// which do not exist, and for GPU memory with a store that has no GPU; [`Error::Environment`] without
+    /// memory.
     pub fn new(store: &Arc<Store>, layers: Layers, options: &LoaderOptions) -> Result<Self> {
         check(store, &layers, options)?;
         let course = Course::new(&options.order, layers.len())?;
@@ -172,7 +175,7 @@ impl LayerLoader {
         &self.shared.layers
     }
 
-    /// Where layers lie, and what brings them there.
+    /// Returns the memory of the layers, and the mover of their data.
     pub fn path(&self) -> &LoaderPath {
         &self.shared.path
     }
@@ -182,7 +185,7 @@ impl LayerLoader {
         lock(&self.shared.state).stats
     }
 
-    /// Whether the order of the layers is known: it was given, or a pass has ended.
+    /// True if the order of the layers is known: it was given, or a pass has ended.
     pub fn knows_order(&self) -> bool {
         lock(&self.shared.state).course.is_known()
     }
@@ -195,16 +198,16 @@ impl LayerLoader {
         self.layer_for(index, 0)
     }
 
-    /// Layer `index` for use in `stream`, a `CUstream` of the store's GPU that is there for as long as the layer; in
-    /// memory of the host the stream means nothing.
+    /// Returns layer `index` for use in `stream`, a `CUstream` of the store's GPU that must exist for as long
+    /// as the layer; in host memory the stream has no meaning.
     ///
-    /// What the stream does from now on, until the layer is dropped, may read the layer. Other streams have to be
-    /// ordered with this one.
+    /// Work that is enqueued in the stream from now on, until the layer is dropped, may read the layer. Other
+    /// streams have to be ordered with this one.
     ///
     /// # Errors
-    /// [`Error::Usage`] for a layer that is not there, when all slots are held, for a stream that is being captured and
-    /// after [`close`](Self::close). Those of the store, with the name of the layer: of this one, and on a GPU of any
-    /// that was given out before. The call may be repeated.
+    /// [`Error::Usage`] for a layer that does not exist, when all slots are held, for a stream that is being
+    /// captured and after [`close`](Self::close). Those of the store, with the name of the layer: of this one,
+    /// and on a GPU of any that was returned before. The call may be repeated.
     pub fn layer_for(&self, index: usize, stream: u64) -> Result<Layer> {
         let shared = &self.shared;
         if shared.layers.get(index).is_none() {
@@ -295,8 +298,8 @@ impl LayerLoader {
         }
     }
 
-    /// Waits for the reads under way, `limit` at most, and lets go of the store. Layers that were given out stay; later
-    /// calls for layers are errors.
+    /// Waits for the reads under way, `limit` at most, and drops the store. Layers that callers hold stay
+    /// valid; later calls for layers are errors.
     ///
     /// # Errors
     /// [`Error::Unfinished`] past the limit: nothing has changed.
@@ -505,7 +508,7 @@ impl Layer {
         self.load.address()
     }
 
-    /// Whether it lies in memory of a GPU.
+    /// True if it lies in GPU memory.
     pub fn is_on_gpu(&self) -> bool {
         self.shared.gpu.is_some()
     }

@@ -1,7 +1,7 @@
-//! Layers in memory of a GPU, read in a stream of their own.
+//! Layers in GPU memory, read in a stream that belongs to the loader.
 //!
-//! The rule of docs/adr/0008 holds: no thread of ours calls the driver. Calls are made by the threads of the caller that
-//! ask for a layer, drop one, or drop the loader.
+//! The rule of docs/adr/0008 holds: no thread of ours calls the driver. Calls are made by the threads of the
+//! caller that request a layer, drop one, or drop the loader.
 // UNSAFETY: reads go to addresses of GPU memory, which the loader has.
 #![allow(unsafe_code)]
 
@@ -18,7 +18,8 @@ use std::time::{Duration, Instant};
 /// Cells begin at a multiple of this.
 const ALIGNMENT: u64 = 4096;
 
-/// Of the distance between a piece's place in the store and in memory, what says in which units it is copied.
+/// Returns the difference between a piece's positions in the store and in memory, modulo 16: it decides the
+/// width of the copies.
 fn unit(piece: &Piece) -> u64 {
     piece.offset.wrapping_sub(piece.at) % 16
 }
@@ -27,7 +28,7 @@ fn unit(piece: &Piece) -> u64 {
 pub(super) struct OnGpu {
     gpu: Arc<Gpu>,
     stream: Stream,
-    /// Where layers have a manifest.
+    /// Verifier, for layers that have a manifest.
     verifier: Option<Arc<Verifier>>,
     _memory: DeviceMemory,
 }
@@ -45,7 +46,7 @@ pub(super) struct GpuRoom {
 pub(super) struct GpuLoad {
     address: u64,
     pending: Pending,
-    /// When it has ended, and was verified.
+    /// Event after the read and, where there is a manifest, after the hashing.
     loaded: Arc<Event>,
     verifying: Option<Verifying>,
 }
@@ -171,7 +172,7 @@ impl OnGpu {
 }
 
 impl GpuLoad {
-    /// What `stream` does from now on comes after it.
+    /// Orders all later work of `stream` after the read.
     pub fn before(&self, stream: u64) -> Result<()> {
         self.loaded.before(stream)
     }
@@ -195,7 +196,7 @@ impl GpuLoad {
                 .is_none_or(|verifying| verifying.wait(limit.saturating_sub(begin.elapsed())))
     }
 
-    /// Why it failed, once it has ended.
+    /// Returns the reason of its failure, once it has ended.
     pub fn failure(&self) -> Option<Error> {
         let failed = match self.pending.outcome()? {
             Ok(ended) => ended.failures,

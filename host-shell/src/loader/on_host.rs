@@ -60,7 +60,7 @@ pub(super) fn rooms(bytes: &[u64]) -> Result<Vec<Place>> {
     rooms.map(|room| Ok(Place::Free(room?))).collect()
 }
 
-/// Where the memory of a cell is.
+/// Owner of a cell's memory.
 pub(super) enum Place {
     /// Here.
     Free(Buffer),
@@ -74,7 +74,7 @@ type Ended = (Buffer, Result<()>);
 pub(super) struct HostLoad {
     operation: Operation<Ended>,
     bytes: u64,
-    /// What it came to, once that was looked at.
+    /// Outcome of the read, once a call has examined it.
     end: OnceLock<End>,
     looking: Mutex<()>,
 }

@@ -7,7 +7,7 @@ use crate::store::Store;
 /// Reads that a program may be ahead of its GPU.
 pub(super) const MOST_UNDER_WAY: usize = 64;
 
-/// How layers are loaded.
+/// Options of loading layers.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LoaderOptions {
     /// Layers that memory holds at a time besides the resident ones. One less is read ahead of one that is in use.
@@ -18,7 +18,7 @@ pub struct LoaderOptions {
     pub resident: Resident,
     /// The order in which layers are asked for, pass after pass.
     pub order: LayerOrder,
-    /// Where they lie.
+    /// Memory for the layers.
     pub memory: LayerMemory,
 }
 
@@ -55,7 +55,7 @@ pub enum LayerOrder {
     Learned,
 }
 
-/// Where layers lie.
+/// Memory for the layers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum LayerMemory {
     /// In memory of the store's GPU if it has one, else of the host.
@@ -117,14 +117,14 @@ pub(super) fn staying(resident: &Resident, layers: &Layers) -> Vec<bool> {
     }
 }
 
-/// Where the layers of a loader lie, and what brings them there.
+/// Memory of a loader's layers, and the path of their data.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize)]
 pub struct LoaderPath {
     /// The device as it was named.
     pub device: String,
     /// `gpu` or `host`.
     pub memory: &'static str,
-    /// What moves the data.
+    /// Mover of the data, in words.
     pub mover: String,
     /// Slots, and bytes of each.
     pub slots: usize,
@@ -134,7 +134,7 @@ pub struct LoaderPath {
     pub resident: usize,
     /// Bytes of the layers that stay.
     pub resident_bytes: u64,
-    /// What compares layers with a manifest: `gpu` or `host`; none without one.
+    /// Processor that compares layers with a manifest: `gpu` or `host`; none without one.
     pub verified_by: Option<&'static str>,
 }
 

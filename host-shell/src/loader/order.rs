@@ -4,15 +4,15 @@ use super::LayerOrder;
 use crate::error::{Error, Result};
 use std::collections::HashMap;
 
-/// Which layer comes next.
+/// Read-ahead schedule: the next layers in the given or learned order.
 #[derive(Debug)]
 pub(super) struct Course {
     layers: usize,
     /// One pass, after which it begins again; none while it is learned.
     pass: Option<Pass>,
-    /// What the first pass has asked for so far.
+    /// Layers of the first pass so far, while the order is learned.
     seen: Vec<usize>,
-    /// Where the last layer stands in the pass.
+    /// Position of the last layer in the pass.
     place: Option<usize>,
 }
 
@@ -45,7 +45,7 @@ impl Pass {
 
 impl Course {
     /// # Errors
-    /// [`Error::Usage`] for an empty order, and for layers that are not there.
+    /// [`Error::Usage`] for an empty order, and for layers that do not exist.
     pub fn new(order: &LayerOrder, layers: usize) -> Result<Self> {
         let pass = match order {
             LayerOrder::Sequential => Some(Pass::new((0..layers).collect())),
@@ -127,7 +127,7 @@ impl Course {
         }
     }
 
-    /// Whether the order is known.
+    /// True if the order is known.
     pub fn is_known(&self) -> bool {
         self.pass.is_some()
     }

@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 /// Tensors that begin at a multiple of this from each other are read by one read.
 const ALIGNMENT: u64 = 64;
-/// Bytes of others between two tensors that are read with them, to save a read.
+/// Limit in bytes of a gap between two tensors that is read along with them, to save a read.
 const MOST_GAP: u64 = 16 << 10;
 
 /// The layers of a model in their order: names, tensors, and the ranges of bytes that are read for each. Tensors come
@@ -47,7 +47,7 @@ pub struct LayerPlan {
 pub struct Piece {
     /// First byte in the store.
     pub offset: u64,
-    /// How many.
+    /// Length in bytes.
     pub bytes: u64,
     /// First byte in the layer's memory.
     pub at: u64,
@@ -74,7 +74,7 @@ impl LayerPlan {
         &self.name
     }
 
-    /// What is read for it, in the order of its memory.
+    /// Returns the reads of the layer, in the order of its memory.
     pub fn pieces(&self) -> &[Piece] {
         &self.pieces
     }
@@ -130,8 +130,8 @@ impl LayerPlan {
         Ok(plan)
     }
 
-    /// Where bytes of the store go that begin behind all before them: behind those by the same read if they are close,
-    /// else at the begin of another one.
+    /// Appends a range of the store, which begins after all before it, and returns its position in the layer's
+    /// memory: extends the last read when the gap is at most [`MOST_GAP`], else starts another one.
     fn room_for(&mut self, offset: u64, bytes: u64) -> Result<u64> {
         let end = offset.checked_add(bytes);
         let end = end.ok_or_else(|| too_long(&self.name))?;
@@ -166,8 +166,8 @@ impl Layers {
         Self::of_parts(ranges.into_iter().map(|(name, range)| (name, [range])))
     }
 
-    /// A layer for each list of ranges of bytes, which lie one behind the other in the layer's memory: a file in several
-    /// pieces ([`DriveFile::pieces`](crate::files::DriveFile::pieces)).
+    /// Makes a layer of each list of byte ranges, which are concatenated in the layer's memory: a file in
+    /// several pieces ([`DriveFile::pieces`](crate::files::DriveFile::pieces)).
     ///
     /// # Errors
     /// As [`of_ranges`](Self::of_ranges); for layers of 2^64 bytes and more.
@@ -195,11 +195,12 @@ impl Layers {
         Self::of(layers.collect::<Result<_>>()?)
     }
 
-    /// The same layers of a file whose bytes lie elsewhere in the store: `places` says where so many bytes from a byte of
-    /// the file on lie, in their order, as [`DriveFile::pieces`](crate::files::DriveFile::pieces) does.
+    /// Translates layers of a file to their positions in the store: `places` returns the ranges that hold a
+    /// number of bytes from an offset of the file on, in their order, as
+    /// [`DriveFile::pieces`](crate::files::DriveFile::pieces) does.
     ///
     /// # Errors
-    /// Those of `places`, with the name of the layer; [`Error::Internal`] for places of another length.
+    /// Those of `places`, with the name of the layer; [`Error::Internal`] for ranges of another total length.
     pub fn placed(mut self, places: impl Fn(u64, u64) -> Result<Vec<Range<u64>>>) -> Result<Self> {
         for layer in &mut self.layers {
             let mut pieces = Vec::with_capacity(layer.pieces.len());
@@ -237,12 +238,12 @@ impl Layers {
         })
     }
 
-    /// How many.
+    /// Returns the number of layers.
     pub fn len(&self) -> usize {
         self.layers.len()
     }
 
-    /// Whether there are none: never.
+    /// True if there are no layers: never.
     pub fn is_empty(&self) -> bool {
         self.layers.is_empty()
     }

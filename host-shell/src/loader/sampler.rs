@@ -39,7 +39,7 @@ pub struct Sampler {
     drops_last: bool,
 }
 
-/// Whether rows come in their order.
+/// Order of the rows of an epoch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Shuffle {
     /// They do.
@@ -138,7 +138,7 @@ fn mixed(value: u64) -> u64 {
     SplitMix::new(value).next_word()
 }
 
-/// Where the permutation of `0..rows` with this key takes `value`, which is below `rows`.
+/// Returns the image of `value`, which is below `rows`, under the permutation of `0..rows` with this key.
 fn permuted(value: u64, rows: u64, key: u64) -> u64 {
     let bits = u64::BITS - (rows - 1).leading_zeros();
     let half = bits.div_ceil(2).max(1);

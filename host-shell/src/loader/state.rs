@@ -1,4 +1,4 @@
-//! Cells of memory, what lies in them, and the reads under way.
+//! Memory cells, their layers, and the reads under way.
 
 use super::on_host::{HostLoad, Place};
 use super::options::{LoaderStats, MOST_UNDER_WAY};
@@ -13,12 +13,12 @@ use std::time::Duration;
 #[cfg(feature = "cuda")]
 use super::on_gpu::{GpuLoad, GpuRoom};
 
-/// How long a call waits for the oldest of so many reads.
+/// Deadline of waiting for the oldest read when the limit of reads under way is reached.
 pub(super) const PATIENCE: Duration = Duration::from_secs(60);
 
 /// A piece of memory for one layer at a time.
 pub(super) struct Cell {
-    /// What it holds or is read into it; of a resident layer always that one.
+    /// Layer that the cell holds or that is being read into it; constant for a resident layer.
     pub layer: Option<usize>,
     pub is_resident: bool,
     /// Nothing says when it is free.
@@ -103,7 +103,7 @@ impl Load {
         }
     }
 
-    /// Why it failed, once it has ended.
+    /// Returns the reason of its failure, once it has ended.
     pub fn failure(&self) -> Option<Error> {
         match self {
             // Known before the layer is given out.
@@ -197,7 +197,7 @@ impl State {
             .map(|(index, _)| index)
     }
 
-    /// Why there is no slot.
+    /// Returns the error for a request while no slot is free.
     pub fn no_room(&self) -> Error {
         let slots = self.cells.iter().filter(|cell| !cell.is_resident);
         let lost = slots.clone().filter(|cell| cell.is_lost).count();
@@ -247,7 +247,7 @@ impl State {
         self.cells[cell].load = Some(load);
     }
 
-    /// What lies in the cell is given out: its read.
+    /// Counts one more user of the layer in the cell, and returns its read.
     pub fn give(&mut self, cell: usize) -> Option<Arc<Load>> {
         let load = self.cells[cell].load.clone()?;
         self.cells[cell].users += 1;
@@ -278,7 +278,7 @@ impl State {
         }
     }
 
-    /// What this read brought into the cell is not the layer.
+    /// Records that this read did not bring the layer into the cell.
     pub fn failed(&mut self, cell: usize, load: &Arc<Load>) {
         let held = self.cells[cell].load.as_ref();
         if held.is_some_and(|held| Arc::ptr_eq(held, load)) {
@@ -286,7 +286,8 @@ impl State {
         }
     }
 
-    /// What a call for `layer` has to return: the failure of a layer that was given out, or of this one.
+    /// Takes the failure that a call for `layer` has to return: that of a layer that a caller already holds, or
+    /// of this one.
     pub fn take_failure(&mut self, layer: usize) -> Option<Failed> {
         let place = self.failures.iter().position(|one| one.is_given);
         let place = place.or_else(|| self.failures.iter().position(|one| one.layer == layer))?;
@@ -304,17 +305,17 @@ impl State {
         self.failures.retain(|one| !Arc::ptr_eq(&one.load, load));
     }
 
-    /// Whether the last read of `layer` failed, and no call has said so.
+    /// True if the last read of `layer` failed, and no call has returned that error yet.
     pub fn has_failed(&self, layer: usize) -> bool {
         self.failures.iter().any(|one| one.layer == layer)
     }
 
-    /// Whether so many reads are under way that none is started ahead.
+    /// True if the number of reads under way has reached the limit, so that none is started ahead.
     pub fn is_full(&self) -> bool {
         self.under_way.len() >= MOST_UNDER_WAY
     }
 
-    /// The oldest read, where so many are under way that one more has to wait for it.
+    /// Returns the oldest read if the limit is reached, so that one more has to wait for it.
     pub fn oldest_of_full(&mut self) -> Option<Arc<Load>> {
         self.look();
         let oldest = self.under_way.front().filter(|_| self.is_full());

@@ -51,10 +51,10 @@ enum Verdict {
 }
 
 impl Verifier {
-    /// For layers of which some have a manifest.
+    /// Creates the verifier if any layer has a manifest.
     ///
     /// # Errors
-    /// Without memory, and when the driver refuses the kernel.
+    /// Without memory, and when the driver rejects the kernel.
     pub fn of(gpu: &Arc<Gpu>, layers: &Layers) -> Result<Option<Arc<Self>>> {
         let (mut firsts, mut table, mut stride) = (Vec::new(), Vec::new(), 0);
         let mut count = 0;
@@ -133,7 +133,8 @@ impl Verifier {
         // SAFETY: chunks of the layer's cell, which lies in an allocation of whole pages that is freed after this
         // stream has ended; reads into the cell wait for `until`.
         let launched = unsafe { self.hasher.launch(stream, chunks, address, hashes) };
-        // Also where it was refused, so that whoever waits for the events goes on.
+        // The events are recorded even if the launch was refused: threads and streams that wait for them would
+        // otherwise wait forever.
         loaded.record_in(&self.stream)?;
         until.record_in(&self.stream)?;
         launched
@@ -147,7 +148,7 @@ impl Verifier {
 }
 
 impl Verifying {
-    /// Whether it has ended. The first look that finds it compares the hashes.
+    /// True if it has ended. The first call that finds it ended compares the hashes.
     pub fn is_done(&self) -> bool {
         if self.verdict.get().is_some() {
             return true;
@@ -175,7 +176,7 @@ impl Verifying {
         true
     }
 
-    /// Why the layer is not right, once it has ended.
+    /// Returns the reason why the layer is not right, once it has ended.
     pub fn failure(&self) -> Option<Error> {
         match self.verdict.get()? {
             Verdict::Right => None,

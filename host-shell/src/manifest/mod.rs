@@ -1,7 +1,8 @@
-//! Manifests: the XXH3 of each chunk of a file, by which its bytes are verified where they were loaded.
+//! Manifests: the XXH3 of each chunk of a file, by which its bytes are verified after they were loaded.
 //!
-//! A file is divided into parts, its tensors and what lies between them; a part into chunks from its beginning on, the
-//! last of which may be shorter. So a layer of whole tensors is whole chunks, wherever it begins.
+//! A file is divided into parts, which are its tensors and the gaps between them; a part is divided into chunks
+//! from its beginning on, the last of which may be shorter. So a layer of whole tensors is whole chunks,
+//! wherever it begins.
 //!
 //! ```
 //! use nvme_host::Manifest;
@@ -45,14 +46,14 @@ pub struct Manifest {
     parts: Vec<Part>,
 }
 
-/// A part of the file: a tensor, or what lies between two.
+/// A part of the file: a tensor, or the gap between two.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Part {
     /// The tensor's name; empty for other bytes.
     pub name: String,
     /// First byte in the file.
     pub offset: u64,
-    /// How many, at least 1.
+    /// Length in bytes, at least 1.
     pub bytes: u64,
     /// The XXH3-64 of each chunk.
     hashes: Vec<u64>,
@@ -63,7 +64,7 @@ pub struct Part {
 pub struct Chunk {
     /// First byte in the file.
     pub offset: u64,
-    /// How many, at least 1.
+    /// Length in bytes, at least 1.
     pub bytes: u32,
     /// Their XXH3-64, with the seed 0.
     pub xxh3: u64,
@@ -265,11 +266,11 @@ impl Manifest {
         Ok(())
     }
 
-    /// Whether `source` may be the manifest's file: it is as long, or longer where it is a device, and what lies before
-    /// the first tensor has the hashes of the manifest.
+    /// Checks that `source` can be the manifest's file: it is as long, or longer where it is a device, and the
+    /// bytes before the first tensor have the hashes of the manifest.
     ///
     /// # Errors
-    /// [`Error::Usage`] for another length; [`Error::Mismatch`] for another begin; those of the source.
+    /// [`Error::Usage`] for another length; [`Error::Mismatch`] for other bytes; those of the source.
     pub fn check_begin(&self, source: &dyn Source) -> Result<()> {
         let have = source.len();
         if have < self.bytes || source.is_exact() && have != self.bytes {
@@ -299,7 +300,7 @@ impl Manifest {
         Ok(())
     }
 
-    /// [`check_begin`](Self::check_begin) of what lies in `store` from byte `offset` on.
+    /// Performs [`check_begin`](Self::check_begin) for the bytes of `store` from byte `offset` on.
     ///
     /// # Errors
     /// As there.
@@ -316,7 +317,7 @@ impl Manifest {
     }
 }
 
-/// A part for each tensor, and for what lies before, between and behind them.
+/// Divides the file into a part for each tensor, and for the bytes before, between and after them.
 fn divided(bytes: u64, tensors: &[Entry]) -> Result<Vec<Part>> {
     let part = |name: &str, offset, end| Part {
         name: name.to_owned(),

@@ -15,7 +15,7 @@ const LARGEST: u32 = 16 << 20;
 /// Digits of a hash.
 const DIGITS: usize = 16;
 
-/// What tells the version; the rest may be another version's.
+/// Fields that identify the format version; the rest may belong to another version.
 #[derive(Deserialize)]
 struct Head {
     format: String,
@@ -155,7 +155,7 @@ fn parsed_part(part: PartText, at: u64, chunk_bytes: u32) -> std::result::Result
     })
 }
 
-/// Hashes one behind the other, of small or large digits.
+/// Parses concatenated hashes, in lower or upper case digits.
 fn hashes(text: &str) -> std::result::Result<Vec<u64>, String> {
     let groups = text.as_bytes().chunks(DIGITS).enumerate();
     let hash = |(index, group): (usize, &[u8])| {

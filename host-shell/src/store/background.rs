@@ -50,7 +50,8 @@ impl Background {
         let to = Arc::clone(&slot);
         let run = move || {
             let result = catch_unwind(AssertUnwindSafe(|| job(&context)));
-            // It may be the last user of the store: who waits finds the device free.
+            // The context may hold the last reference to the store. It is dropped before the result is
+            // published, so that a waiter which opens the device next finds it free.
             let closed = catch_unwind(AssertUnwindSafe(|| drop(context)));
             let result = closed.and(result).map_err(|panic| {
                 let text = panic.downcast_ref::<&str>().map(|text| text.to_string());
@@ -71,7 +72,7 @@ impl Background {
             let thread = std::thread::Builder::new().name("nvme-gpu-store".to_owned());
             match thread.spawn(move || shared.work()) {
                 Ok(_) => state.workers += 1,
-                // A thread that is there takes it later.
+                // An existing worker takes the job when it becomes idle.
                 Err(_) if state.workers > 0 => {}
                 Err(source) => {
                     let job = state.jobs.pop_back();
@@ -121,7 +122,7 @@ impl Shared {
 /// A call that runs in the background, from [`Store::in_background`](super::Store::in_background) and
 /// [`Table::in_background`](super::Table::in_background).
 ///
-/// Dropping it lets the call go on: what the call owns is dropped when it has ended, by the thread that ran it.
+/// Dropping it does not stop the call: the thread that runs the call drops what it owns when it has ended.
 #[must_use = "errors are known from the result"]
 pub struct Operation<T> {
     slot: Arc<Slot<T>>,
@@ -163,7 +164,7 @@ impl<T> std::fmt::Debug for Operation<T> {
 }
 
 impl<T> Operation<T> {
-    /// Whether the call has ended.
+    /// True if the call has ended.
     pub fn is_done(&self) -> bool {
         !matches!(*lock(&self.slot.end), End::Open)
     }
@@ -177,7 +178,7 @@ impl<T> Operation<T> {
         !is_open(&mut end)
     }
 
-    /// What the call returned; `None` before its end, and when it was taken already.
+    /// Returns the result of the call; `None` before its end, and once it was taken.
     ///
     /// # Errors
     /// [`Error::Internal`] when the call panicked.

@@ -167,7 +167,7 @@ mod tests {
         }
     }
 
-    /// Commands in flight together may be carried out in any order: writes over each other are sent one after the other.
+    /// A controller may execute commands in flight in any order, so overlapping writes are sent in sequence.
     #[test]
     fn writes_over_each_other_are_not_in_flight_together() {
         let store = of_sim("size=4MiB&block=512&queues=3");

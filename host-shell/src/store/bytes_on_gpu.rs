@@ -145,9 +145,10 @@ impl Store {
         ))
     }
 
-    /// Writes `bytes` bytes at address `from` of the store's GPU from byte `offset` of the store on: puts it into
-    /// `stream`, a `CUstream`, and returns before it runs. Blocks that are written in part keep their other bytes. The GPU
-    /// submits the writes of whole blocks of a drive as [`Table::scatter_on_gpu`] does, 64 KiB each and what is left.
+    /// Writes `bytes` bytes at address `from` of the store's GPU to byte `offset` of the store: enqueues the
+    /// write in `stream`, a `CUstream`, and returns before it runs. Blocks that are written in part keep their
+    /// other bytes. The GPU submits the writes of whole blocks of a drive as [`Table::scatter_on_gpu`] does, 64
+    /// KiB each and a shorter one at the end.
     ///
     /// # Safety
     /// As [`Table::scatter_on_gpu`], for `bytes` bytes at `from`.
@@ -171,7 +172,7 @@ impl Store {
         self.in_rows((offset, bytes), ROW_BYTES, from, stream, write)
     }
 
-    /// All whole rows of a range, and what is left as one more.
+    /// Divides a range into rows of `row_bytes` and one shorter row at the end, and calls `start` for both.
     fn in_rows(
         &self,
         (offset, bytes): (u64, u64),

@@ -93,7 +93,7 @@ pub(crate) fn open(device: Arc<dyn Device>, options: &StoreOptions) -> Result<Me
     })
 }
 
-/// How the queue pairs of a controller are shared out.
+/// Distribution of a controller's queue pairs.
 #[cfg_attr(
     not(feature = "cuda"),
     expect(dead_code, reason = "without a GPU those of the CPU alone are used")
@@ -180,7 +180,7 @@ fn large_bytes(controller: &Controller, block: u32) -> u32 {
     (most / block * block).max(block)
 }
 
-/// What became of a command's slot.
+/// State of a command in flight.
 struct Placed {
     /// None once the call that sent it has ended.
     tag: Option<u32>,
@@ -194,7 +194,7 @@ struct DriveLane {
     info: NamespaceInfo,
     /// By command identifier.
     placed: HashMap<u16, Placed>,
-    /// Commands that ended, until they are handed out.
+    /// Commands that ended, until `Lane::poll` reports them.
     ends: VecDeque<Completion>,
     /// Commands with a tag.
     in_flight: usize,
@@ -203,7 +203,7 @@ struct DriveLane {
     small_bytes: u32,
     large_bytes: u32,
     is_made: bool,
-    /// Why no lane of this controller is of use any more.
+    /// Reason why all lanes of this controller are unusable, once they are.
     gone: Arc<Mutex<Option<String>>>,
 }
 

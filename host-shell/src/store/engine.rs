@@ -8,10 +8,10 @@ use crate::error::Error;
 use crate::lock::relax;
 use std::collections::VecDeque;
 
-/// How often a command that a reset took away is sent again.
+/// Limit of repetitions of a command that a reset aborted.
 const RETRIES: u32 = 3;
 
-/// What is to happen after a piece failed.
+/// Reaction to the failure of a piece.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum After {
     /// Send nothing more.
@@ -22,7 +22,7 @@ pub(crate) enum After {
     Split(u32),
 }
 
-/// What a call does with its pieces.
+/// Handler of a call's pieces: provides bytes to write, receives bytes read, decides about failures.
 pub(crate) trait Work {
     /// Gives a piece that is to be written its bytes. May be called more than once.
     fn fill(&mut self, piece: &Piece, bytes: &mut [u8]) {
@@ -256,7 +256,7 @@ impl Run<'_> {
         result.map(|()| any)
     }
 
-    /// What is to be sent again of a task that failed.
+    /// Returns the tasks to send again after a task failed.
     fn failed(&mut self, member: usize, task: Task, failure: Failure) -> Vec<Task> {
         let Task { piece, tries } = task;
         if failure.retry && tries < RETRIES {

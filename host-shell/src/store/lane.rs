@@ -11,7 +11,7 @@ pub(crate) const LARGE_BYTES: u32 = 256 << 10;
 /// Large slots of a lane.
 pub(crate) const LARGE_SLOTS: usize = 8;
 
-/// What a command does.
+/// Operation of a command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Op {
     Read,
@@ -63,19 +63,20 @@ pub(crate) trait Lane: Send {
     /// Starts everything submitted since the last time.
     fn ring(&mut self) -> Result<()>;
 
-    /// Hands out what has ended, without waiting for more.
+    /// Reports commands that have ended, without waiting for more.
     ///
     /// # Errors
-    /// The lane is of no more use for this call; commands in flight are not handed out.
+    /// The lane is unusable for the rest of this call; commands in flight are not reported.
     fn poll(&mut self, ended: Ended<'_>) -> Result<()>;
 
-    /// Commands whose end was not handed out.
+    /// Returns the number of commands whose end was not reported yet.
     fn in_flight(&self) -> usize;
 
     /// Waits a little after `spins` empty polls in a row. Nothing else is waited for.
     fn pause(&mut self, spins: u32);
 
-    /// The ends of the commands in flight will not be handed out.
+    /// Gives up the commands in flight: their ends are not reported, and the lane keeps their memory until they
+    /// have ended.
     fn abandon(&mut self);
 }
 
@@ -89,7 +90,7 @@ pub(crate) struct Pool {
     per_call: usize,
 }
 
-/// Lanes of one call, given back on drop.
+/// Lanes of one call, returned to the pool on drop.
 pub(crate) struct Lanes<'a> {
     pool: &'a Pool,
     pub lanes: Vec<Box<dyn Lane>>,

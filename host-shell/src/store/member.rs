@@ -28,9 +28,9 @@ pub(crate) struct Member {
     pub changes: Option<super::file::FileChanges>,
     /// Size in bytes.
     pub len: u64,
-    /// Whether it is a regular file: nothing lies behind what was written to it.
+    /// True for a regular file, which ends with the last byte that was written to it.
     pub is_regular_file: bool,
-    /// What is read and written is whole multiples of this.
+    /// Transfer unit: offsets and lengths of reads and writes are multiples of it.
     pub block_bytes: u32,
     /// Reads of rows are rounded to this, a multiple of the block, so that neighbours share one.
     pub read_bytes: u32,
@@ -38,15 +38,15 @@ pub(crate) struct Member {
     pub most_bytes: u32,
     /// Commands do not cross multiples of this; 0 for none.
     pub boundary_bytes: u64,
-    /// Why it cannot be written, and what to do.
+    /// Reason why it cannot be written, and the remedy.
     pub read_only: Option<(String, &'static str)>,
     pub path: DataPath,
-    /// How long a command may take.
+    /// Deadline of a command.
     pub timeout: Duration,
 }
 
 impl Member {
-    /// What carries its data now.
+    /// Returns the data path that is in use now.
     pub fn shown(&self) -> DataPath {
         #[cfg(feature = "cuda")]
         if let Some(gds) = &self.gds {

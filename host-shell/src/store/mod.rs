@@ -57,7 +57,7 @@ use std::time::Duration;
 /// The stripe of `stripe:` without `?stripe=`.
 const STRIPE_BYTES: u64 = 128 << 10;
 
-/// What a store can lie on.
+/// Forms of names that a store can be opened by, for the remedy of an error.
 const NAMES: &str = "write sim:PATH, vfio:BDF, vfio-user:SOCKET, file:PATH, a path, or \
                      stripe:DEVICE|DEVICE?stripe=128KiB";
 
@@ -65,7 +65,7 @@ const NAMES: &str = "write sim:PATH, vfio:BDF, vfio-user:SOCKET, file:PATH, a pa
 ///
 /// Offsets and lengths are of bytes and need no alignment. A range past the end is an error before anything is
 /// sent. A read sees every write that had returned when the read began; of a write under way it may see some
-/// blocks and not others. Writes of the same block go one after the other, and none undoes bytes that it was not
+/// blocks and not others. Writes of the same block wait for each other, and each changes only the bytes that it was
 /// given. Written data are durable after [`flush`](Self::flush).
 ///
 /// ```
@@ -79,7 +79,7 @@ const NAMES: &str = "write sim:PATH, vfio:BDF, vfio-user:SOCKET, file:PATH, a pa
 /// let mut back = [0; 5];
 /// store.read_at(1_000_001, &mut back)?;
 /// assert_eq!(&back, b"hello");
-/// // What does not fit is refused.
+/// // A range past the end is rejected.
 /// assert!(store.read_at(store.len() - 4, &mut back).is_err());
 /// # }
 /// # Ok(())
@@ -148,14 +148,15 @@ impl Store {
         Self { space }
     }
 
-    /// Several stores as one: `stripe_bytes` bytes of the first, then of the second, and so on. All of them are as
-    /// long as the shortest, cut to whole stripes.
+    /// Joins several stores into one: `stripe_bytes` bytes of the first, then of the second, and so on. Each
+    /// contributes the length of the shortest, rounded down to whole stripes.
     ///
-    /// When a member fails, the calls that need it end with an error that names it; others go on.
+    /// When a member fails, the calls that need it end with an error that names it; other calls are not
+    /// affected.
     ///
     /// # Errors
-    /// [`Error::Usage`] for no members, for a stripe that is no multiple of each member's block or longer than a
-    /// member, and for members that have tables or are stripes themselves.
+    /// [`Error::Usage`] for no members, for a stripe that is no multiple of each member's block or longer than
+    /// a member, and for members that have tables or are stripes themselves.
     pub fn stripe(members: Vec<Self>, stripe_bytes: u64) -> Result<Self> {
         let mut all = Vec::new();
         for (index, member) in members.into_iter().enumerate() {
@@ -186,12 +187,12 @@ impl Store {
         self.space.len
     }
 
-    /// Whether there are no bytes.
+    /// True if the store has no bytes.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// Whether it is one regular file, all of whose bytes are those of what is in it. A drive is longer than that.
+    /// True for one regular file, whose length is that of its content. A drive is longer than its content.
     pub fn is_regular_file(&self) -> bool {
         matches!(&*self.space.members, [one] if one.is_regular_file)
     }
@@ -201,7 +202,7 @@ impl Store {
         self.space.block_bytes
     }
 
-    /// What carries the data, and why.
+    /// Returns the data path of the store, with the reason for it.
     pub fn path(&self) -> DataPath {
         let mut members = self.member_paths();
         if members.len() == 1 {
@@ -225,14 +226,14 @@ impl Store {
         shown
     }
 
-    /// What carries the data of each member.
+    /// Returns the data path of each member.
     pub fn member_paths(&self) -> Vec<DataPath> {
         let members = self.space.members.iter();
         members.map(Member::shown).collect()
     }
 
-    /// How long an operation over `bytes` bytes is waited for where the caller names no limit: ten times as long as a
-    /// command may take, 10 s, and what moving the bytes at 16 MiB/s takes.
+    /// Returns the deadline of an operation over `bytes` bytes for which the caller names no limit: ten times
+    /// the deadline of a command, plus 10 s, plus the time to move the bytes at 16 MiB/s.
     pub fn patience(&self, bytes: u64) -> Duration {
         let timeouts = self.space.members.iter().map(|member| member.timeout);
         let commands = timeouts.max().unwrap_or_default().saturating_mul(10);
@@ -359,7 +360,7 @@ fn file_path(device: &str) -> Option<&str> {
     }
 }
 
-/// Opens what follows `stripe:`.
+/// Opens a stripe; `text` is the part of the name after `stripe:`.
 fn open_stripe(text: &str, options: &StoreOptions) -> Result<Store> {
     let (devices, stripe_bytes) = match text.rsplit_once("?stripe=") {
         Some((devices, size)) => {

@@ -16,7 +16,7 @@ use crate::error::{Error, Result};
 use crate::widen::Widen;
 use std::sync::Arc;
 
-/// Who moves the rows of an operation of a GPU.
+/// Mover of the rows of an operation in a stream.
 enum By<'t> {
     /// The GPU.
     Gpu(&'t GpuRows),
@@ -27,7 +27,7 @@ enum By<'t> {
 }
 
 impl Space {
-    /// What carries the data of members in stripes with a GPU.
+    /// Describes in `shown` the data path between the members of a stripe and a GPU.
     pub(super) fn path_of_stripes(&self, shown: &mut DataPath) {
         let has_gpu = self.members.iter().any(|member| member.gpu.is_some());
         // A drive whose queues the GPU does not reach says why.
@@ -65,25 +65,28 @@ impl Space {
 }
 
 impl Table {
-    /// Gathers rows on a GPU: puts it into `stream`, a `CUstream` of the store's GPU (0 is the default one), and
-    /// returns before it runs. Ids, output and row status lie in GPU memory, or in memory of the host that the GPU
-    /// reaches.
+    /// Gathers rows on a GPU: enqueues the gather in `stream`, a `CUstream` of the store's GPU (0 is the
+    /// default one), and returns before it runs. Ids, output and row status lie in GPU memory, or in host
+    /// memory that the GPU can access.
     ///
-    /// The GPU submits the reads of a drive, or of drives in stripes, itself. Rows of a file, rows that no slot holds,
-    /// and rows longer than a stripe are read by a host thread when the stream comes to them. A member of a stripe that
-    /// is gone fails the rows that need it; [`Failures::member`](crate::cuda::Failures::member) names it.
+    /// The GPU itself submits the reads of a drive, or of striped drives. Rows of a file, rows that no slot can
+    /// hold, and rows longer than a stripe are read by a host thread when the stream reaches them. A member of
+    /// a stripe that is gone fails the rows that need it; [`Failures::member`](crate::cuda::Failures::member)
+    /// names it.
     ///
-    /// It sees every write of the store that had returned before it begins on the GPU. The caller's context and
-    /// capture mode stay as they are; the stream may be captured.
+    /// The gather sees every write of the store that had returned before it begins on the GPU. The caller's
+    /// context and capture mode are preserved; the stream may be captured.
     ///
     /// # Safety
-    /// The addresses in `request` are valid on the GPU for what it says until the gather has ended, and for as
-    /// long as a graph that captured it may be launched. Of the graph's, the store itself keeps what it needs.
+    /// The addresses in `request` are valid on the GPU for the sizes that `request` states until the gather has
+    /// ended, and for as long as a graph that captured it may be launched. The store itself keeps its own
+    /// objects alive that such a graph needs.
     ///
     /// # Errors
-    /// [`Error::Usage`] for a store without a GPU; [`Error::Environment`] with the driver's answer, and with too many
-    /// operations under way or captured. Nothing is under way then: what was launched before the error was waited for, a
-    /// minute at most. [`Error::Unfinished`] alone says that it has not ended, and that the memory has to stay.
+    /// [`Error::Usage`] for a store without a GPU; [`Error::Environment`] with the driver's answer, and with
+    /// too many operations under way or captured. No work is under way then: work that was launched before the
+    /// error has been waited for, a minute at most. [`Error::Unfinished`] alone means that it has not ended,
+    /// and that the memory must stay valid.
     pub unsafe fn gather_on_gpu(&self, request: &Request, stream: u64) -> Result<Pending> {
         // SAFETY: the caller's.
         unsafe { self.gather_by(request, None, stream) }
@@ -166,8 +169,8 @@ impl Table {
         Ok(self)
     }
 
-    /// What a kernel of your own reads rows of this table by, passed by value: `nvme_gpu_kernel::TableRows` in Rust,
-    /// `nvme_gpu_rows_enter` in CUDA C++ (docs/guide/kernels.md).
+    /// Returns the access to rows of this table for a kernel of the caller, to be passed by value:
+    /// `nvme_gpu_kernel::TableRows` in Rust, `nvme_gpu_rows_enter` in CUDA C++ (docs/guide/kernels.md).
     ///
     /// # Errors
     /// [`Error::Usage`] where the GPU does not submit the reads itself.
@@ -201,8 +204,8 @@ impl Table {
         unsafe { self.stream_by(kernel, (parts, None), argument, stream) }
     }
 
-    /// As [`stream_on_gpu`](Self::stream_on_gpu), in `blocks`, of which some read: those that do not end by
-    /// `nvme_gpu_kernel::leave_block`. What the kernel counts as failed are of `parts` parts.
+    /// As [`stream_on_gpu`](Self::stream_on_gpu), with a grid of `blocks`. Only some of them read; the others
+    /// end by `nvme_gpu_kernel::leave_block`. The kernel counts failures among `parts` parts.
     ///
     /// # Safety
     /// As [`stream_on_gpu`](Self::stream_on_gpu).
@@ -372,7 +375,7 @@ impl Table {
         unsafe { host.start(self.row_bytes(), request, Direction::Write, rows, stream) }
     }
 
-    /// Who gathers this table's rows.
+    /// Returns the mover that gathers this table's rows.
     fn by(&self) -> Result<By<'_>> {
         self.space.gpu()?;
         if let [member] = &self.space.members[..]
@@ -397,7 +400,8 @@ impl Table {
         }
     }
 
-    /// What a host thread does with rows of this table for as long as its store is there.
+    /// Wraps `run` into the callback of a host thread that moves rows of this table. The callback holds the
+    /// store weakly: once the store is gone, it fails the rows with [`RowStatus::Gone`].
     fn by_host(
         &self,
         run: impl Fn(&Self, Ids<'_>, &mut [u8], &mut [i32]) -> Result<()> + Send + Sync + 'static,

@@ -1,9 +1,9 @@
-//! How a store is opened, and what carries its data.
+//! Options of opening a store, and the data path that results from them.
 
 use crate::error::{Error, Result};
 use std::time::Duration;
 
-/// How a store is opened.
+/// Options of opening a store.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StoreOptions {
     /// Allows writes to a real device: a function behind VFIO, a block device.
@@ -16,49 +16,51 @@ pub struct StoreOptions {
     pub queues: u32,
     /// Commands in flight of each.
     pub depth: u32,
-    /// How long a command of a controller may take before it is aborted. Files have no such limit.
+    /// Deadline of a controller's command, after which it is aborted. Files have no such limit.
     pub timeout: Duration,
-    /// How files are read and written.
+    /// Method of reading and writing files.
     pub file_io: FileIo,
-    /// The GPU whose memory rows come to and go from, and how; none without. It gathers rows of drives by itself.
+    /// The GPU that rows are gathered to and scattered from; `None` for the host alone. It submits the commands
+    /// of drives itself.
     #[cfg(feature = "cuda")]
     pub gpu: Option<GpuOptions>,
-    /// Where doorbells, data and rings are for the GPU; none: the highest tier up to 2 that works without a thread of
-    /// this process.
+    /// Placement of doorbells, data and rings for the GPU; `None` for the highest tier up to 2 that works
+    /// without a thread of this process.
     #[cfg(feature = "cuda")]
     pub tier: Option<crate::cuda::Tier>,
     /// Queue pairs that are kept for kernels of the caller's: [`Store::kernel_queues`](super::Store::kernel_queues).
     #[cfg(feature = "cuda")]
     pub kernel_queues: u32,
-    /// Whether cuFile reads a file into GPU memory: [`Store::read_by_cufile`](super::Store::read_by_cufile).
+    /// Use of cuFile for reading a file into GPU memory:
+    /// [`Store::read_by_cufile`](super::Store::read_by_cufile).
     #[cfg(feature = "cuda")]
     pub gds: Gds,
 }
 
-/// Whether NVIDIA's cuFile reads files into GPU memory.
+/// Use of NVIDIA's cuFile for reading files into GPU memory.
 #[cfg(feature = "cuda")]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Gds {
     /// It is not loaded.
     #[default]
     Off,
-    /// Where it takes the file; else host threads read it.
+    /// It is used where it accepts the file; otherwise host threads read it.
     Auto,
     /// It does, or the file is not opened.
     Require,
 }
 
-/// How a GPU reaches a store.
+/// Access of a GPU to a store.
 #[cfg(feature = "cuda")]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct GpuOptions {
-    /// Which GPU, as the driver counts them.
+    /// Number of the GPU in the driver's order.
     pub index: u32,
     /// Queues and slots that it gets, besides those of the CPU.
     pub rows: crate::cuda::RowsOptions,
 }
 
-/// How files are read and written.
+/// Method of reading and writing files.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum FileIo {
@@ -140,18 +142,18 @@ impl StoreOptions {
     }
 }
 
-/// What carries the data of a store, and why.
+/// Path of the data between a store and memory, with the reason for it.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize)]
 pub struct DataPath {
     /// The device as it was named.
     pub device: String,
-    /// Where the device puts the data: `host`.
+    /// Memory in which the device places the data: `host` or `gpu`.
     pub data: &'static str,
     /// The tier of a GPU; none without one.
     pub tier: Option<u32>,
-    /// What moves it.
+    /// Mover of the data, in words.
     pub path: String,
-    /// Why this and nothing faster.
+    /// Reason why no faster path is used.
     pub why: String,
 }
 

@@ -1,7 +1,7 @@
-//! A gather from files by several threads, each of which gets a share of the request: the thread that reads a file
-//! pays for the system calls and for the copies out of the page cache.
+//! A gather from files by several threads, each of which gets a share of the request: the thread that reads a
+//! file spends its time in system calls and in copies out of the page cache, so threads help.
 //!
-//! Commands of a drive are submitted and polled by one thread, which waits more than it works.
+//! Commands of a drive are submitted and polled by one thread, which waits most of its time anyway.
 
 use super::space::Space;
 use crate::lock::lock;
@@ -16,14 +16,15 @@ const BYTES_OF_THREAD: u64 = 2 << 20;
 /// Shares of a thread: one that finds its rows in memory takes more of them than one that waits for the medium.
 const SHARES_OF_THREAD: usize = 4;
 
-/// What one thread does at a time.
+/// Rows that one thread gathers with one call.
 struct Share<'a> {
     rows: Range<usize>,
     out: &'a mut [u8],
     status: Option<&'a mut [i32]>,
 }
 
-/// How many threads gather `rows` rows of `row_bytes` bytes: no more than lanes that one call may have.
+/// Returns the number of threads for `rows` rows of `row_bytes` bytes: at most the number of lanes that one
+/// call may use.
 pub(super) fn threads(space: &Space, rows: usize, row_bytes: u64) -> usize {
     let by_files = space.members.iter().all(|one| one.controller.is_none());
     let lanes = space.members.iter().map(|one| one.pool.per_call()).min();
@@ -75,7 +76,7 @@ pub(super) fn gather<R: Send>(
     done
 }
 
-/// The request in `parts` shares, the last of which may be smaller.
+/// Divides the request into `parts` shares, the last of which may be smaller.
 fn shares<'a>(
     count: usize,
     out: &'a mut [u8],

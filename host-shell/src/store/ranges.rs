@@ -1,7 +1,7 @@
-//! Locks on ranges of bytes: writers of overlapping blocks go one after the other.
+//! Locks on ranges of bytes: writers of overlapping blocks wait for each other.
 //!
-//! Invariant: the ranges that are held never overlap. All ranges of one call are taken at once or not at
-//! all, so calls cannot wait for each other in a circle.
+//! Invariant: the ranges that are held never overlap. All ranges of one call are taken together or not at all,
+//! so calls cannot wait for each other in a circle.
 
 use crate::lock::lock;
 use std::collections::BTreeMap;

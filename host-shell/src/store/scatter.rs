@@ -14,7 +14,7 @@ use std::ops::Range;
 /// Bytes that are changed under one lock, unless one row is longer.
 const CHUNK_BYTES: u64 = 4 << 20;
 
-/// What happens to an id that a scatter names more than once.
+/// Treatment of an id that a scatter names more than once.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Duplicates {
     /// The last row with the id is written.
@@ -24,7 +24,7 @@ pub enum Duplicates {
     Error,
 }
 
-/// What happens to a call with ids that are out of range.
+/// Treatment of ids that are out of range.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Wrong {
     /// Nothing is sent.
@@ -34,7 +34,7 @@ enum Wrong {
     Fail,
 }
 
-/// What is done with the rows of an id.
+/// Operation on the rows of an id.
 #[derive(Clone, Copy)]
 enum Change {
     Write,
@@ -169,7 +169,7 @@ impl Table {
     }
 }
 
-/// What is to be changed.
+/// Rows to change, with their new bytes.
 struct Request<'a> {
     table: &'a Table,
     order: &'a [(u64, usize)],
@@ -183,7 +183,7 @@ struct Run {
     /// Of the order.
     rows: Range<usize>,
     bytes: Vec<u8>,
-    /// What could not be read or written, and the status that says why.
+    /// Ranges that could not be read or written, each with the status of its failure.
     bad: Vec<(Range<u64>, i32)>,
     /// Bytes that were neither written nor failed.
     left: u64,

@@ -25,14 +25,14 @@ pub(crate) struct Space {
     pub read_bytes: u32,
     pub locks: RangeLocks,
     pub background: Background,
-    /// How many writes of the CPU's have ended.
+    /// Number of writes by the CPU that have ended.
     writes: AtomicU64,
     commands: AtomicU64,
     bytes: AtomicU64,
     retries: AtomicU64,
 }
 
-/// What one command moves.
+/// Bytes that one command moves.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Piece {
     pub member: usize,
@@ -41,7 +41,7 @@ pub(crate) struct Piece {
     /// Place in the store.
     pub at: u64,
     pub bytes: u32,
-    /// What the piece is a part of: its user's business.
+    /// Number by which the call recognises the piece.
     pub key: usize,
 }
 
@@ -109,7 +109,8 @@ impl Space {
 
     /// Writes have ended: rows that a GPU keeps are old, and so is what was read ahead.
     pub fn wrote(&self) {
-        // Release: who sees the count sees what was written.
+        // Release: pairs with the acquire load of the count. A reader that sees the new count also sees the
+        // effects of the write, so it cannot take bytes read before the write for current.
         self.writes.fetch_add(1, Ordering::Release);
         for member in &self.members {
             if let Some(changes) = &member.changes {
@@ -126,7 +127,7 @@ impl Space {
         }
     }
 
-    /// How many writes of the CPU's have ended.
+    /// Returns the number of writes by the CPU that have ended.
     #[cfg(test)]
     pub fn writes(&self) -> u64 {
         self.writes.load(Ordering::Acquire)
@@ -209,7 +210,7 @@ impl Space {
         }
     }
 
-    /// Where byte `at` lies: member, offset there, and bytes up to the end of the stripe.
+    /// Locates byte `at`: member, offset there, and bytes up to the end of the stripe.
     fn place(&self, at: u64) -> (usize, u64, u64) {
         let several = Stripes::new(self.stripe_bytes, self.members.len() as u32);
         match several.filter(|_| self.members.len() > 1) {

@@ -8,7 +8,7 @@ use nvme_core::spec::Status;
 /// The status of a row that was moved.
 pub const OK: i32 = 0;
 
-/// Why a row was not moved, where the controller did not say it.
+/// Reason why a row was not moved, for failures without a status of the controller.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum RowStatus {
@@ -50,7 +50,7 @@ impl RowStatus {
         Self::ALL.into_iter().find(|one| one.code() == code)
     }
 
-    /// What it says, in words.
+    /// Returns the reason in words.
     pub const fn name(self) -> &'static str {
         match self {
             Self::OutOfRange => "Id Out of Range",
@@ -61,7 +61,7 @@ impl RowStatus {
         }
     }
 
-    /// What to do about it: one clause without a full stop.
+    /// Returns the remedy: one clause without a full stop.
     pub const fn remedy(self) -> &'static str {
         match self {
             Self::OutOfRange => "use ids from 0 to the number of rows - 1",

@@ -24,7 +24,7 @@ pub enum Ids<'a> {
 }
 
 impl Ids<'_> {
-    /// How many there are.
+    /// Returns the number of ids.
     pub fn len(&self) -> usize {
         match self {
             Self::I32(ids) => ids.len(),
@@ -32,7 +32,7 @@ impl Ids<'_> {
         }
     }
 
-    /// Whether there are none.
+    /// True if there are no ids.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
@@ -90,11 +90,11 @@ pub struct FailedRow {
     pub id: i64,
     /// Its status: [`status::describe`] has the words.
     pub status: i32,
-    /// What was said, where a command failed.
+    /// Error of the command that failed, if one did.
     pub error: Option<Error>,
 }
 
-/// How a gather or scatter went.
+/// Outcome of a gather or scatter.
 #[derive(Debug, Default)]
 #[must_use = "rows may have failed"]
 pub struct RowReport {
@@ -104,7 +104,7 @@ pub struct RowReport {
     pub failed: usize,
     /// The first of them in the request.
     pub first: Option<FailedRow>,
-    /// What the system said to the first command of a file that failed.
+    /// Error number of the first command of a file that failed.
     pub errno: Option<i32>,
 }
 
@@ -211,7 +211,7 @@ impl Table {
         })
     }
 
-    /// Where the first row begins in the store.
+    /// Returns the offset of the first row in the store.
     pub fn offset(&self) -> u64 {
         self.offset
     }

@@ -1,4 +1,5 @@
-//! What a store that is opened with a GPU has besides: queues in its hands, or a host thread that moves rows for it.
+//! Parts of a store that is opened with a GPU: queues that the GPU drives, or a host thread that moves rows for
+//! it.
 
 use super::options::{DataPath, Gds, StoreOptions};
 use crate::controller::Controller;
@@ -13,7 +14,7 @@ use std::path::Path;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-/// What queues for kernels of the caller's are made of.
+/// Parts from which queues for the caller's kernels are created.
 pub(crate) struct ForKernels {
     pub access: Arc<Access>,
     pub info: NamespaceInfo,
@@ -27,7 +28,7 @@ pub(crate) struct ByCuFile {
     pub file: GdsFile,
     /// Nothing else may read it in its place.
     pub is_required: bool,
-    /// Why a read went by host threads.
+    /// Error of the first read that cuFile refused, so that host threads carried it out.
     refused: Mutex<Option<String>>,
 }
 
@@ -37,7 +38,7 @@ impl ByCuFile {
         lock(&self.refused).get_or_insert_with(|| error.to_string());
     }
 
-    /// What carries the data, with cuFile's part in it.
+    /// Returns the data path, with cuFile's share in it.
     pub fn shown(&self, shown: DataPath) -> DataPath {
         let way = self.file.way().name();
         match &*lock(&self.refused) {
@@ -62,12 +63,12 @@ pub(super) struct Reached {
     gpu: Option<Arc<Gpu>>,
     /// The way of its kernels to the queues.
     pub access: Option<Arc<Access>>,
-    /// Why they have none, where a host thread moves all rows for the GPU.
+    /// Reason why its kernels have no queues, where a host thread moves all rows for the GPU.
     why: Option<String>,
 }
 
 impl Reached {
-    /// What a host thread moves rows by.
+    /// Creates the host thread's access to the GPU for moving rows.
     pub fn host_rows(&self) -> Option<HostRows> {
         self.gpu.as_ref().map(HostRows::new)
     }
@@ -182,7 +183,7 @@ pub(super) fn rows(
     Ok(Some(Arc::new(rows)))
 }
 
-/// What carries the data with a GPU beside the CPU's queues.
+/// Describes the data path of a drive with a GPU.
 pub(super) fn path(reached: &Reached, path: DataPath) -> DataPath {
     if let Some(why) = &reached.why {
         return DataPath {
@@ -211,10 +212,10 @@ pub(super) fn path(reached: &Reached, path: DataPath) -> DataPath {
     }
 }
 
-/// What carries the data of a file with a GPU.
+/// Describes the data path of a file with a GPU.
 ///
 /// # Errors
-/// For a GPU that can be given no memory of the host: each gather would fail.
+/// For a GPU to which no host memory can be mapped: each gather would fail.
 pub(super) fn path_by_host(gpu: Option<&Arc<Gpu>>, path: DataPath) -> Result<DataPath> {
     let Some(gpu) = gpu else { return Ok(path) };
     let memory = match gpu.check_pins()? {

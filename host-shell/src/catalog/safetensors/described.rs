@@ -1,4 +1,4 @@
-//! What a header says of a tensor, and the name that is no tensor's.
+//! Description of a tensor in the header, and the reserved key that names no tensor.
 
 use super::super::dtype::Dtype;
 use super::super::entry::Entry;

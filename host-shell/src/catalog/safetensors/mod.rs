@@ -1,7 +1,7 @@
 //! safetensors: eight bytes of length, a header in JSON, and the data of all tensors without gaps.
 //!
-//! The format's own crate judges the header: what it loads is read here, and what it refuses is refused. A name that is
-//! there twice is refused, too, of which the crate takes the last.
+//! The format's own crate judges the header: a header that it accepts is read, a header that it rejects is
+//! rejected. Duplicate names are rejected as well, although the crate accepts them and keeps the last.
 
 mod described;
 mod refusal;
@@ -20,7 +20,7 @@ const PREFIX: u64 = 8;
 /// The longest header, as in the crate.
 const MOST: u64 = 100_000_000;
 
-/// The texts of a header, of which the crate keeps neither the order nor what is there twice.
+/// Metadata of a header, parsed again because the crate keeps neither their order nor duplicates.
 #[derive(Deserialize)]
 struct Texts {
     #[serde(rename = "__metadata__", default)]
@@ -54,7 +54,8 @@ impl Header {
     }
 }
 
-/// Whether bytes at the begin of a file can be of this format. The crate allows blanks before the header's brace.
+/// True if `head`, the start of a file, can be of this format. The crate allows blanks before the header's
+/// brace.
 pub fn is_likely(head: &[u8]) -> bool {
     match head.get(8) {
         Some(b'{') => true,

@@ -7,8 +7,8 @@ use ::safetensors::tensor::{Dtype, TensorInfo};
 use serde::de::DeserializeOwned;
 use serde_json::Value as Json;
 
-/// What is wrong with the header `text` of a file whose data begin at byte `data`, with the tensor and the key; none for
-/// what the crate's words say best.
+/// Describes the fault of the header `text` of a file whose data begin at byte `data`, with the tensor and the
+/// key; `None` if the crate's message says it best.
 pub fn of(text: &str, data: u64) -> Option<String> {
     let pairs: Pairs<Json> = match serde_json::from_str(text) {
         Ok(pairs) => pairs,

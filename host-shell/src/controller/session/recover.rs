@@ -1,4 +1,5 @@
 //! Drives the core's bring-up and recovery state machines: start, abort of one command, controller reset.
+//!
 //! No command is lost from the books: an expired one is aborted, or ends with the reset; the other commands in
 //! flight end as "aborted by reset" and may be sent again.
 
@@ -308,6 +309,7 @@ fn described((region, list): &(Region, DmaBuffer), page: u64) -> HostMemory {
 
 /// Allocates the host memory buffer that a controller asks for, in pages of `page` bytes: its preferred size,
 /// within the configured limit.
+///
 /// `None` is no error: the controller works without the buffer, only slower, and the user is notified.
 fn lend(session: &Session, page: u64, preferred: u64, minimum: u64) -> Option<(Region, DmaBuffer)> {
     let most = session.config.max_host_memory;

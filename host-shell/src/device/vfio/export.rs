@@ -19,8 +19,10 @@ static OPEN: Mutex<BTreeMap<Address, Weak<File>>> = Mutex::new(BTreeMap::new());
 
 /// Maps `bytes` bytes of a BAR from `offset` on into this process, and exports them as a dma-buf for
 /// controllers. `text` is `BDF?bar=N`: a function of any kind that is bound to vfio-pci.
+///
 /// The function stays open until all memory mapped from it is dropped; no other program can open it before.
 /// Its bus mastering stays off meanwhile.
+///
 /// # Errors
 /// [`Error::Usage`] for text that names no BAR, and for bytes outside of it; [`Error::Environment`], with the
 /// remedy, for a function that VFIO does not have, and for a kernel that exports no BARs.

@@ -1,4 +1,5 @@
 //! An IOMMU group with a private address space: the memory that the devices of the group can access.
+//!
 //! Invariant: an address is given to the device only while the memory behind it is kept alive here, and
 //! memory is released only after the kernel has unmapped it. The kernel unmaps the rest when the last
 //! descriptor closes, however this process ends.
@@ -133,6 +134,7 @@ impl Group {
     }
 
     /// Maps `pages` for DMA by the devices of the group.
+    ///
     /// # Errors
     /// [`Error::Environment`] when the kernel may not lock the memory, has no more mappings, or cannot map
     /// such memory.

@@ -1,4 +1,5 @@
 //! Parsers of VFIO's answers about a region and the IOMMU: a fixed head and a chain of capabilities.
+//!
 //! Nothing in the bytes is trusted: offsets are checked, and a circular chain ends.
 
 use std::ops::{Range, RangeInclusive};

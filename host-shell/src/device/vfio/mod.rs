@@ -1,8 +1,10 @@
 //! A controller behind the kernel's VFIO: `vfio:BDF`, by the type 1 IOMMU or, with `?iommu=iommufd`, by
 //! iommufd.
+//!
 //! The group's address space contains the memory that the controller may access, and nothing else.
 //! Completions are polled. The events "wanted back" and "fatal error" are always watched: a device that the
 //! kernel wants back is returned at once, and from then on reads as all ones, like one that was unplugged.
+//!
 //! Every way to end leaves the function quiet: bus mastering is cleared when the device is dropped, and by
 //! the kernel when it closes the descriptors of a process that died. A controller that a dead process left
 //! enabled is disabled before it may start DMA again.

@@ -34,6 +34,7 @@ pub fn event() -> Result<OwnedFd> {
 impl Watch {
     /// Arms both events of `device` and starts a thread that calls `then` once, when the first one is
     /// signalled.
+    ///
     /// A kernel that lacks one of the events never signals it.
     pub fn start(device: &File, then: impl FnOnce(Event) + Send + 'static) -> Result<Self> {
         let (wanted, failed) = (event()?, event()?);

@@ -52,10 +52,11 @@ impl Extents {
         (!self.is_complete).then_some(end)
     }
 
-    /// Adds an answer to the question for what lies from [`start`](Self::start) on.
+    /// Adds an answer to the query for the extents from [`start`](Self::start) on.
     ///
     /// # Errors
-    /// [`Error::Usage`] for extents whose bytes are not the file's, or too many; [`Error::Device`] for what cannot be.
+    /// [`Error::Usage`] for extents that do not hold the file's bytes as they are, or for too many;
+    /// [`Error::Device`] for an impossible answer.
     pub fn add(&mut self, answer: &[RawExtent]) -> Result<()> {
         // Nothing but a hole is left.
         self.is_complete |= answer.is_empty();

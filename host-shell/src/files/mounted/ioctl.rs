@@ -1,7 +1,7 @@
 //! The ioctls that describe a file of a mounted ext4, with the structures that they take.
 //!
 //! Linux, include/uapi/linux/fiemap.h, fs.h and fs/ext4/ext4.h (`EXT4_IOC_GETFSUUID`).
-// UNSAFETY: ioctl takes raw pointers; each call here hands in memory of its own that is long enough.
+// UNSAFETY: ioctl takes raw pointers; each call here passes memory that it owns and that is long enough.
 #![allow(unsafe_code)]
 
 use std::ffi::c_void;

@@ -15,7 +15,7 @@ use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-/// What `statfs` says of ext2, ext3 and ext4.
+/// `f_type` that `statfs` returns for ext2, ext3 and ext4.
 const EXT4: u64 = 0xEF53;
 
 /// An immutable file of a mounted ext4.
@@ -30,7 +30,7 @@ pub struct MountedFile {
     extents: Vec<Extent>,
 }
 
-/// Which file it is, in which state. Another one is equal in all of this only if it is the same file, unchanged.
+/// Identity and state of a file. Two of them are equal only if they describe the same file, unchanged.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Identity {
     /// The UUID of the file system.
@@ -39,7 +39,7 @@ pub struct Identity {
     pub device: (u32, u32),
     /// The inode.
     pub inode: u64,
-    /// Differs between files that had the same inode one after the other.
+    /// Generation number of the inode: it differs between files that used the same inode.
     pub generation: u32,
     /// Bytes of data.
     pub bytes: u64,
@@ -50,12 +50,13 @@ pub struct Identity {
 }
 
 impl MountedFile {
-    /// Opens the file at `path`, writes what of it is in memory alone, and looks where its data lie.
+    /// Opens the file at `path`, writes back its dirty pages, and queries the location of its data.
     ///
     /// # Errors
-    /// [`Error::File`]; [`Error::Usage`] for what is no regular file, lies on no ext4 or is not immutable, and for a file
-    /// of which some bytes are not on the device as they are in the file; [`Error::Mismatch`] for one that changes
-    /// meanwhile; [`Error::Environment`] for a kernel before Linux 6.0; [`Error::Device`] for an answer that cannot be.
+    /// [`Error::File`]; [`Error::Usage`] for something other than a regular file, for a file that is not on
+    /// ext4 or not immutable, and for one of which some bytes are not stored on the device as they are in the
+    /// file; [`Error::Mismatch`] for one that changes meanwhile; [`Error::Environment`] for a kernel before
+    /// Linux 6.0; [`Error::Device`] for an impossible answer.
     pub fn open(path: impl AsRef<Path>) -> Result<Self> {
         let path = path.as_ref();
         let (file, _) = open_regular(path)?;
@@ -81,13 +82,14 @@ impl MountedFile {
         &self.path
     }
 
-    /// Which file it is.
+    /// Returns the identity of the file.
     pub fn identity(&self) -> &Identity {
         &self.identity
     }
 
-    /// Where its data lie, in the order of the file: `place` counts from the begin of the block device that is mounted,
-    /// which may be a partition. The last extent may go on past the end of the file. What none covers is zeros.
+    /// Returns the extents of its data, in the order of the file: `place` counts from the start of the block
+    /// device that is mounted, which may be a partition. The last extent may extend past the end of the file.
+    /// Bytes that no extent covers are zeros.
     pub fn extents(&self) -> &[Extent] {
         &self.extents
     }
@@ -101,7 +103,7 @@ impl MountedFile {
         about.map_err(Error::file("look at", &self.path))
     }
 
-    /// Whether the file is still immutable, and what it was when it was opened.
+    /// Checks that the file is still immutable, and the same as when it was opened.
     ///
     /// # Errors
     /// [`Error::Usage`] and [`Error::Mismatch`] if not.

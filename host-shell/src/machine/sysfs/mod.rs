@@ -1,4 +1,5 @@
 //! PCI functions, IOMMU groups and the users of a disk, from Linux's /sys, /proc and /dev.
+//!
 //! Everything is read below one root folder, so that tests can show it made-up machines. Nothing is cached: a
 //! [`Host`] reads the files again each time.
 

@@ -1,5 +1,6 @@
 //! Connections of controllers and GPUs: root ports, switches, links, ACS, IOMMU groups, NUMA nodes; and the
 //! tiers that each pair of them allows.
+//!
 //! Everything is read from files of the system and nothing is opened for use. Files that only root may read are
 //! reported as unknown to others.
 

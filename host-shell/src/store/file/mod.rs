@@ -164,11 +164,11 @@ fn length(mut file: &File) -> io::Result<u64> {
     file.seek(SeekFrom::End(0))
 }
 
-/// What could not be looked at of the use of a block device, in words.
+/// Checks that nothing uses a block device, and returns in words which uses could not be examined.
 ///
 /// # Errors
-/// [`Error::Usage`] for a block device that holds a mounted file system, swap, or a part of something; for one that
-/// `is_written` also while a program has it open.
+/// [`Error::Usage`] for a block device that holds a mounted file system, swap, or a part of something; for one
+/// that `is_written` also while a program has it open.
 fn check_unused(host: &Host, path: &Path, number: u64, is_written: bool) -> Result<String> {
     let (major, minor) = (libc::major(number), libc::minor(number));
     let name = host.link_name(format!("sys/dev/block/{major}:{minor}"));

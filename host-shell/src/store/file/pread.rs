@@ -7,7 +7,7 @@ use std::collections::VecDeque;
 use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 
-/// Commands are carried out when they are handed out, so that one buffer is enough.
+/// A lane that executes each command in `Lane::poll`, just before it reports it, so that one buffer is enough.
 pub(super) struct PreadLane {
     file: Arc<Regular>,
     depth: usize,

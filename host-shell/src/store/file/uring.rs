@@ -1,6 +1,6 @@
-//! Lanes over `io_uring`: each has a ring, and memory of its own that the kernel reads and writes.
+//! Lanes over `io_uring`: each has a ring, and private memory that the kernel reads and writes.
 //!
-//! Invariant: a slot's memory is looked at only while the slot is not in flight. The memory outlives the ring:
+//! Invariant: a slot's memory is accessed only while the slot is not in flight. The memory outlives the ring:
 //! it is freed once every operation has ended, else leaked.
 // UNSAFETY: the kernel is given addresses of slots, and slots are viewed as bytes.
 #![allow(unsafe_code)]
@@ -73,7 +73,7 @@ impl UringLane {
         })
     }
 
-    /// Where a slot's memory begins.
+    /// Returns the start of a slot's memory.
     fn start(&self, slot: usize) -> *mut u8 {
         let small = slot.min(self.depth) * SMALL_BYTES as usize;
         let large = slot.saturating_sub(self.depth) * LARGE_BYTES as usize;
@@ -127,7 +127,8 @@ impl UringLane {
         }
     }
 
-    /// Takes an operation that has ended: what is left to be sent goes to `again`, else it is handed out.
+    /// Processes an operation that has ended: a short transfer goes to `again` with its remaining bytes,
+    /// everything else is reported to `ended`.
     fn end(&mut self, slot: usize, result: i32, ended: &mut dyn FnMut(u32, Outcome<'_>)) {
         self.with_kernel -= 1;
         let Some(Some(mut operation)) = self.operations.get(slot).copied() else {
@@ -194,7 +195,7 @@ impl UringLane {
 
 type Outcome<'a> = std::result::Result<&'a [u8], Failure>;
 
-/// What a transfer of no bytes means.
+/// Returns the kind of error for a transfer of no bytes.
 fn end_kind(op: Op) -> io::ErrorKind {
     match op.is_write() {
         true => io::ErrorKind::WriteZero,

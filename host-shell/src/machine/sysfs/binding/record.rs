@@ -1,4 +1,5 @@
 //! Record of a function that was bound, kept until it is returned or the machine restarts.
+//!
 //! The record proves that a binding is ours: sysfs creates a new link to the driver at each binding, and the
 //! record has the link's inode. A function that somebody else has bound since then has another one.
 

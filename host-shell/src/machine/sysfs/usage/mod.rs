@@ -1,5 +1,6 @@
 //! Users of a controller: the one judgement behind `bind`, `unbind`, every command that changes a drive, and
 //! `list`, `doctor` and `topology`.
+//!
 //! A use is anything that a change of driver would end, or that a write past the kernel would corrupt. A place
 //! that cannot be examined is reported along with the uses, and is never assumed to be free.
 
