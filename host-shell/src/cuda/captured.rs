@@ -71,10 +71,11 @@ fn graph_of(stream: u64) -> Result<sys::CUgraph> {
     }
 }
 
-/// The last graph has let go. A thread of the driver's calls this, which may not call the driver.
+/// Called when the last graph with the user object has been destroyed. It runs on a thread of the driver, which
+/// may not call the driver, so it only queues the object for a later thread.
 ///
 /// # Safety
-/// `data` is what [`keep_with_graph`] gave, and comes once.
+/// `data` is the pointer that [`keep_with_graph`] passed, and is passed once.
 unsafe extern "C" fn release(data: *mut c_void) {
     // SAFETY: the caller's.
     let needed = unsafe { Box::from_raw(data.cast::<Box<dyn Leftover>>()) };

@@ -61,9 +61,10 @@ fn register(
 }
 
 impl Copier {
-    /// A copier for `memory`. `images` (address, bytes) are where the data comes from and goes to, mapped
-    /// as long as `owner` lives. Those of a GiB at most are registered where the driver does that, so that the engine
-    /// reaches them without a detour; data of others goes through memory of the driver's.
+    /// Creates a copier for `memory`. `images` (address, bytes) are the source and destination of the data on
+    /// the host, mapped as long as `owner` lives. Images of a GiB at most are registered where the driver
+    /// supports that, so that the copy engine accesses them directly; data of other images passes through
+    /// bounce buffers of the driver.
     ///
     /// # Errors
     /// [`Error::Environment`](crate::Error::Environment) without streams.

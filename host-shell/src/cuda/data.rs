@@ -29,9 +29,9 @@ pub enum GpuData {
     OnGpu {
         /// The memory.
         memory: Arc<DeviceMemory>,
-        /// Where the controller finds it.
+        /// I/O virtual address for the controller.
         iova: Iova,
-        /// Where it is mapped.
+        /// Device at which it is mapped.
         device: Arc<dyn Device>,
     },
     /// Memory of the controller, registered with the GPU.
@@ -145,7 +145,7 @@ impl GpuData {
         }
     }
 
-    /// Whether there are no bytes.
+    /// True if there are no bytes.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }

@@ -15,7 +15,7 @@ const OLDEST_DRIVER: i32 = 12_020;
 /// Compute capability that the kernels are built for.
 const OLDEST_GPU: (i32, i32) = (8, 0);
 
-/// Which of a GPU's readers see writes of other PCIe devices in order, without a flush.
+/// Readers of a GPU's memory that see writes of other PCIe devices in order, without a flush.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Order {
     /// None: a completion in host memory may be seen before the data in GPU memory.
@@ -26,7 +26,7 @@ pub enum Order {
     All,
 }
 
-/// What the driver says of a GPU, without a context on it.
+/// Properties of a GPU that the driver reports without a context on it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct GpuFacts {
     /// Its number, as the driver counts.
@@ -98,7 +98,7 @@ pub struct Gpu {
     name: String,
     driver: i32,
     batch_copy: Option<BatchCopy>,
-    /// A kernel did not end: nothing that it may use is given back, and the driver would wait for it.
+    /// A kernel did not end: memory that it may use is never freed, because freeing would wait for the kernel.
     lost: AtomicBool,
 }
 
@@ -177,7 +177,7 @@ impl Gpu {
         capability(self.device)
     }
 
-    /// Who sees other devices' writes to this GPU's memory in order.
+    /// Returns the readers that see other devices' writes to this GPU's memory in order.
     pub fn writes_ordering(&self) -> Result<Order> {
         let value = attribute(
             self.device,
@@ -186,7 +186,7 @@ impl Gpu {
         Ok(ordering(value))
     }
 
-    /// Whether its memory can be had as a dma-buf.
+    /// True if its memory can be exported as a dma-buf.
     pub fn exports_dma_bufs(&self) -> Result<bool> {
         let value = attribute(
             self.device,
@@ -195,7 +195,7 @@ impl Gpu {
         Ok(value != 0)
     }
 
-    /// Whether the GPU's memory is the host's: it has none of its own, or is coherent with the processor.
+    /// True if the GPU's memory is the host's: it has no memory, or its memory is coherent with the processor.
     ///
     /// # Errors
     /// [`Error::Environment`] with the driver's answer.
@@ -292,7 +292,7 @@ fn loaded_driver() -> Result<i32> {
     Ok(driver)
 }
 
-/// How many GPUs the driver finds: one at least.
+/// Returns the number of GPUs that the driver finds: one at least.
 fn device_count() -> Result<u32> {
     // SAFETY: no arguments that matter.
     check("cuInit", unsafe { sys::cuInit(0) })?;
@@ -323,7 +323,7 @@ fn device(index: u32) -> Result<sys::CUdevice> {
     Ok(device)
 }
 
-/// Whether the kernels run on GPU `index`.
+/// Checks that the kernels run on GPU `index`.
 fn check_capability(index: u32, name: &str, device: sys::CUdevice) -> Result<()> {
     let capability = capability(device)?;
     if capability < OLDEST_GPU {

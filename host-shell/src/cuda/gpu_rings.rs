@@ -1,7 +1,7 @@
-//! Queue pairs whose rings, lists and states all lie in the memory of a GPU.
+//! Queue pairs whose rings, lists and states all lie in GPU memory.
 //!
-//! For a controller that reaches that memory by itself: its addresses there are given. Between two launches the host
-//! works on copies of the states.
+//! For a controller that accesses GPU memory by DMA: the addresses by which it does so are given. Between two
+//! launches the host works on copies of the states.
 
 use super::driver::Gpu;
 use super::memory::DeviceMemory;
@@ -18,7 +18,7 @@ use zerocopy::IntoBytes;
 
 const PAGE: usize = 4096;
 
-/// How many queues, and how large.
+/// Number and size of the queues.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RingShape {
     /// Queue pairs, with identifiers from 1 on.
@@ -33,7 +33,7 @@ pub struct RingShape {
     pub start: u32,
 }
 
-/// Where the parts of a queue lie in its memory.
+/// Offsets of the parts of a queue in its memory.
 #[derive(Clone, Copy, Debug)]
 struct Layout {
     cq: usize,
@@ -141,7 +141,7 @@ impl GpuRings {
         self.skip + self.layout.total * index as usize + part
     }
 
-    /// The GPU's address of the queues' words, one after the other.
+    /// Returns the GPU's address of the array of queue words.
     pub fn address(&self) -> u64 {
         self.device_words.address()
     }
@@ -151,7 +151,7 @@ impl GpuRings {
         &self.memory
     }
 
-    /// What bring-up needs to create the queues on the controller.
+    /// Returns the parameters with which bring-up creates the queues on the controller.
     pub fn plans(&self) -> Vec<QueuePlan> {
         let plan = |index: u32| {
             let iova = self
@@ -181,8 +181,8 @@ impl GpuRings {
         Ok(())
     }
 
-    /// Ends what is in flight, after the controller has let go of all memory; how many commands that were. The queues
-    /// can be created again.
+    /// Ends the commands in flight, after the controller has stopped accessing memory, and returns their
+    /// number. The queues can be created again.
     ///
     /// # Errors
     /// [`Error::Internal`] when `proof` is of another controller.

@@ -19,7 +19,7 @@ pub struct Graph {
 unsafe impl Send for Graph {}
 
 impl Graph {
-    /// What `work` puts into the stream, whose handle it gets, without running it.
+    /// Captures the work that `work` enqueues in the stream, whose handle it receives, without running it.
     ///
     /// # Errors
     /// Those of `work`, and [`Error::Environment`](crate::Error::Environment) with the driver's answer.

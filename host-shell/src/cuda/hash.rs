@@ -31,12 +31,12 @@ impl ChunkHasher {
         Ok(Self { module, function })
     }
 
-    /// Puts the hashes of `count` [`HashedChunk`]s, which lie at `chunks` of the GPU's memory, into `stream`. Chunks are
-    /// counted from `base` on; hash k is written to `hashes + 8 k`.
+    /// Enqueues in `stream` the hashing of `count` [`HashedChunk`]s, which lie at `chunks` in GPU memory.
+    /// Offsets of chunks count from `base`; hash k is written to `hashes + 8 k`.
     ///
     /// # Safety
-    /// All of that is there until the stream is past it, and up to 7 bytes before and behind each chunk; nothing writes
-    /// to chunks meanwhile. `hashes` is a multiple of 8.
+    /// All of that memory, and up to 7 bytes before and after each chunk, stays valid until the stream has
+    /// passed the kernel; nothing writes to chunks meanwhile. `hashes` is a multiple of 8.
     ///
     /// # Errors
     /// As [`Module::launch_in`].

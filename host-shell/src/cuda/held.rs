@@ -2,7 +2,8 @@
 
 use std::sync::Arc;
 
-/// What launches were given and nothing has proved to be free. Leaks it when it is dropped without such a proof.
+/// Keep-alive of memory that launches were given, until it is proved to be unused. Leaks the memory when it is
+/// dropped without such a proof, since a command or a kernel may still access it.
 pub(super) struct Held<T>(Vec<Arc<T>>);
 
 impl<T> Default for Held<T> {
@@ -19,7 +20,7 @@ impl<T> Held<T> {
         }
     }
 
-    /// Whether there is nothing that a command may reach.
+    /// True if a command can access no memory of it.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }

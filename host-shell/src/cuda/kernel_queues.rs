@@ -25,7 +25,7 @@ use std::time::{Duration, Instant};
 /// The symbol that the device library carries its layout number in.
 const LAYOUT: &std::ffi::CStr = c"nvme_gpu_device_layout";
 
-/// What a [`KernelQueues`] is made of.
+/// Options of a [`KernelQueues`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct KernelQueuesOptions {
     /// Queue pairs, 1 or more.
@@ -105,7 +105,7 @@ impl KernelQueues {
         })
     }
 
-    /// What a kernel takes by value.
+    /// Returns the value that a kernel takes as its argument.
     pub fn queues(&self) -> Queues {
         let (Some(lent), Some(cells)) = (&self.lent, &self.cells) else {
             return Queues::default();
@@ -217,7 +217,7 @@ impl Drop for KernelQueues {
 struct Turns {
     state: Mutex<State>,
     changed: Condvar,
-    /// How long a reset waits for kernels.
+    /// Time that a reset waits for kernels.
     patience: Duration,
 }
 

@@ -1,17 +1,17 @@
-//! What could not be freed where its last user let go of it: kept until nothing on the GPU may use it, and freed by a
+//! Objects that their last user could not free: kept until nothing on the GPU may use them, and freed by a
 //! thread that may call the driver.
 //!
-//! A graph lets go of what it needs on a thread of the driver's, and an operation of a host thread ends on another one.
-//! Neither may call the driver, which freeing memory does. A store may also be closed while a stream has not yet come to
-//! one of its launches. All of these go here, and the next thread of the caller's that launches, opens or closes
-//! something frees them.
+//! A graph destroys the objects that it needs on a thread of the driver, and an operation of a host thread ends
+//! on another one. Neither thread may call the driver, but freeing memory does. A store may also be closed
+//! while a stream has not yet reached one of its launches. All of these objects are queued here, and the next
+//! thread of the caller that launches, opens or closes something frees them.
 
 use crate::lock::lock;
 use std::sync::Mutex;
 
-/// Memory, kernels or numbers of launches that somebody has let go of.
+/// Memory, kernels or numbers of launches whose last user is gone.
 pub(super) trait Leftover: Send {
-    /// Whether nothing on the GPU may use it any more.
+    /// True if nothing on the GPU may use it any more.
     fn is_over(&self) -> bool {
         true
     }
@@ -30,7 +30,7 @@ pub(super) fn reap() {
         let mut left = lock(&LEFT);
         left.extract_if(.., |one| one.is_over()).collect()
     };
-    // Outside the lock: to free one may let go of another.
+    // Outside the lock: dropping one object may queue another one here, which locks again.
     drop(over);
 }
 

@@ -23,7 +23,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 /// Commands in flight that are aborted one by one; more of them are ended by a reset.
 const MOST_ABORTS: usize = 8;
 
-/// What recovery did.
+/// Counts of a recovery.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Recovered {
     /// Completions that had come late.
@@ -32,11 +32,11 @@ pub struct Recovered {
     pub aborted: u32,
     /// Commands ended by a controller reset.
     pub reset: u32,
-    /// Why the controller was reset, if it was.
+    /// Cause of the controller reset, if there was one.
     pub cause: Option<String>,
 }
 
-/// How the words of the states were last used: owned and shared queues lay them out differently.
+/// Layout of the state words at their last use: owned and shared queues differ.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum QueueKind {
     Owned,
@@ -58,9 +58,9 @@ pub(super) struct LentQueues {
     pub kind: Option<QueueKind>,
     pub session: Arc<Session>,
     pub queues: Vec<Queue>,
-    /// A reset took the commands away: cells begin anew.
+    /// Set when a reset has ended the commands, so that result cells must be cleared before the next launch.
     fresh: Arc<AtomicBool>,
-    /// A reset could not be told to the GPU.
+    /// Set when the GPU's memory could not be updated after a reset: the queues are unusable.
     dead: Arc<AtomicBool>,
     users: Option<Arc<dyn Users>>,
     _rings: Vec<Registered>,
@@ -139,7 +139,7 @@ impl LentQueues {
         Ok(lent)
     }
 
-    /// Whether a reset has taken commands away since the last call: their cells have to be cleared.
+    /// True if a reset has ended commands since the last call: their cells have to be cleared.
     pub fn take_fresh(&self) -> bool {
         self.fresh.swap(false, Ordering::AcqRel)
     }
@@ -175,7 +175,7 @@ impl LentQueues {
         Ok(recovered)
     }
 
-    /// Aborts commands one after the other; the reason for a reset when one does not end.
+    /// Aborts commands in sequence; returns the cause for a reset when one does not end.
     fn abort(
         &self,
         index: usize,
@@ -210,7 +210,7 @@ impl LentQueues {
         Ok(None)
     }
 
-    /// Takes the completions that are there: how many, a fault, and what is still in flight.
+    /// Reaps the completions that have arrived: their number, a fault, and the commands still in flight.
     fn drain(&self, index: usize) -> Result<(u32, Option<ControllerFault>, Vec<Cid>)> {
         let kind = self.kind;
         self.set.inspect(index, |memory, state| {
@@ -247,7 +247,7 @@ impl LentQueues {
         Ok(())
     }
 
-    /// What a reset does to queue `index`.
+    /// Returns the handler by which a reset stops and restarts queue `index`.
     fn hook(&self, index: usize) -> Box<dyn Lent> {
         Box::new(Hook {
             remote: self.set.remote(index),

@@ -52,7 +52,7 @@ impl DeviceMemory {
         self.bytes
     }
 
-    /// Whether there are no bytes.
+    /// True if there are no bytes.
     pub fn is_empty(&self) -> bool {
         self.bytes == 0
     }

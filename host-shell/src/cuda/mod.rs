@@ -3,14 +3,14 @@
 //! From the bottom up:
 //!
 //! - [`Gpu`]: the driver and one GPU of it, or one clear line why there is none.
-//! - [`Registered`], [`DeviceMemory`]: memory of this process or of a device that the GPU reaches, and
-//!   memory of the GPU.
+//! - [`Registered`], [`DeviceMemory`]: memory of this process or of a device that is mapped for the GPU, and
+//!   GPU memory.
 //! - [`Kernels`], [`Stream`]: the embedded kernels, launches, and a watch over them with a deadline.
-//! - [`Module`]: kernels of others, from PTX or a cubin.
-//! - [`GdsFile`]: files into GPU memory by cuFile, where it is there.
+//! - [`Module`]: kernels of the caller, from PTX or a cubin.
+//! - [`GdsFile`]: files into GPU memory by cuFile, where it is installed.
 //! - [`Access`], [`GpuData`]: the tier: how the GPU rings doorbells and where data and rings lie.
-//! - [`GpuQueues`]: queue pairs in the GPU's hands, and launches over them.
-//! - [`GpuQueuePairs`]: queue pairs of a controller in the GPU's hands, and their recovery.
+//! - [`GpuQueues`]: queue pairs that the GPU drives, and launches over them.
+//! - [`GpuQueuePairs`]: queue pairs of a controller that the GPU drives, and their recovery.
 //! - [`GpuRings`]: queue pairs whose rings lie in GPU memory.
 //! - [`KernelQueues`]: queue pairs for kernels that the caller launches.
 //! - [`Trace`]: what kernels recorded.

@@ -19,10 +19,10 @@ pub struct Module {
     raw: sys::CUmodule,
 }
 
-/// How large a launch is.
+/// Size of a launch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Blocks {
-    /// How many blocks.
+    /// Number of blocks.
     pub count: u32,
     /// Threads of each.
     pub threads: u32,
@@ -114,8 +114,8 @@ impl Module {
         Ok((registers as u32, local as u32))
     }
 
-    /// How many blocks of `threads` threads and `shared_bytes` bytes of shared memory, beside what `function` declares,
-    /// the GPU holds at a time.
+    /// Returns the number of blocks of `threads` threads and `shared_bytes` bytes of dynamic shared memory that
+    /// are resident on the GPU together.
     ///
     /// # Errors
     /// [`Error::Device`] with the driver's answer.

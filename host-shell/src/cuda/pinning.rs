@@ -12,7 +12,7 @@ use std::ffi::c_void;
 use std::ptr::{NonNull, null_mut};
 use std::sync::Arc;
 
-/// What a driver does with memory of the host.
+/// Ability of a driver to make host memory accessible to the GPU.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Pinning {
     /// It registers memory.

@@ -10,7 +10,7 @@ use super::stream::is_capturing;
 use crate::error::{Error, Result};
 use cudarc::driver::sys::{self, CUmemorytype, CUpointer_attribute as Attribute};
 
-/// Where memory lies, as the driver knows it.
+/// Location of memory, as the driver knows it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Place {
     /// In host memory that GPUs do not reach.
@@ -23,7 +23,7 @@ pub enum Place {
     OtherGpu,
 }
 
-/// What a kernel does with memory.
+/// Access of a kernel to memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MemoryUse {
     /// It reads it.
@@ -39,11 +39,11 @@ pub struct KernelArgument<'a> {
     pub name: &'a str,
     /// The first byte.
     pub address: u64,
-    /// How many bytes.
+    /// Length in bytes.
     pub bytes: u64,
-    /// What the address is a multiple of: the bytes of an element.
+    /// Required alignment of the address: the bytes of an element.
     pub unit: u64,
-    /// What the kernel does with it.
+    /// Access of the kernel.
     pub usage: MemoryUse,
 }
 
@@ -69,7 +69,7 @@ impl<'a> KernelArgument<'a> {
     }
 }
 
-/// What the driver knows of an address.
+/// Attributes of an address that the driver reports.
 #[derive(Clone, Copy)]
 struct Known {
     place: Place,
@@ -83,7 +83,7 @@ struct Known {
     end: u64,
 }
 
-/// What is asked, in the order of the answers.
+/// Attributes that are queried, in the order of the answers.
 const ASKED: [Attribute; 7] = [
     Attribute::CU_POINTER_ATTRIBUTE_MEMORY_TYPE,
     Attribute::CU_POINTER_ATTRIBUTE_IS_MANAGED,
@@ -93,11 +93,11 @@ const ASKED: [Attribute; 7] = [
     Attribute::CU_POINTER_ATTRIBUTE_RANGE_START_ADDR,
     Attribute::CU_POINTER_ATTRIBUTE_RANGE_SIZE,
 ];
-/// Allocations one after the other that one argument may lie in.
+/// Limit of the number of adjacent allocations that one argument may span.
 const MOST_PIECES: u32 = 1 << 16;
 
 impl Gpu {
-    /// Where the byte at `address` lies. Any address may be asked about; nothing is read there.
+    /// Returns the location of the byte at `address`. Any address may be passed; nothing is read there.
     ///
     /// # Errors
     /// [`Error::Environment`] with the driver's answer.
@@ -174,7 +174,7 @@ impl Gpu {
         self.check_reached(argument, &first)?;
         let mut last = first;
         let mut pieces = 1;
-        // Memory that was registered in pieces lies in several ranges, one after the other.
+        // Memory that was registered in pieces lies in several adjacent ranges.
         while last.end < end {
             let at = last.end;
             let next = self.know(at)?;
@@ -193,7 +193,7 @@ impl Gpu {
         Ok(first.mapped)
     }
 
-    /// What is known of an argument without the driver; where it ends.
+    /// Checks an argument as far as that is possible without the driver, and returns its end.
     fn check_shape(&self, argument: &KernelArgument<'_>) -> Result<u64> {
         let KernelArgument {
             address,
@@ -221,7 +221,7 @@ impl Gpu {
         })
     }
 
-    /// Whether kernels of this GPU may use a byte of `argument` of which this is known.
+    /// Checks that kernels of this GPU may use a byte of `argument` with these attributes.
     fn check_reached(&self, argument: &KernelArgument<'_>, known: &Known) -> Result<()> {
         let index = self.index();
         let remedy = format!("use memory of GPU {index}");
@@ -287,7 +287,7 @@ impl Gpu {
     }
 }
 
-/// Whether this process can read the byte at `address`. Nothing is read where it cannot.
+/// True if this process can read the byte at `address`. Nothing is read where it cannot.
 pub fn is_host_memory(address: u64) -> bool {
     let mut byte = 0u8;
     let to = libc::iovec {
@@ -300,7 +300,8 @@ pub fn is_host_memory(address: u64) -> bool {
     };
     // SAFETY: the kernel reads at the second address, and answers EFAULT where there is nothing to read.
     let read = unsafe { libc::process_vm_readv(libc::getpid(), &to, 1, &from, 1, 0) };
-    // Where the system forbids the question, it is taken for what it is said to be.
+    // Where the system forbids the call (a container's seccomp filter), the address is assumed to be what the
+    // caller says: only EFAULT proves that nothing is mapped there.
     read >= 0 || std::io::Error::last_os_error().raw_os_error() != Some(libc::EFAULT)
 }
 

@@ -2,7 +2,7 @@
 //!
 //! Invariant: while a kernel runs the queues' locks are held, so that no thread resets the controller
 //! under it; data memory that a command may still reach is kept until the command has ended.
-// UNSAFETY: launches are told of data memory by address.
+// UNSAFETY: launches receive the addresses of data memory.
 #![allow(unsafe_code)]
 
 use super::data::GpuData;
@@ -28,7 +28,7 @@ pub struct GpuQueuePairs {
     launches: Launches,
     /// Data memory of commands that may be in flight.
     data: Held<GpuData>,
-    /// Set when launches are to end early, and how long one may go on then.
+    /// Flag that ends launches early, and the time that one may take after it was set.
     stop: Option<(Arc<AtomicBool>, Duration)>,
 }
 

@@ -1,7 +1,7 @@
-//! Queue pairs in the GPU's hands: their words and states in GPU memory.
+//! Queue pairs that the GPU drives: their words and states in GPU memory.
 //!
-//! Between two launches the states may be taken to the host, where the same core drains them, and
-//! brought back: see [`inspect`](QueueSet::inspect).
+//! Between two launches the states may be copied to the host, where the same core drains them, and back: see
+//! [`inspect`](QueueSet::inspect).
 // UNSAFETY: states are viewed as atomics, and queues are attached by the addresses in their words.
 #![allow(unsafe_code)]
 
@@ -24,7 +24,7 @@ pub(super) struct QueueSet {
     host: Vec<QueueWords>,
     words: DeviceMemory,
     states: Arc<DeviceMemory>,
-    /// Where the rings lie in GPU memory.
+    /// Rings in GPU memory, if they lie there.
     rings: Option<Arc<RingShadow>>,
 }
 
@@ -80,7 +80,7 @@ impl QueueSet {
         Ok(set)
     }
 
-    /// The GPU's address of the queues' words, one after the other.
+    /// Returns the GPU's address of the array of queue words.
     pub fn address(&self) -> u64 {
         self.words.address()
     }
@@ -122,7 +122,7 @@ impl QueueSet {
         self.remote(index).inspect(look)
     }
 
-    /// What a hook needs to do the same without `self`, while no kernel runs.
+    /// Returns the part by which a reset's hook can inspect a queue without `self`, while no kernel runs.
     pub(super) fn remote(&self, index: usize) -> Remote {
         Remote {
             states: Arc::clone(&self.states),

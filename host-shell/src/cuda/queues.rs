@@ -1,4 +1,5 @@
-//! Launches of the workload kernels over queue pairs, and what such a launch needs beside them.
+//! Launches of the workload kernels over queue pairs, and the memory that such a launch needs besides the
+//! queues.
 // UNSAFETY: launches hold addresses of data memory, and a report is made of its words.
 #![allow(unsafe_code)]
 
@@ -15,7 +16,7 @@ use std::sync::Arc;
 use std::time::Duration;
 use zerocopy::IntoBytes;
 
-/// How many threads a launch has, and which kernel they run.
+/// Kernel and number of threads of a launch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Grid {
     /// The entry point.
@@ -26,14 +27,14 @@ pub struct Grid {
     pub threads: u32,
 }
 
-/// What a launch came to.
+/// Result of a launch.
 #[derive(Clone, Debug)]
 pub struct LaunchResult {
     /// The kernel's counts.
     pub report: Report,
     /// Seconds from its start to its end, on the GPU's clock.
     pub seconds: f64,
-    /// How each command ended, when that was asked for.
+    /// Outcome of each command, if the launch recorded them.
     pub accounts: Vec<u32>,
 }
 
@@ -103,7 +104,7 @@ impl GpuQueues {
     }
 }
 
-/// What launches need beside queues, and a stream for them.
+/// Stream and memory of launches, besides the queues.
 pub(super) struct Launches {
     kernels: Arc<Kernels>,
     stream: Stream,
@@ -186,7 +187,7 @@ impl Launches {
         })
     }
 
-    /// Fills in what lies in this struct's memory, making it larger where the launch needs that.
+    /// Fills in the addresses of this struct's memory, and enlarges the memory where the launch needs that.
     fn prepare(
         &mut self,
         set: &QueueSet,

@@ -17,7 +17,7 @@ use std::sync::Arc;
 
 /// The unit of registration.
 const PAGE: usize = 4096;
-/// Bytes of a registration that are tried one after the other where the driver does not register the whole.
+/// Piece sizes in bytes that are tried in turn, if the driver does not register a range as a whole.
 const PIECES: [usize; 6] = [64 << 30, 8 << 30, 1 << 30, 64 << 20, 4 << 20, 256 << 10];
 
 /// Memory of the host's side that the GPU reaches; no longer after drop.
@@ -27,7 +27,7 @@ pub struct Registered {
     bytes: usize,
     address: u64,
     io: bool,
-    /// Registrations, one after the other; none for memory that the driver allocated.
+    /// Adjacent registrations; none for memory that the driver allocated.
     pieces: Vec<(*mut u8, usize)>,
     owner: Arc<dyn Any + Send + Sync>,
 }
@@ -51,7 +51,7 @@ impl Registered {
         unsafe { Self::new(gpu, pages.start(), pages.len(), false, owner) }
     }
 
-    /// Whether copies between its memory and the GPU's may be of any part.
+    /// True if copies between its memory and the GPU's may span any part: they may not cross registrations.
     pub(super) fn is_one_piece(&self) -> bool {
         self.pieces.len() <= 1
     }
@@ -250,7 +250,7 @@ impl Registered {
         self.address
     }
 
-    /// Whether it is I/O memory: a BAR.
+    /// True if it is I/O memory: a BAR.
     pub fn is_io(&self) -> bool {
         self.io
     }
@@ -299,7 +299,7 @@ fn mapped(host: *mut u8) -> Result<u64> {
     Ok(address)
 }
 
-/// What may be refused, and how to do without.
+/// Memory that the driver may refuse to register, and the option that avoids it.
 const DOORBELLS: (&str, &str) = ("the doorbells", "use --tier 0, which needs no such mapping");
 const RINGS: (&str, &str) = ("the controller's memory", "use --rings host");
 

@@ -56,7 +56,7 @@ impl RingShadow {
         })
     }
 
-    /// Where the rings are to be made.
+    /// Returns the memory for the rings.
     pub fn memory(&self) -> &Arc<RingMemory> {
         &self.memory
     }

@@ -1,4 +1,4 @@
-//! A controller, its queues in the GPU's hands and data memory: what a command of the CLI needs.
+//! A controller, queues that the GPU drives, and data memory: everything that a command of the CLI needs.
 
 use super::bench::Mode;
 use super::data::GpuData;
@@ -37,14 +37,14 @@ const MANY_QUEUES: u32 = 64;
 /// The slowest drive's time for a command.
 const SLOWEST: Duration = Duration::from_millis(10);
 
-/// How the GPU drives.
+/// Options of driving a controller by a GPU.
 #[derive(Clone, Copy, Debug)]
 pub struct Setup {
     /// The GPU.
     pub gpu: u32,
-    /// Who submits.
+    /// Threads that submit to a queue.
     pub mode: Mode,
-    /// Where doorbells and data are.
+    /// Placement of doorbells and data.
     pub tier: TierRequest,
     /// Threads in all, in [`Mode::Shared`], where 0 is 256 for each queue; threads of each block, up to
     /// 1,024, in [`Mode::Block`], where 0 is 128.
@@ -78,16 +78,16 @@ pub struct Work {
     pub seed: u64,
     /// Command i's data lies at i times its length; else buffers are used again.
     pub linear: bool,
-    /// Where in the data memory all of that begins, in bytes.
+    /// Offset in the data memory, in bytes, at which the launch's data begin.
     pub data_at: u64,
 }
 
-/// What a launch did not do, and how the controller was brought back.
+/// Commands that a launch lost, and the recovery that followed.
 #[derive(Clone, Debug)]
 pub struct Lost {
     /// Commands that did not complete.
     pub commands: u64,
-    /// What recovery did.
+    /// Counts of the recovery.
     pub recovered: Recovered,
     /// Both in words.
     pub cause: String,
@@ -223,13 +223,14 @@ impl GpuSession {
         })
     }
 
-    /// How long a launch of few commands may take.
+    /// Returns the deadline of a launch of few commands.
     fn patience(&self) -> Duration {
         self.timeout.saturating_mul(10).saturating_add(PATIENCE)
     }
 
-    /// Once `stop` is set a launch goes on for as long as a command may take, 10 s at most, and a second: commands end by
-    /// then, and what has not ended is left alone, with the GPU.
+    /// Has launches end early once `stop` is set: a launch then continues for at most the deadline of a command
+    /// (10 s at most) plus one second. Commands end by then; a kernel that has not ended is abandoned, with the
+    /// GPU.
     pub fn end_early(&mut self, stop: Arc<AtomicBool>) {
         let grace = self.timeout.min(Duration::from_secs(10)) + Duration::from_secs(1);
         self.pairs.end_early(stop, grace);
@@ -245,7 +246,7 @@ impl GpuSession {
         self.access.describe()
     }
 
-    /// How the doorbells and the data are reached.
+    /// Returns the access to the doorbells and the data.
     pub fn access(&self) -> &Access {
         &self.access
     }
@@ -264,7 +265,7 @@ impl GpuSession {
         Ok(())
     }
 
-    /// Takes away what they recorded, for the trace of a session that goes on.
+    /// Takes the events recorded so far, for the trace of a later session.
     pub fn take_recorded(&mut self) -> Recorded {
         let trace = self.trace.as_mut();
         trace.map_or_else(Recorded::default, |trace| std::mem::take(trace.recorded()))
@@ -277,7 +278,7 @@ impl GpuSession {
         }
     }
 
-    /// What they recorded.
+    /// Returns the recorded events.
     pub fn trace(&self) -> Option<&Trace> {
         self.trace.as_ref()
     }

@@ -10,13 +10,13 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-/// How long copies, fills and whatever else ends by itself may take.
+/// Deadline of copies, fills and other work that always ends.
 pub(super) const PATIENCE: Duration = Duration::from_secs(120);
 /// Looks at a running kernel without a pause, then with one.
 const SPIN_LOOKS: u32 = 200;
 const NAP: Duration = Duration::from_micros(50);
 
-/// A stream of its own: no work here waits for the default stream, nor that for it.
+/// A non-blocking stream (CU_STREAM_NON_BLOCKING): it and the default stream do not wait for each other.
 pub struct Stream {
     gpu: Arc<Gpu>,
     raw: sys::CUstream,
@@ -84,7 +84,7 @@ impl Stream {
         self.wait(PATIENCE, || Ok(()))
     }
 
-    /// Whether everything in the stream has ended.
+    /// True if all work of the stream has ended.
     ///
     /// # Errors
     /// [`Error::Device`] when a kernel died.
@@ -97,11 +97,11 @@ impl Stream {
         }
     }
 
-    /// Waits until the stream is done, `limit` at most; `watch` runs between looks and may end the
-    /// wait with an error of its own.
+    /// Waits until the stream is done, `limit` at most; `watch` runs between polls and may end the wait with an
+    /// error.
     ///
     /// # Errors
-    /// [`Error::Gone`] past the limit: the kernel still runs, and what it uses must stay.
+    /// [`Error::Gone`] past the limit: the kernel still runs, and memory that it uses must stay valid.
     pub fn wait(&self, limit: Duration, mut watch: impl FnMut() -> Result<()>) -> Result<()> {
         let is_over = until(limit, || {
             let is_done = self.is_done()?;
@@ -243,7 +243,7 @@ fn late(limit: Duration) -> Error {
     }
 }
 
-/// Whether `stream`, a `CUstream` of the calling thread's context, is being captured.
+/// True if `stream`, a `CUstream` of the calling thread's context, is being captured.
 pub(super) fn is_capturing(stream: u64) -> Result<bool> {
     let mut status = sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE;
     // SAFETY: writes one value; the driver checks the handle.
@@ -259,7 +259,7 @@ pub(super) fn handle(stream: u64) -> sys::CUstream {
 }
 
 impl Gpu {
-    /// Whether `stream`, a `CUstream` of this GPU (0 is the default one), is being captured.
+    /// True if `stream`, a `CUstream` of this GPU (0 is the default one), is being captured.
     ///
     /// # Errors
     /// [`Error::Environment`] with the driver's answer.
@@ -293,8 +293,8 @@ impl Gpu {
         }
     }
 
-    /// What stream `then` does from now on comes after all that stream `first` does now. Both are `CUstream`s of
-    /// this GPU; 0 is the default one. Returns at once; the caller's context and capture mode stay as they are.
+    /// Orders all later work of stream `then` after all present work of stream `first`. Both are `CUstream`s of
+    /// this GPU; 0 is the default one. Returns at once; the caller's context and capture mode are preserved.
     ///
     /// # Errors
     /// [`Error::Environment`] with the driver's answer.
@@ -364,7 +364,7 @@ impl Event {
         })
     }
 
-    /// What `stream`, a `CUstream` of the GPU, does from now on comes after it. Returns at once.
+    /// Orders all later work of `stream`, a `CUstream` of the GPU, after the event. Returns at once.
     ///
     /// # Errors
     /// [`Error::Environment`] with the driver's answer.
@@ -376,7 +376,7 @@ impl Event {
         })
     }
 
-    /// Whether it has happened.
+    /// True if the event has occurred.
     ///
     /// # Errors
     /// [`Error::Device`] when a kernel died.

@@ -10,7 +10,7 @@ use std::sync::Arc;
 /// A matrix of 16-bit numbers whose rows follow on each other.
 #[derive(Clone, Copy, Debug)]
 pub struct HalfMatrix {
-    /// Where it begins on the GPU, a multiple of 16.
+    /// Address of the first byte on the GPU, a multiple of 16.
     pub address: u64,
     /// Its rows, at least one.
     pub rows: u32,
@@ -23,7 +23,7 @@ pub struct HalfMatrix {
 }
 
 impl HalfMatrix {
-    /// Whether copies of tiles can address it.
+    /// True if copies of tiles can address it.
     pub fn fits(&self) -> bool {
         let is_aligned = (self.address | self.row_bytes).is_multiple_of(16);
         is_aligned && self.rows > 0 && self.columns > 0 && self.row_bytes < 1 << 40

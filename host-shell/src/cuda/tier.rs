@@ -11,14 +11,14 @@ use crate::error::{Error, Result};
 use crate::lock::lock;
 use std::sync::{Arc, Mutex, Weak};
 
-/// Where doorbells, data and rings are.
+/// Placement of doorbells, data and rings.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Tier {
     /// Doorbells are words that a host thread passes on; data is in host memory.
     Relayed,
-    /// The GPU rings by itself; data is in host memory.
+    /// The GPU rings the mapped doorbells; data is in host memory.
     Direct,
-    /// The GPU rings by itself; data is in GPU memory.
+    /// The GPU rings the mapped doorbells; data is in GPU memory.
     GpuMemory,
     /// The same, and rings of its queues are in GPU memory, too.
     GpuRings,
@@ -31,12 +31,12 @@ impl Tier {
     }
 }
 
-/// Which tier the user wants.
+/// Tier that the user requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TierRequest {
     /// The highest that works, GPU memory only where the work wants its data there.
     Auto {
-        /// Whether data in GPU memory is preferred.
+        /// True if data in GPU memory is preferred.
         gpu_memory: bool,
     },
     /// This one or an error.
@@ -155,7 +155,8 @@ impl Access {
         }
     }
 
-    /// GPU memory for as many pairs of rings, of as many entries, on pages of so many bytes, where the tier has it.
+    /// Allocates GPU memory for the rings, where the tier places them there; `shape` is pairs, entries of each
+    /// and bytes of a page.
     ///
     /// # Errors
     /// As [`data`](Self::data).

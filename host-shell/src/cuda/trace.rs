@@ -24,7 +24,7 @@ pub struct Trace {
     recorded: Recorded,
 }
 
-/// What launches that have ended recorded.
+/// Events of launches that have ended.
 #[derive(Debug, Default)]
 pub struct Recorded {
     records: Vec<Traced>,
@@ -73,7 +73,7 @@ impl Trace {
         self.recorded.records.extend(ends);
     }
 
-    /// What was recorded, which is taken away or added to.
+    /// Returns the recorded events, to be taken or extended.
     pub(super) fn recorded(&mut self) -> &mut Recorded {
         &mut self.recorded
     }
@@ -109,7 +109,7 @@ fn newest(
     ((lost..traced).map(move |number| at(place(number))), lost)
 }
 
-/// Whether the record is of the kind of these events.
+/// True if the record is of the kind of these events.
 fn is_kind(record: &Traced, of: Event) -> bool {
     record.event[0] >> 56 == of.to_words()[0] >> 56
 }

@@ -8,12 +8,12 @@ use crate::cuda::stream::PATIENCE;
 use crate::error::{Error, Result};
 use std::time::{Duration, Instant};
 
-/// How long a call waits for the end of an entry.
+/// Time that one call of the library waits for an entry to end.
 const WAIT: Duration = Duration::from_millis(100);
-/// How long the others are asked for once an answer made no sense: reads of a drive end in it.
+/// Time of further polling after an answer that made no sense: long enough for reads of a drive to end.
 const AFTER_TROUBLE: Duration = Duration::from_secs(2);
 
-/// A batch that was set up. Destroyed on drop, unless entries of it may go on.
+/// A batch that was set up. Destroyed on drop, unless entries of it may still be under way.
 pub struct Batch {
     library: Library,
     id: usize,
@@ -28,10 +28,11 @@ impl Batch {
         self.id
     }
 
-    /// Waits for the ends of its `count` entries, whose cookies are their places: the bytes that each moved.
+    /// Waits for the ends of its `count` entries, whose cookies are their indices, and returns the bytes that
+    /// each transferred.
     ///
     /// # Errors
-    /// [`Error::Unfinished`] when some have no end that is told of.
+    /// [`Error::Unfinished`] when cuFile does not report the end of some.
     pub fn ends(self, count: usize) -> Result<Vec<Result<u64>>> {
         let mut ended: Vec<Option<Result<u64>>> = (0..count).map(|_| None).collect();
         let (mut left, begin) = (count, Instant::now());
@@ -68,7 +69,7 @@ impl Batch {
         Ok(ended.into_iter().flatten().collect())
     }
 
-    /// What has ended since the last call, waited for a moment.
+    /// Returns the events since the last call, after waiting a moment for the first.
     fn found(&self, most: usize) -> Result<Vec<IoEvent>> {
         let mut events = vec![IoEvent::default(); most];
         let mut found = most as u32;
@@ -89,7 +90,8 @@ impl Batch {
 
 impl Drop for Batch {
     fn drop(&mut self) {
-        // SAFETY: set up by us; none of its entries goes on.
+        // SAFETY: set up by us, and none of its entries is under way: [`ends`](Batch::ends) forgets a batch
+        // that has one.
         unsafe { (self.library.batch_destroy)(self.id) };
     }
 }
@@ -104,12 +106,12 @@ fn unfinished(left: usize, trouble: Option<Error>) -> Error {
     }
 }
 
-/// Whether an event is the end of its entry: not one that waits (1) or is under way (2).
+/// True if an event is the end of its entry: not one that waits (1) or is under way (2).
 fn is_end(event: &IoEvent) -> bool {
     !matches!(event.status, 0x1 | 0x2)
 }
 
-/// How an entry ended.
+/// Returns the bytes that an entry transferred, or its error.
 fn of_event(event: &IoEvent) -> Result<u64> {
     const COMPLETE: u32 = 0x10;
     match (event.status, event.bytes as isize) {

@@ -88,7 +88,7 @@ impl Code {
     }
 }
 
-/// The error of `call`; `cuda` is what CUDA said to it, 0 for nothing.
+/// Returns the error of `call`; `cuda` is CUDA's error code, 0 for none.
 pub fn failed(call: &str, code: Code, cuda: i32) -> Error {
     let (name, what, remedy) = code.describe();
     let cuda = match cuda {

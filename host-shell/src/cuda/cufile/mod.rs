@@ -31,7 +31,7 @@ pub const BATCH: usize = 128;
 /// The most bytes of one call; the library counts in `ssize_t` and splits them itself.
 const MOST_BYTES: u64 = 1 << 30;
 
-/// Which way the bytes of a file take.
+/// Path of the bytes of a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum GdsWay {
     /// From the drive into GPU memory, by the nvidia-fs driver.
@@ -77,13 +77,13 @@ pub struct GdsFile {
 /// A read or write of a batch.
 #[derive(Clone, Copy, Debug)]
 pub struct GdsIo {
-    /// Whether it writes the file.
+    /// True if the entry writes the file.
     pub is_write: bool,
     /// First byte in the file.
     pub offset: u64,
     /// Address on the GPU.
     pub address: u64,
-    /// How many.
+    /// Length in bytes.
     pub bytes: usize,
 }
 
@@ -143,7 +143,7 @@ impl GdsFile {
         &self.gpu
     }
 
-    /// Which way its bytes take.
+    /// Returns the path of its bytes.
     pub fn way(&self) -> GdsWay {
         self.way
     }
@@ -197,7 +197,7 @@ impl GdsFile {
         Ok(())
     }
 
-    /// How many bytes a call moved.
+    /// Returns the number of bytes that a call transferred.
     fn moved(&self, call: &str, is_write: bool, answer: isize) -> Result<u64> {
         match answer {
             0.. => Ok(answer as u64),
@@ -257,15 +257,16 @@ impl GdsFile {
         })
     }
 
-    /// Carries out reads and writes, [`BATCH`] of them at a time, and waits for all: how each ended, in their order.
-    /// Those that end short are continued one by one. Comes after what the default stream did before.
+    /// Executes reads and writes, [`BATCH`] of them at a time, waits for all, and returns their outcomes in
+    /// order. Short transfers are continued one by one. Runs after the work that the default stream had before.
     ///
     /// # Safety
     /// As [`read`](Self::read) and [`write`](Self::write), for each.
     ///
     /// # Errors
-    /// Where a batch cannot be submitted: what was submitted before has been carried out. [`Error::Unfinished`] where
-    /// cuFile does not tell of the end of all: those may go on, and the memory of all has to stay.
+    /// Where a batch cannot be submitted: the batches before have been executed. [`Error::Unfinished`] where
+    /// cuFile does not report the end of all: some may still be under way, and the memory of all must stay
+    /// valid.
     pub unsafe fn batch(&self, ios: &[GdsIo]) -> Result<Vec<Result<()>>> {
         let _guest = self.gpu.enter()?;
         self.gpu.finish(0, PATIENCE)?;
@@ -302,7 +303,7 @@ impl GdsFile {
         let whole = |(io, ended): (&GdsIo, Result<u64>)| -> Result<()> {
             let moved = ended?.min(io.bytes as u64);
             let (offset, rest) = (io.offset + moved, io.bytes as u64 - moved);
-            // SAFETY: the caller's; what is left of an entry that ended short.
+            // SAFETY: the caller's; the range is the remainder of an entry that ended short.
             unsafe { self.transfer(io.is_write, offset, rest, io.address + moved) }
         };
         Ok(ios.iter().zip(ended).map(whole).collect())
@@ -316,7 +317,7 @@ impl Drop for GdsFile {
     }
 }
 
-/// What cuFile reads of a read in a stream, and the number of bytes that it writes there.
+/// Parameters that cuFile reads, and the result that it writes, when the stream reaches the read.
 struct Words {
     bytes: usize,
     file_offset: i64,
@@ -357,7 +358,7 @@ impl GdsPending {
 
 impl Drop for GdsPending {
     fn drop(&mut self) {
-        // The stream may not have come to it: the words stay.
+        // The stream may not have reached the read yet: leaked, so that cuFile never writes into freed memory.
         std::mem::forget(self.words.take());
     }
 }
@@ -399,8 +400,8 @@ impl Drop for GdsBuffer {
     }
 }
 
-/// Which libcufile is here, and what it answers when it is opened, with the remedy where that is an error. Opens the
-/// library for this process, on GPU 0.
+/// Returns the version of libcufile, and the error with its remedy if opening it fails. Opens the library for
+/// this process, on GPU 0.
 ///
 /// # Errors
 /// Without the library.
@@ -413,7 +414,7 @@ pub fn probe() -> Result<(String, Result<()>)> {
     Ok((file, opened))
 }
 
-/// Whether an error of [`GdsFile`] is about cuFile, so that another way may do.
+/// True if an error of [`GdsFile`] is about cuFile, so that reading by host threads may succeed.
 pub fn is_of_cufile(error: &Error) -> bool {
     matches!(error, Error::Environment { .. })
 }

@@ -18,7 +18,7 @@ const LIGHT_BATCH: u64 = 256;
 /// A controller that answers nothing for so long is stuck.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// How a null controller is fed.
+/// Load that is put on a null controller.
 #[derive(Clone, Copy, Debug)]
 pub struct Feed {
     /// Threads; each has every so-manyth queue.
@@ -27,12 +27,12 @@ pub struct Feed {
     pub depth: u32,
     /// Commands per queue.
     pub commands: u64,
-    /// Whether each entry is written and each completion read, or only the first lap's entries and a
+    /// True if each entry is written and each completion read; false if only the first lap's entries and a
     /// batch's last completion.
     pub thorough: bool,
 }
 
-/// What feeding came to.
+/// Result of a run.
 #[derive(Clone, Copy, Debug)]
 pub struct Fed {
     /// Commands answered.
@@ -151,7 +151,7 @@ impl Lane {
         true
     }
 
-    /// Takes the completions that are there; whether there were any.
+    /// Reaps the completions that have arrived; true if there were any.
     #[inline(always)]
     fn take(&mut self) -> Result<bool> {
         let before = self.done;
@@ -173,7 +173,7 @@ impl Lane {
         Ok(true)
     }
 
-    /// Whether completion `sequence` is there, which is the one expected.
+    /// True if completion `sequence` was posted, which is the one expected.
     #[inline(always)]
     fn is_posted(&self, sequence: u64) -> Result<bool> {
         let index = sequence as u32 & self.mask;

@@ -26,7 +26,7 @@ use nvme_core::spec::register::{cq_head_doorbell, doorbell_bytes, offset, sq_tai
 use std::sync::Arc;
 use std::sync::atomic::AtomicU32;
 
-/// What is aligned to a page.
+/// Alignment of rings and registrations in bytes.
 const PAGE: usize = 4096;
 
 /// Rings and doorbells of a null controller.

@@ -12,7 +12,7 @@ const BATCH: u32 = 256;
 /// Entries ahead that are asked for early.
 const AHEAD: u32 = 16;
 
-/// What the driver did wrong.
+/// Violation of the protocol by the driver.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Fault {
     /// The queue, from 1.
@@ -75,7 +75,7 @@ impl Queue {
         }
     }
 
-    /// Whether it is a drive with a [`Model`].
+    /// True if it behaves like a drive with a [`Model`].
     pub(super) fn is_timed(&self) -> bool {
         self.timed.is_some()
     }

@@ -12,7 +12,7 @@ use std::time::Instant;
 /// Passes without work after which a thread lets others run.
 pub(super) const IDLE_SPINS: u32 = 10_000;
 
-/// What a run came to.
+/// Counts of a run.
 #[derive(Clone, Debug, Default)]
 pub struct Account {
     /// Commands completed.
@@ -23,7 +23,7 @@ pub struct Account {
     pub busy_seconds: f64,
     /// Seconds that the threads ran, added up.
     pub seconds: f64,
-    /// What stopped it, if anything did.
+    /// Fault that stopped it, if one did.
     pub fault: Option<Fault>,
 }
 
@@ -49,10 +49,10 @@ pub struct Running {
 }
 
 impl Null {
-    /// Starts `threads` threads (no more than queues) on empty rings.
+    /// Starts `threads` threads (at most one for each queue) on empty rings.
     ///
     /// # Errors
-    /// [`Error::System`] when there are no threads to be had.
+    /// [`Error::System`] when threads cannot be started.
     pub fn start(&self, threads: usize, model: Option<Model>) -> Result<Running> {
         self.clear();
         Running::start(self, threads, model, false)
@@ -106,7 +106,7 @@ impl Running {
         self.threads.len()
     }
 
-    /// What stopped it, if anything did.
+    /// Returns the fault that stopped it, if one did.
     pub fn fault(&self) -> Option<Fault> {
         lock(&self.shared.fault).clone()
     }

@@ -28,7 +28,7 @@ const _: () = assert!(size_of::<SummaryWords>() == size_of::<Summary>());
 /// Rows of a launch that were not read.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Failures {
-    /// How many.
+    /// Number of rows.
     pub rows: u64,
     /// The first of them in the order of the ids, and its code.
     pub first: Option<(u64, i32)>,
@@ -41,7 +41,7 @@ pub struct Failures {
 pub(super) struct Board {
     gate: &'static [AtomicU32],
     gate_address: u64,
-    /// How many writes of the host have ended.
+    /// Number of writes of the host that have ended.
     written: &'static WriteCount,
     written_address: u64,
     summaries: &'static [SummaryWords],
@@ -108,14 +108,14 @@ impl Board {
         self.summaries_address + u64::from(index) * size_of::<SummaryWords>() as u64
     }
 
-    /// How many launches with summary `index` have ended.
+    /// Returns the number of launches with summary `index` that have ended.
     pub fn ended(&self, index: u32) -> u32 {
         // Acquire: pairs with the fence of the launch's last block; its rows are there.
         let summary = self.summaries.get(index as usize);
         summary.map_or(0, |summary| summary.ended.load(Order::Acquire, Scope::Sys))
     }
 
-    /// What the last launch with summary `index` did not read.
+    /// Returns the rows that the last launch with summary `index` did not read.
     pub fn failures(&self, index: u32) -> Failures {
         let Some(summary) = self.summaries.get(index as usize) else {
             return Failures::default();

@@ -45,7 +45,7 @@ struct Staging {
     registered: Registered,
 }
 
-/// Where the parts of a chunk lie in the staging memory.
+/// Offsets of the parts of a chunk in the staging memory.
 #[derive(Clone, Copy)]
 struct Layout {
     rows: u64,
@@ -84,7 +84,7 @@ struct Operation {
     steps: Box<[Step]>,
 }
 
-/// An operation that the stream does not own: freed when this is dropped, its staging memory given back.
+/// An operation that the stream does not own: on drop it is freed, and its staging memory returns to the pool.
 struct OwnedOperation(*mut Operation);
 
 // SAFETY: the pointer is to an operation of this alone, whose parts may be used by any thread.
@@ -136,7 +136,8 @@ struct Step {
     rows: u64,
 }
 
-// SAFETY: the pointer is to the operation that holds the step; functions of one stream run one after the other.
+// SAFETY: the pointer is to the operation that holds the step. The driver runs the host functions of one stream
+// in order and never together, so at most one thread uses the operation.
 unsafe impl Send for Step {}
 // SAFETY: as above.
 unsafe impl Sync for Step {}
@@ -362,7 +363,7 @@ impl Queue {
 /// # Safety
 /// `data` is a step of a living operation.
 unsafe extern "C" fn run_step(data: *mut c_void) {
-    // SAFETY: the caller's; functions of one operation run one after the other.
+    // SAFETY: the caller's. The host functions of one operation run in order and never together.
     let (step, of) = unsafe {
         let step = &*data.cast::<Step>();
         (step, &*step.operation)
@@ -417,10 +418,10 @@ fn widened(ids: &[u8], id_bytes: usize, step: &Step) -> Vec<i64> {
     }
 }
 
-/// Tells those who wait what the operation came to.
+/// Publishes the outcome of the operation to the threads that wait for it.
 ///
 /// # Safety
-/// `data` is a living operation, which no graph holds unless it says so.
+/// `data` is a living operation. If a graph holds it, `is_captured` is set.
 unsafe extern "C" fn end(data: *mut c_void) {
     let operation = data.cast::<Operation>();
     // SAFETY: the caller's.

@@ -60,7 +60,7 @@ impl TableCache {
         self.lines
     }
 
-    /// What a launch by way of the cache names besides.
+    /// Returns the keep-alive of the cache for a launch that uses it.
     pub(super) fn named(&self) -> Named {
         Some(Arc::clone(&self.memory) as _)
     }

@@ -1,9 +1,9 @@
-//! What an operation of a host thread came to.
+//! Outcome of an operation of a host thread.
 
 use super::board::Failures;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
-/// What an operation came to, for those who wait for it.
+/// Outcome of an operation, shared with the threads that wait for it.
 #[derive(Debug, Default)]
 pub(super) struct Ended {
     rows: AtomicU64,
@@ -19,11 +19,12 @@ impl Ended {
         self.rows.store(failures.rows, Ordering::Relaxed);
         self.first.store(first, Ordering::Relaxed);
         self.code.store(code as u32, Ordering::Relaxed);
-        // Release: who sees the count sees what the operation came to.
+        // Release: pairs with the acquire load in `count`. A waiter that sees the new count also sees the
+        // failures, and the rows that the host function moved before.
         self.ended.fetch_add(1, Ordering::Release);
     }
 
-    /// How often it has ended.
+    /// Returns how often it has ended.
     pub fn count(&self) -> u32 {
         self.ended.load(Ordering::Acquire)
     }

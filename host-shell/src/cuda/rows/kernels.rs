@@ -72,7 +72,7 @@ impl RowKernels {
         blocks: u32,
         argument: &T,
     ) -> Result<()> {
-        // SAFETY: the caller's. A function is known to the driver by itself, whichever of the modules has it.
+        // SAFETY: the caller's. A function handle identifies its module, so it need not be one of `gathers`.
         unsafe {
             let blocks = Blocks::plain(blocks, BLOCK_THREADS);
             self.gathers.launch_on(stream, kernel, blocks, argument)

@@ -6,11 +6,11 @@
 //! (docs/adr/0008).
 //!
 //! - [`GpuRows`]: the queues, slots and kernel of one controller; [`StripedRows`]: those of several.
-//! - [`RowTable`]: where rows lie.
+//! - [`RowTable`]: location and size of rows.
 //! - [`Pending`]: a gather under way.
-//! - `streamed`: rows that a kernel of others uses while it reads them.
+//! - `streamed`: rows that the caller's kernel consumes while it reads them.
 //! - `ranges`: reads of any length, many in one launch. `scatter`: rows that the GPU writes.
-//! - `wide`: rows whose elements a second launch makes wider.
+//! - `wide`: rows whose elements a second launch dequantises or upcasts.
 //! - `board`, `state`: the words and the memory that launches and their recovery share.
 // UNSAFETY: launches a kernel over addresses that the caller vouches for.
 #![allow(unsafe_code)]
@@ -65,10 +65,10 @@ use wide::WideRows;
 
 /// Rows that a warp reads at a time, unless its slots hold fewer.
 const FEW: u64 = 4;
-/// Bytes of so many, where rows are long.
+/// Bytes that a warp reads at a time, where rows are long.
 const FEW_BYTES: u64 = 16 << 10;
 
-/// What a [`GpuRows`] is made of.
+/// Options of a [`GpuRows`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RowsOptions {
     /// Queue pairs that the GPU drives.
@@ -197,7 +197,7 @@ impl GpuRows {
         Ok(())
     }
 
-    /// Whether a slot holds a row of `table`.
+    /// True if a slot holds a row of `table`.
     pub fn fits(&self, table: &RowTable) -> bool {
         self.slot_bytes(table) <= self.most_bytes()
     }
@@ -304,8 +304,9 @@ impl GpuRows {
         Ok(slot)
     }
 
-    /// Puts `launch` into `stream` by `put`, which gets it with words of its own and the number of its blocks. Until it
-    /// has ended, or for as long as a graph may run it, what is `named` stays.
+    /// Enqueues `launch` in `stream` by `put`, which receives it with summary words of its number and the
+    /// number of blocks. Until the launch has ended, or for as long as a graph may run it, `named` is kept
+    /// alive.
     fn start(
         &self,
         launch: Gather,
@@ -344,8 +345,8 @@ impl GpuRows {
         TableCache::new(&self.state, table, bytes)
     }
 
-    /// What a kernel of the caller's reads rows of `table` by: see `nvme_gpu_kernel`'s `TableRows`. It can be passed
-    /// to kernels until the store is closed; those that run then, or later, get no more rows.
+    /// Returns the access of a caller's kernel to rows of `table`: see `nvme_gpu_kernel`'s `TableRows`. It can
+    /// be passed to kernels until the store is closed; those that run then, or later, receive no rows any more.
     ///
     /// # Errors
     /// As [`check`](Self::check).
@@ -365,7 +366,7 @@ impl GpuRows {
         self.launch(table, &request).ok_or_else(closed)
     }
 
-    /// How many launches with the numbers of scatters have ended: another count after each scatter.
+    /// Returns the number of ended launches with numbers of scatters: it changes after each scatter.
     pub fn writes_ended(&self) -> u64 {
         self.state.scatters_ended()
     }
@@ -407,7 +408,7 @@ impl GpuRows {
     }
 }
 
-/// What decides the shape of a launch, over one drive or over drives in stripes.
+/// Parameters of a launch that are common to one drive and to striped drives.
 struct Common {
     /// Bytes of the slot of a row.
     slot: u64,
@@ -451,7 +452,7 @@ fn closed() -> Error {
     }
 }
 
-/// What happens to rows on their way.
+/// Options of a gather.
 #[derive(Clone, Copy, Default)]
 pub struct Ways<'a> {
     /// Rows that were read not long ago are taken from there.
@@ -482,8 +483,9 @@ impl Drop for GpuRows {
             std::mem::forget(self.slots.take());
         }
         if !is_idle || !self.state.is_over() {
-            // A launch that its stream has not come to names its kernel and the words of its end, and one that does not
-            // leave names everything. To free memory of the GPU would wait for that stream, too.
+            // A launch that its stream has not reached refers to its kernel and its summary words, and a kernel
+            // that does not end refers to everything. Besides, freeing GPU memory here would wait for that
+            // stream.
             leftovers::keep(Box::new(RowsLeft {
                 state: Arc::clone(&self.state),
                 _kernels: self.kernels.take(),
@@ -493,7 +495,7 @@ impl Drop for GpuRows {
     }
 }
 
-/// What launches of a store that was closed may still use.
+/// Objects that launches of a closed store may still use.
 struct RowsLeft {
     state: Arc<RowsState>,
     _kernels: Option<Arc<RowKernels>>,

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 /// Launches under way at a time, captured ones included.
 pub(super) const LAUNCHES: u32 = 4096;
-/// What a launch names besides the words of its store: a cache, or the members of a stripe.
+/// Keep-alive of a launch besides the words of its store: a cache, or the members of a stripe.
 pub(super) type Named = Option<Arc<dyn Any + Send + Sync>>;
 /// Launches whose end nobody waits for, before the list of them is looked through.
 const FEW_ABANDONED: usize = 32;
@@ -19,7 +19,7 @@ pub(super) struct LaunchNumbers {
     pub(super) held: HashMap<u32, u32>,
     /// Those whose handle went away before their end.
     pub(super) abandoned: Vec<Abandoned>,
-    /// How many abandoned ones there are before they are looked through again.
+    /// Number of abandoned launches at which their list is examined again.
     pub(super) most_abandoned: usize,
     /// Those that scatters have had. A graph may run one again at any time.
     pub(super) of_scatters: BTreeSet<u32>,
@@ -55,7 +55,7 @@ impl LaunchNumbers {
         over
     }
 
-    /// Whether every launch has ended, but for those of graphs.
+    /// True if every launch has ended, but for those of graphs.
     pub fn are_over(&self, ended: impl Fn(u32) -> u32) -> bool {
         let held = self.held.iter().map(|(number, before)| (*number, *before));
         let abandoned = self.abandoned.iter().map(|one| (one.number, one.before));

@@ -19,18 +19,18 @@ use std::time::{Duration, Instant};
 const SPIN_LOOKS: u32 = 20_000;
 const NAP: Duration = Duration::from_micros(20);
 
-/// What a gather or scatter came to.
+/// Outcome of a gather or scatter.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Gathered {
     /// Rows that were not moved.
     pub failures: Failures,
 }
 
-/// An operation in a stream. Dropping it lets the operation go on.
+/// An operation in a stream. Dropping it does not stop the operation.
 #[must_use = "failed rows are known from the result"]
 pub struct Pending {
     parts: Vec<Part>,
-    /// How often it had ended when all that it was made for was found to hold.
+    /// Number of ends up to which the facts that the operation was launched on were found to hold.
     held: AtomicU32,
 }
 
@@ -100,33 +100,36 @@ impl Pending {
         self.parts.append(&mut other.parts);
     }
 
-    /// Whether the launch is one of a graph that was captured: it runs each time the graph does.
+    /// True if the launch is one of a graph that was captured: it runs each time the graph does.
     pub fn is_captured(&self) -> bool {
         self.parts.iter().any(Part::is_captured)
     }
 
-    /// Whether it will not end again: every graph that it was captured in is gone, or it is none of a graph and has ended.
+    /// True if it will not run again: every graph that it was captured in is gone, or it is not in a graph and
+    /// has ended.
     pub fn is_over(&self) -> bool {
         leftovers::reap();
         self.parts.iter().all(Part::is_over)
     }
 
-    /// How often it has ended: 0 or 1, and for a captured one once for each time the graph was launched.
+    /// Returns how often it has ended: 0 or 1, and for a captured one once for each launch of the graph.
     pub fn ended(&self) -> u32 {
         self.parts.iter().map(Part::ended).min().unwrap_or(1)
     }
 
-    /// Whether it has ended, a captured one at least once: it uses its memory no more. Whether what it moved is to be
-    /// trusted is told by [`outcome`](Self::outcome).
+    /// True if it has ended, a captured one at least once: it no longer uses its memory. Whether its data can
+    /// be trusted is known from [`outcome`](Self::outcome).
     pub fn is_done(&self) -> bool {
         self.ended() != 0
     }
 
-    /// What the last one that ended came to, once that is known. It waits for nothing: `None` before the end, and
-    /// until it was read again whether the namespace is what it was, where something says that it may not be.
+    /// Returns the outcome of the last run that ended, once it is known. It waits for nothing: `None` before
+    /// the end, and, while something indicates that the namespace may have changed, until its properties were
+    /// read again.
     ///
     /// # Errors
-    /// [`Error::Changed`] when it was moved by what no longer holds, with the member of a stripe; that of the look.
+    /// [`Error::Changed`] when the namespace was no longer the one that the operation was launched for, with
+    /// the member of a stripe; the error of reading its properties.
     pub fn outcome(&self) -> Option<Result<Gathered>> {
         let ended = self.ended();
         if ended == 0 {
@@ -149,12 +152,12 @@ impl Pending {
         Some(Ok(self.last()))
     }
 
-    /// Whether its [outcome](Self::outcome) is known.
+    /// True if its [outcome](Self::outcome) is known.
     pub fn is_settled(&self) -> bool {
         self.outcome().is_some()
     }
 
-    /// What its launches read from, with the number of each in a stripe.
+    /// Returns the states of the drives that its launches use, with the number of each in a stripe.
     fn states(&self) -> impl Iterator<Item = (Option<usize>, &RowsState)> {
         self.parts.iter().flat_map(|part| {
             let (slot, members) = match &part.by {
@@ -184,10 +187,12 @@ impl Pending {
         Gathered { failures: all }
     }
 
-    /// Waits until its outcome is known, `limit` at most. Without a limit to wait for it sends nothing to the drive.
+    /// Waits until its outcome is known, `limit` at most. With a limit of zero it sends no command to the
+    /// drive.
     ///
     /// # Errors
-    /// [`Error::Unfinished`] past the limit: it goes on. Every other one is an [outcome](Self::outcome): it has ended.
+    /// [`Error::Unfinished`] past the limit: it continues. Every other error is an [outcome](Self::outcome): it
+    /// has ended.
     pub fn wait(&self, limit: Duration) -> Result<Gathered> {
         let begin = Instant::now();
         let mut looks = 0u32;
@@ -252,7 +257,8 @@ impl Part {
         }
     }
 
-    /// Whether it will not end again. Beside this handle only a graph has what a captured one needs.
+    /// True if it will not run again. A captured one is referenced by graphs and this handle only, so a single
+    /// reference means that no graph has it.
     fn is_over(&self) -> bool {
         match &self.by {
             _ if !self.is_captured() => self.ended() != 0,

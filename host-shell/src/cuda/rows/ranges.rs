@@ -12,7 +12,7 @@ use nvme_gpu_kernel::rows::{Gather, Listed, RANGES, Range, Ranges, Split};
 const PIECE_BYTES: u32 = 4096;
 
 impl GpuRows {
-    /// Whether a slot holds a piece.
+    /// True if a slot holds a piece.
     pub fn reads_ranges(&self) -> bool {
         self.fits(&self.pieces(0))
     }
@@ -157,7 +157,7 @@ fn parts(some: &[&ReadRange], shift: u32) -> ([Range; RANGES], u64) {
     (ranges, first)
 }
 
-/// log2 of the bytes of which the address of each whole piece is a multiple, 4 at most.
+/// Returns log2 of the common alignment in bytes of the addresses of whole pieces, 4 at most.
 fn unit_shift(some: &[&ReadRange], shift: u32) -> u32 {
     // A whole piece begins where the drive's bytes are a multiple of it.
     let begins = some.iter().map(|one| {

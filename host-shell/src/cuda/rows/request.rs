@@ -6,7 +6,7 @@ use crate::error::{Error, Result};
 use crate::widen::Widen;
 use nvme_gpu_kernel::rows::{ListHead, Range};
 
-/// Whether rows come from the drive, or go there.
+/// Direction of an operation on rows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Direction {
     /// From the drive to the addresses of the request.
@@ -15,12 +15,12 @@ pub enum Direction {
     Write,
 }
 
-/// Rows of one size, one after the other, from any byte of a namespace on.
+/// Contiguous rows of one size, from any byte of a namespace on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RowTable {
-    /// Where row 0 begins, in bytes.
+    /// Offset of row 0 in bytes.
     pub first_byte: u64,
-    /// How many.
+    /// Number of rows.
     pub rows: u64,
     /// Bytes of each.
     pub row_bytes: u32,
@@ -31,11 +31,11 @@ pub struct RowTable {
 pub struct Request {
     /// `count` ids, `i64` when `wide_ids`, else `i32`. 0 means rows 0, 1, 2 and so on.
     pub ids: u64,
-    /// Whether ids are `i64`.
+    /// True if ids are `i64`.
     pub wide_ids: bool,
-    /// How many ids.
+    /// Number of ids.
     pub count: u64,
-    /// Where the first row goes, or comes from.
+    /// Address of the first row of the request.
     pub out: u64,
     /// Bytes from one row to the next there.
     pub out_stride: u64,
@@ -154,14 +154,14 @@ impl ReadList {
     }
 }
 
-/// Bytes that are asked for, and where they go on the GPU.
+/// Range of bytes to read, and its destination on the GPU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ReadRange {
     /// The first byte.
     pub offset: u64,
-    /// How many.
+    /// Length in bytes.
     pub bytes: u64,
-    /// Where they go: an address of the GPU.
+    /// Destination: an address of the GPU.
     pub to: u64,
 }
 

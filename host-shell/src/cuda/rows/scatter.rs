@@ -7,12 +7,12 @@ use crate::error::Result;
 use nvme_core::spec::nvm;
 use nvme_gpu_kernel::rows::{SCATTER_ROWS, Scatter};
 
-/// Launches of one scatter at most: each has a number of its own until it has ended.
+/// Limit of the launches of one scatter: each occupies a launch number until it has ended.
 const MOST_LAUNCHES: u64 = 256;
 
 impl GpuRows {
-    /// Whether the GPU writes the rows of `request` to `table` itself: rows of whole blocks which slots hold, fewer than
-    /// 2^32 of them in the table, and not more of them than a few launches take.
+    /// True if the GPU itself writes the rows of `request` to `table`: rows of whole blocks which slots hold,
+    /// fewer than 2^32 of them in the table, and at most as many as a few launches take.
     pub fn writes(&self, table: &RowTable, request: &Request) -> bool {
         let block = u64::from(self.info.block_bytes);
         let is_whole = (table.first_byte | u64::from(table.row_bytes)).is_multiple_of(block);

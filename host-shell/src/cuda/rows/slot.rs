@@ -1,5 +1,5 @@
-//! Numbers of launches: each has words of its own by which it tells of its end, from before the launch until nothing can
-//! run it or ask about it any more.
+//! Numbers of launches: each has summary words by which it reports its end, from before the launch until
+//! nothing can run it or query it any more.
 
 use super::super::captured::keep_with_graph;
 use super::super::leftovers::{self, Leftover};
@@ -12,7 +12,7 @@ use crate::error::{Error, Result};
 use nvme_gpu_kernel::rows::{Gather, Progress};
 use std::sync::Arc;
 
-/// How far a launch is.
+/// State of a launch.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Stage {
     Reserved,
@@ -143,7 +143,7 @@ impl LaunchSlot {
         Ok(slot)
     }
 
-    /// How many launches with this number have ended since it was reserved.
+    /// Returns the number of launches with this number that have ended since it was reserved.
     pub fn ended(&self) -> u32 {
         self.state
             .board

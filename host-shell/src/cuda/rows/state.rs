@@ -1,4 +1,4 @@
-//! What launches, their recovery and those who wait for them share.
+//! State that launches, their recovery and waiting threads share.
 
 use super::super::driver::Gpu;
 use super::super::lent::Users;
@@ -17,8 +17,9 @@ use std::time::{Duration, Instant};
 /// Between two looks at the gate.
 const NAP: Duration = Duration::from_micros(20);
 
-/// What every block of a launch uses besides its queues. Launches over stripes keep that of each drive: apart from the
-/// [`RowsState`], which has the list of launches that nobody waits for, so that none of these keeps itself.
+/// Memory that every block of a launch uses besides its queues. Launches over stripes keep that of each drive
+/// alive. It is separate from the [`RowsState`], which has the list of abandoned launches: otherwise such a
+/// launch would keep itself alive.
 pub(in super::super) struct StationMemory {
     /// A word for each station, 0 while it is free.
     pub free: DeviceMemory,
@@ -26,13 +27,13 @@ pub(in super::super) struct StationMemory {
     pub cells: DeviceMemory,
 }
 
-/// What launches of one store share.
+/// State that launches of one store share.
 pub(in super::super) struct RowsState {
     pub gpu: Arc<Gpu>,
     pub(super) board: Board,
     pub stations: u32,
     pub memory: Arc<StationMemory>,
-    /// How long the groups inside may need to leave.
+    /// Time that the groups inside may need to leave.
     patience: Duration,
     /// A `u64`: how many blocks of scatters have ended.
     pub written: DeviceMemory,
@@ -43,7 +44,8 @@ pub(in super::super) struct RowsState {
     is_stopped: AtomicBool,
     /// Groups did not leave: the GPU may still use everything.
     is_stuck: AtomicBool,
-    /// What launches go by. It has the device open, which launches that outlive their store must not.
+    /// Facts about the namespace on which launches rely. They hold the device open, which launches that outlive
+    /// their store must not do.
     pub footing: OnceLock<Weak<Footing>>,
     /// A kernel of the caller's may name this memory at any time: it is never freed.
     pub is_kept: AtomicBool,
@@ -123,7 +125,7 @@ impl RowsState {
             .unwrap_or(Standing::Holds)
     }
 
-    /// What `of` says of the footing, while the store is open.
+    /// Evaluates `of` on the facts, while the store is open.
     fn footing<T>(&self, of: impl FnOnce(&Footing) -> T) -> Option<T> {
         let footing = self.footing.get().and_then(Weak::upgrade)?;
         Some(of(&footing))
@@ -133,8 +135,8 @@ impl RowsState {
         lock(&self.launches)
     }
 
-    /// Whether every launch has ended that is not one of a graph, which keeps all that it needs, and no kernel of the
-    /// caller's may come: nothing else on the GPU names this memory.
+    /// True if nothing on the GPU refers to this memory any more: every launch has ended that is not one of a
+    /// graph, which keeps everything that it needs, and no kernel of the caller's may come.
     pub(super) fn is_over(&self) -> bool {
         let are_over = self.launches().are_over(|number| self.board.ended(number));
         !self.is_kept.load(Ordering::Acquire) && are_over
@@ -166,7 +168,7 @@ impl Users for RowsState {
             let _guest = self.gpu.enter()?;
             self.free_lost()
         };
-        // By its own namespace: what became of others is no matter.
+        // Judged by its own namespace; changes of others do not matter.
         let may_pass = || {
             let read = self.footing(|footing| footing.check_read(nvm::opcode::READ));
             read.unwrap_or(Ok(())).is_ok()

@@ -1,4 +1,5 @@
-//! Rows that a kernel of others uses where they land: each byte once, in the order of the drive, or rows that it chooses.
+//! Rows that a kernel of the caller consumes where they arrive: each byte once, in the order of the drive, or
+//! rows that it selects.
 // UNSAFETY: launches a kernel over addresses that the caller vouches for.
 #![allow(unsafe_code)]
 
@@ -9,7 +10,7 @@ use nvme_gpu_kernel::ring::{LEAST_SHIFT, MOST_SHIFT};
 use nvme_gpu_kernel::rows::{BLOCK_THREADS, Gather, WARP_BYTES};
 
 impl GpuRows {
-    /// Whether a stage of a ring holds a block.
+    /// True if a stage of a ring holds a block.
     pub fn streams(&self) -> bool {
         self.info.block_bytes <= 1 << self.piece_shift()
     }
@@ -19,9 +20,10 @@ impl GpuRows {
         self.max_transfer.ilog2().clamp(LEAST_SHIFT, MOST_SHIFT)
     }
 
-    /// Puts a kernel of `module` into `stream` whose warps read the rows of `table` by `nvme_gpu_kernel::Stream`, and
-    /// count what they could not use: `argument` makes what it takes of the words of its rows, `count` of which is `parts`.
-    /// `blocks` of them, or as many as have a warp for each part and a station.
+    /// Launches in `stream` a kernel of `module` whose warps read the rows of `table` by
+    /// `nvme_gpu_kernel::Stream`, and count the parts that they could not use. `argument` builds its argument
+    /// from the words of its rows, whose `count` is `parts`. The grid is `blocks`, or as many blocks as have a
+    /// warp for each part and a station.
     ///
     /// # Safety
     /// `function` takes one `T`; as [`gather`](Self::gather) for the addresses in it.
@@ -42,7 +44,7 @@ impl GpuRows {
         unsafe { self.put(table, launch, kernel, argument, stream) }
     }
 
-    /// Whether a warp's slots hold a row of `table` for each lane.
+    /// True if a warp's slots hold a row of `table` for each lane.
     pub fn reads_by_lanes(&self, table: &RowTable) -> bool {
         self.slot_bytes(table) * 32 <= WARP_BYTES && self.fits(table)
     }

@@ -1,7 +1,7 @@
-//! Rows of several drives in stripes: the GPU submits to the queues of all of them.
+//! Rows of striped drives: the GPU submits to the queues of all of them.
 //!
-//! Each member keeps what it has for rows of its own: queues, a gate, slots, its watch. A launch takes the words of its
-//! end from the first one.
+//! Each member keeps its own queues, gate, slots and watch thread. A launch uses the summary words of the first
+//! member.
 // UNSAFETY: launches a kernel over addresses that the caller vouches for.
 #![allow(unsafe_code)]
 
@@ -31,11 +31,12 @@ pub struct StripedRows {
     timeout: Duration,
 }
 
-/// What launches over the stripes name: kept until they have ended, and for as long as a graph may run one.
+/// Memory that launches over the stripes refer to: kept until they have ended, and for as long as a graph may
+/// run one.
 struct StripeWords {
     /// A word for each station, 0 while it is free, and a [`Member`] for each drive.
     memory: DeviceMemory,
-    /// What the words of the drives name.
+    /// Memory that the words of the drives refer to.
     _stations: Vec<Arc<StationMemory>>,
 }
 
@@ -94,7 +95,7 @@ impl StripedRows {
         }))
     }
 
-    /// Whether a slot holds a row of `table`, which touches two members at most.
+    /// True if a slot holds a row of `table`, which touches two members at most.
     pub fn fits(&self, table: &RowTable) -> bool {
         let most = WARP_BYTES
             .min(self.max_transfer)
@@ -175,7 +176,7 @@ impl StripedRows {
 }
 
 impl GpuRows {
-    /// What a launch over stripes has of this drive; `None` once the store was closed.
+    /// Returns the share of this drive in a launch over stripes; `None` once the store was closed.
     fn member(&self) -> Option<Member> {
         let (lent, slots) = (self.lent.as_ref()?, self.slots.as_ref()?);
         Some(Member {

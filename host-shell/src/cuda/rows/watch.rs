@@ -8,11 +8,12 @@ use std::sync::{Arc, mpsc};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-/// How often it looks.
+/// Interval of its checks.
 const LOOK: Duration = Duration::from_millis(2);
 
-/// Recovers the controller when a kernel reports trouble, and shuts the gate for good when the namespace is not what
-/// launches were made for: captured ones and kernels of others run without a call of the host.
+/// Recovers the controller when a kernel reports trouble, and closes the gate for good when the namespace has
+/// changed since launches were made for it. A thread has to watch this, because graphs and kernels of the
+/// caller run without a call of the host.
 pub(super) struct Watch {
     stop: Option<mpsc::Sender<()>>,
     thread: Option<JoinHandle<()>>,

@@ -11,7 +11,7 @@ use nvme_gpu_kernel::rows::{Gather, Widened};
 
 /// A request, and what is done with its rows once they are there.
 pub(super) struct WideRows {
-    /// Where the stored rows go.
+    /// Gather of the rows in their stored format.
     pub stored: Request,
     widened: Option<Widened>,
 }
@@ -68,7 +68,8 @@ impl WideRows {
         })
     }
 
-    /// What the gather makes of rows that it does not read.
+    /// Returns the number of the format in whose encoding of zeros the gather fills rows that it cannot read; 0 for rows
+    /// that are not widened, which become zero bytes.
     pub fn failed_as(&self) -> u32 {
         self.widened.map_or(0, |widened| widened.format)
     }

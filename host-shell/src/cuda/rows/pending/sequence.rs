@@ -11,8 +11,8 @@ use nvme_gpu_kernel::rows::Gather;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// How long the launches of an operation that could not be completed are waited for: longer than reads that time out, and
-/// what the stream does before them may take as well.
+/// Deadline of waiting for the launches of an operation that could not be completed: longer than reads that
+/// time out, plus the time of work that the stream does before them.
 const LIMIT: Duration = Duration::from_secs(60);
 /// Between two looks at the stream.
 const NAP: Duration = Duration::from_micros(100);
@@ -120,7 +120,7 @@ impl<'g> LaunchSequence<'g> {
         let slot = before.state().reserve(1)?.pop();
         let slot = slot.ok_or_else(|| Error::internal("no launch was reserved"))?;
         let end = slot.put(Gather::default(), (&kernels, None), self.stream, |launch| {
-            // SAFETY: the kernel takes one `Gather`, of which it uses the words of its number alone.
+            // SAFETY: the kernel takes one `Gather`, of which it uses only the words of its number.
             unsafe { kernels.launch(self.stream, kernels.end_launch, 1, &launch) }
         })?;
         self.add(Pending::of_kernel(end), 0);
@@ -155,7 +155,7 @@ impl<'g> LaunchSequence<'g> {
         Ok(())
     }
 
-    /// Whether nothing of it is under way.
+    /// True if none of it is under way.
     fn is_over(&self) -> Result<bool> {
         if !self.has_kernels && !self.pending.is_captured() && self.pending.is_done() {
             return Ok(true);
@@ -184,7 +184,8 @@ impl Drop for LaunchSequence<'_> {
     }
 }
 
-/// Whether nothing of a stream is under way after this answer: it is done, or its context is dead and runs nothing.
+/// True if, after this answer, no work of a stream is under way: it is done, or its context is dead and runs
+/// nothing.
 fn is_end(answer: CUresult) -> bool {
     use CUresult as R;
     let is_dead = matches!(
