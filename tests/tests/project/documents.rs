@@ -213,6 +213,34 @@ fn lines_are_short() {
     assert!(offenders.is_empty(), "\n{}", offenders.join("\n"));
 }
 
+/// The figures are drawn by a script, which is run where there is a Python; the names are compared in any case.
+#[test]
+fn figures_are_what_their_script_draws() {
+    let folder = root().join("docs/figures");
+    let script = fs::read_to_string(folder.join("draw.py")).unwrap();
+    let mut figures = 0;
+    for entry in fs::read_dir(&folder).unwrap() {
+        let path = entry.unwrap().path();
+        if path.extension().is_some_and(|end| end == "svg") {
+            figures += 1;
+            let name = path.file_stem().unwrap().to_str().unwrap();
+            assert!(
+                script.contains(&format!("    \"{name}\": ")),
+                "draw.py does not draw {name}"
+            );
+        }
+    }
+    assert!(figures >= 6, "only {figures} figures were found");
+    let mut check = std::process::Command::new("python3");
+    match check.arg(folder.join("draw.py")).arg("--check").output() {
+        Ok(output) => {
+            let said = String::from_utf8_lossy(&output.stderr);
+            assert!(output.status.success(), "{said}");
+        }
+        Err(error) => println!("not compared with the script's output: python3: {error}"),
+    }
+}
+
 /// Lines of a decision: one page.
 const DECISION_LINES: usize = 60;
 
