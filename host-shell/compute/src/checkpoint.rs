@@ -147,7 +147,7 @@ impl Source<'_> {
         }
     }
 
-    /// A tensor of the checkpoint that has so many elements, in bf16.
+    /// Reads a tensor of the checkpoint, which must have `elements` elements of bf16.
     fn read(&self, name: &str, elements: u64) -> Result<Vec<u8>> {
         let entry = self.catalog.get(name).ok_or_else(|| unknown(name))?;
         let bytes = elements * 2;
@@ -188,7 +188,7 @@ impl Source<'_> {
         Ok(turned.flatten().copied().collect())
     }
 
-    /// The matrix of each expert, one after the other.
+    /// Reads the matrix of each expert into one array, in order.
     fn experts(&self, tensor: &Tensor, moe: &str, matrix: &str) -> Result<Vec<u8>> {
         let (elements, count) = (tensor.shape[0] * tensor.shape[1], tensor.shape[2]);
         let mut all = Vec::new();

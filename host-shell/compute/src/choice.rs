@@ -4,14 +4,14 @@ use crate::{KvPages, KvShape};
 use nvme_compute_kernel::choose::{FIRST, UNKNOWN, larger, rank_of};
 use nvme_host::{Error, Result};
 
-/// How many pages each head of keys and values attends to, at most.
+/// Limits of the pages that each head of keys and values attends to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Keep {
     /// All pages of a head, at least one and at least `first` + `last`.
     pub pages: u32,
-    /// So many at the begin of the table are among them in any case.
+    /// Number of pages at the start of the table that are always selected.
     pub first: u32,
-    /// So many at its end.
+    /// Number of pages at its end that are always selected.
     pub last: u32,
 }
 
@@ -52,7 +52,8 @@ impl KvShape {
         u64::from(self.kv_heads) * u64::from(self.head_elements) * 4
     }
 
-    /// The summary of a page. Elements of which a key is not a number are not numbers, and make a page come first.
+    /// Returns the summary of a page. If an element of a key is NaN, so is the summary's, which ranks the page
+    /// first.
     pub fn summary(&self, page: &[u8]) -> Vec<u8> {
         let elements = self.head_elements as usize;
         let mut summary = Vec::with_capacity(self.summary_bytes() as usize);
@@ -142,10 +143,10 @@ impl KvPages {
             .collect())
     }
 
-    /// The summaries of pages `first` to `first` + `count`, which are read from the store.
+    /// Returns the summaries of pages `first` to `first` + `count`, which are read from the store.
     ///
     /// # Errors
-    /// [`Error::Usage`] for pages that are not there; those of `Store::read_at`.
+    /// [`Error::Usage`] for pages that do not exist; those of `Store::read_at`.
     pub fn summaries(&self, first: u64, count: u64) -> Result<Vec<u8>> {
         let end = first.checked_add(count);
         if end.is_none_or(|end| end > self.table().rows()) {

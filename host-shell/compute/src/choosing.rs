@@ -29,10 +29,11 @@ pub struct Summaries {
 }
 
 impl Summaries {
-    /// Room for those of all pages of `pages`, none of which has one.
+    /// Allocates the summaries of all pages of `pages`, still empty.
     ///
     /// # Errors
-    /// [`Error::Usage`] for more than memory has addresses; [`Error::Environment`] without so much memory on the GPU.
+    /// [`Error::Usage`] for more than memory has addresses; [`Error::Environment`] when the GPU has not that
+    /// much memory.
     pub fn new(gpu: &Arc<Gpu>, pages: &KvPages) -> Result<Self> {
         let (count, each) = (pages.table().rows(), pages.shape().summary_bytes());
         let bytes = count
@@ -53,10 +54,10 @@ impl Summaries {
         })
     }
 
-    /// Makes those of `count` pages from `first` on by the CPU, which reads them from the store.
+    /// Computes the summaries of `count` pages from `first` on by the CPU, which reads them from the store.
     ///
     /// # Errors
-    /// [`Error::Usage`] for pages that are not there; those of `Store::read_at` and of [`DeviceMemory::upload`].
+    /// [`Error::Usage`] for pages that do not exist; those of `Store::read_at` and of [`DeviceMemory::upload`].
     pub fn read(&self, pages: &KvPages, first: u64, count: u64) -> Result<()> {
         self.check(pages)?;
         let mut done = 0;
@@ -95,12 +96,12 @@ impl Summaries {
     }
 }
 
-/// Which pages are chosen, and where the choice is put. Addresses are the GPU's.
+/// Parameters of a page selection. Addresses are the GPU's.
 #[derive(Clone, Copy)]
 pub struct Choice<'s> {
-    /// Those of all pages that the table may name.
+    /// Summaries of all pages that the table may name.
     pub summaries: &'s Summaries,
-    /// How many for each head of keys and values.
+    /// Limits for each head of keys and values.
     pub keep: Keep,
     /// Room for ranks and for the chosen pages: [`Choosing::workspace_bytes`]; a multiple of 4.
     pub workspace: u64,
@@ -205,21 +206,22 @@ impl Choosing {
         }
     }
 
-    /// Puts the choice of pages into `stream`, and returns before it runs: `queries` over the chosen pages, whose
-    /// attention comes next in the same stream. The stream may be captured; what queries and tables hold when it runs
-    /// counts. Each head of keys and values has the pages with the largest bounds of its queries' products, and those that
-    /// are kept in any case, in the order of the table; all, where there are no more. The tail counts as before.
+    /// Enqueues the page selection in `stream`, and returns before it runs. The result is `queries` over the
+    /// selected pages, whose attention comes next in the same stream. The stream may be captured; the contents
+    /// of queries and tables at the time it runs count. Each head of keys and values receives the pages with
+    /// the largest upper bounds of its queries' products, and those that are always selected, in the order of
+    /// the table; all pages, if there are no more. The tail is attended to as before.
     ///
-    /// A number of a page that is not there is chosen, and makes its head NaN. Products are not scaled for the choice:
-    /// [`Queries::scale`] has to be positive.
+    /// The number of a page that does not exist is selected, and makes its head NaN. Products are not scaled
+    /// for the selection: [`Queries::scale`] has to be positive.
     ///
     /// # Safety
-    /// As [`Attending::attend`](crate::paged::Attending::attend), of what both arguments name; nothing writes a summary
-    /// while it runs.
+    /// As [`Attending::attend`](crate::paged::Attending::attend), for the memory that both arguments name;
+    /// nothing writes a summary while it runs.
     ///
     /// # Errors
-    /// [`Error::Usage`] for what `attend` refuses, queries that lie at no multiple of 16, a scale that is not positive,
-    /// and those of [`Keep::check`]; [`Error::Device`] with the driver's answer.
+    /// [`Error::Usage`] for arguments that `attend` rejects, queries at an address that is no multiple of 16, a
+    /// scale that is not positive, and those of [`Keep::check`]; [`Error::Device`] with the driver's answer.
     pub unsafe fn choose(
         &self,
         pages: &KvPages,
@@ -296,7 +298,7 @@ fn kept(queries: &Queries, keep: Keep) -> u32 {
     keep.pages.min(queries.most_pages)
 }
 
-/// Where ranks, chosen pages and their counts lie.
+/// Returns the addresses of ranks, selected pages and their counts in the workspace.
 fn places(pages: &KvPages, queries: &Queries, choice: &Choice<'_>) -> (u64, u64, u64) {
     let rows = u64::from(queries.sequences) * u64::from(pages.shape().kv_heads);
     let chosen = choice.workspace + rows * u64::from(queries.most_pages) * 4;

@@ -14,9 +14,9 @@ use nvme_host::{Error, Result};
 pub struct GpuIds {
     /// Address of `count` ids, a multiple of their size.
     pub address: u64,
-    /// How many.
+    /// Number of ids.
     pub count: u64,
-    /// Whether they are `i64`, else `i32`.
+    /// True if ids are `i64`, else `i32`.
     pub wide: bool,
 }
 
@@ -91,7 +91,7 @@ impl StreamedProducts {
     }
 }
 
-/// How the rows of a launch are split.
+/// Returns the division of a launch's rows among warps.
 pub(crate) fn split(rows: &Gather) -> Result<RowSplit> {
     let in_block = (1 << rows.block_shift) - 1;
     let is_aligned = (rows.first_byte | u64::from(rows.row_bytes)) & in_block == 0;

@@ -44,7 +44,7 @@ pub struct StreamedGemm {
     blocks: (u32, u32),
 }
 
-/// What is multiplied, by addresses of the GPU.
+/// Operands of a product, by addresses of the GPU.
 #[derive(Clone, Copy, Debug)]
 pub struct Product {
     /// `tokens` rows of as many halves as the matrix has columns, at a multiple of 16.
@@ -53,9 +53,9 @@ pub struct Product {
     pub y: u64,
     /// [`StreamedGemm::workspace_bytes`] bytes at a multiple of 16, which this product has to itself.
     pub workspace: u64,
-    /// How many.
+    /// Number of tokens.
     pub tokens: u32,
-    /// What the halves are.
+    /// Format of the halves.
     pub half: Half,
     /// Blocks that read; 0 for those of [`read_blocks`].
     pub readers: u32,

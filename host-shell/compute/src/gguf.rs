@@ -1,4 +1,4 @@
-//! GGUF files of Llama models to be written: which tensors there are, where they lie, and what comes before them.
+//! Writer of GGUF files of Llama models: their tensors, their layout, and the header before them.
 
 use crate::llama::Config;
 use crate::tokenizer::sign;
@@ -57,7 +57,7 @@ impl Model<'_> {
         out.flush()
     }
 
-    /// What comes before the tensors' bytes.
+    /// Returns the bytes of the file before the tensors' data.
     fn directory(&self, tensors: &[Tensor]) -> io::Result<Vec<u8>> {
         let mut head = self.head(tensors.len());
         let mut offset = 0u64;
@@ -113,7 +113,7 @@ impl Model<'_> {
                 ],
                 stored: self.stored,
             };
-            // Between the others, as in files of others.
+            // Interleaved with the dense tensors, in the order in which llama.cpp writes them.
             if let Some(mixture) = config.experts {
                 tensors.push(experts("ffn_down_exps", hidden, width));
                 tensors.push(experts("ffn_gate_exps", width, hidden));
@@ -144,7 +144,7 @@ impl Model<'_> {
         tensors
     }
 
-    /// What comes before the tensors' names.
+    /// Returns the bytes of the file before the tensors' descriptions.
     fn head(&self, tensors: usize) -> Vec<u8> {
         let config = self.config;
         let mut keys = Keys::default();

@@ -5,7 +5,8 @@ use nvme_formats::{bf16_of_f32, f16_of_f32, f32_of_bf16, f32_of_f16};
 use nvme_host::{Error, Result, Store, Table};
 use std::sync::Arc;
 
-/// What a page is: for each head of keys and values `page_tokens` keys, then as many values, of 16 bits an element.
+/// Shape of a page: for each head of keys and values `page_tokens` keys, then as many values, of 16 bits an
+/// element.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct KvShape {
     /// Heads of keys and values.
@@ -95,7 +96,7 @@ impl KvPages {
         })
     }
 
-    /// What a page is.
+    /// Returns the shape of a page.
     pub fn shape(&self) -> KvShape {
         self.shape
     }

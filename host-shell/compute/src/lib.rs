@@ -1,14 +1,15 @@
 //! Models whose weights lie on NVMe and stream through a few slots of memory, layer by layer.
 //!
-//! - [`Tokenizer`]: text to tokens and back, by what a GGUF file says.
+//! - [`Tokenizer`]: text to tokens and back, by the vocabulary of a GGUF file.
 //! - [`llama::Llama`]: a model of the architecture `llama`: tokens in, the next token out.
-//! - [`steps`]: what a token of a transformer takes, each step by itself, on a GPU or on the CPU.
+//! - [`steps`]: the operations of a transformer's token, one call each, on a GPU or on the CPU.
 //! - [`Matrix`], `StreamedProducts`: products with a matrix that a GPU reads from a drive while it multiplies.
-//! - `GpuIds`: the same of rows that ids in memory of the GPU name.
-//! - `gemm`: the same of many vectors at once, by the tensor cores.
+//! - `GpuIds`: the same for rows whose ids lie in GPU memory.
+//! - `gemm`: the same for many vectors at once, by the tensor cores.
 //! - [`KvPages`], `paged`: attention over keys and values that a GPU reads from a drive while it attends.
-//! - [`experts`]: layers of experts (MoE), of which a GPU reads those that it chooses.
-//! - [`Keep`], `choosing`: choice of the pages that matter to a query, by bounds of its products with their keys.
+//! - [`experts`]: mixture-of-experts layers (MoE); a GPU reads the experts that it selects.
+//! - [`Keep`], `choosing`: selection of the pages that matter to a query, by upper bounds of its products with
+//!   their keys.
 //! - [`flash`], [`linear`]: attention and linear layers over memory, rung by rung.
 //! - [`search`]: nearest vectors in a graph on a drive.
 //! - [`ladder`]: products of matrices, step by step up to the tensor cores.

@@ -70,10 +70,10 @@ impl<'a> MetadataKeys<'a> {
         })
     }
 
-    /// Returns the array `name`, each of its values by `element`.
+    /// Returns the array `name`, each of its values converted by `element`.
     ///
     /// # Errors
-    /// The reader's error for a value of another type, and for an element of which `element` makes nothing.
+    /// The reader's error for a value of another type, and for an element that `element` does not convert.
     pub fn array<T>(
         &self,
         name: &str,

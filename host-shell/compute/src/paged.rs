@@ -26,24 +26,25 @@ const JOINING: u32 = 128;
 pub struct Queries {
     /// `sequences` times `heads` vectors of `f32`.
     pub queries: u64,
-    /// How many sequences.
+    /// Number of sequences.
     pub sequences: u32,
     /// Heads of queries: a multiple of the heads of keys and values.
     pub heads: u32,
     /// Numbers of pages, `u32`: `most_pages` for each sequence, or for each head of keys and values of each sequence.
     pub pages: u64,
-    /// How many of them count, `u32`: for each sequence, or for each head of keys and values of each sequence.
+    /// Valid entries of `pages`, `u32`: for each sequence, or for each head of keys and values of each
+    /// sequence.
     pub counts: u64,
-    /// Whether each head has pages of its own.
+    /// True if each head has a separate page table.
     pub per_head: bool,
     /// Pages of a sequence, or of a head, at most.
     pub most_pages: u32,
     /// A page of each sequence in memory of the GPU, whose tokens come behind those on the drive; 0 for none. A multiple
     /// of 16.
     pub tail: u64,
-    /// How many tokens of it count, a `u32` for each sequence.
+    /// Valid tokens of the tail page, a `u32` for each sequence.
     pub tail_counts: u64,
-    /// Where the results go: as the queries.
+    /// Address of the results, with the layout of the queries.
     pub y: u64,
     /// Room for partial sums: [`Attending::workspace_bytes`].
     pub workspace: u64,
@@ -204,7 +205,7 @@ impl Attending {
     }
 }
 
-/// What both kernels take, but for the words of the rows.
+/// Returns the argument of both kernels, still without the words of the rows.
 fn words(pages: &KvPages, queries: &Queries) -> PagedAttention {
     let shape = pages.shape();
     let (sequence_stride, head_stride) = queries.strides(shape.kv_heads);

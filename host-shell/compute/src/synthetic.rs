@@ -18,9 +18,9 @@ const AT_ONCE: usize = 64;
 pub struct Synthetic {
     /// Its sizes.
     pub config: Config,
-    /// How its matrices are stored.
+    /// Format of its matrices.
     pub stored: Stored,
-    /// How its embeddings and the last matrix are stored.
+    /// Format of its embeddings and of the last matrix.
     pub stored_head: Stored,
     /// Other weights for another number.
     pub seed: u64,

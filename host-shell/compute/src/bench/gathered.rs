@@ -13,17 +13,18 @@ use nvme_host::{Error, Result, Store};
 use std::sync::Arc;
 use std::time::Instant;
 
-/// What is measured: rows of a matrix, anywhere in it.
+/// Workload of the measurement: rows at random places of a matrix.
 #[derive(Clone, Copy, Debug)]
 pub struct GatheredJob {
     /// The matrix, and how it is measured.
     pub matrix: GemvJob,
-    /// How many ids.
+    /// Number of ids.
     pub ids: u64,
 }
 
-/// Writes a matrix to `store` and measures products with some of its rows: by the kernel that reads them, by a gather to
-/// memory of the GPU ([`GemvTimes::ranges`]), with rows that are there, and by reads of the CPU.
+/// Writes a matrix to `store` and measures products with some of its rows: by the kernel that reads them, by a
+/// gather into GPU memory ([`GemvTimes::ranges`]), with rows that are already in GPU memory, and by reads of
+/// the CPU.
 ///
 /// # Errors
 /// As [`gemv`](super::gemv).
@@ -68,7 +69,7 @@ struct Rig {
     stream: Stream,
     ids: Vec<i64>,
     device_ids: DeviceMemory,
-    /// The rows, one after the other.
+    /// The rows without gaps, for the product without reads.
     dense: DeviceMemory,
     x: DeviceMemory,
     y: DeviceMemory,

@@ -14,7 +14,7 @@ use rayon::prelude::*;
 use std::sync::Arc;
 use std::time::Instant;
 
-/// What is measured.
+/// Workload of the measurement.
 #[derive(Clone, Copy, Debug)]
 pub struct GemmJob {
     /// The format of the matrix, which is laid out at the store's begin.
@@ -102,7 +102,7 @@ struct Rig {
     half: Half,
     read_blocks: u32,
     tokens: u32,
-    /// Tokens that are compared, and what they come to.
+    /// Tokens whose results are checked, with the expected values.
     checked: Vec<(u32, Vec<f32>)>,
     /// The matrix as halves, on the host and on the GPU.
     halves: Vec<u8>,

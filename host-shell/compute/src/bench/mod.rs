@@ -19,7 +19,7 @@ use parts::{Limit, Reader, by_threads, gpu_of, vector};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// How long one product may take.
+/// Deadline of one product.
 const LIMIT: Duration = Duration::from_secs(120);
 /// Bytes that a host thread reads at a time.
 const CHUNK: u64 = 4 << 20;
@@ -27,7 +27,7 @@ const CHUNK: u64 = 4 << 20;
 const MIRROR: u64 = 1 << 30;
 const ROW: u64 = 4096;
 
-/// What is measured.
+/// Workload of the measurement.
 #[derive(Clone, Copy, Debug)]
 pub struct GemvJob {
     /// The format of the matrix, which is laid out at the store's begin.

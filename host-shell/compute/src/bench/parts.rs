@@ -13,7 +13,7 @@ use nvme_host::{Error, Pages, Result, Store};
 use std::sync::Arc;
 use std::time::Instant;
 
-/// What a thread of the CPU reads by: two buffers of pinned memory, and their copies.
+/// Means of a CPU thread that reads: two halves of a pinned buffer, and the stream of their copies to the GPU.
 pub(super) struct Reader {
     pub stream: Stream,
     copied: [Event; 2],
@@ -54,7 +54,8 @@ impl Reader {
                 (from, std::slice::from_raw_parts_mut(from, count))
             };
             fill(at, data)?;
-            // SAFETY: memory of the caller's of so many bytes; the buffer stays until the stream has ended.
+            // SAFETY: the caller provides `count` bytes at `to + at`; the buffer lives until the stream has
+            // ended.
             unsafe { self.stream.copy_in(to + at, from, count)? };
             self.copied[half].record_in(&self.stream)?;
         }
@@ -108,12 +109,12 @@ impl Limit {
         })
     }
 
-    /// How many of `bytes` bytes it copies.
+    /// Returns how many of `bytes` bytes it copies: whole rows, within its memory.
     pub fn bytes(&self, bytes: u64) -> u64 {
         bytes.min(self.mirror.len() as u64) / ROW * ROW
     }
 
-    /// Seconds of a copy of so many bytes to `to` in memory of the GPU.
+    /// Measures a copy of `bytes` bytes to `to` in GPU memory, in seconds.
     pub fn seconds(&self, stream: &Stream, bytes: u64, to: u64) -> Result<f64> {
         let rows = self.bytes(bytes) / ROW;
         let copy = Gather {

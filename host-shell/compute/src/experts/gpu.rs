@@ -1,4 +1,4 @@
-//! Experts that a GPU chooses, reads from a drive into a cache of its own, and computes.
+//! Experts that a GPU selects, reads from a drive into a cache in its memory, and computes.
 // UNSAFETY: launches kernels over addresses that the caller vouches for.
 #![allow(unsafe_code)]
 
@@ -31,22 +31,22 @@ const SETTLING: u32 = 64;
 pub struct CacheOptions {
     /// Bytes of GPU memory for experts: whole slots, each as large as the largest expert.
     pub bytes: u64,
-    /// Which expert goes when another comes.
+    /// Eviction policy of the cache.
     pub policy: Policy,
     /// Experts that are read now and stay: layer and number.
     pub pinned: Vec<(u32, u32)>,
     /// Tokens of a step at most.
     pub tokens: u32,
-    /// How long the pinned experts may take to be read.
+    /// Deadline of reading the pinned experts.
     pub limit: Duration,
 }
 
-/// What a step works on: addresses of the store's GPU, multiples of 4.
+/// Arguments of a step: addresses of the store's GPU, multiples of 4.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Step {
-    /// Which layer.
+    /// Number of the layer.
     pub layer: u32,
-    /// How many tokens.
+    /// Number of tokens.
     pub tokens: u32,
     /// For each token a logit for each expert: what the layer's router says.
     pub logits: u64,
@@ -54,7 +54,7 @@ pub struct Step {
     pub x: u64,
     /// For each token a vector, which gets the result.
     pub y: u64,
-    /// Whether the result is added to what `y` holds.
+    /// True if the result is added to the contents of `y`.
     pub adds: bool,
     /// Gets for each token the softmax over all experts: for [`balance`](super::balance). 0 for none.
     pub probabilities: u64,
@@ -101,12 +101,12 @@ struct Memory {
 }
 
 impl GpuExperts {
-    /// Makes the cache, and reads the pinned experts into it.
+    /// Creates the cache, and reads the pinned experts into it.
     ///
     /// # Errors
-    /// [`Error::Usage`] for a store whose reads the GPU does not submit itself, for a cache with fewer slots that move than
-    /// one step may need, and for pinned experts that are not there; [`Error::Environment`] without memory; those of the
-    /// reads.
+    /// [`Error::Usage`] for a store whose reads the GPU does not submit itself, for a cache with fewer
+    /// evictable slots than one step may need, and for pinned experts that do not exist; [`Error::Environment`]
+    /// without memory; those of the reads.
     pub fn new(experts: &Experts, options: &CacheOptions) -> Result<Self> {
         let store = &experts.store;
         let gpu = store.gpu().ok_or_else(|| {
@@ -396,7 +396,7 @@ impl GpuExperts {
             return unsafe { self.launch(kernels.product, threads, &product, stream) };
         };
         let blocks = Blocks {
-            // The results of so many blocks fit into no memory.
+            // No memory could hold the results of 2^32 blocks, so the conversion cannot fail.
             count: u32::try_from(count).map_err(|_| Error::internal("2^32 blocks"))?,
             threads: BLOCK_THREADS,
             shared_bytes,
@@ -463,7 +463,8 @@ impl GpuExperts {
         Ok(())
     }
 
-    /// What the cache has counted. Waits for all work of the GPU's default stream: call it when no step is under way.
+    /// Returns the cache's counters. Waits for all work of the GPU's default stream: call it when no step is
+    /// under way.
     ///
     /// # Errors
     /// [`Error::Environment`] with the driver's answer.
@@ -510,7 +511,7 @@ impl Kernels {
     }
 }
 
-/// How many experts are pinned.
+/// Checks the pinned experts and returns their number.
 fn check_pinned(experts: &Experts, pinned: &[(u32, u32)]) -> Result<u32> {
     let is_there =
         |(layer, expert): &(u32, u32)| *layer < experts.layers() && *expert < experts.shape.experts;
@@ -530,10 +531,10 @@ fn check_pinned(experts: &Experts, pinned: &[(u32, u32)]) -> Result<u32> {
     Ok(pinned.len() as u32)
 }
 
-/// The end of a step's reads as an error unless all experts were read.
+/// Checks that a step read all of its experts.
 ///
 /// # Errors
-/// [`Error::Device`] with what the first read that failed came to.
+/// [`Error::Device`] with the outcome of the first read that failed.
 pub fn check(ended: Gathered) -> Result<()> {
     let Some((piece, code)) = ended.failures.first else {
         return Ok(());

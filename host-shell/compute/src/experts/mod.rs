@@ -21,7 +21,7 @@ use nvme_formats::{Stored, UNIT};
 use nvme_host::{Error, Result, Store};
 use std::sync::Arc;
 
-/// What the layers have in common.
+/// Parameters that all layers share.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Shape {
     /// Elements of a token's vector: columns of gate and up, rows of down.
@@ -30,25 +30,25 @@ pub struct Shape {
     pub hidden: u32,
     /// Experts of a layer.
     pub experts: u32,
-    /// How many of them a token has.
+    /// Experts of a token.
     pub choices: u32,
     /// Weights are the softmax over all experts; else over those that were chosen.
     pub over_all: bool,
 }
 
-/// Where the matrices of one kind of all experts of a layer lie, one expert after the other.
+/// Location of the matrices of one kind of a layer, those of all experts in order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Placed {
     /// The first byte in the store, an even number.
     pub offset: u64,
-    /// How the elements are stored.
+    /// Format of the elements.
     pub stored: Stored,
 }
 
 /// Gate, up and down of a layer.
 pub type Layer = [Placed; MATRICES];
 
-/// What a cache has counted since it was made.
+/// Counters of a cache since its creation.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
     /// Choices whose expert was in the cache.
@@ -57,7 +57,7 @@ pub struct Counts {
     pub misses: u64,
     /// Experts that made room for another.
     pub evictions: u64,
-    /// How often each expert of each layer was chosen.
+    /// Selections of each expert of each layer.
     pub chosen: Vec<Vec<u64>>,
 }
 
@@ -100,12 +100,12 @@ impl Experts {
         })
     }
 
-    /// What the layers have in common.
+    /// Returns the parameters that all layers share.
     pub fn shape(&self) -> Shape {
         self.shape
     }
 
-    /// How many layers there are.
+    /// Returns the number of layers.
     pub fn layers(&self) -> u32 {
         self.layers.len() as u32
     }

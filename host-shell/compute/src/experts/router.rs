@@ -1,4 +1,4 @@
-//! The choice of experts by itself: for programs that compute them elsewhere.
+//! The selection of experts alone: for programs that compute the experts elsewhere.
 // UNSAFETY: launches a kernel over addresses that the caller vouches for.
 #![allow(unsafe_code)]
 

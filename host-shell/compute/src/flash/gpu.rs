@@ -143,16 +143,16 @@ impl FlashAttention {
         }
     }
 
-    /// Puts attention into `stream`, a `CUstream` of this GPU, and returns before it runs. The stream may be captured.
-    /// What `job` says of splits does not count.
+    /// Enqueues attention in `stream`, a `CUstream` of this GPU, and returns before it runs. The stream may be
+    /// captured. The number of splits in `job` is ignored.
     ///
     /// # Safety
-    /// What `job` names is there on the GPU, and nothing else writes it, until the stream has done it, and for as long as
-    /// a graph that captured it may be launched.
+    /// The memory that `job` names stays valid on the GPU, and nothing else writes it, until the stream has run
+    /// it, and for as long as a graph that captured it may be launched.
     ///
     /// # Errors
-    /// [`Error::Usage`] for a shape that there is not, for addresses and strides that are not whole 16 bytes, and without
-    /// a workspace where one is needed; [`Error::Device`] with the driver's answer.
+    /// [`Error::Usage`] for an unsupported shape, for addresses and strides that are not multiples of 16 bytes,
+    /// and without a workspace where one is needed; [`Error::Device`] with the driver's answer.
     pub unsafe fn attend(&self, rung: Rung, job: &Flash, stream: u64) -> Result<()> {
         check(job)?;
         check_addresses(job, self.workspace_bytes(rung, job))?;

@@ -11,14 +11,14 @@ use nvme_compute_kernel::flash::MOST_ELEMENTS;
 use nvme_host::{Error, Result};
 use rayon::prelude::*;
 
-/// Queries that a thread of the CPU has at a time, and keys that they meet at a time.
+/// Queries, and keys, of one tile of a CPU thread: a tile stays in the cache.
 const QUERIES: usize = 16;
 const KEYS: usize = 64;
 
 /// Attention of vectors that lie one after another: sequence by sequence, head by head, token by token.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Heads {
-    /// How many sequences.
+    /// Number of sequences.
     pub sequences: u32,
     /// Heads of queries.
     pub heads: u32,
@@ -30,7 +30,8 @@ pub struct Heads {
     pub key_tokens: u32,
     /// Elements of a head, a multiple of 8, at most 128.
     pub head_elements: u32,
-    /// Whether the last query attends to all keys, and each before it to one less; all attend to all without.
+    /// Causal mask: the last query attends to all keys, and each before it to one less. Without it all queries
+    /// attend to all keys.
     pub causal: bool,
     /// By what products of queries and keys are multiplied, above 0.
     pub scale: f32,
@@ -193,7 +194,7 @@ fn dot(a: &[f32], b: &[f32]) -> f32 {
     sums.iter().sum()
 }
 
-/// What every rung refuses.
+/// Checks the conditions that all implementations share.
 fn check(job: &Flash) -> Result<()> {
     if job.heads == 0 || job.kv_heads == 0 || !job.heads.is_multiple_of(job.kv_heads) {
         return Err(Error::usage(

@@ -11,7 +11,7 @@ use rayon::prelude::*;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// How long a product may take.
+/// Deadline of a product.
 const LIMIT: Duration = Duration::from_secs(60);
 /// Operations of a run, about: a product that has fewer is repeated.
 const OPERATIONS: f64 = 2e12;
@@ -22,7 +22,7 @@ const SAMPLES: usize = 256;
 /// Sides of the matrices of the CPU, at most: by one thread, and by blocks.
 const MOST_ON_CPU: [u32; 2] = [512, 4096];
 
-/// What is measured: square matrices.
+/// Workload of the measurement: square matrices.
 #[derive(Clone, Debug)]
 pub struct Job {
     /// Their sides.
@@ -33,7 +33,7 @@ pub struct Job {
     pub seed: u64,
 }
 
-/// Who multiplied.
+/// Implementation that multiplied.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Way {
     /// [`matmul_cpu`].
@@ -61,11 +61,11 @@ impl Way {
 /// One way with matrices of one size.
 #[derive(Clone, Debug)]
 pub struct Case {
-    /// Who multiplied.
+    /// Implementation that multiplied.
     pub way: Way,
     /// Sides of the matrices.
     pub side: u32,
-    /// What all three hold.
+    /// Element type of all three matrices.
     pub element: Element,
     /// Of each run.
     pub seconds: Vec<f64>,
@@ -90,7 +90,7 @@ impl Case {
     }
 }
 
-/// What was measured.
+/// Results of the measurement.
 #[derive(Clone, Debug)]
 pub struct Report {
     /// In the order of the sizes; of each f32 first, from the bottom up.

@@ -2,7 +2,7 @@
 
 use nvme_formats::{bf16_of_f32, f16_of_f32, f32_of_bf16, f32_of_f16};
 
-/// What matrices hold.
+/// Element type of matrices.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Element {
     /// 32-bit floating point.

@@ -72,7 +72,7 @@ impl Ladder {
         &self.gpu
     }
 
-    /// Whether this GPU has `rung`: [`Rung::Wgmma`] needs compute capability 9.0.
+    /// True if this GPU supports `rung`: [`Rung::Wgmma`] needs compute capability 9.0.
     pub fn has(&self, rung: Rung) -> bool {
         rung != Rung::Wgmma || self.wgmma.is_some()
     }

@@ -64,7 +64,7 @@ impl Rung {
         }
     }
 
-    /// Whether it multiplies halves (f16 or bf16) on tensor cores, rather than f32.
+    /// True if it multiplies halves (f16 or bf16) on tensor cores, rather than f32.
     pub fn has_tensor_cores(self) -> bool {
         matches!(self, Self::Mma | Self::Wgmma)
     }
@@ -105,18 +105,19 @@ pub struct Matmul {
     pub n: u32,
     /// Terms of each sum.
     pub k: u32,
-    /// What `a` and `b` hold. Sums are f32.
+    /// Element type of `a` and `b`. Sums are f32.
     pub factors: Element,
-    /// What `c` holds: f32, or the same, to which sums are rounded.
+    /// Element type of `c`: f32, or that of `a` and `b`, to which sums are rounded.
     pub result: Element,
 }
 
 impl Matmul {
-    /// Whether `rung` can compute it.
+    /// Checks that `rung` can compute it.
     ///
     /// # Errors
-    /// [`Error::Usage`] for elements that the rung does not multiply, for rows that overlap, for addresses that are no
-    /// multiple of an element, for matrices that end past the address space, and for more than 2^31 tiles.
+    /// [`Error::Usage`] for elements that the rung does not multiply, for rows that overlap, for addresses that
+    /// are no multiple of an element, for matrices that end past the address space, and for more than 2^31
+    /// tiles.
     pub fn check(&self, rung: Rung) -> Result<()> {
         let is_half = self.factors != Element::F32;
         let fits = self.result == self.factors || self.result == Element::F32;

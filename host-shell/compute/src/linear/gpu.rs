@@ -51,7 +51,7 @@ impl ForwardRung {
         Self::MixedF16,
     ];
 
-    /// Whether numbers are halves.
+    /// True if inputs and weights are halves.
     pub fn is_mixed(self) -> bool {
         matches!(self, Self::MixedBf16 | Self::MixedF16)
     }
@@ -324,7 +324,7 @@ impl Linear {
         }
     }
 
-    /// Launches `kernels`, one after the other.
+    /// Launches `kernels` in order.
     ///
     /// # Safety
     /// As [`Module::launch`], for each.
@@ -343,7 +343,7 @@ impl Linear {
         })
     }
 
-    /// Whether so many large tiles leave more than half of the multiprocessors idle.
+    /// True if `tiles` large tiles leave more than half of the multiprocessors idle.
     fn are_few(&self, tiles: u32) -> bool {
         tiles <= self.multiprocessors / 2
     }
@@ -417,7 +417,7 @@ fn few_tiles(rows: u32, columns: u32) -> u32 {
     rows.div_ceil(FEW_ROWS) * columns.div_ceil(FEW_COLUMNS)
 }
 
-/// Addresses that are there if `needed`, at multiples of `each`.
+/// Checks an address: not null if it is `needed`, and a multiple of `each`.
 fn check_address(what: &str, address: u64, each: u64, needed: bool) -> Result<()> {
     if address == 0 && needed {
         return Err(Error::usage(

@@ -11,7 +11,7 @@ pub use nvme_compute_kernel::linear::{Activation, Backward, Forward};
 use nvme_host::{Error, Result};
 use rayon::prelude::*;
 
-/// Rows of inputs that a thread has at a time, and rows of weights that they meet at a time: both stay in its cache.
+/// Rows of inputs, and rows of weights, of one tile of a CPU thread: a tile stays in its cache.
 const ROWS: usize = 16;
 const WEIGHTS: usize = 64;
 
@@ -22,7 +22,7 @@ pub struct Layer {
     pub inputs: usize,
     /// Elements of a row of outputs.
     pub outputs: usize,
-    /// What becomes of the sums.
+    /// Function that is applied to the sums.
     pub activation: Activation,
 }
 

@@ -1,4 +1,4 @@
-//! What a GGUF file says of a model.
+//! Hyperparameters of a model, from the keys of a GGUF file.
 
 use crate::metadata::MetadataKeys;
 use nvme_compute_kernel::experts::MOST_EXPERTS;
@@ -26,7 +26,7 @@ pub struct Config {
     pub vocabulary: u32,
     /// Positions of a text, at most.
     pub context: u32,
-    /// What norms add to the mean square.
+    /// Constant that norms add to the mean square.
     pub epsilon: f32,
     /// The base of the angles of positions.
     pub rope_base: f64,
@@ -37,9 +37,9 @@ pub struct Config {
 /// Experts of a layer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Mixture {
-    /// How many.
+    /// Number of experts.
     pub count: u32,
-    /// How many of them a token has.
+    /// Experts of a token.
     pub choices: u32,
 }
 

@@ -16,7 +16,7 @@ use weights::{Block, Second, Weights};
 /// Tokens that go through the layers together, at most.
 pub const MOST_TOKENS: u32 = 64;
 
-/// How a model is run.
+/// Options of running a model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Options<'a> {
     /// Bytes of memory for weights, of the GPU or of the host: what is not in them streams. Those of two layers at
@@ -29,9 +29,10 @@ pub struct Options<'a> {
     pub manifest: Option<&'a Manifest>,
 }
 
-/// A model, and one text that it goes on with.
+/// A model, and one text that it continues.
 ///
-/// The embedding of a token is read from the store, the layers and the pieces of the last matrix stream through slots.
+/// The embedding of a token is read from the store; the layers and the parts of the last matrix stream through
+/// slots.
 pub struct Llama {
     config: Config,
     weights: Weights,
@@ -42,13 +43,13 @@ pub struct Llama {
 }
 
 impl Llama {
-    /// The model that `catalog` describes. Its bytes lie in `store`: so many from a byte of the catalog on in the ranges
-    /// that `places` gives, one behind the other.
+    /// Opens the model that `catalog` describes. `places` maps a byte range of the catalog, by offset and
+    /// length, to the ranges of `store` that hold it, in order.
     ///
     /// # Errors
-    /// [`Error::Usage`] for a model of another kind, for a budget that is too small, and for more positions than the
-    /// model has, and for a manifest of another file; [`Error::Mismatch`] where that shows in what is read now; those of
-    /// the store; [`Error::Environment`] without memory.
+    /// [`Error::Usage`] for another kind of model, for a budget that is too small, for more positions than the
+    /// model has, and for a manifest of another file; [`Error::Mismatch`] where the bytes that are read now
+    /// differ from the manifest; those of the store; [`Error::Environment`] without memory.
     pub fn open(
         store: &Arc<Store>,
         catalog: &Catalog,
@@ -82,7 +83,8 @@ impl Llama {
                 ),
             ));
         }
-        // A third slot hides a layer that takes longer; what is left keeps layers, and then experts.
+        // A third slot hides a layer that takes longer to read. The remaining budget keeps layers resident, and
+        // then experts.
         let slots = match budget {
             budget if budget >= all => 1,
             budget => (budget / slot).min(3),
@@ -117,12 +119,12 @@ impl Llama {
         })
     }
 
-    /// What the file says of the model.
+    /// Returns the hyperparameters of the model.
     pub fn config(&self) -> &Config {
         &self.config
     }
 
-    /// Where the layers lie, and what moves them.
+    /// Returns the memory of the layers, and the path of their data.
     pub fn path(&self) -> &LoaderPath {
         self.loader.path()
     }
@@ -132,7 +134,7 @@ impl Llama {
         self.loader.stats()
     }
 
-    /// What the cache of experts has counted: of a mixture of experts on a GPU.
+    /// Returns the counters of the cache of experts, for a mixture of experts on a GPU.
     ///
     /// # Errors
     /// Those of the GPU.
@@ -140,7 +142,7 @@ impl Llama {
         self.machine.expert_counts()
     }
 
-    /// What computes: the GPU's name, or the CPU.
+    /// Returns the name of the back end: the GPU's name, or the CPU.
     pub fn machine(&self) -> &str {
         self.machine.name()
     }

@@ -38,7 +38,7 @@ pub struct Block {
     pub second: Second,
 }
 
-/// What comes behind the second norm.
+/// Feed-forward part of a layer, after the second norm.
 #[derive(Clone, Copy, Debug)]
 pub enum Second {
     Dense {
@@ -74,7 +74,7 @@ pub struct Embedding {
 pub struct Place {
     /// Those of the embeddings, in whose order places come.
     bytes: Range<u64>,
-    /// Where the first of them lies in the store.
+    /// Offset of the first of them in the store.
     first: u64,
 }
 
@@ -104,7 +104,7 @@ pub struct Part {
 }
 
 impl Embedding {
-    /// What is read for the rows of `tokens`.
+    /// Returns the reads for the rows of `tokens`.
     pub fn parts(&self, tokens: &[u32], stride: u64) -> Vec<Part> {
         let mut parts = Vec::new();
         for (token, row) in tokens.iter().zip(0u64..) {
@@ -140,7 +140,7 @@ pub struct Weights {
     pub experts: Option<Experts>,
 }
 
-/// Where so many bytes from a byte of the file on lie in the store, in their order.
+/// Maps a byte range of the file, by offset and length, to the ranges of the store that hold it, in order.
 pub type Places<'a> = &'a dyn Fn(u64, u64) -> Result<Vec<Range<u64>>>;
 
 impl Weights {
@@ -304,7 +304,7 @@ fn block(config: &Config, file: File<'_>, prefix: &str, runs: &Runs) -> Result<B
     })
 }
 
-/// Ranges of the file that are loaded one behind the other.
+/// Ranges of the file that are loaded into contiguous memory.
 struct Runs(Vec<Range<u64>>);
 
 impl From<u64> for Runs {
@@ -316,7 +316,7 @@ impl From<u64> for Runs {
 }
 
 impl Runs {
-    /// Where byte `offset` of the file is when they are loaded.
+    /// Returns the position of byte `offset` of the file after loading.
     fn at(&self, offset: u64) -> Option<u64> {
         let mut before = 0;
         for run in &self.0 {
@@ -384,7 +384,7 @@ impl<'a> File<'a> {
             let end = entry.offset + entry.bytes;
             match runs.last_mut() {
                 Some(run) if entry.name.ends_with("_exps.weight") => {
-                    // The next run begins as aligned as it lies in the file.
+                    // Rounded up, so that the next run keeps the alignment that it has in the file.
                     if !is_cut {
                         run.end = run.end.next_multiple_of(ALIGNMENT).min(entry.offset);
                     }
@@ -456,7 +456,8 @@ impl<'a> File<'a> {
         }
     }
 
-    /// A matrix with a row for each token, which is loaded by itself; its first byte is that of the file.
+    /// Returns a matrix with a row for each token, which is loaded separately; its positions are those of the
+    /// file.
     fn alone(self, name: &str, config: &Config) -> Result<Matrix> {
         let at = self.entry(name)?.offset;
         let matrix = self.matrix(name, config.vocabulary, config.width, &Runs::from(at))?;

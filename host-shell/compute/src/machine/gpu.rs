@@ -1,4 +1,4 @@
-//! Kernels of a GPU, in a stream of its own.
+//! Back end of a GPU: kernels in a stream that it owns.
 // UNSAFETY: launches kernels over addresses of memory that the machine owns, or that a layer holds.
 #![allow(unsafe_code)]
 
@@ -14,7 +14,7 @@ use nvme_host::{Error, Result};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// How long a step may take, beside the reads of its layers, which have deadlines of their own.
+/// Deadline of a step, besides the reads of its layers, which have their own deadlines.
 const LIMIT: Duration = Duration::from_secs(60);
 pub struct GpuMachine {
     steps: Steps,
@@ -27,7 +27,7 @@ pub struct GpuMachine {
     last_norm: DeviceMemory,
     /// The number of the token that was computed last, an `i64`.
     index: DeviceMemory,
-    /// What `nvme_argmax` raises.
+    /// Running maximum of `nvme_argmax`.
     best: DeviceMemory,
     /// Rows of embeddings as they are stored.
     rows: DeviceMemory,

@@ -13,7 +13,7 @@ use nvme_host::loader::{Layer, LayerLoader};
 /// Vectors, one for each token.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Buffer {
-    /// What goes from layer to layer.
+    /// The residual stream: the vector that each layer reads and adds to.
     Hidden,
     Normed,
     Queries,
@@ -29,7 +29,7 @@ pub enum Buffer {
 }
 
 impl Buffer {
-    /// How many.
+    /// Number of buffers.
     pub const COUNT: usize = Self::Logits as usize + 1;
     pub const ALL: [Self; Self::COUNT] = [
         Self::Hidden,
@@ -45,7 +45,7 @@ impl Buffer {
     ];
 }
 
-/// What a machine makes room for.
+/// Sizes for which a back end allocates its buffers.
 #[derive(Clone, Debug)]
 pub struct Sizes {
     pub config: Config,
@@ -151,7 +151,7 @@ pub trait Machine: Send {
     /// The experts of layer `block` for [`Buffer::Normed`], as [`Buffer::Router`] chooses them, added to [`Buffer::Hidden`].
     fn experts(&mut self, block: usize, tokens: u32) -> Result<()>;
 
-    /// What a cache of experts has counted, if there is one.
+    /// Returns the counters of the cache of experts, if there is one.
     fn expert_counts(&self) -> Result<Option<Counts>>;
 
     /// The token with the largest number in [`Buffer::Logits`], when all before it has ended and was right.

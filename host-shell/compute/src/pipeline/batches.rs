@@ -6,9 +6,9 @@ use nvme_host::Result;
 /// Gets a product, or why there is none.
 type Ended<'s> = dyn FnMut(&mut dyn Engine, Batch, Result<Vec<f32>>) -> Result<()> + 's;
 
-/// What is done about batches.
+/// Callbacks of a run.
 pub(super) struct Steps<'s> {
-    /// Whether a batch of that number is begun with. After the first one that is not, none is.
+    /// Returns true if the batch with that number shall begin. Not called again after the first false.
     pub more: &'s mut dyn FnMut(u64) -> Result<bool>,
     /// Before the product of a batch: those before it have been multiplied, as far as the engine is ahead.
     pub before: &'s mut dyn FnMut(&mut dyn Engine, Batch) -> Result<()>,
@@ -16,10 +16,10 @@ pub(super) struct Steps<'s> {
     pub ended: &'s mut Ended<'s>,
 }
 
-/// Runs batches of `parts` matrices in turns through `buffers` buffers; how many.
+/// Runs batches of `parts` matrices, in turn through `buffers` buffers, and returns their number.
 ///
 /// # Errors
-/// Those of the steps, and of an engine that cannot go on.
+/// Those of the steps, and of an engine that cannot continue.
 pub(super) fn run(
     engine: &mut dyn Engine,
     (buffers, parts): (u32, u32),

@@ -1,4 +1,4 @@
-//! Products by threads of the CPU, and reads by a thread beside them.
+//! Products by threads of the CPU, and reads by another thread at the same time.
 
 use super::data::{Data, Made};
 use super::engine::{Engine, Source};
@@ -274,7 +274,8 @@ impl Drop for CpuEngine {
     fn drop(&mut self) {
         drop(self.requests.take());
         if let Some(reader) = self.reader.take() {
-            // Its reads have deadlines of their own; where it panicked, the batch has failed.
+            // Its reads have their own deadlines, so the join ends; if it panicked, the batch has already
+            // failed.
             let _ = reader.join();
         }
     }

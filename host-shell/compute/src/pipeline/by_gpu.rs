@@ -1,4 +1,4 @@
-//! Products by a GPU in one stream, and reads in another one beside it; times are those of events.
+//! Products by a GPU in one stream, and reads in a second stream at the same time; times are those of events.
 // UNSAFETY: launches kernels and copies over this module's own memory.
 #![allow(unsafe_code)]
 
@@ -43,9 +43,9 @@ struct Slot {
     batch: u64,
     part: u32,
     weights: Option<DeviceMemory>,
-    /// Where the host reads to.
+    /// Pinned buffer that the host reads into.
     staging: Option<Pinned>,
-    /// Where the kernel puts the product, unless products are joined.
+    /// Pinned buffer for the product, unless products are joined.
     product: Option<Pinned>,
     /// Begin and end of the read in its stream, and when the host began with it.
     read: Option<(Event, Event)>,
@@ -178,7 +178,7 @@ impl GpuEngine {
         Ok(())
     }
 
-    /// When `event` was, which has passed.
+    /// Returns the time in microseconds of `event`, which has occurred.
     fn us(&self, event: &Event) -> Result<f64> {
         Ok(self.anchor.1 + event.seconds_since(&self.anchor.0)? * 1e6)
     }

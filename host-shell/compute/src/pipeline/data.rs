@@ -11,7 +11,7 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-/// What batches are made of.
+/// Generator of the contents of batches.
 pub(super) struct Data {
     pub store: Arc<Store>,
     pub shape: Shape,
@@ -67,7 +67,7 @@ impl Data {
         put_pages(self.shape.vectors_at(), vectors)
     }
 
-    /// Where a matrix lies.
+    /// Returns the offset of a matrix on the drive.
     pub fn at(&self, part: u32) -> u64 {
         u64::from(part) * self.shape.part_stride()
     }
@@ -148,7 +148,7 @@ impl Data {
         }
     }
 
-    /// How far an element may be off: sums of `f32` in another order.
+    /// Returns the tolerance of an element: an `f32` sum in another order differs in rounding.
     pub fn tolerance(&self) -> f64 {
         1e-6 * f64::from(self.shape.columns)
     }

@@ -3,7 +3,7 @@
 use super::trace::Trace;
 use nvme_host::Result;
 
-/// Where matrices come from.
+/// Source of the matrices.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Source {
     /// The drive, by reads that the GPU submits.
@@ -34,10 +34,10 @@ impl Source {
 /// Reads matrices into buffers and multiplies them. A batch is one matrix in one buffer: it is read, multiplied and
 /// taken, in this order, and its buffer is used by no other batch meanwhile.
 pub(super) trait Engine {
-    /// Whether [`multiply`](Self::multiply) returns before the product is there.
+    /// True if [`multiply`](Self::multiply) returns before the product is computed.
     fn is_ahead(&self) -> bool;
 
-    /// Sets the vectors, one after the other. No batch is under way.
+    /// Sets the vectors, concatenated. No batch is under way.
     fn set_vectors(&mut self, x: &[f32]) -> Result<()>;
 
     /// Reads the vectors from the drive. No batch is under way.
@@ -59,6 +59,6 @@ pub(super) trait Engine {
     /// The vectors.
     fn vectors(&mut self) -> Result<Vec<f32>>;
 
-    /// What took place since the last call.
+    /// Returns the spans since the last call.
     fn trace(&mut self) -> Trace;
 }

@@ -1,9 +1,12 @@
-//! Pipelines: matrices come from a drive, batch after batch, and are multiplied with vectors, by a GPU or by the CPU.
+//! Pipelines: matrices come from a drive, batch after batch, and are multiplied with vectors, by a GPU or by
+//! the CPU.
 //!
-//! - [`Name`]: the five of them. [`Job`]: how large, how long. [`run`]: one of them; [`Report`]: what it came to.
-//! - [`trace`]: what took place when, and how much of it side by side.
+//! - [`Name`]: the five of them. [`Job`]: sizes and durations. [`run`]: runs one of them; [`Report`]: its
+//!   results.
+//! - [`trace`]: spans of reads and products, and their overlap.
 //!
-//! Each product is compared with one that the CPU makes in `f64` of the same weights, which do not come from the drive.
+//! Each product is compared with one that the CPU computes in `f64` from the same weights, which do not come
+//! from the drive.
 
 mod batches;
 mod by_cpu;
@@ -26,13 +29,14 @@ use nvme_host::{Error, Result};
 use std::path::PathBuf;
 use std::time::Duration;
 
-/// What lies on the drive begins at a multiple of this, and ends at one: nothing of a block is kept.
+/// Alignment of the data on the drive: they begin and end at multiples of it, so that whole blocks are
+/// overwritten.
 const PAGE: u64 = 4096;
 
 /// Sizes of the matrices and vectors.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Shape {
-    /// How matrices are stored.
+    /// Format of the matrices.
     pub stored: Stored,
     /// Rows of a matrix.
     pub rows: u32,
@@ -112,7 +116,7 @@ impl Shape {
         self.vectors_at() + vectors.next_multiple_of(PAGE)
     }
 
-    /// Where the vectors lie on the drive.
+    /// Returns the offset of the vectors on the drive.
     fn vectors_at(&self) -> u64 {
         self.part_stride() * u64::from(self.parts)
     }
@@ -134,19 +138,19 @@ impl Shape {
 /// A pipeline to run.
 #[derive(Clone, Debug)]
 pub struct Job {
-    /// Which.
+    /// Pipeline to run.
     pub name: Name,
     /// Its sizes.
     pub shape: Shape,
     /// Batches of a run; of an iterative computation how often the product is fed back.
     pub batches: u64,
-    /// Runs of each way, of which the middle one counts.
+    /// Runs of each source, of which the median counts.
     pub runs: usize,
-    /// How long a continuous one runs.
+    /// Duration of a continuous pipeline.
     pub runtime: Duration,
-    /// How long a continuous one tries a batch again that failed.
+    /// Time for which a continuous pipeline retries a batch that failed.
     pub patience: Duration,
-    /// How long a batch may take.
+    /// Deadline of a batch.
     pub limit: Duration,
     /// Threads that read where the CPU reads.
     pub readers: usize,

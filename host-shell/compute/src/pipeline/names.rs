@@ -5,7 +5,7 @@
 pub enum Name {
     /// A matrix and the vectors come from the drive and are multiplied.
     DirectNvmeToMatMul,
-    /// Batches, of which some are read while others are multiplied.
+    /// Batches: some are read while others are multiplied.
     StreamedBatchProcessing,
     /// A product is fed back as the next vector: each iteration reads the whole matrix again.
     IterativeComputation,

@@ -1,4 +1,4 @@
-//! The pipelines, and what they came to.
+//! The pipelines, and their results.
 
 use super::batches::{self, Batch, Steps};
 use super::by_cpu::{CpuEngine, Reads};
@@ -11,7 +11,7 @@ use nvme_host::{Error, Result, Store};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// How far an element of vectors of mean square 1 may be off after iterations.
+/// Tolerance of an element of vectors of mean square 1 after iterations.
 const ITERATED: f64 = 2e-3;
 /// Latencies above this are counted as this long.
 const MOST_NS: u64 = 3_600_000_000_000;
@@ -21,7 +21,7 @@ const AGAIN: Duration = Duration::from_millis(20);
 /// The runs of one source.
 #[derive(Clone, Debug)]
 pub struct Way {
-    /// Where the matrices came from.
+    /// Source of the matrices.
     pub source: Source,
     /// Seconds of each run.
     pub seconds: Vec<f64>,
@@ -35,36 +35,36 @@ pub struct Way {
     pub overlap: Overlap,
 }
 
-/// What a continuous pipeline met.
+/// Latencies and failures of a continuous pipeline.
 #[derive(Clone, Debug)]
 pub struct Continuous {
-    /// Nanoseconds of each batch from the begin of its read to the end of its product.
+    /// Nanoseconds of each batch from the start of its read to the end of its product.
     pub latencies_ns: Histogram<u64>,
     /// Batches that failed, and were there after all.
     pub failed: u64,
-    /// How often they were tried again.
+    /// Number of retries.
     pub retries: u64,
     /// The longest time from a failure to the product.
     pub longest_outage: Duration,
-    /// What the last one that failed said.
+    /// Error of the last batch that failed.
     pub last_failure: Option<String>,
     /// It was ended before its time.
     pub is_interrupted: bool,
 }
 
-/// What a pipeline came to. Every product was compared.
+/// Results of a pipeline. Every product was compared.
 #[derive(Clone, Debug)]
 pub struct Report {
     /// One for each source.
     pub ways: Vec<Way>,
     /// Of a continuous one.
     pub continuous: Option<Continuous>,
-    /// What took place in the last run, of the first source.
+    /// Spans of the last run, of the first source.
     pub trace: Trace,
 }
 
-/// What is said meanwhile: batches so far, of how many, and seconds of the run. Its errors end the pipeline, but for
-/// [`Error::Interrupted`] of a continuous one, which ends at once and reports.
+/// Progress callback: batches so far, batches in all, and seconds of the run. Its errors end the pipeline, but
+/// for [`Error::Interrupted`] of a continuous one, which ends at once and reports.
 pub type Progress<'p> = dyn FnMut(u64, u64, f64) -> Result<()> + 'p;
 
 /// Runs `job` over `store`, whose begin is overwritten unless it is kept.
@@ -267,7 +267,8 @@ impl Rig<'_> {
                 progress(number, all, begin.elapsed().as_secs_f64())?;
                 Ok(number < all)
             };
-            // Reads go on ahead of the vectors that their matrices are multiplied with.
+            // Reads run ahead: a batch may be read before the vectors are known that it will be multiplied
+            // with.
             let mut before = |engine: &mut dyn Engine, batch: Batch| match batch.part {
                 0 if batch.number > 0 => engine.feed_back(),
                 _ => Ok(()),
@@ -395,7 +396,7 @@ impl Rig<'_> {
     }
 }
 
-/// Whether another try may end otherwise.
+/// True if a retry may succeed: the error is the device's.
 fn is_of_the_device(error: &Error) -> bool {
     matches!(
         error,

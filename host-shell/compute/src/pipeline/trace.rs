@@ -3,7 +3,7 @@
 
 use std::fmt::Write;
 
-/// What a span is of.
+/// Kind of work of a span.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Work {
     /// Bytes come from the drive, or from another source.
@@ -15,15 +15,15 @@ pub enum Work {
 /// Work on one batch, from one moment to another in microseconds.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Span {
-    /// What it is of.
+    /// Kind of work.
     pub work: Work,
     /// The batch.
     pub batch: u64,
     /// The buffer that the batch lies in.
     pub slot: u32,
-    /// When it began.
+    /// Start in microseconds.
     pub begin_us: f64,
-    /// When it ended.
+    /// End in microseconds.
     pub end_us: f64,
 }
 
@@ -54,7 +54,7 @@ impl Overlap {
 pub struct Trace {
     /// In the order in which they were noted.
     pub spans: Vec<Span>,
-    /// How many were left out.
+    /// Number of spans that were left out.
     pub dropped: u64,
 }
 
@@ -102,7 +102,7 @@ impl Trace {
         busy
     }
 
-    /// How much of reads and products took place side by side.
+    /// Returns the overlap of reads and products.
     pub fn overlap(&self) -> Overlap {
         let (reads, products) = (self.busy(Work::Read), self.busy(Work::Compute));
         let length =
@@ -124,7 +124,8 @@ impl Trace {
         }
     }
 
-    /// The batches as spans of their buffers: from the begin of the read, or of the product without one, to the end.
+    /// Returns the batches as spans of their buffers: from the start of the read, or of the product without
+    /// one, to the end.
     fn batches(&self) -> Vec<Span> {
         let mut all: Vec<Span> = Vec::new();
         for span in &self.spans {

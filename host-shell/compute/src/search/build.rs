@@ -18,7 +18,7 @@ const TOGETHER: usize = 16;
 /// Candidates of a search while the graph is made at most.
 const MOST_BUILD_LIST: u32 = 1000;
 
-/// How an index is made.
+/// Options of building an index.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BuildOptions {
     /// Neighbours of a node at most, 1 to [`MOST_DEGREE`].
@@ -42,7 +42,7 @@ impl Default for BuildOptions {
     }
 }
 
-/// What is being done.
+/// Phase of building an index.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Step {
     /// So many vectors are in the graph.

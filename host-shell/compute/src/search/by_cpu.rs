@@ -8,7 +8,7 @@ use nvme_host::store::{Transfer, status};
 use nvme_host::{Error, Result};
 use rayon::prelude::*;
 
-/// How threads share queries out.
+/// Division of queries among threads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CpuOptions {
     /// Threads, at least 1.

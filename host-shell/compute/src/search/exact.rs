@@ -46,8 +46,8 @@ fn insert(found: &mut Vec<u64>, new: u64, most: usize) {
     found.truncate(most);
 }
 
-/// Which part of the nearest vectors was found: of each query of `exact` as many `ids` as results were asked for. An id
-/// counts where it is no farther than the last of the nearest.
+/// Returns the recall: the found fraction of the nearest vectors. Each query of `exact` has as many `ids` as
+/// results were requested. An id counts if it is no farther than the last of the nearest.
 pub fn recall(exact: &[Vec<(u32, f32)>], ids: &[i64], distances: &[f32], results: usize) -> f64 {
     let (mut found, mut due) = (0, 0);
     let each = ids.chunks(results).zip(distances.chunks(results));

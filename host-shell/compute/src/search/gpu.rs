@@ -1,4 +1,4 @@
-//! Searches whose nodes a GPU reads from a drive by itself.
+//! Searches whose nodes a GPU reads from a drive, without the CPU.
 // UNSAFETY: launches a kernel over addresses that the caller vouches for.
 #![allow(unsafe_code)]
 
@@ -18,7 +18,7 @@ use std::time::Duration;
 pub struct Request {
     /// Queries: as many `f32` for each as the vectors of the index have elements, of length 1 for [`Metric::Cosine`].
     pub queries: u64,
-    /// How many, below 2^32.
+    /// Number of queries, below 2^32.
     pub count: u64,
     /// Gets for each query as many `i64` as results are asked for: [`Answers::ids`].
     pub ids: u64,

@@ -10,7 +10,8 @@ use nvme_host::Result;
 use nvme_units::{SplitMix, mix};
 use rayon::prelude::*;
 
-/// How much nearer a neighbour has to be to another one than to the node, to make that one dispensable.
+/// Pruning factor of Vamana: a neighbour is dropped if it is closer, by this factor, to another neighbour than
+/// to the node.
 const ALPHA: f32 = 1.2;
 /// Parts of all vectors that a batch is at most.
 const BATCHES: usize = 50;
@@ -65,7 +66,7 @@ impl Graph {
         Ok(graph)
     }
 
-    /// Where searches begin: the vector nearest to the mean.
+    /// Returns the entry point of searches: the vector nearest to the mean.
     pub fn entry(&self) -> u32 {
         self.entry
     }
@@ -220,13 +221,13 @@ fn prune(vectors: &Vectors, candidates: &mut Vec<u64>, degree: usize) -> Vec<u32
     chosen
 }
 
-/// What a thread searches with.
+/// Reusable memory of a thread's searches.
 struct Scratch {
     most: usize,
     list: Vec<u64>,
     /// Nodes whose neighbours were looked at.
     expanded: Vec<u64>,
-    /// Ids that were seen, each at a place of its own that others may take.
+    /// A lossy, direct-mapped set of visited ids: an id may overwrite another one, which is then visited twice.
     seen: Vec<u32>,
 }
 
@@ -268,7 +269,7 @@ impl Scratch {
         }
     }
 
-    /// Where the candidate is now, or the length of the list.
+    /// Inserts a candidate and returns its position, or the length of the list if it was not inserted.
     fn insert(&mut self, new: u64) -> usize {
         let at = self.list.partition_point(|key| *key < new);
         let is_there = self.list.get(at).is_some_and(|key| key >> 1 == new >> 1);

@@ -13,7 +13,7 @@ const VERSION: u32 = 1;
 /// Bytes of a header that mean something; the others are 0.
 const USED: usize = 80;
 
-/// What an index is.
+/// Parameters and checksums of an index.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Header {
     /// The vectors, and how many elements they have; a kind and a seed for those of a generator.
@@ -22,9 +22,9 @@ pub struct Header {
     pub sub_elements: u32,
     /// Neighbours of a node at most.
     pub degree: u32,
-    /// Where searches begin.
+    /// Entry point of searches.
     pub entry: u32,
-    /// What each node has, too.
+    /// Tag that each node repeats.
     pub tag: u32,
     /// [`checksum`] of the centroids.
     pub centroids_sum: u64,
@@ -156,18 +156,18 @@ impl Header {
         u64::from(self.source.count) * self.code_bytes()
     }
 
-    /// Where the centroids begin, in bytes from the index's begin.
+    /// Returns the offset of the centroids from the start of the index.
     pub fn centroids_at(&self) -> u64 {
         HEADER_BYTES as u64
     }
 
-    /// Where the codes begin.
+    /// Returns the offset of the codes.
     pub fn codes_at(&self) -> u64 {
         let end = self.centroids_at() + self.centroids_bytes();
         end.next_multiple_of(NODE_BYTES)
     }
 
-    /// Where the nodes begin.
+    /// Returns the offset of the nodes.
     pub fn nodes_at(&self) -> u64 {
         (self.codes_at() + self.codes_bytes()).next_multiple_of(NODE_BYTES)
     }

@@ -60,7 +60,7 @@ impl Index {
         })
     }
 
-    /// What it is.
+    /// Returns the header.
     pub fn header(&self) -> &Header {
         &self.header
     }
@@ -83,7 +83,7 @@ impl Index {
             .table(first, self.header.source.count.into(), NODE_BYTES)
     }
 
-    /// Where node `id` begins.
+    /// Returns the offset of node `id`.
     pub(super) fn node_at(&self, id: u32) -> u64 {
         self.offset + self.header.nodes_at() + u64::from(id) * NODE_BYTES
     }
@@ -100,10 +100,10 @@ impl Index {
         }
     }
 
-    /// How many queries `numbers` are.
+    /// Returns the number of queries in `numbers` elements.
     ///
     /// # Errors
-    /// [`Error::Usage`] for one that is not whole.
+    /// [`Error::Usage`] for an incomplete query.
     pub(super) fn queries(&self, numbers: usize) -> Result<usize> {
         let elements = self.header.source.elements as usize;
         match numbers.is_multiple_of(elements) {

@@ -2,8 +2,8 @@
 //!
 //! - [`build()`], [`Graph`]: a graph of vectors as DiskANN has it (Vamana), made by threads of the CPU, and its index on a
 //!   store.
-//! - [`Index`]: an index that is there: what of it lies in memory, and searches by the CPU.
-//! - `GpuSearch`: searches whose nodes a kernel reads by itself.
+//! - [`Index`]: an existing index: its part in memory, and searches by the CPU.
+//! - `GpuSearch`: searches whose nodes a kernel reads from the drive.
 //! - [`Source`]: vectors of a generator, for tests and measurements; [`exact`]: their neighbours by comparing all.
 //!
 //! An index is a header, centroids and codes of the vectors (product quantisation), which lie in memory while it is
@@ -37,7 +37,7 @@ pub use source::{Kind, Source, Vectors};
 use nvme_host::store::status;
 use nvme_host::{Error, Result};
 
-/// How a search goes.
+/// Parameters of a search.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Parameters {
     /// Candidates that are kept, 1 to [`MOST_LIST`]: more find more, and read more.
@@ -83,7 +83,7 @@ impl Parameters {
     }
 }
 
-/// What queries came to, in their order.
+/// Results of queries, in their order.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Answers {
     /// For each query as many ids as results were asked for, nearest first; -1 where there is none.
@@ -126,7 +126,7 @@ impl Answers {
     }
 }
 
-/// What a query's code says, and what to do.
+/// Describes a query's code, with the remedy.
 pub fn describe(code: i32) -> (&'static str, &'static str) {
     match code {
         code::WRONG_NODE => (

@@ -10,18 +10,18 @@ use rayon::prelude::*;
 const CLUSTERS: u64 = 256;
 /// Directions in which a cluster extends.
 const DIRECTIONS: usize = 12;
-/// How far it does, beside its distance from others.
+/// Extent of a cluster in these directions, relative to its distance from others.
 const EXTENT: f32 = 0.5;
-/// How far vectors lie beside those directions.
+/// Extent of a cluster in the other directions.
 const NOISE: f32 = 0.05;
 /// Queries have numbers from here on: none of them is a vector.
 const FIRST_QUERY: u64 = 1 << 40;
 
-/// What vectors are like.
+/// Distribution of generated vectors.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
-    /// Points around 256 centres, each cluster in 12 directions of its own: near ones are much nearer than others, as
-    /// those of learned vectors are.
+    /// Points around 256 centres; each cluster extends in 12 random directions, so that near vectors are much
+    /// nearer than others, like those of learned embeddings.
     Clustered,
     /// Independent elements: the hard case, in which all are about equally far.
     Uniform,
@@ -43,14 +43,14 @@ impl Kind {
     }
 }
 
-/// Where vectors come from: a generator, unless they are given.
+/// Source of vectors: a generator, unless they are given.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Source {
-    /// What they are like.
+    /// Distribution.
     pub kind: Kind,
     /// Other vectors for another number. Of given ones a sum of them.
     pub seed: u64,
-    /// How many.
+    /// Number of vectors.
     pub count: u32,
     /// Elements of each.
     pub elements: u32,
@@ -96,7 +96,7 @@ impl Vectors {
         })
     }
 
-    /// How many.
+    /// Returns the number of vectors.
     pub fn count(&self) -> u32 {
         (self.data.len() / self.elements.max(1)) as u32
     }
@@ -114,7 +114,7 @@ impl Vectors {
         &self.data[id as usize * self.elements..][..self.elements]
     }
 
-    /// All, one after the other.
+    /// Returns all vectors, concatenated.
     pub fn all(&self) -> &[f32] {
         &self.data
     }
@@ -140,7 +140,8 @@ impl Source {
         Vectors::new(self.elements, self.numbers(0, self.count as usize)?)
     }
 
-    /// `count` vectors of the same kind that are none of the [vectors](Self::vectors), one after the other.
+    /// Returns `count` vectors of the same distribution, concatenated, that are different from all
+    /// [vectors](Self::vectors).
     ///
     /// # Errors
     /// As [`vectors`](Self::vectors).

@@ -11,12 +11,12 @@ const ROWS: usize = 64;
 /// Numbers that a thread takes at a time.
 const NUMBERS: usize = 1 << 14;
 
-/// Heads of some tokens, the first of which has the position `position`.
+/// Heads of some tokens; the first token has the position `position`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Heads {
     /// Of the first token.
     pub position: u32,
-    /// How many tokens.
+    /// Number of tokens.
     pub tokens: u32,
     /// Heads of queries.
     pub heads: u32,

@@ -306,7 +306,8 @@ impl Steps {
         unsafe { self.launch_blocks(function, (blocks, 0), argument, stream) }
     }
 
-    /// A block for each of `blocks` pieces of work, with so many bytes of shared memory, or fewer that take several.
+    /// Launches one block for each of `blocks` pieces of work, with `shared_bytes` bytes of shared memory;
+    /// beyond the limit of the grid, a block takes several pieces.
     ///
     /// # Safety
     /// As [`launch`](Self::launch).

@@ -1,6 +1,7 @@
-//! What one token of a transformer takes, each step by itself: for programs that have vectors and weights of their own.
+//! Operations of one token of a transformer, one call each: for programs that bring their own vectors and
+//! weights.
 //!
-//! - `Steps`: launches of the kernels in streams of others.
+//! - `Steps`: launches of the kernels in the caller's streams.
 //! - [`by_cpu`]: the same by threads of the CPU.
 
 pub mod by_cpu;

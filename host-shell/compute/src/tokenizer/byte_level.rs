@@ -61,7 +61,7 @@ impl Encoder {
         })
     }
 
-    /// Whether texts begin with a token where no key says it.
+    /// True if texts begin with a BOS token when the file has no key that decides it.
     pub fn begins_by_default(&self) -> bool {
         self.splits.is_llama3
     }

@@ -105,17 +105,17 @@ impl Tokenizer {
         })
     }
 
-    /// How many tokens there are.
+    /// Returns the number of tokens.
     pub fn len(&self) -> usize {
         self.vocabulary.len()
     }
 
-    /// Whether there are none.
+    /// True if there are no tokens.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// Whether `token` ends an answer.
+    /// True if `token` ends an answer.
     pub fn is_end(&self, token: u32) -> bool {
         self.ends.contains(&token)
     }
@@ -146,7 +146,7 @@ impl Tokenizer {
         check: &mut dyn FnMut() -> Result<()>,
     ) -> Result<Vec<u32>> {
         let mut tokens: Vec<u32> = self.first.into_iter().collect();
-        // SentencePiece puts a space before a text, and llama.cpp before what follows a special token, too.
+        // SentencePiece puts a space before a text, and llama.cpp also before the text after a special token.
         let mut begins = true;
         for fragment in self.special.split(text, &self.vocabulary, check)? {
             match fragment {

@@ -24,7 +24,7 @@ pub struct Encoder {
     bytes: Vec<u32>,
     /// Bytes of the longest token.
     longest: usize,
-    /// Whether a text gets a space before it.
+    /// True if a text gets a space before it.
     adds_space: bool,
 }
 

@@ -14,13 +14,13 @@ const LLAMA3: &str = concat!(
     r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 );
 
-/// What llama.cpp does with a file that names no splits: signs, then GPT-2's words, then numbers of three digits.
+/// Splits of llama.cpp for a file that names none: signs, then GPT-2's words, then numbers of three digits.
 const DEFAULT: [&str; 4] = [r"[\p{P}\$\+<=>\^~\|]+", GPT2, r"\p{N}+", "[0-9][0-9][0-9]"];
 
-/// How words are found, by the name that a GGUF file gives.
+/// Rules of splitting a text into words, by the name that a GGUF file gives.
 pub struct WordSplits {
     splits: Vec<Regex>,
-    /// Whether this is Llama 3's: a word that is a token is taken whole, and texts begin with a token.
+    /// True for Llama 3's rules: a word that is a token is taken whole, and texts begin with a token.
     pub is_llama3: bool,
 }
 
@@ -61,7 +61,7 @@ impl WordSplits {
     }
 }
 
-/// What `split` finds in `text`, and what is between.
+/// Splits `text` into the matches of `split` and the texts between them.
 fn words<'t>(split: &Regex, text: &'t str, words: &mut Vec<&'t str>) -> Result<()> {
     let mut end = 0;
     for found in split.find_iter(text) {
