@@ -1,7 +1,7 @@
 //! Names the commit that a release is built from, for `nvme-gpu --version`.
 //!
-//! Taken from NVME_GPU_COMMIT where that is set (a build outside git), else from git. A development build
-//! names none: it would be compiled anew after each commit.
+//! Taken from NVME_GPU_COMMIT where that is set (a build outside git), else from git. A development build names
+//! none: otherwise it would be recompiled after each commit.
 
 use std::path::Path;
 use std::process::Command;

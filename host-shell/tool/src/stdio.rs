@@ -28,7 +28,7 @@ extern "C" fn look() {
     }
 }
 
-/// Whether descriptor `fd`, 0 to 2, was closed when the process began.
+/// True if descriptor `fd`, 0 to 2, was closed when the process began.
 pub fn was_closed(fd: u8) -> bool {
     // The linker keeps what is named.
     #[cfg(target_os = "linux")]

@@ -4,7 +4,8 @@
 //!   store.
 //! - [`Index`]: an existing index: its part in memory, and searches by the CPU.
 //! - `GpuSearch`: searches whose nodes a kernel reads from the drive.
-//! - [`Source`]: vectors of a generator, for tests and measurements; [`exact`]: their neighbours by comparing all.
+//! - [`Source`]: vectors of a generator, for tests and measurements; [`exact`]: their neighbours by exhaustive
+//!   comparison.
 //!
 //! An index is a header, centroids and codes of the vectors (product quantisation), which lie in memory while it is
 //! searched, and a node of 4 KiB for each vector, which is read when a search comes to it (docs/compute.md).

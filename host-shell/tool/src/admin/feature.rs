@@ -193,7 +193,7 @@ impl SetFeature {
     }
 }
 
-/// What a feature belongs to.
+/// Object that a feature belongs to.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Scope {
     Namespace,

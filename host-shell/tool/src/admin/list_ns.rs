@@ -37,7 +37,7 @@ impl ListNs {
     }
 }
 
-/// Why this program cannot read and write a namespace, if it cannot.
+/// Returns the reason why this program cannot read and write a namespace, if it cannot.
 fn why_unusable(controller: &Controller, nsid: Nsid) -> Result<Option<String>> {
     match controller.usable_namespace(nsid) {
         Ok(_) => Ok(None),

@@ -184,7 +184,7 @@ impl CommandArgs {
         sqe
     }
 
-    /// What is wrong without a look at the device.
+    /// Checks the options as far as that is possible without the device.
     fn check(&self, set: Set, sqe: &Sqe) -> Result<()> {
         let direction = Direction::of(self.opcode);
         let bits = self.opcode & 3;

@@ -45,7 +45,7 @@ pub struct CrossoverArgs {
     hops: u32,
 }
 
-/// What other options say.
+/// Values of options that other commands share.
 pub struct Rest {
     pub gpu: u32,
     pub namespace: NamespaceArgs,
@@ -61,7 +61,7 @@ pub struct Rest {
 /// A device that is measured: its name, its latency in nanoseconds where that is known, and sizes of rows.
 type Opened = (String, Option<u64>, Vec<u32>);
 
-/// What of a case tells it from others: its line in the report, and in the chart.
+/// Keys by which a case is matched between a line of the report and the chart.
 const KEYS: [&str; 3] = ["row_bytes", "batch", "latency_ns"];
 
 impl CrossoverArgs {
@@ -175,7 +175,7 @@ fn row_bytes(bytes: u64) -> Result<u32> {
         })
 }
 
-/// Whether `device` is a simulated one that does not say option `option`.
+/// True if `device` is a simulated one whose name does not set option `option`.
 fn is_open(device: &str, option: &str) -> bool {
     let Some(text) = device.strip_prefix("sim:") else {
         return false;

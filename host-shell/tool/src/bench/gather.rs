@@ -56,7 +56,7 @@ pub struct OnGpuArgs {
 #[cfg(feature = "cuda")]
 use nvme_host::cuda::{RowsOptions, bench::GatherJob, bench::gather};
 
-/// What of the job other options say.
+/// Parameters of the job from options that other commands share.
 pub struct Rest {
     #[cfg(feature = "cuda")]
     pub gpu: Option<u32>,

@@ -43,7 +43,7 @@ pub struct GemvArgs {
     readers: usize,
 }
 
-/// What other options say.
+/// Values of options that other commands share.
 pub struct Rest {
     pub gpu: u32,
     pub nsid: u32,
@@ -55,7 +55,7 @@ pub struct Rest {
 }
 
 impl GemvArgs {
-    /// Whether it is asked for.
+    /// True if the user requested one of these measurements.
     pub fn is_wanted(&self) -> bool {
         self.gemv.is_some() || self.gemm.is_some()
     }

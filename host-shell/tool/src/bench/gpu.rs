@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// How long one launch should take in a run that is limited by time.
+/// Target duration of one launch, in seconds, in a run that is limited by time.
 const LAUNCH_SECONDS: f64 = 0.5;
 
 /// The suite that measures the GPU's queues against their limits
@@ -88,7 +88,7 @@ pub struct Job<'a> {
     pub seed: u64,
 }
 
-/// Runs `job` on `opened`, its device, and prints what it came to.
+/// Runs `job` on `opened`, its device, and prints the results.
 pub fn run(job: &Job<'_>, opened: Arc<dyn Device>) -> Result<()> {
     let setup = job.gpu.setup(job.queues, job.depth, job.nsid, false);
     let source = Source {

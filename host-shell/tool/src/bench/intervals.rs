@@ -39,7 +39,7 @@ impl Intervals {
     }
 }
 
-/// What was done between two looks.
+/// Work between two samples.
 struct Interval {
     end: f64,
     seconds: f64,

@@ -21,7 +21,7 @@ pub struct LadderArgs {
     pub matmul: Vec<u32>,
 }
 
-/// What other options say.
+/// Values of options that other commands share.
 pub struct Rest {
     pub gpu: u32,
     pub runs: usize,

@@ -46,7 +46,7 @@ pub struct PathsArgs {
     cpu_threads: Option<usize>,
 }
 
-/// What other options say.
+/// Values of options that other commands share.
 pub struct Rest {
     pub gpu: Option<u32>,
     pub namespace: NamespaceArgs,

@@ -26,7 +26,7 @@ pub fn report(error: &Error, device: Option<&str>, as_json: bool) -> ExitCode {
     ExitCode::from(error.exit_code())
 }
 
-/// What to do, with what only the command line knows: the device that was used.
+/// Returns the remedy, completed by the device that was used, which only the command line knows.
 fn remedy(error: &Error, device: Option<&str>) -> String {
     let remedy = error.remedy();
     match (error, device) {

@@ -249,7 +249,7 @@ fn command_line() -> clap::Command {
     })
 }
 
-/// What was given as --device, to whatever subcommand.
+/// Returns the value of --device, of any subcommand.
 fn device_of(matches: &clap::ArgMatches) -> Option<String> {
     let (_, matches) = matches.subcommand()?;
     let device = matches.try_get_one::<String>("device").ok().flatten();

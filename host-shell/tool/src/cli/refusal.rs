@@ -4,7 +4,7 @@ use clap::error::{ContextKind, ContextValue, ErrorKind};
 use nvme_host::Error;
 use std::ffi::OsString;
 
-/// What is wrong with `arguments`, which `command` refused.
+/// Explains why `command` rejected `arguments`.
 pub fn explain(command: &clap::Command, arguments: &[OsString], error: &clap::Error) -> Error {
     let context = |kind| error.get(kind).map(texts).unwrap_or_default();
     let one = |kind| context(kind).join(", ");

@@ -44,7 +44,7 @@ pub struct WriteArgs {
 }
 
 impl AccessArgs {
-    /// Where the rings of I/O queues are to lie.
+    /// Returns the location of the rings of I/O queues.
     pub fn rings(&self) -> Rings {
         match self.rings {
             RingPlace::Host => Rings::Host,
@@ -66,7 +66,8 @@ impl AccessArgs {
         };
         say::step(|| format!("opened {}: {}", device.name(), device.describe()));
         let start = Instant::now();
-        // A device that is not used is let go of, although its memory may be held: a server has one client.
+        // If bring-up fails, the connection is closed even though its memory may still be in use: a server
+        // accepts one client, and the next attempt must be able to connect.
         let controller = Controller::start(Arc::clone(&device), &config);
         let controller = controller.inspect_err(|_| device.leave())?;
         say::step(|| in_words(&controller, start));
@@ -74,7 +75,7 @@ impl AccessArgs {
     }
 }
 
-/// What a controller that was brought up is.
+/// Describes a controller after bring-up.
 fn in_words(controller: &Controller, start: Instant) -> String {
     let (identify, info) = (controller.identify(), controller.info());
     let most = match info.max_transfer {

@@ -10,22 +10,22 @@ use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-/// How errors name it.
+/// Name of standard output in errors.
 pub const STANDARD_OUTPUT: &str = "standard output";
 
-/// How long is waited for a reader between two looks at Ctrl-C.
+/// Time to wait for a reader between two checks for Ctrl-C.
 const TICK: Timespec = Timespec {
     tv_sec: 0,
     tv_nsec: 50_000_000,
 };
 /// Zeros that are written at a time.
 const ZEROS: u64 = 1 << 20;
-/// What a pipe takes at once when it says that it is ready (PIPE_BUF).
+/// Bytes that a pipe accepts when it reports that it is ready (PIPE_BUF).
 const PIPE_BYTES: usize = 4096;
 
 /// An output that replaces `path` when it is complete, and leaves it as it was otherwise.
 pub enum Output {
-    /// Standard output, a device or a pipe: written as it comes.
+    /// Standard output, a device or a pipe: written without a temporary file.
     Stream(Stream),
     /// A file that becomes the target at the end.
     Replace {
@@ -33,16 +33,16 @@ pub enum Output {
         file: File,
         /// The name that it has, or gets before it is renamed.
         temporary: PathBuf,
-        /// What it becomes.
+        /// Path that it replaces in the end.
         target: PathBuf,
     },
 }
 
-/// What is written as it comes.
+/// An output that is written directly.
 pub struct Stream {
     file: File,
     name: PathBuf,
-    /// Whether a write may wait for a reader.
+    /// True if a write may wait for a reader.
     waits: bool,
 }
 

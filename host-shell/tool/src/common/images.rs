@@ -11,7 +11,7 @@ use std::sync::{Mutex, OnceLock, PoisonError};
 
 /// The device of the command, as the command line names it.
 static DEVICE: OnceLock<Option<String>> = OnceLock::new();
-/// What the command reads, as its command line names it.
+/// Paths that the command reads, as given on the command line.
 static INPUTS: OnceLock<Vec<String>> = OnceLock::new();
 /// Images that were missing when the command opened its device.
 static MISSING: Mutex<Vec<PathBuf>> = Mutex::new(Vec::new());
@@ -91,7 +91,8 @@ pub fn refuse_output(path: &Path) -> Result<()> {
         ));
     }
     check_apart(path, INPUTS.get().map_or(&[], Vec::as_slice))?;
-    // Only a regular file is replaced. A user who may not open it for writing can still see that it is in use.
+    // Only a regular file can be replaced. A user who may not open it for writing tests a shared lock instead
+    // of an exclusive one, and still learns that a simulator has it in use.
     let open = || {
         let file = File::options().read(true).write(true).open(path);
         let shared = || (File::open(path), FlockOperation::NonBlockingLockShared);
@@ -134,7 +135,7 @@ fn in_use(path: &Path) -> Error {
     )
 }
 
-/// Whether another open file description holds a lock against `lock`, as a simulator does on its images.
+/// True if another open file description holds a lock against `lock`, as a simulator does on its images.
 fn is_locked(file: &File, lock: FlockOperation) -> bool {
     let taken = fcntl_lock(file, lock);
     let _ = fcntl_lock(file, FlockOperation::NonBlockingUnlock);

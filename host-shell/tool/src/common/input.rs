@@ -1,12 +1,12 @@
 //! Input of commands that send data to blocks: read piece by piece, checked before it is sent.
 //!
-//! - A regular file, or a block device, has a length: it must be whole blocks that fit into the range,
-//!   which is known before anything is sent.
-//! - A pipe is read to its end. What does not fit behind the first block is an error; so is an end within a
-//!   block. With `--blocks` exactly so many are taken from it, and what follows is not looked at.
+//! - A regular file, or a block device, has a length: it must be whole blocks that fit into the range, which is
+//!   known before anything is sent.
+//! - A pipe is read to its end. Data past the last block is an error; so is an end within a block. With
+//!   `--blocks` exactly that many blocks are read, and the rest of the pipe is ignored.
 //! - A character device such as /dev/zero may have no end: it needs `--blocks`.
 //!
-//! The first piece of a pipe is checked like a file, so that one that is wrong and ends within it changes
+//! The first piece of a pipe is checked like a file, so that an invalid input which ends within it changes
 //! nothing.
 
 use crate::common::{check_stop, images};
@@ -18,13 +18,13 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
-/// How long is waited for data between two looks at Ctrl-C.
+/// Time to wait for data between two checks for Ctrl-C.
 const TICK: Timespec = Timespec {
     tv_sec: 0,
     tv_nsec: 50_000_000,
 };
 
-/// What is known of an input before it is read.
+/// Length of an input, as far as it is known before it is read.
 enum Extent {
     /// So many bytes.
     Bytes(u64),
@@ -41,7 +41,7 @@ pub struct Input {
     extent: Extent,
 }
 
-/// Where the blocks of an input are to go.
+/// Destination blocks of an input.
 #[derive(Clone, Copy)]
 pub struct Target {
     /// Bytes of a block.
@@ -253,7 +253,7 @@ impl Pieces {
         Ok(!piece.is_empty())
     }
 
-    /// Whether the input may end after `count` more bytes.
+    /// Checks that the input may end after `count` more bytes.
     fn check_end(&self, count: u64) -> Result<()> {
         let block = u64::from(self.target.block);
         let name = self.input.name.display();

@@ -9,7 +9,7 @@ const VERBOSE: u8 = 2;
 
 static LEVEL: AtomicU8 = AtomicU8::new(NORMAL);
 
-/// What --quiet and --verbose ask for. Once, before the command runs.
+/// Sets the verbosity from --quiet and --verbose; called once, before the command runs.
 pub fn set(quiet: bool, verbose: bool) {
     let level = match (quiet, verbose) {
         (true, _) => QUIET,
@@ -19,12 +19,12 @@ pub fn set(quiet: bool, verbose: bool) {
     LEVEL.store(level, Ordering::Relaxed);
 }
 
-/// Whether a progress bar is drawn: at a terminal, without --quiet.
+/// True if a progress bar is drawn: at a terminal, without --quiet.
 pub fn shows_progress() -> bool {
     LEVEL.load(Ordering::Relaxed) > QUIET && io::stderr().is_terminal()
 }
 
-/// Something that the user should know, although the command goes on.
+/// Warns the user; the command continues.
 pub fn warn(text: impl FnOnce() -> String) {
     line(NORMAL, text);
 }
@@ -34,7 +34,7 @@ pub fn step(text: impl FnOnce() -> String) {
     line(VERBOSE, text);
 }
 
-/// What was asked for beside the result, which may go into a file.
+/// Prints requested information besides the result, which may go into a file.
 pub fn show(text: &str) {
     let _ = io::stderr().write_all(text.as_bytes());
 }

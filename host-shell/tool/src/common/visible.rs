@@ -1,6 +1,6 @@
 //! Text of devices, files and users, made harmless for a terminal.
 
-/// Whether a terminal acts on `c`, or shows the text around it in another order, instead of showing it.
+/// True if a terminal acts on `c`, or reorders the text around it, instead of showing it.
 fn acts(c: char) -> bool {
     c.is_control()
         || matches!(c, '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2060}'..='\u{206f}' | '\u{feff}')

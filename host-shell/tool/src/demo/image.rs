@@ -17,7 +17,7 @@ pub struct Image {
     keep: bool,
     /// The device that it is read from, as `--device` names it.
     pub device: String,
-    /// What that is, in words.
+    /// Description of the controller, in words.
     pub controller: String,
     /// Bytes of a block.
     pub block: u64,

@@ -17,14 +17,14 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 use xxhash_rust::xxh3::xxh3_64;
 
-/// What one thread measured.
+/// Measurements of one thread.
 struct Part {
     qid: Qid,
     statistics: Statistics,
     latency: Histogram<u64>,
 }
 
-/// What every thread shares.
+/// State that all threads share.
 struct Work<'a> {
     next: AtomicUsize,
     stop: AtomicBool,
@@ -221,7 +221,7 @@ fn new_histogram() -> Histogram<u64> {
     Histogram::new_with_bounds(1, 60_000_000_000, 3).expect("1 ns to 60 s with 3 digits is valid")
 }
 
-/// The thread of one queue: keeps it full and checks every unit as it comes.
+/// Runs the thread of one queue: keeps the queue full and checks every unit once it was read.
 fn read_queue(mut queue: Queue, mut free: Vec<DmaBuffer>, work: &Work<'_>) -> Result<Part> {
     let result = read_units(&mut queue, &mut free, work);
     if result.is_err() {

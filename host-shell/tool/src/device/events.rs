@@ -1,4 +1,4 @@
-//! `events`: what the controller reports by itself.
+//! `events`: asynchronous events of the controller.
 
 use crate::common::{DeviceArgs, duration, output, stop_flag};
 use clap::Args;

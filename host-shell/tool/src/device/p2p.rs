@@ -38,7 +38,7 @@ pub struct P2p {
     lba: u64,
 }
 
-/// What is moved at most: it is kept in memory several times.
+/// Limit of a transfer in bytes: its data is kept in memory several times.
 const MOST: u64 = 1 << 30;
 
 /// The controller's two ways to the same blocks: through the peer, and through this process.

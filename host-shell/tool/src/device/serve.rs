@@ -11,7 +11,7 @@ use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-/// How often Ctrl-C is looked for.
+/// Interval of checking for Ctrl-C.
 const TICK: Duration = Duration::from_millis(50);
 
 /// Serve a simulated controller to QEMU or another vfio-user client
@@ -151,7 +151,7 @@ fn watch(controller: &Controller<HostMemory>, clients: &AtomicU64, done: &Atomic
     bar.finish_and_clear();
 }
 
-/// What all queues have done.
+/// Returns the sum of the counters of all queues.
 fn total(controller: &Controller<HostMemory>) -> QueueStats {
     let queues = (0..=controller.max_qid()).map(|qid| controller.queue_stats(qid));
     queues.fold(QueueStats::default(), |sum, one| QueueStats {

@@ -62,10 +62,10 @@ impl Cp {
     }
 }
 
-/// The last part of a path on the drive.
+/// Returns the last component of a path on the drive.
 ///
 /// # Errors
-/// [`Error::Usage`] for what has no name of its own.
+/// [`Error::Usage`] for a path without a file name.
 fn name_of(path: &str) -> Result<&str> {
     let name = path.trim_end_matches('/').rsplit('/').next().unwrap_or("");
     match name {

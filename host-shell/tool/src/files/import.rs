@@ -15,7 +15,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 use xxhash_rust::xxh3::Xxh3;
 
-/// Which file, and where it lies.
+/// Files and their position on the device.
 #[derive(Args)]
 struct Places {
     /// File of this machine; the index of a model in several files (.json), or the first part of a split GGUF, stands for
@@ -173,7 +173,7 @@ impl<'a> Input<'a> {
         vec![0; longest.unwrap_or(0) as usize]
     }
 
-    /// Compares what lies on the device with the checksums of the files.
+    /// Compares the bytes on the device with the checksums of the files.
     fn compare(&self, sums: &Sums, store: &Store, place: u64, bar: &ProgressBar) -> Result<()> {
         let mut piece = self.piece();
         for (source, expected) in self.sources.iter().zip(&sums.of_files) {
@@ -201,7 +201,7 @@ struct Source {
     file: File,
     path: PathBuf,
     bytes: u64,
-    /// Where it begins after the first file.
+    /// Position at which the next file begins.
     begin: u64,
 }
 
@@ -230,7 +230,7 @@ impl Source {
     }
 }
 
-/// Checksums of the files, and of their bytes one behind the other.
+/// Checksums of the files, and of their concatenation.
 #[derive(Default)]
 struct Sums {
     of_files: Vec<u64>,

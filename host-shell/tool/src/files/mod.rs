@@ -23,7 +23,7 @@ use std::time::Duration;
 /// Bytes that are copied at a time.
 const PIECE: u64 = 8 << 20;
 
-/// How the drive is reached.
+/// Options of accessing the drive.
 #[derive(Args)]
 pub struct DriveArgs {
     /// Namespace

@@ -18,7 +18,7 @@ use std::time::Duration;
 /// The variable that names another mke2fs.
 const PROGRAM: &str = "MKE2FS";
 const BLOCK: u64 = 4096;
-/// What a file takes beside its data, with room for directories.
+/// Bytes that a file needs besides its data, with room for directories.
 const PER_FILE: u64 = 1024;
 /// Bitmaps and what else is the same for every image.
 const FIXED: u64 = 16 << 20;
@@ -211,7 +211,7 @@ fn wait(mut child: Child) -> Result<Option<String>> {
     };
     let status = loop {
         if let Err(stopped) = check_stop() {
-            // It may have ended by itself meanwhile.
+            // The process may have ended meanwhile.
             let _ = child.kill();
             child.wait().map_err(system)?;
             return Err(stopped);

@@ -7,7 +7,7 @@ use nvme_host::files::{Extent, Kind, Location, MountedFile, Volume, uuid_text};
 use nvme_host::{Error, Result};
 use serde_json::{Value, json};
 
-/// Blocks of what has none of its own.
+/// Block size of a file that has none, in bytes.
 const BLOCK: u64 = 512;
 
 /// Describe a file of an ext4 on a drive: size, flags, generation, and the blocks that hold its data
@@ -77,7 +77,7 @@ impl Stat {
         }
     }
 
-    /// A file of this machine. Places count from the begin of the device that is mounted.
+    /// Prints a file of this machine. Positions count from the start of the mounted device.
     fn mounted(&self) -> Result<()> {
         let file = MountedFile::open(&self.location)?;
         let identity = file.identity();
@@ -107,7 +107,7 @@ impl Stat {
     }
 }
 
-/// Its LBA counts from the begin of the namespace, also on a partition.
+/// Returns the extents. LBAs count from the start of the namespace, also on a partition.
 fn extents_of(volume: &Volume, path: &str) -> Result<Vec<Extent>> {
     Ok(volume.file(path)?.extents()?.to_vec())
 }

@@ -22,7 +22,7 @@ use std::path::{Path, PathBuf};
 const MOST_DEPTH: usize = 256;
 const DAMAGED: &str = "unmount the file system if it is mounted, and run e2fsck on it";
 
-/// What was copied.
+/// Counts of the copied files.
 #[derive(Default)]
 pub struct Copied {
     pub files: u64,
@@ -35,14 +35,14 @@ pub struct Copied {
 
 /// Something below the folder.
 struct Item {
-    /// The folders that it is in, of which the first is the one that is copied.
+    /// Number of folders that contain it; the first one is the copied folder.
     depth: usize,
     /// Below the folder that is copied.
     path: PathBuf,
     inode: Inode,
 }
 
-/// What is to be copied, a folder before what is in it.
+/// Files to copy, a folder before its contents.
 struct Plan {
     items: Vec<Item>,
     copied: Copied,

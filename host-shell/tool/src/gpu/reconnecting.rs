@@ -1,4 +1,4 @@
-//! A session of a GPU that goes on after outages: commands without an answer, controller resets, a device
+//! A session of a GPU that continues after outages: commands without an answer, controller resets, a device
 //! that left.
 
 use crate::common::file::write_whole;
@@ -14,17 +14,17 @@ use std::time::Duration;
 /// Outages in a row after which nothing is tried any more.
 pub const MOST_FAILURES: u32 = 16;
 
-/// What a [`Reconnecting`] session is opened from.
+/// Parameters for opening a [`Reconnecting`] session.
 pub struct Source<'a> {
     /// As the command line names it.
     pub device: &'a str,
     pub config: Config,
     pub setup: Setup,
-    /// Where the trace goes, if one is wanted.
+    /// File of the trace, if one is requested.
     pub trace: Option<&'a Path>,
-    /// How long a device that left is waited for; without, every outage is an error.
+    /// Time to wait for a device that left; without it, every outage is an error.
     pub recover: Option<Duration>,
-    /// Bytes of a command, and at least so many of data memory.
+    /// Bytes of a command, and minimum of the data memory.
     pub bytes: u64,
     pub data_bytes: u64,
 }
@@ -93,7 +93,7 @@ impl<'a> Reconnecting<'a> {
         Err(too_many(what))
     }
 
-    /// Opens the device anew after it left.
+    /// Opens the device again after it left.
     fn again(&mut self, error: Error) -> Result<()> {
         let Some(patience) = self.source.recover else {
             return Err(error);
@@ -107,7 +107,8 @@ impl<'a> Reconnecting<'a> {
         let before = left.map(|session| facts(&session));
         let open = || {
             let opened = nvme_host::open(self.source.device)?;
-            // A device that leaves again meanwhile is let go of: the next attempt opens it anew.
+            // If opening fails because the device left again, its connection is closed, and the next attempt
+            // opens it once more.
             let session = self.source.open(Arc::clone(&opened));
             let session = session.inspect_err(|_| opened.leave())?;
             let (info, serial) = facts(&session);
@@ -169,13 +170,13 @@ pub fn too_many(what: &str) -> Error {
     }
 }
 
-/// How a session was driven, and its outages.
+/// Parameters of a session, and its outages.
 pub struct SessionReport {
     pub gpu: String,
     pub tier: String,
     /// Doorbells that the host passed on, in tier 0.
     pub relayed: Option<u64>,
-    /// Outages, where the user wanted to go on after them.
+    /// Outages, if the user asked to continue after them.
     pub recovery: Option<Outages>,
 }
 

@@ -235,10 +235,10 @@ impl<'a> Transfer<'a> {
         })
     }
 
-    /// Moves `blocks` blocks from `lba` on. `before` fills data memory and `after` takes it, each with the
+    /// Transfers `blocks` blocks from `lba` on. `before` fills data memory and `after` takes it, each with the
     /// first block and the number of bytes of its chunk. Returns seconds of kernels, and the counts.
     ///
-    /// A chunk of which something was lost is moved again, in smaller ones.
+    /// A chunk of which a command was lost is transferred again, in smaller ones.
     pub fn run(
         &mut self,
         opcode: u8,
@@ -335,7 +335,7 @@ impl<'a> Transfer<'a> {
     }
 }
 
-/// What the launches of a transfer came to.
+/// Sums over the launches of a transfer.
 #[derive(Default)]
 pub struct Totals {
     pub commands: u64,

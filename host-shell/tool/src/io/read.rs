@@ -31,7 +31,7 @@ pub struct Read {
 }
 
 impl Read {
-    /// Whether standard output is free for what is said of the data.
+    /// True if standard output is free for messages, because the data goes into a file.
     fn is_into_file(&self) -> bool {
         self.out.as_deref().is_some_and(|out| out != Path::new("-"))
     }

@@ -264,7 +264,7 @@ impl Stream {
     }
 }
 
-/// What a stream came to.
+/// Results of a stream.
 struct Outcome {
     bytes: u64,
     seconds: f64,

@@ -66,7 +66,7 @@ pub struct Generate {
     json: bool,
 }
 
-/// How long the parts took.
+/// Durations of the parts.
 struct Times {
     open: Duration,
     prompt: Duration,

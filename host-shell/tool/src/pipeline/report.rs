@@ -7,7 +7,7 @@ use nvme_host::{Result, Store, units};
 use serde_json::{Value, json};
 use std::time::Duration;
 
-/// What it ran on.
+/// Machine that it ran on.
 pub struct Machine {
     device: Option<String>,
     path: Value,

@@ -19,7 +19,7 @@ use std::time::Instant;
 const PIECE: usize = 8 << 20;
 /// Queues of the CPU at most.
 const MOST_QUEUES: u32 = 16;
-/// How long all queries of a run may take on a GPU.
+/// Deadline of all queries of a run on a GPU.
 #[cfg(feature = "cuda")]
 const LIMIT: std::time::Duration = std::time::Duration::from_secs(300);
 

@@ -16,7 +16,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 use xxhash_rust::xxh3::xxh3_64;
 
-/// How long a layer may take, at most: the watch of the step may allow less.
+/// Upper bound of the time for a layer: the watch of the step may allow less.
 const LAYER_LIMIT: Duration = Duration::from_secs(60);
 
 /// A pass over `bytes` bytes of the plan's range.
@@ -53,7 +53,7 @@ pub fn sum_of(
     Ok(digest)
 }
 
-/// A block by a command of its own, and as a part of a longer one.
+/// Reads a block by a separate command, and as a part of a longer one, and compares both.
 pub fn one_block(context: &mut Context, watch: &Watch) -> Result<Done> {
     let controller = context.start()?;
     let plan = context.plan;
@@ -117,7 +117,7 @@ pub fn sequential(context: &mut Context, watch: &Watch, bytes: u64) -> Result<Do
     Ok(Done::new(measured, verified))
 }
 
-/// A part of a store, of which a manifest is made.
+/// A part of a store, whose manifest is made.
 pub struct Part<'a> {
     pub store: &'a Store,
     pub begin: u64,

@@ -62,8 +62,8 @@ fn work(pass: &Pass, opcode: u8, at: u64, bytes: u64, commands: u64, linear: boo
     }
 }
 
-/// Runs whole commands of `pass`, `most` bytes a launch, and what is left as one shorter command: seconds of kernels.
-/// `each` comes after each launch, with the place and the length of its bytes.
+/// Runs the commands of `pass`, `most` bytes a launch, and one shorter command at the end; returns the seconds
+/// of kernels. `each` is called after each launch, with the position and the length of its bytes.
 fn run(
     session: &mut GpuSession,
     (pass, opcode): (&Pass, u8),

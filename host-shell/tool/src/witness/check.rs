@@ -11,9 +11,10 @@ use std::path::Path;
 
 /// The longest file that is read.
 const MOST: usize = 1 << 20;
-/// How many of its faults are named.
+/// Limit of the faults that are named.
 const MOST_NAMED: usize = 10;
-/// What a link carries cannot be more than this times its rate: clocks are not exact.
+/// Tolerance of the comparison with a link's rate, since clocks are not exact: a link cannot carry more than
+/// this times its rate.
 const TOLERANCE: f64 = 1.02;
 /// The fastest link that there is, generation 6 with 16 lanes.
 const FASTEST_GB_PER_S: f64 = 121.1;
@@ -58,7 +59,7 @@ pub fn read(bytes: &[u8]) -> std::result::Result<Record, String> {
     serde_json::from_value(value).map_err(|error| error.to_string())
 }
 
-/// What is wrong with the record.
+/// Returns the faults of the record.
 pub fn problems(record: &Record) -> Vec<String> {
     let mut wrong = Vec::new();
     let mut check = |fits: bool, what: String| {
@@ -123,7 +124,8 @@ pub fn problems(record: &Record) -> Vec<String> {
 /// MDTS, GB/s of the link, and whether the controller is a program.
 type Limits = (Option<u64>, Option<f64>, bool);
 
-/// What bounds the figures, as far as the record has it. The link of a program carries nothing.
+/// Returns the limits of the figures, as far as the record has them. The link of a program (a simulated
+/// controller) carries nothing.
 fn limits(record: &Record) -> Limits {
     let one = record.controller.as_ref();
     let link = one
@@ -133,7 +135,8 @@ fn limits(record: &Record) -> Limits {
     (mdts, link, record.simulator)
 }
 
-/// Whether every rung was tried by the CPU and the GPU, or none after a controller that was not brought up.
+/// True if every rung was tried by the CPU and the GPU, or none after a controller that could not be brought
+/// up.
 fn is_whole(record: &Record) -> bool {
     let is_up = record.controller.is_some();
     record.steps.first().is_some_and(|one| one.name == IDENTIFY)

@@ -1,4 +1,4 @@
-//! The machine, the controller, the GPU and what lies between them, as a witness file names them.
+//! The machine, the controller, the GPU and the path between them, as a witness file names them.
 
 use super::record::{Controller, Machine};
 use super::redact::Secrets;

@@ -220,7 +220,8 @@ impl Witness {
                 if let Some(error) = error {
                     first.get_or_insert(error);
                 }
-                // What is there so far is a file of its own, should the next rung take the machine with it.
+                // The next rung may crash the machine, so the record so far is written as a complete file
+                // first.
                 if let Err(error) = out.write(record, secrets).and_then(|_| check_stop()) {
                     return Some(error);
                 }

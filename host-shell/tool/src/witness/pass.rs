@@ -21,7 +21,7 @@ struct Flight<'a> {
     pass: &'a Pass,
     queue: Queue,
     free: Vec<DmaBuffer>,
-    /// Where the command of each buffer begins.
+    /// Start of the command of each buffer.
     starts: Vec<u64>,
     next: u64,
 }

@@ -13,7 +13,7 @@ pub struct Record {
     pub schema_version: u32,
     pub witness_version: u32,
     pub ended: Ended,
-    /// When it began, UTC: 2026-11-25T02:30:00Z.
+    /// Start of the run, UTC: 2026-11-25T02:30:00Z.
     pub date: String,
     /// Name, version and commit of the tool.
     pub tool: String,
@@ -28,7 +28,7 @@ pub struct Record {
     pub steps: Vec<Step>,
 }
 
-/// How a run ended.
+/// End of a run.
 #[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Ended {
@@ -36,7 +36,7 @@ pub enum Ended {
     Complete,
     /// Ctrl-C came.
     Interrupted,
-    /// The file was written between two steps, and the run did not go on.
+    /// The file was written between two steps, and the run did not continue.
     Unfinished,
 }
 
@@ -91,7 +91,7 @@ pub struct Gpu {
     pub model: String,
     /// The version of the kernel modules: 580.159.04.
     pub driver: Option<String>,
-    /// Whether they are the open ones.
+    /// True if they are the open kernel modules.
     pub open_modules: Option<bool>,
     pub cuda: String,
     pub capability: String,
@@ -102,7 +102,7 @@ pub struct Gpu {
     pub link: Option<Link>,
 }
 
-/// What lies between the GPU and the controller.
+/// Path between the GPU and the controller.
 #[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct PathFacts {
@@ -111,7 +111,7 @@ pub struct PathFacts {
     pub slowest_gb_per_s: Option<f64>,
 }
 
-/// Who submitted.
+/// Processor that submitted.
 #[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum By {
@@ -137,12 +137,12 @@ pub struct Step {
     pub measured: Option<Measured>,
     pub verified: Option<Verified>,
     pub tier: Option<Tier>,
-    /// Why it was skipped.
+    /// Reason why it was skipped.
     pub why: Option<String>,
     pub error: Option<Failure>,
 }
 
-/// What was moved, in the one pass that is timed.
+/// Amount and time of the one pass that is timed.
 #[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct Measured {
@@ -157,7 +157,7 @@ pub struct Measured {
     pub of_link: Option<f64>,
 }
 
-/// How it is known that the bytes are right.
+/// Method by which the bytes were verified.
 #[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct Verified {
@@ -177,7 +177,7 @@ pub struct Tier {
     pub why: String,
 }
 
-/// Why a step failed.
+/// Cause of a step's failure.
 #[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct Failure {

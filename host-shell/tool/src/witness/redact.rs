@@ -5,9 +5,9 @@ use nvme_host::Result;
 use nvme_host::sysfs::Host;
 use serde_json::Value;
 
-/// What stands in place of something that was taken out.
+/// Replacement of a removed word.
 const REMOVED: &str = "REMOVED";
-/// What stands in place of a path.
+/// Replacement of a path.
 const PATH: &str = "PATH";
 /// Shorter ones would be found in other words.
 const SHORTEST: usize = 3;
@@ -98,12 +98,12 @@ fn replaced(text: &str, secret: &str, fits: impl Fn(Option<char>, Option<char>) 
     clean
 }
 
-/// Whether a path may begin behind `c`.
+/// True if a path may begin after `c`.
 fn begins_path(c: Option<char>) -> bool {
     c.is_none_or(|c| c.is_whitespace() || "'\"(=:,`[".contains(c))
 }
 
-/// Whether `word` is the qualified name of one drive or one host.
+/// True if `word` is the qualified name of one drive or one host.
 pub fn is_qualified_name(word: &str) -> bool {
     let word = word.to_ascii_lowercase();
     let is_hex = |text: &str| text.len() >= 16 && text.bytes().all(|b| b.is_ascii_hexdigit());
@@ -169,7 +169,7 @@ fn clean_value(value: &mut Value, secrets: &Secrets) {
     }
 }
 
-/// What of `text` should not be in a file, if anything.
+/// Returns the part of `text` that must not be published, if there is one.
 pub fn found_in(text: &str) -> Option<String> {
     let clean = without_paths(text);
     (clean != text).then(|| format!("'{text}' has a path or a qualified name"))

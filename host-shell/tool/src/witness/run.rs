@@ -11,10 +11,10 @@ use std::time::Duration;
 
 /// The longest command, whatever MDTS allows: lists of more than a page are chained.
 const MOST: u64 = 4 << 20;
-/// What a write step keeps in memory, three times.
+/// Limit in bytes of a write step, which keeps its data in memory three times.
 const MOST_WRITTEN: u64 = 256 << 20;
 
-/// What a step came to.
+/// Result of a step.
 pub struct Done {
     pub measured: Measured,
     pub verified: Verified,
@@ -113,8 +113,8 @@ pub fn open(name: &str, writes: bool) -> Result<Arc<dyn Device>> {
     }
 }
 
-/// How controllers are brought up. The steps look at Ctrl-C themselves: what a write step has changed is put back.
-/// `changes` is the namespace of which a range is overwritten.
+/// Returns the options of bring-up. The steps check for Ctrl-C themselves, so that a write step can restore the
+/// data that it has changed. `changes` is the namespace of which a range is overwritten.
 pub fn config(timeout: Duration, as_json: bool, changes: Option<Nsid>) -> Config {
     Config {
         timeout,

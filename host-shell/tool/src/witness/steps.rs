@@ -10,7 +10,7 @@ use super::watch::Watch;
 use nvme_host::{Error, Result};
 use std::time::Duration;
 
-/// What is done on each rung, besides Identify.
+/// Workload of a rung, besides Identify.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Rung {
     OneBlock,
@@ -94,7 +94,7 @@ fn climb(context: &mut Context, rung: Rung, gpu: Option<u32>, watch: &Watch) -> 
     }
 }
 
-/// The record of a rung: what it came to, or why it failed. The error is returned, too.
+/// Runs a rung and records its result, or the cause of its failure. The error is returned, too.
 pub fn step(
     context: &mut Context,
     rung: Rung,
@@ -118,7 +118,8 @@ pub fn step(
             (step, None)
         }
         Err(error) => {
-            // What a later rung finds is a device that is opened anew, unless it only answered with an error.
+            // Closed, so that the next rung opens the device again and does not inherit the failure. After a
+            // mere error status the device is still usable.
             if matches!(error, Error::Gone { .. } | Error::Timeout { .. }) {
                 context.opened.close();
             }

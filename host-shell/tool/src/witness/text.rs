@@ -39,7 +39,7 @@ pub fn salt() -> u64 {
     nvme_host::bench::SplitMix::new(now ^ id.rotate_left(40)).next_word()
 }
 
-/// What names a device, without a path and without options that name a drive.
+/// Returns the kind of the device, without a path and without options that identify a drive.
 pub fn device(device: &str) -> String {
     let (kind, rest) = device.split_once(':').unwrap_or((device, ""));
     let (name, options) = rest.split_once('?').unwrap_or((rest, ""));

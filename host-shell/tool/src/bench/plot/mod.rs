@@ -71,9 +71,9 @@ pub fn draw_timeline(path: &Path, title: &str, trace: &Trace) -> Result<()> {
     write(path, SIZE, &Picture::Timeline(Timeline { title, trace }))
 }
 
-/// What is drawn.
+/// Subject of a picture.
 enum Picture<'p> {
-    /// Charts, in so many rows and columns.
+    /// Charts, in a grid of (rows, columns).
     Charts(&'p [Chart], (usize, usize)),
     Timeline(Timeline<'p>),
 }

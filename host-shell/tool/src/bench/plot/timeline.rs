@@ -4,13 +4,13 @@ use nvme_compute::pipeline::trace::{Trace, Work};
 use plotters::coord::Shift;
 use plotters::prelude::*;
 
-/// What is drawn.
+/// Spans of a timeline to draw.
 pub struct Timeline<'t> {
     pub title: &'t str,
     pub trace: &'t Trace,
 }
 
-/// How high a bar is; a row is 1.
+/// Half the height of a bar; a row is 1.
 const HALF: f64 = 0.35;
 
 impl Timeline<'_> {
