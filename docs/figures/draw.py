@@ -4,9 +4,10 @@
     python3 docs/figures/draw.py            writes every figure beside this script
     python3 docs/figures/draw.py --check    fails when a committed figure differs from its table
 
-A figure is a size, boxes (left, top, width, height, kind, lines of text) and arrows (from x, y to x, y, label); an arrow
-without a label of its own has "", a dashed line has None.
+A figure is a size, boxes (left, top, width, height, kind, lines of text) and arrows (from x, y to x, y, label). The
+label of an arrow without text is "", that of a dashed line None.
 """
+
 import pathlib
 import sys
 from xml.sax.saxutils import escape
@@ -19,6 +20,7 @@ KINDS = {  # fill, stroke
     "memory": ("#f1edf7", "#6f57a0"),
     "note": ("#ffffff", "#ffffff"),
 }
+
 
 def sequence(title, columns, steps):
     """Lays out participants side by side, and steps (from, to, label) one below the other."""
@@ -38,76 +40,212 @@ def sequence(title, columns, steps):
 
 
 FIGURES = {
-    "overview": ("From your program to the drive", 820, 452, [
-        (16, 24, 788, 68, "user", ["Your program", "Python, PyTorch   |   C, C++   |   Rust   |   nvme-gpu, the tool   |   "
-                                   "fio   |   your own CUDA C++ or Rust kernel"]),
-        (16, 116, 584, 76, "library", ["Library: nvme_host", "stores and tables (rows by id)   |   layers of a model, experts",
-                                       "keys and values   |   vector search   |   files of an unmounted ext4"]),
-        (624, 116, 180, 76, "gpu", ["Your kernel", "links nvme-core or", "nvme_gpu_device.cuh"]),
-        (16, 216, 284, 84, "library", ["nvme-core on CPU threads", "bring-up, recovery, reads of the host;",
-                                       "the GPU's queues after a fault"]),
-        (324, 216, 480, 84, "gpu", ["nvme-core in GPU kernels (the same source, PTX)", "builds commands, rings doorbells, polls "
-                                    "completions;", "every wait has a deadline, every row its status"]),
-        (16, 324, 788, 44, "memory", ["Queues in memory: rings, doorbells, completions"]),
-        (16, 392, 188, 48, "device", ["sim:", "simulated controller"]),
-        (216, 392, 188, 48, "device", ["vfio-user:", "another process"]),
-        (416, 392, 188, 48, "device", ["vfio:", "PCIe, behind an IOMMU"]),
-        (616, 392, 188, 48, "device", ["kmod:", "PCIe, GPU memory"]),
-    ], [
-        (300, 92, 300, 116, ""), (714, 92, 714, 116, ""), (150, 192, 150, 216, ""), (460, 192, 460, 216, ""),
-        (714, 192, 714, 216, ""), (150, 300, 150, 324, ""), (560, 300, 560, 324, ""),
-        (110, 368, 110, 392, ""), (310, 368, 310, 392, ""), (510, 368, 510, 392, ""), (710, 368, 710, 392, ""),
-    ]),
-    "crates": ("Programs, interfaces and crates", 820, 500, [
-        (16, 16, 380, 56, "user", ["You", "Python, PyTorch, C, C++, fio, a shell, Rust"]),
-        (424, 16, 380, 56, "user", ["You, in a kernel", "Rust or CUDA C++"]),
-        (16, 100, 116, 74, "library", ["Python", "nvme_gpu,", "its _native"]),
-        (148, 100, 116, 74, "library", ["Tool", "nvme-gpu"]),
-        (280, 100, 116, 74, "library", ["C", "nvme_gpu.h,", "compat, fio"]),
-        (16, 202, 248, 56, "library", ["nvme-compute", "models, search, experts, products"]),
-        (16, 286, 380, 74, "library", ["nvme-host (host-shell)", "stores, tables, loaders; controller, devices, DMA;",
-                                       "GPUs: memory, streams, launches"]),
-        (424, 202, 340, 56, "gpu", ["nvme-compute-kernel", "kernels that compute, and their CPU references"]),
-        (424, 286, 380, 74, "gpu", ["nvme-gpu-kernel", "entry points, gathers, scatters; library for kernels of",
-                                    "yours, nvme_gpu_device.cuh; the committed PTX"]),
-        (220, 392, 380, 42, "memory", ["nvme-core: the driver, without IO or clock"]),
-        (16, 392, 188, 92, "device", ["nvme-sim", "simulated controller,", "vfio-user server; of", "nvme-core only spec"]),
-        (220, 446, 380, 38, "memory", ["nvme_core::spec: NVMe wire types"]),
-        (616, 392, 188, 92, "device", ["Small crates", "nvme-formats, nvme-ext4,", "nvme-units: depend on", "nothing of the project"]),
-    ], [
-        (74, 72, 74, 100, ""), (206, 72, 206, 100, ""), (338, 72, 338, 100, ""), (74, 174, 74, 202, ""),
-        (206, 174, 206, 202, ""), (338, 174, 338, 286, ""), (140, 258, 140, 286, ""), (614, 258, 614, 286, ""),
-        (784, 72, 784, 286, ""), (264, 230, 424, 230, ""), (396, 323, 424, 323, ""), (340, 360, 340, 392, ""),
-        (520, 360, 520, 392, ""), (110, 360, 110, 392, "as a device"), (410, 434, 410, 446, ""), (204, 465, 220, 465, ""),
-    ]),
+    "overview": (
+        "From your program to the drive",
+        820,
+        452,
+        [
+            (
+                16,
+                24,
+                788,
+                68,
+                "user",
+                [
+                    "Your program",
+                    "Python, PyTorch   |   C, C++   |   Rust   |   nvme-gpu, the tool   |   "
+                    "fio   |   your own CUDA C++ or Rust kernel",
+                ],
+            ),
+            (
+                16,
+                116,
+                584,
+                76,
+                "library",
+                [
+                    "Library: nvme_host",
+                    "stores and tables (rows by id)   |   layers of a model, experts",
+                    "keys and values   |   vector search   |   files of an unmounted ext4",
+                ],
+            ),
+            (624, 116, 180, 76, "gpu", ["Your kernel", "links nvme-core or", "nvme_gpu_device.cuh"]),
+            (
+                16,
+                216,
+                284,
+                84,
+                "library",
+                [
+                    "nvme-core on CPU threads",
+                    "bring-up, recovery, reads of the host;",
+                    "the GPU's queues after a fault",
+                ],
+            ),
+            (
+                324,
+                216,
+                480,
+                84,
+                "gpu",
+                [
+                    "nvme-core in GPU kernels (the same source, PTX)",
+                    "builds commands, rings doorbells, polls " "completions;",
+                    "every wait has a deadline, every row its status",
+                ],
+            ),
+            (16, 324, 788, 44, "memory", ["Queues in memory: rings, doorbells, completions"]),
+            (16, 392, 188, 48, "device", ["sim:", "simulated controller"]),
+            (216, 392, 188, 48, "device", ["vfio-user:", "another process"]),
+            (416, 392, 188, 48, "device", ["vfio:", "PCIe, behind an IOMMU"]),
+            (616, 392, 188, 48, "device", ["kmod:", "PCIe, GPU memory"]),
+        ],
+        [
+            (300, 92, 300, 116, ""),
+            (714, 92, 714, 116, ""),
+            (150, 192, 150, 216, ""),
+            (460, 192, 460, 216, ""),
+            (714, 192, 714, 216, ""),
+            (150, 300, 150, 324, ""),
+            (560, 300, 560, 324, ""),
+            (110, 368, 110, 392, ""),
+            (310, 368, 310, 392, ""),
+            (510, 368, 510, 392, ""),
+            (710, 368, 710, 392, ""),
+        ],
+    ),
+    "crates": (
+        "Programs, interfaces and crates",
+        820,
+        500,
+        [
+            (16, 16, 380, 56, "user", ["You", "Python, PyTorch, C, C++, fio, a shell, Rust"]),
+            (424, 16, 380, 56, "user", ["You, in a kernel", "Rust or CUDA C++"]),
+            (16, 100, 116, 74, "library", ["Python", "nvme_gpu,", "its _native"]),
+            (148, 100, 116, 74, "library", ["Tool", "nvme-gpu"]),
+            (280, 100, 116, 74, "library", ["C", "nvme_gpu.h,", "compat, fio"]),
+            (16, 202, 248, 56, "library", ["nvme-compute", "models, search, experts, products"]),
+            (
+                16,
+                286,
+                380,
+                74,
+                "library",
+                [
+                    "nvme-host (host-shell)",
+                    "stores, tables, loaders; controller, devices, DMA;",
+                    "GPUs: memory, streams, launches",
+                ],
+            ),
+            (424, 202, 340, 56, "gpu", ["nvme-compute-kernel", "kernels that compute, and their CPU references"]),
+            (
+                424,
+                286,
+                380,
+                74,
+                "gpu",
+                [
+                    "nvme-gpu-kernel",
+                    "entry points, gathers, scatters; library for kernels of",
+                    "yours, nvme_gpu_device.cuh; the committed PTX",
+                ],
+            ),
+            (220, 392, 380, 42, "memory", ["nvme-core: the driver, without IO or clock"]),
+            (
+                16,
+                392,
+                188,
+                92,
+                "device",
+                ["nvme-sim", "simulated controller,", "vfio-user server; of", "nvme-core only spec"],
+            ),
+            (220, 446, 380, 38, "memory", ["nvme_core::spec: NVMe wire types"]),
+            (
+                616,
+                392,
+                188,
+                92,
+                "device",
+                ["Small crates", "nvme-formats, nvme-ext4,", "nvme-units: depend on", "nothing of the project"],
+            ),
+        ],
+        [
+            (74, 72, 74, 100, ""),
+            (206, 72, 206, 100, ""),
+            (338, 72, 338, 100, ""),
+            (74, 174, 74, 202, ""),
+            (206, 174, 206, 202, ""),
+            (338, 174, 338, 286, ""),
+            (140, 258, 140, 286, ""),
+            (614, 258, 614, 286, ""),
+            (784, 72, 784, 286, ""),
+            (264, 230, 424, 230, ""),
+            (396, 323, 424, 323, ""),
+            (340, 360, 340, 392, ""),
+            (520, 360, 520, 392, ""),
+            (110, 360, 110, 392, "as a device"),
+            (410, 434, 410, 446, ""),
+            (204, 465, 220, 465, ""),
+        ],
+    ),
     "path-submit": sequence(
         "Submit and complete on a GPU",
         [("gpu", "GPU threads"), ("memory", "Queue state, cells"), ("memory", "Rings"), ("device", "Controller")],
-        [(0, 1, "1 claim a slot (CID) and a ring entry"), (0, 2, "2 eight lanes store the 64-byte entry, then fence"),
-         (0, 3, "3 one thread rings the doorbell for all entries that are published"), (3, 2, "4 fetch entries"),
-         (3, 2, "5 data, then completion"), (2, 0, "6 one thread reads completions for all (phase tag)"),
-         (0, 1, "7 each status into its command's cell"), (1, 0, "8 a thread reads its own cell, or its deadline ends")]),
+        [
+            (0, 1, "1 claim a slot (CID) and a ring entry"),
+            (0, 2, "2 eight lanes store the 64-byte entry, then fence"),
+            (0, 3, "3 one thread rings the doorbell for all entries that are published"),
+            (3, 2, "4 fetch entries"),
+            (3, 2, "5 data, then completion"),
+            (2, 0, "6 one thread reads completions for all (phase tag)"),
+            (0, 1, "7 each status into its command's cell"),
+            (1, 0, "8 a thread reads its own cell, or its deadline ends"),
+        ],
+    ),
     "path-gather": sequence(
         "Rows by ids: table[ids] on a stream",
-        [("user", "Caller's stream"), ("gpu", "Warps of nvme_gather"), ("memory", "Slots, host or GPU"), ("device", "Drive")],
-        [(0, 1, "1 launch: ids, output; the call returns at once"), (1, 1, "2 pass the gate, claim an I/O context"),
-         (1, 3, "3 one read for neighbouring rows, none for rows in the cache"), (3, 2, "4 blocks of the rows"),
-         (3, 1, "5 completions; a time-out closes the gate and the host resets"), (2, 1, "6 copy rows out of the slots"),
-         (1, 0, "7 rows in place, status of each, count of failures")]),
+        [
+            ("user", "Caller's stream"),
+            ("gpu", "Warps of nvme_gather"),
+            ("memory", "Slots, host or GPU"),
+            ("device", "Drive"),
+        ],
+        [
+            (0, 1, "1 launch: ids, output; the call returns at once"),
+            (1, 1, "2 pass the gate, claim an I/O context"),
+            (1, 3, "3 one read for neighbouring rows, none for rows in the cache"),
+            (3, 2, "4 blocks of the rows"),
+            (3, 1, "5 completions; a time-out closes the gate and the host resets"),
+            (2, 1, "6 copy rows out of the slots"),
+            (1, 0, "7 rows in place, status of each, count of failures"),
+        ],
+    ),
     "path-kv": sequence(
         "Keys and values: attention over selected pages",
         [("user", "Stream of the model"), ("gpu", "Page selection"), ("gpu", "Paged attention"), ("device", "Drive")],
-        [(0, 3, "1 full pages are scattered to the drive"), (0, 1, "2 minimum and maximum of each new page's keys"),
-         (0, 1, "3 queries: bound and rank of every page"), (1, 2, "4 table of pages, in GPU memory"),
-         (2, 3, "5 read the selected pages"), (3, 2, "6 keys and values, slot by slot"),
-         (2, 0, "7 softmax rescaled page by page; a head with a lost page is NaN, counted")]),
+        [
+            (0, 3, "1 full pages are scattered to the drive"),
+            (0, 1, "2 minimum and maximum of each new page's keys"),
+            (0, 1, "3 queries: bound and rank of every page"),
+            (1, 2, "4 table of pages, in GPU memory"),
+            (2, 3, "5 read the selected pages"),
+            (3, 2, "6 keys and values, slot by slot"),
+            (2, 0, "7 softmax rescaled page by page; a head with a lost page is NaN, counted"),
+        ],
+    ),
     "path-layers": sequence(
         "Layers of a model that stream",
         [("user", "Program"), ("library", "LayerLoader"), ("memory", "GPU memory, a budget"), ("device", "Drive")],
-        [(0, 1, "1 layer k, please"), (1, 3, "2 read layer k + 1: by the GPU, or by host threads"),
-         (3, 2, "3 bytes of layer k + 1"), (1, 2, "4 hash the chunks of layer k (manifest)"),
-         (1, 0, "5 an event: the stream waits for layer k"), (0, 2, "6 compute with layer k"),
-         (0, 1, "7 return the slot; layer k + 2 may be read into it")]),
+        [
+            (0, 1, "1 layer k, please"),
+            (1, 3, "2 read layer k + 1: by the GPU, or by host threads"),
+            (3, 2, "3 bytes of layer k + 1"),
+            (1, 2, "4 hash the chunks of layer k (manifest)"),
+            (1, 0, "5 an event: the stream waits for layer k"),
+            (0, 2, "6 compute with layer k"),
+            (0, 1, "7 return the slot; layer k + 2 may be read into it"),
+        ],
+    ),
 }
 
 
@@ -128,15 +266,21 @@ def draw(title, width, height, boxes, arrows):
     ]
     for left, top, wide, high, kind, lines in boxes:
         fill, stroke = KINDS[kind]
-        out.append(f'  <rect x="{left}" y="{top}" width="{wide}" height="{high}" rx="6" fill="{fill}" stroke="{stroke}"/>')
+        out.append(
+            f'  <rect x="{left}" y="{top}" width="{wide}" height="{high}" rx="6" fill="{fill}" stroke="{stroke}"/>'
+        )
         for number, line in enumerate(lines):
-            out.append(text(left + 10, top + 20 + 18 * number, line, bold=number == 0, size=13 if number == 0 else 12))
+            out.append(
+                text(left + 10, top + 20 + 18 * number, line, bold=number == 0, size=13 if number == 0 else 12)
+            )
     for x1, y1, x2, y2, label in arrows:
         if label is None:
             out.append(f'  <line x1="{x1}" y1="{y1}" x2="{x2}" y2="{y2}" stroke="#c3ccd6" stroke-dasharray="3 4"/>')
             continue
-        out.append(f'  <line x1="{x1}" y1="{y1}" x2="{x2}" y2="{y2}" stroke="#35485b" stroke-width="1.5" '
-                   'marker-end="url(#a)"/>')
+        out.append(
+            f'  <line x1="{x1}" y1="{y1}" x2="{x2}" y2="{y2}" stroke="#35485b" stroke-width="1.5" '
+            'marker-end="url(#a)"/>'
+        )
         if label:
             middle = (y1 + y2) // 2
             if y1 == y2:

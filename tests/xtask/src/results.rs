@@ -26,8 +26,8 @@ The last recorded run of each subject. `cargo xtask record SUBJECT -- COMMAND` a
 `cargo xtask results` writes this page. A machine is named by its processor, the number of its cores and its GPU.
 
 The other `.tsv` files have the figures behind the pages, a row each (date, commit, machine, command, case, figure,
-unit; a dash for what was not recorded): benchmarks, compute, crossover, matmul, attention, linear, pipelines, decisions
-and seeded-faults. `cargo xtask results NAME` prints the tables of one. What a page no longer shows stays there.
+unit; a dash for what was not recorded): benchmarks, compute, crossover, matmul, attention, linear, pipelines, tier3,
+decisions and seeded-faults. `cargo xtask results NAME` prints one. What a page no longer shows stays there.
 ";
 
 /// One recorded run: its fields in the order of [`COLUMNS`].
