@@ -86,9 +86,18 @@ impl Stream {
 
     /// Runs `work` on a thread after what is in the stream, or captures it.
     pub fn put(&mut self, work: Work) -> Status {
-        if let Some(part) = self.part() {
-            return part.add(work);
+        match self.part() {
+            Some(part) => part.add(work),
+            None => self.run(move || {
+                if !fault("idle") {
+                    work();
+                }
+            }),
         }
+    }
+
+    /// Runs `work` on a thread after what is in the stream.
+    fn run(&mut self, work: impl FnOnce() + Send + 'static) -> Status {
         let end = End::default();
         self.end = Some(Arc::clone(&end));
         let mut ends = lock(&ENDS);
@@ -108,9 +117,7 @@ impl Stream {
             if fault("slow") {
                 std::thread::sleep(LATE);
             }
-            if !fault("idle") {
-                work();
-            }
+            work();
         }));
         SUCCESS
     }
@@ -355,18 +362,11 @@ pub unsafe extern "C" fn cuLaunchHostFunc(
         // SAFETY: the caller vouches for function and data.
         unsafe { function(std::ptr::with_exposed_provenance_mut(data)) };
     };
-    {
-        // SAFETY: the caller's handle.
-        let mut stream = lock(unsafe { stream(handle) });
-        if let Some(part) = stream.part() {
-            return part.add(Arc::new(run));
-        }
-        stream.finish();
-    }
-    let ran = std::thread::spawn(run);
-    match ran.join() {
-        Ok(()) => SUCCESS,
-        Err(_) => INVALID_VALUE,
+    // SAFETY: the caller's handle.
+    let mut stream = lock(unsafe { stream(handle) });
+    match stream.part() {
+        Some(part) => part.add(Arc::new(run)),
+        None => stream.run(run),
     }
 }
 
