@@ -46,6 +46,15 @@ special!(
     lanes_below, "lanemask_lt"
 );
 
+/// The number of the grid: another one for each launch.
+#[inline(always)]
+pub fn grid() -> u64 {
+    let number: u64;
+    // SAFETY: reads a special register that is constant for a thread; touches no memory.
+    unsafe { asm!("mov.u64 {}, %gridid;", out(reg64) number, options(pure, nomem, nostack)) };
+    number
+}
+
 /// The value as one that the compiler knows nothing of: what follows from it is worked out where it is used, and takes
 /// no register meanwhile.
 #[cfg(any(feature = "rows", feature = "scatter"))]
@@ -156,6 +165,36 @@ pub unsafe fn add(counter: *mut u64, value: u64) {
     unsafe {
         asm!("red.relaxed.gpu.global.add.u64 [{}], {};", in(reg64) counter, in(reg64) value, options(nostack))
     };
+}
+
+/// Adds to a counter in device memory, in order with what the thread does before and after it; what it was.
+///
+/// # Safety
+/// As [`add`].
+#[inline(always)]
+pub unsafe fn add_ordered(counter: *mut u64, value: u64) -> u64 {
+    let was: u64;
+    // SAFETY: the caller vouches for the counter.
+    unsafe {
+        asm!("atom.acq_rel.gpu.global.add.u64 {}, [{}], {};",
+            out(reg64) was, in(reg64) counter, in(reg64) value, options(nostack))
+    };
+    was
+}
+
+/// Stores to a counter in device memory, in order as [`add_ordered`]; what it was.
+///
+/// # Safety
+/// As [`add`].
+#[inline(always)]
+pub unsafe fn swap(counter: *mut u64, value: u64) -> u64 {
+    let was: u64;
+    // SAFETY: the caller vouches for the counter.
+    unsafe {
+        asm!("atom.acq_rel.gpu.global.exch.b64 {}, [{}], {};",
+            out(reg64) was, in(reg64) counter, in(reg64) value, options(nostack))
+    };
+    was
 }
 
 /// Raises a counter in device memory to `value`. Relaxed: read after the kernel.

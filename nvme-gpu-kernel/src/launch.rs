@@ -6,6 +6,7 @@
 use crate::arch;
 use crate::exchange::shuffle64;
 use crate::groups::{Block, Gpu};
+use crate::launch_end;
 use crate::rows::{BLOCK_WARPS, Gather, STATION_CELLS, WARP_BYTES, code, worst};
 use crate::station::{self, LOOK_NS, NO_STATION};
 use nvme_core::SharedQueue;
@@ -61,16 +62,17 @@ impl<'r> Inside<'r> {
     }
 }
 
-/// The block has ended: gives its station back, unless a warp `has_lost` a command. Every thread calls it; one of them
-/// does `last` before, when all warps have ended.
+/// The block has ended: counts what `failed` of each warp, and gives the station back, unless a warp `has_lost` a command.
+/// Every thread calls it; one of them does `last` before, when all warps have ended.
 #[inline(always)]
 pub fn leave(
     rows: &Gather,
     (gate, station): (&Gate<'_>, u32),
     block: &Block,
-    has_lost: bool,
+    (failed, has_lost): (&Failed, bool),
     last: impl FnOnce(),
 ) {
+    let reports = report(rows, block, (failed.rows, failed.worst));
     if arch::lane() == 0 && has_lost {
         gate.report_trouble();
     }
@@ -79,8 +81,15 @@ pub fn leave(
     if block.leads() {
         last();
         station::leave(rows, gate, station, keeps);
-        station::end_block(rows);
+        launch_end::end_block(rows, reports);
     }
+}
+
+/// Adds the counts of the block's warps to the launch's: how many of them had any. Every thread of the block calls it.
+#[inline(always)]
+pub fn report(rows: &Gather, block: &Block, (failed, worst): (u64, u64)) -> u32 {
+    let reports = arch::lane() == 0 && launch_end::report(rows, failed, worst);
+    block.vote(reports).total
 }
 
 /// Looks at the gate, if that was long ago: what the rows get that are left. One lane looks for all, and not for each
@@ -184,11 +193,5 @@ impl Failed {
         if word > self.worst {
             self.worst = word;
         }
-    }
-
-    /// Adds the warp's counts to the launch's. One lane calls it.
-    #[inline(always)]
-    pub fn report(&self, rows: &Gather) {
-        station::report(rows, self.rows, self.worst);
     }
 }

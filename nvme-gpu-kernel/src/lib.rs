@@ -100,6 +100,8 @@ pub mod lanes;
     any(feature = "rows", feature = "scatter")
 ))]
 mod launch;
+#[cfg(any(target_arch = "nvptx64", feature = "lanes"))]
+mod launch_end;
 #[cfg(all(target_arch = "nvptx64", feature = "device-library"))]
 mod library;
 #[cfg(all(target_arch = "nvptx64", feature = "kernels"))]

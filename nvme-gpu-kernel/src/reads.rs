@@ -5,6 +5,7 @@
 
 use crate::arch;
 use crate::groups::{Acting, Apart, Block};
+use crate::launch_end;
 use crate::rows::{BLOCK_WARPS, Gather, Place, STATION_CELLS, WARP_BYTES, code};
 use crate::station::{self, LOOK_SHIFT, NO_STATION};
 use nvme_core::group::Group;
@@ -230,8 +231,9 @@ impl<'r> Reads<'r> {
         let (rows, block) = (self.rows, Block::here());
         // SAFETY: as in `look`.
         let gate = unsafe { station::gate(rows) };
+        let reports = arch::lane() == 0 && launch_end::report(rows, failed, worst);
+        let reports = block.vote(reports).total;
         if arch::lane() == 0 {
-            station::report(rows, failed, worst);
             if let Some(gate) = gate.as_ref().filter(|_| self.has_lost) {
                 gate.report_trouble();
             }
@@ -242,7 +244,7 @@ impl<'r> Reads<'r> {
             if let Some(gate) = &gate {
                 station::leave(rows, gate, self.station, keeps);
             }
-            station::end_block(rows);
+            launch_end::end_block(rows, reports);
         }
     }
 }

@@ -323,10 +323,16 @@ pub struct Progress {
     pub failed: u64,
     /// [`worst`] of the first of them.
     pub worst: u64,
-    /// Blocks that have ended.
-    pub blocks: u32,
+    /// Blocks that have ended, and marks of launches of which some have; see `launch_end`.
+    pub blocks: u64,
+    /// As `failed`, of ends that the host was told of while another launch with these words ended.
+    pub kept_failed: u64,
+    /// As `worst`, of these.
+    pub kept_worst: u64,
     /// Launches that have ended: not zeroed.
     pub launches: u32,
+    /// Ends that the host is being told of.
+    pub ending: u32,
 }
 
 /// What a launch came to, in memory of the host.

@@ -55,10 +55,8 @@ entry! {
             arch::block() * BLOCK_WARPS + arch::thread() / 32,
             arch::blocks() * BLOCK_WARPS,
         );
-        if arch::lane() == 0 {
-            work.failed.report(rows);
-        }
-        launch::leave(rows, (&gate, inside.station), &block, work.has_lost, || {
+        let left = (&work.failed, work.has_lost);
+        launch::leave(rows, (&gate, inside.station), &block, left, || {
             // Release: pairs with the load of a gather, which reads what was written.
             fence(Order::Release, Scope::Gpu);
             // SAFETY: the host gives the count, in memory of the GPU.

@@ -8,11 +8,11 @@
 use crate::Queues;
 use crate::arch;
 use crate::groups::{Acting, Gpu, Narrow};
-use crate::rows::{BLOCK_WARPS, Gather, Progress, Summary, code};
+use crate::rows::{BLOCK_WARPS, Gather, Summary, code};
 use nvme_core::gate::{Gate, words};
 use nvme_core::group::ExecContext;
 use nvme_core::spec::{Iova, Lba, Nsid, nvm};
-use nvme_core::sync::{AtomicU32, AtomicU64, Order, Scope, fence};
+use nvme_core::sync::{AtomicU32, Order, Scope};
 use nvme_core::{Command, Data, Outcome, SharedQueue, SubmitError, WaitError};
 
 /// No station was free in time, or the gate is shut.
@@ -128,46 +128,6 @@ pub fn give_back(rows: &Gather, station: u32) {
     owner(rows, station).store(FREE, Order::Release, Scope::Gpu);
 }
 
-/// Accounts for a block that has ended; the last one tells the host.
-#[inline(always)]
-pub fn end_block(rows: &Gather) {
-    let progress = rows.progress as usize as *mut Progress;
-    let summary = rows.summary as usize as *mut Summary;
-    // SAFETY: the host gives both; the fields are used as atomics while blocks run.
-    let (blocks, launches, failed, first) = unsafe {
-        (
-            &*(&raw const (*progress).blocks).cast::<AtomicU32>(),
-            &*(&raw const (*progress).launches).cast::<AtomicU32>(),
-            &*(&raw const (*progress).failed).cast::<AtomicU64>(),
-            &*(&raw const (*progress).worst).cast::<AtomicU64>(),
-        )
-    };
-    // Release: rows and counts of this block; acquire: those of the blocks before it.
-    if blocks.fetch_add(1, Order::AcqRel, Scope::Gpu) + 1 != arch::blocks() {
-        return;
-    }
-    let count = failed.load(Order::Relaxed, Scope::Gpu);
-    let word = first.load(Order::Relaxed, Scope::Gpu);
-    failed.store(0, Order::Relaxed, Scope::Gpu);
-    first.store(0, Order::Relaxed, Scope::Gpu);
-    blocks.store(0, Order::Relaxed, Scope::Gpu);
-    // SAFETY: as above; no other launch with this summary runs.
-    let (to_failed, to_worst, ended) = unsafe {
-        (
-            &*(&raw const (*summary).failed).cast::<AtomicU64>(),
-            &*(&raw const (*summary).worst).cast::<AtomicU64>(),
-            &*(&raw const (*summary).ended).cast::<AtomicU32>(),
-        )
-    };
-    to_failed.store(count, Order::Relaxed, Scope::Sys);
-    to_worst.store(word, Order::Relaxed, Scope::Sys);
-    let now = launches.load(Order::Relaxed, Scope::Gpu).wrapping_add(1);
-    launches.store(now, Order::Relaxed, Scope::Gpu);
-    // Release: who sees the count sees the rows.
-    fence(Order::Release, Scope::Sys);
-    ended.store(now, Order::Relaxed, Scope::Sys);
-}
-
 #[inline(always)]
 fn owner(rows: &Gather, station: u32) -> &AtomicU32 {
     let words = rows.stations as usize as *const AtomicU32;
@@ -246,19 +206,5 @@ pub fn code_of_refusal(why: SubmitError) -> i32 {
         SubmitError::Refused => code::GONE,
         SubmitError::QueueFull => code::TIMED_OUT,
         _ => code::NOT_RUN,
-    }
-}
-
-/// Adds a warp's counts to the launch's. One lane calls it.
-#[inline(always)]
-pub fn report(rows: &Gather, failed: u64, worst: u64) {
-    if failed == 0 {
-        return;
-    }
-    let progress = rows.progress as usize as *mut Progress;
-    // SAFETY: the host gives it; only such instructions and the last block touch it.
-    unsafe {
-        arch::add(&raw mut (*progress).failed, failed);
-        arch::raise(&raw mut (*progress).worst, worst);
     }
 }

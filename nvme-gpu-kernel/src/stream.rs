@@ -7,10 +7,10 @@
 
 use crate::arch;
 use crate::groups::Block;
+use crate::launch_end;
 use crate::reads::Reads;
 use crate::ring::{Pieces, Ring};
 use crate::rows::Gather;
-use crate::station;
 use nvme_core::group::Group;
 
 /// A warp of a block of [`BLOCK_THREADS`](crate::rows::BLOCK_THREADS) threads that reads a range in pieces.
@@ -129,10 +129,10 @@ impl<'r> Stream<'r> {
 #[inline(always)]
 pub unsafe fn leave_block(rows: &Gather, failed: u64, worst: u64) {
     let block = Block::here();
-    station::report(rows, failed, worst);
+    let reports = launch_end::report(rows, failed, worst);
     // What all threads have written is ordered before what the leader does.
-    block.sync();
+    let reports = block.vote(reports).total;
     if block.leads() {
-        station::end_block(rows);
+        launch_end::end_block(rows, reports);
     }
 }

@@ -3,8 +3,8 @@
 #![allow(unsafe_code)]
 
 use crate::groups::Block;
+use crate::launch_end;
 use crate::rows::Gather;
-use crate::station;
 use nvme_core::group::Group;
 
 entry! {
@@ -14,7 +14,7 @@ entry! {
     /// `progress` and `summary` of `rows` are what [`Gather`] says; nothing else of it is used.
     pub unsafe fn nvme_end_launch(rows: Gather) {
         if Block::here().leads() {
-            station::end_block(&rows);
+            launch_end::end_block(&rows, 0);
         }
     }
 }

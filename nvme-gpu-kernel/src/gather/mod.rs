@@ -24,6 +24,7 @@ pub use wide::nvme_widen_rows;
 use crate::arch;
 use crate::groups::Block;
 use crate::launch::{self, Failed, Inside};
+use crate::launch_end;
 use crate::rows::{
     BLOCK_THREADS, BLOCK_WARPS, Cached, Gather, ListHead, Listed, Ranges, STATION_CELLS, Split,
     Striped, WARP_BYTES, code, worst,
@@ -121,11 +122,13 @@ fn refuse(rows: &Gather, pieces: u64) {
     }
     block.sync();
     if block.leads() {
+        let mut reports = 0;
         if arch::block() == 0 {
             let failed = if pieces == 0 { 1 } else { pieces };
-            station::report(rows, failed, worst(0, None, code::OUT_OF_RANGE));
+            let worst = worst(0, None, code::OUT_OF_RANGE);
+            reports = u32::from(launch_end::report(rows, failed, worst));
         }
-        station::end_block(rows);
+        launch_end::end_block(rows, reports);
     }
 }
 
@@ -199,7 +202,7 @@ unsafe fn gather_some(
     if u64::from(arch::block() * BLOCK_WARPS * lanes) >= count {
         // A list may be much shorter than it could be: what blocks without a row do at the gate takes tens of microseconds.
         if block.leads() {
-            station::end_block(rows);
+            launch_end::end_block(rows, 0);
         }
         return;
     }
@@ -226,10 +229,8 @@ unsafe fn gather_some(
         arch::block() * BLOCK_WARPS + arch::thread() / 32,
         arch::blocks() * BLOCK_WARPS,
     );
-    if arch::lane() == 0 {
-        work.failed.report(rows);
-    }
-    launch::leave(rows, (&gate, inside.station), &block, work.has_lost, || {});
+    let left = (&work.failed, work.has_lost);
+    launch::leave(rows, (&gate, inside.station), &block, left, || {});
 }
 
 #[inline(always)]
@@ -272,15 +273,12 @@ fn gather_striped(striped: &Striped) {
     if let Some(members) = &mut work.members {
         members.leave();
     }
-    if arch::lane() == 0 {
-        work.failed.report(rows);
-    }
     // Every warp has left its slots and the members.
-    block.sync();
+    let reports = launch::report(rows, &block, (work.failed.rows, work.failed.worst));
     if block.leads() {
         if station != NO_STATION {
             station::give_back(rows, station);
         }
-        station::end_block(rows);
+        launch_end::end_block(rows, reports);
     }
 }

@@ -5,8 +5,8 @@
 
 use crate::arch;
 use crate::groups::Block;
+use crate::launch_end;
 use crate::rows::{BLOCK_WARPS, Widened};
-use crate::station;
 use nvme_core::group::Group;
 use nvme_formats::{Format, Wide, value};
 
@@ -31,7 +31,7 @@ entry! {
         // The rows of all warps are stored.
         block.sync();
         if block.leads() {
-            station::end_block(gather);
+            launch_end::end_block(gather, 0);
         }
     }
 }

@@ -31,6 +31,11 @@ pub fn blocks() -> u32 {
     here().blocks
 }
 
+/// The number of the grid: another one for each launch.
+pub fn grid() -> u64 {
+    here().grid
+}
+
 /// Index of the lane in its warp.
 pub fn lane() -> u32 {
     here().thread % 32
@@ -138,12 +143,31 @@ static COUNTING: Mutex<()> = Mutex::new(());
 
 /// # Safety
 /// `counter` is valid and 8-byte aligned memory that nothing else writes meanwhile, but as an atomic.
-unsafe fn count(counter: *mut u64, change: impl FnOnce(u64) -> u64) {
+unsafe fn count(counter: *mut u64, change: impl FnOnce(u64) -> u64) -> u64 {
     let _one = COUNTING.lock().unwrap_or_else(PoisonError::into_inner);
     // SAFETY: the caller's.
     let counter = unsafe { &*counter.cast::<AtomicU64>() };
     let was = counter.load(Order::Relaxed, Scope::Gpu);
     counter.store(change(was), Order::Relaxed, Scope::Gpu);
+    was
+}
+
+/// Adds to a counter, in order with what the thread does before and after it; what it was.
+///
+/// # Safety
+/// As [`add`].
+pub unsafe fn add_ordered(to: *mut u64, value: u64) -> u64 {
+    // SAFETY: the caller's. The lock orders it.
+    unsafe { count(to, |was| was.wrapping_add(value)) }
+}
+
+/// Stores to a counter, in order as [`add_ordered`]; what it was.
+///
+/// # Safety
+/// As [`add`].
+pub unsafe fn swap(to: *mut u64, value: u64) -> u64 {
+    // SAFETY: as above.
+    unsafe { count(to, |_| value) }
 }
 
 /// Adds to a counter.

@@ -70,6 +70,7 @@ pub(crate) struct Here {
     pub block_threads: u32,
     pub block: u32,
     pub blocks: u32,
+    pub grid: u64,
     pub scratch: *const [AtomicU32; SCRATCH],
     pub clock: Clock,
     pub parameter: Cell<usize>,

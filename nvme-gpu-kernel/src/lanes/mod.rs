@@ -17,7 +17,7 @@ pub(crate) use lane::{Call, Shuffle, call, here, scratch};
 
 use crate::scratch_words::SCRATCH;
 use lane::{Here, Lane, spin};
-use nvme_core::sync::AtomicU32;
+use nvme_core::sync::{AtomicU32, Order, Scope};
 use std::cell::Cell;
 use std::rc::Rc;
 use warp::Warp;
@@ -55,6 +55,8 @@ struct Block {
 /// A kernel that runs.
 pub struct Launch {
     grid: Grid,
+    /// As the GPU numbers grids.
+    number: u64,
     kernel: Rc<dyn Fn()>,
     /// Blocks that have begun.
     begun: u32,
@@ -65,8 +67,10 @@ impl Launch {
     /// A launch of `kernel`, which each thread calls.
     pub fn new(grid: Grid, kernel: impl Fn() + 'static) -> Self {
         nvme_core::sync::on_spin(spin);
+        static LAUNCHES: AtomicU32 = AtomicU32::new(0);
         Self {
             grid,
+            number: LAUNCHES.fetch_add(1, Order::Relaxed, Scope::Sys).into(),
             kernel: Rc::new(kernel),
             begun: 0,
             blocks: Vec::new(),
@@ -160,6 +164,7 @@ impl Launch {
             block_threads: self.grid.threads,
             block: number,
             blocks: self.grid.blocks,
+            grid: self.number,
             scratch: &raw const *scratch,
             clock: self.grid.clock.clone(),
             parameter: Cell::new(0),
