@@ -2,7 +2,7 @@
 //!
 //! From the bottom up:
 //!
-//! - [`spec`]: wire types and codes, nothing else. Shared with the simulator.
+//! - [`spec`]: the crate `nvme-spec`, wire types and codes, nothing else. Shared with the simulator.
 //! - [`sync`]: the atomics of the platform, each operation with an order and a scope.
 //! - [`mem`]: rings, doorbells and lists over DMA memory.
 //! - [`prp`], [`sgl`]: from a buffer to a command's data pointer.
@@ -187,13 +187,14 @@ mod sequences;
 pub mod sgl;
 mod shared_queue;
 pub mod shutdown;
-pub mod spec;
 mod sq;
 pub mod stripes;
 pub mod strips;
 pub mod sync;
 pub mod trace;
 pub mod transfer;
+
+pub use nvme_spec as spec;
 
 pub use collective::{Collective, TaggedCompletion};
 pub use command::Command;

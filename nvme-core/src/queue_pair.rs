@@ -14,6 +14,7 @@ use crate::quiesced::{Binding, ClosedQueue, ControllerId, Identity, Quiesced};
 use crate::sgl;
 use crate::spec::{Cid, Cqe, Iova, PageSize, Qid, Sqe};
 use crate::sq::SubmissionQueue;
+use crate::sync::opaque;
 use crate::trace::{Event, Tracer};
 
 /// The location of a command's data, in I/O addresses.
@@ -175,7 +176,7 @@ impl<'a> ListMemory<'a> {
         place: FlatData<'_>,
         slot: usize,
     ) -> (Sqe, Option<MapError>) {
-        let page = self.page.opaque();
+        let page = self.page.through(opaque);
         let (start, len, list) = (place.start, place.len, self.of(slot));
         let (prps, error) = match place.kind {
             Kind::None => return (sqe, None),

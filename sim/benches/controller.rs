@@ -4,9 +4,9 @@
 //! `step`, that is fetching, parsing, checking, executing, posting. Reads from memory are compared
 //! with plain memcpy of the same blocks, in the same run.
 
-use nvme_core::spec::register::{Cc, offset};
-use nvme_core::spec::{Iova, Lba, Nsid, Qid, Sqe, admin, nvm};
 use nvme_sim::{Config, Controller, HostMemory, Memory, NamespaceConfig, Null, Runner, Store};
+use nvme_spec::register::{Cc, offset};
+use nvme_spec::{Iova, Lba, Nsid, Qid, Sqe, admin, nvm};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -132,7 +132,7 @@ fn main() {
         let mut bench = Bench::new(config(Box::new(Null::new(1 << 40)), dstrd));
         let one = |i: u32| {
             let sqe = nvm::read(Nsid(1), Lba(u64::from(i) * 17), 1);
-            sqe.with_cid(nvme_core::spec::Cid(i as u16))
+            sqe.with_cid(nvme_spec::Cid(i as u16))
                 .with_prps(DATA + u64::from(i) * 4096, 0)
         };
         bench.run(one);

@@ -16,7 +16,7 @@ use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::sync::atomic::Ordering;
 use nvme_auditor::Finding;
-use nvme_core::spec::register::ALL_ONES;
+use nvme_spec::register::ALL_ONES;
 
 /// A simulated NVMe controller that reaches the memory `M` by DMA.
 ///
@@ -308,7 +308,7 @@ impl<M: DmaMemory> Controller<M> {
 mod tests {
     use super::*;
     use crate::testing::{DATA, Driver, ENTRIES, config, cq_at, sq_at};
-    use nvme_core::spec::register::offset;
+    use nvme_spec::register::offset;
     use nvme_units::SplitMix;
 
     /// A driver that writes anything anywhere. It passes when nothing panics, no store is exceeded

@@ -24,8 +24,8 @@ use control::AdminState;
 use core::sync::atomic::{AtomicBool, AtomicU16, AtomicU64, Ordering};
 use faults::FaultInjector;
 use logs::LogPages;
-use nvme_core::spec::register::Cap;
-use nvme_core::spec::{PageSize, Sqe, Status};
+use nvme_spec::register::Cap;
+use nvme_spec::{PageSize, Sqe, Status};
 use outside::ExternalChanges;
 use sanitize::SanitizeState;
 

@@ -14,8 +14,8 @@
 //!
 //! The driver is treated as hostile: invalid doorbells, addresses outside the map and deleted
 //! queues end in the status, event or fatal state that the specification gives them, never in a
-//! panic. Of nvme-core only `spec` is used, so that the two sides cannot agree on a mistake in
-//! logic.
+//! panic. With the driver it shares `nvme-spec` alone, so that the two sides cannot agree on a mistake
+//! in logic.
 #![cfg_attr(not(any(feature = "std", test)), no_std)]
 
 extern crate alloc;

@@ -10,7 +10,7 @@ use crate::memory::{Dma, SpinLock};
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 use nvme_auditor::{Account, Auditor, Finding};
-use nvme_core::spec::{Cqe, PageSize, Sqe};
+use nvme_spec::{Cqe, PageSize, Sqe};
 
 /// The protocol auditor of one controller.
 #[derive(Clone, Default)]

@@ -175,9 +175,9 @@ mod tests {
     use crate::medium::latency::Profile;
     use crate::medium::store::{Memory, Null, Store};
     use crate::testing::judge;
-    use nvme_core::spec::admin::{self, QueueParams};
-    use nvme_core::spec::register::{Cc, offset};
-    use nvme_core::spec::{Cid, Iova, Lba, Nsid, Qid, Sqe, Status, nvm};
+    use nvme_spec::admin::{self, QueueParams};
+    use nvme_spec::register::{Cc, offset};
+    use nvme_spec::{Cid, Iova, Lba, Nsid, Qid, Sqe, Status, nvm};
     use std::boxed::Box;
     use std::sync::atomic::AtomicU64;
 

@@ -13,9 +13,9 @@ use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::sync::atomic::Ordering;
 use nvme_auditor::{Finding, Party, Rule};
-use nvme_core::spec::admin::{self, QueueParams};
-use nvme_core::spec::register::{Cc, Csts, offset};
-use nvme_core::spec::{Cid, Cqe, Iova, Qid, Sqe, Status};
+use nvme_spec::admin::{self, QueueParams};
+use nvme_spec::register::{Cc, Csts, offset};
+use nvme_spec::{Cid, Cqe, Iova, Qid, Sqe, Status};
 
 /// Entries of every ring of the driver.
 pub const ENTRIES: u32 = 16;

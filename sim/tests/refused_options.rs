@@ -39,8 +39,8 @@ fn the_option_to_blame_is_named_with_its_range() {
 /// A status is its type and its code, and comes to the commands that are named.
 #[test]
 fn a_status_in_range_is_taken() {
-    use nvme_core::spec::{Status, nvm::opcode};
     use nvme_sim::Fault;
+    use nvme_spec::{Status, nvm::opcode};
     for (text, status) in [
         ("641", Status::UNRECOVERED_READ_ERROR),
         ("0x281", Status::UNRECOVERED_READ_ERROR),

@@ -2,11 +2,11 @@
 //! command by these alone, so a command that the controller never offered is the driver's fault.
 
 use alloc::collections::BTreeMap;
-use nvme_core::spec::admin::{cns, opcode as admin};
-use nvme_core::spec::identify::{IdentifyController, IdentifyNamespace, oacs, oncs, sgls, vwc};
-use nvme_core::spec::nvm::opcode as nvm;
-use nvme_core::spec::register::Cap;
-use nvme_core::spec::{Nsid, Sqe};
+use nvme_spec::admin::{cns, opcode as admin};
+use nvme_spec::identify::{IdentifyController, IdentifyNamespace, oacs, oncs, sgls, vwc};
+use nvme_spec::nvm::opcode as nvm;
+use nvme_spec::register::Cap;
+use nvme_spec::{Nsid, Sqe};
 
 /// Opcodes without a name in `spec`, with the bit of OACS or ONCS that offers them.
 const OTHER_ADMIN: [(u8, u16); 7] = [

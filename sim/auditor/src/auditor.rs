@@ -8,7 +8,7 @@ use crate::queues::{Cq, Flight, Sq, entry};
 use crate::walk::{Memory, Walked};
 use alloc::collections::BTreeMap;
 use alloc::vec::Vec;
-use nvme_core::spec::{Cqe, PageSize, Sqe};
+use nvme_spec::{Cqe, PageSize, Sqe};
 
 /// Limit of the findings kept of each side; later ones are only counted.
 const KEPT: usize = 256;

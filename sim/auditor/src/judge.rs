@@ -6,7 +6,7 @@ use crate::finding::Rule;
 use crate::lent::Span;
 use crate::transfer::{self, Transfer};
 use crate::walk::{Memory, Walked};
-use nvme_core::spec::{PageSize, Sqe};
+use nvme_spec::{PageSize, Sqe};
 
 impl Auditor {
     pub(crate) fn transfer(&self, qid: u16, sqe: &Sqe) -> Option<Transfer> {

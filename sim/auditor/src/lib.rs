@@ -1,8 +1,8 @@
 //! A protocol auditor: an observer passes it every doorbell, command and completion, and it reports what
 //! violates the specification.
 //!
-//! It shares no logic with the driver or the simulator: of nvme-core it uses only `spec`, the wire
-//! types (a test of the sources holds that), so a mistake of one side is no mistake of the auditor.
+//! It shares no logic with the driver or the simulator: it depends on `nvme-spec`, the wire
+//! types, alone, so a mistake of one side is no mistake of the auditor.
 //! It judges what is visible on the wire and keeps its own state of rings, phase tags, commands in
 //! flight and the memory they use; it never changes anything.
 //!

@@ -9,9 +9,9 @@
 use crate::account::Account;
 use crate::auditor::Auditor;
 use alloc::vec::Vec;
-use nvme_core::spec::admin::QUEUE_CONTIGUOUS;
-use nvme_core::spec::register::{Aqa, Cc};
-use nvme_core::spec::{Cid, Nsid, PageSize, Sqe};
+use nvme_spec::admin::QUEUE_CONTIGUOUS;
+use nvme_spec::register::{Aqa, Cc};
+use nvme_spec::{Cid, Nsid, PageSize, Sqe};
 
 /// The events that are read, as QEMU's `-trace` takes them.
 pub const EVENTS: [&str; 19] = [

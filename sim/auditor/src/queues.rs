@@ -9,8 +9,8 @@ use crate::ring::Ring;
 use crate::walk::{List, Memory};
 use alloc::collections::BTreeMap;
 use alloc::vec::Vec;
-use nvme_core::spec::admin::{QUEUE_CONTIGUOUS, opcode};
-use nvme_core::spec::{CQE_BYTES, SQE_BYTES, Sqe};
+use nvme_spec::admin::{QUEUE_CONTIGUOUS, opcode};
+use nvme_spec::{CQE_BYTES, SQE_BYTES, Sqe};
 
 /// A command in flight.
 #[derive(Debug)]

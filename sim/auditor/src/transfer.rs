@@ -2,11 +2,11 @@
 //! namespace, as the specification defines it for each opcode.
 
 use crate::account::Account;
-use nvme_core::spec::Sqe;
-use nvme_core::spec::admin::{self, opcode as admin_op};
-use nvme_core::spec::feature::{AUTONOMOUS_POWER_BYTES, HostBehavior, fid};
-use nvme_core::spec::identify::IDENTIFY_BYTES;
-use nvme_core::spec::nvm::{self, DsmRange, opcode as nvm_op};
+use nvme_spec::Sqe;
+use nvme_spec::admin::{self, opcode as admin_op};
+use nvme_spec::feature::{AUTONOMOUS_POWER_BYTES, HostBehavior, fid};
+use nvme_spec::identify::IDENTIFY_BYTES;
+use nvme_spec::nvm::{self, DsmRange, opcode as nvm_op};
 
 /// Lengths of the data of one command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -7,8 +7,8 @@
 use crate::finding::Rule;
 use crate::lent::Span;
 use alloc::vec::Vec;
-use nvme_core::spec::sgl::{SglDescriptor, kind};
-use nvme_core::spec::{PageSize, Psdt, Sqe};
+use nvme_spec::sgl::{SglDescriptor, kind};
+use nvme_spec::{PageSize, Psdt, Sqe};
 
 /// Reads a word of memory as the device does; `None` where the device cannot read.
 pub type Memory<'a> = &'a dyn Fn(u64) -> Option<u64>;
@@ -207,7 +207,7 @@ fn segment_of(descriptor: SglDescriptor) -> Result<(u64, u64, bool), (Rule, u64)
 #[cfg(test)]
 mod tests {
     use super::*;
-    use nvme_core::spec::{Lba, Nsid, nvm};
+    use nvme_spec::{Lba, Nsid, nvm};
 
     fn memory(words: &[(u64, u64)]) -> impl Fn(u64) -> Option<u64> {
         let words = words.to_vec();

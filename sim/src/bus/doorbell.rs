@@ -5,7 +5,7 @@
 
 use crate::memory::AlignedWords;
 use core::sync::atomic::{AtomicU32, Ordering};
-use nvme_core::spec::register::doorbell_bytes;
+use nvme_spec::register::doorbell_bytes;
 
 /// The doorbells of every queue: page-aligned words, 4 << DSTRD bytes apart.
 pub struct Doorbells {
@@ -25,7 +25,7 @@ impl Doorbells {
     #[cfg(all(feature = "std", target_os = "linux"))]
     pub(crate) fn shared(highest_qid: u16, dstrd: u8) -> std::io::Result<Self> {
         let bytes = doorbell_bytes(highest_qid, dstrd) as usize;
-        let lead = nvme_core::spec::register::offset::DOORBELLS as usize;
+        let lead = nvme_spec::register::offset::DOORBELLS as usize;
         let words = AlignedWords::shared("nvme-doorbells", lead, bytes)?;
         Ok(Self::of(words, highest_qid, dstrd))
     }
@@ -132,7 +132,7 @@ mod tests {
     #[cfg(all(feature = "std", target_os = "linux"))]
     #[test]
     fn shared_doorbells_lie_in_a_file_as_in_the_bar() {
-        use nvme_core::spec::register::{cq_head_doorbell, sq_tail_doorbell};
+        use nvme_spec::register::{cq_head_doorbell, sq_tail_doorbell};
         use std::os::unix::fs::FileExt;
         assert!(Doorbells::new(3, 1).fd().is_none());
         let doorbells = Doorbells::shared(3, 1).unwrap();

@@ -171,9 +171,9 @@ mod tests {
     use crate::testing::{DATA, Driver, Raised, config, cq_at};
     use alloc::sync::Arc;
     use nvme_auditor::Rule;
-    use nvme_core::spec::feature::fid;
-    use nvme_core::spec::register::offset;
-    use nvme_core::spec::{Lba, Nsid, Qid, Sqe, Status, admin, nvm};
+    use nvme_spec::feature::fid;
+    use nvme_spec::register::offset;
+    use nvme_spec::{Lba, Nsid, Qid, Sqe, Status, admin, nvm};
 
     /// A controller with queue 1 on vector 3.
     fn driver() -> (Driver, Arc<Raised>) {

@@ -11,7 +11,7 @@ use alloc::boxed::Box;
 use alloc::collections::BinaryHeap;
 use core::cmp::Reverse;
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
-use nvme_core::spec::{CQE_BYTES, Cqe, SQE_BYTES, Sqe};
+use nvme_spec::{CQE_BYTES, Cqe, SQE_BYTES, Sqe};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, transmute};
 
 /// A command that completes later, because of the latency profile or an injected fault.

@@ -6,7 +6,7 @@
 //! NVMe Base 2.0c, 3.1.3 (Controller Properties).
 
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
-use nvme_core::spec::register::{Aqa, Cap, Cc, Crto, Csts, Vs, offset};
+use nvme_spec::register::{Aqa, Cap, Cc, Crto, Csts, Vs, offset};
 
 /// Values of the property registers.
 pub(crate) struct PropertyRegisters {
@@ -141,8 +141,8 @@ mod tests {
     use super::*;
     use crate::testing::{Driver, config};
     use nvme_auditor::Rule;
-    use nvme_core::spec::admin;
-    use nvme_core::spec::register::{cq_head_doorbell, sq_tail_doorbell};
+    use nvme_spec::admin;
+    use nvme_spec::register::{cq_head_doorbell, sq_tail_doorbell};
 
     #[test]
     fn wide_registers_are_written_by_halves_and_lose_their_page_offset() {

@@ -11,8 +11,8 @@ use crate::device::control::AdminState;
 use crate::memory::Dma;
 use core::cmp::Reverse;
 use core::sync::atomic::Ordering;
-use nvme_core::spec::admin::opcode;
-use nvme_core::spec::{Psdt, Sqe, Status};
+use nvme_spec::admin::opcode;
+use nvme_spec::{Psdt, Sqe, Status};
 
 /// Checks and executes `sqe`.
 pub(crate) fn execute(
@@ -129,7 +129,7 @@ mod tests {
     use crate::medium::latency::Profile;
     use crate::testing::{DATA, Driver, config};
     use nvme_auditor::Rule;
-    use nvme_core::spec::{Cid, Lba, Nsid, Qid, admin, nvm};
+    use nvme_spec::{Cid, Lba, Nsid, Qid, admin, nvm};
 
     #[test]
     fn sgls_fused_and_unknown_commands_are_refused() {

@@ -11,8 +11,8 @@ use crate::memory::Dma;
 use alloc::vec::Vec;
 use core::cmp::Reverse;
 use core::sync::atomic::Ordering;
-use nvme_core::spec::admin::{CQ_INTERRUPTS, QUEUE_CONTIGUOUS};
-use nvme_core::spec::{CQE_BYTES, Cqe, SQE_BYTES, Sqe, Status};
+use nvme_spec::admin::{CQ_INTERRUPTS, QUEUE_CONTIGUOUS};
+use nvme_spec::{CQE_BYTES, Cqe, SQE_BYTES, Sqe, Status};
 
 /// Returns the slot of an I/O queue identifier from 1 to `granted`.
 fn slot(device: &ControllerState, qid: u16, granted: u32) -> Result<&QueueSlot, CommandError> {

@@ -4,7 +4,7 @@
 use crate::command::{prp, sgl};
 use crate::medium::store::{Store, StoreError};
 use crate::memory::{Dma, Span};
-use nvme_core::spec::{PageSize, Psdt, Sqe, Status};
+use nvme_spec::{PageSize, Psdt, Sqe, Status};
 
 /// Direction of the data of a command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -257,7 +257,7 @@ mod tests {
     use crate::medium::file::File;
     use crate::testing::{DATA, Driver, config};
     use alloc::boxed::Box;
-    use nvme_core::spec::{Lba, Nsid, Status, nvm};
+    use nvme_spec::{Lba, Nsid, Status, nvm};
     use std::vec::Vec;
 
     /// More than the scratch buffer holds, so that it is filled several times.

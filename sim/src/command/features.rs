@@ -12,12 +12,12 @@ use crate::device::control::AdminState;
 use crate::device::features::{FeatureValues, HostMemoryBuffer, SENSORS, find};
 use crate::memory::Dma;
 use core::sync::atomic::Ordering;
-use nvme_core::spec::feature::{
+use nvme_spec::feature::{
     AUTONOMOUS_POWER_BYTES, AutonomousPower, Capabilities, ErrorRecovery, HMB_ENABLE,
     HmbDescriptor, HostBehavior, InterruptVector, NumberOfQueues, PowerManagement, SAVE,
     TemperatureThreshold, VolatileWriteCache, fid,
 };
-use nvme_core::spec::{Nsid, Sqe, Status};
+use nvme_spec::{Nsid, Sqe, Status};
 use zerocopy::{FromBytes, IntoBytes};
 
 /// Returns dword 0 of a feature. A data structure, if the feature has one, is sent by the caller.

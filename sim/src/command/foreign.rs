@@ -4,11 +4,11 @@
 use crate::testing::{DATA, Driver, ENTRIES, config, cq_at, sq_at};
 use alloc::vec::Vec;
 use nvme_auditor::Rule;
-use nvme_core::spec::admin::{self, QUEUE_CONTIGUOUS, QueueParams, Select, cns};
-use nvme_core::spec::feature::{NumberOfQueues, fid};
-use nvme_core::spec::identify::{IdentifyController, oacs};
-use nvme_core::spec::log_page::lid;
-use nvme_core::spec::{Iova, Lba, Nsid, Qid, Sqe, Status, nvm};
+use nvme_spec::admin::{self, QUEUE_CONTIGUOUS, QueueParams, Select, cns};
+use nvme_spec::feature::{NumberOfQueues, fid};
+use nvme_spec::identify::{IdentifyController, oacs};
+use nvme_spec::log_page::lid;
+use nvme_spec::{Iova, Lba, Nsid, Qid, Sqe, Status, nvm};
 use zerocopy::FromBytes;
 
 fn params(qid: u16, entries: u32) -> QueueParams {

@@ -10,7 +10,7 @@ use crate::device::control::AdminState;
 use crate::medium::namespace::{FORMATS, NamespaceImage};
 use crate::medium::store::StoreError;
 use core::sync::atomic::Ordering;
-use nvme_core::spec::{Nsid, Sqe, Status};
+use nvme_spec::{Nsid, Sqe, Status};
 
 /// Checks and executes Format NVM for one namespace or for all. NVMe Base 2.0c, 5.14.
 pub(crate) fn format(
@@ -93,7 +93,7 @@ pub(crate) fn make(
 mod tests {
     use crate::testing::{DATA, Driver, config};
     use nvme_auditor::Rule;
-    use nvme_core::spec::{Lba, Nsid, Status, admin, nvm};
+    use nvme_spec::{Lba, Nsid, Status, admin, nvm};
 
     #[test]
     fn format_erases_changes_the_block_size_and_tells() {

@@ -15,12 +15,12 @@ use crate::memory::Dma;
 use alloc::boxed::Box;
 use alloc::string::String;
 use nvme_auditor::Account;
-use nvme_core::spec::admin::cns;
-use nvme_core::spec::identify::{
+use nvme_spec::admin::cns;
+use nvme_spec::identify::{
     IDENTIFY_BYTES, IdentifyController, IdentifyNamespace, LbaFormat, dlfeat, fna, lpa, nidt, oacs,
     oaes, oncs, sanicap, sgls, vwc,
 };
-use nvme_core::spec::{Nsid, Sqe, Status};
+use nvme_spec::{Nsid, Sqe, Status};
 use nvme_units::SplitMix;
 use zerocopy::{FromZeros, IntoBytes};
 
@@ -293,7 +293,7 @@ mod tests {
         let (one, two) = (nguid("A", Nsid(1)), nguid("A", Nsid(2)));
         assert!(one != two && one == nguid("A", Nsid(1)) && one != nguid("B", Nsid(1)));
         let bytes = descriptors("A", Nsid(1));
-        let kinds: alloc::vec::Vec<_> = nvme_core::spec::identify::descriptors(&bytes)
+        let kinds: alloc::vec::Vec<_> = nvme_spec::identify::descriptors(&bytes)
             .map(|descriptor| (descriptor.nidt, descriptor.nid.len()))
             .collect();
         assert_eq!(kinds, [(nidt::NGUID, 16), (nidt::UUID, 16), (nidt::CSI, 1)]);
@@ -301,7 +301,7 @@ mod tests {
 
     use crate::testing::{DATA, Driver, config};
     use nvme_auditor::Rule;
-    use nvme_core::spec::admin;
+    use nvme_spec::admin;
     use zerocopy::FromBytes;
 
     fn identify(driver: &mut Driver, cns: u8, nsid: u32) -> Result<alloc::vec::Vec<u8>, Status> {

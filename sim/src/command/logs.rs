@@ -12,11 +12,11 @@ use crate::device::logs::ERROR_ENTRIES;
 use crate::memory::Dma;
 use alloc::vec::Vec;
 use core::sync::atomic::Ordering;
-use nvme_core::spec::admin::log_page_bytes;
-use nvme_core::spec::log_page::{
+use nvme_spec::admin::log_page_bytes;
+use nvme_spec::log_page::{
     ErrorEntry, FeatureEffects, FirmwareSlots, MiEffects, Smart, SupportedPages, bytes, lid,
 };
-use nvme_core::spec::{Nsid, Sqe, Status};
+use nvme_spec::{Nsid, Sqe, Status};
 use zerocopy::{FromZeros, IntoBytes};
 
 /// Log pages of this controller. LPA bit 5 requires those of feature effects and of NVMe-MI command
@@ -147,9 +147,9 @@ mod tests {
     use super::*;
     use crate::testing::{DATA, Driver, config};
     use nvme_auditor::Rule;
-    use nvme_core::spec::admin::opcode;
-    use nvme_core::spec::log_page::effects;
-    use nvme_core::spec::{Lba, admin, nvm};
+    use nvme_spec::admin::opcode;
+    use nvme_spec::log_page::effects;
+    use nvme_spec::{Lba, admin, nvm};
     use zerocopy::FromBytes;
 
     fn page(driver: &mut Driver, lid: u8, len: u32, offset: u64) -> Result<Vec<u8>, Status> {

@@ -9,8 +9,8 @@ use crate::medium::namespace::NamespaceImage;
 use crate::medium::store::Store;
 use crate::memory::Dma;
 use core::sync::atomic::{AtomicBool, Ordering};
-use nvme_core::spec::nvm::{self, DEAC, DSM_DEALLOCATE, FUA, opcode};
-use nvme_core::spec::{Nsid, PageSize, Psdt, Sqe, Status};
+use nvme_spec::nvm::{self, DEAC, DSM_DEALLOCATE, FUA, opcode};
+use nvme_spec::{Nsid, PageSize, Psdt, Sqe, Status};
 
 /// State of the controller that the commands of one batch work on, read once at the batch's start.
 #[derive(Clone, Copy)]

@@ -10,7 +10,7 @@ use crate::config::fault::Change;
 use crate::device::ControllerState;
 use crate::device::control::AdminState;
 use core::sync::atomic::Ordering;
-use nvme_core::spec::admin::{self, Sanitize, SanitizeAction};
+use nvme_spec::admin::{self, Sanitize, SanitizeAction};
 
 /// The namespace that the changes apply to.
 const NSID: u32 = 1;
@@ -68,9 +68,9 @@ mod tests {
     use crate::config::fault::{Change, Fault, FaultRule, When};
     use crate::testing::{DATA, Driver, config};
     use nvme_auditor::Rule;
-    use nvme_core::spec::admin::cns;
-    use nvme_core::spec::identify::IdentifyNamespace;
-    use nvme_core::spec::{Lba, Nsid, Status, admin, nvm};
+    use nvme_spec::admin::cns;
+    use nvme_spec::identify::IdentifyNamespace;
+    use nvme_spec::{Lba, Nsid, Status, admin, nvm};
     use zerocopy::FromBytes;
 
     /// A driver whose first I/O command meets `change`, with a request for events, which are asked for.

@@ -5,7 +5,7 @@
 //! does, so a list that points at itself ends too.
 
 use crate::memory::Dma;
-use nvme_core::spec::{PageSize, Status};
+use nvme_spec::{PageSize, Status};
 
 /// Calls `each(address, bytes)` for the extents of `len` bytes of data.
 ///

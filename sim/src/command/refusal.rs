@@ -1,6 +1,6 @@
 //! Results of an admin command, from which its completion is made.
 
-use nvme_core::spec::Status;
+use nvme_spec::Status;
 
 /// Result of an admin command without an error.
 pub(crate) enum CommandReply {

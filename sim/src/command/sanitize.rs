@@ -12,9 +12,9 @@ use crate::medium::namespace::NamespaceImage;
 use crate::medium::store::{Store, StoreError};
 use alloc::vec::Vec;
 use core::sync::atomic::Ordering;
-use nvme_core::spec::admin::{SanitizeAction, opcode, sanitize_bits};
-use nvme_core::spec::log_page::{SanitizeStatus, lid, sanitize_state};
-use nvme_core::spec::{Sqe, Status};
+use nvme_spec::admin::{SanitizeAction, opcode, sanitize_bits};
+use nvme_spec::log_page::{SanitizeStatus, lid, sanitize_state};
+use nvme_spec::{Sqe, Status};
 use zerocopy::FromZeros;
 
 /// Limit of the bytes erased in one turn: the thread serves no queue during that time.

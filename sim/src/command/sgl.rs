@@ -5,8 +5,8 @@
 //! endless loop.
 
 use crate::memory::Dma;
-use nvme_core::spec::Status;
-use nvme_core::spec::sgl::{DESCRIPTOR_BYTES, SglDescriptor, kind};
+use nvme_spec::Status;
+use nvme_spec::sgl::{DESCRIPTOR_BYTES, SglDescriptor, kind};
 
 /// Limits of the segments and descriptors of one command.
 const MAX_SEGMENTS: u32 = 256;

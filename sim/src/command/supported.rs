@@ -1,9 +1,9 @@
 //! The commands of this controller, and the entries of the Commands Supported and Effects log page
 //! for them.
 
-use nvme_core::spec::admin::opcode;
-use nvme_core::spec::log_page::{CommandsSupported, effects};
-use nvme_core::spec::nvm::opcode as nvm_opcode;
+use nvme_spec::admin::opcode;
+use nvme_spec::log_page::{CommandsSupported, effects};
+use nvme_spec::nvm::opcode as nvm_opcode;
 use zerocopy::FromZeros;
 
 /// True if `code` is an admin command of this controller.

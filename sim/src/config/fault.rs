@@ -6,7 +6,7 @@
 
 use alloc::vec::Vec;
 use nvme_auditor::Rule;
-use nvme_core::spec::Status;
+use nvme_spec::Status;
 
 /// A fault to inject.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

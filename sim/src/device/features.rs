@@ -7,8 +7,8 @@
 //! NVMe Base 2.0c, "Feature Values".
 
 use crate::config::settings::Config;
-use nvme_core::spec::feature::{AUTONOMOUS_POWER_BYTES, HostBehavior, fid};
-use nvme_core::spec::log_page::effects;
+use nvme_spec::feature::{AUTONOMOUS_POWER_BYTES, HostBehavior, fid};
+use nvme_spec::log_page::effects;
 use zerocopy::FromZeros;
 
 /// Number of sensors with thresholds: the composite temperature and one sensor.

@@ -8,13 +8,13 @@
 use crate::device::features::FeatureValues;
 use alloc::collections::VecDeque;
 use alloc::vec::Vec;
-use nvme_core::spec::identify::oaes;
-use nvme_core::spec::log_page::{
+use nvme_spec::identify::oaes;
+use nvme_spec::log_page::{
     AsyncEvent, ErrorEntry, command_set_event, critical_warning, error_event, event_type, lid,
     notice_event,
 };
-use nvme_core::spec::nvm::slba;
-use nvme_core::spec::{Sqe, Status};
+use nvme_spec::nvm::slba;
+use nvme_spec::{Sqe, Status};
 use zerocopy::FromZeros;
 
 /// Number of entries of the error log (ELPE + 1).
@@ -209,7 +209,7 @@ impl LogPages {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use nvme_core::spec::Nsid;
+    use nvme_spec::Nsid;
 
     #[test]
     fn an_event_type_is_masked_until_its_page_is_read() {
@@ -242,7 +242,7 @@ mod tests {
     fn the_error_log_keeps_the_newest_and_counts_all() {
         let mut logs = LogPages::new();
         for cid in 0..100u16 {
-            let sqe = Sqe::new(2, Nsid(1)).with_cid(nvme_core::spec::Cid(cid));
+            let sqe = Sqe::new(2, Nsid(1)).with_cid(nvme_spec::Cid(cid));
             logs.failed(1, &sqe, Status::LBA_OUT_OF_RANGE);
         }
         assert_eq!(logs.errors.len(), ERROR_ENTRIES);

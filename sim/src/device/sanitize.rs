@@ -8,8 +8,8 @@
 
 use crate::memory::SpinLock;
 use core::sync::atomic::{AtomicBool, AtomicU16, AtomicU64, Ordering};
-use nvme_core::spec::Status;
-use nvme_core::spec::admin::SanitizeAction;
+use nvme_spec::Status;
+use nvme_spec::admin::SanitizeAction;
 
 /// Sanitize state of the NVM subsystem.
 pub(crate) struct SanitizeState {

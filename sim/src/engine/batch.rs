@@ -16,7 +16,7 @@ use crate::memory::{DmaFault, Span};
 use alloc::vec::Vec;
 use core::cmp::Reverse;
 use core::sync::atomic::{AtomicU64, Ordering};
-use nvme_core::spec::{Cqe, Sqe, Status};
+use nvme_spec::{Cqe, Sqe, Status};
 
 /// Limit of the commands fetched in one batch: bounds the time for which locks are held.
 pub(crate) const BATCH: u32 = 512;

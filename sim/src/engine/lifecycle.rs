@@ -9,8 +9,8 @@ use crate::bus::ring::{QueueRing, RingBase};
 use crate::device::ControllerState;
 use crate::device::control::{AdminState, StateTransition};
 use core::sync::atomic::{AtomicU64, Ordering};
-use nvme_core::spec::register::Cc;
-use nvme_core::spec::{CQE_BYTES, PageSize, SQE_BYTES};
+use nvme_spec::register::Cc;
+use nvme_spec::{CQE_BYTES, PageSize, SQE_BYTES};
 
 pub(crate) fn write_cc(device: &ControllerState, control: &mut AdminState, mut cc: Cc) {
     let old = device.registers.cc();

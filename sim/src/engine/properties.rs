@@ -9,7 +9,7 @@ use crate::device::ControllerState;
 use crate::device::control::StateTransition;
 use crate::engine::lifecycle;
 use core::sync::atomic::Ordering;
-use nvme_core::spec::register::{ALL_ONES, Cc, SUBSYSTEM_RESET, offset};
+use nvme_spec::register::{ALL_ONES, Cc, SUBSYSTEM_RESET, offset};
 
 /// Reads 32 bits of BAR0.
 pub(crate) fn read32(device: &ControllerState, at: u32) -> u32 {

@@ -10,7 +10,7 @@ use super::wire::{self, region};
 use crate::controller::Controller;
 use crate::memory::HostMemory;
 use crate::runner::Runner;
-use nvme_core::spec::register::{ALL_ONES, Cc, offset};
+use nvme_spec::register::{ALL_ONES, Cc, offset};
 use rustix::io::Errno;
 use std::boxed::Box;
 use std::os::fd::OwnedFd;

@@ -12,7 +12,7 @@ use crate::controller::Controller;
 use crate::event::{EventFd, readable};
 use crate::memory::HostMemory;
 use crate::runner::Runner;
-use nvme_core::spec::register::offset::DOORBELLS;
+use nvme_spec::register::offset::DOORBELLS;
 use rustix::fs::{FlockOperation, Mode, fchmod, flock};
 use rustix::io::Errno;
 use rustix::net::{
@@ -395,7 +395,7 @@ fn is_dead(path: &Path) -> Result<bool, Errno> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use nvme_core::spec::register::offset;
+    use nvme_spec::register::offset;
     use zerocopy::IntoBytes;
 
     #[test]

@@ -15,6 +15,8 @@ const TESTS: [&[&str]; 4] = [
         "--package",
         "nvme-core",
         "--package",
+        "nvme-spec",
+        "--package",
         "nvme-sim",
         "--features",
         "nvme-core/trace",

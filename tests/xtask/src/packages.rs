@@ -8,7 +8,8 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 /// The published libraries; nothing of them needs another package of the workspace than these.
-const LIBRARIES: [&str; 10] = [
+const LIBRARIES: [&str; 11] = [
+    "nvme-spec",
     "nvme-core",
     "nvme-ext4",
     "nvme-formats",

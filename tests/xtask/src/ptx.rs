@@ -258,7 +258,8 @@ const DOCUMENT: &str = "docs/ptx.md";
 /// Fences and scopes of every function but the litmus tests', some of which are too weak on purpose.
 const FENCES: &str = "nvme-gpu-kernel/ptx/fences.txt";
 /// Sources that are compiled for the GPU.
-const DEVICE_SOURCES: [&str; 6] = [
+const DEVICE_SOURCES: [&str; 7] = [
+    "nvme-core/spec/src",
     "nvme-core/src",
     "nvme-gpu-kernel/src",
     "nvme-gpu-kernel/compute/src",

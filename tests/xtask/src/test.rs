@@ -270,7 +270,7 @@ pub fn quick() -> Result<(), Failure> {
 fn unit_tests() -> Result<Counts, Failure> {
     let mut test = cargo();
     test.args(["test", "--quiet", "--no-fail-fast", "--lib"]);
-    for package in ["nvme-core", "nvme-sim", "nvme-host"] {
+    for package in ["nvme-spec", "nvme-core", "nvme-sim", "nvme-host"] {
         test.args(["--package", package]);
     }
     cargo_test(&mut test)

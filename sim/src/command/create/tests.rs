@@ -3,9 +3,9 @@
 use super::*;
 use crate::testing::{DATA, Driver, config, cq_at, sq_at};
 use nvme_auditor::Rule;
-use nvme_core::spec::admin::{self, QueueParams};
-use nvme_core::spec::register::offset;
-use nvme_core::spec::{Cid, Iova, Lba, Nsid, Qid, nvm};
+use nvme_spec::admin::{self, QueueParams};
+use nvme_spec::register::offset;
+use nvme_spec::{Cid, Iova, Lba, Nsid, Qid, nvm};
 
 fn sized(qid: u16, entries: u32) -> QueueParams {
     QueueParams {

@@ -2,9 +2,9 @@
 
 use super::*;
 use crate::testing::{DATA, Driver, config};
-use nvme_core::spec::admin::{self, Select};
-use nvme_core::spec::feature::host_memory_buffer;
-use nvme_core::spec::{Iova, Lba, nvm};
+use nvme_spec::admin::{self, Select};
+use nvme_spec::feature::host_memory_buffer;
+use nvme_spec::{Iova, Lba, nvm};
 
 fn get(driver: &mut Driver, fid: u8, dword: u32) -> Result<u32, Status> {
     driver.admin(admin::get_features(fid, Select::Current, Nsid::NONE, dword).with_prps(DATA, 0))
@@ -53,7 +53,7 @@ fn values_are_kept_until_a_reset_and_defaults_are_known() {
     assert_eq!(driver.admin(select(Select::Capabilities)), Ok(5));
     driver
         .controller
-        .write32(nvme_core::spec::register::offset::CC, 0);
+        .write32(nvme_spec::register::offset::CC, 0);
     driver.enable();
     assert_eq!(get(&mut driver, fid::ARBITRATION, 0), Ok(7));
     assert_eq!(get(&mut driver, fid::ERROR_RECOVERY, 0), Ok(0));
@@ -258,7 +258,7 @@ fn saved_values_outlive_resets_and_losses_of_power() {
             true => driver.controller.power_cut(),
             false => driver
                 .controller
-                .write32(nvme_core::spec::register::offset::CC, 0),
+                .write32(nvme_spec::register::offset::CC, 0),
         }
         driver.enable();
         for (id, dword) in values {
@@ -296,7 +296,7 @@ fn the_behavior_of_the_host_is_taken_and_told() {
     assert_eq!(driver.admin(caps), Ok(4));
     driver
         .controller
-        .write32(nvme_core::spec::register::offset::CC, 0);
+        .write32(nvme_spec::register::offset::CC, 0);
     driver.enable();
     assert_eq!(get(&mut driver, fid, 0), Ok(0));
     assert_eq!(driver.bytes(DATA, 4), [0; 4]);

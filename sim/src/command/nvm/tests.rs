@@ -5,7 +5,7 @@ mod media;
 use super::*;
 use crate::testing::{DATA, Driver, config};
 use nvme_auditor::Rule;
-use nvme_core::spec::Lba;
+use nvme_spec::Lba;
 
 const ONE: Nsid = Nsid(1);
 
@@ -243,7 +243,7 @@ fn read_only_namespaces_refuse_every_change() {
 
 #[test]
 fn an_sgl_moves_data_where_it_is_supported() {
-    use nvme_core::spec::sgl::{SglDescriptor, kind};
+    use nvme_spec::sgl::{SglDescriptor, kind};
     let block = SglDescriptor::new(kind::DATA_BLOCK, DATA + 1, 512).to_words();
     let sqe = nvm::read(ONE, Lba(0), 1).with_sgl(block);
     let mut driver = Driver::with_queue(config());

@@ -6,10 +6,10 @@ use crate::config::settings::{Config, NamespaceConfig};
 use crate::medium::store::Memory;
 use crate::testing::{DATA, Driver, config};
 use alloc::boxed::Box;
-use nvme_core::spec::admin::{self, Sanitize as Fields};
-use nvme_core::spec::identify::{IdentifyController, fna, oacs, sanicap};
-use nvme_core::spec::register::offset;
-use nvme_core::spec::{Lba, Nsid, Qid, nvm};
+use nvme_spec::admin::{self, Sanitize as Fields};
+use nvme_spec::identify::{IdentifyController, fna, oacs, sanicap};
+use nvme_spec::register::offset;
+use nvme_spec::{Lba, Nsid, Qid, nvm};
 use zerocopy::FromBytes;
 
 const SECOND: u64 = 1_000_000_000;

@@ -5,7 +5,7 @@ use super::draft::bad;
 use super::values::{number, opcode, size, time};
 use crate::config::fault::{Change, Fault, FaultRule, When};
 use crate::config::settings::ConfigError;
-use nvme_core::spec::Status;
+use nvme_spec::Status;
 use std::format;
 use std::string::String;
 use std::vec::Vec;

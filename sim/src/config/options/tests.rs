@@ -3,7 +3,7 @@
 use super::*;
 use crate::config::fault::{Change, Fault};
 use crate::medium::latency::Profile;
-use nvme_core::spec::Status;
+use nvme_spec::Status;
 
 fn why(text: &str) -> String {
     parse(text)

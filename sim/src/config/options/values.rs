@@ -1,7 +1,7 @@
 //! Parsers for the values of options: numbers, switches, sizes, times and opcodes. Each error is a
 //! clause that the caller puts behind the option's name.
 
-use nvme_core::spec::{admin, nvm};
+use nvme_spec::{admin, nvm};
 use std::format;
 use std::string::{String, ToString};
 

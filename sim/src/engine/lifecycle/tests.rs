@@ -4,9 +4,9 @@ use super::*;
 use crate::config::fault::{Fault, FaultRule, When};
 use crate::testing::{DATA, Driver, ENTRIES, config, cq_at, sq_at};
 use nvme_auditor::Rule;
-use nvme_core::spec::log_page::{Smart, lid};
-use nvme_core::spec::register::{ALL_ONES, SUBSYSTEM_RESET, offset};
-use nvme_core::spec::{Lba, Nsid, admin, nvm};
+use nvme_spec::log_page::{Smart, lid};
+use nvme_spec::register::{ALL_ONES, SUBSYSTEM_RESET, offset};
+use nvme_spec::{Lba, Nsid, admin, nvm};
 use zerocopy::FromBytes;
 
 /// A controller that takes 1000 ns to become ready, and to become disabled; CC.EN was set at 0.
@@ -30,8 +30,8 @@ fn a_reset_keeps_the_admin_queue_registers_and_drops_the_queues() {
     assert_eq!(driver.controller.read32(offset::AQA) & 0xFFF, ENTRIES - 1);
     driver.enable();
     assert_eq!(
-        driver.admin(admin::delete_io_sq(nvme_core::spec::Qid(1))),
-        Err(nvme_core::spec::Status::INVALID_QID)
+        driver.admin(admin::delete_io_sq(nvme_spec::Qid(1))),
+        Err(nvme_spec::Status::INVALID_QID)
     );
 }
 

@@ -6,14 +6,14 @@ use crate::medium::latency::Profile;
 use crate::testing::{DATA, Driver, ENTRIES, config, sq_at};
 use alloc::vec::Vec;
 use nvme_auditor::Rule;
-use nvme_core::spec::register::{ALL_ONES, offset};
-use nvme_core::spec::{Lba, Nsid, Qid, Sqe, Status, admin};
+use nvme_spec::register::{ALL_ONES, offset};
+use nvme_spec::{Lba, Nsid, Qid, Sqe, Status, admin};
 
 /// Completions as (CID, status code).
 type Done = Vec<(u16, u16)>;
 
 fn read() -> Sqe {
-    nvme_core::spec::nvm::read(Nsid(1), Lba(0), 1).with_prps(DATA, 0)
+    nvme_spec::nvm::read(Nsid(1), Lba(0), 1).with_prps(DATA, 0)
 }
 
 fn with(what: Fault, nth: u64) -> Driver {
@@ -83,7 +83,7 @@ fn an_echo_comes_later_and_so_do_late_data() {
 
     let mut driver = with(Fault::LateData(10_000), 2);
     driver.fill(DATA, 0x77, 512);
-    driver.push(1, nvme_core::spec::nvm::flush(Nsid(1)));
+    driver.push(1, nvme_spec::nvm::flush(Nsid(1)));
     driver.push(1, read());
     driver.ring(1);
     driver.step();
@@ -126,7 +126,7 @@ fn a_stubborn_command_survives_its_abort() {
     let cid = driver.push(1, read());
     driver.ring(1);
     driver.step();
-    let abort = admin::abort(nvme_core::spec::Qid(1), nvme_core::spec::Cid(cid));
+    let abort = admin::abort(nvme_spec::Qid(1), nvme_spec::Cid(cid));
     assert_eq!(driver.admin(abort), Ok(0));
     assert_eq!(driver.drain(1), []);
     driver.now_ns += 10_000;
@@ -136,13 +136,13 @@ fn a_stubborn_command_survives_its_abort() {
 
 #[test]
 fn what_comes_afterwards_is_nothing_that_an_abort_or_a_deletion_ends() {
-    let qid = nvme_core::spec::Qid(1);
+    let qid = nvme_spec::Qid(1);
     let mut driver = with(Fault::Echo(10_000), 1);
     let cid = driver.push(1, read());
     driver.ring(1);
     driver.step();
     assert_eq!(driver.drain(1), [(cid, 0)]);
-    let abort = admin::abort(qid, nvme_core::spec::Cid(cid));
+    let abort = admin::abort(qid, nvme_spec::Cid(cid));
     assert_eq!(driver.admin(abort), Ok(1));
     assert_eq!(driver.admin(admin::delete_io_sq(qid)), Ok(0));
     driver.now_ns += 10_000;
@@ -187,7 +187,7 @@ fn a_full_completion_queue_stops_fetching_until_its_head_moves() {
     let mut driver = Driver::with_queue(config());
     driver.breaks(&[Rule::BufferShared]);
     // A second submission queue on the same completion queue makes more work than it holds.
-    let sq = admin::create_io_sq(Driver::params(2, sq_at(2)), nvme_core::spec::Qid(1));
+    let sq = admin::create_io_sq(Driver::params(2, sq_at(2)), nvme_spec::Qid(1));
     assert_eq!(driver.admin(sq), Ok(0));
     for qid in [1, 2] {
         for _ in 0..ENTRIES - 1 {
@@ -281,11 +281,11 @@ fn a_queue_that_was_deleted_meanwhile_is_no_event() {
 fn rings_outside_the_map_are_fatal_and_nothing_worse() {
     let mut driver = Driver::with_queue(config());
     let far = admin::QueueParams {
-        iova: nvme_core::spec::Iova(1 << 50),
+        iova: nvme_spec::Iova(1 << 50),
         ..Driver::params(2, 0)
     };
     assert_eq!(
-        driver.admin(admin::create_io_sq(far, nvme_core::spec::Qid(1))),
+        driver.admin(admin::create_io_sq(far, nvme_spec::Qid(1))),
         Ok(0)
     );
     driver
@@ -333,7 +333,7 @@ fn refused_commands_take_no_bandwidth_and_a_reset_ends_the_backlog() {
     };
     let mut driver = Driver::with_queue(config);
     driver.breaks(&[Rule::TooLong]);
-    let refused = nvme_core::spec::nvm::read(Nsid(1), Lba(0), 2048).with_prps(DATA, 0);
+    let refused = nvme_spec::nvm::read(Nsid(1), Lba(0), 2048).with_prps(DATA, 0);
     assert_eq!(driver.io(refused), Err(Status::INVALID_FIELD));
     driver.push(1, read());
     driver.ring(1);

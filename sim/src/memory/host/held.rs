@@ -8,9 +8,9 @@ use crate::medium::store::{Memory, Store};
 use crate::memory::PeerCopy;
 use crate::testing::judge;
 use nvme_auditor::Rule;
-use nvme_core::spec::admin::{self, QueueParams};
-use nvme_core::spec::register::{Cc, offset};
-use nvme_core::spec::{Cid, Iova, Lba, Nsid, Qid, Sqe, Status, nvm};
+use nvme_spec::admin::{self, QueueParams};
+use nvme_spec::register::{Cc, offset};
+use nvme_spec::{Cid, Iova, Lba, Nsid, Qid, Sqe, Status, nvm};
 
 const ENTRIES: u32 = 64;
 const PEER: u64 = 0x10_0000;

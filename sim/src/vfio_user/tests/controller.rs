@@ -5,8 +5,8 @@ use crate::config::settings::NamespaceConfig;
 use crate::event::EventFd;
 use crate::medium::store::Null;
 use crate::vfio_user::wire::{irq, region};
-use nvme_core::spec::register::{Cc, Csts, offset};
-use nvme_core::spec::{Cid, Nsid, Sqe, admin};
+use nvme_spec::register::{Cc, Csts, offset};
+use nvme_spec::{Cid, Nsid, Sqe, admin};
 use std::boxed::Box;
 use std::io::ErrorKind;
 use std::sync::Arc;
@@ -308,8 +308,8 @@ fn a_client_that_shortens_its_memory_is_put_out_and_the_server_lives() {
 /// NVMe Base 2.0c, "Controller Level Reset" and "Feature Values"; 5.16.1.2 (Error Information).
 #[test]
 fn the_next_client_finds_what_a_reset_keeps() {
-    use nvme_core::spec::feature::{SAVE, fid};
-    use nvme_core::spec::log_page::{lid, sanitize_state};
+    use nvme_spec::feature::{SAVE, fid};
+    use nvme_spec::log_page::{lid, sanitize_state};
     let mut config = config();
     config.sanitize_ns = 60_000_000_000;
     let served = ServeOutcome::new(config, 1);

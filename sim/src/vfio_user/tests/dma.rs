@@ -2,8 +2,8 @@
 
 use super::controller::{BASE, BYTES};
 use super::*;
-use nvme_core::spec::register::{Cc, offset};
-use nvme_core::spec::{Cid, Nsid, admin};
+use nvme_spec::register::{Cc, offset};
+use nvme_spec::{Cid, Nsid, admin};
 use std::time::Instant;
 
 const INVAL: i32 = libc::EINVAL;

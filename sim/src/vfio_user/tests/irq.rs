@@ -185,12 +185,12 @@ fn the_pin_masks_itself_and_is_asserted_again_while_its_cause_lasts() {
     assert!(!fired(&event));
     assert_eq!(client.read(7, 6, 1).unwrap()[0] & 8, 0);
     // INTMS and the command register hold it back; clearing them lets it through.
-    client.write32(nvme_core::spec::register::offset::INTMS, 1);
+    client.write32(nvme_spec::register::offset::INTMS, 1);
     driver.submit(controller::identify());
     driver.wait(3);
     assert!(!fired(&event));
     client.write(7, 5, &[4]).unwrap();
-    client.write32(nvme_core::spec::register::offset::INTMC, 1);
+    client.write32(nvme_spec::register::offset::INTMC, 1);
     assert!(!fired(&event));
     client.write(7, 5, &[0]).unwrap();
     assert!(fired(&event));

@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::vfio_user::wire::{irq, region};
-use nvme_core::spec::register::offset;
+use nvme_spec::register::offset;
 
 const INVAL: i32 = libc::EINVAL;
 const OPNOTSUPP: i32 = libc::EOPNOTSUPP;

@@ -121,16 +121,13 @@ fn replies_that_are_not_waited_for_are_dropped() {
 fn the_next_client_waits_and_finds_a_reset_function() {
     let served = ServeOutcome::simple();
     let mut first = served.client();
-    first.write32(nvme_core::spec::register::offset::AQA, 0x000F_000F);
+    first.write32(nvme_spec::register::offset::AQA, 0x000F_000F);
     first.write(7, 4, &[6, 0]).unwrap();
     let mut second = Client::new(served.raw());
     second.post(command::VERSION, 0, &[0, 0, 1, 0], &[]);
     drop(first);
     assert_eq!(second.take().0.flags, wire::REPLY);
-    assert_eq!(
-        second.read32(0, nvme_core::spec::register::offset::AQA.into()),
-        0
-    );
+    assert_eq!(second.read32(0, nvme_spec::register::offset::AQA.into()), 0);
     assert_eq!(second.read(7, 4, 2), Ok(vec![0, 0]));
 }
 

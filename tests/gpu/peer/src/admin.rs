@@ -5,11 +5,11 @@ use crate::device::{fence, idle, load32, load32_acquire, load64, now_ns, store32
 use crate::io::{at, order, shared, words};
 use crate::{Args, MAX_ENTRIES, MAX_QUEUES, MDTS, STOP, fault, is_reached};
 use core::mem::offset_of;
-use nvme_core::spec::admin::{QUEUE_CONTIGUOUS, cns, opcode};
-use nvme_core::spec::feature::fid;
-use nvme_core::spec::identify::{IdentifyController, IdentifyNamespace, LbaFormat, oncs};
-use nvme_core::spec::register::{ALL_ONES, Aqa, Cap, Cc, Csts, offset};
-use nvme_core::spec::{CQE_BYTES, Cqe, SQE_BYTES, Sqe, Status};
+use nvme_spec::admin::{QUEUE_CONTIGUOUS, cns, opcode};
+use nvme_spec::feature::fid;
+use nvme_spec::identify::{IdentifyController, IdentifyNamespace, LbaFormat, oncs};
+use nvme_spec::register::{ALL_ONES, Aqa, Cap, Cc, Csts, offset};
+use nvme_spec::{CQE_BYTES, Cqe, SQE_BYTES, Sqe, Status};
 
 /// NVMe 1.4.
 const VERSION: u32 = 0x0001_0400;

@@ -1,8 +1,8 @@
 //! One I/O command: what is asked for, and whether it can be.
 
 use crate::{Args, MDTS, is_reached};
-use nvme_core::spec::nvm::{self, opcode};
-use nvme_core::spec::{Nsid, Psdt, Sqe, Status};
+use nvme_spec::nvm::{self, opcode};
+use nvme_spec::{Nsid, Psdt, Sqe, Status};
 
 /// The one namespace.
 pub const NSID: Nsid = Nsid(1);

@@ -10,7 +10,7 @@ use crate::device::{
     shuffle32, store32, store64, sync_warp,
 };
 use crate::{Args, Plan, QUEUE_BYTES, fault, transfer};
-use nvme_core::spec::{Cqe, Qid, SQE_BYTES, Sqe, Status, register};
+use nvme_spec::{Cqe, Qid, SQE_BYTES, Sqe, Status, register};
 
 /// What warp 0 wants of a queue, and what the queue's warp says of it.
 pub mod order {

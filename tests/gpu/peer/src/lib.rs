@@ -1,8 +1,8 @@
 //! An NVMe controller that is a GPU kernel: docs/tier3.md.
 //!
 //! It polls doorbells in the memory of the GPU that it runs on, fetches entries and lists from the driver's GPU, moves
-//! data between that GPU's memory and a medium in its own, and posts completions. Of nvme-core it uses `spec`, the
-//! wire types, alone. Warp 0 serves the properties and the admin queue, which lie in pinned host memory; each other
+//! data between that GPU's memory and a medium in its own, and posts completions. With the driver it shares `nvme-spec`,
+//! the wire types, alone. Warp 0 serves the properties and the admin queue, which lie in pinned host memory; each other
 //! warp serves a share of the I/O queues.
 //!
 //! [`run`] is a warp's part: the kernel `nvme_peer` calls it, and host threads in tests, as warps of one lane.

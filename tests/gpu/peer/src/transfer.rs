@@ -6,7 +6,7 @@ use crate::device::{
     sync_warp,
 };
 use crate::{Args, MDTS, is_reached};
-use nvme_core::spec::Status;
+use nvme_spec::Status;
 
 /// Pages of one list: more are a circle.
 const MOST_LISTS: u32 = 1 << MDTS;

@@ -3,10 +3,10 @@
 #![allow(unsafe_code)]
 
 use gpu_peer::{Args, BAR_BYTES, MAX_ENTRIES, Plan, QUEUE_BYTES, STOP, Shared, Window, run};
-use nvme_core::spec::admin::{self, QueueParams, cns};
-use nvme_core::spec::nvm::{self, opcode};
-use nvme_core::spec::register::{Aqa, Cap, Cc, Csts, offset};
-use nvme_core::spec::{Cid, Cqe, Iova, Lba, Nsid, Qid, Sqe, Status};
+use nvme_spec::admin::{self, QueueParams, cns};
+use nvme_spec::nvm::{self, opcode};
+use nvme_spec::register::{Aqa, Cap, Cc, Csts, offset};
+use nvme_spec::{Cid, Cqe, Iova, Lba, Nsid, Qid, Sqe, Status};
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};

@@ -63,12 +63,12 @@ const FILES: [(&str, &[&str]); 21] = [
     (
         "identify_log_pages",
         &[
-            "nvme-core/src/spec/feature.rs",
-            "nvme-core/src/spec/identify.rs",
-            "nvme-core/src/spec/identify/controller.rs",
-            "nvme-core/src/spec/identify/namespace.rs",
-            "nvme-core/src/spec/log_page.rs",
-            "nvme-core/src/spec/status.rs",
+            "nvme-core/spec/src/feature.rs",
+            "nvme-core/spec/src/identify.rs",
+            "nvme-core/spec/src/identify/controller.rs",
+            "nvme-core/spec/src/identify/namespace.rs",
+            "nvme-core/spec/src/log_page.rs",
+            "nvme-core/spec/src/status.rs",
         ],
     ),
     (

@@ -6,10 +6,10 @@ use crate::testing::{DATA, Driver, config};
 use alloc::boxed::Box;
 use alloc::sync::Arc;
 use core::sync::atomic::{AtomicBool, Ordering};
-use nvme_core::spec::admin::Select;
-use nvme_core::spec::feature::fid;
-use nvme_core::spec::register::offset;
-use nvme_core::spec::{Lba, Nsid, Sqe, Status, admin, nvm};
+use nvme_spec::admin::Select;
+use nvme_spec::feature::fid;
+use nvme_spec::register::offset;
+use nvme_spec::{Lba, Nsid, Sqe, Status, admin, nvm};
 
 const ONE: Nsid = Nsid(1);
 

@@ -53,8 +53,8 @@ pub enum Psdt {
 }
 
 impl Sqe {
-    /// All zero, which is a flush of no namespace.
-    pub(crate) const ZERO: Self = Self::from_words([0; 8]);
+    /// All zero: a flush of no namespace.
+    pub const ZERO: Self = Self::from_words([0; 8]);
 
     /// Makes a command with this opcode and namespace; every other field is zero.
     #[inline]

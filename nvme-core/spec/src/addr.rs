@@ -80,10 +80,10 @@ impl PageSize {
         self.0 - 12
     }
 
-    /// Returns the same size through an optimisation barrier, see [`opaque`](crate::sync::opaque).
+    /// Passes the size through `barrier`, an optimisation barrier that returns its argument.
     #[inline(always)]
-    pub(crate) fn opaque(self) -> Self {
-        Self(crate::sync::opaque(u32::from(self.0)) as u8)
+    pub fn through(self, barrier: impl FnOnce(u32) -> u32) -> Self {
+        Self(barrier(u32::from(self.0)) as u8)
     }
 
     /// Returns log2 of the size in bytes.
