@@ -49,51 +49,33 @@
 
 pub mod bench;
 pub mod catalog;
-mod controller;
 #[cfg(feature = "cuda")]
 pub mod cuda;
-mod device;
-mod dma;
-mod error;
 pub mod files;
 pub mod loader;
-mod lock;
 mod machine;
 pub mod manifest;
 mod measure;
 mod names;
-mod process_mark;
-mod remedy;
 pub mod store;
-pub mod units;
-mod widen;
-pub mod words;
 
 pub use catalog::Catalog;
-pub use controller::config::{Config, Rings};
-pub use controller::namespace::Namespace;
-pub use controller::notice::{DeviceEvent, Notice, Notify, PageError};
-pub use controller::queue::{Batch, Queue, QueueRefusal, Rejected};
-pub use controller::queue_inner::Completion;
-pub use controller::statistics::Statistics;
-pub use controller::{Controller, outage, passthru};
-pub use device::bar::DoorbellMap;
-pub use device::open::{open, open_reading};
-pub use device::peer::PeerMemory;
-pub use device::ring_memory::{Piece, RingMemory};
-#[cfg(feature = "sim")]
-pub use device::sim;
-#[cfg(feature = "vfio")]
-pub use device::vfio;
-#[cfg(feature = "vfio-user")]
-pub use device::vfio_user;
-pub use device::{Device, relay};
-pub use dma::{DmaBuffer, Pages};
-pub use error::{Error, Result, exit};
 pub use machine::{doctor, pci, sysfs, topology};
 pub use manifest::Manifest;
 pub use nvme_core as core;
-pub use process_mark::ProcessMark;
+#[cfg(feature = "sim")]
+pub use nvme_driver::sim;
+#[cfg(feature = "vfio")]
+pub use nvme_driver::vfio;
+#[cfg(feature = "vfio-user")]
+pub use nvme_driver::vfio_user;
+pub use nvme_driver::{
+    Batch, Completion, Config, Controller, Device, DeviceEvent, DmaBuffer, DoorbellMap, Error,
+    Namespace, Notice, Notify, PageError, Pages, PeerMemory, Piece, ProcessMark, Queue,
+    QueueRefusal, Rejected, Result, RingMemory, Rings, Statistics, exit, open, open_reading,
+    outage, passthru, relay, units, words,
+};
+use nvme_driver::{controller, device, dma, error, lock, remedy, widen};
 pub use store::{Store, StoreOptions, Table};
 
 /// The Rust of the README compiles and runs.

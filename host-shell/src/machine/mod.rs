@@ -4,7 +4,6 @@
 pub mod doctor;
 mod kernel;
 mod nvidia;
-pub mod pci;
-pub mod sysfs;
+pub use nvme_driver::{pci, sysfs};
 mod tiers;
 pub mod topology;

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 /// The published libraries; nothing of them needs another package of the workspace than these.
-const LIBRARIES: [&str; 11] = [
+const LIBRARIES: [&str; 12] = [
     "nvme-spec",
     "nvme-core",
     "nvme-ext4",
@@ -17,6 +17,7 @@ const LIBRARIES: [&str; 11] = [
     "nvme-units",
     "nvme-auditor",
     "nvme-sim",
+    "nvme-driver",
     "nvme-host",
     "nvme-compute-kernel",
     "nvme-compute",

@@ -18,7 +18,13 @@ const FEATURES: [(&[&str], &[&str]); 7] = [
     (&["nvme-core"], &["--features", "trace"]),
     (&["nvme-core", "nvme-sim"], &["--no-default-features"]),
     (
-        &["nvme-host", "nvme-gpu", "nvme-gpu-capi", "nvme-gpu-compat"],
+        &[
+            "nvme-driver",
+            "nvme-host",
+            "nvme-gpu",
+            "nvme-gpu-capi",
+            "nvme-gpu-compat",
+        ],
         &["--no-default-features"],
     ),
     (
@@ -47,7 +53,7 @@ const BARE: &str = "--no-default-features";
 
 /// What is compiled without optimisation for the tests, in a quarter of the time: it waits more than it computes.
 /// Core, simulator and the stand-in of CUDA move the bytes, and stay at the level of the profile.
-const UNOPTIMISED: [&str; 11] = [
+const UNOPTIMISED: [&str; 12] = [
     // What is not of the workspace.
     "\"*\"",
     "guest-tests",
@@ -55,6 +61,7 @@ const UNOPTIMISED: [&str; 11] = [
     "nvme-gpu-capi",
     "nvme-gpu-compat",
     "nvme-gpu-tests",
+    "nvme-driver",
     "nvme-host",
     "nvme-simulate",
     "nvme-stress",
@@ -270,7 +277,13 @@ pub fn quick() -> Result<(), Failure> {
 fn unit_tests() -> Result<Counts, Failure> {
     let mut test = cargo();
     test.args(["test", "--quiet", "--no-fail-fast", "--lib"]);
-    for package in ["nvme-spec", "nvme-core", "nvme-sim", "nvme-host"] {
+    for package in [
+        "nvme-spec",
+        "nvme-core",
+        "nvme-sim",
+        "nvme-driver",
+        "nvme-host",
+    ] {
         test.args(["--package", package]);
     }
     cargo_test(&mut test)

@@ -77,7 +77,7 @@ const FILES: [(&str, &[&str]); 21] = [
             "sim/src/config/options.rs",
             "sim/src/config/options/faults.rs",
             "sim/units/src/lib.rs",
-            "host-shell/src/machine/sysfs/address.rs",
+            "host-shell/driver/src/sysfs/address.rs",
         ],
     ),
     (
@@ -97,8 +97,8 @@ const FILES: [(&str, &[&str]); 21] = [
     (
         "vfio_answers",
         &[
-            "host-shell/src/machine/pci.rs",
-            "host-shell/src/device/vfio/info.rs",
+            "host-shell/driver/src/pci.rs",
+            "host-shell/driver/src/device/vfio/info.rs",
         ],
     ),
     (

@@ -1,0 +1,459 @@
+//! A controller that works: brought up by the core's state machine with a real clock.
+
+pub mod config;
+pub(crate) mod effect;
+mod erase;
+mod events;
+pub(crate) mod facts;
+mod features;
+mod identify;
+mod log_page;
+pub(crate) mod namespace;
+pub(crate) mod notice;
+pub mod outage;
+pub mod passthru;
+pub mod queue;
+pub mod queue_inner;
+mod reset;
+pub mod session;
+mod shared;
+pub mod statistics;
+
+use crate::controller::events::Events;
+use crate::controller::facts::Facts;
+use crate::controller::notice::DeviceEvent;
+use crate::controller::queue::Queue;
+use crate::controller::session::{Admin, Session};
+use crate::controller::statistics::Statistics;
+use crate::device::Device;
+use crate::device::interrupt::Interrupts;
+#[cfg(feature = "cuda")]
+use crate::device::ring_memory::RingMemory;
+use crate::dma::{DmaBuffer, Pair, PairShape, Scratch};
+use crate::error::{Error, Result};
+use crate::lock::lock;
+use crate::sysfs::Host;
+use config::{Config, Rings};
+use nvme_core::BringupError;
+use nvme_core::bringup::{self, Bringup, Capabilities, Info, MAX_WALK, NamespaceInfo};
+use nvme_core::spec::admin::cns;
+use nvme_core::spec::identify::{
+    ActiveNamespaces, IDENTIFY_BYTES, IdentifyController, IdentifyNamespace,
+};
+use nvme_core::spec::{Nsid, Qid, Sqe};
+use std::sync::Arc;
+use zerocopy::FromBytes;
+
+/// Entries of the admin queue pair.
+const ADMIN_ENTRIES: u32 = 32;
+/// The longest transfer of an admin command.
+pub(crate) const ADMIN_BYTES: u64 = 64 << 10;
+
+/// A controller in use. Shut down on drop, which ends every queue made of it.
+///
+/// A command that is not answered within [`Config::timeout`] is aborted; if that does not end it, the
+/// controller is reset and its queues are created again. The command is reported late, the others in
+/// flight as aborted; all queues work afterwards.
+///
+/// ```
+/// use nvme_driver::core::spec::{Lba, Nsid, nvm};
+/// use nvme_driver::{Config, Controller, Error};
+/// use std::time::Duration;
+///
+/// # fn main() -> nvme_driver::Result<()> {
+/// # #[cfg(feature = "sim")] {
+/// // The simulated controller loses the first read.
+/// let device = nvme_driver::open("sim:mem?size=16MiB&block=4096&fault=drop@op=read,nth=1")?;
+/// let config = Config {
+///     timeout: Duration::from_millis(200),
+///     ..Config::default()
+/// };
+/// let controller = Controller::start(device, &config)?;
+/// let mut queue = controller.create_queue_pair(16)?;
+/// let mut buffer = controller.alloc(4096)?;
+/// let mut attempts = 0;
+/// loop {
+///     attempts += 1;
+///     queue
+///         .submit(nvm::read(Nsid(1), Lba(0), 1), Some(buffer))
+///         .map_err(|rejected| Error::device(rejected.error.to_string(), "poll first"))?;
+///     queue.ring();
+///     let done = queue.wait()?.expect("one command is in flight");
+///     if done.is_success() {
+///         break;
+///     }
+///     // The error states the fate of the command; the buffer is ours again.
+///     let error = queue.error_of(&done, "Read");
+///     assert!(matches!(error, Error::Timeout { .. }), "{error}");
+///     buffer = done.buffer.expect("the command had a buffer");
+/// }
+/// assert_eq!(attempts, 2);
+/// # }
+/// # Ok(())
+/// # }
+/// ```
+pub struct Controller {
+    session: Arc<Session>,
+    identify: Box<IdentifyController>,
+}
+
+impl Controller {
+    /// Brings up the controller behind `device`, whatever its state.
+    ///
+    /// # Errors
+    /// [`Error::Device`] when it cannot be worked with, [`Error::Gone`] and [`Error::Timeout`] when it
+    /// does not answer; memory that it may still write to is leaked then. [`Error::Usage`] for
+    /// [`Config::changes`] of what the system uses through another controller of the subsystem, and
+    /// [`Error::Environment`] where that cannot be seen.
+    pub fn start(device: Arc<dyn Device>, config: &Config) -> Result<Self> {
+        let refused = |error: BringupError| refused(&*device, error);
+        let capabilities = Capabilities::read(device.registers()).map_err(refused)?;
+        let shape = PairShape {
+            qid: Qid::ADMIN,
+            entries: ADMIN_ENTRIES,
+            page: capabilities.page,
+            max_bytes: ADMIN_BYTES,
+            sgl_bytes: false,
+            dstrd: capabilities.dstrd,
+            vector: None,
+        };
+        let ring_memory = match &config.rings {
+            Rings::Host => None,
+            Rings::Controller => Some(device.controller_memory()?),
+            Rings::Peer(memory) => Some(Arc::clone(memory)),
+        };
+        let interrupts = interrupts(&*device, config)?;
+        let pair = Pair::new(&device, shape, None)?;
+        let scratch = Scratch::new(&device)?;
+        let machine = Bringup::new(
+            device.registers(),
+            bringup::Config::default(),
+            scratch.words(),
+        );
+        let mut info = machine.map_err(refused)?.info().clone();
+        // What the rings are made for, should the controller say something else each time.
+        info.capabilities = capabilities;
+        let facts = Facts::default();
+        let start = Admin {
+            pair,
+            scratch,
+            info,
+            host_memory: None,
+            resets: 0,
+            events: Events::new(&facts.alarm),
+            facts_page: Some(DmaBuffer::new(&device, IDENTIFY_BYTES)?),
+            failed: None,
+        };
+        let session = Arc::new(Session::new(
+            Arc::clone(&device),
+            config.clone(),
+            ring_memory,
+            interrupts,
+            start,
+            facts,
+        ));
+        first_bring_up(&session).map_err(|error| match session.is_interrupted() {
+            true => Error::Interrupted,
+            false => refused(error),
+        })?;
+        let identify = match session.identify("Identify Controller", cns::CONTROLLER, Nsid::NONE) {
+            Ok(buffer) => IdentifyController::read_from_bytes(buffer.as_slice()).map_err(drop),
+            Err(error) => {
+                let _ = session.shut_down();
+                return Err(error);
+            }
+        };
+        let identify =
+            identify.map_err(|_| Error::internal("Identify Controller is not 4,096 bytes"))?;
+        session.facts.observe_fna(identify.fna);
+        let controller = Self {
+            session,
+            identify: Box::new(identify),
+        };
+        let device = controller.device();
+        if let Some(scope) = config.changes
+            && device.guards_data()
+        {
+            shared::refuse(&Host::here(), &device.name(), &controller.identify, scope)?;
+        }
+        Ok(controller)
+    }
+
+    /// Returns the results of bring-up.
+    pub fn info(&self) -> Info {
+        lock(&self.session.admin).info.clone()
+    }
+
+    /// The Identify Controller structure.
+    pub fn identify(&self) -> &IdentifyController {
+        &self.identify
+    }
+
+    /// The device behind it.
+    pub fn device(&self) -> &Arc<dyn Device> {
+        &self.session.device
+    }
+
+    /// Controller resets since the start.
+    pub fn resets(&self) -> u32 {
+        lock(&self.session.admin).resets
+    }
+
+    /// Returns the asynchronous events that the controller has reported since the last call, the latest 64 of
+    /// them. Does not wait for any: call it now and then. [`Config::notify`] is called with each as it is
+    /// found.
+    ///
+    /// # Errors
+    /// [`Error::Gone`] when the controller can no longer be used.
+    pub fn events(&self) -> Result<Vec<DeviceEvent>> {
+        self.session.events()
+    }
+
+    /// The longest transfer of one command in bytes, by MDTS and [`Config::max_transfer`].
+    pub fn max_transfer(&self) -> u64 {
+        self.session.max_transfer(&lock(&self.session.admin).info)
+    }
+
+    /// Whose limit `most` bytes of one command are, at most [`max_transfer`](Self::max_transfer).
+    pub fn whose_limit(&self, most: u64) -> &'static str {
+        let by_controller = self.info().max_transfer.unwrap_or(u64::MAX);
+        match most {
+            _ if most == by_controller => "the controller's largest transfer (MDTS)",
+            _ if most == self.session.config.max_transfer => "this driver's largest transfer",
+            ADMIN_BYTES => "this driver's largest transfer of an admin command",
+            _ => "65,536 blocks, the most of one command",
+        }
+    }
+
+    /// Memory that queues of this controller can lend to it.
+    pub fn alloc(&self, bytes: usize) -> Result<DmaBuffer> {
+        DmaBuffer::new(&self.session.device, bytes)
+    }
+
+    /// Creates an I/O queue pair of `entries` entries, cut to what the controller supports.
+    ///
+    /// # Errors
+    /// [`Error::Usage`] when every queue pair that the controller granted is in use.
+    pub fn create_queue_pair(&self, entries: u32) -> Result<Queue> {
+        let inner = self.session.create_queue(entries, None)?;
+        Ok(Queue::new(Arc::clone(&self.session), inner))
+    }
+
+    /// The same with its rings in `memory`.
+    #[cfg(feature = "cuda")]
+    pub fn create_queue_pair_in(&self, entries: u32, memory: &Arc<RingMemory>) -> Result<Queue> {
+        let inner = self.session.create_queue(entries, Some(memory))?;
+        Ok(Queue::new(Arc::clone(&self.session), inner))
+    }
+
+    /// Identify Namespace.
+    ///
+    /// # Errors
+    /// [`Error::Usage`] when `nsid` is not an active namespace.
+    pub fn identify_namespace(&self, nsid: Nsid) -> Result<IdentifyNamespace> {
+        self.check_nsid(nsid)?;
+        // Who opens a namespace goes by what the controller is now.
+        self.session.look(self.session.now_ns());
+        self.session.verify()?;
+        let buffer = self
+            .session
+            .identify("Identify Namespace", cns::NAMESPACE, nsid)?;
+        let identify = IdentifyNamespace::read_from_bytes(buffer.as_slice())
+            .map_err(|_| Error::internal("Identify Namespace is not 4,096 bytes"))?;
+        // An inactive namespace is answered with zeroes.
+        if identify.nsze == 0 {
+            return Err(unknown(nsid));
+        }
+        let facts = &self.session.facts;
+        facts.tell(NamespaceInfo::from_identify(nsid, &identify));
+        Ok(identify)
+    }
+
+    /// Refuses what cannot be a namespace of this controller, before anything is sent.
+    fn check_nsid(&self, nsid: Nsid) -> Result<()> {
+        match (1..=self.info().max_nsid).contains(&nsid.0) && nsid != Nsid::ALL {
+            true => Ok(()),
+            false => Err(unknown(nsid)),
+        }
+    }
+
+    /// The active namespaces, ascending, all of them. A controller without a list (NVMe 1.0) is asked for each.
+    ///
+    /// # Errors
+    /// Those of Identify; [`Error::Device`] without a list and with too many identifiers to try.
+    pub fn namespaces(&self) -> Result<Vec<Nsid>> {
+        let mut all: Vec<Nsid> = Vec::new();
+        loop {
+            let after = all.last().copied().unwrap_or(Nsid::NONE);
+            let what = "Identify Active Namespaces";
+            let list = self.session.identify(what, cns::ACTIVE_NAMESPACES, after);
+            let buffer = match list {
+                Err(Error::Command { .. }) if all.is_empty() => return self.walk(),
+                list => list?,
+            };
+            let list = ActiveNamespaces::read_from_bytes(buffer.as_slice())
+                .map_err(|_| Error::internal("the namespace list is not 4,096 bytes"))?;
+            let before = all.len();
+            all.extend(list.iter().filter(|nsid| *nsid > after));
+            if all.len() - before < 1024 {
+                return Ok(all);
+            }
+        }
+    }
+
+    /// The active namespaces of a controller without a list of them.
+    fn walk(&self) -> Result<Vec<Nsid>> {
+        let most = self.info().max_nsid;
+        if most > MAX_WALK {
+            return Err(Error::device(
+                format!("the controller has no list of its namespaces, and up to {most} of them"),
+                format!("name one with --namespace-id; up to {MAX_WALK} are tried"),
+            ));
+        }
+        let mut all = Vec::new();
+        for nsid in (1..=most).map(Nsid) {
+            match self.identify_namespace(nsid) {
+                Ok(_) => all.push(nsid),
+                Err(Error::Usage { .. } | Error::Command { .. }) => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(all)
+    }
+
+    /// Returns the properties of a namespace that this driver can read and write.
+    ///
+    /// # Errors
+    /// [`Error::Usage`] for an unknown one; [`Error::Device`] with the reason for one that cannot be used, such
+    /// as one of another command set or with metadata.
+    pub fn usable_namespace(&self, nsid: Nsid) -> Result<NamespaceInfo> {
+        self.usable(nsid).map(|(info, _)| info)
+    }
+
+    pub(super) fn usable(&self, nsid: Nsid) -> Result<(NamespaceInfo, IdentifyNamespace)> {
+        let refused = |why: String| {
+            Error::device(
+                format!("namespace {nsid} cannot be used: {why}"),
+                "choose another namespace (`nvme-gpu list-ns`)",
+            )
+        };
+        self.check_nsid(nsid)?;
+        // First: some controllers describe a namespace of another command set as if it were of NVM.
+        if let Some(set) = self.command_set(nsid)? {
+            return Err(refused(format!("command set {set}")));
+        }
+        let identify = self.identify_namespace(nsid).map_err(|error| match error {
+            Error::Command { status, .. } => {
+                refused(format!("Identify Namespace ended with {status}"))
+            }
+            error => error,
+        })?;
+        let info = NamespaceInfo::from_identify(nsid, &identify);
+        let Some(why) = info.unusable() else {
+            return Ok((info, identify));
+        };
+        let text = why.to_string();
+        let (cause, remedy) = text.split_once(": ").unwrap_or((&text, "choose another"));
+        Err(Error::device(
+            format!("namespace {nsid} cannot be used: {cause}"),
+            remedy,
+        ))
+    }
+
+    /// Sends an admin command that returns `bytes` bytes (0 for none): dword 0 and the bytes.
+    ///
+    /// `what` is the command in words, for the error.
+    pub fn admin(&self, what: &str, sqe: Sqe, bytes: usize) -> Result<(u32, Vec<u8>)> {
+        let buffer = if bytes == 0 {
+            None
+        } else {
+            Some(self.alloc(bytes)?)
+        };
+        let (dw0, buffer) = self.session.admin(what, sqe, buffer)?;
+        Ok((
+            dw0,
+            buffer
+                .map(|buffer| buffer.as_slice().to_vec())
+                .unwrap_or_default(),
+        ))
+    }
+
+    /// Counts of the queues that exist now, by identifier.
+    pub fn statistics(&self) -> Vec<(Qid, Statistics)> {
+        let table = lock(&self.session.queues);
+        table
+            .iter()
+            .map(|(qid, inner)| (Qid(*qid), lock(inner).statistics))
+            .collect()
+    }
+
+    /// Returns the state that its handles share.
+    pub fn session(&self) -> &Arc<Session> {
+        &self.session
+    }
+
+    /// Shuts the controller down and says how that went; dropping it does the same silently.
+    pub fn shut_down(self) -> Result<()> {
+        self.session.shut_down()
+    }
+}
+
+impl Drop for Controller {
+    fn drop(&mut self) {
+        // Callers who want the result call `shut_down`.
+        let _ = self.session.shut_down();
+    }
+}
+
+/// Interrupts as far as they are configured: one for the admin queue, one for each pair, as far as there are so
+/// many.
+fn interrupts(device: &dyn Device, config: &Config) -> Result<Interrupts> {
+    if !config.interrupts {
+        return Ok(Interrupts::default());
+    }
+    let wanted = config.queue_pairs.saturating_add(1).min(2048);
+    Ok(Interrupts::new(device.interrupts(wanted as u16)?))
+}
+
+/// Brings the controller up. A session whose controller does not come up takes no commands; one that the
+/// controller may still write to is leaked.
+fn first_bring_up(session: &Arc<Session>) -> std::result::Result<(), BringupError> {
+    let mut admin = lock(&session.admin);
+    let result = session.bring_up(&mut admin);
+    if let Err(error) = &result {
+        admin.failed = Some(error.to_string());
+        drop(admin);
+        if session.device.gone().is_none() {
+            // The controller may still write to the rings and to the page for Identify.
+            std::mem::forget(Arc::clone(session));
+        }
+    }
+    result
+}
+
+fn unknown(nsid: Nsid) -> Error {
+    Error::usage(
+        format!("there is no namespace {nsid}"),
+        "choose one that `nvme-gpu list-ns` prints",
+    )
+}
+
+fn refused(device: &dyn Device, error: BringupError) -> Error {
+    if let Some(cause) = device.gone() {
+        return Error::Gone { cause };
+    }
+    let name = device.name();
+    let text = error.to_string();
+    let (cause, remedy) = text
+        .rsplit_once([':', ';'])
+        .unwrap_or((text.as_str(), "try another device"));
+    match error {
+        BringupError::DeviceGone
+        | BringupError::ReadyTimeout { .. }
+        | BringupError::ShutdownTimeout { .. }
+        | BringupError::CommandTimeout { .. } => Error::Gone {
+            cause: format!("{name}: {text}"),
+        },
+        _ => Error::device(format!("{name}: {cause}"), remedy.trim()),
+    }
+}

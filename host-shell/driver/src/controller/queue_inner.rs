@@ -1,0 +1,168 @@
+//! State that a queue's handle shares with recovery: the pair, and the completions that the handle has not
+//! returned yet.
+
+use super::statistics::Statistics;
+use crate::dma::{DmaBuffer, Lease, Pair};
+use nvme_core::spec::{Cid, Status};
+use nvme_core::{AbortReason, ControllerFault, Outcome};
+use std::collections::VecDeque;
+
+/// The end of a command, with the buffer that it was lent.
+#[derive(Debug)]
+pub struct Completion {
+    /// The command.
+    pub cid: Cid,
+    /// The buffer, if it had one.
+    pub buffer: Option<DmaBuffer>,
+    /// The controller's answer, or why there is none.
+    pub outcome: Outcome,
+    /// Command-specific dword 0.
+    pub dw0: u32,
+    /// Its deadline had passed when its end was seen.
+    pub late: bool,
+    deadline_ns: u64,
+}
+
+impl Completion {
+    /// True if the controller completed the command with success, in time.
+    #[inline]
+    pub fn is_success(&self) -> bool {
+        !self.late && self.outcome == Outcome::Completed(Status::SUCCESS)
+    }
+
+    /// Marks a command late that was not known to be; whether it did.
+    #[inline]
+    fn check_deadline(&mut self, now_ns: u64) -> bool {
+        let newly = !self.late && self.deadline_ns <= now_ns;
+        self.late |= newly;
+        newly
+    }
+
+    /// True if the command may be sent again: a reset that another command caused aborted it.
+    pub fn may_retry(&self) -> bool {
+        !self.late && self.outcome == Outcome::Aborted(AbortReason::ControllerReset)
+    }
+}
+
+impl From<nvme_core::Completion<Lease>> for Completion {
+    #[inline]
+    fn from(completion: nvme_core::Completion<Lease>) -> Self {
+        let nvme_core::Completion {
+            cid,
+            buffer,
+            outcome,
+            dw0,
+            late,
+            deadline_ns,
+            ..
+        } = completion;
+        Self {
+            cid,
+            buffer,
+            outcome,
+            dw0,
+            late,
+            deadline_ns,
+        }
+    }
+}
+
+/// A command whose deadline passed, and what became of it.
+#[derive(Clone, Debug)]
+pub(crate) struct Expired {
+    pub cid: Cid,
+    pub account: String,
+}
+
+/// State that a queue's handle shares with recovery.
+pub struct QueueInner {
+    /// The rings and what is in flight on them.
+    pub pair: Pair,
+    /// Completions that recovery polled or reclaimed.
+    pub backlog: VecDeque<Completion>,
+    /// Commands that expired, and what became of them.
+    pub(crate) expired: Vec<Expired>,
+    /// What the queue has done so far.
+    pub statistics: Statistics,
+    /// Present while a GPU drives the queue in the pair's stead.
+    #[cfg(feature = "cuda")]
+    pub lent: Option<Box<dyn Lent>>,
+}
+
+/// Effects of a controller reset on a queue that a GPU drives.
+#[cfg(feature = "cuda")]
+pub trait Lent: Send {
+    /// Before the reset: stops the GPU's use of the queue; once this returns, the GPU touches it no longer.
+    fn stop(&mut self);
+    /// Ends the commands that the GPU had in flight: the controller can do nothing to them any more.
+    fn end(&mut self, proof: &nvme_core::Quiesced<'_>);
+    /// After the reset: whether the queue exists again.
+    fn resume(&mut self, works: bool);
+}
+
+impl QueueInner {
+    /// Moves what the controller has posted into the backlog. `clock` is read afterwards, so nothing that
+    /// came after its deadline counts as in time.
+    pub fn drain(
+        &mut self,
+        clock: impl FnOnce() -> u64,
+    ) -> std::result::Result<(), ControllerFault> {
+        let before = self.backlog.len();
+        let drained = loop {
+            match self.pair.queue().poll() {
+                Ok(Some(completion)) => self.backlog.push_back(completion.into()),
+                Ok(None) => break Ok(()),
+                Err(fault) => break Err(fault),
+            }
+        };
+        let now_ns = clock();
+        for done in self.backlog.range_mut(before..) {
+            self.statistics.expired += u64::from(done.check_deadline(now_ns));
+        }
+        drained
+    }
+
+    /// Moves at most `most` commands that ended into `ended`, counted. Those that `clock`, read afterwards,
+    /// finds past their deadline are late.
+    #[inline]
+    pub fn take(
+        &mut self,
+        most: usize,
+        ended: &mut Vec<Completion>,
+        clock: impl FnOnce() -> u64,
+    ) -> (u64, std::result::Result<(), ControllerFault>) {
+        let known = self.backlog.len().min(most);
+        ended.extend(self.backlog.drain(..known));
+        let mut taken = Ok(());
+        while ended.len() < most {
+            match self.pair.queue().poll() {
+                Ok(Some(completion)) => ended.push(completion.into()),
+                Ok(None) => break,
+                Err(fault) => {
+                    taken = Err(fault);
+                    break;
+                }
+            }
+        }
+        let now_ns = clock();
+        for (index, done) in ended.iter_mut().enumerate() {
+            if index >= known {
+                self.statistics.expired += u64::from(done.check_deadline(now_ns));
+            }
+            self.statistics.completed += 1;
+            match done.outcome {
+                Outcome::Completed(Status::SUCCESS) => {}
+                Outcome::Completed(_) => self.statistics.errors += 1,
+                Outcome::Aborted(_) => self.statistics.aborted += 1,
+            }
+        }
+        (now_ns, taken)
+    }
+
+    /// Publishes the commands that were submitted since the last call.
+    #[inline]
+    pub fn ring(&mut self) {
+        self.statistics.rings += 1;
+        self.pair.queue().ring();
+    }
+}

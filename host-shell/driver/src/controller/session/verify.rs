@@ -1,0 +1,229 @@
+//! Reading again what handles go by, when an event, a status or a reset says that it may have changed.
+//!
+//! The completion of an event request is seen by every wait for an admin command, by each look at the admin queue
+//! (`glance_at_events`), and by recovery; it raises the alarm at once. Looks are taken
+//! - before each blocking call and each launch of a kernel,
+//! - by submissions to a queue, when the last look was more than [`LOOK_NS`] ago,
+//! - by threads that wait for completions, every 10 ms,
+//! - by the watch over gathers of a store with a GPU, every 2 ms, whatever the host does.
+//!
+//! So a command can go out by old facts only if it was submitted less than a millisecond after the controller posted
+//! the event, by a thread that submits all the time. Kernels that run meanwhile are stopped by their gate.
+
+use super::{Admin, Session};
+#[cfg(feature = "cuda")]
+use crate::controller::facts::Basis;
+use crate::dma::DmaBuffer;
+use crate::error::{Error, Result};
+use crate::lock::lock;
+use nvme_core::bringup::NamespaceInfo;
+use nvme_core::spec::admin::{self, cns};
+use nvme_core::spec::identify::{IDENTIFY_BYTES, IdentifyController, IdentifyNamespace};
+use nvme_core::spec::register::{ALL_ONES, Csts, offset};
+use nvme_core::spec::{Nsid, Status};
+use std::sync::atomic::Ordering;
+#[cfg(feature = "cuda")]
+use std::sync::{Arc, Mutex};
+use zerocopy::FromBytes;
+
+/// Outcome of comparing a user's facts with the device.
+#[cfg(feature = "cuda")]
+#[derive(Debug)]
+pub enum Standing {
+    /// It is as it was.
+    Holds,
+    /// Something has happened since it was looked at.
+    Unknown,
+    /// Reason why the facts no longer hold: [`Error::Changed`], or the error of the last reading.
+    Refused(Error),
+}
+
+/// Facts on which a user without a queue handle relies, such as launches of kernels; shared by threads.
+#[cfg(feature = "cuda")]
+pub struct Footing {
+    session: Arc<Session>,
+    nsid: Nsid,
+    basis: Mutex<Basis>,
+}
+
+#[cfg(feature = "cuda")]
+impl Footing {
+    /// For users who go by `info`.
+    pub fn new(session: &Arc<Session>, info: NamespaceInfo) -> Self {
+        let mut basis = Basis::new(&session.facts);
+        basis.goes_by(info);
+        Self {
+            session: Arc::clone(session),
+            nsid: info.nsid,
+            basis: Mutex::new(basis),
+        }
+    }
+
+    /// A command ended with `status`.
+    pub fn saw(&self, status: Status) {
+        self.session.facts.alarm.see(status);
+    }
+
+    /// As [`check`](Self::check) by what is known by now: sends nothing and waits for nothing.
+    pub fn standing(&self, opcode: u8) -> Standing {
+        let facts = &self.session.facts;
+        let mut basis = lock(&self.basis);
+        let count = facts.alarm.count();
+        if !basis.is_current(&facts.alarm) && facts.checked() == count {
+            basis.compare(facts, count);
+        }
+        match basis.refusal(self.nsid.0, opcode) {
+            Some(error) => Standing::Refused(error),
+            None if basis.is_current(&facts.alarm) => Standing::Holds,
+            None => Standing::Unknown,
+        }
+    }
+
+    /// Compares with what was read last, though something may have happened since.
+    ///
+    /// # Errors
+    /// [`Error::Changed`].
+    pub fn check_read(&self, opcode: u8) -> Result<()> {
+        let mut basis = lock(&self.basis).clone();
+        basis.compare(&self.session.facts, 0);
+        basis.check(self.nsid, opcode)
+    }
+
+    /// Looks whether commands with `opcode` may still be sent.
+    ///
+    /// # Errors
+    /// [`Error::Changed`] when they may not; those of Identify when that is not known.
+    pub fn check(&self, opcode: u8) -> Result<()> {
+        let session = &self.session;
+        session.look(session.now_ns());
+        let is_current = lock(&self.basis).is_current(&session.facts.alarm);
+        let looked = if is_current {
+            None
+        } else {
+            Some(session.verify())
+        };
+        let mut basis = lock(&self.basis);
+        match looked {
+            None => {}
+            Some(Ok(count)) => basis.compare(&session.facts, count),
+            Some(Err(error)) => {
+                basis.could_not_look(&error);
+                return Err(error);
+            }
+        }
+        basis.check(self.nsid, opcode)
+    }
+}
+
+/// The longest time without a look at the admin queue, for a thread that submits all the time.
+const LOOK_NS: u64 = 1_000_000;
+
+impl Session {
+    /// Looks for events when the last look was long enough ago.
+    #[inline]
+    pub(crate) fn look_when_due(&self, now_ns: u64) {
+        if now_ns >= self.next_look_ns.load(Ordering::Relaxed) {
+            self.look(now_ns);
+        }
+    }
+
+    /// Looks for events now.
+    #[cold]
+    pub(crate) fn look(&self, now_ns: u64) {
+        self.next_look_ns
+            .store(now_ns.saturating_add(LOOK_NS), Ordering::Relaxed);
+        // A controller that fails in it fails the commands that follow.
+        let _ = self.glance_at_events();
+    }
+
+    /// Reads again what handles go by, unless nothing has happened since; the alarm's count that this holds for. Waits
+    /// for an admin command that another thread has under way. The caller has no lock of the session or of a queue.
+    ///
+    /// # Errors
+    /// Those of Identify.
+    pub(crate) fn verify(&self) -> Result<u64> {
+        let checked = self.facts.checked();
+        if checked == self.facts.alarm.count() {
+            return Ok(checked);
+        }
+        let mut admin = lock(&self.admin);
+        // What is raised meanwhile is looked at by the next call: a controller cannot keep this one busy for ever.
+        let count = self.facts.alarm.count();
+        if self.facts.checked() != count {
+            self.wait_for_activation();
+            self.read_facts(&mut admin)?;
+            self.facts.set_checked(count);
+        }
+        Ok(count)
+    }
+
+    /// Waits until no firmware activation holds commands up (CSTS.PP), as long as a command may take.
+    fn wait_for_activation(&self) {
+        let deadline_ns = self.now_ns().saturating_add(self.timeout_ns());
+        loop {
+            let csts = self.device.registers().read32(offset::CSTS);
+            let now_ns = self.now_ns();
+            if csts == ALL_ONES
+                || !Csts(csts).pp()
+                || now_ns >= deadline_ns
+                || self.is_interrupted()
+            {
+                return;
+            }
+            self.sleep_until(now_ns + 100_000);
+        }
+    }
+
+    fn read_facts(&self, admin: &mut Admin) -> Result<()> {
+        let page =
+            self.identify_into(admin, "Identify Controller", (cns::CONTROLLER, Nsid::NONE))?;
+        let identify = IdentifyController::read_from_bytes(&page[..])
+            .map_err(|_| Error::internal("Identify Controller is not 4,096 bytes"))?;
+        let unit = admin.info.capabilities.mdts_unit.shift();
+        let max_transfer = match identify.mdts {
+            0 => u64::MAX,
+            mdts => 1u64.checked_shl(unit + u32::from(mdts)).unwrap_or(u64::MAX),
+        };
+        self.facts.observe_controller(identify.sn, max_transfer);
+        self.facts.observe_fna(identify.fna);
+        // Queues that are created from now on transfer at most this many bytes with one command.
+        admin.info.max_transfer = Some(max_transfer).filter(|bytes| *bytes != u64::MAX);
+        for nsid in self.facts.namespaces() {
+            let read = self.identify_into(admin, "Identify Namespace", (cns::NAMESPACE, nsid));
+            let info = match read {
+                Ok(page) => {
+                    let identify = IdentifyNamespace::read_from_bytes(&page[..])
+                        .map_err(|_| Error::internal("Identify Namespace is not 4,096 bytes"))?;
+                    NamespaceInfo::from_identify(nsid, &identify)
+                }
+                Err(Error::Command { status, .. }) if status.is(Status::INVALID_NAMESPACE) => {
+                    NamespaceInfo::unknown(nsid, status)
+                }
+                Err(error) => return Err(error),
+            };
+            self.facts.observe(info);
+        }
+        Ok(())
+    }
+
+    /// An identify structure by a page that is kept for that: no memory is mapped, which could call the driver of a
+    /// GPU whose kernel waits for this controller.
+    fn identify_into(
+        &self,
+        admin: &mut Admin,
+        what: &str,
+        (cns, nsid): (u8, Nsid),
+    ) -> Result<Box<[u8; IDENTIFY_BYTES]>> {
+        let page = match admin.facts_page.take() {
+            Some(page) => page,
+            None => DmaBuffer::new(&self.device, IDENTIFY_BYTES)?,
+        };
+        let sqe = admin::identify(cns, nsid);
+        let (_, page) = self.admin_locked(admin, what, sqe, Some(page))?;
+        let page = page.ok_or_else(|| Error::internal(format!("{what} lost its buffer")))?;
+        let mut copy = Box::new([0; IDENTIFY_BYTES]);
+        copy.copy_from_slice(page.as_slice());
+        admin.facts_page = Some(page);
+        Ok(copy)
+    }
+}

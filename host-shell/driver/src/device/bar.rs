@@ -1,0 +1,147 @@
+//! The doorbells of a controller, mapped into this process.
+// UNSAFETY: doorbells are raw pointers into memory of the device, or into a file that is mapped here.
+#![allow(unsafe_code)]
+
+#[cfg(feature = "vfio-user")]
+use crate::dma::pages::map_shared;
+use crate::error::{Error, Result};
+use nvme_core::mem::Doorbell;
+use nvme_core::spec::Qid;
+use nvme_core::spec::register::{cq_head_doorbell, offset, sq_tail_doorbell};
+#[cfg(feature = "vfio-user")]
+use std::os::fd::BorrowedFd;
+use std::sync::atomic::AtomicU32;
+
+/// A mapped stretch of doorbells: BAR0 from 1000h on, or the memory that a simulator polls.
+#[derive(Clone, Copy, Debug)]
+pub struct DoorbellMap {
+    start: *mut u32,
+    bytes: usize,
+}
+
+impl DoorbellMap {
+    /// `bytes` bytes of doorbells from `start` on.
+    ///
+    /// # Safety
+    /// `start` is 4-byte aligned and stays valid for volatile 32-bit accesses to `bytes` bytes for as
+    /// long as the [`Device`](crate::device::Device) that hands out this map.
+    pub unsafe fn new(start: *mut u32, bytes: usize) -> Self {
+        Self { start, bytes }
+    }
+
+    /// The memory that an embedded simulator polls.
+    #[cfg(feature = "sim")]
+    pub(crate) fn of_simulator(doorbells: &nvme_sim::Doorbells) -> Self {
+        let start = doorbells.as_ptr().cast_mut().cast::<u32>();
+        // SAFETY: page-aligned atomics of that many bytes, which the device keeps as long as it lives.
+        unsafe { Self::new(start, doorbells.bytes()) }
+    }
+
+    /// The first `words` words that a [`Relay`](crate::device::relay::Relay) passes on; it keeps them as long as
+    /// it lives.
+    pub(crate) fn of_words(pages: &[WordPage], words: usize) -> Self {
+        let start = pages.as_ptr().cast_mut().cast::<u32>();
+        // SAFETY: page-aligned atomics of that many bytes, which the device keeps as long as it lives.
+        unsafe { Self::new(start, size_of_val(pages).min(words * 4)) }
+    }
+
+    /// Address of the first doorbell.
+    #[cfg(feature = "cuda")]
+    pub fn start(self) -> *mut u32 {
+        self.start
+    }
+
+    /// Length in bytes.
+    #[cfg(feature = "cuda")]
+    pub fn bytes(self) -> usize {
+        self.bytes
+    }
+
+    /// Address of the doorbell at `register` of BAR0.
+    #[cfg(feature = "cuda")]
+    pub(crate) fn address(self, register: u32) -> u64 {
+        self.start.addr() as u64 + u64::from(register - offset::DOORBELLS)
+    }
+
+    /// Tail and head doorbell of queue `qid`, valid while the device is: see [`Pair`](crate::dma::Pair).
+    pub(crate) fn pair(
+        self,
+        qid: Qid,
+        dstrd: u8,
+    ) -> Result<(Doorbell<'static>, Doorbell<'static>)> {
+        Ok((
+            self.one(sq_tail_doorbell(qid.0, dstrd))?,
+            self.one(cq_head_doorbell(qid.0, dstrd))?,
+        ))
+    }
+
+    fn one(self, register: u32) -> Result<Doorbell<'static>> {
+        let at = (register - offset::DOORBELLS) as usize;
+        if at + 4 > self.bytes {
+            return Err(Error::device(
+                format!(
+                    "doorbell at {register:#x} lies past the {} mapped bytes",
+                    self.bytes
+                ),
+                "use fewer queues",
+            ));
+        }
+        // SAFETY: inside the mapped doorbells, checked above; the queue pair that rings it keeps the
+        // device, and with it the mapping, alive.
+        Ok(unsafe { Doorbell::from_raw(self.start.wrapping_byte_add(at)) })
+    }
+}
+
+/// A doorbell word that holds nothing to pass on. No queue has that many entries.
+pub const NONE: u32 = u32::MAX;
+
+/// Words in a page.
+pub(super) const PAGE_WORDS: usize = 1024;
+/// One page of doorbell words.
+#[repr(C, align(4096))]
+pub struct WordPage(pub(super) [AtomicU32; PAGE_WORDS]);
+
+impl WordPage {
+    pub(super) fn new() -> Self {
+        Self(std::array::from_fn(|_| AtomicU32::new(NONE)))
+    }
+}
+
+/// A part of a file that another process reads, mapped until it is dropped.
+#[cfg(feature = "vfio-user")]
+pub(crate) struct MappedFile {
+    start: std::ptr::NonNull<u8>,
+    bytes: usize,
+}
+
+// SAFETY: the mapping belongs to the process, not to a thread.
+#[cfg(feature = "vfio-user")]
+unsafe impl Send for MappedFile {}
+// SAFETY: shared references give doorbells only, which are atomics.
+#[cfg(feature = "vfio-user")]
+unsafe impl Sync for MappedFile {}
+
+#[cfg(feature = "vfio-user")]
+impl MappedFile {
+    /// Maps `bytes` bytes of `file` from `offset` on, a multiple of the page size, for reads and writes.
+    pub(crate) fn new(file: BorrowedFd<'_>, offset: u64, bytes: usize) -> std::io::Result<Self> {
+        let start = map_shared(file, offset, bytes)?;
+        Ok(Self { start, bytes })
+    }
+
+    /// The bytes from `at` to the end, as doorbells.
+    pub(crate) fn doorbells(&self, at: usize) -> DoorbellMap {
+        let at = at.min(self.bytes) / 4 * 4;
+        let start = self.start.as_ptr().wrapping_add(at).cast();
+        // SAFETY: page aligned, inside the mapping, which lives as long as the device that owns this.
+        unsafe { DoorbellMap::new(start, self.bytes - at) }
+    }
+}
+
+#[cfg(feature = "vfio-user")]
+impl Drop for MappedFile {
+    fn drop(&mut self) {
+        // SAFETY: our mapping; the device goes away, and with it every holder of its doorbells.
+        unsafe { libc::munmap(self.start.as_ptr().cast(), self.bytes) };
+    }
+}

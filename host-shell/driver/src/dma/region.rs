@@ -1,0 +1,220 @@
+//! Regions mapped at the device, and buffers leased out of them.
+//!
+//! Invariant: memory stays mapped, here and at the device, until nothing can touch it any more. A
+//! [`DmaBuffer`] that is lent to a command is inside its queue pair, so no one else can read or free it.
+// UNSAFETY: buffers view raw memory as bytes, and the page for Identify as words.
+#![allow(unsafe_code)]
+
+use super::pages::{GRANULE, Pages};
+use crate::device::Device;
+use crate::device::ring_memory::RingMemory;
+use crate::error::{Error, Result};
+use nvme_core::mem::DmaWords;
+use nvme_core::spec::Iova;
+use std::ptr::NonNull;
+use std::sync::Arc;
+
+/// Memory that the controller can reach. Unmapped at the device, then freed, on drop.
+pub struct Region {
+    pub(super) pages: Arc<Pages>,
+    pub(super) iova: Iova,
+    device: Arc<dyn Device>,
+}
+
+impl Region {
+    /// Allocates at least `bytes` bytes and maps them at the device.
+    pub fn new(device: &Arc<dyn Device>, bytes: usize) -> Result<Self> {
+        Self::over(device, Arc::new(device.alloc_dma(bytes)?))
+    }
+
+    /// Maps memory that exists already.
+    fn over(device: &Arc<dyn Device>, pages: Arc<Pages>) -> Result<Self> {
+        let iova = device.map_dma(&pages)?;
+        Ok(Self {
+            pages,
+            iova,
+            device: Arc::clone(device),
+        })
+    }
+
+    /// Returns the I/O virtual address of the first byte.
+    pub fn iova(&self) -> Iova {
+        self.iova
+    }
+
+    /// Length in bytes.
+    pub fn len(&self) -> usize {
+        self.pages.len()
+    }
+
+    /// The memory, for registration with a GPU.
+    #[cfg(feature = "cuda")]
+    pub fn pages(&self) -> &Arc<Pages> {
+        &self.pages
+    }
+}
+
+impl Drop for Region {
+    fn drop(&mut self) {
+        // A device that cannot unmap may still write there: then the memory is leaked.
+        if self.device.unmap_dma(self.iova, self.pages.len()).is_err() {
+            std::mem::forget(Arc::clone(&self.pages));
+        }
+    }
+}
+
+/// A stretch of DMA memory with one owner: the caller, or the command that it is lent to.
+pub struct DmaBuffer {
+    region: Arc<Region>,
+    offset: usize,
+    len: usize,
+    capacity: usize,
+}
+
+impl std::fmt::Debug for DmaBuffer {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("DmaBuffer")
+            .field("iova", &self.iova())
+            .field("len", &self.len)
+            .finish()
+    }
+}
+
+impl DmaBuffer {
+    /// Allocates a buffer of `bytes` bytes in a new region.
+    pub fn new(device: &Arc<dyn Device>, bytes: usize) -> Result<Self> {
+        let region = Arc::new(Region::new(device, bytes)?);
+        Ok(Self {
+            region,
+            offset: 0,
+            len: bytes,
+            capacity: bytes,
+        })
+    }
+
+    /// A buffer over memory that exists already, such as a peer device's
+    /// ([`Pages::of_file`](crate::Pages::of_file)), mapped at `device`.
+    pub fn over(device: &Arc<dyn Device>, pages: Arc<Pages>) -> Result<Self> {
+        let len = pages.len();
+        let region = Arc::new(Region::over(device, pages)?);
+        Ok(Self {
+            region,
+            offset: 0,
+            len,
+            capacity: len,
+        })
+    }
+
+    /// The memory as a place for rings of I/O queues ([`Rings::Peer`](crate::Rings::Peer)): no copy of them is in
+    /// memory of this process.
+    ///
+    /// # Errors
+    /// [`Error::Usage`] for a buffer that does not begin with a page, or is shorter than one.
+    pub fn into_rings(self) -> Result<RingMemory> {
+        const PAGE: usize = 4096;
+        let start = self.region.pages.start().wrapping_add(self.offset);
+        let start = NonNull::new(start).filter(|start| start.as_ptr().addr().is_multiple_of(PAGE));
+        let (Some(start), 1.., true) = (
+            start,
+            self.len / PAGE,
+            self.iova().0.is_multiple_of(PAGE as u64),
+        ) else {
+            return Err(Error::usage(
+                format!(
+                    "rings in a buffer of {} bytes that are not whole pages",
+                    self.len
+                ),
+                "use whole pages of 4096 bytes",
+            ));
+        };
+        let (bytes, iova) = ((self.len / PAGE * PAGE) as u64, self.iova().0);
+        // SAFETY: as many bytes of the buffer, which `keep` owns, and which nothing else reaches any more.
+        Ok(unsafe { RingMemory::of_peer(start, bytes, iova, Box::new(self)) })
+    }
+
+    /// `count` buffers of `bytes` bytes (a multiple of 4) in one region, in address order.
+    pub fn several(device: &Arc<dyn Device>, bytes: usize, count: usize) -> Result<Vec<Self>> {
+        let too_long = || {
+            Error::usage(
+                "the buffers do not fit into memory",
+                "use fewer or smaller ones",
+            )
+        };
+        let total = bytes.checked_mul(count).ok_or_else(too_long)?;
+        let region = Arc::new(Region::new(device, total)?);
+        let piece = |index| Self {
+            region: Arc::clone(&region),
+            offset: index * bytes,
+            len: bytes,
+            capacity: bytes,
+        };
+        Ok((0..count).map(piece).collect())
+    }
+
+    /// The memory of the whole region, for registration with a GPU.
+    #[cfg(feature = "cuda")]
+    pub fn pages(&self) -> &Arc<Pages> {
+        self.region.pages()
+    }
+
+    /// Returns the I/O virtual address of the first byte.
+    #[inline]
+    pub fn iova(&self) -> Iova {
+        self.region.iova.offset(self.offset as u64)
+    }
+
+    /// Length in bytes.
+    #[inline]
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// True if the buffer has no bytes.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// Shortens or lengthens the buffer, up to the `capacity` that it was made with.
+    pub fn resize(&mut self, bytes: usize) {
+        self.len = bytes.min(self.capacity);
+    }
+
+    /// Returns the index of this buffer among the [`several`](Self::several) that were allocated together.
+    #[inline]
+    pub fn index(&self) -> usize {
+        self.offset / self.capacity.max(1)
+    }
+
+    /// The bytes. The controller was never given them, or gave them back.
+    #[inline]
+    pub fn as_slice(&self) -> &[u8] {
+        // SAFETY: offset + len lie inside the region, which the Arc keeps mapped. The range has one owner,
+        // and a controller that had its address has completed that command, so nothing writes to the bytes
+        // while the slice lives.
+        unsafe { std::slice::from_raw_parts(self.region.pages.start().add(self.offset), self.len) }
+    }
+
+    /// The bytes, to be filled before they are lent.
+    #[inline]
+    pub fn as_mut_slice(&mut self) -> &mut [u8] {
+        // SAFETY: as in `as_slice`, and `&mut self` is the only owner of the range.
+        unsafe {
+            std::slice::from_raw_parts_mut(self.region.pages.start().add(self.offset), self.len)
+        }
+    }
+}
+
+/// A page for Identify data during bring-up.
+pub(crate) struct Scratch(Region);
+
+impl Scratch {
+    pub(crate) fn new(device: &Arc<dyn Device>) -> Result<Self> {
+        Region::new(device, GRANULE).map(Self)
+    }
+
+    /// The page as the words that the core reads it by.
+    pub(crate) fn words(&self) -> DmaWords<'_> {
+        // SAFETY: the region is page aligned, lives as long as the borrow, and only atomics touch it.
+        unsafe { DmaWords::from_raw(self.0.pages.start(), GRANULE / 8, self.0.iova) }
+    }
+}

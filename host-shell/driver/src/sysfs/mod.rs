@@ -1,0 +1,79 @@
+//! PCI functions, IOMMU groups and the users of a disk, from Linux's /sys, /proc and /dev.
+//!
+//! Everything is read below one root folder, so that tests can show it made-up machines. Nothing is cached: a
+//! [`Host`] reads the files again each time.
+
+mod address;
+mod binding;
+mod function;
+#[cfg(any(test, feature = "testing"))]
+pub mod testing;
+mod usage;
+
+pub use address::Address;
+pub use binding::{Bound, Lender, Neighbour, Unbound};
+pub use function::{Function, Resource};
+pub use usage::{Census, Holder, Process, Scope, Unseen, Usage};
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+/// A machine, seen through its file systems.
+#[derive(Clone, Debug)]
+pub struct Host {
+    root: PathBuf,
+}
+
+impl Host {
+    /// This machine.
+    pub fn here() -> Self {
+        Self::at("/")
+    }
+
+    /// A machine whose /sys, /proc and /dev lie under `root`.
+    pub fn at(root: impl Into<PathBuf>) -> Self {
+        Self { root: root.into() }
+    }
+
+    /// `path` (without a leading slash) under the root.
+    pub fn path(&self, path: impl AsRef<Path>) -> PathBuf {
+        self.root.join(path)
+    }
+
+    /// Returns the path at which this program finds the file that the kernel calls `name`.
+    fn reached(&self, name: &str) -> PathBuf {
+        match Path::new(name).starts_with(&self.root) {
+            true => PathBuf::from(name),
+            false => self.path(name.trim_start_matches('/')),
+        }
+    }
+
+    /// The text of a file without its last line feed; none when it cannot be read.
+    pub fn text(&self, path: impl AsRef<Path>) -> Option<String> {
+        let bytes = fs::read(self.path(path)).ok()?;
+        Some(String::from_utf8_lossy(&bytes).trim_end().to_owned())
+    }
+
+    /// True if `path` exists.
+    pub fn exists(&self, path: impl AsRef<Path>) -> bool {
+        self.path(path).exists()
+    }
+
+    /// The names in a folder, sorted; nothing when there is none.
+    pub fn names(&self, path: impl AsRef<Path>) -> Vec<String> {
+        let Ok(entries) = fs::read_dir(self.path(path)) else {
+            return Vec::new();
+        };
+        let mut names: Vec<String> = entries
+            .filter_map(|entry| entry.ok()?.file_name().into_string().ok())
+            .collect();
+        names.sort();
+        names
+    }
+
+    /// The last part of where a symbolic link leads.
+    pub fn link_name(&self, path: impl AsRef<Path>) -> Option<String> {
+        let target = fs::read_link(self.path(path)).ok()?;
+        target.file_name()?.to_str().map(str::to_owned)
+    }
+}

@@ -1,0 +1,318 @@
+//! What another host does to a device in use: the next call says so, and sends nothing.
+
+use nvme_driver::core::spec::admin::{self, Format, Sanitize, SanitizeAction};
+use nvme_driver::core::spec::{Lba, Nsid, Status, nvm};
+use nvme_driver::passthru::Set;
+use nvme_driver::{Config, Controller, Error, Namespace, Queue, QueueRefusal};
+use std::time::Duration;
+
+const NS: Nsid = Nsid(1);
+
+/// A controller whose first write is followed by `change`.
+fn controller(change: &str) -> Controller {
+    let text = format!("sim:mem?size=16MiB&block=4096&queues=8&fault={change}@op=write,nth=1");
+    let config = Config {
+        timeout: Duration::from_secs(30),
+        ..Config::default()
+    };
+    Controller::start(nvme_driver::open(&text).unwrap(), &config).unwrap()
+}
+
+fn opened(change: &str) -> (Controller, Namespace) {
+    let controller = controller(change);
+    let namespace = controller.namespace(NS).unwrap();
+    (controller, namespace)
+}
+
+fn cause(error: Error) -> String {
+    match error {
+        Error::Changed { cause } => cause,
+        other => panic!("{other}"),
+    }
+}
+
+/// The write after which the device is another one: what became of it is not known, unless no event tells of it.
+fn meet(change: &str, namespace: &mut Namespace) {
+    match (change, namespace.write(Lba(3), &[7; 4096])) {
+        ("protect" | "replace", written) => written.unwrap(),
+        ("erase", _) => {}
+        (_, written) => drop(cause(written.unwrap_err())),
+    }
+}
+
+fn submitted(controller: &Controller) -> u64 {
+    let all = controller.statistics();
+    all.iter().map(|(_, statistics)| statistics.submitted).sum()
+}
+
+/// Change, what the next read says; empty where it succeeds.
+const CHANGES: [(&str, &str); 5] = [
+    (
+        "format:512",
+        "namespace 1 was formatted (4096 -> 512 bytes a block)",
+    ),
+    (
+        "shrink:8MiB",
+        "namespace 1 has become smaller (4096 -> 2048 blocks)",
+    ),
+    ("detach", "namespace 1 was deleted or detached"),
+    ("protect", ""),
+    (
+        "firmware:1",
+        "the controller's largest transfer (MDTS) fell from 131072 bytes to 8192 bytes",
+    ),
+];
+
+#[test]
+fn the_next_call_says_what_changed_and_sends_nothing() {
+    for (change, says) in CHANGES {
+        let (controller, mut namespace) = opened(change);
+        meet(change, &mut namespace);
+        let before = submitted(&controller);
+        let mut data = [0; 4096];
+        let read = namespace.read(Lba(3), &mut data);
+        if says.is_empty() {
+            read.unwrap();
+            assert_eq!(data, [7; 4096]);
+        } else {
+            let said = cause(read.unwrap_err());
+            assert!(said.starts_with(says), "{change}: {said}");
+        }
+        let before = before + u64::from(says.is_empty());
+        let said = cause(namespace.write(Lba(0), &data).unwrap_err());
+        let says = if says.is_empty() {
+            "namespace 1 has become write protected"
+        } else {
+            says
+        };
+        assert!(said.starts_with(says), "{change}: {said}");
+        assert_eq!(submitted(&controller), before, "{change}: nothing was sent");
+        let flushed = namespace.flush();
+        assert_eq!(flushed.is_ok(), change == "protect", "{change}");
+    }
+}
+
+/// No event tells that a sanitize operation begins; commands are refused by the controller then, and afterwards here.
+#[test]
+fn data_that_were_sanitized_are_not_read_as_if_nothing_was() {
+    let (controller, mut namespace) = opened("erase");
+    meet("erase", &mut namespace);
+    let mut data = [0; 4096];
+    match namespace.read(Lba(3), &mut data).unwrap_err() {
+        Error::Command { status, .. } => {
+            assert!(status.is(Status::SANITIZE_IN_PROGRESS), "{status}")
+        }
+        other => drop(cause(other)),
+    }
+    let before = submitted(&controller);
+    let said = cause(namespace.read(Lba(3), &mut data).unwrap_err());
+    assert!(said.starts_with("the device was sanitized"), "{said}");
+    assert_eq!(submitted(&controller), before);
+}
+
+#[test]
+fn what_is_opened_anew_works() {
+    for (change, block) in [
+        ("format:512", 512),
+        ("shrink:8MiB", 4096),
+        ("firmware:1", 4096),
+    ] {
+        let (controller, mut old) = opened(change);
+        meet(change, &mut old);
+        let mut new = controller.namespace(NS).unwrap();
+        assert_eq!(new.block_bytes(), block);
+        let data = vec![9; block as usize];
+        new.write(Lba(1), &data).unwrap();
+        let mut back = vec![0; block as usize];
+        new.read(Lba(1), &mut back).unwrap();
+        assert_eq!(back, data, "{change}");
+        // The old handle is told to the end.
+        for _ in 0..3 {
+            cause(old.read(Lba(0), &mut [0; 4096]).unwrap_err());
+        }
+    }
+}
+
+/// One submission after the other, without a blocking call: looks are a millisecond apart at most.
+#[test]
+fn a_queue_is_refused_by_what_its_maker_was_told() {
+    let controller = controller("format:512");
+    let mut queue = controller.create_queue_pair(16).unwrap();
+    let write = |queue: &mut Queue| {
+        let buffer = controller.alloc(4096).unwrap();
+        queue.submit(nvm::write(NS, Lba(0), 1), Some(buffer))
+    };
+    write(&mut queue).unwrap();
+    queue.ring();
+    assert!(queue.wait().unwrap().unwrap().is_success());
+    std::thread::sleep(Duration::from_millis(2));
+    let refused = write(&mut queue).unwrap_err();
+    let QueueRefusal::Changed(said) = &refused.error else {
+        panic!("{}", refused.error);
+    };
+    assert!(said.contains("4096 -> 512"), "{said}");
+    assert!(refused.buffer.is_some(), "the buffer comes back");
+    assert_eq!(queue.in_flight(), 0);
+    // A queue made now still goes by what was told; one that is made after looking does not.
+    let mut same = controller.create_queue_pair(16).unwrap();
+    assert!(matches!(
+        write(&mut same).unwrap_err().error,
+        QueueRefusal::Changed(_)
+    ));
+    assert_eq!(controller.usable_namespace(NS).unwrap().block_bytes, 512);
+    let mut new = controller.create_queue_pair(16).unwrap();
+    let buffer = controller.alloc(512).unwrap();
+    new.submit(nvm::write(NS, Lba(0), 1), Some(buffer)).unwrap();
+    new.ring();
+    assert!(new.wait().unwrap().unwrap().is_success());
+}
+
+/// Two namespaces: the other one goes on.
+#[test]
+fn another_namespace_is_not_affected() {
+    let text = "sim:mem?size=16MiB&block=4096&ns=2&queues=8&fault=format:512@op=write,nth=1";
+    let device = nvme_driver::open(text).unwrap();
+    let controller = Controller::start(device, &Config::default()).unwrap();
+    let mut one = controller.namespace(NS).unwrap();
+    let mut two = controller.namespace(Nsid(2)).unwrap();
+    two.write(Lba(0), &[1; 4096]).unwrap();
+    two.write(Lba(1), &[2; 4096]).unwrap();
+    cause(one.write(Lba(0), &[3; 4096]).unwrap_err());
+    let mut back = [0; 8192];
+    two.read(Lba(0), &mut back).unwrap();
+    assert_eq!((back[0], back[4096]), (1, 2));
+}
+
+/// What no event tells: a reset finds another drive, another size, another format.
+#[test]
+fn a_namespace_that_differs_after_a_reset_is_not_used() {
+    for (change, says) in [
+        (
+            "replace",
+            "another controller answers: its serial number is SIM0REPLACED00000001",
+        ),
+        ("format:512", "namespace 1 was formatted"),
+        ("shrink:8MiB", "namespace 1 has become smaller"),
+        ("detach", "namespace 1 was deleted"),
+        ("firmware:1", "the controller's largest transfer"),
+    ] {
+        let (controller, mut namespace) = opened(change);
+        meet(change, &mut namespace);
+        controller.reset().unwrap();
+        let said = cause(namespace.write(Lba(3), &[8; 4096]).unwrap_err());
+        assert!(said.starts_with(says), "{change}: {said}");
+        assert_eq!(controller.resets(), 1);
+        let again = controller.namespace(NS);
+        assert_eq!(again.is_err(), change == "detach", "{change}");
+    }
+    // The same namespace after a reset works.
+    let (controller, mut namespace) = opened("protect");
+    namespace.write(Lba(3), &[7; 4096]).unwrap();
+    controller.reset().unwrap();
+    namespace.read(Lba(3), &mut [0; 4096]).unwrap();
+}
+
+/// Blocks beside those that are known matter to no handle.
+#[test]
+fn a_format_by_this_process_is_known_to_its_handles() {
+    let (controller, mut namespace) = opened("drop");
+    let format = nvme_driver::core::spec::admin::Format::new(0, 0);
+    controller
+        .format(NS, format, Duration::from_secs(30), |_| ())
+        .unwrap();
+    let said = cause(namespace.read(Lba(0), &mut [0; 4096]).unwrap_err());
+    assert!(said.contains("4096 -> 512"), "{said}");
+}
+
+/// What becomes of the handles of namespace 1 and 2 by `command`, however it was sent.
+fn after_own(sqe: nvme_driver::core::spec::Sqe, by_passthru: bool) -> [Option<String>; 2] {
+    let text = "sim:mem?size=16MiB&block=4096&ns=2&queues=8";
+    let device = nvme_driver::open(text).unwrap();
+    let controller = Controller::start(device, &Config::default()).unwrap();
+    let mut namespaces = [1, 2].map(|nsid| controller.namespace(Nsid(nsid)).unwrap());
+    for namespace in &mut namespaces {
+        namespace.write(Lba(0), &[7; 4096]).unwrap();
+    }
+    let sent = match by_passthru {
+        true => controller.passthru(Set::Admin, sqe, &[]).map(drop),
+        false => controller.admin("a command", sqe, 0).map(drop),
+    };
+    let before = submitted(&controller);
+    let mut data = [0; 4096];
+    let said = namespaces
+        .each_mut()
+        .map(|namespace| namespace.read(Lba(0), &mut data).err().map(cause));
+    let ok = said.iter().filter(|said| said.is_none()).count() as u64;
+    assert_eq!(submitted(&controller) - before, ok, "{sent:?}");
+    // Who opens it now goes by what it is now, once that can be read.
+    if sent.is_ok() && sqe.opcode() != admin::opcode::SANITIZE {
+        let mut new = controller.namespace(NS).unwrap();
+        let mut data = vec![0; new.block_bytes() as usize];
+        new.read(Lba(0), &mut data).unwrap();
+    }
+    said
+}
+
+/// No event tells of the commands of the host itself, and the facts may be the same afterwards.
+#[test]
+fn what_this_process_erases_is_refused_to_its_handles() {
+    let device = nvme_driver::open("sim:mem?size=16MiB&block=4096").unwrap();
+    let controller = Controller::start(device, &Config::default()).unwrap();
+    let same = controller.identify_namespace(NS).unwrap().flbas & 0xF;
+    drop(controller);
+    let sanitize = Sanitize::new(SanitizeAction::BlockErase);
+    for by_passthru in [false, true] {
+        let [one, two] = after_own(Format::new(same, 0).command(NS), by_passthru);
+        let words = "namespace 1 was formatted or deleted: its data are gone";
+        assert_eq!((one.as_deref(), two), (Some(words), None));
+        let [one, two] = after_own(Format::new(0, 0).command(NS), by_passthru);
+        assert!(one.unwrap().contains("4096 -> 512") && two.is_none());
+        let [one, two] = after_own(Format::new(same, 0).command(Nsid::ALL), by_passthru);
+        assert!(one.is_some() && two.is_some());
+        for said in after_own(admin::sanitize(sanitize), by_passthru) {
+            assert!(said.unwrap().starts_with("the device was sanitized"));
+        }
+        // What the controller refuses erases nothing.
+        let refused = Format::new(15, 0).command(NS);
+        assert_eq!(after_own(refused, by_passthru), [None, None]);
+        let feature = admin::set_features(0x04, Nsid::NONE, 350);
+        assert_eq!(after_own(feature, by_passthru), [None, None]);
+    }
+}
+
+/// Another drive answers, and no event said so: a command that may change what is stored has it looked at.
+#[test]
+fn what_a_command_of_this_process_may_have_changed_is_read_again() {
+    for by_passthru in [false, true] {
+        let (controller, mut namespace) = opened("replace");
+        meet("replace", &mut namespace);
+        let mut data = [0; 4096];
+        namespace.read(Lba(3), &mut data).unwrap();
+        let feature = admin::set_features(0x04, Nsid::NONE, 350);
+        match by_passthru {
+            true => drop(controller.passthru(Set::Admin, feature, &[]).unwrap()),
+            false => drop(controller.admin("Set Features", feature, 0).unwrap()),
+        }
+        let said = cause(namespace.read(Lba(3), &mut data).unwrap_err());
+        assert!(said.starts_with("another controller answers"), "{said}");
+    }
+}
+
+/// A device that goes while the facts are to be read again is gone, and not another one.
+#[test]
+fn an_error_of_the_look_is_that_error() {
+    let text = "sim:mem?size=16MiB&block=4096&queues=8&fault=allones@op=format,nth=1";
+    let device = nvme_driver::open(text).unwrap();
+    let controller = Controller::start(device, &Config::default()).unwrap();
+    controller.usable_namespace(NS).unwrap();
+    let mut queue = controller.create_queue_pair(16).unwrap();
+    let format = Format::new(0, 0).command(NS);
+    let sent = controller.admin("Format NVM", format, 0);
+    assert!(matches!(sent, Err(Error::Gone { .. })), "{sent:?}");
+    let buffer = controller.alloc(4096).unwrap();
+    let refused = queue.submit(nvm::read(NS, Lba(0), 1), Some(buffer));
+    let error = refused.unwrap_err().error;
+    assert!(matches!(error, QueueRefusal::Unread(_)), "{error}");
+    let error = error.into_error(|error| panic!("{error}"));
+    assert!(matches!(error, Error::Gone { .. }), "{error}");
+}

@@ -1,0 +1,323 @@
+//! What a controller says beside the answers to commands: asynchronous events, long waits for CSTS.RDY, and
+//! namespaces that cannot be used. Over the simulator in this process.
+#![cfg(feature = "sim")]
+
+use nvme_driver::core::bringup::Unusable;
+use nvme_driver::core::spec::log_page::{event_type, lid, smart_event};
+use nvme_driver::core::spec::{Lba, Nsid, Status, nvm};
+use nvme_driver::{Config, Controller, DeviceEvent, Error, Notice, Notify, PageError};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+const BLOCK: usize = 4096;
+/// Longer than a busy machine keeps a thread from running.
+const PATIENCE: Duration = Duration::from_secs(20);
+
+/// What was told, and a configuration that tells it.
+fn listening(timeout_ms: u64) -> (Config, Arc<Mutex<Vec<Notice>>>) {
+    let told: Arc<Mutex<Vec<Notice>>> = Arc::default();
+    let sink = Arc::clone(&told);
+    let config = Config {
+        timeout: Duration::from_millis(timeout_ms),
+        notify: Notify::new(move |notice| sink.lock().unwrap().push(notice.clone())),
+        ..Config::default()
+    };
+    (config, told)
+}
+
+/// The next event, waited for.
+fn next_event(controller: &Controller) -> DeviceEvent {
+    let begin = Instant::now();
+    while begin.elapsed() < PATIENCE {
+        if let Some(event) = controller.events().unwrap().pop() {
+            return event;
+        }
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    panic!("no event came")
+}
+
+fn is_temperature(event: &DeviceEvent) -> bool {
+    let what = (
+        event.event.event_type(),
+        event.event.info(),
+        event.event.log_page(),
+    );
+    what == (event_type::SMART, smart_event::TEMPERATURE, lid::SMART)
+}
+
+/// Fields of 4 KiB: a controller that needs more than this driver lends gets none, and the user knows.
+#[test]
+fn host_memory_that_is_too_little_is_not_lent_in_silence() {
+    for (units, is_told) in [(32 << 10, true), (16 << 10, false)] {
+        let device = format!("sim:mem?size=16MiB&hmpre={units}&hmmin={units}");
+        let (config, told) = listening(20_000);
+        let controller = Controller::start(nvme_driver::open(&device).unwrap(), &config).unwrap();
+        assert_eq!(controller.info().host_memory, !is_told);
+        let told = told.lock().unwrap();
+        assert_eq!(told.len(), usize::from(is_told), "{told:?}");
+        if let Some(notice) = told.first() {
+            let text = notice.to_string();
+            assert!(
+                text.contains("128.0 MiB of host memory at least (HMMIN)"),
+                "{text}"
+            );
+            assert!(text.contains("lends 64.0 MiB at most"), "{text}");
+        }
+    }
+}
+
+/// One more event each time: the log page is read, and the request posted again. Also where the controller takes a
+/// single request (AERL 0).
+#[test]
+fn each_event_is_reported_once_with_its_log_page() {
+    for aers in ["", "&aers=1", "&aers=200"] {
+        let (device, sim) = nvme_driver::sim::embed(&format!("mem?size=16MiB{aers}")).unwrap();
+        let (config, told) = listening(5000);
+        let controller = Controller::start(device, &config).unwrap();
+        assert_eq!(controller.events().unwrap(), []);
+        for round in 0..6u16 {
+            sim.set_temperature(400 + round);
+            let event = next_event(&controller);
+            assert!(is_temperature(&event), "{event:?}");
+            let text = event.to_string();
+            assert!(text.contains(&format!("; {} C", 127 + round)), "{text}");
+            sim.set_temperature(300);
+            assert_eq!(controller.events().unwrap(), [], "once");
+        }
+        controller.shut_down().unwrap();
+        let told = told.lock().unwrap();
+        assert_eq!(told.len(), 6, "{told:?}");
+        assert!(
+            told.iter()
+                .all(|one| matches!(one, Notice::Event(event) if is_temperature(event)))
+        );
+    }
+}
+
+/// Requests have no deadline: no time-out, Abort or reset is due to them, and a reset posts them again.
+#[test]
+fn requests_outlast_time_outs_and_resets() {
+    let (device, sim) =
+        nvme_driver::sim::embed("mem?size=16MiB&fault=drop@op=read,nth=40").unwrap();
+    let (config, _) = listening(1000);
+    let controller = Controller::start(device, &config).unwrap();
+    let mut queue = controller.create_queue_pair(8).unwrap();
+    let mut read = |controller: &Controller| {
+        let buffer = controller.alloc(BLOCK).unwrap();
+        queue
+            .submit(nvm::read(Nsid(1), Lba(0), 1), Some(buffer))
+            .unwrap();
+        queue.ring();
+        queue.wait().unwrap().unwrap()
+    };
+    // Three times as long as any command may take.
+    let begin = Instant::now();
+    for _ in 0..30 {
+        assert!(read(&controller).is_success());
+        std::thread::sleep(Duration::from_millis(100));
+    }
+    assert!(begin.elapsed() > 2 * config.timeout);
+    assert_eq!(controller.resets(), 0);
+    sim.set_temperature(400);
+    assert!(is_temperature(&next_event(&controller)));
+    sim.set_temperature(300);
+
+    let lost = (0..20)
+        .map(|_| read(&controller))
+        .filter(|done| !done.is_success())
+        .count();
+    assert_eq!((lost, controller.resets()), (1, 1));
+    sim.set_temperature(400);
+    assert!(is_temperature(&next_event(&controller)));
+    controller.shut_down().unwrap();
+}
+
+/// A thread that only polls its queue hears of events, too.
+#[test]
+fn waiting_for_a_command_finds_events() {
+    let (device, sim) = nvme_driver::sim::embed("mem?size=16MiB&fault=delay:2s@op=read").unwrap();
+    let (config, told) = listening(60_000);
+    let controller = Controller::start(device, &config).unwrap();
+    let mut queue = controller.create_queue_pair(8).unwrap();
+    let buffer = controller.alloc(BLOCK).unwrap();
+    queue
+        .submit(nvm::read(Nsid(1), Lba(0), 1), Some(buffer))
+        .unwrap();
+    queue.ring();
+    sim.set_temperature(400);
+    let done = queue.wait().unwrap().unwrap();
+    assert!(done.is_success());
+    assert_eq!(told.lock().unwrap().len(), 1);
+    drop(queue);
+    assert!(is_temperature(&controller.events().unwrap()[0]));
+    controller.shut_down().unwrap();
+}
+
+/// What comes during the last command is reported by the shutdown.
+#[test]
+fn the_last_events_come_with_the_shutdown() {
+    let (device, sim) = nvme_driver::sim::embed("mem?size=16MiB").unwrap();
+    let (config, told) = listening(5000);
+    let controller = Controller::start(device, &config).unwrap();
+    sim.set_temperature(400);
+    std::thread::sleep(Duration::from_millis(200));
+    controller.shut_down().unwrap();
+    assert_eq!(told.lock().unwrap().len(), 1);
+}
+
+/// An event whose log page does not come is reported without it. That read costs no reset: no call waits for it.
+#[test]
+fn an_event_is_reported_although_its_log_page_cannot_be_read() {
+    let refused = Err(PageError::Failed(Status::INVALID_FIELD));
+    for (fault, page) in [
+        ("status:0x2@op=get-log-page", refused),
+        ("drop@op=get-log-page", Err(PageError::NotRead)),
+    ] {
+        let (device, sim) =
+            nvme_driver::sim::embed(&format!("mem?size=16MiB&fault={fault}")).unwrap();
+        let (config, _) = listening(300);
+        let controller = Controller::start(device, &config).unwrap();
+        sim.set_temperature(400);
+        let event = next_event(&controller);
+        assert!(is_temperature(&event));
+        let is_expected = match (&event.page, &page) {
+            // The controller sets DNR or not.
+            (Err(PageError::Failed(got)), Err(PageError::Failed(expected))) => {
+                got.code() == expected.code()
+            }
+            (got, expected) => got == expected,
+        };
+        assert!(is_expected, "{:?}", event.page);
+        assert_eq!(controller.resets(), 0);
+        controller.shut_down().unwrap();
+    }
+}
+
+/// A controller that refuses Asynchronous Event Requests is not asked again and again.
+#[test]
+fn a_controller_that_takes_no_requests_works() {
+    for fault in [
+        "status:0x1@qid=0,op=0xc",
+        "status:0x105@qid=0,op=0xc,every=2",
+    ] {
+        let (device, sim) =
+            nvme_driver::sim::embed(&format!("mem?size=16MiB&fault={fault}")).unwrap();
+        let (config, told) = listening(5000);
+        let controller = Controller::start(device, &config).unwrap();
+        sim.set_temperature(400);
+        let begin = Instant::now();
+        while begin.elapsed() < Duration::from_millis(300) {
+            controller.events().unwrap();
+        }
+        let (admin, failed) = (sim.queue_stats(0), told.lock().unwrap().len());
+        assert!(admin.commands < 40, "{admin:?}");
+        assert_eq!(failed, usize::from(fault.contains("every")));
+        controller.shut_down().unwrap();
+    }
+}
+
+/// "no answer in 100 ms; the reset then took 2 s": while it waits, and afterwards.
+#[test]
+fn a_reset_that_takes_long_says_so_while_it_waits_and_afterwards() {
+    let text = "mem?size=16MiB&ready=1s&fault=drop@op=read,nth=2";
+    let (device, _) = nvme_driver::sim::embed(text).unwrap();
+    let (config, told) = listening(100);
+    let controller = Controller::start(device, &config).unwrap();
+    let wait = |cause: Option<&str>, ready| Notice::Waiting {
+        cause: cause.map(str::to_owned),
+        ready,
+        at_most: Duration::from_secs(3),
+    };
+    assert_eq!(*told.lock().unwrap(), [wait(None, true)], "bring-up");
+    told.lock().unwrap().clear();
+
+    let mut queue = controller.create_queue_pair(8).unwrap();
+    let mut lost = None;
+    for _ in 0..3 {
+        let buffer = controller.alloc(BLOCK).unwrap();
+        queue
+            .submit(nvm::read(Nsid(1), Lba(0), 1), Some(buffer))
+            .unwrap();
+        queue.ring();
+        let done = queue.wait().unwrap().unwrap();
+        if !done.is_success() {
+            lost = Some(done);
+        }
+    }
+    let lost = lost.expect("one was dropped");
+    let cause = format!(
+        "command {} of queue {} got no answer in 100 ms",
+        lost.cid,
+        queue.qid()
+    );
+    let expected = [wait(Some(&cause), false), wait(Some(&cause), true)];
+    assert_eq!(*told.lock().unwrap(), expected);
+    let error = queue.error_of(&lost, "Read");
+    assert!(matches!(error, Error::Timeout { .. }));
+    let text = error.to_string();
+    assert!(text.contains("within 100 ms"), "{text}");
+    assert!(
+        text.contains("the controller was reset, which took 2."),
+        "{text}"
+    );
+    assert!(
+        text.contains("(CAP.TO allows 3.0 s for each change of CSTS.RDY)"),
+        "{text}"
+    );
+    drop(queue);
+    controller.shut_down().unwrap();
+}
+
+/// One namespace that Identify refuses, as it does a namespace of another command set: the others work.
+#[test]
+fn a_namespace_that_cannot_be_identified_leaves_the_others_usable() {
+    // Identify is sent for the controller, the list and three namespaces, then by the shell for the controller.
+    let refuse = |nth: u32| format!("mem?size=48MiB&ns=3&fault=status:0x2c@op=identify,nth={nth}");
+    let (device, _) = nvme_driver::sim::embed(&refuse(4)).unwrap();
+    let (config, _) = listening(5000);
+    let controller = Controller::start(device, &config).unwrap();
+    let found: Vec<_> = controller
+        .info()
+        .namespaces
+        .iter()
+        .map(|one| one.unusable())
+        .collect();
+    let [None, Some(Unusable::Identify(status)), None] = found[..] else {
+        panic!("{found:?}")
+    };
+    assert_eq!(status.code(), 0x2C);
+    for nsid in [1, 3] {
+        let mut namespace = controller.namespace(Nsid(nsid)).unwrap();
+        let mut data = vec![1; namespace.block_bytes() as usize];
+        namespace.read(Lba(0), &mut data).unwrap();
+        assert!(data.iter().all(|byte| *byte == 0));
+    }
+    controller.shut_down().unwrap();
+
+    // The seventh asks for the command set.
+    let (device, _) = nvme_driver::sim::embed(&refuse(8)).unwrap();
+    let controller = Controller::start(device, &config).unwrap();
+    let Err(error) = controller.namespace(Nsid(2)) else {
+        panic!("it was refused")
+    };
+    let text = error.to_string();
+    assert!(
+        text.starts_with("namespace 2 cannot be used: Identify Namespace ended with "),
+        "{text}"
+    );
+    assert!(error.remedy().contains("list-ns"), "{}", error.remedy());
+    controller.namespace(Nsid(1)).unwrap();
+    controller.shut_down().unwrap();
+}
+
+/// CSTS.CFS at the end: the controller is reset, and the caller learns that it was not shut down in order.
+#[test]
+fn a_controller_that_failed_is_not_given_for_shut_down_in_order() {
+    let (device, sim) = nvme_driver::sim::embed("mem?size=16MiB").unwrap();
+    let controller = Controller::start(device, &listening(5000).0).unwrap();
+    sim.fail();
+    let error = controller.shut_down().unwrap_err();
+    assert!(error.to_string().contains("CSTS.CFS"), "{error}");
+    assert!(error.remedy().contains("may be lost"), "{}", error.remedy());
+}
