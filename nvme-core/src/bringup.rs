@@ -5,10 +5,9 @@
 //!
 //! 1. [`Step::Wait`]: call again, not later than `until_ns`, so that a time-out is reported in time.
 //! 2. [`Step::Disabled`]: the controller cannot touch any memory now. Reclaim and restart every queue with
-//! the
-//! [`Quiesced`] that the step holds, then return it through [`enable`](Bringup::enable).
+//!    the [`Quiesced`] that the step holds, then return it through [`enable`](Bringup::enable).
 //! 3. [`Step::HostMemory`]: the controller asks for a host memory buffer; answer with
-//! [`host_memory`](Bringup::host_memory).
+//!    [`host_memory`](Bringup::host_memory).
 //! 4. [`Step::Ready`]: [`info`](Bringup::info) is complete; the planned queues exist.
 //!
 //! The module sends admin commands and writes CC, AQA, ASQ and ACQ. It allocates nothing and maps nothing:

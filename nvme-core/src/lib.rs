@@ -11,12 +11,12 @@
 //! - [`Collective`]: a warp, a block or one thread owns a queue and acts together on it.
 //! - [`SharedQueue`]: any thread submits and waits, from divergent code.
 //! - [`handoff`]: the words that describe a queue to a kernel. [`gate`]: admission of kernels to queues that
-//! the host may reset.
+//!   the host may reset.
 //! - [`bringup`], [`shutdown`], [`recovery`]: state machines without IO; time is an argument.
 //! - [`transfer`]: splits a range of blocks into commands. [`stripes`]: the layout of a range over several
-//! drives.
+//!   drives.
 //! - [`strips`]: a pipeline of matrix slices between groups of threads. [`row_cache`]: the index of a cache
-//! of rows.
+//!   of rows.
 //! - [`trace`]: binary events of a queue.
 //!
 //! A driver calls them in this order: [`bringup`] of the admin queue and the controller, queues, commands,

@@ -1,5 +1,5 @@
-//! Instructions of the GPU that compute, and memory by address. The one place of this crate with inline PTX beside
-//! `tile`.
+//! PTX instructions for arithmetic, and memory by address. Only this file, `tile` and the other `arch` files
+//! of this crate hold inline PTX; everything else is safe Rust over them.
 // UNSAFETY: inline PTX, and loads and stores through addresses that the host vouches for.
 #![allow(unsafe_code)]
 
@@ -15,7 +15,7 @@ use crate::strip::WINDOW_BYTES;
 use core::arch::asm;
 use nvme_gpu_kernel::arch;
 
-/// 2 to the power of `x`, to 2 units of the last place.
+/// Returns 2 to the power of `x`, with an error of at most 2 units in the last place.
 #[cfg(any(
     feature = "steps",
     feature = "paged",
@@ -32,15 +32,16 @@ pub fn exp2(x: f32) -> f32 {
     y
 }
 
-/// 16 bytes of memory that are used once, or zeros where they are not `there`.
+/// Loads 16 bytes that are used only once, past the L1 cache; returns zeros unless `there` is true.
 ///
 /// # Safety
-/// Where they are, nothing writes them meanwhile; the address is a multiple of 16.
+/// If `there` is true, the 16 bytes are allocated and nothing writes them meanwhile; the address is a
+/// multiple of 16.
 #[cfg(any(feature = "steps", feature = "experts"))]
 #[inline(always)]
 pub unsafe fn load_128(from: u64, there: bool) -> [u32; 4] {
     let (a, b, c, d): (u32, u32, u32, u32);
-    // SAFETY: the caller's.
+    // SAFETY: the caller vouches for the 16 bytes; the predicate skips the load if `there` is false.
     unsafe {
         asm!(
             "{{ .reg .pred p; setp.ne.u32 p, {there}, 0;",
@@ -53,7 +54,7 @@ pub unsafe fn load_128(from: u64, there: bool) -> [u32; 4] {
     [a, b, c, d]
 }
 
-/// 32 bits of `high` and `low` side by side, from bit `shift` below 32 on.
+/// Returns 32 bits of the 64-bit value `high:low`, from bit `shift` on; `shift` is below 32.
 #[cfg(any(
     feature = "steps",
     feature = "streamed",
@@ -71,7 +72,8 @@ pub fn funnel(low: u32, high: u32, shift: u32) -> u32 {
     word
 }
 
-/// 32 bits of `high` and `low` side by side, from bit `shift` on: all of `high` from 32 on.
+/// Returns 32 bits of the 64-bit value `high:low`, from bit `shift` on; for a `shift` of 32 or more, all of
+/// `high`.
 #[cfg(any(feature = "steps", feature = "experts"))]
 #[inline(always)]
 pub fn funnel_to(low: u32, high: u32, shift: u32) -> u32 {
@@ -84,7 +86,8 @@ pub fn funnel_to(low: u32, high: u32, shift: u32) -> u32 {
     word
 }
 
-/// 2^23 and one byte of `word`: the last digit of `SELECT`, which is 0x7540 and the byte's number.
+/// Returns 2^23 plus one byte of `word`: the byte becomes the low bits of that float's mantissa. `SELECT` is
+/// 0x7540 plus the byte's number, a selector of `prmt`.
 #[cfg(any(
     feature = "steps",
     feature = "streamed",
@@ -102,7 +105,7 @@ pub fn byte_number<const SELECT: u32>(word: u32) -> f32 {
     number
 }
 
-/// IEEE 754 binary16 as `f32`.
+/// Converts IEEE 754 binary16 to `f32`.
 #[cfg(not(any(feature = "search", feature = "linear")))]
 #[inline(always)]
 pub fn of_half(bits: u16) -> f32 {
@@ -114,15 +117,17 @@ pub fn of_half(bits: u16) -> f32 {
     wide
 }
 
-/// Elements of the vector that a block has in shared memory, by fours. Of every second eight of them the fours change
-/// places by a bit.
+/// The part of a vector that a block keeps in shared memory, four elements at a time.
+///
+/// In every second group of eight elements the two fours are swapped by one address bit (`flip`), so that the
+/// lanes of a warp load from different banks.
 #[cfg(any(feature = "steps", feature = "experts"))]
 #[derive(Clone, Copy)]
 pub struct Vector(u32);
 
 #[cfg(any(feature = "steps", feature = "experts"))]
 impl Vector {
-    /// That of the calling block.
+    /// Returns the vector of the calling block.
     #[inline(always)]
     pub fn of_block() -> Self {
         Self(vector())
@@ -134,14 +139,16 @@ impl Vector {
         self.0 + (four * 16 & (crate::VECTOR_ELEMENTS * 4 - 1))
     }
 
-    /// Takes the first of `len` elements, a multiple of 4, that lie at `from`, and zeros behind them up to a multiple of 256.
+    /// Copies the first `len` elements, a multiple of 4, from address `from`, and fills up with zeros to a
+    /// multiple of 256.
+    ///
     /// Every thread of the block calls it, between two barriers.
     ///
     /// # Safety
-    /// They are there.
+    /// `len` elements are allocated at `from`.
     #[inline(always)]
     pub unsafe fn fill(self, from: u64, len: u32, flip: u32) {
-        // SAFETY: the caller's.
+        // SAFETY: the caller vouches for `len` elements at `from`, and no index below reaches further.
         let numbers = unsafe { Numbers::at(from) };
         let most = crate::VECTOR_ELEMENTS;
         let end = if len < most { (len + 255) & !255 } else { most };
@@ -152,7 +159,7 @@ impl Vector {
                 false => [0.0; 4],
             };
             let at = self.at(four, flip);
-            // SAFETY: inside the array.
+            // SAFETY: `at` masks the index to the array of VECTOR_ELEMENTS elements.
             unsafe {
                 asm!("st.shared.v4.f32 [{}], {{{}, {}, {}, {}}};",
                     in(reg32) at, in(reg32) a, in(reg32) b, in(reg32) c, in(reg32) d, options(nostack));
@@ -161,12 +168,12 @@ impl Vector {
         }
     }
 
-    /// Four elements.
+    /// Loads four elements.
     #[inline(always)]
     pub fn four(self, four: u32, flip: u32) -> [f32; 4] {
         let at = self.at(four, flip);
         let (a, b, c, d): (f32, f32, f32, f32);
-        // SAFETY: inside the array.
+        // SAFETY: `at` masks the index to the array of VECTOR_ELEMENTS elements.
         unsafe {
             asm!("ld.shared.v4.f32 {{{a}, {b}, {c}, {d}}}, [{at}];", at = in(reg32) at,
                 a = out(reg32) a, b = out(reg32) b, c = out(reg32) c, d = out(reg32) d,
@@ -176,7 +183,8 @@ impl Vector {
     }
 }
 
-/// Where a block has its part of the vector. Not inlined: the array must exist once.
+/// Returns the address of the block's vector in shared memory. Not inlined: each inlined copy would define
+/// another array.
 #[cfg(any(feature = "steps", feature = "experts"))]
 #[inline(never)]
 fn vector() -> u32 {
@@ -190,7 +198,7 @@ fn vector() -> u32 {
     address
 }
 
-/// The larger one; NaN is none.
+/// Returns the larger number; the other one if one is NaN.
 #[cfg(feature = "paged")]
 #[inline(always)]
 pub fn maximum(a: f32, b: f32) -> f32 {
@@ -202,25 +210,25 @@ pub fn maximum(a: f32, b: f32) -> f32 {
     larger
 }
 
-/// A word of memory.
+/// Loads a word of memory.
 ///
 /// # Safety
-/// It is there, at a multiple of 4; nothing writes it meanwhile.
+/// The word is allocated, at a multiple of 4, and nothing writes it meanwhile.
 #[cfg(feature = "paged")]
 #[inline(always)]
 pub unsafe fn word(address: u64) -> u32 {
-    // SAFETY: the caller's.
+    // SAFETY: this function's caller vouches for the addresses, as under `# Safety`.
     unsafe { *(address as usize as *const u32) }
 }
 
-/// Id `index` of a launch.
+/// Loads id `index` of a launch.
 ///
 /// # Safety
-/// There are more ids; nothing writes them meanwhile.
+/// The launch has more than `index` ids, and nothing writes them meanwhile.
 #[cfg(feature = "streamed")]
 #[inline(always)]
 pub unsafe fn id(rows: &nvme_gpu_kernel::rows::Gather, index: u64) -> i64 {
-    // SAFETY: the caller's.
+    // SAFETY: this function's caller vouches for the addresses, as under `# Safety`.
     unsafe {
         match rows.wide_ids {
             0 => i64::from(*(rows.ids as usize as *const i32).add(index as usize)),
@@ -229,15 +237,16 @@ pub unsafe fn id(rows: &nvme_gpu_kernel::rows::Gather, index: u64) -> i64 {
     }
 }
 
-/// 8 bytes of memory, or zeros.
+/// Loads 8 bytes of memory; returns zeros unless `there` is true.
 ///
 /// # Safety
-/// Where they are `there`, nothing writes them meanwhile; the address is a multiple of 8.
+/// If `there` is true, the 8 bytes are allocated and nothing writes them meanwhile; the address is a multiple
+/// of 8.
 #[cfg(feature = "paged")]
 #[inline(always)]
 pub unsafe fn load_8(from: u64, there: bool) -> [u32; 2] {
     let (a, b): (u32, u32);
-    // SAFETY: the caller's.
+    // SAFETY: the caller vouches for the 8 bytes; the predicate skips the load if `there` is false.
     unsafe {
         asm!(
             "{{ .reg .pred p; setp.ne.u32 p, {there}, 0; mov.b32 {a}, 0; mov.b32 {b}, 0;",
@@ -248,7 +257,7 @@ pub unsafe fn load_8(from: u64, there: bool) -> [u32; 2] {
     [a, b]
 }
 
-/// The four numbers in 8 bytes, of bf16 or of f16.
+/// Converts 8 bytes to four numbers, from bf16 or f16.
 #[cfg(feature = "paged")]
 #[inline(always)]
 pub fn numbers([low, high]: [u32; 2], is_bf16: bool) -> [f32; 4] {
@@ -263,14 +272,14 @@ pub fn numbers([low, high]: [u32; 2], is_bf16: bool) -> [f32; 4] {
     [a, b, c, d]
 }
 
-/// e to the power of `x`.
+/// Returns e to the power of `x`.
 #[cfg(any(feature = "steps", feature = "experts", feature = "linear"))]
 #[inline(always)]
 pub fn exp(x: f32) -> f32 {
     exp2(x * core::f32::consts::LOG2_E)
 }
 
-/// The square root, rounded.
+/// Returns the square root, correctly rounded.
 #[cfg(feature = "steps")]
 #[inline(always)]
 pub fn sqrt(x: f32) -> f32 {
@@ -282,28 +291,30 @@ pub fn sqrt(x: f32) -> f32 {
     y
 }
 
-/// Numbers in memory of the GPU.
+/// An array of `f32` in GPU memory.
 #[cfg(not(any(feature = "choose", feature = "gemm")))]
 #[derive(Clone, Copy)]
 pub struct Numbers(*mut f32);
 
 #[cfg(not(any(feature = "choose", feature = "gemm")))]
 impl Numbers {
+    /// Makes the array that begins at `address`.
+    ///
     /// # Safety
-    /// All that is loaded or stored through it lies in memory that the kernel may use so.
+    /// Every index that is loaded or stored through it is inside memory that the kernel may use in that way.
     #[inline(always)]
     pub unsafe fn at(address: u64) -> Self {
         Self(address as usize as *mut f32)
     }
 
-    /// Number `index`.
+    /// Loads number `index`.
     #[inline(always)]
     pub fn load(self, index: u64) -> f32 {
-        // SAFETY: vouched for in `at`.
+        // SAFETY: the caller of `at` vouched for every index that is used.
         unsafe { *self.0.add(index as usize) }
     }
 
-    /// Numbers `index`, a multiple of 4, to `index` + 3.
+    /// Loads numbers `index`, a multiple of 4, to `index` + 3.
     #[cfg(any(
         feature = "steps",
         feature = "streamed",
@@ -314,8 +325,9 @@ impl Numbers {
     pub fn four(self, index: u64) -> [f32; 4] {
         if (self.0 as usize).is_multiple_of(16) {
             let (a, b, c, d): (f32, f32, f32, f32);
-            // Of branches that load the same numbers by Rust's means the compiler makes one, which loads each alone.
-            // SAFETY: vouched for in `at`; a multiple of 16.
+            // Inline PTX, because the compiler merges branches that load the same numbers in plain Rust, and
+            // then loads each number alone.
+            // SAFETY: the caller of `at` vouched for the four numbers; the address is a multiple of 16 here.
             unsafe {
                 asm!("ld.global.v4.f32 {{{a}, {b}, {c}, {d}}}, [{from}];", from = in(reg64) self.0.add(index as usize),
                     a = out(reg32) a, b = out(reg32) b, c = out(reg32) c, d = out(reg32) d,
@@ -327,15 +339,15 @@ impl Numbers {
         [a, b, c, d]
     }
 
-    /// Sets number `index`.
+    /// Stores number `index`.
     #[inline(always)]
     pub fn store(self, index: u64, value: f32) {
-        // SAFETY: vouched for in `at`.
+        // SAFETY: the caller of `at` vouched for every index that is used.
         unsafe { *self.0.add(index as usize) = value };
     }
 }
 
-/// The sum of `value` over the lanes of the warp. Every lane calls it.
+/// Returns the sum of `value` over the lanes of the warp. Every lane calls it.
 #[cfg(not(any(feature = "choose", feature = "gemm")))]
 #[inline(always)]
 pub fn sum_of_warp(value: f32) -> f32 {
@@ -348,7 +360,7 @@ pub fn sum_of_warp(value: f32) -> f32 {
     sum
 }
 
-/// The number of this warp among those of the launch, and how many there are.
+/// Returns the number of this warp among those of the launch, and the number of warps.
 #[cfg(not(feature = "gemm"))]
 #[inline(always)]
 pub fn warp() -> (u64, u64) {
@@ -357,7 +369,7 @@ pub fn warp() -> (u64, u64) {
     (u64::from(mine), u64::from(arch::blocks() * of_block))
 }
 
-/// The number of this thread among those of the launch, and how many there are.
+/// Returns the number of this thread among those of the launch, and the number of threads.
 #[cfg(any(
     feature = "steps",
     feature = "experts",
@@ -372,8 +384,8 @@ pub fn thread() -> (u64, u64) {
     (mine, u64::from(arch::blocks()) * u64::from(of_block))
 }
 
-/// The shared memory of a warp into which it copies bytes of a drive, or of memory: byte `b` lies at `b` modulo its
-/// length.
+/// The staging window of a warp in shared memory, for bytes of a drive or of memory: byte `b` is at `b`
+/// modulo the window's length.
 #[derive(Clone, Copy)]
 #[cfg(any(
     feature = "steps",
@@ -392,55 +404,55 @@ pub struct Window(u32);
     feature = "gemm"
 ))]
 impl Window {
-    /// That of the calling warp.
+    /// Returns the window of the calling warp.
     #[inline(always)]
     pub fn here() -> Self {
         let warp = arch::thread() / 32 % nvme_gpu_kernel::rows::BLOCK_WARPS;
         Self(windows() + warp * WINDOW_BYTES as u32)
     }
 
-    /// The 16-bit word at byte `byte`, an even number.
+    /// Loads the 16-bit word at byte `byte`, an even number.
     #[cfg(not(feature = "paged"))]
     #[inline(always)]
     pub fn half(self, byte: u32) -> u16 {
         let at = self.0 + (byte & (WINDOW_BYTES as u32 - 1));
         let value: u16;
-        // SAFETY: inside the window, and even.
+        // SAFETY: the mask keeps the address inside the window; it is even because `byte` is.
         unsafe {
             asm!("ld.shared.u16 {}, [{}];", out(reg16) value, in(reg32) at, options(pure, readonly, nostack))
         };
         value
     }
 
-    /// The 32-bit word at byte `byte`, a multiple of 4.
+    /// Loads the 32-bit word at byte `byte`, a multiple of 4.
     #[cfg(not(feature = "paged"))]
     #[inline(always)]
     pub fn word(self, byte: u32) -> u32 {
         let at = self.0 + (byte & (WINDOW_BYTES as u32 - 1));
         let value: u32;
-        // SAFETY: inside the window, and a multiple of 4.
+        // SAFETY: the mask keeps the address inside the window; it is a multiple of 4 because `byte` is.
         unsafe {
             asm!("ld.shared.u32 {}, [{}];", out(reg32) value, in(reg32) at, options(pure, readonly, nostack))
         };
         value
     }
 
-    /// Sets number `index` of those that it holds in place of bytes.
+    /// Stores number `index` of a window that holds numbers instead of bytes.
     #[cfg(feature = "paged")]
     #[inline(always)]
     pub fn put(self, index: u32, value: f32) {
         let at = self.0 + (index * 4 & (WINDOW_BYTES as u32 - 1));
-        // SAFETY: inside the window.
+        // SAFETY: the mask keeps the address inside the window.
         unsafe { asm!("st.shared.f32 [{}], {};", in(reg32) at, in(reg32) value, options(nostack)) };
     }
 
-    /// Numbers `index`, a multiple of 4, to `index` + 3 of those.
+    /// Loads numbers `index`, a multiple of 4, to `index` + 3 of such a window.
     #[cfg(feature = "paged")]
     #[inline(always)]
     pub fn four_of(self, index: u32) -> [f32; 4] {
         let at = self.0 + (index * 4 & (WINDOW_BYTES as u32 - 1));
         let (a, b, c, d): (f32, f32, f32, f32);
-        // SAFETY: inside the window: fours do not cross its end.
+        // SAFETY: the mask keeps the address inside the window, and a group of four does not cross its end.
         unsafe {
             asm!(
                 "ld.shared.v4.f32 {{{a}, {b}, {c}, {d}}}, [{at}];",
@@ -451,8 +463,11 @@ impl Window {
         [a, b, c, d]
     }
 
-    /// Copies the tile of bytes from `tile` on, which lie at `from`, as far as they are of `begin..end`, in
-    /// place of one that all lanes have used: all loads are under way together. Every lane calls it.
+    /// Copies a tile of bytes from address `from` into the window, as far as the bytes are in `begin..end`.
+    /// Byte `tile` is the first.
+    ///
+    /// All loads are issued before the first store, so that their latencies overlap. Every lane calls it,
+    /// after all lanes have used the tile before.
     #[cfg(not(feature = "paged"))]
     #[inline(always)]
     pub fn take(self, tile: u64, from: u64, (begin, end): (u64, u64)) {
@@ -473,7 +488,8 @@ impl Window {
             there |= u32::from(at + 16 > begin && at < end) << part;
             part += 1;
         }
-        // SAFETY: 2,048 bytes of the window; of the memory those that are asked for, and what is left of their 16 bytes.
+        // SAFETY: 2,048 bytes of the window; of memory, the requested bytes and the rest of their 16-byte
+        // groups, which are allocated with them.
         unsafe {
             asm!(
                 "{{ .reg .b64 a<4>, b<4>; .reg .pred p<4>; .reg .b32 m;",
@@ -496,18 +512,20 @@ impl Window {
     }
 }
 
-/// Copies `bytes` bytes of memory by the lanes of a warp, eight loads of each at a time. Every lane calls it.
+/// Copies `bytes` bytes of memory by the lanes of a warp, with eight loads of each lane in flight. Every lane
+/// calls it.
 ///
 /// # Safety
-/// The bytes are there on both sides, and nothing else writes them meanwhile. Both addresses and the length are multiples
-/// of 16.
+/// Both ranges are allocated, and nothing else writes them meanwhile. Both addresses and the length are
+/// multiples of 16.
 #[cfg(feature = "gemm")]
 #[inline(always)]
 pub unsafe fn copy_16(to: u64, from: u64, bytes: u32) {
     let mut at = arch::lane() * 16;
     while at < bytes {
         let there = (bytes - at).div_ceil(512);
-        // SAFETY: the caller's; part `i` of each lane is `i` * 512 bytes further.
+        // SAFETY: the caller vouches for both ranges; part `i` of a lane is `i` * 512 bytes further, and its
+        // predicate skips parts past the end.
         unsafe {
             asm!(
                 "{{ .reg .b64 a<8>, b<8>; .reg .pred p<8>;",
@@ -538,7 +556,8 @@ pub unsafe fn copy_16(to: u64, from: u64, bytes: u32) {
     }
 }
 
-/// Where the windows of a block's warps lie. Not inlined: the array must exist once.
+/// Returns the address of the windows of a block's warps. Not inlined: each inlined copy would define another
+/// array.
 #[cfg(any(
     feature = "steps",
     feature = "streamed",
@@ -558,7 +577,7 @@ fn windows() -> u32 {
     address
 }
 
-/// The value of the lane whose index differs in the bits of `bits`. Every lane calls it.
+/// Returns the value of the lane whose index differs in the bits of `bits`. Every lane calls it.
 #[cfg(any(feature = "search", feature = "experts"))]
 #[inline(always)]
 pub fn butterfly64(value: u64, bits: u32) -> u64 {

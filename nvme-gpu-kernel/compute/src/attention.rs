@@ -1,4 +1,4 @@
-//! Positions, the cache of keys and values, and attention over it.
+//! Rotary position embedding, the cache of keys and values, and attention over the cache.
 // UNSAFETY: kernel parameters hold addresses that the host vouches for.
 #![allow(unsafe_code)]
 
@@ -6,13 +6,14 @@ use crate::arch::{Numbers, exp, sum_of_warp, thread, warp};
 use crate::{Attention, Rope};
 use nvme_gpu_kernel::arch;
 
-/// A thread takes a pair of elements at a time.
+/// Rotates queries and keys by their positions, and writes keys and values into the cache. A thread takes one
+/// pair of elements a turn.
 ///
 /// # Safety
-/// What [`Rope`] names is there.
+/// All memory that [`Rope`] names is allocated and stays so while the kernel runs.
 #[unsafe(no_mangle)]
 pub unsafe extern "ptx-kernel" fn nvme_rope(rope: Rope) {
-    // SAFETY: the caller's.
+    // SAFETY: the host vouches for the addresses in the kernel's parameter, as under `# Safety`.
     let numbers = |address| unsafe { Numbers::at(address) };
     let (queries, keys, values) = (
         numbers(rope.queries),
@@ -52,14 +53,14 @@ pub unsafe extern "ptx-kernel" fn nvme_rope(rope: Rope) {
     }
 }
 
-/// A warp takes a head of a token at a time: it goes over the positions once, and rescales what it has when a larger
-/// product comes.
+/// Computes attention. A warp takes one head of a token a turn: it reads the positions once, and rescales its
+/// partial result when a larger product appears.
 ///
 /// # Safety
-/// What [`Attention`] names is there.
+/// All memory that [`Attention`] names is allocated and stays so while the kernel runs.
 #[unsafe(no_mangle)]
 pub unsafe extern "ptx-kernel" fn nvme_attention(attention: Attention) {
-    // SAFETY: the caller's.
+    // SAFETY: the host vouches for the addresses in the kernel's parameter, as under `# Safety`.
     unsafe {
         match attention.head_elements {
             ..=64 => heads::<2>(&attention),
@@ -69,13 +70,13 @@ pub unsafe extern "ptx-kernel" fn nvme_attention(attention: Attention) {
     }
 }
 
-/// With `EACH` elements of a head in each lane.
+/// Computes heads of up to 32 * `EACH` elements: each lane holds `EACH` of them.
 ///
 /// # Safety
 /// As [`nvme_attention`].
 #[inline(always)]
 unsafe fn heads<const EACH: usize>(attention: &Attention) {
-    // SAFETY: the caller's.
+    // SAFETY: this function's caller vouches for the addresses, as under `# Safety`.
     let numbers = |address| unsafe { Numbers::at(address) };
     let (queries, keys, values, y) = (
         numbers(attention.queries),
@@ -86,7 +87,7 @@ unsafe fn heads<const EACH: usize>(attention: &Attention) {
     let elements = u64::from(attention.head_elements);
     let (heads, kv_heads) = (u64::from(attention.heads), u64::from(attention.kv_heads));
     let lane = u64::from(arch::lane());
-    // Element `lane + 32 * each` of a vector that begins at `first`; 0 past its end.
+    // Loads element `lane + 32 * each` of a vector that begins at `first`; 0 past its end.
     let own = |from: Numbers, first: u64, each: usize| {
         let element = lane + 32 * each as u64;
         match element < elements {

@@ -1,4 +1,4 @@
-//! Eight elements side by side of a unit that has a scale of its own: a quarter of it, by words of 32 bits.
+//! Eight consecutive elements of a quantisation block, a quarter of it, decoded from 32-bit words.
 
 #[cfg(target_arch = "nvptx64")]
 use crate::arch::{byte_number, funnel, of_half};
@@ -6,13 +6,13 @@ use crate::arch::{byte_number, funnel, of_half};
 use host::{byte_number, funnel, of_half};
 use nvme_formats::Stored;
 
-/// 2^23, and what a signed byte is raised by: numbers of 8 bits are the low bits of such a float.
+/// 2^23 plus the bias of a signed byte: 8-bit numbers are the low mantissa bits of such a float.
 const OF_BYTES: f32 = 8_388_736.0;
-/// 2^23, and by what Q4_0's numbers of 4 bits are raised.
+/// 2^23 plus the bias of Q4_0's 4-bit numbers.
 const OF_Q4_0: f32 = 8_388_616.0;
 const OF_Q4_1: f32 = 8_388_608.0;
 
-/// The four bytes of `word` as numbers below 256, less `less`, which has 2^23 beside it.
+/// Converts the four bytes of `word` to numbers below 256, minus the bias `less`, which includes 2^23.
 #[inline(always)]
 fn bytes(word: u32, less: f32) -> [f32; 4] {
     [
@@ -23,13 +23,13 @@ fn bytes(word: u32, less: f32) -> [f32; 4] {
     ]
 }
 
-/// Four numbers of Q8_0.
+/// Converts four numbers of Q8_0.
 #[inline(always)]
 fn of_8_bits(word: u32) -> [f32; 4] {
     bytes(word ^ 0x8080_8080, OF_BYTES)
 }
 
-/// The numbers in the lower halves of four bytes, less `less`: [`OF_Q4_0`] or [`OF_Q4_1`].
+/// Converts the lower halves of four bytes, minus the bias `less`: [`OF_Q4_0`] or [`OF_Q4_1`].
 #[inline(always)]
 fn of_4_bits(word: u32, less: f32) -> [f32; 4] {
     bytes(word & 0x0F0F_0F0F, less)
@@ -41,7 +41,8 @@ pub fn sum(values: [f32; 4], x: [f32; 4]) -> f32 {
     values[0] * x[0] + values[1] * x[1] + (values[2] * x[2] + values[3] * x[3])
 }
 
-/// `N` words from byte `byte` on, an even number. `word` gives those at multiples of 4: up to 4 bytes behind.
+/// Loads `N` words from byte `byte` on, an even number. `word` loads words at multiples of 4, up to 4 bytes
+/// past the end.
 #[inline(always)]
 pub fn words<const N: usize>(byte: u32, word: impl Fn(u32) -> u32) -> [u32; N] {
     let mut at = byte & !3;
@@ -55,19 +56,21 @@ pub fn words<const N: usize>(byte: u32, word: impl Fn(u32) -> u32) -> [u32; N] {
     })
 }
 
-/// Eight elements of a unit: what is stored of them.
+/// Eight stored elements of a quantisation block.
 #[derive(Clone, Copy)]
 pub struct Eight {
     pub scale: f32,
-    /// What is added to each product, if the format has that.
+    /// Value added to each product, for formats that have one (the minimum of Q4_1).
     pub least: Option<f32>,
     pub numbers: [[f32; 4]; 2],
 }
 
 impl Eight {
-    /// Elements 8 * `quarter` to 8 * `quarter` + 7 of the unit that begins at byte `byte`, an even number, of a format
-    /// that [has scales of units](Stored::has_unit_scales). `half` gives the 16 bits at an even byte, `word` 32 bits at
-    /// a multiple of 4: up to 2 bytes before the unit and 4 behind it.
+    /// Decodes elements 8 * `quarter` to 8 * `quarter` + 7 of the block that begins at byte `byte`, an even
+    /// number, of a format that [has scales of units](Stored::has_unit_scales).
+    ///
+    /// `half` loads 16 bits at an even byte, `word` 32 bits at a multiple of 4: from up to 2 bytes before the
+    /// block to 4 bytes past it.
     #[inline(always)]
     pub fn of(
         stored: Stored,
@@ -80,7 +83,7 @@ impl Eight {
         let numbers = if matches!(stored, Stored::Q8_0) {
             words(begin + quarter * 8, word).map(of_8_bits)
         } else {
-            // The upper halves of the bytes are elements 16 to 31.
+            // The upper halves of the bytes are elements 16 to 31 of the block.
             let less = if has_least { OF_Q4_1 } else { OF_Q4_0 };
             let shift = quarter / 2 * 4;
             words(begin + quarter % 2 * 8, word).map(|word| of_4_bits(word >> shift, less))
@@ -92,7 +95,7 @@ impl Eight {
         }
     }
 
-    /// The elements, with the bits that [`Stored::element`] gives.
+    /// Returns the elements, bit for bit those of [`Stored::element`].
     #[cfg(any(test, feature = "gemm"))]
     #[inline(always)]
     pub fn values(self) -> [[f32; 4]; 2] {
@@ -104,7 +107,7 @@ impl Eight {
         })
     }
 
-    /// The sum of their products with `x`.
+    /// Returns the sum of their products with `x`.
     #[cfg(any(test, not(feature = "gemm")))]
     #[inline(always)]
     pub fn dot(self, x: [[f32; 4]; 2]) -> f32 {
@@ -117,7 +120,7 @@ impl Eight {
     }
 }
 
-/// What the GPU has instructions for.
+/// Replacements for GPU instructions on the host.
 #[cfg(not(target_arch = "nvptx64"))]
 mod host {
     pub use nvme_formats::f32_of_f16 as of_half;

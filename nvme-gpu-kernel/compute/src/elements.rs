@@ -1,4 +1,4 @@
-//! Norms, activations and the largest number.
+//! Element-wise kernels: RMS norm, SiLU product and argmax.
 // UNSAFETY: kernel parameters hold addresses that the host vouches for.
 #![allow(unsafe_code)]
 
@@ -6,13 +6,13 @@ use crate::arch::{Numbers, exp, sqrt, sum_of_warp, thread, warp};
 use crate::{Argmax, RmsNorm, SiluMul, index_of, ranked};
 use nvme_gpu_kernel::arch;
 
-/// A warp takes a vector at a time.
+/// Computes the RMS norm. A warp takes one vector a turn.
 ///
 /// # Safety
-/// What [`RmsNorm`] names is there.
+/// All memory that [`RmsNorm`] names is allocated and stays so while the kernel runs.
 #[unsafe(no_mangle)]
 pub unsafe extern "ptx-kernel" fn nvme_rms_norm(norm: RmsNorm) {
-    // SAFETY: the caller's.
+    // SAFETY: the host vouches for the addresses in the kernel's parameter, as under `# Safety`.
     let numbers = |address| unsafe { Numbers::at(address) };
     let (x, weight, y) = (numbers(norm.x), numbers(norm.weight), numbers(norm.y));
     let (elements, lane) = (u64::from(norm.elements), u64::from(arch::lane()));
@@ -37,13 +37,13 @@ pub unsafe extern "ptx-kernel" fn nvme_rms_norm(norm: RmsNorm) {
     }
 }
 
-/// A thread takes an element at a time.
+/// Computes `silu(x) * factor`. A thread takes one element a turn.
 ///
 /// # Safety
-/// What [`SiluMul`] names is there.
+/// All memory that [`SiluMul`] names is allocated and stays so while the kernel runs.
 #[unsafe(no_mangle)]
 pub unsafe extern "ptx-kernel" fn nvme_silu_mul(silu: SiluMul) {
-    // SAFETY: the caller's.
+    // SAFETY: the host vouches for the addresses in the kernel's parameter, as under `# Safety`.
     let numbers = |address| unsafe { Numbers::at(address) };
     let (x, factor, y) = (numbers(silu.x), numbers(silu.factor), numbers(silu.y));
     let (mut at, threads) = thread();
@@ -54,13 +54,13 @@ pub unsafe extern "ptx-kernel" fn nvme_silu_mul(silu: SiluMul) {
     }
 }
 
-/// Raises `best` to the largest number with its index.
+/// Raises `best` to the largest number, combined with its index.
 ///
 /// # Safety
-/// What [`Argmax`] names is there, with fewer than 2^32 numbers.
+/// All memory that [`Argmax`] names is allocated and stays so while the kernel runs, with fewer than 2^32 numbers.
 #[unsafe(no_mangle)]
 pub unsafe extern "ptx-kernel" fn nvme_argmax(argmax: Argmax) {
-    // SAFETY: the caller's.
+    // SAFETY: the host vouches for the addresses in the kernel's parameter, as under `# Safety`.
     let x = unsafe { Numbers::at(argmax.x) };
     let mut best = 0;
     let (mut at, threads) = thread();
@@ -69,11 +69,11 @@ pub unsafe extern "ptx-kernel" fn nvme_argmax(argmax: Argmax) {
         best = if mine > best { mine } else { best };
         at += threads;
     }
-    // SAFETY: the caller's: 8 bytes that only this kernel writes.
+    // SAFETY: the host vouches for the 8 bytes at `best`; only this kernel writes them, by atomics.
     unsafe { arch::raise(argmax.best as usize as *mut u64, best) };
 }
 
-/// Stores the index of what [`nvme_argmax`] found, and makes `best` ready for the next. One thread does it.
+/// Stores the index found by [`nvme_argmax`], and resets `best` for the next launch. One thread does so.
 ///
 /// # Safety
 /// As [`nvme_argmax`].
@@ -81,7 +81,8 @@ pub unsafe extern "ptx-kernel" fn nvme_argmax(argmax: Argmax) {
 pub unsafe extern "ptx-kernel" fn nvme_take_token(argmax: Argmax) {
     if thread().0 == 0 {
         let best = argmax.best as usize as *mut u64;
-        // SAFETY: the caller's; the kernel before has ended.
+        // SAFETY: the host vouches for both addresses; launches of one stream are ordered, so the kernel
+        // before has ended.
         unsafe {
             *(argmax.index as usize as *mut i64) = i64::from(index_of(*best));
             *best = 0;

@@ -1,5 +1,5 @@
-//! Products of a vector and rows of a table on a drive, which ids in memory of the GPU name: warps read the rows by
-//! themselves while they multiply.
+//! Products of a vector with rows of a table on a drive, chosen by ids in GPU memory: each warp reads rows
+//! while it multiplies the ones before.
 // UNSAFETY: kernel parameters hold addresses that the host vouches for.
 #![allow(unsafe_code)]
 
@@ -12,10 +12,10 @@ use nvme_gpu_kernel::ring::{Pieces, RowPieces};
 use nvme_gpu_kernel::rows::{code, worst};
 use nvme_gpu_kernel::{Stream, arch};
 
-/// A warp takes ids that follow on each other.
+/// Computes the products. A warp takes consecutive ids.
 ///
 /// # Safety
-/// What [`GemvGathered`] names is there.
+/// All memory that [`GemvGathered`] names is allocated and stays so while the kernel runs.
 #[unsafe(no_mangle)]
 pub unsafe extern "ptx-kernel" fn nvme_gemv_gathered(gemv: GemvGathered) {
     let (Some(stored), Some(split)) = (Stored::of_number(gemv.stored), gemv.split()) else {
@@ -25,7 +25,7 @@ pub unsafe extern "ptx-kernel" fn nvme_gemv_gathered(gemv: GemvGathered) {
     if shape.groups == 0 {
         return;
     }
-    // SAFETY: the caller's.
+    // SAFETY: the host vouches for the addresses in the kernel's parameter, as under `# Safety`.
     let (mut stream, x, y) = unsafe {
         (
             Stream::enter(&gemv.rows),
@@ -37,7 +37,7 @@ pub unsafe extern "ptx-kernel" fn nvme_gemv_gathered(gemv: GemvGathered) {
     let first = first_row(gemv.rows.count, warp as u32, warps as u32);
     let end = first_row(gemv.rows.count, warp as u32 + 1, warps as u32);
     let pieces = RowPieces {
-        // SAFETY: the host gives `count` ids.
+        // SAFETY: the host vouches for `count` ids, and `first + row` is below `count`.
         byte_of: |row: u64| gemv.byte_of(unsafe { id(&gemv.rows, first + row) }),
         split,
         rows: end - first,

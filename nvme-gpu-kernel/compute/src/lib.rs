@@ -1,8 +1,13 @@
-//! Kernels that compute with weights as they come from NVMe: what one token of a transformer takes.
+//! Kernels that compute with weights in the formats in which files on NVMe store them: the steps of one token
+//! of a transformer.
 //!
-//! Each kernel takes one argument of this crate by value; addresses are device addresses, matrices lie row after row,
-//! and every number but weights is `f32`. Blocks have [`BLOCK_THREADS`] threads; any number of blocks is right.
-//! `cargo xtask ptx` compiles them for the GPU; `nvme_compute` launches them, and has each for the CPU.
+//! Each kernel takes one argument of this crate by value. Addresses are device addresses, matrices are stored
+//! row by row, and every number other than weights is `f32`. Blocks have [`BLOCK_THREADS`] threads; any
+//! number of blocks is correct. `cargo xtask ptx` compiles them for the GPU; `nvme_compute` launches them,
+//! and has each for the CPU.
+//!
+//! A parameter named after a memory range is its device address, unless it says otherwise. The crate launches
+//! nothing and allocates nothing.
 #![cfg_attr(target_arch = "nvptx64", no_std)]
 #![cfg_attr(
     target_arch = "nvptx64",
@@ -91,7 +96,8 @@ use nvme_gpu_kernel::rows::Gather;
 #[cfg(not(target_arch = "nvptx64"))]
 pub const PTX: &str = include_str!("../compute.ptx");
 
-/// `nvme_gemv_streamed` and `nvme_gemv_gathered` as PTX, as [`PTX`] is: they have the queues' code and their registers.
+/// `nvme_gemv_streamed` and `nvme_gemv_gathered` as PTX, as [`PTX`] is; apart, since they contain the queues'
+/// code and need its registers.
 #[cfg(not(target_arch = "nvptx64"))]
 pub const STREAMED_PTX: &str = include_str!("../streamed.ptx");
 
@@ -123,10 +129,10 @@ pub const LINEAR_PTX: &str = include_str!("../linear.ptx");
 /// Threads of each block.
 pub const BLOCK_THREADS: u32 = 256;
 
-/// Elements of a head at most: a warp holds them.
+/// Limit of the elements of a head, which a warp keeps in its registers.
 pub const MOST_HEAD_ELEMENTS: u32 = 256;
 
-/// Elements of a vector that a block has in shared memory at a time.
+/// Elements of a vector that a block has in shared memory in one pass.
 pub const VECTOR_ELEMENTS: u32 = 4096;
 
 /// The names of the kernels.
@@ -182,7 +188,7 @@ pub mod kernel {
     pub const GEMM: &str = "nvme_gemm";
     /// Takes a [`gemm::Gemm`](crate::gemm::Gemm). Of [`GEMM_PTX`](crate::GEMM_PTX).
     pub const GEMM_CLEAR: &str = "nvme_gemm_clear";
-    /// All of [`GEMM_PTX`](crate::GEMM_PTX).
+    /// All kernels of [`GEMM_PTX`](crate::GEMM_PTX).
     pub const GEMMS: [&str; 3] = [GEMM_STREAMED, GEMM, GEMM_CLEAR];
 
     /// Takes a [`PagedAttention`](crate::PagedAttention). Of [`PAGED_PTX`](crate::PAGED_PTX).
@@ -198,7 +204,7 @@ pub mod kernel {
     /// Takes a [`Search`](crate::search::Search). Of [`SEARCH_PTX`](crate::SEARCH_PTX).
     pub const SEARCH: &str = "nvme_search";
 
-    /// All of [`PTX`](crate::PTX).
+    /// All kernels of [`PTX`](crate::PTX).
     pub const ALL: [&str; 10] = [
         GEMV,
         GEMV_WIDE,
@@ -212,7 +218,7 @@ pub mod kernel {
         UNPACK,
     ];
 
-    /// All of [`EXPERTS_PTX`](crate::EXPERTS_PTX).
+    /// All kernels of [`EXPERTS_PTX`](crate::EXPERTS_PTX).
     pub const EXPERTS: [&str; 7] = [
         MOE_ROUTE,
         MOE_ADMIT,
@@ -224,15 +230,16 @@ pub mod kernel {
     ];
 }
 
-/// `y[t] = W x[t]`, or `y[t] += W x[t]`, for each of `tokens` vectors.
+/// Parameters of `y[t] = W x[t]`, or `y[t] += W x[t]`, for each of `tokens` vectors.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(C)]
 pub struct Gemv {
-    /// `rows` rows of `row_bytes` bytes, one after the other; even. Up to 15 bytes on either side are loaded, too.
+    /// Address of `rows` consecutive rows of `row_bytes` bytes; even. Up to 15 bytes on either side are
+    /// loaded, too.
     pub weights: u64,
-    /// `tokens` vectors of `columns` elements.
+    /// Address of `tokens` vectors of `columns` elements.
     pub x: u64,
-    /// `tokens` vectors of `stride` elements, of which `rows` are written.
+    /// Address of `tokens` vectors of `stride` elements each; the first `rows` of them are written.
     pub y: u64,
     /// Bytes of a row: [`Stored::row_bytes`].
     pub row_bytes: u64,
@@ -240,28 +247,30 @@ pub struct Gemv {
     pub rows: u32,
     /// Its columns, a multiple of [`UNIT`](nvme_formats::UNIT).
     pub columns: u32,
-    /// From one vector of `y` to the next, in elements.
+    /// Distance of the vectors of `y`, in elements.
     pub stride: u32,
-    /// How many vectors.
+    /// Number of vectors.
     pub tokens: u32,
-    /// The [`Stored`] of the matrix.
+    /// Number of the [`Stored`] of the matrix.
     pub stored: u32,
-    /// 1 to add to what `y` holds, 0 to write it.
+    /// 1 to add to `y`, 0 to overwrite it.
     pub adds: u32,
 }
 
 impl Gemv {
-    /// Rows of a matrix from which on each warp takes several at a time: with fewer, multiprocessors would be idle.
+    /// Number of rows from which on each warp computes several at once. With fewer rows that would leave
+    /// multiprocessors idle.
     const MANY_ROWS: u64 = 8192;
 
-    /// Tiles of 16 rows that a block of `nvme_gemv_quantised` has at most.
+    /// Limit of the tiles of 16 rows that a block of `nvme_gemv_quantised` computes at once.
     pub(crate) const MOST_TILES: u32 = 8;
-    /// Blocks of it that a GPU may run at a time: with fewer tiles each block has one.
+    /// Number of its blocks that a GPU may run at the same time; with fewer tiles each block has one.
     const QUANTISED_BLOCKS: u64 = 264;
-    /// Bytes of shared memory of a block of it.
+    /// Bytes of shared memory of one of its blocks.
     pub const QUANTISED_SHARED: u32 = 99_840;
 
-    /// Whether `nvme_gemv_wide` is for it: formats that lanes read by 16 bytes, at addresses that are multiples of it.
+    /// True if `nvme_gemv_wide` can compute it: formats that lanes load in 16 bytes, at addresses that are
+    /// multiples of 16.
     pub const fn is_wide(&self) -> bool {
         matches!(
             Stored::of_number(self.stored),
@@ -270,9 +279,10 @@ impl Gemv {
             && self.row_bytes.is_multiple_of(16)
     }
 
-    /// Whether `nvme_gemv_quantised` is for it: blocks of 32 elements of 4 or 8 bits, those of Q4_1 in whole words.
+    /// True if `nvme_gemv_quantised` can compute it: blocks of 32 elements of 4 or 8 bits, and for Q4_1 whole
+    /// words.
     pub const fn is_quantised(&self) -> bool {
-        // Places within a tile are words of 32 bits.
+        // Offsets within a tile are computed in 32 bits.
         self.row_bytes < 1 << 28
             && match Stored::of_number(self.stored) {
                 Some(Stored::Q4_0 | Stored::Q8_0) => true,
@@ -281,13 +291,13 @@ impl Gemv {
             }
     }
 
-    /// Tiles of 16 rows.
+    /// Returns the number of tiles of 16 rows.
     #[inline(always)]
     pub const fn row_tiles(&self) -> u32 {
         self.rows.div_ceil(16)
     }
 
-    /// Tiles that a block of `nvme_gemv_quantised` takes at a time.
+    /// Returns the number of tiles that a block of `nvme_gemv_quantised` computes at once.
     #[inline(always)]
     pub const fn block_tiles(&self) -> u32 {
         let tiles = self.row_tiles() as u64 * self.tokens as u64;
@@ -299,85 +309,88 @@ impl Gemv {
         }
     }
 
-    /// How many times a block of it takes tiles of a vector.
+    /// Returns the number of work items of `nvme_gemv_quantised`.
     #[inline(always)]
     pub const fn items(&self) -> u64 {
         self.row_tiles().div_ceil(self.block_tiles()) as u64 * self.tokens as u64
     }
 
-    /// Rows that a warp takes at a time.
+    /// Returns the number of rows that a warp computes at once.
     #[inline(always)]
     pub const fn warp_rows(&self) -> u32 {
         const F32: u32 = Stored::F32 as u32;
         match self.rows as u64 * self.tokens as u64 >= Self::MANY_ROWS {
-            // What is under way of four rows would fill the registers.
+            // The loads in flight for four rows would take all registers.
             true if self.stored == F32 => 2,
             true => 4,
             false => 1,
         }
     }
 
-    /// Rows that a block takes at a time.
+    /// Returns the number of rows that a block computes at once.
     #[inline(always)]
     pub const fn tile_rows(&self) -> u32 {
         self.warp_rows() * (BLOCK_THREADS / 32)
     }
 
-    /// How many times a block takes rows of a vector.
+    /// Returns the number of work items of `nvme_gemv_wide`.
     #[inline(always)]
     pub const fn tiles(&self) -> u64 {
         (self.rows.div_ceil(self.tile_rows()) as u64) * self.tokens as u64
     }
 }
 
-/// `y = W x` for one vector and a matrix on a drive, which each warp reads a part of while it multiplies.
+/// Parameters of `y = W x` for one vector and a matrix on a drive; each warp reads its part of the matrix
+/// while it multiplies.
 ///
-/// A row that was not read whole is NaN, and counted as failed.
+/// A row that was not read whole gives NaN, and is counted as failed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(C)]
 pub struct GemvStreamed {
-    /// The rows: `count` of them from `first_byte` on, an even number, `row_bytes` bytes each, which pass through pieces
-    /// of `slot_bytes` bytes.
+    /// Location of the rows: `count` of them from `first_byte` on, an even number, `row_bytes` bytes each;
+    /// they pass through reads of `slot_bytes` bytes.
     pub rows: Gather,
-    /// `columns` elements.
+    /// Address of `columns` elements.
     pub x: u64,
-    /// `count` elements.
+    /// Address of `count` elements.
     pub y: u64,
     /// Columns of the matrix, whole blocks and units, at least one.
     pub columns: u32,
-    /// The [`Stored`] of the matrix.
+    /// Number of the [`Stored`] of the matrix.
     pub stored: u32,
 }
 
-/// `y[i] = table[ids[i]] . x` for a table on a drive, whose rows each warp reads while it multiplies.
+/// Parameters of `y[i] = table[ids[i]] . x` for a table on a drive, whose rows each warp reads while it
+/// multiplies.
 ///
-/// An element whose row was not read whole, or whose id the table does not have, is NaN, and counted as failed.
+/// An element whose row was not read whole, or whose id the table does not have, is NaN, and is counted as
+/// failed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(C)]
 pub struct GemvGathered {
-    /// The ids, `count` of them at `ids`, and the table: `rows` rows of `row_bytes` bytes from `first_byte` on, an even
-    /// number.
+    /// Ids, `count` of them at `ids`, and location of the table: `rows` rows of `row_bytes` bytes from
+    /// `first_byte` on, an even number.
     pub rows: Gather,
-    /// `columns` elements.
+    /// Address of `columns` elements.
     pub x: u64,
-    /// `count` elements.
+    /// Address of `count` elements.
     pub y: u64,
     /// Columns of the table, whole blocks and units, at least one.
     pub columns: u32,
-    /// The [`Stored`] of the table.
+    /// Number of the [`Stored`] of the table.
     pub stored: u32,
-    /// Of the [`RowSplit`].
+    /// Bytes of a read, for the [`RowSplit`].
     pub piece_bytes: u32,
-    /// Of the [`RowSplit`], at least 1.
+    /// Reads of a row, for the [`RowSplit`]; at least 1.
     pub of_row: u32,
-    /// Of the [`RowSplit`].
+    /// log2 of the bytes of a read's stage, for the [`RowSplit`].
     pub stage_shift: u32,
-    /// 0.
+    /// Reserved, 0.
     pub reserved: u32,
 }
 
 impl GemvGathered {
-    /// How its rows are split.
+    /// Returns the split of its rows into reads.
     pub const fn split(&self) -> Option<RowSplit> {
         let Some(of_row) = NonZeroU32::new(self.of_row) else {
             return None;
@@ -390,7 +403,7 @@ impl GemvGathered {
         })
     }
 
-    /// Where row `id` begins, if the table has it.
+    /// Returns the first byte of row `id`, if the table has it.
     #[inline(always)]
     pub const fn byte_of(&self, id: i64) -> Option<u64> {
         let row = id as u64;
@@ -401,32 +414,35 @@ impl GemvGathered {
     }
 }
 
-/// Attention of one query a head over keys and values in pages on a drive.
+/// Parameters of attention of one query a head over keys and values in pages on a drive.
 ///
-/// A page has, for each head of keys and values, `page_tokens` keys and then as many values. What was not read whole is
-/// NaN, and counted as failed.
+/// A page has, for each head of keys and values, `page_tokens` keys and then as many values. Results that
+/// need a page which was not read whole are NaN, and counted as failed.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 #[repr(C)]
 pub struct PagedAttention {
-    /// The pages: `rows` of them from `first_byte` on, `row_bytes` bytes each; `slot_bytes` hold a head's part of a page.
-    /// A head's part begins with a block. `count` is the number of [parts](Self::parts).
+    /// Location of the pages: `rows` of them from `first_byte` on, `row_bytes` bytes each; `slot_bytes` hold
+    /// a head's part of a page. A head's part begins at a block of the drive. `count` is the number of
+    /// [parts](Self::parts).
     pub rows: Gather,
-    /// `sequences` times `heads` vectors of `head_elements`.
+    /// Address of `sequences` times `heads` vectors of `head_elements`.
     pub queries: u64,
-    /// Numbers of pages, `u32`: those of a sequence `sequence_stride` after those of the one before, those of a head
-    /// `head_stride`, or 0 where all heads of a sequence have the same.
+    /// Address of the page table, numbers of pages as `u32`. Sequences are `sequence_stride` numbers apart,
+    /// heads `head_stride`, or 0 if all heads of a sequence have the same pages.
     pub pages: u64,
-    /// How many pages, `u32`: for each sequence, or for each head of each sequence where `head_stride` is not 0.
+    /// Address of the numbers of pages, `u32`: for each sequence, or for each head of each sequence if
+    /// `head_stride` is not 0.
     pub counts: u64,
-    /// For each sequence a page in memory of the GPU, whose tokens come behind those on the drive; 0 for none.
+    /// Address of one page for each sequence, consecutive in GPU memory: its tokens come after those on the
+    /// drive; 0 for none.
     pub tail: u64,
-    /// How many tokens it has, a `u32` for each sequence.
+    /// Address of the numbers of its tokens, a `u32` for each sequence.
     pub tail_counts: u64,
-    /// `splits` times `head_elements` + 2 numbers for each query.
+    /// Address of `splits` times `head_elements` + 2 numbers for each query.
     pub partial: u64,
-    /// As the queries.
+    /// Address of the results, in the layout of the queries.
     pub y: u64,
-    /// How many sequences.
+    /// Number of sequences.
     pub sequences: u32,
     /// Heads of queries.
     pub heads: u32,
@@ -436,82 +452,82 @@ pub struct PagedAttention {
     pub head_elements: u32,
     /// Tokens of a page.
     pub page_tokens: u32,
-    /// Parts of a sequence's pages, at most [`pages::MOST_SPLITS`].
+    /// Parts of a sequence's pages that are computed separately, at most [`pages::MOST_SPLITS`].
     pub splits: u32,
-    /// Of the table of pages.
+    /// Distance of sequences in the page table, in numbers.
     pub sequence_stride: u32,
-    /// Of the table of pages.
+    /// Distance of heads in the page table, in numbers.
     pub head_stride: u32,
-    /// Pages of a sequence at most.
+    /// Limit of the pages of a sequence.
     pub most_pages: u32,
     /// 1 for bf16, 0 for f16.
     pub is_bf16: u32,
-    /// By what products of queries and keys are multiplied.
+    /// Factor of the products of queries and keys.
     pub scale: f32,
-    /// 0.
+    /// Reserved, 0.
     pub reserved: u32,
 }
 
-/// `y[t]` is the numbers of row `t`.
+/// Parameters of the conversion of stored rows to `f32`: `y[t]` gets the numbers of row `t`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(C)]
 pub struct Unpack {
-    /// `tokens` rows, `row_stride` bytes apart, an even number.
+    /// Address of `tokens` rows, `row_stride` bytes apart, an even number.
     pub rows: u64,
-    /// `tokens` vectors of `columns` elements.
+    /// Address of `tokens` vectors of `columns` elements.
     pub y: u64,
-    /// From one row to the next, in bytes.
+    /// Distance of rows in bytes.
     pub row_stride: u64,
     /// Elements of a row, a multiple of [`UNIT`](nvme_formats::UNIT).
     pub columns: u32,
-    /// How many rows.
+    /// Number of rows.
     pub tokens: u32,
-    /// The [`Stored`] of the rows.
+    /// Number of the [`Stored`] of the rows.
     pub stored: u32,
-    /// 0.
+    /// Reserved, 0.
     pub reserved: u32,
 }
 
-/// `y = x / sqrt(mean(x^2) + epsilon) * weight` for each vector.
+/// Parameters of `y = x / sqrt(mean(x^2) + epsilon) * weight` for each vector.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 #[repr(C)]
 pub struct RmsNorm {
-    /// `tokens` vectors of `elements` elements.
+    /// Address of `tokens` vectors of `elements` elements.
     pub x: u64,
-    /// `elements` factors.
+    /// Address of `elements` factors.
     pub weight: u64,
-    /// As `x`; may be `x`.
+    /// Address of the results, in the layout of `x`; may be `x`.
     pub y: u64,
     /// Elements of a vector.
     pub elements: u32,
-    /// How many vectors.
+    /// Number of vectors.
     pub tokens: u32,
-    /// What is added to the mean.
+    /// Number that is added to the mean.
     pub epsilon: f32,
-    /// 0.
+    /// Reserved, 0.
     pub reserved: u32,
 }
 
-/// Turns queries and keys by their positions (RoPE, neighbouring elements are pairs), and puts keys and values into
-/// the cache.
+/// Parameters of the rotary position embedding (RoPE): rotates queries and keys by their positions,
+/// neighbouring elements as pairs, and writes keys and values into the cache.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(C)]
 pub struct Rope {
-    /// `tokens` times `heads` vectors of `head_elements`: turned in place.
+    /// Address of `tokens` times `heads` vectors of `head_elements`, rotated in place.
     pub queries: u64,
-    /// `tokens` times `kv_heads` vectors of `head_elements`.
+    /// Address of `tokens` times `kv_heads` vectors of `head_elements`.
     pub keys: u64,
-    /// As `keys`.
+    /// Address of the values, in the layout of `keys`.
     pub values: u64,
-    /// Cosine and sine of each pair of each position: `head_elements` numbers a position.
+    /// Address of cosine and sine of each pair of each position: `head_elements` numbers a position.
     pub angles: u64,
-    /// Keys by position, `kv_heads` vectors of `head_elements` each.
+    /// Address of the keys by position, `kv_heads` vectors of `head_elements` each.
     pub key_cache: u64,
-    /// As `key_cache`.
+    /// Address of the values, in the layout of `key_cache`.
     pub value_cache: u64,
     /// Position of the first token.
     pub position: u32,
-    /// How many tokens.
+    /// Number of tokens.
     pub tokens: u32,
     /// Heads of queries.
     pub heads: u32,
@@ -519,25 +535,25 @@ pub struct Rope {
     pub kv_heads: u32,
     /// Elements of a head, even.
     pub head_elements: u32,
-    /// 0.
+    /// Reserved, 0.
     pub reserved: u32,
 }
 
-/// Each query over the keys of its position and of those before.
+/// Parameters of causal attention: each query over the keys of its position and of earlier ones.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 #[repr(C)]
 pub struct Attention {
-    /// As [`Rope::queries`].
+    /// Address of the queries, as [`Rope::queries`].
     pub queries: u64,
-    /// As [`Rope::key_cache`].
+    /// Address of the keys, as [`Rope::key_cache`].
     pub key_cache: u64,
-    /// As [`Rope::key_cache`].
+    /// Address of the values, as [`Rope::key_cache`].
     pub value_cache: u64,
-    /// As the queries.
+    /// Address of the results, in the layout of the queries.
     pub y: u64,
     /// Position of the first token.
     pub position: u32,
-    /// How many tokens.
+    /// Number of tokens.
     pub tokens: u32,
     /// Heads of queries.
     pub heads: u32,
@@ -545,40 +561,41 @@ pub struct Attention {
     pub kv_heads: u32,
     /// Elements of a head, at most [`MOST_HEAD_ELEMENTS`].
     pub head_elements: u32,
-    /// By what products of queries and keys are multiplied.
+    /// Factor of the products of queries and keys.
     pub scale: f32,
 }
 
-/// `y = x / (1 + exp(-x)) * factor`, element by element.
+/// Parameters of `y = x / (1 + exp(-x)) * factor`, element by element.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(C)]
 pub struct SiluMul {
-    /// `elements` numbers.
+    /// Address of `elements` numbers.
     pub x: u64,
-    /// As many.
+    /// Address of `elements` numbers.
     pub factor: u64,
-    /// As many; may be `x`.
+    /// Address of `elements` numbers; may be `x`.
     pub y: u64,
-    /// How many.
+    /// Number of elements.
     pub elements: u64,
 }
 
-/// The index of the largest number, the first of equal ones; `nvme_argmax` finds it, `nvme_take_token` hands it on.
+/// Parameters of the search for the index of the largest number, the first of equal ones: `nvme_argmax` finds
+/// it, `nvme_take_token` stores it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(C)]
 pub struct Argmax {
-    /// `elements` numbers.
+    /// Address of `elements` numbers.
     pub x: u64,
-    /// 8 bytes: 0 before and after both kernels.
+    /// Address of 8 bytes: 0 before and after both kernels.
     pub best: u64,
-    /// An `i64` that gets the index.
+    /// Address of an `i64` for the index.
     pub index: u64,
-    /// How many numbers.
+    /// Number of elements.
     pub elements: u64,
 }
 
-/// `value` and its index as a number that is larger for a larger value, and for equal ones for a smaller index. Never 0.
-/// NaN is below every number.
+/// Combines `value` and its index into a number that is larger for a larger value, and for equal values for a
+/// smaller index. Never 0. NaN is below every number.
 #[inline(always)]
 pub fn ranked(value: f32, index: u32) -> u64 {
     let bits = value.to_bits();
@@ -590,7 +607,7 @@ pub fn ranked(value: f32, index: u32) -> u64 {
     u64::from(order) << 32 | u64::from(!index)
 }
 
-/// The index in what [`ranked`] gives.
+/// Returns the index in a result of [`ranked`].
 #[inline(always)]
 pub fn index_of(ranked: u64) -> u32 {
     !(ranked as u32)

@@ -1,5 +1,5 @@
-//! Attention over keys and values that lie in pages on a drive: each warp reads its pages by itself, by a table of pages
-//! in GPU memory, and adds up what it has read. A second kernel joins the parts of a query.
+//! Attention over keys and values in pages on a drive: each warp reads its pages by a page table in GPU
+//! memory and adds up the parts it has read. A second kernel joins the partial results of a query.
 // UNSAFETY: kernel parameters hold addresses that the host vouches for.
 #![allow(unsafe_code)]
 
@@ -10,37 +10,38 @@ use nvme_gpu_kernel::ring::Scattered;
 use nvme_gpu_kernel::rows::{code, worst};
 use nvme_gpu_kernel::{Stream, arch};
 
-/// Loads of 8 bytes of each, keys and values, that a lane has under way.
+/// Loads of 8 bytes that a lane has in flight, of keys and of values each.
 const LOADS: usize = 4;
 /// Elements of a token that a lane holds.
 const EACH: usize = 4;
-/// Below every product, and finite: what is not there is less.
+/// Below every product, and finite: the score of a missing key, whose exponential is then 0 and not NaN.
 const LEAST: f32 = -1e30;
 
-/// The block for each of the numbers, a constant by the name given: arrays stay in registers.
+/// Expands the block for each of the numbers, as a constant of the given name, so that arrays stay in
+/// registers.
 macro_rules! unrolled {
     ($i:ident in $($number:literal)* => $body:block) => {{
         $({ const $i: usize = $number; $body })*
     }};
 }
 
-/// The same for each number below eight.
+/// Expands the block for each number below eight.
 macro_rules! eight {
     ($i:ident => $body:block) => { unrolled!($i in 0 1 2 3 4 5 6 7 => $body) };
 }
 
-/// The same below four.
+/// Expands the block for each number below four.
 macro_rules! four {
     ($i:ident => $body:block) => { unrolled!($i in 0 1 2 3 => $body) };
 }
 
-/// A warp takes a part of a head's pages at a time.
+/// Computes partial attention. A warp takes one part of a head's pages a turn.
 ///
 /// # Safety
-/// What [`PagedAttention`] names is there.
+/// All memory that [`PagedAttention`] names is allocated and stays so while the kernel runs.
 #[unsafe(no_mangle)]
 pub unsafe extern "ptx-kernel" fn nvme_attention_paged(attention: PagedAttention) {
-    // SAFETY: the caller's.
+    // SAFETY: the host vouches for the addresses in the kernel's parameter, as under `# Safety`.
     let mut stream = unsafe { Stream::enter(&attention.rows) };
     let (warp, warps) = here::warp();
     let (mut failed, mut first) = (0, 0);
@@ -58,18 +59,18 @@ pub unsafe extern "ptx-kernel" fn nvme_attention_paged(attention: PagedAttention
     stream.leave(failed, first);
 }
 
-/// One part, to its place among the partial sums. What became of it.
+/// Computes one part and stores its partial sums; returns the code of its end.
 #[inline(always)]
 fn run(attention: &PagedAttention, part: &Part, stream: &mut Stream<'_>) -> i32 {
     let window = Window::here();
     queries(attention, part, window);
     let mut sums = Sums::new();
     let ids = attention.table(part);
-    // SAFETY: the host gives the counts, and a table of as many pages.
+    // SAFETY: the host vouches for the counts, and for a table with as many pages.
     let count = unsafe { word(attention.count_address(part)) };
     let (from, until) = attention.share(part, count);
     let id = |index: u64| {
-        // SAFETY: as above.
+        // SAFETY: as above; `index` is below the count.
         let id = unsafe { word(ids + index * 4) };
         u64::from(id)
     };
@@ -96,7 +97,7 @@ fn run(attention: &PagedAttention, part: &Part, stream: &mut Stream<'_>) -> i32 
             if ended == code::OK {
                 let keys = stream.address_of(&pieces, number);
                 tokens(attention, window, &mut sums, keys, attention.page_tokens);
-                // The next piece takes the place of one that every lane has used.
+                // A barrier: the next read may land in the slot that other lanes are still using.
                 arch::sync_warp(arch::FULL);
             } else {
                 code = ended;
@@ -114,26 +115,27 @@ fn run(attention: &PagedAttention, part: &Part, stream: &mut Stream<'_>) -> i32 
     }
     sums.join(attention.lane_shift());
     sums.store(attention, part);
-    // The queries of the next part come after all lanes have used these.
+    // A barrier: the queries of the next part overwrite those that other lanes may still be using.
     arch::sync_warp(arch::FULL);
     code
 }
 
-/// The tokens of the last page, which is in GPU memory, where the part has them.
+/// Returns address and number of the tokens of the last page, which is in GPU memory, if this part includes
+/// it.
 #[inline(always)]
 fn tail(attention: &PagedAttention, part: &Part) -> Option<(u64, u32)> {
     if attention.tail == 0 || part.split + 1 != attention.splits {
         return None;
     }
-    // SAFETY: the host gives a count for each sequence.
+    // SAFETY: the host vouches for a count for each sequence.
     let count = unsafe { word(attention.tail_counts + u64::from(part.sequence) * 4) };
     Some((attention.tail_piece(part), count.min(attention.page_tokens)))
 }
 
-/// Puts the part's queries, times the scale, into the window: `MOST_ELEMENTS` numbers each.
+/// Stores the part's queries, multiplied by the scale, in the window: `MOST_ELEMENTS` numbers each.
 #[inline(always)]
 fn queries(attention: &PagedAttention, part: &Part, window: Window) {
-    // SAFETY: the host gives all queries.
+    // SAFETY: the host vouches for all queries.
     let from = unsafe { Numbers::at(attention.queries) };
     let (elements, count) = (attention.head_elements, part.queries(attention));
     let scale = attention.scale * core::f32::consts::LOG2_E;
@@ -153,8 +155,8 @@ fn queries(attention: &PagedAttention, part: &Part, window: Window) {
     arch::sync_warp(arch::FULL);
 }
 
-/// What a lane has added up: four elements of each query, over the tokens that are its share. Products are in units of
-/// the logarithm to the base of two.
+/// Partial sums of a lane: four elements of each query, over the lane's share of the tokens. Scores are
+/// logarithms to base two.
 struct Sums {
     largest: [f32; QUERIES],
     total: [f32; QUERIES],
@@ -171,7 +173,8 @@ impl Sums {
         }
     }
 
-    /// Joins what the lanes have that hold the same elements of other tokens. Every lane calls it.
+    /// Joins the partial sums of the lanes that hold the same elements of different tokens. Every lane calls
+    /// it.
     #[inline(always)]
     fn join(&mut self, lane_shift: u32) {
         let mut bits = 1 << lane_shift;
@@ -192,10 +195,10 @@ impl Sums {
         }
     }
 
-    /// To the part's place: the elements, the largest product, and the sum of the weights.
+    /// Stores the part's elements, its largest score, and the sum of its weights.
     #[inline(always)]
     fn store(&self, attention: &PagedAttention, part: &Part) {
-        // SAFETY: the host gives room for each part.
+        // SAFETY: the host vouches for space for every part.
         let to = unsafe { Numbers::at(attention.partial) };
         let elements = u64::from(attention.head_elements);
         let first = u64::from(arch::lane()) * EACH as u64;
@@ -215,8 +218,8 @@ impl Sums {
     }
 }
 
-/// Adds `count` tokens, whose keys begin at `keys` and whose values lie behind the keys of a whole page. Every lane of the
-/// warp calls it.
+/// Adds `count` tokens. Their keys begin at `keys`, and their values after the keys of a whole page. Every
+/// lane of the warp calls it.
 #[inline(always)]
 fn tokens(attention: &PagedAttention, window: Window, sums: &mut Sums, keys: u64, count: u32) {
     let (elements, lane_shift) = (attention.head_elements, attention.lane_shift());
@@ -229,7 +232,7 @@ fn tokens(attention: &PagedAttention, window: Window, sums: &mut Sums, keys: u64
     let values = u64::from(attention.page_tokens * elements) * 2;
     let is_bf16 = attention.is_bf16 != 0;
     let mut base = mine;
-    // All lanes go round as often.
+    // Every lane runs the same number of turns, since the sums below are exchanged between lanes.
     let mut first = 0;
     while first < count {
         let (mut key, mut value) = ([[0; 2]; LOADS], [[0; 2]; LOADS]);
@@ -237,7 +240,7 @@ fn tokens(attention: &PagedAttention, window: Window, sums: &mut Sums, keys: u64
             let token = base + I as u32 * step;
             let there = token < count && element < elements;
             let at = keys + u64::from(token * elements + element) * 2;
-            // SAFETY: inside the piece, or not loaded.
+            // SAFETY: the token is inside the landed read, or the predicate skips the load.
             unsafe {
                 key[I] = load_8(at, there);
                 value[I] = load_8(at + values, there);
@@ -280,7 +283,7 @@ fn tokens(attention: &PagedAttention, window: Window, sums: &mut Sums, keys: u64
     }
 }
 
-/// The sum over the lanes that hold the elements of one token: 8, 16 or 32.
+/// Returns the sum over the lanes that hold the elements of one token: 8, 16 or 32.
 #[inline(always)]
 fn sum_of(value: f32, lane_shift: u32) -> f32 {
     let mut sum = value;
@@ -298,13 +301,15 @@ fn sum_of(value: f32, lane_shift: u32) -> f32 {
     add(sum, 1)
 }
 
-/// Joins the parts of each query: a warp takes a query of a head at a time. What has no token at all is zero.
+/// Joins the partial results of each query. A warp takes one query of a head a turn. A query without any
+/// token gets zeros.
 ///
 /// # Safety
-/// What [`PagedAttention`] names is there, and `nvme_attention_paged` has run.
+/// All memory that [`PagedAttention`] names is allocated and stays so while the kernel runs, and
+/// `nvme_attention_paged` has run.
 #[unsafe(no_mangle)]
 pub unsafe extern "ptx-kernel" fn nvme_attention_join(attention: PagedAttention) {
-    // SAFETY: the caller's.
+    // SAFETY: the host vouches for the addresses in the kernel's parameter, as under `# Safety`.
     let (from, to) = unsafe { (Numbers::at(attention.partial), Numbers::at(attention.y)) };
     let elements = u64::from(attention.head_elements);
     let splits = u64::from(attention.splits);

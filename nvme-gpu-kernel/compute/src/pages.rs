@@ -1,35 +1,35 @@
-//! Pages of keys and values: where a head's part of a page lies, and how a launch is split among warps. Plain code, which
-//! the host and the stand-in of CUDA run, too.
+//! Pages of keys and values: the location of a head's part of a page, and the assignment of a launch's work
+//! to warps. Plain code, which the host and the stand-in of CUDA run, too.
 
 use crate::PagedAttention;
 
-/// Queries of a group that a warp takes at a time: those of heads that share keys and values.
+/// Queries that a warp computes together: those of heads that share keys and values.
 pub const QUERIES: usize = 8;
-/// Elements of a head at most.
+/// Limit of the elements of a head.
 pub const MOST_ELEMENTS: u32 = 128;
-/// Parts of a query's pages at most.
+/// Limit of the parts of a query's pages.
 pub const MOST_SPLITS: u32 = 64;
 
 /// A part of the pages of a head of a sequence, for up to [`QUERIES`] queries.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Part {
-    /// The sequence.
+    /// Number of the sequence.
     pub sequence: u32,
-    /// The head of keys and values.
+    /// Number of the head of keys and values.
     pub kv_head: u32,
-    /// Which queries of the head's group: [`QUERIES`] of them.
+    /// Number of the group of [`QUERIES`] queries within those of the head.
     pub chunk: u32,
-    /// Which part of the pages.
+    /// Number of the part of the pages.
     pub split: u32,
 }
 
 impl Part {
-    /// The number by which a launch reports it: sequence and head.
+    /// Returns the number by which a launch reports the part: sequence and head combined.
     pub const fn row(&self, attention: &PagedAttention) -> u64 {
         self.sequence as u64 * attention.kv_heads as u64 + self.kv_head as u64
     }
 
-    /// How many queries it has.
+    /// Returns the number of its queries.
     pub fn queries(&self, attention: &PagedAttention) -> u32 {
         let group = attention.heads / attention.kv_heads;
         (group - self.chunk * QUERIES as u32).min(QUERIES as u32)
@@ -37,17 +37,17 @@ impl Part {
 }
 
 impl PagedAttention {
-    /// Chunks of a head's group of queries.
+    /// Returns the number of groups of [`QUERIES`] queries of a head.
     const fn chunks(&self) -> u32 {
         (self.heads / self.kv_heads).div_ceil(QUERIES as u32)
     }
 
-    /// How many parts there are.
+    /// Returns the number of parts.
     pub const fn parts(&self) -> u64 {
         self.sequences as u64 * self.kv_heads as u64 * self.chunks() as u64 * self.splits as u64
     }
 
-    /// Part `item`.
+    /// Returns part `item`.
     pub const fn part(&self, item: u64) -> Part {
         let (item, split) = (item / self.splits as u64, item % self.splits as u64);
         let (item, chunk) = (item / self.chunks() as u64, item % self.chunks() as u64);
@@ -59,7 +59,7 @@ impl PagedAttention {
         }
     }
 
-    /// log2 of the lanes that hold a token of a head, four elements each.
+    /// Returns log2 of the lanes that hold a token of a head, four elements each.
     pub const fn lane_shift(&self) -> u32 {
         match self.head_elements {
             ..=32 => 3,
@@ -68,31 +68,31 @@ impl PagedAttention {
         }
     }
 
-    /// Bytes of a head's keys and values in a page.
+    /// Returns the bytes of a head's keys and values in a page.
     pub const fn piece_bytes(&self) -> u32 {
         self.page_tokens * self.head_elements * 4
     }
 
-    /// Where the part's piece of page `page` lies in the namespace.
+    /// Returns the first byte, in the namespace, of the part's share of page `page`.
     pub const fn byte(&self, part: &Part, page: u64) -> u64 {
         self.rows.first_byte
             + page * self.rows.row_bytes as u64
             + part.kv_head as u64 * self.piece_bytes() as u64
     }
 
-    /// Where the part's tokens lie that are in GPU memory.
+    /// Returns the address of the part's tokens in GPU memory.
     pub const fn tail_piece(&self, part: &Part) -> u64 {
         self.tail + part.row(self) * self.piece_bytes() as u64
     }
 
-    /// Where the numbers of the part's pages lie.
+    /// Returns the address of the part's page numbers.
     pub const fn table(&self, part: &Part) -> u64 {
         let index = part.sequence as u64 * self.sequence_stride as u64
             + part.kv_head as u64 * self.head_stride as u64;
         self.pages + index * 4
     }
 
-    /// Where it lies how many pages there are.
+    /// Returns the address of the number of pages.
     pub const fn count_address(&self, part: &Part) -> u64 {
         let index = match self.head_stride {
             0 => part.sequence as u64,
@@ -101,7 +101,7 @@ impl PagedAttention {
         self.counts + index * 4
     }
 
-    /// The part's share of `count` pages, and one past it.
+    /// Returns the part's share of `count` pages, as the first one and one past the last.
     pub const fn share(&self, part: &Part, count: u32) -> (u64, u64) {
         let count = if count < self.most_pages {
             count
@@ -113,14 +113,14 @@ impl PagedAttention {
         (count * split / splits, count * (split + 1) / splits)
     }
 
-    /// The number of query `query` of the part among all queries.
+    /// Returns the number of query `query` of the part among all queries.
     pub const fn vector(&self, part: &Part, query: u32) -> u64 {
         let group = self.heads / self.kv_heads;
         let head = part.kv_head * group + part.chunk * QUERIES as u32 + query;
         part.sequence as u64 * self.heads as u64 + head as u64
     }
 
-    /// The number of the part's partial sum of query `query`.
+    /// Returns the number of the part's partial sum for query `query`.
     pub const fn partial_index(&self, part: &Part, query: u32) -> u64 {
         self.vector(part, query) * self.splits as u64 + part.split as u64
     }

@@ -1,38 +1,38 @@
-//! What a lane has of 256 columns of a row: 8 elements, for each format by other bytes.
+//! Per-lane fragment of 256 columns of a row: 8 elements, whose bytes depend on the format.
 // UNSAFETY: rows are addresses that the host vouches for.
 #![allow(unsafe_code)]
 
 use crate::arch::{load_128, of_half};
 use crate::eight::sum;
 
-/// How a format's row is read by the lanes of a warp, 256 columns at a time.
+/// The way in which the lanes of a warp load a format's row, 256 columns in one step.
 pub trait Part {
-    /// Bit by which the fours of every second eight of the vector change places in shared memory, so that lanes that read
-    /// together use different banks.
+    /// Address bit by which the fours of every second eight of the vector are swapped in shared memory, so
+    /// that the lanes of one load use different banks.
     const FLIP: u32;
-    /// What a lane loads.
+    /// Loaded bytes of a lane.
     type Raw: Copy;
 
-    /// The lane's part of the columns from `column`, a multiple of 256, on.
+    /// Loads the lane's fragment of the 256 columns from `column`, a multiple of 256, on.
     ///
     /// # Safety
-    /// They are there: 256 of them.
+    /// All 256 columns are allocated.
     unsafe fn load(row: u64, column: u32, lane: u32) -> Self::Raw;
 
-    /// The same where only `left` columns are there, a multiple of 32: zeros beyond.
+    /// Loads the fragment if only `left` columns remain, a multiple of 32: zeros for the others.
     ///
     /// # Safety
-    /// They are there.
+    /// The remaining columns are allocated.
     unsafe fn load_until(row: u64, column: u32, lane: u32, left: u32) -> Self::Raw;
 
-    /// Which fours of the vector's elements belong to the lane's elements.
+    /// Returns the two groups of four vector elements that belong to the lane's elements.
     fn fours(lane: u32) -> [u32; 2];
 
-    /// The sum of the products.
+    /// Returns the sum of the products.
     fn dot(raw: Self::Raw, x: [[f32; 4]; 2]) -> f32;
 }
 
-/// A lane has four elements, and four that lie 128 columns further on.
+/// `f32`: a lane has four elements, and the four that are 128 columns further on.
 pub struct F32;
 
 impl Part for F32 {
@@ -42,14 +42,14 @@ impl Part for F32 {
     #[inline(always)]
     unsafe fn load(row: u64, column: u32, lane: u32) -> Self::Raw {
         let at = row + u64::from(column * 4 + lane * 16);
-        // SAFETY: the caller's.
+        // SAFETY: this function's caller vouches for the addresses, as under `# Safety`.
         unsafe { [load_128(at, true), load_128(at + 512, true)] }
     }
 
     #[inline(always)]
     unsafe fn load_until(row: u64, column: u32, lane: u32, left: u32) -> Self::Raw {
         let at = row + u64::from(column * 4 + lane * 16);
-        // SAFETY: the caller's.
+        // SAFETY: this function's caller vouches for the addresses, as under `# Safety`.
         unsafe {
             [
                 load_128(at, lane * 4 < left),
@@ -69,7 +69,7 @@ impl Part for F32 {
     }
 }
 
-/// Eight elements of 16 bits, which `wide` widens two at a time.
+/// Multiplies eight 16-bit elements; `wide` converts two of them.
 #[inline(always)]
 fn dot_of_16(raw: [u32; 4], x: [[f32; 4]; 2], wide: impl Fn(u32) -> [f32; 2]) -> f32 {
     let [a, b, c, d] = raw.map(wide);
@@ -87,13 +87,13 @@ macro_rules! sixteen {
 
             #[inline(always)]
             unsafe fn load(row: u64, column: u32, lane: u32) -> Self::Raw {
-                // SAFETY: the caller's.
+                // SAFETY: this function's caller vouches for the addresses, as under `# Safety`.
                 unsafe { load_128(row + u64::from(column * 2 + lane * 16), true) }
             }
 
             #[inline(always)]
             unsafe fn load_until(row: u64, column: u32, lane: u32, left: u32) -> Self::Raw {
-                // SAFETY: the caller's.
+                // SAFETY: this function's caller vouches for the addresses, as under `# Safety`.
                 unsafe { load_128(row + u64::from(column * 2 + lane * 16), lane * 8 < left) }
             }
 

@@ -1,29 +1,31 @@
-//! Numbers as integers of four digits of 8 bits, a unit of them with a common power of two: what the tensor cores multiply
-//! with weights of 8 bits, without an error of their own.
+//! Block floating point in four int8 limbs, operands of `mma.s8`: the numbers of a unit share a power of two,
+//! and each is an integer of four digits of 8 bits. The tensor cores multiply such digits with 8-bit weights
+//! without rounding.
 //!
-//! A number is rounded towards zero to a multiple of 2^-30 of the power of two above the largest one of its unit.
+//! A number is rounded towards zero to a multiple of 2^-30 of the power of two above the largest number of
+//! its unit.
 
 use core::ops::Range;
 
 /// Digits of a number.
 pub const DIGITS: u32 = 4;
-/// Bits of the numbers, the sign aside: digits from -128 to 127 do not overflow.
+/// Bits of the numbers without the sign: with digits from -128 to 127 no digit overflows.
 const BITS: u32 = 30;
-/// Exponents, as `f32` stores them, that have a power of two for both ways.
+/// Exponents, as stored in `f32`, for which both the power and its inverse exist.
 const EXPONENTS: Range<u32> = 40..255;
 
-/// How the numbers of a unit become integers and back.
+/// The factors between the numbers of a unit and integers.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Powers {
-    /// A number times this is an integer.
+    /// Factor from a number to an integer.
     pub up: f32,
-    /// An integer times this is a number: NaN where one of the unit's numbers is not finite.
+    /// Factor from an integer to a number: NaN if one of the unit's numbers is not finite.
     pub down: f32,
 }
 
 impl Powers {
-    /// Those of a unit whose largest number has the bits `largest`, without its sign. `less` below 9 powers of two are
-    /// taken from `down`.
+    /// Returns the factors of a unit whose largest number has the bits `largest`, without its sign. `less`,
+    /// below 9, is the number of powers of two by which `down` is reduced.
     #[inline(always)]
     pub fn of(largest: u32, less: u32) -> Self {
         let exponent = largest >> 23;
@@ -38,14 +40,14 @@ impl Powers {
         } else {
             exponent
         };
-        // Numbers are below 2^(exponent - 126).
+        // The unit's numbers are below 2^(exponent - 126).
         Self {
             up: f32::from_bits((127 + 126 + BITS - exponent) << 23),
             down: f32::from_bits((exponent + 127 - 126 - BITS - less) << 23),
         }
     }
 
-    /// The digits of `number`, a byte each, the least first.
+    /// Returns the digits of `number`, a byte each, the least significant first.
     #[inline(always)]
     pub fn digits(self, number: f32) -> u32 {
         const CARRY: u32 = 0x0080_8080;
@@ -54,7 +56,8 @@ impl Powers {
     }
 }
 
-/// Word `k` has byte `k` of each of four words, the first one's lowest: the same digit of four numbers.
+/// Transposes four words: word `k` of the result has byte `k` of each of them, the first one's lowest. It
+/// collects the same digit of four numbers.
 #[inline(always)]
 pub fn transposed([a, b, c, d]: [u32; 4]) -> [u32; 4] {
     const EVEN: u32 = 0x00FF_00FF;

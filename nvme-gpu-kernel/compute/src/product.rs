@@ -1,4 +1,4 @@
-//! The product of some rows of a matrix, as it is stored in memory of the GPU, and a vector.
+//! The product of rows of a matrix, in its stored format in GPU memory, with a vector.
 // UNSAFETY: launches hold addresses that the host vouches for.
 #![allow(unsafe_code)]
 
@@ -11,13 +11,13 @@ use nvme_formats::{Stored, UNIT};
 use nvme_gpu_kernel::arch;
 use nvme_gpu_kernel::rows::code;
 
-/// The products of some rows and vector `token`. Every lane of the warp calls it.
+/// Computes the products of some rows with vector `token`. Every lane of the warp calls it.
 ///
 /// # Safety
-/// What [`Gemv`] names is there.
+/// All memory that [`Gemv`] names is allocated and stays so while the kernel runs.
 #[inline(always)]
 pub unsafe fn strip(gemv: &Gemv, (stored, shape): (Stored, Shape), token: u64, rows: Range<u64>) {
-    // SAFETY: the caller's.
+    // SAFETY: this function's caller vouches for the addresses, as under `# Safety`.
     let (x, y) = unsafe { (Numbers::at(gemv.x), Numbers::at(gemv.y)) };
     let window = Window::here();
     let vector = token * u64::from(gemv.columns);

@@ -1,4 +1,4 @@
-//! What each kernel computes, for one vector, on the CPU.
+//! Reference of each kernel on the CPU, for one vector.
 
 use crate::{index_of, ranked};
 use nvme_formats::{Stored, UNIT};
@@ -6,7 +6,7 @@ use nvme_formats::{Stored, UNIT};
 /// Elements of a unit.
 type Numbers = [f32; UNIT as usize];
 
-/// The product of a row of a matrix, as it is stored, and a vector of as many elements.
+/// Returns the product of a row of a matrix, in its stored format, with a vector of as many elements.
 pub fn dot(stored: Stored, row: &[u8], x: &[f32]) -> f32 {
     let half = half_of(row);
     let mut sums: Numbers = [0.0; UNIT as usize];
@@ -19,7 +19,7 @@ pub fn dot(stored: Stored, row: &[u8], x: &[f32]) -> f32 {
     sums.iter().sum()
 }
 
-/// The numbers of a row.
+/// Converts a row to numbers.
 pub fn unpack(stored: Stored, row: &[u8], y: &mut [f32]) {
     let half = half_of(row);
     for (unit, y) in y
@@ -39,7 +39,7 @@ fn numbers(stored: Stored, unit: u32, half: impl Fn(u32) -> u16) -> Numbers {
     numbers
 }
 
-/// Words of 16 bits of a row; 0 past its end.
+/// Returns a function of the 16-bit words of a row; 0 past its end.
 fn half_of(row: &[u8]) -> impl Fn(u32) -> u16 + Copy {
     let words = row.as_chunks::<2>().0;
     |k: u32| {
@@ -49,7 +49,7 @@ fn half_of(row: &[u8]) -> impl Fn(u32) -> u16 + Copy {
     }
 }
 
-/// As [`RmsNorm`](crate::RmsNorm).
+/// Computes [`RmsNorm`](crate::RmsNorm).
 pub fn rms_norm(x: &[f32], weight: &[f32], epsilon: f32, y: &mut [f32]) {
     let sum: f32 = x.iter().map(|x| x * x).sum();
     let factor = 1.0 / (sum / x.len() as f32 + epsilon).sqrt();
@@ -58,7 +58,7 @@ pub fn rms_norm(x: &[f32], weight: &[f32], epsilon: f32, y: &mut [f32]) {
     }
 }
 
-/// Turns a head by the cosines and sines of its position, a pair of neighbours each.
+/// Rotates a head by the cosines and sines of its position, neighbouring elements as pairs.
 pub fn turn(head: &mut [f32], angles: &[f32]) {
     let (pairs, angles) = (head.as_chunks_mut::<2>().0, angles.as_chunks::<2>().0);
     for ([a, b], [cos, sin]) in pairs.iter_mut().zip(angles) {
@@ -66,7 +66,8 @@ pub fn turn(head: &mut [f32], angles: &[f32]) {
     }
 }
 
-/// Cosine and sine of each pair of each of `positions` positions, for [`turn`] and [`Rope::angles`](crate::Rope::angles).
+/// Returns cosine and sine of each pair of each of `positions` positions, for [`turn`] and
+/// [`Rope::angles`](crate::Rope::angles).
 pub fn angles(positions: u32, head_elements: u32, base: f64) -> Vec<f32> {
     let pairs = head_elements / 2;
     let of = |position: u32, pair: u32| {
@@ -79,7 +80,8 @@ pub fn angles(positions: u32, head_elements: u32, base: f64) -> Vec<f32> {
         .collect()
 }
 
-/// The head of a query over the keys and values of its kind: one of `stride` elements for each position.
+/// Computes attention of one head of a query over the keys and values of its kind, `stride` elements apart
+/// for each position.
 pub fn attend(
     query: &[f32],
     keys: &[f32],
@@ -105,14 +107,14 @@ pub fn attend(
     y.iter_mut().for_each(|y| *y /= total);
 }
 
-/// As [`SiluMul`](crate::SiluMul), into `x`.
+/// Computes [`SiluMul`](crate::SiluMul) into `x`.
 pub fn silu_mul(x: &mut [f32], factor: &[f32]) {
     for (x, factor) in x.iter_mut().zip(factor) {
         *x = *x / (1.0 + (-*x).exp()) * factor;
     }
 }
 
-/// As [`Argmax`](crate::Argmax).
+/// Computes [`Argmax`](crate::Argmax).
 pub fn argmax(x: &[f32]) -> u32 {
     let ranks = x
         .iter()

@@ -1,4 +1,5 @@
-//! The product of a matrix on a drive and a vector: warps read the matrix by themselves while they multiply.
+//! The product of a matrix on a drive with a vector: each warp reads its rows while it multiplies the ones
+//! before.
 // UNSAFETY: kernel parameters hold addresses that the host vouches for.
 #![allow(unsafe_code)]
 
@@ -11,10 +12,10 @@ use nvme_gpu_kernel::ring::{Pieces, Ring};
 use nvme_gpu_kernel::rows::{code, worst};
 use nvme_gpu_kernel::{Stream, arch};
 
-/// A warp takes rows that follow on each other.
+/// Computes the products. A warp takes consecutive rows.
 ///
 /// # Safety
-/// What [`GemvStreamed`] names is there.
+/// All memory that [`GemvStreamed`] names is allocated and stays so while the kernel runs.
 #[unsafe(no_mangle)]
 pub unsafe extern "ptx-kernel" fn nvme_gemv_streamed(gemv: GemvStreamed) {
     let Some(stored) = Stored::of_number(gemv.stored) else {
@@ -24,7 +25,7 @@ pub unsafe extern "ptx-kernel" fn nvme_gemv_streamed(gemv: GemvStreamed) {
     if shape.groups == 0 {
         return;
     }
-    // SAFETY: the caller's.
+    // SAFETY: the host vouches for the addresses in the kernel's parameter, as under `# Safety`.
     let (mut stream, x, y) = unsafe {
         (
             Stream::enter(&gemv.rows),
@@ -77,14 +78,14 @@ pub unsafe extern "ptx-kernel" fn nvme_gemv_streamed(gemv: GemvStreamed) {
     stream.leave(ended.failed, ended.worst);
 }
 
-/// What became of a warp's rows.
+/// The failures of a warp's rows.
 struct Ended {
     failed: u64,
     worst: u64,
 }
 
 impl Ended {
-    /// Row `row` has ended: `sum` is the lane's. Every lane calls it.
+    /// Ends row `row`: adds up `sum`, the lane's share, and stores the result. Every lane calls it.
     #[inline(always)]
     fn row(&mut self, y: Numbers, row: u64, sum: f32, code: i32) {
         let sum = sum_of_warp(sum);

@@ -1,17 +1,18 @@
-//! How a product is shared out: a warp has rows that follow on each other, and takes their bytes as they come.
+//! The assignment of a product's rows to warps: a warp has consecutive rows, and consumes their bytes in the
+//! order in which they arrive.
 //!
-//! A row is whole groups of bytes, in each of which whole units of elements are stored. A group is computed once its
-//! last byte is there; its first one may have come with the bytes before.
+//! A row consists of groups of bytes, each with whole units of elements. A group is computed once its last
+//! byte has arrived; its first byte may have arrived with an earlier read.
 
 use nvme_formats::{Stored, UNIT};
 use nvme_gpu_kernel::rows::code;
 
-/// Bytes that a warp copies to shared memory at a time, where the drive's bytes are a multiple of it.
+/// Bytes that a warp copies to shared memory in one step, at addresses on the drive that are multiples of it.
 pub const TILE_BYTES: u64 = 2048;
-/// Bytes of shared memory of a warp: what begins in one tile and ends in the next lies in both halves.
+/// Bytes of shared memory of a warp: a group that begins in one tile and ends in the next uses both halves.
 pub const WINDOW_BYTES: u64 = 2 * TILE_BYTES;
 
-/// How the elements of a row lie in groups.
+/// The division of a row into groups.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Shape {
     /// Bytes of a group.
@@ -23,7 +24,7 @@ pub struct Shape {
 }
 
 impl Shape {
-    /// Rows of `columns` elements.
+    /// Returns the division of rows of `columns` elements.
     #[inline(always)]
     pub fn of(stored: Stored, columns: u32) -> Self {
         let (elements, bytes) = stored.block();
@@ -36,14 +37,15 @@ impl Shape {
     }
 }
 
-/// The first row of warp `warp` of `warps`; the first of the next one is its end. `rows` is below 2^32.
+/// Returns the first row of warp `warp` of `warps`; the first row of the next warp is its end. `rows` is
+/// below 2^32.
 #[inline(always)]
 pub fn first_row(rows: u64, warp: u32, warps: u32) -> u64 {
     let share = rows * u64::from(warp);
     share.checked_div(u64::from(warps)).unwrap_or(0)
 }
 
-/// Where a warp is in its rows. All lanes have the same words, but each a sum of its own.
+/// The position of a warp in its rows. All lanes hold the same state, except for their own partial sums.
 #[derive(Clone, Copy, Debug)]
 pub struct Cursor {
     /// The first byte of the next group.
@@ -51,14 +53,14 @@ pub struct Cursor {
     row: u64,
     /// The next group of the row.
     group: u32,
-    /// Of the row's elements that the lane had.
+    /// Lane's partial sum of the row.
     sum: f32,
-    /// Why the row is not computed, or [`code::OK`].
+    /// Reason why the row is not computed, or [`code::OK`].
     code: i32,
 }
 
 impl Cursor {
-    /// At the begin of row `row`, whose first byte is `byte`.
+    /// Makes a position at the start of row `row`, whose first byte is `byte`.
     #[inline(always)]
     pub fn new(row: u64, byte: u64) -> Self {
         Self {
@@ -70,15 +72,17 @@ impl Cursor {
         }
     }
 
-    /// The row that it is in.
+    /// Returns the current row.
     #[inline(always)]
     pub fn row(&self) -> u64 {
         self.row
     }
 
-    /// Takes the groups that end before byte `until`. They have come where `code` is [`code::OK`]: `dot` gives the
-    /// lane's sum over so many groups from a byte on, the first of which has that number in the row. `done` gets each
-    /// row that ends here: its number, its sum, and why it is not computed. `until` is less than 4 GiB further on.
+    /// Consumes the groups that end before byte `until`; they are valid if `code` is [`code::OK`].
+    ///
+    /// `dot` returns the lane's sum over a number of groups from a byte on; its last argument is the number
+    /// of the first group in the row. `done` receives each row that ends here: its number, its sum, and the
+    /// reason why it is not computed. `until` is less than 4 GiB further on.
     #[inline(always)]
     pub fn advance(
         &mut self,
@@ -107,14 +111,14 @@ impl Cursor {
             done(self.row, self.sum, self.code);
             self.next_row();
         }
-        // The group at the end of a piece begins in it: its row lacks that part. One that begins with the next piece
-        // does not.
+        // The group at the end of a read begins in it, so its row lacks that part and keeps the error. A row
+        // that begins with the next read does not.
         if self.byte == until && self.group == 0 {
             self.code = code::OK;
         }
     }
 
-    /// The rows from here up to `end` are not computed, because of `code`.
+    /// Reports the rows from here up to `end` as not computed, because of `code`.
     #[inline(always)]
     pub fn give_up(&mut self, end: u64, code: i32, mut done: impl FnMut(u64, f32, i32)) {
         while self.row < end {

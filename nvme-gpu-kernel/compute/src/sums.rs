@@ -1,12 +1,13 @@
-//! Sums of products of elements as they are stored: a lane has one element of each unit, or a quarter of every eighth.
+//! Sums of products of elements in their stored formats: a lane has one element of each unit, or a quarter of
+//! every eighth unit.
 
 use crate::arch::{Numbers, Window};
 use crate::eight::Eight;
 use nvme_formats::{Stored, UNIT};
 use nvme_gpu_kernel::arch;
 
-/// The lane's elements of `units` units, whose first byte is `byte` of the window's memory, times those of the vector,
-/// which are `x` from `first` on.
+/// Multiplies the lane's elements of `units` units, from byte `byte` of the window on, with those of the
+/// vector, which are `x` from `first` on.
 #[inline(always)]
 pub fn sum_of_units(
     stored: Stored,
@@ -24,7 +25,7 @@ pub fn sum_of_units(
     }
     let first = first + u64::from(arch::lane());
     let x = |unit: u32| x.load(first + u64::from(unit * UNIT));
-    // The format is the same for all: one loop each, without a choice inside.
+    // The format is the same for all units, so there is one loop for each, without a branch inside.
     match stored {
         Stored::F32 => sum_of(Stored::F32, window, byte, units, x),
         Stored::F16 => sum_of(Stored::F16, window, byte, units, x),
@@ -34,7 +35,7 @@ pub fn sum_of_units(
     }
 }
 
-/// Four units at a time: their loads are under way together.
+/// Sums over units, four in one step, so that their loads overlap.
 #[inline(always)]
 fn sum_of(stored: Stored, window: Window, byte: u32, units: u32, x: impl Fn(u32) -> f32) -> f32 {
     let lane = arch::lane();
@@ -57,7 +58,8 @@ fn sum_of(stored: Stored, window: Window, byte: u32, units: u32, x: impl Fn(u32)
     a + b + (c + d)
 }
 
-/// Four lanes have a unit, the warp eight at a time, and loads of sixteen are under way together.
+/// Sums over quarters of units: four lanes have a unit, the warp eight in one step, and the loads of sixteen
+/// overlap.
 #[inline(always)]
 fn quarters_of(
     stored: Stored,

@@ -1,5 +1,5 @@
-//! Products of rows in memory of the GPU that are read as fast as the memory gives them: a block has a part of the vector in
-//! shared memory, and each of its warps multiplies several rows with it at a time.
+//! Products of rows in GPU memory at the memory's full bandwidth: a block keeps a part of the vector in
+//! shared memory, and each of its warps multiplies several rows with it at once.
 // UNSAFETY: launches hold addresses that the host vouches for.
 #![allow(unsafe_code)]
 
@@ -10,20 +10,20 @@ use nvme_formats::Stored;
 use nvme_gpu_kernel::arch;
 use nvme_gpu_kernel::rows::BLOCK_WARPS;
 
-/// Columns that a warp takes at a time, 8 for each lane.
+/// Columns that a warp computes in one step, 8 for each lane.
 const STEP: u32 = 256;
 /// Columns of a pass.
 const PASS: u32 = 2 * STEP;
 const _: () = assert!(VECTOR_ELEMENTS.is_multiple_of(PASS));
 
-/// The products of tile `tile` of `gemv`'s rows and vector `token`: [`Gemv::tile_rows`] of them. Every thread of the block
-/// calls it.
+/// Computes the products of tile `tile` of `gemv`'s rows, [`Gemv::tile_rows`] rows, with vector `token`.
+/// Every thread of the block calls it.
 ///
 /// # Safety
-/// What [`Gemv`] names is there, and [`Gemv::is_wide`].
+/// All memory that [`Gemv`] names is allocated and stays so while the kernel runs, and [`Gemv::is_wide`].
 #[inline(always)]
 pub unsafe fn tile(gemv: &Gemv, token: u64, tile: u32) {
-    // SAFETY: the caller's.
+    // SAFETY: this function's caller vouches for the addresses, as under `# Safety`.
     unsafe {
         match (Stored::of_number(gemv.stored), gemv.warp_rows()) {
             (Some(Stored::F32), 1) => rows::<F32, 1>(gemv, token, tile),
@@ -37,6 +37,8 @@ pub unsafe fn tile(gemv: &Gemv, token: u64, tile: u32) {
     }
 }
 
+/// Computes `R` rows for each warp.
+///
 /// # Safety
 /// As [`tile`].
 #[inline(always)]
@@ -44,7 +46,8 @@ unsafe fn rows<P: Part, const R: usize>(gemv: &Gemv, token: u64, tile: u32) {
     let warp = tile * BLOCK_WARPS + arch::thread() / 32;
     let first = u64::from(warp) * R as u64;
     let last = u64::from(gemv.rows) - 1;
-    // Rows past the end are the last one again, and are not stored.
+    // Rows past the end are replaced by the last one, so that every address is valid; their sums are not
+    // stored.
     let mut number = 0;
     let addresses = [(); R].map(|()| {
         let row = if first + number < last {
@@ -56,14 +59,14 @@ unsafe fn rows<P: Part, const R: usize>(gemv: &Gemv, token: u64, tile: u32) {
         gemv.weights + row * gemv.row_bytes
     });
     let x = gemv.x + token * u64::from(gemv.columns) * 4;
-    // SAFETY: the caller's.
+    // SAFETY: this function's caller vouches for the addresses, as under `# Safety`.
     let sums = unsafe { sums_of::<P, R>(addresses, gemv.columns, x) };
     let mut number = 0;
     while number < R {
         let sum = sum_of_warp(sums[number]);
         let row = first + number as u64;
         if arch::lane() == 0 && row <= last {
-            // SAFETY: the caller's.
+            // SAFETY: this function's caller vouches for the addresses, as under `# Safety`.
             let y = unsafe { Numbers::at(gemv.y) };
             let to = token * u64::from(gemv.stride) + row;
             let before = if gemv.adds == 0 { 0.0 } else { y.load(to) };
@@ -73,17 +76,17 @@ unsafe fn rows<P: Part, const R: usize>(gemv: &Gemv, token: u64, tile: u32) {
     }
 }
 
-/// The lane's sums of `columns` columns of each row. What was multiplied is loaded anew for the next pass at once, so that
-/// most of a pass is under way at any time.
+/// Returns the lane's sums of `columns` columns of each row. Registers are refilled for the next pass right
+/// after their use, so that most of a pass is in flight at any time.
 ///
 /// # Safety
-/// They are there, and as many elements of the vector at `x`. Every thread of the block calls it.
+/// The columns are allocated, and as many elements of the vector at `x`. Every thread of the block calls it.
 #[inline(always)]
 unsafe fn sums_of<P: Part, const R: usize>(rows: [u64; R], columns: u32, x: u64) -> [f32; R] {
     let (lane, vector) = (arch::lane(), Vector::of_block());
     let whole = columns / PASS * PASS;
     let left = columns.saturating_sub(STEP);
-    // SAFETY: the caller's: nothing is loaded beyond the columns.
+    // SAFETY: this function's caller vouches for the columns, and nothing is loaded beyond them.
     let (mut first, mut second) = unsafe {
         (
             rows.map(|row| P::load_until(row, 0, lane, columns)),
@@ -96,21 +99,21 @@ unsafe fn sums_of<P: Part, const R: usize>(rows: [u64; R], columns: u32, x: u64)
         let place = at % VECTOR_ELEMENTS;
         if place == 0 {
             arch::sync_block();
-            // SAFETY: the caller's.
+            // SAFETY: this function's caller vouches for the addresses, as under `# Safety`.
             unsafe { vector.fill(x + u64::from(at) * 4, columns - at, P::FLIP) };
             arch::sync_block();
         }
         if at < whole {
             let ahead = if at + PASS < whole { at + PASS } else { at };
             sums = added::<P, R>(sums, first, vector, place);
-            // SAFETY: the caller's.
+            // SAFETY: this function's caller vouches for the addresses, as under `# Safety`.
             first = rows.map(|row| unsafe { P::load(row, ahead, lane) });
             sums = added::<P, R>(sums, second, vector, place + STEP);
-            // SAFETY: the caller's.
+            // SAFETY: this function's caller vouches for the addresses, as under `# Safety`.
             second = rows.map(|row| unsafe { P::load(row, ahead + STEP, lane) });
             at += PASS;
         } else {
-            // SAFETY: the caller's: as above.
+            // SAFETY: as above.
             let last = rows.map(|row| unsafe { P::load_until(row, at, lane, columns - at) });
             sums = added::<P, R>(sums, last, vector, place);
             at += STEP;

@@ -1,26 +1,28 @@
-//! Larger blocks of GGUF, as the CPU unpacks them. Kernels do not have them yet.
+//! Larger quantisation blocks, which only the CPU decodes; the kernels of this project do not support them as
+//! tensors to convert.
 
 use crate::wide::f32_of_f16;
 
 /// The format of stored blocks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Block {
-    /// GGUF: 256 elements in 144 bytes: binary16 scale and scale of least values, 8 times 6 bits of both, 4 bits each.
+    /// GGUF Q4_K: 256 elements in 144 bytes: binary16 scale and scale of minima, 8 times 6 bits of both, 4
+    /// bits for each element.
     Q4K,
-    /// GGUF: 256 elements in 210 bytes: 6 bits each, 16 scales of 8 bits, a binary16 scale.
+    /// GGUF Q6_K: 256 elements in 210 bytes: 6 bits for each element, 16 scales of 8 bits, a binary16 scale.
     Q6K,
-    /// OCP MXFP4: 32 elements in 17 bytes: an E8M0 scale, and E2M1 each.
+    /// OCP MXFP4: 32 elements in 17 bytes: an E8M0 scale, and E2M1 elements.
     Mxfp4,
 }
 
-/// The values of E2M1, doubled.
+/// Values of E2M1, doubled so that they are integers.
 const E2M1: [i8; 16] = [0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12];
 
 impl Block {
-    /// All of them.
+    /// All blocks.
     pub const ALL: [Self; 3] = [Self::Q4K, Self::Q6K, Self::Mxfp4];
 
-    /// Elements that are stored together.
+    /// Returns the number of elements of a block.
     pub const fn block_elements(self) -> u32 {
         match self {
             Self::Q4K | Self::Q6K => 256,
@@ -28,7 +30,7 @@ impl Block {
         }
     }
 
-    /// Bytes of those.
+    /// Returns the bytes of a block.
     pub const fn block_bytes(self) -> u32 {
         match self {
             Self::Q4K => 144,
@@ -37,7 +39,8 @@ impl Block {
         }
     }
 
-    /// The value of element `index` of a block whose byte number `k` is `at(k)`; rounded where ggml rounds.
+    /// Returns element `index` of a block whose byte number `k` is `at(k)`; rounded at the same steps as in
+    /// ggml.
     #[inline(always)]
     pub fn value(self, index: u32, at: impl Fn(u32) -> u8) -> f32 {
         let half = |byte: u32| f32_of_f16(u16::from_le_bytes([at(byte), at(byte + 1)]));
@@ -46,7 +49,7 @@ impl Block {
                 let group = index / 32;
                 let byte = at(16 + index / 64 * 32 + index % 32);
                 let number = byte >> (4 * (group % 2)) & 0xF;
-                // Groups from 4 on have their upper two bits beside the first four.
+                // Groups from 4 on keep their upper two bits in the bytes of the first four.
                 let (scale, least) = match group {
                     0..4 => (at(4 + group) & 0x3F, at(8 + group) & 0x3F),
                     _ => {
@@ -67,7 +70,7 @@ impl Block {
                 scale * f32::from(number)
             }
             Self::Mxfp4 => {
-                // Half of 2^(e - 127), for the doubled values.
+                // Half of 2^(e - 127), since the values are doubled.
                 let scale = match u32::from(at(0)) {
                     low @ 0..2 => 0x0020_0000 << low,
                     e => (e - 1) << 23,
@@ -79,8 +82,8 @@ impl Block {
         }
     }
 
-    /// Unpacks `from`, which is whole blocks, to `out`, which has room for exactly their elements; `false`, and nothing
-    /// done, for other lengths.
+    /// Decodes `from`, which is whole blocks, into `out`, which has exactly as many elements; returns false,
+    /// and does nothing, for other lengths.
     pub fn unpack(self, from: &[u8], out: &mut [f32]) -> bool {
         let (bytes, elements) = (self.block_bytes() as usize, self.block_elements() as usize);
         if !from.len().is_multiple_of(bytes) || from.len() / bytes * elements != out.len() {

@@ -1,7 +1,8 @@
-//! Number formats of tensors: what an element's bytes mean, on the GPU as on the CPU.
+//! Number formats of tensors: the meaning of an element's bytes, on the GPU and on the CPU.
 //!
 //! Every function is plain integer and `f32` arithmetic, so that both sides get the same bits. Bytes are
-//! little-endian.
+//! little-endian. The crate depends on nothing and reads no files: names of formats in files belong to the
+//! readers of those files.
 //!
 //! ```
 //! use nvme_formats::{Format, Wide, value};
@@ -28,7 +29,7 @@ pub use narrow::{bf16_of_f32, f16_of_f32};
 pub use stored::{Stored, UNIT};
 pub use wide::{f32_of_bf16, f32_of_f8_e4m3, f32_of_f8_e5m2, f32_of_f16};
 
-/// The format of stored elements. The numbers are those that kernels get.
+/// The format of stored elements. The numbers are those that kernels receive.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
 pub enum Format {
@@ -42,14 +43,14 @@ pub enum Format {
     F8E5M2 = 4,
     /// GGUF: 32 elements in 34 bytes, a binary16 scale and 32 signed bytes.
     Q8_0 = 5,
-    /// GGUF: 32 elements in 18 bytes, a binary16 scale and 32 numbers of 4 bits, less 8 each.
+    /// GGUF: 32 elements in 18 bytes, a binary16 scale and 32 numbers of 4 bits with a bias of 8.
     Q4_0 = 6,
-    /// GGUF: 32 elements in 20 bytes, a binary16 scale and least value, and 32 numbers of 4 bits.
+    /// GGUF: 32 elements in 20 bytes, a binary16 scale and minimum, and 32 numbers of 4 bits.
     Q4_1 = 7,
 }
 
 impl Format {
-    /// All of them.
+    /// All formats.
     pub const ALL: [Self; 7] = [
         Self::F16,
         Self::Bf16,
@@ -60,7 +61,7 @@ impl Format {
         Self::Q4_1,
     ];
 
-    /// The format with this number.
+    /// Returns the format with this number.
     #[inline(always)]
     pub const fn of_number(number: u32) -> Option<Self> {
         Some(match number {
@@ -75,7 +76,7 @@ impl Format {
         })
     }
 
-    /// Elements that are stored together.
+    /// Returns the number of elements of a block.
     #[inline(always)]
     pub const fn block_elements(self) -> u32 {
         match self {
@@ -84,7 +85,7 @@ impl Format {
         }
     }
 
-    /// Bytes of those.
+    /// Returns the bytes of a block.
     #[inline(always)]
     pub const fn block_bytes(self) -> u32 {
         match self {
@@ -96,7 +97,7 @@ impl Format {
         }
     }
 
-    /// Elements in `bytes` bytes; `None` unless those are whole blocks.
+    /// Returns the number of elements in `bytes` bytes; `None` unless those are whole blocks.
     pub const fn elements(self, bytes: u64) -> Option<u64> {
         let block = self.block_bytes() as u64;
         match bytes % block {
@@ -105,7 +106,8 @@ impl Format {
         }
     }
 
-    /// Byte `at` of stored elements that all come out as +0.0: of Q4_0, zero bytes would come out as -0.0.
+    /// Returns byte `at` of stored elements that all decode to +0.0. For Q4_0 zero bytes would decode to -0.0
+    /// or to other values.
     #[inline(always)]
     pub const fn zero_byte(self, at: u32) -> u8 {
         match self {
@@ -115,7 +117,7 @@ impl Format {
     }
 }
 
-/// What stored elements become.
+/// The format of converted (upcast) elements.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
 pub enum Wide {
@@ -126,7 +128,7 @@ pub enum Wide {
 }
 
 impl Wide {
-    /// The one with this number.
+    /// Returns the format with this number.
     #[inline(always)]
     pub const fn of_number(number: u32) -> Option<Self> {
         match number {
@@ -136,7 +138,7 @@ impl Wide {
         }
     }
 
-    /// Bytes of one.
+    /// Returns the bytes of an element.
     #[inline(always)]
     pub const fn bytes(self) -> u32 {
         match self {
@@ -145,8 +147,8 @@ impl Wide {
         }
     }
 
-    /// The bits of `value`, in the lower half for 16 of them. Any NaN becomes the same one: processors differ in the
-    /// sign and the rest of a NaN that they compute.
+    /// Returns the bits of `value`, in the lower half for 16 bits. Every NaN gets the same bits, since
+    /// processors differ in the sign and payload of a NaN that they compute.
     #[inline(always)]
     pub fn bits_of(self, value: f32) -> u32 {
         match self {
@@ -158,7 +160,7 @@ impl Wide {
     }
 }
 
-/// The value of element `index` of elements whose byte number `k` is `at(k)`.
+/// Returns element `index` of elements whose byte number `k` is `at(k)`.
 #[inline(always)]
 pub fn value(format: Format, index: u32, at: impl Fn(u32) -> u8) -> f32 {
     let half = |byte: u32| u16::from_le_bytes([at(byte), at(byte + 1)]);
@@ -182,15 +184,15 @@ pub fn value(format: Format, index: u32, at: impl Fn(u32) -> u8) -> f32 {
         }
         Format::Q4_1 => {
             let first = block * 20;
-            // Two roundings, as ggml has them.
+            // Two roundings, as in ggml: a fused multiply-add would give other bits.
             let product = f32_of_f16(half(first)) * four_bits(first + 4);
             product + f32_of_f16(half(first + 2))
         }
     }
 }
 
-/// Widens the elements of `from`, which are whole blocks, to `out`, which has room for exactly those; `false`, and
-/// nothing done, for other lengths.
+/// Converts the elements of `from`, which are whole blocks, into `out`, which has exactly the room for them;
+/// returns false, and does nothing, for other lengths.
 pub fn widen(format: Format, wide: Wide, from: &[u8], out: &mut [u8]) -> bool {
     let bytes = wide.bytes() as usize;
     let wanted = format.elements(from.len() as u64);

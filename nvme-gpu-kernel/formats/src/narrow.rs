@@ -1,6 +1,6 @@
-//! `f32` as numbers of 16 bits: rounded to the nearest, ties to even.
+//! Conversion of `f32` to 16-bit formats, rounded to the nearest, ties to even.
 
-/// IEEE 754 binary16.
+/// Converts to IEEE 754 binary16.
 #[inline(always)]
 pub fn f16_of_f32(value: f32) -> u16 {
     let bits = value.to_bits();
@@ -14,7 +14,8 @@ pub fn f16_of_f32(value: f32) -> u16 {
         return sign | 0x7C00;
     }
     if magnitude < 0x3880_0000 {
-        // Below 2^-14: in units of 2^-24. Adding 2^-1 rounds at that place.
+        // Below 2^-14 the result is a multiple of 2^-24. Adding 2^-1 makes the addition itself round at that
+        // bit.
         let shifted = f32::from_bits(magnitude) + 0.5;
         return sign | (shifted.to_bits() - 0.5f32.to_bits()) as u16;
     }
@@ -22,7 +23,7 @@ pub fn f16_of_f32(value: f32) -> u16 {
     sign | ((rounded >> 13) - (112 << 10)) as u16
 }
 
-/// The upper half of binary32.
+/// Converts to the upper half of binary32.
 #[inline(always)]
 pub fn bf16_of_f32(value: f32) -> u16 {
     let bits = value.to_bits();

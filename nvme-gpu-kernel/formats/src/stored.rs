@@ -1,11 +1,11 @@
-//! Rows of matrices as they are stored, 32 elements at a time: what a product with a vector reads.
+//! Rows of matrices in their stored formats, decoded 32 elements at once, for products with a vector.
 
 use crate::wide::{f32_of_bf16, f32_of_f16};
 
 /// Elements of a unit: each row is whole units.
 pub const UNIT: u32 = 32;
 
-/// How the elements of a row are stored. The numbers are GGUF's; kernels get them.
+/// The stored format of a row's elements. The numbers are GGUF's; kernels receive them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
 pub enum Stored {
@@ -28,7 +28,7 @@ pub enum Stored {
 }
 
 impl Stored {
-    /// All of them.
+    /// All formats.
     pub const ALL: [Self; 8] = [
         Self::F32,
         Self::F16,
@@ -40,7 +40,7 @@ impl Stored {
         Self::Bf16,
     ];
 
-    /// The one with this number.
+    /// Returns the format with this number.
     #[inline(always)]
     pub const fn of_number(number: u32) -> Option<Self> {
         Some(match number {
@@ -56,7 +56,7 @@ impl Stored {
         })
     }
 
-    /// The name that the tool and its messages use.
+    /// Returns the name that the tool and its messages use.
     pub const fn name(self) -> &'static str {
         match self {
             Self::F32 => "f32",
@@ -70,7 +70,7 @@ impl Stored {
         }
     }
 
-    /// Elements that are stored together, and their bytes, an even number.
+    /// Returns the elements of a block and their bytes, an even number.
     #[inline(always)]
     pub const fn block(self) -> (u32, u32) {
         match self {
@@ -84,7 +84,7 @@ impl Stored {
         }
     }
 
-    /// Bytes of a row of `columns` elements; none unless those are whole blocks and units.
+    /// Returns the bytes of a row of `columns` elements; `None` unless those are whole blocks and units.
     pub const fn row_bytes(self, columns: u32) -> Option<u64> {
         let (elements, bytes) = self.block();
         match columns.is_multiple_of(elements) && columns.is_multiple_of(UNIT) {
@@ -93,8 +93,8 @@ impl Stored {
         }
     }
 
-    /// Hands the 32 elements of unit `unit` of a row to `take`, in their order, with their numbers in the unit. The row's
-    /// 16-bit word number `k` is `half(k)`.
+    /// Passes the 32 elements of unit `unit` of a row to `take`, in order, with their numbers in the unit.
+    /// The row's 16-bit word number `k` is `half(k)`.
     #[inline(always)]
     pub fn each(self, unit: u32, half: impl Fn(u32) -> u16, mut take: impl FnMut(u32, f32)) {
         let first = unit * UNIT;
@@ -125,7 +125,7 @@ impl Stored {
             Self::Q4_1 => {
                 let block = unit * 10;
                 let (scale, least) = (f32_of_f16(half(block)), f32_of_f16(half(block + 1)));
-                // Two roundings, as ggml has them.
+                // Two roundings, as in ggml: a fused multiply-add would give other bits.
                 let value = |number: f32| scale * number + least;
                 numbers_of_4_bits(|pair| half(block + 2 + pair), value, take);
             }
@@ -168,8 +168,8 @@ impl Stored {
         }
     }
 
-    /// Element `i` of unit `unit` of a row, with the same bits as [`each`](Self::each) gives: for 32 lanes with an
-    /// element each.
+    /// Returns element `i` of unit `unit` of a row, with the same bits as [`each`](Self::each): for 32 lanes
+    /// with one element each.
     #[inline(always)]
     pub fn element(self, unit: u32, i: u32, half: impl Fn(u32) -> u16) -> f32 {
         let at = unit * UNIT + i;
@@ -212,14 +212,14 @@ impl Stored {
         }
     }
 
-    /// Whether each unit has a scale of its own.
+    /// True if each unit has a separate scale.
     #[inline(always)]
     pub const fn has_unit_scales(self) -> bool {
         matches!(self, Self::Q4_0 | Self::Q4_1 | Self::Q8_0)
     }
 
-    /// The sum of the products of the 32 elements of unit `unit` of a row with those of a vector, in their order: the
-    /// vector's element `i` of the unit is `x(i)`.
+    /// Returns the sum of the products of the 32 elements of unit `unit` of a row with those of a vector, in
+    /// order: the vector's element `i` of the unit is `x(i)`.
     #[inline(always)]
     pub fn dot(self, unit: u32, half: impl Fn(u32) -> u16, x: impl Fn(u32) -> f32) -> f32 {
         let mut sum = 0.0;
@@ -228,7 +228,7 @@ impl Stored {
     }
 }
 
-/// 32 numbers of 4 bits: the lower halves of 16 bytes, then the upper ones.
+/// Decodes 32 numbers of 4 bits: the lower halves of 16 bytes, then the upper ones.
 #[inline(always)]
 fn numbers_of_4_bits(
     pairs: impl Fn(u32) -> u16,
@@ -245,11 +245,11 @@ fn numbers_of_4_bits(
     }
 }
 
-/// Scale and least value of 32 elements of a block of Q4_K.
+/// Returns scale and minimum of 32 elements of a block of Q4_K.
 #[inline(always)]
 fn scales_of_q4k(half: &impl Fn(u32) -> u16, block: u32, group: u32) -> (f32, f32) {
     let byte = |at: u32| byte_of(half, block, at);
-    // Groups from 4 on have their upper two bits beside the first four.
+    // Groups from 4 on keep their upper two bits in the bytes of the first four.
     let (scale, least) = match group {
         0..4 => (byte(4 + group) & 0x3F, byte(8 + group) & 0x3F),
         _ => {
@@ -262,7 +262,7 @@ fn scales_of_q4k(half: &impl Fn(u32) -> u16, block: u32, group: u32) -> (f32, f3
     (of(0, scale), of(1, least))
 }
 
-/// Byte `at` of the block whose first word is `block`.
+/// Returns byte `at` of the block whose first word is `block`.
 #[inline(always)]
 fn byte_of(half: &impl Fn(u32) -> u16, block: u32, at: u32) -> u8 {
     (half(block + at / 2) >> (8 * (at % 2))) as u8

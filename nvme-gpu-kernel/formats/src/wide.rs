@@ -1,30 +1,30 @@
-//! Small floating-point numbers as `f32`: exact.
+//! Exact conversion of small floating-point formats to `f32`.
 
-/// 2^112: what the exponents of binary16 and binary32 differ by.
+/// 2^112, the factor between equal exponent fields of binary16 and binary32.
 const OF_F16: f32 = f32::from_bits((112 + 127) << 23);
-/// 2^120: the same for E4M3.
+/// 2^120, the same factor for E4M3.
 const OF_E4M3: f32 = f32::from_bits((120 + 127) << 23);
 
-/// IEEE 754 binary16.
+/// Converts IEEE 754 binary16.
 #[inline(always)]
 pub fn f32_of_f16(half: u16) -> f32 {
     let sign = u32::from(half & 0x8000) << 16;
     let magnitude = u32::from(half & 0x7FFF) << 13;
     let bits = match half & 0x7C00 == 0x7C00 {
         true => magnitude | 0x7F80_0000,
-        // Also of a subnormal number: the product is normal.
+        // Correct for subnormal numbers, too, since the product is normal.
         false => (f32::from_bits(magnitude) * OF_F16).to_bits(),
     };
     f32::from_bits(sign | bits)
 }
 
-/// The upper half of binary32.
+/// Converts the upper half of binary32.
 #[inline(always)]
 pub fn f32_of_bf16(half: u16) -> f32 {
     f32::from_bits(u32::from(half) << 16)
 }
 
-/// OCP FP8 E4M3, without infinities.
+/// Converts OCP FP8 E4M3, which has no infinities.
 #[inline(always)]
 pub fn f32_of_f8_e4m3(byte: u8) -> f32 {
     let sign = u32::from(byte & 0x80) << 24;
@@ -36,7 +36,7 @@ pub fn f32_of_f8_e4m3(byte: u8) -> f32 {
     f32::from_bits(sign | bits)
 }
 
-/// OCP FP8 E5M2.
+/// Converts OCP FP8 E5M2.
 #[inline(always)]
 pub fn f32_of_f8_e5m2(byte: u8) -> f32 {
     f32_of_f16(u16::from(byte) << 8)

@@ -1,4 +1,4 @@
-//! Memory by address, and the counts of the warps in shared memory.
+//! Memory by address, and the histograms of the warps in shared memory.
 // UNSAFETY: inline PTX, and loads and stores through addresses that the kernel vouches for.
 #![allow(unsafe_code)]
 
@@ -8,13 +8,16 @@ use core::arch::asm;
 use nvme_gpu_kernel::arch;
 use nvme_gpu_kernel::rows::BLOCK_WARPS;
 
-/// Memory of the GPU by address.
+/// GPU memory by address.
 #[derive(Clone, Copy)]
 pub struct Global(());
 
 impl Global {
+    /// Makes the accessor.
+    ///
     /// # Safety
-    /// All that is loaded or stored through it lies in memory that the kernel may use so.
+    /// Every address that is loaded or stored through it is inside memory that the kernel may use in that
+    /// way.
     #[inline(always)]
     pub unsafe fn new() -> Self {
         Self(())
@@ -24,20 +27,20 @@ impl Global {
 impl Memory for Global {
     #[inline(always)]
     fn word(self, address: u64) -> u32 {
-        // SAFETY: vouched for in `new`.
+        // SAFETY: the caller of `new` vouched for every address that is used.
         unsafe { *(address as usize as *const u32) }
     }
 
     #[inline(always)]
     fn put(self, address: u64, word: u32) {
-        // SAFETY: as above.
+        // SAFETY: the caller of `new` vouched for every address that is used.
         unsafe { *(address as usize as *mut u32) = word };
     }
 
     #[inline(always)]
     fn four(self, address: u64) -> [u32; 4] {
         let (a, b, c, d): (u32, u32, u32, u32);
-        // SAFETY: as above, a multiple of 16.
+        // SAFETY: the caller of `new` vouched for the address, a multiple of 16.
         unsafe {
             asm!(
                 "ld.global.v4.b32 {{{a}, {b}, {c}, {d}}}, [{from}];", from = in(reg64) address,
@@ -50,7 +53,7 @@ impl Memory for Global {
     #[inline(always)]
     fn two(self, address: u64) -> [u32; 2] {
         let (a, b): (u32, u32);
-        // SAFETY: as above, a multiple of 8.
+        // SAFETY: the caller of `new` vouched for the address, a multiple of 8.
         unsafe {
             asm!(
                 "ld.global.v2.b32 {{{a}, {b}}}, [{from}];", from = in(reg64) address,
@@ -71,12 +74,12 @@ impl Memory for Global {
     }
 }
 
-/// Counts in shared memory of a warp: [`BINS`] of them.
+/// The histogram of a warp in shared memory: [`BINS`] counts.
 #[derive(Clone, Copy)]
 pub struct Bins(u32);
 
 impl Bins {
-    /// Those of the calling warp.
+    /// Returns the histogram of the calling warp.
     #[inline(always)]
     pub fn of_warp() -> Self {
         let warp = arch::thread() / 32 % BLOCK_WARPS;
@@ -90,14 +93,14 @@ impl Bins {
 
     #[inline(always)]
     pub fn clear(self, bin: u32) {
-        // SAFETY: inside the warp's counts.
+        // SAFETY: `at` keeps the address inside the warp's histogram.
         unsafe { asm!("st.shared.u32 [{}], 0;", in(reg32) self.at(bin), options(nostack)) };
     }
 
-    /// Adds one; other lanes may do so at the same time.
+    /// Adds one to a count; other lanes may do so at the same time.
     #[inline(always)]
     pub fn increment(self, bin: u32) {
-        // SAFETY: as above.
+        // SAFETY: `at` keeps the address inside the warp's histogram.
         unsafe {
             asm!("red.relaxed.cta.shared.add.u32 [{}], 1;", in(reg32) self.at(bin), options(nostack))
         };
@@ -106,7 +109,7 @@ impl Bins {
     #[inline(always)]
     pub fn count(self, bin: u32) -> u32 {
         let value: u32;
-        // SAFETY: as above.
+        // SAFETY: `at` keeps the address inside the warp's histogram.
         unsafe {
             asm!("ld.shared.u32 {}, [{}];", out(reg32) value, in(reg32) self.at(bin), options(readonly, nostack))
         };
@@ -114,7 +117,8 @@ impl Bins {
     }
 }
 
-/// Where the counts of a block's warps lie. Not inlined: the array must exist once.
+/// Returns the address of the histograms of a block's warps. Not inlined: each inlined copy would define
+/// another array.
 #[inline(never)]
 fn bins() -> u32 {
     const _: () = assert!(BLOCK_WARPS * BINS * 4 == 8_192);

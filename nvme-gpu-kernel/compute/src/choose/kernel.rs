@@ -1,4 +1,4 @@
-//! The kernels.
+//! The kernels of page selection for sparse attention.
 // UNSAFETY: kernel parameters hold addresses that the host vouches for.
 #![allow(unsafe_code)]
 
@@ -7,13 +7,13 @@ use super::{ChoosePages, LANE_BINS, Memory, SummarisePages, Threshold, bin_of, n
 use crate::arch::{thread, warp};
 use nvme_gpu_kernel::arch;
 
-/// A thread takes two elements of a head of a page at a time.
+/// Writes page summaries. A thread takes two elements of a head of a page a turn.
 ///
 /// # Safety
-/// What [`SummarisePages`] names is there.
+/// All memory that [`SummarisePages`] names is allocated and stays so while the kernel runs.
 #[unsafe(no_mangle)]
 pub unsafe extern "ptx-kernel" fn nvme_page_summaries(summarise: SummarisePages) {
-    // SAFETY: the caller's.
+    // SAFETY: the host vouches for the addresses in the kernel's parameter, as under `# Safety`.
     let memory = unsafe { Global::new() };
     let (mut index, threads) = thread();
     while index < summarise.pairs() {
@@ -22,13 +22,13 @@ pub unsafe extern "ptx-kernel" fn nvme_page_summaries(summarise: SummarisePages)
     }
 }
 
-/// A thread takes a page of a head at a time.
+/// Scores pages: writes a rank for each. A thread takes one page of a head a turn.
 ///
 /// # Safety
-/// What [`ChoosePages`] names is there.
+/// All memory that [`ChoosePages`] names is allocated and stays so while the kernel runs.
 #[unsafe(no_mangle)]
 pub unsafe extern "ptx-kernel" fn nvme_score_pages(choice: ChoosePages) {
-    // SAFETY: the caller's.
+    // SAFETY: the host vouches for the addresses in the kernel's parameter, as under `# Safety`.
     let memory = unsafe { Global::new() };
     let most = u64::from(choice.most_pages);
     let (mut index, threads) = thread();
@@ -42,13 +42,14 @@ pub unsafe extern "ptx-kernel" fn nvme_score_pages(choice: ChoosePages) {
     }
 }
 
-/// A warp takes a head at a time.
+/// Selects the pages with the largest ranks. A warp takes one head a turn.
 ///
 /// # Safety
-/// What [`ChoosePages`] names is there, and `nvme_score_pages` has run.
+/// All memory that [`ChoosePages`] names is allocated and stays so while the kernel runs, and
+/// `nvme_score_pages` has run.
 #[unsafe(no_mangle)]
 pub unsafe extern "ptx-kernel" fn nvme_choose_pages(choice: ChoosePages) {
-    // SAFETY: the caller's.
+    // SAFETY: the host vouches for the addresses in the kernel's parameter, as under `# Safety`.
     let memory = unsafe { Global::new() };
     let bins = Bins::of_warp();
     let (mut row, warps) = warp();
@@ -65,7 +66,8 @@ pub unsafe extern "ptx-kernel" fn nvme_choose_pages(choice: ChoosePages) {
     }
 }
 
-/// Counts the ranks of the pages that have the bits `above` by the next eight. Every lane of the warp calls it.
+/// Counts, by their next eight bits, the ranks of the pages whose upper bits are `above`. Every lane of the
+/// warp calls it.
 #[inline(always)]
 fn pass(
     choice: &ChoosePages,
@@ -103,12 +105,12 @@ fn pass(
         |group| arch::shuffle(arch::FULL, mine, group),
         |bin| bins.count(bin),
     );
-    // The next pass clears what all lanes have read.
+    // A barrier, since the next pass clears counts that every lane has to have read.
     arch::sync_warp(arch::FULL);
     found
 }
 
-/// Writes the numbers of the chosen pages, in the order of their places. Every lane of the warp calls it.
+/// Writes the numbers of the selected pages, in the order of the page table. Every lane of the warp calls it.
 #[inline(always)]
 fn put(choice: &ChoosePages, memory: Global, (row, count): (u64, u32), threshold: Threshold) {
     let lane = arch::lane();

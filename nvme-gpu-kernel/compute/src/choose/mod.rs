@@ -1,39 +1,45 @@
-//! Choice of pages for sparse attention (Quest, MLSys 2024): what is kept of a page's keys, a bound of its products, and
-//! the pages with the largest bounds. Plain code that the kernels and the stand-in of CUDA run alike.
+//! Page selection for sparse attention (Quest, MLSys 2024): summaries of a page's keys, upper bounds of its
+//! products with a query, and the pages with the largest bounds. Plain code that the kernels and the stand-in
+//! of CUDA run alike.
 //!
-//! A summary of a page is, for each head of keys and values, the least and the largest of its keys, element by element:
-//! `head_elements` halves each, as the keys are stored. The bound of a query is the sum over the elements of the larger of
-//! `query * least` and `query * largest`: no product of the query with a key of the page is larger. The bound of a page
-//! for a head is the largest over the queries of the heads that share its keys.
+//! A summary of a page has, for each head of keys and values, the minimum and the maximum of its keys,
+//! element by element: `head_elements` halves each, in the number format of the keys. The bound of a query is
+//! the sum over the elements of the larger of `query * minimum` and `query * maximum`: no product of the
+//! query with a key of the page is larger. The bound of a page for a head is the largest over the queries of
+//! the heads that share its keys.
+//!
+//! The order of launches: [`SummarisePages`] once for new pages; then, for each token, the kernels that score
+//! and select by [`ChoosePages`], and attention over the selected pages.
 
 #[cfg(all(target_arch = "nvptx64", feature = "choose"))]
 mod arch;
 #[cfg(all(target_arch = "nvptx64", feature = "choose"))]
 mod kernel;
 
-/// What both halves of a summary's element hold where a key is not a number, and before there is a summary: NaN in f16 and
-/// in bf16.
+/// Both halves of a summary's element if a key is not a number, and before the summary is written: NaN in f16
+/// and in bf16.
 pub const UNKNOWN: u16 = 0xFFFF;
-/// The rank of a page whose bound is not a number, and of one that is not there: such pages are chosen first.
+/// Rank of a page whose bound is not a number, and of a page number that the table does not have. Such pages are
+/// selected first: nothing of unknown weight is left out, and attention reports the bad number.
 pub const FIRST: u32 = u32::MAX;
-/// Counts of a pass over the ranks: one for each value of eight bits.
+/// Bins of a pass over the ranks: one for each value of eight bits.
 pub const BINS: u32 = 256;
-/// Bins that a lane adds up.
+/// Bins that one lane adds up.
 pub const LANE_BINS: u32 = BINS / 32;
 
-/// Makes summaries of pages in memory of the GPU.
+/// Parameters of the kernel that summarises pages in GPU memory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(C)]
 pub struct SummarisePages {
-    /// `count` pages, `page_stride` bytes apart; a multiple of 4.
+    /// Address of `count` pages, `page_stride` bytes apart; a multiple of 4.
     pub pages: u64,
-    /// Their numbers, an `i64` each, all different. What is not below `page_count` is left out.
+    /// Address of their numbers, an `i64` each, all different. Numbers not below `page_count` are skipped.
     pub ids: u64,
-    /// `page_count` summaries.
+    /// Address of `page_count` summaries.
     pub summaries: u64,
-    /// How many pages to make summaries of.
+    /// Pages to summarise.
     pub count: u64,
-    /// From one page to the next, a multiple of 4.
+    /// Distance of pages in bytes, a multiple of 4.
     pub page_stride: u64,
     /// Pages of the drive.
     pub page_count: u64,
@@ -47,27 +53,28 @@ pub struct SummarisePages {
     pub is_bf16: u32,
 }
 
-/// Chooses pages for each head of keys and values of each sequence.
+/// Parameters of the kernels that select pages for each head of keys and values of each sequence.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(C)]
 pub struct ChoosePages {
-    /// `sequences` times `heads` vectors of `head_elements` numbers; a multiple of 16.
+    /// Address of `sequences` times `heads` vectors of `head_elements` numbers; a multiple of 16.
     pub queries: u64,
     /// As [`PagedAttention::pages`](crate::PagedAttention::pages).
     pub pages: u64,
     /// As [`PagedAttention::counts`](crate::PagedAttention::counts).
     pub counts: u64,
-    /// `page_count` summaries; a multiple of 16.
+    /// Address of `page_count` summaries; a multiple of 16.
     pub summaries: u64,
-    /// Room for a rank of each page of each head: `most_pages` words a head.
+    /// Address of space for a rank of each page of each head: `most_pages` words a head.
     pub ranks: u64,
-    /// Gets the numbers of the chosen pages in the order of the table: `keep` words a head.
+    /// Address of the result: the numbers of the selected pages in the order of the table, `keep` words a
+    /// head.
     pub chosen: u64,
-    /// Gets how many there are, a word a head.
+    /// Address of the number of selected pages, a word a head.
     pub chosen_counts: u64,
     /// Pages of the drive.
     pub page_count: u64,
-    /// How many sequences.
+    /// Number of sequences.
     pub sequences: u32,
     /// Heads of queries.
     pub heads: u32,
@@ -79,41 +86,41 @@ pub struct ChoosePages {
     pub sequence_stride: u32,
     /// As [`PagedAttention::head_stride`](crate::PagedAttention::head_stride).
     pub head_stride: u32,
-    /// Pages of a sequence at most.
+    /// Limit of the pages of a sequence.
     pub most_pages: u32,
-    /// Pages to choose for each head, at least `first` + `last`.
+    /// Pages to select for each head, at least `first` + `last`.
     pub keep: u32,
-    /// So many at the begin of the table are chosen in any case.
+    /// Number of pages at the start of the table that are always selected.
     pub first: u32,
-    /// So many at its end.
+    /// Number of pages at the end of the table that are always selected.
     pub last: u32,
     /// 1 for bf16, 0 for f16.
     pub is_bf16: u32,
-    /// 0.
+    /// Reserved, 0.
     pub reserved: u32,
 }
 
 /// Memory by address, as a kernel or the stand-in of CUDA loads and stores it.
 pub trait Memory: Copy {
-    /// The word at `address`, a multiple of 4.
+    /// Loads the word at `address`, a multiple of 4.
     fn word(self, address: u64) -> u32;
-    /// Sets it.
+    /// Stores a word.
     fn put(self, address: u64, word: u32);
-    /// Four words; a multiple of 16.
+    /// Loads four words; `address` is a multiple of 16.
     fn four(self, address: u64) -> [u32; 4];
-    /// Two words; a multiple of 8.
+    /// Loads two words; `address` is a multiple of 8.
     fn two(self, address: u64) -> [u32; 2];
-    /// The numbers in the halves of a word, the lower one first.
+    /// Converts the halves of a word to numbers, the lower one first.
     fn pair(self, word: u32, is_bf16: bool) -> [f32; 2];
 }
 
 impl SummarisePages {
-    /// Pieces of work of [`element_pair`](Self::element_pair).
+    /// Returns the number of work items of [`element_pair`](Self::element_pair).
     pub const fn pairs(&self) -> u64 {
         self.count * self.kv_heads as u64 * (self.head_elements / 2) as u64
     }
 
-    /// Writes the least and the largest of two elements of a head of a page: piece `index` of the work.
+    /// Writes the minimum and the maximum of two elements of a head of a page: work item `index`.
     #[inline(always)]
     pub fn element_pair(&self, memory: impl Memory, index: u64) {
         let half = u64::from(self.head_elements / 2);
@@ -154,7 +161,7 @@ impl SummarisePages {
     }
 }
 
-/// The least and the largest of some numbers, and how they are stored.
+/// The minimum and the maximum of some numbers, with their stored halves.
 struct Extremes {
     least: f32,
     most: f32,
@@ -195,13 +202,13 @@ impl Extremes {
     }
 }
 
-/// The larger one; the second where one is not a number.
+/// Returns the larger number; the second one if one is not a number.
 #[inline(always)]
 pub fn larger(a: f32, b: f32) -> f32 {
     if a > b { a } else { b }
 }
 
-/// A bound as a number that is larger for a larger bound; [`FIRST`] for what is not a number.
+/// Maps a bound to an integer of the same order; [`FIRST`] for a bound that is not a number.
 #[inline(always)]
 pub fn rank_of(bound: f32) -> u32 {
     let bits = bound.to_bits();
@@ -212,7 +219,8 @@ pub fn rank_of(bound: f32) -> u32 {
     if bound.is_nan() { FIRST } else { order }
 }
 
-/// The block for each number below eight, a constant by the name given: arrays stay in registers.
+/// Expands the block for each number below eight, as a constant of the given name, so that arrays stay in
+/// registers.
 macro_rules! eight {
     ($i:ident => $body:block) => { eight!($i in 0 1 2 3 4 5 6 7 => $body) };
     ($i:ident in $($number:literal)* => $body:block) => {{
@@ -221,12 +229,12 @@ macro_rules! eight {
 }
 
 impl ChoosePages {
-    /// Heads of keys and values of all sequences.
+    /// Returns the heads of keys and values of all sequences.
     pub const fn rows(&self) -> u64 {
         self.sequences as u64 * self.kv_heads as u64
     }
 
-    /// Where the numbers of the pages of head `row` lie.
+    /// Returns the address of the page numbers of head `row`.
     #[inline(always)]
     fn table(&self, row: u64) -> u64 {
         let kv_heads = u64::from(self.kv_heads);
@@ -235,7 +243,7 @@ impl ChoosePages {
         self.pages + index * 4
     }
 
-    /// How many there are.
+    /// Loads the number of pages of head `row`.
     #[inline(always)]
     pub fn count(&self, memory: impl Memory, row: u64) -> u32 {
         let index = match self.head_stride {
@@ -245,39 +253,41 @@ impl ChoosePages {
         memory.word(self.counts + index * 4).min(self.most_pages)
     }
 
-    /// The number of the page at `place`.
+    /// Loads the number of the page at index `place` of the table.
     #[inline(always)]
     pub fn page(&self, memory: impl Memory, row: u64, place: u32) -> u32 {
         memory.word(self.table(row) + u64::from(place) * 4)
     }
 
-    /// Where the rank of the page at `place` lies.
+    /// Returns the address of the rank of the page at index `place` of the table.
     #[inline(always)]
     pub const fn rank_address(&self, row: u64, place: u32) -> u64 {
         self.ranks + (row * self.most_pages as u64 + place as u64) * 4
     }
 
-    /// Where the number of chosen page `index` goes.
+    /// Returns the address of selected page `index` in the result.
     #[inline(always)]
     pub const fn chosen_address(&self, row: u64, index: u32) -> u64 {
         self.chosen + (row * self.keep as u64 + index as u64) * 4
     }
 
-    /// Whether the page at `place` of `count` is chosen in any case.
+    /// True if the page at index `place` of `count` is always selected.
     #[inline(always)]
     pub fn is_kept(&self, place: u32, count: u32) -> bool {
         place < self.first || place >= count - self.last.min(count)
     }
 
-    /// Pages to choose by their ranks, and whether there are more to choose from.
+    /// Returns the number of pages to select by rank, or `None` if all pages are selected.
     #[inline(always)]
     pub fn wanted(&self, count: u32) -> Option<u32> {
         let kept = self.first.saturating_add(self.last);
         (count > self.keep).then(|| self.keep.saturating_sub(kept))
     }
 
-    /// The rank of the page at `place` for the queries of head `row`. Sums go from element 0 on, so that they have the same
-    /// bits everywhere.
+    /// Computes the rank of the page at index `place` for the queries of head `row`.
+    ///
+    /// Sums are added in the order of the elements, so that the stand-in on the host gets the same bits as
+    /// the GPU.
     #[inline(always)]
     pub fn rank(&self, memory: impl Memory, row: u64, place: u32) -> u32 {
         let page = u64::from(self.page(memory, row, place));
@@ -290,7 +300,7 @@ impl ChoosePages {
         let summary = self.summaries + (page * kv_heads + row % kv_heads) * half_bytes * 2;
         let group = self.heads / self.kv_heads;
         let first = self.queries + row * u64::from(group) * half_bytes * 2;
-        // The last query again in place of those that are not there: it changes no maximum.
+        // The last query again for numbers past the group: a repeated query changes no maximum.
         let query = |number: u32| first + u64::from(number.min(group - 1)) * half_bytes * 2;
         let (mut best, mut chunk) = (0, 0);
         while chunk < group {
@@ -323,8 +333,10 @@ impl ChoosePages {
     }
 }
 
-/// The bin, from the highest on, in which number `wanted` of what was counted lies, 1 for the first, and how many of that
-/// bin are wanted. `group` gives the sum of [`LANE_BINS`] bins, `bin` one of them.
+/// Finds the bin, from the highest on, that contains element number `wanted` (1 is the first), and the number
+/// of elements wanted from that bin.
+///
+/// `group` returns the sum of [`LANE_BINS`] bins, `bin` one count.
 #[inline(always)]
 pub fn narrow(wanted: u32, group: impl Fn(u32) -> u32, bin: impl Fn(u32) -> u32) -> (u32, u32) {
     let (mut left, mut of_group) = (wanted, 31);
@@ -348,30 +360,33 @@ pub fn narrow(wanted: u32, group: impl Fn(u32) -> u32, bin: impl Fn(u32) -> u32)
     (number, left)
 }
 
-/// From which rank on pages are chosen: those above `rank`, and the first `equal` of those that have it.
+/// A selection by rank: the pages with a rank above `rank`, and the first `equal` pages with exactly that
+/// rank.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Threshold {
-    /// The rank.
+    /// Rank of the last selected page.
     pub rank: u32,
-    /// How many that have it.
+    /// Number of pages with this rank.
     pub equal: u32,
 }
 
 impl Threshold {
-    /// All pages are chosen.
+    /// Selects all pages.
     pub const ALL: Self = Self {
         rank: 0,
         equal: u32::MAX,
     };
-    /// None is.
+    /// Selects no page.
     pub const NONE: Self = Self {
         rank: u32::MAX,
         equal: 0,
     };
 
-    /// That of the `wanted` largest ranks, by passes over eight bits of them each, from the highest on. `pass` gets the bits
-    /// above those of the pass, by how many bits a rank is shifted, and how many are wanted of the ranks that have the bits
-    /// above; it counts these by [`bin_of`] and gives what [`narrow`] finds.
+    /// Computes the threshold of the `wanted` largest ranks by a radix selection: four passes over eight bits
+    /// each, from the highest on.
+    ///
+    /// `pass` receives the bits above those of the pass, the shift of a rank, and the number wanted among the
+    /// ranks with those upper bits; it counts them by [`bin_of`] and returns the result of [`narrow`].
     #[inline(always)]
     pub fn of(wanted: u32, mut pass: impl FnMut(u32, u32, u32) -> (u32, u32)) -> Self {
         if wanted == 0 {
@@ -388,7 +403,7 @@ impl Threshold {
     }
 }
 
-/// The bin of `rank` in the pass that shifts by `shift`, where its bits above are `above`.
+/// Returns the bin of `rank` in the pass that shifts by `shift`, or `None` unless its upper bits are `above`.
 #[inline(always)]
 pub const fn bin_of(rank: u32, above: u32, shift: u32) -> Option<u32> {
     let bits = rank >> shift;

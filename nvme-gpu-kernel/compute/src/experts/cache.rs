@@ -1,57 +1,61 @@
-//! Which expert lies in which slot, and which one goes when another comes.
+//! The cache of a mixture's experts in GPU memory: the map from experts to slots, and the replacement policy.
 //!
-//! One group decides at a time: launches of one stream. It reads and writes the words by relaxed atomics, and every
-//! member sees what the leader stored before the group's last sync.
+//! The order of calls: [`pin`](Cache::pin) for pinned slots, before the first launch; then, for each step,
+//! [`admit`](Cache::admit), the reads that it lists, and [`mark_bad`](Cache::mark_bad) for slots whose reads
+//! failed. Only after these may a kernel use a slot, and only if [`holds`](Cache::holds) names its expert.
+//!
+//! One group decides at any time: launches of one stream. It reads and writes the words by relaxed atomics,
+//! and every member sees what the leader stored before the group's last sync.
 
 use super::{Chosen, MATRICES, NO_SLOT, Places, Policy};
 use nvme_core::group::Group;
 use nvme_core::sync::{AtomicU32, Order, Scope};
 use nvme_gpu_kernel::rows::Range;
 
-/// Words before those of the slots.
+/// Number of words before those of the slots.
 const HEAD: usize = 8;
-/// How many steps there were: the stamp of the current one.
+/// Word with the number of steps so far: the stamp of the current one.
 const NOW: usize = 0;
-/// The slot at which the clock's hand stands.
+/// Word with the slot that the clock's hand points at.
 const HAND: usize = 1;
 /// Words of a slot.
 const SLOT: usize = 4;
-/// The expert in a slot, plus one; 0 for none.
+/// Word of a slot: its expert plus one; 0 for none.
 const HOLDS: usize = 0;
-/// The step of its last use.
+/// Word of a slot: the step of its last use.
 const STAMP: usize = 1;
-/// How often it was used, [`MOST_USES`] at most; of the clock 1 or 0.
+/// Word of a slot: number of uses, at most [`MOST_USES`]; for the clock policy 1 or 0.
 const USES: usize = 2;
-/// Not 0 where its last read failed.
+/// Word of a slot: not 0 if its last read failed.
 const BAD: usize = 3;
-/// Words of an expert: its slot plus one, 0 for none; how often it was chosen.
+/// Words of an expert: its slot plus one, 0 for none; the number of times it was chosen.
 const EXPERT: usize = 2;
 const MOST_USES: u32 = 0x7FFF;
 
-/// What is counted: the words from [`Count::first`] on, 64 bits each.
+/// A counter of the cache, of 64 bits: the two words from [`Count::first`] on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Count {
-    /// Choices whose expert was there.
+    /// Choices whose expert was cached.
     Hits,
-    /// Those whose expert had to be read.
+    /// Choices whose expert had to be read.
     Misses,
-    /// Experts that made room for another.
+    /// Experts that were replaced by another.
     Evictions,
 }
 
 impl Count {
-    /// The word with its lower half.
+    /// Returns the word with the counter's lower half.
     pub const fn first(self) -> usize {
         2 + 2 * self as usize
     }
 }
 
-/// Words of a cache of `slots` slots for `experts` experts of all layers.
+/// Returns the words of a cache of `slots` slots for `experts` experts of all layers.
 pub const fn words(slots: u32, experts: u32) -> usize {
     HEAD + SLOT * slots as usize + EXPERT * experts as usize
 }
 
-/// A cache, as a launch has it.
+/// A view of a cache for one launch.
 #[derive(Clone, Copy, Debug)]
 pub struct Cache<'w> {
     words: &'w [AtomicU32],
@@ -60,12 +64,12 @@ pub struct Cache<'w> {
     policy: Policy,
 }
 
-/// What a launch asks for.
+/// The request of a launch.
 #[derive(Clone, Copy, Debug)]
 pub struct Asked<'p> {
-    /// Where the layer's experts lie.
+    /// Location of the layer's experts on the drive.
     pub places: &'p Places,
-    /// The number of the layer's first expert among those of all layers.
+    /// Number of the layer's first expert among the experts of all layers.
     pub first: u32,
     /// Experts of the layer.
     pub experts: u32,
@@ -75,12 +79,12 @@ pub struct Asked<'p> {
     pub data: u64,
     /// Bytes of a slot.
     pub slot_bytes: u64,
-    /// log2 of the bytes of a piece.
+    /// log2 of the bytes of one read.
     pub piece_shift: u32,
 }
 
 impl<'w> Cache<'w> {
-    /// The cache of `words`, if there are enough for `slots` slots.
+    /// Makes a view over `words`, if there are enough for `slots` slots.
     #[inline(always)]
     pub fn new(words: &'w [AtomicU32], slots: u32, pinned: u32, policy: Policy) -> Option<Self> {
         let cache = Self {
@@ -126,13 +130,13 @@ impl<'w> Cache<'w> {
         }
     }
 
-    /// Whether the last read into `slot` failed.
+    /// True if the last read into `slot` failed.
     #[inline(always)]
     pub fn is_bad(&self, slot: u32) -> bool {
         slot >= self.slots || self.get(Self::of_slot(slot, BAD)) != 0
     }
 
-    /// A read into `slot` failed.
+    /// Records that a read into `slot` failed. Its expert counts as not loaded until a later read succeeds.
     #[inline(always)]
     pub fn mark_bad(&self, slot: u32) {
         if slot < self.slots {
@@ -140,33 +144,36 @@ impl<'w> Cache<'w> {
         }
     }
 
-    /// What is counted.
+    /// Returns a counter.
     pub fn counted(&self, what: Count) -> u64 {
         u64::from(self.get(what.first())) | u64::from(self.get(what.first() + 1)) << 32
     }
 
-    /// How often expert `expert` of all was chosen.
+    /// Returns the number of times that an expert was chosen; `expert` counts over all layers.
     pub fn chosen(&self, expert: u32) -> u32 {
         self.get(self.of_expert(expert) + 1)
     }
 
-    /// The expert of all that lies in `slot` and may be used.
+    /// Returns the expert held by `slot`, counted over all layers, if it is loaded and valid.
     pub fn holds(&self, slot: u32) -> Option<u32> {
         let held = self.get(Self::of_slot(slot, HOLDS)).checked_sub(1);
         held.filter(|_| !self.is_bad(slot))
     }
 
-    /// Puts expert `expert` of all into a pinned slot: before the first launch.
+    /// Places an expert, counted over all layers, into a pinned slot. Only before the first launch.
     pub fn pin(&self, slot: u32, expert: u32) {
         self.set(Self::of_slot(slot, HOLDS), expert + 1);
         self.set(self.of_expert(expert), slot + 1);
     }
 
-    /// Gives each choice a slot. `pair` reads a choice's expert, `put` sets its slot, `list` takes the ranges that have to
-    /// be read, one after the other; `least` is the least of the members' numbers. Every member calls it; the leader alone
-    /// puts and lists. The numbers of ranges and of their pieces.
+    /// Assigns a slot to each choice, and lists the ranges that have to be read. Returns the number of ranges
+    /// and of the reads that they take.
     ///
-    /// A choice keeps [`NO_SLOT`] where no slot is free of experts of the same step, or the layer has no such expert.
+    /// `pair` returns a choice, `put` sets its slot, `list` receives the ranges in order; `least` returns the
+    /// minimum over the members' numbers. Every member calls `admit`; only the leader calls `put` and `list`.
+    ///
+    /// A choice keeps [`NO_SLOT`] if every slot holds an expert of the same step, or if the layer has no such
+    /// expert.
     #[inline(always)]
     pub fn admit(
         &self,
@@ -182,7 +189,8 @@ impl<'w> Cache<'w> {
         if group.leads() {
             self.set(NOW, now);
         }
-        // Those that are there first: none of them goes for another.
+        // Cached experts first: marked with the current step, none of them can be replaced by a miss of the
+        // same step.
         let mut at = 0;
         while at < asked.pairs {
             let expert = pair(at).expert;
@@ -202,7 +210,7 @@ impl<'w> Cache<'w> {
             if expert < asked.experts && slot == NO_SLOT {
                 let number = asked.first + expert;
                 let slot = self.get(self.of_expert(number)).wrapping_sub(1);
-                // Its last read failed: it keeps its slot.
+                // An expert whose last read failed keeps its slot and is read into it again.
                 let is_here = slot < self.slots;
                 let is_whole = is_here && !self.is_bad(slot);
                 let slot = match is_here {
@@ -214,7 +222,7 @@ impl<'w> Cache<'w> {
                     if group.leads() {
                         put(at, slot);
                         match is_whole {
-                            // An earlier choice of this step has listed it.
+                            // An earlier choice of this step has listed it already.
                             true => self.count(Count::Hits),
                             false => self.give(slot, number, now),
                         }
@@ -244,7 +252,7 @@ impl<'w> Cache<'w> {
         (ranges, pieces)
     }
 
-    /// Uses expert `number` if it is there. The leader's.
+    /// Uses expert `number` if it is cached. The leader calls it.
     #[inline(always)]
     fn take(&self, number: u32, now: u32, put: impl Fn(u32)) {
         let of = self.of_expert(number);
@@ -265,7 +273,7 @@ impl<'w> Cache<'w> {
         put(slot);
     }
 
-    /// Gives `slot` to expert `number`. The leader's.
+    /// Assigns `slot` to expert `number`. The leader calls it.
     #[inline(always)]
     fn give(&self, slot: u32, number: u32, now: u32) {
         let before = self.get(Self::of_slot(slot, HOLDS));
@@ -281,7 +289,8 @@ impl<'w> Cache<'w> {
         self.count(Count::Misses);
     }
 
-    /// The slot whose expert goes, unless all are of this step. Every member calls it.
+    /// Returns the slot whose expert is replaced, or `None` if all are in use by this step. Every member
+    /// calls it.
     #[inline(always)]
     fn victim(&self, group: &impl Group, now: u32, least: &impl Fn(u64) -> u64) -> Option<u32> {
         let movable = self.slots - self.pinned;
@@ -305,7 +314,8 @@ impl<'w> Cache<'w> {
         Some(slot)
     }
 
-    /// How soon the expert in `slot` goes: 48 bits, 0 for an empty slot, all set for one that stays.
+    /// Returns the replacement rank of the expert in `slot`, 48 bits; the lowest is replaced first: 0 for an
+    /// empty slot, all bits set for one in use by this step.
     #[inline(always)]
     fn rank_of(&self, slot: u32, now: u32, far: u32) -> u64 {
         let word = |word| self.get(Self::of_slot(slot, word));
@@ -316,7 +326,7 @@ impl<'w> Cache<'w> {
         if stamp == now {
             return u64::MAX >> 16;
         }
-        // Steps since, so that a count of steps that has begun anew does no harm.
+        // Steps since its last use, as a difference, so that the counter of steps may wrap.
         let age = u64::from(u32::MAX - now.wrapping_sub(stamp));
         1 + match self.policy {
             Policy::Lru => age,
@@ -325,12 +335,13 @@ impl<'w> Cache<'w> {
         }
     }
 
-    /// The hand goes on to behind `to`, and what it passes may go next time. Every member calls it.
+    /// Moves the clock's hand to the slot after `to`, and clears the marks that it passes. Every member calls
+    /// it.
     #[inline(always)]
     fn turn(&self, group: &impl Group, to: u32, hand: u32) {
         let movable = self.slots - self.pinned;
         let chosen = Self::of_slot(self.pinned + to, USES);
-        // Where all were used, it has passed all of them.
+        // If every slot was marked, the hand has passed all of them.
         let until = match self.get(chosen) {
             0 => distance(to, hand, movable),
             _ => movable,
@@ -349,7 +360,7 @@ impl<'w> Cache<'w> {
     }
 }
 
-/// How far the hand is from slot `at`.
+/// Returns the distance from the hand to slot `at`.
 #[inline(always)]
 fn distance(at: u32, hand: u32, movable: u32) -> u32 {
     match at >= hand {

@@ -1,4 +1,5 @@
-//! The kernels of a layer's experts.
+//! The kernels of a layer's mixture of experts, in the order of the launches: route, admit, (read), settle,
+//! product, join.
 // UNSAFETY: kernel parameters hold addresses that the host vouches for.
 #![allow(unsafe_code)]
 
@@ -16,26 +17,29 @@ use nvme_formats::Stored;
 use nvme_gpu_kernel::rows::{ListHead, Range};
 use nvme_gpu_kernel::{Warp, arch};
 
-/// A warp takes a token at a time: the largest logit, then the largest of those below it, and so on.
+/// Selects experts. A warp takes one token a turn: the largest logit, then the largest of those below it, and
+/// so on.
 ///
 /// # Safety
-/// What [`Route`] names is there.
+/// All memory that [`Route`] names is allocated and stays so while the kernel runs.
 #[unsafe(no_mangle)]
 pub unsafe extern "ptx-kernel" fn nvme_moe_route(route: Route) {
     let (mut token, warps) = warp();
     while token < u64::from(route.tokens) {
-        // SAFETY: the caller's.
+        // SAFETY: the host vouches for the addresses in the kernel's parameter, as under `# Safety`.
         unsafe { route_token(&route, token) };
         token += warps;
     }
 }
 
+/// Selects the experts of one token.
+///
 /// # Safety
 /// As [`nvme_moe_route`].
 #[inline(always)]
 unsafe fn route_token(route: &Route, token: u64) {
     let first = token * u64::from(route.experts) * 4;
-    // SAFETY: the caller's.
+    // SAFETY: this function's caller vouches for the addresses, as under `# Safety`.
     let logits = unsafe { Numbers::at(route.logits + first) };
     let chosen = route.chosen + token * u64::from(route.choices) * size_of::<Chosen>() as u64;
     let (mut below, mut largest, mut sum) = (u64::MAX, 0.0, 0.0);
@@ -64,7 +68,7 @@ unsafe fn route_token(route: &Route, token: u64) {
                 weight: logit,
                 reserved: 0,
             };
-            // SAFETY: the caller's: a place for each choice.
+            // SAFETY: the host vouches for `choices` entries a token, and `at` is below `choices`.
             unsafe { *(chosen as usize as *mut Chosen).add(at as usize) = one };
         }
         at += 1;
@@ -79,7 +83,7 @@ unsafe fn route_token(route: &Route, token: u64) {
     arch::sync_warp(arch::FULL);
     let mut at = arch::lane();
     while at < route.choices {
-        // SAFETY: as above, and stored before the lanes met.
+        // SAFETY: the host vouches for the entry; lane 0's stores came before the barrier above.
         unsafe {
             let one = (chosen as usize as *mut Chosen).add(at as usize);
             (*one).weight = exp((*one).weight - largest) * factor;
@@ -87,7 +91,7 @@ unsafe fn route_token(route: &Route, token: u64) {
         at += 32;
     }
     if route.probabilities != 0 {
-        // SAFETY: the caller's.
+        // SAFETY: this function's caller vouches for the addresses, as under `# Safety`.
         let probabilities = unsafe { Numbers::at(route.probabilities + first) };
         let mut expert = arch::lane();
         while expert < route.experts {
@@ -119,44 +123,48 @@ fn most_of_warp(value: u64) -> u64 {
     most
 }
 
+/// Returns the cache that `admit` names; `None` for sizes or a policy that do not fit.
+///
 /// # Safety
-/// What [`Admit`] names is there.
+/// All memory that [`Admit`] names is allocated and stays so while the kernel runs.
 #[inline(always)]
 unsafe fn cache_of(admit: &Admit) -> Option<Cache<'_>> {
     let count = words(admit.slots, admit.experts * admit.layers);
-    // SAFETY: the caller's: so many words, which are atomics.
+    // SAFETY: the host vouches for `count` words at `words`, which are accessed through atomics alone.
     let words =
         unsafe { core::slice::from_raw_parts(admit.words as usize as *const AtomicU32, count) };
     let policy = Policy::of_number(admit.policy)?;
     Cache::new(words, admit.slots, admit.pinned, policy)
 }
 
+/// Returns the layer's location on the drive.
+///
 /// # Safety
 /// As [`cache_of`].
 #[inline(always)]
 unsafe fn places_of(admit: &Admit) -> &Places {
-    // SAFETY: the caller's.
+    // SAFETY: this function's caller vouches for the addresses, as under `# Safety`.
     unsafe { &*(admit.places as usize as *const Places) }
 }
 
-/// Word `word` of choice `pair`.
+/// Returns word `word` of choice `pair`.
 ///
 /// # Safety
 /// As [`cache_of`].
 #[inline(always)]
 unsafe fn word_of(chosen: u64, pair: u32, word: u64) -> &'static AtomicU32 {
     let at = chosen + u64::from(pair) * size_of::<Chosen>() as u64 + word * 4;
-    // SAFETY: the caller's.
+    // SAFETY: this function's caller vouches for the addresses, as under `# Safety`.
     unsafe { &*(at as usize as *const AtomicU32) }
 }
 
-/// Choice `pair`, but for its weight.
+/// Loads choice `pair`, without its weight.
 ///
 /// # Safety
 /// As [`cache_of`].
 #[inline(always)]
 unsafe fn chosen_of(chosen: u64, pair: u32) -> Chosen {
-    // SAFETY: the caller's.
+    // SAFETY: this function's caller vouches for the addresses, as under `# Safety`.
     let word = |word| unsafe { word_of(chosen, pair, word) }.load(Order::Relaxed, Scope::Gpu);
     Chosen {
         expert: word(0),
@@ -166,16 +174,16 @@ unsafe fn chosen_of(chosen: u64, pair: u32) -> Chosen {
     }
 }
 
-/// One warp decides.
+/// Finds or assigns a slot for each choice. One warp decides, so that no lock is needed.
 ///
 /// # Safety
-/// What [`Admit`] names is there.
+/// All memory that [`Admit`] names is allocated and stays so while the kernel runs.
 #[unsafe(no_mangle)]
 pub unsafe extern "ptx-kernel" fn nvme_moe_admit(admit: Admit) {
     if warp().0 != 0 {
         return;
     }
-    // SAFETY: the caller's.
+    // SAFETY: the host vouches for the addresses in the kernel's parameter, as under `# Safety`.
     let (cache, places) = unsafe { (cache_of(&admit), places_of(&admit)) };
     let Some(cache) = cache else { return };
     let asked = Asked {
@@ -192,13 +200,13 @@ pub unsafe extern "ptx-kernel" fn nvme_moe_admit(admit: Admit) {
     let (range_count, pieces) = cache.admit(
         &Warp,
         &asked,
-        // SAFETY: the caller's.
+        // SAFETY: the host vouches for the addresses in the kernel's parameter, as under `# Safety`.
         |pair| unsafe { chosen_of(admit.chosen, pair) },
-        // SAFETY: as above.
+        // SAFETY: the same promise, for the slot's word of the choice.
         |pair, slot| {
             unsafe { word_of(admit.chosen, pair, 1) }.store(slot, Order::Relaxed, Scope::Gpu)
         },
-        // SAFETY: as above: three ranges for each pair.
+        // SAFETY: the host vouches for [`MATRICES`](super::MATRICES) ranges for each pair.
         |at, range| unsafe { *ranges.add(at as usize) = range },
         least,
     );
@@ -207,31 +215,32 @@ pub unsafe extern "ptx-kernel" fn nvme_moe_admit(admit: Admit) {
             range_count: range_count.into(),
             pieces,
         };
-        // SAFETY: as above.
+        // SAFETY: the host vouches for the head of the list; only lane 0 writes it.
         unsafe { *(admit.list as usize as *mut ListHead) = head };
     }
 }
 
-/// A thread looks at a piece at a time.
+/// Marks slots whose reads failed. A thread checks one read a turn.
 ///
 /// # Safety
-/// What [`Settle`] names is there; the reads have ended.
+/// All memory that [`Settle`] names is allocated and stays so while the kernel runs; the reads have ended.
 #[unsafe(no_mangle)]
 pub unsafe extern "ptx-kernel" fn nvme_moe_settle(settle: Settle) {
     let admit = &settle.admit;
-    // SAFETY: the caller's.
+    // SAFETY: the host vouches for the addresses in the kernel's parameter, as under `# Safety`.
     let (cache, head) = unsafe { (cache_of(admit), *(admit.list as usize as *const ListHead)) };
     let Some(cache) = cache else { return };
     let ranges = (admit.list + size_of::<ListHead>() as u64) as usize as *const Range;
     let (me, threads) = thread();
     let mut at = 0;
     while at < head.range_count {
-        // SAFETY: the caller's.
+        // SAFETY: the host vouches for the addresses in the kernel's parameter, as under `# Safety`.
         let range = unsafe { *ranges.add(at as usize) };
         let (mut piece, pieces) = (me, range.pieces(admit.piece_shift));
         while piece < pieces {
             let number = range.first + piece;
-            // SAFETY: as above: a word for each piece, up to the most there may be.
+            // SAFETY: the host vouches for `most_pieces` status words, and `number` is checked against it
+            // first.
             let is_read = number < settle.most_pieces
                 && unsafe { *(settle.status as usize as *const i32).add(number as usize) } == 0;
             if !is_read {
@@ -244,10 +253,10 @@ pub unsafe extern "ptx-kernel" fn nvme_moe_settle(settle: Settle) {
     }
 }
 
-/// As `nvme_gemv`: each pair has its share of the warps.
+/// Multiplies as `nvme_gemv` does: each pair gets a share of the warps.
 ///
 /// # Safety
-/// What [`Product`] names is there.
+/// All memory that [`Product`] names is allocated and stays so while the kernel runs.
 #[unsafe(no_mangle)]
 pub unsafe extern "ptx-kernel" fn nvme_moe_product(product: Product) {
     let Some(stored) = Stored::of_number(product.stored) else {
@@ -267,46 +276,48 @@ pub unsafe extern "ptx-kernel" fn nvme_moe_product(product: Product) {
         let (pair, part) = ((item % pairs) as u32, (item / pairs) as u32);
         let row = |part| first_row(product.rows.into(), part, share as u32);
         let rows = row(part)..row(part + 1);
-        // SAFETY: the caller's.
+        // SAFETY: the host vouches for all addresses in `product`, as under `# Safety`.
         match unsafe { gemv_of(&product, stored, pair) } {
-            // SAFETY: the caller's: the expert lies in its slot.
+            // SAFETY: as above; `gemv_of` has checked that the expert is loaded in its slot.
             Some(gemv) => unsafe { strip(&gemv, (stored, shape), 0, rows) },
-            // SAFETY: the caller's.
+            // SAFETY: the host vouches for the addresses in the kernel's parameter, as under `# Safety`.
             None => unsafe { no_numbers(&product, pair, rows, (arch::lane(), 32)) },
         }
         item += warps;
     }
 }
 
-/// As `nvme_gemv_wide`: each block takes one tile of rows of a pair, the pairs in turns.
+/// Multiplies as `nvme_gemv_wide` does: each block takes one tile of rows of a pair, the pairs interleaved.
 ///
 /// # Safety
-/// What [`Product`] names is there, and its products [are wide](Gemv::is_wide).
+/// All memory that [`Product`] names is allocated and stays so while the kernel runs, and its products [are
+/// wide](Gemv::is_wide).
 #[unsafe(no_mangle)]
 pub unsafe extern "ptx-kernel" fn nvme_moe_product_wide(product: Product) {
-    // SAFETY: the caller's.
+    // SAFETY: the host vouches for the addresses in the kernel's parameter, as under `# Safety`.
     if let Some((gemv, part)) = unsafe { part_of_pair(&product, like(&product).tile_rows()) } {
-        // SAFETY: the caller's: the expert lies in its slot.
+        // SAFETY: as above; `part_of_pair` has checked that the expert is loaded in its slot.
         unsafe { tile(&gemv, 0, part) };
     }
 }
 
-/// As `nvme_gemv_quantised`: each block takes tiles of rows of a pair once, the pairs in turns.
+/// Multiplies as `nvme_gemv_quantised` does: each block takes tiles of rows of a pair once, the pairs
+/// interleaved.
 ///
 /// # Safety
-/// What [`Product`] names is there, its products [are quantised](Gemv::is_quantised), and blocks have
-/// [`Gemv::QUANTISED_SHARED`] bytes.
+/// All memory that [`Product`] names is allocated and stays so while the kernel runs, its products [are
+/// quantised](Gemv::is_quantised), and blocks have [`Gemv::QUANTISED_SHARED`] bytes.
 #[unsafe(no_mangle)]
 pub unsafe extern "ptx-kernel" fn nvme_moe_product_quantised(product: Product) {
     let of_block = like(&product).block_tiles();
-    // SAFETY: the caller's.
+    // SAFETY: the host vouches for the addresses in the kernel's parameter, as under `# Safety`.
     if let Some((gemv, part)) = unsafe { part_of_pair(&product, of_block * TILE_ROWS) } {
-        // SAFETY: the caller's: the expert lies in its slot.
+        // SAFETY: as above; `part_of_pair` has checked that the expert is loaded in its slot.
         unsafe { tiles(&gemv, 0, part * of_block) };
     }
 }
 
-/// The products of all pairs, as far as what a block takes at a time depends on them.
+/// Returns the products of all pairs, as far as the number of rows of a block depends on them.
 #[inline(always)]
 fn like(product: &Product) -> Gemv {
     Gemv {
@@ -317,17 +328,20 @@ fn like(product: &Product) -> Gemv {
     }
 }
 
-/// The product of the block's pair and which part of it the block has, `height` rows. Of a pair whose expert was not read
-/// those rows are NaN, and nothing is left to be done.
+/// Returns the product of the block's pair, and the number of the part of it that the block computes,
+/// `height` rows.
+///
+/// If the pair's expert was not read, the function stores NaN in those rows and returns `None`: nothing is
+/// left to compute.
 ///
 /// # Safety
-/// What [`Product`] names is there.
+/// All memory that [`Product`] names is allocated and stays so while the kernel runs.
 #[inline(always)]
 unsafe fn part_of_pair(product: &Product, height: u32) -> Option<(Gemv, u32)> {
     let stored = Stored::of_number(product.stored)?;
     let pairs = NonZeroU32::new(product.admit.pairs)?;
     let (pair, part) = (arch::block() % pairs, arch::block() / pairs);
-    // SAFETY: the caller's.
+    // SAFETY: this function's caller vouches for the addresses, as under `# Safety`.
     if let Some(gemv) = unsafe { gemv_of(product, stored, pair) } {
         return Some((gemv, part));
     }
@@ -339,19 +353,19 @@ unsafe fn part_of_pair(product: &Product, height: u32) -> Option<(Gemv, u32)> {
         product.rows
     };
     let threads = (arch::thread(), arch::block_threads());
-    // SAFETY: the caller's.
+    // SAFETY: this function's caller vouches for the addresses, as under `# Safety`.
     unsafe { no_numbers(product, pair, first.into()..end.into(), threads) };
     None
 }
 
-/// The product of pair `pair`, or none where its expert was not read.
+/// Returns the product of pair `pair`, or `None` if its expert was not read.
 ///
 /// # Safety
-/// What [`Product`] names is there.
+/// All memory that [`Product`] names is allocated and stays so while the kernel runs.
 #[inline(always)]
 unsafe fn gemv_of(product: &Product, stored: Stored, pair: u32) -> Option<Gemv> {
     let admit = &product.admit;
-    // SAFETY: the caller's.
+    // SAFETY: this function's caller vouches for the addresses, as under `# Safety`.
     let (cache, places, chosen) = unsafe {
         (
             cache_of(admit),
@@ -380,10 +394,10 @@ unsafe fn gemv_of(product: &Product, stored: Stored, pair: u32) -> Option<Gemv> 
     }
 }
 
-/// The elements of pair `pair` at `rows` are NaN: thread `first` of `step` threads.
+/// Stores NaN in the elements `rows` of pair `pair`. The caller is thread `first` of `step` threads.
 ///
 /// # Safety
-/// What [`Product`] names is there.
+/// All memory that [`Product`] names is allocated and stays so while the kernel runs.
 #[inline(always)]
 unsafe fn no_numbers(
     product: &Product,
@@ -392,7 +406,7 @@ unsafe fn no_numbers(
     (first, step): (u32, u32),
 ) {
     let y = product.y + u64::from(pair) * u64::from(product.rows) * 4;
-    // SAFETY: the caller's.
+    // SAFETY: this function's caller vouches for the addresses, as under `# Safety`.
     let y = unsafe { Numbers::at(y) };
     let mut row = rows.start + u64::from(first);
     while row < rows.end {
@@ -401,13 +415,13 @@ unsafe fn no_numbers(
     }
 }
 
-/// A thread takes an element at a time.
+/// Adds up the weighted results of a token's experts. A thread takes one element a turn.
 ///
 /// # Safety
-/// What [`Join`] names is there.
+/// All memory that [`Join`] names is allocated and stays so while the kernel runs.
 #[unsafe(no_mangle)]
 pub unsafe extern "ptx-kernel" fn nvme_moe_join(join: Join) {
-    // SAFETY: the caller's.
+    // SAFETY: the host vouches for the addresses in the kernel's parameter, as under `# Safety`.
     let (x, y) = unsafe { (Numbers::at(join.x), Numbers::at(join.y)) };
     let Some(elements) = NonZeroU64::new(join.elements.into()) else {
         return;
@@ -419,7 +433,7 @@ pub unsafe extern "ptx-kernel" fn nvme_moe_join(join: Join) {
         let mut choice = 0;
         while choice < join.choices {
             let pair = token as u32 * join.choices + choice;
-            // SAFETY: as above.
+            // SAFETY: the host vouches for the choices and the vectors, as under `# Safety`.
             let weight = unsafe { word_of(join.chosen, pair, 2) }.load(Order::Relaxed, Scope::Gpu);
             sum += f32::from_bits(weight) * x.load(u64::from(pair) * elements.get() + element);
             choice += 1;

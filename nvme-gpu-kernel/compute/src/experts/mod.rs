@@ -1,8 +1,10 @@
-//! Experts of a mixture (MoE): a token's router chooses a few, and a cache in memory of the GPU holds those that were used.
+//! Mixture of experts (MoE): a token's router selects a few experts, and a cache in GPU memory holds recently
+//! used ones.
 //!
-//! A layer's step is a chain of launches on one stream, none of which the host decides on: [`Route`] chooses experts,
-//! [`Admit`] finds each in the cache or gives it a slot and lists what has to be read, `nvme_read_listed` reads that,
-//! [`Settle`] marks slots whose reads failed, [`Product`] multiplies, [`Join`] adds up.
+//! A layer's step is a chain of launches on one stream, and the host decides nothing in between. In this
+//! order: [`Route`] selects experts; [`Admit`] finds each in the cache or assigns a slot and lists the reads;
+//! `nvme_read_listed` (of `nvme-gpu-kernel`) reads them from the drive; [`Settle`] marks slots whose reads
+//! failed; [`Product`] multiplies, once for each matrix; [`Join`] adds up the weighted results.
 
 pub mod cache;
 #[cfg(all(target_arch = "nvptx64", feature = "experts"))]
@@ -12,28 +14,28 @@ pub mod reference;
 
 /// Matrices of an expert: gate, up and down.
 pub const MATRICES: usize = 3;
-/// Experts of a layer at most.
+/// Limit of the experts of a layer.
 pub const MOST_EXPERTS: u32 = 4096;
-/// Slots of a cache at most.
+/// Limit of the slots of a cache.
 pub const MOST_SLOTS: u32 = 1 << 16;
-/// The slot of a choice whose expert is not there.
+/// Slot of a choice whose expert is not loaded.
 pub const NO_SLOT: u32 = u32::MAX;
 
-/// An expert that a token's router chose.
+/// An expert selected by a token's router.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 #[repr(C)]
 pub struct Chosen {
-    /// Which.
+    /// Number of the expert in its layer.
     pub expert: u32,
     /// Its slot, or [`NO_SLOT`].
     pub slot: u32,
-    /// What its result is multiplied by.
+    /// Weight of its result.
     pub weight: f32,
-    /// 0.
+    /// Reserved, 0.
     pub reserved: u32,
 }
 
-/// Where the experts of a layer lie on the drive: of each matrix those of all experts one after the other.
+/// The location of a layer's experts on the drive: for each matrix, those of all experts consecutively.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(C)]
 pub struct Places {
@@ -44,13 +46,14 @@ pub struct Places {
 }
 
 impl Places {
-    /// The first byte of a matrix on the drive.
+    /// Returns the first byte of a matrix on the drive.
     #[inline(always)]
     pub fn byte(&self, matrix: usize, expert: u32) -> u64 {
         self.first[matrix] + u64::from(expert) * self.bytes[matrix]
     }
 
-    /// Where a matrix begins in its slot: equal to its byte on the drive modulo 16.
+    /// Returns the offset of a matrix in its slot. It is equal to the matrix's byte on the drive modulo 16,
+    /// so that copies and loads of 16 bytes keep their alignment.
     #[inline(always)]
     pub fn at(&self, matrix: usize, expert: u32) -> u64 {
         let mut at = 0;
@@ -62,36 +65,37 @@ impl Places {
         at + self.byte(matrix, expert) % 16
     }
 
-    /// Bytes of a slot for an expert of this layer, a multiple of 16.
+    /// Returns the bytes of a slot for an expert of this layer, a multiple of 16.
     pub fn slot_bytes(&self) -> u64 {
         self.bytes.iter().map(|bytes| room(*bytes)).sum()
     }
 }
 
-/// Bytes that a matrix takes in a slot, wherever it begins modulo 16, and the loads around it.
+/// Returns the bytes that a matrix takes in a slot, at any start modulo 16, with the bytes that aligned loads
+/// read around it.
 #[inline(always)]
 const fn room(bytes: u64) -> u64 {
     (bytes + 15).next_multiple_of(16)
 }
 
-/// Which slot is given to another expert.
+/// The replacement policy: the choice of the slot for a new expert.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(u32)]
 pub enum Policy {
-    /// The one whose last use is longest ago.
+    /// Least recently used.
     #[default]
     Lru,
-    /// The one that was used least often since its expert came; of those the one whose last use is longest ago.
+    /// Least frequently used since its expert was loaded; of equal ones the least recently used.
     Lfu,
-    /// The next one that was not used since the hand passed it.
+    /// Clock: the next slot that was not used since the hand passed it.
     Clock,
 }
 
 impl Policy {
-    /// All of them.
+    /// All policies.
     pub const ALL: [Self; 3] = [Self::Lru, Self::Lfu, Self::Clock];
 
-    /// The one with the number `number`.
+    /// Returns the policy with the number `number`.
     #[inline(always)]
     pub const fn of_number(number: u32) -> Option<Self> {
         match number {
@@ -103,111 +107,116 @@ impl Policy {
     }
 }
 
-/// Chooses for each of `tokens` tokens the `choices` experts with the largest logits, of equal ones the first.
+/// Parameters of the router: selects for each of `tokens` tokens the `choices` experts with the largest
+/// logits, of equal ones the first.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(C)]
 pub struct Route {
-    /// `tokens` vectors of `experts` logits.
+    /// Address of `tokens` vectors of `experts` logits.
     pub logits: u64,
-    /// `choices` [`Chosen`] for each token.
+    /// Address of the result: `choices` [`Chosen`] for each token.
     pub chosen: u64,
-    /// Gets the softmax over all experts, as the logits; 0 for none.
+    /// Address for the softmax over all experts, in the layout of the logits; 0 for none.
     pub probabilities: u64,
-    /// How many tokens.
+    /// Number of tokens.
     pub tokens: u32,
     /// Experts of the layer.
     pub experts: u32,
-    /// How many are chosen, `experts` at most.
+    /// Number of selected experts, at most `experts`.
     pub choices: u32,
-    /// 1 for weights that are the softmax over all experts, 0 for the softmax over those that are chosen.
+    /// 1 for weights that are the softmax over all experts, 0 for the softmax over the selected ones.
     pub over_all: u32,
 }
 
-/// Finds each chosen expert in the cache, or gives it a slot and lists what is read into that.
+/// Parameters of the cache lookup: finds each selected expert in the cache, or assigns a slot and lists the
+/// reads into it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(C)]
 pub struct Admit {
-    /// [`cache::words`] words, zero before the first use.
+    /// Address of [`cache::words`] words, zero before the first use.
     pub words: u64,
-    /// `pairs` [`Chosen`].
+    /// Address of `pairs` [`Chosen`].
     pub chosen: u64,
-    /// A [`ListHead`](nvme_gpu_kernel::rows::ListHead) and [`MATRICES`] ranges for each pair.
+    /// Address of a [`ListHead`](nvme_gpu_kernel::rows::ListHead), followed by [`MATRICES`] ranges for each
+    /// pair.
     pub list: u64,
-    /// The layer's [`Places`].
+    /// Address of the layer's [`Places`].
     pub places: u64,
-    /// The slots.
+    /// Address of the slots.
     pub data: u64,
     /// Bytes of a slot.
     pub slot_bytes: u64,
-    /// Slots, [`MOST_SLOTS`] at most.
+    /// Number of slots, at most [`MOST_SLOTS`].
     pub slots: u32,
-    /// The first of them, which keep their experts.
+    /// Number of pinned slots, the first ones, which keep their experts.
     pub pinned: u32,
     /// Experts of a layer.
     pub experts: u32,
-    /// Layers.
+    /// Number of layers.
     pub layers: u32,
-    /// The layer.
+    /// Number of the current layer.
     pub layer: u32,
-    /// A [`Policy`].
+    /// Number of a [`Policy`].
     pub policy: u32,
-    /// Choices of all tokens.
+    /// Number of choices of all tokens.
     pub pairs: u32,
-    /// log2 of the bytes of a piece of what is read.
+    /// log2 of the bytes of one read.
     pub piece_shift: u32,
 }
 
-/// Marks the slots whose reads failed.
+/// Parameters of the kernel that marks the slots whose reads failed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(C)]
 pub struct Settle {
-    /// What listed the reads.
+    /// The lookup that listed the reads.
     pub admit: Admit,
-    /// An `i32` for each piece.
+    /// Address of an `i32` status for each read.
     pub status: u64,
-    /// How many of them there are.
+    /// Number of the status words.
     pub most_pieces: u64,
 }
 
-/// `y[pair] = W x` with a matrix of the pair's expert; NaN where that is not there.
+/// Parameters of `y[pair] = W x` with a matrix of the pair's expert; the result is NaN if the expert is not
+/// loaded.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(C)]
 pub struct Product {
-    /// What gave the pairs their slots.
+    /// The lookup that assigned the slots.
     pub admit: Admit,
-    /// Vectors of `columns` elements: one for each token, or for each pair.
+    /// Address of vectors of `columns` elements: one for each token, or for each pair.
     pub x: u64,
-    /// For each pair a vector of `rows` elements.
+    /// Address of a vector of `rows` elements for each pair.
     pub y: u64,
     /// Rows of the matrix.
     pub rows: u32,
     /// Its columns.
     pub columns: u32,
-    /// Its [`Stored`](nvme_formats::Stored).
+    /// Number of its [`Stored`](nvme_formats::Stored).
     pub stored: u32,
-    /// Which of the [`MATRICES`].
+    /// Index of the matrix, below [`MATRICES`].
     pub matrix: u32,
-    /// Pairs that share a vector `x`: the choices of a token, or 1.
+    /// Number of pairs that share a vector `x`: the choices of a token, or 1.
     pub shared: u32,
-    /// 0.
+    /// Reserved, 0.
     pub reserved: u32,
 }
 
-/// `y[token] = sum of weight * x[pair]` over the pairs of a token in their order, added to what `y` holds if `adds`.
+/// Parameters of `y[token] = sum of weight * x[pair]` over the pairs of a token in their order, added to `y`
+/// if `adds` is 1.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(C)]
 pub struct Join {
-    /// `choices` [`Chosen`] for each token.
+    /// Address of `choices` [`Chosen`] for each token.
     pub chosen: u64,
-    /// For each of them a vector of `elements` elements.
+    /// Address of a vector of `elements` elements for each of them.
     pub x: u64,
-    /// For each token a vector.
+    /// Address of the result, a vector for each token.
     pub y: u64,
-    /// How many tokens.
+    /// Number of tokens.
     pub tokens: u32,
-    /// Of each token.
+    /// Number of choices of a token.
     pub choices: u32,
-    /// Of a vector.
+    /// Number of elements of a vector.
     pub elements: u32,
     /// 1 to add to `y`, 0 to write it.
     pub adds: u32,

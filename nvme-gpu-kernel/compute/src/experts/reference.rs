@@ -1,9 +1,10 @@
-//! What the kernels of experts compute, on the CPU, and how evenly experts are used.
+//! Reference of the experts' kernels on the CPU, and measures of the balance between experts.
 
 use super::{Chosen, NO_SLOT};
 use crate::{index_of, ranked};
 
-/// The `choices` experts with the largest logits, as [`Route`](super::Route) chooses them, and their weights.
+/// Selects the `choices` experts with the largest logits, as [`Route`](super::Route) does, with their
+/// weights.
 pub fn route(logits: &[f32], choices: usize, over_all: bool) -> Vec<Chosen> {
     let mut ranks: Vec<u64> = logits
         .iter()
@@ -28,7 +29,7 @@ pub fn route(logits: &[f32], choices: usize, over_all: bool) -> Vec<Chosen> {
     chosen.collect()
 }
 
-/// The softmax of `logits`.
+/// Returns the softmax of `logits`.
 pub fn probabilities(logits: &[f32]) -> Vec<f32> {
     let largest = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
     let shares: Vec<f32> = logits.iter().map(|logit| (logit - largest).exp()).collect();
@@ -36,25 +37,25 @@ pub fn probabilities(logits: &[f32]) -> Vec<f32> {
     shares.iter().map(|share| share / total).collect()
 }
 
-/// How evenly the experts of a layer are used.
+/// The balance between the experts of a layer.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Balance {
-    /// The largest number of choices of an expert, in parts of the mean: 1 where all are chosen as often.
+    /// Largest number of choices of an expert, relative to the mean: 1 if all are chosen equally often.
     pub most_to_mean: f64,
-    /// Standard deviation of the numbers of choices, in parts of the mean.
+    /// Standard deviation of the numbers of choices, relative to the mean.
     pub variation: f64,
-    /// Entropy of the choices, in parts of the largest one there can be: 1 where all are chosen as often.
+    /// Entropy of the choices, relative to its maximum: 1 if all are chosen equally often.
     pub entropy: f64,
     /// Experts that were never chosen.
     pub unused: u32,
-    /// The number of experts times the sum over them of the share of choices and the mean probability: the loss of the
-    /// Switch Transformer (Fedus et al., 2021, equation 4) without its factor; 1 where all are alike. None without
-    /// probabilities.
+    /// Load-balancing loss of the Switch Transformer (Fedus et al., 2021, equation 4) without its factor: the
+    /// number of experts times the sum over them of the share of choices and the mean probability; 1 for a
+    /// perfect balance. `None` without probabilities.
     pub loss: Option<f64>,
 }
 
-/// The metrics of `moe_load_balance`: `counts` choices of each expert, and the softmax over all experts of each token, or
-/// none.
+/// Computes the metrics of `moe_load_balance` from `counts`, the choices of each expert, and the softmax over
+/// all experts of each token, if any.
 pub fn balance(counts: &[u64], probabilities: &[f32]) -> Balance {
     let experts = counts.len();
     let total: u64 = counts.iter().sum();

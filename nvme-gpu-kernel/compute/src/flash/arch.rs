@@ -1,4 +1,4 @@
-//! Halves in memory of the GPU as numbers.
+//! Conversions of halves in GPU memory, and instructions for attention.
 // UNSAFETY: loads and stores through addresses that the kernel vouches for.
 #![allow(unsafe_code)]
 
@@ -7,13 +7,13 @@ use crate::arch::of_half;
 use crate::tile::mma::{mma_bf16, mma_f16, pack_bf16, pack_f16};
 use core::arch::asm;
 
-/// A number of 16 bits at `address`.
+/// Loads a 16-bit number at `address`.
 ///
 /// # Safety
-/// It is there, and nothing writes it meanwhile.
+/// The two bytes are allocated, and nothing writes them meanwhile.
 #[inline(always)]
 pub unsafe fn half(address: u64, is_bf16: bool) -> f32 {
-    // SAFETY: the caller's.
+    // SAFETY: this function's caller vouches for the addresses, as under `# Safety`.
     let bits = unsafe { *(address as usize as *const u16) };
     match is_bf16 {
         true => f32::from_bits(u32::from(bits) << 16),
@@ -24,24 +24,24 @@ pub unsafe fn half(address: u64, is_bf16: bool) -> f32 {
 /// Stores a number as 16 bits, rounded.
 ///
 /// # Safety
-/// The place is there, and nothing else uses it meanwhile.
+/// The two bytes are allocated, and nothing else accesses them meanwhile.
 #[inline(always)]
 pub unsafe fn store_half(address: u64, value: f32, is_bf16: bool) {
-    // SAFETY: the caller's.
+    // SAFETY: this function's caller vouches for the addresses, as under `# Safety`.
     unsafe { *(address as usize as *mut u16) = packed(value, 0.0, is_bf16) as u16 };
 }
 
-/// Stores two, at a multiple of 4.
+/// Stores two numbers as one word, at a multiple of 4.
 ///
 /// # Safety
 /// As [`store_half`].
 #[inline(always)]
 pub unsafe fn store_pair(address: u64, low: f32, high: f32, is_bf16: bool) {
-    // SAFETY: the caller's.
+    // SAFETY: this function's caller vouches for the addresses, as under `# Safety`.
     unsafe { *(address as usize as *mut u32) = packed(low, high, is_bf16) };
 }
 
-/// Two numbers as halves, the first in the lower one.
+/// Packs two numbers as halves of a word, the first in the lower one.
 #[inline(always)]
 pub fn packed(low: f32, high: f32, is_bf16: bool) -> u32 {
     match is_bf16 {
@@ -50,7 +50,7 @@ pub fn packed(low: f32, high: f32, is_bf16: bool) -> u32 {
     }
 }
 
-/// Adds a product of tensor cores.
+/// Adds a product of the tensor cores to `sums`.
 #[inline(always)]
 pub fn mma(sums: &mut [f32; 4], a: [u32; 4], b: [u32; 2], is_bf16: bool) {
     match is_bf16 {
@@ -59,17 +59,17 @@ pub fn mma(sums: &mut [f32; 4], a: [u32; 4], b: [u32; 2], is_bf16: bool) {
     }
 }
 
-/// The keys of a sequence that count.
+/// Returns the number of valid keys of a sequence.
 ///
 /// # Safety
-/// What [`Flash::counts`] names is there.
+/// All memory that [`Flash::counts`] names is allocated and stays so while the kernel runs.
 #[inline(always)]
 pub unsafe fn keys_of(job: &Flash, sequence: u32) -> u32 {
     if job.counts == 0 {
         return job.key_tokens;
     }
     let count = (job.counts + u64::from(sequence) * 4) as usize as *const u32;
-    // SAFETY: the caller's.
+    // SAFETY: this function's caller vouches for the addresses, as under `# Safety`.
     let count = unsafe { *count };
     if count < job.key_tokens {
         count
@@ -78,7 +78,7 @@ pub unsafe fn keys_of(job: &Flash, sequence: u32) -> u32 {
     }
 }
 
-/// The larger one; NaN is none.
+/// Returns the larger number; the other one if one is NaN.
 #[inline(always)]
 pub fn maximum(a: f32, b: f32) -> f32 {
     let larger: f32;
@@ -89,7 +89,8 @@ pub fn maximum(a: f32, b: f32) -> f32 {
     larger
 }
 
-/// 2 to the power of `x`, to 2 units of the last place; what is below 2^-126 is 0.
+/// Returns 2 to the power of `x`, with an error of at most 2 units in the last place; results below 2^-126
+/// are 0.
 #[inline(always)]
 pub fn exp2(x: f32) -> f32 {
     let y: f32;
@@ -100,12 +101,12 @@ pub fn exp2(x: f32) -> f32 {
     y
 }
 
-/// The value as one that the compiler knows nothing of: what follows from it is worked out where it is used, and takes
-/// no register meanwhile.
+/// Optimisation barrier: keeps values derived from `value` from being computed early and held in registers.
 #[inline(always)]
 pub fn opaque(value: u32) -> u32 {
     let same: u32;
-    // SAFETY: moves a register. Not pure: it is not moved out of loops.
+    // SAFETY: moves a register; touches no memory. Not `pure`, so that the compiler does not hoist it out of
+    // loops.
     unsafe { asm!("mov.b32 {}, {};", out(reg32) same, in(reg32) value, options(nostack)) };
     same
 }

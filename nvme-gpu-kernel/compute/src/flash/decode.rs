@@ -1,9 +1,10 @@
-//! Few queries of many keys: keys and values are read once for all heads that share them, by many blocks.
+//! Attention of few queries over many keys: keys and values are read once for all heads that share them,
+//! split among many blocks.
 //!
-//! The queries of the heads of a group are the rows of one product of tensor cores. A warp has tiles of keys of its own,
-//! which it copies and uses without the others; what the warps of a block have is joined in shared memory, what blocks
-//! have by a second kernel. Where a group has more than 16 rows, each warp of a block has 16 of them, and uses the tiles
-//! that all have copied.
+//! The queries of the heads of a group are the rows of one product of the tensor cores. Each warp copies and
+//! uses its own tiles of keys without waiting for the other warps; the warps' partial results are joined in
+//! shared memory, the blocks' by a second kernel. If a group has more than 16 rows, each warp of a block
+//! computes 16 of them, from tiles that all warps have copied.
 // UNSAFETY: kernel parameters hold addresses that the host vouches for.
 #![allow(unsafe_code)]
 
@@ -20,10 +21,11 @@ use nvme_gpu_kernel::arch;
 macro_rules! kernels {
     ($($name:ident, $elements:literal, $is_bf16:literal;)*) => { $(
         /// # Safety
-        /// What [`Flash`] names is there; the block has [`TENSOR_THREADS`] threads and the shared memory of its tiles.
+        /// All memory that [`Flash`] names is allocated and stays so while the kernel runs; the block has
+        /// [`TENSOR_THREADS`] threads and the shared memory of its tiles.
         #[unsafe(no_mangle)]
         pub unsafe extern "ptx-kernel" fn $name(job: Flash) {
-            // SAFETY: the caller's.
+            // SAFETY: this function's caller vouches for the addresses, as under `# Safety`.
             unsafe { attend::<$elements, $is_bf16>(&job) }
         }
     )* };
@@ -37,7 +39,8 @@ kernels! {
 }
 
 const WARPS: u32 = TENSOR_THREADS / 32;
-/// Of a row in shared memory, in bytes: a multiple of 16 that is none of 128.
+/// Returns the distance of two rows in shared memory, in bytes: a multiple of 16 but not of 128, so that rows
+/// start in different banks.
 const fn row_bytes(elements: usize) -> u32 {
     elements as u32 * 4 + 16
 }
@@ -47,39 +50,41 @@ const fn row_bytes(elements: usize) -> u32 {
 struct Place {
     sequence: u32,
     kv_head: u32,
-    /// The first row of the group: heads of a token follow on each other.
+    /// First row of the group: heads of a token are consecutive rows.
     first: u32,
     split: u32,
     /// Keys of the sequence.
     keys: u32,
 }
 
-/// What a lane has of the rows `lane / 4` and 8 further.
+/// The partial results of a lane, for the rows `lane / 4` and `lane / 4 + 8`.
 struct Sums {
     values: [[f32; 4]; 16],
     largest: [f32; 2],
     total: [f32; 2],
 }
 
-/// Heads that share keys.
+/// Returns the number of query heads that share keys.
 #[inline(always)]
 fn group(job: &Flash) -> u32 {
     (job.heads / job.kv_heads.max(1)).max(1)
 }
 
-/// Head and token of a row of the group.
+/// Returns head and token of a row of the group.
 #[inline(always)]
 fn of_row(job: &Flash, place: &Place, row: u32) -> (u32, u32) {
     let group = group(job);
     (place.kv_head * group + row % group, row / group)
 }
 
+/// Computes the block's share of attention.
+///
 /// # Safety
 /// As the kernels.
 #[inline(always)]
 unsafe fn attend<const DK: usize, const BF16: bool>(job: &Flash) {
     let place = place(job);
-    // SAFETY: the caller's: what `Flash` names.
+    // SAFETY: this function's caller vouches for the counts that `Flash` names.
     let place = unsafe {
         Place {
             keys: keys_of(job, place.sequence),
@@ -89,14 +94,14 @@ unsafe fn attend<const DK: usize, const BF16: bool>(job: &Flash) {
     let rows = group(job) * job.query_tokens;
     let of_block = block_rows(rows);
     let last = least(place.first + of_block, rows) - 1;
-    // Tiles of this split: those of the last row, in even parts.
+    // The tiles of this split: those that the last row needs, in equal parts.
     let all = job
         .limit(of_row(job, &place, last).1, place.keys)
         .div_ceil(DECODE_KEYS);
     let each = all.div_ceil(job.splits.max(1));
     let begin = place.split * each;
     let end = least(begin + each, all);
-    // SAFETY: the launch gave a tile of queries, and the stages of each warp.
+    // SAFETY: the host launched with the bytes of a tile of queries and the stages of each warp.
     let shared = unsafe { Shared::dynamic() };
     let (lane, warp) = (arch::lane(), arch::thread() / 32);
     let tile = DECODE_KEYS * DK as u32 * 2;
@@ -107,7 +112,8 @@ unsafe fn attend<const DK: usize, const BF16: bool>(job: &Flash) {
         let at = begin + step * WARPS + warp;
         if at < end {
             let to = stage(warp, step);
-            // SAFETY: keys and values below the sequence's count.
+            // SAFETY: `load_tile` reads only keys and values below the sequence's count, for which the host
+            // vouches.
             unsafe {
                 load_tile::<DK>(job, &job.keys, &place, at, to);
                 load_tile::<DK>(job, &job.values, &place, at, to.at(tile));
@@ -115,7 +121,7 @@ unsafe fn attend<const DK: usize, const BF16: bool>(job: &Flash) {
         }
         commit();
     };
-    // SAFETY: rows of queries.
+    // SAFETY: the host vouches for the queries.
     unsafe { load_queries::<DK>(job, &place, rows, shared) };
     load(0);
     load(1);
@@ -126,7 +132,8 @@ unsafe fn attend<const DK: usize, const BF16: bool>(job: &Flash) {
     };
     wait_for_copies::<1>();
     arch::sync_block();
-    // With many rows each warp has some, and uses the tiles of all; with few, all rows, and its own tiles.
+    // With many rows each warp computes some of them from the tiles of all warps; with few, each warp
+    // computes all rows from its own tiles.
     let is_wide = of_block > DECODE_ROWS;
     let mine = if is_wide { warp * DECODE_ROWS } else { 0 };
     let (from, to) = if is_wide {
@@ -155,7 +162,7 @@ unsafe fn attend<const DK: usize, const BF16: bool>(job: &Flash) {
         step += 1;
     }
     wait_for_copies::<0>();
-    // SAFETY: results, or the workspace.
+    // SAFETY: the host vouches for the results, and for the workspace if the keys are split.
     unsafe { join_warps::<DK, BF16>(job, &place, &sums, rows, shared) };
 }
 
@@ -181,16 +188,17 @@ fn place(job: &Flash) -> Place {
     }
 }
 
-/// Where 16 bytes of a row lie in a tile: those of eight rows under one another are in different banks.
+/// Returns the offset of 16 bytes of a row in a tile. The XOR swizzle puts the same column of eight
+/// consecutive rows into different banks.
 #[inline(always)]
 fn chunk<const DK: usize>(row: u32, chunk: u32) -> u32 {
     row * DK as u32 * 2 + ((chunk ^ (row & 7)) * 16)
 }
 
-/// Begins to copy a warp's tile of keys or values, zeros for those that are not there.
+/// Starts to copy a warp's tile of keys or values, zeros for keys past the end.
 ///
 /// # Safety
-/// Vectors below the sequence's count are there.
+/// The vectors below the sequence's count are allocated.
 #[inline(always)]
 unsafe fn load_tile<const DK: usize>(
     job: &Flash,
@@ -213,16 +221,17 @@ unsafe fn load_tile<const DK: usize>(
             let is_there = has_column && first + below < place.keys;
             let further = u64::from(below) * from.token * 2;
             let (address, bytes) = if is_there { (source + further, 16) } else { (begin, 0) };
-            // SAFETY: inside the tile; a vector below the count, or no byte.
+            // SAFETY: the target is inside the tile; the source is a vector below the count, or zero bytes
+            // are copied.
             unsafe { to.at(chunk::<DK>(row + below, column)).copy16(address, bytes) };
         }
     });
 }
 
-/// Begins to copy the block's queries, zeros for rows that are not there.
+/// Starts to copy the block's queries, zeros for rows past the end.
 ///
 /// # Safety
-/// The queries are there.
+/// The queries are allocated.
 #[inline(always)]
 unsafe fn load_queries<const DK: usize>(job: &Flash, place: &Place, rows: u32, to: Shared) {
     let chunks = DK as u32 / 8;
@@ -241,13 +250,13 @@ unsafe fn load_queries<const DK: usize>(job: &Flash, place: &Place, rows: u32, t
         } else {
             (job.queries.address, 0)
         };
-        // SAFETY: inside the tile; a query, or no byte.
+        // SAFETY: the target is inside the tile; the source is a query, or zero bytes are copied.
         unsafe { to.at(chunk::<DK>(row, column)).copy16(from, bytes) };
         at += TENSOR_THREADS;
     }
 }
 
-/// The queries, as tensor cores take them.
+/// Loads the queries as operand fragments of the tensor cores.
 #[inline(always)]
 fn fragments<const DK: usize>(queries: Shared, lane: u32) -> [[u32; 4]; 8] {
     let mut all = [[0; 4]; 8];
@@ -260,14 +269,14 @@ fn fragments<const DK: usize>(queries: Shared, lane: u32) -> [[u32; 4]; 8] {
     all
 }
 
-/// Scores of 16 rows and 16 keys.
+/// Computes the scores of 16 rows and 16 keys.
 #[inline(always)]
 fn products<const DK: usize, const BF16: bool>(
     queries: &[[u32; 4]; 8],
     keys: Shared,
     lane: u32,
 ) -> [[f32; 4]; 2] {
-    // Two sums of each: they do not wait for each other.
+    // Two sums of each score, so that consecutive tensor core operations do not wait for each other.
     let mut scores = [[[0.0; 4]; 2]; 2];
     let keys = keys.at(chunk::<DK>(
         (lane & 7) + ((lane >> 4) << 3),
@@ -285,7 +294,7 @@ fn products<const DK: usize, const BF16: bool>(
     sum
 }
 
-/// Without the scores of keys that a row does not attend to.
+/// Replaces scores of keys that a row does not attend to by minus infinity.
 #[inline(always)]
 fn masked(
     job: &Flash,
@@ -308,7 +317,7 @@ fn masked(
     scores
 }
 
-/// Adds 16 keys to the sums.
+/// Adds the values of 16 keys to the sums, and rescales them for a new largest score.
 #[inline(always)]
 fn add<const DK: usize, const BF16: bool>(
     sums: &mut Sums,
@@ -356,7 +365,7 @@ fn add<const DK: usize, const BF16: bool>(
     });
 }
 
-/// A value of the four lanes of a row.
+/// Combines a value over the four lanes of a row.
 #[inline(always)]
 fn of_four(value: f32, join: impl Fn(f32, f32) -> f32) -> f32 {
     let other =
@@ -365,10 +374,10 @@ fn of_four(value: f32, join: impl Fn(f32, f32) -> f32) -> f32 {
     join(value, other(value, 2))
 }
 
-/// Puts the sums of all warps into shared memory, then each thread joins some elements of a row.
+/// Stores the sums of all warps in shared memory, then joins them: each thread some elements of a row.
 ///
 /// # Safety
-/// Results, or the workspace, are there.
+/// Results, or the workspace, are allocated.
 #[inline(always)]
 unsafe fn join_warps<const DK: usize, const BF16: bool>(
     job: &Flash,
@@ -426,17 +435,17 @@ unsafe fn join_warps<const DK: usize, const BF16: bool>(
         }
         if place.first + row < rows && element < job.head_elements {
             let part = [low, high, largest, total];
-            // SAFETY: the caller's.
+            // SAFETY: this function's caller vouches for the addresses, as under `# Safety`.
             unsafe { put::<BF16>(job, place, place.first + row, element, part) };
         }
         at += TENSOR_THREADS;
     }
 }
 
-/// Two elements of a row: the result, or what is joined later.
+/// Stores two elements of a row: as the result, or in the workspace for the second kernel.
 ///
 /// # Safety
-/// Results, or the workspace, are there.
+/// Results, or the workspace, are allocated.
 #[inline(always)]
 unsafe fn put<const BF16: bool>(
     job: &Flash,
@@ -449,14 +458,14 @@ unsafe fn put<const BF16: bool>(
     if job.splits <= 1 {
         let by = if total > 0.0 { 1.0 / total } else { total };
         let to = job.y.at(place.sequence, head, token) + u64::from(element) * 2;
-        // SAFETY: the caller's.
+        // SAFETY: this function's caller vouches for the addresses, as under `# Safety`.
         unsafe { store_pair(to, low * by, high * by, BF16) };
         return;
     }
     let query = (place.sequence * job.heads + head) * job.query_tokens + token;
     let part = u64::from(query) * u64::from(job.splits) + u64::from(place.split);
     let first = part * u64::from(job.head_elements + 2);
-    // SAFETY: the caller's.
+    // SAFETY: this function's caller vouches for the addresses, as under `# Safety`.
     let parts = unsafe { Numbers::at(job.workspace) };
     parts.store(first + u64::from(element), low);
     parts.store(first + u64::from(element) + 1, high);
@@ -466,17 +475,17 @@ unsafe fn put<const BF16: bool>(
     }
 }
 
-/// A warp joins the parts of a query at a time.
+/// Joins the partial results of the splits. A warp takes one query a turn.
 ///
 /// # Safety
-/// What [`Flash`] names is there.
+/// All memory that [`Flash`] names is allocated and stays so while the kernel runs.
 #[unsafe(no_mangle)]
 pub unsafe extern "ptx-kernel" fn nvme_multi_query_join(job: Flash) {
     let (mut query, warps) = warp();
     let lane = arch::lane();
     let scale = job.scale * LOG2_E;
     let elements = u64::from(job.head_elements);
-    // SAFETY: the caller's.
+    // SAFETY: the host vouches for the addresses in the kernel's parameter, as under `# Safety`.
     let parts = unsafe { Numbers::at(job.workspace) };
     while query < job.rows() {
         let first = query * u64::from(job.splits) * (elements + 2);
@@ -515,7 +524,7 @@ pub unsafe extern "ptx-kernel" fn nvme_multi_query_join(job: Flash) {
                 split += 1;
             }
             let result = if total > 0.0 { sum / total } else { total };
-            // SAFETY: an element of the results.
+            // SAFETY: the host vouches for the results; `element` is below `head_elements`.
             unsafe { store_half(to + element * 2, result, job.is_bf16 != 0) };
             element += 32;
         }
@@ -523,7 +532,7 @@ pub unsafe extern "ptx-kernel" fn nvme_multi_query_join(job: Flash) {
     }
 }
 
-/// The largest of the warp's values.
+/// Returns the largest of the warp's values.
 #[inline(always)]
 fn of_warp(value: f32) -> f32 {
     let (mut largest, mut bits) = (value, 16);

@@ -1,4 +1,5 @@
-//! Attention in one kernel without scores in memory: keys pass once, and sums are scaled when a larger score comes.
+//! Attention in one kernel without scores in memory (FlashAttention): keys pass once, and the sums are
+//! rescaled when a larger score appears.
 // UNSAFETY: kernel parameters hold addresses that the host vouches for.
 #![allow(unsafe_code)]
 
@@ -8,11 +9,15 @@ use crate::tile::{Shared, fma, un};
 use core::f32::consts::LOG2_E;
 use nvme_gpu_kernel::arch;
 
-/// Elements of a query that a thread has: four threads have one query. Fours of them lie 16 apart.
+/// Elements of a query in each thread: four threads share one query, in groups of four elements that are 16
+/// apart.
 const EACH: usize = 32;
 
+/// Computes attention.
+///
 /// # Safety
-/// What [`Flash`] names is there; the launch has the shared memory of a tile of keys and one of values.
+/// All memory that [`Flash`] names is allocated and stays so while the kernel runs; the launch has the shared
+/// memory of a tile of keys and one of values.
 #[unsafe(no_mangle)]
 pub unsafe extern "ptx-kernel" fn nvme_attention_flash(job: Flash) {
     let is_bf16 = job.is_bf16 != 0;
@@ -22,12 +27,12 @@ pub unsafe extern "ptx-kernel" fn nvme_attention_flash(job: Flash) {
     let first = block % tiles * FLASH_ROWS;
     let (row, quarter) = (arch::thread() / 4, arch::thread() % 4);
     let token = first + row;
-    // SAFETY: the caller's.
+    // SAFETY: the host vouches for the addresses in the kernel's parameter, as under `# Safety`.
     let keys = unsafe { keys_of(&job, sequence) };
     let has_query = token < job.query_tokens;
     let limit = if has_query { job.limit(token, keys) } else { 0 };
     let kv_head = job.kv_head(head);
-    // SAFETY: the launch gave both tiles.
+    // SAFETY: the host launched with the bytes of both tiles.
     let keys_at = unsafe { Shared::dynamic() };
     let values_at = keys_at.at(FLASH_KEYS * MOST_ELEMENTS * 4);
     let (mut query, mut sums) = ([0.0f32; EACH], [0.0f32; EACH]);
@@ -37,7 +42,7 @@ pub unsafe extern "ptx-kernel" fn nvme_attention_flash(job: Flash) {
     un!(i in [0, 1, 2, 3, 4, 5, 6, 7] { un!(e in [0, 1, 2, 3] {
         let element = quarter * 4 + i as u32 * 16 + e as u32;
         if has_query && element < job.head_elements {
-            // SAFETY: an element of a query.
+            // SAFETY: the host vouches for the queries, and `element` is below `head_elements`.
             query[i * 4 + e] = unsafe { half(from + u64::from(element) * 2, is_bf16) } * job.scale * LOG2_E;
         }
     }); });
@@ -51,7 +56,8 @@ pub unsafe extern "ptx-kernel" fn nvme_attention_flash(job: Flash) {
             let (key, element) = (at / MOST_ELEMENTS, at % MOST_ELEMENTS);
             let is_there = begin + key < keys && element < job.head_elements;
             let load = |from: u64| match is_there {
-                // SAFETY: an element of a key or a value below the sequence's count.
+                // SAFETY: `is_there` limits the key to those below the sequence's count, for which the host
+                // vouches.
                 true => unsafe { half(from + u64::from(element) * 2, is_bf16) },
                 false => 0.0,
             };
@@ -98,7 +104,7 @@ pub unsafe extern "ptx-kernel" fn nvme_attention_flash(job: Flash) {
     un!(i in [0, 1, 2, 3, 4, 5, 6, 7] { un!(e in [0, 1, 2, 3] {
         let element = quarter * 4 + i as u32 * 16 + e as u32;
         if element < job.head_elements {
-            // SAFETY: an element of the results.
+            // SAFETY: the host vouches for the results, and `element` is below `head_elements`.
             unsafe { store_half(to + u64::from(element) * 2, sums[i * 4 + e] * by, is_bf16) };
         }
     }); });

@@ -1,4 +1,5 @@
-//! Attention by tensor cores: scores, shares and results of 32 queries stay in the registers of a warp.
+//! Attention by the tensor cores (FlashAttention-2): scores, softmax and results of 32 queries stay in the
+//! registers of a warp.
 // UNSAFETY: kernel parameters hold addresses that the host vouches for.
 #![allow(unsafe_code)]
 
@@ -11,10 +12,11 @@ use nvme_gpu_kernel::arch;
 macro_rules! kernels {
     ($($name:ident, $elements:literal, $is_bf16:literal;)*) => { $(
         /// # Safety
-        /// What [`Flash`] names is there; the block has [`TENSOR_THREADS`] threads and the shared memory of its tiles.
+        /// All memory that [`Flash`] names is allocated and stays so while the kernel runs; the block has
+        /// [`TENSOR_THREADS`] threads and the shared memory of its tiles.
         #[unsafe(no_mangle)]
         pub unsafe extern "ptx-kernel" fn $name(job: Flash) {
-            // SAFETY: the caller's.
+            // SAFETY: this function's caller vouches for the addresses, as under `# Safety`.
             unsafe { attend::<$elements, $is_bf16>(&job) }
         }
     )* };
@@ -27,17 +29,17 @@ kernels! {
     nvme_attention_flash2_128_f16, 128, false;
 }
 
-/// Keys whose scores a warp has at a time.
+/// Number of keys whose scores a warp computes in one pass.
 const PART: u32 = 32;
 
-/// What a lane has of the softmax of its four rows: the largest score, and the sum of its own shares.
+/// Softmax state of a lane for its four rows: the largest score, and the sum of the lane's own exponentials.
 #[derive(Clone, Copy)]
 struct Rows {
     largest: [f32; 4],
     total: [f32; 4],
 }
 
-/// The queries of a block, and what they attend to.
+/// The queries of a block, and the keys that they attend to.
 #[derive(Clone, Copy)]
 struct Place {
     sequence: u32,
@@ -48,19 +50,21 @@ struct Place {
     keys: u32,
 }
 
+/// Computes the attention of a block's queries.
+///
 /// # Safety
 /// As the kernels.
 #[inline(always)]
 unsafe fn attend<const DK: usize, const BF16: bool>(job: &Flash) {
     let place = place(job);
-    // SAFETY: the caller's: what `Flash` names.
+    // SAFETY: this function's caller vouches for the counts that `Flash` names.
     let place = unsafe {
         Place {
             keys: keys_of(job, place.sequence),
             ..place
         }
     };
-    // SAFETY: the launch gave the queries' tile and two tiles each of keys and values.
+    // SAFETY: the host launched with the bytes of the queries' tile and two tiles each of keys and values.
     let shared = unsafe { Shared::dynamic() };
     let lane = arch::lane();
     let mine = arch::thread() / 32 * 32;
@@ -71,7 +75,8 @@ unsafe fn attend<const DK: usize, const BF16: bool>(job: &Flash) {
     let last = place.first + FLASH2_ROWS - 1;
     let tiles = job.limit(last, place.keys).div_ceil(FLASH2_KEYS);
     let load = |from: &Vectors, to: Shared, tile: u32| {
-        // SAFETY: rows of keys or values below the sequence's count.
+        // SAFETY: `load_rows` reads only keys or values below the sequence's count, for which the host
+        // vouches.
         unsafe {
             let first = tile * FLASH2_KEYS;
             load_rows::<DK, { FLASH2_KEYS as usize }>(
@@ -83,7 +88,7 @@ unsafe fn attend<const DK: usize, const BF16: bool>(job: &Flash) {
             );
         }
     };
-    // SAFETY: rows of queries.
+    // SAFETY: the host vouches for the queries.
     unsafe {
         load_rows::<DK, { FLASH2_ROWS as usize }>(
             job,
@@ -119,7 +124,7 @@ unsafe fn attend<const DK: usize, const BF16: bool>(job: &Flash) {
         while part < FLASH2_KEYS / PART {
             let first = tile * FLASH2_KEYS + part * PART;
             let rows_at = at + part * PART * DK as u32 * 2;
-            // The same for all lanes of a warp: none of its queries attends to these keys.
+            // The condition is uniform in the warp: none of its queries attends to these keys.
             if first >= job.limit(place.first + mine + 31, place.keys) {
                 break;
             }
@@ -135,11 +140,12 @@ unsafe fn attend<const DK: usize, const BF16: bool>(job: &Flash) {
         tile += 1;
     }
     wait_for_copies::<0>();
-    // SAFETY: rows of results.
+    // SAFETY: the host vouches for the results.
     unsafe { store::<DK, BF16>(job, &place, &sums, &rows, mine, lane) };
 }
 
-/// Blocks with many keys begin first.
+/// Returns the block's share of the work. Blocks with many keys start first, so that the last ones to finish
+/// are short.
 #[inline(always)]
 fn place(job: &Flash) -> Place {
     let tiles = job.query_tokens.div_ceil(FLASH2_ROWS).max(1);
@@ -159,16 +165,18 @@ fn place(job: &Flash) -> Place {
     }
 }
 
-/// Where 16 bytes of a row lie in a tile: those of eight rows under one another are in different banks.
+/// Returns the offset of 16 bytes of a row in a tile. The XOR swizzle puts the same column of eight
+/// consecutive rows into different banks.
 #[inline(always)]
 fn chunk<const DK: usize>(row: u32, chunk: u32) -> u32 {
     row * DK as u32 * 2 + ((chunk ^ (row & 7)) * 16)
 }
 
-/// Begins to copy `ROWS` vectors from `first` on, zeros for those from `count` on and for elements that are not there.
+/// Starts to copy `ROWS` vectors from vector `first` on, zeros for those from `count` on and for elements
+/// past the head's.
 ///
 /// # Safety
-/// The vectors below `count` are there.
+/// The vectors below `count` are allocated.
 #[inline(always)]
 unsafe fn load_rows<const DK: usize, const ROWS: usize>(
     job: &Flash,
@@ -191,13 +199,14 @@ unsafe fn load_rows<const DK: usize, const ROWS: usize>(
             let below = i as u32 * step;
             let is_there = has_column && first + row + below < count;
             let (address, bytes) = if is_there { (source + i as u64 * advance, 16) } else { (begin, 0) };
-            // SAFETY: inside the tile; a vector below `count`, or no byte. Steps are multiples of 8 rows.
+            // SAFETY: the target is inside the tile; the source is a vector below `count`, or zero bytes are
+            // copied. Steps are multiples of 8 rows, so the swizzle is the same.
             unsafe { target.at(below * DK as u32 * 2).copy16(address, bytes) };
         }
     });
 }
 
-/// Scores of the warp's 32 queries and [`PART`] keys.
+/// Computes the scores of the warp's 32 queries and [`PART`] keys.
 #[inline(always)]
 fn products<const DK: usize, const BF16: bool>(
     scores: &mut [[[f32; 4]; 4]; 2],
@@ -217,7 +226,7 @@ fn products<const DK: usize, const BF16: bool>(
         .opaque();
     un!(k in [0, 1, 2, 3, 4, 5, 6, 7] {
         if k * 16 < DK {
-            // Sixteen rows further, a place has the same swizzle.
+            // The swizzle repeats after eight rows, so a fixed offset reaches the row 16 further on.
             let queries = queries.flip(k as u32 * 32);
             let a = [queries.matrices4(), queries.at(16 * DK as u32 * 2).matrices4()];
             let keys = keys.flip(k as u32 * 32);
@@ -232,7 +241,7 @@ fn products<const DK: usize, const BF16: bool>(
     });
 }
 
-/// Takes the scores away of keys that a query does not attend to.
+/// Replaces scores of keys that a query does not attend to by minus infinity.
 #[inline(always)]
 fn mask(
     job: &Flash,
@@ -254,7 +263,8 @@ fn mask(
     }); });
 }
 
-/// Scores to shares, of the largest score so far; what was summed by a smaller one is scaled.
+/// Converts scores to exponentials relative to the largest score so far, and rescales the sums if that score
+/// grew.
 #[inline(always)]
 fn soften<const DK: usize>(
     scores: &mut [[[f32; 4]; 4]; 2],
@@ -272,7 +282,7 @@ fn soften<const DK: usize>(
     }); });
     let mut grown = false;
     un!(r in [0, 1, 2, 3] { grown |= largest[r] > rows.largest[r]; });
-    // The same for all lanes: a product of tensor cores follows.
+    // The branch is uniform in the warp, as the tensor core operations after it require.
     if arch::ballot(arch::FULL, grown) != 0 {
         un!(m in [0, 1] { un!(h in [0, 1] {
             let r = m * 2 + h;
@@ -289,7 +299,8 @@ fn soften<const DK: usize>(
     }
     un!(m in [0, 1] { un!(h in [0, 1] {
         let r = m * 2 + h;
-        // Without a key so far all shares are 0.
+        // A row without any key yet has the largest score minus infinity; its exponentials must be 0, not
+        // NaN.
         let below = if largest[r] == f32::NEG_INFINITY { 0.0 } else { -largest[r] * scale };
         un!(n in [0, 1, 2, 3] { un!(e in [0, 1] {
             let share = exp2(fma(scores[m][n][h * 2 + e], scale, below));
@@ -299,7 +310,7 @@ fn soften<const DK: usize>(
     }); });
 }
 
-/// A value of the four lanes of a row.
+/// Combines a value over the four lanes of a row.
 #[inline(always)]
 fn of_four(value: f32, join: impl Fn(f32, f32) -> f32) -> f32 {
     let other =
@@ -308,7 +319,7 @@ fn of_four(value: f32, join: impl Fn(f32, f32) -> f32) -> f32 {
     join(value, other(value, 2))
 }
 
-/// Adds the values of [`PART`] keys by their shares.
+/// Adds the values of [`PART`] keys, weighted by their exponentials.
 #[inline(always)]
 fn weigh<const DK: usize, const BF16: bool>(
     sums: &mut [[[f32; 4]; 16]; 2],
@@ -341,8 +352,10 @@ fn weigh<const DK: usize, const BF16: bool>(
     });
 }
 
+/// Stores the results of the warp's queries.
+///
 /// # Safety
-/// The rows of results are there.
+/// The rows of results are allocated.
 #[inline(always)]
 unsafe fn store<const DK: usize, const BF16: bool>(
     job: &Flash,
@@ -363,7 +376,8 @@ unsafe fn store<const DK: usize, const BF16: bool>(
             un!(n in [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15] {
                 if n * 8 < DK && n as u32 * 8 < job.head_elements {
                     let (low, high) = (sums[m][n][h * 2] * by, sums[m][n][h * 2 + 1] * by);
-                    // SAFETY: a row of results, whose elements are a multiple of 8.
+                    // SAFETY: the host vouches for the row of results; its elements are a multiple of 8, so
+                    // pairs stay inside.
                     unsafe { store_pair(to + n as u64 * 16, low, high, BF16) };
                 }
             });

@@ -1,4 +1,5 @@
-//! Attention by three kernels with all scores in memory between them: a thread, or a warp, has one number at a time.
+//! Attention by three kernels with all scores in memory between them: a thread, or a warp, computes one
+//! number a turn.
 // UNSAFETY: kernel parameters hold addresses that the host vouches for.
 #![allow(unsafe_code)]
 
@@ -8,7 +9,7 @@ use crate::arch::{Numbers, sum_of_warp, thread, warp};
 use core::f32::consts::LOG2_E;
 use nvme_gpu_kernel::arch;
 
-/// Sequence, head and token of query `row`.
+/// Returns sequence, head and token of query `row`.
 #[inline(always)]
 pub fn query(job: &Flash, row: u64) -> (u32, u32, u32) {
     let tokens = u64::from(job.query_tokens.max(1));
@@ -17,13 +18,13 @@ pub fn query(job: &Flash, row: u64) -> (u32, u32, u32) {
     ((rest / heads) as u32, (rest % heads) as u32, token as u32)
 }
 
-/// A thread has a score at a time.
+/// Computes scores. A thread takes one score a turn.
 ///
 /// # Safety
-/// What [`Flash`] names is there.
+/// All memory that [`Flash`] names is allocated and stays so while the kernel runs.
 #[unsafe(no_mangle)]
 pub unsafe extern "ptx-kernel" fn nvme_attention_scores(job: Flash) {
-    // SAFETY: the caller's.
+    // SAFETY: the host vouches for the addresses in the kernel's parameter, as under `# Safety`.
     let scores = unsafe { Numbers::at(job.workspace) };
     let keys = u64::from(job.key_tokens.max(1));
     let is_bf16 = job.is_bf16 != 0;
@@ -31,14 +32,15 @@ pub unsafe extern "ptx-kernel" fn nvme_attention_scores(job: Flash) {
     while at < job.rows() * u64::from(job.key_tokens) {
         let (row, key) = (at / keys, (at % keys) as u32);
         let (sequence, head, token) = query(&job, row);
-        // SAFETY: the caller's.
+        // SAFETY: the host vouches for the addresses in the kernel's parameter, as under `# Safety`.
         let there = unsafe { keys_of(&job, sequence) };
         if key < job.limit(token, there) {
             let q = job.queries.at(sequence, head, token);
             let k = job.keys.at(sequence, job.kv_head(head), key);
             let (mut sum, mut element) = (0.0, 0);
             while element < u64::from(job.head_elements) {
-                // SAFETY: elements of a query and of a key below the sequence's count.
+                // SAFETY: the host vouches for the queries and for keys below the sequence's count; `limit`
+                // keeps the key below it.
                 sum += unsafe { half(q + element * 2, is_bf16) * half(k + element * 2, is_bf16) };
                 element += 1;
             }
@@ -48,19 +50,20 @@ pub unsafe extern "ptx-kernel" fn nvme_attention_scores(job: Flash) {
     }
 }
 
-/// A warp has a row of scores at a time: shares of those that count, zeros for the others.
+/// Converts a row of scores to softmax weights, zeros for keys that the query does not attend to. A warp
+/// takes one row a turn.
 ///
 /// # Safety
-/// What [`Flash`] names is there.
+/// All memory that [`Flash`] names is allocated and stays so while the kernel runs.
 #[unsafe(no_mangle)]
 pub unsafe extern "ptx-kernel" fn nvme_attention_shares(job: Flash) {
-    // SAFETY: the caller's.
+    // SAFETY: the host vouches for the addresses in the kernel's parameter, as under `# Safety`.
     let scores = unsafe { Numbers::at(job.workspace) };
     let lane = arch::lane();
     let (mut row, warps) = warp();
     while row < job.rows() {
         let (sequence, _, token) = query(&job, row);
-        // SAFETY: the caller's.
+        // SAFETY: the host vouches for the addresses in the kernel's parameter, as under `# Safety`.
         let limit = job.limit(token, unsafe { keys_of(&job, sequence) });
         let first = row * u64::from(job.key_tokens);
         let (mut largest, mut key) = (f32::NEG_INFINITY, lane);
@@ -92,13 +95,13 @@ pub unsafe extern "ptx-kernel" fn nvme_attention_shares(job: Flash) {
     }
 }
 
-/// A thread has an element of a result at a time.
+/// Multiplies weights with values. A thread takes one element of a result a turn.
 ///
 /// # Safety
-/// What [`Flash`] names is there.
+/// All memory that [`Flash`] names is allocated and stays so while the kernel runs.
 #[unsafe(no_mangle)]
 pub unsafe extern "ptx-kernel" fn nvme_attention_values(job: Flash) {
-    // SAFETY: the caller's.
+    // SAFETY: the host vouches for the addresses in the kernel's parameter, as under `# Safety`.
     let shares = unsafe { Numbers::at(job.workspace) };
     let elements = u64::from(job.head_elements.max(1));
     let is_bf16 = job.is_bf16 != 0;
@@ -106,18 +109,18 @@ pub unsafe extern "ptx-kernel" fn nvme_attention_values(job: Flash) {
     while at < job.rows() * u64::from(job.head_elements) {
         let (row, element) = (at / elements, at % elements);
         let (sequence, head, token) = query(&job, row);
-        // SAFETY: the caller's.
+        // SAFETY: the host vouches for the addresses in the kernel's parameter, as under `# Safety`.
         let limit = job.limit(token, unsafe { keys_of(&job, sequence) });
         let (mut sum, mut key) = (0.0, 0);
         while key < limit {
             let v = job.values.at(sequence, job.kv_head(head), key) + element * 2;
             let share = shares.load(row * u64::from(job.key_tokens) + u64::from(key));
-            // SAFETY: an element of a value below the sequence's count.
+            // SAFETY: the host vouches for values below the sequence's count; `limit` keeps the key below it.
             sum += share * unsafe { half(v, is_bf16) };
             key += 1;
         }
         let to = job.y.at(sequence, head, token) + element * 2;
-        // SAFETY: an element of the results.
+        // SAFETY: the host vouches for the results; `at` is below their number.
         unsafe { store_half(to, sum, is_bf16) };
         at += threads;
     }

@@ -1,21 +1,22 @@
-//! Attention on the CPU by `f64`, term after term: what all rungs are compared with.
+//! Reference of attention on the CPU in `f64`, term by term: all implementations are compared with it.
 
-/// What one query has of some keys: sums of their values, each `exp(scale (score - largest))` times, and of these shares.
+/// A partial result of one query over some keys, in the form in which partial results can be joined.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Part {
-    /// For each element.
+    /// Sum over the keys of the value times `exp(scale (score - largest))`, for each element.
     pub sums: Vec<f64>,
-    /// The largest product of the query and a key; minus infinity without a key.
+    /// Largest product of the query and a key; minus infinity without a key.
     pub largest: f64,
-    /// The sum of the shares.
+    /// Sum of the exponentials.
     pub total: f64,
 }
 
 impl Part {
-    /// Of a query and the keys and values that it attends to, vector after vector of as many elements as the query.
+    /// Computes the partial result of a query over consecutive keys and values, vectors with as many elements
+    /// as the query.
     ///
     /// # Panics
-    /// Without elements.
+    /// If the query has no elements.
     pub fn of(query: &[f32], keys: &[f32], values: &[f32], scale: f32) -> Self {
         let elements = query.len();
         let scores: Vec<f64> = keys
@@ -41,7 +42,7 @@ impl Part {
         }
     }
 
-    /// The result: zeros without a key.
+    /// Returns the result: zeros without a key.
     pub fn result(&self) -> Vec<f64> {
         let by = if self.total == 0.0 {
             0.0

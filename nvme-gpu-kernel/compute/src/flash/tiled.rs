@@ -1,4 +1,5 @@
-//! The two products of attention by tiles in shared memory: a number is loaded once for 64 sums. Scores are in memory.
+//! The two products of attention by tiles in shared memory: each number is loaded once for 64 sums. The
+//! scores are in memory.
 // UNSAFETY: kernel parameters hold addresses that the host vouches for.
 #![allow(unsafe_code)]
 
@@ -8,9 +9,10 @@ use crate::arch::Numbers;
 use crate::tile::{Shared, fma, un};
 use nvme_gpu_kernel::arch;
 
-/// Terms of the sums that are in shared memory at a time.
+/// Number of terms of the sums in shared memory at once.
 const DEPTH: u32 = 16;
-/// From one term to the next in shared memory, in numbers: four more than a tile has.
+/// Distance of terms in shared memory, in numbers: four more than a tile has, so that terms start in
+/// different banks.
 const STRIDE: u32 = TILE + 4;
 
 /// The tile of a block: rows are queries of a head, columns are keys or elements.
@@ -23,8 +25,10 @@ struct Place {
     keys: u32,
 }
 
+/// Returns the block's tile.
+///
 /// # Safety
-/// What [`Flash::counts`] names is there.
+/// The counts that [`Flash::counts`] names are allocated.
 #[inline(always)]
 unsafe fn place(job: &Flash, columns: u32) -> Place {
     let across = columns.div_ceil(TILE).max(1);
@@ -37,20 +41,20 @@ unsafe fn place(job: &Flash, columns: u32) -> Place {
         head: rest % heads,
         row: row * TILE,
         column: column * TILE,
-        // SAFETY: the caller's.
+        // SAFETY: this function's caller vouches for the addresses, as under `# Safety`.
         keys: unsafe { keys_of(job, rest / heads) },
     }
 }
 
-/// Sums of a tile, 4 by 4 for each thread: `a(row, term)` times `b(term, column)` of `terms` terms. `a` is loaded row
-/// by row, `b` column by column where `BY_COLUMN`.
+/// Computes the sums of a tile, 4 by 4 for each thread: `a(row, term)` times `b(term, column)` of `terms`
+/// terms. `a` is loaded row by row, `b` column by column if `BY_COLUMN` is true.
 #[inline(always)]
 fn products<const BY_COLUMN: bool>(
     terms: u32,
     a: impl Fn(u32, u32) -> f32,
     b: impl Fn(u32, u32) -> f32,
 ) -> [[f32; 4]; 4] {
-    // SAFETY: the launch gave two tiles.
+    // SAFETY: the host launched with the bytes of two tiles.
     let of_a = unsafe { Shared::dynamic() };
     let of_b = of_a.at(DEPTH * STRIDE * 4);
     let thread = arch::thread();
@@ -89,13 +93,14 @@ fn products<const BY_COLUMN: bool>(
     sums
 }
 
-/// A block has a tile of scores.
+/// Computes a tile of scores for each block.
 ///
 /// # Safety
-/// What [`Flash`] names is there; the launch has the shared memory of two tiles.
+/// All memory that [`Flash`] names is allocated and stays so while the kernel runs; the launch has the shared
+/// memory of two tiles.
 #[unsafe(no_mangle)]
 pub unsafe extern "ptx-kernel" fn nvme_attention_scores_tiled(job: Flash) {
-    // SAFETY: the caller's.
+    // SAFETY: the host vouches for the addresses in the kernel's parameter, as under `# Safety`.
     let (place, scores) = unsafe { (place(&job, job.key_tokens), Numbers::at(job.workspace)) };
     let last = job.limit(place.row + TILE - 1, place.keys);
     if place.column >= last {
@@ -108,7 +113,7 @@ pub unsafe extern "ptx-kernel" fn nvme_attention_scores_tiled(job: Flash) {
         |row, term| {
             let is_there = place.row + row < job.query_tokens && term < job.head_elements;
             let at = || job.queries.at(place.sequence, place.head, place.row + row);
-            // SAFETY: an element of a query.
+            // SAFETY: the host vouches for the queries; `is_there` limits row and term to them.
             if is_there {
                 unsafe { half(at() + u64::from(term) * 2, is_bf16) }
             } else {
@@ -118,7 +123,8 @@ pub unsafe extern "ptx-kernel" fn nvme_attention_scores_tiled(job: Flash) {
         |term, column| {
             let is_there = place.column + column < place.keys && term < job.head_elements;
             let at = || job.keys.at(place.sequence, kv_head, place.column + column);
-            // SAFETY: an element of a key below the sequence's count.
+            // SAFETY: the host vouches for keys below the sequence's count; `is_there` limits the column to
+            // them.
             if is_there {
                 unsafe { half(at() + u64::from(term) * 2, is_bf16) }
             } else {
@@ -137,13 +143,13 @@ pub unsafe extern "ptx-kernel" fn nvme_attention_scores_tiled(job: Flash) {
     }); });
 }
 
-/// A block has a tile of results.
+/// Computes a tile of results for each block.
 ///
 /// # Safety
 /// As [`nvme_attention_scores_tiled`].
 #[unsafe(no_mangle)]
 pub unsafe extern "ptx-kernel" fn nvme_attention_values_tiled(job: Flash) {
-    // SAFETY: the caller's.
+    // SAFETY: the host vouches for the addresses in the kernel's parameter, as under `# Safety`.
     let (place, shares) = unsafe { (place(&job, job.head_elements), Numbers::at(job.workspace)) };
     let is_bf16 = job.is_bf16 != 0;
     let kv_head = job.kv_head(place.head);
@@ -165,7 +171,8 @@ pub unsafe extern "ptx-kernel" fn nvme_attention_values_tiled(job: Flash) {
             let is_there = place.column + column < job.head_elements && term < place.keys;
             let at = || job.values.at(place.sequence, kv_head, term);
             let element = u64::from(place.column + column);
-            // SAFETY: an element of a value below the sequence's count.
+            // SAFETY: the host vouches for values below the sequence's count; `is_there` limits the term to
+            // them.
             if is_there {
                 unsafe { half(at() + element * 2, is_bf16) }
             } else {
@@ -178,7 +185,7 @@ pub unsafe extern "ptx-kernel" fn nvme_attention_values_tiled(job: Flash) {
         let (token, element) = (place.row + y + i as u32, place.column + x + j as u32);
         if token < job.query_tokens && element < job.head_elements {
             let to = job.y.at(place.sequence, place.head, token) + u64::from(element) * 2;
-            // SAFETY: an element of the results.
+            // SAFETY: the host vouches for the results; token and element are checked above.
             unsafe { store_half(to, sums[i][j], is_bf16) };
         }
     }); });

@@ -1,4 +1,4 @@
-//! The kernels: what each block of a launch does.
+//! The kernels of the product, and the assignment of reading and multiplying to the blocks of a launch.
 // UNSAFETY: kernel parameters hold addresses that the host vouches for.
 #![allow(unsafe_code)]
 
@@ -12,16 +12,17 @@ use nvme_core::sync::{AtomicU32, Order, Scope};
 use nvme_gpu_kernel::rows::{code, worst};
 use nvme_gpu_kernel::{Block, Gpu, arch, leave_block};
 
-/// A block reads or multiplies, as the order in which blocks begin has it.
+/// Multiplies with a matrix on a drive. A block reads or multiplies, as the order in which blocks start
+/// decides.
 ///
 /// # Safety
-/// What [`GemmStreamed`] names is there.
+/// All memory that [`GemmStreamed`] names is allocated and stays so while the kernel runs.
 #[unsafe(no_mangle)]
 pub unsafe extern "ptx-kernel" fn nvme_gemm_streamed(gemm: GemmStreamed) {
     let block = Block::here();
-    // SAFETY: the caller's.
+    // SAFETY: the host vouches for the addresses in the kernel's parameter, as under `# Safety`.
     let ticket = unsafe { take(&block, gemm.gemm.roles()) };
-    // SAFETY: the caller's.
+    // SAFETY: the host vouches for the addresses in the kernel's parameter, as under `# Safety`.
     unsafe {
         match gemm.role(ticket) {
             Role::Reads => read(&gemm, &block),
@@ -31,13 +32,13 @@ pub unsafe extern "ptx-kernel" fn nvme_gemm_streamed(gemm: GemmStreamed) {
     }
 }
 
-/// The same product of a matrix in memory of the GPU.
+/// Computes the same product for a matrix in GPU memory.
 ///
 /// # Safety
-/// What [`Gemm`] names is there.
+/// All memory that [`Gemm`] names is allocated and stays so while the kernel runs.
 #[unsafe(no_mangle)]
 pub unsafe extern "ptx-kernel" fn nvme_gemm(gemm: Gemm) {
-    // SAFETY: the caller's.
+    // SAFETY: the host vouches for the addresses in the kernel's parameter, as under `# Safety`.
     unsafe {
         match gemm.is_f16 {
             0 => use_all::<false>(&gemm),
@@ -55,13 +56,13 @@ pub unsafe extern "ptx-kernel" fn nvme_gemm_clear(gemm: Gemm) {
     let step = u64::from(arch::blocks() * arch::block_threads());
     let mut at = u64::from(arch::block() * arch::block_threads() + arch::thread());
     while at < gemm.work_words() {
-        // SAFETY: the caller's.
+        // SAFETY: the host vouches for the addresses in the kernel's parameter, as under `# Safety`.
         unsafe { *(gemm.words as usize as *mut u32).add(at as usize) = 0 };
         at += step;
     }
 }
 
-/// The words of a launch, and what the calling thread counted.
+/// The words of a launch, and the failures that the calling thread counted.
 pub struct Words<'g> {
     gemm: &'g Gemm,
     pub strips: Strips<'g>,
@@ -80,12 +81,13 @@ impl<'g> Words<'g> {
         }
     }
 
-    /// These rows were not read. A row counts once, whoever says so first.
+    /// Marks rows as not read. A row counts once, for the first thread that marks it.
     #[inline(always)]
     pub fn fail(&mut self, rows: Range<u32>, why: i32) {
         let mut row = rows.start;
         while row < rows.end {
-            // SAFETY: the host gives a word for each row.
+            // SAFETY: the host vouches for a word for each row, used through atomics alone; `row` is below
+            // the number of rows.
             let word = unsafe { &*(self.gemm.code(row) as usize as *const AtomicU32) };
             if word.swap(why as u32, Order::Relaxed, Scope::Gpu) == 0 {
                 self.failed += 1;
@@ -97,16 +99,20 @@ impl<'g> Words<'g> {
     }
 }
 
-/// The strips of a launch.
+/// Returns the strips of a launch.
 #[inline(always)]
 pub fn strips<'g>(gemm: &Gemm) -> Option<Strips<'g>> {
     let first = gemm.strip_words() as usize as *const AtomicU32;
-    // SAFETY: the host gives the words of so many strips, for as long as the launch runs.
+    // SAFETY: the host vouches for the words of all strips, for as long as the launch runs, used through
+    // atomics alone.
     let all = unsafe { core::slice::from_raw_parts(first, words(gemm.strips())) };
     Strips::new(all, gemm.strips(), super::STAGES)
 }
 
-/// Waits until something is ready, and gives up for all blocks when that takes too long: [`code::OK`], or why not.
+/// Waits until a strip or a stage is ready; returns [`code::OK`], or the reason why it never will be.
+///
+/// When the wait exceeds the patience, it aborts for all blocks, so that no block waits for one that is
+/// stuck.
 #[inline(always)]
 pub fn wait(strips: &Strips<'_>, patience_ns: u64, ready: impl Fn() -> Ready) -> i32 {
     let deadline_ns = arch::now_ns().saturating_add(patience_ns);
@@ -124,41 +130,41 @@ pub fn wait(strips: &Strips<'_>, patience_ns: u64, ready: impl Fn() -> Ready) ->
     }
 }
 
-/// The next number of a counter, the same for all threads of the block.
+/// Takes the next number of a counter, the same for all threads of the block.
 ///
 /// # Safety
-/// The counter is there.
+/// The counter's word is allocated.
 #[inline(always)]
 unsafe fn take(block: &Block, counter: u64) -> u32 {
     let mut ticket = 0;
     if block.leads() {
-        // SAFETY: the caller's.
+        // SAFETY: this function's caller vouches for the addresses, as under `# Safety`.
         ticket = unsafe { count(counter) };
     }
     block.broadcast(ticket)
 }
 
-/// Adds one to a counter. What it was.
+/// Adds one to a counter and returns its previous value.
 ///
 /// # Safety
-/// The counter is there.
+/// The counter's word is allocated.
 #[inline(always)]
 pub unsafe fn count(counter: u64) -> u32 {
-    // SAFETY: the caller's.
+    // SAFETY: this function's caller vouches for the addresses, as under `# Safety`.
     let counter = unsafe { &*(counter as usize as *const AtomicU32) };
     counter.fetch_add(1, Order::Relaxed, Scope::Gpu)
 }
 
-/// Computes tiles until there are no more.
+/// Computes tiles until all are taken.
 ///
 /// # Safety
-/// What [`GemmStreamed`] names is there.
+/// All memory that [`GemmStreamed`] names is allocated and stays so while the kernel runs.
 #[inline(always)]
 unsafe fn use_strips<const IS_F16: bool>(streamed: &GemmStreamed, block: &Block) {
     let gemm = &streamed.gemm;
     let Some(strips) = strips(gemm) else { return };
     let mut words = Words::new(gemm, strips);
-    // SAFETY: the caller's.
+    // SAFETY: this function's caller vouches for the addresses, as under `# Safety`.
     while let Some(tile) = gemm.tile(unsafe { take(block, gemm.tiles()) }) {
         let mut why = code::OK;
         if block.leads() {
@@ -166,36 +172,36 @@ unsafe fn use_strips<const IS_F16: bool>(streamed: &GemmStreamed, block: &Block)
             let ready = || words.strips.may_use(tile.strip, parts);
             why = wait(&words.strips, streamed.patience_ns, ready);
         }
-        // All threads read after what the leader has seen.
+        // A barrier in `broadcast`: all threads read the strip after the leader has seen it complete.
         let why = block.broadcast(why as u32) as i32;
         if why != code::OK {
-            // SAFETY: the caller's.
+            // SAFETY: this function's caller vouches for the addresses, as under `# Safety`.
             unsafe { give_up(gemm, tile, why, &mut words) };
             continue;
         }
         let in_strip = tile.row % STRIP_ROWS;
         let w = streamed.stage(tile.strip) + u64::from(in_strip) * u64::from(gemm.columns) * 2;
         let rows = gemm.strip_rows(tile.strip) - in_strip;
-        // SAFETY: the caller's; the strip is in its stage.
+        // SAFETY: the host vouches for the addresses, and the strip is complete in its stage until `end_use`.
         unsafe { multiply::<IS_F16>(gemm, tile, (w, rows)) };
         if block.leads() {
             words.strips.end_use(tile.strip);
         }
     }
-    // SAFETY: the caller's.
+    // SAFETY: this function's caller vouches for the addresses, as under `# Safety`.
     unsafe { leave_block(&streamed.rows, words.failed, words.worst) };
 }
 
-/// A tile whose strip did not come: its elements are NaN. Every thread of the block calls it.
+/// Stores NaN in a tile whose strip was not read. Every thread of the block calls it.
 ///
 /// # Safety
-/// What [`Gemm`] names is there.
+/// All memory that [`Gemm`] names is allocated and stays so while the kernel runs.
 #[inline(always)]
 unsafe fn give_up(gemm: &Gemm, tile: Tile, why: i32, words: &mut Words<'_>) {
     let (row, first) = (tile.row + arch::thread() % 128 * 2, arch::thread() / 128);
     let mut token = first;
     while token < TILE_TOKENS {
-        // SAFETY: the caller's.
+        // SAFETY: this function's caller vouches for the addresses, as under `# Safety`.
         unsafe { store(gemm, tile.token + token, row, f32::NAN, f32::NAN) };
         token += 2;
     }
@@ -205,15 +211,17 @@ unsafe fn give_up(gemm: &Gemm, tile: Tile, why: i32, words: &mut Words<'_>) {
     }
 }
 
+/// Computes tiles of a matrix in GPU memory until all are taken.
+///
 /// # Safety
-/// What [`Gemm`] names is there.
+/// All memory that [`Gemm`] names is allocated and stays so while the kernel runs.
 #[inline(always)]
 unsafe fn use_all<const IS_F16: bool>(gemm: &Gemm) {
     let block = Block::here();
-    // SAFETY: the caller's.
+    // SAFETY: this function's caller vouches for the addresses, as under `# Safety`.
     while let Some(tile) = gemm.tile(unsafe { take(&block, gemm.tiles()) }) {
         let w = gemm.w + u64::from(tile.row) * u64::from(gemm.columns) * 2;
-        // SAFETY: the caller's.
+        // SAFETY: this function's caller vouches for the addresses, as under `# Safety`.
         unsafe { multiply::<IS_F16>(gemm, tile, (w, gemm.rows - tile.row)) };
     }
 }

@@ -1,9 +1,11 @@
-//! `Y = X W^T` whose matrix `W` streams from a drive through a few stages of GPU memory: how a launch is shared out. The
-//! kernels, the host and the stand-in of CUDA use the same words.
+//! `Y = X W^T` with a matrix `W` that streams from a drive through a few stages of GPU memory: the layout of
+//! a launch's work. The kernels, the host and the stand-in of CUDA use the same words.
 //!
-//! `W` has strips of [`STRIP_ROWS`] rows. Blocks that read fill the stage of a strip in parts of a few rows,
-//! as elements of 16 bits; blocks that multiply take tiles of [`TILE_TOKENS`] x [`TILE_ROWS`] elements of `Y`, strip after
-//! strip. [`Strips`](nvme_core::strips::Strips) is what they wait by.
+//! `W` is cut into strips of [`STRIP_ROWS`] rows. Blocks that read fill the stage of a strip in parts of a
+//! few rows, as 16-bit elements; blocks that multiply take tiles of [`TILE_TOKENS`] x [`TILE_ROWS`] elements
+//! of `Y`, strip by strip. [`Strips`](nvme_core::strips::Strips) synchronises the two kinds of blocks.
+//!
+//! The order of launches: `nvme_gemm_clear`, then `nvme_gemm_streamed` or `nvme_gemm`, on one stream.
 
 #[cfg(all(target_arch = "nvptx64", feature = "gemm"))]
 mod kernel;
@@ -21,28 +23,28 @@ use nvme_gpu_kernel::rows::{Gather, WARP_BYTES};
 pub const TILE_TOKENS: u32 = 128;
 /// Rows of `W` of a tile.
 pub const TILE_ROWS: u32 = 256;
-/// Columns that a block has in shared memory at a time.
+/// Columns that a block has in shared memory in one step.
 pub const DEPTH: u32 = 32;
-/// How many such steps are under way or in use.
+/// Number of steps that are being copied or in use.
 pub const STEPS: u32 = 4;
 /// Bytes of dynamic shared memory of a block.
 pub const SHARED_BYTES: u32 = STEPS * (TILE_TOKENS + TILE_ROWS) * DEPTH * 2;
-/// Rows of a strip, of which blocks that multiply at the same time share what they load of `X`.
+/// Rows of a strip. Blocks that multiply at the same time share the part of `X` that they load for it.
 pub const STRIP_ROWS: u32 = 2 * TILE_ROWS;
-/// Stages of strips.
+/// Number of stages.
 pub const STAGES: u32 = 3;
 
-/// A product of halves in GPU memory, and how its tiles are shared out.
+/// Parameters of a product of halves in GPU memory, and the assignment of its tiles to blocks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(C)]
 pub struct Gemm {
-    /// `tokens` rows of `columns` halves, at a multiple of 16.
+    /// Address of `tokens` rows of `columns` halves, a multiple of 16.
     pub x: u64,
-    /// `rows` rows of `columns` halves, at a multiple of 16; nothing where they are streamed.
+    /// Address of `rows` rows of `columns` halves, a multiple of 16; unused if they are streamed.
     pub w: u64,
-    /// `tokens` rows of `rows` `f32`.
+    /// Address of `tokens` rows of `rows` `f32`.
     pub y: u64,
-    /// [`work_words`](Self::work_words) words of 32 bits, which `nvme_gemm_clear` has zeroed.
+    /// Address of [`work_words`](Self::work_words) 32-bit words, zeroed by `nvme_gemm_clear`.
     pub words: u64,
     /// Rows of `x`.
     pub tokens: u32,
@@ -50,39 +52,39 @@ pub struct Gemm {
     pub rows: u32,
     /// Columns of both, a multiple of [`DEPTH`], at least one.
     pub columns: u32,
-    /// 1 where the halves are f16, 0 where they are bf16.
+    /// 1 if the halves are f16, 0 if they are bf16.
     pub is_f16: u32,
 }
 
 /// A tile of `Y`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Tile {
-    /// The strip that it needs.
+    /// Strip that it needs.
     pub strip: u32,
-    /// Its first row of `X`.
+    /// First row of `X`.
     pub token: u32,
-    /// Its first row of `W`.
+    /// First row of `W`.
     pub row: u32,
 }
 
 impl Gemm {
-    /// How many strips there are.
+    /// Returns the number of strips.
     pub const fn strips(&self) -> u32 {
         self.rows.div_ceil(STRIP_ROWS)
     }
 
-    /// Rows of strip `strip`.
+    /// Returns the number of rows of strip `strip`.
     pub const fn strip_rows(&self, strip: u32) -> u32 {
         let left = self.rows.saturating_sub(strip * STRIP_ROWS);
         if left < STRIP_ROWS { left } else { STRIP_ROWS }
     }
 
-    /// Tiles of strip `strip`: the uses of its stage.
+    /// Returns the number of tiles of strip `strip`, which is the number of uses of its stage.
     pub const fn tiles_of(&self, strip: u32) -> u32 {
         self.strip_rows(strip).div_ceil(TILE_ROWS) * self.tokens.div_ceil(TILE_TOKENS)
     }
 
-    /// Tile `ticket` of all, strip after strip. Tiles of the same tokens follow on each other.
+    /// Returns tile `ticket` of all, strip by strip. Tiles of the same tokens are consecutive.
     pub const fn tile(&self, ticket: u32) -> Option<Tile> {
         let of_strip = (STRIP_ROWS / TILE_ROWS) * self.tokens.div_ceil(TILE_TOKENS);
         let Some(strip) = ticket.checked_div(of_strip) else {
@@ -103,77 +105,83 @@ impl Gemm {
         })
     }
 
-    /// Words of 32 bits that a launch has besides: three counters, those of the strips, and a code for each row.
+    /// Returns the number of 32-bit words of a launch: three counters, those of the strips, and a code for
+    /// each row.
     pub const fn work_words(&self) -> u64 {
         3 + words(self.strips()) as u64 + self.rows as u64
     }
 
-    /// Where the counter lies that tells blocks what they do.
+    /// Returns the address of the counter that assigns roles to blocks.
     pub const fn roles(&self) -> u64 {
         self.words
     }
 
-    /// Where the counter of tiles lies.
+    /// Returns the address of the counter of tiles.
     pub const fn tiles(&self) -> u64 {
         self.words + 4
     }
 
-    /// Where the counter of batches lies.
+    /// Returns the address of the counter of batches.
     pub const fn batches(&self) -> u64 {
         self.words + 8
     }
 
-    /// Where the words of the strips lie.
+    /// Returns the address of the words of the strips.
     pub const fn strip_words(&self) -> u64 {
         self.words + 12
     }
 
-    /// Where the code of row `row` lies: 0, or why it was not read.
+    /// Returns the address of the code of row `row`: 0, or the reason why it was not read.
     pub const fn code(&self, row: u32) -> u64 {
         self.strip_words() + 4 * (words(self.strips()) as u64 + row as u64)
     }
 }
 
-/// `Y = X W^T` for a matrix `W` on a drive: the blocks of one launch read it, and multiply with what has come.
+/// Parameters of `Y = X W^T` for a matrix `W` on a drive: the blocks of one launch read it, and multiply with
+/// the strips read so far.
 ///
 /// Columns of `Y` whose row of `W` was not read whole are NaN, and counted as failed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(C)]
 pub struct GemmStreamed {
-    /// The rows of `W`: `count` and `rows` of them from `first_byte` on, an even number, `row_bytes` bytes each.
+    /// Location of the rows of `W`: `count` and `rows` rows from `first_byte` on, an even number, `row_bytes`
+    /// bytes each.
     pub rows: Gather,
-    /// The product.
+    /// Product to compute.
     pub gemm: Gemm,
-    /// [`stage_bytes`](Self::stage_bytes) bytes for each of [`STAGES`] stages, at a multiple of 16.
+    /// Address of [`stage_bytes`](Self::stage_bytes) bytes for each of [`STAGES`] stages, a multiple of 16.
     pub stages: u64,
-    /// How long blocks wait for each other.
+    /// Limit of the time that blocks wait for each other, in nanoseconds.
     pub patience_ns: u64,
-    /// The [`Stored`](nvme_formats::Stored) of `W`: not f32.
+    /// Number of the [`Stored`](nvme_formats::Stored) of `W`: not f32.
     pub stored: u32,
-    /// Blocks that read, at least 1.
+    /// Number of blocks that read, at least 1.
     pub readers: u32,
     /// Rows of a part of a strip, a power of two, [`STRIP_ROWS`] at most.
     pub part_rows: u32,
-    /// Of the [`RowSplit`] of a part.
+    /// Bytes of a read, for the [`RowSplit`] of a part.
     pub piece_bytes: u32,
-    /// Of the [`RowSplit`].
+    /// Reads of a part, for its [`RowSplit`].
     pub of_part: u32,
-    /// Of the [`RowSplit`].
+    /// log2 of the bytes of a read's stage, for the [`RowSplit`].
     pub stage_shift: u32,
 }
 
-/// What a block does.
+/// The role of a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Role {
-    /// It reads parts of strips.
+    /// The block reads parts of strips.
     Reads,
-    /// It computes tiles.
+    /// The block computes tiles.
     Multiplies,
 }
 
 impl GemmStreamed {
-    /// What the block does that began as number `ticket` of its launch. The first one reads and the second one
-    /// multiplies: two blocks of a launch that are on the GPU bring it to an end.
+    /// Returns the role of the block that started as number `ticket` of its launch.
+    ///
+    /// The first one reads and the second one multiplies, so any two blocks that are on the GPU together can
+    /// finish the launch. With all readers first, a GPU with room for few blocks would never start one that
+    /// multiplies, and the readers would wait for free stages for ever.
     pub const fn role(&self, ticket: u32) -> Role {
         match ticket {
             0 => Role::Reads,
@@ -183,17 +191,17 @@ impl GemmStreamed {
         }
     }
 
-    /// Bytes of a stage.
+    /// Returns the bytes of a stage.
     pub const fn stage_bytes(columns: u32) -> u64 {
         STRIP_ROWS as u64 * columns as u64 * 2
     }
 
-    /// Where strip `strip` lies.
+    /// Returns the address of the stage of strip `strip`.
     pub const fn stage(&self, strip: u32) -> u64 {
         self.stages + (strip % STAGES) as u64 * Self::stage_bytes(self.gemm.columns)
     }
 
-    /// Parts of all strips.
+    /// Returns the number of parts of all strips.
     pub const fn parts(&self) -> u64 {
         match self.gemm.rows.checked_next_multiple_of(self.part_rows) {
             Some(rows) => match rows.checked_div(self.part_rows) {
@@ -204,7 +212,7 @@ impl GemmStreamed {
         }
     }
 
-    /// Parts of strip `strip`.
+    /// Returns the number of parts of strip `strip`.
     pub const fn parts_of(&self, strip: u32) -> u32 {
         let rows = self.gemm.strip_rows(strip);
         match rows
@@ -216,7 +224,7 @@ impl GemmStreamed {
         }
     }
 
-    /// How a part is split into pieces.
+    /// Returns the split of a part into reads.
     pub const fn split(&self) -> Option<RowSplit> {
         let Some(of_row) = NonZeroU32::new(self.of_part) else {
             return None;
@@ -229,7 +237,7 @@ impl GemmStreamed {
         })
     }
 
-    /// Parts that follow on each other, which a warp reads at a time: as many as its slots hold.
+    /// Returns the number of consecutive parts that a warp reads in one batch: as many as its slots hold.
     pub const fn batch_parts(&self) -> u64 {
         match (WARP_BYTES >> self.stage_shift).checked_div(self.of_part as u64) {
             None | Some(0) => 1,
@@ -237,12 +245,12 @@ impl GemmStreamed {
         }
     }
 
-    /// Where part `part` begins on the drive.
+    /// Returns the first byte of part `part` on the drive.
     pub const fn part_byte(&self, part: u64) -> u64 {
         self.row_byte(part * self.part_rows as u64)
     }
 
-    /// Where row `row` begins on the drive, or where the last one ends.
+    /// Returns the first byte of row `row` on the drive; for the number of rows, the end of the last row.
     pub const fn row_byte(&self, row: u64) -> u64 {
         self.rows.first_byte + row * self.rows.row_bytes as u64
     }

@@ -1,5 +1,5 @@
-//! Blocks that multiply: 128 tokens x 256 rows at a time by the tensor cores, a quarter of 64 x 64 for each warp. Halves of
-//! `X` and `W` come to shared memory by asynchronous copies, past L1.
+//! Blocks that multiply: 128 tokens x 256 rows in one tile by the tensor cores, a part of 64 x 64 for each
+//! warp. Halves of `X` and `W` are copied to shared memory asynchronously, past L1.
 // UNSAFETY: launches hold addresses that the host vouches for.
 #![allow(unsafe_code)]
 
@@ -12,13 +12,14 @@ const X_BYTES: u32 = TILE_TOKENS * DEPTH * 2;
 const STEP_BYTES: u32 = X_BYTES + TILE_ROWS * DEPTH * 2;
 const _: () = assert!(STEPS * STEP_BYTES == super::SHARED_BYTES && STEPS == 4);
 
-/// Where 8 halves of a row of 32 lie: what eight lanes load together is in all banks.
+/// Returns the offset of 8 halves of a row of 32. The swizzle spreads the loads of eight lanes over all
+/// banks.
 #[inline(always)]
 fn place(row: u32, eight: u32) -> u32 {
     row * 64 + ((eight ^ (row >> 1 & 3)) * 16)
 }
 
-/// What a thread copies of each step: 8 halves of rows 64 apart, two of `X` and four of `W`.
+/// The copies of a thread in each step: 8 halves of rows that are 64 apart, two of `X` and four of `W`.
 struct Copies {
     x: [u64; 2],
     w: [u64; 4],
@@ -26,12 +27,14 @@ struct Copies {
 }
 
 impl Copies {
-    /// `w` is where the first row of the tile lies, of which `rows` are there.
+    /// Prepares the copies. `w` is the address of the tile's first row, and `rows` the number of rows from
+    /// there to the end.
     #[inline(always)]
     fn new(gemm: &Gemm, tile: Tile, (w, rows): (u64, u32)) -> Self {
         let (row, eight) = (arch::thread() / 4, arch::thread() % 4);
         let row_bytes = u64::from(gemm.columns) * 2;
-        // Rows past the end are others once more: their results are not stored.
+        // Rows past the end are replaced by the last row, so that every address is valid; their results are
+        // not stored.
         let at = |base: u64, row: u32, last: u32| {
             let row = if row < last { row } else { last };
             base + u64::from(row) * row_bytes + u64::from(eight) * 16
@@ -45,12 +48,13 @@ impl Copies {
         }
     }
 
-    /// Begins the copies of step `step`.
+    /// Starts the copies of step `step`.
     #[inline(always)]
     fn begin(&self, shared: Shared, step: u32) {
         let to = shared.at(step % STEPS * STEP_BYTES + self.to);
         let by = u64::from(step * DEPTH) * 2;
-        // SAFETY: 16 bytes of rows that are there.
+        // SAFETY: `new` clamped every row to the matrix, for which the host vouches; the target is inside the
+        // step's buffer.
         unsafe {
             un!(i in [0, 1] {
                 to.at(64 * 64 * i as u32).copy16(self.x[i] + by, 16);
@@ -62,14 +66,15 @@ impl Copies {
     }
 }
 
-/// Computes `tile`, whose rows of `W` lie at `w`, and stores it. Every thread of the block calls it; afterwards all of them
-/// have used `W`.
+/// Computes `tile`, whose rows of `W` begin at `w`, and stores it. Every thread of the block calls it; when
+/// it returns, all threads have finished with `W`.
 ///
 /// # Safety
-/// What [`Gemm`] names is there, and the launch has [`SHARED_BYTES`](super::SHARED_BYTES) bytes of shared memory.
+/// All memory that [`Gemm`] names is allocated and stays so while the kernel runs, and the launch has
+/// [`SHARED_BYTES`](super::SHARED_BYTES) bytes of shared memory.
 #[inline(always)]
 pub unsafe fn multiply<const IS_F16: bool>(gemm: &Gemm, tile: Tile, (w, rows): (u64, u32)) {
-    // SAFETY: the caller's.
+    // SAFETY: this function's caller vouches for the addresses, as under `# Safety`.
     let shared = unsafe { Shared::dynamic() };
     let copies = Copies::new(gemm, tile, (w, rows));
     let steps = gemm.columns / DEPTH;
@@ -117,13 +122,13 @@ pub unsafe fn multiply<const IS_F16: bool>(gemm: &Gemm, tile: Tile, (w, rows): (
         step += 1;
     }
     wait_for_copies::<0>();
-    // The next tile's copies come after all threads have used these.
+    // A barrier: the copies for the next tile overwrite the buffers that other threads may still be reading.
     arch::sync_block();
     let (first_token, first_row) = (tile.token + token + lane / 4, tile.row + row + lane % 4 * 2);
     un!(i in [0, 1, 2, 3] {
         un!(j in [0, 1, 2, 3, 4, 5, 6, 7] {
             let (token, row) = (first_token + i as u32 * 16, first_row + j as u32 * 8);
-            // SAFETY: the caller's.
+            // SAFETY: this function's caller vouches for the addresses, as under `# Safety`.
             unsafe {
                 store(gemm, token, row, sums[i][j][0], sums[i][j][1]);
                 store(gemm, token + 8, row, sums[i][j][2], sums[i][j][3]);
@@ -132,10 +137,10 @@ pub unsafe fn multiply<const IS_F16: bool>(gemm: &Gemm, tile: Tile, (w, rows): (
     });
 }
 
-/// Stores elements `row`, which is even, and `row` + 1 of a token, as far as they are there.
+/// Stores elements `row`, which is even, and `row` + 1 of a token, as far as they are inside.
 ///
 /// # Safety
-/// What [`Gemm`] names is there.
+/// All memory that [`Gemm`] names is allocated and stays so while the kernel runs.
 #[inline(always)]
 pub unsafe fn store(gemm: &Gemm, token: u32, row: u32, left: f32, right: f32) {
     #[repr(C, align(8))]
@@ -144,7 +149,7 @@ pub unsafe fn store(gemm: &Gemm, token: u32, row: u32, left: f32, right: f32) {
         return;
     }
     let at = gemm.y + (u64::from(token) * u64::from(gemm.rows) + u64::from(row)) * 4;
-    // SAFETY: inside the result; at a multiple of 8 where both are stored together.
+    // SAFETY: token and row are checked against the result; both are stored as one only at a multiple of 8.
     unsafe {
         if at % 8 == 0 && row + 1 < gemm.rows {
             *(at as usize as *mut Pair) = Pair([left, right]);

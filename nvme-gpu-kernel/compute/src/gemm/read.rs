@@ -1,4 +1,5 @@
-//! Blocks that read: each warp reads parts of strips, as halves to their stages.
+//! Blocks that read: each warp reads parts of strips from the drive and writes them to their stages as
+//! halves.
 // UNSAFETY: launches hold addresses that the host vouches for.
 #![allow(unsafe_code)]
 
@@ -17,16 +18,16 @@ use nvme_gpu_kernel::ring::{Pieces, RowPieces};
 use nvme_gpu_kernel::rows::code;
 use nvme_gpu_kernel::{Block, Stream, arch};
 
-/// NaN as bf16 and as f16.
+/// NaN as bf16 and as f16, the value of elements that were not read.
 const NOT_READ: u16 = 0xFFFF;
 
-/// What a block does that reads. Every thread calls it.
+/// Runs a block that reads. Every thread calls it.
 ///
 /// # Safety
-/// What [`GemmStreamed`] names is there.
+/// All memory that [`GemmStreamed`] names is allocated and stays so while the kernel runs.
 #[inline(always)]
 pub unsafe fn read(gemm: &GemmStreamed, block: &Block) {
-    // SAFETY: the caller's.
+    // SAFETY: this function's caller vouches for the addresses, as under `# Safety`.
     let stream = unsafe { Stream::enter(&gemm.rows) };
     let stored = Stored::of_number(gemm.stored);
     let (Some(stored), Some(split), Some(strips)) = (stored, gemm.split(), strips(&gemm.gemm))
@@ -41,11 +42,11 @@ pub unsafe fn read(gemm: &GemmStreamed, block: &Block) {
         stream,
         words: Words::new(&gemm.gemm, strips),
     };
-    // A warp that can read no more leaves the rest to others.
+    // A warp whose reads fail leaves the remaining batches to the other warps.
     while reader.stream.rest() == code::OK {
         let mut batch = 0;
         if arch::lane() == 0 {
-            // SAFETY: the caller's.
+            // SAFETY: this function's caller vouches for the addresses, as under `# Safety`.
             batch = unsafe { count(gemm.gemm.batches()) };
         }
         let batch = arch::shuffle(arch::FULL, batch, 0);
@@ -71,7 +72,7 @@ pub unsafe fn read(gemm: &GemmStreamed, block: &Block) {
         code::OK => code::NOT_RUN,
         rest => rest,
     };
-    // All warps of the block have filled what they will fill.
+    // A barrier: every warp of the block has filled all parts that it will fill.
     block.sync();
     if block.leads() {
         reader.words.strips.end_filling(gemm.readers, rest as u32);
@@ -89,7 +90,7 @@ struct Reader<'g> {
 }
 
 impl Reader<'_> {
-    /// Reads part `part`, which has number `number` of its batch.
+    /// Reads part `part`, which has number `number` in its batch.
     #[inline(always)]
     fn part(
         &mut self,
@@ -139,7 +140,8 @@ impl Reader<'_> {
         }
     }
 
-    /// Waits until the stage of `strip` may be written to: [`code::OK`], or why it never may.
+    /// Waits until the stage of `strip` may be overwritten; returns [`code::OK`], or the reason why it never
+    /// may.
     #[inline(always)]
     fn wait(&self, strip: u32) -> i32 {
         let gemm = self.gemm;
@@ -150,12 +152,12 @@ impl Reader<'_> {
             let ready = || self.words.strips.may_fill(strip, uses);
             why = wait(&self.words.strips, gemm.patience_ns, ready);
         }
-        // Lanes write after what lane 0 has seen.
+        // The barrier orders the writes of all lanes after lane 0's acquire of the strip's counter.
         arch::sync_warp(arch::FULL);
         arch::shuffle(arch::FULL, why as u32, 0) as i32
     }
 
-    /// Rows with bytes among these were not read.
+    /// Marks rows with bytes in this range as not read.
     #[inline(always)]
     fn fail(&mut self, gemm: &GemmStreamed, bytes: Range<u64>, why: i32) {
         if arch::lane() == 0 {
@@ -168,14 +170,15 @@ impl Reader<'_> {
         }
     }
 
-    /// The piece's halves as they are, or as many that are NaN.
+    /// Copies the read's halves unchanged, or writes NaN if the read failed.
     #[inline(always)]
     fn copy(&self, pieces: &impl Pieces, piece: u64, ended: i32, to: u64) {
         let (begin, until) = pieces.piece(piece);
         let bytes = (until - begin) as u32;
         if ended == code::OK {
             let from = self.stream.address_in(pieces, piece, begin);
-            // SAFETY: bytes of the piece, which has landed, and of a stage that nothing else uses.
+            // SAFETY: the source is a landed read in the warp's slot; the target is part of a stage that
+            // `may_fill` has freed and no other warp writes.
             unsafe { copy_16(to, from, bytes) };
             return;
         }
@@ -187,7 +190,8 @@ impl Reader<'_> {
         }
     }
 
-    /// The units that the piece ends, as halves; `first` is the row where the part begins, and where that goes.
+    /// Converts the units that end in this read to halves. `first` is the row at which the part begins, `to`
+    /// its address.
     #[inline(always)]
     fn convert(
         &self,
@@ -209,9 +213,9 @@ impl Reader<'_> {
         let mut done = |number: u64, _: f32, code: i32| {
             row.set(number + 1);
             if code != code::OK {
-                // Other lanes may have written them.
+                // Other lanes may still be writing halves of this row; the barrier orders NaN after them.
                 arch::sync_warp(arch::FULL);
-                // SAFETY: the first 32 halves of a row of the stage.
+                // SAFETY: the first 32 halves of a row of a stage that no other warp writes.
                 unsafe {
                     let at = place(number) + u64::from(arch::lane()) * 2;
                     *(at as usize as *mut u16) = NOT_READ;
@@ -237,11 +241,11 @@ impl Reader<'_> {
         }
     }
 
-    /// So many units whose first byte is `byte` of the window, to `to`, a multiple of 16.
+    /// Converts `units` units, from byte `byte` of the window on, to address `to`, a multiple of 16.
     #[inline(always)]
     fn units(&self, window: Window, byte: u32, units: u32, to: u64) {
         let is_f16 = self.gemm.gemm.is_f16 != 0;
-        // The format is the same for all: one loop each, without a choice inside.
+        // The format is the same for all units, so there is one loop for each, without a branch inside.
         match self.stored {
             Stored::Bf16 | Stored::F16 => shifted(window, (byte, units), to),
             Stored::Q8_0 => scaled(Stored::Q8_0, is_f16, window, (byte, units), to),
@@ -253,7 +257,7 @@ impl Reader<'_> {
     }
 }
 
-/// Units with a scale each.
+/// Converts units with a scale each.
 #[inline(always)]
 fn scaled(stored: Stored, is_f16: bool, window: Window, (byte, units): (u32, u32), to: u64) {
     let (_, bytes) = stored.block();
@@ -263,14 +267,14 @@ fn scaled(stored: Stored, is_f16: bool, window: Window, (byte, units): (u32, u32
         let [[a, b, c, d], [e, f, g, h]] = eight.values();
         [pack(a, b), pack(c, d), pack(e, f), pack(g, h)]
     };
-    // One loop each, without a choice inside.
+    // One loop for each number format, without a branch inside.
     match is_f16 {
         true => quarters(units, to, |unit, quarter| eight(unit, quarter, pack_f16)),
         false => quarters(units, to, |unit, quarter| eight(unit, quarter, pack_bf16)),
     }
 }
 
-/// Units whose halves stay as they are.
+/// Copies units whose halves need no conversion.
 #[inline(always)]
 fn shifted(window: Window, (byte, units): (u32, u32), to: u64) {
     quarters(units, to, |unit, quarter| {
@@ -278,21 +282,22 @@ fn shifted(window: Window, (byte, units): (u32, u32), to: u64) {
     });
 }
 
-/// Four lanes have a unit, the warp eight at a time: `eight` gives the halves of a quarter of a unit.
+/// Converts units by the warp, eight units a turn, four lanes a unit. `eight` returns the halves of a quarter
+/// of a unit.
 #[inline(always)]
 fn quarters(units: u32, to: u64, eight: impl Fn(u32, u32) -> [u32; 4]) {
     let lane = arch::lane();
     let (mut unit, mut at) = (lane / 4, to + u64::from(lane) * 16);
     while unit < units {
         let words = eight(unit, lane % 4);
-        // SAFETY: inside a row of a stage that nothing else uses, at a multiple of 16.
+        // SAFETY: inside a row of a stage that no other warp writes, at a multiple of 16.
         unsafe { store4(at, words.map(f32::from_bits)) };
         unit += 8;
         at += 512;
     }
 }
 
-/// A lane has an element of each unit.
+/// Converts units one element a lane.
 #[inline(always)]
 fn halves(stored: Stored, is_f16: bool, window: Window, (byte, units): (u32, u32), to: u64) {
     let lane = arch::lane();
@@ -306,7 +311,7 @@ fn halves(stored: Stored, is_f16: bool, window: Window, (byte, units): (u32, u32
             pack_bf16(value, 0.0)
         };
         let at = to + u64::from(unit * UNIT + lane) * 2;
-        // SAFETY: inside a row of a stage that nothing else uses.
+        // SAFETY: inside a row of a stage that no other warp writes.
         unsafe { *(at as usize as *mut u16) = word as u16 };
         unit += 1;
     }

@@ -1,35 +1,35 @@
-//! Activations and their slopes, by what logistic function the caller has.
+//! Activations and their derivatives, generic over the implementation of the logistic function.
 
 /// The logistic function of a number.
 pub trait Logistic {
-    /// 1 / (1 + e^-x).
+    /// Returns 1 / (1 + e^-x).
     fn of(x: f32) -> f32;
 }
 
-/// What becomes of a sum.
+/// The activation of a layer.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(u32)]
 pub enum Activation {
-    /// The sum.
+    /// Identity.
     #[default]
     None = 0,
-    /// The sum, or 0 for those below.
+    /// `max(x, 0)`.
     Relu = 1,
-    /// The sum times its logistic.
+    /// `x` times its logistic (SiLU).
     Silu = 2,
-    /// The sum times the share of a normal distribution below it, by the usual `tanh`.
+    /// Gaussian error linear unit, by the usual `tanh` approximation.
     Gelu = 3,
 }
 
-/// The square root of 8 / pi: (1 + tanh(u)) / 2 is the logistic of 2 u.
+/// Twice the square root of 2 / pi: (1 + tanh(u)) / 2 is the logistic of 2 u.
 const LINEAR: f32 = 1.595_769;
 const CUBIC: f32 = LINEAR * 0.044_715;
 
 impl Activation {
-    /// All of them.
+    /// All activations.
     pub const ALL: [Self; 4] = [Self::None, Self::Relu, Self::Silu, Self::Gelu];
 
-    /// The one with this number; unknown ones are none.
+    /// Returns the activation with this number; for unknown ones the identity.
     #[inline(always)]
     pub fn of_number(number: u32) -> Self {
         match number {
@@ -40,7 +40,7 @@ impl Activation {
         }
     }
 
-    /// What the logistic is of: these times the sum, and its cube.
+    /// Returns the factors of the sum and of its cube in the argument of the logistic function.
     #[inline(always)]
     fn factors(self) -> (f32, f32) {
         match self {
@@ -49,7 +49,7 @@ impl Activation {
         }
     }
 
-    /// Of a sum. Without branches: kernels do it for many sums at once.
+    /// Returns the activation of a sum. Without branches, since kernels compute it for many sums at once.
     #[inline(always)]
     pub fn of<L: Logistic>(self, sum: f32) -> f32 {
         let (linear, cubic) = self.factors();
@@ -66,7 +66,7 @@ impl Activation {
         }
     }
 
-    /// Its slope at a sum; 0 at 0 for `Relu`.
+    /// Returns the derivative at a sum; 0 at 0 for `Relu`.
     #[inline(always)]
     pub fn slope<L: Logistic>(self, sum: f32) -> f32 {
         let (linear, cubic) = self.factors();

@@ -1,11 +1,12 @@
-//! The GPU's exponentials, and additions of its memory.
+//! The GPU's exponential, atomic additions, and stores of pairs.
 // UNSAFETY: inline PTX, and loads and stores through addresses that the kernel vouches for.
 #![allow(unsafe_code)]
 
 use super::Logistic;
 use core::arch::asm;
 
-/// The GPU's own, to a few units of the last place.
+/// The logistic function by the GPU's approximate instructions, with an error of a few units in the last
+/// place.
 pub struct Approximate;
 
 impl Logistic for Approximate {
@@ -21,26 +22,28 @@ impl Logistic for Approximate {
     }
 }
 
-/// Adds to a number of memory, in no order.
+/// Adds to a number in memory by an atomic operation. The order of several additions is not fixed, so neither
+/// are the last bits of the sum.
 ///
 /// # Safety
-/// It is there, and nothing but such additions uses it meanwhile.
+/// The number is allocated, and only such additions access it meanwhile.
 #[inline(always)]
 pub unsafe fn add(to: u64, value: f32) {
-    // SAFETY: the caller's.
+    // SAFETY: this function's caller vouches for the addresses, as under `# Safety`.
     unsafe {
         asm!("red.relaxed.gpu.global.add.f32 [{}], {};", in(reg64) to, in(reg32) value, options(nostack))
     };
 }
 
-/// Stores two numbers side by side, or the `first` alone, or none: `both` is 2 where both are there, 1 where the first is.
-/// As one where `is_even`: the first lies at a multiple of 8.
+/// Stores two neighbouring numbers, or the first alone, or none: `both` is their count. As one store if
+/// `is_even`: the first is then at a multiple of 8.
 ///
 /// # Safety
+/// The counted numbers are allocated, and nothing else accesses them meanwhile.
 /// They are there, and nothing else uses them meanwhile.
 #[inline(always)]
 pub unsafe fn store_two(to: u64, [low, high]: [f32; 2], both: u32, is_even: bool) {
-    // SAFETY: the caller's.
+    // SAFETY: this function's caller vouches for the addresses, as under `# Safety`.
     unsafe {
         asm!("{{ .reg .pred p, q, r; setp.eq.u32 p, {kind}, 6; setp.eq.u32 q, {kind}, 2; setp.ge.u32 r, {kind}, 1;",
             "@p st.global.v2.f32 [{to}], {{{low}, {high}}}; @q st.global.f32 [{to}+4], {high};",
@@ -50,14 +53,14 @@ pub unsafe fn store_two(to: u64, [low, high]: [f32; 2], both: u32, is_even: bool
     };
 }
 
-/// As [`store_two`], of two halves in one word; `is_even` where the first lies at a multiple of 4.
+/// Does the same for two halves in one word; `is_even` if the first is at a multiple of 4.
 ///
 /// # Safety
 /// As [`store_two`].
 #[inline(always)]
 pub unsafe fn store_halves(to: u64, word: u32, both: u32, is_even: bool) {
     let (low, high) = (word as u16, (word >> 16) as u16);
-    // SAFETY: the caller's.
+    // SAFETY: this function's caller vouches for the addresses, as under `# Safety`.
     unsafe {
         asm!("{{ .reg .pred p, q, r; setp.eq.u32 p, {kind}, 6; setp.eq.u32 q, {kind}, 2; setp.ge.u32 r, {kind}, 1;",
             "@p st.global.b32 [{to}], {word}; @q st.global.b16 [{to}+2], {high};",
@@ -67,13 +70,13 @@ pub unsafe fn store_halves(to: u64, word: u32, both: u32, is_even: bool) {
     };
 }
 
-/// A number of 16 bits.
+/// Loads a 16-bit number.
 ///
 /// # Safety
-/// It is there, and nothing writes it meanwhile.
+/// It is allocated, and nothing writes it meanwhile.
 #[inline(always)]
 pub unsafe fn half(from: *const u16, is_bf16: bool) -> f32 {
-    // SAFETY: the caller's.
+    // SAFETY: this function's caller vouches for the addresses, as under `# Safety`.
     let bits = unsafe { *from };
     if is_bf16 {
         return f32::from_bits(u32::from(bits) << 16);

@@ -1,4 +1,4 @@
-//! Gradients of linear layers without atomic operations: always the same bits.
+//! Gradients of linear layers without atomic operations, so that results have the same bits in every run.
 // UNSAFETY: kernel parameters hold addresses that the host vouches for.
 #![allow(unsafe_code)]
 
@@ -10,13 +10,15 @@ use crate::arch::Numbers;
 use crate::tile::Shared;
 use nvme_gpu_kernel::arch;
 
-/// A block has [`SUMS_COLUMNS`] columns: each warp every eighth token, then one warp adds what they have.
+/// Computes the gradients of sums and biases. A block takes [`SUMS_COLUMNS`] columns: each warp every eighth
+/// token, then one warp adds the warps' results.
 ///
 /// # Safety
-/// What [`Backward`] names is there; the launch has the shared memory of a number a thread.
+/// All memory that [`Backward`] names is allocated and stays so while the kernel runs; the launch has the
+/// shared memory of a number a thread.
 #[unsafe(no_mangle)]
 pub unsafe extern "ptx-kernel" fn nvme_linear_backward_sums(job: Backward) {
-    // SAFETY: the caller's.
+    // SAFETY: the host vouches for the addresses in the kernel's parameter, as under `# Safety`.
     let numbers = |address| unsafe { Numbers::at(address) };
     let (dy, sums, dsums) = (numbers(job.dy), numbers(job.sums), numbers(job.dsums));
     let activation = Activation::of_number(job.activation);
@@ -38,7 +40,7 @@ pub unsafe extern "ptx-kernel" fn nvme_linear_backward_sums(job: Backward) {
         total += gradient;
         token += warps;
     }
-    // SAFETY: the launch gave a number a thread.
+    // SAFETY: the host launched with the bytes of one number a thread.
     let shared = unsafe { Shared::dynamic() };
     shared.at(arch::thread() * 4).store(total);
     arch::sync_block();
@@ -52,8 +54,11 @@ pub unsafe extern "ptx-kernel" fn nvme_linear_backward_sums(job: Backward) {
     }
 }
 
+/// Computes the gradient of the inputs.
+///
 /// # Safety
-/// What [`Backward`] names is there, the gradient of the sums too; the launch has the shared memory of the stages.
+/// All memory that [`Backward`] names is allocated and stays so while the kernel runs, the gradient of the
+/// sums too; the launch has the shared memory of the stages.
 #[inline(always)]
 unsafe fn inputs<C: Cut>(job: &Backward) {
     let of_sums = Operand {
@@ -69,7 +74,7 @@ unsafe fn inputs<C: Cut>(job: &Backward) {
         stride: job.inputs,
     };
     let tiles = (arch::block(), arch::blocks());
-    // SAFETY: the caller's.
+    // SAFETY: this function's caller vouches for the addresses, as under `# Safety`.
     unsafe {
         product::<C, true, false, F32>(&of_sums, &weights, tiles, zero, |row, column, both| {
             put::<F32>(job.dx, (job.tokens, job.inputs), (row, column), both);
@@ -77,22 +82,28 @@ unsafe fn inputs<C: Cut>(job: &Backward) {
     }
 }
 
+/// Computes the gradient of the inputs in large tiles.
+///
 /// # Safety
 /// As `inputs`.
 #[unsafe(no_mangle)]
 pub unsafe extern "ptx-kernel" fn nvme_linear_backward_inputs(job: Backward) {
-    // SAFETY: the caller's.
+    // SAFETY: the host vouches for the addresses in the kernel's parameter, as under `# Safety`.
     unsafe { inputs::<Large>(&job) }
 }
 
+/// Computes the gradient of the inputs in small tiles, for few tokens.
+///
 /// # Safety
 /// As `inputs`.
 #[unsafe(no_mangle)]
 pub unsafe extern "ptx-kernel" fn nvme_linear_backward_inputs_few(job: Backward) {
-    // SAFETY: the caller's.
+    // SAFETY: the host vouches for the addresses in the kernel's parameter, as under `# Safety`.
     unsafe { inputs::<Few>(&job) }
 }
 
+/// Computes the gradient of the weights.
+///
 /// # Safety
 /// As `inputs`.
 #[unsafe(no_mangle)]
@@ -110,7 +121,7 @@ pub unsafe extern "ptx-kernel" fn nvme_linear_backward_weights(job: Backward) {
         stride: job.inputs,
     };
     let tiles = (arch::block(), arch::blocks());
-    // SAFETY: the caller's.
+    // SAFETY: the host vouches for the addresses in the kernel's parameter, as under `# Safety`.
     unsafe {
         product::<Large, false, false, F32>(&of_sums, &x, tiles, zero, |row, column, both| {
             put::<F32>(job.dweights, (job.outputs, job.inputs), (row, column), both);

@@ -1,4 +1,4 @@
-//! Linear layers by tensor cores, bias and activation on the way to memory.
+//! Linear layers by the tensor cores; bias and activation are applied before the result is stored.
 // UNSAFETY: kernel parameters hold addresses that the host vouches for.
 #![allow(unsafe_code)]
 
@@ -9,10 +9,11 @@ use crate::arch::Numbers;
 use crate::tile::mma::{pack_bf16, pack_f16};
 use nvme_gpu_kernel::arch;
 
-/// Both operands, and what becomes of the sums.
+/// Multiplies both operands and applies bias and activation.
 ///
 /// # Safety
-/// What [`Forward`] names is there; the block has the threads and the shared memory of `C`.
+/// All memory that [`Forward`] names is allocated and stays so while the kernel runs; the block has the
+/// threads and the shared memory of `C`.
 #[inline(always)]
 unsafe fn forward<C: Cut, const KIND: u32>(job: &Forward, tiles: (u32, u32)) {
     let operand = |address, rows| Operand {
@@ -26,7 +27,7 @@ unsafe fn forward<C: Cut, const KIND: u32>(job: &Forward, tiles: (u32, u32)) {
         operand(job.weights, job.outputs),
     );
     let activation = Activation::of_number(job.activation);
-    // SAFETY: the caller's.
+    // SAFETY: this function's caller vouches for the addresses, as under `# Safety`.
     let bias = |column: u32| unsafe {
         match job.bias == 0 || column >= job.outputs {
             true => 0.0,
@@ -34,7 +35,7 @@ unsafe fn forward<C: Cut, const KIND: u32>(job: &Forward, tiles: (u32, u32)) {
         }
     };
     let shape = (job.tokens, job.outputs);
-    // SAFETY: the caller's.
+    // SAFETY: this function's caller vouches for the addresses, as under `# Safety`.
     unsafe {
         product::<C, true, true, KIND>(&x, &weights, tiles, bias, |row, column, sums| {
             if job.sums != 0 {
@@ -46,13 +47,13 @@ unsafe fn forward<C: Cut, const KIND: u32>(job: &Forward, tiles: (u32, u32)) {
     }
 }
 
-/// Number `index` of those at `address`.
+/// Loads number `index` of the array at `address`.
 ///
 /// # Safety
-/// It is there.
+/// It is allocated.
 #[inline(always)]
 unsafe fn number<const KIND: u32>(address: u64, index: u64) -> f32 {
-    // SAFETY: the caller's.
+    // SAFETY: this function's caller vouches for the addresses, as under `# Safety`.
     unsafe {
         match KIND {
             F32 => Numbers::at(address).load(index),
@@ -61,10 +62,10 @@ unsafe fn number<const KIND: u32>(address: u64, index: u64) -> f32 {
     }
 }
 
-/// Stores two numbers side by side to the matrix of `rows` and `columns` at `to`, as far as they are inside.
+/// Stores two neighbouring numbers to the matrix of `rows` and `columns` at `to`, as far as they are inside.
 ///
 /// # Safety
-/// The matrix is there.
+/// The matrix is allocated.
 #[inline(always)]
 pub unsafe fn put<const KIND: u32>(
     to: u64,
@@ -81,7 +82,7 @@ pub unsafe fn put<const KIND: u32>(
     };
     let at = u64::from(row) * u64::from(columns) + u64::from(column);
     let is_even = columns % 2 == 0 && to % 8 == 0;
-    // SAFETY: the caller's.
+    // SAFETY: this function's caller vouches for the addresses, as under `# Safety`.
     unsafe {
         match KIND {
             F32 => store_two(to + at * 4, both, count, is_even),
@@ -91,48 +92,58 @@ pub unsafe fn put<const KIND: u32>(
     }
 }
 
+/// Computes the layer with one tile a block.
+///
 /// # Safety
 /// As `forward`; as many blocks as tiles.
 #[unsafe(no_mangle)]
 pub unsafe extern "ptx-kernel" fn nvme_linear_forward_fused(job: Forward) {
-    // SAFETY: the caller's.
+    // SAFETY: the host vouches for the addresses in the kernel's parameter, as under `# Safety`.
     unsafe { forward::<Large, F32>(&job, (arch::block(), ONE)) }
 }
 
-/// No further tile: far more than there are.
+/// Step to the next tile that is past every tile, so that a block computes one.
 const ONE: u32 = 1 << 31;
 
+/// Computes the layer with several tiles a block.
+///
 /// # Safety
 /// As `forward`.
 #[unsafe(no_mangle)]
 pub unsafe extern "ptx-kernel" fn nvme_linear_forward_persistent(job: Forward) {
-    // SAFETY: the caller's.
+    // SAFETY: the host vouches for the addresses in the kernel's parameter, as under `# Safety`.
     unsafe { forward::<Large, F32>(&job, (arch::block(), arch::blocks())) }
 }
 
+/// Computes the layer over bf16.
+///
 /// # Safety
-/// As `forward`; `inputs` is a multiple of 8, `x` and weights lie at multiples of 16.
+/// As `forward`; `inputs` is a multiple of 8, `x` and weights begin at multiples of 16.
 #[unsafe(no_mangle)]
 pub unsafe extern "ptx-kernel" fn nvme_linear_forward_mixed_bf16(job: Forward) {
-    // SAFETY: the caller's.
+    // SAFETY: the host vouches for the addresses in the kernel's parameter, as under `# Safety`.
     unsafe { forward::<Mixed, BF16>(&job, (arch::block(), arch::blocks())) }
 }
 
+/// Computes the layer over f16.
+///
 /// # Safety
 /// As [`nvme_linear_forward_mixed_bf16`].
 #[unsafe(no_mangle)]
 pub unsafe extern "ptx-kernel" fn nvme_linear_forward_mixed_f16(job: Forward) {
-    // SAFETY: the caller's.
+    // SAFETY: the host vouches for the addresses in the kernel's parameter, as under `# Safety`.
     unsafe { forward::<Mixed, F16>(&job, (arch::block(), arch::blocks())) }
 }
 
 macro_rules! few {
     ($($name:ident, $kind:expr;)*) => { $(
+        /// Computes the layer in small tiles, for few tokens.
+        ///
         /// # Safety
-        /// As that for many tokens.
+        /// As the kernel for many tokens.
         #[unsafe(no_mangle)]
         pub unsafe extern "ptx-kernel" fn $name(job: Forward) {
-            // SAFETY: the caller's.
+            // SAFETY: the host vouches for the addresses in the kernel's parameter, as under `# Safety`.
             unsafe { forward::<Few, { $kind }>(&job, (arch::block(), arch::blocks())) }
         }
     )* };

@@ -1,8 +1,8 @@
-//! Products of matrices by tensor cores, 128 x 128 sums a block, or 32 x 64: four warps, operands in three stages of shared
-//! memory.
+//! Products of matrices by the tensor cores, tiles of 128 x 128 or 32 x 64 sums a block, operands in three
+//! stages of shared memory.
 //!
-//! `f32` operands are split into an upper and a lower part of TF32 each, and the three largest products of the parts are
-//! added: about 22 bits of each factor count. An infinite element makes NaN.
+//! `f32` operands are split into an upper and a lower TF32 part each, and the three largest products of the
+//! parts are added: about 22 bits of each factor count. An infinite element makes NaN.
 // UNSAFETY: copies from addresses that the kernel vouches for.
 #![allow(unsafe_code)]
 
@@ -16,7 +16,7 @@ pub const F32: u32 = 0;
 pub const BF16: u32 = 1;
 pub const F16: u32 = 2;
 
-/// Tiles of rows that follow on each other before the next column of tiles: they share operands in the L2 cache.
+/// Consecutive tiles of rows before the next column of tiles: they share operands in the L2 cache.
 const GROUP: u32 = 8;
 
 /// A matrix of `rows` rows (or columns of the product) and `terms` terms.
@@ -25,7 +25,7 @@ pub struct Operand {
     pub address: u64,
     pub rows: u32,
     pub terms: u32,
-    /// From one row to the next where terms follow on each other, from one term to the next where rows do, in elements.
+    /// Distance in elements: of rows if terms are consecutive, of terms if rows are.
     pub stride: u32,
 }
 
@@ -33,12 +33,13 @@ const fn element_bytes(kind: u32) -> u32 {
     if kind == F32 { 4 } else { 2 }
 }
 
-/// Terms of a tile: 128 bytes of a row, or 32 of those whose rows follow on each other.
+/// Returns the number of terms of a tile: 128 bytes of a row, or 32 terms if rows are consecutive.
 const fn depth(kind: u32) -> u32 {
     128 / element_bytes(kind)
 }
 
-/// How a product is cut: a warp has 16 `M` rows and 8 `N` columns, a block two warps down and `ACROSS` across.
+/// The shape of a product's tiles: a warp has 16 `M` rows and 8 `N` columns; a block has two warps down and
+/// `ACROSS` across.
 pub trait Cut {
     const M: usize;
     const N: usize;
@@ -48,7 +49,8 @@ pub trait Cut {
     const THREADS: u32 = 64 * Self::ACROSS;
 }
 
-/// 128 x 128 of `f32` by eight warps: each has room for sums of a few terms beside those of all.
+/// 128 x 128 sums of `f32` by eight warps: each has registers for partial sums of a few terms beside the
+/// totals.
 pub struct Large;
 
 impl Cut for Large {
@@ -57,7 +59,7 @@ impl Cut for Large {
     const ACROSS: u32 = 4;
 }
 
-/// 128 x 128 of halves by four warps.
+/// 128 x 128 sums of halves by four warps.
 pub struct Mixed;
 
 impl Cut for Mixed {
@@ -66,7 +68,7 @@ impl Cut for Mixed {
     const ACROSS: u32 = 2;
 }
 
-/// 32 x 64 by four warps: for few rows.
+/// 32 x 64 sums by four warps, for few rows.
 pub struct Few;
 
 impl Cut for Few {
@@ -75,7 +77,7 @@ impl Cut for Few {
     const ACROSS: u32 = 2;
 }
 
-/// Bytes of a tile of an operand of `rows` rows.
+/// Returns the bytes of a tile of an operand of `rows` rows.
 const fn bytes(by_term: bool, rows: u32) -> u32 {
     if by_term {
         tile_bytes(rows)
@@ -84,12 +86,12 @@ const fn bytes(by_term: bool, rows: u32) -> u32 {
     }
 }
 
-/// Bytes of a stage: a tile of each operand.
+/// Returns the bytes of a stage: a tile of each operand.
 const fn stage_bytes<C: Cut>(a_by_term: bool, b_by_term: bool) -> u32 {
     bytes(a_by_term, C::ROWS) + bytes(b_by_term, C::COLUMNS)
 }
 
-/// A tile of the product, and how far into the terms.
+/// A tile of the product, and the position in its terms.
 #[derive(Clone, Copy)]
 struct Cursor {
     tile: u32,
@@ -99,12 +101,13 @@ struct Cursor {
 }
 
 impl Cursor {
-    /// Tile `tile` of those of `down` rows and `across` columns of them.
+    /// Returns the position of tile `tile`, of `down` rows and `across` columns of tiles.
     #[inline(always)]
     fn at<C: Cut>(tile: u32, (down, across): (u32, u32)) -> Self {
         let of_group = (GROUP * across).max(1);
         let (first, inside) = (tile / of_group * GROUP, tile % of_group);
-        // `tile` may be past the end.
+        // `tile` may be past the end: the loader runs ahead of the last tile, and the shares must not divide
+        // by zero.
         let left = down.saturating_sub(first).max(1);
         let rows = if left < GROUP { left } else { GROUP };
         Self {
@@ -116,7 +119,7 @@ impl Cursor {
     }
 }
 
-/// What is copied next, and where to.
+/// The next copies, and their target.
 struct Loader<'a> {
     operands: (&'a Operand, &'a Operand),
     shape: (u32, u32),
@@ -126,10 +129,11 @@ struct Loader<'a> {
 }
 
 impl Loader<'_> {
-    /// Begins to copy the next two tiles into a stage, if there are any. A group of copies in any case.
+    /// Starts to copy the next two tiles into a stage, if any remain. It commits a group of copies in any
+    /// case, since the waits count groups.
     ///
     /// # Safety
-    /// The operands are there.
+    /// The operands are allocated.
     #[inline(always)]
     unsafe fn load<C: Cut, const A_BY_TERM: bool, const B_BY_TERM: bool, const KIND: u32>(
         &mut self,
@@ -141,7 +145,7 @@ impl Loader<'_> {
                 .shared
                 .at(stage * stage_bytes::<C>(A_BY_TERM, B_BY_TERM));
             let (next, of_b) = (self.next, to.at(bytes(A_BY_TERM, C::ROWS)));
-            // SAFETY: the caller's.
+            // SAFETY: this function's caller vouches for the addresses, as under `# Safety`.
             unsafe {
                 copy::<C, A_BY_TERM, KIND>(C::ROWS, a, (next.row, next.term), to);
                 copy::<C, B_BY_TERM, KIND>(C::COLUMNS, b, (next.column, next.term), of_b);
@@ -155,10 +159,12 @@ impl Loader<'_> {
     }
 }
 
-/// Every `step`th tile of the product of `a` and `b`, from tile `first` on: `finish` gets two sums side by side at a time,
-/// by row and column of the first, even ones; either may lie outside. Sums of a column begin with `begin`.
+/// Computes every `step`th tile of the product of `a` and `b`, from tile `first` on. `finish` receives two
+/// neighbouring sums a call, with row and column of the first, even numbers; either sum may be outside. Sums
+/// of a column start at `begin`.
 ///
 /// # Safety
+/// Both operands are allocated; the launch has the shared memory of the stages.
 /// Both operands are there; the launch has the shared memory of the stages.
 #[inline(always)]
 pub unsafe fn product<C: Cut, const A_BY_TERM: bool, const B_BY_TERM: bool, const KIND: u32>(
@@ -169,7 +175,7 @@ pub unsafe fn product<C: Cut, const A_BY_TERM: bool, const B_BY_TERM: bool, cons
     finish: impl Fn(u32, u32, [f32; 2]),
 ) {
     let shape = (a.rows.div_ceil(C::ROWS), b.rows.div_ceil(C::COLUMNS));
-    // SAFETY: the caller's.
+    // SAFETY: this function's caller vouches for the addresses, as under `# Safety`.
     let shared = unsafe { Shared::dynamic() };
     let mut loader = Loader {
         operands: (a, b),
@@ -178,7 +184,7 @@ pub unsafe fn product<C: Cut, const A_BY_TERM: bool, const B_BY_TERM: bool, cons
         next: Cursor::at::<C>(first, shape),
         step,
     };
-    // SAFETY: the caller's.
+    // SAFETY: this function's caller vouches for the addresses, as under `# Safety`.
     let mut load = |stage| unsafe { loader.load::<C, A_BY_TERM, B_BY_TERM, KIND>(stage) };
     let mut ahead = 0;
     while ahead < STAGES - 1 {
@@ -206,7 +212,8 @@ pub unsafe fn product<C: Cut, const A_BY_TERM: bool, const B_BY_TERM: bool, cons
             let at = shared.at(stage * stage_bytes::<C>(A_BY_TERM, B_BY_TERM));
             let of_b = at.at(bytes(A_BY_TERM, C::ROWS));
             if KIND == F32 {
-                // Tensor cores cut off what does not fit when they add: less of small sums.
+                // Tensor cores truncate when they add to a large sum. Partial sums of a few terms lose less
+                // than one sum of all terms.
                 let mut part = [[[0.0f32; 4]; 8]; 4];
                 multiply::<C, A_BY_TERM, B_BY_TERM, KIND>(&mut part, at, of_b);
                 un!(i in [0, 1, 2, 3] { un!(j in [0, 1, 2, 3, 4, 5, 6, 7] { un!(e in [0, 1, 2, 3] {
@@ -234,16 +241,17 @@ pub unsafe fn product<C: Cut, const A_BY_TERM: bool, const B_BY_TERM: bool, cons
     wait_for_copies::<0>();
 }
 
-/// Where 16 bytes of a row of 128 lie in a tile: those of eight rows under one another are in different banks.
+/// Returns the offset of 16 bytes of a row of 128 in a tile. The XOR swizzle puts the same column of eight
+/// consecutive rows into different banks.
 #[inline(always)]
 fn chunk(row: u32, chunk: u32) -> u32 {
     row * 128 + ((chunk ^ (row & 7)) * 16)
 }
 
-/// Begins to copy a tile of `rows` rows from row `first` and term `term` on, zeros for what is outside.
+/// Starts to copy a tile of `rows` rows from row `first` and term `term` on, zeros for everything outside.
 ///
 /// # Safety
-/// The operand is there.
+/// The operand is allocated.
 #[inline(always)]
 unsafe fn copy<C: Cut, const BY_TERM: bool, const KIND: u32>(
     rows: u32,
@@ -253,7 +261,7 @@ unsafe fn copy<C: Cut, const BY_TERM: bool, const KIND: u32>(
 ) {
     let each = element_bytes(KIND);
     let thread = arch::thread();
-    // Chunks of 16 bytes: 8 in a line of terms, `rows` / 4 in one of rows.
+    // Chunks of 16 bytes: 8 in a line of terms, `rows` / 4 in a line of rows.
     let of_line = if BY_TERM { 8 } else { rows / 4 };
     let (line, place) = (thread / of_line, thread % of_line);
     let (begin, lines, length) = match BY_TERM {
@@ -284,7 +292,7 @@ unsafe fn copy<C: Cut, const BY_TERM: bool, const KIND: u32>(
         let bytes = if begin + line + i as u32 * step < lines { there } else { 0 };
         let address = if bytes == 0 { from.address } else { source + i as u64 * u64::from(step) * stride };
         let target = target.at(i as u32 * below);
-        // SAFETY: inside the tile and the operand.
+        // SAFETY: the target is inside the tile; the source is inside the operand, or zero bytes are copied.
         unsafe {
             match is_whole || KIND != F32 {
                 true => target.copy16(address, bytes),
@@ -375,7 +383,8 @@ fn multiply<C: Cut, const A_BY_TERM: bool, const B_BY_TERM: bool, const KIND: u3
     });
 }
 
-/// Where a number lies in a tile whose rows follow on each other. Eight rows of four terms are in different banks.
+/// Returns the offset of a number in a tile with consecutive rows. Eight rows of four terms are in different
+/// banks.
 const fn cross(rows: u32, term: u32, row: u32) -> u32 {
     (term * (rows + 8) + row) * 4
 }
@@ -385,7 +394,7 @@ fn word(at: Shared) -> u32 {
     at.load().to_bits()
 }
 
-/// The upper 19 bits of a number, and what is left.
+/// Splits a number into its upper 19 bits and the remainder.
 #[inline(always)]
 fn parts(bits: u32) -> (u32, u32) {
     let high = bits & 0xFFFF_E000;

@@ -1,4 +1,4 @@
-//! Linear layers a thread an element, and gradients that are added up by atomic operations.
+//! Linear layers with one element a thread, and gradients that are added up by atomic operations.
 // UNSAFETY: kernel parameters hold addresses that the host vouches for.
 #![allow(unsafe_code)]
 
@@ -6,11 +6,13 @@ use super::arch::{Approximate, add};
 use super::{Activation, Backward, Forward, NAIVE_TOKENS};
 use crate::arch::{Numbers, thread};
 
+/// Computes sums and biases.
+///
 /// # Safety
-/// What [`Forward`] names is there.
+/// All memory that [`Forward`] names is allocated and stays so while the kernel runs.
 #[unsafe(no_mangle)]
 pub unsafe extern "ptx-kernel" fn nvme_linear_forward_naive(job: Forward) {
-    // SAFETY: the caller's.
+    // SAFETY: the host vouches for the addresses in the kernel's parameter, as under `# Safety`.
     let numbers = |address| unsafe { Numbers::at(address) };
     let (x, weights, y) = (numbers(job.x), numbers(job.weights), numbers(job.y));
     let (inputs, outputs) = (u64::from(job.inputs), u64::from(job.outputs.max(1)));
@@ -31,11 +33,13 @@ pub unsafe extern "ptx-kernel" fn nvme_linear_forward_naive(job: Forward) {
     }
 }
 
+/// Applies the activation.
+///
 /// # Safety
 /// As [`nvme_linear_forward_naive`], which has run.
 #[unsafe(no_mangle)]
 pub unsafe extern "ptx-kernel" fn nvme_linear_activate(job: Forward) {
-    // SAFETY: the caller's.
+    // SAFETY: the host vouches for the addresses in the kernel's parameter, as under `# Safety`.
     let numbers = |address| unsafe { Numbers::at(address) };
     let y = numbers(job.y);
     let activation = Activation::of_number(job.activation);
@@ -50,11 +54,13 @@ pub unsafe extern "ptx-kernel" fn nvme_linear_activate(job: Forward) {
     }
 }
 
+/// Zeroes the gradients of weights and biases.
+///
 /// # Safety
-/// What [`Backward`] names is there.
+/// All memory that [`Backward`] names is allocated and stays so while the kernel runs.
 #[unsafe(no_mangle)]
 pub unsafe extern "ptx-kernel" fn nvme_linear_backward_clear(job: Backward) {
-    // SAFETY: the caller's.
+    // SAFETY: the host vouches for the addresses in the kernel's parameter, as under `# Safety`.
     let numbers = |address| unsafe { Numbers::at(address) };
     let clear = |address: u64, count: u64| {
         let (mut at, threads) = thread();
@@ -67,11 +73,14 @@ pub unsafe extern "ptx-kernel" fn nvme_linear_backward_clear(job: Backward) {
     clear(job.dbias, job.outputs.into());
 }
 
+/// Computes all gradients.
+///
 /// # Safety
-/// What [`Backward`] names is there; gradients of weights and biases are zeros, or are added to.
+/// All memory that [`Backward`] names is allocated and stays so while the kernel runs; gradients of weights
+/// and biases are zeros, or are added to.
 #[unsafe(no_mangle)]
 pub unsafe extern "ptx-kernel" fn nvme_linear_backward_naive(job: Backward) {
-    // SAFETY: the caller's.
+    // SAFETY: the host vouches for the addresses in the kernel's parameter, as under `# Safety`.
     let numbers = |address| unsafe { Numbers::at(address) };
     let (x, weights) = (numbers(job.x), numbers(job.weights));
     let (dy, sums) = (numbers(job.dy), numbers(job.sums));
@@ -111,7 +120,7 @@ pub unsafe extern "ptx-kernel" fn nvme_linear_backward_naive(job: Backward) {
             sum += gradient(token, output) * x.load(token * inputs + input);
             token += 1;
         }
-        // SAFETY: an element of the gradient of the weights.
+        // SAFETY: the host vouches for the gradient of the weights; output and input are below its sizes.
         unsafe { add(job.dweights + (output * inputs + input) * 4, sum) };
         at += threads;
     }
@@ -123,7 +132,7 @@ pub unsafe extern "ptx-kernel" fn nvme_linear_backward_naive(job: Backward) {
             sum += gradient(token, output);
             token += 1;
         }
-        // SAFETY: an element of the gradient of the biases.
+        // SAFETY: the host vouches for the gradient of the biases; `output` is below its size.
         unsafe { add(job.dbias + output * 4, sum) };
         at += threads;
     }

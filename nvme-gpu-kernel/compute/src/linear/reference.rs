@@ -1,15 +1,15 @@
-//! Linear layers on the CPU by `f64`, term after term: what all rungs are compared with.
+//! Reference of linear layers on the CPU in `f64`, term by term: all implementations are compared with it.
 
 use super::Activation;
 
-/// Elements of the rows of inputs and outputs, and what becomes of sums.
+/// The sizes of a layer, and its activation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Layer {
-    /// Of a row of inputs.
+    /// Elements of a row of inputs.
     pub inputs: usize,
-    /// Of a row of outputs.
+    /// Elements of a row of outputs.
     pub outputs: usize,
-    /// Of the sums.
+    /// Activation of the sums.
     pub activation: Activation,
 }
 
@@ -25,7 +25,7 @@ pub struct Gradients {
 }
 
 impl Layer {
-    /// The sums of rows of inputs, biases included; none for no bias.
+    /// Returns the sums of rows of inputs, biases included; `None` for no bias.
     pub fn sums(&self, x: &[f64], weights: &[f64], bias: Option<&[f64]>) -> Vec<f64> {
         let mut sums = Vec::new();
         for token in 0..x.len().checked_div(self.inputs).unwrap_or(0) {
@@ -39,14 +39,14 @@ impl Layer {
         sums
     }
 
-    /// Results of sums.
+    /// Returns the activations of sums.
     pub fn results(&self, sums: &[f64]) -> Vec<f64> {
         sums.iter()
             .map(|sum| exact(self.activation, *sum))
             .collect()
     }
 
-    /// The gradient of the sums, by that of the results.
+    /// Returns the gradient of the sums for a gradient of the results.
     pub fn of_sums(&self, sums: &[f64], dy: &[f64]) -> Vec<f64> {
         let pairs = sums.iter().zip(dy);
         pairs
@@ -54,7 +54,7 @@ impl Layer {
             .collect()
     }
 
-    /// All gradients, by that of the sums.
+    /// Returns all gradients for a gradient of the sums.
     pub fn gradients(&self, x: &[f64], weights: &[f64], dsums: &[f64]) -> Gradients {
         let (inputs, outputs) = (self.inputs, self.outputs);
         let mut found = Gradients {
@@ -75,7 +75,7 @@ impl Layer {
     }
 }
 
-/// The activation by its definition.
+/// Returns the activation by its definition.
 pub fn exact(activation: Activation, sum: f64) -> f64 {
     match activation {
         Activation::None => sum,
@@ -85,7 +85,7 @@ pub fn exact(activation: Activation, sum: f64) -> f64 {
     }
 }
 
-/// Its slope.
+/// Returns the derivative of the activation by its definition.
 pub fn exact_slope(activation: Activation, sum: f64) -> f64 {
     match activation {
         Activation::None => 1.0,

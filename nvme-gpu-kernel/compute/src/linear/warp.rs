@@ -1,4 +1,4 @@
-//! Gradients of linear layers by sums over the lanes of a warp, without tiles in shared memory.
+//! Gradients of linear layers by reductions over the lanes of a warp, without tiles in shared memory.
 // UNSAFETY: kernel parameters hold addresses that the host vouches for.
 #![allow(unsafe_code)]
 
@@ -7,11 +7,13 @@ use crate::arch::{Numbers, warp};
 use crate::tile::{fma, un};
 use nvme_gpu_kernel::arch;
 
+/// Computes the gradients of inputs and of weights.
+///
 /// # Safety
-/// What [`Backward`] names is there, the gradient of the sums too.
+/// All memory that [`Backward`] names is allocated and stays so while the kernel runs, the gradient of the sums too.
 #[unsafe(no_mangle)]
 pub unsafe extern "ptx-kernel" fn nvme_linear_backward_warp_reduce(job: Backward) {
-    // SAFETY: the caller's.
+    // SAFETY: the host vouches for the addresses in the kernel's parameter, as under `# Safety`.
     let numbers = |address| unsafe { Numbers::at(address) };
     let (x, weights, dsums) = (numbers(job.x), numbers(job.weights), numbers(job.dsums));
     let (tokens, outputs) = (u64::from(job.tokens), u64::from(job.outputs));
@@ -27,8 +29,10 @@ pub unsafe extern "ptx-kernel" fn nvme_linear_backward_warp_reduce(job: Backward
     }
 }
 
-/// Rows of `inputs` elements: each the sum of `terms` rows of `matrix` times a factor. A warp has [`WARP_ROWS`] rows of
-/// [`WARP_COLUMNS`] elements at a time, its lanes terms of their own; then each lane gets one of the 32 sums.
+/// Computes rows of `inputs` elements, each the sum of `terms` rows of `matrix` times a factor.
+///
+/// A warp computes [`WARP_ROWS`] rows of [`WARP_COLUMNS`] elements at once, each lane over its share of the
+/// terms; at the end each lane holds one of the 32 sums.
 #[inline(always)]
 fn rows(
     job: &Backward,
@@ -45,7 +49,7 @@ fn rows(
     while item < down * across {
         let row = item / across * u64::from(WARP_ROWS);
         let column = item % across * u64::from(WARP_COLUMNS);
-        // Of both only what is there.
+        // At the edges of the result, only the rows and columns inside it.
         let rows = if count - row < u64::from(WARP_ROWS) {
             count - row
         } else {
@@ -82,7 +86,8 @@ fn rows(
     }
 }
 
-/// Sum `lane` of 32, over all lanes: with each exchange a lane keeps half of the sums that it has. Every lane calls it.
+/// Returns sum number `lane` of 32, added over all lanes: with each exchange a lane keeps half of its sums.
+/// Every lane calls it.
 #[inline(always)]
 fn scattered(sums: [f32; 32]) -> f32 {
     let mut sums = sums;

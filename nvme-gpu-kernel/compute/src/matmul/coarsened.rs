@@ -1,5 +1,5 @@
-//! 8 x 8 of the result for each thread, in registers: 16 numbers that are loaded make 64 products. Tiles come through
-//! three stages by asynchronous copies.
+//! 8 x 8 elements of the result for each thread, in registers: 16 loaded numbers make 64 products. Tiles pass
+//! through three stages by asynchronous copies.
 // UNSAFETY: kernel parameters hold addresses that the host vouches for.
 #![allow(unsafe_code)]
 
@@ -13,13 +13,14 @@ const COLUMNS: u32 = COARSENED.columns;
 /// Terms of a stage.
 const DEPTH: u32 = 16;
 const STAGES: u32 = 3;
-/// From one row of `a` to the next: 16 bytes more than it has, so that four rows lie in different banks.
+/// Distance of the rows of `a` in shared memory: 16 bytes more than a row has, so that four rows are in
+/// different banks.
 const ROW_BYTES: u32 = DEPTH * 4 + 16;
 const A_BYTES: u32 = ROWS * ROW_BYTES;
 const STAGE_BYTES: u32 = A_BYTES + DEPTH * COLUMNS * 4;
 const _: () = assert!(STAGES * STAGE_BYTES == COARSENED.shared_bytes);
 
-/// What a thread copies of each stage: four terms of two rows of `a`, four columns of two rows of `b`.
+/// The copies of a thread for each stage: four terms of two rows of `a`, four columns of two rows of `b`.
 struct Copies {
     a: Floats,
     b: Floats,
@@ -45,12 +46,14 @@ impl Copies {
     }
 }
 
+/// Multiplies.
+///
 /// # Safety
-/// What [`Matmul`] names is there.
+/// All memory that [`Matmul`] names is allocated and stays so while the kernel runs.
 #[unsafe(no_mangle)]
 pub unsafe extern "ptx-kernel" fn nvme_matmul_coarsened(job: Matmul) {
     let (first_row, first_column) = tile_of(&job, ROWS, COLUMNS);
-    // SAFETY: the caller's; the launch has as many bytes as the stages.
+    // SAFETY: the host vouches for the matrices, and launched with the bytes of the stages.
     let copies = unsafe {
         Copies {
             a: Floats::a(&job),
@@ -60,7 +63,7 @@ pub unsafe extern "ptx-kernel" fn nvme_matmul_coarsened(job: Matmul) {
             first_column,
         }
     };
-    // SAFETY: the caller's.
+    // SAFETY: the host vouches for the addresses in the kernel's parameter, as under `# Safety`.
     unsafe {
         match copies.a.is_aligned() && copies.b.is_aligned() {
             true => multiply::<true>(&job, &copies),
@@ -69,10 +72,10 @@ pub unsafe extern "ptx-kernel" fn nvme_matmul_coarsened(job: Matmul) {
     }
 }
 
-/// A warp has 32 rows and 64 columns; a lane every fourth row, and four columns of each half.
+/// Multiplies by warps of 32 rows and 64 columns; a lane has every fourth row, and four columns of each half.
 ///
 /// # Safety
-/// What [`Matmul`] names is there.
+/// All memory that [`Matmul`] names is allocated and stays so while the kernel runs.
 #[inline(always)]
 unsafe fn multiply<const IS_ALIGNED: bool>(job: &Matmul, copies: &Copies) {
     let (warp, lane) = (arch::thread() / 32, arch::thread() % 32);
@@ -114,7 +117,7 @@ unsafe fn multiply<const IS_ALIGNED: bool>(job: &Matmul, copies: &Copies) {
     un!(i in [0, 1, 2, 3, 4, 5, 6, 7] {
         let row = copies.first_row + row + i as u32 * 4;
         let [a, b, c, d, e, f, g, h] = sums[i];
-        // SAFETY: the caller's.
+        // SAFETY: this function's caller vouches for the addresses, as under `# Safety`.
         unsafe {
             store_four(job, row, copies.first_column + column, [a, b, c, d]);
             store_four(job, row, copies.first_column + column + 32, [e, f, g, h]);

@@ -1,4 +1,4 @@
-//! Matrices in global memory, and which part of the result a block computes.
+//! Matrices in global memory, and the tile of the result that a block computes.
 // UNSAFETY: loads and stores through addresses that the host vouches for.
 #![allow(unsafe_code)]
 
@@ -7,17 +7,17 @@ use crate::tile::mma::{pack_bf16, pack_f16};
 use crate::tile::{Shared, load4, store4, un};
 use nvme_gpu_kernel::arch;
 
-/// Rows of tiles that blocks go through together, so that what they read is in L2.
+/// Number of rows of tiles that consecutive blocks share, so that their operands stay in L2.
 const GROUP: u32 = 8;
 
-/// The first row and column of the calling block's tile. Blocks that follow on each other go down [`GROUP`] tiles, then
-/// one to the right.
+/// Returns the first row and column of the calling block's tile. Consecutive blocks go down [`GROUP`] tiles,
+/// then one to the right.
 #[inline(always)]
 pub fn tile_of(job: &Matmul, rows: u32, columns: u32) -> (u32, u32) {
     tile_at(job, arch::block(), rows, columns)
 }
 
-/// Those of tile `tile`.
+/// Returns the first row and column of tile `tile`.
 #[inline(always)]
 pub fn tile_at(job: &Matmul, tile: u32, rows: u32, columns: u32) -> (u32, u32) {
     let (down, across) = (job.m.div_ceil(rows), job.n.div_ceil(columns));
@@ -27,7 +27,7 @@ pub fn tile_at(job: &Matmul, tile: u32, rows: u32, columns: u32) -> (u32, u32) {
     ((first + at % height) * rows, at / height * columns)
 }
 
-/// Numbers of a matrix whose rows lie `stride` elements apart.
+/// The numbers of a matrix whose rows are `stride` elements apart.
 #[derive(Clone, Copy)]
 pub struct Matrix {
     address: u64,
@@ -35,13 +35,13 @@ pub struct Matrix {
 }
 
 impl Matrix {
-    /// Those of a product.
+    /// Returns the three matrices of a product.
     ///
     /// # Safety
     /// As in [`Self::at`].
     #[inline(always)]
     pub unsafe fn of(job: &Matmul) -> (Self, Self, Self) {
-        // SAFETY: the caller's.
+        // SAFETY: this function's caller vouches for the addresses, as under `# Safety`.
         unsafe {
             (
                 Self::at(job.a, job.a_stride),
@@ -51,14 +51,17 @@ impl Matrix {
         }
     }
 
+    /// Makes a matrix.
+    ///
     /// # Safety
-    /// All that is loaded or stored through it lies in memory that the kernel may use so.
+    /// Every element that is loaded or stored through it is inside memory that the kernel may use in that
+    /// way.
     #[inline(always)]
     pub unsafe fn at(address: u64, stride: u64) -> Self {
         Self { address, stride }
     }
 
-    /// The address of an element of `BYTES` bytes.
+    /// Returns the address of an element of `BYTES` bytes.
     #[inline(always)]
     fn address<const BYTES: u64>(self, row: u32, column: u32) -> u64 {
         self.address + (u64::from(row) * self.stride + u64::from(column)) * BYTES
@@ -66,51 +69,51 @@ impl Matrix {
 
     #[inline(always)]
     pub fn load(self, row: u32, column: u32) -> f32 {
-        // SAFETY: vouched for in `at`.
+        // SAFETY: the caller of `at` vouched for every element that is used.
         unsafe { *(self.address::<4>(row, column) as usize as *const f32) }
     }
 
     #[inline(always)]
     pub fn store(self, row: u32, column: u32, value: f32) {
-        // SAFETY: vouched for in `at`.
+        // SAFETY: the caller of `at` vouched for every element that is used.
         unsafe { *(self.address::<4>(row, column) as usize as *mut f32) = value };
     }
 }
 
-/// Numbers of a matrix, zeros outside.
+/// The numbers of a matrix, with zeros outside it.
 pub struct Floats {
     matrix: Matrix,
     rows: u32,
     columns: u32,
-    /// Rows begin at multiples of 16 bytes.
+    /// True if rows begin at multiples of 16 bytes.
     is_aligned: bool,
 }
 
 impl Floats {
-    /// The first factor.
+    /// Returns the first factor.
     ///
     /// # Safety
-    /// What [`Matmul`] names is there.
+    /// All memory that [`Matmul`] names is allocated and stays so while the kernel runs.
     #[inline(always)]
     pub unsafe fn a(job: &Matmul) -> Self {
-        // SAFETY: the caller's.
+        // SAFETY: this function's caller vouches for the addresses, as under `# Safety`.
         unsafe { Self::at(job.a, job.a_stride, job.m, job.k) }
     }
 
-    /// The second factor.
+    /// Returns the second factor.
     ///
     /// # Safety
-    /// What [`Matmul`] names is there.
+    /// All memory that [`Matmul`] names is allocated and stays so while the kernel runs.
     #[inline(always)]
     pub unsafe fn b(job: &Matmul) -> Self {
-        // SAFETY: the caller's.
+        // SAFETY: this function's caller vouches for the addresses, as under `# Safety`.
         unsafe { Self::at(job.b, job.b_stride, job.k, job.n) }
     }
 
     #[inline(always)]
     unsafe fn at(address: u64, stride: u64, rows: u32, columns: u32) -> Self {
         Self {
-            // SAFETY: the caller's.
+            // SAFETY: this function's caller vouches for the addresses, as under `# Safety`.
             matrix: unsafe { Matrix::at(address, stride) },
             rows,
             columns,
@@ -126,11 +129,11 @@ impl Floats {
         }
     }
 
-    /// Those of `row` from `column`, a multiple of 4, on.
+    /// Loads four numbers of `row` from `column`, a multiple of 4, on.
     #[inline(always)]
     pub fn four(&self, row: u32, column: u32) -> [f32; 4] {
         if self.is_aligned && row < self.rows && column.saturating_add(4) <= self.columns {
-            // SAFETY: vouched for in `at`: inside, and aligned.
+            // SAFETY: the caller of `at` vouched for the matrix; the four are inside it and aligned.
             return unsafe { load4(self.matrix.address::<4>(row, column)) };
         }
         [
@@ -141,13 +144,13 @@ impl Floats {
         ]
     }
 
-    /// Rows begin at multiples of 16 bytes.
+    /// True if rows begin at multiples of 16 bytes.
     #[inline(always)]
     pub fn is_aligned(&self) -> bool {
         self.is_aligned
     }
 
-    /// Brings those of [`Self::four`] to `to` by asynchronous copies.
+    /// Copies the numbers of [`Self::four`] to `to` asynchronously.
     #[inline(always)]
     pub fn copy<const IS_ALIGNED: bool>(&self, to: Shared, row: u32, column: u32) {
         let left = if row < self.rows {
@@ -157,13 +160,13 @@ impl Floats {
         };
         let from = self.matrix.address::<4>(row, column);
         if IS_ALIGNED {
-            // SAFETY: vouched for in `at`: so many elements are inside, none where there are none.
+            // SAFETY: the caller of `at` vouched for the matrix; at most the elements inside it are copied.
             unsafe { to.copy16(from, left.min(4) * 4) };
             return;
         }
         un!(i in [0, 1, 2, 3] {
             let bytes = if (i as u32) < left { 4 } else { 0 };
-            // SAFETY: as above.
+            // SAFETY: as above, one element or none.
             unsafe { to.at(i as u32 * 4).copy4(from + i as u64 * 4, bytes) };
         });
     }
@@ -172,17 +175,17 @@ impl Floats {
 /// Stores four numbers of a row of the result, from `column`, a multiple of 4, on, as far as they are inside.
 ///
 /// # Safety
-/// What [`Matmul`] names is there.
+/// All memory that [`Matmul`] names is allocated and stays so while the kernel runs.
 #[inline(always)]
 pub unsafe fn store_four(job: &Matmul, row: u32, column: u32, numbers: [f32; 4]) {
     if row >= job.m || column >= job.n {
         return;
     }
-    // SAFETY: the caller's.
+    // SAFETY: this function's caller vouches for the addresses, as under `# Safety`.
     let c = unsafe { Matrix::at(job.c, job.c_stride) };
     let left = job.n - column;
     if left >= 4 && (job.c | job.c_stride * 4).is_multiple_of(16) {
-        // SAFETY: inside, and aligned.
+        // SAFETY: the four are inside the result and aligned, as checked above.
         unsafe { store4(c.address::<4>(row, column), numbers) };
         return;
     }
@@ -193,22 +196,24 @@ pub unsafe fn store_four(job: &Matmul, row: u32, column: u32, numbers: [f32; 4])
     });
 }
 
-/// Halves of 16 bits, zeros outside.
+/// 16-bit numbers of a matrix, with zeros outside it.
 pub struct Halves {
     matrix: Matrix,
     rows: u32,
     columns: u32,
-    /// Rows begin at multiples of 16 bytes.
+    /// True if rows begin at multiples of 16 bytes.
     is_aligned: bool,
 }
 
 impl Halves {
+    /// Makes a matrix.
+    ///
     /// # Safety
     /// As in [`Matrix::at`].
     #[inline(always)]
     pub unsafe fn at(address: u64, stride: u64, rows: u32, columns: u32) -> Self {
         Self {
-            // SAFETY: the caller's.
+            // SAFETY: this function's caller vouches for the addresses, as under `# Safety`.
             matrix: unsafe { Matrix::at(address, stride) },
             rows,
             columns,
@@ -216,14 +221,13 @@ impl Halves {
         }
     }
 
-    /// Rows begin at multiples of 16 bytes.
+    /// True if rows begin at multiples of 16 bytes.
     #[inline(always)]
     pub fn is_aligned(&self) -> bool {
         self.is_aligned
     }
 
-    /// Brings the 8 halves of `row` from `column` on to `to`: by an asynchronous copy, or at once where they are not
-    /// aligned.
+    /// Copies 8 halves of `row` from `column` on to `to`: asynchronously, or at once if they are not aligned.
     #[inline(always)]
     pub fn copy<const IS_ALIGNED: bool>(&self, to: Shared, row: u32, column: u32) {
         let left = if row < self.rows {
@@ -234,14 +238,14 @@ impl Halves {
         let count = left.min(8);
         let from = self.matrix.address::<2>(row, column);
         if IS_ALIGNED {
-            // SAFETY: vouched for in `at`: so many elements are inside, none where there are none.
+            // SAFETY: the caller of `at` vouched for the matrix; at most the elements inside it are copied.
             unsafe { to.copy16(from, count * 2) };
             return;
         }
         let mut i = 0;
         while i < 8 {
             let half = match i < count {
-                // SAFETY: as above.
+                // SAFETY: as above; `i` is below the number of elements inside.
                 true => unsafe { *(from as usize as *const u16).add(i as usize) },
                 false => 0,
             };
@@ -251,24 +255,26 @@ impl Halves {
     }
 }
 
-/// The result of a product of halves: f32, or rounded to what they are.
+/// The result of a product of halves: `f32`, or rounded to the format of the factors.
 pub struct Result<const IS_BF16: bool> {
     matrix: Matrix,
     rows: u32,
     columns: u32,
     is_wide: bool,
-    /// Pairs of elements begin at multiples of their size.
+    /// True if pairs of elements begin at multiples of their size.
     has_pairs: bool,
 }
 
 impl<const IS_BF16: bool> Result<IS_BF16> {
+    /// Makes the result of a product.
+    ///
     /// # Safety
-    /// What [`Matmul`] names is there.
+    /// All memory that [`Matmul`] names is allocated and stays so while the kernel runs.
     #[inline(always)]
     pub unsafe fn at(job: &Matmul) -> Self {
         let pair = if job.is_wide == 0 { 4 } else { 8 };
         Self {
-            // SAFETY: the caller's.
+            // SAFETY: this function's caller vouches for the addresses, as under `# Safety`.
             matrix: unsafe { Matrix::at(job.c, job.c_stride) },
             rows: job.m,
             columns: job.n,
@@ -277,8 +283,8 @@ impl<const IS_BF16: bool> Result<IS_BF16> {
         }
     }
 
-    /// Stores what a lane has of 16 rows after `wgmma`: pairs of columns `column`, `column + 8` and so on, of `row` and of
-    /// `row + 8`.
+    /// Stores a lane's share of 16 rows after `wgmma`: pairs of columns `column`, `column + 8` and so on, of
+    /// `row` and of `row + 8`.
     #[inline(always)]
     pub fn store_sixteen_rows(&self, row: u32, column: u32, sums: &[[f32; 4]; 32]) {
         let is_inside = row + 8 < self.rows && column + 250 <= self.columns;
@@ -286,7 +292,8 @@ impl<const IS_BF16: bool> Result<IS_BF16> {
             let upper = self.matrix.address::<2>(row, column) as usize as *mut u32;
             let lower = self.matrix.address::<2>(row + 8, column) as usize as *mut u32;
             thirty_two!(j {
-                // SAFETY: vouched for in `at`: inside the matrix, and aligned as pairs.
+                // SAFETY: the caller of `at` vouched for the matrix; all pairs are inside it and aligned, as
+                // checked above.
                 unsafe {
                     *upper.add(j * 4) = Self::pack(sums[j][0], sums[j][1]);
                     *lower.add(j * 4) = Self::pack(sums[j][2], sums[j][3]);
@@ -310,14 +317,15 @@ impl<const IS_BF16: bool> Result<IS_BF16> {
         }
     }
 
-    /// Stores two elements that follow on each other, as far as they are inside. The first column is even.
+    /// Stores two neighbouring elements, as far as they are inside. The first column is even.
     #[inline(always)]
     pub fn store(&self, row: u32, column: u32, left: f32, right: f32) {
         if row >= self.rows || column >= self.columns {
             return;
         }
         let both = column + 1 < self.columns;
-        // SAFETY: vouched for in `at`: inside the matrix, and aligned as pairs where they are stored so.
+        // SAFETY: the caller of `at` vouched for the matrix; row and columns are checked, and pairs are
+        // stored as one only if aligned.
         unsafe {
             if self.is_wide {
                 let to = self.matrix.address::<4>(row, column) as usize as *mut f32;

@@ -1,5 +1,6 @@
-//! The tensor cores by `mma.sync`: four warps, each with 64 x 64 of the result in registers. Halves of `a` and `b` come
-//! through four stages of shared memory by asynchronous copies, and from there by `ldmatrix`.
+//! The tensor cores by `mma.sync`: four warps, each with 64 x 64 elements of the result in registers. Halves
+//! of `a` and `b` pass through four stages of shared memory by asynchronous copies, and from there by
+//! `ldmatrix`.
 // UNSAFETY: kernel parameters hold addresses that the host vouches for.
 #![allow(unsafe_code)]
 
@@ -18,11 +19,13 @@ const A_BYTES: u32 = ROWS * DEPTH * 2;
 const STAGE_BYTES: u32 = A_BYTES + DEPTH * COLUMNS * 2;
 const _: () = assert!(STAGES * STAGE_BYTES == super::MMA.shared_bytes);
 
+/// Multiplies.
+///
 /// # Safety
-/// What [`Matmul`] names is there.
+/// All memory that [`Matmul`] names is allocated and stays so while the kernel runs.
 #[unsafe(no_mangle)]
 pub unsafe extern "ptx-kernel" fn nvme_matmul_mma(job: Matmul) {
-    // SAFETY: the caller's.
+    // SAFETY: the host vouches for the addresses in the kernel's parameter, as under `# Safety`.
     unsafe {
         let copies = Copies::of(&job);
         let is_aligned = copies.a.is_aligned() && copies.b.is_aligned();
@@ -35,20 +38,21 @@ pub unsafe extern "ptx-kernel" fn nvme_matmul_mma(job: Matmul) {
     }
 }
 
-/// Where 8 halves of `a` lie in a stage: rows of 64 bytes, of which the halves of eight rows are in all banks.
+/// Returns the offset of 8 halves of `a` in a stage: rows of 64 bytes, swizzled so that eight rows cover all
+/// banks.
 #[inline(always)]
 fn place_of_a(row: u32, eight: u32) -> u32 {
     row * 64 + ((eight ^ (row >> 1 & 3)) * 16)
 }
 
-/// Where 8 halves of `b` lie: rows of 256 bytes.
+/// Returns the offset of 8 halves of `b` in a stage: rows of 256 bytes, swizzled.
 #[inline(always)]
 fn place_of_b(row: u32, eight: u32) -> u32 {
     A_BYTES + row * 256 + ((eight ^ (row & 7)) * 16)
 }
 
-/// What a thread copies of each stage: 8 halves of rows `row`, `row + 32` and so on of `a`, and of rows `depth`,
-/// `depth + 8` and so on of `b`.
+/// The copies of a thread for each stage: 8 halves of rows `row`, `row + 32` and so on of `a`, and of rows
+/// `depth`, `depth + 8` and so on of `b`.
 struct Copies {
     a: Halves,
     b: Halves,
@@ -58,14 +62,15 @@ struct Copies {
 }
 
 impl Copies {
-    /// Those of the calling block's tile.
+    /// Returns the copies for the calling block's tile.
     ///
     /// # Safety
-    /// What the job names is there; the launch has as many bytes as the stages.
+    /// All memory that the job names is allocated and stays so while the kernel runs; the launch has as many
+    /// bytes as the stages.
     #[inline(always)]
     unsafe fn of(job: &Matmul) -> Self {
         let (first_row, first_column) = tile_of(job, ROWS, COLUMNS);
-        // SAFETY: the caller's.
+        // SAFETY: this function's caller vouches for the addresses, as under `# Safety`.
         unsafe {
             Self {
                 a: Halves::at(job.a, job.a_stride, job.m, job.k),
@@ -94,8 +99,10 @@ impl Copies {
     }
 }
 
+/// Multiplies, for one number format and alignment.
+///
 /// # Safety
-/// What [`Matmul`] names is there.
+/// All memory that [`Matmul`] names is allocated and stays so while the kernel runs.
 #[inline(always)]
 unsafe fn multiply<const IS_BF16: bool, const IS_ALIGNED: bool>(job: &Matmul, copies: &Copies) {
     let tiles = job.k.div_ceil(DEPTH);
@@ -135,7 +142,7 @@ unsafe fn multiply<const IS_BF16: bool, const IS_ALIGNED: bool>(job: &Matmul, co
         });
         tile += 1;
     }
-    // SAFETY: the caller's.
+    // SAFETY: this function's caller vouches for the addresses, as under `# Safety`.
     let c = unsafe { Result::<IS_BF16>::at(job) };
     un!(i in [0, 1, 2, 3] { un!(j in [0, 1, 2, 3, 4, 5, 6, 7] {
         let [left, right, below_left, below_right] = sums[i][j];

@@ -1,7 +1,8 @@
-//! `C = A B`, rung by rung: each kernel is the one before with one thing changed. docs/ladder.md is the course.
+//! `C = A B` step by step: each kernel is the one before with one thing changed. docs/ladder.md explains each
+//! step.
 //!
-//! All take one [`Matmul`], the last one a [`TiledMatmul`]. A block computes one [`Tile`] of the result; of the last one
-//! there may be any number of blocks.
+//! All take one [`Matmul`], the last one a [`TiledMatmul`]. A block computes one [`Tile`] of the result; of
+//! the last kernel any number of blocks is correct.
 
 #[cfg(all(target_arch = "nvptx64", feature = "matmul"))]
 mod coarsened;
@@ -29,12 +30,12 @@ pub const PTX: &str = include_str!("../../matmul.ptx");
 #[cfg(not(target_arch = "nvptx64"))]
 pub const SM90A_PTX: &str = include_str!("../../matmul_sm90a.ptx");
 
-/// What a block of a rung computes, and what its launch has.
+/// The tile of a kernel, and the parameters of its launch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Tile {
     /// Rows of the result.
     pub rows: u32,
-    /// Columns of it.
+    /// Columns of the result.
     pub columns: u32,
     /// Threads of the block.
     pub threads: u32,
@@ -43,51 +44,51 @@ pub struct Tile {
 }
 
 impl Tile {
-    /// How many of them a result of `m` rows and `n` columns has.
+    /// Returns the number of tiles of a result of `m` rows and `n` columns.
     pub fn count(&self, m: u32, n: u32) -> u64 {
         u64::from(m.div_ceil(self.rows)) * u64::from(n.div_ceil(self.columns))
     }
 }
 
-/// Of `nvme_matmul_naive`.
+/// Tile of `nvme_matmul_naive`.
 pub const NAIVE: Tile = Tile {
     rows: 8,
     columns: 32,
     threads: 256,
     shared_bytes: 0,
 };
-/// Of `nvme_matmul_tiled`.
+/// Tile of `nvme_matmul_tiled`.
 pub const TILED: Tile = Tile {
     rows: 32,
     columns: 32,
     threads: 1024,
     shared_bytes: 8_192,
 };
-/// Of `nvme_matmul_vectorized`.
+/// Tile of `nvme_matmul_vectorized`.
 pub const VECTORIZED: Tile = Tile {
     rows: 16,
     columns: 64,
     threads: 256,
     shared_bytes: 10_240,
 };
-/// Of `nvme_matmul_coarsened`.
+/// Tile of `nvme_matmul_coarsened`.
 pub const COARSENED: Tile = Tile {
     rows: 128,
     columns: 128,
     threads: 256,
     shared_bytes: 55_296,
 };
-/// Of `nvme_matmul_wgmma`.
+/// Tile of `nvme_matmul_wgmma`.
 pub const WGMMA: Tile = Tile {
     rows: 128,
     columns: 256,
     threads: 384,
     shared_bytes: 197_696,
 };
-/// Terms of a stage of `nvme_matmul_wgmma`: what TMA copies at a time are boxes of 64 halves of [`WGMMA`]'s rows of `a`,
-/// and of so many rows of `b`.
+/// Terms of a stage of `nvme_matmul_wgmma`. One TMA copy has 64 halves of each of [`WGMMA`]'s rows of `a`, or
+/// of this number of rows of `b`.
 pub const WGMMA_DEPTH: u32 = 64;
-/// Of `nvme_matmul_mma`.
+/// Tile of `nvme_matmul_mma`.
 pub const MMA: Tile = Tile {
     rows: 128,
     columns: 128,
@@ -95,49 +96,51 @@ pub const MMA: Tile = Tile {
     shared_bytes: 65_536,
 };
 
-/// A product of matrices that lie row after row.
+/// Parameters of a product of matrices that are stored row by row.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(C)]
 pub struct Matmul {
-    /// `m` rows of `k` elements.
+    /// Address of `m` rows of `k` elements.
     pub a: u64,
-    /// `k` rows of `n` elements.
+    /// Address of `k` rows of `n` elements.
     pub b: u64,
-    /// `m` rows of `n` elements; nothing else of its rows is written.
+    /// Address of `m` rows of `n` elements; nothing else of its rows is written.
     pub c: u64,
-    /// From one row of `a` to the next, in elements.
+    /// Distance of the rows of `a`, in elements.
     pub a_stride: u64,
-    /// As above.
+    /// Distance of the rows of `b`, in elements.
     pub b_stride: u64,
-    /// As above.
+    /// Distance of the rows of `c`, in elements.
     pub c_stride: u64,
     /// Rows of the result.
     pub m: u32,
     /// Columns of the result.
     pub n: u32,
-    /// Terms of each sum; without any it is 0.
+    /// Terms of each sum; without terms the sums are 0.
     pub k: u32,
-    /// 1 where `a` and `b` are bf16, 0 where they are f16, for the kernels of tensor cores; the others multiply f32.
+    /// 1 if `a` and `b` are bf16, 0 if they are f16, for the tensor core kernels; the others multiply `f32`.
     pub is_bf16: u32,
-    /// 1 where `c` is f32, 0 where it is rounded to what `a` and `b` are.
+    /// 1 if `c` is `f32`, 0 if it is rounded to the format of `a` and `b`.
     pub is_wide: u32,
-    /// 0.
+    /// Reserved, 0.
     pub reserved: u32,
 }
 
-/// What `nvme_matmul_wgmma` takes: a [`Matmul`], and how TMA reads its factors. As a parameter it lies at a multiple of
-/// 64, which rustc cannot say: `cargo xtask ptx` does.
+/// Parameters of `nvme_matmul_wgmma`: a [`Matmul`], and the tensor maps by which TMA reads its factors.
+///
+/// The kernel needs the parameter at a multiple of 64. rustc has no way to say so; `cargo xtask ptx` writes
+/// it into the PTX.
 #[derive(Clone, Copy, Debug)]
 #[repr(C, align(16))]
 pub struct TiledMatmul {
-    /// The `CUtensorMap` of `a`.
+    /// `CUtensorMap` of `a`.
     pub a_map: [u64; 16],
-    /// That of `b`.
+    /// `CUtensorMap` of `b`.
     pub b_map: [u64; 16],
-    /// The product.
+    /// Product to compute.
     pub job: Matmul,
-    /// Tiles of the result.
+    /// Number of tiles of the result.
     pub tiles: u32,
-    /// 0.
+    /// Reserved, 0.
     pub reserved: u32,
 }

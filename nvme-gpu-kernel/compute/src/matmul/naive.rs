@@ -1,4 +1,4 @@
-//! A thread for each element of the result: each term is two loads of global memory.
+//! One element of the result for each thread: each term costs two loads from global memory.
 // UNSAFETY: kernel parameters hold addresses that the host vouches for.
 #![allow(unsafe_code)]
 
@@ -7,13 +7,14 @@ use super::{Matmul, NAIVE};
 use crate::tile::fma;
 use nvme_gpu_kernel::arch;
 
-/// Threads that follow on each other have columns that do: their loads of `b` are one, and so are those of `a`.
+/// Multiplies. Consecutive threads have consecutive columns, so that their loads of `b` are coalesced into
+/// one, and all load the same element of `a`.
 ///
 /// # Safety
-/// What [`Matmul`] names is there.
+/// All memory that [`Matmul`] names is allocated and stays so while the kernel runs.
 #[unsafe(no_mangle)]
 pub unsafe extern "ptx-kernel" fn nvme_matmul_naive(job: Matmul) {
-    // SAFETY: the caller's.
+    // SAFETY: the host vouches for the addresses in the kernel's parameter, as under `# Safety`.
     let (a, b, c) = unsafe { Matrix::of(&job) };
     let (first_row, first_column) = tile_of(&job, NAIVE.rows, NAIVE.columns);
     let row = first_row + arch::thread() / 32;

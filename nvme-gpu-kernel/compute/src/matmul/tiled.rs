@@ -1,5 +1,5 @@
-//! A tile of 32 x 32 of the result for each block: what it multiplies comes into shared memory once for all of its
-//! threads, 32 terms at a time.
+//! A tile of 32 x 32 elements of the result for each block: the operands are loaded into shared memory once
+//! for all of its threads, 32 terms in one pass.
 // UNSAFETY: kernel parameters hold addresses that the host vouches for.
 #![allow(unsafe_code)]
 
@@ -12,11 +12,13 @@ const SIDE: u32 = TILED.rows;
 const TILE_BYTES: u32 = SIDE * SIDE * 4;
 const _: () = assert!(2 * TILE_BYTES == TILED.shared_bytes && TILED.threads == SIDE * SIDE);
 
+/// Multiplies.
+///
 /// # Safety
-/// What [`Matmul`] names is there.
+/// All memory that [`Matmul`] names is allocated and stays so while the kernel runs.
 #[unsafe(no_mangle)]
 pub unsafe extern "ptx-kernel" fn nvme_matmul_tiled(job: Matmul) {
-    // SAFETY: the caller's; the launch has as many bytes as two tiles.
+    // SAFETY: the host vouches for the matrices, and launched with the bytes of two tiles.
     let (a, b, shared) = unsafe { (Floats::a(&job), Floats::b(&job), Shared::dynamic()) };
     let (first_row, first_column) = tile_of(&job, SIDE, SIDE);
     let (row, column) = (arch::thread() / SIDE, arch::thread() % SIDE);
@@ -38,7 +40,7 @@ pub unsafe extern "ptx-kernel" fn nvme_matmul_tiled(job: Matmul) {
         k += SIDE;
     }
     if first_row + row < job.m && first_column + column < job.n {
-        // SAFETY: the caller's.
+        // SAFETY: the host vouches for the addresses in the kernel's parameter, as under `# Safety`.
         let c = unsafe { Matrix::at(job.c, job.c_stride) };
         c.store(first_row + row, first_column + column, sum);
     }

@@ -1,5 +1,5 @@
-//! Loads and stores of 16 bytes: a thread has four columns of one row, for which it loads four terms of `a` at once, and
-//! four numbers of `b` for each of them.
+//! Loads and stores of 16 bytes: a thread has four columns of one row, for which it loads four terms of `a`
+//! at once, and four numbers of `b` for each of them.
 // UNSAFETY: kernel parameters hold addresses that the host vouches for.
 #![allow(unsafe_code)]
 
@@ -16,11 +16,13 @@ const A_BYTES: u32 = ROWS * DEPTH * 4;
 const _: () = assert!(A_BYTES + DEPTH * COLUMNS * 4 == VECTORIZED.shared_bytes);
 const _: () = assert!(ROWS * COLUMNS == 4 * VECTORIZED.threads);
 
+/// Multiplies.
+///
 /// # Safety
-/// What [`Matmul`] names is there.
+/// All memory that [`Matmul`] names is allocated and stays so while the kernel runs.
 #[unsafe(no_mangle)]
 pub unsafe extern "ptx-kernel" fn nvme_matmul_vectorized(job: Matmul) {
-    // SAFETY: the caller's; the launch has as many bytes as both tiles.
+    // SAFETY: the host vouches for the matrices, and launched with the bytes of both tiles.
     let (a, b, shared) = unsafe { (Floats::a(&job), Floats::b(&job), Shared::dynamic()) };
     let (first_row, first_column) = tile_of(&job, ROWS, COLUMNS);
     let thread = arch::thread();
@@ -49,6 +51,6 @@ pub unsafe extern "ptx-kernel" fn nvme_matmul_vectorized(job: Matmul) {
         arch::sync_block();
         k += DEPTH;
     }
-    // SAFETY: the caller's.
+    // SAFETY: the host vouches for the addresses in the kernel's parameter, as under `# Safety`.
     unsafe { store_four(&job, first_row + row, first_column + column, sums) };
 }

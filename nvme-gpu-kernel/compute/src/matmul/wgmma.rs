@@ -1,5 +1,6 @@
-//! The tensor cores of Hopper by `wgmma`: a thread has TMA fill four stages of shared memory, and two warpgroups multiply
-//! out of them, 64 x 256 of the result each. Blocks stay, and take one tile after the other.
+//! The tensor cores of Hopper by `wgmma`: one thread makes TMA fill four stages of shared memory, and two
+//! warpgroups multiply from them, 64 x 256 elements of the result each. Blocks are persistent: each computes
+//! several tiles in turn.
 // UNSAFETY: kernel parameters hold addresses that the host vouches for.
 #![allow(unsafe_code)]
 
@@ -20,26 +21,29 @@ const STAGES: u32 = 4;
 /// 64 halves of a row.
 const ROW_BYTES: u32 = 128;
 const A_BYTES: u32 = ROWS * ROW_BYTES;
-/// `b` comes as boxes of 64 columns: `DEPTH` rows each.
+/// `b` is copied as boxes of 64 columns, `DEPTH` rows each.
 const BOX_BYTES: u32 = DEPTH * ROW_BYTES;
 const BOXES: u32 = COLUMNS / 64;
 const STAGE_BYTES: u32 = A_BYTES + BOXES * BOX_BYTES;
-/// Eight rows, after which the swizzle begins again.
+/// Bytes of eight rows, the period of the swizzle.
 const EIGHT_ROWS: u32 = 8 * ROW_BYTES;
-/// Warps that give a stage back.
+/// Number of warps that release a stage.
 const CONSUMERS: u32 = 8;
 const _: () = assert!(STAGES * (STAGE_BYTES + 16) + 1024 == WGMMA.shared_bytes);
 
-/// The stages, and two barriers for each: one for bytes that came, one for warps that have used them.
+/// The stages, with two barriers for each: one for the bytes that TMA has written, one for the warps that
+/// have used them.
 #[derive(Clone, Copy)]
 struct Ring(Shared);
 
 impl Ring {
+    /// Makes the ring.
+    ///
     /// # Safety
     /// The launch has [`WGMMA`]'s bytes.
     #[inline(always)]
     unsafe fn new() -> Self {
-        // SAFETY: the caller's.
+        // SAFETY: this function's caller vouches for the addresses, as under `# Safety`.
         let shared = unsafe { Shared::dynamic() };
         Self(shared.at(shared.address().wrapping_neg() % 1024))
     }
@@ -60,12 +64,14 @@ impl Ring {
     }
 }
 
+/// Multiplies.
+///
 /// # Safety
-/// What [`TiledMatmul`] names is there.
+/// All memory that [`TiledMatmul`] names is allocated and stays so while the kernel runs.
 #[unsafe(no_mangle)]
 pub unsafe extern "ptx-kernel" fn nvme_matmul_wgmma(tiled: TiledMatmul) {
     let parameter: u64;
-    // SAFETY: takes the address of the parameter; the launch has WGMMA's bytes.
+    // SAFETY: takes the address of the kernel's parameter; the host launched with WGMMA's bytes.
     let ring = unsafe {
         asm!("{{ .reg .b64 a; mov.b64 a, nvme_matmul_wgmma_param_0; cvta.param.u64 {}, a; }}",
             out(reg64) parameter, options(pure, nomem, nostack));
@@ -84,14 +90,14 @@ pub unsafe extern "ptx-kernel" fn nvme_matmul_wgmma(tiled: TiledMatmul) {
     if thread < 128 {
         fewer_registers::<40>();
         if thread == 0 {
-            // SAFETY: the maps are the begin of the parameter.
+            // SAFETY: both tensor maps are at the start of the parameter, which outlives the kernel.
             let maps = unsafe { (TensorMap::at(parameter), TensorMap::at(parameter + 128)) };
             produce(&tiled, maps, ring);
         }
         return;
     }
     more_registers::<232>();
-    // SAFETY: the caller's.
+    // SAFETY: the host vouches for the addresses in the kernel's parameter, as under `# Safety`.
     unsafe {
         match job.is_bf16 {
             0 => consume::<false>(&tiled, ring),
@@ -100,7 +106,7 @@ pub unsafe extern "ptx-kernel" fn nvme_matmul_wgmma(tiled: TiledMatmul) {
     }
 }
 
-/// Has the stages filled, tile after tile.
+/// Makes TMA fill the stages, tile by tile. One thread of the block calls it.
 #[inline(always)]
 fn produce(tiled: &TiledMatmul, (a, b): (TensorMap, TensorMap), ring: Ring) {
     a.prefetch();
@@ -126,12 +132,14 @@ fn produce(tiled: &TiledMatmul, (a, b): (TensorMap, TensorMap), ring: Ring) {
     }
 }
 
+/// Multiplies the tiles in the stages, and stores the results.
+///
 /// # Safety
-/// What the job names is there.
+/// All memory that the job names is allocated and stays so while the kernel runs.
 #[inline(always)]
 unsafe fn consume<const IS_BF16: bool>(tiled: &TiledMatmul, ring: Ring) {
     let job = &tiled.job;
-    // SAFETY: the caller's.
+    // SAFETY: this function's caller vouches for the addresses, as under `# Safety`.
     let c = unsafe { Result::<IS_BF16>::at(job) };
     let thread = arch::thread() - 128;
     let (group, warp, lane) = (thread / 128, thread / 32 % 4, thread % 32);

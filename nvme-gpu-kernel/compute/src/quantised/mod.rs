@@ -1,9 +1,10 @@
-//! Products of rows of 4 or 8 bits in memory of the GPU, by the tensor cores: the vector becomes
-//! [digits of 8 bits](crate::planes), so that weights are multiplied as they are stored.
+//! Products of rows of 4-bit or 8-bit weights in GPU memory, by the tensor cores: the vector is converted to
+//! [int8 limbs](crate::planes), so that weights are multiplied in their stored form.
 //!
-//! A block takes tiles of 16 rows, several at a time. Its warps share out their chunks of columns, which pass through
-//! stages of shared memory by asynchronous copies. A warp has the same chunk of all tiles before the next one: it makes
-//! digits of that part of the vector for itself, and waits for no other warp before the end.
+//! A block computes tiles of 16 rows, several together. Its warps divide the chunks of columns among them;
+//! the chunks pass through stages of shared memory by asynchronous copies. A warp computes one chunk of all
+//! tiles before the next chunk: it converts that part of the vector for itself, and waits for no other warp
+//! before the end.
 // UNSAFETY: launches hold addresses that the host vouches for.
 #![allow(unsafe_code)]
 
@@ -21,13 +22,13 @@ use units::{Lane, MOST_COPIES, Q4_0, Q4_1, Q8_0, Units, is_there};
 
 /// Rows of a tile.
 pub const TILE_ROWS: u32 = 16;
-/// Stages that a warp's weights pass through in turns.
+/// Stages that a warp's weights pass through.
 const STAGES: u32 = 2;
-/// Units of a chunk at most.
+/// Limit of the units of a chunk.
 const UNITS: u32 = 16;
 const UNIT_DIGITS: u32 = UNIT * DIGITS;
-/// Where the parts of a warp's shared memory begin behind its stages: digits, powers and sums of a chunk's units, and what
-/// it has added up of each row.
+/// Offsets of the parts of a warp's shared memory, after its stages: digits, powers and sums of a chunk's
+/// units, and the warp's partial results of each row.
 const OF_DIGITS: u32 = STAGES * TILE_ROWS * Q8_0::ROW;
 const OF_POWERS: u32 = OF_DIGITS + UNITS * UNIT_DIGITS;
 const OF_SUMS: u32 = OF_POWERS + UNITS * 8;
@@ -35,10 +36,11 @@ const OF_RESULTS: u32 = OF_SUMS + UNITS * 4;
 const MOST_ROWS: u32 = TILE_ROWS * Gemv::MOST_TILES;
 const WARP_BYTES: u32 = OF_RESULTS + MOST_ROWS * 4;
 const _: () = assert!(BLOCK_WARPS * WARP_BYTES == Gemv::QUANTISED_SHARED);
-/// What a block may have on GPUs whose multiprocessors have 100 KiB.
+/// Limit of a block's shared memory on GPUs whose multiprocessors have 100 KiB.
 const _: () = assert!(Gemv::QUANTISED_SHARED <= 99 << 10);
 
-/// 1.5 * 2^23 as a number, and as what sums of integers begin with: their bits are numbers that are larger by it.
+/// 1.5 * 2^23 as a number, and the start value of integer sums: the bits of such a sum are a float that is
+/// larger by this number, so no conversion is needed.
 const OF_SUM: u32 = 0x4B40_0000;
 const OF_SUM_NUMBER: f32 = f32::from_bits(OF_SUM);
 
@@ -49,14 +51,15 @@ const fn check<U: Units>() {
 }
 const _: () = (check::<Q8_0>(), check::<Q4_0>(), check::<Q4_1>()).0;
 
-/// The products of rows of `gemv` from tile `first` on and vector `token`: [`Gemv::block_tiles`] tiles. Every thread of the
-/// block calls it.
+/// Computes the products of rows of `gemv`, [`Gemv::block_tiles`] tiles from tile `first` on, with vector
+/// `token`. Every thread of the block calls it.
 ///
 /// # Safety
-/// What [`Gemv`] names is there, and it [is quantised](Gemv::is_quantised); the block has [`Gemv::QUANTISED_SHARED`] bytes.
+/// All memory that [`Gemv`] names is allocated and stays so while the kernel runs, and it [is
+/// quantised](Gemv::is_quantised); the block has [`Gemv::QUANTISED_SHARED`] bytes.
 #[inline(always)]
 pub unsafe fn tiles(gemv: &Gemv, token: u64, first: u32) {
-    // SAFETY: the caller's.
+    // SAFETY: this function's caller vouches for the addresses, as under `# Safety`.
     unsafe {
         match Stored::of_number(gemv.stored) {
             Some(Stored::Q8_0) => Block::<Q8_0>::new(gemv, token, first).run(),
@@ -67,7 +70,7 @@ pub unsafe fn tiles(gemv: &Gemv, token: u64, first: u32) {
     }
 }
 
-/// A chunk of the columns, and a tile of those that the block has.
+/// A step of a warp: a chunk of the columns, and one of the block's tiles.
 #[derive(Clone, Copy)]
 struct Turn {
     chunk: u32,
@@ -86,6 +89,8 @@ struct Block<'g, U> {
 }
 
 impl<'g, U: Units> Block<'g, U> {
+    /// Prepares the block.
+    ///
     /// # Safety
     /// As [`tiles`].
     #[inline(always)]
@@ -98,13 +103,15 @@ impl<'g, U: Units> Block<'g, U> {
             first_row: first * TILE_ROWS,
             tiles: if left < most { left } else { most },
             units: gemv.columns / UNIT,
-            // SAFETY: the caller's.
+            // SAFETY: this function's caller vouches for the addresses, as under `# Safety`.
             shared: unsafe { Shared::dynamic() },
             lane: Lane::new::<U>(gemv),
             of_format: core::marker::PhantomData,
         }
     }
 
+    /// Computes the block's products.
+    ///
     /// # Safety
     /// As [`tiles`].
     #[inline(always)]
@@ -128,14 +135,15 @@ impl<'g, U: Units> Block<'g, U> {
         while left != 0 {
             if turn.chunk != of_chunk {
                 of_chunk = turn.chunk;
-                // SAFETY: the caller's.
+                // SAFETY: this function's caller vouches for the addresses, as under `# Safety`.
                 unsafe { self.fill(of_chunk) };
             }
             wait_for_copies::<{ STAGES - 1 }>();
-            // What all lanes have copied and made is there.
+            // A barrier: copies and digits made by other lanes are visible after it.
             arch::sync_warp(arch::FULL);
             self.keep(turn.tile, self.multiply(turn, stage));
-            // All lanes have used the stage and the digits.
+            // A barrier: every lane has finished with the stage and the digits before the next copy
+            // overwrites them.
             arch::sync_warp(arch::FULL);
             self.copy(ahead, stage, left > STAGES);
             (turn, ahead) = (self.after(turn), self.after(ahead));
@@ -147,8 +155,10 @@ impl<'g, U: Units> Block<'g, U> {
         arch::sync_block();
     }
 
-    /// The warp's first turn, and how many it has. Of each eight chunks a warp has one, of all tiles: the warps read bytes
-    /// side by side at about the same time. Of the chunks that are left they have shares.
+    /// Returns the warp's first turn, and the number of its turns.
+    ///
+    /// Of each eight chunks a warp has one, for all tiles, so that the warps load neighbouring bytes at about
+    /// the same time. The remaining chunks are divided evenly.
     #[inline(always)]
     fn turns(&self) -> (Turn, u32) {
         let whole = self.whole_chunks();
@@ -163,13 +173,14 @@ impl<'g, U: Units> Block<'g, U> {
         (turn, whole / BLOCK_WARPS * self.tiles + end - first)
     }
 
-    /// Chunks of which each warp has as many.
+    /// Returns the number of chunks that divide evenly among the warps.
     #[inline(always)]
     fn whole_chunks(&self) -> u32 {
         self.units / U::CHUNK / BLOCK_WARPS * BLOCK_WARPS
     }
 
-    /// The warp's share of the turns behind those: the tiles of the first chunk, those of the next one, and so on.
+    /// Returns the warp's share of the turns after those: the tiles of the first remaining chunk, then those
+    /// of the next one, and so on.
     #[inline(always)]
     fn share_of_rest(&self) -> (u32, u32) {
         let rest = (self.units.div_ceil(U::CHUNK) - self.whole_chunks()) * self.tiles;
@@ -177,7 +188,7 @@ impl<'g, U: Units> Block<'g, U> {
         (rest * warp / BLOCK_WARPS, rest * (warp + 1) / BLOCK_WARPS)
     }
 
-    /// Turn `number` of those.
+    /// Returns turn `number` of those.
     #[inline(always)]
     fn turn_of_rest(&self, number: u32) -> Turn {
         let chunk = number.checked_div(self.tiles).unwrap_or(0);
@@ -187,7 +198,7 @@ impl<'g, U: Units> Block<'g, U> {
         }
     }
 
-    /// The turn after `turn`.
+    /// Returns the turn after `turn`.
     #[inline(always)]
     fn after(&self, turn: Turn) -> Turn {
         let Turn { chunk, tile } = turn;
@@ -212,7 +223,7 @@ impl<'g, U: Units> Block<'g, U> {
         }
     }
 
-    /// Where the chunk of the tile's first row begins, or up to 15 bytes before it.
+    /// Returns the address of the chunk in the tile's first row, rounded down to a multiple of 16.
     #[inline(always)]
     fn begin(&self, turn: Turn) -> u64 {
         let row = self.first_row + turn.tile * TILE_ROWS;
@@ -222,14 +233,14 @@ impl<'g, U: Units> Block<'g, U> {
             + u64::from(unit * U::BYTES)
     }
 
-    /// Units of a chunk.
+    /// Returns the number of units of a chunk.
     #[inline(always)]
     fn chunk_units(&self, chunk: u32) -> u32 {
         let left = self.units - chunk * U::CHUNK;
         if left < U::CHUNK { left } else { U::CHUNK }
     }
 
-    /// What the warp has from byte `at` of its shared memory on.
+    /// Returns the warp's shared memory from byte `at` on.
     #[inline(always)]
     fn own(&self, at: u32) -> Shared {
         self.shared.at(arch::thread() / 32 * WARP_BYTES + at)
@@ -245,7 +256,7 @@ impl<'g, U: Units> Block<'g, U> {
         self.shared.at(warp * WARP_BYTES + OF_RESULTS + row * 4)
     }
 
-    /// Begins to copy the turn's chunk of each row to `stage`, if it is `there`.
+    /// Starts to copy the turn's chunk of each row to `stage`, if `there` is true.
     #[inline(always)]
     fn copy(&self, turn: Turn, stage: u32, there: bool) {
         if there {
@@ -255,7 +266,8 @@ impl<'g, U: Units> Block<'g, U> {
             un!(N in [0, 1, 2, 3, 4, 5, 6, 7, 8, 9] {
                 if N as u32 * 32 < TILE_ROWS * U::COPIES {
                     let from = from + u64::from(self.lane.from[N]);
-                    // SAFETY: of the row, and up to 15 bytes around it.
+                    // SAFETY: the host vouches for the rows and for up to 15 bytes around them; `has`
+                    // excludes copies past the chunk.
                     unsafe { to.at(N as u32 * 512).copy16_if(from, has & 1 << N != 0) };
                 }
             });
@@ -263,7 +275,7 @@ impl<'g, U: Units> Block<'g, U> {
         commit();
     }
 
-    /// A bit for each piece that the lane copies of the turn's chunk.
+    /// Returns a bit for each copy that the lane makes of the turn's chunk.
     #[inline(always)]
     fn has(&self, turn: Turn) -> u32 {
         let units = self.chunk_units(turn.chunk);
@@ -281,7 +293,7 @@ impl<'g, U: Units> Block<'g, U> {
         has
     }
 
-    /// Makes digits of the chunk's part of the vector: four units at a time, a lane four numbers.
+    /// Converts the chunk's part of the vector to digits: four units in one step, four numbers a lane.
     ///
     /// # Safety
     /// As [`tiles`].
@@ -289,11 +301,11 @@ impl<'g, U: Units> Block<'g, U> {
     unsafe fn fill(&self, chunk: u32) {
         let units = self.chunk_units(chunk);
         let first = self.token * u64::from(self.gemv.columns) + u64::from(chunk * U::CHUNK * UNIT);
-        // SAFETY: the caller's.
+        // SAFETY: this function's caller vouches for the addresses, as under `# Safety`.
         let numbers = unsafe { Numbers::at(self.gemv.x) };
         let unit = |turn: usize| turn as u32 * 4 + arch::lane() / 8;
         let mut some = [[0.0; 4]; (UNITS / 4) as usize];
-        // All loads are under way together.
+        // All loads are issued before the first use, so that their latencies overlap.
         un!(N in [0, 1, 2, 3] {
             if (N as u32) * 4 < U::CHUNK {
                 let of = if unit(N) < units { unit(N) } else { units - 1 };
@@ -308,7 +320,7 @@ impl<'g, U: Units> Block<'g, U> {
         });
     }
 
-    /// Makes digits of unit `unit`, if that is one of `units`: the lane has four `numbers` of it, eight lanes have all.
+    /// Converts unit `unit` to digits, if it is one of `units`: each of eight lanes has four `numbers` of it.
     #[inline(always)]
     fn fill_unit(&self, unit: u32, units: u32, numbers: [f32; 4]) {
         let part = arch::lane() % 8;
@@ -326,12 +338,13 @@ impl<'g, U: Units> Block<'g, U> {
         if unit >= units {
             return;
         }
-        // Of a digit, lane `quarter` of four multiplies numbers 4 * quarter to 4 * quarter + 3, and those 16 further.
+        // For each digit, lane `quarter` of four multiplies numbers 4 * quarter to 4 * quarter + 3, and the
+        // four that are 16 further on; the digits are stored in that order.
         let place = part % 4 * 8 + part / 4 * 4;
         let to = self.own(OF_DIGITS + unit * UNIT_DIGITS + place);
         un!(N in [0, 1, 2, 3] { to.at(N as u32 * UNIT).store_word(digits[N]); });
         if part < 2 {
-            // For the lower two digits, and for the upper ones.
+            // One power for the lower two digits, one for the upper two.
             let power = powers.down * if part == 0 { 1.0 } else { 65536.0 };
             self.own(OF_POWERS + unit * 8 + part * 4).store(power);
             if U::HAS_LEAST {
@@ -340,8 +353,8 @@ impl<'g, U: Units> Block<'g, U> {
         }
     }
 
-    /// The lane's sums of rows `lane / 4` and `lane / 4 + 8` of the turn's tile and chunk: of the first units of pairs lanes
-    /// 0 and 1 of four, the former of two digits, the latter of two others; lanes 2 and 3 of the second units.
+    /// Returns the lane's sums of rows `lane / 4` and `lane / 4 + 8` of the turn's tile and chunk. Of four
+    /// lanes, 0 and 1 have the first units of pairs, two digits each; 2 and 3 have the second units.
     #[inline(always)]
     fn multiply(&self, turn: Turn, stage: u32) -> [f32; 2] {
         let lane = arch::lane();
@@ -371,7 +384,7 @@ impl<'g, U: Units> Block<'g, U> {
         sums
     }
 
-    /// Adds the warp's sums of a tile to what it has of that.
+    /// Adds the warp's sums of a tile to its partial results.
     #[inline(always)]
     fn keep(&self, tile: u32, sums: [f32; 2]) {
         let (group, quarter) = (arch::lane() / 4, arch::lane() % 4);
@@ -386,7 +399,7 @@ impl<'g, U: Units> Block<'g, U> {
         }
     }
 
-    /// Adds the sums of all warps and stores them.
+    /// Adds the partial results of all warps and stores the sums.
     #[inline(always)]
     fn store(&self) {
         let gemv = self.gemv;
@@ -399,7 +412,7 @@ impl<'g, U: Units> Block<'g, U> {
             sum += self.result(warp, arch::thread()).load();
             warp += 1;
         }
-        // SAFETY: vouched for in `tiles`.
+        // SAFETY: the caller of `tiles` vouched for the vector; row and token are inside it.
         let y = unsafe { Numbers::at(gemv.y) };
         let to = self.token * u64::from(gemv.stride) + u64::from(row);
         let before = if gemv.adds == 0 { 0.0 } else { y.load(to) };
@@ -407,7 +420,7 @@ impl<'g, U: Units> Block<'g, U> {
     }
 }
 
-/// What `join` makes of the values of eight lanes side by side, in each of them.
+/// Combines a value over eight neighbouring lanes by `join`; each of them gets the result.
 #[inline(always)]
 fn of_eight(value: u32, join: impl Fn(u32, u32) -> u32) -> u32 {
     let mut value = value;
@@ -415,7 +428,7 @@ fn of_eight(value: u32, join: impl Fn(u32, u32) -> u32) -> u32 {
     value
 }
 
-/// A chunk of a tile as the lane has it.
+/// A lane's view of a chunk of a tile.
 struct Chunk<'l, U> {
     lane: &'l Lane,
     stage: Shared,
@@ -426,14 +439,15 @@ struct Chunk<'l, U> {
 }
 
 impl<U: Units> Chunk<'_, U> {
-    /// The sums with what pair `at` gives, of whose units the lane's is `there`.
+    /// Returns the sums with those of pair `at` added; `there` tells whether the lane's unit of the pair
+    /// exists.
     #[inline(always)]
     fn pair(&self, at: u32, there: bool, sums: [f32; 2]) -> [f32; 2] {
         let pair = at * U::PAIR;
         let [low, high] =
             [0, 8].map(|rows| U::weights(self.lane, self.stage, rows * U::ROW + pair));
         let digits = self.digits.at(at * 2 * UNIT_DIGITS).words2();
-        // Columns that have digits of the other unit get nothing from this one.
+        // Columns with digits of the other unit are zeroed, so that they contribute nothing.
         let first = digits.map(|word| word & self.lane.of_first);
         let second = digits.map(|word| word & !self.lane.of_first);
         let products = [OF_SUM; 4];
@@ -456,7 +470,8 @@ impl<U: Units> Chunk<'_, U> {
             fma(scale[1] * power, fma(d, 256.0, c), sums[1]),
         ];
         if U::HAS_LEAST {
-            // What the fragments lack: 8 of each weight, and the least.
+            // The fragments lack an offset: 8 times the scale for each weight, and the minimum. Both are
+            // multiplied by the sum of the vector's part.
             let sum = self.least.at(at * 8).load();
             let sum = if arch::lane() % 2 == 0 { sum } else { 0.0 };
             let least = units.map(|unit| of_half(unit.at(2).half()));

@@ -1,4 +1,4 @@
-//! How units of weights are stored, and where a lane finds its part of them.
+//! The stored form of units of weights, and the location of a lane's part of them.
 
 use super::TILE_ROWS;
 use crate::Gemv;
@@ -9,34 +9,34 @@ use nvme_gpu_kernel::arch;
 
 /// The upper halves of bytes.
 const UPPER: u32 = 0xF0F0_F0F0;
-/// Copies of a chunk that a lane makes at most.
+/// Limit of the copies of a chunk that a lane makes.
 pub const MOST_COPIES: u32 = 10;
 
-/// What a lane has of the weights of a pair of units of a row: of each unit four bytes of both halves.
+/// A lane's weights of a pair of units of a row: four bytes of both halves of each unit.
 pub type Weights = [[u32; 2]; 2];
 
-/// How a format's units of 32 weights are stored and multiplied. Two units, a pair, are whole words.
+/// A format's units of 32 weights: their stored form and their multiplication. Two units, a pair, are whole
+/// words.
 pub trait Units {
     /// Bytes of a unit.
     const BYTES: u32;
     /// Units of a chunk: a multiple of 16 bytes.
     const CHUNK: u32;
-    /// How much further the words are that a lane needs beside those at places of their own, where units begin between
-    /// two words.
+    /// Distance of the additional words that a lane needs if units begin in the middle of a word.
     const FURTHER: u32;
-    /// Powers of two by which the weights of a fragment are larger than those that are meant.
+    /// Powers of two by which the weights of a fragment are larger than the real ones.
     const LESS: u32;
-    /// Whether a unit has a least weight beside its scale.
+    /// True if a unit has a minimum beside its scale.
     const HAS_LEAST: bool;
-    /// Copies of 16 bytes of a row's part of a chunk at any even place: an odd number, so that rows begin in different
-    /// banks.
+    /// Copies of 16 bytes that cover a row's part of a chunk at any even address. An odd number, so that rows
+    /// begin in different banks.
     const COPIES: u32 = (14 + Self::CHUNK * Self::BYTES).div_ceil(16) | 1;
     /// Bytes of a row's part of a stage.
     const ROW: u32 = Self::COPIES * 16;
     /// Bytes of a pair.
     const PAIR: u32 = 2 * Self::BYTES;
 
-    /// The lane's weights of the pair that begins at `pair` of its stage.
+    /// Loads the lane's weights of the pair that begins at byte `pair` of its stage.
     fn weights(lane: &Lane, stage: Shared, pair: u32) -> Weights;
 }
 
@@ -64,7 +64,8 @@ impl Units for Q8_0 {
     }
 }
 
-/// Weights of 4 bits, the lower and the upper ones of four bytes, less 8, in the upper bits of each byte.
+/// Returns 4-bit weights, the lower and the upper ones of four bytes, minus 8, in the upper bits of each
+/// byte.
 #[inline(always)]
 fn nibbles(both: u32, upper: u32) -> [u32; 2] {
     [both << 4, both].map(|both| both & upper ^ 0x8080_8080)
@@ -91,7 +92,7 @@ impl Units for Q4_0 {
     }
 }
 
-/// Its units are whole words.
+/// Q4_1, whose units are whole words.
 pub struct Q4_1;
 
 impl Units for Q4_1 {
@@ -108,23 +109,24 @@ impl Units for Q4_1 {
     }
 }
 
-/// What stays the same for a lane, whichever tile and chunk its warp has: 16 rows and a chunk are whole sixteens of bytes.
+/// The values of a lane that are the same for every tile and chunk of its warp, because 16 rows and a chunk
+/// are multiples of 16 bytes.
 pub struct Lane {
-    /// What the lane copies: of each piece how far it is from the first row's begin, both at multiples of 16.
+    /// Source of each of the lane's copies, relative to the first row's start; both are multiples of 16.
     pub from: [u32; MOST_COPIES as usize],
-    /// A bit for each piece that a whole tile's whole chunk has.
+    /// A bit for each copy that a full chunk of a full tile has.
     pub has: u32,
-    /// In a stage: the words from which on the lane's of row `lane / 4` lie, and those of which it needs a half where they
-    /// belong to two units.
+    /// Offset in a stage of the lane's first word of row `lane / 4`; and of the words that it needs a half
+    /// of, if they belong to two units.
     pub words: u32,
     pub beside: u32,
-    /// By how many bits those are apart from the units: 16, or 32 where rows begin between two words.
+    /// Shift in bits between those words and the units: 16, or 32 if rows begin in the middle of a word.
     pub bits: u32,
-    /// In a stage: the scale of the unit of a pair that the lane adds up.
+    /// Offset in a stage of the scale of the unit that the lane adds up.
     pub scale: u32,
-    /// [`UPPER`], in a register.
+    /// The value [`UPPER`], kept in a register.
     pub upper: u32,
-    /// All bits in the lanes that have digits of the first unit of a pair.
+    /// All bits set in the lanes that have digits of the first unit of a pair.
     pub of_first: u32,
 }
 
@@ -141,7 +143,7 @@ impl Lane {
                 has |= 1 << N;
             }
         });
-        // Row `group` + 8 begins as far behind a multiple of 16.
+        // Row `group` + 8 has the same remainder modulo 16.
         let unit = group * U::ROW + begin(gemv, group) % 16;
         let is_between = unit / 2 % 2;
         let words = (unit & !3) + quarter * 4;
@@ -152,29 +154,30 @@ impl Lane {
             beside: words + is_between * U::FURTHER,
             bits: 16 + is_between * 16,
             scale: unit + quarter / 2 * U::BYTES,
-            // Rows have an even number of bytes. The assembler does not know that, and keeps the word: a constant it would
-            // make anew for each use.
+            // Rows have an even number of bytes, so the added bit is always 0. The assembler does not know
+            // that and keeps the word in a register; a constant it would load again for each use.
             upper: UPPER | gemv.row_bytes as u32 & 1,
             of_first: if group < DIGITS { u32::MAX } else { 0 },
         }
     }
 }
 
-/// The row and the place in it of piece `number` of those that the lane copies: lanes side by side have bytes side by side.
+/// Returns row and offset of copy `number` of the lane: neighbouring lanes copy neighbouring bytes.
 #[inline(always)]
 fn piece<U: Units>(number: u32) -> (u32, u32) {
     let number = number * 32 + arch::lane();
     (number / U::COPIES, number % U::COPIES * 16)
 }
 
-/// Where row `row` of a tile begins, from the multiple of 16 at or before the first one.
+/// Returns the start of row `row` of a tile, relative to the first row's start rounded down to a multiple of
+/// 16.
 #[inline(always)]
 fn begin(gemv: &Gemv, row: u32) -> u32 {
     let first = gemv.weights as u32 % 16;
     first.wrapping_add(row.wrapping_mul(gemv.row_bytes as u32))
 }
 
-/// Whether a tile of `rows` rows has piece `number` in a chunk of `units` units: without a branch.
+/// True if a tile of `rows` rows has copy `number` in a chunk of `units` units; without a branch.
 #[inline(always)]
 pub fn is_there<U: Units>(gemv: &Gemv, number: u32, (rows, units): (u32, u32)) -> bool {
     let (row, at) = piece::<U>(number);

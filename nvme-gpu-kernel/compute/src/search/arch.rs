@@ -1,4 +1,4 @@
-//! Words of memory, and the lists of the warps in shared memory.
+//! Words of memory, and the candidate lists of the warps in shared memory.
 // UNSAFETY: inline PTX, and loads and stores through addresses that the kernel vouches for.
 #![allow(unsafe_code)]
 
@@ -12,29 +12,32 @@ use nvme_gpu_kernel::rows::BLOCK_WARPS;
 pub struct Words(*mut u32);
 
 impl Words {
+    /// Makes an array of words.
+    ///
     /// # Safety
-    /// All that is loaded or stored through it lies in memory that the kernel may use so; a multiple of 4.
+    /// Every index that is loaded or stored through it is inside memory that the kernel may use in that way;
+    /// the address is a multiple of 4.
     #[inline(always)]
     pub unsafe fn at(address: u64) -> Self {
         Self(address as usize as *mut u32)
     }
 
-    /// Word `index`.
+    /// Loads word `index`.
     #[inline(always)]
     pub fn load(self, index: u64) -> u32 {
-        // SAFETY: vouched for in `at`.
+        // SAFETY: the caller of `at` vouched for every index that is used.
         unsafe { *self.0.add(index as usize) }
     }
 
-    /// Sets word `index`.
+    /// Stores word `index`.
     #[inline(always)]
     pub fn store(self, index: u64, value: u32) {
-        // SAFETY: vouched for in `at`.
+        // SAFETY: the caller of `at` vouched for every index that is used.
         unsafe { *self.0.add(index as usize) = value };
     }
 }
 
-/// The wrapping sum of `value` over the lanes of the warp. Every lane calls it.
+/// Returns the wrapping sum of `value` over the lanes of the warp. Every lane calls it.
 #[inline(always)]
 pub fn total_of_warp(value: u32) -> u32 {
     let (mut sum, mut bits) = (value, 16);
@@ -45,19 +48,19 @@ pub fn total_of_warp(value: u32) -> u32 {
     sum
 }
 
-/// The value of lane `from`. Every lane calls it.
+/// Returns the value of lane `from`. Every lane calls it.
 #[inline(always)]
 pub fn shuffle64(value: u64, from: u32) -> u64 {
     let half = |value: u64| u64::from(arch::shuffle(arch::FULL, value as u32, from));
     half(value >> 32) << 32 | half(value)
 }
 
-/// Shared memory of a warp, by bytes from its begin.
+/// The shared memory of a warp, addressed by bytes.
 #[derive(Clone, Copy)]
 pub struct Shared(u32);
 
 impl Shared {
-    /// That of the calling warp, `bytes` bytes for each.
+    /// Returns the memory of the calling warp, `bytes` bytes for each.
     #[inline(always)]
     pub fn of_warp(bytes: u32) -> Self {
         let warp = arch::thread() / 32 % BLOCK_WARPS;
@@ -67,7 +70,7 @@ impl Shared {
     #[inline(always)]
     pub fn load64(self, at: u32) -> u64 {
         let value: u64;
-        // SAFETY: inside the warp's memory, and a multiple of 8.
+        // SAFETY: the list's offsets are inside the warp's memory and multiples of 8.
         unsafe {
             asm!("ld.shared.u64 {}, [{}];", out(reg64) value, in(reg32) self.0 + at, options(pure, readonly, nostack))
         };
@@ -85,7 +88,7 @@ impl Shared {
     #[inline(always)]
     pub fn load32(self, at: u32) -> u32 {
         let value: u32;
-        // SAFETY: as above, a multiple of 4.
+        // SAFETY: as above, for multiples of 4.
         unsafe {
             asm!("ld.shared.u32 {}, [{}];", out(reg32) value, in(reg32) self.0 + at, options(pure, readonly, nostack))
         };
@@ -101,7 +104,8 @@ impl Shared {
     }
 }
 
-/// Where the lists of a block's warps lie. Not inlined: the array must exist once.
+/// Returns the address of the lists of a block's warps. Not inlined: each inlined copy would define another
+/// array.
 #[inline(never)]
 fn lists() -> u32 {
     const _: () = assert!(BLOCK_WARPS * LIST_BYTES == 35_840);

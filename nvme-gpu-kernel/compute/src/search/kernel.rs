@@ -1,4 +1,4 @@
-//! The search: each warp takes one query at a time, and reads the nodes that it expands.
+//! Vector search in a graph: each warp takes one query a turn, and reads the nodes that it expands.
 // UNSAFETY: kernel parameters hold addresses that the host vouches for.
 #![allow(unsafe_code)]
 
@@ -9,13 +9,16 @@ use crate::arch::{self as here, Numbers, sum_of_warp};
 use nvme_gpu_kernel::rows::{code as row, worst};
 use nvme_gpu_kernel::{Reads, arch};
 
+/// Searches.
+///
 /// # Safety
-/// What [`Search`] names is there.
+/// All memory that [`Search`] names is allocated and stays so while the kernel runs.
 #[unsafe(no_mangle)]
 pub unsafe extern "ptx-kernel" fn nvme_search(search: Search) {
-    // SAFETY: the caller's.
+    // SAFETY: the host vouches for the addresses in the kernel's parameter, as under `# Safety`.
     let reads = unsafe { Reads::enter(&search.rows) };
-    // SAFETY: as above. A warp of a station has a table of its own; without one it is not used.
+    // SAFETY: the host vouches for a table for each warp of each station. A warp without a station does not
+    // use its table.
     let mut warp = unsafe {
         let table = search.tables + u64::from(reads.place()) * table_bytes(&search);
         Warp {
@@ -32,12 +35,12 @@ pub unsafe extern "ptx-kernel" fn nvme_search(search: Search) {
     let (mut number, warps) = here::warp();
     let (mut failed, mut first) = (0, 0);
     while number < search.rows.count {
-        // SAFETY: the caller's.
+        // SAFETY: the host vouches for the addresses in the kernel's parameter, as under `# Safety`.
         warp.query =
             unsafe { Numbers::at(search.queries + number * u64::from(search.elements) * 4) };
         (warp.best, warp.asked) = (NO_KEY, 0);
         let ended = warp.search();
-        // SAFETY: the caller's.
+        // SAFETY: the host vouches for the addresses in the kernel's parameter, as under `# Safety`.
         unsafe { warp.write(number, ended) };
         if ended != row::OK {
             failed += 1;
@@ -61,13 +64,13 @@ struct Warp<'s> {
     centroids: Numbers,
     codes: Words,
     table: Numbers,
-    /// The lane's result: those of all lanes are in order.
+    /// Result held by the lane; the results of the lanes 0, 1, ... are in order.
     best: u64,
     asked: u32,
 }
 
 impl Warp<'_> {
-    /// Searches; how it ended.
+    /// Searches, and returns the code of its end.
     #[inline(always)]
     fn search(&mut self) -> i32 {
         let search = self.search;
@@ -117,7 +120,7 @@ impl Warp<'_> {
         arch::ballot(arch::FULL, is_bad) == 0
     }
 
-    /// The distances of all centroids from the query. Codes that are only there to fill words add nothing.
+    /// Computes the distances of all centroids from the query. Padding codes add nothing.
     #[inline(always)]
     fn fill_table(&self) {
         let search = self.search;
@@ -157,7 +160,7 @@ impl Warp<'_> {
         arch::sync_warp(arch::FULL);
     }
 
-    /// About how far two nodes are. Each lane has two of its own.
+    /// Returns approximate distances of two nodes for each lane.
     #[inline(always)]
     fn scores(&self, a: u32, b: u32) -> (f32, f32) {
         let words = u64::from(self.search.code_bytes / 4);
@@ -178,11 +181,12 @@ impl Warp<'_> {
         (sum_a, sum_b)
     }
 
-    /// Takes node `id`, which lane `of` has read: its distance is exact, its neighbours become candidates.
+    /// Processes node `id`, which lane `of` has read: computes its exact distance, and inserts its neighbours
+    /// as candidates.
     #[inline(always)]
     fn expand(&mut self, of: u32, id: u32, list: &mut List) -> i32 {
         let search = self.search;
-        // SAFETY: a slot of the warp, whose read has ended.
+        // SAFETY: a slot of the warp, whose read has ended, so nothing writes to it.
         let node = unsafe { Words::at(self.reads.address(of, id)) };
         let lane = arch::lane();
         let at = u64::from(lane);
@@ -214,13 +218,13 @@ impl Warp<'_> {
         row::OK
     }
 
-    /// The lane's share of the squared distance of a node's vector, and of its sum.
+    /// Returns the lane's share of the squared distance of a node's vector, and of its checksum.
     #[inline(always)]
     fn distance(&self, node: Words) -> (f32, u32) {
         let elements = self.search.elements;
         let (mut far, mut sum, mut at) = (0.0, 0u32, arch::lane());
         let place = |at: u32| word::VECTOR as u32 + at;
-        // Four at a time: their loads are under way together.
+        // Four loads a step, so that their latencies overlap.
         while at + 96 < elements {
             let load = |lanes: u32| {
                 let at = u64::from(at + lanes);
@@ -248,7 +252,7 @@ impl Warp<'_> {
         (far, sum)
     }
 
-    /// Puts a result among those of the lanes.
+    /// Inserts a result into the sorted results of the lanes.
     #[inline(always)]
     fn keep(&mut self, new: u64) {
         let before = shuffle64(self.best, arch::lane().wrapping_sub(1) & 31);
@@ -258,15 +262,15 @@ impl Warp<'_> {
         }
     }
 
-    /// Writes what became of query `number`.
+    /// Stores results and status of query `number`.
     ///
     /// # Safety
-    /// What [`Search`] names is there.
+    /// All memory that [`Search`] names is allocated and stays so while the kernel runs.
     #[inline(always)]
     unsafe fn write(&self, number: u64, ended: i32) {
         let search = self.search;
         let lane = arch::lane();
-        // SAFETY: the caller's.
+        // SAFETY: this function's caller vouches for the addresses, as under `# Safety`.
         let (ids, distances, status, reads) = unsafe {
             (
                 Words::at(search.ids),

@@ -1,4 +1,4 @@
-//! The candidates of a warp's query in shared memory, nearest first.
+//! The candidates of a warp's query in shared memory, sorted by distance.
 
 use super::arch::{Shared, shuffle64};
 use super::{EXPANDED, MOST_BEAM, MOST_LIST, NO_KEY, id_of};
@@ -7,23 +7,23 @@ use nvme_gpu_kernel::arch;
 
 /// Bytes of one copy of the list.
 const COPY_BYTES: u32 = MOST_LIST * 8;
-/// Where new candidates lie, behind both copies.
+/// Offset of new candidates, after both copies.
 const FRESH: u32 = 2 * COPY_BYTES;
-/// Where ids lie that were chosen.
+/// Offset of the ids that were selected.
 const CHOSEN: u32 = FRESH + 32 * 8;
 /// Bytes of shared memory of a warp.
 pub const LIST_BYTES: u32 = CHOSEN + MOST_BEAM * 4;
 
-/// The list of a warp. All lanes have the same words, and call all functions together.
+/// The candidate list of a warp. All lanes hold the same state, and call every function together.
 pub struct List {
     memory: Shared,
-    /// Where the copy in use begins.
+    /// Offset of the copy in use.
     at: u32,
     len: u32,
 }
 
 impl List {
-    /// A list of `len` places with one candidate.
+    /// Makes a list with `len` entries, the first of them used.
     #[inline(always)]
     pub fn new(memory: Shared, len: u32, first: u64) -> Self {
         let mut at = arch::lane();
@@ -41,7 +41,8 @@ impl List {
         self.memory.load64(self.at + index * 8)
     }
 
-    /// Marks the nearest candidates that were not expanded, `beam` at most: how many, and the id of lane `i`'s one.
+    /// Marks the nearest candidates that were not expanded, at most `beam`; returns their number, and to lane
+    /// `i` the id of candidate `i`.
     #[inline(always)]
     pub fn choose(&mut self, beam: u32) -> (u32, u32) {
         let (mut taken, mut base) = (0, 0);
@@ -71,8 +72,8 @@ impl List {
         (taken, id)
     }
 
-    /// Puts each lane's candidate into the list, unless it is there, or farther than all of a full one. [`NO_KEY`] is
-    /// none.
+    /// Inserts each lane's candidate, unless it is in the list already, or farther than every entry of a full
+    /// list. [`NO_KEY`] inserts nothing.
     #[inline(always)]
     pub fn insert(&mut self, key: u64) {
         let is_near = key < self.get(self.len - 1);
@@ -112,7 +113,7 @@ impl List {
         arch::sync_warp(arch::FULL);
     }
 
-    /// How many of the `len` keys from byte `from` on are below `key`.
+    /// Returns the number of the `len` keys from byte `from` on that are below `key`.
     #[inline(always)]
     fn below(&self, from: u32, len: u32, key: u64) -> u32 {
         let (mut count, mut step) = (0, MOST_LIST);
@@ -127,7 +128,7 @@ impl List {
     }
 }
 
-/// The keys of all lanes in the order of the lanes (a bitonic sort).
+/// Sorts the keys of the lanes in the order of the lanes (a bitonic sort).
 #[inline(always)]
 fn sort(key: u64) -> u64 {
     let (lane, mut key, mut size) = (arch::lane(), key, 2);

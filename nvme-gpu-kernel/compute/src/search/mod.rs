@@ -1,18 +1,19 @@
-//! Search for the nearest vectors in a graph on a drive: what a node holds, what a launch is given, and how candidates
-//! are ordered. The kernel, the reference on the CPU and the stand-in of CUDA use the same words.
+//! Search for the nearest vectors in a graph on a drive: the layout of a node, the parameters of a launch,
+//! and the order of candidates. The kernel, the reference on the CPU and the stand-in of CUDA use the same
+//! words.
 //!
-//! A node is [`NODE_BYTES`] bytes, a row of a table, in words of 32 bits, little endian:
+//! A node is [`NODE_BYTES`] bytes, a row of a table, in 32-bit words, little endian:
 //!
-//! | words | what |
+//! | words | content |
 //! | --- | --- |
 //! | 0 to 63 | ids of neighbours; [`NONE`] from the degree on |
 //! | 64 | its id |
 //! | 65 | its degree |
 //! | 66 | tag of the index |
-//! | 67 | [`sum`](self::word) of all other words that are used |
+//! | 67 | [`sum`](self::word), a checksum of all other words that are used |
 //! | 96 on | the vector, `f32` |
 //!
-//! The rest is 0. A node that is not the one asked for is noticed by its id, its tag or its sum.
+//! The rest is 0. A wrong or damaged node is detected by its id, its tag or its checksum.
 
 #[cfg(all(target_arch = "nvptx64", feature = "search"))]
 mod arch;
@@ -29,99 +30,102 @@ use nvme_gpu_kernel::rows::Gather;
 pub const NODE_BYTES: u64 = 4096;
 /// Words of a node.
 pub const NODE_WORDS: usize = NODE_BYTES as usize / 4;
-/// Neighbours of a node at most.
+/// Limit of the neighbours of a node.
 pub const MOST_DEGREE: u32 = 64;
-/// No neighbour.
+/// Id of an unused neighbour.
 pub const NONE: u32 = u32::MAX;
-/// Nodes of an index at most: an id takes 31 bits of a [`key`].
+/// Limit of the nodes of an index: an id takes 31 bits of a [`key`].
 pub const MOST_NODES: u64 = (1 << 31) - 1;
-/// Elements of a vector at most.
+/// Limit of the elements of a vector.
 pub const MOST_ELEMENTS: u32 = (NODE_WORDS - word::VECTOR) as u32;
 /// Centroids of a subspace: a code is a byte.
 pub const CENTROIDS: u32 = 256;
-/// Candidates of a query at most.
+/// Limit of the candidates of a query.
 pub const MOST_LIST: u32 = 256;
-/// Nodes of a query that are read at a time at most.
+/// Limit of the nodes of a query that are read at once.
 pub const MOST_BEAM: u32 = 32;
-/// Results of a query at most: a lane holds one.
+/// Limit of the results of a query: each lane holds one.
 pub const MOST_RESULTS: u32 = 32;
 
-/// Places of a node's words.
+/// Positions of a node's words.
 pub mod word {
-    /// Its id.
+    /// Id of the node.
     pub const ID: usize = 64;
-    /// How many neighbours.
+    /// Number of neighbours.
     pub const DEGREE: usize = 65;
-    /// The tag of its index.
+    /// Tag of the index.
     pub const TAG: usize = 66;
-    /// The wrapping sum of the [terms](super::term) of the words before it and of those of the vector.
+    /// Checksum: the wrapping sum of the [terms](super::term) of the words before it and of those of the
+    /// vector.
     pub const SUM: usize = 67;
-    /// The first of the vector.
+    /// First word of the vector.
     pub const VECTOR: usize = 96;
 }
 
-/// What became of a query, beside the codes of [`rows`](nvme_gpu_kernel::rows::code).
+/// Codes of a query's end, beside those of [`rows`](nvme_gpu_kernel::rows::code).
 pub mod code {
-    /// The drive gave other bytes than the node that was asked for.
+    /// The drive returned other bytes than the requested node.
     pub const WRONG_NODE: i32 = -20;
     /// An element of the query is not finite.
     pub const BAD_QUERY: i32 = -21;
 }
 
-/// What word `index` of a node adds to its sum.
+/// Returns the term that word `index` of a node adds to its checksum.
 #[inline(always)]
 pub fn term(index: u32, word: u32) -> u32 {
     let mixed = (word ^ index.wrapping_mul(0x9E37_79B1)).wrapping_mul(0x85EB_CA6B);
     (mixed ^ mixed >> 15).wrapping_mul(0xC2B2_AE35)
 }
 
-/// A candidate as a number: a nearer one is less, then one with a lower id. `distance` is not negative. Bit 0 says
-/// whether it was expanded.
+/// Encodes a candidate as a number: a nearer one is less, and of equal distances the one with the lower id.
+/// `distance` is not negative. Bit 0 is set once it was expanded.
 #[inline(always)]
 pub fn key(distance: f32, id: u32) -> u64 {
     u64::from(distance.to_bits()) << 32 | u64::from(id << 1)
 }
 
-/// The id in a [`key`].
+/// Returns the id in a [`key`].
 #[inline(always)]
 pub fn id_of(key: u64) -> u32 {
     key as u32 >> 1
 }
 
-/// The distance in a [`key`].
+/// Returns the distance in a [`key`].
 #[inline(always)]
 pub fn distance_of(key: u64) -> f32 {
     f32::from_bits((key >> 32) as u32)
 }
 
-/// The key of no candidate.
+/// Key of no candidate.
 pub const NO_KEY: u64 = u64::MAX;
-/// Set in the key of a candidate whose node was asked for.
+/// Bit of a key whose node was requested.
 pub const EXPANDED: u64 = 1;
 
-/// Searches for the nearest vectors of queries: each warp takes one query at a time.
+/// Parameters of a search for the nearest vectors of queries.
 ///
-/// Addresses are those of the GPU. Every list is of `rows.count` queries.
+/// Addresses are those of the GPU. Every array has an entry for each of `rows.count` queries unless it says
+/// otherwise.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(C)]
 pub struct Search {
-    /// The table of nodes, and how many queries (`count`).
+    /// Table of nodes, and the number of queries (`count`).
     pub rows: Gather,
-    /// `elements` `f32` each.
+    /// Address of `elements` `f32` for each query.
     pub queries: u64,
-    /// For each subspace, for each of its elements, that element of all centroids: `f32`.
+    /// Address of the centroids: for each subspace, for each of its elements, that element of all centroids
+    /// as `f32`.
     pub centroids: u64,
-    /// `code_bytes` bytes for each node, a byte for each subspace.
+    /// Address of the codes: `code_bytes` bytes for each node, a byte for each subspace.
     pub codes: u64,
-    /// For each warp of each station: [`CENTROIDS`] `f32` for each subspace.
+    /// Address of the distance tables: for each warp of each station, [`CENTROIDS`] `f32` for each subspace.
     pub tables: u64,
-    /// `results` `i64` each: ids, nearest first, -1 where there is none.
+    /// Address of `results` ids for each query, `i64`, nearest first, -1 for none.
     pub ids: u64,
-    /// As many `f32`: squared distances, infinite where there is none.
+    /// Address of as many squared distances, `f32`, infinite for none.
     pub distances: u64,
-    /// An `i32` each: 0, or why there are no results.
+    /// Address of an `i32` status for each query: 0, or the reason why there are no results.
     pub status: u64,
-    /// A `u32` each: nodes that were asked for.
+    /// Address of a `u32` for each query: the number of requested nodes.
     pub reads: u64,
     /// Elements of a vector.
     pub elements: u32,
@@ -129,15 +133,15 @@ pub struct Search {
     pub sub_elements: u32,
     /// Subspaces.
     pub subspaces: u32,
-    /// From one node's codes to the next, in bytes, a multiple of 4.
+    /// Distance of the codes of neighbouring nodes in bytes, a multiple of 4.
     pub code_bytes: u32,
-    /// Where each search begins.
+    /// Id of the node at which each search starts.
     pub entry: u32,
-    /// Of the index.
+    /// Tag of the index.
     pub tag: u32,
     /// Candidates kept, 1 to [`MOST_LIST`].
     pub list: u32,
-    /// Nodes read at a time, 1 to [`MOST_BEAM`].
+    /// Nodes read at once, 1 to [`MOST_BEAM`].
     pub beam: u32,
     /// Results, 1 to [`MOST_RESULTS`].
     pub results: u32,

@@ -1,6 +1,7 @@
-//! One query's search, as each warp of the kernel does it, step by step: nodes are asked for and handed in.
+//! Reference of one query's search, step by step: [`Walk::next`] returns the nodes to read, [`Walk::take`]
+//! receives them.
 //!
-//! Every sum is made in the order of the kernel's lanes, so that distances have the same bits.
+//! Every sum is computed in the order of the kernel's lanes, so that distances have the same bits.
 
 use super::{
     CENTROIDS, EXPANDED, MOST_DEGREE, NO_KEY, NODE_WORDS, code, distance_of, id_of, key, term, word,
@@ -10,7 +11,7 @@ use std::collections::BTreeSet;
 /// Lanes of a warp.
 const LANES: usize = 32;
 
-/// The squared distance of two vectors of equal length.
+/// Returns the squared distance of two vectors of equal length.
 pub fn distance(a: &[f32], b: &[f32]) -> f32 {
     let mut lanes = [0f32; LANES];
     let ((whole_a, rest_a), (whole_b, rest_b)) = (a.as_chunks::<LANES>(), b.as_chunks::<LANES>());
@@ -34,7 +35,7 @@ pub fn distance(a: &[f32], b: &[f32]) -> f32 {
     lanes[0]
 }
 
-/// What a search knows of the index beside its nodes.
+/// The quantisation of an index, which a search needs beside the nodes.
 #[derive(Clone, Copy, Debug)]
 pub struct Quantised<'i> {
     /// As [`Search::centroids`](super::Search::centroids).
@@ -45,21 +46,21 @@ pub struct Quantised<'i> {
     pub elements: usize,
     /// Elements of a subspace.
     pub sub_elements: usize,
-    /// From one node's codes to the next.
+    /// Distance of the codes of neighbouring nodes in bytes.
     pub code_bytes: usize,
-    /// Nodes.
+    /// Number of nodes.
     pub nodes: u32,
-    /// Of the index.
+    /// Tag of the index.
     pub tag: u32,
 }
 
 impl Quantised<'_> {
-    /// Subspaces.
+    /// Returns the number of subspaces.
     pub fn subspaces(&self) -> usize {
         self.elements.div_ceil(self.sub_elements)
     }
 
-    /// The distance of each centroid of each subspace from `query`.
+    /// Returns the distance of each centroid of each subspace from `query`.
     pub fn table(&self, query: &[f32]) -> Vec<f32> {
         let centroids = CENTROIDS as usize;
         let mut table = vec![0f32; self.subspaces() * centroids];
@@ -77,7 +78,7 @@ impl Quantised<'_> {
         table
     }
 
-    /// About how far node `id` is, by the table of a query.
+    /// Returns the approximate distance of node `id`, from the table of a query.
     pub fn score(&self, table: &[f32], id: u32) -> f32 {
         let codes = &self.codes[id as usize * self.code_bytes..][..self.subspaces()];
         let tables = table.chunks_exact(CENTROIDS as usize);
@@ -86,14 +87,14 @@ impl Quantised<'_> {
     }
 }
 
-/// A node as it was read: nothing of it is believed before [`Node::of`].
+/// The words of a node as they were read; unchecked before [`Node::of`].
 pub struct Node<'n> {
     words: &'n [u32; NODE_WORDS],
     elements: usize,
 }
 
 impl<'n> Node<'n> {
-    /// The words as node `id` of an index, if they are that.
+    /// Checks the words as node `id` of an index; `None` if they are not that node.
     pub fn of(words: &'n [u32; NODE_WORDS], id: u32, index: &Quantised<'_>) -> Option<Self> {
         let node = Self {
             words,
@@ -107,26 +108,26 @@ impl<'n> Node<'n> {
         (is_it && are_nodes(&node)).then_some(node)
     }
 
-    /// Ids of its neighbours.
+    /// Returns the ids of its neighbours.
     pub fn neighbours(&self) -> &'n [u32] {
         &self.words[..self.words[word::DEGREE] as usize]
     }
 
-    /// Its vector.
+    /// Returns its vector.
     pub fn vector(&self) -> Vec<f32> {
         let words = self.words[word::VECTOR..].iter().take(self.elements);
         words.map(|word| f32::from_bits(*word)).collect()
     }
 }
 
-/// The sum of a node's words.
+/// Returns the checksum of a node's words.
 pub fn sum_of(words: &[u32; NODE_WORDS], elements: usize) -> u32 {
     let (head, vector) = (0..word::SUM, word::VECTOR..word::VECTOR + elements);
     let terms = head.chain(vector).map(|at| term(at as u32, words[at]));
     terms.fold(0, u32::wrapping_add)
 }
 
-/// A search under way.
+/// A search in progress.
 #[derive(Debug)]
 pub struct Walk<'i> {
     index: Quantised<'i>,
@@ -136,12 +137,12 @@ pub struct Walk<'i> {
     most: usize,
     results: BTreeSet<u64>,
     wanted: usize,
-    /// Nodes asked for.
+    /// Number of requested nodes.
     pub reads: u32,
 }
 
 impl<'i> Walk<'i> {
-    /// Begins at node `entry`, with a list of `list` candidates for `results` results.
+    /// Starts at node `entry`, with a list of `list` candidates for `results` results.
     ///
     /// # Errors
     /// [`code::BAD_QUERY`].
@@ -168,7 +169,7 @@ impl<'i> Walk<'i> {
         })
     }
 
-    /// The nodes to read next, `beam` at most; none at the end.
+    /// Returns the nodes to read next, at most `beam`; none at the end.
     pub fn next(&mut self, beam: u32) -> Vec<u32> {
         let open = self.list.iter_mut().filter(|key| **key & EXPANDED == 0);
         let chosen = open.take(beam as usize).map(|key| {
@@ -180,7 +181,7 @@ impl<'i> Walk<'i> {
         chosen
     }
 
-    /// Takes node `id`, which was asked for, as it was read.
+    /// Processes node `id`, which was requested, from the words that were read.
     ///
     /// # Errors
     /// [`code::WRONG_NODE`].
@@ -198,7 +199,7 @@ impl<'i> Walk<'i> {
         Ok(())
     }
 
-    /// Puts a candidate into the list, unless it is there, or farther than all of a full one.
+    /// Inserts a candidate, unless it is in the list already, or farther than every entry of a full list.
     fn insert(&mut self, new: u64) {
         let at = self.list.partition_point(|key| *key < new);
         let is_there = self.list.get(at).is_some_and(|key| key >> 1 == new >> 1);
@@ -209,7 +210,7 @@ impl<'i> Walk<'i> {
         self.list.truncate(self.most);
     }
 
-    /// Ids and squared distances, nearest first.
+    /// Iterates over ids and squared distances, nearest first.
     pub fn results(&self) -> impl Iterator<Item = (u32, f32)> {
         let keys = self.results.iter();
         keys.map(|key| (id_of(*key), distance_of(*key)))

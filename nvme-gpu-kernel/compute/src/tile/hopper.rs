@@ -1,55 +1,55 @@
-//! Instructions of sm_90a: barriers in shared memory that count bytes, copies of tiles by the tensor memory accelerator
-//! (TMA), and products of a warpgroup (`wgmma`) whose operands lie in shared memory.
+//! Instructions of sm_90a: barriers in shared memory that count bytes, copies of tiles by the tensor memory
+//! accelerator (TMA), and products of a warpgroup (`wgmma`) with operands in shared memory.
 
 use super::Shared;
 use core::arch::asm;
 use nvme_gpu_kernel::arch;
 
-/// Nanoseconds of a wait at most: far more than any tile takes.
+/// Limit of a wait in nanoseconds, far above the time of any tile.
 const LIMIT_NS: u64 = 10_000_000_000;
 
-/// A barrier in 8 bytes of shared memory. Its phase ends when all arrivals and bytes that it waits for are there.
+/// A barrier in 8 bytes of shared memory. Its phase ends when all expected arrivals and bytes have come.
 #[derive(Clone, Copy)]
 pub struct Barrier(Shared);
 
 impl Barrier {
-    /// The one at `at`, a multiple of 8.
+    /// Returns the barrier at `at`, a multiple of 8.
     #[inline(always)]
     pub fn at(at: Shared) -> Self {
         Self(at)
     }
 
-    /// Makes it, by one thread; the others see it after [`fence_barriers`] and a barrier of the block.
+    /// Initialises it, by one thread; the others see it after [`fence_barriers`] and a barrier of the block.
     #[inline(always)]
     pub fn init(self, arrivals: u32) {
-        // SAFETY: 8 bytes that `Shared::dynamic` vouches for, which nothing else uses.
+        // SAFETY: 8 bytes for which the caller of `Shared::dynamic` vouched, and which nothing else uses.
         unsafe {
             asm!("mbarrier.init.shared::cta.b64 [{}], {};", in(reg32) self.0.address(), in(reg32) arrivals,
                 options(nostack));
         }
     }
 
-    /// One arrival.
+    /// Counts one arrival.
     #[inline(always)]
     pub fn arrive(self) {
-        // SAFETY: a barrier that was made.
+        // SAFETY: the barrier was initialised before the block's barrier.
         unsafe {
             asm!("mbarrier.arrive.shared::cta.b64 _, [{}];", in(reg32) self.0.address(), options(nostack))
         };
     }
 
-    /// One arrival, and `bytes` more bytes to wait for.
+    /// Counts one arrival, and adds `bytes` to the bytes to wait for.
     #[inline(always)]
     pub fn arrive_and_expect(self, bytes: u32) {
-        // SAFETY: a barrier that was made.
+        // SAFETY: the barrier was initialised before the block's barrier.
         unsafe {
             asm!("mbarrier.arrive.expect_tx.shared::cta.b64 _, [{}], {};", in(reg32) self.0.address(),
                 in(reg32) bytes, options(nostack));
         }
     }
 
-    /// Waits until the phase of this parity has ended; the first one has parity 0. A wait of [`LIMIT_NS`] is a trap, which
-    /// ends the launch with an error.
+    /// Waits until the phase of this parity has ended; the first one has parity 0. A wait of [`LIMIT_NS`]
+    /// traps, which ends the launch with an error instead of hanging the GPU.
     #[inline(always)]
     pub fn wait(self, parity: u32) {
         if self.has_ended(parity) {
@@ -58,7 +58,7 @@ impl Barrier {
         let begin = arch::now_ns();
         while !self.has_ended(parity) {
             if arch::now_ns() - begin > LIMIT_NS {
-                // SAFETY: ends the launch.
+                // SAFETY: ends the launch; nothing runs after it.
                 unsafe { core::arch::nvptx::trap() };
             }
         }
@@ -67,7 +67,7 @@ impl Barrier {
     #[inline(always)]
     fn has_ended(self, parity: u32) -> bool {
         let ended: u32;
-        // SAFETY: a barrier that was made.
+        // SAFETY: the barrier was initialised before the block's barrier.
         unsafe {
             asm!("{{ .reg .pred p; mbarrier.try_wait.parity.shared::cta.b64 p, [{at}], {parity};",
                 "selp.u32 {ended}, 1, 0, p; }}", at = in(reg32) self.0.address(), parity = in(reg32) parity,
@@ -77,46 +77,46 @@ impl Barrier {
     }
 }
 
-/// Lets the units that copy see barriers that this thread made.
+/// Makes barriers that this thread initialised visible to the units that copy.
 #[inline(always)]
 pub fn fence_barriers() {
-    // SAFETY: orders memory.
+    // SAFETY: orders memory; accesses none.
     unsafe { asm!("fence.mbarrier_init.release.cluster;", options(nostack)) };
 }
 
-/// Lets asynchronous copies and products see what this thread wrote to shared memory.
+/// Makes this thread's writes to shared memory visible to asynchronous copies and products.
 #[inline(always)]
 pub fn fence_async() {
-    // SAFETY: orders memory.
+    // SAFETY: orders memory; accesses none.
     unsafe { asm!("fence.proxy.async.shared::cta;", options(nostack)) };
 }
 
-/// Where a `CUtensorMap` lies: in a kernel's parameter, whose address inline PTX takes by name.
+/// The address of a `CUtensorMap`: in a kernel's parameter, whose address inline PTX takes by name.
 #[derive(Clone, Copy)]
 pub struct TensorMap(u64);
 
 impl TensorMap {
-    /// The one at a generic address.
+    /// Returns the map at a generic address.
     ///
     /// # Safety
-    /// There is one that the host encoded, at a multiple of 64, which stays until the launch has ended.
+    /// The host has encoded a map there, at a multiple of 64, which stays until the launch has ended.
     #[inline(always)]
     pub unsafe fn at(address: u64) -> Self {
         Self(address)
     }
 
-    /// Has it in the cache before its first use.
+    /// Prefetches the map into the cache.
     #[inline(always)]
     pub fn prefetch(self) {
-        // SAFETY: a hint.
+        // SAFETY: a hint; changes no memory.
         unsafe { asm!("prefetch.tensormap [{}];", in(reg64) self.0, options(nostack)) };
     }
 
-    /// Begins to copy the box whose first element is `x` of row `y`, zeros for what is outside, to `to`; its bytes count
-    /// for the barrier. One thread calls it.
+    /// Starts to copy the box whose first element is `x` of row `y` to `to`, zeros for elements outside; the
+    /// barrier counts its bytes. One thread calls it.
     #[inline(always)]
     pub fn load(self, to: Shared, x: u32, y: u32, barrier: Barrier) {
-        // SAFETY: a map that `at` vouches for, shared memory that `Shared::dynamic` does.
+        // SAFETY: the caller of `at` vouched for the map, that of `Shared::dynamic` for the shared memory.
         unsafe {
             asm!("cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [{}], [{}, {{{}, {}}}],",
                 "[{}];", in(reg32) to.address(), in(reg64) self.0, in(reg32) x, in(reg32) y,
@@ -124,8 +124,8 @@ impl TensorMap {
         }
     }
 
-    /// Begins to copy a box from shared memory, as far as it is inside. One thread calls it, after [`fence_async`] of
-    /// those that wrote.
+    /// Starts to copy a box from shared memory, as far as it is inside. One thread calls it, after the
+    /// writers have called [`fence_async`].
     #[inline(always)]
     pub fn store(self, from: Shared, x: u32, y: u32) {
         // SAFETY: as in `load`.
@@ -136,10 +136,10 @@ impl TensorMap {
     }
 }
 
-/// Ends the calling thread's group of stores, and waits until the shared memory of all may be used again.
+/// Commits the calling thread's stores, and waits until the shared memory of all of them may be overwritten.
 #[inline(always)]
 pub fn commit_stores_and_wait() {
-    // SAFETY: of this thread's stores only.
+    // SAFETY: concerns this thread's stores only.
     unsafe {
         asm!(
             "cp.async.bulk.commit_group; cp.async.bulk.wait_group.read 0;",
@@ -148,59 +148,60 @@ pub fn commit_stores_and_wait() {
     };
 }
 
-/// Gives the warpgroup's registers back, down to `N` a thread. Every warp of the warpgroup calls it.
+/// Releases registers of the warpgroup, down to `N` a thread. Every warp of the warpgroup calls it.
 #[inline(always)]
 pub fn fewer_registers<const N: u32>() {
-    // SAFETY: the assembler keeps to so many.
+    // SAFETY: the assembler limits the code after it to `N` registers.
     unsafe { asm!("setmaxnreg.dec.sync.aligned.u32 {};", const N, options(nostack)) };
 }
 
-/// Waits until the warpgroup can have `N` registers a thread. Every warp of the warpgroup calls it.
+/// Waits until the warpgroup gets `N` registers a thread. Every warp of the warpgroup calls it.
 #[inline(always)]
 pub fn more_registers<const N: u32>() {
     // SAFETY: as above.
     unsafe { asm!("setmaxnreg.inc.sync.aligned.u32 {};", const N, options(nostack)) };
 }
 
-/// Describes a tile of halves in shared memory to `wgmma`: rows of 128 bytes, swizzled by 128 bytes as TMA does, eight
-/// rows (1,024 bytes) after one another. `leading` and `stride` are distances in bytes:
-/// - rows along `m` or `n`, 64 halves of `k` each: `stride` from one group of eight rows to the next; `leading` is unused;
-/// - rows along `k`, 64 halves of `m` or `n` each (transposed): `stride` from one group of eight `k` to the next,
-///   `leading` from one tile of 64 to the next.
+/// Returns the `wgmma` descriptor of a tile of halves in shared memory: rows of 128 bytes, swizzled by 128
+/// bytes as TMA does, in groups of eight rows (1,024 bytes). `leading` and `stride` are distances in bytes:
+/// - rows along `m` or `n`, 64 halves of `k` each: `stride` between groups of eight rows; `leading` is
+///   unused;
+/// - rows along `k`, 64 halves of `m` or `n` each (transposed): `stride` between groups of eight `k`,
+///   `leading` between tiles of 64.
 #[inline(always)]
 pub fn describe(at: Shared, leading: u32, stride: u32) -> u64 {
     let encoded = |bytes: u32| u64::from((bytes & 0x3_FFFF) >> 4);
     encoded(at.address()) | encoded(leading) << 16 | encoded(stride) << 32 | 1 << 62
 }
 
-/// Before the first product of accumulators that this thread wrote.
+/// Orders earlier writes to accumulators before the first product. Every thread of the warpgroup calls it.
 #[inline(always)]
 pub fn wgmma_fence() {
-    // SAFETY: orders registers and memory; the warpgroup calls it together.
+    // SAFETY: orders registers and memory; the whole warpgroup calls it together.
     unsafe { asm!("wgmma.fence.sync.aligned;", options(nostack)) };
 }
 
-/// Ends a group of products.
+/// Commits a group of products.
 #[inline(always)]
 pub fn wgmma_commit() {
-    // SAFETY: of this warpgroup's products only.
+    // SAFETY: concerns this warpgroup's products only.
     unsafe { asm!("wgmma.commit_group.sync.aligned;", options(nostack)) };
 }
 
 /// Waits for all groups of products but the last `LEFT`.
 #[inline(always)]
 pub fn wgmma_wait<const LEFT: u32>() {
-    // SAFETY: of this warpgroup's products only.
+    // SAFETY: concerns this warpgroup's products only.
     unsafe { asm!("wgmma.wait_group.sync.aligned {};", const LEFT, options(nostack)) };
 }
 
-/// The product by form; `$i` and `$last` are the indices of all sums.
+/// Defines a product by its number format; `$i` and `$last` are the indices of all sums.
 macro_rules! wgmma_256 {
     ($(#[$doc:meta])* $name:ident, $form:literal, $($i:literal)* | $last:literal) => {
         $(#[$doc])*
         #[inline(always)]
         pub fn $name<const B_BY_K: u32>(sums: &mut [[f32; 4]; 32], a: u64, b: u64) {
-            // SAFETY: operands that the descriptors name; the warpgroup calls it together.
+            // SAFETY: the descriptors name shared memory of the block; the whole warpgroup calls it together.
             unsafe {
                 asm!(concat!("wgmma.mma_async.sync.aligned.m64n256k16.f32.", $form, ".", $form, " {{",
                         $("{", $i, "}, ",)* "{", $last, "}}},"),
@@ -221,8 +222,9 @@ macro_rules! wgmma_256 {
 }
 
 wgmma_256!(
-    /// Adds the product of 64 x 16 and 16 x 256 bf16; `B_BY_K` is 1 where the rows of `b` lie along `k`. Every thread of the warpgroup calls it; the sums are there after [`wgmma_wait`]. Those of warp `w` are rows
-    /// `16 w` and on, in the order of [`mma`](super::mma): sum `4 j` and on of columns `8 j` and on.
+    /// Adds the product of 64 x 16 and 16 x 256 bf16; `B_BY_K` is 1 if the rows of `b` run along `k`.
+    /// Every thread of the warpgroup calls it; the sums are there after [`wgmma_wait`]. Those of warp `w` are
+    /// rows `16 w` and on, in the order of [`mma`](super::mma): sum `4 j` and on of columns `8 j` and on.
     wgmma_bf16, "bf16"
 );
 wgmma_256!(

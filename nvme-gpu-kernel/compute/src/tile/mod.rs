@@ -1,8 +1,12 @@
-//! Instructions of tiles: shared memory of a block, asynchronous copies into it, and tensor cores.
+//! Instructions for tiles: shared memory of a block, asynchronous copies into it, and tensor cores.
 //!
-//! The one place of this crate with `.aligned` instructions: every lane of a warp (of a warpgroup for `wgmma`) has to run
-//! them together, so kernels call them in code whose branches are the same for all of those. [`mma`] runs on any GPU
-//! from sm_80 on, [`hopper`] on sm_90a only. `for` over arrays of registers would put them on a stack: [`un!`] unrolls.
+//! Only these modules of the crate have `.aligned` instructions. Every lane of a warp (of a warpgroup for
+//! `wgmma`) has to run them together, so kernels call them only where every branch is uniform for those
+//! lanes. [`mma`] runs on any GPU from sm_80 on, [`hopper`] on sm_90a only.
+//!
+//! A `for` loop over an array of registers would put the array on a stack: [`un!`] unrolls instead.
+//!
+//! The order of a copy: `copy16` and its variants, [`commit`], [`wait_for_copies`], a barrier, then loads.
 // UNSAFETY: inline PTX, and loads and stores through addresses that the kernel vouches for.
 #![allow(unsafe_code)]
 
@@ -11,10 +15,11 @@ pub mod mma;
 
 use core::arch::{asm, global_asm};
 
-// Its length is the launch's. 1,024: tiles that are swizzled by 128 bytes begin at such addresses.
+// The array's length is the launch's. It is aligned to 1,024, since tiles with a swizzle of 128 bytes begin
+// at such addresses.
 global_asm!(".extern .shared .align 1024 .b8 nvme_dynamic[];");
 
-// Not every image uses it.
+// Not every image uses the macro.
 #[allow(unused_macros)]
 /// Runs the block once for each number, with `$v` a constant.
 macro_rules! un {
@@ -27,16 +32,16 @@ macro_rules! un {
 #[allow(unused_imports)]
 pub(crate) use un;
 
-/// Shared memory of the block, from one byte on.
+/// The shared memory of the block, from one byte on.
 #[derive(Clone, Copy)]
 pub struct Shared(u32);
 
 impl Shared {
-    /// The memory that the launch gave the block.
+    /// Returns the memory that the launch gave the block.
     ///
     /// # Safety
-    /// All that is reached through it lies inside: the launch has as many bytes as the kernel uses. Threads order their
-    /// accesses by barriers.
+    /// All that is reached through it lies inside: the launch has as many bytes as the kernel uses. Threads
+    /// order their accesses by barriers.
     #[inline(always)]
     pub unsafe fn dynamic() -> Self {
         let address: u32;
@@ -47,53 +52,55 @@ impl Shared {
         Self(address)
     }
 
-    /// `bytes` further.
+    /// Returns the location `bytes` further on.
     #[inline(always)]
     pub fn at(self, bytes: u32) -> Self {
         Self(self.0 + bytes)
     }
 
-    /// The multiple of 4 at or below.
+    /// Rounds down to a multiple of 4.
     #[inline(always)]
     pub fn floor4(self) -> Self {
         Self(self.0 & !3)
     }
 
-    /// The place whose address differs in `bits`: of a swizzled tile, which begins at a multiple of more than `bits`.
+    /// Returns the location whose address differs in `bits`, in a swizzled tile, which begins at a multiple
+    /// of more than `bits`.
     #[inline(always)]
     pub fn flip(self, bits: u32) -> Self {
         Self(self.0 ^ bits)
     }
 
-    /// The same place, as one that the compiler knows nothing of: what follows from it is worked out where it is used,
-    /// and takes no register meanwhile.
+    /// Optimisation barrier: returns the same location; derived addresses are computed at their use instead
+    /// of early, and take no register meanwhile.
     #[inline(always)]
     pub fn opaque(self) -> Self {
         Self(opaque(self.0))
     }
 
-    /// Its address in the window of shared memory.
+    /// Returns the address in the window of shared memory.
     #[inline(always)]
     pub fn address(self) -> u32 {
         self.0
     }
 
-    /// A number, at a multiple of 4.
+    /// Loads a number, at a multiple of 4.
     #[inline(always)]
     pub fn load(self) -> f32 {
         let value: f32;
-        // SAFETY: vouched for in `dynamic`.
+        // SAFETY: the caller of `dynamic` vouched for every location of the block's memory and for the
+        // barriers around accesses.
         unsafe {
             asm!("ld.shared.f32 {}, [{}];", out(reg32) value, in(reg32) self.0, options(readonly, nostack))
         };
         value
     }
 
-    /// Four numbers, at a multiple of 16.
+    /// Loads four numbers, at a multiple of 16.
     #[inline(always)]
     pub fn load4(self) -> [f32; 4] {
         let (a, b, c, d): (f32, f32, f32, f32);
-        // SAFETY: vouched for in `dynamic`.
+        // SAFETY: vouched for by the caller of `dynamic`.
         unsafe {
             asm!("ld.shared.v4.f32 {{{a}, {b}, {c}, {d}}}, [{at}];", at = in(reg32) self.0,
                 a = out(reg32) a, b = out(reg32) b, c = out(reg32) c, d = out(reg32) d,
@@ -105,7 +112,7 @@ impl Shared {
     /// Stores a number, at a multiple of 4.
     #[inline(always)]
     pub fn store(self, value: f32) {
-        // SAFETY: vouched for in `dynamic`.
+        // SAFETY: vouched for by the caller of `dynamic`.
         unsafe {
             asm!("st.shared.f32 [{}], {};", in(reg32) self.0, in(reg32) value, options(nostack))
         };
@@ -114,24 +121,24 @@ impl Shared {
     /// Stores four numbers, at a multiple of 16.
     #[inline(always)]
     pub fn store4(self, [a, b, c, d]: [f32; 4]) {
-        // SAFETY: vouched for in `dynamic`.
+        // SAFETY: vouched for by the caller of `dynamic`.
         unsafe {
             asm!("st.shared.v4.f32 [{}], {{{}, {}, {}, {}}};", in(reg32) self.0,
                 in(reg32) a, in(reg32) b, in(reg32) c, in(reg32) d, options(nostack));
         }
     }
 
-    /// Four words of 32 bits, at a multiple of 16.
+    /// Loads four 32-bit words, at a multiple of 16.
     #[inline(always)]
     pub fn words4(self) -> [u32; 4] {
         self.load4().map(f32::to_bits)
     }
 
-    /// Two words of 32 bits, at a multiple of 8.
+    /// Loads two 32-bit words, at a multiple of 8.
     #[inline(always)]
     pub fn words2(self) -> [u32; 2] {
         let (a, b): (u32, u32);
-        // SAFETY: vouched for in `dynamic`.
+        // SAFETY: vouched for by the caller of `dynamic`.
         unsafe {
             asm!("ld.shared.v2.b32 {{{a}, {b}}}, [{at}];", at = in(reg32) self.0, a = out(reg32) a, b = out(reg32) b,
                 options(readonly, nostack));
@@ -139,11 +146,11 @@ impl Shared {
         [a, b]
     }
 
-    /// A half of 16 bits, at a multiple of 2.
+    /// Loads a 16-bit half, at a multiple of 2.
     #[inline(always)]
     pub fn half(self) -> u16 {
         let value: u16;
-        // SAFETY: vouched for in `dynamic`.
+        // SAFETY: vouched for by the caller of `dynamic`.
         unsafe {
             asm!("ld.shared.u16 {}, [{}];", out(reg16) value, in(reg32) self.0, options(readonly, nostack))
         };
@@ -153,7 +160,7 @@ impl Shared {
     /// Stores the lowest byte of `value`.
     #[inline(always)]
     pub fn store_byte(self, value: u32) {
-        // SAFETY: vouched for in `dynamic`.
+        // SAFETY: vouched for by the caller of `dynamic`.
         unsafe {
             asm!("st.shared.u8 [{}], {};", in(reg32) self.0, in(reg32) value, options(nostack))
         };
@@ -168,33 +175,35 @@ impl Shared {
     /// Stores a half of 16 bits, at a multiple of 2.
     #[inline(always)]
     pub fn store_half(self, value: u16) {
-        // SAFETY: vouched for in `dynamic`.
+        // SAFETY: vouched for by the caller of `dynamic`.
         unsafe {
             asm!("st.shared.u16 [{}], {};", in(reg32) self.0, in(reg16) value, options(nostack))
         };
     }
 
-    /// Begins a copy of `bytes` (up to 16) from global memory, past L1, and of zeros for what is left of 16. Both
-    /// addresses are multiples of 16. What it brings is there after [`commit`], [`wait_for_copies`] and a barrier.
+    /// Starts a copy of `bytes` (up to 16) from global memory, past L1, and fills up to 16 with zeros. Both
+    /// addresses are multiples of 16.
+    ///
+    /// The bytes are visible after [`commit`], [`wait_for_copies`] and a barrier.
     ///
     /// # Safety
     /// `bytes` bytes at `from` may be read.
     #[inline(always)]
     pub unsafe fn copy16(self, from: u64, bytes: u32) {
-        // SAFETY: vouched for in `dynamic`, and by the caller.
+        // SAFETY: the caller of `dynamic` vouched for the target, this function's caller for the source.
         unsafe {
             asm!("cp.async.cg.shared.global [{}], [{}], 16, {};",
                 in(reg32) self.0, in(reg64) from, in(reg32) bytes, options(nostack));
         }
     }
 
-    /// As [`Self::copy16`] with all 16 bytes, or nothing.
+    /// Starts a copy as [`Self::copy16`] does, of all 16 bytes or of nothing.
     ///
     /// # Safety
-    /// As [`Self::copy16`], where they are `there`.
+    /// As [`Self::copy16`], if `there` is true.
     #[inline(always)]
     pub unsafe fn copy16_if(self, from: u64, there: bool) {
-        // SAFETY: vouched for in `dynamic`, and by the caller.
+        // SAFETY: the caller of `dynamic` vouched for the target, this function's caller for the source.
         unsafe {
             asm!(
                 "{{ .reg .pred p; setp.ne.u32 p, {there}, 0; @p cp.async.cg.shared.global [{to}], [{from}], 16; }}",
@@ -203,7 +212,7 @@ impl Shared {
         }
     }
 
-    /// As [`Self::copy16`] with 4 bytes, at multiples of 4; by way of L1.
+    /// Starts a copy as [`Self::copy16`] does, of 4 bytes at multiples of 4, through L1.
     ///
     /// # Safety
     /// As [`Self::copy16`].
@@ -217,37 +226,40 @@ impl Shared {
     }
 }
 
-/// The same word, as one that the compiler knows nothing of.
+/// Optimisation barrier: returns the same word, opaque to the compiler.
 #[inline(always)]
 pub fn opaque(word: u32) -> u32 {
     let same: u32;
-    // SAFETY: moves a register. Not pure: it is not moved out of loops.
+    // SAFETY: moves a register; touches no memory. Not `pure`, so that the compiler does not hoist it out of
+    // loops.
     unsafe { asm!("mov.b32 {}, {};", out(reg32) same, in(reg32) word, options(nostack)) };
     same
 }
 
-/// Ends the calling thread's current group of copies.
+/// Commits the calling thread's current group of copies.
 #[inline(always)]
 pub fn commit() {
-    // SAFETY: of this thread's copies only.
+    // SAFETY: concerns this thread's copies only.
     unsafe { asm!("cp.async.commit_group;", options(nostack)) };
 }
 
-/// Waits until all of the calling thread's groups of copies but the last `LEFT` are there, for this thread.
+/// Waits until all of the calling thread's groups of copies but the last `LEFT` have completed, for this
+/// thread.
 #[inline(always)]
 pub fn wait_for_copies<const LEFT: u32>() {
-    // SAFETY: of this thread's copies only.
+    // SAFETY: concerns this thread's copies only.
     unsafe { asm!("cp.async.wait_group {};", const LEFT, options(nostack)) };
 }
 
 /// Waits for the `threads` threads, a multiple of 32, that call it with the same `barrier` (1 to 15).
 #[inline(always)]
 pub fn sync_some(barrier: u32, threads: u32) {
-    // SAFETY: so many threads call it.
+    // SAFETY: the callers are whole warps, and `threads` of them reach the same barrier; otherwise it would
+    // wait for ever.
     unsafe { asm!("barrier.sync {}, {};", in(reg32) barrier, in(reg32) threads, options(nostack)) };
 }
 
-/// `a * b + c`, rounded once.
+/// Returns `a * b + c`, rounded once.
 #[inline(always)]
 pub fn fma(a: f32, b: f32, c: f32) -> f32 {
     let sum: f32;
@@ -259,14 +271,14 @@ pub fn fma(a: f32, b: f32, c: f32) -> f32 {
     sum
 }
 
-/// Four numbers of global memory, at a multiple of 16.
+/// Loads four numbers of global memory, at a multiple of 16.
 ///
 /// # Safety
-/// They may be read, and nothing writes them meanwhile.
+/// They are allocated, and nothing writes them meanwhile.
 #[inline(always)]
 pub unsafe fn load4(from: u64) -> [f32; 4] {
     let (a, b, c, d): (f32, f32, f32, f32);
-    // SAFETY: the caller's.
+    // SAFETY: this function's caller vouches for the addresses, as under `# Safety`.
     unsafe {
         asm!("ld.global.v4.f32 {{{a}, {b}, {c}, {d}}}, [{from}];", from = in(reg64) from,
             a = out(reg32) a, b = out(reg32) b, c = out(reg32) c, d = out(reg32) d,
@@ -278,10 +290,10 @@ pub unsafe fn load4(from: u64) -> [f32; 4] {
 /// Stores four numbers to global memory, at a multiple of 16.
 ///
 /// # Safety
-/// They may be written, and nothing else uses them meanwhile.
+/// They are allocated, and nothing else accesses them meanwhile.
 #[inline(always)]
 pub unsafe fn store4(to: u64, [a, b, c, d]: [f32; 4]) {
-    // SAFETY: the caller's.
+    // SAFETY: this function's caller vouches for the addresses, as under `# Safety`.
     unsafe {
         asm!("st.global.v4.f32 [{}], {{{}, {}, {}, {}}};", in(reg64) to,
             in(reg32) a, in(reg32) b, in(reg32) c, in(reg32) d, options(nostack));

@@ -1,4 +1,4 @@
-//! The kernel: each thread reads blocks of the namespace by itself and counts their bytes by value.
+//! The kernel: each thread reads blocks of the namespace and counts their bytes by value.
 // UNSAFETY: the kernel's argument holds addresses that the host vouches for.
 #![allow(unsafe_code)]
 
@@ -17,7 +17,7 @@ struct Reader<'a> {
 
 // Inlined, so that the argument and the tokens stay in registers.
 impl Reader<'_> {
-    /// Buffer `which` of this thread, counted in buffers.
+    /// Returns the number of this thread's buffer `which`, 0 or 1.
     #[inline(always)]
     fn buffer(&self, which: u64) -> u64 {
         2 * self.thread + which
@@ -38,7 +38,7 @@ impl Reader<'_> {
         self.queue.submit(&Gpu, command, deadline_ns).ok()
     }
 
-    /// Whether the unit was read.
+    /// Waits for a read; returns true if it succeeded.
     #[inline(always)]
     fn finish(&self, token: Option<Token>) -> bool {
         let deadline_ns = Gpu.now_ns() + self.args.timeout_ns;
@@ -54,12 +54,12 @@ impl Reader<'_> {
         let bytes = u64::from(self.args.unit_bytes);
         let start = self.args.buffers + self.buffer(which) * bytes;
         for at in (start..start + bytes).step_by(4) {
-            // SAFETY: inside this thread's buffer; the command that wrote it has ended. Volatile: the
-            // load must not be one of the read-only path.
+            // SAFETY: inside this thread's buffer; the command that wrote it has ended. Volatile, so that the
+            // compiler does not use a load of the read-only path, which may return stale bytes.
             let mut word = unsafe { (at as usize as *const u32).read_volatile() };
             for _ in 0..4 {
                 let byte = word as usize & 0xFF;
-                // SAFETY: one of 256 counters that the host gives.
+                // SAFETY: one of the 256 counters for which the host vouches; the addition is atomic.
                 unsafe { arch::add((self.args.bins as usize as *mut u64).add(byte), 1) };
                 word >>= 8;
             }
@@ -70,24 +70,24 @@ impl Reader<'_> {
 /// Counts the bytes of `args.units` units into `args.bins`. Any grid of whole warps.
 ///
 /// # Safety
-/// Every address in `args` is what [`Args`] says, and the queues are shared by such kernels alone.
+/// Every address in `args` is valid as [`Args`] documents, and only such kernels share the queues.
 #[cfg(target_arch = "nvptx64")]
 #[unsafe(no_mangle)]
 pub unsafe extern "ptx-kernel" fn histogram(args: Args) {
-    // SAFETY: the caller's.
+    // SAFETY: the host vouches for the addresses in the kernel's parameter, as under `# Safety`.
     unsafe { run(&args) };
 }
 
-/// What each thread of the kernel `histogram` does; on the host, what each lane of a test does.
+/// Runs one thread of the kernel `histogram`; on the host, one lane of a test.
 ///
 /// # Safety
-/// Every address in `args` is what [`Args`] says, and the queues are shared by such kernels alone.
+/// Every address in `args` is valid as [`Args`] documents, and only such kernels share the queues.
 #[inline(always)]
 pub unsafe fn run(args: &Args) {
     let thread = u64::from(arch::block() * arch::block_threads() + arch::thread());
     let threads = u64::from(arch::blocks() * arch::block_threads());
     let index = (thread / 32) as u32 % args.queues.queue_count.max(1);
-    // SAFETY: the host vouches for the queues.
+    // SAFETY: the host vouches for the queues and for two cells for each thread.
     let Some(queue) = (unsafe { args.queues.shared(index) }) else {
         return;
     };
@@ -99,7 +99,7 @@ pub unsafe fn run(args: &Args) {
     let (mut unit, mut which, mut counts) = (thread, 0, false);
     let mut token = None;
     loop {
-        // The next read is on its way while the one before it is counted.
+        // The next read is in flight while the block before it is counted.
         let more = unit < args.units;
         let next = match more {
             true => reader.start(unit, which),
@@ -109,7 +109,7 @@ pub unsafe fn run(args: &Args) {
             if reader.finish(token.take()) {
                 reader.count(which ^ 1);
             } else {
-                // SAFETY: a counter that the host gives.
+                // SAFETY: a counter for which the host vouches; the addition is atomic.
                 unsafe { arch::add(args.failed as usize as *mut u64, 1) };
             }
         }

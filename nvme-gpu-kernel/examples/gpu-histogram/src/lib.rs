@@ -1,7 +1,7 @@
-//! A histogram of the bytes on a drive: each thread reads its blocks by itself, one ahead of the one
-//! that it counts. And walks from row to row of a table, by ids that the row before holds.
+//! Two examples of kernels that read a drive: a histogram of its bytes, in which each thread reads one block
+//! ahead of the one that it counts; and walks from row to row of a table, by ids that the row before holds.
 //!
-//! The host's side is [`Args`] and [`PTX`]; `cargo xtask ptx` builds the kernel.
+//! The host's side is [`Args`] and [`PTX`]; `cargo xtask ptx` builds the kernels.
 #![cfg_attr(target_arch = "nvptx64", no_std)]
 #![cfg_attr(target_arch = "nvptx64", feature(abi_ptx))]
 
@@ -27,15 +27,15 @@ pub struct Args {
     pub lba: u64,
     /// Units of `blocks` blocks to count.
     pub units: u64,
-    /// Two buffers of a unit for each thread, as the GPU finds them.
+    /// Address of two buffers of a unit for each thread, for the GPU.
     pub buffers: u64,
-    /// The same, as the controller finds them.
+    /// Address of the same buffers for the controller.
     pub buffers_iova: u64,
-    /// 256 counters of 8 bytes.
+    /// Address of 256 counters of 8 bytes.
     pub bins: u64,
-    /// Counts units that could not be read, 8 bytes.
+    /// Address of a counter, 8 bytes, of units that could not be read.
     pub failed: u64,
-    /// Longest wait for a slot, and for a command, in nanoseconds.
+    /// Limit of a wait for a slot, and for a command, in nanoseconds.
     pub timeout_ns: u64,
     /// Namespace.
     pub nsid: u32,
@@ -43,7 +43,7 @@ pub struct Args {
     pub blocks: u32,
     /// Bytes of a unit: a multiple of 4.
     pub unit_bytes: u32,
-    /// 0.
+    /// Reserved, 0.
     pub reserved: u32,
 }
 const _: () = assert!(size_of::<Args>() == 96);
@@ -54,12 +54,12 @@ const _: () = assert!(size_of::<Args>() == 96);
 pub struct Walk {
     /// The table, from `nvme_host`'s `Table::device_rows`: rows of a multiple of 8 bytes, from a multiple of 8 on.
     pub table: Gather,
-    /// Where each walk begins: an id each, of 8 bytes.
+    /// Address of the starting points: an id of 8 bytes for each walk.
     pub starts: u64,
-    /// Where each ends: 8 bytes each.
+    /// Address of the end points: 8 bytes for each walk.
     pub ends: u64,
-    /// Walks, one for each thread.
+    /// Number of walks, one for each thread.
     pub walks: u32,
-    /// Rows of each.
+    /// Number of rows of each walk.
     pub steps: u32,
 }
