@@ -1,5 +1,6 @@
-//! The release programs that several stages run, built by one command: what they have in common is compiled
-//! once, which separate commands, with separate unions of features, would not do.
+//! The release programs that several stages run, built by two commands: what the programs of one have in common is
+//! compiled once. The first command has the features of `cargo run --release -- demo`, so that README's first command
+//! compiles nothing again; the second has the kernels' source for the host, which changes the features of the core.
 
 use crate::process::{Failure, cargo, check, target_dir};
 use std::path::PathBuf;
@@ -20,12 +21,17 @@ pub const ALL: [Program; 5] = [TOOL, IN_GUEST, OF_NODE, STRESS, SIMULATE];
 
 /// Builds `programs` and the stand-in of CUDA, and returns the folder that they are in.
 pub fn build(programs: &[Program]) -> Result<PathBuf, Failure> {
-    let mut build = cargo();
-    build.args(["build", "--quiet", "--release"]);
-    for (package, program) in programs {
-        build.args(["--package", package, "--bin", program]);
-    }
-    build.args(["--package", STAND_IN, "--lib"]);
-    check(&mut build)?;
+    let (with_kernels, plain): (Vec<Program>, Vec<Program>) =
+        programs.iter().partition(|program| **program == SIMULATE);
+    let build = |programs: &[Program]| {
+        let mut build = cargo();
+        build.args(["build", "--quiet", "--release"]);
+        for (package, program) in programs {
+            build.args(["--package", package, "--bin", program]);
+        }
+        build
+    };
+    check(&mut build(&plain))?;
+    check(build(&with_kernels).args(["--package", STAND_IN, "--lib"]))?;
     Ok(target_dir().join("release"))
 }

@@ -9,6 +9,7 @@ use crate::{
     background, fuzz, guest, loom, model, packages, planted, ptx, python, simulate, stress,
 };
 use background::Background;
+use std::path::Path;
 use std::process::Command;
 use std::time::Instant;
 
@@ -314,7 +315,7 @@ fn test_command() -> Command {
     test.env("CARGO_INCREMENTAL", "0");
     // A failed test names its line without it.
     test.env("CARGO_PROFILE_DEV_DEBUG", "0");
-    test.args(["test", "--no-fail-fast"]);
+    test.args(["test", "--no-fail-fast", "--workspace"]);
     for package in UNOPTIMISED {
         let level = format!("profile.dev.package.{package}.opt-level=0");
         test.args(["--config", &level]);
@@ -333,8 +334,6 @@ fn tests() -> Result<Counts, Failure> {
     };
     let test = || {
         let mut test = test_command();
-        test.args(["--workspace", "--exclude", "nvme-gpu-capi"]);
-        test.args(["--exclude", "nvme-gpu-compat"]);
         if !has_ext4 {
             test.args(["--exclude", "nvme-ext4"]);
         }
@@ -353,21 +352,19 @@ fn tests() -> Result<Counts, Failure> {
 
 /// Programs in C and C++ over the C interface: plain, with sanitizers, under valgrind, as installed; fio.
 fn c_interface() -> Result<Counts, Failure> {
-    let mut test = test_command();
-    test.args(["--package", "nvme-gpu-capi"]);
     let source = crate::tools::for_c().and_then(|()| crate::fio::source());
     match source {
-        Ok(source) => {
-            test.env("FIO_SOURCE", source);
-            test.args(["--", "--include-ignored"])
-        }
+        Ok(source) => programs::run_c(
+            test_command(),
+            &["--include-ignored"],
+            ("FIO_SOURCE", &source),
+        ),
         Err(failure) if failure.missing_tool => {
             println!("SKIPPED: {failure}");
-            &mut test
+            programs::run_c(test_command(), &[], ("FIO_SOURCE", Path::new("")))
         }
-        Err(failure) => return Err(failure),
-    };
-    cargo_test(&mut test)
+        Err(failure) => Err(failure),
+    }
 }
 
 fn documentation() -> Result<Counts, Failure> {

@@ -1,7 +1,7 @@
 //! The test programs of a `cargo test`, several at a time. Cargo runs one after the other, and most of them wait
 //! more than they compute: for deadlines that pass, for processes that they start.
 
-use crate::process::{Failure, output, shown, target_dir};
+use crate::process::{Failure, output, root, shown, target_dir};
 use crate::report::Counts;
 use std::collections::VecDeque;
 use std::fs::File;
@@ -43,16 +43,13 @@ impl Program {
     }
 }
 
-/// Builds with `test`, a `cargo test`, and runs its programs and the examples of the documentation, each with
-/// `words`.
+/// The packages of the C interface, whose programs have a stage of their own.
+pub const OF_C: &str = "host-shell/capi";
+
+/// Builds with `test`, a `cargo test`, and runs its programs but those in the folder [`OF_C`], and the examples of the
+/// documentation, each with `words`.
 pub fn run(test: impl Fn() -> Command, words: &[&str]) -> Result<Counts, Failure> {
-    let mut build = test();
-    build.args(["--no-run", "--message-format=json-render-diagnostics"]);
-    println!("$ {}", shown(&build));
-    let mut programs = programs(&output(&mut build)?, words);
-    if programs.is_empty() {
-        return Err(Failure::new("tests: built, and no program is there"));
-    }
+    let mut programs = built(test(), words, |folder| !is_of_c(folder))?;
     programs.sort_by_key(|program| rank(&program.name));
     let mut examples = test();
     examples.arg("--doc").arg("--").args(words);
@@ -64,6 +61,36 @@ pub fn run(test: impl Fn() -> Command, words: &[&str]) -> Result<Counts, Failure
         },
     );
     run_all(programs, &target_dir().join("xtask/tests"))
+}
+
+/// Builds with `test`, the same `cargo test` as [`run`]'s, so that nothing is compiled twice, and runs the programs in the
+/// folder [`OF_C`] with `words` and the variable `variable` of the environment.
+pub fn run_c(test: Command, words: &[&str], variable: (&str, &Path)) -> Result<Counts, Failure> {
+    let mut programs = built(test, words, is_of_c)?;
+    for program in &mut programs {
+        program.start.env(variable.0, variable.1);
+    }
+    run_all(programs, &target_dir().join("xtask/tests"))
+}
+
+fn is_of_c(folder: &Path) -> bool {
+    folder.starts_with(root().join(OF_C))
+}
+
+/// Builds with `test` and returns the programs whose packages' folders are `wanted`.
+fn built(
+    mut test: Command,
+    words: &[&str],
+    wanted: impl Fn(&Path) -> bool,
+) -> Result<Vec<Program>, Failure> {
+    test.args(["--no-run", "--message-format=json-render-diagnostics"]);
+    println!("$ {}", shown(&test));
+    let mut programs = programs(&output(&mut test)?, words);
+    programs.retain(|program| program.start.get_current_dir().is_some_and(&wanted));
+    match programs.is_empty() {
+        true => Err(Failure::new("tests: built, and no program is there")),
+        false => Ok(programs),
+    }
 }
 
 /// The test programs in what cargo says that it has built, to run in their packages' folders as cargo would.
