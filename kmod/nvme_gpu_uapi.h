@@ -18,7 +18,8 @@
  * open() ends with
  *   EPERM       the caller lacks CAP_SYS_RAWIO
  *   EBUSY       another has the function open, or is closing it
- *   ENODEV      the function is being given back, or is gone
+ *   ENODEV      the function is being given back, or is gone, or its BAR 0 is
+ *               no longer where it was
  *   EOPNOTSUPP  no IOMMU translates for the function, or not coherently, or
  *               firmware has memory of its own for it
  *   EACCES      its interrupts are not isolated
@@ -118,8 +119,8 @@ struct nvme_gpu_kmod_event {
 /* Stops the function, resets it, and lets it reach memory again once its
  * controller is disabled. EOPNOTSUPP: there is no reset of its own, and the
  * controller was disabled instead; it may reach memory. With another error it
- * may not: ENODEV when it is to be given back, ETIMEDOUT when the controller
- * does not become disabled, what the reset ended with.
+ * may not: ENODEV when it is to be given back or cannot be reached, ETIMEDOUT
+ * when the controller does not become disabled, what the reset ended with.
  */
 #define NVME_GPU_KMOD_RESET _IO('N', 0xe3)
 #define NVME_GPU_KMOD_EVENT _IOW('N', 0xe4, struct nvme_gpu_kmod_event)

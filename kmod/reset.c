@@ -123,15 +123,40 @@ static int wait_status(struct nvme_gpu_function *of, u32 mask, u32 value,
 }
 
 /*
+ * Whether the BAR is where it was. A reset that nobody has restored after, as
+ * when the system gives up recovering from an error of the bus, leaves none;
+ * what is read there is all ones, or zeros, which look like a controller that
+ * is disabled.
+ */
+static bool decodes(struct pci_dev *pdev)
+{
+	u16 command = 0;
+	u32 bar = 0;
+
+	pci_read_config_word(pdev, PCI_COMMAND, &command);
+	pci_read_config_dword(pdev, PCI_BASE_ADDRESS_0, &bar);
+	return command & PCI_COMMAND_MEMORY &&
+	       (bar & PCI_BASE_ADDRESS_MEM_MASK) ==
+		       lower_32_bits(pci_bus_address(pdev, 0));
+}
+
+/*
  * Clears CC.EN and waits until the controller is not ready: it has forgotten
- * its queues then.
+ * its queues then. -ENODEV: there is no controller where it was.
  */
 int nvme_gpu_disable(struct nvme_gpu_function *of, bool killable)
 {
 	u32 config, capabilities;
 	int err;
 
-	err = read_register(of, NVME_REG_CAP, &capabilities, killable);
+	/* The lock keeps resets away, which switch it off for a while. */
+	err = nvme_gpu_bar_get(of, killable);
+	if (err)
+		return err;
+	err = decodes(of->pdev) ? 0 : -ENODEV;
+	nvme_gpu_bar_put(of);
+	if (!err)
+		err = read_register(of, NVME_REG_CAP, &capabilities, killable);
 	if (!err)
 		err = read_register(of, NVME_REG_CC, &config, killable);
 	if (!err && config & NVME_CC_ENABLE)

@@ -45,6 +45,7 @@ usage: guest-tests <test>
   gathers-reset DEVICE TIER   the same with resets of the function in between
   spdk SEED MIB               gpu_queue_init() of the device NVME_GPU_DEVICE, which holds the pattern, and reads after it
   unplug DEVICE OTHER ID      I/O while QEMU takes the device ID away, then I/O on another
+  bus-error DEVICE PORT ERROR I/O while QEMU's device PORT, the port above, has an error of the bus
   reset DEVICE                I/O while the function is reset
   contract DEVICE COMMAND     what every device promises; COMMAND of a shell takes it away at the end
   confine DEVICE              a transfer to an address that was never mapped
@@ -84,6 +85,7 @@ fn main() -> ExitCode {
             number(tier).and_then(|tier| gathers::reset(device, tier as u32))
         }
         ["unplug", leaving, staying, id] => trouble::unplug(leaving, staying, id),
+        ["bus-error", device, port, error] => trouble::bus_error(device, port, error),
         ["reset", device] => trouble::reset(device),
         ["exporter", address] => exporter::run(address),
         ["gdrdrv", device, resource] => gdrdrv::run(device, resource),

@@ -65,6 +65,41 @@ pub fn unplug(leaving: &str, staying: &str, id: &str) -> Outcome {
     other.shut_down().map_err(said)
 }
 
+/// An error of the bus at the port above the function: commands that it has lost end with an error, the same
+/// controller goes on, and so does the next opener.
+pub fn bus_error(device: &str, port: &str, error: &str) -> Outcome {
+    let controller = start(device, RESET_TIMEOUT)?;
+    let mut load = Load::new(&controller, Nsid(1))?;
+    load.turn()?.map_err(said)?;
+    // The harness hands the line to QEMU's monitor.
+    println!("@monitor pcie_aer_inject_error {port} {error}");
+    let asked = Instant::now();
+    let first = loop {
+        if asked.elapsed() > Duration::from_secs(60) {
+            return Err("no command has failed within 60 s".to_string());
+        }
+        if let Err(error) = load.turn()? {
+            break error;
+        }
+    };
+    println!("after {} ms: {first}", asked.elapsed().as_millis());
+    if !matches!(first, Error::Timeout { .. }) {
+        return Err(format!("{first:?} instead of Error::Timeout"));
+    }
+    while load.in_flight > 0 {
+        match load.end()? {
+            Ok(()) | Err(Error::Timeout { .. }) => {}
+            Err(other) => return Err(format!("{other:?} instead of Error::Timeout")),
+        }
+    }
+    drop(load);
+    round_trip(&controller, 21)?;
+    controller.shut_down().map_err(said)?;
+    let controller = start(device, RESET_TIMEOUT)?;
+    round_trip(&controller, 22)?;
+    controller.shut_down().map_err(said)
+}
+
 /// Resets the function under a full queue, three times; afterwards everything works again.
 pub fn reset(device: &str) -> Outcome {
     let controller = start(device, RESET_TIMEOUT)?;

@@ -4,13 +4,13 @@
 #![allow(unsafe_code)]
 
 use super::machine::{self, Child, Ended};
+use super::memory;
 use super::node::{self, EVENT, MAP, Node, PAGE};
 use super::nvme::Nvme;
 use guest_tests::Outcome;
 use nvme_units::SplitMix;
 use std::collections::VecDeque;
-use std::fs::File;
-use std::os::fd::{AsRawFd, FromRawFd};
+use std::os::fd::AsRawFd;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -18,8 +18,6 @@ use std::time::{Duration, Instant};
 const THREADS: u64 = 4;
 const ARENA: usize = 8 << 20;
 const ARENA_PAGES: u64 = (ARENA / PAGE) as u64;
-/// linux/udmabuf.h
-const UDMABUF_CREATE: u64 = 0x4018_7542;
 
 /// How often each call must succeed.
 const ENOUGH: u64 = 10;
@@ -35,32 +33,6 @@ struct Ground {
     list: u64,
     handles: Mutex<VecDeque<u32>>,
     counts: &'static [AtomicU64; PAGE / 8],
-}
-
-/// A dma-buf over `bytes` bytes of memory of its own.
-fn udmabuf(bytes: usize) -> Option<File> {
-    let device = File::options()
-        .read(true)
-        .write(true)
-        .open("/dev/udmabuf")
-        .ok()?;
-    // SAFETY: a name, and flags; a descriptor that is ours.
-    let memory = unsafe {
-        let fd = libc::memfd_create(
-            c"fuzz".as_ptr(),
-            libc::MFD_ALLOW_SEALING | libc::MFD_CLOEXEC,
-        );
-        (fd >= 0).then(|| File::from_raw_fd(fd))?
-    };
-    memory.set_len(bytes as u64).ok()?;
-    // SAFETY: takes numbers.
-    unsafe { libc::fcntl(memory.as_raw_fd(), libc::F_ADD_SEALS, libc::F_SEAL_SHRINK) };
-    let ask = [memory.as_raw_fd() as u64 | 1 << 32, 0, bytes as u64];
-    // SAFETY: the kernel reads the structure, and gives a descriptor that is ours.
-    unsafe {
-        let fd = libc::ioctl(device.as_raw_fd(), UDMABUF_CREATE as _, ask.as_ptr());
-        (fd >= 0).then(|| File::from_raw_fd(fd))
-    }
 }
 
 impl Ground {
@@ -117,7 +89,8 @@ impl Ground {
     }
 
     fn map_buffer(&self, dice: &mut SplitMix) -> Result<(), i32> {
-        let buffer = udmabuf((1 + dice.below(64)) as usize * PAGE).ok_or(-1)?;
+        let memory = memory::memfd((1 + dice.below(64)) as usize * PAGE).map_err(|_| -1)?;
+        let buffer = memory::udmabuf(&memory).map_err(|_| -1)?;
         self.map(dice, 1, buffer.as_raw_fd() as u64)
     }
 
@@ -240,21 +213,6 @@ fn generation(address: &str, seed: u64, counts: &'static [AtomicU64; PAGE / 8]) 
     0
 }
 
-/// Pages that are pinned in the whole machine.
-fn pinned() -> Result<i64, String> {
-    // Each processor counts for itself until it is asked.
-    machine::write("/proc/sys/vm/stat_refresh", "1")
-        .map_err(|error| format!("stat_refresh: {error}"))?;
-    let path = "/proc/vmstat";
-    let text = std::fs::read_to_string(path).map_err(|error| format!("{path}: {error}"))?;
-    let of = |name: &str| -> Result<i64, String> {
-        let line = text.lines().find_map(|line| line.strip_prefix(name));
-        let value = line.and_then(|rest| rest.trim().parse().ok());
-        value.ok_or_else(|| format!("{path}: no {name}"))
-    };
-    Ok(of("nr_foll_pin_acquired ")? - of("nr_foll_pin_released ")?)
-}
-
 /// Whether one of the calls that are right by intent, all but the last, has hardly ever succeeded.
 fn is_little(counts: &[AtomicU64; PAGE / 8]) -> bool {
     let meant = 0..NAMES.len() - 1;
@@ -279,7 +237,7 @@ fn disturb(address: &str, dice: &mut SplitMix) {
 
 pub fn run(address: &str, seconds: u64) -> Outcome {
     let counts = machine::shared()?;
-    let before = pinned()?;
+    let before = machine::pins()?;
     let mut dice = SplitMix::new(seconds);
     let begin = Instant::now();
     let (mut kills, mut unbinds) = (0, 0);
@@ -325,8 +283,8 @@ pub fn run(address: &str, seconds: u64) -> Outcome {
         Ok(info) if info.mappings == 0 => {}
         other => return Err(format!("INFO of a new opener: {other:?}")),
     }
-    if pinned()? != before {
-        return Err(format!("{} pages stay pinned", pinned()? - before));
+    if machine::pins()? != before {
+        return Err(format!("{} pages stay pinned", machine::pins()? - before));
     }
     Nvme::start(node)?.works()
 }

@@ -2,7 +2,7 @@
 // UNSAFETY: system calls with raw pointers to structures of this module.
 #![allow(unsafe_code)]
 
-use super::machine::{Child, Ended};
+use super::machine::{self, Child, Ended};
 use super::node::{self, Node, PAGE};
 use guest_tests::Outcome;
 use std::io;
@@ -17,7 +17,7 @@ fn last(call: &str) -> String {
 }
 
 /// Gives up the capability that lifts the limit, and sets the limit.
-fn confine() -> Outcome {
+pub fn confine(limit: u64) -> Outcome {
     let mut header = [CAPABILITY_VERSION_3, 0];
     // Effective, permitted and inheritable, low words and then high words.
     let mut sets = [0u32; 6];
@@ -33,8 +33,8 @@ fn confine() -> Outcome {
         return Err(last("capset"));
     }
     let limit = libc::rlimit {
-        rlim_cur: LIMIT,
-        rlim_max: LIMIT,
+        rlim_cur: limit,
+        rlim_max: limit,
     };
     // SAFETY: the kernel reads the structure.
     match unsafe { libc::setrlimit(libc::RLIMIT_MEMLOCK, &limit) } {
@@ -43,20 +43,12 @@ fn confine() -> Outcome {
     }
 }
 
-/// KiB that this process has pinned.
-fn pinned() -> Result<u64, String> {
-    let text = std::fs::read_to_string("/proc/self/status").map_err(|error| error.to_string())?;
-    let line = text.lines().find_map(|line| line.strip_prefix("VmPin:"));
-    let word = line.and_then(|rest| rest.split_whitespace().next());
-    word.and_then(|word| word.parse().ok())
-        .ok_or_else(|| "/proc/self/status has no VmPin".to_owned())
-}
-
 /// Half the limit is mapped, more than the limit is refused, and what was unmapped can be mapped again; a process that
 /// the descriptor is handed to has the same limit, not one of its own.
 pub fn run(address: &str) -> Outcome {
     let node = Node::opened(address)?;
-    confine()?;
+    confine(LIMIT)?;
+    let pinned = || machine::pinned_by("self");
     let start = node::arena(2 * LIMIT as usize)? as u64;
     let half = LIMIT as usize / 2;
     let before = pinned()?;

@@ -4,6 +4,7 @@
 #![allow(unsafe_code)]
 
 use super::node::{self, PAGE};
+use guest_tests::Outcome;
 use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 use std::{fs, io};
@@ -66,6 +67,45 @@ pub fn shared() -> Result<&'static [AtomicU64; PAGE / 8], String> {
     Ok(unsafe { &*page.cast() })
 }
 
+/// Pages that are pinned in the whole machine.
+pub fn pins() -> Result<i64, String> {
+    // Each processor counts for itself until it is asked.
+    write("/proc/sys/vm/stat_refresh", "1").map_err(|error| format!("stat_refresh: {error}"))?;
+    let path = "/proc/vmstat";
+    let text = fs::read_to_string(path).map_err(|error| format!("{path}: {error}"))?;
+    let of = |name: &str| -> Result<i64, String> {
+        let line = text.lines().find_map(|line| line.strip_prefix(name));
+        let value = line.and_then(|rest| rest.trim().parse().ok());
+        value.ok_or_else(|| format!("{path}: no {name}"))
+    };
+    Ok(of("nr_foll_pin_acquired ")? - of("nr_foll_pin_released ")?)
+}
+
+/// KiB that a process, by its number or `self`, has pinned.
+pub fn pinned_by(process: &str) -> Result<u64, String> {
+    let path = format!("/proc/{process}/status");
+    let text = fs::read_to_string(&path).map_err(|error| format!("{path}: {error}"))?;
+    let line = text.lines().find_map(|line| line.strip_prefix("VmPin:"));
+    let word = line.and_then(|rest| rest.split_whitespace().next());
+    word.and_then(|word| word.parse().ok())
+        .ok_or_else(|| format!("{path} has no VmPin"))
+}
+
+/// Runs a part of a test in a process of its own, whose mappings end with it.
+pub fn by_another(part: impl FnOnce() -> Outcome) -> Outcome {
+    let child = Child::run(|| match part() {
+        Ok(()) => 0,
+        Err(cause) => {
+            eprintln!("{cause}");
+            1
+        }
+    })?;
+    match child.end() {
+        Some(Ended::Exit(0)) => Ok(()),
+        _ => Err("a part of the test failed".to_owned()),
+    }
+}
+
 /// A process that runs a closure.
 pub struct Child(i32);
 
@@ -89,6 +129,10 @@ impl Child {
             -1 => Err(format!("fork: errno {}", node::errno())),
             pid => Ok(Self(pid)),
         }
+    }
+
+    pub fn number(&self) -> i32 {
+        self.0
     }
 
     fn wait(&self, flags: i32) -> Option<Ended> {

@@ -4,11 +4,14 @@
 mod bar;
 mod calls;
 mod compat;
+mod errors;
 mod fuzz;
 mod limits;
 mod machine;
+mod memory;
 mod node;
 mod nvme;
+mod partial;
 mod refuse;
 mod stops;
 mod waits;
@@ -24,6 +27,7 @@ usage: node-tests <test> BDF
   fuzz BDF SECONDS        the same by threads, with kills, resets and unbinds under them
   limits BDF              no more memory than RLIMIT_MEMLOCK lets a user lock
   many BDF COUNT          COUNT mappings, of 65535 that there can be
+  partial BDF             a MAP that fails half-way
   deaf BDF                hold a function until the module takes it away
   race BDF ROUNDS         unbinds beside processes that map the BAR
   resets BDF ROUNDS       reads of the BAR while the function is reset
@@ -31,6 +35,9 @@ usage: node-tests <test> BDF
   waits BDF               calls whose memory another provides when it likes
   by-system BDF           a reset by an administrator
   by-sleep BDF            a sleep of the machine's devices
+  by-error BDF PORT ERROR an error of the bus at PORT, a device of QEMU's, from which the system recovers
+  lost BDF PORT ERROR     one from which it does not
+  dead BDF PORT ERROR     one after which the link stays down
   next-opener BDF ROUNDS  an opener right after another one hears of its events
   without-reset BDF       a function that has no reset
   untold BDF              a mapping whose handle cannot be told
@@ -54,6 +61,7 @@ fn main() -> ExitCode {
         ["fuzz", bdf, seconds] => number(seconds).and_then(|n| fuzz::run(bdf, n)),
         ["limits", bdf] => limits::run(bdf),
         ["many", bdf, count] => number(count).and_then(|n| limits::many(bdf, n)),
+        ["partial", bdf] => partial::run(bdf),
         ["deaf", bdf] => calls::deaf(bdf),
         ["race", bdf, rounds] => number(rounds).and_then(|n| bar::race(bdf, n)),
         ["resets", bdf, rounds] => number(rounds).and_then(|n| bar::resets(bdf, n)),
@@ -61,6 +69,9 @@ fn main() -> ExitCode {
         ["waits", bdf] => waits::run(bdf),
         ["by-system", bdf] => stops::by_system(bdf),
         ["by-sleep", bdf] => stops::by_sleep(bdf),
+        ["by-error", bdf, port, error] => errors::recovered(bdf, port, error),
+        ["lost", bdf, port, error] => errors::lost(bdf, port, error),
+        ["dead", bdf, port, error] => errors::dead(bdf, port, error),
         ["next-opener", bdf, rounds] => number(rounds).and_then(|n| stops::next_opener(bdf, n)),
         ["without-reset", bdf] => stops::without_reset(bdf),
         ["untold", bdf] => stops::untold(bdf),

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 const ENTRIES: usize = 16;
 /// Pages of the arena: the queues, and one for data.
-const PAGES: usize = 3;
+pub const PAGES: usize = 3;
 const DATA: usize = 2;
 const CAP_HIGH: usize = 0x4;
 const CC: usize = 0x14;
@@ -77,8 +77,8 @@ impl Nvme {
         self.read(CC) & 1 != 0
     }
 
-    /// Rings for a queue that the disabled controller does not have, as a driver does that has not heard of a stop: QEMU
-    /// logs it.
+    /// Rings for a queue that the disabled controller does not have, as a driver does that has not heard of a stop:
+    /// QEMU logs it.
     pub fn ring_stale(&self) {
         self.write(DOORBELLS, 1);
     }
@@ -106,7 +106,11 @@ impl Nvme {
 
     /// Identify Controller: its status, or None without an answer. `consumed`: the head is told.
     pub fn identify(&mut self, consumed: bool) -> Option<u32> {
-        let to = self.iovas[DATA];
+        self.identify_to(self.iovas[DATA], consumed)
+    }
+
+    /// The same into a page at any address.
+    pub fn identify_to(&mut self, to: u64, consumed: bool) -> Option<u32> {
         let entry = self.arena.wrapping_add(64 * self.tail).cast::<u32>();
         let words = [
             (0, 6 | (self.tail as u32) << 16),

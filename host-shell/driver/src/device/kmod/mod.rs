@@ -166,7 +166,7 @@ fn refused(path: &Path, address: Address, source: io::Error) -> Error {
             "restart the machine, or look at the kernel's log",
         ),
         Some(libc::ENODEV) => Error::Gone {
-            cause: format!("{address} is being given back"),
+            cause: format!("{address} is being given back, or its registers cannot be reached"),
         },
         _ => Error::file("open", path)(source),
     }
