@@ -1,11 +1,12 @@
-//! What only the GPU has: its clock, thread numbers, warp instructions, and the symbols that nothing
-//! else provides. The one file of this crate with inline PTX.
+//! Instructions and state that only the GPU has: its clock, thread numbers, warp instructions, and the
+//! symbols that no library provides. The one file of this crate with inline PTX; on the host, `lanes/arch.rs`
+//! takes its place.
 // UNSAFETY: inline PTX, and `memcmp` over raw pointers.
 #![allow(unsafe_code)]
 
 use core::arch::asm;
 
-/// All lanes of a warp.
+/// Mask of all lanes of a warp.
 pub const FULL: u32 = u32::MAX;
 
 macro_rules! special {
@@ -22,31 +23,31 @@ macro_rules! special {
 }
 
 special!(
-    /// Index of the thread in its block.
+    /// Returns the index of the thread in its block.
     thread, "tid.x"
 );
 special!(
-    /// Threads of a block.
+    /// Returns the number of threads of a block.
     block_threads, "ntid.x"
 );
 special!(
-    /// Index of the block in the grid.
+    /// Returns the index of the block in the grid.
     block, "ctaid.x"
 );
 special!(
-    /// Blocks of the grid.
+    /// Returns the number of blocks of the grid.
     blocks, "nctaid.x"
 );
 special!(
-    /// Index of the lane in its warp.
+    /// Returns the index of the lane in its warp.
     lane, "laneid"
 );
 special!(
-    /// The lanes below this one.
+    /// Returns the mask of the lanes below this one.
     lanes_below, "lanemask_lt"
 );
 
-/// The number of the grid: another one for each launch.
+/// Returns the number of the grid, which differs between launches.
 #[inline(always)]
 pub fn grid() -> u64 {
     let number: u64;
@@ -55,49 +56,50 @@ pub fn grid() -> u64 {
     number
 }
 
-/// The value as one that the compiler knows nothing of: what follows from it is worked out where it is used, and takes
-/// no register meanwhile.
+/// Optimisation barrier: returns the same value, opaque to the compiler, so that derived values are computed
+/// at their use and take no register meanwhile.
 #[cfg(any(feature = "rows", feature = "scatter"))]
 #[inline(always)]
 pub fn opaque(value: u32) -> u32 {
     let same: u32;
-    // SAFETY: moves a register. Not pure: it is not moved out of loops.
+    // SAFETY: moves a register; touches no memory. Not `pure`, so that the compiler does not hoist it out of
+    // loops.
     unsafe { asm!("mov.b32 {}, {};", out(reg32) same, in(reg32) value, options(nostack)) };
     same
 }
 
-/// The lanes that run this instruction together.
+/// Returns the mask of the lanes that run this instruction together.
 #[inline(always)]
 pub fn active() -> u32 {
     let mask: u32;
-    // SAFETY: reads the warp's state; touches no memory. Not pure: it differs between calls.
+    // SAFETY: reads the warp's state; touches no memory. Not `pure`, since it differs between calls.
     unsafe { asm!("activemask.b32 {};", out(reg32) mask, options(nostack)) };
     mask
 }
 
-/// The lanes of `mask` whose `value` is this lane's. Every lane of `mask` calls it.
+/// Returns the lanes of `mask` whose `value` equals this lane's. Every lane of `mask` calls it.
 #[inline(always)]
 pub fn same(mask: u32, value: u64) -> u32 {
     let lanes: u32;
-    // SAFETY: exchanges registers between lanes that all call it.
+    // SAFETY: exchanges registers between the lanes of `mask`, and each of them calls it; touches no memory.
     unsafe {
         asm!("match.any.sync.b64 {}, {}, {};", out(reg32) lanes, in(reg64) value, in(reg32) mask, options(nostack))
     };
     lanes
 }
 
-/// The lanes that run `A` beside this one with the same `key`.
+/// Returns the lanes that run `A` together with this one and pass the same `key`.
 #[inline(always)]
 pub fn beside<A>(key: u64) -> u32 {
-    // Where `A` runs is in one place: those that run this instruction together run it.
+    // Each `A` is compiled to one location, so lanes that run this instruction together all run `A`.
     same(active(), key)
 }
 
-/// The lanes of `mask` that say yes. Every lane of `mask` calls it.
+/// Returns the lanes of `mask` with `mine`. Every lane of `mask` calls it.
 #[inline(always)]
 pub fn ballot(mask: u32, mine: bool) -> u32 {
     let lanes: u32;
-    // SAFETY: exchanges registers between lanes that all call it.
+    // SAFETY: exchanges registers between the lanes of `mask`, and each of them calls it; touches no memory.
     unsafe {
         asm!("{{ .reg .pred p; setp.ne.u32 p, {mine}, 0; vote.sync.ballot.b32 {lanes}, p, {mask}; }}",
             lanes = out(reg32) lanes, mine = in(reg32) u32::from(mine), mask = in(reg32) mask, options(nostack));
@@ -105,11 +107,11 @@ pub fn ballot(mask: u32, mine: bool) -> u32 {
     lanes
 }
 
-/// The value of lane `from`. Every lane of `mask`, `from` too, calls it.
+/// Returns the value of lane `from`. Every lane of `mask`, including `from`, calls it.
 #[inline(always)]
 pub fn shuffle(mask: u32, value: u32, from: u32) -> u32 {
     let taken: u32;
-    // SAFETY: exchanges registers between lanes that all call it.
+    // SAFETY: exchanges registers between the lanes of `mask`, and each of them calls it; touches no memory.
     unsafe {
         asm!("shfl.sync.idx.b32 {}, {}, {}, 31, {};",
             out(reg32) taken, in(reg32) value, in(reg32) from, in(reg32) mask, options(nostack));
@@ -117,11 +119,11 @@ pub fn shuffle(mask: u32, value: u32, from: u32) -> u32 {
     taken
 }
 
-/// The value of lane `from` (0 to 7) of this lane's eight. Every lane of the warp calls it.
+/// Returns the value of lane `from` (0 to 7) of this lane's tile of eight. Every lane of the warp calls it.
 #[inline(always)]
 pub fn shuffle_tile(value: u32, from: u32) -> u32 {
     let taken: u32;
-    // SAFETY: exchanges registers between lanes that all call it. 0x181F: segments of eight lanes.
+    // SAFETY: exchanges registers between all lanes of the warp. 0x181F selects segments of eight lanes.
     unsafe {
         asm!("shfl.sync.idx.b32 {}, {}, {}, 0x181f, -1;",
             out(reg32) taken, in(reg32) value, in(reg32) from, options(nostack));
@@ -129,11 +131,11 @@ pub fn shuffle_tile(value: u32, from: u32) -> u32 {
     taken
 }
 
-/// The value of the lane whose index differs in the bits of `bits`. Every lane of `mask` calls it.
+/// Returns the value of the lane whose index differs in the bits of `bits`. Every lane of `mask` calls it.
 #[inline(always)]
 pub fn butterfly(mask: u32, value: u32, bits: u32) -> u32 {
     let taken: u32;
-    // SAFETY: exchanges registers between lanes that all call it.
+    // SAFETY: exchanges registers between the lanes of `mask`, and each of them calls it; touches no memory.
     unsafe {
         asm!("shfl.sync.bfly.b32 {}, {}, {}, 31, {};",
             out(reg32) taken, in(reg32) value, in(reg32) bits, in(reg32) mask, options(nostack));
@@ -144,30 +146,32 @@ pub fn butterfly(mask: u32, value: u32, bits: u32) -> u32 {
 /// Waits for the lanes of `mask`; orders memory among them.
 #[inline(always)]
 pub fn sync_warp(mask: u32) {
-    // SAFETY: every lane of the mask calls it.
+    // SAFETY: every lane of the mask calls it; otherwise it would wait for ever.
     unsafe { asm!("bar.warp.sync {};", in(reg32) mask, options(nostack)) };
 }
 
 /// Waits for the block's threads; orders memory among them.
 #[inline(always)]
 pub fn sync_block() {
-    // SAFETY: every thread of the block calls it.
+    // SAFETY: every thread of the block calls it; otherwise it would wait for ever.
     unsafe { asm!("barrier.sync 0;", options(nostack)) };
 }
 
-/// Adds to a counter in device memory. Relaxed: read after the kernel.
+/// Adds to a counter in device memory. Relaxed, since the host reads it after the kernel.
 ///
 /// # Safety
-/// `counter` is valid and 8-byte aligned device memory that nothing writes but through this, or as an atomic.
+/// `counter` is valid and 8-byte aligned device memory that is only written through these functions, or as an
+/// atomic.
 #[inline(always)]
 pub unsafe fn add(counter: *mut u64, value: u64) {
-    // SAFETY: the caller vouches for the counter.
+    // SAFETY: the caller vouches for the counter; the addition is one atomic instruction.
     unsafe {
         asm!("red.relaxed.gpu.global.add.u64 [{}], {};", in(reg64) counter, in(reg64) value, options(nostack))
     };
 }
 
-/// Adds to a counter in device memory, in order with what the thread does before and after it; what it was.
+/// Adds to a counter in device memory, ordered with the thread's accesses before and after it; returns the
+/// previous value.
 ///
 /// # Safety
 /// As [`add`].
@@ -182,7 +186,7 @@ pub unsafe fn add_ordered(counter: *mut u64, value: u64) -> u64 {
     was
 }
 
-/// Stores to a counter in device memory, in order as [`add_ordered`]; what it was.
+/// Stores to a counter in device memory, ordered as [`add_ordered`] is; returns the previous value.
 ///
 /// # Safety
 /// As [`add`].
@@ -197,7 +201,7 @@ pub unsafe fn swap(counter: *mut u64, value: u64) -> u64 {
     was
 }
 
-/// Raises a counter in device memory to `value`. Relaxed: read after the kernel.
+/// Raises a counter in device memory to `value`. Relaxed, since the host reads it after the kernel.
 ///
 /// # Safety
 /// As [`add`].
@@ -209,22 +213,24 @@ pub unsafe fn raise(counter: *mut u64, value: u64) {
     };
 }
 
-/// Nothing: where a parameter lies is known. Lanes on the host note it.
+/// Does nothing: on a GPU the location of a parameter is known. Lanes on the host record it.
 #[cfg(feature = "rows")]
 #[inline(always)]
 pub fn parameter<T>(_: &T) {}
 
-/// The `u64` at byte `at` of the parameter of `nvme_read_ranges`, straight from where parameters lie. By way of Rust the
-/// whole parameter would be copied to the thread's stack first, where `at` is no constant.
+/// Loads the `u64` at byte `at` of the parameter of `nvme_read_ranges` from parameter memory.
+///
+/// Through a Rust reference the compiler would first copy the whole parameter to the thread's stack, because
+/// `at` is not a constant.
 ///
 /// # Safety
-/// `at` is a multiple of 8 inside the parameter. Only what is inlined into that kernel calls it: the name is unknown
-/// elsewhere, and the assembler refuses it.
+/// `at` is a multiple of 8 inside the parameter. Only code that is inlined into that kernel calls it:
+/// elsewhere the name is unknown, and the assembler rejects it.
 #[cfg(any(feature = "rows", feature = "scatter"))]
 #[inline(always)]
 pub unsafe fn word_of_ranges(at: u32) -> u64 {
     let value: u64;
-    // SAFETY: the caller vouches for the place; parameters never change.
+    // SAFETY: the caller vouches for the offset; parameters never change during a launch.
     unsafe {
         asm!(
             "{{ .reg .b64 a, b; mov.b64 a, nvme_read_ranges_param_0; cvt.u64.u32 b, {at}; add.s64 a, a, b;",
@@ -248,11 +254,11 @@ pub unsafe fn copy_16(to: u64, from: u64) {
     }
 }
 
-/// Copies 16 bytes from each address of `from` whose bit of `there` is set to that of `to`: all are loaded before the
-/// first is stored.
+/// Copies 16 bytes from each address of `from` whose bit of `there` is set to that of `to`. All loads come
+/// before the first store, so that their latencies overlap.
 ///
 /// # Safety
-/// As [`copy_16`], for each whose bit is set.
+/// As for [`copy_16`], for each pair of addresses whose bit is set.
 #[cfg(any(feature = "rows", feature = "scatter"))]
 #[inline(always)]
 pub unsafe fn copy_pieces(to: [u64; 8], from: [u64; 8], there: u32) {
@@ -334,7 +340,7 @@ pub unsafe fn copy_1(to: u64, from: u64) {
 #[inline(always)]
 pub unsafe fn store_u8(to: u64, value: u8) {
     let value = u16::from(value);
-    // SAFETY: the caller vouches for it.
+    // SAFETY: the caller vouches for the address.
     unsafe {
         asm!("st.global.b8 [{to}], {value};", to = in(reg64) to, value = in(reg16) value, options(nostack))
     };
@@ -347,7 +353,7 @@ pub unsafe fn store_u8(to: u64, value: u8) {
 #[cfg(any(feature = "rows", feature = "scatter"))]
 #[inline(always)]
 pub unsafe fn store_u32(to: u64, value: u32) {
-    // SAFETY: the caller vouches for it.
+    // SAFETY: the caller vouches for the address.
     unsafe {
         asm!("st.global.b32 [{to}], {value};", to = in(reg64) to, value = in(reg32) value, options(nostack))
     };
@@ -360,7 +366,7 @@ pub unsafe fn store_u32(to: u64, value: u32) {
 #[cfg(any(feature = "rows", feature = "scatter"))]
 #[inline(always)]
 pub unsafe fn store_u16(to: u64, value: u16) {
-    // SAFETY: the caller vouches for it.
+    // SAFETY: the caller vouches for the address.
     unsafe {
         asm!("st.global.b16 [{to}], {value};", to = in(reg64) to, value = in(reg16) value, options(nostack))
     };
@@ -374,7 +380,7 @@ pub unsafe fn store_u16(to: u64, value: u16) {
 #[inline(always)]
 pub unsafe fn load_u8(from: u64) -> u8 {
     let value: u16;
-    // SAFETY: the caller vouches for it.
+    // SAFETY: the caller vouches for the address.
     unsafe {
         asm!("ld.global.u8 {value}, [{from}];", from = in(reg64) from, value = out(reg16) value, options(nostack))
     };
@@ -389,7 +395,7 @@ pub unsafe fn load_u8(from: u64) -> u8 {
 #[inline(always)]
 pub unsafe fn load_u32(from: u64) -> u32 {
     let value: u32;
-    // SAFETY: the caller vouches for it.
+    // SAFETY: the caller vouches for the address.
     unsafe {
         asm!("ld.global.b32 {value}, [{from}];", from = in(reg64) from, value = out(reg32) value, options(nostack))
     };
@@ -404,22 +410,23 @@ pub unsafe fn load_u32(from: u64) -> u32 {
 #[inline(always)]
 pub unsafe fn load_u64(from: u64) -> u64 {
     let value: u64;
-    // SAFETY: the caller vouches for it.
+    // SAFETY: the caller vouches for the address.
     unsafe {
         asm!("ld.global.b64 {value}, [{from}];", from = in(reg64) from, value = out(reg64) value, options(nostack))
     };
     value
 }
 
-/// Loads 8 bytes, where the compiler finds it best.
+/// Loads 8 bytes; the compiler may move or merge the load.
 ///
 /// # Safety
-/// As [`load_u64`]; nothing writes to it while the kernel runs.
+/// As for [`load_u64`]; nothing writes to it while the kernel runs.
 #[cfg(feature = "hash")]
 #[inline(always)]
 pub unsafe fn load_word(from: u64) -> u64 {
     let value: u64;
-    // SAFETY: the caller vouches for it.
+    // SAFETY: the caller vouches for the address, whose content is constant, as `pure` and `readonly`
+    // require.
     unsafe {
         asm!("ld.global.b64 {value}, [{from}];", from = in(reg64) from, value = out(reg64) value,
             options(pure, readonly, nostack))
@@ -434,13 +441,13 @@ pub unsafe fn load_word(from: u64) -> u64 {
 #[cfg(any(feature = "hash", feature = "rows"))]
 #[inline(always)]
 pub unsafe fn store_u64(to: u64, value: u64) {
-    // SAFETY: the caller vouches for it.
+    // SAFETY: the caller vouches for the address.
     unsafe {
         asm!("st.global.b64 [{to}], {value};", to = in(reg64) to, value = in(reg64) value, options(nostack))
     };
 }
 
-/// Nanoseconds of the GPU's global timer.
+/// Returns the nanoseconds of the GPU's global timer.
 #[inline(always)]
 pub fn now_ns() -> u64 {
     let now: u64;
@@ -452,7 +459,7 @@ pub fn now_ns() -> u64 {
 /// Waits about `ns` nanoseconds without using the memory pipeline.
 #[inline(always)]
 pub fn sleep_ns(ns: u32) {
-    // SAFETY: touches no memory.
+    // SAFETY: pauses the thread; touches no memory.
     unsafe { asm!("nanosleep.u32 {};", in(reg32) ns, options(nostack)) };
 }
 
@@ -460,17 +467,17 @@ pub fn sleep_ns(ns: u32) {
 #[cfg(any(feature = "rows", feature = "scatter"))]
 #[inline(always)]
 pub fn trap() -> ! {
-    // SAFETY: touches no memory.
+    // SAFETY: ends the kernel; nothing runs after it.
     unsafe { core::arch::nvptx::trap() }
 }
 
 #[panic_handler]
 fn panic(_: &core::panic::PanicInfo<'_>) -> ! {
-    // SAFETY: ends the kernel with an error that the host sees.
+    // SAFETY: ends the kernel with an error that the host sees; nothing runs after it.
     unsafe { core::arch::nvptx::trap() }
 }
 
-/// Slice comparison calls it, and no library is linked.
+/// Compares bytes as C's `memcmp` does. Comparisons of slices call it, and no library is linked.
 ///
 /// # Safety
 /// `a` and `b` are valid for reads of `len` bytes.

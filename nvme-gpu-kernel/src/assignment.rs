@@ -1,4 +1,5 @@
-//! A launch as its threads see it: which command is whose, where its data lies, and how it is accounted.
+//! The assignment of a launch's commands to threads: data address, result cell and statistics of each
+//! command.
 // UNSAFETY: a launch holds addresses that the host vouches for.
 #![allow(unsafe_code)]
 
@@ -12,18 +13,18 @@ use nvme_core::sync::{AtomicU32, Order, Scope, opaque};
 use nvme_core::trace::Event;
 use nvme_core::{Command, ControllerFault, Data, Outcome, SubmitError, WaitError};
 
-/// Queue `index` of the launch.
+/// Returns queue `index` of the launch.
 #[inline(always)]
 pub fn queue_words(launch: &Launch, index: u32) -> Option<&QueueWords> {
     if index >= launch.queue_count {
         return None;
     }
     let words = launch.queues as usize as *const QueueWords;
-    // SAFETY: the host gives `queue_count` queues and does not change them while the kernel runs.
+    // SAFETY: the host vouches for `queue_count` queues and does not change them while the kernel runs.
     Some(unsafe { &*words.add(index as usize) })
 }
 
-/// The counts of one thread. What is rare goes to the report at once, to keep registers free.
+/// The counts of one thread. Rare events go to the report at once, which keeps registers free.
 #[derive(Default)]
 pub struct Tally {
     pub completed: u32,
@@ -36,7 +37,8 @@ impl Tally {
         match outcome {
             Outcome::Completed(status) if status.is_success() => self.completed += 1,
             Outcome::Completed(status) => {
-                // SAFETY: the host vouches for the report; only these instructions touch it.
+                // SAFETY: the host vouches for the report, which is only accessed by these atomic
+                // instructions.
                 unsafe {
                     arch::add(work.count(|report| &raw mut (*report).failed), 1);
                     let status = u64::from(status.0);
@@ -58,7 +60,7 @@ impl Tally {
     }
 }
 
-/// A launch with its sizes worked out.
+/// A launch with the sizes derived from its parameters.
 pub struct Work<'l> {
     pub launch: &'l Launch,
     page: PageSize,
@@ -73,7 +75,7 @@ impl<'l> Work<'l> {
         }
     }
 
-    /// The address of one of the report's counts.
+    /// Returns the address of one of the report's counts.
     #[inline(always)]
     fn count(&self, field: impl FnOnce(*mut Report) -> *mut u64) -> *mut u64 {
         field(self.launch.report as usize as *mut Report)
@@ -81,15 +83,15 @@ impl<'l> Work<'l> {
 
     #[inline(always)]
     pub fn timed_out(&self, index: u64) {
-        // SAFETY: the host vouches for the report; only these instructions touch it.
+        // SAFETY: the host vouches for the report, which is only accessed by these atomic instructions.
         unsafe { arch::add(self.count(|report| &raw mut (*report).timed_out), 1) };
         self.account(index, account::TIMED_OUT);
     }
 
-    /// A command that was reported as timed out has completed after all.
+    /// Counts a command that completed after it was reported as timed out.
     #[inline(always)]
     pub fn came_late(&self) {
-        // SAFETY: as in `timed_out`; the sum wraps back.
+        // SAFETY: as in `timed_out`; adding the maximum subtracts one, since the sum wraps.
         unsafe {
             arch::add(self.count(|report| &raw mut (*report).timed_out), u64::MAX);
             arch::add(self.count(|report| &raw mut (*report).late), 1);
@@ -100,7 +102,8 @@ impl<'l> Work<'l> {
     pub fn refuse(&self, index: u64, error: SubmitError) {
         // SAFETY: as in `timed_out`.
         unsafe { arch::add(self.count(|report| &raw mut (*report).refused), 1) };
-        // Not a match: the compiler would make a table of it, and read it like data.
+        // Comparisons instead of a match: the compiler would turn a match into a table, and load it like
+        // data.
         let mut word = account::REFUSED;
         if error == SubmitError::QueueFull {
             word = account::FULL;
@@ -111,7 +114,7 @@ impl<'l> Work<'l> {
         self.account(index, word);
     }
 
-    /// A wait that ended without the command's end.
+    /// Reports a wait that ended without the command's result.
     #[inline(always)]
     pub fn give_up(&self, index: u64, error: WaitError) {
         match error {
@@ -127,7 +130,7 @@ impl<'l> Work<'l> {
         unsafe { arch::raise(self.count(|report| &raw mut (*report).fault), code) };
     }
 
-    /// Counts what a shared queue did on the bus.
+    /// Counts an access of a shared queue to the bus.
     #[inline(always)]
     pub fn on_bus_access(&self, traffic: Traffic) {
         // SAFETY: as in `timed_out`.
@@ -167,24 +170,25 @@ impl<'l> Work<'l> {
     fn account(&self, index: u64, word: u32) {
         if self.launch.accounts != 0 && index < self.launch.commands {
             let accounts = self.launch.accounts as usize as *mut u32;
-            // SAFETY: the host gives one word for each command; each is written by its own thread.
+            // SAFETY: the host vouches for one word for each command; only the command's own thread writes
+            // it.
             unsafe { accounts.add(index as usize).write_volatile(word) };
         }
     }
 
-    /// Adds a record to the launch's trace, which it has.
+    /// Appends a record to the launch's trace; only for launches with a trace.
     #[inline(always)]
     pub fn record(&self, index: u64, event: Event) {
         let launch = self.launch;
         let report = launch.report as usize as *mut Report;
-        // SAFETY: the host vouches for the report; this field is counted up by this instruction alone.
+        // SAFETY: the host vouches for the report; only this atomic instruction changes the field.
         let number = unsafe { &*(&raw const (*report).traced).cast::<AtomicU32>() };
         let number = number.fetch_add(1, Order::Relaxed, Scope::Gpu);
         let at = number & launch.trace_records.wrapping_sub(1);
         let [head, argument] = event.to_words();
         let record = launch.trace as usize as *mut Traced;
-        // SAFETY: the host gives `trace_records` records, a power of two; each number is one thread's.
-        // Word by word: a whole record would be put together in local memory first.
+        // SAFETY: the host vouches for `trace_records` records, a power of two, and each number belongs to
+        // one thread. Written word by word: a whole record would be assembled in local memory first.
         unsafe {
             let words = record.add(at as usize).cast::<u64>();
             words.write_volatile(head);
@@ -194,7 +198,7 @@ impl<'l> Work<'l> {
         }
     }
 
-    /// Command `index`, with its data in buffer `buffer` unless the launch is linear.
+    /// Makes command `index`, with its data in buffer `buffer` unless the launch is linear.
     #[inline(always)]
     pub fn command(&self, index: u64, buffer: u64, tag: u32) -> Command<'l> {
         let launch = self.launch;
@@ -203,7 +207,8 @@ impl<'l> Work<'l> {
                 let random = crate::work::data_word(launch.seed, index);
                 ((u128::from(random) * u128::from(launch.units)) >> 64) as u64
             }
-            // A division only where the span is shorter than the work, and a short one where it can be.
+            // Division only if the span is shorter than the work, and in 32 bits if possible, since 64-bit
+            // division is slow on a GPU.
             _ if index < launch.units => index,
             _ => match (u32::try_from(index), u32::try_from(launch.units)) {
                 (Ok(index), Ok(units)) => u64::from(index.checked_rem(units).unwrap_or(0)),
@@ -224,7 +229,8 @@ impl<'l> Work<'l> {
         Command::new(sqe, self.data(place), tag)
     }
 
-    /// Bytes of a command's data. Made anew for each command: registers are rarer than instructions.
+    /// Returns the bytes of a command's data. Computed again for each command: registers are scarcer than
+    /// instructions.
     #[inline(always)]
     fn bytes(&self) -> u64 {
         let launch = self.launch;
@@ -245,7 +251,7 @@ impl<'l> Work<'l> {
             return Data::None;
         }
         if offset + len > self.launch.data_bytes {
-            // An empty transfer is refused when it is mapped.
+            // An empty transfer is rejected when it is mapped, so data outside the memory ends in an error.
             return Data::Contiguous {
                 iova: Iova(0),
                 len: 0,
@@ -260,8 +266,8 @@ impl<'l> Work<'l> {
         let first = offset >> shift;
         let within = offset & ((1 << shift) - 1);
         let count = (within + len).div_ceil(1 << shift);
-        // SAFETY: the host gives one IOVA for each page of the data, and the range lies in the data;
-        // nothing writes the table while the kernel runs.
+        // SAFETY: the host vouches for one IOVA for each page of the data, and the range is inside the data,
+        // as checked above; nothing writes the table while the kernel runs.
         let pages =
             unsafe { core::slice::from_raw_parts(table.add(first as usize), count as usize) };
         Data::Pages {

@@ -1,4 +1,4 @@
-//! Kernels without a queue: the check of data that was read, and the bare limits of the bus.
+//! Kernels without a driver queue: the check of data that was read, and the raw limits of the bus.
 // UNSAFETY: kernel parameters hold addresses that the host vouches for.
 #![allow(unsafe_code)]
 
@@ -8,17 +8,18 @@ use crate::work::{Launch, Report, data_word};
 use nvme_core::spec::Sqe;
 use nvme_core::sync::{AtomicU64, Order, Scope, fence};
 
-/// Entries and completions between two doorbells of a queue that is only fed.
+/// Number of entries and completions between two doorbells of a queue that is only fed.
 const FED: u32 = 256;
-/// Looks at the answer between two looks at the clock.
+/// Number of polls of the answer between two reads of the clock.
 const LOOKS: u32 = 256;
 
 entry! {
-    /// Checks that the data memory holds what [`data_word`] gives for `commands` times `blocks` blocks from
-    /// `lba` on. Any grid; words that differ are counted.
+    /// Checks that the data memory holds the words of [`data_word`] for `commands` times `blocks` blocks from
+    /// `lba` on. Any grid; different words are counted.
     ///
     /// # Safety
-    /// `data`, `data_bytes` and `report` are what [`Launch`] says; nothing writes the data meanwhile.
+    /// `data`, `data_bytes` and `report` are valid as [`Launch`] documents; nothing writes the data
+    /// meanwhile.
     pub unsafe fn nvme_verify(launch: Launch) {
         let report = launch.report as usize as *mut Report;
         let bytes = (launch.commands * u64::from(launch.blocks)) << launch.block_shift;
@@ -30,7 +31,8 @@ entry! {
             u64::from(arch::block()) * u64::from(arch::block_threads()) + u64::from(arch::thread());
         let (mut wrong, mut wrong_at) = (0, 0);
         while index < words {
-            // SAFETY: index < words, so inside the data; an atomic, since the controller wrote it.
+            // SAFETY: `index < words`, so the word is inside the data; an atomic load, since the controller
+            // wrote it.
             let have = unsafe { &*data.add(index as usize) }.load(Order::Relaxed, Scope::Sys);
             if have != data_word(launch.seed, first + index) {
                 wrong += 1;
@@ -39,7 +41,7 @@ entry! {
             index += stride;
         }
         if wrong != 0 {
-            // SAFETY: the host vouches for the report; only these instructions touch it.
+            // SAFETY: the host vouches for the report, which is only accessed by these atomic instructions.
             unsafe {
                 arch::add(&raw mut (*report).wrong, wrong);
                 arch::raise(&raw mut (*report).wrong_at, wrong_at);
@@ -49,8 +51,8 @@ entry! {
 }
 
 entry! {
-    /// The bare limit of a command at depth 1: an entry of 64 bytes, a release fence and a doorbell out, an
-    /// upper word back, `commands` times. One thread. Round n carries n in every word.
+    /// Measures the bare limit of a command at depth 1: an entry of 64 bytes, a release fence and a doorbell
+    /// out, an upper word back, `commands` times. One thread. Round n has n in every word.
     ///
     /// # Safety
     /// The first queue of the launch is memory that a host thread answers on; nothing else uses it.
@@ -92,13 +94,14 @@ entry! {
 }
 
 entry! {
-    /// The bare limit of submission: `commands` entries into the rings of all queues, eight lanes each and a
-    /// warp's four side by side, with one fence at the end. A warp stays on one queue, as one that owns a queue
-    /// does. Any grid of blocks of a multiple of 32 threads, a multiple of `queue_count` warps in all.
+    /// Measures the bare limit of submission: `commands` entries into the rings of all queues, eight lanes an
+    /// entry and a warp's four entries side by side, with one fence at the end. A warp stays on one queue, as
+    /// one that owns a queue does. Any grid of blocks of a multiple of 32 threads, a multiple of
+    /// `queue_count` warps in all.
     ///
-    /// With `depth` other than 0 there is a controller, and each warp has a queue to itself: after each
-    /// [`FED`] entries it reads as many completions, fences and rings, and believes nothing of what it read.
-    /// That is the traffic of a full queue without the queue.
+    /// If `depth` is not 0 there is a controller, and each warp has a queue to itself: after each [`FED`]
+    /// entries it reads as many completions, fences and rings, and ignores the content of the completions.
+    /// That is the traffic of a full queue without the queue's logic.
     ///
     /// # Safety
     /// The rings are memory whose entries no code relies on; nothing else writes them.
@@ -120,7 +123,7 @@ entry! {
         let (mut unrung, mut read) = (0, 0u64);
         let mut number = u64::from(warp * 4 + tile);
         while number < launch.commands {
-            // As a read of one block by the only one in flight, for a controller that looks at it.
+            // The opcode makes it a read of one block, for a controller that executes the entries.
             let value = if word == 0 {
                 u64::from(launch.opcode)
             } else {
@@ -145,10 +148,10 @@ entry! {
             }
         }
         fence(Order::Release, Scope::Sys);
-        // The reads are not done for nothing, as far as the compiler knows.
+        // Keeps the loads alive (black box).
         if written != 0 || read == u64::MAX {
             let report = launch.report as usize as *mut Report;
-            // SAFETY: the host vouches for the report; only these instructions touch it.
+            // SAFETY: the host vouches for the report, which is only accessed by these atomic instructions.
             unsafe { arch::add(&raw mut (*report).sqes, written) };
         }
     }

@@ -1,12 +1,13 @@
-//! `nvme_hash_chunks`: the hashes of chunks where they lie in memory of the GPU, a warp for each.
+//! `nvme_hash_chunks`: hashes of chunks in GPU memory, one warp a chunk.
 // UNSAFETY: kernel parameters hold addresses that the host vouches for.
 #![allow(unsafe_code)]
 
 use crate::arch;
 use crate::hash::{self, CONSTANTS, Chunk, HashChunks, Lanes, SHORT, fold};
 
-/// The lanes of a warp over a chunk: lane `l` has column `l % 8` of stripes `l / 8`, `l / 8 + 4` and so on, so that a
-/// load of all lanes is 256 bytes that follow on each other. `ALIGNED`: the chunk begins at a multiple of 8.
+/// The lanes of a warp over a chunk: lane `l` has column `l % 8` of stripes `l / 8`, `l / 8 + 4` and so on,
+/// so that one load of all lanes covers 256 consecutive bytes. `ALIGNED`: the chunk begins at a multiple of
+/// 8.
 struct OnWarp<const ALIGNED: bool> {
     from: u64,
     lane: u32,
@@ -27,7 +28,8 @@ impl<const ALIGNED: bool> Lanes<1, 4> for OnWarp<ALIGNED> {
     #[inline(always)]
     fn load(&self, at: u32) -> u64 {
         match ALIGNED {
-            // SAFETY: inside of the chunk, which begins at a multiple of 8.
+            // SAFETY: `at` is inside the chunk, which begins at a multiple of 8; the host vouches for the
+            // chunk.
             true => unsafe { arch::load_word(self.from + u64::from(at)) },
             false => self.load_any(at),
         }
@@ -37,21 +39,22 @@ impl<const ALIGNED: bool> Lanes<1, 4> for OnWarp<ALIGNED> {
     fn load_any(&self, at: u32) -> u64 {
         let from = self.from + u64::from(at);
         let shift = from as u32 % 8 * 8;
-        // SAFETY: words of 8 bytes that have a byte of the chunk.
+        // SAFETY: aligned words that contain a byte of the chunk; the host vouches for up to 7 bytes around
+        // it.
         let (low, high) = unsafe { (arch::load_word(from & !7), arch::load_word((from + 7) & !7)) };
         low >> shift | high << 1 << (63 - shift)
     }
 
     #[inline(always)]
     fn byte(&self, at: u32) -> u64 {
-        // SAFETY: inside of the chunk.
+        // SAFETY: `at` is inside the chunk.
         unsafe { arch::load_u8(self.from + u64::from(at)) }.into()
     }
 
     #[inline(always)]
     fn constant(&self, index: u32) -> u64 {
-        // By way of Rust it would be a load that is not coherent.
-        // SAFETY: inside of the table: the code that asks is the host's, too, where that is checked.
+        // A Rust access would become a non-coherent load, which the checks of the PTX forbid.
+        // SAFETY: inside the table; the host runs the same code with checked indices.
         unsafe { arch::load_word(&raw const CONSTANTS as u64 + u64::from(index) * 8) }
     }
 
@@ -71,17 +74,17 @@ impl<const ALIGNED: bool> Lanes<1, 4> for OnWarp<ALIGNED> {
 }
 
 entry! {
-    /// Hashes chunks: blocks of whole warps, as many as are useful.
+    /// Hashes chunks. Blocks of whole warps; any number of blocks.
     ///
     /// # Safety
-    /// Every address in `job` is what [`HashChunks`] says; nothing writes to the chunks meanwhile.
+    /// Every address in `job` is valid as [`HashChunks`] documents; nothing writes to the chunks meanwhile.
     pub unsafe fn nvme_hash_chunks(job: HashChunks) {
         let of_block = arch::block_threads() / 32;
         let mut index = u64::from(arch::block() * of_block + arch::thread() / 32);
         let warps = u64::from(arch::blocks() * of_block);
         while index < job.count {
             let place = job.chunks + index * size_of::<Chunk>() as u64;
-            // SAFETY: the host gives `count` chunks.
+            // SAFETY: the host vouches for `count` chunks.
             let (at, bytes) = unsafe { (arch::load_word(place), arch::load_word(place + 8)) };
             let (from, lane) = (job.base + at, arch::lane());
             let bytes = bytes as u32;
@@ -91,7 +94,7 @@ entry! {
                 _ => hash::of_long(&OnWarp::<false> { from, lane }, bytes),
             };
             if lane == 0 {
-                // SAFETY: the host gives as many places.
+                // SAFETY: the host vouches for `count` results; only this lane writes this one.
                 unsafe { arch::store_u64(job.hashes + index * 8, hash) };
             }
             index += warps;

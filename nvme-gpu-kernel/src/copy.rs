@@ -1,4 +1,4 @@
-//! A warp copies rows, all lanes of it together.
+//! Copies of rows by a warp, all lanes together.
 // UNSAFETY: copies between addresses that the host vouches for.
 #![allow(unsafe_code)]
 
@@ -6,7 +6,8 @@ use crate::arch;
 use crate::exchange::{OfLanes64, exchanged64, of_lane64};
 use crate::rows::Gather;
 
-/// What a warp copies: rows of so many bytes. A lane's number, as the compiler may know it or not.
+/// The sizes of a copy: the bytes of a row and the unit of copying; with the lane's number, which may be
+/// opaque to the compiler.
 #[derive(Clone, Copy)]
 pub struct Shape {
     pub row_bytes: u32,
@@ -24,7 +25,7 @@ impl Shape {
         }
     }
 
-    /// The same for kernels that are short of registers.
+    /// Makes the values opaque to the compiler, for kernels that are short of registers.
     #[cfg(feature = "rows")]
     #[inline(always)]
     pub fn opaque(self) -> Self {
@@ -36,8 +37,8 @@ impl Shape {
     }
 }
 
-/// Copies a row from `from` of each lane whose bit is set in `wanted` to `to` of that lane. Every lane calls it, and
-/// `to` is called by all lanes with the same lane.
+/// Copies a row from `from` of each lane whose bit is set in `wanted` to `to` of that lane. Every lane calls
+/// it, and all lanes call `to` with the same lane.
 #[inline(always)]
 pub fn rows(shape: Shape, from: u64, to: impl Fn(u32) -> u64, wanted: u32) {
     match shape.unit_shift {
@@ -48,16 +49,16 @@ pub fn rows(shape: Shape, from: u64, to: impl Fn(u32) -> u64, wanted: u32) {
         2 | 3 => copy_units::<2>(shape, exchanged64(from), to, wanted),
         _ => copy_units::<0>(shape, exchanged64(from), to, wanted),
     }
-    // The rows are read before the next reads into the same slots are published.
+    // A barrier: the rows are read before the next commands that write into the same slots are published.
     arch::sync_warp(arch::FULL);
 }
 
-/// Rows at least so long are copied by [`copy_lines`], where their bytes lie at odd places.
+/// Length from which on rows at odd addresses are copied by [`copy_lines`].
 #[cfg(feature = "rows")]
 const LONG: u32 = 64;
 
-/// As [`rows`], from memory of which whole lines of 16 bytes may be loaded, also where a row begins or ends within one:
-/// slots, and lines of a cache.
+/// Copies as [`rows`] does, from memory in which whole lines of 16 bytes may be loaded, even if a row begins
+/// or ends inside a line: slots, and lines of a cache.
 #[cfg(feature = "rows")]
 #[inline(always)]
 pub fn rows_of_slots(shape: Shape, from: u64, to: impl Fn(u32) -> u64, wanted: u32) {
@@ -69,8 +70,8 @@ pub fn rows_of_slots(shape: Shape, from: u64, to: impl Fn(u32) -> u64, wanted: u
     }
 }
 
-/// Rows at any bytes, one after the other: loads of 16 bytes a lane, stores of one. Loads are what crosses the bus, and
-/// the next ones are under way while these are stored.
+/// Copies rows at any address, each by all lanes: loads of 16 bytes a lane, stores of one byte. The loads
+/// cross the bus, and the next ones are in flight while these are stored.
 #[cfg(feature = "rows")]
 #[inline(always)]
 fn copy_lines(shape: Shape, from: u64, to: impl Fn(u32) -> u64, wanted: u32) {
@@ -93,18 +94,18 @@ fn copy_lines(shape: Shape, from: u64, to: impl Fn(u32) -> u64, wanted: u32) {
     }
 }
 
-/// The 16 bytes at `at`, unless they begin past `end`.
+/// Loads the 16 bytes at `at`, unless they begin past `end`.
 #[cfg(feature = "rows")]
 #[inline(always)]
 fn line(at: u64, end: u64) -> (u64, u64) {
     match at < end {
-        // SAFETY: a line of the slots or of the cache with a byte of the row.
+        // SAFETY: an aligned line of the slots or of the cache that contains a byte of the row.
         true => unsafe { (arch::load_u64(at), arch::load_u64(at + 8)) },
         false => (0, 0),
     }
 }
 
-/// Stores those of the 8 bytes from `at` on that lie from `from` to `end`, `far` further on.
+/// Stores those of the 8 bytes from `at` on that are between `from` and `end`, at a distance of `far`.
 #[cfg(feature = "rows")]
 #[inline(always)]
 fn store_half(far: u64, half: u64, at: u64, (from, end): (u64, u64)) {
@@ -112,22 +113,23 @@ fn store_half(far: u64, half: u64, at: u64, (from, end): (u64, u64)) {
     while byte < 8 {
         let here = at + byte;
         if here >= from && here < end {
-            // SAFETY: a byte of the row, in the output.
+            // SAFETY: a byte of the row, so `far` further on it is inside the output.
             unsafe { arch::store_u8(far.wrapping_add(here), (half >> (byte * 8)) as u8) };
         }
         byte += 1;
     }
 }
 
-/// log2 of the unit in which such a part is copied, from both its addresses and its length in one word.
+/// Returns log2 of the largest unit (16, 8, 4, 2 or 1 bytes) that divides `word`, the OR of both addresses
+/// and the length.
 #[cfg(feature = "rows")]
 #[inline(always)]
 pub fn unit_of(word: u64) -> u32 {
     (word | 16).trailing_zeros()
 }
 
-/// Copies `bytes` bytes from `from` to `to` of each lane whose bit is set in `wanted`, one lane's after the other's.
-/// Every lane calls it. `unit` is log2 of the bytes of which addresses and length are multiples.
+/// Copies `bytes` bytes from `from` to `to` of each lane whose bit is set in `wanted`, lane by lane. Every
+/// lane calls it. `unit` returns log2 of the bytes that divide addresses and length.
 #[cfg(feature = "rows")]
 #[inline(always)]
 pub fn parts(shape: Shape, from: u64, to: u64, bytes: u64, wanted: u32, unit: impl Fn(u64) -> u32) {
@@ -145,7 +147,7 @@ pub fn parts(shape: Shape, from: u64, to: u64, bytes: u64, wanted: u32, unit: im
             _ => copy_part::<0>(shape, from, to, bytes),
         }
     }
-    // As above.
+    // A barrier, as in `rows`.
     arch::sync_warp(arch::FULL);
 }
 
@@ -154,7 +156,7 @@ pub fn parts(shape: Shape, from: u64, to: u64, bytes: u64, wanted: u32, unit: im
 fn copy_part<const SHIFT: u32>(shape: Shape, from: u64, to: u64, bytes: u64) {
     let mut at = u64::from(shape.lane) << SHIFT;
     while at < bytes {
-        // SAFETY: inside the part, in the slots and in the output.
+        // SAFETY: `at` is below the part's length, in the slots and in the output.
         unsafe {
             match SHIFT {
                 4 => arch::copy_16(to + at, from + at),
@@ -166,8 +168,8 @@ fn copy_part<const SHIFT: u32>(shape: Shape, from: u64, to: u64, bytes: u64) {
     }
 }
 
-/// Rows of a multiple of 512 bytes, in pieces of 512: a warp loads eight pieces before it stores the first,
-/// whichever rows they are of.
+/// Copies rows of a multiple of 512 bytes, in parts of 512: a warp loads eight parts before it stores the
+/// first, whichever rows they belong to.
 #[inline(always)]
 fn copy_pieces(shape: Shape, from: OfLanes64, to: impl Fn(u32) -> u64, wanted: u32) {
     let lane = u64::from(shape.lane) * 16;
@@ -189,19 +191,19 @@ fn copy_pieces(shape: Shape, from: OfLanes64, to: impl Fn(u32) -> u64, wanted: u
             }
             (to, from)
         };
-        // One by one: what an array would put on a stack stays in registers.
+        // One variable each: an array would be placed on a stack, these stay in registers.
         let ((t0, f0), (t1, f1)) = (next(1), next(2));
         let ((t2, f2), (t3, f3)) = (next(4), next(8));
         let ((t4, f4), (t5, f5)) = (next(16), next(32));
         let ((t6, f6), (t7, f7)) = (next(64), next(128));
         let to = [t0, t1, t2, t3, t4, t5, t6, t7];
         let from = [f0, f1, f2, f3, f4, f5, f6, f7];
-        // SAFETY: inside rows, in the slots and in the output, where a bit is set.
+        // SAFETY: each part whose bit is set is inside its row, in the slots and in the output.
         unsafe { arch::copy_pieces(to, from, there) };
     }
 }
 
-/// Rows in units of 16, 4 or 1 bytes, all of them together: lane after lane takes the next unit.
+/// Copies rows in units of 16, 4 or 1 bytes, all rows together: the lanes take consecutive units.
 #[inline(always)]
 fn copy_units<const SHIFT: u32>(
     shape: Shape,
@@ -211,17 +213,17 @@ fn copy_units<const SHIFT: u32>(
 ) {
     let units = shape.row_bytes >> SHIFT;
     let mut at = shape.lane;
-    // All lanes go round as often: they exchange addresses.
+    // Every lane runs the same number of turns, since the lanes exchange addresses.
     let mut left = units;
     while left != 0 {
         left -= 1;
-        // Never by zero: a row has a unit at least.
+        // The divisor is not zero, since a row has at least one unit.
         let lane = at.checked_div(units).unwrap_or(0);
         let offset = u64::from(at - lane * units) << SHIFT;
         let from = of_lane64(&from, lane) + offset;
         let to = to(lane) + offset;
         if wanted >> lane & 1 == 1 {
-            // SAFETY: inside the row, in the slots and in the output.
+            // SAFETY: the offset is below the row's length, in the slots and in the output.
             unsafe {
                 match SHIFT {
                     4 => arch::copy_16(to, from),

@@ -1,4 +1,4 @@
-//! Kernels: the workloads of the demo, the benchmark and the tests.
+//! The entry points of the kernels that drive queues: workloads of the demo, the benchmark and the tests.
 // UNSAFETY: kernel parameters hold addresses that the host vouches for.
 #![allow(unsafe_code)]
 
@@ -10,18 +10,18 @@ use crate::work::Launch;
 use nvme_core::group::Alone;
 
 entry! {
-    /// One thread a queue: grid = queues, blocks of one thread.
+    /// Drives queues by one thread each: grid = queues, blocks of one thread.
     ///
     /// # Safety
-    /// Every address in `launch` is what [`Launch`] says; the queues exist on the controller and nothing
-    /// else uses them.
+    /// Every address in `launch` is valid as [`Launch`] documents; the queues exist on the controller and
+    /// nothing else uses them.
     pub unsafe fn nvme_owner(launch: Launch) {
         drive::<Alone, 1, 1, false>(&launch, Alone, arch::block());
     }
 }
 
 entry! {
-    /// One warp a queue: grid = queues, blocks of 32 threads.
+    /// Drives queues by one warp each: grid = queues, blocks of 32 threads.
     ///
     /// # Safety
     /// As [`nvme_owner`].
@@ -31,7 +31,7 @@ entry! {
 }
 
 entry! {
-    /// As [`nvme_owner`], and records what it does at `launch.trace`.
+    /// Does the same as [`nvme_owner`], and records events at `launch.trace`.
     ///
     /// # Safety
     /// As [`nvme_owner`].
@@ -41,7 +41,7 @@ entry! {
 }
 
 entry! {
-    /// As [`nvme_warp`], and records what it does at `launch.trace`.
+    /// Does the same as [`nvme_warp`], and records events at `launch.trace`.
     ///
     /// # Safety
     /// As [`nvme_owner`].
@@ -51,7 +51,7 @@ entry! {
 }
 
 entry! {
-    /// One block a queue: grid = queues, blocks of a multiple of 32 threads.
+    /// Drives queues by one block each: grid = queues, blocks of a multiple of 32 threads.
     ///
     /// # Safety
     /// As [`nvme_owner`].
@@ -61,7 +61,7 @@ entry! {
 }
 
 entry! {
-    /// As [`nvme_block`], and records what it does at `launch.trace`.
+    /// Does the same as [`nvme_block`], and records events at `launch.trace`.
     ///
     /// # Safety
     /// As [`nvme_owner`].
@@ -71,49 +71,49 @@ entry! {
 }
 
 entry! {
-    /// Any threads share the queues: thread t uses queue (t / 32) mod `queue_count`, and command i belongs
-    /// to thread i mod (active threads). `launch.lanes` lanes of each warp are active; each waits for every
-    /// command.
+    /// Drives queues that all threads share: thread t uses queue (t / 32) mod `queue_count`, and command i
+    /// belongs to thread i mod (active threads). `launch.lanes` lanes of each warp are active; each waits for
+    /// every command.
     ///
     /// # Safety
     /// As [`nvme_owner`]; the queues are used by threads of this launch alone.
     pub unsafe fn nvme_shared(launch: Launch) {
-        // SAFETY: the host vouches for the launch.
+        // SAFETY: the host vouches for every address in the launch, as under `# Safety`.
         unsafe { sharing::<false, false, false>(&launch) };
     }
 }
 
 entry! {
-    /// As [`nvme_shared`], for more warps than fit with all the registers that it takes: lanes alone keep fewer
-    /// reads under way.
+    /// Does the same as [`nvme_shared`], for more warps than fit with all the registers that it uses: lanes
+    /// that act alone keep fewer reads in flight.
     ///
     /// # Safety
     /// As [`nvme_shared`].
     pub unsafe fn nvme_shared_narrow(launch: Launch) {
-        // SAFETY: the host vouches for the launch.
+        // SAFETY: the host vouches for every address in the launch, as under `# Safety`.
         unsafe { sharing::<false, false, true>(&launch) };
     }
 }
 
 entry! {
-    /// As [`nvme_shared`], and records what it does at `launch.trace`.
+    /// Does the same as [`nvme_shared`], and records events at `launch.trace`.
     ///
     /// # Safety
     /// As [`nvme_shared`].
     pub unsafe fn nvme_shared_traced(launch: Launch) {
-        // SAFETY: the host vouches for the launch.
+        // SAFETY: the host vouches for every address in the launch, as under `# Safety`.
         unsafe { sharing::<false, true, false>(&launch) };
     }
 }
 
 entry! {
-    /// As [`nvme_shared`], but each thread submits up to `launch.depth` commands before it waits for them,
-    /// in the reverse order. The tokens are kept in `launch.tokens`.
+    /// Does the same as [`nvme_shared`], but each thread submits up to `launch.depth` commands before it
+    /// waits for them, in the reverse order. The tokens are kept in `launch.tokens`.
     ///
     /// # Safety
     /// As [`nvme_owner`]; the queues are used by threads of this launch alone.
     pub unsafe fn nvme_tokens(launch: Launch) {
-        // SAFETY: the host vouches for the launch.
+        // SAFETY: the host vouches for every address in the launch, as under `# Safety`.
         unsafe { sharing::<true, false, false>(&launch) };
     }
 }

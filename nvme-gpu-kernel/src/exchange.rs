@@ -1,7 +1,7 @@
-//! Values that the lanes of a warp exchange.
+//! Exchange of values between the lanes of a warp.
 //!
-//! On a GPU each look at another lane's value is an instruction. On the host it is a switch of every lane: there the lanes
-//! exchange all values at once.
+//! On a GPU each access to another lane's value is one instruction. On the host it would switch to every
+//! lane, so there the lanes exchange all values at once.
 
 #[cfg(not(target_arch = "nvptx64"))]
 pub use host::*;
@@ -12,39 +12,39 @@ pub use ptx::*;
 mod ptx {
     use crate::arch;
 
-    /// A value of each lane of the warp, as one lane has it.
+    /// A 32-bit value of each lane of the warp, as one lane holds it.
     #[cfg(feature = "scatter")]
     pub type OfLanes32 = u32;
-    /// The same of 64 bits.
+    /// A 64-bit value of each lane of the warp, as one lane holds it.
     pub type OfLanes64 = u64;
 
-    /// Makes the lane's value known to the others. Every lane of the warp calls it.
+    /// Makes the lane's value available to the others. Every lane of the warp calls it.
     #[cfg(feature = "scatter")]
     #[inline(always)]
     pub fn exchanged32(mine: u32) -> OfLanes32 {
         mine
     }
 
-    /// The same of 64 bits.
+    /// Makes the lane's 64-bit value available to the others. Every lane of the warp calls it.
     #[inline(always)]
     pub fn exchanged64(mine: u64) -> OfLanes64 {
         mine
     }
 
-    /// The value of `lane`. Every lane of the warp calls it, each for the lane that it wants.
+    /// Returns the value of `lane`. Every lane of the warp calls it, each with the lane that it wants.
     #[cfg(feature = "scatter")]
     #[inline(always)]
     pub fn of_lane32(all: &OfLanes32, lane: u32) -> u32 {
         arch::shuffle(arch::FULL, *all, lane)
     }
 
-    /// The same of 64 bits.
+    /// Returns the 64-bit value of `lane`. Every lane of the warp calls it.
     #[inline(always)]
     pub fn of_lane64(all: &OfLanes64, lane: u32) -> u64 {
         shuffle64(*all, lane)
     }
 
-    /// The value of lane `from`. Every lane of the warp calls it.
+    /// Returns the value of lane `from`. Every lane of the warp calls it.
     #[inline(always)]
     pub fn shuffle64(value: u64, from: u32) -> u64 {
         let low = arch::shuffle(arch::FULL, value as u32, from);
@@ -57,34 +57,35 @@ mod ptx {
 mod host {
     use crate::arch;
 
-    /// A value of each lane of the warp.
+    /// A 32-bit value of each lane of the warp.
     pub type OfLanes32 = [u32; 32];
-    /// The same of 64 bits.
+    /// A 64-bit value of each lane of the warp.
     pub type OfLanes64 = [u64; 32];
 
-    /// Makes the lane's value known to the others. Every lane of the warp calls it.
+    /// Makes the lane's value available to the others. Every lane of the warp calls it.
     #[track_caller]
     pub fn exchanged32(mine: u32) -> OfLanes32 {
         arch::exchange(mine.into()).map(|value| value as u32)
     }
 
-    /// The same of 64 bits.
+    /// Makes the lane's 64-bit value available to the others. Every lane of the warp calls it.
     #[track_caller]
     pub fn exchanged64(mine: u64) -> OfLanes64 {
         arch::exchange(mine)
     }
 
-    /// The value of `lane`. On a GPU every lane of the warp calls it, each for the lane that it wants.
+    /// Returns the value of `lane`. On a GPU every lane of the warp calls it, each with the lane that it
+    /// wants.
     pub fn of_lane32(all: &OfLanes32, lane: u32) -> u32 {
         all[lane as usize % 32]
     }
 
-    /// The same of 64 bits.
+    /// Returns the 64-bit value of `lane`.
     pub fn of_lane64(all: &OfLanes64, lane: u32) -> u64 {
         all[lane as usize % 32]
     }
 
-    /// The value of lane `from`. Every lane of the warp calls it.
+    /// Returns the value of lane `from`. Every lane of the warp calls it.
     #[track_caller]
     pub fn shuffle64(value: u64, from: u32) -> u64 {
         arch::shuffle64(value, from)

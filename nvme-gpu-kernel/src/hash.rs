@@ -1,58 +1,60 @@
 //! XXH3-64 with seed 0 of bytes in memory, by one lane or by the lanes of a warp: `nvme_hash_chunks`.
 //!
-//! Stripes of 64 bytes go into eight sums, one for each 8 bytes of a stripe: its columns. The sums of the 16 stripes of a
-//! block of 1,024 bytes commute. So each lane takes a column of some stripes, and the lanes add their sums before the
-//! scramble that ends the block. The steps are those of xxHash 0.8, and have its names.
+//! Stripes of 64 bytes are added to eight accumulators, one for each 8 bytes of a stripe, its columns. Within
+//! a block of 16 stripes (1,024 bytes) the additions commute. So each lane takes one column of some stripes,
+//! and the lanes add their accumulators before the scramble that ends the block. The steps and their names
+//! are those of xxHash 0.8.
 
-/// Bytes of a chunk at most.
+/// Limit of the bytes of a chunk.
 pub const MOST_CHUNK_BYTES: u32 = 1 << 30;
 
-/// Chunks in memory, hashed by `nvme_hash_chunks`: a warp takes one at a time.
+/// Parameters of `nvme_hash_chunks`, which hashes chunks in memory; a warp takes one a turn.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(C)]
 pub struct HashChunks {
-    /// `count` [`Chunk`]s in memory of the GPU.
+    /// Address of `count` [`Chunk`]s in GPU memory.
     pub chunks: u64,
-    /// From where chunks are counted. Up to 7 bytes before the first one and behind the last one are loaded, too.
+    /// Address that chunks are counted from. Up to 7 bytes before the first one and after the last one are
+    /// loaded, too.
     pub base: u64,
-    /// Gets the hash of each chunk: `count` numbers of 8 bytes.
+    /// Address of the results: `count` hashes of 8 bytes.
     pub hashes: u64,
-    /// How many chunks.
+    /// Number of chunks.
     pub count: u64,
 }
 
-/// Bytes that have a hash.
+/// A range of bytes to hash.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(C)]
 pub struct Chunk {
     /// First byte, counted from [`HashChunks::base`].
     pub at: u64,
-    /// How many, at most [`MOST_CHUNK_BYTES`].
+    /// Number of bytes, at most [`MOST_CHUNK_BYTES`].
     pub bytes: u64,
 }
 
-/// The lanes that hash a chunk together, and the chunk's bytes. A lane has `COLUMNS` columns of `STEPS` stripes of a
-/// block.
+/// The lanes that hash a chunk together, and access to the chunk's bytes. A lane has `COLUMNS` columns of
+/// `STEPS` stripes of a block.
 pub trait Lanes<const COLUMNS: usize, const STEPS: usize> {
-    /// The first column and the first stripe of this lane, below 8 and below 16 / `STEPS`.
+    /// Returns the first column and the first stripe of this lane, below 8 and below 16 / `STEPS`.
     fn place(&self) -> (u32, u32);
 
-    /// 8 bytes from byte `at` of the chunk on, a multiple of 8, the lowest first.
+    /// Loads 8 bytes from byte `at` of the chunk on, a multiple of 8, little endian.
     fn load(&self, at: u32) -> u64;
 
-    /// The same from any byte on.
+    /// Loads 8 bytes from any byte on.
     fn load_any(&self, at: u32) -> u64;
 
-    /// Byte `at`.
+    /// Loads byte `at`.
     fn byte(&self, at: u32) -> u64;
 
-    /// Number `index` of [`CONSTANTS`].
+    /// Returns number `index` of [`CONSTANTS`].
     fn constant(&self, index: u32) -> u64;
 
-    /// Of each column the sum over all lanes of `own`, and of `other` of the column beside it.
+    /// Returns for each column the sum over all lanes of `own`, and of `other` of the neighbouring column.
     fn join(&self, own: [u64; COLUMNS], other: [u64; COLUMNS]) -> [u64; COLUMNS];
 
-    /// The sum of the folded products of columns 0 and 1, 2 and 3, 4 and 5, 6 and 7.
+    /// Returns the sum of the folded products of columns 0 and 1, 2 and 3, 4 and 5, 6 and 7.
     fn total(&self, columns: [u64; COLUMNS]) -> u64;
 }
 
@@ -60,7 +62,7 @@ const STRIPE: u32 = 64;
 const BLOCK: u32 = 1024;
 /// Stripes of a block.
 const STRIPES: u32 = 16;
-/// Chunks that are no longer have a way of their own each.
+/// Length up to which XXH3 has special cases.
 pub const SHORT: u32 = 240;
 
 const PRIME32_1: u64 = 0x9E37_79B1;
@@ -76,7 +78,7 @@ const FIRST: [u64; 8] = [
     PRIME32_3, PRIME64_1, PRIME64_2, PRIME64_3, PRIME64_4, PRIME32_2, PRIME64_5, PRIME32_1,
 ];
 
-/// The default secret, whose words of 8 bytes are the keys of stripes.
+/// The default secret, whose 8-byte words are the keys of stripes.
 const SECRET: [u64; 24] = [
     0xBE4B_A423_396C_FEB8,
     0x1CAD_21F7_2C81_017C,
@@ -103,10 +105,11 @@ const SECRET: [u64; 24] = [
     0x2804_1695_8F3A_CB45,
     0x7E40_4BBB_CAFB_D7AF,
 ];
-/// What lanes look up: the secret, and behind it the first sums, and the keys of the last stripe and of the last sum.
+/// Constants that lanes load: the secret, then the initial accumulators, and the keys of the last stripe and
+/// of the final merge.
 pub static CONSTANTS: [u64; 48] = constants();
 
-// Places in `CONSTANTS`.
+// Offsets in `CONSTANTS`.
 const SCRAMBLE: u32 = 16;
 const FIRST_AT: u32 = 24;
 const LAST: u32 = 32;
@@ -127,7 +130,7 @@ const fn constants() -> [u64; 48] {
     all
 }
 
-/// Eight words of the secret from byte `at` on.
+/// Returns eight words of the secret from byte `at` on.
 const fn keys(at: u32) -> [u64; 8] {
     let mut keys = [0; 8];
     let mut index = 0;
@@ -138,17 +141,17 @@ const fn keys(at: u32) -> [u64; 8] {
     keys
 }
 
-/// 8 bytes of the secret from byte `at` on, up to 184.
+/// Returns 8 bytes of the secret from byte `at` on, up to 184.
 #[inline(always)]
 const fn secret(at: u32) -> u64 {
     let (word, shift) = (at as usize / 8, at % 8 * 8);
     let low = if word < 24 { SECRET[word] } else { 0 };
     let high = if word < 23 { SECRET[word + 1] } else { 0 };
-    // Two shifts to the left: one by 64 is none.
+    // Two shifts to the left instead of one, since a shift by 64 is not defined.
     low >> shift | high << 1 << (63 - shift)
 }
 
-/// The hash of the first `bytes` bytes. Every lane calls it and gets it.
+/// Returns the hash of the first `bytes` bytes. Every lane calls it and gets the result.
 #[inline(always)]
 pub fn of<const COLUMNS: usize, const STEPS: usize>(
     lanes: &impl Lanes<COLUMNS, STEPS>,
@@ -160,7 +163,7 @@ pub fn of<const COLUMNS: usize, const STEPS: usize>(
     }
 }
 
-/// The same for [`SHORT`] bytes at most: each lane does all of it.
+/// Returns the hash of at most [`SHORT`] bytes: each lane computes all of it.
 #[inline(always)]
 pub fn of_short<const COLUMNS: usize, const STEPS: usize>(
     lanes: &impl Lanes<COLUMNS, STEPS>,
@@ -176,7 +179,7 @@ pub fn of_short<const COLUMNS: usize, const STEPS: usize>(
     }
 }
 
-/// A lane's part of eight sums.
+/// A lane's share of the eight accumulators.
 #[derive(Clone, Copy)]
 struct Sums<const COLUMNS: usize> {
     own: [u64; COLUMNS],
@@ -206,7 +209,7 @@ impl<const COLUMNS: usize> Sums<COLUMNS> {
     }
 }
 
-/// The same for more than [`SHORT`] bytes.
+/// Returns the hash of more than [`SHORT`] bytes.
 #[inline(always)]
 pub fn of_long<const COLUMNS: usize, const STEPS: usize>(
     lanes: &impl Lanes<COLUMNS, STEPS>,
@@ -231,7 +234,7 @@ pub fn of_long<const COLUMNS: usize, const STEPS: usize>(
         core::array::from_fn(|step| load(stripe_of(step), from))
     };
     if blocks != 0 {
-        // The loads of a block are under way while the one before it is added.
+        // The loads of a block are in flight while the block before it is added.
         let (mut next, mut block) = (load_block(0), 0);
         while block < blocks {
             let data = next;
@@ -250,7 +253,7 @@ pub fn of_long<const COLUMNS: usize, const STEPS: usize>(
             });
         }
     }
-    // The stripes behind the last whole block, and the last 64 bytes, which may be of them.
+    // The stripes after the last whole block, and the last 64 bytes, which may overlap with them.
     let stripes = (bytes - 1 - blocks * BLOCK) / STRIPE;
     let mut part = Sums::new();
     let mut step = 0;
@@ -274,7 +277,7 @@ pub fn of_long<const COLUMNS: usize, const STEPS: usize>(
     avalanche(begin.wrapping_add(lanes.total(merged)))
 }
 
-/// The bits of both halves of a product of 128 bits.
+/// Multiplies to 128 bits and returns the XOR of both halves.
 #[inline(always)]
 pub fn fold(a: u64, b: u64) -> u64 {
     let product = u128::from(a) * u128::from(b);
@@ -305,7 +308,7 @@ fn of_1_to_3<const COLUMNS: usize, const STEPS: usize>(
     avalanche64(combined ^ (secret(0) ^ secret(4)) & 0xFFFF_FFFF)
 }
 
-/// 4 bytes from any byte on.
+/// Loads 4 bytes from any byte on.
 #[inline(always)]
 fn word<const COLUMNS: usize, const STEPS: usize>(
     lanes: &impl Lanes<COLUMNS, STEPS>,
@@ -340,7 +343,7 @@ fn of_9_to_16<const COLUMNS: usize, const STEPS: usize>(
     avalanche(sum.wrapping_add(high).wrapping_add(fold(low, high)))
 }
 
-/// [`secret`], by looking it up.
+/// Returns [`secret`] by a load from [`CONSTANTS`].
 #[inline(always)]
 fn secret_of<const COLUMNS: usize, const STEPS: usize>(
     lanes: &impl Lanes<COLUMNS, STEPS>,
@@ -350,7 +353,7 @@ fn secret_of<const COLUMNS: usize, const STEPS: usize>(
     lanes.constant(word) >> shift | lanes.constant(word + 1) << 1 << (63 - shift)
 }
 
-/// 16 bytes from any byte on, with the secret from byte `key` on.
+/// Mixes 16 bytes from any byte on with the secret from byte `key` on.
 #[inline(always)]
 fn mix<const COLUMNS: usize, const STEPS: usize>(
     lanes: &impl Lanes<COLUMNS, STEPS>,
@@ -398,7 +401,7 @@ fn of_129_to_240<const COLUMNS: usize, const STEPS: usize>(
     avalanche(hash.wrapping_add(mix(lanes, bytes - 16, 136 - 17)))
 }
 
-/// One lane, which has all columns and stripes, over bytes in memory of the host.
+/// A single lane with all columns and stripes, over bytes in host memory.
 #[cfg(not(target_arch = "nvptx64"))]
 struct Alone<'a>(&'a [u8]);
 
@@ -435,10 +438,11 @@ impl Lanes<8, 16> for Alone<'_> {
     }
 }
 
-/// What `nvme_hash_chunks` finds for `bytes`, at most [`MOST_CHUNK_BYTES`], by the same code as one lane of the host.
+/// Returns the result of `nvme_hash_chunks` for `bytes`, at most [`MOST_CHUNK_BYTES`], by the same code as
+/// one lane on the host.
 ///
 /// # Panics
-/// For more bytes.
+/// If there are more bytes.
 #[cfg(not(target_arch = "nvptx64"))]
 pub fn of_bytes(bytes: &[u8]) -> u64 {
     assert!(bytes.len() <= MOST_CHUNK_BYTES as usize);

@@ -1,5 +1,7 @@
-//! What launches over rows of one drive share, whether they read or write: a block's way in and out, ids, reads or
-//! writes that become one command, and counts of rows that failed.
+//! Code shared by launches that read or write rows of one drive: entry and exit of a block, ids, the merging
+//! of neighbouring rows into one command, and counts of failed rows.
+//!
+//! The order of calls in a block: [`Inside::enter`]; chunks of rows, with [`look`] before each; [`leave`].
 // UNSAFETY: launches hold addresses that the host vouches for.
 #![allow(unsafe_code)]
 
@@ -13,27 +15,28 @@ use nvme_core::SharedQueue;
 use nvme_core::gate::Gate;
 use nvme_core::group::{ExecContext, Group};
 
-/// What a warp of a block has of the block's station.
+/// A warp's share of its block's I/O context (station).
 pub struct Inside<'r> {
     pub gate: Gate<'r>,
     pub station: u32,
     pub queue: Option<SharedQueue<'r>>,
-    /// Its first result cell.
+    /// First result cell of the warp.
     pub cell: u32,
-    /// Where its slots begin in the slot memory.
+    /// Offset of the warp's slots in the slot memory.
     pub slots: u64,
-    /// What its rows get that are left: `OK` for a warp that has a station.
+    /// Code of the rows that the warp does not process: `OK` for a warp whose block has a station.
     pub ends: i32,
 }
 
 impl<'r> Inside<'r> {
-    /// Takes a station for the block. Every thread of it calls this.
+    /// Takes a station for the block. Every thread of the block calls it.
     ///
     /// # Safety
-    /// Every address in `rows` is what [`Gather`] says; the queues exist on the controller and are shared.
+    /// Every address in `rows` is valid as [`Gather`] documents; the queues exist on the controller and are
+    /// shared.
     #[inline(always)]
     pub unsafe fn enter(rows: &'r Gather, block: &Block) -> Option<Self> {
-        // SAFETY: the caller's.
+        // SAFETY: this function's caller vouches for the words of the gate.
         let gate = (unsafe { station::gate(rows) })?;
         let mut station = NO_STATION;
         if block.leads() {
@@ -50,10 +53,10 @@ impl<'r> Inside<'r> {
                 // SAFETY: the host vouches for the queues.
                 _ => unsafe { rows.queues.shared(number) },
             },
-            // Without a station it means nothing.
+            // Without a station the cell is not used.
             cell: station.wrapping_mul(STATION_CELLS).wrapping_add(warp * 32),
             slots: (u64::from(station) * u64::from(BLOCK_WARPS) + u64::from(warp)) * WARP_BYTES,
-            // A warp without a station writes codes alone.
+            // A warp without a station only writes codes.
             ends: match station {
                 NO_STATION => station::why_none(&gate),
                 _ => code::OK,
@@ -62,8 +65,10 @@ impl<'r> Inside<'r> {
     }
 }
 
-/// The block has ended: counts what `failed` of each warp, and gives the station back, unless a warp `has_lost` a command.
-/// Every thread calls it; one of them does `last` before, when all warps have ended.
+/// Ends the block: counts the failures of each warp, and frees the station, unless a warp `has_lost` a
+/// command.
+///
+/// Every thread calls it; the leader calls `last` before that, when all warps have ended.
 #[inline(always)]
 pub fn leave(
     rows: &Gather,
@@ -76,7 +81,7 @@ pub fn leave(
     if arch::lane() == 0 && has_lost {
         gate.report_trouble();
     }
-    // Every warp has left its slots, and its writes are ordered before what the leader does.
+    // Every warp has left its slots, and the barrier orders its writes before the leader's next steps.
     let keeps = block.vote(has_lost).total > 0;
     if block.leads() {
         last();
@@ -85,15 +90,18 @@ pub fn leave(
     }
 }
 
-/// Adds the counts of the block's warps to the launch's: how many of them had any. Every thread of the block calls it.
+/// Adds the counts of the block's warps to the launch's; returns the number of warps that had failures. Every
+/// thread of the block calls it.
 #[inline(always)]
 pub fn report(rows: &Gather, block: &Block, (failed, worst): (u64, u64)) -> u32 {
     let reports = arch::lane() == 0 && launch_end::report(rows, failed, worst);
     block.vote(reports).total
 }
 
-/// Looks at the gate, if that was long ago: what the rows get that are left. One lane looks for all, and not for each
-/// chunk: reads of one word of the host by all warps follow one another. Only lane 0 knows the answer.
+/// Looks at the gate, unless that was recently; returns the code of the remaining rows.
+///
+/// One lane looks for all, and not for each chunk, since loads of one host word by all warps are serialised
+/// on the bus. Only lane 0 knows the result.
 #[inline(always)]
 pub fn look(gate: Option<Gate<'_>>, looked_ns: &mut u64, ends: i32) -> i32 {
     let now_ns = Gpu.now_ns();
@@ -107,13 +115,13 @@ pub fn look(gate: Option<Gate<'_>>, looked_ns: &mut u64, ends: i32) -> i32 {
     ends
 }
 
-/// The id of row `index` of the launch.
+/// Loads the id of row `index` of the launch.
 ///
 /// # Safety
-/// There are more ids.
+/// The launch has more than `index` ids.
 #[inline(always)]
 pub unsafe fn id(rows: &Gather, index: u64) -> i64 {
-    // SAFETY: the caller's.
+    // SAFETY: this function's caller vouches for the id.
     unsafe {
         match rows.wide_ids {
             _ if rows.ids == 0 => index as i64,
@@ -123,8 +131,10 @@ pub unsafe fn id(rows: &Gather, index: u64) -> i64 {
     }
 }
 
-/// The lanes at which the run of this lane's command begins and ends: commands for blocks that follow on each other, by
-/// leading lanes that follow on each other, `most` of them. Means nothing for lanes that do not lead.
+/// Returns the first and the last lane of the command that includes this lane's row.
+///
+/// Neighbouring leading lanes with consecutive blocks share a command, at most `most` of them. Meaningless
+/// for lanes that do not lead.
 #[inline(always)]
 pub fn run_of(
     most: u32,
@@ -144,7 +154,7 @@ pub fn run_of(
     let to = shuffle64(block + u64::from(blocks), before);
     let mut follows = leads && below != 0 && block >= from && block <= to;
     if let Some((stripe, is_cut)) = stripe {
-        // A command stays in one stripe; a part of a row is a read of its own.
+        // A command stays in one stripe, and a part of a row is always a separate read.
         let stripe_before = shuffle64(stripe, before);
         let cut = arch::ballot(arch::FULL, is_cut);
         follows &= stripe == stripe_before && (cut >> lane | cut >> before) & 1 == 0;
@@ -161,16 +171,16 @@ pub fn run_of(
     (head, 31 - (mine | 1).leading_zeros())
 }
 
-/// Rows of a warp that failed. All lanes have the same words.
+/// Failed rows of a warp. All lanes hold the same values.
 #[derive(Default)]
 pub struct Failed {
     pub rows: u64,
-    /// [`worst`] of the first of them.
+    /// Word of the first of them, as [`worst`] encodes it.
     pub worst: u64,
 }
 
 impl Failed {
-    /// Notes what became of the lane's row. Every lane of the warp calls it.
+    /// Records the end of the lane's row. Every lane of the warp calls it.
     #[inline(always)]
     pub fn note(
         &mut self,
@@ -180,7 +190,7 @@ impl Failed {
         (member, code): (Option<u32>, i32),
     ) {
         if is_live && rows.status != 0 {
-            // SAFETY: the host gives an `i32` for each row.
+            // SAFETY: the host vouches for an `i32` for each row.
             unsafe { arch::store_u32(rows.status + index * 4, code as u32) };
         }
         let failed = arch::ballot(arch::FULL, is_live && code != code::OK);

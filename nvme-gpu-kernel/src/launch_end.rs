@@ -1,10 +1,13 @@
-//! The end of a launch: its blocks count themselves, and the last one tells the host what failed.
+//! The end of a launch: its blocks count themselves, and the last one reports the failures to the host.
 //!
-//! A captured graph that was instantiated twice runs one launch twice at the same time, with the same words. Nothing
-//! tells which of the two a block is of but the number that the GPU gives each grid. The host is told of an end whenever
-//! as many blocks have ended as a launch has; what failed is kept until all launches of which a block has ended are
-//! whole, so that the last end of launches that overlapped names the failures of all of them. The launch after them may
-//! name them once more.
+//! A captured graph that was instantiated twice can run one launch twice at the same time, with the same
+//! words. Blocks of the two differ only in the number that the GPU assigns to each grid. The host gets a
+//! report whenever as many blocks have ended as a launch has. Failures are kept until no launch has only some
+//! of its blocks ended, so the last report of launches that overlapped includes the failures of all of them.
+//! The next launch may report them once more.
+//!
+//! The order of calls: [`report`] by each thread that counted failures; then, after a barrier, [`end_block`]
+//! by one thread of the block.
 // UNSAFETY: launches hold addresses that the host vouches for.
 #![allow(unsafe_code)]
 
@@ -12,22 +15,25 @@ use crate::arch;
 use crate::rows::{Gather, Progress, Summary};
 use nvme_core::sync::{AtomicU32, AtomicU64, Order, Scope, fence};
 
-/// The lower bits of the word of blocks count those that have ended and were not told yet. The upper ones sum up marks:
-/// they are 0 when all blocks of each launch that has begun to end have ended.
+/// Number of the lower bits of the word of blocks, which count the blocks that have ended and were not
+/// reported yet. The upper bits are a sum of marks, which is 0 if every launch with an ended block has ended
+/// as a whole.
 const COUNT_BITS: u32 = 24;
 const COUNT: u64 = (1 << COUNT_BITS) - 1;
 
-/// Adds `failed` rows to the launch's, and `worst` of them. Whether there are any: [`end_block`] of the block takes how
-/// often there were. One thread for each count calls it, before its block ends.
+/// Adds `failed` rows to the launch's failures, and `worst` of them; returns true if there are any. The
+/// number of these results is an argument of [`end_block`]. One thread for each count calls it, before its
+/// block ends.
 #[inline(always)]
 pub fn report(rows: &Gather, failed: u64, worst: u64) -> bool {
     if failed == 0 {
         return false;
     }
     let progress = rows.progress as usize as *mut Progress;
-    // SAFETY: the host gives it; only such instructions touch it.
+    // SAFETY: the host vouches for the words, which are only accessed by such atomic instructions.
     unsafe {
-        // Before the counts: who takes these sees that a block has not ended which they are of.
+        // The mark comes before the counts: a block that takes these counts for its report then also sees the
+        // mark of this block, which has not ended.
         arch::add_ordered(&raw mut (*progress).blocks, mark(1) << COUNT_BITS);
         arch::raise(&raw mut (*progress).worst, worst);
         arch::add_ordered(&raw mut (*progress).failed, failed);
@@ -35,8 +41,8 @@ pub fn report(rows: &Gather, failed: u64, worst: u64) -> bool {
     true
 }
 
-/// Accounts for a block that has ended, whose threads have [reported](report) so many times; the last block of the
-/// launch tells the host. One thread of the block calls it, after the others.
+/// Accounts for a block that has ended, `reports` of whose threads have [reported](report) failures; the last
+/// block of the launch reports to the host. One thread of the block calls it, after the others.
 #[inline(always)]
 pub fn end_block(rows: &Gather, reports: u32) {
     let progress = rows.progress as usize as *mut Progress;
@@ -47,46 +53,48 @@ pub fn end_block(rows: &Gather, reports: u32) {
     };
     let marks = mark(weight).wrapping_sub(mark(reports.into()));
     let change = (marks << COUNT_BITS).wrapping_add(1);
-    // Release: rows and counts of this block; acquire: those of the blocks before it.
-    // SAFETY: the host gives it; only such instructions touch it.
+    // Release: rows and counts of this block. Acquire: those of the blocks before it, which this block may
+    // report.
+    // SAFETY: the host vouches for the words, which are only accessed by such atomic instructions.
     let was = unsafe { arch::add_ordered(&raw mut (*progress).blocks, change) };
     if !((was & COUNT) as u32 + 1).is_multiple_of(blocks) {
         return;
     }
-    // SAFETY: the host gives it; the field is used as an atomic while blocks run.
+    // SAFETY: the host vouches for the words; the field is only accessed as an atomic while blocks run.
     let ending = unsafe { &*(&raw const (*progress).ending).cast::<AtomicU32>() };
-    // One block tells of all ends at a time: what it tells must not be overwritten by an earlier end.
+    // One block reports all ends in turn: two blocks at once could overwrite a later report with an earlier
+    // one.
     if ending.fetch_add(1, Order::AcqRel, Scope::Gpu) != 0 {
         return;
     }
     let mut ends = 1u32;
     while ends != 0 {
-        // SAFETY: the host gives the words; this block alone tells.
+        // SAFETY: the host vouches for the words, and the counter above admits one block.
         unsafe { tell(rows, ends) };
         let was = ending.fetch_add(ends.wrapping_neg(), Order::AcqRel, Scope::Gpu);
         ends = was.wrapping_sub(ends);
     }
 }
 
-/// `weight` times a number that is the grid's own.
+/// Returns `weight` times a number that identifies the grid.
 #[inline(always)]
 fn mark(weight: u64) -> u64 {
-    // Sums of numbers that follow each other would be those of others, too.
+    // Mixed, because sums of consecutive grid numbers would be equal for different sets of grids.
     let mixed = arch::grid()
         .wrapping_add(1)
         .wrapping_mul(0x9E37_79B9_7F4A_7C15);
     (mixed ^ mixed >> 29).wrapping_mul(weight)
 }
 
-/// Tells the host of `ends` ends.
+/// Reports `ends` ends to the host.
 ///
 /// # Safety
-/// `progress` and `summary` are what [`Gather`] says, and no other thread tells.
+/// `progress` and `summary` are valid as [`Gather`] documents, and no other thread reports.
 #[inline(always)]
 unsafe fn tell(rows: &Gather, ends: u32) {
     let progress = rows.progress as usize as *mut Progress;
     let summary = rows.summary as usize as *mut Summary;
-    // SAFETY: the caller's; the fields are used as atomics while blocks run.
+    // SAFETY: the caller vouches for the words; the fields are only accessed as atomics while blocks run.
     let (launches, kept_failed, kept_worst, to_failed, to_worst, ended) = unsafe {
         (
             &*(&raw const (*progress).launches).cast::<AtomicU32>(),
@@ -98,7 +106,7 @@ unsafe fn tell(rows: &Gather, ends: u32) {
         )
     };
     let told = u64::from(ends.wrapping_mul(arch::blocks()));
-    // SAFETY: the caller's; only such instructions touch these.
+    // SAFETY: the caller vouches for the words, which are only accessed by such atomic instructions.
     let (failed, worst, left) = unsafe {
         let failed = arch::swap(&raw mut (*progress).failed, 0);
         let worst = arch::swap(&raw mut (*progress).worst, 0);
@@ -107,7 +115,7 @@ unsafe fn tell(rows: &Gather, ends: u32) {
     };
     let failed = failed + kept_failed.load(Order::Relaxed, Scope::Gpu);
     let worst = worst.max(kept_worst.load(Order::Relaxed, Scope::Gpu));
-    // With another launch that has not ended as a whole, some of the failures are that one's.
+    // If another launch has only some of its blocks ended, some of the failures belong to it.
     let (keeps_failed, keeps_worst) = match left {
         0 => (0, 0),
         _ => (failed, worst),
@@ -118,7 +126,7 @@ unsafe fn tell(rows: &Gather, ends: u32) {
     to_worst.store(worst, Order::Relaxed, Scope::Sys);
     let now = launches.load(Order::Relaxed, Scope::Gpu).wrapping_add(ends);
     launches.store(now, Order::Relaxed, Scope::Gpu);
-    // Release: who sees the count sees the rows.
+    // Release: a host that sees the count also sees the rows and the failures.
     fence(Order::Release, Scope::Sys);
     ended.store(now, Order::Relaxed, Scope::Sys);
 }

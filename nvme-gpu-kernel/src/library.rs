@@ -1,9 +1,9 @@
 //! The shared queue for kernels in CUDA C++: functions with C linkage, declared in
 //! `nvme-gpu-kernel/include/nvme_gpu_device.cuh`, where each is documented.
 //!
-//! Invariant: results are 0 or positive when the controller answered, negative when something else
-//! happened; the numbers are the header's.
-// UNSAFETY: pointers come from CUDA C++ code, which vouches for them as the header says.
+//! Invariant: results are 0 or positive if the controller answered, negative otherwise; the numbers are the
+//! header's.
+// UNSAFETY: pointers come from CUDA C++ code, which vouches for them as the header requires.
 #![allow(unsafe_code)]
 
 use crate::arch;
@@ -16,7 +16,8 @@ use nvme_core::{Command, Data, Drained, Outcome, SharedQueue, SubmitError, Token
 
 const PENDING: i32 = -1;
 const TIMED_OUT: i32 = -2;
-// In the order of `SubmitError`: the compiler makes a subtraction of `refusal`, not a table in memory.
+// In the order of `SubmitError`, so that the compiler turns `refusal` into a subtraction instead of a table
+// in memory.
 const FULL: i32 = -3;
 const BAD_DATA: i32 = -4;
 const CELL_BUSY: i32 = -5;
@@ -24,12 +25,12 @@ const REFUSED: i32 = -6;
 const ABORTED: i32 = -7;
 const NO_QUEUE: i32 = -8;
 
-/// The host compares it with the structures that it fills.
+/// Version of the structures below; the host compares it with its own.
 #[unsafe(export_name = "nvme_gpu_device_layout")]
 #[used]
 static LAYOUT: u32 = crate::DEVICE_LAYOUT;
 
-/// `nvme_gpu_command`.
+/// The header's `nvme_gpu_command`.
 #[derive(Clone, Copy)]
 #[repr(C)]
 struct Words {
@@ -46,7 +47,7 @@ struct Words {
 }
 const _: () = assert!(size_of::<Words>() == 56);
 
-/// `nvme_gpu_token`.
+/// The header's `nvme_gpu_token`.
 #[repr(C)]
 struct TokenWords {
     words: [u32; 3],
@@ -55,7 +56,7 @@ struct TokenWords {
 const _: () = assert!(size_of::<TokenWords>() == 16);
 
 impl Words {
-    /// The command, with its page table wherever it lies.
+    /// Makes the command, with its page table at any address.
     ///
     /// # Safety
     /// `pages`, when not 0, is a table of as many page addresses as the data touches.
@@ -63,7 +64,7 @@ impl Words {
     unsafe fn command<'d>(&self, page_bytes: u64) -> Command<'d> {
         let mut sqe = Sqe::new(self.opcode as u8, Nsid(self.nsid));
         if self.blocks != 0 {
-            // Read, write, compare and write zeroes name their blocks alike.
+            // Read, write, compare and write zeroes have their blocks in the same fields.
             let range = nvm::read(Nsid(self.nsid), Lba(self.lba), self.blocks);
             (sqe.cdw10, sqe.cdw11) = (range.cdw10, range.cdw11);
             sqe.cdw12 = range.cdw12 | self.flags;
@@ -76,7 +77,7 @@ impl Words {
             },
             (len, table) => {
                 let count = (self.data + len + page_bytes - 1) >> page_bytes.trailing_zeros();
-                // SAFETY: the caller vouches for the table.
+                // SAFETY: this function's caller vouches for the table and its length.
                 let pages = unsafe {
                     core::slice::from_raw_parts(table as usize as *const Iova, count as usize)
                 };
@@ -109,18 +110,20 @@ fn answer(outcome: Outcome) -> i32 {
     }
 }
 
+/// Attaches to a queue.
+///
 /// # Safety
-/// As the header says of the pointers.
+/// The pointers are valid as the header requires.
 #[inline(always)]
 unsafe fn attach<'a>(queues: *const Queues, queue: u32) -> Option<SharedQueue<'a>> {
-    // SAFETY: the caller vouches for the pointer and for what it points to.
+    // SAFETY: the caller vouches for the pointer and for the queues that it points to.
     unsafe { (*queues).shared(queue) }
 }
 
 /// Submits; see the header.
 ///
 /// # Safety
-/// As the header says of the pointers.
+/// The pointers are valid as the header requires.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn nvme_gpu_submit(
     queues: *const Queues,
@@ -137,7 +140,8 @@ unsafe extern "C" fn nvme_gpu_submit(
     let command = unsafe { (*command).command((*queues).page_bytes(queue)) };
     let deadline_ns = arch::now_ns().saturating_add(timeout_ns);
     loop {
-        // Tried once; drained by a call, so that registers are needed for one of them at a time.
+        // One attempt without a wait, then a call that drains: the compiler needs registers for only one of
+        // the two at once.
         let error = match shared.submit(&Gpu, command, 0) {
             Ok(submitted) => {
                 let words = submitted.words();
@@ -160,7 +164,7 @@ unsafe extern "C" fn nvme_gpu_submit(
 /// Waits; see the header.
 ///
 /// # Safety
-/// As the header says of the pointers.
+/// The pointers are valid as the header requires.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn nvme_gpu_wait(
     queues: *const Queues,
@@ -184,7 +188,7 @@ unsafe extern "C" fn nvme_gpu_wait(
 /// Polls; see the header.
 ///
 /// # Safety
-/// As the header says of the pointers.
+/// The pointers are valid as the header requires.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn nvme_gpu_poll(queues: *const Queues, token: *const TokenWords) -> i32 {
     // SAFETY: the caller vouches for the token.
@@ -203,7 +207,7 @@ unsafe extern "C" fn nvme_gpu_poll(queues: *const Queues, token: *const TokenWor
 /// Drains; see the header.
 ///
 /// # Safety
-/// As the header says of the pointers.
+/// The pointers are valid as the header requires.
 #[unsafe(no_mangle)]
 #[inline(never)]
 unsafe extern "C" fn nvme_gpu_drain(queues: *const Queues, queue: u32) -> i32 {
@@ -217,7 +221,7 @@ unsafe extern "C" fn nvme_gpu_drain(queues: *const Queues, queue: u32) -> i32 {
     }
 }
 
-/// `nvme_gpu_rows_here`.
+/// The header's `nvme_gpu_rows_here`.
 #[repr(C)]
 struct HereWords {
     rows: *const Gather,
@@ -228,14 +232,14 @@ const _: () = assert!(size_of::<HereWords>() == 24);
 /// Enters; see the header.
 ///
 /// # Safety
-/// As the header says of the pointers.
+/// The pointers are valid as the header requires.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn nvme_gpu_rows_enter(rows: *const Gather, to: *mut HereWords) -> i32 {
     // SAFETY: the caller vouches for the table.
     let here = unsafe { Here::enter(&*rows) };
     let ends = here.ends;
     let words = HereWords { rows, here };
-    // SAFETY: the caller vouches for the place.
+    // SAFETY: the caller vouches for the target.
     unsafe { to.write(words) };
     ends
 }
@@ -243,16 +247,16 @@ unsafe extern "C" fn nvme_gpu_rows_enter(rows: *const Gather, to: *mut HereWords
 /// Reads a row; see the header.
 ///
 /// # Safety
-/// As the header says of the pointers.
+/// The pointers are valid as the header requires.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn nvme_gpu_row(here: *mut HereWords, id: i64, bytes: *mut u64) -> i32 {
-    // SAFETY: the caller vouches for what `nvme_gpu_rows_enter` wrote.
+    // SAFETY: the caller vouches for the state that `nvme_gpu_rows_enter` wrote, which only this thread uses.
     let (words, rows) = unsafe { (&mut *here, &*(*here).rows) };
     // SAFETY: as above.
     let queue = unsafe { words.here.queue(rows) };
     match words.here.row(rows, queue.as_ref(), id) {
         Ok(address) => {
-            // SAFETY: the caller vouches for the place.
+            // SAFETY: the caller vouches for the target.
             unsafe { bytes.write(address) };
             0
         }
@@ -263,10 +267,10 @@ unsafe extern "C" fn nvme_gpu_row(here: *mut HereWords, id: i64, bytes: *mut u64
 /// Leaves; see the header.
 ///
 /// # Safety
-/// As the header says of the pointers.
+/// The pointers are valid as the header requires.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn nvme_gpu_rows_leave(here: *mut HereWords) {
-    // SAFETY: the caller vouches for what `nvme_gpu_rows_enter` wrote.
+    // SAFETY: the caller vouches for the state that `nvme_gpu_rows_enter` wrote.
     let (here, rows) = unsafe { ((*here).here, &*(*here).rows) };
     here.leave(rows);
 }

@@ -1,4 +1,4 @@
-//! Queues that a group owns: the group drives one of them from end to end.
+//! Queues that a group owns: the loop in which a group drives one queue, from its first command to its last.
 // UNSAFETY: kernel parameters hold addresses that the host vouches for.
 #![allow(unsafe_code)]
 
@@ -10,10 +10,10 @@ use nvme_core::spec::{Cid, Qid};
 use nvme_core::trace::Event;
 use nvme_core::{Collective, Outcome, TaggedCompletion};
 
-/// Rounds of a busy queue between two looks at the clock for deadlines.
+/// Turns of a busy queue between two checks of deadlines.
 const ROUNDS: u32 = 64;
 
-/// A group drives queue `number` of the launch: command i belongs to queue i mod `queue_count`.
+/// Drives queue `number` of the launch by a group: command i belongs to queue i mod `queue_count`.
 #[inline(always)]
 pub fn drive<G: Group, const FEW: usize, const MANY: usize, const TRACED: bool>(
     launch: &Launch,
@@ -24,7 +24,7 @@ pub fn drive<G: Group, const FEW: usize, const MANY: usize, const TRACED: bool>(
     let Some(words) = queue_words(launch, number) else {
         return;
     };
-    // SAFETY: the host vouches for the words; the group alone uses the queue.
+    // SAFETY: the host vouches for the words, and only this group uses the queue.
     let Some((memory, state)) = (unsafe { words.attach() }) else {
         return;
     };
@@ -38,7 +38,7 @@ pub fn drive<G: Group, const FEW: usize, const MANY: usize, const TRACED: bool>(
     let slots = u64::from(queue.depth());
     let size = queue.group().size();
     let ahead = size.min(queue.depth() - depth);
-    // Whole warps write whole lines, where that leaves enough in flight.
+    // Whole warps write whole lines of memory, if that leaves enough commands in flight.
     let even = if size >= 32 && depth >= 256 { 32 } else { 1 };
     // Wide reads are for queues deep enough to fill them.
     let wide = depth > 2 * MANY as u32 * size;
@@ -50,7 +50,7 @@ pub fn drive<G: Group, const FEW: usize, const MANY: usize, const TRACED: bool>(
     while ended + expired < total {
         let now_ns = arch::now_ns();
         queue.ring_within(depth);
-        // One command a member is prepared while those before it are under way.
+        // One command a member is prepared while earlier ones are in flight.
         while next < total && queue.in_flight() + even <= depth + ahead {
             let room = (depth + ahead - queue.in_flight()) & !(even - 1);
             let first = if even > 1 { queue.misaligned_by() } else { 0 };
@@ -81,12 +81,12 @@ pub fn drive<G: Group, const FEW: usize, const MANY: usize, const TRACED: bool>(
                 break;
             }
         }
-        // A wide read that finds something publishes by its own fence.
+        // A wide read that finds completions publishes by its own fence.
         if !busy || MANY == 1 {
             queue.publish();
             queue.ring_within(depth);
         }
-        // Wide reads only where the last one was full: an empty one costs the bus as much.
+        // Wide reads only after a full one: an empty wide read costs the bus as much as a full one.
         let mut late = 0;
         let took = |done: TaggedCompletion| {
             let index = nth(restore(u64::from(done.tag), next));
@@ -109,10 +109,10 @@ pub fn drive<G: Group, const FEW: usize, const MANY: usize, const TRACED: bool>(
             (true, false) => FEW as u32,
             (true, true) => MANY as u32,
         };
-        // A queue that is never idle looks at its deadlines, too.
+        // A queue that is never idle has to check its deadlines, too.
         rounds = rounds.wrapping_add(1);
         let idle = matches!(result, Ok(0));
-        // The leader's clock decides for all: members of a block read different times.
+        // The leader's clock decides for all: members of a block read different times, and must not diverge.
         if (idle || rounds % ROUNDS == 0)
             && queue.group().broadcast(u32::from(now_ns >= look_ns)) != 0
         {
@@ -124,7 +124,8 @@ pub fn drive<G: Group, const FEW: usize, const MANY: usize, const TRACED: bool>(
                 }
             }));
             look_ns = now_ns + launch.timeout_ns / 8;
-            // Every slot is held by a command that gets no answer: what is left stays unsubmitted.
+            // Every slot belongs to a command without an answer, so the remaining commands cannot be
+            // submitted.
             if idle && expired >= u64::from(queue.in_flight()) {
                 break;
             }
@@ -139,7 +140,7 @@ pub fn drive<G: Group, const FEW: usize, const MANY: usize, const TRACED: bool>(
             }
             Ok(found) => {
                 ended += u64::from(found);
-                // What came late after all has ended, not expired.
+                // A command that completed late has ended and no longer counts as expired.
                 while expired != 0 {
                     let several = u64::from(queue.group().vote(late > 0).total);
                     if several == 0 {
@@ -169,7 +170,7 @@ pub fn drive<G: Group, const FEW: usize, const MANY: usize, const TRACED: bool>(
     work.report(&tally, bus, began_ns);
 }
 
-/// The sequence number whose lower bits a tag holds: the last one below `next` that has them.
+/// Returns the sequence number whose lower bits a tag holds: the last one below `next` with these bits.
 #[inline(always)]
 fn restore(tag: u64, next: u64) -> u64 {
     let range = u64::from(nvme_core::queue_state::MAX_TAGS);

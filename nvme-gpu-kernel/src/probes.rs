@@ -1,5 +1,5 @@
-//! One function for each operation of the core that touches shared memory, so that `cargo xtask ptx`
-//! can hold what it became against the table in docs/ptx.md.
+//! One function for each operation of the core that touches shared memory, so that `cargo xtask ptx` can
+//! compare its PTX with the table in docs/ptx.md.
 // UNSAFETY: unmangled names and raw arguments; nothing calls these functions.
 #![allow(unsafe_code)]
 
@@ -7,26 +7,26 @@ use nvme_core::mem::{CqRing, DmaWords, Doorbell, SqRing};
 use nvme_core::spec::{Iova, Sqe};
 use nvme_core::sync::{AtomicU32, AtomicU64, Order, Scope, fence};
 
-/// Entries of the rings and words of the lists here.
+/// Entries of the rings and words of the lists in these functions.
 const LEN: u32 = 64;
 
 fn sq<'a>(start: *mut u8) -> SqRing<'a> {
-    // SAFETY: never called.
+    // SAFETY: never called; only its PTX is read.
     unsafe { SqRing::from_raw(start, LEN, Iova(0)) }
 }
 
 fn cq<'a>(start: *mut u8) -> CqRing<'a> {
-    // SAFETY: never called.
+    // SAFETY: never called; only its PTX is read.
     unsafe { CqRing::from_raw(start, LEN, Iova(0)) }
 }
 
 fn list<'a>(start: *mut u8) -> DmaWords<'a> {
-    // SAFETY: never called.
+    // SAFETY: never called; only its PTX is read.
     unsafe { DmaWords::from_raw(start, LEN as usize, Iova(0)) }
 }
 
 fn bell<'a>(register: *mut u32) -> Doorbell<'a> {
-    // SAFETY: never called.
+    // SAFETY: never called; only its PTX is read.
     unsafe { Doorbell::from_raw(register) }
 }
 

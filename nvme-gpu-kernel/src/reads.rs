@@ -1,5 +1,8 @@
-//! Reads of a warp, each the business of one lane: it submits the read into a slot of its own, or of the warp's ring, and
-//! waits for it; all lanes use the bytes, where they have landed.
+//! Asynchronous reads of a warp, one a lane: the lane submits the read into its slot, or into the warp's
+//! ring, and waits for it; all lanes use the bytes in the slot.
+//!
+//! The order of calls: [`Reads::enter`]; [`Reads::ask`] for rows, then [`Reads::see`] for each of them;
+//! [`Reads::leave`].
 // UNSAFETY: launches hold addresses that the host vouches for.
 #![allow(unsafe_code)]
 
@@ -12,41 +15,41 @@ use nvme_core::group::Group;
 use nvme_core::spec::{Iova, Lba, Nsid, nvm};
 use nvme_core::{Command, Data, Need, SharedQueue, Token};
 
-/// A warp submits and waits together: it reads 32 completions at a time.
+/// A warp submits and waits together, so that it reads 32 completions at once.
 const TOGETHER: Acting<Apart> = Acting(Apart);
 
-/// The reads of a warp of a block of [`BLOCK_THREADS`](crate::rows::BLOCK_THREADS) threads, one a lane at a time.
+/// The reads of a warp of a block of [`BLOCK_THREADS`](crate::rows::BLOCK_THREADS) threads, one a lane.
 ///
-/// All threads of the block [enter](Self::enter) and [leave](Self::leave). Between the two all lanes of a warp
+/// All threads of the block [enter](Self::enter) and [leave](Self::leave). In between all lanes of a warp
 /// [ask](Self::ask) for rows together, and [see](Self::see) their ends one by one.
 pub struct Reads<'r> {
     pub(crate) rows: &'r Gather,
     queue: Option<SharedQueue<'r>>,
     station: u32,
-    /// Where the warp's slots begin in the slot memory.
+    /// Offset of the warp's slots in the slot memory.
     pub(crate) slots: u64,
-    /// What is left gets, once the warp cannot go on.
+    /// Code of the remaining rows, once the warp cannot continue.
     pub(crate) ends: i32,
-    /// A read has no end: the controller may still write to its slot.
+    /// True if a read has not ended: the controller may still write to its slot.
     has_lost: bool,
-    /// When the gate was looked at last, in units of about a millisecond.
+    /// Time of the last look at the gate, in units of about a millisecond.
     looked: u32,
-    /// The read of the lane that is under way.
+    /// Token of the lane's read in flight.
     token: [u32; 3],
     is_under_way: bool,
-    /// How the lane's last read ended.
+    /// Code of the lane's last read.
     code: i32,
 }
 
 impl<'r> Reads<'r> {
-    /// Every thread of the block calls it. Waits while as many blocks as there are stations are inside.
+    /// Enters. Every thread of the block calls it. Waits while every station is taken.
     ///
     /// # Safety
-    /// `rows` is what `nvme_host`'s `Table` gave for this launch.
+    /// `rows` is the value that `nvme_host`'s `Table` returned for this launch.
     #[inline(always)]
     pub unsafe fn enter(rows: &'r Gather) -> Self {
         let block = Block::here();
-        // SAFETY: the caller's.
+        // SAFETY: this function's caller vouches for the words of the gate.
         let gate = unsafe { station::gate(rows) };
         let (mut station, mut ends) = (NO_STATION, code::OK);
         if block.leads() {
@@ -60,7 +63,7 @@ impl<'r> Reads<'r> {
             }
         }
         let station = block.broadcast(station);
-        // The same for all: warps act on it together.
+        // The same value for all threads, since warps branch on it together.
         let ends = block.broadcast(ends as u32) as i32;
         let warp = arch::thread() / 32;
         let queue = match station {
@@ -71,7 +74,7 @@ impl<'r> Reads<'r> {
                     .shared(station::queue_number(rows, station, warp))
             },
         };
-        // Words that are impossible are no queue; the host gives none such.
+        // Words of impossible sizes give no queue; the host writes none.
         let ends = match (&queue, ends) {
             (None, code::OK) => code::GONE,
             _ => ends,
@@ -90,22 +93,22 @@ impl<'r> Reads<'r> {
         }
     }
 
-    /// Why the warp reads no more, or [`code::OK`].
+    /// Returns the reason why the warp reads nothing more, or [`code::OK`].
     #[inline(always)]
     pub fn rest(&self) -> i32 {
         self.ends
     }
 
-    /// The number of the warp among those of all stations: no other one has it until the block leaves. Means nothing
-    /// unless the warp reads.
+    /// Returns the number of the warp among those of all stations, which no other warp has until the block
+    /// leaves. Meaningless unless the warp reads.
     #[inline(always)]
     pub fn place(&self) -> u32 {
         let first = self.station.wrapping_mul(BLOCK_WARPS);
         first.wrapping_add(arch::thread() / 32)
     }
 
-    /// Submits the read of row `id`, which the table has, for each lane that `wants` it. Rows fit into slots. Every lane
-    /// of the warp calls it, and has seen the ends of all reads before.
+    /// Submits the read of row `id`, which the table has, for each lane with `wants`. Rows fit into slots.
+    /// Every lane of the warp calls it, and has seen the ends of all earlier reads.
     #[inline(always)]
     pub fn ask(&mut self, id: u32, wants: bool) {
         self.look();
@@ -117,7 +120,7 @@ impl<'r> Reads<'r> {
         self.submit(place, self.slot(arch::lane()));
     }
 
-    /// Where row `id` lies, which lane `of` has read.
+    /// Returns the address of row `id`, which lane `of` has read.
     #[inline(always)]
     pub fn address(&self, of: u32, id: u32) -> u64 {
         let byte = self.rows.first_byte + u64::from(id) * u64::from(self.rows.row_bytes);
@@ -130,15 +133,18 @@ impl<'r> Reads<'r> {
         self.slots + u64::from(lane) * u64::from(self.rows.slot_bytes)
     }
 
-    /// How the read of lane `of` ended: its bytes are there for all lanes after 0, until its next one. After less than 0
-    /// the warp reads no more, and its station is kept where a read has no end. Every lane of the warp calls it.
+    /// Waits for the read of lane `of` and returns its code.
+    ///
+    /// After 0 the bytes are visible to all lanes until that lane's next read. After a negative code the warp
+    /// reads nothing more, and its station is kept if a read has not ended. Every lane of the warp calls it.
     #[inline(always)]
     pub fn see(&mut self, of: u32) -> i32 {
         let needs = arch::lane() == of || self.ends != code::OK;
         if arch::ballot(arch::FULL, self.is_under_way && needs) != 0 {
             self.wait(needs);
         }
-        // The lane has seen its read's end: what the controller wrote is there for all.
+        // The lane has seen the end of its read with acquire order; the barrier makes the controller's writes
+        // visible to the other lanes.
         arch::sync_warp(arch::FULL);
         if self.ends != code::OK {
             self.has_lost |= arch::ballot(arch::FULL, self.code < 0) != 0;
@@ -152,7 +158,8 @@ impl<'r> Reads<'r> {
         ended
     }
 
-    /// The reads of the lanes that have a place, to `slot` of the slot memory. Every lane of the warp calls it.
+    /// Submits the reads of the lanes with a location, into `slot` of the slot memory. Every lane of the warp
+    /// calls it.
     #[inline(always)]
     pub(crate) fn submit(&mut self, place: Option<Place>, slot: u64) {
         let wants = place.is_some() && self.ends == code::OK;
@@ -179,8 +186,8 @@ impl<'r> Reads<'r> {
         }
     }
 
-    /// Until the lanes that need it have the ends of their reads; the others take theirs where they are there. Every lane
-    /// of the warp calls it.
+    /// Waits until the lanes with `needs` have the ends of their reads; the others take theirs if they are
+    /// known. Every lane of the warp calls it.
     #[inline(always)]
     fn wait(&mut self, needs: bool) {
         let need = match (self.is_under_way, needs) {
@@ -197,14 +204,14 @@ impl<'r> Reads<'r> {
         }
     }
 
-    /// The cell of the lane.
+    /// Returns the result cell of the lane.
     #[inline(always)]
     fn cell(&self) -> u32 {
         self.station * STATION_CELLS + arch::thread()
     }
 
-    /// Looks at the gate, if that was long ago. One lane looks for all: reads of one word of the host by all warps
-    /// follow one another.
+    /// Looks at the gate, unless that was recently. One lane looks for all, since loads of one host word by
+    /// all warps are serialised on the bus.
     #[inline(always)]
     pub(crate) fn look(&mut self) {
         let now = now();
@@ -214,7 +221,7 @@ impl<'r> Reads<'r> {
         self.looked = now;
         let mut is_shut = false;
         if arch::lane() == 0 {
-            // SAFETY: the host gives the words of a gate.
+            // SAFETY: the host vouches for the words of the gate.
             let gate = unsafe { station::gate(self.rows) };
             is_shut = gate.is_none_or(|gate| gate.look().is_err());
         }
@@ -224,8 +231,9 @@ impl<'r> Reads<'r> {
         }
     }
 
-    /// The warp's share of the launch is done: `failed` of it failed, `worst` is the [word](crate::rows::worst) of the
-    /// first of them, or 0. The last block tells the host. Every thread of the block calls it.
+    /// Leaves, when the warp's share of the launch is done: `failed` items of it failed, `worst` is the
+    /// [word](crate::rows::worst) of the first of them, or 0. The last block reports to the host. Every
+    /// thread of the block calls it.
     #[inline(always)]
     pub fn leave(self, failed: u64, worst: u64) {
         let (rows, block) = (self.rows, Block::here());
@@ -238,7 +246,7 @@ impl<'r> Reads<'r> {
                 gate.report_trouble();
             }
         }
-        // Every warp has left its slots, and its writes are ordered before what the leader does.
+        // Every warp has left its slots, and the barrier orders its writes before the leader's next steps.
         let keeps = block.vote(self.has_lost).total > 0;
         if block.leads() {
             if let Some(gate) = &gate {
@@ -249,7 +257,7 @@ impl<'r> Reads<'r> {
     }
 }
 
-/// The time of lane 0 in units of about a millisecond. Every lane of the warp calls it.
+/// Returns the time of lane 0 in units of about a millisecond. Every lane of the warp calls it.
 #[inline(always)]
 fn now() -> u32 {
     arch::shuffle(arch::FULL, (arch::now_ns() >> LOOK_SHIFT) as u32, 0)

@@ -1,68 +1,74 @@
-//! Bytes of a drive that pass through the slots of a warp in their order, in [pieces](Pieces).
+//! Ranges of bytes of a drive that pass through the slots of a warp in order, as [pieces](Pieces), each read
+//! by one command.
 //!
-//! Of a [`Ring`], one range, a byte's place in the slots is its address modulo [`WARP_BYTES`]: a piece lies behind the
-//! one before it, and what begins in one and ends in the next needs no care but where the ring begins anew. [`Scattered`]
-//! pieces lie anywhere on the drive; each has a stage of the slots. So has each piece of a row of [`RowPieces`].
+//! For a [`Ring`], one range, a byte's offset in the slots is its address modulo [`WARP_BYTES`]: consecutive
+//! pieces are adjacent, so data that crosses from one to the next needs care only where the ring wraps.
+//! [`Scattered`] pieces are anywhere on the drive, and each has a separate stage of the slots; so has each
+//! piece of a row of [`RowPieces`].
 
 use crate::rows::WARP_BYTES;
 use core::num::NonZeroU32;
 
-/// log2 of the bytes of a piece, at least: no more pieces fit into the ring than a warp has lanes.
+/// Lower limit of log2 of a piece's bytes: the ring then holds as many pieces as a warp has lanes.
 pub const LEAST_SHIFT: u32 = 12;
-/// The same at most: three pieces are under way while the warp uses one.
+/// Upper limit of log2 of a piece's bytes: three pieces are in flight while the warp uses one.
 pub const MOST_SHIFT: u32 = 15;
 
 const _: () = assert!(WARP_BYTES.is_power_of_two() && WARP_BYTES >> LEAST_SHIFT == 32);
 
-/// Ranges of bytes of a namespace that pass through the stages of a warp's slots in the order of their numbers.
+/// Ranges of bytes of a namespace that pass through the stages of a warp's slots in the order of their
+/// numbers.
 pub trait Pieces {
-    /// Pieces that are in the slots at a time, a power of two, 32 at most.
+    /// Returns the number of pieces in the slots at once, a power of two, at most 32.
     fn stages(&self) -> u32;
 
-    /// The number of the last piece.
+    /// Returns the number of the last piece.
     fn last(&self) -> u64;
 
-    /// The first byte of piece `number`, and one past its last.
+    /// Returns the first byte of piece `number`, and one past its last.
     fn piece(&self, number: u64) -> (u64, u64);
 
-    /// Where the block at byte `block` of the drive, in which piece `number` begins, lies in the slots of the warp.
+    /// Returns the offset, in the slots of the warp, of the block at byte `block` of the drive, in which
+    /// piece `number` begins.
     fn slot(&self, number: u64, block: u64) -> u64;
 
-    /// Whether piece `number` is read. One that is not must not be asked for.
+    /// True if piece `number` is read. The warp must not wait for one that is not.
     #[inline(always)]
     fn is_read(&self, _number: u64) -> bool {
         true
     }
 
-    /// So many pieces are used before their stages are read into again, together: a power of two, fewer than the stages.
+    /// Returns the number of pieces that are used before their stages are refilled together: a power of two,
+    /// fewer than the stages.
     #[inline(always)]
     fn batch(&self) -> u64 {
         1
     }
 
-    /// The stage of piece `number`.
+    /// Returns the stage of piece `number`.
     #[inline(always)]
     fn stage(&self, number: u64) -> u32 {
         number as u32 & (self.stages() - 1)
     }
 
-    /// The piece from `number` on, `number` included, that passes through `stage`.
+    /// Returns the first piece from `number` on, inclusive, that passes through `stage`.
     #[inline(always)]
     fn next_at(&self, stage: u32, number: u64) -> u64 {
         number + u64::from(stage.wrapping_sub(number as u32) & (self.stages() - 1))
     }
 }
 
-/// Pieces of one length, numbered from 0, which `byte_of` finds.
+/// Pieces of one length, numbered from 0, at locations that `byte_of` returns.
 #[derive(Clone, Copy, Debug)]
 pub struct Scattered<F> {
-    /// The first byte of a piece.
+    /// Function that returns the first byte of a piece.
     pub byte_of: F,
-    /// Bytes of each.
+    /// Bytes of each piece.
     pub bytes: u32,
-    /// How many there are, at least 1.
+    /// Number of pieces, at least 1.
     pub count: u64,
-    /// log2 of the bytes of a stage, from [`LEAST_SHIFT`] to [`MOST_SHIFT`]: the blocks of a piece fit.
+    /// log2 of the bytes of a stage, from [`LEAST_SHIFT`] to [`MOST_SHIFT`]: the blocks of a piece fit into a
+    /// stage.
     pub stage_shift: u32,
 }
 
@@ -94,22 +100,23 @@ impl<F: Fn(u64) -> u64> Pieces for Scattered<F> {
     }
 }
 
-/// How a row of any length is split into pieces: all but the last one are of one length.
+/// The division of a row of any length into pieces: all but the last one have the same length.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RowSplit {
     /// Bytes of a row.
     pub row_bytes: u32,
-    /// Bytes of a piece at most: multiples of a block.
+    /// Limit of the bytes of a piece, a multiple of a block.
     pub piece_bytes: u32,
-    /// Pieces of a row.
+    /// Number of pieces of a row.
     pub of_row: NonZeroU32,
-    /// log2 of the bytes of a stage: the blocks that a piece touches fit.
+    /// log2 of the bytes of a stage: the blocks that a piece touches fit into a stage.
     pub stage_shift: u32,
 }
 
 impl RowSplit {
-    /// Stages as short as rows allow, of `1 << most_shift` bytes at most. `is_aligned` rows begin and end with blocks. None
-    /// for rows without a byte, and for those that are not aligned where a stage has only one block.
+    /// Chooses stages as short as the rows allow, at most `1 << most_shift` bytes. `is_aligned` rows begin
+    /// and end at blocks. Returns `None` for rows without a byte, and for unaligned rows if a stage has only
+    /// one block.
     pub fn new(
         row_bytes: u32,
         block_shift: u32,
@@ -134,17 +141,17 @@ impl RowSplit {
     }
 }
 
-/// Rows that lie anywhere, each in as many pieces as the split says. `byte_of` gives the first byte of the row with an
-/// index, or none for one that is not read.
+/// Rows at any location, each divided into pieces. `byte_of` returns the first byte of the row with an index,
+/// or `None` for a row that is not read.
 #[derive(Clone, Copy, Debug)]
 pub struct RowPieces<F> {
-    /// As above.
+    /// Function that returns the first byte of a row.
     pub byte_of: F,
-    /// The pieces of a row.
+    /// Division of a row.
     pub split: RowSplit,
-    /// How many rows, at least 1.
+    /// Number of rows, at least 1.
     pub rows: u64,
-    /// One past the last byte of all rows: what a row lacks of its length is not read.
+    /// One past the last byte of all rows: bytes of a row past it are not read.
     pub end: u64,
 }
 
@@ -169,7 +176,7 @@ impl<F: Fn(u64) -> Option<u64>> Pieces for RowPieces<F> {
         } else {
             self.split.piece_bytes
         };
-        // A row that is not read has no bytes; its pieces are not asked for.
+        // A row that is not read has no bytes; the warp does not wait for its pieces.
         let begin = (self.byte_of)(row).unwrap_or(0) + u64::from(begin);
         let end = begin + u64::from(bytes);
         (begin, if end < self.end { end } else { self.end })
@@ -194,7 +201,7 @@ impl<F: Fn(u64) -> Option<u64>> Pieces for RowPieces<F> {
 }
 
 impl<F> RowPieces<F> {
-    /// The row of piece `number`, and the piece's number in it.
+    /// Returns the row of piece `number`, and the piece's number in it.
     #[inline(always)]
     fn row_of(&self, number: u64) -> (u64, u32) {
         let of_row = u64::from(self.split.of_row.get());
@@ -206,26 +213,26 @@ impl<F> RowPieces<F> {
     }
 }
 
-/// A range of bytes of a namespace in pieces, and the stages of the ring that they pass through. A piece ends where the
-/// drive's bytes are a multiple of its length.
+/// A range of bytes of a namespace in pieces, and the stages of the ring that they pass through. A piece ends
+/// at a byte of the drive that is a multiple of the piece's length.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Ring {
-    /// Its first byte.
+    /// First byte of the range.
     pub begin: u64,
-    /// One past its last byte, more than `begin`.
+    /// One past the last byte of the range, more than `begin`.
     pub end: u64,
     /// log2 of the bytes of a piece, from [`LEAST_SHIFT`] to [`MOST_SHIFT`].
     pub piece_shift: u32,
 }
 
 impl Ring {
-    /// The number of the first piece. Numbers count up.
+    /// Returns the number of the first piece. Numbers count up from there.
     #[inline(always)]
     pub const fn first(&self) -> u64 {
         self.begin >> self.piece_shift
     }
 
-    /// Where a byte lies in the slots of the warp.
+    /// Returns the offset of a byte in the slots of the warp.
     #[inline(always)]
     pub const fn place(byte: u64) -> u64 {
         byte & (WARP_BYTES - 1)

@@ -1,9 +1,9 @@
-//! `nvme_scatter`: rows that lie in GPU memory are written to whole blocks of a drive, by ids.
+//! `nvme_scatter`: writes rows from GPU memory to whole blocks of a drive, by ids.
 //!
-//! A block of threads holds a [station](crate::station) while it runs; each warp of it writes 32 rows at a time. A row
-//! whose id comes again in the launch is left out: the last one wins (docs/adr/0014). Rows that follow on each other
-//! are copied into slots that do, too, and become one command. One that failed for several rows is sent again for each
-//! by itself, so that a row fails for its own blocks only.
+//! A block of threads holds a [station](crate::station) while it runs; each of its warps writes 32 rows in
+//! one chunk. A row whose id appears again later in the launch is skipped: the last one wins (docs/adr/0014).
+//! Neighbouring rows are copied into neighbouring slots and become one command. A failed command of several
+//! rows is sent again row by row, so that a row fails only for its own blocks.
 // UNSAFETY: kernel parameters hold addresses that the host vouches for.
 #![allow(unsafe_code)]
 
@@ -20,19 +20,21 @@ use nvme_core::group::{ExecContext, Group};
 use nvme_core::sync::{Order, Scope, fence};
 
 entry! {
-    /// Writes rows: blocks of [`BLOCK_THREADS`](crate::rows::BLOCK_THREADS) threads, as many as are useful.
+    /// Writes rows. Blocks of [`BLOCK_THREADS`](crate::rows::BLOCK_THREADS) threads; any number of blocks.
     ///
     /// # Safety
-    /// Every address in `scatter` is what [`Scatter`] says; the queues exist on the controller and are shared.
+    /// Every address in `scatter` is valid as [`Scatter`] documents; the queues exist on the controller and
+    /// are shared.
     pub unsafe fn nvme_scatter(scatter: Scatter) {
         let rows = &scatter.gather;
         let block = Block::here();
-        // SAFETY: the caller's.
+        // SAFETY: the host vouches for every address in the launch, as under `# Safety`.
         let Some(inside) = (unsafe { Inside::enter(rows, &block) }) else {
             return;
         };
         let gate = inside.gate;
-        // A write without an end may still take place until the recovery: none that the stream orders after it passes it.
+        // A write that has not ended may still happen until the recovery. So no write that the stream orders
+        // after it may be sent before then: it could be overwritten by the older one.
         let mut is_troubled = false;
         if block.leads() && inside.station != NO_STATION {
             is_troubled = gate.has_trouble();
@@ -57,15 +59,16 @@ entry! {
         );
         let left = (&work.failed, work.has_lost);
         launch::leave(rows, (&gate, inside.station), &block, left, || {
-            // Release: pairs with the load of a gather, which reads what was written.
+            // Release: pairs with the load of a gather, which then reads the written data and not a cached
+            // row.
             fence(Order::Release, Scope::Gpu);
-            // SAFETY: the host gives the count, in memory of the GPU.
+            // SAFETY: the host vouches for the count, in GPU memory.
             unsafe { arch::add(scatter.written as usize as *mut u64, 1) };
         });
     }
 }
 
-/// None of the table's rows.
+/// Number that stands for no row of the table.
 const NO_ROW: u32 = u32::MAX;
 
 /// A warp of a scatter.
@@ -73,25 +76,26 @@ struct Writer<'r> {
     rows: &'r Gather,
     gate: Gate<'r>,
     queue: Option<SharedQueue<'r>>,
-    /// Its first result cell.
+    /// First result cell of the warp.
     cell: u32,
-    /// Where its slots begin in the slot memory.
+    /// Offset of the warp's slots in the slot memory.
     slots: u64,
-    /// What the rows get that are left, once the warp cannot go on.
+    /// Code of the remaining rows, once the warp cannot continue.
     ends: i32,
-    /// A write has no end: the controller may still read its slots.
+    /// True if a write has not ended: the controller may still read its slots.
     has_lost: bool,
     failed: Failed,
 }
 
 impl Writer<'_> {
-    /// Writes as many rows at a time as the warp has slots: the warps take turns.
+    /// Writes all chunks of the warp, each as many rows as the warp has slots. The chunks are interleaved
+    /// between warps.
     #[inline(always)]
     fn scatter_all(&mut self, first: u32, step: u32) {
         let lanes = u64::from(self.rows.lanes.clamp(1, 32));
         let chunks = self.rows.count.div_ceil(lanes);
         let mut chunk = u64::from(first);
-        // The block has passed the gate just now.
+        // The block has passed the gate just now, which counts as a look.
         let mut looked_ns = Gpu.now_ns();
         while chunk < chunks {
             self.ends = launch::look(Some(self.gate), &mut looked_ns, self.ends);
@@ -101,7 +105,7 @@ impl Writer<'_> {
         }
     }
 
-    /// Writes the rows from `first` on. Every lane takes part, also those without a row.
+    /// Writes the rows from `first` on. Every lane takes part, including lanes without a row.
     #[inline(always)]
     fn scatter_chunk(&mut self, first: u64) {
         let (rows, lane) = (self.rows, arch::lane());
@@ -109,7 +113,7 @@ impl Writer<'_> {
         let is_live = index < rows.count && lane < rows.lanes;
         let mut id = -1;
         if is_live {
-            // SAFETY: the host gives `count` ids.
+            // SAFETY: the host vouches for `count` ids.
             id = unsafe { launch::id(rows, index) };
         }
         let place = rows.place(id);
@@ -130,22 +134,23 @@ impl Writer<'_> {
         self.failed.note(rows, index, is_live, (None, became));
     }
 
-    /// Whether no later row of the launch is the lane's: row `row` of the table, at `first + lane`. Every lane calls it.
+    /// True if no later row of the launch is the lane's row: row `row` of the table, at `first + lane`. Every
+    /// lane calls it.
     #[inline(always)]
     fn is_last(&self, first: u64, row: u32) -> bool {
-        // Without ids there are no two rows alike.
+        // Without ids no two rows are the same.
         if self.rows.ids == 0 {
             return true;
         }
         let mut at = first;
-        // In the first 32 the lanes above this one are later.
+        // Among the first 32 rows, those of higher lanes are later.
         let mut least = arch::lane() + 1;
         let mut next = self.row_or_none(at);
         // A row that the table does not have needs no comparison.
         let mut comes_again = row == NO_ROW;
         while at < self.rows.count && arch::ballot(arch::FULL, !comes_again) != 0 {
             at += 32;
-            // On its way while these are compared.
+            // The next ids are in flight while these are compared.
             let these = exchanged32(next);
             next = self.row_or_none(at);
             let mut lane = 0;
@@ -159,18 +164,18 @@ impl Writer<'_> {
         !comes_again
     }
 
-    /// The table's row at `at + lane` of the launch.
+    /// Returns the table's row at `at + lane` of the launch.
     #[inline(always)]
     fn row_or_none(&self, at: u64) -> u32 {
         let index = at + u64::from(arch::lane());
         if index >= self.rows.count {
             return NO_ROW;
         }
-        // SAFETY: the host gives `count` ids.
+        // SAFETY: the host vouches for `count` ids.
         self.of_table(unsafe { launch::id(self.rows, index) })
     }
 
-    /// The number of the row with this id, in 32 bits: the host gives no larger tables.
+    /// Returns the number of the row with this id, in 32 bits: the host allows no larger tables.
     #[inline(always)]
     fn of_table(&self, id: i64) -> u32 {
         match (id as u64) < self.rows.rows {
@@ -179,13 +184,13 @@ impl Writer<'_> {
         }
     }
 
-    /// Writes the rows of the lanes that want it: what became of the lane's. Every lane calls it.
+    /// Writes the rows of the lanes with `wants`; returns the code of the lane's row. Every lane calls it.
     #[inline(always)]
     fn write(&mut self, index: u64, block: u64, wants: bool) -> i32 {
         let (rows, lane) = (self.rows, arch::lane());
         let blocks = rows.row_bytes >> rows.block_shift;
         let (mut head, last) = launch::run_of(rows.run_rows, (block, blocks), None, wants, true);
-        // Rows of a run lie one after the other, from the slot of its first lane on.
+        // Rows of a command are adjacent, from the slot of its first lane on.
         let before = block.wrapping_sub(shuffle64(block, head));
         let slot = self.slot(head).wrapping_add(before << rows.block_shift);
         self.stage(index, exchanged64(slot), wants);
@@ -207,7 +212,7 @@ impl Writer<'_> {
                 became = result;
             }
             self.note_lost(left && (result == code::TIMED_OUT || result == code::GONE));
-            // A write that failed for several rows: each by itself.
+            // A write that failed for several rows is repeated for each of them.
             left &= is_shared && became > 0;
             if self.ends != code::OK || arch::ballot(arch::FULL, left) == 0 {
                 return became;
@@ -216,8 +221,8 @@ impl Writer<'_> {
         }
     }
 
-    /// Copies the rows of the lanes that want it to `slot` of the slot memory, where the controller sees them. Every
-    /// lane calls it.
+    /// Copies the rows of the lanes with `wants` to `slot` of the slot memory, and makes them visible to the
+    /// controller. Every lane calls it.
     #[inline(always)]
     fn stage(&self, index: u64, slot: OfLanes64, wants: bool) {
         let rows = self.rows;
@@ -225,18 +230,19 @@ impl Writer<'_> {
         let from = rows.out.wrapping_add(index.wrapping_mul(rows.out_stride));
         let to = |lane| rows.slots + of_lane64(&slot, lane);
         copy::rows(copy::Shape::of(rows), from, to, wanted);
-        // Release: what each lane has stored is for the controller, before any lane sends a command for it.
+        // Release: each lane's stores reach memory before any lane sends a command for them; the barrier
+        // below joins the lanes. Without it the controller could read an old slot.
         fence(Order::Release, Scope::Sys);
         arch::sync_warp(arch::FULL);
     }
 
-    /// Where the slot of `lane` begins in the slot memory.
+    /// Returns the offset of the slot of `lane` in the slot memory.
     #[inline(always)]
     fn slot(&self, lane: u32) -> u64 {
         self.slots + u64::from(lane) * u64::from(self.rows.slot_bytes)
     }
 
-    /// Writes `blocks` blocks from `block` on out of `slot`, and waits for that.
+    /// Writes `blocks` blocks from `block` on out of `slot`, and waits for the write's end.
     #[inline(always)]
     fn write_blocks(&self, (block, blocks): (u64, u32), slot: u64) -> i32 {
         let Some(queue) = &self.queue else {
@@ -246,7 +252,8 @@ impl Writer<'_> {
         station::write_blocks(self.rows, queue, (block, blocks), slot, cell)
     }
 
-    /// A command without an end keeps its slots: the warp uses none of its slots any more. Every lane calls it.
+    /// Records a command that has not ended, which keeps its slots: the warp uses none of its slots from now
+    /// on. Every lane calls it.
     #[inline(always)]
     fn note_lost(&mut self, is_lost: bool) {
         if arch::ballot(arch::FULL, is_lost) != 0 {

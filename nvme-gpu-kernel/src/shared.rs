@@ -1,4 +1,4 @@
-//! Shared queues: each thread does its share of the work on one of them.
+//! Shared queues: each thread submits and waits for its share of the commands on one of the queues.
 // UNSAFETY: kernel parameters hold addresses that the host vouches for.
 #![allow(unsafe_code)]
 
@@ -11,8 +11,9 @@ use nvme_core::sync::AtomicU64;
 use nvme_core::trace::Event;
 use nvme_core::{Cells, Outcome, SharedQueue, Token, WaitError};
 
-/// A thread of a launch, that counts in its report what it does on the bus, and records what happens to its
-/// command `index` when it is `TRACED`; a [`Narrow`] one when it is alone and one of very many.
+/// The context of a thread of a launch: it counts accesses to the bus in the launch's report and, if
+/// `TRACED`, records the events of its command `index`. If `NARROW`, it acts as a [`Narrow`] group when it is
+/// alone, for launches of very many threads.
 struct Counted<'w, 'l, const TRACED: bool, const NARROW: bool> {
     work: &'w Work<'l>,
     index: u64,
@@ -50,7 +51,7 @@ impl<const TRACED: bool, const NARROW: bool> ExecContext for Counted<'_, '_, TRA
     }
 }
 
-/// Finds the thread's queue, does the thread's share of the work and reports.
+/// Finds the thread's queue, processes the thread's commands and reports.
 ///
 /// # Safety
 /// As [`nvme_shared`](crate::entry::nvme_shared).
@@ -72,12 +73,12 @@ pub unsafe fn sharing<const SEVERAL: bool, const TRACED: bool, const NARROW: boo
     let Some(words) = queue_words(launch, number) else {
         return;
     };
-    // SAFETY: the caller vouches for the words.
+    // SAFETY: the host vouches for the words.
     let Some((memory, state)) = (unsafe { words.attach() }) else {
         return;
     };
     let cells = launch.cells as usize as *const AtomicU64;
-    // SAFETY: the host gives `cell_count` cells; they are atomics.
+    // SAFETY: the host vouches for `cell_count` cells, which are only accessed as atomics.
     let cells = unsafe { core::slice::from_raw_parts(cells, launch.cell_count as usize) };
     let queue = SharedQueue::new(memory, state, Cells::new(cells));
     let work = Work::new(launch, words.page_shift);
@@ -95,8 +96,8 @@ pub unsafe fn sharing<const SEVERAL: bool, const TRACED: bool, const NARROW: boo
     work.report(&tally, [0; 3], began_ns);
 }
 
-/// Submits a command and waits for it, over and over. The lanes of a warp meet after each command:
-/// lanes that went on by themselves would act alone from then on, which costs the queue much more.
+/// Submits a command and waits for it, over and over. The lanes of a warp meet after each command: diverged
+/// lanes would act alone from then on, which costs the queue much more.
 #[inline(always)]
 fn one_by_one<const TRACED: bool, const NARROW: bool>(
     queue: &SharedQueue<'_>,
@@ -135,7 +136,7 @@ fn one_by_one<const TRACED: bool, const NARROW: bool>(
     }
 }
 
-/// Rounds of `depth` tokens: submit all, then wait in the reverse order.
+/// Runs rounds of `depth` tokens: submits all, then waits in the reverse order.
 #[inline(always)]
 fn hold_several(
     queue: &SharedQueue<'_>,
@@ -161,7 +162,7 @@ fn hold_several(
             match queue.submit(&here, command, deadline_ns) {
                 Ok(token) => {
                     tally.sqes += 1;
-                    // SAFETY: the host gives three words for each thread and token.
+                    // SAFETY: the host vouches for three words for each thread and token.
                     unsafe { tokens.add(cell as usize).write(token.words()) };
                     held += 1;
                 }
@@ -185,7 +186,7 @@ fn hold_several(
     }
 }
 
-/// Accounts for a command that was waited for; `false` when the thread should end.
+/// Accounts for a command after its wait; returns false if the thread should end.
 #[inline(always)]
 fn finish(
     work: &Work<'_>,

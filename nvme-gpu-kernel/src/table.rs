@@ -1,8 +1,9 @@
-//! The kernels of [`PTX`](crate::PTX), one line each: what the host loads, launches and imitates.
+//! The list of the kernels of [`PTX`](crate::PTX), one line each, for the host to load and launch, and for
+//! the stand-in of CUDA.
 
 use core::ffi::CStr;
 
-/// Declares the kernels: `Variant "symbol" shares` with its documentation.
+/// Declares the kernels, with documentation: `Variant "symbol" shares`.
 macro_rules! kernels {
     ($($(#[$about:meta])+ $name:ident $symbol:literal $shares:literal;)+) => {
         /// An entry point of the kernels.
@@ -12,10 +13,10 @@ macro_rules! kernels {
         }
 
         impl Kernel {
-            /// Every one.
+            /// All kernels.
             pub const ALL: [Self; [$($symbol),+].len()] = [$(Self::$name),+];
 
-            /// The symbol in the PTX.
+            /// Returns the symbol in the PTX.
             pub const fn symbol(self) -> &'static CStr {
                 match self {
                     $(Self::$name => match CStr::from_bytes_with_nul(concat!($symbol, "\0").as_bytes()) {
@@ -25,14 +26,14 @@ macro_rules! kernels {
                 }
             }
 
-            /// As [`symbol`](Self::symbol), as text.
+            /// Returns the symbol as text.
             pub const fn name(self) -> &'static str {
                 match self {
                     $(Self::$name => $symbol,)+
                 }
             }
 
-            /// Whether its queues are shared by all threads: results go to cells.
+            /// True if all threads share its queues, so that results go to cells.
             pub const fn shares(self) -> bool {
                 match self {
                     $(Self::$name => $shares,)+
@@ -43,28 +44,27 @@ macro_rules! kernels {
 }
 
 kernels! {
-    /// One thread per queue: one thread in each block.
+    /// One thread a queue: one thread in each block.
     Owner "nvme_owner" false;
-    /// One warp per queue.
+    /// One warp a queue.
     Warp "nvme_warp" false;
-    /// One block of 128 threads per queue.
+    /// One block of 128 threads a queue.
     Block "nvme_block" false;
-    /// As [`Owner`](Self::Owner), recording what it does.
+    /// Same as [`Owner`](Self::Owner), with a trace.
     OwnerTraced "nvme_owner_traced" false;
-    /// As [`Warp`](Self::Warp), recording what it does.
+    /// Same as [`Warp`](Self::Warp), with a trace.
     WarpTraced "nvme_warp_traced" false;
-    /// As [`Block`](Self::Block), recording what it does.
+    /// Same as [`Block`](Self::Block), with a trace.
     BlockTraced "nvme_block_traced" false;
-    /// As [`Shared`](Self::Shared), recording what it does.
+    /// Same as [`Shared`](Self::Shared), with a trace.
     SharedTraced "nvme_shared_traced" true;
     /// Any thread on any queue.
     Shared "nvme_shared" true;
-    /// The same with shorter passes, compiled for no more than 64 registers per thread: more warps at a
-    /// time, each slower.
+    /// Same with shorter passes, compiled for at most 64 registers a thread: more warps at once, each slower.
     SharedNarrow "nvme_shared_narrow" true;
     /// Any thread on any queue, several commands each, waited for in reverse.
     Tokens "nvme_tokens" true;
-    /// Checks data that was read.
+    /// Check of data that was read.
     Verify "nvme_verify" false;
     /// Bare limit: 64 bytes, a fence, a flag, an answer of 16 bytes.
     PingPong "nvme_pingpong" false;

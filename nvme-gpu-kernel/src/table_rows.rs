@@ -1,4 +1,4 @@
-//! `table.row(id)`: rows that a thread of any kernel reads by itself, by ids that it has just worked out.
+//! `table.row(id)`: rows that a thread of any kernel reads by ids that it has just computed.
 // UNSAFETY: launches hold addresses that the host vouches for.
 #![allow(unsafe_code)]
 
@@ -11,24 +11,25 @@ use nvme_core::group::Group;
 
 /// A block of threads that reads rows of a table.
 ///
-/// All threads of the block [enter](Self::enter), any of them [read rows](Self::row) at any time, also from divergent
-/// code, and all of them [leave](Self::leave). While a thread waits for its row it takes completions for others.
+/// All threads of the block [enter](Self::enter), any of them [read rows](Self::row) at any time, also from
+/// divergent code, and all of them [leave](Self::leave). While a thread waits for its row it drains
+/// completions for others.
 pub struct TableRows<'r> {
     rows: &'r Gather,
     queue: Option<SharedQueue<'r>>,
     here: Here,
 }
 
-/// What a thread knows between two calls.
+/// State of a thread between two calls.
 #[derive(Clone, Copy)]
 #[repr(C)]
 pub(crate) struct Here {
     pub station: u32,
-    /// What rows get, once the thread cannot go on.
+    /// Code of further rows, once the thread cannot continue.
     pub ends: i32,
-    /// A read has no end: the controller may still write to its slot.
+    /// Not 0 if a read has not ended: the controller may still write to its slot.
     pub has_lost: u32,
-    /// When it looked at the gate last, in units of about a millisecond.
+    /// Time of the last look at the gate, in units of about a millisecond.
     pub looked: u32,
 }
 
@@ -38,11 +39,11 @@ fn now() -> u32 {
 }
 
 impl Here {
-    /// Every thread of the block calls it.
+    /// Enters. Every thread of the block calls it.
     #[inline(always)]
     pub unsafe fn enter(rows: &Gather) -> Self {
         let block = Block::here();
-        // SAFETY: the caller vouches for the gate.
+        // SAFETY: this function's caller vouches for the words of the gate.
         let gate = unsafe { station::gate(rows) };
         let mut station = NO_STATION;
         if block.leads()
@@ -65,6 +66,8 @@ impl Here {
         }
     }
 
+    /// Returns the thread's queue.
+    ///
     /// # Safety
     /// The host vouches for the queues.
     #[inline(always)]
@@ -74,12 +77,12 @@ impl Here {
         }
         let warp = arch::thread() / 32 % BLOCK_WARPS;
         let number = station::queue_number(rows, self.station, warp);
-        // SAFETY: the caller's.
+        // SAFETY: this function's caller vouches for the queues.
         unsafe { rows.queues.shared(number) }
     }
 
-    /// Looks at the gate, if that was long ago. One of the lanes that run together looks for all: reads of one word of
-    /// the host by all warps follow one another.
+    /// Looks at the gate, unless that was recently. One of the lanes that run together looks for all, since
+    /// loads of one host word by all warps are serialised on the bus.
     #[inline(always)]
     fn look(&mut self, rows: &Gather) {
         let now = now();
@@ -91,7 +94,7 @@ impl Here {
         let first = mask.trailing_zeros();
         let mut is_shut = false;
         if arch::lane() == first {
-            // SAFETY: the host gives the words of a gate.
+            // SAFETY: the host vouches for the words of the gate.
             let gate = unsafe { station::gate(rows) };
             is_shut = gate.is_none_or(|gate| gate.look().is_err());
         }
@@ -101,7 +104,7 @@ impl Here {
         }
     }
 
-    /// The address of row `id`, or the code of why it was not read.
+    /// Reads row `id`; returns its address, or the code of the failure.
     #[inline(always)]
     pub fn row(
         &mut self,
@@ -130,7 +133,7 @@ impl Here {
         }
     }
 
-    /// Every thread of the block calls it, after its last row was used.
+    /// Leaves. Every thread of the block calls it, after its last row was used.
     #[inline(always)]
     pub fn leave(self, rows: &Gather) {
         let block = Block::here();
@@ -148,31 +151,32 @@ impl Here {
 }
 
 impl<'r> TableRows<'r> {
-    /// Makes the block one that reads rows. Waits while as many blocks as there are stations do. Every thread of the
-    /// block calls it; the block has whole warps, and [`Gather::threads`] threads at most.
+    /// Enters: takes a station for the block. Waits while every station is taken. Every thread of the block
+    /// calls it; the block has whole warps, and [`Gather::threads`] threads at most.
     ///
     /// # Safety
-    /// `rows` is what `nvme_host`'s `Table::device_rows` gave, whose store is open or was closed since.
+    /// `rows` is the value that `nvme_host`'s `Table::device_rows` returned; its store is open or was closed
+    /// since.
     #[inline(always)]
     pub unsafe fn enter(rows: &'r Gather) -> Self {
-        // SAFETY: the caller's.
+        // SAFETY: this function's caller vouches for `rows`.
         let here = unsafe { Here::enter(rows) };
         // SAFETY: as above.
         let queue = unsafe { here.queue(rows) };
         Self { rows, queue, here }
     }
 
-    /// The address of the bytes of row `id`, which lie in memory of the host: load each once, with volatile loads.
-    /// They stay until the thread's next call. Any thread calls it.
+    /// Reads row `id` and returns the address of its bytes, in host memory: load each once, with volatile
+    /// loads. They stay until the thread's next call. Any thread calls it.
     ///
     /// # Errors
-    /// The [`code`] of why the row was not read, or the status that the controller gave (SCT << 8 | SC).
+    /// The [`code`] of the failure, or the status that the controller returned (SCT << 8 | SC).
     #[inline(always)]
     pub fn row(&mut self, id: i64) -> Result<u64, i32> {
         self.here.row(self.rows, self.queue.as_ref(), id)
     }
 
-    /// Lets other blocks read rows. Every thread of the block calls it.
+    /// Leaves, so that other blocks can read rows. Every thread of the block calls it.
     #[inline(always)]
     pub fn leave(self) {
         self.here.leave(self.rows);

@@ -1,40 +1,42 @@
 //! Parameters and results of a launch: the words that the host and the kernels share.
 //!
-//! Addresses are device addresses. Every kernel takes one [`Launch`] by value.
+//! Addresses are device addresses. Every kernel of `entry` and `bare` takes one [`Launch`] by value; the host
+//! fills it in, launches, and reads the [`Report`] afterwards.
 
-/// Order of a launch's commands over its span.
+/// Orders of a launch's commands over its span.
 pub mod pattern {
-    /// Ascending, from the start again at the end.
+    /// Ascending; wraps to the start at the end.
     pub const SEQUENTIAL: u32 = 0;
-    /// Uniform over the span, by the launch's seed.
+    /// Uniform over the span, from the launch's seed.
     pub const RANDOM: u32 = 1;
 }
 
-/// The work of a launch and the memory that it uses.
+/// The parameters of a launch: its work, and the memory that it uses.
 #[derive(Clone, Copy, Debug, Default)]
 #[repr(C)]
 pub struct Launch {
-    /// The queues: [`QueueWords`](nvme_core::handoff::QueueWords) one after the other.
+    /// Address of the queues, consecutive [`QueueWords`](nvme_core::handoff::QueueWords).
     pub queues: u64,
-    /// Result cells, 8 bytes each, zeroed before the first launch: one for each token that may wait.
+    /// Address of the result cells, 8 bytes each, zeroed before the first launch: one for each token that may
+    /// wait.
     pub cells: u64,
-    /// One [`Report`], zeroed.
+    /// Address of one [`Report`], zeroed.
     pub report: u64,
-    /// One `u32` for each command ([`account`]), or 0 for none.
+    /// Address of one `u32` for each command ([`account`]), or 0 for none.
     pub accounts: u64,
-    /// Where the kernel finds the data, for checks; 0 when it cannot.
+    /// Address of the data for the kernel, for checks; 0 if the kernel cannot reach it.
     pub data: u64,
-    /// Where the controller finds the data when it is contiguous there (`pages` is 0).
+    /// Address of the data for the controller, if it is contiguous there (`pages` is 0).
     pub data_iova: u64,
-    /// The IOVA of each page of the data, `u64` each; 0 when it is contiguous.
+    /// Address of the IOVAs of the data's pages, `u64` each; 0 if the data is contiguous.
     pub pages: u64,
-    /// Three `u32` for each thread and token of `nvme_tokens`, or 0.
+    /// Address of three `u32` for each thread and token of `nvme_tokens`, or 0.
     pub tokens: u64,
-    /// [`Traced`] records in memory that the host reads, or 0 for none.
+    /// Address of [`Traced`] records in memory that the host reads, or 0 for none.
     pub trace: u64,
     /// Bytes of the data memory.
     pub data_bytes: u64,
-    /// Commands in all.
+    /// Number of commands.
     pub commands: u64,
     /// First block of the span.
     pub lba: u64,
@@ -42,7 +44,7 @@ pub struct Launch {
     pub units: u64,
     /// Seed of [`pattern::RANDOM`].
     pub seed: u64,
-    /// Longest wait for one command, in nanoseconds.
+    /// Limit of the wait for one command, in nanoseconds.
     pub timeout_ns: u64,
     /// Number of queues.
     pub queue_count: u32,
@@ -57,22 +59,23 @@ pub struct Launch {
     pub blocks: u32,
     /// log2 of a block's bytes, 9 to 16.
     pub block_shift: u32,
-    /// Commands in flight on each queue (`nvme_owner`, `nvme_warp`, `nvme_block`), or tokens that each
-    /// thread of `nvme_tokens` holds at a time.
+    /// Commands in flight on each queue (`nvme_owner`, `nvme_warp`, `nvme_block`), or tokens that each thread
+    /// of `nvme_tokens` holds at once.
     pub depth: u32,
-    /// [`pattern`].
+    /// One of [`pattern`].
     pub pattern: u32,
     /// Lanes of each warp that work in `nvme_shared` and `nvme_tokens`, 1 to 32.
     pub lanes: u32,
-    /// When not 0, data of command `i` lies at unit `i`; else buffers are reused.
+    /// If not 0, data of command `i` is at unit `i`; otherwise buffers are reused.
     pub linear: u32,
-    /// Records that fit at `trace`, a power of two; newer ones replace older ones.
+    /// Number of records at `trace`, a power of two; newer ones replace older ones.
     pub trace_records: u32,
-    /// When not 0, the lanes of a warp of `nvme_tokens` take turns at the queues; else they are all on one.
+    /// If not 0, the lanes of a warp of `nvme_tokens` use different queues in turn; otherwise all use the
+    /// same one.
     pub mixed: u32,
 }
 
-/// Something that happened to a command, and when.
+/// An event of a command, with its time.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(C)]
 pub struct Traced {
@@ -80,29 +83,29 @@ pub struct Traced {
     pub event: [u64; 2],
     /// The command's index in the launch.
     pub index: u64,
-    /// On the GPU's clock; never 0.
+    /// Time on the GPU's clock, in nanoseconds; never 0.
     pub now_ns: u64,
 }
 
-/// How one command ended.
+/// The end of one command, as a word.
 pub mod account {
-    /// It never was submitted.
+    /// Never submitted.
     pub const NONE: u32 = 0;
-    /// It completed; the status field is in bits 14:0.
+    /// Completed; the status field is in bits 14:0.
     pub const DONE: u32 = 1 << 31;
     /// The controller was reset while it was in flight.
     pub const ABORTED: u32 = 1 << 26;
-    /// Its deadline passed; it is still in flight.
+    /// The deadline passed; the command is still in flight.
     pub const TIMED_OUT: u32 = 1 << 30;
-    /// The queue was refused after a controller fault, before or after it was submitted.
+    /// The queue was refused after a controller fault, before or after the command was submitted.
     pub const FAULTED: u32 = 1 << 29;
     /// No slot became free before the deadline.
     pub const FULL: u32 = 1 << 28;
-    /// Its buffer cannot be described: an error of the launch.
+    /// The buffer cannot be described, which is an error of the launch.
     pub const REFUSED: u32 = 1 << 27;
 }
 
-/// Counts of a launch.
+/// The counts of a launch.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(C)]
 pub struct Report {
@@ -130,26 +133,26 @@ pub struct Report {
     pub status: u64,
     /// The code of a [`ControllerFault`](nvme_core::ControllerFault), 0 when there was none.
     pub fault: u64,
-    /// Records made at [`Launch::trace`], those that newer ones replaced included.
+    /// Number of records made at [`Launch::trace`], including those that newer ones replaced.
     pub traced: u64,
-    /// Words of data that were not what was written (kernel `nvme_verify`).
+    /// Number of words of data that differ from the written ones (kernel `nvme_verify`).
     pub wrong: u64,
     /// 1 plus the index of the last such word.
     pub wrong_at: u64,
-    /// Commands that completed after their deadline had been reported; they count as completed or failed,
+    /// Commands that completed after their deadline had been reported; they count as completed or failed and
     /// no longer as timed out.
     pub late: u64,
 }
 
 impl Report {
-    /// From the start of the first thread to the end of the last.
+    /// Returns the time from the start of the first thread to the end of the last, in nanoseconds.
     pub const fn elapsed_ns(&self) -> u64 {
         self.last_ns
             .saturating_sub(u64::MAX - self.first_ns_complement)
     }
 }
 
-/// The word at `index` (8 bytes each) of the data that the tests and the demo write for `seed`.
+/// Returns the word at `index` (8 bytes each) of the data that the tests and the demo write for `seed`.
 #[inline]
 pub const fn data_word(seed: u64, index: u64) -> u64 {
     let mut z = seed ^ index.wrapping_add(1).wrapping_mul(0x9E37_79B9_7F4A_7C15);

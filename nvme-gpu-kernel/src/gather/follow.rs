@@ -1,4 +1,4 @@
-//! Walks from row to row of a table, by ids that the rows hold.
+//! Pointer chases through a table: walks from row to row, by ids that the rows hold.
 // UNSAFETY: kernel parameters hold addresses that the host vouches for.
 #![allow(unsafe_code)]
 
@@ -9,14 +9,15 @@ use crate::reads::Reads;
 use crate::rows::{BLOCK_WARPS, Follow, code};
 
 entry! {
-    /// Walks: blocks of [`BLOCK_THREADS`](crate::rows::BLOCK_THREADS) threads, as many as are useful. Each lane has a walk;
-    /// the lanes of a warp read side by side, and copy their rows together.
+    /// Walks. Blocks of [`BLOCK_THREADS`](crate::rows::BLOCK_THREADS) threads; any number of blocks. Each
+    /// lane has one walk; the lanes of a warp read at the same time, and copy their rows together.
     ///
     /// # Safety
-    /// Every address in `follow` is what [`Follow`] says; the queues exist on the controller and are shared.
+    /// Every address in `follow` is valid as [`Follow`] documents; the queues exist on the controller and are
+    /// shared.
     pub unsafe fn nvme_follow_rows(follow: Follow) {
         let rows = &follow.gather;
-        // SAFETY: the caller's.
+        // SAFETY: the host vouches for every address in the launch, as under `# Safety`.
         let mut reads = unsafe { Reads::enter(rows) };
         let mut failed = Failed::default();
         let (lane, lanes) = (arch::lane(), rows.lanes.clamp(1, 32));
@@ -26,7 +27,7 @@ entry! {
             let is_live = walk < rows.count && lane < lanes;
             let (mut id, mut became) = (-1, reads.rest());
             if is_live {
-                // SAFETY: the host gives `count` ids.
+                // SAFETY: the host vouches for `count` ids, and `walk` is below it.
                 id = unsafe { launch::id(rows, walk) };
             }
             let mut hop = 0;
@@ -53,7 +54,7 @@ entry! {
                 let from = reads.address(lane, id as u32);
                 let mut word = 0;
                 if is_there {
-                    // SAFETY: the row in the lane's slot, whose read has ended.
+                    // SAFETY: the row is in the lane's slot, and its read has ended, so nothing writes to it.
                     word = unsafe { arch::load_u64(from) };
                 }
                 let first = chunk * u64::from(lanes);
@@ -69,7 +70,7 @@ entry! {
                 hop += 1;
             }
             if is_live {
-                // SAFETY: the host gives a word for each walk.
+                // SAFETY: the host vouches for a word for each walk; only this lane writes it.
                 unsafe { arch::store_u64(follow.ends + walk * 8, id as u64) };
             }
             failed.note(rows, walk, is_live, (None, became));

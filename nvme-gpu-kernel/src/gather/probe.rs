@@ -1,4 +1,4 @@
-//! The kernels of the benchmark: the bare copy beside a gather, and the check of what was gathered.
+//! Kernels of the benchmark: the bare copy that a gather is compared with, and the check of gathered rows.
 // UNSAFETY: kernel parameters hold addresses that the host vouches for.
 #![allow(unsafe_code)]
 
@@ -8,7 +8,7 @@ use crate::rows::{BLOCK_WARPS, Check, Gather, code};
 use crate::work::data_word;
 
 entry! {
-    /// The bare limit beside it: rows of a table in memory that the GPU reads, at `rows.slots`. No drive.
+    /// Copies rows of a table in memory at `rows.slots`: the upper bound of a gather, without a drive.
     ///
     /// # Safety
     /// As the kernel `nvme_gather`, for ids, output and the table.
@@ -28,28 +28,28 @@ entry! {
 }
 
 entry! {
-    /// Counts the gathered rows whose words are not those of their ids.
+    /// Counts the gathered rows that have a word other than that of their id.
     ///
     /// # Safety
-    /// The addresses in `check` are what [`Check`] says.
+    /// The addresses in `check` are valid as [`Check`] documents.
     pub unsafe fn nvme_check_rows(check: Check) {
         let rows = &check.gather;
         let work = Warp::without_queue(rows);
         let warps = u64::from(arch::blocks() * BLOCK_WARPS);
         let mut index = u64::from(arch::block() * BLOCK_WARPS + arch::thread() / 32);
         while index < rows.count {
-            // Every lane looks at the same id.
+            // Every lane loads the same id, so the branches below are uniform.
             let row = work.row(index, true);
             let mut is_wrong = row.code != code::OK;
             let mut at = u64::from(arch::lane()) * 8;
             while at < u64::from(rows.row_bytes) {
-                // SAFETY: inside the output's row.
+                // SAFETY: `at` is below the row's length, so the word is inside the output's row.
                 let have = unsafe { arch::load_u64(rows.out + index * rows.out_stride + at) };
                 is_wrong |= have != data_word(check.seed, (row.place.byte + at) / 8);
                 at += 256;
             }
             if arch::ballot(arch::FULL, is_wrong) != 0 && arch::lane() == 0 {
-                // SAFETY: the host gives the count.
+                // SAFETY: the host vouches for the count; the addition is atomic.
                 unsafe { arch::add(check.wrong as usize as *mut u64, 1) };
             }
             index += warps;

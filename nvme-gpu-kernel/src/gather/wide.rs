@@ -1,5 +1,6 @@
-//! Elements of rows become wider, in place: a stored row lies in the last bytes of the place of its wide one, and is
-//! read from its begin to its end, so that a wide element is stored where the stored ones were read already.
+//! Conversion of gathered elements to a wider format, in place: a stored row occupies the last bytes of the
+//! space of its converted row. It is read from its start to its end, so that each converted element is stored
+//! over bytes that were already read.
 // UNSAFETY: loads and stores at addresses that the host vouches for.
 #![allow(unsafe_code)]
 
@@ -11,12 +12,12 @@ use nvme_core::group::Group;
 use nvme_formats::{Format, Wide, value};
 
 entry! {
-    /// Widens rows that a launch before it in the stream has gathered: blocks of
-    /// [`BLOCK_THREADS`](crate::rows::BLOCK_THREADS) threads, as many as are useful. A row that was not read is one of
-    /// [`zero_byte`](Format::zero_byte)s, and comes out as zeros.
+    /// Converts rows that an earlier launch in the stream has gathered. Blocks of
+    /// [`BLOCK_THREADS`](crate::rows::BLOCK_THREADS) threads; any number of blocks. A row that was not read
+    /// consists of [`zero_byte`](Format::zero_byte)s, and becomes zeros.
     ///
     /// # Safety
-    /// The addresses in `rows` are what [`Widened`] says.
+    /// The addresses in `rows` are valid as [`Widened`] documents.
     pub unsafe fn nvme_widen_rows(rows: Widened) {
         let Some(widening) = Widening::new(&rows) else {
             return;
@@ -28,7 +29,7 @@ entry! {
             widening.row_of_format(gather.out + index * gather.out_stride);
             index += u64::from(arch::blocks() * BLOCK_WARPS);
         }
-        // The rows of all warps are stored.
+        // A barrier: the rows of all warps are stored before the leader reports.
         block.sync();
         if block.leads() {
             launch_end::end_block(gather, 0);
@@ -36,7 +37,7 @@ entry! {
     }
 }
 
-/// What becomes of the elements of a launch.
+/// The conversion of a launch's elements.
 struct Widening {
     format: Format,
     wide: Wide,
@@ -55,7 +56,7 @@ impl Widening {
         })
     }
 
-    /// Widens the row whose stored elements begin at `stored`. Every lane of the warp calls it.
+    /// Converts the row whose stored elements begin at `stored`. Every lane of the warp calls it.
     #[inline(always)]
     fn row_of_format(&self, stored: u64) {
         match self.format {
@@ -69,11 +70,12 @@ impl Widening {
         }
     }
 
-    /// One row, 128 elements at a time: those are loaded before the first of them is stored.
+    /// Converts one row, 128 elements a turn: all of them are loaded before the first one is stored, since a
+    /// converted element may overwrite stored ones.
     #[inline(always)]
     fn row(&self, format: Format, stored: u64) {
         let mut at = arch::lane();
-        // All lanes go round as often: they wait for each other.
+        // Every lane runs the same number of turns, since the lanes wait for each other.
         let mut left = self.elements.div_ceil(128);
         while left != 0 {
             left -= 1;
@@ -91,11 +93,11 @@ impl Widening {
         arch::sync_warp(arch::FULL);
     }
 
-    /// Past the end the last element: without a branch, so that all loads of a round are under way at once.
+    /// Loads an element; past the end the last one. Without a branch, so that all loads of a turn overlap.
     #[inline(always)]
     fn load(&self, format: Format, stored: u64, index: u32) -> f32 {
         let index = index.min(self.elements.saturating_sub(1));
-        // SAFETY: inside the stored row, which has an element at least; the host vouches for it.
+        // SAFETY: inside the stored row, which has at least one element; the host vouches for it.
         value(format, index, |byte| unsafe {
             arch::load_u8(stored + u64::from(byte))
         })
@@ -108,7 +110,7 @@ impl Widening {
         }
         let to = stored - u64::from(self.before) + u64::from(index * self.wide.bytes());
         let bits = self.wide.bits_of(value);
-        // SAFETY: inside the wide row, at a multiple of an element's bytes: the host has checked both.
+        // SAFETY: inside the converted row, at a multiple of an element's bytes; the host has checked both.
         unsafe {
             match self.wide {
                 Wide::F16 => arch::store_u16(to, bits as u16),

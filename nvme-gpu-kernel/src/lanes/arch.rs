@@ -1,5 +1,6 @@
-//! What [`arch`](crate::arch) is on a GPU, for lanes of this host thread: each function does what its instruction does
-//! by the PTX manual. Where that leaves a result undefined, or asks for an address of some alignment, a lane panics.
+//! The counterpart of the GPU's `arch` for lanes on this host thread: each function implements its instruction
+//! by the PTX manual. If the manual leaves a result undefined, or requires an alignment that an address
+//! does not have, the lane panics.
 // UNSAFETY: loads and stores at addresses that the caller vouches for.
 #![allow(unsafe_code)]
 
@@ -8,50 +9,51 @@ use nvme_core::sync::{AtomicU64, Order, Scope};
 use std::panic::Location;
 use std::sync::{Mutex, PoisonError};
 
-/// All lanes of a warp.
+/// Mask of all lanes of a warp.
 pub const FULL: u32 = u32::MAX;
 
-/// Index of the thread in its block.
+/// Returns the index of the thread in its block.
 pub fn thread() -> u32 {
     here().thread
 }
 
-/// Threads of a block.
+/// Returns the number of threads of a block.
 pub fn block_threads() -> u32 {
     here().block_threads
 }
 
-/// Index of the block in the grid.
+/// Returns the index of the block in the grid.
 pub fn block() -> u32 {
     here().block
 }
 
-/// Blocks of the grid.
+/// Returns the number of blocks of the grid.
 pub fn blocks() -> u32 {
     here().blocks
 }
 
-/// The number of the grid: another one for each launch.
+/// Returns the number of the grid, which differs between launches.
 pub fn grid() -> u64 {
     here().grid
 }
 
-/// Index of the lane in its warp.
+/// Returns the index of the lane in its warp.
 pub fn lane() -> u32 {
     here().thread % 32
 }
 
-/// The lanes below this one.
+/// Returns the mask of the lanes below this one.
 pub fn lanes_below() -> u32 {
     (1 << lane()) - 1
 }
 
-/// The value; on a GPU one that the compiler knows nothing of.
+/// Returns the value; an optimisation barrier on a GPU, nothing here.
 pub fn opaque(value: u32) -> u32 {
     value
 }
 
-/// Some lanes of the warp that run this call together: those that wait at it when no other lane of the warp can run.
+/// Returns lanes of the warp that run this call together: those that wait at it when no other lane of the
+/// warp can run.
 #[track_caller]
 pub fn active() -> u32 {
     let site = Location::caller();
@@ -61,26 +63,26 @@ pub fn active() -> u32 {
     }) as u32
 }
 
-/// The lanes that run `A` beside this one with the same `key`.
+/// Returns the lanes that run `A` together with this one and pass the same `key`.
 #[track_caller]
 pub fn beside<A>(key: u64) -> u32 {
     let site = (std::any::type_name::<A>(), 0);
     call(Call::Beside { site, key }) as u32
 }
 
-/// The lanes of `mask` whose `value` is this lane's. Every lane of `mask` calls it.
+/// Returns the lanes of `mask` whose `value` equals this lane's. Every lane of `mask` calls it.
 #[track_caller]
 pub fn same(mask: u32, value: u64) -> u32 {
     call(Call::Same { mask, value }) as u32
 }
 
-/// The lanes of `mask` that say yes. Every lane of `mask` calls it.
+/// Returns the lanes of `mask` with `mine`. Every lane of `mask` calls it.
 #[track_caller]
 pub fn ballot(mask: u32, mine: bool) -> u32 {
     call(Call::Ballot { mask, mine }) as u32
 }
 
-/// The value of lane `from`. Every lane of `mask`, `from` too, calls it.
+/// Returns the value of lane `from`. Every lane of `mask`, including `from`, calls it.
 #[track_caller]
 pub fn shuffle(mask: u32, value: u32, from: u32) -> u32 {
     call(Call::Shuffle {
@@ -91,7 +93,7 @@ pub fn shuffle(mask: u32, value: u32, from: u32) -> u32 {
     }) as u32
 }
 
-/// The value of lane `from`, of 64 bits. Every lane of the warp calls it.
+/// Returns the 64-bit value of lane `from`. Every lane of the warp calls it.
 #[track_caller]
 pub fn shuffle64(value: u64, from: u32) -> u64 {
     call(Call::Shuffle {
@@ -102,20 +104,20 @@ pub fn shuffle64(value: u64, from: u32) -> u64 {
     })
 }
 
-/// The values of all lanes. Every lane of the warp calls it.
+/// Returns the values of all lanes. Every lane of the warp calls it.
 #[track_caller]
 pub fn exchange(value: u64) -> [u64; 32] {
     call(Call::Exchange { value });
     here().exchanged.get()
 }
 
-/// The value of lane `from` (0 to 7) of this lane's eight. Every lane of the warp calls it.
+/// Returns the value of lane `from` (0 to 7) of this lane's tile of eight. Every lane of the warp calls it.
 #[track_caller]
 pub fn shuffle_tile(value: u32, from: u32) -> u32 {
     shuffle(FULL, value, lane() & !7 | from & 7)
 }
 
-/// The value of the lane whose index differs in the bits of `bits`. Every lane of `mask` calls it.
+/// Returns the value of the lane whose index differs in the bits of `bits`. Every lane of `mask` calls it.
 #[track_caller]
 pub fn butterfly(mask: u32, value: u32, bits: u32) -> u32 {
     call(Call::Shuffle {
@@ -138,30 +140,33 @@ pub fn sync_block() {
     call(Call::SyncBlock);
 }
 
-/// Held while a counter changes: lanes of a launch are one thread, other launches are others.
+/// Lock held while a counter changes: the lanes of one launch share a thread, but other launches run in
+/// others.
 static COUNTING: Mutex<()> = Mutex::new(());
 
+/// Changes a counter under the lock and returns its previous value.
+///
 /// # Safety
-/// `counter` is valid and 8-byte aligned memory that nothing else writes meanwhile, but as an atomic.
+/// `counter` is valid and 8-byte aligned memory that nothing else writes meanwhile, except as an atomic.
 unsafe fn count(counter: *mut u64, change: impl FnOnce(u64) -> u64) -> u64 {
     let _one = COUNTING.lock().unwrap_or_else(PoisonError::into_inner);
-    // SAFETY: the caller's.
+    // SAFETY: the caller vouches for the counter; AtomicU64 has the layout of u64.
     let counter = unsafe { &*counter.cast::<AtomicU64>() };
     let was = counter.load(Order::Relaxed, Scope::Gpu);
     counter.store(change(was), Order::Relaxed, Scope::Gpu);
     was
 }
 
-/// Adds to a counter, in order with what the thread does before and after it; what it was.
+/// Adds to a counter, ordered with the thread's accesses before and after it; returns the previous value.
 ///
 /// # Safety
 /// As [`add`].
 pub unsafe fn add_ordered(to: *mut u64, value: u64) -> u64 {
-    // SAFETY: the caller's. The lock orders it.
+    // SAFETY: the caller vouches for the counter; the lock orders the accesses.
     unsafe { count(to, |was| was.wrapping_add(value)) }
 }
 
-/// Stores to a counter, in order as [`add_ordered`]; what it was.
+/// Stores to a counter, ordered as [`add_ordered`] is; returns the previous value.
 ///
 /// # Safety
 /// As [`add`].
@@ -173,9 +178,10 @@ pub unsafe fn swap(to: *mut u64, value: u64) -> u64 {
 /// Adds to a counter.
 ///
 /// # Safety
-/// `counter` is valid and 8-byte aligned memory that nothing writes but through this and [`raise`], or as an atomic.
+/// `counter` is valid and 8-byte aligned memory that is only written through this and [`raise`], or as an
+/// atomic.
 pub unsafe fn add(to: *mut u64, value: u64) {
-    // SAFETY: the caller's.
+    // SAFETY: the caller vouches for the counter.
     unsafe { count(to, |was| was.wrapping_add(value)) };
 }
 
@@ -184,27 +190,27 @@ pub unsafe fn add(to: *mut u64, value: u64) {
 /// # Safety
 /// As [`add`].
 pub unsafe fn raise(to: *mut u64, value: u64) {
-    // SAFETY: the caller's.
+    // SAFETY: the caller vouches for the counter.
     unsafe { count(to, |was| was.max(value)) };
 }
 
-/// Notes where the lane's parameter lies, for [`word_of_ranges`].
+/// Records the location of the lane's parameter, for [`word_of_ranges`].
 pub fn parameter<T>(parameter: &T) {
     here().parameter.set(core::ptr::from_ref(parameter).addr());
 }
 
-/// The `u64` at byte `at` of the [`parameter`].
+/// Loads the `u64` at byte `at` of the [`parameter`].
 ///
 /// # Safety
-/// `at` is a multiple of 8 inside the parameter, which the kernel still has.
+/// `at` is a multiple of 8 inside the parameter, which is still alive.
 pub unsafe fn word_of_ranges(at: u32) -> u64 {
     let parameter = here().parameter.get();
     assert_ne!(parameter, 0, "the kernel has noted its parameter");
-    // SAFETY: the caller's.
+    // SAFETY: the caller vouches for the offset; the parameter was recorded, as asserted above.
     unsafe { load_u64(parameter as u64 + u64::from(at)) }
 }
 
-/// Memory at `address`, which must be a multiple of `T`'s size.
+/// Returns a pointer to `address`, which must be a multiple of `T`'s size.
 fn at<T>(address: u64) -> *mut T {
     let bytes = size_of::<T>() as u64;
     assert!(
@@ -219,24 +225,24 @@ fn at<T>(address: u64) -> *mut T {
 /// # Safety
 /// Both addresses are valid and multiples of 16.
 pub unsafe fn copy_16(to: u64, from: u64) {
-    // SAFETY: the caller's.
+    // SAFETY: the caller vouches for both addresses.
     unsafe { at::<u128>(to).write_volatile(at::<u128>(from).read_volatile()) };
 }
 
-/// Copies 16 bytes from each address of `from` whose bit of `there` is set to that of `to`: all are loaded before the
-/// first is stored.
+/// Copies 16 bytes from each address of `from` whose bit of `there` is set to that of `to`. All loads come
+/// before the first store, as on the GPU.
 ///
 /// # Safety
-/// As [`copy_16`], for each whose bit is set.
+/// As for [`copy_16`], for each pair of addresses whose bit is set.
 pub unsafe fn copy_pieces(to: [u64; 8], from: [u64; 8], there: u32) {
     let is_there = |bit: &usize| there >> bit & 1 == 1;
     let mut taken = [0; 8];
     for bit in (0..8).filter(is_there) {
-        // SAFETY: the caller's.
+        // SAFETY: the caller vouches for addresses whose bit is set.
         taken[bit] = unsafe { at::<u128>(from[bit]).read_volatile() };
     }
     for bit in (0..8).filter(is_there) {
-        // SAFETY: the caller's.
+        // SAFETY: the caller vouches for addresses whose bit is set.
         unsafe { at::<u128>(to[bit]).write_volatile(taken[bit]) };
     }
 }
@@ -246,7 +252,7 @@ pub unsafe fn copy_pieces(to: [u64; 8], from: [u64; 8], there: u32) {
 /// # Safety
 /// Both addresses are valid and multiples of 4.
 pub unsafe fn copy_4(to: u64, from: u64) {
-    // SAFETY: the caller's.
+    // SAFETY: the caller vouches for both addresses.
     unsafe { store_u32(to, load_u32(from)) };
 }
 
@@ -255,7 +261,7 @@ pub unsafe fn copy_4(to: u64, from: u64) {
 /// # Safety
 /// Both addresses are valid.
 pub unsafe fn copy_1(to: u64, from: u64) {
-    // SAFETY: the caller's.
+    // SAFETY: the caller vouches for both addresses.
     unsafe { store_u8(to, load_u8(from)) };
 }
 
@@ -267,7 +273,7 @@ macro_rules! accesses {
             /// # Safety
             /// The address is valid and a multiple of the value's size.
             pub unsafe fn $load(from: u64) -> $of {
-                // SAFETY: the caller's.
+                // SAFETY: the caller vouches for the address; `at` checks its alignment.
                 unsafe { at::<$of>(from).read_volatile() }
             }
 
@@ -276,7 +282,7 @@ macro_rules! accesses {
             /// # Safety
             /// The address is valid and a multiple of the value's size.
             pub unsafe fn $store(to: u64, value: $of) {
-                // SAFETY: the caller's.
+                // SAFETY: the caller vouches for the address; `at` checks its alignment.
                 unsafe { at::<$of>(to).write_volatile(value) };
             }
         )+
@@ -295,22 +301,22 @@ accesses! {
 /// # Safety
 /// As [`load_u64`].
 pub unsafe fn load_word(from: u64) -> u64 {
-    // SAFETY: the caller's.
+    // SAFETY: the caller vouches for the address.
     unsafe { load_u64(from) }
 }
 
-/// The time of the launch's clock.
+/// Returns the time of the launch's clock, in nanoseconds.
 pub fn now_ns() -> u64 {
     here().now_ns()
 }
 
-/// Lets others run for `ns` nanoseconds of the launch's clock.
+/// Lets other lanes run for `ns` nanoseconds of the launch's clock.
 #[track_caller]
 pub fn sleep_ns(ns: u32) {
     call(Call::Sleep { ns });
 }
 
-/// Ends the kernel with an error.
+/// Ends the kernel with an error: the lane panics.
 pub fn trap() -> ! {
     panic!("a kernel traps");
 }

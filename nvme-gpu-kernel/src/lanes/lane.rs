@@ -1,5 +1,5 @@
-//! A thread of a launch: a coroutine with what it knows of itself.
-// UNSAFETY: what a running lane knows is reached by a pointer of its thread.
+//! A thread of a simulated launch: a coroutine with its thread numbers and its answers.
+// UNSAFETY: the state of a running lane is reached through a pointer in a thread-local variable.
 #![allow(unsafe_code)]
 
 use crate::scratch_words::SCRATCH;
@@ -10,18 +10,18 @@ use std::cell::{Cell, RefCell};
 use std::panic::Location;
 use std::rc::Rc;
 
-/// Bytes of a lane's stack: what is inlined in a kernel has a place of its own in an unoptimised build.
+/// Bytes of a lane's stack: in an unoptimised build every function inlined into a kernel takes stack space.
 const STACK_BYTES: usize = 512 << 10;
-/// Stacks that are kept for the next launch of the thread.
+/// Number of stacks that are kept for the next launch of the thread.
 const KEPT_STACKS: usize = 1024;
 
 std::thread_local! {
     static STACKS: RefCell<Vec<DefaultStack>> = const { RefCell::new(Vec::new()) };
-    /// The lane that runs now.
+    /// State of the lane that runs now.
     static HERE: Cell<*const Here> = const { Cell::new(core::ptr::null()) };
 }
 
-/// How the lane whose value another one gets is named.
+/// The way in which a shuffle names the source lane.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Shuffle {
     Index,
@@ -30,7 +30,7 @@ pub(crate) enum Shuffle {
     Butterfly,
 }
 
-/// What a lane asks of those that it runs with.
+/// A collective instruction that a lane has reached, with its operands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Call {
     Shuffle {
@@ -39,7 +39,7 @@ pub(crate) enum Call {
         value: u64,
         from: u32,
     },
-    /// Of all lanes: each gets the values of all.
+    /// Every lane gets the values of all lanes.
     Exchange {
         value: u64,
     },
@@ -64,7 +64,7 @@ pub(crate) enum Call {
     },
 }
 
-/// What a lane knows of itself.
+/// The state of a lane that its code can reach.
 pub(crate) struct Here {
     pub thread: u32,
     pub block_threads: u32,
@@ -75,9 +75,9 @@ pub(crate) struct Here {
     pub clock: Clock,
     pub parameter: Cell<usize>,
     pub yielder: Cell<*const Yielder<u64, Call>>,
-    /// What the lanes of the warp have exchanged last.
+    /// Values that the lanes of the warp exchanged last.
     pub exchanged: Cell<[u64; 32]>,
-    /// Where it called last, for messages.
+    /// Location of its last call, for messages.
     pub place: Cell<Option<&'static Location<'static>>>,
 }
 
@@ -90,34 +90,34 @@ impl Here {
 pub(crate) fn here<'a>() -> &'a Here {
     let here = HERE.get();
     assert!(!here.is_null(), "code of a kernel runs in a launch alone");
-    // SAFETY: set while the lane runs, whose block keeps what it points to.
+    // SAFETY: `resume` sets the pointer while the lane runs, and the lane's box outlives the run.
     unsafe { &*here }
 }
 
-/// Lets others run until there is an answer.
+/// Suspends the lane until its collective has an answer.
 #[track_caller]
 pub(crate) fn call(call: Call) -> u64 {
     let here = here();
     here.place.set(Some(Location::caller()));
     let yielder = here.yielder.get();
-    // SAFETY: the lane's own, which lives as long as its coroutine runs.
+    // SAFETY: the lane's own yielder, which lives as long as its coroutine runs.
     unsafe { &*yielder }.suspend(call)
 }
 
-/// The scratch words of the block.
+/// Returns the scratch words of the block.
 pub(crate) fn scratch() -> &'static [AtomicU32; SCRATCH] {
-    // SAFETY: its block keeps them while lanes of it run; groups do not outlive the kernel.
+    // SAFETY: the block keeps the words while lanes of it run; groups do not outlive the kernel.
     unsafe { &*here().scratch }
 }
 
-/// Lets other lanes run where one waits for another one's store; for threads that run no lane nothing.
+/// Lets other lanes run while one waits for another lane's store. Does nothing on threads without a lane.
 pub(super) fn spin() {
     if !HERE.get().is_null() {
         call(Call::Sleep { ns: 0 });
     }
 }
 
-/// The time, in nanoseconds.
+/// A clock, in nanoseconds.
 pub type Clock = Rc<dyn Fn() -> u64>;
 
 /// A thread of a launch.
@@ -141,9 +141,9 @@ impl Lane {
         }
     }
 
-    /// Runs until the lane calls something; none when it has ended.
+    /// Runs the lane until its next call; returns `None` when it has ended.
     pub fn resume(&mut self, answer: u64) -> Option<Call> {
-        /// What ran before runs again, also after a panic.
+        /// Restores the lane that ran before, also after a panic.
         struct Before(*const Here);
         impl Drop for Before {
             fn drop(&mut self) {
@@ -172,7 +172,8 @@ impl Lane {
 impl Drop for Lane {
     fn drop(&mut self) {
         if let Some(coroutine) = &mut self.coroutine {
-            // SAFETY: kernels own nothing: words of others, and values in registers.
+            // SAFETY: kernels own nothing that needs a destructor: only borrowed words, and values in
+            // registers.
             unsafe { coroutine.force_reset() };
         }
     }

@@ -1,11 +1,14 @@
-//! The kernels' source on the host, for tests: the threads of a launch are coroutines that take turns in one host
-//! thread, so that a launch whose turns are drawn from a seed runs the same way again.
+//! The kernels' source on the host, for tests: the threads of a launch are coroutines that take turns in one
+//! host thread. If the turns are drawn from a seed, the launch runs the same way again.
 //!
-//! [`crate::arch`] is `lanes/arch.rs` here. A lane runs until it calls an instruction that others take part in, or
-//! sleeps. A collective ends when all lanes of its mask that have not exited have called it with the same mask. Lanes
-//! that diverged meet again where code asks for the active ones, when no other lane of their warp can run.
+//! [`crate::arch`] is `lanes/arch.rs` here. A lane runs until it reaches a collective instruction, or sleeps.
+//! A collective ends when all lanes of its mask that have not exited have reached it with the same mask.
+//! Diverged lanes converge where the code asks for the active ones, when no other lane of their warp can run.
 //!
 //! Addresses in a kernel's parameters are addresses of this process.
+//!
+//! The order of calls: [`Launch::new`]; then [`Launch::run`], or [`Launch::turn`] until it returns
+//! [`Turn::Ended`], with [`Launch::wake`] after [`Turn::Asleep`].
 
 mod lane;
 #[cfg(test)]
@@ -22,25 +25,25 @@ use std::cell::Cell;
 use std::rc::Rc;
 use warp::Warp;
 
-/// What a kernel is launched with.
+/// The dimensions and the clock of a launch.
 #[derive(Clone)]
 pub struct Grid {
-    /// Blocks.
+    /// Number of blocks.
     pub blocks: u32,
-    /// Threads of a block.
+    /// Number of threads of a block.
     pub threads: u32,
-    /// Blocks that run at a time: others begin when those have ended.
+    /// Limit of the blocks that run at once; the others start when those have ended.
     pub at_once: u32,
-    /// The clock of the GPU.
+    /// Clock of the GPU.
     pub clock: Clock,
 }
 
-/// How far a turn of a launch came.
+/// The result of a turn of a launch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Turn {
     /// A warp has run.
     Ran,
-    /// All lanes sleep, or wait for sleepers: time has to pass, and [`Launch::wake`] be called.
+    /// All lanes sleep, or wait for sleeping lanes: time has to pass, and [`Launch::wake`] be called.
     Asleep,
     /// All blocks have ended.
     Ended,
@@ -52,19 +55,19 @@ struct Block {
     _scratch: Box<[AtomicU32; SCRATCH]>,
 }
 
-/// A kernel that runs.
+/// A running kernel.
 pub struct Launch {
     grid: Grid,
-    /// As the GPU numbers grids.
+    /// Number of the grid, as on the GPU.
     number: u64,
     kernel: Rc<dyn Fn()>,
-    /// Blocks that have begun.
+    /// Number of blocks that have started.
     begun: u32,
     blocks: Vec<Block>,
 }
 
 impl Launch {
-    /// A launch of `kernel`, which each thread calls.
+    /// Makes a launch of `kernel`, which each thread calls.
     pub fn new(grid: Grid, kernel: impl Fn() + 'static) -> Self {
         nvme_core::sync::on_spin(spin);
         static LAUNCHES: AtomicU32 = AtomicU32::new(0);
@@ -77,7 +80,7 @@ impl Launch {
         }
     }
 
-    /// Runs it to its end; `wait` is called while all lanes sleep.
+    /// Runs the launch to its end; `wait` is called while all lanes sleep.
     pub fn run(mut self, wait: impl Fn()) {
         let mut number = 0;
         let mut next = |most: u32| {
@@ -96,11 +99,11 @@ impl Launch {
         }
     }
 
-    /// Lets one warp run until its lanes have called `calls` collectives or none of them can go on. `pick` gives a number
-    /// below the one it gets: which warp, and which lane is the first.
+    /// Runs one warp until its lanes have reached `calls` collectives, or none of them can run. `pick`
+    /// returns a number below its argument: it chooses the warp, and the first lane.
     ///
     /// # Panics
-    /// When a lane does, and when lanes wait for each other for ever.
+    /// When a lane panics, and when lanes wait for each other for ever.
     pub fn turn(&mut self, calls: u32, pick: &mut dyn FnMut(u32) -> u32) -> Turn {
         self.begin_blocks();
         if self.blocks.is_empty() {
@@ -125,14 +128,14 @@ impl Launch {
         Turn::Ran
     }
 
-    /// Lanes whose sleep is over can run.
+    /// Makes lanes runnable whose sleep is over.
     pub fn wake(&mut self) {
         let now_ns = (self.grid.clock)();
         let warps = self.blocks.iter_mut().flat_map(|block| &mut block.warps);
         warps.for_each(|warp| warp.wake(now_ns));
     }
 
-    /// The block and the warp of the `number`th of the warps that can run.
+    /// Returns block and warp of the `number`th of the runnable warps.
     fn able_warp(&self, mut number: usize) -> (usize, usize) {
         for (at, block) in self.blocks.iter().enumerate() {
             for (warp, of) in block.warps.iter().enumerate() {
@@ -184,7 +187,7 @@ impl Launch {
         }
     }
 
-    /// What lanes wait for, for a message.
+    /// Describes the waits of the lanes, for a message.
     fn waits(&self) -> String {
         let of = |block: &Block| {
             let warps = block.warps.iter().zip(0..);

@@ -1,31 +1,32 @@
-//! The lanes of a warp: which of them can run, and what collectives give to each.
+//! The lanes of a simulated warp: the runnable ones, and the results of their collectives.
 
 use super::lane::{Call, Lane, Shuffle};
 
-/// What a lane gets that asks for the value of one that is not there: the manual leaves it undefined.
+/// Result of a shuffle from a lane that does not take part, which the manual leaves undefined.
 const UNDEFINED: u32 = 0x5A5A_A5A5;
 
-/// The lanes that run together. A lane that has not ended can run, sleeps, or waits in its call for others: a bit of
-/// each mask is a lane, so that a collective costs a few instructions beside the switches of its lanes.
+/// The lanes of a warp. A lane that has not ended is runnable, sleeps, or waits in its call for others. Each
+/// mask has a bit for each lane, so that a collective costs only a few instructions beside the switches of
+/// its lanes.
 pub(super) struct Warp {
     lanes: Vec<Lane>,
     /// Lanes that have not ended.
     live: u32,
-    /// Lanes that can run, and get their answer.
+    /// Runnable lanes, which get their answer next.
     able: u32,
-    /// Lanes that sleep, until their time has come.
+    /// Lanes that sleep until their time.
     asleep: u32,
-    /// Lanes that wait for the others of their call's mask.
+    /// Lanes that wait for the other lanes of their call's mask.
     meeting: u32,
     /// Lanes that wait for the block.
     at_barrier: u32,
     answers: [u64; 32],
     until_ns: [u64; 32],
-    /// What each lane has called last.
+    /// Last call of each lane.
     calls: [Call; 32],
 }
 
-/// The numbers of the bits that are set.
+/// Iterates over the numbers of the set bits.
 fn bits(mut mask: u32) -> impl Iterator<Item = usize> {
     std::iter::from_fn(move || {
         let bit = mask.trailing_zeros();
@@ -50,7 +51,7 @@ impl Warp {
         }
     }
 
-    /// Sleepers whose time has come can run.
+    /// Makes lanes runnable whose time has come.
     pub fn wake(&mut self, now_ns: u64) {
         let due = |mask, lane| mask | u32::from(self.until_ns[lane] <= now_ns) << lane;
         let due = bits(self.asleep).fold(0, due);
@@ -70,18 +71,18 @@ impl Warp {
         self.live == 0
     }
 
-    /// All lanes wait for the block, or have ended.
+    /// True if all lanes wait for the block, or have ended.
     pub fn is_at_barrier(&self) -> bool {
         self.at_barrier == self.live
     }
 
-    /// All lanes of the block have come.
+    /// Ends the barrier, once all lanes of the block have reached it.
     pub fn pass_barrier(&mut self) {
         let all = std::mem::take(&mut self.at_barrier);
         self.answer_all(all, 0);
     }
 
-    /// Lets the lanes run that can, up to `calls` times each.
+    /// Runs the runnable lanes, up to `calls` times each.
     pub fn run(&mut self, calls: u32, pick: &mut dyn FnMut(u32) -> u32) {
         for _ in 0..calls {
             self.round(pick(32) as usize);
@@ -95,7 +96,7 @@ impl Warp {
         }
     }
 
-    /// Each lane that can runs to its next call, from lane `first` on.
+    /// Runs each runnable lane to its next call, from lane `first` on.
     fn round(&mut self, first: usize) {
         let below = (1 << (first % self.lanes.len())) - 1;
         let able = self.able;
@@ -120,7 +121,7 @@ impl Warp {
         }
     }
 
-    /// Lanes that ask for the active ones.
+    /// Returns the lanes that ask for the active ones.
     fn asking(&self) -> u32 {
         self.live & !(self.able | self.asleep | self.meeting | self.at_barrier)
     }
@@ -130,7 +131,7 @@ impl Warp {
         bits(lanes).for_each(|lane| self.answers[lane] = answer);
     }
 
-    /// Ends the collectives that all lanes of their masks have called.
+    /// Ends the collectives that all lanes of their masks have reached.
     fn meet(&mut self) {
         let mut left = self.meeting;
         while left != 0 {
@@ -150,7 +151,7 @@ impl Warp {
         }
     }
 
-    /// The value that `lane` offers to those of `peers`, all of which have called the same.
+    /// Returns the value that `lane` offers to `peers`, which have all reached the same collective.
     fn offered(&self, peers: u32, lane: u32) -> Option<u64> {
         if peers >> lane & 1 == 0 {
             return None;
@@ -164,7 +165,7 @@ impl Warp {
         }
     }
 
-    /// The lanes `peers` have all called the same as `call`.
+    /// Answers the lanes `peers`, which have all reached `call`.
     fn answer(&mut self, call: Call, peers: u32) {
         match call {
             Call::Shuffle { .. } => {
@@ -201,7 +202,8 @@ impl Warp {
         }
     }
 
-    /// No lane can run: those that ask for the active ones at the same place with the same key are together.
+    /// Converges lanes when none can run: those that ask for the active ones at the same location with the
+    /// same key are together.
     fn converge(&mut self) {
         let asking = self.asking();
         let Some(first) = bits(asking).next() else {
@@ -214,7 +216,7 @@ impl Warp {
         self.answer_all(mask, mask.into());
     }
 
-    /// What the lanes wait for, for a message: where, and which of them.
+    /// Describes the waits of the lanes, for a message: location and lanes.
     pub fn waits(&self) -> Option<String> {
         let mut places: Vec<(String, u32)> = Vec::new();
         for lane in bits(self.meeting | self.at_barrier | self.asking()) {
@@ -257,7 +259,7 @@ impl Call {
         }
     }
 
-    /// The mask of a collective of a warp.
+    /// Returns the mask of a warp's collective.
     fn mask(&self) -> Option<u32> {
         match self {
             Self::Shuffle { mask, .. }
@@ -269,7 +271,7 @@ impl Call {
         }
     }
 
-    /// Whether it is the same instruction with the same mask.
+    /// True if it is the same instruction with the same mask.
     fn is_like(&self, other: &Self) -> bool {
         match (self, other) {
             (Self::Shuffle { how, .. }, Self::Shuffle { how: of, .. }) if how != of => false,
