@@ -20,11 +20,11 @@ pub struct DirEntry {
     pub name: Vec<u8>,
     /// The number of its inode.
     pub inode: u32,
-    /// What kind of file it is, where the directory says so.
+    /// Kind of the file, if the directory has it.
     pub kind: Option<Kind>,
 }
 
-/// What entries are checked against.
+/// Facts that entries are checked against.
 pub struct Rules<'a> {
     pub inode: &'a Inode,
     pub has_file_types: bool,
@@ -123,7 +123,7 @@ fn is_leaf_sound(block: &[u8], seed: u32) -> bool {
     is_tail && crc32c(seed, &block[..body]) == u32_at(tail, 8)
 }
 
-/// Where the limit and count of an index begin in `block`, if it is one.
+/// Returns the offset of the limit and count of an index in `block`, if it is one.
 fn index_place(block: &[u8]) -> Option<usize> {
     let first = record(block, block.len());
     if u32_at(block, 0) == 0 && first == block.len() {

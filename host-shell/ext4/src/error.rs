@@ -1,47 +1,47 @@
-//! What can go wrong.
+//! Errors of the reader.
 
 use crate::source::SourceError;
 use std::fmt;
 
-/// What functions of this crate return.
+/// Result with this crate's [`Error`].
 pub type Result<T> = std::result::Result<T, Error>;
 
-/// Why a file or file system is not read.
+/// Reason why a file or file system is not read.
 #[derive(Debug)]
 pub enum Error {
     /// The device could not be read.
     Read {
         /// First byte of the device.
         offset: u64,
-        /// How many were asked for.
+        /// Number of bytes requested.
         bytes: u64,
-        /// What the device said.
+        /// Error of the device.
         source: SourceError,
     },
     /// The device holds no ext4.
     NotExt4 {
-        /// What is there in its place.
+        /// Content that was recognised in its place.
         what: String,
     },
     /// The file system has a feature that is not read.
     Unsupported {
-        /// Which.
+        /// Name of the feature.
         feature: String,
-        /// What to do about it.
+        /// Action that avoids it.
         remedy: &'static str,
     },
-    /// What the device says cannot be.
+    /// A structure on the device contradicts the format.
     Corrupt {
         /// The byte of the device where it stands.
         offset: u64,
-        /// What it is.
+        /// Description of the structure.
         what: String,
     },
     /// A checksum does not fit what it covers.
     Checksum {
         /// The first byte of the device that it covers.
         offset: u64,
-        /// What it covers.
+        /// Structure that it covers.
         what: String,
     },
     /// There is no such file.
@@ -53,7 +53,7 @@ pub enum Error {
     WrongKind {
         /// The inode.
         inode: u32,
-        /// What it is not.
+        /// Kind that was expected.
         wanted: &'static str,
     },
     /// More links in a row than are followed.
@@ -65,17 +65,17 @@ pub enum Error {
     Refused {
         /// The inode.
         inode: u32,
-        /// Why.
+        /// Reason.
         why: Refusal,
     },
-    /// The inode is not the one that was read before.
+    /// The inode differs from the one that was read before.
     Changed {
         /// The inode.
         inode: u32,
     },
 }
 
-/// Why the data of a file are not read.
+/// Reason why the data of a file are not read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Refusal {
     /// They are encrypted.
@@ -84,7 +84,7 @@ pub enum Refusal {
     Compressed,
     /// They are found by a block map of ext2 and ext3, not by extents.
     BlockMap,
-    /// They lie in the inode and have no blocks of their own. Only extents are refused.
+    /// They lie in the inode, so they have no extents. Only queries of extents are refused.
     Inline,
 }
 
@@ -100,7 +100,7 @@ impl fmt::Display for Refusal {
 }
 
 impl Refusal {
-    /// What to do about it.
+    /// Returns the remedy.
     pub fn remedy(self) -> &'static str {
         match self {
             Self::Encrypted => "copy the file where it is unlocked",
@@ -152,7 +152,7 @@ impl std::error::Error for Error {
 }
 
 impl Error {
-    /// What to do about it: one clause without a full stop.
+    /// Returns the remedy: one clause without a full stop.
     pub fn remedy(&self) -> &'static str {
         match self {
             Self::Read { .. } => "check the device",

@@ -25,9 +25,10 @@ pub struct Extent {
     pub logical: u64,
     /// The first byte on the device.
     pub place: u64,
-    /// How many: whole blocks of the file system, so that the last may go on past the end of the file.
+    /// Length in bytes: whole blocks of the file system, so that the last extent may extend past the end of the
+    /// file.
     pub bytes: u64,
-    /// Whether they have been written. Else the file has zeros there, whatever the device holds.
+    /// True if the blocks have been written. Otherwise the file has zeros there, whatever the device holds.
     pub is_written: bool,
 }
 

@@ -31,7 +31,7 @@ pub fn place(superblock: &Superblock, group: u64) -> Result<u64> {
     Ok(block * block_bytes + within * descriptor)
 }
 
-/// Whether `group` begins with a copy of the superblock.
+/// True if `group` begins with a copy of the superblock.
 fn has_superblock(superblock: &Superblock, group: u64) -> bool {
     if group == 0 {
         return true;

@@ -45,7 +45,7 @@ fn attribute(attributes: &[u8]) -> Option<&[u8]> {
         }
         let name = entry.get(ENTRY..)?.get(..usize::from(head[0]))?;
         if head[1] == SYSTEM && name == NAME {
-            // A value in an inode of its own is not of this attribute.
+            // The value lies in a separate inode (e_value_inum), which ext4 does not use for inline data.
             if u32_at(head, 4) != 0 {
                 return None;
             }

@@ -33,7 +33,7 @@ pub mod flags {
     pub const CASEFOLD: u32 = 0x4000_0000;
 }
 
-/// What kind of file it is.
+/// Kind of a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     /// Bytes.
@@ -113,7 +113,7 @@ impl Kind {
 pub struct Inode {
     /// Its number.
     pub number: u32,
-    /// What kind of file it is.
+    /// Kind of the file.
     pub kind: Kind,
     /// The lower 12 bits of the mode: permissions, sticky, set-uid and set-gid.
     pub permissions: u16,
@@ -127,17 +127,17 @@ pub struct Inode {
     pub links: u16,
     /// Bits of [`flags`].
     pub flags: u32,
-    /// Differs between files that had the same number one after the other.
+    /// Generation number: differs between files that used the same inode.
     pub generation: u32,
     /// Seconds since 1970 and nanoseconds of the last change of the data.
     pub modified: (i64, u32),
     /// The same of the last change of the inode.
     pub changed: (i64, u32),
-    /// Where it lies on the device.
+    /// Offset of the inode on the device.
     pub(crate) offset: u64,
     /// The root of the tree of extents, a link's target, or data.
     pub(crate) root: Vec<u8>,
-    /// What follows the known members: attributes.
+    /// Bytes after the known members: attributes.
     pub(crate) attributes: Vec<u8>,
     /// For checksums of what belongs to it.
     pub(crate) seed: Option<u32>,
@@ -200,7 +200,7 @@ impl Inode {
         })
     }
 
-    /// Whether it has the bit `flag` of [`flags`].
+    /// True if it has the bit `flag` of [`flags`].
     pub fn has(&self, flag: u32) -> bool {
         self.flags & flag != 0
     }
@@ -222,7 +222,7 @@ impl Inode {
     }
 }
 
-/// Whether the checksum fits; `known` bytes are members.
+/// True if the checksum is right; `known` bytes are members.
 fn is_sound(bytes: &[u8], known: usize, seed: u32) -> bool {
     let mut cleared = bytes.to_vec();
     cleared[CHECKSUM_LOW..CHECKSUM_LOW + 2].fill(0);

@@ -1,14 +1,14 @@
 //! The bytes of a device.
 
-/// What a device says when a read fails.
+/// Error of a device's read.
 pub type SourceError = Box<dyn std::error::Error + Send + Sync>;
 
 /// The bytes of a device or partition.
 pub trait Source {
-    /// How many there are.
+    /// Returns the length in bytes.
     fn len(&self) -> u64;
 
-    /// Whether there are none.
+    /// True if there are no bytes.
     fn is_empty(&self) -> bool {
         self.len() == 0
     }

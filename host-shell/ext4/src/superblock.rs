@@ -6,7 +6,7 @@ use crate::bytes::{u16_at, u32_at, wide};
 use crate::crc::crc32c;
 use crate::error::{Error, Result};
 
-/// Where it lies on the device.
+/// Offset of the superblock on the device.
 pub const OFFSET: u64 = 1024;
 pub const BYTES: usize = 1024;
 const MAGIC: u16 = 0xEF53;
@@ -56,7 +56,7 @@ mod ro_compat {
     pub const METADATA_CSUM: u32 = 0x400;
 }
 
-/// What a file system says of itself.
+/// Facts about a file system, from its superblock.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Info {
     /// Bytes of a block.
@@ -69,9 +69,9 @@ pub struct Info {
     pub uuid: [u8; 16],
     /// Its label.
     pub label: String,
-    /// Whether its metadata have checksums, which are verified.
+    /// True if its metadata have checksums, which are verified.
     pub has_checksums: bool,
-    /// Whether the kernel noted errors in it.
+    /// True if the kernel noted errors in it.
     pub has_errors: bool,
 }
 
@@ -89,7 +89,7 @@ pub fn uuid_text(uuid: &[u8; 16]) -> String {
     text
 }
 
-/// How group descriptors are protected.
+/// Protection of the group descriptors.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum GroupChecksum {
     None,

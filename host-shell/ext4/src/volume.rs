@@ -63,7 +63,7 @@ impl<S: Source> Ext4<S> {
         Ok(Self { source, superblock })
     }
 
-    /// What the file system says of itself.
+    /// Returns the superblock facts of the file system.
     pub fn info(&self) -> &Info {
         &self.superblock.info
     }
@@ -354,7 +354,7 @@ impl<S: Source> Ext4<S> {
         Ok(bytes)
     }
 
-    /// Whether the inode of `file` on the device is still what it was.
+    /// Checks that the inode of `file` on the device is unchanged.
     ///
     /// # Errors
     /// [`Error::Changed`] if not; as [`inode`](Self::inode).
@@ -381,13 +381,13 @@ impl File {
         self.inode.size
     }
 
-    /// Whether there are none.
+    /// True if the file has no bytes.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// Where its data lie on the device, in the order of the file and without what lies past its end. What no extent
-    /// covers is a hole: zeros.
+    /// Returns the extents of its data on the device, in the order of the file, up to its end. Bytes that no
+    /// extent covers are a hole: zeros.
     ///
     /// # Errors
     /// [`Error::Refused`] for a file whose data lie in its inode.

@@ -40,7 +40,7 @@ pub struct Array {
 }
 
 impl Array {
-    /// What both interfaces of arrays have.
+    /// Returns the dictionary that both array interfaces share.
     fn interface<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         let (kind, bits) = dlpack::kind(&self.dtype).ok_or_else(|| {
             let what = format!("{} has no code in array interfaces: use DLPack", self.dtype);
@@ -130,7 +130,7 @@ impl Array {
         self.bytes
     }
 
-    /// Where it begins.
+    /// Address of the first byte.
     #[getter]
     fn address(&self) -> u64 {
         self.address

@@ -13,7 +13,7 @@ use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
-/// What the thread and Python see of the work.
+/// State of the work, shared by its thread and Python.
 #[derive(Default)]
 pub struct Shared {
     done: AtomicU64,
@@ -92,7 +92,7 @@ impl Import {
         })
     }
 
-    /// What is done, and what there is in all: bytes, or vectors.
+    /// Returns the work done and the work in all: bytes, or vectors.
     fn progress(&self) -> (u64, u64) {
         let done = self.shared.done.load(Ordering::Relaxed);
         (done, self.shared.total.load(Ordering::Relaxed))
@@ -111,7 +111,7 @@ impl Import {
         wait::until(py, limit, |slice| self.job.wait(slice))
     }
 
-    /// What it found as JSON, once it has ended. Raises what went wrong.
+    /// Returns the result as JSON, once it has ended. Raises its error.
     fn found(&self) -> PyResult<String> {
         self.job.result()?;
         let found = lock(&self.shared.found).clone();

@@ -1,4 +1,4 @@
-//! DLPack: tensors of others taken in, ours handed out. The structures are those of DLPack 1.0.
+//! DLPack: imports tensors of other libraries, and exports ours. The structures are those of DLPack 1.0.
 // UNSAFETY: capsules hold pointers to structures with a function that frees them.
 #![allow(unsafe_code)]
 
@@ -92,7 +92,7 @@ pub enum Tensor {
     New(*mut Versioned),
 }
 
-/// What a tensor says of itself.
+/// Address, shape, type and device of a tensor.
 pub struct Described {
     pub address: u64,
     pub bytes: usize,
@@ -227,10 +227,10 @@ unsafe fn lengths(tensor: &DlTensor) -> PyResult<Vec<u64>> {
 }
 
 /// # Safety
-/// As [`lengths`], which gave `shape`; its product with the bytes of an element was counted.
+/// As [`lengths`], which returned `shape`; its product with the bytes of an element was counted.
 ///
 /// # Errors
-/// BufferError for elements that do not lie one after the other.
+/// BufferError for elements that are not contiguous.
 unsafe fn check_strides(tensor: &DlTensor, shape: &[u64]) -> PyResult<()> {
     if tensor.strides.is_null() || shape.contains(&0) {
         return Ok(());
@@ -247,8 +247,8 @@ unsafe fn check_strides(tensor: &DlTensor, shape: &[u64]) -> PyResult<()> {
     Ok(())
 }
 
-/// Whether the first and the last of `bytes` bytes at `address` are memory of this process: a producer's mistake is an
-/// error, and no access to memory that is not there.
+/// Checks that the first and the last of `bytes` bytes at `address` are memory of this process, so that a
+/// producer's mistake becomes an error instead of an access to unmapped memory.
 ///
 /// # Errors
 /// BufferError where they are not.
@@ -286,7 +286,7 @@ impl Drop for Tensor {
     }
 }
 
-/// What is handed out: the lists and the owner of the memory behind one pointer.
+/// Exported tensor: one allocation that owns its lists and the owner of the memory.
 struct Handed {
     shape: Vec<i64>,
     strides: Vec<i64>,

@@ -18,7 +18,7 @@ const WORDS: [(&str, &str); 6] = [
     ("--gpu", "gpu="),
 ];
 
-/// What an exception is made of.
+/// Parts of an exception.
 #[derive(Clone)]
 pub struct Fault {
     /// One word for its kind, from which Python finds the class.
@@ -60,7 +60,7 @@ impl Fault {
         }
     }
 
-    /// A row that ended with `code`; `what` says of which call.
+    /// Creates the fault of a row that ended with `code`; `what` names the call.
     pub fn row(code: i32, row: u64, id: Option<i64>, what: &str, failed: u64) -> Self {
         let of_id = id.map_or_else(String::new, |id| format!(" (id {id})"));
         let (name, remedy) = status::describe(code);

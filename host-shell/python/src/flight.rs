@@ -22,7 +22,7 @@ pub struct Flight {
     number: u64,
     /// Rows, or bytes of a read or write.
     count: u64,
-    /// How long it is waited for where the caller names no limit.
+    /// Deadline of a wait for which the caller names no limit.
     patience: Duration,
     is_reported: AtomicBool,
     /// Of a captured one: how many of its runs were looked at.
@@ -59,7 +59,7 @@ impl Flight {
         })
     }
 
-    /// What went wrong, once.
+    /// Takes the fault, which is returned once.
     fn fault(&self) -> Option<Fault> {
         let outcome = self.pending.outcome()?;
         if self.pending.is_captured() {
@@ -155,7 +155,8 @@ impl Flights {
         });
         if flight.pending.is_captured() {
             let mut captured = lock(&self.captured);
-            // Those whose graphs are gone have told what there was to tell when they were last looked at.
+            // One whose graphs are gone cannot run again, and its last outcome was reported when it was last
+            // examined.
             captured.retain(|one| !one.pending.is_over());
             captured.push(Arc::clone(&flight));
         } else {
@@ -240,7 +241,7 @@ impl Flights {
         lock(&self.held).is_empty()
     }
 
-    /// Those that have not been given back, in the order of their launch.
+    /// Returns the flights that have not been reported yet, in the order of their launch.
     pub fn under_way(&self) -> Vec<Arc<Flight>> {
         let held = lock(&self.held);
         held.iter().map(|one| Arc::clone(&one.flight)).collect()
@@ -248,7 +249,7 @@ impl Flights {
 }
 
 impl Held {
-    /// Whether it has ended, and what it came to is known.
+    /// True if it has ended and its outcome is known.
     fn is_settled(&self) -> bool {
         self.flight.pending.is_settled()
     }
@@ -292,13 +293,13 @@ impl GpuOperation {
 
 #[pymethods]
 impl GpuOperation {
-    /// Whether it has ended, a captured one at least once, and what it came to is known. Waits for nothing.
+    /// True if it has ended, a captured one at least once, and its outcome is known. Waits for nothing.
     fn done(&self) -> PyResult<bool> {
         self.flight.check_process()?;
         Ok(self.flight.pending.is_settled())
     }
 
-    /// Whether it is part of a graph.
+    /// True if it is part of a graph.
     #[getter]
     fn is_captured(&self) -> bool {
         self.flight.pending.is_captured()

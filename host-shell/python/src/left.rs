@@ -26,7 +26,7 @@ pub fn reap() {
     drop(over);
 }
 
-/// How many buffers are kept for transfers that were left under way.
+/// Returns the number of buffers that are kept alive for orphaned transfers.
 #[pyfunction]
 pub fn kept_buffers() -> usize {
     reap();

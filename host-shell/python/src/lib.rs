@@ -1,14 +1,15 @@
-//! The Python face: the extension module `nvme_gpu._native`. The package `nvme_gpu` in `python/` is what users call;
-//! this module has what needs addresses, threads and the library.
+//! The Python extension module `nvme_gpu._native`. Users call the package `nvme_gpu` in `python/`; this module
+//! has the parts that need addresses, threads and the library.
 //!
-//! - `view`: memory of others, kept alive; `array`: memory of ours.
+//! - `view`: memory of the caller, kept alive; `array`: memory of ours.
 //! - `store`, `table`: bytes and rows; `operation`, `flight`: transfers by threads and by a GPU; `left`: those whose
 //!   buffers are kept because their owner went away before they ended.
-//! - `on_store`: what lies on a store; `search`: indexes of vectors.
+//! - `on_store`: objects that keep a store open; `search`: indexes of vectors.
 //! - `volume`: files of an ext4 on a store; `catalog`: files of tensors; `loader`: their layers, read ahead; `sampler`:
 //!   rows of batches.
-//! - `compute`: kernels over memory of a GPU or of the host, and over what lies on a store.
-//! - `process`: what a child of `fork` refuses; `pool`: threads that wait in place of the caller; `wait`: waits that Ctrl-C ends.
+//! - `compute`: kernels over GPU or host memory, and over data on a store.
+//! - `process`: calls that a child of `fork` refuses; `pool`: threads that wait in place of the caller; `wait`:
+//!   waits that Ctrl-C ends.
 //! - `dlpack`, `error`: tensors and exceptions.
 
 mod array;
@@ -35,7 +36,7 @@ mod wait;
 use error::Fault;
 use pyo3::prelude::*;
 
-/// What `nvme-gpu doctor` finds on this machine, as JSON.
+/// Returns the findings of `nvme-gpu doctor` on this machine, as JSON.
 #[pyfunction]
 fn doctor(py: Python<'_>) -> PyResult<String> {
     let report = wait::of(py, || Ok(nvme_host::doctor::examine_here()))?;
@@ -50,7 +51,7 @@ fn gpu(py: Python<'_>, index: u32) -> PyResult<String> {
     Ok(gpu.describe())
 }
 
-/// How many calls have not ended that this process started.
+/// Returns the number of calls of this process that have not ended.
 #[pyfunction]
 fn calls_under_way() -> usize {
     pool::under_way()

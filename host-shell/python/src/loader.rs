@@ -21,14 +21,14 @@ const FOR_EVER: Duration = Duration::from_secs(1 << 31);
 /// A tensor: its name, where it begins, and its bytes.
 type Place = (String, u64, u64);
 
-/// Which tensors make a layer: all with a number, those with these prefixes, or these.
+/// Tensors of a layer: all with its number, those with its prefix, or a list.
 #[derive(FromPyObject)]
 enum Which {
     Prefixes(Vec<String>),
     Names(Vec<(String, Vec<String>)>),
 }
 
-/// How many bytes stay, or which layers.
+/// Layers that stay resident: as many as fit into a number of bytes, or a list.
 #[derive(FromPyObject)]
 enum Stay {
     Bytes(u64),
@@ -47,7 +47,8 @@ impl LayerLoader {
     }
 }
 
-/// `layers` of `file`, or of what lies in the store from byte `begin` on, with the manifest at `path`.
+/// Returns `layers` with the manifest at `path`. Their bytes are those of `file`, or of the store from byte
+/// `begin` on.
 fn verified(
     layers: Layers,
     path: &Path,
@@ -159,7 +160,7 @@ impl LayerLoader {
         Ok(layers.collect())
     }
 
-    /// Where layers lie, as JSON.
+    /// Returns the memory of the layers and the path of their data, as JSON.
     fn path(&self) -> PyResult<String> {
         Ok(serde_json::to_string(self.get()?.path()).unwrap_or_default())
     }
@@ -200,7 +201,7 @@ impl LayerLoader {
         wait::of(py, move || Ok(loader.check(limit)?))
     }
 
-    /// Waits for reads under way, and lets go of the store.
+    /// Waits for reads under way, and drops the store.
     fn close(&self, py: Python<'_>) -> PyResult<()> {
         let Ok(loader) = self.get().map(Arc::clone) else {
             return Ok(());

@@ -8,7 +8,7 @@ use crate::wait;
 use nvme_host::ProcessMark;
 use std::sync::{Arc, Mutex};
 
-/// What lies on a store, until it or the store is closed.
+/// An object on a store, until it or the store is closed.
 pub struct OnStore<T: Send> {
     process: ProcessMark,
     what: &'static str,

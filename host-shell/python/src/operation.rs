@@ -44,7 +44,7 @@ impl Operation {
 
 #[pymethods]
 impl Operation {
-    /// Whether it has ended, well or not.
+    /// True if it has ended, with success or not.
     fn done(&self) -> PyResult<bool> {
         self.job.check_process()?;
         Ok(self.job.is_done())

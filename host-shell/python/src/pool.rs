@@ -162,10 +162,10 @@ impl Job {
         true
     }
 
-    /// How it ended; `Ok` while it has not.
+    /// Returns the outcome; `Ok` while it has not ended.
     ///
     /// # Errors
-    /// What it ended with; as [`check_process`](Self::check_process).
+    /// The error that ended it; as [`check_process`](Self::check_process).
     pub fn result(&self) -> Result<(), Fault> {
         self.check_process()?;
         lock(&self.state).clone().unwrap_or(Ok(()))
@@ -189,7 +189,7 @@ impl Drop for AtEnd {
     }
 }
 
-/// How many jobs of this process have not ended.
+/// Returns the number of jobs of this process that have not ended.
 pub fn under_way() -> usize {
     pool();
     UNDER_WAY.load(Ordering::Acquire)

@@ -37,7 +37,7 @@ impl Sampler {
         self.0.batches()
     }
 
-    /// Row numbers of 64 bits, one after the other.
+    /// Returns the row numbers of a batch, as contiguous 64-bit integers.
     fn batch<'py>(&self, py: Python<'py>, epoch: u64, batch: u64) -> Bound<'py, PyBytes> {
         let rows = self.0.batch(epoch, batch);
         let bytes: Vec<u8> = rows.into_iter().flat_map(u64::to_le_bytes).collect();

@@ -134,7 +134,7 @@ impl SearchIndex {
         })
     }
 
-    /// What it is, as JSON.
+    /// Returns the header of the index, as JSON.
     fn info(&self) -> PyResult<String> {
         Ok(about(self.opened.get()?.index.header()).to_string())
     }

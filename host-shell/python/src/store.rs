@@ -21,7 +21,7 @@ use std::time::Duration;
 
 pub type Open = Arc<nvme_host::Store>;
 
-/// What lies above a store and keeps its device open.
+/// Object that uses a store and keeps its device open.
 pub trait AtClose: Send + Sync {
     /// Lets go of the store; what is under way is waited for, `limit` at most.
     fn close(&self, limit: Duration);
@@ -41,7 +41,7 @@ pub struct Store {
     open: Mutex<Option<Open>>,
     gpu: Option<Arc<Gpu>>,
     tables: Mutex<Vec<Weak<Flights>>>,
-    /// What keeps the device open, and is closed first.
+    /// Objects that keep the device open, and are closed first.
     above: Mutex<Vec<Weak<dyn AtClose>>>,
     /// Reads and writes of bytes on the GPU.
     flights: Arc<Flights>,
@@ -189,7 +189,7 @@ impl Store {
         })
     }
 
-    /// How many calls used the device, or tried to.
+    /// Returns the number of calls that used the device, or tried to.
     #[getter]
     fn calls(&self) -> u64 {
         self.calls.load(Ordering::Relaxed)
@@ -200,7 +200,7 @@ impl Store {
         self.look().is_ok()
     }
 
-    /// Which GPU gathers; None without one.
+    /// Returns the number of the GPU that gathers; None without one.
     #[getter]
     fn gpu_index(&self) -> Option<u32> {
         self.gpu.as_ref().map(|gpu| gpu.index())
@@ -216,7 +216,7 @@ impl Store {
         Ok(self.look()?.block_bytes())
     }
 
-    /// What carries the data, as JSON.
+    /// Returns the data path, as JSON.
     fn path(&self, py: Python<'_>) -> PyResult<String> {
         let open = self.look()?;
         let path = py.detach(|| serde_json::to_string(&open.path()));
@@ -307,7 +307,8 @@ impl Store {
         Operation::start(Vec::new(), move || Ok(store.flush()?))
     }
 
-    /// What `then` does from now on comes after what `first` does now: two streams of the store's GPU.
+    /// Orders all later work of stream `then` after all present work of stream `first`: both are streams of the
+    /// store's GPU.
     fn order(&self, py: Python<'_>, first: u64, then: u64) -> PyResult<()> {
         self.get()?;
         if first != then {

@@ -69,7 +69,7 @@ fn element(dtype: &str) -> Result<Element, Fault> {
     }
 }
 
-/// What is done with rows in memory of the host.
+/// Operation on rows in host memory.
 enum Rows {
     Gather,
     Scatter(Duplicates),
@@ -83,7 +83,7 @@ pub struct Table {
     offset: u64,
     rows: u64,
     row_bytes: u64,
-    /// What gathers make of the elements, and the bytes of a row then.
+    /// Conversion of the elements in a gather, and the bytes of a converted row.
     widen: Option<(Widen, u64)>,
     flights: Arc<Flights>,
 }
@@ -383,7 +383,7 @@ impl Table {
         Ok(())
     }
 
-    /// Whether no gather is under way on the GPU.
+    /// True if no gather is under way on the GPU.
     fn is_idle(&self) -> bool {
         self.flights.reap();
         self.flights.is_idle()

@@ -1,4 +1,4 @@
-//! Memory of others: what a buffer, a DLPack capsule or a pair of address and owner say of it, kept alive.
+//! Memory of the caller, from a buffer, a DLPack capsule or a pair of address and owner, and kept alive.
 // UNSAFETY: the buffer protocol and DLPack are C interfaces; addresses are those that their owners gave.
 #![allow(unsafe_code)]
 
@@ -46,7 +46,7 @@ impl Drop for Buffer {
     }
 }
 
-/// What keeps the memory alive.
+/// Keep-alive of the memory.
 enum Owner {
     Buffer(#[expect(dead_code, reason = "dropped")] Buffer),
     Tensor(#[expect(dead_code, reason = "dropped")] Tensor),
@@ -80,7 +80,7 @@ pub struct Memory {
 }
 
 impl Memory {
-    /// Whether both share a byte.
+    /// True if both share a byte.
     pub fn overlaps(self, other: Self) -> bool {
         let end = |one: Self| one.address.saturating_add(one.bytes as u64);
         self.bytes > 0 && other.bytes > 0 && self.address < end(other) && other.address < end(self)

@@ -79,7 +79,7 @@ impl Volume {
         Ok(Self(OnStore::new(store, "volume", volume)))
     }
 
-    /// What the file system says of itself, as JSON.
+    /// Returns the superblock facts of the file system, as JSON.
     fn info(&self) -> PyResult<String> {
         let volume = self.0.get()?;
         let info = volume.info();
@@ -272,14 +272,14 @@ impl DriveFile {
         Ok(extents.collect())
     }
 
-    /// Where bytes of the file lie in the store: first byte and number of each piece.
+    /// Returns the location in the store of bytes of the file: first byte and length of each piece.
     fn pieces(&self, py: Python<'_>, offset: u64, bytes: u64) -> PyResult<Vec<(u64, u64)>> {
         let file = self.get()?;
         let pieces = wait::of(py, move || Ok(file.pieces(offset, bytes)?))?.into_iter();
         Ok(pieces.map(|one| (one.start, one.end - one.start)).collect())
     }
 
-    /// Where bytes of the file lie in the store, in one piece.
+    /// Returns the location in the store of bytes of the file, if they are contiguous.
     fn place(&self, py: Python<'_>, offset: u64, bytes: u64) -> PyResult<u64> {
         let file = self.get()?;
         wait::of(py, move || Ok(file.place(offset, bytes)?))

@@ -7,7 +7,7 @@ use pyo3::prelude::*;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-/// How long a signal may go unseen.
+/// Interval of checking for signals.
 const SLICE: Duration = Duration::from_millis(50);
 
 /// The end of a wait for several things, which have one time-out together.
@@ -19,17 +19,18 @@ impl Deadline {
         Self(limit.map(|limit| (Instant::now(), limit)))
     }
 
-    /// What is left until then; `None` without an end.
+    /// Returns the remaining time; `None` without an end.
     pub fn left(&self) -> Option<Duration> {
         self.0
             .map(|(begin, limit)| limit.saturating_sub(begin.elapsed()))
     }
 }
 
-/// Waits until `end` says so within its slice, `limit` at most; whether it did.
+/// Calls `end` with one slice of time after another until it returns true, `limit` at most; returns true if it
+/// did.
 ///
 /// # Errors
-/// What a signal's handler raised: `KeyboardInterrupt`. What was waited for goes on.
+/// The exception of a signal's handler: `KeyboardInterrupt`. The operation continues.
 pub fn until(
     py: Python<'_>,
     limit: Option<Duration>,
@@ -49,10 +50,10 @@ pub fn until(
     }
 }
 
-/// What `work` comes to on a thread of the pool.
+/// Runs `work` on a thread of the pool and returns its result.
 ///
 /// # Errors
-/// Its own; `KeyboardInterrupt`, and what it makes later is dropped by its thread.
+/// Its own; `KeyboardInterrupt`, after which the thread drops the later result.
 pub fn of<T: Send + 'static>(
     py: Python<'_>,
     work: impl FnOnce() -> Result<T, Fault> + Send + 'static,

@@ -17,7 +17,7 @@ use pyo3::prelude::*;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// How long the pinned experts may take to be read.
+/// Deadline of reading the pinned experts.
 const LIMIT: Duration = Duration::from_secs(600);
 
 /// The first byte of a matrix of all experts of a layer, and its format.
@@ -190,7 +190,7 @@ impl Experts {
         })
     }
 
-    /// What the cache has counted.
+    /// Returns the counters of the cache.
     fn counts(&self, py: Python<'_>) -> PyResult<Counted> {
         let opened = self.opened.get()?;
         let counts = wait::of(py, move || {

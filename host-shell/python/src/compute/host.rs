@@ -9,7 +9,7 @@ use crate::view::{Memory, View};
 use pyo3::prelude::*;
 use std::marker::PhantomData;
 
-/// Numbers of which every pattern of bits is one.
+/// Number types for which every bit pattern is a valid value.
 pub trait Number: Copy + Send + 'static {}
 impl Number for u8 {}
 impl Number for u16 {}
@@ -166,7 +166,7 @@ pub fn launch(
     py.detach(launch).or_raise()
 }
 
-/// `counts`, each of which is `most` at most.
+/// Converts `counts`, each of which is at most `most`.
 ///
 /// # Errors
 /// The first that is negative or larger.

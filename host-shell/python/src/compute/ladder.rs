@@ -94,7 +94,7 @@ impl Ladder {
         Ok(Self { ladder })
     }
 
-    /// Whether this GPU has a rung.
+    /// True if this GPU supports a rung.
     fn has(&self, name: &str) -> PyResult<bool> {
         Ok(self.ladder.get()?.has(rung(name)?))
     }

@@ -261,7 +261,7 @@ fn fill(
     Ok(())
 }
 
-/// Why a store without a GPU launches nothing.
+/// Returns the error of a store without a GPU, which cannot launch kernels.
 pub fn without_gpu() -> Error {
     Error::usage("the store was opened without a GPU", "open it with gpu=0")
 }

@@ -1,10 +1,10 @@
-//! Compute: kernels over memory of a GPU, and the same by threads of the host. `nvme_gpu.compute` in `python/` checks
-//! shapes and dtypes; these functions check lengths again, where memory depends on it.
+//! Compute: kernels over GPU memory, and the same by threads of the host. `nvme_gpu.compute` in `python/`
+//! checks shapes and dtypes; these functions check lengths again, where memory safety depends on it.
 //!
 //! - `host`: memory of the host as numbers; `threads`: the threads of a process.
-//! - `steps`: what a token of a transformer takes; `router`: the choice of experts.
+//! - `steps`: the operations of a transformer's token; `router`: the selection of experts.
 //! - `ladder`, `linear`, `flash`: products of matrices, linear layers and attention, rung by rung.
-//! - `matrix`, `pages`, `experts`: what lies on a store and is computed with while it is read.
+//! - `matrix`, `pages`, `experts`: data on a store that is read during the computation.
 
 mod experts;
 mod flash;

@@ -21,7 +21,8 @@ use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 use std::sync::{Arc, Mutex};
 
-/// Sequences, heads of queries, pages of a table at most, and whether each head of keys has a table of its own.
+/// Sequences, heads of queries, limit of the pages of a table, and true if each head of keys has a separate
+/// table.
 type Given = (u32, u32, u32, bool);
 
 /// Pages of a head at most, and those at both ends that are kept in any case.
@@ -282,7 +283,7 @@ fn addressed(
     }
 }
 
-/// What a computation by threads of the host reads.
+/// Input of a computation by threads of the host.
 struct OnHost<'a> {
     opened: &'a Opened,
     given: Given,

@@ -14,8 +14,8 @@ struct Threads {
 
 static THREADS: AtomicPtr<Threads> = AtomicPtr::new(std::ptr::null_mut());
 
-/// What `work` comes to, whose parallel parts run on the threads of this process: as many as it has cores, or
-/// `RAYON_NUM_THREADS`.
+/// Runs `work`, whose parallel parts run on the thread pool of this process: one thread for each core, or
+/// `RAYON_NUM_THREADS`. Returns its result.
 ///
 /// # Errors
 /// Without threads.
