@@ -15,7 +15,7 @@ pub struct GatherCases {
     pub row_bytes: Vec<u32>,
     /// Rows of each gather; 0 is as many as make a long run.
     pub rows: u64,
-    /// Runs of each, of which the middle one counts.
+    /// Runs of each, of which the median counts.
     pub runs: usize,
     /// Seed of the table and of the ids.
     pub seed: u64,
@@ -77,7 +77,7 @@ pub fn median(values: &[f64]) -> f64 {
     sorted.get(sorted.len() / 2).copied().unwrap_or(0.0)
 }
 
-/// Where the line through `points`, which are in order, passes the height `at`: from point to point it is straight.
+/// Returns the positions where the polyline through `points`, which are in order, passes the height `at`.
 pub fn crossings(points: &[(f64, f64)], at: f64) -> Vec<f64> {
     let passes = |pair: &[(f64, f64)]| {
         let [(x0, y0), (x1, y1)] = *pair else {
@@ -88,7 +88,7 @@ pub fn crossings(points: &[(f64, f64)], at: f64) -> Vec<f64> {
     points.windows(2).filter_map(passes).collect()
 }
 
-/// Which rows are asked for.
+/// Generator of row ids.
 #[derive(Clone, Debug)]
 pub(crate) struct Ids {
     rows: u64,
@@ -111,7 +111,7 @@ impl Ids {
         }
     }
 
-    /// What the ids follow, for reports.
+    /// Returns the name of the ids' distribution, for reports.
     pub fn law(&self) -> &'static str {
         match self.ranks.is_empty() {
             true => "uniform",

@@ -4,12 +4,12 @@
 
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
-/// How many forks lie between this process and the first one that asked.
+/// Number of forks between this process and the first one that asked.
 static FORKS: AtomicU32 = AtomicU32::new(0);
 static COUNTS: AtomicBool = AtomicBool::new(false);
 
-/// A process, told from each that it comes from and that comes from it: also where the system has given the number of
-/// one that ended to another.
+/// Identity of a process, different from those of its ancestors and descendants, even where the system has
+/// reused a process number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ProcessMark(u64);
 

@@ -1,4 +1,4 @@
-//! Rows whose elements become wider on the way: what is stored, and what comes out.
+//! Rows whose elements are dequantised or upcast in a gather: stored format and output format.
 
 use crate::error::{Error, Result};
 use nvme_formats::{Format, Wide};
@@ -15,9 +15,9 @@ use nvme_formats::{Format, Wide};
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Widen {
-    /// What the drive holds.
+    /// Format on the drive.
     pub from: Format,
-    /// What the output gets.
+    /// Format of the output.
     pub to: Wide,
 }
 

@@ -2,9 +2,9 @@
 
 use std::fmt::Display;
 
-/// How many members of a list a message names.
+/// Limit of the members of a list that a message names.
 const MOST_NAMED: usize = 5;
-/// How many characters of a name a message repeats.
+/// Limit of the characters of a name that a message repeats.
 const MOST_LETTERS: usize = 120;
 /// The longest message in bytes, and how much of a longer one's begin and end stays.
 const MOST_BYTES: usize = 2_000;

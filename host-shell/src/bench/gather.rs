@@ -18,7 +18,7 @@ const HOPS: u64 = 400;
 /// Hops that take longer are counted as this long.
 const MOST_NS: u64 = 60_000_000_000;
 
-/// What is measured.
+/// Workload of the measurement.
 #[derive(Clone, Debug)]
 pub struct CpuGather {
     /// The table and the cases.
@@ -131,7 +131,7 @@ fn check(ids: &[i64], out: &[u8], mirror: &[u8], row: usize) -> Result<()> {
     }
 }
 
-/// Notes how long gathers of a few rows take, one after the other.
+/// Records the latencies of gathers of a few rows, in sequence.
 fn hop(table: &Table, ids: &[i64], row: usize, hops: &mut Histogram<u64>) -> Result<()> {
     let few = ids.len().min(HOP_ROWS as usize);
     let mut out = vec![0; few * row];

@@ -4,7 +4,7 @@ use super::pattern::Pattern;
 use nvme_core::spec::Nsid;
 use std::time::Duration;
 
-/// When a run is over.
+/// End of a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Limit {
     /// After this long.
@@ -50,7 +50,7 @@ pub struct Job {
     pub queues: u32,
     /// Commands in flight per queue.
     pub depth: u32,
-    /// When to stop. With a [`Ramp`] the time is shared among its steps.
+    /// End of the run. With a [`Ramp`] the time is divided among its steps.
     pub limit: Limit,
     /// Rate over all queues; none runs as fast as possible.
     pub ramp: Option<Ramp>,

@@ -39,9 +39,9 @@ use worker::{Pending, Tally, Worker};
 /// Tries to read back the same unit, with outages in between.
 const MOST_TRIES: u32 = 8;
 
-/// How a run goes on after a device left.
+/// Options of continuing a run after the device left.
 pub struct GoOn<'a> {
-    /// How long to wait for it to come back.
+    /// Time to wait for it to come back.
     pub patience: Duration,
     /// Opens the device and brings its controller up again.
     pub open: &'a dyn Fn() -> Result<Controller>,
@@ -130,7 +130,7 @@ impl<'a> Running<'a> {
         })
     }
 
-    /// Takes the workers' counts and queue pairs; what they had under way, each worker's by itself.
+    /// Takes the workers' counts and queue pairs; returns the commands that each worker had under way.
     fn let_workers_go(&mut self, report: &mut Report, outages: &mut Outages) -> Vec<Vec<Pending>> {
         let leave = |worker: Worker<'_>| {
             report.add_queue(worker.qid(), &worker.statistics());
@@ -180,7 +180,7 @@ impl<'a> Running<'a> {
         }
     }
 
-    /// Goes on with the device opened anew, when `error` is that it left and `go_on` allows that.
+    /// Continues with the device opened again, when `error` means that it left and `go_on` allows that.
     fn after(
         mut self,
         error: Error,
@@ -211,7 +211,8 @@ impl<'a> Running<'a> {
                 }
                 Self::start(controller, shared)
             };
-            // A device that leaves again meanwhile is let go of: the next attempt opens it anew.
+            // If the device leaves again meanwhile, its connection is closed, and the next attempt opens it
+            // once more.
             start().inspect_err(|_| device.leave())
         };
         let is_stopped = || {

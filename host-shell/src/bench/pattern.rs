@@ -55,8 +55,7 @@ impl Stream {
     }
 }
 
-/// What makes the data of a unit: nothing of it is the same in another run, in another unit, or in an earlier write of
-/// the unit.
+/// Seed of the data of a unit: no other run, no other unit and no earlier write of the unit has the same data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct UnitStamp {
     /// A number of the run.

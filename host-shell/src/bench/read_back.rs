@@ -11,11 +11,11 @@ use nvme_core::spec::{Lba, nvm};
 /// Resets in a row, without a success between them, whose commands are sent again.
 const MOST_LOST: usize = 3;
 
-/// Reads every unit of known content and checks it. What was checked is taken out of `states`, so that after an
-/// error the next call goes on with the rest; `checked` counts its bytes.
+/// Reads every unit of known content and checks it. Checked units are taken out of `states`, so that after an
+/// error the next call continues with the rest; `checked` counts their bytes.
 ///
 /// # Errors
-/// The first error. Nothing is in flight then, or the controller is gone.
+/// The first error. No command is in flight then, or the controller is gone.
 pub(super) fn read_back(
     controller: &Controller,
     shared: &Shared<'_>,

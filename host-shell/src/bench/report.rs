@@ -132,10 +132,10 @@ impl Step {
     }
 }
 
-/// What a run measured.
+/// Measurements of a run.
 #[derive(Clone, Debug)]
 pub struct Report {
-    /// What carried out the commands.
+    /// Description of the device.
     pub device: String,
     /// The workload.
     pub job: Job,
@@ -145,7 +145,7 @@ pub struct Report {
     pub verified_bytes: u64,
     /// Counts of each queue.
     pub queues: Vec<(Qid, Statistics)>,
-    /// What was lost and put right, in a run that goes on after outages.
+    /// Faults from which a run recovered, if it continues after outages.
     pub outages: Option<Outages>,
     /// The run was ended early by the user: the figures are of what ran until then, nothing was read back.
     pub interrupted: bool,

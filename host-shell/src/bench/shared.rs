@@ -11,7 +11,7 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Instant;
 
-/// What every thread of a run shares.
+/// State that all threads of a run share.
 pub(crate) struct Shared<'a> {
     pub job: &'a Job,
     pub info: NamespaceInfo,
@@ -20,16 +20,16 @@ pub(crate) struct Shared<'a> {
     pub blocks_per_io: u64,
     /// Whole commands that fit into the span.
     pub units: u64,
-    /// Units handed out to sequential streams, and to byte-limited runs.
+    /// Units assigned to sequential streams, and to byte-limited runs.
     pub issued: AtomicU64,
     pub total: Option<u64>,
-    /// What the units hold, of a run that verifies.
+    /// Content of the units, in a run that verifies.
     pub states: Option<UnitStates>,
     /// A number of this run, which its data are made of.
     pub run: u64,
-    /// Whether what is lost is sent again.
+    /// True if lost commands are sent again.
     pub goes_on: bool,
-    /// Times that the device was opened: each has addresses of its own.
+    /// Number of times that the device was opened, each time with other addresses.
     pub opened: AtomicU64,
     pub stop: AtomicBool,
     pub failure: Mutex<Option<Error>>,
@@ -39,7 +39,7 @@ pub(crate) struct Shared<'a> {
     pub done: Vec<Counts>,
 }
 
-/// What one worker has done so far, for the thread that shows progress.
+/// Progress of one worker, for the thread that shows it.
 #[derive(Default)]
 #[repr(align(128))]
 pub(crate) struct Counts {
@@ -48,7 +48,7 @@ pub(crate) struct Counts {
     pub latency_ns: AtomicU64,
 }
 
-/// What a run has done so far.
+/// Progress of a run.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Progress {
     /// Seconds since the first command.
@@ -105,7 +105,7 @@ impl<'a> Shared<'a> {
         })
     }
 
-    /// What makes the data of a write of `unit`.
+    /// Returns the seed of the data of a write of `unit`.
     pub fn stamp(&self, unit: u64, generation: u8) -> UnitStamp {
         UnitStamp {
             run: self.run,

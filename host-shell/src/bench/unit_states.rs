@@ -5,13 +5,13 @@ use std::sync::atomic::{AtomicU8, Ordering};
 /// A write of the unit is under way, or its end is not known.
 const BUSY: u8 = 1 << 7;
 
-/// What each unit holds: nothing of this run, or the data of its last write.
+/// Content of each unit: unknown, or the data of its last write in this run.
 ///
-/// One write of a unit is under way at a time, so that its content is known when it ends. Each has a generation of its
-/// own, 1 to 127 and from 1 on again: a drive that keeps older data answers with those of another generation.
+/// One write of a unit is under way at a time, so that its content is known when it ends. Each has a
+/// generation, 1 to 127 and then 1 again: a drive that returns older data returns another generation.
 pub(crate) struct UnitStates(Vec<AtomicU8>);
 
-/// What a read may be compared with: the content of a unit that no write has touched since.
+/// Expected content of a read: that of a unit that no write has touched since.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct UnitContent(u8);
 

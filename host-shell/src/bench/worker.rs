@@ -19,10 +19,10 @@ use std::time::{Duration, Instant};
 /// Latencies up to a minute are kept apart with three digits.
 const MAX_NS: u64 = 60_000_000_000;
 
-/// How long commands in flight are waited for after Ctrl-C.
+/// Deadline of commands in flight after Ctrl-C.
 const LEAVE: Duration = Duration::from_millis(500);
 
-/// What one direction of one queue did.
+/// Counts of one direction of one queue.
 pub(crate) struct Count {
     pub commands: u64,
     pub bytes: u64,
@@ -47,7 +47,7 @@ impl Count {
     }
 }
 
-/// What one queue did in one step.
+/// Counts of one queue in one step.
 pub(crate) struct Tally {
     pub read: Count,
     pub write: Count,
@@ -58,7 +58,7 @@ pub(crate) struct Tally {
 pub(crate) struct Pending {
     access: Access,
     due: Instant,
-    /// What the unit held when this read was sent.
+    /// Content of the unit when this read was sent.
     content: Option<UnitContent>,
     /// The generation of this write, once it was sent.
     generation: Option<u8>,
@@ -73,7 +73,7 @@ pub(crate) struct Worker<'a> {
     stream: Stream,
     free: Vec<DmaBuffer>,
     pending: Vec<Option<Pending>>,
-    /// What was lost, or waits for another write of its unit, and is to be sent.
+    /// Commands to send: lost ones, and those that wait for another write of their unit.
     again: Vec<Pending>,
     pub outages: Outages,
     index: u64,
@@ -120,7 +120,7 @@ impl<'a> Worker<'a> {
         self.again = again;
     }
 
-    /// Leaves a device that is gone: what was under way, and what there is to say of it.
+    /// Leaves a device that is gone: returns the commands that were under way, and the outages.
     pub fn leave(self) -> (Vec<Pending>, Outages) {
         let Self {
             pending,
@@ -391,7 +391,7 @@ impl<'a> Worker<'a> {
     }
 }
 
-/// When commands are due.
+/// Schedule of commands.
 #[derive(Clone, Copy)]
 struct Turn {
     start: Instant,

@@ -1,4 +1,5 @@
-//! The file by `pread` into memory of threads, and copies from there: what programs do without a driver of their own.
+//! The file by `pread` into memory of threads, and copies from there: the path of programs without a driver of
+//! their own.
 
 use super::plan::Plan;
 use crate::error::{Error, Result};
@@ -23,7 +24,7 @@ pub(super) trait Sink: Send {
     fn finish(&mut self) -> Result<()>;
 }
 
-/// What a pass does of the two steps.
+/// Steps that a pass performs.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Pass {
     Whole,

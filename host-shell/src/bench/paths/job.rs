@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-/// What is measured.
+/// Workload of the measurement.
 #[derive(Clone, Debug)]
 pub struct PathsJob {
     /// The file, or block device.
@@ -19,7 +19,7 @@ pub struct PathsJob {
     pub batch: usize,
     /// Threads of the ways of a CPU.
     pub threads: usize,
-    /// Runs of each, of which the middle one counts.
+    /// Runs of each, of which the median counts.
     pub runs: usize,
     /// Seed of random places.
     pub seed: u64,

@@ -153,7 +153,7 @@ struct One {
     way: Way,
     name: &'static str,
     how: Option<String>,
-    /// Why it does not run, or no longer.
+    /// Reason why it does not run, or no longer.
     refusal: Option<Error>,
 }
 
@@ -192,7 +192,7 @@ impl Ways {
     }
 }
 
-/// What was measured of one way.
+/// Measurements of one path.
 #[derive(Clone, Default)]
 struct Measured {
     whole: Vec<f64>,
@@ -226,7 +226,7 @@ fn one_plan(
             place.spoil()?;
             let seconds = match place.run(one.way, plan) {
                 Ok(seconds) => seconds,
-                // A library that refuses its own way: the others go on.
+                // A library that refuses its own path: the other paths are still measured.
                 Err(error @ Error::Environment { .. }) if one.way == Way::CuFile => {
                     one.refusal = Some(error);
                     continue;
@@ -276,7 +276,7 @@ fn line(one: &One, plan: &Plan, (link, memory): (Option<f64>, f64), measured: &M
     })
 }
 
-/// Which share of the shorter of two steps took place beside the other one: 0 for one after the other.
+/// Returns the overlapped fraction of the shorter of two steps: 0 if they ran in sequence.
 fn overlap(whole: f64, (read, copy): (f64, f64)) -> f64 {
     let shorter = read.min(copy);
     match shorter > 0.0 {

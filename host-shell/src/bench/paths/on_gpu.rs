@@ -214,7 +214,7 @@ impl<'a> OnGpu<'a> {
                 // SAFETY: as in `direct`.
                 let ended = unsafe { file.batch(&ios) };
                 if let Err(Error::Unfinished { .. }) = ended {
-                    // Reads into it may go on.
+                    // Leaked, because reads into it may still be under way.
                     std::mem::forget(Arc::clone(&self.out));
                 }
                 ended?.into_iter().collect::<Result<()>>()?;

@@ -3,7 +3,7 @@
 use super::plan::Plan;
 use crate::error::Result;
 
-/// What each byte of the destination is before a way fills it.
+/// Byte that fills the destination before each path, so that missing data cannot pass for right data.
 pub(super) const SPOILT: u8 = 0xA5;
 
 /// A way of the bytes.
@@ -14,22 +14,22 @@ pub(super) enum Way {
     CuFile,
     /// `pread` into pageable memory, then a copy.
     Pageable,
-    /// `pread` into pinned memory, copies beside it.
+    /// `pread` into pinned memory, with copies at the same time.
     Pinned,
 }
 
-/// Where the bytes go, and the ways that lead there.
+/// Destination of the bytes, and the paths that lead there.
 pub(super) trait Place {
     /// Each way, its name, and how it goes or why not.
     fn ways(&mut self) -> Vec<(Way, &'static str, Result<String>)>;
 
-    /// What comes before `plan` is run, and is not timed.
+    /// Prepares a run of `plan`, outside of the timed part.
     fn prepare(&mut self, plan: &Plan) -> Result<()>;
 
     /// Seconds of `plan` by `way`.
     fn run(&mut self, way: Way, plan: &Plan) -> Result<f64>;
 
-    /// Seconds of its reads alone and of its copies alone, where they can be told apart.
+    /// Returns the seconds of its reads alone and of its copies alone, where they can be measured separately.
     fn steps(&mut self, way: Way, plan: &Plan) -> Result<Option<(f64, f64)>>;
 
     /// The first bytes of the destination.

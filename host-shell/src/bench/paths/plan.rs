@@ -14,9 +14,9 @@ pub(super) struct Plan {
     pub pattern: &'static str,
     /// Of each read.
     pub bytes: usize,
-    /// Where each begins: multiples of `bytes`.
+    /// Offsets of the reads: multiples of `bytes`.
     pub offsets: Vec<u64>,
-    /// How many are asked for together. All of them have arrived before the next are asked for.
+    /// Number of reads that are requested together. All of them arrive before the next are requested.
     pub at_once: usize,
 }
 
@@ -63,7 +63,7 @@ impl Plan {
         self.offsets.len() * self.bytes
     }
 
-    /// Whether there are reads that wait for earlier ones.
+    /// True if there are reads that wait for earlier ones.
     pub fn is_in_batches(&self) -> bool {
         self.at_once < self.offsets.len()
     }
@@ -94,14 +94,14 @@ impl Plan {
         starts.map(move |start| start..(start + step).min(share.end))
     }
 
-    /// Where the byte `at` of the destination comes from, and how many bytes from there on lie together.
+    /// Returns the source of byte `at` of the destination, and the number of contiguous bytes from there on.
     pub fn source(&self, at: usize) -> (u64, usize) {
         let within = at % self.bytes;
         let offset = self.offsets[at / self.bytes] + within as u64;
         (offset, self.bytes - within)
     }
 
-    /// How many bytes of `have` are not those of the file, whose content is `content`.
+    /// Returns the number of bytes of `have` that differ from the file, whose content is `content`.
     pub fn wrong_bytes(&self, have: &[u8], content: &[u8]) -> usize {
         let reads = have.chunks(self.bytes).zip(&self.offsets);
         reads

@@ -7,7 +7,7 @@ use super::super::queues::Grid;
 /// Threads of a block that owns a queue, by default.
 const BLOCK_THREADS: u32 = 128;
 
-/// Who submits.
+/// Threads that submit to a queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mode {
     /// One thread owns a queue.
@@ -56,7 +56,7 @@ impl Mode {
 /// One thing to measure.
 #[derive(Clone, Copy, Debug)]
 pub struct Case {
-    /// Who submits.
+    /// Threads that submit to a queue.
     pub mode: Mode,
     /// Queue pairs.
     pub queues: u32,

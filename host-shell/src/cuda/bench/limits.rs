@@ -22,7 +22,7 @@ const SQES: u64 = 20_000_000;
 const PINGS: u64 = 20_000;
 const FED: u64 = 40_000_000;
 
-/// What nothing can exceed here.
+/// Upper bounds of rates on this machine.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Limits {
     /// Submission queue entries per second that the GPU writes into host memory, as fast as it was seen to.

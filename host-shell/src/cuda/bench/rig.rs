@@ -27,9 +27,9 @@ const LIMIT: Duration = Duration::from_secs(60);
 /// One run of a case.
 #[derive(Clone, Debug)]
 pub struct Run {
-    /// What the kernel counted.
+    /// Counts of the kernel.
     pub ran: LaunchResult,
-    /// What the controller counted.
+    /// Counts of the controller.
     pub account: Account,
     /// Commands of the run.
     pub commands: u64,
@@ -42,7 +42,7 @@ impl Run {
     }
 }
 
-/// A null controller registered with a GPU, and its queues in the GPU's hands.
+/// A null controller registered with a GPU, and queues that the GPU drives.
 pub struct Bench {
     set: GpuQueues,
     registered: Registered,

@@ -12,14 +12,14 @@ use crate::measure::median;
 use serde_json::{Value, json};
 use std::sync::Arc;
 
-/// Runs of which the middle one counts; one alone for a look.
+/// Runs of which the median counts; a single one for a quick look.
 const RUNS: usize = 5;
-/// How long a run should take; a first, short one says how many commands that is.
+/// Target duration of a run in seconds; a first, short run determines the number of commands.
 const RUN_SECONDS: f64 = 0.06;
 /// Threads of a block that are tried.
 const BLOCKS: [u32; 3] = [128, 256, 384];
 
-/// What to run.
+/// Options of the suite.
 #[derive(Clone, Debug)]
 pub struct Options {
     /// The GPU.
@@ -39,14 +39,14 @@ struct Row {
     target: Target,
 }
 
-/// What a case should reach.
+/// Rate that a case should reach.
 #[derive(Clone, Copy)]
 enum Target {
     /// Millions of commands per second.
     Rate(f64),
     /// A share of the smaller of the SQE-write limit and the controller's ceiling.
     OfLimit(f64),
-    /// At most so many times the ping-pong.
+    /// At most this multiple of the ping-pong.
     OfPing(f64),
     /// A share of the drives' rate.
     OfDrives(f64),
@@ -326,7 +326,7 @@ impl Suite<'_> {
             value["per_command"] = json!({
                 "sqe_writes": per(report.sqes), "sq_doorbells": per(report.sq_doorbells),
                 "cq_doorbells": per(report.cq_doorbells), "cq_loads": per(report.cq_loads),
-                // Looks of the controller that found entries: no more than doorbells that were rung.
+                // Polls of the controller that found entries: at most one for each doorbell write.
                 "sq_doorbells_seen": per(run.account.batches),
             });
         }
@@ -340,7 +340,7 @@ impl Suite<'_> {
     }
 }
 
-/// What the case is held to, and whether it was met.
+/// Adds the target of the case, and whether it was met, to `value`.
 fn judge(limits: &Limits, value: &mut Value, case: &Case, target: Target, rate: f64) {
     match target {
         Target::Rate(least) => {
@@ -370,7 +370,7 @@ fn judge(limits: &Limits, value: &mut Value, case: &Case, target: Target, rate: 
     }
 }
 
-/// What kept the rate from being higher, as far as the counts tell.
+/// Returns the bottleneck of the rate, as far as the counts indicate it.
 fn limiter(limits: &Limits, case: &Case, rate: f64, busy: f64) -> &'static str {
     let drives = case
         .model

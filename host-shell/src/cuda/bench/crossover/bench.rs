@@ -34,7 +34,8 @@ const TRAIN_BYTES: u64 = 4;
 const PASSES: u32 = 16;
 /// Runs of each cut that is tried.
 const TRIES: u64 = 2;
-/// What a cut must take of the time of one that was tried before it.
+/// A division into chunks replaces one that was tried before it only if it takes at most this fraction of its
+/// time.
 const CLEARLY: f64 = 0.97;
 /// Between two looks at a count that no longer changes.
 const SETTLES: Duration = Duration::from_micros(100);
@@ -61,7 +62,7 @@ pub(super) struct Bench<'c> {
     wrong: DeviceMemory,
 }
 
-/// Who brings the rows of a batch.
+/// Side that reads the rows of a batch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Side {
     /// The GPU.
@@ -72,7 +73,7 @@ enum Side {
     CpuWithIds,
 }
 
-/// What is the same for all runs of a case.
+/// Parameters that all runs of a case share.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Case {
     /// Rows of a batch.
@@ -200,8 +201,8 @@ impl<'c> Bench<'c> {
         best.map(|(_, cut)| cut).ok_or_else(none)
     }
 
-    /// Measures a case: medians over all batches of all trains but the first one of each, which finds caches of the
-    /// processors filled with other things, and is measured by itself.
+    /// Measures a case: medians over all batches of all trains but the first batch of each, which finds the
+    /// processors' caches filled with other data, and is reported separately.
     pub fn case(&mut self, case: Case) -> Result<Value> {
         let (cut, count) = (self.best_cut(case)?, case.count);
         let sides = [Side::Gpu, Side::Cpu, Side::CpuWithIds];

@@ -1,9 +1,10 @@
-//! The CPU's side: it looks ids up in its index, submits reads of what is missing from threads with queues of their own,
-//! and launches the kernel that copies rows out of slots and out of the cache to their places.
+//! The CPU's side: looks ids up in its index, submits the reads of missing rows from threads with a queue each,
+//! and launches the kernel that copies rows from slots and from the cache to the output.
 //!
-//! A batch goes in chunks. Each thread has a share of each chunk and goes on to the next while reads are under way, as
-//! far as slots are free. When all rows of a chunk are in memory, the first thread launches the copy to the places, and
-//! a second one into the lines of the cache that the chunk was given. The GPU runs them in this order.
+//! A batch is processed in chunks. Each thread has a share of each chunk, and continues with the next chunk
+//! while reads are under way, as far as slots are free. When all rows of a chunk are in memory, the first
+//! thread launches the copy to the output, and a second copy into the cache lines that were assigned to the
+//! chunk. The GPU runs them in this order.
 
 use super::index::Index;
 use super::words::Words;
@@ -27,7 +28,7 @@ pub(super) const REGIONS: u32 = 4;
 /// Slots of commands: CIDs have 12 bits of slot.
 const SLOTS: usize = 1 << 12;
 
-/// How a batch is worked on.
+/// Work of a batch.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Plan {
     /// Rows.
@@ -38,7 +39,7 @@ pub(super) struct Plan {
     pub threads: u32,
     /// The number of the first chunk: those of all batches are counted through, from 1 on.
     pub first: u32,
-    /// Where the first row goes, in rows of the output.
+    /// Position of the first row, in rows of the output.
     pub first_row: u64,
     /// Rows are looked for in the cache, and kept there.
     pub caches: bool,
@@ -66,7 +67,7 @@ impl Plan {
     }
 }
 
-/// What of a row's place is the same for all batches.
+/// Geometry of rows that all batches share.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Places {
     pub nsid: Nsid,
@@ -79,15 +80,15 @@ pub(super) struct Places {
     pub out: u64,
 }
 
-/// What the threads share.
+/// State that the threads share.
 pub(super) struct Shared {
     pub places: Places,
     pub index: Index,
     /// Ids of the batch.
     pub ids: Words,
-    /// Where the row of each comes from, for the copy: an address in units of rows.
+    /// Source of each row for the copy: an address in units of rows.
     pub sources: Words,
-    /// Where the row of each line comes from.
+    /// Source of the row of each line.
     pub fills: Words,
     /// Rows of each chunk that are not in memory yet.
     left: Vec<AtomicU32>,
@@ -136,7 +137,7 @@ impl Shared {
         self.copied.store(0, Ordering::Relaxed);
     }
 
-    /// Whether all rows of a chunk are in memory.
+    /// True if all rows of a chunk are in memory.
     pub fn is_whole(&self, chunk: u32) -> bool {
         // Acquire: pairs with the release of the threads that counted its rows down.
         self.left[chunk as usize].load(Ordering::Acquire) == 0
@@ -206,7 +207,7 @@ impl Wait {
     }
 }
 
-/// A thread with a queue of its own.
+/// A thread with a dedicated queue.
 pub(super) struct Worker {
     pub number: u32,
     pub queue: Queue,
@@ -261,7 +262,7 @@ impl Worker {
         Ok(())
     }
 
-    /// Whether the slots of a chunk are free, and the index is that of before it.
+    /// True if the slots of a chunk are free, and the previous chunk has finished with the index.
     fn may_begin(shared: &Shared, plan: &Plan, chunk: u32) -> bool {
         // Acquire: pairs with the release when slots were copied, and when shares were looked up.
         let has_slots = chunk < shared.copied.load(Ordering::Acquire) + REGIONS;

@@ -1,11 +1,14 @@
-//! Walks from row to row, where each row says which one is next: nothing can be asked for before it is seen.
+//! Pointer chases: each row contains the id of the next one, so a row cannot be requested before the one before
+//! it has arrived.
 //!
-//! - By the GPU: one launch of `nvme_follow_rows` for all rows of all walks.
-//! - By the CPU: threads see in pinned memory what a row says, and ask for the next one at once, each walk by itself. All
-//!   rows are copied to their places at the end.
-//! - By the CPU for the GPU: ids come from the GPU after each row, as where a kernel has to work them out.
+//! - By the GPU: one launch of `nvme_follow_rows` for all rows of all chases.
+//! - By the CPU: threads read the next id in pinned memory and request that row at once, each chase
+//!   independently. All rows are copied to the output at the end.
+//! - By the CPU for the GPU: ids come from the GPU after each row, as in programs whose kernel has to compute
+//!   them.
 //!
-//! The rows are those of the table: what they say is a function of their place, so that the host knows each walk.
+//! The rows are those of the table: their content is a function of their position, so that the host knows each
+//! chase.
 // UNSAFETY: launches kernels over this module's own memory.
 #![allow(unsafe_code)]
 
@@ -41,7 +44,7 @@ const WARPS: u64 = 32 * BLOCK_WARPS as u64;
 /// Slots of commands: CIDs have 12 bits of slot.
 const SLOTS: usize = 1 << 12;
 
-/// So many walks of so many rows.
+/// Number of chases, and of rows of each.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Walks {
     pub count: u32,
@@ -54,7 +57,7 @@ impl Walks {
     }
 }
 
-/// What walks of one size of rows need.
+/// Memory and kernels for chases over rows of one size.
 pub(super) struct Chain<'b> {
     pub gpu: &'b Arc<Gpu>,
     pub controller: &'b Controller,
@@ -88,7 +91,7 @@ fn next(table: &RowTable, seed: u64, id: u64) -> u64 {
     data_word(seed, id * u64::from(table.row_bytes) / 8) % table.rows
 }
 
-/// What walks go by: the first row of each, all rows of all, and the row after the last one of each.
+/// Expected chases: the first row of each, all rows of all, and the row after the last one of each.
 struct Paths {
     starts: Vec<i64>,
     all: Vec<i64>,
@@ -116,7 +119,7 @@ impl Paths {
 }
 
 impl Chain<'_> {
-    /// Measures walks: medians of so many runs in turns.
+    /// Measures chases: medians of runs that alternate between the sides.
     ///
     /// # Errors
     /// Reads that failed, and rows that are wrong.
@@ -417,7 +420,7 @@ impl Chain<'_> {
     }
 }
 
-/// Where a thread of the CPU reads rows from, and to.
+/// Source and destination of the rows that a CPU thread reads.
 #[derive(Clone, Copy)]
 struct Place {
     table: RowTable,
@@ -436,7 +439,7 @@ struct Part {
 }
 
 impl Part {
-    /// Walks from `starts`: each goes on when its row is there.
+    /// Follows chases from `starts`: each continues as soon as its row has arrived.
     fn walk(&self, queue: &mut Queue, starts: &[i64]) -> Result<()> {
         let depth = (queue.depth() as usize).min(starts.len());
         // The walk of each command, the rows that walks have had, and walks that have not begun.
@@ -514,7 +517,7 @@ impl Part {
         })
     }
 
-    /// What a row that has landed begins with.
+    /// Returns the first word of a row that has arrived.
     fn word(&self, row: (u32, u32)) -> u64 {
         let from = self.chain.start + self.slot(row) as usize;
         // SAFETY: a row of the slots, whose read has ended; a multiple of 8.

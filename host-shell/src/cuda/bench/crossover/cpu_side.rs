@@ -41,7 +41,7 @@ pub(super) struct Shape {
     pub threads: u32,
 }
 
-/// How a batch is cut.
+/// Division of a batch into chunks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Cut {
     pub threads: u32,
@@ -52,16 +52,16 @@ pub(super) struct Cut {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Batch {
     pub count: u32,
-    /// Where the ids lie in GPU memory; without it the host has them.
+    /// Address of the ids in GPU memory; without it the host has them.
     pub ids: Option<u64>,
-    /// Where the first row goes, in rows of the output.
+    /// Position of the first row, in rows of the output.
     pub first_row: u64,
     /// Rows are looked for in the cache, and kept there.
     pub caches: bool,
 }
 
 impl Batch {
-    /// `count` rows whose ids the host has, to the begin of the output.
+    /// Requests `count` rows whose ids the host has, to the start of the output.
     pub fn of_host(count: u32) -> Self {
         Self {
             count,
@@ -82,7 +82,7 @@ pub(super) struct CpuSide {
     chunks: u32,
 }
 
-/// What launches the kernels.
+/// Kernels and stream of the launches.
 struct Launcher {
     module: Module,
     copy: Function,
@@ -229,7 +229,7 @@ impl CpuSide {
         (0..count as usize).for_each(|at| self.shared.ids.set(at, id(at)));
     }
 
-    /// Where rows go.
+    /// Returns the address of the output.
     pub fn out(&self) -> u64 {
         self.launcher.out
     }
@@ -330,7 +330,7 @@ impl Launcher {
         let sources = shared.sources.address() + first * 8;
         let to = self.out + (plan.first_row + first) * row;
         self.copy(sources, rows.len() as u64, to)?;
-        // The chunk's lines lie one after the other, but for the end of the cache.
+        // The chunk's lines are contiguous, except where they wrap around at the end of the cache.
         let mut left = u64::from(shared.missed(chunk));
         while left > 0 {
             let line = self.filled % shared.index.lines();
@@ -375,7 +375,8 @@ impl Launcher {
 
 impl Drop for CpuSide {
     fn drop(&mut self) {
-        // The GPU uses the memory no more; where the driver fails, the context is lost.
+        // Waits so that the GPU no longer uses the memory when it is freed; if the driver fails, the context is
+        // lost, and nothing runs any more.
         let _ = self.launcher.stream.finish();
         debug_assert!(!self.launcher.slots.is_empty() && !self.launcher.cache.is_empty());
     }

@@ -1,4 +1,4 @@
-//! Ids of batches of which so many rows, and no more, are in a cache.
+//! Batches of ids with an exact cache hit rate.
 
 use nvme_units::SplitMix;
 use std::collections::HashMap;
@@ -20,10 +20,10 @@ impl Train {
         rows / 2
     }
 
-    /// `batches` batches of `count` rows of a table of `rows`, `percent` % of each of which are hot; the same for the same
-    /// seed. `None` for more than [`most`](Self::most).
+    /// Draws `batches` batches of `count` rows of a table of `rows`; `percent` % of each are hot. The same seed
+    /// draws the same batches. `None` for more than [`most`](Self::most).
     ///
-    /// Rows have even numbers: no command reads two of them.
+    /// All ids are even, so that no command reads two requested rows.
     pub fn draw(rows: u64, (batches, count): (u64, u64), percent: u32, seed: u64) -> Option<Self> {
         let most = Self::most(rows);
         if batches * count > most {

@@ -1,9 +1,10 @@
-//! Which row each line of the CPU's cache holds: the lines lie in GPU memory, the index in that of the host.
+//! Index of the CPU's cache: the row of each line. The lines lie in GPU memory, the index in host memory.
 //!
-//! Lines are given out in turns, the oldest first, so that those of one chunk of a batch lie one after the other. A line
-//! carries the number of its chunk: its bytes are there for chunks after that one.
+//! Lines are assigned in round-robin order, the oldest first, so that those of one chunk of a batch are
+//! contiguous. A line carries the number of its chunk: its bytes are valid for chunks after that one.
 //!
-//! Threads look up and claim at the same time within a chunk. Those of the next chunk begin when all of them have ended.
+//! Threads look up and claim concurrently within a chunk. Those of the next chunk begin when all of them have
+//! ended.
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 

@@ -4,10 +4,10 @@ use super::ids::Train;
 use crate::cuda::rows::RowsOptions;
 use nvme_core::spec::Nsid;
 
-/// What rows are overwritten with before they are read.
+/// Byte that overwrites the output before each read, so that a missing row cannot pass for a right one.
 pub(super) const POISON: u8 = 0xA5;
 
-/// What is measured.
+/// Workload of the measurement.
 #[derive(Clone, Debug)]
 pub struct CrossoverJob {
     /// The GPU.
@@ -28,7 +28,7 @@ pub struct CrossoverJob {
     pub walks: Vec<u32>,
     /// Rows of a walk, or fewer where all of them are more than `most_bytes`.
     pub hops: u32,
-    /// Runs of each case, of which the middle one counts.
+    /// Runs of each case, of which the median counts.
     pub runs: usize,
     /// Seed of the table and of the ids.
     pub seed: u64,

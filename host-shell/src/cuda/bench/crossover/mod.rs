@@ -1,13 +1,14 @@
-//! GPU-initiated against CPU-initiated reads: the same rows of the same drive, by way of a cache in GPU memory, through
-//! pinned slots, by the same copy, to the same place.
+//! GPU-initiated against CPU-initiated reads: the same rows of the same drive, through a cache in GPU memory
+//! and pinned slots, by the same copy, to the same output.
 //!
-//! Each batch has as many rows in the cache as the case says: they are read before, and the drive's count of read
-//! commands must grow by the others. Every word of every row is checked on the GPU after the timed part.
+//! Each batch has an exact number of rows in the cache: they are read before, and the drive's count of read
+//! commands must grow by the number of the others. Every word of every row is checked on the GPU after the
+//! timed part.
 //!
-//! - [`ids`]: batches with so many hits. [`bench`]: both sides in turns.
-//! - [`cpu_side`]: the CPU's side; [`by_cpu`] what a thread of it does, [`team`] its threads, [`index`] what its cache
-//!   holds, [`words`] memory that it shares with kernels.
-//! - [`chain`]: walks, where a row has to be seen before the next one is asked for.
+//! - [`ids`]: batches with an exact hit rate. [`bench`]: both sides, alternating.
+//! - [`cpu_side`]: the CPU's side; [`by_cpu`]: one of its threads, [`team`]: its thread pool, [`index`]: the
+//!   index of its cache, [`words`]: memory that it shares with kernels.
+//! - [`chain`]: pointer chases, where a row has to arrive before the next one can be requested.
 
 mod bench;
 mod by_cpu;
@@ -53,7 +54,7 @@ pub fn crossover(
     };
     let queues = u16::try_from(job.options.queues).unwrap_or(u16::MAX);
     let config = Config {
-        // Walks by the CPU have queues of their own.
+        // Chases by the CPU use separate queues.
         queue_pairs: job
             .options
             .queues

@@ -15,7 +15,7 @@ pub(super) struct Team {
 
 struct Baton {
     shared: Arc<Shared>,
-    /// How many threads are awake; `None` at the end.
+    /// Number of threads that are awake; `None` at the end.
     awake: Mutex<Option<u32>>,
     changed: Condvar,
     plan: Mutex<Plan>,
@@ -59,7 +59,7 @@ impl Team {
         Ok(team)
     }
 
-    /// How many threads there are with the one that launches.
+    /// Returns the number of threads, including the one that launches.
     pub fn threads(&self) -> u32 {
         self.threads.len() as u32 + 1
     }
@@ -89,7 +89,7 @@ impl Team {
         self.baton.turn.fetch_add(1, Ordering::Release);
     }
 
-    /// Whether all others are done with the batch of `plan`.
+    /// True if all other threads have finished the batch of `plan`.
     pub fn is_done(&self, plan: &Plan) -> bool {
         self.baton.done.load(Ordering::Acquire) + 1 >= plan.threads
     }

@@ -1,4 +1,4 @@
-//! A rival on the same drive: rows by commands of the CPU, from threads with queues of their own.
+//! A rival on the same drive: rows by commands of the CPU, from threads with a queue each.
 
 use crate::controller::Controller;
 use crate::controller::queue::Queue;
@@ -31,12 +31,12 @@ impl CpuQueues {
         }
     }
 
-    /// How many there are.
+    /// Returns the number of queues.
     pub fn len(&self) -> usize {
         lock(&self.queues).len()
     }
 
-    /// Whether rows of `row_bytes` bytes are whole blocks that a command reads.
+    /// True if rows of `row_bytes` bytes are whole blocks that one command can read.
     pub fn reads(&self, row_bytes: u32) -> bool {
         self.len() > 0
             && row_bytes.is_multiple_of(self.info.block_bytes)
@@ -58,7 +58,7 @@ impl CpuQueues {
     }
 }
 
-/// Reads rows of `row` bytes, `blocks` blocks each, one after the other from `to` on.
+/// Reads rows of `row` bytes, `blocks` blocks each, into contiguous memory from `to` on.
 fn read(
     queue: &mut Queue,
     nsid: Nsid,

@@ -1,4 +1,4 @@
-//! How long small gathers take: launched one after the other, and as a graph.
+//! Latency of small gathers: launched in sequence, and as a graph.
 // UNSAFETY: launches kernels over the rig's own memory.
 #![allow(unsafe_code)]
 
@@ -17,7 +17,7 @@ const HOPS: u64 = 40;
 /// Rows of the gather in a graph, and how often it is launched in each run at most.
 const GRAPH_ROWS: u64 = 1024;
 const REPLAYS: u64 = 100;
-/// What is measured is measured this often at least.
+/// Least number of samples of each measurement.
 const FEWEST: u64 = 10;
 
 impl Rig {

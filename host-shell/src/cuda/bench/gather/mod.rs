@@ -41,7 +41,7 @@ const PATIENCE: Duration = Duration::from_secs(60);
 /// Blocks of the kernels that have no queue.
 const FREE_BLOCKS: u32 = 128;
 
-/// What is measured.
+/// Workload of the measurement.
 #[derive(Clone, Debug)]
 pub struct GatherJob {
     /// The GPU.
