@@ -41,7 +41,8 @@ impl GatherCases {
     }
 }
 
-/// Seconds of all of `jobs`, a thread for each, from the moment on when every thread is there.
+/// Measures the seconds of all of `jobs`, a thread for each, from the moment when every thread has
+/// started.
 ///
 /// # Errors
 /// What one of them says.
@@ -70,7 +71,7 @@ pub(crate) fn side_by_side<J: FnOnce() -> Result<()> + Send>(jobs: Vec<J>) -> Re
     })
 }
 
-/// The middle one of an odd number of values; 0 without any.
+/// Returns the middle one of an odd number of values; 0 without any.
 pub fn median(values: &[f64]) -> f64 {
     let mut sorted = values.to_vec();
     sorted.sort_unstable_by(f64::total_cmp);
@@ -97,7 +98,7 @@ pub(crate) struct Ids {
 }
 
 impl Ids {
-    /// Ids of a table of `rows` rows; `zipf` is Zipf's law with exponent 0.99.
+    /// Creates the ids of a table of `rows` rows; `zipf` is Zipf's law with exponent 0.99.
     pub fn new(rows: u64, zipf: bool) -> Self {
         let mut sum = 0.0;
         let weights = (1..=if zipf { rows } else { 0 }).map(|rank| (rank as f64).powf(-0.99));
@@ -119,7 +120,7 @@ impl Ids {
         }
     }
 
-    /// `count` ids; the same for the same seed.
+    /// Draws `count` ids; the same for the same seed.
     pub fn draw(&self, count: u64, seed: u64) -> Vec<i64> {
         let mut random = SplitMix::new(seed);
         let id = |_| {

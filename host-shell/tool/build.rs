@@ -28,7 +28,7 @@ fn main() {
     println!("cargo::rustc-env=NVME_GPU_SOURCE={source}");
 }
 
-/// The first 12 digits of the commit that the folder `of` is checked out from, if git tracks it.
+/// Returns the first 12 digits of the commit that the folder `of` is checked out from, if git tracks it.
 pub fn commit(of: &Path) -> Option<String> {
     // A source archive unpacked inside another project's repository is not of that repository's commit.
     git(of, &["ls-files", "--error-unmatch", "build.rs"])?;
@@ -39,7 +39,7 @@ pub fn commit(of: &Path) -> Option<String> {
         .then_some(commit)
 }
 
-/// The files of git that change with each commit.
+/// Returns the files of git that change with each commit.
 pub fn watched(of: &Path) -> Vec<String> {
     let file = |name| {
         let path = git(of, &["rev-parse", "--git-path", name])?;

@@ -87,7 +87,7 @@
 #define NVME_GPU_ERROR_UNSUPPORTED -107
 
 /*
- What was asked about has not ended: an operation goes on.
+ The operation has not ended yet: it continues in the background.
  */
 #define NVME_GPU_ERROR_UNFINISHED -108
 
@@ -264,7 +264,7 @@ typedef struct nvme_gpu_t nvme_gpu_t;
 typedef struct nvme_gpu_table_t nvme_gpu_table_t;
 
 /*
- How a call ended: 0 is success; above 0 is what the controller answered (SCT << 8 | SC, as in NVMe Base 2.0c,
+ Result of a call: 0 is success; above 0 is the controller's status (SCT << 8 | SC, as in NVMe Base 2.0c,
  "Status Field Definition"); -1 to -99 is the status of a row; -100 and below is an error of this library.
  */
 typedef int32_t nvme_gpu_status;
@@ -285,7 +285,8 @@ typedef struct nvme_gpu_versions {
 } nvme_gpu_versions;
 
 /*
- How a store is opened. Begin with NVME_GPU_OPTIONS_INIT, then set fields; 0 stands for the default of a field.
+ Options of nvme_gpu_open(). Begin with NVME_GPU_OPTIONS_INIT, then set fields; 0 selects the default of a
+ field.
  */
 typedef struct nvme_gpu_options {
   /*
@@ -313,7 +314,7 @@ typedef struct nvme_gpu_options {
    */
   uint32_t depth;
   /*
-   How long a command of a controller may take before it is aborted, in ms. Default 5000. Files have no limit.
+   Deadline of a controller's command, after which it is aborted, in ms. Default 5000. Files have no limit.
    */
   uint32_t timeout_ms;
   /*
@@ -356,7 +357,7 @@ typedef struct nvme_gpu_path_info {
    */
   int32_t reserved;
   /*
-   Where rows end: `host`, or `gpu` where a GPU gathers.
+   Memory that rows are read into: `host`, or `gpu` where a GPU gathers.
    */
   char data[16];
   /*
@@ -364,11 +365,11 @@ typedef struct nvme_gpu_path_info {
    */
   char device[1024];
   /*
-   What moves the data: as in `io_uring`.
+   Mover of the data: as in `io_uring`.
    */
   char path[512];
   /*
-   Why this and nothing faster.
+   Reason why no faster path is used.
    */
   char why[1024];
 } nvme_gpu_path_info;
@@ -422,7 +423,7 @@ typedef struct nvme_gpu_io {
    */
   uint64_t offset;
   /*
-   How many.
+   Length in bytes.
    */
   size_t bytes;
   /*
@@ -432,7 +433,7 @@ typedef struct nvme_gpu_io {
 } nvme_gpu_io;
 
 /*
- What rows came to. Set `size` to sizeof(nvme_gpu_report) before the call.
+ Outcome of rows. Set `size` to sizeof(nvme_gpu_report) before the call.
  */
 typedef struct nvme_gpu_report {
   size_t size;
@@ -453,7 +454,7 @@ typedef struct nvme_gpu_report {
    */
   int32_t first_status;
   /*
-   What the system said to the first command of a file that failed; 0 without one.
+   errno of the first command of a file that failed; 0 without one.
    */
   int32_t error_number;
 } nvme_gpu_report;
@@ -521,49 +522,50 @@ extern "C" {
 #endif // __cplusplus
 
 /*
- What went wrong in the last call of this thread that failed: one line of UTF-8, never NULL, empty before the
- first failure. Valid until the next failure of this thread. Failures of operations in the background are not
- here before nvme_gpu_pending_poll() or nvme_gpu_pending_wait() returned them.
+ Returns the message of the last call of this thread that failed: one line of UTF-8, never NULL, empty before
+ the first failure. Valid until the next failure of this thread. Failures of operations in the background are
+ not here before nvme_gpu_pending_poll() or nvme_gpu_pending_wait() returned them.
  */
 const char *nvme_gpu_last_error(void);
 
 /*
- What to do about the failure of nvme_gpu_last_error(): one clause, valid as long as that is.
+ Returns the remedy for the failure of nvme_gpu_last_error(): one clause, valid as long as that is.
  */
 const char *nvme_gpu_last_remedy(void);
 
 /*
- The name of a status of a call or of a row, as in `Success`, `Unrecovered Read Error`, `Id Out of Range`. Never
- NULL, valid for good.
+ Returns the name of a status of a call or of a row, as in `Success`, `Unrecovered Read Error`, `Id Out of
+ Range`. Never NULL, valid for good.
  */
 const char *nvme_gpu_status_text(nvme_gpu_status status);
 
 /*
- What to do about a status of a call or of a row: one clause. Never NULL, valid for good.
+ Returns the remedy for a status of a call or of a row: one clause. Never NULL, valid for good.
  */
 const char *nvme_gpu_status_remedy(nvme_gpu_status status);
 
 /*
- The versions of the library and of the GPU kernels in it. nvme_gpu_open() compares that of the header, which
- NVME_GPU_OPTIONS_INIT puts into the options, and refuses another minor version (from 1.0 on: major version)
- with NVME_GPU_ERROR_VERSION.
+ Returns the versions of the library and of the GPU kernels in it. nvme_gpu_open() compares that of the
+ header, which NVME_GPU_OPTIONS_INIT puts into the options, and refuses another minor version (from 1.0 on:
+ major version) with NVME_GPU_ERROR_VERSION.
  */
 nvme_gpu_status nvme_gpu_version(struct nvme_gpu_versions *versions);
 
 /*
- What this library was built with: NVME_GPU_HAS_... or-ed.
+ Returns the features that this library was built with: NVME_GPU_HAS_... or-ed.
  */
 uint32_t nvme_gpu_features(void);
 
 /*
- Opens a device: `sim:PATH`, `sim:mem?size=1GiB`, `vfio:BDF`, `vfio-user:SOCKET`, `file:PATH`, a path that begins
- with `/` or `./`, or `stripe:DEVICE|DEVICE?stripe=128KiB`. UTF-8.
+ Opens a device: `sim:PATH`, `sim:mem?size=1GiB`, `vfio:BDF`, `vfio-user:SOCKET`, `file:PATH`, a path that
+ begins with `/` or `./`, or `stripe:DEVICE|DEVICE?stripe=128KiB`. UTF-8.
 
- `gpu` is the number of a GPU, which gathers rows by itself (drives only), or -1. `options` may be NULL: defaults,
- and versions are not compared. On success `*store` is a handle for nvme_gpu_close(), else NULL.
+ `gpu` is the number of a GPU, which submits the reads of rows itself (drives only), or -1. `options` may be
+ NULL: defaults, and versions are not compared. On success `*store` is a handle for nvme_gpu_close(), else
+ NULL.
 
- Errors: NVME_GPU_ERROR_VERSION; NVME_GPU_ERROR_USAGE for names and options that cannot be, for a block device
- that is in use, and for a drive that has a store already; NVME_GPU_ERROR_FILE, _DEVICE, _ENVIRONMENT, _TIMEOUT.
+ Errors: NVME_GPU_ERROR_VERSION; NVME_GPU_ERROR_USAGE for invalid names and options, for a block device that
+ is in use, and for a drive that has a store already; NVME_GPU_ERROR_FILE, _DEVICE, _ENVIRONMENT, _TIMEOUT.
  */
 nvme_gpu_status nvme_gpu_open(const char *device,
                               int32_t gpu,
@@ -573,34 +575,35 @@ nvme_gpu_status nvme_gpu_open(const char *device,
 /*
  Closes a store, its tables, and its queues for kernels. NULL and a closed handle are ignored.
 
- Does not wait for the operations of the store: those that were started go on to their end, their memory has to
- stay, and nvme_gpu_pending_t handles stay good. The device is free when the last of them has ended. Calls of
- other threads that are inside end as if the store were open. A captured graph may be launched afterwards: its
- gathers zero each row, with status NVME_GPU_ROW_GONE. Memory that was registered is no longer. With no operation
- under way the controller is shut down here, which takes the time that the drive needs for it.
+ Does not wait for the operations of the store: those that were started run to their end, their memory must
+ stay valid, and nvme_gpu_pending_t handles stay valid. The device is free when the last of them has ended.
+ Calls that other threads have begun end as if the store were open. A captured graph may be launched
+ afterwards: its gathers zero each row, with status NVME_GPU_ROW_GONE. Registered memory is unregistered.
+ With no operation under way the controller is shut down here, which takes the time that the drive needs for
+ it.
  */
 void nvme_gpu_close(struct nvme_gpu_t *store);
 
 /*
- Size of a store in bytes; 0 for a closed handle, with nvme_gpu_last_error().
+ Returns the size of a store in bytes; 0 for a closed handle, with nvme_gpu_last_error().
  */
 uint64_t nvme_gpu_len(const struct nvme_gpu_t *store);
 
 /*
- A number that is another one after each write through the store that has ended, and after writes to its file by others,
- as exactly as the system's clock of files tells: what was read before may be old then. Writes of kernels of your own are
- not seen. 0 for a closed handle, with nvme_gpu_last_error().
+ Returns a number that changes with each write through the store that has ended, and with writes to its file
+ by other programs, as exactly as the file's timestamps show them: data read before the change may be stale.
+ Writes of kernels of your own are not seen. 0 for a closed handle, with nvme_gpu_last_error().
  */
 uint64_t nvme_gpu_write_mark(const struct nvme_gpu_t *store);
 
 /*
- The unit that the device writes, in bytes: writes of whole blocks need no read before them. 1 for a file, 0 for a
- closed handle, with nvme_gpu_last_error().
+ Returns the unit that the device writes, in bytes: writes of whole blocks need no read before them. 1 for a
+ file, 0 for a closed handle, with nvme_gpu_last_error().
  */
 uint32_t nvme_gpu_block_size(const struct nvme_gpu_t *store);
 
 /*
- Which way the data of a store take, and why.
+ Writes the data path of a store, with the reason for it.
  */
 nvme_gpu_status nvme_gpu_path(const struct nvme_gpu_t *store, struct nvme_gpu_path_info *info);
 
@@ -649,12 +652,13 @@ nvme_gpu_status nvme_gpu_pread(struct nvme_gpu_t *store, void *data, size_t byte
 nvme_gpu_status nvme_gpu_pwrite(struct nvme_gpu_t *store, const void *data, size_t bytes, uint64_t offset);
 
 /*
- As nvme_gpu_pread(), and returns at once. With host memory threads of the library read, up to 16 operations of a
- store at a time; with GPU memory it is a part of `stream`. `data` must stay, unused, until the operation has ended.
+ As nvme_gpu_pread(), and returns at once. With host memory threads of the library read, up to 16 operations
+ of a store at a time; with GPU memory it is a part of `stream`. `data` must stay valid, unused, until the
+ operation has ended.
 
- `*pending` is a handle for nvme_gpu_pending_wait() and nvme_gpu_pending_free(); with NULL the operation is let go,
- and a failure is only counted (nvme_gpu_statistics.background_failures; host memory). What is known to be wrong at
- once is returned here, and `*pending` is not written.
+ `*pending` is a handle for nvme_gpu_pending_wait() and nvme_gpu_pending_free(); with NULL the operation has
+ no handle, and a failure is only counted (nvme_gpu_statistics.background_failures; host memory). An error
+ that is found before the start is returned here, and `*pending` is not written.
  */
 nvme_gpu_status nvme_gpu_pread_async(struct nvme_gpu_t *store,
                                      void *data,
@@ -707,33 +711,33 @@ nvme_gpu_status nvme_gpu_table_open(struct nvme_gpu_t *store,
                                     struct nvme_gpu_table_t **table);
 
 /*
- Closes a table; operations of it go on. NULL and a closed handle are ignored.
+ Closes a table; its operations continue. NULL and a closed handle are ignored.
  */
 void nvme_gpu_table_close(struct nvme_gpu_table_t *table);
 
 /*
- Number of rows; 0 for a closed handle, with nvme_gpu_last_error().
+ Returns the number of rows; 0 for a closed handle, with nvme_gpu_last_error().
  */
 uint64_t nvme_gpu_table_rows(const struct nvme_gpu_table_t *table);
 
 /*
- Bytes of a row; 0 for a closed handle, with nvme_gpu_last_error().
+ Returns the number of bytes of a row; 0 for a closed handle, with nvme_gpu_last_error().
  */
 uint64_t nvme_gpu_table_row_bytes(const struct nvme_gpu_table_t *table);
 
 /*
  Copies row `ids[i]` of the table to place `i` of `out`, for every `i`, and waits.
 
- `ids` are `count` int32_t (NVME_GPU_I32) or int64_t (NVME_GPU_I64); they may repeat. `out_stride` is the distance
- of two rows in `out` in bytes; 0 stands for rows without gaps. `row_status` is NULL or has `count` places: 0, what
- the controller answered, or NVME_GPU_ROW_... `report` is NULL or written.
+ `ids` are `count` int32_t (NVME_GPU_I32) or int64_t (NVME_GPU_I64); they may repeat. `out_stride` is the
+ distance of two rows in `out` in bytes; 0 selects rows without gaps. `row_status` is NULL or has `count`
+ elements: 0, the controller's status, or NVME_GPU_ROW_... `report` is NULL or written.
 
- All lie in host memory, or all in memory of the store's GPU: then it comes after what `stream` did before, and the
- GPU reads rows of a drive by itself, a host thread those of a file or a stripe. Ids and row status may also be in
- registered host memory.
+ All lie in host memory, or all in memory of the store's GPU: then the gather runs in `stream` after the work
+ before it, and the GPU itself submits the reads of a drive; a host thread reads rows of a file or a stripe.
+ Ids and row status may also be in registered host memory.
 
- A row that was not read is zero in `out`, and has its status; the others are right. Returns the status of the first
- row that failed. Errors: NVME_GPU_ERROR_USAGE before anything is read.
+ A row that was not read is zero in `out`, and has its status; the others are right. Returns the status of
+ the first row that failed. Errors: NVME_GPU_ERROR_USAGE before anything is read.
  */
 nvme_gpu_status nvme_gpu_gather(struct nvme_gpu_table_t *table,
                                 const void *ids,
@@ -746,9 +750,10 @@ nvme_gpu_status nvme_gpu_gather(struct nvme_gpu_table_t *table,
                                 struct nvme_gpu_report *report);
 
 /*
- As nvme_gpu_gather(), and returns at once. With GPU memory it is a part of `stream`, which may be captured: a graph
- gathers by the ids that are there when it is launched. No call is made that waits for the GPU. With host memory
- threads of the library gather. All memory must stay until the end; `pending` is as in nvme_gpu_pread_async().
+ As nvme_gpu_gather(), and returns at once. With GPU memory it is a part of `stream`, which may be captured:
+ a graph gathers by the contents of `ids` at the time of its launch. No call is made that waits for the GPU.
+ With host memory threads of the library gather. All memory must stay valid until the end; `pending` is as in
+ nvme_gpu_pread_async().
  */
 nvme_gpu_status nvme_gpu_gather_async(struct nvme_gpu_table_t *table,
                                       const void *ids,
@@ -831,8 +836,8 @@ nvme_gpu_status nvme_gpu_scatter_add_async(struct nvme_gpu_table_t *table,
                                            struct nvme_gpu_pending_t **pending);
 
 /*
- Bytes of a row of the table that nvme_gpu_gather_as() makes: the row has elements of `stored`, which come out as
- `dtype`. 0 after an error, with nvme_gpu_last_error().
+ Returns the number of bytes of a row of the table that nvme_gpu_gather_as() makes: the row has elements of
+ `stored`, which come out as `dtype`. 0 after an error, with nvme_gpu_last_error().
  */
 uint64_t nvme_gpu_table_row_bytes_as(const struct nvme_gpu_table_t *table, const char *stored, const char *dtype);
 
@@ -872,9 +877,9 @@ nvme_gpu_status nvme_gpu_gather_as_async(struct nvme_gpu_table_t *table,
                                          struct nvme_gpu_pending_t **pending);
 
 /*
- Whether an operation has ended: its status, or NVME_GPU_ERROR_UNFINISHED, also while it is not known whether the
- drive is what it was. Does not wait, nor for the drive. May be asked again, and by several threads. The status of a
- gather or scatter is that of the first row that failed.
+ Returns the status of an operation that has ended, or NVME_GPU_ERROR_UNFINISHED, also while it is not known
+ whether the drive has changed. Does not wait, nor for the drive. May be called again, and by several
+ threads. The status of a gather or scatter is that of the first row that failed.
  */
 nvme_gpu_status nvme_gpu_pending_poll(struct nvme_gpu_pending_t *pending);
 
@@ -885,14 +890,14 @@ nvme_gpu_status nvme_gpu_pending_poll(struct nvme_gpu_pending_t *pending);
 nvme_gpu_status nvme_gpu_pending_wait(struct nvme_gpu_pending_t *pending, uint64_t timeout_ms);
 
 /*
- What an operation that has ended came to, row by row. Returns NVME_GPU_OK also where rows failed;
+ Writes the outcome of an operation that has ended, row by row. Returns NVME_GPU_OK also where rows failed;
  NVME_GPU_ERROR_UNFINISHED before the end.
  */
 nvme_gpu_status nvme_gpu_pending_report(struct nvme_gpu_pending_t *pending, struct nvme_gpu_report *report);
 
 /*
- Lets an operation go: it goes on, and its memory has to stay until it has ended. NULL and a handle that was freed
- are ignored.
+ Frees the handle of an operation, which continues: its memory must stay valid until it has ended. NULL and a
+ handle that was freed are ignored.
  */
 void nvme_gpu_pending_free(struct nvme_gpu_pending_t *pending);
 

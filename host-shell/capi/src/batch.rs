@@ -29,13 +29,13 @@ pub struct Io {
     pub status: nvme_gpu_status,
     /// First byte in the store.
     pub offset: u64,
-    /// How many.
+    /// Length in bytes.
     pub bytes: usize,
     /// Not changed by a write. Host memory; of a read by nvme_gpu_batch() also memory of the store's GPU.
     pub data: *mut c_void,
 }
 
-/// Where the memory of an entry lies.
+/// Returns the location of the memory of an entry.
 ///
 /// # Errors
 /// Usage for GPU memory, unless `takes_gpu`.
@@ -65,10 +65,10 @@ struct Entry {
 }
 
 impl Batch {
-    /// Checks all entries; nothing was done when one is refused.
+    /// Checks all entries; no transfer has begun when one is rejected.
     ///
     /// # Safety
-    /// As the header says of `entries`.
+    /// The caller fulfils the contract in the header for `entries`.
     unsafe fn take(
         opened: &Opened,
         entries: *mut Io,
@@ -126,13 +126,13 @@ impl Batch {
         unsafe { (&raw mut (*entries.add(index)).status).write_unaligned(status) };
     }
 
-    /// The entries of a kind of memory, with their numbers.
+    /// Returns the entries of a kind of memory, with their numbers.
     fn entries_in(&self, at: Where) -> impl Iterator<Item = (usize, &Entry)> {
         let entries = self.ios.iter().enumerate();
         entries.filter(move |(_, entry)| entry.at == at)
     }
 
-    /// Those in host memory.
+    /// Runs the entries in host memory.
     fn run(&self, store: &Store) -> Outcome {
         let transfers = self
             .entries_in(Where::Host)
@@ -150,7 +150,7 @@ impl Batch {
         self.conclude(numbers.zip(failures))
     }
 
-    /// Writes the status of each of `ends`; what they came to.
+    /// Writes the status of each of `ends`, and returns the outcome of all.
     fn conclude(&self, ends: impl Iterator<Item = (usize, Option<Failure>)>) -> Outcome {
         let mut first = Outcome::SUCCESS;
         for (index, failure) in ends {
@@ -173,7 +173,8 @@ impl Batch {
         first
     }
 
-    /// All of them: reads into GPU memory in launches that they share, beside the others.
+    /// Executes all entries and waits: reads into GPU memory share launches, which run while the host reads the
+    /// other entries.
     fn now(&self, opened: &Opened) -> Answer<()> {
         #[cfg(feature = "cuda")]
         {
@@ -190,7 +191,8 @@ impl Batch {
             let of_host = self.run(&opened.store);
             let bytes = ranges.iter().map(|range| range.bytes).sum();
             let all = pending::wait_for_stream(opened, bytes, under_way)?;
-            // Parts are counted through all entries: to know which one failed, each is read once more by itself.
+            // Failures count through the parts of all entries, so they do not tell which entry failed: each is
+            // read once more in a separate launch.
             let alone = |(index, entry): (usize, &Entry)| {
                 let failure = match all.failure {
                     None => None,

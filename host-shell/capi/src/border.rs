@@ -1,4 +1,4 @@
-//! The way in and out of each call: no panic crosses, every failure is kept for its thread.
+//! FFI boundary: catches panics, and records the thread's last error.
 // UNSAFETY: reads and writes what C points to.
 #![allow(unsafe_code)]
 
@@ -12,7 +12,7 @@ pub type Answer<T> = Result<T, Failure>;
 /// Calls into the library.
 static CALLS: AtomicU64 = AtomicU64::new(0);
 
-/// How many calls there were.
+/// Returns the number of calls so far.
 pub fn calls() -> u64 {
     CALLS.load(Ordering::Relaxed)
 }
@@ -51,7 +51,7 @@ fn panicked() -> Failure {
     )
 }
 
-/// The text at `text`.
+/// Returns the text at `text`.
 ///
 /// # Safety
 /// `text` is NULL or ends with a 0.
@@ -111,8 +111,8 @@ unsafe fn size_of_structure<T: Sized0>(from: *const T) -> Answer<usize> {
     Ok(size)
 }
 
-/// The structure at `from`: fields that its size does not have are zero, and fields that this library does not know
-/// have to be.
+/// Returns the structure at `from`: fields that its size does not have are zero, and fields that this library
+/// does not know have to be.
 ///
 /// # Safety
 /// `from` is NULL or points to as many bytes as its first field says.

@@ -124,7 +124,7 @@ pub unsafe extern "C" fn nvme_gpu_device_queues(
 }
 
 /// # Safety
-/// As the header says of the pointers.
+/// The caller fulfils the contract in the header for the pointers.
 #[cfg(feature = "cuda")]
 unsafe fn lend(
     opened: &crate::opened::Opened,
@@ -188,8 +188,9 @@ const MOST_BUFFER_BYTES: usize = 1 << 36;
 #[cfg(feature = "cuda")]
 const MOST_CELLS: u32 = 1 << 28;
 
-/// Before launches of kernels that use the queues: until nvme_gpu_device_end() the library leaves them alone. Result
-/// cells are zeroed. May be called several times, also by several threads; each needs its own end. Waits while the
+/// Begins the use of the queues by kernels; call it before their launch. Until
+/// nvme_gpu_device_end() the library leaves the queues alone. Result cells are zeroed. May be
+/// called several times, also by several threads; each call needs its own end. Waits while the
 /// controller is being reset. Errors: NVME_GPU_ERROR_GONE.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn nvme_gpu_device_begin(device: *mut DeviceHandle) -> nvme_gpu_status {
@@ -205,9 +206,10 @@ pub unsafe extern "C" fn nvme_gpu_device_begin(device: *mut DeviceHandle) -> nvm
     })
 }
 
-/// After those kernels have ended: synchronise their streams before. The last end ends commands that kernels gave up:
-/// it takes late completions, aborts, and resets the controller when that does not help. `*ended` gets their number,
-/// unless `ended` is NULL.
+/// Ends a nvme_gpu_device_begin(), after those kernels have ended: synchronise their streams
+/// before. The last end ends commands that kernels gave up: it reaps late completions, aborts, and
+/// resets the controller when that does not help. `*ended` receives their number, unless `ended` is
+/// NULL.
 ///
 /// A reset that the controller needs for another reason waits for the end, 3 time-outs and 2 s; then the queues are of
 /// no use any more. Errors: NVME_GPU_ERROR_USAGE without a begin; NVME_GPU_ERROR_GONE.

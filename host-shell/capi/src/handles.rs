@@ -10,7 +10,7 @@ use std::sync::{PoisonError, RwLock};
 /// No address of x86-64 or AArch64 begins like this.
 const MARK: usize = 0x4E56 << 48;
 
-/// The number of the next handle; a child of `fork` goes on counting.
+/// Number of the next handle; a child of `fork` continues counting.
 static NEXT: AtomicUsize = AtomicUsize::new(1);
 
 /// Things that are open, those of each process apart: nothing of a parent is used or dropped by its child.
@@ -47,12 +47,12 @@ impl<T: Clone> Handles<T> {
         self.of_process.get(inherit)
     }
 
-    /// Whether `handle` was opened by a parent, before a fork.
+    /// True if `handle` was opened by a parent, before a fork.
     pub fn is_inherited<H>(&self, handle: *const H) -> bool {
         (MARK | 1 << 4..MARK | self.table().begin << 4).contains(&handle.addr())
     }
 
-    /// A handle for `thing`.
+    /// Opens a handle for `thing`.
     pub fn open<H>(&self, thing: T) -> *mut H {
         let table = self.table();
         let handle = MARK | NEXT.fetch_add(1, Ordering::Relaxed) << 4;
@@ -61,11 +61,11 @@ impl<T: Clone> Handles<T> {
         std::ptr::without_provenance_mut(handle)
     }
 
-    /// What `handle` stands for.
+    /// Returns the object of `handle`.
     ///
     /// # Errors
-    /// [`NVME_GPU_ERROR_CLOSED`]; [`NVME_GPU_ERROR_USAGE`](crate::status::NVME_GPU_ERROR_USAGE) for a handle that was
-    /// opened before a fork.
+    /// [`NVME_GPU_ERROR_CLOSED`]; [`NVME_GPU_ERROR_USAGE`](crate::status::NVME_GPU_ERROR_USAGE) for a handle
+    /// that was opened before a fork.
     pub fn get<H>(&self, handle: *const H, what: &str) -> Result<T, Failure> {
         let table = self.table();
         let live = table.live.read().unwrap_or_else(PoisonError::into_inner);

@@ -4,12 +4,13 @@
 //! up, structures begin with their size, and a panic ends as [`status::NVME_GPU_ERROR_INTERNAL`].
 //!
 //! - [`status`]: numbers and texts of errors, those of this thread.
-//! - [`handles`], [`opened`]: what is open; [`process`]: what a child of `fork` starts anew.
-//! - [`border`]: the way in and out of each call.
-//! - [`rows`]: what functions of tables share.
+//! - [`handles`], [`opened`]: open objects; [`process`]: state that a child of `fork` must not inherit.
+//! - [`border`]: the FFI boundary of each call.
+//! - [`rows`]: the parts that functions of tables share.
 //! - [`version`], [`store`], [`transfer`], [`batch`], [`table`], [`widened`], [`pending`],
 //!   [`device`]: the functions.
-// The functions document themselves for readers of the header: what is owed for pointers is in its head.
+// The functions document themselves for readers of the header; the general contract for pointers is in its
+// head.
 #![allow(clippy::missing_safety_doc)]
 
 pub mod batch;

@@ -14,7 +14,7 @@ pub struct Lent {
 }
 
 impl Lent {
-    /// `bytes` bytes at `start`.
+    /// Takes `bytes` bytes at `start`.
     ///
     /// # Safety
     /// They are there, for reads and if need be for writes, until the last use of this.
@@ -38,7 +38,7 @@ impl Lent {
         })
     }
 
-    /// `count` elements of `size` bytes at `start`.
+    /// Takes `count` elements of `size` bytes at `start`.
     ///
     /// # Safety
     /// As [`new`](Self::new).
@@ -58,7 +58,7 @@ impl Lent {
         self.start as u64
     }
 
-    /// The bytes, to be read.
+    /// Returns the bytes, to be read.
     ///
     /// # Safety
     /// As [`new`](Self::new) says, and nothing writes them meanwhile.
@@ -72,7 +72,7 @@ impl Lent {
         }
     }
 
-    /// The bytes, to be written.
+    /// Returns the bytes, to be written.
     ///
     /// # Safety
     /// As [`new`](Self::new) says, and nothing else uses them meanwhile.
@@ -90,7 +90,7 @@ impl Lent {
     }
 }
 
-/// Where memory of a call lies.
+/// Location of memory of a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Where {
     Host,
@@ -98,7 +98,7 @@ pub enum Where {
     Gpu,
 }
 
-/// Where `memory` lies, for a store.
+/// Returns the location of `memory`, for a store.
 pub fn place(opened: &Opened, memory: &Lent, what: &str) -> Answer<Where> {
     #[cfg(feature = "cuda")]
     if let Some(gpu) = &opened.gpu {

@@ -17,7 +17,7 @@ pub struct TableHandle {
     _opaque: [u8; 0],
 }
 
-/// What a handle of a store stands for.
+/// Object of a handle of a store.
 pub struct Opened {
     pub store: Arc<Store>,
     #[cfg(feature = "cuda")]
@@ -38,12 +38,12 @@ pub struct Registration {
 
 pub static STORES: Handles<Arc<Opened>> = Handles::new();
 
-/// What `store` stands for.
+/// Returns the object of `store`.
 pub fn opened(store: *const StoreHandle) -> Answer<Arc<Opened>> {
     STORES.get(store, "store")
 }
 
-/// What a handle of a table stands for.
+/// Object of a handle of a table.
 #[derive(Clone)]
 pub struct OpenTable {
     /// The address of the store's handle.
@@ -57,7 +57,7 @@ pub struct DeviceHandle {
     _opaque: [u8; 0],
 }
 
-/// What a handle of queues for kernels stands for.
+/// Object of a handle of queues for kernels.
 pub struct OpenDevice {
     /// The address of the store's handle.
     pub store: usize,

@@ -1,4 +1,4 @@
-//! Operations under way: polled, waited for, let go.
+//! Operations under way: polling, waiting, and giving up their handles.
 // UNSAFETY: functions of the C interface.
 #![allow(unsafe_code)]
 
@@ -17,7 +17,7 @@ pub struct PendingHandle {
     _opaque: [u8; 0],
 }
 
-/// What rows came to. Set `size` to sizeof(nvme_gpu_report) before the call.
+/// Outcome of rows. Set `size` to sizeof(nvme_gpu_report) before the call.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub struct Report {
@@ -30,7 +30,7 @@ pub struct Report {
     pub first_row: u64,
     /// Status of the first of them; 0 without one.
     pub first_status: i32,
-    /// What the system said to the first command of a file that failed; 0 without one.
+    /// errno of the first command of a file that failed; 0 without one.
     pub error_number: i32,
 }
 
@@ -48,7 +48,7 @@ const NOTHING: Report = Report {
     error_number: 0,
 };
 
-/// How an operation ended.
+/// Outcome of an operation.
 #[derive(Clone)]
 pub struct Outcome {
     pub report: Report,
@@ -61,7 +61,7 @@ impl Outcome {
         failure: None,
     };
 
-    /// What rows on the CPU came to.
+    /// Returns the outcome of rows on the CPU.
     pub fn of_rows(report: RowReport) -> Self {
         let first = report.first.as_ref();
         let numbers = Report {
@@ -132,7 +132,7 @@ impl From<nvme_host::Result<()>> for Outcome {
     }
 }
 
-/// What goes on.
+/// Executor of an operation.
 enum Under {
     Threads(Operation<Outcome>),
     #[cfg(feature = "cuda")]
@@ -140,7 +140,7 @@ enum Under {
     Ended,
 }
 
-/// What a handle stands for.
+/// Object of a handle of an operation.
 pub struct Waiting {
     under: Under,
     ended: Mutex<Option<Outcome>>,
@@ -149,7 +149,7 @@ pub struct Waiting {
 static PENDING: Handles<Arc<Waiting>> = Handles::new();
 
 impl Waiting {
-    /// How it ended, if it has within `limit`.
+    /// Returns its outcome, if it has ended within `limit`.
     fn settle(&self, limit: Duration) -> Option<Outcome> {
         match &self.under {
             Under::Threads(operation) if operation.wait(limit) => {
@@ -188,7 +188,7 @@ impl Waiting {
     }
 }
 
-/// Where the handle of an operation goes: nowhere for one that is let go.
+/// Writes the handle of an operation to `to`; with NULL the operation continues without a handle.
 ///
 /// # Safety
 /// `to` is NULL or valid for a write.
@@ -280,11 +280,11 @@ pub fn check_not_captured(opened: &Opened, stream: *mut std::ffi::c_void) -> Ans
     }
 }
 
-/// Waits for an operation on a stream, over `bytes` bytes, for as long as its commands may take: see
-/// [`Store::patience`].
+/// Waits for an operation on a stream, over `bytes` bytes, until the deadline that [`Store::patience`] computes
+/// for it.
 ///
 /// # Errors
-/// Unfinished past that: the operation goes on, and its memory has to stay.
+/// Unfinished past the deadline: the operation continues, and its memory must stay valid.
 #[cfg(feature = "cuda")]
 pub fn wait_for_stream(
     opened: &Opened,
@@ -305,9 +305,9 @@ pub fn wait_for_stream(
     })
 }
 
-/// Whether an operation has ended: its status, or NVME_GPU_ERROR_UNFINISHED, also while it is not known whether the
-/// drive is what it was. Does not wait, nor for the drive. May be asked again, and by several threads. The status of a
-/// gather or scatter is that of the first row that failed.
+/// Returns the status of an operation that has ended, or NVME_GPU_ERROR_UNFINISHED, also while it is not known
+/// whether the drive has changed. Does not wait, nor for the drive. May be called again, and by several
+/// threads. The status of a gather or scatter is that of the first row that failed.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn nvme_gpu_pending_poll(pending: *mut PendingHandle) -> nvme_gpu_status {
     call(|| {
@@ -338,7 +338,7 @@ pub unsafe extern "C" fn nvme_gpu_pending_wait(
     })
 }
 
-/// What an operation that has ended came to, row by row. Returns NVME_GPU_OK also where rows failed;
+/// Writes the outcome of an operation that has ended, row by row. Returns NVME_GPU_OK also where rows failed;
 /// NVME_GPU_ERROR_UNFINISHED before the end.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn nvme_gpu_pending_report(
@@ -356,8 +356,8 @@ pub unsafe extern "C" fn nvme_gpu_pending_report(
     })
 }
 
-/// Lets an operation go: it goes on, and its memory has to stay until it has ended. NULL and a handle that was freed
-/// are ignored.
+/// Frees the handle of an operation, which continues: its memory must stay valid until it has ended. NULL and a
+/// handle that was freed are ignored.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn nvme_gpu_pending_free(pending: *mut PendingHandle) {
     value((), || {

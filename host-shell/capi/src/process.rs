@@ -1,13 +1,14 @@
-//! State of the process, which a child of `fork` starts anew.
+//! State of the process, which a child of `fork` replaces by an empty one.
 //!
-//! A child has a copy of its parent's memory and none of its threads: a lock may be held by a thread that is not there,
-//! and the threads that serve an open device are missing. It must neither use nor drop what its parent left there.
+//! A child has a copy of its parent's memory and none of its threads: a lock may be held by a thread that does
+//! not exist in the child, and the threads that serve an open device are missing. It must neither use nor drop
+//! the objects that its parent left there.
 
 use nvme_host::ProcessMark;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// A value of each process: a child of `fork` leaves its parent's alone and gets one of its own.
+/// A value for each process: a child of `fork` leaves its parent's value alone and creates another one.
 pub struct PerProcess<T> {
     /// The [mark](ProcessMark) of the process of `value`; 0 before the first use. Not its number alone, which a child
     /// may have from a parent of its parent that has ended.
@@ -25,7 +26,7 @@ impl<T> PerProcess<T> {
         }
     }
 
-    /// The value of this process. `inherit` makes that of a child whose parent has used its own.
+    /// Returns the value of this process. `inherit` makes that of a child whose parent has used its own.
     pub fn get(&self, inherit: impl FnOnce() -> T) -> &T {
         let mut known = self;
         // The last one is of this process or of its parent: a parent never sees what its child adds.

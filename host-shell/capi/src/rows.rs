@@ -27,13 +27,13 @@ pub struct Rows {
     row_bytes: u64,
     stride: u64,
     status: Option<Lent>,
-    /// What gathers make of the elements; `row_bytes` are those of a row then.
+    /// Conversion of the elements in a gather; `row_bytes` are those of a converted row.
     pub widen: Option<Widen>,
 }
 
 impl Rows {
     /// # Safety
-    /// As the header says of the pointers.
+    /// The caller fulfils the contract in the header for the pointers.
     pub unsafe fn new<T>(
         row_bytes: u64,
         ids: *const c_void,
@@ -112,10 +112,10 @@ impl Rows {
         self.stride == self.row_bytes
     }
 
-    /// Runs `gather` over ids, places (one after the other) and status, and puts the rows where they belong.
+    /// Runs `gather` over ids, contiguous rows and status, and then copies the rows to their strided places.
     ///
     /// # Safety
-    /// All memory is there, in host memory, and used by nothing else.
+    /// All memory is valid host memory, and used by nothing else.
     unsafe fn gather(&self, table: &Table) -> Outcome {
         // SAFETY: the caller's.
         let (ids, out) = unsafe { (self.ids(), self.rows.bytes_mut()) };
@@ -143,10 +143,10 @@ impl Rows {
         unsafe { self.report(result, &status) }
     }
 
-    /// Runs `change` over ids, rows (one after the other) and status.
+    /// Runs `change` over ids, contiguous rows and status.
     ///
     /// # Safety
-    /// All memory is there, in host memory, and changed by nothing else.
+    /// All memory is valid host memory, and changed by nothing else.
     unsafe fn change(
         &self,
         change: impl FnOnce(Ids<'_>, &[u8], &mut [i32]) -> nvme_host::Result<RowReport>,
@@ -186,7 +186,8 @@ impl Rows {
         Outcome::of_rows(report)
     }
 
-    /// Where the rows lie. Ids and status of rows in host memory have to be there, too; the launch judges those of others.
+    /// Returns the location of the rows. Ids and status of rows in host memory have to lie there, too; for
+    /// other rows the launch checks them.
     fn place(&self, opened: &Opened) -> Answer<Where> {
         if self.count == 0 {
             return Ok(Where::Host);
@@ -208,7 +209,7 @@ impl Rows {
     }
 }
 
-/// What a gather, a scatter or a scatter-add does on the CPU.
+/// Operation on the CPU: a gather, a scatter or a scatter-add.
 #[derive(Clone, Copy)]
 pub enum Verb {
     Gather,
@@ -235,10 +236,10 @@ impl Verb {
     }
 }
 
-/// Puts `verb` into a stream of the GPU.
+/// Enqueues `verb` in a stream of the GPU.
 ///
 /// # Safety
-/// As the header says of the pointers.
+/// The caller fulfils the contract in the header for the pointers.
 #[cfg(feature = "cuda")]
 unsafe fn launch(
     open: &OpenTable,
@@ -275,10 +276,10 @@ unsafe fn launch(
     Ok(pending?)
 }
 
-/// Waits for `verb`.
+/// Runs `verb` and waits for it.
 ///
 /// # Safety
-/// As the header says of the pointers.
+/// The caller fulfils the contract in the header for the pointers.
 pub unsafe fn now(
     open: &OpenTable,
     verb: Verb,
@@ -311,7 +312,7 @@ pub unsafe fn now(
 /// Starts `verb`.
 ///
 /// # Safety
-/// As the header says of the pointers.
+/// The caller fulfils the contract in the header for the pointers.
 pub unsafe fn later(
     open: &OpenTable,
     verb: Verb,

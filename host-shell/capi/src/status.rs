@@ -7,7 +7,7 @@ use nvme_host::store::status;
 use std::cell::RefCell;
 use std::ffi::{CStr, CString, c_char};
 
-/// How a call ended: 0 is success; above 0 is what the controller answered (SCT << 8 | SC, as in NVMe Base 2.0c,
+/// Result of a call: 0 is success; above 0 is the controller's status (SCT << 8 | SC, as in NVMe Base 2.0c,
 /// "Status Field Definition"); -1 to -99 is the status of a row; -100 and below is an error of this library.
 #[allow(non_camel_case_types)]
 pub type nvme_gpu_status = i32;
@@ -39,7 +39,7 @@ pub const NVME_GPU_ERROR_ENVIRONMENT: i32 = -105;
 pub const NVME_GPU_ERROR_INTERNAL: i32 = -106;
 /// The controller cannot do this.
 pub const NVME_GPU_ERROR_UNSUPPORTED: i32 = -107;
-/// What was asked about has not ended: an operation goes on.
+/// The operation has not ended yet: it continues in the background.
 pub const NVME_GPU_ERROR_UNFINISHED: i32 = -108;
 /// Data differ from what they were compared with.
 pub const NVME_GPU_ERROR_MISMATCH: i32 = -109;
@@ -200,30 +200,30 @@ impl From<Error> for Failure {
     }
 }
 
-/// What went wrong in the last call of this thread that failed: one line of UTF-8, never NULL, empty before the
-/// first failure. Valid until the next failure of this thread. Failures of operations in the background are not
-/// here before nvme_gpu_pending_poll() or nvme_gpu_pending_wait() returned them.
+/// Returns the message of the last call of this thread that failed: one line of UTF-8, never NULL, empty before
+/// the first failure. Valid until the next failure of this thread. Failures of operations in the background are
+/// not here before nvme_gpu_pending_poll() or nvme_gpu_pending_wait() returned them.
 #[unsafe(no_mangle)]
 pub extern "C" fn nvme_gpu_last_error() -> *const c_char {
     let text = LAST.try_with(|last| last.borrow().0.as_ptr());
     text.unwrap_or(c"".as_ptr())
 }
 
-/// What to do about the failure of nvme_gpu_last_error(): one clause, valid as long as that is.
+/// Returns the remedy for the failure of nvme_gpu_last_error(): one clause, valid as long as that is.
 #[unsafe(no_mangle)]
 pub extern "C" fn nvme_gpu_last_remedy() -> *const c_char {
     let text = LAST.try_with(|last| last.borrow().1.as_ptr());
     text.unwrap_or(c"".as_ptr())
 }
 
-/// The name of a status of a call or of a row, as in `Success`, `Unrecovered Read Error`, `Id Out of Range`. Never
-/// NULL, valid for good.
+/// Returns the name of a status of a call or of a row, as in `Success`, `Unrecovered Read Error`, `Id Out of
+/// Range`. Never NULL, valid for good.
 #[unsafe(no_mangle)]
 pub extern "C" fn nvme_gpu_status_text(status: nvme_gpu_status) -> *const c_char {
     describe(status).0.as_ptr()
 }
 
-/// What to do about a status of a call or of a row: one clause. Never NULL, valid for good.
+/// Returns the remedy for a status of a call or of a row: one clause. Never NULL, valid for good.
 #[unsafe(no_mangle)]
 pub extern "C" fn nvme_gpu_status_remedy(status: nvme_gpu_status) -> *const c_char {
     describe(status).1.as_ptr()
@@ -237,7 +237,7 @@ fn describe(code: i32) -> (&'static CStr, &'static CStr) {
     (kept(name), kept(remedy))
 }
 
-/// A text with a 0 at its end. There are as many as there are statuses.
+/// Returns a text with a 0 at its end. There are as many as there are statuses.
 fn kept(text: &'static str) -> &'static CStr {
     use crate::process::PerProcess;
     use std::collections::BTreeMap;

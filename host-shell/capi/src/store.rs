@@ -31,7 +31,8 @@ pub const NVME_GPU_GDS_REQUIRE: u32 = 32;
 
 const ALL_FLAGS: u32 = 63;
 
-/// How a store is opened. Begin with NVME_GPU_OPTIONS_INIT, then set fields; 0 stands for the default of a field.
+/// Options of nvme_gpu_open(). Begin with NVME_GPU_OPTIONS_INIT, then set fields; 0 selects the default of a
+/// field.
 #[derive(Clone, Copy)]
 #[repr(C)]
 pub struct Options {
@@ -47,7 +48,7 @@ pub struct Options {
     pub queues: u32,
     /// Commands in flight of each: 1 to 4095. Default 64.
     pub depth: u32,
-    /// How long a command of a controller may take before it is aborted, in ms. Default 5000. Files have no limit.
+    /// Deadline of a controller's command, after which it is aborted, in ms. Default 5000. Files have no limit.
     pub timeout_ms: u32,
     /// With a GPU: queue pairs that the GPU drives, besides those of the CPU. Default 16.
     pub gpu_queues: u32,
@@ -116,13 +117,13 @@ pub struct PathInfo {
     pub tier: i32,
     /// 0.
     pub reserved: i32,
-    /// Where rows end: `host`, or `gpu` where a GPU gathers.
+    /// Memory that rows are read into: `host`, or `gpu` where a GPU gathers.
     pub data: [c_char; 16],
     /// The device as it was named.
     pub device: [c_char; 1024],
-    /// What moves the data: as in `io_uring`.
+    /// Mover of the data: as in `io_uring`.
     pub path: [c_char; 512],
-    /// Why this and nothing faster.
+    /// Reason why no faster path is used.
     pub why: [c_char; 1024],
 }
 
@@ -251,14 +252,15 @@ pub fn open_device(device: &str, gpu: i32, flags: u32, gpu_tier: u32) -> Answer<
     Ok(STORES.open(Arc::new(open(device, gpu, &options)?)))
 }
 
-/// Opens a device: `sim:PATH`, `sim:mem?size=1GiB`, `vfio:BDF`, `vfio-user:SOCKET`, `file:PATH`, a path that begins
-/// with `/` or `./`, or `stripe:DEVICE|DEVICE?stripe=128KiB`. UTF-8.
+/// Opens a device: `sim:PATH`, `sim:mem?size=1GiB`, `vfio:BDF`, `vfio-user:SOCKET`, `file:PATH`, a path that
+/// begins with `/` or `./`, or `stripe:DEVICE|DEVICE?stripe=128KiB`. UTF-8.
 ///
-/// `gpu` is the number of a GPU, which gathers rows by itself (drives only), or -1. `options` may be NULL: defaults,
-/// and versions are not compared. On success `*store` is a handle for nvme_gpu_close(), else NULL.
+/// `gpu` is the number of a GPU, which submits the reads of rows itself (drives only), or -1. `options` may be
+/// NULL: defaults, and versions are not compared. On success `*store` is a handle for nvme_gpu_close(), else
+/// NULL.
 ///
-/// Errors: NVME_GPU_ERROR_VERSION; NVME_GPU_ERROR_USAGE for names and options that cannot be, for a block device
-/// that is in use, and for a drive that has a store already; NVME_GPU_ERROR_FILE, _DEVICE, _ENVIRONMENT, _TIMEOUT.
+/// Errors: NVME_GPU_ERROR_VERSION; NVME_GPU_ERROR_USAGE for invalid names and options, for a block device that
+/// is in use, and for a drive that has a store already; NVME_GPU_ERROR_FILE, _DEVICE, _ENVIRONMENT, _TIMEOUT.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn nvme_gpu_open(
     device: *const c_char,
@@ -285,11 +287,12 @@ pub unsafe extern "C" fn nvme_gpu_open(
 
 /// Closes a store, its tables, and its queues for kernels. NULL and a closed handle are ignored.
 ///
-/// Does not wait for the operations of the store: those that were started go on to their end, their memory has to
-/// stay, and nvme_gpu_pending_t handles stay good. The device is free when the last of them has ended. Calls of
-/// other threads that are inside end as if the store were open. A captured graph may be launched afterwards: its
-/// gathers zero each row, with status NVME_GPU_ROW_GONE. Memory that was registered is no longer. With no operation
-/// under way the controller is shut down here, which takes the time that the drive needs for it.
+/// Does not wait for the operations of the store: those that were started run to their end, their memory must
+/// stay valid, and nvme_gpu_pending_t handles stay valid. The device is free when the last of them has ended.
+/// Calls that other threads have begun end as if the store were open. A captured graph may be launched
+/// afterwards: its gathers zero each row, with status NVME_GPU_ROW_GONE. Registered memory is unregistered.
+/// With no operation under way the controller is shut down here, which takes the time that the drive needs for
+/// it.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn nvme_gpu_close(store: *mut StoreHandle) {
     value((), || {
@@ -310,28 +313,28 @@ fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Size of a store in bytes; 0 for a closed handle, with nvme_gpu_last_error().
+/// Returns the size of a store in bytes; 0 for a closed handle, with nvme_gpu_last_error().
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn nvme_gpu_len(store: *const StoreHandle) -> u64 {
     value(0, || Ok(opened(store)?.store.len()))
 }
 
-/// A number that is another one after each write through the store that has ended, and after writes to its file by others,
-/// as exactly as the system's clock of files tells: what was read before may be old then. Writes of kernels of your own are
-/// not seen. 0 for a closed handle, with nvme_gpu_last_error().
+/// Returns a number that changes with each write through the store that has ended, and with writes to its file
+/// by other programs, as exactly as the file's timestamps show them: data read before the change may be stale.
+/// Writes of kernels of your own are not seen. 0 for a closed handle, with nvme_gpu_last_error().
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn nvme_gpu_write_mark(store: *const StoreHandle) -> u64 {
     value(0, || Ok(opened(store)?.store.write_mark()))
 }
 
-/// The unit that the device writes, in bytes: writes of whole blocks need no read before them. 1 for a file, 0 for a
-/// closed handle, with nvme_gpu_last_error().
+/// Returns the unit that the device writes, in bytes: writes of whole blocks need no read before them. 1 for a
+/// file, 0 for a closed handle, with nvme_gpu_last_error().
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn nvme_gpu_block_size(store: *const StoreHandle) -> u32 {
     value(0, || Ok(opened(store)?.store.block_bytes()))
 }
 
-/// Which way the data of a store take, and why.
+/// Writes the data path of a store, with the reason for it.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn nvme_gpu_path(
     store: *const StoreHandle,

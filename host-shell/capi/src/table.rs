@@ -57,7 +57,7 @@ pub unsafe extern "C" fn nvme_gpu_table_open(
     })
 }
 
-/// Closes a table; operations of it go on. NULL and a closed handle are ignored.
+/// Closes a table; its operations continue. NULL and a closed handle are ignored.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn nvme_gpu_table_close(table: *mut TableHandle) {
     value((), || {
@@ -66,13 +66,13 @@ pub unsafe extern "C" fn nvme_gpu_table_close(table: *mut TableHandle) {
     });
 }
 
-/// Number of rows; 0 for a closed handle, with nvme_gpu_last_error().
+/// Returns the number of rows; 0 for a closed handle, with nvme_gpu_last_error().
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn nvme_gpu_table_rows(table: *const TableHandle) -> u64 {
     value(0, || Ok(TABLES.get(table, "table")?.table.rows()))
 }
 
-/// Bytes of a row; 0 for a closed handle, with nvme_gpu_last_error().
+/// Returns the number of bytes of a row; 0 for a closed handle, with nvme_gpu_last_error().
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn nvme_gpu_table_row_bytes(table: *const TableHandle) -> u64 {
     value(0, || Ok(TABLES.get(table, "table")?.table.row_bytes()))
@@ -80,16 +80,16 @@ pub unsafe extern "C" fn nvme_gpu_table_row_bytes(table: *const TableHandle) -> 
 
 /// Copies row `ids[i]` of the table to place `i` of `out`, for every `i`, and waits.
 ///
-/// `ids` are `count` int32_t (NVME_GPU_I32) or int64_t (NVME_GPU_I64); they may repeat. `out_stride` is the distance
-/// of two rows in `out` in bytes; 0 stands for rows without gaps. `row_status` is NULL or has `count` places: 0, what
-/// the controller answered, or NVME_GPU_ROW_... `report` is NULL or written.
+/// `ids` are `count` int32_t (NVME_GPU_I32) or int64_t (NVME_GPU_I64); they may repeat. `out_stride` is the
+/// distance of two rows in `out` in bytes; 0 selects rows without gaps. `row_status` is NULL or has `count`
+/// elements: 0, the controller's status, or NVME_GPU_ROW_... `report` is NULL or written.
 ///
-/// All lie in host memory, or all in memory of the store's GPU: then it comes after what `stream` did before, and the
-/// GPU reads rows of a drive by itself, a host thread those of a file or a stripe. Ids and row status may also be in
-/// registered host memory.
+/// All lie in host memory, or all in memory of the store's GPU: then the gather runs in `stream` after the work
+/// before it, and the GPU itself submits the reads of a drive; a host thread reads rows of a file or a stripe.
+/// Ids and row status may also be in registered host memory.
 ///
-/// A row that was not read is zero in `out`, and has its status; the others are right. Returns the status of the first
-/// row that failed. Errors: NVME_GPU_ERROR_USAGE before anything is read.
+/// A row that was not read is zero in `out`, and has its status; the others are right. Returns the status of
+/// the first row that failed. Errors: NVME_GPU_ERROR_USAGE before anything is read.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn nvme_gpu_gather(
     table: *mut TableHandle,
@@ -120,9 +120,10 @@ pub unsafe extern "C" fn nvme_gpu_gather(
     })
 }
 
-/// As nvme_gpu_gather(), and returns at once. With GPU memory it is a part of `stream`, which may be captured: a graph
-/// gathers by the ids that are there when it is launched. No call is made that waits for the GPU. With host memory
-/// threads of the library gather. All memory must stay until the end; `pending` is as in nvme_gpu_pread_async().
+/// As nvme_gpu_gather(), and returns at once. With GPU memory it is a part of `stream`, which may be captured:
+/// a graph gathers by the contents of `ids` at the time of its launch. No call is made that waits for the GPU.
+/// With host memory threads of the library gather. All memory must stay valid until the end; `pending` is as in
+/// nvme_gpu_pread_async().
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn nvme_gpu_gather_async(
     table: *mut TableHandle,

@@ -28,7 +28,7 @@ pub fn check_range(opened: &Opened, offset: u64, bytes: usize) -> Answer<()> {
     }
 }
 
-/// Which way the bytes go.
+/// Direction of a transfer.
 #[derive(Clone, Copy)]
 enum Way {
     Read,
@@ -46,7 +46,7 @@ struct Range {
 
 impl Range {
     /// # Safety
-    /// As the header says of `data`.
+    /// The caller fulfils the contract in the header for `data`.
     unsafe fn new(
         opened: &Opened,
         way: Way,
@@ -73,7 +73,7 @@ impl Range {
     }
 
     /// # Safety
-    /// As the header says of `data`, which lies in host memory.
+    /// The caller fulfils the contract in the header for `data`, which lies in host memory.
     unsafe fn run(&self, store: &Store) -> nvme_host::Result<()> {
         match self.way {
             // SAFETY: the caller's.
@@ -84,7 +84,7 @@ impl Range {
     }
 
     /// # Safety
-    /// As the header says of `data`, which lies in GPU memory.
+    /// The caller fulfils the contract in the header for `data`, which lies in GPU memory.
     #[cfg(feature = "cuda")]
     unsafe fn launch(
         &self,
@@ -103,10 +103,10 @@ impl Range {
         Ok(pending?)
     }
 
-    /// Carries it out and waits.
+    /// Executes the transfer and waits.
     ///
     /// # Safety
-    /// As the header says of `data`.
+    /// The caller fulfils the contract in the header for `data`.
     unsafe fn now(&self, opened: &Opened) -> Answer<()> {
         match self.place(opened)? {
             // SAFETY: the caller's.
@@ -129,10 +129,10 @@ impl Range {
         }
     }
 
-    /// Starts it.
+    /// Starts the transfer.
     ///
     /// # Safety
-    /// As the header says of `data`.
+    /// The caller fulfils the contract in the header for `data`.
     unsafe fn later(
         self,
         opened: &Opened,
@@ -192,12 +192,13 @@ pub unsafe extern "C" fn nvme_gpu_pwrite(
     })
 }
 
-/// As nvme_gpu_pread(), and returns at once. With host memory threads of the library read, up to 16 operations of a
-/// store at a time; with GPU memory it is a part of `stream`. `data` must stay, unused, until the operation has ended.
+/// As nvme_gpu_pread(), and returns at once. With host memory threads of the library read, up to 16 operations
+/// of a store at a time; with GPU memory it is a part of `stream`. `data` must stay valid, unused, until the
+/// operation has ended.
 ///
-/// `*pending` is a handle for nvme_gpu_pending_wait() and nvme_gpu_pending_free(); with NULL the operation is let go,
-/// and a failure is only counted (nvme_gpu_statistics.background_failures; host memory). What is known to be wrong at
-/// once is returned here, and `*pending` is not written.
+/// `*pending` is a handle for nvme_gpu_pending_wait() and nvme_gpu_pending_free(); with NULL the operation has
+/// no handle, and a failure is only counted (nvme_gpu_statistics.background_failures; host memory). An error
+/// that is found before the start is returned here, and `*pending` is not written.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn nvme_gpu_pread_async(
     store: *mut StoreHandle,

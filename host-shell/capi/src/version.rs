@@ -58,7 +58,8 @@ fn ptx() -> u32 {
     return 0;
 }
 
-/// Whether a program compiled with `header` may use `library`: before 1.0 the minor version is that of the interface.
+/// True if a program compiled with `header` may use `library`: before 1.0 the minor version is that of the
+/// interface.
 fn fits(header: u32, library: u32) -> bool {
     let interface = |version: u32| match version >> 16 {
         0 => version >> 8,
@@ -95,9 +96,9 @@ pub fn check(header: u32) -> Answer<()> {
     Ok(())
 }
 
-/// The versions of the library and of the GPU kernels in it. nvme_gpu_open() compares that of the header, which
-/// NVME_GPU_OPTIONS_INIT puts into the options, and refuses another minor version (from 1.0 on: major version)
-/// with NVME_GPU_ERROR_VERSION.
+/// Returns the versions of the library and of the GPU kernels in it. nvme_gpu_open() compares that of the
+/// header, which NVME_GPU_OPTIONS_INIT puts into the options, and refuses another minor version (from 1.0 on:
+/// major version) with NVME_GPU_ERROR_VERSION.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn nvme_gpu_version(versions: *mut Versions) -> nvme_gpu_status {
     call(|| {
@@ -111,7 +112,7 @@ pub unsafe extern "C" fn nvme_gpu_version(versions: *mut Versions) -> nvme_gpu_s
     })
 }
 
-/// What this library was built with: NVME_GPU_HAS_... or-ed.
+/// Returns the features that this library was built with: NVME_GPU_HAS_... or-ed.
 #[unsafe(no_mangle)]
 pub extern "C" fn nvme_gpu_features() -> u32 {
     let features = [

@@ -19,8 +19,8 @@ unsafe fn widening(stored: *const c_char, dtype: *const c_char) -> Answer<Widen>
     Ok(Widen::of_names(stored, dtype)?)
 }
 
-/// Bytes of a row of the table that nvme_gpu_gather_as() makes: the row has elements of `stored`, which come out as
-/// `dtype`. 0 after an error, with nvme_gpu_last_error().
+/// Returns the number of bytes of a row of the table that nvme_gpu_gather_as() makes: the row has elements of
+/// `stored`, which come out as `dtype`. 0 after an error, with nvme_gpu_last_error().
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn nvme_gpu_table_row_bytes_as(
     table: *const TableHandle,

@@ -54,7 +54,7 @@ pub fn mixtral(folder: &Path, out: &mut impl Write) -> Result<()> {
     }
 }
 
-/// The sizes in a `config.json`.
+/// Returns the sizes in a `config.json`.
 fn config_of(text: &str) -> Result<Config> {
     let no_mixtral = |why: String| {
         Error::usage(
@@ -108,7 +108,7 @@ struct Source<'a> {
 }
 
 impl Source<'_> {
-    /// The bytes of one of GGUF's tensors.
+    /// Returns the bytes of one of GGUF's tensors.
     fn bytes(&self, tensor: &Tensor) -> Result<Vec<u8>> {
         let mut parts = tensor.name.split('.');
         let (first, layer, what) = (parts.next(), parts.next(), parts.next());
@@ -174,7 +174,8 @@ impl Source<'_> {
         Ok(wide.flatten().collect())
     }
 
-    /// Rows of heads. The checkpoint turns element `i` with the one half a head further on, GGUF with its neighbour.
+    /// Returns the rows of heads. The checkpoint turns element `i` with the one half a head further on, GGUF
+    /// with its neighbour.
     fn heads(&self, tensor: &Tensor, name: &str) -> Result<Vec<u8>> {
         let rows = self.matrix(tensor, name)?;
         let row_bytes = tensor.shape[0] as usize * 2;

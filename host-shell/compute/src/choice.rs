@@ -31,8 +31,8 @@ impl Keep {
         Ok(())
     }
 
-    /// The places of the pages whose `ranks` are given, in their order: those that are kept in any case, and of the others
-    /// those with the largest ranks, of equal ones the first.
+    /// Selects pages by their `ranks`, and returns their indices in ascending order: the pages that are always
+    /// kept, and of the others those with the largest ranks, of equal ranks the first.
     pub fn choose(&self, ranks: &[u32]) -> Vec<u32> {
         let count = ranks.len();
         let (first, last) = (self.first as usize, self.last as usize);
@@ -46,8 +46,8 @@ impl Keep {
 }
 
 impl KvShape {
-    /// Bytes of the summary of a page: for each head of keys and values the least and the largest of its keys, element by
-    /// element, as they are stored.
+    /// Returns the number of bytes of the summary of a page: for each head of keys and values the least and the
+    /// largest of its keys, element by element, as they are stored.
     pub fn summary_bytes(&self) -> u64 {
         u64::from(self.kv_heads) * u64::from(self.head_elements) * 4
     }
@@ -88,9 +88,9 @@ impl KvShape {
         found.map_or(UNKNOWN, |(_, half)| half)
     }
 
-    /// The rank of a page for the queries of the heads that share the keys of head `kv_head`: larger for a larger bound of
-    /// their products with its keys. The bound of a page is the largest one of these queries; `u32::MAX` where one is not
-    /// a number.
+    /// Returns the rank of a page for the queries of the heads that share the keys of head `kv_head`: larger
+    /// for a larger bound of their products with its keys. The bound of a page is the largest one of these
+    /// queries; `u32::MAX` where one is not a number.
     pub fn rank(&self, summary: &[u8], kv_head: u32, queries: &[&[f32]]) -> u32 {
         let elements = self.head_elements as usize;
         let mine = summary.get(kv_head as usize * elements * 4..);
@@ -114,9 +114,9 @@ impl KvShape {
 }
 
 impl KvPages {
-    /// The pages of `ids` that the heads of `queries`, which share the keys of head `kv_head`, attend to, in the order of
-    /// `ids`; `summaries` has the summary of each page of the drive. A page that is not there is chosen first, so that
-    /// attention reports it.
+    /// Selects the pages of `ids` that the heads of `queries`, which share the keys of head `kv_head`, attend
+    /// to, in the order of `ids`; `summaries` has the summary of each page of the drive. A page that is not
+    /// there is chosen first, so that attention reports it.
     ///
     /// # Errors
     /// Those of [`Keep::check`].

@@ -72,7 +72,7 @@ impl Summaries {
         Ok(())
     }
 
-    /// All of them, page after page, copied to the host.
+    /// Returns all of them, page after page, copied to the host.
     ///
     /// # Errors
     /// Those of [`DeviceMemory::download`].
@@ -187,14 +187,14 @@ impl Choosing {
         unsafe { self.launch(self.summarise, words.pairs(), &words, stream) }
     }
 
-    /// Bytes of [`Choice::workspace`].
+    /// Returns the number of bytes of [`Choice::workspace`].
     pub fn workspace_bytes(pages: &KvPages, queries: &Queries, keep: Keep) -> u64 {
         let rows = u64::from(queries.sequences) * u64::from(pages.shape().kv_heads);
         rows * (u64::from(queries.most_pages) + u64::from(kept(queries, keep)) + 1) * 4
     }
 
-    /// `queries` over the pages that [`choose`](Self::choose) names: for [`Attending::attend`](crate::paged::Attending),
-    /// and to know how large its workspace has to be.
+    /// Returns `queries` over the pages that [`choose`](Self::choose) names: for
+    /// [`Attending::attend`](crate::paged::Attending), and to know how large its workspace has to be.
     pub fn chosen(pages: &KvPages, queries: &Queries, choice: &Choice<'_>) -> Queries {
         let (_, chosen, counts) = places(pages, queries, choice);
         Queries {
@@ -293,7 +293,7 @@ impl Choosing {
     }
 }
 
-/// Chosen pages of a head at most.
+/// Returns the limit of selected pages of a head.
 fn kept(queries: &Queries, keep: Keep) -> u32 {
     keep.pages.min(queries.most_pages)
 }

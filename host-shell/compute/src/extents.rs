@@ -1,12 +1,13 @@
 //! How much memory the arguments of launches name: what [`Gpu::judge_list`](nvme_host::cuda::Gpu::judge_list) asks about.
 
-/// The product of all, or more than there can be.
+/// Multiplies all numbers; saturates at `u64::MAX`.
 pub fn product(factors: &[u32]) -> u64 {
     let factors = factors.iter().map(|factor| u64::from(*factor));
     factors.fold(1, u64::saturating_mul)
 }
 
-/// Elements from the first of `count` rows of `row` elements to the end of the last; rows begin `stride` elements apart.
+/// Returns the number of elements from the first of `count` rows of `row` elements to the end of the last; rows
+/// begin `stride` elements apart.
 pub fn spread(count: u32, stride: u64, row: u64) -> u64 {
     match count {
         0 => 0,

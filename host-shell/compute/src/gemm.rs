@@ -20,7 +20,8 @@ use std::sync::Arc;
 
 use crate::matrix::Half;
 
-/// Blocks that read, unless a product says otherwise: those of Q8_0 widen twice the bytes of Q4_0.
+/// Returns the number of blocks that read, unless a product says otherwise: those of Q8_0 widen twice the bytes
+/// of Q4_0.
 pub const fn read_blocks(stored: Stored) -> u32 {
     match stored {
         Stored::Q8_0 => 6,
@@ -97,12 +98,13 @@ impl StreamedGemm {
         self.module.cost(self.streamed)
     }
 
-    /// Blocks of a launch, those that read included.
+    /// Returns the number of blocks of a launch, those that read included.
     pub fn blocks(&self) -> u32 {
         self.blocks.0
     }
 
-    /// Bytes of [`Product::workspace`]: the stages of the matrix's strips, and the words of a launch.
+    /// Returns the number of bytes of [`Product::workspace`]: the stages of the matrix's strips, and the words
+    /// of a launch.
     pub fn workspace_bytes(matrix: &Matrix) -> u64 {
         let gemm = Gemm {
             rows: matrix.rows,
@@ -174,8 +176,8 @@ impl StreamedGemm {
         })
     }
 
-    /// The same product of a matrix whose rows lie at `w` in memory of the GPU as halves, at a multiple of 16: `matrix`
-    /// says how many there are. Of the workspace it takes what is behind the stages.
+    /// Launches the same product of a matrix whose rows lie at `w` in GPU memory as halves, at a
+    /// multiple of 16; `matrix` has the shape. It uses the part of the workspace after the stages.
     ///
     /// # Safety
     /// As [`gemm`](Self::gemm).
@@ -263,7 +265,7 @@ fn blocks(count: u32) -> Blocks {
     }
 }
 
-/// The product, but for the addresses of its words and of `W`.
+/// Returns the product, but for the addresses of its words and of `W`.
 fn words(matrix: &Matrix, product: &Product) -> Gemm {
     Gemm {
         x: product.x,
@@ -276,7 +278,7 @@ fn words(matrix: &Matrix, product: &Product) -> Gemm {
     }
 }
 
-/// So many rows are one part: those of a strip, or as many as a long command reads.
+/// Returns the rows of one part: those of a K-slice stage, or as many as a long command reads.
 fn part_rows(rows: &Gather) -> u32 {
     let most = PART_BYTES.min(u64::from(rows.slot_bytes));
     let fit = (most / u64::from(rows.row_bytes).max(1)).clamp(1, u64::from(STRIP_ROWS)) as u32;

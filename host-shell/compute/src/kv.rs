@@ -20,17 +20,17 @@ pub struct KvShape {
 }
 
 impl KvShape {
-    /// Bytes of a head's keys and values in a page.
+    /// Returns the number of bytes of a head's keys and values in a page.
     pub fn piece_bytes(&self) -> u64 {
         u64::from(self.page_tokens) * u64::from(self.head_elements) * 4
     }
 
-    /// Bytes of a page.
+    /// Returns the number of bytes of a page.
     pub fn page_bytes(&self) -> u64 {
         self.piece_bytes() * u64::from(self.kv_heads)
     }
 
-    /// An element as it is stored.
+    /// Converts a number to the stored format.
     pub fn stored(&self, value: f32) -> u16 {
         match self.is_bf16 {
             true => bf16_of_f32(value),
@@ -38,7 +38,7 @@ impl KvShape {
         }
     }
 
-    /// An element that was stored.
+    /// Converts a stored element to `f32`.
     pub fn value(&self, stored: u16) -> f32 {
         match self.is_bf16 {
             true => f32_of_bf16(stored),
@@ -56,7 +56,7 @@ pub struct KvPages {
 }
 
 impl KvPages {
-    /// `pages` pages from byte `offset` of the store on.
+    /// Describes `pages` pages from byte `offset` of the store on.
     ///
     /// # Errors
     /// [`Error::Usage`] for a shape that cannot be, where the part of a head does not begin with a block, and for pages
@@ -101,18 +101,20 @@ impl KvPages {
         self.shape
     }
 
-    /// The pages as rows: to write them, by [`Table::scatter_on_gpu`] where they lie in memory of a GPU.
+    /// Returns the pages as rows: to write them, by [`Table::scatter_on_gpu`] where they lie in memory of a
+    /// GPU.
     pub fn table(&self) -> &Table {
         &self.table
     }
 
-    /// The store.
+    /// Returns the store.
     pub fn store(&self) -> &Arc<Store> {
         &self.store
     }
 
-    /// Attention of `queries`, those of one head of queries a vector, over the pages `ids` of the head `kv_head` and the
-    /// first `tail` tokens of a page in memory: by the CPU, as the GPU does it. No token at all gives zeros.
+    /// Computes attention of `queries`, those of one head of queries a vector, over the pages `ids` of the head
+    /// `kv_head` and the first `tail` tokens of a page in memory: by the CPU, as the GPU does it. No token at
+    /// all gives zeros.
     ///
     /// # Errors
     /// [`Error::Usage`] for a head or a page that is not there; those of [`Store::read_at`].

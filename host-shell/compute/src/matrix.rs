@@ -22,7 +22,7 @@ pub enum Half {
 }
 
 impl Half {
-    /// The name that messages use.
+    /// Returns the name that messages use.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Bf16 => "bf16",
@@ -30,7 +30,7 @@ impl Half {
         }
     }
 
-    /// As a half.
+    /// Converts a number to a half.
     pub fn of(self, value: f32) -> u16 {
         match self {
             Self::Bf16 => bf16_of_f32(value),
@@ -38,7 +38,7 @@ impl Half {
         }
     }
 
-    /// The number of a half.
+    /// Converts a half to `f32`.
     pub fn wide(self, half: u16) -> f32 {
         match self {
             Self::Bf16 => f32_of_bf16(half),
@@ -77,7 +77,7 @@ pub struct Matrix {
 }
 
 impl Matrix {
-    /// `rows` rows of `columns` elements from byte `offset` of the store on.
+    /// Describes `rows` rows of `columns` elements from byte `offset` of the store on.
     ///
     /// # Errors
     /// [`Error::Usage`] for an odd offset, for no columns or columns that are no whole blocks, and for a matrix that ends
@@ -115,17 +115,17 @@ impl Matrix {
         })
     }
 
-    /// Its rows.
+    /// Returns its rows.
     pub fn rows(&self) -> u32 {
         self.rows
     }
 
-    /// Its columns.
+    /// Returns its columns.
     pub fn columns(&self) -> u32 {
         self.columns
     }
 
-    /// Bytes of all rows.
+    /// Returns the number of bytes of all rows.
     pub fn bytes(&self) -> u64 {
         self.row_bytes * u64::from(self.rows)
     }
@@ -143,7 +143,7 @@ impl Matrix {
         ))
     }
 
-    /// The products of `x` and the rows that `ids` name, by threads of the CPU.
+    /// Computes the products of `x` and the rows that `ids` name, by threads of the CPU.
     ///
     /// # Errors
     /// [`Error::Usage`] for a vector of another length; the first row that was not read, or that the matrix does not
@@ -164,8 +164,9 @@ impl Matrix {
         Ok(y)
     }
 
-    /// `X W^T`: for each row of as many halves in `x` its products with all rows of the matrix, whose elements are rounded
-    /// to halves, by threads of the CPU. Sums are `f64`.
+    /// Computes `X W^T` by threads of the CPU: for each row of halves in `x`, which is as long as a
+    /// row of the matrix, its products with all rows of the matrix, whose elements are rounded to
+    /// halves. Sums are `f64`.
     ///
     /// # Errors
     /// [`Error::Usage`] for a part of a row, and for a matrix of `f32` or of the other kind of halves; those of
@@ -204,7 +205,7 @@ impl Matrix {
         Ok(y)
     }
 
-    /// The elements of a row, rounded to halves.
+    /// Returns the elements of a row, rounded to halves.
     fn halves(&self, row: &[u8], half: Half) -> Vec<f32> {
         let mut w = vec![0.0; self.columns as usize];
         reference::unpack(self.stored, row, &mut w);
@@ -213,7 +214,7 @@ impl Matrix {
         w
     }
 
-    /// The product with `x`, by threads of the CPU.
+    /// Computes the product with `x`, by threads of the CPU.
     ///
     /// # Errors
     /// [`Error::Usage`] for a vector of another length; those of [`Store::read_at`].
@@ -236,7 +237,7 @@ impl Matrix {
     }
 }
 
-/// The products of `x` and each row of `bytes`, one for each of `y`.
+/// Computes the products of `x` and each row of `bytes`, one for each of `y`.
 pub(crate) fn product(stored: Stored, bytes: &[u8], x: &[f32], y: &mut [f32]) {
     let row_bytes = bytes.len() / y.len().max(1);
     let parts = y

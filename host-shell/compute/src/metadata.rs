@@ -126,7 +126,7 @@ impl<'a> MetadataKeys<'a> {
     }
 }
 
-/// The value as an error shows it.
+/// Returns the value as an error shows it.
 fn shown(value: &Value) -> String {
     match value {
         Value::Text(text) => format!("'{}'", text.chars().take(40).collect::<String>()),

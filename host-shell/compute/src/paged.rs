@@ -53,7 +53,7 @@ pub struct Queries {
 }
 
 impl Queries {
-    /// The queries and the tables of their pages, as kernels read them.
+    /// Returns the memory of the queries and of their page tables, as kernels access it.
     pub(crate) fn tables(&self, pages: &KvPages) -> [Memory<'static>; 3] {
         let shape = pages.shape();
         let heads = if self.per_head { shape.kv_heads } else { 1 };
@@ -71,7 +71,8 @@ impl Queries {
         ]
     }
 
-    /// From the pages of a sequence to those of the next, and from those of a head; 0 where heads have the same.
+    /// Returns the distance from the pages of a sequence to those of the next, and from those of a
+    /// head; 0 where heads share a table.
     pub(crate) fn strides(&self, kv_heads: u32) -> (u32, u32) {
         match self.per_head {
             true => (self.most_pages * kv_heads, self.most_pages),
@@ -115,7 +116,7 @@ impl Attending {
         self.module.cost(self.paged)
     }
 
-    /// Bytes of [`Queries::workspace`].
+    /// Returns the number of bytes of [`Queries::workspace`].
     pub fn workspace_bytes(pages: &KvPages, queries: &Queries) -> u64 {
         let vectors = u64::from(queries.sequences) * u64::from(queries.heads);
         let each = u64::from(pages.shape().head_elements) + 2;
@@ -233,7 +234,8 @@ fn words(pages: &KvPages, queries: &Queries) -> PagedAttention {
     }
 }
 
-/// Into how many parts the pages of a head are split, so that every warp has some.
+/// Returns the number of parts into which the pages of a head are split, so that every warp has
+/// some.
 fn splits(pages: &KvPages, queries: &Queries) -> u32 {
     let shape = pages.shape();
     let chunks = (queries.heads / shape.kv_heads).div_ceil(QUERIES as u32);
@@ -274,7 +276,7 @@ pub(crate) fn check_queries(pages: &KvPages, queries: &Queries) -> Result<()> {
     Ok(())
 }
 
-/// The end of the reads as an error unless every page was read.
+/// Checks that every page was read.
 ///
 /// # Errors
 /// [`Error::Device`] with the first head whose pages were not all read, and why.

@@ -43,7 +43,7 @@ impl StreamedProducts {
         self.module.cost(self.gemv)
     }
 
-    /// The same of [`gathered`](Self::gathered).
+    /// Returns the same for [`gathered`](Self::gathered).
     ///
     /// # Errors
     /// Those of [`Module::cost`].
@@ -126,7 +126,7 @@ impl StreamedProducts {
     }
 }
 
-/// The end of a product as an error unless every element was computed.
+/// Checks that every element of a product was computed.
 ///
 /// # Errors
 /// [`Error::Device`] with the first row that was not read, and why.

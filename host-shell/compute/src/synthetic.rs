@@ -27,7 +27,7 @@ pub struct Synthetic {
 }
 
 impl Synthetic {
-    /// A model of 14 MB with 8 experts a layer, of 4 MB without.
+    /// Returns a model of 14 MB with 8 experts a layer, of 4 MB without.
     pub fn small(experts: Option<Mixture>) -> Self {
         Self {
             config: Config {
@@ -92,7 +92,7 @@ pub fn fill(stored: Stored, seed: u64, bytes: &mut [u8]) {
     fill_weights(&mut SplitMix::new(seed), stored, bytes);
 }
 
-/// From -0.1 to 0.1.
+/// Draws a weight from -0.1 to 0.1.
 fn weight(random: &mut SplitMix) -> f32 {
     (random.next_word() >> 40) as f32 / (1 << 24) as f32 * 0.2 - 0.1
 }

@@ -150,7 +150,7 @@ pub enum Error {
 pub type Result<T> = std::result::Result<T, Error>;
 
 impl Error {
-    /// A [`Error::Usage`] from its two sentences.
+    /// Returns a [`Error::Usage`] from its two sentences.
     pub fn usage(cause: impl Into<String>, remedy: impl Into<String>) -> Self {
         Self::Usage {
             cause: bounded(cause.into()),
@@ -158,7 +158,7 @@ impl Error {
         }
     }
 
-    /// A [`Error::Device`] from its two sentences.
+    /// Returns a [`Error::Device`] from its two sentences.
     pub fn device(cause: impl Into<String>, remedy: impl Into<String>) -> Self {
         Self::Device {
             cause: bounded(cause.into()),
@@ -166,7 +166,7 @@ impl Error {
         }
     }
 
-    /// An [`Error::Environment`] from its two sentences.
+    /// Returns an [`Error::Environment`] from its two sentences.
     pub fn environment(cause: impl Into<String>, remedy: impl Into<String>) -> Self {
         Self::Environment {
             cause: bounded(cause.into()),
@@ -174,19 +174,19 @@ impl Error {
         }
     }
 
-    /// An [`Error::Internal`].
+    /// Returns an [`Error::Internal`].
     pub fn internal(cause: impl Into<String>) -> Self {
         Self::Internal {
             cause: bounded(cause.into()),
         }
     }
 
-    /// A call of the system that failed.
+    /// Returns a closure for `map_err` that names the system call that failed.
     pub fn system(call: &'static str) -> impl FnOnce(io::Error) -> Self {
         move |source| Self::System { call, source }
     }
 
-    /// A closure for `map_err` that says which file and what was tried.
+    /// Returns a closure for `map_err` that names the file and the action.
     pub fn file(action: &'static str, path: impl Into<PathBuf>) -> impl FnOnce(io::Error) -> Self {
         let path = path.into();
         move |source| Self::File {
@@ -238,7 +238,7 @@ impl Error {
         }
     }
 
-    /// One word for the kind of error, for programs.
+    /// Returns one word for the kind of error, for programs.
     pub fn code(&self) -> &'static str {
         match self {
             Self::Usage { .. } => "usage",
@@ -258,7 +258,7 @@ impl Error {
         }
     }
 
-    /// The exit code of the command line for this error: one of [`exit`].
+    /// Returns the exit code of the command line for this error: one of [`exit`].
     pub fn exit_code(&self) -> u8 {
         match self {
             Self::Usage { .. } | Self::Changed { .. } => exit::USAGE,

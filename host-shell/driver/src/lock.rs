@@ -10,7 +10,8 @@ pub fn relax(spins: u32) {
     }
 }
 
-/// Locks, also after a panic elsewhere: the state behind our locks is valid between any two calls.
+/// Locks, even if another thread panicked with the lock held: the state behind our locks is valid
+/// between any two calls.
 pub fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex
         .lock()

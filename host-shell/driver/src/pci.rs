@@ -36,7 +36,7 @@ pub struct Msix {
 }
 
 impl Msix {
-    /// Bytes of the table.
+    /// Returns the number of bytes of the table.
     pub fn bytes(&self) -> u64 {
         u64::from(self.vectors) * 16
     }
@@ -52,8 +52,8 @@ pub struct Link {
 }
 
 impl Link {
-    /// Bytes a second each way that its encoding leaves, before the headers of packets; none for a generation that is
-    /// not known.
+    /// Returns the bytes a second each way that its encoding leaves, before the headers of packets; none for a
+    /// generation that is not known.
     pub fn bytes_per_second(self) -> Option<f64> {
         // Transfers a second, and the share of them that is data: 8b/10b, 128b/130b, and FLITs of 242 of 256 bytes.
         let (transfers, share) = match self.generation {

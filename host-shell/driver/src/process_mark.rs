@@ -14,7 +14,7 @@ static COUNTS: AtomicBool = AtomicBool::new(false);
 pub struct ProcessMark(u64);
 
 impl ProcessMark {
-    /// The calling process.
+    /// Returns the calling process.
     pub fn here() -> Self {
         if !COUNTS.load(Ordering::Relaxed) {
             // Two threads at once count each fork twice, which is as good; without memory the number alone tells.

@@ -3,8 +3,8 @@
 use nvme_core::spec::Status;
 use nvme_core::spec::status::sct;
 
-/// One clause without a full stop. It advises a retry only where time alone may help, and never against
-/// Do Not Retry.
+/// Returns the remedy for a status: one clause without a full stop. It advises a retry only where
+/// time alone may help, and never against Do Not Retry.
 pub fn of_status(status: Status) -> &'static str {
     match Status(status.code()) {
         Status::COMPARE_FAILURE => "the blocks differ from the input; read them and look",

@@ -22,8 +22,9 @@ pub struct Widen {
 }
 
 impl Widen {
-    /// By the names of the dtypes, as Python and C use them: `float16`, `bfloat16`, `float8_e4m3fn`, `float8_e5m2`,
-    /// `q8_0`, `q4_0` and `q4_1` come out as `float16` or `float32`.
+    /// Parses the names of the dtypes, as Python and C use them: `float16`, `bfloat16`,
+    /// `float8_e4m3fn`, `float8_e5m2`, `q8_0`, `q4_0` and `q4_1` are converted to `float16` or
+    /// `float32`.
     ///
     /// # Errors
     /// [`Error::Usage`] for other names.
@@ -53,7 +54,7 @@ impl Widen {
         }
     }
 
-    /// Bytes of a wide row whose stored row has `stored` bytes.
+    /// Returns the number of bytes of a wide row whose stored row has `stored` bytes.
     ///
     /// # Errors
     /// [`Error::Usage`] where a stored row is not whole blocks of the format.
@@ -62,7 +63,7 @@ impl Widen {
         Ok(elements * u64::from(self.to.bytes()))
     }
 
-    /// Elements of a row.
+    /// Returns the number of elements of a row.
     ///
     /// # Errors
     /// As [`row_bytes`](Self::row_bytes).

@@ -11,8 +11,9 @@ const MOST_BYTES: usize = 2_000;
 const BEGIN: usize = 1_500;
 const END: usize = 400;
 
-/// The remedy with the options of the tool, in which the library names what a user can set, as another interface calls
-/// them. `words` has pairs of an option and its name there; of two that begin alike the longer one stands first.
+/// Returns the remedy with the options of the tool, in which the library names what a user can set, as another
+/// interface calls them. `words` has pairs of an option and its name there; of two that begin alike the longer
+/// one stands first.
 ///
 /// ```
 /// let python = [("--timeout-ms", "timeout_ms="), ("--gpu", "gpu=")];

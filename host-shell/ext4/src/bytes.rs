@@ -13,7 +13,7 @@ pub fn u32_at(bytes: &[u8], at: usize) -> u32 {
     u32::from_le_bytes(array(bytes, at))
 }
 
-/// A number whose halves lie apart.
+/// Joins the two halves of a number.
 pub fn wide(bytes: &[u8], low: usize, high: usize) -> u64 {
     u64::from(u32_at(bytes, high)) << 32 | u64::from(u32_at(bytes, low))
 }

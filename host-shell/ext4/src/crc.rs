@@ -21,14 +21,15 @@ const fn table() -> [u32; 256] {
     table
 }
 
-/// CRC-32C (Castagnoli) of `bytes` after what `crc` covers; `!0` at first.
+/// Computes the CRC-32C (Castagnoli) of `bytes`, continuing from `crc`, which is `!0` at first.
 pub fn crc32c(crc: u32, bytes: &[u8]) -> u32 {
     bytes.iter().fold(crc, |crc, byte| {
         CRC32C[(crc as u8 ^ byte) as usize] ^ crc >> 8
     })
 }
 
-/// CRC-16 (0x8005, reflected) of `bytes` after what `crc` covers; `!0` at first.
+/// Computes the CRC-16 (0x8005, reflected) of `bytes`, continuing from `crc`, which is `!0` at
+/// first.
 pub fn crc16(crc: u16, bytes: &[u8]) -> u16 {
     bytes.iter().fold(crc, |crc, byte| {
         (0..8).fold(crc ^ u16::from(*byte), |crc, _| match crc & 1 {

@@ -35,7 +35,8 @@ pub struct Rules<'a> {
 pub type OnEntry<'a> = &'a mut dyn FnMut(&[u8], u32, Option<Kind>) -> ControlFlow<()>;
 
 impl Rules<'_> {
-    /// The entries of `bytes`, a block or a part of an inode, at byte `offset` of the device. `.` and `..` are left out.
+    /// Returns the entries of `bytes`, a block or a part of an inode, at byte `offset` of the device. `.` and
+    /// `..` are left out.
     pub fn entries(
         &self,
         bytes: &[u8],
@@ -102,7 +103,8 @@ impl Rules<'_> {
     }
 }
 
-/// Bytes of an entry in a block of `block_bytes`: two bits of long ones stand at the lower end.
+/// Returns the number of bytes of an entry in a block of `block_bytes`: two bits of long ones stand at the
+/// lower end.
 fn record(entry: &[u8], block_bytes: usize) -> usize {
     let length = u16_at(entry, 4);
     match usize::from(length) {

@@ -26,7 +26,8 @@ impl Disk<'_> {
         })
     }
 
-    /// Block `block`, which byte `from` of the device names, and its first byte on the device.
+    /// Reads block `block`, to which byte `from` of the device refers; also returns its first byte
+    /// on the device.
     pub fn block(&self, block: u64, from: u64) -> Result<(Vec<u8>, u64)> {
         let info = &self.superblock.info;
         if block == 0 || block >= info.blocks {

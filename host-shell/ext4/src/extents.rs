@@ -41,7 +41,7 @@ pub struct Run {
     pub is_written: bool,
 }
 
-/// The runs of `inode`, in the order of the file.
+/// Reads the runs of `inode`, in the order of the file.
 pub fn of(disk: &Disk<'_>, inode: &Inode) -> Result<Vec<Run>> {
     let mut walk = Walk {
         disk,
@@ -69,8 +69,8 @@ struct Walk<'a> {
 }
 
 impl Walk<'_> {
-    /// A node that covers the file's blocks from `from` up to `to`. Children cover disjoint parts of these, so that no
-    /// node with entries can be met twice.
+    /// Reads a node that covers the file's blocks from `from` up to `to`. Children cover disjoint
+    /// parts of these, so that no node with entries can be met twice.
     fn node(
         &mut self,
         bytes: &[u8],

@@ -9,7 +9,7 @@ use crate::superblock::{GroupChecksum, Superblock};
 
 const CHECKSUM: usize = 0x1E;
 
-/// The byte of the device at which the descriptor of `group`, one of the file system's, begins.
+/// Returns the byte of the device at which the descriptor of `group`, one of the file system's, begins.
 pub fn place(superblock: &Superblock, group: u64) -> Result<u64> {
     let block_bytes = u64::from(superblock.info.block_bytes);
     let descriptor = u64::from(superblock.descriptor_bytes);
@@ -49,7 +49,8 @@ fn has_superblock(superblock: &Superblock, group: u64) -> bool {
     !superblock.is_sparse || group == 1 || [3, 5, 7].into_iter().any(is_power)
 }
 
-/// The first block of the inodes of `group`, whose descriptor `bytes` lies at byte `offset` of the device.
+/// Returns the first block of the inodes of `group`, whose descriptor `bytes` lies at byte `offset` of the
+/// device.
 pub fn inode_table(superblock: &Superblock, group: u64, bytes: &[u8], offset: u64) -> Result<u64> {
     if !is_sound(superblock, group, bytes) {
         return Err(Error::checksum(

@@ -12,7 +12,7 @@ const ENTRY: usize = 16;
 const SYSTEM: u8 = 7;
 const NAME: &[u8] = b"data";
 
-/// The two parts of the data of `inode`.
+/// Returns the two parts of the data of `inode`.
 pub fn parts(inode: &Inode) -> Result<(&[u8], &[u8])> {
     let size = usize::try_from(inode.size).unwrap_or(usize::MAX);
     let first = &inode.root[..inode.root.len().min(size)];
@@ -30,7 +30,7 @@ pub fn parts(inode: &Inode) -> Result<(&[u8], &[u8])> {
     }
 }
 
-/// The value of `system.data`.
+/// Returns the value of `system.data`.
 fn attribute(attributes: &[u8]) -> Option<&[u8]> {
     if u32_at(attributes, 0) != MAGIC {
         return None;

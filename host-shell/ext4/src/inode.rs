@@ -66,7 +66,7 @@ impl Kind {
         })
     }
 
-    /// By the number that directories have.
+    /// Converts the number that directories store.
     pub(crate) fn of_entry(number: u8) -> Option<Self> {
         Some(match number {
             1 => Self::File,
@@ -80,7 +80,7 @@ impl Kind {
         })
     }
 
-    /// Its bits of the mode, as `st_mode` has them (S_IFMT).
+    /// Returns its bits of the mode, as `st_mode` has them (S_IFMT).
     pub fn mode_bits(self) -> u32 {
         let number = match self {
             Self::Fifo => 0x1,
@@ -94,7 +94,7 @@ impl Kind {
         number << 12
     }
 
-    /// One word for it.
+    /// Returns one word for it.
     pub fn name(self) -> &'static str {
         match self {
             Self::File => "file",
@@ -205,7 +205,7 @@ impl Inode {
         self.flags & flag != 0
     }
 
-    /// The names of its bits that [`flags`] has.
+    /// Returns the names of its bits that [`flags`] has.
     pub fn flag_names(&self) -> Vec<&'static str> {
         let all = [
             (flags::IMMUTABLE, "immutable"),

@@ -75,7 +75,7 @@ pub struct Info {
     pub has_errors: bool,
 }
 
-/// A UUID as text, as /dev/disk/by-uuid has it.
+/// Returns a UUID as text, as /dev/disk/by-uuid has it.
 pub fn uuid_text(uuid: &[u8; 16]) -> String {
     let mut text = String::with_capacity(36);
     for (index, byte) in uuid.iter().enumerate() {
@@ -204,7 +204,7 @@ fn check_sum(bytes: &[u8]) -> Result<()> {
     }
 }
 
-/// Bytes of a block, and how many there are on a device of `len` bytes.
+/// Returns the bytes of a block, and how many there are on a device of `len` bytes.
 fn blocks(bytes: &[u8], len: u64, is_wide: bool) -> Result<(u32, u64)> {
     let log_block = u32_at(bytes, 0x18);
     if log_block > MOST_LOG_BLOCK {
@@ -225,7 +225,7 @@ fn blocks(bytes: &[u8], len: u64, is_wide: bool) -> Result<(u32, u64)> {
     }
 }
 
-/// The block with which the first group begins, and the blocks of a group.
+/// Returns the block with which the first group begins, and the blocks of a group.
 fn groups(bytes: &[u8], blocks: u64) -> Result<(u64, u64)> {
     let first_data_block = u64::from(u32_at(bytes, 0x14));
     if first_data_block > 1 || first_data_block >= blocks {
@@ -240,7 +240,7 @@ fn groups(bytes: &[u8], blocks: u64) -> Result<(u64, u64)> {
     }
 }
 
-/// Bytes of an inode, how many there are, and how many in a group.
+/// Returns the bytes of an inode, how many there are, and how many in a group.
 fn inodes(bytes: &[u8], block_bytes: u32, groups: u64) -> Result<(u16, u32, u32)> {
     let inode_bytes = u16_at(bytes, 0x58);
     let is_fit = inode_bytes >= 128 && u32::from(inode_bytes) <= block_bytes;

@@ -68,7 +68,7 @@ impl<S: Source> Ext4<S> {
         &self.superblock.info
     }
 
-    /// The device.
+    /// Returns the device.
     pub fn source(&self) -> &S {
         &self.source
     }
@@ -80,7 +80,7 @@ impl<S: Source> Ext4<S> {
         }
     }
 
-    /// The inode with this number.
+    /// Returns the inode with this number.
     ///
     /// # Errors
     /// [`Error::Corrupt`] for one that is not in use, [`Error::Checksum`] and [`Error::Read`].
@@ -105,7 +105,7 @@ impl<S: Source> Ext4<S> {
         Inode::parse(number, &bytes, offset, superblock.seed)
     }
 
-    /// The inode that `path` names; links are followed.
+    /// Returns the inode that `path` names; links are followed.
     ///
     /// # Errors
     /// [`Error::NotFound`], [`Error::WrongKind`] where a directory is needed, [`Error::TooManyLinks`], and those of
@@ -179,7 +179,7 @@ impl<S: Source> Ext4<S> {
         Ok(found)
     }
 
-    /// The names in a directory, in its order, without `.` and `..`.
+    /// Returns the names in a directory, in its order, without `.` and `..`.
     ///
     /// # Errors
     /// [`Error::WrongKind`]; [`Error::Refused`] for an encrypted directory; [`Error::Corrupt`], [`Error::Checksum`] and
@@ -251,7 +251,7 @@ impl<S: Source> Ext4<S> {
         Ok(())
     }
 
-    /// The target of a symbolic link.
+    /// Returns the target of a symbolic link.
     ///
     /// # Errors
     /// [`Error::WrongKind`], [`Error::Refused`] for an encrypted one, and as [`read_at`](Self::read_at).
@@ -277,7 +277,7 @@ impl<S: Source> Ext4<S> {
         Ok(target)
     }
 
-    /// A file's data, by its inode.
+    /// Opens the data of a file by its inode.
     ///
     /// # Errors
     /// [`Error::WrongKind`] for what is no regular file; [`Error::Refused`]; [`Error::Corrupt`], [`Error::Checksum`] and
@@ -371,12 +371,12 @@ impl<S: Source> Ext4<S> {
 }
 
 impl File {
-    /// Its inode.
+    /// Returns its inode.
     pub fn inode(&self) -> &Inode {
         &self.inode
     }
 
-    /// Bytes of data.
+    /// Returns the number of bytes of data.
     pub fn len(&self) -> u64 {
         self.inode.size
     }
@@ -407,7 +407,8 @@ impl File {
         Ok(extents.collect())
     }
 
-    /// The byte of the device at which its data begin, if they lie there in one piece, all of them written.
+    /// Returns the byte of the device at which its data begin, if they lie there in one piece, all of them
+    /// written.
     pub fn place(&self) -> Option<u64> {
         match &*self.extents().ok()? {
             [one] if one.logical == 0 && one.is_written && one.bytes >= self.len() => {
@@ -418,7 +419,7 @@ impl File {
     }
 }
 
-/// The parts of a path, the first one last, onto those that are left.
+/// Pushes the parts of a path, the first one last, onto the parts that are still to be looked up.
 fn push(left: &mut Vec<Vec<u8>>, path: &[u8]) {
     let parts = path.split(|byte| *byte == b'/');
     let parts = parts.filter(|part| !part.is_empty());

@@ -56,7 +56,7 @@ impl Array {
         Ok(dict)
     }
 
-    /// `flight` on `stream` fills it.
+    /// Records that `flight` on `stream` fills it.
     pub fn is_filled_by(&self, stream: u64, flight: &Arc<Flight>) {
         *lock(&self.filled) = (stream, Some(Arc::clone(flight)));
     }
@@ -64,7 +64,7 @@ impl Array {
 
 #[pymethods]
 impl Array {
-    /// Zeroed memory; on the GPU of `store` when one is given.
+    /// Allocates zeroed memory; on the GPU of `store` when one is given.
     #[new]
     #[pyo3(signature = (shape, dtype, itemsize, store=None))]
     fn new(
@@ -136,7 +136,7 @@ impl Array {
         self.address
     }
 
-    /// "cpu" or "cuda:0".
+    /// Returns "cpu" or "cuda:0".
     #[getter(device)]
     fn device_name(&self) -> String {
         match self.device {
@@ -145,13 +145,13 @@ impl Array {
         }
     }
 
-    /// The stream that fills it, as CUDA counts it; 0 in memory of the host.
+    /// Returns the stream that fills it, as CUDA counts it; 0 in memory of the host.
     #[getter]
     fn stream(&self) -> u64 {
         lock(&self.filled).0
     }
 
-    /// A copy of its bytes; of memory of a GPU once it is filled.
+    /// Returns a copy of its bytes; of memory of a GPU once it is filled.
     fn tobytes<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyBytes>> {
         let memory = Arc::clone(self.memory.get()?);
         let flight = lock(&self.filled).1.clone();
@@ -178,7 +178,7 @@ impl Array {
         Ok(PyBytes::new(py, &bytes))
     }
 
-    /// Its numbers as lists of lists, of memory of a GPU once it is filled.
+    /// Returns its numbers as lists of lists, of memory of a GPU once it is filled.
     fn tolist<'py>(slf: &Bound<'py, Self>) -> PyResult<Bound<'py, PyAny>> {
         let module = slf.py().import("nvme_gpu._dtypes")?;
         module.getattr("numbers")?.call1((slf,))
@@ -192,7 +192,7 @@ impl Array {
         )
     }
 
-    /// Of memory of a GPU, version 3: consumers wait for `stream`.
+    /// Returns the CUDA array interface, version 3, for GPU memory: consumers wait for `stream`.
     #[getter(__cuda_array_interface__)]
     fn cuda_array_interface<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         if self.device.0 == dlpack::CPU {
@@ -206,7 +206,7 @@ impl Array {
         Ok(dict)
     }
 
-    /// Of memory of the host, as numpy reads it.
+    /// Returns the array interface of numpy, for host memory.
     #[getter(__array_interface__)]
     fn array_interface<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         if self.device.0 == dlpack::CUDA {
@@ -221,8 +221,8 @@ impl Array {
         self.device
     }
 
-    /// A capsule. On a GPU `stream` waits for what fills the array: None and 1 are the default stream, 2 is that of
-    /// the thread, -1 asks for no order.
+    /// Exports the array as a DLPack capsule. On a GPU `stream` waits for what fills the array: None and 1 are
+    /// the default stream, 2 is that of the thread, -1 asks for no order.
     #[pyo3(signature = (*, stream=None, max_version=None, dl_device=None, copy=None))]
     fn __dlpack__<'py>(
         &self,

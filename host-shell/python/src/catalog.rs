@@ -23,7 +23,7 @@ pub struct Shared {
 }
 
 impl Shared {
-    /// So much is done; `Break` when it was cancelled.
+    /// Records the progress; `Break` when the work was cancelled.
     pub fn progress(&self, done: u64, total: u64) -> ControlFlow<()> {
         self.total.store(total, Ordering::Relaxed);
         self.done.store(done, Ordering::Relaxed);
@@ -98,7 +98,7 @@ impl Import {
         (done, self.shared.total.load(Ordering::Relaxed))
     }
 
-    /// It ends after the piece under way.
+    /// Ends the work after the piece under way.
     fn cancel(&self) {
         self.shared.is_cancelled.store(true, Ordering::Relaxed);
     }

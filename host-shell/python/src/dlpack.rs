@@ -39,7 +39,7 @@ const TYPES: [(u8, u8, &str); 16] = [
     (3, 8, "opaque"),
 ];
 
-/// Letter and bits of a type in array interfaces.
+/// Returns the letter and bits of a type in array interfaces.
 pub fn kind(name: &str) -> Option<(char, u8)> {
     let known = TYPES.iter().find(|one| one.2 == name)?;
     let letter = match known.0 {
@@ -197,7 +197,7 @@ impl Tensor {
 /// Dimensions of a tensor at most: numpy has as many.
 const MOST_DIMENSIONS: i32 = 64;
 
-/// The lengths of a tensor.
+/// Returns the lengths of a tensor.
 ///
 /// # Safety
 /// `tensor` is of a producer that gives as many lengths as it says.
@@ -294,7 +294,7 @@ struct Handed {
     owner: Box<dyn Send + Sync>,
 }
 
-/// A new capsule over memory that `owner` keeps; versioned or as before DLPack 1.0.
+/// Returns a new capsule over memory that `owner` keeps; versioned or as before DLPack 1.0.
 pub fn hand_out<'py>(
     py: Python<'py>,
     described: &Described,
@@ -378,7 +378,7 @@ unsafe extern "C" fn delete_versioned(managed: *mut Versioned) {
     drop(unsafe { Box::from_raw(managed.context.cast::<Handed>()) });
 }
 
-/// A capsule ends; one that was not used still has what it was made with.
+/// Destructor of a capsule: frees the tensor, unless a consumer has taken it.
 unsafe extern "C" fn forget_old(capsule: *mut ffi::PyObject) {
     // SAFETY: called by Python with the capsule.
     unsafe {

@@ -35,7 +35,7 @@ pub struct Fault {
 }
 
 impl Fault {
-    /// Wrong use of a function.
+    /// Creates the fault of a wrong use of a function.
     pub fn usage(cause: impl Into<String>, remedy: impl Into<String>) -> Self {
         Self::of(&Error::usage(cause, remedy))
     }
@@ -68,7 +68,7 @@ impl Fault {
         Self::by_code(code, (row, id), cause, remedy)
     }
 
-    /// The same for a query of a search.
+    /// Creates the fault of a query of a search.
     pub fn query(code: i32, query: u64, what: &str, failed: u64) -> Self {
         let (name, remedy) = search::describe(code);
         let cause = format!("{what}: query {query}: {name}; queries that failed: {failed}");
@@ -94,7 +94,7 @@ impl Fault {
         }
     }
 
-    /// The exception.
+    /// Returns the exception.
     pub fn raise(self, py: Python<'_>) -> PyErr {
         let make = RAISE.get_or_try_init(py, || -> PyResult<Py<PyAny>> {
             let module = py.import("nvme_gpu._errors")?;

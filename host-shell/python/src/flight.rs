@@ -47,7 +47,7 @@ impl Flight {
         wait::until(py, Some(limit), |slice| self.wait(slice))
     }
 
-    /// That it has not ended in its own patience.
+    /// Returns the fault of a flight that has not ended by its own deadline.
     pub fn late(&self) -> Fault {
         Fault::of(&Error::Unfinished {
             cause: format!(
@@ -262,7 +262,7 @@ impl UnderWay for Held {
 }
 
 impl Drop for Held {
-    /// The last user of a store closes the device, which takes its time.
+    /// Drops the last use of a store without the GIL: it closes the device, which takes time.
     fn drop(&mut self) {
         wait::drop_elsewhere(self.flight.process, self.store.take());
     }

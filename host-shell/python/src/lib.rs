@@ -44,7 +44,7 @@ fn doctor(py: Python<'_>) -> PyResult<String> {
     text.map_err(|error| Fault::usage(error.to_string(), "report it").into())
 }
 
-/// Name of GPU `index`, or why there is none.
+/// Returns the name of GPU `index`, or why there is none.
 #[pyfunction]
 fn gpu(py: Python<'_>, index: u32) -> PyResult<String> {
     let gpu = wait::of(py, move || Ok(nvme_host::cuda::Gpu::open(index)?))?;
@@ -57,7 +57,7 @@ fn calls_under_way() -> usize {
     pool::under_way()
 }
 
-/// The extension module.
+/// Defines the extension module.
 #[pymodule]
 fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<view::View>()?;

@@ -148,7 +148,8 @@ impl LayerLoader {
         Ok(Self(OfProcess::new("loader", made)))
     }
 
-    /// Of each layer its name, its bytes in memory, and its tensors with their places there.
+    /// Returns for each layer its name, its bytes in memory, and its tensors with their positions
+    /// there.
     fn layers(&self) -> PyResult<Vec<(String, u64, Vec<Place>)>> {
         let loader = self.get()?;
         // Objects of Python, which are made under its lock: once for a loader, in time that grows with their number.
@@ -165,7 +166,7 @@ impl LayerLoader {
         Ok(serde_json::to_string(self.get()?.path()).unwrap_or_default())
     }
 
-    /// Counts, as JSON.
+    /// Returns the counters, as JSON.
     fn stats(&self, py: Python<'_>) -> PyResult<String> {
         let loader = self.get()?;
         // Calls for layers hold the loader's lock.
@@ -173,7 +174,8 @@ impl LayerLoader {
         Ok(serde_json::to_string(&stats).unwrap_or_default())
     }
 
-    /// Layer `index` for use in `stream`. In memory of the host it waits for it, and Ctrl-C ends the wait.
+    /// Returns layer `index` for use in `stream`. In host memory it waits for the layer, and Ctrl-C
+    /// ends the wait.
     fn layer(&self, py: Python<'_>, index: usize, stream: u64) -> PyResult<Layer> {
         let loader = Arc::clone(self.get()?);
         let given = if loader.path().memory == "gpu" {

@@ -29,7 +29,7 @@ impl Operation {
         })
     }
 
-    /// The failure of its first row or query, where the others have ended as they should.
+    /// Returns the failure of its first row or query, where the others have ended as they should.
     ///
     /// # Errors
     /// What went wrong with all of it.

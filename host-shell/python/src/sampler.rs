@@ -11,7 +11,7 @@ pub struct Sampler(loader::Sampler);
 
 #[pymethods]
 impl Sampler {
-    /// Without `seed` rows come in their order.
+    /// Creates a sampler; without `seed` rows keep their order.
     #[new]
     #[pyo3(signature = (rows, batch, seed, rank, world, drops_uneven, drops_last))]
     fn new(

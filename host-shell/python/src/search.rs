@@ -36,7 +36,7 @@ fn parameters((results, list, beam): Given) -> Parameters {
     }
 }
 
-/// Numbers of 32 bits in memory of the host.
+/// Copies float32 numbers from host memory.
 ///
 /// # Safety
 /// As [`Memory::slice`].
@@ -47,8 +47,9 @@ unsafe fn floats(memory: Memory) -> Vec<f32> {
     words.map(|word| f32::from_le_bytes(*word)).collect()
 }
 
-/// An index of `vectors`, of `elements` elements each, which is written to `store` from byte `offset` on. `shape` is the
-/// most neighbours of a node, candidates of a search, and elements that a byte stands for; `metric` is a name.
+/// Builds an index of `vectors`, of `elements` elements each, which is written to `store` from byte `offset`
+/// on. `shape` is the most neighbours of a node, candidates of a search, and elements that a byte stands for;
+/// `metric` is a name.
 #[pyfunction]
 pub fn build_index(
     py: Python<'_>,
@@ -139,7 +140,7 @@ impl SearchIndex {
         Ok(about(self.opened.get()?.index.header()).to_string())
     }
 
-    /// The nearest vectors of `queries`, by `threads` threads of the host.
+    /// Finds the nearest vectors of `queries`, by `threads` threads of the host.
     fn search(
         &self,
         queries: Py<View>,
@@ -252,7 +253,7 @@ impl SearchIndex {
     }
 }
 
-/// The first query that failed.
+/// Returns the error of the first query that failed.
 fn fault(answers: &Answers, count: usize) -> Result<(), Fault> {
     match answers.failed() {
         None => Ok(()),

@@ -50,7 +50,7 @@ pub struct Store {
 }
 
 impl Store {
-    /// The store for a call that uses the device, which is counted.
+    /// Returns the store for a call that uses the device, which is counted.
     ///
     /// # Errors
     /// As [`look`](Self::look).
@@ -59,7 +59,7 @@ impl Store {
         self.look()
     }
 
-    /// The store, while it is open and in the process that opened it.
+    /// Returns the store, while it is open and in the process that opened it.
     ///
     /// # Errors
     /// When it is not.
@@ -70,14 +70,14 @@ impl Store {
             .ok_or_else(|| Fault::usage("the store is closed", "open it again, or close it later"))
     }
 
-    /// `close` waits for what is under way in `flights`.
+    /// Registers `flights`, for whose operations `close` waits.
     pub fn add_table(&self, flights: &Arc<Flights>) {
         let mut tables = lock(&self.tables);
         tables.retain(|one| one.strong_count() > 0);
         tables.push(Arc::downgrade(flights));
     }
 
-    /// `close` closes it first.
+    /// Registers an object that `close` closes first.
     pub fn at_close(&self, one: &Arc<dyn AtClose>) {
         let mut above = lock(&self.above);
         above.retain(|one| one.strong_count() > 0);
@@ -223,7 +223,7 @@ impl Store {
         Ok(path.unwrap_or_default())
     }
 
-    /// Counts, as JSON.
+    /// Returns the counters, as JSON.
     fn stats(&self, py: Python<'_>) -> PyResult<String> {
         let open = self.look()?;
         let stats = py.detach(|| serde_json::to_string(&open.stats()));

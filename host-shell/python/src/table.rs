@@ -221,7 +221,8 @@ impl Table {
         Ok(table)
     }
 
-    /// The same rows, whose elements of the dtype `stored` come out as `dtype`. Failures are those of this table.
+    /// Returns the same rows, whose elements of the dtype `stored` are converted to `dtype`.
+    /// Failures are those of this table.
     fn widened(&self, py: Python<'_>, stored: &str, dtype: &str) -> PyResult<Self> {
         let widen = Widen::of_names(stored, dtype).map_err(Fault::from)?;
         let wide_bytes = widen.row_bytes(self.row_bytes).map_err(Fault::from)?;

@@ -86,7 +86,7 @@ impl Memory {
         self.bytes > 0 && other.bytes > 0 && self.address < end(other) && other.address < end(self)
     }
 
-    /// The bytes.
+    /// Returns the bytes.
     ///
     /// # Safety
     /// They are memory of the host that stays valid for `'a`. Python code that writes them meanwhile gets, or
@@ -101,7 +101,7 @@ impl Memory {
         }
     }
 
-    /// The bytes, to change.
+    /// Returns the bytes, to change.
     ///
     /// # Safety
     /// As [`slice`](Self::slice); nothing else of this library has the same bytes.
@@ -124,7 +124,7 @@ impl View {
         }
     }
 
-    /// The memory, if a thread of the host may touch it.
+    /// Returns the memory, if a thread of the host may touch it.
     ///
     /// # Errors
     /// Of a GPU; or read-only where it would be written.
@@ -147,7 +147,8 @@ impl View {
 
 #[pymethods]
 impl View {
-    /// From the buffer protocol. Raises BufferError for gaps or, with `writable`, for read-only memory.
+    /// Wraps an object with the buffer protocol. Raises BufferError for gaps or, with `writable`,
+    /// for read-only memory.
     #[staticmethod]
     fn from_buffer(object: &Bound<'_, PyAny>, writable: bool) -> PyResult<Self> {
         let py = object.py();
@@ -205,7 +206,8 @@ impl View {
         })
     }
 
-    /// From a DLPack capsule, which is used up. Raises BufferError for gaps and for elements of no whole bytes.
+    /// Imports a DLPack capsule, which is consumed. Raises BufferError for gaps and for elements of
+    /// no whole bytes.
     #[staticmethod]
     fn from_dlpack(capsule: &Bound<'_, PyAny>) -> PyResult<Self> {
         let tensor = Tensor::take(capsule)?;
@@ -221,8 +223,8 @@ impl View {
         })
     }
 
-    /// A new object `bytes` with any content, and a view of its memory, to be filled before another piece of code sees
-    /// the object.
+    /// Returns a new object `bytes` with any content, and a view of its memory, to be filled before another
+    /// piece of code sees the object.
     #[staticmethod]
     fn of_new_bytes(py: Python<'_>, nbytes: usize) -> PyResult<(Self, Py<PyAny>)> {
         let size = isize::try_from(nbytes).unwrap_or(isize::MAX);
@@ -245,7 +247,8 @@ impl View {
         Ok((view, object))
     }
 
-    /// `nbytes` bytes at `address` that `owner` keeps: device type 1 is the host, 2 a GPU of CUDA.
+    /// Wraps `nbytes` bytes at `address` that `owner` keeps alive: device type 1 is the host, 2 a
+    /// GPU of CUDA.
     #[staticmethod]
     #[pyo3(signature = (owner, address, nbytes, shape, dtype, device, readonly))]
     fn raw(
@@ -290,7 +293,7 @@ impl View {
         PyTuple::new(py, &self.shape)
     }
 
-    /// A name of ours, or `<` and a format of the buffer protocol.
+    /// Returns one of our type names, or `<` and a format of the buffer protocol.
     #[getter]
     fn dtype(&self) -> &str {
         &self.dtype

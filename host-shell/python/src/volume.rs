@@ -55,7 +55,7 @@ fn about(inode: &Inode) -> About {
     )
 }
 
-/// Device, partition and path of `DEVICE:/path`; None for other text.
+/// Splits `DEVICE:/path` into device, partition and path; None for other text.
 #[pyfunction]
 pub fn location(text: &str) -> PyResult<Option<(String, Option<u32>, String)>> {
     if !Location::is_one(text) {
@@ -96,7 +96,7 @@ impl Volume {
         Ok(found.to_string())
     }
 
-    /// The inode that `path` names; of a link itself without `follows`.
+    /// Returns the inode that `path` names; of a link itself without `follows`.
     fn stat(&self, py: Python<'_>, path: Vec<u8>, follows: bool) -> PyResult<About> {
         let volume = self.0.get()?;
         wait::of(py, move || {
@@ -108,7 +108,7 @@ impl Volume {
         })
     }
 
-    /// Names in a directory, each with its inode.
+    /// Returns names in a directory, each with its inode.
     fn entries(&self, py: Python<'_>, path: Vec<u8>) -> PyResult<Vec<Named>> {
         let volume = self.0.get()?;
         wait::of(py, move || {
@@ -123,7 +123,7 @@ impl Volume {
         wait::of(py, move || Ok(Cow::Owned(volume.read_link(&path)?)))
     }
 
-    /// The file at `path` of this volume of `store`.
+    /// Opens the file at `path` of this volume of `store`.
     fn open(&self, py: Python<'_>, store: &Store, path: Vec<u8>) -> PyResult<DriveFile> {
         let volume = self.0.get()?;
         let file = wait::of(py, move || {
@@ -146,7 +146,7 @@ pub enum AnyFile {
 }
 
 impl AnyFile {
-    /// Its bytes.
+    /// Returns its bytes.
     pub fn source(&self) -> &dyn Source {
         match self {
             Self::Drive(file) => file,
@@ -203,7 +203,7 @@ impl AnyFile {
         }
     }
 
-    /// `layers` of the catalog, read from where they lie.
+    /// Returns `layers` of the catalog, read from where they lie.
     ///
     /// # Errors
     /// For bytes in a hole or past the end, with the name of the layer.
@@ -215,7 +215,7 @@ impl AnyFile {
     }
 }
 
-/// The inode of a file that the kernel has mounted, with the state in which it was opened.
+/// Returns the inode of a file that the kernel has mounted, with the state in which it was opened.
 fn about_mounted(file: &MountedFile) -> nvme_host::Result<About> {
     let (found, identity) = (file.metadata()?, file.identity());
     let nanoseconds = |part: i64| u32::try_from(part).unwrap_or(0);
@@ -248,7 +248,8 @@ impl DriveFile {
 
 #[pymethods]
 impl DriveFile {
-    /// The immutable file at `path` of an ext4 that the kernel has mounted, whose block device `store` has.
+    /// Returns the immutable file at `path` of an ext4 that the kernel has mounted, whose block device `store`
+    /// has.
     #[staticmethod]
     #[pyo3(signature = (store, path, part=None))]
     fn mounted(py: Python<'_>, store: &Store, path: PathBuf, part: Option<u32>) -> PyResult<Self> {
@@ -291,7 +292,7 @@ impl DriveFile {
         fill(view, move |data| file.read_at(offset, data))
     }
 
-    /// The tensors of the file as JSON.
+    /// Returns the tensors of the file as JSON.
     fn catalog(&self, py: Python<'_>) -> PyResult<String> {
         let file = self.get()?;
         wait::of(py, move || {

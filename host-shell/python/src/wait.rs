@@ -14,7 +14,7 @@ const SLICE: Duration = Duration::from_millis(50);
 pub struct Deadline(Option<(Instant, Duration)>);
 
 impl Deadline {
-    /// In `limit`, or never.
+    /// Ends in `limit`, or never.
     pub fn after(limit: Option<Duration>) -> Self {
         Self(limit.map(|limit| (Instant::now(), limit)))
     }
@@ -81,7 +81,7 @@ pub fn drop_elsewhere<T: Send>(process: ProcessMark, value: Option<T>) {
     }
 }
 
-/// A time-out of Python, in seconds.
+/// Converts a time-out of Python, in seconds.
 pub fn seconds(timeout: Option<f64>) -> Result<Option<Duration>, Fault> {
     let Some(seconds) = timeout else {
         return Ok(None);

@@ -107,7 +107,7 @@ fn case(store: &Store, job: &CpuGather, mirror: &[u8], row_bytes: u32) -> Result
     }))
 }
 
-/// Seconds of `work` over all ids, a thread for each share.
+/// Measures the seconds of `work` over all ids, a thread for each share.
 fn in_shares(
     ids: &[i64],
     out: &mut [u8],

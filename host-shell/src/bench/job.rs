@@ -25,7 +25,7 @@ pub struct Ramp {
 }
 
 impl Ramp {
-    /// The rate of step `index`.
+    /// Returns the rate of step `index`.
     pub fn rate(&self, index: u32) -> u64 {
         if self.steps <= 1 {
             return self.to;

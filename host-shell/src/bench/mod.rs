@@ -228,7 +228,7 @@ impl<'a> Running<'a> {
     }
 }
 
-/// All workers until `deadline`, until the work is done, or until one fails.
+/// Runs all workers until `deadline`, until the work is done, or until one fails.
 fn one_step(
     workers: &mut [Worker<'_>],
     rate: Option<u64>,

@@ -39,7 +39,7 @@ impl Stream {
         }
     }
 
-    /// The access with number `sequence` over all queues.
+    /// Returns the access with number `sequence` over all queues.
     #[inline]
     pub fn next(&mut self, sequence: u64) -> Access {
         let unit = match self.pattern {

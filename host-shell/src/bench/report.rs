@@ -56,7 +56,7 @@ impl Direction {
             .expect("every histogram has the same bounds");
     }
 
-    /// Commands per second.
+    /// Returns the number of commands per second.
     pub fn iops(&self) -> f64 {
         if self.seconds > 0.0 {
             self.commands as f64 / self.seconds
@@ -65,7 +65,7 @@ impl Direction {
         }
     }
 
-    /// Bytes per second.
+    /// Returns the number of bytes per second.
     pub fn bandwidth(&self) -> f64 {
         if self.seconds > 0.0 {
             self.bytes as f64 / self.seconds
@@ -74,7 +74,7 @@ impl Direction {
         }
     }
 
-    /// The latency that `percent` of the commands did not exceed, in nanoseconds.
+    /// Returns the latency that `percent` of the commands did not exceed, in nanoseconds.
     pub fn percentile(&self, percent: f64) -> u64 {
         self.latency.value_at_percentile(percent)
     }
@@ -118,7 +118,7 @@ pub struct Step {
 }
 
 impl Step {
-    /// Commands per second, both directions.
+    /// Returns the number of commands per second, both directions.
     pub fn iops(&self) -> f64 {
         self.read.iops() + self.write.iops()
     }
@@ -186,7 +186,7 @@ impl Report {
         self.steps.push(Step { rate, read, write });
     }
 
-    /// Every step together: reads and writes.
+    /// Returns every step together: reads and writes.
     pub fn total(&self) -> (Direction, Direction) {
         let (mut read, mut write) = (Direction::empty(), Direction::empty());
         for step in &self.steps {
@@ -196,7 +196,7 @@ impl Report {
         (read, write)
     }
 
-    /// fio's name of the workload.
+    /// Returns fio's name of the workload.
     pub fn rw(&self) -> &'static str {
         match (self.job.pattern, self.job.read_percent) {
             (Pattern::Sequential, 100) => "read",
@@ -208,7 +208,7 @@ impl Report {
         }
     }
 
-    /// One object in the shape of `fio --output-format=json`.
+    /// Returns one object in the shape of `fio --output-format=json`.
     pub fn to_json(&self) -> Value {
         let (read, write) = self.total();
         let mut options = json!({
@@ -249,7 +249,7 @@ impl Report {
         all
     }
 
-    /// A few lines in the manner of fio.
+    /// Returns a few lines in the manner of fio.
     pub fn to_text(&self) -> String {
         let mut text = String::new();
         let job = &self.job;
@@ -338,7 +338,7 @@ fn step_json(step: &Step) -> Value {
     json!({ "rate_iops": step.rate, "iops": step.iops(), "read": step.read.to_json(), "write": step.write.to_json() })
 }
 
-/// Queue counts as JSON, for every subcommand that prints them.
+/// Converts queue counters to JSON, for every subcommand that prints them.
 pub fn queues_json(queues: &[(Qid, Statistics)]) -> Value {
     let one = |(qid, counts): &(Qid, Statistics)| {
         let mut value = json!({ "qid": qid.0 });

@@ -64,7 +64,7 @@ pub struct Progress {
 }
 
 impl<'a> Shared<'a> {
-    /// Nothing done yet.
+    /// Creates the state of a run that has not begun.
     ///
     /// # Errors
     /// [`Error::Usage`] when not even one command fits.

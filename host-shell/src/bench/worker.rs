@@ -115,7 +115,7 @@ impl<'a> Worker<'a> {
         self.queue.statistics()
     }
 
-    /// Commands to be sent before all others, in the stead of a worker whose device left.
+    /// Takes over commands of a worker whose device left; they are sent before all others.
     pub fn take_over(&mut self, again: Vec<Pending>) {
         self.again = again;
     }
@@ -134,7 +134,8 @@ impl<'a> Worker<'a> {
         (again, outages)
     }
 
-    /// One step: until `deadline`, or until the shared total is used up. Ends with nothing in flight.
+    /// Runs one step: until `deadline`, or until the shared total is used up. Ends with nothing in
+    /// flight.
     pub fn run(
         &mut self,
         start: Instant,

@@ -186,17 +186,19 @@ impl Dtype {
         &ALL[self as usize]
     }
 
-    /// The name in numpy, ml_dtypes and torch: `float16`; of GGUF's blocks their name in small letters: `q8_0`.
+    /// Returns the name in numpy, ml_dtypes and torch: `float16`; of GGUF's blocks their name in small letters:
+    /// `q8_0`.
     pub fn name(self) -> &'static str {
         self.row().name
     }
 
-    /// The fewest elements that are whole bytes, and how many bytes: `(1, 4)` of `float32`, `(32, 34)` of `q8_0`.
+    /// Returns the fewest elements that are whole bytes, and how many bytes: `(1, 4)` of `float32`, `(32, 34)`
+    /// of `q8_0`.
     pub fn block(self) -> (u64, u64) {
         self.row().block
     }
 
-    /// Bytes of `elements` elements; none when they end inside a block or have 2^64 bytes or more.
+    /// Returns the bytes of `elements` elements; none when they end inside a block or have 2^64 bytes or more.
     pub fn bytes(self, elements: u64) -> Option<u64> {
         let (block, bytes) = self.block();
         match elements % block {
@@ -225,7 +227,7 @@ impl Dtype {
         })
     }
 
-    /// By letter and bytes of an array interface: `('f', 2)`.
+    /// Finds the type by letter and bytes of an array interface: `('f', 2)`.
     pub(super) fn of_kind(kind: char, bytes: u64) -> Option<Self> {
         let word = match kind {
             'b' => "bool",

@@ -54,7 +54,7 @@ impl Entry {
         })
     }
 
-    /// Its rows in `store`, each all lengths but the first.
+    /// Returns its rows in `store`, each all lengths but the first.
     ///
     /// # Errors
     /// [`Error::Usage`] for a single number, for rows that are empty or end inside a byte, and for what does not lie

@@ -31,7 +31,7 @@ pub fn is_likely(head: &[u8]) -> bool {
     head.starts_with(MAGIC)
 }
 
-/// The tensors of the file, in the order of their data.
+/// Parses the header into the tensors, in the order of their data.
 pub fn parse(source: &dyn Source) -> Result<Parsed, Fault> {
     let mut reader = Reader::new(source);
     reader.take(MAGIC.len() as u64)?;
@@ -155,7 +155,7 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// The next `bytes` bytes.
+    /// Returns the next `bytes` bytes.
     fn take(&mut self, bytes: u64) -> Result<&[u8], Fault> {
         let (at, len) = (self.at, self.source.len());
         let end = at.checked_add(bytes);
@@ -226,7 +226,7 @@ impl<'a> Reader<'a> {
         Ok(found)
     }
 
-    /// A value of the type `kind`.
+    /// Parses a value of the type `kind`.
     fn value(&mut self, kind: u32, depth: u32) -> Result<Value, Fault> {
         let at = self.at;
         self.values += 1;

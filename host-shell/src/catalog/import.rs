@@ -137,7 +137,7 @@ impl Progress<'_> {
     }
 }
 
-/// Offset and length of each piece.
+/// Returns the offset and length of each piece.
 fn pieces(bytes: u64) -> impl Iterator<Item = (u64, usize)> {
     let begins = (0..bytes).step_by(PIECE as usize);
     begins.map(move |at| (at, (bytes - at).min(PIECE) as usize))

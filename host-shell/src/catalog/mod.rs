@@ -119,12 +119,13 @@ impl Catalog {
         })
     }
 
-    /// Of which format the file is.
+    /// Returns the format of the file.
     pub fn format(&self) -> Format {
         self.format
     }
 
-    /// Bytes of the file including its header; for several files, including the gaps between them.
+    /// Returns the number of bytes of the file including its header; for several files, including the gaps
+    /// between them.
     pub fn bytes(&self) -> u64 {
         self.bytes
     }
@@ -134,7 +135,7 @@ impl Catalog {
         &self.metadata
     }
 
-    /// The files of an index, in the order of their places; none for a single file.
+    /// Returns the files of an index, in the order of their places; none for a single file.
     pub fn files(&self) -> &[Member] {
         &self.files
     }
@@ -144,22 +145,22 @@ impl Catalog {
         self.begin
     }
 
-    /// The tensors in the order of their data.
+    /// Returns the tensors in the order of their data.
     pub fn entries(&self) -> &[Entry] {
         self.entries.all()
     }
 
-    /// The tensor with this name.
+    /// Returns the tensor with this name.
     pub fn get(&self, name: &str) -> Option<&Entry> {
         self.entries.get(name)
     }
 
-    /// The tensors whose names begin with `prefix`, in the order of their names.
+    /// Returns the tensors whose names begin with `prefix`, in the order of their names.
     pub fn with_prefix(&self, prefix: &str) -> impl Iterator<Item = &Entry> {
         self.entries.with_prefix(prefix)
     }
 
-    /// The same file, `offset` bytes further on.
+    /// Returns the same catalog with positions that are `offset` bytes larger.
     fn at(mut self, offset: u64) -> Self {
         self.entries.shift(offset);
         for file in &mut self.files {

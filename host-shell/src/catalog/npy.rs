@@ -13,7 +13,7 @@ pub fn is_likely(head: &[u8]) -> bool {
     head.starts_with(MAGIC)
 }
 
-/// The array of the file under the name `name`.
+/// Parses the array of the file under the name `name`.
 pub fn parse(source: &dyn Source, name: &str) -> Result<Parsed, Fault> {
     let head = read_head(source, 0, 8)?;
     let (major, minor) = (head[6], head[7]);
@@ -56,7 +56,7 @@ pub fn parse(source: &dyn Source, name: &str) -> Result<Parsed, Fault> {
     })
 }
 
-/// The type of a `descr` such as `<f4`.
+/// Returns the type of a `descr` such as `<f4`.
 fn dtype(descr: &str) -> Result<Dtype, String> {
     let mut letters = descr.chars();
     let (order, kind) = (letters.next(), letters.next());
@@ -131,7 +131,7 @@ impl Reader<'_> {
         }
     }
 
-    /// The next few letters.
+    /// Returns the next few letters.
     fn here(&self) -> String {
         self.0.chars().take(20).collect()
     }

@@ -72,8 +72,8 @@ pub(super) fn open(path: &Path) -> Result<Opened> {
     }
 }
 
-/// The files that `path` stands for, and where each begins when they lie one after another: those of the index of a
-/// model, or of a split GGUF by its first part. None for any other file, whatever is in it.
+/// Returns the files that `path` stands for, and where each begins when they lie one after another: those of
+/// the index of a model, or of a split GGUF by its first part. None for any other file, whatever is in it.
 ///
 /// # Errors
 /// As [`Catalog::of_file`], for an index and for parts.
@@ -211,7 +211,7 @@ fn open_index(path: &Path) -> Result<Opened> {
     }
 }
 
-/// The index; else what is wrong with its text, or why it could not be read.
+/// Returns the index; else what is wrong with its text, or why it could not be read.
 fn read_index(path: &Path) -> std::result::Result<Index, std::result::Result<String, Error>> {
     let file = FileSource::open(path).map_err(Err)?;
     if file.len() > MOST {

@@ -40,7 +40,7 @@ impl Fault {
         }
     }
 
-    /// The error about `source`.
+    /// Returns the error about `source`.
     pub fn of(self, source: &dyn Source) -> Error {
         let label = source.label();
         match self {
@@ -123,7 +123,7 @@ impl FileSource {
         })
     }
 
-    /// Its path.
+    /// Returns its path.
     pub fn path(&self) -> &Path {
         &self.path
     }
@@ -159,8 +159,8 @@ pub(crate) struct StoreSource<'a> {
 }
 
 impl<'a> StoreSource<'a> {
-    /// All from byte `offset` on. A regular file has no other bytes than those of the file of tensors; how long a file
-    /// on a drive is only its header says.
+    /// Returns all from byte `offset` on. A regular file has no other bytes than those of the file of tensors;
+    /// how long a file on a drive is only its header says.
     ///
     /// # Errors
     /// [`Error::Usage`] for a byte past the store.
@@ -177,7 +177,7 @@ impl<'a> StoreSource<'a> {
         })
     }
 
-    /// The `bytes` bytes from byte `offset` on, which are a file.
+    /// Returns the `bytes` bytes from byte `offset` on, which are a file.
     ///
     /// # Errors
     /// [`Error::Usage`] for a range past the store.
@@ -197,7 +197,7 @@ impl<'a> StoreSource<'a> {
         })
     }
 
-    /// The same, whose file may end before the range does.
+    /// Returns the same, whose file may end before the range does.
     pub fn at_most(&self) -> Self {
         Self {
             is_exact: false,
@@ -260,7 +260,7 @@ impl Source for &[u8] {
     }
 }
 
-/// `bytes` bytes of a header.
+/// Returns `bytes` bytes of a header.
 pub(super) fn read_head(
     source: &dyn Source,
     offset: u64,

@@ -23,7 +23,7 @@ const OWN: [&str; 4] = [NUMBER, COUNT, TENSORS, "general.alignment"];
 const GET_AGAIN: &str = "get all parts of the model again, into one folder and under their names";
 
 impl Catalog {
-    /// The tensors of a file that lies in `store` from byte `offset` on, at their places in the store.
+    /// Returns the tensors of a file that lies in `store` from byte `offset` on, at their places in the store.
     ///
     /// In a store that is a regular file (`file:PATH`) the file ends where the store does. How long a file on a drive is
     /// only its header says; [`of_range`](Self::of_range) compares that with a size. The parts of a split GGUF are found
@@ -35,7 +35,8 @@ impl Catalog {
         in_store(&StoreSource::from(store, offset)?).map(|found| found.at(offset))
     }
 
-    /// The tensors of a file, the `bytes` bytes of `store` from byte `offset` on, at their places in the store.
+    /// Returns the tensors of a file, the `bytes` bytes of `store` from byte `offset` on, at their places in
+    /// the store.
     ///
     /// # Errors
     /// As [`of_store`](Self::of_store), also for a file that is shorter or longer.
@@ -44,7 +45,7 @@ impl Catalog {
         in_store(&source).map(|found| found.at(offset))
     }
 
-    /// The tensors of a file whose bytes are `source`.
+    /// Returns the tensors of a file whose bytes are `source`.
     ///
     /// # Errors
     /// [`Error::Usage`] for what is no file of a known format, is not complete, or is longer than its header says where
@@ -132,7 +133,7 @@ impl Part {
     }
 }
 
-/// Keys or parts that do not go together.
+/// Returns the keys or parts that do not go together.
 pub fn wrong(what: String) -> Fault {
     Fault::unknown(what, GET_AGAIN)
 }
@@ -248,7 +249,7 @@ impl Joined {
     }
 }
 
-/// The file in `source`, or the parts of a split GGUF that lie there one after another.
+/// Returns the file in `source`, or the parts of a split GGUF that lie there one after another.
 ///
 /// # Errors
 /// As [`Catalog::of`].
@@ -318,7 +319,7 @@ struct Names<'a> {
 }
 
 impl<'a> Names<'a> {
-    /// Of `STEM-00001-of-00003.gguf`.
+    /// Splits a name such as `STEM-00001-of-00003.gguf`.
     fn of(name: &'a str) -> Option<Self> {
         let (rest, count) = name.strip_suffix(".gguf")?.rsplit_once("-of-")?;
         let (stem, number) = rest.rsplit_once('-')?;
@@ -333,13 +334,14 @@ impl<'a> Names<'a> {
         })
     }
 
-    /// The name of the part `number`, from 0 on.
+    /// Returns the name of the part `number`, from 0 on.
     fn name(&self, number: u64) -> String {
         format!("{}-{:05}-of-{:05}.gguf", self.stem, number + 1, self.count)
     }
 }
 
-/// The parts of the split GGUF whose first part is `file`, the open file at `path`; each with where it begins.
+/// Opens the parts of the split GGUF whose first part is `file`, the open file at `path`; each with where it
+/// begins.
 ///
 /// # Errors
 /// [`Error::Usage`] for another part than the first, for parts that are missing, and for those that do not go together.

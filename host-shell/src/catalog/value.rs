@@ -27,7 +27,7 @@ pub enum Value {
 }
 
 impl Value {
-    /// The text, if it is one.
+    /// Returns the text, if it is one.
     pub fn as_text(&self) -> Option<&str> {
         match self {
             Self::Text(text) => Some(text),
@@ -35,7 +35,7 @@ impl Value {
         }
     }
 
-    /// The values of an array.
+    /// Returns the values of an array.
     pub fn as_array(&self) -> Option<&[Self]> {
         match self {
             Self::Array(values) => Some(values),
@@ -43,7 +43,7 @@ impl Value {
         }
     }
 
-    /// The value of an integer of any type that is not below zero.
+    /// Returns the value of an integer of any type that is not below zero.
     pub fn as_u64(&self) -> Option<u64> {
         match *self {
             Self::U8(value) => Some(value.into()),
@@ -58,7 +58,7 @@ impl Value {
         }
     }
 
-    /// The value of a number with a fraction.
+    /// Returns the value of a number with a fraction.
     pub fn as_f64(&self) -> Option<f64> {
         match *self {
             Self::F32(value) => Some(value.into()),

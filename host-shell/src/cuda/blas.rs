@@ -123,7 +123,7 @@ impl Blas {
         Ok(blas)
     }
 
-    /// Its version, as the library says it: 130000 is 13.0.
+    /// Returns its version, as the library says it: 130000 is 13.0.
     pub fn version(&self) -> i32 {
         self.version
     }

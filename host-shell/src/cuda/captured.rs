@@ -14,8 +14,9 @@ use cudarc::driver::sys;
 use std::ffi::c_void;
 use std::ptr::null_mut;
 
-/// Has the graph that `stream` of the calling thread's context is captured in keep `needed`. Call it before the launch
-/// that needs it: after an error nothing is kept, and nothing may be launched.
+/// Makes the graph into which `stream` of the calling thread's context is captured keep `needed`
+/// alive. Call it before the launch that needs it: after an error nothing is kept, and nothing may
+/// be launched.
 ///
 /// # Errors
 /// [`Error::Environment`] with the driver's answer; `needed` is dropped then.
@@ -45,7 +46,7 @@ pub(super) fn keep_with_graph(stream: u64, needed: Box<dyn Leftover>) -> Result<
     retained
 }
 
-/// The graph that `stream` is captured in.
+/// Returns the graph that `stream` is captured in.
 fn graph_of(stream: u64) -> Result<sys::CUgraph> {
     let mut status = sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE;
     let (mut id, mut graph) = (0, null_mut());

@@ -46,14 +46,14 @@ pub enum GpuData {
 }
 
 impl GpuData {
-    /// Host memory of `bytes` bytes.
+    /// Allocates `bytes` bytes of host memory.
     pub fn pinned(gpu: &Arc<Gpu>, device: &Arc<dyn Device>, bytes: usize) -> Result<Self> {
         let buffer = DmaBuffer::new(device, bytes)?;
         let registered = Registered::pages(gpu, buffer.pages())?;
         Ok(Self::Pinned { buffer, registered })
     }
 
-    /// Controller memory of `bytes` bytes, which `register` gives the GPU's view of.
+    /// Takes `bytes` bytes of controller memory; `register` returns the GPU's view of it.
     ///
     /// # Errors
     /// [`Error::Usage`] and [`Error::Device`] where there is none, it takes no data, or not as much.
@@ -82,7 +82,7 @@ impl GpuData {
         })
     }
 
-    /// The memory, of data that lies on the GPU.
+    /// Returns the memory, of data that lies on the GPU.
     pub(super) fn on_gpu_memory(&self) -> Result<Arc<DeviceMemory>> {
         match self {
             Self::OnGpu { memory, .. } => Ok(Arc::clone(memory)),
@@ -90,7 +90,7 @@ impl GpuData {
         }
     }
 
-    /// GPU memory of `bytes` bytes, or more: what is exported is rounded up.
+    /// Allocates GPU memory of `bytes` bytes, or more, since exported memory is rounded up.
     pub fn on_gpu(gpu: &Arc<Gpu>, device: &Arc<dyn Device>, bytes: usize) -> Result<Self> {
         let bytes = match device.reaches_peers() {
             true => bytes.next_multiple_of(EXPORTED),
@@ -118,7 +118,7 @@ impl GpuData {
         })
     }
 
-    /// The GPU's address of the first byte.
+    /// Returns the GPU's address of the first byte.
     pub fn address(&self) -> u64 {
         match self {
             Self::Pinned { registered, .. } => registered.address(),
@@ -127,7 +127,7 @@ impl GpuData {
         }
     }
 
-    /// The controller's address of the first byte.
+    /// Returns the controller's address of the first byte.
     pub fn iova(&self) -> Iova {
         match self {
             Self::Pinned { buffer, .. } => buffer.iova(),
@@ -136,7 +136,7 @@ impl GpuData {
         }
     }
 
-    /// Length in bytes.
+    /// Returns the length in bytes.
     pub fn len(&self) -> usize {
         match self {
             Self::Pinned { buffer, .. } => buffer.len(),

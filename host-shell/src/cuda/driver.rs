@@ -135,22 +135,22 @@ impl Gpu {
         }))
     }
 
-    /// Many copies in one call, where the driver has that.
+    /// Returns the function for many copies in one call, where the driver has it.
     pub(super) fn batch_copy(&self) -> Option<BatchCopy> {
         self.batch_copy
     }
 
-    /// Its number.
+    /// Returns its number.
     pub fn index(&self) -> u32 {
         self.index
     }
 
-    /// Its name, as the driver gives it.
+    /// Returns its name, as the driver gives it.
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// Name, number and driver, for people.
+    /// Describes the GPU in words: name, number and driver.
     pub fn describe(&self) -> String {
         format!(
             "GPU {} ({}), driver for CUDA {}",
@@ -160,7 +160,7 @@ impl Gpu {
         )
     }
 
-    /// Streaming multiprocessors.
+    /// Returns the number of streaming multiprocessors.
     pub fn multiprocessors(&self) -> Result<u32> {
         let count = attribute(
             self.device,
@@ -169,7 +169,7 @@ impl Gpu {
         Ok(count.max(1) as u32)
     }
 
-    /// Its compute capability.
+    /// Returns its compute capability.
     ///
     /// # Errors
     /// [`Error::Device`] with the driver's answer.
@@ -233,7 +233,7 @@ impl Gpu {
         }
     }
 
-    /// From now on nothing is freed: a kernel did not end.
+    /// Records that a kernel did not end, so that nothing is freed from now on.
     pub(super) fn lose(&self) {
         self.lost.store(true, Ordering::Release);
     }
@@ -249,7 +249,7 @@ impl Gpu {
         Ok(())
     }
 
-    /// Its context.
+    /// Returns its context.
     pub(super) fn context(&self) -> sys::CUcontext {
         self.context
     }
@@ -305,7 +305,7 @@ fn device_count() -> Result<u32> {
     if count == 0 { Err(no_gpu()) } else { Ok(count) }
 }
 
-/// The driver's handle of GPU `index`.
+/// Returns the driver's handle of GPU `index`.
 fn device(index: u32) -> Result<sys::CUdevice> {
     let count = device_count()?;
     let ordinal = i32::try_from(index).unwrap_or(i32::MAX);
@@ -390,7 +390,7 @@ fn no_gpu() -> Error {
     )
 }
 
-/// Success, or the driver's answer to `call` as an error with a remedy.
+/// Converts the driver's answer to `call` into a result, with a remedy for an error.
 pub(super) fn check(call: &str, result: CUresult) -> Result<()> {
     match result {
         CUresult::CUDA_SUCCESS => Ok(()),
@@ -398,7 +398,7 @@ pub(super) fn check(call: &str, result: CUresult) -> Result<()> {
     }
 }
 
-/// The error for an answer other than success.
+/// Returns the error for an answer other than success.
 fn failed(call: &str, result: CUresult) -> Error {
     use CUresult as R;
     let (what, remedy) = match result {

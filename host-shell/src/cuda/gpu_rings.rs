@@ -70,8 +70,9 @@ pub struct GpuRings {
 }
 
 impl GpuRings {
-    /// Rings, lists and states of `shape`, zeroed, as queues that were never used. `map` lets the controller reach the
-    /// memory and says where it finds it; `doorbells` gives the GPU's addresses of a queue's tail and head doorbell.
+    /// Allocates zeroed rings, lists and states of `shape`, as those of unused queues. `map` maps
+    /// the memory for the controller and returns its address there; `doorbells` returns the GPU's
+    /// addresses of a queue's tail and head doorbell.
     ///
     /// # Errors
     /// [`Error::Usage`] for rings that a kernel cannot drive, [`Error::Environment`] without GPU memory.
@@ -136,7 +137,7 @@ impl GpuRings {
         }
     }
 
-    /// Offset of part `part` of queue `index`.
+    /// Returns the offset of part `part` of queue `index`.
     fn at(&self, index: u32, part: usize) -> usize {
         self.skip + self.layout.total * index as usize + part
     }
@@ -146,7 +147,7 @@ impl GpuRings {
         self.device_words.address()
     }
 
-    /// The memory of everything.
+    /// Returns the memory of everything.
     pub fn memory(&self) -> &Arc<DeviceMemory> {
         &self.memory
     }
@@ -208,7 +209,7 @@ impl GpuRings {
         Ok(ended)
     }
 
-    /// Commands in flight on all queues, as their states say. While no kernel uses them.
+    /// Returns the number of commands in flight on all queues, as their states say. While no kernel uses them.
     ///
     /// # Errors
     /// [`Error::Environment`] with the driver's answer.

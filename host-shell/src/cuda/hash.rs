@@ -79,7 +79,7 @@ pub struct HostWords {
 }
 
 impl HostWords {
-    /// `count` words, zeros.
+    /// Allocates `count` zeroed words.
     ///
     /// # Errors
     /// Without memory that the GPU reaches.
@@ -99,12 +99,13 @@ impl HostWords {
         })
     }
 
-    /// The GPU's address of word `index`.
+    /// Returns the GPU's address of word `index`.
     pub fn address(&self, index: usize) -> u64 {
         self.registered.address() + index as u64 * 8
     }
 
-    /// Word `index`, 0 past the end. What kernels wrote is there when their end was seen.
+    /// Returns word `index`, 0 past the end. Words that kernels wrote are visible once their end
+    /// was seen.
     pub fn get(&self, index: usize) -> u64 {
         if index >= self.count {
             return 0;

@@ -25,7 +25,7 @@ impl<T> Held<T> {
         self.0.is_empty()
     }
 
-    /// Every command of every launch has ended.
+    /// Drops the references: every command of every launch has ended.
     pub fn release(&mut self) {
         self.0.clear();
     }

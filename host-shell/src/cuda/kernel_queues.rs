@@ -118,25 +118,27 @@ impl KernelQueues {
         }
     }
 
-    /// The buffer: its address on the GPU, its address for the controller, its bytes. Zeroes without one.
+    /// Returns the buffer: its address on the GPU, its address for the controller, its bytes. Zeroes without
+    /// one.
     pub fn buffer(&self) -> (u64, u64, u64) {
         self.buffer.as_ref().map_or((0, 0, 0), |buffer| {
             (buffer.address(), buffer.iova().0, buffer.len() as u64)
         })
     }
 
-    /// The namespace.
+    /// Returns the namespace.
     pub fn namespace(&self) -> NamespaceInfo {
         self.info
     }
 
-    /// The most bytes of one command.
+    /// Returns the most bytes of one command.
     pub fn max_transfer(&self) -> u64 {
         self.max_transfer
     }
 
-    /// Before launches: from here on, until [`end`](Self::end), the queues are the kernels'. Waits for a reset of the
-    /// controller that is under way. May be called several times; each needs its own end.
+    /// Begins the use of the queues by kernels; call it before launches. Until [`end`](Self::end)
+    /// the library leaves the queues alone. Waits for a reset of the controller that is under way.
+    /// May be called several times; each needs its own end.
     ///
     /// # Errors
     /// [`Error::Gone`] when the controller or the queues are of no use any more; [`Error::Changed`] when the namespace is
@@ -158,8 +160,9 @@ impl KernelQueues {
         Ok(())
     }
 
-    /// After the kernels of a [`begin`](Self::begin) have ended, which the caller has waited for. The last end takes
-    /// late completions, aborts what is in flight, and resets the controller when that does not help.
+    /// Ends a [`begin`](Self::begin) after its kernels have ended, for which the caller has waited.
+    /// The last end reaps late completions, aborts the commands in flight, and resets the
+    /// controller when that does not help.
     ///
     /// # Errors
     /// [`Error::Usage`] without a begin; [`Error::Gone`] when the controller does not come back.
@@ -312,8 +315,8 @@ impl Users for Turns {
 }
 
 impl Gpu {
-    /// The layout number that the code of kernel `function`, a `CUfunction`, was linked with: that of the
-    /// `nvme_gpu_device.ptx` in it; none without one. The host fills structures of layout
+    /// Returns the layout number that the code of kernel `function`, a `CUfunction`, was linked with: that of
+    /// the `nvme_gpu_device.ptx` in it; none without one. The host fills structures of layout
     /// [`DEVICE_LAYOUT`](super::DEVICE_LAYOUT).
     ///
     /// # Safety

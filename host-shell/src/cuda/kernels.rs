@@ -47,7 +47,7 @@ impl Kernels {
         })
     }
 
-    /// The shared kernel in few registers.
+    /// Returns the shared kernel in few registers.
     fn narrow(&self) -> Result<(Arc<Module>, Function)> {
         let mut narrow = lock(&self.narrow);
         if let Some((module, function)) = &*narrow {
@@ -60,7 +60,7 @@ impl Kernels {
         Ok((module, function))
     }
 
-    /// The GPU that they are loaded for.
+    /// Returns the GPU that they are loaded for.
     pub fn gpu(&self) -> &Arc<Gpu> {
         self.module.gpu()
     }

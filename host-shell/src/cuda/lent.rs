@@ -48,7 +48,7 @@ pub(super) trait Users: Send + Sync {
     /// Keeps them out, and waits until none is inside; whether none is. Called once for each queue.
     fn stop(&self) -> bool;
 
-    /// After [`stop`](Self::stop): lets them in again, or never again.
+    /// Admits them again after [`stop`](Self::stop), or shuts them out for good.
     fn resume(&self, works: bool);
 }
 
@@ -222,7 +222,7 @@ impl LentQueues {
         })
     }
 
-    /// The commands in flight, with their queues.
+    /// Returns the commands in flight, with their queues.
     ///
     /// # Errors
     /// [`Error::Device`] when GPU memory cannot be read.

@@ -17,7 +17,7 @@ pub struct DeviceMemory {
 }
 
 impl DeviceMemory {
-    /// `bytes` zeroed bytes, aligned to 256 at least.
+    /// Allocates `bytes` zeroed bytes, aligned to 256 at least.
     ///
     /// # Errors
     /// [`Error::Device`] when there is not as much.
@@ -37,17 +37,17 @@ impl DeviceMemory {
         Ok(memory)
     }
 
-    /// The GPU.
+    /// Returns the GPU.
     pub fn gpu(&self) -> &Arc<Gpu> {
         &self.gpu
     }
 
-    /// The GPU's address of the first byte.
+    /// Returns the GPU's address of the first byte.
     pub fn address(&self) -> u64 {
         self.address
     }
 
-    /// Length in bytes.
+    /// Returns the length in bytes.
     pub fn len(&self) -> usize {
         self.bytes
     }
@@ -75,8 +75,8 @@ impl DeviceMemory {
         stream.finish()
     }
 
-    /// The memory as a dma-buf, which drivers of other devices import. Address and length must be whole pages of the
-    /// host, which allocations of multiples of 2 MiB are.
+    /// Returns the memory as a dma-buf, which drivers of other devices import. Address and length must be whole
+    /// pages of the host, which allocations of multiples of 2 MiB are.
     ///
     /// # Errors
     /// [`Error::Environment`] where the driver exports none.

@@ -52,7 +52,7 @@ impl Module {
         Self::load_within(gpu, image, None)
     }
 
-    /// The same with at most `registers` registers per thread; what does not fit is kept in memory.
+    /// Loads with at most `registers` registers per thread; further values are spilled to memory.
     pub(super) fn load_within(
         gpu: &Arc<Gpu>,
         image: &[u8],
@@ -64,12 +64,12 @@ impl Module {
         })
     }
 
-    /// The GPU that it is loaded for.
+    /// Returns the GPU that it is loaded for.
     pub fn gpu(&self) -> &Arc<Gpu> {
         &self.gpu
     }
 
-    /// The kernel `name`, loaded now: one that is loaded when it is first launched can wait forever
+    /// Returns the kernel `name`, loaded now: one that is loaded when it is first launched can wait forever
     /// behind one that runs.
     ///
     /// # Errors
@@ -88,7 +88,8 @@ impl Module {
         Ok(Function(function))
     }
 
-    /// The same for launches whose blocks have up to `bytes` bytes of shared memory beside what the kernel declares.
+    /// Returns the kernel for launches whose blocks have up to `bytes` bytes of dynamic shared
+    /// memory, besides the kernel's own.
     ///
     /// # Errors
     /// As [`function`](Self::function), and [`Error::Device`] for more than a multiprocessor of this GPU has.
@@ -161,7 +162,8 @@ impl Module {
         unsafe { launch(stream.raw(), function, grid, argument) }
     }
 
-    /// The same in any stream `stream`, a `CUstream` of this module's GPU.
+    /// Launches as [`launch`](Self::launch) does, in any stream `stream`, a `CUstream` of this
+    /// module's GPU.
     ///
     /// # Safety
     /// As [`launch`](Self::launch).
@@ -181,7 +183,8 @@ impl Module {
         unsafe { self.launch_on(stream, function, Blocks::plain(grid, block), argument) }
     }
 
-    /// The same with shared memory: `function` was made by [`function_with_shared`](Self::function_with_shared).
+    /// Launches with dynamic shared memory: `function` was returned by
+    /// [`function_with_shared`](Self::function_with_shared).
     ///
     /// # Safety
     /// As [`launch`](Self::launch).
@@ -200,7 +203,8 @@ impl Module {
         unsafe { launch(handle(stream), function, grid, argument) }
     }
 
-    /// The same in the stream `stream` of the calling thread's context, a `CUstream`.
+    /// Launches as [`launch`](Self::launch) does, in the stream `stream` of the calling thread's
+    /// context, a `CUstream`.
     ///
     /// # Safety
     /// As [`launch`](Self::launch); the context is the one that this module is loaded for.
@@ -316,7 +320,7 @@ fn compile(gpu: &Gpu, image: &[u8], registers: Option<u32>) -> Result<sys::CUmod
     Ok(module)
 }
 
-/// The messages up to the first zero byte, on one line.
+/// Returns the messages up to the first zero byte, on one line.
 fn one_line(log: &str) -> String {
     let end = log.find('\0').unwrap_or(log.len());
     let lines = log[..end].lines().map(str::trim);

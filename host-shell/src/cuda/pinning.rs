@@ -58,8 +58,8 @@ impl Gpu {
 }
 
 impl Registered {
-    /// At least `bytes` zeroed bytes of this process that `gpu` reaches: registered in one piece, or allocated by the driver
-    /// where that registers none or not as much.
+    /// Allocates at least `bytes` zeroed bytes of this process that `gpu` can access: registered in
+    /// one piece, or allocated by the driver if it registers no memory or not as much.
     ///
     /// # Errors
     /// [`Error::Environment`] with both answers of the driver.
@@ -88,7 +88,7 @@ fn pinned(gpu: &Arc<Gpu>, bytes: usize) -> Result<(Arc<Pages>, Registered)> {
     })
 }
 
-/// At least `bytes` zeroed bytes of memory of the driver.
+/// Allocates at least `bytes` zeroed bytes of driver memory.
 fn allocate(gpu: &Arc<Gpu>, bytes: usize) -> Result<(Arc<Pages>, Registered)> {
     let _guest = gpu.enter()?;
     let bytes = bytes.max(1);

@@ -48,7 +48,7 @@ pub struct KernelArgument<'a> {
 }
 
 impl<'a> KernelArgument<'a> {
-    /// `count` elements of `unit` bytes that a kernel reads.
+    /// Describes `count` elements of `unit` bytes that a kernel reads.
     pub fn read(name: &'a str, address: u64, count: u64, unit: u64) -> Self {
         Self {
             name,
@@ -60,7 +60,7 @@ impl<'a> KernelArgument<'a> {
         }
     }
 
-    /// `count` elements of `unit` bytes that a kernel writes.
+    /// Describes `count` elements of `unit` bytes that a kernel writes.
     pub fn written(name: &'a str, address: u64, count: u64, unit: u64) -> Self {
         Self {
             usage: MemoryUse::Writes,
@@ -160,7 +160,7 @@ impl Gpu {
         Ok(())
     }
 
-    /// The same while this GPU's context is current.
+    /// Performs [`judge`](Self::judge) while this GPU's context is current.
     fn judge_inside(&self, stream: u64, argument: &KernelArgument<'_>) -> Result<u64> {
         let KernelArgument { address, bytes, .. } = *argument;
         let end = self.check_shape(argument)?;

@@ -53,7 +53,7 @@ impl GpuQueuePairs {
         })
     }
 
-    /// Once `stop` is set a launch is waited for no longer than `grace`.
+    /// Limits the wait for a launch to `grace` once `stop` is set.
     pub fn end_early(&mut self, stop: Arc<AtomicBool>, grace: Duration) {
         self.stop = Some((stop, grace));
     }
@@ -127,8 +127,9 @@ impl GpuQueuePairs {
         Ok(ran)
     }
 
-    /// After a launch with timeouts or a fault: takes late completions, aborts what is in flight, and
-    /// resets the controller when that does not help. Afterwards nothing is in flight.
+    /// Recovers after a launch with timeouts or a fault: reaps late completions, aborts the
+    /// commands in flight, and resets the controller when that does not help. Afterwards nothing is
+    /// in flight.
     ///
     /// # Errors
     /// [`Error::Gone`] when the controller does not come back; data memory is kept then, and leaked on drop.
@@ -138,7 +139,7 @@ impl GpuQueuePairs {
         Ok(recovered)
     }
 
-    /// The commands in flight, with their queues.
+    /// Returns the commands in flight, with their queues.
     ///
     /// # Errors
     /// [`Error::Environment`] when GPU memory cannot be read.

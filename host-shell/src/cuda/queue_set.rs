@@ -85,12 +85,12 @@ impl QueueSet {
         self.words.address()
     }
 
-    /// Number of queues.
+    /// Returns the number of queues.
     pub fn len(&self) -> usize {
         self.host.len()
     }
 
-    /// Bytes of GPU memory that the state of one queue takes.
+    /// Returns the number of bytes of GPU memory that the state of one queue takes.
     pub fn state_bytes(&self) -> usize {
         self.host.first().map_or(0, state_bytes)
     }
@@ -142,7 +142,7 @@ pub(super) struct Remote {
 }
 
 impl Remote {
-    /// The GPU.
+    /// Returns the GPU.
     pub fn gpu(&self) -> &Arc<Gpu> {
         self.states.gpu()
     }

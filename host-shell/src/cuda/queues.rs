@@ -71,7 +71,7 @@ impl GpuQueues {
         self.launches.clear_cells()
     }
 
-    /// Bytes of GPU memory that the state of one queue takes.
+    /// Returns the number of bytes of GPU memory that the state of one queue takes.
     pub fn state_bytes(&self) -> usize {
         self.set.state_bytes()
     }
@@ -235,7 +235,7 @@ fn grow(gpu: &Arc<Gpu>, memory: &mut Option<DeviceMemory>, bytes: usize) -> Resu
     Ok(())
 }
 
-/// The report's words, in the order of its fields.
+/// Returns the report's words, in the order of its fields.
 fn report_of(words: [u64; size_of::<Report>() / 8]) -> Report {
     // SAFETY: `Report` is `repr(C)` and nothing but `u64` fields, so any words are one.
     unsafe { std::mem::transmute(words) }

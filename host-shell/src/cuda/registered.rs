@@ -147,7 +147,7 @@ impl Registered {
         unsafe { Self::new(gpu, start, bytes, false, Arc::new(())) }
     }
 
-    /// The GPU's view of `pages`, which the driver allocated.
+    /// Returns the GPU's view of `pages`, which the driver allocated.
     ///
     /// # Errors
     /// [`Error::Environment`] with the driver's answer.
@@ -245,7 +245,7 @@ impl Registered {
         }
     }
 
-    /// The GPU's address of the first byte.
+    /// Returns the GPU's address of the first byte.
     pub fn address(&self) -> u64 {
         self.address
     }
@@ -255,7 +255,7 @@ impl Registered {
         self.io
     }
 
-    /// The GPU's address of the byte that the host has at `host`.
+    /// Returns the GPU's address of the byte that the host has at `host`.
     ///
     /// # Errors
     /// [`Error::Device`] when it is not inside.
@@ -270,7 +270,7 @@ impl Registered {
         }
     }
 
-    /// The same registration, seen from `bytes` further on.
+    /// Returns the same registration without its first `bytes` bytes.
     fn skip(mut self, bytes: usize) -> Self {
         self.address += bytes as u64;
         self
@@ -289,7 +289,8 @@ impl Drop for Registered {
     }
 }
 
-/// The address by which the GPU of the current context reaches memory that is registered or the driver's.
+/// Returns the address by which the GPU of the current context reaches memory that is registered or the
+/// driver's.
 fn mapped(host: *mut u8) -> Result<u64> {
     let mut address = 0;
     // SAFETY: writes one address.

@@ -31,7 +31,7 @@ pub(super) struct RingShadow {
 }
 
 impl RingShadow {
-    /// Room for `queues` pairs of rings of `entries` entries, on pages of `page` bytes.
+    /// Allocates room for `queues` pairs of rings of `entries` entries, on pages of `page` bytes.
     ///
     /// # Errors
     /// [`Error::Environment`] without GPU memory; what [`Device::map_peer`] says.
@@ -61,7 +61,7 @@ impl RingShadow {
         &self.memory
     }
 
-    /// The GPU's address of the byte that the shadow has at `host`.
+    /// Returns the GPU's address of the byte that the shadow has at `host`.
     pub fn translate(&self, host: u64) -> Option<u64> {
         let offset = host.wrapping_sub(self.start);
         (offset < self.on_gpu.len() as u64).then(|| self.on_gpu.address() + offset)
@@ -73,7 +73,7 @@ impl RingShadow {
         Ok((at - self.on_gpu.address()) as usize)
     }
 
-    /// A copy of the completion ring of `queue`, which no kernel uses.
+    /// Returns a copy of the completion ring of `queue`, which no kernel uses.
     ///
     /// # Errors
     /// [`Error::Environment`] when GPU memory cannot be read.

@@ -236,12 +236,12 @@ impl GpuSession {
         self.pairs.end_early(stop, grace);
     }
 
-    /// The GPU.
+    /// Returns the GPU.
     pub fn gpu(&self) -> &Arc<Gpu> {
         self.access.gpu()
     }
 
-    /// Tier and reason, for people.
+    /// Describes the tier and the reason for it.
     pub fn tier(&self) -> String {
         self.access.describe()
     }
@@ -251,12 +251,12 @@ impl GpuSession {
         &self.access
     }
 
-    /// Bytes that one command moves.
+    /// Returns the number of bytes that one command moves.
     pub fn command_bytes(&self) -> u64 {
         self.command_bytes
     }
 
-    /// From now on kernels record what they do.
+    /// Makes kernels record their events from now on.
     ///
     /// # Errors
     /// As [`Trace::new`].
@@ -283,22 +283,22 @@ impl GpuSession {
         self.trace.as_ref()
     }
 
-    /// The namespace.
+    /// Returns the namespace.
     pub fn info(&self) -> &NamespaceInfo {
         &self.info
     }
 
-    /// The controller, for admin commands and for queues of the CPU beside the GPU's.
+    /// Returns the controller, for admin commands and for queues of the CPU beside the GPU's.
     pub fn controller(&self) -> &Controller {
         &self.controller
     }
 
-    /// The data memory.
+    /// Returns the data memory.
     pub fn data(&self) -> &GpuData {
         &self.data
     }
 
-    /// The data memory, to be filled. No command is in flight between two launches.
+    /// Returns the data memory, to be filled. No command is in flight between two launches.
     ///
     /// # Errors
     /// [`Error::Device`] when a failed launch still holds it.

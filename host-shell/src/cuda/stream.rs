@@ -28,7 +28,7 @@ unsafe impl Send for Stream {}
 unsafe impl Sync for Stream {}
 
 impl Stream {
-    /// An empty stream.
+    /// Creates an empty stream.
     pub fn new(gpu: &Arc<Gpu>) -> Result<Self> {
         let _guest = gpu.enter()?;
         let mut raw = null_mut();
@@ -67,7 +67,7 @@ impl Stream {
         self.raw
     }
 
-    /// The driver's handle, as a number.
+    /// Returns the driver's handle, as a number.
     pub fn handle(&self) -> u64 {
         self.raw.expose_provenance() as u64
     }
@@ -253,7 +253,7 @@ pub(super) fn is_capturing(stream: u64) -> Result<bool> {
     Ok(status != sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE)
 }
 
-/// The driver's handle of a stream that came as a number.
+/// Returns the driver's handle of a stream that came as a number.
 pub(super) fn handle(stream: u64) -> sys::CUstream {
     std::ptr::with_exposed_provenance_mut(stream as usize)
 }
@@ -325,7 +325,7 @@ impl Event {
         Ok(event)
     }
 
-    /// An event that tells whether, but not when: cheaper for the GPU.
+    /// Returns an event that tells whether, but not when: cheaper for the GPU.
     pub fn untimed(gpu: &Arc<Gpu>) -> Result<Self> {
         Self::new(gpu, sys::CUevent_flags::CU_EVENT_DISABLE_TIMING)
     }
@@ -403,7 +403,7 @@ impl Event {
         }
     }
 
-    /// Seconds from `earlier` to this, once the stream is done.
+    /// Measures the seconds from `earlier` to this, once the stream is done.
     pub fn seconds_since(&self, earlier: &Event) -> Result<f64> {
         let _guest = self.gpu.enter()?;
         let mut milliseconds = 0.0f32;

@@ -29,8 +29,8 @@ impl HalfMatrix {
         is_aligned && self.rows > 0 && self.columns > 0 && self.row_bytes < 1 << 40
     }
 
-    /// The `CUtensorMap` of copies of `box_rows` rows of `box_columns` (64) columns into shared memory, swizzled by 128
-    /// bytes; what is outside of the matrix comes as zeros.
+    /// Returns the `CUtensorMap` of copies of `box_rows` rows of `box_columns` (64) columns into shared memory,
+    /// swizzled by 128 bytes; what is outside of the matrix comes as zeros.
     ///
     /// # Errors
     /// [`Error::Device`](crate::Error::Device) with the driver's answer, as for a matrix that does not [fit](Self::fits).

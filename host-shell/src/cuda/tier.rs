@@ -25,7 +25,7 @@ pub enum Tier {
 }
 
 impl Tier {
-    /// The number in docs/hardware.md.
+    /// Returns the number in docs/hardware.md.
     pub fn number(self) -> u32 {
         self as u32
     }
@@ -113,22 +113,22 @@ impl Access {
         })
     }
 
-    /// The device to start the controller on: relayed in tier 0.
+    /// Returns the device to start the controller on: relayed in tier 0.
     pub fn device(&self) -> &Arc<dyn Device> {
         &self.device
     }
 
-    /// The GPU.
+    /// Returns the GPU.
     pub fn gpu(&self) -> &Arc<Gpu> {
         &self.gpu
     }
 
-    /// The tier in use.
+    /// Returns the tier in use.
     pub fn tier(&self) -> Tier {
         self.tier
     }
 
-    /// Tier and reason, for people.
+    /// Describes the tier and the reason for it.
     pub fn describe(&self) -> String {
         format!("tier {}: {}", self.tier.number(), self.why)
     }
@@ -138,13 +138,13 @@ impl Access {
         self.relay.as_ref().map(|relay| relay.forwarded())
     }
 
-    /// The GPU's address of the doorbell that the host has at `host`.
+    /// Returns the GPU's address of the doorbell that the host has at `host`.
     pub(super) fn doorbell(&self, host: u64) -> Result<u64> {
         self.doorbells.translate(host)
     }
 
-    /// `bytes` bytes that the controller writes while kernels wait for that: GPU memory where the tier has it and no
-    /// thread of this process has a part in the transfer (docs/adr/0008).
+    /// Returns `bytes` bytes that the controller writes while kernels wait for that: GPU memory where the tier
+    /// has it and no thread of this process has a part in the transfer (docs/adr/0008).
     ///
     /// # Errors
     /// As [`data`](Self::data).
@@ -167,7 +167,7 @@ impl Access {
         RingShadow::new(&self.gpu, &self.device, shape).map(|rings| Some(Arc::new(rings)))
     }
 
-    /// The GPU's view of controller memory, or of a peer's, in which rings or data lie.
+    /// Returns the GPU's view of controller memory, or of a peer's, in which rings or data lie.
     ///
     /// # Errors
     /// As [`Registered::ring_memory`].
@@ -181,7 +181,7 @@ impl Access {
         Ok(registered)
     }
 
-    /// `bytes` bytes of controller memory for data.
+    /// Returns `bytes` bytes of controller memory for data.
     ///
     /// # Errors
     /// As [`GpuData::in_controller`].
@@ -189,7 +189,7 @@ impl Access {
         GpuData::in_controller(&self.device, bytes, |memory| self.registered(memory))
     }
 
-    /// `bytes` bytes of data memory where the tier has it.
+    /// Returns `bytes` bytes of data memory where the tier has it.
     ///
     /// # Errors
     /// [`Error::Device`] and [`Error::System`] when there is none.
@@ -201,7 +201,8 @@ impl Access {
     }
 }
 
-/// The tier and the reason, from what works: the doorbells, and GPU memory where it was tried.
+/// Selects the tier, with the reason, from the features that work: the doorbells, and GPU memory where it was
+/// tried.
 fn choose(
     request: TierRequest,
     doorbells: Result<()>,

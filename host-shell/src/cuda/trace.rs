@@ -32,7 +32,7 @@ pub struct Recorded {
 }
 
 impl Trace {
-    /// An empty trace.
+    /// Creates an empty trace.
     ///
     /// # Errors
     /// [`Error::System`](crate::Error::System) and [`Error::Device`](crate::Error::Device) without memory.
@@ -46,7 +46,7 @@ impl Trace {
         })
     }
 
-    /// The launch that records here.
+    /// Returns the launch that records here.
     pub(super) fn attach(&self, launch: Launch) -> Launch {
         Launch {
             trace: self.registered.address(),
@@ -97,7 +97,7 @@ impl Recorded {
     }
 }
 
-/// The records that a ring of `size` still holds after `traced` were written to it, oldest first, and
+/// Returns the records that a ring of `size` still holds after `traced` were written to it, oldest first, and
 /// how many were replaced. `at` reads a place below `size`.
 fn newest(
     traced: u64,
@@ -114,8 +114,8 @@ fn is_kind(record: &Traced, of: Event) -> bool {
     record.event[0] >> 56 == of.to_words()[0] >> 56
 }
 
-/// The ends of commands that have none in `records`: those in flight, and those that expired, since a
-/// completion that comes after its wait ended is not recorded.
+/// Returns end records for commands that have none in `records`: those in flight, and those that
+/// expired, since a completion that arrives after its wait ended is not recorded.
 fn reclaimed(records: &[Traced], in_flight: &[(Qid, Cid)]) -> Vec<Traced> {
     let (qid, cid) = (Qid(0), Cid(0));
     let [submitted, completed, expired, reclaimed] = [
@@ -151,7 +151,7 @@ fn reclaimed(records: &[Traced], in_flight: &[(Qid, Cid)]) -> Vec<Traced> {
     ends.map(end).collect()
 }
 
-/// In the order of time, with times from the first event on.
+/// Sorts the records by time, and returns them with times relative to the first event.
 fn in_order(records: &[Traced]) -> Vec<(u64, Traced)> {
     let mut sorted = records.to_vec();
     sorted.sort_by_key(|record| record.now_ns);
@@ -160,7 +160,7 @@ fn in_order(records: &[Traced]) -> Vec<(u64, Traced)> {
     sorted.into_iter().map(since).collect()
 }
 
-/// One line of text for each record, in the order of time; `lost` older ones were replaced.
+/// Formats each record as one line of text, in the order of time; `lost` older ones were replaced.
 pub fn lines(records: &[Traced], lost: u64) -> String {
     let mut text = String::new();
     if lost > 0 {
@@ -176,13 +176,13 @@ pub fn lines(records: &[Traced], lost: u64) -> String {
     text
 }
 
-/// The queue and the CID of an event.
+/// Returns the queue and the CID of an event.
 fn of_command(record: &Traced) -> (Qid, Cid) {
     let event = Event::from_words(record.event);
     (event.qid(), event.cid())
 }
 
-/// A Chrome trace: a slice from submission to the end of each command, on a track for each queue and
+/// Returns a Chrome trace: a slice from submission to the end of each command, on a track for each queue and
 /// slot; what has no end, and what is neither, is an instant.
 pub fn chrome(records: &[Traced], lost: u64) -> Value {
     let submitted = Event::submitted(Qid(0), Cid(0), 0, 0);

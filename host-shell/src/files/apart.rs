@@ -25,7 +25,8 @@ enum FileIdentity {
 }
 
 impl FileIdentity {
-    /// None for what can be an input and an output at once: a terminal, /dev/null, a pipe, a folder.
+    /// Returns the identity of an open file; `None` for files that can be an input and an output at
+    /// once: a terminal, /dev/null, a pipe, a folder.
     fn of(path: &Path) -> Option<Self> {
         match std::fs::metadata(path) {
             Ok(about) if about.file_type().is_block_device() => Some(Self::Block(about.rdev())),

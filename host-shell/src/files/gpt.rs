@@ -76,7 +76,7 @@ impl Partitions {
         }
     }
 
-    /// The partition with this number.
+    /// Returns the partition with this number.
     pub fn get(&self, number: u32) -> Option<&Partition> {
         self.entries.iter().find(|one| one.number == number)
     }
@@ -102,7 +102,7 @@ impl Table<'_> {
         Ok(data)
     }
 
-    /// The table whose header is in block `place`.
+    /// Returns the table whose header is in block `place`.
     fn at(&self, place: u64) -> Result<Partitions, Fault> {
         let mut header = self.read(place * self.block, self.block)?;
         if !header.starts_with(SIGNATURE) {
@@ -199,7 +199,7 @@ fn u64_at(bytes: &[u8], at: usize) -> u64 {
     u64::from_le_bytes(std::array::from_fn(|byte| bytes[at + byte]))
 }
 
-/// The first three groups are little-endian.
+/// Formats a GUID, whose first three groups are little-endian.
 fn guid(bytes: &[u8]) -> String {
     let order = [3, 2, 1, 0, 5, 4, 7, 6, 8, 9, 10, 11, 12, 13, 14, 15];
     let mut text = String::new();
@@ -212,7 +212,7 @@ fn guid(bytes: &[u8]) -> String {
     text
 }
 
-/// CRC-32 of IEEE 802.3.
+/// Computes the CRC-32 of IEEE 802.3.
 fn crc32(bytes: &[u8]) -> u32 {
     !bytes.iter().fold(!0, |crc, byte| {
         (0..8).fold(crc ^ u32::from(*byte), |crc, _| match crc & 1 {
@@ -230,7 +230,7 @@ pub(super) mod tests {
         disk[at..at + bytes.len()].copy_from_slice(bytes);
     }
 
-    /// A disk of 100 blocks with partitions of these blocks, and both tables.
+    /// Returns a disk of 100 blocks with partitions of these blocks, and both tables.
     pub fn disk(block: usize, partitions: &[(u64, u64)]) -> Vec<u8> {
         let mut disk = vec![0; 100 * block];
         let mut entries = vec![0; 8 * 128];

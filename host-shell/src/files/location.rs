@@ -41,7 +41,7 @@ impl Location {
     }
 }
 
-/// Device and path.
+/// Returns the device and path.
 fn split(text: &str) -> Option<(&str, &str)> {
     // The name of a file may itself begin with `/`.
     let scheme = match text.starts_with(['/', '.']) {

@@ -18,7 +18,7 @@ pub struct Part {
 }
 
 impl Part {
-    /// All of `store`.
+    /// Returns all of `store`.
     pub fn whole(store: &Arc<Store>) -> Self {
         Self {
             store: Arc::clone(store),
@@ -49,12 +49,12 @@ impl Part {
         Ok((part, found.damage))
     }
 
-    /// The store.
+    /// Returns the store.
     pub fn store(&self) -> &Arc<Store> {
         &self.store
     }
 
-    /// Its first byte in the store.
+    /// Returns its first byte in the store.
     pub fn offset(&self) -> u64 {
         self.offset
     }
@@ -73,7 +73,7 @@ pub fn list(found: &Partitions) -> String {
     }
 }
 
-/// A partition table of any size of blocks, and that size.
+/// Searches for a partition table of any block size, and returns both.
 pub fn partitions_of(part: &Part) -> Option<(u32, Partitions)> {
     let found = BLOCKS
         .iter()

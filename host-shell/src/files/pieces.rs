@@ -55,7 +55,8 @@ pub fn first_past(extents: &[Extent], offset: u64) -> usize {
     extents.partition_point(|one| one.logical.saturating_add(one.bytes) <= offset)
 }
 
-/// The first byte of `pieces`, if it is one; they are those of `bytes` bytes from byte `offset` of the file at `path` on.
+/// Returns the first byte of `pieces`, if it is one; they are those of `bytes` bytes from byte `offset` of the
+/// file at `path` on.
 ///
 /// # Errors
 /// [`Error::Usage`] for several pieces, or none.
@@ -73,7 +74,7 @@ pub fn one(pieces: &[Range<u64>], offset: u64, bytes: u64, path: &str) -> Result
     }
 }
 
-/// The name of the file at `path` without its ending.
+/// Returns the name of the file at `path` without its ending.
 pub fn stem(path: &str) -> &str {
     let name = path.rsplit('/').next().unwrap_or("");
     name.rsplit_once('.').map_or(name, |(stem, _)| stem)

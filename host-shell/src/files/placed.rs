@@ -28,7 +28,8 @@ pub struct PlacedFile {
 }
 
 impl PlacedFile {
-    /// `file`, whose file system lies on all of `store`, or on its partition `part`.
+    /// Combines `file` with `store`, which holds its file system as a whole or on its partition
+    /// `part`.
     ///
     /// What the store reads has to be what the device has. A `file:` store reads by the kernel's cache of what it names.
     ///
@@ -73,7 +74,7 @@ impl PlacedFile {
         })
     }
 
-    /// The file.
+    /// Returns the file.
     pub fn file(&self) -> &MountedFile {
         &self.file
     }
@@ -100,7 +101,7 @@ impl PlacedFile {
         pieces::one(&self.pieces(offset, bytes)?, offset, bytes, &self.path)
     }
 
-    /// The tensors of the file, at their places in the file.
+    /// Returns the tensors of the file, at their places in the file.
     ///
     /// # Errors
     /// As [`Catalog::of`].
@@ -110,7 +111,7 @@ impl PlacedFile {
         Ok(found)
     }
 
-    /// `layers` of [`catalog`](Self::catalog), read from where they lie.
+    /// Returns `layers` of [`catalog`](Self::catalog), read from where they lie.
     ///
     /// # Errors
     /// As [`pieces`](Self::pieces), with the name of the layer.

@@ -61,7 +61,7 @@ impl Volume {
         self.inner.ext4.info()
     }
 
-    /// The store.
+    /// Returns the store.
     pub fn store(&self) -> &Arc<Store> {
         self.inner.ext4.source().store()
     }
@@ -71,7 +71,7 @@ impl Volume {
         self.inner.damage.as_deref()
     }
 
-    /// The inode that `path` names. Links are followed.
+    /// Returns the inode that `path` names. Links are followed.
     ///
     /// # Errors
     /// [`Error::File`] where there is none; [`Error::Usage`] for a path through what is no directory, for links without
@@ -92,7 +92,7 @@ impl Volume {
         found.map_err(|error| of_ext4(error, &text(path)))
     }
 
-    /// The target of the link at `path`.
+    /// Returns the target of the link at `path`.
     ///
     /// # Errors
     /// As [`stat`](Self::stat); [`Error::Usage`] for what is no link.
@@ -110,7 +110,7 @@ impl Volume {
         target.map_err(|error| of_ext4(error, path))
     }
 
-    /// The names in the directory at `path` with their inodes, by name.
+    /// Returns the names in the directory at `path` with their inodes, by name.
     ///
     /// # Errors
     /// As [`stat`](Self::stat); [`Error::Usage`] for what is no directory.
@@ -135,7 +135,7 @@ impl Volume {
         entries.collect()
     }
 
-    /// The file at `path`.
+    /// Returns the file at `path`.
     ///
     /// # Errors
     /// As [`stat`](Self::stat); [`Error::Usage`] for what is no regular file, and for one that is encrypted, compressed,
@@ -168,12 +168,12 @@ impl Volume {
 }
 
 impl DriveFile {
-    /// Its inode.
+    /// Returns its inode.
     pub fn inode(&self) -> &Inode {
         self.file.inode()
     }
 
-    /// The volume that it lies on.
+    /// Returns the volume that it lies on.
     pub fn volume(&self) -> &Volume {
         &self.volume
     }
@@ -216,7 +216,7 @@ impl DriveFile {
         pieces::one(&self.pieces(offset, bytes)?, offset, bytes, &self.path)
     }
 
-    /// The tensors of the file, at their places in the file.
+    /// Returns the tensors of the file, at their places in the file.
     ///
     /// # Errors
     /// As [`Catalog::of`].
@@ -224,7 +224,7 @@ impl DriveFile {
         Catalog::of(self)
     }
 
-    /// The rows of a tensor of [`catalog`](Self::catalog), read from where they lie.
+    /// Returns the rows of a tensor of [`catalog`](Self::catalog), read from where they lie.
     ///
     /// # Errors
     /// As [`place`](Self::place) and [`Entry::table`].
@@ -287,12 +287,12 @@ fn not_ext4(error: nvme_ext4::Error, part: &Part) -> Error {
     }
 }
 
-/// A path for messages.
+/// Formats a path for messages.
 fn text(path: &[u8]) -> String {
     String::from_utf8_lossy(path).into_owned()
 }
 
-/// An error of the file system, met at `path`.
+/// Returns an error of the file system, met at `path`.
 fn of_ext4(error: nvme_ext4::Error, path: &str) -> Error {
     use nvme_ext4::Error as Own;
     let remedy = error.remedy();

@@ -34,8 +34,8 @@ impl Layers {
         Self::of(layers)
     }
 
-    /// A layer for each number in the tensors' names, as in `model.layers.7.` and `blk.7.`: the part up to the first
-    /// number between dots. Tensors without one are in no layer.
+    /// Makes a layer for each number in the tensors' names, as in `model.layers.7.` and `blk.7.`: the part up
+    /// to the first number between dots. Tensors without one are in no layer.
     ///
     /// # Errors
     /// [`Error::Usage`] for tensors without such names.
@@ -57,7 +57,7 @@ impl Layers {
         Self::of(layers.collect::<Result<_>>()?)
     }
 
-    /// A layer for each list of tensors' names.
+    /// Makes a layer of each list of tensors' names.
     ///
     /// # Errors
     /// [`Error::Usage`] for no lists, and for a tensor that is not there.
@@ -123,7 +123,7 @@ fn of_longest<'a>(tensors: &'a [Entry], prefixes: &[&str]) -> Vec<Vec<&'a Entry>
     found
 }
 
-/// Of `model.layers.7.mlp.weight`: `model.layers.`, 7, and `model.layers.7.`.
+/// Splits `model.layers.7.mlp.weight` into `model.layers.`, 7, and `model.layers.7.`.
 fn numbered_prefix(name: &str) -> Option<(&str, u64, &str)> {
     let mut begin = 0;
     while let Some(dot) = name[begin..].find('.') {

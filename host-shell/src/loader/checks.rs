@@ -7,12 +7,12 @@ use crate::manifest::Manifest;
 use std::ops::Range;
 
 impl LayerPlan {
-    /// The chunks by which it is verified, in the order of its memory; none without a manifest.
+    /// Returns the chunks by which it is verified, in the order of its memory; none without a manifest.
     pub fn chunks(&self) -> &[LayerChunk] {
         &self.chunks
     }
 
-    /// Bytes of it that are verified.
+    /// Returns the number of bytes of it that are verified.
     pub fn verified_bytes(&self) -> u64 {
         self.chunks
             .iter()
@@ -36,7 +36,7 @@ impl LayerPlan {
         }
     }
 
-    /// The file's bytes that lie in the layer's memory from `at` on.
+    /// Returns the file's bytes that lie in the layer's memory from `at` on.
     fn place(&self, at: u64, bytes: u64, begin: u64) -> Option<Range<u64>> {
         // They are in the order of the layer's memory, which no two share.
         let behind = self.pieces().partition_point(|piece| piece.at <= at);

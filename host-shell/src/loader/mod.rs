@@ -170,7 +170,7 @@ impl LayerLoader {
         })
     }
 
-    /// The layers.
+    /// Returns the layers.
     pub fn layers(&self) -> &Layers {
         &self.shared.layers
     }
@@ -190,7 +190,8 @@ impl LayerLoader {
         lock(&self.shared.state).course.is_known()
     }
 
-    /// Layer `index`, and reads ahead. On a GPU for use in its default stream: [`layer_for`](Self::layer_for).
+    /// Returns layer `index`, and starts reads ahead. On a GPU for use in its default stream:
+    /// [`layer_for`](Self::layer_for).
     ///
     /// # Errors
     /// As [`layer_for`](Self::layer_for).
@@ -286,7 +287,8 @@ impl LayerLoader {
         self.with_room().map(drop)
     }
 
-    /// The state once there is room for one more read. The lock is not held meanwhile: [`stats`](Self::stats) needs it.
+    /// Returns the state once one more read may start. The lock is not held during the wait:
+    /// [`stats`](Self::stats) needs it.
     fn with_room(&self) -> Result<MutexGuard<'_, State>> {
         loop {
             let mut state = lock(&self.shared.state);
@@ -349,7 +351,7 @@ fn check(store: &Store, layers: &Layers, options: &LoaderOptions) -> Result<()> 
     Ok(())
 }
 
-/// Memory of the given sizes.
+/// Allocates memory of the given sizes.
 fn memory(
     store: &Store,
     is_on_gpu: bool,
@@ -437,7 +439,7 @@ impl Shared {
         }
     }
 
-    /// `error` with the name of a layer.
+    /// Returns `error` with the name of a layer.
     fn name(&self, layer: usize, error: &Error) -> Error {
         let name = self.layers.get(layer).map_or("", LayerPlan::name);
         error.with_context(&format!("layer {layer} ({name})"))
@@ -480,30 +482,31 @@ impl std::fmt::Debug for Layer {
 }
 
 impl Layer {
-    /// Its number.
+    /// Returns its number.
     pub fn index(&self) -> usize {
         self.index
     }
 
-    /// Its name, its tensors and what was read.
+    /// Returns its name, its tensors and what was read.
     pub fn plan(&self) -> &LayerPlan {
         // Checked when it was asked for.
         &self.shared.layers.all()[self.index]
     }
 
-    /// Its bytes, where they lie in memory of the host.
+    /// Returns its bytes, where they lie in memory of the host.
     pub fn bytes(&self) -> Option<&[u8]> {
         self.load.bytes()
     }
 
-    /// The bytes of the tensor with this name, whole or without the layer's, where they lie in memory of the host.
+    /// Returns the bytes of the tensor with this name, whole or without the layer's, where they lie in memory
+    /// of the host.
     pub fn tensor_bytes(&self, name: &str) -> Option<&[u8]> {
         let tensor = self.plan().tensor(name)?;
         self.bytes()?
             .get(tensor.at as usize..(tensor.at + tensor.bytes) as usize)
     }
 
-    /// The address of its first byte, of the host or of the GPU: a multiple of 64.
+    /// Returns the address of its first byte, of the host or of the GPU: a multiple of 64.
     pub fn address(&self) -> u64 {
         self.load.address()
     }
@@ -513,7 +516,7 @@ impl Layer {
         self.shared.gpu.is_some()
     }
 
-    /// The stream that it is for.
+    /// Returns the stream that it is for.
     pub fn stream(&self) -> u64 {
         self.stream
     }

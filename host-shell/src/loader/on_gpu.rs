@@ -52,7 +52,7 @@ pub(super) struct GpuLoad {
 }
 
 impl OnGpu {
-    /// Memory for cells of these sizes.
+    /// Allocates memory for cells of these sizes.
     ///
     /// # Errors
     /// [`Error::Environment`] without as much.
@@ -156,7 +156,7 @@ impl OnGpu {
         }
     }
 
-    /// Whatever `stream` does until now may read the cell.
+    /// Records an event in `stream`: all work before it may read the cell.
     ///
     /// # Errors
     /// The driver's.
@@ -210,7 +210,7 @@ impl GpuLoad {
     }
 }
 
-/// The error of a read that ended with a row status.
+/// Returns the error of a read that ended with a row status.
 fn of_code(code: i32) -> Error {
     let (name, remedy) = status::describe(code);
     match u16::try_from(code) {

@@ -51,7 +51,7 @@ impl Buffer {
     }
 }
 
-/// A cell for each of these sizes.
+/// Allocates a cell for each of these sizes.
 ///
 /// # Errors
 /// Without memory.
@@ -119,7 +119,7 @@ pub(super) fn start(store: &Store, plan: &LayerPlan, place: &mut Place) -> Resul
 }
 
 impl Place {
-    /// The memory, which nothing else uses any more. Waits for a read that is under way.
+    /// Returns the memory, which nothing else uses any more. Waits for a read that is under way.
     fn take(&mut self, bytes: u64) -> Result<Buffer> {
         let empty = Buffer {
             memory: Vec::new(),
@@ -153,7 +153,7 @@ impl HostLoad {
         self.end().error.as_ref()
     }
 
-    /// Its bytes, once it has ended well.
+    /// Returns its bytes, once it has ended well.
     pub fn bytes(&self) -> Option<&[u8]> {
         let end = self.end.get()?;
         match (&end.buffer, &end.error) {

@@ -23,7 +23,8 @@ pub struct LoaderOptions {
 }
 
 impl Default for LoaderOptions {
-    /// Two slots, none resident, one layer after the other, memory of the store's GPU if it has one.
+    /// Returns the defaults: two slots, none resident, layers in sequence, memory of the store's
+    /// GPU if it has one.
     fn default() -> Self {
         Self {
             slots: 2,
@@ -169,7 +170,7 @@ impl LoaderPath {
         }
     }
 
-    /// Bytes of memory that the loader has taken.
+    /// Returns the number of bytes of memory that the loader has taken.
     pub fn memory_bytes(&self) -> u64 {
         self.slots as u64 * self.slot_bytes + self.resident_bytes
     }

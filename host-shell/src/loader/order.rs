@@ -72,7 +72,7 @@ impl Course {
         })
     }
 
-    /// `layer` is asked for.
+    /// Records a request for `layer`.
     pub fn asked(&mut self, layer: usize) {
         let Some(pass) = &self.pass else {
             if self.seen.first() == Some(&layer) {
@@ -91,7 +91,7 @@ impl Course {
         }
     }
 
-    /// The place behind the last one.
+    /// Returns the place behind the last one.
     fn from(&self, pass: &Pass) -> usize {
         self.place.map_or(0, |place| (place + 1) % pass.order.len())
     }

@@ -69,7 +69,7 @@ pub struct LayerTensor {
 }
 
 impl LayerPlan {
-    /// Its name: the beginning of its tensors' names.
+    /// Returns its name: the beginning of its tensors' names.
     pub fn name(&self) -> &str {
         &self.name
     }
@@ -79,12 +79,12 @@ impl LayerPlan {
         &self.pieces
     }
 
-    /// Its tensors, in the order of their data.
+    /// Returns its tensors, in the order of their data.
     pub fn tensors(&self) -> &[LayerTensor] {
         &self.tensors
     }
 
-    /// The tensor with this name, whole or without the layer's name before it.
+    /// Returns the tensor with this name, whole or without the layer's name before it.
     pub fn tensor(&self, name: &str) -> Option<&LayerTensor> {
         let name_of = |place: usize| self.tensors[place].name.as_str();
         let find = |name: &str| self.by_name.find(name_of, name);
@@ -92,12 +92,12 @@ impl LayerPlan {
         self.tensors.get(place)
     }
 
-    /// Bytes of memory that it takes.
+    /// Returns the number of bytes of memory that it takes.
     pub fn bytes(&self) -> u64 {
         self.bytes
     }
 
-    /// Bytes that are read for it.
+    /// Returns the number of bytes that are read for it.
     pub fn read_bytes(&self) -> u64 {
         self.pieces.iter().map(|piece| piece.bytes).sum()
     }
@@ -156,7 +156,7 @@ impl LayerPlan {
 }
 
 impl Layers {
-    /// A layer for each range of bytes, without tensors.
+    /// Makes a layer of each range of bytes, without tensors.
     ///
     /// # Errors
     /// [`Error::Usage`] for no ranges, and for a range that ends before it begins.
@@ -248,7 +248,7 @@ impl Layers {
         self.layers.is_empty()
     }
 
-    /// Layer `index`.
+    /// Returns layer `index`.
     pub fn get(&self, index: usize) -> Option<&LayerPlan> {
         self.layers.get(index)
     }
@@ -257,12 +257,12 @@ impl Layers {
         &self.layers
     }
 
-    /// All of them.
+    /// Returns all of them.
     pub fn iter(&self) -> impl ExactSizeIterator<Item = &LayerPlan> {
         self.layers.iter()
     }
 
-    /// The number of the layer with this name.
+    /// Returns the number of the layer with this name.
     pub fn position(&self, name: &str) -> Option<usize> {
         self.by_name.find(|place| self.layers[place].name(), name)
     }

@@ -68,8 +68,8 @@ impl Sampler {
         })
     }
 
-    /// The part of process `rank` of `world`. Rows that are left over when they are shared out are left out with
-    /// `drops_uneven`; without it the first ones come again.
+    /// Returns the part of process `rank` of `world`. Rows that are left over when they are shared out are left
+    /// out with `drops_uneven`; without it the first ones come again.
     ///
     /// # Errors
     /// [`Error::Usage`] for a rank that is not below `world`.
@@ -96,7 +96,7 @@ impl Sampler {
         }
     }
 
-    /// Rows of this process in an epoch.
+    /// Returns the number of rows of this process in an epoch.
     pub fn samples(&self) -> u64 {
         match self.drops_uneven {
             true => self.rows / self.world,
@@ -112,7 +112,7 @@ impl Sampler {
         }
     }
 
-    /// The rows of batch `batch` of epoch `epoch`; none past the end.
+    /// Returns the rows of batch `batch` of epoch `epoch`; none past the end.
     pub fn batch(&self, epoch: u64, batch: u64) -> Vec<u64> {
         if batch >= self.batches() {
             return Vec::new();

@@ -74,7 +74,7 @@ pub(super) struct State {
 }
 
 impl Cell {
-    /// A resident layer that was read, or is being read.
+    /// True for a resident layer that was read, or is being read.
     pub fn is_there_for_good(&self) -> bool {
         self.is_resident && self.load.is_some()
     }
@@ -175,12 +175,12 @@ impl State {
         })
     }
 
-    /// The cell that holds a layer, or that it is read into.
+    /// Finds the cell that holds a layer, or that it is read into.
     pub fn find(&self, layer: usize) -> Option<usize> {
         self.of_layer.get(&layer).copied()
     }
 
-    /// A slot to read into: one that nothing uses, whose layer is not wanted now and will be wanted last.
+    /// Returns the slot to overwrite: an unused one whose layer will be requested last (Belady's policy).
     pub fn victim(&self, wanted: &HashSet<usize>) -> Option<usize> {
         let away = |cell: &Cell| match cell.layer {
             None => usize::MAX,
@@ -220,7 +220,7 @@ impl State {
         )
     }
 
-    /// Nothing lies in the cell.
+    /// Marks the cell as empty.
     pub fn forget(&mut self, cell: usize) {
         let cell = &mut self.cells[cell];
         cell.load = None;
@@ -231,7 +231,7 @@ impl State {
         }
     }
 
-    /// A read of `layer` into the cell has started.
+    /// Records the start of a read of `layer` into the cell.
     pub fn started(&mut self, cell: usize, layer: usize, load: Arc<Load>) {
         // One that has ended already may have failed: that is found as of the others.
         if !load.is_done() || load.failure().is_some() {
@@ -294,13 +294,13 @@ impl State {
         Some(self.failures.remove(place))
     }
 
-    /// The failure of a layer that was given out.
+    /// Returns the failure of a layer that was given out.
     pub fn take_given_failure(&mut self) -> Option<Failed> {
         let place = self.failures.iter().position(|one| one.is_given)?;
         Some(self.failures.remove(place))
     }
 
-    /// The failure of this read was returned to a caller.
+    /// Drops the failure of this read, which a caller has received.
     pub fn drop_failure(&mut self, load: &Arc<Load>) {
         self.failures.retain(|one| !Arc::ptr_eq(&one.load, load));
     }
@@ -322,7 +322,7 @@ impl State {
         oldest.map(|one| Arc::clone(&one.load))
     }
 
-    /// The oldest read whose layer was given out.
+    /// Returns the oldest read whose layer was given out.
     pub fn first_given(&self) -> Option<Arc<Load>> {
         let mut given = self.under_way.iter().filter(|one| one.is_given);
         given.next().map(|one| Arc::clone(&one.load))

@@ -6,7 +6,7 @@ use std::fs;
 /// The most bytes of a configuration: those of kernels have a quarter of that.
 const MOST: usize = 2 << 20;
 
-/// The release of the running kernel: 6.12.9-amd64.
+/// Returns the release of the running kernel: 6.12.9-amd64.
 pub fn release(host: &Host) -> String {
     host.text("proc/sys/kernel/osrelease").unwrap_or_default()
 }
@@ -39,7 +39,8 @@ pub fn has(host: &Host, option: &str) -> Built {
     }
 }
 
-/// The configuration: as the kernel gives it, as the distribution put it beside the kernel, or beside its modules.
+/// Returns the configuration: as the kernel gives it, as the distribution put it beside the kernel, or beside
+/// its modules.
 fn configuration(host: &Host) -> Option<String> {
     let packed = fs::read(host.path("proc/config.gz")).ok();
     if let Some(text) = packed.and_then(|bytes| unpacked(&bytes)) {
@@ -54,7 +55,7 @@ fn configuration(host: &Host) -> Option<String> {
         .or_else(|| host.text(format!("lib/modules/{release}/config")))
 }
 
-/// The content of a file of gzip's: a header with what its flags say, then deflated data.
+/// Returns the content of a file of gzip's: a header with what its flags say, then deflated data.
 fn unpacked(bytes: &[u8]) -> Option<String> {
     const EXTRA: u8 = 1 << 2;
     const NAME: u8 = 1 << 3;

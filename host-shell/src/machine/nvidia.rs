@@ -9,7 +9,7 @@ const REGRESSION: (u32, u32) = (550, 54);
 /// IOMMU does not map.
 const RAW_ADDRESSES: (u32, u32) = (595, 84);
 
-/// The GPUs of this machine.
+/// Finds the GPUs of this machine.
 pub fn find(host: &Host) -> Vec<Function> {
     let mut all = host.functions();
     all.retain(is_gpu);
@@ -21,7 +21,7 @@ pub fn is_gpu(function: &Function) -> bool {
     function.config.vendor == NVIDIA && function.config.class >> 16 == 0x03
 }
 
-/// The name that the driver gives it.
+/// Returns the name that the driver gives it.
 pub fn model(host: &Host, gpu: &Function) -> Option<String> {
     let file = format!("proc/driver/nvidia/gpus/{}/information", gpu.address);
     let text = host.text(file)?;
@@ -47,7 +47,7 @@ pub enum Product {
 }
 
 impl Product {
-    /// That of a GPU.
+    /// Returns the support of a GPU.
     pub fn of(host: &Host, gpu: &Function) -> Self {
         match model(host, gpu) {
             None => Self::Unnamed,
@@ -67,7 +67,7 @@ pub struct Driver {
 }
 
 impl Driver {
-    /// None when none is loaded.
+    /// Returns the loaded driver; `None` when none is loaded.
     pub fn loaded(host: &Host) -> Option<Self> {
         let text = host.text("proc/driver/nvidia/version")?;
         let line = text
@@ -83,7 +83,7 @@ impl Driver {
         })
     }
 
-    /// Major and minor number; 0 for what is no number.
+    /// Parses the major and minor number; 0 for text that is no number.
     fn number(&self) -> (u32, u32) {
         let mut numbers = self
             .version

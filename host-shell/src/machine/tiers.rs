@@ -46,7 +46,7 @@ impl Answer {
         Self { allowed, why }
     }
 
-    /// The worse of this one and `more`, for what needs both: of two that are as bad, both reasons.
+    /// Returns the worse of this one and `more`, for what needs both: of two that are as bad, both reasons.
     fn and(self, more: Self) -> Self {
         match self.allowed.cmp(&more.allowed) {
             Ordering::Greater => self,
@@ -160,7 +160,7 @@ fn by_module(host: &Host, function: &Function) -> Answer {
     bound(function, Lender::Module)
 }
 
-/// The tiers of a GPU and a controller that CPU threads can drive as `base` says.
+/// Returns the tiers of a GPU and a controller that CPU threads can drive as `base` says.
 pub fn tiers(host: &Host, base: &Ways, gpu: &Function, between: Between) -> Vec<Tier> {
     let driver = Driver::loaded(host);
     (0..=3)

@@ -102,7 +102,7 @@ impl Part {
 }
 
 impl Manifest {
-    /// Of the file of tensors at `path`.
+    /// Computes the manifest of the file of tensors at `path`.
     ///
     /// # Errors
     /// As [`of`](Self::of), and those of the catalog: the file must be of a format that it knows.
@@ -112,7 +112,7 @@ impl Manifest {
         Self::of(&source, source.len(), catalog.entries(), on_progress)
     }
 
-    /// Of the file of tensors that lies in `store` from byte `offset` on.
+    /// Computes the manifest of the file of tensors that lies in `store` from byte `offset` on.
     ///
     /// # Errors
     /// As [`of_file`](Self::of_file), and those of the store.
@@ -120,7 +120,8 @@ impl Manifest {
         Self::of_source(&StoreSource::from(store, offset)?, on_progress)
     }
 
-    /// Of the file of tensors that is the `bytes` bytes of `store` from byte `offset` on.
+    /// Computes the manifest of the file of tensors that is the `bytes` bytes of `store` from byte
+    /// `offset` on.
     ///
     /// # Errors
     /// As [`of_store`](Self::of_store), also for a file that is shorter or longer.
@@ -138,7 +139,8 @@ impl Manifest {
         Self::of(source, catalog.bytes(), catalog.entries(), on_progress)
     }
 
-    /// Of the first `bytes` bytes of `source`, which have `tensors` at their places in it, in that order.
+    /// Computes the manifest of the first `bytes` bytes of `source`, which contain `tensors` at
+    /// their positions, in that order.
     ///
     /// # Errors
     /// [`Error::Usage`] for no bytes, and for tensors that overlap or lie behind them; those of the source;
@@ -175,27 +177,27 @@ impl Manifest {
         })
     }
 
-    /// Bytes of the file.
+    /// Returns the number of bytes of the file.
     pub fn bytes(&self) -> u64 {
         self.bytes
     }
 
-    /// Bytes of a chunk, but for the last ones of parts.
+    /// Returns the number of bytes of a chunk, but for the last ones of parts.
     pub fn chunk_bytes(&self) -> u32 {
         self.chunk_bytes
     }
 
-    /// The XXH3-64 of the whole file, which `nvme-gpu import` prints, too.
+    /// Returns the XXH3-64 of the whole file, which `nvme-gpu import` prints, too.
     pub fn xxh3(&self) -> u64 {
         self.xxh3
     }
 
-    /// The parts, in the order of the file.
+    /// Returns the parts, in the order of the file.
     pub fn parts(&self) -> &[Part] {
         &self.parts
     }
 
-    /// All chunks, in the order of the file.
+    /// Returns all chunks, in the order of the file.
     pub fn chunks(&self) -> impl Iterator<Item = Chunk> {
         self.parts.iter().flat_map(|part| {
             let all = 0..part.hashes.len() as u64;
@@ -203,7 +205,7 @@ impl Manifest {
         })
     }
 
-    /// The chunks that make up bytes `range` of the file.
+    /// Returns the chunks that make up bytes `range` of the file.
     ///
     /// # Errors
     /// [`Error::Usage`] for a range that lies past the file, or begins or ends inside of a chunk.
@@ -240,8 +242,8 @@ impl Manifest {
         Ok(chunks)
     }
 
-    /// The chunks that have a byte of `range`: from the first byte of the first to behind the last of the last. Bytes
-    /// that are not in the file stay.
+    /// Returns the chunks that have a byte of `range`: from the first byte of the first to behind the last of
+    /// the last. Bytes that are not in the file stay.
     pub fn cover(&self, range: Range<u64>) -> Range<u64> {
         if range.is_empty() {
             return range;

@@ -44,7 +44,7 @@ struct PartText {
 }
 
 impl Manifest {
-    /// The manifest in the file at `path`.
+    /// Opens the manifest in the file at `path`.
     ///
     /// # Errors
     /// [`Error::File`] for one that is not read, [`Error::Usage`] for what is no regular file; as [`parse`](Self::parse), with the path.
@@ -56,7 +56,7 @@ impl Manifest {
         Self::parse(&text).map_err(|error| error.with_context(&path.display().to_string()))
     }
 
-    /// The manifest that [`to_json`](Self::to_json) has written.
+    /// Parses the manifest that [`to_json`](Self::to_json) has written.
     ///
     /// # Errors
     /// [`Error::Usage`] with the place of what is wrong: line and column, or the part.
@@ -130,7 +130,7 @@ fn parsed(text: &[u8]) -> std::result::Result<Manifest, String> {
     })
 }
 
-/// The part that begins at byte `at` of the file.
+/// Returns the part that begins at byte `at` of the file.
 fn parsed_part(part: PartText, at: u64, chunk_bytes: u32) -> std::result::Result<Part, String> {
     let name = &part.name;
     if part.offset != at || part.bytes == 0 || at.checked_add(part.bytes).is_none() {

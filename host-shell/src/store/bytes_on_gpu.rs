@@ -17,7 +17,7 @@ const ROW_BYTES: u64 = 64 << 10;
 const PIECE_BYTES: u64 = 4 << 10;
 
 impl Store {
-    /// The GPU that it was opened with.
+    /// Returns the GPU that it was opened with.
     pub fn gpu(&self) -> Option<&Arc<Gpu>> {
         self.space.gpu().ok().map(HostRows::gpu)
     }
@@ -87,8 +87,9 @@ impl Store {
         })
     }
 
-    /// Bytes of the pieces of ranges that a kernel lists for [`read_listed_on_gpu`](Self::read_listed_on_gpu): a piece
-    /// ends where the drive's bytes are a multiple of them.
+    /// Returns the number of bytes of the pieces of ranges that a kernel lists for
+    /// [`read_listed_on_gpu`](Self::read_listed_on_gpu): a piece ends where the drive's bytes are a multiple of
+    /// them.
     ///
     /// # Errors
     /// [`Error::Usage`] where the GPU does not submit the reads itself.

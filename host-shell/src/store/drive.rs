@@ -125,7 +125,7 @@ fn shares(granted: u32, options: &StoreOptions) -> Result<Shares> {
     })
 }
 
-/// Queues that a GPU gets.
+/// Returns the number of queues that a GPU gets.
 fn gpu_queues(options: &StoreOptions) -> u32 {
     #[cfg(feature = "cuda")]
     let queues = options.gpu.map_or(0, |gpu| gpu.rows.queues);
@@ -137,7 +137,7 @@ fn gpu_queues(options: &StoreOptions) -> u32 {
     queues
 }
 
-/// Queues that are kept for kernels of the caller's.
+/// Returns the number of queues that are kept for kernels of the caller's.
 fn kernel_queues(options: &StoreOptions) -> u32 {
     #[cfg(feature = "cuda")]
     let queues = options.kernel_queues;
@@ -174,7 +174,7 @@ fn path(controller: &Controller, queues: u32) -> DataPath {
     }
 }
 
-/// The most bytes of one command: whole blocks, one at least.
+/// Returns the most bytes of one command: whole blocks, one at least.
 fn large_bytes(controller: &Controller, block: u32) -> u32 {
     let most = controller.max_transfer().min(u64::from(LARGE_BYTES)) as u32;
     (most / block * block).max(block)
@@ -235,7 +235,7 @@ impl DriveLane {
         })
     }
 
-    /// The buffers, made on first use.
+    /// Allocates the buffers on first use.
     fn make(&mut self) -> Result<()> {
         let device = self.controller.device();
         let (small, large) = (self.small_bytes as usize, self.large_bytes as usize);
@@ -293,8 +293,8 @@ impl DriveLane {
         }
     }
 
-    /// Without a free buffer or slot and without commands of this call, those of an earlier call that ended early
-    /// hold them: takes what has ended of them.
+    /// Waits for a buffer or slot. If there is none although this call has no command in flight,
+    /// commands that an earlier call abandoned still own them: reaps those.
     fn wait_for_a_buffer(&mut self) -> Result<()> {
         if self.in_flight > 0 {
             return Ok(());

@@ -17,7 +17,7 @@ pub enum Element {
 }
 
 impl Element {
-    /// Bytes of one.
+    /// Returns the size of an element in bytes.
     pub const fn bytes(self) -> usize {
         match self {
             Self::F32 | Self::I32 => 4,

@@ -29,10 +29,10 @@ pub(crate) trait Work {
         let _ = (piece, bytes);
     }
 
-    /// The piece was moved; `bytes` are what was read.
+    /// Called when the piece was moved; `bytes` are the bytes that were read.
     fn done(&mut self, piece: &Piece, bytes: &[u8]);
 
-    /// The piece was not moved.
+    /// Called when the piece could not be moved; returns the reaction.
     fn failed(&mut self, piece: &Piece, error: Error) -> After;
 }
 
@@ -77,7 +77,7 @@ impl Flight {
         Some(task)
     }
 
-    /// The tasks of a lane, which will not end there.
+    /// Returns the tasks of a lane, which will not end there.
     fn take_lane(&mut self, member: usize, lane: usize) -> Vec<Task> {
         let tags = 0..self.tasks.len() as u32;
         let of_lane = |tag: &u32| {
@@ -142,8 +142,8 @@ fn run_all(space: &Space, op: Op, pieces: Vec<Piece>, work: &mut dyn Work, most_
     }
 }
 
-/// The pieces by member, each member with lanes. Members are taken in order, so that calls cannot wait for
-/// each other's lanes in a circle.
+/// Returns the pieces by member, each member with lanes. Members are taken in order, so that calls cannot wait
+/// for each other's lanes in a circle.
 fn shares(space: &Space, pieces: Vec<Piece>, most_lanes: usize) -> Vec<Share<'_>> {
     let mut waiting = vec![VecDeque::new(); space.members.len()];
     for piece in pieces {
@@ -277,7 +277,8 @@ impl Run<'_> {
         Vec::new()
     }
 
-    /// A lane failed as a whole: its commands end, and those of its member that were not sent.
+    /// Handles a lane that failed as a whole: its commands end, and so do those of its member that
+    /// were not sent.
     fn fail_member(&mut self, share: &mut Share<'_>, lane: usize, error: &Error) {
         share.lanes.lanes[lane].abandon();
         let mut tasks = self.flight.take_lane(share.member, lane);
@@ -292,7 +293,7 @@ impl Run<'_> {
     }
 }
 
-/// A piece in parts of `bytes` bytes.
+/// Divides a piece into parts of `bytes` bytes.
 fn parts(piece: Piece, bytes: u32) -> impl Iterator<Item = Task> {
     let starts = (0..piece.bytes).step_by(bytes.max(1) as usize);
     starts.map(move |start| Task {

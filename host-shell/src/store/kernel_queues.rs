@@ -6,8 +6,9 @@ use crate::cuda::{KernelQueues, KernelQueuesOptions};
 use crate::error::{Error, Result};
 
 impl Store {
-    /// Queue pairs, result cells and a buffer for kernels of your own, which submit commands by themselves
-    /// (docs/link-the-core.md). As many queue pairs as [`kernel_queues`](super::StoreOptions::kernel_queues) kept.
+    /// Creates queue pairs, result cells and a buffer for the caller's kernels, which submit
+    /// commands themselves (docs/link-the-core.md): as many queue pairs as
+    /// [`kernel_queues`](super::StoreOptions::kernel_queues) reserved.
     ///
     /// What kernels write is not ordered with calls of this store, and its row cache does not see it. The device stays
     /// open until the queues are dropped, too.

@@ -106,7 +106,7 @@ impl Pool {
         }
     }
 
-    /// The most lanes of one call: others find some.
+    /// Returns the most lanes of one call: others find some.
     pub fn per_call(&self) -> usize {
         self.per_call
     }

@@ -133,7 +133,7 @@ impl Store {
         Self::over(device, options)
     }
 
-    /// A store over a device that is open already.
+    /// Opens a store over a device that is open already.
     ///
     /// # Errors
     /// Those of [`Controller::start`](crate::Controller::start); [`Error::Usage`] for a namespace that is not
@@ -182,7 +182,7 @@ impl Store {
         Ok(Self { space })
     }
 
-    /// Size in bytes.
+    /// Returns the size in bytes.
     pub fn len(&self) -> u64 {
         self.space.len
     }
@@ -197,7 +197,7 @@ impl Store {
         matches!(&*self.space.members, [one] if one.is_regular_file)
     }
 
-    /// The unit that the device writes. Writes of whole blocks need no read before them. 1 for a file.
+    /// Returns the unit that the device writes. Writes of whole blocks need no read before them. 1 for a file.
     pub fn block_bytes(&self) -> u32 {
         self.space.block_bytes
     }
@@ -246,9 +246,9 @@ impl Store {
         self.space.stats()
     }
 
-    /// A number that is another one after each write through the store that has ended, by the CPU or by the GPU, and after
-    /// writes to its file by others, as exactly as the system's clock of files tells. What was read before may be old when
-    /// it has changed. Writes of kernels of your own are not seen.
+    /// Returns a number that changes with each write through the store that has ended, by the CPU or by the
+    /// GPU, and with writes to its file by other programs, as exactly as the file's timestamps show them. Data
+    /// read before the change may be stale. Writes of kernels of your own are not seen.
     pub fn write_mark(&self) -> u64 {
         self.space.write_mark()
     }
@@ -342,7 +342,7 @@ impl Store {
         self.space.background.start(Self { space }, job)
     }
 
-    /// `rows` rows of `row_bytes` bytes from byte `offset` on.
+    /// Returns the table of `rows` rows of `row_bytes` bytes from byte `offset` on.
     ///
     /// # Errors
     /// [`Error::Usage`] for rows of no bytes, and for a table that ends past the store.
@@ -351,7 +351,7 @@ impl Store {
     }
 }
 
-/// The path of `file:PATH`, or of a text that is a path.
+/// Returns the path of `file:PATH`, or of a text that is a path.
 fn file_path(device: &str) -> Option<&str> {
     let is_path = device.starts_with('/') || device.starts_with("./");
     match device.strip_prefix("file:") {

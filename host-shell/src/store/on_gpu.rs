@@ -152,8 +152,9 @@ impl Table {
         }
     }
 
-    /// This table with a cache of `bytes` bytes of GPU memory: [`gather_on_gpu`](Self::gather_on_gpu) takes rows that
-    /// were gathered not long ago from there. Clones of it share the cache.
+    /// Returns this table with a cache of `bytes` bytes of GPU memory:
+    /// [`gather_on_gpu`](Self::gather_on_gpu) copies recently gathered rows from there. Clones of
+    /// it share the cache.
     ///
     /// A write through the store makes all of it stale, so that no gather gives an old row. It is of use where rows
     /// are read many times between two writes.

@@ -74,7 +74,8 @@ pub enum FileIo {
 }
 
 impl Default for StoreOptions {
-    /// Namespace 1, 8 queues of 64 commands, 5 s per command; real devices read-only.
+    /// Returns the defaults: namespace 1, 8 queues of 64 commands, 5 s per command; real devices
+    /// read-only.
     fn default() -> Self {
         Self {
             allow_write: false,

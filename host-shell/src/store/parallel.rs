@@ -40,8 +40,9 @@ pub(super) fn threads(space: &Space, rows: usize, row_bytes: u64) -> usize {
     }
 }
 
-/// Has `gather` called by `threads` threads, each time with some of `count` rows and their parts of `out` and `status`,
-/// which are as long as that many rows ask for. What it gave, with the first row of each, in order.
+/// Calls `gather` from `threads` threads, each time with a share of the `count` rows and the
+/// corresponding parts of `out` and `status`, which have room for all rows. Returns its results
+/// with the first row of each, in order.
 pub(super) fn gather<R: Send>(
     count: usize,
     out: &mut [u8],

@@ -194,7 +194,8 @@ impl Request<'_> {
         self.table.place(self.order[index].0)
     }
 
-    /// The runs of the next rows, from `first` on, and the first row after them. No two runs share a block.
+    /// Returns the runs of the next rows, from `first` on, and the first row after them. No two
+    /// runs share a block.
     fn runs(&self, first: usize) -> (Vec<Run>, usize) {
         let space = &self.table.space;
         let mut runs: Vec<Run> = Vec::new();
@@ -267,7 +268,8 @@ impl Request<'_> {
         }
     }
 
-    /// The blocks whose content is needed: all that rows are added to, else those that rows do not cover.
+    /// Returns the blocks whose content is needed: all that rows are added to, else those that rows do not
+    /// cover.
     fn needed(&self, run: &Run) -> Vec<Range<u64>> {
         if matches!(self.change, Change::Add(_)) {
             return once(run.blocks.clone()).collect();
@@ -325,7 +327,7 @@ impl Request<'_> {
     }
 }
 
-/// The blocks of a run that could be read, as far as they had to be.
+/// Returns the blocks of a run that could be read, as far as they had to be.
 fn good(run: &Run) -> Vec<Range<u64>> {
     let mut bad: Vec<Range<u64>> = run.bad.iter().map(|(blocks, _)| blocks.clone()).collect();
     bad.sort_unstable_by_key(|blocks| blocks.start);

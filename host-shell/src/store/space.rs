@@ -46,13 +46,13 @@ pub(crate) struct Piece {
 }
 
 impl Piece {
-    /// Its bytes in the store.
+    /// Returns its bytes in the store.
     pub fn range(&self) -> Range<u64> {
         self.at..self.at + u64::from(self.bytes)
     }
 }
 
-/// The bytes that two ranges share; empty when there are none.
+/// Returns the bytes that two ranges share; empty when there are none.
 pub(crate) fn common(one: &Range<u64>, other: &Range<u64>) -> Range<u64> {
     let start = one.start.max(other.start);
     start..one.end.min(other.end).max(start)
@@ -64,7 +64,7 @@ impl Space {
         Self::new(vec![member], len.max(1), len)
     }
 
-    /// Several members in stripes, whose size was checked.
+    /// Joins several members in stripes, whose size was checked.
     ///
     /// # Errors
     /// Without memory of the GPU.
@@ -133,7 +133,7 @@ impl Space {
         self.writes.load(Ordering::Acquire)
     }
 
-    /// A number that is another one after each write that has ended.
+    /// Returns a number that changes with each write that has ended.
     pub fn write_mark(&self) -> u64 {
         let mut hash = DefaultHasher::new();
         self.writes.load(Ordering::Acquire).hash(&mut hash);
@@ -181,7 +181,7 @@ impl Space {
         }
     }
 
-    /// `range` with its ends moved out to multiples of `unit`, as far as the store goes.
+    /// Extends `range` to multiples of `unit`, within the store.
     pub fn rounded(&self, range: &Range<u64>, unit: u32) -> Range<u64> {
         let unit = u64::from(unit);
         let end = range.end.checked_next_multiple_of(unit);
@@ -222,7 +222,7 @@ impl Space {
         }
     }
 
-    /// `error` of a member, with its name where there are several.
+    /// Returns `error` of a member, with its name where there are several.
     pub fn of_member(&self, member: usize, error: Error) -> Error {
         if self.members.len() == 1 {
             return error;

@@ -34,7 +34,7 @@ impl RowStatus {
         Self::NotRun,
     ];
 
-    /// The number in status buffers.
+    /// Returns the number in status buffers.
     pub const fn code(self) -> i32 {
         match self {
             Self::OutOfRange => -1,
@@ -45,7 +45,7 @@ impl RowStatus {
         }
     }
 
-    /// The status with this number.
+    /// Returns the status with this number.
     pub fn from_code(code: i32) -> Option<Self> {
         Self::ALL.into_iter().find(|one| one.code() == code)
     }
@@ -75,7 +75,7 @@ impl RowStatus {
     }
 }
 
-/// The number that stands for `error` in a row's status.
+/// Returns the number that stands for `error` in a row's status.
 pub fn of_error(error: &Error) -> i32 {
     match error {
         Error::Command { status, .. } => i32::from(status.code()),
@@ -86,7 +86,7 @@ pub fn of_error(error: &Error) -> i32 {
     }
 }
 
-/// Name and remedy of any status of a row.
+/// Returns the name and remedy of any status of a row.
 ///
 /// ```
 /// use nvme_host::store::status;

@@ -37,7 +37,7 @@ impl Ids<'_> {
         self.len() == 0
     }
 
-    /// The ids at these places.
+    /// Returns the ids at these places.
     fn part(self, range: Range<usize>) -> Self {
         match self {
             Self::I32(ids) => Self::I32(&ids[range]),
@@ -45,7 +45,7 @@ impl Ids<'_> {
         }
     }
 
-    /// The id of row `index` of a request.
+    /// Returns the id of row `index` of a request.
     ///
     /// # Panics
     /// When there is no such row.
@@ -122,7 +122,7 @@ impl RowReport {
         }
     }
 
-    /// The report as an error unless every row was moved.
+    /// Returns the report as an error unless every row was moved.
     ///
     /// # Errors
     /// [`Error::Usage`] when the first row that failed has an id out of range, else what its command ended with.
@@ -216,12 +216,12 @@ impl Table {
         self.offset
     }
 
-    /// Number of rows.
+    /// Returns the number of rows.
     pub fn rows(&self) -> u64 {
         self.rows
     }
 
-    /// Bytes of a row.
+    /// Returns the number of bytes of a row.
     pub fn row_bytes(&self) -> u64 {
         self.row_bytes
     }
@@ -342,7 +342,8 @@ impl Table {
         }
     }
 
-    /// The rows whose ids are in range, by id and then by place in the request; the others have their status.
+    /// Returns the rows whose ids are in range, by id and then by place in the request; the others have their
+    /// status.
     pub(super) fn order(&self, ids: Ids<'_>, outcome: &mut Outcome) -> Vec<(u64, usize)> {
         let mut order = Vec::with_capacity(ids.len());
         for row in 0..ids.len() {
@@ -355,7 +356,7 @@ impl Table {
         order
     }
 
-    /// The bytes of a row that is in range.
+    /// Returns the bytes of a row that is in range.
     pub(super) fn place(&self, id: u64) -> Range<u64> {
         let start = self.offset + id * self.row_bytes;
         start..start + self.row_bytes
@@ -404,7 +405,7 @@ pub(super) struct Outcome {
 }
 
 impl Outcome {
-    /// No row was moved yet.
+    /// Creates the state before any row was moved.
     pub fn new(rows: usize) -> Self {
         Self {
             status: vec![RowStatus::NotRun.code(); rows],
@@ -425,13 +426,14 @@ impl Outcome {
         code
     }
 
-    /// The report; copies every status to `status`.
+    /// Returns the report; copies every status to `status`.
     pub fn report(self, ids: Ids<'_>, status: Option<&mut [i32]>) -> RowReport {
         let first = self.status.iter().position(|code| *code != status::OK);
         self.report_from(first, ids, status)
     }
 
-    /// The report of a call that moved no row because of an id out of range: the first one is the cause.
+    /// Returns the report of a call that moved no row because of an id out of range: the first one is the
+    /// cause.
     pub fn refused(self, ids: Ids<'_>, status: Option<&mut [i32]>) -> RowReport {
         let wrong = RowStatus::OutOfRange.code();
         let first = self.status.iter().position(|code| *code == wrong);
@@ -480,7 +482,7 @@ struct Gather<'a> {
 }
 
 impl Gather<'_> {
-    /// The rows that need bytes of `piece`.
+    /// Returns the rows that need bytes of `piece`.
     fn rows_of(&self, piece: &Piece) -> &[(u64, usize)] {
         let rows = &self.order[self.reads[piece.key].rows.clone()];
         let range = piece.range();

@@ -6,7 +6,7 @@ use super::space::{Piece, Space, common};
 use crate::error::{Error, Result};
 use std::ops::Range;
 
-/// The indices of `part` in memory that holds `whole`, which contains it.
+/// Returns the indices of `part` in memory that holds `whole`, which contains it.
 pub(crate) fn within(part: &Range<u64>, whole: &Range<u64>) -> Range<usize> {
     (part.start - whole.start) as usize..(part.end - whole.start) as usize
 }
@@ -71,7 +71,8 @@ pub(crate) fn write(space: &Space, offset: u64, data: &[u8], op: Op) -> Result<(
     work.failure.map_or(Ok(()), Err)
 }
 
-/// The blocks at the ends of `blocks` that `range` covers in part, as they are now: place and bytes.
+/// Reads the blocks at the ends of `blocks` that `range` covers in part, as they are now: position
+/// and bytes.
 fn edges(
     space: &Space,
     range: &Range<u64>,

@@ -33,7 +33,7 @@ pub(crate) struct ByCuFile {
 }
 
 impl ByCuFile {
-    /// Host threads carry out a read that cuFile refused with `error`.
+    /// Records that host threads carry out a read that cuFile refused with `error`.
     pub fn note(&self, error: &Error) {
         lock(&self.refused).get_or_insert_with(|| error.to_string());
     }
@@ -86,7 +86,7 @@ pub(super) fn check_drive(options: &StoreOptions) -> Result<()> {
     }
 }
 
-/// The file at `path` as cuFile has it, and what carries its data then.
+/// Returns the file at `path` as cuFile has it, and what carries its data then.
 ///
 /// # Errors
 /// Why cuFile does not take it, where it is required.
@@ -117,8 +117,9 @@ pub(super) fn by_cufile(
     }
 }
 
-/// The device as the GPU of `options` reaches it, when there is one. Where the driver registers no memory of the host,
-/// kernels reach no queues, and a host thread moves rows: unless a tier or queues for kernels are asked for.
+/// Returns the device as the GPU of `options` reaches it, when there is one. Where the driver registers no
+/// memory of the host, kernels reach no queues, and a host thread moves rows: unless a tier or queues for
+/// kernels are asked for.
 ///
 /// # Errors
 /// Those of [`Access::find`], and for a GPU that can be given no memory of the host.
@@ -150,7 +151,7 @@ pub(super) fn reach(device: &Arc<dyn Device>, options: &StoreOptions) -> Result<
     })
 }
 
-/// The GPU of `options`, when there is one.
+/// Returns the GPU of `options`, when there is one.
 pub(super) fn gpu(options: &StoreOptions) -> Result<Option<Arc<Gpu>>> {
     let index = options.gpu.map(|of_gpu| of_gpu.index);
     index.map(Gpu::open).transpose()

@@ -33,7 +33,7 @@ struct State {
 }
 
 impl Ahead {
-    /// With memory for `slots` layers.
+    /// Allocates memory for `slots` layers.
     pub fn new(slots: usize) -> Self {
         Self {
             slots,
@@ -109,7 +109,7 @@ impl State {
         Ok(())
     }
 
-    /// A pass whose order is known begins.
+    /// Begins a pass whose order is known.
     fn begin(&mut self, opened: &Opened, slots: usize, place: Where) {
         // Before the first read: a write that ends later makes another mark.
         self.mark = opened.store.write_mark();

@@ -23,7 +23,7 @@ static BY_PATH: Shared<StorePaths> = PerProcess::new(Mutex::new(StorePaths {
     is_inherited: false,
 }));
 
-/// What the threads of a process share; a child of `fork` begins with an empty one.
+/// State that the threads of a process share; a child of `fork` begins with an empty one.
 pub type Shared<T> = PerProcess<Mutex<T>>;
 
 pub fn lock<T: Default>(shared: &Shared<T>) -> MutexGuard<'_, T> {
@@ -43,7 +43,7 @@ fn all_paths() -> MutexGuard<'static, StorePaths> {
     }))
 }
 
-/// The stores of this process.
+/// Returns the stores of this process.
 ///
 /// # Errors
 /// In a child of `fork` whose parent opened some: paths would then name other stores than before.
@@ -68,7 +68,7 @@ fn variable(name: &str) -> Option<String> {
     std::env::var(name).ok().filter(|text| !text.is_empty())
 }
 
-/// The GPU of `NVME_GPU_INDEX`; without it the first one where there is one.
+/// Returns the GPU of `NVME_GPU_INDEX`; without it the first one where there is one.
 fn gpu() -> Answer<Option<i32>> {
     let Some(text) = variable("NVME_GPU_INDEX") else {
         return Ok(None);
@@ -135,7 +135,7 @@ pub fn with_rings_in_gpu_memory() -> Answer<()> {
     answer
 }
 
-/// The store of `device`, opened if need be.
+/// Returns the store of `device`, opened if need be.
 pub fn by_path(device: &str) -> Answer<*mut StoreHandle> {
     let all = &mut own_paths()?.open;
     if let Some(known) = all.get(device) {
@@ -155,7 +155,7 @@ fn named() -> Answer<String> {
     })
 }
 
-/// The store of the device that `NVME_GPU_DEVICE` names.
+/// Returns the store of the device that `NVME_GPU_DEVICE` names.
 pub fn of_environment() -> Answer<*mut StoreHandle> {
     by_path(&named()?)
 }
@@ -167,7 +167,7 @@ pub fn close_all() {
     }
 }
 
-/// What a call of the C interface returned.
+/// Converts the status of a call of the C interface.
 pub fn check(status: nvme_gpu_status) -> Result<(), i32> {
     match status {
         NVME_GPU_OK => Ok(()),
@@ -175,7 +175,7 @@ pub fn check(status: nvme_gpu_status) -> Result<(), i32> {
     }
 }
 
-/// A failure, kept for this thread; its number.
+/// Keeps a failure for this thread and returns its number.
 pub fn kept<T>(answer: Answer<T>) -> Result<T, i32> {
     answer.map_err(Failure::set_last)
 }
@@ -193,7 +193,7 @@ fn errno(status: nvme_gpu_status) -> i32 {
     }
 }
 
-/// The value of a call, or -1 with `errno` and the last error of this thread.
+/// Returns the value of a call, or -1 with `errno` and the last error of this thread.
 pub fn answer<T: From<i8>>(body: impl FnOnce() -> Result<T, nvme_gpu_status>) -> T {
     let status = match catch_unwind(AssertUnwindSafe(body)) {
         Ok(Ok(value)) => return value,
@@ -212,7 +212,7 @@ fn set_errno(number: i32) {
     unsafe { *libc::__errno_location() = number };
 }
 
-/// Bytes as the result of a call.
+/// Returns the bytes as the result of a call.
 pub fn size(bytes: u64) -> Result<isize, nvme_gpu_status> {
     isize::try_from(bytes).map_err(|_| {
         usage(

@@ -206,7 +206,8 @@ pub unsafe extern "C" fn nvme_gpu_batch_read(
         let mut total = 0;
         for (at, bytes, offset) in kinds {
             let to = std::ptr::with_exposed_provenance_mut::<u8>(buffer + at as usize);
-            // SAFETY: as the header says of the request's buffer, whose size was checked.
+            // SAFETY: the buffer fulfils the contract in the header for the request's buffer, whose size was
+            // checked.
             check(unsafe { nvme_gpu_pread(store, to.cast(), bytes as usize, offset) })?;
             total += bytes;
         }

@@ -97,7 +97,7 @@ pub unsafe extern "C" fn gpunvme_load_layer(
         let opened = kept(opened(loader.store))?;
         // SAFETY: made in `init` and freed in `destroy`; one thread at a time uses a loader.
         if let Some(ahead) = unsafe { loader.ahead.as_ref() } {
-            // SAFETY: as the header says of `dst`.
+            // SAFETY: the caller fulfils the contract in the header for `dst`.
             if kept(unsafe { ahead.load(&opened, offset, dst, bytes) })? {
                 return Ok(0);
             }
@@ -130,7 +130,7 @@ pub unsafe extern "C" fn gpunvme_load_layer_vram(
     unsafe { gpunvme_load_layer(loader, start_lba, bytes, dst) }
 }
 
-/// The unit of LBAs: a file's is 512.
+/// Returns the unit of LBAs: a file's is 512.
 pub fn block_bytes(loader: &LayerLoader) -> Result<u32, i32> {
     let opened = kept(opened(loader.store))?;
     Ok(match opened.store.block_bytes() {

@@ -132,10 +132,10 @@ pub extern "C" fn gpu_queue_init() -> c_int {
     })
 }
 
-/// Starts reads into `segments`, one after the other on the device.
+/// Starts reads into `segments`, whose bytes are contiguous on the device.
 ///
 /// # Safety
-/// The segments stay until the read has ended.
+/// The segments stay valid until the read has ended.
 unsafe fn start(
     store: *mut StoreHandle,
     mut offset: u64,
@@ -172,7 +172,7 @@ unsafe fn start(
     }
 }
 
-/// Place and length of blocks.
+/// Returns the place and length of blocks.
 fn blocks(store: *mut StoreHandle, lba: u64, count: u32) -> Result<(u64, u64), i32> {
     let block = match kept(opened(store))?.store.block_bytes() {
         1 => 512,
@@ -262,7 +262,8 @@ pub unsafe extern "C" fn poll_completions(ctx: *mut SpdkContext) -> c_int {
                     cid: 0,
                     status: code << 1,
                 };
-                // SAFETY: as the header says of the callback. No lock is held.
+                // SAFETY: the caller fulfils the contract in the header for the callback. No lock is held, so
+                // the callback may call this library.
                 unsafe { callback(std::ptr::with_exposed_provenance_mut(context), &completion) };
             } else if read.status != 0 {
                 failed = failed.or(Some(read.status));
@@ -345,7 +346,7 @@ pub unsafe extern "C" fn spdk_nvme_ns_cmd_readv_ext(
         let (offset, bytes) = blocks(ns, lba, lba_count)?;
         let mut segments = Vec::new();
         let mut left = size(bytes)?.unsigned_abs();
-        // SAFETY: as the header says of the functions.
+        // SAFETY: the caller fulfils the contract in the header for the functions.
         unsafe { reset(cb_arg, 0) };
         while left > 0 {
             let (mut address, mut length) = (null_mut(), 0);
@@ -362,7 +363,7 @@ pub unsafe extern "C" fn spdk_nvme_ns_cmd_readv_ext(
             left -= part;
         }
         let callback = cb_fn.map(|callback| (callback, cb_arg.expose_provenance()));
-        // SAFETY: as the header says of the memory.
+        // SAFETY: the caller fulfils the contract in the header for the memory.
         unsafe { start(ns, offset, &segments, callback) }?;
         Ok(0)
     })

@@ -109,12 +109,12 @@ impl Rig {
         Ok(rig)
     }
 
-    /// Bytes of all rows.
+    /// Returns the number of bytes of all rows.
     fn bytes(&self) -> u64 {
         self.ids.len() as u64 * self.matrix.row_bytes
     }
 
-    /// Seconds of `product`, which is over when the stream is; then it is compared.
+    /// Measures the seconds of `product`, until its stream is done; then the result is compared.
     fn timed(&self, product: impl FnOnce() -> Result<()>) -> Result<f64> {
         self.y.fill(0xFF)?;
         let begin = Instant::now();
@@ -169,7 +169,7 @@ impl Rig {
         streamed::check(pending.wait(LIMIT)?)
     }
 
-    /// The product of the rows in GPU memory.
+    /// Launches the product of the rows in GPU memory.
     fn product(&self) -> Result<()> {
         let gemv = Gemv {
             weights: self.dense.address(),
@@ -187,7 +187,7 @@ impl Rig {
         unsafe { self.steps.gemv(&gemv, self.stream.handle()) }
     }
 
-    /// The rows by threads of the CPU, then the product.
+    /// Reads the rows by threads of the CPU, then launches the product.
     fn by_cpu(&self) -> Result<()> {
         let matrix = &self.matrix;
         let table = matrix

@@ -159,7 +159,7 @@ impl Rig {
         Ok(rig)
     }
 
-    /// The halves to memory of the GPU.
+    /// Uploads the halves to GPU memory.
     fn load(&self) -> Result<()> {
         self.weights.upload(0, &self.halves)
     }
@@ -175,7 +175,7 @@ impl Rig {
         }
     }
 
-    /// Seconds of `product`, which is over when the stream is; then some tokens are compared.
+    /// Measures the seconds of `product`, until its stream is done; then some tokens are compared.
     fn timed(&self, product: impl FnOnce() -> Result<()>) -> Result<f64> {
         self.y.fill(0xFF)?;
         let begin = Instant::now();
@@ -240,7 +240,7 @@ impl Rig {
     }
 }
 
-/// The elements of a matrix as halves.
+/// Returns the elements of a matrix as halves.
 fn halves_of(matrix: &Matrix, half: Half) -> Result<Vec<u8>> {
     let (row_bytes, columns) = (matrix.row_bytes as usize, matrix.columns as usize);
     let step = (CHUNK as usize / row_bytes).max(1);

@@ -141,7 +141,7 @@ impl Rig {
         Ok(rig)
     }
 
-    /// Seconds of `product`, which is over when the stream is; then its product is compared.
+    /// Measures the seconds of `product`, until its stream is done; then the result is compared.
     fn timed(&self, product: impl FnOnce() -> Result<()>) -> Result<f64> {
         self.y.fill(0xFF)?;
         let begin = Instant::now();
@@ -202,7 +202,7 @@ impl Rig {
         unsafe { self.steps.gemv(&gemv, self.stream.handle()) }
     }
 
-    /// The weights by threads of the CPU, then the product.
+    /// Reads the weights by threads of the CPU, then launches the product.
     fn by_cpu(&self) -> Result<()> {
         let (bytes, to) = (self.matrix.bytes(), self.weights.address());
         by_threads(&self.readers, |reader, part| {

@@ -91,7 +91,7 @@ pub(super) struct Limit {
 }
 
 impl Limit {
-    /// With the first bytes of `matrix`, which is written to the store by the way.
+    /// Creates the copy with the first bytes of `matrix`, which it also writes to the store.
     pub fn new(
         gpu: &Arc<Gpu>,
         store: &Store,
@@ -175,14 +175,14 @@ fn lay_out(
     Ok(())
 }
 
-/// `count` numbers from -1 to 1.
+/// Returns `count` numbers from -1 to 1.
 pub(super) fn vector(count: u32) -> Vec<f32> {
     (0..count)
         .map(|at| (at.wrapping_mul(2_654_435_761) >> 8) as f32 / (1 << 23) as f32 - 1.0)
         .collect()
 }
 
-/// The GPU of a store.
+/// Returns the GPU of a store.
 ///
 /// # Errors
 /// [`Error::Usage`] without one.

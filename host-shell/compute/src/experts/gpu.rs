@@ -216,7 +216,7 @@ impl GpuExperts {
         check(pending.wait(options.limit)?)
     }
 
-    /// The words of an empty cache after `set` was done to them.
+    /// Returns the words of an empty cache after `set` was applied to them.
     fn cache_words(&self, set: impl FnOnce(&Cache<'_>)) -> Vec<u8> {
         let count = self.memory.words.len() / 4;
         let words: Vec<AtomicU32> = (0..count).map(|_| AtomicU32::new(0)).collect();
@@ -234,12 +234,12 @@ impl GpuExperts {
         Cache::new(words, self.words.slots, self.words.pinned, policy)
     }
 
-    /// The GPU.
+    /// Returns the GPU.
     pub fn gpu(&self) -> &Arc<Gpu> {
         &self.gpu
     }
 
-    /// Tokens of a step at most.
+    /// Returns the number of tokens of a step at most.
     pub fn tokens(&self) -> u32 {
         self.tokens
     }
@@ -249,7 +249,7 @@ impl GpuExperts {
         self.words.slots
     }
 
-    /// Bytes of GPU memory that it holds.
+    /// Returns the number of bytes of GPU memory that it holds.
     pub fn memory_bytes(&self) -> u64 {
         let Memory {
             words,
@@ -409,7 +409,7 @@ impl GpuExperts {
         }
     }
 
-    /// The products of a matrix with `pairs` vectors: places modulo 16 are those of all experts.
+    /// Returns the products of a matrix with `pairs` vectors: places modulo 16 are those of all experts.
     fn like(&self, layer: u32, matrix: usize, pairs: u32) -> Gemv {
         let shape = self.experts.shape;
         let placed = self.experts.layers[layer as usize][matrix];

@@ -72,7 +72,7 @@ pub struct Experts {
 }
 
 impl Experts {
-    /// The experts of `layers` on `store`.
+    /// Describes the experts of `layers` on `store`.
     ///
     /// # Errors
     /// [`Error::Usage`] for a shape that cannot be, and for matrices that end past the store.
@@ -110,19 +110,20 @@ impl Experts {
         self.layers.len() as u32
     }
 
-    /// Bytes of an expert of layer `layer`, or 0.
+    /// Returns the number of bytes of an expert of layer `layer`, or 0.
     pub fn bytes(&self, layer: u32) -> u64 {
         let places = self.places.get(layer as usize);
         places.map_or(0, |places| places.bytes.iter().sum())
     }
 
-    /// Bytes of a slot of memory for an expert of any layer.
+    /// Returns the number of bytes of a slot of memory for an expert of any layer.
     pub fn slot_bytes(&self) -> u64 {
         let each = self.places.iter().map(Places::slot_bytes);
         each.max().unwrap_or(0).max(16)
     }
 
-    /// The experts' results for tokens `x`, whose router says `logits`, by threads of the CPU: each token's are added up.
+    /// Computes the experts' results for tokens `x`, whose router says `logits`, by threads of the CPU: each
+    /// token's are added up.
     ///
     /// # Errors
     /// [`Error::Usage`] for a layer that is not there, and vectors of other lengths; those of [`Store::read_at`].
@@ -159,7 +160,7 @@ impl Experts {
         Ok(y)
     }
 
-    /// The product of a matrix of an expert and `x`.
+    /// Computes the product of a matrix of an expert and `x`.
     fn product(&self, layer: u32, matrix: usize, expert: u32, x: &[f32]) -> Result<Vec<f32>> {
         let (placed, places) = (
             self.layers[layer as usize][matrix],
@@ -175,7 +176,7 @@ impl Experts {
     }
 }
 
-/// Rows and columns of a matrix.
+/// Returns the rows and columns of a matrix.
 pub(crate) fn shape_of(shape: Shape, matrix: usize) -> (u32, u32) {
     match matrix {
         2 => (shape.width, shape.hidden),

@@ -11,8 +11,8 @@ pub use gpu::Router;
 #[cfg(feature = "cuda")]
 pub use nvme_compute_kernel::experts::Route;
 
-/// The `choices` experts with the largest of each token's `experts` logits, and their weights: by threads of the CPU.
-/// Weights are the softmax over the chosen ones, or with `over_all` over all.
+/// Selects the `choices` experts with the largest of each token's `experts` logits, and their weights: by
+/// threads of the CPU. Weights are the softmax over the chosen ones, or with `over_all` over all.
 ///
 /// # Errors
 /// [`Error::Usage`] for numbers of experts that cannot be, and logits that are no whole tokens.

@@ -45,7 +45,7 @@ impl Rung {
         Self::MultiQuery,
     ];
 
-    /// The fastest for this many queries and heads.
+    /// Returns the fastest for this many queries and heads.
     pub fn fastest(job: &Flash) -> Self {
         let group = u64::from(job.heads / job.kv_heads.max(1));
         match group * u64::from(job.query_tokens) <= u64::from(WIDE_ROWS) {
@@ -123,15 +123,15 @@ impl FlashAttention {
         })
     }
 
-    /// Into how many parts [`Rung::MultiQuery`] splits the keys: a block for each multiprocessor keeps memory busy, and
-    /// more parts cost more to join.
+    /// Returns the number of parts into which [`Rung::MultiQuery`] splits the keys: a block for
+    /// each multiprocessor keeps the memory busy, and more parts cost more to join.
     fn splits(&self, job: &Flash) -> u32 {
         let wanted = (u64::from(self.multiprocessors) / decode_blocks(job).max(1)).max(1);
         let most = job.key_tokens.div_ceil(LEAST_KEYS).clamp(1, MOST_SPLITS);
         wanted.min(most.into()) as u32
     }
 
-    /// Bytes of [`Flash::workspace`], 0 where none is needed.
+    /// Returns the number of bytes of [`Flash::workspace`], 0 where none is needed.
     pub fn workspace_bytes(&self, rung: Rung, job: &Flash) -> u64 {
         match rung {
             Rung::Naive | Rung::Tiled => job.rows() * u64::from(job.key_tokens) * 4,
@@ -280,7 +280,7 @@ impl FlashAttention {
     }
 }
 
-/// Blocks of [`Rung::MultiQuery`] for each part of the keys.
+/// Returns the number of blocks of [`Rung::MultiQuery`] for each part of the keys.
 fn decode_blocks(job: &Flash) -> u64 {
     let rows = job.heads / job.kv_heads.max(1) * job.query_tokens;
     let groups = u64::from(job.sequences) * u64::from(job.kv_heads);
@@ -291,7 +291,7 @@ fn variant(job: &Flash) -> usize {
     2 * usize::from(job.head_elements > 64) + usize::from(job.is_bf16 != 0)
 }
 
-/// Elements of a head for which the kernel was made.
+/// Returns the number of elements of a head for which the kernel was made.
 fn variant_elements(job: &Flash) -> u32 {
     if job.head_elements > 64 { 128 } else { 64 }
 }

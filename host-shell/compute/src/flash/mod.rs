@@ -38,7 +38,7 @@ pub struct Heads {
 }
 
 impl Heads {
-    /// For [`FlashAttention::attend`], with vectors of halves at these addresses.
+    /// Returns the job for [`FlashAttention::attend`], with vectors of halves at these addresses.
     pub fn job(&self, is_bf16: bool, [queries, keys, values, y]: [u64; 4]) -> Flash {
         let each = u64::from(self.head_elements);
         let vectors = |address, heads: u32, tokens: u32| Vectors {
@@ -67,7 +67,7 @@ impl Heads {
         }
     }
 
-    /// Elements of all queries, and of all keys.
+    /// Returns the elements of all queries, and of all keys.
     pub fn elements(&self) -> (usize, usize) {
         let each = self.sequences as usize * self.head_elements as usize;
         let of = |heads: u32, tokens: u32| each * heads as usize * tokens as usize;
@@ -77,7 +77,8 @@ impl Heads {
         )
     }
 
-    /// The same by threads of the CPU, over `f32`. `counts` says for each sequence how many keys count; all without.
+    /// Computes the same by threads of the CPU, over `f32`. `counts` limits the keys of each
+    /// sequence; without it all keys count.
     ///
     /// # Errors
     /// [`Error::Usage`] for a shape that there is not, and vectors of another length.
@@ -131,7 +132,8 @@ impl Heads {
     }
 }
 
-/// A block of queries over all keys of their head, some at a time: sums are scaled when a larger score comes.
+/// Computes a tile of queries over all keys of their head, one tile of keys after another: the sums are
+/// rescaled when a larger score appears.
 fn some(
     queries: &[f32],
     keys: &[f32],
@@ -183,7 +185,8 @@ fn some(
     }
 }
 
-/// Eight sums side by side, which a CPU adds at once. Elements of a head are a multiple of 8.
+/// Computes a dot product in eight partial sums, which a CPU adds with one vector instruction. The
+/// elements of a head are a multiple of 8.
 fn dot(a: &[f32], b: &[f32]) -> f32 {
     let mut sums = [0.0f32; 8];
     for (a, b) in a.as_chunks::<8>().0.iter().zip(b.as_chunks::<8>().0) {

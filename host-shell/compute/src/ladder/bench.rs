@@ -74,17 +74,17 @@ pub struct Case {
 }
 
 impl Case {
-    /// Floating-point operations.
+    /// Returns the number of floating-point operations.
     pub fn operations(&self) -> f64 {
         2.0 * f64::from(self.side).powi(3)
     }
 
-    /// Bytes of the three matrices.
+    /// Returns the number of bytes of the three matrices.
     pub fn bytes(&self) -> f64 {
         3.0 * f64::from(self.side).powi(2) * self.element.bytes() as f64
     }
 
-    /// The error that its element may have.
+    /// Returns the error that its element may have.
     pub fn allowed(&self) -> f64 {
         allowed(self.element)
     }
@@ -211,7 +211,7 @@ impl Factors {
     }
 }
 
-/// The largest error of the samples.
+/// Returns the largest error of the samples.
 ///
 /// # Errors
 /// [`Error::Internal`] for an element that was not written, or is too far from its sum.
@@ -248,7 +248,7 @@ fn allowed(element: Element) -> f64 {
 }
 
 impl Rig {
-    /// All ways with matrices of one size and element.
+    /// Returns all ways with matrices of one size and element.
     fn cases(&self, side: u32, element: Element, seed: u64) -> Result<Vec<Case>> {
         let mut cases = match element {
             Element::F32 => self.on_cpu(side, seed)?,
@@ -295,8 +295,8 @@ impl Rig {
         Ok(cases)
     }
 
-    /// Seconds of a product of several that follow on each other. The one before them is not counted: it runs while the
-    /// host puts the others into the stream.
+    /// Measures the seconds of a product of several that follow on each other. The one before them is not
+    /// counted: it runs while the host puts the others into the stream.
     fn timed(&self, way: Way, product: &Matmul) -> Result<f64> {
         let operations = 2.0 * f64::from(product.m) * f64::from(product.n) * f64::from(product.k);
         let repeats = ((OPERATIONS / operations) as u32).clamp(1, MOST_REPEATS);
@@ -340,7 +340,7 @@ impl Rig {
         unsafe { blas.multiply(&of_blas, &self.stream) }
     }
 
-    /// The CPU's ways, with matrices that are not too large for it.
+    /// Returns the CPU's ways, with matrices that are not too large for it.
     fn on_cpu(&self, side: u32, seed: u64) -> Result<Vec<Case>> {
         type Multiply = fn(&[f32], &[f32], &mut [f32], Shape);
         let ways: [(Way, Multiply); 2] = [
@@ -378,7 +378,7 @@ impl Rig {
     }
 }
 
-/// The product of square matrices without gaps.
+/// Returns the parameters of a product of square matrices without gaps.
 fn product(side: u32, element: Element, memory: [&DeviceMemory; 3]) -> Matmul {
     let [a, b, c] = memory.map(|memory| Operand {
         address: memory.address(),

@@ -25,7 +25,7 @@ pub struct Shape {
 }
 
 impl Shape {
-    /// Floating-point operations of a product.
+    /// Returns the number of floating-point operations of a product.
     pub fn operations(self) -> f64 {
         2.0 * self.m as f64 * self.n as f64 * self.k as f64
     }
@@ -38,7 +38,7 @@ impl Shape {
     }
 }
 
-/// One sum after the other, by one thread.
+/// Computes one sum after another, by one thread.
 ///
 /// # Panics
 /// When a slice has not as many elements as `shape` says.
@@ -55,7 +55,7 @@ pub fn matmul_cpu(a: &[f32], b: &[f32], c: &mut [f32], shape: Shape) {
     }
 }
 
-/// The same by blocks that caches hold, on all threads of rayon's pool.
+/// Computes the same in blocks that fit into caches, on all threads of rayon's pool.
 ///
 /// # Panics
 /// As [`matmul_cpu`].

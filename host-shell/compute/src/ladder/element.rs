@@ -14,7 +14,7 @@ pub enum Element {
 }
 
 impl Element {
-    /// Bytes of one.
+    /// Returns the size of an element in bytes.
     pub fn bytes(self) -> u64 {
         match self {
             Self::F32 => 4,
@@ -31,7 +31,7 @@ impl Element {
         }
     }
 
-    /// The element that `bytes` begin with.
+    /// Reads the element that `bytes` begin with.
     ///
     /// # Panics
     /// When there are fewer bytes than an element has.

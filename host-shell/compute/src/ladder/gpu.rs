@@ -67,7 +67,7 @@ impl Ladder {
         })
     }
 
-    /// The GPU.
+    /// Returns the GPU.
     pub fn gpu(&self) -> &Arc<Gpu> {
         &self.gpu
     }
@@ -86,8 +86,9 @@ impl Ladder {
         module.cost(function)
     }
 
-    /// The rung whose kernel computes `product` when `rung` is asked for: [`Rung::Mma`] in place of [`Rung::Wgmma`] where
-    /// TMA cannot address the factors, because an address or a row is no multiple of 16 bytes, or there are no terms.
+    /// Returns the rung whose kernel computes `product` when `rung` is asked for: [`Rung::Mma`] in place of
+    /// [`Rung::Wgmma`] where TMA cannot address the factors, because an address or a row is no multiple of 16
+    /// bytes, or there are no terms.
     pub fn kernel(&self, rung: Rung, product: &Matmul) -> Rung {
         let (a, b) = factors(product);
         match rung {
@@ -177,7 +178,7 @@ impl Ladder {
     }
 }
 
-/// The factors, as TMA would read them.
+/// Returns the factors, as TMA would read them.
 fn factors(product: &Matmul) -> (HalfMatrix, HalfMatrix) {
     let of = |operand: &super::Operand, rows, columns| HalfMatrix {
         address: operand.address,

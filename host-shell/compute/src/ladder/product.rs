@@ -47,12 +47,12 @@ impl Rung {
         }
     }
 
-    /// The rung that is called `name`.
+    /// Returns the rung that is called `name`.
     pub fn of_name(name: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|rung| rung.name() == name)
     }
 
-    /// The kernel.
+    /// Returns the kernel.
     pub fn symbol(self) -> &'static str {
         match self {
             Self::Naive => "nvme_matmul_naive",
@@ -149,7 +149,7 @@ impl Matmul {
         Ok(())
     }
 
-    /// The argument of the kernels.
+    /// Returns the argument of the kernels.
     #[cfg(feature = "cuda")]
     pub(super) fn argument(&self) -> matmul::Matmul {
         matmul::Matmul {

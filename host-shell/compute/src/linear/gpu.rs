@@ -310,7 +310,7 @@ impl Linear {
         unsafe { self.launch_all(stream, &kernels, job) }
     }
 
-    /// The kernel for gradients of inputs, by tiles that keep the multiprocessors busy.
+    /// Returns the kernel for gradients of inputs, by tiles that keep the multiprocessors busy.
     fn of_inputs(&self, tiles: u32, job: &Backward) -> (Function, Blocks) {
         match self.are_few(tiles) {
             false => (self.backward_inputs, self.persistent(tiles, INPUTS_SHARED)),
@@ -353,7 +353,7 @@ impl Linear {
         tensor(tiles.min(self.multiprocessors), shared_bytes)
     }
 
-    /// The same of the kernels with fewer threads.
+    /// Returns the same grid for the kernels with fewer threads.
     fn mixed(&self, tiles: u32, shared_bytes: u32) -> Blocks {
         Blocks {
             count: tiles.min(self.multiprocessors * MIXED_BLOCKS),
@@ -379,7 +379,7 @@ impl Linear {
     }
 }
 
-/// A thread for each of `pieces` pieces of work, or fewer that take several.
+/// Returns a grid with one thread for each of `pieces` pieces of work, or with fewer threads that take several.
 fn plain(pieces: u64) -> Blocks {
     Blocks {
         count: pieces.div_ceil(BLOCK_THREADS.into()).min(MOST_BLOCKS) as u32,
@@ -412,7 +412,7 @@ fn tiles(rows: u32, columns: u32) -> Result<u32> {
         })
 }
 
-/// Smaller tiles of a product that has few large ones.
+/// Returns the number of smaller tiles of a product that has few large ones.
 fn few_tiles(rows: u32, columns: u32) -> u32 {
     rows.div_ceil(FEW_ROWS) * columns.div_ceil(FEW_COLUMNS)
 }

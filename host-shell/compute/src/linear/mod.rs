@@ -38,7 +38,7 @@ pub struct Gradients {
 }
 
 impl Layer {
-    /// Results, and the sums that they are of.
+    /// Computes the results, and the sums before the activation.
     ///
     /// # Errors
     /// [`Error::Usage`] for vectors of another length.
@@ -116,7 +116,7 @@ impl Layer {
         Ok(found)
     }
 
-    /// Rows of inputs.
+    /// Returns the number of rows of inputs.
     fn tokens(&self, x: &[f32], weights: &[f32]) -> Result<usize> {
         same("weights", weights.len(), self.inputs * self.outputs)?;
         match x.len().checked_rem(self.inputs) {
@@ -139,14 +139,14 @@ fn same(what: &str, length: usize, wanted: usize) -> Result<()> {
     }
 }
 
-/// `to += factor * from`.
+/// Computes `to += factor * from`.
 fn add(to: &mut [f32], factor: f32, from: &[f32]) {
     for (to, from) in to.iter_mut().zip(from) {
         *to += factor * from;
     }
 }
 
-/// Sixteen sums side by side, which a CPU adds at once.
+/// Computes a dot product in sixteen partial sums, which a CPU adds with vector instructions.
 fn dot(a: &[f32], b: &[f32]) -> f32 {
     let mut sums = [0.0f32; 16];
     let (wide_a, rest_a) = a.as_chunks::<16>();

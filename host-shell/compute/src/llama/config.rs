@@ -174,7 +174,7 @@ impl Config {
     }
 }
 
-/// The rows of the embeddings.
+/// Returns the rows of the embeddings.
 fn vocabulary(catalog: &Catalog) -> Result<u32> {
     let Some(embedding) = catalog.get("token_embd.weight") else {
         return Err(refused("there is no tensor token_embd.weight".to_owned()));

@@ -147,7 +147,7 @@ impl Llama {
         self.machine.name()
     }
 
-    /// Tokens of the text so far.
+    /// Returns the number of tokens of the text so far.
     pub fn position(&self) -> u32 {
         self.position
     }
@@ -182,7 +182,7 @@ impl Llama {
         Ok(next)
     }
 
-    /// The numbers from which the last next token was taken, one for each token of the vocabulary.
+    /// Returns the numbers from which the last next token was taken, one for each token of the vocabulary.
     ///
     /// # Errors
     /// Those of the GPU.
@@ -238,7 +238,7 @@ impl Llama {
     }
 }
 
-/// One layer of the model over the tokens in [`Buffer::Hidden`].
+/// Runs one layer of the model over the tokens in [`Buffer::Hidden`].
 fn block_forward(
     machine: &mut dyn Machine,
     layer: &nvme_host::loader::Layer,

@@ -214,7 +214,7 @@ impl Weights {
         Ok((weights, layers.placed(places)?))
     }
 
-    /// Bytes of memory without which the experts of a token do not fit on a GPU.
+    /// Returns the number of bytes of memory without which the experts of a token do not fit on a GPU.
     pub fn least_for_experts(&self) -> u64 {
         #[cfg(feature = "cuda")]
         if let Some(experts) = &self.experts
@@ -226,7 +226,7 @@ impl Weights {
     }
 }
 
-/// The experts of all layers, if the model has them.
+/// Returns the experts of all layers, if the model has them.
 fn experts(
     config: &Config,
     file: File<'_>,
@@ -258,7 +258,7 @@ fn experts(
     Ok(Some(Experts::new(store, shape, layers)?))
 }
 
-/// The last matrix in pieces that are no longer than a layer.
+/// Returns the last matrix in pieces that are no longer than a layer.
 fn pieces(last: &Matrix, longest: u64, first_layer: usize) -> Vec<Piece> {
     let most = (longest / last.row_bytes).min(last.rows.into()).max(1) as u32;
     let firsts = (0..last.rows).step_by(most as usize).enumerate();
@@ -308,7 +308,7 @@ fn block(config: &Config, file: File<'_>, prefix: &str, runs: &Runs) -> Result<B
 struct Runs(Vec<Range<u64>>);
 
 impl From<u64> for Runs {
-    /// From that byte on.
+    /// Describes the file from that byte on.
     fn from(begin: u64) -> Self {
         let all = begin..u64::MAX;
         Self(vec![all])
@@ -359,7 +359,7 @@ impl<'a> File<'a> {
         }
     }
 
-    /// The range with what the manifest's chunks have around it.
+    /// Returns the range with what the manifest's chunks have around it.
     fn cover(self, range: Range<u64>) -> Range<u64> {
         let begin = self.catalog.begin();
         self.manifest.map_or(range.clone(), |manifest| {
@@ -375,7 +375,7 @@ impl<'a> File<'a> {
         verified.next().unwrap_or(Ok(()))
     }
 
-    /// The tensors with a prefix, but for experts.
+    /// Returns the tensors with a prefix, but for experts.
     fn runs(self, prefix: &str) -> Result<Runs> {
         let mut mine: Vec<&Entry> = self.catalog.with_prefix(prefix).collect();
         mine.sort_by_key(|entry| (entry.offset, entry.bytes));
@@ -405,7 +405,7 @@ impl<'a> File<'a> {
         }
     }
 
-    /// The matrix `name`, whose first byte is counted through `runs`.
+    /// Returns the matrix `name`, whose first byte is counted through `runs`.
     fn matrix(self, name: &str, rows: u32, columns: u32, runs: &Runs) -> Result<Matrix> {
         let entry = self.entry(name)?;
         let stored = stored(entry.dtype)
@@ -428,7 +428,7 @@ impl<'a> File<'a> {
         })
     }
 
-    /// The matrices `name` of all experts.
+    /// Returns the matrices `name` of all experts.
     fn experts(
         self,
         name: &str,
@@ -464,7 +464,7 @@ impl<'a> File<'a> {
         Ok(Matrix { at, ..matrix })
     }
 
-    /// The first byte of a vector of `f32`, counted through `runs`.
+    /// Returns the first byte of a vector of `f32`, counted through `runs`.
     fn vector(self, name: &str, elements: u32, runs: &Runs) -> Result<u64> {
         let entry = self.entry(name)?;
         let is_so = entry.dtype == Dtype::F32 && entry.shape == [u64::from(elements)];

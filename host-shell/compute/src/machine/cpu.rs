@@ -63,7 +63,7 @@ impl CpuMachine {
     }
 }
 
-/// Bytes `at` on of a layer.
+/// Returns the bytes `at` on of a layer.
 fn part(layer: &Layer, at: u64, bytes: u64) -> Result<&[u8]> {
     let (at, bytes) = (at as usize, bytes as usize);
     let part = layer.bytes().and_then(|all| all.get(at..)?.get(..bytes));

@@ -92,13 +92,13 @@ impl GpuMachine {
         unsafe { self.steps.rms_norm(&norm, self.stream.handle()) }
     }
 
-    /// Bytes from one row of embeddings to the next where they are read.
+    /// Returns the number of bytes from one row of embeddings to the next where they are read.
     fn row_stride(&self) -> u64 {
         self.embedding.row_bytes.next_multiple_of(16)
     }
 }
 
-/// The cache of the experts: for as many tokens at a time as it has room.
+/// Returns the cache of the experts: for as many tokens at a time as it has room.
 fn expert_cache(experts: &Experts, sizes: &Sizes) -> Result<GpuExperts> {
     let shape = experts.shape();
     let slots = sizes.expert_bytes / experts.slot_bytes();
@@ -116,7 +116,7 @@ fn expert_cache(experts: &Experts, sizes: &Sizes) -> Result<GpuExperts> {
     GpuExperts::new(experts, &options)
 }
 
-/// Numbers in memory of the GPU.
+/// Uploads numbers to GPU memory.
 fn uploaded(gpu: &Arc<Gpu>, numbers: &[f32]) -> Result<DeviceMemory> {
     let bytes: Vec<u8> = numbers
         .iter()

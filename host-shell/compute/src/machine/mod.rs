@@ -62,7 +62,7 @@ pub struct Sizes {
 }
 
 impl Sizes {
-    /// Elements of a vector.
+    /// Returns the number of elements of a vector.
     pub fn elements(&self, buffer: Buffer) -> u32 {
         let config = &self.config;
         match buffer {
@@ -76,7 +76,7 @@ impl Sizes {
         }
     }
 
-    /// Elements of all vectors of a name.
+    /// Returns the number of elements of all vectors of a name.
     pub fn all_elements(&self, buffer: Buffer) -> usize {
         let vectors = if buffer == Buffer::Logits {
             1
@@ -86,12 +86,12 @@ impl Sizes {
         self.elements(buffer) as usize * vectors as usize
     }
 
-    /// Elements of the keys of a position.
+    /// Returns the number of elements of the keys of a position.
     pub fn cached(&self) -> u32 {
         self.config.kv_heads * self.config.head_elements
     }
 
-    /// By what products of queries and keys are multiplied.
+    /// Returns the scale of the products of queries and keys.
     pub fn scale(&self) -> f32 {
         1.0 / (self.config.head_elements as f32).sqrt()
     }
@@ -110,7 +110,7 @@ pub struct Vectors {
 }
 
 impl Vectors {
-    /// The first vector of `x`, into the first of `y`.
+    /// Returns the first vector of `x`, into the first of `y`.
     pub fn one(x: Buffer, y: Buffer) -> Self {
         Self {
             x,
@@ -124,44 +124,48 @@ impl Vectors {
 
 /// The steps of a model.
 pub trait Machine: Send {
-    /// Its name.
+    /// Returns its name.
     fn name(&self) -> &str;
 
-    /// The stream for which layers are asked.
+    /// Returns the stream for which layers are asked.
     fn stream(&self) -> u64;
 
-    /// The embeddings of `tokens` into [`Buffer::Hidden`].
+    /// Loads the embeddings of `tokens` into [`Buffer::Hidden`].
     fn embed(&mut self, tokens: &[u32]) -> Result<()>;
 
-    /// [`Buffer::Hidden`] into [`Buffer::Normed`], by the factors at byte `weight` of the layer.
+    /// Normalises [`Buffer::Hidden`] into [`Buffer::Normed`], by the factors at byte `weight` of
+    /// the layer.
     fn norm(&mut self, layer: &Layer, weight: u64, tokens: u32) -> Result<()>;
 
-    /// Vector `token` of [`Buffer::Hidden`] into the first of [`Buffer::Normed`], by the factors of the last norm.
+    /// Normalises vector `token` of [`Buffer::Hidden`] into the first of [`Buffer::Normed`], by the
+    /// factors of the last norm.
     fn last_norm(&mut self, token: u32) -> Result<()>;
 
-    /// A product.
+    /// Computes a product.
     fn product(&mut self, layer: &Layer, matrix: &Matrix, vectors: Vectors) -> Result<()>;
 
-    /// Queries, keys and values of layer `block` from `position` on into [`Buffer::Attended`].
+    /// Computes the attention of layer `block`, from `position` on, into [`Buffer::Attended`].
     fn attend(&mut self, block: usize, position: u32, tokens: u32) -> Result<()>;
 
-    /// [`Buffer::Gate`] and [`Buffer::Up`] into the first.
+    /// Applies the activation to [`Buffer::Gate`], times [`Buffer::Up`], into the first.
     fn activate(&mut self, tokens: u32) -> Result<()>;
 
-    /// The experts of layer `block` for [`Buffer::Normed`], as [`Buffer::Router`] chooses them, added to [`Buffer::Hidden`].
+    /// Adds to [`Buffer::Hidden`] the results of the experts of layer `block` for
+    /// [`Buffer::Normed`], as the logits in [`Buffer::Router`] select them.
     fn experts(&mut self, block: usize, tokens: u32) -> Result<()>;
 
     /// Returns the counters of the cache of experts, if there is one.
     fn expert_counts(&self) -> Result<Option<Counts>>;
 
-    /// The token with the largest number in [`Buffer::Logits`], when all before it has ended and was right.
+    /// Returns the token with the largest number in [`Buffer::Logits`], when all before it has ended and was
+    /// right.
     fn next_token(&mut self, loader: &LayerLoader) -> Result<u32>;
 
-    /// The numbers in [`Buffer::Logits`].
+    /// Returns the numbers in [`Buffer::Logits`].
     fn logits(&mut self) -> Result<Vec<f32>>;
 }
 
-/// The machine of a store: its GPU, or the CPU.
+/// Returns the machine of a store: its GPU, or the CPU.
 pub fn of(sizes: Sizes, weights: &Weights) -> Result<Box<dyn Machine>> {
     #[cfg(feature = "cuda")]
     if let Some(gpu) = weights.embedding.store.gpu() {

@@ -161,7 +161,7 @@ impl CpuEngine {
         done.read
     }
 
-    /// The products of a slot's matrix: of each vector all rows.
+    /// Computes the products of a slot's matrix: for each vector all rows.
     fn products(&mut self, slot: usize) -> Result<Vec<f32>> {
         self.wait(slot)?;
         let shape = self.data.shape;

@@ -31,7 +31,7 @@ impl Pinned {
         Ok(Self { pages, registered })
     }
 
-    /// Its first `bytes` bytes. No copy from or to them is under way.
+    /// Returns its first `bytes` bytes. No copy from or to them is under way.
     fn bytes(&mut self, bytes: usize) -> &mut [u8] {
         let bytes = bytes.min(self.pages.len());
         // SAFETY: mapped as long as `self`, which is borrowed; the caller has waited for copies.
@@ -80,7 +80,7 @@ pub(super) struct GpuEngine {
 }
 
 impl GpuEngine {
-    /// Over the GPU of the store.
+    /// Creates the engine over the GPU of the store.
     ///
     /// # Errors
     /// Without a GPU, or memory.
@@ -183,7 +183,7 @@ impl GpuEngine {
         Ok(self.anchor.1 + event.seconds_since(&self.anchor.0)? * 1e6)
     }
 
-    /// The host reads a matrix into pinned memory, and has it copied.
+    /// Reads a matrix into pinned memory by the host, and enqueues its copy.
     fn read_by_host(&mut self, slot: usize, part: u32) -> Result<()> {
         // The copy before it has to have ended.
         if let Some((_, end)) = self.slots[slot].read.take() {

@@ -72,7 +72,7 @@ impl Data {
         u64::from(part) * self.shape.part_stride()
     }
 
-    /// The bytes of a matrix, from its seed.
+    /// Returns the bytes of a matrix, from its seed.
     pub fn part(&self, part: u32) -> Vec<u8> {
         let mut bytes = vec![0; self.shape.part_bytes() as usize];
         let seed = self.seed ^ u64::from(part + 1) << 32;
@@ -80,7 +80,7 @@ impl Data {
         bytes
     }
 
-    /// The products of a matrix with `x`, in `f64`: all rows for the first vector, then for the next.
+    /// Computes the products of a matrix with `x`, in `f64`: all rows for the first vector, then for the next.
     pub fn products(&self, part: u32, x: &[f64]) -> Vec<f64> {
         let (columns, bytes) = (self.shape.columns as usize, self.part(part));
         let rows: Vec<Vec<f64>> = bytes
@@ -97,12 +97,13 @@ impl Data {
         (0..vectors).flat_map(of).collect()
     }
 
-    /// The vectors in `f64`.
+    /// Returns the vectors in `f64`.
     pub fn vectors(&self) -> Vec<f64> {
         self.x.iter().map(|x| f64::from(*x)).collect()
     }
 
-    /// The vectors after `times` products with all matrices, as [`feed_back`](super::engine::Engine::feed_back) has them.
+    /// Computes the vectors after `times` products with all matrices, as
+    /// [`feed_back`](super::engine::Engine::feed_back) has them.
     pub fn iterated(&self, times: u64) -> Vec<f64> {
         let columns = self.shape.columns as usize;
         let mut x = self.vectors();
@@ -153,7 +154,7 @@ impl Data {
         1e-6 * f64::from(self.shape.columns)
     }
 
-    /// A file with the same bytes at `path`, which must not be there; it is removed on drop.
+    /// Creates a file with the same bytes at `path`, which must not exist; it is removed on drop.
     ///
     /// # Errors
     /// [`Error::File`].

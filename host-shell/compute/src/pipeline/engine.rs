@@ -56,7 +56,7 @@ pub(super) trait Engine {
     /// been multiplied.
     fn feed_back(&mut self) -> Result<()>;
 
-    /// The vectors.
+    /// Returns the vectors.
     fn vectors(&mut self) -> Result<Vec<f32>>;
 
     /// Returns the spans since the last call.

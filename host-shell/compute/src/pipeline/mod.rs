@@ -95,22 +95,22 @@ impl Shape {
         }
     }
 
-    /// Bytes of a row.
+    /// Returns the number of bytes of a row.
     fn row_bytes(&self) -> u64 {
         self.stored.row_bytes(self.columns).unwrap_or(0)
     }
 
-    /// Bytes of a matrix.
+    /// Returns the number of bytes of a matrix.
     pub fn part_bytes(&self) -> u64 {
         self.row_bytes() * u64::from(self.rows)
     }
 
-    /// Bytes from one matrix to the next on the drive.
+    /// Returns the number of bytes from one matrix to the next on the drive.
     fn part_stride(&self) -> u64 {
         self.part_bytes().next_multiple_of(PAGE)
     }
 
-    /// Bytes of the drive that all of it takes.
+    /// Returns the number of bytes of the drive that all of it takes.
     pub fn bytes(&self) -> u64 {
         let vectors = u64::from(self.vectors) * u64::from(self.columns) * 4;
         self.vectors_at() + vectors.next_multiple_of(PAGE)
@@ -121,7 +121,7 @@ impl Shape {
         self.part_stride() * u64::from(self.parts)
     }
 
-    /// Elements of a product of one vector.
+    /// Returns the number of elements of a product of one vector.
     fn product_rows(&self) -> u32 {
         match self.joined {
             true => self.rows * self.parts,

@@ -36,7 +36,7 @@ impl Name {
         }
     }
 
-    /// In one word.
+    /// Returns the name in one word.
     pub fn in_one_word(self) -> &'static str {
         match self {
             Self::DirectNvmeToMatMul => "DirectNVMeToMatMul",

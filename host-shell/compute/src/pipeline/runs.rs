@@ -99,7 +99,7 @@ impl Rig<'_> {
         false
     }
 
-    /// The way that this library is for.
+    /// Returns the way that this library is for.
     fn best(&self) -> Source {
         match self.has_gpu() {
             true => Source::Gpu,
@@ -140,7 +140,7 @@ impl Rig<'_> {
         Ok(Box::new(CpuEngine::new(reads, self.job.limit)?))
     }
 
-    /// The products of all matrices with the vectors.
+    /// Computes the products of all matrices with the vectors.
     fn expected(&self) -> Vec<Vec<f64>> {
         let x = self.data.vectors();
         let parts = 0..self.job.shape.parts;
@@ -162,7 +162,8 @@ impl Rig<'_> {
         }
     }
 
-    /// The vectors and a matrix from the drive, one product, and so again.
+    /// Runs the direct pipeline: reads the vectors and a matrix from the drive, computes one product, and
+    /// repeats.
     fn direct(&self, progress: &mut Progress<'_>) -> Result<Report> {
         let source = self.best();
         let (mut engine, expected) = (self.engine(source)?, self.expected());
@@ -201,7 +202,7 @@ impl Rig<'_> {
             .check(&what, product, wanted, self.data.tolerance())
     }
 
-    /// The same batches from each of `sources`, in turns.
+    /// Runs the same batches from each of `sources`, in turns.
     fn sources(&self, sources: &[Source], progress: &mut Progress<'_>) -> Result<Report> {
         let (expected, batches) = (self.expected(), self.job.batches);
         let mut ways: Vec<(Way, Box<dyn Engine>)> = Vec::new();
@@ -251,7 +252,7 @@ impl Rig<'_> {
         })
     }
 
-    /// The product of all matrices, fed back.
+    /// Returns the product of all matrices, fed back.
     fn iterative(&self, progress: &mut Progress<'_>) -> Result<Report> {
         let (source, shape) = (self.best(), self.job.shape);
         let mut engine = self.engine(source)?;
@@ -366,7 +367,7 @@ impl Rig<'_> {
         })
     }
 
-    /// The product of a batch that failed with `error`, or the last failure when patience is over.
+    /// Returns the product of a batch that failed with `error`, or the last failure when patience is over.
     fn again(
         &self,
         engine: &mut dyn Engine,

@@ -39,7 +39,8 @@ pub struct Overlap {
 }
 
 impl Overlap {
-    /// The share of the shorter one that took place beside the other one; 0 where one of them took no time.
+    /// Returns the share of the shorter one that took place beside the other one; 0 where one of them took no
+    /// time.
     pub fn share(&self) -> f64 {
         let shorter = self.read_us.min(self.compute_us);
         match shorter > 0.0 {
@@ -87,7 +88,7 @@ impl Trace {
         self.dropped += (before - self.spans.len()) as u64;
     }
 
-    /// The times with work of one kind under way, in order and apart from each other.
+    /// Returns the times with work of one kind under way, in order and apart from each other.
     fn busy(&self, work: Work) -> Vec<(f64, f64)> {
         let of = self.spans.iter().filter(|span| span.work == work);
         let mut all: Vec<(f64, f64)> = of.map(|span| (span.begin_us, span.end_us)).collect();
@@ -141,8 +142,8 @@ impl Trace {
         all
     }
 
-    /// The trace in the format of trace events (JSON): a row for reads, one for products, and one for each buffer, in which
-    /// the read and the product of a batch lie inside of the batch.
+    /// Returns the trace in the format of trace events (JSON): a row for reads, one for products, and one for
+    /// each buffer, in which the read and the product of a batch lie inside of the batch.
     pub fn to_json(&self, name: &str) -> String {
         let mut events = String::new();
         let mut event = |text: std::fmt::Arguments<'_>| {
@@ -192,7 +193,7 @@ impl Trace {
     }
 }
 
-/// `text` as it stands in a string of JSON.
+/// Returns `text` as it stands in a string of JSON.
 fn escaped(text: &str) -> String {
     let mut out = String::new();
     for letter in text.chars() {

@@ -162,7 +162,7 @@ fn write_nodes(
     Ok(())
 }
 
-/// The words of a node.
+/// Returns the words of a node.
 fn node(tag: u32, id: u32, vectors: &Vectors, graph: &Graph) -> [u32; NODE_WORDS] {
     let mut words = [0; NODE_WORDS];
     let neighbours = graph.neighbours(id);

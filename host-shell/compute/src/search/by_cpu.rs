@@ -35,8 +35,8 @@ struct Query<'q> {
 }
 
 impl Index {
-    /// The nearest vectors of `queries`, one query after the other, by threads of the CPU: the results of the kernel, bit
-    /// by bit. A query fails for its own reads alone.
+    /// Finds the nearest vectors of `queries`, one query after the other, by threads of the CPU: the results of
+    /// the kernel, bit by bit. A query fails for its own reads alone.
     ///
     /// # Errors
     /// [`Error::Usage`] for parameters out of their range, and for numbers that are no whole queries;
@@ -75,7 +75,7 @@ impl Index {
         Ok(all)
     }
 
-    /// Some queries, round by round.
+    /// Searches for a group of queries, round by round.
     fn group(&self, queries: &[f32], parameters: Parameters) -> Answers {
         let header = self.header();
         let elements = header.source.elements as usize;

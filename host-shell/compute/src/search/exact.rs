@@ -10,8 +10,8 @@ const QUERIES: usize = 16;
 /// Vectors that it compares with all of them, out of its cache.
 const VECTORS: usize = 512;
 
-/// The `results` nearest vectors of each of `queries`, nearest first, of equal ones those with lower ids; all where there
-/// are fewer.
+/// Finds the `results` nearest vectors of each of `queries`, nearest first, of equal ones those with lower ids;
+/// all where there are fewer.
 pub fn nearest(vectors: &Vectors, queries: &[f32], results: usize) -> Vec<Vec<(u32, f32)>> {
     let elements = vectors.elements();
     let groups = queries.par_chunks(QUERIES * elements);

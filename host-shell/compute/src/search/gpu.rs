@@ -103,7 +103,7 @@ impl GpuSearch {
         self.module.cost(self.search)
     }
 
-    /// Bytes of GPU memory that it holds.
+    /// Returns the number of bytes of GPU memory that it holds.
     pub fn memory_bytes(&self) -> usize {
         self.centroids.len() + self.codes.len() + self.tables.len()
     }
@@ -167,7 +167,8 @@ impl GpuSearch {
         }
     }
 
-    /// The same with queries and answers in memory of the host: waits until the searches have ended, `limit` at most.
+    /// Searches with queries and answers in host memory: waits until the searches have ended,
+    /// `limit` at most.
     ///
     /// # Errors
     /// As [`search`](Self::search); [`Error::Unfinished`] past the limit, and then the memory of the launch is kept.

@@ -33,8 +33,8 @@ pub struct Graph {
 }
 
 impl Graph {
-    /// The graph of `vectors`, with up to `degree` neighbours each, by searches with `list` candidates. `progress` hears
-    /// how many vectors are in it, and may end it.
+    /// Builds the graph of `vectors`, with up to `degree` neighbours each, by searches with `list`
+    /// candidates. `progress` receives the number of vectors in it, and may end the build.
     ///
     /// # Errors
     /// Those of `progress`.
@@ -71,7 +71,7 @@ impl Graph {
         self.entry
     }
 
-    /// The neighbours of vector `id`.
+    /// Returns the neighbours of vector `id`.
     ///
     /// # Panics
     /// When there is no such vector.
@@ -129,7 +129,7 @@ impl Graph {
         }
     }
 
-    /// The neighbours of a node with those that became its neighbours now.
+    /// Returns the neighbours of a node with those that became its neighbours now.
     fn with(&self, vectors: &Vectors, group: &[(u32, u32)]) -> Vec<u32> {
         let node = group[0].0;
         let mut all = self.neighbours(node).to_vec();
@@ -148,7 +148,7 @@ fn set(places: &mut [u32], neighbours: &[u32]) {
     places[..neighbours.len()].copy_from_slice(neighbours);
 }
 
-/// Those of `all` that stay neighbours of `node`.
+/// Returns the ids of `all` that stay neighbours of `node`.
 fn pruned<'i>(
     vectors: &Vectors,
     node: u32,
@@ -160,7 +160,7 @@ fn pruned<'i>(
     prune(vectors, &mut keys.collect(), degree)
 }
 
-/// The vector nearest to the mean of all, the first of equal ones.
+/// Returns the vector nearest to the mean of all, the first of equal ones.
 fn medoid(vectors: &Vectors) -> u32 {
     let mut mean = vec![0f64; vectors.elements()];
     for vector in vectors.all().chunks_exact(vectors.elements()) {
@@ -175,7 +175,7 @@ fn medoid(vectors: &Vectors) -> u32 {
     keys.min().map_or(0, id_of)
 }
 
-/// All ids, that of the entry first, the others in any order.
+/// Returns all ids, that of the entry first, the others in any order.
 fn order(count: u32, entry: u32, seed: u64) -> Vec<u32> {
     let mut random = SplitMix::new(mix(seed));
     let mut order: Vec<u32> = (0..count).collect();
@@ -186,7 +186,8 @@ fn order(count: u32, entry: u32, seed: u64) -> Vec<u32> {
     order
 }
 
-/// Those of `candidates` that become neighbours, nearest first: none that is much nearer to one of them than to the node.
+/// Returns the `candidates` that become neighbours, nearest first: none that is much nearer to one
+/// of them than to the node.
 fn prune(vectors: &Vectors, candidates: &mut Vec<u64>, degree: usize) -> Vec<u32> {
     for key in &mut *candidates {
         *key &= !EXPANDED;

@@ -35,7 +35,7 @@ pub struct Header {
 }
 
 impl Header {
-    /// The header in `bytes`.
+    /// Parses the header in `bytes`.
     ///
     /// # Errors
     /// What is wrong with it.
@@ -140,18 +140,18 @@ impl Header {
         bytes
     }
 
-    /// From the codes of one node to those of the next, in bytes.
+    /// Returns the bytes from the codes of one node to those of the next.
     pub fn code_bytes(&self) -> u64 {
         let subspaces = self.source.elements.div_ceil(self.sub_elements.max(1));
         u64::from(subspaces).next_multiple_of(4)
     }
 
-    /// Bytes of all centroids.
+    /// Returns the number of bytes of all centroids.
     pub fn centroids_bytes(&self) -> u64 {
         u64::from(self.source.elements) * u64::from(CENTROIDS) * 4
     }
 
-    /// Bytes of all codes.
+    /// Returns the number of bytes of all codes.
     pub fn codes_bytes(&self) -> u64 {
         u64::from(self.source.count) * self.code_bytes()
     }
@@ -172,13 +172,13 @@ impl Header {
         (self.codes_at() + self.codes_bytes()).next_multiple_of(NODE_BYTES)
     }
 
-    /// Bytes of the index.
+    /// Returns the number of bytes of the index.
     pub fn bytes_of_index(&self) -> u64 {
         self.nodes_at() + u64::from(self.source.count) * NODE_BYTES
     }
 }
 
-/// A number that other bytes seldom have: no protection against those who mean it.
+/// Computes a checksum against accidental damage; it is no protection against intent.
 pub fn checksum(bytes: &[u8]) -> u64 {
     let (words, rest) = bytes.as_chunks::<8>();
     let mut last = [0; 8];

@@ -65,17 +65,17 @@ impl Index {
         &self.header
     }
 
-    /// The store that it lies on.
+    /// Returns the store that it lies on.
     pub fn store(&self) -> &Arc<Store> {
         &self.store
     }
 
-    /// Bytes of memory that searches need beside their queries.
+    /// Returns the number of bytes of memory that searches need beside their queries.
     pub fn memory_bytes(&self) -> u64 {
         self.header.centroids_bytes() + self.header.codes_bytes()
     }
 
-    /// The nodes.
+    /// Returns the nodes.
     #[cfg(feature = "cuda")]
     pub(super) fn nodes(&self) -> Result<nvme_host::Table> {
         let first = self.offset + self.header.nodes_at();
@@ -123,7 +123,7 @@ fn broken(offset: u64, why: &str) -> Error {
     )
 }
 
-/// `bytes` bytes from byte `at` on.
+/// Reads `bytes` bytes from byte `at` on.
 fn read(store: &Store, at: u64, bytes: u64) -> Result<Vec<u8>> {
     let mut all = Vec::new();
     let none = || {

@@ -28,7 +28,7 @@ impl Metric {
         }
     }
 
-    /// The metric of this name.
+    /// Returns the metric of this name.
     pub fn of_name(name: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|one| one.name() == name)
     }

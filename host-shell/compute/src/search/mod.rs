@@ -98,7 +98,7 @@ pub struct Answers {
 }
 
 impl Answers {
-    /// Queries that failed, and the first of them with its code.
+    /// Returns the queries that failed, and the first of them with its code.
     pub fn failed(&self) -> Option<(usize, usize, i32)> {
         let mut failed = (0..).zip(&self.codes).filter(|(_, code)| **code != 0);
         let (first, code) = failed.next()?;
@@ -111,7 +111,7 @@ impl Answers {
         all as f64 / self.reads.len().max(1) as f64
     }
 
-    /// An error unless every query has its results.
+    /// Checks that every query has its results.
     ///
     /// # Errors
     /// [`Error::Device`] with the first query that failed, and why.

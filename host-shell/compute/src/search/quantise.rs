@@ -14,7 +14,8 @@ const COUNT: usize = CENTROIDS as usize;
 /// Distances of one subspace.
 type Distances = [f32; COUNT];
 
-/// For each element of a vector, that element of all centroids of its subspace.
+/// Trains the centroids. The result has, for each element of a vector, that element of all
+/// centroids of its subspace.
 pub fn train(vectors: &Vectors, sub_elements: usize, seed: u64) -> Vec<f32> {
     let mut centroids = vec![0f32; vectors.elements() * COUNT];
     let of_subspaces = centroids.par_chunks_mut(sub_elements * COUNT).enumerate();
@@ -25,7 +26,7 @@ pub fn train(vectors: &Vectors, sub_elements: usize, seed: u64) -> Vec<f32> {
     centroids
 }
 
-/// The elements from `first` on of vectors that are spread evenly.
+/// Returns the elements from `first` on of vectors that are spread evenly.
 fn sample(vectors: &Vectors, first: usize, elements: usize) -> Vec<Vec<f32>> {
     let count = vectors.count() as usize;
     let taken = count.min(SAMPLE);
@@ -34,7 +35,7 @@ fn sample(vectors: &Vectors, first: usize, elements: usize) -> Vec<Vec<f32>> {
         .collect()
 }
 
-/// k-means; a centroid that no vector is nearest to stays where it is.
+/// Runs k-means; a centroid that is nearest to no vector keeps its position.
 fn means(sample: &[Vec<f32>], planes: &mut [f32], seed: u64) {
     let mut random = SplitMix::new(seed);
     for centroid in 0..COUNT {
@@ -62,7 +63,7 @@ fn means(sample: &[Vec<f32>], planes: &mut [f32], seed: u64) {
     }
 }
 
-/// The number of the nearest centroid, the first of equal ones.
+/// Finds the number of the nearest centroid, the first of equal ones.
 fn nearest(part: &[f32], planes: &[f32]) -> usize {
     let mut distances: Distances = [0.0; COUNT];
     for (x, plane) in part.iter().zip(planes.as_chunks::<COUNT>().0) {
@@ -80,7 +81,7 @@ fn nearest(part: &[f32], planes: &[f32]) -> usize {
     best
 }
 
-/// A byte for each subspace of each vector; those of a vector take a multiple of 4 bytes.
+/// Encodes each vector: a byte for each subspace, padded to a multiple of 4 bytes.
 pub fn encode(vectors: &Vectors, sub_elements: usize, centroids: &[f32]) -> Vec<u8> {
     let code_bytes = code_bytes(vectors.elements(), sub_elements);
     let mut codes = vec![0; vectors.count() as usize * code_bytes];
@@ -95,7 +96,7 @@ pub fn encode(vectors: &Vectors, sub_elements: usize, centroids: &[f32]) -> Vec<
     codes
 }
 
-/// Bytes of the codes of a vector.
+/// Returns the number of bytes of the codes of a vector.
 pub fn code_bytes(elements: usize, sub_elements: usize) -> usize {
     elements.div_ceil(sub_elements).next_multiple_of(4)
 }

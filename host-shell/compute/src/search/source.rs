@@ -64,7 +64,7 @@ pub struct Vectors {
 }
 
 impl Vectors {
-    /// `data` as vectors of `elements` elements.
+    /// Takes `data` as vectors of `elements` elements.
     ///
     /// # Errors
     /// [`Error::Usage`] for no elements or too many, for a vector that is not whole, for none or too many, and for
@@ -101,12 +101,12 @@ impl Vectors {
         (self.data.len() / self.elements.max(1)) as u32
     }
 
-    /// Elements of each.
+    /// Returns the number of elements of a vector.
     pub fn elements(&self) -> usize {
         self.elements
     }
 
-    /// Vector `id`.
+    /// Returns vector `id`.
     ///
     /// # Panics
     /// When there is no such vector.
@@ -121,7 +121,7 @@ impl Vectors {
 }
 
 impl Source {
-    /// That of vectors of a caller.
+    /// Describes vectors of a caller.
     pub fn given(vectors: &Vectors) -> Self {
         let bits = vectors.data.iter().map(|x| u64::from(x.to_bits()));
         Self {
@@ -132,7 +132,7 @@ impl Source {
         }
     }
 
-    /// All vectors.
+    /// Returns all vectors.
     ///
     /// # Errors
     /// As [`Vectors::new`]; [`Error::Usage`] for given ones; [`Error::Environment`] without memory.
@@ -176,7 +176,7 @@ impl Source {
         Ok(numbers)
     }
 
-    /// Of each cluster its centre, then its directions.
+    /// Returns for each cluster its centre, then its directions.
     fn clusters(&self) -> Vec<Vec<f32>> {
         let cluster = |number| {
             let mut random = SplitMix::new(mix(self.seed ^ mix(number)));
@@ -203,12 +203,13 @@ impl Source {
     }
 }
 
-/// From -1 to 1, evenly.
+/// Draws a number that is uniform from -1 to 1.
 fn even(random: &mut SplitMix) -> f32 {
     (random.next_word() >> 40) as f32 / (1u32 << 23) as f32 - 1.0
 }
 
-/// About as the normal distribution, of variance 1: the sum of three even numbers.
+/// Draws a number that is nearly normally distributed, with variance 1: the sum of three uniform
+/// ones.
 fn bell(random: &mut SplitMix) -> f32 {
     even(random) + even(random) + even(random)
 }

@@ -40,7 +40,8 @@ impl Heads {
     }
 }
 
-/// The products of each row of `weights` and each of the vectors `x`: row after row, for each the products of all vectors.
+/// Computes the products of each row of `weights` and each of the vectors `x`: row after row, for each the
+/// products of all vectors.
 pub(crate) fn products(
     stored: Stored,
     weights: &[u8],
@@ -67,7 +68,8 @@ pub(crate) fn products(
     products
 }
 
-/// `y[t] = W x[t]`, or with `adds` `y[t] += W x[t]`, for vectors `x` of `columns` elements.
+/// Computes `y[t] = W x[t]`, or with `adds` `y[t] += W x[t]`, for vectors `x` of `columns`
+/// elements.
 ///
 /// # Errors
 /// [`Error::Usage`] for columns that are no whole blocks, and lengths that do not fit.
@@ -94,7 +96,7 @@ pub fn gemv(
     Ok(())
 }
 
-/// The numbers of `rows`, which follow on each other and have `columns` elements each.
+/// Converts `rows`, which are contiguous and have `columns` elements each.
 ///
 /// # Errors
 /// As [`gemv`].
@@ -110,7 +112,8 @@ pub fn unpack(stored: Stored, rows: &[u8], columns: u32, y: &mut [f32]) -> Resul
     Ok(())
 }
 
-/// Each vector of `x` over the root of its mean square and `epsilon`, times `weight`.
+/// Divides each vector of `x` by the root of its mean square and `epsilon`, and multiplies it by
+/// `weight`.
 ///
 /// # Errors
 /// [`Error::Usage`] for lengths that do not fit.
@@ -166,7 +169,7 @@ pub fn rope(
     Ok(())
 }
 
-/// Each query over the keys of its position and of those before.
+/// Computes the attention of each query over the keys up to its position.
 ///
 /// # Errors
 /// [`Error::Usage`] for heads that are no multiple, and lengths that do not fit.
@@ -207,7 +210,7 @@ pub fn attention(
     Ok(())
 }
 
-/// `x / (1 + exp(-x)) * factor` into `x`.
+/// Computes `x / (1 + exp(-x)) * factor` into `x`.
 ///
 /// # Errors
 /// [`Error::Usage`] for vectors of different lengths.
@@ -218,7 +221,7 @@ pub fn silu_mul(x: &mut [f32], factor: &[f32]) -> Result<()> {
     Ok(())
 }
 
-/// The index of the largest number, of equal ones the first; NaN is below every number.
+/// Returns the index of the largest number, of equal ones the first; NaN is below every number.
 ///
 /// # Errors
 /// [`Error::Usage`] for no number.

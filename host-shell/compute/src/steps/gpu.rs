@@ -102,7 +102,7 @@ impl Steps {
         unsafe { self.launch_blocks(function, (blocks, shared_bytes), gemv, stream) }
     }
 
-    /// The numbers of rows as they are stored.
+    /// Converts rows from their stored format.
     ///
     /// # Safety
     /// As [`gemv`](Self::gemv).
@@ -150,7 +150,7 @@ impl Steps {
         unsafe { self.launch(self.rms_norm, u64::from(norm.tokens) * 32, norm, stream) }
     }
 
-    /// Positions of queries and keys.
+    /// Rotates queries and keys by their positions (RoPE).
     ///
     /// # Safety
     /// As [`gemv`](Self::gemv).
@@ -191,7 +191,7 @@ impl Steps {
         unsafe { self.launch(self.rope, pairs, rope, stream) }
     }
 
-    /// Attention over the positions up to that of each query.
+    /// Computes attention over the positions up to that of each query.
     ///
     /// # Safety
     /// As [`gemv`](Self::gemv).
@@ -230,7 +230,7 @@ impl Steps {
         unsafe { self.launch(self.attention, warps * 32, attention, stream) }
     }
 
-    /// The activation, element by element.
+    /// Applies the activation, element by element.
     ///
     /// # Safety
     /// As [`gemv`](Self::gemv).
@@ -251,7 +251,7 @@ impl Steps {
         unsafe { self.launch(self.silu_mul, silu.elements, silu, stream) }
     }
 
-    /// The index of the largest number, of equal ones the first.
+    /// Finds the index of the largest number, of equal ones the first.
     ///
     /// # Safety
     /// As [`gemv`](Self::gemv); the 8 bytes at `argmax.best` are 0.
@@ -290,7 +290,7 @@ impl Steps {
         self.module.gpu().judge_list(stream, all)
     }
 
-    /// A thread for each of `threads` pieces of work, or fewer that take several.
+    /// Launches a thread for each of `threads` pieces of work, or fewer that take several.
     ///
     /// # Safety
     /// `function` takes one `T`; what that names is there.
@@ -331,7 +331,7 @@ impl Steps {
     }
 }
 
-/// Positions up to the last of `tokens` tokens from `position` on.
+/// Returns the number of positions up to the last of `tokens` tokens from `position` on.
 fn past(position: u32, tokens: u32) -> u64 {
     match tokens {
         0 => 0,

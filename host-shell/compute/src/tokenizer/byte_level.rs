@@ -85,8 +85,8 @@ impl Encoder {
     }
 }
 
-/// The pairs that can come to be merged: each of their texts is a character, or what another such pair makes. The others
-/// are no fault of a file, since they change nothing.
+/// Returns the pairs that can come to be merged: each of their texts is a character, or what another such pair
+/// makes. The others are no fault of a file, since they change nothing.
 fn reachable(pairs: Vec<(String, String)>) -> Vec<(String, String)> {
     let is_character = |text: &str| text.chars().nth(1).is_none();
     // Pairs by the text that they wait for.
@@ -122,7 +122,7 @@ fn reachable(pairs: Vec<(String, String)>) -> Vec<(String, String)> {
 /// The map of the crate `tokenizers`.
 type Numbers = tokenizers::models::bpe::Vocab;
 
-/// The model of the crate, of lists that were looked through before.
+/// Builds the crate's model from lists that were checked before.
 fn built(builder: tokenizers::models::bpe::BpeBuilder) -> Result<BPE> {
     // Its cache of words grows with a text, and finds little in one that is read once.
     builder.cache_capacity(0).build().map_err(internal)
@@ -132,12 +132,13 @@ fn internal(error: tokenizers::Error) -> Error {
     Error::internal(error.to_string())
 }
 
-/// Bytes that GPT-2 writes as themselves.
+/// Returns the bytes that GPT-2 writes as themselves.
 fn is_itself(byte: u8) -> bool {
     matches!(byte, 0x21..=0x7E | 0xA1..=0xAC | 0xAE..=0xFF)
 }
 
-/// The character with which GPT-2 writes a byte: itself, or one of those from U+0100 on, in the order of the bytes.
+/// Returns the character with which GPT-2 writes a byte: itself, or one of those from U+0100 on, in the order
+/// of the bytes.
 pub(crate) fn sign(byte: u8) -> char {
     match is_itself(byte) {
         true => char::from(byte),
@@ -148,7 +149,7 @@ pub(crate) fn sign(byte: u8) -> char {
     }
 }
 
-/// The bytes that are written as `text`; those of UTF-8 of a character that stands for no byte.
+/// Returns the bytes that are written as `text`; those of UTF-8 of a character that stands for no byte.
 pub(super) fn bytes_of(text: &str) -> Vec<u8> {
     let mut bytes = Vec::new();
     for character in text.chars() {

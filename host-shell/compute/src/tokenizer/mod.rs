@@ -120,13 +120,13 @@ impl Tokenizer {
         self.ends.contains(&token)
     }
 
-    /// The token that is written as `text`.
+    /// Returns the token that is written as `text`.
     pub fn token(&self, text: &str) -> Option<u32> {
         self.vocabulary.token(text)
     }
 
-    /// The tokens of `text`, with those that the model wants at its begin and end. Special tokens are taken where they
-    /// are written as they are.
+    /// Returns the tokens of `text`, with those that the model wants at its begin and end. Special tokens are
+    /// taken where they are written as they are.
     ///
     /// Takes time in proportion to the text, but for a factor of the logarithm of its longest word.
     ///
@@ -136,7 +136,8 @@ impl Tokenizer {
         self.encode_until(text, &mut || Ok(()))
     }
 
-    /// The same; calls `check` between words and ends with its error.
+    /// Encodes as [`encode`](Self::encode) does; calls `check` between words and ends with its
+    /// error.
     ///
     /// # Errors
     /// Those of [`Self::encode`], and that of `check`.
@@ -164,7 +165,8 @@ impl Tokenizer {
         Ok(tokens)
     }
 
-    /// The bytes of `tokens`: a character may end in the token behind the last. Control tokens are left out.
+    /// Returns the bytes of `tokens`: a character may end in the token behind the last. Control tokens are left
+    /// out.
     pub fn decode(&self, tokens: &[u32]) -> Vec<u8> {
         let mut bytes = Vec::new();
         for token in tokens {
@@ -182,7 +184,7 @@ impl Tokenizer {
     }
 }
 
-/// A token that the model wants around each text.
+/// Returns a token that the model wants around each text.
 fn needed(token: Option<u32>, is_wanted: bool, name: &str) -> Result<Option<u32>> {
     match (token, is_wanted) {
         (None, true) => Err(refused(format!(

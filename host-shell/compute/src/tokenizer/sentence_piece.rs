@@ -110,7 +110,7 @@ struct SymbolPair {
 }
 
 impl Ord for SymbolPair {
-    /// The greatest is merged first. No score is a NaN.
+    /// Orders merges: the greatest is merged first. No score is a NaN.
     fn cmp(&self, other: &Self) -> Ordering {
         let by_score = self.score.partial_cmp(&other.score);
         by_score

@@ -64,7 +64,7 @@ impl Vocabulary {
         })
     }
 
-    /// One of these tokens, for tests.
+    /// Creates a vocabulary of these tokens, for tests.
     #[cfg(test)]
     pub fn made_of(tokens: &[(&str, TokenKind)]) -> Self {
         let texts: Vec<String> = tokens.iter().map(|(text, _)| (*text).to_owned()).collect();
@@ -79,12 +79,12 @@ impl Vocabulary {
         self.texts.len()
     }
 
-    /// The token that is written as `text`.
+    /// Returns the token that is written as `text`.
     pub fn token(&self, text: &str) -> Option<u32> {
         self.numbers.get(text).copied()
     }
 
-    /// The control token that is written as `text`.
+    /// Returns the control token that is written as `text`.
     pub fn control(&self, text: &str) -> Option<u32> {
         let token = self.token(text)?;
         let (_, kind) = self.text_and_kind(token)?;
@@ -110,7 +110,7 @@ impl Vocabulary {
             .map(|(text, token)| (text.clone(), *token))
     }
 
-    /// The scores of the tokens.
+    /// Returns the scores of the tokens.
     pub fn scores(&self, keys: &MetadataKeys<'_>) -> Result<Vec<f64>> {
         let name = "tokenizer.ggml.scores";
         let scores = keys.array(name, "an array of numbers", |value: &Value| {
@@ -127,7 +127,7 @@ impl Vocabulary {
         }
     }
 
-    /// The token that the key `name` names.
+    /// Returns the token that the key `name` names.
     pub fn token_of_key(&self, keys: &MetadataKeys<'_>, name: &str) -> Result<Option<u32>> {
         let name = format!("tokenizer.ggml.{name}");
         let Some(number) = keys.integer(&name)? else {

@@ -46,7 +46,8 @@ pub struct Config {
 }
 
 impl Default for Config {
-    /// 16 queue pairs, 5 s per command, transfers up to 1 MiB, host memory up to 64 MiB, anything may be changed.
+    /// Returns the defaults: 16 queue pairs, 5 s per command, transfers up to 1 MiB, host memory up
+    /// to 64 MiB, anything may be changed.
     fn default() -> Self {
         Self {
             queue_pairs: 16,

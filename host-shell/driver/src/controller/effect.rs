@@ -26,8 +26,8 @@ pub(crate) enum Effect {
 }
 
 impl Effect {
-    /// Of `sqe`, an admin command of a controller with Format NVM Attributes `attributes`. An opcode that is not known
-    /// to leave everything as it is may change it.
+    /// Returns the effect of `sqe`, an admin command of a controller with Format NVM Attributes
+    /// `attributes`. An opcode that is not known to leave everything unchanged counts as a change.
     pub fn of(sqe: &Sqe, attributes: u8) -> Self {
         match sqe.opcode() {
             opcode::GET_LOG_PAGE

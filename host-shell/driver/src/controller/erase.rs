@@ -125,7 +125,7 @@ impl Controller {
         self.admin("Sanitize", admin::sanitize(fields), 0).map(drop)
     }
 
-    /// The Sanitize Status log page.
+    /// Returns the Sanitize Status log page.
     pub fn sanitize_status(&self) -> Result<SanitizeStatus> {
         let bytes = self.log_page(lid::SANITIZE, Nsid::ALL, size_of::<SanitizeStatus>())?;
         SanitizeStatus::read_from_bytes(&bytes)

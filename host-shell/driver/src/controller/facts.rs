@@ -44,12 +44,13 @@ impl Alarm {
         self.raised.load(Ordering::Relaxed)
     }
 
-    /// Something may have changed.
+    /// Records that something may have changed, so that the facts are read again before they are
+    /// relied on.
     pub fn raise(&self) {
         self.raised.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// A sanitize operation runs or has ended: no data are what they were.
+    /// Records that a sanitize operation runs or has ended, so that no data can be relied on.
     pub fn erase(&self) {
         self.erased.fetch_add(1, Ordering::Relaxed);
         self.raise();
@@ -155,13 +156,14 @@ impl Facts {
         Effect::of(sqe, lock(&self.known).fna)
     }
 
-    /// The data of namespace `nsid`, or of all with [`Nsid::ALL`], are about to be erased by this process: handles are
-    /// refused from now on. The caller has the admin queue; nothing else is known to have changed.
+    /// Records that this process is about to erase the data of namespace `nsid`, or of all with
+    /// [`Nsid::ALL`]: handles are refused from now on. The caller has the admin queue; nothing else
+    /// is known to have changed.
     pub fn erase(&self, nsid: Nsid) {
         self.count_erasure(nsid, 1);
     }
 
-    /// The controller refused to.
+    /// Takes an erasure back, because the controller refused it.
     pub fn was_not_erased(&self, nsid: Nsid) {
         self.count_erasure(nsid, 0u64.wrapping_sub(1));
     }
@@ -196,7 +198,7 @@ impl Facts {
         self.note(&mut known, info);
     }
 
-    /// A namespace is `info` now.
+    /// Records the properties of a namespace as read now.
     pub fn observe(&self, info: NamespaceInfo) {
         self.note(&mut lock(&self.known), info);
     }
@@ -208,13 +210,13 @@ impl Facts {
         }
     }
 
-    /// The controller is this one now.
+    /// Records the controller's serial number and transfer limit as read now.
     pub fn observe_controller(&self, serial: [u8; 20], max_transfer: u64) {
         let mut known = lock(&self.known);
         (known.serial, known.max_transfer) = (serial, max_transfer);
     }
 
-    /// The controller has these Format NVM Attributes.
+    /// Records the controller's Format NVM Attributes.
     pub fn observe_fna(&self, fna: u8) {
         lock(&self.known).fna = fna;
     }
@@ -242,12 +244,12 @@ impl Facts {
         lock(&self.known).now.keys().copied().collect()
     }
 
-    /// The alarm's count when all facts were last read.
+    /// Returns the alarm's count when all facts were last read.
     pub fn checked(&self) -> u64 {
         self.checked.load(Ordering::Acquire)
     }
 
-    /// All facts are as the controller said them after the alarm had been raised `count` times.
+    /// Records that all facts were read after the alarm had been raised `count` times.
     pub fn set_checked(&self, count: u64) {
         // Release: a thread that loads the count finds the facts that were read for it. (The lock around the
         // facts orders them as well; the count must not be the weaker of the two.)
@@ -305,7 +307,7 @@ impl Basis {
         }
     }
 
-    /// The queue's user goes by `info`.
+    /// Records that the queue's user relies on `info`.
     pub fn goes_by(&mut self, info: NamespaceInfo) {
         Arc::make_mut(&mut self.told)
             .namespaces
@@ -350,7 +352,7 @@ impl Basis {
         self.refusals.as_ref()?.of(nsid, opcode)
     }
 
-    /// The same as a result.
+    /// Returns the refusal as a result.
     pub fn check(&self, nsid: Nsid, opcode: u8) -> Result<()> {
         self.refusal(nsid.0, opcode).map_or(Ok(()), Err)
     }

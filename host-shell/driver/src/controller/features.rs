@@ -8,9 +8,9 @@ use nvme_core::spec::identify::oncs;
 use nvme_core::spec::{Nsid, feature};
 
 impl Controller {
-    /// Get Features: dword 0, and the data of the features that have some. What is not known to have none is given
-    /// memory for it all the same: the controller decides what it moves. Zeroes at the end of data of unknown length
-    /// are left out.
+    /// Sends Get Features, and returns dword 0 and the data of the features that have some. Unless
+    /// the feature is known to have no data it is given a buffer, because the controller decides
+    /// how much it transfers. Zeroes at the end of data of unknown length are left out.
     ///
     /// # Errors
     /// [`Error::Unsupported`] when Select is not the current value and ONCS has no bit for it.
@@ -42,8 +42,9 @@ impl Controller {
         Ok((dw0, data))
     }
 
-    /// Set Features by a value alone, not saved: dword 0. What is not known to have no data is given zeroes, so that a
-    /// controller that expects some reads memory that there is.
+    /// Sends Set Features with a value alone, not saved, and returns dword 0. Unless the feature is
+    /// known to have no data, zeroes are passed as its data, so that a controller which expects
+    /// some reads valid memory.
     pub fn set_feature(&self, fid: u8, nsid: Nsid, value: u32) -> Result<u32> {
         let room = match feature::data_bytes(fid) {
             Some(0) => 0,

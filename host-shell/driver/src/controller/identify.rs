@@ -9,7 +9,7 @@ use nvme_core::spec::{Nsid, nvm};
 use zerocopy::FromBytes;
 
 impl Controller {
-    /// The command set of a namespace, where it has another than NVM and says so.
+    /// Returns the command set of a namespace, where it has another than NVM and says so.
     pub(super) fn command_set(&self, nsid: Nsid) -> Result<Option<String>> {
         let what = "Identify Namespace Identification Descriptors";
         let list = self
@@ -41,8 +41,8 @@ impl Controller {
             .map_err(|_| Error::internal("Identify Namespace is not 4,096 bytes"))
     }
 
-    /// The Logical Block Storage Tag Mask of a namespace, where the controller has the structure of the NVM command set
-    /// (CNS 05h).
+    /// Returns the Logical Block Storage Tag Mask of a namespace, where the controller has the structure of the
+    /// NVM command set (CNS 05h).
     ///
     /// # Errors
     /// Those of Identify, but for its refusal.

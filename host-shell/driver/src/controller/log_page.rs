@@ -8,7 +8,7 @@ use nvme_core::spec::{Nsid, Status, log_page};
 use std::ops::Range;
 
 impl Controller {
-    /// Get Log Page: the first `bytes` bytes (a multiple of 4) of page `lid`.
+    /// Sends Get Log Page, and returns the first `bytes` bytes (a multiple of 4) of page `lid`.
     pub fn log_page(&self, lid: u8, nsid: Nsid, bytes: usize) -> Result<Vec<u8>> {
         let name = log_page::name(lid).unwrap_or("vendor specific");
         let what = format!("Get Log Page ({name})");
@@ -21,8 +21,8 @@ impl Controller {
             .1)
     }
 
-    /// Bytes `range` of log page `lid` (both ends a multiple of 4), in as many commands as MDTS asks for.
-    /// `on_bytes` is called after each with the bytes read so far.
+    /// Reads bytes `range` of log page `lid` (both ends a multiple of 4), in as many commands as
+    /// MDTS requires. `on_bytes` is called after each with the bytes read so far.
     ///
     /// A page that changes between two commands may be torn; where the controller retains asynchronous
     /// events, all commands but the last do, so that the page is released once it was read whole.

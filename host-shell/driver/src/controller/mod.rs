@@ -184,17 +184,17 @@ impl Controller {
         lock(&self.session.admin).info.clone()
     }
 
-    /// The Identify Controller structure.
+    /// Returns the Identify Controller structure.
     pub fn identify(&self) -> &IdentifyController {
         &self.identify
     }
 
-    /// The device behind it.
+    /// Returns the device behind it.
     pub fn device(&self) -> &Arc<dyn Device> {
         &self.session.device
     }
 
-    /// Controller resets since the start.
+    /// Returns the number of controller resets since the start.
     pub fn resets(&self) -> u32 {
         lock(&self.session.admin).resets
     }
@@ -209,12 +209,13 @@ impl Controller {
         self.session.events()
     }
 
-    /// The longest transfer of one command in bytes, by MDTS and [`Config::max_transfer`].
+    /// Returns the longest transfer of one command in bytes, by MDTS and [`Config::max_transfer`].
     pub fn max_transfer(&self) -> u64 {
         self.session.max_transfer(&lock(&self.session.admin).info)
     }
 
-    /// Whose limit `most` bytes of one command are, at most [`max_transfer`](Self::max_transfer).
+    /// Names the limit that bounds one command to `most` bytes, which is at most
+    /// [`max_transfer`](Self::max_transfer).
     pub fn whose_limit(&self, most: u64) -> &'static str {
         let by_controller = self.info().max_transfer.unwrap_or(u64::MAX);
         match most {
@@ -225,7 +226,7 @@ impl Controller {
         }
     }
 
-    /// Memory that queues of this controller can lend to it.
+    /// Allocates memory that queues of this controller can lend to it.
     pub fn alloc(&self, bytes: usize) -> Result<DmaBuffer> {
         DmaBuffer::new(&self.session.device, bytes)
     }
@@ -239,14 +240,14 @@ impl Controller {
         Ok(Queue::new(Arc::clone(&self.session), inner))
     }
 
-    /// The same with its rings in `memory`.
+    /// Creates a queue pair with its rings in `memory`.
     #[cfg(feature = "cuda")]
     pub fn create_queue_pair_in(&self, entries: u32, memory: &Arc<RingMemory>) -> Result<Queue> {
         let inner = self.session.create_queue(entries, Some(memory))?;
         Ok(Queue::new(Arc::clone(&self.session), inner))
     }
 
-    /// Identify Namespace.
+    /// Returns the Identify Namespace data structure.
     ///
     /// # Errors
     /// [`Error::Usage`] when `nsid` is not an active namespace.
@@ -277,7 +278,8 @@ impl Controller {
         }
     }
 
-    /// The active namespaces, ascending, all of them. A controller without a list (NVMe 1.0) is asked for each.
+    /// Returns the active namespaces, ascending, all of them. A controller without a list (NVMe 1.0) is asked
+    /// for each.
     ///
     /// # Errors
     /// Those of Identify; [`Error::Device`] without a list and with too many identifiers to try.
@@ -301,7 +303,7 @@ impl Controller {
         }
     }
 
-    /// The active namespaces of a controller without a list of them.
+    /// Returns the active namespaces of a controller without a list of them.
     fn walk(&self) -> Result<Vec<Nsid>> {
         let most = self.info().max_nsid;
         if most > MAX_WALK {

@@ -94,17 +94,17 @@ impl Namespace {
         })
     }
 
-    /// The identifier.
+    /// Returns the identifier.
     pub fn nsid(&self) -> Nsid {
         self.info.nsid
     }
 
-    /// Size in blocks.
+    /// Returns the size in blocks.
     pub fn blocks(&self) -> u64 {
         self.info.blocks
     }
 
-    /// Bytes per block.
+    /// Returns the number of bytes per block.
     pub fn block_bytes(&self) -> u32 {
         self.info.block_bytes
     }
@@ -119,7 +119,7 @@ impl Namespace {
         self.limits
     }
 
-    /// The queue pair, for its counts.
+    /// Returns the queue pair, for its counts.
     pub fn queue(&self) -> &Queue {
         &self.queue
     }
@@ -329,7 +329,8 @@ impl Namespace {
         Ok(())
     }
 
-    /// Bounce buffers of the longest piece, made on first use.
+    /// Returns the bounce buffers, which are as long as the longest piece and allocated on first
+    /// use.
     fn bounce(&mut self) -> Result<Vec<DmaBuffer>> {
         if self.buffers.is_empty() {
             let bytes = self

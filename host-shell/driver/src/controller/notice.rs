@@ -29,7 +29,8 @@ pub enum PageError {
 }
 
 impl DeviceEvent {
-    /// The namespaces whose attributes changed, where the event is about that. One FFFFFFFFh is too many to list.
+    /// Returns the namespaces whose attributes changed, where the event is about that. One FFFFFFFFh is too
+    /// many to list.
     pub fn changed_namespaces(&self) -> Vec<u32> {
         let page = match &self.page {
             Ok(page) if self.event.log_page() == lid::CHANGED_NAMESPACES => page,

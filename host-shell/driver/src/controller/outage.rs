@@ -54,7 +54,7 @@ impl Outages {
         self.aborted + self.resets + self.reopened
     }
 
-    /// The counts as JSON.
+    /// Returns the counts as JSON.
     pub fn to_json(&self) -> Value {
         json!({
             "recoveries": self.recoveries(), "aborted": self.aborted, "resets": self.resets,
@@ -63,7 +63,7 @@ impl Outages {
         })
     }
 
-    /// The counts in a line or a few, or nothing when there was no outage.
+    /// Returns the counts in a line or a few, or nothing when there was no outage.
     pub fn to_text(&self) -> String {
         if self.recoveries() == 0 {
             return String::new();
@@ -85,7 +85,8 @@ impl Outages {
     }
 }
 
-/// The error when a device that left came back as another one: its namespace and its serial number `before` and `now`.
+/// Returns the error when a device that left came back as another one: its namespace and its serial number
+/// `before` and `now`.
 pub fn came_back_as(
     before: (NamespaceInfo, [u8; 20]),
     now: (NamespaceInfo, [u8; 20]),

@@ -74,8 +74,9 @@ enum Moves {
     Unknown,
 }
 
-/// Bytes that a feature's data are given: a page for what the specification has, since no feature of it has more, and as
-/// much as an admin command moves for a vendor's. `most` is the longest transfer.
+/// Returns the number of bytes that a feature's data are given: a page for what the specification has, since no
+/// feature of it has more, and as much as an admin command moves for a vendor's. `most` is the longest
+/// transfer.
 pub(super) fn room_of_feature(fid: u8, most: u64) -> usize {
     let is_vendor = fid >= 0xC0 && feature::data_bytes(fid).is_none();
     let room = if is_vendor { most.min(ADMIN_BYTES) } else { 0 };
@@ -83,7 +84,7 @@ pub(super) fn room_of_feature(fid: u8, most: u64) -> usize {
 }
 
 impl Set {
-    /// The specification's name of `opcode`.
+    /// Returns the specification's name of `opcode`.
     pub fn name(self, opcode: u8) -> Option<&'static str> {
         match self {
             Self::Admin => admin_name(opcode),
@@ -158,7 +159,7 @@ fn dwords(count_z: u32) -> u64 {
     (u64::from(count_z) + 1) * 4
 }
 
-/// NVMe Base 2.0c, 5 (Admin Command Set).
+/// Returns the bytes of an admin command. NVMe Base 2.0c, 5 (Admin Command Set).
 fn admin_moves(sqe: &Sqe) -> Moves {
     match sqe.opcode() {
         opcode::IDENTIFY | opcode::NAMESPACE_ATTACHMENT => Moves::Exactly(4096),
@@ -179,7 +180,8 @@ fn admin_moves(sqe: &Sqe) -> Moves {
     }
 }
 
-/// NVM Command Set 1.0c, 3 (I/O Commands for the NVM Command Set); Zoned Namespace Command Set 1.1, 3.
+/// Returns the bytes of an I/O command. NVM Command Set 1.0c, 3 (I/O Commands for the NVM Command
+/// Set); Zoned Namespace Command Set 1.1, 3.
 fn nvm_moves(sqe: &Sqe, block: u32) -> Moves {
     use nvm::opcode as io;
     match sqe.opcode() {
@@ -307,7 +309,7 @@ impl Controller {
         Ok(room as usize)
     }
 
-    /// Bytes per block of a namespace without metadata.
+    /// Returns the number of bytes per block of a namespace without metadata.
     fn plain_block(&self, nsid: Nsid) -> Result<u32> {
         let info = NamespaceInfo::from_identify(nsid, &self.identify_namespace(nsid)?);
         if info.is_supported() {

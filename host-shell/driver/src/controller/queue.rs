@@ -39,7 +39,7 @@ pub enum QueueRefusal {
 }
 
 impl QueueRefusal {
-    /// The error that it stands for; `otherwise` where the queue itself does not take the command.
+    /// Returns the error that it stands for; `otherwise` where the queue itself does not take the command.
     pub fn into_error(self, otherwise: impl FnOnce(SubmitError) -> Error) -> Error {
         match self {
             Self::Queue(error) => otherwise(error),
@@ -197,7 +197,7 @@ impl Queue {
         }
     }
 
-    /// The queue's identifier.
+    /// Returns the queue's identifier.
     pub fn qid(&self) -> Qid {
         self.qid
     }
@@ -208,7 +208,7 @@ impl Queue {
         &self.inner
     }
 
-    /// The most commands that may be in flight.
+    /// Returns the most commands that may be in flight.
     pub fn depth(&self) -> u32 {
         self.depth
     }
@@ -291,8 +291,8 @@ impl Queue {
         self.basis.check(nsid, opcode)
     }
 
-    /// The cause of `error`, with which a command with `opcode` ended: that the namespace changed says more than most
-    /// statuses, but not more than that it is being sanitized.
+    /// Returns the cause of `error`, with which a command with `opcode` ended: that the namespace changed says
+    /// more than most statuses, but not more than that it is being sanitized.
     pub fn cause_of(&mut self, nsid: Nsid, opcode: u8, error: Error) -> Error {
         let says_more = [Status::SANITIZE_IN_PROGRESS, Status::SANITIZE_FAILED];
         match &error {
@@ -315,14 +315,14 @@ impl Queue {
         self.session.is_interrupted()
     }
 
-    /// Commands submitted whose end has not been returned.
+    /// Returns the number of commands submitted whose end has not been returned.
     pub fn in_flight(&self) -> u32 {
         let mut inner = lock(&self.inner);
         inner.pair.queue().in_flight() + inner.backlog.len() as u32
     }
 
-    /// The next command that ended, or `None` while there is none. Does not block, unless a command
-    /// has passed its deadline: then it is aborted, or the controller reset, before this returns.
+    /// Returns the next command that ended, or `None` while there is none. Does not block, unless a command has
+    /// passed its deadline: then it is aborted, or the controller reset, before this returns.
     ///
     /// # Errors
     /// [`Error::Gone`] when the controller does not come back; buffers in flight are then leaked.
@@ -384,7 +384,7 @@ impl Queue {
         Ok(())
     }
 
-    /// The next command that ended, waiting for it. `None` when none is in flight.
+    /// Returns the next command that ended, waiting for it. `None` when none is in flight.
     ///
     /// # Errors
     /// As [`poll`](Self::poll), and [`Error::Interrupted`] once the session's stop flag is set.
@@ -418,7 +418,7 @@ impl Queue {
         }
     }
 
-    /// The error that `done` stands for; `what` is the command in words.
+    /// Returns the error that `done` stands for; `what` is the command in words.
     pub fn error_of(&self, done: &Completion, what: &str) -> Error {
         let account = {
             let inner = lock(&self.inner);
@@ -450,7 +450,7 @@ impl Queue {
         }
     }
 
-    /// The error of a command that a reset took away: what the reset was for.
+    /// Returns the error of a command that a reset took away: what the reset was for.
     fn error_of_reset(&self, what: &str, timeout_ms: u64) -> Error {
         let reset = self.session.last_reset();
         match reset.expired {

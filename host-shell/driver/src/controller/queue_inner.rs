@@ -92,11 +92,12 @@ pub struct QueueInner {
 /// Effects of a controller reset on a queue that a GPU drives.
 #[cfg(feature = "cuda")]
 pub trait Lent: Send {
-    /// Before the reset: stops the GPU's use of the queue; once this returns, the GPU touches it no longer.
+    /// Stops the GPU's use of the queue before the reset; once this returns, the GPU touches it no
+    /// longer.
     fn stop(&mut self);
     /// Ends the commands that the GPU had in flight: the controller can do nothing to them any more.
     fn end(&mut self, proof: &nvme_core::Quiesced<'_>);
-    /// After the reset: whether the queue exists again.
+    /// Ends the pause after the reset; `works` is true if the queue exists again.
     fn resume(&mut self, works: bool);
 }
 

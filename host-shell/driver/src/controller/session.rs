@@ -69,7 +69,7 @@ pub(crate) struct Reset {
 }
 
 impl Reset {
-    /// That it took place, and how long it took where that was long.
+    /// Describes the reset, with its duration if that was long.
     pub fn in_words(&self) -> String {
         if self.took < LONG_WAIT {
             return "the controller was reset".to_owned();
@@ -142,7 +142,7 @@ impl Session {
         self.ring_memory.as_ref()
     }
 
-    /// Nanoseconds since the start: the clock that the core is given.
+    /// Returns the nanoseconds since the start: the clock that the core is given.
     #[inline]
     pub fn now_ns(&self) -> u64 {
         let now_ns = self.start.elapsed().as_nanos() as u64;
@@ -363,7 +363,8 @@ impl Session {
         *lock(&self.last_reset) = reset;
     }
 
-    /// Namespace `info` was formatted: it is this from now on. Handles that were made before are refused.
+    /// Records that namespace `info` was formatted, and has these properties from now on. Handles
+    /// that were made before are refused.
     pub(crate) fn formatted(&self, info: NamespaceInfo) {
         let mut admin = lock(&self.admin);
         let known = admin.info.namespaces.iter_mut();
@@ -399,7 +400,7 @@ impl Session {
         std::thread::sleep(Duration::from_nanos(left));
     }
 
-    /// The identify structure `cns` of `nsid`, 4,096 bytes.
+    /// Returns the identify structure `cns` of `nsid`, 4,096 bytes.
     pub fn identify(&self, what: &str, cns: u8, nsid: Nsid) -> Result<DmaBuffer> {
         let buffer = DmaBuffer::new(&self.device, nvme_core::spec::identify::IDENTIFY_BYTES)?;
         let (_, buffer) = self.admin(what, admin::identify(cns, nsid), Some(buffer))?;
@@ -407,7 +408,7 @@ impl Session {
     }
 }
 
-/// The whole buffer, or nothing, as a command's data.
+/// Returns the whole buffer, or nothing, as a command's data.
 fn data_of(buffer: Option<&DmaBuffer>) -> Data<'static> {
     buffer.map_or(Data::None, |buffer| Data::Contiguous {
         iova: buffer.iova(),

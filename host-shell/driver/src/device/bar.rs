@@ -20,7 +20,7 @@ pub struct DoorbellMap {
 }
 
 impl DoorbellMap {
-    /// `bytes` bytes of doorbells from `start` on.
+    /// Describes `bytes` bytes of doorbells from `start` on.
     ///
     /// # Safety
     /// `start` is 4-byte aligned and stays valid for volatile 32-bit accesses to `bytes` bytes for as
@@ -29,7 +29,7 @@ impl DoorbellMap {
         Self { start, bytes }
     }
 
-    /// The memory that an embedded simulator polls.
+    /// Returns the memory that an embedded simulator polls.
     #[cfg(feature = "sim")]
     pub(crate) fn of_simulator(doorbells: &nvme_sim::Doorbells) -> Self {
         let start = doorbells.as_ptr().cast_mut().cast::<u32>();
@@ -37,8 +37,8 @@ impl DoorbellMap {
         unsafe { Self::new(start, doorbells.bytes()) }
     }
 
-    /// The first `words` words that a [`Relay`](crate::device::relay::Relay) passes on; it keeps them as long as
-    /// it lives.
+    /// Returns the first `words` words that a [`Relay`](crate::device::relay::Relay) passes on; it keeps them
+    /// as long as it lives.
     pub(crate) fn of_words(pages: &[WordPage], words: usize) -> Self {
         let start = pages.as_ptr().cast_mut().cast::<u32>();
         // SAFETY: page-aligned atomics of that many bytes, which the device keeps as long as it lives.
@@ -51,7 +51,7 @@ impl DoorbellMap {
         self.start
     }
 
-    /// Length in bytes.
+    /// Returns the length in bytes.
     #[cfg(feature = "cuda")]
     pub fn bytes(self) -> usize {
         self.bytes
@@ -63,7 +63,8 @@ impl DoorbellMap {
         self.start.addr() as u64 + u64::from(register - offset::DOORBELLS)
     }
 
-    /// Tail and head doorbell of queue `qid`, valid while the device is: see [`Pair`](crate::dma::Pair).
+    /// Returns the tail and head doorbell of queue `qid`, valid while the device is: see
+    /// [`Pair`](crate::dma::Pair).
     pub(crate) fn pair(
         self,
         qid: Qid,
@@ -129,7 +130,7 @@ impl MappedFile {
         Ok(Self { start, bytes })
     }
 
-    /// The bytes from `at` to the end, as doorbells.
+    /// Returns the bytes from `at` to the end, as doorbells.
     pub(crate) fn doorbells(&self, at: usize) -> DoorbellMap {
         let at = at.min(self.bytes) / 4 * 4;
         let start = self.start.as_ptr().wrapping_add(at).cast();

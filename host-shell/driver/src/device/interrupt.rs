@@ -20,7 +20,8 @@ impl Interrupts {
         Self(events)
     }
 
-    /// The vector of an I/O queue: vector 0 is the admin queue's, and that of all when there is no other.
+    /// Returns the vector of an I/O queue: vector 0 is the admin queue's, and that of all when there is no
+    /// other.
     pub fn vector(&self, qid: Qid) -> Option<u16> {
         match self.0.len() as u16 {
             0 => None,

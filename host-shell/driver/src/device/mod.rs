@@ -39,13 +39,13 @@ pub trait Device: Send + Sync {
     /// 0000:01:00.0".
     fn describe(&self) -> String;
 
-    /// The controller's properties. Not on the I/O path.
+    /// Returns the controller's properties. Not on the I/O path.
     fn registers(&self) -> &(dyn Registers + Sync);
 
-    /// The mapped doorbells, valid as long as this device.
+    /// Returns the mapped doorbells, valid as long as this device.
     fn doorbells(&self) -> DoorbellMap;
 
-    /// Page-aligned memory fit for DMA. The default is anonymous memory.
+    /// Allocates page-aligned memory fit for DMA. The default is anonymous memory.
     fn alloc_dma(&self, bytes: usize) -> Result<Pages> {
         Pages::new(bytes)
     }
@@ -109,7 +109,7 @@ pub trait Device: Send + Sync {
         }
     }
 
-    /// Memory inside the controller, where queues can lie, switched on and mapped.
+    /// Enables the controller memory buffer, maps it and returns it: memory inside the controller for queues.
     ///
     /// # Errors
     /// [`Error::Device`] when the controller has none, or this transport cannot map it.

@@ -103,7 +103,7 @@ impl Relay {
         }))
     }
 
-    /// The words, page aligned, as the BAR is from 1000h on: what is registered with a GPU.
+    /// Returns the words, page aligned, as the BAR is from 1000h on: what is registered with a GPU.
     ///
     /// Store a doorbell's value with release order at system scope; nothing else may be stored.
     pub fn words(&self) -> &[WordPage] {

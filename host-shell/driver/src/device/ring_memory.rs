@@ -37,8 +37,8 @@ unsafe impl Send for RingMemory {}
 unsafe impl Sync for RingMemory {}
 
 impl RingMemory {
-    /// Memory of `bytes` bytes that is mapped at `start` while `keep` lives, and that the controller
-    /// finds at `address`, a multiple of 4 KiB. `size` says what may lie in it, as CMBSZ does.
+    /// Describes memory of `bytes` bytes that is mapped at `start` while `keep` lives, and that the controller
+    /// addresses as `address`, a multiple of 4 KiB. `size` says what may lie in it, as CMBSZ does.
     ///
     /// # Safety
     /// `start` is page aligned and valid for volatile and atomic accesses to `bytes` bytes while `keep`
@@ -62,7 +62,8 @@ impl RingMemory {
         }
     }
 
-    /// A place for both kinds of rings in `bytes` bytes of mapped memory, as [`new`](Self::new) otherwise.
+    /// Returns a place for both kinds of rings in `bytes` bytes of mapped memory, as [`new`](Self::new)
+    /// otherwise.
     ///
     /// # Safety
     /// As of [`new`](Self::new).
@@ -142,12 +143,12 @@ impl Piece {
         Iova(self.taken.start)
     }
 
-    /// Length in bytes: whole pages.
+    /// Returns the length in bytes: whole pages.
     pub fn len(&self) -> usize {
         (self.taken.end - self.taken.start) as usize
     }
 
-    /// Never: a stretch has at least one page.
+    /// Returns false: a piece has at least one page.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }

@@ -21,7 +21,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 pub struct Bar(pub Arc<Controller<HostMemory>>, Identity, AtomicBool);
 
 impl Bar {
-    /// The registers of `controller`: one `Bar` for each.
+    /// Creates the registers of `controller`: one `Bar` for each.
     pub fn new(controller: Arc<Controller<HostMemory>>) -> Self {
         Self(controller, Identity::new(), AtomicBool::new(false))
     }
@@ -140,7 +140,7 @@ fn start(text: &str, config: Config) -> Result<Embedded> {
     Ok((device, controller))
 }
 
-/// The simulator's configuration in `PATH[?option=value&...]`, `mem[?...]` or `null[?...]`.
+/// Returns the simulator's configuration in `PATH[?option=value&...]`, `mem[?...]` or `null[?...]`.
 ///
 /// # Errors
 /// As [`open`].
@@ -148,7 +148,7 @@ pub fn config(text: &str) -> Result<Config> {
     nvme_sim::config::parse(text).map_err(refused)
 }
 
-/// The image files that `PATH[?option=value&...]` names, whether they exist or not: none for `mem`, for
+/// Returns the image files that `PATH[?option=value&...]` names, whether they exist or not: none for `mem`, for
 /// `null`, and for text that is refused when it is opened.
 pub fn images(text: &str) -> Vec<PathBuf> {
     nvme_sim::config::image_paths(text).unwrap_or_default()

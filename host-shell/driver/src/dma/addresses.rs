@@ -34,7 +34,8 @@ pub struct Allocator {
 }
 
 impl Allocator {
-    /// Nothing is free yet; what is taken will be whole multiples of `granule`, a power of two.
+    /// Creates an allocator without free addresses; allocations will be whole multiples of
+    /// `granule`, a power of two.
     pub fn empty(granule: u64) -> Self {
         Self {
             free: BTreeMap::new(),
@@ -43,7 +44,7 @@ impl Allocator {
         }
     }
 
-    /// All of `ranges` that an IOMMU translates is free, or the usual ones when the kernel tells none.
+    /// Returns all of `ranges` that an IOMMU translates is free, or the usual ones when the kernel tells none.
     #[cfg(feature = "vfio")]
     pub fn of_iommu(ranges: Option<&[RangeInclusive<u64>]>) -> Self {
         let mut free = Self {

@@ -100,7 +100,7 @@ impl Pages {
         })
     }
 
-    /// `bytes` bytes at `start` that were mapped elsewhere: `keep` gives them back on drop.
+    /// Returns `bytes` bytes at `start` that were mapped elsewhere: `keep` gives them back on drop.
     #[cfg(feature = "cuda")]
     pub fn foreign(
         start: NonNull<u8>,
@@ -141,7 +141,8 @@ impl Pages {
         })
     }
 
-    /// The dma-buf whose bytes from 0 to the end these are. The kernel cannot lock its pages, but a driver can import it.
+    /// Returns the dma-buf whose bytes from 0 to the end these are. The kernel cannot lock its pages, but a
+    /// driver can import it.
     #[cfg(feature = "vfio")]
     pub(crate) fn dma_buf(&self) -> Option<BorrowedFd<'_>> {
         self.dma_buf.as_ref().map(AsFd::as_fd)
@@ -214,7 +215,7 @@ impl Pages {
         Ok(pages)
     }
 
-    /// `len` bytes of anonymous memory at a multiple of `align`, a power of two; `len` is one of it.
+    /// Returns `len` bytes of anonymous memory at a multiple of `align`, a power of two; `len` is one of it.
     fn aligned(len: usize, align: usize) -> Result<Self> {
         let padded = len.checked_add(align).ok_or_else(too_much)?;
         // SAFETY: an anonymous mapping at an address of the kernel's choice touches nothing of ours.
@@ -258,17 +259,17 @@ impl Pages {
         self.start.as_ptr()
     }
 
-    /// Length in bytes.
+    /// Returns the length in bytes.
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// Never: a mapping has at least one granule.
+    /// Returns false: a mapping has at least one granule.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// The file whose bytes from 0 to the end these are, of [`shared`](Self::shared) memory.
+    /// Returns the file whose bytes from 0 to the end these are, of [`shared`](Self::shared) memory.
     pub fn file(&self) -> Option<BorrowedFd<'_>> {
         self.file.as_ref().map(AsFd::as_fd)
     }

@@ -150,7 +150,7 @@ impl Pair {
         })
     }
 
-    /// The pair by host addresses, without state, for a kernel that drives it in this pair's stead.
+    /// Returns the pair by host addresses, without state, for a kernel that drives it in this pair's stead.
     #[cfg(feature = "cuda")]
     pub fn words(&self) -> nvme_core::handoff::QueueWords {
         self.words
@@ -162,7 +162,7 @@ impl Pair {
         self.memory.pages()
     }
 
-    /// The pair itself.
+    /// Returns the pair itself.
     #[inline]
     pub(crate) fn queue(&mut self) -> &mut HostPair {
         &mut self.queue
@@ -180,13 +180,13 @@ impl Pair {
         }
     }
 
-    /// From now on the memory is leaked rather than freed: the controller may still use it.
+    /// Leaks the memory on drop rather than freeing it: the controller may still use it.
     pub(crate) fn keep_forever(&mut self) {
         self.leaked = true;
     }
 }
 
-/// Room for those rings that `memory` takes: submission, completion.
+/// Allocates the rings that `memory` accepts: submission, completion.
 fn pieces_of(
     memory: Option<&Arc<RingMemory>>,
     sq_bytes: usize,

@@ -57,7 +57,7 @@ impl Drop for Taken {
 }
 
 impl Pool {
-    /// A pool for a device that takes `most` ranges of memory.
+    /// Creates a pool for a device that takes `most` ranges of memory.
     pub fn new(most: usize) -> Self {
         let share = FEW_BYTES / most.clamp(1, FEW_BYTES / LEAST);
         Self {

@@ -42,12 +42,12 @@ impl Region {
         self.iova
     }
 
-    /// Length in bytes.
+    /// Returns the length in bytes.
     pub fn len(&self) -> usize {
         self.pages.len()
     }
 
-    /// The memory, for registration with a GPU.
+    /// Returns the memory, for registration with a GPU.
     #[cfg(feature = "cuda")]
     pub fn pages(&self) -> &Arc<Pages> {
         &self.pages
@@ -92,8 +92,8 @@ impl DmaBuffer {
         })
     }
 
-    /// A buffer over memory that exists already, such as a peer device's
-    /// ([`Pages::of_file`](crate::Pages::of_file)), mapped at `device`.
+    /// Wraps memory that exists already, such as a peer device's ([`Pages::of_file`](crate::Pages::of_file)),
+    /// mapped at `device`.
     pub fn over(device: &Arc<dyn Device>, pages: Arc<Pages>) -> Result<Self> {
         let len = pages.len();
         let region = Arc::new(Region::over(device, pages)?);
@@ -105,8 +105,8 @@ impl DmaBuffer {
         })
     }
 
-    /// The memory as a place for rings of I/O queues ([`Rings::Peer`](crate::Rings::Peer)): no copy of them is in
-    /// memory of this process.
+    /// Returns the memory as a place for rings of I/O queues ([`Rings::Peer`](crate::Rings::Peer)): no copy of
+    /// them is in memory of this process.
     ///
     /// # Errors
     /// [`Error::Usage`] for a buffer that does not begin with a page, or is shorter than one.
@@ -132,7 +132,7 @@ impl DmaBuffer {
         Ok(unsafe { RingMemory::of_peer(start, bytes, iova, Box::new(self)) })
     }
 
-    /// `count` buffers of `bytes` bytes (a multiple of 4) in one region, in address order.
+    /// Returns `count` buffers of `bytes` bytes (a multiple of 4) in one region, in address order.
     pub fn several(device: &Arc<dyn Device>, bytes: usize, count: usize) -> Result<Vec<Self>> {
         let too_long = || {
             Error::usage(
@@ -151,7 +151,7 @@ impl DmaBuffer {
         Ok((0..count).map(piece).collect())
     }
 
-    /// The memory of the whole region, for registration with a GPU.
+    /// Returns the memory of the whole region, for registration with a GPU.
     #[cfg(feature = "cuda")]
     pub fn pages(&self) -> &Arc<Pages> {
         self.region.pages()
@@ -163,7 +163,7 @@ impl DmaBuffer {
         self.region.iova.offset(self.offset as u64)
     }
 
-    /// Length in bytes.
+    /// Returns the length in bytes.
     #[inline]
     pub fn len(&self) -> usize {
         self.len
@@ -185,7 +185,7 @@ impl DmaBuffer {
         self.offset / self.capacity.max(1)
     }
 
-    /// The bytes. The controller was never given them, or gave them back.
+    /// Returns the bytes. The controller was never given them, or gave them back.
     #[inline]
     pub fn as_slice(&self) -> &[u8] {
         // SAFETY: offset + len lie inside the region, which the Arc keeps mapped. The range has one owner,
@@ -194,7 +194,7 @@ impl DmaBuffer {
         unsafe { std::slice::from_raw_parts(self.region.pages.start().add(self.offset), self.len) }
     }
 
-    /// The bytes, to be filled before they are lent.
+    /// Returns the bytes, to be filled before they are lent.
     #[inline]
     pub fn as_mut_slice(&mut self) -> &mut [u8] {
         // SAFETY: as in `as_slice`, and `&mut self` is the only owner of the range.
@@ -212,7 +212,7 @@ impl Scratch {
         Region::new(device, GRANULE).map(Self)
     }
 
-    /// The page as the words that the core reads it by.
+    /// Returns the page as the words that the core reads it by.
     pub(crate) fn words(&self) -> DmaWords<'_> {
         // SAFETY: the region is page aligned, lives as long as the borrow, and only atomics touch it.
         unsafe { DmaWords::from_raw(self.0.pages.start(), GRANULE / 8, self.0.iova) }

@@ -30,7 +30,7 @@ impl SharedPages {
         }
     }
 
-    /// The table to give to the simulator.
+    /// Returns the table to give to the simulator.
     pub(crate) fn memory(&self) -> nvme_sim::HostMemory {
         self.memory.clone()
     }

@@ -10,7 +10,7 @@ impl Error {
         self.told_by(|text| format!("{what}: {text}"))
     }
 
-    /// The same error once more.
+    /// Returns a copy of the error.
     pub fn again(&self) -> Self {
         self.told_by(|text| text.to_string())
     }
@@ -65,7 +65,7 @@ impl Error {
     }
 }
 
-/// A copy, with its code of the system where it has one.
+/// Returns a copy, with its code of the system where it has one.
 fn again(source: &io::Error) -> io::Error {
     match source.raw_os_error() {
         Some(errno) => io::Error::from_raw_os_error(errno),

@@ -50,7 +50,7 @@ pub struct Function {
 const MEMORY: u64 = 0x200;
 
 impl Host {
-    /// The PCI functions of this machine, by address.
+    /// Returns the PCI functions of this machine, by address.
     pub fn functions(&self) -> Vec<Function> {
         let names = self.names("sys/bus/pci/devices");
         let addresses = names.iter().filter_map(|name| name.parse().ok());
@@ -59,19 +59,19 @@ impl Host {
             .collect()
     }
 
-    /// The NVMe controllers among them.
+    /// Returns the NVMe controllers among them.
     pub fn controllers(&self) -> Vec<Function> {
         let mut all = self.functions();
         all.retain(Function::is_nvme);
         all
     }
 
-    /// The function at `address`; none when there is none, or when it does not answer.
+    /// Returns the function at `address`; none when there is none, or when it does not answer.
     pub fn function(&self, address: Address) -> Option<Function> {
         Function::read(self, address)
     }
 
-    /// The functions of IOMMU group `number`.
+    /// Returns the functions of IOMMU group `number`.
     pub fn group(&self, number: u32) -> Vec<Function> {
         let names = self.names(format!("sys/kernel/iommu_groups/{number}/devices"));
         let addresses = names.iter().filter_map(|name| name.parse().ok());
@@ -135,7 +135,7 @@ impl Function {
         self.config.class == pci::CLASS_NVME
     }
 
-    /// A BAR.
+    /// Returns a BAR of the function.
     pub fn resource(&self, bar: u8) -> Option<Resource> {
         self.resources.iter().find(|r| r.bar == bar).copied()
     }
@@ -150,7 +150,7 @@ fn is_complex(name: &str) -> bool {
     numbers.is_some_and(|(domain, bus)| is_hex(domain) && is_hex(bus))
 }
 
-/// A link from sysfs's files: "16.0 GT/s PCIe" and "4".
+/// Parses a link from sysfs's files: "16.0 GT/s PCIe" and "4".
 fn link(speed: &str, width: &str) -> Option<Link> {
     let generation = match speed.split_whitespace().next()? {
         "2.5" => 1,

@@ -25,17 +25,17 @@ pub struct Host {
 }
 
 impl Host {
-    /// This machine.
+    /// Returns this machine.
     pub fn here() -> Self {
         Self::at("/")
     }
 
-    /// A machine whose /sys, /proc and /dev lie under `root`.
+    /// Returns a machine whose /sys, /proc and /dev lie under `root`.
     pub fn at(root: impl Into<PathBuf>) -> Self {
         Self { root: root.into() }
     }
 
-    /// `path` (without a leading slash) under the root.
+    /// Returns `path` (without a leading slash) under the root.
     pub fn path(&self, path: impl AsRef<Path>) -> PathBuf {
         self.root.join(path)
     }
@@ -48,7 +48,7 @@ impl Host {
         }
     }
 
-    /// The text of a file without its last line feed; none when it cannot be read.
+    /// Returns the text of a file without its last line feed; none when it cannot be read.
     pub fn text(&self, path: impl AsRef<Path>) -> Option<String> {
         let bytes = fs::read(self.path(path)).ok()?;
         Some(String::from_utf8_lossy(&bytes).trim_end().to_owned())
@@ -59,7 +59,7 @@ impl Host {
         self.path(path).exists()
     }
 
-    /// The names in a folder, sorted; nothing when there is none.
+    /// Returns the names in a folder, sorted; nothing when there is none.
     pub fn names(&self, path: impl AsRef<Path>) -> Vec<String> {
         let Ok(entries) = fs::read_dir(self.path(path)) else {
             return Vec::new();
@@ -71,7 +71,7 @@ impl Host {
         names
     }
 
-    /// The last part of where a symbolic link leads.
+    /// Returns the last part of where a symbolic link leads.
     pub fn link_name(&self, path: impl AsRef<Path>) -> Option<String> {
         let target = fs::read_link(self.path(path)).ok()?;
         target.file_name()?.to_str().map(str::to_owned)

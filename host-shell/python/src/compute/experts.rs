@@ -56,7 +56,8 @@ fn policy(name: &str) -> Result<Policy, Fault> {
 
 #[pymethods]
 impl Experts {
-    /// `layers`: gate, up and down of each. `shape`: width, hidden, experts, choices.
+    /// Creates the experts. `layers` has gate, up and down of each layer; `shape` is width, hidden, experts,
+    /// choices.
     #[new]
     #[pyo3(signature = (store, layers, shape, over_all, cache=None))]
     fn new(
@@ -112,7 +113,7 @@ impl Experts {
         })
     }
 
-    /// Bytes of a slot of the cache, slots, and bytes of memory of the GPU.
+    /// Returns the bytes of a slot of the cache, slots, and bytes of memory of the GPU.
     fn sizes(&self) -> PyResult<(u64, u32, u64)> {
         let opened = self.opened.get()?;
         let cache = opened.by_gpu.as_ref();
@@ -123,7 +124,7 @@ impl Experts {
         ))
     }
 
-    /// A layer's results, by threads of the host; added to `out` with `adds`.
+    /// Computes a layer's results, by threads of the host; added to `out` with `adds`.
     fn compute(
         &self,
         layer: u32,

@@ -33,7 +33,7 @@ fn heads(shape: Shape, causal: bool, scale: f32) -> Heads {
     }
 }
 
-/// Attention over float32 without gaps; `counts` says how many keys of each sequence count.
+/// Computes attention over float32 without gaps; `counts` says how many keys of each sequence count.
 #[pyfunction]
 #[pyo3(signature = (shape, causal, scale, given, out, counts=None))]
 pub fn flash_on_cpu(
@@ -104,7 +104,7 @@ impl Attention {
         Ok(Self { attention })
     }
 
-    /// Bytes of memory of the GPU that a rung needs meanwhile.
+    /// Returns the number of bytes of memory of the GPU that a rung needs meanwhile.
     fn workspace_bytes(&self, name: &str, shape: Shape) -> PyResult<u64> {
         let job = job(shape, true, false, 1.0);
         Ok(self

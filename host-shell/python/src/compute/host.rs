@@ -31,7 +31,7 @@ pub struct Out<T> {
 }
 
 impl<T: Number> In<T> {
-    /// The numbers.
+    /// Returns the numbers.
     ///
     /// # Safety
     /// Inside of the work of the [`Call`] that made this, or while that lives.
@@ -48,7 +48,7 @@ impl<T: Number> In<T> {
 }
 
 impl<T: Number> Out<T> {
-    /// The numbers.
+    /// Returns the numbers.
     ///
     /// # Safety
     /// As [`In::get`], once.
@@ -91,7 +91,7 @@ impl Call {
         Ok(memory)
     }
 
-    /// Numbers that are read.
+    /// Takes numbers that are read.
     ///
     /// # Errors
     /// For memory of a GPU, and numbers that are not aligned.
@@ -104,7 +104,7 @@ impl Call {
         })
     }
 
-    /// Numbers that are written.
+    /// Takes numbers that are written.
     ///
     /// # Errors
     /// As [`input`](Self::input), and for read-only memory.
@@ -117,7 +117,7 @@ impl Call {
         })
     }
 
-    /// Numbers that are read before `out`, which may be the same, is written.
+    /// Takes an input that may be the same memory as `out`: `None` means that it is.
     ///
     /// # Errors
     /// As [`input`](Self::input).
@@ -155,7 +155,7 @@ impl Call {
     }
 }
 
-/// Launches without the GIL: a full stream makes a launch wait.
+/// Returns the launches without the GIL: a full stream makes a launch wait.
 ///
 /// # Errors
 /// Those of `launch`.

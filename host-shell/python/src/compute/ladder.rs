@@ -39,7 +39,8 @@ fn rung(name: &str) -> Result<Rung, Fault> {
     })
 }
 
-/// `out = a b` of float32 by threads of the host; `shape` is rows and columns of the result, and terms.
+/// Computes `out = a b` of float32 by threads of the host; `shape` is rows and columns of the
+/// result, and terms.
 #[pyfunction]
 pub fn matmul_on_cpu(
     a: Py<View>,
@@ -99,7 +100,8 @@ impl Ladder {
         Ok(self.ladder.get()?.has(rung(name)?))
     }
 
-    /// `c = a b`: rows and columns of the result, and terms; the dtypes of the factors and of the result.
+    /// Launches `c = a b`: rows and columns of the result, and terms; the dtypes of the factors and
+    /// of the result.
     fn matmul(
         &self,
         py: Python<'_>,

@@ -51,7 +51,7 @@ fn put(to: &mut [f32], from: &[f32], what: &str) -> nvme_host::Result<()> {
     Ok(())
 }
 
-/// Results into `out`, and the sums before the activation into `sums`.
+/// Computes the results into `out`, and the sums before the activation into `sums`.
 #[pyfunction]
 #[pyo3(signature = (shape, activation, x, weights, bias, out, sums=None))]
 pub fn linear_forward_on_cpu(
@@ -143,7 +143,8 @@ impl Linear {
         Ok(Self { linear })
     }
 
-    /// The addresses of inputs, weights, biases or 0, results, and sums or 0.
+    /// Launches the forward pass with the addresses of inputs, weights, biases or 0, results, and
+    /// sums or 0.
     fn forward(
         &self,
         py: Python<'_>,
@@ -184,8 +185,9 @@ impl Linear {
         launch(py, || unsafe { linear.forward(rung, &job, stream) })
     }
 
-    /// The addresses of inputs, weights, sums or 0, gradients of results, room for those of sums, and of the gradients of
-    /// inputs, weights and biases, each 0 where it is not wanted.
+    /// Launches the backward pass with the addresses of inputs, weights, sums or 0, gradients of
+    /// results, workspace for those of sums, and of the gradients of inputs, weights and biases,
+    /// each 0 where it is not requested.
     #[expect(clippy::too_many_arguments, reason = "one call for speed")]
     fn backward(
         &self,

@@ -42,7 +42,7 @@ impl Opened {
     }
 }
 
-/// The halves that are called `dtype`.
+/// Returns the halves that are called `dtype`.
 ///
 /// # Errors
 /// For another name.
@@ -95,13 +95,13 @@ impl Matrix {
         })
     }
 
-    /// Bytes of its rows.
+    /// Returns the number of bytes of its rows.
     #[getter]
     fn nbytes(&self) -> PyResult<u64> {
         Ok(self.opened.get()?.matrix.bytes())
     }
 
-    /// The product with `x`, by threads of the host.
+    /// Computes the product with `x`, by threads of the host.
     fn gemv(&self, x: Py<View>, out: Py<View>) -> PyResult<Operation> {
         let opened = self.opened.get()?;
         let mut call = Call::default();
@@ -136,7 +136,7 @@ impl Matrix {
         })
     }
 
-    /// The products of `x` and the rows that `ids` name, by threads of the host.
+    /// Computes the products of `x` and the rows that `ids` name, by threads of the host.
     fn gathered(&self, ids: Py<View>, x: Py<View>, out: Py<View>) -> PyResult<Operation> {
         let opened = self.opened.get()?;
         let mut call = Call::default();
@@ -181,7 +181,7 @@ impl Matrix {
         })
     }
 
-    /// `x W^T` for rows of halves in `x`, by threads of the host.
+    /// Computes `x W^T` for rows of halves in `x`, by threads of the host.
     fn gemm(&self, x: Py<View>, dtype: &str, out: Py<View>) -> PyResult<Operation> {
         let opened = self.opened.get()?;
         let half = half(dtype)?;
@@ -195,7 +195,7 @@ impl Matrix {
         })
     }
 
-    /// Bytes of memory of the GPU that a product of many vectors needs meanwhile.
+    /// Returns the number of bytes of memory of the GPU that a product of many vectors needs meanwhile.
     fn workspace_bytes(&self) -> PyResult<u64> {
         Ok(StreamedGemm::workspace_bytes(&self.opened.get()?.matrix))
     }

@@ -60,7 +60,7 @@ pub struct KvPages {
 
 #[pymethods]
 impl KvPages {
-    /// `shape`: heads, elements of a head, tokens of a page, and whether they are bf16.
+    /// Opens the pages. `shape` is heads, elements of a head, tokens of a page, and true for bf16.
     #[new]
     fn new(
         py: Python<'_>,
@@ -91,8 +91,8 @@ impl KvPages {
         })
     }
 
-    /// Attention by threads of the host. `tables` are numbers of pages and how many of them count, `tail` pages in memory
-    /// and how many tokens of each count.
+    /// Computes attention by threads of the host. `tables` are numbers of pages and how many of them count,
+    /// `tail` pages in memory and how many tokens of each count.
     #[pyo3(signature = (given, queries, tables, scale, out, tail=None))]
     fn attend(
         &self,
@@ -139,7 +139,7 @@ impl KvPages {
         })
     }
 
-    /// Bytes of memory of the GPU that attention needs meanwhile.
+    /// Returns the number of bytes of memory of the GPU that attention needs meanwhile.
     fn workspace_bytes(&self, given: Given) -> PyResult<u64> {
         let opened = self.opened.get()?;
         Ok(Attending::workspace_bytes(
@@ -174,7 +174,7 @@ impl KvPages {
         })
     }
 
-    /// The choice of pages by threads of the host: of each head of keys, the numbers of pages and how many.
+    /// Selects pages by threads of the host: for each head of keys, the numbers of pages and their count.
     fn choose(
         &self,
         given: Given,
@@ -212,7 +212,8 @@ impl KvPages {
         })
     }
 
-    /// Words of 32 bits of memory of the GPU that a choice needs, and where in them the chosen pages and their counts lie.
+    /// Returns the words of 32 bits of memory of the GPU that a choice needs, and where in them the chosen
+    /// pages and their counts lie.
     fn choice_words(&self, given: Given, kept: Kept) -> PyResult<(u64, u64, u64)> {
         let opened = self.opened.get()?;
         let queries = opened.queries(given);
@@ -318,7 +319,7 @@ impl OnHost<'_> {
         Ok(())
     }
 
-    /// The queries that share head `kv_head` of the keys of `sequence`, and their pages.
+    /// Returns the queries that share head `kv_head` of the keys of `sequence`, and their pages.
     fn head(&self, sequence: usize, kv_head: usize) -> (&[f32], Vec<u32>) {
         let (_, heads, most_pages, per_head) = self.given;
         let shape = self.opened.pages.shape();
@@ -334,7 +335,8 @@ impl OnHost<'_> {
         (queries, pages.collect())
     }
 
-    /// Attention of each head; those of the heads whose pages were not all read are no numbers.
+    /// Computes the attention of each head; results of heads whose pages could not all be read are
+    /// NaN.
     ///
     /// # Errors
     /// The first of these.
@@ -572,7 +574,7 @@ impl Summaries {
         Ok(())
     }
 
-    /// All of them, page after page.
+    /// Returns all of them, page after page.
     fn tobytes<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyBytes>> {
         self.opened.get()?;
         let bytes = match &self.memory {

@@ -11,7 +11,7 @@ use nvme_compute::experts::{self, Route};
 use nvme_host::cuda::Gpu;
 use pyo3::prelude::*;
 
-/// The experts of each token, their weights, and with `probabilities` the softmax over all.
+/// Selects the experts of each token, with their weights and, with `probabilities`, the softmax over all.
 #[pyfunction]
 #[pyo3(signature = (logits, shape, over_all, experts, weights, probabilities=None))]
 pub fn route_on_cpu(
@@ -48,8 +48,9 @@ pub fn route_on_cpu(
     })
 }
 
-/// The largest number of choices and their standard deviation, in parts of the mean; their entropy, in parts of the largest
-/// there can be; experts that were not chosen; the loss of the Switch Transformer, with probabilities.
+/// Returns the largest number of choices and their standard deviation, in parts of the mean; their entropy, in
+/// parts of the largest there can be; experts that were not chosen; the loss of the Switch Transformer, with
+/// probabilities.
 #[pyfunction]
 pub fn balance(
     py: Python<'_>,
@@ -85,7 +86,8 @@ impl Router {
         Ok(Self { router })
     }
 
-    /// Tokens, experts and choices; the addresses of logits, of 16 bytes for each choice, and of probabilities, or 0.
+    /// Launches the router for tokens, experts and choices, with the addresses of logits, of 16
+    /// bytes for each choice, and of probabilities, or 0.
     fn route(
         &self,
         py: Python<'_>,

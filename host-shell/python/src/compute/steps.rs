@@ -27,7 +27,7 @@ fn heads((position, tokens, heads, kv_heads, head_elements): Given) -> Heads {
     }
 }
 
-/// The format with the number `number` of GGUF.
+/// Returns the format with the number `number` of GGUF.
 ///
 /// # Errors
 /// For another number.
@@ -40,7 +40,7 @@ pub fn stored(number: u32) -> Result<Stored, Fault> {
     })
 }
 
-/// Cosine and sine of each pair of each of `positions` positions.
+/// Computes the cosine and sine of each pair of each of `positions` positions.
 #[pyfunction]
 pub fn angles(positions: u32, head_elements: u32, base: f64, out: Py<View>) -> PyResult<Operation> {
     let mut call = Call::default();
@@ -78,7 +78,7 @@ pub fn gemv_on_cpu(
     })
 }
 
-/// The numbers of `rows` of `columns` elements each.
+/// Computes the numbers of `rows` of `columns` elements each.
 #[pyfunction]
 pub fn unpack_on_cpu(
     format: u32,
@@ -153,7 +153,7 @@ pub fn rope_on_cpu(
     })
 }
 
-/// Attention over the caches.
+/// Computes attention over the caches.
 #[pyfunction]
 pub fn attention_on_cpu(
     shape: Given,
@@ -176,7 +176,7 @@ pub fn attention_on_cpu(
     })
 }
 
-/// The activation of `x` times `factor`; `out` may be `x`.
+/// Computes the activation of `x` times `factor`; `out` may be `x`.
 #[pyfunction]
 pub fn silu_mul_on_cpu(x: Py<View>, factor: Py<View>, out: Py<View>) -> PyResult<Operation> {
     let mut call = Call::default();
@@ -199,7 +199,7 @@ pub fn silu_mul_on_cpu(x: Py<View>, factor: Py<View>, out: Py<View>) -> PyResult
     })
 }
 
-/// The index of the largest number of each of the vectors of `elements` numbers in `x`.
+/// Finds the index of the largest number of each of the vectors of `elements` numbers in `x`.
 #[pyfunction]
 pub fn argmax_on_cpu(x: Py<View>, elements: usize, out: Py<View>) -> PyResult<Operation> {
     let mut call = Call::default();
@@ -231,7 +231,8 @@ impl Steps {
         Ok(Self { steps })
     }
 
-    /// Rows, columns and vectors of a product; the addresses of its weights, vectors and results.
+    /// Launches a product with rows, columns and vectors, and the addresses of its weights, vectors
+    /// and results.
     fn gemv(
         &self,
         py: Python<'_>,
@@ -260,7 +261,7 @@ impl Steps {
         launch(py, || unsafe { steps.gemv(&gemv, stream) })
     }
 
-    /// Rows of `stride` bytes each.
+    /// Launches the conversion of rows of `stride` bytes each.
     fn unpack(
         &self,
         py: Python<'_>,
@@ -308,7 +309,8 @@ impl Steps {
         launch(py, || unsafe { steps.rms_norm(&norm, stream) })
     }
 
-    /// The addresses of angles, queries, keys, values, and of the caches of both.
+    /// Launches RoPE with the addresses of angles, queries, keys, values, and of the caches of
+    /// both.
     fn rope(
         &self,
         py: Python<'_>,
@@ -337,7 +339,8 @@ impl Steps {
         launch(py, || unsafe { steps.rope(&rope, stream) })
     }
 
-    /// The addresses of queries, of the caches of keys and values, and of results.
+    /// Launches attention with the addresses of queries, of the caches of keys and values, and of
+    /// results.
     fn attention(
         &self,
         py: Python<'_>,
@@ -384,7 +387,8 @@ impl Steps {
         launch(py, || unsafe { steps.silu_mul(&silu, stream) })
     }
 
-    /// The addresses of the first vector, of 8 zero bytes, and of the first index.
+    /// Launches argmax with the addresses of the first vector, of 8 zero bytes, and of the first
+    /// index.
     fn argmax(
         &self,
         py: Python<'_>,

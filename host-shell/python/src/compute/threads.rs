@@ -23,7 +23,8 @@ pub fn run<T: Send>(work: impl FnOnce() -> T + Send) -> Result<T, Fault> {
     Ok(threads()?.pool.install(work))
 }
 
-/// `work` for each whole chunk of `size` elements of `all`, with its number: on the threads of the caller's [`run`].
+/// Calls `work` for each whole chunk of `size` elements of `all`, with its number, on the threads
+/// of the caller's [`run`].
 pub fn each_chunk<T: Send>(all: &mut [T], size: usize, work: impl Fn(usize, &mut [T]) + Sync) {
     let chunks = all.par_chunks_mut(size.max(1)).enumerate();
     chunks.for_each(|(number, chunk)| work(number, chunk));

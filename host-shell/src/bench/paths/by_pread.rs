@@ -14,7 +14,7 @@ pub(super) const STAGE: usize = 1 << 20;
 
 /// Memory that a thread reads into, and the way from there to the destination.
 pub(super) trait Sink: Send {
-    /// Memory of [`STAGE`] bytes that no copy uses.
+    /// Returns memory of [`STAGE`] bytes that no copy uses.
     fn stage(&mut self) -> Result<&mut [u8]>;
 
     /// Copies the first `bytes` bytes of it to byte `to` of the destination, now or later.
@@ -32,7 +32,7 @@ pub(super) enum Pass {
     CopyAlone,
 }
 
-/// Seconds of `plan`, a thread for each of `sinks` that has a share.
+/// Measures the seconds of `plan`, a thread for each of `sinks` that has a share.
 pub(super) fn run<S: Sink>(
     plan: &Plan,
     (file, path): (&File, &Path),

@@ -97,7 +97,7 @@ pub fn paths(
     }))
 }
 
-/// The whole blocks of the file.
+/// Returns the whole blocks of the file.
 fn content_of(file: &File, job: &PathsJob) -> Result<Vec<u8>> {
     let mut content = Vec::new();
     let read = file.take(job.bytes).read_to_end(&mut content);
@@ -170,7 +170,7 @@ impl One {
 struct Ways(Vec<One>);
 
 impl Ways {
-    /// `refusal` is why there is no store.
+    /// Creates the entry; `refusal` is the reason why there is no store.
     fn new(all: Vec<(Way, &'static str, Result<String>)>, mut refusal: Option<Error>) -> Self {
         let one = |(way, name, how): (Way, &'static str, Result<String>)| {
             let (how, error) = match how {
@@ -200,7 +200,7 @@ struct Measured {
     copy: Vec<f64>,
 }
 
-/// One line for each way that runs.
+/// Measures one plan; returns one line for each path that runs.
 fn one_plan(
     place: &mut dyn Place,
     plan: &Plan,

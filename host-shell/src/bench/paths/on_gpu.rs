@@ -57,7 +57,7 @@ struct Copied {
 }
 
 impl Copied {
-    /// One pageable buffer, or two pinned ones.
+    /// Allocates one pageable buffer, or two pinned ones.
     fn new(gpu: &Arc<Gpu>, out: u64, is_pinned: bool) -> Result<Self> {
         let stage = |_| {
             let pages = Arc::new(Pages::new(STAGE)?);
@@ -123,7 +123,7 @@ impl Drop for Copied {
 }
 
 impl<'a> OnGpu<'a> {
-    /// Room for `longest` bytes on GPU `index`.
+    /// Allocates room for `longest` bytes on GPU `index`.
     pub fn new(
         index: u32,
         store: Option<&'a Store>,
@@ -198,7 +198,7 @@ impl<'a> OnGpu<'a> {
         Ok(begin.elapsed().as_secs_f64())
     }
 
-    /// `cuFileRead` by threads, and batches by its batch calls.
+    /// Reads by `cuFileRead` from threads, and batches by its batch calls.
     fn by_cufile(&self, file: &GdsFile, plan: &Plan) -> Result<f64> {
         let (out, bytes) = (self.out.address(), plan.bytes);
         if plan.is_in_batches() {

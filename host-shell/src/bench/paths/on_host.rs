@@ -43,7 +43,7 @@ impl Sink for Copied<'_> {
     }
 }
 
-/// The parts of `out` that are `shares`, which follow one another.
+/// Returns the parts of `out` that are `shares`, which follow one another.
 fn split<'a>(out: &'a mut [u8], shares: &[Range<usize>]) -> Vec<(Range<usize>, &'a mut [u8])> {
     let mut rest = out;
     let one = |share: &Range<usize>| {

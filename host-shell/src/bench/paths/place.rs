@@ -20,25 +20,25 @@ pub(super) enum Way {
 
 /// Destination of the bytes, and the paths that lead there.
 pub(super) trait Place {
-    /// Each way, its name, and how it goes or why not.
+    /// Returns each way, its name, and how it goes or why not.
     fn ways(&mut self) -> Vec<(Way, &'static str, Result<String>)>;
 
     /// Prepares a run of `plan`, outside of the timed part.
     fn prepare(&mut self, plan: &Plan) -> Result<()>;
 
-    /// Seconds of `plan` by `way`.
+    /// Measures the seconds of `plan` by `way`.
     fn run(&mut self, way: Way, plan: &Plan) -> Result<f64>;
 
     /// Returns the seconds of its reads alone and of its copies alone, where they can be measured separately.
     fn steps(&mut self, way: Way, plan: &Plan) -> Result<Option<(f64, f64)>>;
 
-    /// The first bytes of the destination.
+    /// Copies the first bytes of the destination to the host.
     fn take(&mut self, into: &mut [u8]) -> Result<()>;
 
     /// Overwrites the destination.
     fn spoil(&mut self) -> Result<()>;
 
-    /// Bytes a second of copies to the destination, where a link leads there, and of copies inside of its memory, each
-    /// byte counted as read and as written.
+    /// Returns the bytes a second of copies to the destination, where a link leads there, and of copies inside
+    /// of its memory, each byte counted as read and as written.
     fn limits(&mut self, runs: usize) -> Result<(Option<f64>, f64)>;
 }

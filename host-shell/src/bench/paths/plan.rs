@@ -21,7 +21,7 @@ pub(super) struct Plan {
 }
 
 impl Plan {
-    /// All plans of `job` over the first `file_bytes` bytes of its file.
+    /// Returns all plans of `job` over the first `file_bytes` bytes of its file.
     pub fn all(job: &PathsJob, file_bytes: u64) -> Vec<Self> {
         let run = job.run_bytes.min(file_bytes);
         let sequential = |bytes: &u64| {
@@ -52,13 +52,13 @@ impl Plan {
         plans
     }
 
-    /// The first `groups` groups of it.
+    /// Returns the first `groups` groups of it.
     fn cut(mut self, groups: usize) -> Self {
         self.offsets.truncate(groups * self.at_once);
         self
     }
 
-    /// Bytes of all reads.
+    /// Returns the number of bytes of all reads.
     pub fn len(&self) -> usize {
         self.offsets.len() * self.bytes
     }
@@ -68,15 +68,15 @@ impl Plan {
         self.at_once < self.offsets.len()
     }
 
-    /// The reads that are asked for together.
+    /// Returns the groups of reads that are requested together.
     pub fn groups(&self) -> impl Iterator<Item = Range<usize>> {
         let count = self.offsets.len();
         let groups = (0..count).step_by(self.at_once.max(1));
         groups.map(move |first| first..(first + self.at_once).min(count))
     }
 
-    /// Bytes of the destination for each of `threads` threads: one for all where there are batches, since to start a
-    /// thread takes longer than a batch.
+    /// Returns the bytes of the destination for each of `threads` threads: one for all where there are batches,
+    /// since to start a thread takes longer than a batch.
     pub fn shares(&self, threads: usize) -> Vec<Range<usize>> {
         let all = self.len();
         let threads = if self.is_in_batches() { 1 } else { threads };
@@ -87,7 +87,7 @@ impl Plan {
             .collect()
     }
 
-    /// The parts of `share` that are asked for together.
+    /// Returns the parts of `share` that are asked for together.
     pub fn parts(&self, share: Range<usize>) -> impl Iterator<Item = Range<usize>> {
         let step = (self.at_once * self.bytes).max(1);
         let starts = share.clone().step_by(step);

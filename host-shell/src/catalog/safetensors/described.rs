@@ -7,7 +7,7 @@ use ::safetensors::tensor::TensorInfo;
 /// The name of the header's texts, which no tensor can have.
 pub const TEXTS: &str = "__metadata__";
 
-/// A tensor of a file whose data begin at byte `data`.
+/// Converts the description of a tensor of a file whose data begin at byte `data`.
 pub fn entry(name: &str, info: &TensorInfo, data: u64) -> Result<Entry, String> {
     let (begin, end) = info.data_offsets;
     let dtype = Dtype::of_safetensors(&info.dtype.to_string());

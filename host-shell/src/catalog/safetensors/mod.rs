@@ -64,13 +64,13 @@ pub fn is_likely(head: &[u8]) -> bool {
     }
 }
 
-/// The length of the header.
+/// Returns the length of the header.
 fn length(head: &[u8]) -> u64 {
     let bytes = head.iter().take(PREFIX as usize).rev();
     bytes.fold(0, |all, byte| all << 8 | u64::from(*byte))
 }
 
-/// The tensors of the file, in the order of their data.
+/// Parses the header into the tensors, in the order of their data.
 pub fn parse(source: &dyn Source) -> Result<Parsed, Fault> {
     let length = length(&read_head(source, 0, PREFIX)?);
     if length > MOST {

@@ -31,8 +31,8 @@ impl Mode {
         }
     }
 
-    /// The launch for `queues` queues. `threads` are those of each block in [`Block`](Self::Block), where 0
-    /// is 128, and all active ones in [`Shared`](Self::Shared), where `lanes` of each warp are active.
+    /// Returns the launch for `queues` queues. `threads` are those of each block in [`Block`](Self::Block),
+    /// where 0 is 128, and all active ones in [`Shared`](Self::Shared), where `lanes` of each warp are active.
     pub fn grid(self, queues: u32, threads: u32, lanes: u32) -> Grid {
         let (kernel, blocks, threads) = match self {
             Self::Owner => (Kernel::Owner, queues, 1),
@@ -75,7 +75,7 @@ pub struct Case {
 }
 
 impl Case {
-    /// Its launch.
+    /// Returns its launch.
     pub fn grid(&self) -> Grid {
         let grid = self.mode.grid(self.queues, self.threads, self.lanes);
         match grid.kernel {

@@ -72,9 +72,9 @@ fn line(name: &str, unit: &str, runs: &[f64]) -> Value {
     json!({ "limit": name, "value": median(runs), "unit": unit, "runs": runs })
 }
 
-/// The null controller fed by CPU threads, measured and not worked out: with the suite's number of
-/// threads against feeders that do next to nothing, and at every way to share the cores against feeders
-/// that write and read what a driver does. The higher rate is what a GPU could at best meet.
+/// Returns the null controller fed by CPU threads, measured and not worked out: with the suite's number of
+/// threads against feeders that do next to nothing, and at every way to share the cores against feeders that
+/// write and read what a driver does. The higher rate is what a GPU could at best meet.
 fn controller(
     null: &Null,
     threads: usize,
@@ -101,7 +101,7 @@ fn controller(
     Ok(best.max(light))
 }
 
-/// The rate of `serving` controller threads and as many `feeding` ones, and what is to be said of it.
+/// Returns the rate of `serving` controller threads and as many `feeding` ones, and what is to be said of it.
 fn fed(
     null: &Null,
     serving: usize,
@@ -138,8 +138,8 @@ fn fed(
     Ok((median(&rates) * 1e6, value))
 }
 
-/// Entries into the ring of one queue and into 128 rings, eight lanes an entry and a warp's four side by
-/// side, and nothing else.
+/// Returns the number of entries into the ring of one queue and into 128 rings, eight lanes an entry and a
+/// warp's four side by side, and nothing else.
 fn sqe_writes(
     kernels: &Arc<Kernels>,
     (entries, runs): (u64, usize),
@@ -178,8 +178,8 @@ fn sqe_writes(
     Ok(best * 1e6)
 }
 
-/// The traffic of 128 queues without the queues: a warp each writes entries, reads completions and rings, and
-/// heeds nothing, while the controller serves them. What a queue does beyond that is its own cost.
+/// Returns the traffic of 128 queues without the queues: a warp each writes entries, reads completions and
+/// rings, and heeds nothing, while the controller serves them. What a queue does beyond that is its own cost.
 fn served(
     kernels: &Arc<Kernels>,
     threads: usize,
@@ -245,7 +245,7 @@ fn copy_in(
     Ok(median(&rates) * 1e9)
 }
 
-/// GB/s of `runs` runs of `copies` copies of [`COPY_BYTES`] each.
+/// Measures the rates of `runs` runs of `copies` copies of [`COPY_BYTES`] each, in GB/s.
 fn rates(
     gpu: &Arc<Gpu>,
     (copies, runs): (usize, usize),
@@ -265,8 +265,8 @@ fn rates(
     Ok(rates.split_off(1))
 }
 
-/// Bytes a second of the copy engine from pinned host memory to the GPU, and of copies inside the GPU's memory, each
-/// byte counted as read and as written.
+/// Returns the bytes a second of the copy engine from pinned host memory to the GPU, and of copies inside the
+/// GPU's memory, each byte counted as read and as written.
 ///
 /// # Errors
 /// Without memory, and with the driver's answer.

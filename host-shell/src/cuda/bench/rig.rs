@@ -36,7 +36,7 @@ pub struct Run {
 }
 
 impl Run {
-    /// Commands per second.
+    /// Returns the number of commands per second.
     pub fn rate(&self) -> f64 {
         self.commands as f64 / self.ran.seconds.max(1e-9)
     }
@@ -50,7 +50,7 @@ pub struct Bench {
 }
 
 impl Bench {
-    /// A controller of `queues` queue pairs with doorbells `4 << dstrd` bytes apart.
+    /// Creates a controller of `queues` queue pairs with doorbells `4 << dstrd` bytes apart.
     ///
     /// # Errors
     /// [`Error::System`] and [`Error::Device`] without memory.
@@ -105,12 +105,12 @@ impl Bench {
         })
     }
 
-    /// The controller.
+    /// Returns the controller.
     pub fn null(&self) -> &Null {
         &self.null
     }
 
-    /// Bytes of GPU memory that the state of one queue takes.
+    /// Returns the number of bytes of GPU memory that the state of one queue takes.
     pub fn state_bytes(&self) -> usize {
         self.set.state_bytes()
     }
@@ -187,8 +187,8 @@ impl Bench {
         unsafe { self.set.run(grid, launch, false, LIMIT, || Ok(())) }
     }
 
-    /// Has one warp on each queue write `entries` entries, read completions and ring, all without heed, while
-    /// the controller serves them.
+    /// Runs one warp on each queue that writes `entries` entries, reads completions and rings
+    /// without checking anything, while the controller serves them.
     pub(super) fn served(&mut self, entries: u64, threads: usize) -> Result<LaunchResult> {
         self.set.restart(&Identity::new(), 0)?;
         let running = self.null.start_heedless(threads)?;

@@ -22,7 +22,7 @@ const STREAM_QUEUES: u32 = 2;
 /// Commands in flight on each queue: a batch of copies under way, and the next one.
 const STREAM_DEPTH: u32 = 32;
 
-/// The middle one of `runs` runs, after one to warm up.
+/// Measures `runs` runs, after one to warm up, and returns the median.
 pub fn stream(kernels: &Arc<Kernels>, limits: &Limits, share: f64, runs: usize) -> Result<Value> {
     let gpu = kernels.gpu();
     let text = format!(

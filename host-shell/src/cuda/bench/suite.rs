@@ -170,7 +170,7 @@ struct Suite<'a> {
 }
 
 impl Suite<'_> {
-    /// One line; of a block, for the better number of threads.
+    /// Prints one line; for a block, that of the better number of threads.
     fn row(&mut self, row: &Row) {
         let widths: &[u32] = match row.case.mode {
             Mode::Block => &BLOCKS,
@@ -201,7 +201,7 @@ impl Suite<'_> {
         (self.emit)(best);
     }
 
-    /// A shape at several numbers of threads: one line each, and one for the best.
+    /// Measures a shape at several numbers of threads: one line each, and one for the best.
     fn group(&mut self, name: &str, queues: u32, lanes: u32, target: f64) {
         let counts: &[u32] = match lanes {
             32 => &[32, 256, 1024, 4096, 16_384, 65_536],
@@ -261,7 +261,7 @@ impl Suite<'_> {
             .ok_or_else(|| Error::internal("no bench"))
     }
 
-    /// Threads of the controller: one for each drive, where there are as many cores.
+    /// Returns the number of threads of the controller: one for each drive, where there are as many cores.
     fn threads(&self, case: &Case) -> usize {
         match case.model {
             Some(_) => self.cores.min(case.queues as usize).max(self.threads),

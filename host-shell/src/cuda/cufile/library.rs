@@ -127,7 +127,7 @@ library! {
 }
 
 impl Library {
-    /// The file that it was loaded from.
+    /// Returns the file that it was loaded from.
     pub fn file(&self) -> String {
         let mut found = std::mem::MaybeUninit::<libc::Dl_info>::zeroed();
         let function = self.driver_open as *const c_void;
@@ -176,7 +176,7 @@ impl CuFileError {
     }
 }
 
-/// The library with its driver open. It stays open: libcufile closes it when the process ends.
+/// Returns the library with its driver open. It stays open: libcufile closes it when the process ends.
 ///
 /// # Errors
 /// As at the first call.

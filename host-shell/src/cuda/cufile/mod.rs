@@ -43,7 +43,7 @@ pub enum GdsWay {
 }
 
 impl GdsWay {
-    /// In one word.
+    /// Returns the name in one word.
     pub fn name(self) -> &'static str {
         match self {
             Self::Direct => "direct",
@@ -138,7 +138,7 @@ impl GdsFile {
         })
     }
 
-    /// The GPU that it was opened for.
+    /// Returns the GPU that it was opened for.
     pub fn gpu(&self) -> &Arc<Gpu> {
         &self.gpu
     }

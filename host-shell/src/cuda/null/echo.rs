@@ -46,7 +46,8 @@ impl Echo {
         })
     }
 
-    /// Stops, and says how many payloads were not the flag that they came with.
+    /// Stops the thread, and returns the number of payloads that differed from the flag they came
+    /// with.
     pub fn stop(mut self) -> u64 {
         self.halt()
     }

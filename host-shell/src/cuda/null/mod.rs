@@ -72,7 +72,7 @@ pub struct Null {
 }
 
 impl Null {
-    /// Rings, doorbells and data memory, zeroed.
+    /// Allocates zeroed rings, doorbells and data memory.
     ///
     /// # Errors
     /// [`Error::Usage`] for an impossible shape, [`Error::System`] without memory.
@@ -104,22 +104,22 @@ impl Null {
         })
     }
 
-    /// Its shape.
+    /// Returns its shape.
     pub fn shape(&self) -> Shape {
         self.shape
     }
 
-    /// The memory of rings, doorbells and data: what is registered with a GPU.
+    /// Returns the memory of rings, doorbells and data: what is registered with a GPU.
     pub fn pages(&self) -> &Arc<Pages> {
         &self.pages
     }
 
-    /// Host address of the data memory, which is the controller's address of it too.
+    /// Returns the host address of the data memory, which is also the controller's address of it.
     pub fn data(&self) -> u64 {
         self.at(self.data_at).addr() as u64
     }
 
-    /// Queue `index` (from 0) by host addresses, without list memory or state.
+    /// Returns queue `index` (from 0) by host addresses, without list memory or state.
     pub fn words(&self, index: u32) -> QueueWords {
         let entries = self.shape.entries;
         let first = index as usize * entries as usize;

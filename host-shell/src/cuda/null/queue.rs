@@ -80,14 +80,14 @@ impl Queue {
         self.timed.is_some()
     }
 
-    /// A word of the submission ring.
+    /// Returns a word of the submission ring.
     #[inline(always)]
     fn sqe_word(&self, index: u32, word: usize) -> u64 {
         // SAFETY: index <= mask and word < 8, so inside the ring; reached through atomics.
         unsafe { &*self.sq.add(index as usize * 8 + word) }.load(Ordering::Relaxed)
     }
 
-    /// Entries that wait, or a fault.
+    /// Returns the entries that wait, or a fault.
     #[inline(always)]
     fn waiting(&self) -> std::result::Result<u32, Fault> {
         // SAFETY: a doorbell of the pages.

@@ -28,7 +28,7 @@ pub struct Account {
 }
 
 impl Account {
-    /// Share of the time since its first command that it was busy, 0 to 1.
+    /// Returns the share of the time since its first command that it was busy, 0 to 1.
     pub fn busy(&self) -> f64 {
         self.busy_seconds / self.seconds.max(1e-9)
     }
@@ -101,7 +101,7 @@ impl Running {
         Ok(running)
     }
 
-    /// Threads at work.
+    /// Returns the number of threads at work.
     pub fn threads(&self) -> usize {
         self.threads.len()
     }
@@ -111,7 +111,7 @@ impl Running {
         lock(&self.shared.fault).clone()
     }
 
-    /// Commands completed so far, seen late by up to a pass.
+    /// Returns the number of commands completed so far, seen late by up to a pass.
     pub fn commands(&self) -> u64 {
         self.shared.commands.load(Ordering::Relaxed)
     }

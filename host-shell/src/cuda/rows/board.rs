@@ -49,7 +49,7 @@ pub(super) struct Board {
 }
 
 impl Board {
-    /// Words for `stations` stations and `launches` launches at a time.
+    /// Allocates the words for `stations` stations and `launches` launches at a time.
     ///
     /// # Errors
     /// Without memory that the GPU reaches.
@@ -87,23 +87,23 @@ impl Board {
         Gate::new(self.gate).unwrap_or_else(|| unreachable!())
     }
 
-    /// The GPU's address of the gate's words.
+    /// Returns the GPU's address of the gate's words.
     pub fn gate_address(&self) -> u64 {
         self.gate_address
     }
 
-    /// The GPU's address of the count of writes.
+    /// Returns the GPU's address of the count of writes.
     pub fn written_address(&self) -> u64 {
         self.written_address
     }
 
-    /// A write has ended.
+    /// Counts a write that has ended.
     pub fn wrote(&self) {
         // Release: pairs with the load of a gather, which reads what was written.
         self.written.fetch_add(1, Ordering::Release);
     }
 
-    /// The GPU's address of summary `index`.
+    /// Returns the GPU's address of summary `index`.
     pub fn summary_address(&self, index: u32) -> u64 {
         self.summaries_address + u64::from(index) * size_of::<SummaryWords>() as u64
     }

@@ -143,7 +143,7 @@ unsafe impl Send for Step {}
 unsafe impl Sync for Step {}
 
 impl HostRows {
-    /// For operations in streams of `gpu`.
+    /// Creates the mover for operations in streams of `gpu`.
     pub fn new(gpu: &Arc<Gpu>) -> Self {
         Self {
             gpu: Arc::clone(gpu),
@@ -151,7 +151,7 @@ impl HostRows {
         }
     }
 
-    /// The GPU.
+    /// Returns the GPU.
     pub fn gpu(&self) -> &Arc<Gpu> {
         &self.gpu
     }
@@ -238,7 +238,7 @@ impl HostRows {
         }
     }
 
-    /// Staging memory of at least `bytes` bytes.
+    /// Returns staging memory of at least `bytes` bytes.
     fn staging(&self, bytes: usize) -> Result<Staging> {
         {
             let mut pool = lock(&self.pool);
@@ -397,7 +397,7 @@ unsafe extern "C" fn run_step(data: *mut c_void) {
     }
 }
 
-/// Ids as 64-bit numbers.
+/// Returns the ids as 64-bit numbers.
 fn widened(ids: &[u8], id_bytes: usize, step: &Step) -> Vec<i64> {
     match id_bytes {
         0 => (step.first..step.first + step.rows)

@@ -55,7 +55,7 @@ impl TableCache {
         })
     }
 
-    /// Rows that it holds at most.
+    /// Returns the number of rows that it holds at most.
     pub fn rows(&self) -> u32 {
         self.lines
     }
@@ -65,7 +65,7 @@ impl TableCache {
         Some(Arc::clone(&self.memory) as _)
     }
 
-    /// The launch by way of the cache.
+    /// Returns the launch by way of the cache.
     pub(super) fn launch(&self, gather: Gather) -> Cached {
         let lines = u64::from(self.lines);
         let words = self.memory.words.address();

@@ -13,7 +13,7 @@ pub(super) struct Ended {
 }
 
 impl Ended {
-    /// It has ended with `failures`.
+    /// Publishes an end with `failures`.
     pub fn add(&self, failures: Failures) {
         let (first, code) = failures.first.unwrap_or_default();
         self.rows.store(failures.rows, Ordering::Relaxed);
@@ -29,7 +29,7 @@ impl Ended {
         self.ended.load(Ordering::Acquire)
     }
 
-    /// Rows that the last one did not move.
+    /// Returns the rows that the last one did not move.
     pub fn failures(&self) -> Failures {
         let rows = self.rows.load(Ordering::Relaxed);
         let first = self.first.load(Ordering::Relaxed);

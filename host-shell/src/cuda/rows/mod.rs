@@ -145,7 +145,7 @@ impl GpuRows {
         })
     }
 
-    /// The GPU.
+    /// Returns the GPU.
     pub fn gpu(&self) -> &Arc<Gpu> {
         &self.state.gpu
     }
@@ -288,7 +288,7 @@ impl GpuRows {
         })
     }
 
-    /// Numbers for as many launches of one operation: all of them, or none.
+    /// Reserves numbers for N launches of one operation: all of them, or none.
     ///
     /// # Errors
     /// [`Error::Environment`] with too many under way.
@@ -336,7 +336,7 @@ impl GpuRows {
         self.footing.check(opcode)
     }
 
-    /// Memory of the GPU for a cache of `bytes` bytes of rows of `table`.
+    /// Allocates GPU memory for a cache of `bytes` bytes of rows of `table`.
     ///
     /// # Errors
     /// [`Error::Usage`] for less than a set of lines, [`Error::Environment`] without memory.
@@ -371,12 +371,12 @@ impl GpuRows {
         self.state.scatters_ended()
     }
 
-    /// A write of the host has ended.
+    /// Counts a write of the host that has ended.
     pub fn wrote(&self) {
         self.state.board.wrote();
     }
 
-    /// The launch, but for what is of this one alone.
+    /// Returns the launch, but for what is of this one alone.
     fn launch(&self, table: &RowTable, request: &Request) -> Option<Gather> {
         let (lent, slots) = (self.lent.as_ref()?, self.slots.as_ref()?);
         let common = Common {
@@ -397,7 +397,7 @@ impl GpuRows {
         })
     }
 
-    /// The queues that are lent, with a result cell for each row of each station.
+    /// Returns the queues that are lent, with a result cell for each row of each station.
     fn queues(&self, lent: &LentQueues) -> Queues {
         Queues {
             queues: lent.set.address(),
@@ -420,7 +420,7 @@ struct Common {
 }
 
 impl Common {
-    /// The words that come from table and request; those of queues and memory are 0.
+    /// Returns the words that come from table and request; those of queues and memory are 0.
     fn gather(&self, table: &RowTable, request: &Request) -> Gather {
         let units =
             table.first_byte | u64::from(table.row_bytes) | request.out | request.out_stride;
@@ -461,9 +461,10 @@ pub struct Ways<'a> {
     pub widen: Option<Widen>,
 }
 
-/// Rows that a warp has under way: as many as its slots hold, and fewer where there are warps for all of them. Half the
-/// warps are used then, with [`FEW`] rows at least, or [`FEW_BYTES`]: a round costs a warp more than another row in it,
-/// but it copies 4 KiB at a time. Of 32 rows a warp has two: its queue is shared with few others then.
+/// Returns the number of rows that a warp has under way: as many as its slots hold, and fewer where there are
+/// warps for all of them. Half the warps are used then, with [`FEW`] rows at least, or [`FEW_BYTES`]: a round
+/// costs a warp more than another row in it, but it copies 4 KiB at a time. Of 32 rows a warp has two: its
+/// queue is shared with few others then.
 fn lanes(slot_bytes: u64, count: u64, stations: u32) -> u32 {
     let fit = (WARP_BYTES / slot_bytes).clamp(1, 32);
     let warps = u64::from(stations * BLOCK_WARPS);

@@ -61,7 +61,7 @@ impl Pending {
         })
     }
 
-    /// Its launches read from all of `states`, the members of a stripe.
+    /// Returns its launches read from all of `states`, the members of a stripe.
     pub(super) fn over(mut self, states: &Arc<[Arc<RowsState>]>) -> Self {
         for part in &mut self.parts {
             if let By::Kernel { members, .. } = &mut part.by {
@@ -83,7 +83,7 @@ impl Pending {
         }
     }
 
-    /// Of an operation over no rows: it has ended.
+    /// Returns the operation over no rows, which has ended.
     pub fn nothing() -> Self {
         Self {
             parts: Vec::new(),
@@ -173,7 +173,7 @@ impl Pending {
         })
     }
 
-    /// The numbers of the last one that ended, whether they are to be trusted or not.
+    /// Returns the numbers of the last one that ended, whether they are to be trusted or not.
     pub fn last(&self) -> Gathered {
         let mut all = Failures::default();
         for part in &self.parts {
@@ -241,7 +241,7 @@ impl Pending {
     }
 }
 
-/// `error` of member `member` of a stripe.
+/// Returns `error` of member `member` of a stripe.
 pub(super) fn of_member(member: Option<usize>, error: Error) -> Error {
     match member {
         Some(member) => error.with_context(&format!("member {member} of the stripe")),

@@ -17,7 +17,7 @@ impl GpuRows {
         self.fits(&self.pieces(0))
     }
 
-    /// Bytes of a piece at most.
+    /// Returns the number of bytes of a piece at most.
     fn piece_bytes(&self) -> u32 {
         PIECE_BYTES.max(self.info.block_bytes)
     }
@@ -98,7 +98,7 @@ impl GpuRows {
 }
 
 impl GpuRows {
-    /// Bytes of a piece of a listed range.
+    /// Returns the number of bytes of a piece of a listed range.
     pub fn listed_piece_bytes(&self) -> u32 {
         self.piece_bytes()
     }
@@ -141,7 +141,7 @@ impl GpuRows {
     }
 }
 
-/// The words of a launch over `some`, and how many pieces they have.
+/// Returns the words of a launch over `some`, and how many pieces they have.
 fn parts(some: &[&ReadRange], shift: u32) -> ([Range; RANGES], u64) {
     let mut ranges = [Range::default(); RANGES];
     let mut first = 0;

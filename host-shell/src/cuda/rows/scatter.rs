@@ -67,7 +67,7 @@ impl GpuRows {
     }
 }
 
-/// Rows of one launch. Without ids no two are alike, and nothing is compared.
+/// Returns the number of rows of one launch. Without ids no two are alike, and nothing is compared.
 fn most_rows(request: &Request) -> u64 {
     match request.ids {
         0 => request.count.max(1),
@@ -75,7 +75,7 @@ fn most_rows(request: &Request) -> u64 {
     }
 }
 
-/// `most` rows from row `first` of the request on. There is one part of a request without ids.
+/// Returns the request for `most` rows from row `first` on. A request without ids is never divided.
 fn part(request: &Request, first: u64, most: u64) -> Request {
     let id_bytes = if request.wide_ids { 8 } else { 4 };
     let status = match request.status {

@@ -33,7 +33,7 @@ pub(super) struct LaunchSlot {
 }
 
 impl RowsState {
-    /// Numbers for `count` launches of one operation: all of them, or none.
+    /// Reserves numbers for `count` launches of one operation: all of them, or none.
     ///
     /// # Errors
     /// [`Error::Environment`] when not as many are free.
@@ -81,13 +81,14 @@ impl RowsState {
 }
 
 impl RowsState {
-    /// These are for launches that write.
+    /// Marks the launches as ones that write.
     pub(super) fn are_scatters(&self, slots: &[LaunchSlot]) {
         let numbers = slots.iter().map(|slot| slot.number);
         self.launches().of_scatters.extend(numbers);
     }
 
-    /// A count that grows with each scatter that ends, and with others that have their numbers later.
+    /// Returns a count that grows with each scatter that ends, and with other launches that reuse their
+    /// numbers.
     pub(super) fn scatters_ended(&self) -> u64 {
         let launches = self.launches();
         let ended = |number: &u32| u64::from(self.board.ended(*number));
@@ -96,7 +97,7 @@ impl RowsState {
 }
 
 impl LaunchSlot {
-    /// The words of the store that the launch is one of.
+    /// Returns the words of the store that the launch is one of.
     pub fn state(&self) -> &Arc<RowsState> {
         &self.state
     }
@@ -105,7 +106,7 @@ impl LaunchSlot {
         self.number
     }
 
-    /// The kernels that it was launched with.
+    /// Returns the kernels that it was launched with.
     pub fn kernels(&self) -> Option<&Arc<RowKernels>> {
         self.kernels.as_ref()
     }
@@ -155,7 +156,7 @@ impl LaunchSlot {
         self.stage == Stage::InGraph
     }
 
-    /// It is in a stream from now on, or in the graph that the stream is captured in.
+    /// Records that it is in a stream from now on, or in the graph that the stream is captured in.
     fn launched(mut self, is_captured: bool, kernels: &Arc<RowKernels>, named: Named) -> Self {
         self.kernels = Some(Arc::clone(kernels));
         self.named = named;
@@ -169,7 +170,7 @@ impl LaunchSlot {
         self
     }
 
-    /// The driver refused the launch.
+    /// Records that the driver refused the launch.
     fn refused(&mut self) {
         if self.stage == Stage::InStream {
             self.stage = Stage::Reserved;

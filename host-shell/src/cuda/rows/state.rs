@@ -52,7 +52,7 @@ pub(in super::super) struct RowsState {
 }
 
 impl RowsState {
-    /// Words and memory for `stations` stations; reads take `timeout` at most.
+    /// Allocates words and memory for `stations` stations; reads take `timeout` at most.
     ///
     /// # Errors
     /// Without memory.
@@ -119,7 +119,7 @@ impl RowsState {
             .unwrap_or(Ok(()))
     }
 
-    /// The same by what is known: waits for nothing.
+    /// Returns the standing by the facts that are known: sends nothing and waits for nothing.
     pub fn standing(&self) -> Standing {
         self.footing(|footing| footing.standing(nvm::opcode::READ))
             .unwrap_or(Standing::Holds)

@@ -15,12 +15,12 @@ impl GpuRows {
         self.info.block_bytes <= 1 << self.piece_shift()
     }
 
-    /// log2 of the bytes of a piece.
+    /// Returns log2 of the bytes of a piece.
     fn piece_shift(&self) -> u32 {
         self.max_transfer.ilog2().clamp(LEAST_SHIFT, MOST_SHIFT)
     }
 
-    /// Launches in `stream` a kernel of `module` whose warps read the rows of `table` by
+    /// Returns the launches in `stream` a kernel of `module` whose warps read the rows of `table` by
     /// `nvme_gpu_kernel::Stream`, and count the parts that they could not use. `argument` builds its argument
     /// from the words of its rows, whose `count` is `parts`. The grid is `blocks`, or as many blocks as have a
     /// warp for each part and a station.

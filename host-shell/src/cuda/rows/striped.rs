@@ -41,9 +41,9 @@ struct StripeWords {
 }
 
 impl StripedRows {
-    /// The members in stripes of `stripe_bytes` bytes, `len` bytes in all. `None` for what the kernel does not know:
-    /// members of several GPUs, more than [`MEMBERS`] of them, stripes of other sizes than a power of two, and 2^32
-    /// stripes or more.
+    /// Joins the members in stripes of `stripe_bytes` bytes, `len` bytes in all. `None` for arrangements that
+    /// the kernel does not support: members of several GPUs, more than [`MEMBERS`] of them, stripes of other
+    /// sizes than a power of two, and 2^32 stripes or more.
     ///
     /// # Errors
     /// Without memory.
@@ -196,7 +196,7 @@ fn stations_of(members: &[Arc<GpuRows>]) -> Vec<Arc<StationMemory>> {
     members.iter().map(memory).collect()
 }
 
-/// Bytes of the words of the stations: the members come after them.
+/// Returns the number of bytes of the words of the stations: the members come after them.
 fn head(stations: u32) -> u64 {
     (u64::from(stations) * 4).next_multiple_of(64)
 }

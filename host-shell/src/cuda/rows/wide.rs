@@ -17,7 +17,7 @@ pub(super) struct WideRows {
 }
 
 impl WideRows {
-    /// For rows that come out as they are stored without `widen`.
+    /// Plans the gather; without `widen`, rows keep their stored format.
     ///
     /// # Errors
     /// [`Error::Usage`] for stored rows that are not whole blocks, and for an output that is not aligned to its
@@ -74,7 +74,7 @@ impl WideRows {
         self.widened.map_or(0, |widened| widened.format)
     }
 
-    /// The second launch, but for its end: `None` for rows that come out as they are stored.
+    /// Returns the second launch, but for its end: `None` for rows that come out as they are stored.
     pub fn launch(&self) -> Option<Widened> {
         self.widened
     }

@@ -43,7 +43,7 @@ pub struct Extents {
 }
 
 impl Extents {
-    /// The byte of the file from which on to ask; none once the last extent is there.
+    /// Returns the byte of the file from which on to ask; none once the last extent is there.
     pub fn start(&self) -> Option<u64> {
         let end = self
             .found
@@ -114,7 +114,7 @@ impl Extents {
         Ok(())
     }
 
-    /// All of them.
+    /// Returns all of them.
     pub fn into_inner(self) -> Vec<Extent> {
         self.found
     }

@@ -55,8 +55,8 @@ const _: () = assert!(size_of::<RawExtent>() == 56);
 const _: () = assert!(size_of::<Fiemap>() == 32 + MOST * 56);
 const _: () = assert!(size_of::<Uuid>() == 24);
 
-/// The extents of `file` from byte `start` on, as many as an answer has room for; what is in memory alone is written
-/// first.
+/// Returns the extents of `file` from byte `start` on, as many as an answer has room for; what is in memory
+/// alone is written first.
 pub fn fiemap(file: &File, start: u64) -> io::Result<Vec<RawExtent>> {
     let mut asked = Fiemap {
         start,
@@ -73,7 +73,7 @@ pub fn fiemap(file: &File, start: u64) -> io::Result<Vec<RawExtent>> {
     Ok(asked.extents[..found].to_vec())
 }
 
-/// The generation of the inode of `file`.
+/// Returns the generation of the inode of `file`.
 pub fn generation(file: &File) -> io::Result<u32> {
     // The number of the call says 8 bytes; ext4 writes 4.
     let mut found = [0u32; 2];
@@ -82,7 +82,7 @@ pub fn generation(file: &File) -> io::Result<u32> {
     Ok(found[0])
 }
 
-/// The UUID of the ext4 of `file`. From Linux 6.0 on.
+/// Returns the UUID of the ext4 of `file`. From Linux 6.0 on.
 pub fn uuid(file: &File) -> io::Result<[u8; UUID_BYTES as usize]> {
     let mut asked = Uuid {
         length: UUID_BYTES,

@@ -77,7 +77,7 @@ impl MountedFile {
         Ok(found)
     }
 
-    /// Its path when it was opened.
+    /// Returns its path when it was opened.
     pub fn path(&self) -> &Path {
         &self.path
     }
@@ -94,7 +94,7 @@ impl MountedFile {
         &self.extents
     }
 
-    /// Its inode as the kernel describes it now.
+    /// Returns its inode as the kernel describes it now.
     ///
     /// # Errors
     /// [`Error::File`].
@@ -151,7 +151,7 @@ fn identity(file: &File, path: &Path) -> Result<Identity> {
     })
 }
 
-/// A call that the kernel refused.
+/// Returns a closure for `map_err` that names the call that the kernel refused.
 fn unanswered(call: &'static str) -> impl FnOnce(io::Error) -> Error {
     move |source| match source.raw_os_error() {
         Some(libc::ENOTTY | libc::EOPNOTSUPP) => Error::environment(

@@ -62,7 +62,7 @@ fn iommu(host: &Host, notes: &mut Notes) {
     );
 }
 
-/// Intel's extended capability register, bit 3.
+/// Examines interrupt remapping: bit 3 of Intel's extended capability register.
 fn remapping(host: &Host, notes: &mut Notes) {
     let units = host.names("sys/class/iommu");
     let capability = |unit: &String| {

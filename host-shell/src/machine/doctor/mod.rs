@@ -32,7 +32,7 @@ pub struct Report {
     pub tiers: Vec<Verdict>,
 }
 
-/// Version of the NVIDIA driver that is loaded, and whether it is the open kernel modules.
+/// Returns the version of the NVIDIA driver that is loaded, and whether it is the open kernel modules.
 pub fn nvidia_driver(host: &Host) -> Option<(String, bool)> {
     let driver = nvidia::Driver::loaded(host)?;
     Some((driver.version, driver.open))
@@ -81,7 +81,8 @@ pub fn examine(host: &Host) -> Report {
     Report { findings, tiers }
 }
 
-/// The machine's findings first, then those of each device together, in the order of the devices.
+/// Sorts findings: the machine's first, then those of each device together, in the order of the
+/// devices.
 fn in_order(findings: &mut [Finding]) {
     let mut subjects: Vec<String> = vec![MACHINE.to_owned()];
     for finding in findings.iter() {
@@ -94,7 +95,7 @@ fn in_order(findings: &mut [Finding]) {
 
 #[cfg(test)]
 impl Report {
-    /// The finding of `check` about `subject`, as "status: text: remedy".
+    /// Returns the finding of `check` about `subject`, as "status: text: remedy".
     fn find(&self, subject: &str, check: &str) -> String {
         let mut all = self.findings.iter();
         let found = all.find(|one| one.subject == subject && one.check == check);

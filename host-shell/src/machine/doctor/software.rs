@@ -13,7 +13,7 @@ pub fn examine(host: &Host) -> Vec<Finding> {
     notes.all
 }
 
-/// The module nvme_gpu: loaded, installed or neither.
+/// Examines the module nvme_gpu: loaded, installed or neither.
 fn module(host: &Host, notes: &mut Notes) {
     const CHECK: &str = "module nvme_gpu";
     if host.exists("sys/module/nvme_gpu") {

@@ -62,7 +62,7 @@ fn judge(host: &Host, controller: &str, topology: &Topology) -> (bool, Option<u8
     (true, tier, text)
 }
 
-/// The highest tier of the best path, and why the next one is not for sure.
+/// Returns the highest tier of the best path, and why the next one is not for sure.
 fn highest(paths: &[&Path]) -> (Option<u8>, String) {
     let best = |path: &Path| {
         let sure = path
@@ -89,7 +89,7 @@ fn highest(paths: &[&Path]) -> (Option<u8>, String) {
     (tier, parts.join("; "))
 }
 
-/// The one that works rather than the other; the module's where neither is better.
+/// Returns the one that works rather than the other; the module's where neither is better.
 fn better<'a>(vfio: &'a Answer, kmod: &'a Answer) -> &'a Answer {
     let rank = |answer: &Answer| match answer.allowed {
         Allowed::Yes => 2,

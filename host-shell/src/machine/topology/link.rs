@@ -36,7 +36,7 @@ impl From<Link> for Rate {
 }
 
 impl LinkState {
-    /// The link above `function`, whose other end is `port`; none when neither says anything.
+    /// Returns the link above `function`, whose other end is `port`; none when neither says anything.
     pub fn above(function: &Function, port: Option<&Function>) -> Option<Self> {
         let possible = match (function.capable, port.and_then(|port| port.capable)) {
             (Some(one), Some(other)) => Some(Link {

@@ -187,7 +187,7 @@ impl Topology {
         }
     }
 
-    /// The device at `address`.
+    /// Returns the device at `address`.
     pub fn device(&self, address: &str) -> Option<&Device> {
         self.devices.iter().find(|one| one.address == address)
     }
@@ -211,7 +211,8 @@ fn path_of(host: &Host, shape: &Shape, gpu: &Function, drive: &Function, ways: &
     }
 }
 
-/// Controllers, GPUs and what is above them; the others are counted where they are left out.
+/// Returns controllers, GPUs and the bridges above them; other devices are counted at the bridge
+/// where they are left out.
 fn devices(host: &Host, shape: &Shape) -> (Vec<Complex>, Vec<Device>) {
     let matters = |one: &&Function| one.is_nvme() || nvidia::is_gpu(one);
     let mut kept: BTreeSet<Address> = BTreeSet::new();

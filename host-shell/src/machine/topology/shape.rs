@@ -25,7 +25,7 @@ impl Shape {
         self.0.get(&address)
     }
 
-    /// The nearest bridge above that answers.
+    /// Returns the nearest bridge above that answers.
     pub fn parent(&self, function: &Function) -> Option<Address> {
         let mut bridges = function.bridges.iter();
         bridges.find(|bridge| self.0.contains_key(bridge)).copied()
@@ -50,7 +50,7 @@ impl Shape {
         }
     }
 
-    /// The link above the device at `address`, if one leads up from it.
+    /// Returns the link above the device at `address`, if one leads up from it.
     pub fn link_above(&self, address: Address) -> Option<LinkState> {
         let function = self.get(address)?;
         if !has_link_above(self.port(address)) {

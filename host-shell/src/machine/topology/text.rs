@@ -37,7 +37,7 @@ impl Display for Topology {
 }
 
 impl Topology {
-    /// The devices right below `parent`, and what is below them.
+    /// Returns the devices right below `parent`, and what is below them.
     fn below(
         &self,
         f: &mut Formatter<'_>,

@@ -47,12 +47,13 @@ impl FileChanges {
         }
     }
 
-    /// A write has ended.
+    /// Counts a write that has ended.
     pub fn wrote(&self) {
         self.writes.fetch_add(1, Ordering::Release);
     }
 
-    /// Another one after each write: the count of this process, and the time that the system has written down for others.
+    /// Returns a mark that changes with each write: the count of this process, and the file's
+    /// timestamp for writes of others.
     pub fn mark(&self) -> (u64, Option<(i64, i64)>) {
         let found = self.file.file.metadata().ok();
         let time = found.map(|found| (found.mtime(), found.mtime_nsec()));

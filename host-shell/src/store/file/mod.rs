@@ -77,7 +77,7 @@ fn open_on(path: &str, options: &StoreOptions, host: &Host) -> Result<Member> {
     Ok(member)
 }
 
-/// A member over an open file or block device of `len` bytes.
+/// Opens a member over an open file or block device of `len` bytes.
 fn member(
     file: Arc<Regular>,
     len: u64,
@@ -159,7 +159,7 @@ fn is_denied(error: &io::Error) -> bool {
     denied.contains(&error.kind())
 }
 
-/// Size of a file or block device.
+/// Returns the size of a file or block device.
 fn length(mut file: &File) -> io::Result<u64> {
     file.seek(SeekFrom::End(0))
 }
@@ -184,7 +184,7 @@ fn check_unused(host: &Host, path: &Path, number: u64, is_written: bool) -> Resu
     Ok(unseen)
 }
 
-/// The lanes of a file, and what they are.
+/// Returns the lanes of a file, and what they are.
 fn lanes(file: &Arc<Regular>, options: &StoreOptions) -> Result<(Vec<Box<dyn Lane>>, DataPath)> {
     let mut why = "a file has no queues that a GPU could drive: for that, give a free NVMe drive to vfio-pci \
                    (`nvme-gpu bind`) and open vfio:BDF; `nvme-gpu doctor` says what is missing"

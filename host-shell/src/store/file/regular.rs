@@ -13,8 +13,8 @@ pub(super) struct Regular {
 }
 
 impl Regular {
-    /// The error of a system call for `op`. An end inside the file means that it has shrunk: ranges are checked
-    /// before anything is sent.
+    /// Returns the error of a system call for `op`. An end inside the file means that it has shrunk: ranges are
+    /// checked before anything is sent.
     pub fn error(&self, op: Op, source: io::Error) -> Error {
         let action = match op {
             Op::Read => "read",

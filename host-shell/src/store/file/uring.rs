@@ -80,7 +80,7 @@ impl UringLane {
         self.memory.start().wrapping_add(small + large)
     }
 
-    /// The memory of a slot that no operation holds.
+    /// Returns the memory of a slot that no operation holds.
     fn bytes(&mut self, slot: usize, bytes: u32) -> &mut [u8] {
         let size = if slot < self.depth {
             SMALL_BYTES

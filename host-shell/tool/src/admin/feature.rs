@@ -21,7 +21,7 @@ struct ScopeArgs {
 }
 
 impl ScopeArgs {
-    /// For a command that changes a namespace, or all of them.
+    /// Returns the options for a command that changes a namespace, or all of them.
     fn config(&self) -> Config {
         let nsid = self.namespace_id.filter(|nsid| *nsid != 0).unwrap_or(1);
         let config = self.device.config();
@@ -34,7 +34,7 @@ impl ScopeArgs {
         }
     }
 
-    /// The NSID of a command for feature `fid`. One that the controller does not have is refused.
+    /// Returns the NSID of a command for feature `fid`. One that the controller does not have is refused.
     fn nsid(&self, controller: &Controller, fid: u8) -> Result<Nsid> {
         let scope = scope(fid);
         let nsid = match (self.namespace_id, scope) {
@@ -202,7 +202,8 @@ enum Scope {
     Unknown,
 }
 
-/// NVMe Base 2.0c, 5.27.1 (Feature Specific Information), "Set Features - Feature Identifiers".
+/// Returns the scope of a feature. NVMe Base 2.0c, 5.27.1 (Feature Specific Information), "Set
+/// Features - Feature Identifiers".
 fn scope(fid: u8) -> Scope {
     match fid {
         fid::LBA_RANGE_TYPE

@@ -85,7 +85,7 @@ impl Format {
         output::print(&lines.join("\n"))
     }
 
-    /// The LBA format asked for.
+    /// Returns the LBA format asked for.
     fn index(&self, controller: &Controller, nsid: Nsid) -> Result<u8> {
         if let Some(index) = self.lbaf {
             let most = 63;

@@ -94,17 +94,17 @@ struct CommandArgs {
     dry_run: bool,
 }
 
-/// For clap: 32 bits, decimal or 0x.
+/// Parses, for clap, 32 bits, decimal or 0x.
 pub fn dword(text: &str) -> std::result::Result<u32, String> {
     u32::try_from(parse_number(text)?).map_err(|_| format!("'{text}' has more than 32 bits"))
 }
 
-/// For clap: 16 bits, decimal or 0x.
+/// Parses, for clap, 16 bits, decimal or 0x.
 pub fn word(text: &str) -> std::result::Result<u16, String> {
     u16::try_from(parse_number(text)?).map_err(|_| format!("'{text}' has more than 16 bits"))
 }
 
-/// For clap: 8 bits, decimal or 0x.
+/// Parses, for clap, 8 bits, decimal or 0x.
 pub fn byte(text: &str) -> std::result::Result<u8, String> {
     u8::try_from(parse_number(text)?).map_err(|_| format!("'{text}' has more than 8 bits"))
 }
@@ -246,7 +246,7 @@ impl CommandArgs {
         Ok(())
     }
 
-    /// The buffer: the input, and what it is filled up with.
+    /// Returns the buffer: the input, and what it is filled up with.
     fn data(&self) -> Result<Vec<u8>> {
         let len = usize::try_from(self.data_len)
             .ok()
@@ -275,7 +275,7 @@ impl CommandArgs {
     }
 }
 
-/// The command, a dword a line, as nvme-cli prints it.
+/// Returns the command, a dword a line, as nvme-cli prints it.
 fn shown(set: Set, sqe: &Sqe) -> String {
     let name = set.name(sqe.opcode()).unwrap_or("vendor specific");
     let dwords = [

@@ -97,7 +97,7 @@ impl CrossoverArgs {
         }
     }
 
-    /// The devices that are measured.
+    /// Returns the devices that are measured.
     fn devices(&self, name: &str) -> Result<Vec<Opened>> {
         let rows = |is_small: bool| {
             let sizes = self
@@ -192,7 +192,7 @@ fn with_option(device: &str, option: &str) -> String {
     format!("{device}{sign}{option}")
 }
 
-/// The cases of each size of rows, batch and latency, and where their ratio passes 1.
+/// Returns the cases of each size of rows, batch and latency, and where their ratio passes 1.
 fn report(machines: &[Value], cases: Vec<Value>, chains: &[Value]) -> Value {
     let mut crossovers: Vec<Value> = Vec::new();
     for case in &cases {

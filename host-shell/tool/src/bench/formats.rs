@@ -2,7 +2,7 @@
 
 use nvme_compute::synthetic::Stored;
 
-/// For clap: a format, as `bf16` or `q4_k`.
+/// Parses, for clap, a format such as `bf16` or `q4_k`.
 pub fn stored(text: &str) -> std::result::Result<Stored, String> {
     let name = |stored: &Stored| format!("{stored:?}").to_lowercase();
     let all = || Stored::ALL.iter();

@@ -206,7 +206,7 @@ impl GemvArgs {
     }
 }
 
-/// Rows and columns.
+/// Returns the rows and columns.
 fn shape(text: &str) -> std::result::Result<(u32, u32), String> {
     let parts = text.split_once('x');
     let parsed =
@@ -216,7 +216,7 @@ fn shape(text: &str) -> std::result::Result<(u32, u32), String> {
         .ok_or_else(|| format!("'{text}' is no ROWSxCOLUMNS, as 32768x8192 is"))
 }
 
-/// Tokens, rows and columns.
+/// Parses tokens, rows and columns.
 fn three(text: &str) -> std::result::Result<(u32, u32, u32), String> {
     let parts = text.split_once('x');
     let parsed = parts.and_then(|(tokens, rest)| Some((tokens.parse().ok()?, shape(rest).ok()?)));

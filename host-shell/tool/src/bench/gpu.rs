@@ -144,7 +144,7 @@ pub fn run(job: &Job<'_>, opened: Arc<dyn Device>) -> Result<()> {
     report(job, what, &totals, reconnecting.close()?)
 }
 
-/// The work of one launch before the first one is measured.
+/// Returns the work of the first launch, before any was measured.
 fn work_of(job: &Job<'_>, session: &GpuSession) -> Result<Work> {
     if session.command_bytes() != job.bytes {
         return Err(Error::usage(

@@ -122,7 +122,7 @@ impl PathsArgs {
     }
 }
 
-/// The embedded simulator over the file, which stays as it is.
+/// Returns the embedded simulator over the file, which stays as it is.
 fn simulator(file: &Path) -> Result<String> {
     let Some(path) = file.to_str() else {
         return Err(Error::usage(

@@ -109,7 +109,7 @@ enum Workload {
     RandMixed,
 }
 
-/// A seed that no earlier run has had: what that run has written is not taken for what this one writes.
+/// Returns a seed that no earlier run has had, so that data of an earlier run cannot pass for data of this one.
 fn fresh_seed() -> u64 {
     // As many digits as every reader of JSON keeps.
     RandomState::new().hash_one(std::process::id()) >> 11
@@ -197,7 +197,7 @@ impl Bench {
         left
     }
 
-    /// `--bs`, as one command can have it.
+    /// Returns `--bs`, limited to the length of one command.
     fn command_bytes(&self) -> Result<u32> {
         u32::try_from(self.bs).map_err(|_| {
             Error::usage(
@@ -207,7 +207,7 @@ impl Bench {
         })
     }
 
-    /// The order of the blocks, and the percentage of reads.
+    /// Returns the order of the blocks, and the percentage of reads.
     fn accesses(&self) -> (Pattern, u8) {
         match self.rw {
             Workload::Read => (Pattern::Sequential, 100),
@@ -219,7 +219,7 @@ impl Bench {
         }
     }
 
-    /// The workload that the options ask for, on the namespace that `controller` has.
+    /// Returns the workload that the options ask for, on the namespace that `controller` has.
     fn job(&self, controller: &Controller, bytes: u32) -> Result<Job> {
         let (pattern, read_percent) = self.accesses();
         let (block, blocks) = {
@@ -286,7 +286,7 @@ impl Bench {
         }
     }
 
-    /// Rows by ids.
+    /// Gathers rows by ids.
     fn gather_rows(self) -> Result<()> {
         let device = &self.namespace.device;
         let open = || device.open_to_write(&self.write, "the table of --gather");
@@ -348,7 +348,7 @@ impl Bench {
         self.ladder.run(rest)
     }
 
-    /// One file by several ways.
+    /// Reads one file by several paths.
     fn read_by_all_paths(self, file: PathBuf) -> Result<()> {
         let rest = super::paths::Rest {
             #[cfg(feature = "cuda")]
@@ -367,7 +367,7 @@ impl Bench {
         self.paths.run(file, rest)
     }
 
-    /// The same workload with queues that a GPU drives.
+    /// Runs the same workload with queues that a GPU drives.
     #[cfg(feature = "cuda")]
     fn run_on_gpu(self) -> Result<()> {
         use crate::gpu::transfer::PatternArg;

@@ -57,7 +57,7 @@ pub fn check(command: &Command, matches: &ArgMatches) -> Result<()> {
     Ok(())
 }
 
-/// The arguments of the command line that name files, each with its text.
+/// Returns the arguments of the command line that name files, each with its text.
 fn given(command: &Command, matches: &ArgMatches) -> Vec<(String, String)> {
     let mut found = Vec::new();
     for argument in command.get_arguments() {

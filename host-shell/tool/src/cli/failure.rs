@@ -42,7 +42,7 @@ fn remedy(error: &Error, device: Option<&str>) -> String {
     }
 }
 
-/// `text` as one word of a shell.
+/// Returns `text` as one word of a shell.
 fn shell_quoted(text: &str) -> String {
     let plain = |c: char| c.is_ascii_alphanumeric() || "-_./:=,@+%".contains(c);
     match text.chars().all(plain) {

@@ -220,7 +220,7 @@ fn parse(arguments: &[OsString]) -> std::result::Result<Cli, Result<()>> {
     parsed.unwrap_or_else(|error| Err(refusal_of(&command, arguments, &error)))
 }
 
-/// Help and version are printed, and an end without an error.
+/// Prints help and version, which are no errors; returns any other refusal as an error.
 fn refusal_of(command: &clap::Command, arguments: &[OsString], error: &clap::Error) -> Result<()> {
     match error.use_stderr() {
         true => Err(refusal::explain(command, arguments, error)),
@@ -231,7 +231,7 @@ fn refusal_of(command: &clap::Command, arguments: &[OsString], error: &clap::Err
     }
 }
 
-/// The grammar of the command line. Some ways to `bench` need no device.
+/// Returns the grammar of the command line. Some ways to `bench` need no device.
 fn command_line() -> clap::Command {
     let without = if cfg!(feature = "cuda") {
         &["suite", "matmul", NO_DEVICE_FOR][..]

@@ -92,7 +92,7 @@ fn first_line(error: &clap::Error) -> String {
     line.strip_prefix("error: ").unwrap_or(line).to_owned()
 }
 
-/// The names of the subcommands that `arguments` begin with.
+/// Returns the names of the subcommands that `arguments` begin with.
 fn path(command: &clap::Command, arguments: &[OsString]) -> String {
     let mut path = vec![command.get_name()];
     let mut at = command;

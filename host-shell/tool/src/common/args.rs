@@ -42,7 +42,7 @@ impl NamespaceArgs {
         Nsid(self.namespace_id)
     }
 
-    /// For a command that changes this namespace alone.
+    /// Returns the options for a command that changes this namespace alone.
     pub fn config(&self) -> Config {
         Config {
             changes: Some(Scope::Namespace(self.namespace_id)),
@@ -52,7 +52,7 @@ impl NamespaceArgs {
 }
 
 impl DeviceArgs {
-    /// For a command that may change anything of the NVM subsystem.
+    /// Returns the options for a command that may change anything of the NVM subsystem.
     pub fn config(&self) -> Config {
         Config {
             timeout: Duration::from_millis(self.timeout_ms),
@@ -63,7 +63,7 @@ impl DeviceArgs {
         }
     }
 
-    /// For a command that changes nothing.
+    /// Returns the options for a command that changes nothing.
     pub fn reading(&self) -> Config {
         Config {
             changes: None,

@@ -2,7 +2,7 @@
 
 use std::fmt::Write;
 
-/// Sixteen bytes a line: offset, bytes, text. Offsets count from `start`.
+/// Formats sixteen bytes a line: offset, bytes, text. Offsets count from `start`.
 pub fn dump(bytes: &[u8], start: u64) -> String {
     let end = start + bytes.len() as u64;
     let width = if end > 0x1_0000 { 8 } else { 4 };
@@ -26,12 +26,12 @@ pub fn dump(bytes: &[u8], start: u64) -> String {
     text
 }
 
-/// The bytes as one string of digits, for JSON.
+/// Returns the bytes as one string of digits, for JSON.
 pub fn digits(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// `value` in hex and, in parentheses, the names of those of its bits that are set.
+/// Returns `value` in hex and, in parentheses, the names of those of its bits that are set.
 pub fn bits(value: u64, names: &[(u64, &str)]) -> String {
     let set: Vec<&str> = names
         .iter()

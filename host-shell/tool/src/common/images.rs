@@ -26,12 +26,12 @@ pub fn set_inputs(inputs: Vec<String>) {
     let _ = INPUTS.set(inputs);
 }
 
-/// The device of the command.
+/// Returns the device of the command.
 pub fn device() -> Option<&'static str> {
     DEVICE.get().and_then(Option::as_deref)
 }
 
-/// The image files that `device` names, whether they exist or not.
+/// Returns the image files that `device` names, whether they exist or not.
 fn files(device: &str) -> Vec<PathBuf> {
     #[cfg(feature = "sim")]
     if let Some(text) = device.strip_prefix("sim:") {
@@ -41,7 +41,7 @@ fn files(device: &str) -> Vec<PathBuf> {
     Vec::new()
 }
 
-/// `path` as it is written in the text of a simulated device.
+/// Escapes `path` for the name of a simulated device.
 pub fn escaped(path: &str) -> String {
     #[cfg(feature = "sim")]
     return nvme_sim::config::escape(path);

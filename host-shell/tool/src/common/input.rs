@@ -149,7 +149,7 @@ impl Input {
         })
     }
 
-    /// The number of blocks in `bytes` bytes, which must be whole and not none.
+    /// Returns the number of blocks in `bytes` bytes, which must be whole and not none.
     fn whole_blocks(&self, bytes: u64, block: u32) -> Result<u64> {
         let block = u64::from(block);
         let name = self.name.display();
@@ -207,12 +207,12 @@ impl Input {
 }
 
 impl Pieces {
-    /// Blocks that are to come in all, where that is known.
+    /// Returns the blocks that are to come in all, where that is known.
     pub fn blocks(&self) -> Option<u64> {
         self.blocks
     }
 
-    /// Blocks that came.
+    /// Returns the number of blocks that came.
     pub fn done(&self) -> u64 {
         self.done
     }
@@ -274,7 +274,7 @@ impl Pieces {
         }
     }
 
-    /// `remedy`, and what has been sent already.
+    /// Returns `remedy`, and what has been sent already.
     fn already(&self, remedy: &str) -> String {
         match self.done {
             0 => remedy.to_owned(),

@@ -61,7 +61,7 @@ pub fn json(value: &Value) -> Result<()> {
     }
 }
 
-/// `value` with the version of the schema as its first member.
+/// Returns `value` with the version of the schema as its first member.
 fn versioned(value: &Value) -> Value {
     let mut object = json!({ "schema_version": SCHEMA_VERSION });
     if let (Value::Object(object), Value::Object(members)) = (&mut object, value) {
@@ -112,7 +112,7 @@ fn one_line(value: &Value) -> String {
     }
 }
 
-/// An event as JSON.
+/// Returns an event as JSON.
 pub fn event_json(event: &DeviceEvent) -> Value {
     json!({
         "event_type": event.event.event_type(),

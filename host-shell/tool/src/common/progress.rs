@@ -3,36 +3,36 @@
 use crate::common::say;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
-/// A bar over `bytes` bytes; invisible without a terminal.
+/// Returns a bar over `bytes` bytes; invisible without a terminal.
 pub fn bytes(bytes: u64, what: &'static str) -> ProgressBar {
     let template = "{msg:8} [{bar:40}] {bytes}/{total_bytes} {bytes_per_sec} {eta}";
     styled(bytes, what, template)
 }
 
-/// A bar over `milliseconds`; invisible without a terminal.
+/// Returns a bar over `milliseconds`; invisible without a terminal.
 pub fn time(milliseconds: u64, what: &'static str) -> ProgressBar {
     styled(milliseconds, what, "{msg:12} [{bar:40}] {elapsed}")
 }
 
-/// A bar over the 65,536 parts that a controller's progress is counted in.
+/// Returns a bar over the 65,536 parts that a controller's progress is counted in.
 pub fn percent(what: &'static str) -> ProgressBar {
     styled(65_536, what, "{msg:8} [{bar:40}] {percent} % {elapsed}")
 }
 
-/// A bar over `count` pieces of work.
+/// Returns a bar over `count` pieces of work.
 pub fn items(count: u64, what: &'static str) -> ProgressBar {
     let template = "{msg:8} [{bar:40}] {pos}/{len} {per_sec} {eta}";
     styled(count, what, template)
 }
 
-/// The time that has passed, for a command that says nothing until its end.
+/// Returns the time that has passed, for a command that says nothing until its end.
 pub fn spinner(what: &'static str) -> ProgressBar {
     let bar = styled(0, what, "{spinner} {msg} {elapsed}");
     bar.enable_steady_tick(std::time::Duration::from_millis(100));
     bar
 }
 
-/// A bar that has its template before it is drawn for the first time.
+/// Returns a bar whose template is set before it is drawn for the first time.
 fn styled(length: u64, what: &'static str, template: &str) -> ProgressBar {
     let style = ProgressStyle::with_template(template);
     let bar = ProgressBar::with_draw_target(Some(length), ProgressDrawTarget::hidden());

@@ -29,7 +29,7 @@ pub fn warn(text: impl FnOnce() -> String) {
     line(NORMAL, text);
 }
 
-/// A step of what is being done.
+/// Reports a step of the work, with --verbose.
 pub fn step(text: impl FnOnce() -> String) {
     line(VERBOSE, text);
 }

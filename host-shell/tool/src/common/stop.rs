@@ -4,8 +4,8 @@ use nvme_host::{Error, Result, exit};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 
-/// The flag that Ctrl-C, SIGTERM and SIGHUP set; a second Ctrl-C ends the process at once. A signal that
-/// was ignored when the process began, as under nohup, stays ignored.
+/// Returns the flag that Ctrl-C, SIGTERM and SIGHUP set; a second Ctrl-C ends the process at once. A signal
+/// that was ignored when the process began, as under nohup, stays ignored.
 pub fn stop_flag() -> Arc<AtomicBool> {
     static FLAG: OnceLock<Arc<AtomicBool>> = OnceLock::new();
     Arc::clone(FLAG.get_or_init(|| {
@@ -31,7 +31,7 @@ pub fn stop_flag() -> Arc<AtomicBool> {
     }))
 }
 
-/// The signals that the process was started with as ignored, a bit each, from bit 0 for signal 1 on.
+/// Returns the signals that the process was started with as ignored, a bit each, from bit 0 for signal 1 on.
 fn ignored_signals() -> u64 {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
@@ -39,7 +39,7 @@ fn ignored_signals() -> u64 {
         .unwrap_or(0)
 }
 
-/// An error once Ctrl-C was pressed, for loops between commands.
+/// Returns an error once Ctrl-C was pressed, for loops between commands.
 pub fn check_stop() -> Result<()> {
     if stop_flag().load(Ordering::Relaxed) {
         Err(Error::Interrupted)

@@ -5,7 +5,7 @@ use nvme_host::units::{parse_bytes, parse_duration, parse_in};
 use std::ops::RangeInclusive;
 use std::time::Duration;
 
-/// For clap: a whole number in `range`, decimal or hexadecimal with 0x.
+/// Parses, for clap, a whole number in `range`, decimal or hexadecimal with 0x.
 pub fn number<T>(
     range: RangeInclusive<u64>,
 ) -> impl Fn(&str) -> std::result::Result<T, String> + Clone + Send + Sync + 'static
@@ -15,7 +15,7 @@ where
     move |text| parse_in(text, &range)
 }
 
-/// For clap: a number of bytes that is not 0.
+/// Parses, for clap, a number of bytes that is not 0.
 pub fn some_bytes(text: &str) -> std::result::Result<u64, String> {
     match parse_bytes(text)? {
         0 => Err(format!(
@@ -25,12 +25,12 @@ pub fn some_bytes(text: &str) -> std::result::Result<u64, String> {
     }
 }
 
-/// For clap: a duration such as `10s`.
+/// Parses, for clap, a duration such as `10s`.
 pub fn duration(text: &str) -> std::result::Result<Duration, String> {
     parse_duration(text)
 }
 
-/// The error for a --size that is longer than the namespace.
+/// Returns the error for a --size that is longer than the namespace.
 pub fn beyond(size: u64, bytes: u64) -> Error {
     Error::usage(
         format!("--size {size} is more than the namespace, which has {bytes} bytes"),

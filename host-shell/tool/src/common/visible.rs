@@ -6,7 +6,8 @@ fn acts(c: char) -> bool {
         || matches!(c, '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2060}'..='\u{206f}' | '\u{feff}')
 }
 
-/// One line: every character that a terminal acts on, a line feed too, as `\u{1b}`.
+/// Formats one line: every character that a terminal acts on, a line feed too, becomes an escape
+/// such as `\u{1b}`.
 pub fn line(text: &str) -> String {
     escaped(text, |c| {
         acts(c).then(|| format!("\\u{{{:x}}}", u32::from(c)))
@@ -21,7 +22,7 @@ pub fn lines(text: &str) -> String {
     })
 }
 
-/// The text of a JSON document, in which such characters can only be in strings.
+/// Returns the text of a JSON document, in which such characters can only be in strings.
 pub fn json(text: &str) -> String {
     // All of them lie in the basic multilingual plane.
     escaped(text, |c| {

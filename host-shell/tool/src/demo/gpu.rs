@@ -73,7 +73,7 @@ pub fn run(demo: &Demo, index: u32) -> Result<()> {
     report(demo, &image, &totals, &name, session, digest, bring_up)
 }
 
-/// The digest of `sums`, which are those of the image's units.
+/// Returns the digest of `sums`, which are those of the image's units.
 fn compared(sums: &[u64], image: &Image) -> Result<u64> {
     let different = sums.iter().zip(&image.sums).position(|(a, b)| a != b);
     if different.is_some() || sums.len() != image.sums.len() {

@@ -153,7 +153,7 @@ fn check_space(path: &Path, size: u64) -> Result<()> {
     Ok(())
 }
 
-/// Bytes of a read: whole blocks, `most` at most.
+/// Returns the number of bytes of a read: whole blocks, `most` at most.
 fn unit(demo: &Demo, block: u64, most: u64) -> Result<u64> {
     if demo.size == 0 || !demo.size.is_multiple_of(block) {
         let size = demo.size;

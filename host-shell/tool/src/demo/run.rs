@@ -84,7 +84,7 @@ impl Demo {
         self.report(&image, &parts, [elapsed, bring_up], of_read, &no_gpu)
     }
 
-    /// The GPU to use, or why there is none. One that was asked for must be there.
+    /// Returns the GPU to use, or why there is none. One that was asked for must be there.
     #[cfg(feature = "cuda")]
     fn find_gpu(&self) -> Result<std::result::Result<u32, String>> {
         if self.cpu {
@@ -206,7 +206,7 @@ fn statistics_line(part: &Part) -> String {
     )
 }
 
-/// The latencies of all queues.
+/// Returns the latencies of all queues.
 fn merged(parts: &[Part]) -> Result<Histogram<u64>> {
     let mut latency = new_histogram();
     for part in parts {

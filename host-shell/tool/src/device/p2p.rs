@@ -177,7 +177,7 @@ impl Ways {
         Ok((read, Some(write)))
     }
 
-    /// One pass over the peer's memory, several commands at a time.
+    /// Transfers the peer's memory once, several commands at a time.
     fn move_all(&mut self, what: &str, command: fn(Nsid, Lba, u32) -> Sqe) -> Result<Duration> {
         let block = u64::from(self.disk.block_bytes());
         let (mut at, size) = (0, self.peer.len() as u64);

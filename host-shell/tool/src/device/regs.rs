@@ -77,12 +77,12 @@ fn yes(set: bool) -> String {
     if set { "yes" } else { "no" }.to_owned()
 }
 
-/// A page size of CAP or CC in bytes.
+/// Formats a page size of CAP or CC in bytes.
 fn pages(mps: u8) -> String {
     format!("{} bytes", 4096u64 << mps)
 }
 
-/// CAP.
+/// Describes CAP.
 fn capabilities(text: &mut Text, registers: &dyn Registers) {
     let cap = Cap(registers.read64(offset::CAP));
     text.register(
@@ -112,7 +112,7 @@ fn capabilities(text: &mut Text, registers: &dyn Registers) {
     );
 }
 
-/// VS.
+/// Describes VS.
 fn version(text: &mut Text, registers: &dyn Registers) {
     let vs = Vs(registers.read32(offset::VS));
     text.register(
@@ -125,7 +125,7 @@ fn version(text: &mut Text, registers: &dyn Registers) {
     );
 }
 
-/// CC.
+/// Describes CC.
 fn configuration(text: &mut Text, registers: &dyn Registers) {
     let cc = Cc(registers.read32(offset::CC));
     text.register(
@@ -149,7 +149,7 @@ fn configuration(text: &mut Text, registers: &dyn Registers) {
     );
 }
 
-/// CSTS.
+/// Describes CSTS.
 fn status(text: &mut Text, registers: &dyn Registers) {
     let csts = Csts(registers.read32(offset::CSTS));
     let shst = match csts.shst() {
@@ -171,7 +171,7 @@ fn status(text: &mut Text, registers: &dyn Registers) {
     );
 }
 
-/// AQA, ASQ and ACQ.
+/// Describes AQA, ASQ and ACQ.
 fn admin_queues(text: &mut Text, registers: &dyn Registers) {
     let aqa = Aqa(registers.read32(offset::AQA));
     text.register(
@@ -192,7 +192,7 @@ fn admin_queues(text: &mut Text, registers: &dyn Registers) {
     text.register("acq", registers.read64(offset::ACQ), &[]);
 }
 
-/// CMBLOC and CMBSZ.
+/// Describes CMBLOC and CMBSZ.
 fn memory_buffer(text: &mut Text, registers: &dyn Registers) {
     let (location, size) = (
         Cmbloc(registers.read32(offset::CMBLOC)),
@@ -218,7 +218,7 @@ fn memory_buffer(text: &mut Text, registers: &dyn Registers) {
     );
 }
 
-/// CRTO.
+/// Describes CRTO.
 fn timeouts(text: &mut Text, registers: &dyn Registers) {
     let crto = Crto(registers.read32(offset::CRTO));
     text.register(

@@ -167,7 +167,7 @@ impl<'a> Input<'a> {
         store.check_room(&self.path.display().to_string(), place, last)
     }
 
-    /// Memory for the longest piece.
+    /// Allocates memory for the longest piece.
     fn piece(&self) -> Vec<u8> {
         let longest = self.sources.iter().map(|one| one.bytes.min(PIECE)).max();
         vec![0; longest.unwrap_or(0) as usize]
@@ -217,7 +217,7 @@ impl Source {
         })
     }
 
-    /// Offset and length of each piece.
+    /// Returns the offset and length of each piece.
     fn pieces(&self) -> impl Iterator<Item = (u64, usize)> + use<> {
         let bytes = self.bytes;
         let begins = (0..bytes).step_by(PIECE as usize);

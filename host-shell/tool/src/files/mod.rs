@@ -43,7 +43,7 @@ impl DriveArgs {
         self.open(&location.device)
     }
 
-    /// The same for a device.
+    /// Opens the store of a device with these options.
     fn open(&self, device: &str) -> Result<Arc<Store>> {
         images::must_exist(device)?;
         let options = StoreOptions {
@@ -56,7 +56,8 @@ impl DriveArgs {
     }
 }
 
-/// The file system that `location` names, with a warning for a damaged partition table and for errors that Linux noted.
+/// Returns the file system that `location` names, with a warning for a damaged partition table and for errors
+/// that Linux noted.
 pub fn volume(store: &Arc<Store>, location: &Location) -> Result<Volume> {
     let volume = Volume::open(store, location.part)?;
     if let Some(what) = volume.damage() {
@@ -102,7 +103,7 @@ fn copy(file: &DriveFile, out: Option<&Path>) -> Result<()> {
     out.commit()
 }
 
-/// The bytes of a file that are not zeros for want of blocks.
+/// Returns the bytes of a file that are not zeros for want of blocks.
 fn written(file: &DriveFile) -> Result<Vec<Range<u64>>> {
     if file.inode().has(flags::INLINE_DATA) {
         let all = 0..file.len();
@@ -113,7 +114,7 @@ fn written(file: &DriveFile) -> Result<Vec<Range<u64>>> {
     Ok(ranges.collect())
 }
 
-/// The mode as `ls -l` writes it.
+/// Returns the mode as `ls -l` writes it.
 fn mode(kind: Kind, permissions: u16) -> String {
     let mut text = String::new();
     text.push(match kind {
@@ -134,7 +135,7 @@ fn mode(kind: Kind, permissions: u16) -> String {
     text
 }
 
-/// A name or target as text; bytes that are no text become a sign for that.
+/// Converts a name or target to text; bytes that are not UTF-8 become replacement characters.
 fn text(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes).into_owned()
 }

@@ -108,7 +108,7 @@ impl Pack {
         output::print(&lines.join("\n"))
     }
 
-    /// Has mke2fs make the image.
+    /// Runs mke2fs, which makes the image.
     fn make(&self, found: &[Found]) -> Result<()> {
         let inodes = (found.len() as u64 * 2 + 1024).to_string();
         let program = std::env::var_os(PROGRAM).unwrap_or_else(|| "mke2fs".into());
@@ -170,14 +170,14 @@ impl Pack {
     }
 }
 
-/// Bytes of the image: whole MiB.
+/// Returns the number of bytes of the image: whole MiB.
 fn size(found: &[Found]) -> u64 {
     let of_file = |one: &Found| one.bytes.next_multiple_of(BLOCK) + PER_FILE;
     let data: u64 = found.iter().map(of_file).sum();
     (data + data / 64 + FIXED).next_multiple_of(1 << 20)
 }
 
-/// Regular files below `folder`. Links and empty folders go into the image, too.
+/// Finds the regular files below `folder`. Links and empty folders go into the image, too.
 fn files(folder: &Path) -> Result<Vec<Found>> {
     let mut found = Vec::new();
     let mut left = vec![PathBuf::new()];

@@ -147,7 +147,7 @@ fn below(volume: &Volume, item: &Item, shown: &str, left: &mut Vec<Item>) -> Res
     Ok(())
 }
 
-/// The path on the drive.
+/// Returns the path on the drive.
 fn shown(from: &str, below: &Path) -> String {
     match below.as_os_str().is_empty() {
         true => from.to_owned(),
@@ -176,7 +176,7 @@ impl Drop for Made {
     }
 }
 
-/// The permissions of a folder, in which its owner can write; the process's umask takes some away.
+/// Returns the permissions of a folder, in which its owner can write; the process's umask takes some away.
 fn folder_mode(inode: &Inode) -> Mode {
     file_mode(inode) | Mode::RWXU
 }

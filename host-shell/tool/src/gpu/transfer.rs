@@ -181,7 +181,7 @@ impl GpuArgs {
         ended
     }
 
-    /// The setup for `queues` queues of `depth`; `gpu_memory` is where `--tier auto` wants the data.
+    /// Returns the setup for `queues` queues of `depth`; `gpu_memory` is where `--tier auto` wants the data.
     pub fn setup(&self, queues: u32, depth: u32, nsid: Nsid, gpu_memory: bool) -> Setup {
         Setup {
             gpu: self.gpu.unwrap_or(0),
@@ -211,7 +211,8 @@ pub struct Transfer<'a> {
     wave: Option<u64>,
 }
 
-/// `count` commands in pieces of `wave`, the last one shorter, in random order: first and number of each.
+/// Returns `count` commands in pieces of `wave`, the last one shorter, in random order: first and number of
+/// each.
 fn shuffled(count: u64, wave: u64, seed: u64) -> Vec<(u64, u64)> {
     let pieces = (0..count).step_by(wave.max(1) as usize);
     let mut pieces: Vec<_> = pieces.map(|at| (at, wave.min(count - at))).collect();
@@ -311,8 +312,8 @@ impl<'a> Transfer<'a> {
         Ok(true)
     }
 
-    /// The launches of a chunk of `count` commands: first command and number of each. One, in their order;
-    /// or as many as are in flight at a time, in an order that `seed` decides.
+    /// Returns the launches of a chunk of `count` commands: first command and number of each. One, in their
+    /// order; or as many as are in flight at a time, in an order that `seed` decides.
     fn pieces(&self, count: u64, seed: u64) -> Vec<(u64, u64)> {
         match self.wave {
             Some(wave) => shuffled(count, wave, seed),
@@ -377,7 +378,7 @@ impl Totals {
     }
 }
 
-/// A progress bar over `blocks` blocks of the session's namespace.
+/// Returns a progress bar over `blocks` blocks of the session's namespace.
 pub fn bar(session: &GpuSession, blocks: u64, what: &'static str) -> ProgressBar {
     progress::bytes(blocks * u64::from(session.info().block_bytes), what)
 }

@@ -74,7 +74,7 @@ impl Read {
         Ok(())
     }
 
-    /// The same with queues that a GPU drives.
+    /// Reads the same with queues that a GPU drives.
     #[cfg(feature = "cuda")]
     fn run_on_gpu(self) -> Result<()> {
         use crate::gpu::transfer as gpu;

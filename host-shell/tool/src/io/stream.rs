@@ -61,7 +61,7 @@ impl Stream {
         self.run_on_cpu()
     }
 
-    /// With a CPU thread for each queue, into host memory.
+    /// Reads with a CPU thread for each queue, into host memory.
     fn run_on_cpu(self) -> Result<()> {
         let device = &self.namespace.device;
         let config = Config {
@@ -128,7 +128,7 @@ impl Stream {
         })
     }
 
-    /// Bytes from `--lba` to the end of the namespace: at least one command.
+    /// Returns the number of bytes from `--lba` to the end of the namespace: at least one command.
     #[cfg(feature = "cuda")]
     fn bytes_left(
         &self,
@@ -148,7 +148,8 @@ impl Stream {
         Ok(left)
     }
 
-    /// `commands` reads of `blocks` blocks among `units` places, the first of them place `first`.
+    /// Returns the launch of `commands` reads of `blocks` blocks among `units` places, the first of
+    /// them place `first`.
     #[cfg(feature = "cuda")]
     fn launch(&self, first: u64, blocks: u32, commands: u64, units: u64, seed: u64) -> Work {
         Work {

@@ -84,7 +84,7 @@ impl Write {
         }
     }
 
-    /// The same with queues that a GPU drives.
+    /// Writes the same with queues that a GPU drives.
     #[cfg(feature = "cuda")]
     fn run_on_gpu(self) -> Result<()> {
         use crate::gpu::transfer as gpu;

@@ -110,7 +110,7 @@ impl Generate {
         self.report(&model, &prompt, &made, &text, &times)
     }
 
-    /// The tokenizer, the model, and the tokens of the prompt.
+    /// Opens the tokenizer and the model, and returns them with the tokens of the prompt.
     fn open(&self) -> Result<(Tokenizer, Llama, Vec<u32>)> {
         let at_once = |offset: u64, bytes: u64| {
             let all = offset..offset + bytes;
@@ -286,7 +286,7 @@ fn write_npy(path: &Path, rows: usize, numbers: &[f32]) -> Result<()> {
     out.commit()
 }
 
-/// The question as ChatML has it.
+/// Returns the question as ChatML has it.
 fn chat(tokenizer: &Tokenizer, question: &str) -> Result<String> {
     if tokenizer.token("<|im_start|>").is_none() {
         return Err(Error::usage(

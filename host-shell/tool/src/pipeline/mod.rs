@@ -225,7 +225,7 @@ impl Pipeline {
         Store::open(device, &options)
     }
 
-    /// A simulated device that holds the data.
+    /// Returns a simulated device that holds the data.
     fn simulated(&self, shape: &Shape) -> String {
         let bytes = self.size.unwrap_or(shape.bytes()).next_multiple_of(1 << 20);
         let cores = std::thread::available_parallelism().map_or(1, usize::from);

@@ -24,7 +24,7 @@ pub struct Place {
 }
 
 impl Place {
-    /// Of a store with `queues` queues of the CPU.
+    /// Returns the options of a store with `queues` queues of the CPU.
     pub fn options(&self, queues: u32) -> StoreOptions {
         StoreOptions {
             nsid: self.namespace_id,

@@ -83,7 +83,8 @@ struct Way {
 }
 
 impl Way {
-    /// Of all runs the answers are the same, unless reads failed: those of the last one that failed are kept.
+    /// Adds a run. All runs have the same answers, unless reads failed: those of the last run that
+    /// failed are kept.
     fn add(&mut self, answers: Answers, seconds: f64, counts: bool) {
         if self.answers.failed().is_none() {
             self.answers = answers;
@@ -157,7 +158,7 @@ impl Query {
         Ok(store)
     }
 
-    /// The nearest vectors of `queries`, by comparing all.
+    /// Finds the nearest vectors of `queries`, by comparing all.
     fn nearest(&self, index: &Index, queries: &[f32]) -> Result<Vec<Vec<(u32, f32)>>> {
         if queries.is_empty() {
             return Ok(Vec::new());
@@ -172,7 +173,7 @@ impl Query {
         Ok(nearest)
     }
 
-    /// Both ways in turns; what there is to say about the GPU.
+    /// Returns both ways in turns; what there is to say about the GPU.
     fn ways(&self, index: &Index, queries: &[f32]) -> Result<(Way, Option<(Way, Value)>)> {
         let parameters = Parameters {
             list: self.list,
@@ -265,7 +266,7 @@ fn load(file: &Path, store: &Store, offset: u64) -> Result<()> {
     Ok(())
 }
 
-/// For a person.
+/// Prints the results for a person.
 fn show(all: &Value) -> Result<()> {
     let number = |value: &Value| value.as_f64().unwrap_or(0.0);
     let mut text = format!(

@@ -19,7 +19,7 @@ use xxhash_rust::xxh3::xxh3_64;
 /// Upper bound of the time for a layer: the watch of the step may allow less.
 const LAYER_LIMIT: Duration = Duration::from_secs(60);
 
-/// A pass over `bytes` bytes of the plan's range.
+/// Returns a pass over `bytes` bytes of the plan's range.
 pub fn pass(plan: &Plan, bytes: u64, command: u64, depth: u32) -> Pass {
     Pass {
         nsid: plan.nsid,
@@ -31,7 +31,7 @@ pub fn pass(plan: &Plan, bytes: u64, command: u64, depth: u32) -> Pass {
     }
 }
 
-/// The bytes of `pass`.
+/// Returns the bytes of `pass`.
 pub fn bytes_of(pass: &Pass, controller: &Controller, watch: &Watch) -> Result<Vec<u8>> {
     let mut data = vec![0; pass.bytes as usize];
     pass.read(controller, watch, |at, bytes| {
@@ -40,7 +40,7 @@ pub fn bytes_of(pass: &Pass, controller: &Controller, watch: &Watch) -> Result<V
     Ok(data)
 }
 
-/// The sum of `pass`.
+/// Returns the sum of `pass`.
 pub fn sum_of(
     pass: &Pass,
     context: &Context,
@@ -69,7 +69,8 @@ pub fn one_block(context: &mut Context, watch: &Watch) -> Result<Done> {
     Ok(Done::new(measured, verified))
 }
 
-/// Single commands of every length, up to the longest transfer, beside commands of a page.
+/// Reads single commands of every length, up to the longest transfer, and the same bytes by
+/// commands of a page.
 pub fn lists(context: &mut Context, watch: &Watch) -> Result<Done> {
     let controller = context.start()?;
     let plan = context.plan;
@@ -97,7 +98,7 @@ pub fn lists(context: &mut Context, watch: &Watch) -> Result<Done> {
     Ok(Done::new(measured, verified))
 }
 
-/// A long read: a pass that is timed, and two whose sums are compared.
+/// Performs a long read: a pass that is timed, and two whose sums are compared.
 pub fn sequential(context: &mut Context, watch: &Watch, bytes: u64) -> Result<Done> {
     let controller = context.start()?;
     let plan = context.plan;
@@ -144,7 +145,7 @@ pub struct Shape {
     pub zero_share: f64,
 }
 
-/// Layers of the plan's range that are compared with a manifest, which CPU threads made.
+/// Returns layers of the plan's range that are compared with a manifest, which CPU threads made.
 pub fn layers(plan: &Plan, store: &Store, watch: &Watch) -> Result<(Layers, Shape)> {
     let unit = u64::from(nvme_host::manifest::CHUNK_BYTES);
     let (count, each) = plan.layers(unit);
@@ -225,7 +226,7 @@ pub fn layer_loader(context: &mut Context, watch: &Watch) -> Result<Done> {
     ))
 }
 
-/// The figures of a step in which a store chose its commands: `each` is what was asked for at a time.
+/// Returns the figures of a step in which a store chose its commands: `each` is what was asked for at a time.
 pub fn measured_in_store(
     plan: &Plan,
     store: &Store,
@@ -241,7 +242,7 @@ pub fn measured_in_store(
     Measured::new(bytes, command, (u64::from(pairs), 64), seconds)
 }
 
-/// Ids of rows, and the rows as one long read has them.
+/// Returns the ids of rows, and the rows as one long read has them.
 pub fn rows(context: &Context, store: &Store, watch: &Watch) -> Result<(Vec<i64>, Vec<u8>)> {
     let plan = context.plan;
     let rows = plan.table_rows();

@@ -19,7 +19,8 @@ use std::sync::Arc;
 const TIMED: u64 = 1 << 30;
 const KEPT: u64 = 64 << 20;
 
-/// One queue of `depth` in the hands of GPU `gpu`, for commands of `command` bytes, and room for `kept` bytes.
+/// Opens a session with one queue of `depth` that GPU `gpu` drives, for commands of `command`
+/// bytes, and room for `kept` bytes.
 fn session(
     context: &mut Context,
     gpu: u32,
@@ -47,7 +48,8 @@ fn tier_of(session: &GpuSession) -> Tier {
     }
 }
 
-/// `commands` commands of `bytes` bytes each from byte `at` of `pass` on, each into its own place of the data memory.
+/// Returns the launch of `commands` commands of `bytes` bytes each from byte `at` of `pass` on,
+/// each into its own part of the data memory.
 fn work(pass: &Pass, opcode: u8, at: u64, bytes: u64, commands: u64, linear: bool) -> Work {
     Work {
         opcode,

@@ -52,7 +52,7 @@ pub fn run(path: &Path, as_json: bool) -> Result<()> {
     }
 }
 
-/// The record in `bytes`, if they have its form and no other members.
+/// Reads the record in `bytes`, if they have its form and no other members.
 pub fn read(bytes: &[u8]) -> std::result::Result<Record, String> {
     let value: Value =
         serde_json::from_slice(bytes).map_err(|error| format!("it is not JSON: {error}"))?;
@@ -244,7 +244,7 @@ fn of_figures(one: &Measured, (mdts, link, is_program): Limits) -> Vec<String> {
     wrong
 }
 
-/// 2026-11-25T02:30:00Z
+/// True for text of the form 2026-11-25T02:30:00Z.
 fn is_date(text: &str) -> bool {
     let form = "0000-00-00T00:00:00Z";
     let fits = |(one, form): (u8, u8)| match form {
@@ -254,7 +254,7 @@ fn is_date(text: &str) -> bool {
     text.len() == form.len() && text.bytes().zip(form.bytes()).all(fits)
 }
 
-/// Every text in a value.
+/// Returns every text in a value.
 fn texts(value: &Value) -> Vec<String> {
     match value {
         Value::String(text) => vec![text.clone()],
@@ -264,7 +264,7 @@ fn texts(value: &Value) -> Vec<String> {
     }
 }
 
-/// The row for docs/hardware.md.
+/// Returns the row for docs/hardware.md.
 pub fn row(record: &Record) -> String {
     let ok = record
         .steps

@@ -16,7 +16,8 @@ pub struct Digest {
 }
 
 impl Digest {
-    /// `salt` is not kept: the sums of a file say nothing about the content of a drive to whoever does not have it.
+    /// Creates a digest. `salt` is not kept, so that the sums in a file reveal nothing about the
+    /// content of a drive to someone who does not have it.
     pub fn new(salt: u64, unit: u64) -> Self {
         Self {
             salt,
@@ -40,7 +41,7 @@ impl Digest {
         }
     }
 
-    /// That both saw the same bytes. `how` names the two ways.
+    /// Checks that both saw the same bytes. `how` names the two methods.
     ///
     /// # Errors
     /// [`Error::Mismatch`] where they differ.
@@ -59,13 +60,13 @@ impl Digest {
         })
     }
 
-    /// The share of units that are all zero.
+    /// Returns the share of units that are all zero.
     fn zero_share(&self) -> f64 {
         self.zero as f64 / self.units.max(1) as f64
     }
 }
 
-/// The check of a step that compared `data` itself with the same bytes from elsewhere.
+/// Returns the check of a step that compared `data` itself with the same bytes from elsewhere.
 pub fn compared(data: &[u8], other: &[u8], how: &str) -> Result<Verified> {
     let mut digest = Digest::new(0, 4096);
     digest.take(0, data);

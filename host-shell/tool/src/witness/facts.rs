@@ -11,7 +11,7 @@ use nvme_host::{Controller as Opened, Result};
 /// Models of controllers that are programs.
 const PROGRAMS: [&str; 3] = ["QEMU", "nvme-gpu", "SPDK"];
 
-/// The PCI address in `vfio:BDF` and `kmod:BDF`.
+/// Returns the PCI address in `vfio:BDF` and `kmod:BDF`.
 pub fn address_of(device: &str) -> Option<String> {
     let (kind, rest) = device.split_once(':')?;
     let address = rest.split('?').next()?;
@@ -39,8 +39,8 @@ pub fn machine(host: &Host) -> Machine {
     }
 }
 
-/// A kernel's release without what its builder put there, which may name people and machines: numbers, and words of
-/// distributions.
+/// Returns a kernel's release without what its builder put there, which may name people and machines: numbers,
+/// and words of distributions.
 fn kernel(release: &str) -> String {
     const WORDS: [&str; 14] = [
         "aarch64",
@@ -77,7 +77,7 @@ fn kernel(release: &str) -> String {
     kept.join("-")
 }
 
-/// The controller behind `device`, and whether it is a program. What names it alone goes to `secrets`.
+/// Returns the controller behind `device`, and whether it is a program. What names it alone goes to `secrets`.
 pub fn controller(
     opened: &Opened,
     nsid: Nsid,
@@ -118,7 +118,7 @@ pub fn controller(
     Ok((controller, is_program))
 }
 
-/// The globally unique names of a namespace.
+/// Collects the globally unique names of a namespace.
 fn names_of(namespace: &IdentifyNamespace, secrets: &mut Secrets) {
     let hex = |bytes: &[u8]| {
         let is_there = bytes.iter().any(|byte| *byte != 0);
@@ -129,7 +129,7 @@ fn names_of(namespace: &IdentifyNamespace, secrets: &mut Secrets) {
     secrets.add(hex(&namespace.eui64).as_deref());
 }
 
-/// GPU `index` and its path to the controller.
+/// Returns GPU `index` and its path to the controller.
 #[cfg(feature = "cuda")]
 pub fn gpu(
     index: u32,

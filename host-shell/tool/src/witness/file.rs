@@ -10,7 +10,8 @@ use std::path::{Path, PathBuf};
 pub struct OutFile(PathBuf);
 
 impl OutFile {
-    /// `path`, or a file in this folder whose name has the date. A name that is given must be free or a file.
+    /// Creates the file `path`, or a file in this folder whose name has the date. A given name must
+    /// be free or a file.
     ///
     /// # Errors
     /// [`Error::File`](nvme_host::Error::File) where no file can be made: before anything is measured.

@@ -79,7 +79,7 @@ pub struct Witness {
     json: bool,
 }
 
-/// The one controller that is bound to a lender.
+/// Returns the one controller that is bound to a lender.
 fn bound(host: &Host) -> Result<String> {
     let mut found = Vec::new();
     for one in host.controllers() {
@@ -148,7 +148,7 @@ impl Witness {
         failed.map_or(Ok(()), Err)
     }
 
-    /// The command line from what it means, without paths.
+    /// Returns the command line from what it means, without paths.
     fn command(&self, device: &str) -> String {
         let mut words = vec!["nvme-gpu witness -d".to_owned(), text::device(device)];
         let mut add = |is_on: bool, word: String| words.extend(is_on.then_some(word));
@@ -276,7 +276,7 @@ impl Witness {
         })
     }
 
-    /// The GPU that is used, or why none is.
+    /// Returns the GPU that is used, or why none is.
     fn find_gpu(
         &self,
         device: &str,

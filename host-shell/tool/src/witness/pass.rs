@@ -102,7 +102,7 @@ impl Pass {
 }
 
 impl Flight<'_> {
-    /// A command for each buffer that is free.
+    /// Submits a command for each buffer that is free.
     fn submit(
         &mut self,
         command: fn(Nsid, Lba, u32) -> Sqe,

@@ -84,18 +84,18 @@ impl Plan {
         })
     }
 
-    /// The length of a sequential read's commands: a power of two times the block.
+    /// Returns the length of a sequential read's commands: a power of two times the block.
     pub fn command(&self) -> u64 {
         let blocks = self.most.min(COMMAND) / self.block;
         self.block << blocks.checked_ilog2().unwrap_or(0)
     }
 
-    /// The length of the commands of the other way to the same bytes: a quarter, and a block at least.
+    /// Returns the length of the commands of the other way to the same bytes: a quarter, and a block at least.
     pub fn other_command(&self) -> u64 {
         (self.command() / 4).max(self.block)
     }
 
-    /// `bytes`, or as many as there are, in whole blocks.
+    /// Returns `bytes`, or as many as there are, in whole blocks.
     pub fn within(&self, bytes: u64) -> u64 {
         let bytes = bytes.min(self.bytes) / self.block * self.block;
         bytes.max(self.block)
@@ -122,7 +122,8 @@ impl Plan {
         all
     }
 
-    /// Layers of equal length that fit: how many, and bytes of each, which are whole pieces of `unit` where they can be.
+    /// Returns layers of equal length that fit: how many, and bytes of each, which are whole pieces of `unit`
+    /// where they can be.
     pub fn layers(&self, unit: u64) -> (u64, u64) {
         let Sizes {
             layers,
@@ -136,7 +137,7 @@ impl Plan {
         }
     }
 
-    /// Rows of the table that fits.
+    /// Returns the number of rows of the table that fits.
     pub fn table_rows(&self) -> u64 {
         self.sizes.table_bytes.min(self.bytes) / ROW_BYTES
     }

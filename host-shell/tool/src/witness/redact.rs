@@ -22,7 +22,7 @@ pub struct Secrets {
 }
 
 impl Secrets {
-    /// The names of this machine and of its user.
+    /// Returns the names of this machine and of its user.
     pub fn of_machine(host: &Host, variables: impl Fn(&str) -> Option<String>) -> Self {
         let mut secrets = Self::default();
         for file in ["hostname", "domainname"] {
@@ -56,7 +56,7 @@ impl Secrets {
         }
     }
 
-    /// A serial number or another name of one drive.
+    /// Adds a serial number or another name of one drive.
     pub fn add(&mut self, secret: Option<&str>) {
         let secret = secret.unwrap_or_default().trim().to_lowercase();
         if secret.len() >= SHORTEST && !self.anywhere.contains(&secret) {
@@ -64,7 +64,7 @@ impl Secrets {
         }
     }
 
-    /// `text` without secrets, paths and qualified names.
+    /// Returns `text` without secrets, paths and qualified names.
     pub fn clean(&self, text: &str) -> String {
         let mut text = text.to_owned();
         for secret in &self.anywhere {
@@ -78,7 +78,7 @@ impl Secrets {
     }
 }
 
-/// `text` with each `secret`, in lower case, replaced where `fits` what is before and behind it.
+/// Returns `text` with each `secret`, in lower case, replaced where `fits` what is before and behind it.
 fn replaced(text: &str, secret: &str, fits: impl Fn(Option<char>, Option<char>) -> bool) -> String {
     // ASCII alone, so that places stay the same.
     let lower = text.to_ascii_lowercase();
@@ -113,7 +113,7 @@ pub fn is_qualified_name(word: &str) -> bool {
         || word.strip_prefix("0x").is_some_and(is_hex)
 }
 
-/// `text` with PATH in place of every path, and without qualified names.
+/// Returns `text` with PATH in place of every path, and without qualified names.
 fn without_paths(text: &str) -> String {
     let mut clean = String::new();
     let mut rest = text;
@@ -144,13 +144,13 @@ fn without_paths(text: &str) -> String {
     clean
 }
 
-/// The first word of `text`, which a quotation mark or a sign of the sentence ends.
+/// Returns the first word of `text`, which a quotation mark or a sign of the sentence ends.
 fn word_of(text: &str) -> &str {
     let end = text.find(|c: char| c.is_whitespace() || "'\"),;:`]?".contains(c));
     &text[..end.unwrap_or(text.len())]
 }
 
-/// The record with every text clean.
+/// Returns the record with every text clean.
 pub fn clean(record: &Record, secrets: &Secrets) -> Result<Value> {
     let value = serde_json::to_value(record);
     let mut value = value.map_err(|error| nvme_host::Error::internal(error.to_string()))?;

@@ -73,7 +73,7 @@ pub struct Opened {
 }
 
 impl Opened {
-    /// `device` by the name `name`; `writes` is whether steps change it.
+    /// Wraps `device` with the name `name`; `writes` is true if steps change it.
     pub fn new(name: &str, writes: bool, device: Arc<dyn Device>) -> Self {
         Self {
             name: name.to_owned(),
@@ -82,7 +82,7 @@ impl Opened {
         }
     }
 
-    /// The device, opened again when it is gone.
+    /// Returns the device, opened again when it is gone.
     ///
     /// # Errors
     /// Those of opening it.
@@ -143,7 +143,7 @@ impl Context {
         controller.namespace(self.plan.nsid)
     }
 
-    /// A store over the device, for reading, with a GPU or without.
+    /// Returns a store over the device, for reading, with a GPU or without.
     pub fn store(&mut self, gpu: Option<u32>) -> Result<Store> {
         let options = StoreOptions {
             nsid: self.plan.nsid.0,
@@ -160,7 +160,7 @@ impl Context {
         Store::over(self.opened.get()?, &options)
     }
 
-    /// The range that may be overwritten.
+    /// Returns the range that may be overwritten.
     ///
     /// # Errors
     /// [`Error::Usage`] for one that is too long.

@@ -48,7 +48,7 @@ impl Rung {
         }
     }
 
-    /// Bytes that it moves, about, for its bar.
+    /// Returns the number of bytes that it moves, about, for its bar.
     fn bytes(self, context: &Context) -> u64 {
         let plan = &context.plan;
         let Sizes {
@@ -130,7 +130,7 @@ pub fn step(
     }
 }
 
-/// A step without anything that was measured.
+/// Returns a step without anything that was measured.
 pub fn empty(name: &str, by: By, outcome: Outcome) -> Step {
     Step {
         name: name.to_owned(),
@@ -151,7 +151,7 @@ pub fn skipped(rung: Rung, by: By, why: &str) -> Step {
     }
 }
 
-/// An error without the name of a file, which may have blanks.
+/// Returns an error without the name of a file, which may have blanks.
 pub fn failure(error: &Error) -> Failure {
     let message = match error {
         Error::File { action, source, .. } => format!("cannot {action} a file: {source}"),

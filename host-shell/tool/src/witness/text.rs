@@ -4,7 +4,7 @@ use super::record::{Outcome, Record, Step};
 use nvme_host::units;
 use std::time::{SystemTime, UNIX_EPOCH};
 
-/// UTC, as 2026-11-25T02:30:00Z.
+/// Formats the time in UTC, as 2026-11-25T02:30:00Z.
 pub fn date(at: SystemTime) -> String {
     let seconds = at
         .duration_since(UNIX_EPOCH)
@@ -19,7 +19,8 @@ pub fn date(at: SystemTime) -> String {
     )
 }
 
-/// Year, month and day of a day since 1970-01-01, by eras of 400 years that begin in March.
+/// Converts a day since 1970-01-01 to year, month and day, by eras of 400 years that begin in
+/// March.
 fn civil(days: u64) -> (u64, u64, u64) {
     let shifted = days + 719_468;
     let (era, day) = (shifted / 146_097, shifted % 146_097);
@@ -31,7 +32,7 @@ fn civil(days: u64) -> (u64, u64, u64) {
     (era * 400 + year + u64::from(month <= 2), month, day)
 }
 
-/// A number that another run does not have.
+/// Returns a number that another run does not have.
 pub fn salt() -> u64 {
     let now = SystemTime::now().duration_since(UNIX_EPOCH);
     let now = now.map_or(1, |since| since.as_nanos() as u64);
@@ -61,7 +62,7 @@ pub fn device(device: &str) -> String {
     }
 }
 
-/// The controller, and a line for each rung.
+/// Returns the controller, and a line for each rung.
 pub fn table(record: &Record) -> String {
     let mut text = String::new();
     if let Some(one) = &record.controller {

@@ -12,7 +12,7 @@ pub struct Watch {
 }
 
 impl Watch {
-    /// Of a step that begins now, may take `limit` and moves about `bytes` bytes.
+    /// Creates the watch of a step that begins now, may take `limit` and moves about `bytes` bytes.
     pub fn new(limit: Duration, what: &'static str, bytes: u64) -> Self {
         Self {
             begin: Instant::now(),
@@ -37,7 +37,7 @@ impl Watch {
         }
     }
 
-    /// The time that is left.
+    /// Returns the time that is left.
     pub fn left(&self) -> Duration {
         self.limit.saturating_sub(self.begin.elapsed())
     }

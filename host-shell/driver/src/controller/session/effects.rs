@@ -9,7 +9,8 @@ use crate::error::{Error, Result};
 use crate::lock::lock;
 
 impl Session {
-    /// Has `send` carry out an admin command with `effect`. The caller has the admin queue.
+    /// Calls `send` for an admin command with `effect`, and keeps the known facts in step. The
+    /// caller has the admin queue.
     pub(super) fn with_effect(
         &self,
         effect: Effect,

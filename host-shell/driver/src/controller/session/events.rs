@@ -45,7 +45,8 @@ impl Session {
         events.work(pair.queue(), &self.device, times, &self.config.notify);
     }
 
-    /// The events since the last call, and before a shutdown those whose log page is being read.
+    /// Reports the events since the last call and, before a shutdown, those whose log page is being
+    /// read.
     pub(crate) fn last_events(&self, admin: &mut Admin) {
         let begin = Instant::now();
         while begin.elapsed() < LAST_LOOK {
@@ -66,7 +67,7 @@ impl Session {
         }
     }
 
-    /// The events since the last call.
+    /// Returns the events since the last call.
     pub(crate) fn events(&self) -> Result<Vec<DeviceEvent>> {
         let mut admin = lock(&self.admin);
         self.look_for_events(&mut admin)?;

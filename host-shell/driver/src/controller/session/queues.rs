@@ -51,7 +51,7 @@ impl Session {
         Ok(inner)
     }
 
-    /// The lowest identifier that no queue has.
+    /// Returns the lowest identifier that no queue has.
     fn free_qid(&self, info: &Info) -> Result<Qid> {
         let queues = lock(&self.queues);
         let most = info.queue_pairs.min(65_535) as u16;
@@ -89,7 +89,7 @@ impl Session {
         created.map(drop)
     }
 
-    /// The longest transfer of one command, in bytes.
+    /// Returns the longest transfer of one command, in bytes.
     pub fn max_transfer(&self, info: &Info) -> u64 {
         info.max_transfer
             .unwrap_or(u64::MAX)

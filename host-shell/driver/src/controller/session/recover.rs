@@ -161,7 +161,7 @@ impl Session {
         })
     }
 
-    /// The first bring-up: no queues yet.
+    /// Performs the first bring-up, while there are no queues.
     pub(crate) fn bring_up(&self, admin: &mut Admin) -> std::result::Result<(), BringupError> {
         BringupRun {
             session: self,
@@ -266,7 +266,7 @@ struct LongWait {
 }
 
 impl LongWait {
-    /// `wait` when it has become a long one just now.
+    /// Returns `wait` when it has just become a long one.
     fn look(&mut self, wait: Option<ReadyWait>) -> Option<ReadyWait> {
         let wait = wait?;
         let begin = match self.current {
@@ -298,7 +298,7 @@ fn end_all(inner: &mut QueueInner, proof: &Quiesced<'_>) {
     }
 }
 
-/// Memory that was lent to the controller, in its words.
+/// Describes the host memory buffer in the controller's terms.
 fn described((region, list): &(Region, DmaBuffer), page: u64) -> HostMemory {
     HostMemory {
         pages: (region.len() as u64 / page) as u32,

@@ -48,7 +48,7 @@ pub struct Footing {
 
 #[cfg(feature = "cuda")]
 impl Footing {
-    /// For users who go by `info`.
+    /// Creates the record for users who rely on `info`.
     pub fn new(session: &Arc<Session>, info: NamespaceInfo) -> Self {
         let mut basis = Basis::new(&session.facts);
         basis.goes_by(info);
@@ -59,7 +59,7 @@ impl Footing {
         }
     }
 
-    /// A command ended with `status`.
+    /// Examines the `status` with which a command ended.
     pub fn saw(&self, status: Status) {
         self.session.facts.alarm.see(status);
     }
@@ -206,8 +206,8 @@ impl Session {
         Ok(())
     }
 
-    /// An identify structure by a page that is kept for that: no memory is mapped, which could call the driver of a
-    /// GPU whose kernel waits for this controller.
+    /// Returns an identify structure by a page that is kept for that: no memory is mapped, which could call the
+    /// driver of a GPU whose kernel waits for this controller.
     fn identify_into(
         &self,
         admin: &mut Admin,

@@ -172,7 +172,7 @@ fn refused(path: &Path, address: Address, source: io::Error) -> Error {
     }
 }
 
-/// The programs that have the node of the function at `address` open, as the end of a sentence.
+/// Returns the programs that have the node of the function at `address` open, as the end of a sentence.
 fn openers(address: Address) -> String {
     let host = Host::here();
     let function = host.function(address);
@@ -327,14 +327,14 @@ impl Inner {
     }
 }
 
-/// The first address, if the one segment has all of `bytes`: the controller would reach beyond a shorter one. A dma-buf
-/// may be longer than what is used of it.
+/// Returns the first address, if the one segment has all of `bytes`: the controller would reach beyond a
+/// shorter one. A dma-buf may be longer than what is used of it.
 fn placed(made: &Map, segment: &Segment, bytes: usize) -> Option<u64> {
     let is_exact = made.kind != uapi::MAP_USER || segment.bytes == bytes as u64;
     (made.segments == 1 && segment.bytes >= bytes as u64 && is_exact).then_some(segment.iova)
 }
 
-/// A whole dma-buf.
+/// Describes the mapping of a whole dma-buf.
 fn of_dma_buf(fd: BorrowedFd<'_>) -> Map {
     Map {
         kind: uapi::MAP_DMABUF,

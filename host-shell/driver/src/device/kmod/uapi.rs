@@ -81,7 +81,7 @@ struct Event {
 const READ_WRITE: u64 = 3;
 const WRITE: u64 = 1;
 
-/// The number of a call that takes `bytes` bytes, as `_IOC` makes it.
+/// Returns the number of a call that takes `bytes` bytes, as `_IOC` makes it.
 const fn number(direction: u64, call: u64, bytes: usize) -> libc::c_ulong {
     (direction << 30 | (bytes as u64) << 16 | (b'N' as u64) << 8 | call) as libc::c_ulong
 }
@@ -137,7 +137,7 @@ pub fn reset(node: &File) -> io::Result<()> {
     call(node, RESET, &mut [0u8; 0])
 }
 
-/// Has `event`, an eventfd, signalled when something happens.
+/// Makes the module signal `event`, an eventfd, when something happens.
 pub fn watch(node: &File, event: i32) -> io::Result<()> {
     let size = size_of::<Event>() as u32;
     call(node, EVENT, &mut Event { size, fd: event })

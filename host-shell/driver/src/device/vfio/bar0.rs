@@ -59,7 +59,7 @@ impl Bar0 {
         })
     }
 
-    /// The doorbells, valid while this struct lives.
+    /// Returns the doorbells, valid while this struct lives.
     pub fn doorbells(&self) -> DoorbellMap {
         let start = self
             .mapping
@@ -81,7 +81,7 @@ impl Bar0 {
         self.gone.get().cloned()
     }
 
-    /// From now on the device is gone, for this reason, unless it was before.
+    /// Marks the device as gone for this reason, unless it was gone before, and unmaps the BAR.
     pub fn let_go(&self, why: &str) -> Result<()> {
         let _ = self.gone.set(why.to_owned());
         self.mapping.detach()

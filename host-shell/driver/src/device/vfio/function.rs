@@ -4,7 +4,7 @@ use crate::error::{Error, Result};
 use crate::pci;
 use crate::sysfs::{Address, Function, Host};
 
-/// The controller at `address`, if VFIO can have it.
+/// Returns the controller at `address`, if VFIO can have it.
 pub fn controller(host: &Host, address: Address) -> Result<Function> {
     let function = present(host, address)?;
     if !function.is_nvme() {
@@ -21,7 +21,7 @@ pub fn controller(host: &Host, address: Address) -> Result<Function> {
     Ok(function)
 }
 
-/// The function at `address`.
+/// Returns the function at `address`.
 pub fn present(host: &Host, address: Address) -> Result<Function> {
     host.function(address).ok_or_else(|| {
         Error::environment(

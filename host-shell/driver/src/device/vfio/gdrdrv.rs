@@ -39,7 +39,7 @@ struct Pin {
     handle: u64,
 }
 
-/// The number of a call: its argument's size is that of the structure, or that of a pointer to it.
+/// Returns the number of a call: its argument's size is that of the structure, or that of a pointer to it.
 const fn number(call: u64, bytes: usize) -> libc::c_ulong {
     (3 << 30 | (bytes as u64) << 16 | 0xDA << 8 | call) as libc::c_ulong
 }
@@ -87,7 +87,7 @@ pub fn probe(path: &Path) -> Result<(File, (u32, u32))> {
     Ok((node, found))
 }
 
-/// `bytes` bytes of GPU memory from `address` on, as they are on the bus. Pinned until this is dropped.
+/// Returns `bytes` bytes of GPU memory from `address` on, as they are on the bus. Pinned until this is dropped.
 ///
 /// # Errors
 /// As [`probe`]; [`Error::Usage`] for what is no whole pages of the GPU; [`Error::System`] when the module refuses.

@@ -93,7 +93,7 @@ impl Group {
         Ok((group, file))
     }
 
-    /// Its number, as in /dev/vfio/NUMBER.
+    /// Returns its number, as in /dev/vfio/NUMBER.
     pub fn number(&self) -> u32 {
         self.number
     }

@@ -58,7 +58,7 @@ impl RegionInfo {
         })
     }
 
-    /// The mappable stretch from `start` on: up to the end of its area, or none.
+    /// Returns the mappable stretch from `start` on: up to the end of its area, or none.
     pub fn mappable_from(&self, start: u64) -> Option<Range<u64>> {
         let area = self.mappable.iter().find(|area| area.contains(&start))?;
         Some(start..area.end)
@@ -77,7 +77,7 @@ impl RegionInfo {
     }
 }
 
-/// Whole pages inside the region, ascending, joined where they touch.
+/// Reduces areas to whole pages inside the region, ascending, joined where they touch.
 fn tidy(mut areas: Vec<Range<u64>>, size: u64) -> Vec<Range<u64>> {
     areas.sort_by_key(|area| area.start);
     let mut tidy: Vec<Range<u64>> = Vec::new();
@@ -168,7 +168,7 @@ impl HotReset {
     const DEV_ID: u32 = 1 << 0;
     const DEV_ID_OWNED: u32 = 1 << 1;
 
-    /// Bytes of the whole answer.
+    /// Returns the bytes of the whole answer.
     pub fn wanted(bytes: &[u8]) -> Option<usize> {
         let entries = (word(bytes, 8)? as usize).checked_mul(Self::ENTRY)?;
         entries.checked_add(Self::HEAD)

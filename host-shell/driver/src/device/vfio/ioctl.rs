@@ -60,7 +60,7 @@ fn with_struct<T>(file: &File, number: libc::c_ulong, argument: &mut T) -> io::R
     result(unsafe { libc::ioctl(file.as_raw_fd(), number as _, std::ptr::from_mut(argument)) })
 }
 
-/// A call whose argument starts with its own length and may be longer than the caller knew.
+/// Calls with an argument that begins with its length; calls again if the kernel reports a longer answer.
 fn with_bytes(file: &File, number: libc::c_ulong, argument: &mut [u8]) -> io::Result<libc::c_int> {
     debug_assert!(argument.len() >= 8);
     let argsz = argument.len() as u32;
@@ -101,7 +101,7 @@ pub fn set_iommu(container: &File, kind: u32) -> io::Result<()> {
     with_value(container, SET_IOMMU, kind.into()).map(drop)
 }
 
-/// The flags of a group.
+/// Returns the flags of a group.
 pub fn group_status(group: &File) -> io::Result<u32> {
     let mut status = vfio_group_status {
         argsz: size_of::<vfio_group_status>() as u32,
@@ -134,7 +134,7 @@ pub fn device_info(device: &File) -> io::Result<vfio_device_info> {
     Ok(info)
 }
 
-/// The answer about region `index`, for [`RegionInfo::parse`](super::info::RegionInfo::parse).
+/// Returns the answer about region `index`, for [`RegionInfo::parse`](super::info::RegionInfo::parse).
 pub fn region_info(device: &File, index: u32) -> io::Result<Vec<u8>> {
     growing(
         device,
@@ -146,12 +146,12 @@ pub fn region_info(device: &File, index: u32) -> io::Result<Vec<u8>> {
     )
 }
 
-/// The answer about the IOMMU, for [`IommuInfo::parse`](super::info::IommuInfo::parse).
+/// Returns the answer about the IOMMU, for [`IommuInfo::parse`](super::info::IommuInfo::parse).
 pub fn iommu_info(container: &File) -> io::Result<Vec<u8>> {
     growing(container, IOMMU_GET_INFO, super::info::IOMMU_HEAD, |_| ())
 }
 
-/// Vectors of interrupt `index`.
+/// Returns the vectors of interrupt `index`.
 pub fn irq_count(device: &File, index: u32) -> io::Result<u32> {
     let mut info = vfio_irq_info {
         argsz: size_of::<vfio_irq_info>() as u32,
@@ -241,7 +241,7 @@ pub fn attach(device: &File, ioas: u32) -> io::Result<()> {
     with_struct(device, DEVICE_ATTACH_IOMMUFD_PT, &mut attach).map(drop)
 }
 
-/// The bytes `stretch` of region `index`, whole pages, as a dma-buf.
+/// Returns the bytes `stretch` of region `index`, whole pages, as a dma-buf.
 pub fn dma_buf(device: &File, index: u32, stretch: Range<u64>) -> io::Result<OwnedFd> {
     let mut bytes = dma_buf_request(index, stretch);
     let fd = with_bytes(device, DEVICE_FEATURE, &mut bytes)?;
@@ -249,7 +249,8 @@ pub fn dma_buf(device: &File, index: u32, stretch: Range<u64>) -> io::Result<Own
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
-/// `struct vfio_device_feature` with `struct vfio_device_feature_dma_buf` of one range in it.
+/// Builds a `struct vfio_device_feature` with a `struct vfio_device_feature_dma_buf` of one range
+/// in it.
 fn dma_buf_request(index: u32, stretch: Range<u64>) -> Vec<u8> {
     const GET_DMA_BUF: u32 = VFIO_DEVICE_FEATURE_GET | 11;
     let open_flags = (libc::O_RDWR | libc::O_CLOEXEC) as u32;

@@ -167,7 +167,8 @@ impl Device for Vfio {
         self.inner.group.unmap(iova, bytes, self.gone().is_some())
     }
 
-    /// By gdrcopy's module, where it is loaded: its mapping is followed by the type 1 IOMMU alone.
+    /// Maps GPU memory by gdrcopy's module, where it is loaded: only the type 1 IOMMU can map its
+    /// mapping.
     fn map_peer(&self, memory: PeerMemory) -> Result<Iova> {
         if self.inner.group.iommu() == Iommu::Iommufd {
             return Err(Error::usage(

@@ -29,12 +29,12 @@ pub fn open_node(path: &Path, number: u32) -> Result<File> {
     })
 }
 
-/// That a node may not be opened, and whom it belongs to.
+/// Describes that a node may not be opened, and its owner.
 pub fn forbidden(path: &Path) -> String {
     format!("no permission to open {}{}", path.display(), owner(path))
 }
 
-/// That group `number` has another user.
+/// Returns the error of a group `number` that has another user.
 pub fn in_use(number: u32) -> Error {
     let by = Process::list(&Host::here().openers_of_group(number));
     Error::environment(
@@ -55,7 +55,7 @@ pub fn not_isolated(module: &str) -> Error {
     )
 }
 
-/// Whom a node belongs to, for a message.
+/// Names the owner of a node, for a message.
 fn owner(path: &Path) -> String {
     use std::os::unix::fs::MetadataExt;
     fs::metadata(path).map_or_else(

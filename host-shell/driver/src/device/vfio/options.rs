@@ -12,7 +12,8 @@ pub enum Iommu {
     Iommufd,
 }
 
-/// A controller: its address, and the interface; none is iommufd where it can be had, and else type 1.
+/// Parses a controller: its address and the interface; `None` selects iommufd where it is available, else type
+/// 1.
 pub fn controller(text: &str) -> Result<(Address, Option<Iommu>)> {
     let (address, option) = split(text)?;
     let iommu = match option {
@@ -29,7 +30,7 @@ pub fn controller(text: &str) -> Result<(Address, Option<Iommu>)> {
     Ok((address, iommu))
 }
 
-/// A BAR of a peer: the function's address, and the BAR's number.
+/// Parses the BAR of a peer: the function's address, and the BAR's number.
 pub fn bar(text: &str) -> Result<(Address, u32)> {
     let (address, option) = split(text)?;
     let number = option.and_then(|option| option.strip_prefix("bar="));

@@ -63,12 +63,12 @@ impl Type1 {
         })
     }
 
-    /// The group's own file.
+    /// Returns the group's own file.
     pub fn file(&self) -> &File {
         &self.file
     }
 
-    /// The addresses that the IOMMU translates, where the kernel says so.
+    /// Returns the addresses that the IOMMU translates, where the kernel says so.
     pub fn ranges(&self) -> Option<&[RangeInclusive<u64>]> {
         self.limits.ranges.as_deref()
     }

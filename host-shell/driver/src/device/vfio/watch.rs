@@ -25,7 +25,7 @@ pub struct Watch {
     thread: Option<JoinHandle<()>>,
 }
 
-/// A new event descriptor.
+/// Creates an event descriptor.
 pub fn event() -> Result<OwnedFd> {
     eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
         .map_err(|errno| Error::system("eventfd")(errno.into()))
@@ -88,7 +88,7 @@ impl Watch {
     }
 }
 
-/// The next event, or none when asked to stop.
+/// Returns the next event, or none when asked to stop.
 fn wait(wanted: &OwnedFd, failed: &OwnedFd, stop: &OwnedFd) -> Option<Event> {
     loop {
         let mut fds = [stop, wanted, failed].map(|fd| PollFd::new(fd, PollFlags::IN));

@@ -63,7 +63,7 @@ impl Connection {
         Ok(Self::new(socket, patience))
     }
 
-    /// The client's side of `socket`.
+    /// Creates the client's side of `socket`.
     pub fn new(socket: OwnedFd, patience: Duration) -> Self {
         Self {
             socket,
@@ -150,7 +150,7 @@ impl Connection {
         Ok(())
     }
 
-    /// The next message, whole, with its header apart.
+    /// Returns the next message, whole, with its header apart.
     fn receive(&mut self, deadline: Instant) -> Result<(Header, Reply), Fault> {
         let mut files = Vec::new();
         let mut header = [0; size_of::<Header>()];

@@ -41,7 +41,7 @@ impl Link {
         }
     }
 
-    /// The device's name, for messages.
+    /// Returns the device's name, for messages.
     pub fn name(&self) -> &str {
         &self.name
     }
@@ -155,7 +155,7 @@ impl Link {
         })
     }
 
-    /// Region `index`, and the descriptor that it can be mapped with.
+    /// Queries region `index`, and the descriptor by which it can be mapped.
     pub fn region(&self, index: u32) -> Result<(Region, Option<OwnedFd>)> {
         let what = format!("to describe region {index}");
         let mut room = size_of::<RegionInfo>();
@@ -241,7 +241,7 @@ impl Link {
     }
 }
 
-/// An error number of the server's.
+/// Returns an error number of the server's.
 pub(super) fn in_words(errno: i32) -> io::Error {
     io::Error::from_raw_os_error(errno)
 }

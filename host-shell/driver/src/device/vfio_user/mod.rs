@@ -310,7 +310,8 @@ impl Registers for Bar {
 }
 
 impl Bar {
-    /// A server may leave out optional registers; one that refuses the others cannot be driven.
+    /// Ends the connection when a server refuses a register that is not optional: it cannot be
+    /// driven.
     fn refused(&self, register: u32, what: &str, failed: Failed) {
         let optional = matches!(register, offset::INTMS | offset::INTMC | offset::NSSR)
             || register >= offset::CMBLOC;

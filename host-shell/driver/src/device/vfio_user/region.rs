@@ -50,7 +50,7 @@ pub(super) fn parse(index: u32, reply: &[u8]) -> Result<Region, String> {
     })
 }
 
-/// The areas of the first sparse-mmap capability, if there is one.
+/// Returns the areas of the first sparse-mmap capability, if there is one.
 fn sparse_areas(first: u32, reply: &[u8]) -> Result<Option<Vec<(u64, u64)>>, String> {
     let mut at = first as usize;
     let mut least = size_of::<RegionInfo>();

@@ -110,7 +110,7 @@ fn claim_group(host: &Host, function: &Function) -> Result<Option<File>> {
     }
 }
 
-/// The use of a function, with what its driver keeps to itself.
+/// Returns the use of a function, with what its driver keeps to itself.
 fn judge(host: &Host, function: &Function, tries_claims: bool) -> Usage {
     let mut usage = host.judge(function, &Census::take(host), tries_claims);
     let driver = function.driver.as_deref();

@@ -15,7 +15,7 @@ pub enum Lender {
 impl Lender {
     const ALL: [Self; 2] = [Self::Vfio, Self::Module];
 
-    /// Its name as a driver.
+    /// Returns its name as a driver.
     pub fn name(self) -> &'static str {
         match self {
             Self::Vfio => "vfio-pci",
@@ -23,7 +23,7 @@ impl Lender {
         }
     }
 
-    /// The node by which a program opens the controller at `address`.
+    /// Returns the node by which a program opens the controller at `address`.
     pub fn node(self, address: Address, group: Option<u32>) -> String {
         match (self, group) {
             (Self::Vfio, Some(group)) => format!("/dev/vfio/{group}"),
@@ -32,7 +32,7 @@ impl Lender {
         }
     }
 
-    /// The lender whose name as a driver is `name`.
+    /// Returns the lender whose name as a driver is `name`.
     pub fn of(name: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|one| one.name() == name)
     }

@@ -159,7 +159,7 @@ impl Host {
         ))
     }
 
-    /// The number of the user called `name`, or that number itself.
+    /// Returns the number of the user called `name`, or that number itself.
     ///
     /// # Errors
     /// [`Error::Usage`] when no driver has that name.
@@ -190,14 +190,15 @@ impl Host {
         Ok(())
     }
 
-    /// VFIO's own node for the function at `address`, where the kernel names one; it need not be there.
+    /// Returns the path of VFIO's device node for the function at `address`, if the kernel names
+    /// one; the node need not exist.
     pub(crate) fn vfio_node(&self, address: Address) -> Option<PathBuf> {
         let folder = format!("sys/bus/pci/devices/{address}/vfio-dev");
         let name = self.names(folder).into_iter().next()?;
         Some(self.path(format!("dev/vfio/devices/{name}")))
     }
 
-    /// The NVMe controller at `address`.
+    /// Returns the NVMe controller at `address`.
     ///
     /// # Errors
     /// [`Error::Environment`] when nothing is there, [`Error::Usage`] when it is something else.

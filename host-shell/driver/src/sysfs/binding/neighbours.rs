@@ -28,7 +28,7 @@ impl Neighbour {
         !matches!(self.driver.as_deref(), None | Some("vfio-pci" | "pci-stub"))
     }
 
-    /// Several as a text.
+    /// Formats several as a text.
     pub fn list(all: &[Self]) -> String {
         let all: Vec<String> = all.iter().map(ToString::to_string).collect();
         all.join(", ")
@@ -41,7 +41,8 @@ impl Host {
         self.names("sys/kernel/iommu_groups").len()
     }
 
-    /// The functions that share the group of `function`. Bridges have no memory of programs within reach.
+    /// Returns the functions that share the group of `function`. Bridges have no memory of programs within
+    /// reach.
     pub fn neighbours(&self, function: &Function) -> Vec<Neighbour> {
         let Some(group) = function.group else {
             return Vec::new();

@@ -22,7 +22,7 @@ pub struct Record {
 }
 
 impl Record {
-    /// The driver before stands in the first line.
+    /// Parses a record, whose first line is the previous driver.
     fn parse(text: &str) -> Self {
         let mut lines = text.lines();
         let mut record = Self {

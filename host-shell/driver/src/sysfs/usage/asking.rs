@@ -16,8 +16,8 @@ thread_local! {
     static ASKER: RefCell<Option<Sender<Question>>> = const { RefCell::new(None) };
 }
 
-/// The answer to `question`, or none within the patience. A thread that is kept waiting is left behind; it ends with
-/// the process.
+/// Returns the answer to `question`, or none within the patience. A thread that is kept waiting is left behind;
+/// it ends with the process.
 pub(super) fn ask<T: Send + 'static>(question: impl FnOnce() -> T + Send + 'static) -> Option<T> {
     ask_within(PATIENCE, question)
 }

@@ -82,7 +82,7 @@ impl Walk<'_> {
         self.tries_claims = tries;
     }
 
-    /// Programs that have `node` open.
+    /// Finds programs that have `node` open.
     pub fn open(&mut self, node: &Node) {
         for process in self.census.openers(self.host, node) {
             let node = node.name();
@@ -90,7 +90,7 @@ impl Walk<'_> {
         }
     }
 
-    /// The places where the device is mounted.
+    /// Returns the places where the device is mounted.
     fn mounts(&mut self, device: &str, node: &Node) -> Places {
         let number = self.host.text(format!("sys/class/block/{device}/dev"));
         let mut places = Places::default();
@@ -136,7 +136,8 @@ impl Walk<'_> {
         }
     }
 
-    /// RAID, LVM and others that the kernel lists, and what is mounted from there, which says best what would be lost.
+    /// Finds RAID, LVM and other devices that the kernel lists, and the mounts on top of them,
+    /// which say best what would be lost.
     fn stacked(&mut self, device: &str) {
         let folder = format!("sys/class/block/{device}");
         for holder in self.host.names(format!("{folder}/holders")) {
@@ -180,8 +181,8 @@ impl Walk<'_> {
         }
     }
 
-    /// Loop devices and compressed memory that lie on the device, or on a file of a file system that is mounted from
-    /// it.
+    /// Finds loop devices and compressed memory on the device, or on a file of a file system that
+    /// is mounted from it.
     fn loops(&mut self, node: &Node, places: &Places) {
         for name in self.host.names("sys/class/block") {
             let folder = format!("sys/class/block/{name}");
@@ -301,7 +302,7 @@ pub(super) fn content(host: &Host, device: &str) -> Option<String> {
     })
 }
 
-/// The node for commands beside the block device nvme0n1: ng0n1.
+/// Returns the node for commands beside the block device nvme0n1: ng0n1.
 fn generic(device: &str) -> Option<String> {
     let numbers = device.strip_prefix("nvme")?;
     let is_disk = numbers

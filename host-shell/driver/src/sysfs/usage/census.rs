@@ -72,14 +72,14 @@ impl Census {
         census
     }
 
-    /// The processes that have `node` open.
+    /// Returns the processes that have `node` open.
     pub(super) fn openers(&self, host: &Host, node: &Node) -> BTreeSet<Process> {
         let identities = node.identities(host);
         let found = identities.iter().filter_map(|one| self.open.get(one));
         found.flatten().cloned().collect()
     }
 
-    /// The processes that have a BAR of the function called `name` open or mapped.
+    /// Returns the processes that have a BAR of the function called `name` open or mapped.
     pub(super) fn bar_openers(&self, name: &str) -> BTreeSet<Process> {
         let found = self.open.get(&Identity::Bar(name.to_owned()));
         found.cloned().unwrap_or_default()

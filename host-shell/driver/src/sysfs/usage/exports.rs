@@ -59,7 +59,7 @@ pub(super) struct Export {
 }
 
 impl Export {
-    /// The use of `device`, which the path leads to.
+    /// Returns the use of `device`, which the path leads to.
     pub fn holder(&self, device: &str) -> Holder {
         Holder::Exported {
             device: device.to_owned(),
@@ -68,7 +68,7 @@ impl Export {
         }
     }
 
-    /// That it is not seen what the path leads to.
+    /// Returns the finding that the target of the path could not be examined.
     pub fn unseen(&self) -> Unseen {
         Unseen::Path {
             of: self.by.clone(),
@@ -77,7 +77,7 @@ impl Export {
     }
 }
 
-/// Everything that is exported; what cannot be read is added to `unseen`.
+/// Returns everything that is exported; what cannot be read is added to `unseen`.
 pub(super) fn exports(host: &Host, unseen: &mut BTreeSet<Unseen>) -> Vec<Export> {
     let mut found = Vec::new();
     for exporter in &EXPORTERS {
@@ -117,7 +117,7 @@ pub(super) fn exports(host: &Host, unseen: &mut BTreeSet<Unseen>) -> Vec<Export>
     found
 }
 
-/// The folders under `root` that `pattern` names.
+/// Returns the folders under `root` that `pattern` names.
 fn expand(host: &Host, root: &str, pattern: &str) -> Vec<String> {
     let mut found = vec![root.to_owned()];
     for part in pattern.split('/') {

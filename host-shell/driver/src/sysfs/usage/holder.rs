@@ -22,7 +22,8 @@ impl fmt::Display for Process {
 }
 
 impl Process {
-    /// Several for a message: "dd (pid 12), fio (pid 13)"; "another process" when none is seen.
+    /// Formats several for a message: "dd (pid 12), fio (pid 13)"; "another process" when none is
+    /// visible.
     pub fn list(all: &[Self]) -> String {
         match all {
             [] => "another process".to_owned(),

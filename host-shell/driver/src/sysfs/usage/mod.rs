@@ -47,7 +47,7 @@ impl Usage {
         }
     }
 
-    /// The uses in words; empty when there are none.
+    /// Returns the uses in words; empty when there are none.
     pub fn list(&self) -> String {
         joined(self.holders.iter().map(ToString::to_string))
     }
@@ -109,7 +109,7 @@ fn joined(mut all: impl ExactSizeIterator<Item = String>) -> String {
 }
 
 impl Host {
-    /// Everything that uses the controller `function`.
+    /// Returns everything that uses the controller `function`.
     pub fn usage(&self, function: &Function) -> Usage {
         self.usage_seen(function, &Census::take(self))
     }
@@ -119,8 +119,8 @@ impl Host {
         self.judge(function, census, true)
     }
 
-    /// The processes that have a node open through which `function` is driven: of VFIO, of the module nvme_gpu, or of
-    /// Linux's driver.
+    /// Returns the processes that have a node open through which `function` is driven: of VFIO, of the module
+    /// nvme_gpu, or of Linux's driver.
     pub fn openers(&self, function: &Function) -> Vec<Process> {
         let census = Census::take(self);
         let nodes = self.nodes(function);
@@ -129,7 +129,7 @@ impl Host {
         found.into_iter().collect()
     }
 
-    /// The processes that have VFIO's node of IOMMU group `number` open.
+    /// Returns the processes that have VFIO's node of IOMMU group `number` open.
     pub fn openers_of_group(&self, number: u32) -> Vec<Process> {
         let file = format!("sys/class/vfio/{number}/dev");
         let node = Node::of_char(self, format!("dev/vfio/{number}"), &file);
@@ -137,7 +137,8 @@ impl Host {
         found.into_iter().collect()
     }
 
-    /// Everything that uses a block device, such as nvme0n1 or one of its partitions, also as a part of a disk in use.
+    /// Returns everything that uses a block device, such as nvme0n1 or one of its partitions, also as a part of
+    /// a disk in use.
     pub fn usage_of_disk(&self, device: &str) -> Usage {
         let census = Census::take(self);
         let mut unseen = census.unseen.clone();
@@ -155,7 +156,8 @@ impl Host {
         Usage::of(walk)
     }
 
-    /// Everything that uses namespaces of the subsystem `name` through controllers that Linux's drivers have.
+    /// Returns everything that uses namespaces of the subsystem `name` through controllers that Linux's drivers
+    /// have.
     pub fn usage_of_subsystem(&self, name: &str, scope: Scope) -> Usage {
         let disks = self.disks_of_subsystem(name, scope);
         if disks.is_empty() {
@@ -264,7 +266,7 @@ impl Host {
         }
     }
 
-    /// The nodes through which programs reach a function itself.
+    /// Returns the nodes through which programs reach a function itself.
     fn nodes(&self, function: &Function) -> Vec<Node> {
         let address = function.address;
         let folder = format!("sys/bus/pci/devices/{address}");

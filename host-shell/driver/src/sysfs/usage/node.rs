@@ -54,7 +54,8 @@ pub(super) enum Identity {
 }
 
 impl Identity {
-    /// That of what was found at a path, and is called `name`; none for a file that is no device.
+    /// Returns the identity of a file that was found at a path, and is called `name`; `None` for a
+    /// file that is no device.
     pub fn of(host: &Host, found: Look, name: &Path) -> Option<Self> {
         if let Look::Device(identity) = found {
             return Some(identity);
@@ -83,7 +84,7 @@ pub(super) struct Node {
 }
 
 impl Node {
-    /// The block device called `name`.
+    /// Returns the block device called `name`.
     pub fn of_disk(host: &Host, name: &str) -> Self {
         let number = host.text(format!("sys/class/block/{name}/dev"));
         Self {
@@ -93,7 +94,7 @@ impl Node {
         }
     }
 
-    /// The character device `path`, whose number is in the file `number` of sysfs.
+    /// Returns the character device `path`, whose number is in the file `number` of sysfs.
     pub fn of_char(host: &Host, path: String, number: &str) -> Self {
         let number = host.text(number);
         Self {

@@ -35,7 +35,7 @@ pub enum Scope {
 }
 
 impl Host {
-    /// The block devices of a controller that Linux's driver has: nvme0n1, nvme0n2.
+    /// Returns the block devices of a controller that Linux's driver has: nvme0n1, nvme0n2.
     pub fn disks(&self, function: &Function) -> Vec<String> {
         let mut names: Vec<String> = self
             .disks_of(function)
@@ -75,7 +75,7 @@ impl Host {
             .collect()
     }
 
-    /// The disks of every controller that Linux's drivers have of a subsystem.
+    /// Returns the disks of every controller that Linux's drivers have of a subsystem.
     pub(super) fn disks_of_subsystem(&self, name: &str, scope: Scope) -> Vec<Disk> {
         let controllers = self.controllers_of(name);
         let disks = controllers
@@ -88,7 +88,7 @@ impl Host {
         disks.filter(is_meant).collect()
     }
 
-    /// Other block devices of the namespace that the block device `name` is.
+    /// Returns the other block devices of the namespace that the block device `name` belongs to.
     pub(super) fn aliases(&self, name: &str) -> Vec<Disk> {
         for controller in self.names("sys/class/nvme") {
             let folder = format!("sys/class/nvme/{controller}");
@@ -106,7 +106,7 @@ impl Host {
         Vec::new()
     }
 
-    /// The controllers of a subsystem, over PCI and over fabrics.
+    /// Returns the controllers of a subsystem, over PCI and over fabrics.
     fn controllers_of(&self, subsystem: &str) -> Vec<String> {
         let mut names = self.names("sys/class/nvme");
         names.retain(|name| {
@@ -132,7 +132,7 @@ impl Host {
     }
 }
 
-/// The disk behind an entry of a controller's folder: itself, or the head that joins several paths.
+/// Returns the disk behind an entry of a controller's folder: itself, or the head that joins several paths.
 fn disk(name: &str) -> Option<String> {
     let rest = name.strip_prefix("nvme")?;
     let (numbers, namespace) = rest.split_once('n')?;

@@ -146,7 +146,7 @@ impl<'c> Bench<'c> {
         })
     }
 
-    /// `count` walks from row to row; `None` for rows that a warp does not read for all lanes.
+    /// Returns `count` walks from row to row; `None` for rows that a warp does not read for all lanes.
     pub fn walks(
         &mut self,
         count: u32,
@@ -181,8 +181,8 @@ impl<'c> Bench<'c> {
         train.ok_or_else(|| Error::internal(format!("{count} rows of {}", self.table.rows)))
     }
 
-    /// The cut of batches with which the CPU is fastest on average: of those with more threads, which wait for a core at
-    /// times, only one that is clearly faster.
+    /// Returns the cut of batches with which the CPU is fastest on average: of those with more threads, which
+    /// wait for a core at times, only one that is clearly faster.
     fn best_cut(&mut self, case: Case) -> Result<Cut> {
         let trains = (0..TRIES).map(|run| self.train(case, 1000 + run));
         let trains = trains.collect::<Result<Vec<_>>>()?;
@@ -242,7 +242,7 @@ impl<'c> Bench<'c> {
         }))
     }
 
-    /// Seconds of each batch of a train, whose hot rows are brought before.
+    /// Measures the seconds of each batch of a train, whose hot rows are brought before.
     fn run(&mut self, side: Side, train: &Train, case: Case, cut: Cut) -> Result<Vec<f64>> {
         match side {
             Side::Gpu => {
@@ -313,7 +313,8 @@ impl<'c> Bench<'c> {
         )))
     }
 
-    /// Seconds of a gather by the GPU of the ids from number `first` on, until the host knows of its end.
+    /// Measures the seconds of a gather by the GPU of the ids from number `first` on, until the host knows of
+    /// its end.
     fn gather(&self, first: u64, count: u64, caches: bool) -> Result<f64> {
         let row = u64::from(self.table.row_bytes);
         let request = Request {
@@ -350,7 +351,8 @@ impl<'c> Bench<'c> {
         Ok(took)
     }
 
-    /// Read commands that the drive has completed. A simulated one may count them a moment after their ends.
+    /// Returns the number of read commands that the drive has completed. A simulated one may count
+    /// them a moment after their ends.
     fn reads(&self) -> Result<u128> {
         let mut before = None;
         loop {

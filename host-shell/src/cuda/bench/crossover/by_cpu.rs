@@ -50,13 +50,13 @@ impl Plan {
         self.count.div_ceil(self.chunk_rows.max(1))
     }
 
-    /// The rows of a chunk.
+    /// Returns the rows of a chunk.
     pub fn rows(&self, chunk: u32) -> Range<u32> {
         let first = chunk * self.chunk_rows;
         first..(first + self.chunk_rows).min(self.count)
     }
 
-    /// Those that thread `thread` looks up.
+    /// Returns the rows that thread `thread` looks up.
     fn share(&self, chunk: u32, thread: u32) -> Range<u32> {
         let rows = self.rows(chunk);
         let cut = |part: u32| {
@@ -126,7 +126,7 @@ impl Shared {
         self.left.len() as u32
     }
 
-    /// Before the threads begin with a batch.
+    /// Prepares the shared state before the threads begin with a batch.
     pub fn begin(&self, plan: &Plan) {
         for chunk in 0..plan.chunks() {
             let at = chunk as usize;
@@ -143,12 +143,12 @@ impl Shared {
         self.left[chunk as usize].load(Ordering::Acquire) == 0
     }
 
-    /// Rows of a whole chunk that were read.
+    /// Returns the number of rows of a whole chunk that were read.
     pub fn missed(&self, chunk: u32) -> u32 {
         self.missed[chunk as usize].load(Ordering::Relaxed)
     }
 
-    /// The slots of one more chunk are free.
+    /// Frees the slots of one more chunk.
     pub fn free_slots(&self) {
         // Release: the GPU has read them.
         self.copied.fetch_add(1, Ordering::Release);

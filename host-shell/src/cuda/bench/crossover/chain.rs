@@ -86,7 +86,7 @@ struct Memory {
     slots: GpuData,
 }
 
-/// The row after `id`.
+/// Returns the row after `id`.
 fn next(table: &RowTable, seed: u64, id: u64) -> u64 {
     data_word(seed, id * u64::from(table.row_bytes) / 8) % table.rows
 }
@@ -189,7 +189,7 @@ impl Chain<'_> {
         memory.ends.fill(POISON)
     }
 
-    /// Seconds of all walks by the GPU, until the host knows of their end.
+    /// Measures the seconds of all walks by the GPU, until the host knows of their end.
     fn by_gpu(&self, memory: &Memory, walks: Walks) -> Result<f64> {
         let lanes = u64::from(walks.count)
             .div_ceil(WARPS)
@@ -235,7 +235,7 @@ impl Chain<'_> {
         }
     }
 
-    /// The number of threads with which the CPU is fastest.
+    /// Returns the number of threads with which the CPU is fastest.
     fn best_threads(&mut self, memory: &Memory, walks: Walks) -> Result<u32> {
         let mut best = (f64::MAX, 1);
         for threads in [1, 2, 4, MOST_THREADS] {
@@ -255,8 +255,8 @@ impl Chain<'_> {
         Ok(best.1)
     }
 
-    /// Seconds of all walks by threads of the CPU, which see what rows say where they have landed, and one copy of all
-    /// rows by the kernel.
+    /// Measures the seconds of all walks by threads of the CPU, which see what rows say where they have landed,
+    /// and one copy of all rows by the kernel.
     fn by_cpu(
         &mut self,
         memory: &Memory,
@@ -318,8 +318,8 @@ impl Chain<'_> {
         Ok(walked + begin.elapsed().as_secs_f64())
     }
 
-    /// Seconds of all walks where the GPU has the rows' ids after each row: the host gets them, and reads the next rows to
-    /// the GPU.
+    /// Measures the seconds of all walks where the GPU has the rows' ids after each row: the host gets them,
+    /// and reads the next rows to the GPU.
     fn for_gpu(&mut self, memory: &Memory, walks: Walks, paths: &Paths, cut: Cut) -> Result<f64> {
         let words = Words::new(self.gpu, walks.count as usize)?;
         let out = self.cpu.out();
@@ -488,7 +488,7 @@ impl Part {
         }
     }
 
-    /// The slot of a row of a walk.
+    /// Returns the slot of a row of a walk.
     fn slot(&self, (walk, hop): (u32, u32)) -> u64 {
         let row = u64::from(self.first + walk) * u64::from(self.walks.hops) + u64::from(hop);
         row * u64::from(self.chain.table.row_bytes)

@@ -99,7 +99,7 @@ struct Launcher {
 }
 
 impl CpuSide {
-    /// Queues of `controller` beside the GPU's, and memory. Rows go to `out`, a multiple of a row.
+    /// Creates the queues of `controller` beside the GPU's, and memory. Rows go to `out`, a multiple of a row.
     ///
     /// # Errors
     /// Without memory or queues.
@@ -158,7 +158,7 @@ impl CpuSide {
         })
     }
 
-    /// Threads that it has.
+    /// Returns the number of threads that it has.
     pub fn threads(&self) -> u32 {
         self.team.threads()
     }
@@ -190,7 +190,7 @@ impl CpuSide {
         cuts
     }
 
-    /// Rows of a chunk at most.
+    /// Returns the number of rows of a chunk at most.
     pub fn most_chunk(&self) -> u32 {
         let row = u64::from(self.launcher.row_bytes);
         (SLOT_BYTES / row / u64::from(REGIONS)).max(1) as u32
@@ -234,8 +234,8 @@ impl CpuSide {
         self.launcher.out
     }
 
-    /// Seconds of a batch, from its ids to the host's knowledge that all rows are in place. Threads that are awake are as
-    /// many as `cut` says.
+    /// Measures the seconds of a batch, from its ids to the host's knowledge that all rows are in place.
+    /// Threads that are awake are as many as `cut` says.
     ///
     /// # Errors
     /// A read that failed, the driver's, and past a deadline.
@@ -310,7 +310,7 @@ impl Launcher {
         Ok(())
     }
 
-    /// Launches the rest, and waits until the GPU has ended.
+    /// Launches the remaining chunks, and waits until the GPU has finished.
     fn end(&mut self, shared: &Shared, plan: &Plan) -> Result<()> {
         let mut wait = Wait::begin();
         while self.launched < plan.chunks() {

@@ -15,7 +15,7 @@ pub(super) struct Train {
 }
 
 impl Train {
-    /// Rows that all batches over a table of `rows` rows can have.
+    /// Returns the number of rows that all batches over a table of `rows` rows can have.
     pub fn most(rows: u64) -> u64 {
         rows / 2
     }
@@ -50,12 +50,12 @@ impl Train {
         Some(Self { ids, hot, count })
     }
 
-    /// Batches.
+    /// Returns the number of batches.
     pub fn batches(&self) -> usize {
         self.ids.len() / self.count.max(1)
     }
 
-    /// Rows that are not in the cache.
+    /// Returns the number of rows that are not in the cache.
     pub fn misses(&self) -> u64 {
         (self.ids.len() - self.hot.len()) as u64
     }

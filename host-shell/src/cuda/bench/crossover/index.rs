@@ -41,7 +41,7 @@ impl Index {
         self.lines.len() as u64
     }
 
-    /// The line of row `id`, if a chunk before `chunk` brought it.
+    /// Finds the line of row `id`, if a chunk before `chunk` brought it.
     #[inline]
     pub fn find(&self, id: i64, chunk: u32) -> Option<u64> {
         let word = self.rows.get(id as usize)?.load(Ordering::Relaxed);
@@ -50,12 +50,13 @@ impl Index {
         is_there.then(|| line - 1)
     }
 
-    /// `count` lines that follow on each other, the first of them. A line is its number modulo [`lines`](Self::lines).
+    /// Returns `count` lines that follow on each other, the first of them. A line is its number modulo
+    /// [`lines`](Self::lines).
     pub fn give(&self, count: u64) -> u64 {
         self.next.fetch_add(count, Ordering::Relaxed)
     }
 
-    /// Line `number`, which was given, holds row `id` from chunk `chunk` on. The line.
+    /// Assigns line `number` to row `id` from chunk `chunk` on, and returns the line.
     #[inline]
     pub fn claim(&self, number: u64, id: i64, chunk: u32) -> u64 {
         let line = number % self.lines();

@@ -38,7 +38,7 @@ pub struct CrossoverJob {
     pub options: RowsOptions,
 }
 
-/// Rows of the batches of a table of rows of `row_bytes` bytes: those that are too long are cut.
+/// Returns the rows of the batches of a table of rows of `row_bytes` bytes: those that are too long are cut.
 pub(super) fn batches(job: &CrossoverJob, row_bytes: u64) -> Vec<u64> {
     let most = Train::most(job.table_bytes / row_bytes).min(job.most_bytes / row_bytes);
     let mut counts: Vec<u64> = job.batches.iter().map(|count| *count.min(&most)).collect();

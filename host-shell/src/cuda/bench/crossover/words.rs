@@ -28,12 +28,12 @@ impl Words {
         })
     }
 
-    /// The GPU's address of the first one.
+    /// Returns the GPU's address of the first one.
     pub fn address(&self) -> u64 {
         self.registered.address()
     }
 
-    /// The host's address of the first one.
+    /// Returns the host's address of the first one.
     pub fn start(&self) -> *mut u8 {
         self.pages.start()
     }

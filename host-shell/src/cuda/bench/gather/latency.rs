@@ -21,9 +21,9 @@ const REPLAYS: u64 = 100;
 const FEWEST: u64 = 10;
 
 impl Rig {
-    /// A gather of 32 rows beside the bare kernel that copies as many: microseconds from the launch to the host's
-    /// knowledge of the end, and of the GPU alone. Medians, in turns, of 40 for each run, or of fewer where a run
-    /// gathers fewer rows than that.
+    /// Compares a gather of 32 rows with the bare kernel that copies as many: microseconds from the launch to
+    /// the host's knowledge of the end, and of the GPU alone. Medians, in turns, of 40 for each run, or of
+    /// fewer where a run gathers fewer rows than that.
     pub(super) fn hop(&self, case: &Case) -> Result<Value> {
         let request = self.request(case, HOP_ROWS.min(case.count));
         let bare = Gather {
@@ -64,8 +64,8 @@ impl Rig {
         }))
     }
 
-    /// A graph of one gather beside a graph of the bare kernel: microseconds from its launch to the host's knowledge of
-    /// the end, in turns.
+    /// Compares a graph of one gather with a graph of the bare kernel: microseconds from its launch to the
+    /// host's knowledge of the end, in turns.
     pub(super) fn replay(&self, case: &Case) -> Result<Value> {
         let rows = GRAPH_ROWS.min(case.count);
         let request = self.request(case, rows);

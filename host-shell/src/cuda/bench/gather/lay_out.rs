@@ -17,7 +17,7 @@ pub(super) const STRIPE_BYTES: u64 = 128 << 10;
 /// Bytes written at a time.
 const CHUNK: usize = 4 << 20;
 
-/// Threads that the machine runs at a time.
+/// Returns the number of threads that the machine runs at a time.
 pub(in crate::cuda::bench) fn cores() -> usize {
     std::thread::available_parallelism().map_or(1, usize::from)
 }
@@ -84,7 +84,7 @@ pub(in crate::cuda::bench) fn lay_out(
     Ok(())
 }
 
-/// The same in memory.
+/// Fills memory with the same rows.
 pub(super) fn fill(pages: &Pages, seed: u64) {
     let words = pages.len() / 8;
     let threads = cores();

@@ -335,7 +335,7 @@ impl Rig {
         }
     }
 
-    /// Seconds of one gather of all rows.
+    /// Measures the seconds of one gather of all rows.
     fn gather(&self, case: &Case, cache: Option<&TableCache>) -> Result<f64> {
         let request = self.request(case, case.count);
         self.timed(|stream| {
@@ -344,7 +344,7 @@ impl Rig {
         })
     }
 
-    /// Seconds of what `start` puts into the stream, none of whose rows may fail.
+    /// Measures the seconds of the work that `start` enqueues in the stream; a failed row is an error.
     fn timed(&self, start: impl FnOnce(u64) -> Result<Pending>) -> Result<f64> {
         let begin = Event::record(&self.stream)?;
         let pending = start(self.stream.handle())?;
@@ -360,7 +360,7 @@ impl Rig {
         end.seconds_since(&begin)
     }
 
-    /// The launch of the kernel that only copies.
+    /// Returns the launch of the kernel that only copies.
     fn copied(&self, case: &Case) -> Gather {
         Gather {
             slots: self.mirror.address(),
@@ -371,7 +371,7 @@ impl Rig {
         }
     }
 
-    /// Seconds of the same rows out of memory of the host, by a kernel that only copies.
+    /// Measures the seconds of the same rows out of memory of the host, by a kernel that only copies.
     fn bound(&self, case: &Case) -> Result<f64> {
         let launch = self.copied(case);
         let begin = Event::record(&self.stream)?;
@@ -385,7 +385,8 @@ impl Rig {
         end.seconds_since(&begin)
     }
 
-    /// Seconds of the same rows by the host's threads, out of the same memory into pinned memory, and one copy.
+    /// Measures the seconds of the same rows by the host's threads, out of the same memory into pinned memory,
+    /// and one copy.
     fn indexed(&self, case: &Case) -> Result<f64> {
         let begin = Instant::now();
         let threads = cores();
@@ -424,8 +425,8 @@ impl Rig {
         Ok(begin.elapsed().as_secs_f64())
     }
 
-    /// Seconds of the same rows by commands of the CPU on the same drive, and one copy; `None` where it has no queue, or
-    /// a row is no whole blocks.
+    /// Measures the seconds of the same rows by commands of the CPU on the same drive, and one copy; `None`
+    /// where it has no queue, or a row is no whole blocks.
     fn by_cpu(&self, case: &Case) -> Result<Option<f64>> {
         let (Some(cpu), Some(staging)) = (&self.cpu, &case.mapped) else {
             return Ok(None);

@@ -8,8 +8,8 @@ use crate::measure::median;
 use serde_json::{Value, json};
 
 impl Rig {
-    /// Seconds of a scatter of the rows that were gathered last, which are what the table holds; `None` where the GPU
-    /// does not write them.
+    /// Measures the seconds of a scatter of the rows that were gathered last, which are what the table holds;
+    /// `None` where the GPU does not write them.
     pub(super) fn scatter(&self, case: &Case) -> Result<Option<f64>> {
         let (rows, request) = (&self.drives.first, self.request(case, case.count));
         if self.drives.striped.is_some() || !rows.writes(&case.table, &request) {
@@ -22,7 +22,7 @@ impl Rig {
         seconds.map(Some)
     }
 
-    /// Rows that were asked to be written a second: those whose id came again are among them.
+    /// Returns the rows that were asked to be written a second: those whose id came again are among them.
     pub(super) fn written(case: &Case, seconds: &[f64]) -> Option<Value> {
         if seconds.is_empty() {
             return None;

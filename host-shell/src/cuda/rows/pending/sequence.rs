@@ -37,8 +37,8 @@ pub struct LaunchSequence<'g> {
 }
 
 impl<'g> LaunchSequence<'g> {
-    /// Has `work` put its launches into `stream`, a `CUstream` of `gpu`; all of them as one operation, which has ended
-    /// when all of them have.
+    /// Calls `work`, which launches in `stream`, a `CUstream` of `gpu`, and joins its launches into
+    /// one operation, which has ended when all of them have.
     ///
     /// # Errors
     /// Those of `work`, when nothing of what it had launched is under way any more; [`Error::Unfinished`] where that
@@ -88,7 +88,8 @@ impl<'g> LaunchSequence<'g> {
         }
     }
 
-    /// `next` was put into the stream: its row 0 is row `first_row` of all.
+    /// Adds `next`, which was launched in the stream: its row 0 is row `first_row` of the
+    /// operation.
     pub fn add(&mut self, next: Pending, first_row: u64) {
         // What a stream does later ends later.
         self.is_silent &= next.parts.is_empty();
@@ -127,7 +128,8 @@ impl<'g> LaunchSequence<'g> {
         Ok(())
     }
 
-    /// From now on the stream is asked for the end: some of what `work` does may be in it, also when that fails.
+    /// Includes the stream in the wait from now on: some of the work that `work` enqueues may be in
+    /// it, also when it fails.
     pub fn asks_stream(&mut self) {
         self.has_kernels = true;
     }
@@ -176,7 +178,7 @@ impl<'g> LaunchSequence<'g> {
 }
 
 impl Drop for LaunchSequence<'_> {
-    /// After a panic in `work`.
+    /// Waits for the launches after a panic in `work`.
     fn drop(&mut self) {
         if !self.is_settled {
             let _ = self.settle(LIMIT);

@@ -7,7 +7,7 @@ use serde_json::Value;
 
 const COLORS: [RGBColor; 4] = [BLUE, GREEN, RED, MAGENTA];
 
-/// A chart for each size of rows and batch of the report of `bench --crossover`.
+/// Returns a chart for each size of rows and batch of the report of `bench --crossover`.
 pub fn charts(report: &Value) -> Vec<Chart> {
     let all = report["crossovers"]
         .as_array()

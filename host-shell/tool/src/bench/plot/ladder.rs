@@ -18,7 +18,7 @@ const LINES: [(&str, &str, &str, RGBColor); 10] = [
     ("cublas", "bf16", "cuBLAS bf16", RGBColor(0, 110, 60)),
 ];
 
-/// The chart of `bench --matmul`.
+/// Returns the chart of `bench --matmul`.
 pub fn chart(report: &Value) -> Chart {
     let cases = report["cases"].as_array().map_or(&[][..], Vec::as_slice);
     let line = |(way, element, name, color): (&str, &str, &'static str, RGBColor)| {

@@ -5,7 +5,7 @@ use nvme_host::bench::Report;
 use nvme_host::units;
 use plotters::prelude::*;
 
-/// The chart of `report`.
+/// Returns the chart of `report`.
 pub fn chart(report: &Report) -> Chart {
     let is_ramp = report.steps.len() > 1;
     let lines = match is_ramp {
@@ -40,7 +40,7 @@ fn title(report: &Report) -> String {
     )
 }
 
-/// Latency over percentile, the x axis counting nines: 90 % at 1, 99.99 % at 4.
+/// Returns the latency over percentile, the x axis counting nines: 90 % at 1, 99.99 % at 4.
 fn percentiles(report: &Report) -> Vec<Line> {
     let (read, write) = report.total();
     let one = |direction: &nvme_host::bench::Direction| {

@@ -206,7 +206,7 @@ fn draw_in<B: DrawingBackend>(
         .map_err(|error| error.to_string())
 }
 
-/// The y axis: all points are inside, with room around them.
+/// Returns the y axis: all points are inside, with room around them.
 fn y_range(lines: &[Line]) -> Range<f64> {
     let heights = || {
         let points = lines.iter().flat_map(|line| line.points.iter());

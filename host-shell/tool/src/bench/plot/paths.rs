@@ -5,7 +5,7 @@ use nvme_host::units;
 use plotters::prelude::*;
 use serde_json::Value;
 
-/// The chart of the sequential reads of `bench --paths`.
+/// Returns the chart of the sequential reads of `bench --paths`.
 pub fn chart(report: &Value) -> Chart {
     let cases = report["cases"].as_array().map_or(&[][..], Vec::as_slice);
     let line = |way: &'static str, color| {

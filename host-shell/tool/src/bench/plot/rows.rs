@@ -5,7 +5,7 @@ use nvme_host::units;
 use plotters::prelude::*;
 use serde_json::Value;
 
-/// The chart of the cases of `bench --gather`, as they are printed.
+/// Returns the chart of the cases of `bench --gather`, as they are printed.
 pub fn chart(cases: &[Value]) -> Chart {
     let line = |name: &'static str, color, rate: fn(&Value) -> &Value| {
         let point = |case: &Value| {

@@ -33,7 +33,7 @@ const SETS: [(&str, &[&str]); 3] = [
 /// The heading of common options that belong to no set.
 const OTHERS: &str = "Other options of several commands";
 
-/// Every visible command with its options.
+/// Returns every visible command with its options.
 pub fn reference(mut root: Command) -> String {
     root.build();
     let mut uses: BTreeMap<String, usize> = BTreeMap::new();
@@ -121,7 +121,7 @@ fn common_options(common: &BTreeMap<String, String>) -> String {
     text
 }
 
-/// Names the common options of a command, whole sets by their headings.
+/// Returns names the common options of a command, whole sets by their headings.
 fn also(mut common: BTreeSet<&str>) -> String {
     let mut named = Vec::new();
     for (heading, names) in SETS {
@@ -135,7 +135,7 @@ fn also(mut common: BTreeSet<&str>) -> String {
     format!("Also {}.", named.join(", "))
 }
 
-/// The paragraph in lines, with a full stop at its end.
+/// Returns the paragraph in lines, with a full stop at its end.
 fn paragraph(text: &str) -> String {
     let text = text.trim_end();
     let end = match text.ends_with(['.', ':', '?', '!']) {
@@ -163,7 +163,7 @@ fn options(verb: &Command) -> impl Iterator<Item = &Arg> {
         .filter(|arg| !arg.is_hide_set() && arg.get_id() != "help")
 }
 
-/// One option: how it is written, what it means, what it may be.
+/// Formats one option: its syntax, its meaning, its values.
 fn item(arg: &Arg) -> String {
     let takes_value = arg.get_action().takes_values();
     let names = arg.get_value_names().unwrap_or_default();

@@ -7,7 +7,7 @@ use std::io;
 use std::ops::RangeInclusive;
 use std::os::fd::{AsRawFd, BorrowedFd};
 
-/// `_IO(';', n)`.
+/// Returns `_IO(';', n)`.
 const fn number(n: u32) -> libc::c_ulong {
     (((b';' as u32) << 8) | n) as libc::c_ulong
 }
@@ -98,7 +98,7 @@ fn call<T>(iommufd: &File, number: libc::c_ulong, argument: &mut T) -> io::Resul
     }
 }
 
-/// A new address space; its number.
+/// Allocates an address space and returns its number.
 pub fn alloc(iommufd: &File) -> io::Result<u32> {
     let mut alloc = Alloc {
         size: size_of::<Alloc>() as u32,
@@ -109,7 +109,8 @@ pub fn alloc(iommufd: &File) -> io::Result<u32> {
     Ok(alloc.ioas)
 }
 
-/// The addresses that may be mapped in `ioas`: what its devices' IOMMU translates, without reserved ones.
+/// Returns the addresses that may be mapped in `ioas`: what its devices' IOMMU translates, without reserved
+/// ones.
 pub fn ranges(iommufd: &File, ioas: u32) -> io::Result<Vec<RangeInclusive<u64>>> {
     /// More than any machine has.
     const MOST: u32 = 4096;

@@ -148,7 +148,7 @@ impl Ioas {
         Ok(device)
     }
 
-    /// The addresses that the IOMMU of the attached devices translates, reserved ones left out.
+    /// Returns the addresses that the IOMMU of the attached devices translates, reserved ones left out.
     pub fn ranges(&self) -> Result<Vec<RangeInclusive<u64>>> {
         calls::ranges(&self.file, self.number).map_err(Error::system("IOMMU_IOAS_IOVA_RANGES"))
     }
