@@ -919,16 +919,18 @@ nvme_gpu_status nvme_gpu_device_queues(struct nvme_gpu_t *store,
                                        struct nvme_gpu_device_t **device);
 
 /*
- Before launches of kernels that use the queues: until nvme_gpu_device_end() the library leaves them alone. Result
- cells are zeroed. May be called several times, also by several threads; each needs its own end. Waits while the
+ Begins the use of the queues by kernels; call it before their launch. Until
+ nvme_gpu_device_end() the library leaves the queues alone. Result cells are zeroed. May be
+ called several times, also by several threads; each call needs its own end. Waits while the
  controller is being reset. Errors: NVME_GPU_ERROR_GONE.
  */
 nvme_gpu_status nvme_gpu_device_begin(struct nvme_gpu_device_t *device);
 
 /*
- After those kernels have ended: synchronise their streams before. The last end ends commands that kernels gave up:
- it takes late completions, aborts, and resets the controller when that does not help. `*ended` gets their number,
- unless `ended` is NULL.
+ Ends a nvme_gpu_device_begin(), after those kernels have ended: synchronise their streams
+ before. The last end ends commands that kernels gave up: it reaps late completions, aborts, and
+ resets the controller when that does not help. `*ended` receives their number, unless `ended` is
+ NULL.
 
  A reset that the controller needs for another reason waits for the end, 3 time-outs and 2 s; then the queues are of
  no use any more. Errors: NVME_GPU_ERROR_USAGE without a begin; NVME_GPU_ERROR_GONE.
