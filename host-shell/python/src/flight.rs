@@ -64,6 +64,8 @@ impl Flight {
         let outcome = self.pending.outcome()?;
         if self.pending.is_captured() {
             let ended = self.pending.ended();
+            // The swap lets one of several threads report a run of a captured flight: each run's outcome is
+            // raised once, even if two calls of Python look at the same time.
             if self.seen.swap(ended, Ordering::AcqRel) == ended {
                 return None;
             }

@@ -52,6 +52,8 @@ fn pool() -> &'static Pool {
         line: Mutex::default(),
         come: Condvar::new(),
     }));
+    // Release on success: a thread that loads the pointer with acquire sees the whole pool. A child of `fork`
+    // replaces the parent's pool, which it leaks: its threads do not exist in the child.
     match POOL.compare_exchange(known, new, Ordering::AcqRel, Ordering::Acquire) {
         Ok(_) => {
             UNDER_WAY.store(0, Ordering::Relaxed);
@@ -183,6 +185,8 @@ impl Drop for AtEnd {
                 "a thread of the library panicked",
             ))));
         }
+        // Release: pairs with the acquire in `is_done`. The result is stored before, so a thread that sees the
+        // flag without the lock, such as a poll from Python, can take the outcome at once.
         self.0.is_done.store(true, Ordering::Release);
         UNDER_WAY.fetch_sub(1, Ordering::AcqRel);
         self.0.end.notify_all();

@@ -34,7 +34,9 @@ impl UnitStates {
             state if state == BUSY - 1 => Some(1 | BUSY),
             state => Some((state + 1) | BUSY),
         };
-        // Acquire: pairs with `end_write` of the write before, on another thread.
+        // Acquire: pairs with the release in `end_write` of the write before, possibly on another thread. Its
+        // command has completed then, so the two writes of the unit can never be in flight together and end in
+        // either order.
         let before = state.fetch_update(Ordering::Acquire, Ordering::Relaxed, next);
         next(before.ok()?).map(|state| state & !BUSY)
     }
@@ -42,12 +44,16 @@ impl UnitStates {
     /// Notes that the write that began has ended well.
     pub fn end_write(&self, unit: u64) {
         if let Some(state) = self.0.get(unit as usize) {
-            // Release: pairs with `content` and `begin_write`.
+            // Release: pairs with the acquire loads of `content` and `begin_write`. A thread that sees the unit
+            // no longer busy may rely on the completion of this write, and may compare what it reads with its
+            // data.
             state.fetch_and(!BUSY, Ordering::Release);
         }
     }
 
     /// Returns what the unit holds; none before its first write, and while one is under way.
+    // Acquire: pairs with the release in `end_write`. A read that is submitted after this load finds at least
+    // the data of that generation, because the write had completed before the flag was cleared.
     pub fn content(&self, unit: u64) -> Option<UnitContent> {
         let state = self.0.get(unit as usize)?.load(Ordering::Acquire);
         (state != 0 && state & BUSY == 0).then_some(UnitContent(state))

@@ -104,6 +104,8 @@ impl Copier {
             Ok(())
         });
         if done.is_err() {
+            // Release: pairs with the acquire in `is_lost`. The simulated controller asks for it after each
+            // transfer, and must then fail the command rather than complete it with data that was never copied.
             self.lost.store(true, Ordering::Release);
         }
     }

@@ -141,6 +141,8 @@ impl LentQueues {
 
     /// True if a reset has ended commands since the last call: their cells have to be cleared.
     pub fn take_fresh(&self) -> bool {
+        // The swap takes the flag and, by its acquire half, sees the recovered queue states that the reset
+        // stored before it set the flag. The caller clears the cells before the next launch uses them.
         self.fresh.swap(false, Ordering::AcqRel)
     }
 
@@ -171,6 +173,8 @@ impl LentQueues {
                 return Ok(recovered);
             }
         }
+        // Release: pairs with `take_fresh`. Cells of commands that were aborted may hold an old result, which
+        // the next launch would take for the end of its own command.
         self.fresh.store(true, Ordering::Release);
         Ok(recovered)
     }
@@ -294,6 +298,8 @@ impl Lent for Hook {
 
     fn resume(&mut self, works: bool) {
         if let Some(users) = &self.users {
+            // Acquire: pairs with the release in `end`. A queue whose state could not be recovered stays
+            // closed, since the GPU would otherwise reuse commands that the controller no longer knows.
             users.resume(works && !self.dead.load(Ordering::Acquire));
         }
     }

@@ -27,6 +27,9 @@ impl Bar {
     }
 
     fn left(&self) -> bool {
+        // Acquire: pairs with the release store of the thread that left. From then on every register reads as
+        // ones, as those of an unplugged device do, and no write may reach a controller that another process
+        // could open.
         self.2.load(Ordering::Acquire)
     }
 }

@@ -49,6 +49,8 @@ fn threads() -> Result<&'static Threads, Fault> {
         process: ProcessMark::here(),
         pool,
     }));
+    // Release on success: a thread that loads the pointer with acquire sees the whole pool. A child of `fork`
+    // replaces the parent's pool, whose threads do not exist in the child.
     match THREADS.compare_exchange(known, new, Ordering::AcqRel, Ordering::Acquire) {
         // SAFETY: just leaked.
         Ok(_) => Ok(unsafe { &*new }),

@@ -77,7 +77,8 @@ fn answer(words: &QueueWords, stop: &AtomicBool) -> u64 {
     let cell = unsafe { &*(words.cq as usize as *const [AtomicU64; 2]) };
     let (mut seen, mut wrong, mut idle) = (0, 0, 0u32);
     while !stop.load(Ordering::Relaxed) {
-        // Acquire: pairs with the other end's release: the payload is there.
+        // Acquire: pairs with the release store of the flag by the other end, which stored the payload before
+        // it. A payload that differs from the flag is counted as a violation of exactly this order.
         let now = flag.load(Ordering::Acquire);
         if now == seen {
             idle = idle.saturating_add(1);
@@ -94,7 +95,8 @@ fn answer(words: &QueueWords, stop: &AtomicBool) -> u64 {
             .all(|word| word.load(Ordering::Relaxed) as u32 == now);
         wrong += u64::from(!whole);
         cell[0].store(0, Ordering::Relaxed);
-        // Release: pairs with the other end's acquire.
+        // Release: pairs with the acquire load of the other end: the first word of the cell is visible before
+        // the second, which announces the round.
         cell[1].store(u64::from(now), Ordering::Release);
     }
     wrong

@@ -145,8 +145,9 @@ impl Lane {
             }
         }
         self.sent += count;
-        // SAFETY: a doorbell of the pages.
-        // Release: pairs with the controller's acquire: the entries are there.
+        // SAFETY: a doorbell of the pages. Release: pairs with the controller's acquire load of the tail. The
+        // entries up to `sent` are visible before the doorbell, as a driver's write barrier would ensure on a
+        // real drive.
         unsafe { &*self.tail_doorbell }.store(self.sent as u32 & self.mask, Ordering::Release);
         true
     }
@@ -167,8 +168,8 @@ impl Lane {
         if self.done == before {
             return Ok(false);
         }
-        // SAFETY: a doorbell of the pages.
-        // Release: pairs with the controller's acquire: what is freed has been read.
+        // SAFETY: a doorbell of the pages. Release: pairs with the controller's acquire load of the head. The
+        // freed completions have been read before, so the controller may overwrite their entries.
         unsafe { &*self.head_doorbell }.store(self.done as u32 & self.mask, Ordering::Release);
         Ok(true)
     }
@@ -178,8 +179,9 @@ impl Lane {
     fn is_posted(&self, sequence: u64) -> Result<bool> {
         let index = sequence as u32 & self.mask;
         let phase = (sequence / (u64::from(self.mask) + 1)).is_multiple_of(2);
-        // SAFETY: index <= mask, so the entry's upper word lies in the ring.
-        // Acquire: pairs with the controller's post.
+        // SAFETY: index <= mask, so the entry's upper word lies in the ring. Acquire: pairs with the
+        // controller's post of that word, whose phase tag says that the entry is new; nothing of it may be read
+        // before.
         let upper = unsafe { &*self.cq.add(index as usize * 2 + 1) }.load(Ordering::Acquire);
         if (upper >> 48 & 1 == 1) != phase {
             return Ok(false);

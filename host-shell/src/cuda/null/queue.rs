@@ -90,8 +90,8 @@ impl Queue {
     /// Returns the entries that wait, or a fault.
     #[inline(always)]
     fn waiting(&self) -> std::result::Result<u32, Fault> {
-        // SAFETY: a doorbell of the pages.
-        // Acquire: pairs with the driver's release before it rings: the entries are there.
+        // SAFETY: a doorbell of the pages. Acquire: pairs with the driver's release store of the tail. The
+        // driver wrote the entries before it rang, so they may be fetched once the new tail is seen.
         let tail = unsafe { &*self.tail_doorbell }.load(Ordering::Acquire);
         if tail > self.mask {
             return Err(self.fault(format!("a tail doorbell of {tail}")));
@@ -106,8 +106,8 @@ impl Queue {
         if room >= wanted || self.heedless {
             return Ok(room.max(wanted));
         }
-        // SAFETY: a doorbell of the pages.
-        // Acquire: pairs with the driver's release: it has read what it frees.
+        // SAFETY: a doorbell of the pages. Acquire: pairs with the driver's release store of the head. The
+        // driver has read the completions that it frees, so their entries may be overwritten.
         let freed = unsafe { &*self.head_doorbell }.load(Ordering::Acquire);
         let posted = self.tail.wrapping_sub(self.freed) & self.mask;
         if freed > self.mask || freed.wrapping_sub(self.freed) & self.mask > posted {
@@ -256,8 +256,9 @@ impl Queue {
 #[inline(always)]
 unsafe fn store_cqe(cell: *mut u64, upper: u64) {
     use std::arch::x86_64::{_mm_set_epi64x, _mm_store_si128};
-    // x86 stores in order, so the entries before are visible first; one store writes both words.
-    // SAFETY: the caller vouches for the cell.
+    // x86 stores become visible in program order, so the driver sees the data of a read before its completion;
+    // and one store writes both words, so it never sees a new phase tag with an old identifier. SAFETY: the
+    // caller vouches for the cell.
     unsafe { _mm_store_si128(cell.cast(), _mm_set_epi64x(upper as i64, 0)) };
 }
 
@@ -269,7 +270,8 @@ unsafe fn store_cqe(cell: *mut u64, upper: u64) {
     // SAFETY: the caller vouches for the cell, which is reached through atomics.
     let cell = unsafe { &*cell.cast::<[AtomicU64; 2]>() };
     cell[0].store(0, Ordering::Relaxed);
-    // Release: pairs with the driver's acquire once it sees the phase tag.
+    // Release: pairs with the driver's acquire load of this word. Once the driver sees the phase tag it may
+    // read the other word and the data that the completion announces.
     cell[1].store(upper, Ordering::Release);
 }
 

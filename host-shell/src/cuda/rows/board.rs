@@ -99,7 +99,8 @@ impl Board {
 
     /// Counts a write that has ended.
     pub fn wrote(&self) {
-        // Release: pairs with the load of a gather, which reads what was written.
+        // Release: pairs with the acquire load of the count by a gather's kernel. A gather that sees the new
+        // count also reads the bytes that were written, and treats older lines of its cache as stale.
         self.written.fetch_add(1, Ordering::Release);
     }
 
@@ -110,7 +111,8 @@ impl Board {
 
     /// Returns the number of launches with summary `index` that have ended.
     pub fn ended(&self, index: u32) -> u32 {
-        // Acquire: pairs with the fence of the launch's last block; its rows are there.
+        // Acquire: pairs with the system-scope fence of the launch's last block. A host thread that sees the
+        // count grow may read the rows that all blocks stored, and the failures of the summary.
         let summary = self.summaries.get(index as usize);
         summary.map_or(0, |summary| summary.ended.load(Order::Acquire, Scope::Sys))
     }

@@ -146,6 +146,8 @@ impl RowsState {
 impl Users for RowsState {
     /// Closes the gate and waits until no group is inside; whether none is. No call into the driver.
     fn stop(&self) -> bool {
+        // A reset stops every queue, and each calls this; only the first one closes the gate and waits. The
+        // flags are atomics because the watch thread and a closing store may both be here.
         if self.is_stopped.swap(true, Ordering::AcqRel) {
             return !self.is_stuck.load(Ordering::Acquire);
         }

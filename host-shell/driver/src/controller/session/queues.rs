@@ -136,6 +136,9 @@ impl Session {
 
     /// Performs a normal shutdown, once: the controller saves its state and stops accessing memory.
     pub fn shut_down(&self) -> Result<()> {
+        // The swap decides which of several callers shuts down: a handle that is dropped on another thread, or
+        // the session itself. SeqCst is stronger than needed; this runs once, and the admin lock below orders
+        // everything else.
         if self.closed.swap(true, Ordering::SeqCst) {
             return Ok(());
         }

@@ -120,6 +120,9 @@ impl Drop for Mapping {
     fn drop(&mut self) {
         let _changes = crate::lock::lock(&CHANGES);
         if let Some(slot) = TABLE.get(self.slot) {
+            // Release, as in `take_slot`: a handler that loads 0 skips the slot. Cleared before munmap below,
+            // so that the handler never puts pages over an address range that another mapping may already have
+            // reused.
             slot.start.store(0, Ordering::Release);
         }
         // SAFETY: our own mapping, or the pages that we put in its place; its owner is going away.
@@ -134,7 +137,8 @@ fn take_slot(start: usize, len: usize) -> Option<usize> {
         .position(|slot| slot.start.load(Ordering::Relaxed) == 0)?;
     TABLE[slot].end.store(start + len, Ordering::Relaxed);
     TABLE[slot].lost.store(false, Ordering::Relaxed);
-    // Release: pairs with the handler's load; it sees the end that belongs to this start.
+    // Release: pairs with the acquire load of `start` in the signal handler. The handler then also sees the
+    // `end` that was stored before, and does not cover pages past this mapping by the end of an earlier one.
     TABLE[slot].start.store(start, Ordering::Release);
     Some(slot)
 }
@@ -150,6 +154,9 @@ fn cover(at: usize, len: usize) -> bool {
             len,
             libc::PROT_READ | libc::PROT_WRITE,
             libc::MAP_PRIVATE | libc::MAP_FIXED,
+            // Acquire: pairs with the store in `install`, so that the descriptor refers to the finished file of
+            // ones. A signal handler may run at any instruction, also on another thread than the one that
+            // installed it.
             ONES_FILE.load(Ordering::Acquire),
             0,
         )
@@ -195,7 +202,9 @@ extern "C" fn on_bus_error(
     // SAFETY: the kernel hands in the information of this signal.
     let address = unsafe { (*info).si_addr() }.addr();
     for slot in &TABLE {
-        // Acquire: pairs with `take_slot`.
+        // Acquire: pairs with the release store in `take_slot`. The `end` that is loaded below belongs to this
+        // `start`; without the pairing the handler could test the address against the end of a mapping that had
+        // the slot before.
         let start = slot.start.load(Ordering::Acquire);
         if start == 0 || address < start || address >= slot.end.load(Ordering::Relaxed) {
             continue;

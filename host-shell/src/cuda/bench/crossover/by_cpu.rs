@@ -139,7 +139,8 @@ impl Shared {
 
     /// True if all rows of a chunk are in memory.
     pub fn is_whole(&self, chunk: u32) -> bool {
-        // Acquire: pairs with the release of the threads that counted its rows down.
+        // Acquire: pairs with the release of every thread that counted rows down. The launching thread then
+        // sees all their sources, and the copy kernel that it launches finds every row in its slot.
         self.left[chunk as usize].load(Ordering::Acquire) == 0
     }
 
@@ -150,12 +151,15 @@ impl Shared {
 
     /// Frees the slots of one more chunk.
     pub fn free_slots(&self) {
-        // Release: the GPU has read them.
+        // Release: pairs with the acquire in `may_begin`. The GPU has read the rows of that chunk, so a worker
+        // that sees the count may have the drive overwrite their slots.
         self.copied.fetch_add(1, Ordering::Release);
     }
 
     pub fn fail(&self, error: Error) {
         lock(&self.failure).get_or_insert(error);
+        // Release: pairs with the acquire in `check`. The error is stored under its lock before, so that the
+        // thread which finds the flag set and ends the batch also finds the cause.
         self.has_failed.store(true, Ordering::Release);
     }
 
@@ -250,7 +254,9 @@ impl Worker {
                 first = part.end;
                 self.look_up(shared, plan, chunk, part, step)?;
             }
-            // Release: what this thread did to the index is there for the next chunk.
+            // Release: pairs with the acquire in `may_begin`. Everything that this thread looked up and claimed
+            // in the index is visible to threads that begin with the next chunk, which must not see lines that
+            // this chunk still moves.
             shared.looked[chunk as usize].fetch_add(1, Ordering::Release);
             step()?;
         }
@@ -264,7 +270,8 @@ impl Worker {
 
     /// True if the slots of a chunk are free, and the previous chunk has finished with the index.
     fn may_begin(shared: &Shared, plan: &Plan, chunk: u32) -> bool {
-        // Acquire: pairs with the release when slots were copied, and when shares were looked up.
+        // Acquire: pairs with the release in `free_slots`, and with that of each thread that has looked its
+        // share up. Without it a row of this chunk could be read into a slot that the GPU still copies from.
         let has_slots = chunk < shared.copied.load(Ordering::Acquire) + REGIONS;
         let before = chunk
             .checked_sub(1)
@@ -301,7 +308,8 @@ impl Worker {
             }
         }
         if all > misses {
-            // Release: the sources are there.
+            // Release: pairs with the acquire in `is_whole`: the sources of these rows, which are lines of the
+            // cache, are stored before the count reaches zero and the copy is launched.
             shared.left[chunk as usize].fetch_sub((all - misses) as u32, Ordering::Release);
         }
         if misses == 0 {
@@ -365,6 +373,8 @@ impl Worker {
         let taken = self.queue.poll_batch(DEPTH as usize, |done| {
             let chunk = chunk_of[usize::from(done.cid.0) % SLOTS];
             if chunk != of && count > 0 {
+                // Release: as below, for the completions of the chunk before, which one poll may return
+                // together with those of this one.
                 shared.left[of as usize].fetch_sub(count, Ordering::Release);
                 count = 0;
             }
@@ -379,7 +389,8 @@ impl Worker {
             return Err(self.queue.error_of(&done, "a read of a row"));
         }
         if count > 0 {
-            // Release: the rows are in their slots.
+            // Release: pairs with the acquire in `is_whole`. The completions say that the rows are in their
+            // slots; the thread that sees zero launches the copy that reads them.
             shared.left[of as usize].fetch_sub(count, Ordering::Release);
         }
         Ok(())

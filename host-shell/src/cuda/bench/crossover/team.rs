@@ -74,6 +74,8 @@ impl Team {
         self.baton.wanted.store(wanted, Ordering::Release);
         self.baton.changed.notify_all();
         let mut wait = Wait::begin();
+        // Acquire: pairs with the workers' increments. Once all are ready they spin on `turn`, so that waking
+        // them is not part of the time that is measured.
         while self.baton.ready.load(Ordering::Acquire) != wanted {
             wait.look()?;
         }
@@ -85,7 +87,8 @@ impl Team {
         self.baton.shared.begin(&plan);
         *lock(&self.baton.plan) = plan;
         self.baton.done.store(0, Ordering::Relaxed);
-        // Release: the plan is there.
+        // Release: pairs with the acquire of `turn` in `serve`. A worker that sees the new turn finds the plan
+        // of this batch, and the count of finished workers reset to zero.
         self.baton.turn.fetch_add(1, Ordering::Release);
     }
 
@@ -133,7 +136,8 @@ impl Baton {
                     self.shared.fail(error);
                     worker.settle();
                 }
-                // Release: all that it did to the index is there.
+                // Release: pairs with the acquire in `is_done`. The launching thread ends the batch when it has
+                // seen all workers, and reads the index and the counters that they changed.
                 self.done.fetch_add(1, Ordering::Release);
             }
             self.ready.fetch_sub(1, Ordering::AcqRel);
