@@ -6,6 +6,7 @@ use crate::common::output;
 use clap::{Args, ValueEnum};
 use clap_complete::Shell;
 use nvme_host::{Error, Result};
+use std::fs;
 use std::path::PathBuf;
 
 /// Print a shell's completions for nvme-gpu
@@ -55,15 +56,31 @@ impl Man {
         }
         match self.dir {
             Some(dir) => {
-                clap_mangen::generate_to(root, &dir).map_err(Error::file("write pages into", dir))
+                let page = dir.join(format!("{}.1", root.get_name()));
+                clap_mangen::generate_to(root, &dir)
+                    .map_err(Error::file("write pages into", dir))?;
+                let text = fs::read_to_string(&page).map_err(Error::file("read", &page))?;
+                fs::write(&page, with_lists(&text)).map_err(Error::file("write", &page))
             }
             None => {
                 let mut page = Vec::new();
                 clap_mangen::Man::new(root)
                     .render(&mut page)
                     .map_err(Error::file("write", "the manual page"))?;
-                output::bytes(&page)
+                output::bytes(with_lists(&String::from_utf8_lossy(&page)).as_bytes())
             }
         }
     }
+}
+
+/// Returns the page with the lists of its section EXTRA as they are typed: troff would fill their lines into paragraphs.
+fn with_lists(page: &str) -> String {
+    let Some((head, rest)) = page.split_once(".SH EXTRA\n") else {
+        return page.to_owned();
+    };
+    let (lists, tail) = match rest.find("\n.SH ") {
+        Some(end) => rest.split_at(end + 1),
+        None => (rest, ""),
+    };
+    format!("{head}.SH DEVICES AND EXIT CODES\n.nf\n{lists}.fi\n{tail}")
 }

@@ -118,11 +118,18 @@ fn manual_pages_are_printed_and_written() {
     let folder = Folder::new(Place::Embedded);
     let page = folder.ok(&["man"]);
     assert!(page.contains(".TH nvme-gpu 1"), "{page}");
+    // The list of devices keeps its lines.
+    let lists = ".SH DEVICES AND EXIT CODES\n.nf\nDevices:\n";
+    assert!(
+        page.contains(lists) && page.contains(".fi\n.SH VERSION"),
+        "{page}"
+    );
     std::fs::create_dir(folder.path("man1")).unwrap();
     folder.ok(&["man", "man1"]);
     for name in ["nvme-gpu.1", "nvme-gpu-read.1", "nvme-gpu-io-passthru.1"] {
         let page = String::from_utf8(bytes(&folder.path("man1").join(name))).unwrap();
         assert!(page.contains(".SH NAME"), "{name}");
+        assert_eq!(page.contains(lists), name == "nvme-gpu.1", "{name}");
     }
     folder.fails(&["man", "no/folder"], 4, "no/folder");
 }
