@@ -1,4 +1,5 @@
-//! cuBLAS, looked up at run time, as a baseline: products of matrices that lie row after row.
+//! cuBLAS, looked up at run time, as a baseline for matrix products in row-major order. Nothing but measurements
+//! depends on it; without the library they leave this line out.
 // UNSAFETY: loads a library and makes functions of its symbols.
 #![allow(unsafe_code)]
 

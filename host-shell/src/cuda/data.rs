@@ -1,4 +1,5 @@
-//! Data memory that the controller and the GPU reach, wherever it lies.
+//! Data memory that both the controller and the GPU can access, wherever the tier places it: host memory, GPU
+//! memory, or memory inside the controller. It is unmapped from the controller before it is freed.
 
 #[cfg(feature = "sim")]
 use super::copier::Copier;

@@ -1,4 +1,5 @@
-//! The driver and one GPU: found, checked and opened, with one clear line for each way that can fail.
+//! The CUDA driver and one GPU of it: found, checked and opened, with one clear error for each step that can fail.
+//! The library is loaded at run time, so that the same program runs on machines without a GPU.
 // UNSAFETY: calls into the CUDA driver library.
 #![allow(unsafe_code)]
 

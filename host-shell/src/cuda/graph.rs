@@ -1,4 +1,5 @@
-//! Work of a stream as a graph, which is launched as often as one likes.
+//! Work of a stream captured as a CUDA graph, which can be launched any number of times. Memory that the captured
+//! work uses has to outlive the graph: see `captured`.
 // UNSAFETY: calls into the CUDA driver library with handles.
 #![allow(unsafe_code)]
 

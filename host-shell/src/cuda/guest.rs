@@ -1,4 +1,6 @@
-//! Being a guest in a process that uses CUDA itself: what a call changes of its thread is put back.
+//! Saves and restores the thread's CUDA context and capture mode around our calls into the driver. We are a guest
+//! in processes that use CUDA themselves, such as PyTorch: a call of ours that left another context current would
+//! make their next call fail or use the wrong GPU.
 // UNSAFETY: calls into the CUDA driver library.
 #![allow(unsafe_code)]
 

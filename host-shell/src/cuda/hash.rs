@@ -1,4 +1,4 @@
-//! The kernel that hashes chunks of memory, and words of the host that the GPU writes.
+//! The kernel that hashes chunks of GPU memory by XXH3, and the words of host memory that it writes the hashes to.
 // UNSAFETY: launches a kernel over addresses that the caller vouches for; reads words that the GPU has written.
 #![allow(unsafe_code)]
 

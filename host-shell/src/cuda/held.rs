@@ -1,4 +1,5 @@
-//! Data memory of launches, kept for as long as a command or a kernel may reach it.
+//! Data memory of launches, kept alive for as long as a command or a kernel may access it. A launch that was
+//! abandoned has no end that could be waited for: only a proof that the controller is quiet frees it.
 
 use std::sync::Arc;
 

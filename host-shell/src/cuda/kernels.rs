@@ -1,4 +1,5 @@
-//! The embedded kernels: compiled by the driver for the GPU at hand, and launched.
+//! The embedded kernels: the driver compiles their PTX for the GPU at hand when they are loaded. The kernel over
+//! shared queues also exists with few registers, of which more warps fit onto the GPU.
 // UNSAFETY: launches kernels over addresses that the caller vouches for.
 #![allow(unsafe_code)]
 

@@ -1,4 +1,4 @@
-//! Memory of a caller that is registered with a GPU.
+//! Memory of a caller that is registered with a GPU for as long as the registration lives.
 // UNSAFETY: registers memory that the caller vouches for.
 #![allow(unsafe_code)]
 

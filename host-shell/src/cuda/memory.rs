@@ -1,4 +1,5 @@
-//! Memory of the GPU that this process allocates, and copies between it and slices of the host.
+//! GPU memory that this process allocates, and copies between it and slices of the host. Freeing it calls the
+//! driver, which a thread that a kernel waits for must not do: see `leftovers`.
 // UNSAFETY: copies take raw addresses.
 #![allow(unsafe_code)]
 

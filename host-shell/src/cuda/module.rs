@@ -1,4 +1,5 @@
-//! Images for the GPU: PTX or a cubin, loaded by the driver, and launches of kernels in them.
+//! Code for the GPU: PTX or a cubin, loaded by the driver, and launches of the kernels in it. Kernels are loaded
+//! eagerly, because one that is loaded at its first launch waits for kernels that are running, possibly forever.
 // UNSAFETY: calls into the CUDA driver library with handles and launch parameters.
 #![allow(unsafe_code)]
 

@@ -1,5 +1,5 @@
-//! How memory of the host becomes memory that a GPU reaches: it is registered, or allocated by the driver where that
-//! registers none, as with confidential computing.
+//! Pinned host memory for a GPU: it is registered with the driver, or allocated by the driver where that registers
+//! none, as under confidential computing.
 // UNSAFETY: allocates and frees memory of the driver.
 #![allow(unsafe_code)]
 

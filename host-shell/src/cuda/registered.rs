@@ -1,7 +1,7 @@
-//! Memory of the host's side that the GPU reaches: registered pages and doorbells.
+//! Host memory that the GPU can access: registered pages, doorbells and other I/O memory.
 //!
-//! Invariant: what is registered stays mapped until it is not registered any more; each registration
-//! keeps the owner of its memory.
+//! Invariant: memory stays mapped in this process until its registration has ended; each registration keeps the
+//! owner of its memory alive.
 // UNSAFETY: registrations and copies take raw addresses.
 #![allow(unsafe_code)]
 

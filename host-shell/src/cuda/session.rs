@@ -1,4 +1,5 @@
-//! A controller, queues that the GPU drives, and data memory: everything that a command of the CLI needs.
+//! A controller, queues that the GPU drives, and data memory: everything that a command of the CLI needs, opened,
+//! used and closed in one place. Stores use the parts directly.
 
 use super::bench::Mode;
 use super::data::GpuData;

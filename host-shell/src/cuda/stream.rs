@@ -1,4 +1,6 @@
-//! Streams and events: work in order, timed, and watched with a deadline of the host.
+//! Streams and events of CUDA: work in order, its duration, and waits with a deadline of the host. The driver's own
+//! waits have no deadline, so everything here polls; past the deadline the kernel may still run, and the memory
+//! that it uses must stay valid.
 // UNSAFETY: calls into the CUDA driver library with handles.
 #![allow(unsafe_code)]
 

@@ -1,4 +1,5 @@
-//! Descriptions of matrices for the units of the GPU that copy tiles (TMA).
+//! Tensor maps: descriptions of matrices for the Tensor Memory Accelerator (TMA), the unit of the GPU that copies
+//! tiles.
 // UNSAFETY: calls into the CUDA driver library with pointers to this module's own values.
 #![allow(unsafe_code)]
 

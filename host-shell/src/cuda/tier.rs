@@ -1,4 +1,6 @@
-//! How near the GPU gets to a controller: which tier is used, and why not a higher one.
+//! Selection of the tier, which is how directly the GPU drives a controller: tier 0 by doorbells that a host thread
+//! relays, 1 by mapped doorbells, 2 with data in GPU memory, 3 with rings in GPU memory. The reason why no higher
+//! tier is used is kept for messages.
 
 use super::data::GpuData;
 use super::driver::{Gpu, Order};

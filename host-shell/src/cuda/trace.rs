@@ -1,4 +1,5 @@
-//! What kernels recorded: events in memory that both sides map, as text and as a trace for Perfetto.
+//! Events that kernels recorded, in memory that both sides map: as text, and as a trace for Perfetto. A ring keeps
+//! the newest events; the number of replaced ones is reported.
 // UNSAFETY: records are read out of memory that a GPU wrote.
 #![allow(unsafe_code)]
 

@@ -1,7 +1,7 @@
-//! Which tensors make a layer, by their names.
+//! Division of tensors into layers, by their names.
 //!
-//! The names are a file's, and there may be as many as fit into its header: each is looked at once, and looked up by
-//! bisection or by its hash.
+//! The names come from a file, which may have as many as fit into its header: each is examined once, and looked up
+//! by bisection or by its hash, so that a hostile header costs no quadratic time.
 
 use super::plan::{LayerPlan, Layers};
 use crate::catalog::Entry;

@@ -1,4 +1,4 @@
-//! Which chunks of a manifest lie in the memory of a layer.
+//! The chunks of a manifest that lie in the memory of a layer.
 
 use super::chunk::LayerChunk;
 use super::plan::{LayerPlan, Layers};

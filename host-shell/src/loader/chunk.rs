@@ -1,4 +1,4 @@
-//! Chunks of a manifest in memory, and whether they are there.
+//! Chunks of a manifest in memory, and their comparison with it.
 
 use crate::error::{Error, Result};
 use crate::manifest::Chunk;

@@ -1,4 +1,5 @@
-//! Layers in memory of the host, read by threads of the store.
+//! Layers in host memory, read by threads of the store. A buffer belongs to its read until that has ended, even if
+//! the layer is dropped before: the drive may still write to it.
 
 use super::chunk;
 use super::plan::LayerPlan;

@@ -1,4 +1,4 @@
-//! How layers are loaded, and what brings them.
+//! Options of loading layers, and the data path that results from them.
 
 use super::plan::Layers;
 use crate::error::{Error, Result};

@@ -1,4 +1,5 @@
-//! The order in which layers are asked for: given, or learned from the first pass.
+//! Read-ahead schedule of layers: the order in which they are requested is given, or learned from the first pass,
+//! which ends when its first layer is requested again.
 
 use super::LayerOrder;
 use crate::error::{Error, Result};

@@ -1,4 +1,5 @@
-//! Which bytes of a store make a layer, and where its tensors lie in the layer's memory.
+//! Layout of layers: the bytes of a store that make a layer, the reads that fetch them, and the positions of the
+//! tensors in the layer's memory.
 
 use super::chunk::LayerChunk;
 use crate::catalog::{Dtype, Entry};

@@ -1,4 +1,5 @@
-//! Which rows make a batch: shuffled by a permutation of our own, and shared out among processes.
+//! Batches of rows: shuffled by a seeded permutation that is computed and not stored, and divided among the
+//! processes of a distributed training, so that all of them agree without communication.
 
 use crate::error::{Error, Result};
 use nvme_units::SplitMix;

@@ -1,5 +1,6 @@
-//! The machine that a controller is in: PCI functions, their state in sysfs, their connections, and the
-//! findings of `doctor`.
+//! The machine that a controller is in: PCI functions, their state in sysfs, their connections, the tiers that
+//! these allow, and the findings of `doctor`. Everything is read; binding a function to another driver is the
+//! subject of `sysfs` in the driver crate.
 
 pub mod doctor;
 mod kernel;

@@ -1,4 +1,5 @@
-//! Many reads and writes of one call, with the commands of all of them in flight together.
+//! Many reads and writes of one call, with the commands of all of them in flight together. Transfers that overlap
+//! are ordered, since a drive may execute commands in flight in any order.
 
 use super::engine::{self, After, Work};
 use super::lane::Op;

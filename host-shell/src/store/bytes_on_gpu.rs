@@ -1,4 +1,5 @@
-//! Bytes of a store from and to GPU memory, on the caller's stream: as rows of a table, or as ranges that the GPU splits.
+//! Transfers of bytes between a store and GPU memory, on the caller's stream: as rows of a table, or as ranges that
+//! the GPU itself splits into commands. Ranges that are no whole blocks are completed by the host.
 // UNSAFETY: requests hold addresses of GPU memory, for which the caller vouches.
 #![allow(unsafe_code)]
 

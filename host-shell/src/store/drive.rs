@@ -1,4 +1,5 @@
-//! Lanes over queues of our own driver: each command moves a buffer of DMA memory of this process.
+//! Lanes over queues of our own driver. Each command moves one buffer of DMA memory, from or into which the
+//! caller's bytes are copied, because a drive can only reach memory that is mapped for it.
 
 use super::lane::{Command, Ended, Failure, LARGE_BYTES, LARGE_SLOTS, Lane, Op, Pool, SMALL_BYTES};
 use super::member::Member;

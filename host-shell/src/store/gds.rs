@@ -1,4 +1,5 @@
-//! Reads of a file into GPU memory by cuFile.
+//! Reads of a file into GPU memory by cuFile. They are an addition to the host threads that read files, and a read
+//! that cuFile refuses is carried out by those, unless the user requires cuFile.
 // UNSAFETY: reads go to addresses of GPU memory, for which the caller vouches.
 #![allow(unsafe_code)]
 

@@ -1,4 +1,5 @@
-//! Queues of a store's drive for kernels that the caller launches.
+//! Queues of a store's drive for kernels that the caller launches. The store only reserves and creates them; what
+//! those kernels write is not ordered with the store's own calls.
 
 use super::Store;
 use super::with_gpu::ForKernels;

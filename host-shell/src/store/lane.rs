@@ -1,4 +1,5 @@
-//! A queue with the buffers of its commands, and the pool that calls take such lanes from.
+//! A lane is a queue with the buffers of its commands, used by one call at a time; the pool lends lanes to calls. A
+//! call gets at most half of them, so that a long call cannot keep all others waiting.
 
 use crate::error::{Error, Result};
 use crate::lock::lock;

@@ -1,4 +1,5 @@
-//! One device of a store: its size, its limits, and the lanes that reach it.
+//! One device of a store: its size, its limits, the pool of lanes over it, and the path of its data. A stripe has
+//! several members; everything above counts in bytes of the store and never in blocks of a member.
 
 use super::lane::Pool;
 use super::options::DataPath;

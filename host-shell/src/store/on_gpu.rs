@@ -1,4 +1,6 @@
-//! Rows of a store from and to GPU memory, on the caller's stream: by the GPU itself, or by a host thread.
+//! Gathers and scatters of rows between a store and GPU memory, on the caller's stream. The GPU submits the
+//! commands itself where its kernels reach the queues; otherwise a host thread moves the rows when the stream comes
+//! to them.
 // UNSAFETY: requests hold addresses of GPU memory, for which the caller vouches.
 #![allow(unsafe_code)]
 

@@ -1,4 +1,4 @@
-//! Whether what is to be written has room.
+//! Checks that data to be written fit into the store before the first byte is changed.
 
 use super::Store;
 use crate::error::{Error, Result};

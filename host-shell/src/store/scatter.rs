@@ -1,4 +1,5 @@
-//! Rows written by ids, and added to: blocks that rows share are read, changed and written once.
+//! Rows written by ids, and added to. Rows that share a block are changed in one copy of it, which is written once:
+//! a read, change and write for each row would lose one of two changes, or write the block many times.
 
 use super::element::Element;
 use super::engine::{self, After, Work};

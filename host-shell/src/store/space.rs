@@ -1,4 +1,5 @@
-//! The bytes of a store: one member, or several in stripes; locks and counts of all of it.
+//! The bytes of a store: one member, or several in stripes, with the locks and counters that all calls share.
+//! Translates offsets of the store into offsets of members; nothing below knows of stripes.
 
 use super::background::Background;
 use super::file::FileChanges;

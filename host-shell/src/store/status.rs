@@ -1,6 +1,6 @@
-//! How a row of a table ended: one number for every face of the library.
+//! Status of a row: one number in all interfaces of the library.
 //!
-//! 0 is success, above 0 is what the controller answered (SCT << 8 | SC), below 0 is ours: [`RowStatus`].
+//! 0 is success, above 0 is the controller's status (SCT << 8 | SC), below 0 is a [`RowStatus`] of this library.
 
 use crate::error::Error;
 use nvme_core::spec::Status;

@@ -1,4 +1,5 @@
-//! Rows of one size in a store, and their gather by ids.
+//! Rows of one size in a store, and their gather by ids. Each row has its own status, so that one bad block costs
+//! the rows in it and no others.
 
 use super::background::Operation;
 use super::engine::{self, After, Work};

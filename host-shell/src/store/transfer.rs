@@ -1,4 +1,5 @@
-//! Reads and writes of any range of bytes, and flushes.
+//! Reads and writes of any range of bytes, and flushes. Whole blocks go to the device as they are; blocks at the
+//! ends that a write covers in part are read, changed and written under a lock on their range.
 
 use super::engine::{self, After, Work};
 use super::lane::Op;

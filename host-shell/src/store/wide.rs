@@ -1,4 +1,4 @@
-//! Gathers that widen the elements of rows, on the CPU.
+//! Gathers on the CPU that upcast or dequantise the elements of rows.
 
 use super::table::{Ids, RowReport, Table};
 use crate::error::{Error, Result};

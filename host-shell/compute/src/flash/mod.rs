@@ -1,4 +1,6 @@
-//! Attention over keys and values in memory: by kernels of a GPU, a rung of the course each, and by threads of the CPU.
+//! Attention over keys and values in memory (FlashAttention): kernels of a GPU, each one step further optimised
+//! than the one before, and the same result by threads of the CPU. Keys and values on a drive are the subject of
+//! `paged`; here everything is in memory already.
 
 #[cfg(feature = "cuda")]
 mod gpu;

@@ -1,7 +1,7 @@
-//! Products of matrices by kernels that are steps of a course (docs/ladder.md): each rung is the one before with one
-//! thing changed.
+//! Matrix products by kernels that are optimised step by step (docs/ladder.md): each step changes one thing of the
+//! one before, so that its effect can be measured by itself and a wrong result is found where it arose.
 //!
-//! [`Ladder`] has them for a GPU, [`cpu`] the same for the CPU; `bench` measures all beside cuBLAS.
+//! [`Ladder`] has the kernels of a GPU, [`cpu`] the same for the CPU; `bench` measures all of them and cuBLAS.
 
 #[cfg(feature = "cuda")]
 pub mod bench;

@@ -1,4 +1,6 @@
-//! Linear layers and their gradients: by kernels of a GPU, a rung of the course each, and by threads of the CPU.
+//! Linear layers and their gradients: kernels of a GPU, each one step further optimised than the one before, and
+//! the same result by threads of the CPU. Weights and inputs are in memory already; products with a matrix on a
+//! drive are `StreamedProducts` and `gemm`.
 
 #[cfg(feature = "cuda")]
 mod gpu;

@@ -1,4 +1,8 @@
 //! Models of the architecture `llama`: SmolLM2, Llama 2 and 3, Mistral, Mixtral and others of their shape.
+//!
+//! `Llama::open` checks the hyperparameters and tensors of the file and allocates everything; `feed` then takes
+//! tokens and returns the next one, layer by layer. The operations themselves are those of the back ends in
+//! `machine`.
 
 mod config;
 pub(crate) mod weights;

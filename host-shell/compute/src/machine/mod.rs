@@ -1,4 +1,6 @@
-//! What computes: threads of the CPU, or kernels of a GPU. Vectors of a few names stay with it between steps.
+//! Back ends of a model: threads of the CPU, or kernels of a GPU. A back end keeps the activations, which are
+//! vectors with a few fixed names, between the operations of a step; the model in `llama` calls the operations in
+//! order and never touches the vectors itself.
 
 mod cpu;
 #[cfg(feature = "cuda")]

@@ -1,4 +1,4 @@
-//! How a controller is brought up and used.
+//! Options of bring-up and use of a controller.
 
 use super::notice::Notify;
 use crate::device::ring_memory::RingMemory;

@@ -1,4 +1,9 @@
-//! A controller that works: brought up by the core's state machine with a real clock.
+//! A controller in use: bring-up by the core's state machine with a real clock, admin commands, events, recovery
+//! and shutdown, and the queues and namespaces that are created from it.
+//!
+//! `Controller::start` brings a device up; namespaces and queues are created from the controller and keep its
+//! session alive. A command that misses its deadline is aborted, then the controller is reset; both happen on the
+//! thread that waits, under the admin lock. No transport, no GPU and no file system belongs here.
 
 pub mod config;
 pub(crate) mod effect;

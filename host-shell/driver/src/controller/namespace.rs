@@ -1,4 +1,5 @@
-//! Blocking access to one namespace: any range, any length, split into commands and pipelined.
+//! Blocking access to one namespace: any range of blocks and any length, split into commands by the limits of the
+//! controller and kept in flight together. Bytes that are no whole blocks are the subject of the stores above.
 
 use crate::controller::Controller;
 use crate::controller::queue::{Queue, QueueRefusal};

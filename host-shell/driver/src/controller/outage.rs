@@ -1,4 +1,5 @@
-//! Outages of a run: what was lost in them, and waiting for a device that left.
+//! Outages of a run that continues after them: counts of lost commands and resets, and the wait for a device that
+//! left and may come back under the same name.
 
 use crate::error::{Error, Result};
 use nvme_core::bringup::NamespaceInfo;

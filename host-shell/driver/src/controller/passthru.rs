@@ -1,4 +1,5 @@
-//! Commands that the caller makes: which way their data goes, which are refused, which are harmless.
+//! Commands that the caller composes from dwords: the direction and length of their data, which of them are refused
+//! because they would break the driver's own state, and which change nothing and need no permission.
 
 use crate::controller::{ADMIN_BYTES, Controller};
 use crate::error::{Error, Result};

@@ -1,4 +1,5 @@
-//! Resets that a user asks for: of the controller, and of the whole NVM subsystem.
+//! Resets that a user requests: of the controller, and of the whole NVM subsystem. Unlike recovery they have no
+//! failed command as their cause, but they end the commands in flight in the same way.
 
 use crate::controller::Controller;
 use crate::error::{Error, Result};

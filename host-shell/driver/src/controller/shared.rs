@@ -1,4 +1,5 @@
-//! Namespaces that the system's own drivers use through another controller of the subsystem.
+//! Checks whether Linux's own drivers use the same namespaces through another controller of the subsystem, since a
+//! drive with several ports can be bound to VFIO on one and mounted on another.
 
 use crate::error::Result;
 use crate::sysfs::{Host, Scope};

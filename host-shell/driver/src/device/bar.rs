@@ -1,4 +1,5 @@
-//! The doorbells of a controller, mapped into this process.
+//! The doorbells of a controller, mapped into this process: where those of a queue lie, by CAP.DSTRD, and whether
+//! the mapping has them at all. A write to one is the only access of the I/O path to the device.
 // UNSAFETY: doorbells are raw pointers into memory of the device, or into a file that is mapped here.
 #![allow(unsafe_code)]
 

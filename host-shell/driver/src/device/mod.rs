@@ -1,4 +1,8 @@
-//! What a transport must offer: registers, doorbells and DMA memory; and each transport.
+//! The trait that a transport implements (registers, doorbells, DMA memory), and the transports: the embedded
+//! simulator, vfio-user, VFIO and the kernel module nvme_gpu.
+//!
+//! A transport only makes the controller accessible; it sends no command and knows no queue. `open` makes one from
+//! the text of `--device`; `relay` wraps any of them so that doorbells are ordinary memory words.
 
 pub(crate) mod bar;
 pub(crate) mod interrupt;

@@ -1,4 +1,5 @@
-//! From the text of `--device` to a device.
+//! Opens a device by the text of `--device`: the kind before the colon selects the transport, and a name that
+//! belongs to Linux or lspci is answered with the name to write instead.
 
 use crate::device::Device;
 use crate::error::{Error, Result};

@@ -1,4 +1,6 @@
-//! Memory of a GPU, as [`Device::map_peer`](super::Device::map_peer) gets it: this layer knows no GPU.
+//! Memory of a GPU as [`Device::map_peer`](super::Device::map_peer) receives it: a bus address, a way to export it
+//! as a dma-buf, and a copier for simulated controllers. This layer knows no GPU and calls no CUDA; the crates
+//! above fill in the functions.
 
 use crate::error::Result;
 use std::os::fd::OwnedFd;

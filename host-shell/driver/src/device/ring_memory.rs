@@ -1,6 +1,6 @@
-//! Memory that is not this process's own and where rings can lie: the controller memory buffer, or memory of a peer.
+//! Memory outside of this process's own where rings can lie: the controller memory buffer, or memory of a peer.
 //!
-//! Invariant: a stretch belongs to one [`Piece`] at a time, and to no other before that is dropped.
+//! Invariant: a byte belongs to at most one [`Piece`] at a time, and to no other before that one is dropped.
 // UNSAFETY: the memory arrives as a mapped BAR, a raw pointer.
 #![allow(unsafe_code)]
 

@@ -1,6 +1,7 @@
-//! Queue pairs together with the memory that their rings lie in.
+//! Queue pairs together with the memory of their rings.
 //!
-//! Invariant: a [`Pair`] that is dropped with commands in flight leaks its memory instead of freeing it.
+//! Invariant: a [`Pair`] that is dropped with commands in flight leaks its memory instead of freeing it, since the
+//! controller may still write to it: only a proof that the controller is quiet ends those commands.
 // UNSAFETY: queue pairs view raw memory as rings of atomics.
 #![allow(unsafe_code)]
 

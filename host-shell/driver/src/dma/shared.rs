@@ -1,4 +1,5 @@
-//! What an embedded simulator may reach: pages of this process, at their own addresses.
+//! Memory that an embedded simulator can access: pages of this process, mapped at their own addresses, so that no
+//! translation is needed and an unmapped page is found by the simulator itself.
 // UNSAFETY: the simulator gets raw memory to read and write.
 #![allow(unsafe_code)]
 

@@ -1,4 +1,5 @@
-//! Rows of a table that are kept in GPU memory.
+//! A cache of rows in GPU memory. Every write of the store makes all of it stale, by a count that the kernel
+//! compares: it is meant for tables that are read many times between writes.
 
 use super::request::RowTable;
 use super::slot::Named;

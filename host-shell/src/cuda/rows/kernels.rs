@@ -1,4 +1,4 @@
-//! The kernels over rows, loaded for one GPU.
+//! The kernels that gather and scatter rows, loaded for one GPU.
 // UNSAFETY: launches kernels over addresses that the caller vouches for.
 #![allow(unsafe_code)]
 

@@ -1,4 +1,6 @@
-//! Which numbers of launches are free, and what abandoned launches still need.
+//! Allocation of launch numbers, and the objects that abandoned launches still need. A number has summary words in
+//! host memory; it is reused only after its launch has ended, since a late end would otherwise be taken for that of
+//! another launch.
 
 use super::kernels::RowKernels;
 use std::any::Any;

@@ -1,4 +1,5 @@
-//! An operation under way: polled and waited for in memory of the host, without a call into the driver.
+//! An operation under way: polled and waited for in host memory, without a call into the driver. So it can be
+//! waited for while a kernel runs that itself waits for the drive (docs/adr/0008).
 
 mod sequence;
 

@@ -1,4 +1,5 @@
-//! Ranges of bytes, many in one launch: each is read in pieces by as many warps as there are.
+//! Ranges of bytes, many in one launch: each is divided into pieces, which all warps of the launch share, so that a
+//! single long range is read as fast as many short ones.
 // UNSAFETY: launches a kernel over addresses that the caller vouches for.
 #![allow(unsafe_code)]
 

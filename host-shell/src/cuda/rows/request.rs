@@ -1,4 +1,5 @@
-//! Which rows are asked for, and where they go.
+//! Parameters of a gather or scatter: the table, the ids, the addresses on the GPU; and their checks before a
+//! launch, since a kernel that reads a wrong address ends the context of the whole process.
 
 use crate::cuda::driver::Gpu;
 use crate::cuda::pointer::{KernelArgument, MemoryUse};

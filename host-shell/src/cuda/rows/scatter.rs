@@ -1,4 +1,5 @@
-//! Rows that the GPU writes itself: whole blocks of one drive (docs/adr/0014).
+//! Rows that the GPU writes itself: whole blocks of one drive only, because it shares no lock with the host by
+//! which parts of a block could be changed (docs/adr/0014).
 // UNSAFETY: launches a kernel over addresses that the caller vouches for.
 #![allow(unsafe_code)]
 

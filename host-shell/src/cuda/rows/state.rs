@@ -1,4 +1,5 @@
-//! State that launches, their recovery and waiting threads share.
+//! State that launches, their recovery and waiting threads share: the gate, the summaries, the station memory and
+//! the launch numbers. It lives until no launch can refer to it, which may be after its store was closed.
 
 use super::super::driver::Gpu;
 use super::super::lent::Users;

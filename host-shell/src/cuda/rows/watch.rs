@@ -1,4 +1,5 @@
-//! The thread that watches over the launches of a store.
+//! The watch thread of a store's launches. Kernels report a command without an answer in host memory; this thread
+//! then closes the gate, waits until every group has left, resets the controller and opens the gate again.
 
 use super::state::RowsState;
 use crate::controller::session::{Footing, Session};

@@ -1,4 +1,6 @@
-//! What tells that a file was written, by this process or by another one.
+//! Detection of writes to a file, by this process or by another program: counts of our own writes, and the
+//! timestamps of the file system for the others. A caller that keeps bytes of the file can compare them to learn
+//! that its copy is stale.
 
 use super::regular::Regular;
 use crate::lock::lock;

@@ -1,4 +1,4 @@
-//! A file or block device that is open, and what its errors say.
+//! An open file or block device, and the errors of its system calls.
 
 use crate::error::Error;
 use crate::store::lane::Op;

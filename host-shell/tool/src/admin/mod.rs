@@ -1,4 +1,5 @@
-//! Admin commands: identify, features, log pages, format, sanitize, passthru.
+//! Commands of the tool that send admin commands: identify, features, log pages, format, sanitize, passthru. Their
+//! output follows nvme-cli where that has the same command.
 
 pub mod error_log;
 pub mod feature;

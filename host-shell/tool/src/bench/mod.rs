@@ -1,4 +1,5 @@
-//! `bench`: workloads from the CPU or a GPU, live rates, charts.
+//! `bench`: workloads from the CPU or a GPU, with live rates and charts. The workloads themselves are in the
+//! library; here are their options, their reports and the plots.
 
 #[cfg(feature = "cuda")]
 mod crossover;

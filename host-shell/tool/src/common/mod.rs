@@ -1,4 +1,5 @@
-//! What commands share: options, files, what is printed, and the end by Ctrl-C.
+//! Parts that commands share: option groups, files that are replaced only when complete, output as text or JSON,
+//! and the end by Ctrl-C.
 
 pub mod access;
 mod args;

@@ -1,4 +1,5 @@
-//! Commands about devices as such: finding, binding, serving, registers, events.
+//! Commands about devices rather than data: finding and binding them, resetting and serving them, their registers
+//! and events.
 
 pub mod bind;
 #[cfg(feature = "sim")]

@@ -1,4 +1,5 @@
-//! Files on a drive that no kernel mounts, and what files of tensors hold.
+//! Commands about files on a drive that no kernel mounts, and about the tensors in files: reading an ext4 through
+//! the driver, importing models, making manifests and images.
 
 pub mod cat;
 pub mod catalog;

@@ -1,4 +1,6 @@
-//! `witness`: one command that runs every rung that a machine has, and writes one file that says what ran.
+//! `witness`: runs every step that a machine supports, from Identify to transfers by a GPU, and writes one file
+//! that records what ran and what it measured. The file has no names, serial numbers or paths, so that it can be
+//! published.
 
 mod by_cpu;
 #[cfg(feature = "cuda")]

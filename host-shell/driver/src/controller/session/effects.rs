@@ -1,5 +1,6 @@
-//! Admin commands of this process that change what handles go by: handles look again, and those of a namespace that is
-//! erased are refused before the command is sent.
+//! Admin commands of this process that change facts on which handles rely. After such a command the handles read
+//! the facts again, and those of a namespace that is erased are refused before the command is sent: otherwise a
+//! thread could still write by the old block size.
 
 use super::Session;
 use crate::controller::effect::Effect;

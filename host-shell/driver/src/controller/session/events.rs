@@ -1,4 +1,5 @@
-//! When a session looks for events: with each admin command, with each look at CSTS, and before it ends.
+//! Points at which a session looks for asynchronous events: with each admin command, with each check of CSTS by an
+//! idle queue, and before it ends. There is no thread that waits for them.
 
 use super::{Admin, Session};
 use crate::controller::notice::DeviceEvent;

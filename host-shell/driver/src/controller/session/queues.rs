@@ -1,4 +1,5 @@
-//! I/O queue pairs of a session: created, deleted, and ended with the controller.
+//! I/O queue pairs of a session: creation, deletion, and their end together with the controller. A queue that
+//! cannot be deleted keeps its memory, because the controller may still write to it.
 
 use super::{Admin, Session};
 use crate::controller::queue_inner::QueueInner;

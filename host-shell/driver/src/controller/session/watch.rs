@@ -1,4 +1,5 @@
-//! What is asked now and then while an admin command runs that takes long.
+//! Queries that run while a long admin command is under way: an Identify command every half second, such as for the
+//! progress of a format. Their answers are for information only, so a query that cannot be sent is skipped.
 
 use crate::device::Device;
 use crate::dma::{DmaBuffer, Lease, Pair};

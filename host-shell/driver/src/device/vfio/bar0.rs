@@ -1,4 +1,5 @@
-//! BAR0 of the controller: registers and doorbells, until the device is gone.
+//! BAR0 of the controller: registers and doorbells, until the device is gone. After that every register reads as
+//! ones, which the driver above takes for an unplugged controller, and writes have no effect.
 // UNSAFETY: the mapping is accessed as registers, and doorbells in it are shared with queues.
 #![allow(unsafe_code)]
 

@@ -1,4 +1,5 @@
-//! The controller memory buffer of a controller behind VFIO: found, switched on and mapped.
+//! The controller memory buffer of a controller behind VFIO: finds its place in a BAR, enables it and maps it, so
+//! that rings or data can lie inside the controller.
 // UNSAFETY: the mapped BAR is handed on as controller memory.
 #![allow(unsafe_code)]
 

@@ -1,4 +1,5 @@
-//! The PCI functions that VFIO can have.
+//! PCI functions that VFIO can open: their checks before any descriptor is opened, so that a user learns what to
+//! bind or to switch on rather than that an ioctl failed.
 
 use crate::error::{Error, Result};
 use crate::pci;

@@ -1,4 +1,5 @@
-//! An open device of VFIO: its descriptor, its registers, and giving it back.
+//! An open device of VFIO: its descriptor and its registers, shared by the handle and by the thread that returns
+//! the device to the kernel when the system wants it back.
 
 use super::bar0::Bar0;
 use super::group::Group;

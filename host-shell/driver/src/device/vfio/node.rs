@@ -1,4 +1,5 @@
-//! The nodes in /dev/vfio, and what is said where one cannot be opened.
+//! The nodes in /dev/vfio, and the error with its remedy where one cannot be opened: missing, without permission,
+//! in use, or on a machine without an isolating IOMMU.
 
 use crate::error::{Error, Result};
 use crate::sysfs::{Host, Process};

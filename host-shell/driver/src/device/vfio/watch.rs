@@ -1,4 +1,5 @@
-//! The two events of a device behind the kernel: it is wanted back, or it reported a fatal error.
+//! The two events of a device behind the kernel: the system wants it back, or it reported a fatal error. A thread
+//! waits for both by poll, because the kernel blocks an unbind until the descriptor is closed.
 
 use super::ioctl;
 use crate::error::{Error, Result};
