@@ -25,6 +25,10 @@ const TICK_SHIFT: u32 = 10;
 const NEVER: u32 = 0;
 
 /// Converts a deadline to ticks. A deadline that would equal [`NEVER`] passes one tick later.
+///
+/// A tick is 1,024 ns. Comparing 32-bit ticks by their wrapped difference works as long as a deadline is less
+/// than 2^31 ticks, about 36 minutes, away from the clock; further deadlines would look as if they had
+/// passed.
 #[inline(always)]
 const fn ticks(deadline_ns: u64) -> u32 {
     match ((deadline_ns >> TICK_SHIFT) as u32, deadline_ns) {
@@ -72,6 +76,9 @@ pub struct Collective<'a, G> {
 
 impl<'a, G: Group> Collective<'a, G> {
     /// Takes over the queue with whatever is in flight. Every member passes the same words.
+    ///
+    /// The free ring is rebuilt from the slots' words, which alone survive a kernel: a slot whose pending bit
+    /// is set stays in flight, whatever the kernel that submitted it did before it ended.
     #[inline(always)]
     pub fn resume(group: G, memory: QueueMemory<'a>, state: QueueState<'a>) -> Self {
         let state = OwnedState::of(state);
@@ -97,6 +104,7 @@ impl<'a, G: Group> Collective<'a, G> {
             rung,
             head,
             refused: state.fault_code(),
+            // The free ring and the number in flight follow from the slots, below.
             free_head: 0,
             in_flight: 0,
             ahead: 0,
@@ -320,6 +328,9 @@ impl<'a, G: Group> Collective<'a, G> {
     }
 
     /// Rings for published commands, as long as at most `depth` commands are at the controller.
+    ///
+    /// Only the leader stores the doorbell, after a fence that `publish` or a wide `reap` made; every member
+    /// moves its own copy of `rung`, so that no broadcast is needed.
     #[inline(always)]
     pub fn ring_within(&mut self, depth: u32) {
         let ready = self.published.wrapping_sub(self.rung);
@@ -353,6 +364,8 @@ impl<'a, G: Group> Collective<'a, G> {
             if slot < state.slots() {
                 let word = SlotWord(state.slot(slot).load(Order::Relaxed, Scope::Cta));
                 let deadline = state.deadline(slot).load(Order::Relaxed, Scope::Cta);
+                // The difference wraps, so the comparison stays right when the 32-bit clock of ticks
+                // overflows between the submission and this call.
                 let passed = deadline != NEVER && now.wrapping_sub(deadline) as i32 >= 0;
                 expired = word.pending() && !word.expired() && passed;
                 if expired {

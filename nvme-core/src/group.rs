@@ -8,6 +8,9 @@
 use crate::trace::Event;
 
 /// The result of a vote.
+///
+/// From one vote a member learns how many members take part and its own place among them, which is enough to
+/// distribute slots, tickets and ring entries without further exchange.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Vote {
     /// Members that voted yes.
@@ -91,6 +94,9 @@ pub(crate) const fn reads_are_possible<G: Group>() -> bool {
 }
 
 /// A group of one.
+///
+/// All exchanges are trivial, and it reads several completions at once, since a lone thread would otherwise
+/// wait a full round trip of the bus for each of them.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Alone;
 
@@ -128,6 +134,9 @@ impl Group for Alone {
 }
 
 /// An operation that a group does together, generic over the group's type.
+///
+/// It is a trait rather than a closure, because the operation is compiled once for each type of group, and
+/// closures cannot be generic.
 pub trait GroupOp {
     /// Result of each member.
     type Output;

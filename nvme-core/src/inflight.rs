@@ -26,6 +26,9 @@ enum State {
 }
 
 /// One command slot. `B` is the buffer that a command holds while the controller may touch it.
+///
+/// Callers provide an array of slots, whose length limits the commands in flight; the queue pair initialises
+/// it and never moves it.
 #[derive(Debug)]
 pub struct Slot<B> {
     deadline_ns: u64,
@@ -144,6 +147,10 @@ impl<B, S: AsMut<[Slot<B>]> + AsRef<[Slot<B>]>> Inflight<B, S> {
     }
 
     /// Returns the slot of `cid` if it is in flight, expired or not.
+    ///
+    /// A free slot and a slot with another generation are faults of the controller: it completed a command
+    /// twice, or one that was never submitted. Neither may end a command, since the command's buffer would be
+    /// returned while the controller still uses it.
     #[inline]
     pub fn find(&self, cid: Cid) -> Result<u16, ControllerFault> {
         match self.slots.as_ref().get(slot_of(cid)) {
@@ -171,6 +178,10 @@ impl<B, S: AsMut<[Slot<B>]> + AsRef<[Slot<B>]>> Inflight<B, S> {
 
     /// Marks the next command past its deadline as expired and returns its CID; each command is returned
     /// once.
+    ///
+    /// Calls before the earliest deadline cost one comparison. A later call scans the table, and only a scan
+    /// that finds nothing raises the bound; a bound that is too low costs one more scan, one that is too high
+    /// would miss a deadline.
     pub fn expire(&mut self, now_ns: u64) -> Option<Cid> {
         if now_ns < self.earliest_ns {
             return None;
@@ -201,6 +212,9 @@ impl<B, S: AsMut<[Slot<B>]> + AsRef<[Slot<B>]>> Inflight<B, S> {
     }
 
     /// Ends the command in slot `index` and returns its contents; `None` when there is none.
+    ///
+    /// The slot goes to the end of the free list, and its generation is incremented. So its next CID differs,
+    /// and 16 reuses of this one slot pass before the CID repeats.
     #[inline]
     pub fn release(&mut self, index: u16) -> Option<Released<B>> {
         let slots = self.slots.as_mut();

@@ -13,6 +13,9 @@ pub enum AbortReason {
 }
 
 /// The end of a command.
+///
+/// An aborted write may have happened, in part or as a whole: a caller that needs to know reads the blocks
+/// again after the recovery.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Outcome {
     /// The controller completed it with this status.

@@ -86,6 +86,8 @@ pub(crate) fn map_contiguous(
     len: u64,
     list: DmaWords<'_>,
 ) -> (Prps, Option<MapError>) {
+    // The last byte has to be inside the 64-bit address space; otherwise the page addresses below would wrap
+    // to 0 and name memory of someone else.
     if iova.0.checked_add(len.wrapping_sub(1)).is_none() && len != 0 {
         return (NONE, Some(MapError::TooLong));
     }
@@ -178,7 +180,11 @@ fn fill_list(
     let mut word = 0;
     let mut index = 0;
     while index < entries {
+        // The last entry of a page is a pointer only if more than one entry remains: exactly one fits into
+        // the place itself.
         let chains = left_in_page == 1 && index + 1 < entries;
+        // A chain pointer is the address of the next word of the list, which begins the next page, since the
+        // list is contiguous for the controller.
         let mut value = list.iova().0 + (word as u64 + 1) * 8;
         if chains {
             left_in_page = page.prp_entries();

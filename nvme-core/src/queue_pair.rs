@@ -18,6 +18,9 @@ use crate::sync::opaque;
 use crate::trace::{Event, Tracer};
 
 /// The location of a command's data, in I/O addresses.
+///
+/// Addresses are those of the controller, which the caller has mapped for it; the memory has to stay mapped
+/// until the command has ended.
 #[derive(Clone, Copy, Debug)]
 pub enum Data<'d> {
     /// The command moves no data.
@@ -197,6 +200,9 @@ impl<'a> ListMemory<'a> {
 }
 
 /// A command that was not submitted, with its buffer.
+///
+/// The caller keeps the buffer and can submit again, split the transfer or free it; the controller has never
+/// seen its address.
 #[derive(Debug)]
 pub struct Rejected<B> {
     /// Reason of the rejection.
@@ -206,6 +212,9 @@ pub struct Rejected<B> {
 }
 
 /// The end of a command.
+///
+/// The buffer is free from here on: either the controller has posted the command's completion, or a proof
+/// guarantees that it can no longer access the buffer.
 #[derive(Debug)]
 pub struct Completion<B> {
     /// Identifier of the command.
@@ -235,6 +244,9 @@ impl<B> Completion<B> {
 }
 
 /// The memory and doorbells of a queue pair.
+///
+/// The rings and lists stay allocated until the controller was reset or has deleted both queues: until then
+/// it may access them at any time.
 #[derive(Debug)]
 pub struct QueueMemory<'a> {
     /// Submission ring.
@@ -290,6 +302,9 @@ impl<'a, B, S: AsMut<[Slot<B>]> + AsRef<[Slot<B>]>> QueuePair<'a, B, S> {
     }
 
     /// Sends this queue's events to `tracer`.
+    ///
+    /// Events are recorded at submission, completion, expiry and reclaim, and for each fault; recording never
+    /// fails and never waits.
     pub fn set_tracer(&mut self, tracer: Tracer<'a>) {
         self.tracer = tracer;
     }
@@ -397,6 +412,9 @@ impl<'a, B, S: AsMut<[Slot<B>]> + AsRef<[Slot<B>]>> QueuePair<'a, B, S> {
             self.cq.ring();
             return Ok(None);
         };
+        // Releasing entries while the caller still polls keeps a full ring from stalling the controller;
+        // every second half is often enough, and a doorbell for each entry would cost a write to the bus
+        // each.
         if self.cq.owed() * 2 >= self.cq.entries() {
             self.cq.ring();
         }
@@ -417,6 +435,8 @@ impl<'a, B, S: AsMut<[Slot<B>]> + AsRef<[Slot<B>]>> QueuePair<'a, B, S> {
         }
         let slot = self.inflight.find(cqe.cid())?;
         let entry = self.inflight.entry(slot);
+        // A completion before the doorbell would be a guess of the controller, or a stale entry: the command
+        // may not have been fetched, so its buffer may not be returned.
         if !self.sq.is_published(entry) {
             return Err(ControllerFault::UnknownCid(cqe.cid()));
         }

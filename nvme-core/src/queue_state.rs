@@ -76,6 +76,8 @@ pub const fn words(entries: u32) -> usize {
     word_count(entries) as usize
 }
 
+/// Returns the number of words. Rounded up to a power of two, so that kernels can index by a mask instead of
+/// a check that would cost a branch for each access.
 const fn word_count(entries: u32) -> u32 {
     (FREE + free_words(entries).next_multiple_of(LINE) + 3 * entries).next_power_of_two()
 }
@@ -147,6 +149,8 @@ impl<'a> QueueState<'a> {
             let free = ((1u64 << bits) - 1) as u32;
             self.at(FREE + word).store(free, Order::Relaxed, Scope::Sys);
         }
+        // Sequence numbers are set so that no entry looks published, and slots are freed without their
+        // generation: see the two notes below.
         for index in 0..=self.mask {
             // No first ticket of this entry expects this sequence number.
             let never = start.wrapping_add(index).wrapping_sub(self.mask);
@@ -205,6 +209,9 @@ impl<'a> QueueState<'a> {
 
     /// Closes the queue, the first step of its [deletion](crate::recovery::QueueDeletion): it takes no
     /// commands until it is recovered. A [`Collective`](crate::Collective) sees it when it resumes.
+    ///
+    /// Closing uses the fault word, because every thread that submits to a shared queue loads that word
+    /// anyway; a further word would cost one more load for each command.
     pub fn close(&self) -> ClosedQueue {
         self.refuse(CLOSED);
         ClosedQueue {
@@ -248,6 +255,9 @@ impl<'a> QueueState<'a> {
     }
 
     /// Makes the queue refuse commands from now on; the first fault stays.
+    ///
+    /// Later faults are often consequences of the first one, so only the first is kept for the report; a
+    /// compare-exchange decides between threads that find faults at the same time.
     pub(crate) fn refuse(&self, code: u32) {
         self.fault_word()
             .compare_exchange(0, code, Order::Relaxed, Scope::Gpu);

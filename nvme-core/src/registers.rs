@@ -9,6 +9,9 @@ use volatile_register::RW;
 /// Access to the controller's properties by byte offset (see [`offset`](crate::spec::register::offset)).
 ///
 /// A device that is gone reads as all ones; writes to it are lost.
+///
+/// Accesses are not ordered against memory by this trait: bring-up only relies on the order of register
+/// accesses among themselves, and every doorbell has its own fence.
 pub trait Registers {
     /// Returns the controller's identity, always the same one. Queues and proofs are bound to it.
     fn identity(&self) -> &Identity;

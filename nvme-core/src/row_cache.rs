@@ -34,6 +34,9 @@ const READERS: u32 = 0xFFF * READER;
 const CHECK_SHIFT: u32 = 14;
 
 /// A cache over its words, zeroed before their first use.
+///
+/// Kernels and the host-side stand-in make views of the same words; nothing but the words says what is
+/// cached, so a new view sees the lines that earlier launches filled.
 #[derive(Clone, Copy, Debug)]
 pub struct RowCache<'a> {
     states: &'a [AtomicU32],
@@ -83,9 +86,14 @@ struct Ways {
 impl Ways {
     /// Returns the line to replace, as a clock that starts at `hand` chooses it, and the lines whose marks it
     /// clears on the way.
+    ///
+    /// Idle lines first: they hold nothing, or a row of another epoch that can never be a hit again. If every
+    /// free line is recent, the clock has passed all of them, and the first free line is replaced.
     #[inline(always)]
     fn victim(self, hand: u32) -> Option<(u32, u32)> {
         const ALL: u32 = (1 << WAYS) - 1;
+        // Rotates the bits so that the hand is bit 0, and back: the first set bit is then the first line that
+        // the clock reaches.
         let from_hand = |ways: u32| (ways >> hand | ways << (WAYS as u32 - hand)) & ALL;
         let from_first = |ways: u32| (ways << hand | ways >> (WAYS as u32 - hand)) & ALL;
         let (idle, old) = (self.free & self.idle, self.free & !self.recent);
@@ -142,6 +150,8 @@ impl<'a> RowCache<'a> {
         hash = (hash ^ hash >> 30).wrapping_mul(0xBF58_476D_1CE4_E5B9);
         hash = (hash ^ hash >> 27).wrapping_mul(0x94D0_49BB_1331_11EB);
         hash ^= hash >> 31;
+        // Maps the upper half of the hash evenly to the sets without a division; the lower half supplies the
+        // check bits, so both are independent.
         let set = ((hash >> 32) * u64::from(self.sets)) >> 32;
         Spot {
             first: set as u32 * WAYS as u32,

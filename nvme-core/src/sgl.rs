@@ -78,6 +78,8 @@ pub fn map(segments: &[Segment], list: DmaWords<'_>) -> Result<[u64; 2], MapErro
         }
         rest = &rest[here..];
         if !rest.is_empty() {
+            // The next segment begins right after this descriptor, which has two words; the list is
+            // contiguous for the controller.
             let next = list.iova().offset((word as u64 + 2) * 8);
             put(list, &mut word, link(rest.len(), next))?;
         }

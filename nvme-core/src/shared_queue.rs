@@ -251,6 +251,8 @@ impl<'a> SharedQueue<'a> {
     fn claim_bits(&self, word: u32, need: u32, hint: u32, blind: bool) -> u32 {
         let free = self.state.free_bits(word);
         // A guess of one bit is right most of the time, and saves the load.
+        // A whole warp takes whatever is free in the word; a lone thread guesses its bit; everyone else loads
+        // the word and takes the lowest free bits.
         let mut want = match (need, blind) {
             (32.., _) => u32::MAX,
             (1, true) => 1 << (hint % 32),
@@ -361,6 +363,8 @@ impl<'a> SharedQueue<'a> {
     /// that another group has read already are counted; it never waits for the controller.
     #[inline(always)]
     fn wait_until_entry_reusable(&self, end: u32) {
+        // Position of the last command that used one of these entries before. Positions wrap, so the
+        // comparison below uses their difference.
         let past = end.wrapping_sub(self.state.mask() + 1);
         // Acquire: pairs with the release of every group that counted completions.
         while (self
@@ -452,6 +456,9 @@ fn ended(value: u64) -> (Outcome, u32) {
 }
 
 /// Returns a number below `count` that differs between neighbouring values of `hint`.
+///
+/// A multiplication by 2^32 divided by the golden ratio moves neighbouring hints far apart; the upper half of
+/// the second product scales the result to `count` without a division.
 #[inline(always)]
 fn spread(hint: u32, count: u32) -> u32 {
     let mixed = hint.wrapping_mul(0x9E37_79B9);

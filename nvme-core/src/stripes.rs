@@ -2,6 +2,9 @@
 //! code.
 
 /// The layout of a striped range: a stripe of the first member, then of the second, and so on.
+///
+/// The last stripes of the members may be missing: the layout does not know the members' sizes, and callers
+/// check the end of the range themselves.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Stripes {
     size: Size,
@@ -62,6 +65,8 @@ impl Stripes {
         match self.size {
             Size::Bytes(bytes) => {
                 let (stripe, within) = divided(at, bytes);
+                // Stripes are dealt to the members in turn: the quotient is the stripe's number within its
+                // member, the remainder is the member.
                 let (row, member) = divided(stripe, self.members as u64);
                 Spot {
                     stripe,

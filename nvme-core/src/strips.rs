@@ -62,6 +62,9 @@ impl<'a> Strips<'a> {
 
     /// Tests if a part of `strip` may be written to its stage; the strip that used the stage before has
     /// `uses` uses.
+    ///
+    /// The first strips have no predecessor in their stage and may be filled at once. The caller passes the
+    /// number of uses, since tiles of the last strip may be fewer than those of the others.
     #[inline(always)]
     pub fn may_fill(&self, strip: u32, uses: u32) -> Ready {
         let Some(before) = strip.checked_sub(self.stages) else {

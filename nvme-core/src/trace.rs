@@ -101,6 +101,9 @@ impl fmt::Display for Event {
 }
 
 /// Events in memory: word 0 counts all events ever recorded, the others hold the newest.
+///
+/// The writer and its readers may be on different processors, for example a kernel and the host; the memory
+/// has to be reachable by both.
 #[derive(Clone, Copy, Debug)]
 pub struct TraceRing<'a> {
     words: &'a [AtomicU64],

@@ -10,6 +10,9 @@ use crate::spec::nvm::MAX_BLOCKS;
 use core::fmt;
 
 /// The limits of one command to a namespace.
+///
+/// They come from Identify Controller and Identify Namespace; values of 0 where the specification gives 0 no
+/// meaning end in an error instead of an endless split.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
     /// Bytes per block.
@@ -86,6 +89,9 @@ pub struct Pieces {
 
 /// Splits `blocks` blocks from `lba` on.
 ///
+/// The iterator allocates nothing and computes each part when it is asked for, so a transfer of any length
+/// needs a few words.
+///
 /// # Errors
 /// See [`RangeError`]; all checks come before the first part, so that no transfer fails halfway.
 pub fn split(lba: Lba, blocks: u64, limits: Limits) -> Result<Pieces, RangeError> {
@@ -129,6 +135,8 @@ impl Iterator for Pieces {
         if self.next == self.end {
             return None;
         }
+        // A command that crosses a boundary still succeeds, but the drive may split it internally and answer
+        // later, so the split is made here, where the parts run in parallel.
         let to_boundary = match u64::from(self.limits.boundary_blocks) {
             0 => u64::MAX,
             boundary => boundary - self.next % boundary,

@@ -69,6 +69,9 @@ impl<'r> Inside<'r> {
 /// command.
 ///
 /// Every thread calls it; the leader calls `last` before that, when all warps have ended.
+///
+/// A station with a lost command stays taken until the host has recovered the controller, because the
+/// controller may still write to the station's slots.
 #[inline(always)]
 pub fn leave(
     rows: &Gather,

@@ -101,6 +101,8 @@ impl<'r> Reads<'r> {
 
     /// Returns the number of the warp among those of all stations, which no other warp has until the block
     /// leaves. Meaningless unless the warp reads.
+    ///
+    /// Kernels use it to find a table or buffer in memory that was allocated for each warp of each station.
     #[inline(always)]
     pub fn place(&self) -> u32 {
         let first = self.station.wrapping_mul(BLOCK_WARPS);

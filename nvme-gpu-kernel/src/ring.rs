@@ -18,6 +18,9 @@ const _: () = assert!(WARP_BYTES.is_power_of_two() && WARP_BYTES >> LEAST_SHIFT 
 
 /// Ranges of bytes of a namespace that pass through the stages of a warp's slots in the order of their
 /// numbers.
+///
+/// The order of calls for a warp: for each piece number in ascending order, wait for the piece, use its
+/// bytes, and only then ask for the next one; the stage of a used piece is refilled by a later piece.
 pub trait Pieces {
     /// Returns the number of pieces in the slots at once, a power of two, at most 32.
     fn stages(&self) -> u32;
@@ -124,6 +127,8 @@ impl RowSplit {
         most_shift: u32,
     ) -> Option<Self> {
         let most_shift = most_shift.min(MOST_SHIFT);
+        // A row that does not begin at a block touches up to one block more than its bytes fill, and the
+        // stage must hold that block, too.
         let beside = if is_aligned { 0 } else { 1 << block_shift };
         let touched = u64::from(row_bytes) + u64::from(beside);
         let stage_shift = touched.next_power_of_two().ilog2();

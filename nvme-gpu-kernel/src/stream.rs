@@ -79,6 +79,9 @@ impl<'r> Stream<'r> {
     }
 
     /// Returns the address of a byte of a [`Ring`] that has arrived.
+    ///
+    /// The address is in host memory. The bytes may be loaded until the warp asks for the piece that refills
+    /// the stage.
     #[inline(always)]
     pub fn address(&self, byte: u64) -> u64 {
         self.reads.rows.slots + self.reads.slots + Ring::place(byte)

@@ -4,6 +4,9 @@
 //! fills it in, launches, and reads the [`Report`] afterwards.
 
 /// Orders of a launch's commands over its span.
+///
+/// Command `i` of a launch always has the same location, whichever thread runs it, so that the data of a
+/// launch can be checked afterwards.
 pub mod pattern {
     /// Ascending; wraps to the start at the end.
     pub const SEQUENTIAL: u32 = 0;
@@ -106,6 +109,9 @@ pub mod account {
 }
 
 /// The counts of a launch.
+///
+/// Threads add to it with atomic instructions while the kernel runs, and the host reads it after the launch
+/// has ended; only then do the counts belong together.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(C)]
 pub struct Report {
@@ -153,6 +159,9 @@ impl Report {
 }
 
 /// Returns the word at `index` (8 bytes each) of the data that the tests and the demo write for `seed`.
+///
+/// SplitMix64 of seed and index: each word differs from its neighbours, so a block that was read from or
+/// written to the wrong location is detected.
 #[inline]
 pub const fn data_word(seed: u64, index: u64) -> u64 {
     let mut z = seed ^ index.wrapping_add(1).wrapping_mul(0x9E37_79B9_7F4A_7C15);

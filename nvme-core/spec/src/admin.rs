@@ -85,6 +85,9 @@ pub mod cns {
 }
 
 /// The parameters of a queue to be created.
+///
+/// The ring has to stay allocated until the queue was deleted or the controller was reset, since the
+/// controller reads or writes it at any time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct QueueParams {
     /// Identifier, 1 to 65,535.
@@ -178,6 +181,9 @@ pub fn get_log_page(lid: u8, nsid: Nsid, bytes: u32, offset: u64) -> Sqe {
 /// The fields of a Get Log Page command beside page, length and offset.
 ///
 /// NVMe Base 2.0c, 5.16 (Get Log Page command).
+///
+/// The default is a plain read of a page. Controllers of older revisions ignore the fields that they do not
+/// know.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct LogOptions {
     /// Log specific field, 7 bits.
@@ -336,6 +342,9 @@ pub enum SanitizeAction {
 }
 
 /// The fields of a Sanitize command.
+///
+/// A sanitize operation cannot be stopped once it has started; until it has completed, most I/O commands fail
+/// with Sanitize In Progress.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Sanitize {
     /// Sanitize action (SANACT).

@@ -10,6 +10,10 @@ bitfield! {
     /// Dword 0 of the completion of an Asynchronous Event Request. `Display` describes it in words.
     ///
     /// NVMe Base 2.0c, 5.2.1 (Command Completion), "Asynchronous Event Request".
+    ///
+    /// A host answers an event in two steps: it reads the log page that the event names, which enables
+    /// further events of this type, and it sends another Asynchronous Event Request, since each request
+    /// reports one event.
     #[derive(Clone, Copy, PartialEq, Eq)]
     pub struct AsyncEvent(u32);
     impl Debug;

@@ -9,6 +9,9 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 pub const SQE_BYTES: usize = 64;
 
 /// A submission queue entry: 64 bytes, aligned so that it is stored as whole words.
+///
+/// The controller fetches entries after the doorbell was written and may do so at any later time, so an entry
+/// is never changed once it was published.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C, align(64))]
 pub struct Sqe {
@@ -120,6 +123,8 @@ impl Sqe {
     }
 
     /// Returns this entry with one SGL descriptor as its data pointer (PSDT 01b).
+    ///
+    /// The metadata pointer then names a contiguous buffer; a command without metadata leaves it zero.
     #[inline]
     pub const fn with_sgl(mut self, descriptor: [u64; 2]) -> Self {
         self.cdw0 = self.cdw0 & !(3 << 14) | 1 << 14;

@@ -10,6 +10,9 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 pub const CQE_BYTES: usize = 16;
 
 /// A completion queue entry: 16 bytes.
+///
+/// The phase tag is in the last dword, and the controller writes it last or with the rest: a driver that
+/// finds a new phase tag in one load of dwords 2 and 3 may read the other dwords after an acquire fence.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C, align(16))]
 pub struct Cqe {

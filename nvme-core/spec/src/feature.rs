@@ -92,6 +92,9 @@ bitfield! {
     /// Dword 0 of Get Features with [`Select::Capabilities`](super::admin::Select).
     ///
     /// NVMe Base 2.0c, 5.15 (Get Features command).
+    ///
+    /// Controllers that do not support the Select field report the current value instead, so a driver checks
+    /// ONCS ([`oncs::SAVE_SELECT`](super::identify::oncs::SAVE_SELECT)) first.
     #[derive(Clone, Copy, PartialEq, Eq)]
     pub struct Capabilities(u32);
     impl Debug;
@@ -133,6 +136,9 @@ bitfield! {
 
 bitfield! {
     /// Temperature Threshold (FID 04h). NVMe Base 2.0c, 5.27.1.3 (Temperature Threshold).
+    ///
+    /// A temperature beyond a threshold raises an asynchronous event if the host has enabled those events,
+    /// and sets a bit of the critical warnings in the SMART log page.
     #[derive(Clone, Copy, PartialEq, Eq)]
     pub struct TemperatureThreshold(u32);
     impl Debug;
@@ -160,6 +166,9 @@ bitfield! {
 
 bitfield! {
     /// Volatile Write Cache (FID 06h). NVMe Base 2.0c, 5.27.1.4 (Volatile Write Cache).
+    ///
+    /// With the cache enabled a completed write may be lost with the power until a Flush of its namespace has
+    /// completed. A write with FUA completes only once its data is on the medium.
     #[derive(Clone, Copy, PartialEq, Eq)]
     pub struct VolatileWriteCache(u32);
     impl Debug;
@@ -171,6 +180,9 @@ bitfield! {
     /// Number of Queues (FID 07h), both directions 0's based.
     ///
     /// NVMe Base 2.0c, 5.27.1.5 (Number of Queues).
+    ///
+    /// The request has to come before the first I/O queue is created; afterwards it is an error, and the
+    /// first answer stays valid until the controller is reset.
     #[derive(Clone, Copy, PartialEq, Eq)]
     pub struct NumberOfQueues(u32);
     impl Debug;

@@ -72,6 +72,9 @@ pub const fn bytes(value: u128) -> [u8; 16] {
 /// One entry of the Error Information log page (LID 01h), the newest first.
 ///
 /// NVMe Base 2.0c, 5.16.1.2 (Error Information).
+///
+/// The error count is retained across power cycles. A controller writes an entry for a failed command whose
+/// completion has the More bit set, and may write others.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct ErrorEntry {
@@ -135,6 +138,9 @@ pub mod critical_warning {
 /// SMART / Health Information (LID 02h).
 ///
 /// NVMe Base 2.0c, 5.16.1.3 (SMART / Health Information).
+///
+/// Counters cover the life of the drive and are retained across power cycles; values of a namespace are
+/// available only if [`lpa::SMART_PER_NAMESPACE`](super::identify::lpa::SMART_PER_NAMESPACE) is set.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct Smart {
@@ -276,6 +282,9 @@ pub mod effects {
 /// Commands Supported and Effects (LID 05h): one dword of [`effects`] per opcode.
 ///
 /// NVMe Base 2.0c, 5.16.1.6 (Commands Supported and Effects).
+///
+/// A driver that passes commands of others through to the controller uses it to decide which of them need
+/// exclusive access.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct CommandsSupported {
@@ -329,6 +338,9 @@ offsets!(MiEffects: mcs @ 0, reserved1024 @ 1024);
 /// Sanitize Status (LID 81h).
 ///
 /// NVMe Base 2.0c, "Sanitize Status".
+///
+/// A sanitize operation continues across resets and power cycles, so a driver reads this page after a reset,
+/// too, before it relies on any data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct SanitizeStatus {

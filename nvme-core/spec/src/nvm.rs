@@ -154,6 +154,9 @@ pub const fn blocks(sqe: &Sqe) -> u32 {
 }
 
 /// One range of a Dataset Management command.
+///
+/// Deallocation is advisory: a controller may ignore any range, and what a deallocated block reads as is in
+/// the namespace's `dlfeat`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct DsmRange {

@@ -84,6 +84,9 @@ pub const fn doorbell_bytes(highest_qid: u16, dstrd: u8) -> u32 {
 
 bitfield! {
     /// Controller Capabilities. NVMe Base 2.0c, 3.1.3.1 (Offset 0h: CAP).
+    ///
+    /// The register is constant while the controller is enabled, but may differ after a reset, for example
+    /// with new firmware.
     #[derive(Clone, Copy, PartialEq, Eq)]
     pub struct Cap(u64);
     impl Debug;
@@ -147,6 +150,9 @@ bitfield! {
 
 bitfield! {
     /// Controller Configuration. NVMe Base 2.0c, 3.1.3.5 (Offset 14h: CC).
+    ///
+    /// Most fields may only be changed while EN is 0. Clearing EN resets the controller, and its memory is free
+    /// once CSTS.RDY has become 0.
     #[derive(Clone, Copy, PartialEq, Eq)]
     pub struct Cc(u32);
     impl Debug;
@@ -171,6 +177,9 @@ bitfield! {
 
 bitfield! {
     /// Controller Status. NVMe Base 2.0c, 3.1.3.6 (Offset 1Ch: CSTS).
+    ///
+    /// A controller that has left the bus reads as all ones here, which sets RDY and CFS at once: compare
+    /// with [`ALL_ONES`] before looking at single fields.
     #[derive(Clone, Copy, PartialEq, Eq)]
     pub struct Csts(u32);
     impl Debug;
@@ -194,6 +203,9 @@ pub const ALL_ONES: u32 = 0xFFFF_FFFF;
 
 bitfield! {
     /// Admin Queue Attributes. NVMe Base 2.0c, 3.1.3.8 (Offset 24h: AQA).
+    ///
+    /// A driver writes it, and the base addresses of both admin queues, while CC.EN is 0; the controller takes
+    /// them over when EN is set.
     #[derive(Clone, Copy, PartialEq, Eq)]
     pub struct Aqa(u32);
     impl Debug;
@@ -206,6 +218,9 @@ bitfield! {
 
 bitfield! {
     /// Controller Memory Buffer Location. NVMe Base 2.0c, 3.1.3.11 (Offset 38h: CMBLOC).
+    ///
+    /// All zero, together with a size of zero in CMBSZ, if the controller has no memory buffer or if the host
+    /// has not enabled its registers.
     #[derive(Clone, Copy, PartialEq, Eq)]
     pub struct Cmbloc(u32);
     impl Debug;
@@ -266,6 +281,9 @@ impl Cmbsz {
 
 bitfield! {
     /// Controller Memory Buffer Memory Space Control. NVMe Base 2.0c, 3.1.3.16 (Offset 50h: CMBMSC).
+    ///
+    /// A controller whose CAP.CMBS is set hides its memory buffer until CRE is set here, and answers
+    /// addresses in it only after CMSE was set with a base address.
     #[derive(Clone, Copy, PartialEq, Eq)]
     pub struct Cmbmsc(u64);
     impl Debug;

@@ -20,6 +20,9 @@ pub mod kind {
 }
 
 /// One SGL descriptor of the address sub type.
+///
+/// A transfer of one contiguous range has one Data Block descriptor in the command itself; any other has a
+/// (Last) Segment descriptor there that points to a list.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct SglDescriptor {

@@ -75,6 +75,9 @@ impl Status {
     }
 
     /// True if the same command would fail again (Do Not Retry).
+    ///
+    /// A command without this bit may succeed when it is repeated, after the delay of [`crd`](Self::crd) if
+    /// there is one.
     #[inline]
     pub const fn dnr(self) -> bool {
         self.0 & DNR != 0

@@ -17,6 +17,9 @@ pub const MAX_NAMESPACES: usize = 32;
 pub const MAX_WALK: u32 = 1024;
 
 /// An I/O queue pair to be created during bring-up.
+///
+/// The caller zeroes the rings before bring-up creates the queues. The completion queue is created first,
+/// since the submission queue names it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct QueuePlan {
     /// Identifier of both queues, from 1 on.
@@ -131,6 +134,9 @@ pub(crate) fn ready_timeout_ms(cap: Cap, registers: &dyn Registers) -> u32 {
 }
 
 /// The result of bring-up.
+///
+/// Fields are 0, `None` or empty until bring-up has reached the command that fills them in; after an error
+/// they tell how far it came.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Info {
     /// The capabilities.

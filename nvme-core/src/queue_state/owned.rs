@@ -45,6 +45,8 @@ impl<'a> OwnedState<'a> {
     /// time to ring.
     #[inline(always)]
     pub fn passes_quarter(&self, head: u32, next: u32) -> bool {
+        // The highest bit in which the two positions differ is at or above the quarter's size exactly if a
+        // multiple of the quarter lies between them.
         self.quarter_of(head ^ next) != 0
     }
 

@@ -6,6 +6,9 @@
 //! directly.
 
 /// The observers for whom an operation is ordered. The host and loom know only one scope and ignore it.
+///
+/// A wider scope than needed is correct but slower; a narrower one is a data race. DMA memory and doorbells
+/// always need [`Scope::Sys`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Scope {
     /// The threads of one thread block.

@@ -600,6 +600,8 @@ pub struct Argmax {
 pub fn ranked(value: f32, index: u32) -> u64 {
     let bits = value.to_bits();
     let order = match bits >> 31 {
+        // Makes the bits of a float compare like the float: positive numbers get the upper bit, negative ones
+        // are inverted.
         0 => bits | 1 << 31,
         _ => !bits,
     };

@@ -26,6 +26,9 @@ pub struct Powers {
 impl Powers {
     /// Returns the factors of a unit whose largest number has the bits `largest`, without its sign. `less`,
     /// below 9, is the number of powers of two by which `down` is reduced.
+    ///
+    /// A unit of very small numbers gets the factors of the smallest exponent, so that both stay finite and
+    /// normal; a unit with an infinity or a NaN gets NaN, which reaches every product with it.
     #[inline(always)]
     pub fn of(largest: u32, less: u32) -> Self {
         let exponent = largest >> 23;
@@ -42,6 +45,8 @@ impl Powers {
         };
         // The unit's numbers are below 2^(exponent - 126).
         Self {
+            // Both factors are powers of two, built from their exponent fields, so that multiplying by them
+            // is exact.
             up: f32::from_bits((127 + 126 + BITS - exponent) << 23),
             down: f32::from_bits((exponent + 127 - 126 - BITS - less) << 23),
         }
@@ -52,6 +57,9 @@ impl Powers {
     pub fn digits(self, number: f32) -> u32 {
         const CARRY: u32 = 0x0080_8080;
         let integer = (number * self.up) as i32 as u32;
+        // Digits are signed: a digit of 128 or more becomes negative and carries one into the next digit.
+        // Adding 128 to the lower three bytes makes exactly those carries, and the XOR then subtracts 128
+        // from each of them again.
         integer.wrapping_add(CARRY) ^ CARRY
     }
 }

@@ -39,6 +39,9 @@ impl Shape {
 
 /// Returns the first row of warp `warp` of `warps`; the first row of the next warp is its end. `rows` is
 /// below 2^32.
+///
+/// Each warp gets a share of the rows that differs from the others' by at most one row, with a multiplication
+/// and a division in 64 bits, which cannot overflow for this range.
 #[inline(always)]
 pub fn first_row(rows: u64, warp: u32, warps: u32) -> u64 {
     let share = rows * u64::from(warp);
@@ -93,6 +96,8 @@ impl Cursor {
         mut done: impl FnMut(u64, f32, i32),
     ) {
         loop {
+            // Whole groups only: a group whose last byte has not arrived is computed in the next call, from
+            // both halves of the window.
             let there = (until - self.byte) as u32;
             let there = there.checked_div(shape.group_bytes).unwrap_or(0);
             let left = shape.groups - self.group;
@@ -119,6 +124,9 @@ impl Cursor {
     }
 
     /// Reports the rows from here up to `end` as not computed, because of `code`.
+    ///
+    /// A row that failed before keeps its first reason, which is the cause; the rows after it get the reason
+    /// why the warp stopped.
     #[inline(always)]
     pub fn give_up(&mut self, end: u64, code: i32, mut done: impl FnMut(u64, f32, i32)) {
         while self.row < end {

@@ -56,6 +56,9 @@ struct Block {
 }
 
 /// A running kernel.
+///
+/// Dropping it ends the launch: lanes that have not ended are discarded, which is sound because kernels own
+/// nothing that needs a destructor.
 pub struct Launch {
     grid: Grid,
     /// Number of the grid, as on the GPU.

@@ -195,6 +195,9 @@ impl PowerState {
 /// Identify Controller (CNS 01h).
 ///
 /// NVMe Base 2.0c, 5.17.2.1 (Identify Controller Data Structure).
+///
+/// Fields that a revision does not define are 0, so a driver for later revisions works with older controllers
+/// if it treats 0 as not supported.
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct IdentifyController {

@@ -32,6 +32,9 @@ pub mod dlfeat {
 /// An LBA format: the size of blocks and of their metadata.
 ///
 /// NVM Command Set 1.0c, "LBA Format Data Structure, NVM Command Set Specific".
+///
+/// The format in use is selected by FLBAS; the others are those that Format NVM can select. An entry with
+/// LBADS 0 is not available.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct LbaFormat {
@@ -58,6 +61,9 @@ impl LbaFormat {
 /// Identify Namespace (CNS 00h).
 ///
 /// NVM Command Set 1.0c, 4.1.5.1 (Identify Namespace Data Structure, NVM Command Set).
+///
+/// The structure of an inactive namespace identifier is all zero: a size of 0 blocks is how a driver without
+/// a list of namespaces recognises it.
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct IdentifyNamespace {

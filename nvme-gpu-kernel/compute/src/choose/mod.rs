@@ -101,6 +101,9 @@ pub struct ChoosePages {
 }
 
 /// Memory by address, as a kernel or the stand-in of CUDA loads and stores it.
+///
+/// Kernels implement it with loads and stores of the GPU, the stand-in with pointers of the host, so that
+/// both run the same arithmetic in the same order.
 pub trait Memory: Copy {
     /// Loads the word at `address`, a multiple of 4.
     fn word(self, address: u64) -> u32;
@@ -213,6 +216,8 @@ pub fn larger(a: f32, b: f32) -> f32 {
 pub fn rank_of(bound: f32) -> u32 {
     let bits = bound.to_bits();
     let order = match bits >> 31 {
+        // Makes the bits of a float compare like the float: positive numbers get the upper bit, negative ones
+        // are inverted.
         0 => bits | 1 << 31,
         _ => !bits,
     };
@@ -362,6 +367,9 @@ pub fn narrow(wanted: u32, group: impl Fn(u32) -> u32, bin: impl Fn(u32) -> u32)
 
 /// A selection by rank: the pages with a rank above `rank`, and the first `equal` pages with exactly that
 /// rank.
+///
+/// Pages with a rank equal to the threshold are selected in the order of the table, so that the result is the
+/// same on every GPU and on the host, although several pages may have one rank.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Threshold {
     /// Rank of the last selected page.

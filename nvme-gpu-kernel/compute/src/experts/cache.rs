@@ -56,6 +56,9 @@ pub const fn words(slots: u32, experts: u32) -> usize {
 }
 
 /// A view of a cache for one launch.
+///
+/// The words are kept in GPU memory between launches, since the host does not take part in a step; they are
+/// zero before the first launch, which is an empty cache.
 #[derive(Clone, Copy, Debug)]
 pub struct Cache<'w> {
     words: &'w [AtomicU32],
@@ -131,12 +134,17 @@ impl<'w> Cache<'w> {
     }
 
     /// True if the last read into `slot` failed.
+    ///
+    /// Such a slot keeps its expert, so that the next step reads it again into the same place, and no kernel
+    /// multiplies with bytes of unknown content.
     #[inline(always)]
     pub fn is_bad(&self, slot: u32) -> bool {
         slot >= self.slots || self.get(Self::of_slot(slot, BAD)) != 0
     }
 
     /// Records that a read into `slot` failed. Its expert counts as not loaded until a later read succeeds.
+    ///
+    /// Several threads may mark the same slot, all with the same value, so a relaxed store is enough.
     #[inline(always)]
     pub fn mark_bad(&self, slot: u32) {
         if slot < self.slots {

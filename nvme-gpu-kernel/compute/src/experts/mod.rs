@@ -79,6 +79,9 @@ const fn room(bytes: u64) -> u64 {
 }
 
 /// The replacement policy: the choice of the slot for a new expert.
+///
+/// The policy decides only about the speed: with any of them a step gets every expert that fits, and pinned
+/// slots are never replaced.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(u32)]
 pub enum Policy {
@@ -165,6 +168,9 @@ pub struct Admit {
 }
 
 /// Parameters of the kernel that marks the slots whose reads failed.
+///
+/// It runs after the reads and before the products, on the same stream, so that no product uses a slot whose
+/// read failed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(C)]
 pub struct Settle {

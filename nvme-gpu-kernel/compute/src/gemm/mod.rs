@@ -85,6 +85,9 @@ impl Gemm {
     }
 
     /// Returns tile `ticket` of all, strip by strip. Tiles of the same tokens are consecutive.
+    ///
+    /// Consecutive blocks so use the same strip of `W` at the same time and share it in the L2 cache, and the
+    /// strip's stage becomes free as early as possible.
     pub const fn tile(&self, ticket: u32) -> Option<Tile> {
         let of_strip = (STRIP_ROWS / TILE_ROWS) * self.tokens.div_ceil(TILE_TOKENS);
         let Some(strip) = ticket.checked_div(of_strip) else {
@@ -246,6 +249,9 @@ impl GemmStreamed {
     }
 
     /// Returns the first byte of part `part` on the drive.
+    ///
+    /// A part of the last strip may have fewer rows than the others; its end is `row_byte` of the number of
+    /// rows.
     pub const fn part_byte(&self, part: u64) -> u64 {
         self.row_byte(part * self.part_rows as u64)
     }

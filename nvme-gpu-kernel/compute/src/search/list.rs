@@ -15,6 +15,9 @@ const CHOSEN: u32 = FRESH + 32 * 8;
 pub const LIST_BYTES: u32 = CHOSEN + MOST_BEAM * 4;
 
 /// The candidate list of a warp. All lanes hold the same state, and call every function together.
+///
+/// There are two copies, one of which is in use: an insertion merges old and new candidates into the other
+/// copy, since a merge in place would overwrite entries that other lanes have not moved yet.
 pub struct List {
     memory: Shared,
     /// Offset of the copy in use.
@@ -83,6 +86,8 @@ impl List {
         let key = sort(if is_near { key } else { NO_KEY });
         let lane = arch::lane();
         let before = shuffle64(key, lane.wrapping_sub(1) & 31);
+        // Every lane finds its key's place by a binary search of its own; new keys are then shifted by the
+        // number of new keys before them.
         let place = self.below(self.at, self.len, key);
         let is_there = place < self.len && self.get(place) >> 1 == key >> 1;
         let keeps = key != NO_KEY && !is_there && (lane == 0 || before != key);
@@ -103,6 +108,8 @@ impl List {
         let mut index = lane;
         while index < self.len {
             let old = self.get(index);
+            // An old entry moves up by the number of new keys that are nearer. Old and new keys differ, so no
+            // two of them get the same place.
             let to = index + self.below(FRESH, fresh, old);
             if to < self.len {
                 self.memory.store64(other + to * 8, old);

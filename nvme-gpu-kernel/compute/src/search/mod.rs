@@ -71,6 +71,9 @@ pub mod code {
 }
 
 /// Returns the term that word `index` of a node adds to its checksum.
+///
+/// The index is mixed in, so that words in the wrong order change the sum; the multiplications spread each
+/// bit over the word, so that two errors seldom cancel.
 #[inline(always)]
 pub fn term(index: u32, word: u32) -> u32 {
     let mixed = (word ^ index.wrapping_mul(0x9E37_79B1)).wrapping_mul(0x85EB_CA6B);
@@ -79,6 +82,9 @@ pub fn term(index: u32, word: u32) -> u32 {
 
 /// Encodes a candidate as a number: a nearer one is less, and of equal distances the one with the lower id.
 /// `distance` is not negative. Bit 0 is set once it was expanded.
+///
+/// The bits of non-negative floats compare like the floats, so one 64-bit comparison orders candidates by
+/// distance and then by id, and no two nodes have equal keys.
 #[inline(always)]
 pub fn key(distance: f32, id: u32) -> u64 {
     u64::from(distance.to_bits()) << 32 | u64::from(id << 1)
