@@ -54,6 +54,6 @@ pub use medium::store::{Memory, Null, Store, StoreError};
 pub use memory::{Dma, DmaFault, DmaGuard, DmaMemory, Peer, PeerCopy, Region, Span, VecMemory};
 #[cfg(feature = "std")]
 pub use memory::{HostMemory, MapError};
-pub use nvme_auditor::{Finding, Party, Rule};
+pub use nvme_auditor::{Finding, ProtocolSide, Rule};
 #[cfg(feature = "std")]
 pub use runner::Runner;

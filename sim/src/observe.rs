@@ -9,7 +9,7 @@ use crate::bus::ring::QueueRing;
 use crate::memory::{Dma, SpinLock};
 use alloc::sync::Arc;
 use alloc::vec::Vec;
-use nvme_auditor::{Account, Auditor, Finding};
+use nvme_auditor::{Auditor, ControllerCapabilities, Finding};
 use nvme_spec::{Cqe, PageSize, Sqe};
 
 /// The protocol auditor of one controller.
@@ -26,8 +26,8 @@ impl AuditObserver {
     }
 
     /// Reports the controller's capabilities and namespaces, at first and after each change.
-    pub fn describe(&self, account: Account) {
-        self.0.lock().describe(account);
+    pub fn describe(&self, capabilities: ControllerCapabilities) {
+        self.0.lock().describe(capabilities);
     }
 
     pub fn enable(&self, page: PageSize, asq: &QueueRing, acq: &QueueRing) {

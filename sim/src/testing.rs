@@ -12,7 +12,7 @@ use alloc::boxed::Box;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::sync::atomic::Ordering;
-use nvme_auditor::{Finding, Party, Rule};
+use nvme_auditor::{Finding, ProtocolSide, Rule};
 use nvme_spec::admin::{self, QueueParams};
 use nvme_spec::register::{Cc, Csts, offset};
 use nvme_spec::{Cid, Cqe, Iova, Qid, Sqe, Status};
@@ -306,7 +306,7 @@ impl Driver {
 impl Drop for Driver {
     fn drop(&mut self) {
         let mut findings = self.controller.findings();
-        findings.retain(|one| !self.breaks_anything || one.rule.party() == Party::Controller);
+        findings.retain(|one| !self.breaks_anything || one.rule.side() == ProtocolSide::Controller);
         judge(&findings, &self.breaks, &self.explained);
     }
 }

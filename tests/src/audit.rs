@@ -1,7 +1,7 @@
 //! What the protocol auditor may find in a test.
 
 use crate::Memory;
-use nvme_sim::{Controller, Finding, Party, Rule};
+use nvme_sim::{Controller, Finding, ProtocolSide, Rule};
 
 /// Shows what the auditor found when a test fails for another reason.
 pub struct Shown<'a>(pub &'a Controller<&'a Memory>);
@@ -46,7 +46,7 @@ pub fn check(findings: &[Finding], breaks: &[Rule], explained: &[Rule]) {
 /// As [`check`].
 pub fn controller_is_right(findings: &[Finding]) {
     let mut theirs = findings.to_vec();
-    theirs.retain(|finding| finding.rule.party() == Party::Controller);
+    theirs.retain(|finding| finding.rule.side() == ProtocolSide::Controller);
     check(&theirs, &[], &[]);
 }
 
@@ -61,7 +61,7 @@ pub fn driver_is_right(findings: &[Finding]) {
     for finding in findings {
         match finding.rule {
             Rule::CqOverrun | Rule::SqHead => {}
-            rule if rule.party() == Party::Controller => return,
+            rule if rule.side() == ProtocolSide::Controller => return,
             _ => panic!("the auditor found: {finding}"),
         }
     }

@@ -14,7 +14,7 @@ pub type Entries<'a> = &'a dyn Fn(usize) -> Option<Sqe>;
 #[cfg(not(loom))]
 mod seen {
     use super::{Cqe, Entries, Sqe};
-    use nvme_auditor::{Auditor, Finding, Party, Rule};
+    use nvme_auditor::{Auditor, Finding, ProtocolSide, Rule};
 
     /// Where the auditor is told that the submission ring lies.
     const RING: u64 = 1 << 40;
@@ -61,7 +61,7 @@ mod seen {
                 lied |= one.rule == Rule::UnknownCommand;
                 // A command that ended before it was fetched is over for the driver alone.
                 let explained = [Rule::CidReused, Rule::TailDoorbell, Rule::EntryChanged];
-                one.rule.party() == Party::Host && !(lied && explained.contains(&one.rule))
+                one.rule.side() == ProtocolSide::Host && !(lied && explained.contains(&one.rule))
             };
             let findings: Vec<String> = self
                 .0

@@ -6,7 +6,7 @@ mod common;
 
 use common::stand_in::{ok, run};
 use common::{Folder, Place, bytes};
-use nvme_auditor::{Rule, journal::Journal};
+use nvme_auditor::{Rule, journal::DriverJournal};
 
 #[test]
 fn a_trace_has_an_event_for_each_end_of_each_command() {
@@ -32,7 +32,7 @@ fn a_trace_has_an_event_for_each_end_of_each_command() {
 
 /// What the auditor finds in a trace: the rules, and the commands that were submitted.
 fn journal(lines: impl Iterator<Item = String>) -> (Vec<Rule>, u64) {
-    let mut journal = Journal::default();
+    let mut journal = DriverJournal::default();
     lines.for_each(|line| journal.line(&line));
     let rules = journal.findings().iter().map(|one| one.rule).collect();
     (rules, journal.commands())

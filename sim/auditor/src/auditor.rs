@@ -1,11 +1,11 @@
 //! The state that is kept of one controller: its queues, the commands in flight, and the memory
 //! that each of them may use until it completes.
 
-use crate::account::Account;
-use crate::finding::{Finding, Party, Rule};
-use crate::lent::{Lent, Span};
-use crate::queues::{Cq, Flight, Sq, entry};
-use crate::walk::{Memory, Walked};
+use crate::buffers::{AddressRange, BufferMap};
+use crate::capabilities::ControllerCapabilities;
+use crate::data_pointer::{Memory, PointerWalk};
+use crate::finding::{Finding, ProtocolSide, Rule};
+use crate::queues::{CqState, InFlightCommand, SqState, entry};
 use alloc::collections::BTreeMap;
 use alloc::vec::Vec;
 use nvme_spec::{Cqe, PageSize, Sqe};
@@ -20,14 +20,14 @@ const KEPT: usize = 256;
 /// as late as it reads it; everything between two readings then counts as one move.
 #[derive(Debug, Default)]
 pub struct Auditor {
-    pub(crate) account: Option<Account>,
+    pub(crate) capabilities: Option<ControllerCapabilities>,
     pub(crate) page: u64,
-    pub(crate) sqs: BTreeMap<u16, Sq>,
-    pub(crate) cqs: BTreeMap<u16, Cq>,
+    pub(crate) sqs: BTreeMap<u16, SqState>,
+    pub(crate) cqs: BTreeMap<u16, CqState>,
     /// Last value of each doorbell, by queue and side: a value that is reported again is not judged
     /// again.
-    pub(crate) bells: BTreeMap<(u16, bool), u32>,
-    pub(crate) lent: Lent,
+    pub(crate) doorbells: BTreeMap<(u16, bool), u32>,
+    pub(crate) buffers: BufferMap,
     owners: u64,
     commands: u64,
     completions: u64,
@@ -46,8 +46,8 @@ impl Auditor {
     /// Takes what the controller reports about itself, at first and after each change. Without it,
     /// commands, namespaces and data buffers are not judged, since every rule about them depends on
     /// it.
-    pub fn describe(&mut self, account: Account) {
-        self.account = Some(account);
+    pub fn describe(&mut self, capabilities: ControllerCapabilities) {
+        self.capabilities = Some(capabilities);
     }
 
     /// Returns the findings, at most the first 256 of each side.
@@ -66,13 +66,13 @@ impl Auditor {
     }
 
     pub(crate) fn find(&mut self, rule: Rule, qid: u16, cid: Option<u16>, value: u64) {
-        if rule.party() == Party::Controller && self.is_doubtful(qid) {
+        if rule.side() == ProtocolSide::Controller && self.is_ambiguous(qid) {
             return;
         }
         self.found += 1;
-        let kept = match rule.party() {
-            Party::Host => &mut self.kept.0,
-            Party::Controller => &mut self.kept.1,
+        let kept = match rule.side() {
+            ProtocolSide::Host => &mut self.kept.0,
+            ProtocolSide::Controller => &mut self.kept.1,
         };
         if *kept < KEPT {
             *kept += 1;
@@ -89,9 +89,9 @@ impl Auditor {
     /// True if the driver has used an identifier twice on queue `qid` or on the admin queue. A
     /// completion then names either of two commands, so what the controller does with them cannot
     /// be judged; the admin queue counts because it creates the others.
-    fn is_doubtful(&self, qid: u16) -> bool {
+    fn is_ambiguous(&self, qid: u16) -> bool {
         let mut queues = [0, qid].into_iter().filter_map(|qid| self.sqs.get(&qid));
-        queues.any(|sq| sq.doubtful)
+        queues.any(|sq| sq.ambiguous)
     }
 
     pub(crate) fn owner(&mut self) -> u64 {
@@ -104,8 +104,8 @@ impl Auditor {
     pub fn reset(&mut self) {
         self.sqs.clear();
         self.cqs.clear();
-        self.bells.clear();
-        self.lent.clear();
+        self.doorbells.clear();
+        self.buffers.clear();
     }
 
     /// Reports that the controller is enabled, with pages of `page` and the admin rings at these
@@ -120,7 +120,7 @@ impl Auditor {
     /// Records a doorbell value. True if it differs from the last one, which was judged when it was
     /// first seen.
     fn is_news(&mut self, qid: u16, is_head: bool, value: u32) -> bool {
-        self.bells.insert((qid, is_head), value).unwrap_or(0) != value
+        self.doorbells.insert((qid, is_head), value).unwrap_or(0) != value
     }
 
     /// Reports that the tail doorbell of submission queue `qid` reads `value`. The entries that it
@@ -141,15 +141,15 @@ impl Auditor {
         // position that the device has reached.
         let limit = sq.reported + u64::from(sq.ring.entries) - 1;
         let mut from = sq.tail;
-        let mut tail = sq.ring.at_or_after(from, value);
+        let mut tail = sq.ring.first_from(from, value);
         if tail > limit {
             // The device continues from the value of the doorbell, so the auditor does too: the
             // alternative would report every later entry as an error.
-            tail = sq.ring.at_or_after(sq.fetched, value);
+            tail = sq.ring.first_from(sq.fetched, value);
             from = tail.min(from);
-            let taken_back: Vec<u64> = sq.published.range(tail..).map(|(at, _)| *at).collect();
-            for at in taken_back {
-                self.unpublish(qid, at);
+            let withdrawn: Vec<u64> = sq.published.range(tail..).map(|(at, _)| *at).collect();
+            for at in withdrawn {
+                self.withdraw(qid, at);
             }
             self.find(Rule::TailDoorbell, qid, None, u64::from(value));
         }
@@ -162,8 +162,8 @@ impl Auditor {
             let Some(sqe) = entry(ring, at, memory) else {
                 return;
             };
-            let walked = self.judge(qid, &sqe, memory);
-            self.admit(qid, at, &sqe, walked);
+            let walk = self.check_command(qid, &sqe, memory);
+            self.admit(qid, at, &sqe, walk);
             if let Some(sq) = self.sqs.get_mut(&qid) {
                 sq.published.insert(at, sqe);
             }
@@ -171,7 +171,7 @@ impl Auditor {
     }
 
     /// Removes a command that was published but not fetched.
-    fn unpublish(&mut self, qid: u16, position: u64) {
+    fn withdraw(&mut self, qid: u16, position: u64) {
         let Some(sq) = self.sqs.get_mut(&qid) else {
             return;
         };
@@ -179,24 +179,24 @@ impl Auditor {
             return;
         };
         let cid = sqe.cid().0;
-        let flights = &mut sq.flights;
-        if flights
+        let in_flight = &mut sq.in_flight;
+        if in_flight
             .get(&cid)
             .is_some_and(|one| one.position == position)
-            && let Some(flight) = flights.remove(&cid)
+            && let Some(command) = in_flight.remove(&cid)
         {
-            self.return_flight(&flight);
+            self.release_command(&command);
         }
     }
 
     /// Reports that the head doorbell of completion queue `qid` reads `value`.
     pub fn cq_doorbell(&mut self, qid: u16, value: u32) {
         let is_news = self.is_news(qid, true, value);
-        let wrong = match self.cqs.get_mut(&qid) {
+        let violation = match self.cqs.get_mut(&qid) {
             None => Rule::DoorbellAbsent,
             Some(cq) if value >= cq.ring.entries => Rule::DoorbellRange,
             Some(cq) => {
-                let head = cq.ring.at_or_after(cq.head, value);
+                let head = cq.ring.first_from(cq.head, value);
                 if head <= cq.posted {
                     // The value may have pointed past the posted entries when it was written, which
                     // was reported then. Once they are posted it is valid, and the head has to
@@ -208,7 +208,7 @@ impl Auditor {
             }
         };
         if is_news {
-            self.find(wrong, qid, None, u64::from(value));
+            self.find(violation, qid, None, u64::from(value));
         }
     }
 
@@ -221,8 +221,8 @@ impl Auditor {
     /// `memory` reads the memory that the device can read at that moment.
     pub fn fetched(&mut self, qid: u16, index: u32, sqe: &Sqe, memory: Memory<'_>) {
         if let Some(at) = self.fetch(qid, index, sqe) {
-            let walked = self.judge(qid, sqe, memory);
-            self.admit(qid, at, sqe, walked);
+            let walk = self.check_command(qid, sqe, memory);
+            self.admit(qid, at, sqe, walk);
         }
     }
 
@@ -235,12 +235,14 @@ impl Auditor {
             // The fields of an admin command are unknown here: judging zeroes would report false
             // errors.
             if qid != 0 {
-                self.judge_fields(qid, sqe);
+                self.check_fields(qid, sqe);
             }
-            let mut walked = Walked::default();
-            let spans = spans.iter().map(|(at, bytes)| Span::new(*at, *bytes));
-            walked.spans.extend(spans);
-            self.admit(qid, at, sqe, walked);
+            let mut walk = PointerWalk::default();
+            let spans = spans
+                .iter()
+                .map(|(at, bytes)| AddressRange::new(*at, *bytes));
+            walk.spans.extend(spans);
+            self.admit(qid, at, sqe, walk);
         }
     }
 
@@ -269,7 +271,7 @@ impl Auditor {
                 None
             }
             Some(false) => {
-                self.unpublish(qid, at);
+                self.withdraw(qid, at);
                 self.find(Rule::EntryChanged, qid, cid, u64::from(index));
                 Some(at)
             }
@@ -278,37 +280,37 @@ impl Auditor {
     }
 
     /// Adds a command, and the memory that it may use, to those in flight.
-    fn admit(&mut self, qid: u16, position: u64, sqe: &Sqe, walked: Walked) {
+    fn admit(&mut self, qid: u16, position: u64, sqe: &Sqe, walk: PointerWalk) {
         let cid = sqe.cid().0;
         let owner = self.owner();
-        if let Some((rule, value)) = walked.wrong {
+        if let Some((rule, value)) = walk.violation {
             self.find(rule, qid, Some(cid), value);
         }
         // Opcode bits 1:0 are the direction of the data: bit 1 is set for controller to host.
         let to_host = sqe.opcode() & 2 != 0;
-        let mut clash = None;
-        for span in &walked.spans {
-            clash = clash.or(self.lent.lend(owner, *span, to_host));
+        let mut conflict = None;
+        for span in &walk.spans {
+            conflict = conflict.or(self.buffers.claim(owner, *span, to_host));
         }
-        for list in &walked.lists {
-            clash = clash.or(self.lent.lend(owner, list.span(), false));
+        for list in &walk.lists {
+            conflict = conflict.or(self.buffers.claim(owner, list.span(), false));
         }
-        let flight = Flight {
+        let command = InFlightCommand {
             owner,
             position,
             sqe: *sqe,
-            spans: walked.spans,
-            lists: walked.lists,
+            spans: walk.spans,
+            lists: walk.lists,
         };
         let sq = self.sqs.get_mut(&qid);
-        let before = sq.and_then(|sq| sq.flights.insert(cid, flight));
+        let before = sq.and_then(|sq| sq.in_flight.insert(cid, command));
         if let Some(before) = before {
-            self.return_flight(&before);
+            self.release_command(&before);
             self.find(Rule::CidReused, qid, Some(cid), u64::from(cid));
             if let Some(sq) = self.sqs.get_mut(&qid) {
-                sq.doubtful = true;
+                sq.ambiguous = true;
             }
-        } else if let Some(at) = clash {
+        } else if let Some(at) = conflict {
             self.find(Rule::BufferShared, qid, Some(cid), at);
         }
     }
@@ -319,7 +321,7 @@ impl Auditor {
         let in_flight = self
             .sqs
             .get(&qid)
-            .is_some_and(|sq| sq.flights.contains_key(&cid));
+            .is_some_and(|sq| sq.in_flight.contains_key(&cid));
         if !in_flight {
             self.find(Rule::DataLate, qid, Some(cid), at);
         }
@@ -364,17 +366,17 @@ impl Auditor {
         // candidate yet.
         let fetched = sq.fetched;
         let known = sq
-            .flights
+            .in_flight
             .get(&cid)
             .is_some_and(|one| one.position < fetched);
-        let flight = known.then(|| sq.flights.remove(&cid)).flatten();
+        let command = known.then(|| sq.in_flight.remove(&cid)).flatten();
         // The head in a completion lies behind the command that it completes. It may be older than
         // a head reported before, because completions of several queues are not ordered among each
         // other.
-        let least = flight.as_ref().map_or(0, |one| one.position + 1);
+        let least = command.as_ref().map_or(0, |one| one.position + 1);
         let sqhd = u32::from(cqe.sqhd);
         let head = (sqhd < sq.ring.entries)
-            .then(|| sq.ring.at_or_before(sq.fetched, sqhd))
+            .then(|| sq.ring.last_until(sq.fetched, sqhd))
             .flatten()
             .filter(|head| *head >= least);
         // A completion proves that its command was fetched, whatever head it carries. So the driver
@@ -383,17 +385,17 @@ impl Auditor {
         if head.is_none() {
             find(self, Rule::SqHead, u64::from(sqhd));
         }
-        let Some(flight) = flight else {
+        let Some(command) = command else {
             return find(self, Rule::UnknownCommand, u64::from(cid));
         };
-        for list in &flight.lists {
+        for list in &command.lists {
             if let Some(at) = list.changed(memory) {
                 find(self, Rule::ListChanged, at);
             }
         }
-        self.return_flight(&flight);
+        self.release_command(&command);
         if sqid == 0 && cqe.status().is_success() {
-            self.took_effect(&flight.sqe);
+            self.apply_admin_command(&command.sqe);
         }
     }
 
@@ -405,13 +407,13 @@ impl Auditor {
         };
         cq.posted += 1;
         let mut here = self.sqs.iter_mut().filter(|(_, sq)| sq.cqid == cqid);
-        let found = here.find_map(|(qid, sq)| Some((*qid, sq.flights.remove(&cid)?)));
-        let Some((sqid, flight)) = found else {
+        let found = here.find_map(|(qid, sq)| Some((*qid, sq.in_flight.remove(&cid)?)));
+        let Some((sqid, command)) = found else {
             return self.find(Rule::UnknownCommand, cqid, Some(cid), u64::from(cid));
         };
-        self.return_flight(&flight);
+        self.release_command(&command);
         if sqid == 0 && success {
-            self.took_effect(&flight.sqe);
+            self.apply_admin_command(&command.sqe);
         }
     }
 
@@ -426,6 +428,6 @@ impl Auditor {
     /// Returns the number of commands fetched and not completed, Asynchronous Event Requests
     /// included.
     pub fn in_flight(&self) -> usize {
-        self.sqs.values().map(|sq| sq.flights.len()).sum()
+        self.sqs.values().map(|sq| sq.in_flight.len()).sum()
     }
 }

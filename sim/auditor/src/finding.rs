@@ -5,7 +5,7 @@ use core::fmt;
 
 /// The side that has to keep a rule.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Party {
+pub enum ProtocolSide {
     /// The driver.
     Host,
     /// The device.
@@ -13,7 +13,7 @@ pub enum Party {
 }
 
 macro_rules! rules {
-    ($($name:ident $party:ident $text:literal $title:literal,)*) => {
+    ($($name:ident $side:ident $text:literal $title:literal,)*) => {
         /// A rule of the specification whose violation can be seen on the wire.
         #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
         pub enum Rule {
@@ -25,8 +25,8 @@ macro_rules! rules {
             pub const ALL: &'static [Self] = &[$(Self::$name),*];
 
             /// Returns the side that has to keep the rule.
-            pub const fn party(self) -> Party {
-                match self { $(Self::$name => Party::$party),* }
+            pub const fn side(self) -> ProtocolSide {
+                match self { $(Self::$name => ProtocolSide::$side),* }
             }
 
             /// Returns the violation in words.
@@ -112,9 +112,9 @@ pub struct Finding {
 
 impl fmt::Display for Finding {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let who = match self.rule.party() {
-            Party::Host => "driver",
-            Party::Controller => "controller",
+        let who = match self.rule.side() {
+            ProtocolSide::Host => "driver",
+            ProtocolSide::Controller => "controller",
         };
         write!(f, "{who}: queue {}", self.qid)?;
         if let Some(cid) = self.cid {

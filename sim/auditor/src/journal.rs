@@ -10,7 +10,7 @@ use alloc::vec::Vec;
 
 /// Reads a trace line by line, in the order of time.
 #[derive(Debug, Default)]
-pub struct Journal {
+pub struct DriverJournal {
     in_flight: BTreeSet<(u16, u16)>,
     /// Commands in flight whose waiter timed out: their completions may be missing from the trace.
     expired: BTreeSet<(u16, u16)>,
@@ -22,7 +22,7 @@ pub struct Journal {
     findings: Vec<Finding>,
 }
 
-impl Journal {
+impl DriverJournal {
     /// Takes one line. Lines that are no events are skipped.
     pub fn line(&mut self, line: &str) {
         if line.contains("older events were replaced") {
@@ -95,8 +95,8 @@ impl Journal {
 mod tests {
     use super::*;
 
-    fn read(lines: &[&str]) -> Journal {
-        let mut journal = Journal::default();
+    fn read(lines: &[&str]) -> DriverJournal {
+        let mut journal = DriverJournal::default();
         lines.iter().for_each(|line| journal.line(line));
         journal
     }

@@ -15,18 +15,18 @@
 
 extern crate alloc;
 
-mod account;
 mod auditor;
+mod buffers;
+mod capabilities;
+mod command_check;
+mod data_pointer;
 mod finding;
 pub mod journal;
-mod judge;
-mod lent;
 pub mod qemu;
 mod queues;
 mod ring;
 mod transfer;
-mod walk;
 
-pub use account::Account;
 pub use auditor::Auditor;
-pub use finding::{Finding, Party, Rule};
+pub use capabilities::ControllerCapabilities;
+pub use finding::{Finding, ProtocolSide, Rule};

@@ -1,7 +1,7 @@
 //! `nvme-auditor`: judges a log. Exit code 0 without a finding, 1 with findings, 2 for a log that
 //! cannot be read or holds no command.
 
-use nvme_auditor::{Finding, journal::Journal, qemu::Trace};
+use nvme_auditor::{Finding, journal::DriverJournal, qemu::QemuTrace};
 use std::process::ExitCode;
 
 const USAGE: &str = "\
@@ -27,7 +27,7 @@ fn main() -> ExitCode {
                 eprint!("{USAGE}");
                 return ExitCode::from(2);
             };
-            let mut trace = Trace::new(&nsids);
+            let mut trace = QemuTrace::new(&nsids);
             if let Err(code) = lines(file, |line| trace.line(line)) {
                 return code;
             }
@@ -35,7 +35,7 @@ fn main() -> ExitCode {
             (auditor.findings().to_vec(), auditor.seen().0)
         }
         ["gpu", file] => {
-            let mut journal = Journal::default();
+            let mut journal = DriverJournal::default();
             if let Err(code) = lines(file, |line| journal.line(line)) {
                 return code;
             }

@@ -6,8 +6,8 @@
 //! tags, reported heads and PRP entries are not judged, and a completion counts from the moment it
 //! is queued. A log may hold one controller only: the events do not name theirs.
 
-use crate::account::Account;
 use crate::auditor::Auditor;
+use crate::capabilities::ControllerCapabilities;
 use alloc::vec::Vec;
 use nvme_spec::admin::QUEUE_CONTIGUOUS;
 use nvme_spec::register::{Aqa, Cc};
@@ -37,7 +37,7 @@ pub const EVENTS: [&str; 19] = [
 ];
 
 /// The command fetched last, completed by the events that describe it after its fetch.
-struct Held {
+struct FetchedCommand {
     sqid: u16,
     sqe: Sqe,
     spans: Vec<(u64, u64)>,
@@ -45,9 +45,9 @@ struct Held {
 
 /// Reads a log line by line.
 #[derive(Default)]
-pub struct Trace {
+pub struct QemuTrace {
     auditor: Auditor,
-    held: Option<Held>,
+    fetched: Option<FetchedCommand>,
     cc: u32,
     aqa: u32,
     asq: u64,
@@ -65,11 +65,13 @@ fn number(line: &str, name: &str) -> Option<u64> {
     }
 }
 
-impl Trace {
+impl QemuTrace {
     /// Starts the log of a controller with these namespaces.
     pub fn new(namespaces: &[u32]) -> Self {
         let mut trace = Self::default();
-        trace.auditor.describe(Account::anything(namespaces));
+        trace
+            .auditor
+            .describe(ControllerCapabilities::unrestricted(namespaces));
         trace
     }
 
@@ -81,7 +83,7 @@ impl Trace {
         };
         let line = &line[at..];
         let (event, rest) = line.split_once(' ').unwrap_or((line, ""));
-        if self.of_command(event, rest).is_some() {
+        if self.describe_command(event, rest).is_some() {
             return;
         }
         if EVENTS.contains(&event) {
@@ -93,14 +95,14 @@ impl Trace {
     }
 
     /// Adds an event to the command fetched last, if it describes that command.
-    fn of_command(&mut self, event: &str, rest: &str) -> Option<()> {
-        let held = self.held.as_mut()?;
-        let sqe = &mut held.sqe;
+    fn describe_command(&mut self, event: &str, rest: &str) -> Option<()> {
+        let fetched = self.fetched.as_mut()?;
+        let sqe = &mut fetched.sqe;
         let queue = |qid: &str, size: &str| {
             Some(number(rest, qid)? as u32 | (number(rest, size)? as u32) << 16)
         };
         match event {
-            "pci_nvme_map_addr" => held
+            "pci_nvme_map_addr" => fetched
                 .spans
                 .push((number(rest, "addr")?, number(rest, "len")?)),
             "pci_nvme_create_sq" => {
@@ -130,7 +132,7 @@ impl Trace {
             "pci_nvme_io_cmd" | "pci_nvme_admin_cmd" => {
                 let nsid = number(rest, "nsid").unwrap_or(0) as u32;
                 let sqe = Sqe::new(number(rest, "opc")? as u8, Nsid(nsid));
-                self.held = Some(Held {
+                self.fetched = Some(FetchedCommand {
                     sqid: number(rest, "sqid")? as u16,
                     sqe: sqe.with_cid(Cid(number(rest, "cid")? as u16)),
                     spans: Vec::new(),
@@ -170,9 +172,9 @@ impl Trace {
 
     /// Reports the command fetched last: no further event describes it.
     fn flush(&mut self) {
-        if let Some(held) = self.held.take() {
+        if let Some(fetched) = self.fetched.take() {
             self.auditor
-                .fetched_spans(held.sqid, &held.sqe, &held.spans);
+                .fetched_spans(fetched.sqid, &fetched.sqe, &fetched.spans);
         }
     }
 
@@ -213,7 +215,7 @@ pci_nvme_map_addr addr 0x20000 len 4096
 ";
 
     fn rules(text: &str) -> Vec<Rule> {
-        let mut trace = Trace::new(&[1]);
+        let mut trace = QemuTrace::new(&[1]);
         (String::from(START) + text)
             .lines()
             .for_each(|line| trace.line(line));
@@ -226,7 +228,7 @@ pci_nvme_map_addr addr 0x20000 len 4096
         let done = "pci_nvme_enqueue_req_completion cid 7 cqid 1 dw0 0x0 dw1 0x0 status 0x0\n";
         let text =
             String::from(START) + READ + done + "pci_nvme_mmio_doorbell_cq cqid 1 new_head 1\n";
-        let mut trace = Trace::new(&[1]);
+        let mut trace = QemuTrace::new(&[1]);
         text.lines()
             .for_each(|line| trace.line(&(String::from("99@1.5:") + line)));
         let auditor = trace.end();

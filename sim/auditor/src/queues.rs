@@ -3,10 +3,10 @@
 //! only submitted.
 
 use crate::auditor::Auditor;
+use crate::buffers::AddressRange;
+use crate::data_pointer::{Memory, PointerList};
 use crate::finding::Rule;
-use crate::lent::Span;
-use crate::ring::Ring;
-use crate::walk::{List, Memory};
+use crate::ring::RingPositions;
 use alloc::collections::BTreeMap;
 use alloc::vec::Vec;
 use nvme_spec::admin::{QUEUE_CONTIGUOUS, opcode};
@@ -14,18 +14,18 @@ use nvme_spec::{CQE_BYTES, SQE_BYTES, Sqe};
 
 /// A command in flight.
 #[derive(Debug)]
-pub(crate) struct Flight {
+pub(crate) struct InFlightCommand {
     pub owner: u64,
     /// Position in the submission queue.
     pub position: u64,
     pub sqe: Sqe,
-    pub spans: Vec<Span>,
-    pub lists: Vec<List>,
+    pub spans: Vec<AddressRange>,
+    pub lists: Vec<PointerList>,
 }
 
 #[derive(Debug)]
-pub(crate) struct Sq {
-    pub ring: Ring,
+pub(crate) struct SqState {
+    pub ring: RingPositions,
     pub owner: u64,
     pub cqid: u16,
     /// Positions published by the doorbell, fetched, and known to the driver as fetched (from SQHD
@@ -33,17 +33,17 @@ pub(crate) struct Sq {
     pub tail: u64,
     pub fetched: u64,
     pub reported: u64,
-    pub flights: BTreeMap<u16, Flight>,
+    pub in_flight: BTreeMap<u16, InFlightCommand>,
     /// Entries published and not fetched, as they were when the doorbell published them.
     pub published: BTreeMap<u64, Sqe>,
     /// The driver has reused an identifier in flight, so the controller's completions cannot be
     /// judged.
-    pub doubtful: bool,
+    pub ambiguous: bool,
 }
 
 #[derive(Debug)]
-pub(crate) struct Cq {
-    pub ring: Ring,
+pub(crate) struct CqState {
+    pub ring: RingPositions,
     pub owner: u64,
     /// Positions posted, and freed by the doorbell.
     pub posted: u64,
@@ -52,7 +52,7 @@ pub(crate) struct Cq {
 }
 
 /// Reads the entry at a position of a physically contiguous submission ring.
-pub(crate) fn entry(ring: Ring, position: u64, memory: Memory<'_>) -> Option<Sqe> {
+pub(crate) fn entry(ring: RingPositions, position: u64, memory: Memory<'_>) -> Option<Sqe> {
     let offset = u64::from(ring.index(position)) * SQE_BYTES as u64;
     let mut at = ring.base?.wrapping_add(offset);
     let mut words = [0; SQE_BYTES / 8];
@@ -72,12 +72,12 @@ impl Auditor {
     }
 
     pub(crate) fn add_cq(&mut self, qid: u16, base: Option<u64>, entries: u32) {
-        let (owner, ring) = (self.owner(), Ring { base, entries });
-        self.lend_ring(qid, owner, ring, CQE_BYTES, true);
-        self.bells.remove(&(qid, true));
+        let (owner, ring) = (self.owner(), RingPositions { base, entries });
+        self.claim_ring(qid, owner, ring, CQE_BYTES, true);
+        self.doorbells.remove(&(qid, true));
         self.cqs.insert(
             qid,
-            Cq {
+            CqState {
                 ring,
                 owner,
                 posted: 0,
@@ -88,65 +88,65 @@ impl Auditor {
     }
 
     pub(crate) fn add_sq(&mut self, qid: u16, base: Option<u64>, entries: u32, cqid: u16) {
-        let (owner, ring) = (self.owner(), Ring { base, entries });
-        self.lend_ring(qid, owner, ring, SQE_BYTES, false);
-        self.bells.remove(&(qid, false));
+        let (owner, ring) = (self.owner(), RingPositions { base, entries });
+        self.claim_ring(qid, owner, ring, SQE_BYTES, false);
+        self.doorbells.remove(&(qid, false));
         if let Some(cq) = self.cqs.get_mut(&cqid) {
             cq.users += 1;
         }
         self.sqs.insert(
             qid,
-            Sq {
+            SqState {
                 ring,
                 owner,
                 cqid,
                 tail: 0,
                 fetched: 0,
                 reported: 0,
-                flights: BTreeMap::new(),
+                in_flight: BTreeMap::new(),
                 published: BTreeMap::new(),
-                doubtful: false,
+                ambiguous: false,
             },
         );
     }
 
-    pub(crate) fn lend_ring(
+    pub(crate) fn claim_ring(
         &mut self,
         qid: u16,
         owner: u64,
-        ring: Ring,
+        ring: RingPositions,
         entry: usize,
         writes: bool,
     ) {
         let Some(base) = ring.base else { return };
-        let span = Span::new(base, u64::from(ring.entries) * entry as u64);
-        if let Some(at) = self.lent.lend(owner, span, writes) {
+        let span = AddressRange::new(base, u64::from(ring.entries) * entry as u64);
+        if let Some(at) = self.buffers.claim(owner, span, writes) {
             self.find(Rule::BufferShared, qid, None, at);
         }
     }
 
-    pub(crate) fn return_ring(&mut self, owner: u64, ring: Ring, entry: usize) {
+    pub(crate) fn release_ring(&mut self, owner: u64, ring: RingPositions, entry: usize) {
         if let Some(base) = ring.base {
-            let span = Span::new(base, u64::from(ring.entries) * entry as u64);
-            self.lent.give_back(owner, span);
+            let span = AddressRange::new(base, u64::from(ring.entries) * entry as u64);
+            self.buffers.release(owner, span);
         }
     }
 
-    pub(crate) fn return_flight(&mut self, flight: &Flight) {
-        for span in &flight.spans {
-            self.lent.give_back(flight.owner, *span);
+    pub(crate) fn release_command(&mut self, command: &InFlightCommand) {
+        for span in &command.spans {
+            self.buffers.release(command.owner, *span);
         }
-        for list in &flight.lists {
-            self.lent.give_back(flight.owner, list.span());
+        for list in &command.lists {
+            self.buffers.release(command.owner, list.span());
         }
     }
 
     /// Applies an admin command that has succeeded: it may have created or deleted a queue.
-    pub(crate) fn took_effect(&mut self, sqe: &Sqe) {
+    pub(crate) fn apply_admin_command(&mut self, sqe: &Sqe) {
         let qid = sqe.cdw10 as u16;
         let entries = (sqe.cdw10 >> 16) + 1;
         let base = (sqe.cdw11 & QUEUE_CONTIGUOUS != 0).then_some(sqe.dptr[0]);
-        let mqes = self.account.as_ref().map_or(1 << 16, |one| one.mqes);
+        let mqes = self.capabilities.as_ref().map_or(1 << 16, |one| one.mqes);
         let size_is_bad = entries < 2 || entries > mqes;
         let refused = match sqe.opcode() {
             opcode::CREATE_IO_CQ => {
@@ -182,11 +182,11 @@ impl Auditor {
         let Some(sq) = self.sqs.remove(&qid) else {
             return false;
         };
-        for flight in sq.flights.values() {
-            self.return_flight(flight);
+        for command in sq.in_flight.values() {
+            self.release_command(command);
         }
-        self.return_ring(sq.owner, sq.ring, SQE_BYTES);
-        self.bells.remove(&(qid, false));
+        self.release_ring(sq.owner, sq.ring, SQE_BYTES);
+        self.doorbells.remove(&(qid, false));
         if let Some(cq) = self.cqs.get_mut(&sq.cqid) {
             cq.users = cq.users.saturating_sub(1);
         }
@@ -198,8 +198,8 @@ impl Auditor {
         let Some(cq) = self.cqs.remove(&qid) else {
             return false;
         };
-        self.return_ring(cq.owner, cq.ring, CQE_BYTES);
-        self.bells.remove(&(qid, true));
+        self.release_ring(cq.owner, cq.ring, CQE_BYTES);
+        self.doorbells.remove(&(qid, true));
         cq.users == 0
     }
 }

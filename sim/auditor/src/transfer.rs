@@ -1,7 +1,7 @@
 //! The number of bytes that a command moves, computed from its fields and from the format of its
 //! namespace, as the specification defines it for each opcode.
 
-use crate::account::Account;
+use crate::capabilities::ControllerCapabilities;
 use nvme_spec::Sqe;
 use nvme_spec::admin::{self, opcode as admin_op};
 use nvme_spec::feature::{AUTONOMOUS_POWER_BYTES, HostBehavior, fid};
@@ -10,28 +10,32 @@ use nvme_spec::nvm::{self, DsmRange, opcode as nvm_op};
 
 /// Lengths of the data of one command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Transfer {
+pub struct TransferLength {
     /// Bytes at the data pointer.
     pub bytes: u64,
     /// Bytes at the metadata pointer.
     pub metadata: u64,
 }
 
-fn plain(bytes: u64) -> Option<Transfer> {
-    Some(Transfer { bytes, metadata: 0 })
+fn plain(bytes: u64) -> Option<TransferLength> {
+    Some(TransferLength { bytes, metadata: 0 })
 }
 
 /// Returns the lengths that `sqe` moves; `None` for a command without data, and for commands whose
 /// length is not known here.
-pub fn of(account: &Account, is_admin: bool, sqe: &Sqe) -> Option<Transfer> {
+pub fn of(
+    capabilities: &ControllerCapabilities,
+    is_admin: bool,
+    sqe: &Sqe,
+) -> Option<TransferLength> {
     if is_admin {
         of_admin(sqe)
     } else {
-        of_nvm(account, sqe)
+        of_nvm(capabilities, sqe)
     }
 }
 
-fn of_admin(sqe: &Sqe) -> Option<Transfer> {
+fn of_admin(sqe: &Sqe) -> Option<TransferLength> {
     match sqe.opcode() {
         admin_op::IDENTIFY => plain(IDENTIFY_BYTES as u64),
         admin_op::GET_LOG_PAGE => plain(admin::log_page_bytes(sqe)),
@@ -55,10 +59,10 @@ fn feature_bytes(sqe: &Sqe) -> Option<u64> {
     }
 }
 
-fn of_nvm(account: &Account, sqe: &Sqe) -> Option<Transfer> {
-    let namespace = account.find(sqe.nsid)?;
+fn of_nvm(capabilities: &ControllerCapabilities, sqe: &Sqe) -> Option<TransferLength> {
+    let namespace = capabilities.find(sqe.nsid)?;
     let blocks = u64::from(nvm::blocks(sqe));
-    let moved = Transfer {
+    let moved = TransferLength {
         bytes: blocks * (namespace.block_bytes + namespace.inline_bytes),
         metadata: blocks * namespace.apart_bytes,
     };
@@ -73,7 +77,7 @@ fn of_nvm(account: &Account, sqe: &Sqe) -> Option<Transfer> {
 }
 
 /// True if the command names a range of blocks.
-pub fn names_blocks(opcode: u8) -> bool {
+pub fn has_block_range(opcode: u8) -> bool {
     matches!(
         opcode,
         nvm_op::READ

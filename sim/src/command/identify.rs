@@ -14,7 +14,7 @@ use crate::medium::namespace::{FORMATS, NamespaceImage};
 use crate::memory::Dma;
 use alloc::boxed::Box;
 use alloc::string::String;
-use nvme_auditor::Account;
+use nvme_auditor::ControllerCapabilities;
 use nvme_spec::admin::cns;
 use nvme_spec::identify::{
     IDENTIFY_BYTES, IdentifyController, IdentifyNamespace, LbaFormat, dlfeat, fna, lpa, nidt, oacs,
@@ -56,11 +56,12 @@ fn padded<const N: usize>(text: &str) -> [u8; N] {
 /// change.
 pub(crate) fn describe(device: &ControllerState) {
     if let Some(observer) = &device.observer {
-        let mut account = Account::new(device.registers.cap, &identify_controller(device));
+        let mut capabilities =
+            ControllerCapabilities::new(device.registers.cap, &identify_controller(device));
         for (nsid, one) in (1..).zip(device.namespaces.iter()) {
-            account.namespace(nsid, &namespace(device, nsid, one));
+            capabilities.add_namespace(nsid, &namespace(device, nsid, one));
         }
-        observer.describe(account);
+        observer.describe(capabilities);
     }
 }
 

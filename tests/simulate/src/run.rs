@@ -18,7 +18,7 @@ use nvme_core::spec::{PageSize, Qid};
 use nvme_core::sync::{AtomicU32, AtomicU64};
 use nvme_core::{Cells, Identity, ListMemory, QueueMemory, QueuePair, SharedQueue, Slot, prp};
 use nvme_sim::config::NamespaceConfig;
-use nvme_sim::{Config, Controller, FaultPlan, Party, Rule};
+use nvme_sim::{Config, Controller, FaultPlan, ProtocolSide, Rule};
 use nvme_tests::Bar;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
@@ -192,7 +192,7 @@ fn audited(sim: &Controller<&Memory>) -> Option<Failure> {
     let findings = sim.findings();
     let broken = findings
         .iter()
-        .find(|one| one.rule.party() == Party::Host && one.rule != Rule::LbaRange)?;
+        .find(|one| one.rule.side() == ProtocolSide::Host && one.rule != Rule::LbaRange)?;
     Some(Failure::new("auditor", broken.to_string()))
 }
 

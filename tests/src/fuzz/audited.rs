@@ -1,7 +1,7 @@
 //! The auditor of a controller that lies: a new one with each reset, and none after a lie that it cannot see.
 
 use crate::audit::driver_is_right;
-use nvme_auditor::{Account, Auditor};
+use nvme_auditor::{Auditor, ControllerCapabilities};
 use nvme_core::spec::register::{Aqa, Cc};
 use nvme_core::spec::{Cqe, PageSize, Sqe};
 
@@ -24,7 +24,7 @@ impl Audited {
             is_audited,
             auditor: is_audited.then(|| {
                 let mut auditor = Auditor::new();
-                auditor.describe(Account::anything(&[1]));
+                auditor.describe(ControllerCapabilities::unrestricted(&[1]));
                 auditor
             }),
             bells: [(0, 0); 2],

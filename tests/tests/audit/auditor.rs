@@ -5,7 +5,7 @@ use nvme_auditor::{Auditor, Rule};
 use nvme_core::Data;
 use nvme_core::spec::{Cid, Cqe, Lba, Nsid, nvm};
 use nvme_sim::config::NamespaceConfig;
-use nvme_sim::{Config, Fault, FaultRule, Finding, Memory, Party, When};
+use nvme_sim::{Config, Fault, FaultRule, Finding, Memory, ProtocolSide, When};
 use nvme_tests::{Setup, with_pair};
 
 const NS: Nsid = Nsid(1);
@@ -68,7 +68,7 @@ fn each_fault_that_a_wire_can_show_trips_its_rule_and_no_other() {
         assert_eq!(findings.len(), 1, "{fault:?}: {findings:?}");
         let Finding { rule, qid, .. } = findings[0];
         assert_eq!((Some(rule), qid), (fault.breaks(), 1), "{fault:?}");
-        assert_eq!(rule.party(), Party::Controller);
+        assert_eq!(rule.side(), ProtocolSide::Controller);
     }
 }
 

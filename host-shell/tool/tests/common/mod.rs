@@ -236,7 +236,11 @@ impl Drop for Judge {
         if !std::thread::panicking() {
             assert!(self.0.audited().0 > 0, "it watched");
             for finding in self.0.findings() {
-                assert_ne!(finding.rule.party(), nvme_sim::Party::Host, "{finding}");
+                assert_ne!(
+                    finding.rule.side(),
+                    nvme_sim::ProtocolSide::Host,
+                    "{finding}"
+                );
             }
         }
     }

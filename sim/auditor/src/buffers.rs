@@ -12,14 +12,14 @@ const SHIFT: u32 = 12;
 
 /// Bytes from `start` to `end` (not included).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Span {
+pub struct AddressRange {
     /// First byte.
     pub start: u64,
     /// The byte after the last one.
     pub end: u64,
 }
 
-impl Span {
+impl AddressRange {
     /// Makes the range of `bytes` bytes from `start` on, cut at the end of the address space.
     pub fn new(start: u64, bytes: u64) -> Self {
         Self {
@@ -35,21 +35,21 @@ impl Span {
 }
 
 #[derive(Clone, Copy, Debug)]
-struct Use {
-    span: Span,
+struct OwnedRange {
+    span: AddressRange,
     writes: bool,
     owner: u64,
 }
 
 /// All memory in use.
 #[derive(Debug, Default)]
-pub struct Lent(BTreeMap<u64, Vec<Use>>);
+pub struct BufferMap(BTreeMap<u64, Vec<OwnedRange>>);
 
-impl Lent {
+impl BufferMap {
     /// Registers `span` for `owner`. Returns the first byte that another owner uses too, if the
     /// device writes one of the two ranges.
-    pub fn lend(&mut self, owner: u64, span: Span, writes: bool) -> Option<u64> {
-        let mut clash = None;
+    pub fn claim(&mut self, owner: u64, span: AddressRange, writes: bool) -> Option<u64> {
+        let mut conflict = None;
         for page in span.pages() {
             let uses = self.0.entry(page).or_default();
             let other = uses.iter().find(|one| {
@@ -58,18 +58,18 @@ impl Lent {
                     && one.span.start < span.end
                     && span.start < one.span.end
             });
-            clash = clash.or(other.map(|one| one.span.start.max(span.start)));
-            uses.push(Use {
+            conflict = conflict.or(other.map(|one| one.span.start.max(span.start)));
+            uses.push(OwnedRange {
                 span,
                 writes,
                 owner,
             });
         }
-        clash
+        conflict
     }
 
     /// Ends the use of `span` by `owner`.
-    pub fn give_back(&mut self, owner: u64, span: Span) {
+    pub fn release(&mut self, owner: u64, span: AddressRange) {
         for page in span.pages() {
             if let Some(uses) = self.0.get_mut(&page) {
                 uses.retain(|one| one.owner != owner);
@@ -92,18 +92,30 @@ mod tests {
 
     #[test]
     fn readers_share_and_writers_do_not() {
-        let mut lent = Lent::default();
-        assert_eq!(lent.lend(1, Span::new(0x1800, 0x1000), false), None);
-        assert_eq!(lent.lend(2, Span::new(0x1000, 0x3000), false), None);
-        assert_eq!(lent.lend(3, Span::new(0x27FF, 1), true), Some(0x27FF));
-        lent.give_back(2, Span::new(0x1000, 0x3000));
+        let mut buffers = BufferMap::default();
         assert_eq!(
-            lent.lend(4, Span::new(0x2800, 0x800), true),
+            buffers.claim(1, AddressRange::new(0x1800, 0x1000), false),
+            None
+        );
+        assert_eq!(
+            buffers.claim(2, AddressRange::new(0x1000, 0x3000), false),
+            None
+        );
+        assert_eq!(
+            buffers.claim(3, AddressRange::new(0x27FF, 1), true),
+            Some(0x27FF)
+        );
+        buffers.release(2, AddressRange::new(0x1000, 0x3000));
+        assert_eq!(
+            buffers.claim(4, AddressRange::new(0x2800, 0x800), true),
             None,
             "beside it"
         );
-        lent.give_back(1, Span::new(0x1800, 0x1000));
-        lent.give_back(3, Span::new(0x27FF, 1));
-        assert_eq!(lent.lend(5, Span::new(0x1000, 0x1800), true), None);
+        buffers.release(1, AddressRange::new(0x1800, 0x1000));
+        buffers.release(3, AddressRange::new(0x27FF, 1));
+        assert_eq!(
+            buffers.claim(5, AddressRange::new(0x1000, 0x1800), true),
+            None
+        );
     }
 }

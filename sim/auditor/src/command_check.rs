@@ -2,34 +2,34 @@
 //! its length, and the memory that its data pointer describes.
 
 use crate::auditor::Auditor;
+use crate::buffers::AddressRange;
+use crate::data_pointer::{Memory, PointerWalk};
 use crate::finding::Rule;
-use crate::lent::Span;
-use crate::transfer::{self, Transfer};
-use crate::walk::{Memory, Walked};
+use crate::transfer::{self, TransferLength};
 use nvme_spec::{PageSize, Sqe};
 
 impl Auditor {
-    pub(crate) fn transfer(&self, qid: u16, sqe: &Sqe) -> Option<Transfer> {
-        transfer::of(self.account.as_ref()?, qid == 0, sqe)
+    pub(crate) fn transfer(&self, qid: u16, sqe: &Sqe) -> Option<TransferLength> {
+        transfer::of(self.capabilities.as_ref()?, qid == 0, sqe)
     }
 
     /// Checks the fields of a command. True if it may be executed, so that its data pointer is
     /// worth following.
-    pub(crate) fn judge_fields(&mut self, qid: u16, sqe: &Sqe) -> bool {
+    pub(crate) fn check_fields(&mut self, qid: u16, sqe: &Sqe) -> bool {
         let (is_admin, cid) = (qid == 0, Some(sqe.cid().0));
-        let Some(account) = &self.account else {
+        let Some(capabilities) = &self.capabilities else {
             return false;
         };
         let opcode = sqe.opcode();
-        let namespace = account.find(sqe.nsid).filter(|_| !is_admin);
+        let namespace = capabilities.find(sqe.nsid).filter(|_| !is_admin);
         let last = u128::from(sqe.cdw10_11()) + u128::from(sqe.cdw12 & 0xFFFF);
-        let past_end = transfer::names_blocks(opcode)
+        let past_end = transfer::has_block_range(opcode)
             && namespace.is_some_and(|one| last >= u128::from(one.blocks));
-        let too_long =
-            transfer::of(account, is_admin, sqe).is_some_and(|data| data.bytes > account.max_bytes);
-        let (rule, value) = if !account.supports(is_admin, opcode) {
+        let too_long = transfer::of(capabilities, is_admin, sqe)
+            .is_some_and(|data| data.bytes > capabilities.max_bytes);
+        let (rule, value) = if !capabilities.supports(is_admin, opcode) {
             (Rule::OpcodeUnsupported, u64::from(opcode))
-        } else if !account.names_well(is_admin, sqe) {
+        } else if !capabilities.accepts_namespace(is_admin, sqe) {
             (Rule::NamespaceAbsent, u64::from(sqe.nsid))
         } else if past_end {
             (Rule::LbaRange, sqe.cdw10_11())
@@ -44,22 +44,22 @@ impl Auditor {
         false
     }
 
-    pub(crate) fn judge(&mut self, qid: u16, sqe: &Sqe, memory: Memory<'_>) -> Walked {
-        if !self.judge_fields(qid, sqe) {
-            return Walked::default();
+    pub(crate) fn check_command(&mut self, qid: u16, sqe: &Sqe, memory: Memory<'_>) -> PointerWalk {
+        if !self.check_fields(qid, sqe) {
+            return PointerWalk::default();
         }
         let data = self.transfer(qid, sqe);
-        let (Some(data), Some(account)) = (data, &self.account) else {
-            return Walked::default();
+        let (Some(data), Some(capabilities)) = (data, &self.capabilities) else {
+            return PointerWalk::default();
         };
         let Some(page) = page_of(self.page) else {
-            return Walked::default();
+            return PointerWalk::default();
         };
-        let mut walked = Walked::of(sqe, data.bytes, page, account.sgl && qid != 0, memory);
-        if data.metadata != 0 && walked.wrong.is_none() {
-            walked.spans.push(Span::new(sqe.mptr, data.metadata));
+        let mut walk = PointerWalk::of(sqe, data.bytes, page, capabilities.sgl && qid != 0, memory);
+        if data.metadata != 0 && walk.violation.is_none() {
+            walk.spans.push(AddressRange::new(sqe.mptr, data.metadata));
         }
-        walked
+        walk
     }
 }
 

@@ -28,7 +28,7 @@ const OTHER_NVM: [(u8, u16); 5] = [
 
 /// Size and format of one namespace.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Namespace {
+pub(crate) struct NamespaceFormat {
     pub blocks: u64,
     pub block_bytes: u64,
     /// Metadata bytes per block: interleaved with the data (inline), or in the buffer of MPTR
@@ -39,7 +39,7 @@ pub(crate) struct Namespace {
 
 /// Capabilities and Identify data of a controller, known before it is enabled.
 #[derive(Clone, Debug)]
-pub struct Account {
+pub struct ControllerCapabilities {
     pub(crate) mqes: u32,
     pub(crate) sgl: bool,
     /// Limit of the bytes that one command moves (MDTS); `u64::MAX` without a limit.
@@ -50,11 +50,11 @@ pub struct Account {
     flush_all: bool,
     /// Highest possible namespace identifier (NN).
     nn: u32,
-    namespaces: BTreeMap<u32, Namespace>,
+    namespaces: BTreeMap<u32, NamespaceFormat>,
 }
 
-impl Account {
-    /// Takes CAP and Identify Controller; namespaces are added with [`namespace`](Self::namespace).
+impl ControllerCapabilities {
+    /// Takes CAP and Identify Controller; namespaces are added with [`add_namespace`](Self::add_namespace).
     pub fn new(cap: Cap, identify: &IdentifyController) -> Self {
         let max_bytes = match identify.mdts {
             0 => u64::MAX,
@@ -77,8 +77,8 @@ impl Account {
 
     /// Returns a controller that supports every command and transfer size, with these namespaces of
     /// unlimited size.
-    pub fn anything(namespaces: &[u32]) -> Self {
-        let whole = Namespace {
+    pub fn unrestricted(namespaces: &[u32]) -> Self {
+        let whole = NamespaceFormat {
             blocks: u64::MAX,
             block_bytes: 512,
             inline_bytes: 0,
@@ -98,13 +98,13 @@ impl Account {
     }
 
     /// Adds namespace `nsid`, or gives it a new format.
-    pub fn namespace(&mut self, nsid: u32, identify: &IdentifyNamespace) {
+    pub fn add_namespace(&mut self, nsid: u32, identify: &IdentifyNamespace) {
         let format = identify.lba_format();
         let inline = identify.flbas & IdentifyNamespace::EXTENDED_METADATA != 0;
         let metadata = u64::from(format.ms);
         self.namespaces.insert(
             nsid,
-            Namespace {
+            NamespaceFormat {
                 blocks: identify.nsze,
                 block_bytes: u64::from(format.block_bytes().unwrap_or(512)),
                 inline_bytes: if inline { metadata } else { 0 },
@@ -114,12 +114,12 @@ impl Account {
     }
 
     /// Returns the namespace that an I/O command names, if it exists.
-    pub(crate) fn find(&self, nsid: u32) -> Option<&Namespace> {
+    pub(crate) fn find(&self, nsid: u32) -> Option<&NamespaceFormat> {
         self.namespaces.get(&nsid)
     }
 
     /// True if the command may carry the namespace identifier that it carries.
-    pub(crate) fn names_well(&self, is_admin: bool, sqe: &Sqe) -> bool {
+    pub(crate) fn accepts_namespace(&self, is_admin: bool, sqe: &Sqe) -> bool {
         let one = self.namespaces.contains_key(&sqe.nsid);
         let all = sqe.nsid == Nsid::ALL.0;
         let none = sqe.nsid == Nsid::NONE.0;

@@ -4,8 +4,8 @@
 //! Written from the specification's text, not after the simulator's or the driver's code: an error
 //! in those must not repeat itself here.
 
+use crate::buffers::AddressRange;
 use crate::finding::Rule;
-use crate::lent::Span;
 use alloc::vec::Vec;
 use nvme_spec::sgl::{SglDescriptor, kind};
 use nvme_spec::{PageSize, Psdt, Sqe};
@@ -19,17 +19,17 @@ const MAX_WORDS: usize = 1 << 17;
 
 /// Words of a PRP or SGL list as they were when the command was fetched.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct List {
+pub struct PointerList {
     /// Address of the first word.
     pub at: u64,
     /// The words.
     pub words: Vec<u64>,
 }
 
-impl List {
+impl PointerList {
     /// Returns the memory of the list.
-    pub fn span(&self) -> Span {
-        Span::new(self.at, self.words.len() as u64 * 8)
+    pub fn span(&self) -> AddressRange {
+        AddressRange::new(self.at, self.words.len() as u64 * 8)
     }
 
     /// Returns the address after the last word.
@@ -49,30 +49,30 @@ impl List {
 
 /// Memory and lists that a data pointer describes.
 #[derive(Debug, Default)]
-pub struct Walked {
+pub struct PointerWalk {
     /// Memory of the data; adjacent extents are joined.
-    pub spans: Vec<Span>,
+    pub spans: Vec<AddressRange>,
     /// The lists.
-    pub lists: Vec<List>,
+    pub lists: Vec<PointerList>,
     /// The rule that the data pointer violates, and the value that does; nothing behind it was
     /// followed.
-    pub wrong: Option<(Rule, u64)>,
+    pub violation: Option<(Rule, u64)>,
     followed: usize,
 }
 
 type Step = Result<(), (Rule, u64)>;
 
-impl Walked {
+impl PointerWalk {
     /// Follows the data pointer of `sqe` for `bytes` bytes.
     pub fn of(sqe: &Sqe, bytes: u64, page: PageSize, sgls: bool, memory: Memory<'_>) -> Self {
-        let mut walked = Self::default();
+        let mut walk = Self::default();
         let result = match sqe.psdt() {
-            Psdt::Prp => walked.prps(sqe.dptr, bytes, page.bytes(), memory),
-            Psdt::SglMptrBuffer if sgls => walked.sgl(sqe.dptr, bytes, memory),
+            Psdt::Prp => walk.prps(sqe.dptr, bytes, page.bytes(), memory),
+            Psdt::SglMptrBuffer if sgls => walk.sgl(sqe.dptr, bytes, memory),
             _ => Err((Rule::SglDescriptor, u64::from(sqe.cdw0))),
         };
-        walked.wrong = result.err();
-        walked
+        walk.violation = result.err();
+        walk
     }
 
     fn span(&mut self, start: u64, bytes: u64) {
@@ -81,7 +81,7 @@ impl Walked {
         {
             last.end = start.saturating_add(bytes);
         } else {
-            self.spans.push(Span::new(start, bytes));
+            self.spans.push(AddressRange::new(start, bytes));
         }
     }
 
@@ -92,7 +92,7 @@ impl Walked {
         let word = word.ok_or((Rule::ListAbsent, at))?;
         match self.lists.last_mut() {
             Some(list) if list.end() == at => list.words.push(word),
-            _ => self.lists.push(List {
+            _ => self.lists.push(PointerList {
                 at,
                 words: Vec::from([word]),
             }),
@@ -217,9 +217,9 @@ mod tests {
         }
     }
 
-    fn walk(prps: [u64; 2], bytes: u64, words: &[(u64, u64)]) -> Walked {
+    fn walk(prps: [u64; 2], bytes: u64, words: &[(u64, u64)]) -> PointerWalk {
         let sqe = nvm::read(Nsid(1), Lba(0), 1).with_prps(prps[0], prps[1]);
-        Walked::of(&sqe, bytes, PageSize::KIB4, false, &memory(words))
+        PointerWalk::of(&sqe, bytes, PageSize::KIB4, false, &memory(words))
     }
 
     #[test]
@@ -230,18 +230,21 @@ mod tests {
             (0xA000, 0x7000),
             (0xA008, 0x3000),
         ];
-        let walked = walk([0x5800, 0x8FF0], 0x800 + 3 * 0x1000, &words);
-        assert_eq!(walked.wrong, None);
+        let walk = walk([0x5800, 0x8FF0], 0x800 + 3 * 0x1000, &words);
+        assert_eq!(walk.violation, None);
         assert_eq!(
-            walked.spans,
-            [Span::new(0x5800, 0x2800), Span::new(0x3000, 0x1000)]
+            walk.spans,
+            [
+                AddressRange::new(0x5800, 0x2800),
+                AddressRange::new(0x3000, 0x1000)
+            ]
         );
-        let list = |at, words: &[u64]| List {
+        let list = |at, words: &[u64]| PointerList {
             at,
             words: words.to_vec(),
         };
         assert_eq!(
-            walked.lists,
+            walk.lists,
             [
                 list(0x8FF0, &[0x6000, 0xA000]),
                 list(0xA000, &[0x7000, 0x3000])
@@ -267,12 +270,12 @@ mod tests {
             ([0x1000, 0x2000], 3 * 4096, &[], Rule::ListAbsent),
         ];
         for (prps, bytes, words, rule) in cases {
-            let wrong = walk(prps, bytes, words).wrong;
-            assert_eq!(wrong.map(|(rule, _)| rule), Some(rule), "{prps:x?}");
+            let violation = walk(prps, bytes, words).violation;
+            assert_eq!(violation.map(|(rule, _)| rule), Some(rule), "{prps:x?}");
         }
         // A list that points at itself ends too.
         let circle = walk([0x1000, 0x2FF8], 1 << 24, &[(0x2FF8, 0x3000)]);
-        assert!(circle.wrong.is_some());
+        assert!(circle.violation.is_some());
     }
 
     #[test]
@@ -290,15 +293,18 @@ mod tests {
         ];
         let first = SglDescriptor::new(kind::SEGMENT, 0x8000, 32).to_words();
         let sqe = nvm::read(Nsid(1), Lba(0), 1).with_sgl(first);
-        let walked = Walked::of(&sqe, 512, PageSize::KIB4, true, &memory(&words));
-        assert_eq!(walked.wrong, None);
+        let walk = PointerWalk::of(&sqe, 512, PageSize::KIB4, true, &memory(&words));
+        assert_eq!(walk.violation, None);
         assert_eq!(
-            walked.spans,
-            [Span::new(0x1001, 500), Span::new(0x5000, 12)]
+            walk.spans,
+            [
+                AddressRange::new(0x1001, 500),
+                AddressRange::new(0x5000, 12)
+            ]
         );
-        let short = Walked::of(&sqe, 513, PageSize::KIB4, true, &memory(&words));
-        assert_eq!(short.wrong, Some((Rule::SglDescriptor, 1)));
-        let refused = Walked::of(&sqe, 512, PageSize::KIB4, false, &memory(&words));
-        assert!(refused.wrong.is_some());
+        let short = PointerWalk::of(&sqe, 513, PageSize::KIB4, true, &memory(&words));
+        assert_eq!(short.violation, Some((Rule::SglDescriptor, 1)));
+        let refused = PointerWalk::of(&sqe, 512, PageSize::KIB4, false, &memory(&words));
+        assert!(refused.violation.is_some());
     }
 }
