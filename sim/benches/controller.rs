@@ -4,9 +4,11 @@
 //! `step`, that is fetching, parsing, checking, executing, posting. Reads from memory are compared
 //! with plain memcpy of the same blocks, in the same run.
 
-use nvme_sim::{Config, Controller, HostMemory, Memory, NamespaceConfig, Null, Runner, Store};
 use nvme_spec::register::{Cc, offset};
 use nvme_spec::{Iova, Lba, Nsid, Qid, Sqe, admin, nvm};
+use nvme_sim::{
+    BlockStore, Config, Controller, HostMemory, MemoryStore, NamespaceConfig, NullStore, Runner,
+};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -120,7 +122,7 @@ impl Bench {
     }
 }
 
-fn config(store: Box<dyn Store + Send + Sync>, dstrd: u8) -> Config {
+fn config(store: Box<dyn BlockStore + Send + Sync>, dstrd: u8) -> Config {
     let mut config = Config::empty();
     config.dstrd = dstrd;
     config.namespaces.push(NamespaceConfig::new(4096, store));
@@ -129,7 +131,7 @@ fn config(store: Box<dyn Store + Send + Sync>, dstrd: u8) -> Config {
 
 fn main() {
     for dstrd in [0, 4] {
-        let mut bench = Bench::new(config(Box::new(Null::new(1 << 40)), dstrd));
+        let mut bench = Bench::new(config(Box::new(NullStore::new(1 << 40)), dstrd));
         let one = |i: u32| {
             let sqe = nvm::read(Nsid(1), Lba(u64::from(i) * 17), 1);
             sqe.with_cid(nvme_spec::Cid(i as u16))
@@ -158,7 +160,7 @@ fn main() {
 fn write_cache(blocks: u32) {
     const IMAGE: u64 = 256 << 20;
     let mut benches = [true, false].map(|write_cache| {
-        let mut config = config(Box::new(Memory::new(IMAGE).unwrap()), 0);
+        let mut config = config(Box::new(MemoryStore::new(IMAGE).unwrap()), 0);
         config.write_cache = write_cache;
         // Less than the ring writes: each write keeps what was there.
         config.cache_bytes = 1 << 20;
@@ -198,7 +200,7 @@ fn write_cache(blocks: u32) {
 /// One command at a time against a runner thread: what a driver on another core waits.
 fn round_trip() {
     const ROUNDS: u64 = 200_000;
-    let bench = Bench::new(config(Box::new(Null::new(1 << 40)), 0));
+    let bench = Bench::new(config(Box::new(NullStore::new(1 << 40)), 0));
     let Bench {
         controller, words, ..
     } = bench;
@@ -237,7 +239,7 @@ fn round_trip() {
 fn memory(blocks: u32) {
     const IMAGE: u64 = 256 << 20;
     let image = vec![7u8; IMAGE as usize];
-    let store = Memory::new(IMAGE).unwrap();
+    let store = MemoryStore::new(IMAGE).unwrap();
     store.write_at(0, &image).unwrap();
     let mut bench = Bench::new(config(Box::new(store), 0));
     let bytes = blocks as usize * 4096;

@@ -8,7 +8,7 @@ pub(crate) mod settings;
 
 #[cfg(feature = "std")]
 pub use options::{
-    Access, CONDITIONS, ConditionRow, FAULTS, FaultRow, OPTIONS, OptionRow, check_space, escape,
-    help, image_paths, markdown, parse, parse_fault, parse_for,
+    CONDITIONS, ConditionRow, FAULTS, FaultRow, ImageAccess, OPTIONS, OptionRow, check_space,
+    escape, help, image_paths, markdown, parse, parse_fault, parse_for,
 };
 pub use settings::{Config, ConfigError, NamespaceConfig};

@@ -2,13 +2,13 @@
 //! `engine` and `command`; this file only takes locks and guards in the right order around it.
 
 use crate::bus::doorbell::Doorbells;
-use crate::bus::interrupt::Interrupts;
+use crate::bus::interrupt::InterruptSink;
 use crate::bus::queue::QueueStats;
 use crate::command::{identify, sanitize};
 use crate::config::fault::Fault;
 use crate::config::settings::{Config, ConfigError};
 use crate::device::ControllerState;
-use crate::device::faults::Fired;
+use crate::device::faults::FiredFault;
 use crate::engine::batch::BATCH;
 use crate::engine::{lifecycle, properties, serve};
 use crate::memory::{Dma, DmaMemory};
@@ -30,7 +30,7 @@ pub struct Controller<M> {
 
 /// Outcome of a step.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Stepped {
+pub struct StepOutcome {
     /// Commands fetched or completed.
     pub commands: u32,
     /// Time at which something is due next, in the clock of `now_ns`; `None` if only the driver can
@@ -49,7 +49,7 @@ impl<M: DmaMemory> Controller<M> {
 
     /// Sends interrupts to `sink`. Without a sink, interrupts are discarded and the driver has to
     /// poll.
-    pub fn with_interrupts(mut self, sink: Arc<dyn Interrupts>) -> Self {
+    pub fn with_interrupts(mut self, sink: Arc<dyn InterruptSink>) -> Self {
         self.device.vectors.set_sink(sink);
         self
     }
@@ -81,7 +81,7 @@ impl<M: DmaMemory> Controller<M> {
     }
 
     /// Returns the armed faults that have fired since the last call, in order.
-    pub fn take_fired(&self) -> Vec<Fired> {
+    pub fn take_fired(&self) -> Vec<FiredFault> {
         self.device.faults.take_fired()
     }
 
@@ -157,7 +157,7 @@ impl<M: DmaMemory> Controller<M> {
     /// Does everything that is due at `now_ns` (nanoseconds since any fixed start, not decreasing):
     /// fetches, executes and completes commands, and finishes resets. The same calls have the same
     /// effects, whatever the time of day.
-    pub fn step(&self, now_ns: u64) -> Stepped {
+    pub fn step(&self, now_ns: u64) -> StepOutcome {
         let mut commands = 0;
         self.tick(now_ns);
         while sanitize::turn(&self.device, now_ns) {}
@@ -170,7 +170,7 @@ impl<M: DmaMemory> Controller<M> {
                 }
             }
         }
-        Stepped {
+        StepOutcome {
             commands,
             next_event_ns: self.next_event_ns(),
         }
@@ -323,7 +323,7 @@ mod tests {
         config.cqr = !seed.is_multiple_of(3);
         config.write_cache = seed.is_multiple_of(2);
         if seed.is_multiple_of(5) {
-            config.profile = crate::Profile::OPTANE;
+            config.profile = crate::LatencyProfile::OPTANE;
         }
         config.sanitize_ns = seed % 4 * 50_000;
         let mut driver = Driver::new(config);

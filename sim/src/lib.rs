@@ -9,8 +9,8 @@
 //! - [`Runner`]: threads that poll the doorbell memory and step in real time.
 //! - [`DmaMemory`]: the memory in reach: [`HostMemory`] is memory of this process at chosen
 //!   addresses, [`VecMemory`] owns its bytes.
-//! - [`Store`]: the blocks of a namespace: in memory, in a file, or discarded.
-//! - [`Profile`]: timing; [`FaultPlan`]: injected faults.
+//! - [`BlockStore`]: the blocks of a namespace: in memory, in a file, or discarded.
+//! - [`LatencyProfile`]: timing; [`FaultPlan`]: injected faults.
 //!
 //! The driver is treated as hostile: invalid doorbells, addresses outside the map and deleted
 //! queues end in the status, event or fatal state that the specification gives them, never in a
@@ -41,17 +41,19 @@ mod testing;
 pub mod vfio_user;
 
 pub use bus::doorbell::Doorbells;
-pub use bus::interrupt::Interrupts;
+pub use bus::interrupt::InterruptSink;
 pub use bus::queue::QueueStats;
-pub use config::fault::{Change, Fault, FaultPlan, FaultRule, When};
+pub use config::fault::{ExternalChange, Fault, FaultCondition, FaultPlan, FaultRule};
 pub use config::{Config, ConfigError, NamespaceConfig};
-pub use controller::{Controller, Stepped};
-pub use device::faults::Fired;
+pub use controller::{Controller, StepOutcome};
+pub use device::faults::FiredFault;
 #[cfg(feature = "std")]
-pub use medium::file::File;
-pub use medium::latency::Profile;
-pub use medium::store::{Memory, Null, Store, StoreError};
-pub use memory::{Dma, DmaFault, DmaGuard, DmaMemory, Peer, PeerCopy, Region, Span, VecMemory};
+pub use medium::file::FileStore;
+pub use medium::latency::LatencyProfile;
+pub use medium::store::{BlockStore, MemoryStore, NullStore, StoreError};
+pub use memory::{
+    Dma, DmaFault, DmaGuard, DmaMemory, DmaRegion, MemorySpan, PeerAccess, PeerCopy, VecMemory,
+};
 #[cfg(feature = "std")]
 pub use memory::{HostMemory, MapError};
 pub use nvme_auditor::{Finding, ProtocolSide, Rule};

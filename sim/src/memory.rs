@@ -1,7 +1,7 @@
 //! Memory that the driver shares with the controller, the map of it, and the lock around the
 //! controller's state. This folder has all of the crate's unsafe code.
 //!
-//! A [`Span`] is accessed by single-copy-atomic words or by one opaque copy, never through a
+//! A [`MemorySpan`] is accessed by single-copy-atomic words or by one opaque copy, never through a
 //! reference to plain data. The driver may write the memory at any moment, and all that this can
 //! cause is torn bytes in its own command. Memory that is not in the map is not accessed.
 //! torn bytes in its own command. Nothing is reached that the map does not hold.
@@ -25,7 +25,7 @@ mod staged;
 mod vec;
 mod words;
 
-pub use dma::{Dma, DmaFault, DmaGuard, DmaMemory, Region};
+pub use dma::{Dma, DmaFault, DmaGuard, DmaMemory, DmaRegion};
 #[cfg(all(feature = "std", target_os = "linux"))]
 pub(crate) use guest::{GuestMemory, MAX_MAPPINGS};
 #[cfg(all(feature = "std", target_os = "linux"))]
@@ -33,7 +33,7 @@ pub(crate) use hole::{lock as lock_file, punch_hole};
 #[cfg(feature = "std")]
 pub use host::{HostMemory, MapError};
 pub(crate) use lock::{LockGuard, SpinLock};
-pub use span::{Peer, PeerCopy, Span};
+pub use span::{MemorySpan, PeerAccess, PeerCopy};
 #[cfg(all(feature = "std", target_os = "linux"))]
 pub(crate) use staged::RemoteMemory;
 pub use vec::VecMemory;

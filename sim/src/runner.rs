@@ -172,8 +172,8 @@ fn serve(
 mod tests {
     use super::*;
     use crate::config::settings::{Config, NamespaceConfig};
-    use crate::medium::latency::Profile;
-    use crate::medium::store::{Memory, Null, Store};
+    use crate::medium::latency::LatencyProfile;
+    use crate::medium::store::{BlockStore, MemoryStore, NullStore};
     use crate::testing::judge;
     use nvme_spec::admin::{self, QueueParams};
     use nvme_spec::register::{Cc, offset};
@@ -190,11 +190,11 @@ mod tests {
     }
 
     impl SimpleDriver {
-        fn new(profile: Profile) -> Self {
-            Self::over(Box::new(Null::new(1 << 30)), profile)
+        fn new(profile: LatencyProfile) -> Self {
+            Self::over(Box::new(NullStore::new(1 << 30)), profile)
         }
 
-        fn over(store: Box<dyn Store + Send + Sync>, profile: Profile) -> Self {
+        fn over(store: Box<dyn BlockStore + Send + Sync>, profile: LatencyProfile) -> Self {
             let words: Arc<[AtomicU64]> = (0..1 << 14).map(|_| AtomicU64::new(0)).collect();
             let memory = HostMemory::new();
             memory.share(0, words.clone()).unwrap();
@@ -266,7 +266,7 @@ mod tests {
 
     #[test]
     fn threads_serve_their_queues_until_stopped() {
-        let simple = SimpleDriver::new(Profile::NONE);
+        let simple = SimpleDriver::new(LatencyProfile::NONE);
         let runner = Runner::start(simple.controller.clone(), 2);
         simple.start();
         simple.create(1, 0);
@@ -297,9 +297,9 @@ mod tests {
 
     #[test]
     fn latency_is_real_time_under_a_runner() {
-        let simple = SimpleDriver::new(Profile {
+        let simple = SimpleDriver::new(LatencyProfile {
             read_ns: 3_000_000,
-            ..Profile::NONE
+            ..LatencyProfile::NONE
         });
         let runner = Runner::start(simple.controller.clone(), 1);
         simple.start();
@@ -317,7 +317,7 @@ mod tests {
 
     #[test]
     fn disabling_while_threads_serve_stops_every_access() {
-        let simple = SimpleDriver::new(Profile::NONE);
+        let simple = SimpleDriver::new(LatencyProfile::NONE);
         let _runner = Runner::start(simple.controller.clone(), 2);
         for _ in 0..20 {
             for word in simple.words.iter() {
@@ -353,8 +353,8 @@ mod tests {
     /// status of what is under way, and what was there before is gone at the end.
     #[test]
     fn erasing_under_load_loses_no_command() {
-        let store = Memory::new(64 << 20).unwrap();
-        let simple = SimpleDriver::over(Box::new(store), Profile::NONE);
+        let store = MemoryStore::new(64 << 20).unwrap();
+        let simple = SimpleDriver::over(Box::new(store), LatencyProfile::NONE);
         let runner = Runner::start(simple.controller.clone(), 2);
         simple.start();
         simple.create(1, 0);

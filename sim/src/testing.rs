@@ -2,10 +2,10 @@
 //!
 //! The protocol auditor watches every test: see [`Driver::breaks`].
 
-use crate::bus::interrupt::Interrupts;
+use crate::bus::interrupt::InterruptSink;
 use crate::config::settings::{Config, NamespaceConfig};
 use crate::controller::Controller;
-use crate::medium::store::Memory;
+use crate::medium::store::MemoryStore;
 use crate::memory::SpinLock;
 use crate::memory::VecMemory;
 use alloc::boxed::Box;
@@ -40,7 +40,7 @@ impl Raised {
     }
 }
 
-impl Interrupts for Raised {
+impl InterruptSink for Raised {
     fn raise(&self, vector: u16, masked: bool) {
         self.0.lock().push((vector, masked));
     }
@@ -61,7 +61,7 @@ pub struct Driver {
 
 /// 1 MiB of 512-byte blocks in memory, without frills.
 pub fn config() -> Config {
-    let store = Memory::new(1 << 20).expect("1 MiB");
+    let store = MemoryStore::new(1 << 20).expect("1 MiB");
     let mut config = Config::empty();
     config
         .namespaces

@@ -1,7 +1,7 @@
 //! Stores by themselves: where they end, what they refuse, and what is said of it.
 #![cfg(feature = "std")]
 
-use nvme_sim::{File, MapError, Memory, Null, Store, StoreError};
+use nvme_sim::{BlockStore, FileStore, MapError, MemoryStore, NullStore, StoreError};
 use std::path::PathBuf;
 
 /// An image that is not there yet, and is gone when the test is over.
@@ -25,11 +25,11 @@ impl Drop for Image {
 const BYTES: u64 = 200_000;
 
 /// Does `work` with a store of each kind; the second argument is whether it keeps what is written.
-fn each(name: &str, work: impl Fn(&dyn Store, bool)) {
+fn each(name: &str, work: impl Fn(&dyn BlockStore, bool)) {
     let image = Image::new(name);
-    work(&Memory::new(BYTES).unwrap(), true);
-    work(&File::create(&image.0, BYTES).unwrap(), true);
-    work(&Null::new(BYTES), false);
+    work(&MemoryStore::new(BYTES).unwrap(), true);
+    work(&FileStore::create(&image.0, BYTES).unwrap(), true);
+    work(&NullStore::new(BYTES), false);
 }
 
 #[test]
@@ -76,16 +76,16 @@ fn zeroed_ranges_read_as_zero_and_their_neighbours_do_not() {
 fn contents_matter_but_to_the_null_store() {
     each("null", |store, keeps| assert_eq!(store.is_null(), !keeps));
     let image = Image::new("span");
-    assert!(Memory::new(BYTES).unwrap().span().is_some());
-    let file = File::create(&image.0, BYTES).unwrap();
-    assert!(file.span().is_none() && Null::new(1).span().is_none());
+    assert!(MemoryStore::new(BYTES).unwrap().span().is_some());
+    let file = FileStore::create(&image.0, BYTES).unwrap();
+    assert!(file.span().is_none() && NullStore::new(1).span().is_none());
 }
 
 #[test]
 fn a_read_only_image_refuses_writes_with_the_systems_reason() {
     let image = Image::new("read-only");
-    File::create(&image.0, BYTES).unwrap();
-    let store = File::open(&image.0, true).unwrap();
+    FileStore::create(&image.0, BYTES).unwrap();
+    let store = FileStore::open(&image.0, true).unwrap();
     let mut bytes = [1; 8];
     assert_eq!(store.read_at(0, &mut bytes), Ok(()));
     assert_eq!(bytes, [0; 8]);
@@ -98,8 +98,8 @@ fn a_read_only_image_refuses_writes_with_the_systems_reason() {
 
 #[test]
 fn more_memory_than_there_is_makes_no_store() {
-    assert!(Memory::new(u64::MAX).is_none());
-    assert!(Memory::new(1 << 62).is_none());
+    assert!(MemoryStore::new(u64::MAX).is_none());
+    assert!(MemoryStore::new(1 << 62).is_none());
 }
 
 #[test]

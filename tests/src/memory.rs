@@ -7,7 +7,7 @@
 
 use nvme_core::mem::{CqRing, DmaWords, Doorbell, SqRing};
 use nvme_core::spec::Iova;
-use nvme_sim::{DmaGuard, DmaMemory, Doorbells, HostMemory, Region, Span};
+use nvme_sim::{DmaGuard, DmaMemory, DmaRegion, Doorbells, HostMemory, MemorySpan};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 
@@ -189,7 +189,7 @@ pub fn host_memory(memory: &'static Memory) -> HostMemory {
 pub struct Guard<'a>(&'a Memory);
 
 impl DmaGuard for Guard<'_> {
-    fn lookup(&self, iova: u64) -> Option<Region<'_>> {
+    fn lookup(&self, iova: u64) -> Option<DmaRegion<'_>> {
         let page = iova.checked_sub(BASE).map(|at| (at / PAGE) as usize);
         let page = page.filter(|page| {
             self.0
@@ -202,9 +202,9 @@ impl DmaGuard for Guard<'_> {
             return None;
         };
         let start = BASE + page as u64 * PAGE;
-        Some(Region {
+        Some(DmaRegion {
             start,
-            span: Span::of_words(&self.0.pages[page].0),
+            span: MemorySpan::of_words(&self.0.pages[page].0),
         })
     }
 }

@@ -111,7 +111,7 @@ impl Copier {
     }
 }
 
-impl nvme_sim::Peer for Copier {
+impl nvme_sim::PeerAccess for Copier {
     unsafe fn write(&self, address: u64, from: *const u8, len: usize) {
         // SAFETY: the caller vouches for both ranges; the copy ends before this returns.
         self.run(&self.into, |stream| unsafe {

@@ -1,4 +1,4 @@
-//! Interrupts: vectors, masks and coalescing. An [`Interrupts`] sink delivers them to the driver.
+//! Interrupts: vectors, masks and coalescing. An [`InterruptSink`] sink delivers them to the driver.
 //!
 //! A completion queue with interrupts reports its vector once per batch; a queue without interrupts
 //! costs nothing. Coalescing delays a vector until enough completions have been posted or their
@@ -13,7 +13,7 @@ use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 const TIME_NS: u64 = 100_000;
 
 /// Delivers interrupts to the driver.
-pub trait Interrupts: Send + Sync {
+pub trait InterruptSink: Send + Sync {
     /// Signals vector `vector`: completions were posted for it, and every write of them is
     /// complete. `masked` is its bit of INTMS, which counts for pins and MSI alone.
     ///
@@ -39,7 +39,7 @@ struct VectorState {
 
 /// State of all interrupt vectors.
 pub(crate) struct InterruptVectors {
-    sink: Option<Arc<dyn Interrupts>>,
+    sink: Option<Arc<dyn InterruptSink>>,
     vectors: Box<[VectorState]>,
     /// Feature 08h.
     coalescing: AtomicU32,
@@ -59,7 +59,7 @@ impl InterruptVectors {
         }
     }
 
-    pub fn set_sink(&mut self, sink: Arc<dyn Interrupts>) {
+    pub fn set_sink(&mut self, sink: Arc<dyn InterruptSink>) {
         self.sink = Some(sink);
     }
 
@@ -307,9 +307,9 @@ mod tests {
     #[test]
     fn commands_that_a_deletion_ends_raise_their_vector() {
         let mut config = config();
-        config.profile = crate::Profile {
+        config.profile = crate::LatencyProfile {
             read_ns: 1_000_000,
-            ..crate::Profile::NONE
+            ..crate::LatencyProfile::NONE
         };
         let (mut driver, raised) = Driver::with_interrupts(config);
         driver.create_pair_on(1, Some(3));

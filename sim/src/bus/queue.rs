@@ -5,7 +5,7 @@
 
 use crate::bus::ring::QueueRing;
 use crate::config::fault::Fault;
-use crate::memory::{Dma, DmaFault, Span, SpinLock};
+use crate::memory::{Dma, DmaFault, MemorySpan, SpinLock};
 use crate::observe::QueueWatch;
 use alloc::boxed::Box;
 use alloc::collections::BinaryHeap;
@@ -111,7 +111,7 @@ impl SubmissionQueue {
 
     /// Fetches the entry at the head. The caller has checked that one waits.
     #[inline]
-    pub fn fetch(&mut self, whole: Option<Span<'_>>, dma: &Dma<'_>) -> Result<Sqe, DmaFault> {
+    pub fn fetch(&mut self, whole: Option<MemorySpan<'_>>, dma: &Dma<'_>) -> Result<Sqe, DmaFault> {
         let words = match whole {
             Some(span) => span.words::<8>(self.head as usize * SQE_BYTES),
             None => None,
@@ -198,7 +198,7 @@ impl CompletionQueue {
     #[inline]
     pub fn post(
         &mut self,
-        whole: Option<Span<'_>>,
+        whole: Option<MemorySpan<'_>>,
         dma: &Dma<'_>,
         mut cqe: Cqe,
         publish: PublishFaults,

@@ -3,7 +3,7 @@
 //! Every index is below the number of entries: the callers check the indices of a driver before
 //! they reach this module.
 
-use crate::memory::{Dma, Span};
+use crate::memory::{Dma, MemorySpan};
 use alloc::vec::Vec;
 
 /// Location of a ring.
@@ -46,7 +46,7 @@ impl QueueRing {
 
     /// Returns the ring as one span, if it is contiguous and mapped in one range.
     #[inline]
-    pub fn whole<'g>(&self, dma: &Dma<'g>) -> Option<Span<'g>> {
+    pub fn whole<'g>(&self, dma: &Dma<'g>) -> Option<MemorySpan<'g>> {
         match self.base {
             RingBase::Contiguous(base) => dma.span(base, self.entries as usize * self.entry_bytes),
             RingBase::Pages { .. } => None,

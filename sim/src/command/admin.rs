@@ -126,7 +126,7 @@ fn event_request(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::medium::latency::Profile;
+    use crate::medium::latency::LatencyProfile;
     use crate::testing::{DATA, Driver, config};
     use nvme_auditor::Rule;
     use nvme_spec::{Cid, Lba, Nsid, Qid, admin, nvm};
@@ -158,9 +158,9 @@ mod tests {
     #[test]
     fn an_abort_ends_a_waiting_command_and_misses_a_finished_one() {
         let mut config = config();
-        config.profile = Profile {
+        config.profile = LatencyProfile {
             read_ns: 1 << 40,
-            ..Profile::NONE
+            ..LatencyProfile::NONE
         };
         let mut driver = Driver::with_queue(config);
         let cid = driver.push(1, nvm::read(Nsid(1), Lba(0), 1).with_prps(DATA, 0));

@@ -2,8 +2,8 @@
 //! write checks the whole data pointer before it changes a block, so that a bad pointer has no effect.
 
 use crate::command::{prp, sgl};
-use crate::medium::store::{Store, StoreError};
-use crate::memory::{Dma, Span};
+use crate::medium::store::{BlockStore, StoreError};
+use crate::memory::{Dma, MemorySpan};
 use nvme_spec::{PageSize, Psdt, Sqe, Status};
 
 /// Direction of the data of a command.
@@ -67,7 +67,7 @@ impl<'g> DataPointer<'_, 'g> {
     fn stretches(
         &self,
         direction: DataDirection,
-        mut each: impl FnMut(u64, Span<'g>) -> Result<(), Status>,
+        mut each: impl FnMut(u64, MemorySpan<'g>) -> Result<(), Status>,
     ) -> Result<(), Status> {
         let mut done = 0;
         // Pages at consecutive addresses are joined and moved as one, because a peer's memory costs
@@ -101,7 +101,7 @@ impl<'g> DataPointer<'_, 'g> {
         at: u64,
         len: usize,
         done: &mut u64,
-        each: &mut impl FnMut(u64, Span<'g>) -> Result<(), Status>,
+        each: &mut impl FnMut(u64, MemorySpan<'g>) -> Result<(), Status>,
     ) -> Result<(), Status> {
         let mut result = Ok(());
         self.dma
@@ -138,7 +138,7 @@ impl<'g> DataPointer<'_, 'g> {
     #[inline]
     pub fn read(
         &self,
-        store: &'g dyn Store,
+        store: &'g dyn BlockStore,
         offset: u64,
         scratch: &mut [u8],
     ) -> Result<(), Status> {
@@ -180,7 +180,12 @@ impl<'g> DataPointer<'_, 'g> {
 
     /// Writes the data to `offset` of `store` on. The caller has checked the whole data pointer, so
     /// that a bad one changes no block.
-    pub fn write(&self, store: &dyn Store, offset: u64, scratch: &mut [u8]) -> Result<(), Status> {
+    pub fn write(
+        &self,
+        store: &dyn BlockStore,
+        offset: u64,
+        scratch: &mut [u8],
+    ) -> Result<(), Status> {
         let direction = DataDirection::FromHost;
         if let Some(image) = store.span() {
             let to = image.slice(offset as usize, self.len as usize);
@@ -203,7 +208,7 @@ impl<'g> DataPointer<'_, 'g> {
     /// Compares the data with the blocks at `offset` of `store`.
     pub fn compare(
         &self,
-        store: &dyn Store,
+        store: &dyn BlockStore,
         offset: u64,
         scratch: &mut [u8],
     ) -> Result<(), Status> {
@@ -254,7 +259,7 @@ impl<'g> DataPointer<'_, 'g> {
 #[cfg(all(test, feature = "std"))]
 mod tests {
     use crate::config::settings::NamespaceConfig;
-    use crate::medium::file::File;
+    use crate::medium::file::FileStore;
     use crate::testing::{DATA, Driver, config};
     use alloc::boxed::Box;
     use nvme_spec::{Lba, Nsid, Status, nvm};
@@ -268,7 +273,7 @@ mod tests {
     fn a_file_is_read_written_and_compared_through_the_scratch_buffer() {
         let path = std::env::temp_dir().join(format!("nvme-sim-data-{}", std::process::id()));
         let _ = std::fs::remove_file(&path);
-        let store = File::create(&path, 1 << 20).unwrap();
+        let store = FileStore::create(&path, 1 << 20).unwrap();
         let mut config = config();
         config.mdts = 8;
         config.namespaces[0] = NamespaceConfig::new(512, Box::new(store));

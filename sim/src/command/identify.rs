@@ -362,7 +362,7 @@ mod tests {
     fn lists_start_above_the_given_identifier() {
         let mut config = config();
         for _ in 0..3 {
-            let store = crate::medium::store::Null::new(4096);
+            let store = crate::medium::store::NullStore::new(4096);
             config
                 .namespaces
                 .push(crate::NamespaceConfig::new(512, Box::new(store)));

@@ -6,7 +6,7 @@ use crate::bus::queue::QueueStats;
 use crate::command::data::{DataDirection, DataPointer, store_status};
 use crate::medium::latency::WorkKind;
 use crate::medium::namespace::NamespaceImage;
-use crate::medium::store::Store;
+use crate::medium::store::BlockStore;
 use crate::memory::Dma;
 use core::sync::atomic::{AtomicBool, Ordering};
 use nvme_spec::nvm::{self, DEAC, DSM_DEALLOCATE, FUA, opcode};

@@ -6,7 +6,7 @@
 //! the next command knows of the change.
 
 use crate::command::{format, identify, sanitize};
-use crate::config::fault::Change;
+use crate::config::fault::ExternalChange;
 use crate::device::ControllerState;
 use crate::device::control::AdminState;
 use core::sync::atomic::Ordering;
@@ -23,37 +23,37 @@ pub(crate) fn apply(device: &ControllerState, control: &AdminState) {
     }
 }
 
-fn make(device: &ControllerState, control: &AdminState, change: Change) {
+fn make(device: &ControllerState, control: &AdminState, change: ExternalChange) {
     let Some(namespace) = device.namespaces.first() else {
         return;
     };
     match change {
-        Change::Format(bytes) => {
+        ExternalChange::Format(bytes) => {
             // A store that fails here has failed before; the change has no command to report to.
             let _ = format::make(device, control, (NSID, namespace), bytes.trailing_zeros());
             return;
         }
-        Change::Shrink(bytes) => {
+        ExternalChange::Shrink(bytes) => {
             device.barrier();
             namespace.set_bytes(bytes.min(namespace.bytes()));
         }
-        Change::Detach => {
+        ExternalChange::Detach => {
             device.barrier();
             namespace.set_bytes(0);
         }
-        Change::Protect => namespace.protect(),
-        Change::Erase => {
+        ExternalChange::Protect => namespace.protect(),
+        ExternalChange::Erase => {
             let fields = Sanitize::new(SanitizeAction::BlockErase);
             // A write-protected namespace makes sanitize fail, and then nothing is erased.
             let _ = sanitize::sanitize(device, &admin::sanitize(fields));
             return;
         }
-        Change::Firmware(mdts) => {
+        ExternalChange::Firmware(mdts) => {
             device.outside.set_mdts(mdts);
             identify::describe(device);
             return device.logs.lock().firmware_activated(&control.features);
         }
-        Change::Replace => return device.outside.replace(),
+        ExternalChange::Replace => return device.outside.replace(),
     }
     identify::describe(device);
     device
@@ -65,7 +65,7 @@ fn make(device: &ControllerState, control: &AdminState, change: Change) {
 
 #[cfg(test)]
 mod tests {
-    use crate::config::fault::{Change, Fault, FaultRule, When};
+    use crate::config::fault::{ExternalChange, Fault, FaultCondition, FaultRule};
     use crate::testing::{DATA, Driver, config};
     use nvme_auditor::Rule;
     use nvme_spec::admin::cns;
@@ -74,14 +74,14 @@ mod tests {
     use zerocopy::FromBytes;
 
     /// A driver whose first I/O command meets `change`, with a request for events, which are asked for.
-    fn met_by(change: Change) -> (Driver, u16) {
+    fn met_by(change: ExternalChange) -> (Driver, u16) {
         let mut config = config();
         config.faults.rules.push(FaultRule {
-            when: When {
+            when: FaultCondition {
                 nth: Some(1),
-                ..When::default()
+                ..FaultCondition::default()
             },
-            what: Fault::Outside(change),
+            what: Fault::External(change),
         });
         let mut driver = Driver::with_queue(config);
         assert_eq!(
@@ -102,7 +102,7 @@ mod tests {
 
     #[test]
     fn the_command_is_executed_and_completes_after_the_event() {
-        let (mut driver, request) = met_by(Change::Format(4096));
+        let (mut driver, request) = met_by(ExternalChange::Format(4096));
         driver.breaks(&[Rule::LbaRange]);
         let last = nvm::read(Nsid(1), Lba(2047), 1).with_prps(DATA, 0);
         let cid = driver.push(1, last);
@@ -123,7 +123,7 @@ mod tests {
     fn each_change_is_seen_in_identify_and_by_commands() {
         let read = nvm::read(Nsid(1), Lba(9), 1).with_prps(DATA, 0);
         let write = nvm::write(Nsid(1), Lba(9), 1).with_prps(DATA, 0);
-        let after = |change: Change| {
+        let after = |change: ExternalChange| {
             let (mut driver, _) = met_by(change);
             driver.breaks_anything();
             let cid = driver.push(1, nvm::flush(Nsid(1)));
@@ -138,21 +138,21 @@ mod tests {
             let code = |result: Result<u32, Status>| result.map_or_else(Status::code, |_| 0);
             (identify, code(driver.io(read)), code(driver.io(write)))
         };
-        let (identify, read_code, _) = after(Change::Shrink(4096));
+        let (identify, read_code, _) = after(ExternalChange::Shrink(4096));
         assert_eq!(
             (identify.nsze, read_code),
             (8, Status::LBA_OUT_OF_RANGE.code())
         );
-        let (identify, read_code, _) = after(Change::Detach);
+        let (identify, read_code, _) = after(ExternalChange::Detach);
         assert_eq!(
             (identify.nsze, read_code),
             (0, Status::INVALID_NAMESPACE.code())
         );
-        let (identify, read_code, write_code) = after(Change::Protect);
+        let (identify, read_code, write_code) = after(ExternalChange::Protect);
         assert_eq!((identify.nsattr, read_code), (1, 0));
         assert_eq!(write_code, Status::WRITE_TO_READ_ONLY.code());
-        let (before, ..) = after(Change::Firmware(1));
-        let (replaced, ..) = after(Change::Replace);
+        let (before, ..) = after(ExternalChange::Firmware(1));
+        let (replaced, ..) = after(ExternalChange::Replace);
         assert_ne!(before.nguid, replaced.nguid);
     }
 }

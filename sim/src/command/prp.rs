@@ -92,7 +92,7 @@ fn list(
 mod tests {
     use super::*;
     use crate::memory::VecMemory;
-    use crate::memory::{DmaGuard, DmaMemory, Region, Span};
+    use crate::memory::{DmaGuard, DmaMemory, DmaRegion, MemorySpan};
     use alloc::vec::Vec;
 
     type Pieces = Result<Vec<(u64, usize)>, Status>;
@@ -101,11 +101,11 @@ mod tests {
     struct ListWords<'a>(&'a VecMemory);
 
     impl DmaGuard for ListWords<'_> {
-        fn lookup(&self, iova: u64) -> Option<Region<'_>> {
+        fn lookup(&self, iova: u64) -> Option<DmaRegion<'_>> {
             let word = self.0.words().get((iova / 8) as usize)?;
-            Some(Region {
+            Some(DmaRegion {
                 start: iova & !7,
-                span: Span::of_words(core::slice::from_ref(word)),
+                span: MemorySpan::of_words(core::slice::from_ref(word)),
             })
         }
     }

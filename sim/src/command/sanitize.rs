@@ -9,7 +9,7 @@ use crate::command::refusal::CommandError;
 use crate::device::ControllerState;
 use crate::device::sanitize::{SanitizeOperation, SanitizeRecord, SanitizeState};
 use crate::medium::namespace::NamespaceImage;
-use crate::medium::store::{Store, StoreError};
+use crate::medium::store::{BlockStore, StoreError};
 use alloc::vec::Vec;
 use core::sync::atomic::Ordering;
 use nvme_spec::admin::{SanitizeAction, opcode, sanitize_bits};

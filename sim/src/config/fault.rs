@@ -49,12 +49,12 @@ pub enum Fault {
     SanitizeFails,
     /// Another host changes the device after the I/O command has been executed. The command
     /// completes after the change's event.
-    Outside(Change),
+    External(ExternalChange),
 }
 
 /// A change that another host, or a management tool, makes to the device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Change {
+pub enum ExternalChange {
     /// Formats namespace 1 to blocks of 512 or 4,096 bytes.
     Format(u32),
     /// Shortens namespace 1 to this many bytes, if it was longer.
@@ -82,7 +82,7 @@ pub(crate) enum FaultOccasion {
 /// Condition of a rule: the commands that it applies to. Without any condition: all commands of the
 /// I/O queues.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct When {
+pub struct FaultCondition {
     /// The submission queue; `None` is every I/O queue, 0 the admin queue.
     pub qid: Option<u16>,
     /// The opcode.
@@ -101,7 +101,7 @@ pub struct When {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FaultRule {
     /// The commands that it applies to.
-    pub when: When,
+    pub when: FaultCondition,
     /// The fault to inject into them.
     pub what: Fault,
 }
@@ -137,7 +137,7 @@ impl Fault {
             | Self::AllOnes
             | Self::StuckReady
             | Self::SanitizeFails
-            | Self::Outside(_) => None,
+            | Self::External(_) => None,
         }
     }
 
@@ -166,9 +166,9 @@ impl FaultPlan {
     /// Makes a plan with a rule that never fires, which prepares a controller for faults that are
     /// armed one by one.
     pub fn on_demand() -> Self {
-        let when = When {
+        let when = FaultCondition {
             nth: Some(0),
-            ..When::default()
+            ..FaultCondition::default()
         };
         let what = Fault::Drop;
         Self {

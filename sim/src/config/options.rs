@@ -9,8 +9,8 @@ mod table;
 mod values;
 
 use crate::config::settings::{Config, ConfigError, NamespaceConfig};
-use crate::medium::store::{Memory, Null};
-pub use draft::Access;
+use crate::medium::store::{MemoryStore, NullStore};
+pub use draft::ImageAccess;
 use draft::{ConfigDraft, bad};
 pub use faults::{CONDITIONS, ConditionRow, FAULTS, FaultRow, parse_fault};
 use images::StoreLocation;
@@ -35,31 +35,32 @@ const DEFAULT_NULL: u64 = 1 << 40;
 ///
 /// An existing file is opened with its size. A missing one is created if `size` is given, after
 /// everything else has been checked, free space included. An image that another process uses is
-/// rejected: see [`File`](crate::File).
+/// rejected: see [`FileStore`](crate::FileStore).
 ///
 /// # Errors
 /// The wrong option, and a value that it may have. No image was created then.
 pub fn parse(text: &str) -> Result<Config, ConfigError> {
-    parse_for(text, Access::Write)
+    parse_for(text, ImageAccess::Write)
 }
 
 /// Makes a configuration as [`parse`] does, with images opened for `access`.
 ///
 /// # Errors
 /// As [`parse`].
-pub fn parse_for(text: &str, access: Access) -> Result<Config, ConfigError> {
+pub fn parse_for(text: &str, access: ImageAccess) -> Result<Config, ConfigError> {
     let (place, mut draft) = draft(text)?;
-    draft.ro |= access == Access::Read;
+    draft.ro |= access == ImageAccess::Read;
     draft.config.check_values()?;
     if !crate::medium::namespace::FORMATS.contains(&draft.block) {
         return Err(bad("block", "must be 512 or 4096"));
     }
     let stores = match &place {
-        StoreLocation::Null => {
-            draft.each(|bytes| Ok(Box::new(Null::new(bytes)) as _), DEFAULT_NULL)?
-        }
+        StoreLocation::Null => draft.each(
+            |bytes| Ok(Box::new(NullStore::new(bytes)) as _),
+            DEFAULT_NULL,
+        )?,
         StoreLocation::Memory => draft.each(
-            |bytes| match Memory::new(bytes) {
+            |bytes| match MemoryStore::new(bytes) {
                 Some(store) => Ok(Box::new(store) as _),
                 None => Err(bad("size", "there is not that much memory")),
             },

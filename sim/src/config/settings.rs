@@ -2,8 +2,8 @@
 //! [`Config::default`] is a common drive; a test changes the fields that it needs.
 
 use crate::config::fault::FaultPlan;
-use crate::medium::latency::Profile;
-use crate::medium::store::{Memory, Store};
+use crate::medium::latency::LatencyProfile;
+use crate::medium::store::{BlockStore, MemoryStore};
 use alloc::boxed::Box;
 use alloc::string::String;
 use alloc::vec::Vec;
@@ -15,7 +15,7 @@ pub struct NamespaceConfig {
     /// Metadata bytes per block, in a separate buffer (MPTR); 0 for none. Kept in memory only.
     pub metadata_bytes: u16,
     /// Store of its blocks.
-    pub store: Box<dyn Store + Send + Sync>,
+    pub store: Box<dyn BlockStore + Send + Sync>,
     /// True if writes are rejected.
     pub read_only: bool,
     /// Optimal I/O boundary (NOIOB) in blocks; 0 for none.
@@ -24,7 +24,7 @@ pub struct NamespaceConfig {
 
 impl NamespaceConfig {
     /// Makes a writable namespace without metadata.
-    pub fn new(block_bytes: u32, store: Box<dyn Store + Send + Sync>) -> Self {
+    pub fn new(block_bytes: u32, store: Box<dyn BlockStore + Send + Sync>) -> Self {
         Self {
             block_bytes,
             metadata_bytes: 0,
@@ -71,7 +71,7 @@ pub struct Config {
     /// Minimum host memory buffer in units of 4 KiB.
     pub hmmin: u32,
     /// Time that commands take.
-    pub profile: Profile,
+    pub profile: LatencyProfile,
     /// Faults to inject.
     pub faults: FaultPlan,
     /// Abort commands outstanding at the same time, 1 to 256.
@@ -102,7 +102,7 @@ pub struct Config {
 impl Default for Config {
     /// Makes a common drive with one namespace: 64 MiB in memory, blocks of 4 KiB.
     fn default() -> Self {
-        let store = Memory::new(64 << 20).expect("64 MiB of memory");
+        let store = MemoryStore::new(64 << 20).expect("64 MiB of memory");
         Self {
             namespaces: Vec::from([NamespaceConfig::new(4096, Box::new(store))]),
             ..Self::empty()
@@ -130,7 +130,7 @@ impl Config {
             model: String::from("nvme-gpu simulated controller"),
             hmpre: 0,
             hmmin: 0,
-            profile: Profile::NONE,
+            profile: LatencyProfile::NONE,
             faults: FaultPlan::default(),
             abort_limit: 4,
             aer_limit: 4,

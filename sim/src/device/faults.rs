@@ -1,7 +1,7 @@
 //! The execution of a fault plan: it counts matches of the rules, chooses the fault of each
 //! command, and holds the faults that a test arms one by one.
 
-use crate::config::fault::{Fault, FaultOccasion, FaultPlan, FaultRule, When};
+use crate::config::fault::{Fault, FaultCondition, FaultOccasion, FaultPlan, FaultRule};
 use crate::memory::SpinLock;
 use alloc::boxed::Box;
 use alloc::vec::Vec;
@@ -10,7 +10,7 @@ use nvme_units::SplitMix;
 
 /// An armed fault that has been applied to a command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Fired {
+pub struct FiredFault {
     /// The submission queue; 0 for a change of CC.EN.
     pub qid: u16,
     /// The command's identifier; 0 for a change of CC.EN.
@@ -22,7 +22,7 @@ pub struct Fired {
 #[derive(Default)]
 struct ArmedFaults {
     armed: Vec<(u16, Fault)>,
-    fired: Vec<Fired>,
+    fired: Vec<FiredFault>,
 }
 
 /// A plan in execution: its rules, each with its count of matches.
@@ -62,7 +62,7 @@ impl FaultInjector {
     }
 
     /// Returns the faults that have fired since the last call.
-    pub fn take_fired(&self) -> Vec<Fired> {
+    pub fn take_fired(&self) -> Vec<FiredFault> {
         if !self.watched.load(Ordering::Relaxed) {
             return Vec::new();
         }
@@ -72,7 +72,10 @@ impl FaultInjector {
     /// Records the later part of a fault.
     pub fn note(&self, qid: u16, cid: u16, what: Fault) {
         if self.watched.load(Ordering::Relaxed) {
-            self.one_shots.lock().fired.push(Fired { qid, cid, what });
+            self.one_shots
+                .lock()
+                .fired
+                .push(FiredFault { qid, cid, what });
         }
     }
 
@@ -88,7 +91,7 @@ impl FaultInjector {
         };
         let at = one_shots.armed.iter().position(meets)?;
         let (_, what) = one_shots.armed.remove(at);
-        one_shots.fired.push(Fired { qid, cid, what });
+        one_shots.fired.push(FiredFault { qid, cid, what });
         Some(what)
     }
 
@@ -133,7 +136,7 @@ impl FaultInjector {
                 continue;
             }
             let n = count.fetch_add(1, Ordering::Relaxed) + 1;
-            let When {
+            let FaultCondition {
                 nth,
                 until,
                 every,
@@ -158,7 +161,7 @@ impl FaultInjector {
 mod tests {
     use super::*;
 
-    fn plan(when: When) -> FaultInjector {
+    fn plan(when: FaultCondition) -> FaultInjector {
         FaultInjector::new(&FaultPlan {
             rules: [FaultRule {
                 when,
@@ -171,10 +174,10 @@ mod tests {
 
     #[test]
     fn a_rule_counts_only_its_own_matches() {
-        let faults = plan(When {
+        let faults = plan(FaultCondition {
             opcode: Some(2),
             nth: Some(2),
-            ..When::default()
+            ..FaultCondition::default()
         });
         let hits: Vec<_> = [2, 1, 2, 2]
             .map(|op| faults.of_command(1, op, 0, true).is_some())
@@ -184,10 +187,10 @@ mod tests {
 
     #[test]
     fn a_rule_with_a_last_match_hits_all_up_to_it() {
-        let faults = plan(When {
+        let faults = plan(FaultCondition {
             nth: Some(2),
             until: Some(4),
-            ..When::default()
+            ..FaultCondition::default()
         });
         let hits = [(); 6].map(|()| faults.of_command(1, 2, 0, true).is_some());
         assert_eq!(hits, [false, true, true, true, false, false]);
@@ -195,10 +198,13 @@ mod tests {
 
     #[test]
     fn the_admin_queue_is_hit_only_when_named() {
-        assert_eq!(plan(When::default()).of_command(0, 6, 0, true), None);
-        let faults = plan(When {
+        assert_eq!(
+            plan(FaultCondition::default()).of_command(0, 6, 0, true),
+            None
+        );
+        let faults = plan(FaultCondition {
             qid: Some(0),
-            ..When::default()
+            ..FaultCondition::default()
         });
         assert_eq!(faults.of_command(0, 6, 0, true), Some(Fault::Drop));
         assert_eq!(faults.of_command(1, 6, 0, true), None);
@@ -206,9 +212,9 @@ mod tests {
 
     #[test]
     fn a_probability_is_met_and_repeats_with_the_seed() {
-        let when = When {
+        let when = FaultCondition {
             per_million: Some(250_000),
-            ..When::default()
+            ..FaultCondition::default()
         };
         let draw = || {
             let faults = plan(when);
@@ -232,7 +238,7 @@ mod tests {
         assert_eq!(faults.of_command(2, 2, 8, true), Some(Fault::Reorder));
         assert_eq!(faults.of_command(2, 2, 9, true), None);
         assert!(faults.ready_is_stuck() && !faults.ready_is_stuck());
-        let fired = |qid, cid, what| Fired { qid, cid, what };
+        let fired = |qid, cid, what| FiredFault { qid, cid, what };
         let told = [fired(2, 8, Fault::Reorder), fired(0, 0, Fault::StuckReady)];
         assert_eq!(faults.take_fired(), told);
         assert_eq!(faults.take_fired(), []);

@@ -1,7 +1,7 @@
 //! Changes that another host makes to the device: those that are waiting, and their lasting
 //! effects.
 
-use crate::config::fault::Change;
+use crate::config::fault::ExternalChange;
 use crate::memory::SpinLock;
 use alloc::string::String;
 use alloc::vec::Vec;
@@ -12,7 +12,7 @@ const ANOTHER: &str = "SIM0REPLACED00000001";
 
 /// Changes by another host that are waiting, and the effects of those that were made.
 pub(crate) struct ExternalChanges {
-    waiting: SpinLock<Vec<Change>>,
+    waiting: SpinLock<Vec<ExternalChange>>,
     /// True while changes wait, or while their events have not been posted.
     is_pending: AtomicBool,
     mdts: AtomicU8,
@@ -30,7 +30,7 @@ impl ExternalChanges {
     }
 
     /// Adds a change, which the admin queue makes when it is served next.
-    pub fn push(&self, change: Change) {
+    pub fn push(&self, change: ExternalChange) {
         // The flag is stored under the lock, as in `settle`. Stored outside it, a `settle` in
         // between could clear the flag of a change that was just added, and that change would never
         // be made.
@@ -41,7 +41,7 @@ impl ExternalChanges {
 
     /// Takes the waiting changes. It looks at the list under the lock and not at the flag, whose
     /// store may become visible later than the event that made the caller look.
-    pub fn take(&self) -> Vec<Change> {
+    pub fn take(&self) -> Vec<ExternalChange> {
         core::mem::take(&mut self.waiting.lock())
     }
 

@@ -12,7 +12,7 @@ use crate::command::refusal::CommandReply;
 use crate::config::fault::Fault;
 use crate::device::ControllerState;
 use crate::device::control::AdminState;
-use crate::memory::{DmaFault, Span};
+use crate::memory::{DmaFault, MemorySpan};
 use alloc::vec::Vec;
 use core::cmp::Reverse;
 use core::sync::atomic::{AtomicU64, Ordering};
@@ -34,8 +34,8 @@ pub(crate) struct CommandBatch<'a, 'g> {
     pub now_ns: u64,
     pub sq: &'a mut SubmissionQueue,
     pub cq: &'a mut CompletionQueue,
-    pub sq_whole: Option<Span<'g>>,
-    pub cq_whole: Option<Span<'g>>,
+    pub sq_whole: Option<MemorySpan<'g>>,
+    pub cq_whole: Option<MemorySpan<'g>>,
     /// True if some memory is reached by staged copies, whose size is limited.
     pub staged: bool,
     pub io: IoContext<'a, 'g>,
@@ -57,7 +57,7 @@ impl<'g> CommandBatch<'_, 'g> {
         }
         if plain {
             let count = count.min(self.cq.space());
-            let words = |span: Option<Span<'g>>| span.and_then(|span| span.as_words());
+            let words = |span: Option<MemorySpan<'g>>| span.and_then(|span| span.as_words());
             if let (Some(sq), Some(cq), false) =
                 (words(self.sq_whole), words(self.cq_whole), self.staged)
             {
@@ -292,7 +292,7 @@ impl<'g> CommandBatch<'_, 'g> {
         let mut dw0 = 0;
         match fault {
             Some(after) if after.is_afterwards() => return self.afterwards(sqe, after),
-            Some(Fault::Outside(change)) if self.control.is_none() => {
+            Some(Fault::External(change)) if self.control.is_none() => {
                 let result = self.io.execute(sqe, &mut self.sq.scratch, &mut self.stats);
                 let status = result.err().unwrap_or(Status::SUCCESS);
                 self.device.outside.push(change);

@@ -10,7 +10,7 @@
 //! only for the first [`LONG_BYTES_KEPT`] bytes after a flush; later ones count as written out
 //! early at once, as in a cache that bypasses itself for long streams.
 
-use crate::medium::store::{Store, StoreError};
+use crate::medium::store::{BlockStore, StoreError};
 use crate::memory::SpinLock;
 use alloc::boxed::Box;
 use alloc::vec;
@@ -73,7 +73,7 @@ impl CacheShard {
     /// Keeps the content of the block at `at` in one of the lines from `first` on.
     fn keep(
         &mut self,
-        store: &dyn Store,
+        store: &dyn BlockStore,
         (at, block): (u64, usize),
         (first, epoch): (usize, u64),
         line_bytes: usize,
@@ -150,7 +150,7 @@ impl WriteCache {
     /// or, if the change is to be written out at once, discards what was kept of them.
     pub fn before_write(
         &self,
-        store: &dyn Store,
+        store: &dyn BlockStore,
         offset: u64,
         len: u64,
         block: usize,
@@ -237,7 +237,7 @@ impl WriteCache {
     }
 
     /// Writes back all old content, which reverts every write since the last flush.
-    pub fn power_cut(&self, store: &dyn Store) -> Result<(), StoreError> {
+    pub fn power_cut(&self, store: &dyn BlockStore) -> Result<(), StoreError> {
         let epoch = self.epoch();
         for part in &self.parts {
             let part = part.lock();
@@ -256,22 +256,22 @@ impl WriteCache {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::medium::store::Memory;
+    use crate::medium::store::MemoryStore;
 
-    fn byte(store: &Memory, offset: u64) -> u8 {
+    fn byte(store: &MemoryStore, offset: u64) -> u8 {
         let mut byte = [0];
         store.read_at(offset, &mut byte).unwrap();
         byte[0]
     }
 
-    fn write(cache: &WriteCache, store: &Memory, block: u64, value: u8) {
+    fn write(cache: &WriteCache, store: &MemoryStore, block: u64, value: u8) {
         cache.before_write(store, block * 512, 512, 512).unwrap();
         store.write_at(block * 512, &[value; 512]).unwrap();
     }
 
     #[test]
     fn a_power_cut_takes_back_what_was_not_flushed() {
-        let store = Memory::new(1 << 20).unwrap();
+        let store = MemoryStore::new(1 << 20).unwrap();
         let cache = WriteCache::new(1 << 16, 4096);
         write(&cache, &store, 3, 1);
         cache.flush();
@@ -286,7 +286,7 @@ mod tests {
 
     #[test]
     fn a_committed_block_survives_and_its_neighbour_does_not() {
-        let store = Memory::new(1 << 20).unwrap();
+        let store = MemoryStore::new(1 << 20).unwrap();
         let cache = WriteCache::new(1 << 16, 4096);
         write(&cache, &store, 0, 1);
         write(&cache, &store, 1, 1);
@@ -297,7 +297,7 @@ mod tests {
 
     #[test]
     fn a_long_range_is_committed_as_a_whole() {
-        let store = Memory::new(1 << 20).unwrap();
+        let store = MemoryStore::new(1 << 20).unwrap();
         let cache = WriteCache::new(0, 512);
         for block in [0, 7, 100] {
             write(&cache, &store, block, 1);
@@ -310,7 +310,7 @@ mod tests {
 
     #[test]
     fn a_full_cache_writes_out_early_instead_of_growing() {
-        let store = Memory::new(1 << 20).unwrap();
+        let store = MemoryStore::new(1 << 20).unwrap();
         let cache = WriteCache::new(0, 512); // one set of eight lines
         for block in 0..20 {
             write(&cache, &store, block, 1);
@@ -324,7 +324,7 @@ mod tests {
     }
 
     /// Writes `len` bytes of `value`, as a command does.
-    fn long(cache: &WriteCache, store: &Memory, offset: u64, len: usize, value: u8) {
+    fn long(cache: &WriteCache, store: &MemoryStore, offset: u64, len: usize, value: u8) {
         let change = cache.before_write(store, offset, len as u64, 512);
         change.expect("readable");
         let data = vec![value; len];
@@ -335,7 +335,7 @@ mod tests {
     #[test]
     fn long_writes_are_lost_until_they_are_a_stream() {
         const STEP: usize = 128 << 10;
-        let store = Memory::new(16 << 20).unwrap();
+        let store = MemoryStore::new(16 << 20).unwrap();
         let cache = WriteCache::new(16 << 20, 4096);
         for turn in 0..2 {
             let value = turn + 1;
@@ -359,7 +359,7 @@ mod tests {
     #[test]
     fn a_long_write_that_is_written_out_takes_earlier_writes_with_it() {
         const STEP: usize = 128 << 10;
-        let store = Memory::new(16 << 20).unwrap();
+        let store = MemoryStore::new(16 << 20).unwrap();
         let cache = WriteCache::new(16 << 20, 4096);
         for at in (0..LONG_BYTES_KEPT).step_by(STEP) {
             long(&cache, &store, at, STEP, 1);
@@ -384,8 +384,8 @@ mod tests {
     #[test]
     fn a_stream_of_long_writes_reads_nothing() {
         use core::sync::atomic::{AtomicU64, Ordering};
-        struct Counting(Memory, AtomicU64);
-        impl Store for Counting {
+        struct Counting(MemoryStore, AtomicU64);
+        impl BlockStore for Counting {
             fn bytes(&self) -> u64 {
                 self.0.bytes()
             }
@@ -403,7 +403,7 @@ mod tests {
                 Ok(())
             }
         }
-        let store = Counting(Memory::new(64 << 20).unwrap(), AtomicU64::new(0));
+        let store = Counting(MemoryStore::new(64 << 20).unwrap(), AtomicU64::new(0));
         let cache = WriteCache::new(16 << 20, 4096);
         for at in (0..64u64 << 20).step_by(128 << 10) {
             cache.before_write(&store, at, 128 << 10, 4096).unwrap();

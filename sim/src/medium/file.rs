@@ -1,7 +1,7 @@
 //! An image in a file: sparse, of fixed size, read and written at positions. The file is locked
 //! while it is open, since two controllers on one image would corrupt it.
 
-use crate::medium::store::{Store, StoreError, check};
+use crate::medium::store::{BlockStore, StoreError, check};
 use std::fs::{File as OsFile, OpenOptions};
 use std::io::{Error, ErrorKind, Result as IoResult};
 use std::os::unix::fs::{FileExt, FileTypeExt, OpenOptionsExt};
@@ -16,13 +16,13 @@ use std::sync::{PoisonError, RwLock};
 /// that writes, never have the same image open. The lock is advisory: programs that take no lock
 /// are not kept out.
 #[derive(Debug)]
-pub struct File {
-    /// `None` after [`close`](Store::close).
+pub struct FileStore {
+    /// `None` after [`close`](BlockStore::close).
     file: RwLock<Option<OsFile>>,
     bytes: u64,
 }
 
-impl File {
+impl FileStore {
     /// Opens an existing image with its size. `read_only` opens it for reading alone; writes then
     /// fail with [`StoreError::Io`].
     pub fn open(path: &Path, read_only: bool) -> IoResult<Self> {
@@ -118,7 +118,7 @@ fn failed(error: Error) -> StoreError {
     StoreError::Io(error.raw_os_error().unwrap_or(0))
 }
 
-impl Store for File {
+impl BlockStore for FileStore {
     fn bytes(&self) -> u64 {
         self.bytes
     }
@@ -173,15 +173,15 @@ mod tests {
     #[test]
     fn keeps_what_was_written_and_refuses_the_end() {
         let path = path("keeps");
-        let store = File::create(&path, 8192).unwrap();
+        let store = FileStore::create(&path, 8192).unwrap();
         store.write_at(8190, &[1, 2]).unwrap();
         assert_eq!(store.write_at(8191, &[1, 2]), Err(StoreError::OutOfBounds));
         assert!(
-            File::create(&path, 1).is_err(),
+            FileStore::create(&path, 1).is_err(),
             "an existing image must not be truncated"
         );
         drop(store);
-        let store = File::open(&path, false).unwrap();
+        let store = FileStore::open(&path, false).unwrap();
         let mut bytes = [0; 2];
         store.read_at(8190, &mut bytes).unwrap();
         assert_eq!((bytes, store.bytes()), ([1, 2], 8192));
@@ -191,7 +191,7 @@ mod tests {
     #[test]
     fn a_truncated_image_is_an_error() {
         let path = path("truncated");
-        let store = File::create(&path, 8192).unwrap();
+        let store = FileStore::create(&path, 8192).unwrap();
         OsFile::options()
             .write(true)
             .open(&path)
@@ -208,7 +208,7 @@ mod tests {
     #[test]
     fn deallocation_reads_zero_and_gives_space_back() {
         let path = path("punch");
-        let store = File::create(&path, 1 << 20).unwrap();
+        let store = FileStore::create(&path, 1 << 20).unwrap();
         store.write_at(0, &vec![7; 1 << 20]).unwrap();
         store.flush().unwrap();
         let before = std::fs::metadata(&path).unwrap().blocks();
@@ -231,7 +231,7 @@ mod tests {
     fn an_image_has_one_writer_or_many_readers() {
         let path = path("locked");
         let busy = |read_only| {
-            let error = File::open(&path, read_only).expect_err("it is in use");
+            let error = FileStore::open(&path, read_only).expect_err("it is in use");
             assert_eq!(error.kind(), ErrorKind::ResourceBusy);
             let why = std::format!("{error}");
             assert!(
@@ -239,21 +239,21 @@ mod tests {
                 "{why}"
             );
         };
-        let writer = File::create(&path, 8192).unwrap();
+        let writer = FileStore::create(&path, 8192).unwrap();
         busy(false);
         busy(true);
         drop(writer);
-        let writer = File::open(&path, false).unwrap();
+        let writer = FileStore::open(&path, false).unwrap();
         busy(false);
         busy(true);
         drop(writer);
         let readers = [
-            File::open(&path, true).unwrap(),
-            File::open(&path, true).unwrap(),
+            FileStore::open(&path, true).unwrap(),
+            FileStore::open(&path, true).unwrap(),
         ];
         busy(false);
         drop(readers);
-        drop(File::open(&path, false).unwrap());
+        drop(FileStore::open(&path, false).unwrap());
         std::fs::remove_file(&path).unwrap();
     }
 
@@ -261,10 +261,10 @@ mod tests {
     #[test]
     fn a_closed_store_lets_go_of_its_image() {
         let path = path("closed");
-        let old = File::create(&path, 8192).unwrap();
+        let old = FileStore::create(&path, 8192).unwrap();
         old.write_at(0, &[1]).unwrap();
         old.close();
-        let new = File::open(&path, false).expect("the lock is released");
+        let new = FileStore::open(&path, false).expect("the lock is released");
         let closed = Err(StoreError::Io(libc::EBADF));
         assert_eq!(old.write_at(0, &[2]), closed);
         assert_eq!(old.zero(0, 8192, true), closed);
@@ -279,9 +279,9 @@ mod tests {
     #[test]
     fn an_image_that_cannot_be_so_long_is_not_left_behind() {
         let path = path("long");
-        assert!(File::create(&path, u64::MAX >> 1).is_err() || path.exists());
+        assert!(FileStore::create(&path, u64::MAX >> 1).is_err() || path.exists());
         let _ = std::fs::remove_file(&path);
-        assert!(File::create(&path, u64::MAX).is_err());
+        assert!(FileStore::create(&path, u64::MAX).is_err());
         assert!(!path.exists());
     }
 }

@@ -9,7 +9,7 @@ use nvme_units::SplitMix;
 
 /// Timing of a drive. With zeroes everywhere, every command completes at once.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Profile {
+pub struct LatencyProfile {
     /// Latency of Read, Compare and Verify.
     pub read_ns: u64,
     /// Latency of Write and everything else that changes blocks.
@@ -24,7 +24,7 @@ pub struct Profile {
     pub bytes_per_us: u32,
 }
 
-impl Profile {
+impl LatencyProfile {
     /// Every command completes at once.
     pub const NONE: Self = Self {
         read_ns: 0,
@@ -90,7 +90,7 @@ pub(crate) enum WorkKind {
 
 /// State of the latency model: when the drive has capacity again.
 pub(crate) struct LatencyModel {
-    profile: Profile,
+    profile: LatencyProfile,
     seed: u64,
     /// Time until which the drive is busy with the commands that it has accepted.
     busy_until_ns: AtomicU64,
@@ -98,7 +98,7 @@ pub(crate) struct LatencyModel {
 }
 
 impl LatencyModel {
-    pub fn new(profile: Profile, seed: u64) -> Self {
+    pub fn new(profile: LatencyProfile, seed: u64) -> Self {
         Self {
             profile,
             seed,
@@ -114,12 +114,12 @@ impl LatencyModel {
 
     /// True if commands take no time.
     pub fn is_none(&self) -> bool {
-        self.profile == Profile::NONE
+        self.profile == LatencyProfile::NONE
     }
 
     /// Returns the completion time of a command accepted now.
     pub fn due_ns(&self, now_ns: u64, work: WorkKind, bytes: u64) -> u64 {
-        let Profile {
+        let LatencyProfile {
             read_ns,
             write_ns,
             flush_ns,
@@ -175,10 +175,10 @@ mod tests {
 
     #[test]
     fn one_command_takes_its_latency_and_many_are_rate_limited() {
-        let profile = Profile {
+        let profile = LatencyProfile {
             read_ns: 1000,
             parallelism: 10,
-            ..Profile::NONE
+            ..LatencyProfile::NONE
         };
         let pacing = LatencyModel::new(profile, 1);
         assert_eq!(pacing.due_ns(5000, WorkKind::Read, 4096), 6000);
@@ -192,9 +192,9 @@ mod tests {
     #[test]
     fn bytes_are_limited_apart_from_commands() {
         let pacing = LatencyModel::new(
-            Profile {
+            LatencyProfile {
                 bytes_per_us: 1000,
-                ..Profile::NONE
+                ..LatencyProfile::NONE
             },
             1,
         );

@@ -2,7 +2,7 @@
 //! Ranges are in bytes; the translation from blocks is in `command::nvm`.
 
 use crate::medium::cache::WriteCache;
-use crate::medium::store::{Memory, Store, StoreError};
+use crate::medium::store::{BlockStore, MemoryStore, StoreError};
 use crate::memory::SpinLock;
 use alloc::boxed::Box;
 use alloc::vec::Vec;
@@ -15,9 +15,9 @@ const LINE_BYTES: usize = 4096;
 
 /// A namespace of the controller.
 pub(crate) struct NamespaceImage {
-    pub store: Box<dyn Store + Send + Sync>,
+    pub store: Box<dyn BlockStore + Send + Sync>,
     /// Metadata of every block, for a separate buffer; kept in memory.
-    pub metadata: Option<Memory>,
+    pub metadata: Option<MemoryStore>,
     pub metadata_bytes: u16,
     pub cache: Option<WriteCache>,
     pub null: bool,
@@ -34,7 +34,7 @@ pub(crate) struct NamespaceImage {
 
 impl NamespaceImage {
     pub fn new(
-        store: Box<dyn Store + Send + Sync>,
+        store: Box<dyn BlockStore + Send + Sync>,
         block_bytes: u32,
         metadata_bytes: u16,
         cache_bytes: Option<usize>,
@@ -42,7 +42,7 @@ impl NamespaceImage {
         let blocks = store.bytes() / u64::from(block_bytes);
         let metadata = match metadata_bytes {
             0 => None,
-            bytes => Memory::new(blocks * u64::from(bytes)),
+            bytes => MemoryStore::new(blocks * u64::from(bytes)),
         };
         let null = store.is_null();
         let cache = cache_bytes
@@ -203,7 +203,7 @@ mod tests {
 
     #[test]
     fn repair_cuts_exactly_what_was_written() {
-        let store = Box::new(Memory::new(1 << 20).unwrap());
+        let store = Box::new(MemoryStore::new(1 << 20).unwrap());
         let namespace = NamespaceImage::new(store, 512, 0, None);
         assert!(namespace.damage(1024, 4096));
         namespace.repair(2048, 512);
@@ -219,7 +219,7 @@ mod tests {
 
     #[test]
     fn a_new_format_erases_and_changes_the_count() {
-        let store = Box::new(Memory::new(1 << 20).unwrap());
+        let store = Box::new(MemoryStore::new(1 << 20).unwrap());
         let namespace = NamespaceImage::new(store, 512, 0, Some(4096));
         namespace.store.write_at(0, &[1; 512]).unwrap();
         assert_eq!((namespace.blocks(), namespace.format()), (2048, 0));

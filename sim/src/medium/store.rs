@@ -1,7 +1,7 @@
 //! Stores of blocks: the trait, a store in memory, and one that keeps nothing. Files are in `file`.
 //! A store knows only bytes; blocks, formats and the write cache are above it.
 
-use crate::memory::{PAGE, Span};
+use crate::memory::{MemorySpan, PAGE};
 use alloc::boxed::Box;
 use core::sync::atomic::AtomicU64;
 use core::sync::atomic::Ordering::Relaxed;
@@ -29,7 +29,7 @@ impl core::fmt::Display for StoreError {
 impl core::error::Error for StoreError {}
 
 /// An image of `bytes()` bytes. Ranges are checked, and any thread may call at any time.
-pub trait Store {
+pub trait BlockStore {
     /// Returns the size in bytes, which does not change.
     fn bytes(&self) -> u64;
     /// Reads `into.len()` bytes from `offset` on.
@@ -45,7 +45,7 @@ pub trait Store {
     /// to release.
     fn close(&self) {}
     /// Returns the image itself if it is in memory: data is then copied directly, without staging.
-    fn span(&self) -> Option<Span<'_>> {
+    fn span(&self) -> Option<MemorySpan<'_>> {
         None
     }
     /// True if contents do not matter: data is then not moved at all.
@@ -74,7 +74,7 @@ const PAGE_WORDS: usize = PAGE / size_of::<AtomicU64>();
 /// one, registering it with a GPU would register part of that allocation too, and the GPU's driver
 /// would then refuse copies to or from it.
 #[derive(Debug)]
-pub struct Memory {
+pub struct MemoryStore {
     // Longer than the image by a page. An aligned allocation would be zeroed by hand, which touches
     // all its pages; this one is zeroed by the system, and the image is aligned inside it.
     pages: Box<[AtomicU64]>,
@@ -84,7 +84,7 @@ pub struct Memory {
     bytes: u64,
 }
 
-impl Memory {
+impl MemoryStore {
     /// Makes an image of `bytes` bytes, or returns `None` if there is not enough memory.
     pub fn new(bytes: u64) -> Option<Self> {
         let words = usize::try_from(bytes.div_ceil(8)).ok()?;
@@ -105,18 +105,18 @@ impl Memory {
         &self.pages[self.first..self.first + self.words]
     }
 
-    fn part(&self, offset: u64, len: u64) -> Result<Span<'_>, StoreError> {
+    fn part(&self, offset: u64, len: u64) -> Result<MemorySpan<'_>, StoreError> {
         check(self.bytes, offset, len)?;
         let (Ok(offset), Ok(len)) = (usize::try_from(offset), usize::try_from(len)) else {
             return Err(StoreError::OutOfBounds);
         };
-        Span::of_words(self.words())
+        MemorySpan::of_words(self.words())
             .slice(offset, len)
             .ok_or(StoreError::OutOfBounds)
     }
 }
 
-impl Store for Memory {
+impl BlockStore for MemoryStore {
     fn bytes(&self) -> u64 {
         self.bytes
     }
@@ -155,25 +155,25 @@ impl Store for Memory {
         Ok(())
     }
 
-    fn span(&self) -> Option<Span<'_>> {
-        Some(Span::of_words(self.words()))
+    fn span(&self) -> Option<MemorySpan<'_>> {
+        Some(MemorySpan::of_words(self.words()))
     }
 }
 
 /// A store of any size that keeps nothing. Reads leave the driver's buffers unchanged.
 #[derive(Clone, Copy, Debug)]
-pub struct Null {
+pub struct NullStore {
     bytes: u64,
 }
 
-impl Null {
+impl NullStore {
     /// Makes a store of `bytes` bytes.
     pub const fn new(bytes: u64) -> Self {
         Self { bytes }
     }
 }
 
-impl Store for Null {
+impl BlockStore for NullStore {
     fn bytes(&self) -> u64 {
         self.bytes
     }
@@ -205,7 +205,7 @@ mod tests {
 
     #[test]
     fn memory_is_bounds_checked_and_zeroes_exactly_the_range() {
-        let store = Memory::new(4096).unwrap();
+        let store = MemoryStore::new(4096).unwrap();
         store.write_at(0, &[5; 4096]).unwrap();
         store.zero(100, 50, true).unwrap();
         let mut bytes = [1; 52];
@@ -223,7 +223,7 @@ mod tests {
     #[test]
     fn memory_has_its_pages_to_itself() {
         let sizes = [8, 512, 4096, 5000, 1 << 17, (1 << 17) + 8, 1 << 20];
-        for store in sizes.map(|bytes| Memory::new(bytes).unwrap()) {
+        for store in sizes.map(|bytes| MemoryStore::new(bytes).unwrap()) {
             let span = store.span().unwrap();
             let start = span.address().addr();
             assert_eq!(start % PAGE, 0);
@@ -236,7 +236,7 @@ mod tests {
 
     #[test]
     fn null_checks_ranges_and_keeps_nothing() {
-        let store = Null::new(1 << 40);
+        let store = NullStore::new(1 << 40);
         let mut bytes = [3; 4];
         assert_eq!(store.write_at((1 << 40) - 4, &[9; 4]), Ok(()));
         assert_eq!(store.read_at((1 << 40) - 4, &mut bytes), Ok(()));

@@ -1,7 +1,7 @@
 //! The memory that the controller reaches by DMA: the traits of a map of address ranges, and the
 //! accesses through a map during one batch of commands.
 
-use super::span::Span;
+use super::span::MemorySpan;
 use alloc::vec::Vec;
 use core::cell::{Cell, RefCell};
 use core::sync::atomic::AtomicU64;
@@ -12,17 +12,17 @@ pub struct DmaFault(pub u64);
 
 /// A mapped range: the addresses from `start` on are the bytes of `span`.
 #[derive(Clone, Copy, Debug)]
-pub struct Region<'a> {
+pub struct DmaRegion<'a> {
     /// First address.
     pub start: u64,
     /// Bytes of the range.
-    pub span: Span<'a>,
+    pub span: MemorySpan<'a>,
 }
 
 /// A view of the map. While it lives, no range of the map is unmapped.
 pub trait DmaGuard {
     /// Returns the range that contains `iova`.
-    fn lookup(&self, iova: u64) -> Option<Region<'_>>;
+    fn lookup(&self, iova: u64) -> Option<DmaRegion<'_>>;
 
     /// Returns the bytes that were copied because their memory cannot be mapped; `None` without
     /// such memory. Writes of the controller to the copies reach the memory when the guard is
@@ -51,17 +51,17 @@ pub trait DmaMemory {
 /// The accesses of one batch: a guard, the range that was found last, and the copies that wait.
 pub struct Dma<'g> {
     guard: &'g dyn DmaGuard,
-    last: Cell<Region<'g>>,
+    last: Cell<DmaRegion<'g>>,
     holds: Cell<bool>,
-    held: RefCell<Vec<(Span<'g>, Span<'g>)>>,
+    held: RefCell<Vec<(MemorySpan<'g>, MemorySpan<'g>)>>,
 }
 
 impl<'g> Dma<'g> {
     /// Makes the accesses under `guard`.
     pub fn new(guard: &'g dyn DmaGuard) -> Self {
-        let none = Region {
+        let none = DmaRegion {
             start: 0,
-            span: Span::of_words(&[]),
+            span: MemorySpan::of_words(&[]),
         };
         Self {
             guard,
@@ -78,7 +78,7 @@ impl<'g> Dma<'g> {
 
     /// Copies from a store: at once, or in [`settle`](Self::settle) after [`hold`](Self::hold).
     #[inline]
-    pub(crate) fn copy(&self, from: Span<'g>, to: Span<'g>) {
+    pub(crate) fn copy(&self, from: MemorySpan<'g>, to: MemorySpan<'g>) {
         if to.is_peer() && self.holds.get() {
             self.held.borrow_mut().push((from, to));
         } else {
@@ -96,7 +96,7 @@ impl<'g> Dma<'g> {
     #[cold]
     pub(crate) fn settle(&self) -> bool {
         let held = self.held.take();
-        Span::copy_all(&held)
+        MemorySpan::copy_all(&held)
     }
 
     /// Returns the bytes of staged copies, see [`DmaGuard`].
@@ -111,7 +111,7 @@ impl<'g> Dma<'g> {
 
     /// Returns the bytes mapped from `iova` on, up to the end of their range; at least one.
     #[inline]
-    fn rest(&self, iova: u64) -> Result<Span<'g>, DmaFault> {
+    fn rest(&self, iova: u64) -> Result<MemorySpan<'g>, DmaFault> {
         let mut region = self.last.get();
         if iova.wrapping_sub(region.start) >= region.span.len() as u64 {
             region = self.guard.lookup(iova).ok_or(DmaFault(iova))?;
@@ -127,7 +127,7 @@ impl<'g> Dma<'g> {
 
     /// Returns `len` bytes from `iova` on, if one range holds them all.
     #[inline]
-    pub fn span(&self, iova: u64, len: usize) -> Option<Span<'g>> {
+    pub fn span(&self, iova: u64, len: usize) -> Option<MemorySpan<'g>> {
         self.rest(iova).ok()?.slice(0, len)
     }
 
@@ -137,7 +137,7 @@ impl<'g> Dma<'g> {
         &self,
         iova: u64,
         len: usize,
-        mut each: impl FnMut(Span<'g>),
+        mut each: impl FnMut(MemorySpan<'g>),
     ) -> Result<(), DmaFault> {
         let mut done = 0;
         while done < len {

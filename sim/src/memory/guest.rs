@@ -5,7 +5,7 @@
 //! memory: the access then reads zeroes, and [`GuestMemory::is_lost`] tells the server to end the
 //! connection.
 
-use super::span::Span;
+use super::span::MemorySpan;
 use rustix::fs::{FileType, fstat, fstatfs};
 use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 use rustix::param::page_size;
@@ -55,7 +55,7 @@ pub(crate) struct GuestMemory {
 
 // SAFETY: the mapping belongs to the process, not to a thread.
 unsafe impl Send for GuestMemory {}
-// SAFETY: a shared reference gives out the address only; accesses go through `Span`.
+// SAFETY: a shared reference gives out the address only; accesses go through `MemorySpan`.
 unsafe impl Sync for GuestMemory {}
 
 impl GuestMemory {
@@ -115,9 +115,9 @@ impl GuestMemory {
     }
 
     /// Returns the bytes of the part. They can be read, and written if the mapping is writable.
-    pub fn span(&self) -> Span<'_> {
+    pub fn span(&self) -> MemorySpan<'_> {
         // SAFETY: `len` bytes from the lead on are mapped as long as `self` lives.
-        unsafe { Span::from_raw(self.ptr(), self.bytes) }
+        unsafe { MemorySpan::from_raw(self.ptr(), self.bytes) }
     }
 
     /// Returns the number of mappings of this process that have lost their file so far. While it

@@ -1,11 +1,11 @@
 //! Memory of this process as DMA memory, at addresses that the user chooses. Also memory of other
 //! processes and of peers, once it is mapped or has an interface to be reached by.
 
-use super::dma::{DmaGuard, DmaMemory, Region};
+use super::dma::{DmaGuard, DmaMemory, DmaRegion};
 #[cfg(target_os = "linux")]
 use super::guest::GuestMemory;
 use super::lock::relax;
-use super::span::{Peer, Span};
+use super::span::{MemorySpan, PeerAccess};
 use super::staged::{RemoteMemory, StagedPages};
 use std::any::Any;
 use std::boxed::Box;
@@ -33,7 +33,7 @@ struct HostMapping {
     end: u64,
     ptr: *mut u8,
     /// The peer that copies, if loads and stores do not reach the bytes.
-    peer: Option<Arc<dyn Peer>>,
+    peer: Option<Arc<dyn PeerAccess>>,
     /// Keeps the bytes mapped.
     _owner: Option<Owner>,
     /// Interface to memory that cannot be mapped here.
@@ -177,7 +177,7 @@ impl HostMemory {
         iova: u64,
         address: u64,
         len: u64,
-        peer: Arc<dyn Peer>,
+        peer: Arc<dyn PeerAccess>,
     ) -> Result<(), MapError> {
         let ptr = std::ptr::without_provenance_mut(address as usize);
         let peer = Some(peer);
@@ -316,7 +316,7 @@ impl DmaMemory for HostMemory {
 }
 
 impl DmaGuard for HostGuard<'_> {
-    fn lookup(&self, iova: u64) -> Option<Region<'_>> {
+    fn lookup(&self, iova: u64) -> Option<DmaRegion<'_>> {
         let at = self.table.partition_point(|mapping| mapping.start <= iova);
         let mapping = self.table.get(at.checked_sub(1)?)?;
         if iova >= mapping.end {
@@ -330,11 +330,11 @@ impl DmaGuard for HostGuard<'_> {
         let span = match &mapping.peer {
             // SAFETY: the callers of `map` promised that these bytes stay valid until they are
             // unmapped, and `unmap` waits for this guard, whose lifetime the span has.
-            None => unsafe { Span::from_raw(mapping.ptr, len) },
+            None => unsafe { MemorySpan::from_raw(mapping.ptr, len) },
             Some(peer) if peer.is_lost() => return None,
-            Some(peer) => Span::of_peer(&**peer, mapping.ptr.addr() as u64, len),
+            Some(peer) => MemorySpan::of_peer(&**peer, mapping.ptr.addr() as u64, len),
         };
-        Some(Region {
+        Some(DmaRegion {
             start: mapping.start,
             span,
         })

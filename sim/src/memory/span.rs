@@ -9,7 +9,7 @@ use core::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 /// other access, so rings and lists cannot lie in it.
 ///
 /// A copy that fails is remembered: see [`is_lost`](Self::is_lost).
-pub trait Peer: Send + Sync + core::fmt::Debug {
+pub trait PeerAccess: Send + Sync + core::fmt::Debug {
     /// Copies `len` bytes from `from` to `address`. Returns when the bytes have arrived.
     ///
     /// # Safety
@@ -37,7 +37,7 @@ pub trait Peer: Send + Sync + core::fmt::Debug {
     fn is_lost(&self) -> bool;
 }
 
-/// A copy into the memory of a [`Peer`].
+/// A copy into the memory of a [`PeerAccess`].
 #[derive(Clone, Copy, Debug)]
 pub struct PeerCopy {
     /// Destination.
@@ -50,15 +50,15 @@ pub struct PeerCopy {
 
 /// A range of bytes that others may read and write.
 #[derive(Clone, Copy, Debug)]
-pub struct Span<'a> {
+pub struct MemorySpan<'a> {
     /// Address in this process, or an address of `peer`.
     ptr: *mut u8,
     len: usize,
-    peer: Option<&'a dyn Peer>,
+    peer: Option<&'a dyn PeerAccess>,
     life: PhantomData<&'a [AtomicU8]>,
 }
 
-impl<'a> Span<'a> {
+impl<'a> MemorySpan<'a> {
     /// Returns the bytes of `words`.
     pub fn of_words(words: &'a [AtomicU64]) -> Self {
         Self {
@@ -71,7 +71,7 @@ impl<'a> Span<'a> {
 
     /// Returns `len` bytes of `peer` from its address `address` on.
     #[cfg(feature = "std")]
-    pub(super) fn of_peer(peer: &'a dyn Peer, address: u64, len: usize) -> Self {
+    pub(super) fn of_peer(peer: &'a dyn PeerAccess, address: u64, len: usize) -> Self {
         Self {
             ptr: core::ptr::without_provenance_mut(address as usize),
             len,
@@ -102,7 +102,7 @@ impl<'a> Span<'a> {
     /// True if a copy to or from its memory has failed.
     #[inline]
     pub fn is_lost(&self) -> bool {
-        self.peer.is_some_and(Peer::is_lost)
+        self.peer.is_some_and(PeerAccess::is_lost)
     }
 
     /// Returns the length in bytes.
@@ -193,7 +193,7 @@ impl<'a> Span<'a> {
     /// Copies to `to`, as many bytes as both hold. The two may be the same memory. If they overlap
     /// in part, the bytes are unspecified, as on a real bus.
     #[inline]
-    pub fn copy_to(self, to: Span<'_>) {
+    pub fn copy_to(self, to: MemorySpan<'_>) {
         let len = self.len.min(to.len);
         match (self.peer, to.peer) {
             // SAFETY: both spans hold `len` bytes, the smaller of the two lengths. `copy` tolerates
@@ -251,7 +251,7 @@ impl<'a> Span<'a> {
     }
 
     /// Copies between two peers through a buffer, 4 KiB at a time.
-    fn staged_copy(self, to: Span<'_>, len: usize) {
+    fn staged_copy(self, to: MemorySpan<'_>, len: usize) {
         let mut page = [0; 4096];
         let mut done = 0;
         while done < len {
@@ -305,9 +305,9 @@ impl<'a> Span<'a> {
 
 // SAFETY: a span is an address range whose every access is atomic or an opaque copy. Whichever
 // thread makes the access, the memory is valid for 'a, and concurrent writes only tear bytes.
-unsafe impl Send for Span<'_> {}
+unsafe impl Send for MemorySpan<'_> {}
 // SAFETY: as above.
-unsafe impl Sync for Span<'_> {}
+unsafe impl Sync for MemorySpan<'_> {}
 
 /// # Safety
 /// `from` is readable and `to` is writable for `len` bytes.
@@ -366,7 +366,7 @@ mod tests {
     #[test]
     fn a_span_never_reaches_past_its_end() {
         let words: [AtomicU64; 4] = core::array::from_fn(|i| AtomicU64::new(i as u64));
-        let span = Span::of_words(&words);
+        let span = MemorySpan::of_words(&words);
         assert_eq!(span.words::<4>(0), Some([0, 1, 2, 3]));
         assert_eq!(span.words::<4>(8), None);
         assert_eq!(span.words::<1>(4), None);
@@ -377,7 +377,7 @@ mod tests {
     #[test]
     fn copies_of_any_alignment_move_exactly_their_bytes() {
         let words: [AtomicU64; 8] = core::array::from_fn(|_| AtomicU64::new(u64::MAX));
-        let span = Span::of_words(&words);
+        let span = MemorySpan::of_words(&words);
         for (offset, len) in [(0, 64), (3, 5), (1, 0), (9, 17), (63, 1)] {
             span.write(&[0xFF; 64]);
             span.slice(offset, len).unwrap().zero();

@@ -4,8 +4,8 @@
 //! The changes of a batch are written back at its end: data first, completions last, so that a
 //! driver which sees a completion also finds its data.
 
-use super::dma::Region;
-use super::span::Span;
+use super::dma::DmaRegion;
+use super::span::MemorySpan;
 use std::boxed::Box;
 use std::cell::{Cell, RefCell};
 use std::sync::Arc;
@@ -62,7 +62,7 @@ impl StagedPages {
         iova: u64,
         (start, end): (u64, u64),
         remote: &Arc<dyn RemoteMemory>,
-    ) -> Option<Region<'_>> {
+    ) -> Option<DmaRegion<'_>> {
         let start = start.max(iova / PAGE * PAGE);
         let end = end.min((iova / PAGE).saturating_add(1).saturating_mul(PAGE));
         let mut pages = self.pages.borrow_mut();
@@ -80,8 +80,8 @@ impl StagedPages {
         let ptr = page.words.as_ptr().cast_mut().cast();
         // SAFETY: the words are on the heap, so they do not move when the list of pages grows. They
         // are used as atomics, and are not freed before `self`, which the returned region borrows.
-        let span = unsafe { Span::from_raw(ptr, page.len) };
-        Some(Region { start, span })
+        let span = unsafe { MemorySpan::from_raw(ptr, page.len) };
+        Some(DmaRegion { start, span })
     }
 
     /// Writes back the words that have changed.

@@ -1,8 +1,8 @@
 //! DMA memory that owns its bytes, for tests and for fuzzing: one range, without unmapping and
 //! without raw pointers.
 
-use super::dma::{Dma, DmaFault, DmaGuard, DmaMemory, Region};
-use super::span::Span;
+use super::dma::{Dma, DmaFault, DmaGuard, DmaMemory, DmaRegion};
+use super::span::MemorySpan;
 use alloc::boxed::Box;
 use core::sync::atomic::AtomicU64;
 use zerocopy::FromZeros;
@@ -56,10 +56,10 @@ impl VecMemory {
 pub struct VecGuard<'a>(&'a VecMemory);
 
 impl DmaGuard for VecGuard<'_> {
-    fn lookup(&self, iova: u64) -> Option<Region<'_>> {
-        let span = Span::of_words(&self.0.words);
+    fn lookup(&self, iova: u64) -> Option<DmaRegion<'_>> {
+        let span = MemorySpan::of_words(&self.0.words);
         let offset = iova.checked_sub(self.0.base)?;
-        (offset < span.len() as u64).then_some(Region {
+        (offset < span.len() as u64).then_some(DmaRegion {
             start: self.0.base,
             span,
         })

@@ -4,7 +4,7 @@
 //! their message. A message that has begun must end in time.
 //! are closed. A message that has begun must end in time.
 
-use super::wire::{self, Header};
+use super::wire::{self, MessageHeader};
 use crate::event::{EventFd, readable, ready};
 use rustix::event::PollFlags;
 use rustix::io::Errno;
@@ -41,7 +41,7 @@ pub(crate) enum ConnectionEnd {
 
 /// A message as it was received.
 pub(crate) struct ReceivedMessage {
-    pub header: Header,
+    pub header: MessageHeader,
     pub body: Vec<u8>,
     pub fds: Vec<OwnedFd>,
 }
@@ -66,7 +66,7 @@ impl MessageChannel {
         if !readable(self.socket.as_fd(), stop) {
             return Err(ConnectionEnd::Stopped);
         }
-        let mut header = Header {
+        let mut header = MessageHeader {
             id: 0,
             command: 0,
             size: 0,
@@ -76,10 +76,10 @@ impl MessageChannel {
         let mut fds = Vec::new();
         self.fill(header.as_mut_bytes(), &mut fds, stop)?;
         let size = header.size as usize;
-        if !(size_of::<Header>()..=wire::MAX_MESSAGE).contains(&size) {
+        if !(size_of::<MessageHeader>()..=wire::MAX_MESSAGE).contains(&size) {
             return Err(ConnectionEnd::Garbled("a message of impossible size"));
         }
-        let mut body = std::vec![0; size - size_of::<Header>()];
+        let mut body = std::vec![0; size - size_of::<MessageHeader>()];
         self.fill(&mut body, &mut fds, stop)?;
         Ok(ReceivedMessage { header, body, fds })
     }
@@ -138,11 +138,11 @@ impl MessageChannel {
     /// Sends a message whole. Fails if the client does not read in time.
     pub fn send(
         &self,
-        header: Header,
+        header: MessageHeader,
         body: &[u8],
         fds: &[BorrowedFd<'_>],
     ) -> Result<(), ConnectionEnd> {
-        let mut whole = Vec::with_capacity(size_of::<Header>() + body.len());
+        let mut whole = Vec::with_capacity(size_of::<MessageHeader>() + body.len());
         whole.extend_from_slice(header.as_bytes());
         whole.extend_from_slice(body);
         let _sending = self.sending.lock().unwrap_or_else(PoisonError::into_inner);

@@ -3,7 +3,7 @@
 //! signalled.
 
 use super::wire::{self, IrqInfo, IrqSet, irq};
-use crate::bus::interrupt::Interrupts;
+use crate::bus::interrupt::InterruptSink;
 use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl, readlinkat};
 use rustix::io::Errno;
 use std::boxed::Box;
@@ -49,7 +49,7 @@ fn lock(line: &Mutex<InterruptLine>) -> MutexGuard<'_, InterruptLine> {
     line.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-impl Interrupts for InterruptLines {
+impl InterruptSink for InterruptLines {
     fn raise(&self, vector: u16, masked: bool) {
         if self.msix.load(Ordering::Relaxed) {
             if let Some(line) = self.vectors.get(usize::from(vector)) {

@@ -16,4 +16,4 @@ mod session;
 mod tests;
 pub mod wire;
 
-pub use server::{Left, ServeError, Server, Stopper};
+pub use server::{ClientExit, ServeError, Server, Stopper};

@@ -6,7 +6,7 @@
 //! because waiting could last for ever.
 
 use super::channel::{MessageChannel, front};
-use super::wire::{self, DmaAccess, Header, command};
+use super::wire::{self, DmaAccess, MessageHeader, command};
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -86,7 +86,7 @@ impl ClientRequests {
     }
 
     /// Takes a reply. One that no thread waits for is discarded.
-    pub fn reply(&self, header: &Header, body: Vec<u8>) {
+    pub fn reply(&self, header: &MessageHeader, body: Vec<u8>) {
         let mut pending = self.lock();
         if let Some(reply) = pending.replies.get_mut(&header.id) {
             *reply = Some((header.flags & wire::ERROR == 0).then_some(body));
@@ -141,10 +141,10 @@ impl ClientRequests {
             id
         };
         let body = [access.as_bytes(), data].concat();
-        let header = Header {
+        let header = MessageHeader {
             id,
             command: code,
-            size: (size_of::<Header>() + body.len()) as u32,
+            size: (size_of::<MessageHeader>() + body.len()) as u32,
             flags: wire::COMMAND,
             error: 0,
         };

@@ -6,7 +6,7 @@ use super::function::PciFunction;
 use super::irq::InterruptLines;
 use super::requests::ClientRequests;
 use super::session::ClientSession;
-use super::wire::{self, Header};
+use super::wire::{self, MessageHeader};
 use crate::config::settings::Config;
 use crate::controller::Controller;
 use crate::event::{EventFd, readable};
@@ -83,11 +83,11 @@ impl Stopper {
 
 /// Reason that a client is no longer served.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Left {
+pub enum ClientExit {
     /// The client closed its connection.
     Closed,
     /// The server disconnected the client; the text says what the client did.
-    PutOut(&'static str),
+    Disconnected(&'static str),
     /// The socket failed.
     Failed(String),
 }
@@ -162,14 +162,14 @@ impl Server {
     ///
     /// # Errors
     /// The listening socket failed.
-    pub fn serve_one(&mut self) -> IoResult<Option<Left>> {
+    pub fn serve_one(&mut self) -> IoResult<Option<ClientExit>> {
         loop {
             if !readable(self.listener.as_fd(), &self.stop) {
                 return Ok(None);
             }
             match self.listener.accept() {
                 Ok((socket, _)) => match self.converse(socket) {
-                    (Some(Left::Closed), 0) => {}
+                    (Some(ClientExit::Closed), 0) => {}
                     (left, _) => return Ok(left),
                 },
                 // The client has given up before it was accepted.
@@ -189,15 +189,15 @@ impl Server {
 
     /// Serves a client whose connection was made without the socket file. Returns `None` if the
     /// server was stopped.
-    pub fn serve_connection(&mut self, socket: UnixStream) -> Option<Left> {
+    pub fn serve_connection(&mut self, socket: UnixStream) -> Option<ClientExit> {
         self.converse(socket).0
     }
 
     /// Serves a connection. Returns its end and the number of messages received.
-    fn converse(&mut self, socket: UnixStream) -> (Option<Left>, u64) {
+    fn converse(&mut self, socket: UnixStream) -> (Option<ClientExit>, u64) {
         let channel = match MessageChannel::new(socket) {
             Ok(channel) => Arc::new(channel),
-            Err(error) => return (Some(Left::Failed(error.to_string())), 0),
+            Err(error) => return (Some(ClientExit::Failed(error.to_string())), 0),
         };
         let mut messages = 0;
         let requests = Arc::new(ClientRequests::new(Some(channel.clone())));
@@ -211,9 +211,9 @@ impl Server {
             let left = match result {
                 Ok(()) => continue,
                 Err(ConnectionEnd::Stopped) => None,
-                Err(ConnectionEnd::Closed) => Some(Left::Closed),
-                Err(ConnectionEnd::Garbled(what)) => Some(Left::PutOut(what)),
-                Err(ConnectionEnd::Failed(errno)) => Some(Left::Failed(errno.to_string())),
+                Err(ConnectionEnd::Closed) => Some(ClientExit::Closed),
+                Err(ConnectionEnd::Garbled(what)) => Some(ClientExit::Disconnected(what)),
+                Err(ConnectionEnd::Failed(errno)) => Some(ClientExit::Failed(errno.to_string())),
             };
             return (left, messages);
         }
@@ -252,10 +252,10 @@ fn exchange(
     let result = session.answer(header.command, &body, fds);
     requests.hurry(false);
     if header.flags & wire::NO_REPLY == 0 {
-        let reply = Header {
+        let reply = MessageHeader {
             id: header.id,
             command: header.command,
-            size: size_of::<Header>() as u32,
+            size: size_of::<MessageHeader>() as u32,
             flags: wire::REPLY,
             error: 0,
         };
@@ -263,12 +263,12 @@ fn exchange(
             Ok(answer) => {
                 let size = reply.size + answer.body.len() as u32;
                 let fds: std::vec::Vec<_> = answer.fds.iter().map(AsFd::as_fd).collect();
-                channel.send(Header { size, ..reply }, &answer.body, &fds)?;
+                channel.send(MessageHeader { size, ..reply }, &answer.body, &fds)?;
             }
             Err(errno) => {
                 let (flags, error) = (reply.flags | wire::ERROR, errno.raw_os_error() as u32);
                 channel.send(
-                    Header {
+                    MessageHeader {
                         flags,
                         error,
                         ..reply

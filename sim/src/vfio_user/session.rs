@@ -126,11 +126,12 @@ impl<'a> ClientSession<'a> {
     }
 
     fn version(&mut self, body: &[u8]) -> Result<CommandAnswer, Errno> {
-        let (version, data) = wire::Version::read_from_prefix(body).map_err(|_| Errno::INVAL)?;
+        let (version, data) =
+            wire::VersionPayload::read_from_prefix(body).map_err(|_| Errno::INVAL)?;
         if self.greeted || version.major != wire::MAJOR {
             return Err(Errno::INVAL);
         }
-        let answer = wire::Version {
+        let answer = wire::VersionPayload {
             major: wire::MAJOR,
             minor: version.minor.min(wire::MINOR),
         };
@@ -147,7 +148,7 @@ impl<'a> ClientSession<'a> {
                 self.requests.limit(bytes);
             }
             let ours = wire::VersionData {
-                capabilities: wire::Capabilities {
+                capabilities: wire::PeerCapabilities {
                     max_msg_fds: Some(OFFERED_FDS),
                     max_data_xfer_size: Some(wire::MAX_TRANSFER.into()),
                     max_dma_maps: Some(MAX_RANGES as u64),

@@ -54,21 +54,21 @@ pub mod command {
     pub const DEVICE_FEATURE: u16 = 16;
 }
 
-/// Bits 0 to 3 of [`Header::flags`]: what the message is.
+/// Bits 0 to 3 of [`MessageHeader::flags`]: what the message is.
 pub const TYPE_MASK: u32 = 0xF;
-/// [`Header::flags`]: a command.
+/// [`MessageHeader::flags`]: a command.
 pub const COMMAND: u32 = 0;
-/// [`Header::flags`]: a reply.
+/// [`MessageHeader::flags`]: a reply.
 pub const REPLY: u32 = 1;
-/// [`Header::flags`]: no reply is wanted.
+/// [`MessageHeader::flags`]: no reply is wanted.
 pub const NO_REPLY: u32 = 1 << 4;
-/// [`Header::flags`]: the command failed; [`Header::error`] is the reason, and no payload follows.
+/// [`MessageHeader::flags`]: the command failed; [`MessageHeader::error`] is the reason, and no payload follows.
 pub const ERROR: u32 = 1 << 5;
 
 /// The start of every message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
-pub struct Header {
+pub struct MessageHeader {
     /// Identifier chosen by the sender of the command, repeated in the reply.
     pub id: u16,
     /// Command number, see [`command`].
@@ -80,7 +80,7 @@ pub struct Header {
     /// An errno, or 0.
     pub error: u32,
 }
-const _: () = assert!(size_of::<Header>() == 16);
+const _: () = assert!(size_of::<MessageHeader>() == 16);
 
 /// Size of the longest accepted message: `MAX_TRANSFER` bytes of data and the headers before them.
 pub const MAX_MESSAGE: usize = MAX_TRANSFER as usize + 64;
@@ -93,28 +93,28 @@ pub const DEFAULT_FDS: usize = 1;
 /// Number of DMA ranges at the same time that the specification assumes.
 pub const DEFAULT_DMA_MAPS: u32 = 65_535;
 
-/// Payload of VERSION. The JSON text of [`Version data`](VersionData) may follow, ended by a NUL.
+/// Payload of VERSION. The JSON text of [`VersionPayload data`](VersionData) may follow, ended by a NUL.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
-pub struct Version {
+pub struct VersionPayload {
     /// [`MAJOR`].
     pub major: u16,
     /// Minor version; in a reply at most the proposed one.
     pub minor: u16,
 }
-const _: () = assert!(size_of::<Version>() == 4);
+const _: () = assert!(size_of::<VersionPayload>() == 4);
 
 /// The JSON object of VERSION. Unknown members are skipped.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct VersionData {
     /// Abilities of the sender.
     #[serde(default)]
-    pub capabilities: Capabilities,
+    pub capabilities: PeerCapabilities,
 }
 
 /// Abilities of the sender of VERSION; an absent member has the default of the specification.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Capabilities {
+pub struct PeerCapabilities {
     /// Number of descriptors accepted in one message; 1 if absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub max_msg_fds: Option<u64>,

@@ -9,7 +9,7 @@ use nvme_gpu_kernel::work::data_word;
 use nvme_host::cuda::{Copier, DeviceMemory};
 use nvme_host::sim::Bar;
 use nvme_host::{Device, DoorbellMap, Error, Pages, Result};
-use nvme_sim::{Controller, HostMemory, Memory, NamespaceConfig, Rule, Runner, Store};
+use nvme_sim::{BlockStore, Controller, HostMemory, MemoryStore, NamespaceConfig, Rule, Runner};
 use std::sync::{Arc, Mutex, PoisonError};
 
 /// Bytes of a block of the namespace.
@@ -59,7 +59,7 @@ impl Sim {
         let explained = config.faults.breaks();
         let mut place = None;
         if model.image != 0 {
-            let store = Memory::new(model.image).ok_or("no memory for the image")?;
+            let store = MemoryStore::new(model.image).ok_or("no memory for the image")?;
             let words = (0..model.image / 8).map(|index| data_word(IMAGE_SEED, index));
             let image: Vec<u8> = words.flat_map(u64::to_le_bytes).collect();
             store

@@ -8,7 +8,7 @@ use crate::plan::{Order, Verb};
 use crate::queue::End;
 use nvme_core::Outcome;
 use nvme_core::spec::Cid;
-use nvme_sim::{Fault, Fired};
+use nvme_sim::{Fault, FiredFault};
 use std::collections::VecDeque;
 use verdict::{check_status, is_aborted};
 
@@ -169,7 +169,7 @@ impl<'a> Accounts<'a> {
     }
 
     /// The controller says that a command of an I/O queue has met a fault.
-    pub fn fired(&mut self, fired: Fired) {
+    pub fn fired(&mut self, fired: FiredFault) {
         let (queue, cid) = (usize::from(fired.qid) - 1, Cid(fired.cid));
         match fired.what {
             Fault::Echo(0) | Fault::LateData(0) => {

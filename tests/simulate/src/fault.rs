@@ -113,7 +113,7 @@ impl Kind {
             Fault::Echo(0) => Self::Echo,
             Fault::LateData(0) => Self::LateData,
             // No command of the simulation starts a sanitize operation.
-            Fault::Echo(_) | Fault::LateData(_) | Fault::SanitizeFails | Fault::Outside(_) => {
+            Fault::Echo(_) | Fault::LateData(_) | Fault::SanitizeFails | Fault::External(_) => {
                 return None;
             }
             Fault::WrongCid(_) => Self::WrongCid,

@@ -198,7 +198,7 @@ fn audited(sim: &Controller<&Memory>) -> Option<Failure> {
 
 pub(crate) fn config(setup: &Setup, seed: u64) -> Config {
     let bytes = u64::from(BLOCKS) * BLOCK_BYTES;
-    let store = nvme_sim::Memory::new(bytes).expect("a little memory");
+    let store = nvme_sim::MemoryStore::new(bytes).expect("a little memory");
     let mut faults = FaultPlan::on_demand();
     faults.seed = seed;
     Config {

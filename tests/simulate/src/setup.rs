@@ -1,7 +1,7 @@
 //! How the two sides of a seed are made.
 
 use crate::seed::Rng;
-use nvme_sim::Profile;
+use nvme_sim::LatencyProfile;
 
 /// Deadline of an I/O command, in virtual time.
 pub const COMMAND_NS: u64 = 50_000_000;
@@ -52,7 +52,7 @@ pub struct Setup {
     /// The controller has a volatile write cache of this many bytes; 0 is none.
     pub cache_bytes: usize,
     /// How long commands take.
-    pub profile: Profile,
+    pub profile: LatencyProfile,
     /// From a change of CC.EN to that of CSTS.RDY.
     pub ready_delay_ns: u64,
     /// From CC.SHN to the end of the shutdown.
@@ -72,8 +72,8 @@ impl Setup {
     pub fn draw(rng: &mut Rng) -> Self {
         let queues = [(); 2].map(|()| draw_queue(rng));
         let profile = match rng.below(3) {
-            0 => Profile::NONE,
-            _ => Profile {
+            0 => LatencyProfile::NONE,
+            _ => LatencyProfile {
                 read_ns: pick(rng, &[0, 5_000, 40_000]),
                 write_ns: pick(rng, &[0, 3_000, 60_000]),
                 flush_ns: pick(rng, &[0, 100_000]),

@@ -6,7 +6,7 @@ use crate::audit::controller_is_right;
 use nvme_core::spec::register::{Aqa, Cc, Csts, offset};
 use nvme_core::spec::{Cid, Nsid, Sqe, admin, nvm};
 use nvme_sim::config::NamespaceConfig;
-use nvme_sim::{Config, Controller, HostMemory, Interrupts, Memory};
+use nvme_sim::{Config, Controller, HostMemory, InterruptSink, MemoryStore};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -18,7 +18,7 @@ const VECTORS: u16 = 5;
 /// Checks the vectors.
 struct Vectors(AtomicU64);
 
-impl Interrupts for Vectors {
+impl InterruptSink for Vectors {
     fn raise(&self, vector: u16, _masked: bool) {
         assert!(vector < VECTORS, "vector {vector}");
         self.0.fetch_add(1, Ordering::Relaxed);
@@ -34,7 +34,7 @@ struct Guest {
 /// Registers, rings, commands and the map, as the bytes say, with time going on between them.
 pub fn guest_memory(bytes: &[u8]) {
     let mut input = Input::new(bytes);
-    let store = Memory::new(1 << 20).expect("a mebibyte");
+    let store = MemoryStore::new(1 << 20).expect("a mebibyte");
     let map = HostMemory::new();
     let config = Config {
         namespaces: vec![NamespaceConfig::new(512, Box::new(store))],

@@ -6,7 +6,7 @@ use crate::audit::controller_is_right;
 use nvme_core::spec::register::{Aqa, Cc, offset};
 use nvme_core::spec::{Cid, Nsid, Sqe, admin};
 use nvme_sim::config::NamespaceConfig;
-use nvme_sim::{Config, Controller, Memory, VecMemory};
+use nvme_sim::{Config, Controller, MemoryStore, VecMemory};
 
 /// Where the controller's memory begins, and how much there is.
 const BASE: u64 = 0x10_0000;
@@ -18,7 +18,7 @@ const ACQ: u64 = BASE + 4096;
 /// Registers, doorbells, memory and commands, as the bytes say, with time going on between them.
 pub fn hostile_driver(bytes: &[u8]) {
     let mut input = Input::new(bytes);
-    let store = Memory::new(1 << 20).expect("a mebibyte");
+    let store = MemoryStore::new(1 << 20).expect("a mebibyte");
     let mut config = Config {
         namespaces: vec![NamespaceConfig::new(512, Box::new(store))],
         max_queues: 4,

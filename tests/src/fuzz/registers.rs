@@ -15,7 +15,7 @@ use nvme_core::{
     BringupError, Identity, ListMemory, QueueMemory, QueuePair, Quiesced, Registers, Slot,
 };
 use nvme_sim::config::NamespaceConfig;
-use nvme_sim::{Config, Controller, Null, VecMemory};
+use nvme_sim::{Config, Controller, NullStore, VecMemory};
 use std::cell::{Cell, RefCell};
 
 const MS: u64 = 1_000_000;
@@ -78,7 +78,7 @@ fn simulator(input: &mut Unstructured<'_>, is_audited: bool) {
         return;
     };
     let config = Config {
-        namespaces: vec![NamespaceConfig::new(512, Box::new(Null::new(1 << 20)))],
+        namespaces: vec![NamespaceConfig::new(512, Box::new(NullStore::new(1 << 20)))],
         max_queues: 2,
         mqes: 16,
         dstrd: shape.dstrd % 4,

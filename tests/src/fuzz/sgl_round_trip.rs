@@ -10,7 +10,7 @@ use nvme_core::spec::sgl::{SglDescriptor, kind};
 use nvme_core::spec::{Cid, Cqe, Iova, Lba, Nsid, Sqe, Status, admin, nvm};
 use nvme_core::sync::AtomicU64;
 use nvme_sim::config::NamespaceConfig;
-use nvme_sim::{Config, Controller, Memory, VecMemory};
+use nvme_sim::{Config, Controller, MemoryStore, VecMemory};
 
 /// Descriptors in one segment of the core's lists.
 const SEGMENT: usize = 256;
@@ -229,7 +229,7 @@ struct Machine {
 
 impl Machine {
     fn new() -> Self {
-        let store = Memory::new(1 << 20).expect("a mebibyte");
+        let store = MemoryStore::new(1 << 20).expect("a mebibyte");
         let config = Config {
             namespaces: vec![NamespaceConfig::new(BLOCK as u32, Box::new(store))],
             max_queues: 1,

@@ -4,9 +4,9 @@
 use super::Input;
 use crate::audit::controller_is_right;
 use nvme_sim::config::NamespaceConfig;
-use nvme_sim::vfio_user::wire::{self, Header, command};
-use nvme_sim::vfio_user::{Left, Server};
-use nvme_sim::{Config, Null};
+use nvme_sim::vfio_user::wire::{self, MessageHeader, command};
+use nvme_sim::vfio_user::{ClientExit, Server};
+use nvme_sim::{Config, NullStore};
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 use rustix::io::pwrite;
@@ -31,7 +31,7 @@ pub fn vfio_user_message(bytes: &[u8]) {
     let number = NEXT.fetch_add(1, Ordering::Relaxed);
     let name = format!("nvme-fuzz-{}-{number}.sock", std::process::id());
     let config = Config {
-        namespaces: vec![NamespaceConfig::new(512, Box::new(Null::new(1 << 20)))],
+        namespaces: vec![NamespaceConfig::new(512, Box::new(NullStore::new(1 << 20)))],
         max_queues: 4,
         mqes: 64,
         audit: true,
@@ -65,8 +65,8 @@ pub fn vfio_user_message(bytes: &[u8]) {
         };
         put(socket, command::REGION_READ, 0, read.as_bytes(), &[]);
     });
-    assert_eq!(left, Some(Left::Closed));
-    let header = size_of::<Header>();
+    assert_eq!(left, Some(ClientExit::Closed));
+    let header = size_of::<MessageHeader>();
     assert_eq!(replies.len(), header + 4 + header + 16 + 4);
     assert_eq!(&replies[replies.len() - 4..], &[0x56, 0x4E, 1, 0]);
     controller_is_right(&server.controller().findings());
@@ -85,7 +85,7 @@ fn wait(ended: impl Fn() -> u64, before: u64) -> u64 {
 fn converse(
     server: &mut Server,
     speak: impl FnOnce(&UnixStream) + Send,
-) -> (Option<Left>, Vec<u8>) {
+) -> (Option<ClientExit>, Vec<u8>) {
     let (ours, theirs) = UnixStream::pair().expect("a pair of sockets");
     std::thread::scope(|scope| {
         let reader = scope.spawn(|| {
@@ -102,10 +102,10 @@ fn converse(
 }
 
 fn put(socket: &UnixStream, code: u16, flags: u32, body: &[u8], fds: &[OwnedFd]) {
-    let header = Header {
+    let header = MessageHeader {
         id: code,
         command: code,
-        size: (size_of::<Header>() + body.len()) as u32,
+        size: (size_of::<MessageHeader>() + body.len()) as u32,
         flags,
         error: 0,
     };

@@ -10,7 +10,7 @@ use nvme_core::{
     BringupError, Cells, Command, Data, Identity, ListMemory, Outcome, QueueMemory, QueuePair,
     Quiesced, Registers, Slot,
 };
-use nvme_sim::{Controller, HostMemory, NamespaceConfig, Rule, Runner, Store};
+use nvme_sim::{BlockStore, Controller, HostMemory, NamespaceConfig, Rule, Runner};
 use nvme_tests::bringup::{Host, bring_up as bring_up_with};
 use nvme_tests::memory::{doorbell, host_memory};
 use nvme_tests::{Area, Bar, Memory, PAGE, Rng};
@@ -70,7 +70,7 @@ const AUDITED: u64 = 8;
 fn controller(host: &HostMemory, seed: u64) -> Result<Controller<HostMemory>, String> {
     let config = nvme_sim::config::parse(&format!("null?block={BLOCK}&dstrd=0&mqes=64"));
     let mut config = config.map_err(|error| error.to_string())?;
-    let store = nvme_sim::Memory::new(BLOCKS * BLOCK).ok_or("no memory for the namespace")?;
+    let store = nvme_sim::MemoryStore::new(BLOCKS * BLOCK).ok_or("no memory for the namespace")?;
     let image: Vec<u8> = (0..BLOCKS * BLOCK / 8)
         .flat_map(|index| pattern(index).to_le_bytes())
         .collect();

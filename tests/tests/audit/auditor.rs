@@ -5,13 +5,13 @@ use nvme_auditor::{Auditor, Rule};
 use nvme_core::Data;
 use nvme_core::spec::{Cid, Cqe, Lba, Nsid, nvm};
 use nvme_sim::config::NamespaceConfig;
-use nvme_sim::{Config, Fault, FaultRule, Finding, Memory, ProtocolSide, When};
+use nvme_sim::{Config, Fault, FaultCondition, FaultRule, Finding, MemoryStore, ProtocolSide};
 use nvme_tests::{Setup, with_pair};
 
 const NS: Nsid = Nsid(1);
 
 fn config() -> Config {
-    let store = Box::new(Memory::new(1 << 20).unwrap());
+    let store = Box::new(MemoryStore::new(1 << 20).unwrap());
     Config {
         namespaces: vec![NamespaceConfig::new(512, store)],
         ..Config::empty()
@@ -22,10 +22,10 @@ fn config() -> Config {
 fn found(fault: Fault) -> Vec<Finding> {
     let mut config = config();
     let (qid, nth) = (Some(1), Some(5));
-    let when = When {
+    let when = FaultCondition {
         qid,
         nth,
-        ..When::default()
+        ..FaultCondition::default()
     };
     config.faults.rules.push(FaultRule { when, what: fault });
     let mut findings = Vec::new();

@@ -9,7 +9,7 @@ use nvme_core::spec::{Cid, Lba, Nsid, Qid, nvm};
 use nvme_core::transfer;
 use nvme_core::{Data, Outcome};
 use nvme_sim::config::NamespaceConfig;
-use nvme_sim::{Config, Fault, FaultRule, Memory, Profile, When};
+use nvme_sim::{Config, Fault, FaultCondition, FaultRule, LatencyProfile, MemoryStore};
 use nvme_tests::{Area, Pair, Setup, with_pair};
 use std::collections::HashMap;
 
@@ -22,24 +22,24 @@ const COMMANDS: usize = 150;
 
 fn config() -> Config {
     let namespace = |block_bytes| {
-        let store = Box::new(Memory::new(4 << 20).unwrap());
+        let store = Box::new(MemoryStore::new(4 << 20).unwrap());
         NamespaceConfig::new(block_bytes, store)
     };
     let mut config = Config {
         namespaces: vec![namespace(512), namespace(4096)],
         mdts: 4,
-        profile: Profile {
+        profile: LatencyProfile {
             read_ns: 20_000,
             write_ns: 50_000,
             jitter_ns: 200_000,
-            ..Profile::NONE
+            ..LatencyProfile::NONE
         },
         ..Config::empty()
     };
     let every = |every, what| FaultRule {
-        when: When {
+        when: FaultCondition {
             every: Some(every),
-            ..When::default()
+            ..FaultCondition::default()
         },
         what,
     };

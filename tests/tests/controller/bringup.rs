@@ -4,11 +4,11 @@ use nvme_core::spec::register::{Aqa, Cc, Csts, offset};
 use nvme_core::spec::{Lba, Nsid, PageSize, Status, nvm};
 use nvme_core::{BringupError, Data, Registers, shutdown};
 use nvme_sim::config::NamespaceConfig;
-use nvme_sim::{Config, Fault, FaultRule, Memory, When};
+use nvme_sim::{Config, Fault, FaultCondition, FaultRule, MemoryStore};
 use nvme_tests::{Pair, Setup, with_pair};
 
 fn namespace(block_bytes: u32, bytes: u64) -> NamespaceConfig {
-    NamespaceConfig::new(block_bytes, Box::new(Memory::new(bytes).unwrap()))
+    NamespaceConfig::new(block_bytes, Box::new(MemoryStore::new(bytes).unwrap()))
 }
 
 fn config() -> Config {
@@ -243,9 +243,9 @@ fn the_largest_transfer_counts_in_the_smallest_pages() {
 fn a_ready_bit_that_sticks_is_an_error_within_its_deadline() {
     for nth in [1, 2] {
         let mut config = config();
-        let when = When {
+        let when = FaultCondition {
             nth: Some(nth),
-            ..When::default()
+            ..FaultCondition::default()
         };
         config.faults.rules.push(FaultRule {
             when,
@@ -287,10 +287,10 @@ fn an_admin_command_that_fails_or_vanishes_is_named() {
         (Fault::Cfs, BringupError::FatalStatus),
     ] {
         let mut config = config();
-        let when = When {
+        let when = FaultCondition {
             qid: Some(0),
             opcode: Some(6),
-            ..When::default()
+            ..FaultCondition::default()
         };
         config.faults.rules.push(FaultRule { when, what });
         with_pair(config, Setup::default(), |pair| {
@@ -310,9 +310,9 @@ fn an_admin_command_that_fails_or_vanishes_is_named() {
 #[test]
 fn a_device_that_left_the_bus_is_gone() {
     let mut config = config();
-    let when = When {
+    let when = FaultCondition {
         nth: Some(1),
-        ..When::default()
+        ..FaultCondition::default()
     };
     config.faults.rules.push(FaultRule {
         when,

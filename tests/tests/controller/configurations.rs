@@ -2,7 +2,7 @@
 
 use nvme_core::spec::{admin, nvm};
 use nvme_sim::config::{NamespaceConfig, parse};
-use nvme_sim::{Config, Controller, Memory, VecMemory};
+use nvme_sim::{Config, Controller, MemoryStore, VecMemory};
 
 /// The option that is to blame and why, or that all is well.
 fn refusal(change: impl FnOnce(&mut Config)) -> Option<(String, String)> {
@@ -26,7 +26,7 @@ fn values_out_of_range_are_named_with_their_range() {
             config.namespaces[0].block_bytes = 1024;
         }),
         ("size", "multiple", |config| {
-            let store = Memory::new(4096 + 512).unwrap();
+            let store = MemoryStore::new(4096 + 512).unwrap();
             config.namespaces = vec![NamespaceConfig::new(4096, Box::new(store))];
         }),
         ("queues", "1 to 4095", |config| config.max_queues = 0),

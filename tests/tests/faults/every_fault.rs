@@ -4,7 +4,7 @@ use nvme_core::recovery::{AbortAttempt, ResetCause, Step};
 use nvme_core::spec::{Cid, Lba, Nsid, Qid, Status, nvm};
 use nvme_core::{AbortReason, BringupError, ControllerFault, Data, Outcome};
 use nvme_sim::config::NamespaceConfig;
-use nvme_sim::{Config, Fault, FaultRule, Memory, When};
+use nvme_sim::{Config, Fault, FaultCondition, FaultRule, MemoryStore};
 use nvme_tests::{End, Pair, Setup, with_pair};
 
 const NS: Nsid = Nsid(1);
@@ -12,15 +12,15 @@ const SECOND: u64 = 1_000_000_000;
 
 /// A controller on which the n-th I/O command meets `what`.
 fn faulty(what: Fault, nth: u64) -> Config {
-    let store = Box::new(Memory::new(1 << 20).unwrap());
+    let store = Box::new(MemoryStore::new(1 << 20).unwrap());
     let mut config = Config {
         namespaces: vec![NamespaceConfig::new(512, store)],
         ..Config::empty()
     };
     config.faults.rules.push(FaultRule {
-        when: When {
+        when: FaultCondition {
             nth: Some(nth),
-            ..When::default()
+            ..FaultCondition::default()
         },
         what,
     });
@@ -345,10 +345,10 @@ fn an_abort_that_does_not_find_its_command_leads_to_a_reset() {
 #[test]
 fn an_abort_that_is_not_answered_leads_to_a_reset() {
     let mut config = faulty(Fault::Drop, 1);
-    let when = When {
+    let when = FaultCondition {
         qid: Some(0),
         opcode: Some(8),
-        ..When::default()
+        ..FaultCondition::default()
     };
     config.faults.rules.push(FaultRule {
         when,
@@ -397,9 +397,9 @@ fn every_command_ends_once_under_any_faults() {
             Fault::TornCqe,
         ];
         let mut config = faulty(kinds[seed as usize % kinds.len()], 0);
-        config.faults.rules[0].when = When {
+        config.faults.rules[0].when = FaultCondition {
             per_million: Some(30_000),
-            ..When::default()
+            ..FaultCondition::default()
         };
         config.faults.seed = seed;
         let queues = vec![(2 + (seed as u32 * 7) % 30, 2 + (seed as u32 * 5) % 30); 2];

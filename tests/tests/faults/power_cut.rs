@@ -3,13 +3,13 @@
 use nvme_core::spec::{Lba, Nsid, nvm};
 use nvme_core::{AbortReason, Data, Outcome};
 use nvme_sim::config::NamespaceConfig;
-use nvme_sim::{Config, Memory};
+use nvme_sim::{Config, MemoryStore};
 use nvme_tests::{Pair, Setup, with_pair};
 
 const NS: Nsid = Nsid(1);
 
 fn config(write_cache: bool) -> Config {
-    let store = Box::new(Memory::new(1 << 20).unwrap());
+    let store = Box::new(MemoryStore::new(1 << 20).unwrap());
     Config {
         namespaces: vec![NamespaceConfig::new(512, store)],
         write_cache,

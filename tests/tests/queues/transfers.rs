@@ -3,13 +3,13 @@
 use nvme_core::spec::{Iova, Lba, Nsid, Status, nvm};
 use nvme_core::{Data, MapError, SubmitError, sgl};
 use nvme_sim::config::NamespaceConfig;
-use nvme_sim::{Config, Memory, Rule};
+use nvme_sim::{Config, MemoryStore, Rule};
 use nvme_tests::{PAGE, Pair, Rng, Setup, with_pair};
 
 const NS: Nsid = Nsid(1);
 
 fn config(block_bytes: u32, mdts: u8) -> Config {
-    let store = Box::new(Memory::new(4 << 20).unwrap());
+    let store = Box::new(MemoryStore::new(4 << 20).unwrap());
     let namespaces = vec![NamespaceConfig::new(block_bytes, store)];
     Config {
         namespaces,

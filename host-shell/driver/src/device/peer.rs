@@ -29,5 +29,8 @@ pub type ExportMemory = Box<dyn FnOnce() -> Result<OwnedFd>>;
 /// of each namespace that lies in memory, and what keeps them mapped as long as it lives.
 #[cfg(feature = "sim")]
 pub type MakeCopier = Box<
-    dyn FnOnce(&[(usize, usize)], Arc<dyn Any + Send + Sync>) -> Result<Arc<dyn nvme_sim::Peer>>,
+    dyn FnOnce(
+        &[(usize, usize)],
+        Arc<dyn Any + Send + Sync>,
+    ) -> Result<Arc<dyn nvme_sim::PeerAccess>>,
 >;

@@ -9,7 +9,7 @@ use crate::error::{Error, Result};
 use nvme_core::spec::Iova;
 use nvme_core::spec::register::ALL_ONES;
 use nvme_core::{Identity, Registers};
-use nvme_sim::config::Access;
+use nvme_sim::config::ImageAccess;
 use nvme_sim::{Config, Controller, HostMemory, Runner};
 use std::io;
 use std::path::PathBuf;
@@ -97,7 +97,7 @@ pub fn open(text: &str) -> Result<Arc<dyn Device>> {
 /// # Errors
 /// As [`open`].
 pub fn open_reading(text: &str) -> Result<Arc<dyn Device>> {
-    let config = nvme_sim::config::parse_for(text, Access::Read).map_err(refused)?;
+    let config = nvme_sim::config::parse_for(text, ImageAccess::Read).map_err(refused)?;
     start(text, config).map(|(device, _)| device)
 }
 

@@ -58,7 +58,7 @@ impl SharedPages {
         &self,
         address: u64,
         bytes: usize,
-        peer: Arc<dyn nvme_sim::Peer>,
+        peer: Arc<dyn nvme_sim::PeerAccess>,
     ) -> Result<Iova> {
         self.memory
             .map_peer(address, address, bytes as u64, peer)

@@ -4,7 +4,7 @@ use crate::common::{images, output, say, stop_flag, visible};
 use clap::Args;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use nvme_host::{Error, Result, sim};
-use nvme_sim::vfio_user::{Left, ServeError, Server};
+use nvme_sim::vfio_user::{ClientExit, ServeError, Server};
 use nvme_sim::{Controller, HostMemory, QueueStats};
 use serde_json::{Value, json};
 use std::path::PathBuf;
@@ -83,9 +83,11 @@ impl Serve {
             let Some(left) = left else { return Ok(()) };
             clients.fetch_add(1, Ordering::Relaxed);
             match left {
-                Left::Closed => {}
-                Left::PutOut(why) => say::warn(|| format!("a client was put out: {why}")),
-                Left::Failed(why) => say::warn(|| format!("a client's socket failed: {why}")),
+                ClientExit::Closed => {}
+                ClientExit::Disconnected(why) => {
+                    say::warn(|| format!("a client was put out: {why}"))
+                }
+                ClientExit::Failed(why) => say::warn(|| format!("a client's socket failed: {why}")),
             }
             if self.once {
                 return Ok(());

@@ -77,7 +77,7 @@ fn a_ring_settles_last_as_a_whole() {
     struct Told(core::cell::RefCell<Vec<(u64, u64)>>);
 
     impl crate::memory::DmaGuard for Told {
-        fn lookup(&self, _iova: u64) -> Option<crate::memory::Region<'_>> {
+        fn lookup(&self, _iova: u64) -> Option<crate::memory::DmaRegion<'_>> {
             None
         }
 

@@ -140,9 +140,9 @@ fn a_ring_in_scattered_pages_works_where_it_is_allowed() {
 #[test]
 fn deleting_a_queue_ends_the_commands_that_wait_in_it() {
     let mut config = config();
-    config.profile = crate::Profile {
+    config.profile = crate::LatencyProfile {
         read_ns: 1_000_000,
-        ..crate::Profile::NONE
+        ..crate::LatencyProfile::NONE
     };
     let mut driver = Driver::with_queue(config);
     let cid = driver.push(1, nvm::read(Nsid(1), Lba(0), 1).with_prps(DATA, 0));
@@ -261,9 +261,9 @@ fn a_bad_entry_in_the_list_of_a_ring_is_refused() {
 #[test]
 fn a_command_that_was_aborted_stays_so_when_its_queue_goes() {
     let mut config = config();
-    config.profile = crate::Profile {
+    config.profile = crate::LatencyProfile {
         read_ns: 1_000_000,
-        ..crate::Profile::NONE
+        ..crate::LatencyProfile::NONE
     };
     let mut driver = Driver::with_queue(config);
     driver.breaks(&[Rule::BufferShared]);

@@ -1,9 +1,9 @@
 //! Tests of `sanitize`.
 
 use super::*;
-use crate::config::fault::{Fault, FaultPlan, FaultRule, When};
+use crate::config::fault::{Fault, FaultCondition, FaultPlan, FaultRule};
 use crate::config::settings::{Config, NamespaceConfig};
-use crate::medium::store::Memory;
+use crate::medium::store::MemoryStore;
 use crate::testing::{DATA, Driver, config};
 use alloc::boxed::Box;
 use nvme_spec::admin::{self, Sanitize as Fields};
@@ -65,7 +65,7 @@ fn every_action_erases_every_namespace() {
         SanitizeAction::Overwrite,
     ] {
         let mut config = config();
-        let second = Memory::new(1 << 20).expect("1 MiB");
+        let second = MemoryStore::new(1 << 20).expect("1 MiB");
         config
             .namespaces
             .push(NamespaceConfig::new(4096, Box::new(second)));
@@ -295,9 +295,9 @@ fn it_goes_on_through_resets_and_losses_of_power() {
 /// A plan in which operation number `nth` fails.
 fn failing(nth: u64) -> Config {
     let mut config = timed(4);
-    let when = When {
+    let when = FaultCondition {
         nth: Some(nth),
-        ..When::default()
+        ..FaultCondition::default()
     };
     config.faults = FaultPlan {
         rules: [FaultRule {
@@ -430,7 +430,7 @@ fn commands_under_way_are_completed_or_aborted_and_none_is_lost() {
 /// The driver of a store larger than one turn is served between the turns.
 #[test]
 fn a_large_store_is_erased_in_turns() {
-    let store = Memory::new(3 * TURN_BYTES + 512).expect("12 MiB");
+    let store = MemoryStore::new(3 * TURN_BYTES + 512).expect("12 MiB");
     let mut config = config();
     config.namespaces = [NamespaceConfig::new(512, Box::new(store))].into();
     let mut driver = Driver::new(config);

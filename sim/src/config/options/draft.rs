@@ -2,7 +2,7 @@
 //! later option must not leave an image file behind, so nothing is created while options are read.
 
 use crate::config::settings::{Config, ConfigError};
-use crate::medium::store::Store;
+use crate::medium::store::BlockStore;
 use std::boxed::Box;
 use std::format;
 use std::string::String;
@@ -18,7 +18,7 @@ pub(super) fn bad(option: &str, why: impl Into<String>) -> ConfigError {
 
 /// Purpose for which images are opened.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Access {
+pub enum ImageAccess {
     /// Commands may write. A missing image is created if `size` gives its length. No other process
     /// may have it open.
     Write,
@@ -27,7 +27,7 @@ pub enum Access {
     Read,
 }
 
-pub(super) type AnyStore = Box<dyn Store + Send + Sync>;
+pub(super) type AnyStore = Box<dyn BlockStore + Send + Sync>;
 
 /// Values of the options before anything is made of them.
 pub(super) struct ConfigDraft {

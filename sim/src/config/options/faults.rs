@@ -3,7 +3,7 @@
 
 use super::draft::bad;
 use super::values::{number, opcode, size, time};
-use crate::config::fault::{Change, Fault, FaultRule, When};
+use crate::config::fault::{ExternalChange, Fault, FaultCondition, FaultRule};
 use crate::config::settings::ConfigError;
 use nvme_spec::Status;
 use std::format;
@@ -29,7 +29,7 @@ pub struct ConditionRow {
     pub value: &'static str,
     /// The commands that satisfy it, for the help.
     pub help: &'static str,
-    set: fn(&mut When, &str) -> Result<(), String>,
+    set: fn(&mut FaultCondition, &str) -> Result<(), String>,
 }
 
 macro_rules! faults {
@@ -76,23 +76,23 @@ pub const FAULTS: &[FaultRow] = faults! {
     "sanitizefail" "" "a sanitize operation fails half way" => |_| Ok(Fault::SanitizeFails);
     "format" "BYTES" "another host formats namespace 1 to blocks of 512 or 4096 bytes after the I/O command" =>
         |text| match number(text)? {
-            bytes @ (512 | 4096) => Ok(Fault::Outside(Change::Format(bytes))),
+            bytes @ (512 | 4096) => Ok(Fault::External(ExternalChange::Format(bytes))),
             _ => Err("must be 512 or 4096".into()),
         };
     "shrink" "SIZE" "another host makes namespace 1 so short after the I/O command" =>
         |text| match size(text)? {
-            bytes if bytes > 0 && bytes.is_multiple_of(4096) => Ok(Fault::Outside(Change::Shrink(bytes))),
+            bytes if bytes > 0 && bytes.is_multiple_of(4096) => Ok(Fault::External(ExternalChange::Shrink(bytes))),
             _ => Err("must be a multiple of 4096, and not 0".into()),
         };
-    "detach" "" "another host deletes namespace 1 after the I/O command" => |_| Ok(Fault::Outside(Change::Detach));
-    "protect" "" "another host write-protects namespace 1 after the I/O command" => |_| Ok(Fault::Outside(Change::Protect));
-    "erase" "" "another host sanitizes the device after the I/O command" => |_| Ok(Fault::Outside(Change::Erase));
+    "detach" "" "another host deletes namespace 1 after the I/O command" => |_| Ok(Fault::External(ExternalChange::Detach));
+    "protect" "" "another host write-protects namespace 1 after the I/O command" => |_| Ok(Fault::External(ExternalChange::Protect));
+    "erase" "" "another host sanitizes the device after the I/O command" => |_| Ok(Fault::External(ExternalChange::Erase));
     "firmware" "MDTS" "another host activates firmware with this MDTS, 0 to 16, after the I/O command" =>
         |text| match number(text)? {
-            mdts @ 0..=16 => Ok(Fault::Outside(Change::Firmware(mdts))),
+            mdts @ 0..=16 => Ok(Fault::External(ExternalChange::Firmware(mdts))),
             _ => Err("must be 0 to 16".into()),
         };
-    "replace" "" "Identify is another drive's after the I/O command" => |_| Ok(Fault::Outside(Change::Replace));
+    "replace" "" "Identify is another drive's after the I/O command" => |_| Ok(Fault::External(ExternalChange::Replace));
 };
 
 /// The conditions of a fault.
@@ -158,7 +158,7 @@ pub fn parse_fault(text: &str) -> Result<FaultRule, ConfigError> {
         (_, value) => value.unwrap_or_default(),
     };
     let what = (row.parse)(value).map_err(|why| wrong(format!("{name}: {why}")))?;
-    let mut when = When::default();
+    let mut when = FaultCondition::default();
     let mut seen: Vec<&str> = Vec::new();
     for condition in conditions.into_iter().flat_map(|all| all.split(',')) {
         let Some((name, value)) = condition.split_once('=') else {
@@ -190,7 +190,7 @@ pub fn parse_fault(text: &str) -> Result<FaultRule, ConfigError> {
         let why = format!("{name} befalls no command: leave qid= and op= out");
         return Err(wrong(why));
     }
-    if matches!(what, Fault::Outside(_)) && when.qid == Some(0) {
+    if matches!(what, Fault::External(_)) && when.qid == Some(0) {
         return Err(wrong(format!("{name} befalls an I/O command")));
     }
     Ok(FaultRule { when, what })

@@ -1,10 +1,10 @@
 //! Image files: their names, and how they are opened or created. Either all images of a device are
 //! opened or none is left behind that was created for it.
 
-use super::draft::{Access, AnyStore, ConfigDraft, bad};
+use super::draft::{AnyStore, ConfigDraft, ImageAccess, bad};
 use crate::config::settings::ConfigError;
-use crate::medium::file::File;
-use crate::medium::store::Store;
+use crate::medium::file::FileStore;
+use crate::medium::store::BlockStore;
 use std::boxed::Box;
 use std::format;
 use std::fs;
@@ -69,7 +69,7 @@ fn failed(path: &Path, error: &IoError) -> ConfigError {
 pub(super) fn open(
     paths: &[PathBuf],
     draft: &ConfigDraft,
-    access: Access,
+    access: ImageAccess,
 ) -> Result<OpenedImages, ConfigError> {
     let missing: Vec<&PathBuf> = paths.iter().filter(|path| !path.exists()).collect();
     if let Some(first) = missing.first() {
@@ -103,7 +103,7 @@ fn check_creation(
     path: &Path,
     count: u64,
     draft: &ConfigDraft,
-    access: Access,
+    access: ImageAccess,
 ) -> Result<(), ConfigError> {
     let not_found = |why: &str| ConfigError {
         option: path.display().to_string(),
@@ -114,7 +114,7 @@ fn check_creation(
         return Err(not_found("no such file; add size= to create it"));
     };
     draft.check_size(size)?;
-    if access == Access::Read || draft.ro {
+    if access == ImageAccess::Read || draft.ro {
         return Err(not_found("no such file, and nothing to read in a new one"));
     }
     check_space(path, size.saturating_mul(count))
@@ -141,7 +141,7 @@ pub fn check_space(path: &Path, bytes: u64) -> Result<(), ConfigError> {
 }
 
 /// Opens or creates one image. Returns true if it was created.
-fn one(path: &Path, draft: &ConfigDraft) -> Result<(File, bool), ConfigError> {
+fn one(path: &Path, draft: &ConfigDraft) -> Result<(FileStore, bool), ConfigError> {
     // A folder can be opened for reading and has a length, so the errors below would not find it.
     if path.is_dir() {
         return Err(failed(
@@ -151,8 +151,8 @@ fn one(path: &Path, draft: &ConfigDraft) -> Result<(File, bool), ConfigError> {
     }
     let creates = draft.size.filter(|_| !path.exists());
     let store = match creates {
-        Some(size) => File::create(path, size),
-        None => File::open(path, draft.ro),
+        Some(size) => FileStore::create(path, size),
+        None => FileStore::open(path, draft.ro),
     };
     let store = store.map_err(|error| failed(path, &error))?;
     let bytes = store.bytes();

@@ -4,7 +4,7 @@
 use super::draft::ConfigDraft;
 use super::faults::{CONDITIONS, FAULTS, parse_fault};
 use super::values::{number, size, switch, time};
-use crate::medium::latency::Profile;
+use crate::medium::latency::LatencyProfile;
 use std::format;
 use std::string::{String, ToString};
 
@@ -82,7 +82,7 @@ pub const OPTIONS: &[OptionRow] = options! {
     "hmpre" "UNITS" ["0"] "preferred host memory buffer in units of 4 KiB; 0 is none" => put!(number => config.hmpre);
     "hmmin" "UNITS" ["0"] "the least host memory buffer in units of 4 KiB" => put!(number => config.hmmin);
     "profile" "none|optane|nvme-gen5" ["none"] "how long commands take" => |draft, text| {
-        draft.config.profile = Profile::named(text).ok_or("must be none, optane or nvme-gen5")?;
+        draft.config.profile = LatencyProfile::named(text).ok_or("must be none, optane or nvme-gen5")?;
         Ok(())
     };
     "latency" "TIME" ["that of the profile"] "latency of Read, Compare and Verify, whose rate stays that of the profile" =>

@@ -1,8 +1,8 @@
 //! Tests of `options`.
 
 use super::*;
-use crate::config::fault::{Change, Fault};
-use crate::medium::latency::Profile;
+use crate::config::fault::{ExternalChange, Fault};
+use crate::medium::latency::LatencyProfile;
 use nvme_spec::Status;
 
 fn why(text: &str) -> String {
@@ -23,7 +23,7 @@ fn options_become_a_configuration() {
         (config.max_queues, config.mdts, config.mqes, config.dstrd),
         (8, 3, 256, 4)
     );
-    assert_eq!(config.profile, Profile::OPTANE);
+    assert_eq!(config.profile, LatencyProfile::OPTANE);
     assert!(!config.write_cache);
     let rules = &config.faults.rules;
     assert_eq!(
@@ -41,16 +41,16 @@ fn options_become_a_configuration() {
 #[test]
 fn a_latency_is_the_reads_and_leaves_the_rest_of_the_profile() {
     let profile = |text| parse(text).unwrap().profile;
-    let only = Profile {
+    let only = LatencyProfile {
         read_ns: 20_000,
-        ..Profile::NONE
+        ..LatencyProfile::NONE
     };
     assert_eq!(profile("mem?latency=20us"), only);
     let gen5 = profile("mem?latency=35us&profile=nvme-gen5");
     // Half the latency with half as many at a time: the same rate.
     assert_eq!((gen5.read_ns, gen5.parallelism), (35_000, 135));
-    assert_eq!(gen5.bytes_per_us, Profile::NVME_GEN5.bytes_per_us);
-    assert_eq!(profile("mem?latency=0ns"), Profile::NONE);
+    assert_eq!(gen5.bytes_per_us, LatencyProfile::NVME_GEN5.bytes_per_us);
+    assert_eq!(profile("mem?latency=0ns"), LatencyProfile::NONE);
     assert!(why("mem?latency=20").starts_with("latency: "));
 }
 
@@ -211,13 +211,13 @@ fn the_table_has_every_fault() {
         Fault::StuckReady => "stuckready",
         Fault::TornCqe => "torncqe",
         Fault::SanitizeFails => "sanitizefail",
-        Fault::Outside(Change::Format(_)) => "format",
-        Fault::Outside(Change::Shrink(_)) => "shrink",
-        Fault::Outside(Change::Detach) => "detach",
-        Fault::Outside(Change::Protect) => "protect",
-        Fault::Outside(Change::Erase) => "erase",
-        Fault::Outside(Change::Firmware(_)) => "firmware",
-        Fault::Outside(Change::Replace) => "replace",
+        Fault::External(ExternalChange::Format(_)) => "format",
+        Fault::External(ExternalChange::Shrink(_)) => "shrink",
+        Fault::External(ExternalChange::Detach) => "detach",
+        Fault::External(ExternalChange::Protect) => "protect",
+        Fault::External(ExternalChange::Erase) => "erase",
+        Fault::External(ExternalChange::Firmware(_)) => "firmware",
+        Fault::External(ExternalChange::Replace) => "replace",
     };
     let mut names: Vec<&str> = FAULTS.iter().map(|row| row.name).collect();
     for row in FAULTS {
@@ -439,7 +439,7 @@ fn what_is_refused_leaves_no_image_behind() {
 #[test]
 fn reading_creates_nothing_and_shares_the_image() {
     let folder = Folder::new("read");
-    let reading = |options: &str| parse_for(&folder.text("image", options), Access::Read);
+    let reading = |options: &str| parse_for(&folder.text("image", options), ImageAccess::Read);
     let error = reading("?size=8KiB").err().expect("there is no image");
     assert_eq!(error.errno, Some(libc::ENOENT));
     assert_eq!(folder.files(), [] as [&str; 0]);
@@ -488,7 +488,7 @@ fn a_folder_is_no_image_to_read_either() {
     let folder = std::env::temp_dir();
     for options in ["", "?ro=on"] {
         let text = format!("{}{options}", folder.display());
-        let why = parse_for(&text, Access::Read)
+        let why = parse_for(&text, ImageAccess::Read)
             .err()
             .expect("a folder")
             .errno;

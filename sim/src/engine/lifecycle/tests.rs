@@ -1,7 +1,7 @@
 //! Tests of `lifecycle`: enable, reset, shutdown, power.
 
 use super::*;
-use crate::config::fault::{Fault, FaultRule, When};
+use crate::config::fault::{Fault, FaultCondition, FaultRule};
 use crate::testing::{DATA, Driver, ENTRIES, config, cq_at, sq_at};
 use nvme_auditor::Rule;
 use nvme_spec::log_page::{Smart, lid};
@@ -91,9 +91,9 @@ fn ready_follows_after_its_delay() {
 #[test]
 fn nothing_moves_once_the_controller_is_disabled() {
     let mut config = config();
-    config.profile = crate::Profile {
+    config.profile = crate::LatencyProfile {
         read_ns: 1000,
-        ..crate::Profile::NONE
+        ..crate::LatencyProfile::NONE
     };
     let mut driver = Driver::with_queue(config);
     driver.push(1, nvm::read(Nsid(1), Lba(0), 1).with_prps(DATA, 0));
@@ -150,9 +150,9 @@ fn a_subsystem_reset_is_told_by_nssro() {
 #[test]
 fn a_stuck_ready_bit_stays_as_it_is() {
     let mut config = config();
-    let when = When {
+    let when = FaultCondition {
         nth: Some(2),
-        ..When::default()
+        ..FaultCondition::default()
     };
     config.faults.rules.push(FaultRule {
         when,
@@ -220,12 +220,12 @@ fn a_power_cut_without_a_shutdown_is_counted() {
 #[test]
 fn commands_that_wait_are_bounded_by_their_queue() {
     const MS: u64 = 1_000_000;
-    let slow = crate::Profile {
+    let slow = crate::LatencyProfile {
         read_ns: MS,
-        ..crate::Profile::NONE
+        ..crate::LatencyProfile::NONE
     };
     let delay = FaultRule {
-        when: When::default(),
+        when: FaultCondition::default(),
         what: Fault::Delay(MS),
     };
     for by_fault in [false, true] {

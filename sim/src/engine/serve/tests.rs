@@ -1,8 +1,8 @@
 //! Tests of `serve`: every fault of a command, and late events.
 
 use super::*;
-use crate::config::fault::{Fault, FaultRule, When};
-use crate::medium::latency::Profile;
+use crate::config::fault::{Fault, FaultCondition, FaultRule};
+use crate::medium::latency::LatencyProfile;
 use crate::testing::{DATA, Driver, ENTRIES, config, sq_at};
 use alloc::vec::Vec;
 use nvme_auditor::Rule;
@@ -18,9 +18,9 @@ fn read() -> Sqe {
 
 fn with(what: Fault, nth: u64) -> Driver {
     let mut config = config();
-    let when = When {
+    let when = FaultCondition {
         nth: Some(nth),
-        ..When::default()
+        ..FaultCondition::default()
     };
     config.faults.rules.push(FaultRule { when, what });
     Driver::with_queue(config)
@@ -100,7 +100,7 @@ fn an_echo_comes_later_and_so_do_late_data() {
 fn echoes_to_come_hold_nothing_up() {
     let mut config = config();
     config.faults.rules.push(FaultRule {
-        when: When::default(),
+        when: FaultCondition::default(),
         what: Fault::Echo(1 << 40),
     });
     let mut driver = Driver::with_queue(config);
@@ -302,10 +302,10 @@ fn rings_outside_the_map_are_fatal_and_nothing_worse() {
 #[test]
 fn completions_come_when_the_profile_says() {
     let mut config = config();
-    config.profile = Profile {
+    config.profile = LatencyProfile {
         read_ns: 1000,
         parallelism: 2,
-        ..Profile::NONE
+        ..LatencyProfile::NONE
     };
     let mut driver = Driver::with_queue(config);
     driver.breaks(&[Rule::BufferShared]);
@@ -327,9 +327,9 @@ fn completions_come_when_the_profile_says() {
 #[test]
 fn refused_commands_take_no_bandwidth_and_a_reset_ends_the_backlog() {
     let mut config = config();
-    config.profile = Profile {
+    config.profile = LatencyProfile {
         bytes_per_us: 1,
-        ..Profile::NONE
+        ..LatencyProfile::NONE
     };
     let mut driver = Driver::with_queue(config);
     driver.breaks(&[Rule::TooLong]);
@@ -350,12 +350,12 @@ fn refused_commands_take_no_bandwidth_and_a_reset_ends_the_backlog() {
 fn the_same_plan_gives_the_same_run() {
     let run = || {
         let mut config = config();
-        config.profile = Profile::NVME_GEN5;
+        config.profile = LatencyProfile::NVME_GEN5;
         config.faults.seed = 42;
         for what in [Fault::Drop, Fault::Reorder, Fault::Delay(77_000)] {
-            let when = When {
+            let when = FaultCondition {
                 per_million: Some(100_000),
-                ..When::default()
+                ..FaultCondition::default()
             };
             config.faults.rules.push(FaultRule { when, what });
         }

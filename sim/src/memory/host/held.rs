@@ -4,7 +4,7 @@ use super::*;
 use crate::config::settings::{Config, NamespaceConfig};
 use crate::controller::Controller;
 use crate::engine::batch::MAX_HELD;
-use crate::medium::store::{Memory, Store};
+use crate::medium::store::{BlockStore, MemoryStore};
 use crate::memory::PeerCopy;
 use crate::testing::judge;
 use nvme_auditor::Rule;
@@ -26,7 +26,7 @@ struct RecordingPeer {
     lost: AtomicBool,
 }
 
-impl Peer for RecordingPeer {
+impl PeerAccess for RecordingPeer {
     unsafe fn write(&self, address: u64, from: *const u8, len: usize) {
         // SAFETY: the caller's range.
         let from = unsafe { std::slice::from_raw_parts(from, len) };
@@ -75,7 +75,7 @@ fn start() -> (Controller<HostMemory>, Arc<[AtomicU64]>, Arc<RecordingPeer>) {
     memory
         .map_peer(PEER, 0, (64 * BLOCK) as u64, owner.clone())
         .unwrap();
-    let store = Memory::new((256 * BLOCK) as u64).unwrap();
+    let store = MemoryStore::new((256 * BLOCK) as u64).unwrap();
     for block in 0..256usize {
         let bytes = [block as u8; BLOCK];
         store.write_at((block * BLOCK) as u64, &bytes).unwrap();
@@ -197,7 +197,7 @@ fn a_peer_that_is_lost_fails_what_waits_for_it() {
 #[derive(Debug)]
 struct LostAtFirst(Arc<RecordingPeer>);
 
-impl Peer for LostAtFirst {
+impl PeerAccess for LostAtFirst {
     unsafe fn write(&self, _: u64, _: *const u8, _: usize) {
         self.0.lost.store(true, Ordering::Relaxed);
     }

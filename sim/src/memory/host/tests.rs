@@ -56,7 +56,7 @@ struct Fake {
     lost: std::sync::atomic::AtomicBool,
 }
 
-impl Peer for Fake {
+impl PeerAccess for Fake {
     unsafe fn write(&self, address: u64, from: *const u8, len: usize) {
         // SAFETY: the caller's range.
         let from = unsafe { std::slice::from_raw_parts(from, len) };

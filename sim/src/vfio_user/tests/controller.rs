@@ -3,7 +3,7 @@
 use super::*;
 use crate::config::settings::NamespaceConfig;
 use crate::event::EventFd;
-use crate::medium::store::Null;
+use crate::medium::store::NullStore;
 use crate::vfio_user::wire::{irq, region};
 use nvme_spec::register::{Cc, Csts, offset};
 use nvme_spec::{Cid, Nsid, Sqe, admin};
@@ -214,10 +214,10 @@ fn every_kind_of_reset_stops_the_controller_and_it_can_be_enabled_again() {
 #[test]
 fn a_controller_that_left_the_bus_reads_as_ones_until_the_next_client() {
     let mut config = config();
-    let when = crate::config::fault::When {
+    let when = crate::config::fault::FaultCondition {
         qid: Some(0),
         nth: Some(1),
-        ..crate::config::fault::When::default()
+        ..crate::config::fault::FaultCondition::default()
     };
     let what = crate::config::fault::Fault::AllOnes;
     config
@@ -244,7 +244,7 @@ fn a_controller_that_left_the_bus_reads_as_ones_until_the_next_client() {
 #[test]
 fn memory_goes_away_while_commands_use_it() {
     let mut config = config();
-    let null = Null::new(1 << 30);
+    let null = NullStore::new(1 << 30);
     config.namespaces = vec![NamespaceConfig::new(512, Box::new(null))];
     let mut client = ServeOutcome::new(config, 2).hold_client();
     for _ in 0..20 {
@@ -279,10 +279,10 @@ fn a_client_that_shortens_its_memory_is_put_out_and_the_server_lives() {
     let started = Instant::now();
     let tick = Some(Duration::from_millis(1));
     client.socket.set_read_timeout(tick).unwrap();
-    let question = Header {
+    let question = MessageHeader {
         id: 0,
         command: command::DEVICE_GET_INFO,
-        size: size_of::<Header>() as u32,
+        size: size_of::<MessageHeader>() as u32,
         flags: wire::NO_REPLY,
         error: 0,
     };

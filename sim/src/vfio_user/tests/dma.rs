@@ -194,10 +194,10 @@ impl RemoteMemory<'_> {
             }
             other => panic!("command {other}"),
         }
-        let size = (size_of::<Header>() + reply.len()) as u32;
+        let size = (size_of::<MessageHeader>() + reply.len()) as u32;
         let flags = wire::REPLY;
         self.client.put(
-            Header {
+            MessageHeader {
                 size,
                 flags,
                 ..header
@@ -292,7 +292,7 @@ fn a_client_that_does_not_answer_gets_no_service_but_stays_in_control() {
     enable(&mut client);
     client.post(command::REGION_WRITE, wire::NO_REPLY, &doorbell(1), &[]);
     let (request, _, _) = client.take();
-    let refusal = Header {
+    let refusal = MessageHeader {
         size: 16,
         flags: wire::REPLY | wire::ERROR,
         error: libc::EFAULT as u32,
@@ -368,8 +368,8 @@ fn a_reply_about_other_bytes_ends_the_access() {
             };
             let bytes = vec![0; asked.count.checked_add_signed(more).unwrap() as usize];
             let reply = [answered.as_bytes(), &bytes].concat();
-            let header = Header {
-                size: (size_of::<Header>() + reply.len()) as u32,
+            let header = MessageHeader {
+                size: (size_of::<MessageHeader>() + reply.len()) as u32,
                 flags: wire::REPLY,
                 ..header
             };

@@ -50,7 +50,7 @@ fn a_client_without_a_common_version_is_put_out() {
     assert!(
         left[..5]
             .iter()
-            .all(|one| *one == Left::PutOut("no common version"))
+            .all(|one| *one == ClientExit::Disconnected("no common version"))
     );
 }
 

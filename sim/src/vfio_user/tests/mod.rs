@@ -6,8 +6,8 @@ mod irq;
 mod messages;
 mod socket;
 
-use super::wire::{self, Header, command};
-use super::{Left, Server, Stopper};
+use super::wire::{self, MessageHeader, command};
+use super::{ClientExit, Server, Stopper};
 use crate::config::settings::Config;
 use crate::testing::{config, judge};
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
@@ -32,7 +32,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes};
 struct ServeOutcome {
     path: PathBuf,
     stopper: Stopper,
-    thread: Option<JoinHandle<Vec<Left>>>,
+    thread: Option<JoinHandle<Vec<ClientExit>>>,
 }
 
 /// A path for a socket that no other test uses.
@@ -93,7 +93,7 @@ impl ServeOutcome {
     }
 
     /// Ends the server; how its clients left.
-    fn stop(mut self) -> Vec<Left> {
+    fn stop(mut self) -> Vec<ClientExit> {
         self.stopper.stop();
         self.thread.take().unwrap().join().expect("the server")
     }
@@ -150,14 +150,14 @@ impl Client {
     }
 
     fn greet(&mut self, json: &str) -> String {
-        let version = wire::Version { major: 0, minor: 1 };
+        let version = wire::VersionPayload { major: 0, minor: 1 };
         let text = match json {
             "" => vec![],
             json => [json.as_bytes(), &[0]].concat(),
         };
         let body = [version.as_bytes(), &text].concat();
         let (body, _) = self.send(command::VERSION, &body, &[]).expect("a version");
-        let (version, text) = wire::Version::read_from_prefix(&body).unwrap();
+        let (version, text) = wire::VersionPayload::read_from_prefix(&body).unwrap();
         assert_eq!((version.major, version.minor), (0, 1));
         String::from_utf8(text.to_vec()).unwrap()
     }
@@ -165,10 +165,10 @@ impl Client {
     /// Sends a message without waiting.
     fn post(&mut self, code: u16, flags: u32, body: &[u8], fds: &[BorrowedFd<'_>]) -> u16 {
         self.next_id = self.next_id.wrapping_add(1);
-        let header = Header {
+        let header = MessageHeader {
             id: self.next_id,
             command: code,
-            size: (size_of::<Header>() + body.len()) as u32,
+            size: (size_of::<MessageHeader>() + body.len()) as u32,
             flags,
             error: 0,
         };
@@ -176,13 +176,13 @@ impl Client {
         header.id
     }
 
-    fn put(&mut self, header: Header, body: &[u8], fds: &[BorrowedFd<'_>]) {
+    fn put(&mut self, header: MessageHeader, body: &[u8], fds: &[BorrowedFd<'_>]) {
         self.try_put(header, body, fds).unwrap();
     }
 
     fn try_put(
         &mut self,
-        header: Header,
+        header: MessageHeader,
         body: &[u8],
         fds: &[BorrowedFd<'_>],
     ) -> std::io::Result<()> {
@@ -198,7 +198,7 @@ impl Client {
     }
 
     /// The next message, whole and with its descriptors: one `recvmsg` must bring all of a small one.
-    fn take(&mut self) -> (Header, Vec<u8>, Vec<OwnedFd>) {
+    fn take(&mut self) -> (MessageHeader, Vec<u8>, Vec<OwnedFd>) {
         let mut bytes = vec![0; wire::MAX_MESSAGE];
         let mut space = vec![MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(80))];
         let mut control = RecvAncillaryBuffer::new(&mut space);
@@ -214,7 +214,7 @@ impl Client {
             }
             self.rest.extend_from_slice(&bytes[..got.bytes]);
         }
-        let (header, _) = Header::read_from_prefix(&self.rest).expect("a whole header");
+        let (header, _) = MessageHeader::read_from_prefix(&self.rest).expect("a whole header");
         let (size, got) = (header.size as usize, self.rest.len());
         if size > got {
             assert!(got > 4096, "a small message came in pieces");
@@ -222,7 +222,7 @@ impl Client {
             self.socket.read_exact(&mut self.rest[got..]).unwrap();
         }
         let message: Vec<u8> = self.rest.drain(..size).collect();
-        (header, message[size_of::<Header>()..].to_vec(), fds)
+        (header, message[size_of::<MessageHeader>()..].to_vec(), fds)
     }
 
     fn send(&mut self, code: u16, body: &[u8], fds: &[BorrowedFd<'_>]) -> Answered {

@@ -47,16 +47,16 @@ fn a_path_that_cannot_be_used_is_refused_with_its_remedy() {
 #[test]
 fn a_client_may_die_at_any_byte() {
     let served = ServeOutcome::simple();
-    let version = wire::Version { major: 0, minor: 1 };
+    let version = wire::VersionPayload { major: 0, minor: 1 };
     let mut whole = vec![];
     for (code, body) in [
         (command::VERSION, version.as_bytes()),
         (command::REGION_READ, &[0; 16]),
     ] {
-        let header = Header {
+        let header = MessageHeader {
             id: 1,
             command: code,
-            size: (size_of::<Header>() + body.len()) as u32,
+            size: (size_of::<MessageHeader>() + body.len()) as u32,
             flags: 0,
             error: 0,
         };
@@ -71,10 +71,13 @@ fn a_client_may_die_at_any_byte() {
     drop(last);
     let left = served.stop();
     // Connections without a whole message are not clients. The last one may end with the server.
-    let first = size_of::<Header>() + version.as_bytes().len();
+    let first = size_of::<MessageHeader>() + version.as_bytes().len();
     assert!(left.len() >= (first..=whole.len()).count(), "{left:?}");
     // A reply that cannot be sent is a client that has closed.
-    assert!(left.iter().all(|one| *one == Left::Closed), "{left:?}");
+    assert!(
+        left.iter().all(|one| *one == ClientExit::Closed),
+        "{left:?}"
+    );
 }
 
 #[test]
@@ -82,7 +85,7 @@ fn a_client_that_loses_the_protocol_is_put_out() {
     let served = ServeOutcome::simple();
     for size in [0, 15, wire::MAX_MESSAGE as u32 + 1, u32::MAX] {
         let mut client = served.client();
-        let header = Header {
+        let header = MessageHeader {
             id: 1,
             command: command::DEVICE_RESET,
             size,
@@ -105,7 +108,10 @@ fn a_client_that_loses_the_protocol_is_put_out() {
     );
     let left = served.stop();
     assert!(left.len() >= 6);
-    assert!(left.iter().all(|one| matches!(one, Left::PutOut(_))));
+    assert!(
+        left.iter()
+            .all(|one| matches!(one, ClientExit::Disconnected(_)))
+    );
 }
 
 #[test]

@@ -3,7 +3,7 @@
 //! Invariant: every wait ends at the request's deadline. A connection that broke in the middle of a
 //! message is of no further use: the caller that gets [`Fault::Broken`] drops it.
 
-use nvme_sim::vfio_user::wire::{COMMAND, ERROR, Header, NO_REPLY, REPLY, TYPE_MASK};
+use nvme_sim::vfio_user::wire::{COMMAND, ERROR, MessageHeader, NO_REPLY, REPLY, TYPE_MASK};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::net::{
@@ -82,10 +82,10 @@ impl Connection {
         let deadline = Instant::now() + self.patience;
         let id = self.next_id;
         self.next_id = id.wrapping_add(1);
-        let header = Header {
+        let header = MessageHeader {
             id,
             command,
-            size: (size_of::<Header>() + payload.len()) as u32,
+            size: (size_of::<MessageHeader>() + payload.len()) as u32,
             flags: COMMAND,
             error: 0,
         };
@@ -111,12 +111,12 @@ impl Connection {
     }
 
     /// Answers a request of the server: memory is shared by descriptor, so it needs none of us.
-    fn decline(&mut self, asked: Header, deadline: Instant) -> Result<(), Fault> {
+    fn decline(&mut self, asked: MessageHeader, deadline: Instant) -> Result<(), Fault> {
         if asked.flags & NO_REPLY != 0 {
             return Ok(());
         }
-        let header = Header {
-            size: size_of::<Header>() as u32,
+        let header = MessageHeader {
+            size: size_of::<MessageHeader>() as u32,
             flags: REPLY | ERROR,
             error: libc::ENOTSUP as u32,
             ..asked
@@ -150,14 +150,14 @@ impl Connection {
         Ok(())
     }
 
-    /// Returns the next message, whole, with its header apart.
-    fn receive(&mut self, deadline: Instant) -> Result<(Header, Reply), Fault> {
+    /// The next message, whole, with its header apart.
+    fn receive(&mut self, deadline: Instant) -> Result<(MessageHeader, Reply), Fault> {
         let mut files = Vec::new();
-        let mut header = [0; size_of::<Header>()];
+        let mut header = [0; size_of::<MessageHeader>()];
         self.fill(&mut header, &mut files, deadline)?;
-        let header = Header::read_from_bytes(&header).map_err(|_| broken("short header"))?;
+        let header = MessageHeader::read_from_bytes(&header).map_err(|_| broken("short header"))?;
         let rest = (header.size as usize)
-            .checked_sub(size_of::<Header>())
+            .checked_sub(size_of::<MessageHeader>())
             .filter(|rest| *rest <= LONGEST)
             .ok_or_else(|| broken(format!("a message of {} bytes", header.size)))?;
         let mut payload = vec![0; rest];

@@ -8,8 +8,8 @@ use super::region::{self, Region};
 use crate::error::{Error, Result};
 use crate::lock::lock;
 use nvme_sim::vfio_user::wire::{
-    Capabilities, DeviceInfo, MAJOR, MAX_TRANSFER, MINOR, RegionAccess, RegionInfo, Version,
-    VersionData, command,
+    DeviceInfo, MAJOR, MAX_TRANSFER, MINOR, PeerCapabilities, RegionAccess, RegionInfo,
+    VersionData, VersionPayload, command,
 };
 use std::io;
 use std::os::fd::{BorrowedFd, OwnedFd};
@@ -95,16 +95,16 @@ impl Link {
     }
 
     /// Agrees on a version; what the server can do.
-    pub fn negotiate(&self) -> Result<Capabilities> {
-        let version = Version {
+    pub fn negotiate(&self) -> Result<PeerCapabilities> {
+        let version = VersionPayload {
             major: MAJOR,
             minor: MINOR,
         };
         let ours = VersionData {
-            capabilities: Capabilities {
+            capabilities: PeerCapabilities {
                 max_msg_fds: Some(MAX_FDS as u64),
                 max_data_xfer_size: Some(u64::from(MAX_TRANSFER)),
-                ..Capabilities::default()
+                ..PeerCapabilities::default()
             },
         };
         let mut payload = version.as_bytes().to_vec();
@@ -120,16 +120,16 @@ impl Link {
                 "use a server that speaks vfio-user 0.1",
             )
         };
-        let Ok((version, data)) = Version::read_from_prefix(&reply.payload) else {
+        let Ok((version, data)) = VersionPayload::read_from_prefix(&reply.payload) else {
             return Err(unfit("the server's version is cut off".to_owned()));
         };
         if version.major != MAJOR || version.minor > MINOR {
-            let Version { major, minor } = version;
+            let VersionPayload { major, minor } = version;
             return Err(unfit(format!("the server speaks version {major}.{minor}")));
         }
         let text = data.strip_suffix(&[0]).unwrap_or(data);
         if text.is_empty() {
-            return Ok(Capabilities::default());
+            return Ok(PeerCapabilities::default());
         }
         let data: VersionData = serde_json::from_slice(text)
             .map_err(|error| unfit(format!("the server's capabilities make no sense: {error}")))?;

@@ -26,8 +26,8 @@ use nvme_core::spec::Iova;
 use nvme_core::spec::register::{ALL_ONES, offset};
 use nvme_core::{Identity, Registers};
 use nvme_sim::vfio_user::wire::{
-    Capabilities, DEFAULT_DMA_MAPS, DEVICE_PCI, DEVICE_RESETS, DMA_READABLE, DMA_WRITABLE,
-    DeviceInfo, DmaMap, DmaUnmap, SIMULATOR, command, region as regions,
+    DEFAULT_DMA_MAPS, DEVICE_PCI, DEVICE_RESETS, DMA_READABLE, DMA_WRITABLE, DeviceInfo, DmaMap,
+    DmaUnmap, PeerCapabilities, SIMULATOR, command, region as regions,
 };
 use region::Region;
 use std::collections::BTreeMap;
@@ -174,7 +174,7 @@ impl VfioUser {
 }
 
 /// Checks that the server's limits suffice, and returns the number of DMA ranges that it accepts.
-fn check_limits(link: &Link, limits: &Capabilities) -> Result<usize> {
+fn check_limits(link: &Link, limits: &PeerCapabilities) -> Result<usize> {
     let too_few = |what: String| {
         Error::device(
             format!("{}: the server takes {what}", link.name()),

@@ -7,7 +7,9 @@ use super::VfioUser;
 use crate::device::Device;
 use crate::error::{Error, Result};
 use nvme_core::spec::register::offset;
-use nvme_sim::vfio_user::wire::{COMMAND, DEVICE_PCI, DmaMap, Header, NO_REPLY, Version, command};
+use nvme_sim::vfio_user::wire::{
+    COMMAND, DEVICE_PCI, DmaMap, MessageHeader, NO_REPLY, VersionPayload, command,
+};
 use server::{Act, Bar, start, start_with};
 use std::sync::Arc;
 use std::time::Duration;
@@ -133,7 +135,7 @@ fn a_server_that_dribbles_does_not_stretch_the_deadline() {
 #[test]
 fn replies_to_something_else_end_the_connection() {
     for command in OPENING {
-        let changes: [fn(&mut Header); 6] = [
+        let changes: [fn(&mut MessageHeader); 6] = [
             |header| header.id ^= 1,
             |header| header.command ^= 1,
             |header| header.flags = 3,
@@ -186,7 +188,7 @@ fn an_error_flag_is_heard() {
 #[test]
 fn versions_and_limits_that_do_not_fit_are_named() {
     let version = |major, minor, json: &str| {
-        let mut bytes = Version { major, minor }.as_bytes().to_vec();
+        let mut bytes = VersionPayload { major, minor }.as_bytes().to_vec();
         bytes.extend_from_slice(json.as_bytes());
         open_against(command::VERSION, move |_| Act::Say(bytes.clone()))
     };

@@ -1,7 +1,7 @@
 //! Media that fail, media that keep nothing, and more damage than is remembered.
 
 use crate::config::settings::NamespaceConfig;
-use crate::medium::store::{Memory, Null, Store, StoreError};
+use crate::medium::store::{BlockStore, MemoryStore, NullStore, StoreError};
 use crate::testing::{DATA, Driver, config};
 use alloc::boxed::Box;
 use alloc::sync::Arc;
@@ -15,12 +15,12 @@ const ONE: Nsid = Nsid(1);
 
 /// A store whose disk has gone bad, while `bad` says so.
 struct Failing {
-    image: Memory,
+    image: MemoryStore,
     bad: Arc<AtomicBool>,
 }
 
 impl Failing {
-    fn works(&self) -> Result<&Memory, StoreError> {
+    fn works(&self) -> Result<&MemoryStore, StoreError> {
         match self.bad.load(Ordering::Relaxed) {
             true => Err(StoreError::Io(5)),
             false => Ok(&self.image),
@@ -28,7 +28,7 @@ impl Failing {
     }
 }
 
-impl Store for Failing {
+impl BlockStore for Failing {
     fn bytes(&self) -> u64 {
         self.image.bytes()
     }
@@ -54,7 +54,7 @@ impl Store for Failing {
 fn failing() -> (Driver, Arc<AtomicBool>) {
     let bad = Arc::new(AtomicBool::new(false));
     let store = Failing {
-        image: Memory::new(1 << 20).expect("1 MiB"),
+        image: MemoryStore::new(1 << 20).expect("1 MiB"),
         bad: bad.clone(),
     };
     let mut config = config();
@@ -125,7 +125,7 @@ fn a_cache_that_cannot_be_written_back_is_told() {
 #[test]
 fn a_store_that_keeps_nothing_serves_every_command() {
     let mut config = config();
-    config.namespaces[0] = NamespaceConfig::new(512, Box::new(Null::new(1 << 40)));
+    config.namespaces[0] = NamespaceConfig::new(512, Box::new(NullStore::new(1 << 40)));
     let mut driver = Driver::with_queue(config);
     driver.fill(DATA, 0xA5, 1024);
     let last = Lba((1 << 40) / 512 - 2);

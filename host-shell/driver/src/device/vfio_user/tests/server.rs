@@ -5,7 +5,7 @@ use super::super::connection::Connection;
 use crate::error::Result;
 use nvme_core::spec::register::offset;
 use nvme_sim::vfio_user::wire::{
-    CAP_SPARSE_MMAP, DEVICE_PCI, DEVICE_RESETS, DeviceInfo, ERROR, Header, InfoCapability,
+    CAP_SPARSE_MMAP, DEVICE_PCI, DEVICE_RESETS, DeviceInfo, ERROR, InfoCapability, MessageHeader,
     REGION_CAPS, REGION_MMAP, REGION_READABLE, REGION_WRITABLE, REPLY, RegionInfo, SparseArea,
     SparseMmap, command,
 };
@@ -45,7 +45,7 @@ pub enum Act {
     /// The polite reply byte by byte, with a pause after each.
     Dribble(Duration),
     /// The polite reply with another header.
-    Changed(fn(&mut Header)),
+    Changed(fn(&mut MessageHeader)),
     /// The polite reply with one bit of it turned over.
     Flip(usize),
     /// The polite reply with so many descriptors.
@@ -109,18 +109,18 @@ impl Log {
     }
 }
 
-type Choice = Box<dyn FnMut(&Header, &[u8]) -> Option<Act> + Send>;
+type Choice = Box<dyn FnMut(&MessageHeader, &[u8]) -> Option<Act> + Send>;
 
 /// A device behind a server that asks `choice` what to do with each message.
 pub fn start(
-    choice: impl FnMut(&Header, &[u8]) -> Option<Act> + Send + 'static,
+    choice: impl FnMut(&MessageHeader, &[u8]) -> Option<Act> + Send + 'static,
 ) -> (Result<VfioUser>, Log) {
     start_with(Bar::default(), choice)
 }
 
 pub fn start_with(
     bar: Bar,
-    choice: impl FnMut(&Header, &[u8]) -> Option<Act> + Send + 'static,
+    choice: impl FnMut(&MessageHeader, &[u8]) -> Option<Act> + Send + 'static,
 ) -> (Result<VfioUser>, Log) {
     let (ours, theirs) = UnixStream::pair().unwrap();
     let file = rustix::fs::memfd_create("test-bar", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
@@ -163,10 +163,10 @@ struct Server {
 
 impl Server {
     fn run(mut self) {
-        let mut header = [0; size_of::<Header>()];
+        let mut header = [0; size_of::<MessageHeader>()];
         while self.stream.read_exact(&mut header).is_ok() {
-            let header = Header::read_from_bytes(&header).unwrap();
-            let mut payload = vec![0; header.size as usize - size_of::<Header>()];
+            let header = MessageHeader::read_from_bytes(&header).unwrap();
+            let mut payload = vec![0; header.size as usize - size_of::<MessageHeader>()];
             self.stream.read_exact(&mut payload).unwrap();
             let data = match header.command {
                 command::REGION_WRITE => payload[16..].to_vec(),
@@ -188,11 +188,16 @@ impl Server {
     }
 
     /// Whether the server goes on.
-    fn answer(&mut self, asked: Header, payload: &[u8], act: Option<Act>) -> std::io::Result<bool> {
+    fn answer(
+        &mut self,
+        asked: MessageHeader,
+        payload: &[u8],
+        act: Option<Act>,
+    ) -> std::io::Result<bool> {
         let (polite, with_file) = self.polite(&asked, payload);
         let reply = |payload: &[u8]| {
-            let header = Header {
-                size: (size_of::<Header>() + payload.len()) as u32,
+            let header = MessageHeader {
+                size: (size_of::<MessageHeader>() + payload.len()) as u32,
                 flags: REPLY,
                 ..asked
             };
@@ -204,8 +209,8 @@ impl Server {
             Some(Act::Say(payload)) => self.send(&reply(&payload), 0)?,
             Some(Act::WithFiles(files)) => self.send(&whole, files)?,
             Some(Act::Refuse(error)) => {
-                let header = Header {
-                    size: size_of::<Header>() as u32,
+                let header = MessageHeader {
+                    size: size_of::<MessageHeader>() as u32,
                     flags: REPLY | ERROR,
                     error: error as u32,
                     ..asked
@@ -231,7 +236,7 @@ impl Server {
                 }
             }
             Some(Act::Changed(change)) => {
-                let mut header = Header::read_from_prefix(&whole).unwrap().0;
+                let mut header = MessageHeader::read_from_prefix(&whole).unwrap().0;
                 change(&mut header);
                 self.send(&[header.as_bytes(), &polite].concat(), 0)?;
             }
@@ -242,7 +247,7 @@ impl Server {
                 self.send(&whole, usize::from(with_file))?;
             }
             Some(Act::AskBefore(flags)) => {
-                let ask = Header {
+                let ask = MessageHeader {
                     id: 0xABCD,
                     command: command::DMA_READ,
                     size: 32,
@@ -270,7 +275,7 @@ impl Server {
     }
 
     /// The payload of a good reply, and whether a descriptor belongs to it.
-    fn polite(&mut self, header: &Header, payload: &[u8]) -> (Vec<u8>, bool) {
+    fn polite(&mut self, header: &MessageHeader, payload: &[u8]) -> (Vec<u8>, bool) {
         let word = |at: usize| u32::from_ne_bytes(payload[at..at + 4].try_into().unwrap());
         let reply = match header.command {
             command::VERSION => {
