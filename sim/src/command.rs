@@ -3,18 +3,18 @@
 //! completions are in `engine`.
 
 pub(crate) mod admin;
+mod command_effects;
+#[cfg(test)]
+mod compliance;
 mod create;
 pub(crate) mod data;
+pub(crate) mod external_change;
 mod features;
-#[cfg(test)]
-mod foreign;
 mod format;
 pub(crate) mod identify;
 mod logs;
 pub(crate) mod nvm;
-pub(crate) mod outside;
 mod prp;
-pub(crate) mod refusal;
+pub(crate) mod reply;
 pub(crate) mod sanitize;
 mod sgl;
-mod supported;

@@ -92,7 +92,7 @@ impl<M: DmaMemory> Controller<M> {
 
     /// Removes the controller from the bus: registers read as all ones, and no command is executed.
     pub fn unplug(&self) {
-        self.device.go();
+        self.device.leave_bus();
     }
 
     /// Puts the controller back on the bus. Its registers are as they were, so the driver has to
@@ -126,7 +126,7 @@ impl<M: DmaMemory> Controller<M> {
 
     /// Reads 64 bits at byte `offset` of BAR0, as two 32-bit reads.
     pub fn read64(&self, offset: u32) -> u64 {
-        if self.device.is_gone() {
+        if self.device.is_off_bus() {
             return u64::from(ALL_ONES) << 32 | u64::from(ALL_ONES);
         }
         let high = self.read32(offset.saturating_add(4));
@@ -160,7 +160,7 @@ impl<M: DmaMemory> Controller<M> {
     pub fn step(&self, now_ns: u64) -> StepOutcome {
         let mut commands = 0;
         self.tick(now_ns);
-        while sanitize::turn(&self.device, now_ns) {}
+        while sanitize::advance(&self.device, now_ns) {}
         for qid in 0..=self.max_qid() {
             loop {
                 let handled = self.serve(qid, now_ns);
@@ -180,9 +180,9 @@ impl<M: DmaMemory> Controller<M> {
     /// sanitize operations and coalesced interrupts.
     pub(crate) fn tick(&self, now_ns: u64) {
         self.device.clock_ns.store(now_ns, Ordering::Relaxed);
-        if !self.device.is_gone() {
+        if !self.device.is_off_bus() {
             lifecycle::advance(&self.device, now_ns);
-            sanitize::turn(&self.device, now_ns);
+            sanitize::advance(&self.device, now_ns);
         }
         self.raise_due(now_ns);
     }

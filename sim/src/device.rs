@@ -4,10 +4,10 @@
 //! `command` (one command) and `engine` (queues, registers, resets).
 
 pub(crate) mod control;
+pub(crate) mod external_change;
 pub(crate) mod faults;
 pub(crate) mod features;
 pub(crate) mod logs;
-pub(crate) mod outside;
 pub(crate) mod sanitize;
 
 use crate::bus::doorbell::Doorbells;
@@ -18,15 +18,15 @@ use crate::config::settings::Config;
 use crate::medium::latency::LatencyModel;
 use crate::medium::namespace::NamespaceImage;
 use crate::memory::{LockGuard, SpinLock};
-use crate::observe::AuditObserver;
+use crate::observer::AuditObserver;
 use alloc::boxed::Box;
 use control::AdminState;
 use core::sync::atomic::{AtomicBool, AtomicU16, AtomicU64, Ordering};
+use external_change::ExternalChanges;
 use faults::FaultInjector;
 use logs::LogPages;
 use nvme_spec::register::Cap;
 use nvme_spec::{PageSize, Sqe, Status};
-use outside::ExternalChanges;
 use sanitize::SanitizeState;
 
 /// State of a controller, without the memory that it reaches.
@@ -41,7 +41,7 @@ pub(crate) struct ControllerState {
     pub logs: SpinLock<LogPages>,
     pub sanitize: SanitizeState,
     pub faults: FaultInjector,
-    pub outside: ExternalChanges,
+    pub external: ExternalChanges,
     pub pacing: LatencyModel,
     pub vectors: InterruptVectors,
     pub observer: Option<AuditObserver>,
@@ -57,7 +57,7 @@ pub(crate) struct ControllerState {
     /// Highest queue identifier created since the last reset.
     pub highest: AtomicU16,
     running: AtomicBool,
-    gone: AtomicBool,
+    off_bus: AtomicBool,
 }
 
 impl ControllerState {
@@ -98,7 +98,7 @@ impl ControllerState {
             logs: SpinLock::new(LogPages::new()),
             sanitize: SanitizeState::new(),
             faults: FaultInjector::new(&config.faults),
-            outside: ExternalChanges::new(config.mdts),
+            external: ExternalChanges::new(config.mdts),
             pacing: LatencyModel::new(config.profile, config.faults.seed),
             vectors: InterruptVectors::new(config.vectors),
             observer: config.audit.then(AuditObserver::default),
@@ -108,7 +108,7 @@ impl ControllerState {
             transition_ns: AtomicU64::new(u64::MAX),
             highest: AtomicU16::new(0),
             running: AtomicBool::new(false),
-            gone: AtomicBool::new(false),
+            off_bus: AtomicBool::new(false),
             config,
         }
     }
@@ -125,13 +125,13 @@ impl ControllerState {
     }
 
     /// True if the controller has left the bus.
-    pub fn is_gone(&self) -> bool {
-        self.gone.load(Ordering::Relaxed)
+    pub fn is_off_bus(&self) -> bool {
+        self.off_bus.load(Ordering::Relaxed)
     }
 
     /// Removes the controller from the bus.
-    pub fn go(&self) {
-        self.gone.store(true, Ordering::Relaxed);
+    pub fn leave_bus(&self) {
+        self.off_bus.store(true, Ordering::Relaxed);
         self.set_running(false);
     }
 
@@ -149,7 +149,7 @@ impl ControllerState {
 
     /// Returns the most bytes that a command may move.
     pub fn max_bytes(&self) -> u64 {
-        match self.outside.mdts() {
+        match self.external.mdts() {
             0 => u64::MAX,
             mdts => 4096u64 << self.config.mpsmin << mdts,
         }
@@ -173,7 +173,7 @@ impl ControllerState {
     /// Puts a controller that had left the bus back. Its registers are as they were: it has to be
     /// reset.
     pub fn plug_in(&self) {
-        self.gone.store(false, Ordering::Relaxed);
+        self.off_bus.store(false, Ordering::Relaxed);
     }
 
     /// Waits until no command of an I/O queue is executing, by taking each queue's lock once.

@@ -32,7 +32,7 @@ mod engine;
 mod event;
 mod medium;
 mod memory;
-mod observe;
+mod observer;
 #[cfg(feature = "std")]
 mod runner;
 #[cfg(test)]

@@ -11,9 +11,9 @@
 
 mod dma;
 #[cfg(all(feature = "std", target_os = "linux"))]
-mod guest;
+mod file_calls;
 #[cfg(all(feature = "std", target_os = "linux"))]
-mod hole;
+mod guest;
 #[cfg(feature = "std")]
 mod host;
 mod lock;
@@ -21,20 +21,20 @@ mod lock;
 mod shared;
 mod span;
 #[cfg(feature = "std")]
-mod staged;
+mod staging;
 mod vec;
 mod words;
 
 pub use dma::{Dma, DmaFault, DmaGuard, DmaMemory, DmaRegion};
 #[cfg(all(feature = "std", target_os = "linux"))]
-pub(crate) use guest::{GuestMemory, MAX_MAPPINGS};
+pub(crate) use file_calls::{lock as lock_file, punch_hole};
 #[cfg(all(feature = "std", target_os = "linux"))]
-pub(crate) use hole::{lock as lock_file, punch_hole};
+pub(crate) use guest::{GuestMemory, MAX_MAPPINGS};
 #[cfg(feature = "std")]
 pub use host::{HostMemory, MapError};
 pub(crate) use lock::{LockGuard, SpinLock};
 pub use span::{MemorySpan, PeerAccess, PeerCopy};
 #[cfg(all(feature = "std", target_os = "linux"))]
-pub(crate) use staged::RemoteMemory;
+pub(crate) use staging::RemoteMemory;
 pub use vec::VecMemory;
 pub(crate) use words::{AlignedWords, PAGE};

@@ -28,7 +28,7 @@ const LONG_SLEEP: Duration = Duration::from_millis(100);
 pub struct Runner {
     stop: Arc<AtomicBool>,
     threads: Vec<JoinHandle<()>>,
-    sleepers: Vec<Arc<EventFd>>,
+    wake_events: Vec<Arc<EventFd>>,
     sleep_long: Arc<AtomicBool>,
 }
 
@@ -48,18 +48,18 @@ impl Runner {
         let mut runner = Self {
             stop: Arc::default(),
             threads: Vec::with_capacity(count),
-            sleepers: Vec::with_capacity(count),
+            wake_events: Vec::with_capacity(count),
             sleep_long: Arc::default(),
         };
         let started = Instant::now();
         for index in 0..count {
             let controller = controller.clone();
-            let sleeper = Arc::new(EventFd::new()?);
-            runner.sleepers.push(sleeper.clone());
+            let wake_event = Arc::new(EventFd::new()?);
+            runner.wake_events.push(wake_event.clone());
             let wait = IdleWait {
                 stop: runner.stop.clone(),
                 sleep_long: runner.sleep_long.clone(),
-                sleeper,
+                wake_event,
             };
             let name = std::format!("nvme-sim-{index}");
             // An error drops the runner, which stops the threads that were started before.
@@ -74,8 +74,8 @@ impl Runner {
 
     /// Returns the eventfds that wake the threads, one each: thread i serves every queue q with q %
     /// threads = i.
-    pub(crate) fn sleepers(&self) -> &[Arc<EventFd>] {
-        &self.sleepers
+    pub(crate) fn wake_events(&self) -> &[Arc<EventFd>] {
+        &self.wake_events
     }
 
     /// Sets whether every later doorbell write and change of CC is followed by a signal, so that
@@ -86,7 +86,9 @@ impl Runner {
 
     /// Wakes every thread.
     pub(crate) fn wake(&self) {
-        self.sleepers.iter().for_each(|sleeper| sleeper.signal());
+        self.wake_events
+            .iter()
+            .for_each(|wake_event| wake_event.signal());
     }
 
     /// Stops the threads and waits for them. The controller keeps its state.
@@ -108,7 +110,7 @@ impl Drop for Runner {
 struct IdleWait {
     stop: Arc<AtomicBool>,
     sleep_long: Arc<AtomicBool>,
-    sleeper: Arc<EventFd>,
+    wake_event: Arc<EventFd>,
 }
 
 fn serve(
@@ -161,8 +163,8 @@ fn serve(
                 true => Duration::from_micros(steps * 50 + 20).min(LONG_SLEEP),
                 false => Duration::from_micros(steps / 4 + 20).min(MAX_SLEEP),
             };
-            if wait.sleeper.wait(pause.min(until.unwrap_or(pause))) {
-                wait.sleeper.clear();
+            if wait.wake_event.wait(pause.min(until.unwrap_or(pause))) {
+                wait.wake_event.clear();
             }
         }
     }

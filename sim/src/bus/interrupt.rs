@@ -34,7 +34,7 @@ struct CoalescedCompletions {
 struct VectorState {
     /// Feature 09h (Coalescing Disable): coalescing does not apply.
     uncoalesced: AtomicBool,
-    held: SpinLock<CoalescedCompletions>,
+    coalesced: SpinLock<CoalescedCompletions>,
 }
 
 /// State of all interrupt vectors.
@@ -70,7 +70,7 @@ impl InterruptVectors {
         self.next_due_ns.store(u64::MAX, Ordering::Relaxed);
         for vector in &self.vectors {
             vector.uncoalesced.store(false, Ordering::Relaxed);
-            vector.held.lock().count = 0;
+            vector.coalesced.lock().count = 0;
         }
     }
 
@@ -119,16 +119,17 @@ impl InterruptVectors {
         };
         // An aggregation time of 0 allows no delay, and a threshold of one entry asks for none.
         if threshold != 0 && time != 0 && !state.uncoalesced.load(Ordering::Relaxed) {
-            let mut held = state.held.lock();
-            if held.count == 0 {
-                held.due_ns = now_ns.saturating_add(time * TIME_NS);
+            let mut coalesced = state.coalesced.lock();
+            if coalesced.count == 0 {
+                coalesced.due_ns = now_ns.saturating_add(time * TIME_NS);
             }
-            held.count = held.count.saturating_add(count);
-            if held.count <= threshold {
-                self.next_due_ns.fetch_min(held.due_ns, Ordering::Relaxed);
+            coalesced.count = coalesced.count.saturating_add(count);
+            if coalesced.count <= threshold {
+                self.next_due_ns
+                    .fetch_min(coalesced.due_ns, Ordering::Relaxed);
                 return;
             }
-            held.count = 0;
+            coalesced.count = 0;
         }
         self.raise(vector);
     }
@@ -151,16 +152,17 @@ impl InterruptVectors {
     pub fn expire(&self, now_ns: u64) {
         self.next_due_ns.store(u64::MAX, Ordering::Relaxed);
         for (number, vector) in self.vectors.iter().enumerate() {
-            let mut held = vector.held.lock();
-            if held.count == 0 {
+            let mut coalesced = vector.coalesced.lock();
+            if coalesced.count == 0 {
                 continue;
             }
-            if held.due_ns <= now_ns {
-                held.count = 0;
-                drop(held);
+            if coalesced.due_ns <= now_ns {
+                coalesced.count = 0;
+                drop(coalesced);
                 self.raise(number as u16);
             } else {
-                self.next_due_ns.fetch_min(held.due_ns, Ordering::Relaxed);
+                self.next_due_ns
+                    .fetch_min(coalesced.due_ns, Ordering::Relaxed);
             }
         }
     }

@@ -6,7 +6,7 @@
 use crate::bus::ring::QueueRing;
 use crate::config::fault::Fault;
 use crate::memory::{Dma, DmaFault, MemorySpan, SpinLock};
-use crate::observe::QueueWatch;
+use crate::observer::QueueWatch;
 use alloc::boxed::Box;
 use alloc::collections::BinaryHeap;
 use core::cmp::Reverse;
@@ -65,7 +65,7 @@ pub(crate) struct SubmissionQueue {
     pub fetched: u64,
     /// Number of entries of `pending` whose command has completed already (a repeated completion or
     /// late data): they do not count against the limit.
-    pub afterwards: usize,
+    pub late_part: usize,
     pub scratch: Box<[u8]>,
     pub watch: Option<QueueWatch>,
 }
@@ -85,7 +85,7 @@ impl SubmissionQueue {
             bad_tail: None,
             pending: BinaryHeap::with_capacity(pending),
             fetched: 0,
-            afterwards: 0,
+            late_part: 0,
             scratch: alloc::vec![0; scratch_bytes].into_boxed_slice(),
             watch: None,
         }
@@ -232,7 +232,7 @@ impl CompletionQueue {
     }
 
     /// Writes the lower word of a torn entry.
-    pub fn mend(&mut self, dma: &Dma<'_>) {
+    pub fn complete_torn(&mut self, dma: &Dma<'_>) {
         if let Some((iova, lower)) = self.torn.take()
             && let Ok(word) = dma.word(iova)
         {
@@ -299,7 +299,7 @@ pub(crate) struct QueueSlot {
     pub cq: SpinLock<Option<CompletionQueue>>,
     /// Tail doorbell value up to which everything is done. A poll compares it with the doorbell and
     /// takes no lock, so an idle queue costs its thread one load of each word.
-    pub settled: AtomicU32,
+    pub served_tail: AtomicU32,
     /// Time at which the earliest delayed command is due; `u64::MAX` for none.
     pub next_due_ns: AtomicU64,
     pub stats: SharedStats,
@@ -310,7 +310,7 @@ impl QueueSlot {
         Self {
             sq: SpinLock::new(None),
             cq: SpinLock::new(None),
-            settled: AtomicU32::new(0),
+            served_tail: AtomicU32::new(0),
             next_due_ns: AtomicU64::new(u64::MAX),
             stats: SharedStats::default(),
         }

@@ -54,14 +54,14 @@ impl QueueRing {
     }
 
     /// Makes writes to the ring reach the driver after all others of the batch.
-    pub fn settle_last(&self, dma: &Dma<'_>) {
+    pub fn write_back_last(&self, dma: &Dma<'_>) {
         let bytes = self.entries as usize * self.entry_bytes;
         match &self.base {
-            RingBase::Contiguous(base) => dma.settle_last(*base, bytes as u64),
+            RingBase::Contiguous(base) => dma.write_back_last(*base, bytes as u64),
             RingBase::Pages { shift, pages } => {
                 pages
                     .iter()
-                    .for_each(|page| dma.settle_last(*page, 1 << shift));
+                    .for_each(|page| dma.write_back_last(*page, 1 << shift));
             }
         }
     }

@@ -3,8 +3,8 @@
 //!
 //! NVMe Base 2.0c, 5 (Admin Command Set).
 
-use crate::command::refusal::{CommandError, CommandReply};
-use crate::command::{create, features, format, identify, logs, sanitize, supported};
+use crate::command::reply::{CommandError, CommandReply};
+use crate::command::{command_effects, create, features, format, identify, logs, sanitize};
 use crate::config::fault::Fault;
 use crate::device::ControllerState;
 use crate::device::control::AdminState;
@@ -21,7 +21,7 @@ pub(crate) fn execute(
     dma: &Dma<'_>,
     sqe: &Sqe,
 ) -> Result<CommandReply, CommandError> {
-    if !supported::is_supported(sqe.opcode()) {
+    if !command_effects::is_supported(sqe.opcode()) {
         return Err(Status::INVALID_OPCODE.into());
     }
     // Admin commands of this controller take PRPs only, and none can be fused.
@@ -93,7 +93,7 @@ fn abort(
     let mut pending = core::mem::take(&mut sq.pending).into_vec();
     let found = pending
         .iter_mut()
-        .filter(|Reverse(one)| !one.fault.is_some_and(Fault::is_afterwards))
+        .filter(|Reverse(one)| !one.fault.is_some_and(Fault::is_late_part))
         .find(|Reverse(one)| one.sqe.cid().0 == cid);
     let result = match found {
         Some(Reverse(one)) if matches!(one.fault, Some(Fault::Stubborn(_))) => 0,

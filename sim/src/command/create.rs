@@ -3,7 +3,7 @@
 
 use crate::bus::queue::{CompletionQueue, PublishFaults, QueueSlot, SubmissionQueue};
 use crate::bus::ring::{QueueRing, RingBase};
-use crate::command::refusal::CommandError;
+use crate::command::reply::CommandError;
 use crate::config::fault::Fault;
 use crate::device::ControllerState;
 use crate::device::control::AdminState;
@@ -143,7 +143,7 @@ pub(crate) fn create_sq(
         return Err(Status::INVALID_CQ.into());
     };
     device.doorbells.sq_tail(qid).store(0, Ordering::Relaxed);
-    own.settled.store(0, Ordering::Relaxed);
+    own.served_tail.store(0, Ordering::Relaxed);
     device.highest.fetch_max(qid, Ordering::Relaxed);
     cq.users += 1;
     let mut queue = SubmissionQueue::new(ring, cqid, device.scratch_bytes(), device.delays());
@@ -181,8 +181,8 @@ pub(crate) fn delete_sq(
 ) -> Result<(), CommandError> {
     let qid = sqe.cdw10 as u16;
     let slot = slot(device, qid, u32::MAX)?;
-    let mut held = slot.sq.lock();
-    let Some(mut sq) = held.take() else {
+    let mut slot_sq = slot.sq.lock();
+    let Some(mut sq) = slot_sq.take() else {
         return Err(Status::INVALID_QID.into());
     };
     if let Some(target) = device.slots.get(usize::from(sq.cqid))
@@ -190,7 +190,7 @@ pub(crate) fn delete_sq(
     {
         cq.take_head(device.doorbells.cq_head(sq.cqid).load(Ordering::Acquire));
         while let Some(Reverse(pending)) = sq.pending.pop() {
-            if pending.fault.is_some_and(Fault::is_afterwards) {
+            if pending.fault.is_some_and(Fault::is_late_part) {
                 continue;
             }
             let aborted = Cqe {
@@ -213,7 +213,7 @@ pub(crate) fn delete_sq(
         cq.users = cq.users.saturating_sub(1);
     }
     device.doorbells.sq_tail(qid).store(0, Ordering::Relaxed);
-    slot.settled.store(0, Ordering::Relaxed);
+    slot.served_tail.store(0, Ordering::Relaxed);
     slot.next_due_ns.store(u64::MAX, Ordering::Relaxed);
     Ok(())
 }

@@ -64,7 +64,7 @@ impl<'g> DataPointer<'_, 'g> {
 
     /// Calls `each` with every mapped range and its position in the data.
     #[inline]
-    fn stretches(
+    fn for_each_range(
         &self,
         direction: DataDirection,
         mut each: impl FnMut(u64, MemorySpan<'g>) -> Result<(), Status>,
@@ -72,31 +72,31 @@ impl<'g> DataPointer<'_, 'g> {
         let mut done = 0;
         // Pages at consecutive addresses are joined and moved as one, because a peer's memory costs
         // one call of its copy engine for each range.
-        let mut held: Option<(u64, usize)> = None;
+        let mut joined: Option<(u64, usize)> = None;
         self.walk(direction, |at, len| {
-            if let (Some(at), Some((start, so_far))) = (at, &mut held)
+            if let (Some(at), Some((start, so_far))) = (at, &mut joined)
                 && start.wrapping_add(*so_far as u64) == at
             {
                 *so_far += len;
                 return Ok(());
             }
-            if let Some((start, so_far)) = held.take() {
-                self.stretch(start, so_far, &mut done, &mut each)?;
+            if let Some((start, so_far)) = joined.take() {
+                self.mapped_range(start, so_far, &mut done, &mut each)?;
             }
             match at {
-                Some(at) => held = Some((at, len)),
+                Some(at) => joined = Some((at, len)),
                 None => done += len as u64,
             }
             Ok(())
         })?;
-        match held {
-            Some((start, len)) => self.stretch(start, len, &mut done, &mut each),
+        match joined {
+            Some((start, len)) => self.mapped_range(start, len, &mut done, &mut each),
             None => Ok(()),
         }
     }
 
     #[inline]
-    fn stretch(
+    fn mapped_range(
         &self,
         at: u64,
         len: usize,
@@ -105,14 +105,14 @@ impl<'g> DataPointer<'_, 'g> {
     ) -> Result<(), Status> {
         let mut result = Ok(());
         self.dma
-            .pieces(at, len, |piece| {
+            .extents(at, len, |extent| {
                 if result.is_ok() {
-                    result = each(*done, piece);
+                    result = each(*done, extent);
                 }
-                if piece.is_lost() {
+                if extent.is_lost() {
                     result = Err(Status::DATA_TRANSFER_ERROR);
                 }
-                *done += piece.len() as u64;
+                *done += extent.len() as u64;
             })
             .map_err(|_| Status::DATA_TRANSFER_ERROR)?;
         result
@@ -120,16 +120,16 @@ impl<'g> DataPointer<'_, 'g> {
 
     /// Copies bytes to the data pointer.
     pub fn scatter(&self, from: &[u8]) -> Result<(), Status> {
-        self.stretches(DataDirection::ToHost, |at, piece| {
-            piece.write(from.get(at as usize..).unwrap_or(&[]));
+        self.for_each_range(DataDirection::ToHost, |at, extent| {
+            extent.write(from.get(at as usize..).unwrap_or(&[]));
             Ok(())
         })
     }
 
     /// Copies the data into bytes.
     pub fn gather(&self, into: &mut [u8]) -> Result<(), Status> {
-        self.stretches(DataDirection::FromHost, |at, piece| {
-            piece.read(into.get_mut(at as usize..).unwrap_or(&mut []));
+        self.for_each_range(DataDirection::FromHost, |at, extent| {
+            extent.read(into.get_mut(at as usize..).unwrap_or(&mut []));
             Ok(())
         })
     }
@@ -146,18 +146,18 @@ impl<'g> DataPointer<'_, 'g> {
         if let Some(image) = store.span() {
             let from = image.slice(offset as usize, self.len as usize);
             let from = from.ok_or(Status::LBA_OUT_OF_RANGE)?;
-            return self.stretches(direction, |at, piece| {
+            return self.for_each_range(direction, |at, extent| {
                 let from = from
-                    .slice(at as usize, piece.len())
+                    .slice(at as usize, extent.len())
                     .ok_or(Status::INTERNAL_ERROR)?;
-                self.dma.copy(from, piece);
+                self.dma.copy(from, extent);
                 Ok(())
             });
         }
         let (mut start, mut filled) = (0, 0);
-        self.stretches(direction, |at, piece| {
+        self.for_each_range(direction, |at, extent| {
             let mut done = 0;
-            while done < piece.len() {
+            while done < extent.len() {
                 let at = at + done as u64;
                 if at < start || at >= start + filled as u64 {
                     filled = (self.len - at).min(scratch.len() as u64) as usize;
@@ -167,8 +167,8 @@ impl<'g> DataPointer<'_, 'g> {
                         .map_err(|error| store_status(error, direction))?;
                 }
                 let staged = &scratch[(at - start) as usize..filled];
-                let take = staged.len().min(piece.len() - done);
-                piece
+                let take = staged.len().min(extent.len() - done);
+                extent
                     .slice(done, take)
                     .ok_or(Status::INTERNAL_ERROR)?
                     .write(staged);
@@ -190,15 +190,15 @@ impl<'g> DataPointer<'_, 'g> {
         if let Some(image) = store.span() {
             let to = image.slice(offset as usize, self.len as usize);
             let to = to.ok_or(Status::LBA_OUT_OF_RANGE)?;
-            return self.stretches(direction, |at, piece| {
-                piece.copy_to(
-                    to.slice(at as usize, piece.len())
+            return self.for_each_range(direction, |at, extent| {
+                extent.copy_to(
+                    to.slice(at as usize, extent.len())
                         .ok_or(Status::INTERNAL_ERROR)?,
                 );
                 Ok(())
             });
         }
-        self.staged(scratch, |at, bytes| {
+        self.for_each_fill(scratch, |at, bytes| {
             store
                 .write_at(offset + at, bytes)
                 .map_err(|error| store_status(error, direction))
@@ -215,7 +215,7 @@ impl<'g> DataPointer<'_, 'g> {
         let half = scratch.len() / 2;
         let (staging, other) = scratch.split_at_mut(half);
         self.check(DataDirection::FromHost)?;
-        self.staged(staging, |at, bytes| {
+        self.for_each_fill(staging, |at, bytes| {
             let stored = &mut other[..bytes.len()];
             store
                 .read_at(offset + at, stored)
@@ -230,17 +230,17 @@ impl<'g> DataPointer<'_, 'g> {
 
     /// Gathers the data into `scratch` and calls `each` with every fill and its position in the
     /// data.
-    fn staged(
+    fn for_each_fill(
         &self,
         scratch: &mut [u8],
         mut each: impl FnMut(u64, &[u8]) -> Result<(), Status>,
     ) -> Result<(), Status> {
         let (mut start, mut filled) = (0, 0);
-        self.stretches(DataDirection::FromHost, |_, piece| {
+        self.for_each_range(DataDirection::FromHost, |_, extent| {
             let mut done = 0;
-            while done < piece.len() {
-                let take = (scratch.len() - filled).min(piece.len() - done);
-                let part = piece.slice(done, take).ok_or(Status::INTERNAL_ERROR)?;
+            while done < extent.len() {
+                let take = (scratch.len() - filled).min(extent.len() - done);
+                let part = extent.slice(done, take).ok_or(Status::INTERNAL_ERROR)?;
                 part.read(&mut scratch[filled..]);
                 done += take;
                 filled += take;

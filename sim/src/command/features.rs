@@ -6,7 +6,7 @@
 //! NVMe Base 2.0c, 5.15 (Get Features command) and 5.27 (Set Features command).
 
 use crate::command::data;
-use crate::command::refusal::CommandError;
+use crate::command::reply::CommandError;
 use crate::device::ControllerState;
 use crate::device::control::AdminState;
 use crate::device::features::{FeatureValues, HostMemoryBuffer, SENSORS, find};

@@ -4,7 +4,7 @@
 
 use crate::command::data::{DataDirection, store_status};
 use crate::command::identify;
-use crate::command::refusal::CommandError;
+use crate::command::reply::CommandError;
 use crate::device::ControllerState;
 use crate::device::control::AdminState;
 use crate::medium::namespace::{FORMATS, NamespaceImage};

@@ -6,7 +6,7 @@
 //! NVMe Base 2.0c, 5.17 (Identify command).
 
 use crate::command::data;
-use crate::command::refusal::CommandError;
+use crate::command::reply::CommandError;
 use crate::device::ControllerState;
 use crate::device::features::WARNING_KELVINS;
 use crate::device::logs::ERROR_ENTRIES;
@@ -136,7 +136,7 @@ fn identify_controller(device: &ControllerState) -> IdentifyController {
     c.fr = *FIRMWARE;
     c.rab = 3;
     c.ieee = OUI;
-    c.mdts = device.outside.mdts();
+    c.mdts = device.external.mdts();
     c.cntlid = 1;
     c.ver = device.registers.version();
     c.rtd3r = 1_000_000;
@@ -205,7 +205,7 @@ fn formats(n: &mut IdentifyNamespace, metadata_bytes: u16) {
 
 /// Returns the serial number, which a replaced drive changes.
 fn serial(device: &ControllerState) -> String {
-    device.outside.serial(&device.config.serial)
+    device.external.serial(&device.config.serial)
 }
 
 fn namespace(device: &ControllerState, nsid: u32, namespace: &NamespaceImage) -> IdentifyNamespace {

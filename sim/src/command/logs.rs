@@ -2,9 +2,9 @@
 //!
 //! NVMe Base 2.0c, 5.16 (Get Log Page command).
 
+use crate::command::command_effects::commands_supported;
 use crate::command::identify::FIRMWARE;
-use crate::command::refusal::CommandError;
-use crate::command::supported::commands_supported;
+use crate::command::reply::CommandError;
 use crate::command::{data, sanitize};
 use crate::device::ControllerState;
 use crate::device::features::effects_of;
@@ -81,7 +81,7 @@ fn log_page(device: &ControllerState, page: u8) -> Result<Vec<u8>, CommandError>
             let mut entries: Vec<ErrorEntry> = device.logs.lock().errors.iter().copied().collect();
             // The error log holds LBAs of failed commands. While user data is being erased the
             // specification wants no trace of it reported, so these fields read as zero.
-            if device.sanitize.bar().is_some() {
+            if device.sanitize.restriction().is_some() {
                 entries.iter_mut().for_each(|entry| entry.lba = 0);
             }
             entries.resize(ERROR_ENTRIES, ErrorEntry::new_zeroed());

@@ -24,7 +24,7 @@ pub(crate) struct IoContext<'a, 'g> {
     /// True if writes may stay in the volatile cache.
     pub write_back: bool,
     /// Status of every command but Flush while a sanitize operation is in progress or has failed.
-    pub bar: Option<Status>,
+    pub restriction: Option<Status>,
     /// True if no user data was written since the last sanitize operation.
     pub erased: &'g AtomicBool,
 }
@@ -74,7 +74,7 @@ impl<'a, 'g> IoContext<'a, 'g> {
         scratch: &mut [u8],
         stats: &mut QueueStats,
     ) -> Result<(), Status> {
-        if let Some(status) = self.bar
+        if let Some(status) = self.restriction
             && sqe.opcode() != opcode::FLUSH
         {
             return Err(status);
@@ -88,12 +88,12 @@ impl<'a, 'g> IoContext<'a, 'g> {
                 stats.writes += 1;
                 self.write(sqe, scratch, stats)
             }
-            _ => self.others(sqe, scratch, stats),
+            _ => self.execute_other(sqe, scratch, stats),
         }
     }
 
-    /// True if [`expect`](Self::expect) is of use: some namespace lies in memory.
-    pub fn looks_ahead(&self) -> bool {
+    /// True if [`prefetch`](Self::prefetch) is of use: some namespace lies in memory.
+    pub fn can_prefetch(&self) -> bool {
         let in_memory = |one: &NamespaceImage| !one.null && one.store.span().is_some();
         self.namespaces.iter().any(in_memory)
     }
@@ -101,7 +101,7 @@ impl<'a, 'g> IoContext<'a, 'g> {
     /// Prefetches the first blocks of a read while an earlier command executes. It checks nothing
     /// beyond its own safety, since the execution checks the command.
     #[inline]
-    pub fn expect(&self, sqe: &Sqe) {
+    pub fn prefetch(&self, sqe: &Sqe) {
         let namespace = self.namespaces.get((sqe.nsid as usize).wrapping_sub(1));
         let Some(namespace) = namespace.filter(|_| sqe.opcode() == opcode::READ) else {
             return;
@@ -116,7 +116,12 @@ impl<'a, 'g> IoContext<'a, 'g> {
     }
 
     #[cold]
-    fn others(&self, sqe: &Sqe, scratch: &mut [u8], stats: &mut QueueStats) -> Result<(), Status> {
+    fn execute_other(
+        &self,
+        sqe: &Sqe,
+        scratch: &mut [u8],
+        stats: &mut QueueStats,
+    ) -> Result<(), Status> {
         match sqe.opcode() {
             opcode::FLUSH => self.flush(sqe),
             opcode::WRITE_UNCORRECTABLE => self.write_uncorrectable(sqe),
@@ -207,7 +212,7 @@ impl<'a, 'g> IoContext<'a, 'g> {
             return data.walk(DataDirection::FromHost, |_, _| Ok(()));
         }
         data.check(DataDirection::FromHost)?;
-        self.changing(namespace, range, sqe.cdw12 & FUA != 0, || {
+        self.change_blocks(namespace, range, sqe.cdw12 & FUA != 0, || {
             data.write(&*namespace.store, range.offset, scratch)?;
             self.metadata(namespace, sqe, range, DataDirection::FromHost)
         })
@@ -215,7 +220,7 @@ impl<'a, 'g> IoContext<'a, 'g> {
 
     /// Carries out `change` of the blocks. Before it, the write cache keeps their old content for a
     /// power cut; after a write through the cache, they are made durable.
-    fn changing(
+    fn change_blocks(
         &self,
         namespace: &NamespaceImage,
         range: BlockRange,
@@ -261,7 +266,7 @@ impl<'a, 'g> IoContext<'a, 'g> {
         let stored = store.span().and_then(|span| span.slice(offset, len));
         let stored = stored.ok_or(Status::INTERNAL_ERROR)?;
         let mut done = 0;
-        let moved = self.dma.pieces(sqe.mptr, len, |piece| {
+        let moved = self.dma.extents(sqe.mptr, len, |piece| {
             if let Some(stored) = stored.slice(done, piece.len()) {
                 match direction {
                     DataDirection::ToHost => stored.copy_to(piece),
@@ -279,7 +284,7 @@ impl<'a, 'g> IoContext<'a, 'g> {
             self.admit(sqe)?;
             // The cache is empty during a sanitize operation, and no block may be read or written:
             // Flush succeeds without effect.
-            if self.bar.is_some() {
+            if self.restriction.is_some() {
                 return Ok(());
             }
             return self
@@ -288,7 +293,7 @@ impl<'a, 'g> IoContext<'a, 'g> {
                 .try_for_each(|one| one.flush().map_err(fault));
         }
         let namespace = self.namespace(sqe)?;
-        if self.bar.is_some() {
+        if self.restriction.is_some() {
             return Ok(());
         }
         namespace.flush().map_err(fault)
@@ -328,7 +333,7 @@ impl<'a, 'g> IoContext<'a, 'g> {
     fn write_zeroes(&self, sqe: &Sqe) -> Result<(), Status> {
         let (namespace, range) = self.range(sqe)?;
         writable(namespace)?;
-        self.changing(namespace, range, sqe.cdw12 & FUA != 0, || {
+        self.change_blocks(namespace, range, sqe.cdw12 & FUA != 0, || {
             self.zero(namespace, range, sqe.cdw12 & DEAC != 0)
         })
     }
@@ -385,7 +390,7 @@ impl<'a, 'g> IoContext<'a, 'g> {
             let range = ranges(entry)?;
             if range.len != 0 {
                 let deallocate = || self.zero(namespace, range, true);
-                self.changing(namespace, range, false, deallocate)?;
+                self.change_blocks(namespace, range, false, deallocate)?;
             }
         }
         Ok(())

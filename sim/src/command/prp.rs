@@ -23,23 +23,23 @@ pub(crate) fn walk(
     }
     let bytes = page.bytes();
     let first = len.min(bytes - (prp1 & (bytes - 1)));
-    let rest = len - first;
+    let remaining = len - first;
     // Drivers leave PRP2 at 0 when there is no second page. Taken as an address it could hit mapped
     // memory; a transfer error reports the short buffer.
-    if rest != 0 && prp2 == 0 {
+    if remaining != 0 && prp2 == 0 {
         return Err(Status::DATA_TRANSFER_ERROR);
     }
-    if rest > bytes {
+    if remaining > bytes {
         each(prp1, first as usize)?;
-        return list(dma, prp2, rest, page, each);
+        return list(dma, prp2, remaining, page, each);
     }
     // Both entries are checked before any data moves, so that an invalid second one has no effect.
-    if rest != 0 && prp2 & (bytes - 1) != 0 {
+    if remaining != 0 && prp2 & (bytes - 1) != 0 {
         return Err(Status::INVALID_PRP_OFFSET);
     }
     each(prp1, first as usize)?;
-    if rest != 0 {
-        each(prp2, rest as usize)
+    if remaining != 0 {
+        each(prp2, remaining as usize)
     } else {
         Ok(())
     }
@@ -48,7 +48,7 @@ pub(crate) fn walk(
 fn list(
     dma: &Dma<'_>,
     mut pointer: u64,
-    mut rest: u64,
+    mut remaining: u64,
     page: PageSize,
     mut each: impl FnMut(u64, usize) -> Result<(), Status>,
 ) -> Result<(), Status> {
@@ -60,7 +60,10 @@ fn list(
     }
     loop {
         let entries = (bytes - (pointer & (bytes - 1))) / 8;
-        let whole = dma.span(pointer, (entries.min(rest.div_ceil(bytes)) * 8) as usize);
+        let whole = dma.span(
+            pointer,
+            (entries.min(remaining.div_ceil(bytes)) * 8) as usize,
+        );
         for i in 0..entries {
             let word = whole.and_then(|span| span.words::<1>(i as usize * 8));
             let [entry] = match word {
@@ -74,14 +77,14 @@ fn list(
             }
             // The last entry of a list page is a pointer to the next list only if more than one
             // page of data remains; otherwise it is the last page of data.
-            if i + 1 == entries && rest > bytes {
+            if i + 1 == entries && remaining > bytes {
                 pointer = entry;
                 break;
             }
-            let take = rest.min(bytes);
+            let take = remaining.min(bytes);
             each(entry, take as usize)?;
-            rest -= take;
-            if rest == 0 {
+            remaining -= take;
+            if remaining == 0 {
                 return Ok(());
             }
         }
@@ -110,7 +113,7 @@ mod tests {
         }
     }
 
-    fn pieces(lists: &[(u64, &[u64])], prps: [u64; 2], len: u64, page: PageSize) -> Pieces {
+    fn extents(lists: &[(u64, &[u64])], prps: [u64; 2], len: u64, page: PageSize) -> Pieces {
         let memory = VecMemory::new(1 << 20);
         for (at, entries) in lists {
             for (i, entry) in entries.iter().enumerate() {
@@ -140,29 +143,29 @@ mod tests {
     fn short_transfers_need_no_list() {
         let k4 = PageSize::KIB4;
         assert_eq!(
-            pieces(&[], [0x1000, 0], 4096, k4),
+            extents(&[], [0x1000, 0], 4096, k4),
             Ok([(0x1000, 4096)].into())
         );
         assert_eq!(
-            pieces(&[], [0x1FFC, 0x5000], 512, k4),
+            extents(&[], [0x1FFC, 0x5000], 512, k4),
             Ok([(0x1FFC, 4), (0x5000, 508)].into())
         );
         // PRP2 is the second page, not a list, as long as one page is left.
         assert_eq!(
-            pieces(&[], [0x1000, 0x5000], 8192, k4),
+            extents(&[], [0x1000, 0x5000], 8192, k4),
             Ok([(0x1000, 4096), (0x5000, 4096)].into())
         );
         assert_eq!(
-            pieces(&[], [0x1002, 0], 512, k4),
+            extents(&[], [0x1002, 0], 512, k4),
             Err(Status::INVALID_PRP_OFFSET)
         );
         assert_eq!(
-            pieces(&[], [0x1004, 0x5008], 4096, k4),
+            extents(&[], [0x1004, 0x5008], 4096, k4),
             Err(Status::INVALID_PRP_OFFSET)
         );
         // PRP2 is reserved when PRP1 covers the data.
         assert_eq!(
-            pieces(&[], [0x1000, 0x5008], 512, k4),
+            extents(&[], [0x1000, 0x5008], 512, k4),
             Ok([(0x1000, 512)].into())
         );
     }
@@ -178,14 +181,14 @@ mod tests {
             (0x9000, 2048),
         ];
         assert_eq!(
-            pieces(lists, [0x1800, 0x2FF0], 12288, k4),
+            extents(lists, [0x1800, 0x2FF0], 12288, k4),
             Ok(expected.into())
         );
         // The last entry is data when no more than a page is left.
         let lists: &[(u64, &[u64])] = &[(0x2FF0, &[0x7000, 0x4000])];
         let expected = [(0x1000, 4096), (0x7000, 4096), (0x4000, 4096)];
         assert_eq!(
-            pieces(lists, [0x1000, 0x2FF0], 12288, k4),
+            extents(lists, [0x1000, 0x2FF0], 12288, k4),
             Ok(expected.into())
         );
     }
@@ -195,20 +198,20 @@ mod tests {
         let k4 = PageSize::KIB4;
         let offset: &[(u64, &[u64])] = &[(0x2000, &[0x7000, 0x8004])];
         assert_eq!(
-            pieces(offset, [0x1000, 0x2000], 12288, k4),
+            extents(offset, [0x1000, 0x2000], 12288, k4),
             Err(Status::INVALID_PRP_OFFSET)
         );
         assert_eq!(
-            pieces(&[], [0x1000, 0x2004], 12288, k4),
+            extents(&[], [0x1000, 0x2004], 12288, k4),
             Err(Status::INVALID_PRP_OFFSET)
         );
         assert_eq!(
-            pieces(&[], [0x1000, 1 << 40], 12288, k4),
+            extents(&[], [0x1000, 1 << 40], 12288, k4),
             Err(Status::DATA_TRANSFER_ERROR)
         );
         let chain: &[(u64, &[u64])] = &[(0x2FF8, &[0x4008])];
         assert_eq!(
-            pieces(chain, [0x1000, 0x2FF8], 16384, k4),
+            extents(chain, [0x1000, 0x2FF8], 16384, k4),
             Err(Status::INVALID_PRP_OFFSET)
         );
     }
@@ -218,8 +221,8 @@ mod tests {
         let k4 = PageSize::KIB4;
         let own: Vec<u64> = core::iter::repeat_n(0x2000, 512).collect();
         let lists: &[(u64, &[u64])] = &[(0x2000, &own)];
-        let pieces = pieces(lists, [0x1000, 0x2000], 4096 * 2000, k4).unwrap();
-        assert_eq!(pieces.len(), 2000);
+        let extents = extents(lists, [0x1000, 0x2000], 4096 * 2000, k4).unwrap();
+        assert_eq!(extents.len(), 2000);
     }
 
     #[test]
@@ -228,7 +231,7 @@ mod tests {
         let lists: &[(u64, &[u64])] = &[(0x8000, &[0x2_0000, 0x3_0000])];
         let expected = [(0x1_1000, 0xF000), (0x2_0000, 0x1_0000), (0x3_0000, 0x1000)];
         assert_eq!(
-            pieces(lists, [0x1_1000, 0x8000], 0x2_0000, k64),
+            extents(lists, [0x1_1000, 0x8000], 0x2_0000, k64),
             Ok(expected.into())
         );
     }

@@ -5,7 +5,7 @@
 //!
 //! NVMe Base 2.0c, 5.24 (Sanitize command) and "Sanitize Operations".
 
-use crate::command::refusal::CommandError;
+use crate::command::reply::CommandError;
 use crate::device::ControllerState;
 use crate::device::sanitize::{SanitizeOperation, SanitizeRecord, SanitizeState};
 use crate::medium::namespace::NamespaceImage;
@@ -29,7 +29,7 @@ const STEPS: u64 = 256;
 ///
 /// NVMe Base 2.0c, "Sanitize Operations", the figure of the admin commands allowed.
 pub(crate) fn admits(sanitize: &SanitizeState, sqe: &Sqe) -> Result<(), CommandError> {
-    let Some(status) = sanitize.bar() else {
+    let Some(status) = sanitize.restriction() else {
         return Ok(());
     };
     let allowed = match sqe.opcode() {
@@ -78,17 +78,17 @@ pub(crate) fn sanitize(device: &ControllerState, sqe: &Sqe) -> Result<(), Comman
         }
         if exits {
             state.restricted = false;
-            sanitize.raise(None);
+            sanitize.restrict(None);
             return Ok(());
         }
     }
     if device.namespaces.iter().any(|one| one.is_read_only()) {
         return Err(Status::NAMESPACE_WRITE_PROTECTED.into());
     }
-    // The bar first, then the barrier: a command that has passed the check ends before the barrier
+    // The restriction first, then the barrier: a command that has passed the check ends before the barrier
     // returns, and later ones are rejected. The other order would let a write land on erased
     // blocks.
-    sanitize.raise(Some(Status::SANITIZE_IN_PROGRESS));
+    sanitize.restrict(Some(Status::SANITIZE_IN_PROGRESS));
     device.barrier();
     for namespace in &device.namespaces {
         if let Some(cache) = &namespace.cache {
@@ -139,7 +139,7 @@ fn operation(
 
 /// Continues the operation in progress by one turn, if it is due at `now_ns`. True if the next turn
 /// is due at once.
-pub(crate) fn turn(device: &ControllerState, now_ns: u64) -> bool {
+pub(crate) fn advance(device: &ControllerState, now_ns: u64) -> bool {
     let sanitize = &device.sanitize;
     if sanitize.due_ns() > now_ns {
         return false;
@@ -148,9 +148,9 @@ pub(crate) fn turn(device: &ControllerState, now_ns: u64) -> bool {
     let Some(operation) = &mut state.operation else {
         return false;
     };
-    let turn = erase(device, operation, now_ns);
+    let erased = erase(device, operation, now_ns);
     let over = operation.is_over(now_ns);
-    let failed = turn.is_err()
+    let failed = erased.is_err()
         || (operation.fails && operation.done >= operation.half())
         || (over && last_pass_done(device, operation).is_err());
     if operation.action == SanitizeAction::Overwrite {
@@ -230,7 +230,7 @@ fn last_pass_done(
 
 fn end(device: &ControllerState, state: &mut SanitizeRecord, success: bool) {
     state.operation = None;
-    let bar = if success {
+    let restriction = if success {
         state.outcome = sanitize_state::SUCCESS;
         state.restricted = false;
         device.sanitize.erased.store(true, Ordering::Relaxed);
@@ -239,7 +239,7 @@ fn end(device: &ControllerState, state: &mut SanitizeRecord, success: bool) {
         state.outcome = sanitize_state::FAILED;
         Some(Status::SANITIZE_FAILED)
     };
-    device.sanitize.raise(bar);
+    device.sanitize.restrict(restriction);
     device.sanitize.due_ns.store(u64::MAX, Ordering::Relaxed);
     device.logs.lock().sanitize_completed();
     device.attention.store(true, Ordering::Relaxed);

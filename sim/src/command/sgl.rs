@@ -23,7 +23,10 @@ pub(crate) fn walk(
     to_host: bool,
     mut each: impl FnMut(Option<u64>, usize) -> Result<(), Status>,
 ) -> Result<(), Status> {
-    let mut state = SglProgress { rest: len, to_host };
+    let mut state = SglProgress {
+        remaining: len,
+        to_host,
+    };
     let first = SglDescriptor::from_words(dptr);
     if first.kind() == kind::BIT_BUCKET {
         // A bit bucket alone describes no buffer: the first descriptor is a data block or a
@@ -70,7 +73,7 @@ pub(crate) fn walk(
 }
 
 struct SglProgress {
-    rest: u64,
+    remaining: u64,
     to_host: bool,
 }
 
@@ -94,8 +97,8 @@ impl SglProgress {
             _ => return Err(Status::SGL_TYPE_INVALID),
         };
         let bytes = u64::from(descriptor.length);
-        self.rest = self
-            .rest
+        self.remaining = self
+            .remaining
             .checked_sub(bytes)
             .ok_or(Status::DATA_SGL_LENGTH_INVALID)?;
         if bytes != 0 {
@@ -105,7 +108,7 @@ impl SglProgress {
     }
 
     fn end(&self) -> Result<(), Status> {
-        if self.rest == 0 {
+        if self.remaining == 0 {
             Ok(())
         } else {
             Err(Status::DATA_SGL_LENGTH_INVALID)
@@ -123,7 +126,7 @@ mod tests {
     type Pieces = Result<Vec<(Option<u64>, usize)>, Status>;
     const D: fn(u8, u64, u32) -> SglDescriptor = SglDescriptor::new;
 
-    fn pieces(list: &[SglDescriptor], first: SglDescriptor, len: u64, to_host: bool) -> Pieces {
+    fn extents(list: &[SglDescriptor], first: SglDescriptor, len: u64, to_host: bool) -> Pieces {
         let memory = VecMemory::new(1 << 16);
         for (i, descriptor) in list.iter().enumerate() {
             let bytes = descriptor.to_words().map(u64::to_le_bytes).concat();
@@ -148,7 +151,7 @@ mod tests {
     fn blocks_segments_and_buckets_cover_the_data() {
         let block = D(kind::DATA_BLOCK, 0x5001, 512);
         assert_eq!(
-            pieces(&[], block, 512, true),
+            extents(&[], block, 512, true),
             Ok([(Some(0x5001), 512)].into())
         );
         let list = [
@@ -159,9 +162,9 @@ mod tests {
         ];
         let first = D(kind::SEGMENT, 0x1000, 32);
         let expected = [(Some(0x5000), 100), (None, 12), (Some(0x6000), 400)];
-        assert_eq!(pieces(&list, first, 512, true), Ok(expected.into()));
+        assert_eq!(extents(&list, first, 512, true), Ok(expected.into()));
         let expected = [(Some(0x5000), 100), (Some(0x6000), 400)];
-        assert_eq!(pieces(&list, first, 500, false), Ok(expected.into()));
+        assert_eq!(extents(&list, first, 500, false), Ok(expected.into()));
     }
 
     #[test]
@@ -211,11 +214,14 @@ mod tests {
             ),
         ];
         for (i, (entry, first, len, status)) in cases.into_iter().enumerate() {
-            assert_eq!(pieces(&[entry], first, len, true), Err(status), "case {i}");
+            assert_eq!(extents(&[entry], first, len, true), Err(status), "case {i}");
         }
         let mut typed = block;
         typed.identifier |= 1;
-        assert_eq!(pieces(&[], typed, 512, true), Err(Status::SGL_TYPE_INVALID));
+        assert_eq!(
+            extents(&[], typed, 512, true),
+            Err(Status::SGL_TYPE_INVALID)
+        );
     }
 
     /// The limit itself is allowed: 65,536 descriptors, all of them empty but the first.
@@ -240,7 +246,7 @@ mod tests {
     fn a_chain_without_end_ends() {
         let own = D(kind::SEGMENT, 0x1000, 16);
         assert_eq!(
-            pieces(&[own], own, 512, true),
+            extents(&[own], own, 512, true),
             Err(Status::INVALID_SGL_COUNT)
         );
     }

@@ -150,7 +150,7 @@ impl Fault {
     }
 
     /// True for the later part of a fault whose command has completed already.
-    pub(crate) fn is_afterwards(self) -> bool {
+    pub(crate) fn is_late_part(self) -> bool {
         matches!(self, Self::Echo(0) | Self::LateData(0))
     }
 }

@@ -1,7 +1,7 @@
 //! The sanitize state of the NVM subsystem, and the operation in progress.
 //!
 //! Lock order: the control lock, the state of this module, the logs. A thread that executes I/O
-//! commands takes none of these locks: it reads the atomic `bar` once per batch, so that a running
+//! commands takes none of these locks: it reads the atomic `restriction` once per batch, so that a running
 //! sanitize operation costs ordinary commands nothing.
 //!
 //! NVMe Base 2.0c, "Sanitize Operations".
@@ -15,7 +15,7 @@ use nvme_spec::admin::SanitizeAction;
 pub(crate) struct SanitizeState {
     pub state: SpinLock<SanitizeRecord>,
     /// Status of the commands that must not be executed now, or 0 if all may be.
-    bar: AtomicU16,
+    restriction: AtomicU16,
     /// Time of the next turn; `u64::MAX` for never.
     pub due_ns: AtomicU64,
     /// True if no user data was written since the last successful operation.
@@ -114,7 +114,7 @@ impl SanitizeState {
     pub fn new() -> Self {
         Self {
             state: SpinLock::new(SanitizeRecord::default()),
-            bar: AtomicU16::new(0),
+            restriction: AtomicU16::new(0),
             due_ns: AtomicU64::new(u64::MAX),
             erased: AtomicBool::new(false),
         }
@@ -123,18 +123,18 @@ impl SanitizeState {
     /// Returns the status of I/O commands other than Flush, and of most admin commands, while an
     /// operation forbids them.
     #[inline]
-    pub fn bar(&self) -> Option<Status> {
-        // Acquire: pairs with the release in `raise`. A thread that sees the bar lifted must also
+    pub fn restriction(&self) -> Option<Status> {
+        // Acquire: pairs with the release in `restrict`. A thread that sees it lifted must also
         // see the erased blocks; otherwise a read could return data from before the operation.
-        match self.bar.load(Ordering::Acquire) {
+        match self.restriction.load(Ordering::Acquire) {
             0 => None,
             code => Some(Status(code)),
         }
     }
 
-    pub fn raise(&self, status: Option<Status>) {
+    pub fn restrict(&self, status: Option<Status>) {
         let code = status.map_or(0, Status::code);
-        self.bar.store(code, Ordering::Release); // Release: pairs with `bar`.
+        self.restriction.store(code, Ordering::Release); // Release: pairs with `restriction`.
     }
 
     /// Returns the time at which the operation in progress continues.

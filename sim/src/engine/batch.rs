@@ -6,9 +6,9 @@ use crate::bus::queue::{
     CompletionQueue, DelayedCommand, PublishFaults, QueueStats, SubmissionQueue,
 };
 use crate::command::admin;
+use crate::command::external_change;
 use crate::command::nvm::{self, IoContext};
-use crate::command::outside;
-use crate::command::refusal::CommandReply;
+use crate::command::reply::CommandReply;
 use crate::config::fault::Fault;
 use crate::device::ControllerState;
 use crate::device::control::AdminState;
@@ -25,7 +25,7 @@ const MAX_STAGED: usize = 4 << 20;
 /// Limit of the copies into a peer's memory that are carried out together. A call of the GPU's copy
 /// engine costs as much time as some 100 KiB of data, which favours many copies for each call; but
 /// the first completion waits for all of them, which favours few.
-pub(crate) const MAX_HELD: usize = 16;
+pub(crate) const MAX_DEFERRED: usize = 16;
 
 /// A submission queue and its completion queue while they are served.
 pub(crate) struct CommandBatch<'a, 'g> {
@@ -50,20 +50,20 @@ impl<'g> CommandBatch<'_, 'g> {
             control.aborts = 0;
         }
         let timed = self.qid != 0 && !self.device.pacing.is_none();
-        let plain = self.control.is_none() && !timed && self.device.faults.is_empty();
+        let is_fast = self.control.is_none() && !timed && self.device.faults.is_empty();
         let count = self.sq.waiting().min(BATCH);
         if self.staged {
-            self.cq.ring.settle_last(self.io.dma);
+            self.cq.ring.write_back_last(self.io.dma);
         }
-        if plain {
+        if is_fast {
             let count = count.min(self.cq.space());
             let words = |span: Option<MemorySpan<'g>>| span.and_then(|span| span.as_words());
             if let (Some(sq), Some(cq), false) =
                 (words(self.sq_whole), words(self.cq_whole), self.staged)
             {
                 match self.sq.watch.is_some() {
-                    true => self.plain::<true>(count, sq, cq),
-                    false => self.plain::<false>(count, sq, cq),
+                    true => self.run_fast::<true>(count, sq, cq),
+                    false => self.run_fast::<false>(count, sq, cq),
                 }
                 return Ok(count);
             }
@@ -82,9 +82,9 @@ impl<'g> CommandBatch<'_, 'g> {
             }
         } else {
             for _ in 0..count {
-                let held = self.sq.pending.len() - self.sq.afterwards;
-                let held = held >= self.sq.pending.capacity().max(1);
-                if self.cq.space() == 0 || (held && self.device.delays()) || self.is_full() {
+                let delayed = self.sq.pending.len() - self.sq.late_part;
+                let no_room = delayed >= self.sq.pending.capacity().max(1);
+                if self.cq.space() == 0 || (no_room && self.device.delays()) || self.is_full() {
                     break;
                 }
                 let sqe = self.sq.fetch(self.sq_whole, self.io.dma)?;
@@ -120,7 +120,7 @@ impl<'g> CommandBatch<'_, 'g> {
     /// True if another host is about to change the device. A command that was executed before the
     /// change must complete after the change's event, so that the driver learns of it first.
     fn waits_for_a_change(&self) -> bool {
-        self.control.is_none() && self.device.outside.is_pending()
+        self.control.is_none() && self.device.external.is_pending()
     }
 
     /// True if the batch has staged its limit of bytes.
@@ -130,7 +130,7 @@ impl<'g> CommandBatch<'_, 'g> {
 
     /// Executes `count` commands from one contiguous ring to another, without faults or delays.
     /// Indices and counters stay in local variables, hence in registers, until the end.
-    fn plain<const WATCHED: bool>(
+    fn run_fast<const WATCHED: bool>(
         &mut self,
         count: u32,
         sq_words: &[AtomicU64],
@@ -153,15 +153,15 @@ impl<'g> CommandBatch<'_, 'g> {
         };
         // A prefetch two commands ahead hides most of the memory's latency: a copy of a random 4
         // KiB of 1 GiB takes 320 ns in place of 560. One command ahead hides less.
-        let ahead = if io.looks_ahead() { count } else { 0 };
+        let ahead = if io.can_prefetch() { count } else { 0 };
         if ahead > 1 {
-            io.expect(&entry(sq.ring.next(head)));
+            io.prefetch(&entry(sq.ring.next(head)));
         }
         // A completion promises that the data has arrived. So completions of reads into a peer's
         // memory wait for their copies; those of later commands wait too, because entries are
         // posted in order.
-        io.dma.hold();
-        let mut held: Vec<(u32, Sqe, u64)> = Vec::new();
+        io.dma.defer_copies();
+        let mut deferred: Vec<(u32, Sqe, u64)> = Vec::new();
         let post = |tail: u32, upper: u64| {
             if WATCHED && let Some(watch) = &cq.watch {
                 watch.posted(tail, &Cqe::from_words(0, upper), true, io.dma);
@@ -179,7 +179,7 @@ impl<'g> CommandBatch<'_, 'g> {
             }
             head = sq.ring.next(head);
             if done + 2 < ahead {
-                io.expect(&entry(sq.ring.next(head)));
+                io.prefetch(&entry(sq.ring.next(head)));
             }
             let status = match io.execute(&sqe, &mut sq.scratch, &mut stats) {
                 Ok(()) => Status::SUCCESS,
@@ -196,17 +196,17 @@ impl<'g> CommandBatch<'_, 'g> {
             let place = tail;
             tail = cq.ring.next(tail);
             phase ^= tail == 0;
-            let copies = io.dma.held();
+            let copies = io.dma.deferred();
             if copies == 0 {
                 post(place, upper);
                 continue;
             }
-            held.push((place, sqe, upper));
-            if copies < MAX_HELD && done + 1 < count {
+            deferred.push((place, sqe, upper));
+            if copies < MAX_DEFERRED && done + 1 < count {
                 continue;
             }
-            let good = io.dma.settle();
-            for (place, sqe, mut upper) in held.drain(..) {
+            let good = io.dma.copy_deferred();
+            for (place, sqe, mut upper) in deferred.drain(..) {
                 if !good && upper >> 49 == 0 {
                     let status = Status::DATA_TRANSFER_ERROR;
                     stats.errors += 1;
@@ -246,7 +246,7 @@ impl<'g> CommandBatch<'_, 'g> {
                 return Ok(());
             }
             Some(Fault::AllOnes) => {
-                self.device.go();
+                self.device.leave_bus();
                 return Ok(());
             }
             Some(Fault::Delay(ns) | Fault::Stubborn(ns)) => due_ns = due_ns.saturating_add(ns),
@@ -255,14 +255,14 @@ impl<'g> CommandBatch<'_, 'g> {
         if due_ns <= self.now_ns && fault != Some(Fault::Reorder) {
             return self.complete(&sqe, fault);
         }
-        self.hold(sqe, due_ns, fault);
+        self.delay(sqe, due_ns, fault);
         Ok(())
     }
 
-    fn hold(&mut self, sqe: Sqe, due_ns: u64, fault: Option<Fault>) {
+    fn delay(&mut self, sqe: Sqe, due_ns: u64, fault: Option<Fault>) {
         let order = self.sq.fetched;
         self.sq.fetched += 1;
-        self.sq.afterwards += usize::from(fault.is_some_and(Fault::is_afterwards));
+        self.sq.late_part += usize::from(fault.is_some_and(Fault::is_late_part));
         self.sq.pending.push(Reverse(DelayedCommand {
             due_ns,
             order,
@@ -273,9 +273,9 @@ impl<'g> CommandBatch<'_, 'g> {
 
     /// Carries out the part of an echo or of late data that follows the command's completion.
     #[cold]
-    fn afterwards(&mut self, sqe: &Sqe, fault: Fault) -> Result<(), DmaFault> {
+    fn late_part(&mut self, sqe: &Sqe, fault: Fault) -> Result<(), DmaFault> {
         self.device.faults.note(self.qid, sqe.cid().0, fault);
-        self.sq.afterwards -= 1;
+        self.sq.late_part -= 1;
         if fault == Fault::Echo(0) {
             return self.post(sqe, Status::SUCCESS, 0, None);
         }
@@ -291,20 +291,20 @@ impl<'g> CommandBatch<'_, 'g> {
     fn complete(&mut self, sqe: &Sqe, fault: Option<Fault>) -> Result<(), DmaFault> {
         let mut dw0 = 0;
         match fault {
-            Some(after) if after.is_afterwards() => return self.afterwards(sqe, after),
+            Some(after) if after.is_late_part() => return self.late_part(sqe, after),
             Some(Fault::External(change)) if self.control.is_none() => {
                 let result = self.io.execute(sqe, &mut self.sq.scratch, &mut self.stats);
                 let status = result.err().unwrap_or(Status::SUCCESS);
-                self.device.outside.push(change);
+                self.device.external.push(change);
                 self.device.attention.store(true, Ordering::Relaxed);
-                self.hold(*sqe, self.now_ns + 1, Some(Fault::Status(status)));
+                self.delay(*sqe, self.now_ns + 1, Some(Fault::Status(status)));
                 return Ok(());
             }
-            Some(Fault::Echo(ns)) => self.hold(*sqe, self.now_ns + ns, Some(Fault::Echo(0))),
+            Some(Fault::Echo(ns)) => self.delay(*sqe, self.now_ns + ns, Some(Fault::Echo(0))),
             Some(Fault::LateData(ns))
                 if self.control.is_none() && nvm::needs_no_list(&self.io, sqe) =>
             {
-                self.hold(*sqe, self.now_ns + ns, Some(Fault::LateData(0)));
+                self.delay(*sqe, self.now_ns + ns, Some(Fault::LateData(0)));
                 return self.post(sqe, Status::SUCCESS, 0, None);
             }
             _ => {}
@@ -384,7 +384,7 @@ impl<'g> CommandBatch<'_, 'g> {
         if !self.device.attention.swap(false, Ordering::Relaxed) {
             return Ok(());
         }
-        outside::apply(device, control);
+        external_change::apply(device, control);
         let mut posts = 0;
         while self.cq.space() != 0 {
             let (cid, dw0, status) = if let Some(cid) = control.aborted_events.pop() {
@@ -408,7 +408,7 @@ impl<'g> CommandBatch<'_, 'g> {
                 .post(self.cq_whole, self.io.dma, cqe, PublishFaults::default())?;
             posts += 1;
         }
-        device.outside.settle();
+        device.external.finish();
         self.stats.commands += posts;
         // A full completion queue leaves events waiting, and no doorbell announces them: the next
         // step has to try again.

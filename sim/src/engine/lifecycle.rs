@@ -104,7 +104,7 @@ fn quiesce(device: &ControllerState) {
         let mut sq = slot.sq.lock();
         *sq = None;
         *slot.cq.lock() = None;
-        slot.settled.store(0, Ordering::Relaxed);
+        slot.served_tail.store(0, Ordering::Relaxed);
         slot.next_due_ns.store(u64::MAX, Ordering::Relaxed);
     }
     device.highest.store(0, Ordering::Relaxed);
@@ -226,7 +226,7 @@ pub(crate) fn power_cut(device: &ControllerState) {
 
 /// Resets the PCI function: queues and registers, but no data.
 pub(crate) fn function_reset(device: &ControllerState) {
-    if device.is_gone() {
+    if device.is_off_bus() {
         return; // It does not reach the function.
     }
     let mut control = device.control.lock();

@@ -13,7 +13,7 @@ use nvme_spec::register::{ALL_ONES, Cc, SUBSYSTEM_RESET, offset};
 
 /// Reads 32 bits of BAR0.
 pub(crate) fn read32(device: &ControllerState, at: u32) -> u32 {
-    if device.is_gone() {
+    if device.is_off_bus() {
         return ALL_ONES;
     }
     if at >= offset::DOORBELLS {
@@ -29,7 +29,7 @@ pub(crate) fn read32(device: &ControllerState, at: u32) -> u32 {
 
 /// Writes 32 bits of BAR0.
 pub(crate) fn write32(device: &ControllerState, at: u32, value: u32) {
-    if device.is_gone() {
+    if device.is_off_bus() {
         return;
     }
     if at >= offset::DOORBELLS {

@@ -27,7 +27,8 @@ pub(crate) struct ServeOutcome {
 #[inline]
 pub(crate) fn has_work(device: &ControllerState, qid: u16, now_ns: u64) -> bool {
     let slot = &device.slots[usize::from(qid)];
-    device.doorbells.sq_tail(qid).load(Ordering::Relaxed) != slot.settled.load(Ordering::Relaxed)
+    device.doorbells.sq_tail(qid).load(Ordering::Relaxed)
+        != slot.served_tail.load(Ordering::Relaxed)
         || slot.next_due_ns.load(Ordering::Relaxed) <= now_ns
         || (qid == 0 && device.attention.load(Ordering::Relaxed))
 }
@@ -70,7 +71,7 @@ pub(crate) fn serve<'g>(
     if !cq.take_head(head) {
         device.bad_doorbell(true);
     }
-    cq.mend(dma);
+    cq.complete_torn(dma);
     let first = cq.tail;
     let mut batch = CommandBatch {
         device,
@@ -95,8 +96,8 @@ pub(crate) fn serve<'g>(
         cq_full: u64::from(waiting && cq.space() == 0),
         ..stats
     });
-    let settled = if waiting { u32::MAX } else { tail };
-    slot.settled.store(settled, Ordering::Relaxed);
+    let served_tail = if waiting { u32::MAX } else { tail };
+    slot.served_tail.store(served_tail, Ordering::Relaxed);
     slot.next_due_ns.store(next_due(sq, cq), Ordering::Relaxed);
     let posted = cq.vector.map_or(0, |_| cq.ring.distance(first, cq.tail));
     let vector = cq.vector.unwrap_or(0);
@@ -122,18 +123,18 @@ fn io<'a, 'g>(device: &'g ControllerState, dma: &'a Dma<'g>) -> IoContext<'a, 'g
         max_bytes: device.max_bytes(),
         sgl: device.config.sgl,
         write_back: device.write_back.load(Ordering::Relaxed),
-        bar: device.sanitize.bar(),
+        restriction: device.sanitize.restriction(),
         erased: &device.sanitize.erased,
     }
 }
 
 /// Handles a doorbell of a queue that was deleted since this thread saw work in it.
 fn absent(device: &ControllerState, qid: u16, tail: u32, dma: &Dma<'_>) {
-    let settled = &device.slots[usize::from(qid)].settled;
-    if tail == settled.load(Ordering::Relaxed) {
+    let served_tail = &device.slots[usize::from(qid)].served_tail;
+    if tail == served_tail.load(Ordering::Relaxed) {
         return;
     }
-    settled.store(tail, Ordering::Relaxed);
+    served_tail.store(tail, Ordering::Relaxed);
     if let Some(observer) = &device.observer {
         observer.absent(qid, tail, dma);
     }

@@ -32,7 +32,7 @@ pub trait DmaGuard {
     }
 
     /// Makes the writes to `len` bytes from `iova` on reach the memory after all others.
-    fn settle_last(&self, iova: u64, len: u64) {
+    fn write_back_last(&self, iova: u64, len: u64) {
         let _ = (iova, len);
     }
 }
@@ -52,8 +52,8 @@ pub trait DmaMemory {
 pub struct Dma<'g> {
     guard: &'g dyn DmaGuard,
     last: Cell<DmaRegion<'g>>,
-    holds: Cell<bool>,
-    held: RefCell<Vec<(MemorySpan<'g>, MemorySpan<'g>)>>,
+    defers: Cell<bool>,
+    deferred: RefCell<Vec<(MemorySpan<'g>, MemorySpan<'g>)>>,
 }
 
 impl<'g> Dma<'g> {
@@ -66,21 +66,21 @@ impl<'g> Dma<'g> {
         Self {
             guard,
             last: Cell::new(none),
-            holds: Cell::new(false),
-            held: RefCell::default(),
+            defers: Cell::new(false),
+            deferred: RefCell::default(),
         }
     }
 
-    /// Delays copies into a peer's memory from now on, until [`settle`](Self::settle).
-    pub(crate) fn hold(&self) {
-        self.holds.set(true);
+    /// Delays copies into a peer's memory from now on, until [`copy_deferred`](Self::copy_deferred).
+    pub(crate) fn defer_copies(&self) {
+        self.defers.set(true);
     }
 
-    /// Copies from a store: at once, or in [`settle`](Self::settle) after [`hold`](Self::hold).
+    /// Copies from a store: at once, or in [`copy_deferred`](Self::copy_deferred) after [`defer_copies`](Self::defer_copies).
     #[inline]
     pub(crate) fn copy(&self, from: MemorySpan<'g>, to: MemorySpan<'g>) {
-        if to.is_peer() && self.holds.get() {
-            self.held.borrow_mut().push((from, to));
+        if to.is_peer() && self.defers.get() {
+            self.deferred.borrow_mut().push((from, to));
         } else {
             from.copy_to(to);
         }
@@ -88,15 +88,15 @@ impl<'g> Dma<'g> {
 
     /// Returns the number of delayed copies.
     #[inline]
-    pub(crate) fn held(&self) -> usize {
-        self.held.borrow().len()
+    pub(crate) fn deferred(&self) -> usize {
+        self.deferred.borrow().len()
     }
 
     /// Carries out the delayed copies. True if no peer's memory was lost.
     #[cold]
-    pub(crate) fn settle(&self) -> bool {
-        let held = self.held.take();
-        MemorySpan::copy_all(&held)
+    pub(crate) fn copy_deferred(&self) -> bool {
+        let deferred = self.deferred.take();
+        MemorySpan::copy_all(&deferred)
     }
 
     /// Returns the bytes of staged copies, see [`DmaGuard`].
@@ -105,13 +105,13 @@ impl<'g> Dma<'g> {
     }
 
     /// Orders write-backs, see [`DmaGuard`].
-    pub fn settle_last(&self, iova: u64, len: u64) {
-        self.guard.settle_last(iova, len);
+    pub fn write_back_last(&self, iova: u64, len: u64) {
+        self.guard.write_back_last(iova, len);
     }
 
     /// Returns the bytes mapped from `iova` on, up to the end of their range; at least one.
     #[inline]
-    fn rest(&self, iova: u64) -> Result<MemorySpan<'g>, DmaFault> {
+    fn mapped_from(&self, iova: u64) -> Result<MemorySpan<'g>, DmaFault> {
         let mut region = self.last.get();
         if iova.wrapping_sub(region.start) >= region.span.len() as u64 {
             region = self.guard.lookup(iova).ok_or(DmaFault(iova))?;
@@ -128,12 +128,12 @@ impl<'g> Dma<'g> {
     /// Returns `len` bytes from `iova` on, if one range holds them all.
     #[inline]
     pub fn span(&self, iova: u64, len: usize) -> Option<MemorySpan<'g>> {
-        self.rest(iova).ok()?.slice(0, len)
+        self.mapped_from(iova).ok()?.slice(0, len)
     }
 
     /// Calls `each` with the mapped extents of `len` bytes from `iova` on, in order.
     #[inline]
-    pub fn pieces(
+    pub fn extents(
         &self,
         iova: u64,
         len: usize,
@@ -142,10 +142,10 @@ impl<'g> Dma<'g> {
         let mut done = 0;
         while done < len {
             let at = iova.checked_add(done as u64).ok_or(DmaFault(iova))?;
-            let rest = self.rest(at)?;
+            let rest = self.mapped_from(at)?;
             let take = rest.len().min(len - done);
-            if let Some(piece) = rest.slice(0, take) {
-                each(piece);
+            if let Some(extent) = rest.slice(0, take) {
+                each(extent);
             }
             done += take;
         }
@@ -154,36 +154,36 @@ impl<'g> Dma<'g> {
 
     /// Checks that `len` bytes from `iova` on are mapped.
     pub fn check(&self, iova: u64, len: usize) -> Result<(), DmaFault> {
-        self.pieces(iova, len, |_| {})
+        self.extents(iova, len, |_| {})
     }
 
     /// Reads memory from `iova` on into `into`.
     pub fn read(&self, iova: u64, into: &mut [u8]) -> Result<(), DmaFault> {
         let mut done = 0;
-        self.pieces(iova, into.len(), |piece| {
-            piece.read(&mut into[done..]);
-            done += piece.len();
+        self.extents(iova, into.len(), |extent| {
+            extent.read(&mut into[done..]);
+            done += extent.len();
         })
     }
 
     /// Writes `from` to memory from `iova` on.
     pub fn write(&self, iova: u64, from: &[u8]) -> Result<(), DmaFault> {
         let mut done = 0;
-        self.pieces(iova, from.len(), |piece| {
-            piece.write(&from[done..]);
-            done += piece.len();
+        self.extents(iova, from.len(), |extent| {
+            extent.write(&from[done..]);
+            done += extent.len();
         })
     }
 
     /// Reads `N` aligned words.
     #[inline]
     pub fn words<const N: usize>(&self, iova: u64) -> Result<[u64; N], DmaFault> {
-        self.rest(iova)?.words(0).ok_or(DmaFault(iova))
+        self.mapped_from(iova)?.words(0).ok_or(DmaFault(iova))
     }
 
     /// Returns the aligned word at `iova`, for a store to it.
     #[inline]
     pub fn word(&self, iova: u64) -> Result<&'g AtomicU64, DmaFault> {
-        self.rest(iova)?.word(0).ok_or(DmaFault(iova))
+        self.mapped_from(iova)?.word(0).ok_or(DmaFault(iova))
     }
 }

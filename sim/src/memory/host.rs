@@ -6,7 +6,7 @@ use super::dma::{DmaGuard, DmaMemory, DmaRegion};
 use super::guest::GuestMemory;
 use super::lock::relax;
 use super::span::{MemorySpan, PeerAccess};
-use super::staged::{RemoteMemory, StagedPages};
+use super::staging::{RemoteMemory, StagedPages};
 use std::any::Any;
 use std::boxed::Box;
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, AtomicUsize, Ordering};
@@ -344,9 +344,9 @@ impl DmaGuard for HostGuard<'_> {
         self.staging.as_ref().map(StagedPages::bytes)
     }
 
-    fn settle_last(&self, iova: u64, len: u64) {
+    fn write_back_last(&self, iova: u64, len: u64) {
         if let Some(staging) = &self.staging {
-            staging.settle_last(iova, len);
+            staging.write_back_last(iova, len);
         }
     }
 }
@@ -354,7 +354,7 @@ impl DmaGuard for HostGuard<'_> {
 impl Drop for HostGuard<'_> {
     fn drop(&mut self) {
         if let Some(staging) = &mut self.staging {
-            staging.settle();
+            staging.write_back_all();
         }
         // Release: pairs with the Acquire in `replace`. The batch's accesses must be over before
         // the writer sees the even count, because it then lets the user free the memory.
@@ -364,6 +364,6 @@ impl Drop for HostGuard<'_> {
 }
 
 #[cfg(test)]
-mod held;
+mod peer_reads;
 #[cfg(test)]
 mod tests;

@@ -34,7 +34,7 @@ pub(crate) enum ConnectionEnd {
     /// The server is being stopped.
     Stopped,
     /// The bytes received are not the protocol, so the start of the next message is unknown.
-    Garbled(&'static str),
+    ProtocolError(&'static str),
     /// The socket failed with this error.
     Failed(Errno),
 }
@@ -77,7 +77,7 @@ impl MessageChannel {
         self.fill(header.as_mut_bytes(), &mut fds, stop)?;
         let size = header.size as usize;
         if !(size_of::<MessageHeader>()..=wire::MAX_MESSAGE).contains(&size) {
-            return Err(ConnectionEnd::Garbled("a message of impossible size"));
+            return Err(ConnectionEnd::ProtocolError("a message of impossible size"));
         }
         let mut body = std::vec![0; size - size_of::<MessageHeader>()];
         self.fill(&mut body, &mut fds, stop)?;
@@ -112,7 +112,7 @@ impl MessageChannel {
                         return Err(ConnectionEnd::Closed);
                     }
                     if got.flags.contains(ReturnFlags::CTRUNC) || fds.len() > wire::MAX_FDS {
-                        return Err(ConnectionEnd::Garbled(
+                        return Err(ConnectionEnd::ProtocolError(
                             "more descriptors than a message may have",
                         ));
                     }
@@ -123,7 +123,7 @@ impl MessageChannel {
                         return Err(ConnectionEnd::Stopped);
                     }
                     if started.elapsed() > MESSAGE_TIME {
-                        return Err(ConnectionEnd::Garbled("a message that does not end"));
+                        return Err(ConnectionEnd::ProtocolError("a message that does not end"));
                     }
                     ready(self.socket.as_fd(), PollFlags::IN, TICK);
                 }
@@ -158,7 +158,9 @@ impl MessageChannel {
             match sendmsg(&self.socket, &parts, &mut control, SendFlags::NOSIGNAL) {
                 Ok(bytes) => done += bytes,
                 Err(Errno::AGAIN) if started.elapsed() > MESSAGE_TIME => {
-                    return Err(ConnectionEnd::Garbled("a client that takes no replies"));
+                    return Err(ConnectionEnd::ProtocolError(
+                        "a client that takes no replies",
+                    ));
                 }
                 Err(Errno::AGAIN) => {
                     ready(self.socket.as_fd(), PollFlags::OUT, TICK);
@@ -173,7 +175,7 @@ impl MessageChannel {
 }
 
 /// Reads the start of `body` as a structure of the protocol.
-pub(crate) fn front<T: FromBytes>(body: &[u8]) -> Result<T, Errno> {
+pub(crate) fn parse_front<T: FromBytes>(body: &[u8]) -> Result<T, Errno> {
     T::read_from_prefix(body)
         .map(|(value, _)| value)
         .map_err(|_| Errno::INVAL)

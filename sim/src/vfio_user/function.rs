@@ -31,7 +31,7 @@ pub(crate) struct PciFunction {
     layout: BarLayout,
     table: Box<[u8]>,
     /// True if the client signals an eventfd when it rings, so that the threads may sleep long.
-    pub kicks: bool,
+    pub client_signals: bool,
 }
 
 impl PciFunction {
@@ -58,7 +58,7 @@ impl PciFunction {
             config: ConfigSpace::new(layout),
             layout,
             table: vec![0; table].into_boxed_slice(),
-            kicks: false,
+            client_signals: false,
         };
         function.reset();
         function
@@ -159,16 +159,16 @@ impl PciFunction {
         for (word, at) in words.iter().zip((at..).step_by(4)) {
             self.controller.write32(at, u32::from_le_bytes(*word));
         }
-        self.pace();
+        self.set_sleep();
         self.runner.wake();
         self.recheck_pin();
     }
 
     /// Sets the longest sleep of the threads: a disabled controller has nothing to poll.
-    pub fn pace(&self) {
+    pub fn set_sleep(&self) {
         let cc = self.controller.read32(offset::CC);
         let enabled = cc != ALL_ONES && Cc(cc).en();
-        self.runner.sleep_long(!enabled || self.kicks);
+        self.runner.sleep_long(!enabled || self.client_signals);
     }
 
     fn read_bar4(&self, at: usize, into: &mut [u8]) {
@@ -197,6 +197,6 @@ impl PciFunction {
         self.table
             .chunks_exact_mut(MSIX_ENTRY)
             .for_each(|entry| entry[12] = 1);
-        self.pace();
+        self.set_sleep();
     }
 }

@@ -5,7 +5,7 @@
 //! stop it). A wait is therefore cut short while the receiving thread is busy: the access fails,
 //! because waiting could last for ever.
 
-use super::channel::{MessageChannel, front};
+use super::channel::{MessageChannel, parse_front};
 use super::wire::{self, DmaAccess, MessageHeader, command};
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -17,7 +17,7 @@ use zerocopy::IntoBytes;
 /// Limit of the time for a client's reply.
 const REQUEST_TIME: Duration = Duration::from_secs(2);
 /// Time for which the receiving thread may be busy before waiting accesses fail.
-const HURRIED_TIME: Duration = Duration::from_millis(50);
+const BUSY_TIME: Duration = Duration::from_millis(50);
 /// Interval at which a waiting thread checks both limits.
 const TICK: Duration = Duration::from_millis(10);
 
@@ -36,7 +36,7 @@ pub(crate) struct ClientRequests {
     pending: Mutex<PendingReplies>,
     arrived: Condvar,
     /// Time at which the receiving thread became busy.
-    hurried: Mutex<Option<Instant>>,
+    busy_since: Mutex<Option<Instant>>,
     closed: AtomicBool,
     /// Bytes of data that the client accepts in one message.
     max_transfer: std::sync::atomic::AtomicUsize,
@@ -50,7 +50,7 @@ impl ClientRequests {
             channel,
             pending: Mutex::default(),
             arrived: Condvar::new(),
-            hurried: Mutex::new(None),
+            busy_since: Mutex::new(None),
             max_transfer: (wire::MAX_TRANSFER as usize).into(),
         }
     }
@@ -66,17 +66,23 @@ impl ClientRequests {
     }
 
     /// Marks the receiving thread as busy with a command, or as free.
-    pub fn hurry(&self, yes: bool) {
-        let mut hurried = self.hurried.lock().unwrap_or_else(PoisonError::into_inner);
-        *hurried = yes.then(Instant::now);
+    pub fn set_busy(&self, yes: bool) {
+        let mut busy_since = self
+            .busy_since
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        *busy_since = yes.then(Instant::now);
     }
 
     /// True if waiting for a reply is useless, or has lasted too long.
     fn is_over(&self, started: Instant) -> bool {
-        let hurried = *self.hurried.lock().unwrap_or_else(PoisonError::into_inner);
+        let busy_since = *self
+            .busy_since
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
         self.closed.load(Ordering::Relaxed)
             || started.elapsed() > REQUEST_TIME
-            || hurried.is_some_and(|since| since.elapsed() > HURRIED_TIME)
+            || busy_since.is_some_and(|since| since.elapsed() > BUSY_TIME)
     }
 
     /// Fails all present and later waits, because the client has left.
@@ -154,7 +160,7 @@ impl ClientRequests {
         let reply = reply?;
         // Some clients answer a write with a shorter count field than specified: only the address
         // is compared.
-        let answered: u64 = front(&reply).ok()?;
+        let answered: u64 = parse_front(&reply).ok()?;
         (answered == access.address).then_some(reply)
     }
 

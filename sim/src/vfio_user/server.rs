@@ -32,7 +32,7 @@ use zerocopy::FromBytes;
 /// Delay before a client is accepted again after a lack of file descriptors.
 const RETRY: Duration = Duration::from_millis(200);
 /// Limit of the wait for another server that starts in the same folder.
-const TURN: Duration = Duration::from_secs(2);
+const FOLDER_LOCK_TIME: Duration = Duration::from_secs(2);
 /// Limit of the clients that wait while one is served.
 const BACKLOG: i32 = 16;
 
@@ -168,7 +168,7 @@ impl Server {
                 return Ok(None);
             }
             match self.listener.accept() {
-                Ok((socket, _)) => match self.converse(socket) {
+                Ok((socket, _)) => match self.serve_client(socket) {
                     (Some(ClientExit::Closed), 0) => {}
                     (left, _) => return Ok(left),
                 },
@@ -190,11 +190,11 @@ impl Server {
     /// Serves a client whose connection was made without the socket file. Returns `None` if the
     /// server was stopped.
     pub fn serve_connection(&mut self, socket: UnixStream) -> Option<ClientExit> {
-        self.converse(socket).0
+        self.serve_client(socket).0
     }
 
     /// Serves a connection. Returns its end and the number of messages received.
-    fn converse(&mut self, socket: UnixStream) -> (Option<ClientExit>, u64) {
+    fn serve_client(&mut self, socket: UnixStream) -> (Option<ClientExit>, u64) {
         let channel = match MessageChannel::new(socket) {
             Ok(channel) => Arc::new(channel),
             Err(error) => return (Some(ClientExit::Failed(error.to_string())), 0),
@@ -206,13 +206,13 @@ impl Server {
         loop {
             let result = channel.receive(&self.stop).and_then(|message| {
                 messages += 1;
-                exchange(&channel, &requests, &mut session, message)
+                answer_message(&channel, &requests, &mut session, message)
             });
             let left = match result {
                 Ok(()) => continue,
                 Err(ConnectionEnd::Stopped) => None,
                 Err(ConnectionEnd::Closed) => Some(ClientExit::Closed),
-                Err(ConnectionEnd::Garbled(what)) => Some(ClientExit::Disconnected(what)),
+                Err(ConnectionEnd::ProtocolError(what)) => Some(ClientExit::Disconnected(what)),
                 Err(ConnectionEnd::Failed(errno)) => Some(ClientExit::Failed(errno.to_string())),
             };
             return (left, messages);
@@ -227,7 +227,7 @@ impl Drop for Server {
 }
 
 /// Answers one message.
-fn exchange(
+fn answer_message(
     channel: &MessageChannel,
     requests: &ClientRequests,
     session: &mut ClientSession<'_>,
@@ -241,16 +241,16 @@ fn exchange(
             return Ok(());
         }
         _ => {
-            return Err(ConnectionEnd::Garbled(
+            return Err(ConnectionEnd::ProtocolError(
                 "a message that is neither command nor reply",
             ));
         }
     }
     // The command may wait for the controller's threads, and these may wait for this thread to
     // receive a reply: while it is busy, their requests fail early instead of deadlocking with it.
-    requests.hurry(!is_doorbell(header.command, &body));
+    requests.set_busy(!is_doorbell(header.command, &body));
     let result = session.answer(header.command, &body, fds);
-    requests.hurry(false);
+    requests.set_busy(false);
     if header.flags & wire::NO_REPLY == 0 {
         let reply = MessageHeader {
             id: header.id,
@@ -279,11 +279,11 @@ fn exchange(
             }
         }
     }
-    if !session.is_greeted() {
-        return Err(ConnectionEnd::Garbled("no common version"));
+    if !session.is_negotiated() {
+        return Err(ConnectionEnd::ProtocolError("no common version"));
     }
     if session.has_lost_memory() {
-        return Err(ConnectionEnd::Garbled(
+        return Err(ConnectionEnd::ProtocolError(
             "it shortened memory that it had given",
         ));
     }
@@ -310,7 +310,7 @@ fn listen_at(path: &Path) -> Result<UnixListener, ServeError> {
     let another = || "choose another path".to_owned();
     // Two servers that start at once would both find no socket. Under the folder's lock, the second
     // finds the socket of the first.
-    let _turn = turn(path).map_err(|errno| {
+    let _folder_lock = lock_folder(path).map_err(|errno| {
         let cause = format!("the folder stays locked: {}", IoError::from(errno));
         refused(
             &cause,
@@ -360,7 +360,7 @@ fn listen_at(path: &Path) -> Result<UnixListener, ServeError> {
 
 /// Locks the folder of `path`. A folder that cannot be opened or locked needs no lock: binding then
 /// reports its error.
-fn turn(path: &Path) -> Result<Option<fs::File>, Errno> {
+fn lock_folder(path: &Path) -> Result<Option<fs::File>, Errno> {
     let folder = path
         .parent()
         .filter(|folder| !folder.as_os_str().is_empty());
@@ -371,7 +371,7 @@ fn turn(path: &Path) -> Result<Option<fs::File>, Errno> {
     loop {
         match flock(&folder, FlockOperation::NonBlockingLockExclusive) {
             Ok(()) => return Ok(Some(folder)),
-            Err(Errno::WOULDBLOCK | Errno::INTR) if begin.elapsed() < TURN => {
+            Err(Errno::WOULDBLOCK | Errno::INTR) if begin.elapsed() < FOLDER_LOCK_TIME => {
                 std::thread::sleep(Duration::from_millis(10));
             }
             Err(Errno::WOULDBLOCK | Errno::INTR) => return Err(Errno::WOULDBLOCK),

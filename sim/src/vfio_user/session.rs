@@ -2,7 +2,7 @@
 //!
 //! Nothing here touches a socket, so every message can be tested and fuzzed as bytes.
 
-use super::channel::front;
+use super::channel::parse_front;
 use super::dma::{DmaTable, MAX_RANGES};
 use super::function::PciFunction;
 use super::requests::ClientRequests;
@@ -43,7 +43,7 @@ pub(crate) struct ClientSession<'a> {
     requests: Arc<ClientRequests>,
     /// Number of descriptors that the client accepts in one message.
     client_fds: usize,
-    greeted: bool,
+    negotiated: bool,
 }
 
 impl<'a> ClientSession<'a> {
@@ -59,13 +59,13 @@ impl<'a> ClientSession<'a> {
             dma: DmaTable::new(memory, requests.clone()),
             requests,
             client_fds: wire::DEFAULT_FDS,
-            greeted: false,
+            negotiated: false,
         }
     }
 
     /// True if the client has negotiated the version.
-    pub fn is_greeted(&self) -> bool {
-        self.greeted
+    pub fn is_negotiated(&self) -> bool {
+        self.negotiated
     }
 
     /// True if the client has truncated a file that it had mapped.
@@ -87,24 +87,24 @@ impl<'a> ClientSession<'a> {
         if code == command::VERSION {
             return self.version(body);
         }
-        if !self.greeted {
+        if !self.negotiated {
             return Err(Errno::INVAL);
         }
         match code {
             command::DMA_MAP => {
-                self.dma.map(front(body)?, fds)?;
+                self.dma.map(parse_front(body)?, fds)?;
                 Ok(CommandAnswer::default())
             }
             command::DMA_UNMAP => {
-                let unmap = front(body)?;
+                let unmap = parse_front(body)?;
                 self.dma.unmap(unmap)?;
                 Ok(CommandAnswer::of(&unmap))
             }
-            command::DEVICE_GET_INFO => device_info(front(body)?),
-            command::DEVICE_GET_REGION_INFO => self.region_info(front(body)?),
-            command::DEVICE_GET_REGION_IO_FDS => self.region_io_fds(front(body)?),
+            command::DEVICE_GET_INFO => device_info(parse_front(body)?),
+            command::DEVICE_GET_REGION_INFO => self.region_info(parse_front(body)?),
+            command::DEVICE_GET_REGION_IO_FDS => self.region_io_fds(parse_front(body)?),
             command::DEVICE_GET_IRQ_INFO => {
-                let info = self.function.irqs.info(front(body)?)?;
+                let info = self.function.irqs.info(parse_front(body)?)?;
                 Ok(CommandAnswer::of(&info))
             }
             command::DEVICE_SET_IRQS => {
@@ -113,7 +113,7 @@ impl<'a> ClientSession<'a> {
                 self.function.recheck_pin();
                 Ok(CommandAnswer::default())
             }
-            command::REGION_READ => self.region_read(front(body)?),
+            command::REGION_READ => self.region_read(parse_front(body)?),
             command::REGION_WRITE => self.region_write(body),
             command::REGION_WRITE_MULTI => self.region_write_multi(body),
             command::DEVICE_RESET => {
@@ -128,7 +128,7 @@ impl<'a> ClientSession<'a> {
     fn version(&mut self, body: &[u8]) -> Result<CommandAnswer, Errno> {
         let (version, data) =
             wire::VersionPayload::read_from_prefix(body).map_err(|_| Errno::INVAL)?;
-        if self.greeted || version.major != wire::MAJOR {
+        if self.negotiated || version.major != wire::MAJOR {
             return Err(Errno::INVAL);
         }
         let answer = wire::VersionPayload {
@@ -162,7 +162,7 @@ impl<'a> ClientSession<'a> {
             answer.body.extend(text);
             answer.body.push(0);
         }
-        self.greeted = true;
+        self.negotiated = true;
         Ok(answer)
     }
 
@@ -221,7 +221,7 @@ impl<'a> ClientSession<'a> {
         let Some((area, memory)) = self.function.mappable(asked.index) else {
             return Err(Errno::OPNOTSUPP);
         };
-        let threads = self.function.runner.sleepers();
+        let threads = self.function.runner.wake_events();
         if self.client_fds < threads.len() + 1 {
             return Err(Errno::OPNOTSUPP);
         }
@@ -253,12 +253,12 @@ impl<'a> ClientSession<'a> {
             answer.body.extend_from_slice(sub.as_bytes());
         }
         answer.fds.push(memory);
-        for sleeper in threads {
-            let fd = sleeper.fd().try_clone_to_owned();
+        for wake_event in threads {
+            let fd = wake_event.fd().try_clone_to_owned();
             answer.fds.push(fd.map_err(|_| Errno::MFILE)?);
         }
-        self.function.kicks = true;
-        self.function.pace();
+        self.function.client_signals = true;
+        self.function.set_sleep();
         Ok(answer)
     }
 
@@ -290,7 +290,7 @@ impl<'a> ClientSession<'a> {
         let size = size_of::<wire::SmallWrite>();
         let writes = rest.get(..count as usize * size).ok_or(Errno::INVAL)?;
         for chunk in writes.chunks_exact(size) {
-            let write: wire::SmallWrite = front(chunk)?;
+            let write: wire::SmallWrite = parse_front(chunk)?;
             let wire::RegionAccess {
                 offset,
                 region,
@@ -309,7 +309,7 @@ impl Drop for ClientSession<'_> {
     /// in again.
     fn drop(&mut self) {
         self.requests.close();
-        self.function.kicks = false;
+        self.function.client_signals = false;
         self.function.irqs.disarm();
         self.function.controller.plug_in();
         self.function.reset();

@@ -410,7 +410,7 @@ mod tests {
         assert_eq!(first_test_line("fn a() {}\n"), u32::MAX);
         assert!(tests_in("mod a;\n#[cfg(test)]\nmod held;\n", "held"));
         assert!(!tests_in("#[cfg(test)]\nmod held;\nmod a;\n", "a"));
-        assert_eq!(tests_begin("sim/src/memory/host/held.rs"), 0);
+        assert_eq!(tests_begin("sim/src/memory/host/peer_reads.rs"), 0);
         assert_eq!(tests_begin("sim/src/command/nvm/tests/media.rs"), 0);
         assert_eq!(tests_begin("sim/src/testing.rs"), 0);
         assert!(tests_begin("sim/src/memory/host.rs") > 100);

@@ -81,7 +81,7 @@ fn a_ring_settles_last_as_a_whole() {
             None
         }
 
-        fn settle_last(&self, iova: u64, len: u64) {
+        fn write_back_last(&self, iova: u64, len: u64) {
             self.0.borrow_mut().push((iova, len));
         }
     }
@@ -92,7 +92,7 @@ fn a_ring_settles_last_as_a_whole() {
         base,
         ..ring(100, 16)
     };
-    whole.settle_last(&Dma::new(&told));
+    whole.write_back_last(&Dma::new(&told));
     assert_eq!(told.0.take(), [(0x8000, 1600)]);
     let base = RingBase::Pages {
         shift: 13,
@@ -102,6 +102,6 @@ fn a_ring_settles_last_as_a_whole() {
         base,
         ..ring(256, 64)
     };
-    scattered.settle_last(&Dma::new(&told));
+    scattered.write_back_last(&Dma::new(&told));
     assert_eq!(told.0.take(), [(0x1_0000, 8192), (0x4000, 8192)]);
 }

@@ -436,7 +436,7 @@ fn a_large_store_is_erased_in_turns() {
     let mut driver = Driver::new(config);
     assert_eq!(driver.admin(start(SanitizeAction::BlockErase)), Ok(0));
     let device = &driver.controller.device;
-    let turns = (0..10).filter(|_| turn(device, 1)).count();
+    let turns = (0..10).filter(|_| advance(device, 1)).count();
     assert_eq!(turns, 3, "and a fourth one ends it");
     assert_eq!(device.sanitize.due_ns(), u64::MAX);
     assert_eq!(status(&mut driver).state(), sanitize_state::SUCCESS);

@@ -31,7 +31,7 @@ impl ExternalChanges {
 
     /// Adds a change, which the admin queue makes when it is served next.
     pub fn push(&self, change: ExternalChange) {
-        // The flag is stored under the lock, as in `settle`. Stored outside it, a `settle` in
+        // The flag is stored under the lock, as in `finish`. Stored outside it, a `finish` in
         // between could clear the flag of a change that was just added, and that change would never
         // be made.
         let mut waiting = self.waiting.lock();
@@ -48,12 +48,12 @@ impl ExternalChanges {
     /// True if completions have to wait for a change.
     #[inline]
     pub fn is_pending(&self) -> bool {
-        self.is_pending.load(Ordering::Acquire) // Acquire: pairs with push and settle.
+        self.is_pending.load(Ordering::Acquire) // Acquire: pairs with push and finish.
     }
 
     /// Clears the flag after the changes were made and their events posted, unless another change
     /// has been added.
-    pub fn settle(&self) {
+    pub fn finish(&self) {
         let waiting = self.waiting.lock();
         if waiting.is_empty() {
             self.is_pending.store(false, Ordering::Release); // Release: pairs with is_pending.

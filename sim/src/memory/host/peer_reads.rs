@@ -1,9 +1,10 @@
-//! Tests of reads into memory that only its owner copies to: held back, copied together, completed then.
+//! Tests of reads into memory that only its owner copies to: the copies are deferred and made together,
+//! and the commands complete after them.
 
 use super::*;
 use crate::config::settings::{Config, NamespaceConfig};
 use crate::controller::Controller;
-use crate::engine::batch::MAX_HELD;
+use crate::engine::batch::MAX_DEFERRED;
 use crate::medium::store::{BlockStore, MemoryStore};
 use crate::memory::PeerCopy;
 use crate::testing::judge;
@@ -128,7 +129,7 @@ fn read(lba: u64, to: u64) -> Sqe {
 fn reads_into_a_peer_are_copied_together_and_completed_afterwards() {
     let (controller, words, owner) = start();
     // Every other block, so that nothing lies side by side; a flush and a bad command among them.
-    let count = MAX_HELD as u64 + 5;
+    let count = MAX_DEFERRED as u64 + 5;
     let mut sqes: Vec<Sqe> = (0..count).map(|i| read(2 * i, i)).collect();
     sqes.insert(3, nvm::flush(Nsid(1)));
     sqes.insert(4, read(1 << 40, 0));
@@ -136,7 +137,7 @@ fn reads_into_a_peer_are_copied_together_and_completed_afterwards() {
     // The flush and the bad command came after the first copy, so they waited as well.
     assert_eq!(
         *owner.calls.lock().unwrap(),
-        [(MAX_HELD, 0), (5, MAX_HELD + 2)]
+        [(MAX_DEFERRED, 0), (5, MAX_DEFERRED + 2)]
     );
     let posted = posted(&words);
     assert_eq!(posted.len(), sqes.len());

@@ -49,7 +49,7 @@ impl StagedPages {
     }
 
     /// Makes the `len` bytes at `start` be written back last.
-    pub fn settle_last(&self, start: u64, len: u64) {
+    pub fn write_back_last(&self, start: u64, len: u64) {
         self.last
             .borrow_mut()
             .push((start, start.saturating_add(len)));
@@ -85,7 +85,7 @@ impl StagedPages {
     }
 
     /// Writes back the words that have changed.
-    pub fn settle(&mut self) {
+    pub fn write_back_all(&mut self) {
         let ranges = self.last.get_mut();
         let is_last = |page: &StagedPage| {
             let end = page.start + page.len as u64;

@@ -18,7 +18,7 @@ const NSID: u32 = 1;
 /// Makes the waiting changes. The caller serves the admin queue, and holds no lock of another
 /// queue.
 pub(crate) fn apply(device: &ControllerState, control: &AdminState) {
-    for change in device.outside.take() {
+    for change in device.external.take() {
         make(device, control, change);
     }
 }
@@ -49,11 +49,11 @@ fn make(device: &ControllerState, control: &AdminState, change: ExternalChange) 
             return;
         }
         ExternalChange::Firmware(mdts) => {
-            device.outside.set_mdts(mdts);
+            device.external.set_mdts(mdts);
             identify::describe(device);
             return device.logs.lock().firmware_activated(&control.features);
         }
-        ExternalChange::Replace => return device.outside.replace(),
+        ExternalChange::Replace => return device.external.replace(),
     }
     identify::describe(device);
     device
