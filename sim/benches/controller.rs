@@ -4,11 +4,11 @@
 //! `step`, that is fetching, parsing, checking, executing, posting. Reads from memory are compared
 //! with plain memcpy of the same blocks, in the same run.
 
-use nvme_spec::register::{Cc, offset};
-use nvme_spec::{Iova, Lba, Nsid, Qid, Sqe, admin, nvm};
 use nvme_sim::{
     BlockStore, Config, Controller, HostMemory, MemoryStore, NamespaceConfig, NullStore, Runner,
 };
+use nvme_spec::register::{Cc, offset};
+use nvme_spec::{Iova, Lba, Nsid, Qid, Sqe, admin, nvm};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};

@@ -150,7 +150,7 @@ impl Connection {
         Ok(())
     }
 
-    /// The next message, whole, with its header apart.
+    /// Returns the next message, whole, with its header apart.
     fn receive(&mut self, deadline: Instant) -> Result<(MessageHeader, Reply), Fault> {
         let mut files = Vec::new();
         let mut header = [0; size_of::<MessageHeader>()];
