@@ -92,7 +92,7 @@
 #define NVME_GPU_ERROR_UNFINISHED -108
 
 /*
- Data differ from what they were compared with.
+ Data differ from the data that they were compared with.
  */
 #define NVME_GPU_ERROR_MISMATCH -109
 
@@ -122,7 +122,7 @@
 #define NVME_GPU_ERROR_CLOSED -114
 
 /*
- The device is not what it was when it was opened: another host formatted a namespace, it became smaller, was
+ The device has changed since it was opened: another host formatted a namespace, it became smaller, was
  deleted, write protected or sanitized, or another drive answers. Nothing was sent: open it again.
  */
 #define NVME_GPU_ERROR_CHANGED -115
@@ -173,8 +173,9 @@
 #define NVME_GPU_FILE_PREAD 8
 
 /*
- nvme_gpu_options.flags, for files with a GPU: nvme_gpu_pread() into its memory by NVIDIA's cuFile where that takes
- the file, else by host threads. libcufile.so.0 is looked up when the file is opened; nvme_gpu_path() shows what it says.
+ Flag of nvme_gpu_options, for files with a GPU: nvme_gpu_pread() into its memory uses NVIDIA's cuFile where
+ that accepts the file, else host threads. libcufile.so.0 is looked up when the file is opened;
+ nvme_gpu_path() shows the outcome.
  */
 #define NVME_GPU_GDS 16
 
@@ -460,8 +461,8 @@ typedef struct nvme_gpu_report {
 } nvme_gpu_report;
 
 /*
- nvme_gpu_device_queues(): what is asked for, and what the kernels need besides. Set `size` to
- sizeof(nvme_gpu_device_setup); 0 stands for the default of a field.
+ Parameters of nvme_gpu_device_queues(), and its results that the kernels need. Set `size` to
+ sizeof(nvme_gpu_device_setup); 0 selects the default of a field.
  */
 typedef struct nvme_gpu_device_setup {
   size_t size;

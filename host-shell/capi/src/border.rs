@@ -1,5 +1,5 @@
 //! FFI boundary: catches panics, and records the thread's last error.
-// UNSAFETY: reads and writes what C points to.
+// UNSAFETY: reads and writes memory that C passes by pointer.
 #![allow(unsafe_code)]
 
 use crate::status::{Failure, NVME_GPU_ERROR_INTERNAL, NVME_GPU_OK, nvme_gpu_status};
@@ -124,7 +124,8 @@ pub unsafe fn take<T: Sized0>(from: *const T) -> Answer<T> {
     let size = unsafe { size_of_structure(from) }?;
     let mut value = std::mem::MaybeUninit::<T>::zeroed();
     let known = size.min(size_of::<T>());
-    // SAFETY: `size` bytes are there, as the structure says, and `known` of them fit.
+    // SAFETY: the structure's size field says that `size` bytes are valid, and `known` of them fit into
+    // `value`.
     unsafe {
         value
             .as_mut_ptr()

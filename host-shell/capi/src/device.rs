@@ -1,4 +1,5 @@
-//! For kernels in CUDA C++: queues that they submit to, rows that they read, and the version of what they link.
+//! Interface for kernels in CUDA C++: queues that they submit to, rows that they read, and the version of the
+//! device library that they link.
 // UNSAFETY: functions of the C interface.
 #![allow(unsafe_code)]
 
@@ -21,8 +22,8 @@ pub struct RowWords {
     _opaque: [u8; 0],
 }
 
-/// nvme_gpu_device_queues(): what is asked for, and what the kernels need besides. Set `size` to
-/// sizeof(nvme_gpu_device_setup); 0 stands for the default of a field.
+/// Parameters of nvme_gpu_device_queues(), and its results that the kernels need. Set `size` to
+/// sizeof(nvme_gpu_device_setup); 0 selects the default of a field.
 #[derive(Clone, Copy)]
 #[repr(C)]
 pub struct DeviceSetup {

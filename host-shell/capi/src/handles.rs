@@ -1,5 +1,5 @@
-//! What is open, by handles that are never used twice and never dereferenced: a closed one is found to be closed, and
-//! one of a parent process is found to be the parent's.
+//! Open objects, by handles that are never used twice and never dereferenced. So a handle that was closed, or
+//! that belongs to a parent process before a fork, is recognised and refused.
 
 use crate::process::PerProcess;
 use crate::status::{Failure, NVME_GPU_ERROR_CLOSED};

@@ -1,4 +1,4 @@
-//! What handles of stores and tables stand for.
+//! Objects behind the handles of stores and tables.
 
 use crate::border::Answer;
 use crate::handles::Handles;
@@ -29,7 +29,7 @@ pub struct Opened {
     pub background_failures: Arc<AtomicU64>,
 }
 
-/// Memory that was registered: its length, and what the GPU's driver knows of it.
+/// Memory that was registered: its length, and its registration with the GPU's driver.
 pub struct Registration {
     pub bytes: usize,
     #[cfg(feature = "cuda")]

@@ -26,10 +26,11 @@ impl<T> PerProcess<T> {
         }
     }
 
-    /// Returns the value of this process. `inherit` makes that of a child whose parent has used its own.
+    /// Returns the value of this process. `inherit` creates that of a child whose parent has used its value.
     pub fn get(&self, inherit: impl FnOnce() -> T) -> &T {
         let mut known = self;
-        // The last one is of this process or of its parent: a parent never sees what its child adds.
+        // The last value in the chain belongs to this process or to its parent: a parent never sees values that
+        // its child appends.
         while let Some(child) = known.of_child.get() {
             known = child;
         }

@@ -41,7 +41,7 @@ pub const NVME_GPU_ERROR_INTERNAL: i32 = -106;
 pub const NVME_GPU_ERROR_UNSUPPORTED: i32 = -107;
 /// The operation has not ended yet: it continues in the background.
 pub const NVME_GPU_ERROR_UNFINISHED: i32 = -108;
-/// Data differ from what they were compared with.
+/// Data differ from the data that they were compared with.
 pub const NVME_GPU_ERROR_MISMATCH: i32 = -109;
 /// A command was not answered in time.
 pub const NVME_GPU_ERROR_TIMEOUT: i32 = -110;
@@ -53,11 +53,11 @@ pub const NVME_GPU_ERROR_INTERRUPTED: i32 = -112;
 pub const NVME_GPU_ERROR_VERSION: i32 = -113;
 /// The handle is NULL, was closed, or is none of this library.
 pub const NVME_GPU_ERROR_CLOSED: i32 = -114;
-/// The device is not what it was when it was opened: another host formatted a namespace, it became smaller, was
+/// The device has changed since it was opened: another host formatted a namespace, it became smaller, was
 /// deleted, write protected or sanitized, or another drive answers. Nothing was sent: open it again.
 pub const NVME_GPU_ERROR_CHANGED: i32 = -115;
 
-/// The errors of this library: number, name, and what to do.
+/// Errors of this library: number, name and remedy.
 const OWN: [(i32, &CStr, &CStr); 15] = [
     (
         NVME_GPU_ERROR_USAGE,

@@ -1,4 +1,4 @@
-//! Stores: opening, closing, what they are.
+//! Stores: opening, closing, and their properties.
 // UNSAFETY: functions of the C interface.
 #![allow(unsafe_code)]
 
@@ -23,8 +23,9 @@ pub const NVME_GPU_FILE_URING: u32 = 4;
 /// nvme_gpu_options.flags: files by pread and pwrite.
 pub const NVME_GPU_FILE_PREAD: u32 = 8;
 
-/// nvme_gpu_options.flags, for files with a GPU: nvme_gpu_pread() into its memory by NVIDIA's cuFile where that takes
-/// the file, else by host threads. libcufile.so.0 is looked up when the file is opened; nvme_gpu_path() shows what it says.
+/// Flag of nvme_gpu_options, for files with a GPU: nvme_gpu_pread() into its memory uses NVIDIA's cuFile where
+/// that accepts the file, else host threads. libcufile.so.0 is looked up when the file is opened;
+/// nvme_gpu_path() shows the outcome.
 pub const NVME_GPU_GDS: u32 = 16;
 /// nvme_gpu_options.flags: as NVME_GPU_GDS, and the file is not opened, or not read, where cuFile refuses.
 pub const NVME_GPU_GDS_REQUIRE: u32 = 32;

@@ -1,4 +1,4 @@
-//! Gathers whose elements come out wider than they are stored.
+//! Gathers that upcast or dequantise the elements of rows.
 // UNSAFETY: functions of the C interface, over memory that C vouches for.
 #![allow(unsafe_code)]
 

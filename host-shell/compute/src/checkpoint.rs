@@ -1,5 +1,5 @@
-//! Checkpoints of Mixtral as Hugging Face has them (safetensors, a tensor for each matrix of an expert), rewritten as a
-//! GGUF file whose tokens are bytes.
+//! Checkpoints of Mixtral in the format of Hugging Face (safetensors, a tensor for each matrix of an expert),
+//! rewritten as a GGUF file whose tokens are bytes.
 
 use crate::gguf::{Model, Tensor};
 use crate::llama::{Config, Mixture};

@@ -15,7 +15,7 @@ use std::sync::Arc;
 
 /// Blocks of a launch at most.
 const BLOCKS: u64 = 1024;
-/// Pages whose summaries are uploaded at a time.
+/// Number of pages whose summaries are uploaded together.
 const AT_ONCE: u64 = 1024;
 
 /// The summaries of the pages of a drive, in memory of a GPU: [`KvShape::summary_bytes`](crate::KvShape::summary_bytes)

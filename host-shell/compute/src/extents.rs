@@ -1,4 +1,5 @@
-//! How much memory the arguments of launches name: what [`Gpu::judge_list`](nvme_host::cuda::Gpu::judge_list) asks about.
+//! Sizes of the memory that the arguments of launches refer to: input of
+//! [`Gpu::judge_list`](nvme_host::cuda::Gpu::judge_list).
 
 /// Multiplies all numbers; saturates at `u64::MAX`.
 pub fn product(factors: &[u32]) -> u64 {

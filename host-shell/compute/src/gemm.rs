@@ -154,7 +154,8 @@ impl StreamedGemm {
                 rows,
                 gemm,
                 stages: product.workspace,
-                // A strip may be read by one warp, whose reads all take as long as they may.
+                // All pieces of a strip may be read by one warp, each within its own deadline, so the
+                // multiplying blocks wait for their sum.
                 patience_ns: rows.timeout_ns.saturating_mul(pieces + 64),
                 stored: matrix.stored as u32,
                 readers: readers(matrix.stored, product, most.min(rows.station_count)),

@@ -5,9 +5,9 @@ use nvme_host::{Catalog, Error, Result};
 use std::cell::RefCell;
 use std::collections::{HashMap, HashSet};
 
-/// The keys of a file for one reader, which notes those that it asks for.
+/// The keys of a file for one reader, which records the keys that it reads.
 ///
-/// A key that changes what a model computes and that nobody here reads would give other tokens without a word.
+/// A key that changes the computation and that nobody here reads would silently lead to other tokens.
 /// [`Self::check_all_read`] finds such keys.
 pub(crate) struct MetadataKeys<'a> {
     values: HashMap<&'a str, &'a Value>,

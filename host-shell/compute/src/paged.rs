@@ -39,8 +39,8 @@ pub struct Queries {
     pub per_head: bool,
     /// Pages of a sequence, or of a head, at most.
     pub most_pages: u32,
-    /// A page of each sequence in memory of the GPU, whose tokens come behind those on the drive; 0 for none. A multiple
-    /// of 16.
+    /// Address of one page for each sequence in GPU memory, whose tokens follow those on the drive; 0 for none.
+    /// A multiple of 16.
     pub tail: u64,
     /// Valid tokens of the tail page, a `u32` for each sequence.
     pub tail_counts: u64,
@@ -48,7 +48,7 @@ pub struct Queries {
     pub y: u64,
     /// Room for partial sums: [`Attending::workspace_bytes`].
     pub workspace: u64,
-    /// By what products of queries and keys are multiplied: usually 1 / sqrt(elements of a head).
+    /// Scale of the products of queries and keys: usually 1 / sqrt(elements of a head).
     pub scale: f32,
 }
 

@@ -1,4 +1,5 @@
-//! Models of random weights, for tests and measurements: a GGUF file of any size whose text means nothing.
+//! Models of random weights, for tests and measurements: a GGUF file of any size that generates meaningless
+//! text.
 
 use crate::gguf::Model;
 use crate::llama::{Config, Mixture};
@@ -118,7 +119,7 @@ fn fill_weights(random: &mut SplitMix, stored: Stored, bytes: &mut [u8]) {
         }
         _ => {
             random.fill(bytes);
-            // Where scales and least values of a block lie, and what they are.
+            // Offsets of the scales and minima of a block, and their values.
             let scales: &[(usize, f32)] = match stored {
                 Stored::Q4_0 => &[(0, 0.0125)],
                 Stored::Q4_1 => &[(0, 0.0133), (2, -0.1)],

@@ -1,6 +1,6 @@
-//! What can go wrong in the shell: the cause, the remedy, and the exit code of the command line.
+//! Errors of the host library: the cause, the remedy, and the exit code of the command line.
 //!
-//! `Display` is the cause alone; [`Error::remedy`] is what to do about it.
+//! `Display` is the cause alone; [`Error::remedy`] is the action that mends it.
 
 mod context;
 
@@ -13,11 +13,12 @@ use std::path::PathBuf;
 pub mod exit {
     /// Everything asked for was done.
     pub const OK: u8 = 0;
-    /// The controller answered with an error, could not be brought up, or lacks what the command needs.
+    /// The controller answered with an error, could not be brought up, or lacks a feature that the command
+    /// needs.
     pub const DEVICE: u8 = 1;
-    /// The command line or a range does not make sense, or not for what the device is by now; nothing was sent.
+    /// The command line or a range is invalid, or does not suit the device; nothing was sent.
     pub const USAGE: u8 = 2;
-    /// Data differs from what it was compared with.
+    /// Data differ from the data that they were compared with.
     pub const MISMATCH: u8 = 3;
     /// A file could not be read or written.
     pub const FILE: u8 = 4;
@@ -101,7 +102,7 @@ pub enum Error {
         /// Field of the Identify data structure that is clear, such as "ONCS bit 2".
         bit: &'static str,
     },
-    /// Data differs from what it was compared with.
+    /// Data differ from the data that they were compared with.
     #[error("{what}")]
     Mismatch {
         /// Position of the first difference and the two things that were compared.
@@ -126,7 +127,7 @@ pub enum Error {
         /// Evidence that the controller is gone, as one sentence.
         cause: String,
     },
-    /// The device, or a namespace of it, is not what it was when it was opened: another host formatted it, it became
+    /// The device, or a namespace of it, has changed since it was opened: another host formatted it, it became
     /// smaller, another drive answers. Nothing has been sent.
     #[error("{cause}")]
     Changed {

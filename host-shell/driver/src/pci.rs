@@ -141,7 +141,7 @@ pub struct Config {
 }
 
 impl Config {
-    /// Parses what was read of configuration space, 64 bytes at least.
+    /// Parses bytes that were read from configuration space, 64 at least.
     ///
     /// None for less, and for a function that does not answer (all ones).
     pub fn parse(bytes: &[u8]) -> Option<Self> {

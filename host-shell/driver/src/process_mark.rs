@@ -17,8 +17,9 @@ impl ProcessMark {
     /// Returns the calling process.
     pub fn here() -> Self {
         if !COUNTS.load(Ordering::Relaxed) {
-            // Two threads at once count each fork twice, which is as good; without memory the number alone tells.
-            // SAFETY: the function adds to a word, which is all that a child of a process with threads may do.
+            // Two threads that get here together register the handler twice, so that each fork counts twice,
+            // which is as good. Without memory only the process number distinguishes processes. SAFETY: the
+            // handler increments a word, which a child of a multi-threaded process may do.
             unsafe { libc::pthread_atfork(None, None, Some(count)) };
             COUNTS.store(true, Ordering::Relaxed);
         }

@@ -1,4 +1,4 @@
-//! What to do about an error status, by its meaning and by Do Not Retry.
+//! Remedies for error statuses, by their meaning and by the Do Not Retry bit.
 
 use nvme_core::spec::Status;
 use nvme_core::spec::status::sct;

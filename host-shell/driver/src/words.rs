@@ -1,4 +1,5 @@
-//! The words of each interface for what errors advise, and texts that stay short whatever is in them.
+//! Words of each interface for the remedies of errors, and texts whose length is limited whatever their
+//! content.
 
 use std::fmt::Display;
 
@@ -59,7 +60,7 @@ pub fn shortened(name: &str) -> String {
     }
 }
 
-/// Returns [`shortened`] between quotation marks, with escapes for what does not print.
+/// Returns [`shortened`] between quotation marks, with escapes for unprintable characters.
 pub fn quoted(name: &str) -> String {
     format!("{:?}", shortened(name))
 }

@@ -131,7 +131,7 @@ fn index_place(block: &[u8]) -> Option<usize> {
     if u32_at(block, 0) == 0 && first == block.len() {
         return Some(8);
     }
-    // `.` in 12 bytes, `..` in the rest, whose name is followed by the index.
+    // `.` takes 12 bytes and `..` the rest of the block; its name is followed by the index.
     let is_root = first == 12
         && record(block.get(12..)?, block.len()) == block.len() - 12
         && u32_at(block, 24) == 0

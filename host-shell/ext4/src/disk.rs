@@ -4,7 +4,7 @@ use crate::error::{Error, Result};
 use crate::source::Source;
 use crate::superblock::Superblock;
 
-/// A device and what is known of the file system.
+/// A device and the known facts about its file system.
 pub struct Disk<'a> {
     pub source: &'a dyn Source,
     pub superblock: &'a Superblock,

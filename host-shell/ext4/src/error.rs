@@ -37,7 +37,7 @@ pub enum Error {
         /// Description of the structure.
         what: String,
     },
-    /// A checksum does not fit what it covers.
+    /// A checksum differs from that of the structure that it covers.
     Checksum {
         /// The first byte of the device that it covers.
         offset: u64,

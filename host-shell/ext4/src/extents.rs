@@ -53,7 +53,7 @@ pub fn of(disk: &Disk<'_>, inode: &Inode) -> Result<Vec<Run>> {
     let mut places: Vec<(u64, u64)> = runs.iter().map(|run| (run.place, run.blocks)).collect();
     places.sort_unstable();
     for pair in places.windows(2) {
-        // A file whose data share blocks would be longer than its device.
+        // Runs that share blocks: otherwise a file could claim more data than the device has.
         if pair[0].0 + pair[0].1 > pair[1].0 {
             let what = format!("inode {} has block {} twice", inode.number, pair[1].0);
             return Err(Error::corrupt(inode.offset, what));

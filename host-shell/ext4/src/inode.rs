@@ -1,4 +1,4 @@
-//! Inodes: what a file is.
+//! Inodes: kind, size and attributes of files.
 //!
 //! Linux, Documentation/filesystems/ext4, "Index Nodes".
 
@@ -139,7 +139,7 @@ pub struct Inode {
     pub(crate) root: Vec<u8>,
     /// Bytes after the known members: attributes.
     pub(crate) attributes: Vec<u8>,
-    /// For checksums of what belongs to it.
+    /// Seed of checksums of structures that belong to the inode.
     pub(crate) seed: Option<u32>,
 }
 

@@ -306,8 +306,8 @@ fn check_features(features: u32) -> Result<()> {
     }
 }
 
-/// Refuses a file system that is mounted for writing without a journal: what the device holds is older than what the
-/// kernel has, and nothing else says so. (With a journal the feature "recover" does.)
+/// Rejects a file system that is mounted for writing without a journal: the device has older data than the
+/// kernel, and nothing else indicates that. (With a journal the feature "recover" does.)
 fn check_state(state: u16) -> Result<()> {
     match state & CLEAN {
         0 => Err(Error::Unsupported {

@@ -315,8 +315,8 @@ impl<S: Source> Ext4<S> {
         extents::of(&self.disk(), inode)
     }
 
-    /// Reads bytes of `file` from byte `offset` on; how many there are, fewer than `data.len()` at its end. Holes and
-    /// what was not written are zeros.
+    /// Reads bytes of `file` from byte `offset` on, and returns their number, which is less than `data.len()`
+    /// at the end of the file. Holes and unwritten extents are zeros.
     ///
     /// # Errors
     /// [`Error::Read`]; [`Error::Corrupt`] for blocks that the device does not have.

@@ -1,4 +1,4 @@
-//! Memory of ours: what a gather gives where no library of arrays gave its own.
+//! Arrays of our own, for results of gathers when no array library provides the memory.
 
 use crate::dlpack::{self, Described};
 use crate::error::{Fault, OrRaise};
@@ -23,9 +23,9 @@ enum Memory {
     Gpu(DeviceMemory, Arc<Gpu>),
 }
 
-/// An array of ours in memory of the host or of a GPU, C-contiguous.
+/// A C-contiguous array of ours in host or GPU memory.
 ///
-/// It gives its memory on by `__dlpack__`, and by `__cuda_array_interface__` or `__array_interface__`.
+/// It exports its memory by `__dlpack__`, and by `__cuda_array_interface__` or `__array_interface__`.
 #[pyclass(frozen, module = "nvme_gpu._native")]
 pub struct Array {
     memory: OfProcess<Arc<Memory>>,

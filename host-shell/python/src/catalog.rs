@@ -1,4 +1,5 @@
-//! What takes long and is written to a store, or looked at there: files of tensors, and indexes of vectors.
+//! Long operations that write to a store or verify its content: imports of tensor files, and indexes of
+//! vectors.
 
 use crate::error::Fault;
 use crate::pool::{Job, lock};
@@ -34,7 +35,7 @@ impl Shared {
     }
 }
 
-/// An import, or a look at what was imported, on a thread of the pool.
+/// An import, or a verification of one, on a thread of the pool.
 #[pyclass(frozen, module = "nvme_gpu._native")]
 pub struct Import {
     job: Arc<Job>,
@@ -42,7 +43,7 @@ pub struct Import {
 }
 
 impl Import {
-    /// Runs `work`, and keeps what it finds as JSON.
+    /// Runs `work`, and keeps its result as JSON.
     pub fn start<T: Serialize>(
         work: impl FnOnce(&Shared) -> nvme_host::Result<T> + Send + 'static,
     ) -> PyResult<Self> {

@@ -35,7 +35,7 @@ const TYPES: [(u8, u8, &str); 16] = [
     (5, 64, "complex64"),
     (5, 128, "complex128"),
     (6, 8, "bool"),
-    // A name for bytes whose meaning is not known.
+    // Name of a type whose meaning is unknown.
     (3, 8, "opaque"),
 ];
 

@@ -1,4 +1,4 @@
-//! Transfers on a GPU that were launched, and what they need until they have ended.
+//! Transfers that were launched on a GPU, and the objects that they need until they have ended.
 
 use crate::error::Fault;
 use crate::left::{self, UnderWay};
@@ -106,7 +106,7 @@ impl Flight {
     }
 }
 
-/// A gather under way, with what it needs.
+/// A gather under way, with the objects that it needs.
 struct Held {
     flight: Arc<Flight>,
     store: Option<Arc<nvme_host::Store>>,
@@ -124,8 +124,8 @@ pub struct Flights {
 }
 
 impl Flights {
-    /// Puts a transfer into a stream by `launch`, and keeps what it needs until it has ended. Its failure is found
-    /// here by [`Self::check`], unless it is `apart`: then by the operation's own check alone.
+    /// Launches a transfer in a stream by `launch`, and keeps its objects alive until it has ended. Its failure
+    /// is found here by [`Self::check`], unless it is `apart`: then by the operation's own check alone.
     pub fn launch(
         self: &Arc<Self>,
         py: Python<'_>,
@@ -225,7 +225,7 @@ impl Flights {
         Ok(true)
     }
 
-    /// Keeps a failure for [`check`](Self::check), unless one is there.
+    /// Keeps a failure for [`check`](Self::check), unless an earlier one waits there.
     pub fn keep_failure(&self, fault: Fault) {
         lock(&self.failed).get_or_insert(fault);
     }
@@ -315,7 +315,7 @@ impl GpuOperation {
         self.flight.wait_in(py, limit)
     }
 
-    /// Waits for as long as its commands may take, and raises what went wrong: also that it has not ended. Ctrl-C ends
+    /// Waits until the deadline of its commands, and raises its error, also that it has not ended. Ctrl-C ends
     /// the wait.
     fn finish(&self, py: Python<'_>) -> PyResult<()> {
         match self.wait(py, None)? {
@@ -324,7 +324,7 @@ impl GpuOperation {
         }
     }
 
-    /// Raises what went wrong, if it has ended and something did; it is not raised again elsewhere.
+    /// Raises the error, if it has ended with one; no other call raises it again.
     fn check(&self) -> PyResult<()> {
         self.flight.check_process()?;
         let Some(outcome) = self.flight.pending.outcome() else {

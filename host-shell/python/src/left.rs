@@ -1,4 +1,4 @@
-//! What was left under way by those who started it: kept until it has ended.
+//! Keeps orphaned transfers and their buffers alive until they complete.
 
 use crate::pool::lock;
 use pyo3::prelude::*;
@@ -16,7 +16,7 @@ pub fn keep(one: impl UnderWay + 'static) {
     lock(&LEFT).push(Box::new(one));
 }
 
-/// Gives back what has ended. With the GIL held.
+/// Frees the transfers that have ended. With the GIL held.
 pub fn reap() {
     let over: Vec<_> = {
         let mut left = lock(&LEFT);

@@ -238,7 +238,7 @@ impl Layer {
         self.is_on_gpu
     }
 
-    /// Waits until it is there, and raises why it is not.
+    /// Waits until it is loaded, and raises the error if it is not.
     #[pyo3(signature = (timeout=None))]
     fn wait(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<()> {
         let limit = wait::seconds(timeout)?.unwrap_or(FOR_EVER);

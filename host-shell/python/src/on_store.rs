@@ -1,4 +1,4 @@
-//! What Python holds of something that lies on a store.
+//! Python's handle of an object on a store.
 
 use crate::error::Fault;
 use crate::pool::lock;

@@ -64,13 +64,14 @@ impl Operation {
         Ok(is_done)
     }
 
-    /// Raises what went wrong with all of it. What became of single rows or queries is left to who asked for it later.
+    /// Raises the error of the whole call. Outcomes of single rows or queries are left to the caller's later
+    /// query.
     fn check_whole(&self) -> PyResult<()> {
         self.failed_row()?;
         Ok(())
     }
 
-    /// Raises what went wrong, if it has ended and something did.
+    /// Raises the error, if it has ended with one.
     fn check(&self) -> PyResult<()> {
         Ok(self.job.result()?)
     }

@@ -1,5 +1,5 @@
-//! What belongs to the process that made it. A child of `fork` has none of the threads that serve it: its calls are
-//! refused, and nothing of its parent's is dropped there.
+//! Objects that belong to the process that made them. A child of `fork` has none of the threads that serve
+//! them: its calls are refused, and none of its parent's objects are dropped there.
 
 use crate::error::Fault;
 pub use crate::fork::check;

@@ -106,7 +106,7 @@ fn about(header: &Header) -> serde_json::Value {
 
 struct Opened {
     index: Index,
-    /// With a GPU whose kernels read by themselves.
+    /// Set for a store with a GPU whose kernels submit the reads.
     by_gpu: Option<GpuSearch>,
 }
 

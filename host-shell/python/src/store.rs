@@ -23,7 +23,7 @@ pub type Open = Arc<nvme_host::Store>;
 
 /// Object that uses a store and keeps its device open.
 pub trait AtClose: Send + Sync {
-    /// Lets go of the store; what is under way is waited for, `limit` at most.
+    /// Drops the store after waiting for transfers under way, `limit` at most.
     fn close(&self, limit: Duration);
 }
 
@@ -175,7 +175,7 @@ impl Store {
             ..StoreOptions::default()
         };
         left::reap();
-        // What is opened after Ctrl-C is closed by the thread that opened it.
+        // A device that is opened after Ctrl-C is closed by the thread that opened it.
         let device = device.to_owned();
         let store = wait::of(py, move || Ok(nvme_host::Store::open(&device, &options)?))?;
         Ok(Self {
@@ -318,8 +318,8 @@ impl Store {
         Ok(())
     }
 
-    /// Waits for gathers on the GPU, `timeout` seconds at most, and closes. What still is under way keeps its
-    /// buffers, and the device, until it has ended.
+    /// Waits for gathers on the GPU, `timeout` seconds at most, and closes. Transfers that are still under way
+    /// keep their buffers, and the device, until they have ended.
     #[pyo3(signature = (timeout=None))]
     fn close(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<()> {
         if self.process != ProcessMark::here() {

@@ -376,7 +376,8 @@ impl Table {
         self.flights.wait(py, timeout)
     }
 
-    /// Keeps the failure of a row of `operation`, which has ended, for `check`. Raises what went wrong with all of it.
+    /// Keeps the failure of a row of `operation`, which has ended, for `check`. Raises the error of the whole
+    /// call.
     fn keep_failure(&self, operation: &Operation) -> PyResult<()> {
         if let Some(fault) = operation.failed_row()? {
             self.flights.keep_failure(fault);

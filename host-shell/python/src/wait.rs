@@ -70,7 +70,7 @@ pub fn of<T: Send + 'static>(
     made.ok_or_else(|| Fault::of(&nvme_host::Error::internal("a call came to nothing")).into())
 }
 
-/// Drops what may be the last owner of a store without the GIL; in a child of a fork not at all.
+/// Drops a value that may be the last owner of a store without the GIL; in a child of a fork not at all.
 pub fn drop_elsewhere<T: Send>(process: ProcessMark, value: Option<T>) {
     match value {
         Some(value) if process == ProcessMark::here() => {
@@ -92,7 +92,7 @@ pub fn seconds(timeout: Option<f64>) -> Result<Option<Duration>, Fault> {
             "timeout is not a number",
             "give seconds, or None for no limit",
         )),
-        // Longer than any wait: not None, which leaves the limit to what is waited for.
+        // Longer than any wait. Not None, which would select the operation's own deadline.
         _ => Ok(Some(
             Duration::try_from_secs_f64(seconds).unwrap_or(Duration::MAX),
         )),

@@ -1,4 +1,4 @@
-//! A workload: what to do, how fast, and when it is over.
+//! A workload: operation, rate and duration.
 
 use super::pattern::Pattern;
 use nvme_core::spec::Nsid;

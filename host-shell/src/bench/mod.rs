@@ -1,4 +1,4 @@
-//! Workloads against a namespace: what to do, how fast, and what came of it.
+//! Workloads against a namespace: their options, their execution and their reports.
 //!
 //! One thread drives each queue and keeps it full. Latency runs from the moment a command was due (or
 //! submitted, without a rate) to the moment its completion was seen.
@@ -141,7 +141,7 @@ impl<'a> Running<'a> {
         self.workers.drain(..).map(leave).collect()
     }
 
-    /// Reads back what was written and checks it, if the job asks for that.
+    /// Reads back the written units and checks them, if the job asks for that.
     fn read_back(
         mut self,
         go_on: Option<&GoOn<'_>>,

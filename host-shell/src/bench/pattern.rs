@@ -1,4 +1,4 @@
-//! Which block comes next, read or write, and what a written block holds.
+//! Order of blocks, choice of reads and writes, and the content of written blocks.
 
 pub use nvme_units::SplitMix;
 use nvme_units::mix;
@@ -75,7 +75,7 @@ impl UnitStamp {
         self.words().fill(bytes);
     }
 
-    /// Returns the first byte at which `bytes` is not what [`Self::fill`] writes.
+    /// Returns the first byte at which `bytes` differs from the content that [`Self::fill`] writes.
     pub fn first_difference(self, bytes: &[u8]) -> Option<usize> {
         let mut words = self.words();
         let mut at = 0;

@@ -1,4 +1,4 @@
-//! Reads back what a run wrote, at the depth of the run.
+//! Reads back the units that a run wrote, at the depth of the run.
 
 use super::shared::Shared;
 use super::unit_states::UnitStates;
@@ -31,7 +31,7 @@ pub(super) fn read_back(
     // By buffer: the unit that it is lent for.
     let mut pending = vec![0; depth];
     let mut units = states.known();
-    // What a reset took away, and how much of it since the last success.
+    // Commands that a reset aborted, and the number of resets since the last success.
     let (mut again, mut lost) = (Vec::new(), 0);
     let mut failure: Option<Error> = None;
     loop {

@@ -1,4 +1,4 @@
-//! What a run measured, as a value, as fio's JSON and as text.
+//! Measurements of a run, as a value, as fio's JSON and as text.
 
 use super::job::{Job, Limit};
 use super::pattern::Pattern;
@@ -147,7 +147,7 @@ pub struct Report {
     pub queues: Vec<(Qid, Statistics)>,
     /// Faults from which a run recovered, if it continues after outages.
     pub outages: Option<Outages>,
-    /// The run was ended early by the user: the figures are of what ran until then, nothing was read back.
+    /// The run was ended early by the user: the figures cover the time until then, nothing was read back.
     pub interrupted: bool,
 }
 

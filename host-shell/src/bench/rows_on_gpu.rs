@@ -41,7 +41,7 @@ pub fn rows_on_gpu(
     let asked_on_gpu = DeviceMemory::new(gpu, asked.len())?;
     asked_on_gpu.upload(0, &asked)?;
     let rows = DeviceMemory::new(gpu, out.len())?;
-    // What is there already must not pass for what arrives.
+    // Overwritten first, so that old data cannot pass for rows that arrive.
     rows.fill(0xA5)?;
     let stream = Stream::new(gpu)?;
     let request = Request {

@@ -1,4 +1,4 @@
-//! What the threads of a run share.
+//! State that the threads of a run share.
 
 use super::job::{Job, Limit};
 use super::pattern::UnitStamp;
@@ -33,7 +33,7 @@ pub(crate) struct Shared<'a> {
     pub opened: AtomicU64,
     pub stop: AtomicBool,
     pub failure: Mutex<Option<Error>>,
-    /// The user asked for an end: what is in flight is waited for a while, nothing more is sent.
+    /// The user asked for an end: commands in flight are waited for a while, no more are sent.
     pub interrupted: AtomicBool,
     /// By worker.
     pub done: Vec<Counts>,

@@ -1,4 +1,4 @@
-//! What is known of each unit of a verified run.
+//! State of each unit of a verified run.
 
 use std::sync::atomic::{AtomicU8, Ordering};
 
@@ -51,7 +51,7 @@ impl UnitStates {
         }
     }
 
-    /// Returns what the unit holds; none before its first write, and while one is under way.
+    /// Returns the content of the unit; none before its first write, and while one is under way.
     // Acquire: pairs with the release in `end_write`. A read that is submitted after this load finds at least
     // the data of that generation, because the write had completed before the flag was cleared.
     pub fn content(&self, unit: u64) -> Option<UnitContent> {
@@ -59,7 +59,7 @@ impl UnitStates {
         (state != 0 && state & BUSY == 0).then_some(UnitContent(state))
     }
 
-    /// Forgets what the unit holds: it was compared.
+    /// Forgets the content of the unit: it was compared.
     pub fn forget(&self, unit: u64) {
         if let Some(state) = self.0.get(unit as usize) {
             state.store(0, Ordering::Relaxed);

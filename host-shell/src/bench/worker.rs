@@ -171,7 +171,7 @@ impl<'a> Worker<'a> {
                 leave_at = Some(now + LEAVE);
             }
             if leave_at.is_some_and(|at| now >= at) {
-                // What is still in flight stays with the queue, whose end takes it away.
+                // Commands still in flight stay with the queue, whose end aborts them.
                 return Ok(());
             }
             let stopped = self.shared.stop.load(Ordering::Relaxed);
@@ -213,7 +213,7 @@ impl<'a> Worker<'a> {
         }
     }
 
-    /// Sends what was lost, or waits for its unit, as far as there are buffers.
+    /// Sends lost commands, and those that waited for their unit, as far as there are buffers.
     fn send_again(&mut self) -> Result<()> {
         let mut batch = self.queue.batch();
         let mut sent = 0;
@@ -244,7 +244,7 @@ impl<'a> Worker<'a> {
         Ok(())
     }
 
-    /// Sends what is due, as far as there are buffers; whether there is more to come.
+    /// Sends commands that are due, as far as there are buffers; returns true if more will become due.
     fn issue_all(&mut self, turn: Turn, issued: &mut u64) -> Result<bool> {
         let shared = self.shared;
         let room = self.free.len() as u64;
@@ -362,7 +362,7 @@ impl<'a> Worker<'a> {
             if let Some(states) = &shared.states {
                 match (pending.access.read, pending.content) {
                     (false, _) => states.end_write(unit),
-                    // What a write has begun to change meanwhile may be either.
+                    // If a write has begun meanwhile, the read may have returned either content.
                     (true, Some(content)) if states.content(unit) == Some(content) => {
                         let checked = check_unit(shared, unit, content, buffer.as_slice());
                         mismatch = std::mem::replace(&mut mismatch, Ok(())).and(checked);

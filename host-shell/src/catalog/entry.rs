@@ -1,4 +1,4 @@
-//! A tensor of a file, and what a format's reader finds.
+//! A tensor of a file, and the result of a format's reader.
 
 use super::dtype::Dtype;
 use super::value::Value;
@@ -90,7 +90,7 @@ pub(super) struct Parsed {
     pub metadata: Vec<(String, Value)>,
     /// Header and data.
     pub bytes: u64,
-    /// The same with what may follow the last tensor.
+    /// Length including the padding after the last tensor.
     pub padded: u64,
 }
 

@@ -88,7 +88,8 @@ pub fn parse(source: &dyn Source) -> Result<Parsed, Fault> {
     })
 }
 
-/// Refuses bytes between tensors that belong to none, as llama.cpp does: a type whose size is another one looks so.
+/// Rejects bytes between tensors that belong to none, as llama.cpp does: they appear when a type has another
+/// size than assumed here.
 fn check_dense(entries: &[Entry], data: u64, alignment: u64) -> Result<(), String> {
     let mut at = data;
     for entry in entries {

@@ -25,7 +25,7 @@ struct Index {
     weight_map: Pairs<String>,
 }
 
-/// Files that are open, and what they hold together.
+/// Open files, and the catalog of all of them.
 pub(super) struct Opened {
     pub catalog: Catalog,
     /// Each file and where it begins.
@@ -83,7 +83,7 @@ pub fn set_of(path: &Path) -> Result<Option<Vec<(PathBuf, u64)>>> {
         .is_some_and(|extension| extension == "json");
     let is_part = || {
         let file = FileSource::open(path)?;
-        // What is no GGUF, or a damaged one, is one file of bytes.
+        // A file that is no GGUF, or a damaged one, is imported as a single file of bytes.
         let found = Catalog::alone(&file).ok();
         Ok::<_, Error>(found.is_some_and(|found| !matches!(Part::of(&found), Ok(None))))
     };
@@ -211,7 +211,7 @@ fn open_index(path: &Path) -> Result<Opened> {
     }
 }
 
-/// Returns the index; else what is wrong with its text, or why it could not be read.
+/// Returns the index; else the fault of its text, or the error of reading it.
 fn read_index(path: &Path) -> std::result::Result<Index, std::result::Result<String, Error>> {
     let file = FileSource::open(path).map_err(Err)?;
     if file.len() > MOST {

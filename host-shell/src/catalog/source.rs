@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 pub(super) enum Fault {
     /// Fault of the file, as the end of a sentence that begins with its name.
     Format(String),
-    /// The file is whole and is not read: why, as such an end, and what to do.
+    /// The file is intact and is not read: the reason, as the end of such a sentence, and the remedy.
     Refused(String, String),
     /// More bytes follow than the header describes.
     Longer {
@@ -197,7 +197,7 @@ impl<'a> StoreSource<'a> {
         })
     }
 
-    /// Returns the same, whose file may end before the range does.
+    /// Returns the same source, whose file may end before the range does.
     pub fn at_most(&self) -> Self {
         Self {
             is_exact: false,

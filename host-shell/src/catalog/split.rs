@@ -311,7 +311,7 @@ fn name_in_store(number: u64) -> String {
     format!("part {}", number + 1)
 }
 
-/// Names of files of a split GGUF: what is before their numbers, and how many there are.
+/// Names of files of a split GGUF: the part before their numbers, and their count.
 struct Names<'a> {
     stem: &'a str,
     number: u64,

@@ -61,7 +61,7 @@ impl Ahead {
         }
         let place = place(opened, &to, "dst")?;
         if state.loader.is_some() && state.mark != opened.store.write_mark() {
-            // What was read ahead may be from before a write.
+            // Layers that were read ahead may be older than a write that has happened since.
             state.end()?;
         }
         if state.loader.is_none() && state.pass.first() == Some(&range) && state.pass.len() > 1 {
@@ -101,7 +101,8 @@ impl Drop for Ahead {
 }
 
 impl State {
-    /// Lets go of what was read ahead. The order of the layers stays known: reads ahead begin again with the first.
+    /// Drops the layers that were read ahead. The order of the layers stays known: reads ahead begin again with
+    /// the first.
     fn end(&mut self) -> Answer<()> {
         if let Some((loader, _)) = self.loader.take() {
             loader.close(PATIENCE)?;
@@ -145,7 +146,7 @@ unsafe fn copy_on_gpu(opened: &Opened, layer: &Layer, to: &Lent, bytes: usize) -
         ));
     };
     layer.wait(PATIENCE)?;
-    // The layer is there, so that a stream of any order may copy it.
+    // The layer is loaded, so a copy in any stream may read it.
     let stream = Stream::new(gpu)?;
     // SAFETY: the caller's; the layer is held until the copy has ended.
     unsafe { stream.copy_within(to.address(), layer.address(), bytes)? };

@@ -105,7 +105,7 @@ pub fn open(device: &str) -> Answer<*mut StoreHandle> {
     }
 }
 
-/// The tier whose rings lie in GPU memory.
+/// Number of the tier whose rings lie in GPU memory.
 const RINGS_IN_GPU_MEMORY: u32 = 3;
 
 /// Opens the store of `NVME_GPU_DEVICE` with rings in GPU memory. One that is open is closed before, since a drive has

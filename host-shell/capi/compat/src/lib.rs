@@ -3,7 +3,7 @@
 //! - [`device`]: stores by path, and the one that `NVME_GPU_DEVICE` names.
 //! - [`gds`], [`spdk`], [`dictionary`], [`layers`]: the functions; [`ahead`]: layers that are read
 //!   before they are asked for.
-// The header documents the functions, and what is owed for their pointers.
+// The header documents the functions and the contract for their pointers.
 #![allow(clippy::missing_safety_doc)]
 
 pub mod ahead;

@@ -34,7 +34,7 @@ pub struct SpdkCompletion {
     status: u16,
 }
 
-/// `GpuSgl`: what gpu_reset_sgl_fn and gpu_next_sge_fn walk over.
+/// `GpuSgl`: the list that gpu_reset_sgl_fn and gpu_next_sge_fn iterate over.
 #[repr(C)]
 pub struct GpuSgl {
     segments: *const GpuSegment,
@@ -164,7 +164,7 @@ unsafe fn start(
     match (failed, read.parts.is_empty()) {
         (Some(status), true) => Err(status),
         (failed, _) => {
-            // What was started ends with the read, which says that it failed.
+            // Reads that were started end together with this one, which reports the failure.
             read.status = failed.unwrap_or(0);
             lock(&UNDER_WAY).push(read);
             Ok(())
@@ -252,7 +252,7 @@ pub unsafe extern "C" fn poll_completions(ctx: *mut SpdkContext) -> c_int {
         let mut failed = None;
         for read in &done {
             if let Some((callback, context)) = read.callback {
-                // Internal Error (generic, 6h) for what no controller said.
+                // Internal Error (generic, 6h) for failures that have no status of a controller.
                 let code = u16::try_from(read.status).unwrap_or(6);
                 let completion = SpdkCompletion {
                     cdw0: 0,

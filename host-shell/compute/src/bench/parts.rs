@@ -1,4 +1,4 @@
-//! What the ways of these benchmarks have in common.
+//! Parts that these benchmarks share.
 // UNSAFETY: launches and copies over this module's own memory.
 #![allow(unsafe_code)]
 
@@ -48,7 +48,7 @@ impl Reader {
             if turn > 1 {
                 self.copied[half].wait()?;
             }
-            // SAFETY: a half of the buffer of this thread, whose last copy has ended.
+            // SAFETY: half of this thread's buffer, whose last copy has ended.
             let (from, data) = unsafe {
                 let from = self.pages.start().add(half * CHUNK as usize);
                 (from, std::slice::from_raw_parts_mut(from, count))

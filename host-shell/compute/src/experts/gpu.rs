@@ -23,7 +23,7 @@ use std::time::Duration;
 
 /// Blocks of a launch at most.
 const MOST_BLOCKS: u64 = 2048;
-/// Blocks that look at what became of the reads.
+/// Blocks of the kernel that checks the outcome of the reads.
 const SETTLING: u32 = 64;
 
 /// The cache of a [`GpuExperts`].
@@ -48,7 +48,7 @@ pub struct Step {
     pub layer: u32,
     /// Number of tokens.
     pub tokens: u32,
-    /// For each token a logit for each expert: what the layer's router says.
+    /// Router output: for each token a logit for each expert.
     pub logits: u64,
     /// For each token a vector.
     pub x: u64,
@@ -345,7 +345,8 @@ impl GpuExperts {
         let settling = u64::from(SETTLING * BLOCK_THREADS);
         let elements = u64::from(step.tokens) * u64::from(shape.width);
         LaunchSequence::run(&self.gpu, stream, |sequence| {
-            // SAFETY: each kernel takes what it is given here; the memory is of the cache, or the caller vouches for it.
+            // SAFETY: each kernel takes the argument that it is launched with; the memory belongs to the cache,
+            // or the caller vouches for it.
             unsafe {
                 sequence.kernel(|| self.launch(kernels.route, routing, &route, stream))?;
                 sequence.kernel(|| self.launch(kernels.admit, 32, &admit, stream))?;

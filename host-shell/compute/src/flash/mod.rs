@@ -35,7 +35,7 @@ pub struct Heads {
     /// Causal mask: the last query attends to all keys, and each before it to one less. Without it all queries
     /// attend to all keys.
     pub causal: bool,
-    /// By what products of queries and keys are multiplied, above 0.
+    /// Scale of the products of queries and keys, above 0.
     pub scale: f32,
 }
 

@@ -1,6 +1,6 @@
-//! Products of matrices by the CPU: what the rungs are held against.
+//! Matrix products by the CPU: the reference for the kernels.
 //!
-//! Matrices lie row after row without gaps.
+//! Matrices are row-major, without gaps.
 
 use rayon::prelude::*;
 

@@ -1,4 +1,4 @@
-//! What matrices hold, on the CPU.
+//! Element types of matrices, on the CPU.
 
 use nvme_formats::{bf16_of_f32, f16_of_f32, f32_of_bf16, f32_of_f16};
 

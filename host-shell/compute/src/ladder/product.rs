@@ -1,4 +1,5 @@
-//! What is multiplied, by which rung, and whether that is possible.
+//! Description of a product: its operands and the kernel for it, with the checks that this kernel can compute
+//! it.
 
 use super::Element;
 use nvme_compute_kernel::matmul::{self, Tile};

@@ -18,8 +18,8 @@ use std::sync::Arc;
 const MOST_BLOCKS: u64 = 2048;
 /// Blocks of the mixed kernels, and of those for few tokens, that a multiprocessor runs at a time; of the others one.
 const MIXED_BLOCKS: u32 = 2;
-/// Bytes of shared memory of products of two operands whose terms follow on each other, of one, and of none; then of the
-/// first two by smaller tiles.
+/// Bytes of shared memory of a product with two, one or no operand that is contiguous along the summed
+/// dimension; then of the first two by smaller tiles.
 const FORWARD_SHARED: u32 = STAGES * 2 * tile_bytes(TILE);
 const INPUTS_SHARED: u32 = STAGES * (tile_bytes(TILE) + cross_bytes(TILE));
 const WEIGHTS_SHARED: u32 = STAGES * 2 * cross_bytes(TILE);

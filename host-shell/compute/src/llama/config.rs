@@ -4,7 +4,7 @@ use crate::metadata::MetadataKeys;
 use nvme_compute_kernel::experts::MOST_EXPERTS;
 use nvme_host::{Catalog, Error, Result};
 
-/// Keys of the architecture that change nothing of what is computed.
+/// Keys of the architecture that have no effect on the results.
 const HARMLESS: [&str; 1] = ["tensor_data_layout"];
 
 /// Sizes of a model.

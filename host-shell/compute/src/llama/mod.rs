@@ -28,8 +28,8 @@ pub struct Options<'a> {
     pub budget: u64,
     /// Tokens of a text, the prompt with them, at most.
     pub positions: u32,
-    /// By what layers, the last matrix and the last norm are verified when they are loaded. Rows of embeddings, which
-    /// are read token by token, are not.
+    /// Manifest by which layers, the last matrix and the last norm are verified when they are loaded. Rows of
+    /// embeddings, which are read token by token, are not verified.
     pub manifest: Option<&'a Manifest>,
 }
 

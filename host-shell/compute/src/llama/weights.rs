@@ -72,14 +72,14 @@ pub struct Embedding {
 /// Some of the embeddings' bytes, where they lie in the store.
 #[derive(Clone, Debug)]
 pub struct Place {
-    /// Those of the embeddings, in whose order places come.
+    /// Their byte range within the embeddings, which orders the places.
     bytes: Range<u64>,
     /// Offset of the first of them in the store.
     first: u64,
 }
 
 impl Place {
-    /// Places of `ranges` of the store, whose bytes follow one another.
+    /// Returns the places of `ranges` of the store, whose bytes are contiguous in the embeddings.
     pub fn all(ranges: Vec<Range<u64>>) -> Vec<Self> {
         let mut at = 0;
         let places = ranges.into_iter().map(|range| {
@@ -359,7 +359,7 @@ impl<'a> File<'a> {
         }
     }
 
-    /// Returns the range with what the manifest's chunks have around it.
+    /// Extends the range to whole chunks of the manifest.
     fn cover(self, range: Range<u64>) -> Range<u64> {
         let begin = self.catalog.begin();
         self.manifest.map_or(range.clone(), |manifest| {
@@ -368,7 +368,7 @@ impl<'a> File<'a> {
         })
     }
 
-    /// Compares the tensor at `offset`, whose bytes these are, with the manifest.
+    /// Compares the tensor at `offset`, whose content is `bytes`, with the manifest.
     fn verify(self, offset: u64, bytes: &[u8]) -> Result<()> {
         let manifest = self.manifest.into_iter();
         let mut verified = manifest.map(|one| one.verify(offset - self.catalog.begin(), bytes));
@@ -405,7 +405,7 @@ impl<'a> File<'a> {
         }
     }
 
-    /// Returns the matrix `name`, whose first byte is counted through `runs`.
+    /// Returns the matrix `name`, with its position after loading by `runs`.
     fn matrix(self, name: &str, rows: u32, columns: u32, runs: &Runs) -> Result<Matrix> {
         let entry = self.entry(name)?;
         let stored = stored(entry.dtype)

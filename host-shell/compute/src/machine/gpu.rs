@@ -184,8 +184,8 @@ impl Machine for GpuMachine {
             stored: matrix.stored as u32,
             adds: vectors.adds.into(),
         };
-        // SAFETY: memory of this machine, which waits for its stream before it is dropped, or of a layer whose slot is
-        // not read into before the stream is past what uses it.
+        // SAFETY: the memory belongs to this back end, which waits for its stream before it is dropped, or to a
+        // layer whose slot is not overwritten before the stream has passed the kernels that use it.
         unsafe { self.steps.gemv(&gemv, self.stream.handle()) }
     }
 
@@ -310,7 +310,8 @@ impl Machine for GpuMachine {
 
 impl Drop for GpuMachine {
     fn drop(&mut self) {
-        // What does not end keeps its memory: the watch of the store ends reads, and kernels end by themselves.
+        // Work that does not end keeps its memory: reads are ended by the store's watch thread, and kernels end
+        // on their own.
         let _ = self.stream.wait(LIMIT, || Ok(()));
     }
 }

@@ -107,7 +107,7 @@ pub struct Vectors {
     /// The first element of each vector of `y` that is written.
     pub y_first: u32,
     pub tokens: u32,
-    /// Added to what `y` holds.
+    /// True if the result is added to the contents of `y`.
     pub adds: bool,
 }
 

@@ -213,7 +213,7 @@ impl GpuEngine {
         Ok(())
     }
 
-    /// Notes what took place on the batch of a slot, whose events have passed.
+    /// Records the spans of the batch of a slot, whose events have occurred.
     fn note(&mut self, slot: usize) -> Result<()> {
         let of = &mut self.slots[slot];
         let (read, multiplied, host_us) = (of.read.take(), of.multiplied.take(), of.host_us.take());
@@ -293,7 +293,8 @@ impl Engine for GpuEngine {
             Source::Gpu | Source::Pinned => {}
         }
         let first = Event::record(&self.reading)?;
-        // SAFETY: memory of the slot, whose last product has been taken, and which stays until its read has ended.
+        // SAFETY: memory of the slot, whose last product has been taken; it stays valid until its read has
+        // ended.
         unsafe {
             match self.pinned.get(part as usize) {
                 Some(from) => {
@@ -417,7 +418,8 @@ fn failed_of(pending: &Pending, limit: Duration) -> Result<()> {
 
 impl Drop for GpuEngine {
     fn drop(&mut self) {
-        // What does not end keeps its memory: reads end by the watch of the store, kernels by themselves.
+        // Work that does not end keeps its memory: reads are ended by the store's watch thread, kernels end on
+        // their own.
         let ended =
             [&self.reading, &self.multiplying].map(|stream| stream.wait(self.limit, || Ok(())));
         if ended.iter().any(Result::is_err) {

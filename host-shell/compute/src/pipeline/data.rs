@@ -1,4 +1,4 @@
-//! The matrices and vectors of a job, on a drive or in a file, and what products of them have to be.
+//! The matrices and vectors of a job, on a drive or in a file, and the expected results of their products.
 
 use super::{Job, PAGE, Shape};
 use crate::synthetic;

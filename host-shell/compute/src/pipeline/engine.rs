@@ -1,4 +1,4 @@
-//! What reads and multiplies: the CPU, or a GPU.
+//! Interface of the engines that read and multiply: the CPU, or a GPU.
 
 use super::trace::Trace;
 use nvme_host::Result;
@@ -14,7 +14,7 @@ pub enum Source {
     File,
     /// Pinned memory of the host, by a copy.
     Pinned,
-    /// The memory of what multiplies.
+    /// Memory of the multiplying processor, without reads.
     Resident,
 }
 
@@ -46,7 +46,7 @@ pub(super) trait Engine {
     /// Begins to read a matrix. A read that fails is an error of [`take`](Self::take).
     fn read(&mut self, batch: u64, slot: u32, part: u32) -> Result<()>;
 
-    /// Multiplies it, when it is there.
+    /// Multiplies the matrix, once it has been read.
     fn multiply(&mut self, slot: u32) -> Result<()>;
 
     /// Waits for the product: a vector of elements for each vector. Means nothing where products are joined.

@@ -1,5 +1,5 @@
-//! What a pipeline did and when: spans of reads and of products, how much of them took place side by side, and the file
-//! that Perfetto and Chrome's tracing show.
+//! Timeline of a pipeline: spans of reads and of products, their overlap, and the file for Perfetto and
+//! Chrome's tracing.
 
 use std::fmt::Write;
 
@@ -27,7 +27,7 @@ pub struct Span {
     pub end_us: f64,
 }
 
-/// Time of reads and of products, and what of it was both.
+/// Time of reads and of products, and their overlap.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Overlap {
     /// Microseconds with a read under way.
@@ -76,7 +76,7 @@ impl Trace {
         }
     }
 
-    /// Leaves out what ended more than `us` microseconds before the end.
+    /// Drops spans that ended more than `us` microseconds before the end.
     pub fn keep_last(&mut self, us: f64) {
         let end = self
             .spans

@@ -27,7 +27,7 @@ pub struct BuildOptions {
     pub list: u32,
     /// Elements that a byte stands for.
     pub sub_elements: u32,
-    /// By what vectors are compared.
+    /// Metric by which vectors are compared.
     pub metric: Metric,
 }
 
@@ -81,7 +81,7 @@ pub fn build(
         codes_sum: checksum(&codes),
         ..header
     };
-    // What was here before is no index any more.
+    // Invalidates an index that was here before: its nodes are about to be overwritten.
     store.write_at(offset, &[0; HEADER_BYTES])?;
     store.flush()?;
     store.write_at(offset + header.centroids_at(), &bytes)?;

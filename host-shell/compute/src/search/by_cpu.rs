@@ -1,4 +1,5 @@
-//! Searches whose reads threads of the CPU submit: the reference of the kernel, and what it is compared with.
+//! Searches whose reads are submitted by threads of the CPU: the reference for the kernel, and its rival in
+//! measurements.
 
 use super::index::Index;
 use super::{Answers, Parameters};

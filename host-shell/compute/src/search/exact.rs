@@ -1,4 +1,4 @@
-//! The nearest vectors by comparing all of them: what results are judged by.
+//! The nearest vectors by exhaustive comparison: the ground truth for the recall of a search.
 
 use super::source::Vectors;
 use nvme_compute_kernel::search::walk::distance;

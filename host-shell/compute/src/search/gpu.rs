@@ -32,7 +32,7 @@ pub struct Request {
 
 /// An index whose centroids and codes lie on a GPU, and the kernel that searches it.
 ///
-/// Its memory stays when this is dropped: a launch that is under way, or a graph, may still use it.
+/// Its memory is not freed when this is dropped: a launch that is under way, or a graph, may still use it.
 pub struct GpuSearch {
     module: ManuallyDrop<Module>,
     search: Function,
@@ -47,7 +47,7 @@ pub struct GpuSearch {
 }
 
 impl GpuSearch {
-    /// Loads the kernel and uploads what searches need, once.
+    /// Loads the kernel and uploads the centroids and codes, once.
     ///
     /// # Errors
     /// [`Error::Usage`] for a store that was opened without a GPU; [`Error::Environment`] without memory on the GPU; those
@@ -160,7 +160,8 @@ impl GpuSearch {
             ..self.words
         };
         let kernel = (&*self.module, self.search);
-        // SAFETY: the kernel takes one `Search` and stays loaded; so does what it uses; the caller vouches for the rest.
+        // SAFETY: the kernel takes one `Search` and stays loaded, and so does the memory that it uses; the
+        // caller vouches for the rest.
         unsafe {
             self.nodes
                 .read_by_warps(request.count, kernel, argument, stream)

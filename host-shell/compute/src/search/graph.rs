@@ -226,7 +226,7 @@ fn prune(vectors: &Vectors, candidates: &mut Vec<u64>, degree: usize) -> Vec<u32
 struct Scratch {
     most: usize,
     list: Vec<u64>,
-    /// Nodes whose neighbours were looked at.
+    /// Nodes whose neighbours were visited.
     expanded: Vec<u64>,
     /// A lossy, direct-mapped set of visited ids: an id may overwrite another one, which is then visited twice.
     seen: Vec<u32>,

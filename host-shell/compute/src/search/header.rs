@@ -1,4 +1,4 @@
-//! The first block of an index: what the rest of it is. All of it is checked before it is used.
+//! Header of an index, its first block: the geometry of the rest. Every field is checked before it is used.
 
 use super::metric::Metric;
 use super::source::{Kind, Source};
@@ -30,7 +30,7 @@ pub struct Header {
     pub centroids_sum: u64,
     /// That of the codes.
     pub codes_sum: u64,
-    /// By what its vectors are compared.
+    /// Metric by which its vectors are compared.
     pub metric: Metric,
 }
 

@@ -1,4 +1,4 @@
-//! An index on a store: what of it lies in memory.
+//! An index on a store: the part of it that lies in memory, and access to its nodes.
 
 use super::header::{HEADER_BYTES, Header, checksum};
 use nvme_compute_kernel::search::NODE_BYTES;

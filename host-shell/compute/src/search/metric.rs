@@ -1,11 +1,11 @@
-//! What "near" means, and vectors of length 1.
+//! Metrics of vectors, and normalisation to length 1.
 
 use super::source::Vectors;
 use nvme_host::{Error, Result};
 use rayon::prelude::*;
 use std::borrow::Cow;
 
-/// By what vectors are compared. An index has one, which its header names.
+/// Metric by which vectors are compared. An index has one, which its header names.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Metric {
     /// The squared Euclidean distance.
@@ -54,8 +54,8 @@ impl Metric {
         Vectors::new(elements as u32, numbers).map(Cow::Owned)
     }
 
-    /// Returns queries, of `elements` elements each, as they are compared with the vectors of an index of this metric.
-    /// One whose elements are all 0 becomes NaN, which a search refuses by its place.
+    /// Converts queries, of `elements` elements each, for comparison with an index of this metric. A query
+    /// whose elements are all 0 becomes NaN, which a search refuses with its position.
     pub fn of_queries(self, queries: &[f32], elements: usize) -> Cow<'_, [f32]> {
         if self == Self::Euclidean {
             return Cow::Borrowed(queries);

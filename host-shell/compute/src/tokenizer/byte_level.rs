@@ -25,7 +25,7 @@ impl Encoder {
                 "tokenizer.ggml.add_space_prefix is true".to_owned(),
             ));
         }
-        // Older converters wrote scores for every kind; merges are what this one goes by.
+        // Older converters wrote scores for every kind of vocabulary; this one uses the merges alone.
         let _ = keys.get("tokenizer.ggml.scores");
         let name = "tokenizer.ggml.merges";
         let pairs = keys.array(name, "an array of pairs of texts", |value| {
@@ -85,8 +85,8 @@ impl Encoder {
     }
 }
 
-/// Returns the pairs that can come to be merged: each of their texts is a character, or what another such pair
-/// makes. The others are no fault of a file, since they change nothing.
+/// Returns the pairs that can be merged: each of their texts is a character, or the result of another such
+/// pair. Other pairs are harmless in a file, since they never apply.
 fn reachable(pairs: Vec<(String, String)>) -> Vec<(String, String)> {
     let is_character = |text: &str| text.chars().nth(1).is_none();
     // Pairs by the text that they wait for.

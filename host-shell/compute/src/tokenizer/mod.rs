@@ -55,7 +55,7 @@ pub struct Tokenizer {
     ends: Vec<u32>,
 }
 
-/// Writes what stands between special tokens.
+/// Encoder of the text between special tokens.
 enum Encoder {
     ByteLevel(Box<byte_level::Encoder>),
     SentencePiece(sentence_piece::Encoder),

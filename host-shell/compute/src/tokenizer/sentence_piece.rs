@@ -90,7 +90,7 @@ impl Encoder {
     }
 }
 
-/// A piece of the text: a character, or what was merged. One without bytes is a part of another one.
+/// A piece of the text: a character, or a merged pair. One without bytes was merged into another one.
 #[derive(Clone, Copy)]
 struct Symbol {
     begin: usize,

@@ -1,4 +1,4 @@
-//! The words across whose borders nothing is merged.
+//! Division of a text into words; pairs are never merged across their borders.
 
 use super::refused;
 use fancy_regex::Regex;

@@ -15,7 +15,7 @@ const EXIT_FAILURE_MODE: u32 = 1;
 /// Effect of an admin command on the known facts of controller and namespaces.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Effect {
-    /// Nothing that a handle goes by.
+    /// No fact on which a handle relies.
     Nothing,
     /// They may be others: they are read again.
     Facts,

@@ -1,4 +1,5 @@
-//! Format NVM and Sanitize: what the controller can do of them is checked before anything is sent.
+//! Format NVM and Sanitize: the controller's support for the requested action is checked before anything is
+//! sent.
 
 use crate::controller::Controller;
 use crate::controller::session::Watch;

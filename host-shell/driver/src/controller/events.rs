@@ -62,8 +62,8 @@ impl Events {
         }
     }
 
-    /// Asks a controller that has just come up for events. Waits for nothing: a controller that does not take the
-    /// configuration reports what it likes.
+    /// Requests events from a controller that has just come up. Waits for nothing: a controller that rejects
+    /// the configuration reports the events of its own choice.
     pub fn begin(&mut self, queue: &mut HostPair, info: &Info) {
         self.most = info.event_limit.min(MOST_REQUESTS) as usize;
         self.requests.clear();

@@ -126,7 +126,7 @@ pub(crate) struct Facts {
 }
 
 impl Facts {
-    /// Takes what the first bring-up found.
+    /// Records the results of the first bring-up.
     pub fn begin(&self, info: &Info) {
         let namespaces: BTreeMap<_, _> = info
             .namespaces

@@ -95,7 +95,8 @@ impl Controller {
         Ok(bytes)
     }
 
-    /// Reads the start of a page whose end was found once more, so that it releases its event unless that is retained.
+    /// Reads the start of a page once more whose end was found, so that the controller clears its event, unless
+    /// that is retained.
     fn release(
         &self,
         what: &str,

@@ -136,7 +136,7 @@ impl Controller {
             scratch.words(),
         );
         let mut info = machine.map_err(refused)?.info().clone();
-        // What the rings are made for, should the controller say something else each time.
+        // The rings were sized by these capabilities, even if the controller reports others each time.
         info.capabilities = capabilities;
         let facts = Facts::default();
         let start = Admin {
@@ -258,7 +258,7 @@ impl Controller {
     /// [`Error::Usage`] when `nsid` is not an active namespace.
     pub fn identify_namespace(&self, nsid: Nsid) -> Result<IdentifyNamespace> {
         self.check_nsid(nsid)?;
-        // Who opens a namespace goes by what the controller is now.
+        // Whoever opens a namespace relies on its present properties, so they are read now.
         self.session.look(self.session.now_ns());
         self.session.verify()?;
         let buffer = self
@@ -275,7 +275,7 @@ impl Controller {
         Ok(identify)
     }
 
-    /// Refuses what cannot be a namespace of this controller, before anything is sent.
+    /// Rejects an identifier that cannot be a namespace of this controller, before anything is sent.
     fn check_nsid(&self, nsid: Nsid) -> Result<()> {
         match (1..=self.info().max_nsid).contains(&nsid.0) && nsid != Nsid::ALL {
             true => Ok(()),
@@ -422,8 +422,8 @@ fn interrupts(device: &dyn Device, config: &Config) -> Result<Interrupts> {
     Ok(Interrupts::new(device.interrupts(wanted as u16)?))
 }
 
-/// Brings the controller up. A session whose controller does not come up takes no commands; one that the
-/// controller may still write to is leaked.
+/// Brings the controller up. A session whose controller does not come up accepts no commands; if the controller
+/// may still write to its memory, the memory is leaked.
 fn first_bring_up(session: &Arc<Session>) -> std::result::Result<(), BringupError> {
     let mut admin = lock(&session.admin);
     let result = session.bring_up(&mut admin);

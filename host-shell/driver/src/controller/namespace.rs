@@ -20,7 +20,7 @@ use zerocopy::IntoBytes;
 
 /// Commands that one blocking call keeps in flight.
 const DEPTH: usize = 8;
-/// Bytes of a bounce buffer: what one command of a blocking call moves at most.
+/// Bytes of a bounce buffer: the limit of one command of a blocking call.
 const BOUNCE_BYTES: u64 = 256 << 10;
 /// Limit of repetitions of a command that a reset aborted.
 const RETRIES: u32 = 3;
@@ -297,7 +297,7 @@ impl Namespace {
         Ok(())
     }
 
-    /// Refuses what a bit of ONCS says that the controller does not have.
+    /// Rejects an operation whose bit in ONCS is clear.
     fn needs(&self, bit: u16, what: &'static str, name: &'static str) -> Result<()> {
         match self.oncs & bit {
             0 => Err(Error::Unsupported { what, bit: name }),
@@ -429,7 +429,7 @@ impl Namespace {
         let nsid = self.info.nsid;
         match failure {
             Some(error) => Err(self.queue.cause_of(nsid, opcode, error)),
-            // What ended after a change of the namespace may be other blocks than were meant.
+            // A command that ended after a change of the namespace may have used other blocks than were meant.
             None => self.queue.check_current(nsid),
         }
     }

@@ -1,4 +1,4 @@
-//! What the library reports beside the results of commands: asynchronous events of the controller, and waits
+//! Reports of the library besides the results of commands: asynchronous events of the controller, and waits
 //! that last longer than a command's deadline.
 
 use nvme_core::spec::Status;
@@ -169,7 +169,7 @@ impl Notify {
         Self(Some(Arc::new(tell)))
     }
 
-    /// Tells of `notice`.
+    /// Passes `notice` to the user's callback.
     pub fn tell(&self, notice: &Notice) {
         if let Some(tell) = &self.0 {
             tell(notice);

@@ -112,7 +112,7 @@ impl Set {
         }
     }
 
-    /// Refuses the commands that would take from the driver what it works with.
+    /// Rejects commands that would change the controller under the driver, such as deleting its queues.
     fn check_owner(self, sqe: &Sqe) -> Result<()> {
         let own = match (self, sqe.opcode()) {
             (

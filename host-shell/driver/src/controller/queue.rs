@@ -29,7 +29,7 @@ pub enum QueueRefusal {
     /// The queue does not take it; [`SubmitError::QueueFull`] asks for a `poll`.
     #[error(transparent)]
     Queue(#[from] SubmitError),
-    /// The device or the namespace is not what the queue was made for; the cause. Open it again.
+    /// The device or the namespace has changed since the queue was made; the cause. Open it again.
     #[error("{0}")]
     Changed(String),
     /// The properties of the device could not be read: it is gone, did not answer in time, or the wait was
@@ -230,8 +230,8 @@ impl Queue {
         self.batch().submit(sqe, buffer)
     }
 
-    /// Places a command whose data lies where `data` says: parts of `buffer`, which the command keeps
-    /// as in [`submit`](Self::submit), or memory that is not this process's own, such as a peer device's.
+    /// Submits a command whose data lies where `data` says: parts of `buffer`, which the command keeps as in
+    /// [`submit`](Self::submit), or memory outside of this process, such as a peer device's.
     #[inline]
     pub fn submit_data(
         &mut self,
@@ -258,7 +258,7 @@ impl Queue {
         }
     }
 
-    /// Compares what the queue goes by with what the device is by now; the time afterwards.
+    /// Compares the facts on which the queue relies with the present ones, and returns the time afterwards.
     #[cold]
     fn look_again(&mut self) -> u64 {
         match self.session.verify() {
@@ -268,12 +268,12 @@ impl Queue {
         self.session.now_ns()
     }
 
-    /// Holds commands of this queue to what `info` says, which its user goes by.
+    /// Holds commands of this queue to `info`, on which its user relies.
     pub fn goes_by(&mut self, info: NamespaceInfo) {
         self.basis.goes_by(info);
     }
 
-    /// Looks whether namespace `nsid` is still what the user of this queue goes by.
+    /// Checks that namespace `nsid` still has the properties on which the user of this queue relies.
     ///
     /// # Errors
     /// [`Error::Changed`] when it may not be read any more.
@@ -370,10 +370,10 @@ impl Queue {
         Ok(count)
     }
 
-    /// Ends what is past its deadline and still in flight.
+    /// Ends commands that are past their deadline and still in flight.
     #[cold]
     fn end_overdue(&mut self) -> Result<()> {
-        // What has ended by now needs no Abort.
+        // Commands that have completed by now need no Abort.
         let drained = lock(&self.inner).drain(|| self.session.now_ns());
         if let Err(fault) = drained {
             return self.session.reset(&fault.to_string());
@@ -418,7 +418,7 @@ impl Queue {
         }
     }
 
-    /// Returns the error that `done` stands for; `what` is the command in words.
+    /// Returns the error of `done`; `what` is the command in words.
     pub fn error_of(&self, done: &Completion, what: &str) -> Error {
         let account = {
             let inner = lock(&self.inner);
@@ -450,7 +450,7 @@ impl Queue {
         }
     }
 
-    /// Returns the error of a command that a reset took away: what the reset was for.
+    /// Returns the error of a command that a reset aborted: the cause of the reset.
     fn error_of_reset(&self, what: &str, timeout_ms: u64) -> Error {
         let reset = self.session.last_reset();
         match reset.expired {

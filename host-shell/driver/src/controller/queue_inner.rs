@@ -67,7 +67,7 @@ impl From<nvme_core::Completion<Lease>> for Completion {
     }
 }
 
-/// A command whose deadline passed, and what became of it.
+/// A command whose deadline passed, and the result of its recovery.
 #[derive(Clone, Debug)]
 pub(crate) struct Expired {
     pub cid: Cid,
@@ -76,13 +76,13 @@ pub(crate) struct Expired {
 
 /// State that a queue's handle shares with recovery.
 pub struct QueueInner {
-    /// The rings and what is in flight on them.
+    /// The rings, and the commands in flight on them.
     pub pair: Pair,
     /// Completions that recovery polled or reclaimed.
     pub backlog: VecDeque<Completion>,
-    /// Commands that expired, and what became of them.
+    /// Commands that expired, with the results of their recovery.
     pub(crate) expired: Vec<Expired>,
-    /// What the queue has done so far.
+    /// Counters of the queue.
     pub statistics: Statistics,
     /// Present while a GPU drives the queue in the pair's stead.
     #[cfg(feature = "cuda")]
@@ -102,8 +102,8 @@ pub trait Lent: Send {
 }
 
 impl QueueInner {
-    /// Moves what the controller has posted into the backlog. `clock` is read afterwards, so nothing that
-    /// came after its deadline counts as in time.
+    /// Reaps the posted completions into the backlog. `clock` is read afterwards, so that no completion which
+    /// arrived after its deadline counts as in time.
     pub fn drain(
         &mut self,
         clock: impl FnOnce() -> u64,

@@ -90,7 +90,7 @@ pub struct Session {
     pub device: Arc<dyn Device>,
     /// The settings that it was started with.
     pub config: Config,
-    /// The admin queue and what belongs to it.
+    /// The admin queue and its state.
     pub(crate) admin: Mutex<Admin>,
     /// The I/O queues by their identifier.
     pub(crate) queues: Mutex<Table>,
@@ -157,7 +157,7 @@ impl Session {
         u64::try_from(self.config.timeout.as_nanos()).unwrap_or(u64::MAX)
     }
 
-    /// Tells whether the caller has asked for an end.
+    /// True if the caller has asked for an end.
     pub fn is_interrupted(&self) -> bool {
         self.config
             .stop
@@ -189,7 +189,8 @@ impl Session {
             csts if Csts(csts).cfs() => {
                 self.reset("the controller reports a fatal error (CSTS.CFS)")
             }
-            // Disabled for good, or by a reset that is under way: then this waits for its end.
+            // Disabled for good, or by a reset that is under way: in that case taking the lock waits for its
+            // end.
             csts if !Csts(csts).rdy() => match lock(&self.admin).failed.clone() {
                 Some(cause) => Err(Error::Gone { cause }),
                 None => Ok(()),
@@ -326,7 +327,8 @@ impl Session {
         }
     }
 
-    /// Resets the controller to end an admin command whose deadline has passed; the error that says so.
+    /// Resets the controller to end an admin command whose deadline has passed, and returns the resulting
+    /// error.
     fn end_late(
         &self,
         admin: &mut Admin,
@@ -393,8 +395,8 @@ impl Session {
         self.device.registers().read32(offset::CSTS) == ALL_ONES
     }
 
-    /// Sleeps until `until_ns`, but never longer than 100 us: an embedded controller is faster than
-    /// what the core expects of a device.
+    /// Sleeps until `until_ns`, but never longer than 100 us: an embedded controller is faster than the core
+    /// expects of a device.
     pub fn sleep_until(&self, until_ns: u64) {
         let left = until_ns.saturating_sub(self.now_ns()).min(100_000);
         std::thread::sleep(Duration::from_nanos(left));

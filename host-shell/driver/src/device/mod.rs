@@ -54,8 +54,8 @@ pub trait Device: Send + Sync {
         Pages::new(bytes)
     }
 
-    /// Lets the controller reach `pages`, which come from [`alloc_dma`](Self::alloc_dma); returns the
-    /// address that it uses, which need not be theirs.
+    /// Maps `pages` for DMA by the controller; they come from [`alloc_dma`](Self::alloc_dma). Returns the I/O
+    /// virtual address, which may differ from their address.
     ///
     /// The device keeps its share of `pages` until [`unmap_dma`](Self::unmap_dma).
     fn map_dma(&self, pages: &Arc<Pages>) -> Result<Iova>;

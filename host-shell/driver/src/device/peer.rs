@@ -17,7 +17,8 @@ pub struct PeerMemory {
     pub in_host: bool,
     /// Exports it as a dma-buf, which the driver of a controller on the bus imports.
     pub dma_buf: ExportMemory,
-    /// Makes what moves the data of a simulated controller; a controller on the bus does so itself.
+    /// Creates the copier that moves the data of a simulated controller; a controller on the bus does so
+    /// itself.
     #[cfg(feature = "sim")]
     pub copier: MakeCopier,
 }
@@ -25,8 +26,8 @@ pub struct PeerMemory {
 /// Exports the memory as a dma-buf.
 pub type ExportMemory = Box<dyn FnOnce() -> Result<OwnedFd>>;
 
-/// Makes what copies between a GPU's memory and a simulated controller. Its arguments: address and length
-/// of each namespace that lies in memory, and what keeps them mapped as long as it lives.
+/// Creates the copier between a GPU's memory and a simulated controller. Arguments: address and length of each
+/// namespace that lies in memory, and an owner that keeps them mapped.
 #[cfg(feature = "sim")]
 pub type MakeCopier = Box<
     dyn FnOnce(

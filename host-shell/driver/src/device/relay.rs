@@ -33,7 +33,7 @@ const NAP: Duration = Duration::from_micros(20);
 /// A thread that does not run for so long never will.
 const SETTLE_TIME: Duration = Duration::from_secs(1);
 
-/// A device whose doorbells are relayed. Everything else is the device's own.
+/// A device whose doorbells are relayed. Everything else is passed to the wrapped device.
 pub struct Relay {
     shared: Arc<Shared>,
     thread: Option<JoinHandle<()>>,
@@ -110,7 +110,8 @@ impl Relay {
         &self.shared.pages
     }
 
-    /// Writes passed on to the controller so far. Rings minus this is what combining saved.
+    /// Returns the number of doorbell writes to the controller so far. The difference to the number of rings is
+    /// the saving by combining them.
     pub fn forwarded(&self) -> u64 {
         self.shared.forwarded.load(Ordering::Relaxed)
     }
@@ -152,7 +153,7 @@ impl Shared {
         self.pass();
     }
 
-    /// Passes on what is there.
+    /// Passes on the doorbells that were stored.
     fn pass(&self) -> u64 {
         let place = |index: usize| self.word(self.doorbells[index].0);
         pass(self.doorbells.len(), place, |index, value| {
@@ -184,8 +185,8 @@ impl Shared {
     }
 }
 
-/// Passes on what is in `count` words: those of I/O queues, then the two of the admin queue, which come
-/// first. How many values there were.
+/// Passes on the doorbells in `count` words: those of I/O queues, then the two of the admin queue, which come
+/// first. Returns their number.
 fn pass<'a>(
     count: usize,
     word: impl Fn(usize) -> &'a AtomicU32,

@@ -157,8 +157,8 @@ pub fn images(text: &str) -> Vec<PathBuf> {
     nvme_sim::config::image_paths(text).unwrap_or_default()
 }
 
-/// Prints what the protocol auditor has found, a line each on standard error: with `audit=on` in the
-/// device's options, else nothing.
+/// Prints the findings of the protocol auditor, a line each on standard error: with `audit=on` in the device's
+/// options, else nothing.
 pub fn report(controller: &Controller<HostMemory>) {
     for finding in controller.findings() {
         eprintln!("audit: {finding}");

@@ -44,7 +44,8 @@ impl Allocator {
         }
     }
 
-    /// Returns all of `ranges` that an IOMMU translates is free, or the usual ones when the kernel tells none.
+    /// Creates an allocator in which all of `ranges` that an IOMMU translates is free, or the usual ranges when
+    /// the kernel reports none.
     #[cfg(feature = "vfio")]
     pub fn of_iommu(ranges: Option<&[RangeInclusive<u64>]>) -> Self {
         let mut free = Self {
@@ -104,7 +105,7 @@ impl Allocator {
         }
     }
 
-    /// Takes a stretch back; what touches it is joined to it.
+    /// Returns a range to the allocator; adjacent free ranges are joined with it.
     pub fn give(&mut self, mut range: Range<u64>) {
         let before = self.free.range(..=range.start).next_back();
         if let Some((&start, &end)) = before.filter(|(_, end)| **end >= range.start) {

@@ -34,7 +34,7 @@ pub struct Pages {
     /// Keep-alive of the exporter: it must outlive the mapping.
     #[cfg(feature = "vfio")]
     _owner: Option<Keep>,
-    /// The mapping that this is a part of, and what takes the part back on drop.
+    /// The mapping that contains this allocation, and the owner that takes it back on drop.
     part: Option<(Arc<Pages>, Keep)>,
     /// Keep-alive of memory that was not mapped here; its drop releases that memory.
     foreign: Option<Keep>,
@@ -141,8 +141,8 @@ impl Pages {
         })
     }
 
-    /// Returns the dma-buf whose bytes from 0 to the end these are. The kernel cannot lock its pages, but a
-    /// driver can import it.
+    /// Returns the dma-buf that has exactly these bytes. The kernel cannot lock its pages, but a driver can
+    /// import it.
     #[cfg(feature = "vfio")]
     pub(crate) fn dma_buf(&self) -> Option<BorrowedFd<'_>> {
         self.dma_buf.as_ref().map(AsFd::as_fd)
@@ -269,7 +269,7 @@ impl Pages {
         self.len == 0
     }
 
-    /// Returns the file whose bytes from 0 to the end these are, of [`shared`](Self::shared) memory.
+    /// Returns the file that has exactly these bytes, of [`shared`](Self::shared) memory.
     pub fn file(&self) -> Option<BorrowedFd<'_>> {
         self.file.as_ref().map(AsFd::as_fd)
     }

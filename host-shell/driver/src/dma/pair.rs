@@ -206,7 +206,8 @@ fn pieces_of(
 impl Drop for Pair {
     fn drop(&mut self) {
         let in_use = self.leaked || self.queue.in_flight() > 0;
-        // A device that is gone cannot reach what is unmapped, nor what is mapped there later: nothing.
+        // A device that is gone cannot access memory that is unmapped, nor other memory that is mapped at the
+        // same address later.
         if in_use && self.doorbells.gone().is_none() {
             // The controller may still write to the rings and buffers: they are leaked, with the
             // device that they are mapped at.

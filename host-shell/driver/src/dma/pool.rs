@@ -82,7 +82,7 @@ impl Pool {
         }
         let long = bytes.max(total).max(self.first);
         let chunk = match Chunk::new(long) {
-            // The system may have less than what would be good to have.
+            // The system may have too little memory for a chunk of the preferred length.
             Err(_) if long > bytes => Chunk::new(bytes)?,
             made => made?,
         };

@@ -1,4 +1,4 @@
-//! Errors with what they happened to.
+//! Errors with their context: the name of the object that they are about.
 
 use super::Error;
 use std::io;

@@ -147,7 +147,7 @@ impl Experts {
             }
             let found = opened.experts.compute(layer, logits, x);
             if found.is_err() {
-                // What is not computed is no number.
+                // Results that are not computed are NaN.
                 out.fill(f32::NAN);
             }
             for (out, found) in out.iter_mut().zip(found?) {

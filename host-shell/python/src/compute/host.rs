@@ -64,7 +64,7 @@ impl<T: Number> Out<T> {
     }
 }
 
-/// A computation: what it reads and writes.
+/// A computation: its inputs and outputs.
 #[derive(Default)]
 pub struct Call {
     views: Vec<Py<View>>,

@@ -243,7 +243,7 @@ impl Matrix {
     }
 }
 
-/// Puts what `product` gives into `out`; no numbers where it is not computed.
+/// Writes the result of `product` into `out`; NaN where it fails.
 ///
 /// # Errors
 /// Those of `product`; for another length.

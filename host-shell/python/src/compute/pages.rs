@@ -519,7 +519,7 @@ impl Summaries {
         }
     }
 
-    /// Makes those of the pages `ids`, whose bytes are given.
+    /// Computes the summaries of the pages `ids`, whose bytes are given.
     fn update(&self, pages: Py<View>, ids: Py<View>) -> PyResult<Operation> {
         let opened = self.opened.get()?;
         let bytes = self.of_host()?;

@@ -1,4 +1,4 @@
-//! What a token of a transformer takes, by threads of the host and by kernels.
+//! Operations of a token of a transformer, by threads of the host and by kernels.
 // UNSAFETY: numbers lie in memory of views; launches use addresses of a GPU.
 #![allow(unsafe_code)]
 

@@ -1,4 +1,4 @@
-//! What is measured, as a caller asks for it.
+//! Options of the comparison of data paths.
 
 use std::path::PathBuf;
 
@@ -9,7 +9,7 @@ pub struct PathsJob {
     pub file: PathBuf,
     /// The most bytes of it that are used, from its start on.
     pub bytes: u64,
-    /// The GPU into whose memory it goes; host memory when missing.
+    /// GPU of the destination memory; host memory when missing.
     pub gpu: Option<u32>,
     /// Bytes of sequential reads, one case each.
     pub sizes: Vec<u64>,

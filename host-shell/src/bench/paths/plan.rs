@@ -1,4 +1,4 @@
-//! What is read: which parts of the file, and how many of them at a time.
+//! Plan of reads: parts of the file, and the number of reads together.
 
 use super::job::PathsJob;
 use nvme_units::SplitMix;

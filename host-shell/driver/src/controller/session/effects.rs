@@ -27,7 +27,7 @@ impl Session {
         match (&answer, effect) {
             (_, Effect::Nothing) => {}
             (Err(Error::Command { .. }), Effect::Erased(nsid)) => self.facts.was_not_erased(nsid),
-            // Of a command that got no answer it is not known what it did.
+            // A command without an answer may or may not have been executed, so it counts as if it was.
             (Ok(_), Effect::Sanitized) => self.facts.alarm.erase(),
             (Err(error), Effect::Sanitized) if !matches!(error, Error::Command { .. }) => {
                 self.facts.alarm.erase();
@@ -37,7 +37,7 @@ impl Session {
         answer
     }
 
-    /// Waits until no kernel is inside, and lets those in again whose namespace is what they were made for.
+    /// Waits until no kernel is inside the gate, and admits those again whose namespace has not changed.
     fn keep_kernels_out(&self) {
         #[cfg(feature = "cuda")]
         {

@@ -39,7 +39,7 @@ impl Session {
         Ok(())
     }
 
-    /// Goes on with the events whose requests were seen to end.
+    /// Continues with the events whose requests have completed.
     pub(crate) fn tend_events(&self, admin: &mut Admin) {
         let times = (self.now_ns(), self.timeout_ns());
         let Admin { pair, events, .. } = admin;

@@ -127,7 +127,7 @@ impl Session {
                 DeletionStep::Wait { until_ns } => self.sleep_until(until_ns),
                 DeletionStep::Emptied(proof) => {
                     let mut inner = lock(inner);
-                    // No call waits for these ends any more; what matters is that the buffers come back.
+                    // No call waits for these completions any more; reaping them returns the buffers.
                     let _ = inner.drain(|| self.now_ns());
                     while inner.pair.queue().reclaim(&proof).is_some() {}
                 }
@@ -201,7 +201,7 @@ impl Session {
         }
     }
 
-    /// Leaks what the controller may still write to, unless it is gone.
+    /// Leaks memory that the controller may still write to, unless the controller is gone.
     fn keep_forever(&self, admin: &mut Admin, queues: &[Arc<Mutex<QueueInner>>]) {
         if self.device.gone().is_some() {
             return;

@@ -63,8 +63,8 @@ impl Session {
         Ok(())
     }
 
-    /// Ends command `cid` of a queue that a GPU drives by Abort, or says why a reset is needed.
-    /// `in_flight` takes what has completed and says whether the command is still there.
+    /// Ends command `cid` of a queue that a GPU drives by Abort, or returns the cause for a reset. `in_flight`
+    /// reaps completions and returns true if the command is still in flight.
     #[cfg(feature = "cuda")]
     pub fn abort_lent(
         &self,

@@ -64,7 +64,7 @@ impl Footing {
         self.session.facts.alarm.see(status);
     }
 
-    /// As [`check`](Self::check) by what is known by now: sends nothing and waits for nothing.
+    /// As [`check`](Self::check), by the facts that are known now: sends nothing and waits for nothing.
     pub fn standing(&self, opcode: u8) -> Standing {
         let facts = &self.session.facts;
         let mut basis = lock(&self.basis);
@@ -79,7 +79,7 @@ impl Footing {
         }
     }
 
-    /// Compares with what was read last, though something may have happened since.
+    /// Compares with the facts that were read last, although something may have happened since.
     ///
     /// # Errors
     /// [`Error::Changed`].
@@ -147,7 +147,8 @@ impl Session {
             return Ok(checked);
         }
         let mut admin = lock(&self.admin);
-        // What is raised meanwhile is looked at by the next call: a controller cannot keep this one busy for ever.
+        // An alarm that is raised meanwhile is handled by the next call; otherwise a controller could keep this
+        // one busy forever.
         let count = self.facts.alarm.count();
         if self.facts.checked() != count {
             self.wait_for_activation();
@@ -206,8 +207,8 @@ impl Session {
         Ok(())
     }
 
-    /// Returns an identify structure by a page that is kept for that: no memory is mapped, which could call the
-    /// driver of a GPU whose kernel waits for this controller.
+    /// Reads an identify structure into a page that is reserved for it. Mapping memory here could call the
+    /// driver of a GPU whose kernel waits for this controller, and neither would ever return.
     fn identify_into(
         &self,
         admin: &mut Admin,

@@ -32,7 +32,7 @@ impl<'a> Watch<'a> {
         }
     }
 
-    /// Asks when it is time. What cannot be asked is not: the answers are for information.
+    /// Sends the query when it is due. One that cannot be sent is skipped: the answers are for information.
     pub(super) fn ask(&mut self, device: &Arc<dyn Device>, now_ns: u64, admin: &mut Pair) {
         let next_ns = *self.next_ns.get_or_insert(now_ns.saturating_add(PAUSE_NS));
         if self.asked.is_some() || now_ns < next_ns {

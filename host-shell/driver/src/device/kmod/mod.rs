@@ -273,7 +273,7 @@ impl Inner {
         Ok(Iova(iova))
     }
 
-    /// Takes back what is not the memory that was asked for.
+    /// Unmaps memory that the module mapped in another way than requested.
     fn misplaced(&self, made: &Map, segment: &Segment, bytes: usize) -> Error {
         let handle = made.handle;
         // Closing the node takes it back otherwise.
@@ -327,8 +327,8 @@ impl Inner {
     }
 }
 
-/// Returns the first address, if the one segment has all of `bytes`: the controller would reach beyond a
-/// shorter one. A dma-buf may be longer than what is used of it.
+/// Returns the first address, if the single segment has all of `bytes`: the controller would access memory
+/// beyond a shorter one. A dma-buf may be longer than the part in use.
 fn placed(made: &Map, segment: &Segment, bytes: usize) -> Option<u64> {
     let is_exact = made.kind != uapi::MAP_USER || segment.bytes == bytes as u64;
     (made.segments == 1 && segment.bytes >= bytes as u64 && is_exact).then_some(segment.iova)
@@ -414,7 +414,7 @@ impl Device for Kmod {
             uapi::unmap(node, handle).map_err(Error::system("NVME_GPU_KMOD_UNMAP"))
         });
         match done {
-            // What is gone has nothing mapped any more.
+            // A device that is gone has nothing mapped any more.
             Ok(()) | Err(Error::Gone { .. }) => {
                 mapped.remove(&iova.0);
                 Ok(())

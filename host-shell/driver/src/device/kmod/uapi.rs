@@ -1,4 +1,4 @@
-//! What the module's node takes: kmod/nvme_gpu_uapi.h once more, one function for each call.
+//! Calls of the module's node: the contents of kmod/nvme_gpu_uapi.h in Rust, one function for each call.
 // UNSAFETY: ioctl takes raw pointers; each call here passes a structure that lives on its stack.
 #![allow(unsafe_code)]
 
@@ -111,8 +111,8 @@ pub fn info(node: &File) -> io::Result<Info> {
     Ok(info)
 }
 
-/// Maps what `ask` names, and writes its segments to `list`: how many there are, and the handle. With `ENOSPC`
-/// there are more than fit, as many as the error's `Map` says.
+/// Maps the memory that `ask` names, and writes its segments to `list`; returns their number and the handle.
+/// With `ENOSPC` there are more segments than fit; the error's `Map` has their number.
 pub fn map(node: &File, ask: Map, list: &mut [Segment]) -> Result<Map, (io::Error, Map)> {
     let mut ask = Map {
         size: size_of::<Map>() as u32,

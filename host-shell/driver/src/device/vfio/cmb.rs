@@ -69,7 +69,7 @@ pub fn open(inner: &Inner) -> Result<RingMemory> {
     Ok(unsafe { RingMemory::new(at, bytes, address, size, Box::new(mapping)) })
 }
 
-/// Maps what can be mapped of the buffer, from its start on.
+/// Maps the part of the buffer that can be mapped, from its start on.
 fn map(inner: &Inner, bar: u8, start: u64, bytes: u64) -> Result<(Mapping, u64)> {
     if !matches!(bar, 0 | 2..=5) {
         return Err(none("CMBLOC names a BAR that there is not"));

@@ -43,7 +43,7 @@ pub fn bar(text: &str, offset: u64, bytes: usize) -> Result<Pages> {
     Pages::of_bar(device, info.offset + offset, bytes, dma_buf)
 }
 
-/// Opens the function at `address`, or takes part in what this process has open.
+/// Opens the function at `address`, or shares the descriptor that this process already has.
 fn open(address: Address) -> Result<Arc<File>> {
     let mut open = lock(&OPEN);
     if let Some(device) = open.get(&address).and_then(Weak::upgrade) {
@@ -55,7 +55,7 @@ fn open(address: Address) -> Result<Arc<File>> {
     lent(&function, remedy)?;
     let device = Arc::new(iommufd::open_apart(&host, &function)?);
     let config = region(&device, VFIO_PCI_CONFIG_REGION_INDEX)?;
-    // What is exported while memory is off is taken away already.
+    // A region that is exported while memory is disabled is revoked at once.
     set_command(&device, config.offset, COMMAND_MEMORY | COMMAND_NO_INTX)
         .map_err(Error::system("writing the command register"))?;
     open.insert(address, Arc::downgrade(&device));

@@ -75,7 +75,7 @@ impl Group {
             }
             Iommu::Iommufd => {
                 let ioas = Ioas::open(host)?;
-                // What can be mapped is known once a device is attached.
+                // The mappable ranges are known once a device is attached.
                 let file = ioas.device(host, function)?;
                 let addresses = Allocator::of_iommu(Some(&ioas.ranges()?));
                 (Backend::Iommufd(ioas), file, addresses)
@@ -177,8 +177,8 @@ impl Group {
         }
     }
 
-    /// Ends the devices' access to what was mapped at `iova`. Once the device is gone, the kernel may have ended it
-    /// before, with all of the group's mappings.
+    /// Unmaps the memory at `iova`. Once the device is gone, the kernel may have unmapped it before, with all
+    /// of the group's mappings.
     pub fn unmap(&self, iova: Iova, bytes: usize, is_gone: bool) -> Result<()> {
         let mut state = lock(&self.state);
         let wrong = |what: &str| Error::internal(format!("{bytes} bytes at {:#x}: {what}", iova.0));

@@ -64,7 +64,7 @@ impl RegionInfo {
         Some(start..area.end)
     }
 
-    /// Takes the pages of the `hole` out of what may be mapped.
+    /// Removes the pages of the `hole` from the mappable areas.
     pub fn punch(&mut self, hole: Range<u64>) {
         let start = hole.start / PAGE * PAGE;
         let end = hole.end.checked_next_multiple_of(PAGE).unwrap_or(u64::MAX);
@@ -153,7 +153,7 @@ fn iova_ranges(bytes: &[u8], at: usize) -> Option<Vec<RangeInclusive<u64>>> {
 /// Devices that a hot reset of one device resets too.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HotReset {
-    /// The groups of the functions; none where the kernel tells the devices of an iommufd instead.
+    /// Groups of the functions; none where the kernel reports the devices of an iommufd instead.
     groups: Option<Vec<u32>>,
     /// All of these devices are this program's.
     is_owned: bool,

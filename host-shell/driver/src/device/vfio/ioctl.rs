@@ -230,7 +230,8 @@ pub fn bind_iommufd(device: &File, iommufd: &File) -> io::Result<()> {
     with_struct(device, DEVICE_BIND_IOMMUFD, &mut bind).map(drop)
 }
 
-/// Lets the device reach what is mapped in the address space `ioas` of its iommufd.
+/// Attaches the device to the address space `ioas` of its iommufd, so that it can access the memory mapped
+/// there.
 pub fn attach(device: &File, ioas: u32) -> io::Result<()> {
     let mut attach = vfio_device_attach_iommufd_pt {
         argsz: size_of::<vfio_device_attach_iommufd_pt>() as u32,

@@ -187,7 +187,7 @@ fn install() -> Result<()> {
     let mut ours: libc::sigaction = unsafe { std::mem::zeroed() };
     ours.sa_sigaction = on_bus_error as *const () as usize;
     ours.sa_flags = libc::SA_SIGINFO | libc::SA_ONSTACK | libc::SA_RESTART;
-    // SAFETY: the handler has the signature that SA_SIGINFO asks for and does only what a handler may.
+    // SAFETY: the handler has the signature that SA_SIGINFO requires, and does only async-signal-safe work.
     if unsafe { libc::sigaction(libc::SIGBUS, &ours, std::ptr::null_mut()) } < 0 {
         return Err(system("sigaction")(io::Error::last_os_error()));
     }

@@ -17,7 +17,7 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 use zerocopy::{FromBytes, IntoBytes};
 
-/// Descriptors taken in one message; what we say in the negotiation.
+/// Limit of the descriptors of one message, as announced in the negotiation.
 pub(super) const MAX_FDS: usize = 8;
 /// The longest reply that any of our requests can have.
 pub(super) const LONGEST: usize = 64 << 10;

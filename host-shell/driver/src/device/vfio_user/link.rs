@@ -94,7 +94,7 @@ impl Link {
         })
     }
 
-    /// Agrees on a version; what the server can do.
+    /// Negotiates a version and returns the server's limits.
     pub fn negotiate(&self) -> Result<PeerCapabilities> {
         let version = VersionPayload {
             major: MAJOR,
@@ -230,7 +230,7 @@ impl Link {
         }
     }
 
-    /// Sends `command`, whose reply holds nothing of use.
+    /// Sends `command`, whose reply contains nothing of use.
     pub fn tell(
         &self,
         command: u16,

@@ -401,8 +401,8 @@ impl Device for VfioUser {
             size: of.whole.len() as u64,
         };
         match self.link().tell(command::DMA_UNMAP, unmap.as_bytes(), None) {
-            // A server that is gone, or not to be reached, has its own mapping of the file: what it
-            // writes there is not seen once ours is gone, and no part of it is mapped again.
+            // A server that is gone or unreachable has its own mapping of the file: bytes that it writes there
+            // are no longer seen once ours is unmapped, and no part of the file is mapped again.
             Ok(()) | Err(Failed::Gone) => {
                 mapped.remove(&address);
                 Ok(())
@@ -418,7 +418,7 @@ impl Device for VfioUser {
         self.link()
             .tell(command::DEVICE_RESET, &[], None)
             .map_err(|failed| self.link().error("a reset", failed))?;
-        // The reset took away what `open` had enabled.
+        // The reset has cleared the settings that `open` made.
         self.enable()
     }
 

@@ -5,7 +5,7 @@ use nvme_sim::vfio_user::wire::{
 };
 use zerocopy::FromBytes;
 
-/// A region whose description makes sense.
+/// A region with a consistent description.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Region {
     /// Bytes; 0 when there is no such region.

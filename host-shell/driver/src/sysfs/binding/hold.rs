@@ -15,8 +15,8 @@ const OR_FORCE: &str = "; or add --force, which breaks that use";
 /// Interval of looking again at a node that a program has open.
 const STEP: Duration = Duration::from_millis(50);
 
-/// Disks and the node of VFIO's group, open for this program alone: what others would use them by is refused by the
-/// kernel until they are closed.
+/// Disks and the node of VFIO's group, opened exclusively: the kernel refuses other users until they are
+/// closed.
 pub struct Hold {
     _disks: Vec<File>,
     group: Option<File>,
@@ -70,8 +70,8 @@ impl Hold {
         })
     }
 
-    /// Judges again, right before the driver loses the function: what is broken by force, in clauses. The disks stay
-    /// claimed.
+    /// Judges the uses again, right before the driver loses the function, and returns the uses that `force`
+    /// breaks, in clauses. The disks stay claimed.
     ///
     /// # Errors
     /// As [`Usage::refuse`], unless `force` is set.
@@ -110,7 +110,7 @@ fn claim_group(host: &Host, function: &Function) -> Result<Option<File>> {
     }
 }
 
-/// Returns the use of a function, with what its driver keeps to itself.
+/// Returns the use of a function, including the uses that only its driver knows.
 fn judge(host: &Host, function: &Function, tries_claims: bool) -> Usage {
     let mut usage = host.judge(function, &Census::take(host), tries_claims);
     let driver = function.driver.as_deref();

@@ -32,7 +32,7 @@ impl Lender {
         }
     }
 
-    /// Returns the lender whose name as a driver is `name`.
+    /// Returns the entry for the driver called `name`.
     pub fn of(name: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|one| one.name() == name)
     }

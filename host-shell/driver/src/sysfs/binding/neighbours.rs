@@ -6,7 +6,8 @@ use std::fmt;
 /// PCI class of bridges, without the kind of bridge.
 const BRIDGES: u32 = 0x06;
 
-/// Another function of an IOMMU group. What one function of a group may reach, all may.
+/// Another function of an IOMMU group. Memory that one function of a group can access is accessible to all of
+/// them.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Neighbour {
     /// Its PCI address.

@@ -1,4 +1,4 @@
-//! What lies on a block device: mounts, swap, RAID, LVM, loop devices, exports, programs that have it open.
+//! Uses of a block device: mounts, swap, RAID, LVM, loop devices, exports, programs that have it open.
 
 use super::super::Host;
 use super::calls::backing;
@@ -245,7 +245,7 @@ impl Walk<'_> {
     fn lies_at(&self, path: &str, places: &Places) -> bool {
         let path = Path::new(path);
         let mounts = self.census.mounts.keys().map(|mount| &mount.at);
-        // A mount further down hides what the one above has there.
+        // A mount point further down hides the files that the file system above has there.
         let nearest = mounts
             .filter(|at| path.starts_with(at))
             .max_by_key(|at| at.len());

@@ -1,4 +1,5 @@
-//! Calls that say what files cannot: what a loop device lies on, and whether two threads share their open files.
+//! System calls for facts that files do not show: the backing file of a loop device, and whether two threads
+//! share their open files.
 // UNSAFETY: ioctl takes a raw pointer, here to a structure of this module; kcmp takes numbers alone.
 #![allow(unsafe_code)]
 

@@ -1,4 +1,4 @@
-//! What processes have open and what is mounted, read once for the judgement of several controllers.
+//! Open files of all processes, and all mounts, read once for the judgement of several controllers.
 
 use super::super::Host;
 use super::calls::share_files;
@@ -38,7 +38,7 @@ pub struct Census {
     open: BTreeMap<Identity, BTreeSet<Process>>,
     /// Mount namespaces that were read.
     namespaces: BTreeSet<PathBuf>,
-    /// Processes whose files may not be looked at.
+    /// Processes whose files this program may not examine.
     closed: u32,
     /// Open files whose file system does not answer.
     silent: u32,
@@ -143,7 +143,7 @@ impl Census {
         }
     }
 
-    /// Reads what a thread has open; false where that may not be looked at.
+    /// Reads the open files of a thread; false if this program may not examine them.
     fn files_of(&mut self, host: &Host, folder: &str, process: &Process) -> bool {
         let gone = |error: &io::Error| {
             error.kind() == io::ErrorKind::NotFound || error.raw_os_error() == Some(libc::ESRCH)

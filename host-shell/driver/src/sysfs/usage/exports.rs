@@ -1,4 +1,4 @@
-//! What the kernel exports to others, as configfs has it: nvmet, LIO and USB gadgets.
+//! Exports of the kernel to other machines, from configfs: nvmet, LIO and USB gadgets.
 
 use super::super::Host;
 use super::holder::{Holder, Unseen};
@@ -12,7 +12,7 @@ struct Exporter {
     root: &'static str,
     /// The folders of its exports under that, with `*` for any name.
     folders: &'static str,
-    /// The file with the path of what is exported.
+    /// File with the path of the exported device.
     path: &'static str,
     /// The file that says whether it is in force.
     switch: Option<&'static str>,
@@ -77,7 +77,7 @@ impl Export {
     }
 }
 
-/// Returns everything that is exported; what cannot be read is added to `unseen`.
+/// Returns all exports; places that cannot be read are added to `unseen`.
 pub(super) fn exports(host: &Host, unseen: &mut BTreeSet<Unseen>) -> Vec<Export> {
     let mut found = Vec::new();
     for exporter in &EXPORTERS {

@@ -1,4 +1,4 @@
-//! What may use a controller, in words: each with what ends the use, and what is broken by ignoring it.
+//! Uses of a controller in words: each with the action that ends the use, and the damage of ignoring it.
 
 use super::super::Address;
 use std::fmt;
@@ -81,7 +81,7 @@ pub enum Holder {
     Exported {
         /// The block device or controller.
         device: String,
-        /// By what, in words.
+        /// User of the device, in words.
         by: String,
         /// The file of configfs that ends it with a 0.
         switch: Option<String>,

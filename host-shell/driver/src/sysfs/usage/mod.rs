@@ -114,7 +114,7 @@ impl Host {
         self.usage_seen(function, &Census::take(self))
     }
 
-    /// As [`usage`](Self::usage), by what was read before: for several controllers.
+    /// As [`usage`](Self::usage), by a census that was read before: for several controllers.
     pub fn usage_seen(&self, function: &Function, census: &Census) -> Usage {
         self.judge(function, census, true)
     }

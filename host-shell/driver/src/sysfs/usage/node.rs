@@ -12,7 +12,7 @@ pub(super) type Number = (u32, u32);
 
 /// Target of a path.
 pub(super) enum Look {
-    /// A device, by what it is.
+    /// A device, by its identity.
     Device(Identity),
     /// Another file, with the number of its file system.
     File(Number),

@@ -10,7 +10,7 @@ pub(super) struct Disk {
     /// The controller's name: nvme0.
     pub controller: String,
     nsid: Option<u32>,
-    /// Linux's name for what is stored, the same by every path.
+    /// Linux's identifier of the namespace, the same through every path.
     wwid: Option<String>,
 }
 

@@ -109,8 +109,8 @@ pub fn alloc(iommufd: &File) -> io::Result<u32> {
     Ok(alloc.ioas)
 }
 
-/// Returns the addresses that may be mapped in `ioas`: what its devices' IOMMU translates, without reserved
-/// ones.
+/// Returns the addresses that may be mapped in `ioas`: the ranges that its devices' IOMMU translates, without
+/// reserved ones.
 pub fn ranges(iommufd: &File, ioas: u32) -> io::Result<Vec<RangeInclusive<u64>>> {
     /// More than any machine has.
     const MOST: u32 = 4096;

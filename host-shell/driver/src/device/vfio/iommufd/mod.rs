@@ -140,7 +140,7 @@ impl Ioas {
         Ok(Self { file, number })
     }
 
-    /// Opens the device and attaches it: it reaches what is mapped here, and nothing else.
+    /// Opens the device and attaches it: it can access the memory that is mapped here, and nothing else.
     pub fn device(&self, host: &Host, function: &Function) -> Result<File> {
         let device = open_device(host, function, &self.file)?;
         ioctl::attach(&device, self.number)
