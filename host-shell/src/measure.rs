@@ -1,4 +1,4 @@
-//! What the benchmarks of CPU and GPU have in common: cases of gathers, ids of rows, and the median.
+//! Parts that the benchmarks of CPU and GPU share: cases of gathers, ids of rows, and the median.
 
 use crate::error::{Error, Result};
 use nvme_units::SplitMix;

@@ -7,7 +7,7 @@
 use cudarc::driver::sys::{self, CUresult, CUstream};
 use std::ptr::null_mut;
 
-/// The CUDA version whose interface this is; later ones look it up under the same name and this number.
+/// CUDA version of this interface; the function is looked up under its name and this number.
 const VERSION: i32 = 12_080;
 /// CU_MEMCPY_SRC_ACCESS_ORDER_STREAM: sources are read when the stream gets there.
 const IN_STREAM_ORDER: i32 = 1;

@@ -38,7 +38,7 @@ impl Graph {
         let ended = check("cuStreamEndCapture", unsafe {
             sys::cuStreamEndCapture(stream.raw(), &mut graph)
         });
-        // What it keeps goes with it, unless something was made from it.
+        // Destroying the graph releases the objects that it keeps, unless an executable was made from it.
         let captured = Captured(graph);
         let put = put?;
         ended?;
@@ -80,7 +80,7 @@ impl Drop for Captured {
 impl Drop for Graph {
     fn drop(&mut self) {
         if let Ok(_guest) = self.gpu.enter() {
-            // SAFETY: made in `capture`. A launch that still runs keeps what it needs.
+            // SAFETY: made in `capture`. The driver keeps the resources of a launch that still runs.
             let _ = unsafe { sys::cuGraphExecDestroy(self.raw) };
         }
     }

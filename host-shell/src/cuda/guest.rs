@@ -53,7 +53,7 @@ impl Gpu {
 
 impl Drop for Guest {
     fn drop(&mut self) {
-        // SAFETY: puts back what was there; nothing can be done about a refusal.
+        // SAFETY: restores the previous mode; nothing can be done about a refusal.
         let _ = unsafe { sys::cuThreadExchangeStreamCaptureMode(&mut self.mode) };
         if self.pops {
             let mut ours = null_mut();

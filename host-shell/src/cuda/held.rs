@@ -14,7 +14,7 @@ impl<T> Default for Held<T> {
 }
 
 impl<T> Held<T> {
-    /// Keeps `data` beside what earlier launches may still use.
+    /// Keeps `data` alive, together with the memory of earlier launches.
     pub fn keep(&mut self, data: &Arc<T>) {
         if !self.0.iter().any(|one| Arc::ptr_eq(one, data)) {
             self.0.push(Arc::clone(data));

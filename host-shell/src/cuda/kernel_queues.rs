@@ -181,7 +181,7 @@ impl KernelQueues {
         };
         let ended = ended();
         self.turns.finish();
-        // What ran while the drive changed has read by a geometry that it has left.
+        // Kernels that ran while the drive changed may have read by a geometry that no longer holds.
         self.footing.check(nvm::opcode::READ)?;
         ended
     }
@@ -216,7 +216,7 @@ impl Drop for KernelQueues {
     }
 }
 
-/// Whose the queues are.
+/// Ownership of the queues: kernels between begin and end, or the host.
 struct Turns {
     state: Mutex<State>,
     changed: Condvar,
@@ -230,9 +230,9 @@ struct State {
     running: u32,
     /// A reset has the queues.
     is_stopped: bool,
-    /// The last end looks after what was left in flight.
+    /// The last end is recovering the commands that were left in flight.
     is_ending: bool,
-    /// Kernels did not end in time: the queues are theirs for good.
+    /// Kernels did not end in time, so the queues can never be taken back.
     is_stuck: bool,
     /// The controller did not come back.
     is_gone: bool,

@@ -12,8 +12,9 @@ pub use nvme_gpu_kernel::Kernel;
 use nvme_gpu_kernel::work::Launch;
 use std::sync::{Arc, Mutex};
 
-/// Registers of [`Kernel::SharedNarrow`]: a quarter of what the compiler takes when it is free to. Four
-/// times as many warps fit; what does not is kept in local memory, which costs the bus nothing.
+/// Registers of [`Kernel::SharedNarrow`]: a quarter of the number that the compiler would choose. Four times as
+/// many warps fit onto a multiprocessor; further values are spilled to local memory, which costs the bus
+/// nothing.
 const FEW_REGISTERS: u32 = 64;
 
 /// The kernels, loaded for one GPU.

@@ -24,7 +24,8 @@ pub(super) fn keep(one: Box<dyn Leftover>) {
     lock(&LEFT).push(one);
 }
 
-/// Frees what is over. Calls the driver: never on a thread of the driver's, nor on one that a kernel waits for.
+/// Frees the objects that nothing uses any more. This calls the driver: never call it on a thread of the
+/// driver, nor on one that a kernel waits for.
 pub(super) fn reap() {
     let over: Vec<_> = {
         let mut left = lock(&LEFT);

@@ -146,8 +146,8 @@ impl LentQueues {
         self.fresh.swap(false, Ordering::AcqRel)
     }
 
-    /// Takes late completions, aborts what is in flight, and resets the controller when that does not help.
-    /// Afterwards nothing is in flight.
+    /// Reaps late completions, aborts the commands in flight, and resets the controller when that does not
+    /// help. Afterwards nothing is in flight.
     ///
     /// # Errors
     /// [`Error::Gone`] when the controller does not come back.
@@ -289,7 +289,7 @@ impl Lent for Hook {
             self.remote.clear_completions()?;
             Ok(is_ours)
         };
-        // A kernel that did not leave the queue has it for good.
+        // A kernel that has not left the queue may use it at any time, so the queue is lost.
         if !self.is_stopped || !matches!(told(), Ok(true)) {
             self.dead.store(true, Ordering::Release);
         }

@@ -27,7 +27,7 @@ pub struct Blocks {
     pub count: u32,
     /// Threads of each.
     pub threads: u32,
-    /// Bytes of shared memory of each, beside what the kernel declares: see [`Module::function_with_shared`].
+    /// Bytes of dynamic shared memory of each, besides the kernel's own: see [`Module::function_with_shared`].
     pub shared_bytes: u32,
 }
 

@@ -24,7 +24,7 @@ pub enum Pinning {
 }
 
 impl Gpu {
-    /// Tries with a little memory what the driver does.
+    /// Determines by a small allocation how the driver pins memory.
     ///
     /// # Errors
     /// Without memory of the host.

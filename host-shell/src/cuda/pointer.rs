@@ -73,7 +73,7 @@ impl<'a> KernelArgument<'a> {
 #[derive(Clone, Copy)]
 struct Known {
     place: Place,
-    /// The number of the GPU whose memory it is.
+    /// Number of the GPU that owns the memory.
     ordinal: i32,
     /// The address by which kernels of this GPU reach it, 0 where they do not.
     mapped: u64,
@@ -137,7 +137,8 @@ impl Gpu {
         Ok(mapped)
     }
 
-    /// As [`judge`](Self::judge), for any number of arguments whose addresses the host and the GPU have alike.
+    /// As [`judge`](Self::judge), for any number of arguments that have the same address on the host and on the
+    /// GPU.
     ///
     /// # Errors
     /// That of the first one that is refused.

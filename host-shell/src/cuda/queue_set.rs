@@ -95,7 +95,7 @@ impl QueueSet {
         self.host.first().map_or(0, state_bytes)
     }
 
-    /// Makes all queues new ones, for rings that were zeroed. Forgets what was in flight.
+    /// Initialises all queues again, for rings that were zeroed. Commands in flight are forgotten.
     pub fn restart(&self, identity: &Identity, start: u32) -> Result<()> {
         let size = self.host.iter().map(state_bytes).max().unwrap_or(0);
         let mut all = Vec::with_capacity(size * self.host.len());

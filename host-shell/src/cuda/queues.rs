@@ -65,7 +65,7 @@ impl GpuQueues {
         })
     }
 
-    /// Makes all queues new ones, for rings that were zeroed. Forgets what was in flight.
+    /// Initialises all queues again, for rings that were zeroed. Commands in flight are forgotten.
     pub fn restart(&mut self, identity: &Identity, start: u32) -> Result<()> {
         self.set.restart(identity, start)?;
         self.launches.clear_cells()
@@ -227,7 +227,7 @@ impl Launches {
     }
 }
 
-/// Makes `memory` at least `bytes` bytes large; what it held is kept only when it was.
+/// Enlarges `memory` to at least `bytes` bytes; a larger one has none of the old content.
 fn grow(gpu: &Arc<Gpu>, memory: &mut Option<DeviceMemory>, bytes: usize) -> Result<()> {
     if memory.as_ref().is_none_or(|memory| memory.len() < bytes) {
         *memory = Some(DeviceMemory::new(gpu, bytes)?);

@@ -82,7 +82,8 @@ impl Registered {
         unsafe { Self::of_device(gpu, memory.mapping(), Arc::clone(memory) as _, RINGS) }
     }
 
-    /// Registers what may be memory or a BAR. `what` it is and how to do without, for the error.
+    /// Registers memory of a device that may be host memory or a BAR. `what` has the name and the alternative,
+    /// for the error.
     ///
     /// # Safety
     /// As of [`new`](Self::new).

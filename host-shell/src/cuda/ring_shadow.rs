@@ -84,8 +84,8 @@ impl RingShadow {
             self.on_gpu.download(at, words.as_mut_bytes())?;
             Ok(words)
         };
-        // A copy has no order within an entry. An entry whose upper word, with the phase tag, was there in the first
-        // copy has its lower word in the second.
+        // A copy by the engine has no order within an entry. If the upper word of an entry, with the phase tag,
+        // is new in the first copy, its lower word is new in the second.
         let (first, second) = (copy()?, copy()?);
         let words = second.iter().zip(&first).enumerate();
         Ok(words

@@ -28,7 +28,7 @@ const LONGEST_TIMEOUT: Duration = Duration::from_secs(35 * 60);
 
 /// Threads of [`Mode::Shared`] for each queue, by default.
 const THREADS_PER_QUEUE: u32 = 256;
-/// The host's patience with a launch, beyond ten times what a command may take.
+/// Time that the host waits for a launch, beyond ten times the deadline of a command.
 const PATIENCE: Duration = Duration::from_secs(10);
 /// Warps of the shared kernel that a multiprocessor holds, at some 250 registers a thread: with more,
 /// the kernel of few registers is used.
@@ -272,7 +272,7 @@ impl GpuSession {
         trace.map_or_else(Recorded::default, |trace| std::mem::take(trace.recorded()))
     }
 
-    /// Adds what the kernels of an earlier session recorded, when they do.
+    /// Adds the events of an earlier session, if kernels record.
     pub fn go_on_from(&mut self, earlier: Recorded) {
         if let Some(trace) = &mut self.trace {
             trace.recorded().go_on_from(earlier);
@@ -384,7 +384,8 @@ impl GpuSession {
         if report.status != 0 {
             self.footing.saw(Status(report.status as u16));
         }
-        // What was done while the namespace changed is not known to be right, and an error has its cause there.
+        // Results from the time of a change of the namespace may be wrong, and an error may have the change as
+        // its cause.
         self.footing.check(work.opcode)?;
         if let Some(trace) = &mut self.trace {
             trace.take(report.traced);

@@ -327,7 +327,7 @@ impl Event {
         Ok(event)
     }
 
-    /// Returns an event that tells whether, but not when: cheaper for the GPU.
+    /// Creates an event without a time stamp, which is cheaper for the GPU.
     pub fn untimed(gpu: &Arc<Gpu>) -> Result<Self> {
         Self::new(gpu, sys::CUevent_flags::CU_EVENT_DISABLE_TIMING)
     }

@@ -8,7 +8,7 @@ use crate::error::Result;
 use cudarc::driver::sys;
 use std::sync::Arc;
 
-/// A matrix of 16-bit numbers whose rows follow on each other.
+/// A row-major matrix of 16-bit numbers.
 #[derive(Clone, Copy, Debug)]
 pub struct HalfMatrix {
     /// Address of the first byte on the GPU, a multiple of 16.

@@ -58,7 +58,7 @@ pub struct Access {
 }
 
 impl Access {
-    /// Finds a way to `device`, whose queue pairs 1 to `queues` the GPU will use.
+    /// Selects the access to `device`, whose queue pairs 1 to `queues` the GPU will use.
     ///
     /// # Errors
     /// [`Error::Device`] when the tier asked for does not work, with the reason.

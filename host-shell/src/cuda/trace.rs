@@ -18,7 +18,7 @@ use std::sync::Arc;
 /// Records that are kept of a launch: 4 MiB.
 const RECORDS: u32 = 1 << 17;
 
-/// Memory for the events of one launch at a time, and what earlier launches recorded.
+/// Memory for the events of one launch, and the recorded events of earlier ones.
 pub struct Trace {
     registered: Registered,
     pages: Arc<Pages>,
@@ -56,7 +56,7 @@ impl Trace {
         }
     }
 
-    /// Takes what a launch that has ended recorded: `traced` of its report.
+    /// Takes the events of a launch that has ended: `traced` is the count in its report.
     pub(super) fn take(&mut self, traced: u64) {
         let start = self.pages.start().cast::<Traced>();
         // SAFETY: at < RECORDS, which the pages hold; any words are a record, and the kernel that wrote
@@ -91,7 +91,7 @@ impl Trace {
 }
 
 impl Recorded {
-    /// Adds what was recorded earlier.
+    /// Adds events that were recorded earlier.
     pub(super) fn go_on_from(&mut self, earlier: Self) {
         self.records.splice(0..0, earlier.records);
         self.lost = self.lost.saturating_add(earlier.lost);
@@ -184,7 +184,7 @@ fn of_command(record: &Traced) -> (Qid, Cid) {
 }
 
 /// Returns a Chrome trace: a slice from submission to the end of each command, on a track for each queue and
-/// slot; what has no end, and what is neither, is an instant.
+/// slot. Commands without an end, and other events, are instants.
 pub fn chrome(records: &[Traced], lost: u64) -> Value {
     let submitted = Event::submitted(Qid(0), Cid(0), 0, 0);
     let mut open = std::collections::HashMap::new();

@@ -1,5 +1,5 @@
-//! Whether an output is an input as well: a file that is written over while it is read, or a model that is replaced by
-//! what was made of it.
+//! Checks whether an output is an input as well: a file that would be overwritten while it is read, or a model
+//! that its own derivative would replace.
 
 use super::location::Location;
 use crate::error::{Error, Result};

@@ -1,4 +1,4 @@
-//! What lies on a device or partition in place of an ext4, by the signatures that its makers wrote.
+//! Recognises the content of a device or partition that has no ext4, by its signatures.
 
 use super::part::{Part, list, partitions_of};
 use nvme_ext4::Source;

@@ -1,4 +1,4 @@
-//! A file of a mounted ext4, whose bytes a store reads.
+//! A file of a mounted ext4, read through a store.
 
 use super::mounted::MountedFile;
 use super::part::Part;

@@ -38,7 +38,7 @@ pub(super) fn not_regular(path: &Path, kind: FileType) -> Error {
     Error::usage(cause, "name a regular file")
 }
 
-/// Returns what is there in place of a regular file.
+/// Names the kind of a file that is not a regular one.
 fn name(kind: FileType) -> &'static str {
     if kind.is_dir() {
         "a directory"

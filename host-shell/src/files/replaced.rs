@@ -1,4 +1,4 @@
-//! A file that is written whole, or stays what it was.
+//! Atomic replacement of a file: it is written as a whole, or stays unchanged.
 
 use crate::error::{Error, Result};
 use std::fs::{self, File};

@@ -40,7 +40,7 @@ impl Layers {
     /// # Errors
     /// [`Error::Usage`] for tensors without such names.
     pub fn numbered(tensors: &(impl AsRef<[Entry]> + ?Sized)) -> Result<Self> {
-        // The stems by the order of their data, each with its numbers in theirs.
+        // The stems in the order of their data, each with its numbers in that order.
         let mut stems: HashMap<&str, usize> = HashMap::new();
         let mut found: BTreeMap<(usize, u64, &str), Vec<&Entry>> = BTreeMap::new();
         for entry in tensors.as_ref() {

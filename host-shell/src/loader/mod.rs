@@ -101,7 +101,7 @@ struct Shared {
     path: LoaderPath,
     ahead: usize,
     state: Mutex<State>,
-    /// Behind the state, whose events and loads name its streams and memory.
+    /// After the state, so that it is dropped later: events and loads in the state use its streams and memory.
     gpu: Option<OnGpu>,
 }
 
@@ -257,7 +257,7 @@ impl LayerLoader {
         Ok(layer)
     }
 
-    /// Waits until all layers that were given out are there, `limit` at most. In memory of the host they are.
+    /// Waits until all layers that callers hold are loaded, `limit` at most. In host memory they always are.
     ///
     /// # Errors
     /// The first error of them, with the name of its layer; [`Error::Unfinished`] past the limit.
@@ -390,7 +390,7 @@ impl Shared {
             .layers
             .get(layer)
             .ok_or_else(|| Error::internal("no such layer"))?;
-        // Until it has started, nothing is there.
+        // Until the read has started, the cell is empty.
         state.forget(cell);
         let room = &mut state.cells[cell].room;
         let load = match (&self.gpu, room) {
@@ -432,7 +432,7 @@ impl Shared {
             let Some(cell) = cell.filter(|_| may_start) else {
                 return;
             };
-            // What refuses it is an error of the call that asks for the layer.
+            // A read ahead that fails to start is reported by the call that requests the layer.
             if self.start(state, store, cell, layer).is_err() {
                 return;
             }
@@ -487,7 +487,7 @@ impl Layer {
         self.index
     }
 
-    /// Returns its name, its tensors and what was read.
+    /// Returns its name, its tensors and its reads.
     pub fn plan(&self) -> &LayerPlan {
         // Checked when it was asked for.
         &self.shared.layers.all()[self.index]
@@ -521,7 +521,7 @@ impl Layer {
         self.stream
     }
 
-    /// Waits until it is there, `limit` at most. In memory of the host it is.
+    /// Waits until it is loaded, `limit` at most. In host memory it always is.
     ///
     /// # Errors
     /// Why it could not be read, with its name: what its stream made of it is wrong. [`Error::Unfinished`] past the

@@ -129,7 +129,7 @@ impl OnGpu {
         let verifying = match verifier {
             None => None,
             Some(verifier) => {
-                // Reads into the cell come after the look at what it holds.
+                // Reads into the cell wait until its present content was hashed.
                 let until = match room.spare.pop() {
                     Some(event) => event,
                     None => Event::untimed(&self.gpu)?,

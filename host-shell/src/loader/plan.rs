@@ -32,7 +32,7 @@ pub struct Layers {
     by_name: NameIndex,
 }
 
-/// A layer: its tensors, and what is read for them.
+/// A layer: its tensors, and the reads that fetch them.
 #[derive(Clone, Debug, PartialEq)]
 pub struct LayerPlan {
     name: String,

@@ -68,7 +68,7 @@ pub(super) struct State {
     of_layer: HashMap<usize, usize>,
     pub course: Course,
     pub stats: LoaderStats,
-    /// Reads of a GPU whose end was not looked at, in the order of their stream.
+    /// Reads of a GPU whose end was not examined yet, in the order of their stream.
     under_way: VecDeque<UnderWay>,
     failures: Vec<Failed>,
 }
@@ -322,13 +322,13 @@ impl State {
         oldest.map(|one| Arc::clone(&one.load))
     }
 
-    /// Returns the oldest read whose layer was given out.
+    /// Returns the oldest read of a layer that a caller holds.
     pub fn first_given(&self) -> Option<Arc<Load>> {
         let mut given = self.under_way.iter().filter(|one| one.is_given);
         given.next().map(|one| Arc::clone(&one.load))
     }
 
-    /// Reads whose layers lie in cells, and those under way.
+    /// Returns the reads of layers in cells, and those under way.
     pub fn loads(&self) -> Vec<Arc<Load>> {
         let of_cells = self.cells.iter().filter_map(|cell| cell.load.clone());
         let under_way = self.under_way.iter().map(|one| Arc::clone(&one.load));

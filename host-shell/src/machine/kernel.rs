@@ -1,4 +1,4 @@
-//! What the running kernel was built with.
+//! Configuration of the running kernel.
 
 use crate::machine::sysfs::Host;
 use std::fs;
@@ -55,7 +55,7 @@ fn configuration(host: &Host) -> Option<String> {
         .or_else(|| host.text(format!("lib/modules/{release}/config")))
 }
 
-/// Returns the content of a file of gzip's: a header with what its flags say, then deflated data.
+/// Returns the content of a gzip file: a header with optional fields by its flags, then deflated data.
 fn unpacked(bytes: &[u8]) -> Option<String> {
     const EXTRA: u8 = 1 << 2;
     const NAME: u8 = 1 << 3;

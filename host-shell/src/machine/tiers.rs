@@ -46,7 +46,8 @@ impl Answer {
         Self { allowed, why }
     }
 
-    /// Returns the worse of this one and `more`, for what needs both: of two that are as bad, both reasons.
+    /// Returns the worse of this verdict and `more`, for a feature that needs both; if they are equally bad,
+    /// with both reasons.
     fn and(self, more: Self) -> Self {
         match self.allowed.cmp(&more.allowed) {
             Ordering::Greater => self,

@@ -1,4 +1,5 @@
-//! Manifests as JSON. What is read is not trusted: its parts are apart, cover the file, and have a hash for each chunk.
+//! Manifests as JSON. The file is not trusted: its parts must be disjoint, cover the file, and have a hash for
+//! each chunk.
 
 use super::{Manifest, Part};
 use crate::error::{Error, Result};

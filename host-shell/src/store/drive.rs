@@ -382,7 +382,7 @@ impl Lane for DriveLane {
         let most = self.placed.len();
         let ends = &mut self.ends;
         let polled = self.queue.poll_batch(most, |done| ends.push_back(done));
-        // What ended after a change of the namespace may be other blocks than were meant.
+        // A command that ended after a change of the namespace may have used other blocks than were meant.
         let changed = match self.ends.is_empty() {
             true => None,
             false => self.queue.check_current(self.info.nsid).err(),

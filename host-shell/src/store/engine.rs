@@ -175,7 +175,7 @@ fn pause(shares: &mut [Share<'_>], spins: u32) {
 }
 
 impl Run<'_> {
-    /// Sends what there is room for, and takes what has ended; whether there was any of it.
+    /// Sends tasks as far as there is room, and reaps completions; returns true if there was any progress.
     fn advance(&mut self, share: &mut Share<'_>) -> bool {
         let mut moved = false;
         for lane in 0..share.lanes.lanes.len() {

@@ -40,11 +40,11 @@ pub(crate) struct Command {
 /// A command that failed.
 pub(crate) struct Failure {
     pub error: Error,
-    /// It had no part in what went wrong, and can be sent again.
+    /// True if the failure had another cause than the command, which can be sent again.
     pub retry: bool,
 }
 
-/// Is given the tag of each command that ended, and what it read.
+/// Callback with the tag of each command that ended, and the bytes that it read.
 pub(crate) type Ended<'a> = &'a mut dyn FnMut(u32, std::result::Result<&[u8], Failure>);
 
 /// A queue of one owner. A slot's memory belongs to its command from `submit` until the command has ended,

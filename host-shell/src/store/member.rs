@@ -15,7 +15,7 @@ pub(crate) struct Member {
     /// Present when the store was opened with a GPU: for rows that the GPU does not move itself.
     #[cfg(feature = "cuda")]
     pub gpu: Option<crate::cuda::HostRows>,
-    /// Present for a drive of a store with a GPU: what queues for kernels are made of.
+    /// Parts of queues for kernels, present for a drive of a store with a GPU.
     #[cfg(feature = "cuda")]
     pub kernels: Option<super::with_gpu::ForKernels>,
     /// Present for a file that cuFile takes.

@@ -32,7 +32,7 @@ impl Space {
     /// Describes in `shown` the data path between the members of a stripe and a GPU.
     pub(super) fn path_of_stripes(&self, shown: &mut DataPath) {
         let has_gpu = self.members.iter().any(|member| member.gpu.is_some());
-        // A drive whose queues the GPU does not reach says why.
+        // A drive whose queues the GPU cannot access has the reason in its path.
         let by_host = |member: &&Member| {
             member.gpu.is_some() && member.rows.is_none() && member.controller.is_some()
         };

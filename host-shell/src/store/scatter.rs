@@ -69,8 +69,8 @@ impl Table {
         )
     }
 
-    /// As [`scatter`](Self::scatter) of a stream, whose ids nobody has judged before: rows whose ids are out of range fail,
-    /// and the others are written, the last of those with one id.
+    /// As [`scatter`](Self::scatter), for a stream, whose ids could not be checked before: rows with ids out of
+    /// range fail, and the others are written; of equal ids the last.
     #[cfg(feature = "cuda")]
     pub(super) fn scatter_others(
         &self,
@@ -269,8 +269,8 @@ impl Request<'_> {
         }
     }
 
-    /// Returns the blocks whose content is needed: all that rows are added to, else those that rows do not
-    /// cover.
+    /// Returns the blocks that must be read first: all blocks that rows are added to, else those that rows
+    /// cover in part.
     fn needed(&self, run: &Run) -> Vec<Range<u64>> {
         if matches!(self.change, Change::Add(_)) {
             return once(run.blocks.clone()).collect();

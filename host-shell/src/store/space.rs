@@ -108,7 +108,7 @@ impl Space {
         }
     }
 
-    /// Writes have ended: rows that a GPU keeps are old, and so is what was read ahead.
+    /// Records that writes have ended: rows in caches of a GPU are stale, and so are rows that were read ahead.
     pub fn wrote(&self) {
         // Release: pairs with the acquire load of the count. A reader that sees the new count also sees the
         // effects of the write, so it cannot take bytes read before the write for current.

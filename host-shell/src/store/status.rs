@@ -25,7 +25,7 @@ pub enum RowStatus {
 }
 
 impl RowStatus {
-    /// Every code of ours, from -1 down.
+    /// All codes of this library, from -1 down.
     pub const ALL: [Self; 5] = [
         Self::OutOfRange,
         Self::TimedOut,

@@ -343,8 +343,8 @@ impl Table {
         }
     }
 
-    /// Returns the rows whose ids are in range, by id and then by place in the request; the others have their
-    /// status.
+    /// Returns the rows whose ids are in range, sorted by id and then by position in the request; the others
+    /// receive their status.
     pub(super) fn order(&self, ids: Ids<'_>, outcome: &mut Outcome) -> Vec<(u64, usize)> {
         let mut order = Vec::with_capacity(ids.len());
         for row in 0..ids.len() {
@@ -397,7 +397,7 @@ struct Read {
     rows: Range<usize>,
 }
 
-/// The status of each row, and what failed first.
+/// The status of each row, and the first failure.
 pub(super) struct Outcome {
     pub status: Vec<i32>,
     /// The first errors, each with the status that stands for it.

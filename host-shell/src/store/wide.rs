@@ -51,7 +51,8 @@ impl Table {
             own.resize(ids.len(), 0);
             &mut own
         });
-        // The stored rows lie at the end of the output: each is there still when its wide row is made.
+        // The stored rows lie at the end of the output, so that writing a wide row never overwrites a stored
+        // one that is still to be converted.
         let first = out.len() - ids.len() * stored_bytes;
         let report = self.gather(ids, &mut out[first..], Some(status))?;
         let mut stored = vec![0; stored_bytes];

@@ -1,4 +1,4 @@
-//! What is measured: who submits, on how many queues, with how many threads.
+//! Cases of the suite: the threads that submit, the number of queues and of threads.
 
 use super::super::kernels::Kernel;
 use super::super::null::Model;

@@ -1,4 +1,5 @@
-//! Bare limits, measured in the same run as what is held against them.
+//! Bare limits of bus, memory and controller, measured in the same run as the cases that are compared with
+//! them.
 // UNSAFETY: copies take raw addresses.
 #![allow(unsafe_code)]
 
@@ -101,7 +102,7 @@ fn controller(
     Ok(best.max(light))
 }
 
-/// Returns the rate of `serving` controller threads and as many `feeding` ones, and what is to be said of it.
+/// Returns the rate of `serving` controller threads and as many `feeding` ones, with its description.
 fn fed(
     null: &Null,
     serving: usize,
@@ -178,8 +179,9 @@ fn sqe_writes(
     Ok(best * 1e6)
 }
 
-/// Returns the traffic of 128 queues without the queues: a warp each writes entries, reads completions and
-/// rings, and heeds nothing, while the controller serves them. What a queue does beyond that is its own cost.
+/// Measures the traffic of 128 queues without the queues: one warp each writes entries, reads completions and
+/// rings without checking anything, while the controller serves them. The difference to a real queue is the
+/// cost of the queue.
 fn served(
     kernels: &Arc<Kernels>,
     threads: usize,

@@ -169,7 +169,7 @@ impl Bench {
         self.run_bare(grid, commands, 0)
     }
 
-    /// Runs a bare limit's kernel; `depth` other than 0 tells it of a controller.
+    /// Runs a bare limit's kernel; a `depth` other than 0 means that a controller serves it.
     pub(super) fn run_bare(
         &mut self,
         grid: Grid,

@@ -26,13 +26,13 @@ pub struct Options {
     pub gpu: u32,
     /// Threads of the null controller; 0 is all cores but two.
     pub threads: usize,
-    /// Only cases whose name has this in it; all when empty.
+    /// Runs only cases whose name contains this; all when empty.
     pub only: String,
     /// A small part of the work: for a look, not for figures.
     pub quick: bool,
 }
 
-/// A case, what it is called, and what is expected of it.
+/// A case, its name, and its target.
 struct Row {
     name: String,
     case: Case,

@@ -1,4 +1,4 @@
-//! What cuFile's numbers mean, and what to do.
+//! Error numbers of cuFile: their meaning, and the remedies.
 
 use crate::error::Error;
 
@@ -9,7 +9,7 @@ pub struct Code(pub i32);
 impl Code {
     pub const DRIVER_ALREADY_OPEN: Self = Self(5026);
 
-    /// Returns the name in cufile.h without CU_FILE_, what it means, and what to do.
+    /// Returns the name in cufile.h without CU_FILE_, the meaning, and the remedy.
     fn describe(self) -> (&'static str, &'static str, &'static str) {
         let own_path = "leave gds off or at auto: host threads read the file then";
         match self.0 {

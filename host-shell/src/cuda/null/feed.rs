@@ -11,7 +11,7 @@ use crate::error::{Error, Result};
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-/// Entries written before the doorbell rings, and completions taken before theirs does.
+/// Entries written before the doorbell rings, and completions reaped before the head doorbell is written.
 const BATCH: u64 = 64;
 /// The same where most entries are not written and most completions not read.
 const LIGHT_BATCH: u64 = 256;

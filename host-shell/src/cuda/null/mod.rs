@@ -109,7 +109,7 @@ impl Null {
         self.shape
     }
 
-    /// Returns the memory of rings, doorbells and data: what is registered with a GPU.
+    /// Returns the memory of rings, doorbells and data, for registration with a GPU.
     pub fn pages(&self) -> &Arc<Pages> {
         &self.pages
     }

@@ -147,7 +147,7 @@ impl Queue {
         self.phase ^= self.tail == 0;
     }
 
-    /// Takes what waits and posts it at once. Commands handled.
+    /// Takes the waiting commands and completes them at once. Returns their number.
     pub(super) fn serve(&mut self) -> std::result::Result<u32, Fault> {
         let waiting = self.waiting()?;
         if waiting == 0 {
@@ -180,7 +180,8 @@ impl Queue {
         }
     }
 
-    /// Takes what waits into the drive and posts what is due at `now_ps`. Commands handled.
+    /// Takes the waiting commands into the drive model, and posts completions that are due at `now_ps`. Returns
+    /// their number.
     pub(super) fn serve_timed(&mut self, now_ps: u64) -> std::result::Result<u32, Fault> {
         let waiting = self.waiting()?;
         let Some(mut timed) = self.timed.take() else {

@@ -116,7 +116,7 @@ impl Running {
         self.shared.commands.load(Ordering::Relaxed)
     }
 
-    /// Stops the threads and adds up what they did.
+    /// Stops the threads and adds up their counts.
     pub fn stop(mut self) -> Account {
         self.halt()
     }

@@ -36,7 +36,7 @@ pub struct Failures {
     pub member: Option<u32>,
 }
 
-/// The gate and the summaries of launches. Its memory stays for good.
+/// The gate and the summaries of launches, in host memory that kernels access too. The memory is never freed.
 #[derive(Debug)]
 pub(super) struct Board {
     gate: &'static [AtomicU32],

@@ -87,7 +87,7 @@ struct Operation {
 /// An operation that the stream does not own: on drop it is freed, and its staging memory returns to the pool.
 struct OwnedOperation(*mut Operation);
 
-// SAFETY: the pointer is to an operation of this alone, whose parts may be used by any thread.
+// SAFETY: the pointer is to an operation that only this owns, and whose parts may be used by any thread.
 unsafe impl Send for OwnedOperation {}
 
 impl Leftover for OwnedOperation {}
@@ -229,7 +229,7 @@ impl HostRows {
                 Ok(Pending::of_host(ended, is_captured))
             }
             Err(error) => {
-                // What is still in the stream uses the operation.
+                // Functions that are still in the stream use the operation.
                 if matches!(error, Error::Unfinished { .. }) {
                     std::mem::forget(kept);
                 }
@@ -382,7 +382,7 @@ unsafe extern "C" fn run_step(data: *mut c_void) {
     };
     status.fill(code::NOT_RUN);
     let wide = widened(ids, of.id_bytes, step);
-    // A panic of ours must not unwind into the driver.
+    // Our own panic must not unwind into the driver.
     let moved = catch_unwind(AssertUnwindSafe(|| (of.move_rows)(&wide, data, status)));
     if moved.is_err() {
         status.fill(code::NOT_RUN);

@@ -328,7 +328,8 @@ impl GpuRows {
         Ok(Pending::of_kernel(slot))
     }
 
-    /// Looks whether the namespace is still what launches are made for; `opcode` is what they send.
+    /// Checks that the namespace still has the properties that launches are made for; `opcode` is that of their
+    /// commands.
     ///
     /// # Errors
     /// [`Error::Changed`] when it is not.
@@ -376,7 +377,7 @@ impl GpuRows {
         self.state.board.wrote();
     }
 
-    /// Returns the launch, but for what is of this one alone.
+    /// Returns the launch without the parts that are specific to one call.
     fn launch(&self, table: &RowTable, request: &Request) -> Option<Gather> {
         let (lent, slots) = (self.lent.as_ref()?, self.slots.as_ref()?);
         let common = Common {

@@ -11,7 +11,7 @@ use std::sync::Arc;
 pub(super) const LAUNCHES: u32 = 4096;
 /// Keep-alive of a launch besides the words of its store: a cache, or the members of a stripe.
 pub(super) type Named = Option<Arc<dyn Any + Send + Sync>>;
-/// Launches whose end nobody waits for, before the list of them is looked through.
+/// Abandoned launches before their list is examined.
 const FEW_ABANDONED: usize = 32;
 
 /// The numbers of one store's launches.
@@ -19,7 +19,7 @@ pub(super) struct LaunchNumbers {
     pub(super) free: Vec<u32>,
     /// Reserved, or launched with a handle: number, and how many had ended before it. Not those of graphs.
     pub(super) held: HashMap<u32, u32>,
-    /// Those whose handle went away before their end.
+    /// Launches whose handle was dropped before their end.
     pub(super) abandoned: Vec<Abandoned>,
     /// Number of abandoned launches at which their list is examined again.
     pub(super) most_abandoned: usize,
@@ -48,7 +48,7 @@ impl Default for LaunchNumbers {
 }
 
 impl LaunchNumbers {
-    /// Takes back the numbers of abandoned launches that have ended; what they needed.
+    /// Frees the numbers of abandoned launches that have ended, and returns the objects that they needed.
     pub(super) fn look_at_abandoned(&mut self, ended: impl Fn(u32) -> u32) -> Vec<Abandoned> {
         let has_ended = |one: &mut Abandoned| ended(one.number) != one.before;
         let over: Vec<Abandoned> = self.abandoned.extract_if(.., has_ended).collect();

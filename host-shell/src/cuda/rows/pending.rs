@@ -92,8 +92,8 @@ impl Pending {
         }
     }
 
-    /// Adds `other`, which was put into the same stream after it: row 0 of `other` is row `first_row`. For a
-    /// [`LaunchSequence`] alone, which waits for what was launched when the next launch is refused.
+    /// Appends `other`, which was launched in the same stream after it: row 0 of `other` is row `first_row`.
+    /// Only for [`LaunchSequence`], which waits for the launches when the next one is refused.
     fn append(&mut self, mut other: Self, first_row: u64) {
         for part in &mut other.parts {
             part.first_row += first_row;

@@ -40,7 +40,7 @@ pub struct Request {
     pub out: u64,
     /// Bytes from one row to the next there.
     pub out_stride: u64,
-    /// An `i32` for each row that says what became of it, or 0.
+    /// Address of an `i32` for each row, which receives its status, or 0.
     pub status: u64,
 }
 
@@ -178,6 +178,6 @@ pub struct ReadList {
     pub ranges: u32,
     /// Pieces of all of them at most.
     pub pieces: u64,
-    /// Gets an `i32` for each piece that was listed: what became of it.
+    /// Address of an `i32` for each listed piece, which receives its status.
     pub status: u64,
 }

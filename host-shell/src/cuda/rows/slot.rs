@@ -38,7 +38,7 @@ impl RowsState {
     /// # Errors
     /// [`Error::Environment`] when not as many are free.
     pub(super) fn reserve(self: &Arc<Self>, count: usize) -> Result<Vec<LaunchSlot>> {
-        // Graphs that are gone give theirs back, and memory that nothing uses any more.
+        // Graphs that were destroyed return their numbers here, and memory that nothing uses any more.
         leftovers::reap();
         let ended = |number| self.board.ended(number);
         let (numbers, over) = {

@@ -179,7 +179,7 @@ impl Users for RowsState {
         if works && !is_stuck && may_pass() && freed().is_ok() {
             // Writes without an end may have taken place until now.
             self.board.wrote();
-            // One that was shut for good meanwhile stays so.
+            // A gate that was closed for good meanwhile stays closed.
             gate.open();
         } else {
             gate.close_for_good();

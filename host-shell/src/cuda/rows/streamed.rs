@@ -113,7 +113,8 @@ impl GpuRows {
         self.start(launch, (self.slot()?, None), stream, |_, rows, blocks| {
             let argument = argument(rows)?;
             let blocks = of_caller.unwrap_or(Blocks::plain(blocks, BLOCK_THREADS));
-            // SAFETY: the caller's; the other addresses are ours until the gate is shut for good and nothing is inside.
+            // SAFETY: the caller's; the other addresses are ours until the gate is closed for good and no group
+            // is inside.
             unsafe { module.launch_on(stream, function, blocks, &argument) }
         })
     }

@@ -21,7 +21,7 @@ use std::time::Duration;
 /// Drives in stripes in the hands of a GPU.
 pub struct StripedRows {
     members: Vec<Arc<GpuRows>>,
-    /// Theirs, by which the outcome of a launch is judged.
+    /// States of the members, by which the outcome of a launch is judged.
     states: Arc<[Arc<RowsState>]>,
     words: Arc<StripeWords>,
     stations: u32,

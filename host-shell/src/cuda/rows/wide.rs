@@ -9,7 +9,7 @@ use crate::error::{Error, Result};
 use crate::widen::Widen;
 use nvme_gpu_kernel::rows::{Gather, Widened};
 
-/// A request, and what is done with its rows once they are there.
+/// A request, and the conversion of its rows after they were read.
 pub(super) struct WideRows {
     /// Gather of the rows in their stored format.
     pub stored: Request,

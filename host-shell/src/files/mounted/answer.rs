@@ -1,4 +1,5 @@
-//! What the kernel answers to FIEMAP: checked, and refused where the file's bytes are not those of its blocks.
+//! The kernel's answer to FIEMAP: checked, and refused where the blocks do not hold the file's bytes as they
+//! are.
 
 use super::ioctl::RawExtent;
 use crate::error::{Error, Result};
@@ -15,7 +16,7 @@ mod flag {
     pub const MERGED: u32 = 0x1000;
 }
 
-/// Flags of extents whose bytes are not on the device as they are in the file, and what to do about them.
+/// Flags of extents whose blocks do not hold the file's bytes as they are, with the remedies.
 const REFUSED: [(u32, &str, &str); 9] = [
     (0x800, "is not written", WRITE),
     (0x4, "is in memory alone", SYNC),
@@ -43,7 +44,7 @@ pub struct Extents {
 }
 
 impl Extents {
-    /// Returns the byte of the file from which on to ask; none once the last extent is there.
+    /// Returns the byte of the file from which the next query begins; none once the last extent was returned.
     pub fn start(&self) -> Option<u64> {
         let end = self
             .found

@@ -15,7 +15,7 @@ pub const MOST: usize = 128;
 const FIEMAP: u64 = 0xC020_660B;
 const GET_VERSION: u64 = 0x8008_7601;
 const EXT4_GET_UUID: u64 = 0x8008_662C;
-/// Writes what is in memory alone first.
+/// Flag: write dirty pages back first.
 const SYNC: u32 = 1;
 const UUID_BYTES: u32 = 16;
 
@@ -55,8 +55,8 @@ const _: () = assert!(size_of::<RawExtent>() == 56);
 const _: () = assert!(size_of::<Fiemap>() == 32 + MOST * 56);
 const _: () = assert!(size_of::<Uuid>() == 24);
 
-/// Returns the extents of `file` from byte `start` on, as many as an answer has room for; what is in memory
-/// alone is written first.
+/// Returns the extents of `file` from byte `start` on, as many as an answer has room for; dirty pages are
+/// written back first.
 pub fn fiemap(file: &File, start: u64) -> io::Result<Vec<RawExtent>> {
     let mut asked = Fiemap {
         start,

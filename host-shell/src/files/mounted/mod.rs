@@ -20,8 +20,8 @@ const EXT4: u64 = 0xEF53;
 
 /// An immutable file of a mounted ext4.
 ///
-/// It is open until this is dropped. What reads its blocks from the device asks
-/// [`check_unchanged`](Self::check_unchanged) before it uses what it read: root can take the flag away.
+/// The file stays open until this is dropped. A caller that reads its blocks from the device calls
+/// [`check_unchanged`](Self::check_unchanged) before it uses the data, since root can remove the flag.
 #[derive(Debug)]
 pub struct MountedFile {
     file: File,

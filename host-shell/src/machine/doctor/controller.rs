@@ -1,4 +1,5 @@
-//! One controller: driver, group, rights, link, BAR and what else decides how it can be used.
+//! Findings about one controller: driver, group, rights, link, BAR and other facts that decide how it can be
+//! used.
 
 use super::finding::{Finding, Notes, Status};
 use crate::machine::pci::Link;

@@ -1,4 +1,4 @@
-//! cuFile: which library, and what it answers.
+//! Findings about cuFile: the library, and its answer.
 
 use super::finding::{Finding, MACHINE, Notes, Status};
 use crate::error::{Error, Result};

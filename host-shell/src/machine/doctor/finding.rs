@@ -33,7 +33,7 @@ pub struct Finding {
     pub remedy: Option<String>,
 }
 
-/// The subject of what is not about one device.
+/// Subject of findings that are not about one device.
 pub(super) const MACHINE: &str = "machine";
 
 /// Notes findings about one subject.

@@ -1,4 +1,5 @@
-//! NVIDIA GPUs: driver, what it can map, and whether a controller can reach their memory.
+//! Findings about NVIDIA GPUs: the driver, the memory that it can map, and whether a controller can access GPU
+//! memory.
 
 use super::finding::{Finding, MACHINE, Notes, Status};
 use crate::machine::nvidia::{Driver, Product, RawAddresses, is_whole};

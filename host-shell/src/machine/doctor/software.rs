@@ -1,4 +1,5 @@
-//! Software for transfers between peers: what the kernel was built with, this project's module, gdrcopy's driver.
+//! Findings about software for peer-to-peer transfers: the kernel's configuration, this project's module,
+//! gdrcopy's driver.
 
 use super::finding::{Finding, MACHINE, Notes, Status};
 use crate::machine::kernel::{self, Built};

@@ -1,4 +1,4 @@
-//! Which tier follows from what was found, and why not a higher one.
+//! The tier that follows from the findings, and the reason why no higher one does.
 
 use crate::machine::nvidia::Driver;
 use crate::machine::sysfs::{Function, Host};

@@ -1,4 +1,4 @@
-//! Links, and what they carry.
+//! PCIe links: their trained and possible rates.
 
 use crate::machine::pci::Link;
 use crate::machine::sysfs::Function;

@@ -136,7 +136,7 @@ fn route(shape: &Shape, drive: &Function, switch: Address, below: &[Address]) ->
     }
 }
 
-/// Returns the slowest of the links above `devices`, by what they were trained to.
+/// Returns the slowest of the links above `devices`, by their trained rates.
 fn slowest_of(shape: &Shape, devices: impl Iterator<Item = Address>) -> Option<Slowest> {
     let links = devices.filter_map(|address| {
         let link = shape.link_above(address)?;

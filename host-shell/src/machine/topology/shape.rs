@@ -1,4 +1,4 @@
-//! The functions of a machine and what is above each.
+//! The functions of a machine and the bridges above each.
 
 use super::link::LinkState;
 use crate::machine::pci::Port;

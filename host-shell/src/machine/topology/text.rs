@@ -21,7 +21,7 @@ impl Display for Topology {
             let of_complex = |one: &&Device| one.complex.as_deref() == Some(&complex.name);
             self.below(f, None, &of_complex, "")?;
         }
-        // What sysfs puts below no root complex.
+        // Devices that sysfs lists below no root complex.
         self.below(f, None, &|one: &&Device| one.complex.is_none(), "")?;
         for one in &self.controllers {
             let has_gpu = self
@@ -37,7 +37,7 @@ impl Display for Topology {
 }
 
 impl Topology {
-    /// Returns the devices right below `parent`, and what is below them.
+    /// Prints the devices right below `parent`, and the devices below them.
     fn below(
         &self,
         f: &mut Formatter<'_>,

@@ -184,7 +184,7 @@ fn check_unused(host: &Host, path: &Path, number: u64, is_written: bool) -> Resu
     Ok(unseen)
 }
 
-/// Returns the lanes of a file, and what they are.
+/// Returns the lanes of a file, and their description.
 fn lanes(file: &Arc<Regular>, options: &StoreOptions) -> Result<(Vec<Box<dyn Lane>>, DataPath)> {
     let mut why = "a file has no queues that a GPU could drive: for that, give a free NVMe drive to vfio-pci \
                    (`nvme-gpu bind`) and open vfio:BDF; `nvme-gpu doctor` says what is missing"

@@ -165,7 +165,7 @@ impl UringLane {
         self.free(slot);
     }
 
-    /// Takes what has ended.
+    /// Reaps operations that have ended.
     fn reap(&mut self, ended: &mut dyn FnMut(u32, Outcome<'_>)) {
         loop {
             let next = self.ring.completion().next();
@@ -174,7 +174,7 @@ impl UringLane {
         }
     }
 
-    /// Submits what is pushed, and waits for `wanted` completions.
+    /// Submits the pushed entries, and waits for `wanted` completions.
     fn enter(&mut self, wanted: usize) -> io::Result<()> {
         match self.ring.submit_and_wait(wanted) {
             Ok(_) => Ok(()),

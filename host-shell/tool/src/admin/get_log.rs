@@ -9,7 +9,7 @@ use nvme_host::units::{parse_bytes, parse_number};
 use nvme_host::{Error, Result};
 use serde_json::json;
 
-/// Bytes fetched at most: what a page can have, without the memory of this machine.
+/// Limit of the bytes of a page: the specification's limit may exceed this machine's memory.
 const MOST: u64 = 1 << 30;
 
 /// Show a log page in hex, or write its bytes

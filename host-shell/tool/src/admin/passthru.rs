@@ -246,7 +246,7 @@ impl CommandArgs {
         Ok(())
     }
 
-    /// Returns the buffer: the input, and what it is filled up with.
+    /// Returns the buffer: the input, padded with the prefill byte.
     fn data(&self) -> Result<Vec<u8>> {
         let len = usize::try_from(self.data_len)
             .ok()

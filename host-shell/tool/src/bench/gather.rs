@@ -90,7 +90,7 @@ impl Lines {
 }
 
 impl GatherArgs {
-    /// Measures every case on what `open` opens, which may be written to.
+    /// Measures every case on the device that `open` opens, which may be overwritten.
     pub fn run(
         &self,
         open: impl Fn() -> Result<Arc<dyn Device>>,

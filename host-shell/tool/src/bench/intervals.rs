@@ -25,7 +25,7 @@ impl Intervals {
         }
     }
 
-    /// Prints what was done since the last line, once an interval has passed since then.
+    /// Prints the progress since the last line, once an interval has passed since then.
     pub fn at(&mut self, now: &Progress) {
         if now.seconds < self.last.seconds + self.every || self.failed.is_err() {
             return;

@@ -19,6 +19,6 @@ mod run;
 pub use formats::stored;
 pub use run::Bench;
 
-/// The option that needs no --device, and what stands for the device then.
+/// The option that needs no --device, because it names the device itself.
 pub const NO_DEVICE_FOR: &str = "paths";
 pub const NO_DEVICE: &str = "none";

@@ -6,9 +6,9 @@ use nvme_host::Result;
 use nvme_host::files::{check_apart, named_by};
 use std::path::PathBuf;
 
-/// Arguments that name what a command writes.
+/// Arguments that name outputs of a command.
 const OUTPUTS: [&str; 7] = ["out", "logits", "trace", "plot", "to", "image", "socket"];
-/// Arguments that name what a command reads; some write to the device, too.
+/// Arguments that name inputs of a command; some commands write to the device, too.
 const INPUTS: [&str; 12] = [
     "device",
     "model",
@@ -52,7 +52,7 @@ pub fn check(command: &Command, matches: &ArgMatches) -> Result<()> {
             check_apart(&file, &others)?;
         }
     }
-    // Also for files whose names the command makes: those of a copy into a folder.
+    // Also for files whose names the command derives: those of a copy into a folder.
     images::set_inputs(inputs.into_iter().map(|(_, text)| text).collect());
     Ok(())
 }

@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 use std::io::{self, ErrorKind, Write};
 use std::process::ExitCode;
 
-/// Says what failed and returns the exit code. `device` is the command's, `as_json` whether --json was given.
+/// Prints the error and returns the exit code. `device` is the command's, `as_json` is true with --json.
 pub fn report(error: &Error, device: Option<&str>, as_json: bool) -> ExitCode {
     if let Error::File { path, source, .. } = error
         && source.kind() == ErrorKind::BrokenPipe
@@ -77,7 +77,7 @@ fn status_object(status: Status) -> Value {
     })
 }
 
-/// Refuses to run without a standard output: what the command says would be lost.
+/// Refuses to run without a standard output: the results would be lost.
 pub fn check_standard_output() -> Result<(), Error> {
     match crate::stdio::was_closed(1) {
         true => Err(Error::file("write", crate::common::file::STANDARD_OUTPUT)(

@@ -126,7 +126,7 @@ enum Command {
 /// Runs the command line; the exit code is one of [`exit`].
 pub fn run() -> ExitCode {
     let arguments: Vec<OsString> = std::env::args_os().skip(1).collect();
-    // What clap refuses is an error like any other.
+    // A usage error of clap is reported like any other error.
     let as_json = arguments.iter().any(|argument| argument == "--json");
     let ended = match parse(&arguments) {
         Ok(cli) => run_command(cli),

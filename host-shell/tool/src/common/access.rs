@@ -96,7 +96,7 @@ fn in_words(controller: &Controller, start: Instant) -> String {
 }
 
 impl WriteArgs {
-    /// Refuses to change what is stored on a device that guards it, unless that was allowed.
+    /// Refuses to change data on a device that guards it, unless the user allowed it.
     pub fn check(&self, device: &dyn Device, what: &str) -> Result<()> {
         self.check_for(device, format!("{what} changes what is stored on"))
     }

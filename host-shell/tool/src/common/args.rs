@@ -98,8 +98,8 @@ impl DeviceArgs {
         self.access.start(device, &self.reading())
     }
 
-    /// Opens the device for `what`, a command that changes what is stored. An image that this creates is
-    /// removed when the command fails.
+    /// Opens the device for `what`, a command that changes data. An image that this creates is removed when the
+    /// command fails.
     pub fn open_to_write(&self, write: &WriteArgs, what: &str) -> Result<Arc<dyn Device>> {
         self.open_to_write_as(&self.device, write, what)
     }
@@ -117,7 +117,7 @@ impl DeviceArgs {
         Ok(device)
     }
 
-    /// As [`start`](Self::start), for `what`, a command that changes what is stored.
+    /// As [`start`](Self::start), for `what`, a command that changes data.
     pub fn start_writing(
         &self,
         write: &WriteArgs,

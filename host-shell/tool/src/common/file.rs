@@ -183,7 +183,7 @@ impl Output {
         }
     }
 
-    /// Makes the output what the user asked for.
+    /// Moves the finished output to the path that the user named.
     pub fn commit(mut self) -> Result<()> {
         match &mut self {
             Self::Stream(_) => Ok(()),

@@ -21,7 +21,7 @@ pub fn set_device(device: Option<String>) {
     let _ = DEVICE.set(device);
 }
 
-/// Notes what the command reads. Once, before it runs.
+/// Records the inputs of the command. Called once, before it runs.
 pub fn set_inputs(inputs: Vec<String>) {
     let _ = INPUTS.set(inputs);
 }
@@ -64,7 +64,7 @@ pub fn about_to_open(device: &str) {
     noted().extend(missing);
 }
 
-/// Leaves what was created where it is, whatever comes.
+/// Keeps created images, even if the command fails later.
 #[cfg(feature = "sim")]
 pub fn keep_created() {
     noted().clear();

@@ -113,7 +113,7 @@ impl Input {
         Ok(Self { file, name, extent })
     }
 
-    /// Checks what is known of the input against its target; `fits` checks a number of blocks against the
+    /// Checks the known facts about the input against its target; `fits` checks a number of blocks against the
     /// namespace.
     pub fn pieces(self, target: Target, fits: impl Fn(u64) -> Result<()>) -> Result<Pieces> {
         let blocks = match (&self.extent, target.expected) {
@@ -274,7 +274,7 @@ impl Pieces {
         }
     }
 
-    /// Returns `remedy`, and what has been sent already.
+    /// Returns `remedy` with the amount that was sent already.
     fn already(&self, remedy: &str) -> String {
         match self.done {
             0 => remedy.to_owned(),

@@ -19,7 +19,7 @@ pub use args::{DeviceArgs, NamespaceArgs};
 pub use stop::{check_stop, stop_flag};
 pub use values::{beyond, duration, number, some_bytes};
 
-/// The version of the tool, and what it was built from.
+/// The version of the tool, and the commit that it was built from.
 pub const VERSION: &str = concat!(
     env!("CARGO_PKG_VERSION"),
     " (",

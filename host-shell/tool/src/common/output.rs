@@ -35,8 +35,8 @@ pub fn bytes(bytes: &[u8]) -> Result<()> {
         .map_err(Error::file("write", "standard output"))
 }
 
-/// Prints what a controller reports beside the answers to commands: a line on standard error for each, as JSON where
-/// the results are.
+/// Prints reports of a controller besides the answers to commands: a line on standard error for each, in JSON
+/// if the results are.
 pub fn warnings(as_json: bool) -> Notify {
     Notify::new(move |notice| {
         let text = notice.to_string();

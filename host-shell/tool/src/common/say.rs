@@ -1,4 +1,4 @@
-//! What is said on standard error beside results and errors: warnings, and with --verbose what is done.
+//! Messages on standard error besides results and errors: warnings and, with --verbose, the steps of the work.
 
 use std::io::{self, IsTerminal, Write};
 use std::sync::atomic::{AtomicU8, Ordering};

@@ -11,7 +11,8 @@ pub fn stop_flag() -> Arc<AtomicBool> {
     Arc::clone(FLAG.get_or_init(|| {
         let flag = Arc::new(AtomicBool::new(false));
         use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
-        // A write beyond the limit of file sizes is then an error, after which what is incomplete is removed.
+        // Without this signal, a write beyond the limit of file sizes returns an error, after which the
+        // incomplete file is removed.
         let _ = signal_hook::flag::register(libc::SIGXFSZ, Arc::default());
         let ignored = ignored_signals();
         for signal in [SIGINT, SIGTERM, SIGHUP] {

@@ -29,7 +29,7 @@ struct Work<'a> {
     next: AtomicUsize,
     stop: AtomicBool,
     sums: &'a [u64],
-    /// Checksums of what was read, in place.
+    /// Checksums of the units that were read, by position.
     read: &'a [std::sync::atomic::AtomicU64],
     blocks_per_unit: u64,
     blocks: u64,
@@ -93,7 +93,7 @@ impl Demo {
         let index = self.gpu.unwrap_or(0);
         use nvme_host::cuda::{Gpu, Pinning};
         match Gpu::open(index) {
-            // One that was asked for is tried, and says itself what it cannot.
+            // A GPU that the user named is tried, and its error explains itself.
             Ok(_) if self.gpu.is_some() => Ok(Ok(index)),
             Ok(gpu) => Ok(match gpu.pinning()? {
                 Pinning::Registers => Ok(index),

@@ -75,7 +75,7 @@ impl Bind {
     }
 }
 
-/// Says what was broken by force.
+/// Prints the uses that were broken by force.
 fn warn_of(broken: &[String]) {
     for one in broken {
         say::warn(|| format!("warning: taken by force: {one}"));

@@ -1,4 +1,4 @@
-//! `devices`: what may follow `sim:`.
+//! `devices`: the options after `sim:`.
 
 use crate::common::output;
 use clap::Args;

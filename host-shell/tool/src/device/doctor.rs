@@ -1,4 +1,4 @@
-//! `doctor`: what this machine can do, and what to change.
+//! `doctor`: abilities of this machine, and the changes that would extend them.
 
 use crate::common::{output, visible};
 use clap::Args;

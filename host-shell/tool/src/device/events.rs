@@ -27,7 +27,7 @@ impl Events {
         let config = self.device.config();
         let others = config.notify.clone();
         let controller = self.device.start_with(&Config {
-            // Events are what is printed here.
+            // This command prints events itself.
             notify: Notify::new(move |notice| match notice {
                 Notice::Event(_) => {}
                 other => others.tell(other),

@@ -147,14 +147,14 @@ impl P2p {
 }
 
 impl Ways {
-    /// Moves data both ways and compares; how long each took. `before` is what the blocks hold.
+    /// Transfers data both ways and compares; returns the durations. `before` is the content of the blocks.
     fn check(&mut self, before: &[u8], writes: bool) -> Result<(Duration, Option<Duration>)> {
         let mut data = before.to_vec();
         if writes {
             SplitMix::new(1).fill(&mut data);
             self.disk.write(self.lba, &data)?;
         }
-        // What is there already must not pass for what arrives.
+        // Inverted first, so that old data cannot pass for data that arrives.
         let inverse: Vec<u8> = data.iter().map(|byte| !byte).collect();
         self.peer.as_mut_slice().copy_from_slice(&inverse);
         let read = self.move_all("Read into the peer", nvm::read)?;

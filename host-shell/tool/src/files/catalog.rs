@@ -1,4 +1,4 @@
-//! `catalog`: what a file of tensors holds.
+//! `catalog`: lists the tensors of a file.
 
 use super::{DriveArgs, volume};
 use crate::common::output;

@@ -1,4 +1,4 @@
-//! `import` and `verify`: a file's bytes onto a device, and whether they are there.
+//! `import` and `verify`: writes a file's bytes to a device, and compares them.
 
 use super::{DriveArgs, PIECE};
 use crate::common::{WriteArgs, check_stop, images, output, progress};

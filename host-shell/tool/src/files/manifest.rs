@@ -86,7 +86,7 @@ impl ManifestArgs {
             catalog.entries(),
             &mut on_progress,
         )?;
-        // What changed meanwhile has no manifest.
+        // A file that changed meanwhile has no consistent manifest.
         file.check_unchanged()?;
         Ok(made)
     }

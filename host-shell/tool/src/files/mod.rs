@@ -98,7 +98,7 @@ fn copy(file: &DriveFile, out: Option<&Path>) -> Result<()> {
         }
     }
     out.hole(bytes - end)?;
-    // What changed meanwhile is no copy of anything.
+    // A file that changed meanwhile has no consistent copy.
     file.check_unchanged()?;
     bar.finish_and_clear();
     out.commit()

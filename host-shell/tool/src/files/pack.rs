@@ -1,4 +1,4 @@
-//! `pack`: a folder as the image of an ext4 whose files lie in one piece each.
+//! `pack`: makes the image of an ext4 from a folder, with the data of each file contiguous.
 
 use super::PIECE;
 use crate::common::{check_stop, output, progress};
@@ -20,10 +20,10 @@ const PROGRAM: &str = "MKE2FS";
 const BLOCK: u64 = 4096;
 /// Bytes that a file needs besides its data, with room for directories.
 const PER_FILE: u64 = 1024;
-/// Bitmaps and what else is the same for every image.
+/// Bitmaps and other structures of the same size in every image.
 const FIXED: u64 = 16 << 20;
 const TICK: Duration = Duration::from_millis(20);
-/// No journal, and metadata at the begin alone: nothing lies between the blocks of a long file.
+/// No journal, and metadata only at the start, so that nothing interrupts the blocks of a long file.
 const LAYOUT: [&str; 14] = [
     "-q",
     "-F",
@@ -203,7 +203,7 @@ fn files(folder: &Path) -> Result<Vec<Found>> {
     Ok(found)
 }
 
-/// Waits for the end of `child`; what it said, if it failed. Ctrl-C ends it.
+/// Waits for the end of `child`, and returns its message if it failed. Ctrl-C ends it.
 fn wait(mut child: Child) -> Result<Option<String>> {
     let system = |source| Error::System {
         call: "wait",

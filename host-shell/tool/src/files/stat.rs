@@ -37,7 +37,7 @@ impl Stat {
         let (extents, why) = match inode.kind {
             Kind::File => match extents_of(&volume, &location.path) {
                 Ok(extents) => (extents, None),
-                // What cannot be read can be described.
+                // A file whose data cannot be read can still be described.
                 Err(Error::Usage { cause, .. }) => (Vec::new(), Some(cause)),
                 Err(error) => return Err(error),
             },

@@ -29,7 +29,7 @@ pub struct Copied {
     pub directories: u64,
     pub links: u64,
     pub bytes: u64,
-    /// Pipes, sockets and device nodes: their paths, and what they are.
+    /// Pipes, sockets and device nodes that were skipped: their paths, and their kinds.
     pub left_out: Vec<(String, &'static str)>,
 }
 
@@ -103,7 +103,7 @@ impl Plan {
                     below(volume, &item, &shown, &mut left)?;
                 }
                 Kind::File => {
-                    // What cannot be read is said before anything is copied.
+                    // Files that cannot be read are reported before anything is copied.
                     let file = volume.file_of(&item.inode, &shown)?;
                     plan.copied.files += 1;
                     plan.copied.bytes = plan.copied.bytes.saturating_add(file.len());
@@ -122,7 +122,7 @@ impl Plan {
     }
 }
 
-/// Adds what is in a directory, so that the first name comes next.
+/// Pushes the entries of a directory, so that the first name is visited next.
 fn below(volume: &Volume, item: &Item, shown: &str, left: &mut Vec<Item>) -> Result<()> {
     let entries = volume.list_of(&item.inode, shown)?;
     if let Some(pair) = entries
@@ -155,7 +155,8 @@ fn shown(from: &str, below: &Path) -> String {
     }
 }
 
-/// A folder beside the target, which becomes it. One that does not is removed with what is in it.
+/// A temporary folder beside the target, which it is renamed to. If that does not happen, it is removed with
+/// its content.
 struct Made(PathBuf);
 
 impl Made {
@@ -257,7 +258,7 @@ impl Writer<'_> {
         }
         self.bar.inc(file.len() - begin);
         out.set_len(file.len()).map_err(Error::file("write", &to))?;
-        // What changed meanwhile is no copy of anything.
+        // A file that changed meanwhile has no consistent copy.
         file.check_unchanged()
     }
 }

@@ -59,7 +59,7 @@ impl<'a> Reconnecting<'a> {
         self.session.as_mut().ok_or_else(closed)
     }
 
-    /// Runs `work`: the counts, and whether all of it was done. What was not is to be done again.
+    /// Runs `work`; returns the counts, and true if all of it was done. Otherwise the work has to be repeated.
     pub fn run(&mut self, what: &str, work: &Work) -> Result<(Option<LaunchResult>, bool)> {
         let ended = self.session_mut()?.attempt(what, work);
         let ended = self.source.keep(self.session()?, ended);
@@ -149,7 +149,7 @@ impl Source<'_> {
         Ok(session)
     }
 
-    /// Writes what the kernels recorded; `ended` is how the work itself did.
+    /// Writes the events that kernels recorded; `ended` is the result of the work itself.
     fn keep<T>(&self, session: &GpuSession, ended: Result<T>) -> Result<T> {
         let Some((path, trace)) = self.trace.zip(session.trace()) else {
             return ended;

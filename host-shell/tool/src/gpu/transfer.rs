@@ -1,4 +1,4 @@
-//! What commands share that a GPU can drive: options, and loops over chunks of a transfer.
+//! Parts of commands that a GPU can drive: options, and loops over chunks of a transfer.
 
 use crate::common::file::write_whole;
 use crate::common::{NamespaceArgs, check_stop, duration, number, progress, some_bytes};
@@ -16,7 +16,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Data memory of one launch of a transfer: what is moved between two looks at Ctrl-C.
+/// Data memory of one launch of a transfer: the unit between two checks for Ctrl-C.
 pub const CHUNK: u64 = 256 << 20;
 
 /// One Flush.
@@ -163,7 +163,7 @@ impl TransferArgs {
 }
 
 impl GpuArgs {
-    /// Makes kernels record what they do, when that was asked for.
+    /// Makes kernels record events, if the user asked for it.
     pub fn record(&self, session: &mut GpuSession) -> Result<()> {
         match &self.trace {
             Some(_) => session.record(),
@@ -171,7 +171,7 @@ impl GpuArgs {
         }
     }
 
-    /// Writes what they recorded to the file that was asked for; `ended` is how the work itself did.
+    /// Writes the recorded events to the file that the user named; `ended` is the result of the work itself.
     pub fn keep<T>(&self, session: &GpuSession, ended: Result<T>) -> Result<T> {
         if let (Some(path), Some(trace)) = (&self.trace, session.trace()) {
             // The error of the work matters more than one of its trace.
@@ -257,7 +257,7 @@ impl<'a> Transfer<'a> {
         while done < blocks {
             check_stop()?;
             let whole = ((blocks - done) / per_command).min(most);
-            // What is less than a command comes last, as one that is shorter.
+            // A remainder shorter than a command comes last, as a shorter command.
             let (count, each) = match whole {
                 0 => (1, blocks - done),
                 whole => (whole, per_command),

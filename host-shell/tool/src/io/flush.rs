@@ -1,4 +1,4 @@
-//! `flush`: makes what was written durable.
+//! `flush`: makes earlier writes durable.
 
 use crate::admin::passthru::dword;
 use crate::common::{DeviceArgs, output};

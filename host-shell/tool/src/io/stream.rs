@@ -182,8 +182,8 @@ impl Stream {
         let left = self.bytes_left(session.info(), command)?;
         let size = self.size.unwrap_or(left);
         let (span, commands) = (left / command, size.div_ceil(command).max(1));
-        // With a check, a launch reads what fits into the data memory; without, buffers are used again
-        // and a launch is long enough that its beginning and end do not count.
+        // With a check, a launch reads as much as fits into the data memory. Without one, buffers are
+        // overwritten, and a launch is long enough that its start and end do not distort the rate.
         let per_launch = match self.verify {
             true => session.data().len() as u64 / command,
             false => ((4u64 << 30) / command).max(1),

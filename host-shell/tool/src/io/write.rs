@@ -41,7 +41,7 @@ impl Write {
         if self.by_gpu.gpu.gpu.is_some() {
             return self.run_on_gpu();
         }
-        // What can be known to be wrong is found before the first block changes.
+        // All checks that need no data are made before the first block changes.
         let input = Input::open(&self.input)?;
         let device = &self.namespace.device;
         let controller = device.start_writing(&self.write, "write", &self.namespace.config())?;

@@ -1,4 +1,4 @@
-//! What `pipeline` prints.
+//! Output of `pipeline`.
 
 use crate::common::{output, say, visible};
 use nvme_compute::pipeline::{Continuous, Job, Report, Way};
@@ -29,7 +29,7 @@ impl Machine {
     }
 }
 
-/// Lines about what a continuous pipeline does.
+/// Printer of the progress lines of a continuous pipeline.
 pub struct Interval {
     every: f64,
     json: bool,
@@ -45,7 +45,7 @@ impl Interval {
         }
     }
 
-    /// Prints what was done since the last line, once an interval has passed since then.
+    /// Prints the progress since the last line, once an interval has passed since then.
     pub fn at(&mut self, batches: u64, seconds: f64) -> Result<()> {
         let (before, since) = self.last;
         if seconds < since + self.every {

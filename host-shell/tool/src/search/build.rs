@@ -68,7 +68,7 @@ impl Build {
         let created = self.create(&source, options)?;
         let built = self.build(source, options);
         if let (Err(_), Some(path)) = (&built, created) {
-            // What is in it is no index.
+            // The incomplete file is no index.
             let _ = std::fs::remove_file(path);
         }
         built

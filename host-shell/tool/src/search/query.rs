@@ -173,7 +173,7 @@ impl Query {
         Ok(nearest)
     }
 
-    /// Returns both ways in turns; what there is to say about the GPU.
+    /// Runs both ways in turns, and returns the report of the GPU.
     fn ways(&self, index: &Index, queries: &[f32]) -> Result<(Way, Option<(Way, Value)>)> {
         let parameters = Parameters {
             list: self.list,

@@ -226,7 +226,7 @@ pub fn layer_loader(context: &mut Context, watch: &Watch) -> Result<Done> {
     ))
 }
 
-/// Returns the figures of a step in which a store chose its commands: `each` is what was asked for at a time.
+/// Returns the figures of a step in which a store chose its commands: `each` is the length of one request.
 pub fn measured_in_store(
     plan: &Plan,
     store: &Store,
@@ -291,7 +291,7 @@ pub fn gather(context: &mut Context, watch: &Watch) -> Result<Done> {
     Ok(Done::new(measured, verified))
 }
 
-/// Writes a pattern over the range that the user named, reads it back and puts back what was there.
+/// Writes a pattern over the range that the user named, reads it back and restores the old data.
 pub fn write(context: &mut Context, watch: &Watch) -> Result<Done> {
     let range = context.writable()?;
     let controller = context.start()?;
@@ -306,7 +306,7 @@ pub fn write(context: &mut Context, watch: &Watch) -> Result<Done> {
     };
     let before = bytes_of(&other, &controller, watch)?;
     let written = write_and_compare(context, &controller, (&whole, &other), watch);
-    // What was there comes back whatever happened, also after Ctrl-C.
+    // The old data are restored whatever happened, also after Ctrl-C.
     let restored = restore(context, &controller, &whole, &before);
     let done = written?;
     restored?;

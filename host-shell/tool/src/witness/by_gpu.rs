@@ -15,7 +15,7 @@ use nvme_host::loader::LayerMemory;
 use nvme_host::{Result, Store};
 use std::sync::Arc;
 
-/// Bytes of a launch that is timed, and of one whose data is kept.
+/// Bytes of a launch that is timed, and of one whose data are kept.
 const TIMED: u64 = 1 << 30;
 const KEPT: u64 = 64 << 20;
 
@@ -243,7 +243,7 @@ pub fn gather(context: &mut Context, watch: &Watch, gpu: u32) -> Result<Done> {
     })
 }
 
-/// As the CPU's: the GPU writes, the CPU reads back and puts back what was there.
+/// As the CPU's step: the GPU writes, the CPU reads back and restores the old data.
 pub fn write(context: &mut Context, watch: &Watch, gpu: u32) -> Result<Done> {
     let range = context.writable()?;
     let plan: Plan = context.plan;

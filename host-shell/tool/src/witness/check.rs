@@ -1,4 +1,4 @@
-//! Whether a witness file can be believed: its form, its ranges, what must not be in it, and what does not fit together.
+//! Plausibility of a witness file: its form, its ranges, content that must not be in it, and contradictions.
 
 use super::record::{Ended, Measured, Outcome, Record, Step, VERSION};
 use super::redact::found_in;

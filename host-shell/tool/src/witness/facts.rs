@@ -39,8 +39,8 @@ pub fn machine(host: &Host) -> Machine {
     }
 }
 
-/// Returns a kernel's release without what its builder put there, which may name people and machines: numbers,
-/// and words of distributions.
+/// Reduces a kernel's release to numbers and words of distributions: its builder may have added names of people
+/// and machines.
 fn kernel(release: &str) -> String {
     const WORDS: [&str; 14] = [
         "aarch64",
@@ -77,7 +77,8 @@ fn kernel(release: &str) -> String {
     kept.join("-")
 }
 
-/// Returns the controller behind `device`, and whether it is a program. What names it alone goes to `secrets`.
+/// Returns the controller behind `device`, and true if it is a simulator. Names that identify it go to
+/// `secrets`.
 pub fn controller(
     opened: &Opened,
     nsid: Nsid,

@@ -30,7 +30,7 @@ impl OutFile {
         self.0.display().to_string()
     }
 
-    /// Replaces the file: what was written.
+    /// Replaces the file by `record`, and returns the written value.
     pub fn write(&mut self, record: &Record, secrets: &Secrets) -> Result<Value> {
         let value = redact::clean(record, secrets)?;
         let text = crate::common::visible::json(&format!("{value:#}\n"));

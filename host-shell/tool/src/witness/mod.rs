@@ -150,7 +150,7 @@ impl Witness {
         failed.map_or(Ok(()), Err)
     }
 
-    /// Returns the command line from what it means, without paths.
+    /// Reconstructs the command line from the parsed options, without paths.
     fn command(&self, device: &str) -> String {
         let mut words = vec!["nvme-gpu witness -d".to_owned(), text::device(device)];
         let mut add = |is_on: bool, word: String| words.extend(is_on.then_some(word));
@@ -232,7 +232,7 @@ impl Witness {
         first
     }
 
-    /// Brings the controller up, and plans what is read of it.
+    /// Brings the controller up, and plans the ranges that are read.
     fn identify(
         &self,
         device: &str,
@@ -308,7 +308,7 @@ impl Witness {
     }
 }
 
-/// Fills what is read of a simulated drive in memory, which begins as zeroes.
+/// Fills the ranges that are read of a simulated drive in memory, which begins as zeroes.
 fn lay_out(controller: &Controller, plan: &Plan) -> Result<()> {
     let most = plan.sizes.sequential.into_iter().max().unwrap_or(0);
     let whole = by_cpu::pass(plan, plan.within(most), plan.command(), plan::DEPTH);

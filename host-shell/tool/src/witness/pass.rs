@@ -16,7 +16,7 @@ pub struct Pass {
     pub depth: u32,
 }
 
-/// Commands in flight, and what a pass needs of them.
+/// Commands in flight, with the buffers that a pass needs for them.
 struct Flight<'a> {
     pass: &'a Pass,
     queue: Queue,

@@ -1,4 +1,4 @@
-//! What a run reads, and how much of it.
+//! Plan of a run: the ranges that it reads.
 
 use nvme_host::core::spec::Nsid;
 use nvme_host::{Error, Result};

@@ -1,4 +1,4 @@
-//! What a witness file holds. Its members are all that it can hold: a file with others is refused.
+//! Content of a witness file. Its members are a closed set: a file with others is rejected.
 
 use serde::{Deserialize, Serialize};
 
@@ -153,7 +153,7 @@ pub struct Measured {
     pub depth: u64,
     pub seconds: f64,
     pub gb_per_s: f64,
-    /// Of what the controller's link was trained to.
+    /// Fraction of the trained rate of the controller's link.
     pub of_link: Option<f64>,
 }
 
@@ -161,7 +161,7 @@ pub struct Measured {
 #[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct Verified {
-    /// The two ways whose bytes are the same.
+    /// The two methods that returned the same bytes.
     pub how: String,
     pub bytes: u64,
     /// The share of units of 4 KiB or a block that are all zero: of such bytes a check says little.

@@ -1,4 +1,5 @@
-//! What must not be in a witness file: who and where it was made, and which drive it was.
+//! Removes content that must not be in a witness file: who and where it was made, and the identity of the
+//! drive.
 
 use super::record::Record;
 use nvme_host::Result;
@@ -78,7 +79,7 @@ impl Secrets {
     }
 }
 
-/// Returns `text` with each `secret`, in lower case, replaced where `fits` what is before and behind it.
+/// Replaces each `secret`, in lower case, in `text` where `fits` accepts the characters before and after it.
 fn replaced(text: &str, secret: &str, fits: impl Fn(Option<char>, Option<char>) -> bool) -> String {
     // ASCII alone, so that places stay the same.
     let lower = text.to_ascii_lowercase();

@@ -1,4 +1,4 @@
-//! What steps share: the device, the plan, and how a controller is brought up for one of them.
+//! Parts that steps share: the device, the plan, and the bring-up of a controller for one step.
 
 use super::plan::Plan;
 use super::record::{Measured, Tier, Verified};
@@ -54,7 +54,7 @@ impl std::str::FromStr for Writable {
     }
 }
 
-/// The device and what is to be done with it.
+/// The device and the work to do with it.
 pub struct Context {
     pub timeout: Duration,
     pub plan: Plan,

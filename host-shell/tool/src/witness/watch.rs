@@ -1,4 +1,4 @@
-//! What bounds a step: its deadline, Ctrl-C, and the bar that shows how far it is.
+//! Limits of a step: its deadline, Ctrl-C, and the bar that shows its progress.
 
 use crate::common::{check_stop, progress};
 use indicatif::ProgressBar;

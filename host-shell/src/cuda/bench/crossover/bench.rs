@@ -1,4 +1,4 @@
-//! Both sides over rows of one size, and what they are compared by.
+//! Both sides over rows of one size, and the check of their results.
 // UNSAFETY: launches kernels over this module's own memory.
 #![allow(unsafe_code)]
 

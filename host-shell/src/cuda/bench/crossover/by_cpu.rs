@@ -23,7 +23,7 @@ pub(super) const ENTRIES: u32 = 1024;
 const DEPTH: u32 = 512;
 /// Rows that are looked up before the reads of those that are missing are submitted.
 const PART: usize = 64;
-/// Chunks whose slots are in use at a time.
+/// Limit of the chunks whose slots are in use together.
 pub(super) const REGIONS: u32 = 4;
 /// Slots of commands: CIDs have 12 bits of slot.
 const SLOTS: usize = 1 << 12;

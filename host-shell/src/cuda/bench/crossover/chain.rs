@@ -255,8 +255,8 @@ impl Chain<'_> {
         Ok(best.1)
     }
 
-    /// Measures the seconds of all walks by threads of the CPU, which see what rows say where they have landed,
-    /// and one copy of all rows by the kernel.
+    /// Measures the seconds of all chases by threads of the CPU, which read the next ids in the slots where
+    /// rows have arrived, and one copy of all rows by the kernel.
     fn by_cpu(
         &mut self,
         memory: &Memory,

@@ -30,7 +30,7 @@ impl Train {
             return None;
         }
         let mut random = SplitMix::new(seed);
-        // The first steps of a shuffle of all even rows: what was moved is noted.
+        // The first steps of a Fisher-Yates shuffle of all even rows; only moved elements are stored.
         let mut moved = HashMap::new();
         let mut ids = Vec::with_capacity((batches * count) as usize);
         for at in 0..batches * count {

@@ -1,4 +1,4 @@
-//! What is measured, as it is asked for.
+//! Options of the crossover measurement.
 
 use super::ids::Train;
 use crate::cuda::rows::RowsOptions;

@@ -91,7 +91,7 @@ impl Rig {
         for round in 1..=(replays * self.job.cases.runs as u64) as u32 {
             let begin = Instant::now();
             graph.launch(&self.stream)?;
-            // Without a sleep, which would be longer than what is measured.
+            // Polled without a sleep, which would last longer than the measured time.
             spin(|| Ok(pending.ended() >= round))?;
             ours.push(begin.elapsed().as_secs_f64() * 1e6);
             if pending.last().failures.rows > 0 {

@@ -162,7 +162,7 @@ pub fn gather(
         rows.map(Arc::new)
     });
     let drives = Drives::new(rows.collect::<Result<_>>()?, job.cases.table_bytes)?;
-    // Only now: what was refused has overwritten nothing.
+    // Not earlier: a run that is refused has overwritten nothing.
     let begin = Instant::now();
     lay_out(&controllers, (job.nsid, &job.cases))?;
     let laid_out = begin.elapsed();

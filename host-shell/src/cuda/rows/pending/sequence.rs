@@ -91,7 +91,7 @@ impl<'g> LaunchSequence<'g> {
     /// Adds `next`, which was launched in the stream: its row 0 is row `first_row` of the
     /// operation.
     pub fn add(&mut self, next: Pending, first_row: u64) {
-        // What a stream does later ends later.
+        // Work that was enqueued later ends later, so the last launch decides.
         self.is_silent &= next.parts.is_empty();
         self.pending.append(next, first_row);
     }
@@ -134,7 +134,7 @@ impl<'g> LaunchSequence<'g> {
         self.has_kernels = true;
     }
 
-    /// Waits until nothing of what was launched is under way, `limit` at most.
+    /// Waits until none of the launches is under way, `limit` at most.
     fn settle(&self, limit: Duration) -> Result<()> {
         if self.pending.parts.is_empty() && !self.has_kernels {
             return Ok(());

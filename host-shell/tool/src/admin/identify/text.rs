@@ -1,4 +1,4 @@
-//! Identify structures for people: in hex what nvme-cli prints in hex, with the names of the bits beside.
+//! Identify structures as text: in hex where nvme-cli prints hex, with the names of the bits.
 
 use crate::common::hex;
 use nvme_host::core::spec::identify::{

@@ -1,4 +1,4 @@
-//! Charts of what was measured, as SVG or PNG.
+//! Charts of measurements, as SVG or PNG.
 
 #[cfg(feature = "cuda")]
 pub mod crossover;
@@ -66,7 +66,7 @@ pub fn draw_all(path: &Path, charts: &[Chart]) -> Result<()> {
     write(path, size, &Picture::Charts(charts, (rows, columns)))
 }
 
-/// Draws what `trace` has into `path`.
+/// Draws `trace` into the file `path`.
 pub fn draw_timeline(path: &Path, title: &str, trace: &Trace) -> Result<()> {
     write(path, SIZE, &Picture::Timeline(Timeline { title, trace }))
 }

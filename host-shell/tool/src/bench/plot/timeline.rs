@@ -1,4 +1,4 @@
-//! The picture of what a pipeline did when: reads, products, and the batches of each buffer.
+//! Timeline of a pipeline as a picture: reads, products, and the batches of each buffer.
 
 use nvme_compute::pipeline::trace::{Trace, Work};
 use plotters::coord::Shift;

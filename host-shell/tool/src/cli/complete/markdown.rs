@@ -1,4 +1,4 @@
-//! The reference of every command in Markdown: what docs/tool.md holds.
+//! The reference of every command in Markdown: the content of docs/tool.md.
 
 use clap::{Arg, Command};
 use std::collections::{BTreeMap, BTreeSet};
