@@ -30,6 +30,8 @@ const TESTS: [&[&str]; 4] = [
     ],
     &[
         "--package",
+        "nvme-cuda",
+        "--package",
         "nvme-driver",
         "--package",
         "nvme-host",

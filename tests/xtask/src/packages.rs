@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 /// The published libraries; nothing of them needs another package of the workspace than these.
-const LIBRARIES: [&str; 12] = [
+const LIBRARIES: [&str; 13] = [
     "nvme-spec",
     "nvme-core",
     "nvme-ext4",
@@ -18,6 +18,7 @@ const LIBRARIES: [&str; 12] = [
     "nvme-auditor",
     "nvme-sim",
     "nvme-driver",
+    "nvme-cuda",
     "nvme-host",
     "nvme-compute-kernel",
     "nvme-compute",

@@ -20,6 +20,7 @@ const FEATURES: [(&[&str], &[&str]); 7] = [
     (&["nvme-core", "nvme-sim"], &["--no-default-features"]),
     (
         &[
+            "nvme-cuda",
             "nvme-driver",
             "nvme-host",
             "nvme-gpu",
@@ -54,7 +55,7 @@ const BARE: &str = "--no-default-features";
 
 /// What is compiled without optimisation for the tests, in a quarter of the time: it waits more than it computes.
 /// Core, simulator and the stand-in of CUDA move the bytes, and stay at the level of the profile.
-const UNOPTIMISED: [&str; 12] = [
+const UNOPTIMISED: [&str; 13] = [
     // What is not of the workspace.
     "\"*\"",
     "guest-tests",
@@ -62,6 +63,7 @@ const UNOPTIMISED: [&str; 12] = [
     "nvme-gpu-capi",
     "nvme-gpu-compat",
     "nvme-gpu-tests",
+    "nvme-cuda",
     "nvme-driver",
     "nvme-host",
     "nvme-simulate",

@@ -3,14 +3,14 @@
 // UNSAFETY: copies take raw addresses.
 #![allow(unsafe_code)]
 
-use super::super::driver::Gpu;
-use super::super::kernels::{Kernel, Kernels};
-use super::super::memory::DeviceMemory;
 use super::super::null::{Echo, Feed, Null, feed};
-use super::super::queues::Grid;
-use super::super::registered::Registered;
-use super::super::stream::{Event, Stream};
 use super::rig::{Bench, ENTRIES};
+use crate::cuda::DeviceMemory;
+use crate::cuda::Gpu;
+use crate::cuda::Grid;
+use crate::cuda::Registered;
+use crate::cuda::{Event, Stream};
+use crate::cuda::{Kernel, Kernels};
 use crate::dma::pages::Pages;
 use crate::error::{Error, Result};
 use crate::measure::median;

@@ -11,7 +11,8 @@ mod rig;
 mod stream;
 mod suite;
 
-pub use case::{Case, Mode};
+pub use crate::cuda::Mode;
+pub use case::Case;
 pub use crossover::{CrossoverJob, crossover};
 pub use gather::{GatherJob, gather};
 pub use limits::Limits;

@@ -2,11 +2,11 @@
 // UNSAFETY: launches get the null controller's memory by address.
 #![allow(unsafe_code)]
 
-use super::super::kernels::{Kernel, Kernels};
 use super::super::null::{Account, Null, Shape};
-use super::super::queues::{GpuQueues, Grid, LaunchResult};
-use super::super::registered::Registered;
 use super::case::Case;
+use crate::cuda::Registered;
+use crate::cuda::{GpuQueues, Grid, LaunchResult};
+use crate::cuda::{Kernel, Kernels};
 use crate::error::{Error, Result};
 use nvme_core::Identity;
 use nvme_core::handoff::QueueWords;

@@ -1,12 +1,12 @@
 //! Streaming: 1 MiB reads of the simulator into GPU memory, against the copy engine.
 
-use super::super::kernels::Kernels;
-use super::super::queue_pairs::GpuQueuePairs;
-use super::super::tier::{Access, Tier, TierRequest};
-use super::case::Mode;
 use super::limits::Limits;
 use crate::controller::Controller;
 use crate::controller::config::Config;
+use crate::cuda::GpuQueuePairs;
+use crate::cuda::Kernels;
+use crate::cuda::Mode;
+use crate::cuda::{Access, Tier, TierRequest};
 use crate::error::{Error, Result};
 use crate::measure::median;
 use nvme_core::spec::nvm::opcode;

@@ -1,12 +1,13 @@
 //! The suite: every row of the table in docs/benchmarks.md, one line each.
 
-use super::super::driver::Gpu;
-use super::super::kernels::Kernels;
 use super::super::null::Model;
-use super::case::{Case, Mode};
+use super::case::Case;
 use super::limits::Limits;
 use super::rig::{Bench, Run};
 use super::stream::stream;
+use crate::cuda::Gpu;
+use crate::cuda::Kernels;
+use crate::cuda::Mode;
 use crate::error::{Error, Result};
 use crate::measure::median;
 use serde_json::{Value, json};

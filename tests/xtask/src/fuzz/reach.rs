@@ -172,7 +172,7 @@ const FILES: [(&str, &[&str]); 21] = [
     ),
     (
         "trace_decoder",
-        &["nvme-core/src/trace.rs", "host-shell/src/cuda/trace.rs"],
+        &["nvme-core/src/trace.rs", "host-shell/cuda/src/trace.rs"],
     ),
 ];
 

@@ -1,7 +1,7 @@
 //! Options of the crossover measurement.
 
 use super::ids::Train;
-use crate::cuda::rows::RowsOptions;
+use crate::cuda::RowsOptions;
 use nvme_core::spec::Nsid;
 
 /// Byte that overwrites the output before each read, so that a missing row cannot pass for a right one.

@@ -2,8 +2,8 @@
 // UNSAFETY: a slice over memory that is mapped for as long as its owner lives.
 #![allow(unsafe_code)]
 
-use crate::cuda::driver::Gpu;
-use crate::cuda::registered::Registered;
+use crate::cuda::Gpu;
+use crate::cuda::Registered;
 use crate::dma::pages::Pages;
 use crate::error::Result;
 use std::sync::Arc;

@@ -3,8 +3,8 @@
 #![allow(unsafe_code)]
 
 use super::{Case, PATIENCE, Rig};
-use crate::cuda::graph::Graph;
-use crate::cuda::stream::Event;
+use crate::cuda::Event;
+use crate::cuda::Graph;
 use crate::error::{Error, Result};
 use crate::measure::median;
 use nvme_gpu_kernel::rows::{BLOCK_THREADS, BLOCK_WARPS, Gather};

@@ -12,15 +12,15 @@ mod written;
 
 use crate::controller::Controller;
 use crate::controller::config::Config;
-use crate::cuda::driver::Gpu;
-use crate::cuda::memory::DeviceMemory;
-use crate::cuda::module::{Function, Module};
-use crate::cuda::registered::Registered;
-use crate::cuda::rows::{
+use crate::cuda::DeviceMemory;
+use crate::cuda::Gpu;
+use crate::cuda::Registered;
+use crate::cuda::{Access, Tier, TierRequest};
+use crate::cuda::{Event, Stream};
+use crate::cuda::{Function, Module};
+use crate::cuda::{
     GpuRows, Pending, Request, RowTable, RowsOptions, StripedRows, TableCache, Ways,
 };
-use crate::cuda::stream::{Event, Stream};
-use crate::cuda::tier::{Access, Tier, TierRequest};
 use crate::device::Device;
 use crate::dma::DmaBuffer;
 use crate::dma::pages::Pages;

@@ -1,0 +1,87 @@
+//! Work of a stream captured as a CUDA graph, which can be launched any number of times. Memory that the captured
+//! work uses has to outlive the graph: see `captured`.
+// UNSAFETY: calls into the CUDA driver library with handles.
+#![allow(unsafe_code)]
+
+use super::driver::{Gpu, check};
+use super::stream::Stream;
+use cudarc::driver::sys;
+use nvme_driver::error::Result;
+use std::ptr::null_mut;
+use std::sync::Arc;
+
+/// A graph that is ready to be launched.
+pub struct Graph {
+    gpu: Arc<Gpu>,
+    raw: sys::CUgraphExec,
+}
+
+// SAFETY: handles of graphs may be used from any thread, by one at a time: launching takes a stream's order.
+unsafe impl Send for Graph {}
+
+impl Graph {
+    /// Captures the work that `work` enqueues in the stream, whose handle it receives, without running it.
+    ///
+    /// # Errors
+    /// Those of `work`, and [`Error::Environment`](nvme_driver::Error::Environment) with the driver's answer.
+    pub fn capture<T>(stream: &Stream, work: impl FnOnce(u64) -> Result<T>) -> Result<(Self, T)> {
+        let gpu = Arc::clone(stream.gpu());
+        let _guest = gpu.enter()?;
+        let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
+        // SAFETY: our own stream.
+        check("cuStreamBeginCapture", unsafe {
+            sys::cuStreamBeginCapture_v2(stream.raw(), mode)
+        })?;
+        let put = work(stream.handle());
+        let mut graph = null_mut();
+        // SAFETY: the capture that began above; writes one handle.
+        let ended = check("cuStreamEndCapture", unsafe {
+            sys::cuStreamEndCapture(stream.raw(), &mut graph)
+        });
+        // Destroying the graph releases the objects that it keeps, unless an executable was made from it.
+        let captured = Captured(graph);
+        let put = put?;
+        ended?;
+        let mut raw = null_mut();
+        // SAFETY: the graph above; writes one handle.
+        check("cuGraphInstantiate", unsafe {
+            sys::cuGraphInstantiateWithFlags(&mut raw, captured.0, 0)
+        })?;
+        drop(captured);
+        drop(_guest);
+        Ok((Self { gpu, raw }, put))
+    }
+
+    /// Launches it in `stream`. Returns before it runs.
+    ///
+    /// # Errors
+    /// [`Error::Environment`](nvme_driver::Error::Environment) with the driver's answer.
+    pub fn launch(&self, stream: &Stream) -> Result<()> {
+        let _guest = self.gpu.enter()?;
+        // SAFETY: both handles are ours.
+        check("cuGraphLaunch", unsafe {
+            sys::cuGraphLaunch(self.raw, stream.raw())
+        })
+    }
+}
+
+/// A graph that was captured; null after a capture that failed. Dropped in the context that it was made in.
+struct Captured(sys::CUgraph);
+
+impl Drop for Captured {
+    fn drop(&mut self) {
+        if !self.0.is_null() {
+            // SAFETY: ended by `capture`, and destroyed once.
+            let _ = unsafe { sys::cuGraphDestroy(self.0) };
+        }
+    }
+}
+
+impl Drop for Graph {
+    fn drop(&mut self) {
+        if let Ok(_guest) = self.gpu.enter() {
+            // SAFETY: made in `capture`. The driver keeps the resources of a launch that still runs.
+            let _ = unsafe { sys::cuGraphExecDestroy(self.raw) };
+        }
+    }
+}

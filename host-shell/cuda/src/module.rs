@@ -1,0 +1,346 @@
+//! Code for the GPU: PTX or a cubin, loaded by the driver, and launches of the kernels in it. Kernels are loaded
+//! eagerly, because one that is loaded at its first launch waits for kernels that are running, possibly forever.
+// UNSAFETY: calls into the CUDA driver library with handles and launch parameters.
+#![allow(unsafe_code)]
+
+use super::driver::{Gpu, check};
+use super::stream::{Stream, handle};
+use cudarc::driver::sys::{self, CUfunction_attribute as Attribute, CUresult};
+use nvme_driver::error::{Error, Result};
+use std::ffi::{CString, c_void};
+use std::ptr::null_mut;
+use std::sync::Arc;
+
+/// Bytes of the compiler's messages that are kept.
+const LOG_BYTES: usize = 8192;
+
+/// An image, loaded for one GPU. Unloaded on drop.
+pub struct Module {
+    gpu: Arc<Gpu>,
+    raw: sys::CUmodule,
+}
+
+/// Size of a launch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Blocks {
+    /// Number of blocks.
+    pub count: u32,
+    /// Threads of each.
+    pub threads: u32,
+    /// Bytes of dynamic shared memory of each, besides the kernel's own: see [`Module::function_with_shared`].
+    pub shared_bytes: u32,
+}
+
+/// A kernel of a [`Module`].
+#[derive(Clone, Copy, Debug)]
+pub struct Function(sys::CUfunction);
+
+// SAFETY: module handles may be used from any thread.
+unsafe impl Send for Module {}
+// SAFETY: as above.
+unsafe impl Sync for Module {}
+// SAFETY: as above, for function handles.
+unsafe impl Send for Function {}
+// SAFETY: as above.
+unsafe impl Sync for Function {}
+
+impl Module {
+    /// Loads PTX, which the driver compiles for this GPU, or a cubin for it.
+    ///
+    /// # Errors
+    /// [`Error::Device`] with the compiler's messages when the driver refuses the image.
+    pub fn load(gpu: &Arc<Gpu>, image: &[u8]) -> Result<Self> {
+        Self::load_within(gpu, image, None)
+    }
+
+    /// Loads with at most `registers` registers per thread; further values are spilled to memory.
+    pub(super) fn load_within(
+        gpu: &Arc<Gpu>,
+        image: &[u8],
+        registers: Option<u32>,
+    ) -> Result<Self> {
+        Ok(Self {
+            gpu: Arc::clone(gpu),
+            raw: compile(gpu, image, registers)?,
+        })
+    }
+
+    /// Returns the GPU that it is loaded for.
+    pub fn gpu(&self) -> &Arc<Gpu> {
+        &self.gpu
+    }
+
+    /// Returns the kernel `name`, loaded now: one that is loaded when it is first launched can wait forever
+    /// behind one that runs.
+    ///
+    /// # Errors
+    /// [`Error::Device`] when the image has no such kernel.
+    pub fn function(&self, name: &str) -> Result<Function> {
+        let _guest = self.gpu.enter()?;
+        let symbol = CString::new(name)
+            .map_err(|_| Error::usage("the kernel's name has a zero byte", "name it otherwise"))?;
+        let mut function = null_mut();
+        // SAFETY: our own module; the symbol is terminated; writes one handle.
+        check(name, unsafe {
+            sys::cuModuleGetFunction(&mut function, self.raw, symbol.as_ptr())
+        })?;
+        // Asking for an attribute loads the kernel, whatever CUDA_MODULE_LOADING says.
+        attribute(function, Attribute::CU_FUNC_ATTRIBUTE_NUM_REGS)?;
+        Ok(Function(function))
+    }
+
+    /// Returns the kernel for launches whose blocks have up to `bytes` bytes of dynamic shared
+    /// memory, besides the kernel's own.
+    ///
+    /// # Errors
+    /// As [`function`](Self::function), and [`Error::Device`] for more than a multiprocessor of this GPU has.
+    pub fn function_with_shared(&self, name: &str, bytes: u32) -> Result<Function> {
+        let function = self.function(name)?;
+        let _guest = self.gpu.enter()?;
+        // SAFETY: a function of a loaded module.
+        check(name, unsafe {
+            sys::cuFuncSetAttribute(
+                function.0,
+                Attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES,
+                bytes.try_into().unwrap_or(i32::MAX),
+            )
+        })?;
+        Ok(function)
+    }
+
+    /// Registers per thread and bytes of local memory per thread, as compiled for this GPU.
+    pub fn cost(&self, function: Function) -> Result<(u32, u32)> {
+        let _guest = self.gpu.enter()?;
+        let registers = attribute(function.0, Attribute::CU_FUNC_ATTRIBUTE_NUM_REGS)?;
+        let local = attribute(function.0, Attribute::CU_FUNC_ATTRIBUTE_LOCAL_SIZE_BYTES)?;
+        Ok((registers as u32, local as u32))
+    }
+
+    /// Returns the number of blocks of `threads` threads and `shared_bytes` bytes of dynamic shared memory that
+    /// are resident on the GPU together.
+    ///
+    /// # Errors
+    /// [`Error::Device`] with the driver's answer.
+    pub fn blocks_at_a_time(
+        &self,
+        function: Function,
+        threads: u32,
+        shared_bytes: u32,
+    ) -> Result<u32> {
+        let _guest = self.gpu.enter()?;
+        let mut blocks = 0;
+        // SAFETY: a function of our own module; writes one integer.
+        check("cuOccupancyMaxActiveBlocksPerMultiprocessor", unsafe {
+            sys::cuOccupancyMaxActiveBlocksPerMultiprocessor(
+                &mut blocks,
+                function.0,
+                threads as i32,
+                shared_bytes as usize,
+            )
+        })?;
+        Ok(blocks as u32 * self.gpu.multiprocessors()?)
+    }
+
+    /// Puts `function` into `stream`: `grid` blocks of `block` threads. Returns before it runs.
+    ///
+    /// # Safety
+    /// `function` is of this module and takes one `T` by value; what it does with the addresses in
+    /// `argument` is valid on the GPU until the stream is done.
+    ///
+    /// # Errors
+    /// [`Error::Device`] with the driver's answer.
+    pub unsafe fn launch<T: Copy>(
+        &self,
+        stream: &Stream,
+        function: Function,
+        grid: u32,
+        block: u32,
+        argument: &T,
+    ) -> Result<()> {
+        let _guest = self.gpu.enter()?;
+        let grid = Blocks::plain(grid, block);
+        // SAFETY: the caller's.
+        unsafe { launch(stream.raw(), function, grid, argument) }
+    }
+
+    /// Launches as [`launch`](Self::launch) does, in any stream `stream`, a `CUstream` of this
+    /// module's GPU.
+    ///
+    /// # Safety
+    /// As [`launch`](Self::launch).
+    ///
+    /// # Errors
+    /// As [`launch`](Self::launch).
+    pub unsafe fn launch_in<T: Copy>(
+        &self,
+        stream: u64,
+        function: Function,
+        grid: u32,
+        block: u32,
+        argument: &T,
+    ) -> Result<()> {
+        let _guest = self.gpu.enter()?;
+        // SAFETY: the caller's.
+        unsafe { self.launch_on(stream, function, Blocks::plain(grid, block), argument) }
+    }
+
+    /// Launches with dynamic shared memory: `function` was returned by
+    /// [`function_with_shared`](Self::function_with_shared).
+    ///
+    /// # Safety
+    /// As [`launch`](Self::launch).
+    ///
+    /// # Errors
+    /// As [`launch`](Self::launch).
+    pub unsafe fn launch_blocks<T: Copy>(
+        &self,
+        stream: u64,
+        function: Function,
+        grid: Blocks,
+        argument: &T,
+    ) -> Result<()> {
+        let _guest = self.gpu.enter()?;
+        // SAFETY: the caller's.
+        unsafe { launch(handle(stream), function, grid, argument) }
+    }
+
+    /// Launches as [`launch`](Self::launch) does, in the stream `stream` of the calling thread's
+    /// context, a `CUstream`.
+    ///
+    /// # Safety
+    /// As [`launch`](Self::launch); the context is the one that this module is loaded for.
+    pub(super) unsafe fn launch_on<T: Copy>(
+        &self,
+        stream: u64,
+        function: Function,
+        grid: Blocks,
+        argument: &T,
+    ) -> Result<()> {
+        // SAFETY: the caller's.
+        unsafe { launch(handle(stream), function, grid, argument) }
+    }
+}
+
+impl Blocks {
+    pub(super) fn plain(blocks: u32, threads: u32) -> Self {
+        Self {
+            count: blocks,
+            threads,
+            shared_bytes: 0,
+        }
+    }
+}
+
+/// # Safety
+/// As [`Module::launch`].
+unsafe fn launch<T: Copy>(
+    stream: sys::CUstream,
+    function: Function,
+    grid: Blocks,
+    argument: &T,
+) -> Result<()> {
+    let mut parameters = [std::ptr::from_ref(argument).cast_mut().cast::<c_void>()];
+    // SAFETY: the caller vouches for kernel and argument, which the driver copies before it returns.
+    check("cuLaunchKernel", unsafe {
+        sys::cuLaunchKernel(
+            function.0,
+            grid.count,
+            1,
+            1,
+            grid.threads,
+            1,
+            1,
+            grid.shared_bytes,
+            stream,
+            parameters.as_mut_ptr(),
+            null_mut(),
+        )
+    })
+}
+
+impl Drop for Module {
+    fn drop(&mut self) {
+        if let Ok(_guest) = self.gpu.enter() {
+            // SAFETY: loaded in `compile`, unloaded once.
+            let _ = unsafe { sys::cuModuleUnload(self.raw) };
+        }
+    }
+}
+
+fn attribute(function: sys::CUfunction, which: Attribute) -> Result<i32> {
+    let mut value = 0;
+    // SAFETY: a function of a loaded module; writes one integer.
+    check("cuFuncGetAttribute", unsafe {
+        sys::cuFuncGetAttribute(&mut value, which, function)
+    })?;
+    Ok(value)
+}
+
+fn compile(gpu: &Gpu, image: &[u8], registers: Option<u32>) -> Result<sys::CUmodule> {
+    let _guest = gpu.enter()?;
+    // PTX has to end in a zero byte; a cubin knows its own length.
+    let mut text = image.to_vec();
+    text.push(0);
+    let mut log = vec![0u8; LOG_BYTES];
+    let mut options = vec![
+        sys::CUjit_option::CU_JIT_ERROR_LOG_BUFFER,
+        sys::CUjit_option::CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES,
+    ];
+    let mut values = vec![
+        log.as_mut_ptr().cast::<c_void>(),
+        std::ptr::without_provenance_mut(log.len()),
+    ];
+    if let Some(registers) = registers {
+        options.push(sys::CUjit_option::CU_JIT_MAX_REGISTERS);
+        values.push(std::ptr::without_provenance_mut(registers as usize));
+    }
+    let mut module = null_mut();
+    // SAFETY: both lists have as many entries, and the log outlives the call.
+    let result = unsafe {
+        sys::cuModuleLoadDataEx(
+            &mut module,
+            text.as_ptr().cast(),
+            options.len() as u32,
+            options.as_mut_ptr(),
+            values.as_mut_ptr(),
+        )
+    };
+    if result == CUresult::CUDA_SUCCESS {
+        return Ok(module);
+    }
+    check("cuModuleLoadDataEx", result).map_err(|error| {
+        let messages = one_line(&String::from_utf8_lossy(&log));
+        match messages.is_empty() {
+            true => error,
+            false => Error::environment(
+                format!("the driver refuses the kernels: {error}: {messages}"),
+                error.remedy(),
+            ),
+        }
+    })?;
+    Ok(module)
+}
+
+/// Returns the messages up to the first zero byte, on one line.
+fn one_line(log: &str) -> String {
+    let end = log.find('\0').unwrap_or(log.len());
+    let lines = log[..end].lines().map(str::trim);
+    lines
+        .filter(|line| !line.is_empty())
+        .collect::<Vec<_>>()
+        .join("; ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_compilers_log_becomes_one_line() {
+        let log = "ptxas a, line 3; error : no\n\n  ptxas fatal : aborted\n\0\0garbage";
+        assert_eq!(
+            one_line(log),
+            "ptxas a, line 3; error : no; ptxas fatal : aborted"
+        );
+    }
+}

@@ -1,0 +1,81 @@
+//! The kernels that gather and scatter rows, loaded for one GPU.
+// UNSAFETY: launches kernels over addresses that the caller vouches for.
+#![allow(unsafe_code)]
+
+use super::super::driver::Gpu;
+use super::super::module::{Blocks, Function, Module};
+use nvme_driver::error::Result;
+use nvme_gpu_kernel::rows::BLOCK_THREADS;
+use nvme_gpu_kernel::{ROWS_PTX, SCATTER_PTX};
+use std::sync::Arc;
+
+/// Blocks of `nvme_widen_rows` that a multiprocessor runs at a time.
+const WIDEN_BLOCKS: u32 = 8;
+
+/// The kernels of both images.
+pub(super) struct RowKernels {
+    gathers: Module,
+    _scatters: Module,
+    pub gather: Function,
+    pub gather_cached: Function,
+    pub gather_striped: Function,
+    pub read_ranges: Function,
+    pub read_listed: Function,
+    pub widen_rows: Function,
+    /// Blocks of `widen_rows` that are of use.
+    pub widen_blocks: u32,
+    /// Ends a launch number, behind kernels that tell the host nothing.
+    pub end_launch: Function,
+    pub scatter: Function,
+}
+
+impl RowKernels {
+    /// # Errors
+    /// As [`Module::load`].
+    pub fn load(gpu: &Arc<Gpu>) -> Result<Self> {
+        let gathers = Module::load(gpu, ROWS_PTX.as_bytes())?;
+        let scatters = Module::load(gpu, SCATTER_PTX.as_bytes())?;
+        Ok(Self {
+            gather: gathers.function("nvme_gather")?,
+            gather_cached: gathers.function("nvme_gather_cached")?,
+            gather_striped: gathers.function("nvme_gather_striped")?,
+            read_ranges: gathers.function("nvme_read_ranges")?,
+            read_listed: gathers.function("nvme_read_listed")?,
+            widen_rows: gathers.function("nvme_widen_rows")?,
+            end_launch: gathers.function("nvme_end_launch")?,
+            widen_blocks: gpu.multiprocessors()? * WIDEN_BLOCKS,
+            scatter: scatters.function("nvme_scatter")?,
+            gathers,
+            _scatters: scatters,
+        })
+    }
+
+    /// Registers and bytes of local memory of a thread of `nvme_gather`, as compiled for this GPU.
+    ///
+    /// # Errors
+    /// As [`Module::cost`].
+    pub fn cost(&self) -> Result<(u32, u32)> {
+        self.gathers.cost(self.gather)
+    }
+
+    /// Puts `blocks` blocks of `kernel`, one of these, into `stream`, a `CUstream` of the calling thread's context.
+    ///
+    /// # Safety
+    /// As [`Module::launch_on`].
+    ///
+    /// # Errors
+    /// As [`Module::launch_on`].
+    pub unsafe fn launch<T: Copy>(
+        &self,
+        stream: u64,
+        kernel: Function,
+        blocks: u32,
+        argument: &T,
+    ) -> Result<()> {
+        // SAFETY: the caller's. A function handle identifies its module, so it need not be one of `gathers`.
+        unsafe {
+            let blocks = Blocks::plain(blocks, BLOCK_THREADS);
+            self.gathers.launch_on(stream, kernel, blocks, argument)
+        }
+    }
+}

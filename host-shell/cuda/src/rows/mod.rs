@@ -1,0 +1,530 @@
+//! `out = table[ids]` and `table[ids] = rows`: rows from and to a drive by ids that lie in GPU memory, on the caller's
+//! stream.
+//!
+//! The rule: while a kernel may wait for the drive, no thread of ours calls the GPU's driver. A launch returns at
+//! once; a recovery closes a gate that every kernel passes and waits for those inside in memory that both sides see
+//! (docs/adr/0008).
+//!
+//! - [`GpuRows`]: the queues, slots and kernel of one controller; [`StripedRows`]: those of several.
+//! - [`RowTable`]: location and size of rows.
+//! - [`Pending`]: a gather under way.
+//! - `streamed`: rows that the caller's kernel consumes while it reads them.
+//! - `ranges`: reads of any length, many in one launch. `scatter`: rows that the GPU writes.
+//! - `wide`: rows whose elements a second launch dequantises or upcasts.
+//! - `board`, `state`: the words and the memory that launches and their recovery share.
+// UNSAFETY: launches a kernel over addresses that the caller vouches for.
+#![allow(unsafe_code)]
+
+mod board;
+mod by_host;
+mod cache;
+mod ended;
+mod kernels;
+mod numbers;
+mod pending;
+mod ranges;
+mod request;
+mod scatter;
+mod slot;
+mod state;
+mod streamed;
+mod striped;
+mod watch;
+mod wide;
+
+pub use board::Failures;
+pub use by_host::{HostRows, MoveRows};
+pub use cache::TableCache;
+pub use pending::{Gathered, LaunchSequence, Pending};
+pub use request::{Direction, ReadList, ReadRange, Request, RowTable};
+pub(super) use state::RowsState;
+pub use striped::StripedRows;
+
+use super::data::GpuData;
+use super::driver::Gpu;
+use super::leftovers::{self, Leftover};
+use super::lent::LentQueues;
+use super::tier::Access;
+use kernels::RowKernels;
+use nvme_core::bringup::NamespaceInfo;
+use nvme_core::spec::nvm;
+use nvme_driver::controller::Controller;
+use nvme_driver::controller::session::Footing;
+use nvme_driver::error::{Error, Result};
+use nvme_driver::widen::Widen;
+use nvme_gpu_kernel::Queues;
+use nvme_gpu_kernel::rows::{
+    BLOCK_WARPS, Gather, STATION_BYTES, STATION_CELLS, WARP_BYTES, Widened, slot_bytes,
+};
+use slot::{LaunchSlot, Named};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+use watch::Watch;
+use wide::WideRows;
+
+/// Rows that a warp reads at a time, unless its slots hold fewer.
+const FEW: u64 = 4;
+/// Bytes that a warp reads at a time, where rows are long.
+const FEW_BYTES: u64 = 16 << 10;
+
+/// Options of a [`GpuRows`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RowsOptions {
+    /// Queue pairs that the GPU drives.
+    pub queues: u32,
+    /// Entries of each, rounded up to a power of two.
+    pub entries: u32,
+    /// Blocks of a launch that run at a time, each with 1 MiB of slot memory.
+    pub stations: u32,
+}
+
+impl Default for RowsOptions {
+    fn default() -> Self {
+        Self {
+            queues: 16,
+            entries: 1024,
+            stations: 32,
+        }
+    }
+}
+
+/// Queues, slots and kernels by which a GPU gathers rows from one namespace, and writes them.
+pub struct GpuRows {
+    watch: Option<Watch>,
+    lent: Option<LentQueues>,
+    state: Arc<RowsState>,
+    slots: Option<GpuData>,
+    kernels: Option<Arc<RowKernels>>,
+    footing: Arc<Footing>,
+    info: NamespaceInfo,
+    max_transfer: u64,
+    timeout: Duration,
+}
+
+impl GpuRows {
+    /// Lends queues of `controller` to the GPU of `access` for rows of namespace `info`.
+    ///
+    /// # Errors
+    /// As [`GpuQueuePairs::create`](super::GpuQueuePairs::create), and without memory.
+    pub fn create(
+        controller: &Controller,
+        access: &Arc<Access>,
+        info: NamespaceInfo,
+        options: RowsOptions,
+        timeout: Duration,
+    ) -> Result<Self> {
+        leftovers::reap();
+        let gpu = access.gpu();
+        let _guest = gpu.enter()?;
+        let stations = options.stations.clamp(1, gpu.multiprocessors()?);
+        let state = Arc::new(RowsState::new(gpu, stations, timeout)?);
+        let bytes = stations as usize * STATION_BYTES as usize;
+        let slots = access.slots(bytes)?;
+        let kernels = Arc::new(RowKernels::load(gpu)?);
+        let lent = LentQueues::create(
+            gpu,
+            controller,
+            access,
+            options.queues,
+            options.entries,
+            Some(Arc::clone(&state) as _),
+        )?;
+        let footing = Arc::new(Footing::new(controller.session(), info));
+        let _ = state.footing.set(Arc::downgrade(&footing));
+        Ok(Self {
+            watch: Some(Watch::start(&state, controller.session(), &footing)?),
+            footing,
+            lent: Some(lent),
+            state,
+            slots: Some(slots),
+            kernels: Some(kernels),
+            info,
+            max_transfer: controller.max_transfer(),
+            timeout,
+        })
+    }
+
+    /// Returns the GPU.
+    pub fn gpu(&self) -> &Arc<Gpu> {
+        &self.state.gpu
+    }
+
+    /// Registers and bytes of local memory of a thread of the kernel, as compiled for this GPU.
+    ///
+    /// # Errors
+    /// As [`Module::cost`](crate::Module::cost).
+    pub fn cost(&self) -> Result<(u32, u32)> {
+        self.kernels.as_ref().map_or(Ok((0, 0)), |of| of.cost())
+    }
+
+    /// Checks that `table` lies inside the namespace.
+    fn check_inside(&self, table: &RowTable) -> Result<()> {
+        let row = u64::from(table.row_bytes);
+        let end = table
+            .rows
+            .checked_mul(row)
+            .and_then(|bytes| bytes.checked_add(table.first_byte));
+        let size = self.info.blocks * u64::from(self.info.block_bytes);
+        if row == 0 || end.is_none_or(|end| end > size) {
+            return Err(Error::usage(
+                format!(
+                    "{} rows of {row} bytes from byte {} on do not lie inside the {size} bytes of namespace {}",
+                    table.rows, table.first_byte, self.info.nsid
+                ),
+                "check offset, rows and row size",
+            ));
+        }
+        Ok(())
+    }
+
+    /// Checks that `table` lies inside the namespace and that its rows fit into slots.
+    ///
+    /// # Errors
+    /// [`Error::Usage`] otherwise.
+    pub fn check(&self, table: &RowTable) -> Result<()> {
+        self.check_inside(table)?;
+        let row = u64::from(table.row_bytes);
+        if !self.fits(table) {
+            let (slot, most) = (self.slot_bytes(table), self.most_bytes());
+            return Err(Error::usage(
+                format!(
+                    "rows of {row} bytes lie in {slot} bytes of blocks, and a read moves {most} at most"
+                ),
+                "use smaller rows, or read them as several",
+            ));
+        }
+        Ok(())
+    }
+
+    /// True if a slot holds a row of `table`.
+    pub fn fits(&self, table: &RowTable) -> bool {
+        self.slot_bytes(table) <= self.most_bytes()
+    }
+
+    fn most_bytes(&self) -> u64 {
+        WARP_BYTES.min(self.max_transfer)
+    }
+
+    fn slot_bytes(&self, table: &RowTable) -> u64 {
+        slot_bytes(
+            table.first_byte,
+            table.row_bytes,
+            self.info.block_bytes.trailing_zeros(),
+        )
+    }
+
+    /// Puts a gather into `stream`, a `CUstream` of this GPU (0 is the default one). Returns before it runs. The
+    /// caller's context and capture mode stay as they are; the stream may be captured.
+    ///
+    /// # Safety
+    /// The addresses in `request` are valid on the GPU for what it says until the gather has ended, and for as
+    /// long as a graph that captured it may be launched.
+    ///
+    /// # Errors
+    /// As [`check`](Self::check); [`Error::Environment`] with the driver's answer, or with too many under way.
+    pub unsafe fn gather(
+        &self,
+        table: &RowTable,
+        request: &Request,
+        ways: Ways<'_>,
+        stream: u64,
+    ) -> Result<Pending> {
+        self.check(table)?;
+        let request = &request.judged_for_gather(self.gpu(), table, ways.widen, stream)?;
+        let wide = WideRows::new(table, request, ways.widen)?;
+        let launch = self.launch(table, &wide.stored).ok_or_else(closed)?;
+        let launch = Gather {
+            failed_as: wide.failed_as(),
+            ..launch
+        };
+        let named = ways.cache.and_then(TableCache::named);
+        // SAFETY: the caller's; each way puts all stored rows where they belong.
+        unsafe {
+            self.widened(&wide, stream, |slot| {
+                self.start(launch, (slot, named), stream, |kernels, launch, blocks| {
+                    let cached = ways.cache.map(|cache| cache.launch(launch));
+                    // SAFETY: the kernels take one `Gather` or `Cached`; the caller vouches for the request's addresses,
+                    // the others are ours until the gate is shut for good and nothing is inside.
+                    match &cached {
+                        Some(cached) => {
+                            kernels.launch(stream, kernels.gather_cached, blocks, cached)
+                        }
+                        None => kernels.launch(stream, kernels.gather, blocks, &launch),
+                    }
+                })
+            })
+        }
+    }
+
+    /// Puts a gather into `stream` by `gather`, and the second launch for the rows of `wide`, if there is one: both as one
+    /// operation.
+    ///
+    /// # Safety
+    /// As [`gather`](Self::gather); `gather` puts all stored rows where they belong.
+    unsafe fn widened(
+        &self,
+        wide: &WideRows,
+        stream: u64,
+        gather: impl FnOnce(LaunchSlot) -> Result<Pending>,
+    ) -> Result<Pending> {
+        let Some(widened) = wide.launch() else {
+            return gather(self.slot()?);
+        };
+        let [first, second] = self.slots()?;
+        let launch = Gather {
+            station_count: self.kernels.as_ref().map_or(1, |of| of.widen_blocks),
+            ..widened.gather
+        };
+        LaunchSequence::run(self.gpu(), stream, |sequence| {
+            sequence.add(gather(first)?, 0);
+            let done = self.start(launch, (second, None), stream, |kernels, gather, blocks| {
+                let widened = Widened { gather, ..widened };
+                // SAFETY: the kernel takes one `Widened`; the caller's.
+                unsafe { kernels.launch(stream, kernels.widen_rows, blocks, &widened) }
+            })?;
+            sequence.add(done, 0);
+            Ok(())
+        })
+    }
+
+    /// Reserves numbers for N launches of one operation: all of them, or none.
+    ///
+    /// # Errors
+    /// [`Error::Environment`] with too many under way.
+    fn slots<const N: usize>(&self) -> Result<[LaunchSlot; N]> {
+        let slots = self.state.reserve(N)?;
+        slots
+            .try_into()
+            .map_err(|_| Error::internal("another number of launches was reserved"))
+    }
+
+    fn slot(&self) -> Result<LaunchSlot> {
+        let [slot] = self.slots()?;
+        Ok(slot)
+    }
+
+    /// Enqueues `launch` in `stream` by `put`, which receives it with summary words of its number and the
+    /// number of blocks. Until the launch has ended, or for as long as a graph may run it, `named` is kept
+    /// alive.
+    fn start(
+        &self,
+        launch: Gather,
+        (slot, named): (LaunchSlot, Named),
+        stream: u64,
+        put: impl FnOnce(&RowKernels, Gather, u32) -> Result<()>,
+    ) -> Result<Pending> {
+        let kernels = self.kernels.as_ref().ok_or_else(closed)?;
+        if launch.count == 0 {
+            return Ok(Pending::nothing());
+        }
+        self.check_current(nvm::opcode::READ)?;
+        let chunks = launch.count.div_ceil(u64::from(launch.lanes));
+        let blocks = chunks.div_ceil(u64::from(BLOCK_WARPS));
+        let blocks = blocks.min(u64::from(launch.station_count)) as u32;
+        let slot = slot.put(launch, (kernels, named), stream, |launch| {
+            put(kernels, launch, blocks)
+        })?;
+        Ok(Pending::of_kernel(slot))
+    }
+
+    /// Checks that the namespace still has the properties that launches are made for; `opcode` is that of their
+    /// commands.
+    ///
+    /// # Errors
+    /// [`Error::Changed`] when it is not.
+    fn check_current(&self, opcode: u8) -> Result<()> {
+        self.footing.check(opcode)
+    }
+
+    /// Allocates GPU memory for a cache of `bytes` bytes of rows of `table`.
+    ///
+    /// # Errors
+    /// [`Error::Usage`] for less than a set of lines, [`Error::Environment`] without memory.
+    pub fn cache(&self, table: &RowTable, bytes: u64) -> Result<TableCache> {
+        self.check(table)?;
+        TableCache::new(&self.state, table, bytes)
+    }
+
+    /// Returns the access of a caller's kernel to rows of `table`: see `nvme_gpu_kernel`'s `TableRows`. It can
+    /// be passed to kernels until the store is closed; those that run then, or later, receive no rows any more.
+    ///
+    /// # Errors
+    /// As [`check`](Self::check).
+    pub fn device_rows(&self, table: &RowTable) -> Result<Gather> {
+        self.check(table)?;
+        let request = Request {
+            ids: 0,
+            wide_ids: true,
+            count: 0,
+            out: 0,
+            out_stride: 0,
+            status: 0,
+        };
+        // Kernels that are not ours are not seen to end.
+        self.state.is_kept.store(true, Ordering::Release);
+        self.check_current(nvm::opcode::READ)?;
+        self.launch(table, &request).ok_or_else(closed)
+    }
+
+    /// Returns the number of ended launches with numbers of scatters: it changes after each scatter.
+    pub fn writes_ended(&self) -> u64 {
+        self.state.scatters_ended()
+    }
+
+    /// Counts a write of the host that has ended.
+    pub fn wrote(&self) {
+        self.state.board.wrote();
+    }
+
+    /// Returns the launch without the parts that are specific to one call.
+    fn launch(&self, table: &RowTable, request: &Request) -> Option<Gather> {
+        let (lent, slots) = (self.lent.as_ref()?, self.slots.as_ref()?);
+        let common = Common {
+            slot: self.slot_bytes(table),
+            max_transfer: self.max_transfer,
+            timeout: self.timeout,
+            block_shift: self.info.block_bytes.trailing_zeros(),
+            stations: self.state.stations,
+        };
+        Some(Gather {
+            queues: self.queues(lent),
+            gate: self.state.board.gate_address(),
+            stations: self.state.memory.free.address(),
+            slots: slots.address(),
+            slots_iova: slots.iova().0,
+            nsid: self.info.nsid.0,
+            ..common.gather(table, request)
+        })
+    }
+
+    /// Returns the queues that are lent, with a result cell for each row of each station.
+    fn queues(&self, lent: &LentQueues) -> Queues {
+        Queues {
+            queues: lent.set.address(),
+            cells: self.state.memory.cells.address(),
+            queue_count: lent.set.len() as u32,
+            cell_count: self.state.stations * STATION_CELLS,
+        }
+    }
+}
+
+/// Parameters of a launch that are common to one drive and to striped drives.
+struct Common {
+    /// Bytes of the slot of a row.
+    slot: u64,
+    /// Bytes of a command at most.
+    max_transfer: u64,
+    timeout: Duration,
+    block_shift: u32,
+    stations: u32,
+}
+
+impl Common {
+    /// Returns the words that come from table and request; those of queues and memory are 0.
+    fn gather(&self, table: &RowTable, request: &Request) -> Gather {
+        let units =
+            table.first_byte | u64::from(table.row_bytes) | request.out | request.out_stride;
+        Gather {
+            ids: request.ids,
+            out: request.out,
+            status: request.status,
+            count: request.count,
+            first_byte: table.first_byte,
+            rows: table.rows,
+            out_stride: request.out_stride,
+            timeout_ns: self.timeout.as_nanos() as u64,
+            row_bytes: table.row_bytes,
+            slot_bytes: self.slot as u32,
+            run_rows: (self.max_transfer / self.slot).clamp(1, 32) as u32,
+            block_shift: self.block_shift,
+            unit_shift: units.trailing_zeros().min(4),
+            wide_ids: u32::from(request.wide_ids),
+            station_count: self.stations,
+            lanes: lanes(self.slot, request.count, self.stations),
+            ..Gather::default()
+        }
+    }
+}
+
+fn closed() -> Error {
+    Error::Gone {
+        cause: "the store was closed".to_owned(),
+    }
+}
+
+/// Options of a gather.
+#[derive(Clone, Copy, Default)]
+pub struct Ways<'a> {
+    /// Rows that were read not long ago are taken from there.
+    pub cache: Option<&'a TableCache>,
+    /// Their elements come out wider.
+    pub widen: Option<Widen>,
+}
+
+/// Returns the number of rows that a warp has under way: as many as its slots hold, and fewer where there are
+/// warps for all of them. Half the warps are used then, with [`FEW`] rows at least, or [`FEW_BYTES`]: a round
+/// costs a warp more than another row in it, but it copies 4 KiB at a time. Of 32 rows a warp has two: its
+/// queue is shared with few others then.
+fn lanes(slot_bytes: u64, count: u64, stations: u32) -> u32 {
+    let fit = (WARP_BYTES / slot_bytes).clamp(1, 32);
+    let warps = u64::from(stations * BLOCK_WARPS);
+    let share = count.div_ceil(warps / 2).next_power_of_two();
+    let few = (FEW_BYTES / slot_bytes).clamp(1, FEW);
+    let few = if count <= 32 { few.min(2) } else { few };
+    1 << fit.ilog2().min(share.max(few).ilog2())
+}
+
+impl Drop for GpuRows {
+    fn drop(&mut self) {
+        drop(self.watch.take());
+        let is_idle = self.state.end();
+        if !is_idle {
+            // A kernel may still use all of it.
+            std::mem::forget(self.lent.take());
+            std::mem::forget(self.slots.take());
+        }
+        if !is_idle || !self.state.is_over() {
+            // A launch that its stream has not reached refers to its kernel and its summary words, and a kernel
+            // that does not end refers to everything. Besides, freeing GPU memory here would wait for that
+            // stream.
+            leftovers::keep(Box::new(RowsLeft {
+                state: Arc::clone(&self.state),
+                _kernels: self.kernels.take(),
+            }));
+        }
+        leftovers::reap();
+    }
+}
+
+/// Objects that launches of a closed store may still use.
+struct RowsLeft {
+    state: Arc<RowsState>,
+    _kernels: Option<Arc<RowKernels>>,
+}
+
+impl Leftover for RowsLeft {
+    fn is_over(&self) -> bool {
+        self.state.is_over()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn few_rows_are_spread_over_the_warps_and_many_fill_them() {
+        assert_eq!(lanes(4096, 32, 32), 2);
+        assert_eq!(lanes(4096, 33, 32), 4);
+        assert_eq!(lanes(16 << 10, 32, 32), 1);
+        assert_eq!(lanes(4096, 257, 32), 4);
+        assert_eq!(lanes(16 << 10, 257, 32), 4);
+        assert_eq!(lanes(4096, 1024, 32), 8);
+        assert_eq!(lanes(4096, 2048, 32), 16);
+        assert_eq!(lanes(4096, 1 << 20, 32), 32);
+        assert_eq!(lanes(64 << 10, 1 << 20, 32), 2);
+        assert_eq!(lanes(128 << 10, 1, 1), 1);
+        assert_eq!(lanes(8192, 1 << 20, 32), 16);
+    }
+}

@@ -1,0 +1,182 @@
+//! Parameters of a gather or scatter: the table, the ids, the addresses on the GPU; and their checks before a
+//! launch, since a kernel that reads a wrong address ends the context of the whole process.
+
+use crate::driver::Gpu;
+use crate::pointer::{KernelArgument, MemoryUse};
+use nvme_driver::error::{Error, Result};
+use nvme_driver::widen::Widen;
+use nvme_gpu_kernel::rows::{ListHead, Range};
+
+/// Direction of an operation on rows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Direction {
+    /// From the drive to the addresses of the request.
+    Read,
+    /// From the addresses of the request to the drive.
+    Write,
+}
+
+/// Contiguous rows of one size, from any byte of a namespace on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RowTable {
+    /// Offset of row 0 in bytes.
+    pub first_byte: u64,
+    /// Number of rows.
+    pub rows: u64,
+    /// Bytes of each.
+    pub row_bytes: u32,
+}
+
+/// Rows that are asked for, and where they go; of a scatter where they come from. Addresses are the GPU's.
+#[derive(Clone, Copy, Debug)]
+pub struct Request {
+    /// `count` ids, `i64` when `wide_ids`, else `i32`. 0 means rows 0, 1, 2 and so on.
+    pub ids: u64,
+    /// True if ids are `i64`.
+    pub wide_ids: bool,
+    /// Number of ids.
+    pub count: u64,
+    /// Address of the first row of the request.
+    pub out: u64,
+    /// Bytes from one row to the next there.
+    pub out_stride: u64,
+    /// Address of an `i32` for each row, which receives its status, or 0.
+    pub status: u64,
+}
+
+impl Request {
+    /// As [`judged`](Self::judged), for rows of `table` whose elements come out as `widen` says.
+    ///
+    /// # Errors
+    /// As [`judged`](Self::judged) and [`Widen::row_bytes`].
+    pub(super) fn judged_for_gather(
+        &self,
+        gpu: &Gpu,
+        table: &RowTable,
+        widen: Option<Widen>,
+        stream: u64,
+    ) -> Result<Self> {
+        let stored = u64::from(table.row_bytes);
+        let row_bytes = widen.map_or(Ok(stored), |widen| widen.row_bytes(stored))?;
+        self.judged(gpu, row_bytes, Direction::Read, stream)
+    }
+
+    /// Judges ids, rows of `row_bytes` bytes and row status; the request with the addresses that `gpu` has for them.
+    ///
+    /// # Errors
+    /// As [`Gpu::judge`], and [`Error::Usage`] for more rows than memory has.
+    pub(super) fn judged(
+        &self,
+        gpu: &Gpu,
+        row_bytes: u64,
+        direction: Direction,
+        stream: u64,
+    ) -> Result<Self> {
+        if self.count == 0 {
+            return Ok(*self);
+        }
+        let before = (self.count - 1).checked_mul(self.out_stride);
+        let Some(bytes) = before.and_then(|before| before.checked_add(row_bytes)) else {
+            return Err(Error::usage(
+                format!(
+                    "{} rows, {} bytes apart, are more than memory has",
+                    self.count, self.out_stride
+                ),
+                "check the number of ids and the stride",
+            ));
+        };
+        let (name, usage) = match direction {
+            Direction::Read => ("out", MemoryUse::Writes),
+            Direction::Write => ("rows", MemoryUse::Reads),
+        };
+        let (ids, status) = match (self.ids, self.status) {
+            (0, 0) => (0, 0),
+            (0, _) => (0, self.count),
+            (_, 0) => (self.count, 0),
+            _ => (self.count, self.count),
+        };
+        let id_bytes = if self.wide_ids { 8 } else { 4 };
+        let rows = KernelArgument {
+            name,
+            address: self.out,
+            bytes,
+            unit: 1,
+            usage,
+        };
+        let [ids, out, status] = gpu.judge_all(
+            stream,
+            [
+                KernelArgument::read("ids", self.ids, ids, id_bytes),
+                rows,
+                KernelArgument::written("row_status", self.status, status, 4),
+            ],
+        )?;
+        Ok(Self {
+            ids,
+            out,
+            status,
+            ..*self
+        })
+    }
+}
+
+impl ReadRange {
+    /// Judges the places of all of `ranges`, before anything of them is launched.
+    ///
+    /// # Errors
+    /// As [`Gpu::judge`].
+    pub fn judge_all(ranges: &[Self], gpu: &Gpu, stream: u64) -> Result<()> {
+        let place = |range: &Self| KernelArgument::written("data", range.to, range.bytes, 1);
+        gpu.judge_list(stream, ranges.iter().map(place))
+    }
+}
+
+impl ReadList {
+    /// Judges the list and the row status. The places in the list are known to the kernel alone.
+    ///
+    /// # Errors
+    /// As [`Gpu::judge`].
+    pub(super) fn judge(&self, gpu: &Gpu, stream: u64) -> Result<()> {
+        let bytes =
+            size_of::<ListHead>() as u64 + u64::from(self.ranges) * size_of::<Range>() as u64;
+        let list = KernelArgument {
+            name: "list",
+            address: self.list,
+            bytes,
+            unit: 8,
+            usage: MemoryUse::Reads,
+        };
+        let status = match self.status {
+            0 => 0,
+            _ => self.pieces,
+        };
+        let status = KernelArgument::written("status", self.status, status, 4);
+        gpu.judge_list(stream, [list, status])
+    }
+}
+
+/// Range of bytes to read, and its destination on the GPU.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ReadRange {
+    /// The first byte.
+    pub offset: u64,
+    /// Length in bytes.
+    pub bytes: u64,
+    /// Destination: an address of the GPU.
+    pub to: u64,
+}
+
+/// Ranges that a kernel lists in GPU memory, to be read by a launch after it. Addresses are the GPU's.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ReadList {
+    /// A [`ListHead`](nvme_gpu_kernel::rows::ListHead), and then its [`Range`](nvme_gpu_kernel::rows::Range)s; a multiple
+    /// of 8. First byte and place of each range are equal modulo 16, and its pieces are those of a store's
+    /// `listed_piece_bytes`.
+    pub list: u64,
+    /// Ranges at most.
+    pub ranges: u32,
+    /// Pieces of all of them at most.
+    pub pieces: u64,
+    /// Address of an `i32` for each listed piece, which receives its status.
+    pub status: u64,
+}

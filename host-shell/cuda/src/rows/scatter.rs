@@ -1,0 +1,128 @@
+//! Rows that the GPU writes itself: whole blocks of one drive only, because it shares no lock with the host by
+//! which parts of a block could be changed (docs/adr/0014).
+// UNSAFETY: launches a kernel over addresses that the caller vouches for.
+#![allow(unsafe_code)]
+
+use super::{Direction, GpuRows, LaunchSequence, Pending, Request, RowTable};
+use nvme_core::spec::nvm;
+use nvme_driver::error::Result;
+use nvme_gpu_kernel::rows::{SCATTER_ROWS, Scatter};
+
+/// Limit of the launches of one scatter: each occupies a launch number until it has ended.
+const MOST_LAUNCHES: u64 = 256;
+
+impl GpuRows {
+    /// True if the GPU itself writes the rows of `request` to `table`: rows of whole blocks which slots hold,
+    /// fewer than 2^32 of them in the table, and at most as many as a few launches take.
+    pub fn writes(&self, table: &RowTable, request: &Request) -> bool {
+        let block = u64::from(self.info.block_bytes);
+        let is_whole = (table.first_byte | u64::from(table.row_bytes)).is_multiple_of(block);
+        // The kernel compares numbers of rows in 32 bits.
+        let is_numbered = table.rows <= u64::from(u32::MAX);
+        is_whole
+            && is_numbered
+            && self.fits(table)
+            && request.count.div_ceil(most_rows(request)) <= MOST_LAUNCHES
+    }
+
+    /// Puts a scatter of rows that the GPU [writes](Self::writes) into `stream`, as [`gather`](Self::gather) does. The
+    /// last one of several rows with the same id is written; the others have status 0.
+    ///
+    /// # Safety
+    /// As [`gather`](Self::gather).
+    ///
+    /// # Errors
+    /// As [`gather`](Self::gather); with too many launches under way nothing is written. After an error of the driver some
+    /// rows may be written, and none will be.
+    pub unsafe fn scatter(
+        &self,
+        table: &RowTable,
+        request: &Request,
+        stream: u64,
+    ) -> Result<Pending> {
+        self.check(table)?;
+        let row_bytes = u64::from(table.row_bytes);
+        let request = &request.judged(self.gpu(), row_bytes, Direction::Write, stream)?;
+        self.check_current(nvm::opcode::WRITE)?;
+        let most = most_rows(request);
+        let written = self.state.written.address();
+        let launches = request.count.div_ceil(most) as usize;
+        // All of them, or nothing is written.
+        let slots = self.state.reserve(launches)?;
+        self.state.are_scatters(&slots);
+        LaunchSequence::run(self.gpu(), stream, |sequence| {
+            for (slot, first) in slots.into_iter().zip((0..).step_by(most as usize)) {
+                let part = part(request, first, most);
+                let launch = self.launch(table, &part).ok_or_else(super::closed)?;
+                let slot = (slot, None);
+                let next = self.start(launch, slot, stream, |kernels, gather, blocks| {
+                    let scatter = Scatter { gather, written };
+                    // SAFETY: the kernel takes one `Scatter`; the caller vouches for the request's addresses, the others
+                    // are ours until the gate is shut for good and nothing is inside.
+                    unsafe { kernels.launch(stream, kernels.scatter, blocks, &scatter) }
+                })?;
+                sequence.add(next, first);
+            }
+            Ok(())
+        })
+    }
+}
+
+/// Returns the number of rows of one launch. Without ids no two are alike, and nothing is compared.
+fn most_rows(request: &Request) -> u64 {
+    match request.ids {
+        0 => request.count.max(1),
+        _ => SCATTER_ROWS,
+    }
+}
+
+/// Returns the request for `most` rows from row `first` on. A request without ids is never divided.
+fn part(request: &Request, first: u64, most: u64) -> Request {
+    let id_bytes = if request.wide_ids { 8 } else { 4 };
+    let status = match request.status {
+        0 => 0,
+        status => status + first * 4,
+    };
+    Request {
+        ids: match request.ids {
+            0 => 0,
+            ids => ids + first * id_bytes,
+        },
+        count: most.min(request.count - first),
+        out: request.out + first * request.out_stride,
+        status,
+        ..*request
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_long_scatter_is_several_launches_over_the_same_rows() {
+        for (wide_ids, id_bytes) in [(true, 8), (false, 4)] {
+            let request = Request {
+                ids: 1 << 40,
+                wide_ids,
+                count: 2 * SCATTER_ROWS + 5,
+                out: 1 << 41,
+                out_stride: 5000,
+                status: 1 << 42,
+            };
+            let most = most_rows(&request);
+            let mut first = 0;
+            for count in [SCATTER_ROWS, SCATTER_ROWS, 5] {
+                let part = part(&request, first, most);
+                assert_eq!(part.count, count);
+                assert_eq!(part.ids, (1 << 40) + first * id_bytes);
+                assert_eq!(part.out, (1 << 41) + first * 5000);
+                assert_eq!(part.status, (1 << 42) + first * 4);
+                first += count;
+            }
+            assert_eq!(first, request.count);
+            let in_order = Request { ids: 0, ..request };
+            assert_eq!(most_rows(&in_order), request.count);
+        }
+    }
+}

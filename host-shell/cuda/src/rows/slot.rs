@@ -1,0 +1,202 @@
+//! Numbers of launches: each has summary words by which it reports its end, from before the launch until
+//! nothing can run it or query it any more.
+
+use super::super::captured::keep_with_graph;
+use super::super::leftovers::{self, Leftover};
+use super::super::stream::is_capturing;
+use super::kernels::RowKernels;
+pub(super) use super::numbers::Named;
+use super::numbers::{Abandoned, LAUNCHES};
+use super::state::RowsState;
+use nvme_driver::error::{Error, Result};
+use nvme_gpu_kernel::rows::{Gather, Progress};
+use std::sync::Arc;
+
+/// State of a launch.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Stage {
+    Reserved,
+    InStream,
+    InGraph,
+}
+
+/// The number of a launch, and what the launch needs until it has ended, or until no graph can run it any more.
+///
+/// Handles share it, and for a captured launch the graph does. It keeps the words of the store.
+pub(super) struct LaunchSlot {
+    state: Arc<RowsState>,
+    number: u32,
+    before: u32,
+    stage: Stage,
+    kernels: Option<Arc<RowKernels>>,
+    named: Named,
+}
+
+impl RowsState {
+    /// Reserves numbers for `count` launches of one operation: all of them, or none.
+    ///
+    /// # Errors
+    /// [`Error::Environment`] when not as many are free.
+    pub(super) fn reserve(self: &Arc<Self>, count: usize) -> Result<Vec<LaunchSlot>> {
+        // Graphs that were destroyed return their numbers here, and memory that nothing uses any more.
+        leftovers::reap();
+        let ended = |number| self.board.ended(number);
+        let (numbers, over) = {
+            let mut launches = self.launches();
+            let over = match launches.free.len() < count
+                || launches.abandoned.len() >= launches.most_abandoned
+            {
+                true => launches.look_at_abandoned(ended),
+                false => Vec::new(),
+            };
+            let rest = launches.free.len().checked_sub(count);
+            let numbers = rest.map(|rest| launches.free.split_off(rest));
+            for number in numbers.iter().flatten() {
+                launches.held.insert(*number, ended(*number));
+            }
+            (numbers, over)
+        };
+        // Outside the lock: memory of the GPU may go with them.
+        drop(over);
+        let numbers = numbers.ok_or_else(|| {
+            Error::environment(
+                format!(
+                    "{count} launches are more than are free of the store's {LAUNCHES}, which those under way and \
+                     those of graphs have"
+                ),
+                "wait for operations that are under way, destroy graphs that are not used any more, or open another \
+                 store for more graphs",
+            )
+        })?;
+        let slot = |number| LaunchSlot {
+            state: Arc::clone(self),
+            number,
+            before: self.board.ended(number),
+            stage: Stage::Reserved,
+            kernels: None,
+            named: None,
+        };
+        Ok(numbers.into_iter().map(slot).collect())
+    }
+}
+
+impl RowsState {
+    /// Marks the launches as ones that write.
+    pub(super) fn are_scatters(&self, slots: &[LaunchSlot]) {
+        let numbers = slots.iter().map(|slot| slot.number);
+        self.launches().of_scatters.extend(numbers);
+    }
+
+    /// Returns a count that grows with each scatter that ends, and with other launches that reuse their
+    /// numbers.
+    pub(super) fn scatters_ended(&self) -> u64 {
+        let launches = self.launches();
+        let ended = |number: &u32| u64::from(self.board.ended(*number));
+        launches.of_scatters.iter().map(ended).sum()
+    }
+}
+
+impl LaunchSlot {
+    /// Returns the words of the store that the launch is one of.
+    pub fn state(&self) -> &Arc<RowsState> {
+        &self.state
+    }
+
+    pub fn number(&self) -> u32 {
+        self.number
+    }
+
+    /// Returns the kernels that it was launched with.
+    pub fn kernels(&self) -> Option<&Arc<RowKernels>> {
+        self.kernels.as_ref()
+    }
+
+    /// Puts `launch` into `stream` by `put`, which gets it with the words of this number. Until it has ended, or for as
+    /// long as a graph may run it, `kernels` and what is `named` stay.
+    ///
+    /// # Errors
+    /// Those of `put`, and [`Error::Environment`] with the driver's answer: it is not in the stream then.
+    pub fn put(
+        self,
+        launch: Gather,
+        (kernels, named): (&Arc<RowKernels>, Named),
+        stream: u64,
+        put: impl FnOnce(Gather) -> Result<()>,
+    ) -> Result<Arc<Self>> {
+        let _guest = self.state.gpu.enter()?;
+        let is_captured = is_capturing(stream)?;
+        let launch = Gather {
+            progress: self.state.progress.address()
+                + u64::from(self.number) * size_of::<Progress>() as u64,
+            summary: self.state.board.summary_address(self.number),
+            ..launch
+        };
+        let mut slot = Arc::new(self.launched(is_captured, kernels, named));
+        if is_captured {
+            keep_with_graph(stream, Box::new(OfGraph(Arc::clone(&slot))))?;
+        }
+        if let Err(error) = put(launch) {
+            if let Some(slot) = Arc::get_mut(&mut slot) {
+                slot.refused();
+            }
+            return Err(error);
+        }
+        Ok(slot)
+    }
+
+    /// Returns the number of launches with this number that have ended since it was reserved.
+    pub fn ended(&self) -> u32 {
+        self.state
+            .board
+            .ended(self.number)
+            .wrapping_sub(self.before)
+    }
+
+    pub fn is_captured(&self) -> bool {
+        self.stage == Stage::InGraph
+    }
+
+    /// Records that it is in a stream from now on, or in the graph that the stream is captured in.
+    fn launched(mut self, is_captured: bool, kernels: &Arc<RowKernels>, named: Named) -> Self {
+        self.kernels = Some(Arc::clone(kernels));
+        self.named = named;
+        self.stage = match is_captured {
+            true => Stage::InGraph,
+            false => Stage::InStream,
+        };
+        if is_captured {
+            self.state.launches().held.remove(&self.number);
+        }
+        self
+    }
+
+    /// Records that the driver refused the launch.
+    fn refused(&mut self) {
+        if self.stage == Stage::InStream {
+            self.stage = Stage::Reserved;
+        }
+    }
+}
+
+impl Drop for LaunchSlot {
+    fn drop(&mut self) {
+        let (kernels, named) = (self.kernels.take(), self.named.take());
+        let is_over = self.stage != Stage::InStream || self.ended() != 0;
+        let mut launches = self.state.launches();
+        launches.held.remove(&self.number);
+        match is_over {
+            true => launches.free.push(self.number),
+            false => launches.abandoned.push(Abandoned {
+                number: self.number,
+                before: self.before,
+                _kernels: kernels,
+                _named: named,
+            }),
+        }
+    }
+}
+
+/// A captured launch, as its graph has it.
+struct OfGraph(#[expect(dead_code, reason = "held for its drop")] Arc<LaunchSlot>);
+
+impl Leftover for OfGraph {}

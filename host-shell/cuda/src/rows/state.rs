@@ -1,0 +1,188 @@
+//! State that launches, their recovery and waiting threads share: the gate, the summaries, the station memory and
+//! the launch numbers. It lives until no launch can refer to it, which may be after its store was closed.
+
+use super::super::driver::Gpu;
+use super::super::lent::Users;
+use super::super::memory::DeviceMemory;
+use super::board::Board;
+use super::numbers::{LAUNCHES, LaunchNumbers};
+use nvme_core::spec::nvm;
+use nvme_driver::controller::session::{Footing, Standing};
+use nvme_driver::error::Result;
+use nvme_driver::lock::lock;
+use nvme_gpu_kernel::rows::{Progress, STATION_CELLS};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, Weak};
+use std::time::{Duration, Instant};
+
+/// Between two looks at the gate.
+const NAP: Duration = Duration::from_micros(20);
+
+/// Memory that every block of a launch uses besides its queues. Launches over stripes keep that of each drive
+/// alive. It is separate from the [`RowsState`], which has the list of abandoned launches: otherwise such a
+/// launch would keep itself alive.
+pub(in super::super) struct StationMemory {
+    /// A word for each station, 0 while it is free.
+    pub free: DeviceMemory,
+    /// A result cell for each row under way.
+    pub cells: DeviceMemory,
+}
+
+/// State that launches of one store share.
+pub(in super::super) struct RowsState {
+    pub gpu: Arc<Gpu>,
+    pub(super) board: Board,
+    pub stations: u32,
+    pub memory: Arc<StationMemory>,
+    /// Time that the groups inside may need to leave.
+    patience: Duration,
+    /// A `u64`: how many blocks of scatters have ended.
+    pub written: DeviceMemory,
+    /// A [`Progress`] for each launch.
+    pub progress: DeviceMemory,
+    launches: Mutex<LaunchNumbers>,
+    /// The host has the queues.
+    is_stopped: AtomicBool,
+    /// Groups did not leave: the GPU may still use everything.
+    is_stuck: AtomicBool,
+    /// Facts about the namespace on which launches rely. They hold the device open, which launches that outlive
+    /// their store must not do.
+    pub footing: OnceLock<Weak<Footing>>,
+    /// A kernel of the caller's may name this memory at any time: it is never freed.
+    pub is_kept: AtomicBool,
+}
+
+impl RowsState {
+    /// Allocates words and memory for `stations` stations; reads take `timeout` at most.
+    ///
+    /// # Errors
+    /// Without memory.
+    pub fn new(gpu: &Arc<Gpu>, stations: u32, timeout: Duration) -> Result<Self> {
+        Ok(Self {
+            gpu: Arc::clone(gpu),
+            board: Board::new(gpu, stations, LAUNCHES)?,
+            stations,
+            memory: Arc::new(StationMemory {
+                free: DeviceMemory::new(gpu, stations as usize * 4)?,
+                cells: DeviceMemory::new(gpu, stations as usize * STATION_CELLS as usize * 8)?,
+            }),
+            // Two passes over a chunk of rows, each with the grace of a wait, and time to spare.
+            patience: timeout * 3 + Duration::from_secs(2),
+            written: DeviceMemory::new(gpu, 8)?,
+            progress: DeviceMemory::new(gpu, LAUNCHES as usize * size_of::<Progress>())?,
+            launches: Mutex::default(),
+            is_stopped: AtomicBool::new(false),
+            is_stuck: AtomicBool::new(false),
+            footing: OnceLock::new(),
+            is_kept: AtomicBool::new(false),
+        })
+    }
+
+    /// Gives lost stations back, with their cells: their commands have ended. A block that has claimed another one
+    /// and not passed the gate yet keeps it.
+    fn free_lost(&self) -> Result<()> {
+        let gate = self.board.gate();
+        while let Some(station) = gate.take_lost() {
+            let cells = STATION_CELLS as usize * 8;
+            self.memory
+                .cells
+                .upload(station as usize * cells, &vec![0; cells])?;
+            self.memory.free.upload(station as usize * 4, &[0; 4])?;
+        }
+        Ok(())
+    }
+
+    /// Lets no launch touch the queues from now on, and waits for those that do; whether none does any more.
+    pub fn end(&self) -> bool {
+        self.board.gate().close_for_good();
+        // Not by way of `stop`: a reset that another thread carries out may be waiting in it for the same groups.
+        self.have_left()
+    }
+
+    /// Waits until no group is inside; whether none is.
+    fn have_left(&self) -> bool {
+        let (gate, begin) = (self.board.gate(), Instant::now());
+        while !gate.is_idle() {
+            if begin.elapsed() > self.patience {
+                return false;
+            }
+            std::thread::sleep(NAP);
+        }
+        true
+    }
+
+    /// Looks whether the namespace is what launches were made for.
+    ///
+    /// # Errors
+    /// [`Error::Changed`](nvme_driver::Error::Changed) when it is not; those of Identify when that is not known.
+    pub fn check_current(&self) -> Result<()> {
+        self.footing(|footing| footing.check(nvm::opcode::READ))
+            .unwrap_or(Ok(()))
+    }
+
+    /// Returns the standing by the facts that are known: sends nothing and waits for nothing.
+    pub fn standing(&self) -> Standing {
+        self.footing(|footing| footing.standing(nvm::opcode::READ))
+            .unwrap_or(Standing::Holds)
+    }
+
+    /// Evaluates `of` on the facts, while the store is open.
+    fn footing<T>(&self, of: impl FnOnce(&Footing) -> T) -> Option<T> {
+        let footing = self.footing.get().and_then(Weak::upgrade)?;
+        Some(of(&footing))
+    }
+
+    pub(super) fn launches(&self) -> MutexGuard<'_, LaunchNumbers> {
+        lock(&self.launches)
+    }
+
+    /// True if nothing on the GPU refers to this memory any more: every launch has ended that is not one of a
+    /// graph, which keeps everything that it needs, and no kernel of the caller's may come.
+    pub(super) fn is_over(&self) -> bool {
+        let are_over = self.launches().are_over(|number| self.board.ended(number));
+        !self.is_kept.load(Ordering::Acquire) && are_over
+    }
+}
+
+impl Users for RowsState {
+    /// Closes the gate and waits until no group is inside; whether none is. No call into the driver.
+    fn stop(&self) -> bool {
+        // A reset stops every queue, and each calls this; only the first one closes the gate and waits. The
+        // flags are atomics because the watch thread and a closing store may both be here.
+        if self.is_stopped.swap(true, Ordering::AcqRel) {
+            return !self.is_stuck.load(Ordering::Acquire);
+        }
+        self.board.gate().close();
+        let have_left = self.have_left();
+        if !have_left {
+            self.is_stuck.store(true, Ordering::Release);
+        }
+        have_left
+    }
+
+    fn resume(&self, works: bool) {
+        if !self.is_stopped.swap(false, Ordering::AcqRel) {
+            return;
+        }
+        let gate = self.board.gate();
+        let is_stuck = self.is_stuck.load(Ordering::Acquire);
+        // The GPU's driver is called while the gate is shut and nothing is inside: nothing waits for the drive.
+        let freed = || -> Result<()> {
+            let _guest = self.gpu.enter()?;
+            self.free_lost()
+        };
+        // Judged by its own namespace; changes of others do not matter.
+        let may_pass = || {
+            let read = self.footing(|footing| footing.check_read(nvm::opcode::READ));
+            read.unwrap_or(Ok(())).is_ok()
+        };
+        if works && !is_stuck && may_pass() && freed().is_ok() {
+            // Writes without an end may have taken place until now.
+            self.board.wrote();
+            // A gate that was closed for good meanwhile stays closed.
+            gate.open();
+        } else {
+            gate.close_for_good();
+        }
+    }
+}

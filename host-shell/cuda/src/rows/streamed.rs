@@ -1,0 +1,121 @@
+//! Rows that a kernel of the caller consumes where they arrive: each byte once, in the order of the drive, or
+//! rows that it selects.
+// UNSAFETY: launches a kernel over addresses that the caller vouches for.
+#![allow(unsafe_code)]
+
+use super::super::module::{Blocks, Function, Module};
+use super::{GpuRows, Pending, Request, RowTable, closed};
+use nvme_driver::error::{Error, Result};
+use nvme_gpu_kernel::ring::{LEAST_SHIFT, MOST_SHIFT};
+use nvme_gpu_kernel::rows::{BLOCK_THREADS, Gather, WARP_BYTES};
+
+impl GpuRows {
+    /// True if a stage of a ring holds a block.
+    pub fn streams(&self) -> bool {
+        self.info.block_bytes <= 1 << self.piece_shift()
+    }
+
+    /// Returns log2 of the bytes of a piece.
+    fn piece_shift(&self) -> u32 {
+        self.max_transfer.ilog2().clamp(LEAST_SHIFT, MOST_SHIFT)
+    }
+
+    /// Returns the launches in `stream` a kernel of `module` whose warps read the rows of `table` by
+    /// `nvme_gpu_kernel::Stream`, and count the parts that they could not use. `argument` builds its argument
+    /// from the words of its rows, whose `count` is `parts`. The grid is `blocks`, or as many blocks as have a
+    /// warp for each part and a station.
+    ///
+    /// # Safety
+    /// `function` takes one `T`; as [`gather`](Self::gather) for the addresses in it.
+    ///
+    /// # Errors
+    /// As [`gather`](Self::gather); [`Error::Usage`] for a kernel of another GPU.
+    pub unsafe fn stream<T: Copy>(
+        &self,
+        table: &RowTable,
+        kernel: (&Module, Function),
+        (parts, blocks): (u64, Option<Blocks>),
+        argument: impl FnOnce(Gather) -> Result<T>,
+        stream: u64,
+    ) -> Result<Pending> {
+        self.check_inside(table)?;
+        let launch = (parts, 1 << self.piece_shift(), blocks);
+        // SAFETY: the caller's.
+        unsafe { self.put(table, launch, kernel, argument, stream) }
+    }
+
+    /// True if a warp's slots hold a row of `table` for each lane.
+    pub fn reads_by_lanes(&self, table: &RowTable) -> bool {
+        self.slot_bytes(table) * 32 <= WARP_BYTES && self.fits(table)
+    }
+
+    /// Puts a kernel of `module` into `stream` whose warps read rows of `table` by `nvme_gpu_kernel::Reads` for `count`
+    /// pieces of work, and count those that failed: `argument` makes what it takes of the words of its rows.
+    ///
+    /// # Safety
+    /// As [`stream`](Self::stream).
+    ///
+    /// # Errors
+    /// As [`stream`](Self::stream); [`Error::Usage`] for rows that slots do not hold for all lanes.
+    pub unsafe fn read_by_warps<T: Copy>(
+        &self,
+        table: &RowTable,
+        count: u64,
+        kernel: (&Module, Function),
+        argument: impl FnOnce(Gather) -> T,
+        stream: u64,
+    ) -> Result<Pending> {
+        self.check_inside(table)?;
+        if !self.reads_by_lanes(table) {
+            return Err(Error::usage(
+                format!(
+                    "rows of {} bytes are too long for one lane of a warp",
+                    table.row_bytes
+                ),
+                "use rows that touch 4 KiB of blocks at most",
+            ));
+        }
+        let launch = (count, self.slot_bytes(table) as u32, None);
+        // SAFETY: the caller's.
+        unsafe { self.put(table, launch, kernel, |rows| Ok(argument(rows)), stream) }
+    }
+
+    /// # Safety
+    /// As [`stream`](Self::stream).
+    unsafe fn put<T: Copy>(
+        &self,
+        table: &RowTable,
+        (count, slot_bytes, of_caller): (u64, u32, Option<Blocks>),
+        (module, function): (&Module, Function),
+        argument: impl FnOnce(Gather) -> Result<T>,
+        stream: u64,
+    ) -> Result<Pending> {
+        if module.gpu().index() != self.gpu().index() {
+            return Err(Error::usage(
+                "a kernel of another GPU than the store's",
+                "load it for the store's GPU",
+            ));
+        }
+        let request = Request {
+            ids: 0,
+            wide_ids: true,
+            count,
+            out: 0,
+            out_stride: 0,
+            status: 0,
+        };
+        let launch = Gather {
+            slot_bytes,
+            // Each is the business of one warp.
+            lanes: 1,
+            ..self.launch(table, &request).ok_or_else(closed)?
+        };
+        self.start(launch, (self.slot()?, None), stream, |_, rows, blocks| {
+            let argument = argument(rows)?;
+            let blocks = of_caller.unwrap_or(Blocks::plain(blocks, BLOCK_THREADS));
+            // SAFETY: the caller's; the other addresses are ours until the gate is closed for good and no group
+            // is inside.
+            unsafe { module.launch_on(stream, function, blocks, &argument) }
+        })
+    }
+}

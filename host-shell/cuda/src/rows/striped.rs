@@ -1,0 +1,207 @@
+//! Rows of striped drives: the GPU submits to the queues of all of them.
+//!
+//! Each member keeps its own queues, gate, slots and watch thread. A launch uses the summary words of the first
+//! member.
+// UNSAFETY: launches a kernel over addresses that the caller vouches for.
+#![allow(unsafe_code)]
+
+use super::super::memory::DeviceMemory;
+use super::pending::of_member;
+use super::slot::Named;
+use super::state::{RowsState, StationMemory};
+use super::wide::WideRows;
+use super::{Common, GpuRows, Pending, Request, RowTable, closed};
+use nvme_core::spec::nvm;
+use nvme_driver::error::{Error, Result};
+use nvme_driver::widen::Widen;
+use nvme_gpu_kernel::rows::{Gather, MEMBERS, Member, Striped, WARP_BYTES, slot_bytes};
+use std::sync::Arc;
+use std::time::Duration;
+
+/// Drives in stripes in the hands of a GPU.
+pub struct StripedRows {
+    members: Vec<Arc<GpuRows>>,
+    /// States of the members, by which the outcome of a launch is judged.
+    states: Arc<[Arc<RowsState>]>,
+    words: Arc<StripeWords>,
+    stations: u32,
+    stripe_shift: u32,
+    block_shift: u32,
+    max_transfer: u64,
+    timeout: Duration,
+}
+
+/// Memory that launches over the stripes refer to: kept until they have ended, and for as long as a graph may
+/// run one.
+struct StripeWords {
+    /// A word for each station, 0 while it is free, and a [`Member`] for each drive.
+    memory: DeviceMemory,
+    /// Memory that the words of the drives refer to.
+    _stations: Vec<Arc<StationMemory>>,
+}
+
+impl StripedRows {
+    /// Joins the members in stripes of `stripe_bytes` bytes, `len` bytes in all. `None` for arrangements that
+    /// the kernel does not support: members of several GPUs, more than [`MEMBERS`] of them, stripes of other
+    /// sizes than a power of two, and 2^32 stripes or more.
+    ///
+    /// # Errors
+    /// Without memory.
+    pub fn new(members: Vec<Arc<GpuRows>>, stripe_bytes: u64, len: u64) -> Result<Option<Self>> {
+        let Some(first) = members.first() else {
+            return Ok(None);
+        };
+        let is_one_gpu = members
+            .iter()
+            .all(|one| one.gpu().index() == first.gpu().index());
+        let is_few = members.len() as u64 <= u64::from(MEMBERS)
+            && stripe_bytes.is_power_of_two()
+            && len / stripe_bytes < 1 << 32;
+        if !is_one_gpu || !is_few {
+            return Ok(None);
+        }
+        let least = |of: fn(&GpuRows) -> u64| members.iter().map(|one| of(one)).min().unwrap_or(0);
+        let block = |one: &Arc<GpuRows>| one.info.block_bytes.trailing_zeros();
+        // Of stations that all have.
+        let stations = least(|one| u64::from(one.state.stations)) as u32;
+        let words = members
+            .iter()
+            .map(|one| one.member().ok_or_else(closed))
+            .collect::<Result<Vec<Member>>>()?;
+        let _guest = first.gpu().enter()?;
+        let head = head(stations);
+        let memory = DeviceMemory::new(
+            first.gpu(),
+            head as usize + words.len() * size_of::<Member>(),
+        )?;
+        let bytes = words.iter().flat_map(bytes_of).collect::<Vec<u8>>();
+        memory.upload(head as usize, &bytes)?;
+        Ok(Some(Self {
+            words: Arc::new(StripeWords {
+                memory,
+                _stations: stations_of(&members),
+            }),
+            stations,
+            stripe_shift: stripe_bytes.trailing_zeros(),
+            block_shift: members.iter().map(block).max().unwrap_or(0),
+            max_transfer: least(|one| one.max_transfer),
+            timeout: members
+                .iter()
+                .map(|one| one.timeout)
+                .max()
+                .unwrap_or_default(),
+            states: members.iter().map(|one| Arc::clone(&one.state)).collect(),
+            members,
+        }))
+    }
+
+    /// True if a slot holds a row of `table`, which touches two members at most.
+    pub fn fits(&self, table: &RowTable) -> bool {
+        let most = WARP_BYTES
+            .min(self.max_transfer)
+            .min(1 << self.stripe_shift);
+        self.slot_bytes(table) <= most
+    }
+
+    fn slot_bytes(&self, table: &RowTable) -> u64 {
+        slot_bytes(table.first_byte, table.row_bytes, self.block_shift)
+    }
+
+    /// As [`GpuRows::gather`], of a table that [fits](Self::fits).
+    ///
+    /// # Safety
+    /// As [`GpuRows::gather`].
+    ///
+    /// # Errors
+    /// As [`GpuRows::gather`].
+    pub unsafe fn gather(
+        &self,
+        table: &RowTable,
+        request: &Request,
+        widen: Option<Widen>,
+        stream: u64,
+    ) -> Result<Pending> {
+        let (words, Some(first)) = (&self.words, self.members.first()) else {
+            return Err(closed());
+        };
+        if !self.fits(table) {
+            return Err(Error::usage(
+                format!("rows of {} bytes do not fit into slots", table.row_bytes),
+                "use smaller rows, or longer stripes",
+            ));
+        }
+        let request = &request.judged_for_gather(first.gpu(), table, widen, stream)?;
+        for (index, member) in self.members.iter().enumerate() {
+            let checked = member.check_current(nvm::opcode::READ);
+            checked.map_err(|error| of_member(Some(index), error))?;
+        }
+        let wide = WideRows::new(table, request, widen)?;
+        let launch = Gather {
+            failed_as: wide.failed_as(),
+            ..self.launch(words.memory.address(), table, &wide.stored)
+        };
+        // SAFETY: the caller's; the launch puts all stored rows where they belong.
+        let pending = unsafe {
+            first.widened(&wide, stream, |slot| {
+                let named: Named = Some(Arc::clone(words) as _);
+                first.start(launch, (slot, named), stream, |kernels, gather, blocks| {
+                    let striped = Striped {
+                        gather,
+                        members: words.memory.address() + head(self.stations),
+                        stripe_shift: self.stripe_shift,
+                        member_count: self.members.len() as u32,
+                    };
+                    // SAFETY: the kernel takes one `Striped`; the caller vouches for the request's addresses, the others
+                    // are ours until each gate is shut for good and nothing is inside.
+                    kernels.launch(stream, kernels.gather_striped, blocks, &striped)
+                })
+            })
+        };
+        Ok(pending?.over(&self.states))
+    }
+
+    fn launch(&self, stations: u64, table: &RowTable, request: &Request) -> Gather {
+        let common = Common {
+            slot: self.slot_bytes(table),
+            max_transfer: self.max_transfer,
+            timeout: self.timeout,
+            block_shift: self.block_shift,
+            stations: self.stations,
+        };
+        Gather {
+            stations,
+            ..common.gather(table, request)
+        }
+    }
+}
+
+impl GpuRows {
+    /// Returns the share of this drive in a launch over stripes; `None` once the store was closed.
+    fn member(&self) -> Option<Member> {
+        let (lent, slots) = (self.lent.as_ref()?, self.slots.as_ref()?);
+        Some(Member {
+            queues: self.queues(lent),
+            gate: self.state.board.gate_address(),
+            stations: self.state.memory.free.address(),
+            slots: slots.address(),
+            slots_iova: slots.iova().0,
+            nsid: self.info.nsid.0,
+            block_shift: self.info.block_bytes.trailing_zeros(),
+        })
+    }
+}
+
+fn stations_of(members: &[Arc<GpuRows>]) -> Vec<Arc<StationMemory>> {
+    let memory = |one: &Arc<GpuRows>| Arc::clone(&one.state.memory);
+    members.iter().map(memory).collect()
+}
+
+/// Returns the number of bytes of the words of the stations: the members come after them.
+fn head(stations: u32) -> u64 {
+    (u64::from(stations) * 4).next_multiple_of(64)
+}
+
+fn bytes_of(member: &Member) -> [u8; size_of::<Member>()] {
+    // SAFETY: integers alone, without padding: 64 bytes.
+    unsafe { std::mem::transmute(*member) }
+}

@@ -1,0 +1,72 @@
+//! The watch thread of a store's launches. Kernels report a command without an answer in host memory; this thread
+//! then closes the gate, waits until every group has left, resets the controller and opens the gate again.
+
+use super::state::RowsState;
+use nvme_core::spec::nvm;
+use nvme_driver::controller::session::{Footing, Session};
+use nvme_driver::error::{Error, Result};
+use std::sync::{Arc, mpsc};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+/// Interval of its checks.
+const LOOK: Duration = Duration::from_millis(2);
+
+/// Recovers the controller when a kernel reports trouble, and closes the gate for good when the namespace has
+/// changed since launches were made for it. A thread has to watch this, because graphs and kernels of the
+/// caller run without a call of the host.
+pub(super) struct Watch {
+    stop: Option<mpsc::Sender<()>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Watch {
+    pub fn start(
+        state: &Arc<RowsState>,
+        session: &Arc<Session>,
+        footing: &Arc<Footing>,
+    ) -> Result<Self> {
+        let (stop, stopped) = mpsc::channel::<()>();
+        let (state, session) = (Arc::clone(state), Arc::clone(session));
+        let footing = Arc::clone(footing);
+        let watch = move || {
+            while stopped.recv_timeout(LOOK) == Err(mpsc::RecvTimeoutError::Timeout) {
+                let changed = footing.check(nvm::opcode::READ);
+                if matches!(changed, Err(Error::Changed { .. })) {
+                    state.board.gate().close_for_good();
+                    return;
+                }
+                if !state.board.gate().has_trouble() {
+                    continue;
+                }
+                let reset = session.reset("a command of a GPU's gather or scatter got no answer");
+                // A reset that did not take place opened nothing either.
+                if reset.is_err() {
+                    state.board.gate().close_for_good();
+                    // Who waits for an outcome learns that nothing can be read again.
+                    let _ = footing.check(nvm::opcode::READ);
+                    return;
+                }
+            }
+        };
+        let thread = std::thread::Builder::new()
+            .name("nvme-gpu-watch".to_owned())
+            .spawn(watch);
+        let call = "starting the watch over gathers";
+        let thread = thread.map_err(|source| Error::System { call, source })?;
+        Ok(Self {
+            stop: Some(stop),
+            thread: Some(thread),
+        })
+    }
+}
+
+impl Drop for Watch {
+    fn drop(&mut self) {
+        drop(self.stop.take());
+        if let Some(thread) = self.thread.take() {
+            // It panics only where a lock is poisoned, and has ended then.
+            let _ = thread.join();
+        }
+    }
+}
