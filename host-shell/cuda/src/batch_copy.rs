@@ -55,7 +55,8 @@ impl BatchCopy {
         if answer != CUresult::CUDA_SUCCESS || found.is_null() {
             return None;
         }
-        // SAFETY: the function of that name as CUDA 12.8 defines it.
+        // SAFETY: the driver returned this address for the name and version, so it has the signature of CUDA
+        // 12.8. A wrong signature would corrupt the stack, which is why both are requested together.
         Some(Self(unsafe {
             std::mem::transmute::<*mut std::ffi::c_void, Call>(found)
         }))

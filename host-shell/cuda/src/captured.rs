@@ -35,12 +35,14 @@ pub(super) fn keep_with_graph(stream: u64, needed: Box<dyn Leftover>) -> Result<
         return Err(error);
     }
     let flags = sys::CUuserObjectRetain_flags::CU_GRAPH_USER_OBJECT_MOVE as u32;
-    // SAFETY: the graph is being captured into; the object has one reference, which becomes the graph's.
+    // SAFETY: the graph is being captured into, so the driver keeps it alive during this call. The object has
+    // one reference, which the flag MOVE passes to the graph; it must not be released here after success.
     let retained = check("cuGraphRetainUserObject", unsafe {
         sys::cuGraphRetainUserObject(graph, object, 1, flags)
     });
     if retained.is_err() {
-        // SAFETY: the reference is still ours; with the last one the driver calls `release`.
+        // SAFETY: the reference is still ours, because retaining failed. Releasing the last one makes the
+        // driver call `release`, which frees `data` exactly once.
         let _ = unsafe { sys::cuUserObjectRelease(object, 1) };
     }
     retained

@@ -52,7 +52,8 @@ fn register(
     if let Some(registered) = all.get(&image).and_then(Weak::upgrade) {
         return Ok(registered);
     }
-    // SAFETY: the image is mapped as long as its owner lives.
+    // SAFETY: the image is mapped as long as its owner lives, and the registration holds the owner, so the GPU
+    // never reaches memory that was unmapped or reused.
     let registered = unsafe { Registered::image(gpu, image.0, image.1, Arc::clone(owner)) }?;
     let registered = Arc::new(registered);
     all.retain(|_, held| held.strong_count() > 0);

@@ -103,7 +103,8 @@ pub struct Gpu {
     lost: AtomicBool,
 }
 
-// SAFETY: the driver's context handles may be used from any thread.
+// SAFETY: context handles of the CUDA driver may be used from any thread; which context is current is a
+// property of the calling thread, and `enter` sets it for each call.
 unsafe impl Send for Gpu {}
 // SAFETY: as above; the driver locks for itself.
 unsafe impl Sync for Gpu {}
@@ -261,7 +262,8 @@ impl Drop for Gpu {
         if *self.lost.get_mut() {
             return;
         }
-        // SAFETY: retained once, in `open`; nothing refers to the context any more.
+        // SAFETY: retained once, in `open`. Every object of the context (memory, streams, modules) holds this
+        // GPU by an `Arc`, so none is left that refers to the context.
         let _ = unsafe { sys::cuDevicePrimaryCtxRelease_v2(self.device) };
     }
 }

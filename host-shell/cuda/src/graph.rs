@@ -16,7 +16,8 @@ pub struct Graph {
     raw: sys::CUgraphExec,
 }
 
-// SAFETY: handles of graphs may be used from any thread, by one at a time: launching takes a stream's order.
+// SAFETY: graph handles may be used from any thread, but by one thread at a time. The type is Send and not
+// Sync, so two threads never launch or destroy the same handle together.
 unsafe impl Send for Graph {}
 
 impl Graph {

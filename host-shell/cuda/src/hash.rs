@@ -110,7 +110,8 @@ impl HostWords {
         if index >= self.count {
             return 0;
         }
-        // SAFETY: inside of the pages, which are aligned; volatile, since the GPU writes it.
+        // SAFETY: inside the pages, which are aligned and mapped as long as this lives. Volatile, since the GPU
+        // writes the word and the compiler must not keep an older value of it.
         unsafe { self.pages.start().cast::<u64>().add(index).read_volatile() }
     }
 }

@@ -98,7 +98,8 @@ impl Kernels {
             return unsafe { module.launch(stream, function, grid, block, launch) };
         }
         let function = self.functions[kernel as usize];
-        // SAFETY: the kernels take one `Launch` by value; the caller vouches for the addresses in it.
+        // SAFETY: the kernels take one `Launch` by value, and the functions were loaded by the names of these
+        // kernels. The caller vouches for the addresses in it, which the GPU uses after this returns.
         unsafe { self.module.launch(stream, function, grid, block, launch) }
     }
 }

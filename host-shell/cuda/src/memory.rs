@@ -162,8 +162,9 @@ impl DeviceMemory {
 impl Drop for DeviceMemory {
     fn drop(&mut self) {
         if let Ok(_guest) = self.gpu.enter() {
-            // SAFETY: allocated in `new`; waits for kernels that use it. A refusal means that the
-            // context is gone, and with it the memory.
+            // SAFETY: allocated in `new`, and freed once. The driver waits for kernels that use it, which is
+            // why threads that a kernel waits for never get here. A refusal means that the context is gone, and
+            // with it the memory.
             let _ = unsafe { sys::cuMemFree_v2(self.address) };
         }
     }

@@ -240,7 +240,8 @@ unsafe fn launch<T: Copy>(
     argument: &T,
 ) -> Result<()> {
     let mut parameters = [std::ptr::from_ref(argument).cast_mut().cast::<c_void>()];
-    // SAFETY: the caller vouches for kernel and argument, which the driver copies before it returns.
+    // SAFETY: the caller vouches for kernel and argument: the kernel takes one value of this type. The driver
+    // copies the argument before it returns, so the reference need not outlive the call.
     check("cuLaunchKernel", unsafe {
         sys::cuLaunchKernel(
             function.0,

@@ -131,7 +131,8 @@ impl Drop for DriverMemory {
     fn drop(&mut self) {
         // A kernel that did not end may still use it: then it stays.
         if let Ok(_guest) = self.gpu.enter() {
-            // SAFETY: allocated in `allocate`, and freed once.
+            // SAFETY: allocated in `allocate`, and freed once, after the last owner of the pages is gone:
+            // neither a registration nor a device mapping of them exists any more.
             let _ = unsafe { sys::cuMemFreeHost(self.start.as_ptr().cast()) };
         }
     }

@@ -108,8 +108,8 @@ impl GpuQueuePairs {
         let mut entries: Vec<_> = self.lent.queues.iter().collect();
         entries.sort_by_key(|queue| queue.qid().0);
         let held: Vec<_> = entries.iter().map(|queue| lock(queue.inner())).collect();
-        // SAFETY: the data is kept in `self.data` until nothing is in flight; the locks keep every thread
-        // else from the queues.
+        // SAFETY: the data memory is kept in `self.data` until nothing is in flight. The locks on all queues
+        // keep every other thread, and recovery, from the queues while the GPU drives them.
         let ran = unsafe {
             let wait = |stream: &Stream, limit| match &self.stop {
                 Some((stop, grace)) => stream.wait_unless(limit, (stop, *grace)),

@@ -34,7 +34,8 @@ pub struct Registered {
 
 // SAFETY: a registration belongs to the process, not to a thread.
 unsafe impl Send for Registered {}
-// SAFETY: shared references give addresses only.
+// SAFETY: shared references give addresses only; the memory behind them is accessed by volatile operations,
+// atomics or the GPU, never through this type.
 unsafe impl Sync for Registered {}
 
 /// Keeps a device, which is no `Any`.
@@ -68,7 +69,8 @@ impl Registered {
         let start = start.wrapping_sub(before);
         let bytes = (map.bytes() + before).next_multiple_of(PAGE);
         let owner = Arc::new(Kept(Arc::clone(device)));
-        // SAFETY: mappings are whole pages, and this one lives as long as the device.
+        // SAFETY: mappings are whole pages, and this one lives as long as the device, which the registration
+        // holds. Registering unmapped pages would let the GPU write to memory that something else maps later.
         let registered = unsafe { Self::of_device(gpu, (start, bytes), owner, DOORBELLS) };
         Ok(registered?.skip(before))
     }
@@ -241,7 +243,8 @@ impl Registered {
     /// Takes every registration back, in this GPU's context.
     fn unregister(&mut self) {
         for (start, _) in self.pieces.drain(..) {
-            // SAFETY: registered in `register`. A refusal means that the context is gone, and with it the registration.
+            // SAFETY: registered in `register`, and unregistered once. A refusal means that the context is
+            // gone, and with it the registration, so the pages can be unmapped in either case.
             let _ = unsafe { sys::cuMemHostUnregister(start.cast()) };
         }
     }

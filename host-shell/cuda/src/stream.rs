@@ -92,7 +92,8 @@ impl Stream {
     /// [`Error::Device`] when a kernel died.
     pub fn is_done(&self) -> Result<bool> {
         let _guest = self.gpu.enter()?;
-        // SAFETY: our own stream.
+        // SAFETY: our own stream. A query is used rather than a wait of the driver, because that one has no
+        // deadline and would hang with a kernel that never ends.
         match unsafe { sys::cuStreamQuery(self.raw) } {
             CUresult::CUDA_ERROR_NOT_READY => Ok(false),
             other => check("kernel", other).map(|()| true),
@@ -213,7 +214,8 @@ impl Stream {
 impl Drop for Stream {
     fn drop(&mut self) {
         if let Ok(_guest) = self.gpu.enter() {
-            // SAFETY: created in `new`; work in it still ends.
+            // SAFETY: created in `new`, and destroyed once. The driver lets work in the stream end before it
+            // frees its resources, so destroying it early loses nothing.
             let _ = unsafe { sys::cuStreamDestroy_v2(self.raw) };
         }
     }
@@ -372,7 +374,8 @@ impl Event {
     /// [`Error::Environment`] with the driver's answer.
     pub fn before(&self, stream: u64) -> Result<()> {
         let _guest = self.gpu.enter()?;
-        // SAFETY: our own event, which the driver keeps until it has happened; it checks the handle of the stream.
+        // SAFETY: our own event, which the driver keeps until it has occurred, even if it is destroyed before;
+        // the driver checks the handle of the stream and refuses one of another context.
         check("cuStreamWaitEvent", unsafe {
             sys::cuStreamWaitEvent(handle(stream), self.raw, 0)
         })

@@ -59,8 +59,8 @@ impl Trace {
     /// Takes the events of a launch that has ended: `traced` is the count in its report.
     pub(super) fn take(&mut self, traced: u64) {
         let start = self.pages.start().cast::<Traced>();
-        // SAFETY: at < RECORDS, which the pages hold; any words are a record, and the kernel that wrote
-        // them has ended.
+        // SAFETY: at < RECORDS, which the pages hold; any words are a valid record, and the kernel that wrote
+        // them has ended, so no record changes while it is read.
         let (records, lost) = newest(traced, RECORDS, |at| unsafe {
             start.add(at).read_volatile()
         });

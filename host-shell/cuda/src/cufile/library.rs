@@ -101,7 +101,8 @@ macro_rules! library {
                     ));
                 }
                 Ok(Self {
-                    // SAFETY: the type is that of the function in cufile.h; the library is never unloaded.
+                    // SAFETY: the type is that of the function in cufile.h. The library is never unloaded, so
+                    // the pointer stays valid; libcufile itself closes its driver when the process ends.
                     $($field: unsafe { std::mem::transmute::<*mut c_void, $type>(symbol(library, $symbol)?) },)*
                 })
             }

@@ -237,7 +237,8 @@ impl GdsFile {
             memory_offset: 0,
             moved: 0,
         });
-        // SAFETY: the caller's; the words stay until the stream has come past the read: see `GdsPending`.
+        // SAFETY: the caller's. The words stay valid until the stream has passed the read: `GdsPending` owns
+        // them and leaks them if it is dropped before, since cuFile writes the result there.
         unsafe {
             (self.library.read_async)(
                 self.handle,

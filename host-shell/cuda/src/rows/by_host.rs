@@ -102,7 +102,8 @@ impl OwnedOperation {
             rows: rows.min(count - first),
         });
         let steps = steps.collect();
-        // SAFETY: made above; nobody else has it.
+        // SAFETY: made above, and no other pointer to it exists yet. The steps point back to the operation, so
+        // they can only be stored once it has its final address.
         unsafe { (*raw).steps = steps };
         Self(raw)
     }
@@ -119,7 +120,8 @@ impl OwnedOperation {
 
 impl Drop for OwnedOperation {
     fn drop(&mut self) {
-        // SAFETY: made by `new`; no function of it is in a stream, and no graph has it.
+        // SAFETY: made by `new`, and owned by this alone: no host function of it is in a stream, and no graph
+        // holds it, since both take ownership away from this type.
         let mut over = unsafe { Box::from_raw(self.0) };
         if let (Some(staging), Some(pool)) = (over.staging.take(), over.pool.upgrade()) {
             lock(&pool).push(staging);
@@ -271,7 +273,8 @@ impl Queue {
         operation: *mut Operation,
     ) -> Result<()> {
         let staged = self.device + self.layout.data as u64;
-        // SAFETY: the operation lives until its last function runs, which is put behind these.
+        // SAFETY: the operation lives until its last host function has run, and that one is enqueued after
+        // these. If enqueuing fails in between, the caller waits for the stream before it frees the operation.
         for step in unsafe { &*operation }.steps.iter() {
             let bytes = step.rows * self.id_bytes;
             let ids = request.ids + step.first * self.id_bytes;
@@ -370,7 +373,8 @@ unsafe extern "C" fn run_step(data: *mut c_void) {
     };
     let Some(staging) = &of.staging else { return };
     let (host, rows) = (staging.pages.start(), step.rows as usize);
-    // SAFETY: parts of the staging memory that do not overlap, which the stream gives to this function alone.
+    // SAFETY: parts of the staging memory that do not overlap. The operation owns the staging memory, and the
+    // stream runs its functions one at a time, so no copy or function uses it meanwhile.
     let (ids, status, data) = unsafe {
         let status = host.add(of.layout.status).cast::<i32>();
         let data = host.add(of.layout.data);
@@ -429,7 +433,8 @@ unsafe extern "C" fn end(data: *mut c_void) {
     let failures = std::mem::take(&mut *lock(&of.failures));
     let ended = Arc::clone(&of.ended);
     if !of.is_captured {
-        // SAFETY: the last function of an operation that nothing runs again.
+        // SAFETY: this is the last function of an operation that no graph can run again, and the only pointer
+        // to it is the one that this function received.
         let mut over = unsafe { Box::from_raw(operation) };
         if let Some(staging) = over.staging.take() {
             match over.pool.upgrade() {

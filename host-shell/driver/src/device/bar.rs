@@ -88,8 +88,8 @@ impl DoorbellMap {
                 "use fewer queues",
             ));
         }
-        // SAFETY: inside the mapped doorbells, checked above; the queue pair that rings it keeps the
-        // device, and with it the mapping, alive.
+        // SAFETY: the doorbell lies inside the mapped doorbells, as checked above. The queue pair that rings it
+        // keeps the device alive, and with it the mapping, so the pointer never outlives the memory.
         Ok(unsafe { Doorbell::from_raw(self.start.wrapping_byte_add(at)) })
     }
 }
@@ -135,7 +135,8 @@ impl MappedFile {
     pub(crate) fn doorbells(&self, at: usize) -> DoorbellMap {
         let at = at.min(self.bytes) / 4 * 4;
         let start = self.start.as_ptr().wrapping_add(at).cast();
-        // SAFETY: page aligned, inside the mapping, which lives as long as the device that owns this.
+        // SAFETY: the range is page aligned and inside the mapping. The mapping lives as long as the device
+        // that owns this, and every holder of a doorbell keeps that device alive.
         unsafe { DoorbellMap::new(start, self.bytes - at) }
     }
 }
@@ -143,7 +144,8 @@ impl MappedFile {
 #[cfg(feature = "vfio-user")]
 impl Drop for MappedFile {
     fn drop(&mut self) {
-        // SAFETY: our mapping; the device goes away, and with it every holder of its doorbells.
+        // SAFETY: our own mapping. It is dropped with the device, and queue pairs keep the device alive, so no
+        // doorbell of it can be rung any more; a stale one would write to unrelated memory.
         unsafe { libc::munmap(self.start.as_ptr().cast(), self.bytes) };
     }
 }

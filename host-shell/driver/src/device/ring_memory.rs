@@ -33,7 +33,8 @@ pub struct RingMemory {
 
 // SAFETY: the mapping belongs to the process, not to a thread.
 unsafe impl Send for RingMemory {}
-// SAFETY: the pointer is only handed on; the list of free stretches is locked.
+// SAFETY: the pointer is only passed on, never dereferenced through a shared reference except by volatile
+// accesses inside a piece, which has one owner; the list of free ranges is behind a lock.
 unsafe impl Sync for RingMemory {}
 
 impl RingMemory {
@@ -160,7 +161,8 @@ impl Piece {
             .checked_add(into.len())
             .is_some_and(|end| end <= self.len());
         for (at, byte) in into.iter_mut().enumerate().filter(|_| is_inside) {
-            // SAFETY: inside the stretch, which is mapped while this lives.
+            // SAFETY: inside the piece, which is mapped while this lives. Volatile, because the controller may
+            // change the memory at any time and the compiler must not merge or invent reads of it.
             *byte = unsafe { self.start().wrapping_add(offset + at).read_volatile() };
         }
         is_inside
@@ -173,7 +175,8 @@ impl Piece {
             .checked_add(from.len())
             .is_some_and(|end| end <= self.len());
         for (at, byte) in from.iter().enumerate().filter(|_| is_inside) {
-            // SAFETY: as above, and this stretch has one owner.
+            // SAFETY: as above, and this piece has one owner, so no other thread writes to it. Volatile,
+            // because every byte must reach the controller's memory exactly once.
             unsafe { self.start().wrapping_add(offset + at).write_volatile(*byte) };
         }
         is_inside

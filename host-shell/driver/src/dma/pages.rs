@@ -197,7 +197,8 @@ impl Pages {
         let seals = SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL;
         rustix::fs::fcntl_add_seals(&file, seals).map_err(failed("sealing a memfd"))?;
         let mut pages = Self::aligned(len, align)?;
-        // SAFETY: replaces exactly our own mapping, which nothing refers to yet.
+        // SAFETY: replaces exactly our own mapping, which was made just now: no reference into it and no device
+        // mapping of it exists, so nobody can notice that its pages change.
         let raw = unsafe {
             libc::mmap(
                 pages.start().cast(),
@@ -218,7 +219,8 @@ impl Pages {
     /// Returns `len` bytes of anonymous memory at a multiple of `align`, a power of two; `len` is one of it.
     fn aligned(len: usize, align: usize) -> Result<Self> {
         let padded = len.checked_add(align).ok_or_else(too_much)?;
-        // SAFETY: an anonymous mapping at an address of the kernel's choice touches nothing of ours.
+        // SAFETY: an anonymous mapping at an address that the kernel chooses cannot overlap memory of ours. The
+        // alignment is reached by cutting off both ends, which are unmapped below.
         let raw = unsafe {
             libc::mmap(
                 std::ptr::null_mut(),
@@ -280,7 +282,8 @@ impl Drop for Pages {
         if self.part.is_some() || self.foreign.is_some() {
             return;
         }
-        // SAFETY: this is our mapping and its owner is going away.
+        // SAFETY: this is our own mapping and its owner is going away. A device that could still access it
+        // would hold a reference to these pages, so dropping them means that no device does.
         unsafe { libc::munmap(self.start.as_ptr().cast(), self.len) };
     }
 }

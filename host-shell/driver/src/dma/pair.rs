@@ -214,7 +214,8 @@ impl Drop for Pair {
             std::mem::forget(Arc::clone(&self.doorbells));
             return;
         }
-        // SAFETY: dropped once, here, before the memory that it refers to.
+        // SAFETY: dropped once, here, and before the memory that its rings lie in: dropping the queue first
+        // ends the last references to that memory. `memory` below follows the same rule.
         unsafe { ManuallyDrop::drop(&mut self.queue) };
         // SAFETY: dropped once, here, after the queue and all that its commands held.
         unsafe { ManuallyDrop::drop(&mut self.memory) };

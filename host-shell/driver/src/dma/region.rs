@@ -128,7 +128,8 @@ impl DmaBuffer {
             ));
         };
         let (bytes, iova) = ((self.len / PAGE * PAGE) as u64, self.iova().0);
-        // SAFETY: as many bytes of the buffer, which `keep` owns, and which nothing else reaches any more.
+        // SAFETY: `bytes` bytes of the buffer, which `keep` owns from now on. Neither a slice of it nor a
+        // command with its address exists any more, since both borrow or own the buffer.
         Ok(unsafe { RingMemory::of_peer(start, bytes, iova, Box::new(self)) })
     }
 
@@ -197,7 +198,8 @@ impl DmaBuffer {
     /// Returns the bytes, to be filled before they are lent.
     #[inline]
     pub fn as_mut_slice(&mut self) -> &mut [u8] {
-        // SAFETY: as in `as_slice`, and `&mut self` is the only owner of the range.
+        // SAFETY: as in `as_slice`; in addition `&mut self` is the only owner of the range, so no other slice
+        // of it exists while this one does.
         unsafe {
             std::slice::from_raw_parts_mut(self.region.pages.start().add(self.offset), self.len)
         }
@@ -214,7 +216,8 @@ impl Scratch {
 
     /// Returns the page as the words that the core reads it by.
     pub(crate) fn words(&self) -> DmaWords<'_> {
-        // SAFETY: the region is page aligned, lives as long as the borrow, and only atomics touch it.
+        // SAFETY: the region is page aligned and lives as long as the borrow. Only atomics access it, since the
+        // controller may write to the page while the core reads it.
         unsafe { DmaWords::from_raw(self.0.pages.start(), GRANULE / 8, self.0.iova) }
     }
 }

@@ -125,7 +125,8 @@ impl Drop for Mapping {
             // reused.
             slot.start.store(0, Ordering::Release);
         }
-        // SAFETY: our own mapping, or the pages that we put in its place; its owner is going away.
+        // SAFETY: our own mapping, or the pages that the signal handler put in its place. The owner is going
+        // away, so no register or doorbell of it is accessed any more.
         unsafe { libc::munmap(self.start.as_ptr().cast(), self.len) };
     }
 }
@@ -187,7 +188,8 @@ fn install() -> Result<()> {
     let mut ours: libc::sigaction = unsafe { std::mem::zeroed() };
     ours.sa_sigaction = on_bus_error as *const () as usize;
     ours.sa_flags = libc::SA_SIGINFO | libc::SA_ONSTACK | libc::SA_RESTART;
-    // SAFETY: the handler has the signature that SA_SIGINFO requires, and does only async-signal-safe work.
+    // SAFETY: the handler has the signature that SA_SIGINFO requires. It only loads atomics and calls mmap and
+    // sigaction, which may be called in a signal handler; it takes no lock and allocates nothing.
     if unsafe { libc::sigaction(libc::SIGBUS, &ours, std::ptr::null_mut()) } < 0 {
         return Err(system("sigaction")(io::Error::last_os_error()));
     }
@@ -216,7 +218,9 @@ extern "C" fn on_bus_error(
     }
     // Not ours: the access happens again and meets the handler that was there before.
     if let Some(before) = BEFORE.get() {
-        // SAFETY: an action that was in force before.
+        // SAFETY: restores the action that was in force before ours. The faulting access is repeated when this
+        // returns, and then meets that handler, so faults that are not about our mappings keep their old
+        // behaviour.
         unsafe { libc::sigaction(libc::SIGBUS, before, std::ptr::null_mut()) };
     }
 }
