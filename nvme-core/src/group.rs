@@ -152,7 +152,7 @@ pub enum Traffic {
     SqDoorbell,
     /// Rang the completion queue's doorbell.
     CqDoorbell,
-    /// Loaded this number of entries of the completion ring; a group that reads together counts once.
+    /// Loaded from the completion ring this number of times; a group that reads together counts once.
     CqLoads(u32),
 }
 

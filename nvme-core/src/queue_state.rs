@@ -149,7 +149,7 @@ impl<'a> QueueState<'a> {
             let free = ((1u64 << bits) - 1) as u32;
             self.at(FREE + word).store(free, Order::Relaxed, Scope::Sys);
         }
-        // Sequence numbers are set so that no entry looks published, and slots are freed without their
+        // Sequence numbers are set so that no entry looks published, and slots are freed but keep their
         // generation: see the two notes below.
         for index in 0..=self.mask {
             // No first ticket of this entry expects this sequence number.

@@ -61,6 +61,9 @@ impl Tally {
 }
 
 /// A launch with the sizes derived from its parameters.
+///
+/// Each thread makes one at its start and keeps it in registers; everything that changes during the launch is
+/// in the report or in the thread's own counts.
 pub struct Work<'l> {
     pub launch: &'l Launch,
     page: PageSize,

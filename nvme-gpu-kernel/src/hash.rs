@@ -35,6 +35,9 @@ pub struct Chunk {
 
 /// The lanes that hash a chunk together, and access to the chunk's bytes. A lane has `COLUMNS` columns of
 /// `STEPS` stripes of a block.
+///
+/// It separates the algorithm from the way in which bytes are loaded and sums are exchanged, so that the
+/// kernel and the host share one implementation.
 pub trait Lanes<const COLUMNS: usize, const STEPS: usize> {
     /// Returns the first column and the first stripe of this lane, below 8 and below 16 / `STEPS`.
     fn place(&self) -> (u32, u32);

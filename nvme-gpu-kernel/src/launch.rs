@@ -138,6 +138,9 @@ pub unsafe fn id(rows: &Gather, index: u64) -> i64 {
 ///
 /// Neighbouring leading lanes with consecutive blocks share a command, at most `most` of them. Meaningless
 /// for lanes that do not lead.
+///
+/// Merging saves commands and doorbells: a drive serves one read of several blocks faster than as many reads
+/// of one block.
 #[inline(always)]
 pub fn run_of(
     most: u32,

@@ -104,6 +104,9 @@ impl<F: Fn(u64) -> u64> Pieces for Scattered<F> {
 }
 
 /// The division of a row of any length into pieces: all but the last one have the same length.
+///
+/// A row longer than a stage is read by several commands, each into a separate stage; the warp uses the parts
+/// one by one, so rows may be longer than all slots together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RowSplit {
     /// Bytes of a row.
@@ -220,6 +223,9 @@ impl<F> RowPieces<F> {
 
 /// A range of bytes of a namespace in pieces, and the stages of the ring that they pass through. A piece ends
 /// at a byte of the drive that is a multiple of the piece's length.
+///
+/// Every piece except the first and the last has the full length. The same byte of the drive always has the
+/// same offset in the slots, which makes addresses a single mask.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Ring {
     /// First byte of the range.

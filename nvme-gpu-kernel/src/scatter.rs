@@ -136,6 +136,9 @@ impl Writer<'_> {
 
     /// True if no later row of the launch is the lane's row: row `row` of the table, at `first + lane`. Every
     /// lane calls it.
+    ///
+    /// The comparison with all later ids costs a number of loads that grows with the square of the launch, so
+    /// the host limits the rows of a launch with ids; without it two warps could write one row in any order.
     #[inline(always)]
     fn is_last(&self, first: u64, row: u32) -> bool {
         // Without ids no two rows are the same.

@@ -14,6 +14,9 @@ use nvme_core::group::Group;
 /// All threads of the block [enter](Self::enter), any of them [read rows](Self::row) at any time, also from
 /// divergent code, and all of them [leave](Self::leave). While a thread waits for its row it drains
 /// completions for others.
+///
+/// Each thread has one slot, so a row stays valid only until the thread's next call; a kernel that needs two
+/// rows at once copies the first.
 pub struct TableRows<'r> {
     rows: &'r Gather,
     queue: Option<SharedQueue<'r>>,

@@ -121,6 +121,9 @@ pub fn of_half(bits: u16) -> f32 {
 ///
 /// In every second group of eight elements the two fours are swapped by one address bit (`flip`), so that the
 /// lanes of a warp load from different banks.
+///
+/// Every thread of the block fills it between two barriers; afterwards each warp multiplies its rows with it
+/// without loading the vector from memory again.
 #[cfg(any(feature = "steps", feature = "experts"))]
 #[derive(Clone, Copy)]
 pub struct Vector(u32);

@@ -14,7 +14,8 @@ use nvme_gpu_kernel::{Stream, arch};
 const LOADS: usize = 4;
 /// Elements of a token that a lane holds.
 const EACH: usize = 4;
-/// Below every product, and finite: the score of a missing key, whose exponential is then 0 and not NaN.
+/// Start value of the largest score: below every product, and finite. The score of a missing key is minus
+/// infinity; its exponential relative to this number is 0, relative to minus infinity it would be NaN.
 const LEAST: f32 = -1e30;
 
 /// Expands the block for each of the numbers, as a constant of the given name, so that arrays stay in
@@ -157,6 +158,9 @@ fn queries(attention: &PagedAttention, part: &Part, window: Window) {
 
 /// Partial sums of a lane: four elements of each query, over the lane's share of the tokens. Scores are
 /// logarithms to base two.
+///
+/// Each lane starts with the score `LEAST`, below every real one, so that joining with a lane that had no
+/// token changes nothing.
 struct Sums {
     largest: [f32; QUERIES],
     total: [f32; QUERIES],

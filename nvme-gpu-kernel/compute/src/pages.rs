@@ -11,6 +11,9 @@ pub const MOST_ELEMENTS: u32 = 128;
 pub const MOST_SPLITS: u32 = 64;
 
 /// A part of the pages of a head of a sequence, for up to [`QUERIES`] queries.
+///
+/// A warp computes one part from start to end; the second kernel joins the parts of the same query. More
+/// parts keep more warps busy when there are few sequences.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Part {
     /// Number of the sequence.

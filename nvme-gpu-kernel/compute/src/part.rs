@@ -6,6 +6,9 @@ use crate::arch::{load_128, of_half};
 use crate::eight::sum;
 
 /// The way in which the lanes of a warp load a format's row, 256 columns in one step.
+///
+/// Each format has its own fragment, so that every lane loads 16 bytes and the lanes of a warp together load
+/// consecutive bytes, whatever the size of an element.
 pub trait Part {
     /// Address bit by which the fours of every second eight of the vector are swapped in shared memory, so
     /// that the lanes of one load use different banks.

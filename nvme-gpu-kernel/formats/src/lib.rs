@@ -30,6 +30,9 @@ pub use stored::{Stored, UNIT};
 pub use wide::{f32_of_bf16, f32_of_f8_e4m3, f32_of_f8_e5m2, f32_of_f16};
 
 /// The format of stored elements. The numbers are those that kernels receive.
+///
+/// A format is a layout of blocks: the smallest number of elements that can be decoded alone, with the scale
+/// that they share.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
 pub enum Format {

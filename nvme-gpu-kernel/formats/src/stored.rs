@@ -6,6 +6,9 @@ use crate::wide::{f32_of_bf16, f32_of_f16};
 pub const UNIT: u32 = 32;
 
 /// The stored format of a row's elements. The numbers are GGUF's; kernels receive them.
+///
+/// Rows of these formats can be multiplied as they are stored; [`Format`](crate::Format) is the separate list
+/// of formats that a gather converts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
 pub enum Stored {

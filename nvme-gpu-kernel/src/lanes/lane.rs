@@ -121,6 +121,9 @@ pub(super) fn spin() {
 pub type Clock = Rc<dyn Fn() -> u64>;
 
 /// A thread of a launch.
+///
+/// It is created when its block starts and runs on its own stack; stacks are reused, since a test launches
+/// many thousands of threads.
 pub(super) struct Lane {
     pub here: Box<Here>,
     coroutine: Option<Coroutine<u64, Call, (), DefaultStack>>,

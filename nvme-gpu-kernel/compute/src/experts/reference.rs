@@ -38,6 +38,9 @@ pub fn probabilities(logits: &[f32]) -> Vec<f32> {
 }
 
 /// The balance between the experts of a layer.
+///
+/// Training tries to keep these near their ideal values, since a few overused experts leave the others
+/// untrained, and a cache of experts gains from choices that repeat.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Balance {
     /// Largest number of choices of an expert, relative to the mean: 1 if all are chosen equally often.

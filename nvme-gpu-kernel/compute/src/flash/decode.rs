@@ -58,6 +58,9 @@ struct Place {
 }
 
 /// The partial results of a lane, for the rows `lane / 4` and `lane / 4 + 8`.
+///
+/// Partial results over different keys can be joined in any order: each is rescaled to the larger of the two
+/// largest scores, and the sums are added.
 struct Sums {
     values: [[f32; 4]; 16],
     largest: [f32; 2],

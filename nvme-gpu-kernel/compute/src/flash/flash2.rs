@@ -33,6 +33,9 @@ kernels! {
 const PART: u32 = 32;
 
 /// Softmax state of a lane for its four rows: the largest score, and the sum of the lane's own exponentials.
+///
+/// The sum covers only the keys that this lane has seen; the four lanes of a row add their sums once, at the
+/// end, instead of in every turn.
 #[derive(Clone, Copy)]
 struct Rows {
     largest: [f32; 4],

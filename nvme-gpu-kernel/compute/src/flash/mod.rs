@@ -130,6 +130,9 @@ pub const fn decode_rows(rows: u32) -> u32 {
 }
 
 /// The layout of the vectors of a head's elements, by sequence, head and token.
+///
+/// Strides instead of sizes let a launch read keys and values from the cache, from a page or from a tensor of
+/// the caller without a copy.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(C)]
 pub struct Vectors {

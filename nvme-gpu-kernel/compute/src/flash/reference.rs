@@ -1,6 +1,9 @@
 //! Reference of attention on the CPU in `f64`, term by term: all implementations are compared with it.
 
 /// A partial result of one query over some keys, in the form in which partial results can be joined.
+///
+/// Kernels that split the keys store such parts in the workspace; tests compare them as well as the final
+/// results.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Part {
     /// Sum over the keys of the value times `exp(scale (score - largest))`, for each element.

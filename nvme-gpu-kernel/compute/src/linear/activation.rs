@@ -1,6 +1,9 @@
 //! Activations and their derivatives, generic over the implementation of the logistic function.
 
 /// The logistic function of a number.
+///
+/// The GPU uses its approximate exponential, the reference the exact one; the activations are written once,
+/// in terms of this function.
 pub trait Logistic {
     /// Returns 1 / (1 + e^-x).
     fn of(x: f32) -> f32;

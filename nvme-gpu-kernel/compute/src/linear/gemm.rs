@@ -40,6 +40,9 @@ const fn depth(kind: u32) -> u32 {
 
 /// The shape of a product's tiles: a warp has 16 `M` rows and 8 `N` columns; a block has two warps down and
 /// `ACROSS` across.
+///
+/// Larger tiles load each operand less often; smaller ones keep more multiprocessors busy when the result has
+/// few rows. The launch chooses by the number of tokens.
 pub trait Cut {
     const M: usize;
     const N: usize;
@@ -120,6 +123,9 @@ impl Cursor {
 }
 
 /// The next copies, and their target.
+///
+/// It runs ahead of the multiplication by one stage less than there are, also from one tile into the next, so
+/// that a block does not wait at the start of a tile.
 struct Loader<'a> {
     operands: (&'a Operand, &'a Operand),
     shape: (u32, u32),

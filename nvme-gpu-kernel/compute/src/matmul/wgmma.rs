@@ -33,6 +33,9 @@ const _: () = assert!(STAGES * (STAGE_BYTES + 16) + 1024 == WGMMA.shared_bytes);
 
 /// The stages, with two barriers for each: one for the bytes that TMA has written, one for the warps that
 /// have used them.
+///
+/// The producer fills stage `turn` modulo their number and waits before that for the warps that used the
+/// stage one round earlier; the consumers wait for its bytes and arrive when they have multiplied them.
 #[derive(Clone, Copy)]
 struct Ring(Shared);
 

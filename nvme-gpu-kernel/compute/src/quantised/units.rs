@@ -17,6 +17,9 @@ pub type Weights = [[u32; 2]; 2];
 
 /// A format's units of 32 weights: their stored form and their multiplication. Two units, a pair, are whole
 /// words.
+///
+/// Implementations differ in how a lane finds its weights in the bytes of a stage; the loop over chunks,
+/// tiles and pairs in the parent module is the same for all formats.
 pub trait Units {
     /// Bytes of a unit.
     const BYTES: u32;

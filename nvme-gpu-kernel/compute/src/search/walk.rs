@@ -88,6 +88,9 @@ impl Quantised<'_> {
 }
 
 /// The words of a node as they were read; unchecked before [`Node::of`].
+///
+/// A drive may return an old or damaged block without an error, so id, tag and checksum are compared before
+/// any neighbour is followed.
 pub struct Node<'n> {
     words: &'n [u32; NODE_WORDS],
     elements: usize,
@@ -128,6 +131,9 @@ pub fn sum_of(words: &[u32; NODE_WORDS], elements: usize) -> u32 {
 }
 
 /// A search in progress.
+///
+/// The host's search and the tests drive it: they read the requested nodes in any way they like, and get bit
+/// for bit the results of the kernel.
 #[derive(Debug)]
 pub struct Walk<'i> {
     index: Quantised<'i>,

@@ -9,6 +9,10 @@ use nvme_gpu_kernel::arch;
 const LIMIT_NS: u64 = 10_000_000_000;
 
 /// A barrier in 8 bytes of shared memory. Its phase ends when all expected arrivals and bytes have come.
+///
+/// The order of calls: one thread calls `init` and [`fence_barriers`], and the block meets; a producer calls
+/// `arrive_and_expect` and starts copies that count their bytes here; consumers `wait` for the phase's
+/// parity, which alternates between 0 and 1.
 #[derive(Clone, Copy)]
 pub struct Barrier(Shared);
 
@@ -92,6 +96,9 @@ pub fn fence_async() {
 }
 
 /// The address of a `CUtensorMap`: in a kernel's parameter, whose address inline PTX takes by name.
+///
+/// The host encodes the map, which holds address, sizes and swizzle of a matrix, and passes it as a kernel
+/// parameter, because TMA reads it from there.
 #[derive(Clone, Copy)]
 pub struct TensorMap(u64);
 

@@ -33,6 +33,9 @@ macro_rules! un {
 pub(crate) use un;
 
 /// The shared memory of the block, from one byte on.
+///
+/// It is a byte address without a length: `dynamic` is unsafe, and its caller promises that everything
+/// reached from it is inside the launch's memory, so the accessors need no check.
 #[derive(Clone, Copy)]
 pub struct Shared(u32);
 
