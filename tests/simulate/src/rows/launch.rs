@@ -60,15 +60,19 @@ struct Ends {
 impl Ends {
     /// Stations are tried from one on that the summary's address gives: it is the same in each process.
     fn new() -> Self {
-        let words = words([0; 3 + 6 + 3].into_iter());
+        let words = words([0; PROGRESS_WORDS + 6 + 3].into_iter());
         let each = super::STATIONS * size_of::<Summary>() as u32;
         let is_first = |at: &usize| (address(&words[*at..]) as u32).is_multiple_of(each);
-        let summary = (3..9).find(is_first).expect("one of six words");
+        let mut places = PROGRESS_WORDS..PROGRESS_WORDS + 6;
+        let summary = places.find(is_first).expect("one of six words");
         Self { words, summary }
     }
 }
 
-const _: () = assert!(size_of::<Progress>() == 24 && size_of::<Summary>() == 24);
+/// Words of a [`Progress`], which lies before the [`Summary`].
+const PROGRESS_WORDS: usize = size_of::<Progress>() / 8;
+
+const _: () = assert!(size_of::<Progress>() % 8 == 0 && size_of::<Summary>() == 24);
 
 fn word(word: &AtomicU64) -> u64 {
     word.load(Order::Relaxed, Scope::Gpu)
