@@ -1,9 +1,10 @@
-//! Memory that the controller reaches by DMA.
+//! Memory that the controller accesses by DMA. Memory with a command in flight is never freed: it is leaked, since the
+//! controller may still write to it.
 //!
 //! - [`Pages`]: page-aligned memory of this process, or of a file.
-//! - [`Region`], [`DmaBuffer`]: memory mapped at a device, and the parts of it that commands move.
-//! - [`Pair`]: a queue pair and the memory of its rings.
-//! - `addresses`, `pool`, `shared`: which addresses and pages the devices hand out.
+//! - `Region`, [`DmaBuffer`]: memory mapped at a device, and the parts of it that commands move.
+//! - `Pair`: a queue pair and the memory of its rings.
+//! - `addresses`, `pool`, `shared`: allocation of I/O virtual addresses and of pages for the transports.
 
 pub(crate) mod addresses;
 pub mod pages;
