@@ -1,8 +1,8 @@
-//! What one controller thread can do, one JSON line per case.
+//! Throughput of one controller thread, one JSON line for each case.
 //!
-//! The submission ring is filled and the doorbell stored outside the measured time; measured is
-//! `step`, that is fetching, parsing, checking, executing, posting. Reads from memory are compared
-//! with plain memcpy of the same blocks, in the same run.
+//! The submission ring is filled and the doorbell stored outside the measured time. The measured
+//! part is `step`: fetching, parsing, checking, executing and posting. Reads from memory are
+//! compared with a plain memcpy of the same blocks, in the same run.
 
 use nvme_sim::{
     BlockStore, Config, Controller, HostMemory, MemoryStore, NamespaceConfig, NullStore, Runner,
@@ -76,7 +76,8 @@ impl Bench {
         assert_eq!(upper >> 48, 1, "the admin command succeeds");
     }
 
-    /// Runs `sqe(i)` for the i-th entry over and over; returns commands and time in `step`.
+    /// Runs `sqe(i)` for the i-th entry repeatedly. Returns the number of commands and the time in
+    /// `step`.
     fn run(&mut self, sqe: impl Fn(u32) -> Sqe) -> (u64, Duration) {
         for i in 0..ENTRIES {
             self.store(SQ + u64::from(i) * 64, sqe(i));
@@ -101,7 +102,7 @@ impl Bench {
         let after = self.controller.queue_stats(1);
         assert_eq!(after.commands - before.commands, commands);
         assert_eq!(after.errors, 0);
-        // Leave the ring empty and both indices where a new run starts.
+        // Leaves the ring empty, with both indices at the start of a new run.
         self.reset_to_start(tail);
         (commands, spent)
     }
@@ -155,20 +156,21 @@ fn main() {
     round_trip();
 }
 
-/// Writes of `blocks` blocks to memory, all over the image, with and without a volatile write cache, in turns. What the
-/// cache takes longer is the most that could be done under its locks.
+/// Writes of `blocks` blocks to memory, spread over the image, alternately with and without a
+/// volatile write cache. The additional time of the cache limits what could be gained at its locks.
 fn write_cache(blocks: u32) {
     const IMAGE: u64 = 256 << 20;
     let mut benches = [true, false].map(|write_cache| {
         let mut config = config(Box::new(MemoryStore::new(IMAGE).unwrap()), 0);
         config.write_cache = write_cache;
-        // Less than the ring writes: each write keeps what was there.
+        // Fewer bytes than one ring of commands writes, so each write keeps its block's old
+        // content.
         config.cache_bytes = 1 << 20;
         Bench::new(config)
     });
     let bytes = u64::from(blocks) * 4096;
     let mut best = [f64::INFINITY; 2];
-    // The first turn touches the pages of the images.
+    // The first round touches the pages of the images.
     for turn in 0..6 {
         for (bench, best) in benches.iter_mut().zip(&mut best) {
             let sqe = |words: &[AtomicU64], i: u32| {
@@ -177,7 +179,8 @@ fn write_cache(blocks: u32) {
                 for page in 1..u64::from(blocks) {
                     bench_list(words, list + (page - 1) * 8, data + page * 4096);
                 }
-                // An odd factor, so that each is written once before the first one is again.
+                // The factor is odd, so every position is written once before the first one is
+                // written again.
                 let lba = i * 2_654_435_761 * u64::from(blocks) % (IMAGE / 4096);
                 let second = if blocks == 1 { 0 } else { list };
                 nvm::write(Nsid(1), Lba(lba), blocks).with_prps(data, second)
@@ -197,7 +200,7 @@ fn write_cache(blocks: u32) {
     );
 }
 
-/// One command at a time against a runner thread: what a driver on another core waits.
+/// One command at a time against a runner thread: the latency that a driver on another core sees.
 fn round_trip() {
     const ROUNDS: u64 = 200_000;
     let bench = Bench::new(config(Box::new(NullStore::new(1 << 40)), 0));
@@ -244,7 +247,7 @@ fn memory(blocks: u32) {
     let mut bench = Bench::new(config(Box::new(store), 0));
     let bytes = blocks as usize * 4096;
     let buffers = (8 << 20) / bytes as u64;
-    // Scattered over the image, so that neither side lives in the cache alone.
+    // Scattered over the image, so that neither side works from the processor's cache alone.
     let lba = |i: u64| i * 7919 * u64::from(blocks) % (IMAGE / 4096 - u64::from(blocks));
     let buffer = |i: u64| DATA + i % buffers * bytes as u64;
     let sqe = |i: u32| {
@@ -261,7 +264,7 @@ fn memory(blocks: u32) {
     bench.run(|i| sqes[i as usize]);
     let mut target = vec![0u8; 8 << 20];
     let (mut read, mut copy) = (f64::INFINITY, f64::INFINITY);
-    // Alternate, and take the best of each: the machine is shared.
+    // The two sides alternate, and the best of each counts, because the machine is shared.
     for _ in 0..3 {
         let (commands, spent) = bench.run(|i| sqes[i as usize]);
         read = read.min(spent.as_nanos() as f64 / commands as f64);

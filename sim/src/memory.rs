@@ -4,9 +4,8 @@
 //! A [`MemorySpan`] is accessed by single-copy-atomic words or by one opaque copy, never through a
 //! reference to plain data. The driver may write the memory at any moment, and all that this can
 //! cause is torn bytes in its own command. Memory that is not in the map is not accessed.
-//! torn bytes in its own command. Nothing is reached that the map does not hold.
-// UNSAFETY: the driver's memory is raw addresses; Span keeps every access inside one of them. Lock
-// needs UnsafeCell, because the crate is no_std and has no other lock.
+// UNSAFETY: the driver's memory is raw addresses; MemorySpan keeps every access inside one of them.
+// SpinLock needs UnsafeCell, because the crate is no_std and core has no lock.
 #![allow(unsafe_code)]
 
 mod dma;

@@ -1,4 +1,5 @@
-//! A small driver for the tests: it knows no more than the specification, and checks nothing itself.
+//! A small driver for the tests, written from the specification. It checks nothing itself: each
+//! test compares statuses, and the protocol auditor judges what both sides did.
 //!
 //! The protocol auditor watches every test: see [`Driver::breaks`].
 
@@ -17,9 +18,9 @@ use nvme_spec::admin::{self, QueueParams};
 use nvme_spec::register::{Cc, Csts, offset};
 use nvme_spec::{Cid, Cqe, Iova, Qid, Sqe, Status};
 
-/// Entries of every ring of the driver.
+/// Number of entries of every ring of the driver.
 pub const ENTRIES: u32 = 16;
-/// Where data may be: PRP1 of `DATA` covers a page, more lie behind it.
+/// Address of the data: PRP1 of `DATA` covers one page, and mapped pages follow it.
 pub const DATA: u64 = 0x10_0000;
 const RINGS: u64 = 0x1_0000;
 const MEMORY: usize = 8 << 20;
@@ -30,7 +31,7 @@ pub struct QueueRing {
     phase: bool,
 }
 
-/// The interrupts that were raised: vectors, and whether INTMS masks them.
+/// Interrupts that were raised: each vector, and true if INTMS masked it.
 #[derive(Default)]
 pub struct Raised(SpinLock<Vec<(u16, bool)>>);
 
@@ -52,14 +53,14 @@ pub struct Driver {
     pub now_ns: u64,
     rings: Vec<QueueRing>,
     next_cid: u16,
-    /// Rules that the test breaks on purpose.
+    /// Rules that the test violates on purpose.
     breaks: Vec<Rule>,
-    /// Rules that the controller's faults break.
+    /// Rules that the controller's injected faults violate.
     explained: Vec<Rule>,
     breaks_anything: bool,
 }
 
-/// 1 MiB of 512-byte blocks in memory, without frills.
+/// Returns the plain configuration of most tests: 1 MiB of 512-byte blocks in memory.
 pub fn config() -> Config {
     let store = MemoryStore::new(1 << 20).expect("1 MiB");
     let mut config = Config::empty();
@@ -80,7 +81,7 @@ pub fn cq_at(qid: u16) -> u64 {
 }
 
 impl Driver {
-    /// A controller that is not enabled yet.
+    /// Makes a driver of a controller that is not enabled yet.
     pub fn cold(config: Config) -> Self {
         Self::make(config, None)
     }
@@ -114,25 +115,27 @@ impl Driver {
         }
     }
 
-    /// The test breaks these rules on purpose: at its end the auditor must have found each of them and,
-    /// besides what the controller's faults explain, nothing else.
+    /// Declares that the test violates these rules on purpose. When the driver is dropped, the
+    /// auditor must have found each of them and nothing else, apart from what the controller's
+    /// faults explain.
     pub fn breaks(&mut self, rules: &[Rule]) {
         self.breaks.extend(rules);
     }
 
-    /// The test breaks whatever rule of the driver's there is; the controller may break none.
+    /// Declares that the test may violate any rule of the driver's side; the controller may violate
+    /// none.
     pub fn breaks_anything(&mut self) {
         self.breaks_anything = true;
     }
 
-    /// An enabled controller with the admin queue.
+    /// Makes a driver of an enabled controller with its admin queue.
     pub fn new(config: Config) -> Self {
         let mut driver = Self::cold(config);
         driver.enable();
         driver
     }
 
-    /// An enabled controller and what it raises.
+    /// Makes a driver of an enabled controller, with a record of its interrupts.
     pub fn with_interrupts(config: Config) -> (Self, Arc<Raised>) {
         let raised = Arc::new(Raised::default());
         let mut driver = Self::make(config, Some(raised.clone()));
@@ -140,7 +143,7 @@ impl Driver {
         (driver, raised)
     }
 
-    /// An enabled controller with I/O queue pair 1.
+    /// Makes a driver of an enabled controller with I/O queue pair 1.
     pub fn with_queue(config: Config) -> Self {
         let mut driver = Self::new(config);
         driver.create_pair(1);
@@ -192,7 +195,7 @@ impl Driver {
         self.create_pair_on(qid, None);
     }
 
-    /// A queue pair with interrupts.
+    /// Creates a queue pair with interrupts.
     pub fn create_pair_on(&mut self, qid: u16, vector: Option<u16>) {
         self.clear_ring(qid);
         let cq = admin::create_io_cq(Self::params(qid, cq_at(qid)), vector);
@@ -201,7 +204,7 @@ impl Driver {
         assert_eq!(self.admin(sq), Ok(0));
     }
 
-    /// Places an entry; the doorbell is another call.
+    /// Writes an entry into the ring without ringing the doorbell.
     pub fn push(&mut self, qid: u16, sqe: Sqe) -> u16 {
         let cid = self.next_cid;
         self.next_cid = self.next_cid.wrapping_add(1);
@@ -226,7 +229,7 @@ impl Driver {
             .store(tail, Ordering::Release);
     }
 
-    /// The next completion without its doorbell.
+    /// Takes the next completion without writing the head doorbell.
     pub fn peek(&self, qid: u16) -> Option<Cqe> {
         let ring = &self.rings[usize::from(qid)];
         let mut bytes = [0; 16];
@@ -256,19 +259,19 @@ impl Driver {
         Some(cqe)
     }
 
-    /// Steps at the current time.
+    /// Steps the controller at the current time.
     pub fn step(&mut self) -> u32 {
         self.controller.step(self.now_ns).commands
     }
 
-    /// Every completion that is there now, as (CID, status code).
+    /// Takes every completion posted so far, as (CID, status code).
     pub fn drain(&mut self, qid: u16) -> Vec<(u16, u16)> {
         core::iter::from_fn(|| self.pop(qid))
             .map(|cqe| (cqe.cid, cqe.status().code()))
             .collect()
     }
 
-    /// One command from submission to completion: dword 0, or the status without DNR and More.
+    /// Executes one command: returns dword 0, or the status without DNR and More.
     pub fn run(&mut self, qid: u16, sqe: Sqe) -> Result<u32, Status> {
         let cid = self.push(qid, sqe);
         self.ring(qid);
@@ -285,7 +288,7 @@ impl Driver {
         self.run(0, sqe)
     }
 
-    /// A command on queue 1.
+    /// Executes a command on queue 1.
     pub fn io(&mut self, sqe: Sqe) -> Result<u32, Status> {
         self.run(1, sqe)
     }
@@ -311,8 +314,8 @@ impl Drop for Driver {
     }
 }
 
-/// Fails the test unless every rule of `breaks` was found broken and every finding is of `breaks` or
-/// `explained`; when it is failing already, only shows what was found.
+/// Fails the test unless every rule of `breaks` has a finding and every finding is of a rule in
+/// `breaks` or `explained`. In a test that is failing already, only prints the findings.
 pub fn judge(findings: &[Finding], breaks: &[Rule], explained: &[Rule]) {
     let expected = |rule: &Rule| breaks.contains(rule) || explained.contains(rule);
     let unexpected: Vec<_> = findings.iter().filter(|one| !expected(&one.rule)).collect();

@@ -10,12 +10,12 @@ use alloc::vec::Vec;
 
 const SHIFT: u32 = 12;
 
-/// Bytes from `start` to `end` (not included).
+/// Bytes from `start` (included) to `end` (excluded).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct AddressRange {
     /// First byte.
     pub start: u64,
-    /// The byte after the last one.
+    /// Address after the last byte.
     pub end: u64,
 }
 

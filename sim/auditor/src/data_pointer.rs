@@ -130,7 +130,8 @@ impl PointerWalk {
         let mut at = prp2;
         while left > 0 {
             let entry = whole_page(self.word(at, memory)?)?;
-            // "The last entry in a PRP list page is a pointer to the next list, when more is needed."
+            // "The last entry in a PRP list page is a pointer to the next list, when more is
+            // needed": a page of data that fits exactly needs no chain, so its entry is data.
             if at % page == page - 8 && left > page {
                 at = entry;
                 continue;

@@ -14,7 +14,7 @@ pub struct DriverJournal {
     in_flight: BTreeSet<(u16, u16)>,
     /// Commands in flight whose waiter timed out: their completions may be missing from the trace.
     expired: BTreeSet<(u16, u16)>,
-    /// Commands that were submitted in lines of the trace.
+    /// Commands whose submission is in the trace.
     known: BTreeSet<(u16, u16)>,
     /// The trace has lost its oldest events, so a command may end whose submission is missing.
     cut: bool,

@@ -9,7 +9,7 @@
 //! - [`Auditor`]: the state, and a method for each event.
 //! - [`Finding`]: a violation, with its [`Rule`] and its side.
 //! - [`qemu`]: the trace of QEMU's controller as input.
-//! - [`journal`]: what a queue of the driver records about itself (GPU traces) as input.
+//! - [`journal`]: the events that a queue of the driver records about itself (GPU traces) as input.
 #![cfg_attr(not(test), no_std)]
 #![forbid(unsafe_code)]
 

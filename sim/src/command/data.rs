@@ -278,7 +278,8 @@ mod tests {
         config.mdts = 8;
         config.namespaces[0] = NamespaceConfig::new(512, Box::new(store));
         let mut driver = Driver::with_queue(config);
-        // An odd start inside the first page, and the pages after it in falling order.
+        // An odd start inside the first page, then pages at descending addresses: no two are
+        // adjacent.
         let first = DATA + 0x204;
         let pages: Vec<u64> = (1..=BYTES as u64 / 4096 + 1)
             .map(|i| DATA + 0x20_0000 - i * 4096)

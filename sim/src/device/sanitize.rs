@@ -35,7 +35,7 @@ pub(crate) struct SanitizeRecord {
     pub operation: Option<SanitizeOperation>,
 }
 
-/// An operation in progress.
+/// A sanitize operation in progress.
 pub(crate) struct SanitizeOperation {
     pub action: SanitizeAction,
     pub passes: u64,

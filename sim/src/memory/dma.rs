@@ -76,7 +76,8 @@ impl<'g> Dma<'g> {
         self.defers.set(true);
     }
 
-    /// Copies from a store: at once, or in [`copy_deferred`](Self::copy_deferred) after [`defer_copies`](Self::defer_copies).
+    /// Copies from a store: at once, or in [`copy_deferred`](Self::copy_deferred) after
+    /// [`defer_copies`](Self::defer_copies).
     #[inline]
     pub(crate) fn copy(&self, from: MemorySpan<'g>, to: MemorySpan<'g>) {
         if to.is_peer() && self.defers.get() {

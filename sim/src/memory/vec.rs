@@ -18,7 +18,7 @@ impl VecMemory {
     /// Allocates `bytes` (rounded up to 8) from address 0 on.
     ///
     /// # Panics
-    /// When the allocation fails.
+    /// If the allocation fails.
     pub fn new(bytes: usize) -> Self {
         Self::at(0, bytes)
     }
@@ -26,7 +26,7 @@ impl VecMemory {
     /// Allocates `bytes` (rounded up to 8) from address `base` (a multiple of 8) on.
     ///
     /// # Panics
-    /// When the allocation fails or `base` is not a multiple of 8.
+    /// If the allocation fails, or if `base` is not a multiple of 8.
     pub fn at(base: u64, bytes: usize) -> Self {
         assert!(base.is_multiple_of(8), "base must be a multiple of 8");
         let words = <[AtomicU64]>::new_box_zeroed_with_elems(bytes.div_ceil(8));

@@ -57,7 +57,7 @@ impl AlignedWords {
         })
     }
 
-    /// The descriptor of shared words.
+    /// Returns the descriptor of shared words.
     #[cfg(all(feature = "std", target_os = "linux"))]
     pub fn fd(&self) -> Option<std::os::fd::BorrowedFd<'_>> {
         match &self.owner {

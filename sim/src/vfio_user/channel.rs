@@ -2,7 +2,6 @@
 //!
 //! Descriptors are owned from the moment they arrive, so they are closed whatever is wrong with
 //! their message. A message that has begun must end in time.
-//! are closed. A message that has begun must end in time.
 
 use super::wire::{self, MessageHeader};
 use crate::event::{EventFd, readable, ready};

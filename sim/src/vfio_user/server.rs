@@ -226,7 +226,7 @@ impl Drop for Server {
     }
 }
 
-/// Answers one message.
+/// Answers one message, or passes a reply to the thread that waits for it.
 fn answer_message(
     channel: &MessageChannel,
     requests: &ClientRequests,

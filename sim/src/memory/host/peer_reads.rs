@@ -18,7 +18,8 @@ const PEER: u64 = 0x10_0000;
 const BLOCK: usize = 512;
 const CQ: usize = (0x2000 + 0x1000) / 8;
 
-/// A peer that remembers how many copies came together, and how many completions were posted by then.
+/// A peer that records the number of copies in each call, and the number of completions posted
+/// before it.
 #[derive(Debug)]
 struct RecordingPeer {
     words: Arc<[AtomicU64]>,
@@ -54,7 +55,7 @@ impl PeerAccess for RecordingPeer {
     }
 }
 
-/// The statuses in the completion queue of pair 1, in its first lap.
+/// Returns the statuses in the completion queue of pair 1, in its first pass.
 fn posted(words: &[AtomicU64]) -> Vec<Status> {
     let upper = words[CQ..].iter().skip(1).step_by(2);
     let upper = upper.map(|word| word.load(Ordering::Acquire));
@@ -108,7 +109,7 @@ fn start() -> (Controller<HostMemory>, Arc<[AtomicU64]>, Arc<RecordingPeer>) {
     (controller, words, owner)
 }
 
-/// Puts entries at the start of a ring and lets the controller have them all at once.
+/// Puts entries at the start of a ring and publishes them with one doorbell write.
 fn submit(controller: &Controller<HostMemory>, words: &[AtomicU64], qid: u16, sqes: &[Sqe]) {
     let ring = usize::from(qid) * 0x2000 / 8;
     let named = (0..).zip(sqes).map(|(cid, sqe)| sqe.with_cid(Cid(cid)));
@@ -128,13 +129,14 @@ fn read(lba: u64, to: u64) -> Sqe {
 #[test]
 fn reads_into_a_peer_are_copied_together_and_completed_afterwards() {
     let (controller, words, owner) = start();
-    // Every other block, so that nothing lies side by side; a flush and a bad command among them.
+    // Every other block, so that no two copies are adjacent; a flush and an invalid command between
+    // them.
     let count = MAX_DEFERRED as u64 + 5;
     let mut sqes: Vec<Sqe> = (0..count).map(|i| read(2 * i, i)).collect();
     sqes.insert(3, nvm::flush(Nsid(1)));
     sqes.insert(4, read(1 << 40, 0));
     submit(&controller, &words, 1, &sqes);
-    // The flush and the bad command came after the first copy, so they waited as well.
+    // The flush and the invalid command follow the first copy, so their completions wait for it.
     assert_eq!(
         *owner.calls.lock().unwrap(),
         [(MAX_DEFERRED, 0), (5, MAX_DEFERRED + 2)]
@@ -157,7 +159,7 @@ fn reads_into_a_peer_are_copied_together_and_completed_afterwards() {
             .iter()
             .all(|byte| *byte == 0xEE)
     );
-    // The bad command.
+    // The invalid command.
     judge(&controller.findings(), &[Rule::LbaRange], &[]);
 }
 
@@ -176,7 +178,8 @@ fn what_lies_side_by_side_is_one_copy() {
 #[test]
 fn a_peer_that_is_lost_fails_what_waits_for_it() {
     let (controller, words, owner) = start();
-    // A memory that is lost before is not there at all; this one goes with the copies.
+    // A peer that is lost before a batch is not mapped in it at all; this one is lost by the first
+    // copy.
     let lost = LostAtFirst(owner.clone());
     let memory = controller.memory().clone();
     memory.unmap(PEER, (64 * BLOCK) as u64);
