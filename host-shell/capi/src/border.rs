@@ -94,7 +94,8 @@ pub unsafe trait Sized0: Copy {
     const NAME: &'static str;
 }
 
-/// The most that a structure of a later version may have.
+/// Limit of the size of a structure, which later versions may enlarge: a size beyond it is an uninitialised
+/// field, and reading that many bytes could leave the caller's memory.
 const MOST_BYTES: usize = 4096;
 
 /// # Safety

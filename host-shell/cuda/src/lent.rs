@@ -20,7 +20,8 @@ use nvme_driver::lock::lock;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// Commands in flight that are aborted one by one; more of them are ended by a reset.
+/// Limit of the commands in flight that are aborted one by one. Each Abort may take its whole deadline, so more
+/// commands are ended by a single reset, which is faster.
 const MOST_ABORTS: usize = 8;
 
 /// Counts of a recovery.

@@ -23,19 +23,22 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
-/// A `Collective` takes deadlines more than 36 minutes ahead for past ones.
+/// Limit of the deadline of a command: a `Collective` keeps deadlines in units of 2^10 ns as 32 bits, and takes one more
+/// than 36 minutes ahead for a past one.
 const LONGEST_TIMEOUT: Duration = Duration::from_secs(35 * 60);
 
 /// Threads of [`Mode::Shared`] for each queue, by default.
 const THREADS_PER_QUEUE: u32 = 256;
-/// Time that the host waits for a launch, beyond ten times the deadline of a command.
+/// Time that the host waits for a launch, beyond ten times the deadline of a command: every command inside has
+/// ended by then, with an error if need be, so a kernel that still runs does not end.
 const PATIENCE: Duration = Duration::from_secs(10);
 /// Warps of the shared kernel that a multiprocessor holds, at some 250 registers a thread: with more,
 /// the kernel of few registers is used.
 const RESIDENT_WARPS: u32 = 8;
 /// Queues from which on that kernel is the faster one.
 const MANY_QUEUES: u32 = 64;
-/// The slowest drive's time for a command.
+/// Time that each command of a launch adds to the host's deadline for the launch: even a slow drive that executes one
+/// command after another needs no longer for each.
 const SLOWEST: Duration = Duration::from_millis(10);
 
 /// Options of driving a controller by a GPU.

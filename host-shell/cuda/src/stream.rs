@@ -12,7 +12,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-/// Deadline of copies, fills and other work that always ends.
+/// Deadline of copies, fills and other work that always ends. It is long, because the stream may have to wait
+/// for other programs on the same GPU; it exists so that a broken GPU ends in an error and not in a hang.
 pub(super) const PATIENCE: Duration = Duration::from_secs(120);
 /// Looks at a running kernel without a pause, then with one.
 const SPIN_LOOKS: u32 = 200;

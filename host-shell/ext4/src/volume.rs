@@ -11,7 +11,8 @@ use crate::source::Source;
 use crate::superblock::{self, Info, Superblock};
 use std::ops::ControlFlow;
 
-/// Links that are followed in a path.
+/// Limit of the links that are followed in one path, as in Linux: links that refer to each other would
+/// otherwise be followed forever.
 const MOST_LINKS: u32 = 40;
 /// The longest target of a link.
 const MOST_TARGET: u64 = 4096;

@@ -12,7 +12,8 @@ use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-/// Calls that wait at a time; more stand in line.
+/// Limit of the threads of the pool, and so of the calls that wait for a device together; further calls wait in
+/// a queue.
 const MOST: usize = 64;
 
 pub fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {

@@ -7,7 +7,8 @@ use pyo3::prelude::*;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-/// Interval of checking for signals.
+/// Interval of checking for signals: Python runs its handlers only when a thread that holds the GIL asks, so a
+/// wait without these checks could not be ended by Ctrl-C.
 const SLICE: Duration = Duration::from_millis(50);
 
 /// The end of a wait for several things, which have one time-out together.

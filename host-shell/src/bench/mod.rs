@@ -36,7 +36,8 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 use worker::{Pending, Tally, Worker};
 
-/// Tries to read back the same unit, with outages in between.
+/// Limit of the tries to read back the same unit, with outages in between: a unit whose read itself makes the
+/// device fail would otherwise be tried forever.
 const MOST_TRIES: u32 = 8;
 
 /// Options of continuing a run after the device left.

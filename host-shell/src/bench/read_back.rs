@@ -8,7 +8,8 @@ use crate::dma::DmaBuffer;
 use crate::error::{Error, Result};
 use nvme_core::spec::{Lba, nvm};
 
-/// Resets in a row, without a success between them, whose commands are sent again.
+/// Limit of resets in a row, without a success between them, after which commands are no longer sent again: one
+/// of them probably causes the resets.
 const MOST_LOST: usize = 3;
 
 /// Reads every unit of known content and checks it. Checked units are taken out of `states`, so that after an

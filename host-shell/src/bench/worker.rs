@@ -16,10 +16,12 @@ use nvme_core::{Outcome, SubmitError};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-/// Latencies up to a minute are kept apart with three digits.
+/// Upper end of the latency histogram in ns, a minute: up to it latencies are recorded with three significant
+/// digits.
 const MAX_NS: u64 = 60_000_000_000;
 
-/// Deadline of commands in flight after Ctrl-C.
+/// Deadline of commands in flight after Ctrl-C: short, because the user waits, but long enough for a drive to
+/// complete them, so that they need no reset.
 const LEAVE: Duration = Duration::from_millis(500);
 
 /// Counts of one direction of one queue.

@@ -9,15 +9,18 @@ use super::value::Value;
 use std::collections::HashSet;
 
 const MAGIC: &[u8] = b"GGUF";
-/// The longest header, as for safetensors.
+/// Limit of the header in bytes, as for safetensors. The lengths in a header are the file's claims, and must
+/// not make the reader allocate arbitrary amounts of memory.
 const MOST_BYTES: u64 = 100_000_000;
-/// The most values of all keys and arrays: each takes 32 bytes of memory.
+/// Limit of the values of all keys and arrays, each of which takes 32 bytes of memory; a few bytes of a hostile
+/// file could otherwise claim billions of them.
 const MOST_VALUES: u64 = 4 << 20;
 /// The longest name of a key or tensor: the format's limit for keys.
 const MOST_NAME: u64 = 65_535;
 /// The most lengths of a tensor: the format's limit.
 const MOST_LENGTHS: u32 = 4;
-/// Limit of the depth of nested arrays.
+/// Limit of the depth of nested arrays: each level is a recursive call, and a hostile file could otherwise
+/// exhaust the stack.
 const MOST_DEPTH: u32 = 4;
 const ALIGNMENT_KEY: &str = "general.alignment";
 const ALIGNMENT: u64 = 32;

@@ -5,7 +5,8 @@ use super::entry::{Entry, Parsed};
 use super::source::{Fault, Source, read_head};
 
 const MAGIC: &[u8] = b"\x93NUMPY";
-/// The longest header: numpy refuses to evaluate more than 10,000 bytes without being asked to.
+/// Limit of the header in bytes. numpy itself refuses to evaluate more than 10,000 bytes without being asked
+/// to.
 const MOST: u64 = 1 << 16;
 
 /// True if `head`, the start of a file, is of this format.

@@ -12,7 +12,7 @@ use serde::Deserialize;
 use std::collections::{BTreeSet, HashMap};
 use std::path::{Component, Path, PathBuf};
 
-/// The longest index.
+/// Limit of the index in bytes, as for the header of a single file.
 const MOST: u64 = 100_000_000;
 
 /// `model.safetensors.index.json`. Another key would say something that is not known here.

@@ -10,7 +10,7 @@ const SIGNATURE: &[u8] = b"EFI PART";
 const HEADER: usize = 92;
 /// Bytes of an entry that are defined.
 const ENTRY: u64 = 128;
-/// The most bytes of entries that are read.
+/// Limit of the bytes of partition entries that are read; their number is the table's own claim.
 const MOST_BYTES: u64 = 4 << 20;
 
 /// A partition.

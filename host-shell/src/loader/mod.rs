@@ -68,7 +68,8 @@ use on_gpu::OnGpu;
 #[cfg(not(feature = "cuda"))]
 enum OnGpu {}
 
-/// Limit of the number of layers that one call examines for reads ahead, not counting resident ones.
+/// Limit of the layers that one call examines for reads ahead, not counting resident ones. It bounds the time
+/// of a call for models of very many small layers.
 const MOST_LOOK: usize = 4096;
 
 /// Reads layers into slots ahead of their use.

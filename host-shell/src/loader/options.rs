@@ -4,7 +4,8 @@ use super::plan::Layers;
 use crate::error::{Error, Result};
 use crate::store::Store;
 
-/// Reads that a program may be ahead of its GPU.
+/// Limit of the reads under way: a program may run this far ahead of its GPU. Each one keeps an event and a
+/// launch number.
 pub(super) const MOST_UNDER_WAY: usize = 64;
 
 /// Options of loading layers.

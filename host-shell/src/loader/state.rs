@@ -13,7 +13,8 @@ use std::time::Duration;
 #[cfg(feature = "cuda")]
 use super::on_gpu::{GpuLoad, GpuRoom};
 
-/// Deadline of waiting for the oldest read when the limit of reads under way is reached.
+/// Deadline of waiting for the oldest read when the limit of reads under way is reached: reads end by their own
+/// deadlines long before, so a wait this long means that the stream does not run.
 pub(super) const PATIENCE: Duration = Duration::from_secs(60);
 
 /// A piece of memory for one layer at a time.

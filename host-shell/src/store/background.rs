@@ -10,7 +10,8 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::Duration;
 
-/// The most threads of one store.
+/// Limit of the threads of one store. They wait for devices most of the time; more calls than threads wait in a
+/// queue.
 const MOST_WORKERS: usize = 16;
 
 type Job = Box<dyn FnOnce() + Send>;

@@ -8,7 +8,8 @@ use crate::error::Error;
 use crate::lock::relax;
 use std::collections::VecDeque;
 
-/// Limit of repetitions of a command that a reset aborted.
+/// Limit of repetitions of a command that a reset aborted. The command itself may be the cause of the resets,
+/// so it is not repeated without end.
 const RETRIES: u32 = 3;
 
 /// Reaction to the failure of a piece.

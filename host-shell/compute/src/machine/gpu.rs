@@ -14,7 +14,8 @@ use nvme_host::{Error, Result};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Deadline of a step, besides the reads of its layers, which have their own deadlines.
+/// Deadline of a step, besides the reads of its layers, which have their own deadlines. Kernels take
+/// milliseconds; a step that takes this long will not end, and waiting longer would hang the program.
 const LIMIT: Duration = Duration::from_secs(60);
 pub struct GpuMachine {
     steps: Steps,

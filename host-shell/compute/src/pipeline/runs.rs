@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 const ITERATED: f64 = 2e-3;
 /// Latencies above this are counted as this long.
 const MOST_NS: u64 = 3_600_000_000_000;
-/// Before a batch is tried again.
+/// Pause before a batch is tried again: a device that has just left is not asked in a busy loop.
 const AGAIN: Duration = Duration::from_millis(20);
 
 /// The runs of one source.

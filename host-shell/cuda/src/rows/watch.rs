@@ -9,7 +9,8 @@ use std::sync::{Arc, mpsc};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-/// Interval of its checks.
+/// Interval of its checks. A command without an answer has already exceeded its deadline by then, so a few
+/// milliseconds more do not matter, while a shorter interval would cost CPU time during every run.
 const LOOK: Duration = Duration::from_millis(2);
 
 /// Recovers the controller when a kernel reports trouble, and closes the gate for good when the namespace has

@@ -21,15 +21,17 @@ use nvme_core::{Completion, Data, Outcome};
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-/// Requests at the controller at once, if it takes as many (AERL).
+/// Limit of the Asynchronous Event Requests at the controller (its own limit is AERL). With several, events of
+/// different types can be reported without waiting for the host to send the next request.
 const MOST_REQUESTS: u32 = 4;
-/// Events that wait for their log page, or for [`Controller::events`](crate::Controller::events).
+/// Limit of the events that wait for their log page, or for [`Controller::events`](crate::Controller::events):
+/// a program that never asks for them must not fill its memory.
 const MOST_EVENTS: usize = 64;
 /// Events of SMART / health status: every critical warning of NVMe 1.0 and later.
 const HEALTH: u32 = 0x1F;
 /// Notices that are asked for where the controller has them.
 const NOTICES: u32 = oaes::NAMESPACE_ATTRIBUTE | oaes::FIRMWARE_ACTIVATION | oaes::ANA_CHANGE;
-/// Never due.
+/// Deadline of a request that never expires: an event may never occur.
 const NO_DEADLINE: u64 = u64::MAX;
 /// A log page that is being read.
 struct Reading {

@@ -22,7 +22,8 @@ use zerocopy::IntoBytes;
 const DEPTH: usize = 8;
 /// Bytes of a bounce buffer: the limit of one command of a blocking call.
 const BOUNCE_BYTES: u64 = 256 << 10;
-/// Limit of repetitions of a command that a reset aborted.
+/// Limit of repetitions of a command that a reset aborted. The command itself may be the cause of the resets,
+/// so it is not repeated without end.
 const RETRIES: u32 = 3;
 
 /// A namespace, with its own queue pair and bounce buffers: blocking reads and writes of any length.

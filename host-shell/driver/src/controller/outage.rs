@@ -7,9 +7,9 @@ use nvme_core::spec::identify::PrintableText;
 use serde_json::{Value, json};
 use std::time::{Duration, Instant};
 
-/// Between two tries to open a device again.
+/// Pause between two tries to open a device again.
 const PAUSE: Duration = Duration::from_millis(50);
-/// Causes that are kept in words.
+/// Limit of the causes that are kept as text; further outages are only counted.
 const MOST_CAUSES: usize = 16;
 
 /// Faults from which a run recovered.

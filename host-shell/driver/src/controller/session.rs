@@ -35,9 +35,11 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-/// Duration of a wait for CSTS.RDY after which the user is notified.
+/// Duration of a wait for CSTS.RDY after which the user is notified. CAP.TO permits up to two minutes, and a
+/// program that is silent for so long looks as if it hung.
 pub(crate) const LONG_WAIT: Duration = Duration::from_millis(250);
-/// Interval in ns at which an idle queue reads CSTS.
+/// Interval in ns at which an idle queue reads CSTS. Each read of a register takes about a microsecond on the
+/// bus, and all ones or CFS there are the only sign of a controller that is gone or has failed.
 const HEALTH_NS: u64 = 10_000_000;
 
 /// State for which one thread at a time is responsible: admin commands, reset, shutdown.

@@ -8,7 +8,8 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::os::fd::OwnedFd;
 use std::time::Duration;
 
-/// The longest nap: a device that has gone is looked for in between.
+/// Limit of a nap: an interrupt can be lost, and a device that has gone sends none, so the completion queue and
+/// CSTS are read again at least this often.
 const NAP: Duration = Duration::from_millis(5);
 
 /// The interrupt vectors of a controller, as event descriptors. None of them: polling.

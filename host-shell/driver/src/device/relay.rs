@@ -30,7 +30,8 @@ use std::time::{Duration, Instant};
 const SPIN_PASSES: u32 = 200;
 const YIELD_PASSES: u32 = 20_000;
 const NAP: Duration = Duration::from_micros(20);
-/// A thread that does not run for so long never will.
+/// Deadline of waiting for the relay thread: one that has not run for so long is not going to, and a shutdown
+/// must not hang on it.
 const SETTLE_TIME: Duration = Duration::from_secs(1);
 
 /// A device whose doorbells are relayed. Everything else is passed to the wrapped device.

@@ -17,7 +17,7 @@ use pyo3::prelude::*;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Deadline of reading the pinned experts.
+/// Deadline of reading the pinned experts, which may be most of a model.
 const LIMIT: Duration = Duration::from_secs(600);
 
 /// The first byte of a matrix of all experts of a layer, and its format.

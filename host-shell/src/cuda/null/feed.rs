@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 const BATCH: u64 = 64;
 /// The same where most entries are not written and most completions not read.
 const LIGHT_BATCH: u64 = 256;
-/// A controller that answers nothing for so long is stuck.
+/// Deadline of any progress: a controller that answers nothing for so long is stuck.
 const PATIENCE: Duration = Duration::from_secs(5);
 
 /// Load that is put on a null controller.

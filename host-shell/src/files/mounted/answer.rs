@@ -5,7 +5,8 @@ use super::ioctl::RawExtent;
 use crate::error::{Error, Result};
 use nvme_ext4::Extent;
 
-/// Extents of a file that are looked at.
+/// Limit of the extents of a file that are examined: a more fragmented file is refused rather than read in tiny
+/// commands.
 const MOST_EXTENTS: usize = 1 << 22;
 /// Places are multiples of this.
 const SECTOR: u64 = 512;

@@ -18,7 +18,8 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{DirBuilderExt, FileExt};
 use std::path::{Path, PathBuf};
 
-/// Folders inside of each other; each is open while those below it are copied.
+/// Limit of the depth of folders: each is open while those below it are copied, and the open files of a process
+/// are limited.
 const MOST_DEPTH: usize = 256;
 const DAMAGED: &str = "unmount the file system if it is mounted, and run e2fsck on it";
 

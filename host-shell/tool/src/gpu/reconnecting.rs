@@ -11,7 +11,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Outages in a row after which nothing is tried any more.
+/// Limit of outages in a row, without progress between them, after which the run ends with an error.
 pub const MOST_FAILURES: u32 = 16;
 
 /// Parameters for opening a [`Reconnecting`] session.

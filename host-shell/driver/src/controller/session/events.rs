@@ -8,7 +8,7 @@ use crate::lock::lock;
 use std::sync::TryLockError;
 use std::time::{Duration, Instant};
 
-/// Deadline of an event's log page during shutdown.
+/// Deadline of an event's log page during shutdown, which a controller that does not answer must not delay.
 const LAST_LOOK: Duration = Duration::from_millis(100);
 
 impl Session {

@@ -18,7 +18,8 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 use zerocopy::IntoBytes;
 
-/// Deadline in ns of an Abort, and then of the aborted command, before the controller is reset.
+/// Deadline in ns of an Abort, and then of the aborted command, before the controller is reset. An Abort is
+/// best effort in the specification: a controller may ignore it, and then only the reset ends the command.
 const GRACE_NS: u64 = 200_000_000;
 
 impl Session {

@@ -115,7 +115,8 @@ impl Footing {
     }
 }
 
-/// The longest time without a look at the admin queue, for a thread that submits all the time.
+/// Limit in ns of the time without a check for events, for a thread that submits all the time and never waits:
+/// longer, and it could write many blocks to a namespace that another host has formatted.
 const LOOK_NS: u64 = 1_000_000;
 
 impl Session {

@@ -8,7 +8,7 @@ use nvme_core::spec::{Cid, Sqe, Status};
 use nvme_core::{Completion, Data, Outcome};
 use std::sync::Arc;
 
-/// From the start, or from an answer, to the next question.
+/// Interval of the queries in ns, from the start of the command or from the last answer.
 const PAUSE_NS: u64 = 500_000_000;
 
 /// One question, an Identify command, and where its answers go.

@@ -37,7 +37,8 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 use zerocopy::IntoBytes;
 
-/// Deadline of an answer. A reset or an unmapping waits for commands in progress.
+/// Deadline of an answer. A reset or an unmapping waits for commands in progress, which a simulated drive may
+/// take seconds to end; a server that takes longer is treated as gone, so that no call hangs.
 const PATIENCE: Duration = Duration::from_secs(5);
 /// Class code of an NVM Express controller, in the byte order of offset 8h of the configuration space.
 const NVM_EXPRESS: [u8; 3] = [0x02, 0x08, 0x01];

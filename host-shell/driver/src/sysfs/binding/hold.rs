@@ -8,7 +8,8 @@ use std::io;
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// Time that a program such as udev may have a node open before it counts as a user.
+/// Time that a program such as udev may have a node open before it counts as a user: udev opens a disk for a
+/// moment after every change, and would otherwise make each binding fail at random.
 const PATIENCE: Duration = Duration::from_secs(2);
 /// Last clause of a refusal.
 const OR_FORCE: &str = "; or add --force, which breaks that use";

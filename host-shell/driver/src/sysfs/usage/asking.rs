@@ -6,7 +6,8 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread;
 use std::time::Duration;
 
-/// Deadline of an answer. A file system of this machine answers within microseconds.
+/// Deadline of an answer. A local file system answers within microseconds; one of an unreachable server may
+/// never do so, and `doctor` or `bind` would hang with it.
 const PATIENCE: Duration = Duration::from_secs(2);
 
 type Question = Box<dyn FnOnce() + Send>;

@@ -13,7 +13,8 @@ use std::path::{Path, PathBuf};
 const EVERY_PROCESS: &str = "pid:[4026531836]";
 /// PF_KTHREAD of Linux: a thread of the kernel, which has no files.
 const KERNEL_THREAD: u64 = 0x0020_0000;
-/// Files that are waited for in vain before all others that may be of the same file system are left alone.
+/// Files that may fail to answer in time before other files that may lie on the same file system are skipped:
+/// each one that does not answer costs the whole deadline and leaves a blocked thread.
 const MOST_SILENT: u32 = 3;
 
 /// A file system that is mounted.

@@ -112,7 +112,8 @@ pub fn alloc(iommufd: &File) -> io::Result<u32> {
 /// Returns the addresses that may be mapped in `ioas`: the ranges that its devices' IOMMU translates, without
 /// reserved ones.
 pub fn ranges(iommufd: &File, ioas: u32) -> io::Result<Vec<RangeInclusive<u64>>> {
-    /// More than any machine has.
+    /// Limit of the ranges that are requested: more than any machine has. The count comes from the kernel's
+    /// answer and sizes an allocation.
     const MOST: u32 = 4096;
     let mut list = vec![Range::default(); 16];
     for _ in 0..4 {
