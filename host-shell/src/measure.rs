@@ -15,7 +15,7 @@ pub struct GatherCases {
     pub row_bytes: Vec<u32>,
     /// Rows of each gather; 0 is as many as make a long run.
     pub rows: u64,
-    /// Runs of each, of which the median counts.
+    /// Runs of each; the median counts.
     pub runs: usize,
     /// Seed of the table and of the ids.
     pub seed: u64,
@@ -45,7 +45,7 @@ impl GatherCases {
 /// started.
 ///
 /// # Errors
-/// What one of them says.
+/// Those of a job that fails.
 pub(crate) fn side_by_side<J: FnOnce() -> Result<()> + Send>(jobs: Vec<J>) -> Result<f64> {
     let all_there = Barrier::new(jobs.len());
     std::thread::scope(|scope| {

@@ -687,7 +687,7 @@ nvme_gpu_status nvme_gpu_pwrite_async(struct nvme_gpu_t *store,
  An entry that cannot be obeyed is refused with NVME_GPU_ERROR_USAGE before anything is sent or written.
 
  Reads may go to memory of the store's GPU, ordered after the default stream: up to 96 of one drive are one launch.
- Where one of them fails, each is read once more for its status.
+ If one of them fails, each is read once more for its status.
  */
 nvme_gpu_status nvme_gpu_batch(struct nvme_gpu_t *store, struct nvme_gpu_io *ios, size_t count);
 

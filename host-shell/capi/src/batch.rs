@@ -233,7 +233,7 @@ impl Entry {
 /// An entry that cannot be obeyed is refused with NVME_GPU_ERROR_USAGE before anything is sent or written.
 ///
 /// Reads may go to memory of the store's GPU, ordered after the default stream: up to 96 of one drive are one launch.
-/// Where one of them fails, each is read once more for its status.
+/// If one of them fails, each is read once more for its status.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn nvme_gpu_batch(
     store: *mut StoreHandle,

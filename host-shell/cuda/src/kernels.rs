@@ -1,5 +1,5 @@
 //! The embedded kernels: the driver compiles their PTX for the GPU at hand when they are loaded. The kernel over
-//! shared queues also exists with few registers, of which more warps fit onto the GPU.
+//! shared queues also exists with few registers, so that more of its warps fit onto the GPU.
 // UNSAFETY: launches kernels over addresses that the caller vouches for.
 #![allow(unsafe_code)]
 

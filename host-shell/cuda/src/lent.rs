@@ -175,7 +175,7 @@ impl LentQueues {
             }
         }
         // Release: pairs with `take_fresh`. Cells of commands that were aborted may hold an old result, which
-        // the next launch would take for the end of its own command.
+        // the next launch would take for the result of one of its commands.
         self.fresh.store(true, Ordering::Release);
         Ok(recovered)
     }

@@ -32,7 +32,7 @@ impl Operation {
     /// Returns the failure of its first row or query, where the others have ended as they should.
     ///
     /// # Errors
-    /// What went wrong with all of it.
+    /// The error of the whole call.
     pub fn failed_row(&self) -> Result<Option<Fault>, Fault> {
         match self.job.result() {
             Ok(()) => Ok(None),

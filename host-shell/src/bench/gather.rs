@@ -30,7 +30,7 @@ pub struct CpuGather {
 /// Runs the cases on `store`; `emit` gets one object each.
 ///
 /// # Errors
-/// What keeps a case from running, and rows that are wrong.
+/// The error that keeps a case from running; wrong rows.
 pub fn gather_by_cpu(store: &Store, job: &CpuGather, emit: &mut dyn FnMut(Value)) -> Result<()> {
     store.check_room("the table", 0, job.cases.table_bytes)?;
     job.cases.check_rows()?;

@@ -213,7 +213,7 @@ impl Dtype {
     }
 
     /// # Errors
-    /// What the type is, as the end of a sentence that begins with a tensor's name.
+    /// The type in words, as the end of a sentence that begins with a tensor's name.
     pub(super) fn of_gguf(number: u32) -> Result<Self, String> {
         let found = ALL.iter().find(|one| one.gguf == Some(number));
         found.map(|one| one.dtype).ok_or_else(|| {

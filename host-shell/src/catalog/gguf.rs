@@ -12,7 +12,7 @@ const MAGIC: &[u8] = b"GGUF";
 /// Limit of the header in bytes, as for safetensors. The lengths in a header are the file's claims, and must
 /// not make the reader allocate arbitrary amounts of memory.
 const MOST_BYTES: u64 = 100_000_000;
-/// Limit of the values of all keys and arrays, each of which takes 32 bytes of memory; a few bytes of a hostile
+/// Limit of the values of all keys and arrays: each takes 32 bytes of memory, and a few bytes of a hostile
 /// file could otherwise claim billions of them.
 const MOST_VALUES: u64 = 4 << 20;
 /// The longest name of a key or tensor: the format's limit for keys.

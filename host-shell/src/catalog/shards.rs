@@ -140,7 +140,7 @@ impl Shards {
 }
 
 /// # Errors
-/// Which files are missing, as the end of a sentence.
+/// The missing files, as the end of a sentence.
 fn check_present(folder: &Path, names: &BTreeSet<&str>) -> std::result::Result<(), String> {
     let is_missing = |name: &&&str| !folder.join(name).exists();
     let missing: Vec<&str> = names.iter().filter(is_missing).copied().collect();

@@ -181,7 +181,7 @@ impl Joined {
     /// Adds the next part, which begins at `offset`.
     ///
     /// # Errors
-    /// What is wrong with it, as the end of a sentence that begins with its name.
+    /// Its fault, as the end of a sentence that begins with its name.
     fn add(
         &mut self,
         next: Catalog,

@@ -31,7 +31,8 @@ impl PlacedFile {
     /// Combines `file` with `store`, which holds its file system as a whole or on its partition
     /// `part`.
     ///
-    /// What the store reads has to be what the device has. A `file:` store reads by the kernel's cache of what it names.
+    /// The store must read the bytes that the device has. A `file:` store reads through the kernel's page cache of its
+    /// file.
     ///
     /// # Errors
     /// [`Error::Usage`] for a store with another file system, or one that is too short; those of [`Part::partition`] and

@@ -11,7 +11,8 @@ impl Store {
     /// commands themselves (docs/link-the-core.md): as many queue pairs as
     /// [`kernel_queues`](super::StoreOptions::kernel_queues) reserved.
     ///
-    /// What kernels write is not ordered with calls of this store, and its row cache does not see it. The device stays
+    /// Writes of kernels are not ordered with calls of this store, and its row cache does not see them. The device
+    /// stays
     /// open until the queues are dropped, too.
     ///
     /// # Errors

@@ -298,7 +298,7 @@ impl Store {
     /// Makes everything durable that was written before, on all members.
     ///
     /// # Errors
-    /// What the first member says that fails; the others are flushed all the same.
+    /// The error of the first member that fails; the others are flushed all the same.
     pub fn flush(&self) -> Result<()> {
         transfer::flush(&self.space)
     }

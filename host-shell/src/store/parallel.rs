@@ -1,4 +1,4 @@
-//! A gather from files by several threads, each of which gets a share of the request: the thread that reads a
+//! A gather from files by several threads, each with a share of the request: the thread that reads a
 //! file spends its time in system calls and in copies out of the page cache, so threads help.
 //!
 //! Commands of a drive are submitted and polled by one thread, which waits most of its time anyway.
@@ -77,7 +77,7 @@ pub(super) fn gather<R: Send>(
     done
 }
 
-/// Divides the request into `parts` shares, the last of which may be smaller.
+/// Divides the request into `parts` shares; the last one may be smaller.
 fn shares<'a>(
     count: usize,
     out: &'a mut [u8],

@@ -89,7 +89,7 @@ pub(super) fn check_drive(options: &StoreOptions) -> Result<()> {
 /// Returns the file at `path` as cuFile has it, and what carries its data then.
 ///
 /// # Errors
-/// Why cuFile does not take it, where it is required.
+/// cuFile's reason for not accepting the file, if the user requires cuFile.
 pub(super) fn by_cufile(
     path: &Path,
     options: &StoreOptions,

@@ -61,7 +61,7 @@ pub struct GemmTimes {
 /// Writes a matrix to `store` and measures its products.
 ///
 /// # Errors
-/// What keeps a product from running, and one that is wrong.
+/// The error that keeps a product from running; a product with a wrong result.
 pub fn gemm(store: &Arc<Store>, job: &GemmJob) -> Result<GemmTimes> {
     let rig = Rig::new(store, job)?;
     let bytes = rig.matrix.bytes();

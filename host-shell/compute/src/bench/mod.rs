@@ -68,7 +68,7 @@ pub struct GemvTimes {
 /// Writes a matrix to `store` and measures its products.
 ///
 /// # Errors
-/// What keeps a product from running, and one that is wrong.
+/// The error that keeps a product from running; a product with a wrong result.
 pub fn gemv(store: &Arc<Store>, job: &GemvJob) -> Result<GemvTimes> {
     let rig = Rig::new(store, job)?;
     let mut times = GemvTimes {

@@ -106,7 +106,7 @@ pub struct Report {
 /// Measures the ladder on `gpu`; `watch` runs before each size and kind of element, and may end the run.
 ///
 /// # Errors
-/// What keeps a product from running, one that is wrong, and those of `watch`.
+/// The error that keeps a product from running; a product with a wrong result; those of `watch`.
 pub fn measure(
     gpu: &Arc<Gpu>,
     job: &Job,

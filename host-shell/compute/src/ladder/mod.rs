@@ -1,5 +1,5 @@
 //! Matrix products by kernels that are optimised step by step (docs/ladder.md): each step changes one thing of the
-//! one before, so that its effect can be measured by itself and a wrong result is found where it arose.
+//! one before, so that its effect can be measured alone and a wrong result is found where it arose.
 //!
 //! [`Ladder`] has the kernels of a GPU, [`cpu`] the same for the CPU; `bench` measures all of them and cuBLAS.
 

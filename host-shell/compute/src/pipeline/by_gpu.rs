@@ -404,7 +404,7 @@ impl Engine for GpuEngine {
 /// Waits for a read.
 ///
 /// # Errors
-/// What became of the first part that was not read.
+/// The error of the first part that was not read.
 fn failed_of(pending: &Pending, limit: Duration) -> Result<()> {
     let Some((part, code)) = pending.wait(limit)?.failures.first else {
         return Ok(());

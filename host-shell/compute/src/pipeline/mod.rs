@@ -144,7 +144,7 @@ pub struct Job {
     pub shape: Shape,
     /// Batches of a run; of an iterative computation how often the product is fed back.
     pub batches: u64,
-    /// Runs of each source, of which the median counts.
+    /// Runs of each source; the median counts.
     pub runs: usize,
     /// Duration of a continuous pipeline.
     pub runtime: Duration,

@@ -38,7 +38,7 @@ impl Header {
     /// Parses the header in `bytes`.
     ///
     /// # Errors
-    /// What is wrong with it.
+    /// Description of its fault.
     pub fn parse(bytes: &[u8]) -> Result<Self, String> {
         let Some(bytes) = bytes.first_chunk::<HEADER_BYTES>() else {
             return Err(format!("{} bytes are no header", bytes.len()));
@@ -81,7 +81,7 @@ impl Header {
     }
 
     /// # Errors
-    /// Which number cannot be.
+    /// The impossible number.
     pub fn check(&self) -> Result<(), String> {
         let Source {
             count, elements, ..

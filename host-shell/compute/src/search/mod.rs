@@ -8,7 +8,7 @@
 //!   comparison.
 //!
 //! An index is a header, centroids and codes of the vectors (product quantisation), which lie in memory while it is
-//! searched, and a node of 4 KiB for each vector, which is read when a search comes to it (docs/compute.md).
+//! searched, and a node of 4 KiB for each vector, which is read when a search reaches it (docs/compute.md).
 
 mod build;
 mod by_cpu;

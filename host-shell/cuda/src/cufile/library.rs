@@ -168,7 +168,7 @@ fn symbol(library: *mut c_void, name: &CStr) -> Result<*mut c_void> {
 
 impl CuFileError {
     /// # Errors
-    /// What the number means.
+    /// Meaning of the number.
     pub fn check(self, call: &str) -> Result<()> {
         match self.code {
             0 => Ok(()),

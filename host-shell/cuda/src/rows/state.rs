@@ -171,7 +171,7 @@ impl Users for RowsState {
             let _guest = self.gpu.enter()?;
             self.free_lost()
         };
-        // Judged by its own namespace; changes of others do not matter.
+        // Only its own namespace matters here; changes of the other namespaces do not.
         let may_pass = || {
             let read = self.footing(|footing| footing.check_read(nvm::opcode::READ));
             read.unwrap_or(Ok(())).is_ok()

@@ -65,7 +65,7 @@ impl Events {
     }
 
     /// Requests events from a controller that has just come up. Waits for nothing: a controller that rejects
-    /// the configuration reports the events of its own choice.
+    /// the configuration reports the events that it chooses.
     pub fn begin(&mut self, queue: &mut HostPair, info: &Info) {
         self.most = info.event_limit.min(MOST_REQUESTS) as usize;
         self.requests.clear();

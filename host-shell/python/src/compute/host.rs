@@ -166,7 +166,7 @@ pub fn launch(
     py.detach(launch).or_raise()
 }
 
-/// Converts `counts`, each of which is at most `most`.
+/// Converts `counts`, whose largest value may be `most`.
 ///
 /// # Errors
 /// The first that is negative or larger.

@@ -19,7 +19,7 @@ pub struct PathsJob {
     pub batch: usize,
     /// Threads of the ways of a CPU.
     pub threads: usize,
-    /// Runs of each, of which the median counts.
+    /// Runs of each; the median counts.
     pub runs: usize,
     /// Seed of random places.
     pub seed: u64,

@@ -36,7 +36,7 @@ const BLOCK: u64 = 4096;
 /// driver's way says why.
 ///
 /// # Errors
-/// What keeps a case from running, bytes that are wrong, and the errors of `step`.
+/// The error that keeps a case from running; wrong bytes; the errors of `step`.
 pub fn paths(
     store: Result<Store>,
     job: &PathsJob,

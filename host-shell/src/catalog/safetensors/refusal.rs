@@ -63,7 +63,7 @@ fn of_texts(value: &Json) -> Option<String> {
 }
 
 /// # Errors
-/// What is wrong with the description of the tensor `name`.
+/// The fault in the description of the tensor `name`.
 fn tensor(name: &str, value: Json) -> Result<TensorInfo, String> {
     if let Json::Object(keys) = &value {
         let get = |key: &str| {

@@ -13,7 +13,7 @@ use crate::measure::median;
 use serde_json::{Value, json};
 use std::sync::Arc;
 
-/// Runs of which the median counts; a single one for a quick look.
+/// Runs of a case, whose median counts; a single one for a quick look.
 const RUNS: usize = 5;
 /// Target duration of a run in seconds; a first, short run determines the number of commands.
 const RUN_SECONDS: f64 = 0.06;
@@ -58,7 +58,7 @@ enum Target {
 /// Runs the suite; `emit` gets one object for each limit and each case.
 ///
 /// # Errors
-/// What keeps the suite from starting. A case that fails is a line with `error`.
+/// The error that keeps the suite from starting. A case that fails is a line with `error`.
 pub fn run(options: &Options, emit: &mut dyn FnMut(Value)) -> Result<()> {
     let gpu = Gpu::open(options.gpu)?;
     let kernels = Arc::new(Kernels::load(&gpu)?);

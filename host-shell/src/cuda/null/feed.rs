@@ -44,7 +44,7 @@ pub struct Fed {
 /// Feeds `null`, whose threads run, until every queue has had its commands.
 ///
 /// # Errors
-/// [`Error::Device`] when a completion is not the one expected, or none comes for 5 s.
+/// [`Error::Device`] when an unexpected completion arrives, or none for 5 s.
 pub fn feed(null: &Null, how: Feed) -> Result<Fed> {
     let depth = how.depth.clamp(1, null.shape().entries - 1);
     let count = how.threads.clamp(1, null.shape().queues as usize);

@@ -55,7 +55,7 @@ impl FileChanges {
     }
 
     /// Returns a mark that changes with each write: the count of this process, and the file's
-    /// timestamp for writes of others.
+    /// timestamp for writes by other programs.
     pub fn mark(&self) -> (u64, Option<(i64, i64)>) {
         let found = self.file.file.metadata().ok();
         let time = found.map(|found| (found.mtime(), found.mtime_nsec()));

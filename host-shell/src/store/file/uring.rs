@@ -45,7 +45,7 @@ pub(super) struct UringLane {
 
 impl UringLane {
     /// # Errors
-    /// What the system says: containers often refuse the call (EPERM, ENOSYS).
+    /// Those of the system: containers often refuse the call (EPERM, ENOSYS).
     pub fn new(file: &Arc<Regular>, depth: u32) -> io::Result<Self> {
         let depth = depth as usize;
         let slots = depth + LARGE_SLOTS;

@@ -239,7 +239,7 @@ impl<'a> Transfer<'a> {
     /// Transfers `blocks` blocks from `lba` on. `before` fills data memory and `after` takes it, each with the
     /// first block and the number of bytes of its chunk. Returns seconds of kernels, and the counts.
     ///
-    /// A chunk of which a command was lost is transferred again, in smaller ones.
+    /// A chunk with lost commands is transferred again, in smaller ones.
     pub fn run(
         &mut self,
         opcode: u8,

@@ -114,7 +114,7 @@ pub fn open(name: &str, writes: bool) -> Result<Arc<dyn Device>> {
 }
 
 /// Returns the options of bring-up. The steps check for Ctrl-C themselves, so that a write step can restore the
-/// data that it has changed. `changes` is the namespace of which a range is overwritten.
+/// data that it has changed. `changes` is the namespace whose range is overwritten.
 pub fn config(timeout: Duration, as_json: bool, changes: Option<Nsid>) -> Config {
     Config {
         timeout,

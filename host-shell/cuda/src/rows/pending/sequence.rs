@@ -121,7 +121,7 @@ impl<'g> LaunchSequence<'g> {
         let slot = before.state().reserve(1)?.pop();
         let slot = slot.ok_or_else(|| Error::internal("no launch was reserved"))?;
         let end = slot.put(Gather::default(), (&kernels, None), self.stream, |launch| {
-            // SAFETY: the kernel takes one `Gather`, of which it uses only the words of its number.
+            // SAFETY: the kernel takes one `Gather`, and uses only the words of its number.
             unsafe { kernels.launch(self.stream, kernels.end_launch, 1, &launch) }
         })?;
         self.add(Pending::of_kernel(end), 0);

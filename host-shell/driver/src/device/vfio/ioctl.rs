@@ -265,7 +265,7 @@ fn dma_buf_request(index: u32, stretch: Range<u64>) -> Vec<u8> {
 
 /// Lets the devices of the container reach `bytes` bytes at `address` of this process, at `iova`.
 ///
-/// What the devices then do to that memory is the caller's affair: it keeps it mapped, and looks at it
+/// The caller is responsible for the devices' accesses to that memory: it keeps it mapped, and looks at it
 /// through atomics or not at all while a command may touch it.
 pub fn map_dma(container: &File, address: u64, iova: u64, bytes: u64) -> io::Result<()> {
     let mut map = vfio_iommu_type1_dma_map {

@@ -28,7 +28,7 @@ pub struct CrossoverJob {
     pub walks: Vec<u32>,
     /// Rows of a walk, or fewer where all of them are more than `most_bytes`.
     pub hops: u32,
-    /// Runs of each case, of which the median counts.
+    /// Runs of each case; the median counts.
     pub runs: usize,
     /// Seed of the table and of the ids.
     pub seed: u64,

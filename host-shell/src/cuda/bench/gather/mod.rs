@@ -124,7 +124,7 @@ impl Drives {
 /// Runs the cases on `devices`, in stripes where there are several; `emit` gets one object each.
 ///
 /// # Errors
-/// What keeps a case from running, and rows that are wrong.
+/// The error that keeps a case from running; wrong rows.
 pub fn gather(
     devices: Vec<Arc<dyn Device>>,
     config: &Config,

@@ -146,7 +146,7 @@ fn usable(told: &[Range], count: u32) -> Vec<RangeInclusive<u64>> {
 
 /// Lets the devices of `ioas` reach `bytes` bytes at `address` of this process, at `iova`.
 ///
-/// What the devices then do to that memory is the caller's affair: it keeps it mapped, and looks at it
+/// The caller is responsible for the devices' accesses to that memory: it keeps it mapped, and looks at it
 /// through atomics or not at all while a command may touch it.
 pub fn map(iommufd: &File, ioas: u32, address: u64, iova: u64, bytes: u64) -> io::Result<()> {
     let mut map = Map {
