@@ -243,10 +243,10 @@ impl<'r> Reads<'r> {
         let gate = unsafe { station::gate(rows) };
         let reports = arch::lane() == 0 && launch_end::report(rows, failed, worst);
         let reports = block.vote(reports).total;
-        if arch::lane() == 0 {
-            if let Some(gate) = gate.as_ref().filter(|_| self.has_lost) {
-                gate.report_trouble();
-            }
+        if arch::lane() == 0
+            && let Some(gate) = gate.as_ref().filter(|_| self.has_lost)
+        {
+            gate.report_trouble();
         }
         // Every warp has left its slots, and the barrier orders its writes before the leader's next steps.
         let keeps = block.vote(self.has_lost).total > 0;
