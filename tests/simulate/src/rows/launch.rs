@@ -72,7 +72,7 @@ impl Ends {
 /// Words of a [`Progress`], which lies before the [`Summary`].
 const PROGRESS_WORDS: usize = size_of::<Progress>() / 8;
 
-const _: () = assert!(size_of::<Progress>() % 8 == 0 && size_of::<Summary>() == 24);
+const _: () = assert!(size_of::<Progress>().is_multiple_of(8) && size_of::<Summary>() == 24);
 
 fn word(word: &AtomicU64) -> u64 {
     word.load(Order::Relaxed, Scope::Gpu)
