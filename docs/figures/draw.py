@@ -126,7 +126,7 @@ FIGURES = {
             (280, 100, 116, 74, "library", ["C", "nvme_gpu.h,", "compat, fio"]),
             (16, 202, 248, 56, "library", ["nvme-compute", "models, search, experts, products"]),
             (424, 202, 340, 56, "gpu", ["nvme-compute-kernel", "kernels that compute, and their CPU references"]),
-            (16, 286, 380, 56, "library", ["nvme-host", "stores, tables, loaders, files of tensors"]),
+            (16, 286, 380, 56, "library", ["nvme-host", "facade of nvme-store, -files, -doctor, -bench"]),
             (186, 366, 210, 56, "library", ["nvme-cuda", "CUDA, queues of kernels"]),
             (
                 424,

@@ -45,24 +45,23 @@
 //! ```
 //!
 //! [`Queue`] has an example with commands in flight, [`Controller`] one with a command that is lost.
+//!
+//! This crate is a facade: it has no code of its own and re-exports `nvme-driver`, `nvme-cuda`, `nvme-store`,
+//! `nvme-files`, `nvme-doctor` and `nvme-bench` under the names that they had here. A user of blocks alone depends on
+//! `nvme-driver`.
 #![deny(missing_docs)]
 
-pub mod bench;
-pub mod catalog;
 #[cfg(feature = "cuda")]
-pub mod cuda;
-pub mod files;
-pub mod loader;
-mod machine;
-pub mod manifest;
-mod measure;
-mod names;
-pub mod store;
+pub mod cuda {
+    //! CUDA at run time, and what measures it.
 
-pub use catalog::Catalog;
-pub use machine::{doctor, pci, sysfs, topology};
-pub use manifest::Manifest;
+    pub use nvme_bench::{gpu as bench, null};
+    pub use nvme_cuda::*;
+}
+
+pub use nvme_bench as bench;
 pub use nvme_core as core;
+pub use nvme_doctor::{doctor, topology};
 #[cfg(feature = "sim")]
 pub use nvme_driver::sim;
 #[cfg(feature = "vfio")]
@@ -73,10 +72,11 @@ pub use nvme_driver::{
     Batch, Completion, Config, Controller, Device, DeviceEvent, DmaBuffer, DoorbellMap, Error,
     Namespace, Notice, Notify, PageError, Pages, PeerMemory, Piece, ProcessMark, Queue,
     QueueRefusal, Rejected, Result, RingMemory, Rings, Statistics, exit, open, open_reading,
-    outage, passthru, relay, units, words,
+    outage, passthru, pci, relay, sysfs, units, words,
 };
-use nvme_driver::{controller, device, dma, error, lock, remedy, widen};
-pub use store::{Store, StoreOptions, Table};
+pub use nvme_files::{Catalog, Manifest, catalog, files, loader, manifest};
+pub use nvme_store as store;
+pub use nvme_store::{Store, StoreOptions, Table};
 
 /// The Rust of the README compiles and runs.
 #[cfg(all(doctest, feature = "sim"))]

@@ -34,6 +34,14 @@ const TESTS: [&[&str]; 4] = [
         "--package",
         "nvme-driver",
         "--package",
+        "nvme-bench",
+        "--package",
+        "nvme-doctor",
+        "--package",
+        "nvme-files",
+        "--package",
+        "nvme-store",
+        "--package",
         "nvme-host",
         "--package",
         "nvme-gpu",
@@ -446,7 +454,7 @@ mod tests {
             floors
                 .least
                 .iter()
-                .any(|(folder, _)| folder == "host-shell/src")
+                .any(|(folder, _)| folder == "host-shell/driver/src")
         );
     }
 

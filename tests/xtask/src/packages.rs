@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 /// The published libraries; nothing of them needs another package of the workspace than these.
-const LIBRARIES: [&str; 13] = [
+const LIBRARIES: [&str; 17] = [
     "nvme-spec",
     "nvme-core",
     "nvme-ext4",
@@ -19,6 +19,10 @@ const LIBRARIES: [&str; 13] = [
     "nvme-sim",
     "nvme-driver",
     "nvme-cuda",
+    "nvme-doctor",
+    "nvme-store",
+    "nvme-files",
+    "nvme-bench",
     "nvme-host",
     "nvme-compute-kernel",
     "nvme-compute",

@@ -22,6 +22,10 @@ const FEATURES: [(&[&str], &[&str]); 7] = [
         &[
             "nvme-cuda",
             "nvme-driver",
+            "nvme-bench",
+            "nvme-doctor",
+            "nvme-files",
+            "nvme-store",
             "nvme-host",
             "nvme-gpu",
             "nvme-gpu-capi",
@@ -55,7 +59,7 @@ const BARE: &str = "--no-default-features";
 
 /// What is compiled without optimisation for the tests, in a quarter of the time: it waits more than it computes.
 /// Core, simulator and the stand-in of CUDA move the bytes, and stay at the level of the profile.
-const UNOPTIMISED: [&str; 13] = [
+const UNOPTIMISED: [&str; 17] = [
     // What is not of the workspace.
     "\"*\"",
     "guest-tests",
@@ -65,6 +69,10 @@ const UNOPTIMISED: [&str; 13] = [
     "nvme-gpu-tests",
     "nvme-cuda",
     "nvme-driver",
+    "nvme-bench",
+    "nvme-doctor",
+    "nvme-files",
+    "nvme-store",
     "nvme-host",
     "nvme-simulate",
     "nvme-stress",

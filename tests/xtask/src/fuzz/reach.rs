@@ -135,8 +135,8 @@ const FILES: [(&str, &[&str]); 21] = [
     (
         "catalog",
         &[
-            "host-shell/src/catalog/npy.rs",
-            "host-shell/src/catalog/safetensors.rs",
+            "host-shell/files/src/catalog/npy.rs",
+            "host-shell/files/src/catalog/safetensors.rs",
         ],
     ),
     (
@@ -151,16 +151,16 @@ const FILES: [(&str, &[&str]); 21] = [
             "host-shell/ext4/src/volume.rs",
         ],
     ),
-    ("gpt", &["host-shell/src/files/gpt.rs"]),
-    ("manifest", &["host-shell/src/manifest/text.rs"]),
-    ("gguf", &["host-shell/src/catalog/gguf.rs"]),
+    ("gpt", &["host-shell/files/src/files/gpt.rs"]),
+    ("manifest", &["host-shell/files/src/manifest/text.rs"]),
+    ("gguf", &["host-shell/files/src/catalog/gguf.rs"]),
     (
         "rows",
         &[
-            "host-shell/src/store/table.rs",
-            "host-shell/src/store/scatter.rs",
-            "host-shell/src/store/wide.rs",
-            "host-shell/src/store/space.rs",
+            "host-shell/store/src/table.rs",
+            "host-shell/store/src/scatter.rs",
+            "host-shell/store/src/wide.rs",
+            "host-shell/store/src/space.rs",
         ],
     ),
     (

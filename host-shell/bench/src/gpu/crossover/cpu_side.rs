@@ -1,0 +1,383 @@
+//! Batches by the CPU, from the ids to the host's knowledge that all rows are in place.
+// UNSAFETY: launches kernels and copies over this module's own memory.
+#![allow(unsafe_code)]
+
+use super::by_cpu::{ENTRIES, Places, Plan, REGIONS, Shared, Wait, Worker};
+use super::index::Index;
+use super::team::Team;
+use super::words::Words;
+use nvme_core::bringup::NamespaceInfo;
+use nvme_cuda::DeviceMemory;
+use nvme_cuda::Gpu;
+use nvme_cuda::GpuData;
+use nvme_cuda::{Event, Stream};
+use nvme_cuda::{Function, Module};
+use nvme_driver::controller::Controller;
+use nvme_driver::error::{Error, Result};
+use nvme_gpu_kernel::ROWS_PTX;
+use nvme_gpu_kernel::rows::{BLOCK_THREADS, BLOCK_WARPS, Gather};
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::time::Instant;
+
+/// Bytes of the slots: as many as the GPU's 32 stations have.
+const SLOT_BYTES: u64 = 32 << 20;
+/// Chunks of a batch at most.
+const MOST_CHUNKS: u32 = 4096;
+/// Warps of a launch that copies, at which each has one row at least.
+const COPY_WARPS: u32 = 1024;
+
+/// The shape of all batches.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Shape {
+    pub row_bytes: u32,
+    /// Rows of the table.
+    pub rows: u64,
+    /// Rows of a batch at most.
+    pub batch: u32,
+    /// Lines of the cache.
+    pub lines: u32,
+    /// Threads at most.
+    pub threads: u32,
+}
+
+/// Division of a batch into chunks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Cut {
+    pub threads: u32,
+    pub chunk_rows: u32,
+}
+
+/// Rows that are asked for.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Batch {
+    pub count: u32,
+    /// Address of the ids in GPU memory; without it the host has them.
+    pub ids: Option<u64>,
+    /// Position of the first row, in rows of the output.
+    pub first_row: u64,
+    /// Rows are looked for in the cache, and kept there.
+    pub caches: bool,
+}
+
+impl Batch {
+    /// Requests `count` rows whose ids the host has, to the start of the output.
+    pub fn of_host(count: u32) -> Self {
+        Self {
+            count,
+            ids: None,
+            first_row: 0,
+            caches: true,
+        }
+    }
+}
+
+pub(super) struct CpuSide {
+    team: Team,
+    worker: Worker,
+    shared: Arc<Shared>,
+    launcher: Launcher,
+    awake: u32,
+    /// Chunks of all batches so far.
+    chunks: u32,
+}
+
+/// Kernels and stream of the launches.
+struct Launcher {
+    module: Module,
+    copy: Function,
+    stream: Stream,
+    row_bytes: u32,
+    slots: GpuData,
+    /// The rows of the cache, from a multiple of a row on.
+    cache: DeviceMemory,
+    out: u64,
+    /// Chunks that were launched, the ends of those whose slots are not free yet, and lines that were filled.
+    launched: u32,
+    ends: VecDeque<Event>,
+    filled: u64,
+}
+
+impl CpuSide {
+    /// Creates the queues of `controller` beside the GPU's, and memory. Rows go to `out`, a multiple of a row.
+    ///
+    /// # Errors
+    /// Without memory or queues.
+    pub fn new(
+        gpu: &Arc<Gpu>,
+        controller: &Controller,
+        info: NamespaceInfo,
+        shape: Shape,
+        out: u64,
+    ) -> Result<Self> {
+        let row = u64::from(shape.row_bytes);
+        let device = controller.device();
+        let slots = GpuData::pinned(gpu, device, (SLOT_BYTES.max(row * 4) + row) as usize)?;
+        let cache = DeviceMemory::new(gpu, ((u64::from(shape.lines) + 1) * row) as usize)?;
+        let first_slot = slots.address().next_multiple_of(row);
+        let places = Places {
+            nsid: info.nsid,
+            row_bytes: row,
+            blocks: shape.row_bytes / info.block_bytes,
+            slots_iova: slots.iova().offset(first_slot - slots.address()),
+            slots: first_slot / row,
+            cache: cache.address().div_ceil(row),
+            out: out / row,
+        };
+        let words = [shape.batch, shape.batch, shape.lines];
+        let [ids, sources, fills] = words.map(|count| Words::new(gpu, count as usize));
+        let index = Index::new(shape.rows, shape.lines);
+        let words = [ids?, sources?, fills?];
+        let shared = Arc::new(Shared::new(places, index, words, MOST_CHUNKS));
+        let queue = |number| {
+            controller
+                .create_queue_pair(ENTRIES)
+                .map(|queue| Worker::new(number, queue))
+        };
+        let worker = queue(0)?;
+        let others = (1..shape.threads).map_while(|number| queue(number).ok());
+        let module = Module::load(gpu, ROWS_PTX.as_bytes())?;
+        Ok(Self {
+            team: Team::start(&shared, others.collect())?,
+            worker,
+            shared,
+            launcher: Launcher {
+                copy: module.function("nvme_copy_rows")?,
+                module,
+                stream: Stream::new(gpu)?,
+                row_bytes: shape.row_bytes,
+                slots,
+                cache,
+                out,
+                launched: 0,
+                ends: VecDeque::new(),
+                filled: 0,
+            },
+            awake: 1,
+            chunks: 0,
+        })
+    }
+
+    /// Returns the number of threads that it has.
+    pub fn threads(&self) -> u32 {
+        self.team.threads()
+    }
+
+    /// Cuts that are worth a try for batches of `count` rows.
+    pub fn cuts(&self, count: u32) -> Vec<Cut> {
+        let most = self.most_chunk();
+        let least = count.div_ceil(MOST_CHUNKS);
+        let chunks = [count, count / 4, count / 16, most, most / 4];
+        let mut cuts = Vec::new();
+        for threads in [1, 2, 4, 8, 16] {
+            // Long batches are not for few threads.
+            let is_few = count > 4096 && threads < 4 && self.threads() >= 4;
+            if threads > self.threads() || is_few {
+                continue;
+            }
+            for rows in chunks {
+                let cut = Cut {
+                    threads,
+                    chunk_rows: rows.clamp(least.max(1), most).min(count),
+                };
+                // A thread has 16 rows of a chunk at least.
+                let is_fine = threads == 1 || cut.chunk_rows >= threads * 16;
+                if is_fine && !cuts.contains(&cut) {
+                    cuts.push(cut);
+                }
+            }
+        }
+        cuts
+    }
+
+    /// Returns the number of rows of a chunk at most.
+    pub fn most_chunk(&self) -> u32 {
+        let row = u64::from(self.launcher.row_bytes);
+        (SLOT_BYTES / row / u64::from(REGIONS)).max(1) as u32
+    }
+
+    /// Empties the cache.
+    ///
+    /// # Errors
+    /// The driver's.
+    pub fn clear(&mut self) -> Result<()> {
+        self.launcher.stream.finish()?;
+        self.shared.index.clear(self.chunks.wrapping_add(1));
+        self.launcher.filled = 0;
+        Ok(())
+    }
+
+    /// Lets all threads sleep that are not needed for `threads`.
+    ///
+    /// # Errors
+    /// As [`Team::wake`].
+    pub fn wake(&mut self, threads: u32) -> Result<()> {
+        if self.awake != threads {
+            self.team.wake(threads)?;
+            self.awake = threads;
+        }
+        Ok(())
+    }
+
+    /// Puts `ids` where the host has them.
+    pub fn set_ids(&self, ids: &[i64]) {
+        self.set_next(ids.len() as u32, |at| ids[at]);
+    }
+
+    /// Makes the ids of the next batch of `count` rows.
+    pub fn set_next(&self, count: u32, id: impl Fn(usize) -> i64) {
+        (0..count as usize).for_each(|at| self.shared.ids.set(at, id(at)));
+    }
+
+    /// Returns the address of the output.
+    pub fn out(&self) -> u64 {
+        self.launcher.out
+    }
+
+    /// Measures the seconds of a batch, from its ids to the host's knowledge that all rows are in place.
+    /// Threads that are awake are as many as `cut` says.
+    ///
+    /// # Errors
+    /// A read that failed, the driver's, and past a deadline.
+    pub fn run(&mut self, batch: Batch, cut: Cut) -> Result<f64> {
+        let plan = Plan {
+            count: batch.count,
+            chunk_rows: cut.chunk_rows,
+            threads: cut.threads,
+            first: self.chunks.wrapping_add(1),
+            first_row: batch.first_row,
+            caches: batch.caches,
+        };
+        self.chunks = self.chunks.wrapping_add(plan.chunks());
+        if plan.chunks() > self.shared.most_chunks() || self.awake != cut.threads {
+            return Err(Error::internal(format!(
+                "{plan:?} with {} threads awake",
+                self.awake
+            )));
+        }
+        let (shared, launcher) = (&*self.shared, &mut self.launcher);
+        let mut wait = Wait::begin();
+        let begin = Instant::now();
+        if let Some(ids) = batch.ids {
+            let bytes = batch.count as usize * 8;
+            // SAFETY: the caller's ids, and pinned memory for as many, which is waited for.
+            unsafe { launcher.stream.copy_out(shared.ids.start(), ids, bytes)? };
+            while !launcher.stream.is_done()? {
+                wait.look()?;
+            }
+        }
+        launcher.launched = 0;
+        launcher.ends.clear();
+        self.team.begin(plan);
+        let worked = self
+            .worker
+            .work(shared, &plan, &mut || launcher.step(shared, &plan));
+        let ended = worked.and_then(|()| launcher.end(shared, &plan));
+        if let Err(error) = ended {
+            shared.fail(error);
+            self.worker.settle();
+        }
+        let seconds = begin.elapsed().as_secs_f64();
+        while !self.team.is_done(&plan) {
+            wait.look()?;
+        }
+        match shared.failure() {
+            Some(error) => Err(error),
+            None => Ok(seconds),
+        }
+    }
+}
+
+impl Launcher {
+    /// Launches the next chunk if all of it is in memory, and frees the slots of one that was copied.
+    fn step(&mut self, shared: &Shared, plan: &Plan) -> Result<()> {
+        if let Some(end) = self.ends.front()
+            && end.is_done()?
+        {
+            self.ends.pop_front();
+            shared.free_slots();
+        }
+        if self.launched == plan.chunks() || !shared.is_whole(self.launched) {
+            return Ok(());
+        }
+        let chunk = self.launched;
+        self.launch(shared, plan, chunk)?;
+        // Only where another chunk waits for the slots.
+        if plan.chunks() > REGIONS {
+            self.ends.push_back(Event::record(&self.stream)?);
+        }
+        self.launched += 1;
+        Ok(())
+    }
+
+    /// Launches the remaining chunks, and waits until the GPU has finished.
+    fn end(&mut self, shared: &Shared, plan: &Plan) -> Result<()> {
+        let mut wait = Wait::begin();
+        while self.launched < plan.chunks() {
+            self.step(shared, plan)?;
+            shared.check(&mut wait)?;
+        }
+        while !self.stream.is_done()? {
+            shared.check(&mut wait)?;
+        }
+        Ok(())
+    }
+
+    fn launch(&mut self, shared: &Shared, plan: &Plan, chunk: u32) -> Result<()> {
+        let row = u64::from(self.row_bytes);
+        let rows = plan.rows(chunk);
+        let first = u64::from(rows.start);
+        let sources = shared.sources.address() + first * 8;
+        let to = self.out + (plan.first_row + first) * row;
+        self.copy(sources, rows.len() as u64, to)?;
+        // The chunk's lines are contiguous, except where they wrap around at the end of the cache.
+        let mut left = u64::from(shared.missed(chunk));
+        while left > 0 {
+            let line = self.filled % shared.index.lines();
+            let count = left.min(shared.index.lines() - line);
+            let to = (shared.places.cache + line) * row;
+            self.copy(shared.fills.address() + line * 8, count, to)?;
+            self.filled += count;
+            left -= count;
+        }
+        Ok(())
+    }
+
+    /// Copies `count` rows from the addresses at `sources`, in units of rows, to `to` on: the kernel with which a gather
+    /// copies rows out of its slots.
+    fn copy(&self, sources: u64, count: u64, to: u64) -> Result<()> {
+        let lanes = count
+            .div_ceil(u64::from(COPY_WARPS))
+            .next_power_of_two()
+            .min(32) as u32;
+        let launch = Gather {
+            ids: sources,
+            wide_ids: 1,
+            count,
+            out: to,
+            out_stride: u64::from(self.row_bytes),
+            rows: u64::MAX / u64::from(self.row_bytes),
+            row_bytes: self.row_bytes,
+            lanes,
+            unit_shift: self.row_bytes.trailing_zeros().min(4),
+            block_shift: 12,
+            ..Gather::default()
+        };
+        let warps = count.div_ceil(u64::from(lanes)) as u32;
+        let blocks = warps.div_ceil(BLOCK_WARPS).min(COPY_WARPS / BLOCK_WARPS);
+        // SAFETY: rows of the slots, of the cache and of the output, which the index names; the stream keeps the order.
+        unsafe {
+            self.module
+                .launch(&self.stream, self.copy, blocks, BLOCK_THREADS, &launch)
+        }
+    }
+}
+
+impl Drop for CpuSide {
+    fn drop(&mut self) {
+        // Waits so that the GPU no longer uses the memory when it is freed; if the driver fails, the context is
+        // lost, and nothing runs any more.
+        let _ = self.launcher.stream.finish();
+        debug_assert!(!self.launcher.slots.is_empty() && !self.launcher.cache.is_empty());
+    }
+}

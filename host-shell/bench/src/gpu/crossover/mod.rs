@@ -1,0 +1,119 @@
+//! GPU-initiated against CPU-initiated reads: the same rows of the same drive, through a cache in GPU memory
+//! and pinned slots, by the same copy, to the same output.
+//!
+//! Each batch has an exact number of rows in the cache: they are read before, and the drive's count of read
+//! commands must grow by the number of the others. Every word of every row is checked on the GPU after the
+//! timed part.
+//!
+//! - [`ids`]: batches with an exact hit rate. [`bench`]: both sides, alternating.
+//! - [`cpu_side`]: the CPU's side; [`by_cpu`]: one of its threads, [`team`]: its thread pool, [`index`]: the
+//!   index of its cache, [`words`]: memory that it shares with kernels.
+//! - [`chain`]: pointer chases, where a row has to arrive before the next one can be requested.
+
+mod bench;
+mod by_cpu;
+mod chain;
+mod cpu_side;
+mod ids;
+mod index;
+mod job;
+mod team;
+mod words;
+
+pub use job::CrossoverJob;
+
+use super::gather::lay_out::{check_room, cores, lay_out};
+use crate::measure::GatherCases;
+use bench::{Bench, Case};
+use job::batches;
+use nvme_cuda::Gpu;
+use nvme_cuda::GpuRows;
+use nvme_cuda::{Access, Tier, TierRequest};
+use nvme_driver::controller::Controller;
+use nvme_driver::controller::config::Config;
+use nvme_driver::device::Device;
+use nvme_driver::error::{Error, Result};
+use serde_json::{Value, json};
+use std::sync::Arc;
+
+/// Measures all cases on `device`; `emit` gets one object for the machine and one for each case.
+///
+/// # Errors
+/// What keeps a case from running, rows that are wrong, another count of reads than there are misses, and those of
+/// `emit`.
+pub fn crossover(
+    device: Arc<dyn Device>,
+    config: &Config,
+    job: &CrossoverJob,
+    emit: &mut dyn FnMut(Value) -> Result<()>,
+) -> Result<()> {
+    let gpu = Gpu::open(job.gpu)?;
+    let threads = match job.threads {
+        0 => cores() as u32,
+        threads => threads,
+    };
+    let queues = u16::try_from(job.options.queues).unwrap_or(u16::MAX);
+    let config = Config {
+        // Chases by the CPU use separate queues.
+        queue_pairs: job
+            .options
+            .queues
+            .saturating_add(2 + threads + chain::MOST_THREADS),
+        ..config.clone()
+    };
+    let exactly = TierRequest::Exactly(Tier::Direct);
+    let access = Arc::new(Access::find(&gpu, device, queues, exactly)?);
+    let controller = Controller::start(Arc::clone(access.device()), &config)?;
+    let info = controller.usable_namespace(job.nsid)?;
+    let cases = GatherCases {
+        table_bytes: job.table_bytes,
+        row_bytes: job.row_bytes.clone(),
+        rows: 0,
+        runs: job.runs,
+        seed: job.seed,
+        zipf: false,
+    };
+    let controllers = [(controller, info)];
+    check_room(&controllers, (job.nsid, &cases))?;
+    let [(controller, info)] = &controllers;
+    for row_bytes in &job.row_bytes {
+        if !row_bytes.is_multiple_of(info.block_bytes) {
+            return Err(Error::usage(
+                format!(
+                    "rows of {row_bytes} bytes are not whole blocks of {} bytes",
+                    info.block_bytes
+                ),
+                "use rows of whole blocks",
+            ));
+        }
+    }
+    lay_out(&controllers, (job.nsid, &cases))?;
+    for row_bytes in &job.row_bytes {
+        let rows = GpuRows::create(controller, &access, *info, job.options, config.timeout)?;
+        let mut bench = Bench::new(&gpu, (controller, *info), rows, (*row_bytes, threads), job)?;
+        emit(json!({
+            "gpu": gpu.describe(), "device": access.device().describe(), "tier": access.describe(),
+            "cores": cores(), "block_bytes": info.block_bytes, "row_bytes": row_bytes,
+            "queues": job.options.queues, "stations": job.options.stations,
+            "cpu_queues": bench.cpu.threads(), "table_bytes": job.table_bytes,
+        }))?;
+        for count in batches(job, u64::from(*row_bytes)) {
+            let case = |percent, caches| Case {
+                count,
+                percent,
+                caches,
+            };
+            emit(bench.case(case(0, false))?)?;
+            for percent in &job.hits {
+                emit(bench.case(case(*percent, true))?)?;
+            }
+        }
+        for count in &job.walks {
+            if let Some(case) = bench.walks(*count, (&gpu, *info), threads)? {
+                emit(case)?;
+            }
+        }
+    }
+    let [(controller, _)] = controllers;
+    controller.shut_down()
+}

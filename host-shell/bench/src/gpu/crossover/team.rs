@@ -1,0 +1,161 @@
+//! Threads that work on batches together: they spin while batches may come, and sleep otherwise.
+
+use super::by_cpu::{Plan, Shared, Wait, Worker};
+use nvme_driver::error::{Error, Result};
+use nvme_driver::lock::lock;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::thread::JoinHandle;
+
+/// The other threads beside the one that launches.
+pub(super) struct Team {
+    baton: Arc<Baton>,
+    threads: Vec<JoinHandle<()>>,
+}
+
+struct Baton {
+    shared: Arc<Shared>,
+    /// Number of threads that are awake; `None` at the end.
+    awake: Mutex<Option<u32>>,
+    changed: Condvar,
+    plan: Mutex<Plan>,
+    /// Batches so far.
+    turn: AtomicU64,
+    /// Threads that are done with the batch.
+    done: AtomicU32,
+    /// Threads that spin.
+    ready: AtomicU32,
+    /// As `awake`, for those that spin.
+    wanted: AtomicU32,
+}
+
+impl Team {
+    /// # Errors
+    /// Without threads.
+    pub fn start(shared: &Arc<Shared>, workers: Vec<Worker>) -> Result<Self> {
+        let baton = Arc::new(Baton {
+            shared: Arc::clone(shared),
+            awake: Mutex::new(Some(0)),
+            changed: Condvar::new(),
+            plan: Mutex::new(Plan::default()),
+            turn: AtomicU64::new(0),
+            done: AtomicU32::new(0),
+            ready: AtomicU32::new(0),
+            wanted: AtomicU32::new(0),
+        });
+        let mut team = Self {
+            baton: Arc::clone(&baton),
+            threads: Vec::new(),
+        };
+        for worker in workers {
+            let baton = Arc::clone(&baton);
+            let thread = std::thread::Builder::new()
+                .name(format!("reader-{}", worker.number))
+                .spawn(move || baton.serve(worker));
+            let call = "starting a thread that reads rows";
+            team.threads
+                .push(thread.map_err(|source| Error::System { call, source })?);
+        }
+        Ok(team)
+    }
+
+    /// Returns the number of threads, including the one that launches.
+    pub fn threads(&self) -> u32 {
+        self.threads.len() as u32 + 1
+    }
+
+    /// Wakes as many as work on batches of `threads` threads, and lets the others sleep. Returns when it is so.
+    ///
+    /// # Errors
+    /// Past the deadline.
+    pub fn wake(&self, threads: u32) -> Result<()> {
+        let wanted = threads.saturating_sub(1);
+        *lock(&self.baton.awake) = Some(wanted);
+        self.baton.wanted.store(wanted, Ordering::Release);
+        self.baton.changed.notify_all();
+        let mut wait = Wait::begin();
+        // Acquire: pairs with the workers' increments. Once all are ready they spin on `turn`, so that waking
+        // them is not part of the time that is measured.
+        while self.baton.ready.load(Ordering::Acquire) != wanted {
+            wait.look()?;
+        }
+        Ok(())
+    }
+
+    /// Begins with a batch; those that are awake work on it.
+    pub fn begin(&self, plan: Plan) {
+        self.baton.shared.begin(&plan);
+        *lock(&self.baton.plan) = plan;
+        self.baton.done.store(0, Ordering::Relaxed);
+        // Release: pairs with the acquire of `turn` in `serve`. A worker that sees the new turn finds the plan
+        // of this batch, and the count of finished workers reset to zero.
+        self.baton.turn.fetch_add(1, Ordering::Release);
+    }
+
+    /// True if all other threads have finished the batch of `plan`.
+    pub fn is_done(&self, plan: &Plan) -> bool {
+        self.baton.done.load(Ordering::Acquire) + 1 >= plan.threads
+    }
+}
+
+impl Drop for Team {
+    fn drop(&mut self) {
+        *lock(&self.baton.awake) = None;
+        self.baton.wanted.store(0, Ordering::Release);
+        self.baton.changed.notify_all();
+        for thread in self.threads.drain(..) {
+            // It panics only where a lock is poisoned, and has ended then.
+            let _ = thread.join();
+        }
+    }
+}
+
+impl Baton {
+    fn serve(&self, mut worker: Worker) {
+        while self.is_wanted(worker.number) {
+            let mut turn = self.turn.load(Ordering::Acquire);
+            self.ready.fetch_add(1, Ordering::AcqRel);
+            let mut looks = 0u32;
+            while self.wanted.load(Ordering::Acquire) >= worker.number {
+                let now = self.turn.load(Ordering::Acquire);
+                if now == turn {
+                    looks = looks.wrapping_add(1);
+                    match looks.is_multiple_of(4096) {
+                        true => std::thread::yield_now(),
+                        false => std::hint::spin_loop(),
+                    }
+                    continue;
+                }
+                turn = now;
+                let plan = *lock(&self.plan);
+                if worker.number >= plan.threads {
+                    continue;
+                }
+                let worked = worker.work(&self.shared, &plan, &mut || Ok(()));
+                if let Err(error) = worked {
+                    self.shared.fail(error);
+                    worker.settle();
+                }
+                // Release: pairs with the acquire in `is_done`. The launching thread ends the batch when it has
+                // seen all workers, and reads the index and the counters that they changed.
+                self.done.fetch_add(1, Ordering::Release);
+            }
+            self.ready.fetch_sub(1, Ordering::AcqRel);
+        }
+    }
+
+    /// Sleeps until the worker is to be awake; `false` at the end.
+    fn is_wanted(&self, number: u32) -> bool {
+        let mut awake = lock(&self.awake);
+        loop {
+            match *awake {
+                None => return false,
+                Some(wanted) if wanted >= number => return true,
+                Some(_) => {
+                    let woken = self.changed.wait(awake);
+                    awake = woken.unwrap_or_else(PoisonError::into_inner);
+                }
+            }
+        }
+    }
+}

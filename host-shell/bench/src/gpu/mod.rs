@@ -1,0 +1,21 @@
+//! What GPU-driven queues reach, against their limits: the suite of `nvme-gpu bench --gpu --suite`.
+//!
+//! The controller is the null controller of CPU threads, so what is measured is the driver, the bus
+//! and the controller's own speed; each line names which of them was the limit.
+
+mod case;
+mod crossover;
+mod gather;
+mod limits;
+mod rig;
+mod stream;
+mod suite;
+
+pub use case::Case;
+pub use crossover::{CrossoverJob, crossover};
+pub use gather::{GatherJob, gather};
+pub use limits::Limits;
+pub(crate) use limits::copy_rates;
+pub use nvme_cuda::Mode;
+pub use rig::{Bench, Run};
+pub use suite::{Options, run};

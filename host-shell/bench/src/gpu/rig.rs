@@ -1,0 +1,212 @@
+//! The null controller registered with a GPU, and runs of the kernels against it.
+// UNSAFETY: launches get the null controller's memory by address.
+#![allow(unsafe_code)]
+
+use super::case::Case;
+use crate::null::{Account, Null, Shape};
+use nvme_core::Identity;
+use nvme_core::handoff::QueueWords;
+use nvme_core::spec::nvm::opcode;
+use nvme_cuda::Registered;
+use nvme_cuda::{GpuQueues, Grid, LaunchResult};
+use nvme_cuda::{Kernel, Kernels};
+use nvme_driver::error::{Error, Result};
+use nvme_gpu_kernel::work::Launch;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// Entries of each ring of the null controller.
+pub(super) const ENTRIES: u32 = 1024;
+/// Bytes of a command: one block.
+const BLOCK_SHIFT: u32 = 9;
+/// Longest wait for a command.
+const TIMEOUT_NS: u64 = 10_000_000_000;
+/// The host's patience with a launch.
+const LIMIT: Duration = Duration::from_secs(60);
+
+/// One run of a case.
+#[derive(Clone, Debug)]
+pub struct Run {
+    /// Counts of the kernel.
+    pub ran: LaunchResult,
+    /// Counts of the controller.
+    pub account: Account,
+    /// Commands of the run.
+    pub commands: u64,
+}
+
+impl Run {
+    /// Returns the number of commands per second.
+    pub fn rate(&self) -> f64 {
+        self.commands as f64 / self.ran.seconds.max(1e-9)
+    }
+}
+
+/// A null controller registered with a GPU, and queues that the GPU drives.
+pub struct Bench {
+    set: GpuQueues,
+    registered: Registered,
+    null: Null,
+}
+
+impl Bench {
+    /// Creates a controller of `queues` queue pairs with doorbells `4 << dstrd` bytes apart.
+    ///
+    /// # Errors
+    /// [`Error::System`] and [`Error::Device`] without memory.
+    pub fn new(kernels: &Arc<Kernels>, queues: u32, dstrd: u8) -> Result<Self> {
+        // A buffer for each slot of each queue, and for each of 64 Ki threads.
+        let buffers = (queues as usize * ENTRIES as usize).max(1 << 16);
+        Self::shaped(
+            kernels,
+            Shape {
+                queues,
+                entries: ENTRIES,
+                dstrd,
+                data_bytes: buffers << BLOCK_SHIFT,
+            },
+        )
+    }
+
+    /// Rings alone, for the bare kernels.
+    pub(super) fn of_rings(kernels: &Arc<Kernels>, queues: u32, entries: u32) -> Result<Self> {
+        Self::shaped(
+            kernels,
+            Shape {
+                queues,
+                entries,
+                dstrd: 4,
+                data_bytes: 0,
+            },
+        )
+    }
+
+    fn shaped(kernels: &Arc<Kernels>, shape: Shape) -> Result<Self> {
+        let (null, queues) = (Null::new(shape)?, shape.queues);
+        let registered = Registered::pages(kernels.gpu(), null.pages())?;
+        let host: Vec<QueueWords> = (0..queues)
+            .map(|index| {
+                let words = null.words(index);
+                // No lists: a command has one page of data at most.
+                QueueWords {
+                    lists: words.sq,
+                    lists_iova: words.sq,
+                    ..words
+                }
+            })
+            .collect();
+        // No controller is behind these queues.
+        let identity = Identity::new();
+        let set = GpuQueues::new(kernels, &identity, &host, 0, |at| registered.translate(at))?;
+        Ok(Self {
+            set,
+            registered,
+            null,
+        })
+    }
+
+    /// Returns the controller.
+    pub fn null(&self) -> &Null {
+        &self.null
+    }
+
+    /// Returns the number of bytes of GPU memory that the state of one queue takes.
+    pub fn state_bytes(&self) -> usize {
+        self.set.state_bytes()
+    }
+
+    /// Runs `commands` commands as `case` says, against `threads` controller threads.
+    ///
+    /// # Errors
+    /// [`Error::Device`] when a command did not succeed, or the controller saw an invalid entry or doorbell.
+    pub fn run(&mut self, case: &Case, commands: u64, threads: usize) -> Result<Run> {
+        self.set.restart(&Identity::new(), 0)?;
+        let running = self.null.start(threads, case.model)?;
+        let launch = Launch {
+            data: self.registered.translate(self.null.data())?,
+            data_iova: self.null.data(),
+            data_bytes: self.null.shape().data_bytes as u64,
+            commands,
+            units: 1 << 30,
+            seed: 1,
+            timeout_ns: TIMEOUT_NS,
+            nsid: 1,
+            opcode: u32::from(opcode::READ),
+            blocks: 1,
+            block_shift: BLOCK_SHIFT,
+            depth: case.depth,
+            lanes: case.lanes,
+            ..Launch::default()
+        };
+        let grid = case.grid();
+        // SAFETY: the data memory is the null controller's, which is stopped before this returns;
+        // nothing else uses its queues.
+        let ran = unsafe { self.set.run(grid, launch, false, LIMIT, || Ok(())) };
+        let account = running.stop();
+        if let Some(fault) = &account.fault {
+            return Err(Error::internal(format!(
+                "the null controller stopped: queue {}: {}",
+                fault.qid, fault.what
+            )));
+        }
+        let ran = ran?;
+        if ran.report.completed != commands {
+            return Err(Error::internal(format!(
+                "{} of {commands} commands succeeded: {:?}",
+                ran.report.completed, ran.report
+            )));
+        }
+        Ok(Run {
+            ran,
+            account,
+            commands,
+        })
+    }
+
+    /// Runs a bare limit's kernel over the rings, which no controller serves.
+    pub(super) fn bare(&mut self, grid: Grid, commands: u64) -> Result<LaunchResult> {
+        self.set.restart(&Identity::new(), 0)?;
+        self.run_bare(grid, commands, 0)
+    }
+
+    /// Runs a bare limit's kernel; a `depth` other than 0 means that a controller serves it.
+    pub(super) fn run_bare(
+        &mut self,
+        grid: Grid,
+        commands: u64,
+        depth: u32,
+    ) -> Result<LaunchResult> {
+        let launch = Launch {
+            commands,
+            timeout_ns: TIMEOUT_NS,
+            opcode: u32::from(opcode::READ),
+            depth,
+            ..Launch::default()
+        };
+        // SAFETY: the bare kernels use the rings and doorbells alone, which are ours.
+        unsafe { self.set.run(grid, launch, false, LIMIT, || Ok(())) }
+    }
+
+    /// Runs one warp on each queue that writes `entries` entries, reads completions and rings
+    /// without checking anything, while the controller serves them.
+    pub(super) fn served(&mut self, entries: u64, threads: usize) -> Result<LaunchResult> {
+        self.set.restart(&Identity::new(), 0)?;
+        let running = self.null.start_heedless(threads)?;
+        let grid = Grid {
+            kernel: Kernel::SqeWrites,
+            blocks: self.null.shape().queues,
+            threads: 32,
+        };
+        let ran = self.run_bare(grid, entries, 1);
+        let account = running.stop();
+        match account.fault {
+            Some(fault) => Err(Error::internal(fault.what)),
+            // A lap that the controller missed would make this cheaper than the real thing.
+            None if account.commands * 20 < entries * 19 => Err(Error::device(
+                format!("{} of {entries} entries were served", account.commands),
+                "give the controller more threads",
+            )),
+            None => ran,
+        }
+    }
+}

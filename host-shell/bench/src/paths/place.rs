@@ -1,0 +1,44 @@
+//! Ways, and where they lead.
+
+use super::plan::Plan;
+use nvme_driver::error::Result;
+
+/// Byte that fills the destination before each path, so that missing data cannot pass for right data.
+pub(super) const SPOILT: u8 = 0xA5;
+
+/// A way of the bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Way {
+    /// Our driver.
+    Direct,
+    CuFile,
+    /// `pread` into pageable memory, then a copy.
+    Pageable,
+    /// `pread` into pinned memory, with copies at the same time.
+    Pinned,
+}
+
+/// Destination of the bytes, and the paths that lead there.
+pub(super) trait Place {
+    /// Returns each way, its name, and how it goes or why not.
+    fn ways(&mut self) -> Vec<(Way, &'static str, Result<String>)>;
+
+    /// Prepares a run of `plan`, outside of the timed part.
+    fn prepare(&mut self, plan: &Plan) -> Result<()>;
+
+    /// Measures the seconds of `plan` by `way`.
+    fn run(&mut self, way: Way, plan: &Plan) -> Result<f64>;
+
+    /// Returns the seconds of its reads alone and of its copies alone, where they can be measured separately.
+    fn steps(&mut self, way: Way, plan: &Plan) -> Result<Option<(f64, f64)>>;
+
+    /// Copies the first bytes of the destination to the host.
+    fn take(&mut self, into: &mut [u8]) -> Result<()>;
+
+    /// Overwrites the destination.
+    fn spoil(&mut self) -> Result<()>;
+
+    /// Returns the bytes a second of copies to the destination, where a link leads there, and of copies inside
+    /// of its memory, each byte counted as read and as written.
+    fn limits(&mut self, runs: usize) -> Result<(Option<f64>, f64)>;
+}

@@ -1,0 +1,176 @@
+//! Findings about each GPU from the CUDA driver.
+
+use super::finding::{Finding, MACHINE, Notes, Status};
+use nvme_cuda::{GpuFacts, Pinning};
+use nvme_driver::error::{Error, Result};
+
+/// Translates the result of [`GpuFacts::all`] into findings; `pinning` returns, for a GPU's number, whether
+/// host memory can be registered with it.
+pub fn examine(
+    found: Result<Vec<GpuFacts>>,
+    pinning: impl Fn(u32) -> Result<Pinning>,
+) -> Vec<Finding> {
+    let gpus = match found {
+        Ok(gpus) => gpus,
+        Err(error) => {
+            let mut notes = Notes::about(MACHINE);
+            let remedy = Error::remedy(&error);
+            notes.add("CUDA", Status::Note, error.to_string(), remedy);
+            return notes.all;
+        }
+    };
+    let of_gpu = |gpu: &GpuFacts| {
+        let mut notes = Notes::about(&gpu.address);
+        let (major, minor) = gpu.capability;
+        notes.ok(
+            "CUDA",
+            format!(
+                "GPU {} ({}), compute capability {major}.{minor}, driver for CUDA {}",
+                gpu.index, gpu.name, gpu.cuda
+            ),
+        );
+        ordering(gpu, &mut notes);
+        export(gpu, &mut notes);
+        memory(pinning(gpu.index), &mut notes);
+        notes.all
+    };
+    gpus.iter().flat_map(of_gpu).collect()
+}
+
+/// Examines whether a completion in host memory can become visible before the data that a drive wrote into GPU
+/// memory.
+fn ordering(gpu: &GpuFacts, notes: &mut Notes) {
+    let flush = match gpu.flush_options {
+        0 => "none",
+        1 => "by the host",
+        2 => "by memory operations of streams",
+        _ => "by the host and by memory operations of streams",
+    };
+    let text = |who: &str| {
+        format!(
+            "GPU_DIRECT_RDMA_WRITES_ORDERING is {} ({who}), flush {flush}",
+            gpu.writes_ordering
+        )
+    };
+    match gpu.writes_ordering {
+        200.. => notes.ok(
+            "write ordering",
+            text("every GPU sees peers' writes in order"),
+        ),
+        100.. => notes.ok(
+            "write ordering",
+            text("the GPU that owns the memory sees peers' writes in order"),
+        ),
+        _ => notes.add(
+            "write ordering",
+            Status::Warning,
+            text("no order without a flush"),
+            "tier 2 is refused on this GPU; use --tier 1",
+        ),
+    }
+}
+
+/// Examines whether host memory can be registered with the GPU.
+fn memory(pinning: Result<Pinning>, notes: &mut Notes) {
+    const NAME: &str = "memory of the host";
+    match pinning {
+        Ok(Pinning::Registers) => notes.ok(NAME, "the driver registers it"),
+        Ok(Pinning::Allocates(why)) => notes.add(
+            NAME,
+            Status::Warning,
+            format!("the driver registers none ({why}), and allocates some"),
+            "the GPU reaches no queues: stores have a host thread move its rows, and --gpu is refused",
+        ),
+        Ok(Pinning::Refuses(why)) => notes.add(
+            NAME,
+            Status::Warning,
+            format!("the driver registers none and allocates none: {why}"),
+            "use no GPU: leave --gpu and `gpu` out",
+        ),
+        Err(error) => {
+            let remedy = error.remedy().to_owned();
+            notes.add(NAME, Status::Note, error.to_string(), remedy);
+        }
+    }
+}
+
+fn export(gpu: &GpuFacts, notes: &mut Notes) {
+    let rdma = match gpu.rdma {
+        true => "is",
+        false => "is not",
+    };
+    match gpu.dma_buf {
+        true => notes.ok(
+            "dma-buf of the GPU",
+            format!("its memory can be exported; GPUDirect RDMA {rdma} supported"),
+        ),
+        false => notes.add(
+            "dma-buf of the GPU",
+            Status::Warning,
+            format!("CUDA exports none of its memory; GPUDirect RDMA {rdma} supported"),
+            "for tier 2: the open kernel modules, on a GPU other than a GeForce",
+        ),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn gpu(writes_ordering: i32, dma_buf: bool) -> GpuFacts {
+        GpuFacts {
+            index: 0,
+            name: "H200".to_owned(),
+            address: "0000:03:00.0".to_owned(),
+            capability: (9, 0),
+            cuda: "13.0".to_owned(),
+            writes_ordering,
+            flush_options: 1,
+            rdma: dma_buf,
+            dma_buf,
+        }
+    }
+
+    #[test]
+    fn each_gpu_has_its_order_and_its_export() {
+        for (ordering, dma_buf, status, text) in [
+            (100, true, Status::Ok, "is 100 (the GPU that owns"),
+            (200, true, Status::Ok, "is 200 (every GPU"),
+            (0, false, Status::Warning, "is 0 (no order"),
+        ] {
+            let registers = |_| Ok(Pinning::Registers);
+            let found = examine(Ok(vec![gpu(ordering, dma_buf)]), registers);
+            assert_eq!((found.len(), found[3].status), (4, Status::Ok));
+            assert!(found[0].text.contains("compute capability 9.0"));
+            assert_eq!((found[1].status, found[2].status), (status, status));
+            assert!(found[1].text.contains(text), "{}", found[1].text);
+            assert!(found[1].text.contains("flush by the host"));
+            assert!(found.iter().all(|one| one.subject == "0000:03:00.0"));
+        }
+        let none = examine(Err(Error::environment("no driver", "install one")), |_| {
+            panic!("there is no GPU")
+        });
+        assert_eq!(
+            (none[0].status, none[0].text.as_str()),
+            (Status::Note, "no driver")
+        );
+    }
+
+    #[test]
+    fn a_driver_that_registers_no_memory_is_named() {
+        let why = || "cuMemHostRegister: refused (NOT_SUPPORTED)".to_owned();
+        for (pinning, text) in [
+            (Pinning::Allocates(why()), "and allocates some"),
+            (Pinning::Refuses(why()), "allocates none"),
+        ] {
+            let found = examine(Ok(vec![gpu(100, true)]), |_| Ok(pinning.clone()));
+            let memory = &found[3];
+            assert_eq!(memory.status, Status::Warning);
+            assert!(memory.text.contains("NOT_SUPPORTED"), "{}", memory.text);
+            assert!(memory.text.contains(text), "{}", memory.text);
+        }
+        let busy = |_| Err(Error::environment("another process uses it", "wait"));
+        let found = examine(Ok(vec![gpu(100, true)]), busy);
+        assert_eq!(found[3].status, Status::Note);
+    }
+}

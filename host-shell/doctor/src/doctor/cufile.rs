@@ -1,0 +1,56 @@
+//! Findings about cuFile: the library, and its answer.
+
+use super::finding::{Finding, MACHINE, Notes, Status};
+use nvme_driver::error::{Error, Result};
+
+/// Translates the result of [`probe_cufile`](nvme_cuda::probe_cufile) into a finding.
+pub fn examine(found: Result<(String, Result<()>)>) -> Finding {
+    const CHECK: &str = "cuFile";
+    let mut notes = Notes::about(MACHINE);
+    let remedy = |error: &Error| format!("{}; gds=auto and gds=off need no cuFile", error.remedy());
+    match found {
+        Err(error) => notes.add(CHECK, Status::Note, error.to_string(), remedy(&error)),
+        Ok((file, Ok(()))) => notes.add(
+            CHECK,
+            Status::Ok,
+            format!("{file}: cuFileDriverOpen answered 0"),
+            "a file may still be refused when it is opened (5008, 5027): the path of its store says so",
+        ),
+        Ok((file, Err(error))) => {
+            let text = format!("{file} was not opened: {error}");
+            notes.add(CHECK, Status::Warning, text, remedy(&error));
+        }
+    }
+    notes.all.remove(0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_library_is_missing_refused_or_open() {
+        let refused = || Error::environment("cuFileDriverOpen: 5001", "load nvidia-fs");
+        let library = || "/usr/lib/libcufile.so.0".to_owned();
+        for (found, status, text, remedy) in [
+            (
+                Err(refused()),
+                Status::Note,
+                "cuFileDriverOpen: 5001",
+                "gds=off",
+            ),
+            (Ok((library(), Ok(()))), Status::Ok, "answered 0", "5027"),
+            (
+                Ok((library(), Err(refused()))),
+                Status::Warning,
+                "not opened: cuFileDriverOpen: 5001",
+                "load nvidia-fs; ",
+            ),
+        ] {
+            let one = examine(found);
+            assert_eq!((one.subject.as_str(), one.status), (MACHINE, status));
+            assert!(one.text.contains(text), "{}", one.text);
+            assert!(one.remedy.unwrap().contains(remedy));
+        }
+    }
+}

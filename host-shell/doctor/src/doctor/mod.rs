@@ -1,0 +1,110 @@
+//! What this machine can and cannot do, and what to change: the findings behind `nvme-gpu doctor`.
+//!
+//! Everything is read through a [`Host`], nothing is opened for use and nothing is changed; but for CUDA and cuFile, whose
+//! libraries are asked where this machine has them.
+
+mod controller;
+#[cfg(feature = "cuda")]
+mod cuda;
+#[cfg(feature = "cuda")]
+mod cufile;
+mod finding;
+mod gpu;
+mod machine;
+mod software;
+mod tier;
+
+pub use finding::{Finding, Status};
+pub use tier::Verdict;
+
+use crate::nvidia;
+use crate::topology::Topology;
+use finding::MACHINE;
+use nvme_driver::sysfs::{Census, Host};
+use serde::Serialize;
+
+/// Everything that was found.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Report {
+    /// The findings, machine first.
+    pub findings: Vec<Finding>,
+    /// Possible tier of each controller.
+    pub tiers: Vec<Verdict>,
+}
+
+/// Returns the version of the NVIDIA driver that is loaded, and whether it is the open kernel modules.
+pub fn nvidia_driver(host: &Host) -> Option<(String, bool)> {
+    let driver = nvidia::Driver::loaded(host)?;
+    Some((driver.version, driver.open))
+}
+
+/// Looks at everything of this machine, and asks libcuda and libcufile.
+pub fn examine_here() -> Report {
+    #[cfg_attr(not(feature = "cuda"), expect(unused_mut))]
+    let mut report = examine(&Host::here());
+    #[cfg(feature = "cuda")]
+    {
+        let of_machine = |finding: &Finding| finding.subject == MACHINE;
+        let end = report.findings.iter().filter(|one| of_machine(one)).count();
+        report
+            .findings
+            .insert(end, cufile::examine(nvme_cuda::probe_cufile()));
+        let gpus = cuda::examine(nvme_cuda::GpuFacts::all(), |index| {
+            nvme_cuda::Gpu::open(index)?.pinning()
+        });
+        report.findings.extend(gpus);
+        in_order(&mut report.findings);
+    }
+    report
+}
+
+/// Looks at everything that files of the system say.
+pub fn examine(host: &Host) -> Report {
+    let mut findings = machine::examine(host);
+    findings.extend(software::examine(host));
+    let controllers = host.controllers();
+    let gpus = nvidia::find(host);
+    let topology = Topology::of(host);
+    if controllers.is_empty() {
+        findings.push(machine::no_controller());
+    }
+    let census = Census::take(host);
+    for function in &controllers {
+        findings.extend(controller::examine(host, function, &census));
+    }
+    findings.extend(gpu::examine(host, &gpus, &topology));
+    in_order(&mut findings);
+    let tiers = controllers
+        .iter()
+        .map(|function| tier::of(host, function, &topology))
+        .collect();
+    Report { findings, tiers }
+}
+
+/// Sorts findings: the machine's first, then those of each device together, in the order of the
+/// devices.
+fn in_order(findings: &mut [Finding]) {
+    let mut subjects: Vec<String> = vec![MACHINE.to_owned()];
+    for finding in findings.iter() {
+        if !subjects.contains(&finding.subject) {
+            subjects.push(finding.subject.clone());
+        }
+    }
+    findings.sort_by_key(|finding| subjects.iter().position(|one| *one == finding.subject));
+}
+
+#[cfg(test)]
+impl Report {
+    /// Returns the finding of `check` about `subject`, as "status: text: remedy".
+    fn find(&self, subject: &str, check: &str) -> String {
+        let mut all = self.findings.iter();
+        let found = all.find(|one| one.subject == subject && one.check == check);
+        found.map_or_else(
+            || format!("no finding {check} of {subject}"),
+            |one| {
+                let remedy = one.remedy.as_deref().unwrap_or("-");
+                format!("{:?}: {}: {remedy}", one.status, one.text)
+            },
+        )
+    }
+}

@@ -1,0 +1,314 @@
+//! Connections of controllers and GPUs: root ports, switches, links, ACS, IOMMU groups, NUMA nodes; and the
+//! tiers that each pair of them allows.
+//!
+//! Everything is read from files of the system and nothing is opened for use. Files that only root may read are
+//! reported as unknown to others.
+
+mod link;
+mod path;
+mod shape;
+#[cfg(test)]
+mod tests;
+mod text;
+
+pub use crate::tiers::{Allowed, Answer, Tier, Ways, meaning};
+pub use link::{LinkState, Rate};
+pub use path::{Relation, Route, Slowest};
+
+use crate::nvidia;
+use crate::tiers::{Between, tiers, ways};
+use nvme_driver::pci::{ACS_REDIRECTS, Port};
+use nvme_driver::sysfs::{Address, Census, Function, Host};
+use path::Way;
+use serde::Serialize;
+use shape::{Shape, is_bridge};
+use std::collections::{BTreeMap, BTreeSet};
+
+/// Topology of a machine's controllers and GPUs.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Topology {
+    /// The IOMMU is on: there are IOMMU groups.
+    pub iommu: bool,
+    /// Root complexes that have a controller or a GPU below them.
+    pub complexes: Vec<Complex>,
+    /// Controllers, GPUs and the bridges above them, by address.
+    pub devices: Vec<Device>,
+    /// Verdicts on driving each controller, by each driver.
+    pub controllers: Vec<Controller>,
+    /// A path for each GPU and each controller.
+    pub paths: Vec<Path>,
+}
+
+/// A root complex.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Complex {
+    /// As Linux names it: pci0000:00.
+    pub name: String,
+    /// Functions right below it that are left out.
+    pub others: usize,
+}
+
+/// Kind of a device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Kind {
+    /// A port of the root complex.
+    RootPort,
+    /// The port of a switch that leads up.
+    SwitchUpstream,
+    /// A port of a switch that leads down.
+    SwitchDownstream,
+    /// Another bridge.
+    Bridge,
+    /// An NVMe controller.
+    Nvme,
+    /// A GPU of NVIDIA's.
+    Gpu,
+}
+
+/// Setting of a port's ACS redirection: whether transfers between the peers below it go through the root
+/// complex.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Acs {
+    /// It does.
+    Redirects,
+    /// It has the capability, and does not.
+    Off,
+    /// It has no such capability.
+    Absent,
+    /// Only root may read that.
+    Unknown,
+}
+
+/// A controller, a GPU or a bridge above one.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Device {
+    /// Its PCI address.
+    pub address: String,
+    /// The bridge above it that answers.
+    pub parent: Option<String>,
+    /// The root complex above it.
+    pub complex: Option<String>,
+    /// Its kind.
+    pub kind: Kind,
+    /// Vendor and device: 144d:a80a.
+    pub id: String,
+    /// The name that its driver gives it.
+    pub model: Option<String>,
+    /// Its driver.
+    pub driver: Option<String>,
+    /// The NUMA node that it is next to.
+    pub node: Option<u32>,
+    /// Its IOMMU group.
+    pub group: Option<Group>,
+    /// Of a port.
+    pub acs: Option<Acs>,
+    /// The link above it.
+    pub link: Option<LinkState>,
+    /// Functions below it that are left out.
+    pub others: usize,
+}
+
+/// An IOMMU group.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Group {
+    /// Its number.
+    pub number: u32,
+    /// IOMMU domain type of the kernel's own drivers: DMA (strict), DMA-FQ (lazy), identity (not translated).
+    pub kind: Option<String>,
+}
+
+/// A controller, regardless of GPUs.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Controller {
+    /// Its PCI address.
+    pub controller: String,
+    /// Verdicts on driving it by CPU threads.
+    #[serde(flatten)]
+    pub ways: Ways,
+}
+
+/// A GPU, a controller and the path between them.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Path {
+    /// The GPU's PCI address.
+    pub gpu: String,
+    /// The controller's.
+    pub controller: String,
+    /// The nearest thing above both.
+    pub relation: Relation,
+    /// The bridge that is it.
+    pub through: Option<String>,
+    /// Turning point of transfers between them.
+    pub route: Route,
+    /// Reason for that turning point.
+    pub why: String,
+    /// The slowest link of that way.
+    pub slowest: Option<Slowest>,
+    /// Tiers 0 to 3.
+    pub tiers: Vec<Tier>,
+}
+
+impl Topology {
+    /// Looks at this machine.
+    pub fn here() -> Self {
+        Self::of(&Host::here())
+    }
+
+    /// Looks at a machine.
+    pub fn of(host: &Host) -> Self {
+        let shape = Shape::of(host);
+        let controllers: Vec<&Function> = shape.all().filter(|one| one.is_nvme()).collect();
+        let gpus: Vec<&Function> = shape.all().filter(|one| nvidia::is_gpu(one)).collect();
+        let (complexes, devices) = devices(host, &shape);
+        let census = Census::take(host);
+        let ways: Vec<Ways> = controllers
+            .iter()
+            .map(|one| ways(host, one, &census))
+            .collect();
+        let drives = || controllers.iter().zip(&ways);
+        let pairs = gpus
+            .iter()
+            .flat_map(|gpu| drives().map(move |(drive, ways)| (*gpu, *drive, ways)));
+        Self {
+            iommu: host.iommu_groups() > 0,
+            complexes,
+            devices,
+            paths: pairs
+                .map(|(gpu, drive, ways)| path_of(host, &shape, gpu, drive, ways))
+                .collect(),
+            controllers: drives()
+                .map(|(one, ways)| Controller {
+                    controller: one.address.to_string(),
+                    ways: ways.clone(),
+                })
+                .collect(),
+        }
+    }
+
+    /// Returns the device at `address`.
+    pub fn device(&self, address: &str) -> Option<&Device> {
+        self.devices.iter().find(|one| one.address == address)
+    }
+}
+
+fn path_of(host: &Host, shape: &Shape, gpu: &Function, drive: &Function, ways: &Ways) -> Path {
+    let way = Way::between(shape, gpu, drive);
+    let between = Between {
+        relation: way.relation,
+        route: way.route,
+    };
+    Path {
+        gpu: gpu.address.to_string(),
+        controller: drive.address.to_string(),
+        relation: way.relation,
+        through: way.through.map(|bridge| bridge.to_string()),
+        route: way.route,
+        why: way.why,
+        slowest: way.slowest,
+        tiers: tiers(host, ways, gpu, between),
+    }
+}
+
+/// Returns controllers, GPUs and the bridges above them; other devices are counted at the bridge
+/// where they are left out.
+fn devices(host: &Host, shape: &Shape) -> (Vec<Complex>, Vec<Device>) {
+    let matters = |one: &&Function| one.is_nvme() || nvidia::is_gpu(one);
+    let mut kept: BTreeSet<Address> = BTreeSet::new();
+    for one in shape.all().filter(matters) {
+        kept.insert(one.address);
+        kept.extend(
+            one.bridges
+                .iter()
+                .filter(|bridge| shape.get(**bridge).is_some()),
+        );
+    }
+    let (mut below, mut right_below): (BTreeMap<Address, usize>, BTreeMap<String, usize>) =
+        Default::default();
+    for one in shape.all() {
+        if kept.contains(&one.address) {
+            if let Some(complex) = &one.complex {
+                right_below.entry(complex.clone()).or_default();
+            }
+            continue;
+        }
+        let nearest = one.bridges.iter().find(|bridge| kept.contains(bridge));
+        match (nearest, &one.complex) {
+            (Some(bridge), _) => *below.entry(*bridge).or_default() += 1,
+            (None, Some(complex)) => *right_below.entry(complex.clone()).or_default() += 1,
+            (None, None) => {}
+        }
+    }
+    let devices: Vec<Device> = kept
+        .iter()
+        .filter_map(|address| shape.get(*address))
+        .map(|one| {
+            device(
+                host,
+                shape,
+                one,
+                below.get(&one.address).copied().unwrap_or(0),
+            )
+        })
+        .collect();
+    let used = |name: &str| {
+        devices
+            .iter()
+            .any(|one| one.complex.as_deref() == Some(name))
+    };
+    let complexes = right_below
+        .into_iter()
+        .filter(|(name, _)| used(name))
+        .map(|(name, others)| Complex { name, others })
+        .collect();
+    (complexes, devices)
+}
+
+fn device(host: &Host, shape: &Shape, one: &Function, others: usize) -> Device {
+    let kind = match shape.port(one.address) {
+        _ if one.is_nvme() => Kind::Nvme,
+        _ if nvidia::is_gpu(one) => Kind::Gpu,
+        Port::Root => Kind::RootPort,
+        Port::Upstream => Kind::SwitchUpstream,
+        Port::Downstream => Kind::SwitchDownstream,
+        Port::Endpoint | Port::Other => Kind::Bridge,
+    };
+    let is_port = matches!(kind, Kind::RootPort | Kind::SwitchDownstream) && is_bridge(one);
+    let model = match kind {
+        Kind::Nvme => one.model.clone(),
+        Kind::Gpu => nvidia::model(host, one),
+        _ => None,
+    };
+    Device {
+        address: one.address.to_string(),
+        parent: shape.parent(one).map(|parent| parent.to_string()),
+        complex: one.complex.clone(),
+        kind,
+        id: format!("{:04x}:{:04x}", one.config.vendor, one.config.device),
+        model,
+        driver: one.driver.clone(),
+        node: one.node,
+        group: one.group.map(|number| group(host, number)),
+        acs: is_port.then(|| acs(one)),
+        link: shape.link_above(one.address),
+        others,
+    }
+}
+
+fn group(host: &Host, number: u32) -> Group {
+    let kind = host.text(format!("sys/kernel/iommu_groups/{number}/type"));
+    Group {
+        number,
+        kind: kind.map(|kind| kind.trim().to_owned()),
+    }
+}
+
+fn acs(port: &Function) -> Acs {
+    match port.config.acs {
+        Some(control) if control & ACS_REDIRECTS != 0 => Acs::Redirects,
+        Some(_) => Acs::Off,
+        None if port.config.bytes < 4096 => Acs::Unknown,
+        None => Acs::Absent,
+    }
+}

@@ -1,0 +1,151 @@
+//! The way between a GPU and a controller.
+
+use super::link::LinkState;
+use super::shape::{Shape, is_switch_port};
+use nvme_driver::pci::ACS_REDIRECTS;
+use nvme_driver::sysfs::{Address, Function};
+use serde::Serialize;
+
+/// The nearest thing that is above both, from near to far.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Relation {
+    /// A switch.
+    SameSwitch,
+    /// A root port, without a switch below it that both share.
+    SameRootPort,
+    /// A root complex.
+    SameRootComplex,
+    /// Two root complexes of one NUMA node.
+    SameNode,
+    /// Two root complexes whose NUMA nodes are unknown, so they may or may not share one.
+    OtherRootComplex,
+    /// Two NUMA nodes.
+    AcrossNodes,
+}
+
+/// Turning point of transfers between the two.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Route {
+    /// In the switch.
+    Switch,
+    /// In the root complex.
+    RootComplex,
+    /// In the switch or in the root complex: ACS of the switch cannot be read.
+    Unknown,
+}
+
+/// The slowest link of a path.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Slowest {
+    /// The device below the link.
+    pub address: String,
+    /// The link.
+    #[serde(flatten)]
+    pub link: LinkState,
+}
+
+/// Path between a GPU and a controller.
+pub(super) struct Way {
+    pub relation: Relation,
+    pub through: Option<Address>,
+    pub route: Route,
+    pub why: String,
+    pub slowest: Option<Slowest>,
+}
+
+impl Way {
+    pub fn between(shape: &Shape, gpu: &Function, drive: &Function) -> Self {
+        let shared = |bridge: &&Address| drive.bridges.contains(bridge);
+        let through = gpu.bridges.iter().find(shared).copied();
+        let relation = relation(shape, gpu, drive, through);
+        let below = |one: &Function| -> Vec<Address> {
+            let bridges = one.bridges.iter();
+            let below = bridges.take_while(|bridge| Some(**bridge) != through);
+            below.copied().collect()
+        };
+        let (route, why) = match (relation, through) {
+            (Relation::SameSwitch, Some(switch)) => {
+                route(shape, drive, switch, &[below(gpu), below(drive)].concat())
+            }
+            _ => (
+                Route::RootComplex,
+                "nothing below the root complex is above both".to_owned(),
+            ),
+        };
+        let slowest = [gpu, drive].into_iter().flat_map(|end| {
+            let bridges = match route {
+                Route::Switch => below(end),
+                _ => end.bridges.clone(),
+            };
+            std::iter::once(end.address).chain(bridges)
+        });
+        Self {
+            relation,
+            through,
+            route,
+            why,
+            slowest: slowest_of(shape, slowest),
+        }
+    }
+}
+
+fn relation(shape: &Shape, gpu: &Function, drive: &Function, through: Option<Address>) -> Relation {
+    if let Some(bridge) = through {
+        return match is_switch_port(shape.port(bridge)) {
+            true => Relation::SameSwitch,
+            false => Relation::SameRootPort,
+        };
+    }
+    if gpu.complex.is_some() && gpu.complex == drive.complex {
+        return Relation::SameRootComplex;
+    }
+    match (gpu.node, drive.node) {
+        (Some(one), Some(other)) if one == other => Relation::SameNode,
+        (Some(_), Some(_)) => Relation::AcrossNodes,
+        _ => Relation::OtherRootComplex,
+    }
+}
+
+/// Returns the turning point of transfers of `drive` to a peer below `switch`, and its reason; `below` are the
+/// bridges between it and the two.
+fn route(shape: &Shape, drive: &Function, switch: Address, below: &[Address]) -> (Route, String) {
+    if let Some(group) = drive.group {
+        let why = format!(
+            "the IOMMU translates the addresses of group {group}, which switch {switch} does not know"
+        );
+        return (Route::RootComplex, why);
+    }
+    let ports = || below.iter().filter_map(|bridge| shape.get(*bridge));
+    let redirects = |port: &&Function| port.config.acs.is_some_and(|acs| acs & ACS_REDIRECTS != 0);
+    if let Some(port) = ports().find(redirects) {
+        let why = format!("ACS of {} sends peers' transfers up", port.address);
+        return (Route::RootComplex, why);
+    }
+    let is_hidden = |port: &&Function| port.config.acs.is_none() && port.config.bytes < 4096;
+    match ports().find(is_hidden) {
+        Some(port) => (
+            Route::Unknown,
+            format!("ACS of {} is unknown: needs root", port.address),
+        ),
+        None => (
+            Route::Switch,
+            format!("switch {switch} passes peers' transfers on"),
+        ),
+    }
+}
+
+/// Returns the slowest of the links above `devices`, by their trained rates.
+fn slowest_of(shape: &Shape, devices: impl Iterator<Item = Address>) -> Option<Slowest> {
+    let links = devices.filter_map(|address| {
+        let link = shape.link_above(address)?;
+        let rate = link.trained?.gb_per_s?;
+        Some((rate, address, link))
+    });
+    let (_, address, link) = links.min_by(|one, other| one.0.total_cmp(&other.0))?;
+    Some(Slowest {
+        address: address.to_string(),
+        link,
+    })
+}

@@ -1,0 +1,197 @@
+//! Read-ahead schedule of layers: the order in which they are requested is given, or learned from the first pass,
+//! which ends when its first layer is requested again.
+
+use super::LayerOrder;
+use nvme_driver::error::{Error, Result};
+use std::collections::HashMap;
+
+/// Read-ahead schedule: the next layers in the given or learned order.
+#[derive(Debug)]
+pub(super) struct Course {
+    layers: usize,
+    /// One pass, after which it begins again; none while it is learned.
+    pass: Option<Pass>,
+    /// Layers of the first pass so far, while the order is learned.
+    seen: Vec<usize>,
+    /// Position of the last layer in the pass.
+    place: Option<usize>,
+}
+
+/// Layers in their order, and at which places of it each stands.
+#[derive(Debug)]
+struct Pass {
+    order: Vec<usize>,
+    places: HashMap<usize, Vec<usize>>,
+}
+
+impl Pass {
+    fn new(order: Vec<usize>) -> Self {
+        let mut places: HashMap<usize, Vec<usize>> = HashMap::new();
+        for (place, layer) in order.iter().enumerate() {
+            places.entry(*layer).or_default().push(place);
+        }
+        Self { order, places }
+    }
+
+    /// Returns how many layers come between place `from` and the next place of `layer`.
+    fn distance(&self, from: usize, layer: usize) -> Option<usize> {
+        let places = self.places.get(&layer)?;
+        let next = places.partition_point(|place| *place < from);
+        match places.get(next) {
+            Some(place) => Some(place - from),
+            None => Some(places.first()? + self.order.len() - from),
+        }
+    }
+}
+
+impl Course {
+    /// # Errors
+    /// [`Error::Usage`] for an empty order, and for layers that do not exist.
+    pub fn new(order: &LayerOrder, layers: usize) -> Result<Self> {
+        let pass = match order {
+            LayerOrder::Sequential => Some(Pass::new((0..layers).collect())),
+            LayerOrder::Learned => None,
+            LayerOrder::Given(pass) => {
+                if let Some(wrong) = pass.iter().find(|one| **one >= layers) {
+                    let cause = format!("the order has layer {wrong} of {layers}");
+                    return Err(Error::usage(cause, "use numbers of layers, from 0 on"));
+                }
+                if pass.is_empty() {
+                    return Err(Error::usage(
+                        "the order has no layers",
+                        "name them, or leave the order out",
+                    ));
+                }
+                Some(Pass::new(pass.clone()))
+            }
+        };
+        Ok(Self {
+            layers,
+            pass,
+            seen: Vec::new(),
+            place: None,
+        })
+    }
+
+    /// Records a request for `layer`.
+    pub fn asked(&mut self, layer: usize) {
+        let Some(pass) = &self.pass else {
+            if self.seen.first() == Some(&layer) {
+                // The second pass begins.
+                self.pass = Some(Pass::new(std::mem::take(&mut self.seen)));
+                self.place = Some(0);
+            } else {
+                self.seen.push(layer);
+            }
+            return;
+        };
+        // The next place that has it, from the one behind the last on; where it stays when there is none.
+        let from = self.from(pass);
+        if let Some(distance) = pass.distance(from, layer) {
+            self.place = Some((from + distance) % pass.order.len());
+        }
+    }
+
+    /// Returns the place behind the last one.
+    fn from(&self, pass: &Pass) -> usize {
+        self.place.map_or(0, |place| (place + 1) % pass.order.len())
+    }
+
+    /// Returns the layer that comes `steps` layers after the next one, within one pass.
+    pub fn ahead(&self, steps: usize) -> Option<usize> {
+        match &self.pass {
+            Some(pass) if steps < pass.order.len() => {
+                Some(pass.order[(self.from(pass) + steps) % pass.order.len()])
+            }
+            Some(_) => None,
+            None => {
+                let next = self.next_in_sequence()?.checked_add(steps)?;
+                (next < self.layers).then_some(next)
+            }
+        }
+    }
+
+    /// Returns how many layers come before `layer` does.
+    pub fn distance(&self, layer: usize) -> Option<usize> {
+        match &self.pass {
+            Some(pass) => pass.distance(self.from(pass), layer),
+            None => layer.checked_sub(self.next_in_sequence()?),
+        }
+    }
+
+    /// As long as layers follow one another, the next one probably does.
+    fn next_in_sequence(&self) -> Option<usize> {
+        match self.seen[..] {
+            [only] => Some(only + 1),
+            [.., before, last] if last == before + 1 => Some(last + 1),
+            _ => None,
+        }
+    }
+
+    /// True if the order is known.
+    pub fn is_known(&self) -> bool {
+        self.pass.is_some()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn next(course: &Course, count: usize) -> Vec<usize> {
+        (0..count).map_while(|step| course.ahead(step)).collect()
+    }
+
+    #[test]
+    fn a_sequence_begins_again_at_its_end() {
+        let mut course = Course::new(&LayerOrder::Sequential, 3).unwrap();
+        assert_eq!(next(&course, 9), [0, 1, 2]);
+        course.asked(1);
+        assert_eq!(next(&course, 2), [2, 0]);
+        course.asked(2);
+        assert_eq!(next(&course, 2), [0, 1]);
+        // Out of turn: it goes on from there.
+        course.asked(1);
+        assert_eq!(next(&course, 1), [2]);
+    }
+
+    #[test]
+    fn a_layer_that_comes_twice_is_the_next_of_both() {
+        let mut course = Course::new(&LayerOrder::Given(vec![0, 1, 2, 1]), 4).unwrap();
+        for (asked, then) in [(0, 1), (1, 2), (2, 1), (1, 0), (0, 1), (1, 2)] {
+            course.asked(asked);
+            assert_eq!(next(&course, 1), [then], "after {asked}");
+        }
+        // One that is not in the order changes nothing.
+        course.asked(3);
+        assert_eq!(next(&course, 1), [2]);
+    }
+
+    #[test]
+    fn an_order_is_learned_from_the_first_pass() {
+        let mut course = Course::new(&LayerOrder::Learned, 6).unwrap();
+        assert!(next(&course, 1).is_empty());
+        for (asked, then) in [(3, &[4][..]), (4, &[5]), (1, &[]), (0, &[])] {
+            course.asked(asked);
+            assert_eq!(next(&course, 1), then, "after {asked}");
+            assert_eq!(
+                then.first().map(|layer| course.distance(*layer)),
+                then.first().map(|_| Some(0))
+            );
+            assert!(!course.is_known());
+        }
+        course.asked(3);
+        assert!(course.is_known());
+        assert_eq!(next(&course, 9), [4, 1, 0, 3]);
+        let distances = [4, 1, 0, 3, 5].map(|layer| course.distance(layer));
+        assert_eq!(distances, [Some(0), Some(1), Some(2), Some(3), None]);
+    }
+
+    #[test]
+    fn orders_that_cannot_be_are_refused() {
+        for order in [vec![], vec![0, 3]] {
+            let error = Course::new(&LayerOrder::Given(order), 3).unwrap_err();
+            assert!(matches!(error, Error::Usage { .. }));
+        }
+    }
+}

@@ -1,0 +1,204 @@
+//! Layers in memory of a GPU, hashed where they lie, in a stream beside that of the reads: a layer is verified while the
+//! next one is read (docs/adr/0019).
+//!
+//! The kernel writes the hash of each chunk to memory of the host, which compares them when the kernel has ended.
+// UNSAFETY: launches the kernel over memory of layers.
+#![allow(unsafe_code)]
+
+use super::chunk::LayerChunk;
+use super::options::MOST_UNDER_WAY;
+use super::plan::{LayerPlan, Layers};
+use nvme_cuda::{ChunkHasher, DeviceMemory, Event, Gpu, HashedChunk, HostWords, Stream};
+use nvme_driver::error::{Error, Result};
+use nvme_driver::lock::lock;
+use std::sync::{Arc, Mutex, OnceLock};
+use std::time::{Duration, Instant};
+
+/// Between two looks at an event.
+const NAP: Duration = Duration::from_micros(20);
+
+/// The kernel, its stream, and the chunks of all layers.
+pub(super) struct Verifier {
+    stream: Stream,
+    hasher: ChunkHasher,
+    /// A [`HashedChunk`] for each chunk, layer after layer.
+    chunks: DeviceMemory,
+    /// The number of each layer's first chunk.
+    firsts: Vec<u64>,
+    /// Hashes of the layers under way: `stride` words each.
+    hashes: HostWords,
+    stride: usize,
+    /// Parts of `hashes` that no layer has.
+    free: Mutex<Vec<usize>>,
+}
+
+/// The hashes of a layer under way.
+pub(super) struct Verifying {
+    verifier: Arc<Verifier>,
+    chunks: Arc<[LayerChunk]>,
+    /// Its part of the hashes.
+    part: usize,
+    verified: Arc<Event>,
+    verdict: OnceLock<Verdict>,
+}
+
+enum Verdict {
+    Right,
+    /// This chunk has this hash.
+    Wrong(usize, u64),
+    /// The driver's answer.
+    Lost(String),
+}
+
+impl Verifier {
+    /// Creates the verifier if any layer has a manifest.
+    ///
+    /// # Errors
+    /// Without memory, and when the driver rejects the kernel.
+    pub fn of(gpu: &Arc<Gpu>, layers: &Layers) -> Result<Option<Arc<Self>>> {
+        let (mut firsts, mut table, mut stride) = (Vec::new(), Vec::new(), 0);
+        let mut count = 0;
+        for layer in layers.iter() {
+            firsts.push(count);
+            count += layer.chunks().len() as u64;
+            stride = stride.max(layer.chunks().len());
+            for one in layer.chunks() {
+                let chunk = HashedChunk {
+                    at: one.at,
+                    bytes: one.chunk.bytes.into(),
+                };
+                table.extend(chunk.at.to_le_bytes());
+                table.extend(chunk.bytes.to_le_bytes());
+            }
+        }
+        if count == 0 {
+            return Ok(None);
+        }
+        let chunks = DeviceMemory::new(gpu, table.len())?;
+        chunks.upload(0, &table)?;
+        // One is started when there is room, so that one more than are under way has a part.
+        let parts = MOST_UNDER_WAY + 1;
+        Ok(Some(Arc::new(Self {
+            stream: Stream::urgent(gpu)?,
+            hasher: ChunkHasher::load(gpu)?,
+            chunks,
+            firsts,
+            hashes: HostWords::new(gpu, parts.saturating_mul(stride))?,
+            stride,
+            free: Mutex::new((0..parts).collect()),
+        })))
+    }
+
+    /// Verifies the layer at `address` after `loaded`, which from then on means the end of that; `until` means it, too.
+    ///
+    /// # Errors
+    /// The driver's.
+    pub fn start(
+        self: &Arc<Self>,
+        (layer, plan): (usize, &LayerPlan),
+        address: u64,
+        loaded: &Arc<Event>,
+        until: &Event,
+    ) -> Result<Verifying> {
+        let first = self.firsts.get(layer).copied();
+        let first = first.ok_or_else(|| Error::internal("a layer that has no chunks"))?;
+        let part = lock(&self.free).pop();
+        let part = part.ok_or_else(|| Error::internal("more layers under way than hashes"))?;
+        if let Err(error) = self.put((first, plan), part, address, (loaded, until)) {
+            // Nothing was launched.
+            lock(&self.free).push(part);
+            return Err(error);
+        }
+        Ok(Verifying {
+            verifier: Arc::clone(self),
+            chunks: Arc::clone(&plan.chunks),
+            part,
+            verified: Arc::clone(loaded),
+            verdict: OnceLock::new(),
+        })
+    }
+
+    fn put(
+        &self,
+        (first, plan): (u64, &LayerPlan),
+        part: usize,
+        address: u64,
+        (loaded, until): (&Event, &Event),
+    ) -> Result<()> {
+        let stream = self.stream.handle();
+        let chunks = self.chunks.address() + first * size_of::<HashedChunk>() as u64;
+        let chunks = (chunks, plan.chunks().len() as u64);
+        let hashes = self.hashes.address(part * self.stride);
+        loaded.before(stream)?;
+        // SAFETY: chunks of the layer's cell, which lies in an allocation of whole pages that is freed after this
+        // stream has ended; reads into the cell wait for `until`.
+        let launched = unsafe { self.hasher.launch(stream, chunks, address, hashes) };
+        // The events are recorded even if the launch was refused: threads and streams that wait for them would
+        // otherwise wait forever.
+        loaded.record_in(&self.stream)?;
+        until.record_in(&self.stream)?;
+        launched
+    }
+
+    /// Waits until nothing is hashed any more.
+    pub fn finish(&self) {
+        // As that of the reads.
+        let _ = self.stream.finish();
+    }
+}
+
+impl Verifying {
+    /// True if it has ended. The first call that finds it ended compares the hashes.
+    pub fn is_done(&self) -> bool {
+        if self.verdict.get().is_some() {
+            return true;
+        }
+        let verdict = match self.verified.is_done() {
+            Ok(false) => return false,
+            Ok(true) => self.compare(),
+            Err(error) => Verdict::Lost(error.to_string()),
+        };
+        if self.verdict.set(verdict).is_ok() {
+            lock(&self.verifier.free).push(self.part);
+        }
+        true
+    }
+
+    /// Waits until it has ended, `limit` at most; whether it has.
+    pub fn wait(&self, limit: Duration) -> bool {
+        let begin = Instant::now();
+        while !self.is_done() {
+            if begin.elapsed() > limit {
+                return false;
+            }
+            std::thread::sleep(NAP);
+        }
+        true
+    }
+
+    /// Returns the reason why the layer is not right, once it has ended.
+    pub fn failure(&self) -> Option<Error> {
+        match self.verdict.get()? {
+            Verdict::Right => None,
+            Verdict::Wrong(index, found) => {
+                let chunk = self.chunks.get(*index)?.chunk;
+                chunk.compare(*found).err()
+            }
+            Verdict::Lost(why) => Some(Error::device(
+                format!("the layer was not verified: {why}"),
+                "open the device again",
+            )),
+        }
+    }
+
+    fn compare(&self) -> Verdict {
+        let first = self.part * self.verifier.stride;
+        for (index, one) in self.chunks.iter().enumerate() {
+            let found = self.verifier.hashes.get(first + index);
+            if found != one.chunk.xxh3 {
+                return Verdict::Wrong(index, found);
+            }
+        }
+        Verdict::Right
+    }
+}

@@ -1,0 +1,211 @@
+//! Transfers of bytes between a store and GPU memory, on the caller's stream: as rows of a table, or as ranges that
+//! the GPU itself splits into commands. Ranges that are no whole blocks are completed by the host.
+// UNSAFETY: requests hold addresses of GPU memory, for which the caller vouches.
+#![allow(unsafe_code)]
+
+use super::Store;
+use super::table::Table;
+use nvme_cuda::{
+    Gpu, GpuRows, HostRows, KernelArgument, LaunchSequence, Pending, ReadList, ReadRange, Request,
+};
+use nvme_driver::error::{Error, Result};
+use nvme_gpu_kernel::rows::LIST_RANGES;
+use std::sync::Arc;
+
+/// Bytes of the rows as which a host thread moves ranges.
+const ROW_BYTES: u64 = 64 << 10;
+/// Bytes of the rows as which the GPU reads ranges of stripes: many warps take part in a short one.
+const PIECE_BYTES: u64 = 4 << 10;
+
+impl Store {
+    /// Returns the GPU that it was opened with.
+    pub fn gpu(&self) -> Option<&Arc<Gpu>> {
+        self.space.gpu().ok().map(HostRows::gpu)
+    }
+
+    /// Reads `bytes` bytes from byte `offset` on to address `to` of the store's GPU: puts it into `stream`, a
+    /// `CUstream`, and returns before it runs. Any offset, length and address.
+    ///
+    /// A row of the [`Pending`] is a part as which it was read: 4 KiB or a block of one drive, 64 KiB of a file.
+    ///
+    /// # Safety
+    /// As [`Table::gather_on_gpu`], for `bytes` bytes at `to`.
+    ///
+    /// # Errors
+    /// As [`Table::gather_on_gpu`]; [`Error::Usage`] for a range past the end.
+    pub unsafe fn read_on_gpu(
+        &self,
+        offset: u64,
+        bytes: u64,
+        to: u64,
+        stream: u64,
+    ) -> Result<Pending> {
+        let range = ReadRange { offset, bytes, to };
+        // SAFETY: the caller's.
+        unsafe { self.read_ranges_on_gpu(&[range], stream) }
+    }
+
+    /// As [`read_on_gpu`](Self::read_on_gpu), for many ranges: those of one drive share a launch, 96 of them at most, and
+    /// are read side by side. Operations in a stream follow one another: many reads by as many calls are slower.
+    ///
+    /// The parts of all ranges are counted through as rows of the [`Pending`]. Ranges whose places overlap leave the
+    /// bytes of any of them there.
+    ///
+    /// # Safety
+    /// As [`read_on_gpu`](Self::read_on_gpu), for each.
+    ///
+    /// # Errors
+    /// As [`read_on_gpu`](Self::read_on_gpu): nothing is under way then, and some ranges may have been read.
+    pub unsafe fn read_ranges_on_gpu(&self, ranges: &[ReadRange], stream: u64) -> Result<Pending> {
+        for range in ranges {
+            self.space.check(range.offset, range.bytes)?;
+        }
+        let gpu = self.space.gpu()?.gpu();
+        if let [member] = &self.space.members[..]
+            && let Some(rows) = member.rows.as_ref().filter(|rows| rows.reads_ranges())
+        {
+            // SAFETY: the caller's; the ranges lie inside the store.
+            return unsafe { rows.read_ranges(ranges, stream) };
+        }
+        ReadRange::judge_all(ranges, gpu, stream)?;
+        let read = |table: &Table, request: &Request| {
+            // SAFETY: the caller's.
+            unsafe { table.gather_on_gpu(request, stream) }
+        };
+        let row_bytes = match &self.space.striped {
+            Some(_) => PIECE_BYTES,
+            None => ROW_BYTES,
+        };
+        LaunchSequence::run(gpu, stream, |sequence| {
+            let mut before = 0;
+            for range in ranges {
+                let bytes = (range.offset, range.bytes);
+                let part = self.in_rows(bytes, row_bytes, range.to, stream, read)?;
+                sequence.add(part, before);
+                before += range.bytes.div_ceil(row_bytes);
+            }
+            Ok(())
+        })
+    }
+
+    /// Returns the number of bytes of the pieces of ranges that a kernel lists for
+    /// [`read_listed_on_gpu`](Self::read_listed_on_gpu): a piece ends where the drive's bytes are a multiple of
+    /// them.
+    ///
+    /// # Errors
+    /// [`Error::Usage`] where the GPU does not submit the reads itself.
+    pub fn listed_piece_bytes(&self) -> Result<u32> {
+        Ok(self.lists()?.listed_piece_bytes())
+    }
+
+    /// Reads ranges of bytes which a kernel before it in `stream`, a `CUstream`, lists in memory of the store's GPU: the
+    /// host does not know them. Returns before it runs; it can be captured.
+    ///
+    /// A row of the [`Pending`] is a piece of [`listed_piece_bytes`](Self::listed_piece_bytes); those of all ranges are
+    /// counted through. A range past the end of the drive fails with the drive's status.
+    ///
+    /// # Safety
+    /// As [`Table::gather_on_gpu`], for the addresses of `list` and of the ranges that the kernel lists.
+    ///
+    /// # Errors
+    /// As [`Table::gather_on_gpu`]; [`Error::Usage`] where the GPU does not submit the reads itself, and for addresses
+    /// that are not aligned.
+    pub unsafe fn read_listed_on_gpu(&self, list: &ReadList, stream: u64) -> Result<Pending> {
+        let rows = self.lists()?;
+        if !list.list.is_multiple_of(8) || !list.status.is_multiple_of(4) {
+            return Err(Error::usage(
+                format!(
+                    "the list of ranges at {:#x} or the status at {:#x} is not aligned",
+                    list.list, list.status
+                ),
+                "use multiples of 8, and of 4 for the status",
+            ));
+        }
+        if list.ranges > LIST_RANGES {
+            return Err(Error::usage(
+                format!(
+                    "the list has {} ranges, more than one launch takes",
+                    list.ranges
+                ),
+                format!("use {LIST_RANGES} ranges at most"),
+            ));
+        }
+        // SAFETY: the caller's.
+        unsafe { rows.read_listed(list, stream) }
+    }
+
+    fn lists(&self) -> Result<&GpuRows> {
+        self.space.gpu()?;
+        if let [member] = &self.space.members[..]
+            && let Some(rows) = member.rows.as_ref().filter(|rows| rows.reads_ranges())
+        {
+            return Ok(rows);
+        }
+        Err(Error::usage(
+            "ranges that a kernel lists: the GPU reads them from one drive",
+            "use one drive (sim:, vfio:, vfio-user:) with blocks of 32 KiB at most",
+        ))
+    }
+
+    /// Writes `bytes` bytes at address `from` of the store's GPU to byte `offset` of the store: enqueues the
+    /// write in `stream`, a `CUstream`, and returns before it runs. Blocks that are written in part keep their
+    /// other bytes. The GPU submits the writes of whole blocks of a drive as [`Table::scatter_on_gpu`] does, 64
+    /// KiB each and a shorter one at the end.
+    ///
+    /// # Safety
+    /// As [`Table::scatter_on_gpu`], for `bytes` bytes at `from`.
+    ///
+    /// # Errors
+    /// As [`Table::scatter_on_gpu`]; [`Error::Usage`] for a range past the end.
+    pub unsafe fn write_from_gpu(
+        &self,
+        offset: u64,
+        bytes: u64,
+        from: u64,
+        stream: u64,
+    ) -> Result<Pending> {
+        self.space.check(offset, bytes)?;
+        let gpu = self.space.gpu()?.gpu();
+        gpu.judge_list(stream, [KernelArgument::read("data", from, bytes, 1)])?;
+        let write = |table: &Table, request: &Request| {
+            // SAFETY: the caller's.
+            unsafe { table.scatter_on_gpu(request, stream) }
+        };
+        self.in_rows((offset, bytes), ROW_BYTES, from, stream, write)
+    }
+
+    /// Divides a range into rows of `row_bytes` and one shorter row at the end, and calls `start` for both.
+    fn in_rows(
+        &self,
+        (offset, bytes): (u64, u64),
+        row_bytes: u64,
+        address: u64,
+        stream: u64,
+        mut start: impl FnMut(&Table, &Request) -> Result<Pending>,
+    ) -> Result<Pending> {
+        self.space.check(offset, bytes)?;
+        let gpu = self.space.gpu()?.gpu();
+        let whole = bytes / row_bytes;
+        LaunchSequence::run(gpu, stream, |sequence| {
+            for (rows, bytes, at) in [
+                (whole, row_bytes, 0),
+                (1, bytes % row_bytes, whole * row_bytes),
+            ] {
+                if rows == 0 || bytes == 0 {
+                    continue;
+                }
+                let table = self.table(offset + at, rows, bytes)?;
+                let request = Request {
+                    ids: 0,
+                    wide_ids: true,
+                    count: rows,
+                    out: address + at,
+                    out_stride: bytes,
+                    status: 0,
+                };
+                sequence.add(start(&table, &request)?, at / row_bytes);
+            }
+            Ok(())
+        })
+    }
+}

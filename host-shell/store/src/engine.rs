@@ -1,0 +1,309 @@
+//! Carries out the commands of one call, several in flight on several lanes.
+//!
+//! Invariant: every piece is handed to [`Work::done`] or to [`Work::failed`] once, unless the work stops.
+
+use super::lane::{Command, Failure, Lanes, Op};
+use super::space::{Piece, Space};
+use nvme_driver::error::Error;
+use nvme_driver::lock::relax;
+use std::collections::VecDeque;
+
+/// Limit of repetitions of a command that a reset aborted. The command itself may be the cause of the resets,
+/// so it is not repeated without end.
+const RETRIES: u32 = 3;
+
+/// Reaction to the failure of a piece.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum After {
+    /// Send nothing more.
+    Stop,
+    /// Go on with the other pieces.
+    GoOn,
+    /// Send it again in parts of this many bytes, to find out which of them fail.
+    Split(u32),
+}
+
+/// Handler of a call's pieces: provides bytes to write, receives bytes read, decides about failures.
+pub(crate) trait Work {
+    /// Gives a piece that is to be written its bytes. May be called more than once.
+    fn fill(&mut self, piece: &Piece, bytes: &mut [u8]) {
+        let _ = (piece, bytes);
+    }
+
+    /// Called when the piece was moved; `bytes` are the bytes that were read.
+    fn done(&mut self, piece: &Piece, bytes: &[u8]);
+
+    /// Called when the piece could not be moved; returns the reaction.
+    fn failed(&mut self, piece: &Piece, error: Error) -> After;
+}
+
+/// A piece that waits or is in flight.
+#[derive(Clone, Copy)]
+struct Task {
+    piece: Piece,
+    tries: u32,
+}
+
+/// The tasks of one member.
+struct Share<'a> {
+    member: usize,
+    waiting: VecDeque<Task>,
+    lanes: Lanes<'a>,
+}
+
+/// The tasks in flight; a tag is an index.
+#[derive(Default)]
+struct Flight {
+    tasks: Vec<Option<(Task, usize)>>,
+    free: Vec<u32>,
+}
+
+impl Flight {
+    fn add(&mut self, task: Task, lane: usize) -> u32 {
+        match self.free.pop() {
+            Some(tag) => {
+                self.tasks[tag as usize] = Some((task, lane));
+                tag
+            }
+            None => {
+                self.tasks.push(Some((task, lane)));
+                self.tasks.len() as u32 - 1
+            }
+        }
+    }
+
+    fn take(&mut self, tag: u32) -> Option<Task> {
+        let (task, _) = self.tasks.get_mut(tag as usize)?.take()?;
+        self.free.push(tag);
+        Some(task)
+    }
+
+    /// Returns the tasks of a lane, which will not end there.
+    fn take_lane(&mut self, member: usize, lane: usize) -> Vec<Task> {
+        let tags = 0..self.tasks.len() as u32;
+        let of_lane = |tag: &u32| {
+            let task = self.tasks[*tag as usize];
+            task.is_some_and(|(task, on)| task.piece.member == member && on == lane)
+        };
+        let tags: Vec<u32> = tags.filter(of_lane).collect();
+        tags.into_iter().filter_map(|tag| self.take(tag)).collect()
+    }
+}
+
+struct Run<'a> {
+    space: &'a Space,
+    op: Op,
+    work: &'a mut dyn Work,
+    flight: Flight,
+    stopped: bool,
+}
+
+/// Carries out `op` on every piece. Returns when no command of this call is in flight.
+pub(crate) fn run(space: &Space, op: Op, pieces: Vec<Piece>, work: &mut dyn Work) {
+    run_all(space, op, pieces, work, usize::MAX);
+    if op.is_write() {
+        space.wrote();
+    }
+}
+
+/// Reads every piece.
+pub(crate) fn read(space: &Space, pieces: Vec<Piece>, work: &mut dyn Work) {
+    run(space, Op::Read, pieces, work);
+}
+
+/// As [`read`], on one lane of each member: other threads do other parts of the same call.
+pub(crate) fn read_beside_others(space: &Space, pieces: Vec<Piece>, work: &mut dyn Work) {
+    run_all(space, Op::Read, pieces, work, 1);
+}
+
+fn run_all(space: &Space, op: Op, pieces: Vec<Piece>, work: &mut dyn Work, most_lanes: usize) {
+    let mut shares = shares(space, pieces, most_lanes);
+    let mut run = Run {
+        space,
+        op,
+        work,
+        flight: Flight::default(),
+        stopped: false,
+    };
+    let mut spins = 0;
+    loop {
+        let mut moved = false;
+        for share in &mut shares {
+            moved |= run.advance(share);
+        }
+        let busy = |share: &Share| share.lanes.lanes.iter().any(|lane| lane.in_flight() > 0);
+        let waits = |share: &Share| !run.stopped && !share.waiting.is_empty();
+        if !shares.iter().any(|share| busy(share) || waits(share)) {
+            return;
+        }
+        spins = if moved { 0 } else { spins + 1 };
+        if !moved {
+            pause(&mut shares, spins);
+        }
+    }
+}
+
+/// Returns the pieces by member, each member with lanes. Members are taken in order, so that calls cannot wait
+/// for each other's lanes in a circle.
+fn shares(space: &Space, pieces: Vec<Piece>, most_lanes: usize) -> Vec<Share<'_>> {
+    let mut waiting = vec![VecDeque::new(); space.members.len()];
+    for piece in pieces {
+        waiting[piece.member].push_back(Task { piece, tries: 0 });
+    }
+    let with_work = waiting.into_iter().enumerate();
+    let with_work = with_work.filter(|(_, waiting)| !waiting.is_empty());
+    let share = |(member, waiting): (usize, VecDeque<Task>)| {
+        let bytes = waiting.iter().map(|task| u64::from(task.piece.bytes));
+        let pool = &space.members[member].pool;
+        let lanes = pool.take(waiting.len(), bytes.sum(), most_lanes);
+        Share {
+            member,
+            waiting,
+            lanes,
+        }
+    };
+    with_work.map(share).collect()
+}
+
+/// Waits for the only lane that is busy, or a little for all.
+fn pause(shares: &mut [Share<'_>], spins: u32) {
+    let lanes = shares.iter_mut().flat_map(|share| &mut share.lanes.lanes);
+    let mut busy = lanes.filter(|lane| lane.in_flight() > 0);
+    match (busy.next(), busy.next()) {
+        (Some(only), None) => only.pause(spins),
+        _ => relax(spins),
+    }
+}
+
+impl Run<'_> {
+    /// Sends tasks as far as there is room, and reaps completions; returns true if there was any progress.
+    fn advance(&mut self, share: &mut Share<'_>) -> bool {
+        let mut moved = false;
+        for lane in 0..share.lanes.lanes.len() {
+            let went = match self.send(share, lane) {
+                Ok(sent) => self.take(share, lane).map(|ended| sent || ended),
+                Err(error) => Err(error),
+            };
+            match went {
+                Ok(any) => moved |= any,
+                Err(error) => {
+                    self.fail_member(share, lane, &error);
+                    moved = true;
+                }
+            }
+        }
+        moved
+    }
+
+    fn send(&mut self, share: &mut Share<'_>, lane: usize) -> nvme_driver::Result<bool> {
+        let queue = &mut share.lanes.lanes[lane];
+        let mut sent = 0;
+        while !self.stopped {
+            let Some(task) = share.waiting.front().copied() else {
+                break;
+            };
+            if queue.in_flight() == 0 && sent == 0 {
+                queue.begin()?;
+            }
+            let piece = task.piece;
+            let command = Command {
+                op: self.op,
+                offset: piece.offset,
+                bytes: piece.bytes,
+            };
+            let tag = self.flight.add(task, lane);
+            let work = &mut *self.work;
+            let placed = queue.submit(&command, tag, &mut |bytes| work.fill(&piece, bytes));
+            if !matches!(placed, Ok(true)) {
+                self.flight.take(tag);
+                if !placed? {
+                    break;
+                }
+            }
+            share.waiting.pop_front();
+            sent += 1;
+        }
+        if sent > 0 {
+            self.space.count(sent, 0, 0);
+            queue.ring()?;
+        }
+        Ok(sent > 0)
+    }
+
+    fn take(&mut self, share: &mut Share<'_>, lane: usize) -> nvme_driver::Result<bool> {
+        let queue = &mut share.lanes.lanes[lane];
+        if queue.in_flight() == 0 {
+            return Ok(false);
+        }
+        let Share {
+            member, waiting, ..
+        } = share;
+        let mut any = false;
+        let mut again = Vec::new();
+        let result = queue.poll(&mut |tag, result| {
+            any = true;
+            let Some(task) = self.flight.take(tag) else {
+                return;
+            };
+            match result {
+                Ok(bytes) => {
+                    self.space.count(0, u64::from(task.piece.bytes), 0);
+                    self.work.done(&task.piece, bytes);
+                }
+                Err(failure) => again.extend(self.failed(*member, task, failure)),
+            }
+        });
+        waiting.extend(again);
+        result.map(|()| any)
+    }
+
+    /// Returns the tasks to send again after a task failed.
+    fn failed(&mut self, member: usize, task: Task, failure: Failure) -> Vec<Task> {
+        let Task { piece, tries } = task;
+        if failure.retry && tries < RETRIES {
+            self.space.count(0, 0, 1);
+            let tries = tries + 1;
+            return vec![Task { piece, tries }];
+        }
+        let error = self.space.of_member(member, failure.error);
+        match self.work.failed(&piece, error) {
+            After::Stop => self.stopped = true,
+            After::GoOn => {}
+            After::Split(bytes) => {
+                let tasks: Vec<Task> = parts(piece, bytes).collect();
+                self.space.count(0, 0, tasks.len() as u64);
+                return tasks;
+            }
+        }
+        Vec::new()
+    }
+
+    /// Handles a lane that failed as a whole: its commands end, and so do those of its member that
+    /// were not sent.
+    fn fail_member(&mut self, share: &mut Share<'_>, lane: usize, error: &Error) {
+        share.lanes.lanes[lane].abandon();
+        let mut tasks = self.flight.take_lane(share.member, lane);
+        tasks.extend(share.waiting.drain(..));
+        for task in tasks {
+            let error = self.space.of_member(share.member, error.again());
+            // Nothing can be sent again, in parts or not.
+            if self.work.failed(&task.piece, error) == After::Stop {
+                self.stopped = true;
+            }
+        }
+    }
+}
+
+/// Divides a piece into parts of `bytes` bytes.
+fn parts(piece: Piece, bytes: u32) -> impl Iterator<Item = Task> {
+    let starts = (0..piece.bytes).step_by(bytes.max(1) as usize);
+    starts.map(move |start| Task {
+        piece: Piece {
+            offset: piece.offset + u64::from(start),
+            at: piece.at + u64::from(start),
+            bytes: bytes.min(piece.bytes - start),
+            ..piece
+        },
+        tries: 0,
+    })
+}

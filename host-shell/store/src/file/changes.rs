@@ -1,0 +1,64 @@
+//! Detection of writes to a file, by this process or by another program: counts of our own writes, and the
+//! timestamps of the file system for the others. A caller that keeps bytes of the file can compare them to learn
+//! that its copy is stale.
+
+use super::regular::Regular;
+use nvme_driver::lock::lock;
+use std::collections::HashMap;
+use std::os::unix::fs::MetadataExt;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, Weak};
+
+/// Counts of writes by the device and inode of a file.
+type WritesByFile = HashMap<(u64, u64), Weak<AtomicU64>>;
+
+/// The writes of this process to each file that is open: several stores may lie on one.
+static WRITES: Mutex<Option<WritesByFile>> = Mutex::new(None);
+
+/// The writes to an open file.
+pub(crate) struct FileChanges {
+    file: Arc<Regular>,
+    /// Those of all stores of this process that have ended.
+    writes: Arc<AtomicU64>,
+}
+
+impl FileChanges {
+    pub(super) fn of(file: &Arc<Regular>) -> Self {
+        // Without an answer of the system the count is this store's alone.
+        let key = file.file.metadata().map(|found| match found.rdev() {
+            0 => (found.dev(), found.ino()),
+            device => (device, u64::MAX),
+        });
+        let writes = key.map_or_else(
+            |_| Arc::default(),
+            |key| {
+                let mut all = lock(&WRITES);
+                let all = all.get_or_insert_default();
+                all.retain(|_, writes| writes.strong_count() > 0);
+                let known = all.get(&key).and_then(Weak::upgrade);
+                known.unwrap_or_else(|| {
+                    let writes = Arc::default();
+                    all.insert(key, Arc::downgrade(&writes));
+                    writes
+                })
+            },
+        );
+        Self {
+            file: Arc::clone(file),
+            writes,
+        }
+    }
+
+    /// Counts a write that has ended.
+    pub fn wrote(&self) {
+        self.writes.fetch_add(1, Ordering::Release);
+    }
+
+    /// Returns a mark that changes with each write: the count of this process, and the file's
+    /// timestamp for writes by other programs.
+    pub fn mark(&self) -> (u64, Option<(i64, i64)>) {
+        let found = self.file.file.metadata().ok();
+        let time = found.map(|found| (found.mtime(), found.mtime_nsec()));
+        (self.writes.load(Ordering::Acquire), time)
+    }
+}

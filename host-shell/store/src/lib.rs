@@ -1,0 +1,408 @@
+//! Bytes on a device: any offset, any length, from any number of threads; and tables of rows in them.
+//!
+//! Here belongs what turns a range of bytes, or rows by their ids, into commands of a drive or reads of a file, on the
+//! host or on a GPU. Names of tensors, file systems and layers of models are in the crates above.
+//!
+//! - [`Store`]: a drive, a file, or several of them in stripes, as one range of bytes.
+//! - [`Table`]: rows of one size in a store; gather and scatter by ids.
+//! - [`status`]: how a row ended, as a number.
+#![deny(missing_docs)]
+
+mod background;
+mod batch;
+#[cfg(feature = "cuda")]
+mod bytes_on_gpu;
+mod drive;
+mod element;
+mod engine;
+mod file;
+#[cfg(feature = "cuda")]
+mod gds;
+#[cfg(feature = "cuda")]
+mod kernel_queues;
+mod lane;
+mod member;
+#[cfg(feature = "cuda")]
+mod on_gpu;
+mod options;
+mod parallel;
+mod ranges;
+mod room;
+mod scatter;
+mod space;
+pub mod status;
+mod table;
+#[cfg(test)]
+mod testing;
+mod transfer;
+mod wide;
+#[cfg(feature = "cuda")]
+mod with_gpu;
+
+pub use background::Operation;
+pub use batch::Transfer;
+pub use element::Element;
+pub use nvme_driver::widen::Widen;
+pub use nvme_formats::{Format, Wide};
+pub use options::{DataPath, FileIo, StoreOptions, StoreStats};
+#[cfg(feature = "cuda")]
+pub use options::{Gds, GpuOptions};
+pub use scatter::Duplicates;
+pub use table::{FailedRow, Ids, RowReport, Table};
+
+use member::Member;
+use nvme_driver::device::{self, Device};
+use nvme_driver::error::{Error, Result};
+use nvme_driver::sysfs::Host;
+use space::Space;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// The stripe of `stripe:` without `?stripe=`.
+const STRIPE_BYTES: u64 = 128 << 10;
+
+/// Forms of names that a store can be opened by, for the remedy of an error.
+const NAMES: &str = "write sim:PATH, vfio:BDF, vfio-user:SOCKET, file:PATH, a path, or \
+                     stripe:DEVICE|DEVICE?stripe=128KiB";
+
+/// A drive, a file or a stripe of them as one range of bytes, for blocking calls from any number of threads.
+///
+/// Offsets and lengths are of bytes and need no alignment. A range past the end is an error before anything is
+/// sent. A read sees every write that had returned when the read began; of a write under way it may see some
+/// blocks and not others. Writes of the same block wait for each other, and each changes only the bytes that it was
+/// given. Written data are durable after [`flush`](Self::flush).
+///
+/// ```
+/// use nvme_store::{Store, StoreOptions};
+///
+/// # fn main() -> nvme_driver::Result<()> {
+/// # #[cfg(feature = "sim")] {
+/// let store = Store::open("sim:mem?size=16MiB", &StoreOptions::default())?;
+/// store.write_at(1_000_001, b"hello")?;
+/// store.flush()?;
+/// let mut back = [0; 5];
+/// store.read_at(1_000_001, &mut back)?;
+/// assert_eq!(&back, b"hello");
+/// // A range past the end is rejected.
+/// assert!(store.read_at(store.len() - 4, &mut back).is_err());
+/// # }
+/// # Ok(())
+/// # }
+/// ```
+pub struct Store {
+    space: Arc<Space>,
+}
+
+impl std::fmt::Debug for Store {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let devices = self.space.members.iter().map(|one| &one.path.device);
+        f.debug_struct("Store")
+            .field("devices", &devices.collect::<Vec<_>>())
+            .field("len", &self.len())
+            .finish()
+    }
+}
+
+impl Store {
+    /// Opens `sim:...`, `vfio:BDF`, `vfio-user:SOCKET`, `file:PATH`, or `stripe:DEVICE|DEVICE|...?stripe=SIZE`. A
+    /// path that begins with `/` or `./` means `file:`.
+    ///
+    /// A real device is opened for reading only unless [`allow_write`](StoreOptions::allow_write) is set. A
+    /// drive has one store in a process: a second one of the same image or function is refused. Several stores
+    /// on one file see each other's writes.
+    ///
+    /// # Errors
+    /// [`Error::Usage`] for names and options that cannot be, and for a block device that is in use; else those
+    /// of [`open`](nvme_driver::open), of [`Controller::start`](nvme_driver::Controller::start), and of opening a file.
+    pub fn open(device: &str, options: &StoreOptions) -> Result<Self> {
+        options.check()?;
+        if let Some(rest) = device.strip_prefix("stripe:") {
+            return open_stripe(rest, options);
+        }
+        if let Some(path) = file_path(device) {
+            let member = file::open(path, options)?;
+            return Ok(Self::of(member));
+        }
+        if !device.contains(':') {
+            if let Some(error) = device::open::meant(&Host::here(), device) {
+                return Err(error);
+            }
+            let cause = format!("'{device}' names no device");
+            return Err(Error::usage(cause, NAMES));
+        }
+        let device = match options.read_only {
+            true => device::open::open_reading(device)?,
+            false => device::open::open(device)?,
+        };
+        Self::over(device, options)
+    }
+
+    /// Opens a store over a device that is open already.
+    ///
+    /// # Errors
+    /// Those of [`Controller::start`](nvme_driver::Controller::start); [`Error::Usage`] for a namespace that is not
+    /// there.
+    pub fn over(device: Arc<dyn Device>, options: &StoreOptions) -> Result<Self> {
+        options.check()?;
+        Ok(Self::of(drive::open(device, options)?))
+    }
+
+    fn of(member: Member) -> Self {
+        let space = Arc::new(Space::of(member));
+        Self { space }
+    }
+
+    /// Joins several stores into one: `stripe_bytes` bytes of the first, then of the second, and so on. Each
+    /// contributes the length of the shortest, rounded down to whole stripes.
+    ///
+    /// When a member fails, the calls that need it end with an error that names it; other calls are not
+    /// affected.
+    ///
+    /// # Errors
+    /// [`Error::Usage`] for no members, for a stripe that is no multiple of each member's block or longer than
+    /// a member, and for members that have tables or are stripes themselves.
+    pub fn stripe(members: Vec<Self>, stripe_bytes: u64) -> Result<Self> {
+        let mut all = Vec::new();
+        for (index, member) in members.into_iter().enumerate() {
+            let space = Arc::try_unwrap(member.space).map_err(|_| {
+                Error::usage(
+                    format!("member {index} has tables, whose writes the stripe would not see"),
+                    "make tables of the stripe",
+                )
+            })?;
+            let mut of_member = space.members;
+            match (of_member.pop(), of_member.is_empty()) {
+                (Some(member), true) => all.push(member),
+                _ => {
+                    return Err(Error::usage(
+                        format!("member {index} is a stripe itself"),
+                        "name all devices in one stripe",
+                    ));
+                }
+            }
+        }
+        check_stripe(&all, stripe_bytes)?;
+        let space = Arc::new(Space::striped(all, stripe_bytes)?);
+        Ok(Self { space })
+    }
+
+    /// Returns the size in bytes.
+    pub fn len(&self) -> u64 {
+        self.space.len
+    }
+
+    /// True if the store has no bytes.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// True for one regular file, whose length is that of its content. A drive is longer than its content.
+    pub fn is_regular_file(&self) -> bool {
+        matches!(&*self.space.members, [one] if one.is_regular_file)
+    }
+
+    /// Returns the unit that the device writes. Writes of whole blocks need no read before them. 1 for a file.
+    pub fn block_bytes(&self) -> u32 {
+        self.space.block_bytes
+    }
+
+    /// Returns the data path of the store, with the reason for it.
+    pub fn path(&self) -> DataPath {
+        let mut members = self.member_paths();
+        if members.len() == 1 {
+            return members.remove(0);
+        }
+        let all = |of: fn(&DataPath) -> &str| {
+            let texts: Vec<&str> = members.iter().map(of).collect();
+            texts.join("|")
+        };
+        let stripe = nvme_units::bytes(self.space.stripe_bytes);
+        #[cfg_attr(not(feature = "cuda"), expect(unused_mut))]
+        let mut shown = DataPath {
+            device: format!("stripe:{}", all(|one| &one.device)),
+            data: "host",
+            tier: None,
+            path: all(|one| &one.path),
+            why: format!("{} members in stripes of {stripe}", members.len()),
+        };
+        #[cfg(feature = "cuda")]
+        self.space.path_of_stripes(&mut shown);
+        shown
+    }
+
+    /// Returns the data path of each member.
+    pub fn member_paths(&self) -> Vec<DataPath> {
+        let members = self.space.members.iter();
+        members.map(Member::shown).collect()
+    }
+
+    /// Returns the deadline of an operation over `bytes` bytes for which the caller names no limit: ten times
+    /// the deadline of a command, plus 10 s, plus the time to move the bytes at 16 MiB/s.
+    pub fn patience(&self, bytes: u64) -> Duration {
+        let timeouts = self.space.members.iter().map(|member| member.timeout);
+        let commands = timeouts.max().unwrap_or_default().saturating_mul(10);
+        let moving = Duration::from_secs(bytes / (16 << 20));
+        commands.saturating_add(Duration::from_secs(10) + moving)
+    }
+
+    /// Counts since the store was opened.
+    pub fn stats(&self) -> StoreStats {
+        self.space.stats()
+    }
+
+    /// Returns a number that changes with each write through the store that has ended, by the CPU or by the
+    /// GPU, and with writes to its file by other programs, as exactly as the file's timestamps show them. Data
+    /// read before the change may be stale. Writes of kernels of your own are not seen.
+    pub fn write_mark(&self) -> u64 {
+        self.space.write_mark()
+    }
+
+    /// Controllers of the members, where this process drives them.
+    pub fn controllers(&self) -> impl Iterator<Item = &Arc<nvme_driver::Controller>> {
+        let members = self.space.members.iter();
+        members.filter_map(|member| member.controller.as_ref())
+    }
+
+    /// Reads `data.len()` bytes from byte `offset` on.
+    ///
+    /// # Errors
+    /// [`Error::Usage`] for a range past the end. After another error `data` may have changed in part.
+    pub fn read_at(&self, offset: u64, data: &mut [u8]) -> Result<()> {
+        transfer::read(&self.space, offset, data)
+    }
+
+    /// Writes `data` from byte `offset` on. Durable after [`flush`](Self::flush).
+    ///
+    /// Blocks that are written in part are read first.
+    ///
+    /// # Errors
+    /// [`Error::Usage`] for a range past the end or a store for reading only; nothing was sent then. After
+    /// another error some blocks may have been written; bytes outside the range have not changed.
+    pub fn write_at(&self, offset: u64, data: &[u8]) -> Result<()> {
+        transfer::write(&self.space, offset, data, lane::Op::Write)
+    }
+
+    /// As [`write_at`](Self::write_at), with force unit access: durable when this returns.
+    ///
+    /// # Errors
+    /// As [`write_at`](Self::write_at).
+    pub fn write_at_fua(&self, offset: u64, data: &[u8]) -> Result<()> {
+        transfer::write(&self.space, offset, data, lane::Op::WriteFua)
+    }
+
+    /// Carries out reads and writes with the commands of all of them in flight together; how each ended, in their
+    /// order. They are not ordered among each other: none may write bytes that another one reads or writes.
+    ///
+    /// One that fails spares the others; its errors are those of [`read_at`](Self::read_at) and
+    /// [`write_at`](Self::write_at).
+    pub fn transfer_all(&self, transfers: &mut [Transfer<'_>]) -> Vec<Result<()>> {
+        batch::run(&self.space, transfers)
+    }
+
+    /// Makes everything durable that was written before, on all members.
+    ///
+    /// # Errors
+    /// The error of the first member that fails; the others are flushed all the same.
+    pub fn flush(&self) -> Result<()> {
+        transfer::flush(&self.space)
+    }
+
+    /// Runs `job` on a thread of the store, up to 16 of them at once, and returns at once. Jobs begin in the order
+    /// of the calls; they end in any.
+    ///
+    /// The job owns what it uses: give it the buffers, or what keeps them alive. A store that is dropped meanwhile
+    /// carries out what was started; its device is free when the last of it has ended.
+    ///
+    /// ```
+    /// use nvme_store::{Store, StoreOptions};
+    /// use std::time::Duration;
+    ///
+    /// # fn main() -> nvme_driver::Result<()> {
+    /// # #[cfg(feature = "sim")] {
+    /// let store = Store::open("sim:mem?size=16MiB", &StoreOptions::default())?;
+    /// let read = store.in_background(|store| {
+    ///     let mut data = vec![0; 4096];
+    ///     store.read_at(12_345, &mut data).map(|()| data)
+    /// })?;
+    /// while !read.wait(Duration::from_millis(100)) {
+    ///     // Other work, signals, a deadline of one's own.
+    /// }
+    /// // The outer error is a panic of the job.
+    /// let data = read.take().expect("ended, not taken")??;
+    /// assert_eq!(data.len(), 4096);
+    /// # }
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// [`Error::System`] when no thread can be started.
+    pub fn in_background<T, J>(&self, job: J) -> Result<Operation<T>>
+    where
+        T: Send + 'static,
+        J: FnOnce(&Self) -> T + Send + 'static,
+    {
+        let space = Arc::clone(&self.space);
+        self.space.background.start(Self { space }, job)
+    }
+
+    /// Returns the table of `rows` rows of `row_bytes` bytes from byte `offset` on.
+    ///
+    /// # Errors
+    /// [`Error::Usage`] for rows of no bytes, and for a table that ends past the store.
+    pub fn table(&self, offset: u64, rows: u64, row_bytes: u64) -> Result<Table> {
+        Table::new(Arc::clone(&self.space), offset, rows, row_bytes)
+    }
+}
+
+/// Returns the path of `file:PATH`, or of a text that is a path.
+fn file_path(device: &str) -> Option<&str> {
+    let is_path = device.starts_with('/') || device.starts_with("./");
+    match device.strip_prefix("file:") {
+        Some(path) => Some(path),
+        None => is_path.then_some(device),
+    }
+}
+
+/// Opens a stripe; `text` is the part of the name after `stripe:`.
+fn open_stripe(text: &str, options: &StoreOptions) -> Result<Store> {
+    let (devices, stripe_bytes) = match text.rsplit_once("?stripe=") {
+        Some((devices, size)) => {
+            let size = nvme_units::parse_bytes(size);
+            let size = size.map_err(|why| Error::usage(format!("stripe: {why}"), NAMES))?;
+            (devices, size)
+        }
+        None => (text, STRIPE_BYTES),
+    };
+    let open = |device: &str| Store::open(device, options);
+    let members = devices.split('|').map(open).collect::<Result<Vec<_>>>()?;
+    Store::stripe(members, stripe_bytes)
+}
+
+fn check_stripe(members: &[Member], stripe_bytes: u64) -> Result<()> {
+    if members.is_empty() {
+        return Err(Error::usage("a stripe has no members", NAMES));
+    }
+    for (index, member) in members.iter().enumerate() {
+        let block = u64::from(member.block_bytes);
+        if stripe_bytes == 0 || !stripe_bytes.is_multiple_of(block) {
+            return Err(Error::usage(
+                format!("{stripe_bytes} bytes are no multiple of member {index}'s blocks"),
+                format!("use a multiple of {block}"),
+            ));
+        }
+        if member.len < stripe_bytes {
+            return Err(Error::usage(
+                format!(
+                    "member {index} has {} bytes, less than one stripe",
+                    member.len
+                ),
+                "use shorter stripes, or larger members",
+            ));
+        }
+    }
+    Ok(())
+}
+
+#[cfg(all(test, feature = "sim"))]
+mod tests;

@@ -1,0 +1,58 @@
+//! One device of a store: its size, its limits, the pool of lanes over it, and the path of its data. A stripe has
+//! several members; everything above counts in bytes of the store and never in blocks of a member.
+
+use super::lane::Pool;
+use super::options::DataPath;
+use nvme_driver::controller::Controller;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// A device that a store lies on.
+pub(crate) struct Member {
+    /// Present when a GPU gathers rows: its queues go first.
+    #[cfg(feature = "cuda")]
+    pub rows: Option<std::sync::Arc<nvme_cuda::GpuRows>>,
+    /// Present when the store was opened with a GPU: for rows that the GPU does not move itself.
+    #[cfg(feature = "cuda")]
+    pub gpu: Option<nvme_cuda::HostRows>,
+    /// Parts of queues for kernels, present for a drive of a store with a GPU.
+    #[cfg(feature = "cuda")]
+    pub kernels: Option<super::with_gpu::ForKernels>,
+    /// Present for a file that cuFile takes.
+    #[cfg(feature = "cuda")]
+    pub gds: Option<super::with_gpu::ByCuFile>,
+    // The queues go before their controller is shut down.
+    pub pool: Pool,
+    /// Present for a controller that this process drives.
+    pub controller: Option<Arc<Controller>>,
+    /// Present for a file: others may write it, too.
+    pub changes: Option<super::file::FileChanges>,
+    /// Size in bytes.
+    pub len: u64,
+    /// True for a regular file, which ends with the last byte that was written to it.
+    pub is_regular_file: bool,
+    /// Transfer unit: offsets and lengths of reads and writes are multiples of it.
+    pub block_bytes: u32,
+    /// Reads of rows are rounded to this, a multiple of the block, so that neighbours share one.
+    pub read_bytes: u32,
+    /// The most bytes of one command.
+    pub most_bytes: u32,
+    /// Commands do not cross multiples of this; 0 for none.
+    pub boundary_bytes: u64,
+    /// Reason why it cannot be written, and the remedy.
+    pub read_only: Option<(String, &'static str)>,
+    pub path: DataPath,
+    /// Deadline of a command.
+    pub timeout: Duration,
+}
+
+impl Member {
+    /// Returns the data path that is in use now.
+    pub fn shown(&self) -> DataPath {
+        #[cfg(feature = "cuda")]
+        if let Some(gds) = &self.gds {
+            return gds.shown(self.path.clone());
+        }
+        self.path.clone()
+    }
+}

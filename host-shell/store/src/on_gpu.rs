@@ -1,0 +1,454 @@
+//! Gathers and scatters of rows between a store and GPU memory, on the caller's stream. The GPU submits the
+//! commands itself where its kernels reach the queues; otherwise a host thread moves the rows when the stream comes
+//! to them.
+// UNSAFETY: requests hold addresses of GPU memory, for which the caller vouches.
+#![allow(unsafe_code)]
+
+use super::element::Element;
+use super::member::Member;
+use super::options::DataPath;
+use super::space::Space;
+use super::status::{self, RowStatus};
+use super::table::{Ids, Table};
+use nvme_cuda::{
+    Blocks, Direction, Function, GpuRows, HostRows, Module, MoveRows, Pending, Request, RowTable,
+    StripedRows, Ways,
+};
+use nvme_driver::error::{Error, Result};
+use nvme_driver::widen::Widen;
+use std::sync::Arc;
+
+/// Mover of the rows of an operation in a stream.
+enum By<'t> {
+    /// The GPU.
+    Gpu(&'t GpuRows),
+    /// The GPU, over several drives.
+    Striped(&'t StripedRows),
+    /// A host thread, in the order of the stream.
+    Host,
+}
+
+impl Space {
+    /// Describes in `shown` the data path between the members of a stripe and a GPU.
+    pub(super) fn path_of_stripes(&self, shown: &mut DataPath) {
+        let has_gpu = self.members.iter().any(|member| member.gpu.is_some());
+        // A drive whose queues the GPU cannot access has the reason in its path.
+        let by_host = |member: &&Member| {
+            member.gpu.is_some() && member.rows.is_none() && member.controller.is_some()
+        };
+        let refused = self.members.iter().find(by_host);
+        let why = match &self.striped {
+            Some(_) => {
+                shown.data = "gpu";
+                shown.tier = self.members.first().and_then(|member| member.path.tier);
+                "the GPU submits the reads of rows that are no longer than a stripe; a host thread moves the others \
+                 and writes"
+            }
+            None if refused.is_some() => refused.map_or("", |member| member.path.why.as_str()),
+            None if has_gpu => {
+                "a host thread moves rows for the GPU, which submits to up to 32 drives in stripes of a power of two"
+            }
+            None => return,
+        };
+        shown.why = format!("{}; {why}", shown.why);
+    }
+
+    /// # Errors
+    /// [`Error::Usage`] for a store without a GPU.
+    pub(super) fn gpu(&self) -> Result<&HostRows> {
+        let gpu = self.members.first().and_then(|member| member.gpu.as_ref());
+        gpu.ok_or_else(|| {
+            Error::usage(
+                "the store was opened without a GPU",
+                "set `gpu` in the options of the store",
+            )
+        })
+    }
+}
+
+impl Table {
+    /// Gathers rows on a GPU: enqueues the gather in `stream`, a `CUstream` of the store's GPU (0 is the
+    /// default one), and returns before it runs. Ids, output and row status lie in GPU memory, or in host
+    /// memory that the GPU can access.
+    ///
+    /// The GPU itself submits the reads of a drive, or of striped drives. Rows of a file, rows that no slot can
+    /// hold, and rows longer than a stripe are read by a host thread when the stream reaches them. A member of
+    /// a stripe that is gone fails the rows that need it; [`Failures::member`](nvme_cuda::Failures::member)
+    /// names it.
+    ///
+    /// The gather sees every write of the store that had returned before it begins on the GPU. The caller's
+    /// context and capture mode are preserved; the stream may be captured.
+    ///
+    /// # Safety
+    /// The addresses in `request` are valid on the GPU for the sizes that `request` states until the gather has
+    /// ended, and for as long as a graph that captured it may be launched. The store itself keeps its own
+    /// objects alive that such a graph needs.
+    ///
+    /// # Errors
+    /// [`Error::Usage`] for a store without a GPU; [`Error::Environment`] with the driver's answer, and with
+    /// too many operations under way or captured. No work is under way then: work that was launched before the
+    /// error has been waited for, a minute at most. [`Error::Unfinished`] alone means that it has not ended,
+    /// and that the memory must stay valid.
+    pub unsafe fn gather_on_gpu(&self, request: &Request, stream: u64) -> Result<Pending> {
+        // SAFETY: the caller's.
+        unsafe { self.gather_by(request, None, stream) }
+    }
+
+    /// As [`gather_on_gpu`](Self::gather_on_gpu), with elements that come out wider: rows of [`Widen::row_bytes`]
+    /// bytes go to `out` of the request. A cache keeps the rows as they are stored.
+    ///
+    /// # Safety
+    /// As [`gather_on_gpu`](Self::gather_on_gpu), with the wide rows.
+    ///
+    /// # Errors
+    /// As [`gather_on_gpu`](Self::gather_on_gpu) and [`Widen::row_bytes`]; [`Error::Usage`] for an output that is not
+    /// aligned to its elements, or too narrow.
+    pub unsafe fn gather_as_on_gpu(
+        &self,
+        request: &Request,
+        widen: Widen,
+        stream: u64,
+    ) -> Result<Pending> {
+        // SAFETY: the caller's.
+        unsafe { self.gather_by(request, Some(widen), stream) }
+    }
+
+    /// # Safety
+    /// As [`gather_as_on_gpu`](Self::gather_as_on_gpu).
+    unsafe fn gather_by(
+        &self,
+        request: &Request,
+        widen: Option<Widen>,
+        stream: u64,
+    ) -> Result<Pending> {
+        match self.by()? {
+            By::Gpu(rows) => {
+                let ways = Ways {
+                    cache: self.cache.as_deref(),
+                    widen,
+                };
+                // SAFETY: the caller's.
+                unsafe { rows.gather(&self.of_namespace(), request, ways, stream) }
+            }
+            By::Striped(rows) => {
+                // SAFETY: the caller's.
+                unsafe { rows.gather(&self.of_namespace(), request, widen, stream) }
+            }
+            By::Host => {
+                let host = self.space.gpu()?;
+                let row_bytes = match widen {
+                    Some(widen) => widen.row_bytes(self.row_bytes())?,
+                    None => self.row_bytes(),
+                };
+                let gather = self.by_host(move |table, ids, data, status| {
+                    let report = match widen {
+                        Some(widen) => table.gather_as(ids, widen, data, Some(status)),
+                        None => table.gather(ids, data, Some(status)),
+                    };
+                    report.map(drop)
+                });
+                let read = Direction::Read;
+                // SAFETY: the caller's.
+                unsafe { host.start(row_bytes, request, read, gather, stream) }
+            }
+        }
+    }
+
+    /// Returns this table with a cache of `bytes` bytes of GPU memory:
+    /// [`gather_on_gpu`](Self::gather_on_gpu) copies recently gathered rows from there. Clones of
+    /// it share the cache.
+    ///
+    /// A write through the store makes all of it stale, so that no gather gives an old row. It is of use where rows
+    /// are read many times between two writes.
+    ///
+    /// # Errors
+    /// [`Error::Usage`] where the GPU does not submit the reads itself, and for too few bytes;
+    /// [`Error::Environment`] without memory.
+    pub fn cached(mut self, bytes: u64) -> Result<Self> {
+        let By::Gpu(rows) = self.by()? else {
+            return Err(self.not_by_gpu("a cache of rows"));
+        };
+        self.cache = Some(Arc::new(rows.cache(&self.of_namespace(), bytes)?));
+        Ok(self)
+    }
+
+    /// Returns the access to rows of this table for a kernel of the caller, to be passed by value:
+    /// `nvme_gpu_kernel::TableRows` in Rust, `nvme_gpu_rows_enter` in CUDA C++ (docs/guide/kernels.md).
+    ///
+    /// # Errors
+    /// [`Error::Usage`] where the GPU does not submit the reads itself.
+    pub fn device_rows(&self) -> Result<nvme_gpu_kernel::rows::Gather> {
+        match self.by()? {
+            By::Gpu(rows) => rows.device_rows(&self.of_namespace()),
+            By::Striped(_) | By::Host => Err(self.not_by_gpu("reads by a kernel")),
+        }
+    }
+
+    /// Puts a kernel of your own into `stream`, a `CUstream` of the store's GPU, whose warps use the rows of this table
+    /// while they read them, by `nvme_gpu_kernel::Stream`: `argument` makes what the kernel takes of the words of its
+    /// rows, in its blocks of 256 threads. There is a warp for each of `parts` parts of the work, as far as they fit.
+    /// Rows of any length. What the kernel counts as failed are the failed rows of the [`Pending`].
+    ///
+    /// # Safety
+    /// `function` is of `module` and takes one `T`; as [`gather_on_gpu`](Self::gather_on_gpu) for the addresses in it.
+    /// The module stays loaded for as long as they stay valid.
+    ///
+    /// # Errors
+    /// [`Error::Usage`] where the GPU does not submit the reads itself, for 2^32 rows and more, and for rows of 4 GiB
+    /// and more; [`Error::Environment`] with the driver's answer; those of `argument`.
+    pub unsafe fn stream_on_gpu<T: Copy>(
+        &self,
+        kernel: (&Module, Function),
+        parts: u64,
+        argument: impl FnOnce(nvme_gpu_kernel::rows::Gather) -> Result<T>,
+        stream: u64,
+    ) -> Result<Pending> {
+        // SAFETY: the caller's.
+        unsafe { self.stream_by(kernel, (parts, None), argument, stream) }
+    }
+
+    /// As [`stream_on_gpu`](Self::stream_on_gpu), with a grid of `blocks`. Only some of them read; the others
+    /// end by `nvme_gpu_kernel::leave_block`. The kernel counts failures among `parts` parts.
+    ///
+    /// # Safety
+    /// As [`stream_on_gpu`](Self::stream_on_gpu).
+    ///
+    /// # Errors
+    /// As [`stream_on_gpu`](Self::stream_on_gpu).
+    pub unsafe fn stream_in_blocks<T: Copy>(
+        &self,
+        kernel: (&Module, Function),
+        (parts, blocks): (u64, Blocks),
+        argument: impl FnOnce(nvme_gpu_kernel::rows::Gather) -> Result<T>,
+        stream: u64,
+    ) -> Result<Pending> {
+        // SAFETY: the caller's.
+        unsafe { self.stream_by(kernel, (parts, Some(blocks)), argument, stream) }
+    }
+
+    /// # Safety
+    /// As [`stream_on_gpu`](Self::stream_on_gpu).
+    unsafe fn stream_by<T: Copy>(
+        &self,
+        kernel: (&Module, Function),
+        parts: (u64, Option<Blocks>),
+        argument: impl FnOnce(nvme_gpu_kernel::rows::Gather) -> Result<T>,
+        stream: u64,
+    ) -> Result<Pending> {
+        self.space.gpu()?;
+        let is_short = |number: u64| u32::try_from(number).is_ok();
+        if !is_short(self.rows()) || !is_short(self.row_bytes()) {
+            return Err(Error::usage(
+                format!(
+                    "{} rows of {} bytes exceed the 32 bits of a row's number or length",
+                    self.rows(),
+                    self.row_bytes()
+                ),
+                "use fewer than 2^32 rows of less than 4 GiB",
+            ));
+        }
+        if let [member] = &self.space.members[..]
+            && let Some(rows) = member.rows.as_ref().filter(|rows| rows.streams())
+        {
+            let table = self.of_namespace();
+            // SAFETY: the caller's.
+            return unsafe { rows.stream(&table, kernel, parts, argument, stream) };
+        }
+        Err(Error::usage(
+            "rows that a kernel uses while it reads them: the GPU reads them from one drive",
+            "use one drive (sim:, vfio:, vfio-user:) with blocks of 32 KiB at most",
+        ))
+    }
+
+    /// Puts a kernel of your own into `stream`, a `CUstream` of the store's GPU, whose warps choose rows of this table and
+    /// read them, by `nvme_gpu_kernel::Reads`: `argument` makes what the kernel takes of the words of its rows, in its
+    /// blocks of 256 threads. There are `count` pieces of work, one warp's each; one that the kernel counts as failed is
+    /// one of the [`Pending`]'s rows.
+    ///
+    /// # Safety
+    /// As [`stream_on_gpu`](Self::stream_on_gpu).
+    ///
+    /// # Errors
+    /// [`Error::Usage`] where the GPU does not submit the reads itself, for rows that touch more than 4 KiB of blocks, and
+    /// for 2^32 rows or pieces of work and more; [`Error::Environment`] with the driver's answer.
+    pub unsafe fn read_by_warps<T: Copy>(
+        &self,
+        count: u64,
+        kernel: (&Module, Function),
+        argument: impl FnOnce(nvme_gpu_kernel::rows::Gather) -> T,
+        stream: u64,
+    ) -> Result<Pending> {
+        self.space.gpu()?;
+        if u32::try_from(self.rows().max(count)).is_err() {
+            return Err(Error::usage(
+                format!(
+                    "{count} work items over {} rows exceed 32 bits",
+                    self.rows()
+                ),
+                "use fewer than 2^32 of each",
+            ));
+        }
+        let table = self.of_namespace();
+        if let [member] = &self.space.members[..]
+            && let Some(rows) = &member.rows
+            && rows.reads_by_lanes(&table)
+        {
+            // SAFETY: the caller's.
+            return unsafe { rows.read_by_warps(&table, count, kernel, argument, stream) };
+        }
+        Err(Error::usage(
+            "rows that the warps of a kernel choose: the GPU reads them from one drive, 4 KiB for each lane",
+            "use one drive (sim:, vfio:, vfio-user:), and rows that touch 4 KiB of its blocks at most",
+        ))
+    }
+
+    fn not_by_gpu(&self, what: &str) -> Error {
+        Error::usage(
+            format!("{what}: it is for rows that the GPU reads from one drive"),
+            "use one drive (sim:, vfio:, vfio-user:) and rows of 124 KiB at most",
+        )
+    }
+
+    /// Writes rows that lie in GPU memory, at `out` of the request: puts it into `stream` as
+    /// [`gather_on_gpu`](Self::gather_on_gpu) does. Of rows with the same id the last one is written.
+    ///
+    /// The GPU submits the writes itself where offset and length of the rows are multiples of a block of one drive, and
+    /// rows fit into slots (docs/adr/0014); a host thread sends all others. Operations that come after it in the stream
+    /// see what it wrote.
+    ///
+    /// The GPU takes no lock: two writers of one row have to be ordered by the program, by a stream or by waiting. A
+    /// call of the host at the same time that writes, or adds to, a part of such a row may put the rest of the row back
+    /// to what it was. A row whose write timed out may still be written until the controller was recovered, which
+    /// begins at once: scatters on the GPU fail until then.
+    ///
+    /// # Safety
+    /// As [`gather_on_gpu`](Self::gather_on_gpu).
+    ///
+    /// # Errors
+    /// As [`gather_on_gpu`](Self::gather_on_gpu); [`Error::Usage`] for a store that is for reading only.
+    pub unsafe fn scatter_on_gpu(&self, request: &Request, stream: u64) -> Result<Pending> {
+        self.space.check_writable()?;
+        let table = self.of_namespace();
+        if let By::Gpu(rows) = self.by()?
+            && rows.writes(&table, request)
+        {
+            // SAFETY: the caller's.
+            return unsafe { rows.scatter(&table, request, stream) };
+        }
+        let scatter = self.by_host(|table, ids, data, status| {
+            table.scatter_others(ids, data, Some(status)).map(drop)
+        });
+        // SAFETY: the caller's.
+        unsafe { self.write_on_gpu(request, scatter, stream) }
+    }
+
+    /// Adds rows that lie in GPU memory to rows of the table, as [`scatter_on_gpu`](Self::scatter_on_gpu) writes
+    /// them. Rows with the same id are summed.
+    ///
+    /// # Safety
+    /// As [`gather_on_gpu`](Self::gather_on_gpu).
+    ///
+    /// # Errors
+    /// As [`scatter_on_gpu`](Self::scatter_on_gpu) and [`scatter_add`](Self::scatter_add).
+    pub unsafe fn scatter_add_on_gpu(
+        &self,
+        request: &Request,
+        element: Element,
+        stream: u64,
+    ) -> Result<Pending> {
+        self.check_elements(element)?;
+        let add = self.by_host(move |table, ids, data, status| {
+            table.add_others(ids, data, element, Some(status)).map(drop)
+        });
+        // SAFETY: the caller's.
+        unsafe { self.write_on_gpu(request, add, stream) }
+    }
+
+    /// # Safety
+    /// As [`gather_on_gpu`](Self::gather_on_gpu).
+    unsafe fn write_on_gpu(
+        &self,
+        request: &Request,
+        rows: MoveRows,
+        stream: u64,
+    ) -> Result<Pending> {
+        self.space.check_writable()?;
+        let host = self.space.gpu()?;
+        // SAFETY: the caller's.
+        unsafe { host.start(self.row_bytes(), request, Direction::Write, rows, stream) }
+    }
+
+    /// Returns the mover that gathers this table's rows.
+    fn by(&self) -> Result<By<'_>> {
+        self.space.gpu()?;
+        if let [member] = &self.space.members[..]
+            && let Some(rows) = &member.rows
+            && rows.fits(&self.of_namespace())
+        {
+            return Ok(By::Gpu(rows));
+        }
+        if let Some(rows) = &self.space.striped
+            && rows.fits(&self.of_namespace())
+        {
+            return Ok(By::Striped(rows));
+        }
+        Ok(By::Host)
+    }
+
+    fn of_namespace(&self) -> RowTable {
+        RowTable {
+            first_byte: self.offset(),
+            rows: self.rows(),
+            row_bytes: u32::try_from(self.row_bytes()).unwrap_or(u32::MAX),
+        }
+    }
+
+    /// Wraps `run` into the callback of a host thread that moves rows of this table. The callback holds the
+    /// store weakly: once the store is gone, it fails the rows with [`RowStatus::Gone`].
+    fn by_host(
+        &self,
+        run: impl Fn(&Self, Ids<'_>, &mut [u8], &mut [i32]) -> Result<()> + Send + Sync + 'static,
+    ) -> MoveRows {
+        let space = Arc::downgrade(&self.space);
+        let (offset, rows, row_bytes) = (self.offset(), self.rows(), self.row_bytes());
+        Box::new(move |ids, data, status| {
+            let Some(space) = space.upgrade() else {
+                data.fill(0);
+                status.fill(RowStatus::Gone.code());
+                return;
+            };
+            let ran = Self::new(space, offset, rows, row_bytes).and_then(|table| {
+                let ran = run(&table, Ids::I64(ids), data, status);
+                // The last owner of a store ends it, with calls into the driver, which this thread may not make.
+                if let Some(space) = Arc::into_inner(table.space) {
+                    std::thread::spawn(move || drop(space));
+                }
+                ran
+            });
+            if let Err(error) = ran {
+                data.fill(0);
+                status.fill(status::of_error(&error));
+            }
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::status::RowStatus;
+    use nvme_gpu_kernel::rows::code;
+
+    /// The kernel's numbers are in a crate that a build without CUDA lacks.
+    #[test]
+    fn rows_end_with_the_same_numbers_on_a_gpu_and_on_the_cpu() {
+        for (status, code) in [
+            (RowStatus::OutOfRange, code::OUT_OF_RANGE),
+            (RowStatus::TimedOut, code::TIMED_OUT),
+            (RowStatus::Gone, code::GONE),
+            (RowStatus::NotRun, code::NOT_RUN),
+        ] {
+            assert_eq!(status.code(), code);
+        }
+        assert_eq!(crate::status::OK, code::OK);
+    }
+}

@@ -1,0 +1,170 @@
+//! Options of opening a store, and the data path that results from them.
+
+use nvme_driver::error::{Error, Result};
+use std::time::Duration;
+
+/// Options of opening a store.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct StoreOptions {
+    /// Allows writes to a real device: a function behind VFIO, a block device.
+    pub allow_write: bool,
+    /// Allows no writes at all. An image of the simulator is then shared with other readers.
+    pub read_only: bool,
+    /// The namespace of a controller.
+    pub nsid: u32,
+    /// Queue pairs, or rings of `io_uring`, that all calls share; a controller may grant fewer.
+    pub queues: u32,
+    /// Commands in flight of each.
+    pub depth: u32,
+    /// Deadline of a controller's command, after which it is aborted. Files have no such limit.
+    pub timeout: Duration,
+    /// Method of reading and writing files.
+    pub file_io: FileIo,
+    /// The GPU that rows are gathered to and scattered from; `None` for the host alone. It submits the commands
+    /// of drives itself.
+    #[cfg(feature = "cuda")]
+    pub gpu: Option<GpuOptions>,
+    /// Placement of doorbells, data and rings for the GPU; `None` for the highest tier up to 2 that works
+    /// without a thread of this process.
+    #[cfg(feature = "cuda")]
+    pub tier: Option<nvme_cuda::Tier>,
+    /// Queue pairs that are kept for kernels of the caller's: [`Store::kernel_queues`](super::Store::kernel_queues).
+    #[cfg(feature = "cuda")]
+    pub kernel_queues: u32,
+    /// Use of cuFile for reading a file into GPU memory:
+    /// [`Store::read_by_cufile`](super::Store::read_by_cufile).
+    #[cfg(feature = "cuda")]
+    pub gds: Gds,
+}
+
+/// Use of NVIDIA's cuFile for reading files into GPU memory.
+#[cfg(feature = "cuda")]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Gds {
+    /// It is not loaded.
+    #[default]
+    Off,
+    /// It is used where it accepts the file; otherwise host threads read it.
+    Auto,
+    /// It does, or the file is not opened.
+    Require,
+}
+
+/// Access of a GPU to a store.
+#[cfg(feature = "cuda")]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct GpuOptions {
+    /// Number of the GPU in the driver's order.
+    pub index: u32,
+    /// Queues and slots that it gets, besides those of the CPU.
+    pub rows: nvme_cuda::RowsOptions,
+}
+
+/// Method of reading and writing files.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum FileIo {
+    /// By `io_uring` where the system allows it, else by `pread` and `pwrite`.
+    #[default]
+    Auto,
+    /// By `io_uring`, or not at all.
+    Uring,
+    /// By `pread` and `pwrite`.
+    Pread,
+}
+
+impl Default for StoreOptions {
+    /// Returns the defaults: namespace 1, 8 queues of 64 commands, 5 s per command; real devices
+    /// read-only.
+    fn default() -> Self {
+        Self {
+            allow_write: false,
+            read_only: false,
+            nsid: 1,
+            queues: 8,
+            depth: 64,
+            timeout: Duration::from_secs(5),
+            file_io: FileIo::Auto,
+            #[cfg(feature = "cuda")]
+            gpu: None,
+            #[cfg(feature = "cuda")]
+            tier: None,
+            #[cfg(feature = "cuda")]
+            kernel_queues: 0,
+            #[cfg(feature = "cuda")]
+            gds: Gds::Off,
+        }
+    }
+}
+
+impl StoreOptions {
+    /// The most queues, and the most commands of each.
+    const MOST: u32 = 4095;
+
+    /// # Errors
+    /// [`Error::Usage`] for values that no store can be opened with.
+    pub(crate) fn check(&self) -> Result<()> {
+        for (name, value) in [("queues", self.queues), ("depth", self.depth)] {
+            if !(1..=Self::MOST).contains(&value) {
+                return Err(Error::usage(
+                    format!("{name} is {value}"),
+                    format!("use 1 to {}", Self::MOST),
+                ));
+            }
+        }
+        #[cfg(feature = "cuda")]
+        if self.kernel_queues > 0 && self.gpu.is_none() {
+            return Err(Error::usage(
+                "queues for kernels of a store without a GPU",
+                "open it with a GPU, or without kernel_queues",
+            ));
+        }
+        #[cfg(feature = "cuda")]
+        if self.tier.is_some() && self.gpu.is_none() {
+            return Err(Error::usage(
+                "a tier of a store without a GPU",
+                "open it with a GPU, or without a tier",
+            ));
+        }
+        #[cfg(feature = "cuda")]
+        if self.gds == Gds::Require && self.gpu.is_none() {
+            return Err(Error::usage(
+                "gds=require of a store without a GPU",
+                "open it with a GPU, or with gds=off",
+            ));
+        }
+        if self.allow_write && self.read_only {
+            return Err(Error::usage(
+                "allow_write and read_only exclude each other",
+                "set one of them",
+            ));
+        }
+        Ok(())
+    }
+}
+
+/// Path of the data between a store and memory, with the reason for it.
+#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize)]
+pub struct DataPath {
+    /// The device as it was named.
+    pub device: String,
+    /// Memory in which the device places the data: `host` or `gpu`.
+    pub data: &'static str,
+    /// The tier of a GPU; none without one.
+    pub tier: Option<u32>,
+    /// Mover of the data, in words.
+    pub path: String,
+    /// Reason why no faster path is used.
+    pub why: String,
+}
+
+/// Counts since a store was opened.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize)]
+pub struct StoreStats {
+    /// Commands sent, or system calls to a file.
+    pub commands: u64,
+    /// Bytes that they moved.
+    pub bytes: u64,
+    /// Commands that were sent again.
+    pub retries: u64,
+}

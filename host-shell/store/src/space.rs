@@ -1,0 +1,256 @@
+//! The bytes of a store: one member, or several in stripes, with the locks and counters that all calls share.
+//! Translates offsets of the store into offsets of members; nothing below knows of stripes.
+
+use super::background::Background;
+use super::file::FileChanges;
+use super::member::Member;
+use super::options::StoreStats;
+use super::ranges::RangeLocks;
+use nvme_core::stripes::Stripes;
+use nvme_driver::error::{Error, Result};
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::ops::Range;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// The members of a store as one range of bytes.
+pub(crate) struct Space {
+    /// Present when a GPU gathers rows of all members: it names their queues, and goes first.
+    #[cfg(feature = "cuda")]
+    pub striped: Option<nvme_cuda::StripedRows>,
+    pub members: Vec<Member>,
+    /// Bytes of one member before the next one follows; without meaning for one member.
+    pub stripe_bytes: u64,
+    pub len: u64,
+    /// The largest block of a member.
+    pub block_bytes: u32,
+    pub read_bytes: u32,
+    pub locks: RangeLocks,
+    pub background: Background,
+    /// Number of writes by the CPU that have ended.
+    writes: AtomicU64,
+    commands: AtomicU64,
+    bytes: AtomicU64,
+    retries: AtomicU64,
+}
+
+/// Bytes that one command moves.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Piece {
+    pub member: usize,
+    /// Place in the member.
+    pub offset: u64,
+    /// Place in the store.
+    pub at: u64,
+    pub bytes: u32,
+    /// Number by which the call recognises the piece.
+    pub key: usize,
+}
+
+impl Piece {
+    /// Returns its bytes in the store.
+    pub fn range(&self) -> Range<u64> {
+        self.at..self.at + u64::from(self.bytes)
+    }
+}
+
+/// Returns the bytes that two ranges share; empty when there are none.
+pub(crate) fn common(one: &Range<u64>, other: &Range<u64>) -> Range<u64> {
+    let start = one.start.max(other.start);
+    start..one.end.min(other.end).max(start)
+}
+
+impl Space {
+    pub fn of(member: Member) -> Self {
+        let len = member.len;
+        Self::new(vec![member], len.max(1), len)
+    }
+
+    /// Joins several members in stripes, whose size was checked.
+    ///
+    /// # Errors
+    /// Without memory of the GPU.
+    pub fn striped(members: Vec<Member>, stripe_bytes: u64) -> Result<Self> {
+        let shortest = members.iter().map(|member| member.len).min().unwrap_or(0);
+        let stripes = shortest / stripe_bytes;
+        let len = stripes * stripe_bytes * members.len() as u64;
+        #[cfg(feature = "cuda")]
+        let striped = {
+            // Where a GPU has queues of each.
+            let rows = members.iter().map(|member| member.rows.clone());
+            match rows.collect::<Option<Vec<_>>>() {
+                Some(rows) => nvme_cuda::StripedRows::new(rows, stripe_bytes, len)?,
+                None => None,
+            }
+        };
+        Ok(Self {
+            #[cfg(feature = "cuda")]
+            striped,
+            ..Self::new(members, stripe_bytes, len)
+        })
+    }
+
+    fn new(members: Vec<Member>, stripe_bytes: u64, len: u64) -> Self {
+        let largest = |of: fn(&Member) -> u32| members.iter().map(of).max().unwrap_or(1);
+        Self {
+            #[cfg(feature = "cuda")]
+            striped: None,
+            block_bytes: largest(|member| member.block_bytes),
+            read_bytes: largest(|member| member.read_bytes),
+            members,
+            stripe_bytes,
+            len,
+            locks: RangeLocks::default(),
+            background: Background::default(),
+            writes: AtomicU64::new(0),
+            commands: AtomicU64::new(0),
+            bytes: AtomicU64::new(0),
+            retries: AtomicU64::new(0),
+        }
+    }
+
+    /// Records that writes have ended: rows in caches of a GPU are stale, and so are rows that were read ahead.
+    pub fn wrote(&self) {
+        // Release: pairs with the acquire load of the count. A reader that sees the new count also sees the
+        // effects of the write, so it cannot take bytes read before the write for current.
+        self.writes.fetch_add(1, Ordering::Release);
+        for member in &self.members {
+            if let Some(changes) = &member.changes {
+                changes.wrote();
+            }
+        }
+        #[cfg(feature = "cuda")]
+        for rows in self
+            .members
+            .iter()
+            .filter_map(|member| member.rows.as_ref())
+        {
+            rows.wrote();
+        }
+    }
+
+    /// Returns the number of writes by the CPU that have ended.
+    #[cfg(test)]
+    pub fn writes(&self) -> u64 {
+        self.writes.load(Ordering::Acquire)
+    }
+
+    /// Returns a number that changes with each write that has ended.
+    pub fn write_mark(&self) -> u64 {
+        let mut hash = DefaultHasher::new();
+        self.writes.load(Ordering::Acquire).hash(&mut hash);
+        for member in &self.members {
+            member
+                .changes
+                .as_ref()
+                .map(FileChanges::mark)
+                .hash(&mut hash);
+            #[cfg(feature = "cuda")]
+            member
+                .rows
+                .as_ref()
+                .map(|rows| rows.writes_ended())
+                .hash(&mut hash);
+        }
+        hash.finish()
+    }
+
+    /// Checks that `bytes` bytes from `offset` on lie in the store: their range.
+    ///
+    /// # Errors
+    /// [`Error::Usage`].
+    pub fn check(&self, offset: u64, bytes: u64) -> Result<Range<u64>> {
+        let end = offset.checked_add(bytes).filter(|end| *end <= self.len);
+        let end = end.ok_or_else(|| {
+            Error::usage(
+                format!(
+                    "{bytes} bytes from {offset} on end past the store, which has {} bytes",
+                    self.len
+                ),
+                "ask for a range inside the store",
+            )
+        })?;
+        Ok(offset..end)
+    }
+
+    /// # Errors
+    /// [`Error::Usage`] when a member cannot be written.
+    pub fn check_writable(&self) -> Result<()> {
+        let why = self.members.iter().find_map(|one| one.read_only.as_ref());
+        match why {
+            Some((cause, remedy)) => Err(Error::usage(cause.clone(), *remedy)),
+            None => Ok(()),
+        }
+    }
+
+    /// Extends `range` to multiples of `unit`, within the store.
+    pub fn rounded(&self, range: &Range<u64>, unit: u32) -> Range<u64> {
+        let unit = u64::from(unit);
+        let end = range.end.checked_next_multiple_of(unit);
+        range.start / unit * unit..end.map_or(self.len, |end| end.min(self.len))
+    }
+
+    /// Appends the commands that move `range`, whole blocks, in order.
+    pub fn split(&self, range: Range<u64>, key: usize, pieces: &mut Vec<Piece>) {
+        let mut at = range.start;
+        while at < range.end {
+            let (member, offset, room) = self.place(at);
+            let of = &self.members[member];
+            let mut bytes = (range.end - at).min(room).min(u64::from(of.most_bytes));
+            if of.boundary_bytes > 0 {
+                bytes = bytes.min(of.boundary_bytes - offset % of.boundary_bytes);
+            }
+            pieces.push(Piece {
+                member,
+                offset,
+                at,
+                // At most `most_bytes`.
+                bytes: bytes as u32,
+                key,
+            });
+            at += bytes;
+        }
+    }
+
+    /// Locates byte `at`: member, offset there, and bytes up to the end of the stripe.
+    fn place(&self, at: u64) -> (usize, u64, u64) {
+        let several = Stripes::new(self.stripe_bytes, self.members.len() as u32);
+        match several.filter(|_| self.members.len() > 1) {
+            Some(stripes) => {
+                let spot = stripes.spot(at);
+                (spot.member as usize, spot.offset, spot.room)
+            }
+            None => (0, at, u64::MAX),
+        }
+    }
+
+    /// Returns `error` of a member, with its name where there are several.
+    pub fn of_member(&self, member: usize, error: Error) -> Error {
+        if self.members.len() == 1 {
+            return error;
+        }
+        let name = format!("member {member} ({})", self.members[member].path.device);
+        match &error {
+            Error::Gone { .. }
+            | Error::Changed { .. }
+            | Error::Command { .. }
+            | Error::Timeout { .. }
+            | Error::Device { .. } => error.with_context(&name),
+            // Files name themselves.
+            _ => error,
+        }
+    }
+
+    pub fn count(&self, commands: u64, bytes: u64, retries: u64) {
+        self.commands.fetch_add(commands, Ordering::Relaxed);
+        self.bytes.fetch_add(bytes, Ordering::Relaxed);
+        self.retries.fetch_add(retries, Ordering::Relaxed);
+    }
+
+    pub fn stats(&self) -> StoreStats {
+        StoreStats {
+            commands: self.commands.load(Ordering::Relaxed),
+            bytes: self.bytes.load(Ordering::Relaxed),
+            retries: self.retries.load(Ordering::Relaxed),
+        }
+    }
+}

@@ -1,0 +1,537 @@
+//! Rows of one size in a store, and their gather by ids. Each row has its own status, so that one bad block costs
+//! the rows in it and no others.
+
+use super::background::Operation;
+use super::engine::{self, After, Work};
+use super::lane::LARGE_BYTES;
+use super::parallel;
+use super::space::{Piece, Space, common};
+use super::status::{self, RowStatus};
+use super::transfer::within;
+use nvme_driver::error::{Error, Result};
+use std::ops::Range;
+use std::sync::Arc;
+
+/// Reads of neighbouring rows are joined up to this length.
+const JOINED_BYTES: u64 = LARGE_BYTES as u64;
+
+/// The ids of rows.
+#[derive(Clone, Copy, Debug)]
+pub enum Ids<'a> {
+    /// Of 32 bits.
+    I32(&'a [i32]),
+    /// Of 64 bits.
+    I64(&'a [i64]),
+}
+
+impl Ids<'_> {
+    /// Returns the number of ids.
+    pub fn len(&self) -> usize {
+        match self {
+            Self::I32(ids) => ids.len(),
+            Self::I64(ids) => ids.len(),
+        }
+    }
+
+    /// True if there are no ids.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Returns the ids at these places.
+    fn part(self, range: Range<usize>) -> Self {
+        match self {
+            Self::I32(ids) => Self::I32(&ids[range]),
+            Self::I64(ids) => Self::I64(&ids[range]),
+        }
+    }
+
+    /// Returns the id of row `index` of a request.
+    ///
+    /// # Panics
+    /// When there is no such row.
+    pub fn get(&self, index: usize) -> i64 {
+        match self {
+            Self::I32(ids) => i64::from(ids[index]),
+            Self::I64(ids) => ids[index],
+        }
+    }
+}
+
+impl<'a> From<&'a [i32]> for Ids<'a> {
+    fn from(ids: &'a [i32]) -> Self {
+        Self::I32(ids)
+    }
+}
+
+impl<'a> From<&'a [i64]> for Ids<'a> {
+    fn from(ids: &'a [i64]) -> Self {
+        Self::I64(ids)
+    }
+}
+
+impl<'a, const N: usize> From<&'a [i32; N]> for Ids<'a> {
+    fn from(ids: &'a [i32; N]) -> Self {
+        Self::I32(ids)
+    }
+}
+
+impl<'a, const N: usize> From<&'a [i64; N]> for Ids<'a> {
+    fn from(ids: &'a [i64; N]) -> Self {
+        Self::I64(ids)
+    }
+}
+
+/// The first row that failed.
+#[derive(Debug)]
+pub struct FailedRow {
+    /// Its place in the request.
+    pub row: usize,
+    /// Its id.
+    pub id: i64,
+    /// Its status: [`status::describe`] has the words.
+    pub status: i32,
+    /// Error of the command that failed, if one did.
+    pub error: Option<Error>,
+}
+
+/// Outcome of a gather or scatter.
+#[derive(Debug, Default)]
+#[must_use = "rows may have failed"]
+pub struct RowReport {
+    /// Rows asked for.
+    pub rows: usize,
+    /// Rows whose status is not 0.
+    pub failed: usize,
+    /// The first of them in the request.
+    pub first: Option<FailedRow>,
+    /// Error number of the first command of a file that failed.
+    pub errno: Option<i32>,
+}
+
+impl RowReport {
+    /// Adds the report of the rows from `begin` on, which follow those of this one.
+    fn add(&mut self, begin: usize, next: Self) {
+        self.rows += next.rows;
+        self.failed += next.failed;
+        self.errno = self.errno.or(next.errno);
+        if self.first.is_none() {
+            self.first = next.first;
+            if let Some(first) = &mut self.first {
+                first.row += begin;
+            }
+        }
+    }
+
+    /// Returns the report as an error unless every row was moved.
+    ///
+    /// # Errors
+    /// [`Error::Usage`] when the first row that failed has an id out of range, else what its command ended with.
+    pub fn check(self) -> Result<()> {
+        let Some(first) = self.first else {
+            return Ok(());
+        };
+        let (name, remedy) = status::describe(first.status);
+        let which = format!(
+            "row {} (id {}): {name}; {} of {} rows failed",
+            first.row, first.id, self.failed, self.rows
+        );
+        match first.error {
+            Some(error) => Err(error),
+            None if first.status == RowStatus::OutOfRange.code() => {
+                Err(Error::usage(which, remedy))
+            }
+            None => Err(Error::device(which, remedy)),
+        }
+    }
+}
+
+/// Rows of one size in a store. Shares the store's queues; any number of threads may use it at once.
+///
+/// ```
+/// use nvme_store::{Store, StoreOptions};
+///
+/// # fn main() -> nvme_driver::Result<()> {
+/// # #[cfg(feature = "sim")] {
+/// let store = Store::open("sim:mem?size=16MiB", &StoreOptions::default())?;
+/// // 1000 rows of 100 bytes that begin at byte 96.
+/// let table = store.table(96, 1000, 100)?;
+/// for id in 0..1000u64 {
+///     store.write_at(96 + id * 100, &[id as u8; 100])?;
+/// }
+/// let ids = [7i64, 3, 7, -1];
+/// let (mut out, mut status) = (vec![0xFF; 4 * 100], [0; 4]);
+/// let report = table.gather((&ids).into(), &mut out, Some(&mut status))?;
+/// assert_eq!(status, [0, 0, 0, -1]);
+/// assert_eq!((out[0], out[100], out[200], out[300]), (7, 3, 7, 0));
+/// assert_eq!(report.failed, 1);
+/// # }
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Clone)]
+pub struct Table {
+    pub(super) space: Arc<Space>,
+    offset: u64,
+    rows: u64,
+    row_bytes: u64,
+    /// Rows that a GPU keeps.
+    #[cfg(feature = "cuda")]
+    pub(super) cache: Option<Arc<nvme_cuda::TableCache>>,
+}
+
+impl std::fmt::Debug for Table {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Table")
+            .field("offset", &self.offset)
+            .field("rows", &self.rows)
+            .field("row_bytes", &self.row_bytes)
+            .finish()
+    }
+}
+
+impl Table {
+    pub(super) fn new(space: Arc<Space>, offset: u64, rows: u64, row_bytes: u64) -> Result<Self> {
+        if row_bytes == 0 {
+            return Err(Error::usage("the rows have no bytes", "use 1 or more"));
+        }
+        let bytes = rows.checked_mul(row_bytes).ok_or_else(|| {
+            Error::usage(
+                format!("{rows} rows of {row_bytes} bytes are more than 2^64 bytes"),
+                "use fewer rows",
+            )
+        })?;
+        space.check(offset, bytes)?;
+        Ok(Self {
+            space,
+            offset,
+            rows,
+            row_bytes,
+            #[cfg(feature = "cuda")]
+            cache: None,
+        })
+    }
+
+    /// Returns the offset of the first row in the store.
+    pub fn offset(&self) -> u64 {
+        self.offset
+    }
+
+    /// Returns the number of rows.
+    pub fn rows(&self) -> u64 {
+        self.rows
+    }
+
+    /// Returns the number of bytes of a row.
+    pub fn row_bytes(&self) -> u64 {
+        self.row_bytes
+    }
+
+    /// Copies row `ids[i]` to place `i` of `out`, for every `i`. Blocks that rows share are read once.
+    ///
+    /// Each row has a status, which goes to `status` where that is given: 0, or why it was not read
+    /// ([`status::describe`]). A row that was not read is zero in `out`: an id that is negative or too large, or a
+    /// row that needed a command that failed. The other rows are right. Ids may repeat.
+    ///
+    /// # Errors
+    /// [`Error::Usage`] when `out` or `status` have another length than `ids` asks for; nothing is read then.
+    /// Rows that fail are no error of this call: [`RowReport::check`] makes one of them.
+    pub fn gather(
+        &self,
+        ids: Ids<'_>,
+        out: &mut [u8],
+        status: Option<&mut [i32]>,
+    ) -> Result<RowReport> {
+        self.check_lengths(ids, out.len(), status.as_deref())?;
+        let threads = parallel::threads(&self.space, ids.len(), self.row_bytes);
+        if threads > 1 {
+            return Ok(self.gather_by_threads(ids, out, status, threads));
+        }
+        Ok(self.gather_checked(engine::read, ids, out, status))
+    }
+
+    /// Gathers by several threads. The lengths were checked.
+    pub(super) fn gather_by_threads(
+        &self,
+        ids: Ids<'_>,
+        out: &mut [u8],
+        status: Option<&mut [i32]>,
+        threads: usize,
+    ) -> RowReport {
+        let share = |rows, out: &mut [u8], status: Option<&mut [i32]>| {
+            self.gather_checked(engine::read_beside_others, ids.part(rows), out, status)
+        };
+        let mut all = RowReport::default();
+        for (begin, report) in parallel::gather(ids.len(), out, status, threads, share) {
+            all.add(begin, report);
+        }
+        all
+    }
+
+    /// Gathers by `read`, which carries out the reads. The lengths were checked.
+    pub(super) fn gather_checked(
+        &self,
+        read: fn(&Space, Vec<Piece>, &mut dyn Work),
+        ids: Ids<'_>,
+        out: &mut [u8],
+        status: Option<&mut [i32]>,
+    ) -> RowReport {
+        let mut outcome = Outcome::new(ids.len());
+        let order = self.order(ids, &mut outcome);
+        let (reads, pieces) = self.plan(&order);
+        let mut work = Gather {
+            table: self,
+            order: &order,
+            reads: &reads,
+            left: vec![self.row_bytes; ids.len()],
+            out,
+            outcome,
+        };
+        read(&self.space, pieces, &mut work);
+        let Gather { outcome, out, .. } = work;
+        let row = self.row_bytes as usize;
+        for (index, code) in outcome.status.iter().enumerate() {
+            if *code != status::OK {
+                out[index * row..][..row].fill(0);
+            }
+        }
+        outcome.report(ids, status)
+    }
+
+    /// As [`Store::in_background`](super::Store::in_background), for gathers and scatters.
+    ///
+    /// # Errors
+    /// [`Error::System`] when no thread can be started.
+    pub fn in_background<T, J>(&self, job: J) -> Result<Operation<T>>
+    where
+        T: Send + 'static,
+        J: FnOnce(&Self) -> T + Send + 'static,
+    {
+        self.space.background.start(self.clone(), job)
+    }
+
+    /// # Errors
+    /// [`Error::Usage`].
+    pub(super) fn check_lengths(
+        &self,
+        ids: Ids<'_>,
+        bytes: usize,
+        status: Option<&[i32]>,
+    ) -> Result<()> {
+        let row = self.row_bytes;
+        let wanted = usize::try_from(row).ok();
+        let wanted = wanted.and_then(|row| row.checked_mul(ids.len()));
+        if wanted != Some(bytes) {
+            return Err(Error::usage(
+                format!(
+                    "a buffer of {bytes} bytes does not fit {} rows of {row} bytes exactly",
+                    ids.len()
+                ),
+                "give as many bytes as the rows have",
+            ));
+        }
+        match status {
+            Some(status) if status.len() != ids.len() => Err(Error::usage(
+                format!(
+                    "a status array of {} elements does not fit {} rows",
+                    status.len(),
+                    ids.len()
+                ),
+                "give one place for each row",
+            )),
+            _ => Ok(()),
+        }
+    }
+
+    /// Returns the rows whose ids are in range, sorted by id and then by position in the request; the others
+    /// receive their status.
+    pub(super) fn order(&self, ids: Ids<'_>, outcome: &mut Outcome) -> Vec<(u64, usize)> {
+        let mut order = Vec::with_capacity(ids.len());
+        for row in 0..ids.len() {
+            match u64::try_from(ids.get(row)) {
+                Ok(id) if id < self.rows => order.push((id, row)),
+                _ => outcome.status[row] = RowStatus::OutOfRange.code(),
+            }
+        }
+        order.sort_unstable();
+        order
+    }
+
+    /// Returns the bytes of a row that is in range.
+    pub(super) fn place(&self, id: u64) -> Range<u64> {
+        let start = self.offset + id * self.row_bytes;
+        start..start + self.row_bytes
+    }
+
+    /// Joins rows to reads, and splits those into commands.
+    fn plan(&self, order: &[(u64, usize)]) -> (Vec<Read>, Vec<Piece>) {
+        let space = &self.space;
+        let mut reads: Vec<Read> = Vec::new();
+        for (index, (id, _)) in order.iter().enumerate() {
+            let blocks = space.rounded(&self.place(*id), space.read_bytes);
+            if let Some(read) = reads.last_mut() {
+                let end = read.blocks.end.max(blocks.end);
+                if blocks.start <= read.blocks.end && end - read.blocks.start <= JOINED_BYTES
+                    || end == read.blocks.end
+                {
+                    read.blocks.end = end;
+                    read.rows.end = index + 1;
+                    continue;
+                }
+            }
+            let rows = index..index + 1;
+            reads.push(Read { blocks, rows });
+        }
+        let mut pieces = Vec::with_capacity(reads.len());
+        for (key, read) in reads.iter().enumerate() {
+            space.split(read.blocks.clone(), key, &mut pieces);
+        }
+        (reads, pieces)
+    }
+}
+
+/// Blocks that are read for some rows, which lie in them.
+struct Read {
+    blocks: Range<u64>,
+    /// Of the order.
+    rows: Range<usize>,
+}
+
+/// The status of each row, and the first failure.
+pub(super) struct Outcome {
+    pub status: Vec<i32>,
+    /// The first errors, each with the status that stands for it.
+    errors: Vec<(i32, Error)>,
+    errno: Option<i32>,
+}
+
+impl Outcome {
+    /// Creates the state before any row was moved.
+    pub fn new(rows: usize) -> Self {
+        Self {
+            status: vec![RowStatus::NotRun.code(); rows],
+            errors: Vec::new(),
+            errno: None,
+        }
+    }
+
+    /// Keeps `error`, if it is the first with its status; its status.
+    pub fn note(&mut self, error: Error) -> i32 {
+        let code = status::of_error(&error);
+        if let Error::File { source, .. } | Error::System { source, .. } = &error {
+            self.errno = self.errno.or(source.raw_os_error());
+        }
+        if self.errors.iter().all(|(known, _)| *known != code) {
+            self.errors.push((code, error));
+        }
+        code
+    }
+
+    /// Returns the report; copies every status to `status`.
+    pub fn report(self, ids: Ids<'_>, status: Option<&mut [i32]>) -> RowReport {
+        let first = self.status.iter().position(|code| *code != status::OK);
+        self.report_from(first, ids, status)
+    }
+
+    /// Returns the report of a call that moved no row because of an id out of range: the first one is the
+    /// cause.
+    pub fn refused(self, ids: Ids<'_>, status: Option<&mut [i32]>) -> RowReport {
+        let wrong = RowStatus::OutOfRange.code();
+        let first = self.status.iter().position(|code| *code == wrong);
+        self.report_from(first, ids, status)
+    }
+
+    fn report_from(
+        mut self,
+        first: Option<usize>,
+        ids: Ids<'_>,
+        status: Option<&mut [i32]>,
+    ) -> RowReport {
+        if let Some(status) = status {
+            status.copy_from_slice(&self.status);
+        }
+        let is_bad = |code: &&i32| **code != status::OK;
+        let failed = self.status.iter().filter(is_bad).count();
+        let first = first.map(|row| (row, self.status[row]));
+        let first = first.map(|(row, status)| {
+            let known = self.errors.iter().position(|(code, _)| *code == status);
+            FailedRow {
+                row,
+                id: ids.get(row),
+                status,
+                error: known.map(|at| self.errors.swap_remove(at).1),
+            }
+        });
+        RowReport {
+            rows: ids.len(),
+            failed,
+            first,
+            errno: self.errno,
+        }
+    }
+}
+
+/// A gather under way.
+struct Gather<'a> {
+    table: &'a Table,
+    order: &'a [(u64, usize)],
+    reads: &'a [Read],
+    /// Bytes of each row that have not come: a row is right when all of them have.
+    left: Vec<u64>,
+    out: &'a mut [u8],
+    outcome: Outcome,
+}
+
+impl Gather<'_> {
+    /// Returns the rows that need bytes of `piece`.
+    fn rows_of(&self, piece: &Piece) -> &[(u64, usize)] {
+        let rows = &self.order[self.reads[piece.key].rows.clone()];
+        let range = piece.range();
+        let first = rows.partition_point(|(id, _)| self.table.place(*id).end <= range.start);
+        let rows = &rows[first..];
+        let end = rows.partition_point(|(id, _)| self.table.place(*id).start < range.end);
+        &rows[..end]
+    }
+}
+
+impl Work for Gather<'_> {
+    fn done(&mut self, piece: &Piece, bytes: &[u8]) {
+        let range = piece.range();
+        let of_read = self.reads[piece.key].rows.clone();
+        let needed = self.rows_of(piece).len();
+        let skipped = self.order[of_read.clone()]
+            .partition_point(|(id, _)| self.table.place(*id).end <= range.start);
+        let first = of_read.start + skipped;
+        let row_bytes = self.table.row_bytes as usize;
+        for (id, row) in &self.order[first..first + needed] {
+            let place = self.table.place(*id);
+            let part = common(&range, &place);
+            let to = &mut self.out[row * row_bytes..][..row_bytes];
+            to[within(&part, &place)].copy_from_slice(&bytes[within(&part, &range)]);
+            self.left[*row] -= part.end - part.start;
+            if self.left[*row] == 0 {
+                self.outcome.status[*row] = status::OK;
+            }
+        }
+    }
+
+    fn failed(&mut self, piece: &Piece, error: Error) -> After {
+        let unit = self.table.space.read_bytes;
+        let rows = self.rows_of(piece);
+        let several = rows.first().map(|one| one.0) != rows.last().map(|one| one.0);
+        // A status, or an error of the file, may be of one block only. A time-out has cost its time already.
+        let is_local = matches!(error, Error::Command { .. } | Error::File { .. });
+        if several && piece.bytes > unit && is_local {
+            return After::Split(unit);
+        }
+        let rows: Vec<usize> = rows.iter().map(|(_, row)| *row).collect();
+        let code = self.outcome.note(error);
+        for row in rows {
+            self.outcome.status[row] = code;
+        }
+        After::GoOn
+    }
+}
+
+#[cfg(all(test, feature = "sim"))]
+mod tests;
