@@ -120,7 +120,7 @@ impl Ids {
         }
     }
 
-    /// Draws `count` ids; the same for the same seed.
+    /// Draws `count` ids; the same seed draws the same ids.
     pub fn draw(&self, count: u64, seed: u64) -> Vec<i64> {
         let mut random = SplitMix::new(seed);
         let id = |_| {

@@ -15,7 +15,7 @@ use std::time::Instant;
 pub(crate) struct Shared<'a> {
     pub job: &'a Job,
     pub info: NamespaceInfo,
-    /// Of the controller.
+    /// Serial number of the controller.
     pub serial: [u8; 20],
     pub blocks_per_io: u64,
     /// Whole commands that fit into the span.
@@ -35,7 +35,7 @@ pub(crate) struct Shared<'a> {
     pub failure: Mutex<Option<Error>>,
     /// The user asked for an end: commands in flight are waited for a while, no more are sent.
     pub interrupted: AtomicBool,
-    /// By worker.
+    /// Counts of each worker.
     pub done: Vec<Counts>,
 }
 

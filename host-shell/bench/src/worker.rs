@@ -307,8 +307,8 @@ impl<'a> Worker<'a> {
         Ok(left >= count)
     }
 
-    /// Accounts for the commands that have ended and takes their buffers back; whether there were
-    /// any, seen at `now`.
+    /// Accounts for the commands that have ended and takes their buffers back; returns true if there were any,
+    /// seen at `now`.
     fn take_all(&mut self, now: &mut Instant, tally: &mut Tally) -> Result<bool> {
         let Self {
             shared,

@@ -94,7 +94,7 @@ impl Lent {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Where {
     Host,
-    /// In memory of the store's GPU.
+    /// GPU memory of the store's GPU.
     Gpu,
 }
 

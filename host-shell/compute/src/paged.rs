@@ -143,8 +143,9 @@ impl Attending {
         )
     }
 
-    /// Puts the attention of one query a head into `stream`, a `CUstream` of the store's GPU, and returns before it runs.
-    /// The stream may be captured; what the tables of pages hold when it runs counts.
+    /// Enqueues the attention of one query for each head in `stream`, a `CUstream` of the store's GPU, and
+    /// returns before it runs. The stream may be captured; the contents of the page tables at the time it runs
+    /// count.
     ///
     /// The [`Pending`] ends when the results are there: nothing of it uses the memory of `queries` then. Its rows are heads of keys and values, sequence after sequence. The queries of one whose pages were not all read, or
     /// that names a page which is not there, have NaN as results: [`check`] makes an error of it. Queries of no token

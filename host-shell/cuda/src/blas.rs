@@ -41,9 +41,9 @@ pub struct BlasProduct {
     pub addresses: [u64; 3],
     /// Rows of the result, its columns, and terms of each sum.
     pub shape: [u32; 3],
-    /// Of the factors.
+    /// Element type of the factors.
     pub factors: BlasElement,
-    /// Of the result.
+    /// Element type of the result.
     pub result: BlasElement,
 }
 

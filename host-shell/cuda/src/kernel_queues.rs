@@ -260,7 +260,7 @@ impl Turns {
         Ok(state)
     }
 
-    /// Takes a begin back; whether it was the last one.
+    /// Undoes a begin; returns true if it was the last one.
     fn leave(&self) -> Result<bool> {
         let mut state = lock(&self.state);
         if state.running == 0 {

@@ -44,9 +44,9 @@ pub(super) enum QueueKind {
     Shared,
 }
 
-/// Those who use lent queues while the host does not wait for them.
+/// Users of a queue whose launches the host does not wait for.
 pub(super) trait Users: Send + Sync {
-    /// Keeps them out, and waits until none is inside; whether none is. Called once for each queue.
+    /// Keeps them out, and waits until none is inside; returns true if none is. Called once for each queue.
     fn stop(&self) -> bool;
 
     /// Admits them again after [`stop`](Self::stop), or shuts them out for good.
@@ -269,7 +269,7 @@ struct Hook {
     remote: Remote,
     fresh: Arc<AtomicBool>,
     dead: Arc<AtomicBool>,
-    /// Of queues that launches use which the host does not wait for.
+    /// Users whose launches the host does not wait for.
     users: Option<Arc<dyn Users>>,
     is_stopped: bool,
 }

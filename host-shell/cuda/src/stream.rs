@@ -222,7 +222,7 @@ impl Drop for Stream {
     }
 }
 
-/// Looks until `is_done`, `limit` at most; whether it was.
+/// Polls until `is_done`, `limit` at most; returns true if it was.
 fn until(limit: Duration, mut is_done: impl FnMut() -> Result<bool>) -> Result<bool> {
     let begin = Instant::now();
     let mut looks = 0u32;

@@ -17,7 +17,7 @@ pub struct HalfMatrix {
     pub rows: u32,
     /// Its columns, at least one.
     pub columns: u32,
-    /// From one row to the next in bytes, a multiple of 16.
+    /// Distance of two rows in bytes, a multiple of 16.
     pub row_bytes: u64,
     /// bf16, else f16.
     pub is_bf16: bool,

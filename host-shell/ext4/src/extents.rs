@@ -137,7 +137,7 @@ impl Walk<'_> {
         Ok(())
     }
 
-    /// Adds an extent; where it ends in the file.
+    /// Adds an extent, and returns its end in the file.
     fn extent(&mut self, bytes: &[u8], logical: u64, to: u64, offset: u64) -> Result<u64> {
         let length = u16_at(bytes, 4);
         let is_written = length <= WRITTEN;

@@ -8,7 +8,7 @@ use crate::inode::Inode;
 
 const MAGIC: u32 = 0xEA02_0000;
 const ENTRY: usize = 16;
-/// Of names that begin with `system.`.
+/// Number of the name prefix `system.`.
 const SYSTEM: u8 = 7;
 const NAME: &[u8] = b"data";
 

@@ -105,7 +105,7 @@ pub struct Superblock {
     pub inodes_per_group: u32,
     pub inode_bytes: u16,
     pub descriptor_bytes: u16,
-    /// Before this one, descriptors lie together.
+    /// First group whose descriptors lie in a meta group; those before it lie together.
     pub first_meta_group: Option<u64>,
     pub has_file_types: bool,
     pub is_sparse: bool,
@@ -127,7 +127,7 @@ impl GroupChecksum {
 }
 
 impl Superblock {
-    /// Reads it; the device has `len` bytes.
+    /// Parses the superblock; the device has `len` bytes.
     pub fn parse(bytes: &[u8], len: u64) -> Result<Self> {
         let magic = u16_at(bytes, 0x38);
         if magic != MAGIC {

@@ -104,7 +104,7 @@ impl Import {
         self.shared.is_cancelled.store(true, Ordering::Relaxed);
     }
 
-    /// Waits `timeout` seconds at most, or without a limit; whether it has ended. Ctrl-C ends the wait.
+    /// Waits `timeout` seconds at most, or without a limit; returns True if it has ended. Ctrl-C ends the wait.
     #[pyo3(signature = (timeout=None))]
     fn wait(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<bool> {
         self.job.check_process()?;

@@ -25,7 +25,7 @@ pub struct Flight {
     /// Deadline of a wait for which the caller names no limit.
     patience: Duration,
     is_reported: AtomicBool,
-    /// Of a captured one: how many of its runs were looked at.
+    /// Number of runs of a captured flight that were examined.
     seen: AtomicU32,
 }
 
@@ -36,12 +36,12 @@ impl Flight {
         process::check(self.process, "transfer")
     }
 
-    /// Waits `limit` at most; whether it has ended.
+    /// Waits `limit` at most; returns true if it has ended.
     pub fn wait(&self, limit: Duration) -> bool {
         self.pending.settles_within(limit)
     }
 
-    /// Waits `limit` at most, or its own patience; whether it has ended. Ctrl-C ends the wait.
+    /// Waits `limit` at most, or until its own deadline; returns true if it has ended. Ctrl-C ends the wait.
     pub fn wait_in(&self, py: Python<'_>, limit: Option<Duration>) -> PyResult<bool> {
         let limit = limit.unwrap_or(self.patience);
         wait::until(py, Some(limit), |slice| self.wait(slice))
@@ -207,7 +207,8 @@ impl Flights {
         }
     }
 
-    /// Waits for those that were launched before, `timeout` seconds at most; whether they have ended.
+    /// Waits for the flights that were launched before, `timeout` seconds at most; returns True if they have
+    /// ended.
     ///
     /// # Errors
     /// As [`check`](Self::check), with failures of captured ones, too.
@@ -307,7 +308,8 @@ impl GpuOperation {
         self.flight.pending.is_captured()
     }
 
-    /// Waits `timeout` seconds at most, or for as long as its commands may take; whether it has ended. Ctrl-C ends the wait.
+    /// Waits `timeout` seconds at most, or until the deadline of its commands; returns True if it has ended.
+    /// Ctrl-C ends the wait.
     #[pyo3(signature = (timeout=None))]
     fn wait(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<bool> {
         self.flight.check_process()?;

@@ -50,7 +50,7 @@ impl Operation {
         Ok(self.job.is_done())
     }
 
-    /// Waits `timeout` seconds at most, or without a limit; whether it has ended. Ctrl-C ends the wait.
+    /// Waits `timeout` seconds at most, or without a limit; returns True if it has ended. Ctrl-C ends the wait.
     #[pyo3(signature = (timeout=None))]
     fn wait(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<bool> {
         self.job.check_process()?;

@@ -151,7 +151,7 @@ impl Job {
         self.is_done.load(Ordering::Acquire)
     }
 
-    /// Waits `limit` at most; whether it has ended.
+    /// Waits `limit` at most; returns true if it has ended.
     pub fn wait(&self, limit: Duration) -> bool {
         let begin = Instant::now();
         let mut state = lock(&self.state);

@@ -285,7 +285,7 @@ impl Store {
             })
     }
 
-    /// Reads as [`move_on_gpu`](Self::move_on_gpu) does, by cuFile; whether it did. It has ended then.
+    /// Reads as [`move_on_gpu`](Self::move_on_gpu) does, by cuFile; returns true if it did, and has ended then.
     fn read_by_cufile(
         &self,
         py: Python<'_>,

@@ -17,8 +17,8 @@ use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-/// Of an inode: kind, mode, number, bytes, links, user, group, names of flags, generation, and seconds and nanoseconds
-/// of the last change of its data and of itself.
+/// Facts about an inode: kind, mode, number, bytes, links, user, group, names of flags, generation, and seconds
+/// and nanoseconds of the last change of its data and of the inode.
 type About = (
     &'static str,
     u32,
@@ -36,7 +36,8 @@ type About = (
 /// A name in a directory, and its inode.
 type Named = (Cow<'static, [u8]>, About);
 
-/// Of an extent: its first byte in the file and in the store, its bytes, and whether they were written.
+/// Facts about an extent: its first byte in the file and in the store, its bytes, and True if they were
+/// written.
 type Extent = (u64, u64, u64, bool);
 
 fn about(inode: &Inode) -> About {
@@ -139,9 +140,9 @@ impl Volume {
 
 /// A file whose bytes a store reads.
 pub enum AnyFile {
-    /// Of a volume.
+    /// A file of a volume.
     Drive(files::DriveFile),
-    /// Of an ext4 that the kernel has mounted.
+    /// A file of an ext4 that the kernel has mounted.
     Mounted(PlacedFile),
 }
 

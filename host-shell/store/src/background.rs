@@ -170,7 +170,7 @@ impl<T> Operation<T> {
         !matches!(*lock(&self.slot.end), End::Open)
     }
 
-    /// Waits until the call has ended, `limit` at most; whether it has.
+    /// Waits until the call has ended, `limit` at most; returns true if it has.
     pub fn wait(&self, limit: Duration) -> bool {
         let is_open = |end: &mut End<T>| matches!(end, End::Open);
         let end = lock(&self.slot.end);

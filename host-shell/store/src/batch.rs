@@ -29,7 +29,7 @@ impl Transfer<'_> {
     }
 }
 
-/// Carries out all; how each ended.
+/// Executes all transfers, and returns the outcome of each.
 pub(crate) fn run(space: &Space, transfers: &mut [Transfer<'_>]) -> Vec<Result<()>> {
     let mut batch = Batch {
         ranges: Vec::with_capacity(transfers.len()),

@@ -193,7 +193,7 @@ struct DriveLane {
     queue: Queue,
     controller: Arc<Controller>,
     info: NamespaceInfo,
-    /// By command identifier.
+    /// Commands in flight by their identifier.
     placed: HashMap<u16, Placed>,
     /// Commands that ended, until `Lane::poll` reports them.
     ends: VecDeque<Completion>,

@@ -8,9 +8,10 @@ use nvme_cuda::{KernelArgument, is_of_cufile};
 use nvme_driver::error::{Error, Result};
 
 impl Store {
-    /// Reads `bytes` bytes from byte `offset` on to address `to` of the store's GPU by cuFile, and waits; whether it
-    /// did. `false` without [`gds`](super::StoreOptions::gds), and with `Auto` where cuFile refuses: then
-    /// [`read_on_gpu`](Self::read_on_gpu) reads it. Comes after what the default stream did before.
+    /// Reads `bytes` bytes from byte `offset` on to address `to` of the store's GPU by cuFile, and waits;
+    /// returns true if it did. False without [`gds`](super::StoreOptions::gds), and with `Auto` where cuFile
+    /// refuses: then [`read_on_gpu`](Self::read_on_gpu) reads it. Runs after the work that the default stream
+    /// had before.
     ///
     /// # Safety
     /// The bytes at `to` are valid for writes, and nothing else uses them meanwhile.

@@ -290,8 +290,9 @@ impl Store {
         transfer::write(&self.space, offset, data, lane::Op::WriteFua)
     }
 
-    /// Carries out reads and writes with the commands of all of them in flight together; how each ended, in their
-    /// order. They are not ordered among each other: none may write bytes that another one reads or writes.
+    /// Executes reads and writes with the commands of all of them in flight together, and returns their
+    /// outcomes in order. They are not ordered among each other: none may write bytes that another one reads or
+    /// writes.
     ///
     /// One that fails spares the others; its errors are those of [`read_at`](Self::read_at) and
     /// [`write_at`](Self::write_at).

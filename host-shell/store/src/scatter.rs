@@ -181,7 +181,7 @@ struct Request<'a> {
 /// Blocks that are read as far as needed, changed in memory and written.
 struct Run {
     blocks: Range<u64>,
-    /// Of the order.
+    /// Range of the sorted rows.
     rows: Range<usize>,
     bytes: Vec<u8>,
     /// Ranges that could not be read or written, each with the status of its failure.
@@ -228,7 +228,7 @@ impl Request<'_> {
         (runs, self.order.len())
     }
 
-    /// Reads, changes and writes; the rows have their status afterwards.
+    /// Reads, changes and writes the blocks; the rows have their status afterwards.
     fn carry_out(&self, mut runs: Vec<Run>, outcome: &mut Outcome) {
         let space = &self.table.space;
         let _held = space.locks.hold(runs.iter().map(|run| run.blocks.clone()));

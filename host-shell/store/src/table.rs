@@ -18,9 +18,9 @@ const JOINED_BYTES: u64 = LARGE_BYTES as u64;
 /// The ids of rows.
 #[derive(Clone, Copy, Debug)]
 pub enum Ids<'a> {
-    /// Of 32 bits.
+    /// Ids of 32 bits.
     I32(&'a [i32]),
-    /// Of 64 bits.
+    /// Ids of 64 bits.
     I64(&'a [i64]),
 }
 
@@ -393,7 +393,7 @@ impl Table {
 /// Blocks that are read for some rows, which lie in them.
 struct Read {
     blocks: Range<u64>,
-    /// Of the order.
+    /// Range of the sorted rows.
     rows: Range<usize>,
 }
 
@@ -415,7 +415,7 @@ impl Outcome {
         }
     }
 
-    /// Keeps `error`, if it is the first with its status; its status.
+    /// Keeps `error`, if it is the first with its status, and returns the status.
     pub fn note(&mut self, error: Error) -> i32 {
         let code = status::of_error(&error);
         if let Error::File { source, .. } | Error::System { source, .. } = &error {

@@ -115,7 +115,7 @@ impl Lane {
         }
     }
 
-    /// Writes a batch of reads and rings; whether there was any.
+    /// Writes a batch of reads and rings; returns true if there was any.
     #[inline(always)]
     fn send(&mut self) -> bool {
         let room = self.depth - (self.sent - self.done);

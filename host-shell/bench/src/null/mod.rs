@@ -45,7 +45,7 @@ pub struct Shape {
 /// A drive: how long a command takes and how many are done in a second.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Model {
-    /// From doorbell to completion, in nanoseconds.
+    /// Latency from doorbell to completion, in nanoseconds.
     pub latency_ns: u64,
     /// Commands per second of one queue pair, which is one drive.
     pub rate: f64,

@@ -17,7 +17,7 @@ const AHEAD: u32 = 16;
 pub struct Fault {
     /// The queue, from 1.
     pub qid: u32,
-    /// In words.
+    /// Description of the violation.
     pub what: String,
 }
 

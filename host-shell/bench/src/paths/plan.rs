@@ -12,7 +12,7 @@ const BATCHES: usize = 200;
 /// Reads of one size. Read `i` goes to byte `i * bytes` of the destination.
 pub(super) struct Plan {
     pub pattern: &'static str,
-    /// Of each read.
+    /// Bytes of each read.
     pub bytes: usize,
     /// Offsets of the reads: multiples of `bytes`.
     pub offsets: Vec<u64>,

@@ -41,7 +41,7 @@ impl Ahead {
         }
     }
 
-    /// Fills `dst` with a layer of a pass that is known; whether it did.
+    /// Fills `dst` with a layer of a known pass; returns false if the layer was not read ahead.
     ///
     /// # Safety
     /// `bytes` bytes at `dst` are valid for writes, and nothing else uses them meanwhile.

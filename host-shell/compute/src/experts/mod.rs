@@ -53,7 +53,7 @@ pub type Layer = [Placed; MATRICES];
 pub struct Counts {
     /// Choices whose expert was in the cache.
     pub hits: u64,
-    /// Those whose expert was read.
+    /// Choices whose expert was read from the store.
     pub misses: u64,
     /// Experts that made room for another.
     pub evictions: u64,

@@ -29,7 +29,7 @@ pub struct Job {
     pub sides: Vec<u32>,
     /// Runs of each way, after one that does not count.
     pub runs: usize,
-    /// Of the numbers.
+    /// Seed of the matrices.
     pub seed: u64,
 }
 
@@ -67,7 +67,7 @@ pub struct Case {
     pub side: u32,
     /// Element type of all three matrices.
     pub element: Element,
-    /// Of each run.
+    /// Seconds of each run.
     pub seconds: Vec<f64>,
     /// The largest error of a sample, in parts of the sum of its products' sizes, over all runs.
     pub error: f64,
@@ -93,7 +93,8 @@ impl Case {
 /// Results of the measurement.
 #[derive(Clone, Debug)]
 pub struct Report {
-    /// In the order of the sizes; of each f32 first, from the bottom up.
+    /// Cases in the order of the sizes; for each size f32 first, and the kernels from the simplest to the
+    /// fastest.
     pub cases: Vec<Case>,
     /// cuBLAS's version, or why it was not measured.
     pub cublas: std::result::Result<i32, String>,

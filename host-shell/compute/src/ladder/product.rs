@@ -26,7 +26,7 @@ pub enum Rung {
 }
 
 impl Rung {
-    /// From the bottom up.
+    /// All kernels, from the simplest to the fastest.
     pub const ALL: [Self; 6] = [
         Self::Naive,
         Self::Tiled,
@@ -87,7 +87,7 @@ impl Rung {
 pub struct Operand {
     /// Its address, a multiple of an element's bytes.
     pub address: u64,
-    /// From one row to the next, in elements: at least as many as it has columns.
+    /// Distance of two rows in elements: at least the number of columns.
     pub stride: u64,
 }
 

@@ -31,11 +31,11 @@ pub struct Layer {
 /// Gradients of a layer.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Gradients {
-    /// Of the inputs.
+    /// Gradients of the inputs.
     pub inputs: Vec<f32>,
-    /// Of the weights.
+    /// Gradients of the weights.
     pub weights: Vec<f32>,
-    /// Of the biases.
+    /// Gradients of the biases.
     pub bias: Vec<f32>,
 }
 

@@ -220,7 +220,7 @@ impl Llama {
         Ok(())
     }
 
-    /// Puts `tokens` through the model; the next token.
+    /// Runs `tokens` through the model and returns the next token.
     fn forward(&mut self, tokens: &[u32]) -> Result<u32> {
         let count = tokens.len() as u32;
         let machine = &mut *self.machine;

@@ -10,7 +10,8 @@ type Ended<'s> = dyn FnMut(&mut dyn Engine, Batch, Result<Vec<f32>>) -> Result<(
 pub(super) struct Steps<'s> {
     /// Returns true if the batch with that number shall begin. Not called again after the first false.
     pub more: &'s mut dyn FnMut(u64) -> Result<bool>,
-    /// Before the product of a batch: those before it have been multiplied, as far as the engine is ahead.
+    /// Called before the product of a batch; earlier batches have been multiplied by then, unless the engine
+    /// runs ahead.
     pub before: &'s mut dyn FnMut(&mut dyn Engine, Batch) -> Result<()>,
     /// Gets each product, or why there is none, in order.
     pub ended: &'s mut Ended<'s>,

@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 
 /// Blocks of a launch at most.
 const BLOCKS: u32 = 2048;
-/// Between two looks at an event.
+/// Pause between two polls of an event.
 const NAP: Duration = Duration::from_micros(20);
 /// Looks without a pause.
 const SPINS: u32 = 2000;

@@ -31,7 +31,7 @@ pub struct Way {
     pub bytes: u64,
     /// Operations of a run.
     pub operations: f64,
-    /// Of the last run.
+    /// Overlap of reads and products in the last run.
     pub overlap: Overlap,
 }
 
@@ -57,7 +57,7 @@ pub struct Continuous {
 pub struct Report {
     /// One for each source.
     pub ways: Vec<Way>,
-    /// Of a continuous one.
+    /// Latencies and failures, for a continuous pipeline.
     pub continuous: Option<Continuous>,
     /// Spans of the last run, of the first source.
     pub trace: Trace,

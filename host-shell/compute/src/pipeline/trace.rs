@@ -53,7 +53,7 @@ impl Overlap {
 /// The spans of a run, and those that found no room.
 #[derive(Clone, Debug, Default)]
 pub struct Trace {
-    /// In the order in which they were noted.
+    /// Spans in the order in which they were recorded.
     pub spans: Vec<Span>,
     /// Number of spans that were left out.
     pub dropped: u64,

@@ -45,9 +45,9 @@ impl Default for BuildOptions {
 /// Phase of building an index.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Step {
-    /// So many vectors are in the graph.
+    /// Number of vectors that are in the graph.
     Graph(u64),
-    /// So many nodes are written.
+    /// Number of nodes that are written.
     Write(u64),
 }
 

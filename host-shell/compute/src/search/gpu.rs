@@ -39,7 +39,7 @@ pub struct GpuSearch {
     nodes: Table,
     centroids: ManuallyDrop<DeviceMemory>,
     codes: ManuallyDrop<DeviceMemory>,
-    /// Of each warp of each station.
+    /// Memory for the search state of each warp of each station.
     tables: ManuallyDrop<DeviceMemory>,
     words: Search,
     metric: Metric,

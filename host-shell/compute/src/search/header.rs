@@ -28,7 +28,7 @@ pub struct Header {
     pub tag: u32,
     /// [`checksum`] of the centroids.
     pub centroids_sum: u64,
-    /// That of the codes.
+    /// Checksum of the codes.
     pub codes_sum: u64,
     /// Metric by which its vectors are compared.
     pub metric: Metric,

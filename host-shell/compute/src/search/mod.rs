@@ -91,9 +91,10 @@ pub struct Answers {
     pub ids: Vec<i64>,
     /// As many squared distances; infinite where there is no id.
     pub distances: Vec<f32>,
-    /// Of each query: 0, the status of a read (SCT << 8 | SC), or a number below 0: [`describe`] has the words.
+    /// Code of each query: 0, the status of a read (SCT << 8 | SC), or a number below 0; [`describe`] explains
+    /// them.
     pub codes: Vec<i32>,
-    /// Of each query: nodes that it asked for.
+    /// Number of nodes that each query read.
     pub reads: Vec<u32>,
 }
 

@@ -14,7 +14,7 @@ const NUMBERS: usize = 1 << 14;
 /// Heads of some tokens; the first token has the position `position`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Heads {
-    /// Of the first token.
+    /// Position of the first token.
     pub position: u32,
     /// Number of tokens.
     pub tokens: u32,

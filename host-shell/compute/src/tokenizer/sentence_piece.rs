@@ -18,7 +18,7 @@ const BATCH: usize = 4096;
 
 /// Writes texts as tokens.
 pub struct Encoder {
-    /// Of each token.
+    /// Score of each token.
     scores: Vec<f32>,
     /// The tokens of bytes that no other token has.
     bytes: Vec<u32>,
@@ -189,7 +189,7 @@ impl<'t> Merging<'t> {
         }
     }
 
-    /// Merges `most` pairs at most; whether some may be left.
+    /// Merges at most `most` pairs; returns true if more may be left.
     fn merge(&mut self, most: usize) -> bool {
         for _ in 0..most {
             let Some(pair) = self.pairs.pop() else {

@@ -8,7 +8,7 @@ use nvme_host::{Error, Result};
 const GPT2: &str = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+";
 /// One digit at a time.
 const DIGITS: &str = r"\p{N}";
-/// Those of Llama 3: numbers of three digits at most, and line feeds by themselves.
+/// Splits of Llama 3: numbers of three digits at most, and line feeds separately.
 const LLAMA3: &str = concat!(
     r"(?:'[sS]|'[tT]|'[rR][eE]|'[vV][eE]|'[mM]|'[lL][lL]|'[dD])",
     r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"

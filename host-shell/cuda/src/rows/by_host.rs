@@ -72,7 +72,7 @@ impl Layout {
 struct Operation {
     move_rows: MoveRows,
     row_bytes: u64,
-    /// Of 4 or 8 bytes; without ids the rows are asked for in their order.
+    /// Bytes of an id, 4 or 8; 0 without ids, when rows are requested in their order.
     id_bytes: usize,
     layout: Layout,
     staging: Option<Staging>,

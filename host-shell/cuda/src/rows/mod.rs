@@ -214,8 +214,8 @@ impl GpuRows {
         )
     }
 
-    /// Puts a gather into `stream`, a `CUstream` of this GPU (0 is the default one). Returns before it runs. The
-    /// caller's context and capture mode stay as they are; the stream may be captured.
+    /// Enqueues a gather in `stream`, a `CUstream` of this GPU (0 is the default one). Returns before it runs.
+    /// The caller's context and capture mode are preserved; the stream may be captured.
     ///
     /// # Safety
     /// The addresses in `request` are valid on the GPU for what it says until the gather has ended, and for as

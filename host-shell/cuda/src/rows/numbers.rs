@@ -23,7 +23,7 @@ pub(super) struct LaunchNumbers {
     pub(super) abandoned: Vec<Abandoned>,
     /// Number of abandoned launches at which their list is examined again.
     pub(super) most_abandoned: usize,
-    /// Those that scatters have had. A graph may run one again at any time.
+    /// Numbers that scatters have had. A graph may run such a launch again at any time.
     pub(super) of_scatters: BTreeSet<u32>,
 }
 

@@ -45,7 +45,7 @@ struct Part {
 enum By {
     Kernel {
         slot: Arc<LaunchSlot>,
-        /// Those of a stripe, which the launch reads from.
+        /// States of the members of a stripe from which the launch reads.
         members: Option<Arc<[Arc<RowsState>]>>,
     },
     Host {
@@ -236,7 +236,7 @@ impl Pending {
         }
     }
 
-    /// Waits until its outcome is known, `limit` at most; whether it is.
+    /// Waits until its outcome is known, `limit` at most; returns true if it is.
     pub fn settles_within(&self, limit: Duration) -> bool {
         !matches!(self.wait(limit), Err(Error::Unfinished { .. }))
     }

@@ -31,8 +31,8 @@ impl GpuRows {
         }
     }
 
-    /// Puts reads of `ranges` of the namespace into `stream`, as [`gather`](Self::gather) does: a launch for each
-    /// [`RANGES`] of them. A row of the [`Pending`] is a piece; the pieces of all ranges are counted through.
+    /// Enqueues reads of `ranges` of the namespace in `stream`, as [`gather`](Self::gather) does: one launch
+    /// for [`RANGES`] of them. A row of the [`Pending`] is a piece; pieces are numbered through all ranges.
     ///
     /// # Safety
     /// As [`gather`](Self::gather), for the addresses in `ranges`. The ranges lie inside the namespace.
@@ -56,7 +56,7 @@ impl GpuRows {
         })
     }
 
-    /// Puts one launch over `some` ranges into `stream`; how many pieces they have.
+    /// Enqueues one launch over `some` ranges in `stream`; returns the number of pieces.
     ///
     /// # Safety
     /// As [`read_ranges`](Self::read_ranges).

@@ -61,7 +61,8 @@ impl Request {
         self.judged(gpu, row_bytes, Direction::Read, stream)
     }
 
-    /// Judges ids, rows of `row_bytes` bytes and row status; the request with the addresses that `gpu` has for them.
+    /// Checks ids, rows of `row_bytes` bytes and row status; returns the request with the addresses by which
+    /// `gpu` accesses them.
     ///
     /// # Errors
     /// As [`Gpu::judge`], and [`Error::Usage`] for more rows than memory has.

@@ -25,8 +25,8 @@ impl GpuRows {
             && request.count.div_ceil(most_rows(request)) <= MOST_LAUNCHES
     }
 
-    /// Puts a scatter of rows that the GPU [writes](Self::writes) into `stream`, as [`gather`](Self::gather) does. The
-    /// last one of several rows with the same id is written; the others have status 0.
+    /// Enqueues a scatter of rows that the GPU [writes](Self::writes) in `stream`, as [`gather`](Self::gather)
+    /// does. The last of several rows with the same id is written; the others have status 0.
     ///
     /// # Safety
     /// As [`gather`](Self::gather).

@@ -15,7 +15,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, Weak};
 use std::time::{Duration, Instant};
 
-/// Between two looks at the gate.
+/// Pause between two polls of the gate.
 const NAP: Duration = Duration::from_micros(20);
 
 /// Memory that every block of a launch uses besides its queues. Launches over stripes keep that of each drive
@@ -92,14 +92,15 @@ impl RowsState {
         Ok(())
     }
 
-    /// Lets no launch touch the queues from now on, and waits for those that do; whether none does any more.
+    /// Keeps launches from the queues from now on, and waits for those that use them; returns true if none does
+    /// any more.
     pub fn end(&self) -> bool {
         self.board.gate().close_for_good();
         // Not by way of `stop`: a reset that another thread carries out may be waiting in it for the same groups.
         self.have_left()
     }
 
-    /// Waits until no group is inside; whether none is.
+    /// Waits until no group is inside; returns true if none is.
     fn have_left(&self) -> bool {
         let (gate, begin) = (self.board.gate(), Instant::now());
         while !gate.is_idle() {
@@ -145,7 +146,8 @@ impl RowsState {
 }
 
 impl Users for RowsState {
-    /// Closes the gate and waits until no group is inside; whether none is. No call into the driver.
+    /// Closes the gate and waits until no group is inside; returns true if none is. Calls no function of the
+    /// driver.
     fn stop(&self) -> bool {
         // A reset stops every queue, and each calls this; only the first one closes the gate and waits. The
         // flags are atomics because the watch thread and a closing store may both be here.

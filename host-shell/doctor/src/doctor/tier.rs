@@ -14,7 +14,7 @@ pub struct Verdict {
     pub usable: bool,
     /// The highest tier to expect for sure with a GPU; none without one.
     pub tier: Option<u8>,
-    /// In words, with the reason for not expecting more.
+    /// The verdict in words, with the reason for not expecting more.
     pub text: String,
 }
 
@@ -89,7 +89,7 @@ fn highest(paths: &[&Path]) -> (Option<u8>, String) {
     (tier, parts.join("; "))
 }
 
-/// Returns the one that works rather than the other; the module's where neither is better.
+/// Returns the better of the two verdicts; the module's if they are equal.
 fn better<'a>(vfio: &'a Answer, kmod: &'a Answer) -> &'a Answer {
     let rank = |answer: &Answer| match answer.allowed {
         Allowed::Yes => 2,

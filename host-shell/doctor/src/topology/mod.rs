@@ -102,7 +102,7 @@ pub struct Device {
     pub node: Option<u32>,
     /// Its IOMMU group.
     pub group: Option<Group>,
-    /// Of a port.
+    /// ACS setting of a port.
     pub acs: Option<Acs>,
     /// The link above it.
     pub link: Option<LinkState>,

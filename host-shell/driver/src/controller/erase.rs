@@ -52,7 +52,7 @@ impl Controller {
         Ok(now)
     }
 
-    /// Checks a format; the namespaces that it concerns.
+    /// Checks a format, and returns the namespaces that it concerns.
     fn formats(&self, nsid: Nsid, format: Format) -> Result<Vec<Nsid>> {
         let identify = self.identify();
         if identify.oacs & oacs::FORMAT == 0 {

@@ -76,7 +76,7 @@ impl Events {
         queue.ring();
     }
 
-    /// Posts requests up to the limit; whether there were any to post.
+    /// Posts requests up to the limit; returns true if there were any to post.
     fn post(&mut self, queue: &mut HostPair) -> bool {
         let before = self.requests.len();
         while self.requests.len() < self.most {

@@ -278,7 +278,7 @@ struct Refusals {
 #[derive(Clone, Debug)]
 enum Change {
     Facts(NamespaceChange),
-    /// By a command of this process, which leaves the same facts.
+    /// The data were erased by a command of this process, which leaves the properties as they are.
     Erased,
 }
 

@@ -23,7 +23,7 @@ pub struct Outages {
     pub reopened: u64,
     /// Commands without an answer: their deadline passed, a reset took them, or the device left with them.
     pub lost: u64,
-    /// Of those, the ones that were sent again. The others were lost when the time was over.
+    /// Lost commands that were sent again. The others were lost when the time was over.
     pub retried: u64,
     /// The first causes, each once.
     pub causes: Vec<String>,

@@ -67,9 +67,9 @@ pub struct Answer {
 /// Number of bytes that a command transfers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Moves {
-    /// So many, by its own fields.
+    /// Exact number of bytes, by the command's own fields.
     Exactly(u64),
-    /// So many at most, whatever its fields say.
+    /// Upper bound in bytes, whatever the command's fields say.
     AtMost(u64),
     /// Its fields are not known: as many as the controller likes.
     Unknown,
@@ -259,7 +259,7 @@ impl Controller {
         })
     }
 
-    /// Checks a command with `bytes` bytes of data; the bytes that its buffer needs.
+    /// Checks a command with `bytes` bytes of data, and returns the bytes that its buffer needs.
     fn check_passthru(&self, set: Set, sqe: &Sqe, bytes: u64) -> Result<usize> {
         set.check_owner(sqe)?;
         let what = in_words(set, sqe.opcode());

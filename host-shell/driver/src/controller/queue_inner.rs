@@ -30,7 +30,7 @@ impl Completion {
         !self.late && self.outcome == Outcome::Completed(Status::SUCCESS)
     }
 
-    /// Marks a command late that was not known to be; whether it did.
+    /// Marks a command as late once its deadline has passed; returns true if it was not marked before.
     #[inline]
     fn check_deadline(&mut self, now_ns: u64) -> bool {
         let newly = !self.late && self.deadline_ns <= now_ns;

@@ -7,9 +7,9 @@ pub struct Statistics {
     pub submitted: u64,
     /// Commands whose end was returned.
     pub completed: u64,
-    /// Of them, with an error status.
+    /// Completed commands with an error status.
     pub errors: u64,
-    /// Of them, taken away by a reset.
+    /// Completed commands that a reset aborted.
     pub aborted: u64,
     /// Commands whose deadline passed.
     pub expired: u64,

@@ -154,7 +154,8 @@ impl Piece {
         self.len() == 0
     }
 
-    /// Copies bytes from `offset` on into `into`; whether there are as many. No command may be in flight for them.
+    /// Copies bytes from `offset` on into `into`; returns false if there are not enough. No command may be in
+    /// flight for them.
     #[cfg(feature = "cuda")]
     pub fn read(&self, offset: usize, into: &mut [u8]) -> bool {
         let is_inside = offset
@@ -168,7 +169,8 @@ impl Piece {
         is_inside
     }
 
-    /// Copies `from` to the bytes from `offset` on; whether there are as many. No command may be in flight for them.
+    /// Copies `from` to the bytes from `offset` on; returns false if there are not enough. No command may be in
+    /// flight for them.
     #[cfg(feature = "cuda")]
     pub fn write(&mut self, offset: usize, from: &[u8]) -> bool {
         let is_inside = offset

@@ -94,7 +94,8 @@ pub(super) struct Parsed {
     pub padded: u64,
 }
 
-/// Sorts tensors by their data, which must not overlap; where the last data end, if there are tensors.
+/// Sorts tensors by their data, which must not overlap, and returns the end of the last data, if there are
+/// tensors.
 pub(super) fn in_order(entries: &mut [Entry]) -> std::result::Result<Option<u64>, String> {
     entries.sort_by(|a, b| (a.offset, a.bytes, &a.name).cmp(&(b.offset, b.bytes, &b.name)));
     let mut last: Option<&Entry> = None;

@@ -17,9 +17,9 @@ const PIECE: u64 = 8 << 20;
 pub type OnProgress<'a> = &'a mut dyn FnMut(u64, u64) -> ControlFlow<()>;
 
 impl Catalog {
-    /// Writes the file at `path` to `store` from byte `offset` on; what it holds, at its places in the store. The files
-    /// of an index (see [`of_file`](Self::of_file)) are written one after another, each from a multiple of 4,096 after
-    /// `offset` on; the index itself is not.
+    /// Writes the file at `path` to `store` from byte `offset` on, and returns its catalog with positions in
+    /// the store. The files of an index (see [`of_file`](Self::of_file)) are concatenated, each from a multiple
+    /// of 4,096 after `offset` on; the index itself is not written.
     ///
     /// The header is checked before anything is written. The data are flushed; with `verify` they are read back
     /// then and compared with the file. `on_progress` is called after each 8 MiB.

@@ -64,7 +64,7 @@ impl Catalog {
 /// Position of a file among the parts of a model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Part {
-    /// From 0 on.
+    /// Number of the part, from 0 on.
     number: u64,
     count: u64,
     /// Tensors of all parts.

@@ -35,7 +35,7 @@ pub struct Partition {
 pub struct Partitions {
     /// The GUID of the drive.
     pub guid: String,
-    /// Those in use, by their numbers.
+    /// Partitions in use, by their numbers.
     pub entries: Vec<Partition>,
     /// Fault of the primary table at the start of the drive, if the backup at its end was used.
     pub damage: Option<String>,

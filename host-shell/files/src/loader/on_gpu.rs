@@ -186,7 +186,7 @@ impl GpuLoad {
         self.pending.is_settled() && is_verified()
     }
 
-    /// Waits until it has ended, `limit` at most; whether it has.
+    /// Waits until it has ended, `limit` at most; returns true if it has.
     pub fn wait(&self, limit: Duration) -> bool {
         let begin = Instant::now();
         self.pending.settles_within(limit)

@@ -65,7 +65,7 @@ pub(super) fn rooms(bytes: &[u64]) -> Result<Vec<Place>> {
 pub(super) enum Place {
     /// Here.
     Free(Buffer),
-    /// With this read, which has it until nothing uses the layer any more.
+    /// Owned by this read until nothing uses the layer any more.
     Read(Arc<HostLoad>),
 }
 
@@ -144,7 +144,7 @@ impl Place {
 }
 
 impl HostLoad {
-    /// Waits until it has ended, `limit` at most; whether it has.
+    /// Waits until it has ended, `limit` at most; returns true if it has.
     pub fn wait(&self, limit: Duration) -> bool {
         self.operation.wait(limit)
     }

@@ -42,18 +42,18 @@ impl Default for LoaderOptions {
 pub enum Resident {
     /// The first layers, as many as fit into this many bytes.
     Bytes(u64),
-    /// These.
+    /// The listed layers.
     Layers(Vec<usize>),
 }
 
 /// The order in which layers are asked for.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum LayerOrder {
-    /// From the first to the last, and again.
+    /// From the first to the last, repeatedly.
     Sequential,
-    /// These, and again. A layer may be there several times.
+    /// The listed layers in this order, repeatedly. A layer may occur several times.
     Given(Vec<usize>),
-    /// That of the first pass, which ends when its first layer is asked for again.
+    /// The order of the first pass, which ends when its first layer is requested again.
     Learned,
 }
 
@@ -182,7 +182,7 @@ impl LoaderPath {
 pub struct LoaderStats {
     /// Layers that were asked for.
     pub asked: u64,
-    /// Those of them that were there, or under way, when they were asked for.
+    /// Requested layers that were loaded, or being read, at the time of the request.
     pub ready: u64,
     /// Layers whose reads were started.
     pub reads: u64,

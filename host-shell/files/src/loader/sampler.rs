@@ -45,7 +45,7 @@ pub struct Sampler {
 pub enum Shuffle {
     /// They do.
     Off,
-    /// In another one for each epoch, which this seed gives.
+    /// A different order in each epoch, derived from this seed.
     Seed(u64),
 }
 

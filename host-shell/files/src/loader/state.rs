@@ -65,7 +65,7 @@ pub(super) struct State {
     pub cells: Vec<Cell>,
     /// Cells of layers that stay come before it.
     first_slot: usize,
-    /// Of each layer that a cell has, which one.
+    /// The cell of each layer that has one.
     of_layer: HashMap<usize, usize>,
     pub course: Course,
     pub stats: LoaderStats,

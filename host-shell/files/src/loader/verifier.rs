@@ -14,7 +14,7 @@ use nvme_driver::lock::lock;
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::{Duration, Instant};
 
-/// Between two looks at an event.
+/// Pause between two polls of an event.
 const NAP: Duration = Duration::from_micros(20);
 
 /// The kernel, its stream, and the chunks of all layers.
@@ -164,7 +164,7 @@ impl Verifying {
         true
     }
 
-    /// Waits until it has ended, `limit` at most; whether it has.
+    /// Waits until it has ended, `limit` at most; returns true if it has.
     pub fn wait(&self, limit: Duration) -> bool {
         let begin = Instant::now();
         while !self.is_done() {

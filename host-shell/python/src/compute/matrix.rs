@@ -114,7 +114,7 @@ impl Matrix {
         })
     }
 
-    /// Puts the product of the vector at `x` into `stream` of the store's GPU; the result goes to `y`.
+    /// Enqueues the product of the vector at `x` in `stream` of the store's GPU; the result goes to `y`.
     #[pyo3(signature = (x, y, stream, buffers=None))]
     fn gemv_on_gpu(
         &self,

@@ -18,7 +18,7 @@ static WRITES: Mutex<Option<WritesByFile>> = Mutex::new(None);
 /// The writes to an open file.
 pub(crate) struct FileChanges {
     file: Arc<Regular>,
-    /// Those of all stores of this process that have ended.
+    /// Number of ended writes by all stores of this process.
     writes: Arc<AtomicU64>,
 }
 

@@ -26,7 +26,7 @@ const TICK: Timespec = Timespec {
 
 /// Length of an input, as far as it is known before it is read.
 enum Extent {
-    /// So many bytes.
+    /// Number of bytes.
     Bytes(u64),
     /// As many as come before its end.
     Pipe,
@@ -170,8 +170,8 @@ impl Input {
         Ok(bytes / block)
     }
 
-    /// Reads all of a short input into `bytes` from its start; how much there is, at most one byte more than fits. A pipe
-    /// is waited for, and Ctrl-C ends the wait.
+    /// Reads a short input into `bytes`, and returns its length, at most one byte more than fits. A pipe is
+    /// waited for, and Ctrl-C ends the wait.
     pub fn read_at_most(mut self, bytes: &mut [u8]) -> Result<usize> {
         let count = self.fill(bytes)?;
         match count < bytes.len() {
@@ -180,7 +180,7 @@ impl Input {
         }
     }
 
-    /// Reads until `bytes` are full or the input ends; how many bytes came.
+    /// Reads until `bytes` are full or the input ends, and returns the number of bytes read.
     fn fill(&mut self, bytes: &mut [u8]) -> Result<usize> {
         let mut at = 0;
         while at < bytes.len() {

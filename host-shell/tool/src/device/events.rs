@@ -6,7 +6,7 @@ use nvme_host::{Config, DeviceEvent, Notice, Notify, Result};
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-/// Between two looks.
+/// Pause between two polls.
 const PAUSE: Duration = Duration::from_millis(20);
 
 /// Print asynchronous events as the controller reports them, one a line

@@ -138,7 +138,7 @@ impl Places {
 /// The files that a path stands for: one, or all of a model.
 struct Input<'a> {
     path: &'a Path,
-    /// In the order of their places.
+    /// Sources in the order of their positions.
     sources: Vec<Source>,
     is_set: bool,
 }

@@ -281,7 +281,8 @@ impl<'a> Transfer<'a> {
         Ok(totals)
     }
 
-    /// Runs the `count` commands of a chunk, each of `each` blocks of `block` bytes; whether all completed.
+    /// Runs the `count` commands of a chunk, each of `each` blocks of `block` bytes; returns true if all
+    /// completed.
     fn run_chunk(
         &mut self,
         opcode: u8,

@@ -9,7 +9,7 @@ pub const VERSION: u32 = 1;
 #[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct Record {
-    /// That of the JSON of the tool.
+    /// Version of the tool's JSON schema.
     pub schema_version: u32,
     pub witness_version: u32,
     pub ended: Ended,

@@ -37,7 +37,7 @@ const TRIES: u64 = 2;
 /// A division into chunks replaces one that was tried before it only if it takes at most this fraction of its
 /// time.
 const CLEARLY: f64 = 0.97;
-/// Between two looks at a count that no longer changes.
+/// Pause between two polls of a count that no longer changes.
 const SETTLES: Duration = Duration::from_micros(100);
 /// Blocks of the kernel that checks.
 const CHECK_BLOCKS: u32 = 128;
@@ -78,7 +78,7 @@ enum Side {
 pub(super) struct Case {
     /// Rows of a batch.
     pub count: u64,
-    /// Of them in the cache.
+    /// Percentage of them in the cache.
     pub percent: u32,
     /// Without a cache nothing is looked up, and nothing kept.
     pub caches: bool,

@@ -8,7 +8,7 @@ use std::collections::HashMap;
 pub(super) struct Train {
     /// All rows, in the order in which they are asked for.
     pub ids: Vec<i64>,
-    /// Those that are read before: hits.
+    /// Rows that are read before, so that they hit the cache.
     pub hot: Vec<i64>,
     /// Rows of a batch.
     pub count: usize,

@@ -9,7 +9,7 @@ use nvme_driver::error::Result;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, Ordering};
 
-/// So many `i64`.
+/// Array of `i64` in memory that the host and kernels share.
 pub(super) struct Words {
     pages: Arc<Pages>,
     registered: Registered,

@@ -64,7 +64,7 @@ struct Rig {
     /// The table once more, in memory of the host, as rivals have it.
     mirror: Registered,
     mirror_pages: Arc<Pages>,
-    /// Of one drive.
+    /// Queues of the CPU's rival, for a single drive.
     cpu: Option<CpuQueues>,
     device: Option<Arc<dyn Device>>,
 }

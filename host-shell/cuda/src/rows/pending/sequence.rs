@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 /// Deadline of waiting for the launches of an operation that could not be completed: longer than reads that
 /// time out, plus the time of work that the stream does before them.
 const LIMIT: Duration = Duration::from_secs(60);
-/// Between two looks at the stream.
+/// Pause between two polls of the stream.
 const NAP: Duration = Duration::from_micros(100);
 
 /// The launches of one operation. Whatever consists of more than one goes through here.

@@ -137,8 +137,9 @@ impl Session {
         let _ = self.glance_at_events();
     }
 
-    /// Reads again what handles go by, unless nothing has happened since; the alarm's count that this holds for. Waits
-    /// for an admin command that another thread has under way. The caller has no lock of the session or of a queue.
+    /// Reads the facts again on which handles rely, unless nothing has happened since, and returns the alarm's
+    /// count for which they hold. Waits for an admin command that another thread has under way. The caller
+    /// holds no lock of the session or of a queue.
     ///
     /// # Errors
     /// Those of Identify.

@@ -278,7 +278,7 @@ pub fn map_dma(container: &File, address: u64, iova: u64, bytes: u64) -> io::Res
     with_struct(container, IOMMU_MAP_DMA, &mut map).map(drop)
 }
 
-/// Ends that; the number of bytes that were mapped.
+/// Unmaps the range, and returns the number of bytes that were mapped.
 pub fn unmap_dma(container: &File, iova: u64, bytes: u64) -> io::Result<u64> {
     // SAFETY: integers and an empty array; all zero is a value of them.
     let mut unmap: vfio_iommu_type1_dma_unmap = unsafe { std::mem::zeroed() };

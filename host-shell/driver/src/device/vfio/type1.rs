@@ -95,7 +95,7 @@ impl Type1 {
         ioctl::map_dma(&self.container, address, iova, bytes)
     }
 
-    /// Ends that; the number of bytes that were mapped.
+    /// Unmaps the range, and returns the number of bytes that were mapped.
     pub fn unmap(&self, iova: u64, bytes: u64) -> io::Result<u64> {
         ioctl::unmap_dma(&self.container, iova, bytes)
     }

@@ -198,7 +198,7 @@ fn check_limits(link: &Link, limits: &PeerCapabilities) -> Result<usize> {
     Ok(usize::try_from(maps).unwrap_or(usize::MAX))
 }
 
-/// Checks that the function is an NVMe controller; its vendor and device.
+/// Checks that the function is an NVMe controller, and returns its vendor and device.
 fn check_function(link: &Link, info: &DeviceInfo) -> Result<[u16; 2]> {
     let none = |what: String| {
         Error::device(
@@ -224,7 +224,7 @@ fn check_function(link: &Link, info: &DeviceInfo) -> Result<[u16; 2]> {
     Ok([[v0, v1], [d0, d1]].map(u16::from_le_bytes))
 }
 
-/// Maps the area of BAR0 that the doorbells lie in; where they begin in it.
+/// Maps the area of BAR0 that contains the doorbells, and returns their offset in it.
 fn map_doorbells(
     link: &Link,
     region: &Region,

@@ -20,7 +20,7 @@ const MOST_SILENT: u32 = 3;
 /// A file system that is mounted.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Mount {
-    /// Of its device: `259:1`.
+    /// Number of its device: `259:1`.
     pub number: String,
     /// Source of the mount: `/dev/nvme0n1p1`.
     pub source: Option<String>,
@@ -31,7 +31,7 @@ pub(super) struct Mount {
 /// Open nodes, mounts and swap of a machine.
 #[derive(Default)]
 pub struct Census {
-    /// With a process of the mount namespace; none for that of this program.
+    /// Mounts, each with a process of its mount namespace; none for the namespace of this program.
     pub(super) mounts: BTreeMap<Mount, Option<Process>>,
     /// Partitions and files that hold swap.
     pub(super) swaps: Vec<String>,

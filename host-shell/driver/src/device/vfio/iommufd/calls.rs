@@ -181,7 +181,7 @@ pub fn map_file(
     call(iommufd, IOAS_MAP_FILE, &mut map)
 }
 
-/// Ends a mapping; the number of bytes that were mapped.
+/// Unmaps the range, and returns the number of bytes that were mapped.
 pub fn unmap(iommufd: &File, ioas: u32, iova: u64, bytes: u64) -> io::Result<u64> {
     let mut unmap = Unmap {
         size: size_of::<Unmap>() as u32,

@@ -172,7 +172,7 @@ impl Ioas {
         calls::map(&self.file, self.number, address, iova, bytes)
     }
 
-    /// Ends that; the number of bytes that were mapped.
+    /// Unmaps the range, and returns the number of bytes that were mapped.
     pub fn unmap(&self, iova: u64, bytes: u64) -> io::Result<u64> {
         calls::unmap(&self.file, self.number, iova, bytes)
     }
