@@ -1,4 +1,5 @@
-//! The groups of a GPU: lanes of a warp, a block. Each operation is one instruction of `arch`, or a few.
+//! The groups of a GPU: lanes of a warp, a whole warp, a block. Each operation is one instruction of `arch`,
+//! or a few.
 // UNSAFETY: the block's scratch memory is a raw shared-memory address.
 #![allow(unsafe_code)]
 
@@ -30,7 +31,7 @@ pub struct Lanes {
 }
 
 impl Lanes {
-    /// Those that run `A` beside this one and name the same `key`.
+    /// Returns the lanes that run `A` together with this one and pass the same `key`.
     #[inline(always)]
     fn beside<A>(key: u64) -> Self {
         Self {
@@ -59,7 +60,7 @@ impl Group for Lanes {
     fn vote(&self, mine: bool) -> Vote {
         let yes = arch::ballot(self.mask, mine);
         let no = self.mask & !yes;
-        // The lanes below the first no; all of them when none said no.
+        // The lanes below the first vote of no; all lanes if there is none.
         let below = (no & no.wrapping_neg()).wrapping_sub(1);
         Vote {
             total: yes.count_ones(),
@@ -74,7 +75,7 @@ impl Group for Lanes {
     }
 }
 
-/// A warp that stays together: the mask is known when the kernel is compiled.
+/// A whole warp that stays together: its mask is a constant, which makes every collective cheaper.
 #[derive(Clone, Copy, Debug)]
 pub struct Warp;
 
@@ -125,7 +126,8 @@ impl Group for Warp {
     }
 }
 
-/// A [`Warp`] of which few lanes submit at a time: each writes its entry by itself, which takes fewer registers.
+/// A [`Warp`] in which only a few lanes submit at once: each writes its entry alone, which takes fewer
+/// registers.
 #[derive(Clone, Copy, Debug)]
 pub struct Apart;
 
@@ -156,7 +158,7 @@ impl Group for Apart {
     }
 }
 
-/// A lone lane that keeps fewer reads under way, and so needs fewer registers: many fit on a GPU.
+/// A lone lane that keeps fewer reads in flight, and so needs fewer registers: more of them fit on a GPU.
 #[derive(Clone, Copy, Debug)]
 pub struct Narrow;
 
@@ -188,14 +190,14 @@ impl Group for Narrow {
     }
 }
 
-/// Every thread of a block; its size is a multiple of 32.
+/// All threads of a block; their number is a multiple of 32.
 #[derive(Clone, Copy, Debug)]
 pub struct Block {
     scratch: &'static [AtomicU32; SCRATCH],
 }
 
 impl Block {
-    /// The block of the calling thread; every thread calls it.
+    /// Returns the block of the calling thread; every thread calls it.
     #[inline(always)]
     pub fn here() -> Self {
         Self { scratch: scratch() }
@@ -260,7 +262,7 @@ impl Group for Block {
                 vote.before += yes.count_ones();
             }
         }
-        // No thread writes the next vote before all have read this one.
+        // A barrier: no thread writes the next vote before all have read this one.
         arch::sync_block();
         vote
     }
@@ -292,7 +294,7 @@ impl Group for Block {
     }
 }
 
-/// A thread of a GPU: its clock, and the lanes that run beside it.
+/// A thread of a GPU: its clock, and the lanes that are converged with it.
 #[derive(Clone, Copy, Debug)]
 pub struct Gpu;
 
@@ -313,8 +315,10 @@ impl ExecContext for Gpu {
     }
 }
 
-/// Does `act` with the lanes that run beside this one and name the same `key`, or as `lone`. A mask that is
-/// known when the kernel is compiled makes every collective much cheaper, and a lane alone needs none.
+/// Runs `op` with the lanes that are converged with this one and pass the same `key`, or as `lone`.
+///
+/// A whole warp and a lone lane are special cases: a mask that is a constant makes every collective much
+/// cheaper, and a lone lane needs none.
 #[inline(always)]
 pub fn converged<L: Group, A: GroupOp>(lone: L, key: u64, op: A) -> A::Output {
     let Lanes { mask } = Lanes::beside::<(L, A)>(key);
@@ -327,13 +331,13 @@ pub fn converged<L: Group, A: GroupOp>(lone: L, key: u64, op: A) -> A::Output {
     }
 }
 
-/// How a thread finds those that it acts with.
+/// The way in which a thread finds the threads that it acts with.
 pub trait Acts {
-    /// Does `op` with them; they name the same `key`.
+    /// Runs `op` with them; they pass the same `key`.
     fn act<A: GroupOp>(&self, key: u64, op: A) -> A::Output;
 }
 
-/// A thread that acts so, on the clock of the GPU.
+/// A thread that acts with others in the way `B`, on the clock of the GPU.
 #[derive(Clone, Copy, Debug)]
 pub struct Acting<B>(pub B);
 
@@ -361,7 +365,7 @@ impl Acts for Narrow {
     }
 }
 
-/// With the whole warp.
+/// Acts with the whole warp.
 impl Acts for Apart {
     #[inline(always)]
     fn act<A: GroupOp>(&self, _key: u64, op: A) -> A::Output {
@@ -369,7 +373,8 @@ impl Acts for Apart {
     }
 }
 
-/// With any number of lanes in one way: less code and fewer registers, where they are seldom all or one.
+/// Acts with any number of lanes by one copy of the code: less code and fewer registers, for callers that are
+/// seldom a whole warp or alone.
 #[cfg(feature = "rows")]
 #[derive(Clone, Copy, Debug)]
 pub struct Few;

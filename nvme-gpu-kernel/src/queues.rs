@@ -1,18 +1,19 @@
-//! Queues in the hands of a kernel: what the host passes by value, and the way from there to the core.
+//! Queues in the parameters of a kernel: the words that the host passes by value, and their conversion to the
+//! core's types.
 // UNSAFETY: the words hold addresses that the host vouches for.
 #![allow(unsafe_code)]
 
-/// Queues and result cells, as the host hands them to a kernel. Addresses are device addresses.
+/// Queues and result cells, as the host passes them to a kernel. Addresses are device addresses.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(C)]
 pub struct Queues {
-    /// The queues: [`QueueWords`](nvme_core::handoff::QueueWords) one after the other.
+    /// Address of the queues, consecutive [`QueueWords`](nvme_core::handoff::QueueWords).
     pub queues: u64,
-    /// Result cells, 8 bytes each, zeroed before their first use.
+    /// Address of the result cells, 8 bytes each, zeroed before their first use.
     pub cells: u64,
     /// Number of queues.
     pub queue_count: u32,
-    /// Number of cells: one for each command that may be in flight or not waited for yet.
+    /// Number of cells: one for each command that may be in flight or not yet waited for.
     pub cell_count: u32,
 }
 const _: () = assert!(size_of::<Queues>() == 24);
@@ -26,23 +27,23 @@ mod device {
     use nvme_core::{Cells, Collective, SharedQueue};
 
     impl Queues {
-        /// Queue `index` for any threads: each makes its own view, and all may use it at any time.
+        /// Returns queue `index` for any threads: each makes its own view, and all may use it at any time.
         ///
-        /// `None` when there is no such queue, or its words are impossible.
+        /// `None` when there is no such queue, or its words have impossible sizes.
         ///
         /// # Safety
-        /// The words are what [`Queues`] says and stay so for all of `'a`; no group owns the queue.
+        /// The words are valid as [`Queues`] documents and stay so for all of `'a`; no group owns the queue.
         #[inline(always)]
         pub unsafe fn shared<'a>(&self, index: u32) -> Option<SharedQueue<'a>> {
             // SAFETY: the caller vouches for the words.
             let (memory, state) = unsafe { self.words(index)?.attach() }?;
             let cells = self.cells as usize as *const AtomicU64;
-            // SAFETY: the caller vouches for the cells; they are atomics.
+            // SAFETY: the caller vouches for `cell_count` cells, which are accessed through atomics alone.
             let cells = unsafe { core::slice::from_raw_parts(cells, self.cell_count as usize) };
             Some(SharedQueue::new(memory, state, Cells::new(cells)))
         }
 
-        /// Queue `index` for one group, which owns it until it calls
+        /// Returns queue `index` for one group, which owns it until it calls
         /// [`suspend`](Collective::suspend). Every member calls this.
         ///
         /// # Safety
@@ -69,7 +70,7 @@ mod device {
             1 << words.map_or(12, |words| words.page_shift.clamp(12, 16))
         }
 
-        /// The words of queue `index`.
+        /// Returns the words of queue `index`.
         ///
         /// # Safety
         /// As [`shared`](Self::shared).
@@ -79,7 +80,7 @@ mod device {
                 return None;
             }
             let words = self.queues as usize as *const QueueWords;
-            // SAFETY: below the count; the caller vouches for the words, which nothing changes.
+            // SAFETY: the index is below the count; the caller vouches for the words, which nothing changes.
             Some(unsafe { &*words.add(index as usize) })
         }
     }

@@ -1,7 +1,10 @@
-//! Stations: what a block of threads holds while it reads rows. Slots and result cells that no other block uses, and
-//! a word at the gate.
+//! Stations: the I/O contexts of blocks of threads that read or write rows. A station has slots and result
+//! cells that no other block uses, and a word at the gate.
 //!
-//! A station with a read that got no answer is not given back: the read may still write to its slot.
+//! A station with a read that was never answered is not freed: the read may still write to its slot.
+//!
+//! The order of calls: [`claim`] takes a free station and passes the gate with it; [`read_blocks`] or
+//! `write_blocks` any number of times; [`leave`] leaves the gate and frees the station.
 // UNSAFETY: launches hold addresses that the host vouches for.
 #![allow(unsafe_code)]
 
@@ -15,48 +18,48 @@ use nvme_core::spec::{Iova, Lba, Nsid, nvm};
 use nvme_core::sync::{AtomicU32, Order, Scope};
 use nvme_core::{Command, Data, Outcome, SharedQueue, SubmitError, WaitError};
 
-/// No station was free in time, or the gate is shut.
+/// The number that stands for no station: none was free in time, or the gate is closed.
 pub const NO_STATION: u32 = u32::MAX;
-/// Whether a block has a station.
+/// Word of a station: free, or taken by a block.
 const FREE: u32 = 0;
 const TAKEN: u32 = 1;
-/// How long a group goes on between two looks at the gate.
+/// Time that a group works between two looks at the gate, in nanoseconds.
 #[cfg(any(feature = "rows", feature = "scatter"))]
 pub const LOOK_NS: u64 = 1 << LOOK_SHIFT;
-/// log2 of that.
+/// log2 of [`LOOK_NS`].
 pub const LOOK_SHIFT: u32 = 20;
-/// A thread that reads or writes rows: alone, it keeps few reads of the completion ring under way, and has registers to copy
-/// with.
+/// A thread that reads or writes rows. When it acts alone it keeps few reads of the completion ring in
+/// flight, so that registers remain for copying.
 const GATHERER: Acting<Narrow> = Acting(Narrow);
-/// How much longer than one read a block waits for a station.
+/// Number of read timeouts that a block waits for a station.
 const STATION_PATIENCE: u64 = 16;
 
-/// The gate of a launch.
+/// Returns the gate of a launch.
 ///
 /// # Safety
-/// The host gives the words of a gate for `station_count` stations.
+/// The host vouches for the words of a gate for `station_count` stations.
 #[inline(always)]
 pub unsafe fn gate(rows: &Gather) -> Option<Gate<'_>> {
     let gate = rows.gate as usize as *const AtomicU32;
-    // SAFETY: the caller's; they are atomics.
+    // SAFETY: this function's caller vouches for the words, which are accessed through atomics alone.
     let gate = unsafe { core::slice::from_raw_parts(gate, words(rows.station_count)) };
     Gate::new(gate)
 }
 
-/// The queue of warp `warp` of the block at `station`.
+/// Returns the number of the queue of warp `warp` of the block at `station`.
 #[inline(always)]
 pub fn queue_number(rows: &Gather, station: u32, warp: u32) -> u32 {
     number(&rows.queues, station, warp)
 }
 
-/// The same of any queues.
+/// Returns the same number for other queues.
 #[inline(always)]
 pub fn number(queues: &Queues, station: u32, warp: u32) -> u32 {
     let number = station.wrapping_mul(BLOCK_WARPS).wrapping_add(warp);
     number.checked_rem(queues.queue_count).unwrap_or(0)
 }
 
-/// Why a block without a station reads no rows.
+/// Returns the code of the rows of a block without a station.
 #[inline(always)]
 pub fn why_none(gate: &Gate<'_>) -> i32 {
     match gate.look() {
@@ -65,7 +68,8 @@ pub fn why_none(gate: &Gate<'_>) -> i32 {
     }
 }
 
-/// Takes a free station and passes the gate with it.
+/// Takes a free station and passes the gate with it; returns [`NO_STATION`] when the gate is closed or none
+/// becomes free in time.
 #[inline(always)]
 pub fn claim(rows: &Gather, gate: &Gate<'_>) -> u32 {
     let enter = |station| gate.enter(station).is_ok();
@@ -87,7 +91,8 @@ pub fn claim_by(rows: &Gather, enter: impl Fn(u32) -> bool, is_shut: impl Fn() -
         while next < count {
             let station = first.wrapping_add(next) % count;
             let owner = owner(rows, station);
-            // Acquire: pairs with the release of who had the station.
+            // Acquire: pairs with the release of the block that held the station; its last accesses to the
+            // slots come before this block's.
             if owner.load(Order::Relaxed, Scope::Gpu) == FREE
                 && owner.compare_exchange(FREE, TAKEN, Order::Acquire, Scope::Gpu) == FREE
             {
@@ -107,7 +112,7 @@ pub fn claim_by(rows: &Gather, enter: impl Fn(u32) -> bool, is_shut: impl Fn() -
     }
 }
 
-/// The block leaves its station; `keeps` when a read has no end.
+/// Leaves the station; `keeps` says that a read has not ended, and the station stays taken.
 #[inline(always)]
 pub fn leave(rows: &Gather, gate: &Gate<'_>, station: u32, keeps: bool) {
     if station == NO_STATION {
@@ -121,21 +126,21 @@ pub fn leave(rows: &Gather, gate: &Gate<'_>, station: u32, keeps: bool) {
     }
 }
 
-/// The station is free.
+/// Frees the station.
 #[inline(always)]
 pub fn give_back(rows: &Gather, station: u32) {
-    // Release: pairs with the claim; the slots are not touched after this.
+    // Release: pairs with the acquire of the next claim; the slots are not touched after this.
     owner(rows, station).store(FREE, Order::Release, Scope::Gpu);
 }
 
 #[inline(always)]
 fn owner(rows: &Gather, station: u32) -> &AtomicU32 {
     let words = rows.stations as usize as *const AtomicU32;
-    // SAFETY: the host gives a word for each station.
+    // SAFETY: the host vouches for a word for each station, used through atomics alone.
     unsafe { &*words.add(station as usize) }
 }
 
-/// Reads `blocks` blocks from `block` on to `slot`, counted in bytes of the slot memory, and waits for that.
+/// Reads `blocks` blocks from `block` on into `slot`, an offset in the slot memory, and waits for the end.
 #[inline(always)]
 pub fn read_blocks(
     rows: &Gather,
@@ -149,7 +154,8 @@ pub fn read_blocks(
     run(&GATHERER, queue, read, rows.timeout_ns)
 }
 
-/// Writes `blocks` blocks from `block` on out of `slot`, and waits for that. What lies there was fenced for the system.
+/// Writes `blocks` blocks from `block` on out of `slot`, and waits for the end. The slot's content was fenced
+/// for the system before.
 #[cfg(feature = "scatter")]
 #[inline(always)]
 pub fn write_blocks(
@@ -164,7 +170,7 @@ pub fn write_blocks(
     run(&GATHERER, queue, write, rows.timeout_ns)
 }
 
-/// `blocks` blocks from `slot` on.
+/// Describes `blocks` blocks from `slot` on as a command's data.
 #[inline(always)]
 fn blocks_at<'d>(rows: &Gather, slot: u64, blocks: u32) -> Data<'d> {
     Data::Contiguous {
@@ -173,7 +179,7 @@ fn blocks_at<'d>(rows: &Gather, slot: u64, blocks: u32) -> Data<'d> {
     }
 }
 
-/// Carries out a command: 0, its status, or the code of why it has no end.
+/// Runs a command; returns its status, 0 for success, or the code of why it has no result.
 #[inline(always)]
 pub fn run<'d>(
     here: &impl ExecContext,
@@ -189,7 +195,7 @@ pub fn run<'d>(
     }
 }
 
-/// The code of a command that was waited for.
+/// Returns the code of a command after its wait.
 #[inline(always)]
 pub fn code_of_end(ended: Result<(Outcome, u32), WaitError>) -> i32 {
     match ended {
@@ -199,7 +205,7 @@ pub fn code_of_end(ended: Result<(Outcome, u32), WaitError>) -> i32 {
     }
 }
 
-/// The code of a command that was not submitted.
+/// Returns the code of a command that was not submitted.
 #[inline(always)]
 pub fn code_of_refusal(why: SubmitError) -> i32 {
     match why {

@@ -1,8 +1,10 @@
-//! Drives in stripes: which of them a row lies on, and how a block of threads holds queues and slots of all of them.
+//! Striped drives: the member that holds a row's blocks, and the queues and slots of all members for a block
+//! of threads.
 //!
-//! A block has one station, whose slots and place at the gate each member has besides. A warp that cannot go on with a
-//! member leaves it, and goes on with the others: its rows of that member say why. A block leaves a member's gate with
-//! the last of its warps that does, so that a recovery waits for no rows of others.
+//! A block has one station, and with it slots and a place at the gate of every member. A warp that cannot
+//! continue with a member leaves it, and continues with the others; its rows of that member get the reason. A
+//! block leaves a member's gate when its last warp leaves the member, so that a recovery of one drive does
+//! not wait for rows of the others.
 // UNSAFETY: launches hold addresses that the host vouches for.
 #![allow(unsafe_code)]
 
@@ -17,18 +19,18 @@ use nvme_core::stripes::{Spot, Stripes};
 use nvme_core::sync::AtomicU32;
 use nvme_core::{Command, Data};
 
-/// The members as a warp has them. All lanes have the same words.
+/// A warp's view of the members. All lanes hold the same values.
 pub struct Members<'r> {
     rows: &'r Striped,
     stripes: Stripes,
     station: u32,
-    /// A bit for each that the warp has not left.
+    /// A bit for each member that the warp has not left.
     inside: u32,
-    /// A bit for each of which a read has no end: the controller may still write to its slots.
+    /// A bit for each member with a read that has not ended: the controller may still write to its slots.
     lost: u32,
 }
 
-/// The way of a lane to the blocks of its row.
+/// The access of a lane to the blocks of its row: member, queue and location.
 pub struct Way<'r> {
     of: &'r Member,
     queue: SharedQueue<'r>,
@@ -36,7 +38,7 @@ pub struct Way<'r> {
 }
 
 impl<'r> Members<'r> {
-    /// What [`enter`] gave.
+    /// Makes the view from the results of [`enter`].
     #[inline(always)]
     pub fn new(rows: &'r Striped, stripes: Stripes, station: u32, inside: u32) -> Self {
         Self {
@@ -48,26 +50,26 @@ impl<'r> Members<'r> {
         }
     }
 
-    /// Where the first byte of `block` lies.
+    /// Returns the location of the first byte of `block`.
     #[inline(always)]
     pub fn spot(&self, block: u64) -> Spot {
         let shift = self.rows.gather.block_shift;
         self.stripes.spot(block << shift)
     }
 
-    /// The slot memory of `member`.
+    /// Returns the address of the slot memory of a member.
     #[inline(always)]
     pub fn slots(&self, index: u32) -> u64 {
         member(self.rows, index).map_or(0, |member| member.slots)
     }
 
-    /// Whether the warp has left all members: their memory may be gone.
+    /// True if the warp has left all members: their memory may be gone.
     #[inline(always)]
     pub fn is_alone(&self) -> bool {
         self.inside == 0
     }
 
-    /// Why rows of a member are not read that the warp has left.
+    /// Returns the code of rows of a member that the warp has left.
     #[inline(always)]
     pub fn refusal(&self, member: u32) -> i32 {
         match self.lost >> member & 1 {
@@ -76,28 +78,29 @@ impl<'r> Members<'r> {
         }
     }
 
-    /// The way to the blocks at `spot`; not once the warp [is alone](Self::is_alone). For every lane alike: what is
-    /// worked out for some of them only takes twice the registers.
+    /// Returns the access to the blocks at `spot`; not once the warp [is alone](Self::is_alone). Computed by
+    /// every lane: code that runs for some lanes only takes twice the registers.
     #[inline(always)]
     pub fn way(&self, spot: Spot) -> Way<'r> {
         let warp = arch::thread() / 32;
-        // Of a member that was left nothing is touched.
+        // Nothing of a member that was left is touched; another one takes its place, and the result is not
+        // used.
         let index = match self.inside >> spot.member & 1 {
             0 => self.inside.trailing_zeros(),
             _ => spot.member,
         };
-        // SAFETY: a spot is of a member, and so is a bit.
+        // SAFETY: a location is always of a member, and so is a set bit.
         let of = unsafe { &*members(self.rows).add(index as usize) };
         let number = station::number(&of.queues, self.station, warp);
-        // SAFETY: the host vouches for the queues, which are shared.
+        // SAFETY: the host vouches for the queues, which any threads may use.
         let Some(queue) = (unsafe { of.queues.shared(number) }) else {
-            // The host gives no words that are impossible.
+            // The host writes no words of impossible sizes.
             arch::trap()
         };
         Way { of, queue, spot }
     }
 
-    /// Reads `blocks` blocks that lie in one stripe to `slot`, counted in bytes of the slot memory, and waits for that.
+    /// Reads `blocks` blocks of one stripe into `slot`, an offset in the slot memory, and waits for the end.
     #[inline(always)]
     pub fn read_blocks(&self, way: &Way<'r>, blocks: u32, slot: u64, cell: u32) -> i32 {
         let Way { of, queue, spot } = way;
@@ -130,7 +133,7 @@ impl<'r> Members<'r> {
         self.part(shut, false);
     }
 
-    /// Leaves the members `member` of the lanes of which a read `is_lost`. Every lane of the warp calls it.
+    /// Leaves the members of lanes with a read that `is_lost`. Every lane of the warp calls it.
     #[inline(always)]
     pub fn lose(&mut self, is_lost: bool, member: u32) {
         let mut left = arch::ballot(arch::FULL, is_lost);
@@ -145,7 +148,7 @@ impl<'r> Members<'r> {
         self.part(lost, true);
     }
 
-    /// Leaves all that are left. Every lane of the warp calls it.
+    /// Leaves all remaining members. Every lane of the warp calls it.
     #[inline(always)]
     pub fn leave(&mut self) {
         self.part(self.inside, false);
@@ -157,7 +160,7 @@ impl<'r> Members<'r> {
             return;
         }
         self.inside &= !from;
-        // All lanes have read what they need of the slots.
+        // A barrier: all lanes have loaded what they need from the slots.
         arch::sync_warp(arch::FULL);
         if from >> arch::lane() & 1 == 1
             && let Some(of) = member(self.rows, arch::lane())
@@ -172,8 +175,9 @@ impl<'r> Members<'r> {
     }
 }
 
-/// Takes a station for the block and passes the gates of the members with it: the station, and the members whose gate
-/// let it pass. Without a station: those whose gate is open. Every lane of one warp of the block calls it.
+/// Takes a station for the block and passes the gates of the members with it; returns the station, and the
+/// members whose gate admitted it. Without a station it returns the members whose gate is open. Every lane of
+/// one warp of the block calls it.
 #[inline(always)]
 pub fn enter(rows: &Striped) -> (u32, u32) {
     let lane = arch::lane();
@@ -203,13 +207,13 @@ pub fn enter(rows: &Striped) -> (u32, u32) {
     (station, arch::ballot(arch::FULL, passed))
 }
 
-/// The member of lane or number `index`.
+/// Returns member `index`, if there is one.
 #[inline(always)]
 fn member(rows: &Striped, index: u32) -> Option<&Member> {
     if index >= rows.member_count || index >= MEMBERS {
         return None;
     }
-    // SAFETY: the host gives as many, which nothing changes.
+    // SAFETY: the host vouches for `member_count` members, which nothing changes during the launch.
     Some(unsafe { &*members(rows).add(index as usize) })
 }
 
@@ -222,7 +226,8 @@ fn members(rows: &Striped) -> *const Member {
 fn gate<'r>(rows: &Striped, of: &Member) -> Option<Gate<'r>> {
     let stations = rows.gather.station_count;
     let gate = of.gate as usize as *const AtomicU32;
-    // SAFETY: the host gives the words of a gate for as many stations; they are atomics.
+    // SAFETY: the host vouches for the words of a gate for `station_count` stations, used through atomics
+    // alone.
     Gate::new(unsafe { core::slice::from_raw_parts(gate, words(stations)) })
 }
 
@@ -236,7 +241,7 @@ fn is_open(rows: &Striped, index: u32) -> bool {
 fn party<'r>(rows: &Striped, of: &'r Member, station: u32) -> Option<Party<'r>> {
     let words = of.stations as usize as *const AtomicU32;
     Some(Party {
-        // SAFETY: the host gives a word for each station.
+        // SAFETY: the host vouches for a word for each station, used through atomics alone.
         word: unsafe { &*words.add(station as usize) },
         gate: gate(rows, of)?,
         station,

@@ -1,7 +1,11 @@
-//! `nvme_gather`: rows of a table by ids that lie in GPU memory.
+//! `nvme_gather`: gathers rows of a table by ids in GPU memory.
 //!
-//! A block of threads holds a [station](crate::station) while it runs; each warp of it gathers 32 rows at a time
-//! ([`warp`]).
+//! A block of threads holds a [station](crate::station) while it runs; each of its warps gathers 32 rows in
+//! one chunk ([`warp`]).
+//!
+//! The order of calls in a block: [`Inside::enter`] takes a station and passes the gate; [`Warp::gather_all`]
+//! looks at the gate, submits reads, waits for them and copies rows, chunk by chunk; [`launch::leave`] counts
+//! failures, frees the station and leaves the gate, and the last block of the launch reports to the host.
 // UNSAFETY: kernel parameters hold addresses that the host vouches for.
 #![allow(unsafe_code)]
 
@@ -38,27 +42,28 @@ use nvme_core::sync::{AtomicU32, AtomicU64, Order, Scope};
 use warp::{CacheOf, Source, Warp};
 
 entry! {
-    /// Gathers rows: blocks of [`BLOCK_THREADS`](crate::rows::BLOCK_THREADS) threads, as many as are useful.
+    /// Gathers rows. Blocks of [`BLOCK_THREADS`](crate::rows::BLOCK_THREADS) threads; any number of blocks.
     ///
     /// # Safety
-    /// Every address in `rows` is what [`Gather`] says; the queues exist on the controller and are shared.
+    /// Every address in `rows` is valid as [`Gather`] documents; the queues exist on the controller and are
+    /// shared.
     pub unsafe fn nvme_gather(rows: Gather) {
-        // SAFETY: the caller's.
+        // SAFETY: the host vouches for every address in the launch, as under `# Safety`.
         unsafe { gather(&rows, None, None) }
     }
 }
 
 entry! {
-    /// The same with a cache of rows in GPU memory.
+    /// Gathers rows through a cache of rows in GPU memory.
     ///
     /// # Safety
-    /// As [`nvme_gather`]; the words of the cache are what [`Cached`] says.
+    /// As [`nvme_gather`]; the words of the cache are valid as [`Cached`] documents.
     pub unsafe fn nvme_gather_cached(rows: Cached) {
-        // SAFETY: the caller's.
+        // SAFETY: the host vouches for the words of the cache.
         let Some(cache) = (unsafe { cache_of(&rows) }) else {
             return;
         };
-        // SAFETY: the caller's.
+        // SAFETY: the host vouches for every address in the launch, as under `# Safety`.
         unsafe { gather(&rows.gather, Some(cache), None) }
     }
 }
@@ -67,10 +72,10 @@ entry! {
     /// Reads ranges of bytes.
     ///
     /// # Safety
-    /// As [`nvme_gather`]; the ranges are what [`Ranges`] says.
+    /// As [`nvme_gather`]; the ranges are valid as [`Ranges`] documents.
     pub unsafe fn nvme_read_ranges(ranges: Ranges) {
         arch::parameter(&ranges);
-        // SAFETY: the caller's.
+        // SAFETY: the host vouches for every address in the launch, as under `# Safety`.
         unsafe {
             gather(
                 &ranges.gather,
@@ -82,19 +87,19 @@ entry! {
 }
 
 entry! {
-    /// Reads ranges of bytes which a kernel before it listed in memory of the GPU.
+    /// Reads ranges of bytes that an earlier kernel has listed in GPU memory.
     ///
     /// # Safety
-    /// As [`nvme_gather`]; the list is what [`Listed`] says.
+    /// As [`nvme_gather`]; the list is valid as [`Listed`] documents.
     pub unsafe fn nvme_read_listed(listed: Listed) {
-        // SAFETY: the caller's: nothing writes the list meanwhile.
+        // SAFETY: the host vouches for the list's address, and nothing writes the list meanwhile.
         let head = unsafe { *(listed.list as usize as *const ListHead) };
         if !listed.takes(&head) {
             refuse(&listed.gather, head.pieces);
             return;
         }
         let split = Split {
-            // At most `most_ranges`.
+            // At most `most_ranges`, as `takes` has checked.
             range_count: head.range_count as u32,
             piece_shift: listed.piece_shift,
         };
@@ -104,19 +109,19 @@ entry! {
         } else {
             head.pieces
         };
-        // SAFETY: the caller's.
+        // SAFETY: the host vouches for every address in the launch, as under `# Safety`.
         unsafe { gather_some(&listed.gather, None, Some((split, source)), pieces) }
     }
 }
 
-/// Fails the `pieces` pieces of a list that the launch does not take, and reads nothing.
+/// Fails the `pieces` pieces of a list that the launch does not accept, and reads nothing.
 #[inline(always)]
 fn refuse(rows: &Gather, pieces: u64) {
     let block = Block::here();
     let threads = u64::from(arch::blocks()) * u64::from(BLOCK_THREADS);
     let mut index = u64::from(arch::block()) * u64::from(BLOCK_THREADS) + u64::from(arch::thread());
     while rows.status != 0 && index < pieces && index < rows.count {
-        // SAFETY: the host gives an `i32` for each of `count` pieces.
+        // SAFETY: the host vouches for an `i32` for each of `count` pieces; `index` is below it.
         unsafe { arch::store_u32(rows.status + index * 4, code::OUT_OF_RANGE as u32) };
         index += threads;
     }
@@ -133,15 +138,17 @@ fn refuse(rows: &Gather, pieces: u64) {
 }
 
 entry! {
-    /// Gathers rows of several drives in stripes.
+    /// Gathers rows of several striped drives.
     ///
     /// # Safety
-    /// As [`nvme_gather`]; the members are what [`Striped`] says.
+    /// As [`nvme_gather`]; the members are valid as [`Striped`] documents.
     pub unsafe fn nvme_gather_striped(rows: Striped) {
         gather_striped(&rows);
     }
 }
 
+/// Returns the launch's cache; `None` without lines.
+///
 /// # Safety
 /// As [`nvme_gather_cached`].
 #[inline(always)]
@@ -150,7 +157,8 @@ unsafe fn cache_of(rows: &Cached) -> Option<CacheOf<'_>> {
     if lines == 0 {
         return None;
     }
-    // SAFETY: the caller's: as many words of each kind as lines, which are atomics; and both counts of writes.
+    // SAFETY: the host vouches for as many words of each kind as there are lines, used through atomics alone,
+    // and for both counts of writes.
     let (states, ids, epochs, by_host, by_gpu) = unsafe {
         (
             core::slice::from_raw_parts(rows.states as usize as *const AtomicU32, lines),
@@ -163,7 +171,8 @@ unsafe fn cache_of(rows: &Cached) -> Option<CacheOf<'_>> {
     let cache = RowCache::new(states, ids, epochs)?;
     Some(CacheOf {
         cache,
-        // Acquire: pairs with who counted it up, after a write.
+        // Acquire: pairs with the writer that incremented the count after its write; reads of the drive that
+        // come later cannot return older data.
         epoch: epoch(
             by_host.load(Order::Acquire, Scope::Sys),
             by_gpu.load(Order::Acquire, Scope::Gpu),
@@ -173,15 +182,17 @@ unsafe fn cache_of(rows: &Cached) -> Option<CacheOf<'_>> {
     })
 }
 
+/// Gathers all rows.
+///
 /// # Safety
 /// As [`nvme_gather`].
 #[inline(always)]
 unsafe fn gather(rows: &Gather, cache: Option<CacheOf<'_>>, ranges: Option<(Split, Source)>) {
-    // SAFETY: the caller's.
+    // SAFETY: this function's caller vouches for the launch.
     unsafe { gather_some(rows, cache, ranges, rows.count) }
 }
 
-/// Gathers the first `count` of the rows, or all if there are fewer.
+/// Gathers the first `count` rows, or all if there are fewer.
 ///
 /// # Safety
 /// As [`nvme_gather`].
@@ -200,13 +211,14 @@ unsafe fn gather_some(
     };
     let lanes = rows.lanes.clamp(1, 32);
     if u64::from(arch::block() * BLOCK_WARPS * lanes) >= count {
-        // A list may be much shorter than it could be: what blocks without a row do at the gate takes tens of microseconds.
+        // A list may be much shorter than its limit, and passing the gate takes a block without rows tens of
+        // microseconds, so such a block skips it.
         if block.leads() {
             launch_end::end_block(rows, 0);
         }
         return;
     }
-    // SAFETY: the caller's.
+    // SAFETY: this function's caller vouches for the launch.
     let Some(inside) = (unsafe { Inside::enter(rows, &block) }) else {
         return;
     };
@@ -255,7 +267,7 @@ fn gather_striped(striped: &Striped) {
         ranges: None,
         count: rows.count,
         members: Some(Members::new(striped, stripes, station, inside)),
-        // Without a station it means nothing.
+        // Without a station the cell is not used.
         cell: station.wrapping_mul(STATION_CELLS).wrapping_add(warp * 32),
         slots: (u64::from(station) * u64::from(BLOCK_WARPS) + u64::from(warp)) * WARP_BYTES,
         ends: match (station, inside) {

@@ -1,10 +1,10 @@
-//! A warp that gathers rows: 32 ids at a time.
+//! A warp that gathers rows, 32 ids in one chunk.
 //!
-//! Each lane finds its row's blocks; lanes with the same first block share one read, and reads of neighbouring blocks
-//! by neighbouring lanes become one command, into the slots of those lanes, which lie one after the other. When the
-//! reads have ended, the warp copies the rows from the slots to their places. A read that failed for several rows is
-//! done again for each by itself, so that a row fails for its own blocks only. Of drives in stripes, rows that begin
-//! in one stripe and end in the next are read by themselves, in two parts.
+//! Each lane finds its row's blocks. Lanes with the same first block share one read, and reads of
+//! neighbouring blocks by neighbouring lanes become one command, into the adjacent slots of those lanes. When
+//! the reads have ended, the warp copies the rows from the slots to the output. A read that failed for
+//! several rows is repeated for each of them, so that a row fails only for its own blocks. On striped drives,
+//! a row that crosses from one stripe to the next is read alone, in two parts.
 // UNSAFETY: launches hold addresses that the host vouches for.
 #![allow(unsafe_code)]
 
@@ -23,31 +23,31 @@ use nvme_core::group::ExecContext;
 use nvme_core::row_cache::{Line, RowCache};
 use nvme_formats::Format;
 
-/// A row as its lane has it.
+/// A row of a lane.
 #[derive(Clone, Copy)]
 pub struct Row {
     id: u64,
     pub place: Place,
-    /// Its bytes in the slots, or in the line of the cache, once they are there.
+    /// Address of its bytes in the slots, or in the line of the cache, once they are there.
     pub from: u64,
     pub code: i32,
-    /// The member of a stripe that its code is of.
+    /// Striped member that its code is about.
     member: Option<u32>,
 }
 
-/// Where a launch has its ranges.
+/// The location of a launch's ranges.
 #[derive(Clone, Copy)]
 pub enum Source {
-    /// In the parameter of `nvme_read_ranges`.
+    /// Parameter of `nvme_read_ranges`.
     Parameter,
-    /// At an address.
+    /// Address of a list.
     Memory(u64),
 }
 
 /// The cache of a launch's rows.
 pub struct CacheOf<'r> {
     pub cache: RowCache<'r>,
-    /// When the launch began: lines of before the last write are none of it.
+    /// Epoch at the start of the launch: lines from before the last write are stale.
     pub epoch: u64,
     pub data: u64,
     pub line_bytes: u32,
@@ -66,25 +66,25 @@ pub struct Warp<'r, 'q> {
     pub gate: Option<Gate<'r>>,
     pub queue: Option<SharedQueue<'q>>,
     pub cache: Option<CacheOf<'r>>,
-    /// In place of a table: its rows are pieces of ranges.
+    /// Ranges instead of a table: the rows are their pieces.
     pub ranges: Option<(Split, Source)>,
-    /// How many rows are asked for.
+    /// Number of requested rows.
     pub count: u64,
-    /// In place of gate and queue: several drives.
+    /// Members of a striped launch, which replace gate and queue.
     pub members: Option<Members<'r>>,
-    /// Its first result cell.
+    /// First result cell of the warp.
     pub cell: u32,
-    /// Where its slots begin in the slot memory.
+    /// Offset of the warp's slots in the slot memory.
     pub slots: u64,
-    /// What the rows get that are left, once the warp cannot go on.
+    /// Code of the remaining rows, once the warp cannot continue.
     pub ends: i32,
-    /// A read has no end: the controller may still write to its slots.
+    /// True if a read has not ended: the controller may still write to its slots.
     pub has_lost: bool,
     pub failed: Failed,
 }
 
 impl<'r> Warp<'r, '_> {
-    /// A warp that only moves rows.
+    /// Makes a warp that only copies rows.
     #[inline(always)]
     pub fn without_queue(rows: &'r Gather) -> Self {
         Self {
@@ -103,20 +103,22 @@ impl<'r> Warp<'r, '_> {
         }
     }
 
-    /// Gathers as many rows at a time as the warp has slots: the warps take turns.
+    /// Gathers all chunks of the warp, each as many rows as the warp has slots. The chunks are interleaved
+    /// between warps.
     #[inline(always)]
     pub fn gather_all(&mut self, first: u32, step: u32) {
         let lanes = u64::from(self.rows.lanes.clamp(1, 32));
         let chunks = self.count.div_ceil(lanes);
         let mut chunk = u64::from(first);
-        // The block has passed the gate just now.
+        // The block has passed the gate just now, which counts as a look.
         let mut looked_ns = Gpu.now_ns();
         while chunk < chunks {
             let index = chunk * lanes + u64::from(arch::lane());
             if let Some(members) = &mut self.members {
-                // As `launch::look` does, once for all members.
+                // Like `launch::look`, once for all members.
                 let now_ns = Gpu.now_ns();
-                // Lane 0 decides: all look together, and lanes may have read the clock at different moments.
+                // Lane 0 decides for all, since lanes may have read the clock at different moments and must
+                // look together.
                 if shuffle64(now_ns.wrapping_sub(looked_ns), 0) > LOOK_NS {
                     looked_ns = now_ns;
                     members.look();
@@ -160,10 +162,11 @@ impl<'r> Warp<'r, '_> {
                 }
                 let is_part = wants && is_cut && row.code == code::OK;
                 let goes_on = self.next_part(index, &mut row, is_part);
-                // A read that failed for several rows: each by itself, now that the others are copied.
+                // A read that failed for several rows is repeated for each of them, now that the other rows
+                // are copied.
                 wants &= is_shared && row.code > 0;
                 if wants && self.ends != code::OK {
-                    // Which of the rows it failed for is not found out any more.
+                    // The rows for which it failed are no longer determined.
                     row.code = self.ends;
                 }
                 wants |= goes_on;
@@ -185,8 +188,8 @@ impl<'r> Warp<'r, '_> {
         self.failed.note(self.rows, index, is_live, became);
     }
 
-    /// Whether a line of the cache holds the lane's row, which comes from there then. One of the lanes with the same
-    /// row has the line, pinned.
+    /// Tests if a line of the cache holds the lane's row, which then comes from there. Of the lanes with the
+    /// same row one gets the line, pinned.
     #[inline(always)]
     fn find(&self, row: &mut Row, wants: bool) -> (Option<Line>, bool) {
         let Some(of) = &self.cache else {
@@ -205,8 +208,8 @@ impl<'r> Warp<'r, '_> {
         (line, is_hit)
     }
 
-    /// After the rows were copied to the output: lets go of the lines that they came from, and puts those that were
-    /// `read` into other lines.
+    /// Updates the cache after the rows were copied to the output: unpins the lines that rows came from, and
+    /// stores rows that were `read` in other lines.
     #[inline(always)]
     fn keep(&self, index: u64, row: &Row, line: Option<Line>, read: bool) {
         let Some(of) = &self.cache else { return };
@@ -222,7 +225,7 @@ impl<'r> Warp<'r, '_> {
         if wanted == 0 {
             return;
         }
-        // From the output, which is in GPU memory.
+        // Copied from the output, which is in GPU memory and faster than the slots.
         let from = self.rows.out + index * self.rows.out_stride;
         let line = claimed.map_or(0, |line| of.at(line));
         let line = exchanged64(line);
@@ -233,13 +236,13 @@ impl<'r> Warp<'r, '_> {
         }
     }
 
-    /// The row that this lane is asked for.
+    /// Returns the row that this lane gathers.
     #[inline(always)]
     pub fn row(&self, index: u64, is_live: bool) -> Row {
         let rows = self.rows;
         let mut id = -1;
         if is_live {
-            // SAFETY: the host gives `count` ids.
+            // SAFETY: the host vouches for `count` ids, and a live lane's index is below it.
             id = unsafe { launch::id(rows, index) };
         }
         let nowhere = Place {
@@ -260,18 +263,18 @@ impl<'r> Warp<'r, '_> {
         }
     }
 
-    /// The piece of a range that this lane reads, and where that lies.
+    /// Returns the piece of a range that this lane reads, and its location.
     #[inline(always)]
     fn piece(&self, (split, source): (Split, Source), index: u64, is_live: bool) -> (Piece, Row) {
         let index_of_all = index.min(self.count - 1);
-        // For every lane alike: those past the end have the last one.
+        // Computed by every lane: lanes past the end get the last piece.
         let piece = match source {
             Source::Parameter => split.piece(index_of_all, RANGES as u32, |at| {
-                // SAFETY: in `nvme_read_ranges` alone there are such ranges.
+                // SAFETY: only `nvme_read_ranges` passes this source, and the offset is inside its parameter.
                 unsafe { arch::word_of_ranges(offset_of!(Ranges, ranges) as u32 + at) }
             }),
             Source::Memory(ranges) => split.piece(index_of_all, split.range_count, |at| {
-                // SAFETY: a word of one of the ranges, which the kernel's caller vouches for.
+                // SAFETY: a word of one of the ranges, for which the host vouches.
                 unsafe { *((ranges + u64::from(at)) as usize as *const u64) }
             }),
         };
@@ -288,8 +291,9 @@ impl<'r> Warp<'r, '_> {
         (piece, row)
     }
 
-    /// Reads the rows of the lanes that want it into the slots, and finds their bytes there or why not. Whether the
-    /// row's read was another row's, too. One that `is_cut` is read by itself.
+    /// Reads the rows of the lanes with `wants` into the slots, and sets the address of their bytes or the
+    /// code of the failure; returns true if the row shares its read with another row. A row that `is_cut` is
+    /// read alone.
     #[inline(always)]
     fn read(
         &mut self,
@@ -300,8 +304,8 @@ impl<'r> Warp<'r, '_> {
         together: bool,
     ) -> bool {
         let lane = arch::lane();
-        // Lanes with the same first block: the lowest reads for all, and one more block when one of them ends there.
-        // Pieces of ranges share no block.
+        // Among lanes with the same first block the lowest reads for all, one more block if a row of theirs
+        // ends there. Pieces of ranges share no block.
         let is_alike = together && !is_cut && piece.is_none();
         let shares = wants && is_alike;
         let key = match shares {
@@ -318,7 +322,7 @@ impl<'r> Warp<'r, '_> {
         let leader = peers.trailing_zeros();
         let leads = wants && leader == lane;
         let spot = self.members.as_ref().map(|of| of.spot(row.place.block));
-        // Ranges may overlap: a command reads pieces of one.
+        // Ranges may overlap, so a command reads pieces of one range only.
         let stripe = match piece {
             Some(piece) => Some((u64::from(piece.range), false)),
             None => spot.map(|spot| (spot.stripe, is_cut)),
@@ -338,7 +342,7 @@ impl<'r> Warp<'r, '_> {
             ended = self.read_blocks(way, row.place.block, blocks);
         }
         arch::sync_warp(arch::FULL);
-        // What the leader knows of its run, for those that it reads for.
+        // The leader passes the location of its command to the lanes that it reads for.
         let head = arch::shuffle(arch::FULL, head, leader);
         let first_block_of_run = shuffle64(first_block, leader);
         let result = arch::shuffle(arch::FULL, ended as u32, head) as i32;
@@ -358,8 +362,8 @@ impl<'r> Warp<'r, '_> {
         wants && !alone
     }
 
-    /// A command without an end keeps its slots: the warp uses none of its slots any more, of several members none of
-    /// that one.
+    /// Records a command that has not ended, which keeps its slots: the warp uses none of its slots from now
+    /// on; for striped members, none of that member's.
     #[inline(always)]
     fn note_lost(&mut self, wants: bool, result: i32, member: Option<u32>) {
         let is_lost = result == code::TIMED_OUT || result == code::GONE;
@@ -371,13 +375,13 @@ impl<'r> Warp<'r, '_> {
         }
     }
 
-    /// Whether no member of a stripe is left.
+    /// True if no striped member is left.
     #[inline(always)]
     fn is_alone(&self) -> bool {
         self.members.as_ref().is_some_and(Members::is_alone)
     }
 
-    /// The row fails for a member that the warp has left.
+    /// Fails a row for a member that the warp has left.
     #[inline(always)]
     fn refuse(&self, row: &mut Row, wants: bool) {
         if let Some(members) = self.members.as_ref().filter(|_| wants) {
@@ -387,7 +391,7 @@ impl<'r> Warp<'r, '_> {
         }
     }
 
-    /// The slot memory that a row of `member` comes through.
+    /// Returns the address of the slot memory that a row of `member` passes through.
     #[inline(always)]
     fn slots_of(&self, member: Option<u32>) -> u64 {
         match (&self.members, member) {
@@ -396,8 +400,8 @@ impl<'r> Warp<'r, '_> {
         }
     }
 
-    /// Leaves of a row that begins in one stripe and ends in the next the part up to the end of the first; whether it
-    /// is such a row.
+    /// Cuts a row that crosses from one stripe to the next to the part in the first stripe; returns true for
+    /// such a row.
     #[inline(always)]
     fn cut(&self, place: &mut Place) -> bool {
         let Some(members) = &self.members else {
@@ -411,8 +415,8 @@ impl<'r> Warp<'r, '_> {
         is_longer
     }
 
-    /// Copies the parts that were read of rows over two stripes, and goes to their second parts: whether the lane has
-    /// one.
+    /// Copies the parts that were read of rows over two stripes, and continues with their second parts;
+    /// returns true if the lane has one.
     #[inline(always)]
     fn next_part(&self, index: u64, row: &mut Row, is_there: bool) -> bool {
         let wanted = arch::ballot(arch::FULL, is_there);
@@ -420,7 +424,8 @@ impl<'r> Warp<'r, '_> {
             return false;
         }
         let (rows, shift) = (self.rows, self.rows.block_shift);
-        // Every lane goes on: they exchange addresses. Those without a row have their own place, which none asks for.
+        // Every lane runs this code, since the lanes exchange addresses. Lanes without a row use their own
+        // location, which no other lane asks for.
         let whole = rows.place(row.id as i64).unwrap_or(row.place);
         let border = row.place.block + u64::from(row.place.blocks);
         let end_byte = whole.byte + u64::from(rows.row_bytes);
@@ -430,7 +435,7 @@ impl<'r> Warp<'r, '_> {
         let unit = |_| rows.unit_shift;
         copy::parts(self.shape(), row.from, to, bytes, wanted, unit);
         let left = (whole.block + u64::from(whole.blocks)).wrapping_sub(border);
-        // Others may read their row once more, by itself.
+        // Other lanes may read their row again, alone.
         if is_there {
             row.place = Place {
                 byte: until,
@@ -441,19 +446,19 @@ impl<'r> Warp<'r, '_> {
         is_there && left != 0
     }
 
-    /// Blocks of a row that begins where a block does, at least.
+    /// Returns the number of blocks of a row that begins at a block.
     #[inline(always)]
     fn least_blocks(&self) -> u32 {
         ((self.rows.row_bytes - 1) >> self.rows.block_shift) + 1
     }
 
-    /// Where the slot of `lane` begins in the slot memory.
+    /// Returns the offset of the slot of `lane` in the slot memory.
     #[inline(always)]
     fn slot(&self, lane: u32) -> u64 {
         self.slots + u64::from(lane) * u64::from(self.rows.slot_bytes)
     }
 
-    /// Reads `blocks` blocks from `block` on into the slots from this lane's on, and waits for that.
+    /// Reads `blocks` blocks from `block` on into the slots from this lane's on, and waits for the end.
     #[inline(always)]
     fn read_blocks(&self, way: Option<Way<'r>>, block: u64, blocks: u32) -> i32 {
         let (slot, cell) = (self.slot(arch::lane()), self.cell + arch::lane());
@@ -466,7 +471,7 @@ impl<'r> Warp<'r, '_> {
         station::read_blocks(self.rows, queue, (block, blocks), slot, cell)
     }
 
-    /// What is copied.
+    /// Returns the sizes of a copy.
     #[inline(always)]
     fn shape(&self) -> copy::Shape {
         let shape = copy::Shape::of(self.rows);
@@ -476,7 +481,7 @@ impl<'r> Warp<'r, '_> {
         }
     }
 
-    /// The warp copies the rows of the lanes that want it to the output.
+    /// Copies the rows of the lanes with `wants` to the output, by the whole warp.
     #[inline(always)]
     pub fn copy(&self, index: u64, row: &Row, wants: bool) {
         let wanted = arch::ballot(arch::FULL, wants);
@@ -486,7 +491,7 @@ impl<'r> Warp<'r, '_> {
         copy::rows_of_slots(self.shape(), row.from, to, wanted);
     }
 
-    /// The warp copies the pieces of the lanes that want it to their places.
+    /// Copies the pieces of the lanes with `wants` to their targets, by the whole warp.
     #[inline(always)]
     fn copy_piece(&self, piece: Piece, from: u64, wants: bool) {
         let Piece { to, bytes, .. } = piece;
@@ -500,7 +505,7 @@ impl<'r> Warp<'r, '_> {
         copy::parts(self.shape(), from, to, bytes, part, copy::unit_of);
     }
 
-    /// The warp zeroes the pieces of the lanes that want it.
+    /// Zeroes the pieces of the lanes with `wants`, by the whole warp.
     #[inline(always)]
     fn clear_pieces(&self, piece: Piece, wants: bool) {
         let mut left = arch::ballot(arch::FULL, wants);
@@ -528,19 +533,20 @@ impl<'r> Warp<'r, '_> {
     }
 }
 
-/// Makes zeros of `bytes` bytes of the output at `to`, elements of `format`. Every lane calls it, with the same.
+/// Stores zeros in `bytes` bytes of the output at `to`, as elements of `format`. Every lane calls it, with
+/// the same arguments.
 #[inline(always)]
 fn zero(to: u64, bytes: u32, format: Option<Format>) {
     let mut at = arch::lane();
     while at < bytes {
         let byte = format.map_or(0, |format| format.zero_byte(at));
-        // SAFETY: inside the output's row.
+        // SAFETY: `at` is below `bytes`, so inside the output's row.
         unsafe { arch::store_u8(to + u64::from(at), byte) };
         at += 32;
     }
 }
 
-/// The lowest of the lanes that want the same row. Every lane of the warp calls it.
+/// Returns the lowest of the lanes that want the same row. Every lane of the warp calls it.
 #[inline(always)]
 fn leader_of(id: u64, wants: bool) -> u32 {
     let key = match wants {
