@@ -68,8 +68,7 @@ pub fn why_none(gate: &Gate<'_>) -> i32 {
     }
 }
 
-/// Takes a free station and passes the gate with it; returns [`NO_STATION`] when the gate is closed or none
-/// becomes free in time.
+/// Takes a free station and passes the gate with it.
 #[inline(always)]
 pub fn claim(rows: &Gather, gate: &Gate<'_>) -> u32 {
     let enter = |station| gate.enter(station).is_ok();
