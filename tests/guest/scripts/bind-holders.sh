@@ -63,9 +63,35 @@ echo -n "$disk" >"$export/namespaces/1/device_path"
 echo 1 >"$export/namespaces/1/enable"
 refused "$name is exported by the kernel (nvmet/subsystems/ours/namespaces/1)" "echo 0 > $export/namespaces/1/enable"
 echo 0 >"$export/namespaces/1/enable"
+# By a name that only a container knows, and that means something else here.
+rm -f /tmp/stop
+mkdir -p /run/own
+ln -s /dev/null /run/own/image
+# shellcheck disable=SC2046 # Two words.
+unshare -m sh -c "mount -t tmpfs none /run/own; mknod /run/own/image b $(tr : ' ' <"/sys/class/block/$name/dev")
+    echo -n /run/own/image >$export/namespaces/1/device_path; echo 1 >$export/namespaces/1/enable
+    while [ ! -e /tmp/stop ]; do usleep 100000; done" &
+holder=$!
+wait_for 20 grep -q 1 "$export/namespaces/1/enable"
+refused "$name is exported by the kernel (nvmet/subsystems/ours/namespaces/1)"
+touch /tmp/stop
+wait "$holder"
+echo 0 >"$export/namespaces/1/enable"
 rmdir "$export/namespaces/1" "$export"
 umount /sys/kernel/config
 rmmod nvmet
+
+# A subvolume of a btrfs of two drives: the mount names the other one.
+modprobe btrfs
+other=$(disk_of S1 1)
+/usr/sbin/mkfs.btrfs -q -f -M -d single -m single "$other" "$disk"
+mount -t btrfs -o "device=$disk" "$other" /mnt
+/usr/bin/btrfs subvolume create /mnt/below
+umount /mnt
+mount -t btrfs -o "device=$disk,subvol=below" "$other" /mnt
+refused "$name is part of the btrfs file system"
+umount /mnt
+rmmod btrfs
 
 # RAID and LVM.
 modprobe raid1

@@ -11,7 +11,7 @@ use std::process::Command;
 use std::time::Instant;
 
 /// QEMU with its vfio-user client (10.1 or newer), and the programs that run in the guest.
-const SID: [&str; 8] = [
+const SID: [&str; 9] = [
     "qemu-system-x86",
     "nvme-cli",
     "fio",
@@ -19,10 +19,11 @@ const SID: [&str; 8] = [
     "dmsetup",
     "lvm2",
     "mdadm",
+    "btrfs-progs",
     "busybox-static",
 ];
 /// Copied into the guest, with the libraries that they load.
-const PROGRAMS: [&str; 8] = [
+const PROGRAMS: [&str; 10] = [
     "usr/sbin/nvme",
     "usr/bin/fio",
     "usr/sbin/mke2fs",
@@ -30,12 +31,14 @@ const PROGRAMS: [&str; 8] = [
     "usr/sbin/dmsetup",
     "usr/sbin/lvm",
     "usr/sbin/mdadm",
+    "usr/bin/btrfs",
+    "usr/sbin/mkfs.btrfs",
     "usr/bin/busybox",
 ];
 /// What our own programs load.
 const LIBRARIES: [&str; 3] = ["libc.so.6", "libm.so.6", "libgcc_s.so.1"];
 /// Kernel modules in the guest, beside those that they need.
-const MODULES: [&str; 9] = [
+const MODULES: [&str; 10] = [
     "nvme",
     "vfio_pci",
     "vfio_iommu_type1",
@@ -45,6 +48,7 @@ const MODULES: [&str; 9] = [
     "loop",
     "nvmet",
     "raid1",
+    "btrfs",
 ];
 /// Part of the stamp: raise it when what is copied changes.
 const RECIPE: u32 = 4;

@@ -220,7 +220,17 @@ impl Walk<'_> {
 
     fn exported(&mut self, device: &str, node: &Node, places: &Places) {
         for export in self.exports {
-            match self.lies_on(&export.path, node, places) {
+            // The kernel keeps the path as the program spelt it that made the export, in whatever mount namespace.
+            let lies = match self.lies_on(&export.path, node, places) {
+                lies @ (Some(false) | None) => {
+                    match self.leads_elsewhere(&export.path, node, places) {
+                        true => Some(true),
+                        false => lies,
+                    }
+                }
+                lies => lies,
+            };
+            match lies {
                 Some(true) => {
                     self.found.insert(export.holder(device));
                 }
@@ -239,6 +249,15 @@ impl Walk<'_> {
             true => Some(true),
             false => node.leads(self.host, path, &places.systems),
         }
+    }
+
+    /// True if `path` leads to the device, or to a file of its file system, for a program with another root or in
+    /// another mount namespace.
+    fn leads_elsewhere(&self, path: &str, node: &Node, places: &Places) -> bool {
+        self.census.views.iter().any(|process| {
+            let path = format!("/proc/{process}/root{path}");
+            node.leads(self.host, &path, &places.systems) == Some(true)
+        })
     }
 
     /// True if the file `path`, judged by its name, lies in a file system that is mounted at one of `places`.

@@ -37,6 +37,9 @@ pub struct Census {
     pub(super) swaps: Vec<String>,
     pub(super) unseen: BTreeSet<Unseen>,
     open: BTreeMap<Identity, BTreeSet<Process>>,
+    /// Processes for which a path may name another file: one of each other mount namespace, and those with a root of
+    /// their own.
+    pub(super) views: Vec<u32>,
     /// Mount namespaces that were read.
     namespaces: BTreeSet<PathBuf>,
     /// Processes whose files this program may not examine.
@@ -118,6 +121,10 @@ impl Census {
         let name = host.text(format!("{folder}/comm")).unwrap_or_default();
         let process = Process { id, name };
         self.mounts_of(host, &folder, Some(&process));
+        let root = fs::read_link(host.path(format!("{folder}/root")));
+        if root.is_ok_and(|root| root != Path::new("/")) {
+            self.views.push(id);
+        }
         if !is_ended {
             self.mappings(host, &folder, &process);
             if !self.files_of(host, &folder, &process) {
@@ -266,6 +273,7 @@ impl Census {
         for mount in table.lines().filter_map(mount) {
             self.mounts.entry(mount).or_insert_with(|| of.cloned());
         }
+        self.views.extend(of.map(|process| process.id));
         true
     }
 }

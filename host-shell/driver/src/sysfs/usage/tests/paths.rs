@@ -50,3 +50,35 @@ fn a_file_is_of_the_file_system_whose_number_it_has() {
     ];
     assert_eq!(users(&tree), said);
 }
+
+#[test]
+fn an_export_by_a_path_of_a_container_is_found_there() {
+    use std::os::unix::fs::MetadataExt;
+    let tree = tree();
+    tree.process(77, "podman", &[]);
+    tree.file("proc/77/root/srv/image", "");
+    let image = tree.name("proc/77/root/srv/image");
+    let number = fs::metadata(image).unwrap().dev();
+    let (major, minor) = (libc::major(number), libc::minor(number));
+    tree.file(
+        "proc/self/mountinfo",
+        format!("36 1 {major}:{minor} / /mnt rw - ext4 /dev/nvme0n1p1 rw\n"),
+    );
+    let export = "sys/kernel/config/nvmet/subsystems/x/namespaces/1/device_path";
+    tree.file(export, "/srv/image\n");
+    let said = [
+        "nvme0n1p1 is mounted at /mnt",
+        "nvme0n1p1 is exported by the kernel (nvmet/subsystems/x/namespaces/1)",
+    ];
+    // Nothing has that name here, and then something else does.
+    let found = usage(&tree).holders;
+    assert_eq!(
+        found.iter().map(Holder::to_string).collect::<Vec<_>>(),
+        said
+    );
+    tree.link("srv/image", "/dev/null");
+    assert_eq!(users(&tree), said);
+    // Without the container nothing says so.
+    fs::remove_dir_all(tree.host().path("proc/77")).unwrap();
+    assert_eq!(users(&tree), said[..1]);
+}
