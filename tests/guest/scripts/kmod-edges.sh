@@ -58,7 +58,7 @@ fails_with 6 su reader -s /bin/sh -c "nvme-gpu read --device '$DEVICE' --blocks 
 says 'CAP_SYS_RAWIO'
 chmod 600 "$node"
 node-tests limits "$BDF"
-node-tests many "$BDF" 2000
+node-tests many "$BDF" 65535
 node-tests untold "$BDF"
 node-tests compat "$BDF"
 node-tests fork "$BDF"
