@@ -68,8 +68,8 @@ impl WideRows {
         })
     }
 
-    /// Returns the number of the format in whose encoding of zeros the gather fills rows that it cannot read; 0 for rows
-    /// that are not widened, which become zero bytes.
+    /// Returns the number of the format in whose encoding of zeros the gather fills rows that it cannot read; 0
+    /// for rows that are not widened, which become zero bytes.
     pub fn failed_as(&self) -> u32 {
         self.widened.map_or(0, |widened| widened.format)
     }

@@ -133,8 +133,9 @@ impl Shared {
         let mut idle = 0;
         while !self.stop.load(Ordering::Relaxed) {
             let passed = self.pass();
-            // Release: pairs with the acquire loads in `settle`. Once the count has grown by two, a whole pass has begun
-            // and ended since the wait started, so every doorbell that a pass had taken before has also been written.
+            // Release: pairs with the acquire loads in `settle`. Once the count has grown by two, a whole pass has
+            // begun and ended since the wait started, so every doorbell that a pass had taken before has also been
+            // written.
             self.passes.fetch_add(1, Ordering::Release);
             if passed > 0 {
                 self.forwarded.fetch_add(passed, Ordering::Relaxed);
