@@ -11,8 +11,8 @@ use crate::store::Store;
 use crate::view::{Memory, View};
 use crate::wait;
 use nvme_compute::search::{
-    self, Answers, BuildOptions, CpuOptions, GpuSearch, Header, Index, Metric, Parameters, Request,
-    Source, Step, Vectors,
+    self, Answers, BuildOptions, CpuOptions, ElementType, GpuSearch, Header, Index, Metric,
+    Parameters, Request, Source, Step, Vectors,
 };
 use nvme_host::Error;
 use pyo3::prelude::*;
@@ -36,20 +36,30 @@ fn parameters((results, list, beam): Given) -> Parameters {
     }
 }
 
-/// Copies float32 numbers from host memory.
+/// The type that Python's side names `name`.
+fn element(name: &str) -> PyResult<ElementType> {
+    let found = ElementType::of_name(name);
+    Ok(found.ok_or_else(|| {
+        let cause = format!("no vectors have elements of the type '{name}'");
+        Fault::usage(cause, "use float32, float16, bfloat16, int8 or uint8")
+    })?)
+}
+
+/// Copies numbers from host memory, as `f32`.
 ///
 /// # Safety
 /// As [`Memory::slice`].
-unsafe fn floats(memory: Memory) -> Vec<f32> {
+unsafe fn floats(memory: Memory, element: ElementType) -> Vec<f32> {
     // SAFETY: the caller's.
     let bytes = unsafe { memory.slice() };
-    let words = bytes.as_chunks::<4>().0.iter();
-    words.map(|word| f32::from_le_bytes(*word)).collect()
+    let mut numbers = Vec::with_capacity(bytes.len() / element.bytes());
+    element.widen(bytes, &mut numbers);
+    numbers
 }
 
 /// Builds an index of `vectors`, of `elements` elements each, which is written to `store` from byte `offset`
 /// on. `shape` is the most neighbours of a node, candidates of a search, and elements that a byte stands for;
-/// `metric` is a name.
+/// `names` are those of the metric and of the elements' type.
 #[pyfunction]
 pub fn build_index(
     py: Python<'_>,
@@ -58,16 +68,17 @@ pub fn build_index(
     vectors: Py<View>,
     elements: u32,
     shape: (u32, u32, u32),
-    metric: &str,
+    names: (&str, &str),
 ) -> PyResult<Import> {
+    let (metric, element) = (names.0, element(names.1)?);
     let metric = Metric::of_name(metric).ok_or_else(|| {
         let cause = format!("no metric is called '{metric}'");
-        Fault::usage(cause, "use 'euclidean' or 'cosine'")
+        Fault::usage(cause, "use 'euclidean', 'cosine' or 'inner_product'")
     })?;
     let store = store.get()?;
     let memory = vectors.get().of_host("vectors", false)?;
     // SAFETY: the view is kept until this returns.
-    let numbers = py.detach(|| unsafe { floats(memory) });
+    let numbers = py.detach(|| unsafe { floats(memory, element) });
     Import::start(move |shared| {
         let vectors = Vectors::new(elements, numbers)?;
         let source = Source::given(&vectors);
@@ -97,6 +108,7 @@ fn about(header: &Header) -> serde_json::Value {
         "count": header.source.count,
         "dim": header.source.elements,
         "metric": header.metric.name(),
+        "longest": header.longest,
         "degree": header.degree,
         "sub_dim": header.sub_elements,
         "bytes": header.bytes_of_index(),
@@ -147,7 +159,9 @@ impl SearchIndex {
         out: Places,
         given: Given,
         threads: usize,
+        element: &str,
     ) -> PyResult<Operation> {
+        let element = self::element(element)?;
         let opened = self.opened.get()?;
         let (ids, distances, codes, reads) = out;
         let of_queries = queries.get().of_host("queries", false)?;
@@ -159,7 +173,7 @@ impl SearchIndex {
             place(&reads)?,
         ];
         let elements = opened.index.header().source.elements as usize;
-        let count = of_queries.bytes / 4 / elements.max(1);
+        let count = of_queries.bytes / element.bytes() / elements.max(1);
         let results = count.saturating_mul(given.0 as usize);
         let sizes = [
             results.saturating_mul(8),
@@ -178,7 +192,7 @@ impl SearchIndex {
         }
         Operation::start(vec![queries, ids, distances, codes, reads], move || {
             // SAFETY: the views are kept until this ended.
-            let queries = unsafe { floats(of_queries) };
+            let queries = unsafe { floats(of_queries, element) };
             let options = CpuOptions {
                 threads,
                 ..CpuOptions::default()

@@ -245,3 +245,67 @@ def test_an_index_of_angles_divides_by_lengths_and_says_so():
         given[5] = 0
         with pytest.raises(nvme_gpu.Usage, match="vector 5 has no direction"):
             nvme_gpu.build_index(store, given, metric="cosine")
+
+
+def recall(found, products, k):
+    """The part of the ``k`` greatest of each row of ``products`` that is among the ids, equal ones counted alike."""
+    least = -np.sort(-products, axis=1)[:, k - 1 : k]
+    return (np.take_along_axis(products, found.ids, 1) >= least - 1e-6 * np.abs(least)).mean()
+
+
+def test_inner_products_are_the_greatest_of_a_product_of_matrices(on_gpu, cuda):
+    torch = pytest.importorskip("torch")
+    given = VECTORS * np.resize([0.1, 1.0, 5.0, 3.0], (COUNT, 1)).astype(np.float32)
+    index = nvme_gpu.build_index(on_gpu.store, given, metric="inner_product")
+    assert (index.metric, index.dim) == ("inner_product", DIM)
+    products = ASKED.astype(np.float64) @ given.astype(np.float64).T
+    found = index.search(ASKED, K, candidates=128)
+    assert recall(found, products, K) >= 0.97
+    assert np.isclose(index.longest, np.linalg.norm(given.astype(np.float64), axis=1).max(), rtol=1e-6)
+    lengths = np.linalg.norm(ASKED.astype(np.float64), axis=1, keepdims=True) * index.longest
+    far = 2 - 2 * np.take_along_axis(products, found.ids, 1) / lengths
+    assert np.allclose(found.distances, far, atol=1e-5)
+    by_gpu = index.search(cuda(torch.from_numpy(ASKED)), K, candidates=128, check="now")
+    assert recall(nvme_gpu._search.Nearest(*(one.cpu().numpy() for one in by_gpu)), products, K) >= 0.97
+    assert np.allclose(by_gpu.distances.cpu().numpy(), found.distances, atol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "int8", "uint8"])
+def test_other_types_are_searched_as_their_values(store, dtype):
+    given, asked = ((numbers * 8).clip(0, 120).astype(dtype) for numbers in (VECTORS, ASKED))
+    index = nvme_gpu.build_index(store, given, OFFSET)
+    found = index.search(asked, K, candidates=100)
+    same = nvme_gpu.build_index(store, given.astype(np.float32), OFFSET).search(asked.astype(np.float32), K, candidates=100)
+    assert (found.ids == same.ids).all() and (found.distances == same.distances).all()
+    apart = ((asked[:, None].astype(np.float64) - given[None].astype(np.float64)) ** 2).sum(-1)
+    assert recall(found, -apart, K) >= 0.98
+
+
+def test_bfloat16_tensors_are_searched_as_their_values(store):
+    torch = pytest.importorskip("torch")
+    given, asked = torch.from_numpy(VECTORS).bfloat16(), torch.from_numpy(ASKED).bfloat16()
+    index = nvme_gpu.build_index(store, given)
+    same = nvme_gpu.build_index(store, given.float(), OFFSET * 1000)
+    for one, other in zip(index.search(asked, K), same.search(asked.float(), K)):
+        assert (one == other).all()
+
+
+@pytest.mark.parametrize("dim, beam", [(929, 16), (1536, 4), (4096, 4), (8100, 3)])
+def test_vectors_of_several_blocks_are_found_by_host_and_gpu_alike(on_gpu, cuda, dim, beam):
+    torch = pytest.importorskip("torch")
+    random = np.random.default_rng(dim)
+    given = random.normal(size=(60, dim)).astype(np.float32)
+    asked = (given[:5] + random.normal(size=(5, dim)) / 4).astype(np.float32)
+    index = nvme_gpu.build_index(on_gpu.store, given, sub_dim=16)
+    node = -(-(dim + 96) * 4 // 4096) * 4096
+    assert index.nbytes >= 60 * node
+    by_cpu = index.search(asked, K, beam=beam)
+    apart = ((asked[:, None].astype(np.float64) - given[None].astype(np.float64)) ** 2).sum(-1)
+    assert recall(by_cpu, -apart, K) >= 0.98
+    by_gpu = index.search(cuda(torch.from_numpy(asked)), K, beam=beam, check="now")
+    for one, other in zip(by_gpu, by_cpu):
+        assert (one.cpu().numpy() == other).all()
+    if dim == 8100:
+        # Four nodes of 36 KiB are more than a warp has room for: refused, not read over its neighbour's.
+        with pytest.raises(nvme_gpu.Usage, match="room for 3 rows of 36864 bytes at a time, and 4 are asked for"):
+            index.search(cuda(torch.from_numpy(asked)), K, check="now")

@@ -263,17 +263,18 @@ impl Table {
     /// Puts a kernel of your own into `stream`, a `CUstream` of the store's GPU, whose warps choose rows of this table and
     /// read them, by `nvme_gpu_kernel::Reads`: `argument` makes what the kernel takes of the words of its rows, in its
     /// blocks of 256 threads. There are `count` pieces of work, one warp's each; one that the kernel counts as failed is
-    /// one of the [`Pending`]'s rows.
+    /// one of the [`Pending`]'s rows. The kernel has the first `lanes` lanes of a warp read at a time: 32 where rows touch
+    /// 4 KiB of blocks at most, fewer of larger ones.
     ///
     /// # Safety
-    /// As [`stream_on_gpu`](Self::stream_on_gpu).
+    /// As [`stream_on_gpu`](Self::stream_on_gpu); no other lanes than the first `lanes` ask for rows.
     ///
     /// # Errors
-    /// [`Error::Usage`] where the GPU does not submit the reads itself, for rows that touch more than 4 KiB of blocks, and
-    /// for 2^32 rows or pieces of work and more; [`Error::Environment`] with the driver's answer.
+    /// [`Error::Usage`] where the GPU does not submit the reads itself, for rows that 128 KiB do not hold for as many
+    /// lanes, and for 2^32 rows or pieces of work and more; [`Error::Environment`] with the driver's answer.
     pub unsafe fn read_by_warps<T: Copy>(
         &self,
-        count: u64,
+        (count, lanes): (u64, u32),
         kernel: (&Module, Function),
         argument: impl FnOnce(nvme_gpu_kernel::rows::Gather) -> T,
         stream: u64,
@@ -291,14 +292,13 @@ impl Table {
         let table = self.of_namespace();
         if let [member] = &self.space.members[..]
             && let Some(rows) = &member.rows
-            && rows.reads_by_lanes(&table)
         {
             // SAFETY: the caller's.
-            return unsafe { rows.read_by_warps(&table, count, kernel, argument, stream) };
+            return unsafe { rows.read_by_warps(&table, (count, lanes), kernel, argument, stream) };
         }
         Err(Error::usage(
-            "rows that the warps of a kernel choose: the GPU reads them from one drive, 4 KiB for each lane",
-            "use one drive (sim:, vfio:, vfio-user:), and rows that touch 4 KiB of its blocks at most",
+            "rows that the warps of a kernel choose: the GPU reads them from one drive",
+            "use one drive (sim:, vfio:, vfio-user:)",
         ))
     }
 

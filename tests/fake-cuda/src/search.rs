@@ -5,7 +5,7 @@
 
 use crate::warps::{Reads, all_warps};
 use nvme_compute_kernel::search::walk::{Quantised, Walk};
-use nvme_compute_kernel::search::{CENTROIDS, NODE_WORDS, Search};
+use nvme_compute_kernel::search::{CENTROIDS, Search};
 use nvme_core::Token;
 use nvme_gpu_kernel::rows::code;
 use std::slice::from_raw_parts;
@@ -131,11 +131,12 @@ fn submit(reads: &Reads<'_>, lane: u32, id: u32) -> Result<Token, i32> {
 }
 
 /// The node that lane `lane` has read.
-fn words(reads: &Reads<'_>, lane: u32, id: u32) -> [u32; NODE_WORDS] {
+fn words(reads: &Reads<'_>, lane: u32, id: u32) -> Vec<u32> {
     let rows = reads.rows;
     let byte = rows.first_byte + u64::from(id) * u64::from(rows.row_bytes);
     let in_block = byte & ((1 << rows.block_shift) - 1);
     let from = (rows.slots + slot(reads, lane) + in_block) as usize as *const u32;
     // SAFETY: a slot of the warp, whose read has ended.
-    std::array::from_fn(|at| unsafe { from.add(at).read_volatile() })
+    let word = |at: u32| unsafe { from.add(at as usize).read_volatile() };
+    (0..rows.row_bytes / 4).map(word).collect()
 }

@@ -2,7 +2,7 @@
 
 use nvme_compute::search::{HEADER_BYTES, Header};
 use nvme_compute_kernel::search::walk::{Node, Quantised, sum_of};
-use nvme_compute_kernel::search::{MOST_DEGREE, NODE_BYTES, NODE_WORDS, word};
+use nvme_compute_kernel::search::{MOST_DEGREE, NODE_BLOCK, word};
 
 /// Where a header's checksum lies, and up to where it counts.
 const SUM: usize = 72;
@@ -31,13 +31,13 @@ pub fn search_index(bytes: &[u8]) {
         header.bytes_of_index(),
     ];
     assert!(places.is_sorted_by(|a, b| a < b));
-    assert!(places.iter().all(|place| place.is_multiple_of(NODE_BYTES)));
+    assert!(places.iter().all(|place| place.is_multiple_of(NODE_BLOCK)));
     node(*choice, &bytes[length..], &header);
 }
 
 fn node(choice: u8, bytes: &[u8], header: &Header) {
-    let elements = header.source.elements as usize;
-    let mut words = [0; NODE_WORDS];
+    let elements = header.elements() as usize;
+    let mut words = vec![0; header.node_bytes() as usize / 4];
     for (word, bytes) in words.iter_mut().zip(bytes.as_chunks::<4>().0) {
         *word = u32::from_le_bytes(*bytes);
     }

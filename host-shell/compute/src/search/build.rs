@@ -6,7 +6,7 @@ use super::metric::Metric;
 use super::quantise;
 use super::source::{Source, Vectors};
 use nvme_compute_kernel::search::walk::sum_of;
-use nvme_compute_kernel::search::{MOST_DEGREE, NODE_BYTES, NODE_WORDS, NONE, word};
+use nvme_compute_kernel::search::{MOST_DEGREE, NODE_BLOCK, NONE, node_bytes, word};
 use nvme_host::{Error, Result, Store};
 use nvme_units::mix;
 use rayon::prelude::*;
@@ -66,15 +66,25 @@ pub fn build(
 ) -> Result<Header> {
     let mut header = header(source, vectors, options)?;
     check_place(store, offset, &header)?;
-    let vectors = options.metric.of_vectors(vectors)?;
+    let vectors = options.metric.of_vectors(vectors, header.longest)?;
     let vectors = &*vectors;
     let sub_elements = options.sub_elements as usize;
     let centroids = quantise::train(vectors, sub_elements, source.seed);
     let codes = quantise::encode(vectors, sub_elements, &centroids);
     let bytes: Vec<u8> = centroids.iter().flat_map(|x| x.to_le_bytes()).collect();
     let mut inserted = |count| progress(Step::Graph(count));
-    let shape = (options.degree, options.list);
-    let graph = Graph::new(vectors, shape, source.seed, &mut inserted)?;
+    let graph = match options.metric {
+        Metric::Euclidean | Metric::Cosine => {
+            let shape = (options.degree, options.list);
+            Graph::new(vectors, shape, source.seed, &mut inserted)?
+        }
+        Metric::InnerProduct => {
+            let near = (options.degree.div_ceil(2), options.list);
+            let mut graph = Graph::new(vectors, near, source.seed, &mut inserted)?;
+            graph.aim(vectors, (options.degree, options.list), &mut inserted)?;
+            graph
+        }
+    };
     header = Header {
         entry: graph.entry(),
         centroids_sum: checksum(&bytes),
@@ -110,6 +120,7 @@ fn header(source: Source, vectors: &Vectors, options: BuildOptions) -> Result<He
         centroids_sum: 0,
         codes_sum: 0,
         metric: options.metric,
+        longest: options.metric.longest(vectors)?,
     };
     let cause = match options.list {
         1..=MOST_BUILD_LIST => header.check().err(),
@@ -128,7 +139,7 @@ fn header(source: Source, vectors: &Vectors, options: BuildOptions) -> Result<He
 fn check_place(store: &Store, offset: u64, header: &Header) -> Result<()> {
     let bytes = header.bytes_of_index();
     let end = offset.checked_add(bytes);
-    if offset.is_multiple_of(NODE_BYTES) && end.is_some_and(|end| end <= store.len()) {
+    if offset.is_multiple_of(NODE_BLOCK) && end.is_some_and(|end| end <= store.len()) {
         return Ok(());
     }
     Err(Error::usage(
@@ -136,7 +147,7 @@ fn check_place(store: &Store, offset: u64, header: &Header) -> Result<()> {
             "an index of {bytes} bytes at byte {offset} does not fit into {} bytes, or does not begin with a node",
             store.len()
         ),
-        format!("use fewer vectors, or a larger device, and a multiple of {NODE_BYTES}"),
+        format!("use fewer vectors, or a larger device, and a multiple of {NODE_BLOCK}"),
     ))
 }
 
@@ -154,7 +165,7 @@ fn write_nodes(
         ids.par_chunks(NODES).try_for_each(|ids| {
             let nodes = ids.iter().map(|id| node(header.tag, *id, vectors, graph));
             let bytes: Vec<u8> = nodes.flatten().flat_map(u32::to_le_bytes).collect();
-            store.write_at(first + u64::from(ids[0]) * NODE_BYTES, &bytes)
+            store.write_at(first + u64::from(ids[0]) * header.node_bytes(), &bytes)
         })?;
         written += ids.len() as u64;
         progress(Step::Write(written))?;
@@ -163,8 +174,8 @@ fn write_nodes(
 }
 
 /// Returns the words of a node.
-fn node(tag: u32, id: u32, vectors: &Vectors, graph: &Graph) -> [u32; NODE_WORDS] {
-    let mut words = [0; NODE_WORDS];
+fn node(tag: u32, id: u32, vectors: &Vectors, graph: &Graph) -> Vec<u32> {
+    let mut words = vec![0; node_bytes(vectors.elements() as u32) as usize / 4];
     let neighbours = graph.neighbours(id);
     words[..MOST_DEGREE as usize].fill(NONE);
     words[..neighbours.len()].copy_from_slice(neighbours);

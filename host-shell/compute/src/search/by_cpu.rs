@@ -4,7 +4,6 @@
 use super::index::Index;
 use super::{Answers, Parameters};
 use nvme_compute_kernel::search::walk::Walk;
-use nvme_compute_kernel::search::{NODE_BYTES, NODE_WORDS};
 use nvme_host::store::{Transfer, status};
 use nvme_host::{Error, Result};
 use rayon::prelude::*;
@@ -55,8 +54,11 @@ impl Index {
             call: "starting the threads of a search",
             source: std::io::Error::other(why),
         })?;
-        let elements = self.header().source.elements as usize;
-        let queries = self.header().metric.of_queries(queries, elements);
+        let header = self.header();
+        let queries = header
+            .metric
+            .of_queries(queries, header.source.elements as usize);
+        let elements = header.elements() as usize;
         let groups = queries.par_chunks(options.together.max(1) * elements);
         let run = || groups.map(|group| self.group(group, parameters)).collect();
         let groups: Vec<Answers> = pool.install(run);
@@ -79,7 +81,7 @@ impl Index {
     /// Searches for a group of queries, round by round.
     fn group(&self, queries: &[f32], parameters: Parameters) -> Answers {
         let header = self.header();
-        let elements = header.source.elements as usize;
+        let elements = header.elements() as usize;
         let wanted = (parameters.list, parameters.results);
         let begin = |query| {
             let walk = Walk::new(self.quantised(), query, header.entry, wanted);
@@ -118,15 +120,16 @@ impl Index {
             };
         }
         let asked: Vec<u32> = all.iter().flat_map(|query| query.asked.clone()).collect();
-        bytes.resize(asked.len() * NODE_BYTES as usize, 0);
-        let nodes = bytes.chunks_exact_mut(NODE_BYTES as usize);
+        let node_bytes = self.header().node_bytes() as usize;
+        bytes.resize(asked.len() * node_bytes, 0);
+        let nodes = bytes.chunks_exact_mut(node_bytes);
         let reads = nodes.zip(&asked);
         let mut reads: Vec<Transfer<'_>> = reads
             .map(|(node, id)| Transfer::Read(self.node_at(*id), node))
             .collect();
         let ended = self.store.transfer_all(&mut reads);
-        let mut nodes = bytes.chunks_exact(NODE_BYTES as usize).zip(ended);
-        let mut words = [0; NODE_WORDS];
+        let mut nodes = bytes.chunks_exact(node_bytes).zip(ended);
+        let mut words = vec![0; node_bytes / 4];
         for query in &mut *all {
             let Ok(walk) = &mut query.walk else { continue };
             for id in &query.asked {

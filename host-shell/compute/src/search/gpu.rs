@@ -16,7 +16,8 @@ use std::time::Duration;
 /// Addresses of the memory of a launch, on the GPU of the store; each is a multiple of 4, `ids` of 8.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Request {
-    /// Queries: as many `f32` for each as the vectors of the index have elements, of length 1 for [`Metric::Cosine`].
+    /// Queries: as many `f32` for each as [`Header::elements`](super::Header::elements) says, as [`Metric::of_queries`]
+    /// makes them.
     pub queries: u64,
     /// Number of queries, below 2^32.
     pub count: u64,
@@ -42,6 +43,8 @@ pub struct GpuSearch {
     /// Memory for the search state of each warp of each station.
     tables: ManuallyDrop<DeviceMemory>,
     words: Search,
+    /// Elements of a query before the metric's arithmetic.
+    elements: usize,
     metric: Metric,
     gpu: Arc<Gpu>,
 }
@@ -74,9 +77,9 @@ impl GpuSearch {
             centroids: centroids.address(),
             codes: codes.address(),
             tables: tables.address(),
-            elements: header.source.elements,
+            elements: header.elements(),
             sub_elements: header.sub_elements,
-            subspaces: header.source.elements.div_ceil(header.sub_elements),
+            subspaces: header.elements().div_ceil(header.sub_elements),
             code_bytes: header.code_bytes() as u32,
             entry: header.entry,
             tag: header.tag,
@@ -90,6 +93,7 @@ impl GpuSearch {
             codes,
             tables,
             words,
+            elements: header.source.elements as usize,
             metric: header.metric,
             gpu: Arc::clone(gpu),
         })
@@ -164,7 +168,7 @@ impl GpuSearch {
         // caller vouches for the rest.
         unsafe {
             self.nodes
-                .read_by_warps(request.count, kernel, argument, stream)
+                .read_by_warps((request.count, parameters.beam), kernel, argument, stream)
         }
     }
 
@@ -179,7 +183,7 @@ impl GpuSearch {
         parameters: Parameters,
         limit: Duration,
     ) -> Result<(Answers, Duration)> {
-        let elements = self.words.elements as usize;
+        let elements = self.elements;
         let count = queries.len() / elements;
         if count * elements != queries.len() {
             return Err(Error::usage(

@@ -3,6 +3,7 @@
 //! A batch is as large as all before it, up to a fiftieth of all: threads share it out, and the graph is the same for any
 //! number of them.
 
+use super::metric::Metric;
 use super::source::Vectors;
 use nvme_compute_kernel::search::walk::distance;
 use nvme_compute_kernel::search::{EXPANDED, NONE, distance_of, id_of, key};
@@ -66,6 +67,55 @@ impl Graph {
         Ok(graph)
     }
 
+    /// Adds neighbours to each node, up to `degree`: the nearest of the query that points where its vector does. Vectors that
+    /// [`Metric::InnerProduct`](super::Metric::InnerProduct) made longer lie far from all queries, so that those near a
+    /// query need not be near each other, and no edges to the nearest lead from one of them to the next.
+    ///
+    /// # Errors
+    /// Those of `progress`, which hears how many are done.
+    pub fn aim(
+        &mut self,
+        vectors: &Vectors,
+        (degree, list): (u32, u32),
+        progress: &mut dyn FnMut(u64) -> Result<()>,
+    ) -> Result<()> {
+        let mut wider = Self {
+            entry: self.entry,
+            degree: degree as usize,
+            places: degree as usize,
+            ids: vec![NONE; vectors.count() as usize * degree as usize],
+        };
+        for id in 0..vectors.count() {
+            wider.set(id, self.neighbours(id));
+        }
+        *self = wider;
+        let ids: Vec<u32> = (0..vectors.count()).collect();
+        let mut done = 0;
+        for batch in ids.chunks((ids.len() / BATCHES).max(LEAST_BATCH)) {
+            let aimed = batch.par_iter().map_init(
+                || Scratch::new(list as usize),
+                |scratch, id| {
+                    scratch.search(self, vectors, &aim_of(vectors.get(*id)));
+                    let mut all = self.neighbours(*id).to_vec();
+                    let found = scratch.list.iter().map(|key| id_of(*key));
+                    let new: Vec<u32> = found
+                        .filter(|other| other != id && !all.contains(other))
+                        .take(self.degree - all.len())
+                        .collect();
+                    all.extend(new);
+                    all
+                },
+            );
+            let aimed: Vec<Vec<u32>> = aimed.collect();
+            for (id, neighbours) in batch.iter().zip(&aimed) {
+                self.set(*id, neighbours);
+            }
+            done += batch.len() as u64;
+            progress(done)?;
+        }
+        Ok(())
+    }
+
     /// Returns the entry point of searches: the vector nearest to the mean.
     pub fn entry(&self) -> u32 {
         self.entry
@@ -107,7 +157,7 @@ impl Graph {
             .map_init(
                 || Scratch::new(list),
                 |scratch, id| {
-                    scratch.search(self, vectors, *id);
+                    scratch.search(self, vectors, vectors.get(*id));
                     scratch.expanded.retain(|key| id_of(*key) != *id);
                     prune(vectors, &mut scratch.expanded, self.degree)
                 },
@@ -173,6 +223,13 @@ fn medoid(vectors: &Vectors) -> u32 {
     let ids = (0..vectors.count()).into_par_iter();
     let keys = ids.map(|id| key(distance(&mean, vectors.get(id)), id));
     keys.min().map_or(0, id_of)
+}
+
+/// Returns the query that points where a vector does whose last element makes its length 1.
+fn aim_of(vector: &[f32]) -> Vec<f32> {
+    let elements = vector.len() - 1;
+    let mut aim = Metric::InnerProduct.of_queries(&vector[..elements], elements);
+    std::mem::take(aim.to_mut())
 }
 
 /// Returns all ids, that of the entry first, the others in any order.
@@ -242,8 +299,7 @@ impl Scratch {
         }
     }
 
-    fn search(&mut self, graph: &Graph, vectors: &Vectors, id: u32) {
-        let place = vectors.get(id);
+    fn search(&mut self, graph: &Graph, vectors: &Vectors, place: &[f32]) {
         self.list.clear();
         self.expanded.clear();
         self.seen.fill(NONE);

@@ -2,7 +2,9 @@
 
 use super::metric::Metric;
 use super::source::{Kind, Source};
-use nvme_compute_kernel::search::{self, CENTROIDS, MOST_DEGREE, MOST_ELEMENTS, NODE_BYTES};
+use nvme_compute_kernel::search::{
+    self, CENTROIDS, MOST_DEGREE, MOST_ELEMENTS, NODE_BLOCK, node_bytes,
+};
 
 /// Bytes of a header.
 pub const HEADER_BYTES: usize = 4096;
@@ -14,7 +16,7 @@ const VERSION: u32 = 1;
 const USED: usize = 80;
 
 /// Parameters and checksums of an index.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Header {
     /// The vectors, and how many elements they have; a kind and a seed for those of a generator.
     pub source: Source,
@@ -32,6 +34,8 @@ pub struct Header {
     pub codes_sum: u64,
     /// Metric by which its vectors are compared.
     pub metric: Metric,
+    /// The length of the longest vector, by which [`Metric::InnerProduct`] divided all; 0 for the others.
+    pub longest: f32,
 }
 
 impl Header {
@@ -58,11 +62,11 @@ impl Header {
         }
         let kind = Kind::ALL.get(word(12) as usize);
         let kind = kind.ok_or_else(|| format!("vectors of kind {}", word(12)))?;
-        let metric = usize::try_from(long(64)).ok();
-        let metric = metric.and_then(|number| Metric::ALL.get(number));
-        let metric = metric.ok_or_else(|| format!("a metric of the number {}", long(64)))?;
+        let metric = Metric::ALL.get(word(64) as usize);
+        let metric = metric.ok_or_else(|| format!("a metric of the number {}", word(64)))?;
         let header = Self {
             metric: *metric,
+            longest: f32::from_bits(word(68)),
             source: Source {
                 kind: *kind,
                 seed: long(16),
@@ -83,9 +87,7 @@ impl Header {
     /// # Errors
     /// The impossible number.
     pub fn check(&self) -> Result<(), String> {
-        let Source {
-            count, elements, ..
-        } = self.source;
+        let (count, elements) = (self.source.count, self.elements());
         for (what, value, most) in [
             ("vectors", u64::from(count), MOST_NODES),
             ("elements", elements.into(), MOST_ELEMENTS.into()),
@@ -104,6 +106,16 @@ impl Header {
             if !(1..=most).contains(&value) {
                 return Err(format!("{value} {what}: there may be 1 to {most}"));
             }
+        }
+        let is_length = match self.metric {
+            Metric::InnerProduct => self.longest.is_finite() && self.longest > 0.0,
+            Metric::Euclidean | Metric::Cosine => self.longest.to_bits() == 0,
+        };
+        if !is_length || self.source.elements == 0 {
+            return Err(format!(
+                "a longest vector of {} elements and the length {}",
+                self.source.elements, self.longest
+            ));
         }
         Ok(())
     }
@@ -124,6 +136,8 @@ impl Header {
             (36, self.degree),
             (40, self.entry),
             (44, self.tag),
+            (64, self.metric as u32),
+            (68, self.longest.to_bits()),
         ] {
             put(at, word.into(), 4);
         }
@@ -131,7 +145,6 @@ impl Header {
             (16, self.source.seed),
             (48, self.centroids_sum),
             (56, self.codes_sum),
-            (64, self.metric as u64),
         ] {
             put(at, word, 8);
         }
@@ -140,15 +153,25 @@ impl Header {
         bytes
     }
 
+    /// Elements of a vector as nodes hold it and as it is compared.
+    pub fn elements(&self) -> u32 {
+        self.metric.stored_elements(self.source.elements)
+    }
+
+    /// Bytes of a node.
+    pub fn node_bytes(&self) -> u64 {
+        node_bytes(self.elements())
+    }
+
     /// Returns the bytes from the codes of one node to those of the next.
     pub fn code_bytes(&self) -> u64 {
-        let subspaces = self.source.elements.div_ceil(self.sub_elements.max(1));
+        let subspaces = self.elements().div_ceil(self.sub_elements.max(1));
         u64::from(subspaces).next_multiple_of(4)
     }
 
     /// Returns the number of bytes of all centroids.
     pub fn centroids_bytes(&self) -> u64 {
-        u64::from(self.source.elements) * u64::from(CENTROIDS) * 4
+        u64::from(self.elements()) * u64::from(CENTROIDS) * 4
     }
 
     /// Returns the number of bytes of all codes.
@@ -164,17 +187,17 @@ impl Header {
     /// Returns the offset of the codes.
     pub fn codes_at(&self) -> u64 {
         let end = self.centroids_at() + self.centroids_bytes();
-        end.next_multiple_of(NODE_BYTES)
+        end.next_multiple_of(NODE_BLOCK)
     }
 
     /// Returns the offset of the nodes.
     pub fn nodes_at(&self) -> u64 {
-        (self.codes_at() + self.codes_bytes()).next_multiple_of(NODE_BYTES)
+        (self.codes_at() + self.codes_bytes()).next_multiple_of(NODE_BLOCK)
     }
 
     /// Returns the number of bytes of the index.
     pub fn bytes_of_index(&self) -> u64 {
-        self.nodes_at() + u64::from(self.source.count) * NODE_BYTES
+        self.nodes_at() + u64::from(self.source.count) * self.node_bytes()
     }
 }
 

@@ -1,8 +1,9 @@
 //! An index on a store: the part of it that lies in memory, and access to its nodes.
 
 use super::header::{HEADER_BYTES, Header, checksum};
-use nvme_compute_kernel::search::NODE_BYTES;
-use nvme_compute_kernel::search::walk::Quantised;
+use super::source::Vectors;
+use nvme_compute_kernel::search::NODE_BLOCK;
+use nvme_compute_kernel::search::walk::{Node, Quantised};
 use nvme_host::{Error, Result, Store};
 use std::sync::Arc;
 
@@ -30,7 +31,7 @@ impl Index {
         store.read_at(offset, &mut head)?;
         let header = Header::parse(&head).map_err(|why| broken(offset, &why))?;
         let end = offset.checked_add(header.bytes_of_index());
-        if !offset.is_multiple_of(NODE_BYTES) || end.is_none_or(|end| end > store.len()) {
+        if !offset.is_multiple_of(NODE_BLOCK) || end.is_none_or(|end| end > store.len()) {
             return Err(broken(offset, "it does not lie inside the device"));
         }
         let read = |at: u64, bytes: u64, sum: u64, what: &str| {
@@ -79,25 +80,62 @@ impl Index {
     #[cfg(feature = "cuda")]
     pub(super) fn nodes(&self) -> Result<nvme_host::Table> {
         let first = self.offset + self.header.nodes_at();
-        self.store
-            .table(first, self.header.source.count.into(), NODE_BYTES)
+        self.store.table(
+            first,
+            self.header.source.count.into(),
+            self.header.node_bytes(),
+        )
     }
 
     /// Returns the offset of node `id`.
     pub(super) fn node_at(&self, id: u32) -> u64 {
-        self.offset + self.header.nodes_at() + u64::from(id) * NODE_BYTES
+        self.offset + self.header.nodes_at() + u64::from(id) * self.header.node_bytes()
     }
 
     pub(super) fn quantised(&self) -> Quantised<'_> {
         Quantised {
             centroids: &self.centroids,
             codes: &self.codes,
-            elements: self.header.source.elements as usize,
+            elements: self.header.elements() as usize,
             sub_elements: self.header.sub_elements as usize,
             code_bytes: self.header.code_bytes() as usize,
             nodes: self.header.source.count,
             tag: self.header.tag,
         }
+    }
+
+    /// Reads the vectors as nodes hold them: [`Metric::of_vectors`](super::Metric::of_vectors) of those that were given.
+    ///
+    /// # Errors
+    /// [`Error::Device`] for a node that is not the one it should be; those of reads; [`Error::Environment`] without memory.
+    pub fn vectors(&self) -> Result<Vectors> {
+        let (count, elements) = (self.header.source.count, self.header.elements());
+        let node_bytes = self.header.node_bytes();
+        let index = self.quantised();
+        let mut numbers = Vec::new();
+        let none = |_| Error::environment("no memory for the vectors", "use a smaller index");
+        let all = count as usize * elements as usize;
+        numbers.try_reserve_exact(all).map_err(none)?;
+        let step = (PIECE as u64 / node_bytes) as u32;
+        let mut first = 0;
+        while first < count {
+            let nodes = step.min(count - first);
+            let bytes = read(
+                &self.store,
+                self.node_at(first),
+                u64::from(nodes) * node_bytes,
+            )?;
+            for (node, id) in bytes.chunks_exact(node_bytes as usize).zip(first..) {
+                let words = node.as_chunks::<4>().0.iter();
+                let words: Vec<u32> = words.map(|word| u32::from_le_bytes(*word)).collect();
+                let node = Node::of(&words, id, &index).ok_or_else(|| {
+                    broken(self.offset, &format!("node {id} is not what it should be"))
+                })?;
+                numbers.extend(node.vector());
+            }
+            first += nodes;
+        }
+        Vectors::new(elements, numbers)
     }
 
     /// Returns the number of queries in `numbers` elements.

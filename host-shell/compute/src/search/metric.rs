@@ -14,17 +14,22 @@ pub enum Metric {
     /// The angle: vectors and queries are divided by their lengths first. Distances are then the squared Euclidean ones
     /// of vectors of length 1, 2 - 2 cos.
     Cosine,
+    /// The inner product: the greatest is the nearest. Vectors are divided by the length of the longest and get one more
+    /// element, which makes their lengths 1; queries are divided by their own lengths. Distances are then 2 - 2 p / (l m)
+    /// for the inner product p, the query's length l and the longest vector's m.
+    InnerProduct,
 }
 
 impl Metric {
     /// All, by their numbers in a header.
-    pub const ALL: [Self; 2] = [Self::Euclidean, Self::Cosine];
+    pub const ALL: [Self; 3] = [Self::Euclidean, Self::Cosine, Self::InnerProduct];
 
     /// As the command line and Python have it.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Euclidean => "euclidean",
             Self::Cosine => "cosine",
+            Self::InnerProduct => "inner_product",
         }
     }
 
@@ -33,42 +38,113 @@ impl Metric {
         Self::ALL.into_iter().find(|one| one.name() == name)
     }
 
-    /// Returns the vectors that an index of this metric holds.
-    ///
-    /// # Errors
-    /// [`Error::Usage`] for a vector without a direction: all of its elements are 0.
-    pub fn of_vectors(self, vectors: &Vectors) -> Result<Cow<'_, Vectors>> {
-        if self == Self::Euclidean {
-            return Ok(Cow::Borrowed(vectors));
+    /// Returns how many elements a stored vector has, of vectors of `elements` elements.
+    pub const fn stored_elements(self, elements: u32) -> u32 {
+        match self {
+            Self::Euclidean | Self::Cosine => elements,
+            Self::InnerProduct => elements.saturating_add(1),
         }
-        let elements = vectors.elements();
-        let zero = |vector: &[f32]| vector.iter().all(|x| *x == 0.0);
-        let each = vectors.all().par_chunks(elements);
-        if let Some(at) = each.position_first(zero) {
-            return Err(Error::usage(
-                format!("vector {at} has no direction, since its elements are all 0"),
-                "leave it out, or use the metric euclidean",
-            ));
-        }
-        let numbers = self.of_queries(vectors.all(), elements).into_owned();
-        Vectors::new(elements as u32, numbers).map(Cow::Owned)
     }
 
-    /// Converts queries, of `elements` elements each, for comparison with an index of this metric. A query
-    /// whose elements are all 0 becomes NaN, which a search refuses with its position.
-    pub fn of_queries(self, queries: &[f32], elements: usize) -> Cow<'_, [f32]> {
-        if self == Self::Euclidean {
-            return Cow::Borrowed(queries);
+    /// Returns the length of the longest of `vectors`, for [`Self::InnerProduct`] alone, else 0. Where all are 0 it is 1.
+    ///
+    /// # Errors
+    /// [`Error::Usage`] for a vector whose length is no finite `f32`.
+    pub fn longest(self, vectors: &Vectors) -> Result<f32> {
+        if self != Self::InnerProduct {
+            return Ok(0.0);
         }
-        let mut unit = queries.to_vec();
-        unit.par_chunks_mut(elements.max(1)).for_each(|vector| {
-            // In f64, where no square of an f32 is infinite or 0.
-            let squares = vector.iter().map(|x| f64::from(*x).powi(2));
-            let length = squares.sum::<f64>().sqrt();
-            for x in vector {
-                *x = (f64::from(*x) / length) as f32;
+        let each = vectors.all().par_chunks(vectors.elements());
+        let longest = each.map(length).reduce(|| 0.0, f64::max) as f32;
+        if longest == 0.0 {
+            return Ok(1.0);
+        }
+        match longest.is_finite() {
+            true => Ok(longest),
+            false => Err(Error::usage(
+                "the length of the longest vector is above the greatest f32",
+                "divide all vectors by one number",
+            )),
+        }
+    }
+
+    /// Returns the vectors that an index of this metric holds; `longest` is what [`longest`](Self::longest) said of them.
+    ///
+    /// # Errors
+    /// [`Error::Usage`] for a vector without a direction, all of whose elements are 0, where the metric needs one, and for
+    /// more elements than a node holds.
+    pub fn of_vectors(self, vectors: &Vectors, longest: f32) -> Result<Cow<'_, Vectors>> {
+        let elements = vectors.elements();
+        let numbers = match self {
+            Self::Euclidean => return Ok(Cow::Borrowed(vectors)),
+            Self::Cosine => {
+                let zero = |vector: &[f32]| vector.iter().all(|x| *x == 0.0);
+                let each = vectors.all().par_chunks(elements);
+                if let Some(at) = each.position_first(zero) {
+                    return Err(Error::usage(
+                        format!("vector {at} has no direction, since its elements are all 0"),
+                        "leave it out, or use the metric euclidean",
+                    ));
+                }
+                self.of_queries(vectors.all(), elements).into_owned()
+            }
+            Self::InnerProduct => lengthened(vectors.all(), elements, |_| longest.into(), true),
+        };
+        Vectors::new(self.stored_elements(elements as u32), numbers).map(Cow::Owned)
+    }
+
+    /// Converts queries, of `elements` elements each, for comparison with an index of this metric. A query whose elements
+    /// are all 0 becomes NaN for [`Self::Cosine`], which a search refuses with its position.
+    pub fn of_queries(self, queries: &[f32], elements: usize) -> Cow<'_, [f32]> {
+        let elements = elements.max(1);
+        match self {
+            Self::Euclidean => Cow::Borrowed(queries),
+            Self::Cosine => {
+                let mut unit = queries.to_vec();
+                unit.par_chunks_mut(elements).for_each(|vector| {
+                    let length = length(vector);
+                    for x in vector {
+                        *x = (f64::from(*x) / length) as f32;
+                    }
+                });
+                Cow::Owned(unit)
+            }
+            Self::InnerProduct => {
+                // All vectors are equally near to a query of zeros.
+                let divisor = |query: &[f32]| match length(query) {
+                    0.0 => 1.0,
+                    length => length,
+                };
+                Cow::Owned(lengthened(queries, elements, divisor, false))
+            }
+        }
+    }
+}
+
+/// Returns the Euclidean length, in `f64`, where no square of an `f32` is infinite or 0.
+fn length(vector: &[f32]) -> f64 {
+    let squares = vector.iter().map(|x| f64::from(*x).powi(2));
+    squares.sum::<f64>().sqrt()
+}
+
+/// Returns vectors divided by their divisors, each with one more element: 0, or, where `fills`, as much as makes the length 1.
+fn lengthened(
+    vectors: &[f32],
+    elements: usize,
+    divisor: impl Fn(&[f32]) -> f64 + Sync,
+    fills: bool,
+) -> Vec<f32> {
+    let mut longer = vec![0.0; vectors.len() / elements * (elements + 1)];
+    let each = longer.par_chunks_exact_mut(elements + 1);
+    each.zip(vectors.par_chunks_exact(elements))
+        .for_each(|(to, vector)| {
+            let divisor = divisor(vector);
+            for (to, x) in to.iter_mut().zip(vector) {
+                *to = (f64::from(*x) / divisor) as f32;
+            }
+            if fills {
+                to[elements] = (1.0 - length(&to[..elements]).powi(2)).max(0.0).sqrt() as f32;
             }
         });
-        Cow::Owned(unit)
-    }
+    longer
 }

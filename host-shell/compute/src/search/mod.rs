@@ -4,15 +4,18 @@
 //!   store.
 //! - [`Index`]: an existing index: its part in memory, and searches by the CPU.
 //! - `GpuSearch`: searches whose nodes a kernel reads from the drive.
+//! - [`VectorFile`]: vectors in files of others.
 //! - [`Source`]: vectors of a generator, for tests and measurements; [`exact`]: their neighbours by exhaustive
 //!   comparison.
 //!
 //! An index is a header, centroids and codes of the vectors (product quantisation), which lie in memory while it is
-//! searched, and a node of 4 KiB for each vector, which is read when a search reaches it (docs/compute.md).
+//! searched, and a node of 4 KiB or more for each vector, which is read when a search reaches it (docs/compute.md).
 
 mod build;
 mod by_cpu;
+mod element;
 pub mod exact;
+mod file;
 #[cfg(feature = "cuda")]
 mod gpu;
 mod graph;
@@ -24,6 +27,8 @@ mod source;
 
 pub use build::{BuildOptions, Step, build};
 pub use by_cpu::CpuOptions;
+pub use element::ElementType;
+pub use file::{RawVectors, VectorFile};
 #[cfg(feature = "cuda")]
 pub use gpu::{GpuSearch, Request};
 pub use graph::Graph;

@@ -157,7 +157,7 @@ impl Source {
             Kind::Given => {
                 return Err(Error::usage(
                     "the vectors of this index are no generator's",
-                    "search it by the library, or by Python: nvme_gpu.SearchIndex",
+                    "take queries of a file (nvme-gpu search query --input), or search it by the library or Python",
                 ));
             }
         };

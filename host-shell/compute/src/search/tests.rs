@@ -2,10 +2,11 @@
 
 use super::header::checksum;
 use super::*;
-use nvme_compute_kernel::search::{NODE_BYTES, word};
+use nvme_compute_kernel::search::word;
 use nvme_host::{Store, StoreOptions};
 use std::sync::Arc;
 
+mod files;
 mod metric;
 
 fn store(device: &str) -> Arc<Store> {
@@ -145,11 +146,14 @@ fn small_and_odd_indices_give_all_there_is() {
     for (count, elements, sub_elements, offset, block) in [
         (1, 1, 1, 0, 512),
         (1, 928, 8, 4096, 4096),
+        // Nodes of two blocks and of sixteen.
+        (30, 929, 8, 4096, 512),
+        (12, MOST_ELEMENTS, 64, 0, 512),
         (3, 5, 4, 0, 4096),
         (9, 33, 32, 1 << 20, 512),
         (40, 100, 3, 12_288, 512),
     ] {
-        let store = store(&format!("sim:mem?size=16MiB&block={block}"));
+        let store = store(&format!("sim:mem?size=32MiB&block={block}"));
         let source = source(Kind::Uniform, count, elements);
         let vectors = source.vectors().unwrap();
         let options = BuildOptions {
@@ -265,7 +269,9 @@ fn numbers_that_cannot_be_are_refused() {
     assert!(Vectors::new(0, vec![]).is_err());
     assert!(Vectors::new(3, vec![0.0; 4]).is_err());
     assert!(Vectors::new(3, vec![]).is_err());
-    assert!(Vectors::new(929, vec![0.0; 929]).is_err());
+    let (most, more) = (MOST_ELEMENTS, MOST_ELEMENTS as usize + 1);
+    assert!(Vectors::new(most, vec![0.0; most as usize]).is_ok());
+    assert!(Vectors::new(most + 1, vec![0.0; more]).is_err());
     assert!(Vectors::new(2, vec![0.0, f32::NAN]).is_err());
     let source = source(Kind::Uniform, 20, 8);
     let vectors = source.vectors().unwrap();
@@ -375,6 +381,7 @@ fn a_header_is_whole_or_refused() {
         centroids_sum: 1 << 60,
         codes_sum: 3,
         metric: Metric::Euclidean,
+        longest: 0.0,
     };
     let bytes = header.bytes();
     assert_eq!(Header::parse(&bytes), Ok(header));
@@ -398,6 +405,19 @@ fn a_header_is_whole_or_refused() {
             ..header
         },
         Header {
+            longest: 1.0,
+            ..header
+        },
+        Header {
+            metric: Metric::InnerProduct,
+            ..header
+        },
+        Header {
+            metric: Metric::InnerProduct,
+            longest: f32::NAN,
+            ..header
+        },
+        Header {
             sub_elements: 13,
             ..header
         },
@@ -414,7 +434,7 @@ fn a_header_is_whole_or_refused() {
         },
         Header {
             source: Source {
-                elements: 929,
+                elements: MOST_ELEMENTS + 1,
                 ..header.source
             },
             ..header
@@ -453,7 +473,7 @@ fn damage_is_noticed_where_it_is_read() {
     assert!(Index::open(&store, 4096).is_err());
     assert!(Index::open(&store, 100).is_err());
     // A node in the place of another one, and a bit of a vector: only queries that read it fail.
-    let place = |id: i64| header.nodes_at() + id as u64 * NODE_BYTES;
+    let place = |id: i64| header.nodes_at() + id as u64 * header.node_bytes();
     let first = whole.ids[0];
     for damage in [0, 1] {
         let mut node = vec![0; 4096];

@@ -44,35 +44,40 @@ impl GpuRows {
         unsafe { self.put(table, launch, kernel, argument, stream) }
     }
 
-    /// True if a warp's slots hold a row of `table` for each lane.
-    pub fn reads_by_lanes(&self, table: &RowTable) -> bool {
-        self.slot_bytes(table) * 32 <= WARP_BYTES && self.fits(table)
+    /// Returns how many rows of `table` a warp's slots hold, 32 at most: as many lanes read at a time.
+    pub fn reading_lanes(&self, table: &RowTable) -> u32 {
+        match self.fits(table) {
+            true => (WARP_BYTES / self.slot_bytes(table).max(1)).min(32) as u32,
+            false => 0,
+        }
     }
 
     /// Puts a kernel of `module` into `stream` whose warps read rows of `table` by `nvme_gpu_kernel::Reads` for `count`
-    /// pieces of work, and count those that failed: `argument` makes what it takes of the words of its rows.
+    /// pieces of work, `lanes` at a time, and count those that failed: `argument` makes what it takes of the words of its
+    /// rows.
     ///
     /// # Safety
     /// As [`stream`](Self::stream).
     ///
     /// # Errors
-    /// As [`stream`](Self::stream); [`Error::Usage`] for rows that slots do not hold for all lanes.
+    /// As [`stream`](Self::stream); [`Error::Usage`] for rows that slots do not hold for as many lanes.
     pub unsafe fn read_by_warps<T: Copy>(
         &self,
         table: &RowTable,
-        count: u64,
+        (count, lanes): (u64, u32),
         kernel: (&Module, Function),
         argument: impl FnOnce(Gather) -> T,
         stream: u64,
     ) -> Result<Pending> {
         self.check_inside(table)?;
-        if !self.reads_by_lanes(table) {
+        let most = self.reading_lanes(table);
+        if lanes > most {
             return Err(Error::usage(
                 format!(
-                    "rows of {} bytes are too long for one lane of a warp",
+                    "a warp of the GPU has room for {most} rows of {} bytes at a time, and {lanes} are asked for",
                     table.row_bytes
                 ),
-                "use rows that touch 4 KiB of blocks at most",
+                "read fewer rows at a time, or smaller ones",
             ));
         }
         let launch = (count, self.slot_bytes(table) as u32, None);

@@ -11,9 +11,10 @@ from ._held import Launching
 from ._native import Array, View
 from ._store import Check, Store, _known, _same_gpu, _view_of_array, _whole
 
-Metric = Literal["euclidean", "cosine"]
+Metric = Literal["euclidean", "cosine", "inner_product"]
 
 _MOST_RESULTS, _MOST_LIST, _MOST_BEAM = 32, 256, 32
+_ELEMENTS = ("float32", "float16", "bfloat16", "int8", "uint8")
 _DTYPES = (("int64", 8), ("float32", 4), ("int32", 4), ("int32", 4))
 
 
@@ -27,17 +28,16 @@ class Nearest(NamedTuple):
     status: Any
     """int32 for each query: 0, an NVMe status (SCT << 8 | SC), or a number below 0. A query that failed found nothing."""
     reads: Any
-    """int32 for each query: nodes of 4 KiB that it read."""
+    """int32 for each query: nodes that it read."""
 
 
 class SearchIndex(Launching):
     """An index of vectors on a store, opened for searches.
 
-    Its graph lies on the device, a node of 4 KiB for each vector; codes of the vectors lie in memory (:attr:`memory_bytes`
+    Its graph lies on the device, a node of 4 KiB or more for each vector; codes of the vectors lie in memory (:attr:`memory_bytes`
     of the host, and of the store's GPU, if it has one). Made by :func:`build_index` and by ``nvme-gpu search build``.
 
-    ``offset``: where the index begins, in bytes. ``metric``: ``"euclidean"`` or ``"cosine"``, where an index of the other
-    one is refused; None takes either. Closing the store closes it. Any number of threads may use it.
+    ``offset``: where the index begins, in bytes. ``metric``: the one that the index has to have; None takes any. Closing the store closes it. Any number of threads may use it.
 
     Raises :class:`NvmeGpuError` for bytes that are no index, or a damaged one.
     """
@@ -70,6 +70,12 @@ class SearchIndex(Launching):
     def metric(self) -> Metric:
         """By what vectors are compared."""
         found: Metric = self._info["metric"]
+        return found
+
+    @property
+    def longest(self) -> float:
+        """The length of the longest vector, for the metric ``"inner_product"``; 0 for others."""
+        found: float = self._info["longest"]
         return found
 
     @property
@@ -106,9 +112,11 @@ class SearchIndex(Launching):
         check: Check | None = None,
     ) -> Nearest:
         """The ``k`` nearest vectors of each query, by squared Euclidean distance. An index of the metric ``"cosine"``
-        divides queries by their lengths first, as it did its vectors: its distances are ``2 - 2 * cos``.
+        divides queries by their lengths first, as it did its vectors: its distances are ``2 - 2 * cos``. One of
+        ``"inner_product"`` finds the greatest inner products p: its distances are ``2 - 2 * p / (length * index.longest)``
+        for a query of that length.
 
-        ``queries``: float32 of the shape ``(queries, dim)``, or ``(dim,)`` for one. Where they lie decides who searches:
+        ``queries``: float32, float16, bfloat16, int8 or uint8 of the shape ``(queries, dim)``, or ``(dim,)`` for one. Where they lie decides who searches:
         ``threads`` threads for memory of the host; for tensors of torch on the store's GPU a kernel that reads the nodes
         by itself. Both find the same. Answers are tensors for tensors, else arrays of numpy, or :class:`Array` without it.
 
@@ -130,7 +138,7 @@ class SearchIndex(Launching):
         if given[1] < given[0]:
             raise Usage(f"{candidates} candidates for {k} results", "keep at least as many candidates")
         threads = _whole("threads", threads, 1, 1024)
-        view = _floats(queries, "queries")
+        view, element = _numbers(queries, "queries")
         shape = tuple(view.shape)
         if not 1 <= len(shape) <= 2 or shape[-1] != self.dim:
             raise Usage(f"queries have the shape {shape}", f"use (queries, {self.dim})")
@@ -140,7 +148,7 @@ class SearchIndex(Launching):
             return self._on_gpu(queries, view, count, shapes, given, stream, check)
         found = [_new(queries, one, dtype, size) for one, (dtype, size) in zip(shapes, _DTYPES)]
         views = [_view_of_array(one) if isinstance(one, Array) else _buffers.view(one, "an answer", writable=True) for one in found]
-        operation = self._native.search(view, (views[0], views[1], views[2], views[3]), given, threads)
+        operation = self._native.search(view, (views[0], views[1], views[2], views[3]), given, threads, element)
         operation.wait()
         if check == "later":
             operation.check_whole()
@@ -157,9 +165,17 @@ class SearchIndex(Launching):
         torch: Any = _buffers.torch()
         number = _buffers.stream_of(stream)
         current = _buffers.stream_of(None)
-        if self.metric == "cosine":
+        if self.metric == "euclidean":
+            queries = queries.float()
+        else:
             wide = queries.double()
-            queries = (wide / wide.norm(dim=-1, keepdim=True)).float()
+            length = wide.norm(dim=-1, keepdim=True)
+            if self.metric == "inner_product":
+                # All vectors are equally near to a query of zeros; the last element is that which vectors got.
+                wide = torch.nn.functional.pad(wide / torch.where(length == 0, torch.ones_like(length), length), (0, 1))
+            else:
+                wide = wide / length
+            queries = wide.float()
         found = [
             torch.empty(one, dtype=getattr(torch, dtype), device=queries.device) for one, (dtype, _) in zip(shapes, _DTYPES)
         ]
@@ -196,15 +212,16 @@ def build_index(
 ) -> SearchIndex:
     """Makes an index of ``vectors``, writes it to ``store`` from byte ``offset`` on, a multiple of 4,096, and opens it.
 
-    ``vectors``: float32 of the shape ``(N, dim)``, in memory of the host, ``dim`` up to 928; they are copied. The index
-    takes a little more than 4 KiB for each. It is valid when this returns, and not before.
+    ``vectors``: float32, float16, bfloat16, int8 or uint8 of the shape ``(N, dim)``, in memory of the host, ``dim`` up to
+    16,288 (one less for ``"inner_product"``); they are copied, as float32. The index takes a little more than 4 KiB for each
+    vector of up to 928 elements, 4 KiB more for each 1,024 elements more. It is valid when this returns, and not before.
 
     ``degree``: neighbours of a node at most, 1 to 64. ``candidates``: of each search while the graph is made, 1 to 1000:
     more make a better graph, more slowly. ``sub_dim``: elements that a byte of code stands for, 1 to ``dim``;
     None: 4, or ``dim`` where that is less.
 
-    ``metric``: by what vectors are compared: ``"euclidean"``, the squared distance, or ``"cosine"``, for which they are
-    divided by their lengths.
+    ``metric``: by what vectors are compared: ``"euclidean"``, the squared distance; ``"cosine"``, for which they are
+    divided by their lengths; or ``"inner_product"``, of which the greatest is the nearest.
 
     ``progress(done, total)`` is called now and then and at the end. What it raises, and Ctrl-C, end the work soon.
 
@@ -212,7 +229,7 @@ def build_index(
     """
     if not isinstance(store, Store):
         raise TypeError(f"store is of the type {type(store).__name__}: use nvme_gpu.open")
-    view = _floats(vectors, "vectors")
+    view, element = _numbers(vectors, "vectors")
     if len(view.shape) != 2:
         raise Usage(f"vectors have the shape {tuple(view.shape)}", "use (N, dim)")
     place = _whole("offset", offset, 0, (1 << 63) - 1)
@@ -220,7 +237,7 @@ def build_index(
     if sub_dim is None:
         sub_dim = min(4, max(1, view.shape[1]))
     shape = (_whole("degree", degree, 0, most), _whole("candidates", candidates, 0, most), _whole("sub_dim", sub_dim, 0, most))
-    started = _native.build_index(store._native, place, view, min(view.shape[1], most), shape, metric)
+    started = _native.build_index(store._native, place, view, min(view.shape[1], most), shape, (metric, element))
     try:
         while not started.wait(None if progress is None else 0.1):
             done, total = started.progress()
@@ -234,11 +251,13 @@ def build_index(
     return SearchIndex(store, offset)
 
 
-def _floats(value: Any, what: str) -> View:
+def _numbers(value: Any, what: str) -> tuple[View, str]:
+    """A view of numbers, and the name of their type."""
     view = _buffers.view(value, what, writable=False)
-    if _dtypes.of_format(view.dtype) != "float32":
-        raise Usage(f"{what} are {_dtypes.of_format(view.dtype)}", "use float32")
-    return view
+    dtype = _dtypes.of_format(view.dtype)
+    if dtype not in _ELEMENTS:
+        raise Usage(f"{what} are {dtype}", f"use one of {', '.join(_ELEMENTS)}")
+    return view, dtype
 
 
 def _new(like: Any, shape: tuple[int, ...], dtype: str, size: int) -> Any:

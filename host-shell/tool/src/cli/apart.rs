@@ -7,7 +7,17 @@ use nvme_host::files::{check_apart, named_by};
 use std::path::PathBuf;
 
 /// Arguments that name outputs of a command.
-const OUTPUTS: [&str; 7] = ["out", "logits", "trace", "plot", "to", "image", "socket"];
+const OUTPUTS: [&str; 9] = [
+    "out",
+    "logits",
+    "trace",
+    "plot",
+    "to",
+    "image",
+    "socket",
+    "out_ids",
+    "out_distances",
+];
 /// Arguments that name inputs of a command; some commands write to the device, too.
 const INPUTS: [&str; 12] = [
     "device",

@@ -7,6 +7,7 @@ pub mod file;
 pub mod hex;
 pub mod images;
 pub mod input;
+pub mod npy;
 pub mod output;
 pub mod progress;
 pub mod say;

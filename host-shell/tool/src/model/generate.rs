@@ -1,7 +1,6 @@
 //! `generate`: text by a model whose weights stream from a drive.
 
-use crate::common::file::Output;
-use crate::common::{check_stop, images, number, output, say, visible};
+use crate::common::{check_stop, images, npy, number, output, say, visible};
 use crate::files::volume;
 use clap::Args;
 use nvme_compute::Tokenizer;
@@ -105,7 +104,7 @@ impl Generate {
         };
         text.end(self.json)?;
         if let Some(path) = &self.logits {
-            write_npy(path, made.len(), &logits)?;
+            npy::write(path, ("<f4", made.len()), &logits, |one| one.to_le_bytes())?;
         }
         self.report(&model, &prompt, &made, &text, &times)
     }
@@ -267,23 +266,6 @@ fn check_begin(manifest: Option<&Manifest>, store: &Store, offset: u64) -> Resul
         Some(manifest) => manifest.check_begin_in(store, offset),
         None => Ok(()),
     }
-}
-
-/// Writes `numbers` in `rows` rows of equal length.
-fn write_npy(path: &Path, rows: usize, numbers: &[f32]) -> Result<()> {
-    let shape = format!("({rows}, {})", numbers.len() / rows);
-    let dict = format!("{{'descr': '<f4', 'fortran_order': False, 'shape': {shape}, }}");
-    // Head and dictionary are a multiple of 64 bytes, with a line feed at the end.
-    let padded = (10 + dict.len() + 1).next_multiple_of(64) - 10;
-    let mut out = Output::create(Some(path))?;
-    out.write(b"\x93NUMPY\x01\x00")?;
-    out.write(&(padded as u16).to_le_bytes())?;
-    out.write(format!("{dict:<width$}\n", width = padded - 1).as_bytes())?;
-    for numbers in numbers.chunks(1 << 16) {
-        let bytes: Vec<u8> = numbers.iter().flat_map(|one| one.to_le_bytes()).collect();
-        out.write(&bytes)?;
-    }
-    out.commit()
 }
 
 /// Returns the question as ChatML has it.

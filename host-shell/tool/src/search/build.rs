@@ -1,11 +1,12 @@
-//! `search build`: an index of generated vectors.
+//! `search build`: an index of vectors of a file, or of generated ones.
 
+use super::input::InputArgs;
 use super::place::Place;
 use crate::common::{WriteArgs, check_stop, images, number, output, progress, say};
 use clap::Args;
 use nvme_compute::search::{
     BuildOptions, HEADER_BYTES, Header, Kind, MOST_DEGREE, MOST_ELEMENTS, Metric, Source, Step,
-    build,
+    Vectors, build,
 };
 use nvme_host::{Error, Result, Store, units};
 use serde_json::json;
@@ -15,7 +16,7 @@ use std::time::{Duration, Instant};
 /// Queues of the CPU.
 const QUEUES: u32 = 8;
 
-/// Make vectors, their graph and its index, and write it; threads of the CPU do it, all of them
+/// Take vectors of a file, or make some, make their graph and its index, and write it; all threads of the CPU do it
 #[derive(Args)]
 pub struct Build {
     /// Where to: a device, or a file (file:PATH, or a path that begins with / or ./), which is made if it is missing
@@ -25,20 +26,23 @@ pub struct Build {
     place: Place,
     #[command(flatten)]
     write: WriteArgs,
+    #[command(flatten)]
+    input: InputArgs,
     /// What the vectors are like: around 256 centres, or evenly spread, the hard case
-    #[arg(long, value_name = "KIND", default_value = "clustered", value_parser = kind)]
+    #[arg(long, value_name = "KIND", default_value = "clustered", value_parser = kind, conflicts_with = "input")]
     vectors: Kind,
     /// Vectors
-    #[arg(long, value_name = "N", default_value_t = 1_000_000, value_parser = number::<u32>(1..=0x7FFF_FFFF))]
+    #[arg(long, value_name = "N", default_value_t = 1_000_000, value_parser = number::<u32>(1..=0x7FFF_FFFF), conflicts_with = "input")]
     count: u32,
-    /// Elements of a vector
-    #[arg(long, value_name = "N", default_value_t = 128, value_parser = number::<u32>(1..=MOST_ELEMENTS.into()))]
-    dim: u32,
-    /// By what vectors are compared: euclidean, or cosine, for which vectors and queries are divided by their lengths
+    /// Elements of a vector: 128 of generated ones when missing; --element needs it
+    #[arg(long, value_name = "N", value_parser = number::<u32>(1..=MOST_ELEMENTS.into()))]
+    dim: Option<u32>,
+    /// By what vectors are compared: euclidean; cosine, for which vectors and queries are divided by their lengths; or
+    /// inner_product, of which the greatest is the nearest
     #[arg(long, value_name = "METRIC", default_value = "euclidean", value_parser = metric)]
     metric: Metric,
     /// Other vectors for another number
-    #[arg(long, value_name = "N", default_value_t = 1, value_parser = number::<u64>(0..=u64::MAX))]
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = number::<u64>(0..=u64::MAX), conflicts_with = "input")]
     seed: u64,
     /// Neighbours of a node at most
     #[arg(long, value_name = "N", default_value_t = MOST_DEGREE, value_parser = number::<u32>(1..=MOST_DEGREE.into()))]
@@ -53,20 +57,33 @@ pub struct Build {
 
 impl Build {
     pub fn run(self) -> Result<()> {
-        let source = Source {
-            kind: self.vectors,
-            seed: self.seed,
-            count: self.count,
-            elements: self.dim,
+        let file = self.input.open(self.dim)?;
+        let begin = Instant::now();
+        let (source, vectors) = match file {
+            // Known before a file is made for the index.
+            Some(file) => {
+                let vectors = file.vectors()?;
+                (Source::given(&vectors), Some(vectors))
+            }
+            None => {
+                let elements = self.dim.unwrap_or(128);
+                let source = Source {
+                    kind: self.vectors,
+                    seed: self.seed,
+                    count: self.count,
+                    elements,
+                };
+                (source, None)
+            }
         };
         let options = BuildOptions {
             degree: self.degree,
             list: self.build_list,
-            sub_elements: self.sub_dim.unwrap_or(self.dim.min(4)),
+            sub_elements: self.sub_dim.unwrap_or(source.elements.min(4)),
             metric: self.metric,
         };
         let created = self.create(&source, options)?;
-        let built = self.build(source, options);
+        let built = self.build((source, vectors), options, begin);
         if let (Err(_), Some(path)) = (&built, created) {
             // The incomplete file is no index.
             let _ = std::fs::remove_file(path);
@@ -74,20 +91,25 @@ impl Build {
         built
     }
 
-    fn build(&self, source: Source, options: BuildOptions) -> Result<()> {
+    fn build(
+        &self,
+        (source, vectors): (Source, Option<Vectors>),
+        options: BuildOptions,
+        begin: Instant,
+    ) -> Result<()> {
         let store = self.store()?;
-        let begin = Instant::now();
-        let vectors = source.vectors()?;
-        let bar = progress::items(2 * u64::from(self.count), "build");
+        let vectors = vectors.map_or_else(|| source.vectors(), Ok)?;
+        let count = u64::from(source.count);
+        let bar = progress::items(2 * count, "build");
         let (mut made, mut in_graph) = (begin.elapsed(), Duration::ZERO);
         let mut hear = |step| {
             check_stop()?;
             match step {
-                Step::Graph(count) => {
+                Step::Graph(done) => {
                     in_graph = begin.elapsed();
-                    bar.set_position(count);
+                    bar.set_position(done);
                 }
-                Step::Write(count) => bar.set_position(u64::from(self.count) + count),
+                Step::Write(done) => bar.set_position(count + done),
             }
             Ok(())
         };
@@ -127,6 +149,7 @@ impl Build {
             centroids_sum: 0,
             codes_sum: 0,
             metric: options.metric,
+            longest: 0.0,
         };
         let bytes = self.place.offset.checked_add(header.bytes_of_index());
         let file = std::fs::File::create_new(path).map_err(Error::file("create", path))?;
@@ -151,21 +174,22 @@ impl Build {
     fn report(&self, header: &Header, store: &Store, times: [Duration; 3]) -> Result<()> {
         let seconds = times.map(|time| time.as_secs_f64());
         let memory = header.centroids_bytes() + header.codes_bytes();
+        let source = header.source;
         if self.place.json {
             return output::json(&json!({
                 "device": store.path().device,
                 "offset": self.place.offset,
-                "vectors": self.vectors.name(), "count": self.count, "dim": self.dim, "seed": self.seed,
-                "metric": header.metric.name(), "degree": self.degree, "build_list": self.build_list, "sub_dim": header.sub_elements,
+                "vectors": source.kind.name(), "count": source.count, "dim": source.elements, "seed": source.seed,
+                "metric": header.metric.name(), "longest": header.longest, "degree": self.degree, "build_list": self.build_list, "sub_dim": header.sub_elements,
                 "bytes": header.bytes_of_index(), "memory_bytes": memory,
                 "vectors_s": seconds[0], "graph_s": seconds[1], "write_s": seconds[2],
             }));
         }
         say::show(&format!(
             "{} {} vectors of {}: {} on {}, {} in memory\nvectors {:.1} s, graph {:.1} s, written in {:.1} s\n",
-            self.count,
-            self.vectors.name(),
-            self.dim,
+            source.count,
+            source.kind.name(),
+            source.elements,
             units::bytes(header.bytes_of_index()),
             store.path().device,
             units::bytes(memory),
@@ -179,7 +203,9 @@ impl Build {
 
 fn metric(text: &str) -> std::result::Result<Metric, String> {
     let found = Metric::of_name(text);
-    found.ok_or_else(|| format!("no metric is called '{text}'; there are euclidean, cosine"))
+    found.ok_or_else(|| {
+        format!("no metric is called '{text}'; there are euclidean, cosine, inner_product")
+    })
 }
 
 fn kind(text: &str) -> std::result::Result<Kind, String> {

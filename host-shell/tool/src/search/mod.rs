@@ -1,6 +1,7 @@
 //! `search`: nearest vectors in a graph whose nodes lie on a drive.
 
 mod build;
+mod input;
 mod place;
 mod query;
 

@@ -1,12 +1,13 @@
 //! `search query`: searches of an index, with reads by the CPU and by a GPU in turns, judged by comparing all vectors.
 
+use super::input::InputArgs;
 use super::place::Place;
-use crate::common::{WriteArgs, check_stop, images, number, output, progress};
+use crate::common::{WriteArgs, check_stop, images, npy, number, output, progress};
 use clap::Args;
 #[cfg(feature = "cuda")]
 use nvme_compute::search::GpuSearch;
 use nvme_compute::search::{
-    Answers, CpuOptions, Index, MOST_BEAM, MOST_LIST, MOST_RESULTS, Parameters, exact,
+    Answers, CpuOptions, Index, Kind, MOST_BEAM, MOST_LIST, MOST_RESULTS, Parameters, exact,
 };
 use nvme_host::bench::median;
 use nvme_host::{Error, Result, Store, StoreOptions, units};
@@ -23,8 +24,7 @@ const MOST_QUEUES: u32 = 16;
 #[cfg(feature = "cuda")]
 const LIMIT: std::time::Duration = std::time::Duration::from_secs(300);
 
-/// Search an index for the nearest vectors of queries that are none of its vectors, and say how many of the nearest were
-/// found; with --gpu by a kernel that reads nodes by itself, and by threads of the CPU, in turns
+/// Search an index for the nearest vectors of queries, of a file or made for it, and say how many of the nearest were found; with --gpu by a kernel that reads nodes by itself, and by threads of the CPU, in turns
 #[derive(Args)]
 pub struct Query {
     /// Device with the index: sim:PATH[?options], vfio:BDF, kmod:BDF, vfio-user:SOCKET, file:PATH
@@ -46,9 +46,17 @@ pub struct Query {
     /// Candidates that are kept, at least as many as results: more find more, and read more
     #[arg(long, value_name = "N", default_value_t = 64, value_parser = number::<u32>(1..=MOST_LIST.into()))]
     list: u32,
-    /// Queries
-    #[arg(long, value_name = "N", default_value_t = 10_000, value_parser = number::<u32>(0..=10_000_000))]
-    queries: u32,
+    #[command(flatten)]
+    input: InputArgs,
+    /// Queries: when missing 10,000, or all of the file's
+    #[arg(long, value_name = "N", value_parser = number::<u32>(0..=10_000_000))]
+    queries: Option<u32>,
+    /// Write the ids that were found to this file: .npy, an array (queries, k) of int64, -1 where there is none
+    #[arg(long, value_name = "FILE")]
+    out_ids: Option<PathBuf>,
+    /// Write their distances to this file: .npy, an array (queries, k) of float32
+    #[arg(long, value_name = "FILE")]
+    out_distances: Option<PathBuf>,
     /// Queries whose results are judged; the others may be as good or bad
     #[arg(long, value_name = "N", default_value_t = 1000, value_parser = number::<u32>(0..=10_000_000))]
     checked: u32,
@@ -100,11 +108,15 @@ impl Query {
         let store = Arc::new(self.store()?);
         let index = Index::open(&store, self.place.offset)?;
         let source = index.header().source;
-        let queries = source.queries(self.queries as usize)?;
-        let checked = self.checked.min(self.queries) as usize;
+        let queries = match self.input.open(Some(source.elements))? {
+            Some(file) => file.numbers(self.queries.unwrap_or(u32::MAX))?,
+            None => source.queries(self.queries.unwrap_or(10_000) as usize)?,
+        };
+        let count = queries.len() / source.elements as usize;
+        let checked = (self.checked as usize).min(count);
         let nearest = self.nearest(&index, &queries[..checked * source.elements as usize])?;
         let (by_cpu, by_gpu) = self.ways(&index, &queries)?;
-        let judged = |way: &Way| self.judged(way, &nearest);
+        let judged = |way: &Way| self.judged(way, count, &nearest);
         let header = index.header();
         let mut all = json!({
             "device": store.path().device,
@@ -112,7 +124,7 @@ impl Query {
             "metric": header.metric.name(), "degree": header.degree, "sub_dim": header.sub_elements,
             "bytes": header.bytes_of_index(), "memory_bytes": index.memory_bytes(),
             "k": self.k, "beam": self.beam, "list": self.list,
-            "queries": self.queries, "checked": checked, "runs": self.runs,
+            "queries": count, "checked": checked, "runs": self.runs,
             "threads": self.threads, "together": self.together,
             "by_cpu": judged(&by_cpu), "by_gpu": null, "same_answers": null,
         });
@@ -128,7 +140,19 @@ impl Query {
             false => show(&all)?,
         }
         by_cpu.answers.check()?;
+        self.write(count, &by_cpu.answers)?;
         by_gpu.map_or(Ok(()), |(way, _)| way.answers.check())
+    }
+
+    /// Writes what was found, of queries that all have results.
+    fn write(&self, queries: usize, answers: &Answers) -> Result<()> {
+        if let Some(path) = &self.out_ids {
+            npy::write(path, ("<i8", queries), &answers.ids, i64::to_le_bytes)?;
+        }
+        if let Some(path) = &self.out_distances {
+            npy::write(path, ("<f4", queries), &answers.distances, f32::to_le_bytes)?;
+        }
+        Ok(())
     }
 
     fn store(&self) -> Result<Store> {
@@ -165,8 +189,13 @@ impl Query {
         }
         let bar = progress::spinner("comparing all vectors");
         let (source, metric) = (index.header().source, index.header().metric);
-        let vectors = source.vectors()?;
-        let vectors = metric.of_vectors(&vectors)?;
+        let vectors = match source.kind {
+            Kind::Given => index.vectors()?,
+            Kind::Clustered | Kind::Uniform => {
+                let longest = index.header().longest;
+                metric.of_vectors(&source.vectors()?, longest)?.into_owned()
+            }
+        };
         let queries = metric.of_queries(queries, source.elements as usize);
         let nearest = exact::nearest(&vectors, &queries, self.k as usize);
         bar.finish_and_clear();
@@ -215,9 +244,9 @@ impl Query {
         Ok((by_cpu, None))
     }
 
-    fn judged(&self, way: &Way, nearest: &[Vec<(u32, f32)>]) -> Value {
+    fn judged(&self, way: &Way, queries: usize, nearest: &[Vec<(u32, f32)>]) -> Value {
         let (answers, k) = (&way.answers, self.k as usize);
-        let rate = f64::from(self.queries) / median(&way.seconds);
+        let rate = queries as f64 / median(&way.seconds);
         let reads = answers.reads_per_query();
         let recall = exact::recall(nearest, &answers.ids, &answers.distances, k);
         json!({

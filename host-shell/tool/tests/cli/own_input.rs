@@ -17,7 +17,7 @@ fn safetensors(bytes: usize) -> Vec<u8> {
 }
 
 /// Each command that has an output beside an input, with `IN` and `OUT` in place of their names.
-const COMMANDS: [&[&str]; 14] = [
+const COMMANDS: [&[&str]; 16] = [
     &["manifest", "IN", "-o", "OUT"],
     &["manifest", "file:IN", "--offset", "0", "-o", "OUT"],
     &["generate", "IN", "-p", "x", "--logits", "OUT"],
@@ -58,6 +58,8 @@ const COMMANDS: [&[&str]; 14] = [
         "IN",
         "--allow-write",
     ],
+    &["search", "build", "--input", "IN", "--out", "file:OUT"],
+    &["search", "query", "-d", "file:IN", "--out-ids", "OUT"],
 ];
 
 #[test]

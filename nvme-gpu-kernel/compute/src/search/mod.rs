@@ -2,7 +2,8 @@
 //! and the order of candidates. The kernel, the reference on the CPU and the stand-in of CUDA use the same
 //! words.
 //!
-//! A node is [`NODE_BYTES`] bytes, a row of a table, in 32-bit words, little endian:
+//! A node is a row of a table, as many blocks of [`NODE_BLOCK`] bytes as its vector needs ([`node_bytes`]), in words of 32
+//! bits, little endian:
 //!
 //! | words | content |
 //! | --- | --- |
@@ -26,10 +27,10 @@ pub mod walk;
 
 use nvme_gpu_kernel::rows::Gather;
 
-/// Bytes of a node.
-pub const NODE_BYTES: u64 = 4096;
-/// Words of a node.
-pub const NODE_WORDS: usize = NODE_BYTES as usize / 4;
+/// Bytes of a block of a node.
+pub const NODE_BLOCK: u64 = 4096;
+/// Blocks of a node at most.
+pub const MOST_NODE_BLOCKS: u64 = 16;
 /// Limit of the neighbours of a node.
 pub const MOST_DEGREE: u32 = 64;
 /// Id of an unused neighbour.
@@ -37,7 +38,7 @@ pub const NONE: u32 = u32::MAX;
 /// Limit of the nodes of an index: an id takes 31 bits of a [`key`].
 pub const MOST_NODES: u64 = (1 << 31) - 1;
 /// Limit of the elements of a vector.
-pub const MOST_ELEMENTS: u32 = (NODE_WORDS - word::VECTOR) as u32;
+pub const MOST_ELEMENTS: u32 = (MOST_NODE_BLOCKS * NODE_BLOCK / 4) as u32 - word::VECTOR as u32;
 /// Centroids of a subspace: a code is a byte.
 pub const CENTROIDS: u32 = 256;
 /// Limit of the candidates of a query.
@@ -68,6 +69,11 @@ pub mod code {
     pub const WRONG_NODE: i32 = -20;
     /// An element of the query is not finite.
     pub const BAD_QUERY: i32 = -21;
+}
+
+/// Returns the bytes of a node whose vector has `elements` elements: whole blocks.
+pub const fn node_bytes(elements: u32) -> u64 {
+    ((word::VECTOR as u64 + elements as u64) * 4).next_multiple_of(NODE_BLOCK)
 }
 
 /// Returns the term that word `index` of a node adds to its checksum.

@@ -3,9 +3,7 @@
 //!
 //! Every sum is computed in the order of the kernel's lanes, so that distances have the same bits.
 
-use super::{
-    CENTROIDS, EXPANDED, MOST_DEGREE, NO_KEY, NODE_WORDS, code, distance_of, id_of, key, term, word,
-};
+use super::{CENTROIDS, EXPANDED, MOST_DEGREE, NO_KEY, code, distance_of, id_of, key, term, word};
 use std::collections::BTreeSet;
 
 /// Lanes of a warp.
@@ -92,17 +90,20 @@ impl Quantised<'_> {
 /// A drive may return an old or damaged block without an error, so id, tag and checksum are compared before
 /// any neighbour is followed.
 pub struct Node<'n> {
-    words: &'n [u32; NODE_WORDS],
+    words: &'n [u32],
     elements: usize,
 }
 
 impl<'n> Node<'n> {
     /// Checks the words as node `id` of an index; `None` if they are not that node.
-    pub fn of(words: &'n [u32; NODE_WORDS], id: u32, index: &Quantised<'_>) -> Option<Self> {
+    pub fn of(words: &'n [u32], id: u32, index: &Quantised<'_>) -> Option<Self> {
         let node = Self {
             words,
             elements: index.elements,
         };
+        if words.len() < word::VECTOR + index.elements {
+            return None;
+        }
         let is_it = words[word::ID] == id
             && words[word::TAG] == index.tag
             && words[word::DEGREE] <= MOST_DEGREE
@@ -124,7 +125,10 @@ impl<'n> Node<'n> {
 }
 
 /// Returns the checksum of a node's words.
-pub fn sum_of(words: &[u32; NODE_WORDS], elements: usize) -> u32 {
+///
+/// # Panics
+/// For fewer words than a node with that many elements has.
+pub fn sum_of(words: &[u32], elements: usize) -> u32 {
     let (head, vector) = (0..word::SUM, word::VECTOR..word::VECTOR + elements);
     let terms = head.chain(vector).map(|at| term(at as u32, words[at]));
     terms.fold(0, u32::wrapping_add)
@@ -191,7 +195,7 @@ impl<'i> Walk<'i> {
     ///
     /// # Errors
     /// [`code::WRONG_NODE`].
-    pub fn take(&mut self, id: u32, words: &[u32; NODE_WORDS]) -> Result<(), i32> {
+    pub fn take(&mut self, id: u32, words: &[u32]) -> Result<(), i32> {
         let node = Node::of(words, id, &self.index).ok_or(code::WRONG_NODE)?;
         let far = distance(&node.vector(), self.query);
         self.results.insert(key(far, id));
@@ -225,6 +229,7 @@ impl<'i> Walk<'i> {
 
 #[cfg(test)]
 mod tests {
+    use super::super::{MOST_ELEMENTS, node_bytes};
     use super::*;
 
     #[test]
@@ -253,8 +258,14 @@ mod tests {
     }
 
     #[test]
+    fn a_node_takes_whole_blocks() {
+        let bytes = [1, 928, 929, 1952, 1953, MOST_ELEMENTS].map(node_bytes);
+        assert_eq!(bytes, [4096, 4096, 8192, 8192, 12_288, 65_536]);
+    }
+
+    #[test]
     fn each_bit_of_a_node_counts() {
-        let mut words = [0u32; NODE_WORDS];
+        let mut words = [0u32; 1024];
         words[word::ID] = 3;
         words[word::DEGREE] = 1;
         words[word::TAG] = 77;
@@ -281,6 +292,11 @@ mod tests {
                 words[at] ^= 1 << bit;
             }
         }
+        let longer = Quantised {
+            elements: 929,
+            ..index
+        };
+        assert!(Node::of(&words, 3, &longer).is_none(), "a node cut short");
         let few = Quantised { nodes: 2, ..index };
         assert!(
             Node::of(&words, 3, &few).is_none(),

@@ -155,7 +155,7 @@ impl<'c> Bench<'c> {
     ) -> Result<Option<Value>> {
         let row = u64::from(self.table.row_bytes);
         let hops = (self.job.most_bytes / row / u64::from(count)).min(self.job.hops.into());
-        if !self.rows.reads_by_lanes(&self.table) || hops == 0 {
+        if self.rows.reading_lanes(&self.table) < 32 || hops == 0 {
             return Ok(None);
         }
         let mut chain = Chain {

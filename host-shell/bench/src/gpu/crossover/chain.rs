@@ -217,7 +217,7 @@ impl Chain<'_> {
             let kernel = (&memory.module, memory.follow);
             let stream = memory.stream.handle();
             self.rows
-                .read_by_warps(&self.table, chunks, kernel, argument, stream)?
+                .read_by_warps(&self.table, (chunks, 32), kernel, argument, stream)?
         };
         let mut wait = Wait::begin();
         while !pending.is_done() {

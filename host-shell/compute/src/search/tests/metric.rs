@@ -1,4 +1,4 @@
-//! Indexes that compare by the angle.
+//! Indexes that compare by the angle, and by the inner product.
 
 use super::*;
 
@@ -64,12 +64,100 @@ fn an_index_of_angles_finds_what_points_the_same_way() {
         .unwrap();
     assert_eq!(zero.codes, [code::BAD_QUERY]);
     let none = Vectors::new(2, vec![1.0, 1.0, 0.0, -0.0]).unwrap();
-    let refused = Metric::Cosine.of_vectors(&none).unwrap_err().to_string();
+    let refused = Metric::Cosine
+        .of_vectors(&none, 0.0)
+        .unwrap_err()
+        .to_string();
     assert!(refused.contains("vector 1 has no direction"), "{refused}");
     let mut head = index.header().bytes();
-    head[64] = 2;
+    head[64] = 3;
     let sum = checksum(&head[..72]);
     head[72..80].copy_from_slice(&sum.to_le_bytes());
     let refused = Header::parse(&head).unwrap_err();
-    assert!(refused.contains("a metric of the number 2"), "{refused}");
+    assert!(refused.contains("a metric of the number 3"), "{refused}");
+}
+
+#[test]
+fn an_index_of_inner_products_finds_the_greatest() {
+    let source = source(Kind::Clustered, 3_000, 24);
+    let store = store("sim:mem?size=32MiB&block=4096");
+    let vectors = source.vectors().unwrap();
+    // Long vectors have great products though they are far away.
+    let each = vectors.all().chunks(24).enumerate();
+    let scaled = each.flat_map(|(at, vector)| {
+        let scale = 0.5 + (at % 40) as f32 / 40.0;
+        vector.iter().map(move |x| x * scale)
+    });
+    let scaled = Vectors::new(24, scaled.collect()).unwrap();
+    let options = BuildOptions {
+        metric: Metric::InnerProduct,
+        ..small()
+    };
+    let index = built(&store, 0, Source::given(&scaled), &scaled, options);
+    let header = *index.header();
+    assert_eq!((header.elements(), header.source.elements), (25, 24));
+    let queries: Vec<f32> = source
+        .queries(50)
+        .unwrap()
+        .iter()
+        .map(|x| x * 9.0)
+        .collect();
+    let parameters = Parameters {
+        list: 128,
+        ..Parameters::default()
+    };
+    let search = |queries: &[f32]| {
+        let answers = index.search(queries, parameters, CpuOptions::default());
+        answers.unwrap()
+    };
+    let answers = search(&queries);
+    answers.check().unwrap();
+    let product = |a: &[f32], b: &[f32]| -> f64 {
+        let each = a.iter().zip(b);
+        each.map(|(a, b)| f64::from(*a) * f64::from(*b)).sum()
+    };
+    let mut right = 0;
+    let each = answers.ids.chunks(10).zip(answers.distances.chunks(10));
+    for (query, (ids, distances)) in queries.chunks(24).zip(each) {
+        let length = product(query, query).sqrt() * f64::from(header.longest);
+        let mut all: Vec<f64> = (0..3_000)
+            .map(|id| product(query, scaled.get(id)))
+            .collect();
+        for (id, far) in ids.iter().zip(distances) {
+            let expected = 2.0 - 2.0 * all[*id as usize] / length;
+            assert!(
+                (f64::from(*far) - expected).abs() < 1e-4,
+                "{far} {expected}"
+            );
+        }
+        all.sort_by(|a, b| b.total_cmp(a));
+        let found = ids.iter().map(|id| product(query, scaled.get(*id as u32)));
+        right += found.filter(|found| *found >= all[9] - 1e-3).count();
+    }
+    assert!(right >= 475, "{right} of 500");
+    // To a query of zeros all are equally near.
+    assert_eq!(search(&[0.0; 24]).codes, [0]);
+    assert_eq!(search(&[f32::INFINITY; 24]).codes, [code::BAD_QUERY]);
+    let stored = index.vectors().unwrap();
+    let lengths = stored.all().chunks(25).map(|one| product(one, one));
+    assert!(
+        lengths
+            .into_iter()
+            .all(|length| (length - 1.0).abs() < 1e-5)
+    );
+}
+
+#[test]
+fn lengths_that_no_inner_product_has_are_refused() {
+    let metric = Metric::InnerProduct;
+    let long = Vectors::new(2, vec![3e38, 3e38]).unwrap();
+    let refused = metric.longest(&long).unwrap_err().to_string();
+    assert!(refused.contains("above the greatest f32"), "{refused}");
+    let zeros = Vectors::new(2, vec![0.0; 6]).unwrap();
+    let longest = metric.longest(&zeros).unwrap();
+    let stored = metric.of_vectors(&zeros, longest).unwrap();
+    assert_eq!(stored.get(2), [0.0, 0.0, 1.0]);
+    let wide = Vectors::new(MOST_ELEMENTS, vec![1.0; MOST_ELEMENTS as usize]).unwrap();
+    let longest = metric.longest(&wide).unwrap();
+    assert!(metric.of_vectors(&wide, longest).is_err());
 }
