@@ -8,6 +8,9 @@ use crate::rows::Gather;
 
 /// The sizes of a copy: the bytes of a row and the unit of copying; with the lane's number, which may be
 /// opaque to the compiler.
+///
+/// Larger units take fewer instructions; the host computes the largest unit that divides every address and
+/// length of the launch once, so that no lane has to look.
 #[derive(Clone, Copy)]
 pub struct Shape {
     pub row_bytes: u32,

@@ -15,6 +15,9 @@ pub mod pattern {
 }
 
 /// The parameters of a launch: its work, and the memory that it uses.
+///
+/// Fields that a kernel does not use may be 0; each kernel's doc says which memory it needs beyond the
+/// queues.
 #[derive(Clone, Copy, Debug, Default)]
 #[repr(C)]
 pub struct Launch {
@@ -79,6 +82,9 @@ pub struct Launch {
 }
 
 /// An event of a command, with its time.
+///
+/// Records are written when the thread sees the event, so the records of one command are in order, those of
+/// several threads are not.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(C)]
 pub struct Traced {

@@ -196,6 +196,9 @@ pub fn value(format: Format, index: u32, at: impl Fn(u32) -> u8) -> f32 {
 
 /// Converts the elements of `from`, which are whole blocks, into `out`, which has exactly the room for them;
 /// returns false, and does nothing, for other lengths.
+///
+/// The GPU's conversion after a gather uses the same functions for each element, so host and GPU agree bit
+/// for bit.
 pub fn widen(format: Format, wide: Wide, from: &[u8], out: &mut [u8]) -> bool {
     let bytes = wide.bytes() as usize;
     let wanted = format.elements(from.len() as u64);

@@ -1,6 +1,9 @@
 //! Conversion of `f32` to 16-bit formats, rounded to the nearest, ties to even.
 
 /// Converts to IEEE 754 binary16.
+///
+/// Values too large become infinities, values too small become subnormal numbers or zeros of the same sign,
+/// and every NaN becomes a quiet NaN.
 #[inline(always)]
 pub fn f16_of_f32(value: f32) -> u16 {
     let bits = value.to_bits();

@@ -28,6 +28,9 @@ pub const BINS: u32 = 256;
 pub const LANE_BINS: u32 = BINS / 32;
 
 /// Parameters of the kernel that summarises pages in GPU memory.
+///
+/// Argument of `nvme_page_summaries`. Summaries of other pages are kept, so only new or changed pages have to
+/// be listed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(C)]
 pub struct SummarisePages {
@@ -54,6 +57,9 @@ pub struct SummarisePages {
 }
 
 /// Parameters of the kernels that select pages for each head of keys and values of each sequence.
+///
+/// Argument of `nvme_score_pages` and then of `nvme_choose_pages`, on one stream. Heads with at most `keep`
+/// pages get all of them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(C)]
 pub struct ChoosePages {

@@ -112,6 +112,9 @@ impl Policy {
 
 /// Parameters of the router: selects for each of `tokens` tokens the `choices` experts with the largest
 /// logits, of equal ones the first.
+///
+/// Argument of `nvme_moe_route`. Every choice starts with the slot [`NO_SLOT`]; the lookup that comes next
+/// replaces it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(C)]
 pub struct Route {
@@ -133,6 +136,9 @@ pub struct Route {
 
 /// Parameters of the cache lookup: finds each selected expert in the cache, or assigns a slot and lists the
 /// reads into it.
+///
+/// Argument of `nvme_moe_admit`, in which a single warp works; the kernels after it in the step get the same
+/// words again, inside their own arguments.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(C)]
 pub struct Admit {
@@ -184,6 +190,9 @@ pub struct Settle {
 
 /// Parameters of `y[pair] = W x` with a matrix of the pair's expert; the result is NaN if the expert is not
 /// loaded.
+///
+/// Argument of the `nvme_moe_product` kernels, which differ in the formats that they multiply and in the
+/// order of their loads, not in the result's meaning.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(C)]
 pub struct Product {
@@ -209,6 +218,9 @@ pub struct Product {
 
 /// Parameters of `y[token] = sum of weight * x[pair]` over the pairs of a token in their order, added to `y`
 /// if `adds` is 1.
+///
+/// Argument of `nvme_moe_join`. The order of the additions is fixed, so the same inputs give the same bits in
+/// every run.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(C)]
 pub struct Join {

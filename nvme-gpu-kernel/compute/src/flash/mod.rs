@@ -159,6 +159,9 @@ impl Vectors {
 
 /// Parameters of attention: `query_tokens` queries a head over `key_tokens` keys. Queries without a key get
 /// zeros.
+///
+/// Argument of every kernel of this module. The three kernels of the first step run in order on one stream
+/// and share the workspace; the others need a workspace only if the keys are split.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 #[repr(C)]
 pub struct Flash {

@@ -35,6 +35,9 @@ pub const STRIP_ROWS: u32 = 2 * TILE_ROWS;
 pub const STAGES: u32 = 3;
 
 /// Parameters of a product of halves in GPU memory, and the assignment of its tiles to blocks.
+///
+/// Argument of `nvme_gemm` and `nvme_gemm_clear`. Tokens and rows may be any number: the tiles at the edges
+/// of `y` are cut.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(C)]
 pub struct Gemm {

@@ -112,6 +112,9 @@ pub const fn cross_bytes(rows: u32) -> u32 {
 }
 
 /// Parameters of `y = act(x W^T + b)`. Numbers are `f32`, or halves in the mixed kernels.
+///
+/// Argument of the kernels of the forward pass. A training step keeps `sums` for the backward pass; inference
+/// passes 0 for it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(C)]
 pub struct Forward {
@@ -136,6 +139,9 @@ pub struct Forward {
 }
 
 /// Parameters of the gradients of [`Forward`], all in `f32`.
+///
+/// Argument of the kernels of the backward pass. A gradient whose address is 0 is not computed, which saves
+/// its product.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(C)]
 pub struct Backward {

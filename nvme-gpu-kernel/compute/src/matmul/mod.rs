@@ -31,6 +31,9 @@ pub const PTX: &str = include_str!("../../matmul.ptx");
 pub const SM90A_PTX: &str = include_str!("../../matmul_sm90a.ptx");
 
 /// The tile of a kernel, and the parameters of its launch.
+///
+/// The host launches [`count`](Self::count) blocks of this shape; a launch with other threads or less shared
+/// memory is an error that the kernels do not detect.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Tile {
     /// Rows of the result.
@@ -97,6 +100,9 @@ pub const MMA: Tile = Tile {
 };
 
 /// Parameters of a product of matrices that are stored row by row.
+///
+/// Strides may be larger than the rows. If all rows begin at multiples of 16 bytes the kernels copy 16 bytes
+/// at once; otherwise they are correct, but slower.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(C)]
 pub struct Matmul {
