@@ -24,6 +24,7 @@ mod stress;
 mod test;
 mod tools;
 mod witness;
+mod wording;
 mod write_cache;
 
 use process::Failure;
@@ -32,8 +33,8 @@ use std::process::ExitCode;
 const USAGE: &str = "\
 usage: cargo xtask <command>
 
-  check              formatting, clippy, unit tests of core, simulator and host library: before every
-                     commit; installs nothing
+  check              formatting, the rates of tests/wording.txt, clippy, unit tests of core, simulator and host
+                     library: before every commit; installs nothing
   test [--ci] [--list | STAGE...]
                      install what is missing (as root), then run everything or the named stages:
                      formatting, clippy, tests, docs, feature matrix, loom, PTX, fuzzing, demo, guests.

@@ -6,7 +6,7 @@ mod programs;
 use crate::process::{Failure, cargo, cargo_test, check, output};
 use crate::report::Counts;
 use crate::{
-    background, fuzz, guest, loom, model, packages, planted, ptx, python, simulate, stress,
+    background, fuzz, guest, loom, model, packages, planted, ptx, python, simulate, stress, wording,
 };
 use background::Background;
 use std::path::Path;
@@ -303,6 +303,7 @@ fn unit_tests() -> Result<Counts, Failure> {
 fn formatting() -> Result<Counts, Failure> {
     check(cargo().args(["fmt", "--all", "--check"]))?;
     check(cargo().args(["fmt", "--manifest-path", "fuzz/Cargo.toml", "--check"]))?;
+    wording::check()?;
     Ok(Counts::PASSED)
 }
 
