@@ -147,7 +147,7 @@ impl VectorFile {
     /// Elements alone.
     fn set_raw(&mut self, raw: RawVectors, bytes: u64) -> Result<()> {
         let vector = u64::from(raw.elements) * raw.element.bytes() as u64;
-        if vector == 0 || bytes % vector != 0 {
+        if vector == 0 || !bytes.is_multiple_of(vector) {
             let cause = format!(
                 "its {bytes} bytes are no whole vectors of {} elements of {}",
                 raw.elements,
