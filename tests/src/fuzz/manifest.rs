@@ -7,7 +7,7 @@ pub fn manifest(bytes: &[u8]) {
     let read = match Manifest::parse(bytes) {
         Ok(read) => read,
         Err(Error::Usage { cause, remedy }) => {
-            assert!(cause.starts_with("not a manifest: ") && !remedy.is_empty());
+            assert!(cause.starts_with("this is not a manifest: ") && !remedy.is_empty());
             return;
         }
         Err(other) => panic!("{other}"),
