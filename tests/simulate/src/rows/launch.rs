@@ -22,6 +22,9 @@ const CANARY: u64 = 0xA5A5_A5A5_A5A5_A5A5;
 /// log2 of the bytes of a piece of a range.
 const PIECE_SHIFT: u32 = BLOCK_BYTES.trailing_zeros() + 1;
 
+/// Rows that a warp writes together: commands of neighbours lie within them.
+const CHUNK_ROWS: usize = 32;
+
 /// What a launch does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Work {
@@ -90,6 +93,14 @@ impl Launch {
     pub fn code(&self, index: usize) -> Option<i32> {
         let code = self.codes[index].load(Order::Relaxed, Scope::Gpu);
         (code != NO_CODE).then_some(code as i32)
+    }
+
+    /// Returns true if row `index` and the one before it may have been one command, and both have `code`.
+    fn is_neighbour(&self, index: usize, code: i32) -> bool {
+        let is_first = index.is_multiple_of(CHUNK_ROWS);
+        !is_first
+            && self.ids[index - 1].checked_add(1) == Some(self.ids[index])
+            && self.code(index - 1) == Some(code)
     }
 
     pub fn codes(&self) -> impl Iterator<Item = Option<i32>> {
@@ -323,9 +334,14 @@ impl World<'_> {
         self.counts.rows += 1;
         match code {
             1.. => {
-                self.statuses = self.statuses.checked_sub(1).ok_or_else(|| {
-                    format!("row {row} has a status, and no command of it failed")
-                })?;
+                // Neighbours of a scatter that were one command keep its status where a recovery has shut the
+                // gate before they were sent again one by one.
+                let is_shared = launch.work == Work::Scatter && launch.is_neighbour(row, code);
+                if !is_shared {
+                    self.statuses = self.statuses.checked_sub(1).ok_or_else(|| {
+                        format!("row {row} has the status {code:#x}, and no command of it failed")
+                    })?;
+                }
                 self.counts.failed += 1;
             }
             code::GONE => self.counts.gone += 1,
