@@ -449,7 +449,7 @@ def test_what_cannot_be_experts_is_named(place, cuda):
         for words, cause in [
             (([], {}), "0 layers"),
             (([[(0, "f32")] * 2], {}), "layer 0 has 2 matrices"),
-            ((good, {"choices": 6}), "5 experts, 6 a token"),
+            ((good, {"choices": 6}), "5 experts with 6 chosen"),
             ((good, {"width": 33}), "multiples of"),
             ((good, {"choices": 0}), "choices is 0"),
             (([[(1, "f32")] * 3], {}), "even offsets"),
