@@ -67,8 +67,8 @@ impl Stored {
             Self::Q4_0 => "q4_0",
             Self::Q4_1 => "q4_1",
             Self::Q8_0 => "q8_0",
-            Self::Q4K => "q4_k",
-            Self::Q6K => "q6_k",
+            Self::Q4K => "q4k",
+            Self::Q6K => "q6k",
             Self::Bf16 => "bf16",
         }
     }

@@ -123,7 +123,7 @@ impl GemvArgs {
         };
         let times = gathered(store, &GatheredJob { matrix: job, ids })?;
         let mut line = self.line(store, &job, &times, rest);
-        line["case"] = format!("gemv_ids_{stored:?}").to_lowercase().into();
+        line["case"] = format!("gemv_ids_{}", stored.name()).into();
         line["ids"] = ids.into();
         Ok(line)
     }
@@ -161,7 +161,7 @@ impl GemvArgs {
         };
         let limit = times.limit_bytes as f64 / median(&times.limit) / 1e9;
         Ok(json!({
-            "case": format!("gemm_{stored:?}").to_lowercase(),
+            "case": format!("gemm_{}", stored.name()),
             "gpu": store.gpu().map(|gpu| gpu.describe()),
             "device": store.path().device,
             "tokens": tokens, "rows": rows, "columns": columns, "bytes": times.bytes,
@@ -187,7 +187,7 @@ impl GemvArgs {
         let limit = times.limit_bytes as f64 / median(&times.limit) / 1e9;
         let streamed = rate(&times.streamed);
         json!({
-            "case": format!("gemv_{:?}", job.stored).to_lowercase(),
+            "case": format!("gemv_{}", job.stored.name()),
             "gpu": store.gpu().map(|gpu| gpu.describe()),
             "device": store.path().device,
             "rows": job.rows, "columns": job.columns, "bytes": times.bytes,

@@ -95,7 +95,7 @@ pub fn to_json(machine: &Machine, job: &Job, report: &Report) -> Value {
     json!({
         "pipeline": job.name.name(), "name": job.name.in_one_word(),
         "gpu": machine.gpu, "device": machine.device, "path": machine.path,
-        "stored": format!("{:?}", shape.stored).to_lowercase(),
+        "stored": shape.stored.name(),
         "rows": shape.rows, "columns": shape.columns, "vectors": shape.vectors, "parts": shape.parts,
         "buffers": shape.buffers, "part_bytes": shape.part_bytes(), "readers": job.readers, "seed": job.seed,
         "ways": report.ways.iter().map(way).collect::<Vec<_>>(),
