@@ -22,9 +22,6 @@ const CANARY: u64 = 0xA5A5_A5A5_A5A5_A5A5;
 /// log2 of the bytes of a piece of a range.
 const PIECE_SHIFT: u32 = BLOCK_BYTES.trailing_zeros() + 1;
 
-/// Rows that a warp writes together: commands of neighbours lie within them.
-const CHUNK_ROWS: usize = 32;
-
 /// What a launch does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Work {
@@ -95,12 +92,19 @@ impl Launch {
         (code != NO_CODE).then_some(code as i32)
     }
 
-    /// Returns true if row `index` and the one before it may have been one command, and both have `code`.
+    /// Returns true if row `index` of a scatter may have been in one command with the row written before it in
+    /// its chunk, and both have `code`. Rows whose id comes again later are not written and lie between.
     fn is_neighbour(&self, index: usize, code: i32) -> bool {
-        let is_first = index.is_multiple_of(CHUNK_ROWS);
-        !is_first
-            && self.ids[index - 1].checked_add(1) == Some(self.ids[index])
-            && self.code(index - 1) == Some(code)
+        let chunk = self.rows.lanes as usize;
+        let first = index - index % chunk;
+        let mut earlier = (first..index).rev();
+        let before = earlier.find(|at| {
+            let id = self.ids[*at];
+            self.rows.place(id).is_some() && !self.ids[at + 1..].contains(&id)
+        });
+        before.is_some_and(|at| {
+            self.ids[at].checked_add(1) == Some(self.ids[index]) && self.code(at) == Some(code)
+        })
     }
 
     pub fn codes(&self) -> impl Iterator<Item = Option<i32>> {
