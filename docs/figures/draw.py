@@ -124,7 +124,7 @@ FIGURES = {
             (16, 100, 116, 74, "library", ["Python", "nvme_gpu,", "its _native"]),
             (148, 100, 116, 74, "library", ["Tool", "nvme-gpu"]),
             (280, 100, 116, 74, "library", ["C", "nvme_gpu.h,", "compat, fio"]),
-            (16, 202, 248, 56, "library", ["nvme-compute", "models, search, experts, products"]),
+            (16, 202, 248, 56, "library", ["nvme-models, nvme-search,", "nvme-course, over nvme-compute"]),
             (424, 202, 340, 56, "gpu", ["nvme-compute-kernel", "kernels that compute, and their CPU references"]),
             (16, 286, 380, 52, "library", ["nvme-host", "one name for the crates below it"]),
             (16, 362, 116, 70, "library", ["nvme-files", "tensors, ext4,", "layers"]),

@@ -13,8 +13,8 @@
 mod arguments;
 
 use arguments::Arguments;
+use nvme_compute::random_weights::{self, Stored};
 use nvme_compute::steps::Steps;
-use nvme_compute::synthetic::{self, Stored};
 use nvme_compute_kernel::Gemv;
 use nvme_host::bench::median;
 use nvme_host::cuda::{DeviceMemory, Event, Gpu, Stream};
@@ -89,13 +89,13 @@ impl Case {
         let (x, y) = (memory(columns as usize * 4)?, memory(rows as usize * 4)?);
         // As many rows as are checked, again and again.
         let mut first = vec![0; row_bytes as usize * CHECKED.min(rows as usize)];
-        synthetic::fill(stored, 1, &mut first);
+        random_weights::fill(stored, 1, &mut first);
         for at in (0..bytes).step_by(first.len().max(1)) {
             let count = first.len().min(bytes - at);
             weights.upload(at, &first[..count])?;
         }
         let mut numbers = vec![0; columns as usize * 4];
-        synthetic::fill(Stored::F32, 2, &mut numbers);
+        random_weights::fill(Stored::F32, 2, &mut numbers);
         x.upload(0, &numbers)?;
         let vector = numbers.as_chunks::<4>().0.iter();
         Ok(Self {

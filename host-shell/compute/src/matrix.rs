@@ -238,7 +238,7 @@ impl Matrix {
 }
 
 /// Computes the products of `x` and each row of `bytes`, one for each of `y`.
-pub(crate) fn product(stored: Stored, bytes: &[u8], x: &[f32], y: &mut [f32]) {
+pub fn product(stored: Stored, bytes: &[u8], x: &[f32], y: &mut [f32]) {
     let row_bytes = bytes.len() / y.len().max(1);
     let parts = y
         .par_chunks_mut(ROWS)
@@ -253,7 +253,7 @@ pub(crate) fn product(stored: Stored, bytes: &[u8], x: &[f32], y: &mut [f32]) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::synthetic;
+    use crate::random_weights;
     use nvme_host::StoreOptions;
 
     /// Rows that are read in several parts, against each row by itself.
@@ -268,7 +268,7 @@ mod tests {
         ] {
             let matrix = Matrix::new(&store, offset, stored, rows, columns).unwrap();
             let mut bytes = vec![0; matrix.bytes() as usize];
-            synthetic::fill(stored, 3, &mut bytes);
+            random_weights::fill(stored, 3, &mut bytes);
             store.write_at(offset, &bytes).unwrap();
             let x: Vec<f32> = (0..columns).map(|at| (at % 13) as f32 - 6.0).collect();
             let each = bytes.chunks_exact(matrix.row_bytes as usize);

@@ -1,8 +1,8 @@
 //! Errors of the library as exceptions of Python. Their classes are in `nvme_gpu/_errors.py`.
 
-use nvme_compute::search;
 use nvme_host::Error;
 use nvme_host::store::status;
+use nvme_search as search;
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
 

@@ -10,11 +10,11 @@ use crate::operation::Operation;
 use crate::store::Store;
 use crate::view::{Memory, View};
 use crate::wait;
-use nvme_compute::search::{
+use nvme_host::Error;
+use nvme_search::{
     self, Answers, BuildOptions, CpuOptions, ElementType, GpuSearch, Header, Index, Metric,
     Parameters, Request, Source, Step, Vectors,
 };
-use nvme_host::Error;
 use pyo3::prelude::*;
 use std::ops::ControlFlow;
 use std::sync::Arc;

@@ -3,8 +3,8 @@
 //!
 //! Each kernel takes one argument of this crate by value. Addresses are device addresses, matrices are stored
 //! row by row, and every number other than weights is `f32`. Blocks have [`BLOCK_THREADS`] threads; any
-//! number of blocks is correct. `cargo xtask ptx` compiles them for the GPU; `nvme_compute` launches them,
-//! and has each for the CPU.
+//! number of blocks is correct. `cargo xtask ptx` compiles them for the GPU; `nvme_compute`, `nvme_models`,
+//! `nvme_search` and `nvme_course` launch them, and have each for the CPU.
 //!
 //! A parameter named after a memory range is its device address, unless it says otherwise. The crate launches
 //! nothing and allocates nothing.
@@ -94,37 +94,37 @@ use nvme_gpu_kernel::rows::Gather;
 
 /// The kernels as PTX, for any GPU from sm_80 on; `cargo xtask ptx --refresh` writes it.
 #[cfg(not(target_arch = "nvptx64"))]
-pub const PTX: &str = include_str!("../compute.ptx");
+pub const PTX: &str = include_str!("../ptx/compute.ptx");
 
 /// `nvme_gemv_streamed` and `nvme_gemv_gathered` as PTX, as [`PTX`] is; apart, since they contain the queues'
 /// code and need its registers.
 #[cfg(not(target_arch = "nvptx64"))]
-pub const STREAMED_PTX: &str = include_str!("../streamed.ptx");
+pub const STREAMED_PTX: &str = include_str!("../ptx/streamed.ptx");
 
 /// The kernels of [`gemm`] as PTX, as [`PTX`] is.
 #[cfg(not(target_arch = "nvptx64"))]
-pub const GEMM_PTX: &str = include_str!("../gemm.ptx");
+pub const GEMM_PTX: &str = include_str!("../ptx/gemm.ptx");
 
 /// `nvme_attention_paged` and `nvme_attention_join` as PTX, as [`PTX`] is.
 #[cfg(not(target_arch = "nvptx64"))]
-pub const PAGED_PTX: &str = include_str!("../paged.ptx");
+pub const PAGED_PTX: &str = include_str!("../ptx/paged.ptx");
 /// `nvme_page_summaries`, `nvme_score_pages` and `nvme_choose_pages` as PTX, as [`PTX`] is.
 #[cfg(not(target_arch = "nvptx64"))]
-pub const CHOOSE_PTX: &str = include_str!("../choose.ptx");
+pub const CHOOSE_PTX: &str = include_str!("../ptx/choose.ptx");
 /// `nvme_search` as PTX, as [`PTX`] is.
 #[cfg(not(target_arch = "nvptx64"))]
-pub const SEARCH_PTX: &str = include_str!("../search.ptx");
+pub const SEARCH_PTX: &str = include_str!("../ptx/search.ptx");
 
 /// The kernels of [`experts`] as PTX, as [`PTX`] is.
 #[cfg(not(target_arch = "nvptx64"))]
-pub const EXPERTS_PTX: &str = include_str!("../experts.ptx");
+pub const EXPERTS_PTX: &str = include_str!("../ptx/experts.ptx");
 
 /// The kernels of [`flash`] as PTX, as [`PTX`] is.
 #[cfg(not(target_arch = "nvptx64"))]
-pub const ATTENTION_PTX: &str = include_str!("../attention.ptx");
+pub const ATTENTION_PTX: &str = include_str!("../ptx/attention.ptx");
 /// The kernels of [`linear`] as PTX, as [`PTX`] is.
 #[cfg(not(target_arch = "nvptx64"))]
-pub const LINEAR_PTX: &str = include_str!("../linear.ptx");
+pub const LINEAR_PTX: &str = include_str!("../ptx/linear.ptx");
 
 /// Threads of each block.
 pub const BLOCK_THREADS: u32 = 256;

@@ -11,7 +11,7 @@ use crate::gather::{dice, few_stations, simulated, text};
 use crate::limits::limit;
 use crate::reading::{planned, until_whole, wait_for};
 use crate::report::{Outcome, Report};
-use nvme_compute::synthetic::{self, Stored};
+use nvme_compute::random_weights::{self, Stored};
 use nvme_compute::{Matrix, StreamedProducts, streamed};
 use nvme_gpu_kernel::rows::code;
 use nvme_host::Store;
@@ -138,7 +138,7 @@ impl Job {
     fn write(&mut self, drive: &Drive, seed: u64) -> Outcome<()> {
         let row_bytes = self.stored.row_bytes(self.columns).unwrap_or(0) as usize;
         let mut bytes = vec![0; row_bytes * self.matrix.rows() as usize];
-        synthetic::fill(self.stored, seed, &mut bytes);
+        random_weights::fill(self.stored, seed, &mut bytes);
         drive.store.write_at(self.offset, &bytes).map_err(text)?;
         self.expected = bytes
             .chunks_exact(row_bytes)

@@ -8,12 +8,12 @@ use crate::gather::{dice, few_stations, simulated, text};
 use crate::limits::{give_up, limit};
 use crate::reading::planned;
 use crate::report::{Outcome, Report};
-use nvme_compute::experts::{
-    CacheOptions, Experts, GpuExperts, Placed, Policy, Shape, Step, balance, check,
-};
-use nvme_compute::synthetic::{self, Stored};
+use nvme_compute::random_weights::{self, Stored};
 use nvme_host::Store;
 use nvme_host::cuda::{DeviceMemory, Failures, Graph, Pending, Stream};
+use nvme_models::experts::{
+    CacheOptions, Experts, GpuExperts, Placed, Policy, Shape, Step, balance, check,
+};
 use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -244,7 +244,7 @@ fn fill(store: &Store, shape: Shape, count: u32) -> nvme_host::Result<()> {
             };
             let row_bytes = stored.row_bytes(columns).unwrap_or(0);
             let mut bytes = vec![0; (row_bytes * u64::from(rows * shape.experts)) as usize];
-            synthetic::fill(stored, (layer * 3 + matrix) as u64, &mut bytes);
+            random_weights::fill(stored, (layer * 3 + matrix) as u64, &mut bytes);
             store.write_at(offset, &bytes)?;
         }
     }

@@ -7,8 +7,8 @@ use crate::bench::Bench;
 use crate::gather::{dice, text};
 use crate::limits::finish;
 use crate::report::{Outcome, Report};
-use nvme_compute::flash::{Flash, FlashAttention, Heads, Rung, Vectors};
 use nvme_compute_kernel::flash::reference::Part;
+use nvme_course::flash::{Flash, FlashAttention, Heads, Rung, Vectors};
 use nvme_formats::{bf16_of_f32, f16_of_f32, f32_of_bf16, f32_of_f16};
 use nvme_host::cuda::{DeviceMemory, Graph};
 

@@ -7,8 +7,8 @@ use crate::bench::Bench;
 use crate::gather::{dice, text};
 use crate::limits::finish;
 use crate::report::{Outcome, Report};
-use nvme_compute::linear::{Activation, Backward, BackwardRung, Forward, ForwardRung, Linear};
 use nvme_compute_kernel::linear::reference::Layer;
+use nvme_course::linear::{Activation, Backward, BackwardRung, Forward, ForwardRung, Linear};
 use nvme_formats::{bf16_of_f32, f16_of_f32, f32_of_bf16, f32_of_f16};
 use nvme_host::cuda::{DeviceMemory, Graph};
 

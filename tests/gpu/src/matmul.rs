@@ -7,7 +7,7 @@ use crate::bench::Bench;
 use crate::gather::{dice, text};
 use crate::limits::finish;
 use crate::report::{Outcome, Report};
-use nvme_compute::ladder::{Element, Ladder, Matmul, Operand, Rung};
+use nvme_course::ladder::{Element, Ladder, Matmul, Operand, Rung};
 use nvme_host::cuda::{DeviceMemory, Graph, Stream};
 
 const ABSENT: &str = "this GPU has no such rung";

@@ -5,11 +5,11 @@ use crate::by_host::Scratch;
 use crate::gather::text;
 use crate::limits::limit;
 use crate::report::{Outcome, Report};
-use nvme_compute::llama::{Config, Llama, Mixture, Options};
-use nvme_compute::synthetic::{Stored, Synthetic};
 use nvme_host::cuda::RowsOptions;
 use nvme_host::store::GpuOptions;
 use nvme_host::{Catalog, Store, StoreOptions};
+use nvme_models::llama::{Config, Llama, Mixture, Options};
+use nvme_models::synthetic::{Stored, Synthetic};
 use std::sync::Arc;
 
 const PLACE: u64 = 4096 * 3;

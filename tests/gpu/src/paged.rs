@@ -10,11 +10,11 @@ use crate::gather::{dice, few_stations, simulated, text};
 use crate::limits::limit;
 use crate::reading::{planned, until_whole};
 use crate::report::{Outcome, Report};
-use nvme_compute::paged::{self, Attending, Queries};
-use nvme_compute::{KvPages, KvShape};
 use nvme_gpu_kernel::rows::code;
 use nvme_host::cuda::{DeviceMemory, Failures, Graph, Pending, Stream};
 use nvme_host::{Store, StoreOptions};
+use nvme_models::paged::{self, Attending, Queries};
+use nvme_models::{KvPages, KvShape};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 

@@ -6,7 +6,7 @@ use crate::bench::Bench;
 use crate::gather::text;
 use crate::limits::finish;
 use crate::report::{Outcome, Report};
-use nvme_compute::synthetic::{self, Stored};
+use nvme_compute::random_weights::{self, Stored};
 use nvme_compute_kernel::{BLOCK_THREADS, Gemv, PTX, kernel};
 use nvme_host::cuda::{Blocks, DeviceMemory, Function, Module, Stream};
 
@@ -110,9 +110,9 @@ impl Case {
         let columns = stored.block().0.max(32) * least;
         let row_bytes = stored.row_bytes(columns).unwrap_or(0) as usize;
         let mut bytes = vec![0; row_bytes * rows as usize];
-        synthetic::fill(stored, seed, &mut bytes);
+        random_weights::fill(stored, seed, &mut bytes);
         let mut numbers = vec![0; columns as usize * tokens as usize * 4];
-        synthetic::fill(Stored::F32, seed + 100, &mut numbers);
+        random_weights::fill(Stored::F32, seed + 100, &mut numbers);
         let x: Vec<f32> = numbers
             .as_chunks::<4>()
             .0

@@ -8,13 +8,13 @@ use crate::gather::{few_stations, simulated, text};
 use crate::limits::limit;
 use crate::reading::{planned, until_whole, wait_for};
 use crate::report::{Outcome, Report};
-use nvme_compute::search::{
-    Answers, BuildOptions, CpuOptions, GpuSearch, Index, Kind, Parameters, Request, Source, build,
-    code,
-};
 use nvme_gpu_kernel::rows::code as row;
 use nvme_host::Store;
 use nvme_host::cuda::{DeviceMemory, Failures, Graph, Pending, Stream};
+use nvme_search::{
+    Answers, BuildOptions, CpuOptions, GpuSearch, Index, Kind, Parameters, Request, Source, build,
+    code,
+};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 

@@ -1,8 +1,8 @@
 //! Headers and nodes of indices of vectors.
 
-use nvme_compute::search::{HEADER_BYTES, Header};
 use nvme_compute_kernel::search::walk::{Node, Quantised, sum_of};
 use nvme_compute_kernel::search::{MOST_DEGREE, NODE_BLOCK, word};
+use nvme_search::{HEADER_BYTES, Header};
 
 /// Where a header's checksum lies, and up to where it counts.
 const SUM: usize = 72;
@@ -16,7 +16,7 @@ pub fn search_index(bytes: &[u8]) {
     let length = bytes.len().min(HEADER_BYTES);
     head[..length].copy_from_slice(&bytes[..length]);
     if choice & 1 != 0 {
-        let sum = nvme_compute::search::checksum(&head[..SUM]);
+        let sum = nvme_search::checksum(&head[..SUM]);
         head[SUM..SUM + 8].copy_from_slice(&sum.to_le_bytes());
     }
     let Ok(header) = Header::parse(&head) else {

@@ -52,6 +52,12 @@ const TESTS: [&[&str]; 4] = [
         "--package",
         "nvme-compute",
         "--package",
+        "nvme-models",
+        "--package",
+        "nvme-search",
+        "--package",
+        "nvme-course",
+        "--package",
         "nvme-compute-kernel",
         // Runs the host's side of CUDA over the stand-in.
         "--package",

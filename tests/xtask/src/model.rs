@@ -1,7 +1,7 @@
 //! The stage `model`: a real language model whose layers stream from a simulated drive.
 //!
 //! The expected tokens are those of llama.cpp with the same weights widened to float32, greedy:
-//! host-shell/compute/tests/oracle.py.
+//! host-shell/models/tests/oracle.py.
 
 use crate::process::{Failure, cargo, check, output, shown, target_dir};
 use crate::report::Counts;

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 /// The published libraries; nothing of them needs another package of the workspace than these.
-const LIBRARIES: [&str; 17] = [
+const LIBRARIES: [&str; 20] = [
     "nvme-spec",
     "nvme-core",
     "nvme-ext4",
@@ -26,6 +26,9 @@ const LIBRARIES: [&str; 17] = [
     "nvme-host",
     "nvme-compute-kernel",
     "nvme-compute",
+    "nvme-models",
+    "nvme-search",
+    "nvme-course",
 ];
 const TOOL: &str = "nvme-gpu";
 const EACH_HAS: [&str; 4] = ["Cargo.toml", "LICENSE-APACHE", "LICENSE-MIT", "README.md"];

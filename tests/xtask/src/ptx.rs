@@ -77,35 +77,35 @@ const COMPUTE: Image = Image {
     // A bound of 128 registers: blocks of 256 threads, two on a multiprocessor.
     threads: &[("nvme_gemv_wide", 512), ("nvme_gemv_quantised", 256)],
     in_twos: &["nvme_gemv_quantised"],
-    committed: Some("nvme-gpu-kernel/compute/compute.ptx"),
+    committed: Some("nvme-gpu-kernel/compute/ptx/compute.ptx"),
     ..PLAIN
 };
 /// The kernels that read the weights that they multiply.
 const STREAMED: Image = Image {
     name: "streamed",
     features: "streamed",
-    committed: Some("nvme-gpu-kernel/compute/streamed.ptx"),
+    committed: Some("nvme-gpu-kernel/compute/ptx/streamed.ptx"),
     ..PLAIN
 };
 /// The kernels that attend to keys and values that they read.
 const PAGED: Image = Image {
     name: "paged",
     features: "paged",
-    committed: Some("nvme-gpu-kernel/compute/paged.ptx"),
+    committed: Some("nvme-gpu-kernel/compute/ptx/paged.ptx"),
     ..PLAIN
 };
 /// The kernels that choose which pages to attend to.
 const CHOOSE: Image = Image {
     name: "choose",
     features: "choose",
-    committed: Some("nvme-gpu-kernel/compute/choose.ptx"),
+    committed: Some("nvme-gpu-kernel/compute/ptx/choose.ptx"),
     ..PLAIN
 };
 /// The kernel that searches a graph on a drive.
 const SEARCH: Image = Image {
     name: "search",
     features: "search",
-    committed: Some("nvme-gpu-kernel/compute/search.ptx"),
+    committed: Some("nvme-gpu-kernel/compute/ptx/search.ptx"),
     ..PLAIN
 };
 /// The kernels that choose, cache and compute experts.
@@ -118,7 +118,7 @@ const EXPERTS: Image = Image {
         ("nvme_moe_product_quantised", 256),
     ],
     in_twos: &["nvme_moe_product_quantised"],
-    committed: Some("nvme-gpu-kernel/compute/experts.ptx"),
+    committed: Some("nvme-gpu-kernel/compute/ptx/experts.ptx"),
     ..PLAIN
 };
 /// The kernels that multiply by a matrix that streams from a drive.
@@ -127,7 +127,7 @@ const GEMM: Image = Image {
     features: "gemm",
     aligned: &["mma.sync.aligned.", "ldmatrix.sync.aligned."],
     threads: &[("nvme_gemm_streamed", 256), ("nvme_gemm", 256)],
-    committed: Some("nvme-gpu-kernel/compute/gemm.ptx"),
+    committed: Some("nvme-gpu-kernel/compute/ptx/gemm.ptx"),
     ..PLAIN
 };
 /// Products of matrices, rung by rung.
@@ -142,7 +142,7 @@ const MATMUL: Image = Image {
         ("nvme_matmul_coarsened", 256),
         ("nvme_matmul_mma", 128),
     ],
-    committed: Some("nvme-gpu-kernel/compute/matmul.ptx"),
+    committed: Some("nvme-gpu-kernel/compute/ptx/matmul.ptx"),
     ..PLAIN
 };
 /// The one for `wgmma`.
@@ -153,7 +153,7 @@ const MATMUL_SM90A: Image = Image {
     aligned: &["wgmma.", "setmaxnreg."],
     threads: &[("nvme_matmul_wgmma", 384)],
     with_maps: &["nvme_matmul_wgmma"],
-    committed: Some("nvme-gpu-kernel/compute/matmul_sm90a.ptx"),
+    committed: Some("nvme-gpu-kernel/compute/ptx/matmul_sm90a.ptx"),
     ..PLAIN
 };
 /// The ladder of attention.
@@ -171,7 +171,7 @@ const ATTENTION: Image = Image {
         ("nvme_multi_query_attention_128_bf16", 128),
         ("nvme_multi_query_attention_128_f16", 128),
     ],
-    committed: Some("nvme-gpu-kernel/compute/attention.ptx"),
+    committed: Some("nvme-gpu-kernel/compute/ptx/attention.ptx"),
     ..PLAIN
 };
 /// The ladder of linear layers.
@@ -191,7 +191,7 @@ const LINEAR: Image = Image {
         ("nvme_linear_backward_inputs_few", 128),
         ("nvme_linear_backward_weights", 256),
     ],
-    committed: Some("nvme-gpu-kernel/compute/linear.ptx"),
+    committed: Some("nvme-gpu-kernel/compute/ptx/linear.ptx"),
     ..PLAIN
 };
 /// The functions that CUDA C++ links.

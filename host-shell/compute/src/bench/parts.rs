@@ -3,7 +3,7 @@
 #![allow(unsafe_code)]
 
 use super::{CHUNK, LIMIT, MIRROR, ROW};
-use crate::{Matrix, synthetic};
+use crate::{Matrix, random_weights};
 use nvme_compute_kernel::BLOCK_THREADS;
 use nvme_formats::Stored;
 use nvme_gpu_kernel::ROWS_PTX;
@@ -157,7 +157,7 @@ fn lay_out(
     while row < u64::from(matrix.rows) {
         let rows = step.min(u64::from(matrix.rows) - row);
         let chunk = &mut chunk[..(rows * matrix.row_bytes) as usize];
-        synthetic::fill(stored, seed ^ row, chunk);
+        random_weights::fill(stored, seed ^ row, chunk);
         let at = row * matrix.row_bytes;
         store.write_at(at, chunk)?;
         let room = (mirror.len() as u64)

@@ -42,7 +42,7 @@ impl Heads {
 
 /// Computes the products of each row of `weights` and each of the vectors `x`: row after row, for each the
 /// products of all vectors.
-pub(crate) fn products(
+pub fn products(
     stored: Stored,
     weights: &[u8],
     row_bytes: usize,

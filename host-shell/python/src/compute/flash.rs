@@ -8,7 +8,7 @@ use crate::operation::Operation;
 use crate::process::OfProcess;
 use crate::view::View;
 use crate::wait;
-use nvme_compute::flash::{self, Flash, Heads, Rung, Vectors};
+use nvme_course::flash::{self, Flash, Heads, Rung, Vectors};
 use nvme_host::Error;
 use nvme_host::cuda::Gpu;
 use pyo3::prelude::*;

@@ -8,7 +8,7 @@ use crate::operation::Operation;
 use crate::process::OfProcess;
 use crate::view::View;
 use crate::wait;
-use nvme_compute::linear::{self, Activation, Backward, BackwardRung, Forward, ForwardRung, Layer};
+use nvme_course::linear::{self, Activation, Backward, BackwardRung, Forward, ForwardRung, Layer};
 use nvme_host::Error;
 use nvme_host::cuda::Gpu;
 use pyo3::prelude::*;

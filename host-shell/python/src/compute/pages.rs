@@ -13,10 +13,10 @@ use crate::process::OfProcess;
 use crate::store::Store;
 use crate::view::View;
 use crate::wait;
-use nvme_compute::choosing::{Choice, Choosing};
-use nvme_compute::paged::{Attending, Queries};
-use nvme_compute::{Keep, KvShape, choosing};
 use nvme_host::Error;
+use nvme_models::choosing::{Choice, Choosing};
+use nvme_models::paged::{Attending, Queries};
+use nvme_models::{Keep, KvShape, choosing};
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 use std::sync::{Arc, Mutex};
@@ -33,7 +33,7 @@ fn keep((pages, first, last): Kept) -> Keep {
 }
 
 struct Opened {
-    pages: nvme_compute::KvPages,
+    pages: nvme_models::KvPages,
     /// With a GPU.
     by_gpu: Option<(Attending, Choosing)>,
 }
@@ -78,7 +78,7 @@ impl KvPages {
             is_bf16,
         };
         let opened = wait::of(py, move || {
-            let pages = nvme_compute::KvPages::new(&open, offset, pages, shape)?;
+            let pages = nvme_models::KvPages::new(&open, offset, pages, shape)?;
             let load = |gpu| Ok::<_, Error>((Attending::load(gpu)?, Choosing::load(gpu)?));
             let by_gpu = open.gpu().map(load).transpose()?;
             Ok(Arc::new(Opened { pages, by_gpu }))

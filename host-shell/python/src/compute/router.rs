@@ -7,8 +7,8 @@ use crate::operation::Operation;
 use crate::process::OfProcess;
 use crate::view::View;
 use crate::wait;
-use nvme_compute::experts::{self, Route};
 use nvme_host::cuda::Gpu;
+use nvme_models::experts::{self, Route};
 use pyo3::prelude::*;
 
 /// Selects the experts of each token, with their weights and, with `probabilities`, the softmax over all.

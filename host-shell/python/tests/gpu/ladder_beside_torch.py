@@ -2,7 +2,7 @@
 
     python ladder_beside_torch.py FOLDER [attention] [decode] [linear]
 
-FOLDER has attention.ptx and linear.ptx, as nvme-gpu-kernel/compute does. Kernels are loaded and launched by the driver's
+FOLDER has attention.ptx and linear.ptx, as nvme-gpu-kernel/compute/ptx does. Kernels are loaded and launched by the driver's
 library (ctypes): the script needs torch with CUDA and nothing of this project. Each line is one JSON object: medians of 5
 runs in turns, in seconds, with the same operation by torch: scaled_dot_product_attention with its FLASH back end, and
 F.linear with F.gelu and its gradients, in float32 (TF32 off), in TF32 and in bfloat16. Results are compared before.

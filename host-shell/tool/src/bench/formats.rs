@@ -1,6 +1,6 @@
 //! Formats of weights on the command line.
 
-use nvme_compute::synthetic::Stored;
+use nvme_compute::random_weights::Stored;
 
 /// Parses, for clap, a format such as `bf16` or `q4_k`.
 pub fn stored(text: &str) -> std::result::Result<Stored, String> {

@@ -5,7 +5,7 @@ use crate::common::output;
 use clap::Args;
 use nvme_compute::bench::{GatheredJob, GemmJob, GemvJob, GemvTimes, gathered, gemm, gemv};
 use nvme_compute::gemm::read_blocks;
-use nvme_compute::synthetic::Stored;
+use nvme_compute::random_weights::Stored;
 use nvme_host::bench::median;
 use nvme_host::cuda::RowsOptions;
 use nvme_host::store::GpuOptions;

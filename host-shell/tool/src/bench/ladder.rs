@@ -3,8 +3,8 @@
 use super::plot;
 use crate::common::{check_stop, number, output, progress};
 use clap::Args;
-use nvme_compute::ladder::Rung;
-use nvme_compute::ladder::bench::{Case, Job, Report, Way, measure};
+use nvme_course::ladder::Rung;
+use nvme_course::ladder::bench::{Case, Job, Report, Way, measure};
 use nvme_host::Result;
 use nvme_host::bench::median;
 use nvme_host::cuda::Gpu;

@@ -3,12 +3,12 @@
 use crate::common::{check_stop, images, npy, number, output, say, visible};
 use crate::files::volume;
 use clap::Args;
-use nvme_compute::Tokenizer;
-use nvme_compute::llama::{Llama, Options};
 use nvme_host::catalog;
 use nvme_host::files::Location;
 use nvme_host::units::{self, parse_bytes};
 use nvme_host::{Catalog, Error, Manifest, Result, Store, StoreOptions};
+use nvme_models::Tokenizer;
+use nvme_models::llama::{Llama, Options};
 use serde_json::json;
 use std::ops::Range;
 use std::path::{Path, PathBuf};

@@ -1,7 +1,7 @@
 //! Output of `pipeline`.
 
 use crate::common::{output, say, visible};
-use nvme_compute::pipeline::{Continuous, Job, Report, Way};
+use nvme_course::pipeline::{Continuous, Job, Report, Way};
 use nvme_host::bench::median;
 use nvme_host::{Result, Store, units};
 use serde_json::{Value, json};

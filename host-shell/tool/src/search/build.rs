@@ -4,11 +4,11 @@ use super::input::InputArgs;
 use super::place::Place;
 use crate::common::{WriteArgs, check_stop, images, number, output, progress, say};
 use clap::Args;
-use nvme_compute::search::{
+use nvme_host::{Error, Result, Store, units};
+use nvme_search::{
     BuildOptions, HEADER_BYTES, Header, Kind, MOST_DEGREE, MOST_ELEMENTS, Metric, Source, Step,
     Vectors, build,
 };
-use nvme_host::{Error, Result, Store, units};
 use serde_json::json;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};

@@ -1,8 +1,8 @@
 //! Vectors and queries of a file.
 
 use clap::Args;
-use nvme_compute::search::{ElementType, RawVectors, VectorFile};
 use nvme_host::{Error, Result};
+use nvme_search::{ElementType, RawVectors, VectorFile};
 use std::path::PathBuf;
 
 /// A file of vectors, and the type of its elements where it does not say it.

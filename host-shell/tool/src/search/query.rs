@@ -4,13 +4,13 @@ use super::input::InputArgs;
 use super::place::Place;
 use crate::common::{WriteArgs, check_stop, images, npy, number, output, progress};
 use clap::Args;
-#[cfg(feature = "cuda")]
-use nvme_compute::search::GpuSearch;
-use nvme_compute::search::{
-    Answers, CpuOptions, Index, Kind, MOST_BEAM, MOST_LIST, MOST_RESULTS, Parameters, exact,
-};
 use nvme_host::bench::median;
 use nvme_host::{Error, Result, Store, StoreOptions, units};
+#[cfg(feature = "cuda")]
+use nvme_search::GpuSearch;
+use nvme_search::{
+    Answers, CpuOptions, Index, Kind, MOST_BEAM, MOST_LIST, MOST_RESULTS, Parameters, exact,
+};
 use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;

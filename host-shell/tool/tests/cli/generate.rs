@@ -1,8 +1,8 @@
 //! `generate`: a small model of random weights, from files, devices and file systems.
 
 use super::common::{Folder, Place};
-use nvme_compute::llama::Config;
-use nvme_compute::synthetic::{Stored, Synthetic};
+use nvme_models::llama::Config;
+use nvme_models::synthetic::{Stored, Synthetic};
 
 /// A model of 300 tokens, as GGUF.
 pub fn model() -> Vec<u8> {

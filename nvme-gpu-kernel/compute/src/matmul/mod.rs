@@ -24,11 +24,11 @@ mod wgmma;
 
 /// The kernels of any GPU as PTX, as [`PTX`](crate::PTX) is.
 #[cfg(not(target_arch = "nvptx64"))]
-pub const PTX: &str = include_str!("../../matmul.ptx");
+pub const PTX: &str = include_str!("../../ptx/matmul.ptx");
 
 /// `nvme_matmul_wgmma` for GPUs of compute capability 9.0.
 #[cfg(not(target_arch = "nvptx64"))]
-pub const SM90A_PTX: &str = include_str!("../../matmul_sm90a.ptx");
+pub const SM90A_PTX: &str = include_str!("../../ptx/matmul_sm90a.ptx");
 
 /// The tile of a kernel, and the parameters of its launch.
 ///

@@ -9,7 +9,7 @@ use crate::gather::{dice, several_streams, text};
 use crate::limits::limit;
 use crate::reading::{planned, until_whole, wait_for};
 use crate::report::Report;
-use nvme_compute::synthetic::Stored;
+use nvme_compute::random_weights::Stored;
 use nvme_compute::{GpuIds, streamed};
 use nvme_gpu_kernel::rows::code;
 use nvme_host::cuda::{DeviceMemory, Failures, Graph, Pending};

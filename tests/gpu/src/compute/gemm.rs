@@ -10,7 +10,7 @@ use crate::limits::{finish, limit};
 use crate::reading::{planned, until_whole, wait_for};
 use crate::report::Report;
 use nvme_compute::gemm::{Product, StreamedGemm};
-use nvme_compute::synthetic::{self, Stored};
+use nvme_compute::random_weights::{self, Stored};
 use nvme_compute::{Half, Matrix, streamed};
 use nvme_gpu_kernel::rows::code;
 use nvme_host::Store;
@@ -138,7 +138,7 @@ impl Job {
         let shape = self.shape;
         let row_bytes = shape.stored.row_bytes(shape.columns).unwrap_or(0) as usize;
         let mut bytes = vec![0; row_bytes * shape.rows as usize];
-        synthetic::fill(shape.stored, seed, &mut bytes);
+        random_weights::fill(shape.stored, seed, &mut bytes);
         drive.store.write_at(shape.offset, &bytes).map_err(text)?;
         let rows = bytes.chunks_exact(row_bytes).map(|row| self.halves(row));
         let rows: Vec<Vec<f32>> = rows.collect();

@@ -4,9 +4,9 @@ use super::{Bench, Failures, KvShape, Outcome, Queries, Report};
 use super::{CASE, Case, Drive, Job, SHAPE, code, paged, text};
 use crate::gather::fault_timeout;
 use crate::limits::limit;
-use nvme_compute::Keep;
-use nvme_compute::choosing::{Choice, Choosing, Summaries};
 use nvme_host::cuda::{DeviceMemory, Graph, Request};
+use nvme_models::Keep;
+use nvme_models::choosing::{Choice, Choosing, Summaries};
 use std::time::Instant;
 
 pub fn all(report: &mut Report, bench: &Bench) {

@@ -166,7 +166,7 @@ const FILES: [(&str, &[&str]); 21] = [
     (
         "search_index",
         &[
-            "host-shell/compute/src/search/header.rs",
+            "host-shell/search/src/header.rs",
             "nvme-gpu-kernel/compute/src/search/walk.rs",
         ],
     ),

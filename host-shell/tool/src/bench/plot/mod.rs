@@ -11,7 +11,7 @@ pub mod rows;
 mod timeline;
 
 use lettered::Lettered;
-use nvme_compute::pipeline::trace::Trace;
+use nvme_course::pipeline::trace::Trace;
 use nvme_host::{Error, Result};
 use plotters::coord::Shift;
 use plotters::prelude::*;

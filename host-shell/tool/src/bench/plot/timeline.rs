@@ -1,6 +1,6 @@
 //! Timeline of a pipeline as a picture: reads, products, and the batches of each buffer.
 
-use nvme_compute::pipeline::trace::{Trace, Work};
+use nvme_course::pipeline::trace::{Trace, Work};
 use plotters::coord::Shift;
 use plotters::prelude::*;
 

@@ -1,0 +1,336 @@
+//! Launches of attention's rungs, in the order of a stream.
+// UNSAFETY: launches kernels over addresses that the caller vouches for.
+#![allow(unsafe_code)]
+
+use super::{Flash, check};
+use nvme_compute::extents::{optional, spread};
+use nvme_compute_kernel::flash::Vectors;
+use nvme_compute_kernel::flash::{
+    FLASH_ROWS, FLASH_SHARED, FLASH2_ROWS, MOST_SPLITS, TENSOR_THREADS, TILE, TILED_SHARED,
+    WIDE_ROWS, decode_rows, decode_shared, flash2_shared, kernel,
+};
+use nvme_compute_kernel::{ATTENTION_PTX, BLOCK_THREADS};
+use nvme_host::cuda::{Blocks, Function, Gpu, KernelArgument as Memory, Module};
+use nvme_host::{Error, Result};
+use std::mem::ManuallyDrop;
+use std::sync::Arc;
+
+/// Blocks of a launch whose threads take one piece of work after another, at most.
+const MOST_BLOCKS: u64 = 2048;
+/// Keys that a part has at least: fewer are not worth the second kernel.
+const LEAST_KEYS: u32 = 256;
+
+/// A step of the course.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Rung {
+    /// Scores in memory, a thread for each number.
+    Naive,
+    /// Scores in memory, products by tiles of shared memory.
+    Tiled,
+    /// One kernel without scores in memory.
+    Flash,
+    /// The same by tensor cores.
+    Flash2,
+    /// For few queries of many keys: heads that share keys are one product, and keys are split among blocks.
+    MultiQuery,
+}
+
+impl Rung {
+    /// All of them, in the order of the course.
+    pub const ALL: [Self; 5] = [
+        Self::Naive,
+        Self::Tiled,
+        Self::Flash,
+        Self::Flash2,
+        Self::MultiQuery,
+    ];
+
+    /// Returns the fastest for this many queries and heads.
+    pub fn fastest(job: &Flash) -> Self {
+        let group = u64::from(job.heads / job.kv_heads.max(1));
+        match group * u64::from(job.query_tokens) <= u64::from(WIDE_ROWS) {
+            true => Self::MultiQuery,
+            false => Self::Flash2,
+        }
+    }
+}
+
+/// The kernels of attention, for one GPU.
+///
+/// They stay loaded when this is dropped: a launch that is under way, or a graph, may still run them.
+pub struct FlashAttention {
+    module: ManuallyDrop<Module>,
+    multiprocessors: u32,
+    scores: Function,
+    shares: Function,
+    values: Function,
+    scores_tiled: Function,
+    values_tiled: Function,
+    flash: Function,
+    /// For heads of up to 64 elements, f16 and bf16, then for larger ones.
+    flash2: [Function; 4],
+    decode: [Function; 4],
+    join: Function,
+}
+
+impl FlashAttention {
+    /// Loads the kernels.
+    ///
+    /// # Errors
+    /// Those of [`Module::load`].
+    pub fn load(gpu: &Arc<Gpu>) -> Result<Self> {
+        let module = ManuallyDrop::new(Module::load(gpu, ATTENTION_PTX.as_bytes())?);
+        let plain = |name| module.function(name);
+        let shared = |name, bytes| module.function_with_shared(name, bytes);
+        let (small, large) = (flash2_shared(64), flash2_shared(128));
+        let (few, many) = (decode_shared(64), decode_shared(128));
+        Ok(Self {
+            multiprocessors: gpu.multiprocessors()?,
+            scores: plain(kernel::SCORES)?,
+            shares: plain(kernel::SHARES)?,
+            values: plain(kernel::VALUES)?,
+            scores_tiled: shared(kernel::SCORES_TILED, TILED_SHARED)?,
+            values_tiled: shared(kernel::VALUES_TILED, TILED_SHARED)?,
+            flash: shared(kernel::FLASH, FLASH_SHARED)?,
+            flash2: [
+                shared(kernel::FLASH2_64_F16, small)?,
+                shared(kernel::FLASH2_64_BF16, small)?,
+                shared(kernel::FLASH2_128_F16, large)?,
+                shared(kernel::FLASH2_128_BF16, large)?,
+            ],
+            decode: [
+                shared(kernel::DECODE_64_F16, few)?,
+                shared(kernel::DECODE_64_BF16, few)?,
+                shared(kernel::DECODE_128_F16, many)?,
+                shared(kernel::DECODE_128_BF16, many)?,
+            ],
+            join: plain(kernel::DECODE_JOIN)?,
+            module,
+        })
+    }
+
+    /// Registers and bytes of local memory of a thread of the rung's kernel for this job, as compiled for this GPU.
+    ///
+    /// # Errors
+    /// Those of [`Module::cost`].
+    pub fn cost(&self, rung: Rung, job: &Flash) -> Result<(u32, u32)> {
+        self.module.cost(match rung {
+            Rung::Naive => self.scores,
+            Rung::Tiled => self.scores_tiled,
+            Rung::Flash => self.flash,
+            Rung::Flash2 => self.flash2[variant(job)],
+            Rung::MultiQuery => self.decode[variant(job)],
+        })
+    }
+
+    /// Returns the number of parts into which [`Rung::MultiQuery`] splits the keys: a block for
+    /// each multiprocessor keeps the memory busy, and more parts cost more to join.
+    fn splits(&self, job: &Flash) -> u32 {
+        let wanted = (u64::from(self.multiprocessors) / decode_blocks(job).max(1)).max(1);
+        let most = job.key_tokens.div_ceil(LEAST_KEYS).clamp(1, MOST_SPLITS);
+        wanted.min(most.into()) as u32
+    }
+
+    /// Returns the number of bytes of [`Flash::workspace`], 0 where none is needed.
+    pub fn workspace_bytes(&self, rung: Rung, job: &Flash) -> u64 {
+        match rung {
+            Rung::Naive | Rung::Tiled => job.rows() * u64::from(job.key_tokens) * 4,
+            Rung::Flash | Rung::Flash2 => 0,
+            Rung::MultiQuery => match self.splits(job) {
+                1 => 0,
+                splits => job.rows() * u64::from(splits) * u64::from(job.head_elements + 2) * 4,
+            },
+        }
+    }
+
+    /// Enqueues attention in `stream`, a `CUstream` of this GPU, and returns before it runs. The stream may be
+    /// captured. The number of splits in `job` is ignored.
+    ///
+    /// # Safety
+    /// The memory that `job` names stays valid on the GPU, and nothing else writes it, until the stream has run
+    /// it, and for as long as a graph that captured it may be launched.
+    ///
+    /// # Errors
+    /// [`Error::Usage`] for an unsupported shape, for addresses and strides that are not multiples of 16 bytes,
+    /// and without a workspace where one is needed; [`Error::Device`] with the driver's answer.
+    pub unsafe fn attend(&self, rung: Rung, job: &Flash, stream: u64) -> Result<()> {
+        check(job)?;
+        check_addresses(job, self.workspace_bytes(rung, job))?;
+        if job.rows() == 0 {
+            return Ok(());
+        }
+        self.judge(job, self.workspace_bytes(rung, job), stream)?;
+        let splits = if rung == Rung::MultiQuery {
+            self.splits(job)
+        } else {
+            1
+        };
+        let job = &Flash { splits, ..*job };
+        let heads = u64::from(job.sequences) * u64::from(job.heads);
+        let tiles = |rows: u32, each: u32| heads * u64::from(rows.div_ceil(each));
+        let run = |function, blocks, threads, shared| {
+            // SAFETY: the kernels take one `Flash` and stay loaded; the caller vouches for the addresses.
+            unsafe { self.launch(stream, function, blocks, threads, shared, job) }
+        };
+        let some = |function, pieces: u64| {
+            let blocks = pieces.div_ceil(BLOCK_THREADS.into()).clamp(1, MOST_BLOCKS);
+            run(function, blocks, BLOCK_THREADS, 0)
+        };
+        let pairs = job.rows() * u64::from(job.key_tokens);
+        let width = variant_elements(job);
+        match rung {
+            Rung::Naive => {
+                some(self.scores, pairs)?;
+                some(self.shares, job.rows() * 32)?;
+                some(self.values, job.rows() * u64::from(job.head_elements))
+            }
+            Rung::Tiled => {
+                let down = tiles(job.query_tokens, TILE);
+                let across = |columns: u32| down * u64::from(columns.div_ceil(TILE));
+                let by_tiles = |function, columns| match across(columns) {
+                    0 => Ok(()),
+                    blocks => run(function, blocks, BLOCK_THREADS, TILED_SHARED),
+                };
+                by_tiles(self.scores_tiled, job.key_tokens)?;
+                some(self.shares, job.rows() * 32)?;
+                by_tiles(self.values_tiled, job.head_elements)
+            }
+            Rung::Flash => {
+                let blocks = tiles(job.query_tokens, FLASH_ROWS);
+                run(self.flash, blocks, BLOCK_THREADS, FLASH_SHARED)
+            }
+            Rung::Flash2 => {
+                let blocks = tiles(job.query_tokens, FLASH2_ROWS);
+                run(
+                    self.flash2[variant(job)],
+                    blocks,
+                    TENSOR_THREADS,
+                    flash2_shared(width),
+                )
+            }
+            Rung::MultiQuery => {
+                let blocks = decode_blocks(job) * u64::from(splits);
+                run(
+                    self.decode[variant(job)],
+                    blocks,
+                    TENSOR_THREADS,
+                    decode_shared(width),
+                )?;
+                match splits {
+                    1 => Ok(()),
+                    _ => some(self.join, job.rows() * 32),
+                }
+            }
+        }
+    }
+
+    /// # Errors
+    /// [`Error::Usage`] for memory that the GPU cannot use so.
+    fn judge(&self, job: &Flash, workspace_bytes: u64, stream: u64) -> Result<()> {
+        let halves = |vectors: Vectors, heads: u32, tokens: u32| match tokens {
+            0 => 0,
+            _ => {
+                let of_head = spread(tokens, vectors.token, job.head_elements.into());
+                let of_sequence = spread(heads, vectors.head, of_head);
+                spread(job.sequences, vectors.sequence, of_sequence)
+            }
+        };
+        let queries = halves(job.queries, job.heads, job.query_tokens);
+        let keys = halves(job.keys, job.kv_heads, job.key_tokens);
+        let values = halves(job.values, job.kv_heads, job.key_tokens);
+        let y = halves(job.y, job.heads, job.query_tokens);
+        let counts = optional(job.counts, job.sequences.into());
+        self.module.gpu().judge_list(
+            stream,
+            [
+                Memory::read("queries", job.queries.address, queries, 2),
+                Memory::read("keys", job.keys.address, keys, 2),
+                Memory::read("values", job.values.address, values, 2),
+                Memory::written("y", job.y.address, y, 2),
+                Memory::read("counts", job.counts, counts, 4),
+                Memory::written("workspace", job.workspace, workspace_bytes / 4, 4),
+            ],
+        )
+    }
+
+    /// # Safety
+    /// As [`attend`](Self::attend).
+    unsafe fn launch(
+        &self,
+        stream: u64,
+        function: Function,
+        blocks: u64,
+        threads: u32,
+        shared_bytes: u32,
+        job: &Flash,
+    ) -> Result<()> {
+        let Some(count) = u32::try_from(blocks).ok().filter(|count| *count < 1 << 31) else {
+            return Err(Error::usage(
+                format!("a launch of {blocks} blocks exceeds what CUDA launches at once"),
+                "use fewer sequences, heads or tokens at a time: 2^31 blocks at most",
+            ));
+        };
+        let blocks = Blocks {
+            count,
+            threads,
+            shared_bytes,
+        };
+        // SAFETY: the caller's.
+        unsafe { self.module.launch_blocks(stream, function, blocks, job) }
+    }
+}
+
+/// Returns the number of blocks of [`Rung::MultiQuery`] for each part of the keys.
+fn decode_blocks(job: &Flash) -> u64 {
+    let rows = job.heads / job.kv_heads.max(1) * job.query_tokens;
+    let groups = u64::from(job.sequences) * u64::from(job.kv_heads);
+    groups * u64::from(rows.div_ceil(decode_rows(rows)))
+}
+
+fn variant(job: &Flash) -> usize {
+    2 * usize::from(job.head_elements > 64) + usize::from(job.is_bf16 != 0)
+}
+
+/// Returns the number of elements of a head for which the kernel was made.
+fn variant_elements(job: &Flash) -> u32 {
+    if job.head_elements > 64 { 128 } else { 64 }
+}
+
+fn check_addresses(job: &Flash, workspace_bytes: u64) -> Result<()> {
+    for (what, vectors, is_there) in [
+        ("queries", job.queries, job.rows() > 0),
+        ("keys", job.keys, job.rows() > 0 && job.key_tokens > 0),
+        ("values", job.values, job.rows() > 0 && job.key_tokens > 0),
+        ("results", job.y, job.rows() > 0),
+    ] {
+        let strides = vectors.sequence | vectors.head | vectors.token;
+        if !vectors.address.is_multiple_of(16) || !strides.is_multiple_of(8) {
+            return Err(Error::usage(
+                format!(
+                    "{what} at {:#x}, whose strides are {strides:#x} together",
+                    vectors.address
+                ),
+                "use an address that is a multiple of 16 bytes, and strides of multiples of 8 elements",
+            ));
+        }
+        if vectors.address == 0 && is_there {
+            return Err(Error::usage(
+                format!("the address of the {what} is 0"),
+                "name memory of the GPU",
+            ));
+        }
+    }
+    if !(job.counts | job.workspace).is_multiple_of(4) {
+        return Err(Error::usage(
+            "counts or a workspace between two words",
+            "use multiples of 4",
+        ));
+    }
+    if job.workspace == 0 && workspace_bytes > 0 {
+        return Err(Error::usage(
+            "attention without the workspace that it needs",
+            format!("give {workspace_bytes} bytes: workspace_bytes says how many"),
+        ));
+    }
+    Ok(())
+}

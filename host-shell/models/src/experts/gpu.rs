@@ -1,0 +1,551 @@
+//! Experts that a GPU selects, reads from a drive into a cache in its memory, and computes.
+// UNSAFETY: launches kernels over addresses that the caller vouches for.
+#![allow(unsafe_code)]
+
+use super::{Counts, Experts, Policy, shape_of};
+use nvme_compute::extents::{optional, product};
+use nvme_compute_kernel::experts::cache::{Cache, Count, words};
+use nvme_compute_kernel::experts::{
+    Admit, Chosen, Join, MATRICES, MOST_SLOTS, Places, Product, Route, Settle,
+};
+use nvme_compute_kernel::{BLOCK_THREADS, EXPERTS_PTX, Gemv, PTX, SiluMul, kernel};
+use nvme_core::sync::{AtomicU32, Order, Scope};
+use nvme_gpu_kernel::rows::{ListHead, Range};
+use nvme_host::cuda::{
+    Blocks, DeviceMemory, Function, Gathered, Gpu, KernelArgument, LaunchSequence, Module, Pending,
+    ReadList, ReadRange, Stream,
+};
+use nvme_host::store::status;
+use nvme_host::{Error, Result};
+use std::mem::ManuallyDrop;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// Blocks of a launch at most.
+const MOST_BLOCKS: u64 = 2048;
+/// Blocks of the kernel that checks the outcome of the reads.
+const SETTLING: u32 = 64;
+
+/// The cache of a [`GpuExperts`].
+#[derive(Clone, Debug)]
+pub struct CacheOptions {
+    /// Bytes of GPU memory for experts: whole slots, each as large as the largest expert.
+    pub bytes: u64,
+    /// Eviction policy of the cache.
+    pub policy: Policy,
+    /// Experts that are read now and stay: layer and number.
+    pub pinned: Vec<(u32, u32)>,
+    /// Tokens of a step at most.
+    pub tokens: u32,
+    /// Deadline of reading the pinned experts.
+    pub limit: Duration,
+}
+
+/// Arguments of a step: addresses of the store's GPU, multiples of 4.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Step {
+    /// Number of the layer.
+    pub layer: u32,
+    /// Number of tokens.
+    pub tokens: u32,
+    /// Router output: for each token a logit for each expert.
+    pub logits: u64,
+    /// For each token a vector.
+    pub x: u64,
+    /// For each token a vector, which gets the result.
+    pub y: u64,
+    /// True if the result is added to the contents of `y`.
+    pub adds: bool,
+    /// Gets for each token the softmax over all experts: for [`balance`](super::balance). 0 for none.
+    pub probabilities: u64,
+}
+
+/// The kernels by name.
+struct Kernels {
+    module: Module,
+    /// With [`kernel::SILU_MUL`].
+    _steps: Module,
+    route: Function,
+    admit: Function,
+    settle: Function,
+    product: Function,
+    product_wide: Function,
+    product_quantised: Function,
+    silu_mul: Function,
+    join: Function,
+}
+
+/// Experts whose cache and kernels lie on a GPU.
+///
+/// Steps follow one another: they go into one stream, or the program orders them. Its memory stays when this is dropped: a
+/// launch that is under way, or a graph, may still use it.
+pub struct GpuExperts {
+    experts: Experts,
+    gpu: Arc<Gpu>,
+    kernels: ManuallyDrop<Kernels>,
+    memory: ManuallyDrop<Memory>,
+    words: Admit,
+    tokens: u32,
+    most_pieces: u64,
+}
+
+struct Memory {
+    words: DeviceMemory,
+    chosen: DeviceMemory,
+    list: DeviceMemory,
+    places: DeviceMemory,
+    status: DeviceMemory,
+    /// Gate, up and down of each pair.
+    vectors: [DeviceMemory; MATRICES],
+    data: DeviceMemory,
+}
+
+impl GpuExperts {
+    /// Creates the cache, and reads the pinned experts into it.
+    ///
+    /// # Errors
+    /// [`Error::Usage`] for a store whose reads the GPU does not submit itself, for a cache with fewer
+    /// evictable slots than one step may need, and for pinned experts that do not exist; [`Error::Environment`]
+    /// without memory; those of the reads.
+    pub fn new(experts: &Experts, options: &CacheOptions) -> Result<Self> {
+        let store = &experts.store;
+        let gpu = store.gpu().ok_or_else(|| {
+            Error::usage("the store was opened without a GPU", "open it with one")
+        })?;
+        let piece_bytes = u64::from(store.listed_piece_bytes()?);
+        let shape = experts.shape;
+        let slot_bytes = experts.slot_bytes();
+        let slots = (options.bytes / slot_bytes).min(MOST_SLOTS.into()) as u32;
+        let pairs = options.tokens.saturating_mul(shape.choices);
+        let needed = pairs.min(shape.experts);
+        let pinned = check_pinned(experts, &options.pinned)?;
+        if pairs == 0 || slots.saturating_sub(pinned) < needed {
+            return Err(Error::usage(
+                format!(
+                    "a cache of {slots} experts, {pinned} of them pinned, does not hold the experts of a step of {} tokens",
+                    options.tokens
+                ),
+                format!(
+                    "use a token at least, and {} bytes or more: {needed} experts of {slot_bytes} bytes beside the pinned ones",
+                    u64::from(pinned + needed) * slot_bytes
+                ),
+            ));
+        }
+        let memory = |bytes: u64| DeviceMemory::new(gpu, bytes.max(16) as usize);
+        let ranges = needed as usize * MATRICES;
+        let pieces_of = |places: &Places| -> u64 {
+            places
+                .bytes
+                .iter()
+                .map(|bytes| bytes / piece_bytes + 2)
+                .sum()
+        };
+        let most_pieces =
+            experts.places.iter().map(pieces_of).max().unwrap_or(0) * u64::from(needed);
+        let all_experts = shape.experts * experts.layers();
+        let vectors = |elements: u32| memory(u64::from(pairs) * u64::from(elements) * 4);
+        let memory = Memory {
+            words: memory(words(slots, all_experts) as u64 * 4)?,
+            chosen: memory(u64::from(pairs) * size_of::<Chosen>() as u64)?,
+            list: memory((size_of::<ListHead>() + ranges * size_of::<Range>()) as u64)?,
+            places: memory((experts.places.len() * size_of::<Places>()) as u64)?,
+            status: memory(most_pieces * 4)?,
+            vectors: [
+                vectors(shape.hidden)?,
+                vectors(shape.hidden)?,
+                vectors(shape.width)?,
+            ],
+            data: memory(u64::from(slots) * slot_bytes)?,
+        };
+        let words = Admit {
+            words: memory.words.address(),
+            chosen: memory.chosen.address(),
+            list: memory.list.address(),
+            places: memory.places.address(),
+            data: memory.data.address(),
+            slot_bytes,
+            slots,
+            pinned,
+            experts: shape.experts,
+            layers: experts.layers(),
+            layer: 0,
+            policy: options.policy as u32,
+            pairs: 0,
+            piece_shift: piece_bytes.trailing_zeros(),
+        };
+        let made = Self {
+            experts: experts.clone(),
+            gpu: Arc::clone(gpu),
+            kernels: ManuallyDrop::new(Kernels::load(gpu)?),
+            memory: ManuallyDrop::new(memory),
+            words,
+            tokens: options.tokens,
+            most_pieces,
+        };
+        made.fill(options)?;
+        Ok(made)
+    }
+
+    /// Puts the places of all layers, and the pinned experts, into memory of the GPU.
+    fn fill(&self, options: &CacheOptions) -> Result<()> {
+        let places = self.experts.places.iter();
+        let places = places.flat_map(|places| places.first.into_iter().chain(places.bytes));
+        let places: Vec<u8> = places.flat_map(u64::to_le_bytes).collect();
+        self.memory.places.upload(0, &places)?;
+        let words = self.cache_words(|cache| {
+            for (slot, (layer, expert)) in (0..).zip(&options.pinned) {
+                cache.pin(slot, layer * self.words.experts + expert);
+            }
+        });
+        self.memory.words.upload(0, &words)?;
+        let ranges = (0u64..)
+            .zip(&options.pinned)
+            .flat_map(|(slot, (layer, expert))| {
+                let places = &self.experts.places[*layer as usize];
+                (0..MATRICES).map(move |matrix| ReadRange {
+                    offset: places.byte(matrix, *expert),
+                    bytes: places.bytes[matrix],
+                    to: self.words.data + slot * self.words.slot_bytes + places.at(matrix, *expert),
+                })
+            });
+        let ranges: Vec<ReadRange> = ranges.collect();
+        let stream = Stream::new(&self.gpu)?;
+        let store = &self.experts.store;
+        // SAFETY: the slots are memory of the cache, which stays.
+        let pending = unsafe { store.read_ranges_on_gpu(&ranges, stream.handle())? };
+        check(pending.wait(options.limit)?)
+    }
+
+    /// Returns the words of an empty cache after `set` was applied to them.
+    fn cache_words(&self, set: impl FnOnce(&Cache<'_>)) -> Vec<u8> {
+        let count = self.memory.words.len() / 4;
+        let words: Vec<AtomicU32> = (0..count).map(|_| AtomicU32::new(0)).collect();
+        if let Some(cache) = self.cache(&words) {
+            set(&cache);
+        }
+        let bytes = words
+            .iter()
+            .map(|word| word.load(Order::Relaxed, Scope::Gpu).to_le_bytes());
+        bytes.flatten().collect()
+    }
+
+    fn cache<'w>(&self, words: &'w [AtomicU32]) -> Option<Cache<'w>> {
+        let policy = Policy::of_number(self.words.policy)?;
+        Cache::new(words, self.words.slots, self.words.pinned, policy)
+    }
+
+    /// Returns the GPU.
+    pub fn gpu(&self) -> &Arc<Gpu> {
+        &self.gpu
+    }
+
+    /// Returns the number of tokens of a step at most.
+    pub fn tokens(&self) -> u32 {
+        self.tokens
+    }
+
+    /// Experts that the cache holds at most.
+    pub fn slots(&self) -> u32 {
+        self.words.slots
+    }
+
+    /// Returns the number of bytes of GPU memory that it holds.
+    pub fn memory_bytes(&self) -> u64 {
+        let Memory {
+            words,
+            chosen,
+            list,
+            places,
+            status,
+            vectors,
+            data,
+        } = &*self.memory;
+        let others = [words, chosen, list, places, status, data];
+        let all = others.into_iter().chain(vectors);
+        all.map(|memory| memory.len() as u64).sum()
+    }
+
+    /// Puts a layer's step into `stream`, a `CUstream` of the store's GPU, and returns before it runs: the router's choice,
+    /// reads of experts that are not in the cache, and their products. The stream may be captured, and the graph launched
+    /// again with other logits and vectors.
+    ///
+    /// The [`Pending`] ends when the results are there: nothing of it uses the memory of `step` then. Its rows are pieces that were read. A token with an expert whose read failed has NaN as result: [`check`] makes an error of
+    /// it, and the next step that chooses the expert reads it again.
+    ///
+    /// # Safety
+    /// The addresses are valid on the GPU until the stream has done it, and for as long as a graph that captured it may be
+    /// launched; nothing else writes them meanwhile. Steps of this cache do not run at the same time.
+    ///
+    /// # Errors
+    /// [`Error::Usage`] for a layer that is not there, too many tokens, and addresses that are no multiple of 4;
+    /// [`Error::Environment`] with the driver's answer.
+    pub unsafe fn step(&self, step: &Step, stream: u64) -> Result<Pending> {
+        self.check_step(step)?;
+        if step.tokens == 0 {
+            return Ok(Pending::nothing());
+        }
+        let shape = self.experts.shape;
+        let logits = product(&[step.tokens, shape.experts]);
+        let vectors = product(&[step.tokens, shape.width]);
+        let probabilities = optional(step.probabilities, logits);
+        self.gpu.judge_list(
+            stream,
+            [
+                KernelArgument::read("logits", step.logits, logits, 4),
+                KernelArgument::read("x", step.x, vectors, 4),
+                KernelArgument::written("y", step.y, vectors, 4),
+                KernelArgument::written("probabilities", step.probabilities, probabilities, 4),
+            ],
+        )?;
+        let pairs = step.tokens * shape.choices;
+        let (kernels, memory) = (&*self.kernels, &*self.memory);
+        let admit = Admit {
+            layer: step.layer,
+            places: self.words.places + u64::from(step.layer) * size_of::<Places>() as u64,
+            pairs,
+            ..self.words
+        };
+        let route = Route {
+            logits: step.logits,
+            chosen: admit.chosen,
+            probabilities: step.probabilities,
+            tokens: step.tokens,
+            experts: shape.experts,
+            choices: shape.choices,
+            over_all: shape.over_all.into(),
+        };
+        let list = ReadList {
+            list: admit.list,
+            ranges: MATRICES as u32 * pairs.min(shape.experts),
+            pieces: self.most_pieces,
+            status: memory.status.address(),
+        };
+        let settle = Settle {
+            admit,
+            status: list.status,
+            most_pieces: self.most_pieces,
+        };
+        let [gate, up, down] = memory.vectors.each_ref().map(DeviceMemory::address);
+        let silu = SiluMul {
+            x: gate,
+            factor: up,
+            y: gate,
+            elements: u64::from(pairs) * u64::from(shape.hidden),
+        };
+        let join = Join {
+            chosen: admit.chosen,
+            x: down,
+            y: step.y,
+            tokens: step.tokens,
+            choices: shape.choices,
+            elements: shape.width,
+            adds: step.adds.into(),
+        };
+        let routing = u64::from(step.tokens) * 32;
+        let settling = u64::from(SETTLING * BLOCK_THREADS);
+        let elements = u64::from(step.tokens) * u64::from(shape.width);
+        LaunchSequence::run(&self.gpu, stream, |sequence| {
+            // SAFETY: each kernel takes the argument that it is launched with; the memory belongs to the cache,
+            // or the caller vouches for it.
+            unsafe {
+                sequence.kernel(|| self.launch(kernels.route, routing, &route, stream))?;
+                sequence.kernel(|| self.launch(kernels.admit, 32, &admit, stream))?;
+                let reads = self.experts.store.read_listed_on_gpu(&list, stream)?;
+                sequence.add(reads, 0);
+                sequence.kernel(|| self.launch(kernels.settle, settling, &settle, stream))?;
+                sequence.kernel(|| self.product(&admit, step, (0, step.x, gate), stream))?;
+                sequence.kernel(|| self.product(&admit, step, (1, step.x, up), stream))?;
+                sequence.kernel(|| self.launch(kernels.silu_mul, silu.elements, &silu, stream))?;
+                sequence.kernel(|| self.product(&admit, step, (2, gate, down), stream))?;
+                sequence.kernel(|| self.launch(kernels.join, elements, &join, stream))
+            }
+        })
+    }
+
+    /// # Safety
+    /// As [`step`](Self::step).
+    unsafe fn product(
+        &self,
+        admit: &Admit,
+        step: &Step,
+        (matrix, x, y): (usize, u64, u64),
+        stream: u64,
+    ) -> Result<()> {
+        let shape = self.experts.shape;
+        let (rows, columns) = shape_of(shape, matrix);
+        let product = Product {
+            admit: *admit,
+            x,
+            y,
+            rows,
+            columns,
+            stored: self.experts.layers[step.layer as usize][matrix].stored as u32,
+            matrix: matrix as u32,
+            shared: if matrix == 2 { 1 } else { shape.choices },
+            reserved: 0,
+        };
+        let like = self.like(step.layer, matrix, admit.pairs);
+        let kernels = &self.kernels;
+        let (function, count, shared_bytes) = if like.is_quantised() {
+            let function = kernels.product_quantised;
+            (function, like.items(), Gemv::QUANTISED_SHARED)
+        } else if like.is_wide() {
+            (kernels.product_wide, like.tiles(), 0)
+        } else {
+            let threads = u64::from(admit.pairs) * u64::from(rows) * 32;
+            // SAFETY: the caller's.
+            return unsafe { self.launch(kernels.product, threads, &product, stream) };
+        };
+        let blocks = Blocks {
+            // No memory could hold the results of 2^32 blocks, so the conversion cannot fail.
+            count: u32::try_from(count).map_err(|_| Error::internal("2^32 blocks"))?,
+            threads: BLOCK_THREADS,
+            shared_bytes,
+        };
+        // SAFETY: the caller's.
+        unsafe {
+            kernels
+                .module
+                .launch_blocks(stream, function, blocks, &product)
+        }
+    }
+
+    /// Returns the products of a matrix with `pairs` vectors: places modulo 16 are those of all experts.
+    fn like(&self, layer: u32, matrix: usize, pairs: u32) -> Gemv {
+        let shape = self.experts.shape;
+        let placed = self.experts.layers[layer as usize][matrix];
+        let (rows, columns) = shape_of(shape, matrix);
+        let row_bytes = placed.stored.row_bytes(columns).unwrap_or(1);
+        Gemv {
+            weights: placed.offset | (row_bytes * u64::from(rows)),
+            row_bytes,
+            rows,
+            columns,
+            tokens: pairs,
+            stored: placed.stored as u32,
+            ..Gemv::default()
+        }
+    }
+
+    /// # Safety
+    /// `function` takes one `T`; what that names is there.
+    unsafe fn launch<T: Copy>(
+        &self,
+        function: Function,
+        threads: u64,
+        argument: &T,
+        stream: u64,
+    ) -> Result<()> {
+        let blocks = threads.div_ceil(BLOCK_THREADS.into()).clamp(1, MOST_BLOCKS);
+        // SAFETY: the caller's.
+        unsafe {
+            self.kernels
+                .module
+                .launch_in(stream, function, blocks as u32, BLOCK_THREADS, argument)
+        }
+    }
+
+    fn check_step(&self, step: &Step) -> Result<()> {
+        let addresses = step.logits | step.x | step.y | step.probabilities;
+        let is_there = step.layer < self.words.layers && step.tokens <= self.tokens;
+        if !is_there || !addresses.is_multiple_of(4) {
+            return Err(Error::usage(
+                format!(
+                    "the step of layer {} with {} tokens names a layer or tokens that the cache was not made for, or \
+                     an address that is not a multiple of 4",
+                    step.layer, step.tokens
+                ),
+                format!(
+                    "use a layer below {}, {} tokens at most, and addresses that are multiples of 4",
+                    self.words.layers, self.tokens
+                ),
+            ));
+        }
+        Ok(())
+    }
+
+    /// Returns the cache's counters. Waits for all work of the GPU's default stream: call it when no step is
+    /// under way.
+    ///
+    /// # Errors
+    /// [`Error::Environment`] with the driver's answer.
+    pub fn counts(&self) -> Result<Counts> {
+        let mut bytes = vec![0; self.memory.words.len()];
+        self.memory.words.download(0, &mut bytes)?;
+        let words = bytes.as_chunks::<4>().0.iter();
+        let words: Vec<AtomicU32> = words
+            .map(|word| AtomicU32::new(u32::from_le_bytes(*word)))
+            .collect();
+        let Some(cache) = self.cache(&words) else {
+            return Ok(Counts::default());
+        };
+        let layer = |layer: u32| {
+            let experts = (0..self.words.experts).map(|one| layer * self.words.experts + one);
+            experts.map(|one| cache.chosen(one).into()).collect()
+        };
+        Ok(Counts {
+            hits: cache.counted(Count::Hits),
+            misses: cache.counted(Count::Misses),
+            evictions: cache.counted(Count::Evictions),
+            chosen: (0..self.words.layers).map(layer).collect(),
+        })
+    }
+}
+
+impl Kernels {
+    fn load(gpu: &Arc<Gpu>) -> Result<Self> {
+        let module = Module::load(gpu, EXPERTS_PTX.as_bytes())?;
+        let steps = Module::load(gpu, PTX.as_bytes())?;
+        Ok(Self {
+            route: module.function(kernel::MOE_ROUTE)?,
+            admit: module.function(kernel::MOE_ADMIT)?,
+            settle: module.function(kernel::MOE_SETTLE)?,
+            product: module.function(kernel::MOE_PRODUCT)?,
+            product_wide: module.function(kernel::MOE_PRODUCT_WIDE)?,
+            product_quantised: module
+                .function_with_shared(kernel::MOE_PRODUCT_QUANTISED, Gemv::QUANTISED_SHARED)?,
+            silu_mul: steps.function(kernel::SILU_MUL)?,
+            join: module.function(kernel::MOE_JOIN)?,
+            module,
+            _steps: steps,
+        })
+    }
+}
+
+/// Checks the pinned experts and returns their number.
+fn check_pinned(experts: &Experts, pinned: &[(u32, u32)]) -> Result<u32> {
+    let is_there =
+        |(layer, expert): &(u32, u32)| *layer < experts.layers() && *expert < experts.shape.experts;
+    let mut sorted = pinned.to_vec();
+    sorted.sort_unstable();
+    sorted.dedup();
+    if !pinned.iter().all(is_there) || sorted.len() != pinned.len() {
+        return Err(Error::usage(
+            "pinned experts that are not there, or twice",
+            format!(
+                "use layers below {} and experts below {}, each once",
+                experts.layers(),
+                experts.shape.experts
+            ),
+        ));
+    }
+    Ok(pinned.len() as u32)
+}
+
+/// Checks that a step read all of its experts.
+///
+/// # Errors
+/// [`Error::Device`] with the outcome of the first read that failed.
+pub fn check(ended: Gathered) -> Result<()> {
+    let Some((piece, code)) = ended.failures.first else {
+        return Ok(());
+    };
+    let (what, remedy) = status::describe(code);
+    let pieces = ended.failures.rows;
+    Err(Error::device(
+        format!(
+            "part {piece} of the experts that were read: {what}; {pieces} parts failed, and tokens that need them are NaN"
+        ),
+        remedy,
+    ))
+}

@@ -1,0 +1,192 @@
+//! Threads of the CPU.
+
+use super::{Buffer, Machine, Sizes, Vectors};
+use crate::experts::{Counts, Experts};
+use crate::llama::weights::{Embedding, Matrix, Weights};
+use nvme_compute::steps::by_cpu::{self, Heads};
+use nvme_compute_kernel::reference;
+use nvme_host::loader::{Layer, LayerLoader};
+use nvme_host::{Error, Result};
+
+pub struct CpuMachine {
+    sizes: Sizes,
+    buffers: [Vec<f32>; Buffer::COUNT],
+    /// Keys and values of each layer, by position.
+    cache: Vec<(Vec<f32>, Vec<f32>)>,
+    angles: Vec<f32>,
+    last_norm: Vec<f32>,
+    embedding: Embedding,
+    experts: Option<Experts>,
+    name: String,
+}
+
+impl CpuMachine {
+    pub fn new(sizes: Sizes, weights: &Weights) -> Self {
+        let cached = sizes.positions as usize * sizes.cached() as usize;
+        let config = &sizes.config;
+        let layers = 0..config.layers;
+        Self {
+            buffers: Buffer::ALL.map(|buffer| vec![0.0; sizes.all_elements(buffer)]),
+            cache: layers
+                .map(|_| (vec![0.0; cached], vec![0.0; cached]))
+                .collect(),
+            angles: reference::angles(sizes.positions, config.head_elements, config.rope_base),
+            last_norm: weights.last_norm.clone(),
+            embedding: weights.embedding.clone(),
+            experts: weights.experts.clone(),
+            name: format!("{} threads of the CPU", rayon::current_num_threads()),
+            sizes,
+        }
+    }
+
+    fn take(&mut self, buffer: Buffer) -> Vec<f32> {
+        std::mem::take(&mut self.buffers[buffer as usize])
+    }
+
+    fn put(&mut self, buffer: Buffer, vectors: Vec<f32>) {
+        self.buffers[buffer as usize] = vectors;
+    }
+
+    fn vectors(&self, buffer: Buffer, first: u32, tokens: u32) -> &[f32] {
+        let elements = self.sizes.elements(buffer) as usize;
+        &self.buffers[buffer as usize][first as usize * elements..][..tokens as usize * elements]
+    }
+
+    fn norm_by(&mut self, weight: &[f32], first: u32, tokens: u32) {
+        let (width, epsilon) = (self.sizes.config.width as usize, self.sizes.config.epsilon);
+        let mut normed = self.take(Buffer::Normed);
+        let hidden = self.vectors(Buffer::Hidden, first, tokens).chunks(width);
+        for (x, y) in hidden.zip(normed.chunks_mut(width)) {
+            reference::rms_norm(x, weight, epsilon, y);
+        }
+        self.put(Buffer::Normed, normed);
+    }
+}
+
+/// Returns the bytes `at` on of a layer.
+fn part(layer: &Layer, at: u64, bytes: u64) -> Result<&[u8]> {
+    let (at, bytes) = (at as usize, bytes as usize);
+    let part = layer.bytes().and_then(|all| all.get(at..)?.get(..bytes));
+    part.ok_or_else(|| Error::internal("a matrix outside of its layer"))
+}
+
+impl Machine for CpuMachine {
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn stream(&self) -> u64 {
+        0
+    }
+
+    fn embed(&mut self, tokens: &[u32]) -> Result<()> {
+        let row_bytes = self.embedding.row_bytes as usize;
+        let mut rows = vec![0; row_bytes * tokens.len()];
+        for part in self.embedding.parts(tokens, row_bytes as u64) {
+            let rows = &mut rows[part.at as usize..][..part.bytes as usize];
+            self.embedding.store.read_at(part.offset, rows)?;
+        }
+        let (width, stored) = (self.sizes.config.width as usize, self.embedding.stored);
+        let hidden = self.buffers[Buffer::Hidden as usize].chunks_mut(width);
+        for (row, hidden) in rows.chunks(row_bytes).zip(hidden) {
+            reference::unpack(stored, row, hidden);
+        }
+        Ok(())
+    }
+
+    fn norm(&mut self, layer: &Layer, weight: u64, tokens: u32) -> Result<()> {
+        let bytes = part(layer, weight, u64::from(self.sizes.config.width) * 4)?;
+        let weight = bytes.as_chunks::<4>().0.iter();
+        let weight: Vec<f32> = weight.map(|bytes| f32::from_le_bytes(*bytes)).collect();
+        self.norm_by(&weight, 0, tokens);
+        Ok(())
+    }
+
+    fn last_norm(&mut self, token: u32) -> Result<()> {
+        let weight = std::mem::take(&mut self.last_norm);
+        self.norm_by(&weight, token, 1);
+        self.last_norm = weight;
+        Ok(())
+    }
+
+    fn product(&mut self, layer: &Layer, matrix: &Matrix, vectors: Vectors) -> Result<()> {
+        let row_bytes = matrix.row_bytes as usize;
+        let weights = part(layer, matrix.at, matrix.row_bytes * u64::from(matrix.rows))?;
+        let x = self.vectors(vectors.x, 0, vectors.tokens);
+        let tokens = vectors.tokens as usize;
+        let products = by_cpu::products(matrix.stored, weights, row_bytes, x, tokens);
+        let stride = self.sizes.elements(vectors.y) as usize;
+        let y = &mut self.buffers[vectors.y as usize];
+        for (row, products) in products.chunks(tokens).enumerate() {
+            for (token, product) in products.iter().enumerate() {
+                let y = &mut y[token * stride + vectors.y_first as usize + row];
+                *y = if vectors.adds { *y } else { 0.0 } + product;
+            }
+        }
+        Ok(())
+    }
+
+    fn attend(&mut self, block: usize, position: u32, tokens: u32) -> Result<()> {
+        let config = &self.sizes.config;
+        let shape = Heads {
+            position,
+            tokens,
+            heads: config.heads,
+            kv_heads: config.kv_heads,
+            head_elements: config.head_elements,
+        };
+        let taken = tokens as usize * (config.heads * config.head_elements) as usize;
+        let cached = tokens as usize * self.sizes.cached() as usize;
+        let (mut queries, keys, values) = (
+            self.take(Buffer::Queries),
+            self.take(Buffer::Keys),
+            self.take(Buffer::Values),
+        );
+        let mut attended = self.take(Buffer::Attended);
+        let (key_cache, value_cache) = &mut self.cache[block];
+        let of_tokens = &mut queries[..taken];
+        let given = (&keys[..cached], &values[..cached]);
+        let angles = &self.angles;
+        by_cpu::rope(shape, angles, of_tokens, given, (key_cache, value_cache))?;
+        let scale = self.sizes.scale();
+        let y = &mut attended[..taken];
+        by_cpu::attention(shape, of_tokens, (key_cache, value_cache), scale, y)?;
+        self.put(Buffer::Queries, queries);
+        self.put(Buffer::Keys, keys);
+        self.put(Buffer::Values, values);
+        self.put(Buffer::Attended, attended);
+        Ok(())
+    }
+
+    fn activate(&mut self, tokens: u32) -> Result<()> {
+        let mut gate = self.take(Buffer::Gate);
+        let up = self.vectors(Buffer::Up, 0, tokens);
+        reference::silu_mul(&mut gate[..up.len()], up);
+        self.put(Buffer::Gate, gate);
+        Ok(())
+    }
+
+    fn experts(&mut self, block: usize, tokens: u32) -> Result<()> {
+        let Some(experts) = &self.experts else {
+            return Err(Error::internal("a model without experts"));
+        };
+        let logits = self.vectors(Buffer::Router, 0, tokens);
+        let x = self.vectors(Buffer::Normed, 0, tokens);
+        let y = experts.compute(block as u32, logits, x)?;
+        let hidden = &mut self.buffers[Buffer::Hidden as usize];
+        hidden.iter_mut().zip(y).for_each(|(sum, y)| *sum += y);
+        Ok(())
+    }
+
+    fn expert_counts(&self) -> Result<Option<Counts>> {
+        Ok(None)
+    }
+
+    fn next_token(&mut self, _: &LayerLoader) -> Result<u32> {
+        Ok(reference::argmax(&self.buffers[Buffer::Logits as usize]))
+    }
+
+    fn logits(&mut self) -> Result<Vec<f32>> {
+        Ok(self.buffers[Buffer::Logits as usize].clone())
+    }
+}

@@ -1,0 +1,318 @@
+//! Back end of a GPU: kernels in a stream that it owns.
+// UNSAFETY: launches kernels over addresses of memory that the machine owns, or that a layer holds.
+#![allow(unsafe_code)]
+
+use super::{Buffer, Machine, Sizes, Vectors};
+use crate::experts::{self, CacheOptions, Counts, Experts, GpuExperts, Policy, Step};
+use crate::llama::weights::{Embedding, Matrix, Weights};
+use nvme_compute::steps::Steps;
+use nvme_compute_kernel::{Argmax, Attention, Gemv, RmsNorm, Rope, SiluMul, Unpack, reference};
+use nvme_host::cuda::{DeviceMemory, Gpu, Pending, ReadRange, Stream};
+use nvme_host::loader::{Layer, LayerLoader};
+use nvme_host::store::status;
+use nvme_host::{Error, Result};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// Deadline of a step, besides the reads of its layers, which have their own deadlines. Kernels take
+/// milliseconds; a step that takes this long will not end, and waiting longer would hang the program.
+const LIMIT: Duration = Duration::from_secs(60);
+pub struct GpuMachine {
+    steps: Steps,
+    stream: Stream,
+    sizes: Sizes,
+    buffers: Vec<DeviceMemory>,
+    /// Keys and values of each layer, by position.
+    cache: Vec<(DeviceMemory, DeviceMemory)>,
+    angles: DeviceMemory,
+    last_norm: DeviceMemory,
+    /// The number of the token that was computed last, an `i64`.
+    index: DeviceMemory,
+    /// Running maximum of `nvme_argmax`.
+    best: DeviceMemory,
+    /// Rows of embeddings as they are stored.
+    rows: DeviceMemory,
+    embedding: Embedding,
+    /// The read of the step's embeddings.
+    pending: Option<Pending>,
+    experts: Option<GpuExperts>,
+    /// The reads of the step's experts.
+    expert_reads: Vec<Pending>,
+    name: String,
+}
+
+impl GpuMachine {
+    pub fn new(gpu: &Arc<Gpu>, sizes: Sizes, weights: &Weights) -> Result<Self> {
+        let floats = |count: usize| DeviceMemory::new(gpu, count.max(1) * 4);
+        let config = &sizes.config;
+        let cached = sizes.positions as usize * sizes.cached() as usize;
+        let angles = reference::angles(sizes.positions, config.head_elements, config.rope_base);
+        let buffers = Buffer::ALL.map(|buffer| floats(sizes.all_elements(buffer)));
+        let cache = (0..config.layers).map(|_| Ok((floats(cached)?, floats(cached)?)));
+        let tokens = sizes.tokens as usize;
+        let row_bytes = weights.embedding.row_bytes as usize;
+        let experts = weights.experts.as_ref();
+        let experts = experts
+            .map(|experts| expert_cache(experts, &sizes))
+            .transpose()?;
+        Ok(Self {
+            steps: Steps::load(gpu)?,
+            stream: Stream::new(gpu)?,
+            buffers: buffers.into_iter().collect::<Result<_>>()?,
+            cache: cache.collect::<Result<_>>()?,
+            angles: uploaded(gpu, &angles)?,
+            last_norm: uploaded(gpu, &weights.last_norm)?,
+            index: DeviceMemory::new(gpu, 8)?,
+            best: DeviceMemory::new(gpu, 8)?,
+            rows: DeviceMemory::new(gpu, tokens * row_bytes.next_multiple_of(16))?,
+            embedding: weights.embedding.clone(),
+            pending: None,
+            experts,
+            expert_reads: Vec::new(),
+            name: gpu.describe(),
+            sizes,
+        })
+    }
+
+    fn address(&self, buffer: Buffer) -> u64 {
+        self.buffers[buffer as usize].address()
+    }
+
+    fn norm_by(&self, weight: u64, first: u32, tokens: u32) -> Result<()> {
+        let width = self.sizes.config.width;
+        let norm = RmsNorm {
+            x: self.address(Buffer::Hidden) + u64::from(first) * u64::from(width) * 4,
+            weight,
+            y: self.address(Buffer::Normed),
+            elements: width,
+            tokens,
+            epsilon: self.sizes.config.epsilon,
+            reserved: 0,
+        };
+        // SAFETY: as for `product`.
+        unsafe { self.steps.rms_norm(&norm, self.stream.handle()) }
+    }
+
+    /// Returns the number of bytes from one row of embeddings to the next where they are read.
+    fn row_stride(&self) -> u64 {
+        self.embedding.row_bytes.next_multiple_of(16)
+    }
+}
+
+/// Returns the cache of the experts: for as many tokens at a time as it has room.
+fn expert_cache(experts: &Experts, sizes: &Sizes) -> Result<GpuExperts> {
+    let shape = experts.shape();
+    let slots = sizes.expert_bytes / experts.slot_bytes();
+    let tokens = match slots >= u64::from(shape.experts) {
+        true => sizes.tokens,
+        false => (slots / u64::from(shape.choices)).clamp(1, sizes.tokens.into()) as u32,
+    };
+    let options = CacheOptions {
+        bytes: sizes.expert_bytes,
+        policy: Policy::Lru,
+        pinned: Vec::new(),
+        tokens,
+        limit: LIMIT,
+    };
+    GpuExperts::new(experts, &options)
+}
+
+/// Uploads numbers to GPU memory.
+fn uploaded(gpu: &Arc<Gpu>, numbers: &[f32]) -> Result<DeviceMemory> {
+    let bytes: Vec<u8> = numbers
+        .iter()
+        .flat_map(|number| number.to_le_bytes())
+        .collect();
+    let memory = DeviceMemory::new(gpu, bytes.len())?;
+    memory.upload(0, &bytes)?;
+    Ok(memory)
+}
+
+impl Machine for GpuMachine {
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn stream(&self) -> u64 {
+        self.stream.handle()
+    }
+
+    fn embed(&mut self, tokens: &[u32]) -> Result<()> {
+        let stride = self.row_stride();
+        let parts = self.embedding.parts(tokens, stride);
+        let ranges = parts.iter().map(|part| ReadRange {
+            offset: part.offset,
+            bytes: part.bytes,
+            to: self.rows.address() + part.at,
+        });
+        let ranges: Vec<ReadRange> = ranges.collect();
+        let store = &self.embedding.store;
+        // SAFETY: the rows are memory of this machine, which waits for its stream before it is dropped.
+        let pending = unsafe { store.read_ranges_on_gpu(&ranges, self.stream.handle())? };
+        self.pending = Some(pending);
+        self.expert_reads.clear();
+        let unpack = Unpack {
+            rows: self.rows.address(),
+            y: self.address(Buffer::Hidden),
+            row_stride: stride,
+            columns: self.sizes.config.width,
+            tokens: tokens.len() as u32,
+            stored: self.embedding.stored as u32,
+            reserved: 0,
+        };
+        // SAFETY: as for `product`.
+        unsafe { self.steps.unpack(&unpack, self.stream.handle()) }
+    }
+
+    fn norm(&mut self, layer: &Layer, weight: u64, tokens: u32) -> Result<()> {
+        self.norm_by(layer.address() + weight, 0, tokens)
+    }
+
+    fn last_norm(&mut self, token: u32) -> Result<()> {
+        self.norm_by(self.last_norm.address(), token, 1)
+    }
+
+    fn product(&mut self, layer: &Layer, matrix: &Matrix, vectors: Vectors) -> Result<()> {
+        let gemv = Gemv {
+            weights: layer.address() + matrix.at,
+            x: self.address(vectors.x),
+            y: self.address(vectors.y) + u64::from(vectors.y_first) * 4,
+            row_bytes: matrix.row_bytes,
+            rows: matrix.rows,
+            columns: matrix.columns,
+            stride: self.sizes.elements(vectors.y),
+            tokens: vectors.tokens,
+            stored: matrix.stored as u32,
+            adds: vectors.adds.into(),
+        };
+        // SAFETY: the memory belongs to this back end, which waits for its stream before it is dropped, or to a
+        // layer whose slot is not overwritten before the stream has passed the kernels that use it.
+        unsafe { self.steps.gemv(&gemv, self.stream.handle()) }
+    }
+
+    fn attend(&mut self, block: usize, position: u32, tokens: u32) -> Result<()> {
+        let config = &self.sizes.config;
+        let (key_cache, value_cache) =
+            (self.cache[block].0.address(), self.cache[block].1.address());
+        let rope = Rope {
+            queries: self.address(Buffer::Queries),
+            keys: self.address(Buffer::Keys),
+            values: self.address(Buffer::Values),
+            angles: self.angles.address(),
+            key_cache,
+            value_cache,
+            position,
+            tokens,
+            heads: config.heads,
+            kv_heads: config.kv_heads,
+            head_elements: config.head_elements,
+            reserved: 0,
+        };
+        let attention = Attention {
+            queries: rope.queries,
+            key_cache,
+            value_cache,
+            y: self.address(Buffer::Attended),
+            position,
+            tokens,
+            heads: config.heads,
+            kv_heads: config.kv_heads,
+            head_elements: config.head_elements,
+            scale: self.sizes.scale(),
+        };
+        // SAFETY: as for `product`.
+        unsafe {
+            self.steps.rope(&rope, self.stream.handle())?;
+            self.steps.attention(&attention, self.stream.handle())
+        }
+    }
+
+    fn activate(&mut self, tokens: u32) -> Result<()> {
+        let gate = self.address(Buffer::Gate);
+        let silu = SiluMul {
+            x: gate,
+            factor: self.address(Buffer::Up),
+            y: gate,
+            elements: u64::from(self.sizes.config.hidden) * u64::from(tokens),
+        };
+        // SAFETY: as for `product`.
+        unsafe { self.steps.silu_mul(&silu, self.stream.handle()) }
+    }
+
+    fn experts(&mut self, block: usize, tokens: u32) -> Result<()> {
+        let Some(experts) = &self.experts else {
+            return Err(Error::internal("a model without experts"));
+        };
+        let most = experts.tokens() as usize;
+        for first in (0..tokens).step_by(most) {
+            let at = |buffer| {
+                let before = u64::from(first) * u64::from(self.sizes.elements(buffer));
+                self.address(buffer) + before * 4
+            };
+            let step = Step {
+                layer: block as u32,
+                tokens: (tokens - first).min(most as u32),
+                logits: at(Buffer::Router),
+                x: at(Buffer::Normed),
+                y: at(Buffer::Hidden),
+                adds: true,
+                probabilities: 0,
+            };
+            // SAFETY: vectors of this machine, which waits for its stream before they are freed.
+            let pending = unsafe { experts.step(&step, self.stream.handle())? };
+            self.expert_reads.push(pending);
+        }
+        Ok(())
+    }
+
+    fn expert_counts(&self) -> Result<Option<Counts>> {
+        self.experts.as_ref().map(GpuExperts::counts).transpose()
+    }
+
+    fn next_token(&mut self, loader: &LayerLoader) -> Result<u32> {
+        let argmax = Argmax {
+            x: self.address(Buffer::Logits),
+            best: self.best.address(),
+            index: self.index.address(),
+            elements: self.sizes.config.vocabulary.into(),
+        };
+        // SAFETY: as for `product`; `best` is 0 before the first and after each.
+        unsafe { self.steps.argmax(&argmax, self.stream.handle())? };
+        let begin = Instant::now();
+        self.stream.wait(LIMIT, || Ok(()))?;
+        loader.check(LIMIT.saturating_sub(begin.elapsed()))?;
+        if let Some(pending) = self.pending.take()
+            && let left = LIMIT.saturating_sub(begin.elapsed())
+            && let Some((row, code)) = pending.wait(left)?.failures.first
+        {
+            let (what, remedy) = status::describe(code);
+            let cause = format!("part {row} of the embeddings of the step: {what}");
+            return Err(Error::device(cause, remedy));
+        }
+        for pending in self.expert_reads.drain(..) {
+            let left = LIMIT.saturating_sub(begin.elapsed());
+            experts::check(pending.wait(left)?)?;
+        }
+        let mut token = [0; 8];
+        self.index.download(0, &mut token)?;
+        let token = u32::try_from(i64::from_le_bytes(token));
+        token.map_err(|_| Error::internal("a token below 0"))
+    }
+
+    fn logits(&mut self) -> Result<Vec<f32>> {
+        self.stream.wait(LIMIT, || Ok(()))?;
+        let memory = &self.buffers[Buffer::Logits as usize];
+        let mut bytes = vec![0; memory.len()];
+        memory.download(0, &mut bytes)?;
+        let numbers = bytes.as_chunks::<4>().0.iter();
+        Ok(numbers.map(|bytes| f32::from_le_bytes(*bytes)).collect())
+    }
+}
+
+impl Drop for GpuMachine {
+    fn drop(&mut self) {
+        // Work that does not end keeps its memory: reads are ended by the store's watch thread, and kernels end
+        // on their own.
+        let _ = self.stream.wait(LIMIT, || Ok(()));
+    }
+}

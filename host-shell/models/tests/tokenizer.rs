@@ -1,0 +1,193 @@
+//! Tokens of texts, beside those that llama.cpp makes of them: tests/tokenizer_oracle.py writes the files.
+
+use nvme_host::{Catalog, Store, StoreOptions};
+use nvme_models::Tokenizer;
+use std::path::{Path, PathBuf};
+
+fn folder() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/tokenizer")
+}
+
+fn tokenizer(name: &str) -> Tokenizer {
+    let options = StoreOptions {
+        read_only: true,
+        ..StoreOptions::default()
+    };
+    let path = folder().join(name);
+    let store = Store::open(&format!("file:{}", path.display()), &options).unwrap();
+    Tokenizer::of(&Catalog::of_store(&store, 0).unwrap()).unwrap()
+}
+
+fn json<T: serde::de::DeserializeOwned>(name: &str) -> T {
+    let text = std::fs::read_to_string(folder().join(name)).unwrap();
+    serde_json::from_str(&text).unwrap()
+}
+
+const KINDS: [&str; 2] = ["spm", "llama-bpe"];
+
+#[test]
+fn texts_have_the_tokens_of_llama_cpp() {
+    let texts: Vec<String> = json("texts.json");
+    assert_eq!(texts.len(), 400);
+    for kind in KINDS {
+        let tokenizer = tokenizer(&format!("{kind}.gguf"));
+        let expected: Vec<Vec<u32>> = json(&format!("{kind}.json"));
+        for (text, expected) in texts.iter().zip(&expected) {
+            let found = tokenizer.encode(text).unwrap();
+            assert_eq!(found, *expected, "{kind}: {text:?}");
+        }
+    }
+}
+
+#[test]
+fn tokens_are_the_text_again() {
+    let texts: Vec<String> = json("texts.json");
+    for (kind, space) in KINDS.into_iter().zip([" ", ""]) {
+        let tokenizer = tokenizer(&format!("{kind}.gguf"));
+        for text in texts
+            .iter()
+            .filter(|text| !text.contains(['<', '\u{2581}']))
+        {
+            let tokens = tokenizer.encode(text).unwrap();
+            let found = tokenizer.decode(&tokens);
+            assert_eq!(String::from_utf8(found).unwrap(), format!("{space}{text}"));
+        }
+    }
+}
+
+/// Merging by a look at all neighbours for each merge takes the square of a word's length: a minute for the first of
+/// these texts.
+#[test]
+fn a_long_text_without_a_space_takes_no_square_of_its_length() {
+    for kind in KINDS {
+        let tokenizer = tokenizer(&format!("{kind}.gguf"));
+        for text in [
+            "\u{4e2d}\u{6587}",
+            "ab",
+            " ",
+            "\u{300}",
+            "'",
+            "<|im_start|>",
+            "1",
+        ] {
+            let text = text.repeat(20_000);
+            let tokens = tokenizer.encode(&text).unwrap();
+            assert!(!tokens.is_empty());
+        }
+    }
+}
+
+#[test]
+fn an_interrupt_ends_the_work_on_a_text() {
+    let tokenizer = tokenizer("llama-bpe.gguf");
+    let mut calls = 0;
+    let stop = &mut || {
+        calls += 1;
+        match calls {
+            100 => Err(nvme_host::Error::usage("stopped", "go on")),
+            _ => Ok(()),
+        }
+    };
+    let error = tokenizer.encode_until(&"word ".repeat(10_000), stop);
+    assert_eq!(error.unwrap_err().to_string(), "stopped");
+    assert_eq!(calls, 100);
+}
+
+/// The keys of a GGUF file without tensors.
+struct Keys {
+    count: u64,
+    bytes: Vec<u8>,
+}
+
+impl Keys {
+    fn text(bytes: &mut Vec<u8>, text: &str) {
+        bytes.extend((text.len() as u64).to_le_bytes());
+        bytes.extend(text.as_bytes());
+    }
+
+    /// A value of the type `kind`, whose bytes are given.
+    fn add(&mut self, name: &str, kind: u32, value: &[u8]) {
+        self.count += 1;
+        Self::text(&mut self.bytes, name);
+        self.bytes.extend(kind.to_le_bytes());
+        self.bytes.extend(value);
+    }
+
+    fn add_array(&mut self, name: &str, kind: u32, values: &[Vec<u8>]) {
+        let mut bytes = kind.to_le_bytes().to_vec();
+        bytes.extend((values.len() as u64).to_le_bytes());
+        bytes.extend(values.concat());
+        self.add(name, 9, &bytes);
+    }
+
+    fn file(&self) -> Vec<u8> {
+        let mut file = b"GGUF\x03\0\0\0".to_vec();
+        file.extend(0u64.to_le_bytes());
+        file.extend(self.count.to_le_bytes());
+        file.extend(&self.bytes);
+        file
+    }
+}
+
+/// A tokenizer of the kind SentencePiece with a token for each byte, and `tokens` with their scores behind those.
+fn of_scores(tokens: &[(&str, f32)]) -> Tokenizer {
+    let bytes = (0..=u8::MAX).map(|byte| (format!("<0x{byte:02X}>"), 0.0, 6i32));
+    let tokens = tokens
+        .iter()
+        .map(|(text, score)| ((*text).to_owned(), *score, 1));
+    let all: Vec<(String, f32, i32)> = bytes.chain(tokens).collect();
+    let mut keys = Keys {
+        count: 0,
+        bytes: Vec::new(),
+    };
+    let text = |text: &str| {
+        let mut bytes = Vec::new();
+        Keys::text(&mut bytes, text);
+        bytes
+    };
+    keys.add("tokenizer.ggml.model", 8, &text("llama"));
+    let texts: Vec<Vec<u8>> = all.iter().map(|(name, ..)| text(name)).collect();
+    keys.add_array("tokenizer.ggml.tokens", 8, &texts);
+    let scores: Vec<Vec<u8>> = all.iter().map(|one| one.1.to_le_bytes().to_vec()).collect();
+    keys.add_array("tokenizer.ggml.scores", 6, &scores);
+    let kinds: Vec<Vec<u8>> = all.iter().map(|one| one.2.to_le_bytes().to_vec()).collect();
+    keys.add_array("tokenizer.ggml.token_type", 5, &kinds);
+    keys.add("tokenizer.ggml.add_bos_token", 7, &[0]);
+    keys.add("tokenizer.ggml.add_space_prefix", 7, &[0]);
+    Tokenizer::of(&Catalog::of(&keys.file().as_slice()).unwrap()).unwrap()
+}
+
+/// llama.cpp takes the pair with the highest score, and of equal scores the one that begins first; 0 and -0 are equal.
+#[test]
+fn of_equal_scores_the_leftmost_pair_is_merged() {
+    for scores in [[-1.0, -1.0], [0.0, -0.0]] {
+        let tokenizer = of_scores(&[
+            ("a", -9.0),
+            ("b", -9.0),
+            ("c", -9.0),
+            ("bc", scores[0]),
+            ("ab", scores[1]),
+            ("aa", -2.0),
+            ("caa", -3.0),
+        ]);
+        for (text, expected) in [
+            ("abc", &["ab", "c"][..]),
+            ("babc", &["b", "ab", "c"]),
+            ("bcabc", &["bc", "ab", "c"]),
+            ("aaa", &["aa", "a"]),
+            ("caaab", &["caa", "ab"]),
+            ("bcd", &["bc", "<0x64>"]),
+            ("\u{e9}", &["<0xC3>", "<0xA9>"]),
+        ] {
+            let expected: Vec<u32> = expected
+                .iter()
+                .map(|one| tokenizer.token(one).unwrap())
+                .collect();
+            assert_eq!(
+                tokenizer.encode(text).unwrap(),
+                expected,
+                "{text} {scores:?}"
+            );
+        }
+    }
+}
