@@ -64,7 +64,8 @@ impl Table {
                     .collect();
                 whole[skip..skip + part] == *have
             };
-            let mut may = (floor[lba]..=self.issued[lba]).rev();
+            // The oldest of them: a part of few bytes may be that of several versions.
+            let mut may = floor[lba]..=self.issued[lba];
             let Some(version) = may.find(|version| of(*version)) else {
                 let older = (0..floor[lba]).rev().find(|version| of(*version));
                 return Err(match older {
