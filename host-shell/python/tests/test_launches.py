@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import ctypes
+import gc
 import time
 
 import pytest
 
 import nvme_gpu
-from conftest import Device, rows_of
+from conftest import SIM_GPU, Device, rows_of
 
 
 @pytest.fixture
@@ -121,3 +122,40 @@ def test_waiting_for_several_gathers_takes_one_time(gpu_store, driver):
     except nvme_gpu.Timeout as error:
         assert "have not ended" in str(error)
     table.check(60)
+
+
+def test_closed_stores_leave_no_registration(driver):
+    """The words that kernels and the host share are memory of the host that is registered with the GPU."""
+
+    def one():
+        with nvme_gpu.open(SIM_GPU, gpu=0) as store:
+            rows_of(store, 64, 4).gather(Device([3, 5])).tolist()
+        gc.collect()
+        return driver.fake_cuda_registered()
+
+    first = one()
+    assert [one() for _ in range(3)] == [first] * 3
+
+
+def test_a_graph_keeps_the_words_of_its_closed_store(driver):
+    """A launch of the graph reads in them that it may touch nothing else; they go with the graph."""
+    before = driver.fake_cuda_registered()
+    store = nvme_gpu.open(SIM_GPU, gpu=0)
+    ids, table = Device([3, 5]), rows_of(store, 64, 4)
+    out = Device([7] * 8, "<i4", shape=(2, 4))
+
+    def gather(stream):
+        table.gather(ids, out=out, stream=stream)
+
+    graph = Graph(driver, gather)
+    store.close()
+    del store, table
+    graph.run()
+    assert out.tolist() == [0] * 8
+    gc.collect()
+    assert driver.fake_cuda_registered() > before
+    graph.destroy()
+    # Opening another store takes back what graphs that are gone have left.
+    nvme_gpu.open(SIM_GPU, gpu=0).close()
+    gc.collect()
+    assert driver.fake_cuda_registered() == before

@@ -1,14 +1,15 @@
 //! Words in memory of the host by which kernels and the host tell each other what they do.
 //!
-//! A launch may be captured in a graph, and replayed when the store that it was made for is gone: these words are
-//! never freed. A kernel reads in them that it may touch nothing else.
-// UNSAFETY: the words are leaked memory, used as atomics.
+//! A launch may be captured in a graph, and replayed when the store that it was made for is gone: what keeps the
+//! launch keeps these words. A kernel reads in them that it may touch nothing else.
+// UNSAFETY: the words are pages that kernels access too, used as atomics.
 #![allow(unsafe_code)]
 
 use super::super::driver::Gpu;
 use super::super::registered::Registered;
 use nvme_core::gate::{self, Gate};
 use nvme_core::sync::{AtomicU32, AtomicU64, Order, Scope};
+use nvme_driver::dma::Pages;
 use nvme_driver::error::Result;
 use nvme_gpu_kernel::rows::{Summary, of_worst};
 use std::sync::Arc;
@@ -36,16 +37,15 @@ pub struct Failures {
     pub member: Option<u32>,
 }
 
-/// The gate and the summaries of launches, in host memory that kernels access too. The memory is never freed.
-#[derive(Debug)]
+/// The gate and the summaries of launches, in host memory that kernels access too.
+///
+/// Its owner is [`StationMemory`](super::state::StationMemory), which every launch keeps that may read the words.
 pub(super) struct Board {
-    gate: &'static [AtomicU32],
-    gate_address: u64,
-    /// Number of writes of the host that have ended.
-    written: &'static WriteCount,
-    written_address: u64,
-    summaries: &'static [SummaryWords],
-    summaries_address: u64,
+    /// Dropped before the pages.
+    registered: Registered,
+    pages: Arc<Pages>,
+    gate_words: usize,
+    launches: usize,
 }
 
 impl Board {
@@ -54,72 +54,74 @@ impl Board {
     /// # Errors
     /// Without memory that the GPU reaches.
     pub fn new(gpu: &Arc<Gpu>, stations: u32, launches: u32) -> Result<Self> {
-        let words = gate::words(stations);
-        let gate_bytes = (words * 4).next_multiple_of(64);
-        let written_bytes = 64;
-        let head = gate_bytes + written_bytes;
-        let bytes = head + launches as usize * size_of::<SummaryWords>();
+        let (gate_words, launches) = (gate::words(stations), launches as usize);
+        let bytes = head(gate_words) + launches * size_of::<SummaryWords>();
         let (pages, registered) = Registered::pinned(gpu, bytes)?;
-        let (start, address) = (pages.start(), registered.address());
-        std::mem::forget(registered);
-        std::mem::forget(pages);
-        // SAFETY: `bytes` zeroed bytes, aligned to a page, that are never freed: the registration and the pages
-        // were forgotten. Both sides use them as atomics alone.
-        let (gate, written, summaries) = unsafe {
-            let gate = std::slice::from_raw_parts(start.cast::<AtomicU32>(), words);
-            let written = &*start.add(gate_bytes).cast::<WriteCount>();
-            let first = start.add(head).cast::<SummaryWords>();
-            let summaries = std::slice::from_raw_parts(first, launches as usize);
-            (gate, written, summaries)
-        };
         Ok(Self {
-            gate,
-            gate_address: address,
-            written,
-            written_address: address + gate_bytes as u64,
-            summaries,
-            summaries_address: address + head as u64,
+            registered,
+            pages,
+            gate_words,
+            launches,
         })
     }
 
-    pub fn gate(&self) -> Gate<'static> {
+    pub fn gate(&self) -> Gate<'_> {
+        let start = self.pages.start().cast::<AtomicU32>();
+        // SAFETY: the pages begin with so many words, zeroed and aligned to a page, and live as long as the borrow.
+        // Both sides use them as atomics alone.
+        let words = unsafe { std::slice::from_raw_parts(start, self.gate_words) };
         // There are words of a gate: `new` made them.
-        Gate::new(self.gate).unwrap_or_else(|| unreachable!())
+        Gate::new(words).unwrap_or_else(|| unreachable!())
+    }
+
+    /// Returns the number of writes of the host that have ended.
+    fn written(&self) -> &WriteCount {
+        let start = self.pages.start().wrapping_add(gate_bytes(self.gate_words));
+        // SAFETY: inside the pages, aligned to 64 bytes, alive as long as the borrow, and used as an atomic alone.
+        unsafe { &*start.cast::<WriteCount>() }
+    }
+
+    fn summaries(&self) -> &[SummaryWords] {
+        let start = self.pages.start().wrapping_add(head(self.gate_words));
+        // SAFETY: the pages end with so many summaries, aligned to 64 bytes, and live as long as the borrow. Both sides
+        // use them as atomics alone.
+        unsafe { std::slice::from_raw_parts(start.cast(), self.launches) }
     }
 
     /// Returns the GPU's address of the gate's words.
     pub fn gate_address(&self) -> u64 {
-        self.gate_address
+        self.registered.address()
     }
 
     /// Returns the GPU's address of the count of writes.
     pub fn written_address(&self) -> u64 {
-        self.written_address
+        self.registered.address() + gate_bytes(self.gate_words) as u64
     }
 
     /// Counts a write that has ended.
     pub fn wrote(&self) {
         // Release: pairs with the acquire load of the count by a gather's kernel. A gather that sees the new
         // count also reads the bytes that were written, and treats older lines of its cache as stale.
-        self.written.fetch_add(1, Ordering::Release);
+        self.written().fetch_add(1, Ordering::Release);
     }
 
     /// Returns the GPU's address of summary `index`.
     pub fn summary_address(&self, index: u32) -> u64 {
-        self.summaries_address + u64::from(index) * size_of::<SummaryWords>() as u64
+        let first = self.registered.address() + head(self.gate_words) as u64;
+        first + u64::from(index) * size_of::<SummaryWords>() as u64
     }
 
     /// Returns the number of launches with summary `index` that have ended.
     pub fn ended(&self, index: u32) -> u32 {
         // Acquire: pairs with the system-scope fence of the launch's last block. A host thread that sees the
         // count grow may read the rows that all blocks stored, and the failures of the summary.
-        let summary = self.summaries.get(index as usize);
+        let summary = self.summaries().get(index as usize);
         summary.map_or(0, |summary| summary.ended.load(Order::Acquire, Scope::Sys))
     }
 
     /// Returns the rows that the last launch with summary `index` did not read.
     pub fn failures(&self, index: u32) -> Failures {
-        let Some(summary) = self.summaries.get(index as usize) else {
+        let Some(summary) = self.summaries().get(index as usize) else {
             return Failures::default();
         };
         let rows = summary.failed.load(Order::Relaxed, Scope::Sys);
@@ -134,4 +136,14 @@ impl Board {
             member,
         }
     }
+}
+
+/// Bytes of the gate's words, with what fills their last line of 64.
+fn gate_bytes(words: usize) -> usize {
+    (words * size_of::<AtomicU32>()).next_multiple_of(64)
+}
+
+/// Bytes before the summaries: the gate, and a line for the count of writes.
+fn head(gate_words: usize) -> usize {
+    gate_bytes(gate_words) + 64
 }

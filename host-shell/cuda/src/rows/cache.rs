@@ -76,7 +76,7 @@ impl TableCache {
             epochs: words + 8 * lines,
             states: words + 16 * lines,
             data: self.memory.data.address(),
-            written_by_host: self.state.board.written_address(),
+            written_by_host: self.state.memory.board.written_address(),
             written_by_gpu: self.state.written.address(),
             lines: self.lines,
             line_bytes: self.line_bytes,

@@ -374,7 +374,7 @@ impl GpuRows {
 
     /// Counts a write of the host that has ended.
     pub fn wrote(&self) {
-        self.state.board.wrote();
+        self.state.memory.board.wrote();
     }
 
     /// Returns the launch without the parts that are specific to one call.
@@ -389,7 +389,7 @@ impl GpuRows {
         };
         Some(Gather {
             queues: self.queues(lent),
-            gate: self.state.board.gate_address(),
+            gate: self.state.memory.board.gate_address(),
             stations: self.state.memory.free.address(),
             slots: slots.address(),
             slots_iova: slots.iova().0,

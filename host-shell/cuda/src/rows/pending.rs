@@ -278,7 +278,7 @@ impl Part {
     fn failures(&self) -> Failures {
         match &self.by {
             _ if self.ended() == 0 => Failures::default(),
-            By::Kernel { slot, .. } => slot.state().board.failures(slot.number()),
+            By::Kernel { slot, .. } => slot.state().memory.board.failures(slot.number()),
             By::Host { ended, .. } => ended.failures(),
         }
     }

@@ -40,7 +40,7 @@ impl RowsState {
     pub(super) fn reserve(self: &Arc<Self>, count: usize) -> Result<Vec<LaunchSlot>> {
         // Graphs that were destroyed return their numbers here, and memory that nothing uses any more.
         leftovers::reap();
-        let ended = |number| self.board.ended(number);
+        let ended = |number| self.memory.board.ended(number);
         let (numbers, over) = {
             let mut launches = self.launches();
             let over = match launches.free.len() < count
@@ -71,7 +71,7 @@ impl RowsState {
         let slot = |number| LaunchSlot {
             state: Arc::clone(self),
             number,
-            before: self.board.ended(number),
+            before: self.memory.board.ended(number),
             stage: Stage::Reserved,
             kernels: None,
             named: None,
@@ -91,7 +91,7 @@ impl RowsState {
     /// numbers.
     pub(super) fn scatters_ended(&self) -> u64 {
         let launches = self.launches();
-        let ended = |number: &u32| u64::from(self.board.ended(*number));
+        let ended = |number: &u32| u64::from(self.memory.board.ended(*number));
         launches.of_scatters.iter().map(ended).sum()
     }
 }
@@ -128,7 +128,7 @@ impl LaunchSlot {
         let launch = Gather {
             progress: self.state.progress.address()
                 + u64::from(self.number) * size_of::<Progress>() as u64,
-            summary: self.state.board.summary_address(self.number),
+            summary: self.state.memory.board.summary_address(self.number),
             ..launch
         };
         let mut slot = Arc::new(self.launched(is_captured, kernels, named));
@@ -147,6 +147,7 @@ impl LaunchSlot {
     /// Returns the number of launches with this number that have ended since it was reserved.
     pub fn ended(&self) -> u32 {
         self.state
+            .memory
             .board
             .ended(self.number)
             .wrapping_sub(self.before)

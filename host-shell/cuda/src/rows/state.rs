@@ -22,6 +22,7 @@ const NAP: Duration = Duration::from_micros(20);
 /// alive. It is separate from the [`RowsState`], which has the list of abandoned launches: otherwise such a
 /// launch would keep itself alive.
 pub(in super::super) struct StationMemory {
+    pub(super) board: Board,
     /// A word for each station, 0 while it is free.
     pub free: DeviceMemory,
     /// A result cell for each row under way.
@@ -31,7 +32,6 @@ pub(in super::super) struct StationMemory {
 /// State that launches of one store share.
 pub(in super::super) struct RowsState {
     pub gpu: Arc<Gpu>,
-    pub(super) board: Board,
     pub stations: u32,
     pub memory: Arc<StationMemory>,
     /// Time that the groups inside may need to leave.
@@ -60,9 +60,9 @@ impl RowsState {
     pub fn new(gpu: &Arc<Gpu>, stations: u32, timeout: Duration) -> Result<Self> {
         Ok(Self {
             gpu: Arc::clone(gpu),
-            board: Board::new(gpu, stations, LAUNCHES)?,
             stations,
             memory: Arc::new(StationMemory {
+                board: Board::new(gpu, stations, LAUNCHES)?,
                 free: DeviceMemory::new(gpu, stations as usize * 4)?,
                 cells: DeviceMemory::new(gpu, stations as usize * STATION_CELLS as usize * 8)?,
             }),
@@ -81,7 +81,7 @@ impl RowsState {
     /// Gives lost stations back, with their cells: their commands have ended. A block that has claimed another one
     /// and not passed the gate yet keeps it.
     fn free_lost(&self) -> Result<()> {
-        let gate = self.board.gate();
+        let gate = self.memory.board.gate();
         while let Some(station) = gate.take_lost() {
             let cells = STATION_CELLS as usize * 8;
             self.memory
@@ -95,14 +95,14 @@ impl RowsState {
     /// Keeps launches from the queues from now on, and waits for those that use them; returns true if none does
     /// any more.
     pub fn end(&self) -> bool {
-        self.board.gate().close_for_good();
+        self.memory.board.gate().close_for_good();
         // Not by way of `stop`: a reset that another thread carries out may be waiting in it for the same groups.
         self.have_left()
     }
 
     /// Waits until no group is inside; returns true if none is.
     fn have_left(&self) -> bool {
-        let (gate, begin) = (self.board.gate(), Instant::now());
+        let (gate, begin) = (self.memory.board.gate(), Instant::now());
         while !gate.is_idle() {
             if begin.elapsed() > self.patience {
                 return false;
@@ -140,7 +140,9 @@ impl RowsState {
     /// True if nothing on the GPU refers to this memory any more: every launch has ended that is not one of a
     /// graph, which keeps everything that it needs, and no kernel of the caller's may come.
     pub(super) fn is_over(&self) -> bool {
-        let are_over = self.launches().are_over(|number| self.board.ended(number));
+        let are_over = self
+            .launches()
+            .are_over(|number| self.memory.board.ended(number));
         !self.is_kept.load(Ordering::Acquire) && are_over
     }
 }
@@ -154,7 +156,7 @@ impl Users for RowsState {
         if self.is_stopped.swap(true, Ordering::AcqRel) {
             return !self.is_stuck.load(Ordering::Acquire);
         }
-        self.board.gate().close();
+        self.memory.board.gate().close();
         let have_left = self.have_left();
         if !have_left {
             self.is_stuck.store(true, Ordering::Release);
@@ -166,7 +168,7 @@ impl Users for RowsState {
         if !self.is_stopped.swap(false, Ordering::AcqRel) {
             return;
         }
-        let gate = self.board.gate();
+        let gate = self.memory.board.gate();
         let is_stuck = self.is_stuck.load(Ordering::Acquire);
         // The GPU's driver is called while the gate is shut and nothing is inside: nothing waits for the drive.
         let freed = || -> Result<()> {
@@ -180,7 +182,7 @@ impl Users for RowsState {
         };
         if works && !is_stuck && may_pass() && freed().is_ok() {
             // Writes without an end may have taken place until now.
-            self.board.wrote();
+            self.memory.board.wrote();
             // A gate that was closed for good meanwhile stays closed.
             gate.open();
         } else {

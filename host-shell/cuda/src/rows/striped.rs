@@ -181,7 +181,7 @@ impl GpuRows {
         let (lent, slots) = (self.lent.as_ref()?, self.slots.as_ref()?);
         Some(Member {
             queues: self.queues(lent),
-            gate: self.state.board.gate_address(),
+            gate: self.state.memory.board.gate_address(),
             stations: self.state.memory.free.address(),
             slots: slots.address(),
             slots_iova: slots.iova().0,

@@ -34,16 +34,16 @@ impl Watch {
             while stopped.recv_timeout(LOOK) == Err(mpsc::RecvTimeoutError::Timeout) {
                 let changed = footing.check(nvm::opcode::READ);
                 if matches!(changed, Err(Error::Changed { .. })) {
-                    state.board.gate().close_for_good();
+                    state.memory.board.gate().close_for_good();
                     return;
                 }
-                if !state.board.gate().has_trouble() {
+                if !state.memory.board.gate().has_trouble() {
                     continue;
                 }
                 let reset = session.reset("a command of a GPU's gather or scatter got no answer");
                 // A reset that did not take place opened nothing either.
                 if reset.is_err() {
-                    state.board.gate().close_for_good();
+                    state.memory.board.gate().close_for_good();
                     // Who waits for an outcome learns that nothing can be read again.
                     let _ = footing.check(nvm::opcode::READ);
                     return;
