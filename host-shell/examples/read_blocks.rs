@@ -3,7 +3,7 @@
 //! `cargo run --release -p nvme-host --example read_blocks [DEVICE]`, for example `sim:disk.img`.
 
 use nvme_host::core::spec::{Lba, Nsid, nvm};
-use nvme_host::{Config, Controller, Error, Result};
+use nvme_host::{Controller, ControllerConfig, Error, Result};
 
 fn main() -> std::process::ExitCode {
     match run() {
@@ -19,7 +19,7 @@ fn run() -> Result<()> {
     let name = std::env::args()
         .nth(1)
         .unwrap_or_else(|| "sim:mem?size=16MiB".to_owned());
-    let controller = Controller::start(nvme_host::open(&name)?, &Config::default())?;
+    let controller = Controller::start(nvme_host::open(&name)?, &ControllerConfig::default())?;
 
     // Blocking: any range; split by what the controller and the namespace allow.
     let mut namespace = controller.namespace(Nsid(1))?;

@@ -6,20 +6,20 @@
 //! - [`Device`]: how a controller is reached. [`open`] makes one from the text of `--device`.
 //! - [`Controller`]: bring-up, admin commands, shutdown on drop.
 //! - [`Namespace`]: blocking reads and writes of any range.
-//! - [`Queue`]: a queue pair for one thread: submit, ring, poll.
+//! - [`DriverQueue`]: a queue pair for one thread: submit, ring, poll.
 //! - [`mod@bench`]: workloads, latency histograms and reports.
 //!
 //! Errors carry their cause, a remedy and the exit code of the command line: [`Error`].
 //!
 //! ```
 //! use nvme_host::core::spec::{Lba, Nsid};
-//! use nvme_host::{Config, Controller};
+//! use nvme_host::{ControllerConfig, Controller};
 //!
 //! # #[cfg(feature = "sim")]
 //! fn copy_a_block() -> nvme_host::Result<()> {
 //!     // A simulated drive in memory; `vfio:0000:01:00.0` is one on PCIe.
 //!     let device = nvme_host::open("sim:mem?size=16MiB")?;
-//!     let controller = Controller::start(device, &Config::default())?;
+//!     let controller = Controller::start(device, &ControllerConfig::default())?;
 //!     let mut namespace = controller.namespace(Nsid(1))?;
 //!     let mut block = vec![0; namespace.block_bytes() as usize];
 //!     block[..5].copy_from_slice(b"hello");
@@ -44,7 +44,7 @@
 //! }
 //! ```
 //!
-//! [`Queue`] has an example with commands in flight, [`Controller`] one with a command that is lost.
+//! [`DriverQueue`] has an example with commands in flight, [`Controller`] one with a command that is lost.
 //!
 //! This crate is a facade: it has no code of its own and re-exports `nvme-driver`, `nvme-cuda`, `nvme-store`,
 //! `nvme-files`, `nvme-doctor` and `nvme-bench` under the names that they had here. A user of blocks alone depends on
@@ -69,10 +69,11 @@ pub use nvme_driver::vfio;
 #[cfg(feature = "vfio-user")]
 pub use nvme_driver::vfio_user;
 pub use nvme_driver::{
-    Batch, Completion, Config, Controller, Device, DeviceEvent, DmaBuffer, DoorbellMap, Error,
-    Namespace, Notice, Notify, PageError, Pages, PeerMemory, Piece, ProcessMark, Queue,
-    QueueRefusal, Rejected, Result, RingMemory, Rings, Statistics, exit, open, open_reading,
-    outage, passthru, pci, relay, sysfs, units, words,
+    Controller, ControllerConfig, ControllerNotice, Device, DeviceEvent, DmaBuffer, DmaPages,
+    DoorbellMap, DriverQueue, Error, Namespace, NoticeListener, PageError, PeerMemory, ProcessMark,
+    QueueCompletion, QueueRefusal, QueueStatistics, RejectedSubmission, Result, RingLocation,
+    RingMemory, RingPiece, SubmissionBatch, exit, open, open_reading, outage, passthru, pci, relay,
+    sysfs, units, words,
 };
 pub use nvme_files::{Catalog, Manifest, catalog, files, loader, manifest};
 pub use nvme_store as store;

@@ -1,9 +1,9 @@
 //! Ends of the library that few programs meet: a device that came back and is of no use, and the longest time-out.
 #![cfg(feature = "sim")]
 
-use nvme_host::bench::{self, GoOn, Job, Limit, Pattern};
+use nvme_host::bench::{self, AccessPattern, BenchJob, GoOn, RunLimit};
 use nvme_host::core::spec::{Lba, Nsid};
-use nvme_host::{Config, Controller, Error};
+use nvme_host::{Controller, ControllerConfig, Error};
 use std::cell::RefCell;
 use std::time::Duration;
 
@@ -15,9 +15,9 @@ fn a_time_out_that_never_comes_is_one() {
         Duration::from_nanos(u64::MAX),
         Duration::from_secs(18_446_744_074),
     ] {
-        let config = Config {
+        let config = ControllerConfig {
             timeout,
-            ..Config::default()
+            ..ControllerConfig::default()
         };
         let (device, _) = nvme_host::sim::embed("mem?size=1MiB").unwrap();
         let controller = Controller::start(device, &config).unwrap();
@@ -34,7 +34,7 @@ fn a_time_out_that_never_comes_is_one() {
 fn a_device_that_came_back_and_cannot_be_used_is_let_go_of() {
     let start = |text: &str| {
         let (device, _) = nvme_host::sim::embed(text).unwrap();
-        Controller::start(device, &Config::default())
+        Controller::start(device, &ControllerConfig::default())
     };
     let came_back = RefCell::new(None);
     let open = || {
@@ -46,14 +46,14 @@ fn a_device_that_came_back_and_cannot_be_used_is_let_go_of() {
         patience: Duration::from_secs(20),
         open: &open,
     };
-    let job = Job {
+    let job = BenchJob {
         nsid: Nsid(1),
-        pattern: Pattern::Sequential,
+        pattern: AccessPattern::Sequential,
         read_percent: 100,
         bytes: 4096,
         queues: 1,
         depth: 4,
-        limit: Limit::Bytes(8 << 20),
+        limit: RunLimit::Bytes(8 << 20),
         ramp: None,
         span_blocks: 0,
         seed: 1,

@@ -1,6 +1,6 @@
 //! Rows by ids without a GPU: a store's gather beside the same rows out of memory.
 
-use crate::measure::{GatherCases, Ids, median, side_by_side};
+use crate::measure::{GatherCases, IdGenerator, median, side_by_side};
 use hdrhistogram::Histogram;
 use nvme_driver::error::{Error, Result};
 use nvme_store::{Store, Table};
@@ -61,7 +61,7 @@ fn case(store: &Store, job: &CpuGather, mirror: &[u8], row_bytes: u32) -> Result
         0 => GATHERED / u64::from(row_bytes.max(1024)),
         rows => rows,
     };
-    let ids = Ids::new(rows, job.cases.zipf);
+    let ids = IdGenerator::new(rows, job.cases.zipf);
     let mut out = vec![0; count as usize * row];
     let share = (count as usize).div_ceil(job.threads.max(1)).max(1);
     let (mut ours, mut bound) = (Vec::new(), Vec::new());

@@ -1,12 +1,12 @@
 //! A workload: operation, rate and duration.
 
-use super::pattern::Pattern;
+use super::pattern::AccessPattern;
 use nvme_core::spec::Nsid;
 use std::time::Duration;
 
 /// End of a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Limit {
+pub enum RunLimit {
     /// After this long.
     Time(Duration),
     /// After this many bytes, over all queues.
@@ -15,7 +15,7 @@ pub enum Limit {
 
 /// Commands per second that a run is held to, in equal steps from `from` to `to`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Ramp {
+pub struct RateRamp {
     /// Rate of the first step.
     pub from: u64,
     /// Rate of the last step.
@@ -24,7 +24,7 @@ pub struct Ramp {
     pub steps: u32,
 }
 
-impl Ramp {
+impl RateRamp {
     /// Returns the rate of step `index`.
     pub fn rate(&self, index: u32) -> u64 {
         if self.steps <= 1 {
@@ -37,11 +37,11 @@ impl Ramp {
 
 /// A workload.
 #[derive(Clone, Debug)]
-pub struct Job {
+pub struct BenchJob {
     /// The namespace.
     pub nsid: Nsid,
     /// Order of addresses.
-    pub pattern: Pattern,
+    pub pattern: AccessPattern,
     /// Share of reads in percent, 0 to 100.
     pub read_percent: u8,
     /// Bytes per command, a multiple of the block size.
@@ -50,10 +50,10 @@ pub struct Job {
     pub queues: u32,
     /// Commands in flight per queue.
     pub depth: u32,
-    /// End of the run. With a [`Ramp`] the time is divided among its steps.
-    pub limit: Limit,
+    /// End of the run. With a [`RateRamp`] the time is divided among its steps.
+    pub limit: RunLimit,
     /// Rate over all queues; none runs as fast as possible.
-    pub ramp: Option<Ramp>,
+    pub ramp: Option<RateRamp>,
     /// Blocks of the namespace to use, from 0 on; 0 is all.
     pub span_blocks: u64,
     /// Seed of addresses, mix and data.

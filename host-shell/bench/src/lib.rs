@@ -26,24 +26,24 @@ mod worker;
 
 pub use crate::measure::{GatherCases, crossings, median};
 pub use gather::{CpuGather, gather_by_cpu};
-pub use job::{Job, Limit, Ramp};
+pub use job::{BenchJob, RateRamp, RunLimit};
 pub use paths::{PathsJob, paths};
-pub use pattern::{Access, Pattern, SplitMix};
-pub use report::{Direction, Report, Step, queues_json};
+pub use pattern::{AccessPattern, PlannedAccess, SplitMix};
+pub use report::{DirectionReport, RampStep, RunReport, queues_json};
 #[cfg(feature = "cuda")]
 pub use rows_on_gpu::rows_on_gpu;
-pub use shared::Progress;
+pub use shared::RunProgress;
 
 use nvme_core::bringup::NamespaceInfo;
 use nvme_driver::controller::Controller;
-use nvme_driver::controller::outage::{self, Outages};
+use nvme_driver::controller::outage::{self, OutageCounts};
 use nvme_driver::error::{Error, Result};
 use nvme_driver::lock::lock;
-use shared::Shared;
+use shared::RunState;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
-use worker::{Pending, Tally, Worker};
+use worker::{BenchWorker, PendingAccess, StepTally};
 
 /// Limit of the tries to read back the same unit, with outages in between: a unit whose read itself makes the
 /// device fail would otherwise be tried forever.
@@ -60,8 +60,8 @@ pub struct GoOn<'a> {
 /// Runs `job` and returns the controller with the report. `progress` is called from this thread fifty times
 /// a second.
 ///
-/// Once the stop flag of the controller's [`Config`](nvme_driver::Config) is set, nothing more is sent, what is in
-/// flight is waited for a little, and the report of what ran is marked as interrupted.
+/// Once the stop flag of the controller's [`ControllerConfig`](nvme_driver::ControllerConfig) is set, nothing more is
+/// sent, what is in flight is waited for a little, and the report of what ran is marked as interrupted.
 ///
 /// With `go_on` commands that got no answer, or that a reset took, are sent again, and a device that left
 /// is opened again, in place of `controller`; what was lost is in the report. Without, each is an error.
@@ -71,26 +71,26 @@ pub struct GoOn<'a> {
 /// put right.
 pub fn run(
     controller: Controller,
-    job: &Job,
+    job: &BenchJob,
     go_on: Option<&GoOn<'_>>,
-    mut progress: impl FnMut(&Progress),
-) -> Result<(Controller, Report)> {
+    mut progress: impl FnMut(&RunProgress),
+) -> Result<(Controller, RunReport)> {
     let info = check(&controller, job)?;
-    let shared = Shared {
+    let shared = RunState {
         serial: controller.info().serial,
-        ..Shared::new(job, info, go_on.is_some())?
+        ..RunState::new(job, info, go_on.is_some())?
     };
-    let mut report = Report::new(&controller, job);
-    let mut on = Running::start(controller, &shared)?;
-    let mut outages = Outages::default();
+    let mut report = RunReport::new(&controller, job);
+    let mut on = RunningBench::start(controller, &shared)?;
+    let mut outages = OutageCounts::default();
     let run_start = Instant::now();
     let steps = job.ramp.map_or(1, |ramp| ramp.steps.max(1));
     for step in 0..steps {
         let rate = job.ramp.map(|ramp| ramp.rate(step));
         let begin = Instant::now();
         let deadline = match job.limit {
-            Limit::Time(time) => Some(begin + time / steps),
-            Limit::Bytes(_) => None,
+            RunLimit::Time(time) => Some(begin + time / steps),
+            RunLimit::Bytes(_) => None,
         };
         let mut tallies = Vec::new();
         loop {
@@ -120,17 +120,17 @@ pub fn run(
 }
 
 /// A controller and the workers that use it.
-struct Running<'a> {
+struct RunningBench<'a> {
     controller: Controller,
-    workers: Vec<Worker<'a>>,
-    shared: &'a Shared<'a>,
+    workers: Vec<BenchWorker<'a>>,
+    shared: &'a RunState<'a>,
 }
 
-impl<'a> Running<'a> {
-    fn start(controller: Controller, shared: &'a Shared<'a>) -> Result<Self> {
+impl<'a> RunningBench<'a> {
+    fn start(controller: Controller, shared: &'a RunState<'a>) -> Result<Self> {
         let mut workers = Vec::new();
         for index in 0..shared.job.queues {
-            workers.push(Worker::new(&controller, shared, index)?);
+            workers.push(BenchWorker::new(&controller, shared, index)?);
         }
         shared.opened.fetch_add(1, Ordering::Relaxed);
         Ok(Self {
@@ -141,8 +141,12 @@ impl<'a> Running<'a> {
     }
 
     /// Takes the workers' counts and queue pairs; returns the commands that each worker had under way.
-    fn let_workers_go(&mut self, report: &mut Report, outages: &mut Outages) -> Vec<Vec<Pending>> {
-        let leave = |worker: Worker<'_>| {
+    fn let_workers_go(
+        &mut self,
+        report: &mut RunReport,
+        outages: &mut OutageCounts,
+    ) -> Vec<Vec<PendingAccess>> {
+        let leave = |worker: BenchWorker<'_>| {
             report.add_queue(worker.qid(), &worker.statistics());
             let (again, lost) = worker.leave();
             outages.add(lost);
@@ -155,8 +159,8 @@ impl<'a> Running<'a> {
     fn read_back(
         mut self,
         go_on: Option<&GoOn<'_>>,
-        report: &mut Report,
-        outages: &mut Outages,
+        report: &mut RunReport,
+        outages: &mut OutageCounts,
     ) -> Result<Self> {
         let shared = self.shared;
         let Some(states) = &shared.states else {
@@ -195,8 +199,8 @@ impl<'a> Running<'a> {
         mut self,
         error: Error,
         go_on: Option<&GoOn<'_>>,
-        report: &mut Report,
-        outages: &mut Outages,
+        report: &mut RunReport,
+        outages: &mut OutageCounts,
     ) -> Result<Self> {
         let (Error::Gone { cause }, Some(go_on)) = (&error, go_on) else {
             return Err(error);
@@ -240,11 +244,11 @@ impl<'a> Running<'a> {
 
 /// Runs all workers until `deadline`, until the work is done, or until one fails.
 fn one_step(
-    workers: &mut [Worker<'_>],
+    workers: &mut [BenchWorker<'_>],
     rate: Option<u64>,
     deadline: Option<Instant>,
     mut progress: impl FnMut(),
-) -> Result<Vec<Tally>> {
+) -> Result<Vec<StepTally>> {
     let count = workers.len() as u64;
     let start = Instant::now();
     let tallies = std::thread::scope(|scope| {
@@ -267,11 +271,11 @@ fn one_step(
             .map(|handle| handle.join())
             .collect::<Vec<_>>()
     });
-    let tallies: std::result::Result<Vec<Tally>, _> = tallies.into_iter().collect();
+    let tallies: std::result::Result<Vec<StepTally>, _> = tallies.into_iter().collect();
     tallies.map_err(|_| Error::internal("a bench thread panicked"))
 }
 
-fn check(controller: &Controller, job: &Job) -> Result<NamespaceInfo> {
+fn check(controller: &Controller, job: &BenchJob) -> Result<NamespaceInfo> {
     let info = controller.usable_namespace(job.nsid)?;
     if job.bytes == 0 || !job.bytes.is_multiple_of(info.block_bytes) {
         return Err(Error::usage(

@@ -91,13 +91,13 @@ pub fn crossings(points: &[(f64, f64)], at: f64) -> Vec<f64> {
 
 /// Generator of row ids.
 #[derive(Clone, Debug)]
-pub(crate) struct Ids {
+pub(crate) struct IdGenerator {
     rows: u64,
     /// Sums of the weights of the ranks; empty for uniform ids.
     ranks: Vec<f64>,
 }
 
-impl Ids {
+impl IdGenerator {
     /// Creates the ids of a table of `rows` rows; `zipf` is Zipf's law with exponent 0.99.
     pub fn new(rows: u64, zipf: bool) -> Self {
         let mut sum = 0.0;
@@ -171,7 +171,7 @@ mod tests {
     #[test]
     fn ids_are_rows_and_few_of_them_are_frequent_by_zipfs_law() {
         for zipf in [false, true] {
-            let ids = Ids::new(1000, zipf).draw(20_000, 7);
+            let ids = IdGenerator::new(1000, zipf).draw(20_000, 7);
             assert!(ids.iter().all(|id| (0..1000).contains(id)));
             let mut counts = vec![0; 1000];
             ids.iter().for_each(|id| counts[*id as usize] += 1);
@@ -181,6 +181,9 @@ mod tests {
             let expected = if zipf { 12_000..15_000 } else { 2_000..3_500 };
             assert!(expected.contains(&tenth), "{zipf} {tenth}");
         }
-        assert_eq!(Ids::new(10, true).draw(5, 3), Ids::new(10, true).draw(5, 3));
+        assert_eq!(
+            IdGenerator::new(10, true).draw(5, 3),
+            IdGenerator::new(10, true).draw(5, 3)
+        );
     }
 }

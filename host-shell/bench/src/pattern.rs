@@ -5,7 +5,7 @@ use nvme_units::mix;
 
 /// Order of addresses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Pattern {
+pub enum AccessPattern {
     /// Ascending over all queues together, from the start again at the end.
     Sequential,
     /// Uniform over the span.
@@ -14,7 +14,7 @@ pub enum Pattern {
 
 /// One command to issue: which unit of the span, and whether it reads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Access {
+pub struct PlannedAccess {
     /// Index of the command-sized unit.
     pub unit: u64,
     /// Read, or write.
@@ -22,15 +22,15 @@ pub struct Access {
 }
 
 /// The stream of one queue.
-pub(crate) struct Stream {
+pub(crate) struct AccessStream {
     rng: SplitMix,
-    pattern: Pattern,
+    pattern: AccessPattern,
     read_percent: u8,
     units: u64,
 }
 
-impl Stream {
-    pub fn new(pattern: Pattern, read_percent: u8, units: u64, seed: u64) -> Self {
+impl AccessStream {
+    pub fn new(pattern: AccessPattern, read_percent: u8, units: u64, seed: u64) -> Self {
         Self {
             rng: SplitMix::new(mix(seed)),
             pattern,
@@ -41,17 +41,17 @@ impl Stream {
 
     /// Returns the access with number `sequence` over all queues.
     #[inline]
-    pub fn next(&mut self, sequence: u64) -> Access {
+    pub fn next(&mut self, sequence: u64) -> PlannedAccess {
         let unit = match self.pattern {
-            Pattern::Sequential => sequence % self.units,
-            Pattern::Random => self.rng.below(self.units),
+            AccessPattern::Sequential => sequence % self.units,
+            AccessPattern::Random => self.rng.below(self.units),
         };
         let read = match self.read_percent {
             100 => true,
             0 => false,
             percent => self.rng.below(100) < u64::from(percent),
         };
-        Access { unit, read }
+        PlannedAccess { unit, read }
     }
 }
 
@@ -97,14 +97,14 @@ mod tests {
 
     #[test]
     fn sequential_wraps_at_the_end_of_the_span() {
-        let mut stream = Stream::new(Pattern::Sequential, 100, 3, 1);
+        let mut stream = AccessStream::new(AccessPattern::Sequential, 100, 3, 1);
         let units: Vec<u64> = (0..7).map(|n| stream.next(n).unit).collect();
         assert_eq!(units, [0, 1, 2, 0, 1, 2, 0]);
     }
 
     #[test]
     fn random_stays_inside_and_reaches_everything() {
-        let mut stream = Stream::new(Pattern::Random, 100, 10, 1);
+        let mut stream = AccessStream::new(AccessPattern::Random, 100, 10, 1);
         let mut seen = [false; 10];
         for n in 0..1000 {
             seen[stream.next(n).unit as usize] = true;
@@ -114,7 +114,7 @@ mod tests {
 
     #[test]
     fn the_mix_is_close_to_what_was_asked() {
-        let mut stream = Stream::new(Pattern::Random, 70, 100, 5);
+        let mut stream = AccessStream::new(AccessPattern::Random, 70, 100, 5);
         let reads = (0..10_000).filter(|n| stream.next(*n).read).count();
         assert!((6_700..7_300).contains(&reads), "{reads}");
     }

@@ -1,6 +1,6 @@
 //! Reads back the units that a run wrote, at the depth of the run.
 
-use super::shared::Shared;
+use super::shared::RunState;
 use super::unit_states::UnitStates;
 use super::worker::check_unit;
 use nvme_core::spec::{Lba, nvm};
@@ -19,7 +19,7 @@ const MOST_LOST: usize = 3;
 /// The first error. No command is in flight then, or the controller is gone.
 pub(super) fn read_back(
     controller: &Controller,
-    shared: &Shared<'_>,
+    shared: &RunState<'_>,
     states: &UnitStates,
     checked: &mut u64,
 ) -> Result<()> {

@@ -1,13 +1,13 @@
 //! Measurements of a run, as a value, as fio's JSON and as text.
 
-use super::job::{Job, Limit};
-use super::pattern::Pattern;
-use super::worker::{Count, Tally};
+use super::job::{BenchJob, RunLimit};
+use super::pattern::AccessPattern;
+use super::worker::{DirectionCount, StepTally};
 use hdrhistogram::Histogram;
 use nvme_core::spec::Qid;
 use nvme_driver::controller::Controller;
-use nvme_driver::controller::outage::Outages;
-use nvme_driver::controller::statistics::Statistics;
+use nvme_driver::controller::outage::OutageCounts;
+use nvme_driver::controller::statistics::QueueStatistics;
 use nvme_driver::units;
 use serde_json::{Map, Value, json};
 use std::fmt::Write;
@@ -21,7 +21,7 @@ const PERCENTILES: [f64; 17] = [
 
 /// Reads or writes of one step, or of a whole run.
 #[derive(Clone, Debug)]
-pub struct Direction {
+pub struct DirectionReport {
     /// Commands completed.
     pub commands: u64,
     /// Bytes moved.
@@ -32,8 +32,8 @@ pub struct Direction {
     pub latency: Histogram<u64>,
 }
 
-impl Direction {
-    fn new(count: &Count, elapsed: Duration) -> Self {
+impl DirectionReport {
+    fn new(count: &DirectionCount, elapsed: Duration) -> Self {
         let seconds = elapsed.as_secs_f64();
         Self {
             commands: count.commands,
@@ -44,10 +44,10 @@ impl Direction {
     }
 
     fn empty() -> Self {
-        Self::new(&Count::new(), Duration::ZERO)
+        Self::new(&DirectionCount::new(), Duration::ZERO)
     }
 
-    fn add(&mut self, other: &Direction) {
+    fn add(&mut self, other: &DirectionReport) {
         self.commands += other.commands;
         self.bytes += other.bytes;
         self.seconds += other.seconds;
@@ -108,16 +108,16 @@ impl Direction {
 
 /// One rate of a ramp, or the whole run.
 #[derive(Clone, Debug)]
-pub struct Step {
+pub struct RampStep {
     /// Commands per second asked for; none for as many as possible.
     pub rate: Option<u64>,
     /// Reads.
-    pub read: Direction,
+    pub read: DirectionReport,
     /// Writes.
-    pub write: Direction,
+    pub write: DirectionReport,
 }
 
-impl Step {
+impl RampStep {
     /// Returns the number of commands per second, both directions.
     pub fn iops(&self) -> f64 {
         self.read.iops() + self.write.iops()
@@ -134,25 +134,25 @@ impl Step {
 
 /// Measurements of a run.
 #[derive(Clone, Debug)]
-pub struct Report {
+pub struct RunReport {
     /// Description of the device.
     pub device: String,
     /// The workload.
-    pub job: Job,
+    pub job: BenchJob,
     /// Each rate in turn.
-    pub steps: Vec<Step>,
+    pub steps: Vec<RampStep>,
     /// Bytes read back and found right after the run.
     pub verified_bytes: u64,
     /// Counts of each queue.
-    pub queues: Vec<(Qid, Statistics)>,
+    pub queues: Vec<(Qid, QueueStatistics)>,
     /// Faults from which a run recovered, if it continues after outages.
-    pub outages: Option<Outages>,
+    pub outages: Option<OutageCounts>,
     /// The run was ended early by the user: the figures cover the time until then, nothing was read back.
     pub interrupted: bool,
 }
 
-impl Report {
-    pub(super) fn new(controller: &Controller, job: &Job) -> Self {
+impl RunReport {
+    pub(super) fn new(controller: &Controller, job: &BenchJob) -> Self {
         let device = controller.device().describe();
         Self {
             device,
@@ -166,29 +166,34 @@ impl Report {
     }
 
     /// Adds the counts of a queue, to those that a queue of that identifier had before.
-    pub(super) fn add_queue(&mut self, qid: Qid, counts: &Statistics) {
+    pub(super) fn add_queue(&mut self, qid: Qid, counts: &QueueStatistics) {
         match self.queues.iter_mut().find(|(known, _)| *known == qid) {
             Some((_, sum)) => sum.add(counts),
             None => self.queues.push((qid, *counts)),
         }
     }
 
-    pub(super) fn add_step(&mut self, rate: Option<u64>, tallies: Vec<Tally>, elapsed: Duration) {
-        let (mut read, mut write) = (Count::new(), Count::new());
+    pub(super) fn add_step(
+        &mut self,
+        rate: Option<u64>,
+        tallies: Vec<StepTally>,
+        elapsed: Duration,
+    ) {
+        let (mut read, mut write) = (DirectionCount::new(), DirectionCount::new());
         for tally in &tallies {
             read.add(&tally.read);
             write.add(&tally.write);
         }
         let (read, write) = (
-            Direction::new(&read, elapsed),
-            Direction::new(&write, elapsed),
+            DirectionReport::new(&read, elapsed),
+            DirectionReport::new(&write, elapsed),
         );
-        self.steps.push(Step { rate, read, write });
+        self.steps.push(RampStep { rate, read, write });
     }
 
     /// Returns every step together: reads and writes.
-    pub fn total(&self) -> (Direction, Direction) {
-        let (mut read, mut write) = (Direction::empty(), Direction::empty());
+    pub fn total(&self) -> (DirectionReport, DirectionReport) {
+        let (mut read, mut write) = (DirectionReport::empty(), DirectionReport::empty());
         for step in &self.steps {
             read.add(&step.read);
             write.add(&step.write);
@@ -199,12 +204,12 @@ impl Report {
     /// Returns fio's name of the workload.
     pub fn rw(&self) -> &'static str {
         match (self.job.pattern, self.job.read_percent) {
-            (Pattern::Sequential, 100) => "read",
-            (Pattern::Sequential, 0) => "write",
-            (Pattern::Sequential, _) => "rw",
-            (Pattern::Random, 100) => "randread",
-            (Pattern::Random, 0) => "randwrite",
-            (Pattern::Random, _) => "randrw",
+            (AccessPattern::Sequential, 100) => "read",
+            (AccessPattern::Sequential, 0) => "write",
+            (AccessPattern::Sequential, _) => "rw",
+            (AccessPattern::Random, 100) => "randread",
+            (AccessPattern::Random, 0) => "randwrite",
+            (AccessPattern::Random, _) => "randrw",
         }
     }
 
@@ -220,8 +225,8 @@ impl Report {
             "randseed": self.job.seed.to_string(),
         });
         match self.job.limit {
-            Limit::Time(time) => options["runtime"] = json!(time.as_secs_f64().to_string()),
-            Limit::Bytes(bytes) => options["io_size"] = json!(bytes.to_string()),
+            RunLimit::Time(time) => options["runtime"] = json!(time.as_secs_f64().to_string()),
+            RunLimit::Bytes(bytes) => options["io_size"] = json!(bytes.to_string()),
         }
         let runtime_ms = (read.seconds.max(write.seconds) * 1e3) as u64;
         let mut job = json!({
@@ -309,7 +314,7 @@ impl Report {
     }
 }
 
-fn direction_text(text: &mut String, name: &str, direction: &Direction) {
+fn direction_text(text: &mut String, name: &str, direction: &DirectionReport) {
     let _ = writeln!(
         text,
         "  {name}: IOPS={}, BW={:.3} GB/s ({}, {} commands in {:.2} s)",
@@ -334,13 +339,13 @@ fn direction_text(text: &mut String, name: &str, direction: &Direction) {
     let _ = writeln!(text, "    percentiles: {}", shown.join(", "));
 }
 
-fn step_json(step: &Step) -> Value {
+fn step_json(step: &RampStep) -> Value {
     json!({ "rate_iops": step.rate, "iops": step.iops(), "read": step.read.to_json(), "write": step.write.to_json() })
 }
 
 /// Converts queue counters to JSON, for every subcommand that prints them.
-pub fn queues_json(queues: &[(Qid, Statistics)]) -> Value {
-    let one = |(qid, counts): &(Qid, Statistics)| {
+pub fn queues_json(queues: &[(Qid, QueueStatistics)]) -> Value {
+    let one = |(qid, counts): &(Qid, QueueStatistics)| {
         let mut value = json!({ "qid": qid.0 });
         if let (Value::Object(to), Ok(Value::Object(from))) =
             (&mut value, serde_json::to_value(counts))

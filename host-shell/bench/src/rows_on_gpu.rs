@@ -2,7 +2,7 @@
 // UNSAFETY: a gather is given addresses of GPU memory.
 #![allow(unsafe_code)]
 
-use nvme_cuda::{DeviceMemory, Request, Stream};
+use nvme_cuda::{DeviceMemory, RowRequest, Stream};
 use nvme_driver::error::{Error, Result};
 use nvme_store::{Store, Table};
 use std::time::{Duration, Instant};
@@ -44,7 +44,7 @@ pub fn rows_on_gpu(
     // Overwritten first, so that old data cannot pass for rows that arrive.
     rows.fill(0xA5)?;
     let stream = Stream::new(gpu)?;
-    let request = Request {
+    let request = RowRequest {
         ids: asked_on_gpu.address(),
         wide_ids: true,
         count: ids.len() as u64,

@@ -1,6 +1,6 @@
 //! State that the threads of a run share.
 
-use super::job::{Job, Limit};
+use super::job::{BenchJob, RunLimit};
 use super::pattern::UnitStamp;
 use super::unit_states::UnitStates;
 use nvme_core::bringup::NamespaceInfo;
@@ -12,8 +12,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Instant;
 
 /// State that all threads of a run share.
-pub(crate) struct Shared<'a> {
-    pub job: &'a Job,
+pub(crate) struct RunState<'a> {
+    pub job: &'a BenchJob,
     pub info: NamespaceInfo,
     /// Serial number of the controller.
     pub serial: [u8; 20],
@@ -36,13 +36,13 @@ pub(crate) struct Shared<'a> {
     /// The user asked for an end: commands in flight are waited for a while, no more are sent.
     pub interrupted: AtomicBool,
     /// Counts of each worker.
-    pub done: Vec<Counts>,
+    pub done: Vec<WorkerCounts>,
 }
 
 /// Progress of one worker, for the thread that shows it.
 #[derive(Default)]
 #[repr(align(128))]
-pub(crate) struct Counts {
+pub(crate) struct WorkerCounts {
     pub reads: AtomicU64,
     pub writes: AtomicU64,
     pub latency_ns: AtomicU64,
@@ -50,7 +50,7 @@ pub(crate) struct Counts {
 
 /// Progress of a run.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct Progress {
+pub struct RunProgress {
     /// Seconds since the first command.
     pub seconds: f64,
     /// Reads completed.
@@ -63,12 +63,12 @@ pub struct Progress {
     pub latency_ns: u64,
 }
 
-impl<'a> Shared<'a> {
+impl<'a> RunState<'a> {
     /// Creates the state of a run that has not begun.
     ///
     /// # Errors
     /// [`Error::Usage`] when not even one command fits.
-    pub fn new(job: &'a Job, info: NamespaceInfo, goes_on: bool) -> Result<Self> {
+    pub fn new(job: &'a BenchJob, info: NamespaceInfo, goes_on: bool) -> Result<Self> {
         let blocks_per_io = u64::from(job.bytes) / u64::from(info.block_bytes);
         let span = if job.span_blocks == 0 {
             info.blocks
@@ -83,8 +83,8 @@ impl<'a> Shared<'a> {
             ));
         }
         let total = match job.limit {
-            Limit::Bytes(bytes) => Some(bytes.div_ceil(u64::from(job.bytes)).max(1)),
-            Limit::Time(_) => None,
+            RunLimit::Bytes(bytes) => Some(bytes.div_ceil(u64::from(job.bytes)).max(1)),
+            RunLimit::Time(_) => None,
         };
         Ok(Self {
             job,
@@ -101,7 +101,7 @@ impl<'a> Shared<'a> {
             stop: AtomicBool::new(false),
             failure: Mutex::new(None),
             interrupted: AtomicBool::new(false),
-            done: (0..job.queues).map(|_| Counts::default()).collect(),
+            done: (0..job.queues).map(|_| WorkerCounts::default()).collect(),
         })
     }
 
@@ -114,15 +114,15 @@ impl<'a> Shared<'a> {
         }
     }
 
-    pub fn progress(&self, start: Instant) -> Progress {
-        let sum = |of: fn(&Counts) -> &AtomicU64| -> u64 {
+    pub fn progress(&self, start: Instant) -> RunProgress {
+        let sum = |of: fn(&WorkerCounts) -> &AtomicU64| -> u64 {
             self.done
                 .iter()
                 .map(|done| of(done).load(Ordering::Relaxed))
                 .sum()
         };
         let (reads, writes) = (sum(|done| &done.reads), sum(|done| &done.writes));
-        Progress {
+        RunProgress {
             seconds: start.elapsed().as_secs_f64(),
             reads,
             writes,

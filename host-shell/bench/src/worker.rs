@@ -1,15 +1,15 @@
 //! The thread of one queue: keeps it full, measures, checks.
 
-use super::pattern::{Access, Stream};
-use super::shared::Shared;
+use super::pattern::{AccessStream, PlannedAccess};
+use super::shared::RunState;
 use super::unit_states::UnitContent;
 use hdrhistogram::Histogram;
 use nvme_core::spec::{Lba, Qid, nvm};
 use nvme_core::{Outcome, SubmitError};
 use nvme_driver::controller::Controller;
-use nvme_driver::controller::outage::Outages;
-use nvme_driver::controller::queue::{Batch, Queue};
-use nvme_driver::controller::statistics::Statistics;
+use nvme_driver::controller::outage::OutageCounts;
+use nvme_driver::controller::queue::{DriverQueue, SubmissionBatch};
+use nvme_driver::controller::statistics::QueueStatistics;
 use nvme_driver::dma::DmaBuffer;
 use nvme_driver::error::{Error, Result};
 use nvme_driver::lock::relax;
@@ -25,13 +25,13 @@ const MAX_NS: u64 = 60_000_000_000;
 const LEAVE: Duration = Duration::from_millis(500);
 
 /// Counts of one direction of one queue.
-pub(crate) struct Count {
+pub(crate) struct DirectionCount {
     pub commands: u64,
     pub bytes: u64,
     pub latency: Histogram<u64>,
 }
 
-impl Count {
+impl DirectionCount {
     pub fn new() -> Self {
         let latency =
             Histogram::new_with_bounds(1, MAX_NS, 3).expect("1 ns to 60 s with 3 digits is valid");
@@ -42,7 +42,7 @@ impl Count {
         }
     }
 
-    pub fn add(&mut self, other: &Count) {
+    pub fn add(&mut self, other: &DirectionCount) {
         self.commands += other.commands;
         self.bytes += other.bytes;
         self.latency.add(&other.latency).expect("same bounds");
@@ -50,15 +50,15 @@ impl Count {
 }
 
 /// Counts of one queue in one step.
-pub(crate) struct Tally {
-    pub read: Count,
-    pub write: Count,
+pub(crate) struct StepTally {
+    pub read: DirectionCount,
+    pub write: DirectionCount,
 }
 
 /// A command in flight, or one to be sent again.
 #[derive(Clone, Copy)]
-pub(crate) struct Pending {
-    access: Access,
+pub(crate) struct PendingAccess {
+    access: PlannedAccess,
     due: Instant,
     /// Content of the unit when this read was sent.
     content: Option<UnitContent>,
@@ -69,20 +69,20 @@ pub(crate) struct Pending {
 }
 
 /// A queue, its buffers and its stream of accesses.
-pub(crate) struct Worker<'a> {
-    shared: &'a Shared<'a>,
-    queue: Queue,
-    stream: Stream,
+pub(crate) struct BenchWorker<'a> {
+    shared: &'a RunState<'a>,
+    queue: DriverQueue,
+    stream: AccessStream,
     free: Vec<DmaBuffer>,
-    pending: Vec<Option<Pending>>,
+    pending: Vec<Option<PendingAccess>>,
     /// Commands to send: lost ones, and those that wait for another write of their unit.
-    again: Vec<Pending>,
-    pub outages: Outages,
+    again: Vec<PendingAccess>,
+    pub outages: OutageCounts,
     index: u64,
 }
 
-impl<'a> Worker<'a> {
-    pub fn new(controller: &Controller, shared: &'a Shared<'a>, index: u32) -> Result<Self> {
+impl<'a> BenchWorker<'a> {
+    pub fn new(controller: &Controller, shared: &'a RunState<'a>, index: u32) -> Result<Self> {
         let job = shared.job;
         let mut queue = controller.create_queue_pair(job.depth + 1)?;
         queue.goes_by(shared.info);
@@ -96,14 +96,14 @@ impl<'a> Worker<'a> {
         }
         let turn = shared.opened.load(Ordering::Relaxed) * u64::from(job.queues);
         let seed = job.seed.wrapping_add(turn + u64::from(index));
-        let stream = Stream::new(job.pattern, job.read_percent, shared.units, seed);
+        let stream = AccessStream::new(job.pattern, job.read_percent, shared.units, seed);
         Ok(Self {
             shared,
             queue,
             stream,
             pending: vec![None; depth],
             again: Vec::new(),
-            outages: Outages::default(),
+            outages: OutageCounts::default(),
             free,
             index: u64::from(index),
         })
@@ -113,17 +113,17 @@ impl<'a> Worker<'a> {
         self.queue.qid()
     }
 
-    pub fn statistics(&self) -> Statistics {
+    pub fn statistics(&self) -> QueueStatistics {
         self.queue.statistics()
     }
 
     /// Takes over commands of a worker whose device left; they are sent before all others.
-    pub fn take_over(&mut self, again: Vec<Pending>) {
+    pub fn take_over(&mut self, again: Vec<PendingAccess>) {
         self.again = again;
     }
 
     /// Leaves a device that is gone: returns the commands that were under way, and the outages.
-    pub fn leave(self) -> (Vec<Pending>, Outages) {
+    pub fn leave(self) -> (Vec<PendingAccess>, OutageCounts) {
         let Self {
             pending,
             mut again,
@@ -131,7 +131,7 @@ impl<'a> Worker<'a> {
             ..
         } = self;
         let before = again.len();
-        again.extend(pending.into_iter().flatten().map(Pending::as_lost));
+        again.extend(pending.into_iter().flatten().map(PendingAccess::as_lost));
         outages.lost += (again.len() - before) as u64;
         (again, outages)
     }
@@ -143,10 +143,10 @@ impl<'a> Worker<'a> {
         start: Instant,
         deadline: Option<Instant>,
         interval_ns: Option<u64>,
-    ) -> Tally {
-        let mut tally = Tally {
-            read: Count::new(),
-            write: Count::new(),
+    ) -> StepTally {
+        let mut tally = StepTally {
+            read: DirectionCount::new(),
+            write: DirectionCount::new(),
         };
         if let Err(error) = self.drive(start, deadline, interval_ns, &mut tally) {
             self.shared.fail(error);
@@ -159,7 +159,7 @@ impl<'a> Worker<'a> {
         start: Instant,
         deadline: Option<Instant>,
         interval_ns: Option<u64>,
-        tally: &mut Tally,
+        tally: &mut StepTally,
     ) -> Result<()> {
         let mut issued = 0u64;
         let mut open = true;
@@ -190,7 +190,7 @@ impl<'a> Worker<'a> {
             }
             // No more of them wait for their units than there are buffers.
             if open && !self.free.is_empty() && self.again.len() < self.pending.len() {
-                let turn = Turn {
+                let turn = CommandSchedule {
                     start,
                     interval_ns,
                     now,
@@ -232,7 +232,7 @@ impl<'a> Worker<'a> {
                 self.again.extend(all);
                 return Err(error);
             }
-            self.pending[slot] = Some(Pending {
+            self.pending[slot] = Some(PendingAccess {
                 lost: false,
                 ..waiting
             });
@@ -247,7 +247,7 @@ impl<'a> Worker<'a> {
     }
 
     /// Sends commands that are due, as far as there are buffers; returns true if more will become due.
-    fn issue_all(&mut self, turn: Turn, issued: &mut u64) -> Result<bool> {
+    fn issue_all(&mut self, turn: CommandSchedule, issued: &mut u64) -> Result<bool> {
         let shared = self.shared;
         let room = self.free.len() as u64;
         // Queues take turns within one interval.
@@ -279,7 +279,7 @@ impl<'a> Worker<'a> {
                 None => turn.now,
             };
             let Some(buffer) = self.free.pop() else { break };
-            let mut next = Pending {
+            let mut next = PendingAccess {
                 access: self.stream.next(sequence),
                 due,
                 content: None,
@@ -309,7 +309,7 @@ impl<'a> Worker<'a> {
 
     /// Accounts for the commands that have ended and takes their buffers back; returns true if there were any,
     /// seen at `now`.
-    fn take_all(&mut self, now: &mut Instant, tally: &mut Tally) -> Result<bool> {
+    fn take_all(&mut self, now: &mut Instant, tally: &mut StepTally) -> Result<bool> {
         let Self {
             shared,
             queue,
@@ -335,7 +335,7 @@ impl<'a> Worker<'a> {
                     failed.get_or_insert(done);
                     return;
                 };
-                again.extend(pending[buffer.index()].take().map(Pending::as_lost));
+                again.extend(pending[buffer.index()].take().map(PendingAccess::as_lost));
                 free.push(buffer);
                 outages.lost += 1;
                 outages.aborted += u64::from(matches!(done.outcome, Outcome::Completed(_)));
@@ -396,14 +396,14 @@ impl<'a> Worker<'a> {
 
 /// Schedule of commands.
 #[derive(Clone, Copy)]
-struct Turn {
+struct CommandSchedule {
     start: Instant,
     /// Nanoseconds between commands of one queue; the first is due at once.
     interval_ns: Option<u64>,
     now: Instant,
 }
 
-impl Pending {
+impl PendingAccess {
     fn as_lost(self) -> Self {
         Self { lost: true, ..self }
     }
@@ -411,7 +411,7 @@ impl Pending {
     /// Prepares it for being sent now: a read notes what its unit holds, a write becomes the unit's only one. A write
     /// whose unit has another one under way may not be sent; one that was lost keeps its generation, since what was
     /// lost may still come to be executed.
-    fn may_be_sent(&mut self, shared: &Shared<'_>) -> bool {
+    fn may_be_sent(&mut self, shared: &RunState<'_>) -> bool {
         let Some(states) = &shared.states else {
             return true;
         };
@@ -428,9 +428,9 @@ impl Pending {
 
 /// Submits one command.
 fn issue(
-    shared: &Shared<'_>,
-    batch: &mut Batch<'_>,
-    pending: Pending,
+    shared: &RunState<'_>,
+    batch: &mut SubmissionBatch<'_>,
+    pending: PendingAccess,
     mut buffer: DmaBuffer,
 ) -> Result<()> {
     let (nsid, blocks) = (shared.job.nsid, shared.blocks_per_io as u32);
@@ -455,7 +455,7 @@ fn issue(
 }
 
 pub(super) fn check_unit(
-    shared: &Shared<'_>,
+    shared: &RunState<'_>,
     unit: u64,
     content: UnitContent,
     bytes: &[u8],

@@ -3,15 +3,15 @@
 #![allow(unsafe_code)]
 
 use crate::border::{Answer, call, null};
-use crate::memory::{Lent, Where, place};
-use crate::opened::{Opened, StoreHandle, opened};
-use crate::pending::{self, Outcome, PendingHandle};
-use crate::status::{Failure, NVME_GPU_OK, NVME_GPU_ROW_NOT_RUN, nvme_gpu_status};
+use crate::memory::{CallLocation, CallMemory, place};
+use crate::opened::{OpenedStore, StoreHandle, opened};
+use crate::pending::{self, OperationReport, PendingHandle};
+use crate::status::{CallFailure, NVME_GPU_OK, NVME_GPU_ROW_NOT_RUN, nvme_gpu_status};
 use crate::transfer::{check_range, nvme_gpu_stream};
 use nvme_host::Store;
 #[cfg(feature = "cuda")]
 use nvme_host::cuda::ReadRange;
-use nvme_host::store::Transfer;
+use nvme_host::store::StoreTransfer;
 use std::ffi::c_void;
 
 /// nvme_gpu_io.operation: read.
@@ -22,7 +22,7 @@ pub const NVME_GPU_WRITE: u32 = 1;
 /// One read or write of a batch.
 #[derive(Clone, Copy)]
 #[repr(C)]
-pub struct Io {
+pub struct BatchIo {
     /// NVME_GPU_READ or NVME_GPU_WRITE.
     pub operation: u32,
     /// Written at the end: NVME_GPU_OK, or why it failed.
@@ -39,9 +39,9 @@ pub struct Io {
 ///
 /// # Errors
 /// Usage for GPU memory, unless `takes_gpu`.
-fn place_of(opened: &Opened, memory: &Lent, takes_gpu: bool) -> Answer<Where> {
+fn place_of(opened: &OpenedStore, memory: &CallMemory, takes_gpu: bool) -> Answer<CallLocation> {
     match place(opened, memory, "data")? {
-        Where::Gpu if !takes_gpu => Err(Failure::usage(
+        CallLocation::Gpu if !takes_gpu => Err(CallFailure::usage(
             "data lies in GPU memory, which batches take for reads by nvme_gpu_batch alone",
             "use nvme_gpu_batch for reads, or nvme_gpu_pread_async and nvme_gpu_pwrite_async",
         )),
@@ -50,28 +50,28 @@ fn place_of(opened: &Opened, memory: &Lent, takes_gpu: bool) -> Answer<Where> {
 }
 
 /// A batch on its way: the entries, where each status goes.
-struct Batch {
-    entries: Lent,
-    ios: Vec<Entry>,
+struct IoBatch {
+    entries: CallMemory,
+    ios: Vec<IoEntry>,
 }
 
-struct Entry {
+struct IoEntry {
     is_write: bool,
     offset: u64,
-    data: Lent,
+    data: CallMemory,
     #[cfg(feature = "cuda")]
     bytes: usize,
-    at: Where,
+    at: CallLocation,
 }
 
-impl Batch {
+impl IoBatch {
     /// Checks all entries; no transfer has begun when one is rejected.
     ///
     /// # Safety
     /// The caller fulfils the contract in the header for `entries`.
     unsafe fn take(
-        opened: &Opened,
-        entries: *mut Io,
+        opened: &OpenedStore,
+        entries: *mut BatchIo,
         count: usize,
         takes_gpu: bool,
     ) -> Answer<Self> {
@@ -79,10 +79,11 @@ impl Batch {
             return Err(null("ios"));
         }
         // SAFETY: the caller's.
-        let lent = unsafe { Lent::elements(entries, count as u64, size_of::<Io>(), "ios") }?;
+        let lent =
+            unsafe { CallMemory::elements(entries, count as u64, size_of::<BatchIo>(), "ios") }?;
         let mut ios = Vec::new();
         for index in 0..count {
-            let named = |failure: Failure| Failure {
+            let named = |failure: CallFailure| CallFailure {
                 cause: format!("entry {index}: {}", failure.cause),
                 ..failure
             };
@@ -94,17 +95,17 @@ impl Batch {
                 other => {
                     let cause = format!("operation {other}");
                     let remedy = "use NVME_GPU_READ or NVME_GPU_WRITE";
-                    return Err(named(Failure::usage(cause, remedy)));
+                    return Err(named(CallFailure::usage(cause, remedy)));
                 }
             };
             // SAFETY: the caller's.
-            let data = unsafe { Lent::new(io.data, io.bytes, "data") }.map_err(named)?;
+            let data = unsafe { CallMemory::new(io.data, io.bytes, "data") }.map_err(named)?;
             check_range(opened, io.offset, io.bytes).map_err(named)?;
             let at = match io.bytes {
-                0 => Where::Host,
+                0 => CallLocation::Host,
                 _ => place_of(opened, &data, takes_gpu && !is_write).map_err(named)?,
             };
-            ios.push(Entry {
+            ios.push(IoEntry {
                 is_write,
                 offset: io.offset,
                 data,
@@ -121,38 +122,42 @@ impl Batch {
     }
 
     fn set(&self, index: usize, status: nvme_gpu_status) {
-        let entries = std::ptr::with_exposed_provenance_mut::<Io>(self.entries.address() as usize);
+        let entries =
+            std::ptr::with_exposed_provenance_mut::<BatchIo>(self.entries.address() as usize);
         // SAFETY: an entry of the batch, which stays until the end.
         unsafe { (&raw mut (*entries.add(index)).status).write_unaligned(status) };
     }
 
     /// Returns the entries of a kind of memory, with their numbers.
-    fn entries_in(&self, at: Where) -> impl Iterator<Item = (usize, &Entry)> {
+    fn entries_in(&self, at: CallLocation) -> impl Iterator<Item = (usize, &IoEntry)> {
         let entries = self.ios.iter().enumerate();
         entries.filter(move |(_, entry)| entry.at == at)
     }
 
     /// Runs the entries in host memory.
-    fn run(&self, store: &Store) -> Outcome {
-        let transfers = self
-            .entries_in(Where::Host)
-            .map(|(_, entry)| match entry.is_write {
-                // SAFETY: as the header says: the memory stays until the end, and is not used meanwhile.
-                false => Transfer::Read(entry.offset, unsafe { entry.data.bytes_mut() }),
-                // SAFETY: as above.
-                true => Transfer::Write(entry.offset, unsafe { entry.data.bytes() }),
-            });
+    fn run(&self, store: &Store) -> OperationReport {
+        let transfers =
+            self.entries_in(CallLocation::Host)
+                .map(|(_, entry)| match entry.is_write {
+                    // SAFETY: as the header says: the memory stays until the end, and is not used meanwhile.
+                    false => StoreTransfer::Read(entry.offset, unsafe { entry.data.bytes_mut() }),
+                    // SAFETY: as above.
+                    true => StoreTransfer::Write(entry.offset, unsafe { entry.data.bytes() }),
+                });
         let results = store.transfer_all(&mut transfers.collect::<Vec<_>>());
         let failures = results
             .into_iter()
-            .map(|result| result.err().map(Failure::from));
-        let numbers = self.entries_in(Where::Host).map(|(index, _)| index);
+            .map(|result| result.err().map(CallFailure::from));
+        let numbers = self.entries_in(CallLocation::Host).map(|(index, _)| index);
         self.conclude(numbers.zip(failures))
     }
 
     /// Writes the status of each of `ends`, and returns the outcome of all.
-    fn conclude(&self, ends: impl Iterator<Item = (usize, Option<Failure>)>) -> Outcome {
-        let mut first = Outcome::SUCCESS;
+    fn conclude(
+        &self,
+        ends: impl Iterator<Item = (usize, Option<CallFailure>)>,
+    ) -> OperationReport {
+        let mut first = OperationReport::SUCCESS;
         for (index, failure) in ends {
             self.set(
                 index,
@@ -165,7 +170,7 @@ impl Batch {
                     report.first_row = index as u64;
                     report.first_status = failure.status;
                     let cause = format!("entry {index}: {}", failure.cause);
-                    first.failure = Some(Failure { cause, ..failure });
+                    first.failure = Some(CallFailure { cause, ..failure });
                 }
             }
         }
@@ -175,11 +180,11 @@ impl Batch {
 
     /// Executes all entries and waits: reads into GPU memory share launches, which run while the host reads the
     /// other entries.
-    fn now(&self, opened: &Opened) -> Answer<()> {
+    fn now(&self, opened: &OpenedStore) -> Answer<()> {
         #[cfg(feature = "cuda")]
         {
             let ranges: Vec<ReadRange> = self
-                .entries_in(Where::Gpu)
+                .entries_in(CallLocation::Gpu)
                 .map(|(_, entry)| entry.range())
                 .collect();
             if ranges.is_empty() {
@@ -193,18 +198,18 @@ impl Batch {
             let all = pending::wait_for_stream(opened, bytes, under_way)?;
             // Failures count through the parts of all entries, so they do not tell which entry failed: each is
             // read once more in a separate launch.
-            let alone = |(index, entry): (usize, &Entry)| {
+            let alone = |(index, entry): (usize, &IoEntry)| {
                 let failure = match all.failure {
                     None => None,
                     Some(_) => read(&[entry.range()])
-                        .map_err(Failure::from)
+                        .map_err(CallFailure::from)
                         .and_then(|one| pending::wait_for_stream(opened, entry.bytes as u64, one))
-                        .and_then(Outcome::result)
+                        .and_then(OperationReport::result)
                         .err(),
                 };
                 (index, failure)
             };
-            let of_gpu = self.conclude(self.entries_in(Where::Gpu).map(alone));
+            let of_gpu = self.conclude(self.entries_in(CallLocation::Gpu).map(alone));
             let mut ends = [of_host, of_gpu];
             ends.sort_by_key(|end| (end.failure.is_none(), end.report.first_row));
             let [first, _] = ends;
@@ -216,7 +221,7 @@ impl Batch {
 }
 
 #[cfg(feature = "cuda")]
-impl Entry {
+impl IoEntry {
     fn range(&self) -> ReadRange {
         ReadRange {
             offset: self.offset,
@@ -237,13 +242,13 @@ impl Entry {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn nvme_gpu_batch(
     store: *mut StoreHandle,
-    ios: *mut Io,
+    ios: *mut BatchIo,
     count: usize,
 ) -> nvme_gpu_status {
     call(|| {
         let opened = opened(store)?;
         // SAFETY: as the header says.
-        let batch = unsafe { Batch::take(&opened, ios, count, true) }?;
+        let batch = unsafe { IoBatch::take(&opened, ios, count, true) }?;
         batch.now(&opened)
     })
 }
@@ -253,7 +258,7 @@ pub unsafe extern "C" fn nvme_gpu_batch(
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn nvme_gpu_batch_async(
     store: *mut StoreHandle,
-    ios: *mut Io,
+    ios: *mut BatchIo,
     count: usize,
     stream: nvme_gpu_stream,
     pending: *mut *mut PendingHandle,
@@ -262,7 +267,7 @@ pub unsafe extern "C" fn nvme_gpu_batch_async(
         let _ = stream;
         let opened = opened(store)?;
         // SAFETY: as the header says.
-        let batch = unsafe { Batch::take(&opened, ios, count, false) }?;
+        let batch = unsafe { IoBatch::take(&opened, ios, count, false) }?;
         // SAFETY: as the header says.
         unsafe { pending::start(&opened, pending, move |store| batch.run(store)) }
     })

@@ -2,12 +2,12 @@
 // UNSAFETY: reads and writes memory that C passes by pointer.
 #![allow(unsafe_code)]
 
-use crate::status::{Failure, NVME_GPU_ERROR_INTERNAL, NVME_GPU_OK, nvme_gpu_status};
+use crate::status::{CallFailure, NVME_GPU_ERROR_INTERNAL, NVME_GPU_OK, nvme_gpu_status};
 use std::ffi::{CStr, c_char};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicU64, Ordering};
 
-pub type Answer<T> = Result<T, Failure>;
+pub type Answer<T> = Result<T, CallFailure>;
 
 /// Calls into the library.
 static CALLS: AtomicU64 = AtomicU64::new(0);
@@ -43,8 +43,8 @@ pub fn value<T>(otherwise: T, body: impl FnOnce() -> Answer<T>) -> T {
     }
 }
 
-fn panicked() -> Failure {
-    Failure::new(
+fn panicked() -> CallFailure {
+    CallFailure::new(
         NVME_GPU_ERROR_INTERNAL,
         "the library panicked: the message is on standard error",
         "this is a fault of the library: report it",
@@ -62,15 +62,15 @@ pub unsafe fn text<'a>(text: *const c_char, what: &str) -> Answer<&'a str> {
     // SAFETY: not NULL; the caller vouches for the rest.
     let bytes = unsafe { CStr::from_ptr(text) };
     bytes.to_str().map_err(|_| {
-        Failure::usage(
+        CallFailure::usage(
             format!("{what} is no UTF-8: {}", bytes.to_string_lossy()),
             "use text of UTF-8; for a path a link to it",
         )
     })
 }
 
-pub fn null(what: &str) -> Failure {
-    Failure::usage(format!("{what} is NULL"), "give a pointer")
+pub fn null(what: &str) -> CallFailure {
+    CallFailure::usage(format!("{what} is NULL"), "give a pointer")
 }
 
 /// Writes `value` to `to`.
@@ -104,7 +104,7 @@ unsafe fn size_of_structure<T: Sized0>(from: *const T) -> Answer<usize> {
     // SAFETY: not NULL, checked by the callers; a structure has its size at least.
     let size = unsafe { from.cast::<usize>().read_unaligned() };
     if !(size_of::<usize>()..=MOST_BYTES).contains(&size) {
-        return Err(Failure::usage(
+        return Err(CallFailure::usage(
             format!("{}.size is {size}", T::NAME),
             format!("set it to sizeof({})", T::NAME),
         ));
@@ -136,7 +136,7 @@ pub unsafe fn take<T: Sized0>(from: *const T) -> Answer<T> {
     for place in known..size {
         // SAFETY: below `size`.
         if unsafe { from.cast::<u8>().add(place).read() } != 0 {
-            return Err(Failure::usage(
+            return Err(CallFailure::usage(
                 format!("{} has fields of a later version", T::NAME),
                 "set them to 0, or load a later library",
             ));

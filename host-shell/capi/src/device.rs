@@ -9,11 +9,11 @@ use crate::border::{Answer, Sized0, call, null, put, take, value};
 #[cfg(feature = "cuda")]
 use crate::opened::OpenDevice;
 use crate::opened::{DEVICES, DeviceHandle, StoreHandle, TABLES, TableHandle, opened};
-use crate::status::{Failure, NVME_GPU_ERROR_VERSION, nvme_gpu_status};
+use crate::status::{CallFailure, NVME_GPU_ERROR_VERSION, nvme_gpu_status};
 use std::ffi::c_void;
 
 /// `struct nvme_gpu_queues` of nvme_gpu_device.cuh, which a kernel takes by value.
-pub struct QueueWords {
+pub struct OpaqueQueues {
     _opaque: [u8; 0],
 }
 
@@ -69,7 +69,7 @@ const LAYOUT: u32 = 0;
 fn check_layout(whose: &str, layout: u32) -> Answer<()> {
     match layout == LAYOUT {
         true => Ok(()),
-        false => Err(Failure::new(
+        false => Err(CallFailure::new(
             NVME_GPU_ERROR_VERSION,
             format!("{whose} is of layout {layout}, the library is of layout {LAYOUT}"),
             "compile and link the kernel with nvme_gpu_device.cuh and nvme_gpu_device.ptx of the library that is loaded",
@@ -79,7 +79,7 @@ fn check_layout(whose: &str, layout: u32) -> Answer<()> {
 
 #[cfg(not(feature = "cuda"))]
 fn without_cuda<T>() -> Answer<T> {
-    Err(Failure::new(
+    Err(CallFailure::new(
         crate::status::NVME_GPU_ERROR_UNSUPPORTED,
         "this library was built without CUDA",
         "build it with the feature cuda",
@@ -100,7 +100,7 @@ fn without_cuda<T>() -> Answer<T> {
 pub unsafe extern "C" fn nvme_gpu_device_queues(
     store: *mut StoreHandle,
     setup: *mut DeviceSetup,
-    queues: *mut QueueWords,
+    queues: *mut OpaqueQueues,
     device: *mut *mut DeviceHandle,
 ) -> nvme_gpu_status {
     call(|| {
@@ -128,11 +128,11 @@ pub unsafe extern "C" fn nvme_gpu_device_queues(
 /// The caller fulfils the contract in the header for the pointers.
 #[cfg(feature = "cuda")]
 unsafe fn lend(
-    opened: &crate::opened::Opened,
+    opened: &crate::opened::OpenedStore,
     store: *mut StoreHandle,
     asked: &DeviceSetup,
     setup: *mut DeviceSetup,
-    words: *mut QueueWords,
+    words: *mut OpaqueQueues,
     device: *mut *mut DeviceHandle,
 ) -> Answer<()> {
     let or = |value: u32, default: u32| if value == 0 { default } else { value };
@@ -143,7 +143,7 @@ unsafe fn lend(
         buffer_bytes: usize::try_from(asked.buffer_bytes).unwrap_or(usize::MAX),
     };
     if options.buffer_bytes > MOST_BUFFER_BYTES || options.cells > MOST_CELLS {
-        return Err(Failure::usage(
+        return Err(CallFailure::usage(
             format!(
                 "a buffer of {} bytes with {} result cells is larger than kernels can address",
                 asked.buffer_bytes, options.cells
@@ -296,7 +296,7 @@ pub unsafe extern "C" fn nvme_gpu_device_check(
         #[cfg(feature = "cuda")]
         {
             let Some(gpu) = &opened.gpu else {
-                return Err(Failure::usage(
+                return Err(CallFailure::usage(
                     "the store was opened without a GPU",
                     "open it with the GPU that the kernel is loaded on",
                 ));
@@ -304,7 +304,7 @@ pub unsafe extern "C" fn nvme_gpu_device_check(
             // SAFETY: as the header says.
             let layout = unsafe { gpu.device_layout(kernel.expose_provenance() as u64) }?;
             let layout = layout.ok_or_else(|| {
-                Failure::new(
+                CallFailure::new(
                     NVME_GPU_ERROR_VERSION,
                     "the kernel is not linked with the device library, or with one without a layout number",
                     "link it with nvme_gpu_device.ptx of the library that is loaded",

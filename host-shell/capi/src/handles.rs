@@ -2,7 +2,7 @@
 //! that belongs to a parent process before a fork, is recognised and refused.
 
 use crate::process::PerProcess;
-use crate::status::{Failure, NVME_GPU_ERROR_CLOSED};
+use crate::status::{CallFailure, NVME_GPU_ERROR_CLOSED};
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{PoisonError, RwLock};
@@ -14,7 +14,7 @@ const MARK: usize = 0x4E56 << 48;
 static NEXT: AtomicUsize = AtomicUsize::new(1);
 
 /// Things that are open, those of each process apart: nothing of a parent is used or dropped by its child.
-pub struct Handles<T> {
+pub struct OpenHandles<T> {
     of_process: PerProcess<HandleTable<T>>,
 }
 
@@ -34,7 +34,7 @@ impl<T> HandleTable<T> {
     }
 }
 
-impl<T: Clone> Handles<T> {
+impl<T: Clone> OpenHandles<T> {
     #[expect(clippy::new_without_default, reason = "for statics")]
     pub const fn new() -> Self {
         Self {
@@ -66,13 +66,13 @@ impl<T: Clone> Handles<T> {
     /// # Errors
     /// [`NVME_GPU_ERROR_CLOSED`]; [`NVME_GPU_ERROR_USAGE`](crate::status::NVME_GPU_ERROR_USAGE) for a handle
     /// that was opened before a fork.
-    pub fn get<H>(&self, handle: *const H, what: &str) -> Result<T, Failure> {
+    pub fn get<H>(&self, handle: *const H, what: &str) -> Result<T, CallFailure> {
         let table = self.table();
         let live = table.live.read().unwrap_or_else(PoisonError::into_inner);
         let found = live.get(&handle.addr()).cloned();
         found.ok_or_else(|| match handle.is_null() {
             true => closed(what, "is NULL"),
-            false if self.is_inherited(handle) => Failure::usage(
+            false if self.is_inherited(handle) => CallFailure::usage(
                 format!("the handle of a {what} was opened by another process, before a fork"),
                 "open the device in the process that uses it",
             ),
@@ -96,8 +96,8 @@ impl<T: Clone> Handles<T> {
     }
 }
 
-fn closed(what: &str, why: &str) -> Failure {
-    Failure::new(
+fn closed(what: &str, why: &str) -> CallFailure {
+    CallFailure::new(
         NVME_GPU_ERROR_CLOSED,
         format!("the handle of a {what} {why}"),
         "use a handle between its opening and its closing",
@@ -110,7 +110,7 @@ mod tests {
 
     #[test]
     fn handles_are_used_once() {
-        let handles = Handles::new();
+        let handles = OpenHandles::new();
         let one: *mut u8 = handles.open('a');
         let other: *mut u8 = handles.open('b');
         assert_ne!(one, other);

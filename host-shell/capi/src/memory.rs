@@ -3,17 +3,17 @@
 #![allow(unsafe_code)]
 
 use crate::border::{Answer, null};
-use crate::opened::Opened;
-use crate::status::Failure;
+use crate::opened::OpenedStore;
+use crate::status::CallFailure;
 
 /// Memory that C lends to a call until the call, or its operation, has ended.
 #[derive(Clone, Copy)]
-pub struct Lent {
+pub struct CallMemory {
     start: usize,
     bytes: usize,
 }
 
-impl Lent {
+impl CallMemory {
     /// Takes `bytes` bytes at `start`.
     ///
     /// # Safety
@@ -27,7 +27,7 @@ impl Lent {
         }
         let end = start.addr().checked_add(bytes);
         if isize::try_from(bytes).is_err() || end.is_none() {
-            return Err(Failure::usage(
+            return Err(CallFailure::usage(
                 format!("{bytes} bytes at {what} are more than memory has"),
                 "check the length",
             ));
@@ -92,28 +92,30 @@ impl Lent {
 
 /// Location of memory of a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Where {
+pub enum CallLocation {
     Host,
     /// GPU memory of the store's GPU.
     Gpu,
 }
 
 /// Returns the location of `memory`, for a store.
-pub fn place(opened: &Opened, memory: &Lent, what: &str) -> Answer<Where> {
+pub fn place(opened: &OpenedStore, memory: &CallMemory, what: &str) -> Answer<CallLocation> {
     #[cfg(feature = "cuda")]
     if let Some(gpu) = &opened.gpu {
-        use nvme_host::cuda::Place;
+        use nvme_host::cuda::MemoryLocation;
         return match gpu.place_of(memory.address())? {
             // The memory of a graph is known to nobody while it is captured: the launch judges it.
-            Place::Host if !nvme_host::cuda::is_host_memory(memory.address()) => Ok(Where::Gpu),
-            Place::Host | Place::Pinned => Ok(Where::Host),
-            Place::Gpu => Ok(Where::Gpu),
-            Place::OtherGpu => Err(Failure::usage(
+            MemoryLocation::Host if !nvme_host::cuda::is_host_memory(memory.address()) => {
+                Ok(CallLocation::Gpu)
+            }
+            MemoryLocation::Host | MemoryLocation::Pinned => Ok(CallLocation::Host),
+            MemoryLocation::Gpu => Ok(CallLocation::Gpu),
+            MemoryLocation::OtherGpu => Err(CallFailure::usage(
                 format!("{what} lies in memory of another GPU"),
                 "use memory of the GPU that the store was opened with",
             )),
         };
     }
     let _ = (opened, memory, what);
-    Ok(Where::Host)
+    Ok(CallLocation::Host)
 }

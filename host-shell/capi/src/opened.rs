@@ -1,7 +1,7 @@
 //! Objects behind the handles of stores and tables.
 
 use crate::border::Answer;
-use crate::handles::Handles;
+use crate::handles::OpenHandles;
 use nvme_host::{Store, Table};
 use std::collections::BTreeMap;
 use std::sync::atomic::AtomicU64;
@@ -18,28 +18,28 @@ pub struct TableHandle {
 }
 
 /// Object of a handle of a store.
-pub struct Opened {
+pub struct OpenedStore {
     pub store: Arc<Store>,
     #[cfg(feature = "cuda")]
     pub gpu: Option<Arc<nvme_host::cuda::Gpu>>,
     /// Queue pairs that are kept for kernels.
     #[cfg(feature = "cuda")]
     pub kernel_queues: u32,
-    pub registered: Mutex<BTreeMap<usize, Registration>>,
+    pub registered: Mutex<BTreeMap<usize, RegisteredRange>>,
     pub background_failures: Arc<AtomicU64>,
 }
 
 /// Memory that was registered: its length, and its registration with the GPU's driver.
-pub struct Registration {
+pub struct RegisteredRange {
     pub bytes: usize,
     #[cfg(feature = "cuda")]
     pub memory: Option<nvme_host::cuda::CallerMemory>,
 }
 
-pub static STORES: Handles<Arc<Opened>> = Handles::new();
+pub static STORES: OpenHandles<Arc<OpenedStore>> = OpenHandles::new();
 
 /// Returns the object of `store`.
-pub fn opened(store: *const StoreHandle) -> Answer<Arc<Opened>> {
+pub fn opened(store: *const StoreHandle) -> Answer<Arc<OpenedStore>> {
     STORES.get(store, "store")
 }
 
@@ -48,7 +48,7 @@ pub fn opened(store: *const StoreHandle) -> Answer<Arc<Opened>> {
 pub struct OpenTable {
     /// The address of the store's handle.
     pub store: usize,
-    pub opened: Arc<Opened>,
+    pub opened: Arc<OpenedStore>,
     pub table: Table,
 }
 
@@ -65,6 +65,6 @@ pub struct OpenDevice {
     pub queues: nvme_host::cuda::KernelQueues,
 }
 
-pub static DEVICES: Handles<Arc<OpenDevice>> = Handles::new();
+pub static DEVICES: OpenHandles<Arc<OpenDevice>> = OpenHandles::new();
 
-pub static TABLES: Handles<Arc<OpenTable>> = Handles::new();
+pub static TABLES: OpenHandles<Arc<OpenTable>> = OpenHandles::new();

@@ -3,10 +3,10 @@
 #![allow(unsafe_code)]
 
 use crate::border::{Answer, Sized0, call, give, put, value};
-use crate::handles::Handles;
-use crate::opened::Opened;
-use crate::status::{Failure, NVME_GPU_ERROR_UNFINISHED, nvme_gpu_status};
-use nvme_host::store::{Operation, RowReport};
+use crate::handles::OpenHandles;
+use crate::opened::OpenedStore;
+use crate::status::{CallFailure, NVME_GPU_ERROR_UNFINISHED, nvme_gpu_status};
+use nvme_host::store::{BackgroundOperation, RowReport};
 use nvme_host::{Store, Table};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -20,7 +20,7 @@ pub struct PendingHandle {
 /// Outcome of rows. Set `size` to sizeof(nvme_gpu_report) before the call.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
-pub struct Report {
+pub struct RowsReport {
     pub size: usize,
     /// Rows asked for; 0 where they were not counted: reads and writes, and gathers of a GPU.
     pub rows: u64,
@@ -35,11 +35,11 @@ pub struct Report {
 }
 
 // SAFETY: integers, the size first.
-unsafe impl Sized0 for Report {
+unsafe impl Sized0 for RowsReport {
     const NAME: &'static str = "nvme_gpu_report";
 }
 
-const NOTHING: Report = Report {
+const NOTHING: RowsReport = RowsReport {
     size: 0,
     rows: 0,
     failed: 0,
@@ -50,12 +50,12 @@ const NOTHING: Report = Report {
 
 /// Outcome of an operation.
 #[derive(Clone)]
-pub struct Outcome {
-    pub report: Report,
-    pub failure: Option<Failure>,
+pub struct OperationReport {
+    pub report: RowsReport,
+    pub failure: Option<CallFailure>,
 }
 
-impl Outcome {
+impl OperationReport {
     pub const SUCCESS: Self = Self {
         report: NOTHING,
         failure: None,
@@ -64,7 +64,7 @@ impl Outcome {
     /// Returns the outcome of rows on the CPU.
     pub fn of_rows(report: RowReport) -> Self {
         let first = report.first.as_ref();
-        let numbers = Report {
+        let numbers = RowsReport {
             rows: report.rows as u64,
             failed: report.failed as u64,
             first_row: first.map_or(0, |first| first.row as u64),
@@ -77,17 +77,17 @@ impl Outcome {
             report: numbers,
             // The number is that of the row.
             failure: report.check().err().map(|error| match error {
-                nvme_host::Error::Changed { .. } => Failure::from(error),
-                error => Failure {
+                nvme_host::Error::Changed { .. } => CallFailure::from(error),
+                error => CallFailure {
                     status,
-                    ..Failure::from(error)
+                    ..CallFailure::from(error)
                 },
             }),
         }
     }
 
     #[cfg(feature = "cuda")]
-    fn of_gpu(gathered: nvme_host::cuda::Gathered) -> Self {
+    fn of_gpu(gathered: nvme_host::cuda::GatherOutcome) -> Self {
         let Some((row, status)) = gathered.failures.first else {
             return Self::SUCCESS;
         };
@@ -98,13 +98,13 @@ impl Outcome {
             format!(" (member {member} of the stripe)")
         });
         Self {
-            report: Report {
+            report: RowsReport {
                 failed,
                 first_row: row,
                 first_status: status,
                 ..NOTHING
             },
-            failure: Some(Failure::new(
+            failure: Some(CallFailure::new(
                 status,
                 format!("row {row}{of}: {name}; {failed} rows failed"),
                 remedy,
@@ -117,8 +117,8 @@ impl Outcome {
     }
 }
 
-impl From<Failure> for Outcome {
-    fn from(failure: Failure) -> Self {
+impl From<CallFailure> for OperationReport {
+    fn from(failure: CallFailure) -> Self {
         Self {
             report: NOTHING,
             failure: Some(failure),
@@ -126,60 +126,60 @@ impl From<Failure> for Outcome {
     }
 }
 
-impl From<nvme_host::Result<()>> for Outcome {
+impl From<nvme_host::Result<()>> for OperationReport {
     fn from(result: nvme_host::Result<()>) -> Self {
-        result.map_or_else(|error| Failure::from(error).into(), |()| Self::SUCCESS)
+        result.map_or_else(|error| CallFailure::from(error).into(), |()| Self::SUCCESS)
     }
 }
 
 /// Executor of an operation.
-enum Under {
-    Threads(Operation<Outcome>),
+enum OperationExecutor {
+    Threads(BackgroundOperation<OperationReport>),
     #[cfg(feature = "cuda")]
-    Gpu(nvme_host::cuda::Pending),
+    Gpu(nvme_host::cuda::PendingRows),
     Ended,
 }
 
 /// Object of a handle of an operation.
-pub struct Waiting {
-    under: Under,
-    ended: Mutex<Option<Outcome>>,
+pub struct WaitingOperation {
+    under: OperationExecutor,
+    ended: Mutex<Option<OperationReport>>,
 }
 
-static PENDING: Handles<Arc<Waiting>> = Handles::new();
+static PENDING: OpenHandles<Arc<WaitingOperation>> = OpenHandles::new();
 
-impl Waiting {
+impl WaitingOperation {
     /// Returns its outcome, if it has ended within `limit`.
-    fn settle(&self, limit: Duration) -> Option<Outcome> {
+    fn settle(&self, limit: Duration) -> Option<OperationReport> {
         match &self.under {
-            Under::Threads(operation) if operation.wait(limit) => {
+            OperationExecutor::Threads(operation) if operation.wait(limit) => {
                 let mut ended = self.ended.lock().unwrap_or_else(PoisonError::into_inner);
                 if let Some(result) = operation.take() {
-                    *ended = Some(result.unwrap_or_else(|error| Failure::from(error).into()));
+                    *ended = Some(result.unwrap_or_else(|error| CallFailure::from(error).into()));
                 }
                 ended.clone()
             }
-            Under::Threads(_) => None,
+            OperationExecutor::Threads(_) => None,
             #[cfg(feature = "cuda")]
-            Under::Gpu(pending) => {
+            OperationExecutor::Gpu(pending) => {
                 let outcome = match limit.is_zero() {
                     true => pending.outcome()?,
                     false => pending.wait(limit),
                 };
                 match outcome {
-                    Ok(gathered) => Some(Outcome::of_gpu(gathered)),
+                    Ok(gathered) => Some(OperationReport::of_gpu(gathered)),
                     Err(nvme_host::Error::Unfinished { .. }) => None,
-                    Err(error) => Some(Failure::from(error).into()),
+                    Err(error) => Some(CallFailure::from(error).into()),
                 }
             }
-            Under::Ended => Some(Outcome::SUCCESS),
+            OperationExecutor::Ended => Some(OperationReport::SUCCESS),
         }
     }
 
     fn status(&self, limit: Duration) -> Answer<()> {
         match self.settle(limit) {
             Some(outcome) => outcome.result(),
-            None => Err(Failure::new(
+            None => Err(CallFailure::new(
                 NVME_GPU_ERROR_UNFINISHED,
                 "the operation has not ended",
                 "wait for it, or longer; launch the graph that it was captured in",
@@ -192,11 +192,11 @@ impl Waiting {
 ///
 /// # Safety
 /// `to` is NULL or valid for a write.
-unsafe fn hand_out(to: *mut *mut PendingHandle, under: Under) -> Answer<()> {
+unsafe fn hand_out(to: *mut *mut PendingHandle, under: OperationExecutor) -> Answer<()> {
     if to.is_null() {
         return Ok(());
     }
-    let waiting = Waiting {
+    let waiting = WaitingOperation {
         under,
         ended: Mutex::new(None),
     };
@@ -205,7 +205,7 @@ unsafe fn hand_out(to: *mut *mut PendingHandle, under: Under) -> Answer<()> {
 }
 
 /// Counts a failure that a caller may not ask for.
-fn counted(failures: &AtomicU64, outcome: Outcome) -> Outcome {
+fn counted(failures: &AtomicU64, outcome: OperationReport) -> OperationReport {
     failures.fetch_add(u64::from(outcome.failure.is_some()), Ordering::Relaxed);
     outcome
 }
@@ -215,15 +215,15 @@ fn counted(failures: &AtomicU64, outcome: Outcome) -> Outcome {
 /// # Safety
 /// `to` is NULL or valid for a write; the memory that `job` uses stays until it has ended.
 pub unsafe fn start(
-    opened: &Opened,
+    opened: &OpenedStore,
     to: *mut *mut PendingHandle,
-    job: impl FnOnce(&Store) -> Outcome + Send + 'static,
+    job: impl FnOnce(&Store) -> OperationReport + Send + 'static,
 ) -> Answer<()> {
     let failures = Arc::clone(&opened.background_failures);
     let job = move |store: &Store| counted(&failures, job(store));
     let operation = opened.store.in_background(job)?;
     // SAFETY: the caller's.
-    unsafe { hand_out(to, Under::Threads(operation)) }
+    unsafe { hand_out(to, OperationExecutor::Threads(operation)) }
 }
 
 /// As [`start`], for a table of the store.
@@ -231,15 +231,15 @@ pub unsafe fn start(
 /// # Safety
 /// As [`start`].
 pub unsafe fn start_rows(
-    opened: &Opened,
+    opened: &OpenedStore,
     table: &Table,
     to: *mut *mut PendingHandle,
-    job: impl FnOnce(&Table) -> Outcome + Send + 'static,
+    job: impl FnOnce(&Table) -> OperationReport + Send + 'static,
 ) -> Answer<()> {
     let failures = Arc::clone(&opened.background_failures);
     let operation = table.in_background(move |table| counted(&failures, job(table)))?;
     // SAFETY: the caller's.
-    unsafe { hand_out(to, Under::Threads(operation)) }
+    unsafe { hand_out(to, OperationExecutor::Threads(operation)) }
 }
 
 /// Hands out an operation on a stream.
@@ -249,10 +249,10 @@ pub unsafe fn start_rows(
 #[cfg(feature = "cuda")]
 pub unsafe fn on_stream(
     to: *mut *mut PendingHandle,
-    pending: nvme_host::cuda::Pending,
+    pending: nvme_host::cuda::PendingRows,
 ) -> Answer<()> {
     // SAFETY: the caller's.
-    unsafe { hand_out(to, Under::Gpu(pending)) }
+    unsafe { hand_out(to, OperationExecutor::Gpu(pending)) }
 }
 
 /// Hands out an operation that had nothing to do.
@@ -261,7 +261,7 @@ pub unsafe fn on_stream(
 /// `to` is NULL or valid for a write.
 pub unsafe fn nothing(to: *mut *mut PendingHandle) -> Answer<()> {
     // SAFETY: the caller's.
-    unsafe { hand_out(to, Under::Ended) }
+    unsafe { hand_out(to, OperationExecutor::Ended) }
 }
 
 /// Checks that a call which waits may use `stream`. Before it launches anything: a graph would use the caller's memory
@@ -270,9 +270,9 @@ pub unsafe fn nothing(to: *mut *mut PendingHandle) -> Answer<()> {
 /// # Errors
 /// Usage for a stream that is being captured.
 #[cfg(feature = "cuda")]
-pub fn check_not_captured(opened: &Opened, stream: *mut std::ffi::c_void) -> Answer<()> {
+pub fn check_not_captured(opened: &OpenedStore, stream: *mut std::ffi::c_void) -> Answer<()> {
     match &opened.gpu {
-        Some(gpu) if gpu.is_captured(stream.addr() as u64)? => Err(Failure::usage(
+        Some(gpu) if gpu.is_captured(stream.addr() as u64)? => Err(CallFailure::usage(
             "a stream that is captured runs nothing that could be waited for",
             "use the asynchronous call",
         )),
@@ -287,17 +287,17 @@ pub fn check_not_captured(opened: &Opened, stream: *mut std::ffi::c_void) -> Ans
 /// Unfinished past the deadline: the operation continues, and its memory must stay valid.
 #[cfg(feature = "cuda")]
 pub fn wait_for_stream(
-    opened: &Opened,
+    opened: &OpenedStore,
     bytes: u64,
-    pending: nvme_host::cuda::Pending,
-) -> Answer<Outcome> {
-    let waiting = Waiting {
-        under: Under::Gpu(pending),
+    pending: nvme_host::cuda::PendingRows,
+) -> Answer<OperationReport> {
+    let waiting = WaitingOperation {
+        under: OperationExecutor::Gpu(pending),
         ended: Mutex::new(None),
     };
     let limit = opened.store.patience(bytes);
     waiting.settle(limit).ok_or_else(|| {
-        Failure::new(
+        CallFailure::new(
             NVME_GPU_ERROR_UNFINISHED,
             format!("the operation has not ended within {} s", limit.as_secs_f64()),
             "keep its memory: it goes on; wait for what the stream does before it, or use the asynchronous call",
@@ -343,13 +343,13 @@ pub unsafe extern "C" fn nvme_gpu_pending_wait(
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn nvme_gpu_pending_report(
     pending: *mut PendingHandle,
-    report: *mut Report,
+    report: *mut RowsReport,
 ) -> nvme_gpu_status {
     call(|| {
         let waiting = PENDING.get(pending, "pending operation")?;
         let outcome = waiting.settle(Duration::ZERO).ok_or_else(|| {
             let cause = "the operation has not ended";
-            Failure::new(NVME_GPU_ERROR_UNFINISHED, cause, "wait for it")
+            CallFailure::new(NVME_GPU_ERROR_UNFINISHED, cause, "wait for it")
         })?;
         // SAFETY: as the header says.
         unsafe { give(report, &outcome.report) }

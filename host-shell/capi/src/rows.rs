@@ -3,13 +3,13 @@
 #![allow(unsafe_code)]
 
 use crate::border::{Answer, give};
-use crate::memory::{Lent, Where, place};
-use crate::opened::{OpenTable, Opened};
-use crate::pending::{self, Outcome, PendingHandle, Report};
-use crate::status::Failure;
+use crate::memory::{CallLocation, CallMemory, place};
+use crate::opened::{OpenTable, OpenedStore};
+use crate::pending::{self, OperationReport, PendingHandle, RowsReport};
+use crate::status::CallFailure;
 use crate::transfer::nvme_gpu_stream;
 use nvme_host::Table;
-use nvme_host::store::{Duplicates, Element, Ids, RowReport, Widen};
+use nvme_host::store::{DuplicateIds, RowElement, RowIds, RowReport, RowWidening};
 use std::ffi::c_void;
 
 /// Type of ids: int32_t.
@@ -19,19 +19,19 @@ pub const NVME_GPU_I64: u32 = 8;
 
 /// Ids, rows and row status of a call, in memory of the caller.
 #[derive(Clone, Copy)]
-pub struct Rows {
-    ids: Lent,
+pub struct CallRows {
+    ids: CallMemory,
     is_wide: bool,
     count: u64,
-    rows: Lent,
+    rows: CallMemory,
     row_bytes: u64,
     stride: u64,
-    status: Option<Lent>,
+    status: Option<CallMemory>,
     /// Conversion of the elements in a gather; `row_bytes` are those of a converted row.
-    pub widen: Option<Widen>,
+    pub widen: Option<RowWidening>,
 }
 
-impl Rows {
+impl CallRows {
     /// # Safety
     /// The caller fulfils the contract in the header for the pointers.
     pub unsafe fn new<T>(
@@ -47,7 +47,7 @@ impl Rows {
             NVME_GPU_I32 => false,
             NVME_GPU_I64 => true,
             other => {
-                return Err(Failure::usage(
+                return Err(CallFailure::usage(
                     format!("the id type {other} is unknown"),
                     "use NVME_GPU_I32 or NVME_GPU_I64",
                 ));
@@ -56,7 +56,7 @@ impl Rows {
         let stride = match stride {
             0 => row_bytes,
             stride if stride < row_bytes => {
-                return Err(Failure::usage(
+                return Err(CallFailure::usage(
                     format!(
                         "the stride of {stride} bytes is shorter than a row of {row_bytes} bytes"
                     ),
@@ -72,15 +72,15 @@ impl Rows {
         // SAFETY: the caller's.
         unsafe {
             Ok(Self {
-                ids: Lent::elements(ids, count, id_type as usize, "ids")?,
+                ids: CallMemory::elements(ids, count, id_type as usize, "ids")?,
                 is_wide,
                 count,
-                rows: Lent::elements(rows, bytes, 1, "rows")?,
+                rows: CallMemory::elements(rows, bytes, 1, "rows")?,
                 row_bytes,
                 stride,
                 status: match row_status.is_null() {
                     true => None,
-                    false => Some(Lent::elements(row_status, count, 4, "row_status")?),
+                    false => Some(CallMemory::elements(row_status, count, 4, "row_status")?),
                 },
                 widen: None,
             })
@@ -116,7 +116,7 @@ impl Rows {
     ///
     /// # Safety
     /// All memory is valid host memory, and used by nothing else.
-    unsafe fn gather(&self, table: &Table) -> Outcome {
+    unsafe fn gather(&self, table: &Table) -> OperationReport {
         // SAFETY: the caller's.
         let (ids, out) = unsafe { (self.ids(), self.rows.bytes_mut()) };
         let mut status = vec![0; ids.len()];
@@ -149,8 +149,8 @@ impl Rows {
     /// All memory is valid host memory, and changed by nothing else.
     unsafe fn change(
         &self,
-        change: impl FnOnce(Ids<'_>, &[u8], &mut [i32]) -> nvme_host::Result<RowReport>,
-    ) -> Outcome {
+        change: impl FnOnce(RowIds<'_>, &[u8], &mut [i32]) -> nvme_host::Result<RowReport>,
+    ) -> OperationReport {
         // SAFETY: the caller's.
         let (ids, rows) = unsafe { (self.ids(), self.rows.bytes()) };
         let mut status = vec![0; ids.len()];
@@ -171,10 +171,14 @@ impl Rows {
     ///
     /// # Safety
     /// The memory for it is there, and used by nothing else.
-    unsafe fn report(&self, result: nvme_host::Result<RowReport>, status: &[i32]) -> Outcome {
+    unsafe fn report(
+        &self,
+        result: nvme_host::Result<RowReport>,
+        status: &[i32],
+    ) -> OperationReport {
         let report = match result {
             Ok(report) => report,
-            Err(error) => return Failure::from(error).into(),
+            Err(error) => return CallFailure::from(error).into(),
         };
         if let Some(out) = self.status {
             // SAFETY: the caller's.
@@ -183,44 +187,44 @@ impl Rows {
                 *to = from.to_ne_bytes();
             }
         }
-        Outcome::of_rows(report)
+        OperationReport::of_rows(report)
     }
 
     /// Returns the location of the rows. Ids and status of rows in host memory have to lie there, too; for
     /// other rows the launch checks them.
-    fn place(&self, opened: &Opened) -> Answer<Where> {
+    fn place(&self, opened: &OpenedStore) -> Answer<CallLocation> {
         if self.count == 0 {
-            return Ok(Where::Host);
+            return Ok(CallLocation::Host);
         }
-        if place(opened, &self.rows, "rows")? == Where::Gpu {
-            return Ok(Where::Gpu);
+        if place(opened, &self.rows, "rows")? == CallLocation::Gpu {
+            return Ok(CallLocation::Gpu);
         }
         for (memory, name) in [(Some(self.ids), "ids"), (self.status, "row_status")] {
             if let Some(memory) = memory
-                && place(opened, &memory, name)? == Where::Gpu
+                && place(opened, &memory, name)? == CallLocation::Gpu
             {
-                return Err(Failure::usage(
+                return Err(CallFailure::usage(
                     format!("{name} lies in GPU memory and the rows do not"),
                     "have both in GPU memory, or both in host memory",
                 ));
             }
         }
-        Ok(Where::Host)
+        Ok(CallLocation::Host)
     }
 }
 
 /// Operation on the CPU: a gather, a scatter or a scatter-add.
 #[derive(Clone, Copy)]
-pub enum Verb {
+pub enum RowVerb {
     Gather,
-    Scatter(Duplicates),
-    ScatterAdd(Element),
+    Scatter(DuplicateIds),
+    ScatterAdd(RowElement),
 }
 
-impl Verb {
+impl RowVerb {
     /// # Safety
     /// The memory of `rows` is there, in host memory, and used by nothing else.
-    unsafe fn run(self, table: &Table, rows: &Rows) -> Outcome {
+    unsafe fn run(self, table: &Table, rows: &CallRows) -> OperationReport {
         // SAFETY: the caller's.
         unsafe {
             match self {
@@ -243,17 +247,17 @@ impl Verb {
 #[cfg(feature = "cuda")]
 unsafe fn launch(
     open: &OpenTable,
-    verb: Verb,
-    rows: &Rows,
+    verb: RowVerb,
+    rows: &CallRows,
     stream: nvme_gpu_stream,
-) -> Answer<nvme_host::cuda::Pending> {
-    if matches!(verb, Verb::Scatter(Duplicates::Error)) {
-        return Err(Failure::usage(
+) -> Answer<nvme_host::cuda::PendingRows> {
+    if matches!(verb, RowVerb::Scatter(DuplicateIds::Error)) {
+        return Err(CallFailure::usage(
             "the ids lie in GPU memory: whether one comes twice is not known before the stream runs",
             "use NVME_GPU_DUPLICATES_LAST",
         ));
     }
-    let request = nvme_host::cuda::Request {
+    let request = nvme_host::cuda::RowRequest {
         ids: rows.ids.address(),
         wide_ids: rows.is_wide,
         count: rows.count,
@@ -265,12 +269,12 @@ unsafe fn launch(
     // SAFETY: the caller's.
     let pending = unsafe {
         match verb {
-            Verb::Gather => match rows.widen {
+            RowVerb::Gather => match rows.widen {
                 Some(widen) => table.gather_as_on_gpu(&request, widen, stream),
                 None => table.gather_on_gpu(&request, stream),
             },
-            Verb::Scatter(_) => table.scatter_on_gpu(&request, stream),
-            Verb::ScatterAdd(element) => table.scatter_add_on_gpu(&request, element, stream),
+            RowVerb::Scatter(_) => table.scatter_on_gpu(&request, stream),
+            RowVerb::ScatterAdd(element) => table.scatter_add_on_gpu(&request, element, stream),
         }
     };
     Ok(pending?)
@@ -282,16 +286,16 @@ unsafe fn launch(
 /// The caller fulfils the contract in the header for the pointers.
 pub unsafe fn now(
     open: &OpenTable,
-    verb: Verb,
-    rows: &Rows,
+    verb: RowVerb,
+    rows: &CallRows,
     stream: nvme_gpu_stream,
-    report: *mut Report,
+    report: *mut RowsReport,
 ) -> Answer<()> {
     let outcome = match rows.place(&open.opened)? {
         // SAFETY: the caller's.
-        Where::Host => unsafe { verb.run(&open.table, rows) },
+        CallLocation::Host => unsafe { verb.run(&open.table, rows) },
         #[cfg(feature = "cuda")]
-        Where::Gpu => {
+        CallLocation::Gpu => {
             pending::check_not_captured(&open.opened, stream)?;
             let bytes = rows.count.saturating_mul(rows.stride);
             // SAFETY: the caller's.
@@ -299,7 +303,9 @@ pub unsafe fn now(
             pending::wait_for_stream(&open.opened, bytes, under_way)?
         }
         #[cfg(not(feature = "cuda"))]
-        Where::Gpu => return Err(Failure::usage("built without CUDA", "use host memory")),
+        CallLocation::Gpu => {
+            return Err(CallFailure::usage("built without CUDA", "use host memory"));
+        }
     };
     let _ = stream;
     if !report.is_null() {
@@ -315,8 +321,8 @@ pub unsafe fn now(
 /// The caller fulfils the contract in the header for the pointers.
 pub unsafe fn later(
     open: &OpenTable,
-    verb: Verb,
-    rows: Rows,
+    verb: RowVerb,
+    rows: CallRows,
     stream: nvme_gpu_stream,
     to: *mut *mut PendingHandle,
 ) -> Answer<()> {
@@ -327,15 +333,15 @@ pub unsafe fn later(
     let _ = stream;
     match rows.place(&open.opened)? {
         // SAFETY: the caller's.
-        Where::Host => unsafe {
+        CallLocation::Host => unsafe {
             pending::start_rows(&open.opened, &open.table, to, move |table| {
                 verb.run(table, &rows)
             })
         },
         #[cfg(feature = "cuda")]
         // SAFETY: the caller's.
-        Where::Gpu => unsafe { pending::on_stream(to, launch(open, verb, &rows, stream)?) },
+        CallLocation::Gpu => unsafe { pending::on_stream(to, launch(open, verb, &rows, stream)?) },
         #[cfg(not(feature = "cuda"))]
-        Where::Gpu => Err(Failure::usage("built without CUDA", "use host memory")),
+        CallLocation::Gpu => Err(CallFailure::usage("built without CUDA", "use host memory")),
     }
 }

@@ -148,13 +148,13 @@ const WORDS: [(&str, &str); 6] = [
 
 /// A failure on its way to C.
 #[derive(Clone, Debug)]
-pub struct Failure {
+pub struct CallFailure {
     pub status: nvme_gpu_status,
     pub cause: String,
     pub remedy: String,
 }
 
-impl Failure {
+impl CallFailure {
     pub fn new(status: i32, cause: impl Into<String>, remedy: impl Into<String>) -> Self {
         Self {
             status,
@@ -177,7 +177,7 @@ impl Failure {
     }
 }
 
-impl From<Error> for Failure {
+impl From<Error> for CallFailure {
     fn from(error: Error) -> Self {
         let status = match &error {
             Error::Usage { .. } => NVME_GPU_ERROR_USAGE,
@@ -272,7 +272,7 @@ mod tests {
     #[test]
     fn a_remedy_names_the_options_of_c() {
         let error = Error::usage("a cause", "raise --timeout-ms, or leave --gpu out");
-        let remedy = Failure::from(error).remedy;
+        let remedy = CallFailure::from(error).remedy;
         assert!(
             remedy.contains("timeout_ms of nvme_gpu_options"),
             "{remedy}"

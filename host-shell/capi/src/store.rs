@@ -3,9 +3,9 @@
 #![allow(unsafe_code)]
 
 use crate::border::{Answer, Sized0, call, calls, give, put, take, text, value};
-use crate::memory::Lent;
-use crate::opened::{DEVICES, Opened, Registration, STORES, StoreHandle, TABLES, opened};
-use crate::status::{Failure, nvme_gpu_status};
+use crate::memory::CallMemory;
+use crate::opened::{DEVICES, OpenedStore, RegisteredRange, STORES, StoreHandle, TABLES, opened};
+use crate::status::{CallFailure, nvme_gpu_status};
 use crate::version;
 use nvme_host::store::{DataPath, FileIo};
 use nvme_host::{Store, StoreOptions};
@@ -36,7 +36,7 @@ const ALL_FLAGS: u32 = 63;
 /// field.
 #[derive(Clone, Copy)]
 #[repr(C)]
-pub struct Options {
+pub struct OpenOptions {
     /// sizeof(nvme_gpu_options).
     pub size: usize,
     /// NVME_GPU_VERSION: compared with the version of the library.
@@ -66,11 +66,11 @@ pub struct Options {
 }
 
 // SAFETY: integers, the size first.
-unsafe impl Sized0 for Options {
+unsafe impl Sized0 for OpenOptions {
     const NAME: &'static str = "nvme_gpu_options";
 }
 
-const DEFAULTS: Options = Options {
+const DEFAULTS: OpenOptions = OpenOptions {
     size: 0,
     version: version::NVME_GPU_VERSION,
     flags: 0,
@@ -88,7 +88,7 @@ const DEFAULTS: Options = Options {
 /// nvme_gpu_stats(): set `size` to sizeof(nvme_gpu_statistics) before the call. Counts since the store was opened.
 #[derive(Clone, Copy)]
 #[repr(C)]
-pub struct Statistics {
+pub struct StoreStatistics {
     pub size: usize,
     /// Commands sent by the CPU, or system calls to a file.
     pub commands: u64,
@@ -103,7 +103,7 @@ pub struct Statistics {
 }
 
 // SAFETY: integers, the size first.
-unsafe impl Sized0 for Statistics {
+unsafe impl Sized0 for StoreStatistics {
     const NAME: &'static str = "nvme_gpu_statistics";
 }
 
@@ -140,9 +140,9 @@ fn or(value: u32, default: u32) -> u32 {
     }
 }
 
-fn store_options(options: &Options, gpu: i32) -> Answer<StoreOptions> {
+fn store_options(options: &OpenOptions, gpu: i32) -> Answer<StoreOptions> {
     if options.flags & !ALL_FLAGS != 0 {
-        return Err(Failure::usage(
+        return Err(CallFailure::usage(
             format!(
                 "the flags {:#x} of nvme_gpu_options are unknown",
                 options.flags & !ALL_FLAGS
@@ -156,7 +156,7 @@ fn store_options(options: &Options, gpu: i32) -> Answer<StoreOptions> {
         (true, false) => FileIo::Uring,
         (false, true) => FileIo::Pread,
         (true, true) => {
-            return Err(Failure::usage(
+            return Err(CallFailure::usage(
                 "NVME_GPU_FILE_URING and NVME_GPU_FILE_PREAD exclude each other",
                 "set one of them",
             ));
@@ -183,17 +183,17 @@ fn store_options(options: &Options, gpu: i32) -> Answer<StoreOptions> {
         kernel_queues: options.gpu_kernel_queues,
         #[cfg(feature = "cuda")]
         gds: match (has(NVME_GPU_GDS), has(NVME_GPU_GDS_REQUIRE)) {
-            (_, true) => nvme_host::store::Gds::Require,
-            (true, _) => nvme_host::store::Gds::Auto,
-            _ => nvme_host::store::Gds::Off,
+            (_, true) => nvme_host::store::GdsUse::Require,
+            (true, _) => nvme_host::store::GdsUse::Auto,
+            _ => nvme_host::store::GdsUse::Off,
         },
     })
     .and_then(|store| match (gpu, cfg!(feature = "cuda")) {
-        (i32::MIN..=-2, _) => Err(Failure::usage(
+        (i32::MIN..=-2, _) => Err(CallFailure::usage(
             format!("there is no GPU {gpu}"),
             "use -1 for none",
         )),
-        (0.., false) => Err(Failure::usage(
+        (0.., false) => Err(CallFailure::usage(
             "this library was built without CUDA",
             "use -1 for no GPU",
         )),
@@ -202,14 +202,14 @@ fn store_options(options: &Options, gpu: i32) -> Answer<StoreOptions> {
 }
 
 #[cfg(feature = "cuda")]
-fn tier(number: u32) -> Answer<Option<nvme_host::cuda::Tier>> {
-    use nvme_host::cuda::Tier;
+fn tier(number: u32) -> Answer<Option<nvme_host::cuda::QueueTier>> {
+    use nvme_host::cuda::QueueTier;
     match number {
         0 => Ok(None),
-        1 => Ok(Some(Tier::Direct)),
-        2 => Ok(Some(Tier::GpuMemory)),
-        3 => Ok(Some(Tier::GpuRings)),
-        _ => Err(Failure::usage(
+        1 => Ok(Some(QueueTier::Direct)),
+        2 => Ok(Some(QueueTier::GpuMemory)),
+        3 => Ok(Some(QueueTier::GpuRings)),
+        _ => Err(CallFailure::usage(
             format!("nvme_gpu_options.gpu_tier is {number}"),
             "use 1, 2, 3, or 0 for the default",
         )),
@@ -217,7 +217,7 @@ fn tier(number: u32) -> Answer<Option<nvme_host::cuda::Tier>> {
 }
 
 #[cfg(feature = "cuda")]
-fn of_gpu(options: &Options, gpu: i32) -> Option<nvme_host::store::GpuOptions> {
+fn of_gpu(options: &OpenOptions, gpu: i32) -> Option<nvme_host::store::GpuOptions> {
     let index = u32::try_from(gpu).ok()?;
     let default = nvme_host::cuda::RowsOptions::default();
     let rows = nvme_host::cuda::RowsOptions {
@@ -228,11 +228,11 @@ fn of_gpu(options: &Options, gpu: i32) -> Option<nvme_host::store::GpuOptions> {
     Some(nvme_host::store::GpuOptions { index, rows })
 }
 
-fn open(device: &str, gpu: i32, options: &Options) -> Answer<Opened> {
+fn open(device: &str, gpu: i32, options: &OpenOptions) -> Answer<OpenedStore> {
     version::check(options.version)?;
     let options = store_options(options, gpu)?;
     let store = Store::open(device, &options)?;
-    Ok(Opened {
+    Ok(OpenedStore {
         #[cfg(feature = "cuda")]
         gpu: store.gpu().cloned(),
         store: Arc::new(store),
@@ -245,7 +245,7 @@ fn open(device: &str, gpu: i32, options: &Options) -> Answer<Opened> {
 
 /// Opens `device` with defaults but for the tier, for libraries over this one.
 pub fn open_device(device: &str, gpu: i32, flags: u32, gpu_tier: u32) -> Answer<*mut StoreHandle> {
-    let options = Options {
+    let options = OpenOptions {
         flags,
         gpu_tier,
         ..DEFAULTS
@@ -266,7 +266,7 @@ pub fn open_device(device: &str, gpu: i32, flags: u32, gpu_tier: u32) -> Answer<
 pub unsafe extern "C" fn nvme_gpu_open(
     device: *const c_char,
     gpu: i32,
-    options: *const Options,
+    options: *const OpenOptions,
     store: *mut *mut StoreHandle,
 ) -> nvme_gpu_status {
     call(|| {
@@ -377,12 +377,12 @@ fn fixed<const N: usize>(text: &str) -> [c_char; N] {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn nvme_gpu_stats(
     store: *const StoreHandle,
-    statistics: *mut Statistics,
+    statistics: *mut StoreStatistics,
 ) -> nvme_gpu_status {
     call(|| {
         let opened = opened(store)?;
         let stats = opened.store.stats();
-        let known = Statistics {
+        let known = StoreStatistics {
             size: 0,
             commands: stats.commands,
             bytes: stats.bytes,
@@ -416,15 +416,18 @@ pub unsafe extern "C" fn nvme_gpu_register(
     call(|| {
         let opened = opened(store)?;
         // SAFETY: as the header says.
-        let lent = unsafe { Lent::new(memory, bytes, "memory") }?;
+        let lent = unsafe { CallMemory::new(memory, bytes, "memory") }?;
         if bytes == 0 {
-            return Err(Failure::usage("there are no bytes", "register 1 or more"));
+            return Err(CallFailure::usage(
+                "there are no bytes",
+                "register 1 or more",
+            ));
         }
         let start = memory.addr();
         let mut registered = lock(&opened.registered);
         let before = registered.range(..start + bytes).next_back();
         if before.is_some_and(|(at, one)| at + one.bytes > start) {
-            return Err(Failure::usage(
+            return Err(CallFailure::usage(
                 "some of these bytes are registered already",
                 "register memory once",
             ));
@@ -433,7 +436,7 @@ pub unsafe extern "C" fn nvme_gpu_register(
         let pinned = match &opened.gpu {
             Some(gpu)
                 if crate::memory::place(&opened, &lent, "memory")?
-                    == crate::memory::Where::Host =>
+                    == crate::memory::CallLocation::Host =>
             {
                 // SAFETY: as the header says.
                 Some(unsafe { nvme_host::cuda::CallerMemory::register(gpu, memory.cast(), bytes) }?)
@@ -441,7 +444,7 @@ pub unsafe extern "C" fn nvme_gpu_register(
             _ => None,
         };
         let _ = lent;
-        let registration = Registration {
+        let registration = RegisteredRange {
             bytes,
             #[cfg(feature = "cuda")]
             memory: pinned,
@@ -463,7 +466,7 @@ pub unsafe extern "C" fn nvme_gpu_unregister(
         let taken = lock(&opened.registered).remove(&memory.addr());
         match taken {
             Some(_) => Ok(()),
-            None => Err(Failure::usage(
+            None => Err(CallFailure::usage(
                 "no registered memory begins there",
                 "give the address that was registered",
             )),

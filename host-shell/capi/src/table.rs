@@ -4,11 +4,11 @@
 
 use crate::border::{Answer, call, put, value};
 use crate::opened::{OpenTable, StoreHandle, TABLES, TableHandle, opened};
-use crate::pending::{PendingHandle, Report};
-use crate::rows::{Rows, Verb, later, now};
-use crate::status::{Failure, nvme_gpu_status};
+use crate::pending::{PendingHandle, RowsReport};
+use crate::rows::{CallRows, RowVerb, later, now};
+use crate::status::{CallFailure, nvme_gpu_status};
 use crate::transfer::nvme_gpu_stream;
-use nvme_host::store::{Duplicates, Element};
+use nvme_host::store::{DuplicateIds, RowElement};
 use std::ffi::c_void;
 use std::sync::Arc;
 
@@ -100,13 +100,13 @@ pub unsafe extern "C" fn nvme_gpu_gather(
     out_stride: u64,
     row_status: *mut i32,
     stream: nvme_gpu_stream,
-    report: *mut Report,
+    report: *mut RowsReport,
 ) -> nvme_gpu_status {
     call(|| {
         let open = TABLES.get(table, "table")?;
         // SAFETY: as the header says.
         unsafe {
-            let rows = Rows::new(
+            let rows = CallRows::new(
                 open.table.row_bytes(),
                 ids,
                 id_type,
@@ -115,7 +115,7 @@ pub unsafe extern "C" fn nvme_gpu_gather(
                 out_stride,
                 row_status,
             )?;
-            now(&open, Verb::Gather, &rows, stream, report)
+            now(&open, RowVerb::Gather, &rows, stream, report)
         }
     })
 }
@@ -140,7 +140,7 @@ pub unsafe extern "C" fn nvme_gpu_gather_async(
         let open = TABLES.get(table, "table")?;
         // SAFETY: as the header says.
         unsafe {
-            let rows = Rows::new(
+            let rows = CallRows::new(
                 open.table.row_bytes(),
                 ids,
                 id_type,
@@ -149,16 +149,16 @@ pub unsafe extern "C" fn nvme_gpu_gather_async(
                 out_stride,
                 row_status,
             )?;
-            later(&open, Verb::Gather, rows, stream, pending)
+            later(&open, RowVerb::Gather, rows, stream, pending)
         }
     })
 }
 
-fn duplicates(number: u32) -> Answer<Duplicates> {
+fn duplicates(number: u32) -> Answer<DuplicateIds> {
     match number {
-        NVME_GPU_DUPLICATES_LAST => Ok(Duplicates::Last),
-        NVME_GPU_DUPLICATES_ERROR => Ok(Duplicates::Error),
-        other => Err(Failure::usage(
+        NVME_GPU_DUPLICATES_LAST => Ok(DuplicateIds::Last),
+        NVME_GPU_DUPLICATES_ERROR => Ok(DuplicateIds::Error),
+        other => Err(CallFailure::usage(
             format!("the rule {other} for duplicate ids is unknown"),
             "use NVME_GPU_DUPLICATES_LAST or NVME_GPU_DUPLICATES_ERROR",
         )),
@@ -189,14 +189,14 @@ pub unsafe extern "C" fn nvme_gpu_scatter(
     duplicates: u32,
     row_status: *mut i32,
     stream: nvme_gpu_stream,
-    report: *mut Report,
+    report: *mut RowsReport,
 ) -> nvme_gpu_status {
     call(|| {
         let open = TABLES.get(table, "table")?;
-        let verb = Verb::Scatter(self::duplicates(duplicates)?);
+        let verb = RowVerb::Scatter(self::duplicates(duplicates)?);
         // SAFETY: as the header says.
         unsafe {
-            let rows = Rows::new(
+            let rows = CallRows::new(
                 open.table.row_bytes(),
                 ids,
                 id_type,
@@ -226,10 +226,10 @@ pub unsafe extern "C" fn nvme_gpu_scatter_async(
 ) -> nvme_gpu_status {
     call(|| {
         let open = TABLES.get(table, "table")?;
-        let verb = Verb::Scatter(self::duplicates(duplicates)?);
+        let verb = RowVerb::Scatter(self::duplicates(duplicates)?);
         // SAFETY: as the header says.
         unsafe {
-            let rows = Rows::new(
+            let rows = CallRows::new(
                 open.table.row_bytes(),
                 ids,
                 id_type,
@@ -243,13 +243,13 @@ pub unsafe extern "C" fn nvme_gpu_scatter_async(
     })
 }
 
-fn element(number: u32) -> Answer<Element> {
+fn element(number: u32) -> Answer<RowElement> {
     match number {
-        NVME_GPU_ADD_F32 => Ok(Element::F32),
-        NVME_GPU_ADD_F16 => Ok(Element::F16),
-        NVME_GPU_ADD_BF16 => Ok(Element::Bf16),
-        NVME_GPU_ADD_I32 => Ok(Element::I32),
-        other => Err(Failure::usage(
+        NVME_GPU_ADD_F32 => Ok(RowElement::F32),
+        NVME_GPU_ADD_F16 => Ok(RowElement::F16),
+        NVME_GPU_ADD_BF16 => Ok(RowElement::Bf16),
+        NVME_GPU_ADD_I32 => Ok(RowElement::I32),
+        other => Err(CallFailure::usage(
             format!("the element type {other} is unknown"),
             "use NVME_GPU_ADD_F32, _F16, _BF16 or _I32",
         )),
@@ -270,14 +270,14 @@ pub unsafe extern "C" fn nvme_gpu_scatter_add(
     element: u32,
     row_status: *mut i32,
     stream: nvme_gpu_stream,
-    report: *mut Report,
+    report: *mut RowsReport,
 ) -> nvme_gpu_status {
     call(|| {
         let open = TABLES.get(table, "table")?;
-        let verb = Verb::ScatterAdd(self::element(element)?);
+        let verb = RowVerb::ScatterAdd(self::element(element)?);
         // SAFETY: as the header says.
         unsafe {
-            let rows = Rows::new(
+            let rows = CallRows::new(
                 open.table.row_bytes(),
                 ids,
                 id_type,
@@ -307,10 +307,10 @@ pub unsafe extern "C" fn nvme_gpu_scatter_add_async(
 ) -> nvme_gpu_status {
     call(|| {
         let open = TABLES.get(table, "table")?;
-        let verb = Verb::ScatterAdd(self::element(element)?);
+        let verb = RowVerb::ScatterAdd(self::element(element)?);
         // SAFETY: as the header says.
         unsafe {
-            let rows = Rows::new(
+            let rows = CallRows::new(
                 open.table.row_bytes(),
                 ids,
                 id_type,

@@ -3,10 +3,10 @@
 #![allow(unsafe_code)]
 
 use crate::border::{Answer, call};
-use crate::memory::{Lent, Where, place};
-use crate::opened::{Opened, StoreHandle, opened};
-use crate::pending::{self, Outcome, PendingHandle};
-use crate::status::{Failure, nvme_gpu_status};
+use crate::memory::{CallLocation, CallMemory, place};
+use crate::opened::{OpenedStore, StoreHandle, opened};
+use crate::pending::{self, OperationReport, PendingHandle};
+use crate::status::{CallFailure, nvme_gpu_status};
 use nvme_host::Store;
 use std::ffi::c_void;
 
@@ -16,12 +16,12 @@ pub type nvme_gpu_stream = *mut c_void;
 
 /// # Errors
 /// Usage for a range past the end: known before an operation starts.
-pub fn check_range(opened: &Opened, offset: u64, bytes: usize) -> Answer<()> {
+pub fn check_range(opened: &OpenedStore, offset: u64, bytes: usize) -> Answer<()> {
     let len = opened.store.len();
     let end = offset.checked_add(bytes as u64);
     match end.is_some_and(|end| end <= len) {
         true => Ok(()),
-        false => Err(Failure::usage(
+        false => Err(CallFailure::usage(
             format!("{bytes} bytes from {offset} on end past the store, which has {len} bytes"),
             "ask for a range inside the store",
         )),
@@ -30,32 +30,32 @@ pub fn check_range(opened: &Opened, offset: u64, bytes: usize) -> Answer<()> {
 
 /// Direction of a transfer.
 #[derive(Clone, Copy)]
-enum Way {
+enum TransferMethod {
     Read,
     Write,
 }
 
 /// A read or write of a call.
 #[derive(Clone, Copy)]
-struct Range {
-    way: Way,
-    data: Lent,
+struct TransferRange {
+    way: TransferMethod,
+    data: CallMemory,
     bytes: usize,
     offset: u64,
 }
 
-impl Range {
+impl TransferRange {
     /// # Safety
     /// The caller fulfils the contract in the header for `data`.
     unsafe fn new(
-        opened: &Opened,
-        way: Way,
+        opened: &OpenedStore,
+        way: TransferMethod,
         data: *const c_void,
         bytes: usize,
         offset: u64,
     ) -> Answer<Self> {
         // SAFETY: the caller's.
-        let data = unsafe { Lent::new(data, bytes, "data") }?;
+        let data = unsafe { CallMemory::new(data, bytes, "data") }?;
         check_range(opened, offset, bytes)?;
         Ok(Self {
             way,
@@ -65,9 +65,9 @@ impl Range {
         })
     }
 
-    fn place(&self, opened: &Opened) -> Answer<Where> {
+    fn place(&self, opened: &OpenedStore) -> Answer<CallLocation> {
         match self.bytes {
-            0 => Ok(Where::Host),
+            0 => Ok(CallLocation::Host),
             _ => place(opened, &self.data, "data"),
         }
     }
@@ -77,9 +77,9 @@ impl Range {
     unsafe fn run(&self, store: &Store) -> nvme_host::Result<()> {
         match self.way {
             // SAFETY: the caller's.
-            Way::Read => store.read_at(self.offset, unsafe { self.data.bytes_mut() }),
+            TransferMethod::Read => store.read_at(self.offset, unsafe { self.data.bytes_mut() }),
             // SAFETY: the caller's.
-            Way::Write => store.write_at(self.offset, unsafe { self.data.bytes() }),
+            TransferMethod::Write => store.write_at(self.offset, unsafe { self.data.bytes() }),
         }
     }
 
@@ -90,14 +90,14 @@ impl Range {
         &self,
         store: &Store,
         stream: nvme_gpu_stream,
-    ) -> Answer<nvme_host::cuda::Pending> {
+    ) -> Answer<nvme_host::cuda::PendingRows> {
         let (offset, bytes) = (self.offset, self.bytes as u64);
         let (at, stream) = (self.data.address(), stream.addr() as u64);
         // SAFETY: the caller's.
         let pending = unsafe {
             match self.way {
-                Way::Read => store.read_on_gpu(offset, bytes, at, stream),
-                Way::Write => store.write_from_gpu(offset, bytes, at, stream),
+                TransferMethod::Read => store.read_on_gpu(offset, bytes, at, stream),
+                TransferMethod::Write => store.write_from_gpu(offset, bytes, at, stream),
             }
         };
         Ok(pending?)
@@ -107,14 +107,14 @@ impl Range {
     ///
     /// # Safety
     /// The caller fulfils the contract in the header for `data`.
-    unsafe fn now(&self, opened: &Opened) -> Answer<()> {
+    unsafe fn now(&self, opened: &OpenedStore) -> Answer<()> {
         match self.place(opened)? {
             // SAFETY: the caller's.
-            Where::Host => Ok(unsafe { self.run(&opened.store) }?),
+            CallLocation::Host => Ok(unsafe { self.run(&opened.store) }?),
             #[cfg(feature = "cuda")]
-            Where::Gpu => {
+            CallLocation::Gpu => {
                 let (at, bytes) = (self.data.address(), self.bytes as u64);
-                if matches!(self.way, Way::Read)
+                if matches!(self.way, TransferMethod::Read)
                     // SAFETY: the caller's.
                     && unsafe { opened.store.read_by_cufile(self.offset, bytes, at) }?
                 {
@@ -125,7 +125,7 @@ impl Range {
                 pending::wait_for_stream(opened, bytes, under_way)?.result()
             }
             #[cfg(not(feature = "cuda"))]
-            Where::Gpu => Err(Failure::usage("built without CUDA", "use host memory")),
+            CallLocation::Gpu => Err(CallFailure::usage("built without CUDA", "use host memory")),
         }
     }
 
@@ -135,21 +135,25 @@ impl Range {
     /// The caller fulfils the contract in the header for `data`.
     unsafe fn later(
         self,
-        opened: &Opened,
+        opened: &OpenedStore,
         stream: nvme_gpu_stream,
         to: *mut *mut PendingHandle,
     ) -> Answer<()> {
         let _ = stream;
         match self.place(opened)? {
             // SAFETY: the caller's.
-            Where::Host => unsafe {
-                pending::start(opened, to, move |store| Outcome::from(self.run(store)))
+            CallLocation::Host => unsafe {
+                pending::start(opened, to, move |store| {
+                    OperationReport::from(self.run(store))
+                })
             },
             #[cfg(feature = "cuda")]
             // SAFETY: the caller's.
-            Where::Gpu => unsafe { pending::on_stream(to, self.launch(&opened.store, stream)?) },
+            CallLocation::Gpu => unsafe {
+                pending::on_stream(to, self.launch(&opened.store, stream)?)
+            },
             #[cfg(not(feature = "cuda"))]
-            Where::Gpu => Err(Failure::usage("built without CUDA", "use host memory")),
+            CallLocation::Gpu => Err(CallFailure::usage("built without CUDA", "use host memory")),
         }
     }
 }
@@ -169,7 +173,9 @@ pub unsafe extern "C" fn nvme_gpu_pread(
     call(|| {
         let opened = opened(store)?;
         // SAFETY: as the header says.
-        unsafe { Range::new(&opened, Way::Read, data, bytes, offset)?.now(&opened) }
+        unsafe {
+            TransferRange::new(&opened, TransferMethod::Read, data, bytes, offset)?.now(&opened)
+        }
     })
 }
 
@@ -188,7 +194,9 @@ pub unsafe extern "C" fn nvme_gpu_pwrite(
     call(|| {
         let opened = opened(store)?;
         // SAFETY: as the header says.
-        unsafe { Range::new(&opened, Way::Write, data, bytes, offset)?.now(&opened) }
+        unsafe {
+            TransferRange::new(&opened, TransferMethod::Write, data, bytes, offset)?.now(&opened)
+        }
     })
 }
 
@@ -212,7 +220,8 @@ pub unsafe extern "C" fn nvme_gpu_pread_async(
         let opened = opened(store)?;
         // SAFETY: as the header says.
         unsafe {
-            Range::new(&opened, Way::Read, data, bytes, offset)?.later(&opened, stream, pending)
+            TransferRange::new(&opened, TransferMethod::Read, data, bytes, offset)?
+                .later(&opened, stream, pending)
         }
     })
 }
@@ -232,7 +241,8 @@ pub unsafe extern "C" fn nvme_gpu_pwrite_async(
         let opened = opened(store)?;
         // SAFETY: as the header says.
         unsafe {
-            Range::new(&opened, Way::Write, data, bytes, offset)?.later(&opened, stream, pending)
+            TransferRange::new(&opened, TransferMethod::Write, data, bytes, offset)?
+                .later(&opened, stream, pending)
         }
     })
 }

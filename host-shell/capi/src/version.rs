@@ -3,7 +3,7 @@
 #![allow(unsafe_code)]
 
 use crate::border::{Answer, Sized0, call, give};
-use crate::status::{Failure, NVME_GPU_ERROR_VERSION, nvme_gpu_status};
+use crate::status::{CallFailure, NVME_GPU_ERROR_VERSION, nvme_gpu_status};
 
 /// The version of this header: (major << 16) | (minor << 8) | patch.
 pub const NVME_GPU_VERSION: u32 = 0x0000_0100;
@@ -22,7 +22,7 @@ pub const NVME_GPU_HAS_CUDA: u32 = 8;
 /// nvme_gpu_version(): set `size` to sizeof(nvme_gpu_versions) before the call. Numbers are as in NVME_GPU_VERSION.
 #[derive(Clone, Copy)]
 #[repr(C)]
-pub struct Versions {
+pub struct LibraryVersions {
     pub size: usize,
     /// Of the library that is loaded.
     pub library: u32,
@@ -31,7 +31,7 @@ pub struct Versions {
 }
 
 // SAFETY: integers, the size first.
-unsafe impl Sized0 for Versions {
+unsafe impl Sized0 for LibraryVersions {
     const NAME: &'static str = "nvme_gpu_versions";
 }
 
@@ -79,7 +79,7 @@ pub fn check(header: u32) -> Answer<()> {
             "the program was compiled with nvme_gpu.h {}, the library is {library}",
             text(header)
         );
-        return Err(Failure::new(NVME_GPU_ERROR_VERSION, cause, remedy));
+        return Err(CallFailure::new(NVME_GPU_ERROR_VERSION, cause, remedy));
     }
     let ptx = ptx();
     if ptx != 0 && ptx != NVME_GPU_VERSION {
@@ -87,7 +87,7 @@ pub fn check(header: u32) -> Answer<()> {
             "the GPU kernels inside are {}, the library is {library}",
             text(ptx)
         );
-        return Err(Failure::new(
+        return Err(CallFailure::new(
             NVME_GPU_ERROR_VERSION,
             cause,
             "build the library from one source tree",
@@ -100,9 +100,9 @@ pub fn check(header: u32) -> Answer<()> {
 /// header, which NVME_GPU_OPTIONS_INIT puts into the options, and refuses another minor version (from 1.0 on:
 /// major version) with NVME_GPU_ERROR_VERSION.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn nvme_gpu_version(versions: *mut Versions) -> nvme_gpu_status {
+pub unsafe extern "C" fn nvme_gpu_version(versions: *mut LibraryVersions) -> nvme_gpu_status {
     call(|| {
-        let known = Versions {
+        let known = LibraryVersions {
             size: 0,
             library: NVME_GPU_VERSION,
             ptx: ptx(),

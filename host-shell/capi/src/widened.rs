@@ -4,19 +4,19 @@
 
 use crate::border::{Answer, call, text, value};
 use crate::opened::{TABLES, TableHandle};
-use crate::pending::{PendingHandle, Report};
-use crate::rows::{Rows, Verb, later, now};
+use crate::pending::{PendingHandle, RowsReport};
+use crate::rows::{CallRows, RowVerb, later, now};
 use crate::status::nvme_gpu_status;
 use crate::transfer::nvme_gpu_stream;
-use nvme_host::store::Widen;
+use nvme_host::store::RowWidening;
 use std::ffi::{c_char, c_void};
 
 /// # Safety
 /// The names are NULL or end with a 0.
-unsafe fn widening(stored: *const c_char, dtype: *const c_char) -> Answer<Widen> {
+unsafe fn widening(stored: *const c_char, dtype: *const c_char) -> Answer<RowWidening> {
     // SAFETY: the caller's.
     let (stored, dtype) = unsafe { (text(stored, "stored")?, text(dtype, "dtype")?) };
-    Ok(Widen::of_names(stored, dtype)?)
+    Ok(RowWidening::of_names(stored, dtype)?)
 }
 
 /// Returns the number of bytes of a row of the table that nvme_gpu_gather_as() makes: the row has elements of
@@ -53,7 +53,7 @@ pub unsafe extern "C" fn nvme_gpu_gather_as(
     out_stride: u64,
     row_status: *mut i32,
     stream: nvme_gpu_stream,
-    report: *mut Report,
+    report: *mut RowsReport,
 ) -> nvme_gpu_status {
     call(|| {
         let open = TABLES.get(table, "table")?;
@@ -61,9 +61,10 @@ pub unsafe extern "C" fn nvme_gpu_gather_as(
         unsafe {
             let widen = widening(stored, dtype)?;
             let row_bytes = widen.row_bytes(open.table.row_bytes())?;
-            let mut rows = Rows::new(row_bytes, ids, id_type, count, out, out_stride, row_status)?;
+            let mut rows =
+                CallRows::new(row_bytes, ids, id_type, count, out, out_stride, row_status)?;
             rows.widen = Some(widen);
-            now(&open, Verb::Gather, &rows, stream, report)
+            now(&open, RowVerb::Gather, &rows, stream, report)
         }
     })
 }
@@ -89,9 +90,10 @@ pub unsafe extern "C" fn nvme_gpu_gather_as_async(
         unsafe {
             let widen = widening(stored, dtype)?;
             let row_bytes = widen.row_bytes(open.table.row_bytes())?;
-            let mut rows = Rows::new(row_bytes, ids, id_type, count, out, out_stride, row_status)?;
+            let mut rows =
+                CallRows::new(row_bytes, ids, id_type, count, out, out_stride, row_status)?;
             rows.widen = Some(widen);
-            later(&open, Verb::Gather, rows, stream, pending)
+            later(&open, RowVerb::Gather, rows, stream, pending)
         }
     })
 }

@@ -31,15 +31,15 @@ const RENAMED: [(&str, &str); 13] = [
     ("StoreHandle", "nvme_gpu_t"),
     ("TableHandle", "nvme_gpu_table_t"),
     ("PendingHandle", "nvme_gpu_pending_t"),
-    ("Options", "nvme_gpu_options"),
-    ("Versions", "nvme_gpu_versions"),
-    ("Statistics", "nvme_gpu_statistics"),
+    ("OpenOptions", "nvme_gpu_options"),
+    ("LibraryVersions", "nvme_gpu_versions"),
+    ("StoreStatistics", "nvme_gpu_statistics"),
     ("PathInfo", "nvme_gpu_path_info"),
-    ("Report", "nvme_gpu_report"),
-    ("Io", "nvme_gpu_io"),
+    ("RowsReport", "nvme_gpu_report"),
+    ("BatchIo", "nvme_gpu_io"),
     ("DeviceHandle", "nvme_gpu_device_t"),
     ("DeviceSetup", "nvme_gpu_device_setup"),
-    ("QueueWords", "nvme_gpu_queues"),
+    ("OpaqueQueues", "nvme_gpu_queues"),
     ("RowWords", "nvme_gpu_rows"),
 ];
 
@@ -76,11 +76,11 @@ fn made() -> String {
         export: ExportConfig {
             rename: rename.into_iter().collect(),
             exclude: [
-                "Outcome",
-                "Opened",
+                "OperationReport",
+                "OpenedStore",
                 "OpenTable",
                 "OpenDevice",
-                "Registration",
+                "RegisteredRange",
             ]
             .map(str::to_owned)
             .into(),

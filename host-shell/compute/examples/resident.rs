@@ -14,10 +14,10 @@ mod arguments;
 
 use arguments::Arguments;
 use nvme_compute::random_weights::{self, Stored};
-use nvme_compute::steps::Steps;
+use nvme_compute::steps::StepKernels;
 use nvme_compute_kernel::Gemv;
 use nvme_host::bench::median;
-use nvme_host::cuda::{DeviceMemory, Event, Gpu, Stream};
+use nvme_host::cuda::{DeviceMemory, Gpu, Stream, StreamEvent};
 use nvme_host::{Error, Result};
 use std::sync::Arc;
 use std::time::Duration;
@@ -38,7 +38,7 @@ fn run(words: &Arguments) -> Result<()> {
     let (rows, columns) = (words.number(0, 32768)?, words.number(1, 8192)?);
     let runs = words.number(2, 5)?;
     let gpu = Gpu::open(0)?;
-    let steps = Steps::load(&gpu)?;
+    let steps = StepKernels::load(&gpu)?;
     let stream = Stream::new(&gpu)?;
     for stored in FORMATS {
         let Some(row_bytes) = stored.row_bytes(columns) else {
@@ -121,7 +121,7 @@ impl Case {
     }
 
     /// Seconds of a product.
-    fn product(&self, steps: &Steps, stream: &Stream) -> Result<f64> {
+    fn product(&self, steps: &StepKernels, stream: &Stream) -> Result<f64> {
         // SAFETY: memory of this case, which waits for the stream.
         timed(stream, |stream| unsafe {
             steps.gemv(&self.gemv, stream.handle())
@@ -170,9 +170,9 @@ impl Case {
 }
 
 fn timed(stream: &Stream, work: impl Fn(&Stream) -> Result<()>) -> Result<f64> {
-    let begin = Event::record(stream)?;
+    let begin = StreamEvent::record(stream)?;
     (0..AT_A_TIME).try_for_each(|_| work(stream))?;
-    let end = Event::record(stream)?;
+    let end = StreamEvent::record(stream)?;
     stream.wait(LIMIT, || Ok(()))?;
     Ok(end.seconds_since(&begin)? / f64::from(AT_A_TIME))
 }

@@ -2,11 +2,11 @@
 // UNSAFETY: launches a kernel over addresses that the caller vouches for.
 #![allow(unsafe_code)]
 
-use crate::{Matrix, StreamedProducts};
+use crate::{StoredMatrix, StreamedProducts};
 use nvme_compute_kernel::GemvGathered;
 use nvme_gpu_kernel::ring::RowSplit;
 use nvme_gpu_kernel::rows::Gather;
-use nvme_host::cuda::Pending;
+use nvme_host::cuda::PendingRows;
 use nvme_host::{Error, Result};
 
 /// Ids of rows in memory of a GPU.
@@ -25,8 +25,8 @@ impl StreamedProducts {
     /// address of as many `f32` as the matrix has columns, `y` that of as many as there are ids. The stream may be
     /// captured: the ids are read when it runs.
     ///
-    /// Rows of the [`Pending`] are elements of `y`. One whose row was not read whole, or whose id the matrix does not
-    /// have, is NaN: [`check`](crate::streamed::check) makes an error of it.
+    /// Rows of the [`PendingRows`] are elements of `y`. One whose row was not read whole, or whose id the matrix does
+    /// not have, is NaN: [`check`](crate::streamed::check) makes an error of it.
     ///
     /// # Safety
     /// Ids, `x` and `y` are valid on the GPU until the product has ended, and for as long as a graph that captured it may
@@ -38,11 +38,11 @@ impl StreamedProducts {
     /// [`Error::Environment`] with the driver's answer.
     pub unsafe fn gathered(
         &self,
-        matrix: &Matrix,
+        matrix: &StoredMatrix,
         ids: GpuIds,
         (x, y): (u64, u64),
         stream: u64,
-    ) -> Result<Pending> {
+    ) -> Result<PendingRows> {
         let id_bytes = if ids.wide { 8 } else { 4 };
         if !(x | y).is_multiple_of(4) || !ids.address.is_multiple_of(id_bytes) {
             return Err(Error::usage(

@@ -2,7 +2,7 @@
 // UNSAFETY: launches kernels over addresses that the caller vouches for.
 #![allow(unsafe_code)]
 
-use crate::Matrix;
+use crate::StoredMatrix;
 use crate::extents::{optional, product as extent};
 use crate::gathered::split;
 use nvme_compute_kernel::gemm::{
@@ -12,13 +12,13 @@ use nvme_compute_kernel::{BLOCK_THREADS, GEMM_PTX, kernel};
 use nvme_formats::Stored;
 use nvme_gpu_kernel::rows::Gather;
 use nvme_host::cuda::{
-    Blocks, Function, Gpu, KernelArgument as Memory, LaunchSequence, Module, Pending,
+    Gpu, KernelArgument as Memory, KernelFunction, LaunchSequence, LaunchSize, Module, PendingRows,
 };
 use nvme_host::{Error, Result};
 use std::mem::ManuallyDrop;
 use std::sync::Arc;
 
-use crate::matrix::Half;
+use crate::matrix::HalfFormat;
 
 /// Returns the number of blocks that read, unless a product says otherwise: those of Q8_0 widen twice the bytes
 /// of Q4_0.
@@ -38,16 +38,16 @@ const CLEARING: u32 = 32;
 /// They stay loaded when this is dropped: a launch that is under way, or a graph, may still run them.
 pub struct StreamedGemm {
     module: ManuallyDrop<Module>,
-    streamed: Function,
-    resident: Function,
-    clear: Function,
+    streamed: KernelFunction,
+    resident: KernelFunction,
+    clear: KernelFunction,
     /// Blocks of each that the GPU holds at a time.
     blocks: (u32, u32),
 }
 
 /// Operands of a product, by addresses of the GPU.
 #[derive(Clone, Copy, Debug)]
-pub struct Product {
+pub struct GemmOperands {
     /// `tokens` rows of as many halves as the matrix has columns, at a multiple of 16.
     pub x: u64,
     /// `tokens` rows of as many `f32` as the matrix has rows.
@@ -57,7 +57,7 @@ pub struct Product {
     /// Number of tokens.
     pub tokens: u32,
     /// Format of the halves.
-    pub half: Half,
+    pub half: HalfFormat,
     /// Blocks that read; 0 for those of [`read_blocks`].
     pub readers: u32,
 }
@@ -103,9 +103,9 @@ impl StreamedGemm {
         self.blocks.0
     }
 
-    /// Returns the number of bytes of [`Product::workspace`]: the stages of the matrix's strips, and the words
+    /// Returns the number of bytes of [`GemmOperands::workspace`]: the stages of the matrix's strips, and the words
     /// of a launch.
-    pub fn workspace_bytes(matrix: &Matrix) -> u64 {
+    pub fn workspace_bytes(matrix: &StoredMatrix) -> u64 {
         let gemm = Gemm {
             rows: matrix.rows,
             columns: matrix.columns,
@@ -117,8 +117,8 @@ impl StreamedGemm {
     /// Puts `Y = X W^T` into `stream`, a `CUstream` of the store's GPU, and returns before it runs. The stream may be
     /// captured. `W` is read while it is multiplied with, and lies in the stages of the workspace for a while.
     ///
-    /// Rows of the [`Pending`] are rows of `W`, columns of `Y`. One that was not read whole is NaN for some tokens or all:
-    /// [`check`](crate::streamed::check) makes an error of it. Weights are rounded to halves; sums are `f32`.
+    /// Rows of the [`PendingRows`] are rows of `W`, columns of `Y`. One that was not read whole is NaN for some tokens
+    /// or all: [`check`](crate::streamed::check) makes an error of it. Weights are rounded to halves; sums are `f32`.
     ///
     /// # Safety
     /// The addresses are valid on the GPU until the product has ended, and for as long as a graph that captured it may be
@@ -128,7 +128,12 @@ impl StreamedGemm {
     /// [`Error::Usage`] for a store whose reads the GPU does not submit itself, for a matrix of `f32`, or of halves of the
     /// other kind, for addresses that are not aligned, and for sizes beyond 2^31; [`Error::Environment`] with the
     /// driver's answer.
-    pub unsafe fn gemm(&self, matrix: &Matrix, product: &Product, stream: u64) -> Result<Pending> {
+    pub unsafe fn gemm(
+        &self,
+        matrix: &StoredMatrix,
+        product: &GemmOperands,
+        stream: u64,
+    ) -> Result<PendingRows> {
         check_product(matrix, product)?;
         let stages = u64::from(STAGES) * GemmStreamed::stage_bytes(matrix.columns);
         let gemm = Gemm {
@@ -136,7 +141,7 @@ impl StreamedGemm {
             ..words(matrix, product)
         };
         if gemm.tokens == 0 || gemm.rows == 0 {
-            return Ok(Pending::nothing());
+            return Ok(PendingRows::nothing());
         }
         self.judge(matrix, product, (0, stages), stream)?;
         let table = matrix
@@ -187,9 +192,9 @@ impl StreamedGemm {
     /// As [`gemm`](Self::gemm).
     pub unsafe fn resident(
         &self,
-        matrix: &Matrix,
+        matrix: &StoredMatrix,
         w: u64,
-        product: &Product,
+        product: &GemmOperands,
         stream: u64,
     ) -> Result<()> {
         check_product(matrix, product)?;
@@ -224,8 +229,8 @@ impl StreamedGemm {
     /// [`Error::Usage`] for memory that the GPU cannot use so.
     fn judge(
         &self,
-        matrix: &Matrix,
-        product: &Product,
+        matrix: &StoredMatrix,
+        product: &GemmOperands,
         (w, stages): (u64, u64),
         stream: u64,
     ) -> Result<()> {
@@ -258,8 +263,8 @@ impl StreamedGemm {
     }
 }
 
-fn blocks(count: u32) -> Blocks {
-    Blocks {
+fn blocks(count: u32) -> LaunchSize {
+    LaunchSize {
         count,
         threads: BLOCK_THREADS,
         shared_bytes: SHARED_BYTES,
@@ -267,14 +272,14 @@ fn blocks(count: u32) -> Blocks {
 }
 
 /// Returns the product, but for the addresses of its words and of `W`.
-fn words(matrix: &Matrix, product: &Product) -> Gemm {
+fn words(matrix: &StoredMatrix, product: &GemmOperands) -> Gemm {
     Gemm {
         x: product.x,
         y: product.y,
         tokens: product.tokens,
         rows: matrix.rows,
         columns: matrix.columns,
-        is_f16: u32::from(product.half == Half::F16),
+        is_f16: u32::from(product.half == HalfFormat::F16),
         ..Gemm::default()
     }
 }
@@ -286,7 +291,7 @@ fn part_rows(rows: &Gather) -> u32 {
     1 << fit.ilog2()
 }
 
-fn readers(stored: Stored, product: &Product, most: u32) -> u32 {
+fn readers(stored: Stored, product: &GemmOperands, most: u32) -> u32 {
     let wanted = match product.readers {
         0 => read_blocks(stored),
         readers => readers,
@@ -294,7 +299,7 @@ fn readers(stored: Stored, product: &Product, most: u32) -> u32 {
     wanted.clamp(1, most.max(1))
 }
 
-fn misaligned(product: &Product) -> Error {
+fn misaligned(product: &GemmOperands) -> Error {
     Error::usage(
         format!(
             "x at {:#x}, y at {:#x} or the workspace at {:#x} is not aligned",
@@ -304,7 +309,7 @@ fn misaligned(product: &Product) -> Error {
     )
 }
 
-pub(crate) fn check_product(matrix: &Matrix, product: &Product) -> Result<()> {
+pub(crate) fn check_product(matrix: &StoredMatrix, product: &GemmOperands) -> Result<()> {
     let aligned = (product.x | product.workspace).is_multiple_of(16);
     if !aligned || !product.y.is_multiple_of(4) {
         return Err(misaligned(product));

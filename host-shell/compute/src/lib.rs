@@ -4,7 +4,7 @@
 //! no part of it.
 //!
 //! - [`steps`]: the operations of a transformer's token, one call each, on a GPU or on the CPU.
-//! - [`Matrix`], `StreamedProducts`: products with a matrix that a GPU reads from a drive while it multiplies.
+//! - [`StoredMatrix`], `StreamedProducts`: products with a matrix that a GPU reads from a drive while it multiplies.
 //! - `GpuIds`: the same for rows whose ids lie in GPU memory.
 //! - `gemm`: the same for many vectors at once, by the tensor cores.
 //! - [`random_weights`]: weights for tests and measurements.
@@ -26,6 +26,6 @@ pub mod streamed;
 
 #[cfg(feature = "cuda")]
 pub use gathered::GpuIds;
-pub use matrix::{Half, Matrix};
+pub use matrix::{HalfFormat, StoredMatrix};
 #[cfg(feature = "cuda")]
 pub use streamed::StreamedProducts;

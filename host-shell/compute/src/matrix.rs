@@ -2,7 +2,7 @@
 
 use nvme_compute_kernel::reference;
 use nvme_formats::{Stored, UNIT, bf16_of_f32, f16_of_f32, f32_of_bf16, f32_of_f16};
-use nvme_host::store::Ids;
+use nvme_host::store::RowIds;
 use nvme_host::{Error, Result, Store};
 use rayon::prelude::*;
 use std::sync::Arc;
@@ -14,14 +14,14 @@ const ROWS: usize = 16;
 
 /// Elements of 16 bits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Half {
+pub enum HalfFormat {
     /// The upper half of binary32.
     Bf16,
     /// IEEE 754 binary16.
     F16,
 }
 
-impl Half {
+impl HalfFormat {
     /// Returns the name that messages use.
     pub const fn name(self) -> &'static str {
         match self {
@@ -67,7 +67,7 @@ impl Half {
 
 /// A matrix as it is stored, row after row.
 #[derive(Clone, Debug)]
-pub struct Matrix {
+pub struct StoredMatrix {
     pub(crate) store: Arc<Store>,
     pub(crate) offset: u64,
     pub(crate) stored: Stored,
@@ -76,7 +76,7 @@ pub struct Matrix {
     pub(crate) row_bytes: u64,
 }
 
-impl Matrix {
+impl StoredMatrix {
     /// Describes `rows` rows of `columns` elements from byte `offset` of the store on.
     ///
     /// # Errors
@@ -158,7 +158,7 @@ impl Matrix {
         let mut bytes = vec![0; self.row_bytes as usize * step.min(ids.len())];
         for (y, ids) in y.chunks_mut(step).zip(ids.chunks(step)) {
             let bytes = &mut bytes[..ids.len() * self.row_bytes as usize];
-            table.gather(Ids::I64(ids), bytes, None)?.check()?;
+            table.gather(RowIds::I64(ids), bytes, None)?.check()?;
             product(self.stored, bytes, x, y);
         }
         Ok(y)
@@ -171,7 +171,7 @@ impl Matrix {
     /// # Errors
     /// [`Error::Usage`] for a part of a row, and for a matrix of `f32` or of the other kind of halves; those of
     /// [`Store::read_at`].
-    pub fn products(&self, x: &[u16], half: Half) -> Result<Vec<f32>> {
+    pub fn products(&self, x: &[u16], half: HalfFormat) -> Result<Vec<f32>> {
         half.check(self.stored)?;
         let columns = self.columns as usize;
         if !x.len().is_multiple_of(columns) {
@@ -206,7 +206,7 @@ impl Matrix {
     }
 
     /// Returns the elements of a row, rounded to halves.
-    fn halves(&self, row: &[u8], half: Half) -> Vec<f32> {
+    fn halves(&self, row: &[u8], half: HalfFormat) -> Vec<f32> {
         let mut w = vec![0.0; self.columns as usize];
         reference::unpack(self.stored, row, &mut w);
         let rounded = |w: f32| half.wide(half.of(w));
@@ -266,7 +266,7 @@ mod tests {
             (Stored::Q6K, 33, 512, 0),
             (Stored::Bf16, 0, 32, 4096),
         ] {
-            let matrix = Matrix::new(&store, offset, stored, rows, columns).unwrap();
+            let matrix = StoredMatrix::new(&store, offset, stored, rows, columns).unwrap();
             let mut bytes = vec![0; matrix.bytes() as usize];
             random_weights::fill(stored, 3, &mut bytes);
             store.write_at(offset, &bytes).unwrap();
@@ -284,8 +284,8 @@ mod tests {
             assert_eq!(matrix.gathered(&ids, &x).unwrap(), of_ids);
             assert!(matrix.gathered(&[i64::from(rows)], &x).is_err());
         }
-        assert!(Matrix::new(&store, 1, Stored::F32, 1, 32).is_err());
-        assert!(Matrix::new(&store, 0, Stored::F32, 1, 0).is_err());
-        assert!(Matrix::new(&store, store.len() - 4, Stored::F32, 1, 32).is_err());
+        assert!(StoredMatrix::new(&store, 1, Stored::F32, 1, 32).is_err());
+        assert!(StoredMatrix::new(&store, 0, Stored::F32, 1, 0).is_err());
+        assert!(StoredMatrix::new(&store, store.len() - 4, Stored::F32, 1, 32).is_err());
     }
 }

@@ -2,9 +2,11 @@
 // UNSAFETY: launches a kernel over addresses that the caller vouches for.
 #![allow(unsafe_code)]
 
-use crate::{GpuIds, Matrix};
+use crate::{GpuIds, StoredMatrix};
 use nvme_compute_kernel::{GemvStreamed, STREAMED_PTX, kernel};
-use nvme_host::cuda::{Function, Gathered, Gpu, KernelArgument as Memory, Module, Pending};
+use nvme_host::cuda::{
+    GatherOutcome, Gpu, KernelArgument as Memory, KernelFunction, Module, PendingRows,
+};
 use nvme_host::store::status;
 use nvme_host::{Error, Result};
 use std::mem::ManuallyDrop;
@@ -15,8 +17,8 @@ use std::sync::Arc;
 /// They stay loaded when this is dropped: a launch that is under way, or a graph, may still run them.
 pub struct StreamedProducts {
     module: ManuallyDrop<Module>,
-    gemv: Function,
-    gathered: Function,
+    gemv: KernelFunction,
+    gathered: KernelFunction,
 }
 
 impl StreamedProducts {
@@ -51,7 +53,7 @@ impl StreamedProducts {
         self.module.cost(self.gathered)
     }
 
-    pub(crate) fn gathered_kernel(&self) -> (&Module, Function) {
+    pub(crate) fn gathered_kernel(&self) -> (&Module, KernelFunction) {
         (&self.module, self.gathered)
     }
 
@@ -85,8 +87,8 @@ impl StreamedProducts {
     /// Puts `y = W x` into `stream`, a `CUstream` of the store's GPU, and returns before it runs. `x` is the address of as
     /// many `f32` as the matrix has columns, `y` that of as many as it has rows. The stream may be captured.
     ///
-    /// Rows of the [`Pending`] are elements of `y`. One whose row was not read whole is NaN: [`check`] makes an error of
-    /// it. Each weight crosses the link of the GPU once and lies in no memory of it (docs/compute.md).
+    /// Rows of the [`PendingRows`] are elements of `y`. One whose row was not read whole is NaN: [`check`] makes an
+    /// error of it. Each weight crosses the link of the GPU once and lies in no memory of it (docs/compute.md).
     ///
     /// # Safety
     /// `x` and `y` are valid on the GPU until the product has ended, and for as long as a graph that captured it may be
@@ -95,7 +97,13 @@ impl StreamedProducts {
     /// # Errors
     /// [`Error::Usage`] for a store whose reads the GPU does not submit itself, and for addresses that are no multiple of
     /// 4; [`Error::Environment`] with the driver's answer.
-    pub unsafe fn gemv(&self, matrix: &Matrix, x: u64, y: u64, stream: u64) -> Result<Pending> {
+    pub unsafe fn gemv(
+        &self,
+        matrix: &StoredMatrix,
+        x: u64,
+        y: u64,
+        stream: u64,
+    ) -> Result<PendingRows> {
         if !(x | y).is_multiple_of(4) {
             return Err(Error::usage(
                 format!("the vector at {x:#x} or {y:#x} is not aligned"),
@@ -130,7 +138,7 @@ impl StreamedProducts {
 ///
 /// # Errors
 /// [`Error::Device`] with the first row that was not read, and why.
-pub fn check(ended: Gathered) -> Result<()> {
+pub fn check(ended: GatherOutcome) -> Result<()> {
     let Some((row, code)) = ended.failures.first else {
         return Ok(());
     };

@@ -18,10 +18,12 @@
 mod arguments;
 
 use arguments::Arguments;
-use nvme_course::flash::{Flash, FlashAttention, Heads, Rung};
-use nvme_course::linear::{Activation, Backward, BackwardRung, Forward, ForwardRung, Linear};
+use nvme_course::flash::{AttentionShape, AttentionStep, Flash, FlashAttention};
+use nvme_course::linear::{
+    Activation, Backward, BackwardRung, Forward, ForwardRung, LinearKernels,
+};
 use nvme_host::bench::median;
-use nvme_host::cuda::{DeviceMemory, Event, Gpu, Stream};
+use nvme_host::cuda::{DeviceMemory, Gpu, Stream, StreamEvent};
 use nvme_host::{Error, Result};
 use std::sync::Arc;
 use std::time::Duration;
@@ -42,7 +44,7 @@ fn run(words: &Arguments) -> Result<()> {
     let copy = ground.copy_rate()?;
     let (what, lines) = match words.first() {
         Some("attention") => {
-            let shape = Heads {
+            let shape = AttentionShape {
                 sequences: words.number(1, 4)?,
                 heads: words.number(2, 16)?,
                 kv_heads: words.number(3, 16)?,
@@ -121,9 +123,9 @@ impl Ground {
 
     /// Seconds of one run.
     fn timed(&self, run: &dyn Fn() -> Result<()>) -> Result<f64> {
-        let begin = Event::record(&self.stream)?;
+        let begin = StreamEvent::record(&self.stream)?;
         run()?;
-        let end = Event::record(&self.stream)?;
+        let end = StreamEvent::record(&self.stream)?;
         self.stream.wait(LIMIT, || Ok(()))?;
         end.seconds_since(&begin)
     }
@@ -213,7 +215,7 @@ fn compare(
     }
 }
 
-fn attention(ground: &Ground, shape: Heads) -> Result<Vec<String>> {
+fn attention(ground: &Ground, shape: AttentionShape) -> Result<Vec<String>> {
     let attention = FlashAttention::load(&ground.gpu)?;
     let (of_queries, of_keys) = shape.elements();
     let random = |count, seed| ground.random(count, seed, 1.0, true);
@@ -227,7 +229,7 @@ fn attention(ground: &Ground, shape: Heads) -> Result<Vec<String>> {
         [&queries, &keys, &values, &y].map(DeviceMemory::address),
     );
     let needed = |rung| attention.workspace_bytes(rung, &job);
-    let rungs: Vec<Rung> = Rung::ALL
+    let rungs: Vec<AttentionStep> = AttentionStep::ALL
         .into_iter()
         .filter(|rung| needed(*rung) <= MOST_SCORES)
         .collect();
@@ -273,7 +275,7 @@ fn attention(ground: &Ground, shape: Heads) -> Result<Vec<String>> {
 }
 
 fn linear(ground: &Ground, [tokens, inputs, outputs]: [u32; 3]) -> Result<Vec<String>> {
-    let linear = Linear::load(&ground.gpu)?;
+    let linear = LinearKernels::load(&ground.gpu)?;
     let count = |rows: u32, columns: u32| u64::from(rows) * u64::from(columns);
     let (of_x, of_weights, of_y) = (
         count(tokens, inputs),

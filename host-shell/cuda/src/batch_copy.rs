@@ -14,7 +14,7 @@ const IN_STREAM_ORDER: i32 = 1;
 
 /// CUmemcpyAttributes: where both sides lie is left for the driver to find out.
 #[repr(C)]
-struct Attributes {
+struct CopyAttributes {
     order: i32,
     from: [i32; 2],
     to: [i32; 2],
@@ -26,7 +26,7 @@ type Call = unsafe extern "C" fn(
     from: *mut u64,
     bytes: *mut usize,
     count: usize,
-    attributes: *mut Attributes,
+    attributes: *mut CopyAttributes,
     first_with: *mut usize,
     attributes_count: usize,
     failed: *mut usize,
@@ -74,7 +74,7 @@ impl BatchCopy {
         bytes: &mut [usize],
         stream: CUstream,
     ) -> CUresult {
-        let mut attributes = Attributes {
+        let mut attributes = CopyAttributes {
             order: IN_STREAM_ORDER,
             from: [0; 2],
             to: [0; 2],

@@ -70,7 +70,7 @@ type Gemm = unsafe extern "C" fn(
 ) -> c_int;
 
 /// A handle of the library.
-pub struct Blas {
+pub struct CublasHandle {
     gpu: Arc<Gpu>,
     handle: *mut c_void,
     gemm: Gemm,
@@ -79,7 +79,7 @@ pub struct Blas {
     version: i32,
 }
 
-impl Blas {
+impl CublasHandle {
     /// Loads the library and makes a handle.
     ///
     /// # Errors
@@ -178,7 +178,7 @@ impl Blas {
     }
 }
 
-impl Drop for Blas {
+impl Drop for CublasHandle {
     fn drop(&mut self) {
         if let Ok(_guest) = self.gpu.enter()
             && !self.handle.is_null()

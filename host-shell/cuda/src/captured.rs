@@ -7,7 +7,7 @@
 #![allow(unsafe_code)]
 
 use super::driver::check;
-use super::leftovers::{self, Leftover};
+use super::leftovers::{self, LaunchLeftover};
 use super::stream::handle;
 use cudarc::driver::sys;
 use nvme_driver::error::{Error, Result};
@@ -20,7 +20,7 @@ use std::ptr::null_mut;
 ///
 /// # Errors
 /// [`Error::Environment`] with the driver's answer; `needed` is dropped then.
-pub(super) fn keep_with_graph(stream: u64, needed: Box<dyn Leftover>) -> Result<()> {
+pub(super) fn keep_with_graph(stream: u64, needed: Box<dyn LaunchLeftover>) -> Result<()> {
     let graph = graph_of(stream)?;
     let data = Box::into_raw(Box::new(needed));
     let mut object = null_mut();
@@ -81,6 +81,6 @@ fn graph_of(stream: u64) -> Result<sys::CUgraph> {
 /// `data` is the pointer that [`keep_with_graph`] passed, and is passed once.
 unsafe extern "C" fn release(data: *mut c_void) {
     // SAFETY: the caller's.
-    let needed = unsafe { Box::from_raw(data.cast::<Box<dyn Leftover>>()) };
+    let needed = unsafe { Box::from_raw(data.cast::<Box<dyn LaunchLeftover>>()) };
     leftovers::keep(*needed);
 }

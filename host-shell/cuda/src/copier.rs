@@ -8,8 +8,8 @@
 
 use super::driver::Gpu;
 use super::memory::DeviceMemory;
-use super::registered::Registered;
-use super::stream::{Event, Stream};
+use super::registered::RegisteredMemory;
+use super::stream::{Stream, StreamEvent};
 use nvme_driver::error::Result;
 use nvme_driver::lock::lock;
 use std::any::Any;
@@ -18,18 +18,18 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, Weak};
 
 /// Copies between the simulator and one stretch of GPU memory.
-pub struct Copier {
+pub struct SimulatorCopier {
     memory: Arc<DeviceMemory>,
     into: Mutex<Stream>,
     out: Mutex<Stream>,
-    idle: Mutex<Vec<Event>>,
+    idle: Mutex<Vec<StreamEvent>>,
     lost: AtomicBool,
-    _images: Vec<Arc<Registered>>,
+    _images: Vec<Arc<RegisteredMemory>>,
 }
 
-impl std::fmt::Debug for Copier {
+impl std::fmt::Debug for SimulatorCopier {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Copier")
+        f.debug_struct("SimulatorCopier")
             .field("address", &self.memory.address())
             .field("lost", &self.lost)
             .finish()
@@ -40,28 +40,29 @@ impl std::fmt::Debug for Copier {
 const MOST_REGISTERED: usize = 1 << 30;
 
 /// Images (address, bytes) that are registered now: the driver takes each once, for all copiers and GPUs.
-static REGISTERED: Mutex<BTreeMap<(usize, usize), Weak<Registered>>> = Mutex::new(BTreeMap::new());
+static REGISTERED: Mutex<BTreeMap<(usize, usize), Weak<RegisteredMemory>>> =
+    Mutex::new(BTreeMap::new());
 
 /// Registers `image` (address, bytes), which is mapped as long as `owner` lives, unless it is registered.
 fn register(
     gpu: &Arc<Gpu>,
     image: (usize, usize),
     owner: &Arc<dyn Any + Send + Sync>,
-) -> Result<Arc<Registered>> {
+) -> Result<Arc<RegisteredMemory>> {
     let mut all = lock(&REGISTERED);
     if let Some(registered) = all.get(&image).and_then(Weak::upgrade) {
         return Ok(registered);
     }
     // SAFETY: the image is mapped as long as its owner lives, and the registration holds the owner, so the GPU
     // never reaches memory that was unmapped or reused.
-    let registered = unsafe { Registered::image(gpu, image.0, image.1, Arc::clone(owner)) }?;
+    let registered = unsafe { RegisteredMemory::image(gpu, image.0, image.1, Arc::clone(owner)) }?;
     let registered = Arc::new(registered);
     all.retain(|_, held| held.strong_count() > 0);
     all.insert(image, Arc::downgrade(&registered));
     Ok(registered)
 }
 
-impl Copier {
+impl SimulatorCopier {
     /// Creates a copier for `memory`. `images` (address, bytes) are the source and destination of the data on
     /// the host, mapped as long as `owner` lives. Images of a GiB at most are registered where the driver
     /// supports that, so that the copy engine accesses them directly; data of other images passes through
@@ -91,9 +92,9 @@ impl Copier {
 
     /// Queues copies in `stream` and waits for their end.
     fn run(&self, stream: &Mutex<Stream>, copy: impl FnOnce(&Stream) -> Result<()>) {
-        let queued = || -> Result<Event> {
+        let queued = || -> Result<StreamEvent> {
             let idle = lock(&self.idle).pop();
-            let event = idle.map_or_else(|| Event::untimed(self.memory.gpu()), Ok)?;
+            let event = idle.map_or_else(|| StreamEvent::untimed(self.memory.gpu()), Ok)?;
             let stream = lock(stream);
             copy(&stream)?;
             event.record_in(&stream)?;
@@ -112,7 +113,7 @@ impl Copier {
     }
 }
 
-impl nvme_sim::PeerAccess for Copier {
+impl nvme_sim::PeerAccess for SimulatorCopier {
     unsafe fn write(&self, address: u64, from: *const u8, len: usize) {
         // SAFETY: the caller vouches for both ranges; the copy ends before this returns.
         self.run(&self.into, |stream| unsafe {

@@ -2,14 +2,14 @@
 //! memory, or memory inside the controller. It is unmapped from the controller before it is freed.
 
 #[cfg(feature = "sim")]
-use super::copier::Copier;
+use super::copier::SimulatorCopier;
 use super::driver::Gpu;
 use super::memory::DeviceMemory;
-use super::registered::Registered;
+use super::registered::RegisteredMemory;
 use nvme_core::spec::Iova;
 use nvme_driver::device::Device;
 use nvme_driver::device::peer::PeerMemory;
-use nvme_driver::device::ring_memory::{Piece, RingMemory};
+use nvme_driver::device::ring_memory::{RingMemory, RingPiece};
 use nvme_driver::dma::DmaBuffer;
 use nvme_driver::error::{Error, Result};
 use std::sync::Arc;
@@ -22,7 +22,7 @@ pub enum GpuData {
     /// Host memory, registered with the GPU.
     Pinned {
         /// The GPU's view of it.
-        registered: Registered,
+        registered: RegisteredMemory,
         /// The memory, as the CPU has it.
         buffer: DmaBuffer,
     },
@@ -38,9 +38,9 @@ pub enum GpuData {
     /// Memory of the controller, registered with the GPU.
     InController {
         /// The GPU's view of all of it.
-        registered: Arc<Registered>,
+        registered: Arc<RegisteredMemory>,
         /// The stretch that data lies in.
-        piece: Piece,
+        piece: RingPiece,
         /// The GPU's address of that.
         address: u64,
     },
@@ -50,7 +50,7 @@ impl GpuData {
     /// Allocates `bytes` bytes of host memory.
     pub fn pinned(gpu: &Arc<Gpu>, device: &Arc<dyn Device>, bytes: usize) -> Result<Self> {
         let buffer = DmaBuffer::new(device, bytes)?;
-        let registered = Registered::pages(gpu, buffer.pages())?;
+        let registered = RegisteredMemory::pages(gpu, buffer.pages())?;
         Ok(Self::Pinned { buffer, registered })
     }
 
@@ -61,7 +61,7 @@ impl GpuData {
     pub(super) fn in_controller(
         device: &Arc<dyn Device>,
         bytes: usize,
-        register: impl FnOnce(&Arc<RingMemory>) -> Result<Arc<Registered>>,
+        register: impl FnOnce(&Arc<RingMemory>) -> Result<Arc<RegisteredMemory>>,
     ) -> Result<Self> {
         let memory = device.controller_memory()?;
         if !memory.takes_data() {
@@ -109,7 +109,9 @@ impl GpuData {
             #[cfg(feature = "sim")]
             copier: {
                 let memory = Arc::clone(&memory);
-                Box::new(move |images, owner| Ok(Arc::new(Copier::new(&memory, images, owner)?)))
+                Box::new(move |images, owner| {
+                    Ok(Arc::new(SimulatorCopier::new(&memory, images, owner)?))
+                })
             },
         })?;
         Ok(Self::OnGpu {

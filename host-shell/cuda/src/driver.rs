@@ -18,7 +18,7 @@ const OLDEST_GPU: (i32, i32) = (8, 0);
 
 /// Readers of a GPU's memory that see writes of other PCIe devices in order, without a flush.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Order {
+pub enum WriteOrder {
     /// None: a completion in host memory may be seen before the data in GPU memory.
     None,
     /// The GPU that owns the memory.
@@ -180,7 +180,7 @@ impl Gpu {
     }
 
     /// Returns the readers that see other devices' writes to this GPU's memory in order.
-    pub fn writes_ordering(&self) -> Result<Order> {
+    pub fn writes_ordering(&self) -> Result<WriteOrder> {
         let value = attribute(
             self.device,
             Attribute::CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WRITES_ORDERING,
@@ -374,11 +374,11 @@ fn attribute(device: sys::CUdevice, which: Attribute) -> Result<i32> {
     Ok(value)
 }
 
-fn ordering(value: i32) -> Order {
+fn ordering(value: i32) -> WriteOrder {
     match value {
-        200.. => Order::All,
-        100.. => Order::Owner,
-        _ => Order::None,
+        200.. => WriteOrder::All,
+        100.. => WriteOrder::Owner,
+        _ => WriteOrder::None,
     }
 }
 
@@ -537,7 +537,10 @@ mod tests {
         assert_eq!(version(12_020), "12.2");
         assert_eq!(version(13_000), "13.0");
         let orders = [0, 100, 200].map(ordering);
-        assert_eq!(orders, [Order::None, Order::Owner, Order::All]);
+        assert_eq!(
+            orders,
+            [WriteOrder::None, WriteOrder::Owner, WriteOrder::All]
+        );
     }
 
     /// Whatever this machine has: a GPU, or a clear line.

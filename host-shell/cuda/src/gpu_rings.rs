@@ -35,14 +35,14 @@ pub struct RingShape {
 
 /// Offsets of the parts of a queue in its memory.
 #[derive(Clone, Copy, Debug)]
-struct Layout {
+struct RingLayout {
     cq: usize,
     lists: usize,
     state: usize,
     total: usize,
 }
 
-impl Layout {
+impl RingLayout {
     fn of(shape: &RingShape) -> Self {
         let page = |bytes: usize| bytes.next_multiple_of(PAGE);
         let cq = page(shape.entries as usize * size_of::<SqCell>());
@@ -61,7 +61,7 @@ impl Layout {
 /// Queue pairs in GPU memory. The controller must not use the rings any more when this is dropped.
 pub struct GpuRings {
     shape: RingShape,
-    layout: Layout,
+    layout: RingLayout,
     memory: Arc<DeviceMemory>,
     /// The first queue, from the start of `memory` on.
     skip: usize,
@@ -91,7 +91,7 @@ impl GpuRings {
                 "use a power of two of entries, and fewer slots than entries",
             ));
         }
-        let layout = Layout::of(&shape);
+        let layout = RingLayout::of(&shape);
         let bytes = layout.total * shape.queues as usize;
         let memory = Arc::new(DeviceMemory::new(gpu, bytes + PAGE)?);
         let skip = memory.address().next_multiple_of(PAGE as u64) - memory.address();

@@ -11,16 +11,16 @@ use std::ptr::null_mut;
 use std::sync::Arc;
 
 /// A graph that is ready to be launched.
-pub struct Graph {
+pub struct CudaGraph {
     gpu: Arc<Gpu>,
     raw: sys::CUgraphExec,
 }
 
 // SAFETY: graph handles may be used from any thread, but by one thread at a time. The type is Send and not
 // Sync, so two threads never launch or destroy the same handle together.
-unsafe impl Send for Graph {}
+unsafe impl Send for CudaGraph {}
 
-impl Graph {
+impl CudaGraph {
     /// Captures the work that `work` enqueues in the stream, whose handle it receives, without running it.
     ///
     /// # Errors
@@ -40,7 +40,7 @@ impl Graph {
             sys::cuStreamEndCapture(stream.raw(), &mut graph)
         });
         // Destroying the graph releases the objects that it keeps, unless an executable was made from it.
-        let captured = Captured(graph);
+        let captured = CapturedGraph(graph);
         let put = put?;
         ended?;
         let mut raw = null_mut();
@@ -67,9 +67,9 @@ impl Graph {
 }
 
 /// A graph that was captured; null after a capture that failed. Dropped in the context that it was made in.
-struct Captured(sys::CUgraph);
+struct CapturedGraph(sys::CUgraph);
 
-impl Drop for Captured {
+impl Drop for CapturedGraph {
     fn drop(&mut self) {
         if !self.0.is_null() {
             // SAFETY: ended by `capture`, and destroyed once.
@@ -78,7 +78,7 @@ impl Drop for Captured {
     }
 }
 
-impl Drop for Graph {
+impl Drop for CudaGraph {
     fn drop(&mut self) {
         if let Ok(_guest) = self.gpu.enter() {
             // SAFETY: made in `capture`. The driver keeps the resources of a launch that still runs.

@@ -11,7 +11,7 @@ use std::marker::PhantomData;
 use std::ptr::null_mut;
 
 /// The calling thread with our context, and without a share in captures of other threads: until this is dropped.
-pub struct Guest {
+pub struct ContextGuard {
     pops: bool,
     mode: CUstreamCaptureMode,
     /// Context and mode are the thread's.
@@ -24,7 +24,7 @@ impl Gpu {
     ///
     /// # Errors
     /// [`Error::Gone`](nvme_driver::Error::Gone) after a kernel that did not end.
-    pub fn enter(&self) -> Result<Guest> {
+    pub fn enter(&self) -> Result<ContextGuard> {
         self.check_not_lost()?;
         let mut current = null_mut();
         // SAFETY: writes one handle.
@@ -38,7 +38,7 @@ impl Gpu {
                 sys::cuCtxPushCurrent_v2(self.context())
             })?;
         }
-        let mut guest = Guest {
+        let mut guest = ContextGuard {
             pops,
             mode: CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED,
             _thread: PhantomData,
@@ -51,7 +51,7 @@ impl Gpu {
     }
 }
 
-impl Drop for Guest {
+impl Drop for ContextGuard {
     fn drop(&mut self) {
         // SAFETY: restores the previous mode; nothing can be done about a refusal.
         let _ = unsafe { sys::cuThreadExchangeStreamCaptureMode(&mut self.mode) };

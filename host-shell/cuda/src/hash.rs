@@ -3,9 +3,9 @@
 #![allow(unsafe_code)]
 
 use super::driver::Gpu;
-use super::module::{Function, Module};
-use super::registered::Registered;
-use nvme_driver::dma::pages::Pages;
+use super::module::{KernelFunction, Module};
+use super::registered::RegisteredMemory;
+use nvme_driver::dma::pages::DmaPages;
 use nvme_driver::error::{Error, Result};
 pub use nvme_gpu_kernel::hash::Chunk as HashedChunk;
 use nvme_gpu_kernel::hash::HashChunks;
@@ -19,7 +19,7 @@ const MOST_BLOCKS: u64 = 264;
 /// `nvme_hash_chunks`, loaded for one GPU.
 pub struct ChunkHasher {
     module: Module,
-    function: Function,
+    function: KernelFunction,
 }
 
 impl ChunkHasher {
@@ -73,8 +73,8 @@ impl ChunkHasher {
 
 /// Words of 8 bytes in memory of the host, which kernels write.
 pub struct HostWords {
-    pages: Arc<Pages>,
-    registered: Registered,
+    pages: Arc<DmaPages>,
+    registered: RegisteredMemory,
     count: usize,
 }
 
@@ -91,7 +91,7 @@ impl HostWords {
                 "use larger chunks",
             )
         })?;
-        let (pages, registered) = Registered::pinned(gpu, bytes.max(8))?;
+        let (pages, registered) = RegisteredMemory::pinned(gpu, bytes.max(8))?;
         Ok(Self {
             pages,
             registered,

@@ -5,15 +5,15 @@ use std::sync::Arc;
 
 /// Keep-alive of memory that launches were given, until it is proved to be unused. Leaks the memory when it is
 /// dropped without such a proof, since a command or a kernel may still access it.
-pub(super) struct Held<T>(Vec<Arc<T>>);
+pub(super) struct KeepAlive<T>(Vec<Arc<T>>);
 
-impl<T> Default for Held<T> {
+impl<T> Default for KeepAlive<T> {
     fn default() -> Self {
         Self(Vec::new())
     }
 }
 
-impl<T> Held<T> {
+impl<T> KeepAlive<T> {
     /// Keeps `data` alive, together with the memory of earlier launches.
     pub fn keep(&mut self, data: &Arc<T>) {
         if !self.0.iter().any(|one| Arc::ptr_eq(one, data)) {
@@ -32,7 +32,7 @@ impl<T> Held<T> {
     }
 }
 
-impl<T> Drop for Held<T> {
+impl<T> Drop for KeepAlive<T> {
     fn drop(&mut self) {
         self.0.drain(..).for_each(std::mem::forget);
     }
@@ -45,7 +45,7 @@ mod tests {
     #[test]
     fn what_a_launch_that_timed_out_was_given_stays_beside_what_the_next_is_given() {
         let (old, new) = (Arc::new(1), Arc::new(2));
-        let mut held = Held::default();
+        let mut held = KeepAlive::default();
         assert!(held.is_empty());
         held.keep(&old);
         held.keep(&new);
@@ -59,7 +59,7 @@ mod tests {
     #[test]
     fn what_nothing_has_proved_free_is_leaked() {
         let data = Arc::new(1);
-        let mut held = Held::default();
+        let mut held = KeepAlive::default();
         held.keep(&data);
         drop(held);
         assert_eq!(Arc::strong_count(&data), 2);

@@ -7,14 +7,14 @@
 
 use super::data::GpuData;
 use super::driver::{Gpu, check};
-use super::lent::{LentQueues, QueueKind, Recovered, Users};
+use super::lent::{LentQueues, QueueKind, QueueUsers, RecoveryCounts};
 use super::memory::DeviceMemory;
-use super::tier::Access;
+use super::tier::GpuAccess;
 use cudarc::driver::sys::{self, CUresult};
 use nvme_core::bringup::NamespaceInfo;
 use nvme_core::spec::nvm;
 use nvme_driver::controller::Controller;
-use nvme_driver::controller::session::Footing;
+use nvme_driver::controller::session::UserBasis;
 use nvme_driver::error::{Error, Result};
 use nvme_driver::lock::lock;
 use nvme_gpu_kernel::Queues;
@@ -43,10 +43,10 @@ pub struct KernelQueues {
     lent: Option<LentQueues>,
     cells: Option<DeviceMemory>,
     buffer: Option<GpuData>,
-    turns: Arc<Turns>,
+    turns: Arc<QueueOwnership>,
     gpu: Arc<Gpu>,
     info: NamespaceInfo,
-    footing: Footing,
+    footing: UserBasis,
     max_transfer: u64,
     // Shut down after the queues are deleted.
     controller: Option<Arc<Controller>>,
@@ -61,7 +61,7 @@ impl KernelQueues {
     /// [`Error::Environment`] without memory.
     pub fn create(
         controller: &Arc<Controller>,
-        access: &Arc<Access>,
+        access: &Arc<GpuAccess>,
         info: NamespaceInfo,
         options: KernelQueuesOptions,
         timeout: Duration,
@@ -74,7 +74,7 @@ impl KernelQueues {
         }
         let gpu = access.gpu();
         let _guest = gpu.enter()?;
-        let turns = Arc::new(Turns {
+        let turns = Arc::new(QueueOwnership {
             state: Mutex::default(),
             changed: Condvar::new(),
             patience: timeout * 3 + Duration::from_secs(2),
@@ -99,7 +99,7 @@ impl KernelQueues {
             turns,
             gpu: Arc::clone(gpu),
             info,
-            footing: Footing::new(controller.session(), info),
+            footing: UserBasis::new(controller.session(), info),
             max_transfer: controller.max_transfer(),
             controller: Some(Arc::clone(controller)),
         })
@@ -166,16 +166,16 @@ impl KernelQueues {
     ///
     /// # Errors
     /// [`Error::Usage`] without a begin; [`Error::Gone`] when the controller does not come back.
-    pub fn end(&self) -> Result<Recovered> {
+    pub fn end(&self) -> Result<RecoveryCounts> {
         let lent = self.lent()?;
         if !self.turns.leave()? {
-            return Ok(Recovered::default());
+            return Ok(RecoveryCounts::default());
         }
-        let ended = || -> Result<Recovered> {
+        let ended = || -> Result<RecoveryCounts> {
             lent.check_alive()?;
             let _guest = self.gpu.enter()?;
             match lent.in_flight()?.is_empty() {
-                true => Ok(Recovered::default()),
+                true => Ok(RecoveryCounts::default()),
                 false => lent.end_all(),
             }
         };
@@ -217,15 +217,15 @@ impl Drop for KernelQueues {
 }
 
 /// Ownership of the queues: kernels between begin and end, or the host.
-struct Turns {
-    state: Mutex<State>,
+struct QueueOwnership {
+    state: Mutex<OwnershipState>,
     changed: Condvar,
     /// Time that a reset waits for kernels.
     patience: Duration,
 }
 
 #[derive(Default)]
-struct State {
+struct OwnershipState {
     /// Begins without their end.
     running: u32,
     /// A reset has the queues.
@@ -238,14 +238,18 @@ struct State {
     is_gone: bool,
 }
 
-impl Turns {
-    fn wait<'s>(&self, state: MutexGuard<'s, State>, limit: Duration) -> MutexGuard<'s, State> {
+impl QueueOwnership {
+    fn wait<'s>(
+        &self,
+        state: MutexGuard<'s, OwnershipState>,
+        limit: Duration,
+    ) -> MutexGuard<'s, OwnershipState> {
         let waited = self.changed.wait_timeout(state, limit);
         waited.unwrap_or_else(PoisonError::into_inner).0
     }
 
     /// Waits until neither a reset nor an end has the queues.
-    fn wait_for_turn(&self) -> Result<MutexGuard<'_, State>> {
+    fn wait_for_turn(&self) -> Result<MutexGuard<'_, OwnershipState>> {
         let mut state = lock(&self.state);
         while (state.is_stopped || state.is_ending) && !state.is_stuck {
             state = self.wait(state, self.patience);
@@ -288,7 +292,7 @@ impl Turns {
     }
 }
 
-impl Users for Turns {
+impl QueueUsers for QueueOwnership {
     fn stop(&self) -> bool {
         let mut state = lock(&self.state);
         state.is_stopped = true;
@@ -366,15 +370,15 @@ impl Gpu {
 mod tests {
     use super::*;
 
-    fn turns(patience: Duration) -> Arc<Turns> {
-        Arc::new(Turns {
+    fn turns(patience: Duration) -> Arc<QueueOwnership> {
+        Arc::new(QueueOwnership {
             state: Mutex::default(),
             changed: Condvar::new(),
             patience,
         })
     }
 
-    fn begin(turns: &Turns) {
+    fn begin(turns: &QueueOwnership) {
         turns.wait_for_turn().unwrap().running += 1;
     }
 

@@ -4,7 +4,7 @@
 #![allow(unsafe_code)]
 
 use super::driver::Gpu;
-use super::module::{Function, Module};
+use super::module::{KernelFunction, Module};
 use super::stream::Stream;
 use nvme_driver::error::Result;
 use nvme_driver::lock::lock;
@@ -18,14 +18,14 @@ use std::sync::{Arc, Mutex};
 const FEW_REGISTERS: u32 = 64;
 
 /// The kernels, loaded for one GPU.
-pub struct Kernels {
+pub struct QueueKernels {
     module: Module,
-    functions: [Function; Kernel::ALL.len()],
+    functions: [KernelFunction; Kernel::ALL.len()],
     /// For [`Kernel::SharedNarrow`], compiled when it is first asked for.
-    narrow: Mutex<Option<(Arc<Module>, Function)>>,
+    narrow: Mutex<Option<(Arc<Module>, KernelFunction)>>,
 }
 
-impl Kernels {
+impl QueueKernels {
     /// Loads the embedded PTX, all kernels at once.
     ///
     /// # Errors
@@ -50,7 +50,7 @@ impl Kernels {
     }
 
     /// Returns the shared kernel in few registers.
-    fn narrow(&self) -> Result<(Arc<Module>, Function)> {
+    fn narrow(&self) -> Result<(Arc<Module>, KernelFunction)> {
         let mut narrow = lock(&self.narrow);
         if let Some((module, function)) = &*narrow {
             return Ok((Arc::clone(module), *function));

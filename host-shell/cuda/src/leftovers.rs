@@ -10,17 +10,17 @@ use nvme_driver::lock::lock;
 use std::sync::Mutex;
 
 /// Memory, kernels or numbers of launches whose last user is gone.
-pub(super) trait Leftover: Send {
+pub(super) trait LaunchLeftover: Send {
     /// True if nothing on the GPU may use it any more.
     fn is_over(&self) -> bool {
         true
     }
 }
 
-static LEFT: Mutex<Vec<Box<dyn Leftover>>> = Mutex::new(Vec::new());
+static LEFT: Mutex<Vec<Box<dyn LaunchLeftover>>> = Mutex::new(Vec::new());
 
 /// Keeps `one` until it is over.
-pub(super) fn keep(one: Box<dyn Leftover>) {
+pub(super) fn keep(one: Box<dyn LaunchLeftover>) {
     lock(&LEFT).push(one);
 }
 
@@ -43,7 +43,7 @@ mod tests {
 
     struct Memory(Arc<AtomicBool>);
 
-    impl Leftover for Memory {
+    impl LaunchLeftover for Memory {
         fn is_over(&self) -> bool {
             self.0.load(Ordering::Acquire)
         }

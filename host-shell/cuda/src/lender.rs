@@ -3,14 +3,14 @@
 #![allow(unsafe_code)]
 
 use super::driver::Gpu;
-use super::registered::Registered;
+use super::registered::RegisteredMemory;
 use nvme_driver::error::{Error, Result};
 use std::sync::Arc;
 
 /// Memory of a caller that a GPU reaches, until this is dropped.
 pub struct CallerMemory {
     gpu: Arc<Gpu>,
-    registered: Option<Registered>,
+    registered: Option<RegisteredMemory>,
 }
 
 impl CallerMemory {
@@ -28,7 +28,7 @@ impl CallerMemory {
         }
         let _guest = gpu.enter()?;
         // SAFETY: the caller's.
-        let registered = unsafe { Registered::of_caller(gpu, start, bytes) }?;
+        let registered = unsafe { RegisteredMemory::of_caller(gpu, start, bytes) }?;
         Ok(Self {
             gpu: Arc::clone(gpu),
             registered: Some(registered),

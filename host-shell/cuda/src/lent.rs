@@ -1,20 +1,20 @@
 //! Queue pairs of a controller lent to a GPU: created, and recovered when a command does not end.
 //!
 //! A reset ends what the GPU had in flight by way of a hook in each queue. No kernel uses the queues meanwhile: the
-//! caller holds their locks while one runs, or [`Users`] keep their launches out.
+//! caller holds their locks while one runs, or [`QueueUsers`] keep their launches out.
 
 use super::driver::Gpu;
-use super::queue_set::{QueueSet, Remote};
-use super::registered::Registered;
-use super::tier::Access;
+use super::queue_set::{QueueSet, RemoteQueue};
+use super::registered::RegisteredMemory;
+use super::tier::GpuAccess;
 use nvme_core::group::Alone;
 use nvme_core::queue_state::QueueState;
 use nvme_core::spec::{Cid, Qid};
 use nvme_core::{Cells, Collective, ControllerFault, Drained, QueueMemory, Quiesced, SharedQueue};
 use nvme_driver::controller::Controller;
-use nvme_driver::controller::queue::Queue;
-use nvme_driver::controller::queue_inner::Lent;
-use nvme_driver::controller::session::Session;
+use nvme_driver::controller::queue::DriverQueue;
+use nvme_driver::controller::queue_inner::LentQueue;
+use nvme_driver::controller::session::ControllerSession;
 use nvme_driver::error::{Error, Result};
 use nvme_driver::lock::lock;
 use std::sync::Arc;
@@ -26,7 +26,7 @@ const MOST_ABORTS: usize = 8;
 
 /// Counts of a recovery.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Recovered {
+pub struct RecoveryCounts {
     /// Completions that had come late.
     pub late: u32,
     /// Commands ended by Abort.
@@ -45,7 +45,7 @@ pub(super) enum QueueKind {
 }
 
 /// Users of a queue whose launches the host does not wait for.
-pub(super) trait Users: Send + Sync {
+pub(super) trait QueueUsers: Send + Sync {
     /// Keeps them out, and waits until none is inside; returns true if none is. Called once for each queue.
     fn stop(&self) -> bool;
 
@@ -57,16 +57,16 @@ pub(super) trait Users: Send + Sync {
 pub(super) struct LentQueues {
     pub set: QueueSet,
     pub kind: Option<QueueKind>,
-    pub session: Arc<Session>,
-    pub queues: Vec<Queue>,
+    pub session: Arc<ControllerSession>,
+    pub queues: Vec<DriverQueue>,
     /// Set when a reset has ended the commands, so that result cells must be cleared before the next launch.
     fresh: Arc<AtomicBool>,
     /// Set when the GPU's memory could not be updated after a reset: the queues are unusable.
     dead: Arc<AtomicBool>,
-    users: Option<Arc<dyn Users>>,
-    _rings: Vec<Registered>,
-    _elsewhere: Option<Arc<Registered>>,
-    _access: Arc<Access>,
+    users: Option<Arc<dyn QueueUsers>>,
+    _rings: Vec<RegisteredMemory>,
+    _elsewhere: Option<Arc<RegisteredMemory>>,
+    _access: Arc<GpuAccess>,
 }
 
 impl LentQueues {
@@ -78,10 +78,10 @@ impl LentQueues {
     pub fn create(
         gpu: &Arc<Gpu>,
         controller: &Controller,
-        access: &Arc<Access>,
+        access: &Arc<GpuAccess>,
         count: u32,
         entries: u32,
-        users: Option<Arc<dyn Users>>,
+        users: Option<Arc<dyn QueueUsers>>,
     ) -> Result<Self> {
         let entries = entries.max(2).next_power_of_two();
         let most = controller.info().capabilities.max_entries;
@@ -102,7 +102,7 @@ impl LentQueues {
             {
                 let inner = lock(queue.inner());
                 words.push(inner.pair.words());
-                rings.push(Registered::pages(access.gpu(), inner.pair.pages())?);
+                rings.push(RegisteredMemory::pages(access.gpu(), inner.pair.pages())?);
             }
             queues.push(queue);
         }
@@ -152,9 +152,9 @@ impl LentQueues {
     ///
     /// # Errors
     /// [`Error::Gone`] when the controller does not come back.
-    pub fn end_all(&self) -> Result<Recovered> {
+    pub fn end_all(&self) -> Result<RecoveryCounts> {
         self.check_alive()?;
-        let mut recovered = Recovered::default();
+        let mut recovered = RecoveryCounts::default();
         for index in 0..self.queues.len() {
             let qid = self.queues[index].qid();
             let (late, fault, cids) = self.drain(index)?;
@@ -186,7 +186,7 @@ impl LentQueues {
         index: usize,
         qid: Qid,
         cids: &[Cid],
-        recovered: &mut Recovered,
+        recovered: &mut RecoveryCounts,
     ) -> Result<Option<String>> {
         let session = Arc::clone(&self.session);
         for cid in cids {
@@ -253,8 +253,8 @@ impl LentQueues {
     }
 
     /// Returns the handler by which a reset stops and restarts queue `index`.
-    fn hook(&self, index: usize) -> Box<dyn Lent> {
-        Box::new(Hook {
+    fn hook(&self, index: usize) -> Box<dyn LentQueue> {
+        Box::new(ResetHook {
             remote: self.set.remote(index),
             fresh: Arc::clone(&self.fresh),
             dead: Arc::clone(&self.dead),
@@ -265,16 +265,16 @@ impl LentQueues {
 }
 
 /// A queue's side of a reset.
-struct Hook {
-    remote: Remote,
+struct ResetHook {
+    remote: RemoteQueue,
     fresh: Arc<AtomicBool>,
     dead: Arc<AtomicBool>,
     /// Users whose launches the host does not wait for.
-    users: Option<Arc<dyn Users>>,
+    users: Option<Arc<dyn QueueUsers>>,
     is_stopped: bool,
 }
 
-impl Lent for Hook {
+impl LentQueue for ResetHook {
     fn stop(&mut self) {
         self.is_stopped = self.users.as_ref().is_none_or(|users| users.stop());
     }

@@ -7,17 +7,17 @@
 //! From the bottom up:
 //!
 //! - [`Gpu`]: the driver and one GPU of it, or one clear line why there is none.
-//! - [`Registered`], [`DeviceMemory`]: memory of this process or of a device that is mapped for the GPU, and
+//! - [`RegisteredMemory`], [`DeviceMemory`]: memory of this process or of a device that is mapped for the GPU, and
 //!   GPU memory.
-//! - [`Kernels`], [`Stream`]: the embedded kernels, launches, and a watch over them with a deadline.
+//! - [`QueueKernels`], [`Stream`]: the embedded kernels, launches, and a watch over them with a deadline.
 //! - [`Module`]: kernels of the caller, from PTX or a cubin.
 //! - [`GdsFile`]: files into GPU memory by cuFile, where it is installed.
-//! - [`Access`], [`GpuData`]: the tier: how the GPU rings doorbells and where data and rings lie.
+//! - [`GpuAccess`], [`GpuData`]: the tier: how the GPU rings doorbells and where data and rings lie.
 //! - [`GpuQueues`]: queue pairs that the GPU drives, and launches over them.
 //! - [`GpuQueuePairs`]: queue pairs of a controller that the GPU drives, and their recovery.
 //! - [`GpuRings`]: queue pairs whose rings lie in GPU memory.
 //! - [`KernelQueues`]: queue pairs for kernels that the caller launches.
-//! - [`Trace`]: what kernels recorded.
+//! - [`LaunchTrace`]: what kernels recorded.
 //! - [`GpuSession`]: all of that for one namespace, as the command line uses it.
 //!
 //! Every call into the driver lies in this crate.
@@ -58,37 +58,38 @@ mod tensor_map;
 mod tier;
 pub mod trace;
 
-pub use blas::{Blas, BlasElement, BlasProduct};
+pub use blas::{BlasElement, BlasProduct, CublasHandle};
 #[cfg(feature = "sim")]
-pub use copier::Copier;
+pub use copier::SimulatorCopier;
 pub use cufile::{
     BATCH, GdsBuffer, GdsFile, GdsIo, GdsPending, GdsWay, is_of_cufile, probe as probe_cufile,
 };
 pub use data::GpuData;
-pub use driver::{Gpu, GpuFacts, Order};
+pub use driver::{Gpu, GpuFacts, WriteOrder};
 pub use gpu_rings::{GpuRings, RingShape};
-pub use graph::Graph;
+pub use graph::CudaGraph;
 pub use hash::{ChunkHasher, HashedChunk, HostWords};
 pub use kernel_queues::{KernelQueues, KernelQueuesOptions};
-pub use kernels::{Kernel, Kernels};
+pub use kernels::{Kernel, QueueKernels};
 pub use lender::CallerMemory;
 pub use memory::DeviceMemory;
-pub use mode::Mode;
-pub use module::{Blocks, Function, Module};
-pub use pinning::Pinning;
-pub use pointer::{KernelArgument, MemoryUse, Place, is_host_memory};
-pub use queue_pairs::{GpuQueuePairs, Recovered};
-pub use queues::{GpuQueues, Grid, LaunchResult};
-pub use registered::Registered;
+pub use mode::SubmitMode;
+pub use module::{KernelFunction, LaunchSize, Module};
+pub use pinning::HostPinning;
+pub use pointer::{KernelArgument, MemoryLocation, MemoryUse, is_host_memory};
+pub use queue_pairs::{GpuQueuePairs, RecoveryCounts};
+pub use queues::{GpuQueues, LaunchGrid, LaunchResult};
+pub use registered::RegisteredMemory;
 pub use rows::{
-    Direction, Failures, Gathered, GpuRows, HostRows, LaunchSequence, MoveRows, Pending, ReadList,
-    ReadRange, Request, RowTable, RowsOptions, StripedRows, TableCache, Ways,
+    GatherOptions, GatherOutcome, GpuRows, HostRows, LaunchSequence, MoveRows, PendingRows,
+    ReadList, ReadRange, RowDirection, RowFailures, RowRequest, RowTable, RowsOptions, StripedRows,
+    TableCache,
 };
-pub use session::{GpuSession, Lost, Setup, Work};
-pub use stream::{Event, Stream};
+pub use session::{GpuSession, LaunchWork, LostCommands, SessionSetup};
+pub use stream::{Stream, StreamEvent};
 pub use tensor_map::HalfMatrix;
-pub use tier::{Access, Tier, TierRequest};
-pub use trace::Trace;
+pub use tier::{GpuAccess, QueueTier, TierRequest};
+pub use trace::LaunchTrace;
 
 pub use nvme_gpu_kernel::DEVICE_LAYOUT;
 pub use nvme_gpu_kernel::VERSION as PTX_VERSION;

@@ -1,14 +1,14 @@
 //! Threads that submit to the queues of a launch, and the grid of that launch.
 
 use crate::kernels::Kernel;
-use crate::queues::Grid;
+use crate::queues::LaunchGrid;
 
 /// Threads of a block that owns a queue, by default.
 const BLOCK_THREADS: u32 = 128;
 
 /// Threads that submit to a queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Mode {
+pub enum SubmitMode {
     /// One thread owns a queue.
     Owner,
     /// One warp owns a queue.
@@ -19,7 +19,7 @@ pub enum Mode {
     Shared,
 }
 
-impl Mode {
+impl SubmitMode {
     /// As the command line calls it.
     pub fn name(self) -> &'static str {
         match self {
@@ -32,7 +32,7 @@ impl Mode {
 
     /// Returns the launch for `queues` queues. `threads` are those of each block in [`Block`](Self::Block),
     /// where 0 is 128, and all active ones in [`Shared`](Self::Shared), where `lanes` of each warp are active.
-    pub fn grid(self, queues: u32, threads: u32, lanes: u32) -> Grid {
+    pub fn grid(self, queues: u32, threads: u32, lanes: u32) -> LaunchGrid {
         let (kernel, blocks, threads) = match self {
             Self::Owner => (Kernel::Owner, queues, 1),
             Self::Warp => (Kernel::Warp, queues, 32),
@@ -44,7 +44,7 @@ impl Mode {
                 (Kernel::Shared, warps.div_ceil(per_block), per_block * 32)
             }
         };
-        Grid {
+        LaunchGrid {
             kernel,
             blocks,
             threads,
@@ -58,17 +58,17 @@ mod tests {
 
     #[test]
     fn a_launch_has_the_threads_that_were_asked_for() {
-        let grid = |mode: Mode, queues, threads, lanes| {
+        let grid = |mode: SubmitMode, queues, threads, lanes| {
             let grid = mode.grid(queues, threads, lanes);
             (grid.blocks, grid.threads)
         };
-        assert_eq!(grid(Mode::Owner, 16, 0, 32), (16, 1));
-        assert_eq!(grid(Mode::Warp, 128, 0, 32), (128, 32));
-        assert_eq!(grid(Mode::Block, 1, 0, 32), (1, 128));
-        assert_eq!(grid(Mode::Block, 2, 250, 32), (2, 256));
-        assert_eq!(grid(Mode::Shared, 1, 32, 32), (1, 32));
-        assert_eq!(grid(Mode::Shared, 1, 65_536, 32), (512, 128));
+        assert_eq!(grid(SubmitMode::Owner, 16, 0, 32), (16, 1));
+        assert_eq!(grid(SubmitMode::Warp, 128, 0, 32), (128, 32));
+        assert_eq!(grid(SubmitMode::Block, 1, 0, 32), (1, 128));
+        assert_eq!(grid(SubmitMode::Block, 2, 250, 32), (2, 256));
+        assert_eq!(grid(SubmitMode::Shared, 1, 32, 32), (1, 32));
+        assert_eq!(grid(SubmitMode::Shared, 1, 65_536, 32), (512, 128));
         // One active lane of each warp: 32 times as many threads.
-        assert_eq!(grid(Mode::Shared, 1, 256, 1), (64, 128));
+        assert_eq!(grid(SubmitMode::Shared, 1, 256, 1), (64, 128));
     }
 }

@@ -22,7 +22,7 @@ pub struct Module {
 
 /// Size of a launch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Blocks {
+pub struct LaunchSize {
     /// Number of blocks.
     pub count: u32,
     /// Threads of each.
@@ -33,16 +33,16 @@ pub struct Blocks {
 
 /// A kernel of a [`Module`].
 #[derive(Clone, Copy, Debug)]
-pub struct Function(sys::CUfunction);
+pub struct KernelFunction(sys::CUfunction);
 
 // SAFETY: module handles may be used from any thread.
 unsafe impl Send for Module {}
 // SAFETY: as above.
 unsafe impl Sync for Module {}
 // SAFETY: as above, for function handles.
-unsafe impl Send for Function {}
+unsafe impl Send for KernelFunction {}
 // SAFETY: as above.
-unsafe impl Sync for Function {}
+unsafe impl Sync for KernelFunction {}
 
 impl Module {
     /// Loads PTX, which the driver compiles for this GPU, or a cubin for it.
@@ -75,7 +75,7 @@ impl Module {
     ///
     /// # Errors
     /// [`Error::Device`] when the image has no such kernel.
-    pub fn function(&self, name: &str) -> Result<Function> {
+    pub fn function(&self, name: &str) -> Result<KernelFunction> {
         let _guest = self.gpu.enter()?;
         let symbol = CString::new(name)
             .map_err(|_| Error::usage("the kernel's name has a zero byte", "name it otherwise"))?;
@@ -86,7 +86,7 @@ impl Module {
         })?;
         // Asking for an attribute loads the kernel, whatever CUDA_MODULE_LOADING says.
         attribute(function, Attribute::CU_FUNC_ATTRIBUTE_NUM_REGS)?;
-        Ok(Function(function))
+        Ok(KernelFunction(function))
     }
 
     /// Returns the kernel for launches whose blocks have up to `bytes` bytes of dynamic shared
@@ -94,7 +94,7 @@ impl Module {
     ///
     /// # Errors
     /// As [`function`](Self::function), and [`Error::Device`] for more than a multiprocessor of this GPU has.
-    pub fn function_with_shared(&self, name: &str, bytes: u32) -> Result<Function> {
+    pub fn function_with_shared(&self, name: &str, bytes: u32) -> Result<KernelFunction> {
         let function = self.function(name)?;
         let _guest = self.gpu.enter()?;
         // SAFETY: a function of a loaded module.
@@ -109,7 +109,7 @@ impl Module {
     }
 
     /// Registers per thread and bytes of local memory per thread, as compiled for this GPU.
-    pub fn cost(&self, function: Function) -> Result<(u32, u32)> {
+    pub fn cost(&self, function: KernelFunction) -> Result<(u32, u32)> {
         let _guest = self.gpu.enter()?;
         let registers = attribute(function.0, Attribute::CU_FUNC_ATTRIBUTE_NUM_REGS)?;
         let local = attribute(function.0, Attribute::CU_FUNC_ATTRIBUTE_LOCAL_SIZE_BYTES)?;
@@ -123,7 +123,7 @@ impl Module {
     /// [`Error::Device`] with the driver's answer.
     pub fn blocks_at_a_time(
         &self,
-        function: Function,
+        function: KernelFunction,
         threads: u32,
         shared_bytes: u32,
     ) -> Result<u32> {
@@ -152,13 +152,13 @@ impl Module {
     pub unsafe fn launch<T: Copy>(
         &self,
         stream: &Stream,
-        function: Function,
+        function: KernelFunction,
         grid: u32,
         block: u32,
         argument: &T,
     ) -> Result<()> {
         let _guest = self.gpu.enter()?;
-        let grid = Blocks::plain(grid, block);
+        let grid = LaunchSize::plain(grid, block);
         // SAFETY: the caller's.
         unsafe { launch(stream.raw(), function, grid, argument) }
     }
@@ -174,14 +174,14 @@ impl Module {
     pub unsafe fn launch_in<T: Copy>(
         &self,
         stream: u64,
-        function: Function,
+        function: KernelFunction,
         grid: u32,
         block: u32,
         argument: &T,
     ) -> Result<()> {
         let _guest = self.gpu.enter()?;
         // SAFETY: the caller's.
-        unsafe { self.launch_on(stream, function, Blocks::plain(grid, block), argument) }
+        unsafe { self.launch_on(stream, function, LaunchSize::plain(grid, block), argument) }
     }
 
     /// Launches with dynamic shared memory: `function` was returned by
@@ -195,8 +195,8 @@ impl Module {
     pub unsafe fn launch_blocks<T: Copy>(
         &self,
         stream: u64,
-        function: Function,
-        grid: Blocks,
+        function: KernelFunction,
+        grid: LaunchSize,
         argument: &T,
     ) -> Result<()> {
         let _guest = self.gpu.enter()?;
@@ -212,8 +212,8 @@ impl Module {
     pub(super) unsafe fn launch_on<T: Copy>(
         &self,
         stream: u64,
-        function: Function,
-        grid: Blocks,
+        function: KernelFunction,
+        grid: LaunchSize,
         argument: &T,
     ) -> Result<()> {
         // SAFETY: the caller's.
@@ -221,7 +221,7 @@ impl Module {
     }
 }
 
-impl Blocks {
+impl LaunchSize {
     pub(super) fn plain(blocks: u32, threads: u32) -> Self {
         Self {
             count: blocks,
@@ -235,8 +235,8 @@ impl Blocks {
 /// As [`Module::launch`].
 unsafe fn launch<T: Copy>(
     stream: sys::CUstream,
-    function: Function,
-    grid: Blocks,
+    function: KernelFunction,
+    grid: LaunchSize,
     argument: &T,
 ) -> Result<()> {
     let mut parameters = [std::ptr::from_ref(argument).cast_mut().cast::<c_void>()];

@@ -4,9 +4,9 @@
 #![allow(unsafe_code)]
 
 use super::driver::{Gpu, check};
-use super::registered::Registered;
+use super::registered::RegisteredMemory;
 use cudarc::driver::sys;
-use nvme_driver::dma::pages::Pages;
+use nvme_driver::dma::pages::DmaPages;
 use nvme_driver::error::{Error, Result};
 use std::ffi::c_void;
 use std::ptr::{NonNull, null_mut};
@@ -14,7 +14,7 @@ use std::sync::Arc;
 
 /// Ability of a driver to make host memory accessible to the GPU.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Pinning {
+pub enum HostPinning {
     /// It registers memory.
     Registers,
     /// It registers none, for this reason, and allocates memory that the GPU reaches.
@@ -28,14 +28,14 @@ impl Gpu {
     ///
     /// # Errors
     /// Without memory of the host.
-    pub fn pinning(self: &Arc<Self>) -> Result<Pinning> {
-        let pages = Arc::new(Pages::new(1)?);
-        let Err(refusal) = Registered::pages(self, &pages) else {
-            return Ok(Pinning::Registers);
+    pub fn pinning(self: &Arc<Self>) -> Result<HostPinning> {
+        let pages = Arc::new(DmaPages::new(1)?);
+        let Err(refusal) = RegisteredMemory::pages(self, &pages) else {
+            return Ok(HostPinning::Registers);
         };
         Ok(match allocate(self, 1) {
-            Ok(_) => Pinning::Allocates(refusal.to_string()),
-            Err(second) => Pinning::Refuses(format!("{refusal}; {second}")),
+            Ok(_) => HostPinning::Allocates(refusal.to_string()),
+            Err(second) => HostPinning::Refuses(format!("{refusal}; {second}")),
         })
     }
 
@@ -43,9 +43,9 @@ impl Gpu {
     ///
     /// # Errors
     /// [`Error::Environment`] with the driver's answers, where it cannot.
-    pub fn check_pins(self: &Arc<Self>) -> Result<Pinning> {
+    pub fn check_pins(self: &Arc<Self>) -> Result<HostPinning> {
         match self.pinning()? {
-            Pinning::Refuses(reason) => Err(Error::environment(
+            HostPinning::Refuses(reason) => Err(Error::environment(
                 format!(
                     "GPU {} can be given no memory of the host: {reason}",
                     self.index()
@@ -57,24 +57,24 @@ impl Gpu {
     }
 }
 
-impl Registered {
+impl RegisteredMemory {
     /// Allocates at least `bytes` zeroed bytes of this process that `gpu` can access: registered in
     /// one piece, or allocated by the driver if it registers no memory or not as much.
     ///
     /// # Errors
     /// [`Error::Environment`] with both answers of the driver.
-    pub fn pinned(gpu: &Arc<Gpu>, bytes: usize) -> Result<(Arc<Pages>, Self)> {
+    pub fn pinned(gpu: &Arc<Gpu>, bytes: usize) -> Result<(Arc<DmaPages>, Self)> {
         pinned(gpu, bytes)
     }
 }
 
-/// As [`Registered::pinned`].
+/// As [`RegisteredMemory::pinned`].
 ///
 /// # Errors
 /// [`Error::Environment`] with both answers.
-fn pinned(gpu: &Arc<Gpu>, bytes: usize) -> Result<(Arc<Pages>, Registered)> {
-    let pages = Arc::new(Pages::new(bytes)?);
-    let refusal = match Registered::pages(gpu, &pages) {
+fn pinned(gpu: &Arc<Gpu>, bytes: usize) -> Result<(Arc<DmaPages>, RegisteredMemory)> {
+    let pages = Arc::new(DmaPages::new(bytes)?);
+    let refusal = match RegisteredMemory::pages(gpu, &pages) {
         Ok(registered) if registered.is_one_piece() => return Ok((pages, registered)),
         Ok(_) => Error::environment(
             format!("the driver registers no {bytes} bytes at once"),
@@ -89,7 +89,7 @@ fn pinned(gpu: &Arc<Gpu>, bytes: usize) -> Result<(Arc<Pages>, Registered)> {
 }
 
 /// Allocates at least `bytes` zeroed bytes of driver memory.
-fn allocate(gpu: &Arc<Gpu>, bytes: usize) -> Result<(Arc<Pages>, Registered)> {
+fn allocate(gpu: &Arc<Gpu>, bytes: usize) -> Result<(Arc<DmaPages>, RegisteredMemory)> {
     let _guest = gpu.enter()?;
     let bytes = bytes.max(1);
     let flags = sys::CU_MEMHOSTALLOC_PORTABLE | sys::CU_MEMHOSTALLOC_DEVICEMAP;
@@ -105,8 +105,8 @@ fn allocate(gpu: &Arc<Gpu>, bytes: usize) -> Result<(Arc<Pages>, Registered)> {
     };
     // SAFETY: as many bytes, which nothing else has.
     unsafe { start.as_ptr().write_bytes(0, bytes) };
-    let pages = Arc::new(Pages::foreign(start, bytes, memory));
-    let registered = Registered::of_driver(gpu, &pages)?;
+    let pages = Arc::new(DmaPages::foreign(start, bytes, memory));
+    let registered = RegisteredMemory::of_driver(gpu, &pages)?;
     Ok((pages, registered))
 }
 

@@ -12,7 +12,7 @@ use nvme_driver::error::{Error, Result};
 
 /// Location of memory, as the driver knows it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Place {
+pub enum MemoryLocation {
     /// In host memory that GPUs do not reach.
     Host,
     /// In host memory that was allocated by the driver, or registered with it.
@@ -71,8 +71,8 @@ impl<'a> KernelArgument<'a> {
 
 /// Attributes of an address that the driver reports.
 #[derive(Clone, Copy)]
-struct Known {
-    place: Place,
+struct PointerAttributes {
+    place: MemoryLocation,
     /// Number of the GPU that owns the memory.
     ordinal: i32,
     /// The address by which kernels of this GPU reach it, 0 where they do not.
@@ -101,7 +101,7 @@ impl Gpu {
     ///
     /// # Errors
     /// [`Error::Environment`] with the driver's answer.
-    pub fn place_of(&self, address: u64) -> Result<Place> {
+    pub fn place_of(&self, address: u64) -> Result<MemoryLocation> {
         let _guest = self.enter()?;
         Ok(self.know(address)?.place)
     }
@@ -169,7 +169,8 @@ impl Gpu {
             return Ok(address);
         }
         let first = self.know(address)?;
-        if first.place == Place::Host && !is_host_memory(address) && is_capturing(stream)? {
+        if first.place == MemoryLocation::Host && !is_host_memory(address) && is_capturing(stream)?
+        {
             return Ok(address);
         }
         self.check_reached(argument, &first)?;
@@ -223,23 +224,27 @@ impl Gpu {
     }
 
     /// Checks that kernels of this GPU may use a byte of `argument` with these attributes.
-    fn check_reached(&self, argument: &KernelArgument<'_>, known: &Known) -> Result<()> {
+    fn check_reached(
+        &self,
+        argument: &KernelArgument<'_>,
+        known: &PointerAttributes,
+    ) -> Result<()> {
         let index = self.index();
         let remedy = format!("use memory of GPU {index}");
         match known.place {
-            Place::Host => {
+            MemoryLocation::Host => {
                 let cause = "lies on the host and is not registered with CUDA";
                 let remedy = format!("{remedy}, or pinned host memory");
                 return Err(refused(argument, cause, remedy));
             }
-            Place::OtherGpu => {
+            MemoryLocation::OtherGpu => {
                 let cause = format!(
                     "lies on GPU {}, and GPU {index} would use it",
                     known.ordinal
                 );
                 return Err(refused(argument, cause, remedy));
             }
-            Place::Pinned | Place::Gpu => {}
+            MemoryLocation::Pinned | MemoryLocation::Gpu => {}
         }
         if known.mapped == 0 || !known.may_read {
             let cause = format!("cannot be reached by GPU {index}");
@@ -253,7 +258,7 @@ impl Gpu {
     }
 
     /// Asks the driver, in this GPU's context. Nothing is read at the address.
-    fn know(&self, address: u64) -> Result<Known> {
+    fn know(&self, address: u64) -> Result<PointerAttributes> {
         let mut answers = [0u64; ASKED.len()];
         let mut places = answers.each_mut().map(|one| std::ptr::from_mut(one).cast());
         let mut asked = ASKED;
@@ -269,15 +274,15 @@ impl Gpu {
         let [kind, is_managed, ordinal, mapped, access, start, bytes] = answers;
         let ordinal = ordinal as i32;
         let place = if kind as u32 == 0 {
-            Place::Host
+            MemoryLocation::Host
         } else if kind as u32 != CUmemorytype::CU_MEMORYTYPE_DEVICE as u32 {
-            Place::Pinned
+            MemoryLocation::Pinned
         } else if is_managed as u8 != 0 || ordinal == self.index() as i32 {
-            Place::Gpu
+            MemoryLocation::Gpu
         } else {
-            Place::OtherGpu
+            MemoryLocation::OtherGpu
         };
-        Ok(Known {
+        Ok(PointerAttributes {
             place,
             ordinal,
             mapped,

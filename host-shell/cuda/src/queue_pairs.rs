@@ -6,13 +6,13 @@
 #![allow(unsafe_code)]
 
 use super::data::GpuData;
-use super::held::Held;
-use super::kernels::{Kernel, Kernels};
-pub use super::lent::Recovered;
+use super::held::KeepAlive;
+use super::kernels::{Kernel, QueueKernels};
+pub use super::lent::RecoveryCounts;
 use super::lent::{LentQueues, QueueKind};
-use super::queues::{Grid, LaunchResult, Launches};
+use super::queues::{LaunchGrid, LaunchMemory, LaunchResult};
 use super::stream::Stream;
-use super::tier::Access;
+use super::tier::GpuAccess;
 use nvme_core::spec::{Cid, Qid};
 use nvme_driver::controller::Controller;
 use nvme_driver::error::{Error, Result};
@@ -25,9 +25,9 @@ use std::time::Duration;
 /// Queue pairs of one controller in the hands of a GPU. Deleted on drop.
 pub struct GpuQueuePairs {
     lent: LentQueues,
-    launches: Launches,
+    launches: LaunchMemory,
     /// Data memory of commands that may be in flight.
-    data: Held<GpuData>,
+    data: KeepAlive<GpuData>,
     /// Flag that ends launches early, and the time that one may take after it was set.
     stop: Option<(Arc<AtomicBool>, Duration)>,
 }
@@ -39,16 +39,16 @@ impl GpuQueuePairs {
     /// # Errors
     /// [`Error::Usage`] when the controller has not as many or not as large ones.
     pub fn create(
-        kernels: &Arc<Kernels>,
+        kernels: &Arc<QueueKernels>,
         controller: &Controller,
-        access: &Arc<Access>,
+        access: &Arc<GpuAccess>,
         count: u32,
         entries: u32,
     ) -> Result<Self> {
         Ok(Self {
             lent: LentQueues::create(kernels.gpu(), controller, access, count, entries, None)?,
-            launches: Launches::new(kernels)?,
-            data: Held::default(),
+            launches: LaunchMemory::new(kernels)?,
+            data: KeepAlive::default(),
             stop: None,
         })
     }
@@ -68,7 +68,7 @@ impl GpuQueuePairs {
     /// [`GpuQueues::run`](super::GpuQueues::run).
     pub fn run(
         &mut self,
-        grid: Grid,
+        grid: LaunchGrid,
         launch: Launch,
         data: &Arc<GpuData>,
         accounts: bool,
@@ -133,7 +133,7 @@ impl GpuQueuePairs {
     ///
     /// # Errors
     /// [`Error::Gone`] when the controller does not come back; data memory is kept then, and leaked on drop.
-    pub fn recover(&mut self) -> Result<Recovered> {
+    pub fn recover(&mut self) -> Result<RecoveryCounts> {
         let recovered = self.lent.end_all()?;
         self.data.release();
         Ok(recovered)

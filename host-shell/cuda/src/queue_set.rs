@@ -123,8 +123,8 @@ impl QueueSet {
     }
 
     /// Returns the part by which a reset's hook can inspect a queue without `self`, while no kernel runs.
-    pub(super) fn remote(&self, index: usize) -> Remote {
-        Remote {
+    pub(super) fn remote(&self, index: usize) -> RemoteQueue {
+        RemoteQueue {
             states: Arc::clone(&self.states),
             host: self.host.clone(),
             rings: self.rings.clone(),
@@ -134,14 +134,14 @@ impl QueueSet {
 }
 
 /// A queue's state in GPU memory and its rings, without the kernels.
-pub(super) struct Remote {
+pub(super) struct RemoteQueue {
     states: Arc<DeviceMemory>,
     host: Vec<QueueWords>,
     rings: Option<Arc<RingShadow>>,
     index: usize,
 }
 
-impl Remote {
+impl RemoteQueue {
     /// Returns the GPU.
     pub fn gpu(&self) -> &Arc<Gpu> {
         self.states.gpu()

@@ -4,10 +4,10 @@
 #![allow(unsafe_code)]
 
 use super::driver::Gpu;
-use super::kernels::{Kernel, Kernels};
+use super::kernels::{Kernel, QueueKernels};
 use super::memory::DeviceMemory;
 use super::queue_set::QueueSet;
-use super::stream::{Event, Stream};
+use super::stream::{Stream, StreamEvent};
 use nvme_core::Identity;
 use nvme_core::handoff::QueueWords;
 use nvme_driver::error::Result;
@@ -18,7 +18,7 @@ use zerocopy::IntoBytes;
 
 /// Kernel and number of threads of a launch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Grid {
+pub struct LaunchGrid {
     /// The entry point.
     pub kernel: Kernel,
     /// Blocks.
@@ -41,7 +41,7 @@ pub struct LaunchResult {
 /// Queue pairs in the hands of a GPU, and launches over them.
 pub struct GpuQueues {
     set: QueueSet,
-    launches: Launches,
+    launches: LaunchMemory,
 }
 
 impl GpuQueues {
@@ -53,7 +53,7 @@ impl GpuQueues {
     /// [`Error::Usage`](nvme_driver::Error::Usage) for rings that a kernel cannot drive,
     /// [`Error::Environment`](nvme_driver::Error::Environment) without GPU memory.
     pub fn new(
-        kernels: &Arc<Kernels>,
+        kernels: &Arc<QueueKernels>,
         identity: &Identity,
         host: &[QueueWords],
         start: u32,
@@ -61,7 +61,7 @@ impl GpuQueues {
     ) -> Result<Self> {
         Ok(Self {
             set: QueueSet::new(kernels.gpu(), identity, host, start, None, translate)?,
-            launches: Launches::new(kernels)?,
+            launches: LaunchMemory::new(kernels)?,
         })
     }
 
@@ -89,7 +89,7 @@ impl GpuQueues {
     /// [`Error::Environment`](nvme_driver::Error::Environment) when it died.
     pub unsafe fn run(
         &mut self,
-        grid: Grid,
+        grid: LaunchGrid,
         launch: Launch,
         accounts: bool,
         limit: Duration,
@@ -105,8 +105,8 @@ impl GpuQueues {
 }
 
 /// Stream and memory of launches, besides the queues.
-pub(super) struct Launches {
-    kernels: Arc<Kernels>,
+pub(super) struct LaunchMemory {
+    kernels: Arc<QueueKernels>,
     stream: Stream,
     report: DeviceMemory,
     cells: Option<DeviceMemory>,
@@ -116,8 +116,8 @@ pub(super) struct Launches {
     cell_count: u32,
 }
 
-impl Launches {
-    pub fn new(kernels: &Arc<Kernels>) -> Result<Self> {
+impl LaunchMemory {
+    pub fn new(kernels: &Arc<QueueKernels>) -> Result<Self> {
         let gpu = kernels.gpu();
         Ok(Self {
             kernels: Arc::clone(kernels),
@@ -145,7 +145,7 @@ impl Launches {
     pub unsafe fn run(
         &mut self,
         set: &QueueSet,
-        grid: Grid,
+        grid: LaunchGrid,
         launch: Launch,
         accounts: bool,
         limit: Duration,
@@ -157,7 +157,7 @@ impl Launches {
             _ => threads,
         };
         let launch = self.prepare(set, grid, launch, held, accounts)?;
-        let begin = Event::record(&self.stream)?;
+        let begin = StreamEvent::record(&self.stream)?;
         // SAFETY: the caller vouches for the data; everything else is ours and outlives the
         // kernel.
         unsafe {
@@ -169,7 +169,7 @@ impl Launches {
                 &launch,
             )?;
         }
-        let end = Event::record(&self.stream)?;
+        let end = StreamEvent::record(&self.stream)?;
         // After a wait in vain nothing of the GPU's is freed any more: see `Gpu::lose`.
         wait(&self.stream, limit)?;
         let seconds = end.seconds_since(&begin)?;
@@ -191,7 +191,7 @@ impl Launches {
     fn prepare(
         &mut self,
         set: &QueueSet,
-        grid: Grid,
+        grid: LaunchGrid,
         launch: Launch,
         held: u64,
         accounts: bool,

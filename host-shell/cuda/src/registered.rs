@@ -8,9 +8,9 @@
 use super::driver::{Gpu, check};
 use cudarc::driver::sys::{self, CUresult};
 use nvme_driver::device::Device;
-use nvme_driver::device::relay::Relay;
+use nvme_driver::device::relay::DoorbellRelay;
 use nvme_driver::device::ring_memory::RingMemory;
-use nvme_driver::dma::pages::Pages;
+use nvme_driver::dma::pages::DmaPages;
 use nvme_driver::error::{Error, Result};
 use std::any::Any;
 use std::sync::Arc;
@@ -21,7 +21,7 @@ const PAGE: usize = 4096;
 const PIECES: [usize; 6] = [64 << 30, 8 << 30, 1 << 30, 64 << 20, 4 << 20, 256 << 10];
 
 /// Memory of the host's side that the GPU reaches; no longer after drop.
-pub struct Registered {
+pub struct RegisteredMemory {
     gpu: Arc<Gpu>,
     host: *mut u8,
     bytes: usize,
@@ -33,20 +33,20 @@ pub struct Registered {
 }
 
 // SAFETY: a registration belongs to the process, not to a thread.
-unsafe impl Send for Registered {}
+unsafe impl Send for RegisteredMemory {}
 // SAFETY: shared references give addresses only; the memory behind them is accessed by volatile operations,
 // atomics or the GPU, never through this type.
-unsafe impl Sync for Registered {}
+unsafe impl Sync for RegisteredMemory {}
 
 /// Keeps a device, which is no `Any`.
-struct Kept<T: ?Sized>(#[allow(dead_code, reason = "held for its drop")] Arc<T>);
+struct KeptDevice<T: ?Sized>(#[allow(dead_code, reason = "held for its drop")] Arc<T>);
 
-impl Registered {
+impl RegisteredMemory {
     /// Registers `pages`: of this process, or of a file that another process maps too.
     ///
     /// # Errors
     /// [`Error::Device`] with the driver's answer.
-    pub fn pages(gpu: &Arc<Gpu>, pages: &Arc<Pages>) -> Result<Self> {
+    pub fn pages(gpu: &Arc<Gpu>, pages: &Arc<DmaPages>) -> Result<Self> {
         let owner = Arc::clone(pages);
         // SAFETY: the pages are mapped as long as `owner` lives.
         unsafe { Self::new(gpu, pages.start(), pages.len(), false, owner) }
@@ -68,7 +68,7 @@ impl Registered {
         let before = start.addr() % PAGE;
         let start = start.wrapping_sub(before);
         let bytes = (map.bytes() + before).next_multiple_of(PAGE);
-        let owner = Arc::new(Kept(Arc::clone(device)));
+        let owner = Arc::new(KeptDevice(Arc::clone(device)));
         // SAFETY: mappings are whole pages, and this one lives as long as the device, which the registration
         // holds. Registering unmapped pages would let the GPU write to memory that something else maps later.
         let registered = unsafe { Self::of_device(gpu, (start, bytes), owner, DOORBELLS) };
@@ -108,7 +108,7 @@ impl Registered {
     ///
     /// # Errors
     /// [`Error::Device`] with the driver's answer.
-    pub fn relay(gpu: &Arc<Gpu>, relay: &Arc<Relay>) -> Result<Self> {
+    pub fn relay(gpu: &Arc<Gpu>, relay: &Arc<DoorbellRelay>) -> Result<Self> {
         let words = relay.words();
         let start = words.as_ptr().cast_mut().cast();
         // SAFETY: page-aligned words that live as long as the relay, reached through atomics.
@@ -154,7 +154,7 @@ impl Registered {
     ///
     /// # Errors
     /// [`Error::Environment`] with the driver's answer.
-    pub(super) fn of_driver(gpu: &Arc<Gpu>, pages: &Arc<Pages>) -> Result<Self> {
+    pub(super) fn of_driver(gpu: &Arc<Gpu>, pages: &Arc<DmaPages>) -> Result<Self> {
         let _guest = gpu.enter()?;
         Ok(Self {
             gpu: Arc::clone(gpu),
@@ -281,7 +281,7 @@ impl Registered {
     }
 }
 
-impl Drop for Registered {
+impl Drop for RegisteredMemory {
     fn drop(&mut self) {
         let gpu = Arc::clone(&self.gpu);
         let Ok(_guest) = gpu.enter() else {

@@ -12,7 +12,7 @@ use nvme_core::handoff::QueueWords;
 use nvme_core::sync::AtomicU64;
 use nvme_driver::device::Device;
 use nvme_driver::device::ring_memory::RingMemory;
-use nvme_driver::dma::Pages;
+use nvme_driver::dma::DmaPages;
 use nvme_driver::error::{Error, Result};
 use std::ptr::NonNull;
 use std::sync::Arc;
@@ -44,7 +44,7 @@ impl RingShadow {
         let bytes = (ring(SQE) + ring(CQE)) * queues as usize;
         let data = GpuData::on_gpu(gpu, device, bytes)?;
         let on_gpu = data.on_gpu_memory()?;
-        let pages = Pages::new(bytes)?;
+        let pages = DmaPages::new(bytes)?;
         let start = NonNull::new(pages.start()).ok_or_else(|| Error::internal("memory at 0"))?;
         let (iova, keep) = (data.iova(), Box::new((pages, data)));
         // SAFETY: as many bytes of the shadow, which `keep` owns and nothing else reaches.

@@ -3,19 +3,19 @@
 
 use super::data::GpuData;
 use super::driver::Gpu;
-use super::kernels::{Kernel, Kernels};
-use super::mode::Mode;
-use super::queue_pairs::{GpuQueuePairs, Recovered};
-use super::queues::{Grid, LaunchResult};
-use super::tier::{Access, TierRequest};
-use super::trace::{Recorded, Trace};
+use super::kernels::{Kernel, QueueKernels};
+use super::mode::SubmitMode;
+use super::queue_pairs::{GpuQueuePairs, RecoveryCounts};
+use super::queues::{LaunchGrid, LaunchResult};
+use super::tier::{GpuAccess, TierRequest};
+use super::trace::{LaunchTrace, RecordedEvents};
 use nvme_core::ControllerFault;
 use nvme_core::bringup::NamespaceInfo;
 use nvme_core::spec::{Nsid, Status, nvm};
 use nvme_driver::controller::Controller;
-use nvme_driver::controller::config::Config;
-use nvme_driver::controller::outage::Outages;
-use nvme_driver::controller::session::Footing;
+use nvme_driver::controller::config::ControllerConfig;
+use nvme_driver::controller::outage::OutageCounts;
+use nvme_driver::controller::session::UserBasis;
 use nvme_driver::device::Device;
 use nvme_driver::error::{Error, Result};
 use nvme_gpu_kernel::work::{Launch, pattern};
@@ -27,7 +27,7 @@ use std::time::Duration;
 /// one more than 36 minutes ahead for a past one.
 const LONGEST_TIMEOUT: Duration = Duration::from_secs(35 * 60);
 
-/// Threads of [`Mode::Shared`] for each queue, by default.
+/// Threads of [`SubmitMode::Shared`] for each queue, by default.
 const THREADS_PER_QUEUE: u32 = 256;
 /// Time that the host waits for a launch, beyond ten times the deadline of a command: every command inside has
 /// ended by then, with an error if need be, so a kernel that still runs does not end.
@@ -43,15 +43,15 @@ const SLOWEST: Duration = Duration::from_millis(10);
 
 /// Options of driving a controller by a GPU.
 #[derive(Clone, Copy, Debug)]
-pub struct Setup {
+pub struct SessionSetup {
     /// The GPU.
     pub gpu: u32,
     /// Threads that submit to a queue.
-    pub mode: Mode,
+    pub mode: SubmitMode,
     /// Placement of doorbells and data.
     pub tier: TierRequest,
-    /// Threads in all, in [`Mode::Shared`], where 0 is 256 for each queue; threads of each block, up to
-    /// 1,024, in [`Mode::Block`], where 0 is 128.
+    /// Threads in all, in [`SubmitMode::Shared`], where 0 is 256 for each queue; threads of each block, up to
+    /// 1,024, in [`SubmitMode::Block`], where 0 is 128.
     pub threads: u32,
     /// Data is in controller memory, whatever the tier says.
     pub data_in_cmb: bool,
@@ -65,7 +65,7 @@ pub struct Setup {
 
 /// Commands of one launch.
 #[derive(Clone, Copy, Debug)]
-pub struct Work {
+pub struct LaunchWork {
     /// NVM command set opcode.
     pub opcode: u8,
     /// First block of the span.
@@ -88,18 +88,18 @@ pub struct Work {
 
 /// Commands that a launch lost, and the recovery that followed.
 #[derive(Clone, Debug)]
-pub struct Lost {
+pub struct LostCommands {
     /// Commands that did not complete.
     pub commands: u64,
     /// Counts of the recovery.
-    pub recovered: Recovered,
+    pub recovered: RecoveryCounts,
     /// Both in words.
     pub cause: String,
 }
 
-impl Lost {
+impl LostCommands {
     /// Adds this to the outages of a run in which as many commands are sent again.
-    pub fn note(self, outages: &mut Outages) {
+    pub fn note(self, outages: &mut OutageCounts) {
         outages.lost += self.commands;
         outages.retried += self.commands;
         outages.aborted += u64::from(self.recovered.aborted + self.recovered.late);
@@ -112,20 +112,20 @@ impl Lost {
 pub struct GpuSession {
     pairs: GpuQueuePairs,
     data: Arc<GpuData>,
-    access: Arc<Access>,
+    access: Arc<GpuAccess>,
     info: NamespaceInfo,
-    setup: Setup,
+    setup: SessionSetup,
     command_bytes: u64,
     timeout: Duration,
-    trace: Option<Trace>,
+    trace: Option<LaunchTrace>,
     /// Warps of the shared kernel that the GPU holds at a time.
     resident: u32,
-    footing: Footing,
+    footing: UserBasis,
     controller: Controller,
 }
 
 /// Warps of a launch.
-fn warps(grid: Grid) -> u32 {
+fn warps(grid: LaunchGrid) -> u32 {
     grid.blocks.saturating_mul(grid.threads / 32)
 }
 
@@ -135,15 +135,15 @@ impl GpuSession {
     /// `data_bytes` (a whole number of commands), and enough for a command in each slot.
     ///
     /// # Errors
-    /// All of [`Gpu::open`], [`Access::find`], [`Controller::start`] and [`GpuQueuePairs::create`].
+    /// All of [`Gpu::open`], [`GpuAccess::find`], [`Controller::start`] and [`GpuQueuePairs::create`].
     pub fn open(
-        setup: Setup,
+        setup: SessionSetup,
         device: Arc<dyn Device>,
-        config: &Config,
+        config: &ControllerConfig,
         command_bytes: u64,
         data_bytes: u64,
     ) -> Result<Self> {
-        if setup.mode == Mode::Block && setup.threads > 1024 {
+        if setup.mode == SubmitMode::Block && setup.threads > 1024 {
             return Err(Error::usage(
                 format!(
                     "a block of {} threads is more than CUDA launches",
@@ -166,7 +166,7 @@ impl GpuSession {
             ));
         }
         let gpu = Gpu::open(setup.gpu)?;
-        let kernels = Arc::new(Kernels::load(&gpu)?);
+        let kernels = Arc::new(QueueKernels::load(&gpu)?);
         let queues = u16::try_from(setup.queues)
             .ok()
             .filter(|queues| *queues > 0)
@@ -179,8 +179,8 @@ impl GpuSession {
                     "use 1 to 65535",
                 )
             })?;
-        let access = Arc::new(Access::find(&gpu, device, queues, setup.tier)?);
-        let config = Config {
+        let access = Arc::new(GpuAccess::find(&gpu, device, queues, setup.tier)?);
+        let config = ControllerConfig {
             // One for a queue of the CPU beside the GPU's, where the controller has it.
             queue_pairs: setup.queues.saturating_add(1),
             ..config.clone()
@@ -222,7 +222,7 @@ impl GpuSession {
             timeout: config.timeout,
             trace: None,
             resident: gpu.multiprocessors()? * RESIDENT_WARPS,
-            footing: Footing::new(controller.session(), info),
+            footing: UserBasis::new(controller.session(), info),
             controller,
         })
     }
@@ -251,7 +251,7 @@ impl GpuSession {
     }
 
     /// Returns the access to the doorbells and the data.
-    pub fn access(&self) -> &Access {
+    pub fn access(&self) -> &GpuAccess {
         &self.access
     }
 
@@ -263,27 +263,29 @@ impl GpuSession {
     /// Makes kernels record their events from now on.
     ///
     /// # Errors
-    /// As [`Trace::new`].
+    /// As [`LaunchTrace::new`].
     pub fn record(&mut self) -> Result<()> {
-        self.trace = Some(Trace::new(self.gpu())?);
+        self.trace = Some(LaunchTrace::new(self.gpu())?);
         Ok(())
     }
 
     /// Takes the events recorded so far, for the trace of a later session.
-    pub fn take_recorded(&mut self) -> Recorded {
+    pub fn take_recorded(&mut self) -> RecordedEvents {
         let trace = self.trace.as_mut();
-        trace.map_or_else(Recorded::default, |trace| std::mem::take(trace.recorded()))
+        trace.map_or_else(RecordedEvents::default, |trace| {
+            std::mem::take(trace.recorded())
+        })
     }
 
     /// Adds the events of an earlier session, if kernels record.
-    pub fn go_on_from(&mut self, earlier: Recorded) {
+    pub fn go_on_from(&mut self, earlier: RecordedEvents) {
         if let Some(trace) = &mut self.trace {
             trace.recorded().go_on_from(earlier);
         }
     }
 
     /// Returns the recorded events.
-    pub fn trace(&self) -> Option<&Trace> {
+    pub fn trace(&self) -> Option<&LaunchTrace> {
         self.trace.as_ref()
     }
 
@@ -311,7 +313,7 @@ impl GpuSession {
             .ok_or_else(|| Error::internal("the data memory still belongs to commands"))
     }
 
-    fn grid(&self) -> Grid {
+    fn grid(&self) -> LaunchGrid {
         let setup = &self.setup;
         let grid = setup.mode.grid(setup.queues, setup.threads(), 32);
         let kernel = match (grid.kernel, &self.trace) {
@@ -326,10 +328,10 @@ impl GpuSession {
             }
             (kernel, _) => kernel,
         };
-        Grid { kernel, ..grid }
+        LaunchGrid { kernel, ..grid }
     }
 
-    fn launch(&self, work: &Work) -> Launch {
+    fn launch(&self, work: &LaunchWork) -> Launch {
         Launch {
             commands: work.commands,
             lba: work.lba,
@@ -357,7 +359,7 @@ impl GpuSession {
     /// # Errors
     /// As [`attempt`](Self::attempt), and [`Error::Gone`] when a command got no answer or the controller
     /// broke the protocol: the session can be used again then.
-    pub fn run(&mut self, what: &str, work: &Work) -> Result<LaunchResult> {
+    pub fn run(&mut self, what: &str, work: &LaunchWork) -> Result<LaunchResult> {
         match self.attempt(what, work)? {
             (ran, None) => Ok(ran),
             (_, Some(lost)) => Err(Error::Gone { cause: lost.cause }),
@@ -371,7 +373,11 @@ impl GpuSession {
     /// # Errors
     /// [`Error::Command`] with a status when a command failed; [`Error::Gone`] when the controller does not
     /// come back.
-    pub fn attempt(&mut self, what: &str, work: &Work) -> Result<(LaunchResult, Option<Lost>)> {
+    pub fn attempt(
+        &mut self,
+        what: &str,
+        work: &LaunchWork,
+    ) -> Result<(LaunchResult, Option<LostCommands>)> {
         let slowest = SLOWEST * work.commands.min(1 << 20) as u32;
         let limit = self.patience().saturating_add(slowest);
         self.footing.check(work.opcode)?;
@@ -430,7 +436,7 @@ impl GpuSession {
             ),
         };
         let cause = format!("{cause} ({})", in_words(&recovered));
-        let lost = Lost {
+        let lost = LostCommands {
             commands: work.commands - report.completed,
             recovered,
             cause,
@@ -450,7 +456,7 @@ impl GpuSession {
             commands: bytes / u64::from(self.info.block_bytes),
             ..Launch::default()
         };
-        let grid = Grid {
+        let grid = LaunchGrid {
             kernel: Kernel::Verify,
             blocks: self.gpu().multiprocessors()? * 4,
             threads: 256,
@@ -469,18 +475,18 @@ impl GpuSession {
     }
 }
 
-impl Setup {
+impl SessionSetup {
     fn threads(&self) -> u32 {
         match (self.mode, self.threads) {
-            (Mode::Shared, 0) => self.queues.saturating_mul(THREADS_PER_QUEUE),
-            (Mode::Shared | Mode::Block, threads) => threads,
+            (SubmitMode::Shared, 0) => self.queues.saturating_mul(THREADS_PER_QUEUE),
+            (SubmitMode::Shared | SubmitMode::Block, threads) => threads,
             _ => 0,
         }
     }
 }
 
-fn in_words(recovered: &Recovered) -> String {
-    let Recovered {
+fn in_words(recovered: &RecoveryCounts) -> String {
+    let RecoveryCounts {
         late,
         aborted,
         reset,
@@ -500,7 +506,7 @@ mod tests {
 
     #[test]
     fn recovery_is_told_in_one_line() {
-        let recovered = Recovered {
+        let recovered = RecoveryCounts {
             late: 1,
             aborted: 2,
             reset: 3,
@@ -511,6 +517,6 @@ mod tests {
             text.contains("3 ended with a controller reset: because"),
             "{text}"
         );
-        assert!(!in_words(&Recovered::default()).contains("reset"));
+        assert!(!in_words(&RecoveryCounts::default()).contains("reset"));
     }
 }

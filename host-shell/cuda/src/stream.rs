@@ -305,24 +305,24 @@ impl Gpu {
     /// [`Error::Environment`] with the driver's answer.
     pub fn order(self: &Arc<Self>, first: u64, then: u64) -> Result<()> {
         let _guest = self.enter()?;
-        let event = Event::untimed(self)?;
+        let event = StreamEvent::untimed(self)?;
         event.record_at(first)?;
         event.before(then)
     }
 }
 
 /// A moment in a stream, on the GPU's clock.
-pub struct Event {
+pub struct StreamEvent {
     gpu: Arc<Gpu>,
     raw: sys::CUevent,
 }
 
 // SAFETY: event handles may be used from any thread.
-unsafe impl Send for Event {}
+unsafe impl Send for StreamEvent {}
 // SAFETY: as above; the driver locks for itself.
-unsafe impl Sync for Event {}
+unsafe impl Sync for StreamEvent {}
 
-impl Event {
+impl StreamEvent {
     /// Records the moment when everything now in `stream` has ended.
     pub fn record(stream: &Stream) -> Result<Self> {
         let event = Self::new(stream.gpu(), sys::CUevent_flags::CU_EVENT_DEFAULT)?;
@@ -410,7 +410,7 @@ impl Event {
     }
 
     /// Measures the seconds from `earlier` to this, once the stream is done.
-    pub fn seconds_since(&self, earlier: &Event) -> Result<f64> {
+    pub fn seconds_since(&self, earlier: &StreamEvent) -> Result<f64> {
         let _guest = self.gpu.enter()?;
         let mut milliseconds = 0.0f32;
         // SAFETY: both handles are ours; writes one number.
@@ -421,7 +421,7 @@ impl Event {
     }
 }
 
-impl Drop for Event {
+impl Drop for StreamEvent {
     fn drop(&mut self) {
         if let Ok(_guest) = self.gpu.enter() {
             // SAFETY: created in `new`.

@@ -3,11 +3,11 @@
 //! tier is used is kept for messages.
 
 use super::data::GpuData;
-use super::driver::{Gpu, Order};
-use super::registered::Registered;
+use super::driver::{Gpu, WriteOrder};
+use super::registered::RegisteredMemory;
 use super::ring_shadow::RingShadow;
 use nvme_driver::device::Device;
-use nvme_driver::device::relay::Relay;
+use nvme_driver::device::relay::DoorbellRelay;
 use nvme_driver::device::ring_memory::RingMemory;
 use nvme_driver::error::{Error, Result};
 use nvme_driver::lock::lock;
@@ -15,7 +15,7 @@ use std::sync::{Arc, Mutex, Weak};
 
 /// Placement of doorbells, data and rings.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Tier {
+pub enum QueueTier {
     /// Doorbells are words that a host thread passes on; data is in host memory.
     Relayed,
     /// The GPU rings the mapped doorbells; data is in host memory.
@@ -26,7 +26,7 @@ pub enum Tier {
     GpuRings,
 }
 
-impl Tier {
+impl QueueTier {
     /// Returns the number in docs/hardware.md.
     pub fn number(self) -> u32 {
         self as u32
@@ -42,22 +42,22 @@ pub enum TierRequest {
         gpu_memory: bool,
     },
     /// This one or an error.
-    Exactly(Tier),
+    Exactly(QueueTier),
 }
 
 /// A device as the GPU reaches it.
-pub struct Access {
+pub struct GpuAccess {
     gpu: Arc<Gpu>,
     device: Arc<dyn Device>,
-    doorbells: Registered,
-    relay: Option<Arc<Relay>>,
+    doorbells: RegisteredMemory,
+    relay: Option<Arc<DoorbellRelay>>,
     /// Controller memory as the GPU has it, while something lies there: the driver registers it once.
-    controller_memory: Mutex<Weak<Registered>>,
-    tier: Tier,
+    controller_memory: Mutex<Weak<RegisteredMemory>>,
+    tier: QueueTier,
     why: String,
 }
 
-impl Access {
+impl GpuAccess {
     /// Selects the access to `device`, whose queue pairs 1 to `queues` the GPU will use.
     ///
     /// # Errors
@@ -69,15 +69,15 @@ impl Access {
         request: TierRequest,
     ) -> Result<Self> {
         let direct = match request {
-            TierRequest::Exactly(Tier::Relayed) => None,
-            _ => Some(Registered::doorbells(gpu, &device)),
+            TierRequest::Exactly(QueueTier::Relayed) => None,
+            _ => Some(RegisteredMemory::doorbells(gpu, &device)),
         };
         let reason = match direct {
             Some(Ok(doorbells)) => {
                 let data = match request {
-                    TierRequest::Exactly(Tier::Direct)
+                    TierRequest::Exactly(QueueTier::Direct)
                     | TierRequest::Auto { gpu_memory: false } => None,
-                    TierRequest::Exactly(Tier::GpuRings) if !device.reaches_peers() => {
+                    TierRequest::Exactly(QueueTier::GpuRings) if !device.reaches_peers() => {
                         Some(Err(no_rings(&*device)))
                     }
                     _ => Some(reaches_gpu_memory(gpu, &device)),
@@ -101,16 +101,16 @@ impl Access {
             None => "as asked".to_owned(),
         };
         // One more for a queue of the CPU beside the GPU's, where the controller has it.
-        let relay = Relay::start(Arc::clone(&device), queues.saturating_add(1))
-            .or_else(|_| Relay::start(device, queues))?;
+        let relay = DoorbellRelay::start(Arc::clone(&device), queues.saturating_add(1))
+            .or_else(|_| DoorbellRelay::start(device, queues))?;
         let device: Arc<dyn Device> = Arc::clone(&relay) as _;
         Ok(Self {
             gpu: Arc::clone(gpu),
             device,
-            doorbells: Registered::relay(gpu, &relay)?,
+            doorbells: RegisteredMemory::relay(gpu, &relay)?,
             relay: Some(relay),
             controller_memory: Mutex::default(),
-            tier: Tier::Relayed,
+            tier: QueueTier::Relayed,
             why: format!("a host thread passes doorbells on ({reason})"),
         })
     }
@@ -126,7 +126,7 @@ impl Access {
     }
 
     /// Returns the tier in use.
-    pub fn tier(&self) -> Tier {
+    pub fn tier(&self) -> QueueTier {
         self.tier
     }
 
@@ -163,7 +163,7 @@ impl Access {
     /// # Errors
     /// As [`data`](Self::data).
     pub(super) fn rings(&self, shape: (u32, u32, u64)) -> Result<Option<Arc<RingShadow>>> {
-        if self.tier != Tier::GpuRings {
+        if self.tier != QueueTier::GpuRings {
             return Ok(None);
         }
         RingShadow::new(&self.gpu, &self.device, shape).map(|rings| Some(Arc::new(rings)))
@@ -172,13 +172,13 @@ impl Access {
     /// Returns the GPU's view of controller memory, or of a peer's, in which rings or data lie.
     ///
     /// # Errors
-    /// As [`Registered::ring_memory`].
-    pub(super) fn registered(&self, memory: &Arc<RingMemory>) -> Result<Arc<Registered>> {
+    /// As [`RegisteredMemory::ring_memory`].
+    pub(super) fn registered(&self, memory: &Arc<RingMemory>) -> Result<Arc<RegisteredMemory>> {
         let mut known = lock(&self.controller_memory);
         if let Some(registered) = known.upgrade() {
             return Ok(registered);
         }
-        let registered = Arc::new(Registered::ring_memory(&self.gpu, memory)?);
+        let registered = Arc::new(RegisteredMemory::ring_memory(&self.gpu, memory)?);
         *known = Arc::downgrade(&registered);
         Ok(registered)
     }
@@ -197,7 +197,9 @@ impl Access {
     /// [`Error::Device`] and [`Error::System`] when there is none.
     pub fn data(&self, bytes: usize) -> Result<GpuData> {
         match self.tier {
-            Tier::GpuMemory | Tier::GpuRings => GpuData::on_gpu(&self.gpu, &self.device, bytes),
+            QueueTier::GpuMemory | QueueTier::GpuRings => {
+                GpuData::on_gpu(&self.gpu, &self.device, bytes)
+            }
             _ => GpuData::pinned(&self.gpu, &self.device, bytes),
         }
     }
@@ -209,44 +211,47 @@ fn choose(
     request: TierRequest,
     doorbells: Result<()>,
     memory: Option<Result<()>>,
-) -> Result<(Tier, String)> {
+) -> Result<(QueueTier, String)> {
     let wanted = match request {
         TierRequest::Exactly(tier) => Some(tier),
         TierRequest::Auto { .. } => None,
     };
     if let Err(error) = doorbells {
         return match wanted {
-            Some(tier) if tier > Tier::Relayed => Err(Error::environment(
+            Some(tier) if tier > QueueTier::Relayed => Err(Error::environment(
                 format!("tier {} does not work here: {error}", tier.number()),
                 "use --tier 0",
             )),
-            _ => Ok((Tier::Relayed, error.to_string())),
+            _ => Ok((QueueTier::Relayed, error.to_string())),
         };
     }
     match (wanted, memory) {
-        (Some(tier @ (Tier::GpuMemory | Tier::GpuRings)), Some(Err(error))) => {
+        (Some(tier @ (QueueTier::GpuMemory | QueueTier::GpuRings)), Some(Err(error))) => {
             Err(Error::environment(
                 format!("tier {} does not work here: {error}", tier.number()),
                 "use --tier 1 or 0",
             ))
         }
-        (Some(Tier::GpuRings), Some(Ok(()))) => Ok((
-            Tier::GpuRings,
+        (Some(QueueTier::GpuRings), Some(Ok(()))) => Ok((
+            QueueTier::GpuRings,
             "the controller reaches GPU memory, where the rings lie, too".to_owned(),
         )),
         (_, Some(Ok(()))) => Ok((
-            Tier::GpuMemory,
+            QueueTier::GpuMemory,
             "the controller reaches GPU memory".to_owned(),
         )),
         (_, Some(Err(error))) => Ok((
-            Tier::Direct,
+            QueueTier::Direct,
             format!("data is in host memory, because {error}"),
         )),
         (None, None) => Ok((
-            Tier::Direct,
+            QueueTier::Direct,
             "data is in host memory, where the CPU uses it".to_owned(),
         )),
-        (Some(_), None) => Ok((Tier::Direct, "data is in host memory, as asked".to_owned())),
+        (Some(_), None) => Ok((
+            QueueTier::Direct,
+            "data is in host memory, as asked".to_owned(),
+        )),
     }
 }
 
@@ -262,7 +267,7 @@ fn no_rings(device: &dyn Device) -> Error {
 
 /// Tries whether the controller can be given GPU memory.
 fn reaches_gpu_memory(gpu: &Arc<Gpu>, device: &Arc<dyn Device>) -> Result<()> {
-    if gpu.writes_ordering()? == Order::None {
+    if gpu.writes_ordering()? == WriteOrder::None {
         return Err(Error::environment(
             "this GPU does not order other devices' writes (GPU_DIRECT_RDMA_WRITES_ORDERING is NONE)",
             "use --tier 1",
@@ -283,25 +288,31 @@ mod tests {
     fn the_highest_tier_that_works_is_chosen_and_says_why() {
         let any = TierRequest::Auto { gpu_memory: true };
         let (tier, why) = choose(any, Ok(()), Some(Ok(()))).unwrap();
-        assert_eq!((tier, why.contains("reaches")), (Tier::GpuMemory, true));
+        assert_eq!(
+            (tier, why.contains("reaches")),
+            (QueueTier::GpuMemory, true)
+        );
         let (tier, why) = choose(any, Ok(()), Some(Err(no("no peers")))).unwrap();
-        assert_eq!((tier, why.contains("no peers")), (Tier::Direct, true));
+        assert_eq!((tier, why.contains("no peers")), (QueueTier::Direct, true));
         let (tier, why) = choose(any, Err(no("follow_pfn")), None).unwrap();
-        assert_eq!((tier, why.contains("follow_pfn")), (Tier::Relayed, true));
+        assert_eq!(
+            (tier, why.contains("follow_pfn")),
+            (QueueTier::Relayed, true)
+        );
     }
 
     #[test]
     fn a_tier_that_was_asked_for_is_that_one_or_an_error() {
         let exactly = TierRequest::Exactly;
-        let (tier, _) = choose(exactly(Tier::Direct), Ok(()), None).unwrap();
-        assert_eq!(tier, Tier::Direct);
-        let (tier, why) = choose(exactly(Tier::GpuRings), Ok(()), Some(Ok(()))).unwrap();
-        assert_eq!((tier, why.contains("rings")), (Tier::GpuRings, true));
-        for tier in [Tier::Direct, Tier::GpuMemory, Tier::GpuRings] {
+        let (tier, _) = choose(exactly(QueueTier::Direct), Ok(()), None).unwrap();
+        assert_eq!(tier, QueueTier::Direct);
+        let (tier, why) = choose(exactly(QueueTier::GpuRings), Ok(()), Some(Ok(()))).unwrap();
+        assert_eq!((tier, why.contains("rings")), (QueueTier::GpuRings, true));
+        for tier in [QueueTier::Direct, QueueTier::GpuMemory, QueueTier::GpuRings] {
             let error = choose(exactly(tier), Err(no("refused")), None).unwrap_err();
             assert!(error.to_string().contains("refused"), "{error}");
         }
-        for tier in [Tier::GpuMemory, Tier::GpuRings] {
+        for tier in [QueueTier::GpuMemory, QueueTier::GpuRings] {
             let error = choose(exactly(tier), Ok(()), Some(Err(no("x")))).unwrap_err();
             let text = format!("tier {} does not work", tier.number());
             assert!(error.to_string().contains(&text), "{error}");

@@ -4,10 +4,10 @@
 #![allow(unsafe_code)]
 
 use super::driver::Gpu;
-use super::registered::Registered;
+use super::registered::RegisteredMemory;
 use nvme_core::spec::{Cid, Qid, Status};
 use nvme_core::trace::Event;
-use nvme_driver::dma::pages::Pages;
+use nvme_driver::dma::pages::DmaPages;
 use nvme_driver::error::Result;
 use nvme_gpu_kernel::work::{Launch, Traced};
 use serde_json::{Value, json};
@@ -19,31 +19,31 @@ use std::sync::Arc;
 const RECORDS: u32 = 1 << 17;
 
 /// Memory for the events of one launch, and the recorded events of earlier ones.
-pub struct Trace {
-    registered: Registered,
-    pages: Arc<Pages>,
-    recorded: Recorded,
+pub struct LaunchTrace {
+    registered: RegisteredMemory,
+    pages: Arc<DmaPages>,
+    recorded: RecordedEvents,
 }
 
 /// Events of launches that have ended.
 #[derive(Debug, Default)]
-pub struct Recorded {
+pub struct RecordedEvents {
     records: Vec<Traced>,
     lost: u64,
 }
 
-impl Trace {
+impl LaunchTrace {
     /// Creates an empty trace.
     ///
     /// # Errors
     /// [`Error::System`](nvme_driver::Error::System) and [`Error::Device`](nvme_driver::Error::Device) without memory.
     pub fn new(gpu: &Arc<Gpu>) -> Result<Self> {
         let bytes = RECORDS as usize * size_of::<Traced>();
-        let (pages, registered) = Registered::pinned(gpu, bytes)?;
+        let (pages, registered) = RegisteredMemory::pinned(gpu, bytes)?;
         Ok(Self {
             registered,
             pages,
-            recorded: Recorded::default(),
+            recorded: RecordedEvents::default(),
         })
     }
 
@@ -75,14 +75,14 @@ impl Trace {
     }
 
     /// Returns the recorded events, to be taken or extended.
-    pub(super) fn recorded(&mut self) -> &mut Recorded {
+    pub(super) fn recorded(&mut self) -> &mut RecordedEvents {
         &mut self.recorded
     }
 
     /// Returns the text for the file `path`: for a name that ends in `.json` a Chrome trace, which ui.perfetto.dev
     /// shows, else one line for each event.
     pub fn text_for(&self, path: &Path) -> String {
-        let Recorded { records, lost } = &self.recorded;
+        let RecordedEvents { records, lost } = &self.recorded;
         match path.extension().is_some_and(|end| end == "json") {
             true => chrome(records, *lost).to_string(),
             false => lines(records, *lost),
@@ -90,7 +90,7 @@ impl Trace {
     }
 }
 
-impl Recorded {
+impl RecordedEvents {
     /// Adds events that were recorded earlier.
     pub(super) fn go_on_from(&mut self, earlier: Self) {
         self.records.splice(0..0, earlier.records);
@@ -300,7 +300,7 @@ mod tests {
     #[test]
     fn a_trace_goes_on_from_an_earlier_one() {
         let some = some();
-        let recorded = |records: &[Traced], lost| Recorded {
+        let recorded = |records: &[Traced], lost| RecordedEvents {
             records: records.to_vec(),
             lost,
         };

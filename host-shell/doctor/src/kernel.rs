@@ -1,19 +1,19 @@
 //! Configuration of the running kernel.
 
-use nvme_driver::sysfs::Host;
+use nvme_driver::sysfs::SysfsHost;
 use std::fs;
 
 /// The most bytes of a configuration: those of kernels have a quarter of that.
 const MOST: usize = 2 << 20;
 
 /// Returns the release of the running kernel: 6.12.9-amd64.
-pub fn release(host: &Host) -> String {
+pub fn release(host: &SysfsHost) -> String {
     host.text("proc/sys/kernel/osrelease").unwrap_or_default()
 }
 
 /// State of an option in the kernel's configuration.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Built {
+pub enum OptionState {
     /// It is built in, or a module.
     In,
     /// It is not.
@@ -23,9 +23,9 @@ pub enum Built {
 }
 
 /// Returns the state of `option`, such as `CONFIG_PCI_P2PDMA`.
-pub fn has(host: &Host, option: &str) -> Built {
+pub fn has(host: &SysfsHost, option: &str) -> OptionState {
     let Some(text) = configuration(host) else {
-        return Built::Unknown;
+        return OptionState::Unknown;
     };
     let is_set = |line: &str| {
         let value = line
@@ -34,14 +34,14 @@ pub fn has(host: &Host, option: &str) -> Built {
         value.is_some_and(|value| matches!(value.trim(), "y" | "m"))
     };
     match text.lines().any(is_set) {
-        true => Built::In,
-        false => Built::Out,
+        true => OptionState::In,
+        false => OptionState::Out,
     }
 }
 
 /// Returns the configuration: as the kernel gives it, as the distribution put it beside the kernel, or beside
 /// its modules.
-fn configuration(host: &Host) -> Option<String> {
+fn configuration(host: &SysfsHost) -> Option<String> {
     let packed = fs::read(host.path("proc/config.gz")).ok();
     if let Some(text) = packed.and_then(|bytes| unpacked(&bytes)) {
         return Some(text);
@@ -99,18 +99,18 @@ mod tests {
         bytes
     }
 
-    fn check(host: &Host) {
-        assert_eq!(has(host, "CONFIG_PCI_P2PDMA"), Built::In);
-        assert_eq!(has(host, "CONFIG_VFIO"), Built::In);
-        assert_eq!(has(host, "CONFIG_IOMMUFD"), Built::Out);
-        assert_eq!(has(host, "CONFIG_PCI"), Built::Out);
-        assert_eq!(has(host, "CONFIG_NR_CPUS"), Built::Out);
+    fn check(host: &SysfsHost) {
+        assert_eq!(has(host, "CONFIG_PCI_P2PDMA"), OptionState::In);
+        assert_eq!(has(host, "CONFIG_VFIO"), OptionState::In);
+        assert_eq!(has(host, "CONFIG_IOMMUFD"), OptionState::Out);
+        assert_eq!(has(host, "CONFIG_PCI"), OptionState::Out);
+        assert_eq!(has(host, "CONFIG_NR_CPUS"), OptionState::Out);
     }
 
     #[test]
     fn the_configuration_is_found_in_each_of_its_places() {
         let tree = Tree::new();
-        assert_eq!(has(&tree.host(), "CONFIG_VFIO"), Built::Unknown);
+        assert_eq!(has(&tree.host(), "CONFIG_VFIO"), OptionState::Unknown);
         tree.file("proc/sys/kernel/osrelease", "6.12.9\n");
         tree.file("lib/modules/6.12.9/config", TEXT);
         check(&tree.host());
@@ -141,6 +141,6 @@ mod tests {
         let tree = Tree::new();
         tree.file("proc/sys/kernel/osrelease", "../../etc/passwd\n");
         tree.file("boot/config-", TEXT);
-        assert_eq!(has(&tree.host(), "CONFIG_VFIO"), Built::Unknown);
+        assert_eq!(has(&tree.host(), "CONFIG_VFIO"), OptionState::Unknown);
     }
 }

@@ -1,6 +1,6 @@
 //! NVIDIA GPUs and the loaded driver: facts from files of the system, and conclusions from published sources.
 
-use nvme_driver::sysfs::{Function, Host};
+use nvme_driver::sysfs::{SysfsFunction, SysfsHost};
 
 const NVIDIA: u16 = 0x10DE;
 /// The first driver that no longer registers every mapped BAR: open-gpu-kernel-modules, issue 732.
@@ -10,19 +10,19 @@ const REGRESSION: (u32, u32) = (550, 54);
 const RAW_ADDRESSES: (u32, u32) = (595, 84);
 
 /// Finds the GPUs of this machine.
-pub fn find(host: &Host) -> Vec<Function> {
+pub fn find(host: &SysfsHost) -> Vec<SysfsFunction> {
     let mut all = host.functions();
     all.retain(is_gpu);
     all
 }
 
 /// True if the function is an NVIDIA GPU.
-pub fn is_gpu(function: &Function) -> bool {
+pub fn is_gpu(function: &SysfsFunction) -> bool {
     function.config.vendor == NVIDIA && function.config.class >> 16 == 0x03
 }
 
 /// Returns the name that the driver gives it.
-pub fn model(host: &Host, gpu: &Function) -> Option<String> {
+pub fn model(host: &SysfsHost, gpu: &SysfsFunction) -> Option<String> {
     let file = format!("proc/driver/nvidia/gpus/{}/information", gpu.address);
     let text = host.text(file)?;
     let model = text.lines().find_map(|line| line.strip_prefix("Model:"))?;
@@ -30,14 +30,14 @@ pub fn model(host: &Host, gpu: &Function) -> Option<String> {
 }
 
 /// True if peers can see all of a GPU's memory: BAR1 has its largest size.
-pub fn is_whole(gpu: &Function) -> Option<bool> {
+pub fn is_whole(gpu: &SysfsFunction) -> Option<bool> {
     let bar = gpu.config.resizable.iter().find(|bar| bar.bar == 1)?;
     Some(bar.current == bar.largest)
 }
 
 /// Support for GPUDirect RDMA that NVIDIA states for a GPU of this name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Product {
+pub enum GpuProduct {
     /// A GeForce: GPUDirect RDMA is available on Tesla and Quadro GPUs (CUDA's guide to GPUDirect RDMA, overview).
     GeForce,
     /// Another one.
@@ -46,9 +46,9 @@ pub enum Product {
     Unnamed,
 }
 
-impl Product {
+impl GpuProduct {
     /// Returns the support of a GPU.
-    pub fn of(host: &Host, gpu: &Function) -> Self {
+    pub fn of(host: &SysfsHost, gpu: &SysfsFunction) -> Self {
         match model(host, gpu) {
             None => Self::Unnamed,
             Some(model) if model.contains("GeForce") => Self::GeForce,
@@ -59,16 +59,16 @@ impl Product {
 
 /// The NVIDIA driver that is loaded.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Driver {
+pub struct NvidiaDriver {
     /// 580.159.04
     pub version: String,
     /// The open kernel modules.
     pub open: bool,
 }
 
-impl Driver {
+impl NvidiaDriver {
     /// Returns the loaded driver; `None` when none is loaded.
-    pub fn loaded(host: &Host) -> Option<Self> {
+    pub fn loaded(host: &SysfsHost) -> Option<Self> {
         let text = host.text("proc/driver/nvidia/version")?;
         let line = text
             .lines()
@@ -127,7 +127,7 @@ mod tests {
 
     #[test]
     fn versions_are_compared_with_the_reported_ones() {
-        let of = |version: &str, open| Driver {
+        let of = |version: &str, open| NvidiaDriver {
             version: version.to_owned(),
             open,
         };

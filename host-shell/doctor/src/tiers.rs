@@ -1,16 +1,16 @@
 //! Which tiers a controller allows through VFIO and through the module nvme_gpu, and the reason for each that it does
 //! not: for `topology`, `doctor` and `witness`.
 
-use crate::nvidia::{self, Driver, Product, RawAddresses};
-use crate::topology::{Relation, Route};
-use nvme_driver::sysfs::{Census, Function, Host, Lender, Neighbour};
+use crate::nvidia::{self, GpuProduct, NvidiaDriver, RawAddresses};
+use crate::topology::{PathRelation, TurningPoint};
+use nvme_driver::sysfs::{GroupNeighbour, LendingDriver, SysfsFunction, SysfsHost, UsageCensus};
 use serde::Serialize;
 use std::cmp::Ordering;
 
 /// Verdict on a feature: works, does not, or unknown.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "lowercase")]
-pub enum Allowed {
+pub enum FeatureVerdict {
     /// As far as files of the system can say.
     Yes,
     /// Only a try shows it.
@@ -21,27 +21,27 @@ pub enum Allowed {
 
 /// Verdict with its reason.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct Answer {
+pub struct ReasonedVerdict {
     /// The verdict.
-    pub allowed: Allowed,
+    pub allowed: FeatureVerdict,
     /// Reason and, unless the feature works, the change that would make it work.
     pub why: String,
 }
 
-impl Answer {
+impl ReasonedVerdict {
     fn yes(why: impl Into<String>) -> Self {
-        Self::new(Allowed::Yes, why)
+        Self::new(FeatureVerdict::Yes, why)
     }
 
     fn unknown(why: impl Into<String>) -> Self {
-        Self::new(Allowed::Unknown, why)
+        Self::new(FeatureVerdict::Unknown, why)
     }
 
     fn no(why: impl Into<String>) -> Self {
-        Self::new(Allowed::No, why)
+        Self::new(FeatureVerdict::No, why)
     }
 
-    fn new(allowed: Allowed, why: impl Into<String>) -> Self {
+    fn new(allowed: FeatureVerdict, why: impl Into<String>) -> Self {
         let why = why.into();
         Self { allowed, why }
     }
@@ -52,7 +52,7 @@ impl Answer {
         match self.allowed.cmp(&more.allowed) {
             Ordering::Greater => self,
             Ordering::Less => more,
-            Ordering::Equal if self.allowed == Allowed::Yes => self,
+            Ordering::Equal if self.allowed == FeatureVerdict::Yes => self,
             Ordering::Equal => Self::new(self.allowed, format!("{}; {}", self.why, more.why)),
         }
     }
@@ -60,31 +60,31 @@ impl Answer {
 
 /// Verdicts on driving a controller at all, by each driver.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct Ways {
+pub struct DriverVerdicts {
     /// As `vfio:BDF`.
-    pub vfio: Answer,
+    pub vfio: ReasonedVerdict,
     /// As `kmod:BDF`.
-    pub kmod: Answer,
+    pub kmod: ReasonedVerdict,
 }
 
 /// A tier, and whether a controller and a GPU allow it by each way.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct Tier {
+pub struct TierVerdicts {
     /// 0 to 3.
     pub tier: u8,
     /// As `vfio:BDF`.
-    pub vfio: Answer,
+    pub vfio: ReasonedVerdict,
     /// As `kmod:BDF`.
-    pub kmod: Answer,
+    pub kmod: ReasonedVerdict,
 }
 
 /// Position of a GPU and a controller in the topology.
 #[derive(Clone, Copy, Debug)]
-pub struct Between {
+pub struct PairPosition {
     /// The nearest thing above both.
-    pub relation: Relation,
+    pub relation: PathRelation,
     /// The way of a peer's transfers.
-    pub route: Route,
+    pub route: TurningPoint,
 }
 
 /// Describes a tier in words.
@@ -98,87 +98,94 @@ pub fn meaning(tier: u8) -> &'static str {
 }
 
 /// Returns the verdicts on driving the controller by CPU threads, through each driver.
-pub fn ways(host: &Host, function: &Function, census: &Census) -> Ways {
+pub fn ways(host: &SysfsHost, function: &SysfsFunction, census: &UsageCensus) -> DriverVerdicts {
     let usage = host.usage_seen(function, census);
     if !usage.holders.is_empty() {
         let why = format!("in use: {}", usage.list());
-        return Ways {
-            vfio: Answer::no(why.clone()),
-            kmod: Answer::no(why),
+        return DriverVerdicts {
+            vfio: ReasonedVerdict::no(why.clone()),
+            kmod: ReasonedVerdict::no(why),
         };
     }
-    Ways {
+    DriverVerdicts {
         vfio: by_vfio(host, function),
         kmod: by_module(host, function),
     }
 }
 
 /// Returns the verdict for a driver: the function is bound to it, or needs to be bound first.
-fn bound(function: &Function, lender: Lender) -> Answer {
+fn bound(function: &SysfsFunction, lender: LendingDriver) -> ReasonedVerdict {
     if function.driver.as_deref() == Some(lender.name()) {
-        return Answer::yes(format!("bound to {}", lender.name()));
+        return ReasonedVerdict::yes(format!("bound to {}", lender.name()));
     }
     let more = match lender {
-        Lender::Vfio => "",
-        Lender::Module => " --driver nvme_gpu",
+        LendingDriver::Vfio => "",
+        LendingDriver::Module => " --driver nvme_gpu",
     };
-    Answer::yes(format!("after `nvme-gpu bind{more} {}`", function.address))
+    ReasonedVerdict::yes(format!("after `nvme-gpu bind{more} {}`", function.address))
 }
 
-fn by_vfio(host: &Host, function: &Function) -> Answer {
+fn by_vfio(host: &SysfsHost, function: &SysfsFunction) -> ReasonedVerdict {
     if function.group.is_none() {
-        return Answer::no("the IOMMU is off, which VFIO needs");
+        return ReasonedVerdict::no("the IOMMU is off, which VFIO needs");
     }
     if !host.exists("sys/bus/pci/drivers/vfio-pci") || !host.exists("dev/vfio/vfio") {
-        return Answer::no("vfio-pci is not loaded: `modprobe vfio-pci`");
+        return ReasonedVerdict::no("vfio-pci is not loaded: `modprobe vfio-pci`");
     }
     let mut others = host.neighbours(function);
-    others.retain(Neighbour::is_in_the_way);
+    others.retain(GroupNeighbour::is_in_the_way);
     if !others.is_empty() {
-        return Answer::no(format!(
+        return ReasonedVerdict::no(format!(
             "its group is shared with {}",
-            Neighbour::list(&others)
+            GroupNeighbour::list(&others)
         ));
     }
-    bound(function, Lender::Vfio)
+    bound(function, LendingDriver::Vfio)
 }
 
-fn by_module(host: &Host, function: &Function) -> Answer {
+fn by_module(host: &SysfsHost, function: &SysfsFunction) -> ReasonedVerdict {
     if !host.exists("sys/bus/pci/drivers/nvme_gpu") {
-        return Answer::no("the module nvme_gpu is not loaded: `cargo xtask kmod install`");
+        return ReasonedVerdict::no(
+            "the module nvme_gpu is not loaded: `cargo xtask kmod install`",
+        );
     }
     let is_unsafe = host.text("sys/module/nvme_gpu/parameters/unsafe");
     if function.group.is_none() && is_unsafe.is_none_or(|text| text.trim() != "Y") {
-        return Answer::no("the IOMMU is off, without which the module maps nothing");
+        return ReasonedVerdict::no("the IOMMU is off, without which the module maps nothing");
     }
     let others = host.neighbours(function);
-    if others.iter().any(Neighbour::is_in_the_way) {
-        return Answer::no(format!(
+    if others.iter().any(GroupNeighbour::is_in_the_way) {
+        return ReasonedVerdict::no(format!(
             "its group is shared with {}, whose memory would be within its reach",
-            Neighbour::list(&others)
+            GroupNeighbour::list(&others)
         ));
     }
-    bound(function, Lender::Module)
+    bound(function, LendingDriver::Module)
 }
 
 /// Returns the tiers of a GPU and a controller that CPU threads can drive as `base` says.
-pub fn tiers(host: &Host, base: &Ways, gpu: &Function, between: Between) -> Vec<Tier> {
-    let driver = Driver::loaded(host);
+pub fn tiers(
+    host: &SysfsHost,
+    base: &DriverVerdicts,
+    gpu: &SysfsFunction,
+    between: PairPosition,
+) -> Vec<TierVerdicts> {
+    let driver = NvidiaDriver::loaded(host);
     (0..=3)
         .map(|tier| {
-            let needs = |peer: Answer| match &driver {
-                None => Answer::no("the NVIDIA driver is not loaded"),
+            let needs = |peer: ReasonedVerdict| match &driver {
+                None => ReasonedVerdict::no("the NVIDIA driver is not loaded"),
                 Some(driver) => of_driver(tier, driver).and(peer),
             };
-            Tier {
+            TierVerdicts {
                 tier,
                 vfio: base.vfio.clone().and(needs(match tier {
-                    0 | 1 => Answer::yes(""),
-                    2 => Answer::no("VFIO cannot map memory of a GPU: kmod:BDF can"),
+                    0 | 1 => ReasonedVerdict::yes(""),
+                    2 => ReasonedVerdict::no("VFIO cannot map memory of a GPU: kmod:BDF can"),
                     _ => rings(),
                 })),
                 kmod: base.kmod.clone().and(needs(match tier {
-                    0 | 1 => Answer::yes(""),
+                    0 | 1 => ReasonedVerdict::yes(""),
                     2 => exports(host, gpu, driver.as_ref()).and(arrives(between)),
                     _ => rings(),
                 })),
@@ -188,64 +195,70 @@ pub fn tiers(host: &Host, base: &Ways, gpu: &Function, between: Between) -> Vec<
 }
 
 /// Returns the verdict of the GPU's driver on the doorbells of a tier.
-fn of_driver(tier: u8, driver: &Driver) -> Answer {
+fn of_driver(tier: u8, driver: &NvidiaDriver) -> ReasonedVerdict {
     if tier == 0 || driver.registers_bars() {
-        return Answer::yes("");
+        return ReasonedVerdict::yes("");
     }
-    Answer::unknown(format!(
+    ReasonedVerdict::unknown(format!(
         "driver {} may refuse to register a mapped BAR (open-gpu-kernel-modules, issue 732): `nvme-gpu demo -d` tries it",
         driver.version
     ))
 }
 
-fn rings() -> Answer {
-    Answer::no(
+fn rings() -> ReasonedVerdict {
+    ReasonedVerdict::no(
         "no drive is driven by rings in GPU memory yet: they run in tests without a drive (docs/tier3.md)",
     )
 }
 
 /// Returns the verdict on exporting GPU memory to another device.
-fn exports(host: &Host, gpu: &Function, driver: Option<&Driver>) -> Answer {
+fn exports(
+    host: &SysfsHost,
+    gpu: &SysfsFunction,
+    driver: Option<&NvidiaDriver>,
+) -> ReasonedVerdict {
     let Some(driver) = driver else {
-        return Answer::no("the NVIDIA driver is not loaded");
+        return ReasonedVerdict::no("the NVIDIA driver is not loaded");
     };
     if !driver.open {
-        return Answer::no(
+        return ReasonedVerdict::no(
             "the proprietary modules export no GPU memory: the open kernel modules do",
         );
     }
-    let product = match Product::of(host, gpu) {
-        Product::GeForce => Answer::no(
+    let product = match GpuProduct::of(host, gpu) {
+        GpuProduct::GeForce => ReasonedVerdict::no(
             "a GeForce: NVIDIA offers GPUDirect RDMA for Tesla and Quadro only, and CUDA's library refuses it",
         ),
-        Product::Professional => Answer::yes(""),
-        Product::Unnamed => Answer::unknown("the driver does not name this GPU"),
+        GpuProduct::Professional => ReasonedVerdict::yes(""),
+        GpuProduct::Unnamed => ReasonedVerdict::unknown("the driver does not name this GPU"),
     };
     let addresses = match driver.raw_addresses() {
-        RawAddresses::Reported => Answer::unknown(
+        RawAddresses::Reported => ReasonedVerdict::unknown(
             "driver 595.84 is reported to export unmapped addresses of BAR1 (open-gpu-kernel-modules, issue 1324): \
              the module maps or refuses them",
         ),
-        _ => Answer::yes(""),
+        _ => ReasonedVerdict::yes(""),
     };
     let room = match nvidia::is_whole(gpu) {
-        Some(false) => Answer::unknown(
+        Some(false) => ReasonedVerdict::unknown(
             "BAR1 shows a part of the GPU's memory: buffers outside of it are refused",
         ),
-        _ => Answer::yes(""),
+        _ => ReasonedVerdict::yes(""),
     };
     product.and(addresses).and(room)
 }
 
 /// Returns the verdict on whether the drive's transfers reach the GPU.
-fn arrives(between: Between) -> Answer {
+fn arrives(between: PairPosition) -> ReasonedVerdict {
     match (between.route, between.relation) {
-        (Route::Switch, _) => Answer::yes(""),
-        (_, Relation::AcrossNodes) => Answer::unknown(
+        (TurningPoint::Switch, _) => ReasonedVerdict::yes(""),
+        (_, PathRelation::AcrossNodes) => ReasonedVerdict::unknown(
             "the way leads from one socket to the other: transfers between peers may be slow or lost",
         ),
-        (Route::Unknown, _) => Answer::unknown("ACS of the switch is not known: run this as root"),
-        (Route::RootComplex, _) => Answer::unknown(
+        (TurningPoint::Unknown, _) => {
+            ReasonedVerdict::unknown("ACS of the switch is not known: run this as root")
+        }
+        (TurningPoint::RootComplex, _) => ReasonedVerdict::unknown(
             "transfers between peers pass the root complex, which not every processor forwards: `nvme-gpu p2p` shows it",
         ),
     }
@@ -258,18 +271,23 @@ mod tests {
     #[test]
     fn what_needs_two_things_is_as_good_as_the_worse_one() {
         let (yes, unknown, no) = (
-            || Answer::yes("a"),
-            || Answer::unknown("b"),
-            || Answer::no("c"),
+            || ReasonedVerdict::yes("a"),
+            || ReasonedVerdict::unknown("b"),
+            || ReasonedVerdict::no("c"),
         );
         for (one, other, allowed, why) in [
-            (yes(), Answer::yes("z"), Allowed::Yes, "a"),
-            (yes(), unknown(), Allowed::Unknown, "b"),
-            (unknown(), Answer::unknown("d"), Allowed::Unknown, "b; d"),
-            (unknown(), no(), Allowed::No, "c"),
-            (no(), unknown(), Allowed::No, "c"),
-            (no(), yes(), Allowed::No, "c"),
-            (no(), Answer::no("e"), Allowed::No, "c; e"),
+            (yes(), ReasonedVerdict::yes("z"), FeatureVerdict::Yes, "a"),
+            (yes(), unknown(), FeatureVerdict::Unknown, "b"),
+            (
+                unknown(),
+                ReasonedVerdict::unknown("d"),
+                FeatureVerdict::Unknown,
+                "b; d",
+            ),
+            (unknown(), no(), FeatureVerdict::No, "c"),
+            (no(), unknown(), FeatureVerdict::No, "c"),
+            (no(), yes(), FeatureVerdict::No, "c"),
+            (no(), ReasonedVerdict::no("e"), FeatureVerdict::No, "c; e"),
         ] {
             let both = one.and(other);
             assert_eq!((both.allowed, both.why.as_str()), (allowed, why));

@@ -7,7 +7,7 @@
 //! - [`Device`]: how a controller is reached. [`open`] makes one from the text of `--device`.
 //! - [`Controller`]: bring-up, admin commands, shutdown on drop.
 //! - [`Namespace`]: blocking reads and writes of any range.
-//! - [`Queue`]: a queue pair for one thread: submit, ring, poll.
+//! - [`DriverQueue`]: a queue pair for one thread: submit, ring, poll.
 //! - [`pci`], [`sysfs`]: the machine as Linux shows it.
 //!
 //! Errors carry their cause, a remedy and the exit code of the command line.
@@ -26,17 +26,17 @@ pub mod units;
 pub mod widen;
 pub mod words;
 
-pub use controller::config::{Config, Rings};
+pub use controller::config::{ControllerConfig, RingLocation};
 pub use controller::namespace::Namespace;
-pub use controller::notice::{DeviceEvent, Notice, Notify, PageError};
-pub use controller::queue::{Batch, Queue, QueueRefusal, Rejected};
-pub use controller::queue_inner::Completion;
-pub use controller::statistics::Statistics;
+pub use controller::notice::{ControllerNotice, DeviceEvent, NoticeListener, PageError};
+pub use controller::queue::{DriverQueue, QueueRefusal, RejectedSubmission, SubmissionBatch};
+pub use controller::queue_inner::QueueCompletion;
+pub use controller::statistics::QueueStatistics;
 pub use controller::{Controller, outage, passthru};
 pub use device::bar::DoorbellMap;
 pub use device::open::{open, open_reading};
 pub use device::peer::PeerMemory;
-pub use device::ring_memory::{Piece, RingMemory};
+pub use device::ring_memory::{RingMemory, RingPiece};
 #[cfg(feature = "sim")]
 pub use device::sim;
 #[cfg(feature = "vfio")]
@@ -44,7 +44,7 @@ pub use device::vfio;
 #[cfg(feature = "vfio-user")]
 pub use device::vfio_user;
 pub use device::{Device, relay};
-pub use dma::{DmaBuffer, Pages};
+pub use dma::{DmaBuffer, DmaPages};
 pub use error::{Error, Result, exit};
 pub use nvme_core as core;
 pub use process_mark::ProcessMark;

@@ -26,7 +26,7 @@ const EXT_REBAR: u16 = 0x15;
 
 /// Location of the MSI-X table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Msix {
+pub struct MsixTable {
     /// Vectors, 1 to 2,048.
     pub vectors: u16,
     /// The BAR that holds the table, 0 to 5.
@@ -35,7 +35,7 @@ pub struct Msix {
     pub offset: u32,
 }
 
-impl Msix {
+impl MsixTable {
     /// Returns the number of bytes of the table.
     pub fn bytes(&self) -> u64 {
         u64::from(self.vectors) * 16
@@ -44,14 +44,14 @@ impl Msix {
 
 /// A link's speed and width.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Link {
+pub struct PcieLink {
     /// PCIe generation (1: 2.5 GT/s, 2: 5, 3: 8, 4: 16, 5: 32, 6: 64).
     pub generation: u8,
     /// Lanes.
     pub lanes: u8,
 }
 
-impl Link {
+impl PcieLink {
     /// Returns the bytes a second each way that its encoding leaves, before the headers of packets; none for a
     /// generation that is not known.
     pub fn bytes_per_second(self) -> Option<f64> {
@@ -71,7 +71,7 @@ impl Link {
 
 /// Role of a function on PCI Express.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Port {
+pub enum PortRole {
     /// A device at the end of a link.
     Endpoint,
     /// A port of the root complex.
@@ -91,9 +91,9 @@ pub const ACS_REDIRECTS: u16 = 1 << 2 | 1 << 3 | 1 << 5;
 
 /// The PCI Express capability.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Express {
+pub struct ExpressCapability {
     /// Role of the function.
-    pub port: Port,
+    pub port: PortRole,
     /// Function level reset is offered.
     pub flr: bool,
     /// Relaxed ordering is enabled (Device Control).
@@ -101,9 +101,9 @@ pub struct Express {
     /// ID-based ordering is enabled for requests or completions (Device Control 2).
     pub id_based_ordering: bool,
     /// Speed and width that the link supports; none for a function without a link.
-    pub capable: Option<Link>,
+    pub capable: Option<PcieLink>,
     /// Speed and width that the link was trained to.
-    pub trained: Option<Link>,
+    pub trained: Option<PcieLink>,
 }
 
 /// Sizes that a resizable BAR can have.
@@ -119,7 +119,7 @@ pub struct ResizableBar {
 
 /// Capabilities that were found in configuration space.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Config {
+pub struct PciConfig {
     /// Vendor and device.
     pub vendor: u16,
     /// See above.
@@ -129,9 +129,9 @@ pub struct Config {
     /// The command register.
     pub command: u16,
     /// The MSI-X capability, if there is one that makes sense.
-    pub msix: Option<Msix>,
+    pub msix: Option<MsixTable>,
     /// The PCI Express capability.
-    pub express: Option<Express>,
+    pub express: Option<ExpressCapability>,
     /// Access Control Services: the control register; none without the capability.
     pub acs: Option<u16>,
     /// Resizable BARs.
@@ -140,7 +140,7 @@ pub struct Config {
     pub bytes: usize,
 }
 
-impl Config {
+impl PciConfig {
     /// Parses bytes that were read from configuration space, 64 at least.
     ///
     /// None for less, and for a function that does not answer (all ones).
@@ -215,32 +215,32 @@ fn word(bytes: &[u8], at: usize) -> Option<u32> {
     Some(u32::from_le_bytes(bytes.try_into().ok()?))
 }
 
-fn msix(bytes: &[u8], at: usize) -> Option<Msix> {
+fn msix(bytes: &[u8], at: usize) -> Option<MsixTable> {
     let control = half(bytes, at + 2)?;
     let table = word(bytes, at + 4)?;
     let bar = (table & 7) as u8;
-    (bar < 6).then_some(Msix {
+    (bar < 6).then_some(MsixTable {
         vectors: (control & 0x7FF) + 1,
         bar,
         offset: table & !7,
     })
 }
 
-fn express(bytes: &[u8], at: usize) -> Option<Express> {
+fn express(bytes: &[u8], at: usize) -> Option<ExpressCapability> {
     let link = |value: u32| {
-        let link = Link {
+        let link = PcieLink {
             generation: (value & 0xF) as u8,
             lanes: (value >> 4 & 0x3F) as u8,
         };
         (link.generation > 0 && link.lanes > 0).then_some(link)
     };
-    Some(Express {
+    Some(ExpressCapability {
         port: match half(bytes, at + 2)? >> 4 & 0xF {
-            0 | 1 => Port::Endpoint,
-            4 => Port::Root,
-            5 => Port::Upstream,
-            6 => Port::Downstream,
-            _ => Port::Other,
+            0 | 1 => PortRole::Endpoint,
+            4 => PortRole::Root,
+            5 => PortRole::Upstream,
+            6 => PortRole::Downstream,
+            _ => PortRole::Other,
         },
         flr: word(bytes, at + 4)? & 1 << 28 != 0,
         relaxed_ordering: half(bytes, at + 8)? & 1 << 4 != 0,
@@ -290,7 +290,7 @@ mod tests {
 
     #[test]
     fn a_controller_is_understood() {
-        let config = Config::parse(&space()).unwrap();
+        let config = PciConfig::parse(&space()).unwrap();
         assert_eq!((config.vendor, config.device), (0x1B36, 0x0010));
         assert_eq!(config.class, CLASS_NVME);
         assert_eq!(config.command, COMMAND_MEMORY | COMMAND_MASTER);
@@ -298,9 +298,9 @@ mod tests {
         assert_eq!((msix.vectors, msix.bar, msix.offset), (65, 0, 0x2000));
         assert_eq!(msix.bytes(), 1040);
         let express = config.express.unwrap();
-        assert_eq!(express.port, Port::Endpoint);
+        assert_eq!(express.port, PortRole::Endpoint);
         assert!(express.flr && express.relaxed_ordering && !express.id_based_ordering);
-        let link = |generation, lanes| Some(Link { generation, lanes });
+        let link = |generation, lanes| Some(PcieLink { generation, lanes });
         assert_eq!(express.capable, link(4, 4));
         assert_eq!(express.trained, link(3, 4));
     }
@@ -314,39 +314,39 @@ mod tests {
             (5, 16, 63.015e9),
             (6, 4, 30.25e9),
         ] {
-            let found = Link { generation, lanes }.bytes_per_second().unwrap();
+            let found = PcieLink { generation, lanes }.bytes_per_second().unwrap();
             assert!((found / rate - 1.0).abs() < 1e-3, "{generation} {found}");
         }
         for generation in [0, 7, 255] {
             let lanes = 4;
-            assert_eq!(Link { generation, lanes }.bytes_per_second(), None);
+            assert_eq!(PcieLink { generation, lanes }.bytes_per_second(), None);
         }
     }
 
     #[test]
     fn without_privileges_the_capabilities_are_unknown() {
-        let config = Config::parse(&space()[..64]).unwrap();
+        let config = PciConfig::parse(&space()[..64]).unwrap();
         assert_eq!(
             (config.msix, config.express, config.bytes),
             (None, None, 64)
         );
-        assert_eq!(Config::parse(&space()[..63]), None);
-        assert_eq!(Config::parse(&[0xFF; 256]), None);
+        assert_eq!(PciConfig::parse(&space()[..63]), None);
+        assert_eq!(PciConfig::parse(&[0xFF; 256]), None);
     }
 
     #[test]
     fn circles_and_loose_ends_end() {
         let mut bytes = space();
         bytes[0x81] = 0x40;
-        assert!(Config::parse(&bytes).unwrap().msix.is_some());
+        assert!(PciConfig::parse(&bytes).unwrap().msix.is_some());
         bytes[0x41] = 0x40;
-        assert!(Config::parse(&bytes).unwrap().express.is_none());
+        assert!(PciConfig::parse(&bytes).unwrap().express.is_none());
         bytes[0x34] = 0xFC;
-        assert_eq!(Config::parse(&bytes).unwrap().msix, None);
+        assert_eq!(PciConfig::parse(&bytes).unwrap().msix, None);
         let mut bytes = space();
         bytes.resize(4096, 0);
         bytes[0x100..0x104].copy_from_slice(&[0x0B, 0, 1, 0x10]);
-        assert_eq!(Config::parse(&bytes).unwrap().acs, None);
+        assert_eq!(PciConfig::parse(&bytes).unwrap().acs, None);
     }
 
     #[test]
@@ -358,7 +358,7 @@ mod tests {
         bytes[0x200..0x204].copy_from_slice(&[0x15, 0, 1, 0]);
         bytes[0x204..0x208].copy_from_slice(&(0b111u32 << 12).to_le_bytes());
         bytes[0x208..0x20C].copy_from_slice(&(1 | 1 << 5 | 8u32 << 8).to_le_bytes());
-        let config = Config::parse(&bytes).unwrap();
+        let config = PciConfig::parse(&bytes).unwrap();
         assert_eq!(config.acs, Some(0x1D));
         let bar = ResizableBar {
             bar: 1,

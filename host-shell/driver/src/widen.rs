@@ -6,22 +6,22 @@ use nvme_formats::{Format, Wide};
 /// Stored elements of format `from` come out as `to`.
 ///
 /// ```
-/// use nvme_driver::widen::Widen;
+/// use nvme_driver::widen::RowWidening;
 /// use nvme_formats::{Format, Wide};
 ///
-/// let widen = Widen { from: Format::Q8_0, to: Wide::F16 };
+/// let widen = RowWidening { from: Format::Q8_0, to: Wide::F16 };
 /// assert_eq!(widen.row_bytes(34).unwrap(), 64);
 /// assert!(widen.row_bytes(33).is_err(), "no whole blocks");
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Widen {
+pub struct RowWidening {
     /// Format on the drive.
     pub from: Format,
     /// Format of the output.
     pub to: Wide,
 }
 
-impl Widen {
+impl RowWidening {
     /// Parses the names of the dtypes, as Python and C use them: `float16`, `bfloat16`,
     /// `float8_e4m3fn`, `float8_e5m2`, `q8_0`, `q4_0` and `q4_1` are converted to `float16` or
     /// `float32`.

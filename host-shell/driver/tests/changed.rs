@@ -2,8 +2,8 @@
 
 use nvme_driver::core::spec::admin::{self, Format, Sanitize, SanitizeAction};
 use nvme_driver::core::spec::{Lba, Nsid, Status, nvm};
-use nvme_driver::passthru::Set;
-use nvme_driver::{Config, Controller, Error, Namespace, Queue, QueueRefusal};
+use nvme_driver::passthru::CommandSet;
+use nvme_driver::{Controller, ControllerConfig, DriverQueue, Error, Namespace, QueueRefusal};
 use std::time::Duration;
 
 const NS: Nsid = Nsid(1);
@@ -11,9 +11,9 @@ const NS: Nsid = Nsid(1);
 /// A controller whose first write is followed by `change`.
 fn controller(change: &str) -> Controller {
     let text = format!("sim:mem?size=16MiB&block=4096&queues=8&fault={change}@op=write,nth=1");
-    let config = Config {
+    let config = ControllerConfig {
         timeout: Duration::from_secs(30),
-        ..Config::default()
+        ..ControllerConfig::default()
     };
     Controller::start(nvme_driver::open(&text).unwrap(), &config).unwrap()
 }
@@ -138,7 +138,7 @@ fn what_is_opened_anew_works() {
 fn a_queue_is_refused_by_what_its_maker_was_told() {
     let controller = controller("format:512");
     let mut queue = controller.create_queue_pair(16).unwrap();
-    let write = |queue: &mut Queue| {
+    let write = |queue: &mut DriverQueue| {
         let buffer = controller.alloc(4096).unwrap();
         queue.submit(nvm::write(NS, Lba(0), 1), Some(buffer))
     };
@@ -172,7 +172,7 @@ fn a_queue_is_refused_by_what_its_maker_was_told() {
 fn another_namespace_is_not_affected() {
     let text = "sim:mem?size=16MiB&block=4096&ns=2&queues=8&fault=format:512@op=write,nth=1";
     let device = nvme_driver::open(text).unwrap();
-    let controller = Controller::start(device, &Config::default()).unwrap();
+    let controller = Controller::start(device, &ControllerConfig::default()).unwrap();
     let mut one = controller.namespace(NS).unwrap();
     let mut two = controller.namespace(Nsid(2)).unwrap();
     two.write(Lba(0), &[1; 4096]).unwrap();
@@ -228,13 +228,13 @@ fn a_format_by_this_process_is_known_to_its_handles() {
 fn after_own(sqe: nvme_driver::core::spec::Sqe, by_passthru: bool) -> [Option<String>; 2] {
     let text = "sim:mem?size=16MiB&block=4096&ns=2&queues=8";
     let device = nvme_driver::open(text).unwrap();
-    let controller = Controller::start(device, &Config::default()).unwrap();
+    let controller = Controller::start(device, &ControllerConfig::default()).unwrap();
     let mut namespaces = [1, 2].map(|nsid| controller.namespace(Nsid(nsid)).unwrap());
     for namespace in &mut namespaces {
         namespace.write(Lba(0), &[7; 4096]).unwrap();
     }
     let sent = match by_passthru {
-        true => controller.passthru(Set::Admin, sqe, &[]).map(drop),
+        true => controller.passthru(CommandSet::Admin, sqe, &[]).map(drop),
         false => controller.admin("a command", sqe, 0).map(drop),
     };
     let before = submitted(&controller);
@@ -257,7 +257,7 @@ fn after_own(sqe: nvme_driver::core::spec::Sqe, by_passthru: bool) -> [Option<St
 #[test]
 fn what_this_process_erases_is_refused_to_its_handles() {
     let device = nvme_driver::open("sim:mem?size=16MiB&block=4096").unwrap();
-    let controller = Controller::start(device, &Config::default()).unwrap();
+    let controller = Controller::start(device, &ControllerConfig::default()).unwrap();
     let same = controller.identify_namespace(NS).unwrap().flbas & 0xF;
     drop(controller);
     let sanitize = Sanitize::new(SanitizeAction::BlockErase);
@@ -290,7 +290,11 @@ fn what_a_command_of_this_process_may_have_changed_is_read_again() {
         namespace.read(Lba(3), &mut data).unwrap();
         let feature = admin::set_features(0x04, Nsid::NONE, 350);
         match by_passthru {
-            true => drop(controller.passthru(Set::Admin, feature, &[]).unwrap()),
+            true => drop(
+                controller
+                    .passthru(CommandSet::Admin, feature, &[])
+                    .unwrap(),
+            ),
             false => drop(controller.admin("Set Features", feature, 0).unwrap()),
         }
         let said = cause(namespace.read(Lba(3), &mut data).unwrap_err());
@@ -303,7 +307,7 @@ fn what_a_command_of_this_process_may_have_changed_is_read_again() {
 fn an_error_of_the_look_is_that_error() {
     let text = "sim:mem?size=16MiB&block=4096&queues=8&fault=allones@op=format,nth=1";
     let device = nvme_driver::open(text).unwrap();
-    let controller = Controller::start(device, &Config::default()).unwrap();
+    let controller = Controller::start(device, &ControllerConfig::default()).unwrap();
     controller.usable_namespace(NS).unwrap();
     let mut queue = controller.create_queue_pair(16).unwrap();
     let format = Format::new(0, 0).command(NS);

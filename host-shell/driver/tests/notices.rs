@@ -5,7 +5,9 @@
 use nvme_driver::core::bringup::Unusable;
 use nvme_driver::core::spec::log_page::{event_type, lid, smart_event};
 use nvme_driver::core::spec::{Lba, Nsid, Status, nvm};
-use nvme_driver::{Config, Controller, DeviceEvent, Error, Notice, Notify, PageError};
+use nvme_driver::{
+    Controller, ControllerConfig, ControllerNotice, DeviceEvent, Error, NoticeListener, PageError,
+};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
@@ -14,13 +16,13 @@ const BLOCK: usize = 4096;
 const PATIENCE: Duration = Duration::from_secs(20);
 
 /// What was told, and a configuration that tells it.
-fn listening(timeout_ms: u64) -> (Config, Arc<Mutex<Vec<Notice>>>) {
-    let told: Arc<Mutex<Vec<Notice>>> = Arc::default();
+fn listening(timeout_ms: u64) -> (ControllerConfig, Arc<Mutex<Vec<ControllerNotice>>>) {
+    let told: Arc<Mutex<Vec<ControllerNotice>>> = Arc::default();
     let sink = Arc::clone(&told);
-    let config = Config {
+    let config = ControllerConfig {
         timeout: Duration::from_millis(timeout_ms),
-        notify: Notify::new(move |notice| sink.lock().unwrap().push(notice.clone())),
-        ..Config::default()
+        notify: NoticeListener::new(move |notice| sink.lock().unwrap().push(notice.clone())),
+        ..ControllerConfig::default()
     };
     (config, told)
 }
@@ -90,7 +92,7 @@ fn each_event_is_reported_once_with_its_log_page() {
         assert_eq!(told.len(), 6, "{told:?}");
         assert!(
             told.iter()
-                .all(|one| matches!(one, Notice::Event(event) if is_temperature(event)))
+                .all(|one| matches!(one, ControllerNotice::Event(event) if is_temperature(event)))
         );
     }
 }
@@ -224,7 +226,7 @@ fn a_reset_that_takes_long_says_so_while_it_waits_and_afterwards() {
     let (device, _) = nvme_driver::sim::embed(text).unwrap();
     let (config, told) = listening(100);
     let controller = Controller::start(device, &config).unwrap();
-    let wait = |cause: Option<&str>, ready| Notice::Waiting {
+    let wait = |cause: Option<&str>, ready| ControllerNotice::Waiting {
         cause: cause.map(str::to_owned),
         ready,
         at_most: Duration::from_secs(3),

@@ -4,8 +4,8 @@
 
 use crate::bytes::{u16_at, u32_at};
 use crate::crc::crc32c;
-use crate::error::{Error, Result};
-use crate::inode::{Inode, Kind, flags};
+use crate::error::{Ext4Error, Result};
+use crate::inode::{FileInode, FileKind, flags};
 use std::ops::ControlFlow;
 
 const HEADER: usize = 8;
@@ -21,20 +21,20 @@ pub struct DirEntry {
     /// The number of its inode.
     pub inode: u32,
     /// Kind of the file, if the directory has it.
-    pub kind: Option<Kind>,
+    pub kind: Option<FileKind>,
 }
 
 /// Facts that entries are checked against.
-pub struct Rules<'a> {
-    pub inode: &'a Inode,
+pub struct EntryRules<'a> {
+    pub inode: &'a FileInode,
     pub has_file_types: bool,
     pub inodes: u32,
 }
 
 /// Hands out a name at a time.
-pub type OnEntry<'a> = &'a mut dyn FnMut(&[u8], u32, Option<Kind>) -> ControlFlow<()>;
+pub type OnEntry<'a> = &'a mut dyn FnMut(&[u8], u32, Option<FileKind>) -> ControlFlow<()>;
 
-impl Rules<'_> {
+impl EntryRules<'_> {
     /// Returns the entries of `bytes`, a block or a part of an inode, at byte `offset` of the device. `.` and
     /// `..` are left out.
     pub fn entries(
@@ -49,7 +49,7 @@ impl Rules<'_> {
             let place = offset + at as u64;
             let fault = |what: String| {
                 let what = format!("in the directory of inode {}, {what}", self.inode.number);
-                Error::corrupt(place, what)
+                Ext4Error::corrupt(place, what)
             };
             let (number, length) = (u32_at(entry, 0), record(entry, bytes.len()));
             let name_bytes = usize::from(entry.get(6).copied().unwrap_or(0));
@@ -75,7 +75,7 @@ impl Rules<'_> {
             if matches!(name, b"." | b"..") {
                 continue;
             }
-            let kind = kind.and_then(|kind| Kind::of_entry(*kind));
+            let kind = kind.and_then(|kind| FileKind::of_entry(*kind));
             if on_entry(name, number, kind).is_break() {
                 return Ok(ControlFlow::Break(()));
             }
@@ -97,7 +97,7 @@ impl Rules<'_> {
             true => Ok(()),
             false => {
                 let what = format!("a block of the directory of inode {}", self.inode.number);
-                Err(Error::checksum(offset, what))
+                Err(Ext4Error::checksum(offset, what))
             }
         }
     }

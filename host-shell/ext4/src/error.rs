@@ -3,12 +3,12 @@
 use crate::source::SourceError;
 use std::fmt;
 
-/// Result with this crate's [`Error`].
-pub type Result<T> = std::result::Result<T, Error>;
+/// Result with this crate's [`Ext4Error`].
+pub type Result<T> = std::result::Result<T, Ext4Error>;
 
 /// Reason why a file or file system is not read.
 #[derive(Debug)]
-pub enum Error {
+pub enum Ext4Error {
     /// The device could not be read.
     Read {
         /// First byte of the device.
@@ -66,7 +66,7 @@ pub enum Error {
         /// The inode.
         inode: u32,
         /// Reason.
-        why: Refusal,
+        why: DataRefusal,
     },
     /// The inode differs from the one that was read before.
     Changed {
@@ -77,7 +77,7 @@ pub enum Error {
 
 /// Reason why the data of a file are not read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Refusal {
+pub enum DataRefusal {
     /// They are encrypted.
     Encrypted,
     /// They are compressed (e2compr).
@@ -88,7 +88,7 @@ pub enum Refusal {
     Inline,
 }
 
-impl fmt::Display for Refusal {
+impl fmt::Display for DataRefusal {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::Encrypted => "its data or names are encrypted",
@@ -99,7 +99,7 @@ impl fmt::Display for Refusal {
     }
 }
 
-impl Refusal {
+impl DataRefusal {
     /// Returns the remedy.
     pub fn remedy(self) -> &'static str {
         match self {
@@ -111,7 +111,7 @@ impl Refusal {
     }
 }
 
-impl fmt::Display for Error {
+impl fmt::Display for Ext4Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Read {
@@ -142,7 +142,7 @@ impl fmt::Display for Error {
     }
 }
 
-impl std::error::Error for Error {
+impl std::error::Error for Ext4Error {
     fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
         match self {
             Self::Read { source, .. } => Some(&**source),
@@ -151,7 +151,7 @@ impl std::error::Error for Error {
     }
 }
 
-impl Error {
+impl Ext4Error {
     /// Returns the remedy: one clause without a full stop.
     pub fn remedy(&self) -> &'static str {
         match self {

@@ -4,9 +4,9 @@
 
 use crate::bytes::{u16_at, u32_at};
 use crate::crc::crc32c;
-use crate::disk::Disk;
-use crate::error::{Error, Result};
-use crate::inode::Inode;
+use crate::disk::CheckedDisk;
+use crate::error::{Ext4Error, Result};
+use crate::inode::FileInode;
 
 const MAGIC: u16 = 0xF30A;
 const HEADER: usize = 12;
@@ -20,7 +20,7 @@ const MOST_BLOCKS: u64 = 1 << 32;
 
 /// Bytes of a file that lie together on the device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Extent {
+pub struct FileExtent {
     /// The first byte in the file.
     pub logical: u64,
     /// The first byte on the device.
@@ -34,7 +34,7 @@ pub struct Extent {
 
 /// Blocks of a file that lie together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Run {
+pub struct ExtentRun {
     pub logical: u64,
     pub place: u64,
     pub blocks: u64,
@@ -42,8 +42,8 @@ pub struct Run {
 }
 
 /// Reads the runs of `inode`, in the order of the file.
-pub fn of(disk: &Disk<'_>, inode: &Inode) -> Result<Vec<Run>> {
-    let mut walk = Walk {
+pub fn of(disk: &CheckedDisk<'_>, inode: &FileInode) -> Result<Vec<ExtentRun>> {
+    let mut walk = ExtentWalk {
         disk,
         inode,
         runs: Vec::new(),
@@ -56,19 +56,19 @@ pub fn of(disk: &Disk<'_>, inode: &Inode) -> Result<Vec<Run>> {
         // Runs that share blocks: otherwise a file could claim more data than the device has.
         if pair[0].0 + pair[0].1 > pair[1].0 {
             let what = format!("inode {} has block {} twice", inode.number, pair[1].0);
-            return Err(Error::corrupt(inode.offset, what));
+            return Err(Ext4Error::corrupt(inode.offset, what));
         }
     }
     Ok(runs)
 }
 
-struct Walk<'a> {
-    disk: &'a Disk<'a>,
-    inode: &'a Inode,
-    runs: Vec<Run>,
+struct ExtentWalk<'a> {
+    disk: &'a CheckedDisk<'a>,
+    inode: &'a FileInode,
+    runs: Vec<ExtentRun>,
 }
 
-impl Walk<'_> {
+impl ExtentWalk<'_> {
     /// Reads a node that covers the file's blocks from `from` up to `to`. Children cover disjoint
     /// parts of these, so that no node with entries can be met twice.
     fn node(
@@ -81,7 +81,7 @@ impl Walk<'_> {
     ) -> Result<()> {
         let number = self.inode.number;
         let fault = |what: String| {
-            Error::corrupt(offset, format!("in the extents of inode {number}, {what}"))
+            Ext4Error::corrupt(offset, format!("in the extents of inode {number}, {what}"))
         };
         let magic = u16_at(bytes, 0);
         if magic != MAGIC {
@@ -102,7 +102,7 @@ impl Walk<'_> {
             let is_room = tail + 4 <= bytes.len();
             if !is_room || crc32c(seed, &bytes[..tail]) != u32_at(bytes, tail) {
                 let what = format!("a node of the extents of inode {number}");
-                return Err(Error::checksum(offset, what));
+                return Err(Ext4Error::checksum(offset, what));
             }
         }
         if entries == 0 && found > 0 {
@@ -156,7 +156,7 @@ impl Walk<'_> {
                 "inode {} has {blocks} blocks from {logical} on in block {place} of the device",
                 self.inode.number
             );
-            return Err(Error::corrupt(offset, what));
+            return Err(Ext4Error::corrupt(offset, what));
         }
         if let Some(last) = self.runs.last_mut()
             && last.logical + last.blocks == logical
@@ -165,7 +165,7 @@ impl Walk<'_> {
         {
             last.blocks += blocks;
         } else {
-            self.runs.push(Run {
+            self.runs.push(ExtentRun {
                 logical,
                 place,
                 blocks,

@@ -4,13 +4,13 @@
 
 use crate::bytes::{u16_at, u32_at, wide};
 use crate::crc::{crc16, crc32c};
-use crate::error::{Error, Result};
-use crate::superblock::{GroupChecksum, Superblock};
+use crate::error::{Ext4Error, Result};
+use crate::superblock::{GroupChecksum, VolumeSuperblock};
 
 const CHECKSUM: usize = 0x1E;
 
 /// Returns the byte of the device at which the descriptor of `group`, one of the file system's, begins.
-pub fn place(superblock: &Superblock, group: u64) -> Result<u64> {
+pub fn place(superblock: &VolumeSuperblock, group: u64) -> Result<u64> {
     let block_bytes = u64::from(superblock.info.block_bytes);
     let descriptor = u64::from(superblock.descriptor_bytes);
     let per_block = block_bytes / descriptor;
@@ -26,13 +26,13 @@ pub fn place(superblock: &Superblock, group: u64) -> Result<u64> {
     };
     if block >= superblock.info.blocks {
         let what = format!("descriptors in block {block} of {}", superblock.info.blocks);
-        return Err(Error::corrupt(crate::superblock::OFFSET, what));
+        return Err(Ext4Error::corrupt(crate::superblock::OFFSET, what));
     }
     Ok(block * block_bytes + within * descriptor)
 }
 
 /// True if `group` begins with a copy of the superblock.
-fn has_superblock(superblock: &Superblock, group: u64) -> bool {
+fn has_superblock(superblock: &VolumeSuperblock, group: u64) -> bool {
     if group == 0 {
         return true;
     }
@@ -51,9 +51,14 @@ fn has_superblock(superblock: &Superblock, group: u64) -> bool {
 
 /// Returns the first block of the inodes of `group`, whose descriptor `bytes` lies at byte `offset` of the
 /// device.
-pub fn inode_table(superblock: &Superblock, group: u64, bytes: &[u8], offset: u64) -> Result<u64> {
+pub fn inode_table(
+    superblock: &VolumeSuperblock,
+    group: u64,
+    bytes: &[u8],
+    offset: u64,
+) -> Result<u64> {
     if !is_sound(superblock, group, bytes) {
-        return Err(Error::checksum(
+        return Err(Ext4Error::checksum(
             offset,
             format!("the descriptor of group {group}"),
         ));
@@ -70,12 +75,12 @@ pub fn inode_table(superblock: &Superblock, group: u64, bytes: &[u8], offset: u6
             .is_none_or(|end| end > superblock.info.blocks)
     {
         let what = format!("the inodes of group {group} in block {table}");
-        return Err(Error::corrupt(offset, what));
+        return Err(Ext4Error::corrupt(offset, what));
     }
     Ok(table)
 }
 
-fn is_sound(superblock: &Superblock, group: u64, bytes: &[u8]) -> bool {
+fn is_sound(superblock: &VolumeSuperblock, group: u64, bytes: &[u8]) -> bool {
     let stored = u16_at(bytes, CHECKSUM);
     // Groups are fewer than blocks of 32 bits here: an inode's number has 32 bits.
     let number = (group as u32).to_le_bytes();

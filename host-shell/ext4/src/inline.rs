@@ -3,8 +3,8 @@
 //! Linux, Documentation/filesystems/ext4, "Inline Data" and "Extended Attributes".
 
 use crate::bytes::{u16_at, u32_at};
-use crate::error::{Error, Result};
-use crate::inode::Inode;
+use crate::error::{Ext4Error, Result};
+use crate::inode::FileInode;
 
 const MAGIC: u32 = 0xEA02_0000;
 const ENTRY: usize = 16;
@@ -13,7 +13,7 @@ const SYSTEM: u8 = 7;
 const NAME: &[u8] = b"data";
 
 /// Returns the two parts of the data of `inode`.
-pub fn parts(inode: &Inode) -> Result<(&[u8], &[u8])> {
+pub fn parts(inode: &FileInode) -> Result<(&[u8], &[u8])> {
     let size = usize::try_from(inode.size).unwrap_or(usize::MAX);
     let first = &inode.root[..inode.root.len().min(size)];
     let rest = size - first.len();
@@ -25,7 +25,7 @@ pub fn parts(inode: &Inode) -> Result<(&[u8], &[u8])> {
         Some(value) => Ok((first, &value[..rest])),
         None => {
             let what = format!("inode {} lacks {rest} bytes of its data", inode.number);
-            Err(Error::corrupt(inode.offset, what))
+            Err(Ext4Error::corrupt(inode.offset, what))
         }
     }
 }

@@ -4,7 +4,7 @@
 
 use crate::bytes::{u16_at, u32_at};
 use crate::crc::crc32c;
-use crate::error::{Error, Result};
+use crate::error::{Ext4Error, Result};
 
 /// The inode of the root directory.
 pub const ROOT: u32 = 2;
@@ -13,7 +13,7 @@ pub const OLD_BYTES: usize = 128;
 const CHECKSUM_LOW: usize = 0x7C;
 const CHECKSUM_HIGH: usize = 0x82;
 
-/// Bits of [`Inode::flags`].
+/// Bits of [`FileInode::flags`].
 pub mod flags {
     /// Some blocks are compressed (e2compr).
     pub const COMPRESSED_BLOCKS: u32 = 0x200;
@@ -35,7 +35,7 @@ pub mod flags {
 
 /// Kind of a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kind {
+pub enum FileKind {
     /// Bytes.
     File,
     /// Names of other files.
@@ -52,7 +52,7 @@ pub enum Kind {
     Socket,
 }
 
-impl Kind {
+impl FileKind {
     fn of_mode(mode: u16) -> Option<Self> {
         Some(match mode >> 12 {
             0x1 => Self::Fifo,
@@ -110,11 +110,11 @@ impl Kind {
 
 /// A file's inode.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Inode {
+pub struct FileInode {
     /// Its number.
     pub number: u32,
     /// Kind of the file.
-    pub kind: Kind,
+    pub kind: FileKind,
     /// The lower 12 bits of the mode: permissions, sticky, set-uid and set-gid.
     pub permissions: u16,
     /// User.
@@ -143,7 +143,7 @@ pub struct Inode {
     pub(crate) seed: Option<u32>,
 }
 
-impl Inode {
+impl FileInode {
     /// Reads the inode `number`, whose `bytes` lie at byte `offset` of the device.
     pub(crate) fn parse(number: u32, bytes: &[u8], offset: u64, seed: Option<u32>) -> Result<Self> {
         let generation = u32_at(bytes, 0x64);
@@ -153,7 +153,7 @@ impl Inode {
         };
         if OLD_BYTES + extra > bytes.len() || !extra.is_multiple_of(4) {
             let what = format!("inode {number} with {extra} extra bytes of {}", bytes.len());
-            return Err(Error::corrupt(offset, what));
+            return Err(Ext4Error::corrupt(offset, what));
         }
         let known = OLD_BYTES + extra;
         let seed = seed.map(|seed| {
@@ -161,12 +161,12 @@ impl Inode {
             crc32c(seed, &generation.to_le_bytes())
         });
         if seed.is_some_and(|seed| !is_sound(bytes, known, seed)) {
-            return Err(Error::checksum(offset, format!("inode {number}")));
+            return Err(Ext4Error::checksum(offset, format!("inode {number}")));
         }
         let mode = u16_at(bytes, 0);
-        let Some(kind) = Kind::of_mode(mode) else {
+        let Some(kind) = FileKind::of_mode(mode) else {
             let what = format!("inode {number} has the mode {mode:#o}");
-            return Err(Error::corrupt(offset, what));
+            return Err(Ext4Error::corrupt(offset, what));
         };
         let halves = |low: usize, high: usize| {
             u32::from(u16_at(bytes, high)) << 16 | u32::from(u16_at(bytes, low))
@@ -238,11 +238,11 @@ fn is_sound(bytes: &[u8], known: usize, seed: u32) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use super::Kind;
+    use super::FileKind;
 
     #[test]
     fn kinds_have_the_bits_that_they_are_read_from() {
-        let kinds = (0..16).filter_map(|number| Some((number, Kind::of_mode(number << 12)?)));
+        let kinds = (0..16).filter_map(|number| Some((number, FileKind::of_mode(number << 12)?)));
         let kinds: Vec<_> = kinds.collect();
         assert_eq!(kinds.len(), 7);
         for (number, kind) in kinds {

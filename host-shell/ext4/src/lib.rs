@@ -1,14 +1,15 @@
 //! Reads ext4 on a device that no kernel mounts: directories, files, links, and where a file's data lie.
 //!
 //! Nothing is written, and everything that the device says is checked: a damaged file system, or one made to do harm,
-//! ends in an [`Error`] with the byte of the device. Checksums of metadata are verified where the file system has them.
+//! ends in an [`Ext4Error`] with the byte of the device. Checksums of metadata are verified where the file system has
+//! them.
 //!
 //! The caller sees to it that nothing changes the file system meanwhile. [`Ext4::check_unchanged`] tells whether the
 //! inode of a file is still the one that was read.
 //!
 //! ```
 //! # fn image() -> Option<Vec<u8>> { None }
-//! # fn main() -> Result<(), nvme_ext4::Error> {
+//! # fn main() -> Result<(), nvme_ext4::Ext4Error> {
 //! # let Some(image) = image() else { return Ok(()) };
 //! use nvme_ext4::Ext4;
 //!
@@ -28,12 +29,12 @@
 //! | --- | --- |
 //! | 64bit, flex_bg, meta_bg, bigalloc, sparse_super2, large_dir, inline_data, orphan_file, quota | read |
 //! | metadata_csum, metadata_csum_seed, uninit_bg | verified |
-//! | sparse files, unwritten extents | zeros; [`File::extents`] shows both |
+//! | sparse files, unwritten extents | zeros; [`FileData::extents`] shows both |
 //! | verity | read; not verified against its tree |
 //! | casefold | names as they are written |
-//! | a journal that has to be replayed | [`Error::Unsupported`] |
-//! | compression, an external journal's device, unknown incompatible features | [`Error::Unsupported`] |
-//! | encrypted or compressed files, files with block maps in place of extents | [`Error::Refused`] |
+//! | a journal that has to be replayed | [`Ext4Error::Unsupported`] |
+//! | compression, an external journal's device, unknown incompatible features | [`Ext4Error::Unsupported`] |
+//! | encrypted or compressed files, files with block maps in place of extents | [`Ext4Error::Refused`] |
 #![forbid(unsafe_code)]
 #![deny(missing_docs)]
 
@@ -51,9 +52,9 @@ mod superblock;
 mod volume;
 
 pub use directory::DirEntry;
-pub use error::{Error, Refusal, Result};
-pub use extents::Extent;
-pub use inode::{Inode, Kind, flags};
-pub use source::{Source, SourceError};
-pub use superblock::{Info, uuid_text};
-pub use volume::{Ext4, File};
+pub use error::{DataRefusal, Ext4Error, Result};
+pub use extents::FileExtent;
+pub use inode::{FileInode, FileKind, flags};
+pub use source::{SourceError, VolumeSource};
+pub use superblock::{VolumeInfo, uuid_text};
+pub use volume::{Ext4, FileData};

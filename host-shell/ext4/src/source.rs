@@ -4,7 +4,7 @@
 pub type SourceError = Box<dyn std::error::Error + Send + Sync>;
 
 /// The bytes of a device or partition.
-pub trait Source {
+pub trait VolumeSource {
     /// Returns the length in bytes.
     fn len(&self) -> u64;
 
@@ -20,7 +20,7 @@ pub trait Source {
     fn read_at(&self, offset: u64, data: &mut [u8]) -> Result<(), SourceError>;
 }
 
-impl<S: Source + ?Sized> Source for &S {
+impl<S: VolumeSource + ?Sized> VolumeSource for &S {
     fn len(&self) -> u64 {
         S::len(self)
     }
@@ -30,7 +30,7 @@ impl<S: Source + ?Sized> Source for &S {
     }
 }
 
-impl Source for Vec<u8> {
+impl VolumeSource for Vec<u8> {
     fn len(&self) -> u64 {
         Vec::len(self) as u64
     }

@@ -4,7 +4,7 @@
 
 use crate::bytes::{u16_at, u32_at, wide};
 use crate::crc::crc32c;
-use crate::error::{Error, Result};
+use crate::error::{Ext4Error, Result};
 
 /// Offset of the superblock on the device.
 pub const OFFSET: u64 = 1024;
@@ -58,7 +58,7 @@ mod ro_compat {
 
 /// Facts about a file system, from its superblock.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Info {
+pub struct VolumeInfo {
     /// Bytes of a block.
     pub block_bytes: u32,
     /// Blocks in all.
@@ -98,8 +98,8 @@ pub enum GroupChecksum {
 }
 
 #[derive(Clone, Debug)]
-pub struct Superblock {
-    pub info: Info,
+pub struct VolumeSuperblock {
+    pub info: VolumeInfo,
     pub first_data_block: u64,
     pub blocks_per_group: u64,
     pub inodes_per_group: u32,
@@ -126,17 +126,17 @@ impl GroupChecksum {
     }
 }
 
-impl Superblock {
+impl VolumeSuperblock {
     /// Parses the superblock; the device has `len` bytes.
     pub fn parse(bytes: &[u8], len: u64) -> Result<Self> {
         let magic = u16_at(bytes, 0x38);
         if magic != MAGIC {
-            return Err(Error::NotExt4 {
+            return Err(Ext4Error::NotExt4 {
                 what: format!("the magic number is {magic:#06x}, not {MAGIC:#06x}"),
             });
         }
         if u32_at(bytes, 0x4C) == 0 {
-            return Err(Error::Unsupported {
+            return Err(Ext4Error::Unsupported {
                 feature: "revision 0".to_owned(),
                 remedy: "copy its files to an ext4",
             });
@@ -163,7 +163,7 @@ impl Superblock {
             _ => u32_at(bytes, 0x270),
         };
         Ok(Self {
-            info: Info {
+            info: VolumeInfo {
                 block_bytes,
                 blocks,
                 inodes,
@@ -189,8 +189,8 @@ impl Superblock {
     }
 }
 
-fn corrupt(at: u64, what: String) -> Error {
-    Error::corrupt(OFFSET + at, what)
+fn corrupt(at: u64, what: String) -> Ext4Error {
+    Ext4Error::corrupt(OFFSET + at, what)
 }
 
 fn check_sum(bytes: &[u8]) -> Result<()> {
@@ -200,7 +200,7 @@ fn check_sum(bytes: &[u8]) -> Result<()> {
     }
     match crc32c(!0, &bytes[..0x3FC]) == u32_at(bytes, 0x3FC) {
         true => Ok(()),
-        false => Err(Error::checksum(OFFSET, "the superblock")),
+        false => Err(Ext4Error::checksum(OFFSET, "the superblock")),
     }
 }
 
@@ -291,7 +291,7 @@ fn check_features(features: u32) -> Result<()> {
     ];
     for (flag, feature, remedy) in known {
         if features & flag != 0 {
-            return Err(Error::Unsupported {
+            return Err(Ext4Error::Unsupported {
                 feature: feature.to_owned(),
                 remedy,
             });
@@ -299,7 +299,7 @@ fn check_features(features: u32) -> Result<()> {
     }
     match features & !incompat::READ {
         0 => Ok(()),
-        unknown => Err(Error::Unsupported {
+        unknown => Err(Ext4Error::Unsupported {
             feature: format!("the unknown incompatible features {unknown:#x}"),
             remedy: "copy its files to an ext4 without them",
         }),
@@ -310,7 +310,7 @@ fn check_features(features: u32) -> Result<()> {
 /// kernel, and nothing else indicates that. (With a journal the feature "recover" does.)
 fn check_state(state: u16) -> Result<()> {
     match state & CLEAN {
-        0 => Err(Error::Unsupported {
+        0 => Err(Ext4Error::Unsupported {
             feature: "it is mounted for writing elsewhere, or was not unmounted cleanly".to_owned(),
             remedy: "unmount it where it is mounted; else run e2fsck on it",
         }),

@@ -1,14 +1,14 @@
 //! A file system that is open: paths, directories, links and files.
 
-use crate::directory::{DirEntry, OnEntry, Rules};
-use crate::disk::Disk;
-use crate::error::{Error, Refusal, Result};
-use crate::extents::{self, Extent, Run};
+use crate::directory::{DirEntry, EntryRules, OnEntry};
+use crate::disk::CheckedDisk;
+use crate::error::{DataRefusal, Ext4Error, Result};
+use crate::extents::{self, ExtentRun, FileExtent};
 use crate::group;
 use crate::inline;
-use crate::inode::{Inode, Kind, ROOT, flags};
-use crate::source::Source;
-use crate::superblock::{self, Info, Superblock};
+use crate::inode::{FileInode, FileKind, ROOT, flags};
+use crate::source::VolumeSource;
+use crate::superblock::{self, VolumeInfo, VolumeSuperblock};
 use std::ops::ControlFlow;
 
 /// Limit of the links that are followed in one path, as in Linux: links that refer to each other would
@@ -23,49 +23,49 @@ const SHORT_TARGET: u64 = 60;
 #[derive(Debug)]
 pub struct Ext4<S> {
     source: S,
-    superblock: Superblock,
+    superblock: VolumeSuperblock,
 }
 
 /// A file's data.
 #[derive(Clone, Debug)]
-pub struct File {
-    inode: Inode,
+pub struct FileData {
+    inode: FileInode,
     block_bytes: u64,
-    data: Data,
+    data: DataExtents,
 }
 
 #[derive(Clone, Debug)]
-enum Data {
+enum DataExtents {
     Inline(Vec<u8>),
-    Runs(Vec<Run>),
+    Runs(Vec<ExtentRun>),
 }
 
-impl<S: Source> Ext4<S> {
+impl<S: VolumeSource> Ext4<S> {
     /// Reads the superblock.
     ///
     /// # Errors
-    /// [`Error::NotExt4`], [`Error::Unsupported`] for features that are not read, [`Error::Corrupt`],
-    /// [`Error::Checksum`] and [`Error::Read`].
+    /// [`Ext4Error::NotExt4`], [`Ext4Error::Unsupported`] for features that are not read, [`Ext4Error::Corrupt`],
+    /// [`Ext4Error::Checksum`] and [`Ext4Error::Read`].
     pub fn open(source: S) -> Result<Self> {
         let len = source.len();
         if len < superblock::OFFSET + superblock::BYTES as u64 {
-            return Err(Error::NotExt4 {
+            return Err(Ext4Error::NotExt4 {
                 what: format!("{len} bytes are too few"),
             });
         }
         let mut bytes = [0; superblock::BYTES];
         let read = source.read_at(superblock::OFFSET, &mut bytes);
-        read.map_err(|source| Error::Read {
+        read.map_err(|source| Ext4Error::Read {
             offset: superblock::OFFSET,
             bytes: superblock::BYTES as u64,
             source,
         })?;
-        let superblock = Superblock::parse(&bytes, len)?;
+        let superblock = VolumeSuperblock::parse(&bytes, len)?;
         Ok(Self { source, superblock })
     }
 
     /// Returns the superblock facts of the file system.
-    pub fn info(&self) -> &Info {
+    pub fn info(&self) -> &VolumeInfo {
         &self.superblock.info
     }
 
@@ -74,8 +74,8 @@ impl<S: Source> Ext4<S> {
         &self.source
     }
 
-    fn disk(&self) -> Disk<'_> {
-        Disk {
+    fn disk(&self) -> CheckedDisk<'_> {
+        CheckedDisk {
             source: &self.source,
             superblock: &self.superblock,
         }
@@ -84,13 +84,13 @@ impl<S: Source> Ext4<S> {
     /// Returns the inode with this number.
     ///
     /// # Errors
-    /// [`Error::Corrupt`] for one that is not in use, [`Error::Checksum`] and [`Error::Read`].
-    pub fn inode(&self, number: u32) -> Result<Inode> {
+    /// [`Ext4Error::Corrupt`] for one that is not in use, [`Ext4Error::Checksum`] and [`Ext4Error::Read`].
+    pub fn inode(&self, number: u32) -> Result<FileInode> {
         let superblock = &self.superblock;
         let index = number.checked_sub(1);
         let Some(index) = index.filter(|_| number <= superblock.info.inodes) else {
             let what = format!("inode {number} of {}", superblock.info.inodes);
-            return Err(Error::corrupt(superblock::OFFSET, what));
+            return Err(Ext4Error::corrupt(superblock::OFFSET, what));
         };
         let (group, within) = (
             u64::from(index / superblock.inodes_per_group),
@@ -103,15 +103,15 @@ impl<S: Source> Ext4<S> {
         let mut bytes = vec![0; usize::from(superblock.inode_bytes)];
         let offset = table * u64::from(superblock.info.block_bytes) + within * bytes.len() as u64;
         self.disk().read(offset, &mut bytes)?;
-        Inode::parse(number, &bytes, offset, superblock.seed)
+        FileInode::parse(number, &bytes, offset, superblock.seed)
     }
 
     /// Returns the inode that `path` names; links are followed.
     ///
     /// # Errors
-    /// [`Error::NotFound`], [`Error::WrongKind`] where a directory is needed, [`Error::TooManyLinks`], and those of
-    /// [`inode`](Self::inode) and [`list`](Self::list).
-    pub fn lookup(&self, path: impl AsRef<[u8]>) -> Result<Inode> {
+    /// [`Ext4Error::NotFound`], [`Ext4Error::WrongKind`] where a directory is needed, [`Ext4Error::TooManyLinks`], and
+    /// those of [`inode`](Self::inode) and [`list`](Self::list).
+    pub fn lookup(&self, path: impl AsRef<[u8]>) -> Result<FileInode> {
         self.resolve(path.as_ref(), true)
     }
 
@@ -119,11 +119,11 @@ impl<S: Source> Ext4<S> {
     ///
     /// # Errors
     /// As [`lookup`](Self::lookup).
-    pub fn lookup_link(&self, path: impl AsRef<[u8]>) -> Result<Inode> {
+    pub fn lookup_link(&self, path: impl AsRef<[u8]>) -> Result<FileInode> {
         self.resolve(path.as_ref(), false)
     }
 
-    fn resolve(&self, path: &[u8], is_last_followed: bool) -> Result<Inode> {
+    fn resolve(&self, path: &[u8], is_last_followed: bool) -> Result<FileInode> {
         let shown = || String::from_utf8_lossy(path).into_owned();
         let mut above = Vec::new();
         let mut here = self.inode(ROOT)?;
@@ -131,8 +131,8 @@ impl<S: Source> Ext4<S> {
         push(&mut left, path);
         let mut links = 0;
         while let Some(name) = left.pop() {
-            if here.kind != Kind::Directory {
-                return Err(Error::WrongKind {
+            if here.kind != FileKind::Directory {
+                return Err(Ext4Error::WrongKind {
                     inode: here.number,
                     wanted: "directory",
                 });
@@ -146,17 +146,17 @@ impl<S: Source> Ext4<S> {
                 _ => {}
             }
             let Some(number) = self.find(&here, &name)? else {
-                return Err(Error::NotFound { path: shown() });
+                return Err(Ext4Error::NotFound { path: shown() });
             };
             let next = self.inode(number)?;
             let is_followed = is_last_followed || !left.is_empty();
-            if next.kind != Kind::Symlink || !is_followed {
+            if next.kind != FileKind::Symlink || !is_followed {
                 above.push(std::mem::replace(&mut here, next));
                 continue;
             }
             links += 1;
             if links > MOST_LINKS {
-                return Err(Error::TooManyLinks { path: shown() });
+                return Err(Ext4Error::TooManyLinks { path: shown() });
             }
             let target = self.read_link(&next)?;
             if target.starts_with(b"/") {
@@ -168,7 +168,7 @@ impl<S: Source> Ext4<S> {
         Ok(here)
     }
 
-    fn find(&self, directory: &Inode, name: &[u8]) -> Result<Option<u32>> {
+    fn find(&self, directory: &FileInode, name: &[u8]) -> Result<Option<u32>> {
         let mut found = None;
         self.each(directory, &mut |entry, number, _| {
             if entry != name {
@@ -183,9 +183,9 @@ impl<S: Source> Ext4<S> {
     /// Returns the names in a directory, in its order, without `.` and `..`.
     ///
     /// # Errors
-    /// [`Error::WrongKind`]; [`Error::Refused`] for an encrypted directory; [`Error::Corrupt`], [`Error::Checksum`] and
-    /// [`Error::Read`].
-    pub fn list(&self, directory: &Inode) -> Result<Vec<DirEntry>> {
+    /// [`Ext4Error::WrongKind`]; [`Ext4Error::Refused`] for an encrypted directory; [`Ext4Error::Corrupt`],
+    /// [`Ext4Error::Checksum`] and [`Ext4Error::Read`].
+    pub fn list(&self, directory: &FileInode) -> Result<Vec<DirEntry>> {
         let mut entries = Vec::new();
         self.each(directory, &mut |name, inode, kind| {
             entries.push(DirEntry {
@@ -198,14 +198,14 @@ impl<S: Source> Ext4<S> {
         Ok(entries)
     }
 
-    fn each(&self, directory: &Inode, on_entry: OnEntry<'_>) -> Result<()> {
-        if directory.kind != Kind::Directory {
-            return Err(Error::WrongKind {
+    fn each(&self, directory: &FileInode, on_entry: OnEntry<'_>) -> Result<()> {
+        if directory.kind != FileKind::Directory {
+            return Err(Ext4Error::WrongKind {
                 inode: directory.number,
                 wanted: "directory",
             });
         }
-        let rules = Rules {
+        let rules = EntryRules {
             inode: directory,
             has_file_types: self.superblock.has_file_types,
             inodes: self.superblock.info.inodes,
@@ -247,7 +247,7 @@ impl<S: Source> Ext4<S> {
                 directory.size,
                 at * block_bytes
             );
-            return Err(Error::corrupt(directory.offset, what));
+            return Err(Ext4Error::corrupt(directory.offset, what));
         }
         Ok(())
     }
@@ -255,10 +255,10 @@ impl<S: Source> Ext4<S> {
     /// Returns the target of a symbolic link.
     ///
     /// # Errors
-    /// [`Error::WrongKind`], [`Error::Refused`] for an encrypted one, and as [`read_at`](Self::read_at).
-    pub fn read_link(&self, link: &Inode) -> Result<Vec<u8>> {
-        if link.kind != Kind::Symlink {
-            return Err(Error::WrongKind {
+    /// [`Ext4Error::WrongKind`], [`Ext4Error::Refused`] for an encrypted one, and as [`read_at`](Self::read_at).
+    pub fn read_link(&self, link: &FileInode) -> Result<Vec<u8>> {
+        if link.kind != FileKind::Symlink {
+            return Err(Ext4Error::WrongKind {
                 inode: link.number,
                 wanted: "symbolic link",
             });
@@ -266,7 +266,7 @@ impl<S: Source> Ext4<S> {
         check_readable(link)?;
         if link.size > MOST_TARGET {
             let what = format!("link {} with a target of {} bytes", link.number, link.size);
-            return Err(Error::corrupt(link.offset, what));
+            return Err(Ext4Error::corrupt(link.offset, what));
         }
         let is_short = !link.has(flags::EXTENTS) && !link.has(flags::INLINE_DATA);
         if is_short && link.size < SHORT_TARGET {
@@ -281,11 +281,11 @@ impl<S: Source> Ext4<S> {
     /// Opens the data of a file by its inode.
     ///
     /// # Errors
-    /// [`Error::WrongKind`] for what is no regular file; [`Error::Refused`]; [`Error::Corrupt`], [`Error::Checksum`] and
-    /// [`Error::Read`].
-    pub fn file(&self, inode: &Inode) -> Result<File> {
-        if inode.kind != Kind::File {
-            return Err(Error::WrongKind {
+    /// [`Ext4Error::WrongKind`] for what is no regular file; [`Ext4Error::Refused`]; [`Ext4Error::Corrupt`],
+    /// [`Ext4Error::Checksum`] and [`Ext4Error::Read`].
+    pub fn file(&self, inode: &FileInode) -> Result<FileData> {
+        if inode.kind != FileKind::File {
+            return Err(Ext4Error::WrongKind {
                 inode: inode.number,
                 wanted: "regular file",
             });
@@ -293,25 +293,25 @@ impl<S: Source> Ext4<S> {
         self.data_of(inode)
     }
 
-    fn data_of(&self, inode: &Inode) -> Result<File> {
+    fn data_of(&self, inode: &FileInode) -> Result<FileData> {
         check_readable(inode)?;
         let data = match inode.has(flags::INLINE_DATA) {
             true => {
                 let (first, rest) = inline::parts(inode)?;
-                Data::Inline([first, rest].concat())
+                DataExtents::Inline([first, rest].concat())
             }
-            false => Data::Runs(self.runs(inode)?),
+            false => DataExtents::Runs(self.runs(inode)?),
         };
-        Ok(File {
+        Ok(FileData {
             inode: inode.clone(),
             block_bytes: u64::from(self.superblock.info.block_bytes),
             data,
         })
     }
 
-    fn runs(&self, inode: &Inode) -> Result<Vec<Run>> {
+    fn runs(&self, inode: &FileInode) -> Result<Vec<ExtentRun>> {
         if !inode.has(flags::EXTENTS) {
-            return Err(refused(inode, Refusal::BlockMap));
+            return Err(refused(inode, DataRefusal::BlockMap));
         }
         extents::of(&self.disk(), inode)
     }
@@ -320,19 +320,19 @@ impl<S: Source> Ext4<S> {
     /// at the end of the file. Holes and unwritten extents are zeros.
     ///
     /// # Errors
-    /// [`Error::Read`]; [`Error::Corrupt`] for blocks that the device does not have.
-    pub fn read_at(&self, file: &File, offset: u64, data: &mut [u8]) -> Result<usize> {
+    /// [`Ext4Error::Read`]; [`Ext4Error::Corrupt`] for blocks that the device does not have.
+    pub fn read_at(&self, file: &FileData, offset: u64, data: &mut [u8]) -> Result<usize> {
         let left = file.inode.size.saturating_sub(offset);
         let bytes = left.min(data.len() as u64) as usize;
         let data = &mut data[..bytes];
         let runs = match &file.data {
-            Data::Inline(all) => {
+            DataExtents::Inline(all) => {
                 // The inode's size and its data have the same length.
                 let from = all.get(offset as usize..).unwrap_or(&[]);
                 data.copy_from_slice(&from[..bytes]);
                 return Ok(bytes);
             }
-            Data::Runs(runs) => runs,
+            DataExtents::Runs(runs) => runs,
         };
         data.fill(0);
         let (begin, end) = (offset, offset + bytes as u64);
@@ -358,12 +358,12 @@ impl<S: Source> Ext4<S> {
     /// Checks that the inode of `file` on the device is unchanged.
     ///
     /// # Errors
-    /// [`Error::Changed`] if not; as [`inode`](Self::inode).
-    pub fn check_unchanged(&self, file: &File) -> Result<()> {
+    /// [`Ext4Error::Changed`] if not; as [`inode`](Self::inode).
+    pub fn check_unchanged(&self, file: &FileData) -> Result<()> {
         let now = self.inode(file.inode.number);
         match now {
             Ok(now) if now == file.inode => Ok(()),
-            Ok(_) | Err(Error::Corrupt { .. }) => Err(Error::Changed {
+            Ok(_) | Err(Ext4Error::Corrupt { .. }) => Err(Ext4Error::Changed {
                 inode: file.inode.number,
             }),
             Err(error) => Err(error),
@@ -371,9 +371,9 @@ impl<S: Source> Ext4<S> {
     }
 }
 
-impl File {
+impl FileData {
     /// Returns its inode.
-    pub fn inode(&self) -> &Inode {
+    pub fn inode(&self) -> &FileInode {
         &self.inode
     }
 
@@ -391,15 +391,15 @@ impl File {
     /// extent covers are a hole: zeros.
     ///
     /// # Errors
-    /// [`Error::Refused`] for a file whose data lie in its inode.
-    pub fn extents(&self) -> Result<Vec<Extent>> {
-        let Data::Runs(runs) = &self.data else {
-            return Err(refused(&self.inode, Refusal::Inline));
+    /// [`Ext4Error::Refused`] for a file whose data lie in its inode.
+    pub fn extents(&self) -> Result<Vec<FileExtent>> {
+        let DataExtents::Runs(runs) = &self.data else {
+            return Err(refused(&self.inode, DataRefusal::Inline));
         };
         let block = self.block_bytes;
         let end = self.inode.size.div_ceil(block);
         let inside = runs.iter().take_while(|run| run.logical < end);
-        let extents = inside.map(|run| Extent {
+        let extents = inside.map(|run| FileExtent {
             logical: run.logical * block,
             place: run.place * block,
             bytes: run.blocks.min(end - run.logical) * block,
@@ -427,18 +427,18 @@ fn push(left: &mut Vec<Vec<u8>>, path: &[u8]) {
     left.extend(parts.rev().map(<[u8]>::to_vec));
 }
 
-fn check_readable(inode: &Inode) -> Result<()> {
+fn check_readable(inode: &FileInode) -> Result<()> {
     if inode.has(flags::ENCRYPTED) {
-        return Err(refused(inode, Refusal::Encrypted));
+        return Err(refused(inode, DataRefusal::Encrypted));
     }
     match inode.has(flags::COMPRESSED_BLOCKS) {
-        true => Err(refused(inode, Refusal::Compressed)),
+        true => Err(refused(inode, DataRefusal::Compressed)),
         false => Ok(()),
     }
 }
 
-fn refused(inode: &Inode, why: Refusal) -> Error {
-    Error::Refused {
+fn refused(inode: &FileInode, why: DataRefusal) -> Ext4Error {
+    Ext4Error::Refused {
         inode: inode.number,
         why,
     }

@@ -19,11 +19,12 @@ mod arguments;
 use arguments::Arguments;
 use nvme_compute::random_weights::{self, Stored};
 use nvme_host::bench::median;
-use nvme_host::cuda::{DeviceMemory, Graph, Pending, RowsOptions, Stream};
+use nvme_host::cuda::{CudaGraph, DeviceMemory, PendingRows, RowsOptions, Stream};
 use nvme_host::store::GpuOptions;
 use nvme_host::{Error, Result, Store, StoreOptions};
 use nvme_models::experts::{
-    CacheOptions, Counts, Experts, GpuExperts, Layer, Placed, Policy, Shape, Step, check,
+    CacheOptions, ExpertCounts, ExpertLayers, ExpertMatrices, ExpertShape, ExpertStep, GpuExperts,
+    Layer, Policy, check,
 };
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -45,7 +46,7 @@ fn run(words: &Arguments) -> Result<()> {
         ));
     };
     let layers = words.number(1, 4)?;
-    let shape = Shape {
+    let shape = ExpertShape {
         width: words.number(4, 2880)?,
         hidden: words.number(5, 2880)?,
         experts: words.number(2, 128)?,
@@ -66,7 +67,7 @@ fn run(words: &Arguments) -> Result<()> {
         ..StoreOptions::default()
     };
     let store = Arc::new(Store::open(device, &options)?);
-    let experts = Experts::new(&store, shape, placed(shape, layers)?)?;
+    let experts = ExpertLayers::new(&store, shape, placed(shape, layers)?)?;
     fill(&store, experts.bytes(0) * u64::from(layers * shape.experts))?;
     for part in [1, 2, 4, 8, 16] {
         // Room around the matrices of each expert.
@@ -104,7 +105,7 @@ fn run(words: &Arguments) -> Result<()> {
 }
 
 /// Layers one after the other: gates, ups and downs of all experts of each.
-fn placed(shape: Shape, layers: u32) -> Result<Vec<Layer>> {
+fn placed(shape: ExpertShape, layers: u32) -> Result<Vec<Layer>> {
     let bytes = |rows: u32, columns: u32| {
         let row = STORED.row_bytes(columns);
         let row = row
@@ -119,7 +120,7 @@ fn placed(shape: Shape, layers: u32) -> Result<Vec<Layer>> {
     let mut offset = 0;
     let mut next = |bytes: u64| {
         let stored = STORED;
-        let placed = Placed { offset, stored };
+        let placed = ExpertMatrices { offset, stored };
         offset += bytes;
         placed
     };
@@ -147,11 +148,11 @@ struct Ran {
 }
 
 struct Rig<'e> {
-    experts: &'e Experts,
+    experts: &'e ExpertLayers,
     cache: GpuExperts,
     stream: Stream,
-    graph: Graph,
-    pending: Vec<Pending>,
+    graph: CudaGraph,
+    pending: Vec<PendingRows>,
     logits: DeviceMemory,
     _x: DeviceMemory,
     y: DeviceMemory,
@@ -159,7 +160,7 @@ struct Rig<'e> {
 }
 
 impl<'e> Rig<'e> {
-    fn new(experts: &'e Experts, options: &CacheOptions) -> Result<Self> {
+    fn new(experts: &'e ExpertLayers, options: &CacheOptions) -> Result<Self> {
         let cache = GpuExperts::new(experts, options)?;
         let (shape, gpu) = (experts.shape(), cache.gpu());
         let floats = |count: u32| DeviceMemory::new(gpu, count as usize * 4);
@@ -174,7 +175,7 @@ impl<'e> Rig<'e> {
             .collect();
         x.upload(0, &bytes_of(&vector))?;
         let layer = |layer: u32, stream| {
-            let step = Step {
+            let step = ExpertStep {
                 layer,
                 tokens: 1,
                 logits: logits.address() + u64::from(layer * shape.experts) * 4,
@@ -191,7 +192,7 @@ impl<'e> Rig<'e> {
                 .map(|one| layer(one, stream))
                 .collect()
         };
-        let (graph, pending) = Graph::capture(&stream, capture)?;
+        let (graph, pending) = CudaGraph::capture(&stream, capture)?;
         Ok(Self {
             experts,
             cache,
@@ -238,7 +239,7 @@ impl<'e> Rig<'e> {
         let seconds: Vec<f64> = seconds.collect::<Result<_>>()?;
         let after = self.cache.counts()?;
         self.check(2 * tokens - 1)?;
-        let of = |count: fn(&Counts) -> u64| count(&after) - count(&before);
+        let of = |count: fn(&ExpertCounts) -> u64| count(&after) - count(&before);
         let (hits, misses) = (of(|counts| counts.hits), of(|counts| counts.misses));
         Ok(Ran {
             seconds: median(&seconds),

@@ -14,8 +14,8 @@ mod arguments;
 use arguments::Arguments;
 use nvme_host::store::GpuOptions;
 use nvme_host::{Catalog, Error, Result, Store, StoreOptions};
-use nvme_models::llama::{Config, Llama, Options};
-use nvme_models::synthetic::{Stored, Synthetic};
+use nvme_models::llama::{Llama, ModelConfig, ModelOptions};
+use nvme_models::synthetic::{Stored, SyntheticModel};
 use std::fs::File;
 use std::io::BufWriter;
 use std::path::Path;
@@ -57,8 +57,8 @@ fn write(path: &Path, layers: u32) -> Result<()> {
     if path.exists() {
         return Ok(());
     }
-    let model = Synthetic {
-        config: Config {
+    let model = SyntheticModel {
+        config: ModelConfig {
             layers,
             width: 8192,
             hidden: 28_672,
@@ -117,7 +117,7 @@ fn measure(device: &str, budget: u64, tokens: usize) -> Result<(Vec<u32>, Vec<f3
         &store,
         &catalog,
         &at_once,
-        Options {
+        ModelOptions {
             budget,
             positions,
             manifest: None,

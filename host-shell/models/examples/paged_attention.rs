@@ -22,11 +22,13 @@ mod arguments;
 
 use arguments::Arguments;
 use nvme_host::bench::median;
-use nvme_host::cuda::{DeviceMemory, Event, Gpu, Registered, Request, RowsOptions, Stream};
-use nvme_host::store::{GpuOptions, Ids};
-use nvme_host::{Error, Pages, Result, Store, StoreOptions};
-use nvme_models::paged::{self, Attending, Queries};
-use nvme_models::{KvPages, KvShape};
+use nvme_host::cuda::{
+    DeviceMemory, Gpu, RegisteredMemory, RowRequest, RowsOptions, Stream, StreamEvent,
+};
+use nvme_host::store::{GpuOptions, RowIds};
+use nvme_host::{DmaPages, Error, Result, Store, StoreOptions};
+use nvme_models::paged::{self, PagedKernels, PagedQueries};
+use nvme_models::{KvShape, KvStore};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -96,10 +98,10 @@ fn run(words: &Arguments) -> Result<()> {
 
 struct Rig {
     gpu: Arc<Gpu>,
-    pages: KvPages,
-    kernels: Attending,
+    pages: KvStore,
+    kernels: PagedKernels,
     stream: Stream,
-    queries: Queries,
+    queries: PagedQueries,
     vectors: Vec<f32>,
     /// Numbers of pages as `u32` and as `i64`.
     ids: DeviceMemory,
@@ -113,9 +115,9 @@ struct Rig {
 /// What a thread of the CPU reads by: two halves of pinned memory.
 struct Reader {
     stream: Stream,
-    copied: [Event; 2],
-    _registered: Registered,
-    pages: Arc<Pages>,
+    copied: [StreamEvent; 2],
+    _registered: RegisteredMemory,
+    pages: Arc<DmaPages>,
 }
 
 impl Rig {
@@ -140,7 +142,7 @@ impl Rig {
         let store = Arc::new(Store::open(device, &options)?);
         let gpu = Arc::clone(store.gpu().ok_or_else(|| Error::internal("no GPU"))?);
         let count = store.len() / shape.page_bytes();
-        let pages = KvPages::new(&store, 0, count, shape)?;
+        let pages = KvStore::new(&store, 0, count, shape)?;
         fill(&store, shape)?;
         let vectors: Vec<f32> = (0..sequences * HEADS * shape.head_elements)
             .map(|at| noise(u64::from(at)) * 2.0)
@@ -154,7 +156,7 @@ impl Rig {
         let y = DeviceMemory::new(&gpu, vectors.len() * 4)?;
         let all = (sequences * most_pages) as usize;
         let ids = DeviceMemory::new(&gpu, all * 4)?;
-        let mut queries = Queries {
+        let mut queries = PagedQueries {
             queries: from.address(),
             sequences,
             heads: HEADS,
@@ -163,23 +165,23 @@ impl Rig {
             most_pages,
             y: y.address(),
             scale: 1.0 / (shape.head_elements as f32).sqrt(),
-            ..Queries::default()
+            ..PagedQueries::default()
         };
-        let workspace = Attending::workspace_bytes(&pages, &queries);
+        let workspace = PagedKernels::workspace_bytes(&pages, &queries);
         let workspace = DeviceMemory::new(&gpu, workspace as usize)?;
         queries.workspace = workspace.address();
         let reader = |_| {
-            let pages = Arc::new(Pages::new(2 * CHUNK as usize)?);
+            let pages = Arc::new(DmaPages::new(2 * CHUNK as usize)?);
             Ok(Reader {
                 stream: Stream::new(&gpu)?,
-                copied: [Event::untimed(&gpu)?, Event::untimed(&gpu)?],
-                _registered: Registered::pages(&gpu, &pages)?,
+                copied: [StreamEvent::untimed(&gpu)?, StreamEvent::untimed(&gpu)?],
+                _registered: RegisteredMemory::pages(&gpu, &pages)?,
                 pages,
             })
         };
         Ok(Self {
             readers: (0..THREADS).map(reader).collect::<Result<_>>()?,
-            kernels: Attending::load(&gpu)?,
+            kernels: PagedKernels::load(&gpu)?,
             stream: Stream::new(&gpu)?,
             wide_ids: DeviceMemory::new(&gpu, all * 8)?,
             there: DeviceMemory::new(&gpu, all * shape.page_bytes() as usize)?,
@@ -233,7 +235,7 @@ impl Rig {
 
     fn gather(&self) -> Result<()> {
         let bytes = self.pages.shape().page_bytes();
-        let request = Request {
+        let request = RowRequest {
             ids: self.wide_ids.address(),
             wide_ids: true,
             count: self.bytes() / bytes,
@@ -284,7 +286,7 @@ impl Rig {
             };
             self.pages
                 .table()
-                .gather(Ids::I64(ids), data, None)?
+                .gather(RowIds::I64(ids), data, None)?
                 .check()?;
             let to = self.there.address() + ((first + turn * step) * page) as u64;
             // SAFETY: room for these pages; the buffer stays until the stream has ended.

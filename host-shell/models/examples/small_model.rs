@@ -6,8 +6,8 @@
 //!
 //! With EXPERTS each layer has so many, of which a token has CHOICES.
 
-use nvme_models::llama::Mixture;
-use nvme_models::synthetic::Synthetic;
+use nvme_models::llama::ExpertMixture;
+use nvme_models::synthetic::SyntheticModel;
 use std::io::{BufWriter, Error, ErrorKind, Result};
 
 fn main() -> Result<()> {
@@ -23,7 +23,8 @@ fn main() -> Result<()> {
             ));
         }
     };
-    let model = Synthetic::small(experts.map(|(count, choices)| Mixture { count, choices }));
+    let model =
+        SyntheticModel::small(experts.map(|(count, choices)| ExpertMixture { count, choices }));
     let mut out = BufWriter::new(std::fs::File::create(path)?);
     model.write(&mut out, &mut |_| ())
 }

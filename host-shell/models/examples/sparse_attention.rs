@@ -14,7 +14,7 @@
 mod arguments;
 
 use nvme_host::{Result, Store, StoreOptions};
-use nvme_models::{Keep, KvPages, KvShape};
+use nvme_models::{KvShape, KvStore, PageLimits};
 use std::sync::Arc;
 
 const SHAPE: KvShape = KvShape {
@@ -97,7 +97,7 @@ fn run() -> Result<()> {
 fn errors(pages: u32, seed: u64, shared: f32) -> Result<(f64, f64)> {
     let (queries, bytes) = synthetic(seed, shared);
     let store = Store::open("sim:mem?size=16MiB&block=512", &StoreOptions::default())?;
-    let kv = KvPages::new(&Arc::new(store), 0, PAGES.into(), SHAPE)?;
+    let kv = KvStore::new(&Arc::new(store), 0, PAGES.into(), SHAPE)?;
     kv.store().write_at(0, &bytes)?;
     let summaries = kv.summaries(0, PAGES.into())?;
     let all: Vec<u32> = (0..PAGES).collect();
@@ -115,7 +115,7 @@ fn errors(pages: u32, seed: u64, shared: f32) -> Result<(f64, f64)> {
         length(differences) / length(&mut full.iter().copied())
     };
     let borrowed: Vec<&[f32]> = queries.iter().map(Vec::as_slice).collect();
-    let keep = Keep {
+    let keep = PageLimits {
         pages,
         first: 0,
         last: 0,

@@ -1,8 +1,8 @@
 //! Checkpoints of Mixtral in the format of Hugging Face (safetensors, a tensor for each matrix of an expert),
 //! rewritten as a GGUF file whose tokens are bytes.
 
-use crate::gguf::{Model, Tensor};
-use crate::llama::{Config, Mixture};
+use crate::gguf::{GgufModel, GgufTensor};
+use crate::llama::{ExpertMixture, ModelConfig};
 use nvme_formats::{Stored, f32_of_bf16};
 use nvme_host::catalog::Dtype;
 use nvme_host::files::open_regular;
@@ -25,12 +25,12 @@ pub fn mixtral(folder: &Path, out: &mut impl Write) -> Result<()> {
     let device = format!("file:{}", weights.display());
     let store = Store::open(&device, &StoreOptions::default())?;
     let catalog = Catalog::of_store(&store, 0)?;
-    let model = Model {
+    let model = GgufModel {
         config: &config,
         stored: Stored::Bf16,
         stored_head: Stored::Bf16,
     };
-    let source = Source {
+    let source = CheckpointSource {
         store: &store,
         catalog: &catalog,
         config: &config,
@@ -55,7 +55,7 @@ pub fn mixtral(folder: &Path, out: &mut impl Write) -> Result<()> {
 }
 
 /// Returns the sizes in a `config.json`.
-fn config_of(text: &str) -> Result<Config> {
+fn config_of(text: &str) -> Result<ModelConfig> {
     let no_mixtral = |why: String| {
         Error::usage(
             format!("config.json: {why}"),
@@ -83,7 +83,7 @@ fn config_of(text: &str) -> Result<Config> {
             return Err(no_mixtral(format!("{key} is {}, not {wanted}", json[key])));
         }
     }
-    Ok(Config {
+    Ok(ModelConfig {
         layers: number("num_hidden_layers")?,
         width: number("hidden_size")?,
         hidden: number("intermediate_size")?,
@@ -94,22 +94,22 @@ fn config_of(text: &str) -> Result<Config> {
         context: number("max_position_embeddings")?,
         epsilon: real("rms_norm_eps")? as f32,
         rope_base: real("rope_theta")?,
-        experts: Some(Mixture {
+        experts: Some(ExpertMixture {
             count: number("num_local_experts")?,
             choices: number("num_experts_per_tok")?,
         }),
     })
 }
 
-struct Source<'a> {
+struct CheckpointSource<'a> {
     store: &'a Store,
     catalog: &'a Catalog,
-    config: &'a Config,
+    config: &'a ModelConfig,
 }
 
-impl Source<'_> {
+impl CheckpointSource<'_> {
     /// Returns the bytes of one of GGUF's tensors.
-    fn bytes(&self, tensor: &Tensor) -> Result<Vec<u8>> {
+    fn bytes(&self, tensor: &GgufTensor) -> Result<Vec<u8>> {
         let mut parts = tensor.name.split('.');
         let (first, layer, what) = (parts.next(), parts.next(), parts.next());
         let name = match (first, what) {
@@ -162,12 +162,12 @@ impl Source<'_> {
         Ok(into)
     }
 
-    fn matrix(&self, tensor: &Tensor, name: &str) -> Result<Vec<u8>> {
+    fn matrix(&self, tensor: &GgufTensor, name: &str) -> Result<Vec<u8>> {
         self.read(name, tensor.shape.iter().product())
     }
 
     /// As `f32`.
-    fn vector(&self, tensor: &Tensor, name: &str) -> Result<Vec<u8>> {
+    fn vector(&self, tensor: &GgufTensor, name: &str) -> Result<Vec<u8>> {
         let halves = self.matrix(tensor, name)?;
         let numbers = halves.as_chunks::<2>().0.iter();
         let wide = numbers.map(|half| f32_of_bf16(u16::from_le_bytes(*half)).to_le_bytes());
@@ -176,7 +176,7 @@ impl Source<'_> {
 
     /// Returns the rows of heads. The checkpoint turns element `i` with the one half a head further on, GGUF
     /// with its neighbour.
-    fn heads(&self, tensor: &Tensor, name: &str) -> Result<Vec<u8>> {
+    fn heads(&self, tensor: &GgufTensor, name: &str) -> Result<Vec<u8>> {
         let rows = self.matrix(tensor, name)?;
         let row_bytes = tensor.shape[0] as usize * 2;
         let half = self.config.head_elements as usize / 2;
@@ -190,7 +190,7 @@ impl Source<'_> {
     }
 
     /// Reads the matrix of each expert into one array, in order.
-    fn experts(&self, tensor: &Tensor, moe: &str, matrix: &str) -> Result<Vec<u8>> {
+    fn experts(&self, tensor: &GgufTensor, moe: &str, matrix: &str) -> Result<Vec<u8>> {
         let (elements, count) = (tensor.shape[0] * tensor.shape[1], tensor.shape[2]);
         let mut all = Vec::new();
         for expert in 0..count {

@@ -1,12 +1,12 @@
 //! Choice of pages by the CPU, as the kernels do it: bounds and choices are the same bit by bit.
 
-use crate::{KvPages, KvShape};
+use crate::{KvShape, KvStore};
 use nvme_compute_kernel::choose::{FIRST, UNKNOWN, larger, rank_of};
 use nvme_host::{Error, Result};
 
 /// Limits of the pages that each head of keys and values attends to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Keep {
+pub struct PageLimits {
     /// All pages of a head, at least one and at least `first` + `last`.
     pub pages: u32,
     /// Number of pages at the start of the table that are always selected.
@@ -15,7 +15,7 @@ pub struct Keep {
     pub last: u32,
 }
 
-impl Keep {
+impl PageLimits {
     /// # Errors
     /// [`Error::Usage`] for no page, and for fewer than are kept in any case.
     pub fn check(&self) -> Result<()> {
@@ -113,20 +113,20 @@ impl KvShape {
     }
 }
 
-impl KvPages {
+impl KvStore {
     /// Selects the pages of `ids` that the heads of `queries`, which share the keys of head `kv_head`, attend
     /// to, in the order of `ids`; `summaries` has the summary of each page of the drive. A page that is not
     /// there is chosen first, so that attention reports it.
     ///
     /// # Errors
-    /// Those of [`Keep::check`].
+    /// Those of [`PageLimits::check`].
     pub fn choose(
         &self,
         queries: &[&[f32]],
         ids: &[u32],
         kv_head: u32,
         summaries: &[u8],
-        keep: Keep,
+        keep: PageLimits,
     ) -> Result<Vec<u32>> {
         keep.check()?;
         let each = self.shape().summary_bytes() as usize;
@@ -218,7 +218,7 @@ mod tests {
 
     #[test]
     fn pages_with_equal_bounds_are_taken_from_the_begin() {
-        let keep = |pages, first, last| Keep { pages, first, last };
+        let keep = |pages, first, last| PageLimits { pages, first, last };
         assert_eq!(keep(3, 0, 0).choose(&[5, 9, 5, 5, 9]), [0, 1, 4]);
         assert_eq!(keep(3, 1, 1).choose(&[1, 7, 7, 7, 1]), [0, 1, 4]);
         assert_eq!(keep(2, 1, 1).choose(&[1, 7, 7, 7, 1]), [0, 4]);

@@ -2,12 +2,12 @@
 // UNSAFETY: launches kernels over addresses that the caller vouches for.
 #![allow(unsafe_code)]
 
-use crate::paged::{Queries, check_queries};
-use crate::{Keep, KvPages};
+use crate::paged::{PagedQueries, check_queries};
+use crate::{KvStore, PageLimits};
 use nvme_compute_kernel::choose::{ChoosePages, SummarisePages};
 use nvme_compute_kernel::{BLOCK_THREADS, CHOOSE_PTX, kernel};
 use nvme_host::cuda::{
-    DeviceMemory, Function, Gpu, KernelArgument as Memory, LaunchSequence, Module,
+    DeviceMemory, Gpu, KernelArgument as Memory, KernelFunction, LaunchSequence, Module,
 };
 use nvme_host::{Error, Result};
 use std::mem::ManuallyDrop;
@@ -22,19 +22,19 @@ const AT_ONCE: u64 = 1024;
 /// each.
 ///
 /// A page without a summary is chosen before all others.
-pub struct Summaries {
+pub struct PageSummaries {
     memory: DeviceMemory,
     pages: u64,
     each: u64,
 }
 
-impl Summaries {
+impl PageSummaries {
     /// Allocates the summaries of all pages of `pages`, still empty.
     ///
     /// # Errors
     /// [`Error::Usage`] for more than memory has addresses; [`Error::Environment`] when the GPU has not that
     /// much memory.
-    pub fn new(gpu: &Arc<Gpu>, pages: &KvPages) -> Result<Self> {
+    pub fn new(gpu: &Arc<Gpu>, pages: &KvStore) -> Result<Self> {
         let (count, each) = (pages.table().rows(), pages.shape().summary_bytes());
         let bytes = count
             .checked_mul(each)
@@ -58,7 +58,7 @@ impl Summaries {
     ///
     /// # Errors
     /// [`Error::Usage`] for pages that do not exist; those of `Store::read_at` and of [`DeviceMemory::upload`].
-    pub fn read(&self, pages: &KvPages, first: u64, count: u64) -> Result<()> {
+    pub fn read(&self, pages: &KvStore, first: u64, count: u64) -> Result<()> {
         self.check(pages)?;
         let mut done = 0;
         while done < count {
@@ -82,7 +82,7 @@ impl Summaries {
         Ok(bytes)
     }
 
-    fn check(&self, pages: &KvPages) -> Result<()> {
+    fn check(&self, pages: &KvStore) -> Result<()> {
         if (self.pages, self.each) == (pages.table().rows(), pages.shape().summary_bytes()) {
             return Ok(());
         }
@@ -98,26 +98,26 @@ impl Summaries {
 
 /// Parameters of a page selection. Addresses are the GPU's.
 #[derive(Clone, Copy)]
-pub struct Choice<'s> {
+pub struct PageSelection<'s> {
     /// Summaries of all pages that the table may name.
-    pub summaries: &'s Summaries,
+    pub summaries: &'s PageSummaries,
     /// Limits for each head of keys and values.
-    pub keep: Keep,
-    /// Room for ranks and for the chosen pages: [`Choosing::workspace_bytes`]; a multiple of 4.
+    pub keep: PageLimits,
+    /// Room for ranks and for the chosen pages: [`SelectionKernels::workspace_bytes`]; a multiple of 4.
     pub workspace: u64,
 }
 
 /// The kernels that choose pages, for one GPU.
 ///
 /// They stay loaded when this is dropped: a launch that is under way, or a graph, may still run them.
-pub struct Choosing {
+pub struct SelectionKernels {
     module: ManuallyDrop<Module>,
-    summarise: Function,
-    score: Function,
-    choose: Function,
+    summarise: KernelFunction,
+    score: KernelFunction,
+    choose: KernelFunction,
 }
 
-impl Choosing {
+impl SelectionKernels {
     /// Loads the kernels.
     ///
     /// # Errors
@@ -150,8 +150,8 @@ impl Choosing {
     /// answer.
     pub unsafe fn summarise(
         &self,
-        pages: &KvPages,
-        summaries: &Summaries,
+        pages: &KvStore,
+        summaries: &PageSummaries,
         (bytes, ids, count): (u64, u64, u64),
         stream: u64,
     ) -> Result<()> {
@@ -187,17 +187,21 @@ impl Choosing {
         unsafe { self.launch(self.summarise, words.pairs(), &words, stream) }
     }
 
-    /// Returns the number of bytes of [`Choice::workspace`].
-    pub fn workspace_bytes(pages: &KvPages, queries: &Queries, keep: Keep) -> u64 {
+    /// Returns the number of bytes of [`PageSelection::workspace`].
+    pub fn workspace_bytes(pages: &KvStore, queries: &PagedQueries, keep: PageLimits) -> u64 {
         let rows = u64::from(queries.sequences) * u64::from(pages.shape().kv_heads);
         rows * (u64::from(queries.most_pages) + u64::from(kept(queries, keep)) + 1) * 4
     }
 
     /// Returns `queries` over the pages that [`choose`](Self::choose) names: for
-    /// [`Attending::attend`](crate::paged::Attending), and to know how large its workspace has to be.
-    pub fn chosen(pages: &KvPages, queries: &Queries, choice: &Choice<'_>) -> Queries {
+    /// [`PagedKernels::attend`](crate::paged::PagedKernels), and to know how large its workspace has to be.
+    pub fn chosen(
+        pages: &KvStore,
+        queries: &PagedQueries,
+        choice: &PageSelection<'_>,
+    ) -> PagedQueries {
         let (_, chosen, counts) = places(pages, queries, choice);
-        Queries {
+        PagedQueries {
             pages: chosen,
             counts,
             per_head: true,
@@ -213,22 +217,22 @@ impl Choosing {
     /// the table; all pages, if there are no more. The tail is attended to as before.
     ///
     /// The number of a page that does not exist is selected, and makes its head NaN. Products are not scaled
-    /// for the selection: [`Queries::scale`] has to be positive.
+    /// for the selection: [`PagedQueries::scale`] has to be positive.
     ///
     /// # Safety
-    /// As [`Attending::attend`](crate::paged::Attending::attend), for the memory that both arguments name;
+    /// As [`PagedKernels::attend`](crate::paged::PagedKernels::attend), for the memory that both arguments name;
     /// nothing writes a summary while it runs.
     ///
     /// # Errors
     /// [`Error::Usage`] for arguments that `attend` rejects, queries at an address that is no multiple of 16, a
-    /// scale that is not positive, and those of [`Keep::check`]; [`Error::Device`] with the driver's answer.
+    /// scale that is not positive, and those of [`PageLimits::check`]; [`Error::Device`] with the driver's answer.
     pub unsafe fn choose(
         &self,
-        pages: &KvPages,
-        queries: &Queries,
-        choice: &Choice<'_>,
+        pages: &KvStore,
+        queries: &PagedQueries,
+        choice: &PageSelection<'_>,
         stream: u64,
-    ) -> Result<Queries> {
+    ) -> Result<PagedQueries> {
         check_queries(pages, queries)?;
         choice.keep.check()?;
         choice.summaries.check(pages)?;
@@ -276,7 +280,7 @@ impl Choosing {
     /// As [`Module::launch_in`].
     unsafe fn launch<T: Copy>(
         &self,
-        function: Function,
+        function: KernelFunction,
         threads: u64,
         words: &T,
         stream: u64,
@@ -294,19 +298,19 @@ impl Choosing {
 }
 
 /// Returns the limit of selected pages of a head.
-fn kept(queries: &Queries, keep: Keep) -> u32 {
+fn kept(queries: &PagedQueries, keep: PageLimits) -> u32 {
     keep.pages.min(queries.most_pages)
 }
 
 /// Returns the addresses of ranks, selected pages and their counts in the workspace.
-fn places(pages: &KvPages, queries: &Queries, choice: &Choice<'_>) -> (u64, u64, u64) {
+fn places(pages: &KvStore, queries: &PagedQueries, choice: &PageSelection<'_>) -> (u64, u64, u64) {
     let rows = u64::from(queries.sequences) * u64::from(pages.shape().kv_heads);
     let chosen = choice.workspace + rows * u64::from(queries.most_pages) * 4;
     let counts = chosen + rows * u64::from(kept(queries, choice.keep)) * 4;
     (choice.workspace, chosen, counts)
 }
 
-fn words(pages: &KvPages, queries: &Queries, choice: &Choice<'_>) -> ChoosePages {
+fn words(pages: &KvStore, queries: &PagedQueries, choice: &PageSelection<'_>) -> ChoosePages {
     let shape = pages.shape();
     let (ranks, chosen, chosen_counts) = places(pages, queries, choice);
     let (sequence_stride, head_stride) = queries.strides(shape.kv_heads);

@@ -1,6 +1,6 @@
 //! Writer of GGUF files of Llama models: their tensors, their layout, and the header before them.
 
-use crate::llama::Config;
+use crate::llama::ModelConfig;
 use crate::tokenizer::sign;
 use nvme_formats::Stored;
 use std::io::{self, Write};
@@ -10,8 +10,8 @@ const ALIGNMENT: u64 = 32;
 
 /// The sizes of a model, and how its matrices are stored.
 #[derive(Clone, Copy)]
-pub struct Model<'a> {
-    pub config: &'a Config,
+pub struct GgufModel<'a> {
+    pub config: &'a ModelConfig,
     /// Matrices but for those of `stored_head`.
     pub stored: Stored,
     /// Embeddings, which are the last matrix, too.
@@ -19,13 +19,13 @@ pub struct Model<'a> {
 }
 
 /// A tensor to be written: name, shape as GGUF has it (the fastest first), and how it is stored.
-pub struct Tensor {
+pub struct GgufTensor {
     pub name: String,
     pub shape: Vec<u64>,
     pub stored: Stored,
 }
 
-impl Tensor {
+impl GgufTensor {
     pub fn bytes(&self) -> u64 {
         let columns = self.shape[0] as u32;
         let rows: u64 = self.shape[1..].iter().product();
@@ -36,7 +36,7 @@ impl Tensor {
     }
 }
 
-impl Model<'_> {
+impl GgufModel<'_> {
     /// Writes the file, of version 3. `fill` writes each tensor's bytes.
     ///
     /// # Errors
@@ -44,7 +44,7 @@ impl Model<'_> {
     pub fn write<W: Write>(
         &self,
         out: &mut W,
-        mut fill: impl FnMut(&Tensor, &mut W) -> io::Result<()>,
+        mut fill: impl FnMut(&GgufTensor, &mut W) -> io::Result<()>,
     ) -> io::Result<()> {
         let tensors = self.tensors();
         out.write_all(&self.directory(&tensors)?)?;
@@ -58,7 +58,7 @@ impl Model<'_> {
     }
 
     /// Returns the bytes of the file before the tensors' data.
-    fn directory(&self, tensors: &[Tensor]) -> io::Result<Vec<u8>> {
+    fn directory(&self, tensors: &[GgufTensor]) -> io::Result<Vec<u8>> {
         let mut head = self.head(tensors.len());
         let mut offset = 0u64;
         for tensor in tensors {
@@ -79,17 +79,17 @@ impl Model<'_> {
         Ok(head)
     }
 
-    fn tensors(&self) -> Vec<Tensor> {
+    fn tensors(&self) -> Vec<GgufTensor> {
         let config = self.config;
         let (width, hidden) = (u64::from(config.width), u64::from(config.hidden));
         let heads = u64::from(config.heads) * u64::from(config.head_elements);
         let keys = u64::from(config.kv_heads) * u64::from(config.head_elements);
-        let matrix = |name: String, columns, rows, stored| Tensor {
+        let matrix = |name: String, columns, rows, stored| GgufTensor {
             name,
             shape: vec![columns, rows],
             stored,
         };
-        let vector = |name: String| Tensor {
+        let vector = |name: String| GgufTensor {
             name,
             shape: vec![width],
             stored: Stored::F32,
@@ -104,7 +104,7 @@ impl Model<'_> {
             let name = |what: &str| format!("blk.{layer}.{what}.weight");
             tensors.push(vector(name("attn_norm")));
             tensors.push(vector(name("ffn_norm")));
-            let experts = |what: &str, columns, rows| Tensor {
+            let experts = |what: &str, columns, rows| GgufTensor {
                 name: name(what),
                 shape: vec![
                     columns,
@@ -147,7 +147,7 @@ impl Model<'_> {
     /// Returns the bytes of the file before the tensors' descriptions.
     fn head(&self, tensors: usize) -> Vec<u8> {
         let config = self.config;
-        let mut keys = Keys::default();
+        let mut keys = GgufKeys::default();
         keys.text("general.architecture", "llama");
         for (key, value) in [
             ("block_count", config.layers),
@@ -186,12 +186,12 @@ impl Model<'_> {
 
 /// The keys of a GGUF file.
 #[derive(Default)]
-struct Keys {
+struct GgufKeys {
     count: u64,
     bytes: Vec<u8>,
 }
 
-impl Keys {
+impl GgufKeys {
     fn key(&mut self, name: &str, kind: u32) {
         self.count += 1;
         text(&mut self.bytes, name);

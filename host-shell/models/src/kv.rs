@@ -49,13 +49,13 @@ impl KvShape {
 
 /// Pages on a store.
 #[derive(Clone, Debug)]
-pub struct KvPages {
+pub struct KvStore {
     store: Arc<Store>,
     table: Table,
     shape: KvShape,
 }
 
-impl KvPages {
+impl KvStore {
     /// Describes `pages` pages from byte `offset` of the store on.
     ///
     /// # Errors
@@ -143,7 +143,10 @@ impl KvPages {
                 ),
             ));
         }
-        let mut sums: Vec<Sum> = queries.iter().map(|query| Sum::new(query.len())).collect();
+        let mut sums: Vec<SoftmaxSum> = queries
+            .iter()
+            .map(|query| SoftmaxSum::new(query.len()))
+            .collect();
         let mut bytes = vec![0; piece];
         for id in ids {
             let page = self.table.offset() + u64::from(*id) * shape.page_bytes();
@@ -154,10 +157,17 @@ impl KvPages {
         if let Some(tail) = tail.get(first as usize..).filter(|_| tail_tokens > 0) {
             self.add(&mut sums, queries, tail, tail_tokens, scale);
         }
-        Ok(sums.into_iter().map(Sum::result).collect())
+        Ok(sums.into_iter().map(SoftmaxSum::result).collect())
     }
 
-    fn add(&self, sums: &mut [Sum], queries: &[Vec<f32>], piece: &[u8], tokens: u32, scale: f32) {
+    fn add(
+        &self,
+        sums: &mut [SoftmaxSum],
+        queries: &[Vec<f32>],
+        piece: &[u8],
+        tokens: u32,
+        scale: f32,
+    ) {
         let shape = self.shape;
         let elements = shape.head_elements as usize;
         let values = shape.page_tokens as usize * elements;
@@ -177,13 +187,13 @@ impl KvPages {
 }
 
 /// A softmax that is summed up token by token.
-struct Sum {
+struct SoftmaxSum {
     largest: f64,
     total: f64,
     sums: Vec<f64>,
 }
 
-impl Sum {
+impl SoftmaxSum {
     fn new(elements: usize) -> Self {
         Self {
             largest: f64::NEG_INFINITY,
@@ -231,7 +241,7 @@ mod tests {
     #[test]
     fn a_softmax_over_pages_is_that_of_all_tokens() {
         let store = store();
-        let pages = KvPages::new(&store, 512, 4, SHAPE).unwrap();
+        let pages = KvStore::new(&store, 512, 4, SHAPE).unwrap();
         // Keys are zero but for one token, whose values are ones: its weight is e^4 among 47 of weight 1.
         let mut image = vec![0u8; SHAPE.page_bytes() as usize];
         let mut put = |at: usize, value: f32| {
@@ -272,7 +282,7 @@ mod tests {
         let with = |change: fn(&mut KvShape)| {
             let mut shape = SHAPE;
             change(&mut shape);
-            KvPages::new(&store, 0, 1, shape).map(drop)
+            KvStore::new(&store, 0, 1, shape).map(drop)
         };
         assert!(with(|_| ()).is_ok());
         assert!(with(|shape| shape.head_elements = 12).is_err());
@@ -280,9 +290,9 @@ mod tests {
         assert!(with(|shape| shape.page_tokens = 8).is_err());
         assert!(with(|shape| shape.page_tokens = 0).is_err());
         assert!(with(|shape| shape.kv_heads = 0).is_err());
-        assert!(KvPages::new(&store, 256, 1, SHAPE).is_err());
-        assert!(KvPages::new(&store, 0, 1 << 20, SHAPE).is_err());
-        let pages = KvPages::new(&store, 0, 4, SHAPE).unwrap();
+        assert!(KvStore::new(&store, 256, 1, SHAPE).is_err());
+        assert!(KvStore::new(&store, 0, 1 << 20, SHAPE).is_err());
+        let pages = KvStore::new(&store, 0, 4, SHAPE).unwrap();
         assert!(pages.attend(&[], &[4], 0, (&[], 0), 1.0).is_err());
         assert!(pages.attend(&[], &[3], 2, (&[], 0), 1.0).is_err());
     }

@@ -5,12 +5,12 @@
 //!
 //! - [`Tokenizer`]: text to tokens and back, by the vocabulary of a GGUF file.
 //! - [`llama::Llama`]: a model of the architecture `llama`: tokens in, the next token out.
-//! - [`KvPages`], `paged`: attention over keys and values that a GPU reads from a drive while it attends.
+//! - [`KvStore`], `paged`: attention over keys and values that a GPU reads from a drive while it attends.
 //! - [`experts`]: mixture-of-experts layers (MoE); a GPU reads the experts that it selects.
-//! - [`Keep`], `choosing`: selection of the pages that matter to a query, by upper bounds of its products with
+//! - [`PageLimits`], `choosing`: selection of the pages that matter to a query, by upper bounds of its products with
 //!   their keys.
 //! - [`checkpoint`]: checkpoints of Mixtral as GGUF files.
-//! - [`synthetic::Synthetic`]: models of random weights, for tests and measurements.
+//! - [`synthetic::SyntheticModel`]: models of random weights, for tests and measurements.
 
 pub mod checkpoint;
 mod choice;
@@ -27,8 +27,8 @@ pub mod paged;
 pub mod synthetic;
 mod tokenizer;
 
-pub use choice::Keep;
-pub use kv::{KvPages, KvShape};
+pub use choice::PageLimits;
+pub use kv::{KvShape, KvStore};
 pub use tokenizer::Tokenizer;
 
 #[cfg(test)]

@@ -1,6 +1,6 @@
 //! Keys of a GGUF file, and which of them a reader has used.
 
-use nvme_host::catalog::Value;
+use nvme_host::catalog::MetadataValue;
 use nvme_host::{Catalog, Error, Result};
 use std::cell::RefCell;
 use std::collections::{HashMap, HashSet};
@@ -10,7 +10,7 @@ use std::collections::{HashMap, HashSet};
 /// A key that changes the computation and that nobody here reads would silently lead to other tokens.
 /// [`Self::check_all_read`] finds such keys.
 pub(crate) struct MetadataKeys<'a> {
-    values: HashMap<&'a str, &'a Value>,
+    values: HashMap<&'a str, &'a MetadataValue>,
     read: RefCell<HashSet<&'a str>>,
     /// Makes the error of this reader out of its cause.
     refuse: fn(String) -> Error,
@@ -27,7 +27,7 @@ impl<'a> MetadataKeys<'a> {
     }
 
     /// Returns the value of `name`.
-    pub fn get(&self, name: &str) -> Option<&'a Value> {
+    pub fn get(&self, name: &str) -> Option<&'a MetadataValue> {
         let (key, value) = self.values.get_key_value(name)?;
         self.read.borrow_mut().insert(key);
         Some(value)
@@ -38,7 +38,7 @@ impl<'a> MetadataKeys<'a> {
     /// # Errors
     /// The reader's error for a value of another type.
     pub fn text(&self, name: &str) -> Result<Option<&'a str>> {
-        self.typed(name, "a text", Value::as_text)
+        self.typed(name, "a text", MetadataValue::as_text)
     }
 
     /// Returns the integer `name` from 0 on.
@@ -46,7 +46,7 @@ impl<'a> MetadataKeys<'a> {
     /// # Errors
     /// The reader's error for a value of another type.
     pub fn integer(&self, name: &str) -> Result<Option<u64>> {
-        self.typed(name, "an integer from 0 on", Value::as_u64)
+        self.typed(name, "an integer from 0 on", MetadataValue::as_u64)
     }
 
     /// Returns the number `name`, which is finite.
@@ -65,7 +65,7 @@ impl<'a> MetadataKeys<'a> {
     /// The reader's error for a value of another type.
     pub fn flag(&self, name: &str) -> Result<Option<bool>> {
         self.typed(name, "true or false", |value| match value {
-            Value::Bool(flag) => Some(*flag),
+            MetadataValue::Bool(flag) => Some(*flag),
             _ => None,
         })
     }
@@ -78,7 +78,7 @@ impl<'a> MetadataKeys<'a> {
         &self,
         name: &str,
         what: &str,
-        element: impl Fn(&'a Value) -> Option<T>,
+        element: impl Fn(&'a MetadataValue) -> Option<T>,
     ) -> Result<Option<Vec<T>>> {
         self.typed(name, what, |value| {
             value.as_array()?.iter().map(element).collect()
@@ -89,7 +89,7 @@ impl<'a> MetadataKeys<'a> {
         &self,
         name: &str,
         what: &str,
-        convert: impl FnOnce(&'a Value) -> Option<T>,
+        convert: impl FnOnce(&'a MetadataValue) -> Option<T>,
     ) -> Result<Option<T>> {
         let Some(value) = self.get(name) else {
             return Ok(None);
@@ -127,12 +127,12 @@ impl<'a> MetadataKeys<'a> {
 }
 
 /// Returns the value as an error shows it.
-fn shown(value: &Value) -> String {
+fn shown(value: &MetadataValue) -> String {
     match value {
-        Value::Text(text) => format!("'{}'", text.chars().take(40).collect::<String>()),
-        Value::Array(values) => format!("an array of {}", values.len()),
-        Value::Bytes(bytes) => format!("{} bytes", bytes.len()),
-        Value::Bool(flag) => flag.to_string(),
+        MetadataValue::Text(text) => format!("'{}'", text.chars().take(40).collect::<String>()),
+        MetadataValue::Array(values) => format!("an array of {}", values.len()),
+        MetadataValue::Bytes(bytes) => format!("{} bytes", bytes.len()),
+        MetadataValue::Bool(flag) => flag.to_string(),
         value => match (value.as_u64(), value.as_f64()) {
             (Some(integer), _) => integer.to_string(),
             (_, Some(number)) => number.to_string(),

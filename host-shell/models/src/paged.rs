@@ -2,14 +2,15 @@
 // UNSAFETY: launches kernels over addresses that the caller vouches for.
 #![allow(unsafe_code)]
 
-use crate::KvPages;
+use crate::KvStore;
 use nvme_compute::extents::{optional, product};
 use nvme_compute_kernel::pages::{MOST_SPLITS, QUERIES};
 use nvme_compute_kernel::{BLOCK_THREADS, PAGED_PTX, PagedAttention, kernel};
 use nvme_gpu_kernel::ring::{LEAST_SHIFT, MOST_SHIFT};
 use nvme_gpu_kernel::rows::Gather;
 use nvme_host::cuda::{
-    Function, Gathered, Gpu, KernelArgument as Memory, LaunchSequence, Module, Pending,
+    GatherOutcome, Gpu, KernelArgument as Memory, KernelFunction, LaunchSequence, Module,
+    PendingRows,
 };
 use nvme_host::store::status;
 use nvme_host::{Error, Result};
@@ -23,7 +24,7 @@ const JOINING: u32 = 128;
 
 /// Queries, and the pages that each attends to. Addresses are the GPU's.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct Queries {
+pub struct PagedQueries {
     /// `sequences` times `heads` vectors of `f32`.
     pub queries: u64,
     /// Number of sequences.
@@ -46,15 +47,15 @@ pub struct Queries {
     pub tail_counts: u64,
     /// Address of the results, with the layout of the queries.
     pub y: u64,
-    /// Room for partial sums: [`Attending::workspace_bytes`].
+    /// Room for partial sums: [`PagedKernels::workspace_bytes`].
     pub workspace: u64,
     /// Scale of the products of queries and keys: usually 1 / sqrt(elements of a head).
     pub scale: f32,
 }
 
-impl Queries {
+impl PagedQueries {
     /// Returns the memory of the queries and of their page tables, as kernels access it.
-    pub(crate) fn tables(&self, pages: &KvPages) -> [Memory<'static>; 3] {
+    pub(crate) fn tables(&self, pages: &KvStore) -> [Memory<'static>; 3] {
         let shape = pages.shape();
         let heads = if self.per_head { shape.kv_heads } else { 1 };
         let vectors = product(&[self.sequences, self.heads, shape.head_elements]);
@@ -84,13 +85,13 @@ impl Queries {
 /// The kernels of such attention, for one GPU.
 ///
 /// They stay loaded when this is dropped: a launch that is under way, or a graph, may still run them.
-pub struct Attending {
+pub struct PagedKernels {
     module: ManuallyDrop<Module>,
-    paged: Function,
-    join: Function,
+    paged: KernelFunction,
+    join: KernelFunction,
 }
 
-impl Attending {
+impl PagedKernels {
     /// Loads the kernels.
     ///
     /// # Errors
@@ -116,8 +117,8 @@ impl Attending {
         self.module.cost(self.paged)
     }
 
-    /// Returns the number of bytes of [`Queries::workspace`].
-    pub fn workspace_bytes(pages: &KvPages, queries: &Queries) -> u64 {
+    /// Returns the number of bytes of [`PagedQueries::workspace`].
+    pub fn workspace_bytes(pages: &KvStore, queries: &PagedQueries) -> u64 {
         let vectors = u64::from(queries.sequences) * u64::from(queries.heads);
         let each = u64::from(pages.shape().head_elements) + 2;
         vectors * u64::from(splits(pages, queries)) * each * 4
@@ -125,7 +126,7 @@ impl Attending {
 
     /// # Errors
     /// [`Error::Usage`] for memory that the GPU cannot use so.
-    fn judge(&self, pages: &KvPages, queries: &Queries, stream: u64) -> Result<()> {
+    fn judge(&self, pages: &KvStore, queries: &PagedQueries, stream: u64) -> Result<()> {
         let page = pages.shape().page_bytes() / 2;
         let tail = u64::from(queries.sequences).saturating_mul(page);
         let tail_counts = optional(queries.tail, queries.sequences.into());
@@ -147,9 +148,10 @@ impl Attending {
     /// returns before it runs. The stream may be captured; the contents of the page tables at the time it runs
     /// count.
     ///
-    /// The [`Pending`] ends when the results are there: nothing of it uses the memory of `queries` then. Its rows are heads of keys and values, sequence after sequence. The queries of one whose pages were not all read, or
-    /// that names a page which is not there, have NaN as results: [`check`] makes an error of it. Queries of no token
-    /// have zeros.
+    /// The [`PendingRows`] ends when the results are there: nothing of it uses the memory of `queries` then. Its rows
+    /// are heads of keys and values, sequence after sequence. The queries of one whose pages were not all read, or that
+    /// names a page which is not there, have NaN as results: [`check`] makes an error of it. Queries of no token have
+    /// zeros.
     ///
     /// # Safety
     /// The addresses are valid on the GPU until the stream has done it, and for as long as a graph that captured it may be
@@ -161,15 +163,15 @@ impl Attending {
     /// answer.
     pub unsafe fn attend(
         &self,
-        pages: &KvPages,
-        queries: &Queries,
+        pages: &KvStore,
+        queries: &PagedQueries,
         stream: u64,
-    ) -> Result<Pending> {
+    ) -> Result<PendingRows> {
         check_queries(pages, queries)?;
         let words = words(pages, queries);
         let parts = words.parts();
         if parts == 0 {
-            return Ok(Pending::nothing());
+            return Ok(PendingRows::nothing());
         }
         self.judge(pages, queries, stream)?;
         let piece = words.piece_bytes();
@@ -208,7 +210,7 @@ impl Attending {
 }
 
 /// Returns the argument of both kernels, still without the words of the rows.
-fn words(pages: &KvPages, queries: &Queries) -> PagedAttention {
+fn words(pages: &KvStore, queries: &PagedQueries) -> PagedAttention {
     let shape = pages.shape();
     let (sequence_stride, head_stride) = queries.strides(shape.kv_heads);
     PagedAttention {
@@ -237,7 +239,7 @@ fn words(pages: &KvPages, queries: &Queries) -> PagedAttention {
 
 /// Returns the number of parts into which the pages of a head are split, so that every warp has
 /// some.
-fn splits(pages: &KvPages, queries: &Queries) -> u32 {
+fn splits(pages: &KvStore, queries: &PagedQueries) -> u32 {
     let shape = pages.shape();
     let chunks = (queries.heads / shape.kv_heads).div_ceil(QUERIES as u32);
     let whole = u64::from(queries.sequences) * u64::from(shape.kv_heads) * u64::from(chunks);
@@ -245,7 +247,7 @@ fn splits(pages: &KvPages, queries: &Queries) -> u32 {
     (wanted as u32).clamp(1, MOST_SPLITS.min(queries.most_pages.max(1)))
 }
 
-pub(crate) fn check_queries(pages: &KvPages, queries: &Queries) -> Result<()> {
+pub(crate) fn check_queries(pages: &KvStore, queries: &PagedQueries) -> Result<()> {
     let shape = pages.shape();
     if queries.heads == 0 || !queries.heads.is_multiple_of(shape.kv_heads) {
         return Err(Error::usage(
@@ -281,7 +283,7 @@ pub(crate) fn check_queries(pages: &KvPages, queries: &Queries) -> Result<()> {
 ///
 /// # Errors
 /// [`Error::Device`] with the first head whose pages were not all read, and why.
-pub fn check(pages: &KvPages, ended: Gathered) -> Result<()> {
+pub fn check(pages: &KvStore, ended: GatherOutcome) -> Result<()> {
     let Some((row, code)) = ended.failures.first else {
         return Ok(());
     };

@@ -1,8 +1,8 @@
 //! Models of random weights, for tests and measurements: a GGUF file of any size that generates meaningless
 //! text.
 
-use crate::gguf::Model;
-use crate::llama::{Config, Mixture};
+use crate::gguf::GgufModel;
+use crate::llama::{ExpertMixture, ModelConfig};
 use nvme_compute::random_weights::fill;
 pub use nvme_formats::Stored;
 use nvme_units::SplitMix;
@@ -16,9 +16,9 @@ const AT_ONCE: usize = 64;
 
 /// A model to be written.
 #[derive(Clone, Debug)]
-pub struct Synthetic {
+pub struct SyntheticModel {
     /// Its sizes.
-    pub config: Config,
+    pub config: ModelConfig,
     /// Format of its matrices.
     pub stored: Stored,
     /// Format of its embeddings and of the last matrix.
@@ -27,11 +27,11 @@ pub struct Synthetic {
     pub seed: u64,
 }
 
-impl Synthetic {
+impl SyntheticModel {
     /// Returns a model of 14 MB with 8 experts a layer, of 4 MB without.
-    pub fn small(experts: Option<Mixture>) -> Self {
+    pub fn small(experts: Option<ExpertMixture>) -> Self {
         Self {
-            config: Config {
+            config: ModelConfig {
                 layers: 4,
                 width: 256,
                 hidden: 512,
@@ -55,7 +55,7 @@ impl Synthetic {
     /// # Errors
     /// Those of `out`; `InvalidInput` for rows that end inside a block.
     pub fn write(&self, out: &mut impl Write, progress: &mut dyn FnMut(u64)) -> io::Result<()> {
-        let model = Model {
+        let model = GgufModel {
             config: &self.config,
             stored: self.stored,
             stored_head: self.stored_head,

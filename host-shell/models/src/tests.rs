@@ -1,8 +1,8 @@
 //! A small model of random weights through every kind of store, and files that are no model.
 
 use crate::Tokenizer;
-use crate::llama::{Config, Llama, Mixture, Options};
-use crate::synthetic::Synthetic;
+use crate::llama::{ExpertMixture, Llama, ModelConfig, ModelOptions};
+use crate::synthetic::SyntheticModel;
 use nvme_formats::Stored;
 use nvme_host::{Catalog, Error, Manifest, Store, StoreOptions};
 use std::ops::ControlFlow;
@@ -10,9 +10,9 @@ use std::sync::Arc;
 
 const PLACE: u64 = 12_288;
 
-fn small() -> Synthetic {
-    Synthetic {
-        config: Config {
+fn small() -> SyntheticModel {
+    SyntheticModel {
+        config: ModelConfig {
             layers: 3,
             width: 256,
             hidden: 512,
@@ -32,11 +32,11 @@ fn small() -> Synthetic {
 }
 
 /// The same with experts in place of each second half.
-fn mixture() -> Synthetic {
+fn mixture() -> SyntheticModel {
     let dense = small();
-    Synthetic {
-        config: Config {
-            experts: Some(Mixture {
+    SyntheticModel {
+        config: ModelConfig {
+            experts: Some(ExpertMixture {
                 count: 6,
                 choices: 2,
             }),
@@ -48,7 +48,7 @@ fn mixture() -> Synthetic {
 }
 
 /// The file of a model.
-fn file(model: &Synthetic) -> Vec<u8> {
+fn file(model: &SyntheticModel) -> Vec<u8> {
     let mut bytes = Vec::new();
     model.write(&mut bytes, &mut |_| ()).unwrap();
     bytes
@@ -64,7 +64,7 @@ fn store(bytes: &[u8], more: &str) -> Arc<Store> {
 
 fn open(store: &Arc<Store>, budget: u64) -> nvme_host::Result<Llama> {
     let catalog = Catalog::of_store(store, PLACE)?;
-    let options = Options {
+    let options = ModelOptions {
         budget,
         positions: 100,
         manifest: None,
@@ -94,7 +94,7 @@ fn follow(model: &mut Llama, prompt: &[u32], count: usize) -> (Vec<u32>, Vec<f32
 #[test]
 fn text_is_the_same_whatever_streams_and_however_it_is_fed() {
     for stored in Stored::ALL {
-        let model = Synthetic { stored, ..small() };
+        let model = SyntheticModel { stored, ..small() };
         let store = store(&file(&model), "");
         // More than go through the layers together, once.
         let length = if stored == Stored::Q4_1 { 70 } else { 6 };
@@ -139,7 +139,7 @@ fn a_mixture_of_experts_has_its_text() {
             &store,
             &catalog,
             &whole,
-            Options {
+            ModelOptions {
                 budget,
                 positions,
                 manifest: None,
@@ -163,7 +163,7 @@ fn a_mixture_of_experts_has_its_text() {
         &store,
         &catalog,
         &places,
-        Options {
+        ModelOptions {
             budget,
             positions: 100,
             manifest: None,
@@ -189,7 +189,7 @@ fn a_mixture_is_verified_but_for_its_experts() {
             bytes[place] ^= 4;
         }
         let store = store(&bytes, "");
-        let options = Options {
+        let options = ModelOptions {
             budget: 1 << 30,
             positions: 100,
             manifest: Some(&manifest),
@@ -210,13 +210,13 @@ fn a_mixture_is_verified_but_for_its_experts() {
 /// tokens, greedy choice, numbers 1e-6 apart.
 #[test]
 fn a_mixture_of_experts_has_the_tokens_of_transformers() {
-    let model = Synthetic::small(Some(Mixture {
+    let model = SyntheticModel::small(Some(ExpertMixture {
         count: 8,
         choices: 2,
     }));
     let store = store(&file(&model), "");
     let catalog = Catalog::of_store(&store, PLACE).unwrap();
-    let options = Options {
+    let options = ModelOptions {
         budget: 4 << 20,
         positions: 100,
         manifest: None,
@@ -244,7 +244,7 @@ fn a_mixture_that_cannot_be_is_refused() {
         let (count, choices) = mixture_of;
         // Only the keys: the tensors of so many would be long.
         let mut bytes = file(&model);
-        model.config.experts = Some(Mixture { count, choices });
+        model.config.experts = Some(ExpertMixture { count, choices });
         for (key, from, to) in [
             ("llama.expert_count", 6u32, count),
             ("llama.expert_used_count", 2, choices),
@@ -311,7 +311,7 @@ fn what_is_no_model_or_does_not_fit_is_refused() {
     };
     assert!(error(open(&small_store, 1000)).contains("a budget of 1000 bytes"));
     let catalog = Catalog::of_store(&small_store, PLACE).unwrap();
-    let options = Options {
+    let options = ModelOptions {
         budget: 1 << 30,
         positions: 129,
         manifest: None,
@@ -331,7 +331,7 @@ fn what_is_no_model_or_does_not_fit_is_refused() {
         assert!(error.to_string().contains(cause), "{error}");
         assert_eq!(error.code(), "usage");
     }
-    let config = |change: fn(&mut Config)| {
+    let config = |change: fn(&mut ModelConfig)| {
         let mut model = small();
         change(&mut model.config);
         model
@@ -382,9 +382,9 @@ fn what_is_no_model_or_does_not_fit_is_refused() {
         let found = error(open(&store, 1 << 30));
         assert!(found.contains(cause), "{cause}: {found}");
     }
-    let odd = Synthetic {
+    let odd = SyntheticModel {
         stored: Stored::Q6K,
-        config: Config {
+        config: ModelConfig {
             hidden: 288,
             ..good.config.clone()
         },

@@ -1,7 +1,7 @@
 //! A mixture of experts that was trained (`train_mixture.py`), from its checkpoint, with the tokens of transformers.
 
 use nvme_host::{Catalog, Store, StoreOptions};
-use nvme_models::llama::{Llama, Options};
+use nvme_models::llama::{Llama, ModelOptions};
 use serde_json::Value;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -35,7 +35,7 @@ fn a_trained_mixture_goes_on_as_transformers_does() {
             let prompt = run["prompt"].as_str().unwrap();
             let expected = run["tokens"].as_array().unwrap().iter();
             let expected: Vec<u64> = expected.filter_map(Value::as_u64).collect();
-            let options = Options {
+            let options = ModelOptions {
                 budget,
                 positions: 200,
                 manifest: None,

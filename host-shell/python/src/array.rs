@@ -1,11 +1,11 @@
 //! Arrays of our own, for results of gathers when no array library provides the memory.
 
-use crate::dlpack::{self, Described};
-use crate::error::{Fault, OrRaise};
-use crate::flight::Flight;
+use crate::dlpack::{self, TensorDescription};
+use crate::error::{ExceptionParts, OrRaise};
+use crate::flight::LaunchedTransfer;
 use crate::pool::lock;
 use crate::process::OfProcess;
-use crate::store::Store;
+use crate::store::PyStore;
 use crate::wait;
 use nvme_host::cuda::{DeviceMemory, Gpu};
 use pyo3::exceptions::{PyAttributeError, PyBufferError, PyMemoryError};
@@ -16,19 +16,19 @@ use std::sync::{Arc, Mutex};
 /// As much of the host's memory as a line of its cache.
 #[derive(Clone, Copy)]
 #[repr(align(64))]
-struct Line([u8; 64]);
+struct AlignedLine([u8; 64]);
 
-enum Memory {
-    Host(Vec<Line>),
+enum ArrayMemory {
+    Host(Vec<AlignedLine>),
     Gpu(DeviceMemory, Arc<Gpu>),
 }
 
 /// A C-contiguous array of ours in host or GPU memory.
 ///
 /// It exports its memory by `__dlpack__`, and by `__cuda_array_interface__` or `__array_interface__`.
-#[pyclass(frozen, module = "nvme_gpu._native")]
-pub struct Array {
-    memory: OfProcess<Arc<Memory>>,
+#[pyclass(frozen, module = "nvme_gpu._native", name = "Array")]
+pub struct PyArray {
+    memory: OfProcess<Arc<ArrayMemory>>,
     shape: Vec<u64>,
     dtype: String,
     bytes: usize,
@@ -36,10 +36,10 @@ pub struct Array {
     /// As DLPack names it.
     device: (i32, i32),
     /// The stream that fills it, and the gather that does.
-    filled: Mutex<(u64, Option<Arc<Flight>>)>,
+    filled: Mutex<(u64, Option<Arc<LaunchedTransfer>>)>,
 }
 
-impl Array {
+impl PyArray {
     /// Returns the dictionary that both array interfaces share.
     fn interface<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         let (kind, bits) = dlpack::kind(&self.dtype).ok_or_else(|| {
@@ -57,13 +57,13 @@ impl Array {
     }
 
     /// Records that `flight` on `stream` fills it.
-    pub fn is_filled_by(&self, stream: u64, flight: &Arc<Flight>) {
+    pub fn is_filled_by(&self, stream: u64, flight: &Arc<LaunchedTransfer>) {
         *lock(&self.filled) = (stream, Some(Arc::clone(flight)));
     }
 }
 
 #[pymethods]
-impl Array {
+impl PyArray {
     /// Allocates zeroed memory; on the GPU of `store` when one is given.
     #[new]
     #[pyo3(signature = (shape, dtype, itemsize, store=None))]
@@ -72,7 +72,7 @@ impl Array {
         shape: Vec<u64>,
         dtype: String,
         itemsize: u64,
-        store: Option<&Store>,
+        store: Option<&PyStore>,
     ) -> PyResult<Self> {
         let bytes = shape
             .iter()
@@ -87,7 +87,7 @@ impl Array {
                 let gpu = store.gpu()?;
                 let memory = py.detach(|| DeviceMemory::new(&gpu, bytes)).or_raise()?;
                 let address = memory.address();
-                (Memory::Gpu(memory, gpu), address)
+                (ArrayMemory::Gpu(memory, gpu), address)
             }
             None => {
                 let mut lines = Vec::new();
@@ -95,14 +95,14 @@ impl Array {
                 let refused = |_| PyMemoryError::new_err(format!("{bytes} bytes"));
                 lines.try_reserve_exact(count).map_err(refused)?;
                 // Writes each byte, which takes a second for some gigabytes.
-                py.detach(|| lines.resize(count, Line([0; 64])));
+                py.detach(|| lines.resize(count, AlignedLine([0; 64])));
                 let address = lines.as_ptr().expose_provenance() as u64;
-                (Memory::Host(lines), address)
+                (ArrayMemory::Host(lines), address)
             }
         };
         let device = match &memory {
-            Memory::Host(_) => (dlpack::CPU, 0),
-            Memory::Gpu(_, gpu) => (dlpack::CUDA, gpu.index() as i32),
+            ArrayMemory::Host(_) => (dlpack::CPU, 0),
+            ArrayMemory::Gpu(_, gpu) => (dlpack::CUDA, gpu.index() as i32),
         };
         Ok(Self {
             memory: OfProcess::new("array", Arc::new(memory)),
@@ -162,14 +162,14 @@ impl Array {
         }
         let mut bytes = vec![0; self.bytes];
         let bytes = match &*memory {
-            Memory::Host(lines) => py.detach(|| {
+            ArrayMemory::Host(lines) => py.detach(|| {
                 for (to, from) in bytes.chunks_mut(64).zip(lines) {
                     to.copy_from_slice(&from.0[..to.len()]);
                 }
                 bytes
             }),
-            Memory::Gpu(..) => wait::of(py, move || {
-                if let Memory::Gpu(memory, _) = &*memory {
+            ArrayMemory::Gpu(..) => wait::of(py, move || {
+                if let ArrayMemory::Gpu(memory, _) = &*memory {
                     memory.download(0, &mut bytes)?;
                 }
                 Ok(bytes)
@@ -237,16 +237,16 @@ impl Array {
         }
         let memory = self.memory.get()?;
         let is_copy = copy == Some(true);
-        if is_copy && matches!(&**memory, Memory::Gpu(..)) {
+        if is_copy && matches!(&**memory, ArrayMemory::Gpu(..)) {
             return Err(PyBufferError::new_err("copy=True is not offered on a GPU"));
         }
-        if let Memory::Gpu(_, gpu) = &**memory {
+        if let ArrayMemory::Gpu(_, gpu) = &**memory {
             let first = lock(&self.filled).0;
             let then = match stream {
                 None | Some(1) => Some(0),
                 Some(-1) => None,
                 Some(other) => Some(u64::try_from(other).map_err(|_| {
-                    PyErr::from(Fault::usage(
+                    PyErr::from(ExceptionParts::usage(
                         format!("{other} is no stream of DLPack"),
                         "give 1, 2, -1 or the address of a stream",
                     ))
@@ -256,7 +256,7 @@ impl Array {
                 py.detach(|| gpu.order(first, then)).or_raise()?;
             }
         }
-        let mut described = Described {
+        let mut described = TensorDescription {
             address: self.address,
             bytes: self.bytes,
             shape: self.shape.clone(),
@@ -265,10 +265,10 @@ impl Array {
             readonly: false,
         };
         let owner: Box<dyn Send + Sync> = match &**memory {
-            Memory::Host(lines) if is_copy => {
+            ArrayMemory::Host(lines) if is_copy => {
                 let copied = py.detach(|| lines.clone());
                 described.address = copied.as_ptr().expose_provenance() as u64;
-                Box::new(Memory::Host(copied))
+                Box::new(ArrayMemory::Host(copied))
             }
             _ => Box::new(Arc::clone(memory)),
         };

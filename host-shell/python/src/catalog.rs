@@ -1,9 +1,9 @@
 //! Long operations that write to a store or verify its content: imports of tensor files, and indexes of
 //! vectors.
 
-use crate::error::Fault;
-use crate::pool::{Job, lock};
-use crate::store::Store;
+use crate::error::ExceptionParts;
+use crate::pool::{PoolJob, lock};
+use crate::store::PyStore;
 use crate::wait;
 use nvme_host::files::{check_apart, replace};
 use nvme_host::{Catalog, Manifest};
@@ -16,14 +16,14 @@ use std::sync::{Arc, Mutex};
 
 /// State of the work, shared by its thread and Python.
 #[derive(Default)]
-pub struct Shared {
+pub struct ImportState {
     done: AtomicU64,
     total: AtomicU64,
     is_cancelled: AtomicBool,
     found: Mutex<Option<String>>,
 }
 
-impl Shared {
+impl ImportState {
     /// Records the progress; `Break` when the work was cancelled.
     pub fn progress(&self, done: u64, total: u64) -> ControlFlow<()> {
         self.total.store(total, Ordering::Relaxed);
@@ -36,22 +36,23 @@ impl Shared {
 }
 
 /// An import, or a verification of one, on a thread of the pool.
-#[pyclass(frozen, module = "nvme_gpu._native")]
-pub struct Import {
-    job: Arc<Job>,
-    shared: Arc<Shared>,
+#[pyclass(frozen, module = "nvme_gpu._native", name = "Import")]
+pub struct PyImport {
+    job: Arc<PoolJob>,
+    shared: Arc<ImportState>,
 }
 
-impl Import {
+impl PyImport {
     /// Runs `work`, and keeps its result as JSON.
     pub fn start<T: Serialize>(
-        work: impl FnOnce(&Shared) -> nvme_host::Result<T> + Send + 'static,
+        work: impl FnOnce(&ImportState) -> nvme_host::Result<T> + Send + 'static,
     ) -> PyResult<Self> {
-        let shared = Arc::new(Shared::default());
+        let shared = Arc::new(ImportState::default());
         let of_job = Arc::clone(&shared);
-        let job = Job::start(move || {
+        let job = PoolJob::start(move || {
             let found = serde_json::to_string(&work(&of_job)?);
-            let found = found.map_err(|error| Fault::usage(error.to_string(), "report it"))?;
+            let found =
+                found.map_err(|error| ExceptionParts::usage(error.to_string(), "report it"))?;
             *lock(&of_job.found) = Some(found);
             Ok(())
         })?;
@@ -60,10 +61,10 @@ impl Import {
 }
 
 #[pymethods]
-impl Import {
+impl PyImport {
     /// Writes the file at `path` to the store from byte `offset` on.
     #[staticmethod]
-    fn of_file(store: &Store, path: PathBuf, offset: u64, verify: bool) -> PyResult<Self> {
+    fn of_file(store: &PyStore, path: PathBuf, offset: u64, verify: bool) -> PyResult<Self> {
         let store = store.get()?;
         Self::start(move |shared| {
             Catalog::import(&store, &path, offset, verify, &mut |done, total| {
@@ -85,7 +86,7 @@ impl Import {
 
     /// Looks at a file that lies in the store from byte `offset` on, and has `nbytes` bytes if that is known.
     #[staticmethod]
-    fn of_store(store: &Store, offset: u64, nbytes: Option<u64>) -> PyResult<Self> {
+    fn of_store(store: &PyStore, offset: u64, nbytes: Option<u64>) -> PyResult<Self> {
         let store = store.get()?;
         Self::start(move |_| match nbytes {
             None => Catalog::of_store(&store, offset),
@@ -116,6 +117,6 @@ impl Import {
     fn found(&self) -> PyResult<String> {
         self.job.result()?;
         let found = lock(&self.shared.found).clone();
-        found.ok_or_else(|| Fault::usage("the import has not ended", "wait for it").into())
+        found.ok_or_else(|| ExceptionParts::usage("the import has not ended", "wait for it").into())
     }
 }

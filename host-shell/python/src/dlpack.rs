@@ -68,32 +68,32 @@ struct DlTensor {
 }
 
 #[repr(C)]
-struct Managed {
+struct ManagedTensor {
     tensor: DlTensor,
     context: *mut c_void,
-    deleter: Option<unsafe extern "C" fn(*mut Managed)>,
+    deleter: Option<unsafe extern "C" fn(*mut ManagedTensor)>,
 }
 
 #[repr(C)]
-struct Versioned {
+struct VersionedTensor {
     major: u32,
     minor: u32,
     context: *mut c_void,
-    deleter: Option<unsafe extern "C" fn(*mut Versioned)>,
+    deleter: Option<unsafe extern "C" fn(*mut VersionedTensor)>,
     flags: u64,
     tensor: DlTensor,
 }
 
 /// A tensor taken out of a capsule; dropping it calls the deleter that its owner gave.
-pub enum Tensor {
+pub enum CapsuleTensor {
     #[expect(private_interfaces, reason = "looked at here alone")]
-    Old(*mut Managed),
+    Old(*mut ManagedTensor),
     #[expect(private_interfaces, reason = "looked at here alone")]
-    New(*mut Versioned),
+    New(*mut VersionedTensor),
 }
 
 /// Address, shape, type and device of a tensor.
-pub struct Described {
+pub struct TensorDescription {
     pub address: u64,
     pub bytes: usize,
     pub shape: Vec<u64>,
@@ -102,7 +102,7 @@ pub struct Described {
     pub readonly: bool,
 }
 
-impl Tensor {
+impl CapsuleTensor {
     /// Takes the tensor out of a capsule that was not used.
     pub fn take(capsule: &Bound<'_, PyAny>) -> PyResult<Self> {
         let raw = capsule.as_ptr();
@@ -130,7 +130,7 @@ impl Tensor {
 
     /// # Errors
     /// BufferError for what no table can hold.
-    pub fn describe(&self) -> PyResult<Described> {
+    pub fn describe(&self) -> PyResult<TensorDescription> {
         let (tensor, readonly) = match *self {
             // SAFETY: taken from a capsule and not deleted before drop.
             Self::Old(managed) => (unsafe { &(*managed).tensor }, false),
@@ -183,7 +183,7 @@ impl Tensor {
         if matches!(tensor.device_type, CPU | CUDA_HOST) {
             check_readable(address, bytes as usize)?;
         }
-        Ok(Described {
+        Ok(TensorDescription {
             address,
             bytes: bytes as usize,
             shape,
@@ -265,7 +265,7 @@ fn check_readable(address: u64, bytes: usize) -> PyResult<()> {
     }
 }
 
-impl Drop for Tensor {
+impl Drop for CapsuleTensor {
     fn drop(&mut self) {
         match *self {
             Self::Old(managed) => {
@@ -287,7 +287,7 @@ impl Drop for Tensor {
 }
 
 /// Exported tensor: one allocation that owns its lists and the owner of the memory.
-struct Handed {
+struct ExportedTensor {
     shape: Vec<i64>,
     strides: Vec<i64>,
     #[expect(dead_code, reason = "dropped when the consumer is done")]
@@ -297,7 +297,7 @@ struct Handed {
 /// Returns a new capsule over memory that `owner` keeps; versioned or as before DLPack 1.0.
 pub fn hand_out<'py>(
     py: Python<'py>,
-    described: &Described,
+    described: &TensorDescription,
     owner: Box<dyn Send + Sync>,
     is_versioned: bool,
     is_copied: bool,
@@ -318,7 +318,7 @@ pub fn hand_out<'py>(
     for index in (1..shape.len()).rev() {
         strides[index - 1] = strides[index].wrapping_mul(shape[index]);
     }
-    let mut handed = Box::new(Handed {
+    let mut handed = Box::new(ExportedTensor {
         shape,
         strides,
         owner,
@@ -339,7 +339,7 @@ pub fn hand_out<'py>(
     let capsule = match is_versioned {
         true => {
             let flags = if is_copied { IS_COPIED } else { 0 };
-            let managed = Box::into_raw(Box::new(Versioned {
+            let managed = Box::into_raw(Box::new(VersionedTensor {
                 major: 1,
                 minor: 0,
                 context,
@@ -351,7 +351,7 @@ pub fn hand_out<'py>(
             unsafe { ffi::PyCapsule_New(managed.cast(), NEW.as_ptr(), Some(forget_versioned)) }
         }
         false => {
-            let managed = Box::into_raw(Box::new(Managed {
+            let managed = Box::into_raw(Box::new(ManagedTensor {
                 tensor,
                 context,
                 deleter: Some(delete_old),
@@ -364,18 +364,18 @@ pub fn hand_out<'py>(
     unsafe { Bound::from_owned_ptr_or_err(py, capsule) }
 }
 
-unsafe extern "C" fn delete_old(managed: *mut Managed) {
+unsafe extern "C" fn delete_old(managed: *mut ManagedTensor) {
     // SAFETY: made by `hand_out`; the consumer deletes it once.
     let managed = unsafe { Box::from_raw(managed) };
     // SAFETY: as above.
-    drop(unsafe { Box::from_raw(managed.context.cast::<Handed>()) });
+    drop(unsafe { Box::from_raw(managed.context.cast::<ExportedTensor>()) });
 }
 
-unsafe extern "C" fn delete_versioned(managed: *mut Versioned) {
+unsafe extern "C" fn delete_versioned(managed: *mut VersionedTensor) {
     // SAFETY: made by `hand_out`; the consumer deletes it once.
     let managed = unsafe { Box::from_raw(managed) };
     // SAFETY: as above.
-    drop(unsafe { Box::from_raw(managed.context.cast::<Handed>()) });
+    drop(unsafe { Box::from_raw(managed.context.cast::<ExportedTensor>()) });
 }
 
 /// Destructor of a capsule: frees the tensor, unless a consumer has taken it.

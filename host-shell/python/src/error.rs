@@ -20,7 +20,7 @@ const WORDS: [(&str, &str); 6] = [
 
 /// Parts of an exception.
 #[derive(Clone)]
-pub struct Fault {
+pub struct ExceptionParts {
     /// One word for its kind, from which Python finds the class.
     pub code: &'static str,
     pub cause: String,
@@ -34,7 +34,7 @@ pub struct Fault {
     pub errno: Option<i32>,
 }
 
-impl Fault {
+impl ExceptionParts {
     /// Creates the fault of a wrong use of a function.
     pub fn usage(cause: impl Into<String>, remedy: impl Into<String>) -> Self {
         Self::of(&Error::usage(cause, remedy))
@@ -119,14 +119,14 @@ impl Fault {
     }
 }
 
-impl From<Error> for Fault {
+impl From<Error> for ExceptionParts {
     fn from(error: Error) -> Self {
         Self::of(&error)
     }
 }
 
-impl From<Fault> for PyErr {
-    fn from(fault: Fault) -> Self {
+impl From<ExceptionParts> for PyErr {
+    fn from(fault: ExceptionParts) -> Self {
         Python::attach(|py| fault.raise(py))
     }
 }
@@ -138,6 +138,6 @@ pub trait OrRaise<T> {
 
 impl<T> OrRaise<T> for nvme_host::Result<T> {
     fn or_raise(self) -> PyResult<T> {
-        self.map_err(|error| Fault::of(&error).into())
+        self.map_err(|error| ExceptionParts::of(&error).into())
     }
 }

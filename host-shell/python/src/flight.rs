@@ -1,13 +1,13 @@
 //! Transfers that were launched on a GPU, and the objects that they need until they have ended.
 
-use crate::error::Fault;
-use crate::left::{self, UnderWay};
+use crate::error::ExceptionParts;
+use crate::left::{self, BufferedTransfer};
 use crate::pool::lock;
 use crate::process;
-use crate::wait::{self, Deadline};
+use crate::wait::{self, CommonDeadline};
 use nvme_host::Error;
 use nvme_host::ProcessMark;
-use nvme_host::cuda::Gathered;
+use nvme_host::cuda::GatherOutcome;
 use pyo3::prelude::*;
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
@@ -15,9 +15,9 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 /// A gather, or another transfer on a GPU, that was launched.
-pub struct Flight {
+pub struct LaunchedTransfer {
     process: ProcessMark,
-    pending: nvme_host::cuda::Pending,
+    pending: nvme_host::cuda::PendingRows,
     word: &'static str,
     number: u64,
     /// Rows, or bytes of a read or write.
@@ -29,10 +29,10 @@ pub struct Flight {
     seen: AtomicU32,
 }
 
-impl Flight {
+impl LaunchedTransfer {
     /// # Errors
     /// In a child of a fork: the GPU is its parent's.
-    pub fn check_process(&self) -> Result<(), Fault> {
+    pub fn check_process(&self) -> Result<(), ExceptionParts> {
         process::check(self.process, "transfer")
     }
 
@@ -48,8 +48,8 @@ impl Flight {
     }
 
     /// Returns the fault of a flight that has not ended by its own deadline.
-    pub fn late(&self) -> Fault {
-        Fault::of(&Error::Unfinished {
+    pub fn late(&self) -> ExceptionParts {
+        ExceptionParts::of(&Error::Unfinished {
             cause: format!(
                 "the {} has not ended within {} s",
                 self.word,
@@ -60,7 +60,7 @@ impl Flight {
     }
 
     /// Takes the fault, which is returned once.
-    fn fault(&self) -> Option<Fault> {
+    fn fault(&self) -> Option<ExceptionParts> {
         let outcome = self.pending.outcome()?;
         if self.pending.is_captured() {
             let ended = self.pending.ended();
@@ -75,10 +75,10 @@ impl Flight {
         self.describe(outcome)
     }
 
-    fn describe(&self, outcome: nvme_host::Result<Gathered>) -> Option<Fault> {
+    fn describe(&self, outcome: nvme_host::Result<GatherOutcome>) -> Option<ExceptionParts> {
         let failures = match outcome {
             Ok(ended) => ended.failures,
-            Err(error) => return Some(Fault::of(&error)),
+            Err(error) => return Some(ExceptionParts::of(&error)),
         };
         let (row, code) = failures.first?;
         let (word, number, count) = (self.word, self.number, self.count);
@@ -100,15 +100,15 @@ impl Flight {
             None => what,
         };
         Some(match word {
-            "search" => Fault::query(code, row, &what, failures.rows),
-            _ => Fault::row(code, row, None, &what, failures.rows),
+            "search" => ExceptionParts::query(code, row, &what, failures.rows),
+            _ => ExceptionParts::row(code, row, None, &what, failures.rows),
         })
     }
 }
 
 /// A gather under way, with the objects that it needs.
-struct Held {
-    flight: Arc<Flight>,
+struct HeldGather {
+    flight: Arc<LaunchedTransfer>,
     store: Option<Arc<nvme_host::Store>>,
     #[expect(dead_code, reason = "kept until the gather has ended")]
     buffers: Option<Py<PyAny>>,
@@ -116,14 +116,14 @@ struct Held {
 
 /// The gathers of one table, or the transfers of bytes of one store.
 #[derive(Default)]
-pub struct Flights {
-    held: Mutex<VecDeque<Held>>,
-    captured: Mutex<Vec<Arc<Flight>>>,
-    failed: Mutex<Option<Fault>>,
+pub struct LaunchedTransfers {
+    held: Mutex<VecDeque<HeldGather>>,
+    captured: Mutex<Vec<Arc<LaunchedTransfer>>>,
+    failed: Mutex<Option<ExceptionParts>>,
     launched: AtomicU64,
 }
 
-impl Flights {
+impl LaunchedTransfers {
     /// Launches a transfer in a stream by `launch`, and keeps its objects alive until it has ended. Its failure
     /// is found here by [`Self::check`], unless it is `apart`: then by the operation's own check alone.
     pub fn launch(
@@ -133,7 +133,7 @@ impl Flights {
         (word, count, bytes): (&'static str, u64, u64),
         buffers: Option<Py<PyAny>>,
         apart: bool,
-        launch: impl FnOnce() -> nvme_host::Result<nvme_host::cuda::Pending> + Send,
+        launch: impl FnOnce() -> nvme_host::Result<nvme_host::cuda::PendingRows> + Send,
     ) -> PyResult<GpuOperation> {
         let pending = match py.detach(launch) {
             Ok(pending) => pending,
@@ -142,10 +142,10 @@ impl Flights {
                     // A part of it is under way and has no end that could be asked for.
                     std::mem::forget((store, buffers));
                 }
-                return Err(Fault::of(&error).into());
+                return Err(ExceptionParts::of(&error).into());
             }
         };
-        let flight = Arc::new(Flight {
+        let flight = Arc::new(LaunchedTransfer {
             process: ProcessMark::here(),
             pending,
             word,
@@ -162,7 +162,7 @@ impl Flights {
             captured.retain(|one| !one.pending.is_over());
             captured.push(Arc::clone(&flight));
         } else {
-            lock(&self.held).push_back(Held {
+            lock(&self.held).push_back(HeldGather {
                 flight: Arc::clone(&flight),
                 store: Some(store),
                 buffers,
@@ -181,12 +181,12 @@ impl Flights {
             let mut held = lock(&self.held);
             // Those of one stream end in order; of several streams, a long list is looked through.
             if held.len() > 32 {
-                let (done, left): (Vec<Held>, Vec<Held>) =
-                    held.drain(..).partition(Held::is_settled);
+                let (done, left): (Vec<HeldGather>, Vec<HeldGather>) =
+                    held.drain(..).partition(HeldGather::is_settled);
                 over = done;
                 *held = VecDeque::from(left);
             } else {
-                while held.front().is_some_and(Held::is_settled) {
+                while held.front().is_some_and(HeldGather::is_settled) {
                     over.extend(held.pop_front());
                 }
             }
@@ -213,7 +213,7 @@ impl Flights {
     /// # Errors
     /// As [`check`](Self::check), with failures of captured ones, too.
     pub fn wait(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<bool> {
-        let deadline = Deadline::after(wait::seconds(timeout)?);
+        let deadline = CommonDeadline::after(wait::seconds(timeout)?);
         for flight in self.under_way() {
             flight.check_process()?;
             if !flight.wait_in(py, deadline.left())? {
@@ -227,13 +227,13 @@ impl Flights {
     }
 
     /// Keeps a failure for [`check`](Self::check), unless an earlier one waits there.
-    pub fn keep_failure(&self, fault: Fault) {
+    pub fn keep_failure(&self, fault: ExceptionParts) {
         lock(&self.failed).get_or_insert(fault);
     }
 
     /// # Errors
     /// The first failure that was not reported yet.
-    pub fn check(&self) -> Result<(), Fault> {
+    pub fn check(&self) -> Result<(), ExceptionParts> {
         match lock(&self.failed).take() {
             Some(fault) => Err(fault),
             None => Ok(()),
@@ -245,33 +245,33 @@ impl Flights {
     }
 
     /// Returns the flights that have not been reported yet, in the order of their launch.
-    pub fn under_way(&self) -> Vec<Arc<Flight>> {
+    pub fn under_way(&self) -> Vec<Arc<LaunchedTransfer>> {
         let held = lock(&self.held);
         held.iter().map(|one| Arc::clone(&one.flight)).collect()
     }
 }
 
-impl Held {
+impl HeldGather {
     /// True if it has ended and its outcome is known.
     fn is_settled(&self) -> bool {
         self.flight.pending.is_settled()
     }
 }
 
-impl UnderWay for Held {
+impl BufferedTransfer for HeldGather {
     fn is_done(&self) -> bool {
         self.flight.pending.is_done()
     }
 }
 
-impl Drop for Held {
+impl Drop for HeldGather {
     /// Drops the last use of a store without the GIL: it closes the device, which takes time.
     fn drop(&mut self) {
         wait::drop_elsewhere(self.flight.process, self.store.take());
     }
 }
 
-impl Drop for Flights {
+impl Drop for LaunchedTransfers {
     fn drop(&mut self) {
         for one in std::mem::take(&mut *lock(&self.held)) {
             if !one.is_done() {
@@ -284,12 +284,12 @@ impl Drop for Flights {
 /// A gather on a GPU.
 #[pyclass(frozen, module = "nvme_gpu._native")]
 pub struct GpuOperation {
-    flight: Arc<Flight>,
-    flights: Arc<Flights>,
+    flight: Arc<LaunchedTransfer>,
+    flights: Arc<LaunchedTransfers>,
 }
 
 impl GpuOperation {
-    pub fn flight(&self) -> &Arc<Flight> {
+    pub fn flight(&self) -> &Arc<LaunchedTransfer> {
         &self.flight
     }
 }

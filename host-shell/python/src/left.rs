@@ -5,14 +5,14 @@ use pyo3::prelude::*;
 use std::sync::Mutex;
 
 /// A transfer with the buffers that it uses.
-pub trait UnderWay: Send {
+pub trait BufferedTransfer: Send {
     fn is_done(&self) -> bool;
 }
 
-static LEFT: Mutex<Vec<Box<dyn UnderWay>>> = Mutex::new(Vec::new());
+static LEFT: Mutex<Vec<Box<dyn BufferedTransfer>>> = Mutex::new(Vec::new());
 
 /// Keeps `one` until it has ended.
-pub fn keep(one: impl UnderWay + 'static) {
+pub fn keep(one: impl BufferedTransfer + 'static) {
     lock(&LEFT).push(Box::new(one));
 }
 

@@ -33,7 +33,7 @@ mod view;
 mod volume;
 mod wait;
 
-use error::Fault;
+use error::ExceptionParts;
 use pyo3::prelude::*;
 
 /// Returns the findings of `nvme-gpu doctor` on this machine, as JSON.
@@ -41,7 +41,7 @@ use pyo3::prelude::*;
 fn doctor(py: Python<'_>) -> PyResult<String> {
     let report = wait::of(py, || Ok(nvme_host::doctor::examine_here()))?;
     let text = serde_json::to_string(&report);
-    text.map_err(|error| Fault::usage(error.to_string(), "report it").into())
+    text.map_err(|error| ExceptionParts::usage(error.to_string(), "report it").into())
 }
 
 /// Returns the name of GPU `index`, or why there is none.
@@ -60,19 +60,19 @@ fn calls_under_way() -> usize {
 /// Defines the extension module.
 #[pymodule]
 fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
-    module.add_class::<view::View>()?;
-    module.add_class::<array::Array>()?;
-    module.add_class::<catalog::Import>()?;
-    module.add_class::<store::Store>()?;
-    module.add_class::<table::Table>()?;
-    module.add_class::<volume::Volume>()?;
-    module.add_class::<volume::DriveFile>()?;
-    module.add_class::<loader::LayerLoader>()?;
-    module.add_class::<loader::Layer>()?;
-    module.add_class::<sampler::Sampler>()?;
+    module.add_class::<view::PyView>()?;
+    module.add_class::<array::PyArray>()?;
+    module.add_class::<catalog::PyImport>()?;
+    module.add_class::<store::PyStore>()?;
+    module.add_class::<table::PyTable>()?;
+    module.add_class::<volume::PyVolume>()?;
+    module.add_class::<volume::PyDriveFile>()?;
+    module.add_class::<loader::PyLayerLoader>()?;
+    module.add_class::<loader::PyLayer>()?;
+    module.add_class::<sampler::PySampler>()?;
     module.add_class::<search::SearchIndex>()?;
     compute::add(module)?;
-    module.add_class::<operation::Operation>()?;
+    module.add_class::<operation::PyOperation>()?;
     module.add_class::<flight::GpuOperation>()?;
     module.add_function(wrap_pyfunction!(doctor, module)?)?;
     module.add_function(wrap_pyfunction!(gpu, module)?)?;

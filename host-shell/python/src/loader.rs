@@ -1,13 +1,13 @@
 //! Layers of a model that are read ahead. Names, dtypes and arrays are Python's; here are places and reads.
 
-use crate::error::{Fault, OrRaise};
+use crate::error::{ExceptionParts, OrRaise};
 use crate::process::OfProcess;
-use crate::store::{AtClose, Store};
-use crate::volume::{AnyFile, DriveFile};
+use crate::store::{AtClose, PyStore};
+use crate::volume::{AnyFile, PyDriveFile};
 use crate::wait;
 use nvme_host::Manifest;
-use nvme_host::catalog::{Dtype, Entry};
-use nvme_host::loader::{self, LayerOrder, Layers, LoaderOptions, Resident};
+use nvme_host::catalog::{Dtype, TensorEntry};
+use nvme_host::loader::{self, LayerOrder, LoaderOptions, ModelLayers, ResidentLayers};
 use pyo3::prelude::*;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -23,26 +23,26 @@ type Place = (String, u64, u64);
 
 /// Tensors of a layer: all with its number, those with its prefix, or a list.
 #[derive(FromPyObject)]
-enum Which {
+enum LayerTensors {
     Prefixes(Vec<String>),
     Names(Vec<(String, Vec<String>)>),
 }
 
 /// Layers that stay resident: as many as fit into a number of bytes, or a list.
 #[derive(FromPyObject)]
-enum Stay {
+enum StayingLayers {
     Bytes(u64),
     Layers(Vec<usize>),
 }
 
 /// Slots of memory, and reads ahead into them.
-#[pyclass(frozen, module = "nvme_gpu._native")]
-pub struct LayerLoader(OfProcess<Open>);
+#[pyclass(frozen, module = "nvme_gpu._native", name = "LayerLoader")]
+pub struct PyLayerLoader(OfProcess<Open>);
 
-impl LayerLoader {
+impl PyLayerLoader {
     /// # Errors
     /// In a process that did not make it.
-    fn get(&self) -> Result<&Open, Fault> {
+    fn get(&self) -> Result<&Open, ExceptionParts> {
         self.0.get()
     }
 }
@@ -50,12 +50,12 @@ impl LayerLoader {
 /// Returns `layers` with the manifest at `path`. Their bytes are those of `file`, or of the store from byte
 /// `begin` on.
 fn verified(
-    layers: Layers,
+    layers: ModelLayers,
     path: &Path,
     begin: u64,
     store: &nvme_host::Store,
     file: Option<&AnyFile>,
-) -> nvme_host::Result<Layers> {
+) -> nvme_host::Result<ModelLayers> {
     let manifest = Manifest::open(path)?;
     match file {
         Some(file) => manifest.check_begin(file.source())?,
@@ -72,7 +72,7 @@ impl AtClose for loader::LayerLoader {
 }
 
 #[pymethods]
-impl LayerLoader {
+impl PyLayerLoader {
     /// Places of tensors are those in `file`, or without one in the store. A manifest is a path, and where its file
     /// begins among those places. `order` is None for one layer after the other;
     /// an empty one is learned.
@@ -81,20 +81,20 @@ impl LayerLoader {
     #[expect(clippy::too_many_arguments, reason = "options of Python")]
     fn new(
         py: Python<'_>,
-        store: &Store,
+        store: &PyStore,
         tensors: Vec<Place>,
-        file: Option<&DriveFile>,
-        which: Option<Which>,
+        file: Option<&PyDriveFile>,
+        which: Option<LayerTensors>,
         slots: usize,
         ahead: Option<usize>,
-        resident: Stay,
+        resident: StayingLayers,
         order: Option<Vec<usize>>,
         on_gpu: Option<bool>,
         manifest: Option<(PathBuf, u64)>,
     ) -> PyResult<Self> {
-        let entries: Vec<Entry> = tensors
+        let entries: Vec<TensorEntry> = tensors
             .into_iter()
-            .map(|(name, offset, bytes)| Entry {
+            .map(|(name, offset, bytes)| TensorEntry {
                 name,
                 dtype: Dtype::U8,
                 shape: vec![bytes],
@@ -105,13 +105,15 @@ impl LayerLoader {
         // A file may have many tensors: other threads of Python run meanwhile.
         let mut layers = wait::of(py, move || {
             Ok(match which {
-                None => Layers::numbered(&entries),
-                Some(Which::Prefixes(prefixes)) => Layers::by_prefix(&entries, &prefixes),
-                Some(Which::Names(names)) => Layers::of_names(&entries, names),
+                None => ModelLayers::numbered(&entries),
+                Some(LayerTensors::Prefixes(prefixes)) => {
+                    ModelLayers::by_prefix(&entries, &prefixes)
+                }
+                Some(LayerTensors::Names(names)) => ModelLayers::of_names(&entries, names),
             }?)
         })?;
         let opened = store.get()?;
-        let file = file.map(DriveFile::get).transpose()?;
+        let file = file.map(PyDriveFile::get).transpose()?;
         if let Some((path, begin)) = manifest {
             let (store, file) = (Arc::clone(&opened), file.clone());
             layers = wait::of(py, move || {
@@ -125,8 +127,8 @@ impl LayerLoader {
             slots,
             ahead,
             resident: match resident {
-                Stay::Bytes(bytes) => Resident::Bytes(bytes),
-                Stay::Layers(layers) => Resident::Layers(layers),
+                StayingLayers::Bytes(bytes) => ResidentLayers::Bytes(bytes),
+                StayingLayers::Layers(layers) => ResidentLayers::Layers(layers),
             },
             order: match order {
                 None => LayerOrder::Sequential,
@@ -176,7 +178,7 @@ impl LayerLoader {
 
     /// Returns layer `index` for use in `stream`. In host memory it waits for the layer, and Ctrl-C
     /// ends the wait.
-    fn layer(&self, py: Python<'_>, index: usize, stream: u64) -> PyResult<Layer> {
+    fn layer(&self, py: Python<'_>, index: usize, stream: u64) -> PyResult<PyLayer> {
         let loader = Arc::clone(self.get()?);
         let given = if loader.path().memory == "gpu" {
             let waiting = Arc::clone(&loader);
@@ -187,7 +189,7 @@ impl LayerLoader {
             // A layer that comes after Ctrl-C goes back at once.
             wait::of(py, move || Ok(loader.layer(index)?))?
         };
-        Ok(Layer {
+        Ok(PyLayer {
             address: given.address(),
             bytes: given.plan().bytes(),
             is_on_gpu: given.is_on_gpu(),
@@ -213,16 +215,16 @@ impl LayerLoader {
 }
 
 /// A layer that was given out; its slot holds it until this goes.
-#[pyclass(frozen, module = "nvme_gpu._native")]
-pub struct Layer {
+#[pyclass(frozen, module = "nvme_gpu._native", name = "Layer")]
+pub struct PyLayer {
     address: u64,
     bytes: u64,
     is_on_gpu: bool,
-    given: OfProcess<Arc<loader::Layer>>,
+    given: OfProcess<Arc<loader::LoadedLayer>>,
 }
 
 #[pymethods]
-impl Layer {
+impl PyLayer {
     #[getter]
     fn address(&self) -> u64 {
         self.address

@@ -1,9 +1,9 @@
 //! Python's handle of an object on a store.
 
-use crate::error::Fault;
+use crate::error::ExceptionParts;
 use crate::pool::lock;
 use crate::process;
-use crate::store::{AtClose, Store};
+use crate::store::{AtClose, PyStore};
 use crate::wait;
 use nvme_host::ProcessMark;
 use std::sync::{Arc, Mutex};
@@ -16,7 +16,7 @@ pub struct OnStore<T: Send> {
 }
 
 impl<T: Clone + Send + 'static> OnStore<T> {
-    pub fn new(store: &Store, what: &'static str, value: T) -> Self {
+    pub fn new(store: &PyStore, what: &'static str, value: T) -> Self {
         let open = Arc::new(Mutex::new(Some(value)));
         let at_close: Arc<dyn AtClose> = open.clone();
         store.at_close(&at_close);
@@ -29,12 +29,12 @@ impl<T: Clone + Send + 'static> OnStore<T> {
 
     /// # Errors
     /// When it is closed, and in a process that did not open it.
-    pub fn get(&self) -> Result<T, Fault> {
+    pub fn get(&self) -> Result<T, ExceptionParts> {
         process::check(self.process, self.what)?;
         let open = lock(&self.open).clone();
         open.ok_or_else(|| {
             let cause = format!("the {}, or its store, is closed", self.what);
-            Fault::usage(cause, "open it again, or close it later")
+            ExceptionParts::usage(cause, "open it again, or close it later")
         })
     }
 }

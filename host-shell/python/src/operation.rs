@@ -1,28 +1,28 @@
 //! Transfers on threads of the pool.
 
-use crate::error::Fault;
-use crate::left::{self, UnderWay};
-use crate::pool::{Job, lock};
-use crate::view::View;
+use crate::error::ExceptionParts;
+use crate::left::{self, BufferedTransfer};
+use crate::pool::{PoolJob, lock};
+use crate::view::PyView;
 use crate::wait;
 use pyo3::prelude::*;
 use std::sync::{Arc, Mutex};
 
 /// A transfer on a thread of the pool.
-#[pyclass(frozen, module = "nvme_gpu._native")]
-pub struct Operation {
-    job: Arc<Job>,
-    buffers: Mutex<Vec<Py<View>>>,
+#[pyclass(frozen, module = "nvme_gpu._native", name = "Operation")]
+pub struct PyOperation {
+    job: Arc<PoolJob>,
+    buffers: Mutex<Vec<Py<PyView>>>,
 }
 
-impl Operation {
+impl PyOperation {
     /// Runs `work`, which uses `buffers`, on a thread of the pool.
     pub fn start(
-        buffers: Vec<Py<View>>,
-        work: impl FnOnce() -> Result<(), Fault> + Send + 'static,
+        buffers: Vec<Py<PyView>>,
+        work: impl FnOnce() -> Result<(), ExceptionParts> + Send + 'static,
     ) -> PyResult<Self> {
         left::reap();
-        let job = Job::start(work)?;
+        let job = PoolJob::start(work)?;
         Ok(Self {
             job,
             buffers: Mutex::new(buffers),
@@ -33,7 +33,7 @@ impl Operation {
     ///
     /// # Errors
     /// The error of the whole call.
-    pub fn failed_row(&self) -> Result<Option<Fault>, Fault> {
+    pub fn failed_row(&self) -> Result<Option<ExceptionParts>, ExceptionParts> {
         match self.job.result() {
             Ok(()) => Ok(None),
             Err(fault) if fault.row.is_some() => Ok(Some(fault)),
@@ -43,7 +43,7 @@ impl Operation {
 }
 
 #[pymethods]
-impl Operation {
+impl PyOperation {
     /// True if it has ended, with success or not.
     fn done(&self) -> PyResult<bool> {
         self.job.check_process()?;
@@ -77,10 +77,10 @@ impl Operation {
     }
 }
 
-impl Drop for Operation {
+impl Drop for PyOperation {
     fn drop(&mut self) {
         if !self.job.is_done() {
-            left::keep(Left {
+            left::keep(OrphanedOperation {
                 job: Arc::clone(&self.job),
                 buffers: std::mem::take(&mut *lock(&self.buffers)),
             });
@@ -88,13 +88,13 @@ impl Drop for Operation {
     }
 }
 
-struct Left {
-    job: Arc<Job>,
+struct OrphanedOperation {
+    job: Arc<PoolJob>,
     #[expect(dead_code, reason = "kept until the job has ended")]
-    buffers: Vec<Py<View>>,
+    buffers: Vec<Py<PyView>>,
 }
 
-impl UnderWay for Left {
+impl BufferedTransfer for OrphanedOperation {
     fn is_done(&self) -> bool {
         self.job.is_done()
     }

@@ -4,7 +4,7 @@
 // UNSAFETY: the pool of a process is a leaked pointer, so that a child of `fork` finds no lock that is held.
 #![allow(unsafe_code)]
 
-use crate::error::Fault;
+use crate::error::ExceptionParts;
 use crate::fork;
 use nvme_host::ProcessMark;
 use std::collections::VecDeque;
@@ -23,24 +23,24 @@ pub fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 type Work = Box<dyn FnOnce() + Send>;
 
 #[derive(Default)]
-struct Line {
+struct JobLine {
     waiting: VecDeque<Work>,
     idle: usize,
     threads: usize,
 }
 
-struct Pool {
+struct ThreadPool {
     process: ProcessMark,
-    line: Mutex<Line>,
+    line: Mutex<JobLine>,
     come: Condvar,
 }
 
 /// The pool of the process that made it. A child of `fork` has none of its threads, and makes its own.
-static POOL: AtomicPtr<Pool> = AtomicPtr::new(std::ptr::null_mut());
+static POOL: AtomicPtr<ThreadPool> = AtomicPtr::new(std::ptr::null_mut());
 /// Work that was handed over and has not ended, of this process.
 static UNDER_WAY: AtomicUsize = AtomicUsize::new(0);
 
-fn pool() -> &'static Pool {
+fn pool() -> &'static ThreadPool {
     let known = POOL.load(Ordering::Acquire);
     // SAFETY: pools are leaked, so that a pointer to one stays valid.
     if let Some(pool) = unsafe { known.as_ref() }
@@ -48,7 +48,7 @@ fn pool() -> &'static Pool {
     {
         return pool;
     }
-    let new = Box::into_raw(Box::new(Pool {
+    let new = Box::into_raw(Box::new(ThreadPool {
         process: ProcessMark::here(),
         line: Mutex::default(),
         come: Condvar::new(),
@@ -66,7 +66,7 @@ fn pool() -> &'static Pool {
     }
 }
 
-impl Pool {
+impl ThreadPool {
     fn serve(&'static self) {
         let mut line = lock(&self.line);
         loop {
@@ -104,21 +104,21 @@ impl Pool {
 }
 
 /// Something handed to the pool: its end, and how it ended.
-pub struct Job {
+pub struct PoolJob {
     process: ProcessMark,
-    state: Mutex<Option<Result<(), Fault>>>,
+    state: Mutex<Option<Result<(), ExceptionParts>>>,
     is_done: AtomicBool,
     end: Condvar,
 }
 
-impl Job {
+impl PoolJob {
     /// Runs `work` on a thread of the pool.
     ///
     /// # Errors
     /// Without a thread.
     pub fn start(
-        work: impl FnOnce() -> Result<(), Fault> + Send + 'static,
-    ) -> Result<Arc<Self>, Fault> {
+        work: impl FnOnce() -> Result<(), ExceptionParts> + Send + 'static,
+    ) -> Result<Arc<Self>, ExceptionParts> {
         let job = Arc::new(Self {
             process: ProcessMark::here(),
             state: Mutex::new(None),
@@ -136,14 +136,17 @@ impl Job {
         if let Err(source) = given {
             UNDER_WAY.fetch_sub(1, Ordering::AcqRel);
             let call = "starting a thread";
-            return Err(Fault::of(&nvme_host::Error::System { call, source }));
+            return Err(ExceptionParts::of(&nvme_host::Error::System {
+                call,
+                source,
+            }));
         }
         Ok(job)
     }
 
     /// # Errors
     /// In a child of a fork: the thread that would end it is not there.
-    pub fn check_process(&self) -> Result<(), Fault> {
+    pub fn check_process(&self) -> Result<(), ExceptionParts> {
         fork::check(self.process, "transfer")
     }
 
@@ -169,20 +172,20 @@ impl Job {
     ///
     /// # Errors
     /// The error that ended it; as [`check_process`](Self::check_process).
-    pub fn result(&self) -> Result<(), Fault> {
+    pub fn result(&self) -> Result<(), ExceptionParts> {
         self.check_process()?;
         lock(&self.state).clone().unwrap_or(Ok(()))
     }
 }
 
 /// Says that a job has ended, also when it panicked.
-struct AtEnd(Arc<Job>);
+struct AtEnd(Arc<PoolJob>);
 
 impl Drop for AtEnd {
     fn drop(&mut self) {
         let mut state = lock(&self.0.state);
         if state.is_none() {
-            *state = Some(Err(Fault::of(&nvme_host::Error::internal(
+            *state = Some(Err(ExceptionParts::of(&nvme_host::Error::internal(
                 "a thread of the library panicked",
             ))));
         }

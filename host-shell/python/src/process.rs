@@ -1,7 +1,7 @@
 //! Objects that belong to the process that made them. A child of `fork` has none of the threads that serve
 //! them: its calls are refused, and none of its parent's objects are dropped there.
 
-use crate::error::Fault;
+use crate::error::ExceptionParts;
 pub use crate::fork::check;
 use crate::wait;
 use nvme_host::ProcessMark;
@@ -25,9 +25,9 @@ impl<T: Send> OfProcess<T> {
 
     /// # Errors
     /// In another process.
-    pub fn get(&self) -> Result<&T, Fault> {
+    pub fn get(&self) -> Result<&T, ExceptionParts> {
         check(self.process, self.what)?;
-        let gone = || Fault::usage(format!("this {} is gone", self.what), "make it again");
+        let gone = || ExceptionParts::usage(format!("this {} is gone", self.what), "make it again");
         self.value.as_ref().ok_or_else(gone)
     }
 }

@@ -1,16 +1,16 @@
 //! Which rows make a batch.
 
 use crate::error::OrRaise;
-use nvme_host::loader::{self, Shuffle};
+use nvme_host::loader::{self, ShuffleOrder};
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 
 /// The rows of each batch of each epoch.
-#[pyclass(frozen, module = "nvme_gpu._native")]
-pub struct Sampler(loader::Sampler);
+#[pyclass(frozen, module = "nvme_gpu._native", name = "Sampler")]
+pub struct PySampler(loader::BatchSampler);
 
 #[pymethods]
-impl Sampler {
+impl PySampler {
     /// Creates a sampler; without `seed` rows keep their order.
     #[new]
     #[pyo3(signature = (rows, batch, seed, rank, world, drops_uneven, drops_last))]
@@ -23,8 +23,8 @@ impl Sampler {
         drops_uneven: bool,
         drops_last: bool,
     ) -> PyResult<Self> {
-        let shuffle = seed.map_or(Shuffle::Off, Shuffle::Seed);
-        let sampler = loader::Sampler::new(rows, batch, shuffle).or_raise()?;
+        let shuffle = seed.map_or(ShuffleOrder::Off, ShuffleOrder::Seed);
+        let sampler = loader::BatchSampler::new(rows, batch, shuffle).or_raise()?;
         let sampler = sampler.shard(rank, world, drops_uneven).or_raise()?;
         Ok(Self(match drops_last {
             true => sampler.without_short_batch(),

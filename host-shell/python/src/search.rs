@@ -2,25 +2,25 @@
 // UNSAFETY: queries and answers are memory of views; launches use addresses of a GPU.
 #![allow(unsafe_code)]
 
-use crate::catalog::Import;
-use crate::error::Fault;
-use crate::flight::{Flights, GpuOperation};
+use crate::catalog::PyImport;
+use crate::error::ExceptionParts;
+use crate::flight::{GpuOperation, LaunchedTransfers};
 use crate::on_store::OnStore;
-use crate::operation::Operation;
-use crate::store::Store;
-use crate::view::{Memory, View};
+use crate::operation::PyOperation;
+use crate::store::PyStore;
+use crate::view::{MemoryPiece, PyView};
 use crate::wait;
 use nvme_host::Error;
 use nvme_search::{
-    self, Answers, BuildOptions, CpuOptions, ElementType, GpuSearch, Header, Index, Metric,
-    Parameters, Request, Source, Step, Vectors,
+    self, BuildOptions, BuildPhase, CpuOptions, ElementType, GpuSearch, IndexHeader, SearchAnswers,
+    SearchParameters, SearchRequest, VectorIndex, VectorMetric, VectorSet, VectorSource,
 };
 use pyo3::prelude::*;
 use std::ops::ControlFlow;
 use std::sync::Arc;
 
 /// Memory for answers: ids, distances, codes, and counts of reads.
-type Places = (Py<View>, Py<View>, Py<View>, Py<View>);
+type Places = (Py<PyView>, Py<PyView>, Py<PyView>, Py<PyView>);
 
 /// Addresses of the same on a GPU.
 type Addresses = (u64, u64, u64, u64);
@@ -28,8 +28,8 @@ type Addresses = (u64, u64, u64, u64);
 /// Results of a query, candidates, and nodes that are read at a time.
 type Given = (u32, u32, u32);
 
-fn parameters((results, list, beam): Given) -> Parameters {
-    Parameters {
+fn parameters((results, list, beam): Given) -> SearchParameters {
+    SearchParameters {
         list,
         beam,
         results,
@@ -41,15 +41,15 @@ fn element(name: &str) -> PyResult<ElementType> {
     let found = ElementType::of_name(name);
     Ok(found.ok_or_else(|| {
         let cause = format!("no vectors have elements of the type '{name}'");
-        Fault::usage(cause, "use float32, float16, bfloat16, int8 or uint8")
+        ExceptionParts::usage(cause, "use float32, float16, bfloat16, int8 or uint8")
     })?)
 }
 
 /// Copies numbers from host memory, as `f32`.
 ///
 /// # Safety
-/// As [`Memory::slice`].
-unsafe fn floats(memory: Memory, element: ElementType) -> Vec<f32> {
+/// As [`MemoryPiece::slice`].
+unsafe fn floats(memory: MemoryPiece, element: ElementType) -> Vec<f32> {
     // SAFETY: the caller's.
     let bytes = unsafe { memory.slice() };
     let mut numbers = Vec::with_capacity(bytes.len() / element.bytes());
@@ -63,25 +63,25 @@ unsafe fn floats(memory: Memory, element: ElementType) -> Vec<f32> {
 #[pyfunction]
 pub fn build_index(
     py: Python<'_>,
-    store: &Store,
+    store: &PyStore,
     offset: u64,
-    vectors: Py<View>,
+    vectors: Py<PyView>,
     elements: u32,
     shape: (u32, u32, u32),
     names: (&str, &str),
-) -> PyResult<Import> {
+) -> PyResult<PyImport> {
     let (metric, element) = (names.0, element(names.1)?);
-    let metric = Metric::of_name(metric).ok_or_else(|| {
+    let metric = VectorMetric::of_name(metric).ok_or_else(|| {
         let cause = format!("no metric is called '{metric}'");
-        Fault::usage(cause, "use 'euclidean', 'cosine' or 'inner_product'")
+        ExceptionParts::usage(cause, "use 'euclidean', 'cosine' or 'inner_product'")
     })?;
     let store = store.get()?;
     let memory = vectors.get().of_host("vectors", false)?;
     // SAFETY: the view is kept until this returns.
     let numbers = py.detach(|| unsafe { floats(memory, element) });
-    Import::start(move |shared| {
-        let vectors = Vectors::new(elements, numbers)?;
-        let source = Source::given(&vectors);
+    PyImport::start(move |shared| {
+        let vectors = VectorSet::new(elements, numbers)?;
+        let source = VectorSource::given(&vectors);
         let options = BuildOptions {
             degree: shape.0,
             list: shape.1,
@@ -89,21 +89,22 @@ pub fn build_index(
             metric,
         };
         let count = u64::from(source.count);
-        let header = search::build(&store, offset, (source, &vectors), options, &mut |step| {
-            let done = match step {
-                Step::Graph(inserted) => inserted,
-                Step::Write(written) => count + written,
-            };
-            match shared.progress(done, 2 * count) {
-                ControlFlow::Continue(()) => Ok(()),
-                ControlFlow::Break(()) => Err(Error::Interrupted),
-            }
-        })?;
+        let header =
+            nvme_search::build(&store, offset, (source, &vectors), options, &mut |step| {
+                let done = match step {
+                    BuildPhase::Graph(inserted) => inserted,
+                    BuildPhase::Write(written) => count + written,
+                };
+                match shared.progress(done, 2 * count) {
+                    ControlFlow::Continue(()) => Ok(()),
+                    ControlFlow::Break(()) => Err(Error::Interrupted),
+                }
+            })?;
         Ok(about(&header))
     })
 }
 
-fn about(header: &Header) -> serde_json::Value {
+fn about(header: &IndexHeader) -> serde_json::Value {
     serde_json::json!({
         "count": header.source.count,
         "dim": header.source.elements,
@@ -116,8 +117,8 @@ fn about(header: &Header) -> serde_json::Value {
     })
 }
 
-struct Opened {
-    index: Index,
+struct OpenIndex {
+    index: VectorIndex,
     /// Set for a store with a GPU whose kernels submit the reads.
     by_gpu: Option<GpuSearch>,
 }
@@ -125,19 +126,19 @@ struct Opened {
 /// An index on a store.
 #[pyclass(frozen, module = "nvme_gpu._native")]
 pub struct SearchIndex {
-    opened: OnStore<Arc<Opened>>,
-    flights: Arc<Flights>,
+    opened: OnStore<Arc<OpenIndex>>,
+    flights: Arc<LaunchedTransfers>,
 }
 
 #[pymethods]
 impl SearchIndex {
     #[new]
-    fn new(py: Python<'_>, store: &Store, offset: u64) -> PyResult<Self> {
+    fn new(py: Python<'_>, store: &PyStore, offset: u64) -> PyResult<Self> {
         let open = store.get()?;
         let opened = wait::of(py, move || {
-            let index = Index::open(&open, offset)?;
+            let index = VectorIndex::open(&open, offset)?;
             let by_gpu = open.gpu().map(|_| GpuSearch::new(&index)).transpose()?;
-            Ok(Arc::new(Opened { index, by_gpu }))
+            Ok(Arc::new(OpenIndex { index, by_gpu }))
         })?;
         let flights = Arc::default();
         store.add_table(&flights);
@@ -155,17 +156,17 @@ impl SearchIndex {
     /// Finds the nearest vectors of `queries`, by `threads` threads of the host.
     fn search(
         &self,
-        queries: Py<View>,
+        queries: Py<PyView>,
         out: Places,
         given: Given,
         threads: usize,
         element: &str,
-    ) -> PyResult<Operation> {
+    ) -> PyResult<PyOperation> {
         let element = self::element(element)?;
         let opened = self.opened.get()?;
         let (ids, distances, codes, reads) = out;
         let of_queries = queries.get().of_host("queries", false)?;
-        let place = |view: &Py<View>| view.get().of_host("an answer", true);
+        let place = |view: &Py<PyView>| view.get().of_host("an answer", true);
         let places = [
             place(&ids)?,
             place(&distances)?,
@@ -186,11 +187,13 @@ impl SearchIndex {
             .zip(sizes)
             .any(|(place, bytes)| place.bytes != bytes)
         {
-            return Err(
-                Fault::usage("memory of another size than the answers", "report it").into(),
-            );
+            return Err(ExceptionParts::usage(
+                "memory of another size than the answers",
+                "report it",
+            )
+            .into());
         }
-        Operation::start(vec![queries, ids, distances, codes, reads], move || {
+        PyOperation::start(vec![queries, ids, distances, codes, reads], move || {
             // SAFETY: the views are kept until this ended.
             let queries = unsafe { floats(of_queries, element) };
             let options = CpuOptions {
@@ -233,7 +236,7 @@ impl SearchIndex {
         let opened = self.opened.get()?;
         let (queries, count) = queries;
         let (ids, distances, codes, reads) = out;
-        let request = Request {
+        let request = SearchRequest {
             queries,
             count,
             ids,
@@ -268,12 +271,17 @@ impl SearchIndex {
 }
 
 /// Returns the error of the first query that failed.
-fn fault(answers: &Answers, count: usize) -> Result<(), Fault> {
+fn fault(answers: &SearchAnswers, count: usize) -> Result<(), ExceptionParts> {
     match answers.failed() {
         None => Ok(()),
         Some((failed, first, code)) => {
             let what = format!("search of {count} queries");
-            Err(Fault::query(code, first as u64, &what, failed as u64))
+            Err(ExceptionParts::query(
+                code,
+                first as u64,
+                &what,
+                failed as u64,
+            ))
         }
     }
 }

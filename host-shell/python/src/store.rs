@@ -2,18 +2,18 @@
 // UNSAFETY: threads of the pool and the GPU use memory by address; its owners are kept until they have ended.
 #![allow(unsafe_code)]
 
-use crate::error::{Fault, OrRaise};
-use crate::flight::{Flights, GpuOperation};
+use crate::error::{ExceptionParts, OrRaise};
+use crate::flight::{GpuOperation, LaunchedTransfers};
 use crate::left;
-use crate::operation::Operation;
+use crate::operation::PyOperation;
 use crate::pool::lock;
 use crate::process;
-use crate::view::View;
-use crate::wait::{self, Deadline};
+use crate::view::PyView;
+use crate::wait::{self, CommonDeadline};
 use nvme_host::ProcessMark;
 use nvme_host::StoreOptions;
-use nvme_host::cuda::{Gpu, KernelArgument, RowsOptions, Tier};
-use nvme_host::store::{FileIo, Gds, GpuOptions};
+use nvme_host::cuda::{Gpu, KernelArgument, QueueTier, RowsOptions};
+use nvme_host::store::{FileIo, GdsUse, GpuOptions};
 use pyo3::prelude::*;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, Weak};
@@ -35,26 +35,26 @@ impl<T: Send> AtClose for Mutex<Option<T>> {
 }
 
 /// A drive, a file, or several of them as one range of bytes.
-#[pyclass(frozen, module = "nvme_gpu._native")]
-pub struct Store {
+#[pyclass(frozen, module = "nvme_gpu._native", name = "Store")]
+pub struct PyStore {
     process: ProcessMark,
     open: Mutex<Option<Open>>,
     gpu: Option<Arc<Gpu>>,
-    tables: Mutex<Vec<Weak<Flights>>>,
+    tables: Mutex<Vec<Weak<LaunchedTransfers>>>,
     /// Objects that keep the device open, and are closed first.
     above: Mutex<Vec<Weak<dyn AtClose>>>,
     /// Reads and writes of bytes on the GPU.
-    flights: Arc<Flights>,
+    flights: Arc<LaunchedTransfers>,
     /// Calls that use the device.
     calls: AtomicU64,
 }
 
-impl Store {
+impl PyStore {
     /// Returns the store for a call that uses the device, which is counted.
     ///
     /// # Errors
     /// As [`look`](Self::look).
-    pub fn get(&self) -> Result<Open, Fault> {
+    pub fn get(&self) -> Result<Open, ExceptionParts> {
         self.calls.fetch_add(1, Ordering::Relaxed);
         self.look()
     }
@@ -63,15 +63,15 @@ impl Store {
     ///
     /// # Errors
     /// When it is not.
-    fn look(&self) -> Result<Open, Fault> {
+    fn look(&self) -> Result<Open, ExceptionParts> {
         process::check(self.process, "store")?;
-        lock(&self.open)
-            .clone()
-            .ok_or_else(|| Fault::usage("the store is closed", "open it again, or close it later"))
+        lock(&self.open).clone().ok_or_else(|| {
+            ExceptionParts::usage("the store is closed", "open it again, or close it later")
+        })
     }
 
     /// Registers `flights`, for whose operations `close` waits.
-    pub fn add_table(&self, flights: &Arc<Flights>) {
+    pub fn add_table(&self, flights: &Arc<LaunchedTransfers>) {
         let mut tables = lock(&self.tables);
         tables.retain(|one| one.strong_count() > 0);
         tables.push(Arc::downgrade(flights));
@@ -86,9 +86,9 @@ impl Store {
 
     /// # Errors
     /// For a store without a GPU.
-    pub fn gpu(&self) -> Result<Arc<Gpu>, Fault> {
+    pub fn gpu(&self) -> Result<Arc<Gpu>, ExceptionParts> {
         self.gpu.clone().ok_or_else(|| {
-            Fault::usage(
+            ExceptionParts::usage(
                 "the store was opened without a GPU",
                 "open it with gpu=0, or use memory of the host",
             )
@@ -103,37 +103,37 @@ fn file_io_of(name: &str) -> PyResult<FileIo> {
         "pread" => Ok(FileIo::Pread),
         other => {
             let cause = format!("file_io is '{other}'");
-            Err(Fault::usage(cause, "use 'auto', 'uring' or 'pread'").into())
+            Err(ExceptionParts::usage(cause, "use 'auto', 'uring' or 'pread'").into())
         }
     }
 }
 
-fn gds_of(name: &str) -> PyResult<Gds> {
+fn gds_of(name: &str) -> PyResult<GdsUse> {
     match name {
-        "off" => Ok(Gds::Off),
-        "auto" => Ok(Gds::Auto),
-        "require" => Ok(Gds::Require),
+        "off" => Ok(GdsUse::Off),
+        "auto" => Ok(GdsUse::Auto),
+        "require" => Ok(GdsUse::Require),
         other => {
             let cause = format!("gds is '{other}'");
-            Err(Fault::usage(cause, "use 'off', 'auto' or 'require'").into())
+            Err(ExceptionParts::usage(cause, "use 'off', 'auto' or 'require'").into())
         }
     }
 }
 
-fn tier_of(number: u32) -> PyResult<Tier> {
+fn tier_of(number: u32) -> PyResult<QueueTier> {
     match number {
-        1 => Ok(Tier::Direct),
-        2 => Ok(Tier::GpuMemory),
-        3 => Ok(Tier::GpuRings),
+        1 => Ok(QueueTier::Direct),
+        2 => Ok(QueueTier::GpuMemory),
+        3 => Ok(QueueTier::GpuRings),
         _ => {
             let cause = format!("gpu_tier is {number}");
-            Err(Fault::usage(cause, "use 1, 2, 3, or None for the default").into())
+            Err(ExceptionParts::usage(cause, "use 1, 2, 3, or None for the default").into())
         }
     }
 }
 
 #[pymethods]
-impl Store {
+impl PyStore {
     #[new]
     #[pyo3(signature = (device, *, gpu=None, queues=8, depth=64, timeout_ms=5000, allow_write=false, read_only=false, nsid=1, gpu_queues=16, gpu_blocks=32, gpu_tier=None, file_io="auto", gds="off"))]
     #[expect(clippy::too_many_arguments, reason = "options of Python")]
@@ -230,18 +230,18 @@ impl Store {
         Ok(stats.unwrap_or_default())
     }
 
-    fn read(&self, view: Py<View>, offset: u64) -> PyResult<Operation> {
+    fn read(&self, view: Py<PyView>, offset: u64) -> PyResult<PyOperation> {
         let store = self.get()?;
         let to = view.get().of_host("the destination", true)?;
         within(&store, offset, to.bytes)?;
         fill(view, move |data| store.read_at(offset, data))
     }
 
-    fn write(&self, view: Py<View>, offset: u64, durable: bool) -> PyResult<Operation> {
+    fn write(&self, view: Py<PyView>, offset: u64, durable: bool) -> PyResult<PyOperation> {
         let store = self.get()?;
         let from = view.get().of_host("the source", false)?;
         within(&store, offset, from.bytes)?;
-        Operation::start(vec![view], move || {
+        PyOperation::start(vec![view], move || {
             // SAFETY: the view is kept until this ended.
             let data = unsafe { from.slice() };
             match durable {
@@ -302,9 +302,9 @@ impl Store {
             .or_raise()
     }
 
-    fn flush(&self) -> PyResult<Operation> {
+    fn flush(&self) -> PyResult<PyOperation> {
         let store = self.get()?;
-        Operation::start(Vec::new(), move || Ok(store.flush()?))
+        PyOperation::start(Vec::new(), move || Ok(store.flush()?))
     }
 
     /// Orders all later work of stream `then` after all present work of stream `first`: both are streams of the
@@ -325,7 +325,7 @@ impl Store {
         if self.process != ProcessMark::here() {
             return Ok(());
         }
-        let deadline = Deadline::after(wait::seconds(timeout)?);
+        let deadline = CommonDeadline::after(wait::seconds(timeout)?);
         let open = lock(&self.open).take();
         let tables = std::mem::take(&mut *lock(&self.tables));
         let of_tables = tables.iter().filter_map(Weak::upgrade);
@@ -350,7 +350,7 @@ impl Store {
     }
 }
 
-impl Drop for Store {
+impl Drop for PyStore {
     fn drop(&mut self) {
         // In a child of a fork no thread holds the lock, which is taken with the GIL alone.
         let open = lock(&self.open).take();
@@ -360,11 +360,11 @@ impl Drop for Store {
 
 /// Starts to fill `view` by `read`.
 pub fn fill(
-    view: Py<View>,
+    view: Py<PyView>,
     read: impl FnOnce(&mut [u8]) -> nvme_host::Result<()> + Send + 'static,
-) -> PyResult<Operation> {
+) -> PyResult<PyOperation> {
     let to = view.get().of_host("the destination", true)?;
-    Operation::start(vec![view], move || {
+    PyOperation::start(vec![view], move || {
         // SAFETY: the view is kept until this ended.
         read(unsafe { to.slice_mut() })?;
         Ok(())
@@ -373,10 +373,10 @@ pub fn fill(
 
 /// # Errors
 /// When the range ends past the store.
-fn within(store: &Open, offset: u64, bytes: usize) -> Result<(), Fault> {
+fn within(store: &Open, offset: u64, bytes: usize) -> Result<(), ExceptionParts> {
     match offset.checked_add(bytes as u64) {
         Some(end) if end <= store.len() => Ok(()),
-        _ => Err(Fault::usage(
+        _ => Err(ExceptionParts::usage(
             format!(
                 "{bytes} bytes at {offset} do not lie inside the store's {} bytes",
                 store.len()

@@ -2,14 +2,14 @@
 // UNSAFETY: threads of the pool and the GPU use memory by address; its owners are kept until they have ended.
 #![allow(unsafe_code)]
 
-use crate::array::Array;
-use crate::error::Fault;
-use crate::flight::{Flights, GpuOperation};
-use crate::operation::Operation;
-use crate::store::{Open, Store};
-use crate::view::{Memory, View};
-use nvme_host::cuda::Request;
-use nvme_host::store::{Duplicates, Element, Ids, RowReport, Widen};
+use crate::array::PyArray;
+use crate::error::ExceptionParts;
+use crate::flight::{GpuOperation, LaunchedTransfers};
+use crate::operation::PyOperation;
+use crate::store::{Open, PyStore};
+use crate::view::{MemoryPiece, PyView};
+use nvme_host::cuda::RowRequest;
+use nvme_host::store::{DuplicateIds, RowElement, RowIds, RowReport, RowWidening};
 use pyo3::prelude::*;
 use std::sync::Arc;
 
@@ -22,7 +22,7 @@ enum OwnedIds {
 impl OwnedIds {
     /// # Safety
     /// The memory is valid for the length of the call.
-    unsafe fn copy(memory: Memory, is_wide: bool) -> Self {
+    unsafe fn copy(memory: MemoryPiece, is_wide: bool) -> Self {
         // SAFETY: the caller's.
         let bytes = unsafe { memory.slice() };
         match is_wide {
@@ -45,63 +45,63 @@ impl OwnedIds {
         }
     }
 
-    fn get(&self) -> Ids<'_> {
+    fn get(&self) -> RowIds<'_> {
         match self {
-            Self::I32(ids) => Ids::I32(ids),
-            Self::I64(ids) => Ids::I64(ids),
+            Self::I32(ids) => RowIds::I32(ids),
+            Self::I64(ids) => RowIds::I64(ids),
         }
     }
 }
 
 /// # Errors
 /// For what cannot be added.
-fn element(dtype: &str) -> Result<Element, Fault> {
+fn element(dtype: &str) -> Result<RowElement, ExceptionParts> {
     match dtype {
-        "float32" => Ok(Element::F32),
-        "float16" => Ok(Element::F16),
-        "bfloat16" => Ok(Element::Bf16),
-        "int32" => Ok(Element::I32),
+        "float32" => Ok(RowElement::F32),
+        "float16" => Ok(RowElement::F16),
+        "bfloat16" => Ok(RowElement::Bf16),
+        "int32" => Ok(RowElement::I32),
         other => {
             let cause = format!("rows of {other} cannot be added to");
             let remedy = "use float32, float16, bfloat16 or int32";
-            Err(Fault::usage(cause, remedy))
+            Err(ExceptionParts::usage(cause, remedy))
         }
     }
 }
 
 /// Operation on rows in host memory.
-enum Rows {
+enum RowsOperation {
     Gather,
-    Scatter(Duplicates),
-    Add(Element),
+    Scatter(DuplicateIds),
+    Add(RowElement),
 }
 
 /// Rows of one size in a store.
-#[pyclass(frozen, module = "nvme_gpu._native")]
-pub struct Table {
-    store: Py<Store>,
+#[pyclass(frozen, module = "nvme_gpu._native", name = "Table")]
+pub struct PyTable {
+    store: Py<PyStore>,
     offset: u64,
     rows: u64,
     row_bytes: u64,
     /// Conversion of the elements in a gather, and the bytes of a converted row.
-    widen: Option<(Widen, u64)>,
-    flights: Arc<Flights>,
+    widen: Option<(RowWidening, u64)>,
+    flights: Arc<LaunchedTransfers>,
 }
 
-impl Table {
+impl PyTable {
     /// # Errors
     /// For rows that come out wider: what they are made of is not known backwards.
-    fn check_stored(&self) -> Result<(), Fault> {
+    fn check_stored(&self) -> Result<(), ExceptionParts> {
         match self.widen {
             None => Ok(()),
-            Some(_) => Err(Fault::usage(
+            Some(_) => Err(ExceptionParts::usage(
                 "rows that come out wider than they are stored are not written",
                 "write through a table of the stored dtype, or write_from",
             )),
         }
     }
 
-    fn get(&self) -> Result<(Open, nvme_host::Table), Fault> {
+    fn get(&self) -> Result<(Open, nvme_host::Table), ExceptionParts> {
         let store = self.store.get().get()?;
         let table = store.table(self.offset, self.rows, self.row_bytes)?;
         Ok((store, table))
@@ -109,14 +109,14 @@ impl Table {
 
     fn run(
         &self,
-        ids: Py<View>,
-        rows: Py<View>,
-        status: Option<Py<View>>,
+        ids: Py<PyView>,
+        rows: Py<PyView>,
+        status: Option<Py<PyView>>,
         wide: bool,
-        what: Rows,
-    ) -> PyResult<Operation> {
+        what: RowsOperation,
+    ) -> PyResult<PyOperation> {
         let (store, table) = self.get()?;
-        let is_gather = matches!(what, Rows::Gather);
+        let is_gather = matches!(what, RowsOperation::Gather);
         if !is_gather {
             self.check_stored()?;
         }
@@ -131,24 +131,24 @@ impl Table {
         let count = of_ids.bytes / if wide { 8 } else { 4 };
         if of_status.is_some_and(|memory| memory.bytes != count * 4) {
             let cause = format!("status has another length than {count} rows of 4 bytes");
-            return Err(Fault::usage(cause, "give an int32 for each id").into());
+            return Err(ExceptionParts::usage(cause, "give an int32 for each id").into());
         }
         if is_gather && of_rows.overlaps(of_ids)
             || of_status.is_some_and(|one| one.overlaps(of_ids) || one.overlaps(of_rows))
         {
             let remedy = "use memory of its own for each";
-            return Err(Fault::usage("ids, rows or status share memory", remedy).into());
+            return Err(ExceptionParts::usage("ids, rows or status share memory", remedy).into());
         }
         let mut buffers = vec![ids, rows];
         buffers.extend(status);
-        Operation::start(buffers, move || {
+        PyOperation::start(buffers, move || {
             let _store = store;
             // SAFETY: the views are kept until this ended.
             let ids = unsafe { OwnedIds::copy(of_ids, wide) };
             let mut codes = vec![0; if of_status.is_some() { count } else { 0 }];
             let places = of_status.is_some().then_some(&mut codes[..]);
             let (report, word) = match what {
-                Rows::Gather => {
+                RowsOperation::Gather => {
                     // SAFETY: as above; ids and status lie elsewhere.
                     let out = unsafe { of_rows.slice_mut() };
                     let report = match widen {
@@ -157,12 +157,12 @@ impl Table {
                     };
                     (report, "gather")
                 }
-                Rows::Scatter(duplicates) => (
+                RowsOperation::Scatter(duplicates) => (
                     // SAFETY: as above.
                     table.scatter(ids.get(), unsafe { of_rows.slice() }, duplicates, places)?,
                     "scatter",
                 ),
-                Rows::Add(element) => (
+                RowsOperation::Add(element) => (
                     // SAFETY: as above.
                     table.scatter_add(ids.get(), unsafe { of_rows.slice() }, element, places)?,
                     "scatter_add",
@@ -182,12 +182,12 @@ impl Table {
 
 /// # Errors
 /// The first row that failed.
-fn verdict(report: RowReport, word: &str) -> Result<(), Fault> {
+fn verdict(report: RowReport, word: &str) -> Result<(), ExceptionParts> {
     let Some(first) = &report.first else {
         return Ok(());
     };
     let what = format!("{word} of {} rows", report.rows);
-    let mut fault = Fault::row(
+    let mut fault = ExceptionParts::row(
         first.status,
         first.row as u64,
         Some(first.id),
@@ -195,7 +195,7 @@ fn verdict(report: RowReport, word: &str) -> Result<(), Fault> {
         report.failed as u64,
     );
     if let Some(error) = &first.error {
-        let of_command = Fault::of(error);
+        let of_command = ExceptionParts::of(error);
         fault.code = of_command.code;
         fault.cause = format!("{}: {}", fault.cause, of_command.cause);
         fault.remedy = of_command.remedy;
@@ -205,9 +205,9 @@ fn verdict(report: RowReport, word: &str) -> Result<(), Fault> {
 }
 
 #[pymethods]
-impl Table {
+impl PyTable {
     #[new]
-    fn new(store: Py<Store>, offset: u64, rows: u64, row_bytes: u64) -> PyResult<Self> {
+    fn new(store: Py<PyStore>, offset: u64, rows: u64, row_bytes: u64) -> PyResult<Self> {
         let table = Self {
             store,
             offset,
@@ -224,8 +224,10 @@ impl Table {
     /// Returns the same rows, whose elements of the dtype `stored` are converted to `dtype`.
     /// Failures are those of this table.
     fn widened(&self, py: Python<'_>, stored: &str, dtype: &str) -> PyResult<Self> {
-        let widen = Widen::of_names(stored, dtype).map_err(Fault::from)?;
-        let wide_bytes = widen.row_bytes(self.row_bytes).map_err(Fault::from)?;
+        let widen = RowWidening::of_names(stored, dtype).map_err(ExceptionParts::from)?;
+        let wide_bytes = widen
+            .row_bytes(self.row_bytes)
+            .map_err(ExceptionParts::from)?;
         Ok(Self {
             store: self.store.clone_ref(py),
             offset: self.offset,
@@ -238,39 +240,45 @@ impl Table {
 
     fn gather(
         &self,
-        ids: Py<View>,
+        ids: Py<PyView>,
         wide: bool,
-        out: Py<View>,
-        status: Option<Py<View>>,
-    ) -> PyResult<Operation> {
-        self.run(ids, out, status, wide, Rows::Gather)
+        out: Py<PyView>,
+        status: Option<Py<PyView>>,
+    ) -> PyResult<PyOperation> {
+        self.run(ids, out, status, wide, RowsOperation::Gather)
     }
 
     fn scatter(
         &self,
-        ids: Py<View>,
+        ids: Py<PyView>,
         wide: bool,
-        source: Py<View>,
-        status: Option<Py<View>>,
+        source: Py<PyView>,
+        status: Option<Py<PyView>>,
         unique: bool,
-    ) -> PyResult<Operation> {
+    ) -> PyResult<PyOperation> {
         let duplicates = match unique {
-            true => Duplicates::Error,
-            false => Duplicates::Last,
+            true => DuplicateIds::Error,
+            false => DuplicateIds::Last,
         };
-        self.run(ids, source, status, wide, Rows::Scatter(duplicates))
+        self.run(
+            ids,
+            source,
+            status,
+            wide,
+            RowsOperation::Scatter(duplicates),
+        )
     }
 
     fn scatter_add(
         &self,
-        ids: Py<View>,
+        ids: Py<PyView>,
         wide: bool,
-        source: Py<View>,
-        status: Option<Py<View>>,
+        source: Py<PyView>,
+        status: Option<Py<PyView>>,
         dtype: &str,
-    ) -> PyResult<Operation> {
+    ) -> PyResult<PyOperation> {
         let element = element(dtype)?;
-        self.run(ids, source, status, wide, Rows::Add(element))
+        self.run(ids, source, status, wide, RowsOperation::Add(element))
     }
 
     /// Puts a gather into `stream` of the store's GPU; addresses are the GPU's. `buffers` is kept until it has
@@ -288,7 +296,7 @@ impl Table {
         status: u64,
         stream: u64,
         buffers: Option<Py<PyAny>>,
-        array: Option<&Array>,
+        array: Option<&PyArray>,
         apart: bool,
     ) -> PyResult<GpuOperation> {
         let flights = &self.flights;
@@ -297,7 +305,7 @@ impl Table {
             flights.check()?;
         }
         let (store, table) = self.get()?;
-        let request = Request {
+        let request = RowRequest {
             ids,
             wide_ids: wide,
             count,
@@ -343,7 +351,7 @@ impl Table {
         let (store, table) = self.get()?;
         self.check_stored()?;
         let element = dtype.map(element).transpose()?;
-        let request = Request {
+        let request = RowRequest {
             ids,
             wide_ids: wide,
             count,
@@ -378,7 +386,7 @@ impl Table {
 
     /// Keeps the failure of a row of `operation`, which has ended, for `check`. Raises the error of the whole
     /// call.
-    fn keep_failure(&self, operation: &Operation) -> PyResult<()> {
+    fn keep_failure(&self, operation: &PyOperation) -> PyResult<()> {
         if let Some(fault) = operation.failed_row()? {
             self.flights.keep_failure(fault);
         }

@@ -2,8 +2,8 @@
 // UNSAFETY: the buffer protocol and DLPack are C interfaces; addresses are those that their owners gave.
 #![allow(unsafe_code)]
 
-use crate::dlpack::{self, Tensor};
-use crate::error::Fault;
+use crate::dlpack::{self, CapsuleTensor};
+use crate::error::ExceptionParts;
 use pyo3::exceptions::PyBufferError;
 use pyo3::ffi;
 use pyo3::prelude::*;
@@ -37,9 +37,9 @@ const FORMAT: c_int = 4;
 const C_CONTIGUOUS: c_int = 0x0020 | 0x0010 | 0x0008;
 
 /// A buffer that an object exports; it is not resized or freed before this is dropped.
-struct Buffer(Box<RawBuffer>);
+struct ExportedBuffer(Box<RawBuffer>);
 
-impl Drop for Buffer {
+impl Drop for ExportedBuffer {
     fn drop(&mut self) {
         // SAFETY: filled by PyObject_GetBuffer, released once; a view is dropped with the GIL held.
         unsafe { PyBuffer_Release(&mut *self.0) }
@@ -47,17 +47,17 @@ impl Drop for Buffer {
 }
 
 /// Keep-alive of the memory.
-enum Owner {
-    Buffer(#[expect(dead_code, reason = "dropped")] Buffer),
-    Tensor(#[expect(dead_code, reason = "dropped")] Tensor),
+enum MemoryOwner {
+    Buffer(#[expect(dead_code, reason = "dropped")] ExportedBuffer),
+    Tensor(#[expect(dead_code, reason = "dropped")] CapsuleTensor),
     Object(#[expect(dead_code, reason = "dropped")] Py<PyAny>),
 }
 
 /// Memory without gaps, of the host or of a GPU.
-#[pyclass(frozen, module = "nvme_gpu._native")]
-pub struct View {
+#[pyclass(frozen, module = "nvme_gpu._native", name = "View")]
+pub struct PyView {
     #[expect(dead_code, reason = "dropped")]
-    owner: Owner,
+    owner: MemoryOwner,
     address: u64,
     bytes: usize,
     shape: Vec<u64>,
@@ -68,18 +68,18 @@ pub struct View {
 
 // SAFETY: the memory is reached by address alone, and its owner is dropped by a thread that holds the GIL, as each
 // object of Python is.
-unsafe impl Send for View {}
+unsafe impl Send for PyView {}
 // SAFETY: as above; nothing changes in a view.
-unsafe impl Sync for View {}
+unsafe impl Sync for PyView {}
 
 /// A piece of memory without its owner, for threads of the pool.
 #[derive(Clone, Copy)]
-pub struct Memory {
+pub struct MemoryPiece {
     pub address: u64,
     pub bytes: usize,
 }
 
-impl Memory {
+impl MemoryPiece {
     /// True if both share a byte.
     pub fn overlaps(self, other: Self) -> bool {
         let end = |one: Self| one.address.saturating_add(one.bytes as u64);
@@ -116,9 +116,9 @@ impl Memory {
     }
 }
 
-impl View {
-    pub fn memory(&self) -> Memory {
-        Memory {
+impl PyView {
+    pub fn memory(&self) -> MemoryPiece {
+        MemoryPiece {
             address: self.address,
             bytes: self.bytes,
         }
@@ -128,15 +128,15 @@ impl View {
     ///
     /// # Errors
     /// Of a GPU; or read-only where it would be written.
-    pub fn of_host(&self, what: &str, is_written: bool) -> Result<Memory, Fault> {
+    pub fn of_host(&self, what: &str, is_written: bool) -> Result<MemoryPiece, ExceptionParts> {
         if !matches!(self.device.0, dlpack::CPU | dlpack::CUDA_HOST) {
-            return Err(Fault::usage(
+            return Err(ExceptionParts::usage(
                 format!("{what} lies in memory of a GPU"),
                 "use memory of the host here",
             ));
         }
         if is_written && self.readonly {
-            return Err(Fault::usage(
+            return Err(ExceptionParts::usage(
                 format!("{what} is read-only"),
                 "use memory that may be written: bytearray, or an array that is not frozen",
             ));
@@ -146,7 +146,7 @@ impl View {
 }
 
 #[pymethods]
-impl View {
+impl PyView {
     /// Wraps an object with the buffer protocol. Raises BufferError for gaps or, with `writable`,
     /// for read-only memory.
     #[staticmethod]
@@ -190,7 +190,7 @@ impl View {
                 .to_string_lossy()
                 .into_owned(),
         };
-        let owner = Buffer(raw);
+        let owner = ExportedBuffer(raw);
         if !has_place {
             return Err(PyBufferError::new_err("the buffer's address is NULL"));
         }
@@ -202,7 +202,7 @@ impl View {
             dtype: format!("<{dtype}"),
             device: (dlpack::CPU, 0),
             readonly: raw.readonly != 0,
-            owner: Owner::Buffer(owner),
+            owner: MemoryOwner::Buffer(owner),
         })
     }
 
@@ -210,7 +210,7 @@ impl View {
     /// no whole bytes.
     #[staticmethod]
     fn from_dlpack(capsule: &Bound<'_, PyAny>) -> PyResult<Self> {
-        let tensor = Tensor::take(capsule)?;
+        let tensor = CapsuleTensor::take(capsule)?;
         let described = tensor.describe()?;
         Ok(Self {
             address: described.address,
@@ -219,7 +219,7 @@ impl View {
             dtype: described.dtype,
             device: described.device,
             readonly: described.readonly,
-            owner: Owner::Tensor(tensor),
+            owner: MemoryOwner::Tensor(tensor),
         })
     }
 
@@ -236,7 +236,7 @@ impl View {
         let address = unsafe { ffi::PyBytes_AsString(raw) }.expose_provenance() as u64;
         let object = object.unbind();
         let view = Self {
-            owner: Owner::Object(object.clone_ref(py)),
+            owner: MemoryOwner::Object(object.clone_ref(py)),
             address,
             bytes: nbytes,
             shape: vec![nbytes as u64],
@@ -261,14 +261,14 @@ impl View {
         readonly: bool,
     ) -> PyResult<Self> {
         if address == 0 && nbytes != 0 || address.checked_add(nbytes as u64).is_none() {
-            return Err(Fault::usage(
+            return Err(ExceptionParts::usage(
                 format!("no memory of {nbytes} bytes lies at address {address:#x}"),
                 "pass an array whose memory was not given back",
             )
             .into());
         }
         Ok(Self {
-            owner: Owner::Object(owner),
+            owner: MemoryOwner::Object(owner),
             address,
             bytes: nbytes,
             shape,

@@ -1,15 +1,15 @@
 //! Files of an ext4 on a store that no kernel mounts.
 
-use crate::error::{Fault, OrRaise};
+use crate::error::{ExceptionParts, OrRaise};
 use crate::on_store::OnStore;
-use crate::operation::Operation;
-use crate::store::{Store, fill};
-use crate::view::View;
+use crate::operation::PyOperation;
+use crate::store::{PyStore, fill};
+use crate::view::PyView;
 use crate::wait;
 use nvme_host::Catalog;
-use nvme_host::catalog::Source;
-use nvme_host::files::{self, Inode, Location, MountedFile, PlacedFile};
-use nvme_host::loader::Layers;
+use nvme_host::catalog::HeaderSource;
+use nvme_host::files::{self, FileInode, FileLocation, MountedFile, PlacedFile};
+use nvme_host::loader::ModelLayers;
 use pyo3::prelude::*;
 use std::borrow::Cow;
 use std::ops::Range;
@@ -40,7 +40,7 @@ type Named = (Cow<'static, [u8]>, About);
 /// written.
 type Extent = (u64, u64, u64, bool);
 
-fn about(inode: &Inode) -> About {
+fn about(inode: &FileInode) -> About {
     (
         inode.kind.name(),
         inode.kind.mode_bits() | u32::from(inode.permissions),
@@ -59,24 +59,24 @@ fn about(inode: &Inode) -> About {
 /// Splits `DEVICE:/path` into device, partition and path; None for other text.
 #[pyfunction]
 pub fn location(text: &str) -> PyResult<Option<(String, Option<u32>, String)>> {
-    if !Location::is_one(text) {
+    if !FileLocation::is_one(text) {
         return Ok(None);
     }
-    let found = Location::parse(text).or_raise()?;
+    let found = FileLocation::parse(text).or_raise()?;
     Ok(Some((found.device, found.part, found.path)))
 }
 
 /// An ext4, only read.
-#[pyclass(frozen, module = "nvme_gpu._native")]
-pub struct Volume(OnStore<files::Volume>);
+#[pyclass(frozen, module = "nvme_gpu._native", name = "Volume")]
+pub struct PyVolume(OnStore<files::Ext4Volume>);
 
 #[pymethods]
-impl Volume {
+impl PyVolume {
     #[new]
     #[pyo3(signature = (store, part=None))]
-    fn new(py: Python<'_>, store: &Store, part: Option<u32>) -> PyResult<Self> {
+    fn new(py: Python<'_>, store: &PyStore, part: Option<u32>) -> PyResult<Self> {
         let open = store.get()?;
-        let volume = wait::of(py, move || Ok(files::Volume::open(&open, part)?))?;
+        let volume = wait::of(py, move || Ok(files::Ext4Volume::open(&open, part)?))?;
         Ok(Self(OnStore::new(store, "volume", volume)))
     }
 
@@ -125,12 +125,12 @@ impl Volume {
     }
 
     /// Opens the file at `path` of this volume of `store`.
-    fn open(&self, py: Python<'_>, store: &Store, path: Vec<u8>) -> PyResult<DriveFile> {
+    fn open(&self, py: Python<'_>, store: &PyStore, path: Vec<u8>) -> PyResult<PyDriveFile> {
         let volume = self.0.get()?;
         let file = wait::of(py, move || {
             Ok(Arc::new(AnyFile::Drive(volume.file(&path)?)))
         })?;
-        Ok(DriveFile(OnStore::new(store, "file", file)))
+        Ok(PyDriveFile(OnStore::new(store, "file", file)))
     }
 
     fn close(&self) {
@@ -148,7 +148,7 @@ pub enum AnyFile {
 
 impl AnyFile {
     /// Returns its bytes.
-    pub fn source(&self) -> &dyn Source {
+    pub fn source(&self) -> &dyn HeaderSource {
         match self {
             Self::Drive(file) => file,
             Self::Mounted(file) => file,
@@ -162,7 +162,7 @@ impl AnyFile {
         }
     }
 
-    fn extents(&self) -> nvme_host::Result<Vec<files::Extent>> {
+    fn extents(&self) -> nvme_host::Result<Vec<files::FileExtent>> {
         match self {
             Self::Drive(file) => file.extents().map(<[_]>::to_vec),
             Self::Mounted(file) => Ok(file.extents().to_vec()),
@@ -208,7 +208,7 @@ impl AnyFile {
     ///
     /// # Errors
     /// For bytes in a hole or past the end, with the name of the layer.
-    pub fn layers(&self, layers: Layers) -> nvme_host::Result<Layers> {
+    pub fn layers(&self, layers: ModelLayers) -> nvme_host::Result<ModelLayers> {
         match self {
             Self::Drive(file) => file.layers(layers),
             Self::Mounted(file) => file.layers(layers),
@@ -236,24 +236,29 @@ fn about_mounted(file: &MountedFile) -> nvme_host::Result<About> {
 }
 
 /// A file of a volume, or of a mounted ext4, only read.
-#[pyclass(frozen, module = "nvme_gpu._native")]
-pub struct DriveFile(OnStore<Arc<AnyFile>>);
+#[pyclass(frozen, module = "nvme_gpu._native", name = "DriveFile")]
+pub struct PyDriveFile(OnStore<Arc<AnyFile>>);
 
-impl DriveFile {
+impl PyDriveFile {
     /// # Errors
     /// When it is closed, and in a process that did not open it.
-    pub fn get(&self) -> Result<Arc<AnyFile>, Fault> {
+    pub fn get(&self) -> Result<Arc<AnyFile>, ExceptionParts> {
         self.0.get()
     }
 }
 
 #[pymethods]
-impl DriveFile {
+impl PyDriveFile {
     /// Returns the immutable file at `path` of an ext4 that the kernel has mounted, whose block device `store`
     /// has.
     #[staticmethod]
     #[pyo3(signature = (store, path, part=None))]
-    fn mounted(py: Python<'_>, store: &Store, path: PathBuf, part: Option<u32>) -> PyResult<Self> {
+    fn mounted(
+        py: Python<'_>,
+        store: &PyStore,
+        path: PathBuf,
+        part: Option<u32>,
+    ) -> PyResult<Self> {
         let open = store.get()?;
         let file = wait::of(py, move || {
             let placed = PlacedFile::new(MountedFile::open(&path)?, &open, part)?;
@@ -288,7 +293,7 @@ impl DriveFile {
     }
 
     /// Fills `view` from byte `offset` of the file on.
-    fn read(&self, view: Py<View>, offset: u64) -> PyResult<Operation> {
+    fn read(&self, view: Py<PyView>, offset: u64) -> PyResult<PyOperation> {
         let file = self.get()?;
         fill(view, move |data| file.read_at(offset, data))
     }
@@ -298,7 +303,7 @@ impl DriveFile {
         let file = self.get()?;
         wait::of(py, move || {
             let text = serde_json::to_string(&file.catalog()?);
-            text.map_err(|error| Fault::usage(error.to_string(), "report it"))
+            text.map_err(|error| ExceptionParts::usage(error.to_string(), "report it"))
         })
     }
 

@@ -1,7 +1,7 @@
 //! Waits that Ctrl-C ends: the GIL is released, and signals are looked at between slices of time.
 
-use crate::error::Fault;
-use crate::pool::{Job, lock};
+use crate::error::ExceptionParts;
+use crate::pool::{PoolJob, lock};
 use nvme_host::ProcessMark;
 use pyo3::prelude::*;
 use std::sync::{Arc, Mutex};
@@ -12,9 +12,9 @@ use std::time::{Duration, Instant};
 const SLICE: Duration = Duration::from_millis(50);
 
 /// The end of a wait for several things, which have one time-out together.
-pub struct Deadline(Option<(Instant, Duration)>);
+pub struct CommonDeadline(Option<(Instant, Duration)>);
 
-impl Deadline {
+impl CommonDeadline {
     /// Ends in `limit`, or never.
     pub fn after(limit: Option<Duration>) -> Self {
         Self(limit.map(|limit| (Instant::now(), limit)))
@@ -57,18 +57,20 @@ pub fn until(
 /// Its own; `KeyboardInterrupt`, after which the thread drops the later result.
 pub fn of<T: Send + 'static>(
     py: Python<'_>,
-    work: impl FnOnce() -> Result<T, Fault> + Send + 'static,
+    work: impl FnOnce() -> Result<T, ExceptionParts> + Send + 'static,
 ) -> PyResult<T> {
     let made = Arc::new(Mutex::new(None));
     let place = Arc::clone(&made);
-    let job = Job::start(move || {
+    let job = PoolJob::start(move || {
         *lock(&place) = Some(work()?);
         Ok(())
     })?;
     until(py, None, |slice| job.wait(slice))?;
     job.result()?;
     let made = lock(&made).take();
-    made.ok_or_else(|| Fault::of(&nvme_host::Error::internal("a call came to nothing")).into())
+    made.ok_or_else(|| {
+        ExceptionParts::of(&nvme_host::Error::internal("a call came to nothing")).into()
+    })
 }
 
 /// Drops a value that may be the last owner of a store without the GIL; in a child of a fork not at all.
@@ -83,13 +85,13 @@ pub fn drop_elsewhere<T: Send>(process: ProcessMark, value: Option<T>) {
 }
 
 /// Converts a time-out of Python, in seconds.
-pub fn seconds(timeout: Option<f64>) -> Result<Option<Duration>, Fault> {
+pub fn seconds(timeout: Option<f64>) -> Result<Option<Duration>, ExceptionParts> {
     let Some(seconds) = timeout else {
         return Ok(None);
     };
     match seconds {
         ..0.0 => Ok(Some(Duration::ZERO)),
-        _ if seconds.is_nan() => Err(Fault::usage(
+        _ if seconds.is_nan() => Err(ExceptionParts::usage(
             "timeout is not a number",
             "give seconds, or None for no limit",
         )),

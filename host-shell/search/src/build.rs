@@ -1,10 +1,10 @@
 //! An index is made of vectors and written to a store.
 
-use super::graph::Graph;
-use super::header::{HEADER_BYTES, Header, checksum};
-use super::metric::Metric;
+use super::graph::NeighbourGraph;
+use super::header::{HEADER_BYTES, IndexHeader, checksum};
+use super::metric::VectorMetric;
 use super::quantise;
-use super::source::{Source, Vectors};
+use super::source::{VectorSet, VectorSource};
 use nvme_compute_kernel::search::walk::sum_of;
 use nvme_compute_kernel::search::{MOST_DEGREE, NODE_BLOCK, NONE, node_bytes, word};
 use nvme_host::{Error, Result, Store};
@@ -28,7 +28,7 @@ pub struct BuildOptions {
     /// Elements that a byte stands for.
     pub sub_elements: u32,
     /// Metric by which vectors are compared.
-    pub metric: Metric,
+    pub metric: VectorMetric,
 }
 
 impl Default for BuildOptions {
@@ -37,14 +37,14 @@ impl Default for BuildOptions {
             degree: MOST_DEGREE,
             list: 100,
             sub_elements: 4,
-            metric: Metric::Euclidean,
+            metric: VectorMetric::Euclidean,
         }
     }
 }
 
 /// Phase of building an index.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Step {
+pub enum BuildPhase {
     /// Number of vectors that are in the graph.
     Graph(u64),
     /// Number of nodes that are written.
@@ -60,10 +60,10 @@ pub enum Step {
 pub fn build(
     store: &Store,
     offset: u64,
-    (source, vectors): (Source, &Vectors),
+    (source, vectors): (VectorSource, &VectorSet),
     options: BuildOptions,
-    progress: &mut dyn FnMut(Step) -> Result<()>,
-) -> Result<Header> {
+    progress: &mut dyn FnMut(BuildPhase) -> Result<()>,
+) -> Result<IndexHeader> {
     let mut header = header(source, vectors, options)?;
     check_place(store, offset, &header)?;
     let vectors = options.metric.of_vectors(vectors, header.longest)?;
@@ -72,20 +72,20 @@ pub fn build(
     let centroids = quantise::train(vectors, sub_elements, source.seed);
     let codes = quantise::encode(vectors, sub_elements, &centroids);
     let bytes: Vec<u8> = centroids.iter().flat_map(|x| x.to_le_bytes()).collect();
-    let mut inserted = |count| progress(Step::Graph(count));
+    let mut inserted = |count| progress(BuildPhase::Graph(count));
     let graph = match options.metric {
-        Metric::Euclidean | Metric::Cosine => {
+        VectorMetric::Euclidean | VectorMetric::Cosine => {
             let shape = (options.degree, options.list);
-            Graph::new(vectors, shape, source.seed, &mut inserted)?
+            NeighbourGraph::new(vectors, shape, source.seed, &mut inserted)?
         }
-        Metric::InnerProduct => {
+        VectorMetric::InnerProduct => {
             let near = (options.degree.div_ceil(2), options.list);
-            let mut graph = Graph::new(vectors, near, source.seed, &mut inserted)?;
+            let mut graph = NeighbourGraph::new(vectors, near, source.seed, &mut inserted)?;
             graph.aim(vectors, (options.degree, options.list), &mut inserted)?;
             graph
         }
     };
-    header = Header {
+    header = IndexHeader {
         entry: graph.entry(),
         centroids_sum: checksum(&bytes),
         codes_sum: checksum(&codes),
@@ -103,7 +103,7 @@ pub fn build(
     Ok(header)
 }
 
-fn header(source: Source, vectors: &Vectors, options: BuildOptions) -> Result<Header> {
+fn header(source: VectorSource, vectors: &VectorSet, options: BuildOptions) -> Result<IndexHeader> {
     if (source.count, source.elements as usize) != (vectors.count(), vectors.elements()) {
         return Err(Error::usage(
             format!("{} vectors are not those of {source:?}", vectors.count()),
@@ -111,7 +111,7 @@ fn header(source: Source, vectors: &Vectors, options: BuildOptions) -> Result<He
         ));
     }
     let shape = u64::from(source.count) << 32 | u64::from(options.degree << 16 | options.list);
-    let header = Header {
+    let header = IndexHeader {
         source,
         sub_elements: options.sub_elements,
         degree: options.degree,
@@ -136,7 +136,7 @@ fn header(source: Source, vectors: &Vectors, options: BuildOptions) -> Result<He
 
 /// # Errors
 /// [`Error::Usage`] unless the index fits.
-fn check_place(store: &Store, offset: u64, header: &Header) -> Result<()> {
+fn check_place(store: &Store, offset: u64, header: &IndexHeader) -> Result<()> {
     let bytes = header.bytes_of_index();
     let end = offset.checked_add(bytes);
     if offset.is_multiple_of(NODE_BLOCK) && end.is_some_and(|end| end <= store.len()) {
@@ -154,9 +154,9 @@ fn check_place(store: &Store, offset: u64, header: &Header) -> Result<()> {
 fn write_nodes(
     store: &Store,
     offset: u64,
-    header: &Header,
-    (vectors, graph): (&Vectors, &Graph),
-    progress: &mut dyn FnMut(Step) -> Result<()>,
+    header: &IndexHeader,
+    (vectors, graph): (&VectorSet, &NeighbourGraph),
+    progress: &mut dyn FnMut(BuildPhase) -> Result<()>,
 ) -> Result<()> {
     let ids: Vec<u32> = (0..vectors.count()).collect();
     let first = offset + header.nodes_at();
@@ -168,13 +168,13 @@ fn write_nodes(
             store.write_at(first + u64::from(ids[0]) * header.node_bytes(), &bytes)
         })?;
         written += ids.len() as u64;
-        progress(Step::Write(written))?;
+        progress(BuildPhase::Write(written))?;
     }
     Ok(())
 }
 
 /// Returns the words of a node.
-fn node(tag: u32, id: u32, vectors: &Vectors, graph: &Graph) -> Vec<u32> {
+fn node(tag: u32, id: u32, vectors: &VectorSet, graph: &NeighbourGraph) -> Vec<u32> {
     let mut words = vec![0; node_bytes(vectors.elements() as u32) as usize / 4];
     let neighbours = graph.neighbours(id);
     words[..MOST_DEGREE as usize].fill(NONE);

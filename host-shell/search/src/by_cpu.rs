@@ -1,10 +1,10 @@
 //! Searches whose reads are submitted by threads of the CPU: the reference for the kernel, and its rival in
 //! measurements.
 
-use super::index::Index;
-use super::{Answers, Parameters};
+use super::index::VectorIndex;
+use super::{SearchAnswers, SearchParameters};
 use nvme_compute_kernel::search::walk::Walk;
-use nvme_host::store::{Transfer, status};
+use nvme_host::store::{StoreTransfer, status};
 use nvme_host::{Error, Result};
 use rayon::prelude::*;
 
@@ -27,14 +27,14 @@ impl Default for CpuOptions {
 }
 
 /// A query under way.
-struct Query<'q> {
+struct HostQuery<'q> {
     walk: std::result::Result<Walk<'q>, i32>,
     /// Nodes that are being read.
     asked: Vec<u32>,
     code: i32,
 }
 
-impl Index {
+impl VectorIndex {
     /// Finds the nearest vectors of `queries`, one query after the other, by threads of the CPU: the results of
     /// the kernel, bit by bit. A query fails for its own reads alone.
     ///
@@ -44,9 +44,9 @@ impl Index {
     pub fn search(
         &self,
         queries: &[f32],
-        parameters: Parameters,
+        parameters: SearchParameters,
         options: CpuOptions,
-    ) -> Result<Answers> {
+    ) -> Result<SearchAnswers> {
         parameters.check()?;
         let count = self.queries(queries.len())?;
         let pool = rayon::ThreadPoolBuilder::new().num_threads(options.threads.max(1));
@@ -61,9 +61,9 @@ impl Index {
         let elements = header.elements() as usize;
         let groups = queries.par_chunks(options.together.max(1) * elements);
         let run = || groups.map(|group| self.group(group, parameters)).collect();
-        let groups: Vec<Answers> = pool.install(run);
+        let groups: Vec<SearchAnswers> = pool.install(run);
         let results = count * parameters.results as usize;
-        let mut all = Answers {
+        let mut all = SearchAnswers {
             ids: Vec::with_capacity(results),
             distances: Vec::with_capacity(results),
             codes: Vec::with_capacity(count),
@@ -79,22 +79,22 @@ impl Index {
     }
 
     /// Searches for a group of queries, round by round.
-    fn group(&self, queries: &[f32], parameters: Parameters) -> Answers {
+    fn group(&self, queries: &[f32], parameters: SearchParameters) -> SearchAnswers {
         let header = self.header();
         let elements = header.elements() as usize;
         let wanted = (parameters.list, parameters.results);
         let begin = |query| {
             let walk = Walk::new(self.quantised(), query, header.entry, wanted);
-            Query {
+            HostQuery {
                 code: walk.as_ref().err().copied().unwrap_or(status::OK),
                 walk,
                 asked: Vec::new(),
             }
         };
-        let mut all: Vec<Query<'_>> = queries.chunks_exact(elements).map(begin).collect();
+        let mut all: Vec<HostQuery<'_>> = queries.chunks_exact(elements).map(begin).collect();
         let mut bytes = Vec::new();
         while self.round(&mut all, parameters.beam, &mut bytes) {}
-        let mut answers = Answers::default();
+        let mut answers = SearchAnswers::default();
         for query in &all {
             let walk = query.walk.as_ref().ok();
             let found = walk.filter(|_| query.code == status::OK);
@@ -112,7 +112,7 @@ impl Index {
     }
 
     /// Reads the next nodes of all queries, with all reads under way together. Whether there were any.
-    fn round(&self, all: &mut [Query<'_>], beam: u32, bytes: &mut Vec<u8>) -> bool {
+    fn round(&self, all: &mut [HostQuery<'_>], beam: u32, bytes: &mut Vec<u8>) -> bool {
         for query in &mut *all {
             query.asked = match &mut query.walk {
                 Ok(walk) if query.code == status::OK => walk.next(beam),
@@ -124,8 +124,8 @@ impl Index {
         bytes.resize(asked.len() * node_bytes, 0);
         let nodes = bytes.chunks_exact_mut(node_bytes);
         let reads = nodes.zip(&asked);
-        let mut reads: Vec<Transfer<'_>> = reads
-            .map(|(node, id)| Transfer::Read(self.node_at(*id), node))
+        let mut reads: Vec<StoreTransfer<'_>> = reads
+            .map(|(node, id)| StoreTransfer::Read(self.node_at(*id), node))
             .collect();
         let ended = self.store.transfer_all(&mut reads);
         let mut nodes = bytes.chunks_exact(node_bytes).zip(ended);

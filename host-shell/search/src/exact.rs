@@ -1,6 +1,6 @@
 //! The nearest vectors by exhaustive comparison: the ground truth for the recall of a search.
 
-use super::source::Vectors;
+use super::source::VectorSet;
 use nvme_compute_kernel::search::walk::distance;
 use nvme_compute_kernel::search::{distance_of, id_of, key};
 use rayon::prelude::*;
@@ -12,7 +12,7 @@ const VECTORS: usize = 512;
 
 /// Finds the `results` nearest vectors of each of `queries`, nearest first, of equal ones those with lower ids;
 /// all where there are fewer.
-pub fn nearest(vectors: &Vectors, queries: &[f32], results: usize) -> Vec<Vec<(u32, f32)>> {
+pub fn nearest(vectors: &VectorSet, queries: &[f32], results: usize) -> Vec<Vec<(u32, f32)>> {
     let elements = vectors.elements();
     let groups = queries.par_chunks(QUERIES * elements);
     let group = |group: &[f32]| {

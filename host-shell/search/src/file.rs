@@ -1,7 +1,7 @@
 //! Vectors in files of others: `.npy` and safetensors, the `.fbin` kind of DiskANN and big-ann-benchmarks, and raw elements.
 
 use super::element::ElementType;
-use super::source::Vectors;
+use super::source::VectorSet;
 use nvme_compute_kernel::search::{MOST_ELEMENTS, MOST_NODES};
 use nvme_host::files::open_regular;
 use nvme_host::{Catalog, Error, Result};
@@ -107,8 +107,8 @@ impl VectorFile {
     ///
     /// # Errors
     /// As [`numbers`](Self::numbers).
-    pub fn vectors(&self) -> Result<Vectors> {
-        Vectors::new(self.elements, self.numbers(self.count)?)
+    pub fn vectors(&self) -> Result<VectorSet> {
+        VectorSet::new(self.elements, self.numbers(self.count)?)
     }
 
     /// Reads the elements of the first `count` vectors, of all where there are fewer.

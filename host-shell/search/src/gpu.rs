@@ -2,12 +2,14 @@
 // UNSAFETY: launches a kernel over addresses that the caller vouches for.
 #![allow(unsafe_code)]
 
-use super::index::Index;
-use super::{Answers, Metric, Parameters};
+use super::index::VectorIndex;
+use super::{SearchAnswers, SearchParameters, VectorMetric};
 use nvme_compute_kernel::search::{CENTROIDS, Search};
 use nvme_compute_kernel::{SEARCH_PTX, kernel};
 use nvme_gpu_kernel::rows::BLOCK_WARPS;
-use nvme_host::cuda::{DeviceMemory, Function, Gpu, KernelArgument, Module, Pending, Stream};
+use nvme_host::cuda::{
+    DeviceMemory, Gpu, KernelArgument, KernelFunction, Module, PendingRows, Stream,
+};
 use nvme_host::{Error, Result, Table};
 use std::mem::ManuallyDrop;
 use std::sync::Arc;
@@ -15,13 +17,13 @@ use std::time::Duration;
 
 /// Addresses of the memory of a launch, on the GPU of the store; each is a multiple of 4, `ids` of 8.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Request {
-    /// Queries: as many `f32` for each as [`Header::elements`](super::Header::elements) says, as [`Metric::of_queries`]
-    /// makes them.
+pub struct SearchRequest {
+    /// Queries: as many `f32` for each as [`IndexHeader::elements`](super::IndexHeader::elements) says, as
+    /// [`VectorMetric::of_queries`] makes them.
     pub queries: u64,
     /// Number of queries, below 2^32.
     pub count: u64,
-    /// Gets for each query as many `i64` as results are asked for: [`Answers::ids`].
+    /// Gets for each query as many `i64` as results are asked for: [`SearchAnswers::ids`].
     pub ids: u64,
     /// Gets as many `f32`.
     pub distances: u64,
@@ -36,7 +38,7 @@ pub struct Request {
 /// Its memory is not freed when this is dropped: a launch that is under way, or a graph, may still use it.
 pub struct GpuSearch {
     module: ManuallyDrop<Module>,
-    search: Function,
+    search: KernelFunction,
     nodes: Table,
     centroids: ManuallyDrop<DeviceMemory>,
     codes: ManuallyDrop<DeviceMemory>,
@@ -45,7 +47,7 @@ pub struct GpuSearch {
     words: Search,
     /// Elements of a query before the metric's arithmetic.
     elements: usize,
-    metric: Metric,
+    metric: VectorMetric,
     gpu: Arc<Gpu>,
 }
 
@@ -55,7 +57,7 @@ impl GpuSearch {
     /// # Errors
     /// [`Error::Usage`] for a store that was opened without a GPU; [`Error::Environment`] without memory on the GPU; those
     /// of [`Module::load`].
-    pub fn new(index: &Index) -> Result<Self> {
+    pub fn new(index: &VectorIndex) -> Result<Self> {
         let gpu = index.store.gpu().ok_or_else(|| {
             Error::usage("the store was opened without a GPU", "open it with one")
         })?;
@@ -115,8 +117,8 @@ impl GpuSearch {
     /// Puts searches into `stream`, a `CUstream` of the store's GPU, and returns before they run. The stream may be
     /// captured.
     ///
-    /// Rows of the [`Pending`] are queries: one that failed has the id -1 throughout, and its code says why. Results are
-    /// those of [`Index::search`], bit by bit.
+    /// Rows of the [`PendingRows`] are queries: one that failed has the id -1 throughout, and its code says why.
+    /// Results are those of [`VectorIndex::search`], bit by bit.
     ///
     /// # Safety
     /// The addresses of `request` are valid on the GPU until the searches have ended, and for as long as a graph that
@@ -127,10 +129,10 @@ impl GpuSearch {
     /// the GPU does not submit itself; [`Error::Environment`] with the driver's answer.
     pub unsafe fn search(
         &self,
-        request: &Request,
-        parameters: Parameters,
+        request: &SearchRequest,
+        parameters: SearchParameters,
         stream: u64,
-    ) -> Result<Pending> {
+    ) -> Result<PendingRows> {
         parameters.check()?;
         let words = request.queries | request.distances | request.codes | request.reads;
         if !words.is_multiple_of(4) || !request.ids.is_multiple_of(8) {
@@ -180,9 +182,9 @@ impl GpuSearch {
     pub fn run(
         &self,
         queries: &[f32],
-        parameters: Parameters,
+        parameters: SearchParameters,
         limit: Duration,
-    ) -> Result<(Answers, Duration)> {
+    ) -> Result<(SearchAnswers, Duration)> {
         let elements = self.elements;
         let count = queries.len() / elements;
         if count * elements != queries.len() {
@@ -210,7 +212,7 @@ impl GpuSearch {
         ];
         all[0].upload(0, &bytes)?;
         let [queries, ids, distances, codes, reads] = all.each_ref().map(|one| one.address());
-        let request = Request {
+        let request = SearchRequest {
             queries,
             count: count as u64,
             ids,
@@ -229,7 +231,7 @@ impl GpuSearch {
             memory.download(0, &mut all)?;
             Ok(all)
         };
-        let answers = Answers {
+        let answers = SearchAnswers {
             ids: numbers(&words(&all[1], results * 8)?, i64::from_le_bytes),
             distances: numbers(&words(&all[2], results * 4)?, f32::from_le_bytes),
             codes: numbers(&words(&all[3], count * 4)?, i32::from_le_bytes),

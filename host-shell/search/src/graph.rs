@@ -3,8 +3,8 @@
 //! A batch is as large as all before it, up to a fiftieth of all: threads share it out, and the graph is the same for any
 //! number of them.
 
-use super::metric::Metric;
-use super::source::Vectors;
+use super::metric::VectorMetric;
+use super::source::VectorSet;
 use nvme_compute_kernel::search::walk::distance;
 use nvme_compute_kernel::search::{EXPANDED, NONE, distance_of, id_of, key};
 use nvme_host::Result;
@@ -23,7 +23,7 @@ const SEEN: usize = 1 << 13;
 
 /// Neighbours of each vector.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Graph {
+pub struct NeighbourGraph {
     entry: u32,
     degree: usize,
     /// Places for the neighbours of each: a third more than the degree, so that few of those that get another one have to
@@ -33,14 +33,14 @@ pub struct Graph {
     ids: Vec<u32>,
 }
 
-impl Graph {
+impl NeighbourGraph {
     /// Builds the graph of `vectors`, with up to `degree` neighbours each, by searches with `list`
     /// candidates. `progress` receives the number of vectors in it, and may end the build.
     ///
     /// # Errors
     /// Those of `progress`.
     pub fn new(
-        vectors: &Vectors,
+        vectors: &VectorSet,
         (degree, list): (u32, u32),
         seed: u64,
         progress: &mut dyn FnMut(u64) -> Result<()>,
@@ -68,14 +68,14 @@ impl Graph {
     }
 
     /// Adds neighbours to each node, up to `degree`: the nearest of the query that points where its vector does. Vectors that
-    /// [`Metric::InnerProduct`](super::Metric::InnerProduct) made longer lie far from all queries, so that those near a
-    /// query need not be near each other, and no edges to the nearest lead from one of them to the next.
+    /// [`VectorMetric::InnerProduct`](super::VectorMetric::InnerProduct) made longer lie far from all queries, so that
+    /// those near a query need not be near each other, and no edges to the nearest lead from one of them to the next.
     ///
     /// # Errors
     /// Those of `progress`, which hears how many are done.
     pub fn aim(
         &mut self,
-        vectors: &Vectors,
+        vectors: &VectorSet,
         (degree, list): (u32, u32),
         progress: &mut dyn FnMut(u64) -> Result<()>,
     ) -> Result<()> {
@@ -93,7 +93,7 @@ impl Graph {
         let mut done = 0;
         for batch in ids.chunks((ids.len() / BATCHES).max(LEAST_BATCH)) {
             let aimed = batch.par_iter().map_init(
-                || Scratch::new(list as usize),
+                || SearchScratch::new(list as usize),
                 |scratch, id| {
                     scratch.search(self, vectors, &aim_of(vectors.get(*id)));
                     let mut all = self.neighbours(*id).to_vec();
@@ -139,7 +139,7 @@ impl Graph {
     }
 
     /// Leaves as many neighbours as the degree to those that have more.
-    fn prune_all(&mut self, vectors: &Vectors) {
+    fn prune_all(&mut self, vectors: &VectorSet) {
         let (degree, places) = (self.degree, self.places);
         let each = self.ids.par_chunks_exact_mut(places).enumerate();
         each.filter(|(_, ids)| degree < places && ids[degree] != NONE)
@@ -151,11 +151,11 @@ impl Graph {
     }
 
     /// Adds vectors, and edges to them.
-    fn insert(&mut self, vectors: &Vectors, batch: &[u32], list: usize) {
+    fn insert(&mut self, vectors: &VectorSet, batch: &[u32], list: usize) {
         let out: Vec<Vec<u32>> = batch
             .par_iter()
             .map_init(
-                || Scratch::new(list),
+                || SearchScratch::new(list),
                 |scratch, id| {
                     scratch.search(self, vectors, vectors.get(*id));
                     scratch.expanded.retain(|key| id_of(*key) != *id);
@@ -180,7 +180,7 @@ impl Graph {
     }
 
     /// Returns the neighbours of a node with those that became its neighbours now.
-    fn with(&self, vectors: &Vectors, group: &[(u32, u32)]) -> Vec<u32> {
+    fn with(&self, vectors: &VectorSet, group: &[(u32, u32)]) -> Vec<u32> {
         let node = group[0].0;
         let mut all = self.neighbours(node).to_vec();
         let new = group.iter().map(|(_, from)| *from);
@@ -200,7 +200,7 @@ fn set(places: &mut [u32], neighbours: &[u32]) {
 
 /// Returns the ids of `all` that stay neighbours of `node`.
 fn pruned<'i>(
-    vectors: &Vectors,
+    vectors: &VectorSet,
     node: u32,
     all: impl Iterator<Item = &'i u32>,
     degree: usize,
@@ -211,7 +211,7 @@ fn pruned<'i>(
 }
 
 /// Returns the vector nearest to the mean of all, the first of equal ones.
-fn medoid(vectors: &Vectors) -> u32 {
+fn medoid(vectors: &VectorSet) -> u32 {
     let mut mean = vec![0f64; vectors.elements()];
     for vector in vectors.all().chunks_exact(vectors.elements()) {
         for (sum, x) in mean.iter_mut().zip(vector) {
@@ -228,7 +228,7 @@ fn medoid(vectors: &Vectors) -> u32 {
 /// Returns the query that points where a vector does whose last element makes its length 1.
 fn aim_of(vector: &[f32]) -> Vec<f32> {
     let elements = vector.len() - 1;
-    let mut aim = Metric::InnerProduct.of_queries(&vector[..elements], elements);
+    let mut aim = VectorMetric::InnerProduct.of_queries(&vector[..elements], elements);
     std::mem::take(aim.to_mut())
 }
 
@@ -245,7 +245,7 @@ fn order(count: u32, entry: u32, seed: u64) -> Vec<u32> {
 
 /// Returns the `candidates` that become neighbours, nearest first: none that is much nearer to one
 /// of them than to the node.
-fn prune(vectors: &Vectors, candidates: &mut Vec<u64>, degree: usize) -> Vec<u32> {
+fn prune(vectors: &VectorSet, candidates: &mut Vec<u64>, degree: usize) -> Vec<u32> {
     for key in &mut *candidates {
         *key &= !EXPANDED;
     }
@@ -280,7 +280,7 @@ fn prune(vectors: &Vectors, candidates: &mut Vec<u64>, degree: usize) -> Vec<u32
 }
 
 /// Reusable memory of a thread's searches.
-struct Scratch {
+struct SearchScratch {
     most: usize,
     list: Vec<u64>,
     /// Nodes whose neighbours were visited.
@@ -289,7 +289,7 @@ struct Scratch {
     seen: Vec<u32>,
 }
 
-impl Scratch {
+impl SearchScratch {
     fn new(most: usize) -> Self {
         Self {
             most,
@@ -299,7 +299,7 @@ impl Scratch {
         }
     }
 
-    fn search(&mut self, graph: &Graph, vectors: &Vectors, place: &[f32]) {
+    fn search(&mut self, graph: &NeighbourGraph, vectors: &VectorSet, place: &[f32]) {
         self.list.clear();
         self.expanded.clear();
         self.seen.fill(NONE);

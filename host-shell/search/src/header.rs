@@ -1,7 +1,7 @@
 //! Header of an index, its first block: the geometry of the rest. Every field is checked before it is used.
 
-use super::metric::Metric;
-use super::source::{Kind, Source};
+use super::metric::VectorMetric;
+use super::source::{VectorDistribution, VectorSource};
 use nvme_compute_kernel::search::{
     self, CENTROIDS, MOST_DEGREE, MOST_ELEMENTS, NODE_BLOCK, node_bytes,
 };
@@ -17,9 +17,9 @@ const USED: usize = 80;
 
 /// Parameters and checksums of an index.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Header {
+pub struct IndexHeader {
     /// The vectors, and how many elements they have; a kind and a seed for those of a generator.
-    pub source: Source,
+    pub source: VectorSource,
     /// Elements of a subspace.
     pub sub_elements: u32,
     /// Neighbours of a node at most.
@@ -33,12 +33,12 @@ pub struct Header {
     /// Checksum of the codes.
     pub codes_sum: u64,
     /// Metric by which its vectors are compared.
-    pub metric: Metric,
-    /// The length of the longest vector, by which [`Metric::InnerProduct`] divided all; 0 for the others.
+    pub metric: VectorMetric,
+    /// The length of the longest vector, by which [`VectorMetric::InnerProduct`] divided all; 0 for the others.
     pub longest: f32,
 }
 
-impl Header {
+impl IndexHeader {
     /// Parses the header in `bytes`.
     ///
     /// # Errors
@@ -60,14 +60,14 @@ impl Header {
         if long(72) != checksum(&bytes[..72]) || bytes[USED..].iter().any(|byte| *byte != 0) {
             return Err("the header's checksum is wrong".to_owned());
         }
-        let kind = Kind::ALL.get(word(12) as usize);
+        let kind = VectorDistribution::ALL.get(word(12) as usize);
         let kind = kind.ok_or_else(|| format!("vectors of kind {}", word(12)))?;
-        let metric = Metric::ALL.get(word(64) as usize);
+        let metric = VectorMetric::ALL.get(word(64) as usize);
         let metric = metric.ok_or_else(|| format!("a metric of the number {}", word(64)))?;
         let header = Self {
             metric: *metric,
             longest: f32::from_bits(word(68)),
-            source: Source {
+            source: VectorSource {
                 kind: *kind,
                 seed: long(16),
                 count: word(24),
@@ -108,8 +108,8 @@ impl Header {
             }
         }
         let is_length = match self.metric {
-            Metric::InnerProduct => self.longest.is_finite() && self.longest > 0.0,
-            Metric::Euclidean | Metric::Cosine => self.longest.to_bits() == 0,
+            VectorMetric::InnerProduct => self.longest.is_finite() && self.longest > 0.0,
+            VectorMetric::Euclidean | VectorMetric::Cosine => self.longest.to_bits() == 0,
         };
         if !is_length || self.source.elements == 0 {
             return Err(format!(

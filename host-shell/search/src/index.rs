@@ -1,7 +1,7 @@
 //! An index on a store: the part of it that lies in memory, and access to its nodes.
 
-use super::header::{HEADER_BYTES, Header, checksum};
-use super::source::Vectors;
+use super::header::{HEADER_BYTES, IndexHeader, checksum};
+use super::source::VectorSet;
 use nvme_compute_kernel::search::NODE_BLOCK;
 use nvme_compute_kernel::search::walk::{Node, Quantised};
 use nvme_host::{Error, Result, Store};
@@ -12,15 +12,15 @@ const PIECE: usize = 8 << 20;
 
 /// An index that can be searched. Centroids and codes of the vectors are in memory, nodes on the store.
 #[derive(Debug)]
-pub struct Index {
+pub struct VectorIndex {
     pub(super) store: Arc<Store>,
     offset: u64,
-    header: Header,
+    header: IndexHeader,
     pub(super) centroids: Vec<f32>,
     pub(super) codes: Vec<u8>,
 }
 
-impl Index {
+impl VectorIndex {
     /// Opens the index at byte `offset` of `store`. Nothing that lies there is believed: header, centroids and codes are
     /// checked here, each node when it is read.
     ///
@@ -29,7 +29,7 @@ impl Index {
     pub fn open(store: &Arc<Store>, offset: u64) -> Result<Self> {
         let mut head = [0; HEADER_BYTES];
         store.read_at(offset, &mut head)?;
-        let header = Header::parse(&head).map_err(|why| broken(offset, &why))?;
+        let header = IndexHeader::parse(&head).map_err(|why| broken(offset, &why))?;
         let end = offset.checked_add(header.bytes_of_index());
         if !offset.is_multiple_of(NODE_BLOCK) || end.is_none_or(|end| end > store.len()) {
             return Err(broken(offset, "it does not lie inside the device"));
@@ -62,7 +62,7 @@ impl Index {
     }
 
     /// Returns the header.
-    pub fn header(&self) -> &Header {
+    pub fn header(&self) -> &IndexHeader {
         &self.header
     }
 
@@ -104,11 +104,12 @@ impl Index {
         }
     }
 
-    /// Reads the vectors as nodes hold them: [`Metric::of_vectors`](super::Metric::of_vectors) of those that were given.
+    /// Reads the vectors as nodes hold them: [`VectorMetric::of_vectors`](super::VectorMetric::of_vectors) of those
+    /// that were given.
     ///
     /// # Errors
     /// [`Error::Device`] for a node that is not the one it should be; those of reads; [`Error::Environment`] without memory.
-    pub fn vectors(&self) -> Result<Vectors> {
+    pub fn vectors(&self) -> Result<VectorSet> {
         let (count, elements) = (self.header.source.count, self.header.elements());
         let node_bytes = self.header.node_bytes();
         let index = self.quantised();
@@ -135,7 +136,7 @@ impl Index {
             }
             first += nodes;
         }
-        Vectors::new(elements, numbers)
+        VectorSet::new(elements, numbers)
     }
 
     /// Returns the number of queries in `numbers` elements.

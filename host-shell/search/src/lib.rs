@@ -1,11 +1,11 @@
 //! Search for nearest vectors in a graph whose nodes lie on a drive.
 //!
-//! - [`build()`], [`Graph`]: a graph of vectors as DiskANN has it (Vamana), made by threads of the CPU, and its index on a
-//!   store.
-//! - [`Index`]: an existing index: its part in memory, and searches by the CPU.
+//! - [`build()`], [`NeighbourGraph`]: a graph of vectors as DiskANN has it (Vamana), made by threads of the CPU, and
+//!   its index on a store.
+//! - [`VectorIndex`]: an existing index: its part in memory, and searches by the CPU.
 //! - `GpuSearch`: searches whose nodes a kernel reads from the drive.
 //! - [`VectorFile`]: vectors in files of others.
-//! - [`Source`]: vectors of a generator, for tests and measurements; [`exact`]: their neighbours by exhaustive
+//! - [`VectorSource`]: vectors of a generator, for tests and measurements; [`exact`]: their neighbours by exhaustive
 //!   comparison.
 //!
 //! An index is a header, centroids and codes of the vectors (product quantisation), which lie in memory while it is
@@ -25,27 +25,27 @@ mod metric;
 mod quantise;
 mod source;
 
-pub use build::{BuildOptions, Step, build};
+pub use build::{BuildOptions, BuildPhase, build};
 pub use by_cpu::CpuOptions;
 pub use element::ElementType;
 pub use file::{RawVectors, VectorFile};
 #[cfg(feature = "cuda")]
-pub use gpu::{GpuSearch, Request};
-pub use graph::Graph;
-pub use header::{HEADER_BYTES, Header, checksum};
-pub use index::Index;
-pub use metric::Metric;
+pub use gpu::{GpuSearch, SearchRequest};
+pub use graph::NeighbourGraph;
+pub use header::{HEADER_BYTES, IndexHeader, checksum};
+pub use index::VectorIndex;
+pub use metric::VectorMetric;
 pub use nvme_compute_kernel::search::{
     MOST_BEAM, MOST_DEGREE, MOST_ELEMENTS, MOST_LIST, MOST_RESULTS, code,
 };
-pub use source::{Kind, Source, Vectors};
+pub use source::{VectorDistribution, VectorSet, VectorSource};
 
 use nvme_host::store::status;
 use nvme_host::{Error, Result};
 
 /// Parameters of a search.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Parameters {
+pub struct SearchParameters {
     /// Candidates that are kept, 1 to [`MOST_LIST`]: more find more, and read more.
     pub list: u32,
     /// Nodes of a query that are read at a time, 1 to [`MOST_BEAM`].
@@ -54,7 +54,7 @@ pub struct Parameters {
     pub results: u32,
 }
 
-impl Default for Parameters {
+impl Default for SearchParameters {
     fn default() -> Self {
         Self {
             list: 64,
@@ -64,7 +64,7 @@ impl Default for Parameters {
     }
 }
 
-impl Parameters {
+impl SearchParameters {
     /// # Errors
     /// [`Error::Usage`] for a number out of its range, and for fewer candidates than results.
     pub fn check(&self) -> Result<()> {
@@ -91,7 +91,7 @@ impl Parameters {
 
 /// Results of queries, in their order.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Answers {
+pub struct SearchAnswers {
     /// For each query as many ids as results were asked for, nearest first; -1 where there is none.
     pub ids: Vec<i64>,
     /// As many squared distances; infinite where there is no id.
@@ -103,7 +103,7 @@ pub struct Answers {
     pub reads: Vec<u32>,
 }
 
-impl Answers {
+impl SearchAnswers {
     /// Returns the queries that failed, and the first of them with its code.
     pub fn failed(&self) -> Option<(usize, usize, i32)> {
         let mut failed = (0..).zip(&self.codes).filter(|(_, code)| **code != 0);

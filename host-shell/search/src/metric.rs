@@ -1,13 +1,13 @@
 //! Metrics of vectors, and normalisation to length 1.
 
-use super::source::Vectors;
+use super::source::VectorSet;
 use nvme_host::{Error, Result};
 use rayon::prelude::*;
 use std::borrow::Cow;
 
 /// Metric by which vectors are compared. An index has one, which its header names.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Metric {
+pub enum VectorMetric {
     /// The squared Euclidean distance.
     #[default]
     Euclidean,
@@ -20,7 +20,7 @@ pub enum Metric {
     InnerProduct,
 }
 
-impl Metric {
+impl VectorMetric {
     /// All, by their numbers in a header.
     pub const ALL: [Self; 3] = [Self::Euclidean, Self::Cosine, Self::InnerProduct];
 
@@ -50,7 +50,7 @@ impl Metric {
     ///
     /// # Errors
     /// [`Error::Usage`] for a vector whose length is no finite `f32`.
-    pub fn longest(self, vectors: &Vectors) -> Result<f32> {
+    pub fn longest(self, vectors: &VectorSet) -> Result<f32> {
         if self != Self::InnerProduct {
             return Ok(0.0);
         }
@@ -73,7 +73,7 @@ impl Metric {
     /// # Errors
     /// [`Error::Usage`] for a vector without a direction, all of whose elements are 0, where the metric needs one, and for
     /// more elements than a node holds.
-    pub fn of_vectors(self, vectors: &Vectors, longest: f32) -> Result<Cow<'_, Vectors>> {
+    pub fn of_vectors(self, vectors: &VectorSet, longest: f32) -> Result<Cow<'_, VectorSet>> {
         let elements = vectors.elements();
         let numbers = match self {
             Self::Euclidean => return Ok(Cow::Borrowed(vectors)),
@@ -90,7 +90,7 @@ impl Metric {
             }
             Self::InnerProduct => lengthened(vectors.all(), elements, |_| longest.into(), true),
         };
-        Vectors::new(self.stored_elements(elements as u32), numbers).map(Cow::Owned)
+        VectorSet::new(self.stored_elements(elements as u32), numbers).map(Cow::Owned)
     }
 
     /// Converts queries, of `elements` elements each, for comparison with an index of this metric. A query whose elements

@@ -1,6 +1,6 @@
 //! Product quantisation: each few elements of a vector become the number of the nearest of 256 centroids.
 
-use super::source::Vectors;
+use super::source::VectorSet;
 use nvme_compute_kernel::search::CENTROIDS;
 use nvme_units::{SplitMix, mix};
 use rayon::prelude::*;
@@ -16,7 +16,7 @@ type Distances = [f32; COUNT];
 
 /// Trains the centroids. The result has, for each element of a vector, that element of all
 /// centroids of its subspace.
-pub fn train(vectors: &Vectors, sub_elements: usize, seed: u64) -> Vec<f32> {
+pub fn train(vectors: &VectorSet, sub_elements: usize, seed: u64) -> Vec<f32> {
     let mut centroids = vec![0f32; vectors.elements() * COUNT];
     let of_subspaces = centroids.par_chunks_mut(sub_elements * COUNT).enumerate();
     of_subspaces.for_each(|(subspace, planes)| {
@@ -27,7 +27,7 @@ pub fn train(vectors: &Vectors, sub_elements: usize, seed: u64) -> Vec<f32> {
 }
 
 /// Returns the elements from `first` on of vectors that are spread evenly.
-fn sample(vectors: &Vectors, first: usize, elements: usize) -> Vec<Vec<f32>> {
+fn sample(vectors: &VectorSet, first: usize, elements: usize) -> Vec<Vec<f32>> {
     let count = vectors.count() as usize;
     let taken = count.min(SAMPLE);
     let ids = (0..taken).map(|at| (at * count / taken) as u32);
@@ -82,7 +82,7 @@ fn nearest(part: &[f32], planes: &[f32]) -> usize {
 }
 
 /// Encodes each vector: a byte for each subspace, padded to a multiple of 4 bytes.
-pub fn encode(vectors: &Vectors, sub_elements: usize, centroids: &[f32]) -> Vec<u8> {
+pub fn encode(vectors: &VectorSet, sub_elements: usize, centroids: &[f32]) -> Vec<u8> {
     let code_bytes = code_bytes(vectors.elements(), sub_elements);
     let mut codes = vec![0; vectors.count() as usize * code_bytes];
     let each = codes.par_chunks_exact_mut(code_bytes).enumerate();

@@ -19,7 +19,7 @@ const FIRST_QUERY: u64 = 1 << 40;
 
 /// Distribution of generated vectors.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kind {
+pub enum VectorDistribution {
     /// Points around 256 centres; each cluster extends in 12 random directions, so that near vectors are much
     /// nearer than others, like those of learned embeddings.
     Clustered,
@@ -29,7 +29,7 @@ pub enum Kind {
     Given,
 }
 
-impl Kind {
+impl VectorDistribution {
     /// All, by their numbers in a header.
     pub const ALL: [Self; 3] = [Self::Clustered, Self::Uniform, Self::Given];
 
@@ -45,9 +45,9 @@ impl Kind {
 
 /// Source of vectors: a generator, unless they are given.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Source {
+pub struct VectorSource {
     /// Distribution.
-    pub kind: Kind,
+    pub kind: VectorDistribution,
     /// Other vectors for another number. Of given ones a sum of them.
     pub seed: u64,
     /// Number of vectors.
@@ -58,12 +58,12 @@ pub struct Source {
 
 /// Vectors in memory.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Vectors {
+pub struct VectorSet {
     elements: usize,
     data: Vec<f32>,
 }
 
-impl Vectors {
+impl VectorSet {
     /// Takes `data` as vectors of `elements` elements.
     ///
     /// # Errors
@@ -120,12 +120,12 @@ impl Vectors {
     }
 }
 
-impl Source {
+impl VectorSource {
     /// Describes vectors of a caller.
-    pub fn given(vectors: &Vectors) -> Self {
+    pub fn given(vectors: &VectorSet) -> Self {
         let bits = vectors.data.iter().map(|x| u64::from(x.to_bits()));
         Self {
-            kind: Kind::Given,
+            kind: VectorDistribution::Given,
             seed: bits.fold(0, |sum, bits| mix(sum ^ bits)),
             count: vectors.count(),
             elements: vectors.elements as u32,
@@ -135,9 +135,9 @@ impl Source {
     /// Returns all vectors.
     ///
     /// # Errors
-    /// As [`Vectors::new`]; [`Error::Usage`] for given ones; [`Error::Environment`] without memory.
-    pub fn vectors(&self) -> Result<Vectors> {
-        Vectors::new(self.elements, self.numbers(0, self.count as usize)?)
+    /// As [`VectorSet::new`]; [`Error::Usage`] for given ones; [`Error::Environment`] without memory.
+    pub fn vectors(&self) -> Result<VectorSet> {
+        VectorSet::new(self.elements, self.numbers(0, self.count as usize)?)
     }
 
     /// Returns `count` vectors of the same distribution, concatenated, that are different from all
@@ -152,9 +152,9 @@ impl Source {
     fn numbers(&self, first: u64, count: usize) -> Result<Vec<f32>> {
         let elements = self.elements.max(1) as usize;
         let shapes = match self.kind {
-            Kind::Clustered => self.clusters(),
-            Kind::Uniform => Vec::new(),
-            Kind::Given => {
+            VectorDistribution::Clustered => self.clusters(),
+            VectorDistribution::Uniform => Vec::new(),
+            VectorDistribution::Given => {
                 return Err(Error::usage(
                     "the vectors of this index are no generator's",
                     "take queries of a file (nvme-gpu search query --input), or search it by the library or Python",
@@ -169,7 +169,7 @@ impl Source {
         each.for_each(|(at, vector)| {
             let mut random = SplitMix::new(mix(self.seed).wrapping_add(mix(first + at as u64)));
             match self.kind {
-                Kind::Clustered => self.clustered(&shapes, &mut random, vector),
+                VectorDistribution::Clustered => self.clustered(&shapes, &mut random, vector),
                 _ => vector.fill_with(|| even(&mut random)),
             }
         });

@@ -13,8 +13,8 @@ fn store(device: &str) -> Arc<Store> {
     Arc::new(Store::open(device, &StoreOptions::default()).unwrap())
 }
 
-fn source(kind: Kind, count: u32, elements: u32) -> Source {
-    Source {
+fn source(kind: VectorDistribution, count: u32, elements: u32) -> VectorSource {
+    VectorSource {
         kind,
         seed: 5,
         count,
@@ -35,24 +35,24 @@ fn small() -> BuildOptions {
 fn built(
     store: &Arc<Store>,
     offset: u64,
-    source: Source,
-    vectors: &Vectors,
+    source: VectorSource,
+    vectors: &VectorSet,
     options: BuildOptions,
-) -> Index {
+) -> VectorIndex {
     let header = build(store, offset, (source, vectors), options, &mut |_| Ok(())).unwrap();
-    let index = Index::open(store, offset).unwrap();
+    let index = VectorIndex::open(store, offset).unwrap();
     assert_eq!(*index.header(), header);
     index
 }
 
 #[test]
 fn nearest_vectors_of_clusters_are_found() {
-    let source = source(Kind::Clustered, 20_000, 64);
+    let source = source(VectorDistribution::Clustered, 20_000, 64);
     let store = store("sim:mem?size=128MiB&block=4096");
     let vectors = source.vectors().unwrap();
     let index = built(&store, 0, source, &vectors, small());
     let queries = source.queries(200).unwrap();
-    let parameters = Parameters::default();
+    let parameters = SearchParameters::default();
     let options = CpuOptions {
         threads: 2,
         together: 16,
@@ -80,13 +80,13 @@ fn nearest_vectors_of_clusters_are_found() {
 #[test]
 fn every_vector_is_reached_and_no_node_has_too_many_neighbours() {
     for (kind, count, degree, list) in [
-        (Kind::Uniform, 1, 64, 10),
-        (Kind::Uniform, 2, 1, 1),
-        (Kind::Uniform, 700, 8, 20),
-        (Kind::Clustered, 1500, 16, 30),
+        (VectorDistribution::Uniform, 1, 64, 10),
+        (VectorDistribution::Uniform, 2, 1, 1),
+        (VectorDistribution::Uniform, 700, 8, 20),
+        (VectorDistribution::Clustered, 1500, 16, 30),
     ] {
         let vectors = source(kind, count, 12).vectors().unwrap();
-        let make = || Graph::new(&vectors, (degree, list), 9, &mut |_| Ok(())).unwrap();
+        let make = || NeighbourGraph::new(&vectors, (degree, list), 9, &mut |_| Ok(())).unwrap();
         let graph = make();
         assert_eq!(graph, make(), "the same for any order of threads");
         let (mut seen, mut next) = (vec![false; count as usize], vec![graph.entry()]);
@@ -109,7 +109,9 @@ fn every_vector_is_reached_and_no_node_has_too_many_neighbours() {
 
 #[test]
 fn codes_name_the_nearest_centroids() {
-    let vectors = source(Kind::Uniform, 600, 10).vectors().unwrap();
+    let vectors = source(VectorDistribution::Uniform, 600, 10)
+        .vectors()
+        .unwrap();
     let centroids = quantise::train(&vectors, 4, 3);
     let codes = quantise::encode(&vectors, 4, &centroids);
     assert_eq!((centroids.len(), codes.len()), (10 * 256, 600 * 4));
@@ -154,7 +156,7 @@ fn small_and_odd_indices_give_all_there_is() {
         (40, 100, 3, 12_288, 512),
     ] {
         let store = store(&format!("sim:mem?size=32MiB&block={block}"));
-        let source = source(Kind::Uniform, count, elements);
+        let source = source(VectorDistribution::Uniform, count, elements);
         let vectors = source.vectors().unwrap();
         let options = BuildOptions {
             sub_elements,
@@ -163,7 +165,7 @@ fn small_and_odd_indices_give_all_there_is() {
         let index = built(&store, offset, source, &vectors, options);
         let queries = source.queries(3).unwrap();
         let answers = index
-            .search(&queries, Parameters::default(), CpuOptions::default())
+            .search(&queries, SearchParameters::default(), CpuOptions::default())
             .unwrap();
         answers.check().unwrap();
         let exact = exact::nearest(&vectors, &queries, 10);
@@ -178,24 +180,24 @@ fn small_and_odd_indices_give_all_there_is() {
             1.0
         );
         let none = index
-            .search(&[], Parameters::default(), CpuOptions::default())
+            .search(&[], SearchParameters::default(), CpuOptions::default())
             .unwrap();
-        assert_eq!(none, Answers::default());
+        assert_eq!(none, SearchAnswers::default());
     }
 }
 
 #[test]
 fn equal_vectors_are_all_found() {
     let store = store("sim:mem?size=16MiB&block=4096");
-    let source = source(Kind::Clustered, 60, 8);
+    let source = source(VectorDistribution::Clustered, 60, 8);
     let mut data = source.vectors().unwrap().all().to_vec();
     for copy in 1..5 {
         let (from, to) = data.split_at_mut(copy * 8);
         to[..8].copy_from_slice(&from[..8]);
     }
-    let vectors = Vectors::new(8, data).unwrap();
+    let vectors = VectorSet::new(8, data).unwrap();
     let index = built(&store, 0, source, &vectors, BuildOptions::default());
-    let parameters = Parameters {
+    let parameters = SearchParameters {
         list: 60,
         results: 5,
         beam: 8,
@@ -212,16 +214,16 @@ fn equal_vectors_are_all_found() {
 fn as_many_equal_vectors_are_found_as_are_asked_for() {
     for (count, others) in [(1000usize, 0usize), (300, 300)] {
         let store = store("sim:mem?size=16MiB&block=4096");
-        let source = source(Kind::Clustered, (count + others) as u32, 8);
+        let source = source(VectorDistribution::Clustered, (count + others) as u32, 8);
         let mut data = source.vectors().unwrap().all().to_vec();
         for copy in 1..count {
             data.copy_within(..8, copy * 8);
         }
-        let vectors = Vectors::new(8, data).unwrap();
+        let vectors = VectorSet::new(8, data).unwrap();
         let index = built(&store, 0, source, &vectors, BuildOptions::default());
-        let parameters = Parameters {
+        let parameters = SearchParameters {
             results: 10,
-            ..Parameters::default()
+            ..SearchParameters::default()
         };
         let options = CpuOptions::default();
         let answers = index.search(vectors.get(0), parameters, options).unwrap();
@@ -242,20 +244,22 @@ fn as_many_equal_vectors_are_found_as_are_asked_for() {
 
 #[test]
 fn given_vectors_are_known_by_their_sum() {
-    let vectors = source(Kind::Uniform, 50, 8).vectors().unwrap();
-    let given = Source::given(&vectors);
+    let vectors = source(VectorDistribution::Uniform, 50, 8)
+        .vectors()
+        .unwrap();
+    let given = VectorSource::given(&vectors);
     let mut other = vectors.all().to_vec();
     other[399] += 1.0;
-    let other = Source::given(&Vectors::new(8, other).unwrap());
+    let other = VectorSource::given(&VectorSet::new(8, other).unwrap());
     assert_ne!(given.seed, other.seed);
     let store = store("sim:mem?size=16MiB&block=4096");
     let options = BuildOptions::default();
     let built = build(&store, 0, (given, &vectors), options, &mut |_| Ok(())).unwrap();
-    let index = Index::open(&store, 0).unwrap();
+    let index = VectorIndex::open(&store, 0).unwrap();
     assert_eq!((index.header(), index.header().source), (&built, given));
     let found = index.search(
         &vectors.all()[80..88],
-        Parameters::default(),
+        SearchParameters::default(),
         CpuOptions::default(),
     );
     assert_eq!(found.unwrap().ids[0], 10);
@@ -266,14 +270,14 @@ fn given_vectors_are_known_by_their_sum() {
 
 #[test]
 fn numbers_that_cannot_be_are_refused() {
-    assert!(Vectors::new(0, vec![]).is_err());
-    assert!(Vectors::new(3, vec![0.0; 4]).is_err());
-    assert!(Vectors::new(3, vec![]).is_err());
+    assert!(VectorSet::new(0, vec![]).is_err());
+    assert!(VectorSet::new(3, vec![0.0; 4]).is_err());
+    assert!(VectorSet::new(3, vec![]).is_err());
     let (most, more) = (MOST_ELEMENTS, MOST_ELEMENTS as usize + 1);
-    assert!(Vectors::new(most, vec![0.0; most as usize]).is_ok());
-    assert!(Vectors::new(most + 1, vec![0.0; more]).is_err());
-    assert!(Vectors::new(2, vec![0.0, f32::NAN]).is_err());
-    let source = source(Kind::Uniform, 20, 8);
+    assert!(VectorSet::new(most, vec![0.0; most as usize]).is_ok());
+    assert!(VectorSet::new(most + 1, vec![0.0; more]).is_err());
+    assert!(VectorSet::new(2, vec![0.0, f32::NAN]).is_err());
+    let source = source(VectorDistribution::Uniform, 20, 8);
     let vectors = source.vectors().unwrap();
     let small = store("sim:mem?size=64KiB&block=4096");
     let large = store("sim:mem?size=16MiB&block=4096");
@@ -285,7 +289,7 @@ fn numbers_that_cannot_be_are_refused() {
         (
             &large,
             0,
-            Source {
+            VectorSource {
                 count: 21,
                 ..source
             },
@@ -345,7 +349,7 @@ fn numbers_that_cannot_be_are_refused() {
         (64, 1, 33),
         (9, 1, 10),
     ] {
-        let parameters = Parameters {
+        let parameters = SearchParameters {
             list,
             beam,
             results,
@@ -357,12 +361,16 @@ fn numbers_that_cannot_be_are_refused() {
             "{parameters:?}"
         );
     }
-    let odd = index.search(&[0.0; 7], Parameters::default(), CpuOptions::default());
+    let odd = index.search(
+        &[0.0; 7],
+        SearchParameters::default(),
+        CpuOptions::default(),
+    );
     assert_eq!(odd.map_err(|error| error.exit_code()), Err(2));
     let mut queries = vec![0.5; 24];
     queries[9] = f32::INFINITY;
     let answers = index
-        .search(&queries, Parameters::default(), CpuOptions::default())
+        .search(&queries, SearchParameters::default(), CpuOptions::default())
         .unwrap();
     assert_eq!(answers.codes, [0, code::BAD_QUERY, 0]);
     assert_eq!(answers.ids[10..20], [-1; 10]);
@@ -372,75 +380,75 @@ fn numbers_that_cannot_be_are_refused() {
 
 #[test]
 fn a_header_is_whole_or_refused() {
-    let header = Header {
-        source: source(Kind::Uniform, 77, 12),
+    let header = IndexHeader {
+        source: source(VectorDistribution::Uniform, 77, 12),
         sub_elements: 5,
         degree: 40,
         entry: 76,
         tag: 0xABCD,
         centroids_sum: 1 << 60,
         codes_sum: 3,
-        metric: Metric::Euclidean,
+        metric: VectorMetric::Euclidean,
         longest: 0.0,
     };
     let bytes = header.bytes();
-    assert_eq!(Header::parse(&bytes), Ok(header));
+    assert_eq!(IndexHeader::parse(&bytes), Ok(header));
     assert_eq!(header.code_bytes(), 4);
     assert_eq!(header.nodes_at(), 4096 + 12_288 + 4096);
     for at in 0..90 {
         for bit in 0..8 {
             let mut bytes = bytes;
             bytes[at] ^= 1 << bit;
-            assert!(Header::parse(&bytes).is_err(), "byte {at}, bit {bit}");
+            assert!(IndexHeader::parse(&bytes).is_err(), "byte {at}, bit {bit}");
         }
     }
-    assert!(Header::parse(&bytes[1..]).is_err());
+    assert!(IndexHeader::parse(&bytes[1..]).is_err());
     for wrong in [
-        Header {
+        IndexHeader {
             entry: 77,
             ..header
         },
-        Header {
+        IndexHeader {
             degree: 65,
             ..header
         },
-        Header {
+        IndexHeader {
             longest: 1.0,
             ..header
         },
-        Header {
-            metric: Metric::InnerProduct,
+        IndexHeader {
+            metric: VectorMetric::InnerProduct,
             ..header
         },
-        Header {
-            metric: Metric::InnerProduct,
+        IndexHeader {
+            metric: VectorMetric::InnerProduct,
             longest: f32::NAN,
             ..header
         },
-        Header {
+        IndexHeader {
             sub_elements: 13,
             ..header
         },
-        Header {
+        IndexHeader {
             sub_elements: 0,
             ..header
         },
-        Header {
-            source: Source {
+        IndexHeader {
+            source: VectorSource {
                 count: 0,
                 ..header.source
             },
             ..header
         },
-        Header {
-            source: Source {
+        IndexHeader {
+            source: VectorSource {
                 elements: MOST_ELEMENTS + 1,
                 ..header.source
             },
             ..header
         },
     ] {
-        assert!(Header::parse(&wrong.bytes()).is_err(), "{wrong:?}");
+        assert!(IndexHeader::parse(&wrong.bytes()).is_err(), "{wrong:?}");
     }
     assert_ne!(checksum(&[0; 8]), checksum(&[0; 9]));
 }
@@ -448,13 +456,13 @@ fn a_header_is_whole_or_refused() {
 #[test]
 fn damage_is_noticed_where_it_is_read() {
     let store = store("sim:mem?size=16MiB&block=4096");
-    let source = source(Kind::Uniform, 300, 16);
+    let source = source(VectorDistribution::Uniform, 300, 16);
     let vectors = source.vectors().unwrap();
     let index = built(&store, 0, source, &vectors, small());
     let header = *index.header();
     let queries = source.queries(40).unwrap();
-    let search = |index: &Index| {
-        let answers = index.search(&queries, Parameters::default(), CpuOptions::default());
+    let search = |index: &VectorIndex| {
+        let answers = index.search(&queries, SearchParameters::default(), CpuOptions::default());
         answers.unwrap()
     };
     let whole = search(&index);
@@ -466,12 +474,12 @@ fn damage_is_noticed_where_it_is_read() {
     };
     for at in [0, 50, header.centroids_at() + 9, header.codes_at() + 99] {
         flip(at);
-        let error = Index::open(&store, 0).unwrap_err();
+        let error = VectorIndex::open(&store, 0).unwrap_err();
         assert_eq!(error.exit_code(), 1, "{at}: {error}");
         flip(at);
     }
-    assert!(Index::open(&store, 4096).is_err());
-    assert!(Index::open(&store, 100).is_err());
+    assert!(VectorIndex::open(&store, 4096).is_err());
+    assert!(VectorIndex::open(&store, 100).is_err());
     // A node in the place of another one, and a bit of a vector: only queries that read it fail.
     let place = |id: i64| header.nodes_at() + id as u64 * header.node_bytes();
     let first = whole.ids[0];
@@ -510,7 +518,7 @@ fn damage_is_noticed_where_it_is_read() {
 
 #[test]
 fn a_failed_read_fails_its_query_alone() {
-    let source = source(Kind::Uniform, 300, 16);
+    let source = source(VectorDistribution::Uniform, 300, 16);
     let store = store("sim:mem?size=16MiB&block=4096&fault=status:0x281@op=read,nth=100");
     let vectors = source.vectors().unwrap();
     let index = built(&store, 0, source, &vectors, small());
@@ -519,7 +527,7 @@ fn a_failed_read_fails_its_query_alone() {
         threads: 1,
         together: 4,
     };
-    let search = || index.search(&queries, Parameters::default(), options);
+    let search = || index.search(&queries, SearchParameters::default(), options);
     let answers = search().unwrap();
     let (count, query, code) = answers.failed().unwrap();
     assert_eq!((count, code), (1, 0x281));
@@ -533,7 +541,7 @@ fn a_failed_read_fails_its_query_alone() {
     whole.check().unwrap();
     let others = (0..30).filter(|other| *other != query);
     for other in others {
-        let of = |answers: &Answers| answers.ids[other * 10..][..10].to_vec();
+        let of = |answers: &SearchAnswers| answers.ids[other * 10..][..10].to_vec();
         assert_eq!(of(&answers), of(&whole));
     }
 }
@@ -541,10 +549,10 @@ fn a_failed_read_fails_its_query_alone() {
 #[test]
 fn a_build_that_is_ended_leaves_no_index() {
     let store = store("sim:mem?size=16MiB&block=4096");
-    let source = source(Kind::Uniform, 200, 8);
+    let source = source(VectorDistribution::Uniform, 200, 8);
     let vectors = source.vectors().unwrap();
     built(&store, 0, source, &vectors, small());
-    for last in [Step::Graph(200), Step::Write(200)] {
+    for last in [BuildPhase::Graph(200), BuildPhase::Write(200)] {
         let mut stop = |step| match step == last {
             true => Err(nvme_host::Error::Interrupted),
             false => Ok(()),
@@ -552,6 +560,9 @@ fn a_build_that_is_ended_leaves_no_index() {
         let ended = build(&store, 0, (source, &vectors), small(), &mut stop);
         assert_eq!(ended.map_err(|error| error.exit_code()), Err(130));
         // The old one is whole as long as nothing is written.
-        assert_eq!(Index::open(&store, 0).is_ok(), last == Step::Graph(200));
+        assert_eq!(
+            VectorIndex::open(&store, 0).is_ok(),
+            last == BuildPhase::Graph(200)
+        );
     }
 }

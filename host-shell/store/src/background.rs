@@ -18,36 +18,36 @@ type Job = Box<dyn FnOnce() + Send>;
 
 /// The threads of a store and the jobs that wait for one. Threads start when jobs need them.
 #[derive(Default)]
-pub(crate) struct Background {
-    shared: Arc<Shared>,
+pub(crate) struct BackgroundThreads {
+    shared: Arc<BackgroundShared>,
 }
 
 #[derive(Default)]
-struct Shared {
-    state: Mutex<State>,
+struct BackgroundShared {
+    state: Mutex<BackgroundState>,
     changed: Condvar,
 }
 
 #[derive(Default)]
-struct State {
+struct BackgroundState {
     jobs: VecDeque<Job>,
     workers: usize,
     idle: usize,
     is_closed: bool,
 }
 
-impl Background {
+impl BackgroundThreads {
     /// Runs `job` with `context` on one of the threads. The context is dropped before the end is made known.
     ///
     /// # Errors
     /// [`Error::System`] when there is no thread and none can be started; the job is dropped.
-    pub fn start<C, T, J>(&self, context: C, job: J) -> Result<Operation<T>>
+    pub fn start<C, T, J>(&self, context: C, job: J) -> Result<BackgroundOperation<T>>
     where
         C: Send + 'static,
         T: Send + 'static,
         J: FnOnce(&C) -> T + Send + 'static,
     {
-        let slot = Arc::new(Slot::default());
+        let slot = Arc::new(ResultSlot::default());
         let to = Arc::clone(&slot);
         let run = move || {
             let result = catch_unwind(AssertUnwindSafe(|| job(&context)));
@@ -62,7 +62,7 @@ impl Background {
             to.end(result);
         };
         self.queue(Box::new(run))?;
-        Ok(Operation { slot })
+        Ok(BackgroundOperation { slot })
     }
 
     fn queue(&self, job: Job) -> Result<()> {
@@ -90,7 +90,7 @@ impl Background {
     }
 }
 
-impl Drop for Background {
+impl Drop for BackgroundThreads {
     /// Does not wait: the threads end once no job is left.
     fn drop(&mut self) {
         lock(&self.shared.state).is_closed = true;
@@ -98,7 +98,7 @@ impl Drop for Background {
     }
 }
 
-impl Shared {
+impl BackgroundShared {
     fn work(&self) {
         let mut state = lock(&self.state);
         loop {
@@ -125,54 +125,54 @@ impl Shared {
 ///
 /// Dropping it does not stop the call: the thread that runs the call drops what it owns when it has ended.
 #[must_use = "errors are known from the result"]
-pub struct Operation<T> {
-    slot: Arc<Slot<T>>,
+pub struct BackgroundOperation<T> {
+    slot: Arc<ResultSlot<T>>,
 }
 
-struct Slot<T> {
-    end: Mutex<End<T>>,
+struct ResultSlot<T> {
+    end: Mutex<OperationEnd<T>>,
     ended: Condvar,
 }
 
-impl<T> Default for Slot<T> {
+impl<T> Default for ResultSlot<T> {
     fn default() -> Self {
         Self {
-            end: Mutex::new(End::Open),
+            end: Mutex::new(OperationEnd::Open),
             ended: Condvar::new(),
         }
     }
 }
 
-enum End<T> {
+enum OperationEnd<T> {
     Open,
     /// The error is the text of a panic.
     Ended(std::result::Result<T, String>),
     Taken,
 }
 
-impl<T> Slot<T> {
+impl<T> ResultSlot<T> {
     fn end(&self, result: std::result::Result<T, String>) {
-        *lock(&self.end) = End::Ended(result);
+        *lock(&self.end) = OperationEnd::Ended(result);
         self.ended.notify_all();
     }
 }
 
-impl<T> std::fmt::Debug for Operation<T> {
+impl<T> std::fmt::Debug for BackgroundOperation<T> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let mut text = f.debug_struct("Operation");
+        let mut text = f.debug_struct("BackgroundOperation");
         text.field("is_done", &self.is_done()).finish()
     }
 }
 
-impl<T> Operation<T> {
+impl<T> BackgroundOperation<T> {
     /// True if the call has ended.
     pub fn is_done(&self) -> bool {
-        !matches!(*lock(&self.slot.end), End::Open)
+        !matches!(*lock(&self.slot.end), OperationEnd::Open)
     }
 
     /// Waits until the call has ended, `limit` at most; returns true if it has.
     pub fn wait(&self, limit: Duration) -> bool {
-        let is_open = |end: &mut End<T>| matches!(end, End::Open);
+        let is_open = |end: &mut OperationEnd<T>| matches!(end, OperationEnd::Open);
         let end = lock(&self.slot.end);
         let waited = self.slot.ended.wait_timeout_while(end, limit, is_open);
         let (mut end, _) = waited.unwrap_or_else(PoisonError::into_inner);
@@ -185,15 +185,15 @@ impl<T> Operation<T> {
     /// [`Error::Internal`] when the call panicked.
     pub fn take(&self) -> Option<Result<T>> {
         let mut end = lock(&self.slot.end);
-        match std::mem::replace(&mut *end, End::Taken) {
-            End::Open => {
-                *end = End::Open;
+        match std::mem::replace(&mut *end, OperationEnd::Taken) {
+            OperationEnd::Open => {
+                *end = OperationEnd::Open;
                 None
             }
-            End::Ended(result) => Some(result.map_err(|text| {
+            OperationEnd::Ended(result) => Some(result.map_err(|text| {
                 Error::internal(format!("a call in the background panicked: {text}"))
             })),
-            End::Taken => None,
+            OperationEnd::Taken => None,
         }
     }
 }

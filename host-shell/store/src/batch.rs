@@ -1,24 +1,24 @@
 //! Many reads and writes of one call, with the commands of all of them in flight together. Transfers that overlap
 //! are ordered, since a drive may execute commands in flight in any order.
 
-use super::engine::{self, After, Work};
-use super::lane::Op;
-use super::space::{Piece, Space, common};
+use super::engine::{self, FailureReaction, PieceHandler};
+use super::lane::LaneOperation;
+use super::space::{MemberPiece, StoreSpace, common};
 use super::transfer::{self, within};
 use nvme_driver::error::{Error, Result};
 use std::ops::Range;
 
 /// One read or write of [`Store::transfer_all`](super::Store::transfer_all).
 #[derive(Debug)]
-pub enum Transfer<'a> {
+pub enum StoreTransfer<'a> {
     /// Reads as many bytes from this place on.
     Read(u64, &'a mut [u8]),
     /// Writes these bytes from this place on.
     Write(u64, &'a [u8]),
 }
 
-impl Transfer<'_> {
-    fn range(&self, space: &Space) -> Result<Range<u64>> {
+impl StoreTransfer<'_> {
+    fn range(&self, space: &StoreSpace) -> Result<Range<u64>> {
         match self {
             Self::Read(offset, data) => space.check(*offset, data.len() as u64),
             Self::Write(offset, data) => {
@@ -30,8 +30,8 @@ impl Transfer<'_> {
 }
 
 /// Executes all transfers, and returns the outcome of each.
-pub(crate) fn run(space: &Space, transfers: &mut [Transfer<'_>]) -> Vec<Result<()>> {
-    let mut batch = Batch {
+pub(crate) fn run(space: &StoreSpace, transfers: &mut [StoreTransfer<'_>]) -> Vec<Result<()>> {
+    let mut batch = TransferBatch {
         ranges: Vec::with_capacity(transfers.len()),
         results: Vec::with_capacity(transfers.len()),
         transfers,
@@ -47,9 +47,11 @@ pub(crate) fn run(space: &Space, transfers: &mut [Transfer<'_>]) -> Vec<Result<(
         let block = u64::from(space.block_bytes);
         match &batch.transfers[key] {
             _ if range.is_empty() => {}
-            Transfer::Read(..) => reads.push(key),
-            Transfer::Write(..) if (range.start | range.end) & (block - 1) == 0 => whole.push(key),
-            Transfer::Write(..) => partial.push(key),
+            StoreTransfer::Read(..) => reads.push(key),
+            StoreTransfer::Write(..) if (range.start | range.end) & (block - 1) == 0 => {
+                whole.push(key)
+            }
+            StoreTransfer::Write(..) => partial.push(key),
         }
     }
     let pieces = |keys: &[usize], ranges: &[Range<u64>]| {
@@ -62,7 +64,7 @@ pub(crate) fn run(space: &Space, transfers: &mut [Transfer<'_>]) -> Vec<Result<(
     };
     if !reads.is_empty() {
         let pieces = pieces(&reads, &batch.ranges);
-        engine::run(space, Op::Read, pieces, &mut batch);
+        engine::run(space, LaneOperation::Read, pieces, &mut batch);
     }
     whole.sort_unstable_by_key(|&key| batch.ranges[key].start);
     let are_apart = |pair: &[usize]| batch.ranges[pair[0]].end <= batch.ranges[pair[1]].start;
@@ -71,47 +73,47 @@ pub(crate) fn run(space: &Space, transfers: &mut [Transfer<'_>]) -> Vec<Result<(
             .locks
             .hold(whole.iter().map(|&key| batch.ranges[key].clone()));
         let pieces = pieces(&whole, &batch.ranges);
-        engine::run(space, Op::Write, pieces, &mut batch);
+        engine::run(space, LaneOperation::Write, pieces, &mut batch);
     } else {
         partial.append(&mut whole);
     }
     // They read the blocks that they change, or write over each other.
     partial.sort_unstable();
     for key in partial {
-        if let Transfer::Write(offset, data) = &batch.transfers[key] {
-            batch.results[key] = transfer::write(space, *offset, data, Op::Write);
+        if let StoreTransfer::Write(offset, data) = &batch.transfers[key] {
+            batch.results[key] = transfer::write(space, *offset, data, LaneOperation::Write);
         }
     }
     batch.results
 }
 
-struct Batch<'a, 'd> {
-    transfers: &'a mut [Transfer<'d>],
+struct TransferBatch<'a, 'd> {
+    transfers: &'a mut [StoreTransfer<'d>],
     ranges: Vec<Range<u64>>,
     results: Vec<Result<()>>,
 }
 
-impl Work for Batch<'_, '_> {
-    fn fill(&mut self, piece: &Piece, bytes: &mut [u8]) {
-        if let Transfer::Write(_, data) = &self.transfers[piece.key] {
+impl PieceHandler for TransferBatch<'_, '_> {
+    fn fill(&mut self, piece: &MemberPiece, bytes: &mut [u8]) {
+        if let StoreTransfer::Write(_, data) = &self.transfers[piece.key] {
             bytes.copy_from_slice(&data[within(&piece.range(), &self.ranges[piece.key])]);
         }
     }
 
-    fn done(&mut self, piece: &Piece, bytes: &[u8]) {
-        if let Transfer::Read(_, data) = &mut self.transfers[piece.key] {
+    fn done(&mut self, piece: &MemberPiece, bytes: &[u8]) {
+        if let StoreTransfer::Read(_, data) = &mut self.transfers[piece.key] {
             let range = &self.ranges[piece.key];
             let part = common(&piece.range(), range);
             data[within(&part, range)].copy_from_slice(&bytes[within(&part, &piece.range())]);
         }
     }
 
-    fn failed(&mut self, piece: &Piece, error: Error) -> After {
+    fn failed(&mut self, piece: &MemberPiece, error: Error) -> FailureReaction {
         let result = &mut self.results[piece.key];
         if result.is_ok() {
             *result = Err(error);
         }
-        After::GoOn
+        FailureReaction::GoOn
     }
 }
 
@@ -127,11 +129,11 @@ mod tests {
             let (a, b, c) = (vec![1; block as usize], vec![2; 700], vec![3; 70_000]);
             let mut nothing = [];
             let mut writes = [
-                Transfer::Write(0, &a),
-                Transfer::Write(4 * block + 5, &b),
-                Transfer::Write(128 * block, &a),
-                Transfer::Write(200_003, &c),
-                Transfer::Read(0, &mut nothing),
+                StoreTransfer::Write(0, &a),
+                StoreTransfer::Write(4 * block + 5, &b),
+                StoreTransfer::Write(128 * block, &a),
+                StoreTransfer::Write(200_003, &c),
+                StoreTransfer::Read(0, &mut nothing),
             ];
             let results = store.transfer_all(&mut writes);
             assert!(results.iter().all(Result::is_ok), "{name}: {results:?}");
@@ -139,9 +141,9 @@ mod tests {
             let mut f = vec![9; 4];
             let past = store.len() - 1;
             let mut reads = [
-                Transfer::Read(4 * block + 5, &mut d),
-                Transfer::Read(past, &mut f),
-                Transfer::Read(200_002, &mut e),
+                StoreTransfer::Read(4 * block + 5, &mut d),
+                StoreTransfer::Read(past, &mut f),
+                StoreTransfer::Read(200_002, &mut e),
             ];
             let results = store.transfer_all(&mut reads);
             assert!(matches!(&results[1], Err(Error::Usage { .. })), "{name}");
@@ -159,7 +161,10 @@ mod tests {
         for (name, store, _file) in every_kind() {
             let block = u64::from(store.block_bytes()).max(512) as usize;
             let (a, b) = (vec![1; 3 * block], vec![2; 2 * block]);
-            let mut writes = [Transfer::Write(0, &a), Transfer::Write(block as u64, &b)];
+            let mut writes = [
+                StoreTransfer::Write(0, &a),
+                StoreTransfer::Write(block as u64, &b),
+            ];
             let results = store.transfer_all(&mut writes);
             assert!(results.iter().all(Result::is_ok));
             let mut all = vec![0; 3 * block];
@@ -173,19 +178,19 @@ mod tests {
     fn writes_over_each_other_are_not_in_flight_together() {
         let store = of_sim("size=4MiB&block=512&queues=3");
         let (a, b, c) = (vec![1; 3 * 512], vec![2; 2 * 512], vec![3; 512]);
-        let passes = |writes: &mut [Transfer<'_>]| {
+        let passes = |writes: &mut [StoreTransfer<'_>]| {
             let before = store.space.writes();
             let results = store.transfer_all(writes);
             assert!(results.iter().all(Result::is_ok));
             store.space.writes() - before
         };
-        let apart = &mut [Transfer::Write(0, &a), Transfer::Write(2048, &b)];
+        let apart = &mut [StoreTransfer::Write(0, &a), StoreTransfer::Write(2048, &b)];
         assert_eq!(passes(apart), 1);
         for (first, second, third) in [(0, 512, 4096), (512, 0, 1024), (0, 0, 0), (4096, 0, 512)] {
             let writes = &mut [
-                Transfer::Write(first, &a),
-                Transfer::Write(second, &b),
-                Transfer::Write(third, &c),
+                StoreTransfer::Write(first, &a),
+                StoreTransfer::Write(second, &b),
+                StoreTransfer::Write(third, &c),
             ];
             assert_eq!(passes(writes), 3, "{first} {second} {third}");
             let mut all = vec![0; 6144];
@@ -199,8 +204,8 @@ mod tests {
         let store = of_sim("size=4MiB&block=512&queues=1&fault=status:0x281@op=read,nth=1");
         let (mut a, mut b) = (vec![0; 512], vec![0; 512]);
         let mut reads = [
-            Transfer::Read(8 * 512, &mut a),
-            Transfer::Read(9 * 512, &mut b),
+            StoreTransfer::Read(8 * 512, &mut a),
+            StoreTransfer::Read(9 * 512, &mut b),
         ];
         let results = store.transfer_all(&mut reads);
         assert!(

@@ -6,7 +6,8 @@
 use super::Store;
 use super::table::Table;
 use nvme_cuda::{
-    Gpu, GpuRows, HostRows, KernelArgument, LaunchSequence, Pending, ReadList, ReadRange, Request,
+    Gpu, GpuRows, HostRows, KernelArgument, LaunchSequence, PendingRows, ReadList, ReadRange,
+    RowRequest,
 };
 use nvme_driver::error::{Error, Result};
 use nvme_gpu_kernel::rows::LIST_RANGES;
@@ -26,7 +27,7 @@ impl Store {
     /// Reads `bytes` bytes from byte `offset` on to address `to` of the store's GPU: puts it into `stream`, a
     /// `CUstream`, and returns before it runs. Any offset, length and address.
     ///
-    /// A row of the [`Pending`] is a part as which it was read: 4 KiB or a block of one drive, 64 KiB of a file.
+    /// A row of the [`PendingRows`] is a part as which it was read: 4 KiB or a block of one drive, 64 KiB of a file.
     ///
     /// # Safety
     /// As [`Table::gather_on_gpu`], for `bytes` bytes at `to`.
@@ -39,7 +40,7 @@ impl Store {
         bytes: u64,
         to: u64,
         stream: u64,
-    ) -> Result<Pending> {
+    ) -> Result<PendingRows> {
         let range = ReadRange { offset, bytes, to };
         // SAFETY: the caller's.
         unsafe { self.read_ranges_on_gpu(&[range], stream) }
@@ -48,15 +49,19 @@ impl Store {
     /// As [`read_on_gpu`](Self::read_on_gpu), for many ranges: those of one drive share a launch, 96 of them at most, and
     /// are read side by side. Operations in a stream follow one another: many reads by as many calls are slower.
     ///
-    /// The parts of all ranges are counted through as rows of the [`Pending`]. Ranges whose places overlap leave the
-    /// bytes of any of them there.
+    /// The parts of all ranges are counted through as rows of the [`PendingRows`]. Ranges whose places overlap leave
+    /// the bytes of any of them there.
     ///
     /// # Safety
     /// As [`read_on_gpu`](Self::read_on_gpu), for each.
     ///
     /// # Errors
     /// As [`read_on_gpu`](Self::read_on_gpu): nothing is under way then, and some ranges may have been read.
-    pub unsafe fn read_ranges_on_gpu(&self, ranges: &[ReadRange], stream: u64) -> Result<Pending> {
+    pub unsafe fn read_ranges_on_gpu(
+        &self,
+        ranges: &[ReadRange],
+        stream: u64,
+    ) -> Result<PendingRows> {
         for range in ranges {
             self.space.check(range.offset, range.bytes)?;
         }
@@ -68,7 +73,7 @@ impl Store {
             return unsafe { rows.read_ranges(ranges, stream) };
         }
         ReadRange::judge_all(ranges, gpu, stream)?;
-        let read = |table: &Table, request: &Request| {
+        let read = |table: &Table, request: &RowRequest| {
             // SAFETY: the caller's.
             unsafe { table.gather_on_gpu(request, stream) }
         };
@@ -101,8 +106,8 @@ impl Store {
     /// Reads ranges of bytes which a kernel before it in `stream`, a `CUstream`, lists in memory of the store's GPU: the
     /// host does not know them. Returns before it runs; it can be captured.
     ///
-    /// A row of the [`Pending`] is a piece of [`listed_piece_bytes`](Self::listed_piece_bytes); those of all ranges are
-    /// counted through. A range past the end of the drive fails with the drive's status.
+    /// A row of the [`PendingRows`] is a piece of [`listed_piece_bytes`](Self::listed_piece_bytes); those of all ranges
+    /// are counted through. A range past the end of the drive fails with the drive's status.
     ///
     /// # Safety
     /// As [`Table::gather_on_gpu`], for the addresses of `list` and of the ranges that the kernel lists.
@@ -110,7 +115,7 @@ impl Store {
     /// # Errors
     /// As [`Table::gather_on_gpu`]; [`Error::Usage`] where the GPU does not submit the reads itself, and for addresses
     /// that are not aligned.
-    pub unsafe fn read_listed_on_gpu(&self, list: &ReadList, stream: u64) -> Result<Pending> {
+    pub unsafe fn read_listed_on_gpu(&self, list: &ReadList, stream: u64) -> Result<PendingRows> {
         let rows = self.lists()?;
         if !list.list.is_multiple_of(8) || !list.status.is_multiple_of(4) {
             return Err(Error::usage(
@@ -163,11 +168,11 @@ impl Store {
         bytes: u64,
         from: u64,
         stream: u64,
-    ) -> Result<Pending> {
+    ) -> Result<PendingRows> {
         self.space.check(offset, bytes)?;
         let gpu = self.space.gpu()?.gpu();
         gpu.judge_list(stream, [KernelArgument::read("data", from, bytes, 1)])?;
-        let write = |table: &Table, request: &Request| {
+        let write = |table: &Table, request: &RowRequest| {
             // SAFETY: the caller's.
             unsafe { table.scatter_on_gpu(request, stream) }
         };
@@ -181,8 +186,8 @@ impl Store {
         row_bytes: u64,
         address: u64,
         stream: u64,
-        mut start: impl FnMut(&Table, &Request) -> Result<Pending>,
-    ) -> Result<Pending> {
+        mut start: impl FnMut(&Table, &RowRequest) -> Result<PendingRows>,
+    ) -> Result<PendingRows> {
         self.space.check(offset, bytes)?;
         let gpu = self.space.gpu()?.gpu();
         let whole = bytes / row_bytes;
@@ -195,7 +200,7 @@ impl Store {
                     continue;
                 }
                 let table = self.table(offset + at, rows, bytes)?;
-                let request = Request {
+                let request = RowRequest {
                     ids: 0,
                     wide_ids: true,
                     count: rows,

@@ -1,8 +1,11 @@
 //! Lanes over queues of our own driver. Each command moves one buffer of DMA memory, from or into which the
 //! caller's bytes are copied, because a drive can only reach memory that is mapped for it.
 
-use super::lane::{Command, Ended, Failure, LARGE_BYTES, LARGE_SLOTS, Lane, Op, Pool, SMALL_BYTES};
-use super::member::Member;
+use super::lane::{
+    Ended, LARGE_BYTES, LARGE_SLOTS, LaneCommand, LaneFailure, LaneOperation, LanePool,
+    SMALL_BYTES, StoreLane,
+};
+use super::member::StoreMember;
 use super::options::{DataPath, StoreOptions};
 #[cfg(feature = "cuda")]
 use super::with_gpu;
@@ -10,14 +13,14 @@ use nvme_core::SubmitError;
 use nvme_core::bringup::NamespaceInfo;
 use nvme_core::spec::{Lba, Nsid, Sqe, nvm};
 use nvme_driver::controller::Controller;
-use nvme_driver::controller::config::Config;
-use nvme_driver::controller::queue::Queue;
-use nvme_driver::controller::queue_inner::Completion;
+use nvme_driver::controller::config::ControllerConfig;
+use nvme_driver::controller::queue::DriverQueue;
+use nvme_driver::controller::queue_inner::QueueCompletion;
 use nvme_driver::device::Device;
 use nvme_driver::dma::DmaBuffer;
 use nvme_driver::error::{Error, Result};
 use nvme_driver::lock::lock;
-use nvme_driver::sysfs::Scope;
+use nvme_driver::sysfs::CommandScope;
 use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Mutex};
 
@@ -25,7 +28,7 @@ use std::sync::{Arc, Mutex};
 ///
 /// # Errors
 /// Those of [`Controller::start`]; [`Error::Usage`] for an unknown namespace, or without any queue.
-pub(crate) fn open(device: Arc<dyn Device>, options: &StoreOptions) -> Result<Member> {
+pub(crate) fn open(device: Arc<dyn Device>, options: &StoreOptions) -> Result<StoreMember> {
     let read_only = read_only(&*device, options);
     #[cfg(feature = "cuda")]
     with_gpu::check_drive(options)?;
@@ -37,15 +40,15 @@ pub(crate) fn open(device: Arc<dyn Device>, options: &StoreOptions) -> Result<Me
     let device = access
         .as_ref()
         .map_or(device, |access| Arc::clone(access.device()));
-    let config = Config {
+    let config = ControllerConfig {
         queue_pairs: [gpu_queues(options), kernel_queues(options)]
             .into_iter()
             .fold(options.queues, u32::saturating_add),
         timeout: options.timeout,
         changes: read_only
             .is_none()
-            .then_some(Scope::Namespace(options.nsid)),
-        ..Config::default()
+            .then_some(CommandScope::Namespace(options.nsid)),
+        ..ControllerConfig::default()
     };
     let controller = Controller::start(device, &config)?;
     let info = controller.usable_namespace(Nsid(options.nsid))?;
@@ -54,18 +57,18 @@ pub(crate) fn open(device: Arc<dyn Device>, options: &StoreOptions) -> Result<Me
     #[cfg(feature = "cuda")]
     let rows = with_gpu::rows(access.as_ref(), &controller, info, shares.of_gpu, options)?;
     let gone = Arc::new(Mutex::new(None));
-    let lane = |_| -> Result<Box<dyn Lane>> {
+    let lane = |_| -> Result<Box<dyn StoreLane>> {
         let lane = DriveLane::new(&controller, info, options.depth, &gone)?;
         Ok(Box::new(lane))
     };
     let lanes = (0..shares.of_cpu).map(lane).collect::<Result<Vec<_>>>()?;
-    let pool = Pool::new(lanes, options.depth);
+    let pool = LanePool::new(lanes, options.depth);
     let block = info.block_bytes;
     #[cfg(feature = "cuda")]
     let path = with_gpu::path(&reached, path(&controller, shares.of_cpu));
     #[cfg(not(feature = "cuda"))]
     let path = path(&controller, shares.of_cpu);
-    Ok(Member {
+    Ok(StoreMember {
         #[cfg(feature = "cuda")]
         rows,
         #[cfg(feature = "cuda")]
@@ -99,13 +102,13 @@ pub(crate) fn open(device: Arc<dyn Device>, options: &StoreOptions) -> Result<Me
     not(feature = "cuda"),
     expect(dead_code, reason = "without a GPU those of the CPU alone are used")
 )]
-struct Shares {
+struct QueueShares {
     of_cpu: u32,
     of_gpu: u32,
     of_kernels: u32,
 }
 
-fn shares(granted: u32, options: &StoreOptions) -> Result<Shares> {
+fn shares(granted: u32, options: &StoreOptions) -> Result<QueueShares> {
     let of_kernels = kernel_queues(options);
     // One queue of the CPU at least.
     let left = granted.saturating_sub(1);
@@ -119,7 +122,7 @@ fn shares(granted: u32, options: &StoreOptions) -> Result<Shares> {
     }
     let of_gpu = gpu_queues(options).min(left - of_kernels);
     let of_cpu = granted.saturating_sub(of_gpu + of_kernels);
-    Ok(Shares {
+    Ok(QueueShares {
         of_cpu: of_cpu.min(options.queues).max(1),
         of_gpu,
         of_kernels,
@@ -182,21 +185,21 @@ fn large_bytes(controller: &Controller, block: u32) -> u32 {
 }
 
 /// State of a command in flight.
-struct Placed {
+struct CommandState {
     /// None once the call that sent it has ended.
     tag: Option<u32>,
     is_large: bool,
-    command: Command,
+    command: LaneCommand,
 }
 
 struct DriveLane {
-    queue: Queue,
+    queue: DriverQueue,
     controller: Arc<Controller>,
     info: NamespaceInfo,
     /// Commands in flight by their identifier.
-    placed: HashMap<u16, Placed>,
-    /// Commands that ended, until `Lane::poll` reports them.
-    ends: VecDeque<Completion>,
+    placed: HashMap<u16, CommandState>,
+    /// Commands that ended, until `StoreLane::poll` reports them.
+    ends: VecDeque<QueueCompletion>,
     /// Commands with a tag.
     in_flight: usize,
     small: Vec<DmaBuffer>,
@@ -254,28 +257,28 @@ impl DriveLane {
         }
     }
 
-    fn sqe(&self, command: &Command) -> Sqe {
+    fn sqe(&self, command: &LaneCommand) -> Sqe {
         let nsid = self.info.nsid;
         let lba = Lba(command.offset / u64::from(self.info.block_bytes));
         let blocks = command.bytes / self.info.block_bytes;
         match command.op {
-            Op::Read => nvm::read(nsid, lba, blocks),
-            Op::Write => nvm::write(nsid, lba, blocks),
-            Op::WriteFua => {
+            LaneOperation::Read => nvm::read(nsid, lba, blocks),
+            LaneOperation::Write => nvm::write(nsid, lba, blocks),
+            LaneOperation::WriteFua => {
                 let mut sqe = nvm::write(nsid, lba, blocks);
                 sqe.cdw12 |= nvm::FUA;
                 sqe
             }
-            Op::Flush => nvm::flush(nsid),
+            LaneOperation::Flush => nvm::flush(nsid),
         }
     }
 
-    fn in_words(&self, command: &Command) -> String {
+    fn in_words(&self, command: &LaneCommand) -> String {
         let what = match command.op {
-            Op::Read => "Read",
-            Op::Write => "Write",
-            Op::WriteFua => "Write (FUA)",
-            Op::Flush => return "Flush".to_owned(),
+            LaneOperation::Read => "Read",
+            LaneOperation::Write => "Write",
+            LaneOperation::WriteFua => "Write (FUA)",
+            LaneOperation::Flush => return "Flush".to_owned(),
         };
         let block = u64::from(self.info.block_bytes);
         let (lba, blocks) = (command.offset / block, u64::from(command.bytes) / block);
@@ -315,7 +318,7 @@ impl DriveLane {
     }
 }
 
-impl Lane for DriveLane {
+impl StoreLane for DriveLane {
     fn begin(&mut self) -> Result<()> {
         self.check_there()?;
         self.queue.check_current(self.info.nsid)?;
@@ -327,7 +330,7 @@ impl Lane for DriveLane {
 
     fn submit(
         &mut self,
-        command: &Command,
+        command: &LaneCommand,
         tag: u32,
         fill: &mut dyn FnMut(&mut [u8]),
     ) -> Result<bool> {
@@ -337,7 +340,7 @@ impl Lane for DriveLane {
             false => &mut self.small,
         };
         let mut buffer = None;
-        if command.op != Op::Flush {
+        if command.op != LaneOperation::Flush {
             let Some(mut free) = free.pop() else {
                 return self.wait_for_a_buffer().map(|()| false);
             };
@@ -349,7 +352,7 @@ impl Lane for DriveLane {
         }
         match self.queue.submit(self.sqe(command), buffer) {
             Ok(cid) => {
-                let placed = Placed {
+                let placed = CommandState {
                     tag: Some(tag),
                     is_large,
                     command: *command,
@@ -397,14 +400,14 @@ impl Lane for DriveLane {
                     let error = changed.with_context(&self.in_words(&placed.command));
                     ended(
                         tag,
-                        Err(Failure {
+                        Err(LaneFailure {
                             error,
                             retry: false,
                         }),
                     );
                 } else if done.is_success() {
                     let read = done.buffer.as_ref();
-                    let read = read.filter(|_| placed.command.op == Op::Read);
+                    let read = read.filter(|_| placed.command.op == LaneOperation::Read);
                     ended(tag, Ok(read.map_or(&[], DmaBuffer::as_slice)));
                 } else {
                     let what = self.in_words(&placed.command);
@@ -412,7 +415,7 @@ impl Lane for DriveLane {
                     let opcode = self.sqe(&placed.command).opcode();
                     let error = self.queue.cause_of(self.info.nsid, opcode, error);
                     let retry = done.may_retry();
-                    ended(tag, Err(Failure { error, retry }));
+                    ended(tag, Err(LaneFailure { error, retry }));
                 }
             }
             self.give_back(done.buffer, placed.is_large);

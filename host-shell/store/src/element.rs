@@ -5,7 +5,7 @@ use nvme_formats::{bf16_of_f32, f16_of_f32, f32_of_bf16, f32_of_f16};
 /// The type of the elements of a row, little-endian.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Element {
+pub enum RowElement {
     /// IEEE 754 binary32.
     F32,
     /// IEEE 754 binary16. Summed as `F32`, then rounded to the nearest, ties to even.
@@ -16,7 +16,7 @@ pub enum Element {
     I32,
 }
 
-impl Element {
+impl RowElement {
     /// Returns the size of an element in bytes.
     pub const fn bytes(self) -> usize {
         match self {
@@ -78,19 +78,19 @@ mod tests {
     fn rows_are_summed_in_order() {
         let mut sum = [1i32, i32::MAX].map(i32::to_le_bytes).concat();
         let term = [2i32, 1].map(i32::to_le_bytes).concat();
-        Element::I32.add(&mut sum, &[&term, &term]);
+        RowElement::I32.add(&mut sum, &[&term, &term]);
         assert_eq!(sum, [5i32, i32::MIN + 1].map(i32::to_le_bytes).concat());
         let mut sum = 1f32.to_le_bytes().to_vec();
-        Element::F32.add(&mut sum, &[&0.5f32.to_le_bytes(), &0.25f32.to_le_bytes()]);
+        RowElement::F32.add(&mut sum, &[&0.5f32.to_le_bytes(), &0.25f32.to_le_bytes()]);
         assert_eq!(sum, 1.75f32.to_le_bytes());
         // 2048 + 1 + 1 is 2050: rounded once, not after each term.
         let mut sum = 0x6800u16.to_le_bytes().to_vec();
         let one = 0x3C00u16.to_le_bytes();
-        Element::F16.add(&mut sum, &[&one, &one]);
+        RowElement::F16.add(&mut sum, &[&one, &one]);
         assert_eq!(sum, 0x6801u16.to_le_bytes());
         let mut sum = 0x4380u16.to_le_bytes().to_vec();
         let one = 0x3F80u16.to_le_bytes();
-        Element::Bf16.add(&mut sum, &[&one, &one]);
+        RowElement::Bf16.add(&mut sum, &[&one, &one]);
         assert_eq!(sum, 0x4381u16.to_le_bytes());
     }
 }

@@ -1,9 +1,10 @@
 //! Carries out the commands of one call, several in flight on several lanes.
 //!
-//! Invariant: every piece is handed to [`Work::done`] or to [`Work::failed`] once, unless the work stops.
+//! Invariant: every piece is handed to [`PieceHandler::done`] or to [`PieceHandler::failed`] once, unless the work
+//! stops.
 
-use super::lane::{Command, Failure, Lanes, Op};
-use super::space::{Piece, Space};
+use super::lane::{CallLanes, LaneCommand, LaneFailure, LaneOperation};
+use super::space::{MemberPiece, StoreSpace};
 use nvme_driver::error::Error;
 use nvme_driver::lock::relax;
 use std::collections::VecDeque;
@@ -14,7 +15,7 @@ const RETRIES: u32 = 3;
 
 /// Reaction to the failure of a piece.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum After {
+pub(crate) enum FailureReaction {
     /// Send nothing more.
     Stop,
     /// Go on with the other pieces.
@@ -24,42 +25,42 @@ pub(crate) enum After {
 }
 
 /// Handler of a call's pieces: provides bytes to write, receives bytes read, decides about failures.
-pub(crate) trait Work {
+pub(crate) trait PieceHandler {
     /// Gives a piece that is to be written its bytes. May be called more than once.
-    fn fill(&mut self, piece: &Piece, bytes: &mut [u8]) {
+    fn fill(&mut self, piece: &MemberPiece, bytes: &mut [u8]) {
         let _ = (piece, bytes);
     }
 
     /// Called when the piece was moved; `bytes` are the bytes that were read.
-    fn done(&mut self, piece: &Piece, bytes: &[u8]);
+    fn done(&mut self, piece: &MemberPiece, bytes: &[u8]);
 
     /// Called when the piece could not be moved; returns the reaction.
-    fn failed(&mut self, piece: &Piece, error: Error) -> After;
+    fn failed(&mut self, piece: &MemberPiece, error: Error) -> FailureReaction;
 }
 
 /// A piece that waits or is in flight.
 #[derive(Clone, Copy)]
-struct Task {
-    piece: Piece,
+struct PieceTask {
+    piece: MemberPiece,
     tries: u32,
 }
 
 /// The tasks of one member.
-struct Share<'a> {
+struct MemberTasks<'a> {
     member: usize,
-    waiting: VecDeque<Task>,
-    lanes: Lanes<'a>,
+    waiting: VecDeque<PieceTask>,
+    lanes: CallLanes<'a>,
 }
 
 /// The tasks in flight; a tag is an index.
 #[derive(Default)]
-struct Flight {
-    tasks: Vec<Option<(Task, usize)>>,
+struct TasksInFlight {
+    tasks: Vec<Option<(PieceTask, usize)>>,
     free: Vec<u32>,
 }
 
-impl Flight {
-    fn add(&mut self, task: Task, lane: usize) -> u32 {
+impl TasksInFlight {
+    fn add(&mut self, task: PieceTask, lane: usize) -> u32 {
         match self.free.pop() {
             Some(tag) => {
                 self.tasks[tag as usize] = Some((task, lane));
@@ -72,14 +73,14 @@ impl Flight {
         }
     }
 
-    fn take(&mut self, tag: u32) -> Option<Task> {
+    fn take(&mut self, tag: u32) -> Option<PieceTask> {
         let (task, _) = self.tasks.get_mut(tag as usize)?.take()?;
         self.free.push(tag);
         Some(task)
     }
 
     /// Returns the tasks of a lane, which will not end there.
-    fn take_lane(&mut self, member: usize, lane: usize) -> Vec<Task> {
+    fn take_lane(&mut self, member: usize, lane: usize) -> Vec<PieceTask> {
         let tags = 0..self.tasks.len() as u32;
         let of_lane = |tag: &u32| {
             let task = self.tasks[*tag as usize];
@@ -90,16 +91,21 @@ impl Flight {
     }
 }
 
-struct Run<'a> {
-    space: &'a Space,
-    op: Op,
-    work: &'a mut dyn Work,
-    flight: Flight,
+struct CallRun<'a> {
+    space: &'a StoreSpace,
+    op: LaneOperation,
+    work: &'a mut dyn PieceHandler,
+    flight: TasksInFlight,
     stopped: bool,
 }
 
 /// Carries out `op` on every piece. Returns when no command of this call is in flight.
-pub(crate) fn run(space: &Space, op: Op, pieces: Vec<Piece>, work: &mut dyn Work) {
+pub(crate) fn run(
+    space: &StoreSpace,
+    op: LaneOperation,
+    pieces: Vec<MemberPiece>,
+    work: &mut dyn PieceHandler,
+) {
     run_all(space, op, pieces, work, usize::MAX);
     if op.is_write() {
         space.wrote();
@@ -107,22 +113,32 @@ pub(crate) fn run(space: &Space, op: Op, pieces: Vec<Piece>, work: &mut dyn Work
 }
 
 /// Reads every piece.
-pub(crate) fn read(space: &Space, pieces: Vec<Piece>, work: &mut dyn Work) {
-    run(space, Op::Read, pieces, work);
+pub(crate) fn read(space: &StoreSpace, pieces: Vec<MemberPiece>, work: &mut dyn PieceHandler) {
+    run(space, LaneOperation::Read, pieces, work);
 }
 
 /// As [`read`], on one lane of each member: other threads do other parts of the same call.
-pub(crate) fn read_beside_others(space: &Space, pieces: Vec<Piece>, work: &mut dyn Work) {
-    run_all(space, Op::Read, pieces, work, 1);
+pub(crate) fn read_beside_others(
+    space: &StoreSpace,
+    pieces: Vec<MemberPiece>,
+    work: &mut dyn PieceHandler,
+) {
+    run_all(space, LaneOperation::Read, pieces, work, 1);
 }
 
-fn run_all(space: &Space, op: Op, pieces: Vec<Piece>, work: &mut dyn Work, most_lanes: usize) {
+fn run_all(
+    space: &StoreSpace,
+    op: LaneOperation,
+    pieces: Vec<MemberPiece>,
+    work: &mut dyn PieceHandler,
+    most_lanes: usize,
+) {
     let mut shares = shares(space, pieces, most_lanes);
-    let mut run = Run {
+    let mut run = CallRun {
         space,
         op,
         work,
-        flight: Flight::default(),
+        flight: TasksInFlight::default(),
         stopped: false,
     };
     let mut spins = 0;
@@ -131,8 +147,8 @@ fn run_all(space: &Space, op: Op, pieces: Vec<Piece>, work: &mut dyn Work, most_
         for share in &mut shares {
             moved |= run.advance(share);
         }
-        let busy = |share: &Share| share.lanes.lanes.iter().any(|lane| lane.in_flight() > 0);
-        let waits = |share: &Share| !run.stopped && !share.waiting.is_empty();
+        let busy = |share: &MemberTasks| share.lanes.lanes.iter().any(|lane| lane.in_flight() > 0);
+        let waits = |share: &MemberTasks| !run.stopped && !share.waiting.is_empty();
         if !shares.iter().any(|share| busy(share) || waits(share)) {
             return;
         }
@@ -145,18 +161,18 @@ fn run_all(space: &Space, op: Op, pieces: Vec<Piece>, work: &mut dyn Work, most_
 
 /// Returns the pieces by member, each member with lanes. Members are taken in order, so that calls cannot wait
 /// for each other's lanes in a circle.
-fn shares(space: &Space, pieces: Vec<Piece>, most_lanes: usize) -> Vec<Share<'_>> {
+fn shares(space: &StoreSpace, pieces: Vec<MemberPiece>, most_lanes: usize) -> Vec<MemberTasks<'_>> {
     let mut waiting = vec![VecDeque::new(); space.members.len()];
     for piece in pieces {
-        waiting[piece.member].push_back(Task { piece, tries: 0 });
+        waiting[piece.member].push_back(PieceTask { piece, tries: 0 });
     }
     let with_work = waiting.into_iter().enumerate();
     let with_work = with_work.filter(|(_, waiting)| !waiting.is_empty());
-    let share = |(member, waiting): (usize, VecDeque<Task>)| {
+    let share = |(member, waiting): (usize, VecDeque<PieceTask>)| {
         let bytes = waiting.iter().map(|task| u64::from(task.piece.bytes));
         let pool = &space.members[member].pool;
         let lanes = pool.take(waiting.len(), bytes.sum(), most_lanes);
-        Share {
+        MemberTasks {
             member,
             waiting,
             lanes,
@@ -166,7 +182,7 @@ fn shares(space: &Space, pieces: Vec<Piece>, most_lanes: usize) -> Vec<Share<'_>
 }
 
 /// Waits for the only lane that is busy, or a little for all.
-fn pause(shares: &mut [Share<'_>], spins: u32) {
+fn pause(shares: &mut [MemberTasks<'_>], spins: u32) {
     let lanes = shares.iter_mut().flat_map(|share| &mut share.lanes.lanes);
     let mut busy = lanes.filter(|lane| lane.in_flight() > 0);
     match (busy.next(), busy.next()) {
@@ -175,9 +191,9 @@ fn pause(shares: &mut [Share<'_>], spins: u32) {
     }
 }
 
-impl Run<'_> {
+impl CallRun<'_> {
     /// Sends tasks as far as there is room, and reaps completions; returns true if there was any progress.
-    fn advance(&mut self, share: &mut Share<'_>) -> bool {
+    fn advance(&mut self, share: &mut MemberTasks<'_>) -> bool {
         let mut moved = false;
         for lane in 0..share.lanes.lanes.len() {
             let went = match self.send(share, lane) {
@@ -195,7 +211,7 @@ impl Run<'_> {
         moved
     }
 
-    fn send(&mut self, share: &mut Share<'_>, lane: usize) -> nvme_driver::Result<bool> {
+    fn send(&mut self, share: &mut MemberTasks<'_>, lane: usize) -> nvme_driver::Result<bool> {
         let queue = &mut share.lanes.lanes[lane];
         let mut sent = 0;
         while !self.stopped {
@@ -206,7 +222,7 @@ impl Run<'_> {
                 queue.begin()?;
             }
             let piece = task.piece;
-            let command = Command {
+            let command = LaneCommand {
                 op: self.op,
                 offset: piece.offset,
                 bytes: piece.bytes,
@@ -230,12 +246,12 @@ impl Run<'_> {
         Ok(sent > 0)
     }
 
-    fn take(&mut self, share: &mut Share<'_>, lane: usize) -> nvme_driver::Result<bool> {
+    fn take(&mut self, share: &mut MemberTasks<'_>, lane: usize) -> nvme_driver::Result<bool> {
         let queue = &mut share.lanes.lanes[lane];
         if queue.in_flight() == 0 {
             return Ok(false);
         }
-        let Share {
+        let MemberTasks {
             member, waiting, ..
         } = share;
         let mut any = false;
@@ -258,19 +274,19 @@ impl Run<'_> {
     }
 
     /// Returns the tasks to send again after a task failed.
-    fn failed(&mut self, member: usize, task: Task, failure: Failure) -> Vec<Task> {
-        let Task { piece, tries } = task;
+    fn failed(&mut self, member: usize, task: PieceTask, failure: LaneFailure) -> Vec<PieceTask> {
+        let PieceTask { piece, tries } = task;
         if failure.retry && tries < RETRIES {
             self.space.count(0, 0, 1);
             let tries = tries + 1;
-            return vec![Task { piece, tries }];
+            return vec![PieceTask { piece, tries }];
         }
         let error = self.space.of_member(member, failure.error);
         match self.work.failed(&piece, error) {
-            After::Stop => self.stopped = true,
-            After::GoOn => {}
-            After::Split(bytes) => {
-                let tasks: Vec<Task> = parts(piece, bytes).collect();
+            FailureReaction::Stop => self.stopped = true,
+            FailureReaction::GoOn => {}
+            FailureReaction::Split(bytes) => {
+                let tasks: Vec<PieceTask> = parts(piece, bytes).collect();
                 self.space.count(0, 0, tasks.len() as u64);
                 return tasks;
             }
@@ -280,14 +296,14 @@ impl Run<'_> {
 
     /// Handles a lane that failed as a whole: its commands end, and so do those of its member that
     /// were not sent.
-    fn fail_member(&mut self, share: &mut Share<'_>, lane: usize, error: &Error) {
+    fn fail_member(&mut self, share: &mut MemberTasks<'_>, lane: usize, error: &Error) {
         share.lanes.lanes[lane].abandon();
         let mut tasks = self.flight.take_lane(share.member, lane);
         tasks.extend(share.waiting.drain(..));
         for task in tasks {
             let error = self.space.of_member(share.member, error.again());
             // Nothing can be sent again, in parts or not.
-            if self.work.failed(&task.piece, error) == After::Stop {
+            if self.work.failed(&task.piece, error) == FailureReaction::Stop {
                 self.stopped = true;
             }
         }
@@ -295,10 +311,10 @@ impl Run<'_> {
 }
 
 /// Divides a piece into parts of `bytes` bytes.
-fn parts(piece: Piece, bytes: u32) -> impl Iterator<Item = Task> {
+fn parts(piece: MemberPiece, bytes: u32) -> impl Iterator<Item = PieceTask> {
     let starts = (0..piece.bytes).step_by(bytes.max(1) as usize);
-    starts.map(move |start| Task {
-        piece: Piece {
+    starts.map(move |start| PieceTask {
+        piece: MemberPiece {
             offset: piece.offset + u64::from(start),
             at: piece.at + u64::from(start),
             bytes: bytes.min(piece.bytes - start),

@@ -14,7 +14,7 @@ pub(crate) const LARGE_SLOTS: usize = 8;
 
 /// Operation of a command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Op {
+pub(crate) enum LaneOperation {
     Read,
     Write,
     /// Durable when it is complete.
@@ -23,7 +23,7 @@ pub(crate) enum Op {
     Flush,
 }
 
-impl Op {
+impl LaneOperation {
     pub fn is_write(self) -> bool {
         matches!(self, Self::Write | Self::WriteFua)
     }
@@ -31,32 +31,32 @@ impl Op {
 
 /// One command: `bytes` bytes from `offset` on of a member, both whole blocks of it.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Command {
-    pub op: Op,
+pub(crate) struct LaneCommand {
+    pub op: LaneOperation,
     pub offset: u64,
     pub bytes: u32,
 }
 
 /// A command that failed.
-pub(crate) struct Failure {
+pub(crate) struct LaneFailure {
     pub error: Error,
     /// True if the failure had another cause than the command, which can be sent again.
     pub retry: bool,
 }
 
 /// Callback with the tag of each command that ended, and the bytes that it read.
-pub(crate) type Ended<'a> = &'a mut dyn FnMut(u32, std::result::Result<&[u8], Failure>);
+pub(crate) type Ended<'a> = &'a mut dyn FnMut(u32, std::result::Result<&[u8], LaneFailure>);
 
 /// A queue of one owner. A slot's memory belongs to its command from `submit` until the command has ended,
 /// however the call that sent it went.
-pub(crate) trait Lane: Send {
+pub(crate) trait StoreLane: Send {
     /// Called before the first command of each call.
     fn begin(&mut self) -> Result<()>;
 
     /// Places a command, which `fill` gives its bytes if it writes; false while no slot is free.
     fn submit(
         &mut self,
-        command: &Command,
+        command: &LaneCommand,
         tag: u32,
         fill: &mut dyn FnMut(&mut [u8]),
     ) -> Result<bool>;
@@ -82,8 +82,8 @@ pub(crate) trait Lane: Send {
 }
 
 /// The lanes of a member.
-pub(crate) struct Pool {
-    free: Mutex<Vec<Box<dyn Lane>>>,
+pub(crate) struct LanePool {
+    free: Mutex<Vec<Box<dyn StoreLane>>>,
     returned: Condvar,
     /// Commands of a lane.
     depth: usize,
@@ -92,13 +92,13 @@ pub(crate) struct Pool {
 }
 
 /// Lanes of one call, returned to the pool on drop.
-pub(crate) struct Lanes<'a> {
-    pool: &'a Pool,
-    pub lanes: Vec<Box<dyn Lane>>,
+pub(crate) struct CallLanes<'a> {
+    pool: &'a LanePool,
+    pub lanes: Vec<Box<dyn StoreLane>>,
 }
 
-impl Pool {
-    pub fn new(lanes: Vec<Box<dyn Lane>>, depth: u32) -> Self {
+impl LanePool {
+    pub fn new(lanes: Vec<Box<dyn StoreLane>>, depth: u32) -> Self {
         Self {
             per_call: lanes.len().div_ceil(2),
             free: Mutex::new(lanes),
@@ -113,7 +113,7 @@ impl Pool {
     }
 
     /// Lanes for `commands` commands of `bytes` bytes together: 1 to `most`. Waits for the first.
-    pub fn take(&self, commands: usize, bytes: u64, most: usize) -> Lanes<'_> {
+    pub fn take(&self, commands: usize, bytes: u64, most: usize) -> CallLanes<'_> {
         let large = u64::from(LARGE_BYTES) * LARGE_SLOTS as u64;
         let by_bytes = usize::try_from(bytes.div_ceil(large)).unwrap_or(usize::MAX);
         let wanted = commands.div_ceil(self.depth).max(by_bytes);
@@ -127,11 +127,11 @@ impl Pool {
         }
         let rest = free.len().saturating_sub(wanted);
         let lanes = free.split_off(rest);
-        Lanes { pool: self, lanes }
+        CallLanes { pool: self, lanes }
     }
 }
 
-impl Drop for Lanes<'_> {
+impl Drop for CallLanes<'_> {
     fn drop(&mut self) {
         for lane in &mut self.lanes {
             if lane.in_flight() > 0 {

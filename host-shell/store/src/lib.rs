@@ -39,22 +39,22 @@ mod wide;
 #[cfg(feature = "cuda")]
 mod with_gpu;
 
-pub use background::Operation;
-pub use batch::Transfer;
-pub use element::Element;
-pub use nvme_driver::widen::Widen;
+pub use background::BackgroundOperation;
+pub use batch::StoreTransfer;
+pub use element::RowElement;
+pub use nvme_driver::widen::RowWidening;
 pub use nvme_formats::{Format, Wide};
 pub use options::{DataPath, FileIo, StoreOptions, StoreStats};
 #[cfg(feature = "cuda")]
-pub use options::{Gds, GpuOptions};
-pub use scatter::Duplicates;
-pub use table::{FailedRow, Ids, RowReport, Table};
+pub use options::{GdsUse, GpuOptions};
+pub use scatter::DuplicateIds;
+pub use table::{FailedRow, RowIds, RowReport, Table};
 
-use member::Member;
+use member::StoreMember;
 use nvme_driver::device::{self, Device};
 use nvme_driver::error::{Error, Result};
-use nvme_driver::sysfs::Host;
-use space::Space;
+use nvme_driver::sysfs::SysfsHost;
+use space::StoreSpace;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -90,7 +90,7 @@ const NAMES: &str = "write sim:PATH, vfio:BDF, vfio-user:SOCKET, file:PATH, a pa
 /// # }
 /// ```
 pub struct Store {
-    space: Arc<Space>,
+    space: Arc<StoreSpace>,
 }
 
 impl std::fmt::Debug for Store {
@@ -124,7 +124,7 @@ impl Store {
             return Ok(Self::of(member));
         }
         if !device.contains(':') {
-            if let Some(error) = device::open::meant(&Host::here(), device) {
+            if let Some(error) = device::open::meant(&SysfsHost::here(), device) {
                 return Err(error);
             }
             let cause = format!("'{device}' names no device");
@@ -147,8 +147,8 @@ impl Store {
         Ok(Self::of(drive::open(device, options)?))
     }
 
-    fn of(member: Member) -> Self {
-        let space = Arc::new(Space::of(member));
+    fn of(member: StoreMember) -> Self {
+        let space = Arc::new(StoreSpace::of(member));
         Self { space }
     }
 
@@ -182,7 +182,7 @@ impl Store {
             }
         }
         check_stripe(&all, stripe_bytes)?;
-        let space = Arc::new(Space::striped(all, stripe_bytes)?);
+        let space = Arc::new(StoreSpace::striped(all, stripe_bytes)?);
         Ok(Self { space })
     }
 
@@ -233,7 +233,7 @@ impl Store {
     /// Returns the data path of each member.
     pub fn member_paths(&self) -> Vec<DataPath> {
         let members = self.space.members.iter();
-        members.map(Member::shown).collect()
+        members.map(StoreMember::shown).collect()
     }
 
     /// Returns the deadline of an operation over `bytes` bytes for which the caller names no limit: ten times
@@ -279,7 +279,7 @@ impl Store {
     /// [`Error::Usage`] for a range past the end or a store for reading only; nothing was sent then. After
     /// another error some blocks may have been written; bytes outside the range have not changed.
     pub fn write_at(&self, offset: u64, data: &[u8]) -> Result<()> {
-        transfer::write(&self.space, offset, data, lane::Op::Write)
+        transfer::write(&self.space, offset, data, lane::LaneOperation::Write)
     }
 
     /// As [`write_at`](Self::write_at), with force unit access: durable when this returns.
@@ -287,7 +287,7 @@ impl Store {
     /// # Errors
     /// As [`write_at`](Self::write_at).
     pub fn write_at_fua(&self, offset: u64, data: &[u8]) -> Result<()> {
-        transfer::write(&self.space, offset, data, lane::Op::WriteFua)
+        transfer::write(&self.space, offset, data, lane::LaneOperation::WriteFua)
     }
 
     /// Executes reads and writes with the commands of all of them in flight together, and returns their
@@ -296,7 +296,7 @@ impl Store {
     ///
     /// One that fails spares the others; its errors are those of [`read_at`](Self::read_at) and
     /// [`write_at`](Self::write_at).
-    pub fn transfer_all(&self, transfers: &mut [Transfer<'_>]) -> Vec<Result<()>> {
+    pub fn transfer_all(&self, transfers: &mut [StoreTransfer<'_>]) -> Vec<Result<()>> {
         batch::run(&self.space, transfers)
     }
 
@@ -338,7 +338,7 @@ impl Store {
     ///
     /// # Errors
     /// [`Error::System`] when no thread can be started.
-    pub fn in_background<T, J>(&self, job: J) -> Result<Operation<T>>
+    pub fn in_background<T, J>(&self, job: J) -> Result<BackgroundOperation<T>>
     where
         T: Send + 'static,
         J: FnOnce(&Self) -> T + Send + 'static,
@@ -380,7 +380,7 @@ fn open_stripe(text: &str, options: &StoreOptions) -> Result<Store> {
     Store::stripe(members, stripe_bytes)
 }
 
-fn check_stripe(members: &[Member], stripe_bytes: u64) -> Result<()> {
+fn check_stripe(members: &[StoreMember], stripe_bytes: u64) -> Result<()> {
     if members.is_empty() {
         return Err(Error::usage("a stripe has no members", NAMES));
     }

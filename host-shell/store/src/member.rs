@@ -1,14 +1,14 @@
 //! One device of a store: its size, its limits, the pool of lanes over it, and the path of its data. A stripe has
 //! several members; everything above counts in bytes of the store and never in blocks of a member.
 
-use super::lane::Pool;
+use super::lane::LanePool;
 use super::options::DataPath;
 use nvme_driver::controller::Controller;
 use std::sync::Arc;
 use std::time::Duration;
 
 /// A device that a store lies on.
-pub(crate) struct Member {
+pub(crate) struct StoreMember {
     /// Present when a GPU gathers rows: its queues go first.
     #[cfg(feature = "cuda")]
     pub rows: Option<std::sync::Arc<nvme_cuda::GpuRows>>,
@@ -22,7 +22,7 @@ pub(crate) struct Member {
     #[cfg(feature = "cuda")]
     pub gds: Option<super::with_gpu::ByCuFile>,
     // The queues go before their controller is shut down.
-    pub pool: Pool,
+    pub pool: LanePool,
     /// Present for a controller that this process drives.
     pub controller: Option<Arc<Controller>>,
     /// Present for a file: others may write it, too.
@@ -46,7 +46,7 @@ pub(crate) struct Member {
     pub timeout: Duration,
 }
 
-impl Member {
+impl StoreMember {
     /// Returns the data path that is in use now.
     pub fn shown(&self) -> DataPath {
         #[cfg(feature = "cuda")]

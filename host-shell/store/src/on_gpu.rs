@@ -4,22 +4,22 @@
 // UNSAFETY: requests hold addresses of GPU memory, for which the caller vouches.
 #![allow(unsafe_code)]
 
-use super::element::Element;
-use super::member::Member;
+use super::element::RowElement;
+use super::member::StoreMember;
 use super::options::DataPath;
-use super::space::Space;
+use super::space::StoreSpace;
 use super::status::{self, RowStatus};
-use super::table::{Ids, Table};
+use super::table::{RowIds, Table};
 use nvme_cuda::{
-    Blocks, Direction, Function, GpuRows, HostRows, Module, MoveRows, Pending, Request, RowTable,
-    StripedRows, Ways,
+    GatherOptions, GpuRows, HostRows, KernelFunction, LaunchSize, Module, MoveRows, PendingRows,
+    RowDirection, RowRequest, RowTable, StripedRows,
 };
 use nvme_driver::error::{Error, Result};
-use nvme_driver::widen::Widen;
+use nvme_driver::widen::RowWidening;
 use std::sync::Arc;
 
 /// Mover of the rows of an operation in a stream.
-enum By<'t> {
+enum RowMover<'t> {
     /// The GPU.
     Gpu(&'t GpuRows),
     /// The GPU, over several drives.
@@ -28,12 +28,12 @@ enum By<'t> {
     Host,
 }
 
-impl Space {
+impl StoreSpace {
     /// Describes in `shown` the data path between the members of a stripe and a GPU.
     pub(super) fn path_of_stripes(&self, shown: &mut DataPath) {
         let has_gpu = self.members.iter().any(|member| member.gpu.is_some());
         // A drive whose queues the GPU cannot access has the reason in its path.
-        let by_host = |member: &&Member| {
+        let by_host = |member: &&StoreMember| {
             member.gpu.is_some() && member.rows.is_none() && member.controller.is_some()
         };
         let refused = self.members.iter().find(by_host);
@@ -73,7 +73,7 @@ impl Table {
     ///
     /// The GPU itself submits the reads of a drive, or of striped drives. Rows of a file, rows that no slot can
     /// hold, and rows longer than a stripe are read by a host thread when the stream reaches them. A member of
-    /// a stripe that is gone fails the rows that need it; [`Failures::member`](nvme_cuda::Failures::member)
+    /// a stripe that is gone fails the rows that need it; [`RowFailures::member`](nvme_cuda::RowFailures::member)
     /// names it.
     ///
     /// The gather sees every write of the store that had returned before it begins on the GPU. The caller's
@@ -89,26 +89,26 @@ impl Table {
     /// too many operations under way or captured. No work is under way then: work that was launched before the
     /// error has been waited for, a minute at most. [`Error::Unfinished`] alone means that it has not ended,
     /// and that the memory must stay valid.
-    pub unsafe fn gather_on_gpu(&self, request: &Request, stream: u64) -> Result<Pending> {
+    pub unsafe fn gather_on_gpu(&self, request: &RowRequest, stream: u64) -> Result<PendingRows> {
         // SAFETY: the caller's.
         unsafe { self.gather_by(request, None, stream) }
     }
 
-    /// As [`gather_on_gpu`](Self::gather_on_gpu), with elements that come out wider: rows of [`Widen::row_bytes`]
+    /// As [`gather_on_gpu`](Self::gather_on_gpu), with elements that come out wider: rows of [`RowWidening::row_bytes`]
     /// bytes go to `out` of the request. A cache keeps the rows as they are stored.
     ///
     /// # Safety
     /// As [`gather_on_gpu`](Self::gather_on_gpu), with the wide rows.
     ///
     /// # Errors
-    /// As [`gather_on_gpu`](Self::gather_on_gpu) and [`Widen::row_bytes`]; [`Error::Usage`] for an output that is not
-    /// aligned to its elements, or too narrow.
+    /// As [`gather_on_gpu`](Self::gather_on_gpu) and [`RowWidening::row_bytes`]; [`Error::Usage`] for an output that is
+    /// not aligned to its elements, or too narrow.
     pub unsafe fn gather_as_on_gpu(
         &self,
-        request: &Request,
-        widen: Widen,
+        request: &RowRequest,
+        widen: RowWidening,
         stream: u64,
-    ) -> Result<Pending> {
+    ) -> Result<PendingRows> {
         // SAFETY: the caller's.
         unsafe { self.gather_by(request, Some(widen), stream) }
     }
@@ -117,24 +117,24 @@ impl Table {
     /// As [`gather_as_on_gpu`](Self::gather_as_on_gpu).
     unsafe fn gather_by(
         &self,
-        request: &Request,
-        widen: Option<Widen>,
+        request: &RowRequest,
+        widen: Option<RowWidening>,
         stream: u64,
-    ) -> Result<Pending> {
+    ) -> Result<PendingRows> {
         match self.by()? {
-            By::Gpu(rows) => {
-                let ways = Ways {
+            RowMover::Gpu(rows) => {
+                let ways = GatherOptions {
                     cache: self.cache.as_deref(),
                     widen,
                 };
                 // SAFETY: the caller's.
                 unsafe { rows.gather(&self.of_namespace(), request, ways, stream) }
             }
-            By::Striped(rows) => {
+            RowMover::Striped(rows) => {
                 // SAFETY: the caller's.
                 unsafe { rows.gather(&self.of_namespace(), request, widen, stream) }
             }
-            By::Host => {
+            RowMover::Host => {
                 let host = self.space.gpu()?;
                 let row_bytes = match widen {
                     Some(widen) => widen.row_bytes(self.row_bytes())?,
@@ -147,7 +147,7 @@ impl Table {
                     };
                     report.map(drop)
                 });
-                let read = Direction::Read;
+                let read = RowDirection::Read;
                 // SAFETY: the caller's.
                 unsafe { host.start(row_bytes, request, read, gather, stream) }
             }
@@ -165,7 +165,7 @@ impl Table {
     /// [`Error::Usage`] where the GPU does not submit the reads itself, and for too few bytes;
     /// [`Error::Environment`] without memory.
     pub fn cached(mut self, bytes: u64) -> Result<Self> {
-        let By::Gpu(rows) = self.by()? else {
+        let RowMover::Gpu(rows) = self.by()? else {
             return Err(self.not_by_gpu("a cache of rows"));
         };
         self.cache = Some(Arc::new(rows.cache(&self.of_namespace(), bytes)?));
@@ -179,15 +179,15 @@ impl Table {
     /// [`Error::Usage`] where the GPU does not submit the reads itself.
     pub fn device_rows(&self) -> Result<nvme_gpu_kernel::rows::Gather> {
         match self.by()? {
-            By::Gpu(rows) => rows.device_rows(&self.of_namespace()),
-            By::Striped(_) | By::Host => Err(self.not_by_gpu("reads by a kernel")),
+            RowMover::Gpu(rows) => rows.device_rows(&self.of_namespace()),
+            RowMover::Striped(_) | RowMover::Host => Err(self.not_by_gpu("reads by a kernel")),
         }
     }
 
     /// Puts a kernel of your own into `stream`, a `CUstream` of the store's GPU, whose warps use the rows of this table
     /// while they read them, by `nvme_gpu_kernel::Stream`: `argument` makes what the kernel takes of the words of its
     /// rows, in its blocks of 256 threads. There is a warp for each of `parts` parts of the work, as far as they fit.
-    /// Rows of any length. What the kernel counts as failed are the failed rows of the [`Pending`].
+    /// Rows of any length. What the kernel counts as failed are the failed rows of the [`PendingRows`].
     ///
     /// # Safety
     /// `function` is of `module` and takes one `T`; as [`gather_on_gpu`](Self::gather_on_gpu) for the addresses in it.
@@ -198,11 +198,11 @@ impl Table {
     /// and more; [`Error::Environment`] with the driver's answer; those of `argument`.
     pub unsafe fn stream_on_gpu<T: Copy>(
         &self,
-        kernel: (&Module, Function),
+        kernel: (&Module, KernelFunction),
         parts: u64,
         argument: impl FnOnce(nvme_gpu_kernel::rows::Gather) -> Result<T>,
         stream: u64,
-    ) -> Result<Pending> {
+    ) -> Result<PendingRows> {
         // SAFETY: the caller's.
         unsafe { self.stream_by(kernel, (parts, None), argument, stream) }
     }
@@ -217,11 +217,11 @@ impl Table {
     /// As [`stream_on_gpu`](Self::stream_on_gpu).
     pub unsafe fn stream_in_blocks<T: Copy>(
         &self,
-        kernel: (&Module, Function),
-        (parts, blocks): (u64, Blocks),
+        kernel: (&Module, KernelFunction),
+        (parts, blocks): (u64, LaunchSize),
         argument: impl FnOnce(nvme_gpu_kernel::rows::Gather) -> Result<T>,
         stream: u64,
-    ) -> Result<Pending> {
+    ) -> Result<PendingRows> {
         // SAFETY: the caller's.
         unsafe { self.stream_by(kernel, (parts, Some(blocks)), argument, stream) }
     }
@@ -230,11 +230,11 @@ impl Table {
     /// As [`stream_on_gpu`](Self::stream_on_gpu).
     unsafe fn stream_by<T: Copy>(
         &self,
-        kernel: (&Module, Function),
-        parts: (u64, Option<Blocks>),
+        kernel: (&Module, KernelFunction),
+        parts: (u64, Option<LaunchSize>),
         argument: impl FnOnce(nvme_gpu_kernel::rows::Gather) -> Result<T>,
         stream: u64,
-    ) -> Result<Pending> {
+    ) -> Result<PendingRows> {
         self.space.gpu()?;
         let is_short = |number: u64| u32::try_from(number).is_ok();
         if !is_short(self.rows()) || !is_short(self.row_bytes()) {
@@ -263,8 +263,8 @@ impl Table {
     /// Puts a kernel of your own into `stream`, a `CUstream` of the store's GPU, whose warps choose rows of this table and
     /// read them, by `nvme_gpu_kernel::Reads`: `argument` makes what the kernel takes of the words of its rows, in its
     /// blocks of 256 threads. There are `count` pieces of work, one warp's each; one that the kernel counts as failed is
-    /// one of the [`Pending`]'s rows. The kernel has the first `lanes` lanes of a warp read at a time: 32 where rows touch
-    /// 4 KiB of blocks at most, fewer of larger ones.
+    /// one of the [`PendingRows`]'s rows. The kernel has the first `lanes` lanes of a warp read at a time: 32 where
+    /// rows touch 4 KiB of blocks at most, fewer of larger ones.
     ///
     /// # Safety
     /// As [`stream_on_gpu`](Self::stream_on_gpu); no other lanes than the first `lanes` ask for rows.
@@ -275,10 +275,10 @@ impl Table {
     pub unsafe fn read_by_warps<T: Copy>(
         &self,
         (count, lanes): (u64, u32),
-        kernel: (&Module, Function),
+        kernel: (&Module, KernelFunction),
         argument: impl FnOnce(nvme_gpu_kernel::rows::Gather) -> T,
         stream: u64,
-    ) -> Result<Pending> {
+    ) -> Result<PendingRows> {
         self.space.gpu()?;
         if u32::try_from(self.rows().max(count)).is_err() {
             return Err(Error::usage(
@@ -326,10 +326,10 @@ impl Table {
     ///
     /// # Errors
     /// As [`gather_on_gpu`](Self::gather_on_gpu); [`Error::Usage`] for a store that is for reading only.
-    pub unsafe fn scatter_on_gpu(&self, request: &Request, stream: u64) -> Result<Pending> {
+    pub unsafe fn scatter_on_gpu(&self, request: &RowRequest, stream: u64) -> Result<PendingRows> {
         self.space.check_writable()?;
         let table = self.of_namespace();
-        if let By::Gpu(rows) = self.by()?
+        if let RowMover::Gpu(rows) = self.by()?
             && rows.writes(&table, request)
         {
             // SAFETY: the caller's.
@@ -352,10 +352,10 @@ impl Table {
     /// As [`scatter_on_gpu`](Self::scatter_on_gpu) and [`scatter_add`](Self::scatter_add).
     pub unsafe fn scatter_add_on_gpu(
         &self,
-        request: &Request,
-        element: Element,
+        request: &RowRequest,
+        element: RowElement,
         stream: u64,
-    ) -> Result<Pending> {
+    ) -> Result<PendingRows> {
         self.check_elements(element)?;
         let add = self.by_host(move |table, ids, data, status| {
             table.add_others(ids, data, element, Some(status)).map(drop)
@@ -368,31 +368,31 @@ impl Table {
     /// As [`gather_on_gpu`](Self::gather_on_gpu).
     unsafe fn write_on_gpu(
         &self,
-        request: &Request,
+        request: &RowRequest,
         rows: MoveRows,
         stream: u64,
-    ) -> Result<Pending> {
+    ) -> Result<PendingRows> {
         self.space.check_writable()?;
         let host = self.space.gpu()?;
         // SAFETY: the caller's.
-        unsafe { host.start(self.row_bytes(), request, Direction::Write, rows, stream) }
+        unsafe { host.start(self.row_bytes(), request, RowDirection::Write, rows, stream) }
     }
 
     /// Returns the mover that gathers this table's rows.
-    fn by(&self) -> Result<By<'_>> {
+    fn by(&self) -> Result<RowMover<'_>> {
         self.space.gpu()?;
         if let [member] = &self.space.members[..]
             && let Some(rows) = &member.rows
             && rows.fits(&self.of_namespace())
         {
-            return Ok(By::Gpu(rows));
+            return Ok(RowMover::Gpu(rows));
         }
         if let Some(rows) = &self.space.striped
             && rows.fits(&self.of_namespace())
         {
-            return Ok(By::Striped(rows));
+            return Ok(RowMover::Striped(rows));
         }
-        Ok(By::Host)
+        Ok(RowMover::Host)
     }
 
     fn of_namespace(&self) -> RowTable {
@@ -407,7 +407,7 @@ impl Table {
     /// store weakly: once the store is gone, it fails the rows with [`RowStatus::Gone`].
     fn by_host(
         &self,
-        run: impl Fn(&Self, Ids<'_>, &mut [u8], &mut [i32]) -> Result<()> + Send + Sync + 'static,
+        run: impl Fn(&Self, RowIds<'_>, &mut [u8], &mut [i32]) -> Result<()> + Send + Sync + 'static,
     ) -> MoveRows {
         let space = Arc::downgrade(&self.space);
         let (offset, rows, row_bytes) = (self.offset(), self.rows(), self.row_bytes());
@@ -418,7 +418,7 @@ impl Table {
                 return;
             };
             let ran = Self::new(space, offset, rows, row_bytes).and_then(|table| {
-                let ran = run(&table, Ids::I64(ids), data, status);
+                let ran = run(&table, RowIds::I64(ids), data, status);
                 // The last owner of a store ends it, with calls into the driver, which this thread may not make.
                 if let Some(space) = Arc::into_inner(table.space) {
                     std::thread::spawn(move || drop(space));

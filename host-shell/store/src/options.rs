@@ -27,20 +27,20 @@ pub struct StoreOptions {
     /// Placement of doorbells, data and rings for the GPU; `None` for the highest tier up to 2 that works
     /// without a thread of this process.
     #[cfg(feature = "cuda")]
-    pub tier: Option<nvme_cuda::Tier>,
+    pub tier: Option<nvme_cuda::QueueTier>,
     /// Queue pairs that are kept for kernels of the caller's: [`Store::kernel_queues`](super::Store::kernel_queues).
     #[cfg(feature = "cuda")]
     pub kernel_queues: u32,
     /// Use of cuFile for reading a file into GPU memory:
     /// [`Store::read_by_cufile`](super::Store::read_by_cufile).
     #[cfg(feature = "cuda")]
-    pub gds: Gds,
+    pub gds: GdsUse,
 }
 
 /// Use of NVIDIA's cuFile for reading files into GPU memory.
 #[cfg(feature = "cuda")]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Gds {
+pub enum GdsUse {
     /// It is not loaded.
     #[default]
     Off,
@@ -92,7 +92,7 @@ impl Default for StoreOptions {
             #[cfg(feature = "cuda")]
             kernel_queues: 0,
             #[cfg(feature = "cuda")]
-            gds: Gds::Off,
+            gds: GdsUse::Off,
         }
     }
 }
@@ -127,7 +127,7 @@ impl StoreOptions {
             ));
         }
         #[cfg(feature = "cuda")]
-        if self.gds == Gds::Require && self.gpu.is_none() {
+        if self.gds == GdsUse::Require && self.gpu.is_none() {
             return Err(Error::usage(
                 "gds=require of a store without a GPU",
                 "open it with a GPU, or with gds=off",

@@ -3,7 +3,7 @@
 //!
 //! Commands of a drive are submitted and polled by one thread, which waits most of its time anyway.
 
-use super::space::Space;
+use super::space::StoreSpace;
 use nvme_driver::lock::lock;
 use std::ops::Range;
 use std::sync::{Mutex, PoisonError};
@@ -17,7 +17,7 @@ const BYTES_OF_THREAD: u64 = 2 << 20;
 const SHARES_OF_THREAD: usize = 4;
 
 /// Rows that one thread gathers with one call.
-struct Share<'a> {
+struct ThreadRows<'a> {
     rows: Range<usize>,
     out: &'a mut [u8],
     status: Option<&'a mut [i32]>,
@@ -25,7 +25,7 @@ struct Share<'a> {
 
 /// Returns the number of threads for `rows` rows of `row_bytes` bytes: at most the number of lanes that one
 /// call may use.
-pub(super) fn threads(space: &Space, rows: usize, row_bytes: u64) -> usize {
+pub(super) fn threads(space: &StoreSpace, rows: usize, row_bytes: u64) -> usize {
     let by_files = space.members.iter().all(|one| one.controller.is_none());
     let lanes = space.members.iter().map(|one| one.pool.per_call()).min();
     let processors = available_parallelism().map_or(1, usize::from);
@@ -83,13 +83,13 @@ fn shares<'a>(
     out: &'a mut [u8],
     status: Option<&'a mut [i32]>,
     parts: usize,
-) -> Vec<Share<'a>> {
+) -> Vec<ThreadRows<'a>> {
     let rows = count.div_ceil(parts).max(1);
     let row_bytes = out.len() / count.max(1);
     let mut status = status.map(|status| status.chunks_mut(rows));
     let share = |(index, out): (usize, &'a mut [u8])| {
         let first = index * rows;
-        Share {
+        ThreadRows {
             rows: first..(first + rows).min(count),
             out,
             status: status.as_mut().and_then(Iterator::next),

@@ -17,14 +17,14 @@ pub(crate) struct RangeLocks {
 }
 
 /// Ranges that are held until this is dropped.
-pub(crate) struct Held<'a> {
+pub(crate) struct LockedRanges<'a> {
     locks: &'a RangeLocks,
     ranges: Vec<Range<u64>>,
 }
 
 impl RangeLocks {
     /// Waits until none of `ranges` overlaps one that is held, then holds them. They do not overlap each other.
-    pub fn hold(&self, ranges: impl IntoIterator<Item = Range<u64>>) -> Held<'_> {
+    pub fn hold(&self, ranges: impl IntoIterator<Item = Range<u64>>) -> LockedRanges<'_> {
         let ranges: Vec<Range<u64>> = ranges.into_iter().collect();
         let mut held = lock(&self.held);
         while ranges.iter().any(|range| overlaps(&held, range)) {
@@ -37,7 +37,7 @@ impl RangeLocks {
             held.insert(range.start, range.end);
         }
         drop(held);
-        Held {
+        LockedRanges {
             locks: self,
             ranges,
         }
@@ -49,7 +49,7 @@ fn overlaps(held: &BTreeMap<u64, u64>, range: &Range<u64>) -> bool {
     !range.is_empty() && before.is_some_and(|(_, end)| *end > range.start)
 }
 
-impl Drop for Held<'_> {
+impl Drop for LockedRanges<'_> {
     fn drop(&mut self) {
         let mut held = lock(&self.locks.held);
         for range in self.ranges.iter().filter(|range| !range.is_empty()) {

@@ -1,12 +1,12 @@
 //! Rows written by ids, and added to. Rows that share a block are changed in one copy of it, which is written once:
 //! a read, change and write for each row would lose one of two changes, or write the block many times.
 
-use super::element::Element;
-use super::engine::{self, After, Work};
-use super::lane::Op;
-use super::space::{Piece, Space, common};
+use super::element::RowElement;
+use super::engine::{self, FailureReaction, PieceHandler};
+use super::lane::LaneOperation;
+use super::space::{MemberPiece, StoreSpace, common};
 use super::status::{self, RowStatus};
-use super::table::{Ids, Outcome, RowReport, Table};
+use super::table::{RowIds, RowOutcome, RowReport, Table};
 use super::transfer::within;
 use nvme_driver::error::{Error, Result};
 use std::iter::once;
@@ -17,7 +17,7 @@ const CHUNK_BYTES: u64 = 4 << 20;
 
 /// Treatment of an id that a scatter names more than once.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Duplicates {
+pub enum DuplicateIds {
     /// The last row with the id is written.
     #[default]
     Last,
@@ -27,7 +27,7 @@ pub enum Duplicates {
 
 /// Treatment of ids that are out of range.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Wrong {
+enum WrongIds {
     /// Nothing is sent.
     Refused,
     /// Their rows fail, and the others are written.
@@ -37,9 +37,9 @@ enum Wrong {
 
 /// Operation on the rows of an id.
 #[derive(Clone, Copy)]
-enum Change {
+enum RowChange {
     Write,
-    Add(Element),
+    Add(RowElement),
 }
 
 impl Table {
@@ -52,19 +52,19 @@ impl Table {
     ///
     /// # Errors
     /// [`Error::Usage`] for lengths that do not fit, for a store that is for reading only, and for an id that
-    /// comes twice with [`Duplicates::Error`]; nothing is written then.
+    /// comes twice with [`DuplicateIds::Error`]; nothing is written then.
     pub fn scatter(
         &self,
-        ids: Ids<'_>,
+        ids: RowIds<'_>,
         src: &[u8],
-        duplicates: Duplicates,
+        duplicates: DuplicateIds,
         status: Option<&mut [i32]>,
     ) -> Result<RowReport> {
         self.change(
             ids,
             src,
-            Change::Write,
-            (duplicates, Wrong::Refused),
+            RowChange::Write,
+            (duplicates, WrongIds::Refused),
             status,
         )
     }
@@ -74,25 +74,25 @@ impl Table {
     #[cfg(feature = "cuda")]
     pub(super) fn scatter_others(
         &self,
-        ids: Ids<'_>,
+        ids: RowIds<'_>,
         src: &[u8],
         status: Option<&mut [i32]>,
     ) -> Result<RowReport> {
-        let (last, fail) = (Duplicates::Last, Wrong::Fail);
-        self.change(ids, src, Change::Write, (last, fail), status)
+        let (last, fail) = (DuplicateIds::Last, WrongIds::Fail);
+        self.change(ids, src, RowChange::Write, (last, fail), status)
     }
 
     /// As [`scatter_add`](Self::scatter_add), likewise.
     #[cfg(feature = "cuda")]
     pub(super) fn add_others(
         &self,
-        ids: Ids<'_>,
+        ids: RowIds<'_>,
         src: &[u8],
-        element: Element,
+        element: RowElement,
         status: Option<&mut [i32]>,
     ) -> Result<RowReport> {
-        let (last, fail) = (Duplicates::Last, Wrong::Fail);
-        self.change(ids, src, Change::Add(element), (last, fail), status)
+        let (last, fail) = (DuplicateIds::Last, WrongIds::Fail);
+        self.change(ids, src, RowChange::Add(element), (last, fail), status)
     }
 
     /// Adds place `i` of `src` to row `ids[i]`, for every `i`. Rows with the same id are summed, in the order of
@@ -105,19 +105,25 @@ impl Table {
     /// As [`scatter`](Self::scatter); [`Error::Usage`] when a row is not a whole number of elements.
     pub fn scatter_add(
         &self,
-        ids: Ids<'_>,
+        ids: RowIds<'_>,
         src: &[u8],
-        element: Element,
+        element: RowElement,
         status: Option<&mut [i32]>,
     ) -> Result<RowReport> {
         self.check_elements(element)?;
-        let change = Change::Add(element);
-        self.change(ids, src, change, (Duplicates::Last, Wrong::Refused), status)
+        let change = RowChange::Add(element);
+        self.change(
+            ids,
+            src,
+            change,
+            (DuplicateIds::Last, WrongIds::Refused),
+            status,
+        )
     }
 
     /// # Errors
     /// [`Error::Usage`] when a row is not a whole number of elements.
-    pub(super) fn check_elements(&self, element: Element) -> Result<()> {
+    pub(super) fn check_elements(&self, element: RowElement) -> Result<()> {
         let size = element.bytes() as u64;
         if !self.row_bytes().is_multiple_of(size) {
             return Err(Error::usage(
@@ -133,28 +139,28 @@ impl Table {
 
     fn change(
         &self,
-        ids: Ids<'_>,
+        ids: RowIds<'_>,
         src: &[u8],
-        change: Change,
-        (duplicates, wrong): (Duplicates, Wrong),
+        change: RowChange,
+        (duplicates, wrong): (DuplicateIds, WrongIds),
         status: Option<&mut [i32]>,
     ) -> Result<RowReport> {
         self.check_lengths(ids, src.len(), status.as_deref())?;
         self.space.check_writable()?;
-        let mut outcome = Outcome::new(ids.len());
+        let mut outcome = RowOutcome::new(ids.len());
         let order = self.order(ids, &mut outcome);
-        if order.len() < ids.len() && wrong == Wrong::Refused {
+        if order.len() < ids.len() && wrong == WrongIds::Refused {
             return Ok(outcome.refused(ids, status));
         }
         let twice = order.windows(2).find(|pair| pair[0].0 == pair[1].0);
-        if let Some(pair) = twice.filter(|_| duplicates == Duplicates::Error) {
+        if let Some(pair) = twice.filter(|_| duplicates == DuplicateIds::Error) {
             let (id, first, second) = (pair[0].0, pair[0].1, pair[1].1);
             return Err(Error::usage(
                 format!("rows {first} and {second} have the same id {id}"),
                 "name each id once, or let the last one win",
             ));
         }
-        let request = Request {
+        let request = ScatterRequest {
             table: self,
             order: &order,
             src,
@@ -171,15 +177,15 @@ impl Table {
 }
 
 /// Rows to change, with their new bytes.
-struct Request<'a> {
+struct ScatterRequest<'a> {
     table: &'a Table,
     order: &'a [(u64, usize)],
     src: &'a [u8],
-    change: Change,
+    change: RowChange,
 }
 
 /// Blocks that are read as far as needed, changed in memory and written.
-struct Run {
+struct BlockRun {
     blocks: Range<u64>,
     /// Range of the sorted rows.
     rows: Range<usize>,
@@ -190,16 +196,16 @@ struct Run {
     left: u64,
 }
 
-impl Request<'_> {
+impl ScatterRequest<'_> {
     fn place(&self, index: usize) -> Range<u64> {
         self.table.place(self.order[index].0)
     }
 
     /// Returns the runs of the next rows, from `first` on, and the first row after them. No two
     /// runs share a block.
-    fn runs(&self, first: usize) -> (Vec<Run>, usize) {
+    fn runs(&self, first: usize) -> (Vec<BlockRun>, usize) {
         let space = &self.table.space;
-        let mut runs: Vec<Run> = Vec::new();
+        let mut runs: Vec<BlockRun> = Vec::new();
         let mut total = 0;
         for index in first..self.order.len() {
             let same = index > first && self.order[index].0 == self.order[index - 1].0;
@@ -215,7 +221,7 @@ impl Request<'_> {
                 }
                 None => {
                     total += blocks.end - blocks.start;
-                    runs.push(Run {
+                    runs.push(BlockRun {
                         blocks,
                         rows: index..index + 1,
                         bytes: Vec::new(),
@@ -229,7 +235,7 @@ impl Request<'_> {
     }
 
     /// Reads, changes and writes the blocks; the rows have their status afterwards.
-    fn carry_out(&self, mut runs: Vec<Run>, outcome: &mut Outcome) {
+    fn carry_out(&self, mut runs: Vec<BlockRun>, outcome: &mut RowOutcome) {
         let space = &self.table.space;
         let _held = space.locks.hold(runs.iter().map(|run| run.blocks.clone()));
         let mut pieces = Vec::new();
@@ -240,12 +246,12 @@ impl Request<'_> {
                 space.split(gap, key, &mut pieces);
             }
         }
-        let mut work = Move {
+        let mut work = RunTransfer {
             space,
             runs: &mut runs,
             outcome,
         };
-        engine::run(space, Op::Read, pieces, &mut work);
+        engine::run(space, LaneOperation::Read, pieces, &mut work);
         let mut pieces = Vec::new();
         for (key, run) in runs.iter_mut().enumerate() {
             self.apply(run);
@@ -258,12 +264,12 @@ impl Request<'_> {
                 .map(|one| u64::from(one.bytes))
                 .sum();
         }
-        let mut work = Move {
+        let mut work = RunTransfer {
             space,
             runs: &mut runs,
             outcome,
         };
-        engine::run(space, Op::Write, pieces, &mut work);
+        engine::run(space, LaneOperation::Write, pieces, &mut work);
         for run in &runs {
             self.conclude(run, outcome);
         }
@@ -271,8 +277,8 @@ impl Request<'_> {
 
     /// Returns the blocks that must be read first: all blocks that rows are added to, else those that rows
     /// cover in part.
-    fn needed(&self, run: &Run) -> Vec<Range<u64>> {
-        if matches!(self.change, Change::Add(_)) {
+    fn needed(&self, run: &BlockRun) -> Vec<Range<u64>> {
+        if matches!(self.change, RowChange::Add(_)) {
             return once(run.blocks.clone()).collect();
         }
         let space = &self.table.space;
@@ -293,7 +299,7 @@ impl Request<'_> {
     }
 
     /// Changes the bytes of a run in memory.
-    fn apply(&self, run: &mut Run) {
+    fn apply(&self, run: &mut BlockRun) {
         let bytes = self.table.row_bytes() as usize;
         let row = |index: usize| &self.src[self.order[index].1 * bytes..][..bytes];
         let mut index = run.rows.start;
@@ -303,8 +309,8 @@ impl Request<'_> {
             let rows = index..index + same;
             let to = &mut run.bytes[within(&self.place(index), &run.blocks)];
             match self.change {
-                Change::Write => to.copy_from_slice(row(rows.end - 1)),
-                Change::Add(element) => {
+                RowChange::Write => to.copy_from_slice(row(rows.end - 1)),
+                RowChange::Add(element) => {
                     let terms: Vec<&[u8]> = rows.clone().map(row).collect();
                     element.add(to, &terms);
                 }
@@ -314,7 +320,7 @@ impl Request<'_> {
     }
 
     /// Gives the rows of a run their status.
-    fn conclude(&self, run: &Run, outcome: &mut Outcome) {
+    fn conclude(&self, run: &BlockRun, outcome: &mut RowOutcome) {
         for index in run.rows.clone() {
             let place = self.place(index);
             let mut bad = run.bad.iter();
@@ -329,7 +335,7 @@ impl Request<'_> {
 }
 
 /// Returns the blocks of a run that could be read, as far as they had to be.
-fn good(run: &Run) -> Vec<Range<u64>> {
+fn good(run: &BlockRun) -> Vec<Range<u64>> {
     let mut bad: Vec<Range<u64>> = run.bad.iter().map(|(blocks, _)| blocks.clone()).collect();
     bad.sort_unstable_by_key(|blocks| blocks.start);
     let mut good = Vec::new();
@@ -344,19 +350,19 @@ fn good(run: &Run) -> Vec<Range<u64>> {
 }
 
 /// Reads into the memory of runs, or writes from it.
-struct Move<'a> {
-    space: &'a Space,
-    runs: &'a mut [Run],
-    outcome: &'a mut Outcome,
+struct RunTransfer<'a> {
+    space: &'a StoreSpace,
+    runs: &'a mut [BlockRun],
+    outcome: &'a mut RowOutcome,
 }
 
-impl Work for Move<'_> {
-    fn fill(&mut self, piece: &Piece, bytes: &mut [u8]) {
+impl PieceHandler for RunTransfer<'_> {
+    fn fill(&mut self, piece: &MemberPiece, bytes: &mut [u8]) {
         let run = &self.runs[piece.key];
         bytes.copy_from_slice(&run.bytes[within(&piece.range(), &run.blocks)]);
     }
 
-    fn done(&mut self, piece: &Piece, bytes: &[u8]) {
+    fn done(&mut self, piece: &MemberPiece, bytes: &[u8]) {
         let run = &mut self.runs[piece.key];
         if bytes.is_empty() {
             run.left -= u64::from(piece.bytes);
@@ -365,17 +371,17 @@ impl Work for Move<'_> {
         }
     }
 
-    fn failed(&mut self, piece: &Piece, error: Error) -> After {
+    fn failed(&mut self, piece: &MemberPiece, error: Error) -> FailureReaction {
         let unit = self.space.block_bytes.max(512);
         let is_local = matches!(error, Error::Command { .. });
         if is_local && piece.bytes > unit {
-            return After::Split(unit);
+            return FailureReaction::Split(unit);
         }
         let run = &mut self.runs[piece.key];
         run.left = run.left.saturating_sub(u64::from(piece.bytes));
         let code = self.outcome.note(error);
         run.bad.push((piece.range(), code));
-        After::GoOn
+        FailureReaction::GoOn
     }
 }
 

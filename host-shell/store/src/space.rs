@@ -1,9 +1,9 @@
 //! The bytes of a store: one member, or several in stripes, with the locks and counters that all calls share.
 //! Translates offsets of the store into offsets of members; nothing below knows of stripes.
 
-use super::background::Background;
+use super::background::BackgroundThreads;
 use super::file::FileChanges;
-use super::member::Member;
+use super::member::StoreMember;
 use super::options::StoreStats;
 use super::ranges::RangeLocks;
 use nvme_core::stripes::Stripes;
@@ -13,11 +13,11 @@ use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// The members of a store as one range of bytes.
-pub(crate) struct Space {
+pub(crate) struct StoreSpace {
     /// Present when a GPU gathers rows of all members: it names their queues, and goes first.
     #[cfg(feature = "cuda")]
     pub striped: Option<nvme_cuda::StripedRows>,
-    pub members: Vec<Member>,
+    pub members: Vec<StoreMember>,
     /// Bytes of one member before the next one follows; without meaning for one member.
     pub stripe_bytes: u64,
     pub len: u64,
@@ -25,7 +25,7 @@ pub(crate) struct Space {
     pub block_bytes: u32,
     pub read_bytes: u32,
     pub locks: RangeLocks,
-    pub background: Background,
+    pub background: BackgroundThreads,
     /// Number of writes by the CPU that have ended.
     writes: AtomicU64,
     commands: AtomicU64,
@@ -35,7 +35,7 @@ pub(crate) struct Space {
 
 /// Bytes that one command moves.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Piece {
+pub(crate) struct MemberPiece {
     pub member: usize,
     /// Place in the member.
     pub offset: u64,
@@ -46,7 +46,7 @@ pub(crate) struct Piece {
     pub key: usize,
 }
 
-impl Piece {
+impl MemberPiece {
     /// Returns its bytes in the store.
     pub fn range(&self) -> Range<u64> {
         self.at..self.at + u64::from(self.bytes)
@@ -59,8 +59,8 @@ pub(crate) fn common(one: &Range<u64>, other: &Range<u64>) -> Range<u64> {
     start..one.end.min(other.end).max(start)
 }
 
-impl Space {
-    pub fn of(member: Member) -> Self {
+impl StoreSpace {
+    pub fn of(member: StoreMember) -> Self {
         let len = member.len;
         Self::new(vec![member], len.max(1), len)
     }
@@ -69,7 +69,7 @@ impl Space {
     ///
     /// # Errors
     /// Without memory of the GPU.
-    pub fn striped(members: Vec<Member>, stripe_bytes: u64) -> Result<Self> {
+    pub fn striped(members: Vec<StoreMember>, stripe_bytes: u64) -> Result<Self> {
         let shortest = members.iter().map(|member| member.len).min().unwrap_or(0);
         let stripes = shortest / stripe_bytes;
         let len = stripes * stripe_bytes * members.len() as u64;
@@ -89,8 +89,8 @@ impl Space {
         })
     }
 
-    fn new(members: Vec<Member>, stripe_bytes: u64, len: u64) -> Self {
-        let largest = |of: fn(&Member) -> u32| members.iter().map(of).max().unwrap_or(1);
+    fn new(members: Vec<StoreMember>, stripe_bytes: u64, len: u64) -> Self {
+        let largest = |of: fn(&StoreMember) -> u32| members.iter().map(of).max().unwrap_or(1);
         Self {
             #[cfg(feature = "cuda")]
             striped: None,
@@ -100,7 +100,7 @@ impl Space {
             stripe_bytes,
             len,
             locks: RangeLocks::default(),
-            background: Background::default(),
+            background: BackgroundThreads::default(),
             writes: AtomicU64::new(0),
             commands: AtomicU64::new(0),
             bytes: AtomicU64::new(0),
@@ -190,7 +190,7 @@ impl Space {
     }
 
     /// Appends the commands that move `range`, whole blocks, in order.
-    pub fn split(&self, range: Range<u64>, key: usize, pieces: &mut Vec<Piece>) {
+    pub fn split(&self, range: Range<u64>, key: usize, pieces: &mut Vec<MemberPiece>) {
         let mut at = range.start;
         while at < range.end {
             let (member, offset, room) = self.place(at);
@@ -199,7 +199,7 @@ impl Space {
             if of.boundary_bytes > 0 {
                 bytes = bytes.min(of.boundary_bytes - offset % of.boundary_bytes);
             }
-            pieces.push(Piece {
+            pieces.push(MemberPiece {
                 member,
                 offset,
                 at,

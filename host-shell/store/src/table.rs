@@ -1,11 +1,11 @@
 //! Rows of one size in a store, and their gather by ids. Each row has its own status, so that one bad block costs
 //! the rows in it and no others.
 
-use super::background::Operation;
-use super::engine::{self, After, Work};
+use super::background::BackgroundOperation;
+use super::engine::{self, FailureReaction, PieceHandler};
 use super::lane::LARGE_BYTES;
 use super::parallel;
-use super::space::{Piece, Space, common};
+use super::space::{MemberPiece, StoreSpace, common};
 use super::status::{self, RowStatus};
 use super::transfer::within;
 use nvme_driver::error::{Error, Result};
@@ -17,14 +17,14 @@ const JOINED_BYTES: u64 = LARGE_BYTES as u64;
 
 /// The ids of rows.
 #[derive(Clone, Copy, Debug)]
-pub enum Ids<'a> {
+pub enum RowIds<'a> {
     /// Ids of 32 bits.
     I32(&'a [i32]),
     /// Ids of 64 bits.
     I64(&'a [i64]),
 }
 
-impl Ids<'_> {
+impl RowIds<'_> {
     /// Returns the number of ids.
     pub fn len(&self) -> usize {
         match self {
@@ -58,25 +58,25 @@ impl Ids<'_> {
     }
 }
 
-impl<'a> From<&'a [i32]> for Ids<'a> {
+impl<'a> From<&'a [i32]> for RowIds<'a> {
     fn from(ids: &'a [i32]) -> Self {
         Self::I32(ids)
     }
 }
 
-impl<'a> From<&'a [i64]> for Ids<'a> {
+impl<'a> From<&'a [i64]> for RowIds<'a> {
     fn from(ids: &'a [i64]) -> Self {
         Self::I64(ids)
     }
 }
 
-impl<'a, const N: usize> From<&'a [i32; N]> for Ids<'a> {
+impl<'a, const N: usize> From<&'a [i32; N]> for RowIds<'a> {
     fn from(ids: &'a [i32; N]) -> Self {
         Self::I32(ids)
     }
 }
 
-impl<'a, const N: usize> From<&'a [i64; N]> for Ids<'a> {
+impl<'a, const N: usize> From<&'a [i64; N]> for RowIds<'a> {
     fn from(ids: &'a [i64; N]) -> Self {
         Self::I64(ids)
     }
@@ -171,7 +171,7 @@ impl RowReport {
 /// ```
 #[derive(Clone)]
 pub struct Table {
-    pub(super) space: Arc<Space>,
+    pub(super) space: Arc<StoreSpace>,
     offset: u64,
     rows: u64,
     row_bytes: u64,
@@ -191,7 +191,12 @@ impl std::fmt::Debug for Table {
 }
 
 impl Table {
-    pub(super) fn new(space: Arc<Space>, offset: u64, rows: u64, row_bytes: u64) -> Result<Self> {
+    pub(super) fn new(
+        space: Arc<StoreSpace>,
+        offset: u64,
+        rows: u64,
+        row_bytes: u64,
+    ) -> Result<Self> {
         if row_bytes == 0 {
             return Err(Error::usage("the rows have no bytes", "use 1 or more"));
         }
@@ -238,7 +243,7 @@ impl Table {
     /// Rows that fail are no error of this call: [`RowReport::check`] makes one of them.
     pub fn gather(
         &self,
-        ids: Ids<'_>,
+        ids: RowIds<'_>,
         out: &mut [u8],
         status: Option<&mut [i32]>,
     ) -> Result<RowReport> {
@@ -253,7 +258,7 @@ impl Table {
     /// Gathers by several threads. The lengths were checked.
     pub(super) fn gather_by_threads(
         &self,
-        ids: Ids<'_>,
+        ids: RowIds<'_>,
         out: &mut [u8],
         status: Option<&mut [i32]>,
         threads: usize,
@@ -271,15 +276,15 @@ impl Table {
     /// Gathers by `read`, which carries out the reads. The lengths were checked.
     pub(super) fn gather_checked(
         &self,
-        read: fn(&Space, Vec<Piece>, &mut dyn Work),
-        ids: Ids<'_>,
+        read: fn(&StoreSpace, Vec<MemberPiece>, &mut dyn PieceHandler),
+        ids: RowIds<'_>,
         out: &mut [u8],
         status: Option<&mut [i32]>,
     ) -> RowReport {
-        let mut outcome = Outcome::new(ids.len());
+        let mut outcome = RowOutcome::new(ids.len());
         let order = self.order(ids, &mut outcome);
         let (reads, pieces) = self.plan(&order);
-        let mut work = Gather {
+        let mut work = TableGather {
             table: self,
             order: &order,
             reads: &reads,
@@ -288,7 +293,7 @@ impl Table {
             outcome,
         };
         read(&self.space, pieces, &mut work);
-        let Gather { outcome, out, .. } = work;
+        let TableGather { outcome, out, .. } = work;
         let row = self.row_bytes as usize;
         for (index, code) in outcome.status.iter().enumerate() {
             if *code != status::OK {
@@ -302,7 +307,7 @@ impl Table {
     ///
     /// # Errors
     /// [`Error::System`] when no thread can be started.
-    pub fn in_background<T, J>(&self, job: J) -> Result<Operation<T>>
+    pub fn in_background<T, J>(&self, job: J) -> Result<BackgroundOperation<T>>
     where
         T: Send + 'static,
         J: FnOnce(&Self) -> T + Send + 'static,
@@ -314,7 +319,7 @@ impl Table {
     /// [`Error::Usage`].
     pub(super) fn check_lengths(
         &self,
-        ids: Ids<'_>,
+        ids: RowIds<'_>,
         bytes: usize,
         status: Option<&[i32]>,
     ) -> Result<()> {
@@ -345,7 +350,7 @@ impl Table {
 
     /// Returns the rows whose ids are in range, sorted by id and then by position in the request; the others
     /// receive their status.
-    pub(super) fn order(&self, ids: Ids<'_>, outcome: &mut Outcome) -> Vec<(u64, usize)> {
+    pub(super) fn order(&self, ids: RowIds<'_>, outcome: &mut RowOutcome) -> Vec<(u64, usize)> {
         let mut order = Vec::with_capacity(ids.len());
         for row in 0..ids.len() {
             match u64::try_from(ids.get(row)) {
@@ -364,9 +369,9 @@ impl Table {
     }
 
     /// Joins rows to reads, and splits those into commands.
-    fn plan(&self, order: &[(u64, usize)]) -> (Vec<Read>, Vec<Piece>) {
+    fn plan(&self, order: &[(u64, usize)]) -> (Vec<RowRead>, Vec<MemberPiece>) {
         let space = &self.space;
-        let mut reads: Vec<Read> = Vec::new();
+        let mut reads: Vec<RowRead> = Vec::new();
         for (index, (id, _)) in order.iter().enumerate() {
             let blocks = space.rounded(&self.place(*id), space.read_bytes);
             if let Some(read) = reads.last_mut() {
@@ -380,7 +385,7 @@ impl Table {
                 }
             }
             let rows = index..index + 1;
-            reads.push(Read { blocks, rows });
+            reads.push(RowRead { blocks, rows });
         }
         let mut pieces = Vec::with_capacity(reads.len());
         for (key, read) in reads.iter().enumerate() {
@@ -391,21 +396,21 @@ impl Table {
 }
 
 /// Blocks that are read for some rows, which lie in them.
-struct Read {
+struct RowRead {
     blocks: Range<u64>,
     /// Range of the sorted rows.
     rows: Range<usize>,
 }
 
 /// The status of each row, and the first failure.
-pub(super) struct Outcome {
+pub(super) struct RowOutcome {
     pub status: Vec<i32>,
     /// The first errors, each with the status that stands for it.
     errors: Vec<(i32, Error)>,
     errno: Option<i32>,
 }
 
-impl Outcome {
+impl RowOutcome {
     /// Creates the state before any row was moved.
     pub fn new(rows: usize) -> Self {
         Self {
@@ -428,14 +433,14 @@ impl Outcome {
     }
 
     /// Returns the report; copies every status to `status`.
-    pub fn report(self, ids: Ids<'_>, status: Option<&mut [i32]>) -> RowReport {
+    pub fn report(self, ids: RowIds<'_>, status: Option<&mut [i32]>) -> RowReport {
         let first = self.status.iter().position(|code| *code != status::OK);
         self.report_from(first, ids, status)
     }
 
     /// Returns the report of a call that moved no row because of an id out of range: the first one is the
     /// cause.
-    pub fn refused(self, ids: Ids<'_>, status: Option<&mut [i32]>) -> RowReport {
+    pub fn refused(self, ids: RowIds<'_>, status: Option<&mut [i32]>) -> RowReport {
         let wrong = RowStatus::OutOfRange.code();
         let first = self.status.iter().position(|code| *code == wrong);
         self.report_from(first, ids, status)
@@ -444,7 +449,7 @@ impl Outcome {
     fn report_from(
         mut self,
         first: Option<usize>,
-        ids: Ids<'_>,
+        ids: RowIds<'_>,
         status: Option<&mut [i32]>,
     ) -> RowReport {
         if let Some(status) = status {
@@ -472,19 +477,19 @@ impl Outcome {
 }
 
 /// A gather under way.
-struct Gather<'a> {
+struct TableGather<'a> {
     table: &'a Table,
     order: &'a [(u64, usize)],
-    reads: &'a [Read],
+    reads: &'a [RowRead],
     /// Bytes of each row that have not come: a row is right when all of them have.
     left: Vec<u64>,
     out: &'a mut [u8],
-    outcome: Outcome,
+    outcome: RowOutcome,
 }
 
-impl Gather<'_> {
+impl TableGather<'_> {
     /// Returns the rows that need bytes of `piece`.
-    fn rows_of(&self, piece: &Piece) -> &[(u64, usize)] {
+    fn rows_of(&self, piece: &MemberPiece) -> &[(u64, usize)] {
         let rows = &self.order[self.reads[piece.key].rows.clone()];
         let range = piece.range();
         let first = rows.partition_point(|(id, _)| self.table.place(*id).end <= range.start);
@@ -494,8 +499,8 @@ impl Gather<'_> {
     }
 }
 
-impl Work for Gather<'_> {
-    fn done(&mut self, piece: &Piece, bytes: &[u8]) {
+impl PieceHandler for TableGather<'_> {
+    fn done(&mut self, piece: &MemberPiece, bytes: &[u8]) {
         let range = piece.range();
         let of_read = self.reads[piece.key].rows.clone();
         let needed = self.rows_of(piece).len();
@@ -515,21 +520,21 @@ impl Work for Gather<'_> {
         }
     }
 
-    fn failed(&mut self, piece: &Piece, error: Error) -> After {
+    fn failed(&mut self, piece: &MemberPiece, error: Error) -> FailureReaction {
         let unit = self.table.space.read_bytes;
         let rows = self.rows_of(piece);
         let several = rows.first().map(|one| one.0) != rows.last().map(|one| one.0);
         // A status, or an error of the file, may be of one block only. A time-out has cost its time already.
         let is_local = matches!(error, Error::Command { .. } | Error::File { .. });
         if several && piece.bytes > unit && is_local {
-            return After::Split(unit);
+            return FailureReaction::Split(unit);
         }
         let rows: Vec<usize> = rows.iter().map(|(_, row)| *row).collect();
         let code = self.outcome.note(error);
         for row in rows {
             self.outcome.status[row] = code;
         }
-        After::GoOn
+        FailureReaction::GoOn
     }
 }
 

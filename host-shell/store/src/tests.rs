@@ -282,7 +282,7 @@ impl Device for Guarded {
         self.0.doorbells()
     }
 
-    fn map_dma(&self, pages: &Arc<nvme_driver::Pages>) -> Result<nvme_core::spec::Iova> {
+    fn map_dma(&self, pages: &Arc<nvme_driver::DmaPages>) -> Result<nvme_core::spec::Iova> {
         self.0.map_dma(pages)
     }
 
@@ -309,7 +309,7 @@ fn a_real_device_is_written_only_where_that_is_allowed() {
     let text = usage(store.write_at(0, &[1]));
     assert!(text.contains("guarded is a real device"), "{text}");
     let table = store.table(0, 10, 4).unwrap();
-    let change = table.scatter_add((&[1i64]).into(), &[1; 4], Element::I32, None);
+    let change = table.scatter_add((&[1i64]).into(), &[1; 4], RowElement::I32, None);
     usage(change);
     store.read_at(0, &mut [0; 10]).unwrap();
     open(true).write_at(0, &[1]).unwrap();
@@ -323,8 +323,12 @@ fn a_scatter_judges_all_ids_before_it_sends_anything() {
     for wrong in [-1i64, 100, i64::MIN, i64::MAX] {
         for ids in [[wrong, 3, 5], [3, wrong, 5], [3, 5, wrong]] {
             let mut status = [9; 3];
-            let report =
-                table.scatter((&ids).into(), &[7; 12], Duplicates::Last, Some(&mut status));
+            let report = table.scatter(
+                (&ids).into(),
+                &[7; 12],
+                DuplicateIds::Last,
+                Some(&mut status),
+            );
             let report = report.unwrap();
             let place = ids.iter().position(|id| *id == wrong).unwrap();
             let mut wanted = [-5; 3];
@@ -333,7 +337,7 @@ fn a_scatter_judges_all_ids_before_it_sends_anything() {
             assert_eq!((status, report.failed), (wanted, 3));
             assert_eq!((first.row, first.id, first.status), (place, wrong, -1));
             usage(report.check());
-            let added = table.scatter_add((&ids).into(), &[7; 12], Element::I32, None);
+            let added = table.scatter_add((&ids).into(), &[7; 12], RowElement::I32, None);
             usage(added.unwrap().check());
         }
     }
@@ -445,8 +449,8 @@ fn a_call_that_ended_early_harms_no_later_one() {
                 for lane in &mut lanes.lanes {
                     lane.begin().unwrap();
                     for bytes in [member.most_bytes, 4096] {
-                        let op = lane::Op::Read;
-                        let command = lane::Command {
+                        let op = lane::LaneOperation::Read;
+                        let command = lane::LaneCommand {
                             op,
                             offset: 0,
                             bytes,
@@ -590,20 +594,20 @@ fn every_write_makes_another_mark() {
         changed("a write of a part of a block", true);
         store.write_at_fua(0, &data).unwrap();
         changed("a forced write", true);
-        let report = table.scatter((&ids).into(), &rows, Duplicates::Last, None);
+        let report = table.scatter((&ids).into(), &rows, DuplicateIds::Last, None);
         report.unwrap().check().unwrap();
         changed("a scatter", true);
-        let report = table.scatter_add((&ids).into(), &rows, Element::I32, None);
+        let report = table.scatter_add((&ids).into(), &rows, RowElement::I32, None);
         report.unwrap().check().unwrap();
         changed("an addition", true);
-        let results = store.transfer_all(&mut [Transfer::Write(4096, &data[..4096])]);
+        let results = store.transfer_all(&mut [StoreTransfer::Write(4096, &data[..4096])]);
         assert!(results.iter().all(Result::is_ok));
         changed("a batch", true);
         store.read_at(0, &mut data).unwrap();
         let mut out = [0; 200];
         let report = table.gather((&ids).into(), &mut out, None);
         report.unwrap().check().unwrap();
-        let results = store.transfer_all(&mut [Transfer::Read(0, &mut data)]);
+        let results = store.transfer_all(&mut [StoreTransfer::Read(0, &mut data)]);
         assert!(results.iter().all(Result::is_ok));
         changed("reads", false);
     }

@@ -1,9 +1,9 @@
 //! Reads and writes of any range of bytes, and flushes. Whole blocks go to the device as they are; blocks at the
 //! ends that a write covers in part are read, changed and written under a lock on their range.
 
-use super::engine::{self, After, Work};
-use super::lane::Op;
-use super::space::{Piece, Space, common};
+use super::engine::{self, FailureReaction, PieceHandler};
+use super::lane::LaneOperation;
+use super::space::{MemberPiece, StoreSpace, common};
 use nvme_driver::error::{Error, Result};
 use std::ops::Range;
 
@@ -13,7 +13,7 @@ pub(crate) fn within(part: &Range<u64>, whole: &Range<u64>) -> Range<usize> {
 }
 
 /// Reads `data.len()` bytes from `offset` on.
-pub(crate) fn read(space: &Space, offset: u64, data: &mut [u8]) -> Result<()> {
+pub(crate) fn read(space: &StoreSpace, offset: u64, data: &mut [u8]) -> Result<()> {
     let range = space.check(offset, data.len() as u64)?;
     if range.is_empty() {
         return Ok(());
@@ -21,37 +21,37 @@ pub(crate) fn read(space: &Space, offset: u64, data: &mut [u8]) -> Result<()> {
     let mut pieces = Vec::new();
     let blocks = space.rounded(&range, space.block_bytes);
     space.split(blocks, 0, &mut pieces);
-    let mut work = Into {
+    let mut work = ReadTransfer {
         range,
         data,
         failure: None,
     };
-    engine::run(space, Op::Read, pieces, &mut work);
+    engine::run(space, LaneOperation::Read, pieces, &mut work);
     work.failure.map_or(Ok(()), Err)
 }
 
 /// A read into the caller's memory.
-struct Into<'a> {
+struct ReadTransfer<'a> {
     range: Range<u64>,
     data: &'a mut [u8],
     failure: Option<Error>,
 }
 
-impl Work for Into<'_> {
-    fn done(&mut self, piece: &Piece, bytes: &[u8]) {
+impl PieceHandler for ReadTransfer<'_> {
+    fn done(&mut self, piece: &MemberPiece, bytes: &[u8]) {
         let part = common(&piece.range(), &self.range);
         let from = &bytes[within(&part, &piece.range())];
         self.data[within(&part, &self.range)].copy_from_slice(from);
     }
 
-    fn failed(&mut self, _piece: &Piece, error: Error) -> After {
+    fn failed(&mut self, _piece: &MemberPiece, error: Error) -> FailureReaction {
         self.failure.get_or_insert(error);
-        After::Stop
+        FailureReaction::Stop
     }
 }
 
 /// Writes `data` from `offset` on by `op`.
-pub(crate) fn write(space: &Space, offset: u64, data: &[u8], op: Op) -> Result<()> {
+pub(crate) fn write(space: &StoreSpace, offset: u64, data: &[u8], op: LaneOperation) -> Result<()> {
     let range = space.check(offset, data.len() as u64)?;
     space.check_writable()?;
     if range.is_empty() {
@@ -62,7 +62,7 @@ pub(crate) fn write(space: &Space, offset: u64, data: &[u8], op: Op) -> Result<(
     let edges = edges(space, &range, &blocks)?;
     let mut pieces = Vec::new();
     space.split(blocks, 0, &mut pieces);
-    let mut work = From {
+    let mut work = WriteTransfer {
         range,
         data,
         edges,
@@ -75,7 +75,7 @@ pub(crate) fn write(space: &Space, offset: u64, data: &[u8], op: Op) -> Result<(
 /// Reads the blocks at the ends of `blocks` that `range` covers in part, as they are now: position
 /// and bytes.
 fn edges(
-    space: &Space,
+    space: &StoreSpace,
     range: &Range<u64>,
     blocks: &Range<u64>,
 ) -> Result<Vec<(Range<u64>, Vec<u8>)>> {
@@ -97,15 +97,15 @@ fn edges(
 }
 
 /// A write from the caller's memory.
-struct From<'a> {
+struct WriteTransfer<'a> {
     range: Range<u64>,
     data: &'a [u8],
     edges: Vec<(Range<u64>, Vec<u8>)>,
     failure: Option<Error>,
 }
 
-impl Work for From<'_> {
-    fn fill(&mut self, piece: &Piece, bytes: &mut [u8]) {
+impl PieceHandler for WriteTransfer<'_> {
+    fn fill(&mut self, piece: &MemberPiece, bytes: &mut [u8]) {
         let piece = piece.range();
         for (place, edge) in &self.edges {
             let part = common(&piece, place);
@@ -120,17 +120,17 @@ impl Work for From<'_> {
         }
     }
 
-    fn done(&mut self, _piece: &Piece, _bytes: &[u8]) {}
+    fn done(&mut self, _piece: &MemberPiece, _bytes: &[u8]) {}
 
-    fn failed(&mut self, _piece: &Piece, error: Error) -> After {
+    fn failed(&mut self, _piece: &MemberPiece, error: Error) -> FailureReaction {
         self.failure.get_or_insert(error);
-        After::Stop
+        FailureReaction::Stop
     }
 }
 
 /// Flushes every member.
-pub(crate) fn flush(space: &Space) -> Result<()> {
-    let piece = |member| Piece {
+pub(crate) fn flush(space: &StoreSpace) -> Result<()> {
+    let piece = |member| MemberPiece {
         member,
         offset: 0,
         at: 0,
@@ -138,18 +138,18 @@ pub(crate) fn flush(space: &Space) -> Result<()> {
         key: member,
     };
     let pieces = (0..space.members.len()).map(piece).collect();
-    let mut work = Flush(None);
-    engine::run(space, Op::Flush, pieces, &mut work);
+    let mut work = FlushTransfer(None);
+    engine::run(space, LaneOperation::Flush, pieces, &mut work);
     work.0.map_or(Ok(()), Err)
 }
 
-struct Flush(Option<Error>);
+struct FlushTransfer(Option<Error>);
 
-impl Work for Flush {
-    fn done(&mut self, _piece: &Piece, _bytes: &[u8]) {}
+impl PieceHandler for FlushTransfer {
+    fn done(&mut self, _piece: &MemberPiece, _bytes: &[u8]) {}
 
-    fn failed(&mut self, _piece: &Piece, error: Error) -> After {
+    fn failed(&mut self, _piece: &MemberPiece, error: Error) -> FailureReaction {
         self.0.get_or_insert(error);
-        After::GoOn
+        FailureReaction::GoOn
     }
 }

@@ -1,14 +1,14 @@
 //! Gathers on the CPU that upcast or dequantise the elements of rows.
 
-use super::table::{Ids, RowReport, Table};
+use super::table::{RowIds, RowReport, Table};
 use nvme_driver::error::{Error, Result};
-use nvme_driver::widen::Widen;
+use nvme_driver::widen::RowWidening;
 
 impl Table {
-    /// As [`gather`](Self::gather), with rows of [`Widen::row_bytes`] bytes in `out`.
+    /// As [`gather`](Self::gather), with rows of [`RowWidening::row_bytes`] bytes in `out`.
     ///
     /// ```
-    /// use nvme_store::{Format, Store, StoreOptions, Wide, Widen};
+    /// use nvme_store::{Format, Store, StoreOptions, Wide, RowWidening};
     ///
     /// # fn main() -> nvme_driver::Result<()> {
     /// # #[cfg(feature = "sim")] {
@@ -16,7 +16,7 @@ impl Table {
     /// // Row 1 of rows of two halves: 1.0 and -2.0.
     /// store.write_at(4, &[0x00, 0x3C, 0x00, 0xC0])?;
     /// let table = store.table(0, 2, 4)?;
-    /// let widen = Widen { from: Format::F16, to: Wide::F32 };
+    /// let widen = RowWidening { from: Format::F16, to: Wide::F32 };
     /// let mut out = [0; 8];
     /// table.gather_as((&[1i64]).into(), widen, &mut out, None)?.check()?;
     /// assert_eq!(out, [1.0f32.to_le_bytes(), (-2.0f32).to_le_bytes()].concat()[..]);
@@ -26,11 +26,11 @@ impl Table {
     /// ```
     ///
     /// # Errors
-    /// As [`gather`](Self::gather) and [`Widen::row_bytes`].
+    /// As [`gather`](Self::gather) and [`RowWidening::row_bytes`].
     pub fn gather_as(
         &self,
-        ids: Ids<'_>,
-        widen: Widen,
+        ids: RowIds<'_>,
+        widen: RowWidening,
         out: &mut [u8],
         status: Option<&mut [i32]>,
     ) -> Result<RowReport> {
@@ -74,7 +74,7 @@ impl Table {
 
 #[cfg(all(test, feature = "sim"))]
 mod tests {
-    use crate::{Format, Store, StoreOptions, Wide, Widen};
+    use crate::{Format, RowWidening, Store, StoreOptions, Wide};
 
     #[test]
     fn every_format_comes_out_as_its_elements_and_failed_rows_as_zeros() {
@@ -89,7 +89,7 @@ mod tests {
         {
             let row = from.block_bytes() as usize * 5;
             let table = store.table(77, 200, row as u64).unwrap();
-            let widen = Widen { from, to };
+            let widen = RowWidening { from, to };
             let wide = widen.row_bytes(row as u64).unwrap() as usize;
             let ids = [3i64, 199, -1, 3, 200, 0];
             let (mut out, mut status) = (vec![0xA5; 6 * wide], [9; 6]);
@@ -111,7 +111,7 @@ mod tests {
     #[test]
     fn rows_that_are_not_whole_blocks_and_other_lengths_are_refused() {
         let store = Store::open("sim:mem?size=1MiB", &StoreOptions::default()).unwrap();
-        let widen = Widen {
+        let widen = RowWidening {
             from: Format::Q4_0,
             to: Wide::F16,
         };

@@ -1,9 +1,11 @@
 //! Parts of a store that is opened with a GPU: queues that the GPU drives, or a host thread that moves rows for
 //! it.
 
-use super::options::{DataPath, Gds, StoreOptions};
+use super::options::{DataPath, GdsUse, StoreOptions};
 use nvme_core::bringup::NamespaceInfo;
-use nvme_cuda::{Access, GdsFile, Gpu, GpuRows, HostRows, Pinning, RowsOptions, Tier, TierRequest};
+use nvme_cuda::{
+    GdsFile, Gpu, GpuAccess, GpuRows, HostPinning, HostRows, QueueTier, RowsOptions, TierRequest,
+};
 use nvme_driver::controller::Controller;
 use nvme_driver::device::Device;
 use nvme_driver::error::{Error, Result};
@@ -14,7 +16,7 @@ use std::time::Duration;
 
 /// Parts from which queues for the caller's kernels are created.
 pub(crate) struct ForKernels {
-    pub access: Arc<Access>,
+    pub access: Arc<GpuAccess>,
     pub info: NamespaceInfo,
     /// Queue pairs that were kept for them.
     pub kept: u32,
@@ -57,15 +59,15 @@ impl ByCuFile {
 
 /// A drive as the GPU of a store reaches it.
 #[derive(Default)]
-pub(super) struct Reached {
+pub(super) struct GpuDrive {
     gpu: Option<Arc<Gpu>>,
     /// The way of its kernels to the queues.
-    pub access: Option<Arc<Access>>,
+    pub access: Option<Arc<GpuAccess>>,
     /// Reason why its kernels have no queues, where a host thread moves all rows for the GPU.
     why: Option<String>,
 }
 
-impl Reached {
+impl GpuDrive {
     /// Creates the host thread's access to the GPU for moving rows.
     pub fn host_rows(&self) -> Option<HostRows> {
         self.gpu.as_ref().map(HostRows::new)
@@ -76,7 +78,7 @@ impl Reached {
 /// [`Error::Usage`] where cuFile is required: it reads files.
 pub(super) fn check_drive(options: &StoreOptions) -> Result<()> {
     match options.gds {
-        Gds::Require => Err(Error::usage(
+        GdsUse::Require => Err(Error::usage(
             "gds=require is for files: this process drives the controller itself",
             "open a file, or use gds=off",
         )),
@@ -94,10 +96,10 @@ pub(super) fn by_cufile(
     gpu: Option<&Arc<Gpu>>,
     shown: DataPath,
 ) -> Result<(Option<ByCuFile>, DataPath)> {
-    let Some(gpu) = gpu.filter(|_| options.gds != Gds::Off) else {
+    let Some(gpu) = gpu.filter(|_| options.gds != GdsUse::Off) else {
         return Ok((None, shown));
     };
-    let is_required = options.gds == Gds::Require;
+    let is_required = options.gds == GdsUse::Require;
     match GdsFile::open(gpu, path, false) {
         Ok(file) => {
             let by_cufile = ByCuFile {
@@ -120,10 +122,10 @@ pub(super) fn by_cufile(
 /// kernels are asked for.
 ///
 /// # Errors
-/// Those of [`Access::find`], and for a GPU that can be given no memory of the host.
-pub(super) fn reach(device: &Arc<dyn Device>, options: &StoreOptions) -> Result<Reached> {
+/// Those of [`GpuAccess::find`], and for a GPU that can be given no memory of the host.
+pub(super) fn reach(device: &Arc<dyn Device>, options: &StoreOptions) -> Result<GpuDrive> {
     let (Some(gpu), Some(of_gpu)) = (gpu(options)?, options.gpu) else {
-        return Ok(Reached::default());
+        return Ok(GpuDrive::default());
     };
     let _guest = gpu.enter()?;
     let queues = of_gpu.rows.queues.saturating_add(options.queues);
@@ -133,16 +135,16 @@ pub(super) fn reach(device: &Arc<dyn Device>, options: &StoreOptions) -> Result<
         gpu_memory: device.reaches_peers(),
     };
     let wanted = options.tier.map_or(auto, TierRequest::Exactly);
-    let found = Access::find(&gpu, Arc::clone(device), queues, wanted);
+    let found = GpuAccess::find(&gpu, Arc::clone(device), queues, wanted);
     let may_do_without = options.tier.is_none() && options.kernel_queues == 0;
     let (access, why) = match found {
         Ok(access) => (Some(Arc::new(access)), None),
         Err(error) => match gpu.check_pins()? {
-            Pinning::Allocates(why) if may_do_without => (None, Some(why)),
+            HostPinning::Allocates(why) if may_do_without => (None, Some(why)),
             _ => return Err(error),
         },
     };
-    Ok(Reached {
+    Ok(GpuDrive {
         gpu: Some(gpu),
         access,
         why,
@@ -157,7 +159,7 @@ pub(super) fn gpu(options: &StoreOptions) -> Result<Option<Arc<Gpu>>> {
 
 /// Lends `queues` queues to the GPU.
 pub(super) fn rows(
-    access: Option<&Arc<Access>>,
+    access: Option<&Arc<GpuAccess>>,
     controller: &Controller,
     info: NamespaceInfo,
     queues: u32,
@@ -183,7 +185,7 @@ pub(super) fn rows(
 }
 
 /// Describes the data path of a drive with a GPU.
-pub(super) fn path(reached: &Reached, path: DataPath) -> DataPath {
+pub(super) fn path(reached: &GpuDrive, path: DataPath) -> DataPath {
     if let Some(why) = &reached.why {
         return DataPath {
             why: format!(
@@ -203,7 +205,7 @@ pub(super) fn path(reached: &Reached, path: DataPath) -> DataPath {
             "{}; the GPU copies rows out of slots in {} to their places",
             access.describe(),
             match access.tier() {
-                Tier::GpuMemory | Tier::GpuRings => "its memory",
+                QueueTier::GpuMemory | QueueTier::GpuRings => "its memory",
                 _ => "pinned memory",
             }
         ),
@@ -218,7 +220,7 @@ pub(super) fn path(reached: &Reached, path: DataPath) -> DataPath {
 pub(super) fn path_by_host(gpu: Option<&Arc<Gpu>>, path: DataPath) -> Result<DataPath> {
     let Some(gpu) = gpu else { return Ok(path) };
     let memory = match gpu.check_pins()? {
-        Pinning::Allocates(why) => {
+        HostPinning::Allocates(why) => {
             format!("memory that the driver allocates, since it registers none ({why})")
         }
         _ => "pinned memory".to_owned(),

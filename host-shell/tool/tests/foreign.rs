@@ -231,7 +231,7 @@ fn a_reset_is_carried_out_by_either_way() {
         } = &setup(resettable);
         let opened = nvme_host::open(device).unwrap();
         for _ in 0..2 {
-            let config = nvme_host::Config::default();
+            let config = nvme_host::ControllerConfig::default();
             let started = nvme_host::Controller::start(Arc::clone(&opened), &config).unwrap();
             started.shut_down().unwrap();
             opened.reset().unwrap();
@@ -250,10 +250,10 @@ fn a_hundred_queues_fit_into_the_ranges_that_a_server_takes() {
         device,
         ..
     } = &setup(false);
-    let config = nvme_host::Config {
+    let config = nvme_host::ControllerConfig {
         queue_pairs: PAIRS,
         timeout: Duration::from_secs(60),
-        ..nvme_host::Config::default()
+        ..nvme_host::ControllerConfig::default()
     };
     let opened = nvme_host::open(device).unwrap();
     let controller = nvme_host::Controller::start(opened, &config).unwrap();
@@ -304,7 +304,8 @@ fn what_identify_does_not_offer_is_never_sent() {
     } = &setup(false);
     {
         let opened = nvme_host::open(device).unwrap();
-        let controller = nvme_host::Controller::start(opened, &nvme_host::Config::default());
+        let controller =
+            nvme_host::Controller::start(opened, &nvme_host::ControllerConfig::default());
         let controller = controller.unwrap();
         let mut namespace = controller.namespace(Nsid(1)).unwrap();
         let refused = [
@@ -363,7 +364,7 @@ fn with(identify: &[(u8, usize, u8)]) -> (Setup, nvme_host::Controller) {
     let setup = setup(false);
     setup.controller.lock().unwrap().identify = identify.to_vec();
     let opened = nvme_host::open(&setup.device).unwrap();
-    let controller = nvme_host::Controller::start(opened, &nvme_host::Config::default());
+    let controller = nvme_host::Controller::start(opened, &nvme_host::ControllerConfig::default());
     (setup, controller.unwrap())
 }
 
@@ -472,7 +473,8 @@ fn a_controller_without_a_list_of_namespaces_is_used() {
     let setup = setup(false);
     setup.controller.lock().unwrap().refused = Some(2);
     let opened = nvme_host::open(&setup.device).unwrap();
-    let controller = nvme_host::Controller::start(opened, &nvme_host::Config::default()).unwrap();
+    let controller =
+        nvme_host::Controller::start(opened, &nvme_host::ControllerConfig::default()).unwrap();
     let found: Vec<Nsid> = controller
         .info()
         .namespaces

@@ -7,7 +7,10 @@ use common::{Behind, Judge, Place, binary, embedded};
 use nvme_host::core::spec::register::{Cap, Cc, offset};
 use nvme_host::core::spec::{Iova, Lba, Nsid, admin, nvm};
 use nvme_host::core::{AbortReason, Identity, Outcome, Registers};
-use nvme_host::{Completion, Config, Controller, Device, DoorbellMap, Error, Pages, Queue};
+use nvme_host::{
+    Controller, ControllerConfig, Device, DmaPages, DoorbellMap, DriverQueue, Error,
+    QueueCompletion,
+};
 use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -46,9 +49,9 @@ impl Rig {
 }
 
 fn start(place: Place, device: &str) -> Rig {
-    let config = Config {
+    let config = ControllerConfig {
         timeout: TIMEOUT,
-        ..Config::default()
+        ..ControllerConfig::default()
     };
     let (behind, (device, judge)) = match place {
         Place::Embedded => {
@@ -69,7 +72,7 @@ fn start(place: Place, device: &str) -> Rig {
 }
 
 /// Sends a read of block 0 and does not wait for its end.
-fn send_a_read(controller: &Controller, queue: &mut Queue) {
+fn send_a_read(controller: &Controller, queue: &mut DriverQueue) {
     let buffer = controller.alloc(BLOCK).unwrap();
     let read = nvm::read(Nsid(1), Lba(0), 1);
     queue.submit(read, Some(buffer)).unwrap();
@@ -77,7 +80,11 @@ fn send_a_read(controller: &Controller, queue: &mut Queue) {
 }
 
 /// Reads `count` single blocks and waits for the end of all of them.
-fn read_blocks(controller: &Controller, queue: &mut Queue, count: u64) -> Vec<Completion> {
+fn read_blocks(
+    controller: &Controller,
+    queue: &mut DriverQueue,
+    count: u64,
+) -> Vec<QueueCompletion> {
     let mut sent = BTreeSet::new();
     for lba in 0..count {
         let buffer = controller.alloc(BLOCK).unwrap();
@@ -124,7 +131,7 @@ fn a_lost_command_costs_a_reset_and_nothing_else(place: Place) {
     for queue in [&mut queue, &mut other] {
         let ended = read_blocks(controller, queue, 15);
         assert!(
-            ended.iter().all(Completion::is_success),
+            ended.iter().all(QueueCompletion::is_success),
             "both queues work afterwards"
         );
     }
@@ -146,7 +153,7 @@ fn commands_beside_a_failed_controller_may_be_sent_again(place: Place) {
     assert!(
         read_blocks(controller, &mut queue, 8)
             .iter()
-            .all(Completion::is_success)
+            .all(QueueCompletion::is_success)
     );
 }
 
@@ -157,7 +164,7 @@ fn nonsense_in_the_completion_queue_is_survived(place: Place) {
         let mut queue = controller.create_queue_pair(16).unwrap();
         read_blocks(controller, &mut queue, 8);
         let again = read_blocks(controller, &mut queue, 8);
-        assert!(again.iter().all(Completion::is_success), "{fault}");
+        assert!(again.iter().all(QueueCompletion::is_success), "{fault}");
     }
 }
 
@@ -333,7 +340,7 @@ impl Device for Changing {
         self.device.doorbells()
     }
 
-    fn map_dma(&self, pages: &Arc<Pages>) -> Result<Iova, Error> {
+    fn map_dma(&self, pages: &Arc<DmaPages>) -> Result<Iova, Error> {
         self.device.map_dma(pages)
     }
 
@@ -361,9 +368,9 @@ fn a_controller_that_comes_back_with_another_shape_is_left_alone() {
             change,
             changed: AtomicBool::new(false),
         });
-        let config = Config {
+        let config = ControllerConfig {
             timeout: TIMEOUT,
-            ..Config::default()
+            ..ControllerConfig::default()
         };
         let controller = Controller::start(Arc::clone(&device) as _, &config).unwrap();
         let mut queue = controller.create_queue_pair(16).unwrap();
@@ -384,6 +391,6 @@ fn a_controller_that_comes_back_with_another_shape_is_left_alone() {
         let controller = Controller::start(device, &config).unwrap();
         let mut queue = controller.create_queue_pair(16).unwrap();
         let ended = read_blocks(&controller, &mut queue, 8);
-        assert!(ended.iter().all(Completion::is_success));
+        assert!(ended.iter().all(QueueCompletion::is_success));
     }
 }

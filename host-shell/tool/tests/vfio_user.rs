@@ -6,7 +6,7 @@ mod common;
 use common::{Folder, Place, Ran, Scratch, Server, binary, bytes, data};
 use nvme_host::core::spec::register::offset;
 use nvme_host::core::spec::{Lba, Nsid, nvm};
-use nvme_host::{Config, Controller, Error, Queue};
+use nvme_host::{Controller, ControllerConfig, DriverQueue, Error};
 use std::process::Stdio;
 use std::time::Duration;
 
@@ -22,15 +22,15 @@ fn serve(device: &str, folder: &Scratch) -> Server {
 }
 
 fn connect(server: &Server) -> Controller {
-    let config = Config {
+    let config = ControllerConfig {
         timeout: LONG,
-        ..Config::default()
+        ..ControllerConfig::default()
     };
     Controller::start(nvme_host::open(&server.device()).unwrap(), &config).unwrap()
 }
 
 /// Fills the queue with reads that the controller drops.
-fn send_reads(controller: &Controller, queue: &mut Queue) {
+fn send_reads(controller: &Controller, queue: &mut DriverQueue) {
     for lba in 0..8 {
         let buffer = controller.alloc(BLOCK).unwrap();
         queue
@@ -41,7 +41,7 @@ fn send_reads(controller: &Controller, queue: &mut Queue) {
 }
 
 /// Everything that a device which is gone must answer.
-fn expect_gone(controller: Controller, queue: &mut Queue, text: &str) {
+fn expect_gone(controller: Controller, queue: &mut DriverQueue, text: &str) {
     let cause = |result: Result<(), Error>| match result {
         Err(Error::Gone { cause }) => assert!(cause.contains(text), "{cause}"),
         other => panic!("{other:?}"),

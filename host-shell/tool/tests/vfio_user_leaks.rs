@@ -5,7 +5,7 @@ mod common;
 
 use common::{Scratch, Server, binary};
 use nvme_host::core::spec::{Lba, Nsid, nvm};
-use nvme_host::{Config, Controller, Error};
+use nvme_host::{Controller, ControllerConfig, Error};
 
 /// Descriptors and mappings of the memory that is shared with servers.
 fn shared() -> (usize, usize) {
@@ -35,7 +35,7 @@ fn memory_of_commands_that_a_lost_server_had_is_freed() {
                 server.kill();
             })
         };
-        let config = Config::default();
+        let config = ControllerConfig::default();
         if during == "start" {
             let killed = killer(server);
             let started = Controller::start(opened, &config);

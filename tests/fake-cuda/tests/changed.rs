@@ -5,7 +5,7 @@
 use nvme_fake_cuda as _;
 use nvme_host::core::spec::Nsid;
 use nvme_host::core::spec::admin::{self, Format, Select};
-use nvme_host::cuda::{DeviceMemory, Pending, Request, Stream};
+use nvme_host::cuda::{DeviceMemory, PendingRows, RowRequest, Stream};
 use nvme_host::store::GpuOptions;
 use nvme_host::{Controller, Error, Store, StoreOptions, Table};
 use std::path::Path;
@@ -84,8 +84,8 @@ impl Rows {
     }
 
     /// A gather of all rows.
-    fn gather(&self) -> Result<Pending, Error> {
-        let request = Request {
+    fn gather(&self) -> Result<PendingRows, Error> {
+        let request = RowRequest {
             ids: 0,
             wide_ids: true,
             count: ROWS,
@@ -98,7 +98,7 @@ impl Rows {
     }
 
     /// One that has ended, and whose outcome nobody has asked for.
-    fn gathered(&self) -> Pending {
+    fn gathered(&self) -> PendingRows {
         let pending = self.gather().unwrap();
         while !pending.is_done() {
             std::thread::sleep(Duration::from_millis(1));
@@ -185,7 +185,7 @@ fn polled() {
     let faults = "&fault=delay:4s@op=get-features,nth=1&fault=status:0x80@op=write,every=1";
     let rows = Rows::open(&sim(faults), 1);
     let controller = rows.controller();
-    let ended: Vec<Pending> = (0..60).map(|_| rows.gathered()).collect();
+    let ended: Vec<PendingRows> = (0..60).map(|_| rows.gathered()).collect();
     let (is_over, order) = (AtomicBool::new(false), Ordering::SeqCst);
     std::thread::scope(|scope| {
         scope.spawn(|| {

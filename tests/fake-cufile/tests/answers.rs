@@ -3,8 +3,8 @@
 #![allow(unsafe_code)]
 
 use nvme_fake_cufile as _;
-use nvme_host::cuda::{DeviceMemory, GdsBuffer, GdsFile, GdsIo, Gpu, Graph, Stream};
-use nvme_host::store::Gds;
+use nvme_host::cuda::{CudaGraph, DeviceMemory, GdsBuffer, GdsFile, GdsIo, Gpu, Stream};
+use nvme_host::store::GdsUse;
 use nvme_host::{Error, Store, StoreOptions};
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -242,7 +242,7 @@ fn stores_choose_their_way_and_say_so() {
     }
 }
 
-fn open(path: &Path, gds: Gds) -> nvme_host::Result<Store> {
+fn open(path: &Path, gds: GdsUse) -> nvme_host::Result<Store> {
     let options = StoreOptions {
         gpu: Some(nvme_host::store::GpuOptions::default()),
         gds,
@@ -286,11 +286,11 @@ fn captured(gpu: &Arc<Gpu>, path: &Path, auto: &Store, can_open: bool) {
         // SAFETY: inside the memory.
         unsafe { store.read_by_cufile_after(stream, 0, 4096, memory.address()) }
     };
-    let (_, by_it) = Graph::capture(&stream, |stream| read(auto, stream)).unwrap();
+    let (_, by_it) = CudaGraph::capture(&stream, |stream| read(auto, stream)).unwrap();
     assert!(!by_it);
     if can_open {
-        let required = open(path, Gds::Require).unwrap();
-        let refused = Graph::capture(&stream, |stream| read(&required, stream));
+        let required = open(path, GdsUse::Require).unwrap();
+        let refused = CudaGraph::capture(&stream, |stream| read(&required, stream));
         assert!(matches!(refused, Err(Error::Usage { .. })));
     }
 }
@@ -304,12 +304,12 @@ fn chosen() {
         .iter()
         .any(|one| fault.starts_with(one));
 
-    let off = open(&path, Gds::Off).unwrap();
+    let off = open(&path, GdsUse::Off).unwrap();
     assert!(!read(&off, 0, 4096, &memory).unwrap());
     assert!(!off.path().path.contains("cuFile"));
 
     let before = retained();
-    let auto = open(&path, Gds::Auto).unwrap();
+    let auto = open(&path, GdsUse::Auto).unwrap();
     assert_eq!(retained() - before, 1, "the GPU is opened once");
     assert_eq!(auto.gpu().unwrap().index(), 0);
     let way = match &fault[..] {
@@ -338,7 +338,7 @@ fn chosen() {
 
     captured(&gpu, &path, &auto, can_open);
 
-    let required = open(&path, Gds::Require);
+    let required = open(&path, GdsUse::Require);
     match (can_open, required) {
         (false, required) => {
             let error = required.unwrap_err();
@@ -361,13 +361,13 @@ fn chosen() {
     // What is no file cannot ask for it.
     let options = StoreOptions {
         gpu: Some(nvme_host::store::GpuOptions::default()),
-        gds: Gds::Require,
+        gds: GdsUse::Require,
         ..StoreOptions::default()
     };
     let of_sim = Store::open("sim:mem?size=1MiB&queues=32", &options);
     assert!(matches!(of_sim, Err(Error::Usage { .. })), "{of_sim:?}");
     let without_gpu = StoreOptions {
-        gds: Gds::Require,
+        gds: GdsUse::Require,
         ..StoreOptions::default()
     };
     assert!(Store::open(&format!("file:{}", path.display()), &without_gpu).is_err());

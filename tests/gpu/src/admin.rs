@@ -7,7 +7,7 @@ use nvme_core::bringup::{Bringup, Config, QueuePlan, Step};
 use nvme_core::mem::{CqRing, DmaWords, Doorbell, SqRing};
 use nvme_core::spec::{self, Cid, Iova, PageSize, Qid};
 use nvme_core::{Data, ListMemory, QueueMemory, QueuePair, Quiesced, Registers, Slot};
-use nvme_host::Pages;
+use nvme_host::DmaPages;
 use std::time::{Duration, Instant};
 
 /// The admin queue. It must not be used after the memory that it was made over is gone.
@@ -39,7 +39,7 @@ pub struct Place<'a> {
     /// The host's addresses of the admin queue's tail and head doorbells.
     pub doorbells: [u64; 2],
     /// [`BYTES`] for the rings.
-    pub pages: &'a Pages,
+    pub pages: &'a DmaPages,
     /// Where the controller finds them.
     pub iova: Iova,
 }

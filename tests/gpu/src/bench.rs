@@ -4,13 +4,13 @@ use crate::audit::Sampling;
 use crate::limits::finish;
 use crate::report::Options;
 use nvme_gpu_kernel::work::Launch;
-use nvme_host::cuda::{Gpu, Kernel, Kernels, Stream};
+use nvme_host::cuda::{Gpu, Kernel, QueueKernels, Stream};
 use std::sync::Arc;
 
 /// One GPU, for all tests.
 pub struct Bench {
     pub gpu: Arc<Gpu>,
-    pub kernels: Kernels,
+    pub kernels: QueueKernels,
     pub stream: Stream,
     /// Factor on every deadline: checking tools slow kernels down.
     pub patience: u64,
@@ -26,7 +26,7 @@ impl Bench {
         let open = || -> nvme_host::Result<Self> {
             let gpu = Gpu::open(options.gpu)?;
             Ok(Self {
-                kernels: Kernels::load(&gpu)?,
+                kernels: QueueKernels::load(&gpu)?,
                 stream: Stream::new(&gpu)?,
                 gpu,
                 patience: options.patience,

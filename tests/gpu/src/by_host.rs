@@ -7,8 +7,8 @@ use crate::gather::{BYTES, CANARY, Drive, Job, dice, shapes_of, text};
 use crate::limits::limit;
 use crate::report::{Outcome, Report};
 use nvme_gpu_kernel::rows::code;
-use nvme_host::cuda::{DeviceMemory, Pending};
-use nvme_host::store::Element;
+use nvme_host::cuda::{DeviceMemory, PendingRows};
+use nvme_host::store::RowElement;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU32, Ordering};
 
@@ -139,7 +139,7 @@ fn bytes(bench: &Bench, device: &str) -> Outcome<String> {
             .collect();
         from.upload(0, &new).map_err(text)?;
         let stream = drive.stream.handle();
-        let start = || -> nvme_host::Result<[Pending; 2]> {
+        let start = || -> nvme_host::Result<[PendingRows; 2]> {
             let store = drive.store();
             // SAFETY: both memories outlive the operations, which are waited for.
             unsafe {
@@ -188,7 +188,7 @@ fn sums(bench: &Bench) -> Outcome<String> {
     let job = Job::new(&drive, table, vec![3, 5, 3, 3], true, 0)?;
     job.fill_with(&1.5f32.to_le_bytes().repeat(100))?;
     for _ in 0..2 {
-        let pending = job.add(&drive, Element::F32)?;
+        let pending = job.add(&drive, RowElement::F32)?;
         let failures = pending.wait(limit()).map_err(text)?.failures;
         if failures.rows != 0 {
             return Err(format!("{failures:?}"));
@@ -206,7 +206,7 @@ fn sums(bench: &Bench) -> Outcome<String> {
             return Err(format!("element {place}: {}", f32::from_le_bytes(*word)));
         }
     }
-    match job.add(&drive, Element::F16) {
+    match job.add(&drive, RowElement::F16) {
         Ok(_) => Ok("6 rows in 2 calls".to_owned()),
         Err(why) => Err(why),
     }

@@ -10,8 +10,8 @@ use crate::hazards::{OwnStream, current};
 use crate::limits::{finish, limit};
 use crate::report::{Outcome, Report};
 use nvme_gpu_kernel::rows::code;
-use nvme_host::Pages;
-use nvme_host::cuda::{DeviceMemory, Event, Graph, Module, Registered, Stream};
+use nvme_host::DmaPages;
+use nvme_host::cuda::{CudaGraph, DeviceMemory, Module, RegisteredMemory, Stream, StreamEvent};
 use std::sync::Arc;
 
 type Call = fn(&Bench, &Drive) -> Outcome<()>;
@@ -83,8 +83,8 @@ fn memory(bench: &Bench, _: &Drive) -> Outcome<()> {
 
 fn registration(bench: &Bench, _: &Drive) -> Outcome<()> {
     let run = || -> nvme_host::Result<()> {
-        let pages = Arc::new(Pages::new(8192)?);
-        drop(Registered::pages(&bench.gpu, &pages)?);
+        let pages = Arc::new(DmaPages::new(8192)?);
+        drop(RegisteredMemory::pages(&bench.gpu, &pages)?);
         Ok(())
     };
     run().map_err(text)
@@ -96,11 +96,11 @@ fn stream(bench: &Bench, _: &Drive) -> Outcome<()> {
             Stream::new(&bench.gpu)?,
             DeviceMemory::new(&bench.gpu, 4096)?,
         );
-        let begin = Event::record(&stream)?;
+        let begin = StreamEvent::record(&stream)?;
         let at = memory.address();
         // SAFETY: two halves of one memory, which outlives the wait.
         unsafe { stream.copy_within(at, at + 2048, 2048)? };
-        let end = Event::record(&stream)?;
+        let end = StreamEvent::record(&stream)?;
         finish(&stream);
         stream.is_done()?;
         stream.finish()?;
@@ -124,7 +124,7 @@ fn graph(bench: &Bench, _: &Drive) -> Outcome<()> {
         let at = memory.address();
         // SAFETY: as above.
         let copy = |_| unsafe { stream.copy_within(at, at + 2048, 2048) };
-        let (graph, ()) = Graph::capture(&stream, copy)?;
+        let (graph, ()) = CudaGraph::capture(&stream, copy)?;
         graph.launch(&stream)?;
         stream.finish()
     };

@@ -12,10 +12,10 @@ use crate::limits::limit;
 use crate::reading::{planned, until_whole, wait_for};
 use crate::report::{Outcome, Report};
 use nvme_compute::random_weights::{self, Stored};
-use nvme_compute::{Matrix, StreamedProducts, streamed};
+use nvme_compute::{StoredMatrix, StreamedProducts, streamed};
 use nvme_gpu_kernel::rows::code;
 use nvme_host::Store;
-use nvme_host::cuda::{DeviceMemory, Failures, Graph, Pending, Stream};
+use nvme_host::cuda::{CudaGraph, DeviceMemory, PendingRows, RowFailures, Stream};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -91,7 +91,7 @@ impl Drive {
 
 /// A matrix on a drive, a vector, and what their product is.
 struct Job {
-    matrix: Matrix,
+    matrix: StoredMatrix,
     stored: Stored,
     columns: u32,
     offset: u64,
@@ -117,7 +117,8 @@ impl Job {
         let x: Vec<f32> = (0..columns)
             .map(|_| throw(2001) as f32 / 1000.0 - 1.0)
             .collect();
-        let matrix = Matrix::new(&drive.store, offset, stored, rows, columns).map_err(text)?;
+        let matrix =
+            StoredMatrix::new(&drive.store, offset, stored, rows, columns).map_err(text)?;
         let memory = |count: usize| DeviceMemory::new(&bench.gpu, count * 4).map_err(text);
         let mut job = Self {
             matrix,
@@ -161,7 +162,7 @@ impl Job {
         (sum, size * TOLERANCE)
     }
 
-    fn start_on(&self, drive: &Drive, stream: u64) -> nvme_host::Result<Pending> {
+    fn start_on(&self, drive: &Drive, stream: u64) -> nvme_host::Result<PendingRows> {
         let y = self.device_y.address() + 4 * GUARD as u64;
         // SAFETY: the vectors outlive the product, which is waited for.
         unsafe {
@@ -176,7 +177,7 @@ impl Job {
     }
 
     /// Runs it once: what became of the rows that are NaN, after every element was checked.
-    fn run(&self, drive: &Drive) -> Outcome<Failures> {
+    fn run(&self, drive: &Drive) -> Outcome<RowFailures> {
         self.poison()?;
         let pending = self.start_on(drive, drive.stream.handle()).map_err(text)?;
         let ended = pending.wait(limit()).map_err(text)?;
@@ -185,7 +186,7 @@ impl Job {
     }
 
     /// Checks each element: right, or NaN and counted as failed.
-    fn check(&self, failures: Failures) -> Outcome<()> {
+    fn check(&self, failures: RowFailures) -> Outcome<()> {
         let rows = self.matrix.rows() as usize;
         let mut bytes = vec![0; self.device_y.len()];
         self.device_y.download(0, &mut bytes).map_err(text)?;
@@ -300,7 +301,7 @@ fn usage(bench: &Bench) -> Outcome<String> {
         ("no columns", Stored::F32, 1, 0, 0),
         ("past the end", Stored::F32, 2, 32, size - 128),
     ] {
-        match Matrix::new(&drive.store, offset, stored, rows, columns) {
+        match StoredMatrix::new(&drive.store, offset, stored, rows, columns) {
             Err(error) if error.exit_code() == 2 => {}
             other => return Err(format!("{what}: {other:?}")),
         }
@@ -349,7 +350,7 @@ fn streams(bench: &Bench) -> Outcome<String> {
                 job.poison()?;
                 job.start_on(&drive, stream.handle()).map_err(text)
             });
-        let started: Vec<Pending> = started.collect::<Outcome<_>>()?;
+        let started: Vec<PendingRows> = started.collect::<Outcome<_>>()?;
         for (job, pending) in jobs.iter().zip(&started) {
             let ended = pending.wait(limit()).map_err(text)?;
             job.check(ended.failures)?;
@@ -363,7 +364,7 @@ fn streams(bench: &Bench) -> Outcome<String> {
 fn graph(bench: &Bench) -> Outcome<String> {
     let drive = Drive::simulated(bench, 4096, "", limit())?;
     let mut job = Job::new(&drive, bench, Stored::Q4K, (200, 2048), 4096, 1)?;
-    let captured = Graph::capture(&drive.stream, |stream| job.start_on(&drive, stream));
+    let captured = CudaGraph::capture(&drive.stream, |stream| job.start_on(&drive, stream));
     let (graph, pending) = captured.map_err(text)?;
     let wait_for = |rounds| wait_for(rounds, || pending.ended());
     for round in 1..=3 {
@@ -433,7 +434,7 @@ fn outages(bench: &Bench) -> Outcome<String> {
             job.poison()?;
             job.start_on(&drive, stream.handle()).map_err(text)
         });
-        let started: Vec<Pending> = started.collect::<Outcome<_>>()?;
+        let started: Vec<PendingRows> = started.collect::<Outcome<_>>()?;
         let before = failed;
         for (job, pending) in jobs.iter().zip(&started) {
             let failures = pending.wait(limit()).map_err(text)?.failures;

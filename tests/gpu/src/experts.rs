@@ -10,9 +10,10 @@ use crate::reading::planned;
 use crate::report::{Outcome, Report};
 use nvme_compute::random_weights::{self, Stored};
 use nvme_host::Store;
-use nvme_host::cuda::{DeviceMemory, Failures, Graph, Pending, Stream};
+use nvme_host::cuda::{CudaGraph, DeviceMemory, PendingRows, RowFailures, Stream};
 use nvme_models::experts::{
-    CacheOptions, Experts, GpuExperts, Placed, Policy, Shape, Step, balance, check,
+    CacheOptions, ExpertLayers, ExpertMatrices, ExpertShape, ExpertStep, GpuExperts, Policy,
+    balance, check,
 };
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -25,7 +26,7 @@ const TOLERANCE: f32 = 1e-4;
 /// Tokens of a step at most.
 const TOKENS: u32 = 5;
 
-const SMALL: Shape = Shape {
+const SMALL: ExpertShape = ExpertShape {
     width: 96,
     hidden: 160,
     experts: 9,
@@ -66,9 +67,9 @@ pub fn all(report: &mut Report, bench: &Bench) {
 
 /// Experts on a drive, the same on one without faults, and a cache.
 struct Drive {
-    experts: Experts,
+    experts: ExpertLayers,
     /// For the CPU.
-    sound: Experts,
+    sound: ExpertLayers,
     cache: GpuExperts,
     stream: Stream,
     logits: DeviceMemory,
@@ -87,14 +88,14 @@ struct Job {
 }
 
 /// Each layer has other formats, and begins at an odd place.
-fn layers(count: u32) -> Vec<[Placed; 3]> {
+fn layers(count: u32) -> Vec<[ExpertMatrices; 3]> {
     let stored = [
         [Stored::Bf16, Stored::Q8_0, Stored::F32],
         [Stored::Q4_0, Stored::F16, Stored::Q4_1],
         [Stored::F32, Stored::F32, Stored::Bf16],
     ];
     let layer = |layer: u32| {
-        [0, 1, 2].map(|matrix| Placed {
+        [0, 1, 2].map(|matrix| ExpertMatrices {
             offset: u64::from(layer * 3 + matrix) * (1 << 20) + u64::from(2 * layer + matrix * 34),
             stored: stored[layer as usize % 3][matrix as usize],
         })
@@ -107,14 +108,14 @@ impl Drive {
     fn new(
         bench: &Bench,
         (block, fault, timeout): (u32, &str, Duration),
-        shape: Shape,
+        shape: ExpertShape,
         (slots, policy, pinned): (u32, Policy, &[(u32, u32)]),
     ) -> Outcome<Self> {
         let count = 3;
         let options = few_stations(bench, timeout);
-        let open = |fault| -> nvme_host::Result<Experts> {
+        let open = |fault| -> nvme_host::Result<ExpertLayers> {
             let store = Arc::new(Store::open(&simulated(16, block, fault), &options)?);
-            let experts = Experts::new(&store, shape, layers(count))?;
+            let experts = ExpertLayers::new(&store, shape, layers(count))?;
             fill(&store, shape, count)?;
             Ok(experts)
         };
@@ -167,8 +168,8 @@ impl Drive {
         self.y.upload(0, &bytes_of(&all)).map_err(text)
     }
 
-    fn start_on(&self, job: &Job, stream: u64) -> nvme_host::Result<Pending> {
-        let step = Step {
+    fn start_on(&self, job: &Job, stream: u64) -> nvme_host::Result<PendingRows> {
+        let step = ExpertStep {
             layer: job.layer,
             tokens: job.tokens,
             logits: self.logits.address(),
@@ -182,7 +183,7 @@ impl Drive {
     }
 
     /// Runs a step; what became of its reads, after its results were checked.
-    fn run(&self, job: &Job) -> Outcome<Failures> {
+    fn run(&self, job: &Job) -> Outcome<RowFailures> {
         self.upload(job)?;
         let pending = self.start_on(job, self.stream.handle()).map_err(text)?;
         // Nothing else is waited for: the results are there.
@@ -235,9 +236,9 @@ impl Drive {
     }
 }
 
-fn fill(store: &Store, shape: Shape, count: u32) -> nvme_host::Result<()> {
+fn fill(store: &Store, shape: ExpertShape, count: u32) -> nvme_host::Result<()> {
     for (layer, placed) in layers(count).into_iter().enumerate() {
-        for (matrix, Placed { offset, stored }) in placed.into_iter().enumerate() {
+        for (matrix, ExpertMatrices { offset, stored }) in placed.into_iter().enumerate() {
             let (rows, columns) = match matrix {
                 2 => (shape.width, shape.hidden),
                 _ => (shape.hidden, shape.width),
@@ -270,19 +271,19 @@ fn shapes(bench: &Bench, block: u32) -> Outcome<String> {
     let mut steps = 0;
     for shape in [
         SMALL,
-        Shape {
+        ExpertShape {
             experts: 1,
             choices: 1,
             ..SMALL
         },
-        Shape {
+        ExpertShape {
             experts: 33,
             choices: 33,
             width: 32,
             hidden: 32,
             over_all: true,
         },
-        Shape {
+        ExpertShape {
             width: 256,
             hidden: 96,
             experts: 6,
@@ -437,7 +438,7 @@ fn graph(bench: &Bench) -> Outcome<String> {
     let mut throw = dice(17);
     let mut job = drive.job(&mut throw, 2);
     (job.layer, job.adds) = (1, false);
-    let captured = Graph::capture(&drive.stream, |stream| drive.start_on(&job, stream));
+    let captured = CudaGraph::capture(&drive.stream, |stream| drive.start_on(&job, stream));
     let (graph, pending) = captured.map_err(text)?;
     let launch = |stream: &Stream| -> Outcome<()> {
         let before = pending.ended();

@@ -8,9 +8,9 @@ use crate::gather::{dice, text};
 use crate::limits::finish;
 use crate::report::{Outcome, Report};
 use nvme_compute_kernel::flash::reference::Part;
-use nvme_course::flash::{Flash, FlashAttention, Heads, Rung, Vectors};
+use nvme_course::flash::{AttentionShape, AttentionStep, Flash, FlashAttention, Vectors};
 use nvme_formats::{bf16_of_f32, f16_of_f32, f32_of_bf16, f32_of_f16};
-use nvme_host::cuda::{DeviceMemory, Graph};
+use nvme_host::cuda::{CudaGraph, DeviceMemory};
 
 /// Bytes before and after results that no kernel may write.
 const GUARD: usize = 256;
@@ -43,7 +43,7 @@ const SHAPES: [([u32; 3], [u32; 3]); 20] = [
 
 pub fn all(report: &mut Report, bench: &Bench) {
     let attention = FlashAttention::load(&bench.gpu).map_err(text);
-    for rung in Rung::ALL {
+    for rung in AttentionStep::ALL {
         let name = format!("{rung:?}").to_lowercase();
         for (half, is_bf16) in [("bf16", true), ("f16", false)] {
             report.test(&format!("attention/{name}/shapes/{half}"), |_| {
@@ -112,7 +112,7 @@ fn widen(half: u16, is_bf16: bool) -> f32 {
 
 /// A job over memory of its own.
 struct Case {
-    shape: Heads,
+    shape: AttentionShape,
     is_bf16: bool,
     /// Heads of a token follow on each other, rather than tokens of a head.
     by_token: bool,
@@ -130,8 +130,8 @@ impl Case {
     fn new(
         bench: &Bench,
         attention: &FlashAttention,
-        rung: Rung,
-        (shape, is_bf16, by_token): (Heads, bool, bool),
+        rung: AttentionStep,
+        (shape, is_bf16, by_token): (AttentionShape, bool, bool),
         counts: Option<Vec<u32>>,
         seed: u64,
     ) -> Outcome<Self> {
@@ -221,7 +221,12 @@ impl Case {
         (self.job.keys.at(sequence, head, token) - self.job.keys.address) as usize / 2
     }
 
-    fn start(&self, attention: &FlashAttention, rung: Rung, stream: u64) -> nvme_host::Result<()> {
+    fn start(
+        &self,
+        attention: &FlashAttention,
+        rung: AttentionStep,
+        stream: u64,
+    ) -> nvme_host::Result<()> {
         // SAFETY: the vectors outlive the launch, which is waited for.
         unsafe { attention.attend(rung, &self.job, stream) }
     }
@@ -237,7 +242,7 @@ impl Case {
     }
 
     /// Runs it once and checks every element and guard: the largest error.
-    fn run(&self, bench: &Bench, attention: &FlashAttention, rung: Rung) -> Outcome<f64> {
+    fn run(&self, bench: &Bench, attention: &FlashAttention, rung: AttentionStep) -> Outcome<f64> {
         self.poison()?;
         self.start(attention, rung, bench.stream.handle())
             .map_err(text)?;
@@ -245,7 +250,7 @@ impl Case {
         self.check(rung)
     }
 
-    fn check(&self, rung: Rung) -> Outcome<f64> {
+    fn check(&self, rung: AttentionStep) -> Outcome<f64> {
         let bytes = self.bytes()?;
         let results = self.shape.elements().0 * 2;
         let (before, rest) = bytes.split_at(GUARD);
@@ -324,9 +329,9 @@ impl Case {
     }
 }
 
-fn heads([sequences, heads, kv_heads]: [u32; 3], sizes: [u32; 3], causal: bool) -> Heads {
+fn heads([sequences, heads, kv_heads]: [u32; 3], sizes: [u32; 3], causal: bool) -> AttentionShape {
     let [query_tokens, key_tokens, head_elements] = sizes;
-    Heads {
+    AttentionShape {
         sequences,
         heads,
         kv_heads,
@@ -338,7 +343,12 @@ fn heads([sequences, heads, kv_heads]: [u32; 3], sizes: [u32; 3], causal: bool) 
     }
 }
 
-fn shapes(bench: &Bench, attention: &FlashAttention, rung: Rung, is_bf16: bool) -> Outcome<String> {
+fn shapes(
+    bench: &Bench,
+    attention: &FlashAttention,
+    rung: AttentionStep,
+    is_bf16: bool,
+) -> Outcome<String> {
     let (mut done, mut worst) = (0, 0.0f64);
     for (index, (groups, sizes)) in SHAPES.into_iter().enumerate() {
         for causal in [false, true] {
@@ -362,7 +372,7 @@ fn shapes(bench: &Bench, attention: &FlashAttention, rung: Rung, is_bf16: bool) 
 fn large(bench: &Bench, attention: &FlashAttention) -> Outcome<String> {
     let shape = heads([2, 8, 2], [1100, 1500, 128], true);
     let mut worst = 0.0f32;
-    for rung in Rung::ALL {
+    for rung in AttentionStep::ALL {
         let case = Case::new(bench, attention, rung, (shape, true, false), None, 77)?;
         case.poison()?;
         case.start(attention, rung, bench.stream.handle())
@@ -391,7 +401,7 @@ fn large(bench: &Bench, attention: &FlashAttention) -> Outcome<String> {
 }
 
 /// No rung adds in an order of its own.
-fn same_bits(bench: &Bench, attention: &FlashAttention, rung: Rung) -> Outcome<String> {
+fn same_bits(bench: &Bench, attention: &FlashAttention, rung: AttentionStep) -> Outcome<String> {
     let shape = heads([1, 4, 2], [3, 600, 64], true);
     let case = Case::new(bench, attention, rung, (shape, true, false), None, 5)?;
     case.run(bench, attention, rung)?;
@@ -405,7 +415,7 @@ fn same_bits(bench: &Bench, attention: &FlashAttention, rung: Rung) -> Outcome<S
     Ok("20 runs".to_owned())
 }
 
-fn streams(bench: &Bench, attention: &FlashAttention, rung: Rung) -> Outcome<String> {
+fn streams(bench: &Bench, attention: &FlashAttention, rung: AttentionStep) -> Outcome<String> {
     let streams = crate::gather::several_streams(bench, 4)?;
     let cases = (0..8u32).map(|at| {
         let shape = heads(
@@ -439,11 +449,11 @@ fn streams(bench: &Bench, attention: &FlashAttention, rung: Rung) -> Outcome<Str
 }
 
 /// A launch of a graph sees the vectors and counts of its time.
-fn graph(bench: &Bench, attention: &FlashAttention, rung: Rung) -> Outcome<String> {
+fn graph(bench: &Bench, attention: &FlashAttention, rung: AttentionStep) -> Outcome<String> {
     let shape = heads([2, 4, 1], [2, 300, 64], true);
     let counts = Some(vec![300, 300]);
     let mut case = Case::new(bench, attention, rung, (shape, true, false), counts, 3)?;
-    let captured = Graph::capture(&bench.stream, |stream| case.start(attention, rung, stream));
+    let captured = CudaGraph::capture(&bench.stream, |stream| case.start(attention, rung, stream));
     let (graph, ()) = captured.map_err(text)?;
     for round in 1..=3u32 {
         let (of_queries, of_keys) = shape.elements();
@@ -468,7 +478,14 @@ fn graph(bench: &Bench, attention: &FlashAttention, rung: Rung) -> Outcome<Strin
 
 fn usage(bench: &Bench, attention: &FlashAttention) -> Outcome<String> {
     let shape = heads([1, 4, 2], [4, 600, 64], false);
-    let case = Case::new(bench, attention, Rung::Naive, (shape, true, false), None, 1)?;
+    let case = Case::new(
+        bench,
+        attention,
+        AttentionStep::Naive,
+        (shape, true, false),
+        None,
+        1,
+    )?;
     case.poison()?;
     let good = case.job;
     let moved = |by: u64, vectors: Vectors| Vectors {
@@ -556,7 +573,7 @@ fn usage(bench: &Bench, attention: &FlashAttention) -> Outcome<String> {
         ),
         ("counts between two words", Flash { counts: 2, ..good }),
     ];
-    for rung in Rung::ALL {
+    for rung in AttentionStep::ALL {
         for (what, job) in &bad {
             // SAFETY: the call is refused.
             let refused = unsafe { attention.attend(rung, job, bench.stream.handle()) };

@@ -14,7 +14,7 @@ use crate::limits::limit;
 use crate::report::Outcome;
 use crate::report::Report;
 use nvme_gpu_kernel::rows::code;
-use nvme_host::cuda::{Request, RowTable};
+use nvme_host::cuda::{RowRequest, RowTable};
 use std::time::Duration;
 
 /// A gather sees what was written before it began, and not what is written afterwards.
@@ -123,7 +123,7 @@ fn ids(bench: &Bench) -> Outcome<String> {
     drive.run(&none)?;
     // No word for the rows' codes.
     let job = Job::new(&drive, table, vec![1, -1], true, 0)?;
-    let request = Request {
+    let request = RowRequest {
         ids: job.device_ids.address(),
         wide_ids: true,
         count: 2,

@@ -10,7 +10,7 @@ use crate::limits::limit;
 use crate::report::{Outcome, Report};
 use cudarc::driver::sys::{self, CUresult};
 use nvme_gpu_kernel::rows::code;
-use nvme_host::cuda::Pending;
+use nvme_host::cuda::PendingRows;
 use std::ptr::null_mut;
 use std::time::{Duration, Instant};
 
@@ -267,8 +267,8 @@ impl Graph {
     /// Captures what `start` puts into the stream, in global mode.
     pub fn of(
         stream: &OwnStream,
-        start: impl FnOnce(u64) -> Outcome<Pending>,
-    ) -> Outcome<(Self, Pending)> {
+        start: impl FnOnce(u64) -> Outcome<PendingRows>,
+    ) -> Outcome<(Self, PendingRows)> {
         stream.begin_capture()?;
         let pending = start(stream.handle());
         let graph = stream.end_capture()?;

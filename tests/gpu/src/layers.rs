@@ -10,9 +10,9 @@ use crate::gather::{BYTES, CANARY, text};
 use crate::limits::limit;
 use crate::report::{Outcome, Report};
 use nvme_gpu_kernel::work::data_word;
-use nvme_host::catalog::{Dtype, Entry};
+use nvme_host::catalog::{Dtype, TensorEntry};
 use nvme_host::cuda::{DeviceMemory, Gpu, RowsOptions, Stream};
-use nvme_host::loader::{LayerLoader, Layers, LoaderOptions, Resident};
+use nvme_host::loader::{LayerLoader, LoaderOptions, ModelLayers, ResidentLayers};
 use nvme_host::store::GpuOptions;
 use nvme_host::{Store, StoreOptions};
 use std::sync::Arc;
@@ -36,8 +36,8 @@ struct Model {
 }
 
 /// Layer `layer` as a tensor of the file that the store is.
-fn tensor(layer: u64) -> Entry {
-    Entry {
+fn tensor(layer: u64) -> TensorEntry {
+    TensorEntry {
         name: format!("layer {layer}"),
         dtype: Dtype::U8,
         shape: vec![LAYER],
@@ -56,7 +56,7 @@ impl Model {
         gpu: &Arc<Gpu>,
         device: &str,
         options: &LoaderOptions,
-        change: impl FnOnce(Layers, &[u8]) -> nvme_host::Result<Layers>,
+        change: impl FnOnce(ModelLayers, &[u8]) -> nvme_host::Result<ModelLayers>,
     ) -> Outcome<Self> {
         // A command that is lost is waited for so long; no other one may end by the clock.
         let timeout = match device.contains("fault=drop") {
@@ -85,7 +85,7 @@ impl Model {
                 let begin = layer * STEP + 13;
                 (format!("layer {layer}"), begin..begin + LAYER)
             });
-            let layers = change(Layers::of_ranges(ranges)?, &image)?;
+            let layers = change(ModelLayers::of_ranges(ranges)?, &image)?;
             Ok(Self {
                 image,
                 loader: LayerLoader::new(&store, layers, options)?,
@@ -172,7 +172,7 @@ fn passes(bench: &Bench, device: &str) -> Outcome<String> {
     ] {
         let options = LoaderOptions {
             slots,
-            resident: Resident::Bytes(resident),
+            resident: ResidentLayers::Bytes(resident),
             ..LoaderOptions::default()
         };
         let model = Model::new(&bench.gpu, device, &options)?;

@@ -10,7 +10,7 @@ use crate::limits::limit;
 use crate::report::{Outcome, Report};
 use cudarc::driver::sys::{self, CUresult};
 use nvme_gpu_kernel::rows::code;
-use nvme_host::cuda::{Graph, Pending};
+use nvme_host::cuda::{CudaGraph, PendingRows};
 use std::time::{Duration, Instant};
 
 /// Launches that a store has under way or captured at most.
@@ -41,10 +41,10 @@ pub fn all(report: &mut Report, bench: &Bench) {
 /// Captures what `start` puts into the drive's stream.
 fn capture(
     drive: &Drive,
-    start: impl FnOnce(u64) -> Outcome<Pending>,
-) -> Outcome<(Graph, Pending)> {
+    start: impl FnOnce(u64) -> Outcome<PendingRows>,
+) -> Outcome<(CudaGraph, PendingRows)> {
     let mut failed = None;
-    let captured = Graph::capture(&drive.stream, |stream| {
+    let captured = CudaGraph::capture(&drive.stream, |stream| {
         start(stream).map_err(|error| {
             failed = Some(error.clone());
             nvme_host::Error::internal(error)

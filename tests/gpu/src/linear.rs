@@ -8,9 +8,11 @@ use crate::gather::{dice, text};
 use crate::limits::finish;
 use crate::report::{Outcome, Report};
 use nvme_compute_kernel::linear::reference::Layer;
-use nvme_course::linear::{Activation, Backward, BackwardRung, Forward, ForwardRung, Linear};
+use nvme_course::linear::{
+    Activation, Backward, BackwardRung, Forward, ForwardRung, LinearKernels,
+};
 use nvme_formats::{bf16_of_f32, f16_of_f32, f32_of_bf16, f32_of_f16};
-use nvme_host::cuda::{DeviceMemory, Graph};
+use nvme_host::cuda::{CudaGraph, DeviceMemory};
 
 /// Bytes before and after each matrix that no kernel may write.
 const GUARD: usize = 256;
@@ -36,7 +38,7 @@ const SHAPES: [[u32; 3]; 12] = [
 ];
 
 pub fn all(report: &mut Report, bench: &Bench) {
-    let linear = Linear::load(&bench.gpu).map_err(text);
+    let linear = LinearKernels::load(&bench.gpu).map_err(text);
     for rung in ForwardRung::ALL {
         let name = format!("{rung:?}").to_lowercase();
         report.test(&format!("linear/forward/{name}/shapes"), |_| {
@@ -346,7 +348,7 @@ impl Case {
 
     fn start_forward(
         &self,
-        linear: &Linear,
+        linear: &LinearKernels,
         rung: ForwardRung,
         stream: u64,
     ) -> nvme_host::Result<()> {
@@ -356,7 +358,7 @@ impl Case {
 
     fn start_backward(
         &self,
-        linear: &Linear,
+        linear: &LinearKernels,
         rung: BackwardRung,
         stream: u64,
     ) -> nvme_host::Result<()> {
@@ -365,7 +367,7 @@ impl Case {
     }
 }
 
-fn forward_shapes(bench: &Bench, linear: &Linear, rung: ForwardRung) -> Outcome<String> {
+fn forward_shapes(bench: &Bench, linear: &LinearKernels, rung: ForwardRung) -> Outcome<String> {
     let (mut done, mut worst) = (0, 0.0f64);
     for (index, shape) in SHAPES.into_iter().enumerate() {
         if rung.is_mixed() && !shape[1].is_multiple_of(8) {
@@ -391,7 +393,7 @@ fn forward_shapes(bench: &Bench, linear: &Linear, rung: ForwardRung) -> Outcome<
     ))
 }
 
-fn backward_shapes(bench: &Bench, linear: &Linear, rung: BackwardRung) -> Outcome<String> {
+fn backward_shapes(bench: &Bench, linear: &LinearKernels, rung: BackwardRung) -> Outcome<String> {
     let (mut done, mut worst) = (0, 0.0f64);
     for (index, shape) in SHAPES.into_iter().enumerate() {
         for activation in Activation::ALL {
@@ -415,7 +417,7 @@ fn backward_shapes(bench: &Bench, linear: &Linear, rung: BackwardRung) -> Outcom
     ))
 }
 
-fn same_bits(bench: &Bench, linear: &Linear, rung: BackwardRung) -> Outcome<String> {
+fn same_bits(bench: &Bench, linear: &LinearKernels, rung: BackwardRung) -> Outcome<String> {
     let case = Case::new(bench, [300, 136, 260], Activation::Gelu, Kind::F32, 2)?;
     case.upload_sums()?;
     let mut first: Option<Vec<Vec<u8>>> = None;
@@ -438,7 +440,7 @@ fn same_bits(bench: &Bench, linear: &Linear, rung: BackwardRung) -> Outcome<Stri
     Ok("100 runs have the same bits".to_owned())
 }
 
-fn streams(bench: &Bench, linear: &Linear) -> Outcome<String> {
+fn streams(bench: &Bench, linear: &LinearKernels) -> Outcome<String> {
     let streams = crate::gather::several_streams(bench, 4)?;
     let cases = (0..8u32).map(|at| {
         let shape = [at * 31 + 1, at * 24 + 8, at * 50 + 3];
@@ -475,11 +477,11 @@ fn streams(bench: &Bench, linear: &Linear) -> Outcome<String> {
     Ok("40 layers and their gradients over 4 streams".to_owned())
 }
 
-fn graph(bench: &Bench, linear: &Linear) -> Outcome<String> {
+fn graph(bench: &Bench, linear: &LinearKernels) -> Outcome<String> {
     let mut done = 0;
     for rung in BackwardRung::ALL {
         let mut case = Case::new(bench, [70, 40, 90], Activation::Silu, Kind::F32, 4)?;
-        let captured = Graph::capture(&bench.stream, |stream| {
+        let captured = CudaGraph::capture(&bench.stream, |stream| {
             case.start_forward(linear, ForwardRung::Persistent, stream)?;
             case.start_backward(linear, rung, stream)
         });
@@ -498,7 +500,7 @@ fn graph(bench: &Bench, linear: &Linear) -> Outcome<String> {
     Ok(format!("{done} launches, other matrices each"))
 }
 
-fn usage(bench: &Bench, linear: &Linear) -> Outcome<String> {
+fn usage(bench: &Bench, linear: &LinearKernels) -> Outcome<String> {
     let case = Case::new(bench, [4, 12, 8], Activation::Gelu, Kind::F32, 1)?;
     let (stream, good, of_good) = (bench.stream.handle(), case.forward(), case.backward());
     let mut refused = 0;

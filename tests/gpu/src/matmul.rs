@@ -7,8 +7,8 @@ use crate::bench::Bench;
 use crate::gather::{dice, text};
 use crate::limits::finish;
 use crate::report::{Outcome, Report};
-use nvme_course::ladder::{Element, Ladder, Matmul, Operand, Rung};
-use nvme_host::cuda::{DeviceMemory, Graph, Stream};
+use nvme_course::ladder::{MatmulLadder, MatmulOperands, MatmulStep, MatrixElement, MatrixOperand};
+use nvme_host::cuda::{CudaGraph, DeviceMemory, Stream};
 
 const ABSENT: &str = "this GPU has no such rung";
 
@@ -35,7 +35,7 @@ const SHAPES: [[u32; 3]; 14] = [
 ];
 
 pub fn all(report: &mut Report, bench: &Bench) {
-    for rung in Rung::ALL {
+    for rung in MatmulStep::ALL {
         let name = |what: &str| format!("matmul/{}/{what}", rung.name());
         for (what, layout) in [
             (
@@ -93,9 +93,9 @@ struct Layout {
 struct Held {
     numbers: Vec<f32>,
     memory: DeviceMemory,
-    operand: Operand,
+    operand: MatrixOperand,
     offset: usize,
-    element: Element,
+    element: MatrixElement,
 }
 
 impl Held {
@@ -103,7 +103,7 @@ impl Held {
     fn new(
         bench: &Bench,
         (rows, columns): (u32, u32),
-        element: Element,
+        element: MatrixElement,
         layout: Layout,
         which: usize,
         seed: u64,
@@ -130,7 +130,7 @@ impl Held {
                 .chunks(size)
                 .map(|bytes| element.read(bytes))
                 .collect(),
-            operand: Operand {
+            operand: MatrixOperand {
                 address: memory.address() + (offset * size) as u64,
                 stride,
             },
@@ -150,21 +150,21 @@ struct Work {
     a: Held,
     b: Held,
     c: Held,
-    product: Matmul,
+    product: MatmulOperands,
 }
 
 impl Work {
     fn new(
         bench: &Bench,
         [m, n, k]: [u32; 3],
-        (factors, result): (Element, Element),
+        (factors, result): (MatrixElement, MatrixElement),
         layout: Layout,
         seed: u64,
     ) -> Outcome<Self> {
         let a = Held::new(bench, (m, k), factors, layout, 0, seed)?;
         let b = Held::new(bench, (k, n), factors, layout, 1, seed ^ 0x5555)?;
         let c = Held::new(bench, (m, n), result, layout, 2, 0)?;
-        let product = Matmul {
+        let product = MatmulOperands {
             a: a.operand,
             b: b.operand,
             c: c.operand,
@@ -177,7 +177,7 @@ impl Work {
         Ok(Self { a, b, c, product })
     }
 
-    fn start(&self, ladder: &Ladder, rung: Rung, stream: u64) -> Outcome<()> {
+    fn start(&self, ladder: &MatmulLadder, rung: MatmulStep, stream: u64) -> Outcome<()> {
         // SAFETY: the matrices outlive the product, which is waited for.
         unsafe { ladder.matmul(rung, &self.product, stream) }.map_err(text)
     }
@@ -194,7 +194,7 @@ impl Work {
             self.product.k as usize,
         );
         let allowed = match element {
-            Element::F32 => 1e-5,
+            MatrixElement::F32 => 1e-5,
             _ => 1e-2,
         };
         let stride = self.c.operand.stride as usize;
@@ -228,25 +228,25 @@ impl Work {
 }
 
 /// What a rung multiplies, and what its results can be.
-fn elements(rung: Rung) -> Vec<(Element, Element)> {
+fn elements(rung: MatmulStep) -> Vec<(MatrixElement, MatrixElement)> {
     match rung.has_tensor_cores() {
-        false => vec![(Element::F32, Element::F32)],
+        false => vec![(MatrixElement::F32, MatrixElement::F32)],
         true => vec![
-            (Element::Bf16, Element::Bf16),
-            (Element::Bf16, Element::F32),
-            (Element::F16, Element::F16),
-            (Element::F16, Element::F32),
+            (MatrixElement::Bf16, MatrixElement::Bf16),
+            (MatrixElement::Bf16, MatrixElement::F32),
+            (MatrixElement::F16, MatrixElement::F16),
+            (MatrixElement::F16, MatrixElement::F32),
         ],
     }
 }
 
 /// The ladder, unless the GPU has no such rung: what is refused then is tested by `usage`.
-fn ladder(bench: &Bench, rung: Rung) -> Outcome<Option<Ladder>> {
-    let ladder = Ladder::load(&bench.gpu).map_err(text)?;
+fn ladder(bench: &Bench, rung: MatmulStep) -> Outcome<Option<MatmulLadder>> {
+    let ladder = MatmulLadder::load(&bench.gpu).map_err(text)?;
     Ok(ladder.has(rung).then_some(ladder))
 }
 
-fn shapes(bench: &Bench, rung: Rung, layout: Layout) -> Outcome<String> {
+fn shapes(bench: &Bench, rung: MatmulStep, layout: Layout) -> Outcome<String> {
     let Some(ladder) = ladder(bench, rung)? else {
         return Ok(ABSENT.to_owned());
     };
@@ -262,7 +262,7 @@ fn shapes(bench: &Bench, rung: Rung, layout: Layout) -> Outcome<String> {
 }
 
 /// More tiles than the GPU runs at a time, and sums of many terms.
-fn large(bench: &Bench, rung: Rung) -> Outcome<String> {
+fn large(bench: &Bench, rung: MatmulStep) -> Outcome<String> {
     let Some(ladder) = ladder(bench, rung)? else {
         return Ok(ABSENT.to_owned());
     };
@@ -283,7 +283,7 @@ fn large(bench: &Bench, rung: Rung) -> Outcome<String> {
 }
 
 /// Four streams at once.
-fn streams(bench: &Bench, rung: Rung) -> Outcome<String> {
+fn streams(bench: &Bench, rung: MatmulStep) -> Outcome<String> {
     let Some(ladder) = ladder(bench, rung)? else {
         return Ok(ABSENT.to_owned());
     };
@@ -318,7 +318,7 @@ fn streams(bench: &Bench, rung: Rung) -> Outcome<String> {
 }
 
 /// A product that was captured, launched after the ladder was dropped, with other factors.
-fn graph(bench: &Bench, rung: Rung) -> Outcome<String> {
+fn graph(bench: &Bench, rung: MatmulStep) -> Outcome<String> {
     let Some(ladder) = ladder(bench, rung)? else {
         return Ok(ABSENT.to_owned());
     };
@@ -333,7 +333,7 @@ fn graph(bench: &Bench, rung: Rung) -> Outcome<String> {
         // SAFETY: the matrices outlive the graph.
         unsafe { ladder.matmul(rung, &work.product, stream) }
     };
-    let (graph, ()) = Graph::capture(&bench.stream, capture).map_err(text)?;
+    let (graph, ()) = CudaGraph::capture(&bench.stream, capture).map_err(text)?;
     drop(ladder);
     for seed in [3, 4] {
         let fresh = Held::new(bench, (260, 136), elements.0, layout, 0, seed)?;
@@ -354,20 +354,20 @@ fn graph(bench: &Bench, rung: Rung) -> Outcome<String> {
 
 /// Nothing is launched for what is refused.
 fn usage(bench: &Bench) -> Outcome<String> {
-    let ladder = Ladder::load(&bench.gpu).map_err(text)?;
+    let ladder = MatmulLadder::load(&bench.gpu).map_err(text)?;
     let layout = Layout {
         pads: [0; 3],
         offsets: [0; 3],
         rounds: false,
     };
-    let halves = (Element::Bf16, Element::Bf16);
-    let floats = (Element::F32, Element::F32);
-    for rung in Rung::ALL {
+    let halves = (MatrixElement::Bf16, MatrixElement::Bf16);
+    let floats = (MatrixElement::F32, MatrixElement::F32);
+    for rung in MatmulStep::ALL {
         let (right, wrong) = match rung.has_tensor_cores() {
             true => (halves, floats),
             false => (floats, halves),
         };
-        let refused = |elements, change: fn(&mut Matmul), why: &str| {
+        let refused = |elements, change: fn(&mut MatmulOperands), why: &str| {
             let mut work = Work::new(bench, [16, 16, 16], elements, layout, 1)?;
             change(&mut work.product);
             match work.start(&ladder, rung, bench.stream.handle()) {

@@ -8,8 +8,8 @@ use crate::report::{Outcome, Report};
 use nvme_host::cuda::RowsOptions;
 use nvme_host::store::GpuOptions;
 use nvme_host::{Catalog, Store, StoreOptions};
-use nvme_models::llama::{Config, Llama, Mixture, Options};
-use nvme_models::synthetic::{Stored, Synthetic};
+use nvme_models::llama::{ExpertMixture, Llama, ModelConfig, ModelOptions};
+use nvme_models::synthetic::{Stored, SyntheticModel};
 use std::sync::Arc;
 
 const PLACE: u64 = 4096 * 3;
@@ -19,7 +19,7 @@ const DRIVE: &str = "sim:mem?size=16MiB&block=4096&queues=8&threads=2";
 const TOLERANCE: f32 = 1e-4;
 const TOKENS: usize = 6;
 /// More experts than the budget has room for.
-const MIXTURE: Option<Mixture> = Some(Mixture {
+const MIXTURE: Option<ExpertMixture> = Some(ExpertMixture {
     count: 9,
     choices: 2,
 });
@@ -43,9 +43,9 @@ pub fn all(report: &mut Report, bench: &Bench) {
     report.test("model/mixture-errors", |_| errors(bench, MIXTURE));
 }
 
-fn bytes_of(stored: Stored, experts: Option<Mixture>) -> Outcome<Vec<u8>> {
-    let model = Synthetic {
-        config: Config {
+fn bytes_of(stored: Stored, experts: Option<ExpertMixture>) -> Outcome<Vec<u8>> {
+    let model = SyntheticModel {
+        config: ModelConfig {
             layers: 3,
             width: 256,
             hidden: 512,
@@ -96,7 +96,7 @@ fn open(device: &str, gpu: Option<u32>, bytes: &[u8]) -> nvme_host::Result<Llama
     let experts = catalog.entries().iter();
     let experts = experts.filter(|entry| entry.name.ends_with("_exps.weight"));
     let experts: u64 = experts.map(|entry| entry.bytes).sum::<u64>() / 6;
-    let options = Options {
+    let options = ModelOptions {
         budget: match experts {
             0 => 5 * layer / 2,
             experts => layer / 2 + experts,
@@ -127,7 +127,7 @@ fn follow(model: &mut Llama, prompt: &[u32]) -> nvme_host::Result<(Vec<u32>, Vec
 fn compare(
     bench: &Bench,
     device: &str,
-    (stored, experts): (Stored, Option<Mixture>),
+    (stored, experts): (Stored, Option<ExpertMixture>),
     length: u32,
 ) -> Outcome<String> {
     let bytes = bytes_of(stored, experts)?;
@@ -149,7 +149,7 @@ fn compare(
 }
 
 /// Reads that fail end a step, which is repeated.
-fn errors(bench: &Bench, experts: Option<Mixture>) -> Outcome<String> {
+fn errors(bench: &Bench, experts: Option<ExpertMixture>) -> Outcome<String> {
     let bytes = bytes_of(Stored::Q6K, experts)?;
     let mut of_cpu = open("sim:mem?size=16MiB", None, &bytes).map_err(text)?;
     let (expected, _) = follow(&mut of_cpu, &prompt(5)).map_err(text)?;

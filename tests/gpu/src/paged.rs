@@ -11,10 +11,10 @@ use crate::limits::limit;
 use crate::reading::{planned, until_whole};
 use crate::report::{Outcome, Report};
 use nvme_gpu_kernel::rows::code;
-use nvme_host::cuda::{DeviceMemory, Failures, Graph, Pending, Stream};
+use nvme_host::cuda::{CudaGraph, DeviceMemory, PendingRows, RowFailures, Stream};
 use nvme_host::{Store, StoreOptions};
-use nvme_models::paged::{self, Attending, Queries};
-use nvme_models::{KvPages, KvShape};
+use nvme_models::paged::{self, PagedKernels, PagedQueries};
+use nvme_models::{KvShape, KvStore};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -55,7 +55,7 @@ pub fn all(report: &mut Report, bench: &Bench) {
 
 struct Drive {
     store: Arc<Store>,
-    kernels: Attending,
+    kernels: PagedKernels,
     stream: Stream,
 }
 
@@ -66,7 +66,7 @@ impl Drive {
             let options = few_stations(bench, timeout);
             Ok(Self {
                 store: Arc::new(Store::open(&device, &options)?),
-                kernels: Attending::load(&bench.gpu)?,
+                kernels: PagedKernels::load(&bench.gpu)?,
                 stream: Stream::new(&bench.gpu)?,
             })
         };
@@ -107,16 +107,16 @@ struct Case {
 /// Pages on the drive, queries, tables, and what comes of them.
 struct Job {
     case: Case,
-    pages: KvPages,
+    pages: KvStore,
     /// The same pages on a drive without faults, which the CPU reads.
-    oracle: KvPages,
+    oracle: KvStore,
     queries: Vec<f32>,
     ids: Vec<u32>,
     counts: Vec<u32>,
     tails: Vec<u8>,
     tail_counts: Vec<u32>,
     scale: f32,
-    words: Queries,
+    words: PagedQueries,
     device_ids: DeviceMemory,
     y: DeviceMemory,
     _memory: Vec<DeviceMemory>,
@@ -136,12 +136,12 @@ impl Job {
         let mut throw = dice(seed);
         let shape = case.shape;
         let offset = 8192;
-        let pages = KvPages::new(&drive.store, offset, case.pages.into(), shape).map_err(text)?;
+        let pages = KvStore::new(&drive.store, offset, case.pages.into(), shape).map_err(text)?;
         let bytes = shape.page_bytes() * u64::from(case.pages);
         let image = halves(shape, bytes, &mut throw);
         let store = Store::open("sim:mem?size=32MiB&block=512", &StoreOptions::default());
         let store = Arc::new(store.map_err(text)?);
-        let oracle = KvPages::new(&store, offset, case.pages.into(), shape).map_err(text)?;
+        let oracle = KvStore::new(&store, offset, case.pages.into(), shape).map_err(text)?;
         for store in [&store, &drive.store] {
             store.write_at(offset, &image).map_err(text)?;
         }
@@ -175,13 +175,13 @@ impl Job {
             .map(|_| throw(u64::from(shape.page_tokens) + 1) as u32)
             .collect();
         let scale = 1.0 / (shape.head_elements as f32).sqrt();
-        let mut words = Queries {
+        let mut words = PagedQueries {
             sequences: case.sequences,
             heads,
             per_head: case.per_head,
             most_pages: case.most_pages,
             scale,
-            ..Queries::default()
+            ..PagedQueries::default()
         };
         let memory = [
             drive.numbers(&queries)?,
@@ -189,7 +189,7 @@ impl Job {
             drive.memory(&tails, |byte| vec![*byte])?,
             drive.words(&tail_counts)?,
             drive.memory(
-                &vec![0xFFu8; Attending::workspace_bytes(&pages, &words) as usize],
+                &vec![0xFFu8; PagedKernels::workspace_bytes(&pages, &words) as usize],
                 |byte| vec![*byte],
             )?,
         ];
@@ -223,7 +223,7 @@ impl Job {
         })
     }
 
-    fn start_on(&self, drive: &Drive, stream: u64) -> nvme_host::Result<Pending> {
+    fn start_on(&self, drive: &Drive, stream: u64) -> nvme_host::Result<PendingRows> {
         // SAFETY: the memory outlives the launch, which is waited for.
         unsafe { drive.kernels.attend(&self.pages, &self.words, stream) }
     }
@@ -234,7 +234,7 @@ impl Job {
         self.y.upload(0, &bytes).map_err(text)
     }
 
-    fn run(&self, drive: &Drive) -> Outcome<Failures> {
+    fn run(&self, drive: &Drive) -> Outcome<RowFailures> {
         self.poison()?;
         let pending = self.start_on(drive, drive.stream.handle()).map_err(text)?;
         // Nothing else is waited for: the results are there.
@@ -254,7 +254,7 @@ impl Job {
     }
 
     /// Checks each head over all its pages.
-    fn check(&self, failures: Failures) -> Outcome<()> {
+    fn check(&self, failures: RowFailures) -> Outcome<()> {
         self.check_over(failures, |sequence, kv_head| {
             Ok(self.table(sequence, kv_head).to_vec())
         })
@@ -263,7 +263,7 @@ impl Job {
     /// Checks each head over the pages that `table` gives: right, or NaN throughout. Those that are NaN are counted.
     fn check_over(
         &self,
-        failures: Failures,
+        failures: RowFailures,
         table: impl Fn(u32, u32) -> Outcome<Vec<u32>>,
     ) -> Outcome<()> {
         let shape = self.case.shape;
@@ -446,8 +446,8 @@ fn usage(bench: &Bench) -> Outcome<String> {
         page_tokens: 256,
         ..SHAPE
     };
-    let long = KvPages::new(&drive.store, 0, 4, long).map_err(text)?;
-    type Refused<'p> = (&'static str, &'p KvPages, fn(&mut Queries));
+    let long = KvStore::new(&drive.store, 0, 4, long).map_err(text)?;
+    type Refused<'p> = (&'static str, &'p KvStore, fn(&mut PagedQueries));
     let changed: [Refused<'_>; 5] = [
         ("no heads", &job.pages, |words| words.heads = 0),
         ("no multiple", &job.pages, |words| words.heads = 7),
@@ -472,7 +472,7 @@ fn usage(bench: &Bench) -> Outcome<String> {
 fn graph(bench: &Bench) -> Outcome<String> {
     let drive = Drive::new(bench, 4096, "", limit())?;
     let mut job = Job::new(&drive, CASE, 9)?;
-    let captured = Graph::capture(&drive.stream, |stream| job.start_on(&drive, stream));
+    let captured = CudaGraph::capture(&drive.stream, |stream| job.start_on(&drive, stream));
     let (graph, pending) = captured.map_err(text)?;
     for round in 1..=3u32 {
         for (at, id) in job.ids.iter_mut().enumerate() {

@@ -8,7 +8,7 @@ use crate::limits::finish;
 use crate::report::{Outcome, Report};
 use nvme_compute::random_weights::{self, Stored};
 use nvme_compute_kernel::{BLOCK_THREADS, Gemv, PTX, kernel};
-use nvme_host::cuda::{Blocks, DeviceMemory, Function, Module, Stream};
+use nvme_host::cuda::{DeviceMemory, KernelFunction, LaunchSize, Module, Stream};
 
 /// What `y` holds where no product comes.
 const POISON: f32 = -77.25;
@@ -44,9 +44,9 @@ pub fn all(report: &mut Report, bench: &Bench) {
 
 struct Kernels {
     module: Module,
-    narrow: Function,
-    wide: Function,
-    quantised: Function,
+    narrow: KernelFunction,
+    wide: KernelFunction,
+    quantised: KernelFunction,
     stream: Stream,
 }
 
@@ -68,7 +68,7 @@ fn shapes(bench: &Bench, stored: Stored) -> Outcome<String> {
         let case = Case::new(bench, stored, shape, at as u64)?;
         for adds in [0, 1] {
             let gemv = Gemv { adds, ..case.gemv };
-            let blocks = |count: u64, shared_bytes| Blocks {
+            let blocks = |count: u64, shared_bytes| LaunchSize {
                 count: count.clamp(1, 300) as u32,
                 threads: BLOCK_THREADS,
                 shared_bytes,
@@ -161,8 +161,8 @@ impl Case {
     fn run(
         &self,
         kernels: &Kernels,
-        function: Function,
-        blocks: Blocks,
+        function: KernelFunction,
+        blocks: LaunchSize,
         gemv: &Gemv,
     ) -> Outcome<()> {
         let poison = POISON.to_le_bytes().repeat(self.y.len() / 4);

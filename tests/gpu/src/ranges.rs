@@ -9,7 +9,7 @@ use crate::gather::{BYTES, CANARY, Drive, dice, fault_timeout, text};
 use crate::limits::limit;
 use crate::reading::wait_for;
 use crate::report::{Outcome, Report};
-use nvme_host::cuda::{DeviceMemory, Graph, Pending, ReadRange};
+use nvme_host::cuda::{CudaGraph, DeviceMemory, PendingRows, ReadRange};
 use std::time::{Duration, Instant};
 
 /// Bytes of a piece, which is read or zeroed as a whole.
@@ -72,7 +72,7 @@ impl Batch {
         self.out.upload(0, &vec![CANARY; self.bytes]).map_err(text)
     }
 
-    fn start(&self, drive: &Drive) -> Outcome<Pending> {
+    fn start(&self, drive: &Drive) -> Outcome<PendingRows> {
         // SAFETY: the memory outlives the reads, which are waited for.
         unsafe {
             let store = drive.store();
@@ -194,7 +194,7 @@ fn graph(bench: &Bench) -> Outcome<String> {
     let mut drive = Drive::open(bench, DRIVE, limit())?;
     let some: Vec<_> = (0..130u64).map(|at| (at * 61_000, 9000, 16)).collect();
     let batch = Batch::new(&drive, &some)?;
-    let captured = Graph::capture(&drive.stream, |_| {
+    let captured = CudaGraph::capture(&drive.stream, |_| {
         // SAFETY: the memory outlives the graph.
         unsafe {
             let store = drive.store();

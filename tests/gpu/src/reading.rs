@@ -5,7 +5,7 @@ use crate::gather::fault_timeout;
 use crate::limits::{give_up, limit};
 use crate::report::Outcome;
 use nvme_gpu_kernel::rows::code;
-use nvme_host::cuda::Failures;
+use nvme_host::cuda::RowFailures;
 use std::time::{Duration, Instant};
 
 /// How long a controller that is gone has to stay gone.
@@ -29,7 +29,7 @@ pub fn until_whole(
     name: &str,
     (of_status, all): (u64, u64),
     what: &str,
-    mut launch: impl FnMut() -> Outcome<Failures>,
+    mut launch: impl FnMut() -> Outcome<RowFailures>,
 ) -> Outcome<String> {
     // Faults that the protocol allows, or that the queue sees through.
     let is_harmless = matches!(name, "reordered" | "torn-cqe");

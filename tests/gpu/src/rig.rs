@@ -12,9 +12,9 @@ use nvme_core::queue_state::words as state_words;
 use nvme_core::spec::register;
 use nvme_gpu_kernel::Queues;
 use nvme_gpu_kernel::work::{Launch, Report};
-use nvme_host::cuda::{DeviceMemory, Kernel, Registered};
-use nvme_host::relay::Relay;
-use nvme_host::{Device, Pages};
+use nvme_host::cuda::{DeviceMemory, Kernel, RegisteredMemory};
+use nvme_host::relay::DoorbellRelay;
+use nvme_host::{Device, DmaPages};
 use std::sync::Arc;
 use zerocopy::IntoBytes;
 
@@ -83,15 +83,15 @@ pub struct Outcome {
 
 /// Memory that the host, the controller and the GPU have.
 struct Shared {
-    pages: Arc<Pages>,
-    registered: Registered,
+    pages: Arc<DmaPages>,
+    registered: RegisteredMemory,
 }
 
 impl Shared {
     fn new(bench: &Bench, sim: &Sim, bytes: usize) -> Result<Self, String> {
-        let pages = Arc::new(Pages::shared(bytes).map_err(text)?);
+        let pages = Arc::new(DmaPages::shared(bytes).map_err(text)?);
         sim.map_dma(&pages).map_err(text)?;
-        let registered = Registered::pages(&bench.gpu, &pages).map_err(text)?;
+        let registered = RegisteredMemory::pages(&bench.gpu, &pages).map_err(text)?;
         Ok(Self { pages, registered })
     }
 
@@ -105,14 +105,14 @@ impl Shared {
 pub struct Rig<'b> {
     bench: &'b Bench,
     sim: Arc<Sim>,
-    _relay: Option<Arc<Relay>>,
-    _doorbells: Registered,
+    _relay: Option<Arc<DoorbellRelay>>,
+    _doorbells: RegisteredMemory,
     shape: Shape,
     rings: Shared,
     data: Shared,
     /// The data memory when it is the GPU's; `data` is a copy of it between launches then.
     gpu_data: Option<Arc<DeviceMemory>>,
-    admin: Arc<Pages>,
+    admin: Arc<DmaPages>,
     admin_queue: Option<AdminQueue>,
     /// The queues by host addresses; `state` is the GPU's.
     words: Vec<QueueWords>,
@@ -137,13 +137,13 @@ impl<'b> Rig<'b> {
         let queues = shape.queues as u16;
         let (relay, doorbells, bells) = match shape.tier {
             Tier::Relayed => {
-                let relay = Relay::start(device, queues).map_err(text)?;
-                let words = Registered::relay(&bench.gpu, &relay).map_err(text)?;
+                let relay = DoorbellRelay::start(device, queues).map_err(text)?;
+                let words = RegisteredMemory::relay(&bench.gpu, &relay).map_err(text)?;
                 let address = words.address();
                 (Some(relay), words, address)
             }
             Tier::Pinned | Tier::GpuMemory => {
-                let registered = Registered::doorbells(&bench.gpu, &device).map_err(text)?;
+                let registered = RegisteredMemory::doorbells(&bench.gpu, &device).map_err(text)?;
                 let address = registered.address();
                 (None, registered, address)
             }
@@ -159,7 +159,7 @@ impl<'b> Rig<'b> {
             sim.map_gpu_memory(&memory).map_err(text)?;
             gpu_data = Some(memory);
         }
-        let admin = Arc::new(Pages::new(admin::BYTES).map_err(text)?);
+        let admin = Arc::new(DmaPages::new(admin::BYTES).map_err(text)?);
         sim.map_dma(&admin).map_err(text)?;
         let memory = |bytes| DeviceMemory::new(&bench.gpu, bytes).map_err(text);
         let states = memory(state_words(shape.entries) * 4 * count)?;

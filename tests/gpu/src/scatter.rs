@@ -9,7 +9,7 @@ use crate::hazards::{Graph, OwnStream, current};
 use crate::limits::{give_up, limit};
 use crate::report::{Outcome, Report};
 use nvme_gpu_kernel::rows::{SCATTER_ROWS, code};
-use nvme_host::cuda::{DeviceMemory, Failures, Pending, RowTable};
+use nvme_host::cuda::{DeviceMemory, PendingRows, RowFailures, RowTable};
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
@@ -89,7 +89,7 @@ impl Written {
     }
 
     /// The rows' codes, which are as many as the operation says.
-    fn codes(&self, failures: Failures) -> Outcome<Vec<i32>> {
+    fn codes(&self, failures: RowFailures) -> Outcome<Vec<i32>> {
         let codes = self.job.codes()?;
         let failed = codes.iter().filter(|code| **code != code::OK).count() as u64;
         let first = codes.iter().position(|code| *code != code::OK);
@@ -108,7 +108,7 @@ impl Written {
     }
 
     /// Waits for `pending`: the rows' codes.
-    fn wait(&self, pending: &Pending) -> Outcome<Vec<i32>> {
+    fn wait(&self, pending: &PendingRows) -> Outcome<Vec<i32>> {
         self.codes(pending.wait(limit()).map_err(text)?.failures)
     }
 }
@@ -333,7 +333,7 @@ fn round_of(
     };
     let all: Vec<Written> = (0..streams.len()).map(make).collect::<Outcome<_>>()?;
     let started = all.iter().zip(streams);
-    let pending: Vec<Pending> = started
+    let pending: Vec<PendingRows> = started
         .map(|(one, stream)| one.job.scatter_on(drive, stream.handle()))
         .collect::<Outcome<_>>()?;
     let ended = all.into_iter().zip(&pending);

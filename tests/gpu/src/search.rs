@@ -10,10 +10,10 @@ use crate::reading::{planned, until_whole, wait_for};
 use crate::report::{Outcome, Report};
 use nvme_gpu_kernel::rows::code as row;
 use nvme_host::Store;
-use nvme_host::cuda::{DeviceMemory, Failures, Graph, Pending, Stream};
+use nvme_host::cuda::{CudaGraph, DeviceMemory, PendingRows, RowFailures, Stream};
 use nvme_search::{
-    Answers, BuildOptions, CpuOptions, GpuSearch, Index, Kind, Parameters, Request, Source, build,
-    code,
+    BuildOptions, CpuOptions, GpuSearch, SearchAnswers, SearchParameters, SearchRequest,
+    VectorDistribution, VectorIndex, VectorSource, build, code,
 };
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -55,14 +55,14 @@ pub fn all(report: &mut Report, bench: &Bench) {
 /// An index on a drive, and the kernel.
 struct Drive {
     store: Arc<Store>,
-    index: Index,
+    index: VectorIndex,
     search: GpuSearch,
-    source: Source,
+    source: VectorSource,
     stream: Stream,
 }
 
-fn source(kind: Kind, count: u32, elements: u32) -> Source {
-    Source {
+fn source(kind: VectorDistribution, count: u32, elements: u32) -> VectorSource {
+    VectorSource {
         kind,
         seed: 11,
         count,
@@ -75,7 +75,7 @@ impl Drive {
         bench: &Bench,
         (block, fault): (u32, &str),
         timeout: Duration,
-        source: Source,
+        source: VectorSource,
         sub_elements: u32,
     ) -> Outcome<Self> {
         let name = simulated(32, block, fault);
@@ -86,7 +86,7 @@ impl Drive {
         bench: &Bench,
         device: &str,
         timeout: Duration,
-        source: Source,
+        source: VectorSource,
         sub_elements: u32,
     ) -> Outcome<Self> {
         let options = few_stations(bench, timeout);
@@ -100,7 +100,7 @@ impl Drive {
             let store = Arc::new(Store::open(device, &options)?);
             let vectors = source.vectors()?;
             build(&store, 8192, (source, &vectors), how, &mut |_| Ok(()))?;
-            let index = Index::open(&store, 8192)?;
+            let index = VectorIndex::open(&store, 8192)?;
             Ok(Self {
                 search: GpuSearch::new(&index)?,
                 store,
@@ -115,16 +115,21 @@ impl Drive {
 
 /// Queries, their memory, and what the CPU finds.
 struct Job {
-    parameters: Parameters,
+    parameters: SearchParameters,
     count: usize,
-    expected: Answers,
+    expected: SearchAnswers,
     queries: DeviceMemory,
     /// Ids, distances, codes and reads.
     out: [DeviceMemory; 4],
 }
 
 impl Job {
-    fn new(drive: &Drive, bench: &Bench, queries: &[f32], parameters: Parameters) -> Outcome<Self> {
+    fn new(
+        drive: &Drive,
+        bench: &Bench,
+        queries: &[f32],
+        parameters: SearchParameters,
+    ) -> Outcome<Self> {
         let cpu = CpuOptions {
             threads: 2,
             together: 8,
@@ -136,8 +141,8 @@ impl Job {
     fn expecting(
         bench: &Bench,
         queries: &[f32],
-        parameters: Parameters,
-        expected: Answers,
+        parameters: SearchParameters,
+        expected: SearchAnswers,
     ) -> Outcome<Self> {
         let count = expected.codes.len();
         let memory = |bytes: usize| DeviceMemory::new(&bench.gpu, bytes).map_err(text);
@@ -160,16 +165,21 @@ impl Job {
     }
 
     /// Of queries of the generator that the CPU has answers to.
-    fn whole(drive: &Drive, bench: &Bench, count: usize, parameters: Parameters) -> Outcome<Self> {
+    fn whole(
+        drive: &Drive,
+        bench: &Bench,
+        count: usize,
+        parameters: SearchParameters,
+    ) -> Outcome<Self> {
         let queries = drive.source.queries(count).map_err(text)?;
         let job = Self::new(drive, bench, &queries, parameters)?;
         job.expected.check().map_err(text)?;
         Ok(job)
     }
 
-    fn start_on(&self, drive: &Drive, stream: u64) -> nvme_host::Result<Pending> {
+    fn start_on(&self, drive: &Drive, stream: u64) -> nvme_host::Result<PendingRows> {
         let [ids, distances, codes, reads] = self.out.each_ref().map(DeviceMemory::address);
-        let request = Request {
+        let request = SearchRequest {
             queries: self.queries.address(),
             count: self.count as u64,
             ids,
@@ -187,7 +197,7 @@ impl Job {
     }
 
     /// Runs it once: what became of queries that failed, after every result was checked.
-    fn run(&self, drive: &Drive) -> Outcome<(Failures, Vec<i32>)> {
+    fn run(&self, drive: &Drive) -> Outcome<(RowFailures, Vec<i32>)> {
         self.poison()?;
         let pending = self.start_on(drive, drive.stream.handle()).map_err(text)?;
         let ended = pending.wait(limit()).map_err(text)?;
@@ -195,7 +205,7 @@ impl Job {
     }
 
     /// Checks each query: the CPU's answer, or none and counted as failed. Their codes.
-    fn check(&self, failures: Failures) -> Outcome<Vec<i32>> {
+    fn check(&self, failures: RowFailures) -> Outcome<Vec<i32>> {
         let results = self.parameters.results as usize;
         let lengths = [
             self.count * results * 8,
@@ -261,11 +271,11 @@ impl Job {
 fn shapes(bench: &Bench, block: u32) -> Outcome<String> {
     let (mut searches, mut queries_done) = (0, 0);
     for (kind, count, elements, sub_elements) in [
-        (Kind::Uniform, 1, 1, 1),
-        (Kind::Uniform, 5, 33, 4),
-        (Kind::Clustered, 400, 100, 7),
-        (Kind::Uniform, 300, 928, 16),
-        (Kind::Clustered, 2000, 128, 4),
+        (VectorDistribution::Uniform, 1, 1, 1),
+        (VectorDistribution::Uniform, 5, 33, 4),
+        (VectorDistribution::Clustered, 400, 100, 7),
+        (VectorDistribution::Uniform, 300, 928, 16),
+        (VectorDistribution::Clustered, 2000, 128, 4),
     ] {
         let source = source(kind, count, elements);
         let drive = Drive::new(bench, (block, ""), limit(), source, sub_elements)?;
@@ -278,7 +288,7 @@ fn shapes(bench: &Bench, block: u32) -> Outcome<String> {
             (40, 256, 8, 32),
             (9, 33, 3, 7),
         ] {
-            let parameters = Parameters {
+            let parameters = SearchParameters {
                 list,
                 beam,
                 results,
@@ -301,9 +311,9 @@ fn shapes(bench: &Bench, block: u32) -> Outcome<String> {
 
 /// Each warp has many queries.
 fn large(bench: &Bench) -> Outcome<String> {
-    let source = source(Kind::Clustered, 5000, 64);
+    let source = source(VectorDistribution::Clustered, 5000, 64);
     let drive = Drive::new(bench, (4096, ""), limit(), source, 4)?;
-    let job = Job::whole(&drive, bench, 1200, Parameters::default())?;
+    let job = Job::whole(&drive, bench, 1200, SearchParameters::default())?;
     for _ in 0..2 {
         let (failures, _) = job.run(&drive)?;
         if failures.rows != 0 {
@@ -315,12 +325,12 @@ fn large(bench: &Bench) -> Outcome<String> {
 }
 
 fn usage(bench: &Bench) -> Outcome<String> {
-    let few = source(Kind::Uniform, 9, 8);
+    let few = source(VectorDistribution::Uniform, 9, 8);
     let drive = Drive::new(bench, (4096, ""), limit(), few, 4)?;
-    let job = Job::whole(&drive, bench, 2, Parameters::default())?;
+    let job = Job::whole(&drive, bench, 2, SearchParameters::default())?;
     let code =
-        |ended: nvme_host::Result<Pending>| ended.map(drop).map_err(|error| error.exit_code());
-    let request = Request {
+        |ended: nvme_host::Result<PendingRows>| ended.map(drop).map_err(|error| error.exit_code());
+    let request = SearchRequest {
         queries: job.queries.address(),
         count: 2,
         ids: job.out[0].address() + 4,
@@ -328,12 +338,12 @@ fn usage(bench: &Bench) -> Outcome<String> {
         codes: job.out[2].address(),
         reads: job.out[3].address(),
     };
-    let odd = Request {
+    let odd = SearchRequest {
         ids: job.out[0].address(),
         codes: job.out[2].address() + 2,
         ..request
     };
-    let many = Request {
+    let many = SearchRequest {
         ids: job.out[0].address(),
         count: 1 << 32,
         ..request
@@ -349,7 +359,7 @@ fn usage(bench: &Bench) -> Outcome<String> {
         }
     }
     let wrong = Job {
-        parameters: Parameters {
+        parameters: SearchParameters {
             beam: 33,
             ..job.parameters
         },
@@ -360,7 +370,7 @@ fn usage(bench: &Bench) -> Outcome<String> {
     }
     let file = crate::by_host::Scratch::new()?;
     let of_file = Drive::on(bench, &file.device(), limit(), few, 4)?;
-    let job = Job::whole(&of_file, bench, 2, Parameters::default())?;
+    let job = Job::whole(&of_file, bench, 2, SearchParameters::default())?;
     match code(job.start_on(&of_file, of_file.stream.handle())) {
         Err(2) => Ok("refused before anything is launched".to_owned()),
         other => Err(format!("an index in a file: {other:?}")),
@@ -369,12 +379,12 @@ fn usage(bench: &Bench) -> Outcome<String> {
 
 /// Damaged nodes and queries that are no numbers fail the queries that meet them, alike on GPU and CPU.
 fn damage(bench: &Bench) -> Outcome<String> {
-    let source = source(Kind::Clustered, 600, 40);
+    let source = source(VectorDistribution::Clustered, 600, 40);
     let drive = Drive::new(bench, (4096, ""), limit(), source, 4)?;
     let mut queries = source.queries(60).map_err(text)?;
     queries[13 * 40 + 39] = f32::NAN;
     queries[29 * 40] = f32::INFINITY;
-    let parameters = Parameters::default();
+    let parameters = SearchParameters::default();
     let nodes = 8192 + drive.index.header().nodes_at();
     let whole = Job::new(&drive, bench, &queries, parameters)?;
     let first = whole.expected.ids[0] as u64;
@@ -424,11 +434,11 @@ fn damage(bench: &Bench) -> Outcome<String> {
 
 /// Searches of several streams share the stations.
 fn streams(bench: &Bench) -> Outcome<String> {
-    let source = source(Kind::Clustered, 1000, 32);
+    let source = source(VectorDistribution::Clustered, 1000, 32);
     let drive = Drive::new(bench, (4096, ""), limit(), source, 4)?;
     let streams = crate::gather::several_streams(bench, 4)?;
     let jobs = (1..9).map(|number| {
-        let parameters = Parameters {
+        let parameters = SearchParameters {
             list: 20 * number,
             beam: number,
             results: 3 + number,
@@ -453,7 +463,7 @@ fn start<'j>(
     drive: &Drive,
     jobs: &'j [Job],
     streams: &[Stream],
-) -> Outcome<Vec<(&'j Job, Pending)>> {
+) -> Outcome<Vec<(&'j Job, PendingRows)>> {
     let started = jobs.iter().zip(streams.iter().cycle());
     started
         .map(|(job, stream)| {
@@ -466,10 +476,10 @@ fn start<'j>(
 
 /// A search of a graph can be launched again, and has no results when the store is gone.
 fn graph(bench: &Bench) -> Outcome<String> {
-    let source = source(Kind::Clustered, 500, 24);
+    let source = source(VectorDistribution::Clustered, 500, 24);
     let drive = Drive::new(bench, (4096, ""), limit(), source, 4)?;
-    let job = Job::whole(&drive, bench, 70, Parameters::default())?;
-    let captured = Graph::capture(&drive.stream, |stream| job.start_on(&drive, stream));
+    let job = Job::whole(&drive, bench, 70, SearchParameters::default())?;
+    let captured = CudaGraph::capture(&drive.stream, |stream| job.start_on(&drive, stream));
     let (graph, pending) = captured.map_err(text)?;
     let wait_for = |rounds| wait_for(rounds, || pending.ended());
     for round in 1..=3 {
@@ -505,26 +515,26 @@ fn graph(bench: &Bench) -> Outcome<String> {
 /// controller comes back.
 fn faults(bench: &Bench, name: &str, fault: &str) -> Outcome<String> {
     let (fault, timeout) = planned(bench, fault);
-    let source = source(Kind::Clustered, 500, 32);
+    let source = source(VectorDistribution::Clustered, 500, 32);
     // The CPU's answers come from a drive without faults.
     let well = Drive::new(bench, (4096, ""), limit(), source, 4)?;
-    let expected = Job::whole(&well, bench, 60, Parameters::default())?.expected;
+    let expected = Job::whole(&well, bench, 60, SearchParameters::default())?.expected;
     let drive = Drive::new(bench, (4096, &fault), timeout, source, 4)?;
     let queries = source.queries(60).map_err(text)?;
-    let job = Job::expecting(bench, &queries, Parameters::default(), expected)?;
+    let job = Job::expecting(bench, &queries, SearchParameters::default(), expected)?;
     until_whole(name, (1, 60), "queries", || Ok(job.run(&drive)?.0))
 }
 
 /// Reads are lost again and again while searches go on over several streams: none is wrong, and no station is lost.
 fn outages(bench: &Bench) -> Outcome<String> {
     let timeout = Duration::from_millis(60) * bench.patience as u32;
-    let source = source(Kind::Clustered, 500, 32);
+    let source = source(VectorDistribution::Clustered, 500, 32);
     let well = Drive::new(bench, (4096, ""), limit(), source, 4)?;
-    let expected = Job::whole(&well, bench, 60, Parameters::default())?.expected;
+    let expected = Job::whole(&well, bench, 60, SearchParameters::default())?.expected;
     let drive = Drive::new(bench, (4096, "drop@op=read,every=4000"), timeout, source, 4)?;
     let streams = crate::gather::several_streams(bench, 4)?;
     let queries = source.queries(60).map_err(text)?;
-    let parameters = Parameters::default();
+    let parameters = SearchParameters::default();
     let jobs = (0..4).map(|_| Job::expecting(bench, &queries, parameters, expected.clone()));
     let jobs: Vec<Job> = jobs.collect::<Outcome<_>>()?;
     let (mut failed, mut whole, mut rounds) = (0, 0, 0);

@@ -6,9 +6,9 @@ use crate::audit;
 use nvme_core::Registers;
 use nvme_core::spec::Iova;
 use nvme_gpu_kernel::work::data_word;
-use nvme_host::cuda::{Copier, DeviceMemory};
-use nvme_host::sim::Bar;
-use nvme_host::{Device, DoorbellMap, Error, Pages, Result};
+use nvme_host::cuda::{DeviceMemory, SimulatorCopier};
+use nvme_host::sim::SimulatorBar;
+use nvme_host::{Device, DmaPages, DoorbellMap, Error, Result};
 use nvme_sim::{BlockStore, Controller, HostMemory, MemoryStore, NamespaceConfig, Rule, Runner};
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -34,9 +34,9 @@ pub struct Model<'a> {
 pub struct Sim {
     // The threads stop before the memory that they reach goes away.
     _runner: Runner,
-    bar: Bar,
+    bar: SimulatorBar,
     memory: HostMemory,
-    kept: Mutex<Vec<Arc<Pages>>>,
+    kept: Mutex<Vec<Arc<DmaPages>>>,
     /// Where the image lies: address and bytes.
     image: Option<(usize, usize)>,
     /// GPU memory that the controller reaches: address and bytes.
@@ -76,7 +76,7 @@ impl Sim {
             .map_err(|error| format!("a simulator thread: {error}"))?;
         Ok(Arc::new(Self {
             _runner: runner,
-            bar: Bar::new(controller),
+            bar: SimulatorBar::new(controller),
             memory,
             kept: Mutex::default(),
             image: place,
@@ -88,7 +88,7 @@ impl Sim {
     /// Lets the controller reach GPU memory, at the GPU's own addresses, by copies.
     pub fn map_gpu_memory(&self, memory: &Arc<DeviceMemory>) -> Result<()> {
         let owner = Arc::clone(&self.bar.0);
-        let copier = Arc::new(Copier::new(memory, self.image.as_slice(), owner)?);
+        let copier = Arc::new(SimulatorCopier::new(memory, self.image.as_slice(), owner)?);
         let address = memory.address();
         let mapped = self
             .memory
@@ -151,7 +151,7 @@ impl Device for Sim {
         unsafe { DoorbellMap::new(start, doorbells.bytes()) }
     }
 
-    fn map_dma(&self, pages: &Arc<Pages>) -> Result<Iova> {
+    fn map_dma(&self, pages: &Arc<DmaPages>) -> Result<Iova> {
         let address = pages.start().addr() as u64;
         // SAFETY: the pages are kept as long as this device, which owns the controller's threads; both
         // sides use them through atomics, or while no command is in flight.

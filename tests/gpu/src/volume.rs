@@ -11,8 +11,8 @@ use nvme_core::queue_state::{QueueState, words as state_words};
 use nvme_core::spec::{Qid, nvm};
 use nvme_core::sync::{AtomicU32, Order, Scope};
 use nvme_gpu_kernel::work::{self, Launch};
-use nvme_host::cuda::null::{Null, Shape};
-use nvme_host::cuda::{DeviceMemory, Registered};
+use nvme_host::cuda::null::{NullController, NullShape};
+use nvme_host::cuda::{DeviceMemory, RegisteredMemory};
 use std::time::Duration;
 use zerocopy::IntoBytes;
 
@@ -36,14 +36,14 @@ pub fn all(report: &mut Report, bench: &Bench) {
 }
 
 fn run(bench: &Bench, mode: Mode, options: &Options) -> nvme_host::Result<String> {
-    let shape = Shape {
+    let shape = NullShape {
         queues: QUEUES,
         entries: ENTRIES,
         dstrd: 0,
         data_bytes: 4096,
     };
-    let null = Null::new(shape)?;
-    let registered = Registered::pages(&bench.gpu, null.pages())?;
+    let null = NullController::new(shape)?;
+    let registered = RegisteredMemory::pages(&bench.gpu, null.pages())?;
     let words = state_words(ENTRIES);
     let states = DeviceMemory::new(&bench.gpu, words * 4 * QUEUES as usize)?;
     let mut queues = Vec::new();

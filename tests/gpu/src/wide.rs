@@ -11,8 +11,8 @@ use crate::report::{Outcome, Report};
 use crate::stripes;
 use nvme_gpu_kernel::rows::code;
 use nvme_host::Table;
-use nvme_host::cuda::{DeviceMemory, Failures, Pending, Request};
-use nvme_host::store::{Format, Wide, Widen};
+use nvme_host::cuda::{DeviceMemory, PendingRows, RowFailures, RowRequest};
+use nvme_host::store::{Format, RowWidening, Wide};
 use std::time::{Duration, Instant};
 
 pub fn all(report: &mut Report, bench: &Bench) {
@@ -53,7 +53,7 @@ fn fault_of(bench: &Bench, fault: &str, comes_back: bool, has_status: bool) -> O
     let mut drive = stripes::open(bench, fault, timeout)?;
     let image = std::mem::take(drive.image_mut());
     // The format whose zero bytes come out as -0.0.
-    let widen = Widen {
+    let widen = RowWidening {
         from: Format::Q4_0,
         to: Wide::F16,
     };
@@ -134,7 +134,7 @@ fn formats(drive: &Drive, cache: u64) -> Outcome<String> {
                 if cache > 0 {
                     table = table.cached(cache + row_bytes * 40).map_err(text)?;
                 }
-                let widen = Widen { from, to };
+                let widen = RowWidening { from, to };
                 for _ in 0..2 {
                     let ids: Vec<i64> = (0..90)
                         .map(|row| match row % 30 {
@@ -155,7 +155,7 @@ fn formats(drive: &Drive, cache: u64) -> Outcome<String> {
 struct Gathered {
     out: Vec<u8>,
     codes: Option<Vec<i32>>,
-    failures: Failures,
+    failures: RowFailures,
 }
 
 /// The memory of a gather.
@@ -163,7 +163,7 @@ struct Asked {
     _ids: DeviceMemory,
     out: DeviceMemory,
     status: DeviceMemory,
-    request: Request,
+    request: RowRequest,
 }
 
 impl Asked {
@@ -178,7 +178,7 @@ impl Asked {
         let ids_memory = memory(&bytes).map_err(text)?;
         let out = memory(&vec![CANARY; stride * ids.len()]).map_err(text)?;
         let status = memory(&vec![CANARY; ids.len() * 4]).map_err(text)?;
-        let request = Request {
+        let request = RowRequest {
             ids: ids_memory.address(),
             wide_ids: true,
             count: ids.len() as u64,
@@ -195,12 +195,12 @@ impl Asked {
     }
 
     /// Puts the gather into `stream`, a `CUstream`.
-    fn start(&self, table: &Table, widen: Widen, stream: u64) -> Outcome<Pending> {
+    fn start(&self, table: &Table, widen: RowWidening, stream: u64) -> Outcome<PendingRows> {
         // SAFETY: the memory outlives the gather, which is waited for.
         unsafe { table.gather_as_on_gpu(&self.request, widen, stream) }.map_err(text)
     }
 
-    fn came_to(&self, failures: Failures) -> Outcome<Gathered> {
+    fn came_to(&self, failures: RowFailures) -> Outcome<Gathered> {
         let count = self.request.count as usize;
         let mut out = vec![0; self.request.out_stride as usize * count];
         self.out.download(0, &mut out).map_err(text)?;
@@ -220,7 +220,7 @@ impl Asked {
 fn gather(
     drive: &Drive,
     table: &Table,
-    widen: Widen,
+    widen: RowWidening,
     ids: &[i64],
     (pad, has_status): (u64, bool),
 ) -> Outcome<Gathered> {
@@ -235,7 +235,7 @@ fn replay(bench: &Bench) -> Outcome<String> {
     let mut drive = Drive::open(bench, STRIPE, limit())?;
     let image = std::mem::take(drive.image_mut());
     current(&drive)?;
-    let widen = Widen {
+    let widen = RowWidening {
         from: Format::Q4_0,
         to: Wide::F32,
     };
@@ -279,7 +279,7 @@ fn replay(bench: &Bench) -> Outcome<String> {
 }
 
 /// Gathers `ids`, and compares.
-fn one(drive: &Drive, table: &Table, widen: Widen, ids: &[i64], pad: u64) -> Outcome<usize> {
+fn one(drive: &Drive, table: &Table, widen: RowWidening, ids: &[i64], pad: u64) -> Outcome<usize> {
     let wide_bytes = widen.row_bytes(table.row_bytes()).map_err(text)?;
     let stride = (wide_bytes + pad) as usize;
     let have = gather(drive, table, widen, ids, (pad, true))?;

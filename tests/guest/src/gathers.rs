@@ -4,7 +4,7 @@
 #![allow(unsafe_code)]
 
 use crate::{Outcome, pattern, said};
-use nvme_host::cuda::{DeviceMemory, Request, RowsOptions, Stream, Tier};
+use nvme_host::cuda::{DeviceMemory, QueueTier, RowRequest, RowsOptions, Stream};
 use nvme_host::store::GpuOptions;
 use nvme_host::{Store, StoreOptions};
 use std::time::{Duration, Instant};
@@ -59,7 +59,7 @@ fn prepared(device: &str, tier: u32) -> Result<(Bench, Vec<u8>), String> {
         allow_write: true,
         queues: 2,
         timeout: Duration::from_secs(2),
-        tier: (tier == 3).then_some(Tier::GpuRings),
+        tier: (tier == 3).then_some(QueueTier::GpuRings),
         gpu: Some(GpuOptions {
             rows: RowsOptions {
                 queues: 4,
@@ -114,7 +114,7 @@ impl Bench {
             self.memory(&vec![CANARY; ROWS * row_bytes])?,
         );
         let status = self.memory(&[0xFF; 4 * ROWS])?;
-        let request = Request {
+        let request = RowRequest {
             ids: ids_there.address(),
             wide_ids: true,
             count: ROWS as u64,
@@ -183,7 +183,7 @@ impl Bench {
         pattern::fill(SEED + 1, 0, &mut rows);
         let words: Vec<u8> = ids.iter().flat_map(|id| id.to_le_bytes()).collect();
         let (ids_there, from) = (self.memory(&words)?, self.memory(&rows)?);
-        let request = Request {
+        let request = RowRequest {
             ids: ids_there.address(),
             wide_ids: false,
             count: ids.len() as u64,

@@ -17,7 +17,7 @@ mod volume;
 use guest_tests::contract::{self, Subject};
 use guest_tests::{Outcome, pattern, said};
 use nvme_host::core::spec::Nsid;
-use nvme_host::{Config, Controller};
+use nvme_host::{Controller, ControllerConfig};
 use std::process::{Command, ExitCode};
 
 const USAGE: &str = "\
@@ -123,10 +123,10 @@ fn volume(test: &str, device: &str, nsid: &str, seed: &str, mib: &str) -> Outcom
 
 /// Brings the controller up for a test, and shuts it down after one that passed.
 fn on(device: &str, test: impl FnOnce(&Controller) -> Outcome) -> Outcome {
-    let config = Config {
+    let config = ControllerConfig {
         queue_pairs: 64,
         max_transfer: 8 << 20,
-        ..Config::default()
+        ..ControllerConfig::default()
     };
     let device = nvme_host::open(device).map_err(said)?;
     let controller = Controller::start(device, &config).map_err(said)?;

@@ -3,7 +3,7 @@
 
 use crate::{Outcome, pattern, said};
 use nvme_host::core::spec::{Lba, Nsid, nvm};
-use nvme_host::{Config, Controller, DmaBuffer, Queue};
+use nvme_host::{Controller, ControllerConfig, DmaBuffer, DriverQueue};
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
@@ -53,7 +53,7 @@ fn round(
     random: &mut u64,
     model: &mut [Option<u64>],
 ) -> Result<u64, String> {
-    let config = Config::default();
+    let config = ControllerConfig::default();
     let controller =
         Controller::start(nvme_host::open(device).map_err(said)?, &config).map_err(said)?;
     let block = controller.namespace(nsid).map_err(said)?.block_bytes();
@@ -94,7 +94,7 @@ fn address(controller: &Controller) -> Result<u64, String> {
 /// Some thousand commands over all queues; a unit is in one command at a time.
 fn burst(
     controller: &Controller,
-    queues: &mut [Queue],
+    queues: &mut [DriverQueue],
     nsid: Nsid,
     block: u32,
     random: &mut u64,

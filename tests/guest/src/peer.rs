@@ -6,7 +6,7 @@ use crate::exporter::Exporter;
 use crate::{Outcome, pattern, said};
 use nvme_host::core::Data;
 use nvme_host::core::spec::{Iova, Lba, Nsid, Sqe, nvm};
-use nvme_host::{Controller, Device, DmaBuffer, Namespace, Pages, Queue};
+use nvme_host::{Controller, Device, DmaBuffer, DmaPages, DriverQueue, Namespace};
 use std::fs::File;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::sync::Arc;
@@ -78,7 +78,7 @@ pub fn mapped(device: &Arc<dyn Device>, resource: &str, bytes: usize) -> Result<
             None => open(resource)?.into(),
         },
     };
-    let pages = Pages::of_file(file, 0, bytes).map_err(said)?;
+    let pages = DmaPages::of_file(file, 0, bytes).map_err(said)?;
     DmaBuffer::over(device, Arc::new(pages)).map_err(said)
 }
 
@@ -164,7 +164,7 @@ fn expected(turn: u64, bytes: u64) -> Vec<u8> {
     data
 }
 
-fn send(queue: &mut Queue, sqe: Sqe, iova: Iova, len: u64) -> Outcome {
+fn send(queue: &mut DriverQueue, sqe: Sqe, iova: Iova, len: u64) -> Outcome {
     let submitted = queue.submit_data(sqe, Data::Contiguous { iova, len }, None);
     submitted.map_err(|refused| refused.error.to_string())?;
     queue.ring();

@@ -2,7 +2,7 @@
 
 use crate::{Outcome, pattern, said};
 use nvme_host::core::spec::{Lba, Nsid, nvm};
-use nvme_host::{Controller, DmaBuffer, Queue};
+use nvme_host::{Controller, DmaBuffer, DriverQueue};
 use std::collections::BTreeMap;
 
 /// Commands through each queue beyond its size: it wraps this often.
@@ -93,7 +93,7 @@ fn all_at_once(controller: &Controller, nsid: Nsid, block: u32) -> Result<usize,
 /// Keeps the queue full of writes, then of reads of the same blocks, and compares every one.
 fn fill_and_check(
     controller: &Controller,
-    queue: &mut Queue,
+    queue: &mut DriverQueue,
     nsid: Nsid,
     block: u32,
     commands: u32,

@@ -3,7 +3,7 @@
 
 use crate::{Outcome, peer, queues, said, trouble};
 use nvme_host::core::spec::Nsid;
-use nvme_host::{Config, Controller, Device, Rings};
+use nvme_host::{Controller, ControllerConfig, Device, RingLocation};
 use std::sync::Arc;
 
 /// Bytes of the BAR.
@@ -15,10 +15,10 @@ const RINGS: usize = 8 << 20;
 pub fn run(name: &str, resource: &str) -> Outcome {
     let device = nvme_host::open(name).map_err(said)?;
     let rings = rings_in(&device, resource, RINGS)?;
-    let config = Config {
+    let config = ControllerConfig {
         queue_pairs: 64,
         rings,
-        ..Config::default()
+        ..ControllerConfig::default()
     };
     let controller = Controller::start(Arc::clone(&device), &config).map_err(said)?;
     queues::run(&controller, Nsid(1))?;
@@ -42,17 +42,23 @@ pub fn reset(name: &str, resource: &str) -> Outcome {
     controller.shut_down().map_err(said)
 }
 
-fn rings_in(device: &Arc<dyn Device>, resource: &str, bytes: usize) -> Result<Rings, String> {
+fn rings_in(
+    device: &Arc<dyn Device>,
+    resource: &str,
+    bytes: usize,
+) -> Result<RingLocation, String> {
     let mut bar = peer::mapped(device, resource, BYTES)?;
     bar.resize(bytes);
-    Ok(Rings::Peer(Arc::new(bar.into_rings().map_err(said)?)))
+    Ok(RingLocation::Peer(Arc::new(
+        bar.into_rings().map_err(said)?,
+    )))
 }
 
 /// A place that holds one pair of rings: the next pair is refused, with the reason, and the first one works on.
 fn too_few_bytes(device: &Arc<dyn Device>, resource: &str) -> Outcome {
-    let config = Config {
+    let config = ControllerConfig {
         rings: rings_in(device, resource, 8192)?,
-        ..Config::default()
+        ..ControllerConfig::default()
     };
     let controller = Controller::start(Arc::clone(device), &config).map_err(said)?;
     let first = controller.create_queue_pair(16).map_err(said)?;

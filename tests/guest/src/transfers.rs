@@ -4,7 +4,7 @@ use crate::{Outcome, pattern, said};
 use nvme_host::core::Data;
 use nvme_host::core::sgl::Segment;
 use nvme_host::core::spec::{Iova, Lba, Nsid, Sqe, nvm};
-use nvme_host::{Controller, DmaBuffer, Queue};
+use nvme_host::{Controller, DmaBuffer, DriverQueue};
 
 const PAGE: u64 = 4096;
 /// Entries of a PRP list page: the data that one list page describes, in pages.
@@ -28,7 +28,7 @@ enum Form {
 
 /// What the transfers go through: a queue, a namespace, and memory for the longest of them.
 struct Bench {
-    queue: Queue,
+    queue: DriverQueue,
     nsid: Nsid,
     block: u64,
     /// Descriptors for which a queue has room: its lists are made for PRPs, which are half as long.

@@ -6,7 +6,9 @@ use crate::exporter::Exporter;
 use crate::{Outcome, pattern, said};
 use nvme_host::core::Data;
 use nvme_host::core::spec::{Iova, Lba, Nsid, nvm};
-use nvme_host::{Config, Controller, Device, DmaBuffer, Error, Pages, Queue, Rings};
+use nvme_host::{
+    Controller, ControllerConfig, Device, DmaBuffer, DmaPages, DriverQueue, Error, RingLocation,
+};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -16,19 +18,23 @@ const DEPTH: usize = 16;
 pub const RESET_TIMEOUT: Duration = Duration::from_millis(500);
 
 fn start(device: &str, timeout: Duration) -> Result<Controller, String> {
-    start_on(nvme_host::open(device).map_err(said)?, timeout, Rings::Host)
+    start_on(
+        nvme_host::open(device).map_err(said)?,
+        timeout,
+        RingLocation::Host,
+    )
 }
 
 /// Brings the controller behind `device` up.
 pub fn start_on(
     device: Arc<dyn Device>,
     timeout: Duration,
-    rings: Rings,
+    rings: RingLocation,
 ) -> Result<Controller, String> {
-    let config = Config {
+    let config = ControllerConfig {
         timeout,
         rings,
-        ..Config::default()
+        ..ControllerConfig::default()
     };
     Controller::start(device, &config).map_err(said)
 }
@@ -152,11 +158,14 @@ pub fn revoke(device: &str, has_rings: bool) -> Outcome {
     let exporter = Exporter::open()?;
     for round in 0..3 {
         let opened = nvme_host::open(device).map_err(said)?;
-        let pages = Pages::of_file(exporter.export("good")?, 0, 16 << 20).map_err(said)?;
+        let pages = DmaPages::of_file(exporter.export("good")?, 0, 16 << 20).map_err(said)?;
         let bar = DmaBuffer::over(&opened, Arc::new(pages)).map_err(said)?;
         let (bar, rings) = match has_rings {
-            true => (None, Rings::Peer(Arc::new(bar.into_rings().map_err(said)?))),
-            false => (Some(bar), Rings::Host),
+            true => (
+                None,
+                RingLocation::Peer(Arc::new(bar.into_rings().map_err(said)?)),
+            ),
+            false => (Some(bar), RingLocation::Host),
         };
         let controller = start_on(opened, Duration::from_secs(2), rings)?;
         let mut load = Load::new(&controller, Nsid(1))?;
@@ -245,7 +254,7 @@ fn round_trip(controller: &Controller, seed: u64) -> Outcome {
 
 /// A queue kept full of reads.
 struct Load {
-    queue: Queue,
+    queue: DriverQueue,
     nsid: Nsid,
     free: Vec<DmaBuffer>,
     in_flight: usize,

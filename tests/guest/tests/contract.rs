@@ -1,7 +1,7 @@
 //! The contract of `Device` on the transports that need no kernel of their own.
 
 use guest_tests::contract::{self, Subject};
-use nvme_host::relay::Relay;
+use nvme_host::relay::DoorbellRelay;
 use nvme_host::{Device, sim};
 use nvme_sim::vfio_user::{Server, Stopper};
 use std::path::PathBuf;
@@ -39,7 +39,7 @@ fn an_image_keeps_the_contract_and_has_one_user() {
 #[test]
 fn relayed_doorbells_keep_the_contract() {
     let open = || -> nvme_host::Result<Arc<dyn Device>> {
-        let relay = Relay::start(nvme_host::open("sim:mem?size=64MiB")?, 64)?;
+        let relay = DoorbellRelay::start(nvme_host::open("sim:mem?size=64MiB")?, 64)?;
         Ok(relay)
     };
     contract::run(&plain(&open)).unwrap();

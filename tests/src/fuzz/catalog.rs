@@ -1,6 +1,6 @@
 //! A file of tensors is not trusted: its header is read, or refused, and what it describes lies inside of it.
 
-use nvme_host::catalog::{Catalog, Format, Source};
+use nvme_host::catalog::{Catalog, CatalogFormat, HeaderSource};
 
 /// A file whose first bytes are given; the rest is zeros.
 struct Padded<'a> {
@@ -9,7 +9,7 @@ struct Padded<'a> {
     is_exact: bool,
 }
 
-impl Source for Padded<'_> {
+impl HeaderSource for Padded<'_> {
     fn len(&self) -> u64 {
         self.len
     }
@@ -71,7 +71,7 @@ pub fn gguf(bytes: &[u8]) {
 fn judge(found: &Catalog, source: &Padded<'_>) {
     assert!(found.bytes() <= source.len);
     assert!(!source.is_exact || found.bytes() == source.len);
-    assert!(found.format() != Format::Npy || found.entries().len() == 1);
+    assert!(found.format() != CatalogFormat::Npy || found.entries().len() == 1);
     let mut end = 0;
     for entry in found.entries() {
         assert!(entry.offset >= end.max(2), "{} overlaps", entry.name);

@@ -1,7 +1,7 @@
 //! A file system is not trusted: whatever its blocks say, it is read to an end or refused.
 
 use super::Input;
-use nvme_ext4::{Error, Ext4, File, Kind, Source, SourceError};
+use nvme_ext4::{Ext4, Ext4Error, FileData, FileKind, SourceError, VolumeSource};
 use std::collections::HashSet;
 
 /// Bytes of a block of the input.
@@ -14,7 +14,7 @@ struct Blocks {
     bytes: Vec<u8>,
 }
 
-impl Source for Blocks {
+impl VolumeSource for Blocks {
     fn len(&self) -> u64 {
         self.bytes.len() as u64
     }
@@ -39,12 +39,12 @@ pub fn ext4(bytes: &[u8]) {
     }
     if let Err(error) = Ext4::open(Blocks { bytes: image }).and_then(|volume| look(&volume)) {
         assert!(!error.to_string().is_empty() && !error.remedy().is_empty());
-        assert!(!matches!(error, Error::Read { .. }), "{error}");
+        assert!(!matches!(error, Ext4Error::Read { .. }), "{error}");
     }
 }
 
 /// Looks at all that can be reached. One file that is damaged does not end it.
-fn look(volume: &Ext4<Blocks>) -> Result<(), Error> {
+fn look(volume: &Ext4<Blocks>) -> Result<(), Ext4Error> {
     let mut seen = HashSet::new();
     let mut left = vec![volume.lookup("/")?];
     let mut last = None;
@@ -61,13 +61,13 @@ fn look(volume: &Ext4<Blocks>) -> Result<(), Error> {
             assert!(!entry.name.is_empty() && !entry.name.contains(&b'/'));
             let ended = volume.inode(entry.inode).and_then(|inode| {
                 match inode.kind {
-                    Kind::Directory => left.push(inode),
-                    Kind::Symlink => {
+                    FileKind::Directory => left.push(inode),
+                    FileKind::Symlink => {
                         let target = volume.read_link(&inode)?;
                         assert_eq!(target.len() as u64, inode.size);
                         let _ = volume.lookup(&target);
                     }
-                    Kind::File => judge(volume, &volume.file(&inode)?)?,
+                    FileKind::File => judge(volume, &volume.file(&inode)?)?,
                     _ => {}
                 }
                 Ok(())
@@ -78,7 +78,7 @@ fn look(volume: &Ext4<Blocks>) -> Result<(), Error> {
     last.map_or(Ok(()), Err)
 }
 
-fn judge(volume: &Ext4<Blocks>, file: &File) -> Result<(), Error> {
+fn judge(volume: &Ext4<Blocks>, file: &FileData) -> Result<(), Ext4Error> {
     let len = volume.source().len();
     let mut places = Vec::new();
     let mut logical = 0;

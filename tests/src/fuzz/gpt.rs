@@ -1,15 +1,15 @@
 //! A partition table is not trusted: it is read, or refused, and its partitions lie on the drive, apart.
 
 use super::Input;
-use nvme_ext4::{Source, SourceError};
-use nvme_host::files::Partitions;
+use nvme_ext4::{SourceError, VolumeSource};
+use nvme_host::files::PartitionTable;
 
 /// Blocks of the drive.
 const BLOCKS: usize = 64;
 
 struct Drive(Vec<u8>);
 
-impl Source for Drive {
+impl VolumeSource for Drive {
     fn len(&self) -> u64 {
         self.0.len() as u64
     }
@@ -70,7 +70,7 @@ pub fn gpt(bytes: &[u8]) {
         }
     }
     let drive = Drive(drive);
-    match Partitions::read(&drive, block as u32) {
+    match PartitionTable::read(&drive, block as u32) {
         Err(fault) => assert!(fault.contains("block")),
         Ok(found) => {
             let mut places: Vec<(u64, u64)> = found

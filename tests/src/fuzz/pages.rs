@@ -3,7 +3,7 @@
 use nvme_core::spec::identify::{self, ActiveNamespaces, IdentifyController, IdentifyNamespace};
 use nvme_core::spec::log_page::{self, ErrorEntry, FirmwareSlots, Smart};
 use nvme_core::spec::{Status, feature};
-use nvme_host::sysfs::Address;
+use nvme_host::sysfs::PciAddress;
 use nvme_host::units;
 use zerocopy::FromBytes;
 
@@ -100,7 +100,7 @@ fn place(text: &str) {
 
 /// The words of other options: PCI addresses, sizes, numbers and times.
 fn words(text: &str) {
-    if let Ok(address) = text.parse::<Address>() {
+    if let Ok(address) = text.parse::<PciAddress>() {
         let again = address.to_string().parse();
         assert_eq!(again, Ok(address), "{text} is not what it is written as");
     }

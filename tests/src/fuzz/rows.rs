@@ -3,7 +3,7 @@
 use super::Input;
 use nvme_core::stripes::Stripes;
 use nvme_gpu_kernel::rows::{Gather, RANGES, Range, Ranges, Split, code, slot_bytes};
-use nvme_host::store::{Duplicates, Element, Format, Ids, Wide, Widen};
+use nvme_host::store::{DuplicateIds, Format, RowElement, RowIds, RowWidening, Wide};
 use nvme_host::{Error, Store, StoreOptions, Table};
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
@@ -126,8 +126,8 @@ impl Scene<'_> {
         let ids: Vec<i64> = (0..count).map(|_| i64::from(input.byte() as i8)).collect();
         let narrow: Vec<i32> = ids.iter().map(|id| *id as i32).collect();
         let asked = match operation & 0x80 {
-            0 => Ids::I64(&ids),
-            _ => Ids::I32(&narrow),
+            0 => RowIds::I64(&ids),
+            _ => RowIds::I32(&narrow),
         };
         match operation % 6 {
             0 => self.gather(asked),
@@ -181,12 +181,12 @@ impl Scene<'_> {
     }
 
     /// Whether an id is out of range: then no row of the call is written.
-    fn is_refused(&self, ids: Ids<'_>) -> bool {
+    fn is_refused(&self, ids: RowIds<'_>) -> bool {
         (0..ids.len()).any(|row| self.place(ids.get(row)).is_none())
     }
 
     /// Checks the status of each row; the others have `good`.
-    fn judge(&self, ids: Ids<'_>, good: i32, status: &[i32], failed: usize) {
+    fn judge(&self, ids: RowIds<'_>, good: i32, status: &[i32], failed: usize) {
         let wanted = (0..ids.len()).map(|row| match self.place(ids.get(row)) {
             Some(_) => good,
             None => -1,
@@ -199,7 +199,7 @@ impl Scene<'_> {
         assert_eq!(status.iter().filter(|code| **code != 0).count(), failed);
     }
 
-    fn gather(&self, ids: Ids<'_>) {
+    fn gather(&self, ids: RowIds<'_>) {
         let row = self.table.row_bytes() as usize;
         let (mut out, mut status) = (vec![0xA5; ids.len() * row], vec![9; ids.len()]);
         let report = self.table.gather(ids, &mut out, Some(&mut status));
@@ -212,8 +212,8 @@ impl Scene<'_> {
         }
     }
 
-    fn gather_as(&self, ids: Ids<'_>, choice: u8) {
-        let widen = Widen {
+    fn gather_as(&self, ids: RowIds<'_>, choice: u8) {
+        let widen = RowWidening {
             from: Format::ALL[usize::from(choice >> 1) % Format::ALL.len()],
             to: if choice & 1 == 0 {
                 Wide::F16
@@ -248,15 +248,15 @@ impl Scene<'_> {
         }
     }
 
-    fn scatter(&mut self, ids: Ids<'_>, input: &mut Input<'_>) {
+    fn scatter(&mut self, ids: RowIds<'_>, input: &mut Input<'_>) {
         let row = self.table.row_bytes() as usize;
         let (first, refuses) = (input.byte(), input.byte() & 1 == 1);
         let src: Vec<u8> = (0..ids.len() * row)
             .map(|at| first.wrapping_add((at / 3) as u8))
             .collect();
         let duplicates = match refuses {
-            true => Duplicates::Error,
-            false => Duplicates::Last,
+            true => DuplicateIds::Error,
+            false => DuplicateIds::Last,
         };
         let mut status = vec![9; ids.len()];
         let mut seen = Vec::new();
@@ -286,7 +286,7 @@ impl Scene<'_> {
         }
     }
 
-    fn add(&mut self, ids: Ids<'_>, input: &mut Input<'_>) {
+    fn add(&mut self, ids: RowIds<'_>, input: &mut Input<'_>) {
         let row = self.table.row_bytes() as usize;
         let first = input.word();
         let words = (0..ids.len() * row / 4).map(|at| first.wrapping_mul(at as u32 + 1));
@@ -295,7 +295,7 @@ impl Scene<'_> {
         let mut status = vec![9; ids.len()];
         let added = self
             .table
-            .scatter_add(ids, &src, Element::I32, Some(&mut status));
+            .scatter_add(ids, &src, RowElement::I32, Some(&mut status));
         if !row.is_multiple_of(4) {
             assert!(matches!(added, Err(Error::Usage { .. })));
             return;

@@ -2,7 +2,7 @@
 
 use nvme_compute_kernel::search::walk::{Node, Quantised, sum_of};
 use nvme_compute_kernel::search::{MOST_DEGREE, NODE_BLOCK, word};
-use nvme_search::{HEADER_BYTES, Header};
+use nvme_search::{HEADER_BYTES, IndexHeader};
 
 /// Where a header's checksum lies, and up to where it counts.
 const SUM: usize = 72;
@@ -19,7 +19,7 @@ pub fn search_index(bytes: &[u8]) {
         let sum = nvme_search::checksum(&head[..SUM]);
         head[SUM..SUM + 8].copy_from_slice(&sum.to_le_bytes());
     }
-    let Ok(header) = Header::parse(&head) else {
+    let Ok(header) = IndexHeader::parse(&head) else {
         return;
     };
     assert_eq!(header.bytes(), head, "a header is written as it was read");
@@ -35,7 +35,7 @@ pub fn search_index(bytes: &[u8]) {
     node(*choice, &bytes[length..], &header);
 }
 
-fn node(choice: u8, bytes: &[u8], header: &Header) {
+fn node(choice: u8, bytes: &[u8], header: &IndexHeader) {
     let elements = header.elements() as usize;
     let mut words = vec![0; header.node_bytes() as usize / 4];
     for (word, bytes) in words.iter_mut().zip(bytes.as_chunks::<4>().0) {

@@ -1,8 +1,8 @@
 //! What the kernel and a device say of themselves is data: configuration space, regions, the IOMMU.
 
 use super::Input;
-use nvme_host::pci::Config;
-use nvme_host::vfio::info::{HotReset, IommuInfo, RegionInfo};
+use nvme_host::pci::PciConfig;
+use nvme_host::vfio::info::{HotReset, IommuInfo, VfioRegion};
 use std::ops::Range;
 
 const PAGE: u64 = 4096;
@@ -25,7 +25,7 @@ pub fn vfio_answers(bytes: &[u8]) {
 }
 
 fn config(bytes: &[u8]) {
-    let Some(config) = Config::parse(bytes) else {
+    let Some(config) = PciConfig::parse(bytes) else {
         return;
     };
     assert!(config.bytes >= 64 && config.bytes <= 4096 && config.class < 1 << 24);
@@ -44,7 +44,7 @@ fn config(bytes: &[u8]) {
 }
 
 fn region(bytes: &[u8], hole: Range<u64>) {
-    let Some(mut info) = RegionInfo::parse(bytes) else {
+    let Some(mut info) = VfioRegion::parse(bytes) else {
         return;
     };
     check(&info);
@@ -64,7 +64,7 @@ fn region(bytes: &[u8], hole: Range<u64>) {
 }
 
 /// Whole pages inside the region, ascending and apart.
-fn check(info: &RegionInfo) {
+fn check(info: &VfioRegion) {
     let mut before = 0;
     for area in &info.mappable {
         assert!(area.start >= before && area.start < area.end && area.end <= info.size);

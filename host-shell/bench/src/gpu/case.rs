@@ -1,35 +1,35 @@
 //! Cases of the suite: the threads that submit, the number of queues and of threads.
 
-use crate::null::Model;
-use nvme_cuda::{Grid, Kernel, Mode};
+use crate::null::DriveModel;
+use nvme_cuda::{Kernel, LaunchGrid, SubmitMode};
 
 /// One thing to measure.
 #[derive(Clone, Copy, Debug)]
-pub struct Case {
+pub struct SuiteCase {
     /// Threads that submit to a queue.
-    pub mode: Mode,
+    pub mode: SubmitMode,
     /// Queue pairs.
     pub queues: u32,
-    /// Active threads in [`Mode::Shared`], threads of each block in [`Mode::Block`].
+    /// Active threads in [`SubmitMode::Shared`], threads of each block in [`SubmitMode::Block`].
     pub threads: u32,
-    /// Active lanes of each warp, in [`Mode::Shared`].
+    /// Active lanes of each warp, in [`SubmitMode::Shared`].
     pub lanes: u32,
     /// Commands in flight on each queue, in the other modes.
     pub depth: u32,
-    /// Few registers, in [`Mode::Shared`]: see [`Kernel::SharedNarrow`].
+    /// Few registers, in [`SubmitMode::Shared`]: see [`Kernel::SharedNarrow`].
     pub narrow: bool,
     /// CAP.DSTRD.
     pub dstrd: u8,
     /// The drive behind each queue pair, or none.
-    pub model: Option<Model>,
+    pub model: Option<DriveModel>,
 }
 
-impl Case {
+impl SuiteCase {
     /// Returns its launch.
-    pub fn grid(&self) -> Grid {
+    pub fn grid(&self) -> LaunchGrid {
         let grid = self.mode.grid(self.queues, self.threads, self.lanes);
         match grid.kernel {
-            Kernel::Shared if self.narrow => Grid {
+            Kernel::Shared if self.narrow => LaunchGrid {
                 kernel: Kernel::SharedNarrow,
                 ..grid
             },
@@ -45,7 +45,7 @@ mod tests {
     #[test]
     fn few_registers_are_for_the_shared_kernel_alone() {
         let kernel = |mode, narrow| {
-            let case = Case {
+            let case = SuiteCase {
                 mode,
                 queues: 1,
                 threads: 32,
@@ -57,8 +57,8 @@ mod tests {
             };
             case.grid().kernel
         };
-        assert_eq!(kernel(Mode::Shared, true), Kernel::SharedNarrow);
-        assert_eq!(kernel(Mode::Shared, false), Kernel::Shared);
-        assert_eq!(kernel(Mode::Warp, true), Kernel::Warp);
+        assert_eq!(kernel(SubmitMode::Shared, true), Kernel::SharedNarrow);
+        assert_eq!(kernel(SubmitMode::Shared, false), Kernel::Shared);
+        assert_eq!(kernel(SubmitMode::Warp, true), Kernel::Warp);
     }
 }

@@ -3,16 +3,16 @@
 // UNSAFETY: copies take raw addresses.
 #![allow(unsafe_code)]
 
-use super::rig::{Bench, ENTRIES};
+use super::rig::{ENTRIES, NullBench};
 use crate::measure::median;
-use crate::null::{Echo, Feed, Null, feed};
+use crate::null::{DoorbellEcho, NullController, NullLoad, feed};
 use nvme_cuda::DeviceMemory;
 use nvme_cuda::Gpu;
-use nvme_cuda::Grid;
-use nvme_cuda::Registered;
-use nvme_cuda::{Event, Stream};
-use nvme_cuda::{Kernel, Kernels};
-use nvme_driver::dma::pages::Pages;
+use nvme_cuda::LaunchGrid;
+use nvme_cuda::RegisteredMemory;
+use nvme_cuda::{Kernel, QueueKernels};
+use nvme_cuda::{Stream, StreamEvent};
+use nvme_driver::dma::pages::DmaPages;
 use nvme_driver::error::{Error, Result};
 use serde_json::{Value, json};
 use std::sync::Arc;
@@ -25,7 +25,7 @@ const FED: u64 = 40_000_000;
 
 /// Upper bounds of rates on this machine.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Limits {
+pub struct RateLimits {
     /// Submission queue entries per second that the GPU writes into host memory, as fast as it was seen to.
     pub sqe_writes: f64,
     /// Entries per second that the GPU writes into 128 rings while the null controller serves them and the GPU
@@ -39,17 +39,17 @@ pub struct Limits {
     pub controller: f64,
 }
 
-impl Limits {
+impl RateLimits {
     /// Measures all of them. `threads` is the number of the null controller's threads in the suite;
     /// `emit` gets one line each.
     /// `share` is how much of the usual work is done in each of `runs` runs, above 0.
     pub fn measure(
-        kernels: &Arc<Kernels>,
+        kernels: &Arc<QueueKernels>,
         threads: usize,
         (share, runs): (f64, usize),
         emit: &mut dyn FnMut(Value),
     ) -> Result<Self> {
-        let mut bench = Bench::new(kernels, 128, 4)?;
+        let mut bench = NullBench::new(kernels, 128, 4)?;
         let part = |whole: u64| ((whole as f64 * share) as u64).max(128);
         let limits = Self {
             controller: controller(bench.null(), threads, (part(FED), runs), emit)?,
@@ -77,7 +77,7 @@ fn line(name: &str, unit: &str, runs: &[f64]) -> Value {
 /// threads against feeders that do next to nothing, and at every way to share the cores against feeders that
 /// write and read what a driver does. The higher rate is what a GPU could at best meet.
 fn controller(
-    null: &Null,
+    null: &NullController,
     threads: usize,
     work: (u64, usize),
     emit: &mut dyn FnMut(Value),
@@ -104,13 +104,13 @@ fn controller(
 
 /// Returns the rate of `serving` controller threads and as many `feeding` ones, with its description.
 fn fed(
-    null: &Null,
+    null: &NullController,
     serving: usize,
     feeding: usize,
     thorough: bool,
     (commands, runs): (u64, usize),
 ) -> Result<(f64, Value)> {
-    let how = Feed {
+    let how = NullLoad {
         threads: feeding,
         depth: 512,
         commands: commands / u64::from(null.shape().queues),
@@ -142,7 +142,7 @@ fn fed(
 /// Returns the number of entries into the ring of one queue and into 128 rings, eight lanes an entry and a
 /// warp's four side by side, and nothing else.
 fn sqe_writes(
-    kernels: &Arc<Kernels>,
+    kernels: &Arc<QueueKernels>,
     (entries, runs): (u64, usize),
     emit: &mut dyn FnMut(Value),
 ) -> Result<f64> {
@@ -151,10 +151,10 @@ fn sqe_writes(
         ("pcie_sqe_writes", 1, 1 << 16),
         ("pcie_sqe_writes_128_rings", 128, ENTRIES),
     ] {
-        let mut bench = Bench::of_rings(kernels, queues, ring)?;
+        let mut bench = NullBench::of_rings(kernels, queues, ring)?;
         let mut lines = Vec::new();
         for threads in [128, 256] {
-            let grid = Grid {
+            let grid = LaunchGrid {
                 kernel: Kernel::SqeWrites,
                 blocks: 128,
                 threads,
@@ -183,12 +183,12 @@ fn sqe_writes(
 /// rings without checking anything, while the controller serves them. The difference to a real queue is the
 /// cost of the queue.
 fn served(
-    kernels: &Arc<Kernels>,
+    kernels: &Arc<QueueKernels>,
     threads: usize,
     (entries, runs): (u64, usize),
     emit: &mut dyn FnMut(Value),
 ) -> Result<f64> {
-    let mut bench = Bench::of_rings(kernels, 128, ENTRIES)?;
+    let mut bench = NullBench::of_rings(kernels, 128, ENTRIES)?;
     let mut rates = Vec::new();
     // Threads that only just start miss laps, so this one's answer says nothing.
     let _ = bench.served(entries / 10, threads);
@@ -203,18 +203,18 @@ fn served(
 }
 
 fn ping_pong(
-    bench: &mut Bench,
+    bench: &mut NullBench,
     (rounds, runs): (u64, usize),
     emit: &mut dyn FnMut(Value),
 ) -> Result<f64> {
     let mut times = Vec::new();
-    let grid = Grid {
+    let grid = LaunchGrid {
         kernel: Kernel::PingPong,
         blocks: 1,
         threads: 1,
     };
     for _ in 0..runs {
-        let echo = Echo::start(bench.null())?;
+        let echo = DoorbellEcho::start(bench.null())?;
         let ran = bench.bare(grid, rounds);
         let torn = echo.stop();
         let ran = ran?;
@@ -231,13 +231,13 @@ fn ping_pong(
 }
 
 fn copy_in(
-    kernels: &Arc<Kernels>,
+    kernels: &Arc<QueueKernels>,
     (copies, runs): (usize, usize),
     emit: &mut dyn FnMut(Value),
 ) -> Result<f64> {
     let gpu = kernels.gpu();
-    let pages = Arc::new(Pages::new(COPY_BYTES)?);
-    let _registered = Registered::pages(gpu, &pages)?;
+    let pages = Arc::new(DmaPages::new(COPY_BYTES)?);
+    let _registered = RegisteredMemory::pages(gpu, &pages)?;
     let memory = DeviceMemory::new(gpu, COPY_BYTES)?;
     let rates = rates(gpu, (copies, runs), |stream| {
         // SAFETY: both ranges are ours and outlive the stream's work, which ends before `rates` does.
@@ -256,9 +256,9 @@ fn rates(
     let stream = Stream::new(gpu)?;
     let mut rates = Vec::new();
     for _ in 0..=runs {
-        let begin = Event::record(&stream)?;
+        let begin = StreamEvent::record(&stream)?;
         let copied = (0..copies).try_for_each(|_| copy(&stream));
-        let end = Event::record(&stream)?;
+        let end = StreamEvent::record(&stream)?;
         stream.finish()?;
         copied?;
         rates.push((COPY_BYTES * copies) as f64 / end.seconds_since(&begin)? / 1e9);
@@ -273,8 +273,8 @@ fn rates(
 /// # Errors
 /// Without memory, and with the driver's answer.
 pub(crate) fn copy_rates(gpu: &Arc<Gpu>, runs: usize) -> Result<(f64, f64)> {
-    let pages = Arc::new(Pages::new(COPY_BYTES)?);
-    let _registered = Registered::pages(gpu, &pages)?;
+    let pages = Arc::new(DmaPages::new(COPY_BYTES)?);
+    let _registered = RegisteredMemory::pages(gpu, &pages)?;
     let memory = DeviceMemory::new(gpu, 2 * COPY_BYTES)?;
     let (to, from) = (memory.address(), memory.address() + COPY_BYTES as u64);
     // SAFETY: as in `copy_in`.

@@ -11,11 +11,11 @@ mod rig;
 mod stream;
 mod suite;
 
-pub use case::Case;
+pub use case::SuiteCase;
 pub use crossover::{CrossoverJob, crossover};
 pub use gather::{GatherJob, gather};
-pub use limits::Limits;
+pub use limits::RateLimits;
 pub(crate) use limits::copy_rates;
-pub use nvme_cuda::Mode;
-pub use rig::{Bench, Run};
-pub use suite::{Options, run};
+pub use nvme_cuda::SubmitMode;
+pub use rig::{CaseRun, NullBench};
+pub use suite::{SuiteOptions, run};

@@ -2,14 +2,14 @@
 // UNSAFETY: launches get the null controller's memory by address.
 #![allow(unsafe_code)]
 
-use super::case::Case;
-use crate::null::{Account, Null, Shape};
+use super::case::SuiteCase;
+use crate::null::{NullController, NullCounts, NullShape};
 use nvme_core::Identity;
 use nvme_core::handoff::QueueWords;
 use nvme_core::spec::nvm::opcode;
-use nvme_cuda::Registered;
-use nvme_cuda::{GpuQueues, Grid, LaunchResult};
-use nvme_cuda::{Kernel, Kernels};
+use nvme_cuda::RegisteredMemory;
+use nvme_cuda::{GpuQueues, LaunchGrid, LaunchResult};
+use nvme_cuda::{Kernel, QueueKernels};
 use nvme_driver::error::{Error, Result};
 use nvme_gpu_kernel::work::Launch;
 use std::sync::Arc;
@@ -26,16 +26,16 @@ const LIMIT: Duration = Duration::from_secs(60);
 
 /// One run of a case.
 #[derive(Clone, Debug)]
-pub struct Run {
+pub struct CaseRun {
     /// Counts of the kernel.
     pub ran: LaunchResult,
     /// Counts of the controller.
-    pub account: Account,
+    pub account: NullCounts,
     /// Commands of the run.
     pub commands: u64,
 }
 
-impl Run {
+impl CaseRun {
     /// Returns the number of commands per second.
     pub fn rate(&self) -> f64 {
         self.commands as f64 / self.ran.seconds.max(1e-9)
@@ -43,23 +43,23 @@ impl Run {
 }
 
 /// A null controller registered with a GPU, and queues that the GPU drives.
-pub struct Bench {
+pub struct NullBench {
     set: GpuQueues,
-    registered: Registered,
-    null: Null,
+    registered: RegisteredMemory,
+    null: NullController,
 }
 
-impl Bench {
+impl NullBench {
     /// Creates a controller of `queues` queue pairs with doorbells `4 << dstrd` bytes apart.
     ///
     /// # Errors
     /// [`Error::System`] and [`Error::Device`] without memory.
-    pub fn new(kernels: &Arc<Kernels>, queues: u32, dstrd: u8) -> Result<Self> {
+    pub fn new(kernels: &Arc<QueueKernels>, queues: u32, dstrd: u8) -> Result<Self> {
         // A buffer for each slot of each queue, and for each of 64 Ki threads.
         let buffers = (queues as usize * ENTRIES as usize).max(1 << 16);
         Self::shaped(
             kernels,
-            Shape {
+            NullShape {
                 queues,
                 entries: ENTRIES,
                 dstrd,
@@ -69,10 +69,10 @@ impl Bench {
     }
 
     /// Rings alone, for the bare kernels.
-    pub(super) fn of_rings(kernels: &Arc<Kernels>, queues: u32, entries: u32) -> Result<Self> {
+    pub(super) fn of_rings(kernels: &Arc<QueueKernels>, queues: u32, entries: u32) -> Result<Self> {
         Self::shaped(
             kernels,
-            Shape {
+            NullShape {
                 queues,
                 entries,
                 dstrd: 4,
@@ -81,9 +81,9 @@ impl Bench {
         )
     }
 
-    fn shaped(kernels: &Arc<Kernels>, shape: Shape) -> Result<Self> {
-        let (null, queues) = (Null::new(shape)?, shape.queues);
-        let registered = Registered::pages(kernels.gpu(), null.pages())?;
+    fn shaped(kernels: &Arc<QueueKernels>, shape: NullShape) -> Result<Self> {
+        let (null, queues) = (NullController::new(shape)?, shape.queues);
+        let registered = RegisteredMemory::pages(kernels.gpu(), null.pages())?;
         let host: Vec<QueueWords> = (0..queues)
             .map(|index| {
                 let words = null.words(index);
@@ -106,7 +106,7 @@ impl Bench {
     }
 
     /// Returns the controller.
-    pub fn null(&self) -> &Null {
+    pub fn null(&self) -> &NullController {
         &self.null
     }
 
@@ -119,7 +119,7 @@ impl Bench {
     ///
     /// # Errors
     /// [`Error::Device`] when a command did not succeed, or the controller saw an invalid entry or doorbell.
-    pub fn run(&mut self, case: &Case, commands: u64, threads: usize) -> Result<Run> {
+    pub fn run(&mut self, case: &SuiteCase, commands: u64, threads: usize) -> Result<CaseRun> {
         self.set.restart(&Identity::new(), 0)?;
         let running = self.null.start(threads, case.model)?;
         let launch = Launch {
@@ -156,7 +156,7 @@ impl Bench {
                 ran.report.completed, ran.report
             )));
         }
-        Ok(Run {
+        Ok(CaseRun {
             ran,
             account,
             commands,
@@ -164,7 +164,7 @@ impl Bench {
     }
 
     /// Runs a bare limit's kernel over the rings, which no controller serves.
-    pub(super) fn bare(&mut self, grid: Grid, commands: u64) -> Result<LaunchResult> {
+    pub(super) fn bare(&mut self, grid: LaunchGrid, commands: u64) -> Result<LaunchResult> {
         self.set.restart(&Identity::new(), 0)?;
         self.run_bare(grid, commands, 0)
     }
@@ -172,7 +172,7 @@ impl Bench {
     /// Runs a bare limit's kernel; a `depth` other than 0 means that a controller serves it.
     pub(super) fn run_bare(
         &mut self,
-        grid: Grid,
+        grid: LaunchGrid,
         commands: u64,
         depth: u32,
     ) -> Result<LaunchResult> {
@@ -192,7 +192,7 @@ impl Bench {
     pub(super) fn served(&mut self, entries: u64, threads: usize) -> Result<LaunchResult> {
         self.set.restart(&Identity::new(), 0)?;
         let running = self.null.start_heedless(threads)?;
-        let grid = Grid {
+        let grid = LaunchGrid {
             kernel: Kernel::SqeWrites,
             blocks: self.null.shape().queues,
             threads: 32,

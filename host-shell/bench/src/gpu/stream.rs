@@ -1,14 +1,14 @@
 //! Streaming: 1 MiB reads of the simulator into GPU memory, against the copy engine.
 
-use super::limits::Limits;
+use super::limits::RateLimits;
 use crate::measure::median;
 use nvme_core::spec::nvm::opcode;
 use nvme_cuda::GpuQueuePairs;
-use nvme_cuda::Kernels;
-use nvme_cuda::Mode;
-use nvme_cuda::{Access, Tier, TierRequest};
+use nvme_cuda::QueueKernels;
+use nvme_cuda::SubmitMode;
+use nvme_cuda::{GpuAccess, QueueTier, TierRequest};
 use nvme_driver::controller::Controller;
-use nvme_driver::controller::config::Config;
+use nvme_driver::controller::config::ControllerConfig;
 use nvme_driver::error::{Error, Result};
 use nvme_gpu_kernel::work::Launch;
 use serde_json::{Value, json};
@@ -23,17 +23,22 @@ const STREAM_QUEUES: u32 = 2;
 const STREAM_DEPTH: u32 = 32;
 
 /// Measures `runs` runs, after one to warm up, and returns the median.
-pub fn stream(kernels: &Arc<Kernels>, limits: &Limits, share: f64, runs: usize) -> Result<Value> {
+pub fn stream(
+    kernels: &Arc<QueueKernels>,
+    limits: &RateLimits,
+    share: f64,
+    runs: usize,
+) -> Result<Value> {
     let gpu = kernels.gpu();
     let text = format!(
         "sim:mem?size=1GiB&block=4096&mdts=8&queues={STREAM_QUEUES}&threads={STREAM_QUEUES}"
     );
     let device = nvme_driver::open(&text)?;
-    let request = TierRequest::Exactly(Tier::GpuMemory);
-    let access = Arc::new(Access::find(gpu, device, STREAM_QUEUES as u16, request)?);
-    let config = Config {
+    let request = TierRequest::Exactly(QueueTier::GpuMemory);
+    let access = Arc::new(GpuAccess::find(gpu, device, STREAM_QUEUES as u16, request)?);
+    let config = ControllerConfig {
         queue_pairs: STREAM_QUEUES,
-        ..Config::default()
+        ..ControllerConfig::default()
     };
     let controller = Controller::start(Arc::clone(access.device()), &config)?;
     let mut pairs = GpuQueuePairs::create(
@@ -57,7 +62,7 @@ pub fn stream(kernels: &Arc<Kernels>, limits: &Limits, share: f64, runs: usize) 
         depth: STREAM_DEPTH,
         ..Launch::default()
     };
-    let grid = Mode::Warp.grid(STREAM_QUEUES, 0, 32);
+    let grid = SubmitMode::Warp.grid(STREAM_QUEUES, 0, 32);
     let mut rates = Vec::new();
     for _ in 0..=runs {
         let ran = pairs.run(grid, launch, &data, false, Duration::from_secs(60))?;

@@ -1,14 +1,14 @@
 //! The suite: every row of the table in docs/benchmarks.md, one line each.
 
-use super::case::Case;
-use super::limits::Limits;
-use super::rig::{Bench, Run};
+use super::case::SuiteCase;
+use super::limits::RateLimits;
+use super::rig::{CaseRun, NullBench};
 use super::stream::stream;
 use crate::measure::median;
-use crate::null::Model;
+use crate::null::DriveModel;
 use nvme_cuda::Gpu;
-use nvme_cuda::Kernels;
-use nvme_cuda::Mode;
+use nvme_cuda::QueueKernels;
+use nvme_cuda::SubmitMode;
 use nvme_driver::error::{Error, Result};
 use serde_json::{Value, json};
 use std::sync::Arc;
@@ -22,7 +22,7 @@ const BLOCKS: [u32; 3] = [128, 256, 384];
 
 /// Options of the suite.
 #[derive(Clone, Debug)]
-pub struct Options {
+pub struct SuiteOptions {
     /// The GPU.
     pub gpu: u32,
     /// Threads of the null controller; 0 is all cores but two.
@@ -34,15 +34,15 @@ pub struct Options {
 }
 
 /// A case, its name, and its target.
-struct Row {
+struct SuiteRow {
     name: String,
-    case: Case,
-    target: Target,
+    case: SuiteCase,
+    target: TargetRate,
 }
 
 /// Rate that a case should reach.
 #[derive(Clone, Copy)]
-enum Target {
+enum TargetRate {
     /// Millions of commands per second.
     Rate(f64),
     /// A share of the smaller of the SQE-write limit and the controller's ceiling.
@@ -59,9 +59,9 @@ enum Target {
 ///
 /// # Errors
 /// The error that keeps the suite from starting. A case that fails is a line with `error`.
-pub fn run(options: &Options, emit: &mut dyn FnMut(Value)) -> Result<()> {
+pub fn run(options: &SuiteOptions, emit: &mut dyn FnMut(Value)) -> Result<()> {
     let gpu = Gpu::open(options.gpu)?;
-    let kernels = Arc::new(Kernels::load(&gpu)?);
+    let kernels = Arc::new(QueueKernels::load(&gpu)?);
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
     let threads = match options.threads {
         0 => cores.saturating_sub(2).max(1),
@@ -76,8 +76,8 @@ pub fn run(options: &Options, emit: &mut dyn FnMut(Value)) -> Result<()> {
         "gpu": gpu.name(), "describe": gpu.describe(), "multiprocessors": gpu.multiprocessors()?,
         "cores": cores, "controller_threads": threads, "runs": runs, "quick": options.quick,
     }));
-    let limits = Limits::measure(&kernels, threads, (share, runs), emit)?;
-    let mut suite = Suite {
+    let limits = RateLimits::measure(&kernels, threads, (share, runs), emit)?;
+    let mut suite = KernelSuite {
         kernels,
         cores,
         threads,
@@ -111,8 +111,8 @@ pub fn run(options: &Options, emit: &mut dyn FnMut(Value)) -> Result<()> {
     Ok(())
 }
 
-fn case(mode: Mode, queues: u32, depth: u32) -> Case {
-    Case {
+fn case(mode: SubmitMode, queues: u32, depth: u32) -> SuiteCase {
+    SuiteCase {
         mode,
         queues,
         threads: 0,
@@ -124,68 +124,92 @@ fn case(mode: Mode, queues: u32, depth: u32) -> Case {
     }
 }
 
-fn rows() -> Vec<Row> {
-    let row = |name: &str, case, target| Row {
+fn rows() -> Vec<SuiteRow> {
+    let row = |name: &str, case, target| SuiteRow {
         name: name.to_owned(),
         case,
         target,
     };
-    let warp = case(Mode::Warp, 128, 992);
-    let ssd = |queues| Case {
-        model: Some(Model::SSD),
-        ..case(Mode::Warp, queues, 512)
+    let warp = case(SubmitMode::Warp, 128, 992);
+    let ssd = |queues| SuiteCase {
+        model: Some(DriveModel::SSD),
+        ..case(SubmitMode::Warp, queues, 512)
     };
     vec![
         row(
             "owner_q1_depth1",
-            case(Mode::Owner, 1, 1),
-            Target::OfPing(1.10),
+            case(SubmitMode::Owner, 1, 1),
+            TargetRate::OfPing(1.10),
         ),
-        row("warp_q128", warp, Target::OfLimit(0.9)),
+        row("warp_q128", warp, TargetRate::OfLimit(0.9)),
         row(
             "warp_q128_dstrd0",
-            Case { dstrd: 0, ..warp },
-            Target::OfLimit(0.9),
+            SuiteCase { dstrd: 0, ..warp },
+            TargetRate::OfLimit(0.9),
         ),
-        row("warp_q16", case(Mode::Warp, 16, 992), Target::Group),
-        row("warp_q1", case(Mode::Warp, 1, 992), Target::Rate(16.0)),
-        row("block_q1", case(Mode::Block, 1, 1023), Target::Rate(35.0)),
-        row("block_q16", case(Mode::Block, 16, 512), Target::Group),
-        row("owner_q1", case(Mode::Owner, 1, 64), Target::Group),
-        row("owner_q128", case(Mode::Owner, 128, 64), Target::Group),
-        row("ssd_x1", ssd(1), Target::OfDrives(0.98)),
-        row("ssd_x16", ssd(16), Target::OfDrives(0.98)),
+        row(
+            "warp_q16",
+            case(SubmitMode::Warp, 16, 992),
+            TargetRate::Group,
+        ),
+        row(
+            "warp_q1",
+            case(SubmitMode::Warp, 1, 992),
+            TargetRate::Rate(16.0),
+        ),
+        row(
+            "block_q1",
+            case(SubmitMode::Block, 1, 1023),
+            TargetRate::Rate(35.0),
+        ),
+        row(
+            "block_q16",
+            case(SubmitMode::Block, 16, 512),
+            TargetRate::Group,
+        ),
+        row(
+            "owner_q1",
+            case(SubmitMode::Owner, 1, 64),
+            TargetRate::Group,
+        ),
+        row(
+            "owner_q128",
+            case(SubmitMode::Owner, 128, 64),
+            TargetRate::Group,
+        ),
+        row("ssd_x1", ssd(1), TargetRate::OfDrives(0.98)),
+        row("ssd_x16", ssd(16), TargetRate::OfDrives(0.98)),
     ]
 }
 
-struct Suite<'a> {
-    kernels: Arc<Kernels>,
+struct KernelSuite<'a> {
+    kernels: Arc<QueueKernels>,
     cores: usize,
     threads: usize,
     share: f64,
     runs: usize,
     quick: bool,
-    limits: Limits,
-    bench: Option<Bench>,
+    limits: RateLimits,
+    bench: Option<NullBench>,
     emit: &'a mut dyn FnMut(Value),
 }
 
-impl Suite<'_> {
+impl KernelSuite<'_> {
     /// Prints one line; for a block, that of the better number of threads.
-    fn row(&mut self, row: &Row) {
+    fn row(&mut self, row: &SuiteRow) {
         let widths: &[u32] = match row.case.mode {
-            Mode::Block => &BLOCKS,
+            SubmitMode::Block => &BLOCKS,
             _ => &[row.case.threads],
         };
         let (mut best, mut best_rate, mut tried) = (Value::Null, -1.0, Vec::new());
         for threads in widths {
-            let case = Case {
+            let case = SuiteCase {
                 threads: *threads,
                 ..row.case
             };
             let (rate, line) = match self.measure(&case) {
                 Ok(runs) => {
-                    let rates: Vec<f64> = runs.iter().map(Run::rate).collect();
+                    let rates: Vec<f64> = runs.iter().map(CaseRun::rate).collect();
                     let line = self.line(&row.name, &case, row.target, &runs);
                     (median(&rates), line)
                 }
@@ -221,14 +245,14 @@ impl Suite<'_> {
             let mut line = Value::Null;
             last = -1.0;
             for narrow in kinds {
-                let case = Case {
+                let case = SuiteCase {
                     threads: *threads,
                     lanes,
                     narrow: *narrow,
-                    ..case(Mode::Shared, queues, 1)
+                    ..case(SubmitMode::Shared, queues, 1)
                 };
                 let one = match self.measure(&case) {
-                    Ok(runs) => self.line(&name, &case, Target::Group, &runs),
+                    Ok(runs) => self.line(&name, &case, TargetRate::Group, &runs),
                     Err(error) => failed(&name, &error),
                 };
                 let value = one["value"].as_f64().unwrap_or(0.0);
@@ -248,14 +272,14 @@ impl Suite<'_> {
         }));
     }
 
-    fn bench(&mut self, case: &Case) -> Result<&mut Bench> {
+    fn bench(&mut self, case: &SuiteCase) -> Result<&mut NullBench> {
         let fits = self.bench.as_ref().is_some_and(|bench| {
             let shape = bench.null().shape();
             (shape.queues, shape.dstrd) == (case.queues, case.dstrd)
         });
         if !fits {
             self.bench = None;
-            self.bench = Some(Bench::new(&self.kernels, case.queues, case.dstrd)?);
+            self.bench = Some(NullBench::new(&self.kernels, case.queues, case.dstrd)?);
         }
         self.bench
             .as_mut()
@@ -263,19 +287,19 @@ impl Suite<'_> {
     }
 
     /// Returns the number of threads of the controller: one for each drive, where there are as many cores.
-    fn threads(&self, case: &Case) -> usize {
+    fn threads(&self, case: &SuiteCase) -> usize {
         match case.model {
             Some(_) => self.cores.min(case.queues as usize).max(self.threads),
             None => self.threads,
         }
     }
 
-    fn measure(&mut self, case: &Case) -> Result<Vec<Run>> {
+    fn measure(&mut self, case: &SuiteCase) -> Result<Vec<CaseRun>> {
         let (threads, share, runs) = (self.threads(case), self.share, self.runs);
         let first_rounds = if self.quick { 4 } else { 20 };
         let bench = self.bench(case)?;
         let concurrent = match case.mode {
-            Mode::Shared => u64::from(case.threads),
+            SubmitMode::Shared => u64::from(case.threads),
             _ => u64::from(case.queues * case.depth),
         };
         // A first run to warm up and to learn the rate, a second one since the first is short.
@@ -290,7 +314,7 @@ impl Suite<'_> {
             .collect()
     }
 
-    fn line(&self, name: &str, case: &Case, target: Target, runs: &[Run]) -> Value {
+    fn line(&self, name: &str, case: &SuiteCase, target: TargetRate, runs: &[CaseRun]) -> Value {
         let rates: Vec<f64> = runs.iter().map(|run| run.rate() / 1e6).collect();
         let rate = median(&rates);
         let busy = median(
@@ -305,13 +329,13 @@ impl Suite<'_> {
             "commands": runs.first().map(|run| run.commands),
         });
         match case.mode {
-            Mode::Shared => {
+            SubmitMode::Shared => {
                 value["threads"] = json!(case.threads);
                 value["lanes"] = json!(case.lanes);
                 value["registers"] =
                     json!(self.kernels.cost(case.grid().kernel).ok().map(|it| it.0));
             }
-            Mode::Block => {
+            SubmitMode::Block => {
                 value["threads"] = json!(case.threads);
                 value["depth"] = json!(case.depth);
             }
@@ -342,18 +366,18 @@ impl Suite<'_> {
 }
 
 /// Adds the target of the case, and whether it was met, to `value`.
-fn judge(limits: &Limits, value: &mut Value, case: &Case, target: Target, rate: f64) {
+fn judge(limits: &RateLimits, value: &mut Value, case: &SuiteCase, target: TargetRate, rate: f64) {
     match target {
-        Target::Rate(least) => {
+        TargetRate::Rate(least) => {
             value["target"] = json!(least);
             value["met"] = json!(rate >= least);
         }
-        Target::OfLimit(share) => {
+        TargetRate::OfLimit(share) => {
             let limit = limits.sqe_writes.min(limits.controller) / 1e6;
             value["target"] = json!(limit * share);
             value["met"] = json!(rate >= limit * share);
         }
-        Target::OfPing(times) => {
+        TargetRate::OfPing(times) => {
             let ns = 1e3 / rate;
             value["value"] = json!(ns);
             value["unit"] = json!("ns");
@@ -361,18 +385,18 @@ fn judge(limits: &Limits, value: &mut Value, case: &Case, target: Target, rate: 
             value["of_ping_pong"] = json!(ns / limits.ping_pong_ns);
             value["met"] = json!(ns <= limits.ping_pong_ns * times);
         }
-        Target::OfDrives(share) => {
+        TargetRate::OfDrives(share) => {
             let drives = case.model.map_or(0.0, |model| model.rate) * f64::from(case.queues) / 1e6;
             value["target"] = json!(drives * share);
             value["of_drives"] = json!(rate / drives);
             value["met"] = json!(rate >= drives * share);
         }
-        Target::Group => {}
+        TargetRate::Group => {}
     }
 }
 
 /// Returns the bottleneck of the rate, as far as the counts indicate it.
-fn limiter(limits: &Limits, case: &Case, rate: f64, busy: f64) -> &'static str {
+fn limiter(limits: &RateLimits, case: &SuiteCase, rate: f64, busy: f64) -> &'static str {
     let drives = case
         .model
         .map(|model| model.rate * f64::from(case.queues) / 1e6);
@@ -409,7 +433,7 @@ mod tests {
         }
     }
 
-    const LIMITS: Limits = Limits {
+    const LIMITS: RateLimits = RateLimits {
         sqe_writes: 100e6,
         served: 40e6,
         ping_pong_ns: 2000.0,
@@ -419,57 +443,63 @@ mod tests {
 
     #[test]
     fn a_case_is_held_to_its_target() {
-        let ssds = Case {
-            model: Some(Model::SSD),
-            ..case(Mode::Warp, 2, 512)
+        let ssds = SuiteCase {
+            model: Some(DriveModel::SSD),
+            ..case(SubmitMode::Warp, 2, 512)
         };
-        let drives = 2.0 * Model::SSD.rate / 1e6;
+        let drives = 2.0 * DriveModel::SSD.rate / 1e6;
         for (target, case, rate, met, aim) in [
             (
-                Target::Rate(16.0),
-                case(Mode::Warp, 1, 992),
+                TargetRate::Rate(16.0),
+                case(SubmitMode::Warp, 1, 992),
                 16.0,
                 true,
                 16.0,
             ),
             (
-                Target::Rate(16.0),
-                case(Mode::Warp, 1, 992),
+                TargetRate::Rate(16.0),
+                case(SubmitMode::Warp, 1, 992),
                 15.9,
                 false,
                 16.0,
             ),
             (
-                Target::OfLimit(0.9),
-                case(Mode::Warp, 128, 992),
+                TargetRate::OfLimit(0.9),
+                case(SubmitMode::Warp, 128, 992),
                 46.0,
                 true,
                 45.0,
             ),
             (
-                Target::OfLimit(0.9),
-                case(Mode::Warp, 128, 992),
+                TargetRate::OfLimit(0.9),
+                case(SubmitMode::Warp, 128, 992),
                 44.0,
                 false,
                 45.0,
             ),
             (
-                Target::OfPing(1.1),
-                case(Mode::Owner, 1, 1),
+                TargetRate::OfPing(1.1),
+                case(SubmitMode::Owner, 1, 1),
                 0.5,
                 true,
                 2200.0,
             ),
             (
-                Target::OfPing(1.1),
-                case(Mode::Owner, 1, 1),
+                TargetRate::OfPing(1.1),
+                case(SubmitMode::Owner, 1, 1),
                 0.4,
                 false,
                 2200.0,
             ),
-            (Target::OfDrives(0.98), ssds, drives, true, drives * 0.98),
             (
-                Target::OfDrives(0.98),
+                TargetRate::OfDrives(0.98),
+                ssds,
+                drives,
+                true,
+                drives * 0.98,
+            ),
+            (
+                TargetRate::OfDrives(0.98),
                 ssds,
                 drives / 2.0,
                 false,
@@ -483,19 +513,22 @@ mod tests {
             assert!((told - aim).abs() < aim * 1e-9, "{told} for {aim}");
         }
         let mut value = json!({});
-        judge(&LIMITS, &mut value, &ssds, Target::Group, 1.0);
+        judge(&LIMITS, &mut value, &ssds, TargetRate::Group, 1.0);
         assert_eq!(value, json!({}));
     }
 
     #[test]
     fn what_limits_a_case_is_named() {
-        let ssd = Case {
-            model: Some(Model::SSD),
-            ..case(Mode::Warp, 1, 512)
+        let ssd = SuiteCase {
+            model: Some(DriveModel::SSD),
+            ..case(SubmitMode::Warp, 1, 512)
         };
-        let (few, many) = (case(Mode::Warp, 16, 992), case(Mode::Warp, 128, 992));
+        let (few, many) = (
+            case(SubmitMode::Warp, 16, 992),
+            case(SubmitMode::Warp, 128, 992),
+        );
         for (case, rate, busy, part) in [
-            (ssd, Model::SSD.rate / 1e6, 0.1, "the drives"),
+            (ssd, DriveModel::SSD.rate / 1e6, 0.1, "the drives"),
             (few, 95.0, 0.1, "submission queue entries"),
             (many, 37.0, 0.1, "the host's memory"),
             (few, 37.0, 0.95, "the null controller"),

@@ -2,7 +2,7 @@
 // UNSAFETY: the words are raw memory that a GPU shares.
 #![allow(unsafe_code)]
 
-use super::Null;
+use super::NullController;
 use super::serve::IDLE_SPINS;
 use nvme_core::handoff::QueueWords;
 use nvme_driver::error::{Error, Result};
@@ -14,17 +14,17 @@ use std::thread::JoinHandle;
 /// the first submission entry the payload, the first completion entry the answer. Stops on drop.
 ///
 /// The answer to flag `n` is 0 in the lower word and `n` in the upper one.
-pub struct Echo {
+pub struct DoorbellEcho {
     stop: Arc<AtomicBool>,
     thread: Option<JoinHandle<u64>>,
 }
 
-impl Echo {
+impl DoorbellEcho {
     /// Starts the thread, on zeroed memory.
     ///
     /// # Errors
     /// [`Error::System`] when there is no thread to be had.
-    pub fn start(null: &Null) -> Result<Self> {
+    pub fn start(null: &NullController) -> Result<Self> {
         null.clear();
         let stop = Arc::new(AtomicBool::new(false));
         let (words, pages) = (null.words(0), Arc::clone(null.pages()));
@@ -62,7 +62,7 @@ impl Echo {
     }
 }
 
-impl Drop for Echo {
+impl Drop for DoorbellEcho {
     fn drop(&mut self) {
         self.halt();
     }
@@ -104,19 +104,19 @@ fn answer(words: &QueueWords, stop: &AtomicBool) -> u64 {
 
 #[cfg(test)]
 mod tests {
-    use super::super::Shape;
+    use super::super::NullShape;
     use super::*;
 
     #[test]
     fn every_flag_is_answered_and_torn_payloads_are_counted() {
-        let null = Null::new(Shape {
+        let null = NullController::new(NullShape {
             queues: 1,
             entries: 2,
             dstrd: 0,
             data_bytes: 0,
         })
         .unwrap();
-        let echo = Echo::start(&null).unwrap();
+        let echo = DoorbellEcho::start(&null).unwrap();
         let words = null.words(0);
         // SAFETY: the entries and the doorbell of the null controller, which outlives the loop.
         let (payload, cell, flag) = unsafe {

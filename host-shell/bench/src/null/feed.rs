@@ -6,7 +6,7 @@
 // UNSAFETY: rings are raw memory that the controller's threads share.
 #![allow(unsafe_code)]
 
-use super::Null;
+use super::NullController;
 use nvme_driver::error::{Error, Result};
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -20,7 +20,7 @@ const PATIENCE: Duration = Duration::from_secs(5);
 
 /// Load that is put on a null controller.
 #[derive(Clone, Copy, Debug)]
-pub struct Feed {
+pub struct NullLoad {
     /// Threads; each has every so-manyth queue.
     pub threads: usize,
     /// Commands in flight per queue, at most one less than the ring has entries.
@@ -34,7 +34,7 @@ pub struct Feed {
 
 /// Result of a run.
 #[derive(Clone, Copy, Debug)]
-pub struct Fed {
+pub struct LoadResult {
     /// Commands answered.
     pub commands: u64,
     /// Seconds from the first to the last.
@@ -45,16 +45,16 @@ pub struct Fed {
 ///
 /// # Errors
 /// [`Error::Device`] when an unexpected completion arrives, or none for 5 s.
-pub fn feed(null: &Null, how: Feed) -> Result<Fed> {
+pub fn feed(null: &NullController, how: NullLoad) -> Result<LoadResult> {
     let depth = how.depth.clamp(1, null.shape().entries - 1);
     let count = how.threads.clamp(1, null.shape().queues as usize);
     let begin = Instant::now();
     let results: Vec<Result<u64>> = std::thread::scope(|scope| {
         let threads: Vec<_> = (0..count)
             .map(|index| {
-                let queues: Vec<Lane> = (index as u32..null.shape().queues)
+                let queues: Vec<FeederQueue> = (index as u32..null.shape().queues)
                     .step_by(count)
-                    .map(|queue| Lane::new(null, queue, depth, how))
+                    .map(|queue| FeederQueue::new(null, queue, depth, how))
                     .collect();
                 scope.spawn(move || drive(queues))
             })
@@ -72,11 +72,11 @@ pub fn feed(null: &Null, how: Feed) -> Result<Fed> {
     for result in results {
         commands += result?;
     }
-    Ok(Fed { commands, seconds })
+    Ok(LoadResult { commands, seconds })
 }
 
 /// One queue as its feeder sees it.
-struct Lane {
+struct FeederQueue {
     sq: *const AtomicU64,
     cq: *const AtomicU64,
     tail_doorbell: *const AtomicU32,
@@ -93,10 +93,10 @@ struct Lane {
 }
 
 // SAFETY: the pointers lie in pages that outlive the scope of the threads; one thread has the lane.
-unsafe impl Send for Lane {}
+unsafe impl Send for FeederQueue {}
 
-impl Lane {
-    fn new(null: &Null, index: u32, depth: u32, how: Feed) -> Self {
+impl FeederQueue {
+    fn new(null: &NullController, index: u32, depth: u32, how: NullLoad) -> Self {
         let words = null.words(index);
         Self {
             sq: words.sq as usize as *const AtomicU64,
@@ -195,7 +195,7 @@ impl Lane {
     }
 }
 
-fn drive(mut lanes: Vec<Lane>) -> Result<u64> {
+fn drive(mut lanes: Vec<FeederQueue>) -> Result<u64> {
     let mut last = Instant::now();
     let mut idle = 0u32;
     loop {

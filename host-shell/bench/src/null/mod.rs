@@ -1,8 +1,8 @@
 //! A controller that moves no data: CPU threads that take submission queue entries and post
-//! completions as fast as they can, or as fast as a drive does ([`Model`]).
+//! completions as fast as they can, or as fast as a drive does ([`DriveModel`]).
 //!
 //! It has no admin queue: the rings are there from the start. It checks everything: an unknown opcode,
-//! a doorbell outside its ring or an overrun of the completion queue stops it with a [`Fault`].
+//! a doorbell outside its ring or an overrun of the completion queue stops it with a [`ProtocolFault`].
 //!
 //! Every thread counts the time that it was busy, so that a run tells whether this controller or its
 //! driver was the limit.
@@ -14,14 +14,14 @@ mod feed;
 mod queue;
 mod serve;
 
-pub use echo::Echo;
-pub use feed::{Feed, feed};
-pub use queue::Fault;
-pub use serve::{Account, Running};
+pub use echo::DoorbellEcho;
+pub use feed::{NullLoad, feed};
+pub use queue::ProtocolFault;
+pub use serve::{NullCounts, RunningNull};
 
 use nvme_core::handoff::QueueWords;
 use nvme_core::spec::register::{cq_head_doorbell, doorbell_bytes, offset, sq_tail_doorbell};
-use nvme_driver::dma::pages::Pages;
+use nvme_driver::dma::pages::DmaPages;
 use nvme_driver::error::{Error, Result};
 use std::sync::Arc;
 use std::sync::atomic::AtomicU32;
@@ -31,7 +31,7 @@ const PAGE: usize = 4096;
 
 /// Rings and doorbells of a null controller.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Shape {
+pub struct NullShape {
     /// Queue pairs, 1 to 4,096; their identifiers begin with 1.
     pub queues: u32,
     /// Entries of each ring, a power of two from 2 to 65,536.
@@ -44,7 +44,7 @@ pub struct Shape {
 
 /// A drive: how long a command takes and how many are done in a second.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Model {
+pub struct DriveModel {
     /// Latency from doorbell to completion, in nanoseconds.
     pub latency_ns: u64,
     /// Commands per second of one queue pair, which is one drive.
@@ -53,7 +53,7 @@ pub struct Model {
     pub bytes: usize,
 }
 
-impl Model {
+impl DriveModel {
     /// A PCIe 5 drive: 3.86 million reads of 512 bytes per second, 70 us each.
     pub const SSD: Self = Self {
         latency_ns: 70_000,
@@ -63,20 +63,20 @@ impl Model {
 }
 
 /// A null controller at rest.
-pub struct Null {
-    shape: Shape,
-    pages: Arc<Pages>,
+pub struct NullController {
+    shape: NullShape,
+    pages: Arc<DmaPages>,
     cq_at: usize,
     doorbells_at: usize,
     data_at: usize,
 }
 
-impl Null {
+impl NullController {
     /// Allocates zeroed rings, doorbells and data memory.
     ///
     /// # Errors
     /// [`Error::Usage`] for an impossible shape, [`Error::System`] without memory.
-    pub fn new(shape: Shape) -> Result<Self> {
+    pub fn new(shape: NullShape) -> Result<Self> {
         let possible = (1..=4096).contains(&shape.queues)
             && (2..=65_536).contains(&shape.entries)
             && shape.entries.is_power_of_two()
@@ -97,7 +97,7 @@ impl Null {
         let data_at = (doorbells_at + doorbells).next_multiple_of(PAGE);
         Ok(Self {
             shape,
-            pages: Arc::new(Pages::new(data_at + shape.data_bytes)?),
+            pages: Arc::new(DmaPages::new(data_at + shape.data_bytes)?),
             cq_at,
             doorbells_at,
             data_at,
@@ -105,12 +105,12 @@ impl Null {
     }
 
     /// Returns its shape.
-    pub fn shape(&self) -> Shape {
+    pub fn shape(&self) -> NullShape {
         self.shape
     }
 
     /// Returns the memory of rings, doorbells and data, for registration with a GPU.
-    pub fn pages(&self) -> &Arc<Pages> {
+    pub fn pages(&self) -> &Arc<DmaPages> {
         &self.pages
     }
 
@@ -164,7 +164,7 @@ mod tests {
     #[test]
     fn queues_do_not_overlap_whatever_the_stride() {
         for dstrd in [0, 4] {
-            let null = Null::new(Shape {
+            let null = NullController::new(NullShape {
                 queues: 3,
                 entries: 8,
                 dstrd,
@@ -186,13 +186,13 @@ mod tests {
             }
         }
         for (queues, entries) in [(0, 8), (1, 7), (1, 1), (5000, 8)] {
-            let shape = Shape {
+            let shape = NullShape {
                 queues,
                 entries,
                 dstrd: 0,
                 data_bytes: 0,
             };
-            assert!(Null::new(shape).is_err());
+            assert!(NullController::new(shape).is_err());
         }
     }
 }

@@ -2,7 +2,7 @@
 // UNSAFETY: rings are raw memory that a GPU writes while it is read here.
 #![allow(unsafe_code)]
 
-use super::{Model, Null};
+use super::{DriveModel, NullController};
 use nvme_core::spec::nvm;
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
@@ -14,7 +14,7 @@ const AHEAD: u32 = 16;
 
 /// Violation of the protocol by the driver.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Fault {
+pub struct ProtocolFault {
     /// The queue, from 1.
     pub qid: u32,
     /// Description of the violation.
@@ -22,7 +22,7 @@ pub struct Fault {
 }
 
 /// One queue pair as its thread sees it. The pointers stay valid while the thread holds the pages.
-pub(super) struct Queue {
+pub(super) struct NullQueue {
     sq: *const AtomicU64,
     cq: *mut u64,
     tail_doorbell: *const AtomicU32,
@@ -34,24 +34,29 @@ pub(super) struct Queue {
     /// Head of the completion queue, as last read.
     freed: u32,
     phase: bool,
-    timed: Option<Timed>,
+    timed: Option<TimedCommands>,
     /// Posts whether or not the driver has given entries back.
     heedless: bool,
 }
 
 // SAFETY: the pointers lie in pages that the thread keeps; one thread has the queue.
-unsafe impl Send for Queue {}
+unsafe impl Send for NullQueue {}
 
 /// The commands that a drive works on, in the order of their ends.
-struct Timed {
-    model: Model,
+struct TimedCommands {
+    model: DriveModel,
     pending: VecDeque<(u64, u64)>,
     last_ps: u64,
     data: std::ops::Range<u64>,
 }
 
-impl Queue {
-    pub(super) fn new(null: &Null, index: u32, model: Option<Model>, heedless: bool) -> Self {
+impl NullQueue {
+    pub(super) fn new(
+        null: &NullController,
+        index: u32,
+        model: Option<DriveModel>,
+        heedless: bool,
+    ) -> Self {
         let words = null.words(index);
         let data = null.data()..null.data() + null.shape().data_bytes as u64;
         Self {
@@ -65,7 +70,7 @@ impl Queue {
             tail: 0,
             freed: 0,
             phase: true,
-            timed: model.map(|model| Timed {
+            timed: model.map(|model| TimedCommands {
                 model,
                 pending: VecDeque::with_capacity(words.entries as usize),
                 last_ps: 0,
@@ -75,7 +80,7 @@ impl Queue {
         }
     }
 
-    /// True if it behaves like a drive with a [`Model`].
+    /// True if it behaves like a drive with a [`DriveModel`].
     pub(super) fn is_timed(&self) -> bool {
         self.timed.is_some()
     }
@@ -89,7 +94,7 @@ impl Queue {
 
     /// Returns the entries that wait, or a fault.
     #[inline(always)]
-    fn waiting(&self) -> std::result::Result<u32, Fault> {
+    fn waiting(&self) -> std::result::Result<u32, ProtocolFault> {
         // SAFETY: a doorbell of the pages. Acquire: pairs with the driver's release store of the tail. The
         // driver wrote the entries before it rang, so they may be fetched once the new tail is seen.
         let tail = unsafe { &*self.tail_doorbell }.load(Ordering::Acquire);
@@ -101,7 +106,7 @@ impl Queue {
 
     /// Completions that fit, looked up again when they are fewer than `wanted`.
     #[inline(always)]
-    fn room(&mut self, wanted: u32) -> std::result::Result<u32, Fault> {
+    fn room(&mut self, wanted: u32) -> std::result::Result<u32, ProtocolFault> {
         let room = self.freed.wrapping_sub(self.tail).wrapping_sub(1) & self.mask;
         if room >= wanted || self.heedless {
             return Ok(room.max(wanted));
@@ -121,7 +126,7 @@ impl Queue {
     }
 
     #[inline(always)]
-    fn check(&self, first: u64) -> std::result::Result<(), Fault> {
+    fn check(&self, first: u64) -> std::result::Result<(), ProtocolFault> {
         // Flush, write, read, compare, write zeroes, dataset management.
         const KNOWN: u64 = 1 << 0 | 1 << 1 | 1 << 2 | 1 << 5 | 1 << 8 | 1 << 9;
         let opcode = first & 0xFF;
@@ -148,7 +153,7 @@ impl Queue {
     }
 
     /// Takes the waiting commands and completes them at once. Returns their number.
-    pub(super) fn serve(&mut self) -> std::result::Result<u32, Fault> {
+    pub(super) fn serve(&mut self) -> std::result::Result<u32, ProtocolFault> {
         let waiting = self.waiting()?;
         if waiting == 0 {
             return Ok(0);
@@ -182,7 +187,7 @@ impl Queue {
 
     /// Takes the waiting commands into the drive model, and posts completions that are due at `now_ps`. Returns
     /// their number.
-    pub(super) fn serve_timed(&mut self, now_ps: u64) -> std::result::Result<u32, Fault> {
+    pub(super) fn serve_timed(&mut self, now_ps: u64) -> std::result::Result<u32, ProtocolFault> {
         let waiting = self.waiting()?;
         let Some(mut timed) = self.timed.take() else {
             return Ok(0);
@@ -194,10 +199,10 @@ impl Queue {
 
     fn admit(
         &mut self,
-        timed: &mut Timed,
+        timed: &mut TimedCommands,
         waiting: u32,
         now_ps: u64,
-    ) -> std::result::Result<u32, Fault> {
+    ) -> std::result::Result<u32, ProtocolFault> {
         let model = timed.model;
         let interval_ps = (1e12 / model.rate) as u64;
         let free = (self.mask as usize).saturating_sub(timed.pending.len()) as u32;
@@ -226,7 +231,7 @@ impl Queue {
     }
 
     /// Writes the data of the read at the head of the ring.
-    fn fill(&self, timed: &Timed) -> std::result::Result<(), Fault> {
+    fn fill(&self, timed: &TimedCommands) -> std::result::Result<(), ProtocolFault> {
         static MEDIUM: [u8; 4096] = [0xA5; 4096];
         let bytes = timed.model.bytes.min(MEDIUM.len());
         let prp1 = self.sqe_word(self.head, 3);
@@ -241,8 +246,8 @@ impl Queue {
         Ok(())
     }
 
-    fn fault(&self, what: String) -> Fault {
-        Fault {
+    fn fault(&self, what: String) -> ProtocolFault {
+        ProtocolFault {
             qid: self.qid,
             what,
         }

@@ -1,7 +1,7 @@
 //! The threads of a null controller.
-use super::queue::{Fault, Queue};
-use super::{Model, Null};
-use nvme_driver::dma::pages::Pages;
+use super::queue::{NullQueue, ProtocolFault};
+use super::{DriveModel, NullController};
+use nvme_driver::dma::pages::DmaPages;
 use nvme_driver::error::{Error, Result};
 use nvme_driver::lock::lock;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -14,7 +14,7 @@ pub(super) const IDLE_SPINS: u32 = 10_000;
 
 /// Counts of a run.
 #[derive(Clone, Debug, Default)]
-pub struct Account {
+pub struct NullCounts {
     /// Commands completed.
     pub commands: u64,
     /// Looks at a queue that found entries.
@@ -24,51 +24,56 @@ pub struct Account {
     /// Seconds that the threads ran, added up.
     pub seconds: f64,
     /// Fault that stopped it, if one did.
-    pub fault: Option<Fault>,
+    pub fault: Option<ProtocolFault>,
 }
 
-impl Account {
+impl NullCounts {
     /// Returns the share of the time since its first command that it was busy, 0 to 1.
     pub fn busy(&self) -> f64 {
         self.busy_seconds / self.seconds.max(1e-9)
     }
 }
 
-struct Shared {
+struct NullState {
     stop: AtomicBool,
-    fault: Mutex<Option<Fault>>,
+    fault: Mutex<Option<ProtocolFault>>,
     /// Commands done so far, for those who watch.
     commands: AtomicU64,
 }
 
 /// A null controller at work. Stops on drop.
-pub struct Running {
-    shared: Arc<Shared>,
-    threads: Vec<JoinHandle<Account>>,
-    _pages: Arc<Pages>,
+pub struct RunningNull {
+    shared: Arc<NullState>,
+    threads: Vec<JoinHandle<NullCounts>>,
+    _pages: Arc<DmaPages>,
 }
 
-impl Null {
+impl NullController {
     /// Starts `threads` threads (at most one for each queue) on empty rings.
     ///
     /// # Errors
     /// [`Error::System`] when threads cannot be started.
-    pub fn start(&self, threads: usize, model: Option<Model>) -> Result<Running> {
+    pub fn start(&self, threads: usize, model: Option<DriveModel>) -> Result<RunningNull> {
         self.clear();
-        Running::start(self, threads, model, false)
+        RunningNull::start(self, threads, model, false)
     }
 
     /// As [`start`](Self::start), but it never waits for room in a completion ring: for a driver that takes
     /// no notice of completions.
-    pub fn start_heedless(&self, threads: usize) -> Result<Running> {
+    pub fn start_heedless(&self, threads: usize) -> Result<RunningNull> {
         self.clear();
-        Running::start(self, threads, None, true)
+        RunningNull::start(self, threads, None, true)
     }
 }
 
-impl Running {
-    fn start(null: &Null, threads: usize, model: Option<Model>, heedless: bool) -> Result<Self> {
-        let shared = Arc::new(Shared {
+impl RunningNull {
+    fn start(
+        null: &NullController,
+        threads: usize,
+        model: Option<DriveModel>,
+        heedless: bool,
+    ) -> Result<Self> {
+        let shared = Arc::new(NullState {
             stop: AtomicBool::new(false),
             fault: Mutex::default(),
             commands: AtomicU64::new(0),
@@ -80,9 +85,9 @@ impl Running {
         };
         let count = threads.clamp(1, null.shape().queues as usize);
         for index in 0..count {
-            let queues: Vec<Queue> = (index as u32..null.shape().queues)
+            let queues: Vec<NullQueue> = (index as u32..null.shape().queues)
                 .step_by(count)
-                .map(|queue| Queue::new(null, queue, model, heedless))
+                .map(|queue| NullQueue::new(null, queue, model, heedless))
                 .collect();
             let (shared, pages) = (Arc::clone(&shared), Arc::clone(null.pages()));
             let thread = std::thread::Builder::new()
@@ -107,7 +112,7 @@ impl Running {
     }
 
     /// Returns the fault that stopped it, if one did.
-    pub fn fault(&self) -> Option<Fault> {
+    pub fn fault(&self) -> Option<ProtocolFault> {
         lock(&self.shared.fault).clone()
     }
 
@@ -117,13 +122,13 @@ impl Running {
     }
 
     /// Stops the threads and adds up their counts.
-    pub fn stop(mut self) -> Account {
+    pub fn stop(mut self) -> NullCounts {
         self.halt()
     }
 
-    fn halt(&mut self) -> Account {
+    fn halt(&mut self) -> NullCounts {
         self.shared.stop.store(true, Ordering::Relaxed);
-        let mut sum = Account::default();
+        let mut sum = NullCounts::default();
         for thread in self.threads.drain(..) {
             // A thread that panicked has printed why.
             let Ok(part) = thread.join() else { continue };
@@ -137,14 +142,14 @@ impl Running {
     }
 }
 
-impl Drop for Running {
+impl Drop for RunningNull {
     fn drop(&mut self) {
         self.halt();
     }
 }
 
-fn serve(mut queues: Vec<Queue>, shared: &Shared) -> Account {
-    let mut account = Account::default();
+fn serve(mut queues: Vec<NullQueue>, shared: &NullState) -> NullCounts {
+    let mut account = NullCounts::default();
     let begin = Instant::now();
     let (mut first, mut mark, mut idle) = (None, begin, 0u32);
     while !shared.stop.load(Ordering::Relaxed) {
@@ -191,12 +196,12 @@ fn serve(mut queues: Vec<Queue>, shared: &Shared) -> Account {
 // UNSAFETY: rings of a null controller, written as a driver does.
 #[allow(unsafe_code)]
 mod tests {
-    use super::super::{Feed, Shape, feed};
+    use super::super::{NullLoad, NullShape, feed};
     use super::*;
     use std::time::Duration;
 
-    fn null(queues: u32, entries: u32, dstrd: u8) -> Null {
-        Null::new(Shape {
+    fn null(queues: u32, entries: u32, dstrd: u8) -> NullController {
+        NullController::new(NullShape {
             queues,
             entries,
             dstrd,
@@ -205,7 +210,7 @@ mod tests {
         .unwrap()
     }
 
-    fn wait_for(running: &Running, done: impl Fn(&Running) -> bool) {
+    fn wait_for(running: &RunningNull, done: impl Fn(&RunningNull) -> bool) {
         let begin = Instant::now();
         while !done(running) {
             assert!(begin.elapsed() < Duration::from_secs(20), "no answer");
@@ -227,7 +232,7 @@ mod tests {
             let running = null.start(2, None).unwrap();
             let fed = feed(
                 &null,
-                Feed {
+                NullLoad {
                     threads: 2,
                     depth,
                     commands: 2_000,
@@ -245,14 +250,14 @@ mod tests {
 
     #[test]
     fn what_a_driver_does_wrong_stops_it_with_a_reason() {
-        let bad = |prepare: &dyn Fn(&Null, &Running)| {
+        let bad = |prepare: &dyn Fn(&NullController, &RunningNull)| {
             let null = null(2, 8, 0);
             let running = null.start(1, None).unwrap();
             prepare(&null, &running);
             wait_for(&running, |running| running.fault().is_some());
             running.stop().fault.unwrap()
         };
-        let ring = |null: &Null, index: u32, value: u32| {
+        let ring = |null: &NullController, index: u32, value: u32| {
             null.word(null.words(index).sq_doorbell)
                 .store(value, Ordering::Release);
         };
@@ -280,7 +285,7 @@ mod tests {
     #[test]
     fn a_model_keeps_its_latency_and_its_rate() {
         let null = null(1, 256, 0);
-        let model = Model {
+        let model = DriveModel {
             latency_ns: 2_000_000,
             rate: 1e5,
             bytes: 512,
@@ -289,7 +294,7 @@ mod tests {
         let begin = Instant::now();
         let fed = feed(
             &null,
-            Feed {
+            NullLoad {
                 threads: 1,
                 depth: 200,
                 commands: 1_000,

@@ -1,7 +1,7 @@
 //! The file by `pread` into memory of threads, and copies from there: the path of programs without a driver of
 //! their own.
 
-use super::plan::Plan;
+use super::plan::ReadPlan;
 use crate::measure::side_by_side;
 use nvme_driver::error::{Error, Result};
 use std::fs::File;
@@ -13,7 +13,7 @@ use std::path::Path;
 pub(super) const STAGE: usize = 1 << 20;
 
 /// Memory that a thread reads into, and the way from there to the destination.
-pub(super) trait Sink: Send {
+pub(super) trait CopySink: Send {
     /// Returns memory of [`STAGE`] bytes that no copy uses.
     fn stage(&mut self) -> Result<&mut [u8]>;
 
@@ -26,18 +26,18 @@ pub(super) trait Sink: Send {
 
 /// Steps that a pass performs.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) enum Pass {
+pub(super) enum PassSteps {
     Whole,
     ReadAlone,
     CopyAlone,
 }
 
 /// Measures the seconds of `plan`, a thread for each of `sinks` that has a share.
-pub(super) fn run<S: Sink>(
-    plan: &Plan,
+pub(super) fn run<S: CopySink>(
+    plan: &ReadPlan,
     (file, path): (&File, &Path),
     sinks: impl IntoIterator<Item = (Range<usize>, S)>,
-    pass: Pass,
+    pass: PassSteps,
 ) -> Result<f64> {
     let job = |(share, mut sink): (Range<usize>, S)| {
         move || {
@@ -52,18 +52,18 @@ pub(super) fn run<S: Sink>(
 
 /// Reads that are asked for together; they have arrived when this returns.
 fn one_part(
-    plan: &Plan,
+    plan: &ReadPlan,
     part: Range<usize>,
     (file, path): (&File, &Path),
-    sink: &mut impl Sink,
-    pass: Pass,
+    sink: &mut impl CopySink,
+    pass: PassSteps,
 ) -> Result<()> {
     let mut at = part.start;
     while at < part.end {
         let stage = sink.stage()?;
         let len = stage.len().min(part.end - at);
         let mut filled = 0;
-        while pass != Pass::CopyAlone && filled < len {
+        while pass != PassSteps::CopyAlone && filled < len {
             let (offset, together) = plan.source(at + filled);
             let bytes = together.min(len - filled);
             let into = &mut stage[filled..filled + bytes];
@@ -71,7 +71,7 @@ fn one_part(
             read.map_err(Error::file("read", path))?;
             filled += bytes;
         }
-        if pass != Pass::ReadAlone {
+        if pass != PassSteps::ReadAlone {
             sink.send(len, at)?;
         }
         at += len;

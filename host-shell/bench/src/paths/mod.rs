@@ -19,8 +19,8 @@ use crate::measure::median;
 use nvme_driver::error::{Error, Result};
 use nvme_files::files::open_regular;
 use nvme_store::Store;
-use place::{Place, Way};
-use plan::Plan;
+use place::{BytePath, PathDestination};
+use plan::ReadPlan;
 use serde_json::{Value, json};
 use std::fs::File;
 use std::io::Read;
@@ -44,7 +44,7 @@ pub fn paths(
 ) -> Result<Value> {
     let (file, _) = open_regular(&job.file)?;
     let content = content_of(&file, job)?;
-    let plans = Plan::all(job, content.len() as u64);
+    let plans = ReadPlan::all(job, content.len() as u64);
     let (store, refusal) = match store {
         Ok(store) => (Some(store), None),
         Err(error) => (None, Some(error)),
@@ -52,18 +52,18 @@ pub fn paths(
     if let Some(store) = &store {
         same_content(store, &content, job.lay_out)?;
     }
-    let longest = plans.iter().map(Plan::len).max().unwrap_or(0);
+    let longest = plans.iter().map(ReadPlan::len).max().unwrap_or(0);
     let of_file = (&file, job.file.as_path());
-    let mut place: Box<dyn Place + '_> = match job.gpu {
+    let mut place: Box<dyn PathDestination + '_> = match job.gpu {
         #[cfg(feature = "cuda")]
-        Some(gpu) => Box::new(on_gpu::OnGpu::new(
+        Some(gpu) => Box::new(on_gpu::GpuDestination::new(
             gpu,
             store.as_ref(),
             of_file,
             job,
             longest,
         )?),
-        _ => Box::new(on_host::OnHost {
+        _ => Box::new(on_host::HostDestination {
             file: of_file,
             store: store.as_ref(),
             threads: job.threads,
@@ -71,7 +71,7 @@ pub fn paths(
         }),
     };
     let limits = place.limits(job.runs)?;
-    let mut ways = Ways::new(place.ways(), refusal);
+    let mut ways = PathResults::new(place.ways(), refusal);
     let mut have = vec![0; longest];
     let mut cases = Vec::new();
     for plan in plans.iter().filter(|plan| plan.len() > 0) {
@@ -93,7 +93,7 @@ pub fn paths(
         "cores": std::thread::available_parallelism().map_or(1, usize::from),
         "threads": job.threads, "runs": job.runs,
         "link_gb_per_s": limits.0.map(|rate| rate / 1e9), "memory_gb_per_s": limits.1 / 1e9,
-        "ways": ways.0.iter().map(One::to_json).collect::<Vec<_>>(), "cases": cases,
+        "ways": ways.0.iter().map(PathResult::to_json).collect::<Vec<_>>(), "cases": cases,
     }))
 }
 
@@ -149,15 +149,15 @@ fn same_content(store: &Store, content: &[u8], lay_out: bool) -> Result<()> {
 }
 
 /// A way, and what became of it.
-struct One {
-    way: Way,
+struct PathResult {
+    way: BytePath,
     name: &'static str,
     how: Option<String>,
     /// Reason why it does not run, or no longer.
     refusal: Option<Error>,
 }
 
-impl One {
+impl PathResult {
     fn to_json(&self) -> Value {
         json!({
             "way": self.name, "how": self.how,
@@ -167,21 +167,21 @@ impl One {
     }
 }
 
-struct Ways(Vec<One>);
+struct PathResults(Vec<PathResult>);
 
-impl Ways {
+impl PathResults {
     /// Creates the entry; `refusal` is the reason why there is no store.
-    fn new(all: Vec<(Way, &'static str, Result<String>)>, mut refusal: Option<Error>) -> Self {
-        let one = |(way, name, how): (Way, &'static str, Result<String>)| {
+    fn new(all: Vec<(BytePath, &'static str, Result<String>)>, mut refusal: Option<Error>) -> Self {
+        let one = |(way, name, how): (BytePath, &'static str, Result<String>)| {
             let (how, error) = match how {
                 Ok(how) => (Some(how), None),
                 Err(error) => (None, Some(error)),
             };
             let refusal = match way {
-                Way::Direct => refusal.take().or(error),
+                BytePath::Direct => refusal.take().or(error),
                 _ => error,
             };
-            One {
+            PathResult {
                 way,
                 name,
                 how,
@@ -194,7 +194,7 @@ impl Ways {
 
 /// Measurements of one path.
 #[derive(Clone, Default)]
-struct Measured {
+struct PathMeasurements {
     whole: Vec<f64>,
     read: Vec<f64>,
     copy: Vec<f64>,
@@ -202,11 +202,11 @@ struct Measured {
 
 /// Measures one plan; returns one line for each path that runs.
 fn one_plan(
-    place: &mut dyn Place,
-    plan: &Plan,
+    place: &mut dyn PathDestination,
+    plan: &ReadPlan,
     job: &PathsJob,
     (content, have): (&[u8], &mut [u8]),
-    (limits, ways): ((Option<f64>, f64), &mut Ways),
+    (limits, ways): ((Option<f64>, f64), &mut PathResults),
     step: &mut dyn FnMut(&str) -> Result<()>,
 ) -> Result<Vec<Value>> {
     let name = format!(
@@ -216,7 +216,7 @@ fn one_plan(
     );
     let have = &mut have[..plan.len()];
     place.prepare(plan)?;
-    let mut measured = vec![Measured::default(); ways.0.len()];
+    let mut measured = vec![PathMeasurements::default(); ways.0.len()];
     for run in 0..=job.runs {
         for (one, measured) in ways.0.iter_mut().zip(&mut measured) {
             if one.refusal.is_some() {
@@ -227,7 +227,7 @@ fn one_plan(
             let seconds = match place.run(one.way, plan) {
                 Ok(seconds) => seconds,
                 // A library that refuses its own path: the other paths are still measured.
-                Err(error @ Error::Environment { .. }) if one.way == Way::CuFile => {
+                Err(error @ Error::Environment { .. }) if one.way == BytePath::CuFile => {
                     one.refusal = Some(error);
                     continue;
                 }
@@ -252,13 +252,18 @@ fn one_plan(
             }
         }
     }
-    let of = |(one, measured): (&One, &Measured)| {
+    let of = |(one, measured): (&PathResult, &PathMeasurements)| {
         (one.refusal.is_none()).then(|| line(one, plan, limits, measured))
     };
     Ok(ways.0.iter().zip(&measured).filter_map(of).collect())
 }
 
-fn line(one: &One, plan: &Plan, (link, memory): (Option<f64>, f64), measured: &Measured) -> Value {
+fn line(
+    one: &PathResult,
+    plan: &ReadPlan,
+    (link, memory): (Option<f64>, f64),
+    measured: &PathMeasurements,
+) -> Value {
     let seconds = median(&measured.whole);
     let rate = plan.len() as f64 / seconds;
     let groups = plan.groups().count();

@@ -2,16 +2,17 @@
 // UNSAFETY: our driver, cuFile and copies are given addresses of GPU memory; threads fill pinned memory by address.
 #![allow(unsafe_code)]
 
-use super::by_pread::{self, Pass, STAGE, Sink};
+use super::by_pread::{self, CopySink, PassSteps, STAGE};
 use super::job::PathsJob;
-use super::place::{self, Place, Way};
-use super::plan::Plan;
+use super::place::{self, BytePath, PathDestination};
+use super::plan::ReadPlan;
 use crate::gpu::copy_rates;
 use crate::measure::side_by_side;
 use nvme_cuda::{
-    DeviceMemory, Event, GdsFile, GdsIo, Gpu, Pending, ReadRange, Registered, Request, Stream,
+    DeviceMemory, GdsFile, GdsIo, Gpu, PendingRows, ReadRange, RegisteredMemory, RowRequest,
+    Stream, StreamEvent,
 };
-use nvme_driver::dma::Pages;
+use nvme_driver::dma::DmaPages;
 use nvme_driver::error::{Error, Result};
 use nvme_store::Store;
 use std::collections::VecDeque;
@@ -26,7 +27,7 @@ const ROW: usize = 64 << 10;
 /// The host's patience with an operation.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-pub(super) struct OnGpu<'a> {
+pub(super) struct GpuDestination<'a> {
     file: (&'a File, &'a Path),
     store: Option<&'a Store>,
     /// The file as cuFile has it, or why it does not take it.
@@ -34,39 +35,42 @@ pub(super) struct OnGpu<'a> {
     threads: usize,
     gpu: Arc<Gpu>,
     stream: Stream,
-    pageable: Vec<Copied>,
-    pinned: Vec<Copied>,
+    pageable: Vec<GpuCopies>,
+    pinned: Vec<GpuCopies>,
     ids: DeviceMemory,
     out: Arc<DeviceMemory>,
 }
 
 /// Memory that a thread reads into.
-struct Stage {
-    pages: Arc<Pages>,
+struct StagingBuffer {
+    pages: Arc<DmaPages>,
     /// The end of the copy that uses it, where it is pinned.
-    sent: Option<(Registered, Event)>,
+    sent: Option<(RegisteredMemory, StreamEvent)>,
     is_sent: bool,
 }
 
 /// Buffers of a thread, whose copies go to GPU memory at `out`.
-struct Copied {
+struct GpuCopies {
     stream: Stream,
     out: u64,
-    stages: Vec<Stage>,
+    stages: Vec<StagingBuffer>,
     next: usize,
 }
 
-impl Copied {
+impl GpuCopies {
     /// Allocates one pageable buffer, or two pinned ones.
     fn new(gpu: &Arc<Gpu>, out: u64, is_pinned: bool) -> Result<Self> {
         let stage = |_| {
-            let pages = Arc::new(Pages::new(STAGE)?);
+            let pages = Arc::new(DmaPages::new(STAGE)?);
             let sent = match is_pinned {
-                true => Some((Registered::pages(gpu, &pages)?, Event::untimed(gpu)?)),
+                true => Some((
+                    RegisteredMemory::pages(gpu, &pages)?,
+                    StreamEvent::untimed(gpu)?,
+                )),
                 false => None,
             };
             let is_sent = false;
-            Ok(Stage {
+            Ok(StagingBuffer {
                 pages,
                 sent,
                 is_sent,
@@ -82,7 +86,7 @@ impl Copied {
     }
 }
 
-impl Sink for &mut Copied {
+impl CopySink for &mut GpuCopies {
     fn stage(&mut self) -> Result<&mut [u8]> {
         let stage = &mut self.stages[self.next];
         if let Some((_, sent)) = stage.sent.as_ref().filter(|_| stage.is_sent) {
@@ -115,14 +119,14 @@ impl Sink for &mut Copied {
     }
 }
 
-impl Drop for Copied {
+impl Drop for GpuCopies {
     fn drop(&mut self) {
         // A pass that failed may have left a copy under way; where this fails, so did the context.
         let _ = self.stream.finish();
     }
 }
 
-impl<'a> OnGpu<'a> {
+impl<'a> GpuDestination<'a> {
     /// Allocates room for `longest` bytes on GPU `index`.
     pub fn new(
         index: u32,
@@ -135,7 +139,7 @@ impl<'a> OnGpu<'a> {
         let out = Arc::new(DeviceMemory::new(&gpu, longest)?);
         let threads = 0..job.threads.max(1);
         let copied = |is_pinned| {
-            let one = |_| Copied::new(&gpu, out.address(), is_pinned);
+            let one = |_| GpuCopies::new(&gpu, out.address(), is_pinned);
             threads.clone().map(one).collect::<Result<Vec<_>>>()
         };
         Ok(Self {
@@ -152,9 +156,9 @@ impl<'a> OnGpu<'a> {
         })
     }
 
-    fn by_pread(&mut self, way: Way, plan: &Plan, pass: Pass) -> Result<f64> {
+    fn by_pread(&mut self, way: BytePath, plan: &ReadPlan, pass: PassSteps) -> Result<f64> {
         let sinks = match way {
-            Way::Pinned => &mut self.pinned,
+            BytePath::Pinned => &mut self.pinned,
             _ => &mut self.pageable,
         };
         let shares = plan.shares(self.threads).into_iter();
@@ -162,7 +166,7 @@ impl<'a> OnGpu<'a> {
     }
 
     /// Gathers of rows by ids that lie in GPU memory; larger reads as ranges.
-    fn direct(&self, store: &Store, plan: &Plan) -> Result<f64> {
+    fn direct(&self, store: &Store, plan: &ReadPlan) -> Result<f64> {
         let rows = store.len() / plan.bytes as u64;
         let table = store.table(0, rows, plan.bytes as u64)?;
         let (stream, out) = (self.stream.handle(), self.out.address());
@@ -170,7 +174,7 @@ impl<'a> OnGpu<'a> {
         let begin = Instant::now();
         for group in plan.groups() {
             if plan.bytes <= ROW {
-                let request = Request {
+                let request = RowRequest {
                     ids: self.ids.address() + group.start as u64 * 8,
                     wide_ids: true,
                     count: group.len() as u64,
@@ -199,7 +203,7 @@ impl<'a> OnGpu<'a> {
     }
 
     /// Reads by `cuFileRead` from threads, and batches by its batch calls.
-    fn by_cufile(&self, file: &GdsFile, plan: &Plan) -> Result<f64> {
+    fn by_cufile(&self, file: &GdsFile, plan: &ReadPlan) -> Result<f64> {
         let (out, bytes) = (self.out.address(), plan.bytes);
         if plan.is_in_batches() {
             let begin = Instant::now();
@@ -240,7 +244,7 @@ impl<'a> OnGpu<'a> {
 }
 
 /// Waits for the first one.
-fn wait(under_way: &mut VecDeque<Pending>) -> Result<()> {
+fn wait(under_way: &mut VecDeque<PendingRows>) -> Result<()> {
     let Some(first) = under_way.pop_front() else {
         return Ok(());
     };
@@ -254,8 +258,8 @@ fn wait(under_way: &mut VecDeque<Pending>) -> Result<()> {
     }
 }
 
-impl Place for OnGpu<'_> {
-    fn ways(&mut self) -> Vec<(Way, &'static str, Result<String>)> {
+impl PathDestination for GpuDestination<'_> {
+    fn ways(&mut self) -> Vec<(BytePath, &'static str, Result<String>)> {
         let text = |text: String| Ok(text);
         let cufile = match &mut self.gds {
             Ok(file) => text(format!("cuFileRead by threads ({})", file.way().name())),
@@ -268,22 +272,26 @@ impl Place for OnGpu<'_> {
             None => "a host thread submits the reads, in the order of the stream".to_owned(),
         });
         vec![
-            (Way::Direct, "gpu-direct", Ok(direct.unwrap_or_default())),
-            (Way::CuFile, "cufile", cufile),
             (
-                Way::Pageable,
+                BytePath::Direct,
+                "gpu-direct",
+                Ok(direct.unwrap_or_default()),
+            ),
+            (BytePath::CuFile, "cufile", cufile),
+            (
+                BytePath::Pageable,
                 "cpu-memcpy",
                 text("pread into pageable memory, then a copy to the GPU".to_owned()),
             ),
             (
-                Way::Pinned,
+                BytePath::Pinned,
                 "cpu-pinned",
                 text("pread into one of two pinned buffers, while the other is copied".to_owned()),
             ),
         ]
     }
 
-    fn prepare(&mut self, plan: &Plan) -> Result<()> {
+    fn prepare(&mut self, plan: &ReadPlan) -> Result<()> {
         if plan.bytes > ROW {
             return Ok(());
         }
@@ -292,20 +300,23 @@ impl Place for OnGpu<'_> {
         self.ids.upload(0, ids.as_bytes())
     }
 
-    fn run(&mut self, way: Way, plan: &Plan) -> Result<f64> {
+    fn run(&mut self, way: BytePath, plan: &ReadPlan) -> Result<f64> {
         match (way, self.store, &self.gds) {
-            (Way::Direct, Some(store), _) => self.direct(store, plan),
-            (Way::CuFile, _, Ok(file)) => self.by_cufile(file, plan),
-            _ => self.by_pread(way, plan, Pass::Whole),
+            (BytePath::Direct, Some(store), _) => self.direct(store, plan),
+            (BytePath::CuFile, _, Ok(file)) => self.by_cufile(file, plan),
+            _ => self.by_pread(way, plan, PassSteps::Whole),
         }
     }
 
-    fn steps(&mut self, way: Way, plan: &Plan) -> Result<Option<(f64, f64)>> {
-        if !matches!(way, Way::Pageable | Way::Pinned) {
+    fn steps(&mut self, way: BytePath, plan: &ReadPlan) -> Result<Option<(f64, f64)>> {
+        if !matches!(way, BytePath::Pageable | BytePath::Pinned) {
             return Ok(None);
         }
-        let read = self.by_pread(way, plan, Pass::ReadAlone)?;
-        Ok(Some((read, self.by_pread(way, plan, Pass::CopyAlone)?)))
+        let read = self.by_pread(way, plan, PassSteps::ReadAlone)?;
+        Ok(Some((
+            read,
+            self.by_pread(way, plan, PassSteps::CopyAlone)?,
+        )))
     }
 
     fn take(&mut self, into: &mut [u8]) -> Result<()> {

@@ -1,11 +1,11 @@
 //! The ways into memory of the host, on a machine without a GPU.
 
-use super::by_pread::{self, Pass, STAGE, Sink};
-use super::place::{self, Place, Way};
-use super::plan::Plan;
+use super::by_pread::{self, CopySink, PassSteps, STAGE};
+use super::place::{self, BytePath, PathDestination};
+use super::plan::ReadPlan;
 use crate::measure::{median, side_by_side};
 use nvme_driver::error::{Error, Result};
-use nvme_store::{Store, Transfer};
+use nvme_store::{Store, StoreTransfer};
 use std::fs::File;
 use std::ops::Range;
 use std::path::Path;
@@ -14,7 +14,7 @@ use std::time::Instant;
 /// Bytes of a copy whose speed is measured.
 const COPIED: usize = 32 << 20;
 
-pub(super) struct OnHost<'a> {
+pub(super) struct HostDestination<'a> {
     pub file: (&'a File, &'a Path),
     pub store: Option<&'a Store>,
     pub threads: usize,
@@ -22,13 +22,13 @@ pub(super) struct OnHost<'a> {
 }
 
 /// A buffer, and the destination from byte `start` on.
-struct Copied<'a> {
+struct HostCopies<'a> {
     buffer: Vec<u8>,
     out: &'a mut [u8],
     start: usize,
 }
 
-impl Sink for Copied<'_> {
+impl CopySink for HostCopies<'_> {
     fn stage(&mut self) -> Result<&mut [u8]> {
         Ok(&mut self.buffer)
     }
@@ -54,18 +54,18 @@ fn split<'a>(out: &'a mut [u8], shares: &[Range<usize>]) -> Vec<(Range<usize>, &
     shares.iter().map(one).collect()
 }
 
-impl OnHost<'_> {
-    fn by_pread(&mut self, plan: &Plan, pass: Pass) -> Result<f64> {
+impl HostDestination<'_> {
+    fn by_pread(&mut self, plan: &ReadPlan, pass: PassSteps) -> Result<f64> {
         let sinks = split(&mut self.out, &plan.shares(self.threads));
         let sinks = sinks.into_iter().map(|(share, out)| {
             let start = share.start;
             let buffer = vec![0; STAGE];
-            (share, Copied { buffer, out, start })
+            (share, HostCopies { buffer, out, start })
         });
         by_pread::run(plan, self.file, sinks, pass)
     }
 
-    fn direct(&mut self, store: &Store, plan: &Plan) -> Result<f64> {
+    fn direct(&mut self, store: &Store, plan: &ReadPlan) -> Result<f64> {
         let shares = split(&mut self.out, &plan.shares(self.threads));
         let job = shares.into_iter().map(|(share, out)| {
             move || {
@@ -81,20 +81,20 @@ impl OnHost<'_> {
 }
 
 /// Reads what belongs to `out`, which begins at byte `start` of the destination, all of it at once.
-fn read_all(store: &Store, plan: &Plan, start: usize, out: &mut [u8]) -> Result<()> {
+fn read_all(store: &Store, plan: &ReadPlan, start: usize, out: &mut [u8]) -> Result<()> {
     let (mut transfers, mut at, mut rest) = (Vec::new(), start, out);
     while !rest.is_empty() {
         let (offset, together) = plan.source(at);
         let (mine, others) = rest.split_at_mut(together.min(rest.len()));
         at += mine.len();
-        transfers.push(Transfer::Read(offset, mine));
+        transfers.push(StoreTransfer::Read(offset, mine));
         rest = others;
     }
     store.transfer_all(&mut transfers).into_iter().collect()
 }
 
-impl Place for OnHost<'_> {
-    fn ways(&mut self) -> Vec<(Way, &'static str, Result<String>)> {
+impl PathDestination for HostDestination<'_> {
+    fn ways(&mut self) -> Vec<(BytePath, &'static str, Result<String>)> {
         let without = || {
             Err(Error::environment(
                 "there is no GPU",
@@ -109,30 +109,30 @@ impl Place for OnHost<'_> {
         });
         let by_pread = "pread into a buffer, then memcpy into host memory";
         vec![
-            (Way::Direct, "direct", store.unwrap_or_else(without)),
-            (Way::CuFile, "cufile", without()),
-            (Way::Pageable, "cpu-memcpy", Ok(by_pread.to_owned())),
-            (Way::Pinned, "cpu-pinned", without()),
+            (BytePath::Direct, "direct", store.unwrap_or_else(without)),
+            (BytePath::CuFile, "cufile", without()),
+            (BytePath::Pageable, "cpu-memcpy", Ok(by_pread.to_owned())),
+            (BytePath::Pinned, "cpu-pinned", without()),
         ]
     }
 
-    fn prepare(&mut self, _: &Plan) -> Result<()> {
+    fn prepare(&mut self, _: &ReadPlan) -> Result<()> {
         Ok(())
     }
 
-    fn run(&mut self, way: Way, plan: &Plan) -> Result<f64> {
+    fn run(&mut self, way: BytePath, plan: &ReadPlan) -> Result<f64> {
         match (way, self.store) {
-            (Way::Direct, Some(store)) => self.direct(store, plan),
-            _ => self.by_pread(plan, Pass::Whole),
+            (BytePath::Direct, Some(store)) => self.direct(store, plan),
+            _ => self.by_pread(plan, PassSteps::Whole),
         }
     }
 
-    fn steps(&mut self, way: Way, plan: &Plan) -> Result<Option<(f64, f64)>> {
-        if way != Way::Pageable {
+    fn steps(&mut self, way: BytePath, plan: &ReadPlan) -> Result<Option<(f64, f64)>> {
+        if way != BytePath::Pageable {
             return Ok(None);
         }
-        let read = self.by_pread(plan, Pass::ReadAlone)?;
-        Ok(Some((read, self.by_pread(plan, Pass::CopyAlone)?)))
+        let read = self.by_pread(plan, PassSteps::ReadAlone)?;
+        Ok(Some((read, self.by_pread(plan, PassSteps::CopyAlone)?)))
     }
 
     fn take(&mut self, into: &mut [u8]) -> Result<()> {

@@ -1,6 +1,6 @@
 //! Ways, and where they lead.
 
-use super::plan::Plan;
+use super::plan::ReadPlan;
 use nvme_driver::error::Result;
 
 /// Byte that fills the destination before each path, so that missing data cannot pass for right data.
@@ -8,7 +8,7 @@ pub(super) const SPOILT: u8 = 0xA5;
 
 /// A way of the bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Way {
+pub(super) enum BytePath {
     /// Our driver.
     Direct,
     CuFile,
@@ -19,18 +19,18 @@ pub(super) enum Way {
 }
 
 /// Destination of the bytes, and the paths that lead there.
-pub(super) trait Place {
+pub(super) trait PathDestination {
     /// Returns each way, its name, and how it goes or why not.
-    fn ways(&mut self) -> Vec<(Way, &'static str, Result<String>)>;
+    fn ways(&mut self) -> Vec<(BytePath, &'static str, Result<String>)>;
 
     /// Prepares a run of `plan`, outside of the timed part.
-    fn prepare(&mut self, plan: &Plan) -> Result<()>;
+    fn prepare(&mut self, plan: &ReadPlan) -> Result<()>;
 
     /// Measures the seconds of `plan` by `way`.
-    fn run(&mut self, way: Way, plan: &Plan) -> Result<f64>;
+    fn run(&mut self, way: BytePath, plan: &ReadPlan) -> Result<f64>;
 
     /// Returns the seconds of its reads alone and of its copies alone, where they can be measured separately.
-    fn steps(&mut self, way: Way, plan: &Plan) -> Result<Option<(f64, f64)>>;
+    fn steps(&mut self, way: BytePath, plan: &ReadPlan) -> Result<Option<(f64, f64)>>;
 
     /// Copies the first bytes of the destination to the host.
     fn take(&mut self, into: &mut [u8]) -> Result<()>;

@@ -10,7 +10,7 @@ const SMALL: usize = 4096;
 const BATCHES: usize = 200;
 
 /// Reads of one size. Read `i` goes to byte `i * bytes` of the destination.
-pub(super) struct Plan {
+pub(super) struct ReadPlan {
     pub pattern: &'static str,
     /// Bytes of each read.
     pub bytes: usize,
@@ -20,7 +20,7 @@ pub(super) struct Plan {
     pub at_once: usize,
 }
 
-impl Plan {
+impl ReadPlan {
     /// Returns all plans of `job` over the first `file_bytes` bytes of its file.
     pub fn all(job: &PathsJob, file_bytes: u64) -> Vec<Self> {
         let run = job.run_bytes.min(file_bytes);
@@ -131,8 +131,8 @@ mod tests {
 
     #[test]
     fn every_size_that_fits_is_swept_and_small_reads_are_random() {
-        let plans = Plan::all(&job(), 1 << 20);
-        let shape = |plan: &Plan| (plan.pattern, plan.bytes, plan.offsets.len(), plan.at_once);
+        let plans = ReadPlan::all(&job(), 1 << 20);
+        let shape = |plan: &ReadPlan| (plan.pattern, plan.bytes, plan.offsets.len(), plan.at_once);
         assert_eq!(
             plans.iter().map(shape).collect::<Vec<_>>(),
             [
@@ -153,7 +153,7 @@ mod tests {
 
     #[test]
     fn shares_and_parts_cover_every_byte_once() {
-        for plan in Plan::all(&job(), 1 << 20) {
+        for plan in ReadPlan::all(&job(), 1 << 20) {
             for threads in [1, 3, 100] {
                 let mut at = 0;
                 for share in plan.shares(threads) {
@@ -173,7 +173,7 @@ mod tests {
     #[test]
     fn wrong_bytes_are_counted() {
         let content: Vec<u8> = (0..1 << 20).map(|at: usize| (at / 4096) as u8).collect();
-        let plan = &Plan::all(&job(), 1 << 20)[3];
+        let plan = &ReadPlan::all(&job(), 1 << 20)[3];
         let mut have = Vec::new();
         for offset in &plan.offsets {
             have.extend_from_slice(&content[*offset as usize..][..4096]);

@@ -4,9 +4,9 @@
 
 use crate::device::guard;
 use nvme_gpu_capi::border::Answer;
-use nvme_gpu_capi::memory::{Lent, Where, place};
-use nvme_gpu_capi::opened::Opened;
-use nvme_host::loader::{Layer, LayerLoader, LayerMemory, Layers, LoaderOptions};
+use nvme_gpu_capi::memory::{CallLocation, CallMemory, place};
+use nvme_gpu_capi::opened::OpenedStore;
+use nvme_host::loader::{LayerLoader, LayerMemory, LoadedLayer, LoaderOptions, ModelLayers};
 use std::ffi::c_void;
 use std::ops::Range;
 use std::sync::Mutex;
@@ -16,23 +16,23 @@ use std::time::Duration;
 const PATIENCE: Duration = Duration::from_secs(3600);
 
 /// The passes over the layers of one loader.
-pub struct Ahead {
+pub struct LoaderPasses {
     slots: usize,
-    state: Mutex<State>,
+    state: Mutex<PassState>,
 }
 
 #[derive(Default)]
-struct State {
+struct PassState {
     /// The layers of the first pass, in their order.
     pass: Vec<Range<u64>>,
-    loader: Option<(LayerLoader, Where)>,
+    loader: Option<(LayerLoader, CallLocation)>,
     /// The store's mark of writes from before the first read of the loader.
     mark: u64,
     /// There is no memory for it.
     is_off: bool,
 }
 
-impl Ahead {
+impl LoaderPasses {
     /// Allocates memory for `slots` layers.
     pub fn new(slots: usize) -> Self {
         Self {
@@ -47,13 +47,13 @@ impl Ahead {
     /// `bytes` bytes at `dst` are valid for writes, and nothing else uses them meanwhile.
     pub unsafe fn load(
         &self,
-        opened: &Opened,
+        opened: &OpenedStore,
         offset: u64,
         dst: *mut c_void,
         bytes: usize,
     ) -> Answer<bool> {
         // SAFETY: the caller's.
-        let to = unsafe { Lent::new(dst, bytes, "dst") }?;
+        let to = unsafe { CallMemory::new(dst, bytes, "dst") }?;
         let range = offset..offset.saturating_add(bytes as u64);
         let mut state = guard(&self.state);
         if bytes == 0 || state.is_off || range.end > opened.store.len() {
@@ -67,7 +67,7 @@ impl Ahead {
         if state.loader.is_none() && state.pass.first() == Some(&range) && state.pass.len() > 1 {
             state.begin(opened, self.slots, place);
         }
-        let State { pass, loader, .. } = &mut *state;
+        let PassState { pass, loader, .. } = &mut *state;
         let Some((loader, of_loader)) = loader else {
             if !pass.contains(&range) {
                 pass.push(range);
@@ -91,7 +91,7 @@ impl Ahead {
     }
 }
 
-impl Drop for Ahead {
+impl Drop for LoaderPasses {
     /// Waits for reads under way, so that the device is free when it is closed.
     fn drop(&mut self) {
         if let Some((loader, _)) = &guard(&self.state).loader {
@@ -100,7 +100,7 @@ impl Drop for Ahead {
     }
 }
 
-impl State {
+impl PassState {
     /// Drops the layers that were read ahead. The order of the layers stays known: reads ahead begin again with
     /// the first.
     fn end(&mut self) -> Answer<()> {
@@ -111,7 +111,7 @@ impl State {
     }
 
     /// Begins a pass whose order is known.
-    fn begin(&mut self, opened: &Opened, slots: usize, place: Where) {
+    fn begin(&mut self, opened: &OpenedStore, slots: usize, place: CallLocation) {
         // Before the first read: a write that ends later makes another mark.
         self.mark = opened.store.write_mark();
         let ranges = self.pass.iter().cloned();
@@ -119,12 +119,12 @@ impl State {
         let options = LoaderOptions {
             slots,
             memory: match place {
-                Where::Host => LayerMemory::Host,
-                Where::Gpu => LayerMemory::Gpu,
+                CallLocation::Host => LayerMemory::Host,
+                CallLocation::Gpu => LayerMemory::Gpu,
             },
             ..LoaderOptions::default()
         };
-        let layers = Layers::of_ranges(named);
+        let layers = ModelLayers::of_ranges(named);
         let made = layers.and_then(|layers| LayerLoader::new(&opened.store, layers, &options));
         match made {
             Ok(loader) => self.loader = Some((loader, place)),
@@ -136,11 +136,16 @@ impl State {
 /// # Safety
 /// `to` is memory of the GPU for `bytes` bytes.
 #[cfg(feature = "cuda")]
-unsafe fn copy_on_gpu(opened: &Opened, layer: &Layer, to: &Lent, bytes: usize) -> Answer<()> {
-    use nvme_gpu_capi::status::Failure;
+unsafe fn copy_on_gpu(
+    opened: &OpenedStore,
+    layer: &LoadedLayer,
+    to: &CallMemory,
+    bytes: usize,
+) -> Answer<()> {
+    use nvme_gpu_capi::status::CallFailure;
     use nvme_host::cuda::Stream;
     let Some(gpu) = &opened.gpu else {
-        return Err(Failure::usage(
+        return Err(CallFailure::usage(
             "a layer of no GPU",
             "open the device with a GPU",
         ));
@@ -156,6 +161,6 @@ unsafe fn copy_on_gpu(opened: &Opened, layer: &Layer, to: &Lent, bytes: usize) -
 /// # Safety
 /// As above.
 #[cfg(not(feature = "cuda"))]
-unsafe fn copy_on_gpu(_: &Opened, _: &Layer, _: &Lent, _: usize) -> Answer<()> {
+unsafe fn copy_on_gpu(_: &OpenedStore, _: &LoadedLayer, _: &CallMemory, _: usize) -> Answer<()> {
     Ok(())
 }

@@ -50,7 +50,7 @@ fn all_paths() -> MutexGuard<'static, StorePaths> {
 fn own_paths() -> Answer<MutexGuard<'static, StorePaths>> {
     let paths = all_paths();
     match paths.is_inherited {
-        true => Err(Failure::usage(
+        true => Err(CallFailure::usage(
             "the devices of this layer were opened by another process, before a fork",
             "call cleanup_gds() or nvme_gpu_cleanup() in this process, then open what it uses",
         )),
@@ -75,7 +75,7 @@ fn gpu() -> Answer<Option<i32>> {
     };
     let number = text.parse().map_err(|_| {
         let cause = format!("NVME_GPU_INDEX is '{text}'");
-        Failure::usage(cause, "set it to the number of a GPU, or to -1 for none")
+        CallFailure::usage(cause, "set it to the number of a GPU, or to -1 for none")
     });
     number.map(Some)
 }
@@ -84,7 +84,7 @@ fn flags() -> Answer<u32> {
     match variable("NVME_GPU_ALLOW_WRITE").as_deref() {
         Some("1") => Ok(NVME_GPU_ALLOW_WRITE),
         Some("0") | None => Ok(0),
-        Some(other) => Err(Failure::usage(
+        Some(other) => Err(CallFailure::usage(
             format!("NVME_GPU_ALLOW_WRITE is '{other}'"),
             "set it to 1 to write to real devices, else to 0",
         )),
@@ -114,7 +114,7 @@ pub fn with_rings_in_gpu_memory() -> Answer<()> {
     let device = named()?;
     let gpu = gpu()?.unwrap_or(0);
     if gpu < 0 {
-        return Err(Failure::usage(
+        return Err(CallFailure::usage(
             "NVME_GPU_INDEX names no GPU",
             "set it to the number of the GPU whose memory the rings shall lie in",
         ));
@@ -148,7 +148,7 @@ pub fn by_path(device: &str) -> Answer<*mut StoreHandle> {
 
 fn named() -> Answer<String> {
     variable("NVME_GPU_DEVICE").ok_or_else(|| {
-        Failure::usage(
+        CallFailure::usage(
             "NVME_GPU_DEVICE is not set",
             "set it to a device, as in vfio:0000:01:00.0 or sim:mem?size=1GiB",
         )
@@ -177,7 +177,7 @@ pub fn check(status: nvme_gpu_status) -> Result<(), i32> {
 
 /// Keeps a failure for this thread and returns its number.
 pub fn kept<T>(answer: Answer<T>) -> Result<T, i32> {
-    answer.map_err(Failure::set_last)
+    answer.map_err(CallFailure::set_last)
 }
 
 fn errno(status: nvme_gpu_status) -> i32 {
@@ -198,9 +198,8 @@ pub fn answer<T: From<i8>>(body: impl FnOnce() -> Result<T, nvme_gpu_status>) ->
     let status = match catch_unwind(AssertUnwindSafe(body)) {
         Ok(Ok(value)) => return value,
         Ok(Err(status)) => status,
-        Err(_) => {
-            Failure::new(NVME_GPU_ERROR_INTERNAL, "the library panicked", "report it").set_last()
-        }
+        Err(_) => CallFailure::new(NVME_GPU_ERROR_INTERNAL, "the library panicked", "report it")
+            .set_last(),
     };
     set_errno(errno(status));
     T::from(-1)
@@ -225,5 +224,5 @@ pub fn size(bytes: u64) -> Result<isize, nvme_gpu_status> {
 }
 
 pub fn usage(cause: impl Into<String>, remedy: &str) -> nvme_gpu_status {
-    Failure::usage(cause, remedy).set_last()
+    CallFailure::usage(cause, remedy).set_last()
 }

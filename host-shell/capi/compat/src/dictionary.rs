@@ -11,27 +11,27 @@ use std::ptr::null_mut;
 use std::sync::Mutex;
 
 #[derive(Clone, Copy)]
-struct Kind {
+struct SectorKind {
     start: u64,
     length: u64,
     sector_bytes: u32,
 }
 
 #[derive(Default)]
-struct Request {
+struct BufferRequest {
     buffer: usize,
     bytes: usize,
-    kinds: BTreeMap<c_int, Kind>,
+    kinds: BTreeMap<c_int, SectorKind>,
 }
 
 #[derive(Default)]
-struct Requests {
+struct RequestLog {
     /// The number of the last one.
     last: c_int,
-    all: BTreeMap<c_int, Request>,
+    all: BTreeMap<c_int, BufferRequest>,
 }
 
-static REQUESTS: Shared<Requests> = PerProcess::new(Mutex::new(Requests {
+static REQUESTS: Shared<RequestLog> = PerProcess::new(Mutex::new(RequestLog {
     last: 0,
     all: BTreeMap::new(),
 }));
@@ -82,7 +82,7 @@ pub extern "C" fn nvme_gpu_create_request(gpu_buffer: *mut c_void, buffer_size: 
         let next = requests.last.checked_add(1);
         let id = next.ok_or_else(|| usage("no numbers are left", "start again"))?;
         requests.last = id;
-        let request = Request {
+        let request = BufferRequest {
             buffer: gpu_buffer.expose_provenance(),
             bytes: buffer_size,
             kinds: BTreeMap::new(),
@@ -92,7 +92,7 @@ pub extern "C" fn nvme_gpu_create_request(gpu_buffer: *mut c_void, buffer_size: 
     })
 }
 
-fn with<T>(id: c_int, look: impl FnOnce(&mut Request) -> Result<T, i32>) -> Result<T, i32> {
+fn with<T>(id: c_int, look: impl FnOnce(&mut BufferRequest) -> Result<T, i32>) -> Result<T, i32> {
     let mut requests = lock(&REQUESTS);
     match requests.all.get_mut(&id) {
         Some(request) => look(request),
@@ -103,7 +103,7 @@ fn with<T>(id: c_int, look: impl FnOnce(&mut Request) -> Result<T, i32>) -> Resu
     }
 }
 
-fn kind(request: &Request, id: c_int) -> Result<Kind, i32> {
+fn kind(request: &BufferRequest, id: c_int) -> Result<SectorKind, i32> {
     let kind = request.kinds.get(&id).copied();
     kind.ok_or_else(|| usage(format!("the request has no kind {id}"), "add it first"))
 }
@@ -125,7 +125,7 @@ pub extern "C" fn nvme_gpu_add_kind(
             return Err(usage(cause, "use a range of the device"));
         }
         with(request_id, |request| {
-            let kind = Kind {
+            let kind = SectorKind {
                 start: start_lba,
                 length,
                 sector_bytes: sector_size,

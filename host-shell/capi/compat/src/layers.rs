@@ -3,7 +3,7 @@
 // UNSAFETY: functions of the C interface, over memory that C vouches for.
 #![allow(unsafe_code)]
 
-use crate::ahead::Ahead;
+use crate::ahead::LoaderPasses;
 use crate::device::{answer, check, kept, open, size, usage};
 use nvme_gpu_capi::border::text;
 use nvme_gpu_capi::opened::{STORES, StoreHandle, opened};
@@ -13,16 +13,16 @@ use std::ffi::{c_char, c_int, c_void};
 
 /// `gpunvme_layer_loader_t`.
 #[repr(C)]
-pub struct LayerLoader {
+pub struct CompatLoader {
     store: *mut StoreHandle,
     max_layer_bytes: usize,
     /// NULL without reads ahead.
-    ahead: *mut Ahead,
+    ahead: *mut LoaderPasses,
 }
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn gpunvme_layer_loader_init(
-    loader: *mut LayerLoader,
+    loader: *mut CompatLoader,
     bdf: *const c_char,
     max_layer_bytes: usize,
     depth: u32,
@@ -44,12 +44,12 @@ pub unsafe extern "C" fn gpunvme_layer_loader_init(
             true => format!("vfio:{device}"),
             false => device.to_owned(),
         }))?;
-        let made = LayerLoader {
+        let made = CompatLoader {
             store,
             max_layer_bytes,
             ahead: match depth {
                 1 => std::ptr::null_mut(),
-                _ => Box::into_raw(Box::new(Ahead::new(depth as usize))),
+                _ => Box::into_raw(Box::new(LoaderPasses::new(depth as usize))),
             },
         };
         // SAFETY: as the header says.
@@ -60,7 +60,7 @@ pub unsafe extern "C" fn gpunvme_layer_loader_init(
 
 /// # Safety
 /// `loader` is NULL or was initialized.
-unsafe fn of<'a>(loader: *const LayerLoader) -> Result<&'a LayerLoader, i32> {
+unsafe fn of<'a>(loader: *const CompatLoader) -> Result<&'a CompatLoader, i32> {
     // SAFETY: the caller's.
     let loader = unsafe { loader.as_ref() };
     loader.ok_or_else(|| usage("loader is NULL", "give one that was initialized"))
@@ -68,7 +68,7 @@ unsafe fn of<'a>(loader: *const LayerLoader) -> Result<&'a LayerLoader, i32> {
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn gpunvme_load_layer(
-    loader: *mut LayerLoader,
+    loader: *mut CompatLoader,
     start_lba: u64,
     bytes: usize,
     dst: *mut c_void,
@@ -110,7 +110,7 @@ pub unsafe extern "C" fn gpunvme_load_layer(
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn gpunvme_layer_loader_load_layer(
-    loader: *mut LayerLoader,
+    loader: *mut CompatLoader,
     start_lba: u64,
     bytes: usize,
     dst: *mut c_void,
@@ -121,7 +121,7 @@ pub unsafe extern "C" fn gpunvme_layer_loader_load_layer(
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn gpunvme_load_layer_vram(
-    loader: *mut LayerLoader,
+    loader: *mut CompatLoader,
     start_lba: u64,
     bytes: usize,
     dst: *mut c_void,
@@ -131,7 +131,7 @@ pub unsafe extern "C" fn gpunvme_load_layer_vram(
 }
 
 /// Returns the unit of LBAs: a file's is 512.
-pub fn block_bytes(loader: &LayerLoader) -> Result<u32, i32> {
+pub fn block_bytes(loader: &CompatLoader) -> Result<u32, i32> {
     let opened = kept(opened(loader.store))?;
     Ok(match opened.store.block_bytes() {
         1 => 512,
@@ -140,14 +140,14 @@ pub fn block_bytes(loader: &LayerLoader) -> Result<u32, i32> {
 }
 
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn gpunvme_layer_loader_block_size(loader: *const LayerLoader) -> u32 {
+pub unsafe extern "C" fn gpunvme_layer_loader_block_size(loader: *const CompatLoader) -> u32 {
     // SAFETY: as the header says.
     let bytes = answer(|| block_bytes(unsafe { of(loader) }?).map(i64::from));
     u32::try_from(bytes).unwrap_or(0)
 }
 
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn gpunvme_layer_loader_max_transfer(loader: *const LayerLoader) -> u64 {
+pub unsafe extern "C" fn gpunvme_layer_loader_max_transfer(loader: *const CompatLoader) -> u64 {
     let bytes: isize = answer(|| {
         // SAFETY: as the header says.
         let opened = kept(opened(unsafe { of(loader) }?.store))?;
@@ -162,7 +162,7 @@ pub unsafe extern "C" fn gpunvme_layer_loader_max_transfer(loader: *const LayerL
 }
 
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn gpunvme_layer_loader_ns_blocks(loader: *const LayerLoader) -> u64 {
+pub unsafe extern "C" fn gpunvme_layer_loader_ns_blocks(loader: *const CompatLoader) -> u64 {
     let blocks: isize = answer(|| {
         // SAFETY: as the header says.
         let loader = unsafe { of(loader) }?;
@@ -173,7 +173,7 @@ pub unsafe extern "C" fn gpunvme_layer_loader_ns_blocks(loader: *const LayerLoad
 }
 
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn gpunvme_layer_loader_destroy(loader: *mut LayerLoader) {
+pub unsafe extern "C" fn gpunvme_layer_loader_destroy(loader: *mut CompatLoader) {
     // SAFETY: as the header says.
     if let Some(loader) = unsafe { loader.as_mut() } {
         let ahead = std::mem::replace(&mut loader.ahead, std::ptr::null_mut());

@@ -55,13 +55,13 @@ type ResetSgl = unsafe extern "C" fn(*mut c_void, u32);
 type NextSge = unsafe extern "C" fn(*mut c_void, *mut *mut c_void, *mut u32) -> c_int;
 
 /// A read under way: its parts, and who is called at its end.
-struct Read {
+struct PendingRead {
     parts: Vec<usize>,
     status: i32,
     callback: Option<(Completed, usize)>,
 }
 
-static UNDER_WAY: Shared<Vec<Read>> = PerProcess::new(Mutex::new(Vec::new()));
+static UNDER_WAY: Shared<Vec<PendingRead>> = PerProcess::new(Mutex::new(Vec::new()));
 static CONTEXT: Shared<usize> = PerProcess::new(Mutex::new(0));
 
 fn context() -> Result<*mut SpdkContext, i32> {
@@ -142,7 +142,7 @@ unsafe fn start(
     segments: &[(*mut c_void, usize)],
     callback: Option<(Completed, usize)>,
 ) -> Result<(), i32> {
-    let mut read = Read {
+    let mut read = PendingRead {
         parts: Vec::new(),
         status: 0,
         callback,

@@ -2,13 +2,13 @@
 // UNSAFETY: launches and copies over this module's own memory.
 #![allow(unsafe_code)]
 
-use super::parts::{Limit, Reader, by_threads, gpu_of, vector};
+use super::parts::{CopyLimit, HalfReader, by_threads, gpu_of, vector};
 use super::{CHUNK, GemvJob, GemvTimes, LIMIT, ROW};
-use crate::steps::Steps;
-use crate::{GpuIds, Matrix, StreamedProducts, streamed};
+use crate::steps::StepKernels;
+use crate::{GpuIds, StoredMatrix, StreamedProducts, streamed};
 use nvme_compute_kernel::Gemv;
-use nvme_host::cuda::{DeviceMemory, Request, Stream};
-use nvme_host::store::Ids;
+use nvme_host::cuda::{DeviceMemory, RowRequest, Stream};
+use nvme_host::store::RowIds;
 use nvme_host::{Error, Result, Store};
 use std::sync::Arc;
 use std::time::Instant;
@@ -29,7 +29,7 @@ pub struct GatheredJob {
 /// # Errors
 /// As [`gemv`](super::gemv).
 pub fn gathered(store: &Arc<Store>, job: &GatheredJob) -> Result<GemvTimes> {
-    let rig = Rig::new(store, job)?;
+    let rig = GatheredFixture::new(store, job)?;
     let mut times = GemvTimes {
         bytes: rig.bytes(),
         limit_bytes: rig.limit.bytes(rig.bytes()),
@@ -60,12 +60,12 @@ pub fn gathered(store: &Arc<Store>, job: &GatheredJob) -> Result<GemvTimes> {
     Ok(times)
 }
 
-struct Rig {
-    readers: Vec<Reader>,
-    matrix: Matrix,
+struct GatheredFixture {
+    readers: Vec<HalfReader>,
+    matrix: StoredMatrix,
     products: StreamedProducts,
-    steps: Steps,
-    limit: Limit,
+    steps: StepKernels,
+    limit: CopyLimit,
     stream: Stream,
     ids: Vec<i64>,
     device_ids: DeviceMemory,
@@ -76,25 +76,25 @@ struct Rig {
     expected: Vec<f32>,
 }
 
-impl Rig {
+impl GatheredFixture {
     fn new(store: &Arc<Store>, job: &GatheredJob) -> Result<Self> {
         let (ids, job) = (job.ids, job.matrix);
         let gpu = gpu_of(store)?;
-        let matrix = Matrix::new(store, 0, job.stored, job.rows, job.columns)?;
-        let limit = Limit::new(gpu, store, &matrix, (job.stored, job.seed))?;
+        let matrix = StoredMatrix::new(store, 0, job.stored, job.rows, job.columns)?;
+        let limit = CopyLimit::new(gpu, store, &matrix, (job.stored, job.seed))?;
         let x = vector(job.columns);
         let rows = u64::from(job.rows);
         let mixed = |at: u64| (at ^ job.seed).wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 20;
         let ids: Vec<i64> = (1..=ids).map(|at| (mixed(at) % rows) as i64).collect();
         let bytes_of = |x: &[f32]| -> Vec<u8> { x.iter().flat_map(|x| x.to_le_bytes()).collect() };
         let id_bytes: Vec<u8> = ids.iter().flat_map(|id| id.to_le_bytes()).collect();
-        let readers = (0..job.threads.max(1)).map(|_| Reader::new(gpu));
+        let readers = (0..job.threads.max(1)).map(|_| HalfReader::new(gpu));
         let memory = |bytes: usize| DeviceMemory::new(gpu, bytes.next_multiple_of(16));
         let rig = Self {
             readers: readers.collect::<Result<_>>()?,
             expected: matrix.gathered(&ids, &x)?,
             products: StreamedProducts::load(gpu)?,
-            steps: Steps::load(gpu)?,
+            steps: StepKernels::load(gpu)?,
             limit,
             stream: Stream::new(gpu)?,
             device_ids: memory(id_bytes.len())?,
@@ -155,7 +155,7 @@ impl Rig {
         let table = matrix
             .store
             .table(matrix.offset, matrix.rows.into(), matrix.row_bytes)?;
-        let request = Request {
+        let request = RowRequest {
             ids: self.device_ids.address(),
             wide_ids: true,
             count: self.ids.len() as u64,
@@ -198,7 +198,7 @@ impl Rig {
         by_threads(&self.readers, |reader, part| {
             let fill = |at: u64, data: &mut [u8]| {
                 let ids = &self.ids[row(at)..row(at + data.len() as u64)];
-                table.gather(Ids::I64(ids), data, None)?.check()
+                table.gather(RowIds::I64(ids), data, None)?.check()
             };
             reader.copy_part((self.bytes(), chunk), part, self.dense.address(), fill)
         })?;

@@ -2,10 +2,10 @@
 // UNSAFETY: launches and copies over this module's own memory.
 #![allow(unsafe_code)]
 
-use super::parts::{Limit, Reader, by_threads, gpu_of};
+use super::parts::{CopyLimit, HalfReader, by_threads, gpu_of};
 use super::{CHUNK, LIMIT, ROW};
-use crate::gemm::{Product, StreamedGemm};
-use crate::{Half, Matrix, streamed};
+use crate::gemm::{GemmOperands, StreamedGemm};
+use crate::{HalfFormat, StoredMatrix, streamed};
 use nvme_compute_kernel::reference;
 use nvme_formats::Stored;
 use nvme_host::cuda::{DeviceMemory, Stream};
@@ -63,7 +63,7 @@ pub struct GemmTimes {
 /// # Errors
 /// The error that keeps a product from running; a product with a wrong result.
 pub fn gemm(store: &Arc<Store>, job: &GemmJob) -> Result<GemmTimes> {
-    let rig = Rig::new(store, job)?;
+    let rig = GemmFixture::new(store, job)?;
     let bytes = rig.matrix.bytes();
     let mut times = GemmTimes {
         bytes,
@@ -93,13 +93,13 @@ pub fn gemm(store: &Arc<Store>, job: &GemmJob) -> Result<GemmTimes> {
     Ok(times)
 }
 
-struct Rig {
-    readers: Vec<Reader>,
-    matrix: Matrix,
+struct GemmFixture {
+    readers: Vec<HalfReader>,
+    matrix: StoredMatrix,
     products: StreamedGemm,
-    limit: Limit,
+    limit: CopyLimit,
     stream: Stream,
-    half: Half,
+    half: HalfFormat,
     read_blocks: u32,
     tokens: u32,
     /// Tokens whose results are checked, with the expected values.
@@ -112,14 +112,14 @@ struct Rig {
     workspace: DeviceMemory,
 }
 
-impl Rig {
+impl GemmFixture {
     fn new(store: &Arc<Store>, job: &GemmJob) -> Result<Self> {
         let gpu = gpu_of(store)?;
-        let matrix = Matrix::new(store, 0, job.stored, job.rows, job.columns)?;
-        let limit = Limit::new(gpu, store, &matrix, (job.stored, job.seed))?;
+        let matrix = StoredMatrix::new(store, 0, job.stored, job.rows, job.columns)?;
+        let limit = CopyLimit::new(gpu, store, &matrix, (job.stored, job.seed))?;
         let half = match job.stored {
-            Stored::F16 => Half::F16,
-            _ => Half::Bf16,
+            Stored::F16 => HalfFormat::F16,
+            _ => HalfFormat::Bf16,
         };
         let columns = job.columns as usize;
         let number = |at: usize| {
@@ -134,7 +134,7 @@ impl Rig {
             checked.push((token, matrix.products(of_token, half)?));
         }
         let halves = halves_of(&matrix, half)?;
-        let readers = (0..job.threads.max(1)).map(|_| Reader::new(gpu));
+        let readers = (0..job.threads.max(1)).map(|_| HalfReader::new(gpu));
         let memory = |bytes: usize| DeviceMemory::new(gpu, bytes.max(ROW as usize));
         let raw = matrix.bytes() as usize;
         let rig = Self {
@@ -164,8 +164,8 @@ impl Rig {
         self.weights.upload(0, &self.halves)
     }
 
-    fn product(&self) -> Product {
-        Product {
+    fn product(&self) -> GemmOperands {
+        GemmOperands {
             x: self.x.address(),
             y: self.y.address(),
             workspace: self.workspace.address(),
@@ -241,7 +241,7 @@ impl Rig {
 }
 
 /// Returns the elements of a matrix as halves.
-fn halves_of(matrix: &Matrix, half: Half) -> Result<Vec<u8>> {
+fn halves_of(matrix: &StoredMatrix, half: HalfFormat) -> Result<Vec<u8>> {
     let (row_bytes, columns) = (matrix.row_bytes as usize, matrix.columns as usize);
     let step = (CHUNK as usize / row_bytes).max(1);
     let mut all = vec![0; matrix.rows as usize * columns * 2];

@@ -9,13 +9,13 @@ mod parts;
 pub use gathered::{GatheredJob, gathered};
 pub use gemm::{GemmJob, GemmTimes, gemm};
 
-use crate::steps::Steps;
-use crate::{Matrix, StreamedProducts, streamed};
+use crate::steps::StepKernels;
+use crate::{StoredMatrix, StreamedProducts, streamed};
 use nvme_compute_kernel::Gemv;
 use nvme_formats::Stored;
 use nvme_host::cuda::{DeviceMemory, Stream};
 use nvme_host::{Error, Result, Store};
-use parts::{Limit, Reader, by_threads, gpu_of, vector};
+use parts::{CopyLimit, HalfReader, by_threads, gpu_of, vector};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -70,7 +70,7 @@ pub struct GemvTimes {
 /// # Errors
 /// The error that keeps a product from running; a product with a wrong result.
 pub fn gemv(store: &Arc<Store>, job: &GemvJob) -> Result<GemvTimes> {
-    let rig = Rig::new(store, job)?;
+    let rig = GemvFixture::new(store, job)?;
     let mut times = GemvTimes {
         bytes: rig.matrix.bytes(),
         limit_bytes: rig.limit.bytes(rig.matrix.bytes()),
@@ -101,13 +101,13 @@ pub fn gemv(store: &Arc<Store>, job: &GemvJob) -> Result<GemvTimes> {
     Ok(times)
 }
 
-struct Rig {
-    readers: Vec<Reader>,
-    matrix: Matrix,
+struct GemvFixture {
+    readers: Vec<HalfReader>,
+    matrix: StoredMatrix,
     stored: Stored,
     products: StreamedProducts,
-    steps: Steps,
-    limit: Limit,
+    steps: StepKernels,
+    limit: CopyLimit,
     stream: Stream,
     weights: DeviceMemory,
     x: DeviceMemory,
@@ -115,20 +115,20 @@ struct Rig {
     expected: Vec<f32>,
 }
 
-impl Rig {
+impl GemvFixture {
     fn new(store: &Arc<Store>, job: &GemvJob) -> Result<Self> {
         let gpu = gpu_of(store)?;
-        let matrix = Matrix::new(store, 0, job.stored, job.rows, job.columns)?;
-        let limit = Limit::new(gpu, store, &matrix, (job.stored, job.seed))?;
+        let matrix = StoredMatrix::new(store, 0, job.stored, job.rows, job.columns)?;
+        let limit = CopyLimit::new(gpu, store, &matrix, (job.stored, job.seed))?;
         let x = vector(job.columns);
         let bytes: Vec<u8> = x.iter().flat_map(|x| x.to_le_bytes()).collect();
-        let readers = (0..job.threads.max(1)).map(|_| Reader::new(gpu));
+        let readers = (0..job.threads.max(1)).map(|_| HalfReader::new(gpu));
         let rig = Self {
             readers: readers.collect::<Result<_>>()?,
             expected: matrix.product(&x)?,
             stored: job.stored,
             products: StreamedProducts::load(gpu)?,
-            steps: Steps::load(gpu)?,
+            steps: StepKernels::load(gpu)?,
             limit,
             stream: Stream::new(gpu)?,
             // The product loads 16 bytes at a time.

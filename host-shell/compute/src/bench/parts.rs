@@ -3,31 +3,31 @@
 #![allow(unsafe_code)]
 
 use super::{CHUNK, LIMIT, MIRROR, ROW};
-use crate::{Matrix, random_weights};
+use crate::{StoredMatrix, random_weights};
 use nvme_compute_kernel::BLOCK_THREADS;
 use nvme_formats::Stored;
 use nvme_gpu_kernel::ROWS_PTX;
 use nvme_gpu_kernel::rows::Gather;
-use nvme_host::cuda::{Event, Function, Gpu, Module, Registered, Stream};
-use nvme_host::{Error, Pages, Result, Store};
+use nvme_host::cuda::{Gpu, KernelFunction, Module, RegisteredMemory, Stream, StreamEvent};
+use nvme_host::{DmaPages, Error, Result, Store};
 use std::sync::Arc;
 use std::time::Instant;
 
 /// Means of a CPU thread that reads: two halves of a pinned buffer, and the stream of their copies to the GPU.
-pub(super) struct Reader {
+pub(super) struct HalfReader {
     pub stream: Stream,
-    copied: [Event; 2],
-    _registered: Registered,
-    pages: Arc<Pages>,
+    copied: [StreamEvent; 2],
+    _registered: RegisteredMemory,
+    pages: Arc<DmaPages>,
 }
 
-impl Reader {
+impl HalfReader {
     pub fn new(gpu: &Arc<Gpu>) -> Result<Self> {
-        let pages = Arc::new(Pages::new(2 * CHUNK as usize)?);
+        let pages = Arc::new(DmaPages::new(2 * CHUNK as usize)?);
         Ok(Self {
             stream: Stream::new(gpu)?,
-            copied: [Event::untimed(gpu)?, Event::untimed(gpu)?],
-            _registered: Registered::pages(gpu, &pages)?,
+            copied: [StreamEvent::untimed(gpu)?, StreamEvent::untimed(gpu)?],
+            _registered: RegisteredMemory::pages(gpu, &pages)?,
             pages,
         })
     }
@@ -65,8 +65,8 @@ impl Reader {
 
 /// Runs `part` for each reader, by a thread each, with its number and how many there are.
 pub(super) fn by_threads(
-    readers: &[Reader],
-    part: impl Fn(&Reader, (usize, usize)) -> Result<()> + Sync,
+    readers: &[HalfReader],
+    part: impl Fn(&HalfReader, (usize, usize)) -> Result<()> + Sync,
 ) -> Result<()> {
     let (part, step) = (&part, readers.len());
     std::thread::scope(|scope| {
@@ -82,29 +82,29 @@ pub(super) fn by_threads(
 }
 
 /// The bare limit: a kernel that copies bytes out of memory of the host. No drive.
-pub(super) struct Limit {
+pub(super) struct CopyLimit {
     module: Module,
-    copy: Function,
+    copy: KernelFunction,
     /// The matrix, or its begin, in memory of the host.
-    mirror: Arc<Pages>,
-    registered: Registered,
+    mirror: Arc<DmaPages>,
+    registered: RegisteredMemory,
 }
 
-impl Limit {
+impl CopyLimit {
     /// Creates the copy with the first bytes of `matrix`, which it also writes to the store.
     pub fn new(
         gpu: &Arc<Gpu>,
         store: &Store,
-        matrix: &Matrix,
+        matrix: &StoredMatrix,
         (stored, seed): (Stored, u64),
     ) -> Result<Self> {
-        let mirror = Arc::new(Pages::new(matrix.bytes().clamp(ROW, MIRROR) as usize)?);
+        let mirror = Arc::new(DmaPages::new(matrix.bytes().clamp(ROW, MIRROR) as usize)?);
         lay_out(store, matrix, (stored, seed), &mirror)?;
         let module = Module::load(gpu, ROWS_PTX.as_bytes())?;
         Ok(Self {
             copy: module.function("nvme_copy_rows")?,
             module,
-            registered: Registered::pages(gpu, &mirror)?,
+            registered: RegisteredMemory::pages(gpu, &mirror)?,
             mirror,
         })
     }
@@ -145,9 +145,9 @@ impl Limit {
 /// Writes random weights, and their begin to the mirror.
 fn lay_out(
     store: &Store,
-    matrix: &Matrix,
+    matrix: &StoredMatrix,
     (stored, seed): (Stored, u64),
-    mirror: &Pages,
+    mirror: &DmaPages,
 ) -> Result<()> {
     store.check_room("the matrix", 0, matrix.bytes())?;
     // Whole rows, so that blocks are whole.

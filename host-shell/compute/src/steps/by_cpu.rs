@@ -13,7 +13,7 @@ const NUMBERS: usize = 1 << 14;
 
 /// Heads of some tokens; the first token has the position `position`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Heads {
+pub struct TokenHeads {
     /// Position of the first token.
     pub position: u32,
     /// Number of tokens.
@@ -26,7 +26,7 @@ pub struct Heads {
     pub head_elements: u32,
 }
 
-impl Heads {
+impl TokenHeads {
     fn queries(&self) -> usize {
         self.heads as usize * self.head_elements as usize
     }
@@ -134,7 +134,7 @@ pub fn rms_norm(x: &[f32], weight: &[f32], epsilon: f32, y: &mut [f32]) -> Resul
 /// # Errors
 /// [`Error::Usage`] for heads of an odd number of elements, and lengths that do not fit.
 pub fn rope(
-    shape: Heads,
+    shape: TokenHeads,
     angles: &[f32],
     queries: &mut [f32],
     (keys, values): (&[f32], &[f32]),
@@ -174,7 +174,7 @@ pub fn rope(
 /// # Errors
 /// [`Error::Usage`] for heads that are no multiple, and lengths that do not fit.
 pub fn attention(
-    shape: Heads,
+    shape: TokenHeads,
     queries: &[f32],
     (key_cache, value_cache): (&[f32], &[f32]),
     scale: f32,
@@ -315,7 +315,7 @@ mod tests {
 
     #[test]
     fn a_step_of_attention_is_that_of_its_tokens() {
-        let shape = Heads {
+        let shape = TokenHeads {
             position: 2,
             tokens: 3,
             heads: 4,
@@ -348,7 +348,7 @@ mod tests {
         let (keys, values) = (&caches.0[seen.clone()], &caches.1[seen]);
         reference::attend(query, keys, values, 12, 0.5, &mut expected);
         assert_eq!(y[24 + 18..][..6], expected);
-        let wrong = |change: fn(&mut Heads)| {
+        let wrong = |change: fn(&mut TokenHeads)| {
             let mut shape = shape;
             change(&mut shape);
             let caches = (&caches.0[..], &caches.1[..]);

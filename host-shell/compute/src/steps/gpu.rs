@@ -8,7 +8,9 @@ use nvme_compute_kernel::{
     Unpack, kernel,
 };
 use nvme_formats::{Stored, UNIT};
-use nvme_host::cuda::{Blocks, Function, Gpu, KernelArgument as Memory, LaunchSequence, Module};
+use nvme_host::cuda::{
+    Gpu, KernelArgument as Memory, KernelFunction, LaunchSequence, LaunchSize, Module,
+};
 use nvme_host::{Error, Result};
 use std::mem::ManuallyDrop;
 use std::sync::Arc;
@@ -21,21 +23,21 @@ const MOST_BLOCKS: u64 = 2048;
 /// Each function puts a kernel into `stream`, a `CUstream` of the GPU, and returns before it runs. The stream may be
 /// captured. Without anything to compute nothing is launched. They stay loaded when this is dropped: a launch that is under
 /// way, or a graph, may still run them.
-pub struct Steps {
+pub struct StepKernels {
     module: ManuallyDrop<Module>,
-    gemv: Function,
-    gemv_wide: Function,
-    gemv_quantised: Function,
-    rms_norm: Function,
-    rope: Function,
-    attention: Function,
-    silu_mul: Function,
-    argmax: Function,
-    take_token: Function,
-    unpack: Function,
+    gemv: KernelFunction,
+    gemv_wide: KernelFunction,
+    gemv_quantised: KernelFunction,
+    rms_norm: KernelFunction,
+    rope: KernelFunction,
+    attention: KernelFunction,
+    silu_mul: KernelFunction,
+    argmax: KernelFunction,
+    take_token: KernelFunction,
+    unpack: KernelFunction,
 }
 
-impl Steps {
+impl StepKernels {
     /// Loads the kernels.
     ///
     /// # Errors
@@ -296,7 +298,7 @@ impl Steps {
     /// `function` takes one `T`; what that names is there.
     unsafe fn launch<T: Copy>(
         &self,
-        function: Function,
+        function: KernelFunction,
         threads: u64,
         argument: &T,
         stream: u64,
@@ -313,12 +315,12 @@ impl Steps {
     /// As [`launch`](Self::launch).
     unsafe fn launch_blocks<T: Copy>(
         &self,
-        function: Function,
+        function: KernelFunction,
         (blocks, shared_bytes): (u64, u32),
         argument: &T,
         stream: u64,
     ) -> Result<()> {
-        let grid = Blocks {
+        let grid = LaunchSize {
             count: blocks.min(MOST_BLOCKS) as u32,
             threads: BLOCK_THREADS,
             shared_bytes,

@@ -1,7 +1,7 @@
 //! Operations of one token of a transformer, one call each: for programs that bring their own vectors and
 //! weights.
 //!
-//! - `Steps`: launches of the kernels in the caller's streams.
+//! - `StepKernels`: launches of the kernels in the caller's streams.
 //! - [`by_cpu`]: the same by threads of the CPU.
 
 pub mod by_cpu;
@@ -9,6 +9,6 @@ pub mod by_cpu;
 mod gpu;
 
 #[cfg(feature = "cuda")]
-pub use gpu::Steps;
+pub use gpu::StepKernels;
 #[cfg(feature = "cuda")]
 pub use nvme_compute_kernel::{Argmax, Attention, Gemv, RmsNorm, Rope, SiluMul, Unpack};

@@ -10,7 +10,7 @@ use nvme_compute_kernel::flash::{
     WIDE_ROWS, decode_rows, decode_shared, flash2_shared, kernel,
 };
 use nvme_compute_kernel::{ATTENTION_PTX, BLOCK_THREADS};
-use nvme_host::cuda::{Blocks, Function, Gpu, KernelArgument as Memory, Module};
+use nvme_host::cuda::{Gpu, KernelArgument as Memory, KernelFunction, LaunchSize, Module};
 use nvme_host::{Error, Result};
 use std::mem::ManuallyDrop;
 use std::sync::Arc;
@@ -22,7 +22,7 @@ const LEAST_KEYS: u32 = 256;
 
 /// A step of the course.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Rung {
+pub enum AttentionStep {
     /// Scores in memory, a thread for each number.
     Naive,
     /// Scores in memory, products by tiles of shared memory.
@@ -35,7 +35,7 @@ pub enum Rung {
     MultiQuery,
 }
 
-impl Rung {
+impl AttentionStep {
     /// All of them, in the order of the course.
     pub const ALL: [Self; 5] = [
         Self::Naive,
@@ -61,16 +61,16 @@ impl Rung {
 pub struct FlashAttention {
     module: ManuallyDrop<Module>,
     multiprocessors: u32,
-    scores: Function,
-    shares: Function,
-    values: Function,
-    scores_tiled: Function,
-    values_tiled: Function,
-    flash: Function,
+    scores: KernelFunction,
+    shares: KernelFunction,
+    values: KernelFunction,
+    scores_tiled: KernelFunction,
+    values_tiled: KernelFunction,
+    flash: KernelFunction,
     /// For heads of up to 64 elements, f16 and bf16, then for larger ones.
-    flash2: [Function; 4],
-    decode: [Function; 4],
-    join: Function,
+    flash2: [KernelFunction; 4],
+    decode: [KernelFunction; 4],
+    join: KernelFunction,
 }
 
 impl FlashAttention {
@@ -113,17 +113,17 @@ impl FlashAttention {
     ///
     /// # Errors
     /// Those of [`Module::cost`].
-    pub fn cost(&self, rung: Rung, job: &Flash) -> Result<(u32, u32)> {
+    pub fn cost(&self, rung: AttentionStep, job: &Flash) -> Result<(u32, u32)> {
         self.module.cost(match rung {
-            Rung::Naive => self.scores,
-            Rung::Tiled => self.scores_tiled,
-            Rung::Flash => self.flash,
-            Rung::Flash2 => self.flash2[variant(job)],
-            Rung::MultiQuery => self.decode[variant(job)],
+            AttentionStep::Naive => self.scores,
+            AttentionStep::Tiled => self.scores_tiled,
+            AttentionStep::Flash => self.flash,
+            AttentionStep::Flash2 => self.flash2[variant(job)],
+            AttentionStep::MultiQuery => self.decode[variant(job)],
         })
     }
 
-    /// Returns the number of parts into which [`Rung::MultiQuery`] splits the keys: a block for
+    /// Returns the number of parts into which [`AttentionStep::MultiQuery`] splits the keys: a block for
     /// each multiprocessor keeps the memory busy, and more parts cost more to join.
     fn splits(&self, job: &Flash) -> u32 {
         let wanted = (u64::from(self.multiprocessors) / decode_blocks(job).max(1)).max(1);
@@ -132,11 +132,13 @@ impl FlashAttention {
     }
 
     /// Returns the number of bytes of [`Flash::workspace`], 0 where none is needed.
-    pub fn workspace_bytes(&self, rung: Rung, job: &Flash) -> u64 {
+    pub fn workspace_bytes(&self, rung: AttentionStep, job: &Flash) -> u64 {
         match rung {
-            Rung::Naive | Rung::Tiled => job.rows() * u64::from(job.key_tokens) * 4,
-            Rung::Flash | Rung::Flash2 => 0,
-            Rung::MultiQuery => match self.splits(job) {
+            AttentionStep::Naive | AttentionStep::Tiled => {
+                job.rows() * u64::from(job.key_tokens) * 4
+            }
+            AttentionStep::Flash | AttentionStep::Flash2 => 0,
+            AttentionStep::MultiQuery => match self.splits(job) {
                 1 => 0,
                 splits => job.rows() * u64::from(splits) * u64::from(job.head_elements + 2) * 4,
             },
@@ -153,14 +155,14 @@ impl FlashAttention {
     /// # Errors
     /// [`Error::Usage`] for an unsupported shape, for addresses and strides that are not multiples of 16 bytes,
     /// and without a workspace where one is needed; [`Error::Device`] with the driver's answer.
-    pub unsafe fn attend(&self, rung: Rung, job: &Flash, stream: u64) -> Result<()> {
+    pub unsafe fn attend(&self, rung: AttentionStep, job: &Flash, stream: u64) -> Result<()> {
         check(job)?;
         check_addresses(job, self.workspace_bytes(rung, job))?;
         if job.rows() == 0 {
             return Ok(());
         }
         self.judge(job, self.workspace_bytes(rung, job), stream)?;
-        let splits = if rung == Rung::MultiQuery {
+        let splits = if rung == AttentionStep::MultiQuery {
             self.splits(job)
         } else {
             1
@@ -179,12 +181,12 @@ impl FlashAttention {
         let pairs = job.rows() * u64::from(job.key_tokens);
         let width = variant_elements(job);
         match rung {
-            Rung::Naive => {
+            AttentionStep::Naive => {
                 some(self.scores, pairs)?;
                 some(self.shares, job.rows() * 32)?;
                 some(self.values, job.rows() * u64::from(job.head_elements))
             }
-            Rung::Tiled => {
+            AttentionStep::Tiled => {
                 let down = tiles(job.query_tokens, TILE);
                 let across = |columns: u32| down * u64::from(columns.div_ceil(TILE));
                 let by_tiles = |function, columns| match across(columns) {
@@ -195,11 +197,11 @@ impl FlashAttention {
                 some(self.shares, job.rows() * 32)?;
                 by_tiles(self.values_tiled, job.head_elements)
             }
-            Rung::Flash => {
+            AttentionStep::Flash => {
                 let blocks = tiles(job.query_tokens, FLASH_ROWS);
                 run(self.flash, blocks, BLOCK_THREADS, FLASH_SHARED)
             }
-            Rung::Flash2 => {
+            AttentionStep::Flash2 => {
                 let blocks = tiles(job.query_tokens, FLASH2_ROWS);
                 run(
                     self.flash2[variant(job)],
@@ -208,7 +210,7 @@ impl FlashAttention {
                     flash2_shared(width),
                 )
             }
-            Rung::MultiQuery => {
+            AttentionStep::MultiQuery => {
                 let blocks = decode_blocks(job) * u64::from(splits);
                 run(
                     self.decode[variant(job)],
@@ -258,7 +260,7 @@ impl FlashAttention {
     unsafe fn launch(
         &self,
         stream: u64,
-        function: Function,
+        function: KernelFunction,
         blocks: u64,
         threads: u32,
         shared_bytes: u32,
@@ -270,7 +272,7 @@ impl FlashAttention {
                 "use fewer sequences, heads or tokens at a time: 2^31 blocks at most",
             ));
         };
-        let blocks = Blocks {
+        let blocks = LaunchSize {
             count,
             threads,
             shared_bytes,
@@ -280,7 +282,7 @@ impl FlashAttention {
     }
 }
 
-/// Returns the number of blocks of [`Rung::MultiQuery`] for each part of the keys.
+/// Returns the number of blocks of [`AttentionStep::MultiQuery`] for each part of the keys.
 fn decode_blocks(job: &Flash) -> u64 {
     let rows = job.heads / job.kv_heads.max(1) * job.query_tokens;
     let groups = u64::from(job.sequences) * u64::from(job.kv_heads);

@@ -6,7 +6,7 @@
 mod gpu;
 
 #[cfg(feature = "cuda")]
-pub use gpu::{FlashAttention, Rung};
+pub use gpu::{AttentionStep, FlashAttention};
 pub use nvme_compute_kernel::flash::{Flash, Vectors};
 
 use nvme_compute_kernel::flash::MOST_ELEMENTS;
@@ -19,7 +19,7 @@ const KEYS: usize = 64;
 
 /// Attention of vectors that lie one after another: sequence by sequence, head by head, token by token.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Heads {
+pub struct AttentionShape {
     /// Number of sequences.
     pub sequences: u32,
     /// Heads of queries.
@@ -39,7 +39,7 @@ pub struct Heads {
     pub scale: f32,
 }
 
-impl Heads {
+impl AttentionShape {
     /// Returns the job for [`FlashAttention::attend`], with vectors of halves at these addresses.
     pub fn job(&self, is_bf16: bool, [queries, keys, values, y]: [u64; 4]) -> Flash {
         let each = u64::from(self.head_elements);

@@ -1,6 +1,6 @@
 //! Attention by threads of the CPU against sums of `f64`, over shapes with edges.
 
-use super::Heads;
+use super::AttentionShape;
 use nvme_compute_kernel::flash::reference::Part;
 
 /// Numbers without a pattern, between -1 and 1.
@@ -19,8 +19,8 @@ fn heads(
     [sequences, heads, kv_heads]: [u32; 3],
     [query_tokens, key_tokens, head_elements]: [u32; 3],
     causal: bool,
-) -> Heads {
-    Heads {
+) -> AttentionShape {
+    AttentionShape {
         sequences,
         heads,
         kv_heads,
@@ -33,7 +33,7 @@ fn heads(
 }
 
 /// Each query over the keys that it attends to, found anew.
-fn compare(shape: Heads, counts: Option<&[u32]>) {
+fn compare(shape: AttentionShape, counts: Option<&[u32]>) {
     let (of_queries, of_keys) = shape.elements();
     let queries = numbers(of_queries, 1);
     let (keys, values) = (numbers(of_keys, 2), numbers(of_keys, 3));
@@ -92,7 +92,7 @@ fn only_the_keys_that_count_are_attended_to() {
 
 #[test]
 fn other_shapes_are_refused() {
-    let usage = |shape: Heads, lengths: [usize; 3]| {
+    let usage = |shape: AttentionShape, lengths: [usize; 3]| {
         let [q, k, v] = lengths.map(|length| vec![0.0; length]);
         let error = shape.attend(&q, &k, &v, None).unwrap_err();
         assert_eq!(error.exit_code(), 2, "{error}");
@@ -104,7 +104,7 @@ fn other_shapes_are_refused() {
     assert!(usage(heads([1, 1, 1], [1, 1, 136], false), [136; 3]).contains("136 is no possible"));
     assert!(usage(heads([1, 1, 1], [1, 1, 8], false), [8, 8, 7]).contains("8, 8 and 7 numbers"));
     for scale in [0.0, -1.0, f32::NAN, f32::INFINITY] {
-        let shape = Heads {
+        let shape = AttentionShape {
             scale,
             ..heads([1, 1, 1], [1, 1, 8], false)
         };

@@ -2,9 +2,11 @@
 // UNSAFETY: launches over this module's own memory.
 #![allow(unsafe_code)]
 
-use super::cpu::{Shape, matmul_cpu, matmul_cpu_blocked};
-use super::{Element, Ladder, Matmul, Operand, Rung};
-use nvme_host::cuda::{Blas, BlasElement, BlasProduct, DeviceMemory, Event, Gpu, Stream};
+use super::cpu::{MatmulShape, matmul_cpu, matmul_cpu_blocked};
+use super::{MatmulLadder, MatmulOperands, MatmulStep, MatrixElement, MatrixOperand};
+use nvme_host::cuda::{
+    BlasElement, BlasProduct, CublasHandle, DeviceMemory, Gpu, Stream, StreamEvent,
+};
 use nvme_host::{Error, Result};
 use nvme_units::SplitMix;
 use rayon::prelude::*;
@@ -24,7 +26,7 @@ const MOST_ON_CPU: [u32; 2] = [512, 4096];
 
 /// Workload of the measurement: square matrices.
 #[derive(Clone, Debug)]
-pub struct Job {
+pub struct LadderJob {
     /// Their sides.
     pub sides: Vec<u32>,
     /// Runs of each way, after one that does not count.
@@ -35,18 +37,18 @@ pub struct Job {
 
 /// Implementation that multiplied.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Way {
+pub enum MatmulMethod {
     /// [`matmul_cpu`].
     Cpu,
     /// [`matmul_cpu_blocked`].
     CpuBlocked,
     /// A kernel of the ladder.
-    Rung(Rung),
+    Rung(MatmulStep),
     /// cuBLAS.
     Cublas,
 }
 
-impl Way {
+impl MatmulMethod {
     /// As people write it.
     pub fn name(self) -> &'static str {
         match self {
@@ -60,20 +62,20 @@ impl Way {
 
 /// One way with matrices of one size.
 #[derive(Clone, Debug)]
-pub struct Case {
+pub struct LadderCase {
     /// Implementation that multiplied.
-    pub way: Way,
+    pub way: MatmulMethod,
     /// Sides of the matrices.
     pub side: u32,
     /// Element type of all three matrices.
-    pub element: Element,
+    pub element: MatrixElement,
     /// Seconds of each run.
     pub seconds: Vec<f64>,
     /// The largest error of a sample, in parts of the sum of its products' sizes, over all runs.
     pub error: f64,
 }
 
-impl Case {
+impl LadderCase {
     /// Returns the number of floating-point operations.
     pub fn operations(&self) -> f64 {
         2.0 * f64::from(self.side).powi(3)
@@ -92,16 +94,16 @@ impl Case {
 
 /// Results of the measurement.
 #[derive(Clone, Debug)]
-pub struct Report {
+pub struct LadderReport {
     /// Cases in the order of the sizes; for each size f32 first, and the kernels from the simplest to the
     /// fastest.
-    pub cases: Vec<Case>,
+    pub cases: Vec<LadderCase>,
     /// cuBLAS's version, or why it was not measured.
     pub cublas: std::result::Result<i32, String>,
     /// Threads of the CPU.
     pub threads: usize,
     /// Registers and bytes of local memory of each rung of this GPU.
-    pub costs: Vec<(Rung, (u32, u32))>,
+    pub costs: Vec<(MatmulStep, (u32, u32))>,
 }
 
 /// Measures the ladder on `gpu`; `watch` runs before each size and kind of element, and may end the run.
@@ -110,26 +112,30 @@ pub struct Report {
 /// The error that keeps a product from running; a product with a wrong result; those of `watch`.
 pub fn measure(
     gpu: &Arc<Gpu>,
-    job: &Job,
+    job: &LadderJob,
     watch: &mut dyn FnMut(&str) -> Result<()>,
-) -> Result<Report> {
-    let rig = Rig {
-        ladder: Ladder::load(gpu)?,
-        blas: Blas::load(gpu),
+) -> Result<LadderReport> {
+    let rig = LadderFixture {
+        ladder: MatmulLadder::load(gpu)?,
+        blas: CublasHandle::load(gpu),
         stream: Stream::new(gpu)?,
         gpu: Arc::clone(gpu),
         runs: job.runs,
     };
-    let rungs = || Rung::ALL.into_iter().filter(|rung| rig.ladder.has(*rung));
+    let rungs = || {
+        MatmulStep::ALL
+            .into_iter()
+            .filter(|rung| rig.ladder.has(*rung))
+    };
     let mut cases = Vec::new();
     for side in &job.sides {
-        for element in [Element::F32, Element::Bf16] {
+        for element in [MatrixElement::F32, MatrixElement::Bf16] {
             watch(&format!("{side} {}", element.name()))?;
             cases.extend(rig.cases(*side, element, job.seed)?);
         }
     }
     let cost = |rung| Ok((rung, rig.ladder.cost(rung)?));
-    Ok(Report {
+    Ok(LadderReport {
         cases,
         cublas: match &rig.blas {
             Ok(blas) => Ok(blas.version()),
@@ -140,27 +146,27 @@ pub fn measure(
     })
 }
 
-struct Rig {
-    ladder: Ladder,
-    blas: Result<Blas>,
+struct LadderFixture {
+    ladder: MatmulLadder,
+    blas: Result<CublasHandle>,
     stream: Stream,
     gpu: Arc<Gpu>,
     runs: usize,
 }
 
 /// Two factors, on the CPU as numbers that the elements hold.
-struct Factors {
+struct MatrixFactors {
     a: Vec<f32>,
     b: Vec<f32>,
     side: usize,
-    element: Element,
+    element: MatrixElement,
 }
 
 /// An element of the product, its sum, and the sum of its products' sizes.
 type Sample = (usize, f64, f64);
 
-impl Factors {
-    fn new(side: u32, element: Element, seed: u64) -> Self {
+impl MatrixFactors {
+    fn new(side: u32, element: MatrixElement, seed: u64) -> Self {
         let side = side as usize;
         let matrix = |seed: u64| {
             let mut numbers = vec![0.0; side * side];
@@ -216,7 +222,12 @@ impl Factors {
 ///
 /// # Errors
 /// [`Error::Internal`] for an element that was not written, or is too far from its sum.
-fn check(way: Way, element: Element, bytes: &[u8], samples: &[Sample]) -> Result<f64> {
+fn check(
+    way: MatmulMethod,
+    element: MatrixElement,
+    bytes: &[u8],
+    samples: &[Sample],
+) -> Result<f64> {
     let size = element.bytes() as usize;
     // Poison is NaN in each kind of element.
     let unwritten = bytes
@@ -241,21 +252,21 @@ fn check(way: Way, element: Element, bytes: &[u8], samples: &[Sample]) -> Result
     Ok(worst)
 }
 
-fn allowed(element: Element) -> f64 {
+fn allowed(element: MatrixElement) -> f64 {
     match element {
-        Element::F32 => 1e-5,
-        Element::F16 | Element::Bf16 => 1e-2,
+        MatrixElement::F32 => 1e-5,
+        MatrixElement::F16 | MatrixElement::Bf16 => 1e-2,
     }
 }
 
-impl Rig {
+impl LadderFixture {
     /// Returns all ways with matrices of one size and element.
-    fn cases(&self, side: u32, element: Element, seed: u64) -> Result<Vec<Case>> {
+    fn cases(&self, side: u32, element: MatrixElement, seed: u64) -> Result<Vec<LadderCase>> {
         let mut cases = match element {
-            Element::F32 => self.on_cpu(side, seed)?,
+            MatrixElement::F32 => self.on_cpu(side, seed)?,
             _ => Vec::new(),
         };
-        let factors = Factors::new(side, element, seed);
+        let factors = MatrixFactors::new(side, element, seed);
         let samples = factors.samples(seed);
         let upload = |numbers: &[f32]| -> Result<DeviceMemory> {
             let bytes = factors.bytes(numbers);
@@ -266,14 +277,14 @@ impl Rig {
         let (a, b) = (upload(&factors.a)?, upload(&factors.b)?);
         let c = DeviceMemory::new(&self.gpu, a.len())?;
         let product = product(side, element, [&a, &b, &c]);
-        let is_half = element != Element::F32;
-        let rungs = Rung::ALL
+        let is_half = element != MatrixElement::F32;
+        let rungs = MatmulStep::ALL
             .into_iter()
             .filter(|rung| rung.has_tensor_cores() == is_half && self.ladder.has(*rung));
-        let mut ways: Vec<Way> = rungs.map(Way::Rung).collect();
-        ways.extend(self.blas.is_ok().then_some(Way::Cublas));
+        let mut ways: Vec<MatmulMethod> = rungs.map(MatmulMethod::Rung).collect();
+        ways.extend(self.blas.is_ok().then_some(MatmulMethod::Cublas));
         let first = cases.len();
-        cases.extend(ways.iter().map(|way| Case {
+        cases.extend(ways.iter().map(|way| LadderCase {
             way: *way,
             side,
             element,
@@ -298,21 +309,21 @@ impl Rig {
 
     /// Measures the seconds of a product of several that follow on each other. The one before them is not
     /// counted: it runs while the host puts the others into the stream.
-    fn timed(&self, way: Way, product: &Matmul) -> Result<f64> {
+    fn timed(&self, way: MatmulMethod, product: &MatmulOperands) -> Result<f64> {
         let operations = 2.0 * f64::from(product.m) * f64::from(product.n) * f64::from(product.k);
         let repeats = ((OPERATIONS / operations) as u32).clamp(1, MOST_REPEATS);
         self.start(way, product)?;
-        let begin = Event::record(&self.stream)?;
+        let begin = StreamEvent::record(&self.stream)?;
         for _ in 0..repeats {
             self.start(way, product)?;
         }
-        let end = Event::record(&self.stream)?;
+        let end = StreamEvent::record(&self.stream)?;
         self.stream.wait(LIMIT, || Ok(()))?;
         Ok(end.seconds_since(&begin)? / f64::from(repeats))
     }
 
-    fn start(&self, way: Way, product: &Matmul) -> Result<()> {
-        let Way::Rung(rung) = way else {
+    fn start(&self, way: MatmulMethod, product: &MatmulOperands) -> Result<()> {
+        let MatmulMethod::Rung(rung) = way else {
             return self.by_cublas(product);
         };
         // SAFETY: memory of the caller of `timed`, which waits for the products.
@@ -322,11 +333,11 @@ impl Rig {
         }
     }
 
-    fn by_cublas(&self, product: &Matmul) -> Result<()> {
+    fn by_cublas(&self, product: &MatmulOperands) -> Result<()> {
         let element = |element| match element {
-            Element::F32 => BlasElement::F32,
-            Element::F16 => BlasElement::F16,
-            Element::Bf16 => BlasElement::Bf16,
+            MatrixElement::F32 => BlasElement::F32,
+            MatrixElement::F16 => BlasElement::F16,
+            MatrixElement::Bf16 => BlasElement::Bf16,
         };
         let Ok(blas) = &self.blas else {
             return Err(Error::internal("a product by cuBLAS without cuBLAS"));
@@ -342,32 +353,32 @@ impl Rig {
     }
 
     /// Returns the CPU's ways, with matrices that are not too large for it.
-    fn on_cpu(&self, side: u32, seed: u64) -> Result<Vec<Case>> {
-        type Multiply = fn(&[f32], &[f32], &mut [f32], Shape);
-        let ways: [(Way, Multiply); 2] = [
-            (Way::Cpu, matmul_cpu),
-            (Way::CpuBlocked, matmul_cpu_blocked),
+    fn on_cpu(&self, side: u32, seed: u64) -> Result<Vec<LadderCase>> {
+        type Multiply = fn(&[f32], &[f32], &mut [f32], MatmulShape);
+        let ways: [(MatmulMethod, Multiply); 2] = [
+            (MatmulMethod::Cpu, matmul_cpu),
+            (MatmulMethod::CpuBlocked, matmul_cpu_blocked),
         ];
         let mut cases = Vec::new();
         for ((way, multiply), most) in ways.into_iter().zip(MOST_ON_CPU) {
             let side = side.min(most);
-            let factors = Factors::new(side, Element::F32, seed);
+            let factors = MatrixFactors::new(side, MatrixElement::F32, seed);
             let samples = factors.samples(seed);
             let (m, n, k) = (factors.side, factors.side, factors.side);
             let mut c = vec![0.0; m * n];
-            let mut case = Case {
+            let mut case = LadderCase {
                 way,
                 side,
-                element: Element::F32,
+                element: MatrixElement::F32,
                 seconds: Vec::new(),
                 error: 0.0,
             };
             for run in 0..=self.runs {
                 c.fill(f32::NAN);
                 let begin = Instant::now();
-                multiply(&factors.a, &factors.b, &mut c, Shape { m, n, k });
+                multiply(&factors.a, &factors.b, &mut c, MatmulShape { m, n, k });
                 let seconds = begin.elapsed().as_secs_f64();
-                let error = check(way, Element::F32, &factors.bytes(&c), &samples)?;
+                let error = check(way, MatrixElement::F32, &factors.bytes(&c), &samples)?;
                 case.error = case.error.max(error);
                 if run > 0 {
                     case.seconds.push(seconds);
@@ -380,12 +391,12 @@ impl Rig {
 }
 
 /// Returns the parameters of a product of square matrices without gaps.
-fn product(side: u32, element: Element, memory: [&DeviceMemory; 3]) -> Matmul {
-    let [a, b, c] = memory.map(|memory| Operand {
+fn product(side: u32, element: MatrixElement, memory: [&DeviceMemory; 3]) -> MatmulOperands {
+    let [a, b, c] = memory.map(|memory| MatrixOperand {
         address: memory.address(),
         stride: side.into(),
     });
-    Matmul {
+    MatmulOperands {
         a,
         b,
         c,
@@ -403,16 +414,23 @@ mod tests {
 
     #[test]
     fn a_wrong_or_missing_element_ends_the_run() {
-        let factors = Factors::new(33, Element::Bf16, 5);
+        let factors = MatrixFactors::new(33, MatrixElement::Bf16, 5);
         let samples = factors.samples(5);
         let mut c = vec![0.0; 33 * 33];
-        let shape = Shape {
+        let shape = MatmulShape {
             m: 33,
             n: 33,
             k: 33,
         };
         matmul_cpu_blocked(&factors.a, &factors.b, &mut c, shape);
-        let checked = |c: &[f32]| check(Way::Cublas, Element::Bf16, &factors.bytes(c), &samples);
+        let checked = |c: &[f32]| {
+            check(
+                MatmulMethod::Cublas,
+                MatrixElement::Bf16,
+                &factors.bytes(c),
+                &samples,
+            )
+        };
         assert!(checked(&c).unwrap() > 0.0);
         let (at, sum, size) = samples[0];
         let with = |value: f64| {

@@ -15,7 +15,7 @@ const TILE: (usize, usize) = (4, 16);
 
 /// Rows of `a`, columns of `b`, and terms of each sum.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Shape {
+pub struct MatmulShape {
     /// Rows of the result.
     pub m: usize,
     /// Columns of it.
@@ -24,7 +24,7 @@ pub struct Shape {
     pub k: usize,
 }
 
-impl Shape {
+impl MatmulShape {
     /// Returns the number of floating-point operations of a product.
     pub fn operations(self) -> f64 {
         2.0 * self.m as f64 * self.n as f64 * self.k as f64
@@ -42,9 +42,9 @@ impl Shape {
 ///
 /// # Panics
 /// When a slice has not as many elements as `shape` says.
-pub fn matmul_cpu(a: &[f32], b: &[f32], c: &mut [f32], shape: Shape) {
+pub fn matmul_cpu(a: &[f32], b: &[f32], c: &mut [f32], shape: MatmulShape) {
     shape.check(a, b, c);
-    let Shape { n, k, .. } = shape;
+    let MatmulShape { n, k, .. } = shape;
     for (row, c) in c.chunks_mut(n.max(1)).enumerate() {
         for (column, c) in c.iter_mut().enumerate() {
             let terms = a[row * k..][..k]
@@ -59,9 +59,9 @@ pub fn matmul_cpu(a: &[f32], b: &[f32], c: &mut [f32], shape: Shape) {
 ///
 /// # Panics
 /// As [`matmul_cpu`].
-pub fn matmul_cpu_blocked(a: &[f32], b: &[f32], c: &mut [f32], shape: Shape) {
+pub fn matmul_cpu_blocked(a: &[f32], b: &[f32], c: &mut [f32], shape: MatmulShape) {
     shape.check(a, b, c);
-    let Shape { n, k, .. } = shape;
+    let MatmulShape { n, k, .. } = shape;
     if n == 0 {
         return;
     }
@@ -153,8 +153,8 @@ mod tests {
     }
 
     /// Both against sums of f64, relative to the sums of the products' sizes.
-    fn compare(shape: Shape, seed: u32) {
-        let Shape { m, n, k } = shape;
+    fn compare(shape: MatmulShape, seed: u32) {
+        let MatmulShape { m, n, k } = shape;
         let (a, b) = (numbers(m * k, seed), numbers(k * n, !seed));
         let poisoned = || vec![f32::NAN; m * n];
         let (mut plain, mut blocked) = (poisoned(), poisoned());
@@ -178,14 +178,14 @@ mod tests {
     #[test]
     fn sums_without_terms_are_zero() {
         for (m, n, k) in [(0, 5, 3), (5, 0, 3), (3, 5, 0), (0, 0, 0), (1, 1, 1)] {
-            compare(Shape { m, n, k }, 7);
+            compare(MatmulShape { m, n, k }, 7);
         }
     }
 
     #[test]
     fn blocks_have_borders() {
         compare(
-            Shape {
+            MatmulShape {
                 m: ROWS + 3,
                 n: COLUMNS + 17,
                 k: DEPTH + 1,
@@ -198,13 +198,13 @@ mod tests {
         #![proptest_config(ProptestConfig::with_cases(64))]
         #[test]
         fn products_are_those_of_f64(m in 0usize..70, n in 0usize..70, k in 0usize..300, seed: u32) {
-            compare(Shape { m, n, k }, seed);
+            compare(MatmulShape { m, n, k }, seed);
         }
     }
 
     #[test]
     #[should_panic(expected = "elements of b")]
     fn another_length_is_refused() {
-        matmul_cpu(&[1.0], &[], &mut [0.0], Shape { m: 1, n: 1, k: 1 });
+        matmul_cpu(&[1.0], &[], &mut [0.0], MatmulShape { m: 1, n: 1, k: 1 });
     }
 }

@@ -4,7 +4,7 @@ use nvme_formats::{bf16_of_f32, f16_of_f32, f32_of_bf16, f32_of_f16};
 
 /// Element type of matrices.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Element {
+pub enum MatrixElement {
     /// 32-bit floating point.
     F32,
     /// IEEE half precision.
@@ -13,7 +13,7 @@ pub enum Element {
     Bf16,
 }
 
-impl Element {
+impl MatrixElement {
     /// Returns the size of an element in bytes.
     pub fn bytes(self) -> u64 {
         match self {

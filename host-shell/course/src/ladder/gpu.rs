@@ -2,10 +2,12 @@
 // UNSAFETY: launches kernels over addresses that the caller vouches for.
 #![allow(unsafe_code)]
 
-use super::{Element, Matmul, Operand, Rung};
+use super::{MatmulOperands, MatmulStep, MatrixElement, MatrixOperand};
 use nvme_compute::extents::spread;
 use nvme_compute_kernel::matmul::{PTX, SM90A_PTX, TiledMatmul, WGMMA, WGMMA_DEPTH};
-use nvme_host::cuda::{Blocks, Function, Gpu, HalfMatrix, KernelArgument as Memory, Module};
+use nvme_host::cuda::{
+    Gpu, HalfMatrix, KernelArgument as Memory, KernelFunction, LaunchSize, Module,
+};
 use nvme_host::{Error, Result};
 use std::mem::ManuallyDrop;
 use std::sync::Arc;
@@ -13,27 +15,27 @@ use std::sync::Arc;
 /// The GPU that `wgmma` is for.
 const HOPPER: (i32, i32) = (9, 0);
 /// The rungs of [`PTX`].
-const PLAIN: [Rung; 5] = [
-    Rung::Naive,
-    Rung::Tiled,
-    Rung::Vectorized,
-    Rung::Coarsened,
-    Rung::Mma,
+const PLAIN: [MatmulStep; 5] = [
+    MatmulStep::Naive,
+    MatmulStep::Tiled,
+    MatmulStep::Vectorized,
+    MatmulStep::Coarsened,
+    MatmulStep::Mma,
 ];
 
 /// The rungs, loaded for one GPU.
 ///
 /// They stay loaded when this is dropped: a launch that is under way, or a graph, may still run them.
-pub struct Ladder {
+pub struct MatmulLadder {
     gpu: Arc<Gpu>,
     module: ManuallyDrop<Module>,
-    functions: [Function; PLAIN.len()],
+    functions: [KernelFunction; PLAIN.len()],
     /// On GPUs that have it.
-    wgmma: Option<(ManuallyDrop<Module>, Function)>,
+    wgmma: Option<(ManuallyDrop<Module>, KernelFunction)>,
     multiprocessors: u32,
 }
 
-impl Ladder {
+impl MatmulLadder {
     /// Loads the kernels.
     ///
     /// # Errors
@@ -41,7 +43,7 @@ impl Ladder {
     pub fn load(gpu: &Arc<Gpu>) -> Result<Self> {
         let module = ManuallyDrop::new(Module::load(gpu, PTX.as_bytes())?);
         let function =
-            |rung: Rung| module.function_with_shared(rung.symbol(), rung.tile().shared_bytes);
+            |rung: MatmulStep| module.function_with_shared(rung.symbol(), rung.tile().shared_bytes);
         let functions = [
             function(PLAIN[0])?,
             function(PLAIN[1])?,
@@ -52,7 +54,7 @@ impl Ladder {
         let wgmma = match gpu.capability()? == HOPPER {
             true => {
                 let module = ManuallyDrop::new(Module::load(gpu, SM90A_PTX.as_bytes())?);
-                let symbol = Rung::Wgmma.symbol();
+                let symbol = MatmulStep::Wgmma.symbol();
                 let function = module.function_with_shared(symbol, WGMMA.shared_bytes)?;
                 Some((module, function))
             }
@@ -72,27 +74,27 @@ impl Ladder {
         &self.gpu
     }
 
-    /// True if this GPU supports `rung`: [`Rung::Wgmma`] needs compute capability 9.0.
-    pub fn has(&self, rung: Rung) -> bool {
-        rung != Rung::Wgmma || self.wgmma.is_some()
+    /// True if this GPU supports `rung`: [`MatmulStep::Wgmma`] needs compute capability 9.0.
+    pub fn has(&self, rung: MatmulStep) -> bool {
+        rung != MatmulStep::Wgmma || self.wgmma.is_some()
     }
 
     /// Registers and bytes of local memory of a thread, as compiled for this GPU.
     ///
     /// # Errors
     /// Those of [`Module::cost`], and [`Error::Environment`] for a rung that this GPU has not.
-    pub fn cost(&self, rung: Rung) -> Result<(u32, u32)> {
+    pub fn cost(&self, rung: MatmulStep) -> Result<(u32, u32)> {
         let (module, function) = self.function(rung)?;
         module.cost(function)
     }
 
-    /// Returns the rung whose kernel computes `product` when `rung` is asked for: [`Rung::Mma`] in place of
-    /// [`Rung::Wgmma`] where TMA cannot address the factors, because an address or a row is no multiple of 16
+    /// Returns the rung whose kernel computes `product` when `rung` is asked for: [`MatmulStep::Mma`] in place of
+    /// [`MatmulStep::Wgmma`] where TMA cannot address the factors, because an address or a row is no multiple of 16
     /// bytes, or there are no terms.
-    pub fn kernel(&self, rung: Rung, product: &Matmul) -> Rung {
+    pub fn kernel(&self, rung: MatmulStep, product: &MatmulOperands) -> MatmulStep {
         let (a, b) = factors(product);
         match rung {
-            Rung::Wgmma if !(a.fits() && b.fits()) => Rung::Mma,
+            MatmulStep::Wgmma if !(a.fits() && b.fits()) => MatmulStep::Mma,
             rung => rung,
         }
     }
@@ -107,9 +109,14 @@ impl Ladder {
     /// be launched; `c` overlaps neither factor, and nothing else writes them meanwhile.
     ///
     /// # Errors
-    /// Those of [`Matmul::check`]; [`Error::Environment`] for a rung that this GPU has not; [`Error::Device`] with the
-    /// driver's answer.
-    pub unsafe fn matmul(&self, rung: Rung, product: &Matmul, stream: u64) -> Result<()> {
+    /// Those of [`MatmulOperands::check`]; [`Error::Environment`] for a rung that this GPU has not; [`Error::Device`]
+    /// with the driver's answer.
+    pub unsafe fn matmul(
+        &self,
+        rung: MatmulStep,
+        product: &MatmulOperands,
+        stream: u64,
+    ) -> Result<()> {
         product.check(rung)?;
         self.function(rung)?;
         let rung = self.kernel(rung, product);
@@ -120,16 +127,16 @@ impl Ladder {
         }
         self.judge(product, stream)?;
         let (module, function) = self.function(rung)?;
-        let blocks = Blocks {
+        let blocks = LaunchSize {
             count: match rung {
-                Rung::Wgmma => tiles.min(self.multiprocessors),
+                MatmulStep::Wgmma => tiles.min(self.multiprocessors),
                 _ => tiles,
             },
             threads: tile.threads,
             shared_bytes: tile.shared_bytes,
         };
-        if rung != Rung::Wgmma {
-            // SAFETY: the kernel takes one `Matmul` and stays loaded; the caller vouches for the matrices.
+        if rung != MatmulStep::Wgmma {
+            // SAFETY: the kernel takes one `MatmulOperands` and stays loaded; the caller vouches for the matrices.
             return unsafe { module.launch_blocks(stream, function, blocks, &product.argument()) };
         }
         let (a, b) = factors(product);
@@ -146,9 +153,9 @@ impl Ladder {
 
     /// # Errors
     /// [`Error::Usage`] for memory that the GPU cannot use so.
-    fn judge(&self, product: &Matmul, stream: u64) -> Result<()> {
-        let Matmul { m, n, k, .. } = *product;
-        let elements = |operand: &Operand, rows: u32, columns: u32| match columns {
+    fn judge(&self, product: &MatmulOperands, stream: u64) -> Result<()> {
+        let MatmulOperands { m, n, k, .. } = *product;
+        let elements = |operand: &MatrixOperand, rows: u32, columns: u32| match columns {
             0 => 0,
             _ => spread(rows, operand.stride, columns.into()),
         };
@@ -164,7 +171,7 @@ impl Ladder {
         )
     }
 
-    fn function(&self, rung: Rung) -> Result<(&Module, Function)> {
+    fn function(&self, rung: MatmulStep) -> Result<(&Module, KernelFunction)> {
         if let Some(index) = PLAIN.iter().position(|plain| *plain == rung) {
             return Ok((&self.module, self.functions[index]));
         }
@@ -179,13 +186,13 @@ impl Ladder {
 }
 
 /// Returns the factors, as TMA would read them.
-fn factors(product: &Matmul) -> (HalfMatrix, HalfMatrix) {
-    let of = |operand: &super::Operand, rows, columns| HalfMatrix {
+fn factors(product: &MatmulOperands) -> (HalfMatrix, HalfMatrix) {
+    let of = |operand: &super::MatrixOperand, rows, columns| HalfMatrix {
         address: operand.address,
         rows,
         columns,
         row_bytes: operand.stride.saturating_mul(2),
-        is_bf16: product.factors == Element::Bf16,
+        is_bf16: product.factors == MatrixElement::Bf16,
     };
     (
         of(&product.a, product.m, product.k),

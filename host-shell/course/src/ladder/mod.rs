@@ -1,7 +1,7 @@
 //! Matrix products by kernels that are optimised step by step (docs/ladder.md): each step changes one thing of the
 //! one before, so that its effect can be measured alone and a wrong result is found where it arose.
 //!
-//! [`Ladder`] has the kernels of a GPU, [`cpu`] the same for the CPU; `bench` measures all of them and cuBLAS.
+//! [`MatmulLadder`] has the kernels of a GPU, [`cpu`] the same for the CPU; `bench` measures all of them and cuBLAS.
 
 #[cfg(feature = "cuda")]
 pub mod bench;
@@ -11,7 +11,7 @@ mod element;
 mod gpu;
 mod product;
 
-pub use element::Element;
+pub use element::MatrixElement;
 #[cfg(feature = "cuda")]
-pub use gpu::Ladder;
-pub use product::{Matmul, Operand, Rung};
+pub use gpu::MatmulLadder;
+pub use product::{MatmulOperands, MatmulStep, MatrixOperand};

@@ -1,7 +1,7 @@
 //! Description of a product: its operands and the kernel for it, with the checks that this kernel can compute
 //! it.
 
-use super::Element;
+use super::MatrixElement;
 use nvme_compute_kernel::matmul::{self, Tile};
 use nvme_host::{Error, Result};
 
@@ -10,7 +10,7 @@ const MOST_TILES: u64 = i32::MAX as u64;
 
 /// A step of the ladder.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Rung {
+pub enum MatmulStep {
     /// A thread for each element of the result.
     Naive,
     /// Tiles in shared memory.
@@ -25,7 +25,7 @@ pub enum Rung {
     Wgmma,
 }
 
-impl Rung {
+impl MatmulStep {
     /// All kernels, from the simplest to the fastest.
     pub const ALL: [Self; 6] = [
         Self::Naive,
@@ -84,7 +84,7 @@ impl Rung {
 
 /// A matrix on a GPU, row after row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Operand {
+pub struct MatrixOperand {
     /// Its address, a multiple of an element's bytes.
     pub address: u64,
     /// Distance of two rows in elements: at least the number of columns.
@@ -93,13 +93,13 @@ pub struct Operand {
 
 /// `C = A B`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Matmul {
+pub struct MatmulOperands {
     /// `m` rows of `k` elements.
-    pub a: Operand,
+    pub a: MatrixOperand,
     /// `k` rows of `n` elements.
-    pub b: Operand,
+    pub b: MatrixOperand,
     /// `m` rows of `n` elements of the result.
-    pub c: Operand,
+    pub c: MatrixOperand,
     /// Rows of the result. Any of the three may be 0: a sum without terms is 0.
     pub m: u32,
     /// Columns of the result.
@@ -107,21 +107,21 @@ pub struct Matmul {
     /// Terms of each sum.
     pub k: u32,
     /// Element type of `a` and `b`. Sums are f32.
-    pub factors: Element,
+    pub factors: MatrixElement,
     /// Element type of `c`: f32, or that of `a` and `b`, to which sums are rounded.
-    pub result: Element,
+    pub result: MatrixElement,
 }
 
-impl Matmul {
+impl MatmulOperands {
     /// Checks that `rung` can compute it.
     ///
     /// # Errors
     /// [`Error::Usage`] for elements that the rung does not multiply, for rows that overlap, for addresses that
     /// are no multiple of an element, for matrices that end past the address space, and for more than 2^31
     /// tiles.
-    pub fn check(&self, rung: Rung) -> Result<()> {
-        let is_half = self.factors != Element::F32;
-        let fits = self.result == self.factors || self.result == Element::F32;
+    pub fn check(&self, rung: MatmulStep) -> Result<()> {
+        let is_half = self.factors != MatrixElement::F32;
+        let fits = self.result == self.factors || self.result == MatrixElement::F32;
         if is_half != rung.has_tensor_cores() || !fits {
             return Err(Error::usage(
                 format!(
@@ -163,8 +163,8 @@ impl Matmul {
             m: self.m,
             n: self.n,
             k: self.k,
-            is_bf16: (self.factors == Element::Bf16).into(),
-            is_wide: (self.result == Element::F32).into(),
+            is_bf16: (self.factors == MatrixElement::Bf16).into(),
+            is_wide: (self.result == MatrixElement::F32).into(),
             reserved: 0,
         }
     }
@@ -172,11 +172,11 @@ impl Matmul {
 
 fn check_operand(
     name: &str,
-    operand: &Operand,
+    operand: &MatrixOperand,
     (rows, columns): (u32, u32),
-    element: Element,
+    element: MatrixElement,
 ) -> Result<()> {
-    let Operand { address, stride } = *operand;
+    let MatrixOperand { address, stride } = *operand;
     let wrong =
         |what: String, remedy: &str| Err(Error::usage(format!("matrix {name}: {what}"), remedy));
     if !address.is_multiple_of(element.bytes()) {
@@ -206,12 +206,12 @@ fn check_operand(
 mod tests {
     use super::*;
 
-    fn product(element: Element) -> Matmul {
-        let operand = |stride| Operand {
+    fn product(element: MatrixElement) -> MatmulOperands {
+        let operand = |stride| MatrixOperand {
             address: 256,
             stride,
         };
-        Matmul {
+        MatmulOperands {
             a: operand(5),
             b: operand(4),
             c: operand(4),
@@ -225,18 +225,22 @@ mod tests {
 
     #[test]
     fn rungs_have_names() {
-        for rung in Rung::ALL {
-            assert_eq!(Rung::of_name(rung.name()), Some(rung));
+        for rung in MatmulStep::ALL {
+            assert_eq!(MatmulStep::of_name(rung.name()), Some(rung));
             assert!(rung.symbol().ends_with(rung.name()));
         }
-        assert_eq!(Rung::of_name("cublas"), None);
+        assert_eq!(MatmulStep::of_name("cublas"), None);
     }
 
     #[test]
     fn what_a_rung_cannot_compute_is_refused() {
-        let refused = |rung, change: fn(&mut Matmul)| {
-            let halves = matches!(rung, Rung::Mma | Rung::Wgmma);
-            let mut product = product(if halves { Element::Bf16 } else { Element::F32 });
+        let refused = |rung, change: fn(&mut MatmulOperands)| {
+            let halves = matches!(rung, MatmulStep::Mma | MatmulStep::Wgmma);
+            let mut product = product(if halves {
+                MatrixElement::Bf16
+            } else {
+                MatrixElement::F32
+            });
             product.check(rung).unwrap();
             change(&mut product);
             match product.check(rung) {
@@ -244,7 +248,7 @@ mod tests {
                 other => panic!("{other:?}"),
             }
         };
-        for rung in Rung::ALL {
+        for rung in MatmulStep::ALL {
             assert!(refused(rung, |p| p.a.stride = 4).contains("matrix a: 5 columns"));
             assert!(refused(rung, |p| p.b.stride = 0).contains("matrix b"));
             assert!(refused(rung, |p| p.c.address = 257).contains("matrix c"));
@@ -256,21 +260,25 @@ mod tests {
                 })
                 .contains("tiles")
             );
-            assert!(refused(rung, |p| p.result = Element::F16).contains("does not multiply"));
+            assert!(refused(rung, |p| p.result = MatrixElement::F16).contains("does not multiply"));
         }
-        assert!(product(Element::F32).check(Rung::Mma).is_err());
-        assert!(product(Element::F16).check(Rung::Naive).is_err());
-        let wide = Matmul {
-            result: Element::F32,
-            ..product(Element::F16)
+        assert!(product(MatrixElement::F32).check(MatmulStep::Mma).is_err());
+        assert!(
+            product(MatrixElement::F16)
+                .check(MatmulStep::Naive)
+                .is_err()
+        );
+        let wide = MatmulOperands {
+            result: MatrixElement::F32,
+            ..product(MatrixElement::F16)
         };
-        wide.check(Rung::Wgmma).unwrap();
+        wide.check(MatmulStep::Wgmma).unwrap();
     }
 
     #[test]
     fn one_row_may_have_any_stride() {
-        let mut product = product(Element::F32);
+        let mut product = product(MatrixElement::F32);
         (product.m, product.a.stride, product.c.stride) = (1, 0, 0);
-        product.check(Rung::Tiled).unwrap();
+        product.check(MatmulStep::Tiled).unwrap();
     }
 }

@@ -9,7 +9,9 @@ use nvme_compute_kernel::linear::{
     WARP_ROWS, cross_bytes, kernel, tile_bytes,
 };
 use nvme_compute_kernel::{BLOCK_THREADS, LINEAR_PTX};
-use nvme_host::cuda::{Blocks, Function, Gpu, KernelArgument as Memory, LaunchSequence, Module};
+use nvme_host::cuda::{
+    Gpu, KernelArgument as Memory, KernelFunction, LaunchSequence, LaunchSize, Module,
+};
 use nvme_host::{Error, Result};
 use std::mem::ManuallyDrop;
 use std::sync::Arc;
@@ -76,27 +78,27 @@ impl BackwardRung {
 /// The kernels of linear layers, for one GPU.
 ///
 /// They stay loaded when this is dropped: a launch that is under way, or a graph, may still run them.
-pub struct Linear {
+pub struct LinearKernels {
     module: ManuallyDrop<Module>,
     multiprocessors: u32,
-    naive: Function,
-    activate: Function,
-    fused: Function,
-    persistent: Function,
-    mixed_bf16: Function,
-    mixed_f16: Function,
+    naive: KernelFunction,
+    activate: KernelFunction,
+    fused: KernelFunction,
+    persistent: KernelFunction,
+    mixed_bf16: KernelFunction,
+    mixed_f16: KernelFunction,
     /// By smaller tiles: `f32`, bf16, f16.
-    few: [Function; 3],
-    clear: Function,
-    backward_naive: Function,
-    backward_sums: Function,
-    backward_inputs: Function,
-    backward_inputs_few: Function,
-    backward_weights: Function,
-    backward_warp: Function,
+    few: [KernelFunction; 3],
+    clear: KernelFunction,
+    backward_naive: KernelFunction,
+    backward_sums: KernelFunction,
+    backward_inputs: KernelFunction,
+    backward_inputs_few: KernelFunction,
+    backward_weights: KernelFunction,
+    backward_warp: KernelFunction,
 }
 
-impl Linear {
+impl LinearKernels {
     /// Loads the kernels.
     ///
     /// # Errors
@@ -276,7 +278,7 @@ impl Linear {
         };
         let weights = u64::from(job.outputs) * u64::from(job.inputs);
         let inputs = u64::from(job.tokens) * u64::from(job.inputs);
-        let sums = Blocks {
+        let sums = LaunchSize {
             count: job.outputs.div_ceil(SUMS_COLUMNS),
             threads: BLOCK_THREADS,
             shared_bytes: BLOCK_THREADS * 4,
@@ -311,7 +313,7 @@ impl Linear {
     }
 
     /// Returns the kernel for gradients of inputs, by tiles that keep the multiprocessors busy.
-    fn of_inputs(&self, tiles: u32, job: &Backward) -> (Function, Blocks) {
+    fn of_inputs(&self, tiles: u32, job: &Backward) -> (KernelFunction, LaunchSize) {
         match self.are_few(tiles) {
             false => (self.backward_inputs, self.persistent(tiles, INPUTS_SHARED)),
             true => {
@@ -331,7 +333,7 @@ impl Linear {
     unsafe fn launch_all<T: Copy>(
         &self,
         stream: u64,
-        kernels: &[(Function, Blocks)],
+        kernels: &[(KernelFunction, LaunchSize)],
         job: &T,
     ) -> Result<()> {
         LaunchSequence::run_kernels(self.module.gpu(), stream, |sequence| {
@@ -349,13 +351,13 @@ impl Linear {
     }
 
     /// As many of `tiles` blocks as the GPU runs at a time.
-    fn persistent(&self, tiles: u32, shared_bytes: u32) -> Blocks {
+    fn persistent(&self, tiles: u32, shared_bytes: u32) -> LaunchSize {
         tensor(tiles.min(self.multiprocessors), shared_bytes)
     }
 
     /// Returns the same grid for the kernels with fewer threads.
-    fn mixed(&self, tiles: u32, shared_bytes: u32) -> Blocks {
-        Blocks {
+    fn mixed(&self, tiles: u32, shared_bytes: u32) -> LaunchSize {
+        LaunchSize {
             count: tiles.min(self.multiprocessors * MIXED_BLOCKS),
             threads: FEW_THREADS,
             shared_bytes,
@@ -367,8 +369,8 @@ impl Linear {
     unsafe fn launch<T: Copy>(
         &self,
         stream: u64,
-        function: Function,
-        blocks: Blocks,
+        function: KernelFunction,
+        blocks: LaunchSize,
         job: &T,
     ) -> Result<()> {
         if blocks.count == 0 {
@@ -380,16 +382,16 @@ impl Linear {
 }
 
 /// Returns a grid with one thread for each of `pieces` pieces of work, or with fewer threads that take several.
-fn plain(pieces: u64) -> Blocks {
-    Blocks {
+fn plain(pieces: u64) -> LaunchSize {
+    LaunchSize {
         count: pieces.div_ceil(BLOCK_THREADS.into()).min(MOST_BLOCKS) as u32,
         threads: BLOCK_THREADS,
         shared_bytes: 0,
     }
 }
 
-fn tensor(count: u32, shared_bytes: u32) -> Blocks {
-    Blocks {
+fn tensor(count: u32, shared_bytes: u32) -> LaunchSize {
+    LaunchSize {
         count,
         threads: TENSOR_THREADS,
         shared_bytes,

@@ -6,7 +6,7 @@
 mod gpu;
 
 #[cfg(feature = "cuda")]
-pub use gpu::{BackwardRung, ForwardRung, Linear};
+pub use gpu::{BackwardRung, ForwardRung, LinearKernels};
 pub use nvme_compute_kernel::linear::reference::Exact;
 pub use nvme_compute_kernel::linear::{Activation, Backward, Forward};
 
@@ -19,7 +19,7 @@ const WEIGHTS: usize = 64;
 
 /// A layer for threads of the CPU, over `f32`: `y = act(x W^T + b)`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Layer {
+pub struct HostLayer {
     /// Elements of a row of inputs.
     pub inputs: usize,
     /// Elements of a row of outputs.
@@ -30,7 +30,7 @@ pub struct Layer {
 
 /// Gradients of a layer.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Gradients {
+pub struct HostGradients {
     /// Gradients of the inputs.
     pub inputs: Vec<f32>,
     /// Gradients of the weights.
@@ -39,7 +39,7 @@ pub struct Gradients {
     pub bias: Vec<f32>,
 }
 
-impl Layer {
+impl HostLayer {
     /// Computes the results, and the sums before the activation.
     ///
     /// # Errors
@@ -83,14 +83,14 @@ impl Layer {
         weights: &[f32],
         sums: &[f32],
         dy: &[f32],
-    ) -> Result<Gradients> {
+    ) -> Result<HostGradients> {
         let tokens = self.tokens(x, weights)?;
         same("sums", sums.len(), tokens * self.outputs)?;
         same("gradients", dy.len(), tokens * self.outputs)?;
         let (inputs, outputs) = (self.inputs, self.outputs);
         let slope = |(sum, dy): (&f32, &f32)| dy * self.activation.slope::<Exact>(*sum);
         let dsums: Vec<f32> = sums.par_iter().zip(dy).map(slope).collect();
-        let mut found = Gradients {
+        let mut found = HostGradients {
             inputs: vec![0.0; x.len()],
             weights: vec![0.0; weights.len()],
             bias: vec![0.0; outputs],
@@ -206,7 +206,7 @@ mod tests {
         ];
         for (tokens, inputs, outputs) in shapes {
             for activation in Activation::ALL {
-                let layer = Layer {
+                let layer = HostLayer {
                     inputs,
                     outputs,
                     activation,
@@ -241,7 +241,7 @@ mod tests {
 
     #[test]
     fn a_layer_without_biases_has_the_bare_sums() {
-        let layer = Layer {
+        let layer = HostLayer {
             inputs: 2,
             outputs: 1,
             activation: Activation::None,
@@ -254,7 +254,7 @@ mod tests {
 
     #[test]
     fn vectors_of_other_lengths_are_refused() {
-        let layer = Layer {
+        let layer = HostLayer {
             inputs: 2,
             outputs: 3,
             activation: Activation::Relu,
@@ -268,7 +268,7 @@ mod tests {
         };
         assert_eq!(of(2, 6, 3), Ok(()));
         assert_eq!([of(3, 6, 3), of(2, 5, 3), of(2, 6, 2)], [Err(2); 3]);
-        let none = Layer { inputs: 0, ..layer };
+        let none = HostLayer { inputs: 0, ..layer };
         assert!(none.forward(&[], &[], None).is_err());
         assert!(
             layer

@@ -1,18 +1,19 @@
 //! Batch after batch through the buffers of an engine.
 
-use super::engine::Engine;
+use super::engine::PipelineEngine;
 use nvme_host::Result;
 
 /// Gets a product, or why there is none.
-type Ended<'s> = dyn FnMut(&mut dyn Engine, Batch, Result<Vec<f32>>) -> Result<()> + 's;
+type Ended<'s> =
+    dyn FnMut(&mut dyn PipelineEngine, PipelineBatch, Result<Vec<f32>>) -> Result<()> + 's;
 
 /// Callbacks of a run.
-pub(super) struct Steps<'s> {
+pub(super) struct BatchCallbacks<'s> {
     /// Returns true if the batch with that number shall begin. Not called again after the first false.
     pub more: &'s mut dyn FnMut(u64) -> Result<bool>,
     /// Called before the product of a batch; earlier batches have been multiplied by then, unless the engine
     /// runs ahead.
-    pub before: &'s mut dyn FnMut(&mut dyn Engine, Batch) -> Result<()>,
+    pub before: &'s mut dyn FnMut(&mut dyn PipelineEngine, PipelineBatch) -> Result<()>,
     /// Gets each product, or why there is none, in order.
     pub ended: &'s mut Ended<'s>,
 }
@@ -22,12 +23,12 @@ pub(super) struct Steps<'s> {
 /// # Errors
 /// Those of the steps, and of an engine that cannot continue.
 pub(super) fn run(
-    engine: &mut dyn Engine,
+    engine: &mut dyn PipelineEngine,
     (buffers, parts): (u32, u32),
-    steps: Steps<'_>,
+    steps: BatchCallbacks<'_>,
 ) -> Result<u64> {
     let (mut read, mut multiplied, mut taken) = (0, 0, 0);
-    let of = |number: u64| Batch {
+    let of = |number: u64| PipelineBatch {
         number,
         slot: (number % u64::from(buffers)) as u32,
         part: (number % u64::from(parts)) as u32,
@@ -65,7 +66,7 @@ pub(super) fn run(
 
 /// One of them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Batch {
+pub(super) struct PipelineBatch {
     pub number: u64,
     pub slot: u32,
     pub part: u32,

@@ -1,8 +1,8 @@
 //! Products by threads of the CPU, and reads by another thread at the same time.
 
-use super::data::{Data, Made};
-use super::engine::{Engine, Source};
-use super::trace::{Span, Trace, Work};
+use super::data::{MatrixData, TemporaryFile};
+use super::engine::{MatrixSource, PipelineEngine};
+use super::trace::{PipelineTrace, SpanWork, WorkSpan};
 use nvme_compute::matrix;
 use nvme_host::{Error, Result};
 use std::sync::{Arc, mpsc};
@@ -10,13 +10,13 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 /// A matrix to be read, into bytes that come back.
-struct Request {
+struct MatrixRequest {
     part: u32,
     bytes: Vec<u8>,
-    done: mpsc::Sender<Done>,
+    done: mpsc::Sender<CompletedRead>,
 }
 
-struct Done {
+struct CompletedRead {
     bytes: Vec<u8>,
     begin: Instant,
     end: Instant,
@@ -24,14 +24,14 @@ struct Done {
 }
 
 /// Reads matrices of `data` from `source`, by `readers` threads at a time.
-pub(super) struct Reads {
-    pub data: Arc<Data>,
-    pub source: Source,
-    pub file: Option<Arc<Made>>,
+pub(super) struct MatrixReads {
+    pub data: Arc<MatrixData>,
+    pub source: MatrixSource,
+    pub file: Option<Arc<TemporaryFile>>,
     pub readers: usize,
 }
 
-impl Reads {
+impl MatrixReads {
     /// # Errors
     /// Those of the store or of the file.
     pub fn part(&self, part: u32, bytes: &mut [u8]) -> Result<()> {
@@ -41,7 +41,7 @@ impl Reads {
             .div_ceil(self.readers.max(1))
             .next_multiple_of(4096);
         let read = |at: u64, bytes: &mut [u8]| match (&self.file, self.source) {
-            (Some(file), Source::File) => file.read(at, bytes),
+            (Some(file), MatrixSource::File) => file.read(at, bytes),
             _ => self.data.store.read_at(at, bytes),
         };
         if bytes.len() <= share {
@@ -64,41 +64,41 @@ impl Reads {
 }
 
 #[derive(Default)]
-struct Slot {
+struct ReadSlot {
     batch: u64,
     part: u32,
     bytes: Vec<u8>,
     /// The read that is under way.
-    reading: Option<mpsc::Receiver<Done>>,
+    reading: Option<mpsc::Receiver<CompletedRead>>,
     product: Option<Result<Vec<f32>>>,
 }
 
 pub(super) struct CpuEngine {
-    data: Arc<Data>,
+    data: Arc<MatrixData>,
     /// All matrices, where none is read.
     resident: Option<Vec<Vec<u8>>>,
-    requests: Option<mpsc::Sender<Request>>,
+    requests: Option<mpsc::Sender<MatrixRequest>>,
     reader: Option<JoinHandle<()>>,
-    slots: Vec<Slot>,
+    slots: Vec<ReadSlot>,
     x: Vec<f32>,
     /// The joined products.
     y: Vec<f32>,
     limit: Duration,
     begin: Instant,
-    trace: Trace,
+    trace: PipelineTrace,
 }
 
 impl CpuEngine {
     /// # Errors
     /// Without threads.
-    pub fn new(reads: Reads, limit: Duration) -> Result<Self> {
+    pub fn new(reads: MatrixReads, limit: Duration) -> Result<Self> {
         let data = Arc::clone(&reads.data);
         let shape = data.shape;
-        let resident = (reads.source == Source::Resident)
+        let resident = (reads.source == MatrixSource::Resident)
             .then(|| (0..shape.parts).map(|part| data.part(part)).collect());
-        let (requests, asked) = mpsc::channel::<Request>();
+        let (requests, asked) = mpsc::channel::<MatrixRequest>();
         let serve = move || {
-            for Request {
+            for MatrixRequest {
                 part,
                 mut bytes,
                 done,
@@ -108,7 +108,7 @@ impl CpuEngine {
                 let read = reads.part(part, &mut bytes);
                 let end = Instant::now();
                 // Who asked may have gone.
-                let _ = done.send(Done {
+                let _ = done.send(CompletedRead {
                     bytes,
                     begin,
                     end,
@@ -120,9 +120,9 @@ impl CpuEngine {
             .name("pipeline-reader".to_owned())
             .spawn(serve);
         let call = "starting a thread that reads";
-        let slot = |_| Slot {
+        let slot = |_| ReadSlot {
             bytes: vec![0; shape.part_bytes() as usize],
-            ..Slot::default()
+            ..ReadSlot::default()
         };
         Ok(Self {
             x: data.x.clone(),
@@ -134,7 +134,7 @@ impl CpuEngine {
             reader: Some(reader.map_err(|source| Error::System { call, source })?),
             limit,
             begin: Instant::now(),
-            trace: Trace::default(),
+            trace: PipelineTrace::default(),
         })
     }
 
@@ -149,8 +149,8 @@ impl CpuEngine {
         };
         let done = reading.recv_timeout(self.limit);
         let done = done.map_err(|_| late(self.limit))?;
-        let span = Span {
-            work: Work::Read,
+        let span = WorkSpan {
+            work: SpanWork::Read,
             batch: self.slots[slot].batch,
             slot: slot as u32,
             begin_us: self.us(done.begin),
@@ -176,8 +176,8 @@ impl CpuEngine {
         for (x, y) in vectors.zip(y.chunks_mut(rows)) {
             matrix::product(shape.stored, bytes, x, y);
         }
-        let span = Span {
-            work: Work::Compute,
+        let span = WorkSpan {
+            work: SpanWork::Compute,
             batch: of.batch,
             slot: slot as u32,
             begin_us: self.us(begin),
@@ -201,7 +201,7 @@ pub(super) fn late(limit: Duration) -> Error {
     }
 }
 
-impl Engine for CpuEngine {
+impl PipelineEngine for CpuEngine {
     fn is_ahead(&self) -> bool {
         false
     }
@@ -234,7 +234,7 @@ impl Engine for CpuEngine {
         let sent = self
             .requests
             .as_ref()
-            .map(|requests| requests.send(Request { part, bytes, done }));
+            .map(|requests| requests.send(MatrixRequest { part, bytes, done }));
         match sent {
             Some(Ok(())) => Ok(()),
             _ => Err(Error::internal("the thread that reads has ended")),
@@ -265,7 +265,7 @@ impl Engine for CpuEngine {
         Ok(self.x.clone())
     }
 
-    fn trace(&mut self) -> Trace {
+    fn trace(&mut self) -> PipelineTrace {
         std::mem::take(&mut self.trace)
     }
 }

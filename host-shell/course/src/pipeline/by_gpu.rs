@@ -2,13 +2,15 @@
 // UNSAFETY: launches kernels and copies over this module's own memory.
 #![allow(unsafe_code)]
 
-use super::by_cpu::{Reads, late};
-use super::engine::{Engine, Source};
-use super::trace::{Span, Trace, Work};
+use super::by_cpu::{MatrixReads, late};
+use super::engine::{MatrixSource, PipelineEngine};
+use super::trace::{PipelineTrace, SpanWork, WorkSpan};
 use nvme_compute_kernel::{BLOCK_THREADS, Gemv, PTX, RmsNorm, kernel};
-use nvme_host::cuda::{DeviceMemory, Event, Function, Gpu, Module, Pending, Registered, Stream};
+use nvme_host::cuda::{
+    DeviceMemory, Gpu, KernelFunction, Module, PendingRows, RegisteredMemory, Stream, StreamEvent,
+};
 use nvme_host::store::status;
-use nvme_host::{Error, Pages, Result};
+use nvme_host::{DmaPages, Error, Result};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -20,14 +22,14 @@ const NAP: Duration = Duration::from_micros(20);
 const SPINS: u32 = 2000;
 
 /// Pinned memory of the host.
-struct Pinned {
-    pages: Arc<Pages>,
-    registered: Registered,
+struct PinnedMemory {
+    pages: Arc<DmaPages>,
+    registered: RegisteredMemory,
 }
 
-impl Pinned {
+impl PinnedMemory {
     fn new(gpu: &Arc<Gpu>, bytes: usize) -> Result<Self> {
-        let (pages, registered) = Registered::pinned(gpu, bytes.max(1))?;
+        let (pages, registered) = RegisteredMemory::pinned(gpu, bytes.max(1))?;
         Ok(Self { pages, registered })
     }
 
@@ -39,44 +41,44 @@ impl Pinned {
     }
 }
 
-struct Slot {
+struct BatchSlot {
     batch: u64,
     part: u32,
     weights: Option<DeviceMemory>,
     /// Pinned buffer that the host reads into.
-    staging: Option<Pinned>,
+    staging: Option<PinnedMemory>,
     /// Pinned buffer for the product, unless products are joined.
-    product: Option<Pinned>,
+    product: Option<PinnedMemory>,
     /// Begin and end of the read in its stream, and when the host began with it.
-    read: Option<(Event, Event)>,
+    read: Option<(StreamEvent, StreamEvent)>,
     host_us: Option<f64>,
     /// Begin and end of the product.
-    multiplied: Option<(Event, Event)>,
-    pending: Option<Pending>,
+    multiplied: Option<(StreamEvent, StreamEvent)>,
+    pending: Option<PendingRows>,
     failure: Option<Error>,
 }
 
 pub(super) struct GpuEngine {
     gpu: Arc<Gpu>,
-    reads: Reads,
+    reads: MatrixReads,
     module: Module,
-    gemv: Function,
-    norm: Function,
+    gemv: KernelFunction,
+    norm: KernelFunction,
     reading: Stream,
     multiplying: Stream,
     /// Matrices in GPU memory, or in pinned memory, where none is read.
     resident: Vec<DeviceMemory>,
-    pinned: Vec<Pinned>,
-    slots: Vec<Slot>,
+    pinned: Vec<PinnedMemory>,
+    slots: Vec<BatchSlot>,
     x: DeviceMemory,
     ones: DeviceMemory,
     /// The joined products.
     y: DeviceMemory,
     limit: Duration,
     /// A moment that has passed, and its time: times of events are counted from there.
-    anchor: (Event, f64),
+    anchor: (StreamEvent, f64),
     begin: Instant,
-    trace: Trace,
+    trace: PipelineTrace,
 }
 
 impl GpuEngine {
@@ -84,7 +86,7 @@ impl GpuEngine {
     ///
     /// # Errors
     /// Without a GPU, or memory.
-    pub fn new(reads: Reads, limit: Duration) -> Result<Self> {
+    pub fn new(reads: MatrixReads, limit: Duration) -> Result<Self> {
         let data = Arc::clone(&reads.data);
         let (store, shape) = (&data.store, data.shape);
         let gpu = store.gpu().ok_or_else(|| {
@@ -96,13 +98,13 @@ impl GpuEngine {
         let vectors = shape.vectors as usize;
         let (source, is_joined) = (reads.source, shape.joined);
         let all = shape.product_rows() as usize * vectors;
-        let slot = |_| -> Result<Slot> {
-            let is_read = source != Source::Resident;
-            let is_staged = matches!(source, Source::Threads | Source::File);
+        let slot = |_| -> Result<BatchSlot> {
+            let is_read = source != MatrixSource::Resident;
+            let is_staged = matches!(source, MatrixSource::Threads | MatrixSource::File);
             let weights = is_read.then(|| DeviceMemory::new(gpu, bytes));
-            let staging = is_staged.then(|| Pinned::new(gpu, bytes));
-            let product = (!is_joined).then(|| Pinned::new(gpu, all * 4));
-            Ok(Slot {
+            let staging = is_staged.then(|| PinnedMemory::new(gpu, bytes));
+            let product = (!is_joined).then(|| PinnedMemory::new(gpu, all * 4));
+            Ok(BatchSlot {
                 batch: 0,
                 part: 0,
                 weights: weights.transpose()?,
@@ -118,13 +120,13 @@ impl GpuEngine {
         let (mut resident, mut pinned) = (Vec::new(), Vec::new());
         for part in 0..shape.parts {
             match source {
-                Source::Resident => {
+                MatrixSource::Resident => {
                     let memory = DeviceMemory::new(gpu, bytes)?;
                     memory.upload(0, &data.part(part))?;
                     resident.push(memory);
                 }
-                Source::Pinned => {
-                    let mut memory = Pinned::new(gpu, bytes)?;
+                MatrixSource::Pinned => {
+                    let mut memory = PinnedMemory::new(gpu, bytes)?;
                     let from = data.part(part);
                     memory.bytes(from.len()).copy_from_slice(&from);
                     pinned.push(memory);
@@ -135,7 +137,7 @@ impl GpuEngine {
         let module = Module::load(gpu, PTX.as_bytes())?;
         let reading = Stream::new(gpu)?;
         let begin = Instant::now();
-        let anchor = Event::record(&reading)?;
+        let anchor = StreamEvent::record(&reading)?;
         let mut engine = Self {
             gemv: module.function(kernel::GEMV)?,
             norm: module.function(kernel::RMS_NORM)?,
@@ -153,7 +155,7 @@ impl GpuEngine {
             reads,
             limit,
             begin,
-            trace: Trace::default(),
+            trace: PipelineTrace::default(),
         };
         engine
             .ones
@@ -163,7 +165,7 @@ impl GpuEngine {
     }
 
     /// Waits for `event`.
-    fn wait(&self, event: &Event) -> Result<()> {
+    fn wait(&self, event: &StreamEvent) -> Result<()> {
         let (begin, mut looks) = (Instant::now(), 0u32);
         while !event.is_done()? {
             if begin.elapsed() > self.limit {
@@ -179,7 +181,7 @@ impl GpuEngine {
     }
 
     /// Returns the time in microseconds of `event`, which has occurred.
-    fn us(&self, event: &Event) -> Result<f64> {
+    fn us(&self, event: &StreamEvent) -> Result<f64> {
         Ok(self.anchor.1 + event.seconds_since(&self.anchor.0)? * 1e6)
     }
 
@@ -191,7 +193,7 @@ impl GpuEngine {
         }
         let bytes = self.reads.data.shape.part_bytes() as usize;
         self.slots[slot].host_us = Some(self.begin.elapsed().as_secs_f64() * 1e6);
-        let Slot {
+        let BatchSlot {
             staging: Some(staging),
             weights: Some(weights),
             ..
@@ -203,13 +205,13 @@ impl GpuEngine {
         let from = staging.bytes(bytes);
         let read = self.reads.part(part, from);
         let from = from.as_ptr();
-        let first = Event::record(&self.reading)?;
+        let first = StreamEvent::record(&self.reading)?;
         match read {
             // SAFETY: memory of the slot, which stays until its copy has ended.
             Ok(()) => unsafe { self.reading.copy_in(to, from, bytes)? },
             Err(error) => self.slots[slot].failure = Some(error),
         }
-        self.slots[slot].read = Some((first, Event::record(&self.reading)?));
+        self.slots[slot].read = Some((first, StreamEvent::record(&self.reading)?));
         Ok(())
     }
 
@@ -220,7 +222,7 @@ impl GpuEngine {
         let mut spans = Vec::new();
         let batch = of.batch;
         let mut span = |work, begin_us, end_us| {
-            spans.push(Span {
+            spans.push(WorkSpan {
                 work,
                 batch,
                 slot: slot as u32,
@@ -233,10 +235,10 @@ impl GpuEngine {
                 Some(us) => us,
                 None => self.us(first)?,
             };
-            span(Work::Read, begin_us, self.us(last)?);
+            span(SpanWork::Read, begin_us, self.us(last)?);
         }
         if let Some((first, last)) = multiplied {
-            span(Work::Compute, self.us(&first)?, self.us(&last)?);
+            span(SpanWork::Compute, self.us(&first)?, self.us(&last)?);
             // Times from here on: those of events are single floats of milliseconds.
             let us = self.us(&first)?;
             self.anchor = (first, us);
@@ -262,7 +264,7 @@ fn numbers_of(bytes: &[u8]) -> Vec<f32> {
     words.map(|word| f32::from_le_bytes(*word)).collect()
 }
 
-impl Engine for GpuEngine {
+impl PipelineEngine for GpuEngine {
     fn is_ahead(&self) -> bool {
         true
     }
@@ -288,11 +290,11 @@ impl Engine for GpuEngine {
         let (reads, shape) = (&self.reads, self.reads.data.shape);
         let to = of.weights.as_ref().map_or(0, DeviceMemory::address);
         match reads.source {
-            Source::Resident => return Ok(()),
-            Source::Threads | Source::File => return self.read_by_host(at, part),
-            Source::Gpu | Source::Pinned => {}
+            MatrixSource::Resident => return Ok(()),
+            MatrixSource::Threads | MatrixSource::File => return self.read_by_host(at, part),
+            MatrixSource::Gpu | MatrixSource::Pinned => {}
         }
-        let first = Event::record(&self.reading)?;
+        let first = StreamEvent::record(&self.reading)?;
         // SAFETY: memory of the slot, whose last product has been taken; it stays valid until its read has
         // ended.
         unsafe {
@@ -308,7 +310,7 @@ impl Engine for GpuEngine {
                 }
             }
         }
-        of.read = Some((first, Event::record(&self.reading)?));
+        of.read = Some((first, StreamEvent::record(&self.reading)?));
         Ok(())
     }
 
@@ -339,14 +341,14 @@ impl Engine for GpuEngine {
             stored: shape.stored as u32,
             adds: 0,
         };
-        let begin = Event::record(&self.multiplying)?;
+        let begin = StreamEvent::record(&self.multiplying)?;
         let blocks = shape.rows.div_ceil(BLOCK_THREADS / 32).clamp(1, BLOCKS);
         // SAFETY: the kernel takes one `Gemv`; memory of this engine, which waits for the stream before it is freed.
         unsafe {
             let module = &self.module;
             module.launch(&self.multiplying, self.gemv, blocks, BLOCK_THREADS, &gemv)?;
         }
-        of.multiplied = Some((begin, Event::record(&self.multiplying)?));
+        of.multiplied = Some((begin, StreamEvent::record(&self.multiplying)?));
         Ok(())
     }
 
@@ -396,7 +398,7 @@ impl Engine for GpuEngine {
         Ok(numbers_of(&bytes))
     }
 
-    fn trace(&mut self) -> Trace {
+    fn trace(&mut self) -> PipelineTrace {
         std::mem::take(&mut self.trace)
     }
 }
@@ -405,7 +407,7 @@ impl Engine for GpuEngine {
 ///
 /// # Errors
 /// The error of the first part that was not read.
-fn failed_of(pending: &Pending, limit: Duration) -> Result<()> {
+fn failed_of(pending: &PendingRows, limit: Duration) -> Result<()> {
     let Some((part, code)) = pending.wait(limit)?.failures.first else {
         return Ok(());
     };

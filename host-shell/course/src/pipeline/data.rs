@@ -1,6 +1,6 @@
 //! The matrices and vectors of a job, on a drive or in a file, and the expected results of their products.
 
-use super::{Job, PAGE, Shape};
+use super::{PAGE, PipelineJob, PipelineShape};
 use nvme_compute::random_weights;
 use nvme_compute_kernel::reference;
 use nvme_host::{Error, Result, Store};
@@ -12,20 +12,20 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 /// Generator of the contents of batches.
-pub(super) struct Data {
+pub(super) struct MatrixData {
     pub store: Arc<Store>,
-    pub shape: Shape,
+    pub shape: PipelineShape,
     seed: u64,
     /// The vectors as they are on the drive.
     pub x: Vec<f32>,
 }
 
-impl Data {
+impl MatrixData {
     /// Writes matrices and vectors to the store's begin, unless it holds them.
     ///
     /// # Errors
     /// [`Error::Usage`] for a store that is too short; those of writes.
-    pub fn new(store: &Arc<Store>, job: &Job) -> Result<Self> {
+    pub fn new(store: &Arc<Store>, job: &PipelineJob) -> Result<Self> {
         let shape = job.shape;
         if shape.bytes() > store.len() {
             return Err(Error::usage(
@@ -103,7 +103,7 @@ impl Data {
     }
 
     /// Computes the vectors after `times` products with all matrices, as
-    /// [`feed_back`](super::engine::Engine::feed_back) has them.
+    /// [`feed_back`](super::engine::PipelineEngine::feed_back) has them.
     pub fn iterated(&self, times: u64) -> Vec<f64> {
         let columns = self.shape.columns as usize;
         let mut x = self.vectors();
@@ -158,11 +158,11 @@ impl Data {
     ///
     /// # Errors
     /// [`Error::File`].
-    pub fn file(&self, path: &Path) -> Result<Arc<Made>> {
+    pub fn file(&self, path: &Path) -> Result<Arc<TemporaryFile>> {
         let failed = |what: &'static str| Error::file(what, path);
         let mut options = File::options();
         let file = options.read(true).write(true).create_new(true).open(path);
-        let made = Made {
+        let made = TemporaryFile {
             file: file.map_err(failed("create"))?,
             path: path.to_owned(),
         };
@@ -175,12 +175,12 @@ impl Data {
 }
 
 /// A file that is removed at the end.
-pub(super) struct Made {
+pub(super) struct TemporaryFile {
     pub file: File,
     path: PathBuf,
 }
 
-impl Made {
+impl TemporaryFile {
     /// Reads `bytes` from `at` on.
     pub fn read(&self, at: u64, bytes: &mut [u8]) -> Result<()> {
         let read = self.file.read_exact_at(bytes, at);
@@ -188,7 +188,7 @@ impl Made {
     }
 }
 
-impl Drop for Made {
+impl Drop for TemporaryFile {
     fn drop(&mut self) {
         // It is of no use to anything else; where it stays, it can be seen.
         let _ = std::fs::remove_file(&self.path);

@@ -1,11 +1,11 @@
 //! Interface of the engines that read and multiply: the CPU, or a GPU.
 
-use super::trace::Trace;
+use super::trace::PipelineTrace;
 use nvme_host::Result;
 
 /// Source of the matrices.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Source {
+pub enum MatrixSource {
     /// The drive, by reads that the GPU submits.
     Gpu,
     /// The drive, by reads of threads of the CPU, and a copy where a GPU multiplies.
@@ -18,7 +18,7 @@ pub enum Source {
     Resident,
 }
 
-impl Source {
+impl MatrixSource {
     /// As reports have it.
     pub fn name(self) -> &'static str {
         match self {
@@ -33,7 +33,7 @@ impl Source {
 
 /// Reads matrices into buffers and multiplies them. A batch is one matrix in one buffer: it is read, multiplied and
 /// taken, in this order, and its buffer is used by no other batch meanwhile.
-pub(super) trait Engine {
+pub(super) trait PipelineEngine {
     /// True if [`multiply`](Self::multiply) returns before the product is computed.
     fn is_ahead(&self) -> bool;
 
@@ -60,5 +60,5 @@ pub(super) trait Engine {
     fn vectors(&mut self) -> Result<Vec<f32>>;
 
     /// Returns the spans since the last call.
-    fn trace(&mut self) -> Trace;
+    fn trace(&mut self) -> PipelineTrace;
 }

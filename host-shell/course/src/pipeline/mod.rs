@@ -1,8 +1,8 @@
 //! Pipelines: matrices come from a drive, batch after batch, and are multiplied with vectors, by a GPU or by
 //! the CPU.
 //!
-//! - [`Name`]: the five of them. [`Job`]: sizes and durations. [`run`]: runs one of them; [`Report`]: its
-//!   results.
+//! - [`PipelineName`]: the five of them. [`PipelineJob`]: sizes and durations. [`run`]: runs one of them;
+//!   [`PipelineReport`]: its results.
 //! - [`trace`]: spans of reads and products, and their overlap.
 //!
 //! Each product is compared with one that the CPU computes in `f64` from the same weights, which do not come
@@ -20,9 +20,9 @@ mod runs;
 mod tests;
 pub mod trace;
 
-pub use engine::Source;
-pub use names::Name;
-pub use runs::{Continuous, Report, Way, run};
+pub use engine::MatrixSource;
+pub use names::PipelineName;
+pub use runs::{ContinuousRun, PipelineReport, SourceRuns, run};
 
 use nvme_formats::{Stored, UNIT};
 use nvme_host::{Error, Result};
@@ -35,7 +35,7 @@ const PAGE: u64 = 4096;
 
 /// Sizes of the matrices and vectors.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Shape {
+pub struct PipelineShape {
     /// Format of the matrices.
     pub stored: Stored,
     /// Rows of a matrix.
@@ -52,7 +52,7 @@ pub struct Shape {
     pub joined: bool,
 }
 
-impl Shape {
+impl PipelineShape {
     /// # Errors
     /// [`Error::Usage`] for sizes that are zero or no whole blocks of the format, and past 4 GiB a matrix.
     fn check(&self) -> Result<()> {
@@ -137,11 +137,11 @@ impl Shape {
 
 /// A pipeline to run.
 #[derive(Clone, Debug)]
-pub struct Job {
+pub struct PipelineJob {
     /// Pipeline to run.
-    pub name: Name,
+    pub name: PipelineName,
     /// Its sizes.
-    pub shape: Shape,
+    pub shape: PipelineShape,
     /// Batches of a run; of an iterative computation how often the product is fed back.
     pub batches: u64,
     /// Runs of each source; the median counts.

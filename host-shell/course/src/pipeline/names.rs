@@ -2,7 +2,7 @@
 
 /// A pipeline.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Name {
+pub enum PipelineName {
     /// A matrix and the vectors come from the drive and are multiplied.
     DirectNvmeToMatMul,
     /// Batches: some are read while others are multiplied.
@@ -15,7 +15,7 @@ pub enum Name {
     ContinuousProcessing,
 }
 
-impl Name {
+impl PipelineName {
     /// All.
     pub const ALL: [Self; 5] = [
         Self::DirectNvmeToMatMul,

@@ -1,11 +1,11 @@
 //! The pipelines, and their results.
 
-use super::batches::{self, Batch, Steps};
-use super::by_cpu::{CpuEngine, Reads};
-use super::data::Data;
-use super::engine::{Engine, Source};
-use super::trace::{Overlap, Trace};
-use super::{Job, Name};
+use super::batches::{self, BatchCallbacks, PipelineBatch};
+use super::by_cpu::{CpuEngine, MatrixReads};
+use super::data::MatrixData;
+use super::engine::{MatrixSource, PipelineEngine};
+use super::trace::{PipelineTrace, WorkOverlap};
+use super::{PipelineJob, PipelineName};
 use hdrhistogram::Histogram;
 use nvme_host::{Error, Result, Store};
 use std::sync::Arc;
@@ -20,9 +20,9 @@ const AGAIN: Duration = Duration::from_millis(20);
 
 /// The runs of one source.
 #[derive(Clone, Debug)]
-pub struct Way {
+pub struct SourceRuns {
     /// Source of the matrices.
-    pub source: Source,
+    pub source: MatrixSource,
     /// Seconds of each run.
     pub seconds: Vec<f64>,
     /// Batches of a run.
@@ -32,12 +32,12 @@ pub struct Way {
     /// Operations of a run.
     pub operations: f64,
     /// Overlap of reads and products in the last run.
-    pub overlap: Overlap,
+    pub overlap: WorkOverlap,
 }
 
 /// Latencies and failures of a continuous pipeline.
 #[derive(Clone, Debug)]
-pub struct Continuous {
+pub struct ContinuousRun {
     /// Nanoseconds of each batch from the start of its read to the end of its product.
     pub latencies_ns: Histogram<u64>,
     /// Batches that failed, and were there after all.
@@ -54,13 +54,13 @@ pub struct Continuous {
 
 /// Results of a pipeline. Every product was compared.
 #[derive(Clone, Debug)]
-pub struct Report {
+pub struct PipelineReport {
     /// One for each source.
-    pub ways: Vec<Way>,
+    pub ways: Vec<SourceRuns>,
     /// Latencies and failures, for a continuous pipeline.
-    pub continuous: Option<Continuous>,
+    pub continuous: Option<ContinuousRun>,
     /// Spans of the last run, of the first source.
-    pub trace: Trace,
+    pub trace: PipelineTrace,
 }
 
 /// Progress callback: batches so far, batches in all, and seconds of the run. Its errors end the pipeline, but
@@ -71,27 +71,31 @@ pub type Progress<'p> = dyn FnMut(u64, u64, f64) -> Result<()> + 'p;
 ///
 /// # Errors
 /// [`Error::Usage`] for sizes that cannot be; reads that failed; [`Error::Mismatch`] for a product that is wrong.
-pub fn run(store: &Arc<Store>, job: &Job, progress: &mut Progress<'_>) -> Result<Report> {
+pub fn run(
+    store: &Arc<Store>,
+    job: &PipelineJob,
+    progress: &mut Progress<'_>,
+) -> Result<PipelineReport> {
     job.shape.check()?;
-    let rig = Rig {
-        data: Arc::new(Data::new(store, job)?),
+    let rig = PipelineFixture {
+        data: Arc::new(MatrixData::new(store, job)?),
         job,
     };
     match job.name {
-        Name::DirectNvmeToMatMul => rig.direct(progress),
-        Name::StreamedBatchProcessing => rig.sources(&[rig.best()], progress),
-        Name::IterativeComputation => rig.iterative(progress),
-        Name::DataSourceComparison => rig.sources(&rig.all(), progress),
-        Name::ContinuousProcessing => rig.continuous(progress),
+        PipelineName::DirectNvmeToMatMul => rig.direct(progress),
+        PipelineName::StreamedBatchProcessing => rig.sources(&[rig.best()], progress),
+        PipelineName::IterativeComputation => rig.iterative(progress),
+        PipelineName::DataSourceComparison => rig.sources(&rig.all(), progress),
+        PipelineName::ContinuousProcessing => rig.continuous(progress),
     }
 }
 
-struct Rig<'j> {
-    data: Arc<Data>,
-    job: &'j Job,
+struct PipelineFixture<'j> {
+    data: Arc<MatrixData>,
+    job: &'j PipelineJob,
 }
 
-impl Rig<'_> {
+impl PipelineFixture<'_> {
     fn has_gpu(&self) -> bool {
         #[cfg(feature = "cuda")]
         return self.data.store.gpu().is_some();
@@ -100,31 +104,35 @@ impl Rig<'_> {
     }
 
     /// Returns the way that this library is for.
-    fn best(&self) -> Source {
+    fn best(&self) -> MatrixSource {
         match self.has_gpu() {
-            true => Source::Gpu,
-            false => Source::Threads,
+            true => MatrixSource::Gpu,
+            false => MatrixSource::Threads,
         }
     }
 
-    fn all(&self) -> Vec<Source> {
-        let mut all = vec![Source::Threads];
+    fn all(&self) -> Vec<MatrixSource> {
+        let mut all = vec![MatrixSource::Threads];
         if self.has_gpu() {
-            all = vec![Source::Gpu, Source::Threads, Source::Pinned];
+            all = vec![
+                MatrixSource::Gpu,
+                MatrixSource::Threads,
+                MatrixSource::Pinned,
+            ];
         }
         if self.job.file.is_some() {
-            all.push(Source::File);
+            all.push(MatrixSource::File);
         }
-        all.push(Source::Resident);
+        all.push(MatrixSource::Resident);
         all
     }
 
-    fn engine(&self, source: Source) -> Result<Box<dyn Engine>> {
+    fn engine(&self, source: MatrixSource) -> Result<Box<dyn PipelineEngine>> {
         let file = match (&self.job.file, source) {
-            (Some(path), Source::File) => Some(self.data.file(path)?),
+            (Some(path), MatrixSource::File) => Some(self.data.file(path)?),
             _ => None,
         };
-        let reads = Reads {
+        let reads = MatrixReads {
             data: Arc::clone(&self.data),
             source,
             file,
@@ -147,28 +155,28 @@ impl Rig<'_> {
         parts.map(|part| self.data.products(part, &x)).collect()
     }
 
-    fn way(&self, source: Source, batches: u64) -> Way {
+    fn way(&self, source: MatrixSource, batches: u64) -> SourceRuns {
         let bytes = match source {
-            Source::Resident => 0,
+            MatrixSource::Resident => 0,
             _ => self.job.shape.part_bytes() * batches,
         };
-        Way {
+        SourceRuns {
             source,
             seconds: Vec::new(),
             batches,
             bytes,
             operations: self.job.shape.operations() * batches as f64,
-            overlap: Overlap::default(),
+            overlap: WorkOverlap::default(),
         }
     }
 
     /// Runs the direct pipeline: reads the vectors and a matrix from the drive, computes one product, and
     /// repeats.
-    fn direct(&self, progress: &mut Progress<'_>) -> Result<Report> {
+    fn direct(&self, progress: &mut Progress<'_>) -> Result<PipelineReport> {
         let source = self.best();
         let (mut engine, expected) = (self.engine(source)?, self.expected());
         let mut way = self.way(source, 1);
-        let mut trace = Trace::default();
+        let mut trace = PipelineTrace::default();
         let parts = u64::from(self.job.shape.parts);
         for run in 0..=self.job.runs as u64 {
             progress(run, self.job.runs as u64 + 1, 0.0)?;
@@ -188,7 +196,7 @@ impl Rig<'_> {
             }
         }
         way.overlap = trace.overlap();
-        Ok(Report {
+        Ok(PipelineReport {
             ways: vec![way],
             continuous: None,
             trace,
@@ -203,14 +211,18 @@ impl Rig<'_> {
     }
 
     /// Runs the same batches from each of `sources`, in turns.
-    fn sources(&self, sources: &[Source], progress: &mut Progress<'_>) -> Result<Report> {
+    fn sources(
+        &self,
+        sources: &[MatrixSource],
+        progress: &mut Progress<'_>,
+    ) -> Result<PipelineReport> {
         let (expected, batches) = (self.expected(), self.job.batches);
-        let mut ways: Vec<(Way, Box<dyn Engine>)> = Vec::new();
+        let mut ways: Vec<(SourceRuns, Box<dyn PipelineEngine>)> = Vec::new();
         for source in sources {
             ways.push((self.way(*source, batches), self.engine(*source)?));
         }
         let total = batches * (self.job.runs as u64 + 1) * ways.len() as u64;
-        let (mut done, mut first) = (0, Trace::default());
+        let (mut done, mut first) = (0, PipelineTrace::default());
         for run in 0..=self.job.runs {
             for (index, (way, engine)) in ways.iter_mut().enumerate() {
                 let begin = Instant::now();
@@ -219,12 +231,14 @@ impl Rig<'_> {
                     Ok(number < batches)
                 };
                 let mut products = Vec::new();
-                let mut ended = |_: &mut dyn Engine, batch: Batch, product: Result<Vec<f32>>| {
+                let mut ended = |_: &mut dyn PipelineEngine,
+                                 batch: PipelineBatch,
+                                 product: Result<Vec<f32>>| {
                     products.push((batch.part, product?));
                     Ok(())
                 };
                 let shape = (self.job.shape.buffers, self.job.shape.parts);
-                let steps = Steps {
+                let steps = BatchCallbacks {
                     more: &mut more,
                     before: &mut |_, _| Ok(()),
                     ended: &mut ended,
@@ -245,7 +259,7 @@ impl Rig<'_> {
                 }
             }
         }
-        Ok(Report {
+        Ok(PipelineReport {
             ways: ways.into_iter().map(|(way, _)| way).collect(),
             continuous: None,
             trace: first,
@@ -253,13 +267,13 @@ impl Rig<'_> {
     }
 
     /// Returns the product of all matrices, fed back.
-    fn iterative(&self, progress: &mut Progress<'_>) -> Result<Report> {
+    fn iterative(&self, progress: &mut Progress<'_>) -> Result<PipelineReport> {
         let (source, shape) = (self.best(), self.job.shape);
         let mut engine = self.engine(source)?;
         let expected = self.data.iterated(self.job.batches);
         let parts = u64::from(shape.parts);
         let mut way = self.way(source, self.job.batches * parts);
-        let mut trace = Trace::default();
+        let mut trace = PipelineTrace::default();
         for run in 0..=self.job.runs {
             engine.set_vectors(&self.data.x)?;
             let begin = Instant::now();
@@ -270,11 +284,12 @@ impl Rig<'_> {
             };
             // Reads run ahead: a batch may be read before the vectors are known that it will be multiplied
             // with.
-            let mut before = |engine: &mut dyn Engine, batch: Batch| match batch.part {
-                0 if batch.number > 0 => engine.feed_back(),
-                _ => Ok(()),
-            };
-            let steps = Steps {
+            let mut before =
+                |engine: &mut dyn PipelineEngine, batch: PipelineBatch| match batch.part {
+                    0 if batch.number > 0 => engine.feed_back(),
+                    _ => Ok(()),
+                };
+            let steps = BatchCallbacks {
                 more: &mut more,
                 before: &mut before,
                 ended: &mut |_, _, product| product.map(drop),
@@ -291,7 +306,7 @@ impl Rig<'_> {
             }
         }
         way.overlap = trace.overlap();
-        Ok(Report {
+        Ok(PipelineReport {
             ways: vec![way],
             continuous: None,
             trace,
@@ -299,11 +314,11 @@ impl Rig<'_> {
     }
 
     /// Batches for a time. One that fails is tried again, for as long as there is patience.
-    fn continuous(&self, progress: &mut Progress<'_>) -> Result<Report> {
+    fn continuous(&self, progress: &mut Progress<'_>) -> Result<PipelineReport> {
         let source = self.best();
         let (mut engine, expected) = (self.engine(source)?, self.expected());
         let latencies = Histogram::new_with_bounds(1, MOST_NS, 3);
-        let mut met = Continuous {
+        let mut met = ContinuousRun {
             latencies_ns: latencies
                 .map_err(|error| Error::internal(format!("a histogram: {error}")))?,
             failed: 0,
@@ -323,33 +338,34 @@ impl Rig<'_> {
             }
             Ok(!is_interrupted && begin.elapsed() < runtime)
         };
-        let mut trace = Trace::default();
-        let mut ended = |engine: &mut dyn Engine, batch: Batch, product: Result<Vec<f32>>| {
-            let product = match product {
-                Err(error) if is_of_the_device(&error) => {
-                    self.again(engine, batch, error, &mut met)?
-                }
-                other => other?,
+        let mut trace = PipelineTrace::default();
+        let mut ended =
+            |engine: &mut dyn PipelineEngine, batch: PipelineBatch, product: Result<Vec<f32>>| {
+                let product = match product {
+                    Err(error) if is_of_the_device(&error) => {
+                        self.again(engine, batch, error, &mut met)?
+                    }
+                    other => other?,
+                };
+                self.check(batch.part, &product, &expected)?;
+                let spans = engine.trace();
+                let began = spans
+                    .spans
+                    .iter()
+                    .map(|span| span.begin_us)
+                    .fold(f64::MAX, f64::min);
+                let over = spans
+                    .spans
+                    .iter()
+                    .map(|span| span.end_us)
+                    .fold(0.0, f64::max);
+                met.latencies_ns
+                    .saturating_record(((over - began).max(0.0) * 1e3) as u64);
+                spans.spans.into_iter().for_each(|span| trace.note(span));
+                Ok(())
             };
-            self.check(batch.part, &product, &expected)?;
-            let spans = engine.trace();
-            let began = spans
-                .spans
-                .iter()
-                .map(|span| span.begin_us)
-                .fold(f64::MAX, f64::min);
-            let over = spans
-                .spans
-                .iter()
-                .map(|span| span.end_us)
-                .fold(0.0, f64::max);
-            met.latencies_ns
-                .saturating_record(((over - began).max(0.0) * 1e3) as u64);
-            spans.spans.into_iter().for_each(|span| trace.note(span));
-            Ok(())
-        };
         let shape = (self.job.shape.buffers, self.job.shape.parts);
-        let steps = Steps {
+        let steps = BatchCallbacks {
             more: &mut more,
             before: &mut |_, _| Ok(()),
             ended: &mut ended,
@@ -360,7 +376,7 @@ impl Rig<'_> {
         let mut way = self.way(source, batches);
         way.seconds.push(took);
         way.overlap = trace.overlap();
-        Ok(Report {
+        Ok(PipelineReport {
             ways: vec![way],
             continuous: Some(met),
             trace,
@@ -370,10 +386,10 @@ impl Rig<'_> {
     /// Returns the product of a batch that failed with `error`, or the last failure when patience is over.
     fn again(
         &self,
-        engine: &mut dyn Engine,
-        batch: Batch,
+        engine: &mut dyn PipelineEngine,
+        batch: PipelineBatch,
         error: Error,
-        met: &mut Continuous,
+        met: &mut ContinuousRun,
     ) -> Result<Vec<f32>> {
         let begin = Instant::now();
         let mut last = error;

@@ -1,14 +1,14 @@
 //! Tests of the pipelines by the CPU, over the simulator.
 
-use super::trace::Work;
-use super::{Job, Name, Report, Shape, Source, run};
+use super::trace::SpanWork;
+use super::{MatrixSource, PipelineJob, PipelineName, PipelineReport, PipelineShape, run};
 use nvme_formats::Stored;
 use nvme_host::{Error, Result, Store, StoreOptions};
 use std::sync::Arc;
 use std::time::Duration;
 
-fn shape() -> Shape {
-    Shape {
+fn shape() -> PipelineShape {
+    PipelineShape {
         stored: Stored::Q8_0,
         rows: 48,
         columns: 96,
@@ -19,11 +19,11 @@ fn shape() -> Shape {
     }
 }
 
-fn job(name: Name) -> Job {
-    Job {
+fn job(name: PipelineName) -> PipelineJob {
+    PipelineJob {
         name,
-        shape: Shape {
-            joined: name == Name::IterativeComputation,
+        shape: PipelineShape {
+            joined: name == PipelineName::IterativeComputation,
             ..shape()
         },
         batches: 7,
@@ -52,23 +52,23 @@ fn store(options: &str) -> Arc<Store> {
     Arc::new(Store::open(&device, &options).unwrap())
 }
 
-fn ran(job: &Job, device: &str) -> Result<Report> {
+fn ran(job: &PipelineJob, device: &str) -> Result<PipelineReport> {
     run(&store(device), job, &mut |_, _, _| Ok(()))
 }
 
 #[test]
 fn every_pipeline_runs_on_the_cpu_and_says_what_took_place() {
-    for name in Name::ALL {
+    for name in PipelineName::ALL {
         let report = ran(&job(name), "").unwrap();
         let batches = match name {
-            Name::DirectNvmeToMatMul => 1,
-            Name::IterativeComputation => 14,
-            Name::ContinuousProcessing => report.ways[0].batches,
+            PipelineName::DirectNvmeToMatMul => 1,
+            PipelineName::IterativeComputation => 14,
+            PipelineName::ContinuousProcessing => report.ways[0].batches,
             _ => 7,
         };
         for way in &report.ways {
             assert_eq!(way.batches, batches, "{name:?}");
-            let runs = if name == Name::ContinuousProcessing {
+            let runs = if name == PipelineName::ContinuousProcessing {
                 1
             } else {
                 2
@@ -86,13 +86,13 @@ fn every_pipeline_runs_on_the_cpu_and_says_what_took_place() {
                 .count() as u64
         };
         assert_eq!(
-            (spans(Work::Read), spans(Work::Compute)),
+            (spans(SpanWork::Read), spans(SpanWork::Compute)),
             (batches, batches),
             "{name:?}"
         );
         assert_eq!(
             report.continuous.is_some(),
-            name == Name::ContinuousProcessing
+            name == PipelineName::ContinuousProcessing
         );
         if let Some(met) = &report.continuous {
             assert_eq!((met.latencies_ns.len(), met.failed), (batches, 0));
@@ -103,11 +103,18 @@ fn every_pipeline_runs_on_the_cpu_and_says_what_took_place() {
 #[test]
 fn sources_are_compared_on_the_same_batches() {
     let path = std::env::temp_dir().join(format!("nvme-pipeline-{}", std::process::id()));
-    let mut job = job(Name::DataSourceComparison);
+    let mut job = job(PipelineName::DataSourceComparison);
     job.file = Some(path.clone());
     let report = ran(&job, "").unwrap();
-    let sources: Vec<Source> = report.ways.iter().map(|way| way.source).collect();
-    assert_eq!(sources, [Source::Threads, Source::File, Source::Resident]);
+    let sources: Vec<MatrixSource> = report.ways.iter().map(|way| way.source).collect();
+    assert_eq!(
+        sources,
+        [
+            MatrixSource::Threads,
+            MatrixSource::File,
+            MatrixSource::Resident
+        ]
+    );
     let bytes: Vec<u64> = report.ways.iter().map(|way| way.bytes).collect();
     assert_eq!(bytes, [48 * 102 * 7, 48 * 102 * 7, 0]);
     assert!(!path.exists());
@@ -120,8 +127,8 @@ fn sources_are_compared_on_the_same_batches() {
 #[test]
 fn a_drive_that_holds_other_weights_is_noticed() {
     let store = store("");
-    let written = job(Name::StreamedBatchProcessing);
-    let go = |job: &Job| run(&store, job, &mut |_, _, _| Ok(()));
+    let written = job(PipelineName::StreamedBatchProcessing);
+    let go = |job: &PipelineJob| run(&store, job, &mut |_, _, _| Ok(()));
     go(&written).unwrap();
     let mut kept = written.clone();
     kept.keep = true;
@@ -131,8 +138,8 @@ fn a_drive_that_holds_other_weights_is_noticed() {
     let mut byte = [0];
     store.read_at(at, &mut byte).unwrap();
     store.write_at(at, &[byte[0] ^ 0x40]).unwrap();
-    for name in Name::ALL {
-        let other = Job {
+    for name in PipelineName::ALL {
+        let other = PipelineJob {
             keep: true,
             ..job(name)
         };
@@ -143,18 +150,18 @@ fn a_drive_that_holds_other_weights_is_noticed() {
 
 #[test]
 fn a_read_that_fails_ends_all_but_the_continuous_one() {
-    for name in Name::ALL {
+    for name in PipelineName::ALL {
         let mut job = job(name);
         job.keep = false;
         // Writes are not reads: the first reads are those of the pipeline.
         let ended = ran(&job, "&fault=status:0x281@op=read,nth=2");
         match (name, ended) {
-            (Name::ContinuousProcessing, Ok(report)) => {
+            (PipelineName::ContinuousProcessing, Ok(report)) => {
                 let met = report.continuous.unwrap();
                 assert_eq!((met.failed, met.retries), (1, 1));
                 assert!(met.last_failure.unwrap().contains("Unrecovered Read Error"));
             }
-            (Name::ContinuousProcessing, Err(error)) => panic!("{error}"),
+            (PipelineName::ContinuousProcessing, Err(error)) => panic!("{error}"),
             (_, ended) => {
                 let error = ended.map(drop).unwrap_err();
                 assert!(
@@ -168,7 +175,7 @@ fn a_read_that_fails_ends_all_but_the_continuous_one() {
 
 #[test]
 fn a_device_that_stays_away_ends_the_continuous_one_with_its_error() {
-    let mut job = job(Name::ContinuousProcessing);
+    let mut job = job(PipelineName::ContinuousProcessing);
     job.patience = Duration::from_millis(200);
     let error = ran(&job, "&fault=status:0x281@op=read,nth=3-100000")
         .map(drop)
@@ -188,9 +195,13 @@ fn an_end_that_is_asked_for_is_an_error_but_for_the_continuous_one() {
         3.. => Err(Error::Interrupted),
         _ => Ok(()),
     };
-    let ended = run(&store(""), &job(Name::StreamedBatchProcessing), &mut stops);
+    let ended = run(
+        &store(""),
+        &job(PipelineName::StreamedBatchProcessing),
+        &mut stops,
+    );
     assert!(matches!(ended, Err(Error::Interrupted)));
-    let mut long = job(Name::ContinuousProcessing);
+    let mut long = job(PipelineName::ContinuousProcessing);
     long.runtime = Duration::from_secs(600);
     let report = run(&store(""), &long, &mut stops).unwrap();
     assert!(report.continuous.unwrap().is_interrupted);
@@ -199,8 +210,8 @@ fn an_end_that_is_asked_for_is_an_error_but_for_the_continuous_one() {
 
 #[test]
 fn shapes_that_cannot_be_are_refused() {
-    let refused = |change: fn(&mut Shape)| {
-        let mut job = job(Name::StreamedBatchProcessing);
+    let refused = |change: fn(&mut PipelineShape)| {
+        let mut job = job(PipelineName::StreamedBatchProcessing);
         change(&mut job.shape);
         match ran(&job, "").map(drop) {
             Err(Error::Usage { cause, .. }) => cause,

@@ -5,7 +5,7 @@ use std::fmt::Write;
 
 /// Kind of work of a span.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Work {
+pub enum SpanWork {
     /// Bytes come from the drive, or from another source.
     Read,
     /// A product.
@@ -14,9 +14,9 @@ pub enum Work {
 
 /// Work on one batch, from one moment to another in microseconds.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Span {
+pub struct WorkSpan {
     /// Kind of work.
-    pub work: Work,
+    pub work: SpanWork,
     /// The batch.
     pub batch: u64,
     /// The buffer that the batch lies in.
@@ -29,7 +29,7 @@ pub struct Span {
 
 /// Time of reads and of products, and their overlap.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct Overlap {
+pub struct WorkOverlap {
     /// Microseconds with a read under way.
     pub read_us: f64,
     /// Microseconds with a product under way.
@@ -38,7 +38,7 @@ pub struct Overlap {
     pub both_us: f64,
 }
 
-impl Overlap {
+impl WorkOverlap {
     /// Returns the share of the shorter one that took place beside the other one; 0 where one of them took no
     /// time.
     pub fn share(&self) -> f64 {
@@ -52,9 +52,9 @@ impl Overlap {
 
 /// The spans of a run, and those that found no room.
 #[derive(Clone, Debug, Default)]
-pub struct Trace {
+pub struct PipelineTrace {
     /// Spans in the order in which they were recorded.
-    pub spans: Vec<Span>,
+    pub spans: Vec<WorkSpan>,
     /// Number of spans that were left out.
     pub dropped: u64,
 }
@@ -67,9 +67,9 @@ const READS: u32 = 1;
 const PRODUCTS: u32 = 2;
 const FIRST_SLOT: u32 = 10;
 
-impl Trace {
+impl PipelineTrace {
     /// Keeps a span, if there is room.
-    pub fn note(&mut self, span: Span) {
+    pub fn note(&mut self, span: WorkSpan) {
         match self.spans.len() < MOST {
             true => self.spans.push(span),
             false => self.dropped += 1,
@@ -89,7 +89,7 @@ impl Trace {
     }
 
     /// Returns the times with work of one kind under way, in order and apart from each other.
-    fn busy(&self, work: Work) -> Vec<(f64, f64)> {
+    fn busy(&self, work: SpanWork) -> Vec<(f64, f64)> {
         let of = self.spans.iter().filter(|span| span.work == work);
         let mut all: Vec<(f64, f64)> = of.map(|span| (span.begin_us, span.end_us)).collect();
         all.sort_by(|a, b| a.0.total_cmp(&b.0));
@@ -104,8 +104,8 @@ impl Trace {
     }
 
     /// Returns the overlap of reads and products.
-    pub fn overlap(&self) -> Overlap {
-        let (reads, products) = (self.busy(Work::Read), self.busy(Work::Compute));
+    pub fn overlap(&self) -> WorkOverlap {
+        let (reads, products) = (self.busy(SpanWork::Read), self.busy(SpanWork::Compute));
         let length =
             |all: &[(f64, f64)]| all.iter().fold(0.0, |sum, (begin, end)| sum + end - begin);
         let (mut both_us, mut at) = (0.0, 0);
@@ -118,7 +118,7 @@ impl Trace {
                 .map(|product| product.1.min(*end) - product.0.max(*begin))
                 .sum::<f64>();
         }
-        Overlap {
+        WorkOverlap {
             read_us: length(&reads),
             compute_us: length(&products),
             both_us,
@@ -127,10 +127,10 @@ impl Trace {
 
     /// Returns the batches as spans of their buffers: from the start of the read, or of the product without
     /// one, to the end.
-    fn batches(&self) -> Vec<Span> {
-        let mut all: Vec<Span> = Vec::new();
+    fn batches(&self) -> Vec<WorkSpan> {
+        let mut all: Vec<WorkSpan> = Vec::new();
         for span in &self.spans {
-            let same = |other: &&mut Span| other.batch == span.batch && other.slot == span.slot;
+            let same = |other: &&mut WorkSpan| other.batch == span.batch && other.slot == span.slot;
             match all.iter_mut().rev().take(64).find(same) {
                 Some(batch) => {
                     batch.begin_us = batch.begin_us.min(span.begin_us);
@@ -167,7 +167,7 @@ impl Trace {
                 r#"{{"ph":"M","pid":1,"tid":{row},"name":"thread_name","args":{{"name":"{name}"}}}}"#
             ));
         }
-        let mut span = |row: u32, name: &str, of: &Span| {
+        let mut span = |row: u32, name: &str, of: &WorkSpan| {
             let (begin, took) = (of.begin_us, (of.end_us - of.begin_us).max(0.0));
             event(format_args!(
                 r#"{{"ph":"X","pid":1,"tid":{row},"name":"{name}","ts":{begin:.3},"dur":{took:.3},"args":{{"batch":{},"buffer":{}}}}}"#,
@@ -183,8 +183,8 @@ impl Trace {
         }
         for one in &self.spans {
             let (row, name) = match one.work {
-                Work::Read => (READS, "read"),
-                Work::Compute => (PRODUCTS, "product"),
+                SpanWork::Read => (READS, "read"),
+                SpanWork::Compute => (PRODUCTS, "product"),
             };
             span(row, name, one);
             span(FIRST_SLOT + one.slot, name, one);
@@ -210,8 +210,8 @@ fn escaped(text: &str) -> String {
 mod tests {
     use super::*;
 
-    fn span(work: Work, batch: u64, begin_us: f64, end_us: f64) -> Span {
-        Span {
+    fn span(work: SpanWork, batch: u64, begin_us: f64, end_us: f64) -> WorkSpan {
+        WorkSpan {
             work,
             batch,
             slot: (batch % 2) as u32,
@@ -220,8 +220,8 @@ mod tests {
         }
     }
 
-    fn of(spans: &[Span]) -> Trace {
-        Trace {
+    fn of(spans: &[WorkSpan]) -> PipelineTrace {
+        PipelineTrace {
             spans: spans.to_vec(),
             dropped: 0,
         }
@@ -229,7 +229,7 @@ mod tests {
 
     #[test]
     fn the_time_with_both_under_way_is_that_of_the_spans() {
-        use Work::{Compute, Read};
+        use SpanWork::{Compute, Read};
         let trace = of(&[
             span(Read, 0, 0.0, 10.0),
             span(Compute, 0, 10.0, 14.0),
@@ -249,7 +249,7 @@ mod tests {
 
     #[test]
     fn one_product_beside_many_reads_and_the_other_way_round() {
-        use Work::{Compute, Read};
+        use SpanWork::{Compute, Read};
         let many = [
             span(Read, 0, 0.0, 2.0),
             span(Read, 1, 4.0, 6.0),
@@ -257,22 +257,22 @@ mod tests {
         ];
         let trace = of(&[&many[..], &[span(Compute, 0, 1.0, 10.0)]].concat());
         assert_eq!(trace.overlap().both_us, 1.0 + 2.0 + 1.0);
-        let turned: Vec<Span> = trace
+        let turned: Vec<WorkSpan> = trace
             .spans
             .iter()
-            .map(|one| Span {
+            .map(|one| WorkSpan {
                 work: if one.work == Read { Compute } else { Read },
                 ..*one
             })
             .collect();
         assert_eq!(of(&turned).overlap().both_us, 4.0);
         assert_eq!(of(&[span(Read, 0, 0.0, 5.0)]).overlap().share(), 0.0);
-        assert_eq!(Trace::default().overlap(), Overlap::default());
+        assert_eq!(PipelineTrace::default().overlap(), WorkOverlap::default());
     }
 
     #[test]
     fn the_last_part_is_kept() {
-        use Work::{Compute, Read};
+        use SpanWork::{Compute, Read};
         let mut trace = of(&[
             span(Read, 0, 0.0, 10.0),
             span(Compute, 0, 90.0, 95.0),
@@ -285,16 +285,16 @@ mod tests {
 
     #[test]
     fn what_finds_no_room_is_counted() {
-        let mut trace = Trace::default();
+        let mut trace = PipelineTrace::default();
         for batch in 0..MOST as u64 + 3 {
-            trace.note(span(Work::Read, batch, 0.0, 1.0));
+            trace.note(span(SpanWork::Read, batch, 0.0, 1.0));
         }
         assert_eq!((trace.spans.len(), trace.dropped), (MOST, 3));
     }
 
     #[test]
     fn a_name_does_not_end_its_string() {
-        let text = of(&[span(Work::Read, 0, 1.0, 2.5)]).to_json("a \"b\" \\ \n");
+        let text = of(&[span(SpanWork::Read, 0, 1.0, 2.5)]).to_json("a \"b\" \\ \n");
         assert!(text.contains(r#""name":"a \"b\" \\  ""#), "{text}");
         assert!(text.contains(r#""ts":1.000,"dur":1.500"#), "{text}");
     }

@@ -2,7 +2,7 @@
 // UNSAFETY: calls into the library.
 #![allow(unsafe_code)]
 
-use super::code::{Code, failed};
+use super::code::{CufileCode, failed};
 use super::library::{IoEvent, Library};
 use crate::stream::PATIENCE;
 use nvme_driver::error::{Error, Result};
@@ -14,12 +14,12 @@ const WAIT: Duration = Duration::from_millis(100);
 const AFTER_TROUBLE: Duration = Duration::from_secs(2);
 
 /// A batch that was set up. Destroyed on drop, unless entries of it may still be under way.
-pub struct Batch {
+pub struct CufileBatch {
     library: Library,
     id: usize,
 }
 
-impl Batch {
+impl CufileBatch {
     pub fn new(library: Library, id: usize) -> Self {
         Self { library, id }
     }
@@ -88,9 +88,9 @@ impl Batch {
     }
 }
 
-impl Drop for Batch {
+impl Drop for CufileBatch {
     fn drop(&mut self) {
-        // SAFETY: set up by us, and none of its entries is under way: [`ends`](Batch::ends) forgets a batch
+        // SAFETY: set up by us, and none of its entries is under way: [`ends`](CufileBatch::ends) forgets a batch
         // that has one.
         unsafe { (self.library.batch_destroy)(self.id) };
     }
@@ -117,7 +117,7 @@ fn of_event(event: &IoEvent) -> Result<u64> {
     match (event.status, event.bytes as isize) {
         (COMPLETE, moved @ 0..) => Ok(moved as u64),
         (COMPLETE | 0x40, below) if below < -1 => {
-            Err(failed("cuFileBatchIO", Code(-below as i32), 0))
+            Err(failed("cuFileBatchIO", CufileCode(-below as i32), 0))
         }
         (status, _) => Err(Error::environment(
             format!("an entry of a batch of cuFile ended with state {status:#x}"),

@@ -4,9 +4,9 @@ use nvme_driver::error::Error;
 
 /// A `CUfileOpError`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Code(pub i32);
+pub struct CufileCode(pub i32);
 
-impl Code {
+impl CufileCode {
     pub const DRIVER_ALREADY_OPEN: Self = Self(5026);
 
     /// Returns the name in cufile.h without CU_FILE_, the meaning, and the remedy.
@@ -89,7 +89,7 @@ impl Code {
 }
 
 /// Returns the error of `call`; `cuda` is CUDA's error code, 0 for none.
-pub fn failed(call: &str, code: Code, cuda: i32) -> Error {
+pub fn failed(call: &str, code: CufileCode, cuda: i32) -> Error {
     let (name, what, remedy) = code.describe();
     let cuda = match cuda {
         0 => String::new(),
@@ -106,7 +106,7 @@ mod tests {
     #[test]
     fn every_number_has_a_cause_and_a_remedy() {
         for code in 5000..5050 {
-            let error = failed("cuFileRead", Code(code), 0);
+            let error = failed("cuFileRead", CufileCode(code), 0);
             assert!(error.to_string().contains(&code.to_string()), "{error}");
             assert!(!error.remedy().is_empty());
         }
@@ -117,7 +117,7 @@ mod tests {
             (5030, "INTERNAL_ERROR"),
             (5011, "CUDA error 201"),
         ] {
-            let error = failed("cuFileRead", Code(code), 201);
+            let error = failed("cuFileRead", CufileCode(code), 201);
             assert!(error.to_string().contains(word), "{error}");
         }
     }

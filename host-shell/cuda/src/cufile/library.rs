@@ -2,7 +2,7 @@
 // UNSAFETY: loads a library and makes functions of its symbols.
 #![allow(unsafe_code)]
 
-use super::code::{Code, failed};
+use super::code::{CufileCode, failed};
 use nvme_driver::error::{Error, Result};
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 use std::sync::OnceLock;
@@ -20,7 +20,7 @@ pub struct CuFileError {
 
 /// `CUfileDescr_t`.
 #[repr(C)]
-pub struct Descr {
+pub struct CufileDescr {
     pub kind: c_uint,
     pub padding: u32,
     /// Half of a union with a pointer.
@@ -28,7 +28,7 @@ pub struct Descr {
     pub rest: u32,
     pub fs_ops: *const c_void,
 }
-const _: () = assert!(size_of::<Descr>() == 24 && std::mem::offset_of!(Descr, fd) == 8);
+const _: () = assert!(size_of::<CufileDescr>() == 24 && std::mem::offset_of!(CufileDescr, fd) == 8);
 
 /// `CUfileIOParams_t`, in mode batch.
 #[derive(Clone, Copy)]
@@ -57,7 +57,7 @@ const _: () = assert!(size_of::<IoEvent>() == 24);
 
 /// The head of `CUfileDrvProps_t`, and room for the rest.
 #[repr(C)]
-pub struct Properties {
+pub struct CufileProperties {
     pub nvfs_major: c_uint,
     pub nvfs_minor: c_uint,
     pub poll_threshold: usize,
@@ -112,8 +112,8 @@ macro_rules! library {
 
 library! {
     driver_open c"cuFileDriverOpen" unsafe extern "C" fn() -> CuFileError;
-    properties c"cuFileDriverGetProperties" unsafe extern "C" fn(*mut Properties) -> CuFileError;
-    register_file c"cuFileHandleRegister" unsafe extern "C" fn(*mut usize, *mut Descr) -> CuFileError;
+    properties c"cuFileDriverGetProperties" unsafe extern "C" fn(*mut CufileProperties) -> CuFileError;
+    register_file c"cuFileHandleRegister" unsafe extern "C" fn(*mut usize, *mut CufileDescr) -> CuFileError;
     deregister_file c"cuFileHandleDeregister" unsafe extern "C" fn(usize);
     register_buffer c"cuFileBufRegister" unsafe extern "C" fn(u64, usize, c_int) -> CuFileError;
     deregister_buffer c"cuFileBufDeregister" unsafe extern "C" fn(u64) -> CuFileError;
@@ -172,7 +172,7 @@ impl CuFileError {
     pub fn check(self, call: &str) -> Result<()> {
         match self.code {
             0 => Ok(()),
-            code => Err(failed(call, Code(code), self.cuda)),
+            code => Err(failed(call, CufileCode(code), self.cuda)),
         }
     }
 }
@@ -188,7 +188,7 @@ pub fn library() -> Result<Library> {
         // SAFETY: no arguments.
         let answer = unsafe { (library.driver_open)() };
         // Another user of the library in this process has opened it.
-        if answer.code != Code::DRIVER_ALREADY_OPEN.0 {
+        if answer.code != CufileCode::DRIVER_ALREADY_OPEN.0 {
             answer.check("cuFileDriverOpen")?;
         }
         Ok(library)

@@ -15,9 +15,9 @@ mod library;
 
 use super::driver::Gpu;
 use super::stream::PATIENCE;
-use batch::Batch;
-use code::{Code, failed};
-use library::{Descr, IoParams, Library, Properties, library};
+use batch::CufileBatch;
+use code::{CufileCode, failed};
+use library::{CufileDescr, CufileProperties, IoParams, Library, library};
 use nvme_driver::error::{Error, Result};
 use std::fs::File;
 use std::io;
@@ -54,7 +54,7 @@ impl GdsWay {
 
     /// As the library's properties say: nvidia-fs has a version where it is loaded, and a bit says whether NVMe is
     /// reached without host memory.
-    fn of(properties: &Properties) -> Self {
+    fn of(properties: &CufileProperties) -> Self {
         const NVME: u32 = 1 << 6;
         match (properties.status & NVME != 0, properties.nvfs_major) {
             (false, _) => Self::Compat,
@@ -102,7 +102,7 @@ impl GdsFile {
         // Some file systems know no direct IO; cuFile reads them in compat mode.
         let file = open(libc::O_DIRECT).or_else(|_| open(0));
         let file = file.map_err(Error::file("open", path))?;
-        let mut descr = Descr {
+        let mut descr = CufileDescr {
             kind: 1,
             padding: 0,
             fd: file.as_raw_fd(),
@@ -113,7 +113,7 @@ impl GdsFile {
         // SAFETY: writes one handle; the descriptor stays open until it is deregistered.
         unsafe { (library.register_file)(&mut handle, &mut descr) }
             .check("cuFileHandleRegister")?;
-        let mut properties = Properties {
+        let mut properties = CufileProperties {
             nvfs_major: 0,
             nvfs_minor: 0,
             poll_threshold: 0,
@@ -205,7 +205,7 @@ impl GdsFile {
                 let action = if is_write { "write" } else { "read" };
                 Err(Error::file(action, &self.path)(io::Error::last_os_error()))
             }
-            below => Err(failed(call, Code(-below as i32), 0)),
+            below => Err(failed(call, CufileCode(-below as i32), 0)),
         }
     }
 
@@ -231,7 +231,7 @@ impl GdsFile {
         stream: u64,
     ) -> Result<GdsPending> {
         let _guest = self.gpu.enter()?;
-        let mut words = Box::new(Words {
+        let mut words = Box::new(StreamedRead {
             bytes,
             file_offset: offset as i64,
             memory_offset: 0,
@@ -285,7 +285,7 @@ impl GdsFile {
         let (count, mut id) = (ios.len() as u32, 0);
         // SAFETY: writes one handle.
         unsafe { (self.library.batch_set_up)(&mut id, count) }.check("cuFileBatchIOSetUp")?;
-        let batch = Batch::new(self.library, id);
+        let batch = CufileBatch::new(self.library, id);
         let params = |(cookie, io): (usize, &GdsIo)| IoParams {
             mode: 1,
             memory: io.address,
@@ -319,7 +319,7 @@ impl Drop for GdsFile {
 }
 
 /// Parameters that cuFile reads, and the result that it writes, when the stream reaches the read.
-struct Words {
+struct StreamedRead {
     bytes: usize,
     file_offset: i64,
     memory_offset: i64,
@@ -330,7 +330,7 @@ struct Words {
 #[must_use = "whether it succeeded is known at its end"]
 pub struct GdsPending {
     file: Arc<GdsFile>,
-    words: Option<Box<Words>>,
+    words: Option<Box<StreamedRead>>,
     stream: u64,
 }
 
@@ -426,7 +426,7 @@ mod tests {
 
     #[test]
     fn the_way_is_what_the_properties_say() {
-        let properties = |nvfs_major, status| Properties {
+        let properties = |nvfs_major, status| CufileProperties {
             nvfs_major,
             nvfs_minor: 0,
             poll_threshold: 0,

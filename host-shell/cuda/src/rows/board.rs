@@ -6,10 +6,10 @@
 #![allow(unsafe_code)]
 
 use super::super::driver::Gpu;
-use super::super::registered::Registered;
+use super::super::registered::RegisteredMemory;
 use nvme_core::gate::{self, Gate};
 use nvme_core::sync::{AtomicU32, AtomicU64, Order, Scope};
-use nvme_driver::dma::Pages;
+use nvme_driver::dma::DmaPages;
 use nvme_driver::error::Result;
 use nvme_gpu_kernel::rows::{Summary, of_worst};
 use std::sync::Arc;
@@ -28,7 +28,7 @@ const _: () = assert!(size_of::<SummaryWords>() == size_of::<Summary>());
 
 /// Rows of a launch that were not read.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Failures {
+pub struct RowFailures {
     /// Number of rows.
     pub rows: u64,
     /// The first of them in the order of the ids, and its code.
@@ -40,15 +40,15 @@ pub struct Failures {
 /// The gate and the summaries of launches, in host memory that kernels access too.
 ///
 /// Its owner is [`StationMemory`](super::state::StationMemory), which every launch keeps that may read the words.
-pub(super) struct Board {
+pub(super) struct LaunchMailbox {
     /// Dropped before the pages.
-    registered: Registered,
-    pages: Arc<Pages>,
+    registered: RegisteredMemory,
+    pages: Arc<DmaPages>,
     gate_words: usize,
     launches: usize,
 }
 
-impl Board {
+impl LaunchMailbox {
     /// Allocates the words for `stations` stations and `launches` launches at a time.
     ///
     /// # Errors
@@ -56,7 +56,7 @@ impl Board {
     pub fn new(gpu: &Arc<Gpu>, stations: u32, launches: u32) -> Result<Self> {
         let (gate_words, launches) = (gate::words(stations), launches as usize);
         let bytes = head(gate_words) + launches * size_of::<SummaryWords>();
-        let (pages, registered) = Registered::pinned(gpu, bytes)?;
+        let (pages, registered) = RegisteredMemory::pinned(gpu, bytes)?;
         Ok(Self {
             registered,
             pages,
@@ -120,17 +120,17 @@ impl Board {
     }
 
     /// Returns the rows that the last launch with summary `index` did not read.
-    pub fn failures(&self, index: u32) -> Failures {
+    pub fn failures(&self, index: u32) -> RowFailures {
         let Some(summary) = self.summaries().get(index as usize) else {
-            return Failures::default();
+            return RowFailures::default();
         };
         let rows = summary.failed.load(Order::Relaxed, Scope::Sys);
         let worst = summary.worst.load(Order::Relaxed, Scope::Sys);
         if rows == 0 {
-            return Failures::default();
+            return RowFailures::default();
         }
         let (row, member, code) = of_worst(worst);
-        Failures {
+        RowFailures {
             rows,
             first: Some((row, code)),
             member,

@@ -9,15 +9,15 @@
 
 use super::super::captured::keep_with_graph;
 use super::super::driver::{Gpu, check};
-use super::super::leftovers::{self, Leftover};
-use super::super::registered::Registered;
+use super::super::leftovers::{self, LaunchLeftover};
+use super::super::registered::RegisteredMemory;
 use super::super::stream::{handle, is_capturing};
-use super::board::Failures;
-use super::ended::Ended;
-use super::pending::{LaunchSequence, Pending};
-use super::request::{Direction, Request};
+use super::board::RowFailures;
+use super::ended::OperationOutcome;
+use super::pending::{LaunchSequence, PendingRows};
+use super::request::{RowDirection, RowRequest};
 use cudarc::driver::sys;
-use nvme_driver::dma::pages::Pages;
+use nvme_driver::dma::pages::DmaPages;
 use nvme_driver::error::{Error, Result};
 use nvme_driver::lock::lock;
 use nvme_gpu_kernel::rows::code;
@@ -36,25 +36,25 @@ pub type MoveRows = Box<dyn Fn(&[i64], &mut [u8], &mut [i32]) + Send + Sync>;
 /// The staging memory of a store for one GPU.
 pub struct HostRows {
     gpu: Arc<Gpu>,
-    pool: Arc<Mutex<Vec<Staging>>>,
+    pool: Arc<Mutex<Vec<StagingMemory>>>,
 }
 
 /// Pinned memory of one operation at a time.
-struct Staging {
-    pages: Arc<Pages>,
-    registered: Registered,
+struct StagingMemory {
+    pages: Arc<DmaPages>,
+    registered: RegisteredMemory,
 }
 
 /// Offsets of the parts of a chunk in the staging memory.
 #[derive(Clone, Copy)]
-struct Layout {
+struct ChunkLayout {
     rows: u64,
     status: usize,
     data: usize,
     bytes: usize,
 }
 
-impl Layout {
+impl ChunkLayout {
     fn new(count: u64, row_bytes: u64) -> Self {
         let rows = (STAGED_BYTES / row_bytes).clamp(1, count.min(STAGED_ROWS));
         let status = rows as usize * 8;
@@ -69,34 +69,34 @@ impl Layout {
 }
 
 /// An operation: lives until its last function has run, or for as long as a graph may run it.
-struct Operation {
+struct HostOperation {
     move_rows: MoveRows,
     row_bytes: u64,
     /// Bytes of an id, 4 or 8; 0 without ids, when rows are requested in their order.
     id_bytes: usize,
-    layout: Layout,
-    staging: Option<Staging>,
-    pool: Weak<Mutex<Vec<Staging>>>,
+    layout: ChunkLayout,
+    staging: Option<StagingMemory>,
+    pool: Weak<Mutex<Vec<StagingMemory>>>,
     is_captured: bool,
-    failures: Mutex<Failures>,
-    ended: Arc<Ended>,
+    failures: Mutex<RowFailures>,
+    ended: Arc<OperationOutcome>,
     count: u64,
-    steps: Box<[Step]>,
+    steps: Box<[ChunkStep]>,
 }
 
 /// An operation that the stream does not own: on drop it is freed, and its staging memory returns to the pool.
-struct OwnedOperation(*mut Operation);
+struct OwnedOperation(*mut HostOperation);
 
 // SAFETY: the pointer is to an operation that only this owns, and whose parts may be used by any thread.
 unsafe impl Send for OwnedOperation {}
 
-impl Leftover for OwnedOperation {}
+impl LaunchLeftover for OwnedOperation {}
 
 impl OwnedOperation {
-    fn new(operation: Operation) -> Self {
+    fn new(operation: HostOperation) -> Self {
         let (count, rows) = (operation.count, operation.layout.rows);
         let raw = Box::into_raw(Box::new(operation));
-        let steps = (0..count).step_by(rows as usize).map(|first| Step {
+        let steps = (0..count).step_by(rows as usize).map(|first| ChunkStep {
             operation: raw,
             first,
             rows: rows.min(count - first),
@@ -108,11 +108,11 @@ impl OwnedOperation {
         Self(raw)
     }
 
-    fn raw(&self) -> *mut Operation {
+    fn raw(&self) -> *mut HostOperation {
         self.0
     }
 
-    fn get(&self) -> &Operation {
+    fn get(&self) -> &HostOperation {
         // SAFETY: lives as long as this.
         unsafe { &*self.0 }
     }
@@ -129,20 +129,20 @@ impl Drop for OwnedOperation {
     }
 }
 
-impl Leftover for Staging {}
+impl LaunchLeftover for StagingMemory {}
 
 /// One chunk, as its host function gets it.
-struct Step {
-    operation: *const Operation,
+struct ChunkStep {
+    operation: *const HostOperation,
     first: u64,
     rows: u64,
 }
 
 // SAFETY: the pointer is to the operation that holds the step. The driver runs the host functions of one stream
 // in order and never together, so at most one thread uses the operation.
-unsafe impl Send for Step {}
+unsafe impl Send for ChunkStep {}
 // SAFETY: as above.
-unsafe impl Sync for Step {}
+unsafe impl Sync for ChunkStep {}
 
 impl HostRows {
     /// Creates the mover for operations in streams of `gpu`.
@@ -169,23 +169,23 @@ impl HostRows {
     pub unsafe fn start(
         &self,
         row_bytes: u64,
-        request: &Request,
-        direction: Direction,
+        request: &RowRequest,
+        direction: RowDirection,
         move_rows: MoveRows,
         stream: u64,
-    ) -> Result<Pending> {
+    ) -> Result<PendingRows> {
         if request.count == 0 {
-            return Ok(Pending::nothing());
+            return Ok(PendingRows::nothing());
         }
         let request = &request.judged(&self.gpu, row_bytes, direction, stream)?;
         leftovers::reap();
         let _guest = self.gpu.enter()?;
         let is_captured = is_capturing(stream)?;
-        let layout = Layout::new(request.count, row_bytes);
+        let layout = ChunkLayout::new(request.count, row_bytes);
         let staging = self.staging(layout.bytes)?;
         let device = staging.registered.address();
-        let ended = Arc::<Ended>::default();
-        let operation = OwnedOperation::new(Operation {
+        let ended = Arc::<OperationOutcome>::default();
+        let operation = OwnedOperation::new(HostOperation {
             move_rows,
             row_bytes,
             id_bytes: match (request.ids, request.wide_ids) {
@@ -202,7 +202,7 @@ impl HostRows {
             count: request.count,
             steps: Box::default(),
         });
-        let queue = Queue {
+        let queue = OperationStream {
             stream: handle(stream),
             device,
             layout,
@@ -228,7 +228,7 @@ impl HostRows {
             Ok(()) => {
                 // Its last function frees it.
                 std::mem::forget(kept);
-                Ok(Pending::of_host(ended, is_captured))
+                Ok(PendingRows::of_host(ended, is_captured))
             }
             Err(error) => {
                 // Functions that are still in the stream use the operation.
@@ -241,7 +241,7 @@ impl HostRows {
     }
 
     /// Returns staging memory of at least `bytes` bytes.
-    fn staging(&self, bytes: usize) -> Result<Staging> {
+    fn staging(&self, bytes: usize) -> Result<StagingMemory> {
         {
             let mut pool = lock(&self.pool);
             let fits = pool.iter().position(|one| one.pages.len() >= bytes);
@@ -249,28 +249,28 @@ impl HostRows {
                 return Ok(pool.swap_remove(index));
             }
         }
-        let (pages, registered) = Registered::pinned(&self.gpu, bytes.next_power_of_two())?;
-        Ok(Staging { pages, registered })
+        let (pages, registered) = RegisteredMemory::pinned(&self.gpu, bytes.next_power_of_two())?;
+        Ok(StagingMemory { pages, registered })
     }
 }
 
 /// The copies and functions of one operation.
-struct Queue {
+struct OperationStream {
     stream: sys::CUstream,
     device: u64,
-    layout: Layout,
+    layout: ChunkLayout,
     row_bytes: u64,
     id_bytes: u64,
 }
 
-impl Queue {
+impl OperationStream {
     /// # Safety
     /// As [`HostRows::start`].
     unsafe fn put(
         &self,
-        request: &Request,
-        direction: Direction,
-        operation: *mut Operation,
+        request: &RowRequest,
+        direction: RowDirection,
+        operation: *mut HostOperation,
     ) -> Result<()> {
         let staged = self.device + self.layout.data as u64;
         // SAFETY: the operation lives until its last host function has run, and that one is enqueued after
@@ -284,12 +284,12 @@ impl Queue {
                 if bytes > 0 {
                     self.copy(self.device, ids, bytes)?;
                 }
-                if direction == Direction::Write {
+                if direction == RowDirection::Write {
                     let from = (rows, request.out_stride);
                     self.copy_rows((staged, self.row_bytes), from, step.rows)?;
                 }
                 self.call(run_step, std::ptr::from_ref(step).cast_mut().cast())?;
-                if direction == Direction::Read {
+                if direction == RowDirection::Read {
                     let to = (rows, request.out_stride);
                     self.copy_rows(to, (staged, self.row_bytes), step.rows)?;
                 }
@@ -368,7 +368,7 @@ impl Queue {
 unsafe extern "C" fn run_step(data: *mut c_void) {
     // SAFETY: the caller's. The host functions of one operation run in order and never together.
     let (step, of) = unsafe {
-        let step = &*data.cast::<Step>();
+        let step = &*data.cast::<ChunkStep>();
         (step, &*step.operation)
     };
     let Some(staging) = &of.staging else { return };
@@ -402,7 +402,7 @@ unsafe extern "C" fn run_step(data: *mut c_void) {
 }
 
 /// Returns the ids as 64-bit numbers.
-fn widened(ids: &[u8], id_bytes: usize, step: &Step) -> Vec<i64> {
+fn widened(ids: &[u8], id_bytes: usize, step: &ChunkStep) -> Vec<i64> {
     match id_bytes {
         0 => (step.first..step.first + step.rows)
             .map(|id| id as i64)
@@ -427,7 +427,7 @@ fn widened(ids: &[u8], id_bytes: usize, step: &Step) -> Vec<i64> {
 /// # Safety
 /// `data` is a living operation. If a graph holds it, `is_captured` is set.
 unsafe extern "C" fn end(data: *mut c_void) {
-    let operation = data.cast::<Operation>();
+    let operation = data.cast::<HostOperation>();
     // SAFETY: the caller's.
     let of = unsafe { &*operation };
     let failures = std::mem::take(&mut *lock(&of.failures));

@@ -1,20 +1,20 @@
 //! Outcome of an operation of a host thread.
 
-use super::board::Failures;
+use super::board::RowFailures;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 /// Outcome of an operation, shared with the threads that wait for it.
 #[derive(Debug, Default)]
-pub(super) struct Ended {
+pub(super) struct OperationOutcome {
     rows: AtomicU64,
     first: AtomicU64,
     code: AtomicU32,
     ended: AtomicU32,
 }
 
-impl Ended {
+impl OperationOutcome {
     /// Publishes an end with `failures`.
-    pub fn add(&self, failures: Failures) {
+    pub fn add(&self, failures: RowFailures) {
         let (first, code) = failures.first.unwrap_or_default();
         self.rows.store(failures.rows, Ordering::Relaxed);
         self.first.store(first, Ordering::Relaxed);
@@ -30,11 +30,11 @@ impl Ended {
     }
 
     /// Returns the rows that the last one did not move.
-    pub fn failures(&self) -> Failures {
+    pub fn failures(&self) -> RowFailures {
         let rows = self.rows.load(Ordering::Relaxed);
         let first = self.first.load(Ordering::Relaxed);
         let code = self.code.load(Ordering::Relaxed) as i32;
-        Failures {
+        RowFailures {
             rows,
             first: (rows > 0).then_some((first, code)),
             member: None,

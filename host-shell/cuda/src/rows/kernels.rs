@@ -3,7 +3,7 @@
 #![allow(unsafe_code)]
 
 use super::super::driver::Gpu;
-use super::super::module::{Blocks, Function, Module};
+use super::super::module::{KernelFunction, LaunchSize, Module};
 use nvme_driver::error::Result;
 use nvme_gpu_kernel::rows::BLOCK_THREADS;
 use nvme_gpu_kernel::{ROWS_PTX, SCATTER_PTX};
@@ -16,17 +16,17 @@ const WIDEN_BLOCKS: u32 = 8;
 pub(super) struct RowKernels {
     gathers: Module,
     _scatters: Module,
-    pub gather: Function,
-    pub gather_cached: Function,
-    pub gather_striped: Function,
-    pub read_ranges: Function,
-    pub read_listed: Function,
-    pub widen_rows: Function,
+    pub gather: KernelFunction,
+    pub gather_cached: KernelFunction,
+    pub gather_striped: KernelFunction,
+    pub read_ranges: KernelFunction,
+    pub read_listed: KernelFunction,
+    pub widen_rows: KernelFunction,
     /// Blocks of `widen_rows` that are of use.
     pub widen_blocks: u32,
     /// Ends a launch number, behind kernels that tell the host nothing.
-    pub end_launch: Function,
-    pub scatter: Function,
+    pub end_launch: KernelFunction,
+    pub scatter: KernelFunction,
 }
 
 impl RowKernels {
@@ -68,13 +68,13 @@ impl RowKernels {
     pub unsafe fn launch<T: Copy>(
         &self,
         stream: u64,
-        kernel: Function,
+        kernel: KernelFunction,
         blocks: u32,
         argument: &T,
     ) -> Result<()> {
         // SAFETY: the caller's. A function handle identifies its module, so it need not be one of `gathers`.
         unsafe {
-            let blocks = Blocks::plain(blocks, BLOCK_THREADS);
+            let blocks = LaunchSize::plain(blocks, BLOCK_THREADS);
             self.gathers.launch_on(stream, kernel, blocks, argument)
         }
     }

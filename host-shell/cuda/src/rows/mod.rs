@@ -7,7 +7,7 @@
 //!
 //! - [`GpuRows`]: the queues, slots and kernel of one controller; [`StripedRows`]: those of several.
 //! - [`RowTable`]: location and size of rows.
-//! - [`Pending`]: a gather under way.
+//! - [`PendingRows`]: a gather under way.
 //! - `streamed`: rows that the caller's kernel consumes while it reads them.
 //! - `ranges`: reads of any length, many in one launch. `scatter`: rows that the GPU writes.
 //! - `wide`: rows whose elements a second launch dequantises or upcasts.
@@ -32,26 +32,26 @@ mod striped;
 mod watch;
 mod wide;
 
-pub use board::Failures;
+pub use board::RowFailures;
 pub use by_host::{HostRows, MoveRows};
 pub use cache::TableCache;
-pub use pending::{Gathered, LaunchSequence, Pending};
-pub use request::{Direction, ReadList, ReadRange, Request, RowTable};
+pub use pending::{GatherOutcome, LaunchSequence, PendingRows};
+pub use request::{ReadList, ReadRange, RowDirection, RowRequest, RowTable};
 pub(super) use state::RowsState;
 pub use striped::StripedRows;
 
 use super::data::GpuData;
 use super::driver::Gpu;
-use super::leftovers::{self, Leftover};
+use super::leftovers::{self, LaunchLeftover};
 use super::lent::LentQueues;
-use super::tier::Access;
+use super::tier::GpuAccess;
 use kernels::RowKernels;
 use nvme_core::bringup::NamespaceInfo;
 use nvme_core::spec::nvm;
 use nvme_driver::controller::Controller;
-use nvme_driver::controller::session::Footing;
+use nvme_driver::controller::session::UserBasis;
 use nvme_driver::error::{Error, Result};
-use nvme_driver::widen::Widen;
+use nvme_driver::widen::RowWidening;
 use nvme_gpu_kernel::Queues;
 use nvme_gpu_kernel::rows::{
     BLOCK_WARPS, Gather, STATION_BYTES, STATION_CELLS, WARP_BYTES, Widened, slot_bytes,
@@ -60,7 +60,7 @@ use slot::{LaunchSlot, Named};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
-use watch::Watch;
+use watch::LaunchWatch;
 use wide::WideRows;
 
 /// Rows that a warp reads at a time, unless its slots hold fewer.
@@ -91,12 +91,12 @@ impl Default for RowsOptions {
 
 /// Queues, slots and kernels by which a GPU gathers rows from one namespace, and writes them.
 pub struct GpuRows {
-    watch: Option<Watch>,
+    watch: Option<LaunchWatch>,
     lent: Option<LentQueues>,
     state: Arc<RowsState>,
     slots: Option<GpuData>,
     kernels: Option<Arc<RowKernels>>,
-    footing: Arc<Footing>,
+    footing: Arc<UserBasis>,
     info: NamespaceInfo,
     max_transfer: u64,
     timeout: Duration,
@@ -109,7 +109,7 @@ impl GpuRows {
     /// As [`GpuQueuePairs::create`](super::GpuQueuePairs::create), and without memory.
     pub fn create(
         controller: &Controller,
-        access: &Arc<Access>,
+        access: &Arc<GpuAccess>,
         info: NamespaceInfo,
         options: RowsOptions,
         timeout: Duration,
@@ -130,10 +130,10 @@ impl GpuRows {
             options.entries,
             Some(Arc::clone(&state) as _),
         )?;
-        let footing = Arc::new(Footing::new(controller.session(), info));
+        let footing = Arc::new(UserBasis::new(controller.session(), info));
         let _ = state.footing.set(Arc::downgrade(&footing));
         Ok(Self {
-            watch: Some(Watch::start(&state, controller.session(), &footing)?),
+            watch: Some(LaunchWatch::start(&state, controller.session(), &footing)?),
             footing,
             lent: Some(lent),
             state,
@@ -226,10 +226,10 @@ impl GpuRows {
     pub unsafe fn gather(
         &self,
         table: &RowTable,
-        request: &Request,
-        ways: Ways<'_>,
+        request: &RowRequest,
+        ways: GatherOptions<'_>,
         stream: u64,
-    ) -> Result<Pending> {
+    ) -> Result<PendingRows> {
         self.check(table)?;
         let request = &request.judged_for_gather(self.gpu(), table, ways.widen, stream)?;
         let wide = WideRows::new(table, request, ways.widen)?;
@@ -266,8 +266,8 @@ impl GpuRows {
         &self,
         wide: &WideRows,
         stream: u64,
-        gather: impl FnOnce(LaunchSlot) -> Result<Pending>,
-    ) -> Result<Pending> {
+        gather: impl FnOnce(LaunchSlot) -> Result<PendingRows>,
+    ) -> Result<PendingRows> {
         let Some(widened) = wide.launch() else {
             return gather(self.slot()?);
         };
@@ -313,10 +313,10 @@ impl GpuRows {
         (slot, named): (LaunchSlot, Named),
         stream: u64,
         put: impl FnOnce(&RowKernels, Gather, u32) -> Result<()>,
-    ) -> Result<Pending> {
+    ) -> Result<PendingRows> {
         let kernels = self.kernels.as_ref().ok_or_else(closed)?;
         if launch.count == 0 {
-            return Ok(Pending::nothing());
+            return Ok(PendingRows::nothing());
         }
         self.check_current(nvm::opcode::READ)?;
         let chunks = launch.count.div_ceil(u64::from(launch.lanes));
@@ -325,7 +325,7 @@ impl GpuRows {
         let slot = slot.put(launch, (kernels, named), stream, |launch| {
             put(kernels, launch, blocks)
         })?;
-        Ok(Pending::of_kernel(slot))
+        Ok(PendingRows::of_kernel(slot))
     }
 
     /// Checks that the namespace still has the properties that launches are made for; `opcode` is that of their
@@ -353,7 +353,7 @@ impl GpuRows {
     /// As [`check`](Self::check).
     pub fn device_rows(&self, table: &RowTable) -> Result<Gather> {
         self.check(table)?;
-        let request = Request {
+        let request = RowRequest {
             ids: 0,
             wide_ids: true,
             count: 0,
@@ -378,9 +378,9 @@ impl GpuRows {
     }
 
     /// Returns the launch without the parts that are specific to one call.
-    fn launch(&self, table: &RowTable, request: &Request) -> Option<Gather> {
+    fn launch(&self, table: &RowTable, request: &RowRequest) -> Option<Gather> {
         let (lent, slots) = (self.lent.as_ref()?, self.slots.as_ref()?);
-        let common = Common {
+        let common = LaunchParameters {
             slot: self.slot_bytes(table),
             max_transfer: self.max_transfer,
             timeout: self.timeout,
@@ -410,7 +410,7 @@ impl GpuRows {
 }
 
 /// Parameters of a launch that are common to one drive and to striped drives.
-struct Common {
+struct LaunchParameters {
     /// Bytes of the slot of a row.
     slot: u64,
     /// Bytes of a command at most.
@@ -420,9 +420,9 @@ struct Common {
     stations: u32,
 }
 
-impl Common {
+impl LaunchParameters {
     /// Returns the words that come from table and request; those of queues and memory are 0.
-    fn gather(&self, table: &RowTable, request: &Request) -> Gather {
+    fn gather(&self, table: &RowTable, request: &RowRequest) -> Gather {
         let units =
             table.first_byte | u64::from(table.row_bytes) | request.out | request.out_stride;
         Gather {
@@ -455,11 +455,11 @@ fn closed() -> Error {
 
 /// Options of a gather.
 #[derive(Clone, Copy, Default)]
-pub struct Ways<'a> {
+pub struct GatherOptions<'a> {
     /// Rows that were read not long ago are taken from there.
     pub cache: Option<&'a TableCache>,
     /// Their elements come out wider.
-    pub widen: Option<Widen>,
+    pub widen: Option<RowWidening>,
 }
 
 /// Returns the number of rows that a warp has under way: as many as its slots hold, and fewer where there are
@@ -503,7 +503,7 @@ struct RowsLeft {
     _kernels: Option<Arc<RowKernels>>,
 }
 
-impl Leftover for RowsLeft {
+impl LaunchLeftover for RowsLeft {
     fn is_over(&self) -> bool {
         self.state.is_over()
     }

@@ -20,14 +20,14 @@ pub(super) struct LaunchNumbers {
     /// Reserved, or launched with a handle: number, and how many had ended before it. Not those of graphs.
     pub(super) held: HashMap<u32, u32>,
     /// Launches whose handle was dropped before their end.
-    pub(super) abandoned: Vec<Abandoned>,
+    pub(super) abandoned: Vec<AbandonedLaunch>,
     /// Number of abandoned launches at which their list is examined again.
     pub(super) most_abandoned: usize,
     /// Numbers that scatters have had. A graph may run such a launch again at any time.
     pub(super) of_scatters: BTreeSet<u32>,
 }
 
-pub(super) struct Abandoned {
+pub(super) struct AbandonedLaunch {
     pub(super) number: u32,
     pub(super) before: u32,
     /// Kept until it has ended.
@@ -49,9 +49,9 @@ impl Default for LaunchNumbers {
 
 impl LaunchNumbers {
     /// Frees the numbers of abandoned launches that have ended, and returns the objects that they needed.
-    pub(super) fn look_at_abandoned(&mut self, ended: impl Fn(u32) -> u32) -> Vec<Abandoned> {
-        let has_ended = |one: &mut Abandoned| ended(one.number) != one.before;
-        let over: Vec<Abandoned> = self.abandoned.extract_if(.., has_ended).collect();
+    pub(super) fn look_at_abandoned(&mut self, ended: impl Fn(u32) -> u32) -> Vec<AbandonedLaunch> {
+        let has_ended = |one: &mut AbandonedLaunch| ended(one.number) != one.before;
+        let over: Vec<AbandonedLaunch> = self.abandoned.extract_if(.., has_ended).collect();
         self.free.extend(over.iter().map(|one| one.number));
         self.most_abandoned = FEW_ABANDONED.max(2 * self.abandoned.len());
         over

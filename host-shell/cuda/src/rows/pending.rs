@@ -5,12 +5,12 @@ mod sequence;
 
 pub use sequence::LaunchSequence;
 
-use super::board::Failures;
-use super::ended::Ended;
+use super::board::RowFailures;
+use super::ended::OperationOutcome;
 use super::slot::LaunchSlot;
 use super::state::RowsState;
 use crate::leftovers;
-use nvme_driver::controller::session::Standing;
+use nvme_driver::controller::session::FactsStanding;
 use nvme_driver::error::{Error, Result};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -22,41 +22,41 @@ const NAP: Duration = Duration::from_micros(20);
 
 /// Outcome of a gather or scatter.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Gathered {
+pub struct GatherOutcome {
     /// Rows that were not moved.
-    pub failures: Failures,
+    pub failures: RowFailures,
 }
 
 /// An operation in a stream. Dropping it does not stop the operation.
 #[must_use = "failed rows are known from the result"]
-pub struct Pending {
-    parts: Vec<Part>,
+pub struct PendingRows {
+    parts: Vec<PendingPart>,
     /// Number of ends up to which the facts that the operation was launched on were found to hold.
     held: AtomicU32,
 }
 
 /// A launch, or an operation of a host thread.
-struct Part {
-    by: By,
+struct PendingPart {
+    by: PendingExecutor,
     /// The number of its first row in the whole.
     first_row: u64,
 }
 
-enum By {
+enum PendingExecutor {
     Kernel {
         slot: Arc<LaunchSlot>,
         /// States of the members of a stripe from which the launch reads.
         members: Option<Arc<[Arc<RowsState>]>>,
     },
     Host {
-        ended: Arc<Ended>,
+        ended: Arc<OperationOutcome>,
         is_captured: bool,
     },
 }
 
-impl Pending {
+impl PendingRows {
     pub(super) fn of_kernel(slot: Arc<LaunchSlot>) -> Self {
-        Self::of(By::Kernel {
+        Self::of(PendingExecutor::Kernel {
             slot,
             members: None,
         })
@@ -65,19 +65,19 @@ impl Pending {
     /// Returns its launches read from all of `states`, the members of a stripe.
     pub(super) fn over(mut self, states: &Arc<[Arc<RowsState>]>) -> Self {
         for part in &mut self.parts {
-            if let By::Kernel { members, .. } = &mut part.by {
+            if let PendingExecutor::Kernel { members, .. } = &mut part.by {
                 *members = Some(Arc::clone(states));
             }
         }
         self
     }
 
-    pub(super) fn of_host(ended: Arc<Ended>, is_captured: bool) -> Self {
-        Self::of(By::Host { ended, is_captured })
+    pub(super) fn of_host(ended: Arc<OperationOutcome>, is_captured: bool) -> Self {
+        Self::of(PendingExecutor::Host { ended, is_captured })
     }
 
-    fn of(by: By) -> Self {
-        let part = Part { by, first_row: 0 };
+    fn of(by: PendingExecutor) -> Self {
+        let part = PendingPart { by, first_row: 0 };
         Self {
             parts: vec![part],
             held: AtomicU32::new(0),
@@ -103,19 +103,19 @@ impl Pending {
 
     /// True if the launch is one of a graph that was captured: it runs each time the graph does.
     pub fn is_captured(&self) -> bool {
-        self.parts.iter().any(Part::is_captured)
+        self.parts.iter().any(PendingPart::is_captured)
     }
 
     /// True if it will not run again: every graph that it was captured in is gone, or it is not in a graph and
     /// has ended.
     pub fn is_over(&self) -> bool {
         leftovers::reap();
-        self.parts.iter().all(Part::is_over)
+        self.parts.iter().all(PendingPart::is_over)
     }
 
     /// Returns how often it has ended: 0 or 1, and for a captured one once for each launch of the graph.
     pub fn ended(&self) -> u32 {
-        self.parts.iter().map(Part::ended).min().unwrap_or(1)
+        self.parts.iter().map(PendingPart::ended).min().unwrap_or(1)
     }
 
     /// True if it has ended, a captured one at least once: it no longer uses its memory. Whether its data can
@@ -131,7 +131,7 @@ impl Pending {
     /// # Errors
     /// [`Error::Changed`] when the namespace was no longer the one that the operation was launched for, with
     /// the member of a stripe; the error of reading its properties.
-    pub fn outcome(&self) -> Option<Result<Gathered>> {
+    pub fn outcome(&self) -> Option<Result<GatherOutcome>> {
         let ended = self.ended();
         if ended == 0 {
             return None;
@@ -140,9 +140,9 @@ impl Pending {
             let mut is_known = true;
             for (member, state) in self.states() {
                 match state.standing() {
-                    Standing::Holds => {}
-                    Standing::Unknown => is_known = false,
-                    Standing::Refused(error) => return Some(Err(of_member(member, error))),
+                    FactsStanding::Holds => {}
+                    FactsStanding::Unknown => is_known = false,
+                    FactsStanding::Refused(error) => return Some(Err(of_member(member, error))),
                 }
             }
             if !is_known {
@@ -162,8 +162,8 @@ impl Pending {
     fn states(&self) -> impl Iterator<Item = (Option<usize>, &RowsState)> {
         self.parts.iter().flat_map(|part| {
             let (slot, members) = match &part.by {
-                By::Kernel { slot, members } => (Some(slot), members.as_deref()),
-                By::Host { .. } => (None, None),
+                PendingExecutor::Kernel { slot, members } => (Some(slot), members.as_deref()),
+                PendingExecutor::Host { .. } => (None, None),
             };
             let alone = slot.filter(|_| members.is_none());
             let alone = alone.map(|slot| (None, &**slot.state()));
@@ -175,8 +175,8 @@ impl Pending {
     }
 
     /// Returns the numbers of the last one that ended, whether they are to be trusted or not.
-    pub fn last(&self) -> Gathered {
-        let mut all = Failures::default();
+    pub fn last(&self) -> GatherOutcome {
+        let mut all = RowFailures::default();
         for part in &self.parts {
             let failures = part.failures();
             all.rows += failures.rows;
@@ -185,7 +185,7 @@ impl Pending {
                 all.member = failures.member;
             }
         }
-        Gathered { failures: all }
+        GatherOutcome { failures: all }
     }
 
     /// Waits until its outcome is known, `limit` at most. With a limit of zero it sends no command to the
@@ -194,7 +194,7 @@ impl Pending {
     /// # Errors
     /// [`Error::Unfinished`] past the limit: it continues. Every other error is an [outcome](Self::outcome): it
     /// has ended.
-    pub fn wait(&self, limit: Duration) -> Result<Gathered> {
+    pub fn wait(&self, limit: Duration) -> Result<GatherOutcome> {
         let begin = Instant::now();
         let mut looks = 0u32;
         while !self.is_done() {
@@ -250,11 +250,11 @@ pub(super) fn of_member(member: Option<usize>, error: Error) -> Error {
     }
 }
 
-impl Part {
+impl PendingPart {
     fn is_captured(&self) -> bool {
         match &self.by {
-            By::Kernel { slot, .. } => slot.is_captured(),
-            By::Host { is_captured, .. } => *is_captured,
+            PendingExecutor::Kernel { slot, .. } => slot.is_captured(),
+            PendingExecutor::Host { is_captured, .. } => *is_captured,
         }
     }
 
@@ -263,23 +263,25 @@ impl Part {
     fn is_over(&self) -> bool {
         match &self.by {
             _ if !self.is_captured() => self.ended() != 0,
-            By::Kernel { slot, .. } => Arc::strong_count(slot) == 1,
-            By::Host { ended, .. } => Arc::strong_count(ended) == 1,
+            PendingExecutor::Kernel { slot, .. } => Arc::strong_count(slot) == 1,
+            PendingExecutor::Host { ended, .. } => Arc::strong_count(ended) == 1,
         }
     }
 
     fn ended(&self) -> u32 {
         match &self.by {
-            By::Kernel { slot, .. } => slot.ended(),
-            By::Host { ended, .. } => ended.count(),
+            PendingExecutor::Kernel { slot, .. } => slot.ended(),
+            PendingExecutor::Host { ended, .. } => ended.count(),
         }
     }
 
-    fn failures(&self) -> Failures {
+    fn failures(&self) -> RowFailures {
         match &self.by {
-            _ if self.ended() == 0 => Failures::default(),
-            By::Kernel { slot, .. } => slot.state().memory.board.failures(slot.number()),
-            By::Host { ended, .. } => ended.failures(),
+            _ if self.ended() == 0 => RowFailures::default(),
+            PendingExecutor::Kernel { slot, .. } => {
+                slot.state().memory.board.failures(slot.number())
+            }
+            PendingExecutor::Host { ended, .. } => ended.failures(),
         }
     }
 }

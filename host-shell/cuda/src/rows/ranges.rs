@@ -4,7 +4,7 @@
 #![allow(unsafe_code)]
 
 use super::slot::LaunchSlot;
-use super::{GpuRows, LaunchSequence, Pending, ReadList, ReadRange, Request, RowTable};
+use super::{GpuRows, LaunchSequence, PendingRows, ReadList, ReadRange, RowRequest, RowTable};
 use nvme_driver::error::Result;
 use nvme_gpu_kernel::rows::{Gather, Listed, RANGES, Range, Ranges, Split};
 
@@ -32,14 +32,14 @@ impl GpuRows {
     }
 
     /// Enqueues reads of `ranges` of the namespace in `stream`, as [`gather`](Self::gather) does: one launch
-    /// for [`RANGES`] of them. A row of the [`Pending`] is a piece; pieces are numbered through all ranges.
+    /// for [`RANGES`] of them. A row of the [`PendingRows`] is a piece; pieces are numbered through all ranges.
     ///
     /// # Safety
     /// As [`gather`](Self::gather), for the addresses in `ranges`. The ranges lie inside the namespace.
     ///
     /// # Errors
     /// As [`gather`](Self::gather); with too many launches under way nothing is read.
-    pub unsafe fn read_ranges(&self, ranges: &[ReadRange], stream: u64) -> Result<Pending> {
+    pub unsafe fn read_ranges(&self, ranges: &[ReadRange], stream: u64) -> Result<PendingRows> {
         ReadRange::judge_all(ranges, self.gpu(), stream)?;
         let some: Vec<&ReadRange> = ranges.iter().filter(|range| range.bytes > 0).collect();
         // All of them, or nothing is read.
@@ -65,10 +65,10 @@ impl GpuRows {
         some: &[&ReadRange],
         slot: LaunchSlot,
         stream: u64,
-    ) -> Result<(Pending, u64)> {
+    ) -> Result<(PendingRows, u64)> {
         let shift = self.piece_bytes().trailing_zeros();
         let (ranges, count) = parts(some, shift);
-        let request = Request {
+        let request = RowRequest {
             ids: 0,
             wide_ids: true,
             count,
@@ -104,7 +104,8 @@ impl GpuRows {
         self.piece_bytes()
     }
 
-    /// Puts a launch into `stream` that reads what the list names when it runs. A row of the [`Pending`] is a piece.
+    /// Puts a launch into `stream` that reads what the list names when it runs. A row of the [`PendingRows`] is a
+    /// piece.
     ///
     /// # Safety
     /// As [`gather`](Self::gather), for the list, the places that it names and the status. The list is whole before the
@@ -112,9 +113,9 @@ impl GpuRows {
     ///
     /// # Errors
     /// As [`gather`](Self::gather).
-    pub unsafe fn read_listed(&self, list: &ReadList, stream: u64) -> Result<Pending> {
+    pub unsafe fn read_listed(&self, list: &ReadList, stream: u64) -> Result<PendingRows> {
         list.judge(self.gpu(), stream)?;
-        let request = Request {
+        let request = RowRequest {
             ids: 0,
             wide_ids: true,
             count: list.pieces,

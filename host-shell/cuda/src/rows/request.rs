@@ -4,12 +4,12 @@
 use crate::driver::Gpu;
 use crate::pointer::{KernelArgument, MemoryUse};
 use nvme_driver::error::{Error, Result};
-use nvme_driver::widen::Widen;
+use nvme_driver::widen::RowWidening;
 use nvme_gpu_kernel::rows::{ListHead, Range};
 
 /// Direction of an operation on rows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Direction {
+pub enum RowDirection {
     /// From the drive to the addresses of the request.
     Read,
     /// From the addresses of the request to the drive.
@@ -29,7 +29,7 @@ pub struct RowTable {
 
 /// Rows that are asked for, and where they go; of a scatter where they come from. Addresses are the GPU's.
 #[derive(Clone, Copy, Debug)]
-pub struct Request {
+pub struct RowRequest {
     /// `count` ids, `i64` when `wide_ids`, else `i32`. 0 means rows 0, 1, 2 and so on.
     pub ids: u64,
     /// True if ids are `i64`.
@@ -44,21 +44,21 @@ pub struct Request {
     pub status: u64,
 }
 
-impl Request {
+impl RowRequest {
     /// As [`judged`](Self::judged), for rows of `table` whose elements come out as `widen` says.
     ///
     /// # Errors
-    /// As [`judged`](Self::judged) and [`Widen::row_bytes`].
+    /// As [`judged`](Self::judged) and [`RowWidening::row_bytes`].
     pub(super) fn judged_for_gather(
         &self,
         gpu: &Gpu,
         table: &RowTable,
-        widen: Option<Widen>,
+        widen: Option<RowWidening>,
         stream: u64,
     ) -> Result<Self> {
         let stored = u64::from(table.row_bytes);
         let row_bytes = widen.map_or(Ok(stored), |widen| widen.row_bytes(stored))?;
-        self.judged(gpu, row_bytes, Direction::Read, stream)
+        self.judged(gpu, row_bytes, RowDirection::Read, stream)
     }
 
     /// Checks ids, rows of `row_bytes` bytes and row status; returns the request with the addresses by which
@@ -70,7 +70,7 @@ impl Request {
         &self,
         gpu: &Gpu,
         row_bytes: u64,
-        direction: Direction,
+        direction: RowDirection,
         stream: u64,
     ) -> Result<Self> {
         if self.count == 0 {
@@ -87,8 +87,8 @@ impl Request {
             ));
         };
         let (name, usage) = match direction {
-            Direction::Read => ("out", MemoryUse::Writes),
-            Direction::Write => ("rows", MemoryUse::Reads),
+            RowDirection::Read => ("out", MemoryUse::Writes),
+            RowDirection::Write => ("rows", MemoryUse::Reads),
         };
         let (ids, status) = match (self.ids, self.status) {
             (0, 0) => (0, 0),

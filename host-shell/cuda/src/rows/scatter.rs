@@ -3,7 +3,7 @@
 // UNSAFETY: launches a kernel over addresses that the caller vouches for.
 #![allow(unsafe_code)]
 
-use super::{Direction, GpuRows, LaunchSequence, Pending, Request, RowTable};
+use super::{GpuRows, LaunchSequence, PendingRows, RowDirection, RowRequest, RowTable};
 use nvme_core::spec::nvm;
 use nvme_driver::error::Result;
 use nvme_gpu_kernel::rows::{SCATTER_ROWS, Scatter};
@@ -14,7 +14,7 @@ const MOST_LAUNCHES: u64 = 256;
 impl GpuRows {
     /// True if the GPU itself writes the rows of `request` to `table`: rows of whole blocks which slots hold,
     /// fewer than 2^32 of them in the table, and at most as many as a few launches take.
-    pub fn writes(&self, table: &RowTable, request: &Request) -> bool {
+    pub fn writes(&self, table: &RowTable, request: &RowRequest) -> bool {
         let block = u64::from(self.info.block_bytes);
         let is_whole = (table.first_byte | u64::from(table.row_bytes)).is_multiple_of(block);
         // The kernel compares numbers of rows in 32 bits.
@@ -37,12 +37,12 @@ impl GpuRows {
     pub unsafe fn scatter(
         &self,
         table: &RowTable,
-        request: &Request,
+        request: &RowRequest,
         stream: u64,
-    ) -> Result<Pending> {
+    ) -> Result<PendingRows> {
         self.check(table)?;
         let row_bytes = u64::from(table.row_bytes);
-        let request = &request.judged(self.gpu(), row_bytes, Direction::Write, stream)?;
+        let request = &request.judged(self.gpu(), row_bytes, RowDirection::Write, stream)?;
         self.check_current(nvm::opcode::WRITE)?;
         let most = most_rows(request);
         let written = self.state.written.address();
@@ -69,7 +69,7 @@ impl GpuRows {
 }
 
 /// Returns the number of rows of one launch. Without ids no two are alike, and nothing is compared.
-fn most_rows(request: &Request) -> u64 {
+fn most_rows(request: &RowRequest) -> u64 {
     match request.ids {
         0 => request.count.max(1),
         _ => SCATTER_ROWS,
@@ -77,13 +77,13 @@ fn most_rows(request: &Request) -> u64 {
 }
 
 /// Returns the request for `most` rows from row `first` on. A request without ids is never divided.
-fn part(request: &Request, first: u64, most: u64) -> Request {
+fn part(request: &RowRequest, first: u64, most: u64) -> RowRequest {
     let id_bytes = if request.wide_ids { 8 } else { 4 };
     let status = match request.status {
         0 => 0,
         status => status + first * 4,
     };
-    Request {
+    RowRequest {
         ids: match request.ids {
             0 => 0,
             ids => ids + first * id_bytes,
@@ -102,7 +102,7 @@ mod tests {
     #[test]
     fn a_long_scatter_is_several_launches_over_the_same_rows() {
         for (wide_ids, id_bytes) in [(true, 8), (false, 4)] {
-            let request = Request {
+            let request = RowRequest {
                 ids: 1 << 40,
                 wide_ids,
                 count: 2 * SCATTER_ROWS + 5,
@@ -121,7 +121,7 @@ mod tests {
                 first += count;
             }
             assert_eq!(first, request.count);
-            let in_order = Request { ids: 0, ..request };
+            let in_order = RowRequest { ids: 0, ..request };
             assert_eq!(most_rows(&in_order), request.count);
         }
     }

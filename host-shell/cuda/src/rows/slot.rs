@@ -2,11 +2,11 @@
 //! nothing can run it or query it any more.
 
 use super::super::captured::keep_with_graph;
-use super::super::leftovers::{self, Leftover};
+use super::super::leftovers::{self, LaunchLeftover};
 use super::super::stream::is_capturing;
 use super::kernels::RowKernels;
 pub(super) use super::numbers::Named;
-use super::numbers::{Abandoned, LAUNCHES};
+use super::numbers::{AbandonedLaunch, LAUNCHES};
 use super::state::RowsState;
 use nvme_driver::error::{Error, Result};
 use nvme_gpu_kernel::rows::{Gather, Progress};
@@ -14,7 +14,7 @@ use std::sync::Arc;
 
 /// State of a launch.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Stage {
+enum SlotStage {
     Reserved,
     InStream,
     InGraph,
@@ -27,7 +27,7 @@ pub(super) struct LaunchSlot {
     state: Arc<RowsState>,
     number: u32,
     before: u32,
-    stage: Stage,
+    stage: SlotStage,
     kernels: Option<Arc<RowKernels>>,
     named: Named,
 }
@@ -72,7 +72,7 @@ impl RowsState {
             state: Arc::clone(self),
             number,
             before: self.memory.board.ended(number),
-            stage: Stage::Reserved,
+            stage: SlotStage::Reserved,
             kernels: None,
             named: None,
         };
@@ -154,7 +154,7 @@ impl LaunchSlot {
     }
 
     pub fn is_captured(&self) -> bool {
-        self.stage == Stage::InGraph
+        self.stage == SlotStage::InGraph
     }
 
     /// Records that it is in a stream from now on, or in the graph that the stream is captured in.
@@ -162,8 +162,8 @@ impl LaunchSlot {
         self.kernels = Some(Arc::clone(kernels));
         self.named = named;
         self.stage = match is_captured {
-            true => Stage::InGraph,
-            false => Stage::InStream,
+            true => SlotStage::InGraph,
+            false => SlotStage::InStream,
         };
         if is_captured {
             self.state.launches().held.remove(&self.number);
@@ -173,8 +173,8 @@ impl LaunchSlot {
 
     /// Records that the driver refused the launch.
     fn refused(&mut self) {
-        if self.stage == Stage::InStream {
-            self.stage = Stage::Reserved;
+        if self.stage == SlotStage::InStream {
+            self.stage = SlotStage::Reserved;
         }
     }
 }
@@ -182,12 +182,12 @@ impl LaunchSlot {
 impl Drop for LaunchSlot {
     fn drop(&mut self) {
         let (kernels, named) = (self.kernels.take(), self.named.take());
-        let is_over = self.stage != Stage::InStream || self.ended() != 0;
+        let is_over = self.stage != SlotStage::InStream || self.ended() != 0;
         let mut launches = self.state.launches();
         launches.held.remove(&self.number);
         match is_over {
             true => launches.free.push(self.number),
-            false => launches.abandoned.push(Abandoned {
+            false => launches.abandoned.push(AbandonedLaunch {
                 number: self.number,
                 before: self.before,
                 _kernels: kernels,
@@ -200,4 +200,4 @@ impl Drop for LaunchSlot {
 /// A captured launch, as its graph has it.
 struct OfGraph(#[expect(dead_code, reason = "held for its drop")] Arc<LaunchSlot>);
 
-impl Leftover for OfGraph {}
+impl LaunchLeftover for OfGraph {}

@@ -2,12 +2,12 @@
 //! the launch numbers. It lives until no launch can refer to it, which may be after its store was closed.
 
 use super::super::driver::Gpu;
-use super::super::lent::Users;
+use super::super::lent::QueueUsers;
 use super::super::memory::DeviceMemory;
-use super::board::Board;
+use super::board::LaunchMailbox;
 use super::numbers::{LAUNCHES, LaunchNumbers};
 use nvme_core::spec::nvm;
-use nvme_driver::controller::session::{Footing, Standing};
+use nvme_driver::controller::session::{FactsStanding, UserBasis};
 use nvme_driver::error::Result;
 use nvme_driver::lock::lock;
 use nvme_gpu_kernel::rows::{Progress, STATION_CELLS};
@@ -22,7 +22,7 @@ const NAP: Duration = Duration::from_micros(20);
 /// alive. It is separate from the [`RowsState`], which has the list of abandoned launches: otherwise such a
 /// launch would keep itself alive.
 pub(in super::super) struct StationMemory {
-    pub(super) board: Board,
+    pub(super) board: LaunchMailbox,
     /// A word for each station, 0 while it is free.
     pub free: DeviceMemory,
     /// A result cell for each row under way.
@@ -47,7 +47,7 @@ pub(in super::super) struct RowsState {
     is_stuck: AtomicBool,
     /// Facts about the namespace on which launches rely. They hold the device open, which launches that outlive
     /// their store must not do.
-    pub footing: OnceLock<Weak<Footing>>,
+    pub footing: OnceLock<Weak<UserBasis>>,
     /// A kernel of the caller's may name this memory at any time: it is never freed.
     pub is_kept: AtomicBool,
 }
@@ -62,7 +62,7 @@ impl RowsState {
             gpu: Arc::clone(gpu),
             stations,
             memory: Arc::new(StationMemory {
-                board: Board::new(gpu, stations, LAUNCHES)?,
+                board: LaunchMailbox::new(gpu, stations, LAUNCHES)?,
                 free: DeviceMemory::new(gpu, stations as usize * 4)?,
                 cells: DeviceMemory::new(gpu, stations as usize * STATION_CELLS as usize * 8)?,
             }),
@@ -122,13 +122,13 @@ impl RowsState {
     }
 
     /// Returns the standing by the facts that are known: sends nothing and waits for nothing.
-    pub fn standing(&self) -> Standing {
+    pub fn standing(&self) -> FactsStanding {
         self.footing(|footing| footing.standing(nvm::opcode::READ))
-            .unwrap_or(Standing::Holds)
+            .unwrap_or(FactsStanding::Holds)
     }
 
     /// Evaluates `of` on the facts, while the store is open.
-    fn footing<T>(&self, of: impl FnOnce(&Footing) -> T) -> Option<T> {
+    fn footing<T>(&self, of: impl FnOnce(&UserBasis) -> T) -> Option<T> {
         let footing = self.footing.get().and_then(Weak::upgrade)?;
         Some(of(&footing))
     }
@@ -147,7 +147,7 @@ impl RowsState {
     }
 }
 
-impl Users for RowsState {
+impl QueueUsers for RowsState {
     /// Closes the gate and waits until no group is inside; returns true if none is. Calls no function of the
     /// driver.
     fn stop(&self) -> bool {

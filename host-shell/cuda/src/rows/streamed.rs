@@ -3,8 +3,8 @@
 // UNSAFETY: launches a kernel over addresses that the caller vouches for.
 #![allow(unsafe_code)]
 
-use super::super::module::{Blocks, Function, Module};
-use super::{GpuRows, Pending, Request, RowTable, closed};
+use super::super::module::{KernelFunction, LaunchSize, Module};
+use super::{GpuRows, PendingRows, RowRequest, RowTable, closed};
 use nvme_driver::error::{Error, Result};
 use nvme_gpu_kernel::ring::{LEAST_SHIFT, MOST_SHIFT};
 use nvme_gpu_kernel::rows::{BLOCK_THREADS, Gather, WARP_BYTES};
@@ -33,11 +33,11 @@ impl GpuRows {
     pub unsafe fn stream<T: Copy>(
         &self,
         table: &RowTable,
-        kernel: (&Module, Function),
-        (parts, blocks): (u64, Option<Blocks>),
+        kernel: (&Module, KernelFunction),
+        (parts, blocks): (u64, Option<LaunchSize>),
         argument: impl FnOnce(Gather) -> Result<T>,
         stream: u64,
-    ) -> Result<Pending> {
+    ) -> Result<PendingRows> {
         self.check_inside(table)?;
         let launch = (parts, 1 << self.piece_shift(), blocks);
         // SAFETY: the caller's.
@@ -65,10 +65,10 @@ impl GpuRows {
         &self,
         table: &RowTable,
         (count, lanes): (u64, u32),
-        kernel: (&Module, Function),
+        kernel: (&Module, KernelFunction),
         argument: impl FnOnce(Gather) -> T,
         stream: u64,
-    ) -> Result<Pending> {
+    ) -> Result<PendingRows> {
         self.check_inside(table)?;
         let most = self.reading_lanes(table);
         if lanes > most {
@@ -90,18 +90,18 @@ impl GpuRows {
     unsafe fn put<T: Copy>(
         &self,
         table: &RowTable,
-        (count, slot_bytes, of_caller): (u64, u32, Option<Blocks>),
-        (module, function): (&Module, Function),
+        (count, slot_bytes, of_caller): (u64, u32, Option<LaunchSize>),
+        (module, function): (&Module, KernelFunction),
         argument: impl FnOnce(Gather) -> Result<T>,
         stream: u64,
-    ) -> Result<Pending> {
+    ) -> Result<PendingRows> {
         if module.gpu().index() != self.gpu().index() {
             return Err(Error::usage(
                 "a kernel of another GPU than the store's",
                 "load it for the store's GPU",
             ));
         }
-        let request = Request {
+        let request = RowRequest {
             ids: 0,
             wide_ids: true,
             count,
@@ -117,7 +117,7 @@ impl GpuRows {
         };
         self.start(launch, (self.slot()?, None), stream, |_, rows, blocks| {
             let argument = argument(rows)?;
-            let blocks = of_caller.unwrap_or(Blocks::plain(blocks, BLOCK_THREADS));
+            let blocks = of_caller.unwrap_or(LaunchSize::plain(blocks, BLOCK_THREADS));
             // SAFETY: the caller's; the other addresses are ours until the gate is closed for good and no group
             // is inside.
             unsafe { module.launch_on(stream, function, blocks, &argument) }

@@ -10,10 +10,10 @@ use super::pending::of_member;
 use super::slot::Named;
 use super::state::{RowsState, StationMemory};
 use super::wide::WideRows;
-use super::{Common, GpuRows, Pending, Request, RowTable, closed};
+use super::{GpuRows, LaunchParameters, PendingRows, RowRequest, RowTable, closed};
 use nvme_core::spec::nvm;
 use nvme_driver::error::{Error, Result};
-use nvme_driver::widen::Widen;
+use nvme_driver::widen::RowWidening;
 use nvme_gpu_kernel::rows::{Gather, MEMBERS, Member, Striped, WARP_BYTES, slot_bytes};
 use std::sync::Arc;
 use std::time::Duration;
@@ -117,10 +117,10 @@ impl StripedRows {
     pub unsafe fn gather(
         &self,
         table: &RowTable,
-        request: &Request,
-        widen: Option<Widen>,
+        request: &RowRequest,
+        widen: Option<RowWidening>,
         stream: u64,
-    ) -> Result<Pending> {
+    ) -> Result<PendingRows> {
         let (words, Some(first)) = (&self.words, self.members.first()) else {
             return Err(closed());
         };
@@ -160,8 +160,8 @@ impl StripedRows {
         Ok(pending?.over(&self.states))
     }
 
-    fn launch(&self, stations: u64, table: &RowTable, request: &Request) -> Gather {
-        let common = Common {
+    fn launch(&self, stations: u64, table: &RowTable, request: &RowRequest) -> Gather {
+        let common = LaunchParameters {
             slot: self.slot_bytes(table),
             max_transfer: self.max_transfer,
             timeout: self.timeout,

@@ -3,7 +3,7 @@
 
 use super::state::RowsState;
 use nvme_core::spec::nvm;
-use nvme_driver::controller::session::{Footing, Session};
+use nvme_driver::controller::session::{ControllerSession, UserBasis};
 use nvme_driver::error::{Error, Result};
 use std::sync::{Arc, mpsc};
 use std::thread::JoinHandle;
@@ -16,16 +16,16 @@ const LOOK: Duration = Duration::from_millis(2);
 /// Recovers the controller when a kernel reports trouble, and closes the gate for good when the namespace has
 /// changed since launches were made for it. A thread has to watch this, because graphs and kernels of the
 /// caller run without a call of the host.
-pub(super) struct Watch {
+pub(super) struct LaunchWatch {
     stop: Option<mpsc::Sender<()>>,
     thread: Option<JoinHandle<()>>,
 }
 
-impl Watch {
+impl LaunchWatch {
     pub fn start(
         state: &Arc<RowsState>,
-        session: &Arc<Session>,
-        footing: &Arc<Footing>,
+        session: &Arc<ControllerSession>,
+        footing: &Arc<UserBasis>,
     ) -> Result<Self> {
         let (stop, stopped) = mpsc::channel::<()>();
         let (state, session) = (Arc::clone(state), Arc::clone(session));
@@ -62,7 +62,7 @@ impl Watch {
     }
 }
 
-impl Drop for Watch {
+impl Drop for LaunchWatch {
     fn drop(&mut self) {
         drop(self.stop.take());
         if let Some(thread) = self.thread.take() {

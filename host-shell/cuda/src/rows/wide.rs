@@ -4,15 +4,15 @@
 //! A row that was not read is one of zeros when it was gathered, whatever failed it, and is widened to zeros: the second
 //! launch knows no row status. The row status and the counts of failures are the gather's.
 
-use super::request::{Request, RowTable};
+use super::request::{RowRequest, RowTable};
 use nvme_driver::error::{Error, Result};
-use nvme_driver::widen::Widen;
+use nvme_driver::widen::RowWidening;
 use nvme_gpu_kernel::rows::{Gather, Widened};
 
 /// A request, and the conversion of its rows after they were read.
 pub(super) struct WideRows {
     /// Gather of the rows in their stored format.
-    pub stored: Request,
+    pub stored: RowRequest,
     widened: Option<Widened>,
 }
 
@@ -22,7 +22,7 @@ impl WideRows {
     /// # Errors
     /// [`Error::Usage`] for stored rows that are not whole blocks, and for an output that is not aligned to its
     /// elements or too narrow.
-    pub fn new(table: &RowTable, request: &Request, widen: Option<Widen>) -> Result<Self> {
+    pub fn new(table: &RowTable, request: &RowRequest, widen: Option<RowWidening>) -> Result<Self> {
         let Some(widen) = widen else {
             return Ok(Self {
                 stored: *request,
@@ -43,7 +43,7 @@ impl WideRows {
             ));
         }
         let before = bytes - stored;
-        let stored = Request {
+        let stored = RowRequest {
             out: request.out + before,
             ..*request
         };
@@ -90,7 +90,7 @@ mod tests {
         rows: 10,
         row_bytes: 36,
     };
-    const REQUEST: Request = Request {
+    const REQUEST: RowRequest = RowRequest {
         ids: 0,
         wide_ids: true,
         count: 10,
@@ -101,7 +101,7 @@ mod tests {
 
     #[test]
     fn stored_rows_go_to_the_last_bytes_of_wide_ones() {
-        let widen = Widen {
+        let widen = RowWidening {
             from: Format::Q4_0,
             to: Wide::F32,
         };
@@ -121,15 +121,15 @@ mod tests {
 
     #[test]
     fn outputs_that_are_too_narrow_or_not_aligned_are_refused() {
-        let widen = Some(Widen {
+        let widen = Some(RowWidening {
             from: Format::Q4_0,
             to: Wide::F32,
         });
-        let refused = |request: Request| WideRows::new(&TABLE, &request, widen).is_err();
+        let refused = |request: RowRequest| WideRows::new(&TABLE, &request, widen).is_err();
         let out = REQUEST.out + 2;
-        assert!(refused(Request { out, ..REQUEST }));
+        assert!(refused(RowRequest { out, ..REQUEST }));
         for out_stride in [252, 258] {
-            assert!(refused(Request {
+            assert!(refused(RowRequest {
                 out_stride,
                 ..REQUEST
             }));

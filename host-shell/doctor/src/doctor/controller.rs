@@ -1,18 +1,22 @@
 //! Findings about one controller: driver, group, rights, link, BAR and other facts that decide how it can be
 //! used.
 
-use super::finding::{Finding, Notes, Status};
+use super::finding::{DoctorFinding, FindingSeverity, SubjectFindings};
 use nvme_core::spec::register::Cmbsz;
-use nvme_driver::pci::Link;
-use nvme_driver::sysfs::{Census, Function, Host, Lender, Neighbour};
+use nvme_driver::pci::PcieLink;
+use nvme_driver::sysfs::{GroupNeighbour, LendingDriver, SysfsFunction, SysfsHost, UsageCensus};
 use std::fs;
 use std::os::unix::fs::MetadataExt;
 
 /// ACS: source validation, request redirect, completion redirect, upstream forwarding.
 const ISOLATES: u16 = 1 | 1 << 2 | 1 << 3 | 1 << 4;
 
-pub fn examine(host: &Host, function: &Function, census: &Census) -> Vec<Finding> {
-    let mut notes = Notes::about(function.address);
+pub fn examine(
+    host: &SysfsHost,
+    function: &SysfsFunction,
+    census: &UsageCensus,
+) -> Vec<DoctorFinding> {
+    let mut notes = SubjectFindings::about(function.address);
     driver(host, function, census, &mut notes);
     group(host, function, &mut notes);
     translation(host, function, &mut notes);
@@ -26,13 +30,18 @@ pub fn examine(host: &Host, function: &Function, census: &Census) -> Vec<Finding
     notes.all
 }
 
-fn driver(host: &Host, function: &Function, census: &Census, notes: &mut Notes) {
+fn driver(
+    host: &SysfsHost,
+    function: &SysfsFunction,
+    census: &UsageCensus,
+    notes: &mut SubjectFindings,
+) {
     let address = function.address;
     let usage = host.usage_seen(function, census);
     if !usage.holders.is_empty() {
         return notes.add(
             "driver",
-            Status::Warning,
+            FindingSeverity::Warning,
             format!("in use: {}", usage.list()),
             format!("use another controller, or first: {}", usage.remedies()),
         );
@@ -42,47 +51,47 @@ fn driver(host: &Host, function: &Function, census: &Census, notes: &mut Notes) 
         false => format!(" as far as is seen: not {}", usage.list_unseen()),
     };
     match function.driver.as_deref() {
-        Some(name) if Lender::of(name).is_some() => notes.ok("driver", name),
+        Some(name) if LendingDriver::of(name).is_some() => notes.ok("driver", name),
         Some(driver) => notes.add(
             "driver",
-            Status::Note,
+            FindingSeverity::Note,
             format!("{driver}; nothing uses its disks{unseen}"),
             format!("`nvme-gpu bind {address}` as root"),
         ),
         None => notes.add(
             "driver",
-            Status::Note,
+            FindingSeverity::Note,
             "none",
             format!("`nvme-gpu bind {address}` as root"),
         ),
     }
 }
 
-fn group(host: &Host, function: &Function, notes: &mut Notes) {
+fn group(host: &SysfsHost, function: &SysfsFunction, notes: &mut SubjectFindings) {
     let Some(number) = function.group else {
         return notes.add(
             "group",
-            Status::Missing,
+            FindingSeverity::Missing,
             "in no IOMMU group",
             "switch the IOMMU on (see there)",
         );
     };
     let others = host.neighbours(function);
-    let list = Neighbour::list(&others);
+    let list = GroupNeighbour::list(&others);
     if others.is_empty() {
         return notes.ok("group", format!("{number}, isolated"));
     }
-    if others.iter().any(Neighbour::is_in_the_way) {
+    if others.iter().any(GroupNeighbour::is_in_the_way) {
         return notes.add(
             "group",
-            Status::Missing,
+            FindingSeverity::Missing,
             format!("{number} is shared with {list}"),
             "use another slot, or give all of them to vfio-pci",
         );
     }
     notes.add(
         "group",
-        Status::Note,
+        FindingSeverity::Note,
         format!("{number} is shared with {list}: not isolated"),
         "nothing, if one program may have all of them; else use another slot",
     );
@@ -90,7 +99,7 @@ fn group(host: &Host, function: &Function, notes: &mut Notes) {
 
 /// Examines the IOMMU's translation for the kernel's drivers. VFIO and the module nvme_gpu set up a translation
 /// of their own.
-fn translation(host: &Host, function: &Function, notes: &mut Notes) {
+fn translation(host: &SysfsHost, function: &SysfsFunction, notes: &mut SubjectFindings) {
     let Some(group) = function.group else {
         return;
     };
@@ -109,8 +118,8 @@ fn translation(host: &Host, function: &Function, notes: &mut Notes) {
 }
 
 /// Bridges that do not isolate put functions into one group; those that do send peers' traffic up.
-fn acs(host: &Host, function: &Function, notes: &mut Notes) {
-    let bridges: Vec<Function> = function
+fn acs(host: &SysfsHost, function: &SysfsFunction, notes: &mut SubjectFindings) {
+    let bridges: Vec<SysfsFunction> = function
         .bridges
         .iter()
         .filter_map(|address| host.function(*address))
@@ -121,7 +130,7 @@ fn acs(host: &Host, function: &Function, notes: &mut Notes) {
     if bridges.iter().any(|bridge| bridge.config.bytes < 4096) {
         return notes.add(
             "ACS",
-            Status::Unknown,
+            FindingSeverity::Unknown,
             "the bridges' capabilities can be read by root only",
             "run this as root",
         );
@@ -135,7 +144,7 @@ fn acs(host: &Host, function: &Function, notes: &mut Notes) {
     match without {
         Some(bridge) => notes.add(
             "ACS",
-            Status::Note,
+            FindingSeverity::Note,
             format!(
                 "bridge {} does not isolate what is below it",
                 bridge.address
@@ -149,7 +158,7 @@ fn acs(host: &Host, function: &Function, notes: &mut Notes) {
     }
 }
 
-fn rights(host: &Host, function: &Function, notes: &mut Notes) {
+fn rights(host: &SysfsHost, function: &SysfsFunction, notes: &mut SubjectFindings) {
     let (Some("vfio-pci"), Some(group)) = (function.driver.as_deref(), function.group) else {
         return;
     };
@@ -157,7 +166,7 @@ fn rights(host: &Host, function: &Function, notes: &mut Notes) {
     let Ok(node) = fs::metadata(&path) else {
         return notes.add(
             "rights",
-            Status::Missing,
+            FindingSeverity::Missing,
             format!("there is no /dev/vfio/{group}"),
             "in a container: pass the node through; else see the system's log",
         );
@@ -175,7 +184,7 @@ fn rights(host: &Host, function: &Function, notes: &mut Notes) {
     } else {
         notes.add(
             "rights",
-            Status::Missing,
+            FindingSeverity::Missing,
             format!(
                 "user {user} may not open /dev/vfio/{group}, which belongs to user {}",
                 owner.0
@@ -197,12 +206,12 @@ fn may_open(owner: (u32, u32, u32), user: u32, groups: &[u32]) -> bool {
     bits & 6 == 6
 }
 
-fn link(function: &Function, notes: &mut Notes) {
+fn link(function: &SysfsFunction, notes: &mut SubjectFindings) {
     let Some(express) = function.config.express else {
         if function.config.bytes <= 64 {
             notes.add(
                 "link",
-                Status::Unknown,
+                FindingSeverity::Unknown,
                 "capabilities can be read by root only",
                 "run this as root",
             );
@@ -212,11 +221,11 @@ fn link(function: &Function, notes: &mut Notes) {
     let (Some(capable), Some(trained)) = (express.capable, express.trained) else {
         return;
     };
-    let words = |link: Link| format!("generation {}, x{}", link.generation, link.lanes);
+    let words = |link: PcieLink| format!("generation {}, x{}", link.generation, link.lanes);
     if trained.generation < capable.generation || trained.lanes < capable.lanes {
         notes.add(
             "link",
-            Status::Warning,
+            FindingSeverity::Warning,
             format!("{}, though the controller can do {}", words(trained), words(capable)),
             "use a slot with all lanes wired, seat the device again, look at the slot's setting in the firmware",
         );
@@ -225,7 +234,7 @@ fn link(function: &Function, notes: &mut Notes) {
     }
 }
 
-fn bar0(function: &Function, notes: &mut Notes) {
+fn bar0(function: &SysfsFunction, notes: &mut SubjectFindings) {
     match function.resource(0) {
         Some(bar) if bar.bytes >= 8192 => {
             // Doorbells of 4 bytes from 1000h on, two per pair, the admin queue's among them.
@@ -235,27 +244,27 @@ fn bar0(function: &Function, notes: &mut Notes) {
         }
         Some(bar) => notes.add(
             "BAR0",
-            Status::Missing,
+            FindingSeverity::Missing,
             format!("only {} bytes: no doorbells can be mapped", bar.bytes),
             "use another controller",
         ),
         None => notes.add(
             "BAR0",
-            Status::Missing,
+            FindingSeverity::Missing,
             "has no address",
             "look for PCI errors in the system's log; `pci=realloc` on the kernel's command line may help",
         ),
     }
 }
 
-fn memory_buffer(host: &Host, function: &Function, notes: &mut Notes) {
+fn memory_buffer(host: &SysfsHost, function: &SysfsFunction, notes: &mut SubjectFindings) {
     let address = function.address;
     let unknown =
         || format!("`nvme-gpu regs --device vfio:{address}` shows CMBSZ once it is bound");
     let Some(controller) = &function.controller else {
         return notes.add(
             "CMB",
-            Status::Unknown,
+            FindingSeverity::Unknown,
             "told by the controller's registers only",
             unknown(),
         );
@@ -271,7 +280,7 @@ fn memory_buffer(host: &Host, function: &Function, notes: &mut Notes) {
     match size.map(Cmbsz).filter(|size| size.bytes() > 0) {
         None => notes.add(
             "CMB",
-            Status::Note,
+            FindingSeverity::Note,
             "the controller has no controller memory buffer",
             "nothing has to be done: rings lie in host memory",
         ),
@@ -281,14 +290,14 @@ fn memory_buffer(host: &Host, function: &Function, notes: &mut Notes) {
         ),
         Some(_) => notes.add(
             "CMB",
-            Status::Note,
+            FindingSeverity::Note,
             "the controller memory buffer takes no queues",
             "nothing has to be done: rings lie in host memory",
         ),
     }
 }
 
-fn ordering(function: &Function, notes: &mut Notes) {
+fn ordering(function: &SysfsFunction, notes: &mut SubjectFindings) {
     let Some(express) = function.config.express else {
         return;
     };
@@ -305,7 +314,7 @@ fn ordering(function: &Function, notes: &mut Notes) {
     let address = function.address;
     notes.add(
         "ordering",
-        Status::Note,
+        FindingSeverity::Note,
         format!("the controller may use {}", on.join(" and ")),
         format!(
             "nothing for data in host memory; with a GPU, should data ever arrive after its completion: \
@@ -314,7 +323,7 @@ fn ordering(function: &Function, notes: &mut Notes) {
     );
 }
 
-fn reset(host: &Host, function: &Function, notes: &mut Notes) {
+fn reset(host: &SysfsHost, function: &SysfsFunction, notes: &mut SubjectFindings) {
     let address = function.address;
     let Some(methods) = host.text(format!("sys/bus/pci/devices/{address}/reset_method")) else {
         return;
@@ -322,7 +331,7 @@ fn reset(host: &Host, function: &Function, notes: &mut Notes) {
     match methods.trim() {
         "" => notes.add(
             "reset",
-            Status::Note,
+            FindingSeverity::Note,
             "the function cannot be reset alone",
             "nothing has to be done: the controller is disabled and enabled instead",
         ),

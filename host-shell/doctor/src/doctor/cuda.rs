@@ -1,26 +1,26 @@
 //! Findings about each GPU from the CUDA driver.
 
-use super::finding::{Finding, MACHINE, Notes, Status};
-use nvme_cuda::{GpuFacts, Pinning};
+use super::finding::{DoctorFinding, FindingSeverity, MACHINE, SubjectFindings};
+use nvme_cuda::{GpuFacts, HostPinning};
 use nvme_driver::error::{Error, Result};
 
 /// Translates the result of [`GpuFacts::all`] into findings; `pinning` returns, for a GPU's number, whether
 /// host memory can be registered with it.
 pub fn examine(
     found: Result<Vec<GpuFacts>>,
-    pinning: impl Fn(u32) -> Result<Pinning>,
-) -> Vec<Finding> {
+    pinning: impl Fn(u32) -> Result<HostPinning>,
+) -> Vec<DoctorFinding> {
     let gpus = match found {
         Ok(gpus) => gpus,
         Err(error) => {
-            let mut notes = Notes::about(MACHINE);
+            let mut notes = SubjectFindings::about(MACHINE);
             let remedy = Error::remedy(&error);
-            notes.add("CUDA", Status::Note, error.to_string(), remedy);
+            notes.add("CUDA", FindingSeverity::Note, error.to_string(), remedy);
             return notes.all;
         }
     };
     let of_gpu = |gpu: &GpuFacts| {
-        let mut notes = Notes::about(&gpu.address);
+        let mut notes = SubjectFindings::about(&gpu.address);
         let (major, minor) = gpu.capability;
         notes.ok(
             "CUDA",
@@ -39,7 +39,7 @@ pub fn examine(
 
 /// Examines whether a completion in host memory can become visible before the data that a drive wrote into GPU
 /// memory.
-fn ordering(gpu: &GpuFacts, notes: &mut Notes) {
+fn ordering(gpu: &GpuFacts, notes: &mut SubjectFindings) {
     let flush = match gpu.flush_options {
         0 => "none",
         1 => "by the host",
@@ -63,7 +63,7 @@ fn ordering(gpu: &GpuFacts, notes: &mut Notes) {
         ),
         _ => notes.add(
             "write ordering",
-            Status::Warning,
+            FindingSeverity::Warning,
             text("no order without a flush"),
             "tier 2 is refused on this GPU; use --tier 1",
         ),
@@ -71,30 +71,30 @@ fn ordering(gpu: &GpuFacts, notes: &mut Notes) {
 }
 
 /// Examines whether host memory can be registered with the GPU.
-fn memory(pinning: Result<Pinning>, notes: &mut Notes) {
+fn memory(pinning: Result<HostPinning>, notes: &mut SubjectFindings) {
     const NAME: &str = "memory of the host";
     match pinning {
-        Ok(Pinning::Registers) => notes.ok(NAME, "the driver registers it"),
-        Ok(Pinning::Allocates(why)) => notes.add(
+        Ok(HostPinning::Registers) => notes.ok(NAME, "the driver registers it"),
+        Ok(HostPinning::Allocates(why)) => notes.add(
             NAME,
-            Status::Warning,
+            FindingSeverity::Warning,
             format!("the driver registers none ({why}), and allocates some"),
             "the GPU reaches no queues: stores have a host thread move its rows, and --gpu is refused",
         ),
-        Ok(Pinning::Refuses(why)) => notes.add(
+        Ok(HostPinning::Refuses(why)) => notes.add(
             NAME,
-            Status::Warning,
+            FindingSeverity::Warning,
             format!("the driver registers none and allocates none: {why}"),
             "use no GPU: leave --gpu and `gpu` out",
         ),
         Err(error) => {
             let remedy = error.remedy().to_owned();
-            notes.add(NAME, Status::Note, error.to_string(), remedy);
+            notes.add(NAME, FindingSeverity::Note, error.to_string(), remedy);
         }
     }
 }
 
-fn export(gpu: &GpuFacts, notes: &mut Notes) {
+fn export(gpu: &GpuFacts, notes: &mut SubjectFindings) {
     let rdma = match gpu.rdma {
         true => "is",
         false => "is not",
@@ -106,7 +106,7 @@ fn export(gpu: &GpuFacts, notes: &mut Notes) {
         ),
         false => notes.add(
             "dma-buf of the GPU",
-            Status::Warning,
+            FindingSeverity::Warning,
             format!("CUDA exports none of its memory; GPUDirect RDMA {rdma} supported"),
             "for tier 2: the open kernel modules, on a GPU other than a GeForce",
         ),
@@ -134,13 +134,13 @@ mod tests {
     #[test]
     fn each_gpu_has_its_order_and_its_export() {
         for (ordering, dma_buf, status, text) in [
-            (100, true, Status::Ok, "is 100 (the GPU that owns"),
-            (200, true, Status::Ok, "is 200 (every GPU"),
-            (0, false, Status::Warning, "is 0 (no order"),
+            (100, true, FindingSeverity::Ok, "is 100 (the GPU that owns"),
+            (200, true, FindingSeverity::Ok, "is 200 (every GPU"),
+            (0, false, FindingSeverity::Warning, "is 0 (no order"),
         ] {
-            let registers = |_| Ok(Pinning::Registers);
+            let registers = |_| Ok(HostPinning::Registers);
             let found = examine(Ok(vec![gpu(ordering, dma_buf)]), registers);
-            assert_eq!((found.len(), found[3].status), (4, Status::Ok));
+            assert_eq!((found.len(), found[3].status), (4, FindingSeverity::Ok));
             assert!(found[0].text.contains("compute capability 9.0"));
             assert_eq!((found[1].status, found[2].status), (status, status));
             assert!(found[1].text.contains(text), "{}", found[1].text);
@@ -152,7 +152,7 @@ mod tests {
         });
         assert_eq!(
             (none[0].status, none[0].text.as_str()),
-            (Status::Note, "no driver")
+            (FindingSeverity::Note, "no driver")
         );
     }
 
@@ -160,17 +160,17 @@ mod tests {
     fn a_driver_that_registers_no_memory_is_named() {
         let why = || "cuMemHostRegister: refused (NOT_SUPPORTED)".to_owned();
         for (pinning, text) in [
-            (Pinning::Allocates(why()), "and allocates some"),
-            (Pinning::Refuses(why()), "allocates none"),
+            (HostPinning::Allocates(why()), "and allocates some"),
+            (HostPinning::Refuses(why()), "allocates none"),
         ] {
             let found = examine(Ok(vec![gpu(100, true)]), |_| Ok(pinning.clone()));
             let memory = &found[3];
-            assert_eq!(memory.status, Status::Warning);
+            assert_eq!(memory.status, FindingSeverity::Warning);
             assert!(memory.text.contains("NOT_SUPPORTED"), "{}", memory.text);
             assert!(memory.text.contains(text), "{}", memory.text);
         }
         let busy = |_| Err(Error::environment("another process uses it", "wait"));
         let found = examine(Ok(vec![gpu(100, true)]), busy);
-        assert_eq!(found[3].status, Status::Note);
+        assert_eq!(found[3].status, FindingSeverity::Note);
     }
 }

@@ -1,24 +1,24 @@
 //! Findings about cuFile: the library, and its answer.
 
-use super::finding::{Finding, MACHINE, Notes, Status};
+use super::finding::{DoctorFinding, FindingSeverity, MACHINE, SubjectFindings};
 use nvme_driver::error::{Error, Result};
 
 /// Translates the result of [`probe_cufile`](nvme_cuda::probe_cufile) into a finding.
-pub fn examine(found: Result<(String, Result<()>)>) -> Finding {
+pub fn examine(found: Result<(String, Result<()>)>) -> DoctorFinding {
     const CHECK: &str = "cuFile";
-    let mut notes = Notes::about(MACHINE);
+    let mut notes = SubjectFindings::about(MACHINE);
     let remedy = |error: &Error| format!("{}; gds=auto and gds=off need no cuFile", error.remedy());
     match found {
-        Err(error) => notes.add(CHECK, Status::Note, error.to_string(), remedy(&error)),
+        Err(error) => notes.add(CHECK, FindingSeverity::Note, error.to_string(), remedy(&error)),
         Ok((file, Ok(()))) => notes.add(
             CHECK,
-            Status::Ok,
+            FindingSeverity::Ok,
             format!("{file}: cuFileDriverOpen answered 0"),
             "a file may still be refused when it is opened (5008, 5027): the path of its store says so",
         ),
         Ok((file, Err(error))) => {
             let text = format!("{file} was not opened: {error}");
-            notes.add(CHECK, Status::Warning, text, remedy(&error));
+            notes.add(CHECK, FindingSeverity::Warning, text, remedy(&error));
         }
     }
     notes.all.remove(0)
@@ -35,14 +35,19 @@ mod tests {
         for (found, status, text, remedy) in [
             (
                 Err(refused()),
-                Status::Note,
+                FindingSeverity::Note,
                 "cuFileDriverOpen: 5001",
                 "gds=off",
             ),
-            (Ok((library(), Ok(()))), Status::Ok, "answered 0", "5027"),
+            (
+                Ok((library(), Ok(()))),
+                FindingSeverity::Ok,
+                "answered 0",
+                "5027",
+            ),
             (
                 Ok((library(), Err(refused()))),
-                Status::Warning,
+                FindingSeverity::Warning,
                 "not opened: cuFileDriverOpen: 5001",
                 "load nvidia-fs; ",
             ),

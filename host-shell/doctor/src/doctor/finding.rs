@@ -5,7 +5,7 @@ use serde::Serialize;
 /// Severity of a finding.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "lowercase")]
-pub enum Status {
+pub enum FindingSeverity {
     /// As it should be.
     Ok,
     /// Works, and could be better.
@@ -20,13 +20,13 @@ pub enum Status {
 
 /// One thing that was looked at.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct Finding {
+pub struct DoctorFinding {
     /// Subject of the finding: "machine", or the PCI address of a controller or GPU.
     pub subject: String,
     /// Property that was examined, in one or two words.
     pub check: &'static str,
     /// Severity.
-    pub status: Status,
+    pub status: FindingSeverity,
     /// Result, in words.
     pub text: String,
     /// Action to take; none when nothing needs to be done.
@@ -37,12 +37,12 @@ pub struct Finding {
 pub(super) const MACHINE: &str = "machine";
 
 /// Notes findings about one subject.
-pub(super) struct Notes {
+pub(super) struct SubjectFindings {
     subject: String,
-    pub(super) all: Vec<Finding>,
+    pub(super) all: Vec<DoctorFinding>,
 }
 
-impl Notes {
+impl SubjectFindings {
     pub(super) fn about(subject: impl ToString) -> Self {
         Self {
             subject: subject.to_string(),
@@ -51,13 +51,13 @@ impl Notes {
     }
 
     pub(super) fn ok(&mut self, check: &'static str, text: impl Into<String>) {
-        self.push(check, Status::Ok, text, None);
+        self.push(check, FindingSeverity::Ok, text, None);
     }
 
     pub(super) fn add(
         &mut self,
         check: &'static str,
-        status: Status,
+        status: FindingSeverity,
         text: impl Into<String>,
         remedy: impl Into<String>,
     ) {
@@ -67,11 +67,11 @@ impl Notes {
     pub(super) fn push(
         &mut self,
         check: &'static str,
-        status: Status,
+        status: FindingSeverity,
         text: impl Into<String>,
         remedy: Option<String>,
     ) {
-        self.all.push(Finding {
+        self.all.push(DoctorFinding {
             subject: self.subject.clone(),
             check,
             status,

@@ -1,17 +1,21 @@
 //! Findings about NVIDIA GPUs: the driver, the memory that it can map, and whether a controller can access GPU
 //! memory.
 
-use super::finding::{Finding, MACHINE, Notes, Status};
-use crate::nvidia::{Driver, Product, RawAddresses, is_whole};
-use crate::topology::{Path, Relation, Route, Topology};
-use nvme_driver::sysfs::{Function, Host};
+use super::finding::{DoctorFinding, FindingSeverity, MACHINE, SubjectFindings};
+use crate::nvidia::{GpuProduct, NvidiaDriver, RawAddresses, is_whole};
+use crate::topology::{MachineTopology, PathRelation, PeerPath, TurningPoint};
+use nvme_driver::sysfs::{SysfsFunction, SysfsHost};
 
-pub fn examine(host: &Host, gpus: &[Function], topology: &Topology) -> Vec<Finding> {
-    let mut notes = Notes::about(MACHINE);
+pub fn examine(
+    host: &SysfsHost,
+    gpus: &[SysfsFunction],
+    topology: &MachineTopology,
+) -> Vec<DoctorFinding> {
+    let mut notes = SubjectFindings::about(MACHINE);
     driver(host, gpus, &mut notes);
     let mut all = notes.all;
     for gpu in gpus {
-        let mut notes = Notes::about(gpu.address);
+        let mut notes = SubjectFindings::about(gpu.address);
         resizable_bar(gpu, &mut notes);
         product(host, gpu, &mut notes);
         let address = gpu.address.to_string();
@@ -22,19 +26,19 @@ pub fn examine(host: &Host, gpus: &[Function], topology: &Topology) -> Vec<Findi
     all
 }
 
-fn driver(host: &Host, gpus: &[Function], notes: &mut Notes) {
+fn driver(host: &SysfsHost, gpus: &[SysfsFunction], notes: &mut SubjectFindings) {
     if gpus.is_empty() {
         return notes.add(
             "GPU",
-            Status::Note,
+            FindingSeverity::Note,
             "no NVIDIA GPU on PCIe",
             "nothing has to be done: commands come from CPU threads",
         );
     }
-    let Some(driver) = Driver::loaded(host) else {
+    let Some(driver) = NvidiaDriver::loaded(host) else {
         return notes.add(
             "NVIDIA driver",
-            Status::Missing,
+            FindingSeverity::Missing,
             "not loaded",
             "install the driver (580 or later, open kernel modules), `modprobe nvidia`",
         );
@@ -54,7 +58,7 @@ fn driver(host: &Host, gpus: &[Function], notes: &mut Notes) {
         let kernel = host.text("proc/sys/kernel/osrelease").unwrap_or_default();
         notes.add(
             "BAR in the GPU",
-            Status::Warning,
+            FindingSeverity::Warning,
             format!(
                 "drivers from 550.54 on may refuse to register a mapped BAR (cudaHostRegister of PFN maps) on \
                  kernels that dropped follow_pfn and follow_pte (open-gpu-kernel-modules, issue 732); this is \
@@ -67,7 +71,7 @@ fn driver(host: &Host, gpus: &[Function], notes: &mut Notes) {
     if !host.exists("sys/kernel/dmabuf") && !host.exists("dev/dma_heap") {
         notes.add(
             "dma-buf",
-            Status::Unknown,
+            FindingSeverity::Unknown,
             "nothing is seen of dma-buf in this kernel",
             "see whether the kernel has CONFIG_DMA_SHARED_BUFFER",
         );
@@ -76,7 +80,7 @@ fn driver(host: &Host, gpus: &[Function], notes: &mut Notes) {
     } else {
         notes.add(
             "dma-buf",
-            Status::Warning,
+            FindingSeverity::Warning,
             "the proprietary modules do not export GPU memory",
             "install the open kernel modules (Turing and later)",
         );
@@ -84,7 +88,7 @@ fn driver(host: &Host, gpus: &[Function], notes: &mut Notes) {
 }
 
 /// Examines whether the driver is one that is known to export addresses that no IOMMU maps.
-fn addresses(driver: &Driver, notes: &mut Notes) {
+fn addresses(driver: &NvidiaDriver, notes: &mut SubjectFindings) {
     const CHECK: &str = "exported addresses";
     const ISSUE: &str = "open-gpu-kernel-modules, issue 1324";
     match driver.raw_addresses() {
@@ -95,13 +99,13 @@ fn addresses(driver: &Driver, notes: &mut Notes) {
         ),
         RawAddresses::Reported => notes.add(
             CHECK,
-            Status::Warning,
+            FindingSeverity::Warning,
             format!("595.84 is reported to export addresses of BAR1 that the IOMMU does not map ({ISSUE})"),
             "kmod:BDF maps them itself or refuses them; use another driver where it refuses",
         ),
         RawAddresses::Later => notes.add(
             CHECK,
-            Status::Note,
+            FindingSeverity::Note,
             format!("{ISSUE} is about 595.84; whether {} is mended is not known", driver.version),
             "nothing has to be done: kmod:BDF looks at each address, and maps or refuses it",
         ),
@@ -109,27 +113,27 @@ fn addresses(driver: &Driver, notes: &mut Notes) {
 }
 
 /// Examines which tiers the model of GPU allows according to NVIDIA, and to reports about patched drivers.
-fn product(host: &Host, gpu: &Function, notes: &mut Notes) {
-    if Product::of(host, gpu) != Product::GeForce {
+fn product(host: &SysfsHost, gpu: &SysfsFunction, notes: &mut SubjectFindings) {
+    if GpuProduct::of(host, gpu) != GpuProduct::GeForce {
         return;
     }
     notes.add(
         "GeForce",
-        Status::Note,
+        FindingSeverity::Note,
         "tiers 0 and 1 with stock software: NVIDIA offers GPUDirect RDMA for Tesla and Quadro GPUs only",
         "nothing has to be done for these; of tier 2 with patched software nothing has been run: reports are in \
          docs/topology.md",
     );
 }
 
-fn resizable_bar(gpu: &Function, notes: &mut Notes) {
+fn resizable_bar(gpu: &SysfsFunction, notes: &mut SubjectFindings) {
     let Some(bar) = gpu.config.resizable.iter().find(|bar| bar.bar == 1) else {
         let text = match gpu.resource(1) {
             Some(bar) => format!("BAR1 has {} MiB and cannot be resized", bar.bytes >> 20),
             None => "BAR1 has no address".to_owned(),
         };
         let remedy = "peers reach that much of its memory; as root more may be known";
-        return notes.add("resizable BAR", Status::Unknown, text, remedy);
+        return notes.add("resizable BAR", FindingSeverity::Unknown, text, remedy);
     };
     let mib = |bytes: u64| bytes >> 20;
     if is_whole(gpu) == Some(true) {
@@ -140,7 +144,7 @@ fn resizable_bar(gpu: &Function, notes: &mut Notes) {
     } else {
         notes.add(
             "resizable BAR",
-            Status::Warning,
+            FindingSeverity::Warning,
             format!(
                 "BAR1 has {} of {} MiB: peers reach only a part of the GPU's memory",
                 mib(bar.current),
@@ -151,8 +155,8 @@ fn resizable_bar(gpu: &Function, notes: &mut Notes) {
     }
 }
 
-fn peers(path: &Path, notes: &mut Notes) {
-    let Path {
+fn peers(path: &PeerPath, notes: &mut SubjectFindings) {
+    let PeerPath {
         gpu,
         controller,
         why,
@@ -162,16 +166,16 @@ fn peers(path: &Path, notes: &mut Notes) {
         "what works is shown by `nvme-gpu p2p --device vfio:{controller} --peer /sys/bus/pci/devices/{gpu}/resource1`"
     );
     match (path.relation, path.route) {
-        (_, Route::Switch) => notes.ok("peer-to-peer", format!("{controller}: {why}")),
-        (Relation::SameSwitch, _) => notes.add(
+        (_, TurningPoint::Switch) => notes.ok("peer-to-peer", format!("{controller}: {why}")),
+        (PathRelation::SameSwitch, _) => notes.add(
             "peer-to-peer",
-            Status::Note,
+            FindingSeverity::Note,
             format!("{controller} is below the same switch, though transfers may leave it: {why}"),
             shown,
         ),
         _ => notes.add(
             "peer-to-peer",
-            Status::Warning,
+            FindingSeverity::Warning,
             format!(
                 "the way to {controller} leads through the root complex: writes mostly arrive, reads may be \
                  slow or refused"

@@ -1,26 +1,26 @@
 //! The machine: IOMMU, VFIO, limits.
 
-use super::finding::{Finding, MACHINE, Notes, Status};
-use nvme_driver::sysfs::Host;
+use super::finding::{DoctorFinding, FindingSeverity, MACHINE, SubjectFindings};
+use nvme_driver::sysfs::SysfsHost;
 
 /// Locked memory that a benchmark with many queues needs.
 const ENOUGH: u64 = 64 << 20;
 /// Capability to lock memory without a limit.
 const CAP_IPC_LOCK: u32 = 14;
 
-pub fn no_controller() -> Finding {
-    let mut notes = Notes::about(MACHINE);
+pub fn no_controller() -> DoctorFinding {
+    let mut notes = SubjectFindings::about(MACHINE);
     notes.add(
         "controllers",
-        Status::Missing,
+        FindingSeverity::Missing,
         "there is no NVMe controller on PCIe",
         "try the simulator: `nvme-gpu demo`",
     );
     notes.all.remove(0)
 }
 
-pub fn examine(host: &Host) -> Vec<Finding> {
-    let mut notes = Notes::about(MACHINE);
+pub fn examine(host: &SysfsHost) -> Vec<DoctorFinding> {
+    let mut notes = SubjectFindings::about(MACHINE);
     iommu(host, &mut notes);
     remapping(host, &mut notes);
     vfio(host, &mut notes);
@@ -29,7 +29,7 @@ pub fn examine(host: &Host) -> Vec<Finding> {
     notes.all
 }
 
-fn iommu(host: &Host, notes: &mut Notes) {
+fn iommu(host: &SysfsHost, notes: &mut SubjectFindings) {
     let groups = host.iommu_groups();
     if groups > 0 {
         return notes.ok("iommu", format!("on, {groups} groups"));
@@ -41,7 +41,7 @@ fn iommu(host: &Host, notes: &mut Notes) {
     if let Some(word) = off {
         return notes.add(
             "iommu",
-            Status::Missing,
+            FindingSeverity::Missing,
             format!("switched off by {word} on the kernel's command line"),
             "take that word out and start again",
         );
@@ -56,14 +56,14 @@ fn iommu(host: &Host, notes: &mut Notes) {
     };
     notes.add(
         "iommu",
-        Status::Missing,
+        FindingSeverity::Missing,
         "off: there are no IOMMU groups",
         remedy,
     );
 }
 
 /// Examines interrupt remapping: bit 3 of Intel's extended capability register.
-fn remapping(host: &Host, notes: &mut Notes) {
+fn remapping(host: &SysfsHost, notes: &mut SubjectFindings) {
     let units = host.names("sys/class/iommu");
     let capability = |unit: &String| {
         let text = host.text(format!("sys/class/iommu/{unit}/intel-iommu/ecap"))?;
@@ -78,7 +78,7 @@ fn remapping(host: &Host, notes: &mut Notes) {
     } else {
         notes.add(
             "interrupt remapping",
-            Status::Warning,
+            FindingSeverity::Warning,
             "not offered: VFIO refuses the group",
             "switch it on in the firmware; only where you trust every device: \
              `modprobe vfio_iommu_type1 allow_unsafe_interrupts=1`",
@@ -86,11 +86,11 @@ fn remapping(host: &Host, notes: &mut Notes) {
     }
 }
 
-fn vfio(host: &Host, notes: &mut Notes) {
+fn vfio(host: &SysfsHost, notes: &mut SubjectFindings) {
     if !host.exists("sys/bus/pci/drivers/vfio-pci") {
         return notes.add(
             "vfio",
-            Status::Missing,
+            FindingSeverity::Missing,
             "the driver vfio-pci is not loaded",
             "`modprobe vfio-pci`; at every start: a line vfio-pci in /etc/modules-load.d/vfio.conf",
         );
@@ -98,7 +98,7 @@ fn vfio(host: &Host, notes: &mut Notes) {
     if !host.exists("dev/vfio/vfio") {
         return notes.add(
             "vfio",
-            Status::Missing,
+            FindingSeverity::Missing,
             "vfio-pci is there, but /dev/vfio/vfio is not",
             "`modprobe vfio`; in a container: pass /dev/vfio through",
         );
@@ -106,7 +106,7 @@ fn vfio(host: &Host, notes: &mut Notes) {
     if !host.exists("sys/module/vfio_iommu_type1") {
         return notes.add(
             "vfio",
-            Status::Warning,
+            FindingSeverity::Warning,
             "vfio-pci is loaded, vfio_iommu_type1 is not seen",
             "`modprobe vfio_iommu_type1`, unless it is built into the kernel",
         );
@@ -114,7 +114,7 @@ fn vfio(host: &Host, notes: &mut Notes) {
     notes.ok("vfio", "vfio-pci and the type 1 IOMMU are loaded");
 }
 
-fn memlock(host: &Host, notes: &mut Notes) {
+fn memlock(host: &SysfsHost, notes: &mut SubjectFindings) {
     let status = host.text("proc/self/status").unwrap_or_default();
     let capabilities = status
         .lines()
@@ -131,7 +131,7 @@ fn memlock(host: &Host, notes: &mut Notes) {
     match soft.map(str::parse::<u64>) {
         None => notes.add(
             "locked memory",
-            Status::Unknown,
+            FindingSeverity::Unknown,
             "the limit cannot be read",
             "look at `ulimit -l`",
         ),
@@ -141,7 +141,7 @@ fn memlock(host: &Host, notes: &mut Notes) {
         }
         Some(Ok(bytes)) => notes.add(
             "locked memory",
-            Status::Warning,
+            FindingSeverity::Warning,
             format!(
                 "limited to {} KiB: memory for DMA counts, and large queues and buffers will not fit",
                 bytes >> 10
@@ -152,20 +152,20 @@ fn memlock(host: &Host, notes: &mut Notes) {
     }
 }
 
-fn huge_pages(host: &Host, notes: &mut Notes) {
+fn huge_pages(host: &SysfsHost, notes: &mut SubjectFindings) {
     let folder = "sys/kernel/mm/hugepages/hugepages-2048kB";
     let free = host.text(format!("{folder}/free_hugepages"));
     match free.map(|text| text.parse::<u64>()) {
         Some(Ok(0)) => notes.add(
             "huge pages",
-            Status::Note,
+            FindingSeverity::Note,
             "none free: buffers are mapped in pages of 4 KiB",
             "`echo 256 > /proc/sys/vm/nr_hugepages` sets 512 MiB aside",
         ),
         Some(Ok(free)) => notes.ok("huge pages", format!("{free} of 2 MiB are free")),
         _ => notes.add(
             "huge pages",
-            Status::Unknown,
+            FindingSeverity::Unknown,
             "this kernel tells nothing of huge pages of 2 MiB",
             "nothing has to be done: buffers are mapped in pages of 4 KiB",
         ),

@@ -1,7 +1,7 @@
 //! What this machine can and cannot do, and what to change: the findings behind `nvme-gpu doctor`.
 //!
-//! Everything is read through a [`Host`], nothing is opened for use and nothing is changed; but for CUDA and cuFile, whose
-//! libraries are asked where this machine has them.
+//! Everything is read through a [`SysfsHost`], nothing is opened for use and nothing is changed; but for CUDA and
+//! cuFile, whose libraries are asked where this machine has them.
 
 mod controller;
 #[cfg(feature = "cuda")]
@@ -14,37 +14,37 @@ mod machine;
 mod software;
 mod tier;
 
-pub use finding::{Finding, Status};
-pub use tier::Verdict;
+pub use finding::{DoctorFinding, FindingSeverity};
+pub use tier::ControllerVerdict;
 
 use crate::nvidia;
-use crate::topology::Topology;
+use crate::topology::MachineTopology;
 use finding::MACHINE;
-use nvme_driver::sysfs::{Census, Host};
+use nvme_driver::sysfs::{SysfsHost, UsageCensus};
 use serde::Serialize;
 
 /// Everything that was found.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct Report {
+pub struct DoctorReport {
     /// The findings, machine first.
-    pub findings: Vec<Finding>,
+    pub findings: Vec<DoctorFinding>,
     /// Possible tier of each controller.
-    pub tiers: Vec<Verdict>,
+    pub tiers: Vec<ControllerVerdict>,
 }
 
 /// Returns the version of the NVIDIA driver that is loaded, and whether it is the open kernel modules.
-pub fn nvidia_driver(host: &Host) -> Option<(String, bool)> {
-    let driver = nvidia::Driver::loaded(host)?;
+pub fn nvidia_driver(host: &SysfsHost) -> Option<(String, bool)> {
+    let driver = nvidia::NvidiaDriver::loaded(host)?;
     Some((driver.version, driver.open))
 }
 
 /// Looks at everything of this machine, and asks libcuda and libcufile.
-pub fn examine_here() -> Report {
+pub fn examine_here() -> DoctorReport {
     #[cfg_attr(not(feature = "cuda"), expect(unused_mut))]
-    let mut report = examine(&Host::here());
+    let mut report = examine(&SysfsHost::here());
     #[cfg(feature = "cuda")]
     {
-        let of_machine = |finding: &Finding| finding.subject == MACHINE;
+        let of_machine = |finding: &DoctorFinding| finding.subject == MACHINE;
         let end = report.findings.iter().filter(|one| of_machine(one)).count();
         report
             .findings
@@ -59,16 +59,16 @@ pub fn examine_here() -> Report {
 }
 
 /// Looks at everything that files of the system say.
-pub fn examine(host: &Host) -> Report {
+pub fn examine(host: &SysfsHost) -> DoctorReport {
     let mut findings = machine::examine(host);
     findings.extend(software::examine(host));
     let controllers = host.controllers();
     let gpus = nvidia::find(host);
-    let topology = Topology::of(host);
+    let topology = MachineTopology::of(host);
     if controllers.is_empty() {
         findings.push(machine::no_controller());
     }
-    let census = Census::take(host);
+    let census = UsageCensus::take(host);
     for function in &controllers {
         findings.extend(controller::examine(host, function, &census));
     }
@@ -78,12 +78,12 @@ pub fn examine(host: &Host) -> Report {
         .iter()
         .map(|function| tier::of(host, function, &topology))
         .collect();
-    Report { findings, tiers }
+    DoctorReport { findings, tiers }
 }
 
 /// Sorts findings: the machine's first, then those of each device together, in the order of the
 /// devices.
-fn in_order(findings: &mut [Finding]) {
+fn in_order(findings: &mut [DoctorFinding]) {
     let mut subjects: Vec<String> = vec![MACHINE.to_owned()];
     for finding in findings.iter() {
         if !subjects.contains(&finding.subject) {
@@ -94,7 +94,7 @@ fn in_order(findings: &mut [Finding]) {
 }
 
 #[cfg(test)]
-impl Report {
+impl DoctorReport {
     /// Returns the finding of `check` about `subject`, as "status: text: remedy".
     fn find(&self, subject: &str, check: &str) -> String {
         let mut all = self.findings.iter();

@@ -1,12 +1,12 @@
 //! Findings about software for peer-to-peer transfers: the kernel's configuration, this project's module,
 //! gdrcopy's driver.
 
-use super::finding::{Finding, MACHINE, Notes, Status};
-use crate::kernel::{self, Built};
-use nvme_driver::sysfs::Host;
+use super::finding::{DoctorFinding, FindingSeverity, MACHINE, SubjectFindings};
+use crate::kernel::{self, OptionState};
+use nvme_driver::sysfs::SysfsHost;
 
-pub fn examine(host: &Host) -> Vec<Finding> {
-    let mut notes = Notes::about(MACHINE);
+pub fn examine(host: &SysfsHost) -> Vec<DoctorFinding> {
+    let mut notes = SubjectFindings::about(MACHINE);
     module(host, &mut notes);
     p2pdma(host, &mut notes);
     iommufd(host, &mut notes);
@@ -15,7 +15,7 @@ pub fn examine(host: &Host) -> Vec<Finding> {
 }
 
 /// Examines the module nvme_gpu: loaded, installed or neither.
-fn module(host: &Host, notes: &mut Notes) {
+fn module(host: &SysfsHost, notes: &mut SubjectFindings) {
     const CHECK: &str = "module nvme_gpu";
     if host.exists("sys/module/nvme_gpu") {
         let version = host.text("sys/module/nvme_gpu/version");
@@ -24,7 +24,7 @@ fn module(host: &Host, notes: &mut Notes) {
         if is_unsafe.is_some_and(|text| text.trim() == "Y") {
             return notes.add(
                 CHECK,
-                Status::Warning,
+                FindingSeverity::Warning,
                 format!("loaded, {version}, with unsafe=1: a controller that it lends reaches all memory"),
                 "load it without that parameter where the IOMMU can be on",
             );
@@ -37,38 +37,38 @@ fn module(host: &Host, notes: &mut Notes) {
     match is_installed {
         true => notes.add(
             CHECK,
-            Status::Note,
+            FindingSeverity::Note,
             format!("installed for kernel {release}, not loaded"),
             "for kmod:BDF: `modprobe nvme_gpu`",
         ),
         false => notes.add(
             CHECK,
-            Status::Note,
+            FindingSeverity::Note,
             format!("not installed for kernel {release}"),
             "for kmod:BDF, with which a drive reaches GPU memory: `cargo xtask kmod install`; vfio:BDF needs none",
         ),
     }
 }
 
-fn p2pdma(host: &Host, notes: &mut Notes) {
+fn p2pdma(host: &SysfsHost, notes: &mut SubjectFindings) {
     match kernel::has(host, "CONFIG_PCI_P2PDMA") {
-        Built::In => notes.ok("P2PDMA", "the kernel has CONFIG_PCI_P2PDMA"),
-        Built::Out => notes.add(
+        OptionState::In => notes.ok("P2PDMA", "the kernel has CONFIG_PCI_P2PDMA"),
+        OptionState::Out => notes.add(
             "P2PDMA",
-            Status::Note,
+            FindingSeverity::Note,
             "the kernel was built without CONFIG_PCI_P2PDMA: drivers that map peers' memory by it refuse",
             "for tier 2 use a kernel that was built with it",
         ),
-        Built::Unknown => notes.add(
+        OptionState::Unknown => notes.add(
             "P2PDMA",
-            Status::Unknown,
+            FindingSeverity::Unknown,
             "neither /proc/config.gz nor /boot has the kernel's configuration",
             "look for CONFIG_PCI_P2PDMA where your distribution keeps it",
         ),
     }
 }
 
-fn iommufd(host: &Host, notes: &mut Notes) {
+fn iommufd(host: &SysfsHost, notes: &mut SubjectFindings) {
     if host.exists("dev/iommu") {
         return notes.ok(
             "IOMMUFD",
@@ -76,23 +76,23 @@ fn iommufd(host: &Host, notes: &mut Notes) {
         );
     }
     let text = match kernel::has(host, "CONFIG_IOMMUFD") {
-        Built::In => "built, but /dev/iommu is not there",
+        OptionState::In => "built, but /dev/iommu is not there",
         _ => "/dev/iommu is not there",
     };
     notes.add(
         "IOMMUFD",
-        Status::Note,
+        FindingSeverity::Note,
         text,
         "nothing has to be done: vfio:BDF uses type 1",
     );
 }
 
-fn gdrdrv(host: &Host, notes: &mut Notes) {
+fn gdrdrv(host: &SysfsHost, notes: &mut SubjectFindings) {
     match host.exists("dev/gdrdrv") {
         true => notes.ok("gdrdrv", "/dev/gdrdrv is there: vfio:BDF reaches GPU memory by it (tier 2)"),
         false => notes.add(
             "gdrdrv",
-            Status::Note,
+            FindingSeverity::Note,
             "gdrcopy's driver is not loaded",
             "for tier 2 by vfio:BDF load gdrcopy's module; kmod:BDF needs none: GPU memory is exported as dma-bufs",
         ),

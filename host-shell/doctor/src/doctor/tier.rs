@@ -1,13 +1,13 @@
 //! The tier that follows from the findings, and the reason why no higher one does.
 
-use crate::nvidia::Driver;
-use crate::topology::{Allowed, Answer, Path, Topology, meaning};
-use nvme_driver::sysfs::{Function, Host};
+use crate::nvidia::NvidiaDriver;
+use crate::topology::{FeatureVerdict, MachineTopology, PeerPath, ReasonedVerdict, meaning};
+use nvme_driver::sysfs::{SysfsFunction, SysfsHost};
 use serde::Serialize;
 
 /// Possible use of a controller.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct Verdict {
+pub struct ControllerVerdict {
     /// The controller's PCI address.
     pub controller: String,
     /// It can be driven through VFIO or the module nvme_gpu: now, or after `bind`.
@@ -18,10 +18,14 @@ pub struct Verdict {
     pub text: String,
 }
 
-pub fn of(host: &Host, function: &Function, topology: &Topology) -> Verdict {
+pub fn of(
+    host: &SysfsHost,
+    function: &SysfsFunction,
+    topology: &MachineTopology,
+) -> ControllerVerdict {
     let controller = function.address.to_string();
     let (usable, tier, text) = judge(host, &controller, topology);
-    Verdict {
+    ControllerVerdict {
         controller,
         usable,
         tier,
@@ -29,13 +33,17 @@ pub fn of(host: &Host, function: &Function, topology: &Topology) -> Verdict {
     }
 }
 
-fn judge(host: &Host, controller: &str, topology: &Topology) -> (bool, Option<u8>, String) {
+fn judge(
+    host: &SysfsHost,
+    controller: &str,
+    topology: &MachineTopology,
+) -> (bool, Option<u8>, String) {
     let mut controllers = topology.controllers.iter();
     let Some(found) = controllers.find(|one| one.controller == controller) else {
         return (false, None, "is not there any more".to_owned());
     };
     let (vfio, kmod) = (&found.ways.vfio, &found.ways.kmod);
-    if vfio.allowed == Allowed::No && kmod.allowed == Allowed::No {
+    if vfio.allowed == FeatureVerdict::No && kmod.allowed == FeatureVerdict::No {
         let more = match kmod.why == vfio.why {
             true => String::new(),
             false => format!("; kmod: {}", kmod.why),
@@ -46,7 +54,7 @@ fn judge(host: &Host, controller: &str, topology: &Topology) -> (bool, Option<u8
             format!("cannot be used: vfio: {}{more}", vfio.why),
         );
     }
-    let paths: Vec<&Path> = topology
+    let paths: Vec<&PeerPath> = topology
         .paths
         .iter()
         .filter(|path| path.controller == controller)
@@ -54,7 +62,7 @@ fn judge(host: &Host, controller: &str, topology: &Topology) -> (bool, Option<u8
     if paths.is_empty() {
         return (true, None, "from CPU threads; no GPU".to_owned());
     }
-    if Driver::loaded(host).is_none() {
+    if NvidiaDriver::loaded(host).is_none() {
         let text = "from CPU threads; the NVIDIA driver is not loaded";
         return (true, None, text.to_owned());
     }
@@ -63,12 +71,12 @@ fn judge(host: &Host, controller: &str, topology: &Topology) -> (bool, Option<u8
 }
 
 /// Returns the highest tier of the best path, and why the next one is not for sure.
-fn highest(paths: &[&Path]) -> (Option<u8>, String) {
-    let best = |path: &Path| {
+fn highest(paths: &[&PeerPath]) -> (Option<u8>, String) {
+    let best = |path: &PeerPath| {
         let sure = path
             .tiers
             .iter()
-            .filter(|tier| better(&tier.vfio, &tier.kmod).allowed == Allowed::Yes);
+            .filter(|tier| better(&tier.vfio, &tier.kmod).allowed == FeatureVerdict::Yes);
         sure.map(|tier| tier.tier).max()
     };
     let Some(path) = paths.iter().max_by_key(|path| best(path)) else {
@@ -79,7 +87,7 @@ fn highest(paths: &[&Path]) -> (Option<u8>, String) {
     let why = path.tiers.get(next).map(|tier| {
         let answer = better(&tier.vfio, &tier.kmod);
         let word = match answer.allowed {
-            Allowed::Unknown => "not for sure",
+            FeatureVerdict::Unknown => "not for sure",
             _ => "not",
         };
         format!("tier {} {word}: {}", tier.tier, answer.why)
@@ -90,11 +98,11 @@ fn highest(paths: &[&Path]) -> (Option<u8>, String) {
 }
 
 /// Returns the better of the two verdicts; the module's if they are equal.
-fn better<'a>(vfio: &'a Answer, kmod: &'a Answer) -> &'a Answer {
-    let rank = |answer: &Answer| match answer.allowed {
-        Allowed::Yes => 2,
-        Allowed::Unknown => 1,
-        Allowed::No => 0,
+fn better<'a>(vfio: &'a ReasonedVerdict, kmod: &'a ReasonedVerdict) -> &'a ReasonedVerdict {
+    let rank = |answer: &ReasonedVerdict| match answer.allowed {
+        FeatureVerdict::Yes => 2,
+        FeatureVerdict::Unknown => 1,
+        FeatureVerdict::No => 0,
     };
     match rank(vfio) > rank(kmod) {
         true => vfio,
@@ -104,14 +112,14 @@ fn better<'a>(vfio: &'a Answer, kmod: &'a Answer) -> &'a Answer {
 
 #[cfg(test)]
 mod tests {
-    use super::super::{Report, examine};
+    use super::super::{DoctorReport, examine};
     use nvme_driver::sysfs::testing::Tree;
 
     const GPU: &str = "0000:03:00.0";
     const SSD: &str = "0000:02:00.0";
     const SWITCH: &str = "0000:01:00.0";
 
-    fn report(tree: &Tree) -> Report {
+    fn report(tree: &Tree) -> DoctorReport {
         examine(&tree.host())
     }
 

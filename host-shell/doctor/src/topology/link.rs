@@ -1,12 +1,12 @@
 //! PCIe links: their trained and possible rates.
 
-use nvme_driver::pci::Link;
-use nvme_driver::sysfs::Function;
+use nvme_driver::pci::PcieLink;
+use nvme_driver::sysfs::SysfsFunction;
 use serde::Serialize;
 
 /// A speed and a width.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
-pub struct Rate {
+pub struct LinkRate {
     /// PCIe generation.
     pub generation: u8,
     /// Lanes.
@@ -19,13 +19,13 @@ pub struct Rate {
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct LinkState {
     /// Rate that it was trained to.
-    pub trained: Option<Rate>,
+    pub trained: Option<LinkRate>,
     /// Rate that both ends support, as far as each reports it.
-    pub possible: Option<Rate>,
+    pub possible: Option<LinkRate>,
 }
 
-impl From<Link> for Rate {
-    fn from(link: Link) -> Self {
+impl From<PcieLink> for LinkRate {
+    fn from(link: PcieLink) -> Self {
         let rate = link.bytes_per_second();
         Self {
             generation: link.generation,
@@ -37,9 +37,9 @@ impl From<Link> for Rate {
 
 impl LinkState {
     /// Returns the link above `function`, whose other end is `port`; none when neither says anything.
-    pub fn above(function: &Function, port: Option<&Function>) -> Option<Self> {
+    pub fn above(function: &SysfsFunction, port: Option<&SysfsFunction>) -> Option<Self> {
         let possible = match (function.capable, port.and_then(|port| port.capable)) {
-            (Some(one), Some(other)) => Some(Link {
+            (Some(one), Some(other)) => Some(PcieLink {
                 generation: one.generation.min(other.generation),
                 lanes: one.lanes.min(other.lanes),
             }),
@@ -47,8 +47,8 @@ impl LinkState {
         };
         let trained = function.trained;
         (trained.is_some() || possible.is_some()).then_some(Self {
-            trained: trained.map(Rate::from),
-            possible: possible.map(Rate::from),
+            trained: trained.map(LinkRate::from),
+            possible: possible.map(LinkRate::from),
         })
     }
 
@@ -60,7 +60,7 @@ impl LinkState {
     }
 }
 
-impl std::fmt::Display for Rate {
+impl std::fmt::Display for LinkRate {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "gen{} x{}", self.generation, self.lanes)?;
         match self.gb_per_s {

@@ -11,37 +11,37 @@ mod shape;
 mod tests;
 mod text;
 
-pub use crate::tiers::{Allowed, Answer, Tier, Ways, meaning};
-pub use link::{LinkState, Rate};
-pub use path::{Relation, Route, Slowest};
+pub use crate::tiers::{DriverVerdicts, FeatureVerdict, ReasonedVerdict, TierVerdicts, meaning};
+pub use link::{LinkRate, LinkState};
+pub use path::{PathRelation, SlowestLink, TurningPoint};
 
 use crate::nvidia;
-use crate::tiers::{Between, tiers, ways};
-use nvme_driver::pci::{ACS_REDIRECTS, Port};
-use nvme_driver::sysfs::{Address, Census, Function, Host};
-use path::Way;
+use crate::tiers::{PairPosition, tiers, ways};
+use nvme_driver::pci::{ACS_REDIRECTS, PortRole};
+use nvme_driver::sysfs::{PciAddress, SysfsFunction, SysfsHost, UsageCensus};
+use path::PathRoute;
 use serde::Serialize;
-use shape::{Shape, is_bridge};
+use shape::{FunctionTree, is_bridge};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// Topology of a machine's controllers and GPUs.
 #[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct Topology {
+pub struct MachineTopology {
     /// The IOMMU is on: there are IOMMU groups.
     pub iommu: bool,
     /// Root complexes that have a controller or a GPU below them.
-    pub complexes: Vec<Complex>,
+    pub complexes: Vec<RootComplex>,
     /// Controllers, GPUs and the bridges above them, by address.
-    pub devices: Vec<Device>,
+    pub devices: Vec<TopologyDevice>,
     /// Verdicts on driving each controller, by each driver.
-    pub controllers: Vec<Controller>,
+    pub controllers: Vec<ControllerTiers>,
     /// A path for each GPU and each controller.
-    pub paths: Vec<Path>,
+    pub paths: Vec<PeerPath>,
 }
 
 /// A root complex.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct Complex {
+pub struct RootComplex {
     /// As Linux names it: pci0000:00.
     pub name: String,
     /// Functions right below it that are left out.
@@ -51,7 +51,7 @@ pub struct Complex {
 /// Kind of a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum Kind {
+pub enum DeviceKind {
     /// A port of the root complex.
     RootPort,
     /// The port of a switch that leads up.
@@ -70,7 +70,7 @@ pub enum Kind {
 /// complex.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
-pub enum Acs {
+pub enum AcsState {
     /// It does.
     Redirects,
     /// It has the capability, and does not.
@@ -83,7 +83,7 @@ pub enum Acs {
 
 /// A controller, a GPU or a bridge above one.
 #[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct Device {
+pub struct TopologyDevice {
     /// Its PCI address.
     pub address: String,
     /// The bridge above it that answers.
@@ -91,7 +91,7 @@ pub struct Device {
     /// The root complex above it.
     pub complex: Option<String>,
     /// Its kind.
-    pub kind: Kind,
+    pub kind: DeviceKind,
     /// Vendor and device: 144d:a80a.
     pub id: String,
     /// The name that its driver gives it.
@@ -101,9 +101,9 @@ pub struct Device {
     /// The NUMA node that it is next to.
     pub node: Option<u32>,
     /// Its IOMMU group.
-    pub group: Option<Group>,
+    pub group: Option<IommuGroup>,
     /// ACS setting of a port.
-    pub acs: Option<Acs>,
+    pub acs: Option<AcsState>,
     /// The link above it.
     pub link: Option<LinkState>,
     /// Functions below it that are left out.
@@ -112,7 +112,7 @@ pub struct Device {
 
 /// An IOMMU group.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct Group {
+pub struct IommuGroup {
     /// Its number.
     pub number: u32,
     /// IOMMU domain type of the kernel's own drivers: DMA (strict), DMA-FQ (lazy), identity (not translated).
@@ -121,49 +121,49 @@ pub struct Group {
 
 /// A controller, regardless of GPUs.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct Controller {
+pub struct ControllerTiers {
     /// Its PCI address.
     pub controller: String,
     /// Verdicts on driving it by CPU threads.
     #[serde(flatten)]
-    pub ways: Ways,
+    pub ways: DriverVerdicts,
 }
 
 /// A GPU, a controller and the path between them.
 #[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct Path {
+pub struct PeerPath {
     /// The GPU's PCI address.
     pub gpu: String,
     /// The controller's.
     pub controller: String,
     /// The nearest thing above both.
-    pub relation: Relation,
+    pub relation: PathRelation,
     /// The bridge that is it.
     pub through: Option<String>,
     /// Turning point of transfers between them.
-    pub route: Route,
+    pub route: TurningPoint,
     /// Reason for that turning point.
     pub why: String,
     /// The slowest link of that way.
-    pub slowest: Option<Slowest>,
+    pub slowest: Option<SlowestLink>,
     /// Tiers 0 to 3.
-    pub tiers: Vec<Tier>,
+    pub tiers: Vec<TierVerdicts>,
 }
 
-impl Topology {
+impl MachineTopology {
     /// Looks at this machine.
     pub fn here() -> Self {
-        Self::of(&Host::here())
+        Self::of(&SysfsHost::here())
     }
 
     /// Looks at a machine.
-    pub fn of(host: &Host) -> Self {
-        let shape = Shape::of(host);
-        let controllers: Vec<&Function> = shape.all().filter(|one| one.is_nvme()).collect();
-        let gpus: Vec<&Function> = shape.all().filter(|one| nvidia::is_gpu(one)).collect();
+    pub fn of(host: &SysfsHost) -> Self {
+        let shape = FunctionTree::of(host);
+        let controllers: Vec<&SysfsFunction> = shape.all().filter(|one| one.is_nvme()).collect();
+        let gpus: Vec<&SysfsFunction> = shape.all().filter(|one| nvidia::is_gpu(one)).collect();
         let (complexes, devices) = devices(host, &shape);
-        let census = Census::take(host);
-        let ways: Vec<Ways> = controllers
+        let census = UsageCensus::take(host);
+        let ways: Vec<DriverVerdicts> = controllers
             .iter()
             .map(|one| ways(host, one, &census))
             .collect();
@@ -179,7 +179,7 @@ impl Topology {
                 .map(|(gpu, drive, ways)| path_of(host, &shape, gpu, drive, ways))
                 .collect(),
             controllers: drives()
-                .map(|(one, ways)| Controller {
+                .map(|(one, ways)| ControllerTiers {
                     controller: one.address.to_string(),
                     ways: ways.clone(),
                 })
@@ -188,18 +188,24 @@ impl Topology {
     }
 
     /// Returns the device at `address`.
-    pub fn device(&self, address: &str) -> Option<&Device> {
+    pub fn device(&self, address: &str) -> Option<&TopologyDevice> {
         self.devices.iter().find(|one| one.address == address)
     }
 }
 
-fn path_of(host: &Host, shape: &Shape, gpu: &Function, drive: &Function, ways: &Ways) -> Path {
-    let way = Way::between(shape, gpu, drive);
-    let between = Between {
+fn path_of(
+    host: &SysfsHost,
+    shape: &FunctionTree,
+    gpu: &SysfsFunction,
+    drive: &SysfsFunction,
+    ways: &DriverVerdicts,
+) -> PeerPath {
+    let way = PathRoute::between(shape, gpu, drive);
+    let between = PairPosition {
         relation: way.relation,
         route: way.route,
     };
-    Path {
+    PeerPath {
         gpu: gpu.address.to_string(),
         controller: drive.address.to_string(),
         relation: way.relation,
@@ -213,9 +219,9 @@ fn path_of(host: &Host, shape: &Shape, gpu: &Function, drive: &Function, ways: &
 
 /// Returns controllers, GPUs and the bridges above them; other devices are counted at the bridge
 /// where they are left out.
-fn devices(host: &Host, shape: &Shape) -> (Vec<Complex>, Vec<Device>) {
-    let matters = |one: &&Function| one.is_nvme() || nvidia::is_gpu(one);
-    let mut kept: BTreeSet<Address> = BTreeSet::new();
+fn devices(host: &SysfsHost, shape: &FunctionTree) -> (Vec<RootComplex>, Vec<TopologyDevice>) {
+    let matters = |one: &&SysfsFunction| one.is_nvme() || nvidia::is_gpu(one);
+    let mut kept: BTreeSet<PciAddress> = BTreeSet::new();
     for one in shape.all().filter(matters) {
         kept.insert(one.address);
         kept.extend(
@@ -224,7 +230,7 @@ fn devices(host: &Host, shape: &Shape) -> (Vec<Complex>, Vec<Device>) {
                 .filter(|bridge| shape.get(**bridge).is_some()),
         );
     }
-    let (mut below, mut right_below): (BTreeMap<Address, usize>, BTreeMap<String, usize>) =
+    let (mut below, mut right_below): (BTreeMap<PciAddress, usize>, BTreeMap<String, usize>) =
         Default::default();
     for one in shape.all() {
         if kept.contains(&one.address) {
@@ -240,7 +246,7 @@ fn devices(host: &Host, shape: &Shape) -> (Vec<Complex>, Vec<Device>) {
             (None, None) => {}
         }
     }
-    let devices: Vec<Device> = kept
+    let devices: Vec<TopologyDevice> = kept
         .iter()
         .filter_map(|address| shape.get(*address))
         .map(|one| {
@@ -260,27 +266,33 @@ fn devices(host: &Host, shape: &Shape) -> (Vec<Complex>, Vec<Device>) {
     let complexes = right_below
         .into_iter()
         .filter(|(name, _)| used(name))
-        .map(|(name, others)| Complex { name, others })
+        .map(|(name, others)| RootComplex { name, others })
         .collect();
     (complexes, devices)
 }
 
-fn device(host: &Host, shape: &Shape, one: &Function, others: usize) -> Device {
+fn device(
+    host: &SysfsHost,
+    shape: &FunctionTree,
+    one: &SysfsFunction,
+    others: usize,
+) -> TopologyDevice {
     let kind = match shape.port(one.address) {
-        _ if one.is_nvme() => Kind::Nvme,
-        _ if nvidia::is_gpu(one) => Kind::Gpu,
-        Port::Root => Kind::RootPort,
-        Port::Upstream => Kind::SwitchUpstream,
-        Port::Downstream => Kind::SwitchDownstream,
-        Port::Endpoint | Port::Other => Kind::Bridge,
+        _ if one.is_nvme() => DeviceKind::Nvme,
+        _ if nvidia::is_gpu(one) => DeviceKind::Gpu,
+        PortRole::Root => DeviceKind::RootPort,
+        PortRole::Upstream => DeviceKind::SwitchUpstream,
+        PortRole::Downstream => DeviceKind::SwitchDownstream,
+        PortRole::Endpoint | PortRole::Other => DeviceKind::Bridge,
     };
-    let is_port = matches!(kind, Kind::RootPort | Kind::SwitchDownstream) && is_bridge(one);
+    let is_port =
+        matches!(kind, DeviceKind::RootPort | DeviceKind::SwitchDownstream) && is_bridge(one);
     let model = match kind {
-        Kind::Nvme => one.model.clone(),
-        Kind::Gpu => nvidia::model(host, one),
+        DeviceKind::Nvme => one.model.clone(),
+        DeviceKind::Gpu => nvidia::model(host, one),
         _ => None,
     };
-    Device {
+    TopologyDevice {
         address: one.address.to_string(),
         parent: shape.parent(one).map(|parent| parent.to_string()),
         complex: one.complex.clone(),
@@ -296,19 +308,19 @@ fn device(host: &Host, shape: &Shape, one: &Function, others: usize) -> Device {
     }
 }
 
-fn group(host: &Host, number: u32) -> Group {
+fn group(host: &SysfsHost, number: u32) -> IommuGroup {
     let kind = host.text(format!("sys/kernel/iommu_groups/{number}/type"));
-    Group {
+    IommuGroup {
         number,
         kind: kind.map(|kind| kind.trim().to_owned()),
     }
 }
 
-fn acs(port: &Function) -> Acs {
+fn acs(port: &SysfsFunction) -> AcsState {
     match port.config.acs {
-        Some(control) if control & ACS_REDIRECTS != 0 => Acs::Redirects,
-        Some(_) => Acs::Off,
-        None if port.config.bytes < 4096 => Acs::Unknown,
-        None => Acs::Absent,
+        Some(control) if control & ACS_REDIRECTS != 0 => AcsState::Redirects,
+        Some(_) => AcsState::Off,
+        None if port.config.bytes < 4096 => AcsState::Unknown,
+        None => AcsState::Absent,
     }
 }

@@ -1,15 +1,15 @@
 //! The way between a GPU and a controller.
 
 use super::link::LinkState;
-use super::shape::{Shape, is_switch_port};
+use super::shape::{FunctionTree, is_switch_port};
 use nvme_driver::pci::ACS_REDIRECTS;
-use nvme_driver::sysfs::{Address, Function};
+use nvme_driver::sysfs::{PciAddress, SysfsFunction};
 use serde::Serialize;
 
 /// The nearest thing that is above both, from near to far.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum Relation {
+pub enum PathRelation {
     /// A switch.
     SameSwitch,
     /// A root port, without a switch below it that both share.
@@ -27,7 +27,7 @@ pub enum Relation {
 /// Turning point of transfers between the two.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum Route {
+pub enum TurningPoint {
     /// In the switch.
     Switch,
     /// In the root complex.
@@ -38,7 +38,7 @@ pub enum Route {
 
 /// The slowest link of a path.
 #[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct Slowest {
+pub struct SlowestLink {
     /// The device below the link.
     pub address: String,
     /// The link.
@@ -47,36 +47,36 @@ pub struct Slowest {
 }
 
 /// Path between a GPU and a controller.
-pub(super) struct Way {
-    pub relation: Relation,
-    pub through: Option<Address>,
-    pub route: Route,
+pub(super) struct PathRoute {
+    pub relation: PathRelation,
+    pub through: Option<PciAddress>,
+    pub route: TurningPoint,
     pub why: String,
-    pub slowest: Option<Slowest>,
+    pub slowest: Option<SlowestLink>,
 }
 
-impl Way {
-    pub fn between(shape: &Shape, gpu: &Function, drive: &Function) -> Self {
-        let shared = |bridge: &&Address| drive.bridges.contains(bridge);
+impl PathRoute {
+    pub fn between(shape: &FunctionTree, gpu: &SysfsFunction, drive: &SysfsFunction) -> Self {
+        let shared = |bridge: &&PciAddress| drive.bridges.contains(bridge);
         let through = gpu.bridges.iter().find(shared).copied();
         let relation = relation(shape, gpu, drive, through);
-        let below = |one: &Function| -> Vec<Address> {
+        let below = |one: &SysfsFunction| -> Vec<PciAddress> {
             let bridges = one.bridges.iter();
             let below = bridges.take_while(|bridge| Some(**bridge) != through);
             below.copied().collect()
         };
         let (route, why) = match (relation, through) {
-            (Relation::SameSwitch, Some(switch)) => {
+            (PathRelation::SameSwitch, Some(switch)) => {
                 route(shape, drive, switch, &[below(gpu), below(drive)].concat())
             }
             _ => (
-                Route::RootComplex,
+                TurningPoint::RootComplex,
                 "nothing below the root complex is above both".to_owned(),
             ),
         };
         let slowest = [gpu, drive].into_iter().flat_map(|end| {
             let bridges = match route {
-                Route::Switch => below(end),
+                TurningPoint::Switch => below(end),
                 _ => end.bridges.clone(),
             };
             std::iter::once(end.address).chain(bridges)
@@ -91,60 +91,74 @@ impl Way {
     }
 }
 
-fn relation(shape: &Shape, gpu: &Function, drive: &Function, through: Option<Address>) -> Relation {
+fn relation(
+    shape: &FunctionTree,
+    gpu: &SysfsFunction,
+    drive: &SysfsFunction,
+    through: Option<PciAddress>,
+) -> PathRelation {
     if let Some(bridge) = through {
         return match is_switch_port(shape.port(bridge)) {
-            true => Relation::SameSwitch,
-            false => Relation::SameRootPort,
+            true => PathRelation::SameSwitch,
+            false => PathRelation::SameRootPort,
         };
     }
     if gpu.complex.is_some() && gpu.complex == drive.complex {
-        return Relation::SameRootComplex;
+        return PathRelation::SameRootComplex;
     }
     match (gpu.node, drive.node) {
-        (Some(one), Some(other)) if one == other => Relation::SameNode,
-        (Some(_), Some(_)) => Relation::AcrossNodes,
-        _ => Relation::OtherRootComplex,
+        (Some(one), Some(other)) if one == other => PathRelation::SameNode,
+        (Some(_), Some(_)) => PathRelation::AcrossNodes,
+        _ => PathRelation::OtherRootComplex,
     }
 }
 
 /// Returns the turning point of transfers of `drive` to a peer below `switch`, and its reason; `below` are the
 /// bridges between it and the two.
-fn route(shape: &Shape, drive: &Function, switch: Address, below: &[Address]) -> (Route, String) {
+fn route(
+    shape: &FunctionTree,
+    drive: &SysfsFunction,
+    switch: PciAddress,
+    below: &[PciAddress],
+) -> (TurningPoint, String) {
     if let Some(group) = drive.group {
         let why = format!(
             "the IOMMU translates the addresses of group {group}, which switch {switch} does not know"
         );
-        return (Route::RootComplex, why);
+        return (TurningPoint::RootComplex, why);
     }
     let ports = || below.iter().filter_map(|bridge| shape.get(*bridge));
-    let redirects = |port: &&Function| port.config.acs.is_some_and(|acs| acs & ACS_REDIRECTS != 0);
+    let redirects =
+        |port: &&SysfsFunction| port.config.acs.is_some_and(|acs| acs & ACS_REDIRECTS != 0);
     if let Some(port) = ports().find(redirects) {
         let why = format!("ACS of {} sends peers' transfers up", port.address);
-        return (Route::RootComplex, why);
+        return (TurningPoint::RootComplex, why);
     }
-    let is_hidden = |port: &&Function| port.config.acs.is_none() && port.config.bytes < 4096;
+    let is_hidden = |port: &&SysfsFunction| port.config.acs.is_none() && port.config.bytes < 4096;
     match ports().find(is_hidden) {
         Some(port) => (
-            Route::Unknown,
+            TurningPoint::Unknown,
             format!("ACS of {} is unknown: needs root", port.address),
         ),
         None => (
-            Route::Switch,
+            TurningPoint::Switch,
             format!("switch {switch} passes peers' transfers on"),
         ),
     }
 }
 
 /// Returns the slowest of the links above `devices`, by their trained rates.
-fn slowest_of(shape: &Shape, devices: impl Iterator<Item = Address>) -> Option<Slowest> {
+fn slowest_of(
+    shape: &FunctionTree,
+    devices: impl Iterator<Item = PciAddress>,
+) -> Option<SlowestLink> {
     let links = devices.filter_map(|address| {
         let link = shape.link_above(address)?;
         let rate = link.trained?.gb_per_s?;
         Some((rate, address, link))
     });
     let (_, address, link) = links.min_by(|one, other| one.0.total_cmp(&other.0))?;
-    Some(Slowest {
+    Some(SlowestLink {
         address: address.to_string(),
         link,
     })

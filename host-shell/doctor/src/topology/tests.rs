@@ -29,18 +29,18 @@ const MACHINES: [(&str, &str, &str); 8] = [
     machine!("server-epyc"),
 ];
 
-fn of(name: &str) -> Topology {
+fn of(name: &str) -> MachineTopology {
     let (_, text, _) = MACHINES.iter().find(|one| one.0 == name).unwrap();
-    Topology::of(&fixture::build(text).host())
+    MachineTopology::of(&fixture::build(text).host())
 }
 
-fn only_path(name: &str) -> Path {
+fn only_path(name: &str) -> PeerPath {
     let topology = of(name);
     assert_eq!(topology.paths.len(), 1, "{topology}");
     topology.paths.into_iter().next().unwrap()
 }
 
-fn allowed(path: &Path, tier: usize) -> (Allowed, Allowed) {
+fn allowed(path: &PeerPath, tier: usize) -> (FeatureVerdict, FeatureVerdict) {
     let tier = &path.tiers[tier];
     (tier.vfio.allowed, tier.kmod.allowed)
 }
@@ -50,7 +50,7 @@ fn allowed(path: &Path, tier: usize) -> (Allowed, Allowed) {
 fn each_machine_has_its_text() {
     for (name, text, expected) in MACHINES {
         let tree = fixture::build(text);
-        let found = Topology::of(&tree.host()).to_string();
+        let found = MachineTopology::of(&tree.host()).to_string();
         if std::env::var_os("NVME_GPU_WRITE_EXPECTED").is_some() {
             let file = format!(
                 "{}/src/topology/fixtures/{name}.out",
@@ -66,12 +66,32 @@ fn each_machine_has_its_text() {
 #[test]
 fn a_path_is_as_near_as_what_both_are_below() {
     for (name, relation, route) in [
-        ("desktop", Relation::SameRootComplex, Route::RootComplex),
-        ("switch", Relation::SameSwitch, Route::Switch),
-        ("switch-acs", Relation::SameSwitch, Route::RootComplex),
-        ("switch-user", Relation::SameSwitch, Route::Unknown),
-        ("sockets", Relation::AcrossNodes, Route::RootComplex),
-        ("server-epyc", Relation::SameNode, Route::RootComplex),
+        (
+            "desktop",
+            PathRelation::SameRootComplex,
+            TurningPoint::RootComplex,
+        ),
+        ("switch", PathRelation::SameSwitch, TurningPoint::Switch),
+        (
+            "switch-acs",
+            PathRelation::SameSwitch,
+            TurningPoint::RootComplex,
+        ),
+        (
+            "switch-user",
+            PathRelation::SameSwitch,
+            TurningPoint::Unknown,
+        ),
+        (
+            "sockets",
+            PathRelation::AcrossNodes,
+            TurningPoint::RootComplex,
+        ),
+        (
+            "server-epyc",
+            PathRelation::SameNode,
+            TurningPoint::RootComplex,
+        ),
     ] {
         let path = only_path(name);
         assert_eq!((path.relation, path.route), (relation, route), "{name}");
@@ -95,7 +115,11 @@ fn the_slowest_link_counts_where_transfers_turn_round() {
 
 #[test]
 fn each_tier_says_what_it_lacks() {
-    let (yes, no, unknown) = (Allowed::Yes, Allowed::No, Allowed::Unknown);
+    let (yes, no, unknown) = (
+        FeatureVerdict::Yes,
+        FeatureVerdict::No,
+        FeatureVerdict::Unknown,
+    );
     // Stock driver 580 and a professional GPU below a switch, the module without protection.
     let path = only_path("switch");
     assert_eq!(allowed(&path, 0), (no, yes));
@@ -118,7 +142,7 @@ fn each_tier_says_what_it_lacks() {
 
 #[test]
 fn a_machine_without_devices_says_so() {
-    let topology = Topology::of(&Tree::new().host());
+    let topology = MachineTopology::of(&Tree::new().host());
     assert!(topology.to_string().starts_with("no NVMe controller"));
     assert!(!topology.iommu && topology.paths.is_empty());
 }
@@ -187,7 +211,7 @@ proptest! {
             let _ = std::os::unix::fs::symlink(target, path);
         }
         let _ = std::fs::create_dir(host.path(format!("sys/bus/pci/devices/{folder}")));
-        let topology = Topology::of(&host);
+        let topology = MachineTopology::of(&host);
         let text = topology.to_string();
         for device in &topology.devices {
             prop_assert!(text.contains(&device.address), "{text}");

@@ -1,11 +1,12 @@
 //! The topology as text: a tree, then a paragraph for each path.
 
 use super::{
-    Acs, Allowed, Answer, Controller, Device, Kind, Path, Relation, Route, Topology, meaning,
+    AcsState, ControllerTiers, DeviceKind, FeatureVerdict, MachineTopology, PathRelation, PeerPath,
+    ReasonedVerdict, TopologyDevice, TurningPoint, meaning,
 };
 use std::fmt::{Display, Formatter, Result};
 
-impl Display for Topology {
+impl Display for MachineTopology {
     fn fmt(&self, f: &mut Formatter<'_>) -> Result {
         if self.devices.is_empty() {
             return writeln!(f, "no NVMe controller and no NVIDIA GPU on PCIe");
@@ -18,11 +19,11 @@ impl Display for Topology {
         writeln!(f, "IOMMU {iommu}")?;
         for complex in &self.complexes {
             writeln!(f, "{}{}", complex.name, folded(complex.others))?;
-            let of_complex = |one: &&Device| one.complex.as_deref() == Some(&complex.name);
+            let of_complex = |one: &&TopologyDevice| one.complex.as_deref() == Some(&complex.name);
             self.below(f, None, &of_complex, "")?;
         }
         // Devices that sysfs lists below no root complex.
-        self.below(f, None, &|one: &&Device| one.complex.is_none(), "")?;
+        self.below(f, None, &|one: &&TopologyDevice| one.complex.is_none(), "")?;
         for one in &self.controllers {
             let has_gpu = self
                 .paths
@@ -36,20 +37,20 @@ impl Display for Topology {
     }
 }
 
-impl Topology {
+impl MachineTopology {
     /// Prints the devices right below `parent`, and the devices below them.
     fn below(
         &self,
         f: &mut Formatter<'_>,
         parent: Option<&str>,
-        belongs: &dyn Fn(&&Device) -> bool,
+        belongs: &dyn Fn(&&TopologyDevice) -> bool,
         indent: &str,
     ) -> Result {
         let children = self
             .devices
             .iter()
             .filter(|one| one.parent.as_deref() == parent);
-        let children: Vec<&Device> = children.filter(belongs).collect();
+        let children: Vec<&TopologyDevice> = children.filter(belongs).collect();
         for (index, one) in children.iter().enumerate() {
             let (branch, stem) = match index + 1 == children.len() {
                 true => ("`- ", "   "),
@@ -62,7 +63,7 @@ impl Topology {
         Ok(())
     }
 
-    fn path(&self, f: &mut Formatter<'_>, path: &Path) -> Result {
+    fn path(&self, f: &mut Formatter<'_>, path: &PeerPath) -> Result {
         let name = |address: &str| {
             let model = self.device(address).and_then(|one| one.model.as_deref());
             model.map_or(address.to_owned(), |model| format!("{address} ({model})"))
@@ -74,22 +75,22 @@ impl Topology {
             name(&path.controller)
         )?;
         let relation = match path.relation {
-            Relation::SameSwitch => "below one switch",
-            Relation::SameRootPort => "below one root port",
-            Relation::SameRootComplex => "below one root complex, at different root ports",
-            Relation::SameNode => "below two root complexes of one NUMA node",
-            Relation::OtherRootComplex => {
+            PathRelation::SameSwitch => "below one switch",
+            PathRelation::SameRootPort => "below one root port",
+            PathRelation::SameRootComplex => "below one root complex, at different root ports",
+            PathRelation::SameNode => "below two root complexes of one NUMA node",
+            PathRelation::OtherRootComplex => {
                 "below two root complexes; their NUMA nodes are not known"
             }
-            Relation::AcrossNodes => "across sockets: on two NUMA nodes",
+            PathRelation::AcrossNodes => "across sockets: on two NUMA nodes",
         };
         let through = path.through.as_deref();
         let through = through.map_or(String::new(), |bridge| format!(" ({bridge})"));
         writeln!(f, "  {relation}{through}")?;
         let route = match path.route {
-            Route::Switch => "by the switch",
-            Route::RootComplex => "by the root complex",
-            Route::Unknown => "by the switch or the root complex",
+            TurningPoint::Switch => "by the switch",
+            TurningPoint::RootComplex => "by the root complex",
+            TurningPoint::Unknown => "by the switch or the root complex",
         };
         writeln!(f, "  peers' transfers go {route}: {}", path.why)?;
         match &path.slowest {
@@ -104,16 +105,16 @@ impl Topology {
     }
 }
 
-fn alone(f: &mut Formatter<'_>, one: &Controller) -> Result {
+fn alone(f: &mut Formatter<'_>, one: &ControllerTiers) -> Result {
     writeln!(f, "\nSSD {}: by CPU threads", one.controller)?;
     answers(f, &one.ways.vfio, &one.ways.kmod)
 }
 
-fn answers(f: &mut Formatter<'_>, vfio: &Answer, kmod: &Answer) -> Result {
-    let word = |answer: &Answer| match answer.allowed {
-        Allowed::Yes => "yes",
-        Allowed::Unknown => "?",
-        Allowed::No => "no",
+fn answers(f: &mut Formatter<'_>, vfio: &ReasonedVerdict, kmod: &ReasonedVerdict) -> Result {
+    let word = |answer: &ReasonedVerdict| match answer.allowed {
+        FeatureVerdict::Yes => "yes",
+        FeatureVerdict::Unknown => "?",
+        FeatureVerdict::No => "no",
     };
     if vfio == kmod {
         return writeln!(f, "    vfio, kmod {:<4} {}", word(vfio), vfio.why);
@@ -130,17 +131,17 @@ fn folded(others: usize) -> String {
     }
 }
 
-fn line(one: &Device) -> String {
+fn line(one: &TopologyDevice) -> String {
     let kind = match one.kind {
-        Kind::RootPort => "root port",
-        Kind::SwitchUpstream => "switch, upstream port",
-        Kind::SwitchDownstream => "switch, downstream port",
-        Kind::Bridge => "bridge",
-        Kind::Nvme => "NVMe",
-        Kind::Gpu => "GPU",
+        DeviceKind::RootPort => "root port",
+        DeviceKind::SwitchUpstream => "switch, upstream port",
+        DeviceKind::SwitchDownstream => "switch, downstream port",
+        DeviceKind::Bridge => "bridge",
+        DeviceKind::Nvme => "NVMe",
+        DeviceKind::Gpu => "GPU",
     };
     let mut text = format!("{} {kind}", one.address);
-    let is_end = matches!(one.kind, Kind::Nvme | Kind::Gpu);
+    let is_end = matches!(one.kind, DeviceKind::Nvme | DeviceKind::Gpu);
     if is_end {
         text.push(' ');
         text.push_str(one.model.as_deref().unwrap_or(&one.id));
@@ -152,10 +153,10 @@ fn line(one: &Device) -> String {
     if let Some(acs) = one.acs {
         more.push(
             match acs {
-                Acs::Redirects => "ACS redirects to the root complex",
-                Acs::Off => "ACS does not redirect",
-                Acs::Absent => "no ACS",
-                Acs::Unknown => "ACS unknown: needs root",
+                AcsState::Redirects => "ACS redirects to the root complex",
+                AcsState::Off => "ACS does not redirect",
+                AcsState::Absent => "no ACS",
+                AcsState::Unknown => "ACS unknown: needs root",
             }
             .to_owned(),
         );

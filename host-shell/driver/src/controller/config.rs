@@ -1,17 +1,17 @@
 //! Options of bring-up and use of a controller.
 
-use super::notice::Notify;
+use super::notice::NoticeListener;
 use crate::device::ring_memory::RingMemory;
 #[cfg(doc)]
 use crate::error::Error;
-use crate::sysfs::Scope;
+use crate::sysfs::CommandScope;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 /// Location of the rings of I/O queues.
 #[derive(Clone, Debug, Default)]
-pub enum Rings {
+pub enum RingLocation {
     /// In memory of this process.
     #[default]
     Host,
@@ -23,7 +23,7 @@ pub enum Rings {
 
 /// Options of bring-up and use of a controller.
 #[derive(Clone, Debug)]
-pub struct Config {
+pub struct ControllerConfig {
     /// I/O queue pairs to ask for; the controller may grant fewer.
     pub queue_pairs: u32,
     /// Deadline of a command; after it the command is aborted.
@@ -33,19 +33,19 @@ pub struct Config {
     /// Most bytes lent as host memory buffer; 0 lends none.
     pub max_host_memory: u64,
     /// Location of the rings of I/O queues.
-    pub rings: Rings,
+    pub rings: RingLocation,
     /// True if waiting threads sleep until an interrupt, instead of polling.
     pub interrupts: bool,
     /// Data that this session may change, and that must therefore not be in use through another controller of
     /// the subsystem; `None` for a session that only reads.
-    pub changes: Option<Scope>,
+    pub changes: Option<CommandScope>,
     /// Stop flag: once set, waiting calls return [`Error::Interrupted`].
     pub stop: Option<Arc<AtomicBool>>,
     /// Called with events of the controller, and with waits that are long.
-    pub notify: Notify,
+    pub notify: NoticeListener,
 }
 
-impl Default for Config {
+impl Default for ControllerConfig {
     /// Returns the defaults: 16 queue pairs, 5 s per command, transfers up to 1 MiB, host memory up
     /// to 64 MiB, anything may be changed.
     fn default() -> Self {
@@ -54,11 +54,11 @@ impl Default for Config {
             timeout: Duration::from_secs(5),
             max_transfer: 1 << 20,
             max_host_memory: 64 << 20,
-            rings: Rings::Host,
+            rings: RingLocation::Host,
             interrupts: false,
-            changes: Some(Scope::Subsystem),
+            changes: Some(CommandScope::Subsystem),
             stop: None,
-            notify: Notify::default(),
+            notify: NoticeListener::default(),
         }
     }
 }
@@ -74,9 +74,9 @@ mod tests {
     fn rings_lie_in_a_buffer_of_the_callers_while_there_is_room() {
         let device = crate::open("sim:mem?size=1MiB").unwrap();
         let buffer = DmaBuffer::new(&device, 8192).unwrap();
-        let config = Config {
-            rings: Rings::Peer(Arc::new(buffer.into_rings().unwrap())),
-            ..Config::default()
+        let config = ControllerConfig {
+            rings: RingLocation::Peer(Arc::new(buffer.into_rings().unwrap())),
+            ..ControllerConfig::default()
         };
         let controller = Controller::start(Arc::clone(&device), &config).unwrap();
         let mut queue = controller.create_queue_pair(4).unwrap();

@@ -14,7 +14,7 @@ const EXIT_FAILURE_MODE: u32 = 1;
 
 /// Effect of an admin command on the known facts of controller and namespaces.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Effect {
+pub(crate) enum CommandEffect {
     /// No fact on which a handle relies.
     Nothing,
     /// They may be others: they are read again.
@@ -25,7 +25,7 @@ pub(crate) enum Effect {
     Sanitized,
 }
 
-impl Effect {
+impl CommandEffect {
     /// Returns the effect of `sqe`, an admin command of a controller with Format NVM Attributes
     /// `attributes`. An opcode that is not known to leave everything unchanged counts as a change.
     pub fn of(sqe: &Sqe, attributes: u8) -> Self {
@@ -70,11 +70,11 @@ mod tests {
             sqe.cdw10 = cdw10;
             sqe
         };
-        let one = Effect::Erased(Nsid(3));
-        let all = Effect::Erased(Nsid::ALL);
+        let one = CommandEffect::Erased(Nsid(3));
+        let all = CommandEffect::Erased(Nsid::ALL);
         for (sqe, attributes, effect) in [
-            (admin::identify(0, Nsid(1)), 0, Effect::Nothing),
-            (admin::async_event_request(), 0, Effect::Nothing),
+            (admin::identify(0, Nsid(1)), 0, CommandEffect::Nothing),
+            (admin::async_event_request(), 0, CommandEffect::Nothing),
             (Format::new(0, 0).command(Nsid(3)), 0, one),
             (Format::new(0, 1).command(Nsid(3)), fna::ERASE_ALL, all),
             (Format::new(0, 0).command(Nsid(3)), fna::ERASE_ALL, one),
@@ -83,22 +83,35 @@ mod tests {
             (
                 admin::sanitize(Sanitize::new(SanitizeAction::BlockErase)),
                 0,
-                Effect::Sanitized,
+                CommandEffect::Sanitized,
             ),
             (
                 admin::sanitize(Sanitize::new(SanitizeAction::ExitFailureMode)),
                 0,
-                Effect::Facts,
+                CommandEffect::Facts,
             ),
             (dwords(opcode::NAMESPACE_MANAGEMENT, 1), 0, one),
-            (dwords(opcode::NAMESPACE_MANAGEMENT, 0), 0, Effect::Facts),
-            (dwords(opcode::NAMESPACE_ATTACHMENT, 1), 0, Effect::Facts),
-            (dwords(opcode::FIRMWARE_COMMIT, 0), 0, Effect::Facts),
-            (dwords(opcode::SET_FEATURES, 0x84), 0, Effect::Facts),
-            (dwords(opcode::SECURITY_SEND, 0), 0, Effect::Facts),
-            (dwords(0xC0, 0), 0, Effect::Facts),
+            (
+                dwords(opcode::NAMESPACE_MANAGEMENT, 0),
+                0,
+                CommandEffect::Facts,
+            ),
+            (
+                dwords(opcode::NAMESPACE_ATTACHMENT, 1),
+                0,
+                CommandEffect::Facts,
+            ),
+            (dwords(opcode::FIRMWARE_COMMIT, 0), 0, CommandEffect::Facts),
+            (dwords(opcode::SET_FEATURES, 0x84), 0, CommandEffect::Facts),
+            (dwords(opcode::SECURITY_SEND, 0), 0, CommandEffect::Facts),
+            (dwords(0xC0, 0), 0, CommandEffect::Facts),
         ] {
-            assert_eq!(Effect::of(&sqe, attributes), effect, "{:#x}", sqe.opcode());
+            assert_eq!(
+                CommandEffect::of(&sqe, attributes),
+                effect,
+                "{:#x}",
+                sqe.opcode()
+            );
         }
     }
 }

@@ -2,7 +2,7 @@
 //! sent.
 
 use crate::controller::Controller;
-use crate::controller::session::Watch;
+use crate::controller::session::IdentifyWatch;
 use crate::error::{Error, Result};
 use nvme_core::bringup::NamespaceInfo;
 use nvme_core::spec::Nsid;
@@ -40,7 +40,7 @@ impl Controller {
                 progress(100 - (fpi & 0x7F).min(100));
             }
         };
-        let mut watch = Watch::new(admin::identify(cns::NAMESPACE, one), &mut seen);
+        let mut watch = IdentifyWatch::new(admin::identify(cns::NAMESPACE, one), &mut seen);
         self.session()
             .admin_for("Format NVM", format.command(nsid), timeout, &mut watch)?;
         let mut now = Vec::new();

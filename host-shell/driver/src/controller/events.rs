@@ -7,8 +7,8 @@
 //!
 //! NVMe Base 2.0c, 5.2 (Asynchronous Event Request command), 5.27.1.8 (Asynchronous Event Configuration).
 
-use crate::controller::facts::Alarm;
-use crate::controller::notice::{DeviceEvent, Notice, Notify, PageError};
+use crate::controller::facts::FactsAlarm;
+use crate::controller::notice::{ControllerNotice, DeviceEvent, NoticeListener, PageError};
 use crate::device::Device;
 use crate::dma::{DmaBuffer, HostPair, Lease};
 use nvme_core::bringup::Info;
@@ -34,7 +34,7 @@ const NOTICES: u32 = oaes::NAMESPACE_ATTRIBUTE | oaes::FIRMWARE_ACTIVATION | oae
 /// Deadline of a request that never expires: an event may never occur.
 const NO_DEADLINE: u64 = u64::MAX;
 /// A log page that is being read.
-struct Reading {
+struct LogReading {
     cid: Cid,
     event: AsyncEvent,
     deadline_ns: u64,
@@ -42,12 +42,12 @@ struct Reading {
 
 /// The requests of a session and their events.
 #[derive(Default)]
-pub(crate) struct Events {
+pub(crate) struct EventRequests {
     /// Is raised by events that say that facts may have changed.
-    alarm: Arc<Alarm>,
+    alarm: Arc<FactsAlarm>,
     most: usize,
     requests: Vec<Cid>,
-    reading: Option<Reading>,
+    reading: Option<LogReading>,
     /// Log pages to be read.
     unread: VecDeque<AsyncEvent>,
     /// Complete, and not passed on.
@@ -56,8 +56,8 @@ pub(crate) struct Events {
     pub kept: VecDeque<DeviceEvent>,
 }
 
-impl Events {
-    pub fn new(alarm: &Arc<Alarm>) -> Self {
+impl EventRequests {
+    pub fn new(alarm: &Arc<FactsAlarm>) -> Self {
         Self {
             alarm: Arc::clone(alarm),
             ..Self::default()
@@ -137,7 +137,7 @@ impl Events {
         queue: &mut HostPair,
         device: &Arc<dyn Device>,
         (now_ns, timeout_ns): (u64, u64),
-        notify: &Notify,
+        notify: &NoticeListener,
     ) {
         let mut is_new = self.post(queue);
         if let Some(late) = self.reading.take_if(|one| now_ns >= one.deadline_ns) {
@@ -154,7 +154,7 @@ impl Events {
             match read_page(queue, device, event.log_page()) {
                 Some(cid) => {
                     let deadline_ns = now_ns.saturating_add(timeout_ns);
-                    self.reading = Some(Reading {
+                    self.reading = Some(LogReading {
                         cid,
                         event,
                         deadline_ns,
@@ -168,9 +168,9 @@ impl Events {
             queue.ring();
         }
         while let Some(event) = self.complete.pop_front() {
-            let notice = Notice::Event(event);
+            let notice = ControllerNotice::Event(event);
             notify.tell(&notice);
-            if let Notice::Event(event) = notice {
+            if let ControllerNotice::Event(event) = notice {
                 if self.kept.len() == MOST_EVENTS {
                     self.kept.pop_front();
                 }

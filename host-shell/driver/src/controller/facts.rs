@@ -3,13 +3,13 @@
 //! Another host may format, shrink, delete, write-protect or sanitize a namespace, or activate firmware that transfers
 //! less, and after a reset another drive may answer. A command that goes by old facts then writes to wrong places.
 //!
-//! - [`Alarm`]: a count that rises when something may have changed. Each submission compares it with the count that its
-//!   queue has seen, one relaxed load.
-//! - [`Facts`]: what the controller said last. The session reads it again before a queue that has seen another count
-//!   sends anything (`session/verify.rs`).
-//! - [`Basis`]: what one queue goes by, and which commands it may not send any more.
+//! - [`FactsAlarm`]: a count that rises when something may have changed. Each submission compares it with the count
+//!   that its queue has seen, one relaxed load.
+//! - [`DeviceFacts`]: what the controller said last. The session reads it again before a queue that has seen another
+//!   count sends anything (`session/verify.rs`).
+//! - [`QueueBasis`]: what one queue goes by, and which commands it may not send any more.
 
-use crate::controller::effect::Effect;
+use crate::controller::effect::CommandEffect;
 use crate::error::{Error, Result};
 use crate::lock::lock;
 use nvme_core::bringup::{Info, NamespaceChange, NamespaceInfo};
@@ -24,7 +24,7 @@ use std::sync::{Arc, Mutex};
 
 /// Rises when facts may have changed.
 #[derive(Debug, Default)]
-pub(crate) struct Alarm {
+pub(crate) struct FactsAlarm {
     raised: AtomicU64,
     /// Number of times that the data of all namespaces were erased.
     erased: AtomicU64,
@@ -36,7 +36,7 @@ const TELLING_NOTICES: [u8; 2] = [
     notice_event::FIRMWARE_ACTIVATION,
 ];
 
-impl Alarm {
+impl FactsAlarm {
     /// Returns the number of times that it was raised.
     #[inline]
     pub fn count(&self) -> u64 {
@@ -92,7 +92,7 @@ impl Alarm {
 
 /// Facts on which a queue's user relies.
 #[derive(Clone, Debug, Default)]
-struct Told {
+struct ReportedFacts {
     namespaces: BTreeMap<Nsid, NamespaceInfo>,
     /// Erasures of each namespace by this process, as of then.
     erasures: BTreeMap<Nsid, u64>,
@@ -103,9 +103,9 @@ struct Told {
 }
 
 #[derive(Default)]
-struct Known {
+struct KnownFacts {
     /// Facts that callers received last.
-    told: Arc<Told>,
+    told: Arc<ReportedFacts>,
     /// Latest Identify data of every namespace that a caller was given.
     now: BTreeMap<Nsid, NamespaceInfo>,
     /// Erasures of each namespace by this process, until now.
@@ -118,14 +118,14 @@ struct Known {
 
 /// Latest facts about controller and namespaces, compared with those that callers rely on.
 #[derive(Default)]
-pub(crate) struct Facts {
-    pub alarm: Arc<Alarm>,
+pub(crate) struct DeviceFacts {
+    pub alarm: Arc<FactsAlarm>,
     /// The alarm's count when all facts were last read.
     checked: AtomicU64,
-    known: Mutex<Known>,
+    known: Mutex<KnownFacts>,
 }
 
-impl Facts {
+impl DeviceFacts {
     /// Records the results of the first bring-up.
     pub fn begin(&self, info: &Info) {
         let namespaces: BTreeMap<_, _> = info
@@ -135,9 +135,9 @@ impl Facts {
             .map(|one| (one.nsid, *one))
             .collect();
         let max_transfer = info.max_transfer.unwrap_or(u64::MAX);
-        *lock(&self.known) = Known {
+        *lock(&self.known) = KnownFacts {
             now: namespaces.clone(),
-            told: Arc::new(Told {
+            told: Arc::new(ReportedFacts {
                 namespaces,
                 erasures: BTreeMap::new(),
                 serial: info.serial,
@@ -152,8 +152,8 @@ impl Facts {
     }
 
     /// Returns the effect of an admin command of this process, given the Format NVM Attributes that were read.
-    pub fn effect_of(&self, sqe: &Sqe) -> Effect {
-        Effect::of(sqe, lock(&self.known).fna)
+    pub fn effect_of(&self, sqe: &Sqe) -> CommandEffect {
+        CommandEffect::of(sqe, lock(&self.known).fna)
     }
 
     /// Records that this process is about to erase the data of namespace `nsid`, or of all with
@@ -203,7 +203,7 @@ impl Facts {
         self.note(&mut lock(&self.known), info);
     }
 
-    fn note(&self, known: &mut Known, info: NamespaceInfo) {
+    fn note(&self, known: &mut KnownFacts, info: NamespaceInfo) {
         let before = known.now.insert(info.nsid, info);
         if before.is_some_and(|before| before.change(&info).is_some()) {
             self.alarm.raise();
@@ -259,36 +259,36 @@ impl Facts {
 
 /// Facts on which a queue relies, and the outcome of their last comparison.
 #[derive(Clone, Debug)]
-pub(crate) struct Basis {
-    told: Arc<Told>,
+pub(crate) struct QueueBasis {
+    told: Arc<ReportedFacts>,
     /// The alarm's count at which it was last compared.
     seen: Option<u64>,
-    refusals: Option<Refusals>,
+    refusals: Option<RefusedCommands>,
 }
 
 /// Commands that may not be sent.
 #[derive(Clone, Debug, Default)]
-struct Refusals {
+struct RefusedCommands {
     /// Reason why no command at all may be sent.
     all: Option<Arc<Error>>,
-    namespaces: Vec<(Nsid, Change)>,
+    namespaces: Vec<(Nsid, ReportedChange)>,
 }
 
 /// Change of a namespace since its facts were given to a caller.
 #[derive(Clone, Debug)]
-enum Change {
+enum ReportedChange {
     Facts(NamespaceChange),
     /// The data were erased by a command of this process, which leaves the properties as they are.
     Erased,
 }
 
-impl Change {
+impl ReportedChange {
     fn allows(&self, opcode: u8) -> bool {
         matches!(self, Self::Facts(change) if change.allows(opcode))
     }
 }
 
-impl fmt::Display for Change {
+impl fmt::Display for ReportedChange {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Facts(change) => change.fmt(f),
@@ -297,9 +297,9 @@ impl fmt::Display for Change {
     }
 }
 
-impl Basis {
+impl QueueBasis {
     /// Takes the facts that callers have received so far as the basis.
-    pub fn new(facts: &Facts) -> Self {
+    pub fn new(facts: &DeviceFacts) -> Self {
         Self {
             told: Arc::clone(&lock(&facts.known).told),
             seen: None,
@@ -317,12 +317,12 @@ impl Basis {
 
     /// True if nothing has happened since the last comparison.
     #[inline]
-    pub fn is_current(&self, alarm: &Alarm) -> bool {
+    pub fn is_current(&self, alarm: &FactsAlarm) -> bool {
         self.seen == Some(alarm.count())
     }
 
     /// Compares with `facts`, which were read when the alarm's count was `count`.
-    pub fn compare(&mut self, facts: &Facts, count: u64) {
+    pub fn compare(&mut self, facts: &DeviceFacts, count: u64) {
         let known = lock(&facts.known);
         let all = self.told.differs(&known, &facts.alarm);
         let all = all.map(|cause| Arc::new(Error::Changed { cause }));
@@ -331,14 +331,14 @@ impl Basis {
             changes.filter_map(|(nsid, told)| Some((*nsid, self.told.change(told, &known)?)));
         let namespaces: Vec<_> = changes.collect();
         let holds = all.is_none() && namespaces.is_empty();
-        self.refusals = (!holds).then_some(Refusals { all, namespaces });
+        self.refusals = (!holds).then_some(RefusedCommands { all, namespaces });
         self.seen = Some(count);
     }
 
     /// Records that the facts could not be read: no command may be sent, for that reason, until they were.
     pub fn could_not_look(&mut self, error: &Error) {
         let error = error.with_context("what the device is now could not be read");
-        self.refusals = Some(Refusals {
+        self.refusals = Some(RefusedCommands {
             all: Some(Arc::new(error)),
             namespaces: Vec::new(),
         });
@@ -358,7 +358,7 @@ impl Basis {
     }
 }
 
-impl Refusals {
+impl RefusedCommands {
     #[cold]
     fn of(&self, nsid: u32, opcode: u8) -> Option<Error> {
         if let Some(error) = &self.all {
@@ -372,21 +372,21 @@ impl Refusals {
     }
 }
 
-impl Told {
+impl ReportedFacts {
     /// Returns the change of a namespace since the caller received it as `told`.
-    fn change(&self, told: &NamespaceInfo, known: &Known) -> Option<Change> {
+    fn change(&self, told: &NamespaceInfo, known: &KnownFacts) -> Option<ReportedChange> {
         let change = known.now.get(&told.nsid).and_then(|now| told.change(now));
         let count = |of: &BTreeMap<Nsid, u64>| of.get(&told.nsid).copied().unwrap_or(0);
         let is_erased = count(&self.erasures) != count(&known.erasures);
-        let erased = is_erased.then_some(Change::Erased);
+        let erased = is_erased.then_some(ReportedChange::Erased);
         change
             .filter(|change| !(is_erased && change.allows(opcode::READ)))
-            .map(Change::Facts)
+            .map(ReportedChange::Facts)
             .or(erased)
     }
 
     /// Returns the reason if the device as a whole has changed.
-    fn differs(&self, known: &Known, alarm: &Alarm) -> Option<String> {
+    fn differs(&self, known: &KnownFacts, alarm: &FactsAlarm) -> Option<String> {
         if self.serial != known.serial {
             return Some(format!(
                 "another controller answers: its serial number is {}, not {}",

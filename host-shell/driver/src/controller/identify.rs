@@ -1,7 +1,7 @@
 //! Identify structures beside those that every use of a namespace needs.
 
 use crate::controller::Controller;
-use crate::controller::passthru::Set;
+use crate::controller::passthru::CommandSet;
 use crate::error::{Error, Result};
 use nvme_core::spec::admin::cns;
 use nvme_core::spec::identify::{IdentifyNamespace, descriptors, nidt, vwc};
@@ -69,7 +69,7 @@ impl Controller {
                 bit: "bit 1 of VWC",
             });
         }
-        self.passthru(Set::Nvm, nvm::flush(Nsid::ALL), &[])
+        self.passthru(CommandSet::Nvm, nvm::flush(Nsid::ALL), &[])
             .map(drop)
     }
 }

@@ -24,21 +24,21 @@ pub mod session;
 mod shared;
 pub mod statistics;
 
-use crate::controller::events::Events;
-use crate::controller::facts::Facts;
+use crate::controller::events::EventRequests;
+use crate::controller::facts::DeviceFacts;
 use crate::controller::notice::DeviceEvent;
-use crate::controller::queue::Queue;
-use crate::controller::session::{Admin, Session};
-use crate::controller::statistics::Statistics;
+use crate::controller::queue::DriverQueue;
+use crate::controller::session::{AdminSession, ControllerSession};
+use crate::controller::statistics::QueueStatistics;
 use crate::device::Device;
-use crate::device::interrupt::Interrupts;
+use crate::device::interrupt::VectorEvents;
 #[cfg(feature = "cuda")]
 use crate::device::ring_memory::RingMemory;
-use crate::dma::{DmaBuffer, Pair, PairShape, Scratch};
+use crate::dma::{DmaBuffer, OwnedPair, PairShape, ScratchPage};
 use crate::error::{Error, Result};
 use crate::lock::lock;
-use crate::sysfs::Host;
-use config::{Config, Rings};
+use crate::sysfs::SysfsHost;
+use config::{ControllerConfig, RingLocation};
 use nvme_core::BringupError;
 use nvme_core::bringup::{self, Bringup, Capabilities, Info, MAX_WALK, NamespaceInfo};
 use nvme_core::spec::admin::cns;
@@ -56,22 +56,22 @@ pub(crate) const ADMIN_BYTES: u64 = 64 << 10;
 
 /// A controller in use. Shut down on drop, which ends every queue made of it.
 ///
-/// A command that is not answered within [`Config::timeout`] is aborted; if that does not end it, the
+/// A command that is not answered within [`ControllerConfig::timeout`] is aborted; if that does not end it, the
 /// controller is reset and its queues are created again. The command is reported late, the others in
 /// flight as aborted; all queues work afterwards.
 ///
 /// ```
 /// use nvme_driver::core::spec::{Lba, Nsid, nvm};
-/// use nvme_driver::{Config, Controller, Error};
+/// use nvme_driver::{ControllerConfig, Controller, Error};
 /// use std::time::Duration;
 ///
 /// # fn main() -> nvme_driver::Result<()> {
 /// # #[cfg(feature = "sim")] {
 /// // The simulated controller loses the first read.
 /// let device = nvme_driver::open("sim:mem?size=16MiB&block=4096&fault=drop@op=read,nth=1")?;
-/// let config = Config {
+/// let config = ControllerConfig {
 ///     timeout: Duration::from_millis(200),
-///     ..Config::default()
+///     ..ControllerConfig::default()
 /// };
 /// let controller = Controller::start(device, &config)?;
 /// let mut queue = controller.create_queue_pair(16)?;
@@ -98,7 +98,7 @@ pub(crate) const ADMIN_BYTES: u64 = 64 << 10;
 /// # }
 /// ```
 pub struct Controller {
-    session: Arc<Session>,
+    session: Arc<ControllerSession>,
     identify: Box<IdentifyController>,
 }
 
@@ -108,9 +108,9 @@ impl Controller {
     /// # Errors
     /// [`Error::Device`] when it cannot be worked with, [`Error::Gone`] and [`Error::Timeout`] when it
     /// does not answer; memory that it may still write to is leaked then. [`Error::Usage`] for
-    /// [`Config::changes`] of what the system uses through another controller of the subsystem, and
+    /// [`ControllerConfig::changes`] of what the system uses through another controller of the subsystem, and
     /// [`Error::Environment`] where that cannot be seen.
-    pub fn start(device: Arc<dyn Device>, config: &Config) -> Result<Self> {
+    pub fn start(device: Arc<dyn Device>, config: &ControllerConfig) -> Result<Self> {
         let refused = |error: BringupError| refused(&*device, error);
         let capabilities = Capabilities::read(device.registers()).map_err(refused)?;
         let shape = PairShape {
@@ -123,13 +123,13 @@ impl Controller {
             vector: None,
         };
         let ring_memory = match &config.rings {
-            Rings::Host => None,
-            Rings::Controller => Some(device.controller_memory()?),
-            Rings::Peer(memory) => Some(Arc::clone(memory)),
+            RingLocation::Host => None,
+            RingLocation::Controller => Some(device.controller_memory()?),
+            RingLocation::Peer(memory) => Some(Arc::clone(memory)),
         };
         let interrupts = interrupts(&*device, config)?;
-        let pair = Pair::new(&device, shape, None)?;
-        let scratch = Scratch::new(&device)?;
+        let pair = OwnedPair::new(&device, shape, None)?;
+        let scratch = ScratchPage::new(&device)?;
         let machine = Bringup::new(
             device.registers(),
             bringup::Config::default(),
@@ -138,18 +138,18 @@ impl Controller {
         let mut info = machine.map_err(refused)?.info().clone();
         // The rings were sized by these capabilities, even if the controller reports others each time.
         info.capabilities = capabilities;
-        let facts = Facts::default();
-        let start = Admin {
+        let facts = DeviceFacts::default();
+        let start = AdminSession {
             pair,
             scratch,
             info,
             host_memory: None,
             resets: 0,
-            events: Events::new(&facts.alarm),
+            events: EventRequests::new(&facts.alarm),
             facts_page: Some(DmaBuffer::new(&device, IDENTIFY_BYTES)?),
             failed: None,
         };
-        let session = Arc::new(Session::new(
+        let session = Arc::new(ControllerSession::new(
             Arc::clone(&device),
             config.clone(),
             ring_memory,
@@ -179,7 +179,12 @@ impl Controller {
         if let Some(scope) = config.changes
             && device.guards_data()
         {
-            shared::refuse(&Host::here(), &device.name(), &controller.identify, scope)?;
+            shared::refuse(
+                &SysfsHost::here(),
+                &device.name(),
+                &controller.identify,
+                scope,
+            )?;
         }
         Ok(controller)
     }
@@ -205,7 +210,7 @@ impl Controller {
     }
 
     /// Returns the asynchronous events that the controller has reported since the last call, the latest 64 of
-    /// them. Does not wait for any: call it now and then. [`Config::notify`] is called with each as it is
+    /// them. Does not wait for any: call it now and then. [`ControllerConfig::notify`] is called with each as it is
     /// found.
     ///
     /// # Errors
@@ -214,7 +219,7 @@ impl Controller {
         self.session.events()
     }
 
-    /// Returns the longest transfer of one command in bytes, by MDTS and [`Config::max_transfer`].
+    /// Returns the longest transfer of one command in bytes, by MDTS and [`ControllerConfig::max_transfer`].
     pub fn max_transfer(&self) -> u64 {
         self.session.max_transfer(&lock(&self.session.admin).info)
     }
@@ -240,16 +245,20 @@ impl Controller {
     ///
     /// # Errors
     /// [`Error::Usage`] when every queue pair that the controller granted is in use.
-    pub fn create_queue_pair(&self, entries: u32) -> Result<Queue> {
+    pub fn create_queue_pair(&self, entries: u32) -> Result<DriverQueue> {
         let inner = self.session.create_queue(entries, None)?;
-        Ok(Queue::new(Arc::clone(&self.session), inner))
+        Ok(DriverQueue::new(Arc::clone(&self.session), inner))
     }
 
     /// Creates a queue pair with its rings in `memory`.
     #[cfg(feature = "cuda")]
-    pub fn create_queue_pair_in(&self, entries: u32, memory: &Arc<RingMemory>) -> Result<Queue> {
+    pub fn create_queue_pair_in(
+        &self,
+        entries: u32,
+        memory: &Arc<RingMemory>,
+    ) -> Result<DriverQueue> {
         let inner = self.session.create_queue(entries, Some(memory))?;
-        Ok(Queue::new(Arc::clone(&self.session), inner))
+        Ok(DriverQueue::new(Arc::clone(&self.session), inner))
     }
 
     /// Returns the Identify Namespace data structure.
@@ -386,7 +395,7 @@ impl Controller {
     }
 
     /// Counts of the queues that exist now, by identifier.
-    pub fn statistics(&self) -> Vec<(Qid, Statistics)> {
+    pub fn statistics(&self) -> Vec<(Qid, QueueStatistics)> {
         let table = lock(&self.session.queues);
         table
             .iter()
@@ -395,7 +404,7 @@ impl Controller {
     }
 
     /// Returns the state that its handles share.
-    pub fn session(&self) -> &Arc<Session> {
+    pub fn session(&self) -> &Arc<ControllerSession> {
         &self.session
     }
 
@@ -414,17 +423,17 @@ impl Drop for Controller {
 
 /// Interrupts as far as they are configured: one for the admin queue, one for each pair, as far as there are so
 /// many.
-fn interrupts(device: &dyn Device, config: &Config) -> Result<Interrupts> {
+fn interrupts(device: &dyn Device, config: &ControllerConfig) -> Result<VectorEvents> {
     if !config.interrupts {
-        return Ok(Interrupts::default());
+        return Ok(VectorEvents::default());
     }
     let wanted = config.queue_pairs.saturating_add(1).min(2048);
-    Ok(Interrupts::new(device.interrupts(wanted as u16)?))
+    Ok(VectorEvents::new(device.interrupts(wanted as u16)?))
 }
 
 /// Brings the controller up. A session whose controller does not come up accepts no commands; if the controller
 /// may still write to its memory, the memory is leaked.
-fn first_bring_up(session: &Arc<Session>) -> std::result::Result<(), BringupError> {
+fn first_bring_up(session: &Arc<ControllerSession>) -> std::result::Result<(), BringupError> {
     let mut admin = lock(&session.admin);
     let result = session.bring_up(&mut admin);
     if let Err(error) = &result {

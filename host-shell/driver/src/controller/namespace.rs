@@ -2,9 +2,9 @@
 //! controller and kept in flight together. Bytes that are no whole blocks are the subject of the stores above.
 
 use crate::controller::Controller;
-use crate::controller::queue::{Queue, QueueRefusal};
-use crate::controller::queue_inner::Completion;
-use crate::controller::session::Session;
+use crate::controller::queue::{DriverQueue, QueueRefusal};
+use crate::controller::queue_inner::QueueCompletion;
+use crate::controller::session::ControllerSession;
 use crate::dma::DmaBuffer;
 use crate::error::{Error, Result};
 use nvme_core::bringup::NamespaceInfo;
@@ -30,12 +30,12 @@ const RETRIES: u32 = 3;
 ///
 /// ```
 /// use nvme_driver::core::spec::{Lba, Nsid};
-/// use nvme_driver::{Config, Controller, Error};
+/// use nvme_driver::{ControllerConfig, Controller, Error};
 ///
 /// # fn main() -> nvme_driver::Result<()> {
 /// # #[cfg(feature = "sim")] {
 /// let device = nvme_driver::open("sim:mem?size=64MiB&block=512")?;
-/// let controller = Controller::start(device, &Config::default())?;
+/// let controller = Controller::start(device, &ControllerConfig::default())?;
 /// let mut namespace = controller.namespace(Nsid(1))?;
 /// // 1 MiB is split into commands, as the controller allows.
 /// let data: Vec<u8> = (0..1 << 20).map(|at| at as u8).collect();
@@ -53,9 +53,9 @@ const RETRIES: u32 = 3;
 pub struct Namespace {
     info: NamespaceInfo,
     limits: Limits,
-    queue: Queue,
+    queue: DriverQueue,
     buffers: Vec<DmaBuffer>,
-    session: Arc<Session>,
+    session: Arc<ControllerSession>,
     /// Optional commands, as Identify Controller says.
     oncs: u16,
     /// DLFEAT: the effect of deallocation, from Identify Namespace.
@@ -122,7 +122,7 @@ impl Namespace {
     }
 
     /// Returns the queue pair, for its counts.
-    pub fn queue(&self) -> &Queue {
+    pub fn queue(&self) -> &DriverQueue {
         &self.queue
     }
 
@@ -435,7 +435,7 @@ impl Namespace {
         }
     }
 
-    fn error_of_piece(&self, done: &Completion, what: &str, piece: Piece) -> Error {
+    fn error_of_piece(&self, done: &QueueCompletion, what: &str, piece: Piece) -> Error {
         match done.outcome {
             Outcome::Completed(status)
                 if status.code() == Status::COMPARE_FAILURE.code() && !done.late =>

@@ -103,7 +103,7 @@ impl fmt::Display for DeviceEvent {
 
 /// Event during a call that a user may want to know. `Display` is one line.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Notice {
+pub enum ControllerNotice {
     /// The controller reported an event.
     Event(DeviceEvent),
     /// The controller asks for more host memory (HMMIN) than it gets: it works without any, more slowly.
@@ -124,7 +124,7 @@ pub enum Notice {
     },
 }
 
-impl fmt::Display for Notice {
+impl fmt::Display for ControllerNotice {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Event(event) => write!(f, "the controller reports an event: {event}"),
@@ -155,34 +155,34 @@ impl fmt::Display for Notice {
     }
 }
 
-type Listener = dyn Fn(&Notice) + Send + Sync;
+type Listener = dyn Fn(&ControllerNotice) + Send + Sync;
 
-/// A function that is called with each [`Notice`]; none by default.
+/// A function that is called with each [`ControllerNotice`]; none by default.
 ///
 /// It is called from any thread that uses the controller, with locks held: it must not use the controller.
 #[derive(Clone, Default)]
-pub struct Notify(Option<Arc<Listener>>);
+pub struct NoticeListener(Option<Arc<Listener>>);
 
-impl Notify {
+impl NoticeListener {
     /// Calls `tell` with each notice.
-    pub fn new(tell: impl Fn(&Notice) + Send + Sync + 'static) -> Self {
+    pub fn new(tell: impl Fn(&ControllerNotice) + Send + Sync + 'static) -> Self {
         Self(Some(Arc::new(tell)))
     }
 
     /// Passes `notice` to the user's callback.
-    pub fn tell(&self, notice: &Notice) {
+    pub fn tell(&self, notice: &ControllerNotice) {
         if let Some(tell) = &self.0 {
             tell(notice);
         }
     }
 }
 
-impl fmt::Debug for Notify {
+impl fmt::Debug for NoticeListener {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(if self.0.is_some() {
-            "Notify(..)"
+            "NoticeListener(..)"
         } else {
-            "Notify"
+            "NoticeListener"
         })
     }
 }
@@ -193,15 +193,18 @@ mod tests {
 
     #[test]
     fn a_notify_says_whether_it_has_a_reader() {
-        assert_eq!(format!("{:?}", Notify::default()), "Notify");
-        assert_eq!(format!("{:?}", Notify::new(|_| ())), "Notify(..)");
+        assert_eq!(format!("{:?}", NoticeListener::default()), "NoticeListener");
+        assert_eq!(
+            format!("{:?}", NoticeListener::new(|_| ())),
+            "NoticeListener(..)"
+        );
     }
 
     use zerocopy::{FromZeros, IntoBytes};
 
     fn event(dw0: u32, page: std::result::Result<Vec<u8>, PageError>) -> String {
         let event = AsyncEvent(dw0);
-        Notice::Event(DeviceEvent { event, page }).to_string()
+        ControllerNotice::Event(DeviceEvent { event, page }).to_string()
     }
 
     #[test]
@@ -266,7 +269,7 @@ mod tests {
 
     #[test]
     fn a_wait_says_what_for_and_how_long() {
-        let mut notice = Notice::Waiting {
+        let mut notice = ControllerNotice::Waiting {
             cause: Some("command 0x0001 of queue 1 got no answer".to_owned()),
             ready: false,
             at_most: Duration::from_millis(15_000),
@@ -276,7 +279,7 @@ mod tests {
             "command 0x0001 of queue 1 got no answer; the controller reset waits until CSTS.RDY is 0, for 15.0 s at \
              most (CAP.TO)"
         );
-        if let Notice::Waiting { cause, ready, .. } = &mut notice {
+        if let ControllerNotice::Waiting { cause, ready, .. } = &mut notice {
             (*cause, *ready) = (None, true);
         }
         assert_eq!(

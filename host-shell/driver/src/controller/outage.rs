@@ -14,7 +14,7 @@ const MOST_CAUSES: usize = 16;
 
 /// Faults from which a run recovered.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Outages {
+pub struct OutageCounts {
     /// Commands that ended by Abort, or by their completion after the deadline.
     pub aborted: u64,
     /// Controller resets.
@@ -29,7 +29,7 @@ pub struct Outages {
     pub causes: Vec<String>,
 }
 
-impl Outages {
+impl OutageCounts {
     /// Notes why something was lost.
     pub fn note(&mut self, cause: impl Into<String>) {
         let cause = cause.into();
@@ -182,14 +182,14 @@ mod tests {
 
     #[test]
     fn outages_add_up_and_causes_are_told_once() {
-        let mut sum = Outages::default();
+        let mut sum = OutageCounts::default();
         assert_eq!(sum.to_text(), "");
         for _ in 0..2 {
-            let mut one = Outages {
+            let mut one = OutageCounts {
                 resets: 1,
                 lost: 5,
                 retried: 4,
-                ..Outages::default()
+                ..OutageCounts::default()
             };
             one.note("CSTS.CFS");
             sum.add(one);

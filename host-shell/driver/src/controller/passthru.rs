@@ -11,7 +11,7 @@ use nvme_core::spec::{Nsid, Sqe, nvm};
 
 /// Queue that a command is sent to, which decides the meaning of its opcode.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Set {
+pub enum CommandSet {
     /// The admin command set, on the admin queue.
     Admin,
     /// The NVM command set, on an I/O queue.
@@ -22,7 +22,7 @@ pub enum Set {
 ///
 /// NVMe Base 2.0c, 3.3.3.1 (Submission Queue Entry), "Data Transfer".
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Direction {
+pub enum TransferDirection {
     /// 00b: no data.
     None,
     /// 01b: from the host to the controller.
@@ -33,7 +33,7 @@ pub enum Direction {
     Both,
 }
 
-impl Direction {
+impl TransferDirection {
     /// Returns the direction that `opcode` encodes.
     pub const fn of(opcode: u8) -> Self {
         match opcode & 3 {
@@ -57,7 +57,7 @@ impl Direction {
 
 /// Result of a command.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Answer {
+pub struct PassthruAnswer {
     /// Command-specific dword 0 of the completion.
     pub dw0: u32,
     /// The data buffer afterwards; empty for a command without data.
@@ -66,7 +66,7 @@ pub struct Answer {
 
 /// Number of bytes that a command transfers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Moves {
+enum PassthruLength {
     /// Exact number of bytes, by the command's own fields.
     Exactly(u64),
     /// Upper bound in bytes, whatever the command's fields say.
@@ -84,7 +84,7 @@ pub(super) fn room_of_feature(fid: u8, most: u64) -> usize {
     room.max(4096) as usize
 }
 
-impl Set {
+impl CommandSet {
     /// Returns the specification's name of `opcode`.
     pub fn name(self, opcode: u8) -> Option<&'static str> {
         match self {
@@ -146,9 +146,9 @@ impl Set {
     }
 
     /// Returns the number of bytes that the command transfers. `block` is the block size in bytes.
-    fn moves(self, sqe: &Sqe, block: u32) -> Moves {
-        match (Direction::of(sqe.opcode()), self) {
-            (Direction::None, _) => Moves::Exactly(0),
+    fn moves(self, sqe: &Sqe, block: u32) -> PassthruLength {
+        match (TransferDirection::of(sqe.opcode()), self) {
+            (TransferDirection::None, _) => PassthruLength::Exactly(0),
             (_, Self::Admin) => admin_moves(sqe),
             (_, Self::Nvm) => nvm_moves(sqe, block),
         }
@@ -161,52 +161,56 @@ fn dwords(count_z: u32) -> u64 {
 }
 
 /// Returns the bytes of an admin command. NVMe Base 2.0c, 5 (Admin Command Set).
-fn admin_moves(sqe: &Sqe) -> Moves {
+fn admin_moves(sqe: &Sqe) -> PassthruLength {
     match sqe.opcode() {
-        opcode::IDENTIFY | opcode::NAMESPACE_ATTACHMENT => Moves::Exactly(4096),
+        opcode::IDENTIFY | opcode::NAMESPACE_ATTACHMENT => PassthruLength::Exactly(4096),
         opcode::NAMESPACE_MANAGEMENT => match sqe.cdw10 & 0xF {
-            0 => Moves::Exactly(4096),
-            _ => Moves::Exactly(0),
+            0 => PassthruLength::Exactly(4096),
+            _ => PassthruLength::Exactly(0),
         },
-        opcode::GET_LOG_PAGE => Moves::Exactly(admin::log_page_bytes(sqe)),
-        opcode::FIRMWARE_DOWNLOAD => Moves::Exactly(dwords(sqe.cdw10)),
-        opcode::GET_LBA_STATUS => Moves::Exactly(dwords(sqe.cdw12)),
-        opcode::SECURITY_SEND | opcode::SECURITY_RECEIVE => Moves::Exactly(sqe.cdw11.into()),
-        // Some of their operations have no data, whatever the count says.
-        opcode::DIRECTIVE_SEND | opcode::DIRECTIVE_RECEIVE => Moves::AtMost(dwords(sqe.cdw10)),
-        opcode::GET_FEATURES | opcode::SET_FEATURES => {
-            Moves::AtMost(room_of_feature(sqe.cdw10 as u8, 4096) as u64)
+        opcode::GET_LOG_PAGE => PassthruLength::Exactly(admin::log_page_bytes(sqe)),
+        opcode::FIRMWARE_DOWNLOAD => PassthruLength::Exactly(dwords(sqe.cdw10)),
+        opcode::GET_LBA_STATUS => PassthruLength::Exactly(dwords(sqe.cdw12)),
+        opcode::SECURITY_SEND | opcode::SECURITY_RECEIVE => {
+            PassthruLength::Exactly(sqe.cdw11.into())
         }
-        _ => Moves::Unknown,
+        // Some of their operations have no data, whatever the count says.
+        opcode::DIRECTIVE_SEND | opcode::DIRECTIVE_RECEIVE => {
+            PassthruLength::AtMost(dwords(sqe.cdw10))
+        }
+        opcode::GET_FEATURES | opcode::SET_FEATURES => {
+            PassthruLength::AtMost(room_of_feature(sqe.cdw10 as u8, 4096) as u64)
+        }
+        _ => PassthruLength::Unknown,
     }
 }
 
 /// Returns the bytes of an I/O command. NVM Command Set 1.0c, 3 (I/O Commands for the NVM Command
 /// Set); Zoned Namespace Command Set 1.1, 3.
-fn nvm_moves(sqe: &Sqe, block: u32) -> Moves {
+fn nvm_moves(sqe: &Sqe, block: u32) -> PassthruLength {
     use nvm::opcode as io;
     match sqe.opcode() {
         io::READ | io::WRITE | io::COMPARE | io::ZONE_APPEND => {
-            Moves::Exactly(u64::from(nvm::blocks(sqe)) * u64::from(block))
+            PassthruLength::Exactly(u64::from(nvm::blocks(sqe)) * u64::from(block))
         }
-        io::DATASET_MANAGEMENT => Moves::Exactly((u64::from(sqe.cdw10 & 0xFF) + 1) * 16),
-        io::RESERVATION_REPORT => Moves::Exactly(dwords(sqe.cdw10)),
-        io::RESERVATION_REGISTER | io::RESERVATION_ACQUIRE => Moves::Exactly(16),
-        io::RESERVATION_RELEASE => Moves::Exactly(8),
-        io::IO_MANAGEMENT_RECEIVE => Moves::Exactly(dwords(sqe.cdw11)),
+        io::DATASET_MANAGEMENT => PassthruLength::Exactly((u64::from(sqe.cdw10 & 0xFF) + 1) * 16),
+        io::RESERVATION_REPORT => PassthruLength::Exactly(dwords(sqe.cdw10)),
+        io::RESERVATION_REGISTER | io::RESERVATION_ACQUIRE => PassthruLength::Exactly(16),
+        io::RESERVATION_RELEASE => PassthruLength::Exactly(8),
+        io::IO_MANAGEMENT_RECEIVE => PassthruLength::Exactly(dwords(sqe.cdw11)),
         // Bits 31:16 count identifiers of 2 bytes, 0's based.
-        io::IO_MANAGEMENT_SEND => Moves::AtMost((u64::from(sqe.cdw10 >> 16) + 1) * 2),
+        io::IO_MANAGEMENT_SEND => PassthruLength::AtMost((u64::from(sqe.cdw10 >> 16) + 1) * 2),
         io::COPY => {
             let descriptor = match sqe.cdw12 >> 8 & 0xF {
                 0 | 2 => 32,
                 _ => 40,
             };
-            Moves::Exactly((u64::from(sqe.cdw12 & 0xFF) + 1) * descriptor)
+            PassthruLength::Exactly((u64::from(sqe.cdw12 & 0xFF) + 1) * descriptor)
         }
         // A zone descriptor extension has up to 255 times 64 bytes; other actions send nothing.
-        io::ZONE_MANAGEMENT_SEND => Moves::AtMost(255 * 64),
-        io::ZONE_MANAGEMENT_RECEIVE => Moves::Exactly(dwords(sqe.cdw12)),
-        _ => Moves::Unknown,
+        io::ZONE_MANAGEMENT_SEND => PassthruLength::AtMost(255 * 64),
+        io::ZONE_MANAGEMENT_RECEIVE => PassthruLength::Exactly(dwords(sqe.cdw12)),
+        _ => PassthruLength::Unknown,
     }
 }
 
@@ -219,7 +223,7 @@ impl Controller {
     /// that does not go with the opcode, and for a length other than the command's own fields say: the
     /// controller would move more than there is. A command whose fields do not say it gets a buffer for all that it may
     /// move. [`Error::Command`] with the controller's answer.
-    pub fn passthru(&self, set: Set, sqe: Sqe, data: &[u8]) -> Result<Answer> {
+    pub fn passthru(&self, set: CommandSet, sqe: Sqe, data: &[u8]) -> Result<PassthruAnswer> {
         let room = self.check_passthru(set, &sqe, data.len() as u64)?;
         let what = in_words(set, sqe.opcode());
         let mut buffer = None;
@@ -228,8 +232,8 @@ impl Controller {
             filled.as_mut_slice()[..data.len()].copy_from_slice(data);
         }
         let (dw0, buffer) = match set {
-            Set::Admin => self.session().admin(&what, sqe, buffer)?,
-            Set::Nvm => {
+            CommandSet::Admin => self.session().admin(&what, sqe, buffer)?,
+            CommandSet::Nvm => {
                 let mut queue = self.create_queue_pair(2)?;
                 let cid = queue.submit(sqe, buffer).map_err(|refused| {
                     refused.error.into_error(|error| {
@@ -253,26 +257,26 @@ impl Controller {
         };
         let len = data.len();
         let data = buffer.map(|buffer| buffer.as_slice()[..len].to_vec());
-        Ok(Answer {
+        Ok(PassthruAnswer {
             dw0,
             data: data.unwrap_or_default(),
         })
     }
 
     /// Checks a command with `bytes` bytes of data, and returns the bytes that its buffer needs.
-    fn check_passthru(&self, set: Set, sqe: &Sqe, bytes: u64) -> Result<usize> {
+    fn check_passthru(&self, set: CommandSet, sqe: &Sqe, bytes: u64) -> Result<usize> {
         set.check_owner(sqe)?;
         let what = in_words(set, sqe.opcode());
-        let direction = Direction::of(sqe.opcode());
-        if bytes > 0 && direction == Direction::None {
+        let direction = TransferDirection::of(sqe.opcode());
+        if bytes > 0 && direction == TransferDirection::None {
             return Err(Error::usage(
                 format!("{what} moves no data (bits 1:0 of its opcode are 00b)"),
                 "leave the data out",
             ));
         }
         let most = match set {
-            Set::Admin => self.max_transfer().min(ADMIN_BYTES),
-            Set::Nvm => self.max_transfer(),
+            CommandSet::Admin => self.max_transfer().min(ADMIN_BYTES),
+            CommandSet::Nvm => self.max_transfer(),
         };
         if bytes > most {
             return Err(Error::usage(
@@ -284,18 +288,18 @@ impl Controller {
             ));
         }
         let block = match set {
-            Set::Nvm if names_blocks(sqe.opcode()) => self.plain_block(Nsid(sqe.nsid))?,
+            CommandSet::Nvm if names_blocks(sqe.opcode()) => self.plain_block(Nsid(sqe.nsid))?,
             _ => 0,
         };
         let room = match set.moves(sqe, block) {
-            Moves::Exactly(own) if own != bytes => {
+            PassthruLength::Exactly(own) if own != bytes => {
                 return Err(Error::usage(
                     format!("{what} moves {own} bytes by its own fields, the data has {bytes}"),
                     format!("use a data length of {own}, or change the command dwords"),
                 ));
             }
-            Moves::Exactly(own) => own,
-            Moves::AtMost(own) if own > most => {
+            PassthruLength::Exactly(own) => own,
+            PassthruLength::AtMost(own) if own > most => {
                 return Err(Error::usage(
                     format!(
                         "{what} moves up to {own} bytes by its own fields, more than {most}, {}",
@@ -304,8 +308,8 @@ impl Controller {
                     "change the command dwords",
                 ));
             }
-            Moves::AtMost(own) => own.max(bytes),
-            Moves::Unknown => most.max(bytes),
+            PassthruLength::AtMost(own) => own.max(bytes),
+            PassthruLength::Unknown => most.max(bytes),
         };
         Ok(room as usize)
     }
@@ -332,10 +336,10 @@ fn names_blocks(opcode: u8) -> bool {
     matches!(opcode, READ | WRITE | COMPARE | ZONE_APPEND)
 }
 
-fn in_words(set: Set, opcode: u8) -> String {
+fn in_words(set: CommandSet, opcode: u8) -> String {
     let kind = match set {
-        Set::Admin => "admin",
-        Set::Nvm => "I/O",
+        CommandSet::Admin => "admin",
+        CommandSet::Nvm => "I/O",
     };
     match set.name(opcode) {
         Some(name) => format!("{name} ({opcode:#04x})"),
@@ -404,8 +408,9 @@ mod tests {
     #[cfg(feature = "sim")]
     #[test]
     fn what_would_move_other_data_than_there_is_is_never_sent() {
-        use crate::controller::Config;
-        let start = |device| Controller::start(crate::open(device).unwrap(), &Config::default());
+        use crate::controller::ControllerConfig;
+        let start =
+            |device| Controller::start(crate::open(device).unwrap(), &ControllerConfig::default());
         let controller = start("sim:mem?size=1MiB&meta=8").unwrap();
         let read = nvm::read(Nsid(1), nvme_core::spec::Lba(0), 1);
         let flush = Sqe::new(nvm::opcode::FLUSH, Nsid(1));
@@ -415,12 +420,14 @@ mod tests {
             (read, 1 << 30, "more than one command moves"),
         ] {
             let error = controller
-                .check_passthru(Set::Nvm, &sqe, bytes)
+                .check_passthru(CommandSet::Nvm, &sqe, bytes)
                 .unwrap_err();
             assert!(error.to_string().contains(part), "{error}");
         }
         let plain = start("sim:mem?size=1MiB").unwrap();
-        let error = plain.passthru(Set::Nvm, read, &[0; 512]).unwrap_err();
+        let error = plain
+            .passthru(CommandSet::Nvm, read, &[0; 512])
+            .unwrap_err();
         assert!(error.to_string().contains("moves 4096 bytes"), "{error}");
         let mut namespace = plain.namespace(Nsid(1)).unwrap();
         let error = namespace.deallocate(&[]).unwrap_err();
@@ -429,27 +436,27 @@ mod tests {
 
     #[test]
     fn every_opcode_of_the_specification_has_one_name() {
-        for (set, count) in [(Set::Admin, 24), (Set::Nvm, 18)] {
+        for (set, count) in [(CommandSet::Admin, 24), (CommandSet::Nvm, 18)] {
             let names: Vec<&str> = (0..=255).filter_map(|code| set.name(code)).collect();
             let mut different = names.clone();
             different.sort_unstable();
             different.dedup();
             assert_eq!((names.len(), different.len()), (count, count));
         }
-        assert_eq!(in_words(Set::Admin, opcode::ABORT), "Abort (0x08)");
-        assert_eq!(in_words(Set::Nvm, 0xC1), "I/O command 0xc1");
-        assert_eq!(in_words(Set::Admin, 0xC1), "admin command 0xc1");
+        assert_eq!(in_words(CommandSet::Admin, opcode::ABORT), "Abort (0x08)");
+        assert_eq!(in_words(CommandSet::Nvm, 0xC1), "I/O command 0xc1");
+        assert_eq!(in_words(CommandSet::Admin, 0xC1), "admin command 0xc1");
     }
 
     #[test]
     fn commands_that_name_their_length_are_held_to_it() {
-        let moves = |set: Set, code, dwords: [u32; 3]| {
+        let moves = |set: CommandSet, code, dwords: [u32; 3]| {
             let mut sqe = Sqe::new(code, Nsid(1));
             [sqe.cdw10, sqe.cdw11, sqe.cdw12] = dwords;
             set.moves(&sqe, 512)
         };
-        use Moves::{AtMost, Exactly, Unknown};
-        use Set::{Admin, Nvm};
+        use CommandSet::{Admin, Nvm};
+        use PassthruLength::{AtMost, Exactly, Unknown};
         use nvm::opcode as io;
         for (set, code, dwords, expected) in [
             (Admin, opcode::IDENTIFY, [1, 0, 0], Exactly(4096)),
@@ -500,32 +507,32 @@ mod tests {
     #[cfg(feature = "sim")]
     #[test]
     fn a_command_of_unknown_length_gets_a_buffer_for_all_that_it_may_move() {
-        use crate::controller::Config;
+        use crate::controller::ControllerConfig;
         let device = crate::open("sim:mem?size=1MiB&mdts=3").unwrap();
-        let controller = Controller::start(device, &Config::default()).unwrap();
+        let controller = Controller::start(device, &ControllerConfig::default()).unwrap();
         let room = |set, code, bytes| {
             let sqe = Sqe::new(code, Nsid(1));
             controller.check_passthru(set, &sqe, bytes).unwrap()
         };
-        assert_eq!(room(Set::Admin, 0xC2, 16), 32 << 10);
-        assert_eq!(room(Set::Nvm, 0xC1, 0), 32 << 10);
-        assert_eq!(room(Set::Admin, 0xC0, 0), 0);
+        assert_eq!(room(CommandSet::Admin, 0xC2, 16), 32 << 10);
+        assert_eq!(room(CommandSet::Nvm, 0xC1, 0), 32 << 10);
+        assert_eq!(room(CommandSet::Admin, 0xC0, 0), 0);
         assert_eq!(
-            room(Set::Nvm, nvm::opcode::ZONE_MANAGEMENT_SEND, 64),
+            room(CommandSet::Nvm, nvm::opcode::ZONE_MANAGEMENT_SEND, 64),
             16_320
         );
         let mut directive = Sqe::new(opcode::DIRECTIVE_RECEIVE, Nsid(1));
         directive.cdw10 = 1 << 20;
-        let error = controller.check_passthru(Set::Admin, &directive, 0);
+        let error = controller.check_passthru(CommandSet::Admin, &directive, 0);
         let error = error.unwrap_err().to_string();
         assert!(
             error.contains("the controller's largest transfer (MDTS)"),
             "{error}"
         );
         let device = crate::open("sim:mem?size=1MiB&mdts=0").unwrap();
-        let controller = Controller::start(device, &Config::default()).unwrap();
+        let controller = Controller::start(device, &ControllerConfig::default()).unwrap();
         let sqe = Sqe::new(0xC2, Nsid(1));
-        let error = controller.check_passthru(Set::Admin, &sqe, 65_537);
+        let error = controller.check_passthru(CommandSet::Admin, &sqe, 65_537);
         let error = error.unwrap_err().to_string();
         assert!(
             error.contains("65536, this driver's largest transfer of an admin"),
@@ -548,25 +555,26 @@ mod tests {
         ] {
             let mut sqe = Sqe::new(code, Nsid::NONE);
             sqe.cdw10 = cdw10;
-            let error = Set::Admin.check_owner(&sqe).unwrap_err().to_string();
+            let error = CommandSet::Admin.check_owner(&sqe).unwrap_err().to_string();
             assert!(error.contains(part), "{error}");
         }
         let mut sqe = Sqe::new(opcode::SET_FEATURES, Nsid::NONE);
         sqe.cdw10 = 0x04;
-        assert!(Set::Admin.check_owner(&sqe).is_ok());
+        assert!(CommandSet::Admin.check_owner(&sqe).is_ok());
     }
 
     #[test]
     fn every_named_opcode_that_writes_is_no_harmless_one() {
-        let harmless =
-            |set: Set| -> Vec<u8> { (0..=255).filter(|code| set.is_harmless(*code)).collect() };
-        assert_eq!(harmless(Set::Admin), [0x02, 0x06, 0x0A, 0x18, 0x86]);
-        assert_eq!(harmless(Set::Nvm), [0x00, 0x02, 0x05, 0x0C, 0x0E]);
+        let harmless = |set: CommandSet| -> Vec<u8> {
+            (0..=255).filter(|code| set.is_harmless(*code)).collect()
+        };
+        assert_eq!(harmless(CommandSet::Admin), [0x02, 0x06, 0x0A, 0x18, 0x86]);
+        assert_eq!(harmless(CommandSet::Nvm), [0x00, 0x02, 0x05, 0x0C, 0x0E]);
     }
 
     #[test]
     fn bits_of_the_opcode_say_the_direction() {
-        use Direction::*;
+        use TransferDirection::*;
         let table = [
             (0x80, None),
             (0x81, ToController),
@@ -574,7 +582,7 @@ mod tests {
             (0xC3, Both),
         ];
         for (opcode, direction) in table {
-            assert_eq!(Direction::of(opcode), direction, "{opcode:#x}");
+            assert_eq!(TransferDirection::of(opcode), direction, "{opcode:#x}");
         }
     }
 }

@@ -6,10 +6,10 @@
 //! No command is submitted for a namespace that has changed since the queue's user received its properties: see
 //! `facts.rs`.
 
-use crate::controller::facts::Basis;
-use crate::controller::queue_inner::{Completion, QueueInner};
-use crate::controller::session::Session;
-use crate::controller::statistics::Statistics;
+use crate::controller::facts::QueueBasis;
+use crate::controller::queue_inner::{QueueCompletion, QueueInner};
+use crate::controller::session::ControllerSession;
+use crate::controller::statistics::QueueStatistics;
 use crate::dma::DmaBuffer;
 use crate::error::{Error, Result};
 use crate::lock::{lock, relax};
@@ -57,7 +57,7 @@ impl PartialEq<SubmitError> for QueueRefusal {
 
 /// A command that was not submitted, with its buffer.
 #[derive(Debug)]
-pub struct Rejected {
+pub struct RejectedSubmission {
     /// Reason of the rejection.
     pub error: QueueRefusal,
     /// The buffer, unused.
@@ -65,20 +65,20 @@ pub struct Rejected {
 }
 
 /// Commands that are submitted together. Holds the queue until it is dropped or rung: one at a time in each thread.
-pub struct Batch<'a> {
+pub struct SubmissionBatch<'a> {
     inner: MutexGuard<'a, QueueInner>,
-    basis: &'a Basis,
+    basis: &'a QueueBasis,
     deadline_ns: u64,
 }
 
-impl Batch<'_> {
-    /// As [`Queue::submit`].
+impl SubmissionBatch<'_> {
+    /// As [`DriverQueue::submit`].
     #[inline]
     pub fn submit(
         &mut self,
         sqe: Sqe,
         buffer: Option<DmaBuffer>,
-    ) -> std::result::Result<Cid, Rejected> {
+    ) -> std::result::Result<Cid, RejectedSubmission> {
         let data = match &buffer {
             Some(buffer) => Data::Contiguous {
                 iova: buffer.iova(),
@@ -89,20 +89,20 @@ impl Batch<'_> {
         self.submit_data(sqe, data, buffer)
     }
 
-    /// As [`Queue::submit_data`].
+    /// As [`DriverQueue::submit_data`].
     #[inline]
     pub fn submit_data(
         &mut self,
         sqe: Sqe,
         data: Data<'_>,
         buffer: Option<DmaBuffer>,
-    ) -> std::result::Result<Cid, Rejected> {
+    ) -> std::result::Result<Cid, RejectedSubmission> {
         if let Some(error) = self.basis.refusal(sqe.nsid, sqe.opcode()) {
             let error = match error {
                 Error::Changed { cause } => QueueRefusal::Changed(cause),
                 error => QueueRefusal::Unread(Box::new(error)),
             };
-            return Err(Rejected { error, buffer });
+            return Err(RejectedSubmission { error, buffer });
         }
         let pair = self.inner.pair.queue();
         match pair.submit(sqe, data, buffer, self.deadline_ns) {
@@ -113,7 +113,7 @@ impl Batch<'_> {
                 statistics.peak = statistics.peak.max(in_flight);
                 Ok(cid)
             }
-            Err(rejected) => Err(Rejected {
+            Err(rejected) => Err(RejectedSubmission {
                 error: rejected.error.into(),
                 buffer: rejected.buffer,
             }),
@@ -134,12 +134,12 @@ impl Batch<'_> {
 ///
 /// ```
 /// use nvme_driver::core::spec::{Lba, Nsid, nvm};
-/// use nvme_driver::{Config, Controller, Error};
+/// use nvme_driver::{ControllerConfig, Controller, Error};
 ///
 /// # fn main() -> nvme_driver::Result<()> {
 /// # #[cfg(feature = "sim")] {
 /// let device = nvme_driver::open("sim:mem?size=16MiB&block=4096")?;
-/// let controller = Controller::start(device, &Config::default())?;
+/// let controller = Controller::start(device, &ControllerConfig::default())?;
 /// let mut queue = controller.create_queue_pair(16)?;
 /// // Four reads in flight, one doorbell write for all of them.
 /// for lba in 0..4 {
@@ -163,30 +163,30 @@ impl Batch<'_> {
 /// # Ok(())
 /// # }
 /// ```
-pub struct Queue {
-    session: Arc<Session>,
+pub struct DriverQueue {
+    session: Arc<ControllerSession>,
     inner: Arc<Mutex<QueueInner>>,
     /// Facts about the device on which its user relies.
-    basis: Basis,
+    basis: QueueBasis,
     qid: Qid,
     depth: u32,
     /// Completions of one poll, until the caller receives them.
-    ended: Vec<Completion>,
+    ended: Vec<QueueCompletion>,
     /// Commands past their deadline that may still be in flight.
     overdue: VecDeque<Cid>,
     /// The interrupt vector to wait for, when completions interrupt.
     vector: Option<u16>,
 }
 
-impl Queue {
-    pub(crate) fn new(session: Arc<Session>, inner: Arc<Mutex<QueueInner>>) -> Self {
+impl DriverQueue {
+    pub(crate) fn new(session: Arc<ControllerSession>, inner: Arc<Mutex<QueueInner>>) -> Self {
         let (qid, depth, vector) = {
             let mut held = lock(&inner);
             let vector = held.pair.plan().vector;
             (held.pair.queue().qid(), held.pair.queue().depth(), vector)
         };
         Self {
-            basis: Basis::new(&session.facts),
+            basis: QueueBasis::new(&session.facts),
             session,
             inner,
             qid,
@@ -214,7 +214,7 @@ impl Queue {
     }
 
     /// Counts since the queue was created.
-    pub fn statistics(&self) -> Statistics {
+    pub fn statistics(&self) -> QueueStatistics {
         lock(&self.inner).statistics
     }
 
@@ -226,7 +226,7 @@ impl Queue {
         &mut self,
         sqe: Sqe,
         buffer: Option<DmaBuffer>,
-    ) -> std::result::Result<Cid, Rejected> {
+    ) -> std::result::Result<Cid, RejectedSubmission> {
         self.batch().submit(sqe, buffer)
     }
 
@@ -238,20 +238,20 @@ impl Queue {
         sqe: Sqe,
         data: Data<'_>,
         buffer: Option<DmaBuffer>,
-    ) -> std::result::Result<Cid, Rejected> {
+    ) -> std::result::Result<Cid, RejectedSubmission> {
         self.batch().submit_data(sqe, data, buffer)
     }
 
     /// Starts a batch of commands: one lock and one look at the clock for all of them.
     #[inline]
-    pub fn batch(&mut self) -> Batch<'_> {
+    pub fn batch(&mut self) -> SubmissionBatch<'_> {
         let now_ns = self.session.now_ns();
         self.session.look_when_due(now_ns);
         let now_ns = match self.basis.is_current(&self.session.facts.alarm) {
             true => now_ns,
             false => self.look_again(),
         };
-        Batch {
+        SubmissionBatch {
             deadline_ns: now_ns.saturating_add(self.session.timeout_ns()),
             basis: &self.basis,
             inner: lock(&self.inner),
@@ -310,7 +310,7 @@ impl Queue {
         lock(&self.inner).ring();
     }
 
-    /// True if the stop flag of [`Config`](crate::Config) is set.
+    /// True if the stop flag of [`ControllerConfig`](crate::ControllerConfig) is set.
     pub fn is_interrupted(&self) -> bool {
         self.session.is_interrupted()
     }
@@ -327,7 +327,7 @@ impl Queue {
     /// # Errors
     /// [`Error::Gone`] when the controller does not come back; buffers in flight are then leaked.
     #[inline]
-    pub fn poll(&mut self) -> Result<Option<Completion>> {
+    pub fn poll(&mut self) -> Result<Option<QueueCompletion>> {
         let mut one = None;
         self.poll_batch(1, |done| one = Some(done))?;
         Ok(one)
@@ -342,7 +342,7 @@ impl Queue {
     /// # Errors
     /// As [`poll`](Self::poll). Completions that `each` has received before the error stay valid.
     #[inline]
-    pub fn poll_batch(&mut self, most: usize, each: impl FnMut(Completion)) -> Result<usize> {
+    pub fn poll_batch(&mut self, most: usize, each: impl FnMut(QueueCompletion)) -> Result<usize> {
         let mut inner = lock(&self.inner);
         let (now_ns, taken) = inner.take(most, &mut self.ended, || self.session.now_ns());
         while let Some(cid) = inner.pair.queue().expire(now_ns) {
@@ -388,7 +388,7 @@ impl Queue {
     ///
     /// # Errors
     /// As [`poll`](Self::poll), and [`Error::Interrupted`] once the session's stop flag is set.
-    pub fn wait(&mut self) -> Result<Option<Completion>> {
+    pub fn wait(&mut self) -> Result<Option<QueueCompletion>> {
         let mut spins = 0u32;
         loop {
             if let Some(done) = self.poll()? {
@@ -419,7 +419,7 @@ impl Queue {
     }
 
     /// Returns the error of `done`; `what` is the command in words.
-    pub fn error_of(&self, done: &Completion, what: &str) -> Error {
+    pub fn error_of(&self, done: &QueueCompletion, what: &str) -> Error {
         let account = {
             let inner = lock(&self.inner);
             inner
@@ -472,7 +472,7 @@ impl Queue {
     }
 }
 
-impl Drop for Queue {
+impl Drop for DriverQueue {
     fn drop(&mut self) {
         self.session.retire(self.qid);
     }

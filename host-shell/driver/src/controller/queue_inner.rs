@@ -1,15 +1,15 @@
 //! State that a queue's handle shares with recovery: the pair, and the completions that the handle has not
 //! returned yet.
 
-use super::statistics::Statistics;
-use crate::dma::{DmaBuffer, Lease, Pair};
+use super::statistics::QueueStatistics;
+use crate::dma::{DmaBuffer, Lease, OwnedPair};
 use nvme_core::spec::{Cid, Status};
 use nvme_core::{AbortReason, ControllerFault, Outcome};
 use std::collections::VecDeque;
 
 /// The end of a command, with the buffer that it was lent.
 #[derive(Debug)]
-pub struct Completion {
+pub struct QueueCompletion {
     /// The command.
     pub cid: Cid,
     /// The buffer, if it had one.
@@ -23,7 +23,7 @@ pub struct Completion {
     deadline_ns: u64,
 }
 
-impl Completion {
+impl QueueCompletion {
     /// True if the controller completed the command with success, in time.
     #[inline]
     pub fn is_success(&self) -> bool {
@@ -44,7 +44,7 @@ impl Completion {
     }
 }
 
-impl From<nvme_core::Completion<Lease>> for Completion {
+impl From<nvme_core::Completion<Lease>> for QueueCompletion {
     #[inline]
     fn from(completion: nvme_core::Completion<Lease>) -> Self {
         let nvme_core::Completion {
@@ -69,7 +69,7 @@ impl From<nvme_core::Completion<Lease>> for Completion {
 
 /// A command whose deadline passed, and the result of its recovery.
 #[derive(Clone, Debug)]
-pub(crate) struct Expired {
+pub(crate) struct ExpiredCommand {
     pub cid: Cid,
     pub account: String,
 }
@@ -77,21 +77,21 @@ pub(crate) struct Expired {
 /// State that a queue's handle shares with recovery.
 pub struct QueueInner {
     /// The rings, and the commands in flight on them.
-    pub pair: Pair,
+    pub pair: OwnedPair,
     /// Completions that recovery polled or reclaimed.
-    pub backlog: VecDeque<Completion>,
+    pub backlog: VecDeque<QueueCompletion>,
     /// Commands that expired, with the results of their recovery.
-    pub(crate) expired: Vec<Expired>,
+    pub(crate) expired: Vec<ExpiredCommand>,
     /// Counters of the queue.
-    pub statistics: Statistics,
+    pub statistics: QueueStatistics,
     /// Present while a GPU drives the queue in the pair's stead.
     #[cfg(feature = "cuda")]
-    pub lent: Option<Box<dyn Lent>>,
+    pub lent: Option<Box<dyn LentQueue>>,
 }
 
 /// Effects of a controller reset on a queue that a GPU drives.
 #[cfg(feature = "cuda")]
-pub trait Lent: Send {
+pub trait LentQueue: Send {
     /// Stops the GPU's use of the queue before the reset; once this returns, the GPU touches it no
     /// longer.
     fn stop(&mut self);
@@ -129,7 +129,7 @@ impl QueueInner {
     pub fn take(
         &mut self,
         most: usize,
-        ended: &mut Vec<Completion>,
+        ended: &mut Vec<QueueCompletion>,
         clock: impl FnOnce() -> u64,
     ) -> (u64, std::result::Result<(), ControllerFault>) {
         let known = self.backlog.len().min(most);

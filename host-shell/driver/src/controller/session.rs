@@ -12,17 +12,17 @@ mod verify;
 mod watch;
 
 #[cfg(feature = "cuda")]
-pub use verify::{Footing, Standing};
-pub(crate) use watch::Watch;
+pub use verify::{FactsStanding, UserBasis};
+pub(crate) use watch::IdentifyWatch;
 
-use crate::controller::config::Config;
-use crate::controller::events::Events;
-use crate::controller::facts::Facts;
-use crate::controller::queue_inner::{Completion, QueueInner};
+use crate::controller::config::ControllerConfig;
+use crate::controller::events::EventRequests;
+use crate::controller::facts::DeviceFacts;
+use crate::controller::queue_inner::{QueueCompletion, QueueInner};
 use crate::device::Device;
-use crate::device::interrupt::Interrupts;
+use crate::device::interrupt::VectorEvents;
 use crate::device::ring_memory::RingMemory;
-use crate::dma::{DmaBuffer, Pair, Region, Scratch};
+use crate::dma::{DmaBuffer, MappedRegion, OwnedPair, ScratchPage};
 use crate::error::{Error, Result};
 use crate::lock::{lock, relax};
 use nvme_core::bringup::{Info, NamespaceInfo};
@@ -43,16 +43,16 @@ pub(crate) const LONG_WAIT: Duration = Duration::from_millis(250);
 const HEALTH_NS: u64 = 10_000_000;
 
 /// State for which one thread at a time is responsible: admin commands, reset, shutdown.
-pub(crate) struct Admin {
-    pub pair: Pair,
-    pub scratch: Scratch,
+pub(crate) struct AdminSession {
+    pub pair: OwnedPair,
+    pub scratch: ScratchPage,
     pub info: Info,
     /// The host memory buffer and its descriptor list, while the controller has them.
-    pub host_memory: Option<(Region, DmaBuffer)>,
+    pub host_memory: Option<(MappedRegion, DmaBuffer)>,
     /// Resets since the start.
     pub resets: u32,
     /// Requests for asynchronous events.
-    pub events: Events,
+    pub events: EventRequests,
     /// The page by which facts are read again.
     pub facts_page: Option<DmaBuffer>,
     /// Reason why the session can no longer be used.
@@ -61,7 +61,7 @@ pub(crate) struct Admin {
 
 /// Record of the last controller reset.
 #[derive(Clone, Default)]
-pub(crate) struct Reset {
+pub(crate) struct ResetRecord {
     pub cause: String,
     /// The command that was not answered, when that was the cause.
     pub expired: Option<(Qid, Cid)>,
@@ -70,7 +70,7 @@ pub(crate) struct Reset {
     pub at_most: Duration,
 }
 
-impl Reset {
+impl ResetRecord {
     /// Describes the reset, with its duration if that was long.
     pub fn in_words(&self) -> String {
         if self.took < LONG_WAIT {
@@ -87,18 +87,18 @@ impl Reset {
 pub(crate) type Table = BTreeMap<u16, Arc<Mutex<QueueInner>>>;
 
 /// A controller in use.
-pub struct Session {
+pub struct ControllerSession {
     /// The transport.
     pub device: Arc<dyn Device>,
     /// The settings that it was started with.
-    pub config: Config,
+    pub config: ControllerConfig,
     /// The admin queue and its state.
-    pub(crate) admin: Mutex<Admin>,
+    pub(crate) admin: Mutex<AdminSession>,
     /// The I/O queues by their identifier.
     pub(crate) queues: Mutex<Table>,
     /// Memory for the rings of I/O queues, if they do not lie in this process's memory.
     ring_memory: Option<Arc<RingMemory>>,
-    pub(crate) interrupts: Interrupts,
+    pub(crate) interrupts: VectorEvents,
     start: Instant,
     /// Offset that tests add to the clock, in ns.
     #[cfg(test)]
@@ -106,19 +106,19 @@ pub struct Session {
     next_health_ns: AtomicU64,
     next_look_ns: AtomicU64,
     closed: AtomicBool,
-    last_reset: Mutex<Reset>,
+    last_reset: Mutex<ResetRecord>,
     /// Facts about the device on which handles rely.
-    pub(crate) facts: Facts,
+    pub(crate) facts: DeviceFacts,
 }
 
-impl Session {
+impl ControllerSession {
     pub(crate) fn new(
         device: Arc<dyn Device>,
-        config: Config,
+        config: ControllerConfig,
         ring_memory: Option<Arc<RingMemory>>,
-        interrupts: Interrupts,
-        admin: Admin,
-        facts: Facts,
+        interrupts: VectorEvents,
+        admin: AdminSession,
+        facts: DeviceFacts,
     ) -> Self {
         Self {
             device,
@@ -223,7 +223,7 @@ impl Session {
         what: &str,
         sqe: Sqe,
         timeout: Duration,
-        watch: &mut Watch<'_>,
+        watch: &mut IdentifyWatch<'_>,
     ) -> Result<(u32, Option<DmaBuffer>)> {
         let timeout_ns = u64::try_from(timeout.as_nanos()).unwrap_or(u64::MAX);
         let mut admin = lock(&self.admin);
@@ -232,7 +232,7 @@ impl Session {
 
     pub(crate) fn admin_locked(
         &self,
-        admin: &mut Admin,
+        admin: &mut AdminSession,
         what: &str,
         sqe: Sqe,
         buffer: Option<DmaBuffer>,
@@ -242,11 +242,11 @@ impl Session {
 
     fn admin_within(
         &self,
-        admin: &mut Admin,
+        admin: &mut AdminSession,
         timeout_ns: u64,
         what: &str,
         (sqe, buffer): (Sqe, Option<DmaBuffer>),
-        watch: Option<&mut Watch<'_>>,
+        watch: Option<&mut IdentifyWatch<'_>>,
     ) -> Result<(u32, Option<DmaBuffer>)> {
         if let Some(cause) = &admin.failed {
             return Err(Error::Gone {
@@ -262,11 +262,11 @@ impl Session {
     /// Sends an admin command and waits for its end.
     fn exchange(
         &self,
-        admin: &mut Admin,
+        admin: &mut AdminSession,
         timeout_ns: u64,
         what: &str,
         (sqe, buffer): (Sqe, Option<DmaBuffer>),
-        mut watch: Option<&mut Watch<'_>>,
+        mut watch: Option<&mut IdentifyWatch<'_>>,
     ) -> Result<(u32, Option<DmaBuffer>)> {
         let deadline_ns = self.now_ns().saturating_add(timeout_ns);
         let data = data_of(buffer.as_ref());
@@ -333,7 +333,7 @@ impl Session {
     /// error.
     fn end_late(
         &self,
-        admin: &mut Admin,
+        admin: &mut AdminSession,
         (opcode, cid): (u8, Cid),
         timeout_ms: u64,
         answered: bool,
@@ -359,11 +359,11 @@ impl Session {
     }
 
     /// Returns the record of the last controller reset.
-    pub(crate) fn last_reset(&self) -> Reset {
+    pub(crate) fn last_reset(&self) -> ResetRecord {
         lock(&self.last_reset).clone()
     }
 
-    pub(crate) fn note_reset(&self, reset: Reset) {
+    pub(crate) fn note_reset(&self, reset: ResetRecord) {
         *lock(&self.last_reset) = reset;
     }
 
@@ -420,7 +420,7 @@ fn data_of(buffer: Option<&DmaBuffer>) -> Data<'static> {
     })
 }
 
-fn finish(what: &str, done: Completion) -> Result<(u32, Option<DmaBuffer>)> {
+fn finish(what: &str, done: QueueCompletion) -> Result<(u32, Option<DmaBuffer>)> {
     match done.outcome {
         Outcome::Completed(Status::SUCCESS) => Ok((done.dw0, done.buffer)),
         Outcome::Completed(status) => Err(Error::Command {

@@ -2,14 +2,19 @@
 //! drive with several ports can be bound to VFIO on one and mounted on another.
 
 use crate::error::Result;
-use crate::sysfs::{Host, Scope};
+use crate::sysfs::{CommandScope, SysfsHost};
 use nvme_core::spec::identify::IdentifyController;
 
 /// Refuses `scope` of the subsystem that `identify` is of while Linux uses it through another controller.
 ///
 /// # Errors
-/// As [`Usage::refuse`](crate::sysfs::Usage::refuse).
-pub fn refuse(host: &Host, name: &str, identify: &IdentifyController, scope: Scope) -> Result<()> {
+/// As [`DeviceUsage::refuse`](crate::sysfs::DeviceUsage::refuse).
+pub fn refuse(
+    host: &SysfsHost,
+    name: &str,
+    identify: &IdentifyController,
+    scope: CommandScope,
+) -> Result<()> {
     for subsystem in names(identify) {
         let usage = host.usage_of_subsystem(&subsystem, scope);
         usage.refuse(&format!("the NVM subsystem of {name}"), "")?;
@@ -75,20 +80,20 @@ mod tests {
         ] {
             let tree = tree(known);
             let refuse = |scope| refuse(&tree.host(), "vfio:0000:01:00.0", &identify(told), scope);
-            for scope in [Scope::Namespace(1), Scope::Subsystem] {
+            for scope in [CommandScope::Namespace(1), CommandScope::Subsystem] {
                 let error = refuse(scope).unwrap_err();
                 let said = format!("{error}: {}", error.remedy());
                 assert!(said.contains("nvme0n1 is mounted at /srv"), "{said}");
                 assert!(said.ends_with(": unmount /srv"), "{said}");
             }
-            refuse(Scope::Namespace(2)).unwrap();
+            refuse(CommandScope::Namespace(2)).unwrap();
         }
         let other = tree("nqn.test:b");
         refuse(
             &other.host(),
             "vfio:0000:01:00.0",
             &identify("nqn.test:a"),
-            Scope::Subsystem,
+            CommandScope::Subsystem,
         )
         .unwrap();
     }

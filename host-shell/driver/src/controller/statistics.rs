@@ -2,7 +2,7 @@
 
 /// Counts of one queue pair.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize)]
-pub struct Statistics {
+pub struct QueueStatistics {
     /// Commands submitted.
     pub submitted: u64,
     /// Commands whose end was returned.
@@ -19,7 +19,7 @@ pub struct Statistics {
     pub peak: u32,
 }
 
-impl Statistics {
+impl QueueStatistics {
     /// Adds those of another queue, or of the same one before it was created again.
     pub fn add(&mut self, other: &Self) {
         self.submitted += other.submitted;

@@ -38,9 +38,9 @@ impl DoorbellMap {
         unsafe { Self::new(start, doorbells.bytes()) }
     }
 
-    /// Returns the first `words` words that a [`Relay`](crate::device::relay::Relay) passes on; it keeps them
-    /// as long as it lives.
-    pub(crate) fn of_words(pages: &[WordPage], words: usize) -> Self {
+    /// Returns the first `words` words that a [`DoorbellRelay`](crate::device::relay::DoorbellRelay) passes on; it
+    /// keeps them as long as it lives.
+    pub(crate) fn of_words(pages: &[DoorbellPage], words: usize) -> Self {
         let start = pages.as_ptr().cast_mut().cast::<u32>();
         // SAFETY: page-aligned atomics of that many bytes, which the device keeps as long as it lives.
         unsafe { Self::new(start, size_of_val(pages).min(words * 4)) }
@@ -65,7 +65,7 @@ impl DoorbellMap {
     }
 
     /// Returns the tail and head doorbell of queue `qid`, valid while the device is: see
-    /// [`Pair`](crate::dma::Pair).
+    /// [`OwnedPair`](crate::dma::OwnedPair).
     pub(crate) fn pair(
         self,
         qid: Qid,
@@ -101,9 +101,9 @@ pub const NONE: u32 = u32::MAX;
 pub(super) const PAGE_WORDS: usize = 1024;
 /// One page of doorbell words.
 #[repr(C, align(4096))]
-pub struct WordPage(pub(super) [AtomicU32; PAGE_WORDS]);
+pub struct DoorbellPage(pub(super) [AtomicU32; PAGE_WORDS]);
 
-impl WordPage {
+impl DoorbellPage {
     pub(super) fn new() -> Self {
         Self(std::array::from_fn(|_| AtomicU32::new(NONE)))
     }

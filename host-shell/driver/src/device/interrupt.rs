@@ -14,9 +14,9 @@ const NAP: Duration = Duration::from_millis(5);
 
 /// The interrupt vectors of a controller, as event descriptors. None of them: polling.
 #[derive(Debug, Default)]
-pub(crate) struct Interrupts(Vec<OwnedFd>);
+pub(crate) struct VectorEvents(Vec<OwnedFd>);
 
-impl Interrupts {
+impl VectorEvents {
     pub fn new(events: Vec<OwnedFd>) -> Self {
         Self(events)
     }
@@ -62,7 +62,7 @@ mod tests {
     #[test]
     fn queues_share_the_vectors_that_there_are() {
         let vectors = |count: usize| {
-            let all = Interrupts::new((0..count).map(|_| event()).collect());
+            let all = VectorEvents::new((0..count).map(|_| event()).collect());
             [1, 2, 3, 4, 65_535].map(|qid| all.vector(Qid(qid)))
         };
         assert_eq!(vectors(0), [None; 5]);
@@ -72,7 +72,7 @@ mod tests {
 
     #[test]
     fn an_interrupt_is_taken_once_and_ends_a_nap() {
-        let all = Interrupts::new(vec![event()]);
+        let all = VectorEvents::new(vec![event()]);
         rustix::io::write(&all.0[0], &2u64.to_ne_bytes()).unwrap();
         all.nap(0, NAP);
         assert!(rustix::io::read(&all.0[0], &mut [0; 8]).is_err(), "taken");

@@ -22,7 +22,7 @@ pub mod vfio_user;
 use crate::device::bar::DoorbellMap;
 use crate::device::peer::PeerMemory;
 use crate::device::ring_memory::RingMemory;
-use crate::dma::pages::Pages;
+use crate::dma::pages::DmaPages;
 use crate::error::{Error, Result};
 use nvme_core::Registers;
 use nvme_core::spec::Iova;
@@ -50,15 +50,15 @@ pub trait Device: Send + Sync {
     fn doorbells(&self) -> DoorbellMap;
 
     /// Allocates page-aligned memory fit for DMA. The default is anonymous memory.
-    fn alloc_dma(&self, bytes: usize) -> Result<Pages> {
-        Pages::new(bytes)
+    fn alloc_dma(&self, bytes: usize) -> Result<DmaPages> {
+        DmaPages::new(bytes)
     }
 
     /// Maps `pages` for DMA by the controller; they come from [`alloc_dma`](Self::alloc_dma). Returns the I/O
     /// virtual address, which may differ from their address.
     ///
     /// The device keeps its share of `pages` until [`unmap_dma`](Self::unmap_dma).
-    fn map_dma(&self, pages: &Arc<Pages>) -> Result<Iova>;
+    fn map_dma(&self, pages: &Arc<DmaPages>) -> Result<Iova>;
 
     /// Ends the controller's access to the mapping of `bytes` bytes at `iova`; waits for accesses in progress.
     ///
@@ -215,7 +215,7 @@ mod tests {
             DoorbellMap::of_words(&[], 0)
         }
 
-        fn map_dma(&self, pages: &Arc<Pages>) -> Result<Iova> {
+        fn map_dma(&self, pages: &Arc<DmaPages>) -> Result<Iova> {
             Ok(Iova(pages.len() as u64))
         }
 

@@ -3,7 +3,7 @@
 
 use crate::device::Device;
 use crate::error::{Error, Result};
-use crate::sysfs::{Address, Host};
+use crate::sysfs::{PciAddress, SysfsHost};
 use std::sync::Arc;
 
 /// The remedy for a name that is none.
@@ -27,7 +27,7 @@ const NAMES: &str =
 /// [`Error::Usage`] for text that names none, [`Error::File`] for an image or socket that cannot be
 /// opened, [`Error::Device`] and [`Error::Gone`] for a device that cannot be driven.
 pub fn open(text: &str) -> Result<Arc<dyn Device>> {
-    if let Some(error) = meant(&Host::here(), text) {
+    if let Some(error) = meant(&SysfsHost::here(), text) {
         return Err(error);
     }
     let Some((kind, rest)) = text.split_once(':') else {
@@ -70,9 +70,9 @@ pub fn open(text: &str) -> Result<Arc<dyn Device>> {
 }
 
 /// Returns the usage error for a name that Linux or lspci uses, not this program: a PCI address or a node.
-pub fn meant(host: &Host, text: &str) -> Option<Error> {
+pub fn meant(host: &SysfsHost, text: &str) -> Option<Error> {
     let cause = format!("'{text}' names no device");
-    if let Ok(address) = text.parse::<Address>() {
+    if let Ok(address) = text.parse::<PciAddress>() {
         let by = match host.function(address).map(|one| one.driver) {
             None => format!(
                 "write vfio:{address} or kmod:{address}; `nvme-gpu list` shows what is there"

@@ -1,7 +1,7 @@
 //! Doorbells that are plain words of this process's memory, relayed to the controller by a thread.
 //!
 //! For what cannot store to the BAR (tier 0: a GPU whose driver does not map it): it stores to
-//! [`Relay::words`], laid out as the BAR is from 1000h on, and the thread passes the newest value on.
+//! [`DoorbellRelay::words`], laid out as the BAR is from 1000h on, and the thread passes the newest value on.
 //! Several rings between two looks cost one write to the controller.
 //!
 //! Invariant: every value stored is passed on, or replaced by a newer one of the same doorbell. The
@@ -10,11 +10,11 @@
 //! before a write to a register, reach the controller before it does.
 
 use super::bar::{DoorbellMap, PAGE_WORDS};
-pub use super::bar::{NONE, WordPage};
+pub use super::bar::{DoorbellPage, NONE};
 use crate::device::Device;
 use crate::device::peer::PeerMemory;
 use crate::device::ring_memory::RingMemory;
-use crate::dma::pages::Pages;
+use crate::dma::pages::DmaPages;
 use crate::error::{Error, Result};
 use nvme_core::mem::Doorbell;
 use nvme_core::spec::register::{cq_head_doorbell, offset, sq_tail_doorbell};
@@ -35,14 +35,14 @@ const NAP: Duration = Duration::from_micros(20);
 const SETTLE_TIME: Duration = Duration::from_secs(1);
 
 /// A device whose doorbells are relayed. Everything else is passed to the wrapped device.
-pub struct Relay {
-    shared: Arc<Shared>,
+pub struct DoorbellRelay {
+    shared: Arc<RelayState>,
     thread: Option<JoinHandle<()>>,
 }
 
-struct Shared {
+struct RelayState {
     device: Arc<dyn Device>,
-    pages: Box<[WordPage]>,
+    pages: Box<[DoorbellPage]>,
     /// Admin tail and head, then the others: place of the word, and the doorbell behind it.
     doorbells: Vec<(usize, Doorbell<'static>)>,
     stop: AtomicBool,
@@ -51,7 +51,7 @@ struct Shared {
     forwarded: AtomicU64,
 }
 
-impl Relay {
+impl DoorbellRelay {
     /// Starts a thread that relays the doorbells of queues 0 to `queue_pairs` of `device`, or of the queues
     /// whose doorbells are mapped, if these are fewer.
     ///
@@ -80,9 +80,9 @@ impl Relay {
         }
         let words = doorbells.last().map_or(0, |(at, _)| at + 1);
         let pages = words.div_ceil(PAGE_WORDS);
-        let shared = Arc::new(Shared {
+        let shared = Arc::new(RelayState {
             device,
-            pages: (0..pages).map(|_| WordPage::new()).collect(),
+            pages: (0..pages).map(|_| DoorbellPage::new()).collect(),
             doorbells,
             stop: AtomicBool::new(false),
             passes: AtomicU64::new(0),
@@ -107,7 +107,7 @@ impl Relay {
     /// Returns the words, page aligned, as the BAR is from 1000h on: what is registered with a GPU.
     ///
     /// Store a doorbell's value with release order at system scope; nothing else may be stored.
-    pub fn words(&self) -> &[WordPage] {
+    pub fn words(&self) -> &[DoorbellPage] {
         &self.shared.pages
     }
 
@@ -118,7 +118,7 @@ impl Relay {
     }
 }
 
-impl Drop for Relay {
+impl Drop for DoorbellRelay {
     fn drop(&mut self) {
         self.shared.stop.store(true, Ordering::Relaxed);
         if let Some(thread) = self.thread.take() {
@@ -128,7 +128,7 @@ impl Drop for Relay {
     }
 }
 
-impl Shared {
+impl RelayState {
     fn run(&self) {
         let mut idle = 0;
         while !self.stop.load(Ordering::Relaxed) {
@@ -221,7 +221,7 @@ fn pass<'a>(
     passed
 }
 
-impl Registers for Shared {
+impl Registers for RelayState {
     fn identity(&self) -> &Identity {
         self.device.registers().identity()
     }
@@ -245,7 +245,7 @@ impl Registers for Shared {
     }
 }
 
-impl Device for Relay {
+impl Device for DoorbellRelay {
     fn name(&self) -> String {
         self.shared.device.name()
     }
@@ -263,11 +263,11 @@ impl Device for Relay {
         DoorbellMap::of_words(self.words(), words)
     }
 
-    fn alloc_dma(&self, bytes: usize) -> Result<Pages> {
+    fn alloc_dma(&self, bytes: usize) -> Result<DmaPages> {
         self.shared.device.alloc_dma(bytes)
     }
 
-    fn map_dma(&self, pages: &Arc<Pages>) -> Result<Iova> {
+    fn map_dma(&self, pages: &Arc<DmaPages>) -> Result<Iova> {
         self.shared.device.map_dma(pages)
     }
 

@@ -1,10 +1,10 @@
 //! Memory outside of this process's own where rings can lie: the controller memory buffer, or memory of a peer.
 //!
-//! Invariant: a byte belongs to at most one [`Piece`] at a time, and to no other before that one is dropped.
+//! Invariant: a byte belongs to at most one [`RingPiece`] at a time, and to no other before that one is dropped.
 // UNSAFETY: the memory arrives as a mapped BAR, a raw pointer.
 #![allow(unsafe_code)]
 
-use crate::dma::addresses::Allocator;
+use crate::dma::addresses::IovaAllocator;
 use crate::error::{Error, Result};
 use crate::lock::lock;
 use nvme_core::spec::Iova;
@@ -26,7 +26,7 @@ pub struct RingMemory {
     address: u64,
     bytes: u64,
     size: Cmbsz,
-    free: Mutex<Allocator>,
+    free: Mutex<IovaAllocator>,
     /// The mapping, for as long as there are pieces.
     _keep: Box<dyn Any + Send + Sync>,
 }
@@ -51,7 +51,7 @@ impl RingMemory {
         size: Cmbsz,
         keep: Box<dyn Any + Send + Sync>,
     ) -> Self {
-        let mut free = Allocator::empty(GRANULE);
+        let mut free = IovaAllocator::empty(GRANULE);
         free.give(address..address.saturating_add(bytes));
         Self {
             start,
@@ -106,14 +106,14 @@ impl RingMemory {
     ///
     /// # Errors
     /// [`Error::Device`] when no contiguous range of that size is free.
-    pub fn take(self: &Arc<Self>, bytes: usize) -> Result<Piece> {
+    pub fn take(self: &Arc<Self>, bytes: usize) -> Result<RingPiece> {
         let taken = lock(&self.free).take(bytes as u64).ok_or_else(|| {
             Error::device(
                 format!("the memory for rings has no {bytes} bytes left in one stretch"),
                 "use fewer or smaller queues, or --rings host",
             )
         })?;
-        Ok(Piece {
+        Ok(RingPiece {
             memory: Arc::clone(self),
             taken,
         })
@@ -127,12 +127,12 @@ impl Debug for RingMemory {
 }
 
 /// A stretch of it. Given back on drop.
-pub struct Piece {
+pub struct RingPiece {
     memory: Arc<RingMemory>,
     taken: Range<u64>,
 }
 
-impl Piece {
+impl RingPiece {
     /// Address of the first byte in this process.
     pub fn start(&self) -> *mut u8 {
         let offset = (self.taken.start - self.memory.address) as usize;
@@ -185,7 +185,7 @@ impl Piece {
     }
 }
 
-impl Drop for Piece {
+impl Drop for RingPiece {
     fn drop(&mut self) {
         lock(&self.memory.free).give(self.taken.clone());
     }
@@ -194,11 +194,11 @@ impl Drop for Piece {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::dma::pages::Pages;
+    use crate::dma::pages::DmaPages;
 
     #[test]
     fn stretches_are_handed_out_once_and_come_back() {
-        let pages = Pages::new(64 << 10).unwrap();
+        let pages = DmaPages::new(64 << 10).unwrap();
         let start = NonNull::new(pages.start()).unwrap();
         let mut size = Cmbsz(0);
         size.set_sqs(true);

@@ -4,7 +4,7 @@
 use crate::device::Device;
 use crate::device::bar::DoorbellMap;
 use crate::device::peer::PeerMemory;
-use crate::dma::{Pages, SharedPages};
+use crate::dma::{DmaPages, SharedPages};
 use crate::error::{Error, Result};
 use nvme_core::spec::Iova;
 use nvme_core::spec::register::ALL_ONES;
@@ -18,10 +18,10 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 /// The registers of a simulated controller in this process. The flag says that this process left it:
 /// they read as all ones then, and writes are lost.
-pub struct Bar(pub Arc<Controller<HostMemory>>, Identity, AtomicBool);
+pub struct SimulatorBar(pub Arc<Controller<HostMemory>>, Identity, AtomicBool);
 
-impl Bar {
-    /// Creates the registers of `controller`: one `Bar` for each.
+impl SimulatorBar {
+    /// Creates the registers of `controller`: one `SimulatorBar` for each.
     pub fn new(controller: Arc<Controller<HostMemory>>) -> Self {
         Self(controller, Identity::new(), AtomicBool::new(false))
     }
@@ -34,7 +34,7 @@ impl Bar {
     }
 }
 
-impl Registers for Bar {
+impl Registers for SimulatorBar {
     fn identity(&self) -> &Identity {
         &self.1
     }
@@ -67,10 +67,10 @@ impl Registers for Bar {
 }
 
 /// A simulated controller and its threads.
-pub struct Simulator {
+pub struct SimulatedDevice {
     // The threads stop before the memory that they reach goes away.
     runner: Mutex<Option<Runner>>,
-    bar: Bar,
+    bar: SimulatorBar,
     pages: SharedPages,
     name: String,
     threads: usize,
@@ -132,9 +132,9 @@ fn start(text: &str, config: Config) -> Result<Embedded> {
             .iter()
             .for_each(|image| _ = std::fs::remove_file(image));
     })?;
-    let device = Arc::new(Simulator {
+    let device = Arc::new(SimulatedDevice {
         runner: Mutex::new(Some(runner)),
-        bar: Bar::new(Arc::clone(&controller)),
+        bar: SimulatorBar::new(Arc::clone(&controller)),
         pages,
         name: format!("sim:{text}"),
         threads,
@@ -165,7 +165,7 @@ pub fn report(controller: &Controller<HostMemory>) {
     }
 }
 
-impl Drop for Simulator {
+impl Drop for SimulatedDevice {
     fn drop(&mut self) {
         report(&self.bar.0);
     }
@@ -189,7 +189,7 @@ pub fn refused(error: nvme_sim::ConfigError) -> Error {
     }
 }
 
-impl Device for Simulator {
+impl Device for SimulatedDevice {
     fn name(&self) -> String {
         self.name.clone()
     }
@@ -211,7 +211,7 @@ impl Device for Simulator {
         DoorbellMap::of_simulator(self.bar.0.doorbells())
     }
 
-    fn map_dma(&self, pages: &Arc<Pages>) -> Result<Iova> {
+    fn map_dma(&self, pages: &Arc<DmaPages>) -> Result<Iova> {
         match self.gone() {
             Some(cause) => Err(Error::Gone { cause }),
             None => self.pages.map(pages),

@@ -24,7 +24,7 @@ const USUAL: [RangeInclusive<u64>; 2] = [0..=0xFEDF_FFFF, 0xFEF0_0000..=(1 << 39
 
 /// The free addresses.
 #[derive(Debug)]
-pub struct Allocator {
+pub struct IovaAllocator {
     /// Start and end of each free stretch; they never touch.
     free: BTreeMap<u64, u64>,
     /// Allocation unit in bytes: every allocation is a multiple of it.
@@ -33,7 +33,7 @@ pub struct Allocator {
     long: u64,
 }
 
-impl Allocator {
+impl IovaAllocator {
     /// Creates an allocator without free addresses; allocations will be whole multiples of
     /// `granule`, a power of two.
     pub fn empty(granule: u64) -> Self {
@@ -131,7 +131,7 @@ mod tests {
 
     #[test]
     fn reserved_addresses_are_never_handed_out() {
-        let mut free = Allocator::of_iommu(Some(&[0..=0x3F_FFFF, 0x50_0000..=0x7F_FFFF]));
+        let mut free = IovaAllocator::of_iommu(Some(&[0..=0x3F_FFFF, 0x50_0000..=0x7F_FFFF]));
         let all = free.bytes_free();
         assert_eq!(all, 0x3F_0000 + 0x30_0000);
         let mut taken = Vec::new();
@@ -152,7 +152,7 @@ mod tests {
 
     #[test]
     fn long_mappings_lie_on_huge_pages() {
-        let mut free = Allocator::of_iommu(None);
+        let mut free = IovaAllocator::of_iommu(None);
         assert_eq!(free.take(1), Some(LOWEST..2 * LOWEST));
         let long = free.take(HUGE + 1).unwrap();
         assert!(long.start.is_multiple_of(HUGE) && long.end - long.start == HUGE + SMALL);
@@ -165,19 +165,19 @@ mod tests {
 
     #[test]
     fn what_does_not_fit_is_refused() {
-        let mut free = Allocator::of_iommu(Some(&[0..=0x1F_FFFF]));
+        let mut free = IovaAllocator::of_iommu(Some(&[0..=0x1F_FFFF]));
         assert_eq!(free.take(u64::MAX), None);
         assert_eq!(free.take(0x20_0000), None);
         assert!(free.take(0x1F_0000).is_some());
         assert_eq!(free.take(1), None);
-        assert_eq!(Allocator::of_iommu(Some(&[])).take(1), None);
+        assert_eq!(IovaAllocator::of_iommu(Some(&[])).take(1), None);
         let top = u64::MAX - 0xFFFF..=u64::MAX;
-        assert_eq!(Allocator::of_iommu(Some(&[top])).take(1), None);
+        assert_eq!(IovaAllocator::of_iommu(Some(&[top])).take(1), None);
     }
 
     #[test]
     fn reserving_touches_many_stretches() {
-        let mut free = Allocator::of_iommu(Some(&[0..=0xF_FFFF, 0x20_0000..=0x2F_FFFF]));
+        let mut free = IovaAllocator::of_iommu(Some(&[0..=0xF_FFFF, 0x20_0000..=0x2F_FFFF]));
         free.reserve(0x8_0000..0x28_0000);
         assert_eq!(free.bytes_free(), 0x7_0000 + 0x8_0000);
         free.reserve(0..u64::MAX);

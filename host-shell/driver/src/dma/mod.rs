@@ -1,9 +1,9 @@
 //! Memory that the controller accesses by DMA. Memory with a command in flight is never freed: it is leaked, since the
 //! controller may still write to it.
 //!
-//! - [`Pages`]: page-aligned memory of this process, or of a file.
-//! - `Region`, [`DmaBuffer`]: memory mapped at a device, and the parts of it that commands move.
-//! - `Pair`: a queue pair and the memory of its rings.
+//! - [`DmaPages`]: page-aligned memory of this process, or of a file.
+//! - `MappedRegion`, [`DmaBuffer`]: memory mapped at a device, and the parts of it that commands move.
+//! - `OwnedPair`: a queue pair and the memory of its rings.
 //! - `addresses`, `pool`, `shared`: allocation of I/O virtual addresses and of pages for the transports.
 
 pub(crate) mod addresses;
@@ -15,9 +15,9 @@ mod region;
 #[cfg(feature = "sim")]
 mod shared;
 
-pub use pages::Pages;
-pub(crate) use pair::{HostPair, Lease, Pair, PairShape};
+pub use pages::DmaPages;
+pub(crate) use pair::{HostPair, Lease, OwnedPair, PairShape};
 pub use region::DmaBuffer;
-pub(crate) use region::{Region, Scratch};
+pub(crate) use region::{MappedRegion, ScratchPage};
 #[cfg(feature = "sim")]
 pub(crate) use shared::SharedPages;

@@ -24,7 +24,7 @@ const HUGE: usize = 2 << 20;
 
 /// Zeroed memory of this process, aligned to 64 KiB at least.
 #[derive(Debug)]
-pub struct Pages {
+pub struct DmaPages {
     start: NonNull<u8>,
     len: usize,
     file: Option<OwnedFd>,
@@ -35,7 +35,7 @@ pub struct Pages {
     #[cfg(feature = "vfio")]
     _owner: Option<Keep>,
     /// The mapping that contains this allocation, and the owner that takes it back on drop.
-    part: Option<(Arc<Pages>, Keep)>,
+    part: Option<(Arc<DmaPages>, Keep)>,
     /// Keep-alive of memory that was not mapped here; its drop releases that memory.
     foreign: Option<Keep>,
 }
@@ -44,11 +44,11 @@ pub struct Pages {
 type Keep = Box<dyn Debug + Send + Sync>;
 
 // SAFETY: the mapping belongs to the process, not to a thread.
-unsafe impl Send for Pages {}
+unsafe impl Send for DmaPages {}
 // SAFETY: shared references give the address, the length and the file only.
-unsafe impl Sync for Pages {}
+unsafe impl Sync for DmaPages {}
 
-impl Pages {
+impl DmaPages {
     /// Maps at least `bytes` bytes of anonymous memory, rounded up to 64 KiB.
     pub fn new(bytes: usize) -> Result<Self> {
         Self::aligned(rounded(bytes, GRANULE)?, GRANULE)
@@ -277,7 +277,7 @@ impl Pages {
     }
 }
 
-impl Drop for Pages {
+impl Drop for DmaPages {
     fn drop(&mut self) {
         if self.part.is_some() || self.foreign.is_some() {
             return;
@@ -346,7 +346,7 @@ mod tests {
     #[test]
     fn shared_pages_are_a_file_of_fixed_size() {
         for bytes in [1, GRANULE + 1, HUGE + 1] {
-            let pages = Pages::shared(bytes).unwrap();
+            let pages = DmaPages::shared(bytes).unwrap();
             assert!(pages.len() >= bytes && pages.len().is_multiple_of(GRANULE));
             assert!(pages.start().addr().is_multiple_of(GRANULE));
             // SAFETY: our own mapping, not used elsewhere.
@@ -358,7 +358,7 @@ mod tests {
             assert_eq!(byte, [7]);
             assert!(file.set_len(0).is_err(), "sealed");
         }
-        assert!(Pages::new(1).unwrap().file().is_none());
+        assert!(DmaPages::new(1).unwrap().file().is_none());
     }
 
     #[test]
@@ -367,24 +367,24 @@ mod tests {
         let file = File::from(fd.try_clone().unwrap());
         file.set_len(4 << 12).unwrap();
         file.write_all_at(b"peer", 8192).unwrap();
-        let pages = Pages::of_file(fd.try_clone().unwrap(), 8192, 4096).unwrap();
+        let pages = DmaPages::of_file(fd.try_clone().unwrap(), 8192, 4096).unwrap();
         assert_eq!(pages.len(), 4096);
         // SAFETY: our own mapping, not used elsewhere.
         let first = unsafe { pages.start().cast::<[u8; 4]>().read() };
         assert_eq!(&first, b"peer");
         assert!(pages.file().is_none(), "not a file from its start on");
         for (offset, bytes) in [(0, 0), (0, 100), (100, 4096), (u64::MAX - 4095, 4096)] {
-            let refused = Pages::of_file(fd.try_clone().unwrap(), offset, bytes);
+            let refused = DmaPages::of_file(fd.try_clone().unwrap(), offset, bytes);
             assert!(refused.is_err(), "{bytes} bytes from {offset}");
         }
         let null = File::open("/dev/null").unwrap();
-        assert!(Pages::of_file(null.into(), 0, 4096).is_err());
+        assert!(DmaPages::of_file(null.into(), 0, 4096).is_err());
     }
 
     #[test]
     fn what_no_address_space_holds_is_refused() {
-        assert!(Pages::new(usize::MAX).is_err());
-        assert!(Pages::shared(usize::MAX - (1 << 20)).is_err());
-        assert!(Pages::shared(1 << 60).is_err());
+        assert!(DmaPages::new(usize::MAX).is_err());
+        assert!(DmaPages::shared(usize::MAX - (1 << 20)).is_err());
+        assert!(DmaPages::shared(1 << 60).is_err());
     }
 }

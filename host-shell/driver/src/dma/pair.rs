@@ -1,16 +1,16 @@
 //! Queue pairs together with the memory of their rings.
 //!
-//! Invariant: a [`Pair`] that is dropped with commands in flight leaks its memory instead of freeing it, since the
+//! Invariant: a [`OwnedPair`] that is dropped with commands in flight leaks its memory instead of freeing it, since the
 //! controller may still write to it: only a proof that the controller is quiet ends those commands.
 // UNSAFETY: queue pairs view raw memory as rings of atomics.
 #![allow(unsafe_code)]
 
 #[cfg(feature = "cuda")]
-use super::pages::Pages;
-use super::region::{DmaBuffer, Region};
+use super::pages::DmaPages;
+use super::region::{DmaBuffer, MappedRegion};
 use crate::device::Device;
 use crate::device::bar::DoorbellMap;
-use crate::device::ring_memory::{Piece, RingMemory};
+use crate::device::ring_memory::{RingMemory, RingPiece};
 use crate::error::{Error, Result};
 use nvme_core::bringup::QueuePlan;
 use nvme_core::mem::{CqRing, DmaWords, SqRing};
@@ -50,11 +50,11 @@ pub struct PairShape {
 ///
 /// The `'static` lifetime of the inner pair is really this struct's lifetime, therefore the inner pair never
 /// leaves it by value.
-pub struct Pair {
+pub struct OwnedPair {
     queue: ManuallyDrop<HostPair>,
-    memory: ManuallyDrop<Region>,
+    memory: ManuallyDrop<MappedRegion>,
     /// Submission and completion ring outside of `memory`, for example in the controller memory buffer.
-    pieces: ManuallyDrop<[Option<Piece>; 2]>,
+    pieces: ManuallyDrop<[Option<RingPiece>; 2]>,
     vector: Option<u16>,
     doorbells: Arc<dyn Device>,
     leaked: bool,
@@ -62,7 +62,7 @@ pub struct Pair {
     words: nvme_core::handoff::QueueWords,
 }
 
-impl Pair {
+impl OwnedPair {
     /// Allocates rings and list memory and makes an empty pair of them. The rings that `elsewhere`
     /// takes lie there, the others and the lists in this process.
     pub fn new(
@@ -76,14 +76,14 @@ impl Pair {
         let cq_bytes = (entries * 16).next_multiple_of(page);
         let words_per_slot = ListMemory::share(shape.page, shape.max_bytes);
         let slots = (entries - 1).min(nvme_core::MAX_IN_FLIGHT as usize);
-        let memory = Region::new(device, sq_bytes + cq_bytes + slots * words_per_slot * 8)?;
+        let memory = MappedRegion::new(device, sq_bytes + cq_bytes + slots * words_per_slot * 8)?;
         let map: DoorbellMap = device.doorbells();
         let (sq_doorbell, cq_doorbell) = map.pair(shape.qid, shape.dstrd)?;
         let start = memory.pages.start();
         let iova = memory.iova;
         let rings = sq_bytes + cq_bytes;
         let [sq_piece, cq_piece] = pieces_of(elsewhere, sq_bytes, cq_bytes)?;
-        let place = |piece: &Option<Piece>, offset: usize| match piece {
+        let place = |piece: &Option<RingPiece>, offset: usize| match piece {
             Some(piece) => (piece.start(), piece.iova()),
             None => (start.wrapping_add(offset), iova.offset(offset as u64)),
         };
@@ -159,7 +159,7 @@ impl Pair {
 
     /// Rings and lists, for registration with a GPU.
     #[cfg(feature = "cuda")]
-    pub fn pages(&self) -> &Arc<Pages> {
+    pub fn pages(&self) -> &Arc<DmaPages> {
         self.memory.pages()
     }
 
@@ -192,7 +192,7 @@ fn pieces_of(
     memory: Option<&Arc<RingMemory>>,
     sq_bytes: usize,
     cq_bytes: usize,
-) -> Result<[Option<Piece>; 2]> {
+) -> Result<[Option<RingPiece>; 2]> {
     let inside = |bytes, takes: fn(&RingMemory) -> bool| {
         let memory = memory.filter(|memory| takes(memory));
         memory.map(|memory| memory.take(bytes)).transpose()
@@ -203,7 +203,7 @@ fn pieces_of(
     ])
 }
 
-impl Drop for Pair {
+impl Drop for OwnedPair {
     fn drop(&mut self) {
         let in_use = self.leaked || self.queue.in_flight() > 0;
         // A device that is gone cannot access memory that is unmapped, nor other memory that is mapped at the

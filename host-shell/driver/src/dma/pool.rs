@@ -9,8 +9,8 @@
 //! Invariant: a byte belongs to at most one allocation. An allocation that is leaked, because the device may
 //! still write to it, is never reused, and keeps its chunk alive.
 
-use crate::dma::addresses::Allocator;
-use crate::dma::pages::{GRANULE, Pages};
+use crate::dma::addresses::IovaAllocator;
+use crate::dma::pages::{DmaPages, GRANULE};
 use crate::error::Result;
 use crate::lock::lock;
 use std::ops::Range;
@@ -22,41 +22,41 @@ const FEW_BYTES: usize = 32 << 20;
 
 /// Hands out parts of shared mappings.
 #[derive(Debug)]
-pub struct Pool {
-    chunks: Mutex<Vec<Weak<Chunk>>>,
+pub struct PagePool {
+    chunks: Mutex<Vec<Weak<PoolChunk>>>,
     /// The length of the first chunk.
     first: usize,
 }
 
 /// A mapping, and which of its bytes are free. It lives as long as there are parts of it.
 #[derive(Debug)]
-struct Chunk {
-    pages: Arc<Pages>,
-    state: Mutex<State>,
+struct PoolChunk {
+    pages: Arc<DmaPages>,
+    state: Mutex<ChunkState>,
 }
 
 #[derive(Debug)]
-struct State {
-    free: Allocator,
+struct ChunkState {
+    free: IovaAllocator,
     /// Bytes from here on were never given out: they are zero.
     fresh: usize,
 }
 
 /// Gives a part back to its chunk.
 #[derive(Debug)]
-struct Taken {
-    chunk: Arc<Chunk>,
+struct TakenPages {
+    chunk: Arc<PoolChunk>,
     range: Range<usize>,
 }
 
-impl Drop for Taken {
+impl Drop for TakenPages {
     fn drop(&mut self) {
         let range = self.range.start as u64..self.range.end as u64;
         lock(&self.chunk.state).free.give(range);
     }
 }
 
-impl Pool {
+impl PagePool {
     /// Creates a pool for a device that takes `most` ranges of memory.
     pub fn new(most: usize) -> Self {
         let share = FEW_BYTES / most.clamp(1, FEW_BYTES / LEAST);
@@ -70,7 +70,7 @@ impl Pool {
     ///
     /// # Errors
     /// [`Error::System`](crate::Error::System) when memory is exhausted.
-    pub fn take(&self, bytes: usize) -> Result<Pages> {
+    pub fn take(&self, bytes: usize) -> Result<DmaPages> {
         let mut chunks = lock(&self.chunks);
         chunks.retain(|chunk| chunk.strong_count() > 0);
         let mut total = 0usize;
@@ -81,9 +81,9 @@ impl Pool {
             total += chunk.pages.len();
         }
         let long = bytes.max(total).max(self.first);
-        let chunk = match Chunk::new(long) {
+        let chunk = match PoolChunk::new(long) {
             // The system may have too little memory for a chunk of the preferred length.
-            Err(_) if long > bytes => Chunk::new(bytes)?,
+            Err(_) if long > bytes => PoolChunk::new(bytes)?,
             made => made?,
         };
         chunks.push(Arc::downgrade(&chunk));
@@ -91,27 +91,27 @@ impl Pool {
     }
 }
 
-impl Chunk {
+impl PoolChunk {
     fn new(bytes: usize) -> Result<Arc<Self>> {
-        let pages = Arc::new(Pages::shared(bytes)?);
-        let mut free = Allocator::empty(GRANULE as u64);
+        let pages = Arc::new(DmaPages::shared(bytes)?);
+        let mut free = IovaAllocator::empty(GRANULE as u64);
         free.give(0..pages.len() as u64);
-        let state = Mutex::new(State { free, fresh: 0 });
+        let state = Mutex::new(ChunkState { free, fresh: 0 });
         Ok(Arc::new(Self { pages, state }))
     }
 
-    fn take(self: &Arc<Self>, bytes: usize) -> Option<Pages> {
+    fn take(self: &Arc<Self>, bytes: usize) -> Option<DmaPages> {
         let mut state = lock(&self.state);
         let range = state.free.take(bytes as u64)?;
         let range = range.start as usize..range.end as usize;
         let used = state.fresh.saturating_sub(range.start).min(range.len());
         state.fresh = state.fresh.max(range.end);
         drop(state);
-        let taken = Taken {
+        let taken = TakenPages {
             chunk: Arc::clone(self),
             range: range.clone(),
         };
-        let mut part = Pages::part(&self.pages, range, Box::new(taken))?;
+        let mut part = DmaPages::part(&self.pages, range, Box::new(taken))?;
         part.clear(used);
         Some(part)
     }
@@ -128,17 +128,17 @@ fn too_much() -> crate::error::Error {
 mod tests {
     use super::*;
 
-    fn whole(part: &Arc<Pages>) -> usize {
+    fn whole(part: &Arc<DmaPages>) -> usize {
         part.whole().start().addr()
     }
 
-    fn take(pool: &Pool, bytes: usize) -> Arc<Pages> {
+    fn take(pool: &PagePool, bytes: usize) -> Arc<DmaPages> {
         Arc::new(pool.take(bytes).unwrap())
     }
 
     #[test]
     fn parts_of_a_chunk_are_disjoint_granules() {
-        let pool = Pool::new(64);
+        let pool = PagePool::new(64);
         let parts: Vec<_> = (1..40).map(|n| take(&pool, n * 5000)).collect();
         let mut places: Vec<_> = parts
             .iter()
@@ -160,7 +160,7 @@ mod tests {
     #[test]
     fn the_number_of_chunks_grows_with_the_logarithm_of_their_length() {
         // 128 queues of 1,024 entries: rings, lists and buffers of 64 KiB each.
-        let pool = Pool::new(64);
+        let pool = PagePool::new(64);
         let parts: Vec<_> = (0..128)
             .flat_map(|_| [take(&pool, 5 << 20), take(&pool, 64 << 20)])
             .collect();
@@ -179,14 +179,14 @@ mod tests {
             (16, LEAST),
             (65_535, LEAST),
         ] {
-            let part = take(&Pool::new(most), 1);
+            let part = take(&PagePool::new(most), 1);
             assert_eq!(part.whole().len(), first, "{most}");
         }
     }
 
     #[test]
     fn what_is_given_back_is_taken_again_and_is_zero() {
-        let pool = Pool::new(64);
+        let pool = PagePool::new(64);
         let keep = take(&pool, 1);
         let one = take(&pool, 3 * GRANULE);
         let place = one.start();
@@ -205,7 +205,7 @@ mod tests {
 
     #[test]
     fn a_chunk_without_parts_is_freed() {
-        let pool = Pool::new(64);
+        let pool = PagePool::new(64);
         let small = take(&pool, 1);
         let long = take(&pool, 64 << 20);
         let chunk = Arc::downgrade(long.whole());
@@ -223,7 +223,7 @@ mod tests {
 
     #[test]
     fn a_leaked_part_is_never_given_out_again() {
-        let pool = Pool::new(64);
+        let pool = PagePool::new(64);
         let leaked = take(&pool, GRANULE);
         let place = leaked.start().addr();
         std::mem::forget(leaked);
@@ -233,7 +233,7 @@ mod tests {
 
     #[test]
     fn what_no_memory_holds_is_refused() {
-        let pool = Pool::new(64);
+        let pool = PagePool::new(64);
         assert!(pool.take(usize::MAX).is_err());
         assert!(pool.take(1 << 60).is_err());
         assert!(pool.take(1).is_ok());

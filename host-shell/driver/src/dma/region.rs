@@ -5,7 +5,7 @@
 // UNSAFETY: buffers view raw memory as bytes, and the page for Identify as words.
 #![allow(unsafe_code)]
 
-use super::pages::{GRANULE, Pages};
+use super::pages::{DmaPages, GRANULE};
 use crate::device::Device;
 use crate::device::ring_memory::RingMemory;
 use crate::error::{Error, Result};
@@ -15,20 +15,20 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 
 /// Memory that the controller can reach. Unmapped at the device, then freed, on drop.
-pub struct Region {
-    pub(super) pages: Arc<Pages>,
+pub struct MappedRegion {
+    pub(super) pages: Arc<DmaPages>,
     pub(super) iova: Iova,
     device: Arc<dyn Device>,
 }
 
-impl Region {
+impl MappedRegion {
     /// Allocates at least `bytes` bytes and maps them at the device.
     pub fn new(device: &Arc<dyn Device>, bytes: usize) -> Result<Self> {
         Self::over(device, Arc::new(device.alloc_dma(bytes)?))
     }
 
     /// Maps memory that exists already.
-    fn over(device: &Arc<dyn Device>, pages: Arc<Pages>) -> Result<Self> {
+    fn over(device: &Arc<dyn Device>, pages: Arc<DmaPages>) -> Result<Self> {
         let iova = device.map_dma(&pages)?;
         Ok(Self {
             pages,
@@ -49,12 +49,12 @@ impl Region {
 
     /// Returns the memory, for registration with a GPU.
     #[cfg(feature = "cuda")]
-    pub fn pages(&self) -> &Arc<Pages> {
+    pub fn pages(&self) -> &Arc<DmaPages> {
         &self.pages
     }
 }
 
-impl Drop for Region {
+impl Drop for MappedRegion {
     fn drop(&mut self) {
         // A device that cannot unmap may still write there: then the memory is leaked.
         if self.device.unmap_dma(self.iova, self.pages.len()).is_err() {
@@ -65,7 +65,7 @@ impl Drop for Region {
 
 /// A stretch of DMA memory with one owner: the caller, or the command that it is lent to.
 pub struct DmaBuffer {
-    region: Arc<Region>,
+    region: Arc<MappedRegion>,
     offset: usize,
     len: usize,
     capacity: usize,
@@ -83,7 +83,7 @@ impl std::fmt::Debug for DmaBuffer {
 impl DmaBuffer {
     /// Allocates a buffer of `bytes` bytes in a new region.
     pub fn new(device: &Arc<dyn Device>, bytes: usize) -> Result<Self> {
-        let region = Arc::new(Region::new(device, bytes)?);
+        let region = Arc::new(MappedRegion::new(device, bytes)?);
         Ok(Self {
             region,
             offset: 0,
@@ -92,11 +92,11 @@ impl DmaBuffer {
         })
     }
 
-    /// Wraps memory that exists already, such as a peer device's ([`Pages::of_file`](crate::Pages::of_file)),
+    /// Wraps memory that exists already, such as a peer device's ([`DmaPages::of_file`](crate::DmaPages::of_file)),
     /// mapped at `device`.
-    pub fn over(device: &Arc<dyn Device>, pages: Arc<Pages>) -> Result<Self> {
+    pub fn over(device: &Arc<dyn Device>, pages: Arc<DmaPages>) -> Result<Self> {
         let len = pages.len();
-        let region = Arc::new(Region::over(device, pages)?);
+        let region = Arc::new(MappedRegion::over(device, pages)?);
         Ok(Self {
             region,
             offset: 0,
@@ -105,8 +105,8 @@ impl DmaBuffer {
         })
     }
 
-    /// Returns the memory as a place for rings of I/O queues ([`Rings::Peer`](crate::Rings::Peer)): no copy of
-    /// them is in memory of this process.
+    /// Returns the memory as a place for rings of I/O queues ([`RingLocation::Peer`](crate::RingLocation::Peer)): no
+    /// copy of them is in memory of this process.
     ///
     /// # Errors
     /// [`Error::Usage`] for a buffer that does not begin with a page, or is shorter than one.
@@ -142,7 +142,7 @@ impl DmaBuffer {
             )
         };
         let total = bytes.checked_mul(count).ok_or_else(too_long)?;
-        let region = Arc::new(Region::new(device, total)?);
+        let region = Arc::new(MappedRegion::new(device, total)?);
         let piece = |index| Self {
             region: Arc::clone(&region),
             offset: index * bytes,
@@ -154,7 +154,7 @@ impl DmaBuffer {
 
     /// Returns the memory of the whole region, for registration with a GPU.
     #[cfg(feature = "cuda")]
-    pub fn pages(&self) -> &Arc<Pages> {
+    pub fn pages(&self) -> &Arc<DmaPages> {
         self.region.pages()
     }
 
@@ -207,11 +207,11 @@ impl DmaBuffer {
 }
 
 /// A page for Identify data during bring-up.
-pub(crate) struct Scratch(Region);
+pub(crate) struct ScratchPage(MappedRegion);
 
-impl Scratch {
+impl ScratchPage {
     pub(crate) fn new(device: &Arc<dyn Device>) -> Result<Self> {
-        Region::new(device, GRANULE).map(Self)
+        MappedRegion::new(device, GRANULE).map(Self)
     }
 
     /// Returns the page as the words that the core reads it by.

@@ -3,7 +3,7 @@
 // UNSAFETY: the simulator gets raw memory to read and write.
 #![allow(unsafe_code)]
 
-use super::pages::Pages;
+use super::pages::DmaPages;
 use crate::error::{Error, Result};
 use crate::lock::lock;
 use nvme_core::spec::Iova;
@@ -14,13 +14,13 @@ use std::sync::{Arc, Mutex};
 pub(crate) struct SharedPages {
     memory: nvme_sim::HostMemory,
     /// By address.
-    mapped: Mutex<BTreeMap<u64, Mapped>>,
+    mapped: Mutex<BTreeMap<u64, SharedMapping>>,
 }
 
-struct Mapped {
+struct SharedMapping {
     bytes: usize,
     /// The memory, where it is this process's.
-    _pages: Option<Arc<Pages>>,
+    _pages: Option<Arc<DmaPages>>,
 }
 
 impl SharedPages {
@@ -36,7 +36,7 @@ impl SharedPages {
         self.memory.clone()
     }
 
-    pub(crate) fn map(&self, pages: &Arc<Pages>) -> Result<Iova> {
+    pub(crate) fn map(&self, pages: &Arc<DmaPages>) -> Result<Iova> {
         let iova = pages.start().addr() as u64;
         // SAFETY: the pages stay readable and writable while `mapped` holds them, which is until they
         // are unmapped; buffers in them are viewed as plain bytes only while no command holds them.
@@ -45,7 +45,7 @@ impl SharedPages {
         })?;
         lock(&self.mapped).insert(
             iova,
-            Mapped {
+            SharedMapping {
                 bytes: pages.len(),
                 _pages: Some(Arc::clone(pages)),
             },
@@ -70,7 +70,7 @@ impl SharedPages {
             })?;
         lock(&self.mapped).insert(
             address,
-            Mapped {
+            SharedMapping {
                 bytes,
                 _pages: None,
             },

@@ -5,14 +5,14 @@ use std::str::FromStr;
 
 /// Domain, bus, device and function, written `0000:01:00.0`. The domain may be left out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Address {
+pub struct PciAddress {
     domain: u32,
     bus: u8,
     device: u8,
     function: u8,
 }
 
-impl fmt::Display for Address {
+impl fmt::Display for PciAddress {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self {
             domain,
@@ -24,7 +24,7 @@ impl fmt::Display for Address {
     }
 }
 
-impl FromStr for Address {
+impl FromStr for PciAddress {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
@@ -34,7 +34,7 @@ impl FromStr for Address {
     }
 }
 
-fn parse(text: &str) -> Option<Address> {
+fn parse(text: &str) -> Option<PciAddress> {
     let (front, function) = text.split_once('.')?;
     let (front, device) = front.rsplit_once(':')?;
     let (domain, bus) = front.rsplit_once(':').unwrap_or(("0000", front));
@@ -44,7 +44,7 @@ fn parse(text: &str) -> Option<Address> {
         let value = u32::from_str_radix(text, 16).ok()?;
         (fits && value <= most).then_some(value)
     };
-    Some(Address {
+    Some(PciAddress {
         domain: hex(domain, 8, u32::MAX)?,
         bus: hex(bus, 2, 0xFF)? as u8,
         device: hex(device, 2, 0x1F)? as u8,
@@ -63,7 +63,7 @@ mod tests {
             ("1:1f.7", "0000:01:1f.7"),
             ("10000:E1:00.0", "10000:e1:00.0"),
         ] {
-            assert_eq!(text.parse::<Address>().unwrap().to_string(), written);
+            assert_eq!(text.parse::<PciAddress>().unwrap().to_string(), written);
         }
         for text in [
             "",
@@ -75,7 +75,7 @@ mod tests {
             "../x:0.0",
             "nvme0",
         ] {
-            assert!(text.parse::<Address>().is_err(), "{text}");
+            assert!(text.parse::<PciAddress>().is_err(), "{text}");
         }
     }
 }

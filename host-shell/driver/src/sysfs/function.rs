@@ -1,12 +1,12 @@
 //! One PCI function as sysfs shows it.
 
-use super::{Address, Host};
-use crate::pci::{self, Config, Link};
+use super::{PciAddress, SysfsHost};
+use crate::pci::{self, PciConfig, PcieLink};
 use std::fs;
 
 /// A BAR.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Resource {
+pub struct BarResource {
     /// The BAR, 0 to 5.
     pub bar: u8,
     /// Its first address on the bus.
@@ -17,17 +17,17 @@ pub struct Resource {
 
 /// A PCI function.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Function {
+pub struct SysfsFunction {
     /// Its PCI address.
-    pub address: Address,
+    pub address: PciAddress,
     /// Configuration space, as much as may be read.
-    pub config: Config,
+    pub config: PciConfig,
     /// The driver that it is bound to.
     pub driver: Option<String>,
     /// Its IOMMU group.
     pub group: Option<u32>,
     /// The memory BARs that have an address.
-    pub resources: Vec<Resource>,
+    pub resources: Vec<BarResource>,
     /// The controller's name under Linux's own driver: nvme0.
     pub controller: Option<String>,
     /// Model, if Linux's driver reports it.
@@ -35,23 +35,23 @@ pub struct Function {
     /// Serial number, likewise.
     pub serial: Option<String>,
     /// The bridges above it, the nearest first.
-    pub bridges: Vec<Address>,
+    pub bridges: Vec<PciAddress>,
     /// The root complex that it is below, as Linux names it: pci0000:00.
     pub complex: Option<String>,
     /// The NUMA node that it is next to; none on machines of one node, and where the firmware says nothing.
     pub node: Option<u32>,
     /// Speed and width that its link was trained to.
-    pub trained: Option<Link>,
+    pub trained: Option<PcieLink>,
     /// Speed and width that the function supports.
-    pub capable: Option<Link>,
+    pub capable: Option<PcieLink>,
 }
 
 /// IORESOURCE_MEM of Linux.
 const MEMORY: u64 = 0x200;
 
-impl Host {
+impl SysfsHost {
     /// Returns the PCI functions of this machine, by address.
-    pub fn functions(&self) -> Vec<Function> {
+    pub fn functions(&self) -> Vec<SysfsFunction> {
         let names = self.names("sys/bus/pci/devices");
         let addresses = names.iter().filter_map(|name| name.parse().ok());
         addresses
@@ -60,19 +60,19 @@ impl Host {
     }
 
     /// Returns the NVMe controllers among them.
-    pub fn controllers(&self) -> Vec<Function> {
+    pub fn controllers(&self) -> Vec<SysfsFunction> {
         let mut all = self.functions();
-        all.retain(Function::is_nvme);
+        all.retain(SysfsFunction::is_nvme);
         all
     }
 
     /// Returns the function at `address`; none when there is none, or when it does not answer.
-    pub fn function(&self, address: Address) -> Option<Function> {
-        Function::read(self, address)
+    pub fn function(&self, address: PciAddress) -> Option<SysfsFunction> {
+        SysfsFunction::read(self, address)
     }
 
     /// Returns the functions of IOMMU group `number`.
-    pub fn group(&self, number: u32) -> Vec<Function> {
+    pub fn group(&self, number: u32) -> Vec<SysfsFunction> {
         let names = self.names(format!("sys/kernel/iommu_groups/{number}/devices"));
         let addresses = names.iter().filter_map(|name| name.parse().ok());
         addresses
@@ -81,10 +81,10 @@ impl Host {
     }
 }
 
-impl Function {
-    fn read(host: &Host, address: Address) -> Option<Self> {
+impl SysfsFunction {
+    fn read(host: &SysfsHost, address: PciAddress) -> Option<Self> {
         let folder = format!("sys/bus/pci/devices/{address}");
-        let config = Config::parse(&fs::read(host.path(format!("{folder}/config"))).ok()?)?;
+        let config = PciConfig::parse(&fs::read(host.path(format!("{folder}/config"))).ok()?)?;
         let controller = host
             .names(format!("{folder}/nvme"))
             .into_iter()
@@ -136,7 +136,7 @@ impl Function {
     }
 
     /// Returns a BAR of the function.
-    pub fn resource(&self, bar: u8) -> Option<Resource> {
+    pub fn resource(&self, bar: u8) -> Option<BarResource> {
         self.resources.iter().find(|r| r.bar == bar).copied()
     }
 }
@@ -151,7 +151,7 @@ fn is_complex(name: &str) -> bool {
 }
 
 /// Parses a link from sysfs's files: "16.0 GT/s PCIe" and "4".
-fn link(speed: &str, width: &str) -> Option<Link> {
+fn link(speed: &str, width: &str) -> Option<PcieLink> {
     let generation = match speed.split_whitespace().next()? {
         "2.5" => 1,
         "5" | "5.0" => 2,
@@ -164,18 +164,18 @@ fn link(speed: &str, width: &str) -> Option<Link> {
     let lanes = width.trim().parse().ok()?;
     (1..=32)
         .contains(&lanes)
-        .then_some(Link { generation, lanes })
+        .then_some(PcieLink { generation, lanes })
 }
 
 /// Parses sysfs's `resource`: a line of start, end and flags per BAR.
-fn resources(text: &str) -> Vec<Resource> {
+fn resources(text: &str) -> Vec<BarResource> {
     let number = |text: &str| u64::from_str_radix(text.trim_start_matches("0x"), 16).ok();
     let line = |(bar, line): (usize, &str)| {
         let mut fields = line.split_whitespace().map(number);
         let (start, end, flags) = (fields.next()??, fields.next()??, fields.next()??);
         let bytes = end.checked_sub(start)?.checked_add(1)?;
         let used = start != 0 && flags & MEMORY != 0;
-        used.then_some(Resource {
+        used.then_some(BarResource {
             bar: bar as u8,
             start,
             bytes,
@@ -190,7 +190,7 @@ mod tests {
 
     #[test]
     fn links_are_read_from_files() {
-        let of = |generation, lanes| Some(Link { generation, lanes });
+        let of = |generation, lanes| Some(PcieLink { generation, lanes });
         assert_eq!(link("16.0 GT/s PCIe", "4"), of(4, 4));
         assert_eq!(link("2.5 GT/s", "16\n"), of(1, 16));
         for (speed, width) in [
@@ -212,7 +212,7 @@ mod tests {
                     0x0000000000000000 0x0000000000000000 0x0000000000000000\n\
                     0x000000000000c000 0x000000000000c07f 0x0000000000040101\n\
                     0xfe000000 0xfdffffff 0x200\nnonsense\n";
-        let bar = Resource {
+        let bar = BarResource {
             bar: 0,
             start: 0xFEBF_0000,
             bytes: 0x4000,

@@ -1,7 +1,7 @@
 //! PCI functions, IOMMU groups and the users of a disk, from Linux's /sys, /proc and /dev.
 //!
 //! Everything is read below one root folder, so that tests can show it made-up machines. Nothing is cached: a
-//! [`Host`] reads the files again each time.
+//! [`SysfsHost`] reads the files again each time.
 
 mod address;
 mod binding;
@@ -10,21 +10,21 @@ mod function;
 pub mod testing;
 mod usage;
 
-pub use address::Address;
-pub use binding::{Bound, Lender, Neighbour, Unbound};
-pub use function::{Function, Resource};
-pub use usage::{Census, Holder, Process, Scope, Unseen, Usage};
+pub use address::PciAddress;
+pub use binding::{BindResult, GroupNeighbour, LendingDriver, UnbindResult};
+pub use function::{BarResource, SysfsFunction};
+pub use usage::{CommandScope, DeviceHolder, DeviceUsage, RunningProcess, UnseenUse, UsageCensus};
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
 /// A machine, seen through its file systems.
 #[derive(Clone, Debug)]
-pub struct Host {
+pub struct SysfsHost {
     root: PathBuf,
 }
 
-impl Host {
+impl SysfsHost {
     /// Returns this machine.
     pub fn here() -> Self {
         Self::at("/")

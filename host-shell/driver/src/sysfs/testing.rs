@@ -1,6 +1,6 @@
 //! Made-up machines for tests: folders that look like /sys, /proc and /dev.
 
-use super::Host;
+use super::SysfsHost;
 use std::fs;
 use std::os::unix::fs::symlink;
 use std::path::PathBuf;
@@ -22,8 +22,8 @@ impl Tree {
     }
 
     /// Returns the machine, as this program would see it.
-    pub fn host(&self) -> Host {
-        Host::at(&self.0)
+    pub fn host(&self) -> SysfsHost {
+        SysfsHost::at(&self.0)
     }
 
     /// Writes a file and the folders that it is in.

@@ -1,7 +1,7 @@
 //! The same files as those that went in, and as another reader finds them.
 
 use crate::image::{Folder, Image, open, read, walk};
-use nvme_ext4::{Kind, flags};
+use nvme_ext4::{FileKind, flags};
 use std::collections::BTreeMap;
 use std::fs;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
@@ -74,7 +74,7 @@ fn compare(folder: &Folder, image: &Image, what: &str) {
         assert!(found.insert(path, inode).is_none());
     }
     let lost = found.remove(Path::new("/lost+found")).unwrap();
-    assert_eq!(lost.kind, Kind::Directory);
+    assert_eq!(lost.kind, FileKind::Directory);
     let mut left = vec![folder.files()];
     let mut count = 0;
     while let Some(directory) = left.pop() {
@@ -108,7 +108,7 @@ fn compare(folder: &Folder, image: &Image, what: &str) {
                 assert_eq!(theirs.mode() & 0o7777, inode.permissions);
             }
             if about.is_dir() {
-                assert_eq!(inode.kind, Kind::Directory);
+                assert_eq!(inode.kind, FileKind::Directory);
                 left.push(from);
             } else if about.is_symlink() {
                 let target = fs::read_link(&from).unwrap();
@@ -135,11 +135,11 @@ fn compare(folder: &Folder, image: &Image, what: &str) {
 }
 
 /// The bytes of the image that extents name are the file's; elsewhere it has zeros.
-fn extents(file: &nvme_ext4::File, image: &[u8], expected: &[u8], block: u64, text: &str) {
+fn extents(file: &nvme_ext4::FileData, image: &[u8], expected: &[u8], block: u64, text: &str) {
     if file.inode().has(flags::INLINE_DATA) {
         assert!(matches!(
             file.extents(),
-            Err(nvme_ext4::Error::Refused { .. })
+            Err(nvme_ext4::Ext4Error::Refused { .. })
         ));
         assert_eq!(file.place(), None);
         return;
@@ -244,30 +244,37 @@ fn paths_and_links_lead_where_they_say() {
         b"deep"
     );
     assert_eq!(volume.lookup("/").unwrap().number, 2);
-    assert_eq!(volume.lookup("to-directory").unwrap().kind, Kind::Directory);
+    assert_eq!(
+        volume.lookup("to-directory").unwrap().kind,
+        FileKind::Directory
+    );
     assert_eq!(
         volume.lookup_link("to-directory").unwrap().kind,
-        Kind::Symlink
+        FileKind::Symlink
     );
-    use nvme_ext4::Error;
+    use nvme_ext4::Ext4Error;
     for (path, is_right) in [
         (
             "/none",
-            (|error| matches!(error, Error::NotFound { .. })) as fn(&Error) -> bool,
+            (|error| matches!(error, Ext4Error::NotFound { .. })) as fn(&Ext4Error) -> bool,
         ),
-        ("/nowhere", |error| matches!(error, Error::NotFound { .. })),
-        ("/loop", |error| matches!(error, Error::TooManyLinks { .. })),
+        ("/nowhere", |error| {
+            matches!(error, Ext4Error::NotFound { .. })
+        }),
+        ("/loop", |error| {
+            matches!(error, Ext4Error::TooManyLinks { .. })
+        }),
         ("/small/x", |error| {
             matches!(
                 error,
-                Error::WrongKind {
+                Ext4Error::WrongKind {
                     wanted: "directory",
                     ..
                 }
             )
         }),
         ("/small/..", |error| {
-            matches!(error, Error::WrongKind { .. })
+            matches!(error, Ext4Error::WrongKind { .. })
         }),
     ] {
         let error = volume.lookup(path).unwrap_err();
@@ -275,15 +282,21 @@ fn paths_and_links_lead_where_they_say() {
         assert!(!error.remedy().is_empty() && !error.to_string().is_empty());
     }
     let root = volume.lookup("/").unwrap();
-    assert!(matches!(volume.file(&root), Err(Error::WrongKind { .. })));
+    assert!(matches!(
+        volume.file(&root),
+        Err(Ext4Error::WrongKind { .. })
+    ));
     assert!(matches!(
         volume.read_link(&root),
-        Err(Error::WrongKind { .. })
+        Err(Ext4Error::WrongKind { .. })
     ));
-    assert!(matches!(volume.list(&small), Err(Error::WrongKind { .. })));
+    assert!(matches!(
+        volume.list(&small),
+        Err(Ext4Error::WrongKind { .. })
+    ));
     for number in [0, volume.info().inodes + 1, u32::MAX] {
         assert!(
-            matches!(volume.inode(number), Err(Error::Corrupt { .. })),
+            matches!(volume.inode(number), Err(Ext4Error::Corrupt { .. })),
             "{number}"
         );
     }

@@ -1,7 +1,7 @@
 //! Damaged images, and images made to do harm.
 
 use crate::image::{Folder, Image, open, read, walk};
-use nvme_ext4::{Error, Ext4};
+use nvme_ext4::{Ext4, Ext4Error};
 
 fn filled(name: &str) -> Folder {
     let folder = Folder::new(name);
@@ -64,7 +64,7 @@ fn of_all(volume: &Ext4<Vec<u8>>) -> nvme_ext4::Result<u64> {
     let mut bytes = 0;
     for (_, inode) in walk(volume, 5_000)? {
         match inode.kind {
-            nvme_ext4::Kind::File => {
+            nvme_ext4::FileKind::File => {
                 let file = volume.file(&inode)?;
                 if let Ok(extents) = file.extents() {
                     assert!(extents.len() < 100_000);
@@ -74,7 +74,7 @@ fn of_all(volume: &Ext4<Vec<u8>>) -> nvme_ext4::Result<u64> {
                     bytes += volume.read_at(&file, at, &mut data)? as u64;
                 }
             }
-            nvme_ext4::Kind::Symlink => bytes += volume.read_link(&inode)?.len() as u64,
+            nvme_ext4::FileKind::Symlink => bytes += volume.read_link(&inode)?.len() as u64,
             _ => {}
         }
     }
@@ -114,20 +114,23 @@ fn each_checksum_is_verified() {
         let error = open(&broken)
             .and_then(|volume| of_all(&volume))
             .unwrap_err();
-        assert!(matches!(error, Error::Checksum { .. }), "{what}: {error}");
+        assert!(
+            matches!(error, Ext4Error::Checksum { .. }),
+            "{what}: {error}"
+        );
         assert!(error.to_string().contains(what), "{error}, not {what}");
         assert!(!error.remedy().is_empty());
     }
     let mut broken = bytes.clone();
     broken[1024 + 0x175] = 9;
-    assert!(matches!(open(&broken), Err(Error::Corrupt { .. })));
+    assert!(matches!(open(&broken), Err(Ext4Error::Corrupt { .. })));
     // CRC-16 of group descriptors.
     let words = ["-t", "ext4", "-b", "1024", "-O", "^metadata_csum,uninit_bg"];
     let mut bytes = folder.image(&words, "8M").bytes();
     assert!(of_all(&open(&bytes).unwrap()).is_ok());
     bytes[2048 + 0x10] ^= 1;
     let error = of_all(&open(&bytes).unwrap()).unwrap_err();
-    assert!(matches!(error, Error::Checksum { .. }), "{error}");
+    assert!(matches!(error, Ext4Error::Checksum { .. }), "{error}");
 }
 
 /// A superblock with `bytes` at `at`.
@@ -159,7 +162,7 @@ fn sizes_that_cannot_be_are_named_with_their_place() {
         (0xFE, &[65, 0], "descriptors of 65 bytes"),
     ] {
         match open(&patched(&bytes, 1024 + at, value)) {
-            Err(error @ Error::Corrupt { .. }) => {
+            Err(error @ Ext4Error::Corrupt { .. }) => {
                 assert!(error.to_string().contains(what), "{error}, not {what}");
             }
             other => panic!("{what}: {:?}", other.map(|volume| volume.info().clone())),
@@ -239,7 +242,10 @@ fn trees_that_lead_back_into_themselves_end() {
         let error = open(&patched(&bytes, at, &value))
             .and_then(|volume| of_all(&volume))
             .unwrap_err();
-        assert!(matches!(error, Error::Corrupt { .. }), "{what}: {error}");
+        assert!(
+            matches!(error, Ext4Error::Corrupt { .. }),
+            "{what}: {error}"
+        );
         let said = error.to_string().replace("inode 13", "inode 12");
         let said = said
             .replace("inode 14", "inode 12")
@@ -296,7 +302,10 @@ fn entries_of_directories_are_checked() {
         let error = open(&patched(&bytes, at, value))
             .and_then(|volume| of_all(&volume))
             .unwrap_err();
-        assert!(matches!(error, Error::Corrupt { .. }), "{what}: {error}");
+        assert!(
+            matches!(error, Ext4Error::Corrupt { .. }),
+            "{what}: {error}"
+        );
         assert!(error.to_string().contains(what), "{error}, not {what}");
     }
     // A directory in itself is walked once, and as deep as a path asks.
@@ -351,7 +360,7 @@ fn data_in_inodes_that_are_not_there_are_missed() {
         (file + 0x6C, &[0xFF; 4]),
     ] {
         let ended = open(&patched(&bytes, at, value)).and_then(|volume| of_all(&volume));
-        let is_missed = |error: &Error| error.to_string().contains("bytes of its data");
+        let is_missed = |error: &Ext4Error| error.to_string().contains("bytes of its data");
         assert!(
             ended.as_ref().is_err_and(is_missed),
             "{at} {value:?} {ended:?}"

@@ -1,7 +1,7 @@
 //! File systems past 2^32 blocks, made by hand on a device that has no bytes but those that are written here: numbers of
 //! blocks have high halves, and what ends with the last block is told from what ends behind it.
 
-use nvme_ext4::{Error, Ext4, Source, SourceError};
+use nvme_ext4::{Ext4, Ext4Error, SourceError, VolumeSource};
 use std::collections::HashMap;
 
 const BLOCK: u64 = 4096;
@@ -17,7 +17,7 @@ const DIRECTORY: u64 = 4 << 32 | 1000;
 #[derive(Clone, Default)]
 struct Sparse(HashMap<u64, Vec<u8>>);
 
-impl Source for Sparse {
+impl VolumeSource for Sparse {
     fn len(&self) -> u64 {
         (BLOCKS + 8) * BLOCK
     }
@@ -215,7 +215,7 @@ fn an_extent_of_32768_blocks_is_written_and_one_more_is_not() {
 
 fn corrupt<T>(result: nvme_ext4::Result<T>, what: &str) {
     match result {
-        Err(error @ Error::Corrupt { .. }) => {
+        Err(error @ Ext4Error::Corrupt { .. }) => {
             assert!(error.to_string().contains(what), "{error}, not {what}");
         }
         Err(other) => panic!("{what}: {other}"),

@@ -1,6 +1,6 @@
 //! Images made by e2fsprogs.
 
-use nvme_ext4::{Ext4, Inode, Kind, SourceError};
+use nvme_ext4::{Ext4, FileInode, FileKind, SourceError};
 use std::fs;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
@@ -119,7 +119,7 @@ pub fn open(bytes: &[u8]) -> nvme_ext4::Result<Ext4<Vec<u8>>> {
 }
 
 /// All of a file.
-pub fn read(volume: &Ext4<Vec<u8>>, inode: &Inode) -> nvme_ext4::Result<Vec<u8>> {
+pub fn read(volume: &Ext4<Vec<u8>>, inode: &FileInode) -> nvme_ext4::Result<Vec<u8>> {
     let file = volume.file(inode)?;
     let mut data = vec![0xAA; file.len() as usize];
     let bytes = volume.read_at(&file, 0, &mut data)?;
@@ -128,7 +128,7 @@ pub fn read(volume: &Ext4<Vec<u8>>, inode: &Inode) -> nvme_ext4::Result<Vec<u8>>
 }
 
 /// Everything under the root that can be reached, up to `most` files, each directory once.
-pub fn walk(volume: &Ext4<Vec<u8>>, most: usize) -> nvme_ext4::Result<Vec<(PathBuf, Inode)>> {
+pub fn walk(volume: &Ext4<Vec<u8>>, most: usize) -> nvme_ext4::Result<Vec<(PathBuf, FileInode)>> {
     let mut found = Vec::new();
     let mut seen = std::collections::HashSet::new();
     let mut left = vec![(PathBuf::from("/"), volume.lookup("/")?)];
@@ -142,7 +142,7 @@ pub fn walk(volume: &Ext4<Vec<u8>>, most: usize) -> nvme_ext4::Result<Vec<(PathB
             }
             let inode = volume.inode(entry.inode)?;
             let path = path.join(Path::new(&*String::from_utf8_lossy(&entry.name)));
-            if inode.kind == Kind::Directory {
+            if inode.kind == FileKind::Directory {
                 left.push((path.clone(), inode.clone()));
             }
             found.push((path, inode));
@@ -155,7 +155,7 @@ pub fn walk(volume: &Ext4<Vec<u8>>, most: usize) -> nvme_ext4::Result<Vec<(PathB
 #[derive(Debug)]
 pub struct Failing(pub Vec<u8>, pub u64);
 
-impl nvme_ext4::Source for Failing {
+impl nvme_ext4::VolumeSource for Failing {
     fn len(&self) -> u64 {
         self.0.len() as u64
     }
@@ -164,6 +164,6 @@ impl nvme_ext4::Source for Failing {
         if offset >= self.1 {
             return Err("the device is gone".into());
         }
-        nvme_ext4::Source::read_at(&self.0, offset, data)
+        nvme_ext4::VolumeSource::read_at(&self.0, offset, data)
     }
 }

@@ -1,7 +1,7 @@
 //! What tools can make of a file system, and what a driver has to refuse.
 
 use crate::image::{Failing, Folder, open, read};
-use nvme_ext4::{Error, Ext4, Kind, Refusal, flags};
+use nvme_ext4::{DataRefusal, Ext4, Ext4Error, FileKind, flags};
 
 fn simple(name: &str) -> Folder {
     let folder = Folder::new(name);
@@ -84,26 +84,26 @@ fn files_that_cannot_be_read_are_refused_one_by_one() {
     set_flags(&image, "directory", flags::ENCRYPTED);
     set_flags(&image, "link", flags::ENCRYPTED);
     let volume = image.open();
-    let is = |error: Error, expected: Refusal| match error {
-        Error::Refused { why, .. } => assert_eq!(why, expected),
+    let is = |error: Ext4Error, expected: DataRefusal| match error {
+        Ext4Error::Refused { why, .. } => assert_eq!(why, expected),
         other => panic!("{other}"),
     };
     let [file, directory, link] =
         ["file", "directory", "link"].map(|path| volume.lookup_link(path).unwrap());
-    is(volume.file(&file).unwrap_err(), Refusal::Encrypted);
-    is(volume.list(&directory).unwrap_err(), Refusal::Encrypted);
+    is(volume.file(&file).unwrap_err(), DataRefusal::Encrypted);
+    is(volume.list(&directory).unwrap_err(), DataRefusal::Encrypted);
     is(
         volume.lookup("directory/inside").unwrap_err(),
-        Refusal::Encrypted,
+        DataRefusal::Encrypted,
     );
-    is(volume.read_link(&link).unwrap_err(), Refusal::Encrypted);
+    is(volume.read_link(&link).unwrap_err(), DataRefusal::Encrypted);
 
     let image = folder.image(&["-t", "ext4"], "8M");
     set_flags(&image, "file", flags::COMPRESSED_BLOCKS);
     let volume = image.open();
     is(
         volume.file(&volume.lookup("file").unwrap()).unwrap_err(),
-        Refusal::Compressed,
+        DataRefusal::Compressed,
     );
 
     // Directories have block maps there, too: the first path ends the attempt.
@@ -111,14 +111,14 @@ fn files_that_cannot_be_read_are_refused_one_by_one() {
     let volume = image.open();
     let error = volume.lookup("file").unwrap_err();
     assert!(!error.remedy().is_empty());
-    is(error, Refusal::BlockMap);
+    is(error, DataRefusal::BlockMap);
 
     let folder = Folder::new("inline");
     folder.write("file", b"short");
     let image = folder.image(&["-t", "ext4", "-O", "inline_data"], "8M");
     let volume = image.open();
     let file = volume.file(&volume.lookup("file").unwrap()).unwrap();
-    is(file.extents().unwrap_err(), Refusal::Inline);
+    is(file.extents().unwrap_err(), DataRefusal::Inline);
     assert_eq!(read(&volume, file.inode()).unwrap(), b"short");
 }
 
@@ -142,7 +142,7 @@ fn features_that_are_not_read_end_the_opening() {
     assert!(image.open().lookup("file").is_ok());
     image.debugfs("feature needs_recovery");
     let unsupported = |bytes: &[u8], what: &str| match open(bytes) {
-        Err(error @ Error::Unsupported { .. }) => {
+        Err(error @ Ext4Error::Unsupported { .. }) => {
             assert!(error.to_string().contains(what), "{error}, not {what}");
             assert!(!error.remedy().is_empty());
         }
@@ -182,11 +182,11 @@ fn features_that_are_not_read_end_the_opening() {
     bytes[1024 + 0x3A] |= 2;
     assert!(open(&bytes).unwrap().info().has_errors);
     for bytes in [&plain[..0], &plain[..2047], &vec![0; 1 << 20]] {
-        assert!(matches!(open(bytes), Err(Error::NotExt4 { .. })));
+        assert!(matches!(open(bytes), Err(Ext4Error::NotExt4 { .. })));
     }
     assert!(matches!(
         open(&plain[..plain.len() - 1]),
-        Err(Error::Corrupt { .. })
+        Err(Ext4Error::Corrupt { .. })
     ));
 }
 
@@ -204,7 +204,10 @@ fn a_file_that_was_replaced_is_noticed() {
     ] {
         image.debugfs(command);
         let error = image.open().check_unchanged(&file).unwrap_err();
-        assert!(matches!(error, Error::Changed { .. }), "{command}: {error}");
+        assert!(
+            matches!(error, Ext4Error::Changed { .. }),
+            "{command}: {error}"
+        );
     }
 }
 
@@ -215,8 +218,8 @@ fn what_the_device_says_is_handed_on() {
     let volume = Ext4::open(bytes.clone()).unwrap();
     let file = volume.file(&volume.lookup("file").unwrap()).unwrap();
     let place = file.place().unwrap();
-    let is_read = |error: Error| {
-        assert!(matches!(error, Error::Read { .. }), "{error}");
+    let is_read = |error: Ext4Error| {
+        assert!(matches!(error, Ext4Error::Read { .. }), "{error}");
         assert!(error.to_string().contains("the device is gone"));
         assert!(std::error::Error::source(&error).is_some());
     };
@@ -242,12 +245,12 @@ fn other_kinds_of_files_are_known_by_their_kind() {
     let volume = image.open();
     let root = volume.lookup("/").unwrap();
     for (name, kind) in [
-        ("pipe", Kind::Fifo),
-        ("characters", Kind::CharDevice),
-        ("blocks", Kind::BlockDevice),
-        ("link", Kind::Symlink),
-        ("file", Kind::File),
-        ("directory", Kind::Directory),
+        ("pipe", FileKind::Fifo),
+        ("characters", FileKind::CharDevice),
+        ("blocks", FileKind::BlockDevice),
+        ("link", FileKind::Symlink),
+        ("file", FileKind::File),
+        ("directory", FileKind::Directory),
     ] {
         let inode = volume.lookup_link(name).unwrap();
         assert_eq!(inode.kind, kind, "{name}");
@@ -259,7 +262,7 @@ fn other_kinds_of_files_are_known_by_their_kind() {
         assert_eq!((entry.kind, entry.inode), (Some(kind), inode.number));
         assert!(!kind.name().is_empty());
         let is_file = volume.file(&inode).is_ok();
-        assert_eq!(is_file, kind == Kind::File);
+        assert_eq!(is_file, kind == FileKind::File);
     }
 }
 

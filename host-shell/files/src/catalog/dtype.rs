@@ -59,7 +59,7 @@ pub enum Dtype {
 }
 
 /// Properties of an element type.
-struct Row {
+struct DtypeRow {
     dtype: Dtype,
     safetensors: Option<&'static str>,
     /// The name in numpy and torch, or that of GGUF in small letters.
@@ -76,8 +76,8 @@ const fn both(
     name: &'static str,
     gguf: Option<u32>,
     block: (u64, u64),
-) -> Row {
-    Row {
+) -> DtypeRow {
+    DtypeRow {
         dtype,
         safetensors: Some(safetensors),
         name,
@@ -86,8 +86,8 @@ const fn both(
     }
 }
 
-const fn blocks(dtype: Dtype, name: &'static str, gguf: u32, block: (u64, u64)) -> Row {
-    Row {
+const fn blocks(dtype: Dtype, name: &'static str, gguf: u32, block: (u64, u64)) -> DtypeRow {
+    DtypeRow {
         dtype,
         safetensors: None,
         name,
@@ -97,7 +97,7 @@ const fn blocks(dtype: Dtype, name: &'static str, gguf: u32, block: (u64, u64)) 
 }
 
 /// Numbers and blocks of GGUF are those of ggml (`enum ggml_type` of ggml.h, structures of ggml-common.h).
-const ALL: [Row; 50] = [
+const ALL: [DtypeRow; 50] = [
     both(Dtype::Bool, "BOOL", "bool", None, (1, 1)),
     both(Dtype::U8, "U8", "uint8", None, (1, 1)),
     both(Dtype::I8, "I8", "int8", Some(24), (1, 1)),
@@ -112,7 +112,7 @@ const ALL: [Row; 50] = [
     both(Dtype::F32, "F32", "float32", Some(0), (1, 4)),
     both(Dtype::F64, "F64", "float64", Some(28), (1, 8)),
     both(Dtype::C64, "C64", "complex64", None, (1, 8)),
-    Row {
+    DtypeRow {
         dtype: Dtype::C128,
         safetensors: None,
         name: "complex128",
@@ -181,7 +181,7 @@ const REMOVED: [(u32, &str); 8] = [
 ];
 
 impl Dtype {
-    fn row(self) -> &'static Row {
+    fn row(self) -> &'static DtypeRow {
         // The table has each type once, in the order of the enum.
         &ALL[self as usize]
     }

@@ -1,14 +1,14 @@
 //! A tensor of a file, and the result of a format's reader.
 
 use super::dtype::Dtype;
-use super::value::Value;
+use super::value::MetadataValue;
 use nvme_driver::error::{Error, Result};
 use nvme_store::{Store, Table};
 use serde::Serialize;
 
 /// A tensor.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct Entry {
+pub struct TensorEntry {
     /// Its name in the file.
     pub name: String,
     /// The type of its elements.
@@ -21,7 +21,7 @@ pub struct Entry {
     pub bytes: u64,
 }
 
-impl Entry {
+impl TensorEntry {
     pub(super) fn new(
         name: String,
         dtype: Dtype,
@@ -75,7 +75,7 @@ impl Entry {
 
 /// A file of a catalog.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct Member {
+pub struct CatalogFile {
     /// Its name, without its folder.
     pub name: String,
     /// Offset of the first byte.
@@ -85,9 +85,9 @@ pub struct Member {
 }
 
 /// Result of a format's reader.
-pub(super) struct Parsed {
-    pub entries: Vec<Entry>,
-    pub metadata: Vec<(String, Value)>,
+pub(super) struct ParsedHeader {
+    pub entries: Vec<TensorEntry>,
+    pub metadata: Vec<(String, MetadataValue)>,
     /// Header and data.
     pub bytes: u64,
     /// Length including the padding after the last tensor.
@@ -96,9 +96,9 @@ pub(super) struct Parsed {
 
 /// Sorts tensors by their data, which must not overlap, and returns the end of the last data, if there are
 /// tensors.
-pub(super) fn in_order(entries: &mut [Entry]) -> std::result::Result<Option<u64>, String> {
+pub(super) fn in_order(entries: &mut [TensorEntry]) -> std::result::Result<Option<u64>, String> {
     entries.sort_by(|a, b| (a.offset, a.bytes, &a.name).cmp(&(b.offset, b.bytes, &b.name)));
-    let mut last: Option<&Entry> = None;
+    let mut last: Option<&TensorEntry> = None;
     for entry in &*entries {
         if let Some(last) = last
             && entry.offset < last.offset + last.bytes

@@ -3,9 +3,9 @@
 //! ggml, docs/gguf.md, versions 2 and 3, little-endian.
 
 use super::dtype::Dtype;
-use super::entry::{Entry, Parsed, in_order};
-use super::source::{Fault, Source, read_head};
-use super::value::Value;
+use super::entry::{ParsedHeader, TensorEntry, in_order};
+use super::source::{HeaderFault, HeaderSource, read_head};
+use super::value::MetadataValue;
 use std::collections::HashSet;
 
 const MAGIC: &[u8] = b"GGUF";
@@ -35,8 +35,8 @@ pub fn is_likely(head: &[u8]) -> bool {
 }
 
 /// Parses the header into the tensors, in the order of their data.
-pub fn parse(source: &dyn Source) -> Result<Parsed, Fault> {
-    let mut reader = Reader::new(source);
+pub fn parse(source: &dyn HeaderSource) -> Result<ParsedHeader, HeaderFault> {
+    let mut reader = GgufReader::new(source);
     reader.take(MAGIC.len() as u64)?;
     let version = reader.u32()?;
     if !(2..=3).contains(&version) {
@@ -77,12 +77,12 @@ pub fn parse(source: &dyn Source) -> Result<Parsed, Fault> {
             )
             .into());
         }
-        let entry = Entry::new(one.name, one.dtype, one.shape, offset, one.bytes);
+        let entry = TensorEntry::new(one.name, one.dtype, one.shape, offset, one.bytes);
         entries.push(entry.map_err(|fault| format!("at byte {at}: {fault}"))?);
     }
     let bytes = in_order(&mut entries)?.unwrap_or(end);
     check_dense(&entries, data, alignment)?;
-    Ok(Parsed {
+    Ok(ParsedHeader {
         // The data of the last tensor may be padded.
         padded: bytes.checked_next_multiple_of(alignment).unwrap_or(bytes),
         bytes,
@@ -93,7 +93,7 @@ pub fn parse(source: &dyn Source) -> Result<Parsed, Fault> {
 
 /// Rejects bytes between tensors that belong to none, as llama.cpp does: they appear when a type has another
 /// size than assumed here.
-fn check_dense(entries: &[Entry], data: u64, alignment: u64) -> Result<(), String> {
+fn check_dense(entries: &[TensorEntry], data: u64, alignment: u64) -> Result<(), String> {
     let mut at = data;
     for entry in entries {
         if entry.offset != at {
@@ -108,12 +108,14 @@ fn check_dense(entries: &[Entry], data: u64, alignment: u64) -> Result<(), Strin
     Ok(())
 }
 
-fn alignment(metadata: &[(String, Value)]) -> Result<u64, String> {
+fn alignment(metadata: &[(String, MetadataValue)]) -> Result<u64, String> {
     let Some((_, value)) = metadata.iter().find(|(key, _)| key == ALIGNMENT_KEY) else {
         return Ok(ALIGNMENT);
     };
     match value {
-        Value::U32(value) if value.is_power_of_two() && u64::from(*value) <= MOST_ALIGNMENT => {
+        MetadataValue::U32(value)
+            if value.is_power_of_two() && u64::from(*value) <= MOST_ALIGNMENT =>
+        {
             Ok(u64::from(*value))
         }
         other => Err(format!(
@@ -124,7 +126,7 @@ fn alignment(metadata: &[(String, Value)]) -> Result<u64, String> {
 }
 
 /// Description of a tensor in the header.
-struct Described {
+struct TensorHeader {
     described_at: u64,
     name: String,
     dtype: Dtype,
@@ -135,8 +137,8 @@ struct Described {
 }
 
 /// Reads a header from its begin to its end.
-struct Reader<'a> {
-    source: &'a dyn Source,
+struct GgufReader<'a> {
+    source: &'a dyn HeaderSource,
     /// The next byte.
     at: u64,
     /// Bytes from `begin` on.
@@ -147,8 +149,8 @@ struct Reader<'a> {
     values: u64,
 }
 
-impl<'a> Reader<'a> {
-    fn new(source: &'a dyn Source) -> Self {
+impl<'a> GgufReader<'a> {
+    fn new(source: &'a dyn HeaderSource) -> Self {
         Self {
             source,
             at: 0,
@@ -160,7 +162,7 @@ impl<'a> Reader<'a> {
     }
 
     /// Returns the next `bytes` bytes.
-    fn take(&mut self, bytes: u64) -> Result<&[u8], Fault> {
+    fn take(&mut self, bytes: u64) -> Result<&[u8], HeaderFault> {
         let (at, len) = (self.at, self.source.len());
         let end = at.checked_add(bytes);
         let Some(end) = end.filter(|end| *end <= len) else {
@@ -184,21 +186,21 @@ impl<'a> Reader<'a> {
         Ok(&self.bytes[from..from + bytes as usize])
     }
 
-    fn array<const N: usize>(&mut self) -> Result<[u8; N], Fault> {
+    fn array<const N: usize>(&mut self) -> Result<[u8; N], HeaderFault> {
         let mut bytes = [0; N];
         bytes.copy_from_slice(self.take(N as u64)?);
         Ok(bytes)
     }
 
-    fn u32(&mut self) -> Result<u32, Fault> {
+    fn u32(&mut self) -> Result<u32, HeaderFault> {
         self.array().map(u32::from_le_bytes)
     }
 
-    fn u64(&mut self) -> Result<u64, Fault> {
+    fn u64(&mut self) -> Result<u64, HeaderFault> {
         self.array().map(u64::from_le_bytes)
     }
 
-    fn name(&mut self, what: &str) -> Result<String, Fault> {
+    fn name(&mut self, what: &str) -> Result<String, HeaderFault> {
         let at = self.at;
         let length = self.u64()?;
         if length > MOST_NAME {
@@ -212,7 +214,7 @@ impl<'a> Reader<'a> {
         Ok(name.to_owned())
     }
 
-    fn metadata(&mut self, keys: u64) -> Result<Vec<(String, Value)>, Fault> {
+    fn metadata(&mut self, keys: u64) -> Result<Vec<(String, MetadataValue)>, HeaderFault> {
         let mut found = Vec::new();
         let mut names = HashSet::new();
         for _ in 0..keys {
@@ -231,23 +233,23 @@ impl<'a> Reader<'a> {
     }
 
     /// Parses a value of the type `kind`.
-    fn value(&mut self, kind: u32, depth: u32) -> Result<Value, Fault> {
+    fn value(&mut self, kind: u32, depth: u32) -> Result<MetadataValue, HeaderFault> {
         let at = self.at;
         self.values += 1;
         if self.values > MOST_VALUES {
             return Err(format!("at byte {at}: more than {MOST_VALUES} values").into());
         }
         Ok(match kind {
-            0 => Value::U8(self.array::<1>()?[0]),
-            1 => Value::I8(i8::from_le_bytes(self.array()?)),
-            2 => Value::U16(u16::from_le_bytes(self.array()?)),
-            3 => Value::I16(i16::from_le_bytes(self.array()?)),
-            4 => Value::U32(self.u32()?),
-            5 => Value::I32(i32::from_le_bytes(self.array()?)),
-            6 => Value::F32(f32::from_le_bytes(self.array()?)),
+            0 => MetadataValue::U8(self.array::<1>()?[0]),
+            1 => MetadataValue::I8(i8::from_le_bytes(self.array()?)),
+            2 => MetadataValue::U16(u16::from_le_bytes(self.array()?)),
+            3 => MetadataValue::I16(i16::from_le_bytes(self.array()?)),
+            4 => MetadataValue::U32(self.u32()?),
+            5 => MetadataValue::I32(i32::from_le_bytes(self.array()?)),
+            6 => MetadataValue::F32(f32::from_le_bytes(self.array()?)),
             7 => match self.array::<1>()?[0] {
-                0 => Value::Bool(false),
-                1 => Value::Bool(true),
+                0 => MetadataValue::Bool(false),
+                1 => MetadataValue::Bool(true),
                 other => {
                     return Err(format!("at byte {at}: {other} as a truth value").into());
                 }
@@ -255,8 +257,8 @@ impl<'a> Reader<'a> {
             8 => {
                 let length = self.u64()?;
                 match String::from_utf8(self.take(length)?.to_vec()) {
-                    Ok(text) => Value::Text(text),
-                    Err(error) => Value::Bytes(error.into_bytes()),
+                    Ok(text) => MetadataValue::Text(text),
+                    Err(error) => MetadataValue::Bytes(error.into_bytes()),
                 }
             }
             9 if depth < MOST_DEPTH => {
@@ -265,21 +267,21 @@ impl<'a> Reader<'a> {
                 for _ in 0..length {
                     values.push(self.value(kind, depth + 1)?);
                 }
-                Value::Array(values)
+                MetadataValue::Array(values)
             }
             9 => {
                 return Err(format!("at byte {at}: arrays deeper than {MOST_DEPTH}").into());
             }
-            10 => Value::U64(self.u64()?),
-            11 => Value::I64(i64::from_le_bytes(self.array()?)),
-            12 => Value::F64(f64::from_le_bytes(self.array()?)),
+            10 => MetadataValue::U64(self.u64()?),
+            11 => MetadataValue::I64(i64::from_le_bytes(self.array()?)),
+            12 => MetadataValue::F64(f64::from_le_bytes(self.array()?)),
             other => {
                 return Err(format!("at byte {at}: a value of the unknown type {other}").into());
             }
         })
     }
 
-    fn tensors(&mut self, tensors: u64) -> Result<Vec<Described>, Fault> {
+    fn tensors(&mut self, tensors: u64) -> Result<Vec<TensorHeader>, HeaderFault> {
         let mut found = Vec::new();
         let mut names = HashSet::new();
         for _ in 0..tensors {
@@ -296,11 +298,11 @@ impl<'a> Reader<'a> {
         Ok(found)
     }
 
-    fn tensor(&mut self) -> Result<Described, Fault> {
+    fn tensor(&mut self) -> Result<TensorHeader, HeaderFault> {
         let described_at = self.at;
         let name = self.name("tensor")?;
         let fault =
-            |what: String| Fault::Format(format!("at byte {described_at}: {name:?} {what}"));
+            |what: String| HeaderFault::Format(format!("at byte {described_at}: {name:?} {what}"));
         let lengths = self.u32()?;
         if lengths > MOST_LENGTHS {
             return Err(fault(format!(
@@ -314,7 +316,7 @@ impl<'a> Reader<'a> {
         let number = self.u32()?;
         let offset = self.u64()?;
         let dtype = Dtype::of_gguf(number).map_err(|what| {
-            Fault::unknown(
+            HeaderFault::unknown(
                 format!("at byte {described_at}: {name:?} {what}"),
                 "use a file that llama.cpp of today writes, or a newer version of this program",
             )
@@ -335,7 +337,7 @@ impl<'a> Reader<'a> {
         let bytes = elements.and_then(|elements| dtype.bytes(elements));
         let bytes =
             bytes.ok_or_else(|| fault(format!("of the shape {shape:?} has 2^64 bytes or more")))?;
-        Ok(Described {
+        Ok(TensorHeader {
             described_at,
             name,
             dtype,

@@ -2,7 +2,7 @@
 
 use super::Catalog;
 use super::shards;
-use super::source::{FileSource, Source};
+use super::source::{FileSource, HeaderSource};
 use crate::files::is_of_device;
 use nvme_driver::error::{Error, Result};
 use nvme_store::Store;
@@ -61,12 +61,12 @@ impl Catalog {
         }
         let catalog = catalog.at(offset);
         let bytes: u64 = opened.files.iter().map(|(file, _)| file.len()).sum();
-        let mut progress = Progress {
+        let mut progress = ImportProgress {
             done: 0,
             total: if verify { 2 * bytes } else { bytes },
             on_progress,
         };
-        let onto = Onto { store, offset };
+        let onto = ImportTarget { store, offset };
         onto.write(&opened.files, &mut progress)?;
         store.flush()?;
         if verify {
@@ -77,13 +77,13 @@ impl Catalog {
 }
 
 /// Destination of the files.
-struct Onto<'a> {
+struct ImportTarget<'a> {
     store: &'a Store,
     offset: u64,
 }
 
-impl Onto<'_> {
-    fn write(&self, files: &[(FileSource, u64)], progress: &mut Progress<'_>) -> Result<()> {
+impl ImportTarget<'_> {
+    fn write(&self, files: &[(FileSource, u64)], progress: &mut ImportProgress<'_>) -> Result<()> {
         let mut buffer = vec![0; PIECE as usize];
         for (file, begin) in files {
             for (at, length) in pieces(file.len()) {
@@ -96,7 +96,11 @@ impl Onto<'_> {
         Ok(())
     }
 
-    fn compare(&self, files: &[(FileSource, u64)], progress: &mut Progress<'_>) -> Result<()> {
+    fn compare(
+        &self,
+        files: &[(FileSource, u64)],
+        progress: &mut ImportProgress<'_>,
+    ) -> Result<()> {
         let (mut ours, mut theirs) = (vec![0; PIECE as usize], vec![0; PIECE as usize]);
         for (file, begin) in files {
             for (at, length) in pieces(file.len()) {
@@ -121,13 +125,13 @@ impl Onto<'_> {
 }
 
 /// Bytes done so far.
-struct Progress<'a> {
+struct ImportProgress<'a> {
     done: u64,
     total: u64,
     on_progress: OnProgress<'a>,
 }
 
-impl Progress<'_> {
+impl ImportProgress<'_> {
     fn add(&mut self, bytes: usize) -> Result<()> {
         self.done += bytes as u64;
         match (self.on_progress)(self.done, self.total) {

@@ -43,22 +43,22 @@ mod tests;
 mod value;
 
 pub use dtype::Dtype;
-pub use entry::{Entry, Member};
+pub use entry::{CatalogFile, TensorEntry};
 pub use import::OnProgress;
 pub use shards::set_of;
-pub use source::Source;
+pub use source::HeaderSource;
 pub(crate) use source::{FileSource, StoreSource};
-pub use value::Value;
+pub use value::MetadataValue;
 
 use nvme_driver::error::Result;
 use serde::Serialize;
-use source::{Fault, read_head};
+use source::{HeaderFault, read_head};
 use tensors::TensorList;
 
 /// Formats that are read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
-pub enum Format {
+pub enum CatalogFormat {
     /// `.safetensors`.
     Safetensors,
     /// `.npy`: one array under the name of the file.
@@ -70,33 +70,33 @@ pub enum Format {
 /// The tensors of a file.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Catalog {
-    format: Format,
+    format: CatalogFormat,
     bytes: u64,
-    metadata: Vec<(String, Value)>,
-    files: Vec<Member>,
+    metadata: Vec<(String, MetadataValue)>,
+    files: Vec<CatalogFile>,
     entries: TensorList,
     begin: u64,
 }
 
 impl Catalog {
     /// As [`of`](Self::of), also of a part of a split GGUF.
-    fn alone(source: &dyn Source) -> Result<Self> {
+    fn alone(source: &dyn HeaderSource) -> Result<Self> {
         Self::parse(source).map_err(|fault| fault.of(source))
     }
 
-    fn parse(source: &dyn Source) -> std::result::Result<Self, Fault> {
+    fn parse(source: &dyn HeaderSource) -> std::result::Result<Self, HeaderFault> {
         let head = read_head(source, 0, source.len().min(16))?;
         let (format, parsed) = if gguf::is_likely(&head) {
-            (Format::Gguf, gguf::parse(source)?)
+            (CatalogFormat::Gguf, gguf::parse(source)?)
         } else if npy::is_likely(&head) {
-            (Format::Npy, npy::parse(source, &source.name())?)
+            (CatalogFormat::Npy, npy::parse(source, &source.name())?)
         } else if is_json(&head) {
-            return Err(Fault::unknown(
+            return Err(HeaderFault::unknown(
                 "it is a text of JSON, not a file of tensors".to_owned(),
                 "name one of the files of the index; `import` and `catalog` take the index of a model, too",
             ));
         } else if safetensors::is_likely(&head) {
-            (Format::Safetensors, safetensors::parse(source)?)
+            (CatalogFormat::Safetensors, safetensors::parse(source)?)
         } else {
             return Err("it is of no known format".into());
         };
@@ -105,7 +105,7 @@ impl Catalog {
             return Err(format!("its header describes {needed} bytes, and it has {have}").into());
         }
         if source.is_exact() && have > parsed.padded {
-            return Err(Fault::Longer {
+            return Err(HeaderFault::Longer {
                 described: needed,
                 bytes: have,
             });
@@ -121,7 +121,7 @@ impl Catalog {
     }
 
     /// Returns the format of the file.
-    pub fn format(&self) -> Format {
+    pub fn format(&self) -> CatalogFormat {
         self.format
     }
 
@@ -132,12 +132,12 @@ impl Catalog {
     }
 
     /// Returns the header's metadata: texts for safetensors, typed values for GGUF.
-    pub fn metadata(&self) -> &[(String, Value)] {
+    pub fn metadata(&self) -> &[(String, MetadataValue)] {
         &self.metadata
     }
 
     /// Returns the files of an index, in the order of their places; none for a single file.
-    pub fn files(&self) -> &[Member] {
+    pub fn files(&self) -> &[CatalogFile] {
         &self.files
     }
 
@@ -147,17 +147,17 @@ impl Catalog {
     }
 
     /// Returns the tensors in the order of their data.
-    pub fn entries(&self) -> &[Entry] {
+    pub fn entries(&self) -> &[TensorEntry] {
         self.entries.all()
     }
 
     /// Returns the tensor with this name.
-    pub fn get(&self, name: &str) -> Option<&Entry> {
+    pub fn get(&self, name: &str) -> Option<&TensorEntry> {
         self.entries.get(name)
     }
 
     /// Returns the tensors whose names begin with `prefix`, in the order of their names.
-    pub fn with_prefix(&self, prefix: &str) -> impl Iterator<Item = &Entry> {
+    pub fn with_prefix(&self, prefix: &str) -> impl Iterator<Item = &TensorEntry> {
         self.entries.with_prefix(prefix)
     }
 
@@ -178,8 +178,8 @@ fn is_json(head: &[u8]) -> bool {
     head.starts_with(b"{") && head.len() > 8 && head.iter().take(8).all(is_text)
 }
 
-impl AsRef<[Entry]> for Catalog {
-    fn as_ref(&self) -> &[Entry] {
+impl AsRef<[TensorEntry]> for Catalog {
+    fn as_ref(&self) -> &[TensorEntry] {
         self.entries.all()
     }
 }

@@ -1,8 +1,8 @@
 //! .npy: one array of numpy. A magic number, the length of the header, and the header as a dictionary of Python.
 
 use super::dtype::Dtype;
-use super::entry::{Entry, Parsed};
-use super::source::{Fault, Source, read_head};
+use super::entry::{ParsedHeader, TensorEntry};
+use super::source::{HeaderFault, HeaderSource, read_head};
 
 const MAGIC: &[u8] = b"\x93NUMPY";
 /// Limit of the header in bytes. numpy itself refuses to evaluate more than 10,000 bytes without being asked
@@ -15,7 +15,7 @@ pub fn is_likely(head: &[u8]) -> bool {
 }
 
 /// Parses the array of the file under the name `name`.
-pub fn parse(source: &dyn Source, name: &str) -> Result<Parsed, Fault> {
+pub fn parse(source: &dyn HeaderSource, name: &str) -> Result<ParsedHeader, HeaderFault> {
     let head = read_head(source, 0, 8)?;
     let (major, minor) = (head[6], head[7]);
     let (prefix, length) = match major {
@@ -35,7 +35,7 @@ pub fn parse(source: &dyn Source, name: &str) -> Result<Parsed, Fault> {
     }
     let text = read_head(source, prefix, length)?;
     let text = std::str::from_utf8(&text).map_err(|error| format!("its header: {error}"))?;
-    let header = Reader(text).header()?;
+    let header = NpyReader(text).header()?;
     if header.is_fortran && header.shape.iter().filter(|length| **length > 1).count() > 1 {
         return Err("an array in the order of Fortran: save a copy in the order of C".into());
     }
@@ -47,9 +47,9 @@ pub fn parse(source: &dyn Source, name: &str) -> Result<Parsed, Fault> {
     let bytes = elements.and_then(|elements| dtype.bytes(elements));
     let bytes = bytes.ok_or("more than 2^64 bytes")?;
     let offset = prefix + length;
-    let entry = Entry::new(name.to_owned(), dtype, header.shape, offset, bytes)?;
+    let entry = TensorEntry::new(name.to_owned(), dtype, header.shape, offset, bytes)?;
     let end = offset.checked_add(bytes).ok_or("more than 2^64 bytes")?;
-    Ok(Parsed {
+    Ok(ParsedHeader {
         bytes: end,
         padded: end,
         entries: vec![entry],
@@ -75,17 +75,17 @@ fn dtype(descr: &str) -> Result<Dtype, String> {
     }
 }
 
-struct Header {
+struct NpyHeader {
     descr: String,
     is_fortran: bool,
     shape: Vec<u64>,
 }
 
 /// Reads a dictionary of Python with the three keys that numpy writes.
-struct Reader<'a>(&'a str);
+struct NpyReader<'a>(&'a str);
 
-impl Reader<'_> {
-    fn header(mut self) -> Result<Header, String> {
+impl NpyReader<'_> {
+    fn header(mut self) -> Result<NpyHeader, String> {
         let (mut descr, mut is_fortran, mut shape) = (None, None, None);
         self.expect('{')?;
         while !self.take('}') {
@@ -109,7 +109,7 @@ impl Reader<'_> {
             return Err("its header goes on after its end".to_owned());
         }
         match (descr, is_fortran, shape) {
-            (Some(descr), Some(is_fortran), Some(shape)) => Ok(Header {
+            (Some(descr), Some(is_fortran), Some(shape)) => Ok(NpyHeader {
                 descr,
                 is_fortran,
                 shape,

@@ -6,19 +6,19 @@ use std::collections::HashSet;
 use std::fmt;
 
 /// Pairs of a JSON object; a duplicate key is an error.
-pub struct Pairs<T>(pub Vec<(String, T)>);
+pub struct JsonPairs<T>(pub Vec<(String, T)>);
 
-impl<T> Default for Pairs<T> {
+impl<T> Default for JsonPairs<T> {
     fn default() -> Self {
         Self(Vec::new())
     }
 }
 
-impl<'de, T: Deserialize<'de>> Deserialize<'de> for Pairs<T> {
+impl<'de, T: Deserialize<'de>> Deserialize<'de> for JsonPairs<T> {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         struct Reader<T>(std::marker::PhantomData<T>);
         impl<'de, T: Deserialize<'de>> Visitor<'de> for Reader<T> {
-            type Value = Pairs<T>;
+            type Value = JsonPairs<T>;
 
             fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
                 f.write_str("an object")
@@ -33,7 +33,7 @@ impl<'de, T: Deserialize<'de>> Deserialize<'de> for Pairs<T> {
                     }
                     pairs.push((name, value));
                 }
-                Ok(Pairs(pairs))
+                Ok(JsonPairs(pairs))
             }
         }
         deserializer.deserialize_map(Reader(std::marker::PhantomData))

@@ -1,11 +1,11 @@
 //! Files of tensors by path: one file, or the index of a model in several safetensors files.
 
-use super::entry::Member;
-use super::pairs::Pairs;
-use super::source::{FileSource, Source};
-use super::split::{self, ALIGNMENT, Part};
+use super::entry::CatalogFile;
+use super::pairs::JsonPairs;
+use super::source::{FileSource, HeaderSource};
+use super::split::{self, ALIGNMENT, SplitPart};
 use super::tensors::TensorList;
-use super::{Catalog, Entry, Format, Value};
+use super::{Catalog, CatalogFormat, MetadataValue, TensorEntry};
 use nvme_driver::error::{Error, Result};
 use nvme_driver::words::{listed, quoted};
 use serde::Deserialize;
@@ -18,15 +18,15 @@ const MOST: u64 = 100_000_000;
 /// `model.safetensors.index.json`. Another key would say something that is not known here.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Index {
+struct ShardIndex {
     #[serde(default)]
-    metadata: Option<Pairs<serde_json::Value>>,
+    metadata: Option<JsonPairs<serde_json::Value>>,
     /// Names of tensors and the files that they lie in.
-    weight_map: Pairs<String>,
+    weight_map: JsonPairs<String>,
 }
 
 /// Open files, and the catalog of all of them.
-pub(super) struct Opened {
+pub(super) struct OpenCatalog {
     pub catalog: Catalog,
     /// Each file and where it begins.
     pub files: Vec<(FileSource, u64)>,
@@ -50,7 +50,7 @@ impl Catalog {
 }
 
 /// Opens the file, or the files of the index, at `path`.
-pub(super) fn open(path: &Path) -> Result<Opened> {
+pub(super) fn open(path: &Path) -> Result<OpenCatalog> {
     if path
         .extension()
         .is_some_and(|extension| extension == "json")
@@ -59,15 +59,15 @@ pub(super) fn open(path: &Path) -> Result<Opened> {
     }
     let file = FileSource::open(path)?;
     let catalog = Catalog::alone(&file)?;
-    let part = Part::of(&catalog);
+    let part = SplitPart::of(&catalog);
     match part.map_err(|fault| split::wrong(fault).of(&file))? {
-        None => Ok(Opened {
+        None => Ok(OpenCatalog {
             catalog,
             files: vec![(file, 0)],
         }),
         Some(part) => {
             let (catalog, files) = split::open(path, file, catalog, part)?;
-            Ok(Opened { catalog, files })
+            Ok(OpenCatalog { catalog, files })
         }
     }
 }
@@ -85,7 +85,7 @@ pub fn set_of(path: &Path) -> Result<Option<Vec<(PathBuf, u64)>>> {
         let file = FileSource::open(path)?;
         // A file that is no GGUF, or a damaged one, is imported as a single file of bytes.
         let found = Catalog::alone(&file).ok();
-        Ok::<_, Error>(found.is_some_and(|found| !matches!(Part::of(&found), Ok(None))))
+        Ok::<_, Error>(found.is_some_and(|found| !matches!(SplitPart::of(&found), Ok(None))))
     };
     if !is_index && !is_part()? {
         return Ok(None);
@@ -99,13 +99,13 @@ pub fn set_of(path: &Path) -> Result<Option<Vec<(PathBuf, u64)>>> {
 }
 
 /// Files of an index that were opened so far.
-struct Shards {
+struct ShardFiles {
     catalog: Catalog,
-    entries: Vec<Entry>,
+    entries: Vec<TensorEntry>,
     files: Vec<(FileSource, u64)>,
 }
 
-impl Shards {
+impl ShardFiles {
     /// Adds the file `name` and those of its tensors that the index has there, which are taken from `of_tensor`.
     fn add(
         &mut self,
@@ -116,13 +116,13 @@ impl Shards {
     ) -> Result<()> {
         let file = FileSource::open(&folder.join(name))?;
         let shard = Catalog::of(&file)?;
-        if shard.format != Format::Safetensors {
+        if shard.format != CatalogFormat::Safetensors {
             return Err(fault(format!("{} is no file of safetensors", quoted(name))));
         }
         let all = &mut self.catalog;
         let offset = all.bytes.next_multiple_of(ALIGNMENT);
         all.bytes = offset + file.len();
-        all.files.push(Member {
+        all.files.push(CatalogFile {
             name: name.to_owned(),
             offset,
             bytes: file.len(),
@@ -155,7 +155,7 @@ fn check_present(folder: &Path, names: &BTreeSet<&str>) -> std::result::Result<(
     }
 }
 
-fn open_index(path: &Path) -> Result<Opened> {
+fn open_index(path: &Path) -> Result<OpenCatalog> {
     let fault = |what: String| {
         let remedy = "get the model's files again, all into one folder";
         Error::usage(format!("{}: {what}", path.display()), remedy)
@@ -172,9 +172,9 @@ fn open_index(path: &Path) -> Result<Opened> {
         return Err(fault(format!("{name} is no name of a file beside it")));
     }
     check_present(folder, &names).map_err(fault)?;
-    let mut opened = Shards {
+    let mut opened = ShardFiles {
         catalog: Catalog {
-            format: Format::Safetensors,
+            format: CatalogFormat::Safetensors,
             bytes: 0,
             begin: 0,
             metadata: metadata(index.metadata.unwrap_or_default()),
@@ -201,7 +201,7 @@ fn open_index(path: &Path) -> Result<Opened> {
             of_tensor.len(),
             wanted.len()
         ))),
-        None => Ok(Opened {
+        None => Ok(OpenCatalog {
             catalog: Catalog {
                 entries: opened.entries.into(),
                 ..opened.catalog
@@ -212,7 +212,7 @@ fn open_index(path: &Path) -> Result<Opened> {
 }
 
 /// Returns the index; else the fault of its text, or the error of reading it.
-fn read_index(path: &Path) -> std::result::Result<Index, std::result::Result<String, Error>> {
+fn read_index(path: &Path) -> std::result::Result<ShardIndex, std::result::Result<String, Error>> {
     let file = FileSource::open(path).map_err(Err)?;
     if file.len() > MOST {
         return Err(Ok(format!(
@@ -231,24 +231,24 @@ fn is_plain(name: &str) -> bool {
     matches!(parts.next(), Some(Component::Normal(part)) if part == name) && parts.next().is_none()
 }
 
-fn metadata(members: Pairs<serde_json::Value>) -> Vec<(String, Value)> {
+fn metadata(members: JsonPairs<serde_json::Value>) -> Vec<(String, MetadataValue)> {
     let members = members.0.into_iter();
     members.map(|(key, json)| (key, value(json))).collect()
 }
 
-/// Converts a JSON value; null, an object, or a number outside of the types of [`Value`] becomes its text.
-fn value(json: serde_json::Value) -> Value {
+/// Converts a JSON value; null, an object, or a number outside of the types of [`MetadataValue`] becomes its text.
+fn value(json: serde_json::Value) -> MetadataValue {
     use serde_json::Value as Json;
     match json {
-        Json::Bool(value) => Value::Bool(value),
-        Json::String(text) => Value::Text(text),
-        Json::Array(values) => Value::Array(values.into_iter().map(value).collect()),
+        Json::Bool(value) => MetadataValue::Bool(value),
+        Json::String(text) => MetadataValue::Text(text),
+        Json::Array(values) => MetadataValue::Array(values.into_iter().map(value).collect()),
         Json::Number(number) => match (number.as_u64(), number.as_i64(), number.as_f64()) {
-            (Some(number), _, _) => Value::U64(number),
-            (_, Some(number), _) => Value::I64(number),
-            (_, _, Some(number)) => Value::F64(number),
-            _ => Value::Text(number.to_string()),
+            (Some(number), _, _) => MetadataValue::U64(number),
+            (_, Some(number), _) => MetadataValue::I64(number),
+            (_, _, Some(number)) => MetadataValue::F64(number),
+            _ => MetadataValue::Text(number.to_string()),
         },
-        other => Value::Text(other.to_string()),
+        other => MetadataValue::Text(other.to_string()),
     }
 }

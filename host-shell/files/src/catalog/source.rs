@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 
 /// Reason why the header of a file cannot be used.
 #[derive(Debug)]
-pub(super) enum Fault {
+pub(super) enum HeaderFault {
     /// Fault of the file, as the end of a sentence that begins with its name.
     Format(String),
     /// The file is intact and is not read: the reason, as the end of such a sentence, and the remedy.
@@ -25,7 +25,7 @@ pub(super) enum Fault {
     Read(Error),
 }
 
-impl Fault {
+impl HeaderFault {
     /// Creates the fault of an intact file that uses a feature unknown here.
     pub fn unknown(what: String, remedy: &str) -> Self {
         Self::Refused(what, remedy.to_owned())
@@ -41,7 +41,7 @@ impl Fault {
     }
 
     /// Returns the error about `source`.
-    pub fn of(self, source: &dyn Source) -> Error {
+    pub fn of(self, source: &dyn HeaderSource) -> Error {
         let label = source.label();
         match self {
             Self::Format(what) => Error::usage(
@@ -58,20 +58,20 @@ impl Fault {
     }
 }
 
-impl From<&str> for Fault {
+impl From<&str> for HeaderFault {
     fn from(text: &str) -> Self {
         Self::Format(text.to_owned())
     }
 }
 
-impl From<String> for Fault {
+impl From<String> for HeaderFault {
     fn from(text: String) -> Self {
         Self::Format(text)
     }
 }
 
 /// Bytes that may hold a file.
-pub trait Source {
+pub trait HeaderSource {
     /// Returns the length of the source in bytes.
     fn len(&self) -> u64;
 
@@ -129,7 +129,7 @@ impl FileSource {
     }
 }
 
-impl Source for FileSource {
+impl HeaderSource for FileSource {
     fn len(&self) -> u64 {
         self.bytes
     }
@@ -215,7 +215,7 @@ impl<'a> StoreSource<'a> {
     }
 }
 
-impl Source for StoreSource<'_> {
+impl HeaderSource for StoreSource<'_> {
     fn len(&self) -> u64 {
         self.bytes
     }
@@ -242,7 +242,7 @@ impl Source for StoreSource<'_> {
     }
 }
 
-impl Source for &[u8] {
+impl HeaderSource for &[u8] {
     fn len(&self) -> u64 {
         <[u8]>::len(self) as u64
     }
@@ -262,10 +262,10 @@ impl Source for &[u8] {
 
 /// Returns `bytes` bytes of a header.
 pub(super) fn read_head(
-    source: &dyn Source,
+    source: &dyn HeaderSource,
     offset: u64,
     bytes: u64,
-) -> std::result::Result<Vec<u8>, Fault> {
+) -> std::result::Result<Vec<u8>, HeaderFault> {
     let have = source.len();
     if offset.checked_add(bytes).is_none_or(|end| end > have) {
         return Err(format!(
@@ -274,6 +274,8 @@ pub(super) fn read_head(
         .into());
     }
     let mut data = vec![0; bytes as usize];
-    source.read_at(offset, &mut data).map_err(Fault::Read)?;
+    source
+        .read_at(offset, &mut data)
+        .map_err(HeaderFault::Read)?;
     Ok(data)
 }

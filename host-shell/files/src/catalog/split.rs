@@ -1,10 +1,10 @@
 //! GGUF models in several files, as `llama-gguf-split` makes them: each is a complete GGUF, and its keys state
 //! its number.
 
-use super::entry::Member;
-use super::source::{Fault, FileSource, Source, StoreSource};
+use super::entry::CatalogFile;
+use super::source::{FileSource, HeaderFault, HeaderSource, StoreSource};
 use super::tensors::TensorList;
-use super::{Catalog, Entry, Value};
+use super::{Catalog, MetadataValue, TensorEntry};
 use nvme_driver::error::{Error, Result};
 use nvme_driver::words::{listed, quoted, shortened};
 use nvme_store::Store;
@@ -49,11 +49,11 @@ impl Catalog {
     ///
     /// # Errors
     /// [`Error::Usage`] for what is no file of a known format, is not complete, or is longer than its header says where
-    /// the source [ends with the file](Source::is_exact); for a part of a split GGUF; those of the source for bytes that
-    /// were not read.
-    pub fn of(source: &dyn Source) -> Result<Self> {
+    /// the source [ends with the file](HeaderSource::is_exact); for a part of a split GGUF; those of the source for
+    /// bytes that were not read.
+    pub fn of(source: &dyn HeaderSource) -> Result<Self> {
         let found = Self::alone(source)?;
-        let part = Part::of(&found);
+        let part = SplitPart::of(&found);
         match part.map_err(|fault| wrong(fault).of(source))? {
             None => Ok(found),
             Some(part) => Err(part.refused_alone().of(source)),
@@ -63,7 +63,7 @@ impl Catalog {
 
 /// Position of a file among the parts of a model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Part {
+pub struct SplitPart {
     /// Number of the part, from 0 on.
     number: u64,
     count: u64,
@@ -71,7 +71,7 @@ pub struct Part {
     tensors: u64,
 }
 
-impl Part {
+impl SplitPart {
     /// Reads the position from the keys of `file`; `None` for a model in one file.
     ///
     /// # Errors
@@ -79,7 +79,7 @@ impl Part {
     pub fn of(file: &Catalog) -> std::result::Result<Option<Self>, String> {
         let keys = file.metadata().iter();
         let keys: Vec<_> = keys.filter(|(key, _)| key.starts_with("split.")).collect();
-        if keys.is_empty() || file.format() != super::Format::Gguf {
+        if keys.is_empty() || file.format() != super::CatalogFormat::Gguf {
             return Ok(None);
         }
         let get = |name: &str| {
@@ -120,8 +120,8 @@ impl Part {
     }
 
     /// Returns the reason why this part cannot be read without the others.
-    pub fn refused_alone(self) -> Fault {
-        Fault::unknown(
+    pub fn refused_alone(self) -> HeaderFault {
+        HeaderFault::unknown(
             format!(
                 "it is part {} of {} of a split GGUF",
                 self.number + 1,
@@ -134,30 +134,30 @@ impl Part {
 }
 
 /// Returns the keys or parts that do not go together.
-pub fn wrong(what: String) -> Fault {
-    Fault::unknown(what, GET_AGAIN)
+pub fn wrong(what: String) -> HeaderFault {
+    HeaderFault::unknown(what, GET_AGAIN)
 }
 
 /// Parts that were found so far, one after another.
-struct Joined {
+struct JoinedParts {
     all: Catalog,
-    entries: Vec<Entry>,
+    entries: Vec<TensorEntry>,
     /// Keys of the first part, which the others repeat.
-    keys: HashMap<String, Value>,
-    part: Part,
+    keys: HashMap<String, MetadataValue>,
+    part: SplitPart,
     /// Number of parts found so far.
     found: u64,
     names: HashSet<String>,
 }
 
-impl Joined {
-    fn new(first: Catalog, part: Part, name: String, bytes: u64) -> Self {
+impl JoinedParts {
+    fn new(first: Catalog, part: SplitPart, name: String, bytes: u64) -> Self {
         let mut all = first;
         let entries = std::mem::take(&mut all.entries).into_entries();
         let names = entries.iter().map(|one| one.name.clone()).collect();
         let keys = all.metadata.iter().cloned().collect();
         all.bytes = bytes;
-        all.files.push(Member {
+        all.files.push(CatalogFile {
             name,
             offset: 0,
             bytes,
@@ -189,8 +189,8 @@ impl Joined {
         name: String,
         bytes: u64,
     ) -> std::result::Result<(), String> {
-        let part = Part::of(&next)?.ok_or("it is no part of a split GGUF")?;
-        let expected = Part {
+        let part = SplitPart::of(&next)?.ok_or("it is no part of a split GGUF")?;
+        let expected = SplitPart {
             number: self.found,
             ..self.part
         };
@@ -223,7 +223,7 @@ impl Joined {
             self.entries.push(entry);
         }
         self.all.bytes = offset + bytes;
-        self.all.files.push(Member {
+        self.all.files.push(CatalogFile {
             name,
             offset,
             bytes,
@@ -256,13 +256,13 @@ impl Joined {
 pub fn in_store(source: &StoreSource<'_>) -> Result<Catalog> {
     // The first part ends before the others do.
     let first = Catalog::alone(&source.at_most())?;
-    let part = match Part::of(&first).map_err(|fault| wrong(fault).of(source))? {
+    let part = match SplitPart::of(&first).map_err(|fault| wrong(fault).of(source))? {
         None => return ended(first, source),
         Some(part) if part.number == 0 => part,
         Some(part) => return Err(part.refused_alone().of(source)),
     };
     let bytes = first.bytes();
-    let mut joined = Joined::new(first, part, name_in_store(0), bytes);
+    let mut joined = JoinedParts::new(first, part, name_in_store(0), bytes);
     while let Some(offset) = joined.next() {
         let name = name_in_store(joined.found);
         let fault = |what: String| {
@@ -299,7 +299,7 @@ pub fn in_store(source: &StoreSource<'_>) -> Result<Catalog> {
 fn ended(found: Catalog, source: &StoreSource<'_>) -> Result<Catalog> {
     match source.is_exact() && found.bytes() < source.len() {
         false => Ok(found),
-        true => Err(Fault::Longer {
+        true => Err(HeaderFault::Longer {
             described: found.bytes(),
             bytes: source.len(),
         }
@@ -312,13 +312,13 @@ fn name_in_store(number: u64) -> String {
 }
 
 /// Names of files of a split GGUF: the part before their numbers, and their count.
-struct Names<'a> {
+struct SplitNames<'a> {
     stem: &'a str,
     number: u64,
     count: u64,
 }
 
-impl<'a> Names<'a> {
+impl<'a> SplitNames<'a> {
     /// Splits a name such as `STEM-00001-of-00003.gguf`.
     fn of(name: &'a str) -> Option<Self> {
         let (rest, count) = name.strip_suffix(".gguf")?.rsplit_once("-of-")?;
@@ -349,12 +349,12 @@ pub fn open(
     path: &Path,
     file: FileSource,
     first: Catalog,
-    part: Part,
+    part: SplitPart,
 ) -> Result<(Catalog, Vec<(FileSource, u64)>)> {
     let fault =
         |what: String, remedy: String| Error::usage(format!("{}: {what}", path.display()), remedy);
     let name = path.file_name().unwrap_or_default().to_string_lossy();
-    let names = Names::of(&name).filter(|names| names.count == part.count);
+    let names = SplitNames::of(&name).filter(|names| names.count == part.count);
     let Some(names) = names else {
         let (count, number) = (part.count, part.number + 1);
         return Err(fault(
@@ -405,7 +405,7 @@ pub fn open(
         ));
     }
     let bytes = file.len();
-    let mut joined = Joined::new(first, part, name.clone().into_owned(), bytes);
+    let mut joined = JoinedParts::new(first, part, name.clone().into_owned(), bytes);
     let mut files = vec![(file, 0)];
     for other in &others {
         let Some(offset) = joined.next() else {

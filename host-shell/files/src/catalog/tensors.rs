@@ -1,18 +1,18 @@
 //! Tensors of a file, found by name without a search through all of them.
 
-use super::entry::Entry;
+use super::entry::TensorEntry;
 use crate::names::NameIndex;
 use serde::{Serialize, Serializer};
 
 /// Tensors in the order of their data, with an index of their names.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(super) struct TensorList {
-    entries: Vec<Entry>,
+    entries: Vec<TensorEntry>,
     by_name: NameIndex,
 }
 
-impl From<Vec<Entry>> for TensorList {
-    fn from(entries: Vec<Entry>) -> Self {
+impl From<Vec<TensorEntry>> for TensorList {
+    fn from(entries: Vec<TensorEntry>) -> Self {
         Self {
             by_name: NameIndex::of(entries.iter().map(|entry| entry.name.as_str())),
             entries,
@@ -21,23 +21,23 @@ impl From<Vec<Entry>> for TensorList {
 }
 
 impl TensorList {
-    pub fn all(&self) -> &[Entry] {
+    pub fn all(&self) -> &[TensorEntry] {
         &self.entries
     }
 
     /// Gives the tensors without the index, to add others.
-    pub fn into_entries(self) -> Vec<Entry> {
+    pub fn into_entries(self) -> Vec<TensorEntry> {
         self.entries
     }
 
     /// Returns the tensor with this name.
-    pub fn get(&self, name: &str) -> Option<&Entry> {
+    pub fn get(&self, name: &str) -> Option<&TensorEntry> {
         let place = self.by_name.find(|place| self.name(place), name)?;
         self.entries.get(place)
     }
 
     /// Returns the tensors whose names begin with `prefix`, in the order of their names.
-    pub fn with_prefix(&self, prefix: &str) -> impl Iterator<Item = &Entry> {
+    pub fn with_prefix(&self, prefix: &str) -> impl Iterator<Item = &TensorEntry> {
         let places = self.by_name.with_prefix(|place| self.name(place), prefix);
         places.iter().map(|place| &self.entries[*place])
     }

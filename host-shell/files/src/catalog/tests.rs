@@ -3,7 +3,7 @@ mod gguf;
 mod shards;
 mod split;
 
-use super::{Catalog, Dtype, Format, Value};
+use super::{Catalog, CatalogFormat, Dtype, MetadataValue};
 use nvme_driver::error::Error;
 use std::path::{Path, PathBuf};
 
@@ -62,11 +62,11 @@ const TWO: &str = r#"{"__metadata__":{"format":"pt"},
 fn tensors_of_safetensors_stand_in_the_order_of_their_data() {
     let catalog = of(&safetensors(TWO, 30)).unwrap();
     let data = 8 + TWO.len() as u64;
-    assert_eq!(catalog.format(), Format::Safetensors);
+    assert_eq!(catalog.format(), CatalogFormat::Safetensors);
     assert_eq!(catalog.bytes(), data + 30);
     assert_eq!(
         catalog.metadata(),
-        [("format".to_owned(), Value::Text("pt".to_owned()))]
+        [("format".to_owned(), MetadataValue::Text("pt".to_owned()))]
     );
     let names: Vec<&str> = catalog
         .entries()
@@ -89,7 +89,7 @@ fn arrays_of_each_version_of_npy_are_read() {
     for version in [1, 2, 3] {
         for header in headers {
             let catalog = of(&npy(version, header, 20)).unwrap();
-            assert_eq!(catalog.format(), Format::Npy);
+            assert_eq!(catalog.format(), CatalogFormat::Npy);
             let array = catalog.get("array").unwrap();
             assert_eq!((array.dtype, &array.shape[..]), (Dtype::F16, &[2, 5][..]));
             assert_eq!(array.offset + 20, catalog.bytes());

@@ -7,7 +7,7 @@ use serde::Serialize;
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(untagged)]
 #[expect(missing_docs, reason = "the names say it")]
-pub enum Value {
+pub enum MetadataValue {
     U8(u8),
     I8(i8),
     U16(u16),
@@ -23,10 +23,10 @@ pub enum Value {
     /// A text that is not UTF-8.
     Bytes(Vec<u8>),
     /// Values of one type.
-    Array(Vec<Value>),
+    Array(Vec<MetadataValue>),
 }
 
-impl Value {
+impl MetadataValue {
     /// Returns the text, if it is one.
     pub fn as_text(&self) -> Option<&str> {
         match self {

@@ -1,7 +1,7 @@
 //! Checks whether an output is an input as well: a file that would be overwritten while it is read, or a model
 //! that its own derivative would replace.
 
-use super::location::Location;
+use super::location::FileLocation;
 use nvme_driver::error::{Error, Result};
 use std::ffi::OsString;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
@@ -54,7 +54,7 @@ impl FileIdentity {
 /// (`DEVICE:/path`), or a model in several files.
 pub fn named_by(text: &str) -> Vec<PathBuf> {
     let mut found = vec![PathBuf::from(text)];
-    if let Ok(location) = Location::parse(text) {
+    if let Ok(location) = FileLocation::parse(text) {
         found.extend(of_device(&location.device));
     }
     found.extend(of_device(text));

@@ -1,7 +1,7 @@
 //! Recognises the content of a device or partition that has no ext4, by its signatures.
 
-use super::part::{Part, list, partitions_of};
-use nvme_ext4::Source;
+use super::part::{StoreRange, list, partitions_of};
+use nvme_ext4::VolumeSource;
 
 /// Known signatures: offset in the partition, bytes, and the format that they indicate.
 const SIGNATURES: [(u64, &[u8], &str); 22] = [
@@ -43,7 +43,7 @@ const SIGNATURES: [(u64, &[u8], &str); 22] = [
 ];
 
 /// Returns the content that is recognised on `part`, and the remedy. `None` if no signature matches.
-pub fn on(part: &Part) -> Option<(String, String)> {
+pub fn on(part: &StoreRange) -> Option<(String, String)> {
     let name = "name the device or partition that holds the ext4".to_owned();
     if part.offset() == 0
         && let Some((block, found)) = partitions_of(part)

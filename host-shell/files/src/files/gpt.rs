@@ -2,7 +2,7 @@
 //!
 //! UEFI 2.10, "GPT Disk Layout".
 
-use nvme_ext4::Source;
+use nvme_ext4::VolumeSource;
 use serde::Serialize;
 
 const SIGNATURE: &[u8] = b"EFI PART";
@@ -15,7 +15,7 @@ const MOST_BYTES: u64 = 4 << 20;
 
 /// A partition.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct Partition {
+pub struct GptPartition {
     /// Its number, from 1 on.
     pub number: u32,
     /// Its name.
@@ -32,11 +32,11 @@ pub struct Partition {
 
 /// The partitions of a drive.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct Partitions {
+pub struct PartitionTable {
     /// The GUID of the drive.
     pub guid: String,
     /// Partitions in use, by their numbers.
-    pub entries: Vec<Partition>,
+    pub entries: Vec<GptPartition>,
     /// Fault of the primary table at the start of the drive, if the backup at its end was used.
     pub damage: Option<String>,
 }
@@ -44,13 +44,13 @@ pub struct Partitions {
 /// Description of a fault, as the end of a sentence.
 type Fault = String;
 
-impl Partitions {
+impl PartitionTable {
     /// Reads the table of a drive with blocks of `block_bytes` bytes. When the one at its begin is damaged, that at its
     /// end is used; checksums of both header and entries are verified.
     ///
     /// # Errors
     /// A sentence about both, when neither can be used.
-    pub fn read(source: &dyn Source, block_bytes: u32) -> Result<Self, String> {
+    pub fn read(source: &dyn VolumeSource, block_bytes: u32) -> Result<Self, String> {
         let block = u64::from(block_bytes);
         let blocks = source.len() / block.max(1);
         if block < 512 || blocks < 4 {
@@ -58,7 +58,7 @@ impl Partitions {
                 "{blocks} blocks of {block_bytes} bytes are too few"
             ));
         }
-        let table = Table {
+        let table = GptReader {
             source,
             block,
             blocks,
@@ -77,18 +77,18 @@ impl Partitions {
     }
 
     /// Returns the partition with this number.
-    pub fn get(&self, number: u32) -> Option<&Partition> {
+    pub fn get(&self, number: u32) -> Option<&GptPartition> {
         self.entries.iter().find(|one| one.number == number)
     }
 }
 
-struct Table<'a> {
-    source: &'a dyn Source,
+struct GptReader<'a> {
+    source: &'a dyn VolumeSource,
     block: u64,
     blocks: u64,
 }
 
-impl Table<'_> {
+impl GptReader<'_> {
     fn read(&self, offset: u64, bytes: u64) -> Result<Vec<u8>, Fault> {
         let end = offset.checked_add(bytes);
         if end.is_none_or(|end| end > self.source.len()) {
@@ -103,7 +103,7 @@ impl Table<'_> {
     }
 
     /// Returns the table whose header is in block `place`.
-    fn at(&self, place: u64) -> Result<Partitions, Fault> {
+    fn at(&self, place: u64) -> Result<PartitionTable, Fault> {
         let mut header = self.read(place * self.block, self.block)?;
         if !header.starts_with(SIGNATURE) {
             return Err("there is no header of a GPT".to_owned());
@@ -148,14 +148,20 @@ impl Table<'_> {
             }
         }
         check_apart(&found)?;
-        Ok(Partitions {
+        Ok(PartitionTable {
             guid: guid(&header[56..72]),
             entries: found,
             damage: None,
         })
     }
 
-    fn entry(&self, number: u32, entry: &[u8], first: u64, last: u64) -> Result<Partition, Fault> {
+    fn entry(
+        &self,
+        number: u32,
+        entry: &[u8],
+        first: u64,
+        last: u64,
+    ) -> Result<GptPartition, Fault> {
         let (begin, end) = (u64_at(entry, 32), u64_at(entry, 40));
         if begin > end || begin < first || end > last {
             return Err(format!(
@@ -165,7 +171,7 @@ impl Table<'_> {
         let name = entry[56..128].as_chunks::<2>().0.iter();
         let name: Vec<u16> = name.map(|unit| u16::from_le_bytes(*unit)).collect();
         let name = name.split(|unit| *unit == 0).next().unwrap_or(&[]);
-        Ok(Partition {
+        Ok(GptPartition {
             number,
             name: String::from_utf16_lossy(name),
             kind: guid(&entry[..16]),
@@ -176,8 +182,8 @@ impl Table<'_> {
     }
 }
 
-fn check_apart(found: &[Partition]) -> Result<(), Fault> {
-    let mut sorted: Vec<&Partition> = found.iter().collect();
+fn check_apart(found: &[GptPartition]) -> Result<(), Fault> {
+    let mut sorted: Vec<&GptPartition> = found.iter().collect();
     sorted.sort_by_key(|one| one.offset);
     let overlap = sorted
         .windows(2)
@@ -224,7 +230,7 @@ fn crc32(bytes: &[u8]) -> u32 {
 
 #[cfg(test)]
 pub(super) mod tests {
-    use super::{Partitions, crc32};
+    use super::{PartitionTable, crc32};
 
     fn put(disk: &mut [u8], at: usize, bytes: &[u8]) {
         disk[at..at + bytes.len()].copy_from_slice(bytes);
@@ -273,7 +279,8 @@ pub(super) mod tests {
     fn partitions_are_found_with_names_and_places() {
         assert_eq!(crc32(b"123456789"), 0xCBF4_3926);
         for block in [512, 4096] {
-            let found = Partitions::read(&disk(block, &[(6, 9), (20, 95)]), block as u32).unwrap();
+            let found =
+                PartitionTable::read(&disk(block, &[(6, 9), (20, 95)]), block as u32).unwrap();
             assert_eq!(found.guid, "03020100-0504-0706-0809-0a0b0c0d0e0f");
             assert_eq!((found.entries.len(), &found.damage), (2, &None));
             let second = found.get(2).unwrap();
@@ -287,7 +294,7 @@ pub(super) mod tests {
     #[test]
     fn the_table_at_the_end_is_used_when_the_first_is_damaged() {
         let good = disk(512, &[(6, 9)]);
-        let expected = Partitions::read(&good, 512).unwrap();
+        let expected = PartitionTable::read(&good, 512).unwrap();
         for (at, what) in [
             (512, "no header"),
             (512 + 13, "the header has"),
@@ -297,12 +304,12 @@ pub(super) mod tests {
         ] {
             let mut disk = good.clone();
             disk[at] ^= 0x80;
-            let found = Partitions::read(&disk, 512).unwrap();
+            let found = PartitionTable::read(&disk, 512).unwrap();
             assert!(found.damage.as_ref().unwrap().contains(what), "{found:?}");
             assert_eq!(found.entries, expected.entries);
             // Both damaged.
             disk[99 * 512] ^= 1;
-            let fault = Partitions::read(&disk, 512).unwrap_err();
+            let fault = PartitionTable::read(&disk, 512).unwrap_err();
             assert!(
                 fault.contains(what) && fault.contains("in the last block"),
                 "{fault}"
@@ -340,7 +347,7 @@ pub(super) mod tests {
                 }
             };
             put(&mut disk, 512 + 16, &crc.to_le_bytes());
-            let fault = Partitions::read(&disk, 512).unwrap_err();
+            let fault = PartitionTable::read(&disk, 512).unwrap_err();
             assert!(fault.contains(what), "{fault}, not {what}");
         }
         for (partitions, what) in [
@@ -349,11 +356,11 @@ pub(super) mod tests {
             (&[(9, 8)], "partition 1 has the blocks 9 to 8"),
             (&[(20, 30), (6, 20)], "the partitions 2 and 1 overlap"),
         ] {
-            let fault = Partitions::read(&disk(512, partitions), 512).unwrap_err();
+            let fault = PartitionTable::read(&disk(512, partitions), 512).unwrap_err();
             assert!(fault.contains(what), "{fault}, not {what}");
         }
         for (bytes, block) in [(0, 512), (1024, 512), (1 << 20, 0), (1 << 20, 1)] {
-            let fault = Partitions::read(&vec![0; bytes], block).unwrap_err();
+            let fault = PartitionTable::read(&vec![0; bytes], block).unwrap_err();
             assert!(fault.contains("too few"), "{fault}");
         }
     }

@@ -6,7 +6,7 @@ const REMEDY: &str = "write DEVICE:/path, as in vfio:0000:01:00.0?part=1:/models
 
 /// `DEVICE:/path`.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Location {
+pub struct FileLocation {
     /// The device, without `part=`.
     pub device: String,
     /// The partition, from 1 on; the whole device without.
@@ -15,7 +15,7 @@ pub struct Location {
     pub path: String,
 }
 
-impl Location {
+impl FileLocation {
     /// True if `text` names a file on a drive: a device, `:/` and a path.
     pub fn is_one(text: &str) -> bool {
         split(text).is_some()
@@ -82,7 +82,7 @@ fn partition(device: &str) -> Result<(String, Option<u32>)> {
 
 #[cfg(test)]
 mod tests {
-    use super::Location;
+    use super::FileLocation;
 
     #[test]
     fn devices_and_paths_are_told_apart() {
@@ -107,13 +107,13 @@ mod tests {
             ("./a?part=1:/b", "./a", Some(1), "/b"),
             ("file:a?b:/c", "file:a?b", None, "/c"),
         ] {
-            let expected = Location {
+            let expected = FileLocation {
                 device: device.to_owned(),
                 part,
                 path: path.to_owned(),
             };
-            assert_eq!(Location::parse(text).unwrap(), expected, "{text}");
-            assert!(Location::is_one(text));
+            assert_eq!(FileLocation::parse(text).unwrap(), expected, "{text}");
+            assert!(FileLocation::is_one(text));
         }
         for text in [
             "",
@@ -124,8 +124,8 @@ mod tests {
             "model.gguf",
             "sim:a",
         ] {
-            assert!(!Location::is_one(text), "{text}");
-            assert!(Location::parse(text).is_err());
+            assert!(!FileLocation::is_one(text), "{text}");
+            assert!(FileLocation::parse(text).is_err());
         }
         for part in [
             "part=0",
@@ -136,7 +136,7 @@ mod tests {
             "part=4294967296",
         ] {
             assert!(
-                Location::parse(&format!("sim:a?{part}:/x")).is_err(),
+                FileLocation::parse(&format!("sim:a?{part}:/x")).is_err(),
                 "{part}"
             );
         }

@@ -1,8 +1,8 @@
 //! Files on a drive that no kernel mounts: partitions, ext4, and where a file's data lie in the store.
 //!
-//! - [`Location`]: `DEVICE:/path`, with `part=N` in the device.
-//! - [`Partitions`]: the GPT of a drive.
-//! - [`Volume`]: the ext4 of a store or partition; [`DriveFile`]: a file of it.
+//! - [`FileLocation`]: `DEVICE:/path`, with `part=N` in the device.
+//! - [`PartitionTable`]: the GPT of a drive.
+//! - [`Ext4Volume`]: the ext4 of a store or partition; [`DriveFile`]: a file of it.
 //! - [`MountedFile`]: an immutable file of an ext4 that Linux has mounted, and where its data lie on the device;
 //!   [`PlacedFile`]: the same with a store that reads them.
 
@@ -21,12 +21,12 @@ mod tests;
 mod volume;
 
 pub use apart::{check_apart, is_of_device, named_by};
-pub use gpt::{Partition, Partitions};
-pub use location::Location;
-pub use mounted::{Identity, MountedFile};
-pub use nvme_ext4::{DirEntry, Extent, Info, Inode, Kind, flags, uuid_text};
-pub use part::Part;
+pub use gpt::{GptPartition, PartitionTable};
+pub use location::FileLocation;
+pub use mounted::{FileFingerprint, MountedFile};
+pub use nvme_ext4::{DirEntry, FileExtent, FileInode, FileKind, VolumeInfo, flags, uuid_text};
+pub use part::StoreRange;
 pub use placed::PlacedFile;
 pub use regular::open_regular;
 pub use replaced::replace;
-pub use volume::{DriveFile, Volume};
+pub use volume::{DriveFile, Ext4Volume};

@@ -1,8 +1,8 @@
 //! A part of a store: all of it, or a partition.
 
-use super::gpt::{Partition, Partitions};
+use super::gpt::{GptPartition, PartitionTable};
 use nvme_driver::error::{Error, Result};
-use nvme_ext4::{Source, SourceError};
+use nvme_ext4::{SourceError, VolumeSource};
 use nvme_store::Store;
 use std::sync::Arc;
 
@@ -11,13 +11,13 @@ const BLOCKS: [u32; 2] = [512, 4096];
 
 /// A range of a store.
 #[derive(Clone, Debug)]
-pub struct Part {
+pub struct StoreRange {
     store: Arc<Store>,
     offset: u64,
     bytes: u64,
 }
 
-impl Part {
+impl StoreRange {
     /// Returns all of `store`.
     pub fn whole(store: &Arc<Store>) -> Self {
         Self {
@@ -61,8 +61,8 @@ impl Part {
 }
 
 /// Partitions with their sizes and names, for people.
-pub fn list(found: &Partitions) -> String {
-    let text = |one: &Partition| {
+pub fn list(found: &PartitionTable) -> String {
+    let text = |one: &GptPartition| {
         let size = nvme_units::bytes(one.bytes);
         let name = one.name.escape_debug();
         format!("{} ({size}, '{name}')", one.number)
@@ -74,27 +74,27 @@ pub fn list(found: &Partitions) -> String {
 }
 
 /// Searches for a partition table of any block size, and returns both.
-pub fn partitions_of(part: &Part) -> Option<(u32, Partitions)> {
+pub fn partitions_of(part: &StoreRange) -> Option<(u32, PartitionTable)> {
     let found = BLOCKS
         .iter()
-        .map(|block| (*block, Partitions::read(part, *block)));
+        .map(|block| (*block, PartitionTable::read(part, *block)));
     found
         .filter_map(|(block, found)| Some((block, found.ok()?)))
         .next()
 }
 
-fn partitions(store: &Arc<Store>) -> Result<Partitions> {
-    let whole = Part::whole(store);
+fn partitions(store: &Arc<Store>) -> Result<PartitionTable> {
+    let whole = StoreRange::whole(store);
     let own = store.block_bytes();
     let found = match own {
         ..512 => partitions_of(&whole)
             .map(|(_, found)| found)
             .ok_or_else(|| {
-                Partitions::read(&whole, BLOCKS[0])
+                PartitionTable::read(&whole, BLOCKS[0])
                     .err()
                     .unwrap_or_default()
             }),
-        own => Partitions::read(&whole, own),
+        own => PartitionTable::read(&whole, own),
     };
     found.map_err(|fault| match partitions_of(&whole) {
         // The table counts in blocks of another size, so by the drive's blocks its numbers would denote other
@@ -115,7 +115,7 @@ fn partitions(store: &Arc<Store>) -> Result<Partitions> {
     })
 }
 
-impl Source for Part {
+impl VolumeSource for StoreRange {
     fn len(&self) -> u64 {
         self.bytes
     }

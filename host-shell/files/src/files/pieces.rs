@@ -1,7 +1,7 @@
 //! Where bytes of a file lie, by its extents.
 
 use nvme_driver::error::{Error, Result};
-use nvme_ext4::Extent;
+use nvme_ext4::FileExtent;
 use std::ops::Range;
 
 /// Returns the location of the `bytes` bytes from byte `offset` on, of a file of `len` bytes at `path`: as few
@@ -10,7 +10,7 @@ use std::ops::Range;
 /// # Errors
 /// [`Error::Usage`] for bytes in a hole or past the end.
 pub fn of(
-    extents: &[Extent],
+    extents: &[FileExtent],
     len: u64,
     offset: u64,
     bytes: u64,
@@ -51,7 +51,7 @@ pub fn of(
 }
 
 /// Returns the place of the first extent that ends past byte `offset` of the file. They are in the order of the file.
-pub fn first_past(extents: &[Extent], offset: u64) -> usize {
+pub fn first_past(extents: &[FileExtent], offset: u64) -> usize {
     extents.partition_point(|one| one.logical.saturating_add(one.bytes) <= offset)
 }
 
@@ -84,8 +84,8 @@ pub fn stem(path: &str) -> &str {
 mod tests {
     use super::*;
 
-    fn extent(logical: u64, place: u64, bytes: u64, is_written: bool) -> Extent {
-        Extent {
+    fn extent(logical: u64, place: u64, bytes: u64, is_written: bool) -> FileExtent {
+        FileExtent {
             logical,
             place,
             bytes,
@@ -94,7 +94,7 @@ mod tests {
     }
 
     /// A hole from 8,192 to 12,288, an extent that was never written from 16,384 on, and a last one of whole blocks.
-    fn file() -> [Extent; 5] {
+    fn file() -> [FileExtent; 5] {
         [
             extent(0, 40_960, 4096, true),
             extent(4096, 45_056, 4096, true),

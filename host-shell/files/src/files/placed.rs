@@ -1,12 +1,12 @@
 //! A file of a mounted ext4, read through a store.
 
 use super::mounted::MountedFile;
-use super::part::Part;
+use super::part::StoreRange;
 use super::pieces;
-use crate::catalog::{Catalog, Source};
-use crate::loader::Layers;
+use crate::catalog::{Catalog, HeaderSource};
+use crate::loader::ModelLayers;
 use nvme_driver::error::{Error, Result};
-use nvme_ext4::{Extent, Source as _, uuid_text};
+use nvme_ext4::{FileExtent, VolumeSource as _, uuid_text};
 use nvme_store::Store;
 use std::ops::Range;
 use std::sync::Arc;
@@ -23,7 +23,7 @@ const UUID: u64 = 1024 + 0x68;
 pub struct PlacedFile {
     file: MountedFile,
     store: Arc<Store>,
-    extents: Vec<Extent>,
+    extents: Vec<FileExtent>,
     path: String,
 }
 
@@ -35,12 +35,12 @@ impl PlacedFile {
     /// file.
     ///
     /// # Errors
-    /// [`Error::Usage`] for a store with another file system, or one that is too short; those of [`Part::partition`] and
-    /// of the store.
+    /// [`Error::Usage`] for a store with another file system, or one that is too short; those of
+    /// [`StoreRange::partition`] and of the store.
     pub fn new(file: MountedFile, store: &Arc<Store>, part: Option<u32>) -> Result<Self> {
         let part = match part {
-            None => Part::whole(store),
-            Some(number) => Part::partition(store, number)?.0,
+            None => StoreRange::whole(store),
+            Some(number) => StoreRange::partition(store, number)?.0,
         };
         let path = file.path().display().to_string();
         let (mut magic, mut uuid) = ([0; 2], [0; 16]);
@@ -82,7 +82,7 @@ impl PlacedFile {
 
     /// Returns the extents of its data in the store, in the order of the file. Bytes that no extent covers are
     /// zeros.
-    pub fn extents(&self) -> &[Extent] {
+    pub fn extents(&self) -> &[FileExtent] {
         &self.extents
     }
 
@@ -116,12 +116,12 @@ impl PlacedFile {
     ///
     /// # Errors
     /// As [`pieces`](Self::pieces), with the name of the layer.
-    pub fn layers(&self, layers: Layers) -> Result<Layers> {
+    pub fn layers(&self, layers: ModelLayers) -> Result<ModelLayers> {
         layers.placed(|offset, bytes| self.pieces(offset, bytes))
     }
 }
 
-impl Source for PlacedFile {
+impl HeaderSource for PlacedFile {
     fn len(&self) -> u64 {
         self.file.identity().bytes
     }

@@ -1,9 +1,9 @@
 //! Volumes on stores, over the images that the reader of ext4 is fuzzed with.
 
 use super::gpt::tests::disk;
-use super::{Part, Volume};
-use crate::catalog::{Dtype, Entry, Source};
-use crate::loader::{LayerLoader, LayerPlan, Layers, LoaderOptions};
+use super::{Ext4Volume, StoreRange};
+use crate::catalog::{Dtype, HeaderSource, TensorEntry};
+use crate::loader::{LayerLoader, LayerPlan, LoaderOptions, ModelLayers};
 use nvme_driver::Error;
 use nvme_store::Store;
 use nvme_store::StoreOptions;
@@ -40,7 +40,7 @@ fn parted() -> Vec<u8> {
 #[test]
 fn files_of_a_partition_are_read_where_they_lie() {
     let store = store("sim:mem?size=400KiB&block=4096", &parted());
-    let volume = Volume::open(&store, Some(2)).unwrap();
+    let volume = Ext4Volume::open(&store, Some(2)).unwrap();
     assert_eq!((volume.damage(), volume.info().block_bytes), (None, 1024));
     let names: Vec<String> = volume
         .list("/")
@@ -70,7 +70,7 @@ fn files_of_a_partition_are_read_where_they_lie() {
         ("far".to_owned(), "/far".to_owned())
     );
     file.check_unchanged().unwrap();
-    let entry = Entry {
+    let entry = TensorEntry {
         name: "rows".to_owned(),
         dtype: Dtype::U8,
         shape: vec![9, 4],
@@ -105,14 +105,14 @@ fn a_damaged_table_is_said_and_a_missing_partition_lists_the_others() {
     let mut bytes = parted();
     bytes[4096] = 0;
     let damaged = store("sim:mem?size=400KiB&block=4096", &bytes);
-    let volume = Volume::open(&damaged, Some(2)).unwrap();
+    let volume = Ext4Volume::open(&damaged, Some(2)).unwrap();
     assert!(
         volume
             .damage()
             .is_some_and(|what| what.contains("no header"))
     );
     assert!(volume.stat("/f").is_ok());
-    match Volume::open(&damaged, Some(3)) {
+    match Ext4Volume::open(&damaged, Some(3)) {
         Err(Error::Usage { cause, remedy }) => {
             assert!(
                 cause.contains("no partition 3") && remedy.contains("2 (100.0 KiB, 'näme')"),
@@ -126,7 +126,7 @@ fn a_damaged_table_is_said_and_a_missing_partition_lists_the_others() {
     std::fs::write(&path, parted()).unwrap();
     let file = Store::open(path.to_str().unwrap(), &StoreOptions::default());
     let file = Arc::new(file.unwrap());
-    let (part, damage) = Part::partition(&file, 2).unwrap();
+    let (part, damage) = StoreRange::partition(&file, 2).unwrap();
     assert_eq!(
         (part.offset(), damage, part.store().len()),
         (20 * 4096, None, file.len())
@@ -134,16 +134,16 @@ fn a_damaged_table_is_said_and_a_missing_partition_lists_the_others() {
     std::fs::remove_file(&path).unwrap();
     let plain = store("sim:mem?size=1MiB", &image("plain"));
     assert!(matches!(
-        Volume::open(&plain, Some(1)),
+        Ext4Volume::open(&plain, Some(1)),
         Err(Error::Device { .. })
     ));
-    assert!(Volume::open(&plain, None).is_ok());
+    assert!(Ext4Volume::open(&plain, None).is_ok());
 }
 
 #[test]
 fn errors_keep_their_kinds() {
     let fragments = store("sim:mem?size=1MiB", &image("fragments"));
-    let volume = Volume::open(&fragments, None).unwrap();
+    let volume = Ext4Volume::open(&fragments, None).unwrap();
     let file = volume.file("/f").unwrap();
     for (offset, bytes) in [(0, file.len()), (0, 2048), (file.len(), 1), (u64::MAX, 2)] {
         let refused = file.place(offset, bytes);
@@ -162,13 +162,16 @@ fn errors_keep_their_kinds() {
     ];
     assert_eq!(kinds, ["file", "usage", "usage", "usage", "usage"]);
     let empty = store("sim:mem?size=1MiB", &[]);
-    assert_eq!(Volume::open(&empty, None).unwrap_err().code(), "device");
+    assert_eq!(Ext4Volume::open(&empty, None).unwrap_err().code(), "device");
     let mut broken = image("checksums");
     broken[1024 + 0x78] ^= 1;
     let broken = store("sim:mem?size=1MiB", &broken);
-    assert_eq!(Volume::open(&broken, None).unwrap_err().code(), "device");
+    assert_eq!(
+        Ext4Volume::open(&broken, None).unwrap_err().code(),
+        "device"
+    );
     let inline = store("sim:mem?size=1MiB", &image("inline"));
-    let volume = Volume::open(&inline, None).unwrap();
+    let volume = Ext4Volume::open(&inline, None).unwrap();
     let file = volume.file("/f").unwrap();
     assert_eq!(file.extents().unwrap_err().code(), "usage");
     let mut data = vec![0; 100];
@@ -178,7 +181,7 @@ fn errors_keep_their_kinds() {
         "sim:mem?size=1MiB&fault=status:0x281@op=read,nth=2",
         &image("plain"),
     );
-    let failed = Volume::open(&failing, None).and_then(|volume| volume.stat("/f"));
+    let failed = Ext4Volume::open(&failing, None).and_then(|volume| volume.stat("/f"));
     assert!(matches!(failed, Err(Error::Command { .. })), "{failed:?}");
 }
 
@@ -188,7 +191,7 @@ fn a_header_that_the_drive_cannot_read_is_an_error_of_the_drive() {
     let failed = (1..1000).find_map(|nth| {
         let device = format!("sim:mem?size=1MiB&fault=status:0x281@op=read,nth={nth}");
         let failing = store(&device, &image("plain"));
-        let volume = Volume::open(&failing, None).ok()?;
+        let volume = Ext4Volume::open(&failing, None).ok()?;
         let file = volume.file("/far").ok()?;
         Some(file.catalog().unwrap_err())
     });
@@ -201,11 +204,13 @@ fn a_header_that_the_drive_cannot_read_is_an_error_of_the_drive() {
 #[test]
 fn layers_of_a_file_in_pieces_are_read_from_each() {
     let pieces = store("sim:mem?size=1MiB", &image("pieces"));
-    let volume = Volume::open(&pieces, None).unwrap();
+    let volume = Ext4Volume::open(&pieces, None).unwrap();
     let file = volume.file("/models/model.safetensors").unwrap();
     assert!(file.extents().unwrap().len() > 4);
     let catalog = file.catalog().unwrap();
-    let layers = file.layers(Layers::numbered(&catalog).unwrap()).unwrap();
+    let layers = file
+        .layers(ModelLayers::numbered(&catalog).unwrap())
+        .unwrap();
     assert!(
         layers
             .iter()
@@ -228,12 +233,12 @@ fn layers_of_a_file_in_pieces_are_read_from_each() {
     assert!(matches!(refused, Err(Error::Usage { .. })), "{refused:?}");
     // No block of the store holds the zeros of a hole.
     let sparse = store("sim:mem?size=1MiB", &image("fragments"));
-    let volume = Volume::open(&sparse, None).unwrap();
-    let layers = Layers::of_ranges([("first", 0..1024), ("hole", 0..2048)]).unwrap();
+    let volume = Ext4Volume::open(&sparse, None).unwrap();
+    let layers = ModelLayers::of_ranges([("first", 0..1024), ("hole", 0..2048)]).unwrap();
     let refused = volume.file("/f").unwrap().layers(layers).unwrap_err();
     assert_eq!(refused.code(), "usage");
     assert!(refused.to_string().starts_with("layer hole: "), "{refused}");
-    let layers = Layers::of_ranges([("last", 32 << 10..33 << 10)]).unwrap();
+    let layers = ModelLayers::of_ranges([("last", 32 << 10..33 << 10)]).unwrap();
     let placed = volume.file("/f").unwrap().layers(layers).unwrap();
     assert_eq!(placed.iter().map(LayerPlan::read_bytes).sum::<u64>(), 1024);
 }
@@ -244,7 +249,7 @@ fn names_that_are_no_text_are_found() {
     let name = bytes.windows(8).position(|some| some == b"rows.npy");
     bytes[name.unwrap()] = 0xFF;
     let store = store("sim:mem?size=1MiB", &bytes);
-    let volume = Volume::open(&store, None).unwrap();
+    let volume = Ext4Volume::open(&store, None).unwrap();
     let path = b"/models/\xFFows.npy";
     let file = volume.file(path).unwrap();
     assert_eq!(file.label(), "/models/\u{FFFD}ows.npy");
@@ -259,7 +264,7 @@ fn names_that_are_no_text_are_found() {
 }
 
 fn refused(store: &Arc<Store>, part: Option<u32>, what: &str) {
-    match Volume::open(store, part) {
+    match Ext4Volume::open(store, part) {
         Err(error @ Error::Device { .. }) => {
             let (text, remedy) = (error.to_string(), error.remedy());
             assert!(

@@ -1,12 +1,12 @@
 //! An ext4 on a store, and its files.
 
 use super::found;
-use super::part::Part;
+use super::part::StoreRange;
 use super::pieces;
-use crate::catalog::{Catalog, Entry, Source};
-use crate::loader::Layers;
+use crate::catalog::{Catalog, HeaderSource, TensorEntry};
+use crate::loader::ModelLayers;
 use nvme_driver::error::{Error, Result};
-use nvme_ext4::{DirEntry, Ext4, Extent, File, Info, Inode};
+use nvme_ext4::{DirEntry, Ext4, FileData, FileExtent, FileInode, VolumeInfo};
 use nvme_store::{Store, Table};
 use std::io;
 use std::ops::Range;
@@ -16,48 +16,48 @@ use std::sync::Arc;
 ///
 /// Copies are handles of the same one. Paths begin at the root of the file system and are bytes, as its names are.
 #[derive(Clone, Debug)]
-pub struct Volume {
-    inner: Arc<Inner>,
+pub struct Ext4Volume {
+    inner: Arc<VolumeInner>,
 }
 
 #[derive(Debug)]
-struct Inner {
-    ext4: Ext4<Part>,
+struct VolumeInner {
+    ext4: Ext4<StoreRange>,
     damage: Option<String>,
 }
 
-/// A file on a [`Volume`].
+/// A file on a [`Ext4Volume`].
 #[derive(Debug)]
 pub struct DriveFile {
-    volume: Volume,
-    file: File,
+    volume: Ext4Volume,
+    file: FileData,
     /// None for a small file whose data lie in its inode.
-    extents: Option<Vec<Extent>>,
+    extents: Option<Vec<FileExtent>>,
     path: String,
 }
 
-impl Volume {
+impl Ext4Volume {
     /// Opens the ext4 on all of `store`, or on its partition `part`.
     ///
     /// # Errors
     /// [`Error::Device`] for what is no ext4, has features that are not read, or is damaged; those of
-    /// [`Part::partition`] and of the store.
+    /// [`StoreRange::partition`] and of the store.
     pub fn open(store: &Arc<Store>, part: Option<u32>) -> Result<Self> {
         let (part, damage) = match part {
-            None => (Part::whole(store), None),
-            Some(number) => Part::partition(store, number)?,
+            None => (StoreRange::whole(store), None),
+            Some(number) => StoreRange::partition(store, number)?,
         };
         let ext4 = Ext4::open(part.clone()).map_err(|error| match error {
-            nvme_ext4::Error::NotExt4 { .. } => not_ext4(error, &part),
+            nvme_ext4::Ext4Error::NotExt4 { .. } => not_ext4(error, &part),
             error => of_ext4(error, "/"),
         })?;
         Ok(Self {
-            inner: Arc::new(Inner { ext4, damage }),
+            inner: Arc::new(VolumeInner { ext4, damage }),
         })
     }
 
     /// Returns the file system's superblock facts.
-    pub fn info(&self) -> &Info {
+    pub fn info(&self) -> &VolumeInfo {
         self.inner.ext4.info()
     }
 
@@ -76,7 +76,7 @@ impl Volume {
     /// # Errors
     /// [`Error::File`] where there is none; [`Error::Usage`] for a path through what is no directory, for links without
     /// an end and for encrypted directories; [`Error::Device`] for a damaged file system.
-    pub fn stat(&self, path: impl AsRef<[u8]>) -> Result<Inode> {
+    pub fn stat(&self, path: impl AsRef<[u8]>) -> Result<FileInode> {
         let path = path.as_ref();
         let found = self.inner.ext4.lookup(path);
         found.map_err(|error| of_ext4(error, &text(path)))
@@ -86,7 +86,7 @@ impl Volume {
     ///
     /// # Errors
     /// As [`stat`](Self::stat).
-    pub fn stat_link(&self, path: impl AsRef<[u8]>) -> Result<Inode> {
+    pub fn stat_link(&self, path: impl AsRef<[u8]>) -> Result<FileInode> {
         let path = path.as_ref();
         let found = self.inner.ext4.lookup_link(path);
         found.map_err(|error| of_ext4(error, &text(path)))
@@ -105,7 +105,7 @@ impl Volume {
     ///
     /// # Errors
     /// As [`read_link`](Self::read_link).
-    pub fn read_link_of(&self, link: &Inode, path: &str) -> Result<Vec<u8>> {
+    pub fn read_link_of(&self, link: &FileInode, path: &str) -> Result<Vec<u8>> {
         let target = self.inner.ext4.read_link(link);
         target.map_err(|error| of_ext4(error, path))
     }
@@ -114,7 +114,7 @@ impl Volume {
     ///
     /// # Errors
     /// As [`stat`](Self::stat); [`Error::Usage`] for what is no directory.
-    pub fn list(&self, path: impl AsRef<[u8]>) -> Result<Vec<(DirEntry, Inode)>> {
+    pub fn list(&self, path: impl AsRef<[u8]>) -> Result<Vec<(DirEntry, FileInode)>> {
         let directory = self.stat(&path)?;
         self.list_of(&directory, &text(path.as_ref()))
     }
@@ -123,7 +123,7 @@ impl Volume {
     ///
     /// # Errors
     /// As [`list`](Self::list).
-    pub fn list_of(&self, directory: &Inode, path: &str) -> Result<Vec<(DirEntry, Inode)>> {
+    pub fn list_of(&self, directory: &FileInode, path: &str) -> Result<Vec<(DirEntry, FileInode)>> {
         let error = |error| of_ext4(error, path);
         let ext4 = &self.inner.ext4;
         let mut entries = ext4.list(directory).map_err(error)?;
@@ -149,11 +149,11 @@ impl Volume {
     ///
     /// # Errors
     /// As [`file`](Self::file).
-    pub fn file_of(&self, inode: &Inode, path: &str) -> Result<DriveFile> {
+    pub fn file_of(&self, inode: &FileInode, path: &str) -> Result<DriveFile> {
         let file = self.inner.ext4.file(inode);
         let file = file.map_err(|error| of_ext4(error, path))?;
         let offset = self.inner.ext4.source().offset();
-        let placed = |extent: Extent| Extent {
+        let placed = |extent: FileExtent| FileExtent {
             place: extent.place + offset,
             ..extent
         };
@@ -169,16 +169,16 @@ impl Volume {
 
 impl DriveFile {
     /// Returns its inode.
-    pub fn inode(&self) -> &Inode {
+    pub fn inode(&self) -> &FileInode {
         self.file.inode()
     }
 
     /// Returns the volume that it lies on.
-    pub fn volume(&self) -> &Volume {
+    pub fn volume(&self) -> &Ext4Volume {
         &self.volume
     }
 
-    fn ext4(&self) -> &Ext4<Part> {
+    fn ext4(&self) -> &Ext4<StoreRange> {
         &self.volume.inner.ext4
     }
 
@@ -187,7 +187,7 @@ impl DriveFile {
     ///
     /// # Errors
     /// [`Error::Usage`] for a small file whose data lie in its inode.
-    pub fn extents(&self) -> Result<&[Extent]> {
+    pub fn extents(&self) -> Result<&[FileExtent]> {
         match &self.extents {
             Some(extents) => Ok(extents),
             // The reader's error for a file without extents names the reason.
@@ -227,8 +227,8 @@ impl DriveFile {
     /// Returns the rows of a tensor of [`catalog`](Self::catalog), read from where they lie.
     ///
     /// # Errors
-    /// As [`place`](Self::place) and [`Entry::table`].
-    pub fn table(&self, entry: &Entry) -> Result<Table> {
+    /// As [`place`](Self::place) and [`TensorEntry::table`].
+    pub fn table(&self, entry: &TensorEntry) -> Result<Table> {
         let mut placed = entry.clone();
         placed.offset = self.place(entry.offset, entry.bytes)?;
         placed.table(self.volume.store())
@@ -239,7 +239,7 @@ impl DriveFile {
     ///
     /// # Errors
     /// As [`pieces`](Self::pieces), with the name of the layer.
-    pub fn layers(&self, layers: Layers) -> Result<Layers> {
+    pub fn layers(&self, layers: ModelLayers) -> Result<ModelLayers> {
         layers.placed(|offset, bytes| self.pieces(offset, bytes))
     }
 
@@ -253,7 +253,7 @@ impl DriveFile {
     }
 }
 
-impl Source for DriveFile {
+impl HeaderSource for DriveFile {
     fn len(&self) -> u64 {
         self.file.len()
     }
@@ -280,7 +280,7 @@ impl Source for DriveFile {
 }
 
 /// Returns the error for a partition without ext4, which names the content that was recognised.
-fn not_ext4(error: nvme_ext4::Error, part: &Part) -> Error {
+fn not_ext4(error: nvme_ext4::Ext4Error, part: &StoreRange) -> Error {
     match found::on(part) {
         Some((what, remedy)) => Error::device(format!("no ext4: it holds {what}"), remedy),
         None => of_ext4(error, "/"),
@@ -293,8 +293,8 @@ fn text(path: &[u8]) -> String {
 }
 
 /// Returns an error of the file system, met at `path`.
-fn of_ext4(error: nvme_ext4::Error, path: &str) -> Error {
-    use nvme_ext4::Error as Own;
+fn of_ext4(error: nvme_ext4::Ext4Error, path: &str) -> Error {
+    use nvme_ext4::Ext4Error as Own;
     let remedy = error.remedy();
     let cause = match &error {
         Own::NotExt4 { .. } | Own::Unsupported { .. } | Own::NotFound { .. } => error.to_string(),

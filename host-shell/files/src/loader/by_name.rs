@@ -3,20 +3,20 @@
 //! The names come from a file, which may have as many as fit into its header: each is examined once, and looked up
 //! by bisection or by its hash, so that a hostile header costs no quadratic time.
 
-use super::plan::{LayerPlan, Layers};
-use crate::catalog::Entry;
+use super::plan::{LayerPlan, ModelLayers};
+use crate::catalog::TensorEntry;
 use nvme_driver::error::{Error, Result};
 use nvme_driver::words::shortened;
 use std::collections::{BTreeMap, HashMap};
 
-impl Layers {
+impl ModelLayers {
     /// Makes a layer for each prefix, of the tensors whose names begin with it. A tensor belongs to the longest
     /// prefix that matches.
     ///
     /// # Errors
     /// [`Error::Usage`] for no prefixes, for one that no tensor has, and for a duplicate.
     pub fn by_prefix(
-        tensors: &(impl AsRef<[Entry]> + ?Sized),
+        tensors: &(impl AsRef<[TensorEntry]> + ?Sized),
         prefixes: &[impl AsRef<str>],
     ) -> Result<Self> {
         let prefixes: Vec<&str> = prefixes.iter().map(AsRef::as_ref).collect();
@@ -39,10 +39,10 @@ impl Layers {
     ///
     /// # Errors
     /// [`Error::Usage`] for tensors without such names.
-    pub fn numbered(tensors: &(impl AsRef<[Entry]> + ?Sized)) -> Result<Self> {
+    pub fn numbered(tensors: &(impl AsRef<[TensorEntry]> + ?Sized)) -> Result<Self> {
         // The stems in the order of their data, each with its numbers in that order.
         let mut stems: HashMap<&str, usize> = HashMap::new();
-        let mut found: BTreeMap<(usize, u64, &str), Vec<&Entry>> = BTreeMap::new();
+        let mut found: BTreeMap<(usize, u64, &str), Vec<&TensorEntry>> = BTreeMap::new();
         for entry in tensors.as_ref() {
             let Some((stem, number, prefix)) = numbered_prefix(&entry.name) else {
                 continue;
@@ -62,14 +62,14 @@ impl Layers {
     /// # Errors
     /// [`Error::Usage`] for no lists, and for a tensor that is not there.
     pub fn of_names<L, T>(
-        tensors: &(impl AsRef<[Entry]> + ?Sized),
+        tensors: &(impl AsRef<[TensorEntry]> + ?Sized),
         layers: impl IntoIterator<Item = (L, Vec<T>)>,
     ) -> Result<Self>
     where
         L: Into<String>,
         T: AsRef<str>,
     {
-        let mut known: HashMap<&str, &Entry> = HashMap::new();
+        let mut known: HashMap<&str, &TensorEntry> = HashMap::new();
         for entry in tensors.as_ref() {
             known.entry(&entry.name).or_insert(entry);
         }
@@ -89,9 +89,9 @@ impl Layers {
 
 /// Returns for each prefix the tensors whose longest matching prefix it is; of equal prefixes the first has
 /// them.
-fn of_longest<'a>(tensors: &'a [Entry], prefixes: &[&str]) -> Vec<Vec<&'a Entry>> {
+fn of_longest<'a>(tensors: &'a [TensorEntry], prefixes: &[&str]) -> Vec<Vec<&'a TensorEntry>> {
     let mut found = vec![Vec::new(); prefixes.len()];
-    let mut tensors: Vec<&Entry> = tensors.iter().collect();
+    let mut tensors: Vec<&TensorEntry> = tensors.iter().collect();
     tensors.sort_by_key(|entry| entry.name.as_str());
     let mut places: Vec<usize> = (0..prefixes.len()).collect();
     places.sort_by_key(|place| prefixes[*place]);
@@ -142,8 +142,8 @@ mod tests {
     use super::*;
     use crate::catalog::Dtype;
 
-    fn entry(name: String, offset: u64) -> Entry {
-        Entry {
+    fn entry(name: String, offset: u64) -> TensorEntry {
+        TensorEntry {
             name,
             dtype: Dtype::U8,
             shape: vec![8],
@@ -153,7 +153,7 @@ mod tests {
     }
 
     /// As many tensors as a header of a few megabytes has, each with a stem of its own.
-    fn many() -> Vec<Entry> {
+    fn many() -> Vec<TensorEntry> {
         let names = (0..200_000u64).map(|one| (format!("stem{one}.{}.w", one % 7), one * 8));
         names.map(|(name, offset)| entry(name, offset)).collect()
     }
@@ -161,7 +161,7 @@ mod tests {
     #[test]
     fn many_stems_make_many_layers() {
         let all = many();
-        let layers = Layers::numbered(&all).unwrap();
+        let layers = ModelLayers::numbered(&all).unwrap();
         assert_eq!(layers.len(), all.len());
         for (place, layer) in layers.iter().enumerate() {
             assert_eq!(layers.position(layer.name()), Some(place));
@@ -173,18 +173,18 @@ mod tests {
     fn many_names_and_prefixes_are_found_each_by_itself() {
         let all = many();
         let names: Vec<&str> = all.iter().rev().map(|one| one.name.as_str()).collect();
-        let layers = Layers::of_names(&all, [("all", names.clone())]).unwrap();
+        let layers = ModelLayers::of_names(&all, [("all", names.clone())]).unwrap();
         let layer = layers.get(0).unwrap();
         assert_eq!(layer.tensors().len(), all.len());
         assert!(names.iter().all(|name| layer.tensor(name).is_some()));
-        let layers = Layers::by_prefix(&all, &names).unwrap();
+        let layers = ModelLayers::by_prefix(&all, &names).unwrap();
         assert_eq!(layers.len(), all.len());
     }
 
     #[test]
     fn nested_prefixes_have_what_no_longer_one_has() {
         let names = ["", "a", "ab", "abc", "abd", "ac", "b", "ba", "c"];
-        let all: Vec<Entry> = names
+        let all: Vec<TensorEntry> = names
             .iter()
             .zip(0..)
             .map(|(name, at)| entry((*name).to_owned(), at * 8))

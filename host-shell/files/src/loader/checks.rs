@@ -1,7 +1,7 @@
 //! The chunks of a manifest that lie in the memory of a layer.
 
 use super::chunk::LayerChunk;
-use super::plan::{LayerPlan, Layers};
+use super::plan::{LayerPlan, ModelLayers};
 use crate::manifest::Manifest;
 use nvme_driver::error::{Error, Result};
 use std::ops::Range;
@@ -49,7 +49,7 @@ impl LayerPlan {
     }
 }
 
-impl Layers {
+impl ModelLayers {
     /// Returns the same layers, verified by `manifest` when they are loaded: a layer that differs from the
     /// manifest's file is an error, and is never returned to a caller. The file begins at offset `begin` of the
     /// layers' positions ([`Catalog::begin`](crate::Catalog::begin)). Of layers with tensors only the tensors

@@ -1,6 +1,6 @@
 //! Chunks of a manifest in memory, and their comparison with it.
 
-use crate::manifest::Chunk;
+use crate::manifest::ManifestChunk;
 use nvme_driver::error::{Error, Result};
 use xxhash_rust::xxh3::xxh3_64;
 
@@ -10,7 +10,7 @@ pub struct LayerChunk {
     /// First byte in the layer's memory.
     pub at: u64,
     /// The chunk as the manifest describes it.
-    pub chunk: Chunk,
+    pub chunk: ManifestChunk,
 }
 
 /// Compares the chunks in `memory`, that of a layer, by the CPU.

@@ -1,14 +1,14 @@
 //! Layers of a model that are read while others are used: reads ahead fill slots of GPU or host memory before
 //! the program requests their layers.
 //!
-//! - [`Layers`]: the bytes of each layer, from a [`Catalog`](crate::Catalog) or from ranges.
+//! - [`ModelLayers`]: the bytes of each layer, from a [`Catalog`](crate::Catalog) or from ranges.
 //! - [`LayerLoader`]: slots, and reads ahead in an order that is given or learned.
-//! - [`Layer`]: a loaded layer; its slot is reused after it is dropped.
-//! - [`Layers::verified_by`]: a [`Manifest`](crate::Manifest) by which layers are verified where they were loaded.
-//! - [`Sampler`]: the rows of each batch of a table, shuffled and divided among processes.
+//! - [`LoadedLayer`]: a loaded layer; its slot is reused after it is dropped.
+//! - [`ModelLayers::verified_by`]: a [`Manifest`](crate::Manifest) by which layers are verified where they were loaded.
+//! - [`BatchSampler`]: the rows of each batch of a table, shuffled and divided among processes.
 //!
 //! ```
-//! use nvme_files::loader::{LayerLoader, Layers, LoaderOptions};
+//! use nvme_files::loader::{LayerLoader, ModelLayers, LoaderOptions};
 //! use nvme_store::{Store, StoreOptions};
 //! use std::sync::Arc;
 //!
@@ -19,7 +19,7 @@
 //!     store.write_at(u64::from(layer) * 10_000, &[layer; 10_000])?;
 //! }
 //! let ranges = (0..8u64).map(|layer| (format!("layer {layer}"), layer * 10_000..(layer + 1) * 10_000));
-//! let loader = LayerLoader::new(&store, Layers::of_ranges(ranges)?, &LoaderOptions::default())?;
+//! let loader = LayerLoader::new(&store, ModelLayers::of_ranges(ranges)?, &LoaderOptions::default())?;
 //! for _pass in 0..2 {
 //!     for layer in 0..8 {
 //!         let loaded = loader.layer(layer)?;
@@ -49,24 +49,26 @@ mod tests;
 mod verifier;
 
 pub use chunk::LayerChunk;
-pub use options::{LayerMemory, LayerOrder, LoaderOptions, LoaderPath, LoaderStats, Resident};
-pub use plan::{LayerPlan, LayerTensor, Layers, Piece};
-pub use sampler::{Sampler, Shuffle};
+pub use options::{
+    LayerMemory, LayerOrder, LoaderOptions, LoaderPath, LoaderStats, ResidentLayers,
+};
+pub use plan::{LayerPiece, LayerPlan, LayerTensor, ModelLayers};
+pub use sampler::{BatchSampler, ShuffleOrder};
 
 use nvme_driver::error::{Error, Result};
 use nvme_driver::lock::lock;
 use nvme_store::Store;
 use options::staying;
-use order::Course;
-use state::{Cell, Load, PATIENCE, Room, State};
+use order::ReadSchedule;
+use state::{CellMemory, LayerCell, LayerRead, LoaderState, PATIENCE};
 use std::collections::HashSet;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 #[cfg(feature = "cuda")]
-use on_gpu::OnGpu;
+use on_gpu::LoaderGpu;
 #[cfg(not(feature = "cuda"))]
-enum OnGpu {}
+enum LoaderGpu {}
 
 /// Limit of the layers that one call examines for reads ahead, not counting resident ones. It bounds the time
 /// of a call for models of very many small layers.
@@ -74,36 +76,36 @@ const MOST_LOOK: usize = 4096;
 
 /// Reads layers into slots ahead of their use.
 ///
-/// [`layer`](Self::layer) returns a layer and starts to read the next ones into slots that no [`Layer`] holds.
+/// [`layer`](Self::layer) returns a layer and starts to read the next ones into slots that no [`LoadedLayer`] holds.
 ///
 /// **On a GPU** no call waits for a read. Reads are enqueued in a stream that belongs to the loader; the
 /// caller's stream waits by an event until the layer is loaded, and a slot is overwritten only after the
-/// caller's stream has reached the point where its [`Layer`] was dropped. A failed read is known only when it
+/// caller's stream has reached the point where its [`LoadedLayer`] was dropped. A failed read is known only when it
 /// has ended: the layer is zero in the parts that were not read, and the next call of [`layer`](Self::layer) or
 /// [`check`](Self::check) returns the error, which names the layer. Results that the caller's stream computed
-/// from that layer on are wrong: call [`check`](Self::check) before a result is used, or [`Layer::wait`] before
+/// from that layer on are wrong: call [`check`](Self::check) before a result is used, or [`LoadedLayer::wait`] before
 /// a layer is. A layer that is known to have failed is never returned.
 ///
 /// **In host memory** [`layer`](Self::layer) waits until the layer is loaded, and returns the errors of its
 /// reads.
 ///
 /// After an error the layer is read again at the next request. A file that changes while it is read yields
-/// layers of old and new bytes: only a manifest detects that ([`Layers::verified_by`]). A layer that differs
+/// layers of old and new bytes: only a manifest detects that ([`ModelLayers::verified_by`]). A layer that differs
 /// from the manifest is an [`Error::Mismatch`], reported like a failed read. Writes through the store are seen
 /// by reads that begin after them: a layer that is in a slot, or resident, is not read again.
 ///
 /// Any number of threads may use a loader.
 pub struct LayerLoader {
-    shared: Arc<Shared>,
+    shared: Arc<LoaderShared>,
 }
 
-struct Shared {
-    layers: Layers,
+struct LoaderShared {
+    layers: ModelLayers,
     path: LoaderPath,
     ahead: usize,
-    state: Mutex<State>,
+    state: Mutex<LoaderState>,
     /// After the state, so that it is dropped later: events and loads in the state use its streams and memory.
-    gpu: Option<OnGpu>,
+    gpu: Option<LoaderGpu>,
 }
 
 impl std::fmt::Debug for LayerLoader {
@@ -122,9 +124,9 @@ impl LayerLoader {
     /// [`Error::Usage`] for layers past the end of the store, for no slots, for an order that names layers
     /// which do not exist, and for GPU memory with a store that has no GPU; [`Error::Environment`] without
     /// memory.
-    pub fn new(store: &Arc<Store>, layers: Layers, options: &LoaderOptions) -> Result<Self> {
+    pub fn new(store: &Arc<Store>, layers: ModelLayers, options: &LoaderOptions) -> Result<Self> {
         check(store, &layers, options)?;
-        let course = Course::new(&options.order, layers.len())?;
+        let course = ReadSchedule::new(&options.order, layers.len())?;
         let stays = staying(&options.resident, &layers);
         let (resident, others): (Vec<usize>, Vec<usize>) =
             (0..layers.len()).partition(|layer| stays[*layer]);
@@ -140,7 +142,7 @@ impl LayerLoader {
             .collect();
         let is_on_gpu = options.is_on_gpu(store)?;
         let (gpu, rooms) = memory(store, is_on_gpu, &rooms, &layers)?;
-        let cells = rooms.into_iter().enumerate().map(|(cell, room)| Cell {
+        let cells = rooms.into_iter().enumerate().map(|(cell, room)| LayerCell {
             layer: resident.get(cell).copied(),
             is_resident: cell < resident.len(),
             is_lost: false,
@@ -159,9 +161,9 @@ impl LayerLoader {
             ),
         );
         path.verified_by = is_verified.then_some(path.memory);
-        let state = State::new(store, cells.collect(), course);
+        let state = LoaderState::new(store, cells.collect(), course);
         Ok(Self {
-            shared: Arc::new(Shared {
+            shared: Arc::new(LoaderShared {
                 layers,
                 path,
                 ahead: options.ahead.unwrap_or(slots),
@@ -172,7 +174,7 @@ impl LayerLoader {
     }
 
     /// Returns the layers.
-    pub fn layers(&self) -> &Layers {
+    pub fn layers(&self) -> &ModelLayers {
         &self.shared.layers
     }
 
@@ -196,7 +198,7 @@ impl LayerLoader {
     ///
     /// # Errors
     /// As [`layer_for`](Self::layer_for).
-    pub fn layer(&self, index: usize) -> Result<Layer> {
+    pub fn layer(&self, index: usize) -> Result<LoadedLayer> {
         self.layer_for(index, 0)
     }
 
@@ -210,7 +212,7 @@ impl LayerLoader {
     /// [`Error::Usage`] for a layer that does not exist, when all slots are held, for a stream that is being
     /// captured and after [`close`](Self::close). Those of the store, with the name of the layer: of this one,
     /// and on a GPU of any that was returned before. The call may be repeated.
-    pub fn layer_for(&self, index: usize, stream: u64) -> Result<Layer> {
+    pub fn layer_for(&self, index: usize, stream: u64) -> Result<LoadedLayer> {
         let shared = &self.shared;
         if shared.layers.get(index).is_none() {
             return Err(Error::usage(
@@ -244,7 +246,7 @@ impl LayerLoader {
         let Some(load) = state.give(cell) else {
             return Err(Error::internal("a layer that was started has no read"));
         };
-        let mut layer = Layer {
+        let mut layer = LoadedLayer {
             shared: Arc::clone(shared),
             index,
             cell,
@@ -290,7 +292,7 @@ impl LayerLoader {
 
     /// Returns the state once one more read may start. The lock is not held during the wait:
     /// [`stats`](Self::stats) needs it.
-    fn with_room(&self) -> Result<MutexGuard<'_, State>> {
+    fn with_room(&self) -> Result<MutexGuard<'_, LoaderState>> {
         loop {
             let mut state = lock(&self.shared.state);
             let Some(oldest) = state.oldest_of_full() else {
@@ -328,7 +330,7 @@ impl LayerLoader {
 
 /// # Errors
 /// As [`LayerLoader::new`].
-fn check(store: &Store, layers: &Layers, options: &LoaderOptions) -> Result<()> {
+fn check(store: &Store, layers: &ModelLayers, options: &LoaderOptions) -> Result<()> {
     for (index, layer) in layers.iter().enumerate() {
         for piece in layer.pieces() {
             let end = piece.offset.checked_add(piece.bytes);
@@ -357,19 +359,19 @@ fn memory(
     store: &Store,
     is_on_gpu: bool,
     rooms: &[u64],
-    layers: &Layers,
-) -> Result<(Option<OnGpu>, Vec<Room>)> {
+    layers: &ModelLayers,
+) -> Result<(Option<LoaderGpu>, Vec<CellMemory>)> {
     #[cfg(feature = "cuda")]
     if is_on_gpu {
-        let (gpu, rooms) = OnGpu::new(store, rooms, layers)?;
-        return Ok((Some(gpu), rooms.into_iter().map(Room::Gpu).collect()));
+        let (gpu, rooms) = LoaderGpu::new(store, rooms, layers)?;
+        return Ok((Some(gpu), rooms.into_iter().map(CellMemory::Gpu).collect()));
     }
     let _ = (store, is_on_gpu, layers);
     let rooms = on_host::rooms(rooms)?;
-    Ok((None, rooms.into_iter().map(Room::Host).collect()))
+    Ok((None, rooms.into_iter().map(CellMemory::Host).collect()))
 }
 
-impl Drop for Shared {
+impl Drop for LoaderShared {
     fn drop(&mut self) {
         #[cfg(feature = "cuda")]
         if let Some(gpu) = &self.gpu {
@@ -378,11 +380,11 @@ impl Drop for Shared {
     }
 }
 
-impl Shared {
+impl LoaderShared {
     /// Starts to read `layer` into a cell that nothing uses.
     fn start(
         &self,
-        state: &mut State,
+        state: &mut LoaderState,
         store: &Arc<Store>,
         cell: usize,
         layer: usize,
@@ -395,11 +397,13 @@ impl Shared {
         state.forget(cell);
         let room = &mut state.cells[cell].room;
         let load = match (&self.gpu, room) {
-            (_, Room::Host(place)) => Load::Host(on_host::start(store, plan, place)?),
+            (_, CellMemory::Host(place)) => LayerRead::Host(on_host::start(store, plan, place)?),
             #[cfg(feature = "cuda")]
-            (Some(gpu), Room::Gpu(room)) => Load::Gpu(gpu.start(store, (layer, plan), room)?),
+            (Some(gpu), CellMemory::Gpu(room)) => {
+                LayerRead::Gpu(gpu.start(store, (layer, plan), room)?)
+            }
             #[cfg(feature = "cuda")]
-            (None, Room::Gpu(_)) => return Err(Error::internal("memory of no GPU")),
+            (None, CellMemory::Gpu(_)) => return Err(Error::internal("memory of no GPU")),
         };
         state.stats.reads += 1;
         state.stats.bytes += plan.read_bytes();
@@ -409,7 +413,7 @@ impl Shared {
     }
 
     /// Starts the reads of layers that come after `index`, as far as there are slots.
-    fn read_ahead(&self, state: &mut State, store: &Arc<Store>, index: usize) {
+    fn read_ahead(&self, state: &mut LoaderState, store: &Arc<Store>, index: usize) {
         let mut wanted = HashSet::from([index]);
         let mut ahead = 0;
         for step in 0..MOST_LOOK {
@@ -463,26 +467,26 @@ impl Shared {
 /// On a GPU it is there for what its stream does from [`LayerLoader::layer_for`] on; work that is in the stream when it is
 /// dropped may still read it.
 #[must_use = "its slot is read into again when it is dropped"]
-pub struct Layer {
-    shared: Arc<Shared>,
+pub struct LoadedLayer {
+    shared: Arc<LoaderShared>,
     index: usize,
     cell: usize,
-    load: Arc<Load>,
+    load: Arc<LayerRead>,
     stream: u64,
     /// The stream waits for it, and the slot for the stream.
     is_ordered: bool,
 }
 
-impl std::fmt::Debug for Layer {
+impl std::fmt::Debug for LoadedLayer {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let mut text = f.debug_struct("Layer");
+        let mut text = f.debug_struct("LoadedLayer");
         text.field("index", &self.index)
             .field("name", &self.plan().name())
             .finish()
     }
 }
 
-impl Layer {
+impl LoadedLayer {
     /// Returns its number.
     pub fn index(&self) -> usize {
         self.index
@@ -542,27 +546,27 @@ impl Layer {
     /// Waits for it, in memory of the host; on a GPU lets its stream wait.
     fn come(&mut self) -> Result<()> {
         match &*self.load {
-            Load::Host(load) => {
+            LayerRead::Host(load) => {
                 if let Some(error) = load.finish() {
                     lock(&self.shared.state).failed(self.cell, &self.load);
                     return Err(self.shared.name(self.index, error));
                 }
             }
             #[cfg(feature = "cuda")]
-            Load::Gpu(load) => load.before(self.stream)?,
+            LayerRead::Gpu(load) => load.before(self.stream)?,
         }
         self.is_ordered = true;
         Ok(())
     }
 }
 
-impl Drop for Layer {
+impl Drop for LoadedLayer {
     fn drop(&mut self) {
         let mut state = lock(&self.shared.state);
         let cell = &mut state.cells[self.cell];
         cell.users -= 1;
         #[cfg(feature = "cuda")]
-        if let (Some(gpu), Room::Gpu(room)) = (&self.shared.gpu, &mut cell.room)
+        if let (Some(gpu), CellMemory::Gpu(room)) = (&self.shared.gpu, &mut cell.room)
             && self.is_ordered
             && gpu.used_until_now(room, self.stream).is_err()
         {

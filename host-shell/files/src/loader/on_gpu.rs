@@ -5,10 +5,10 @@
 // UNSAFETY: reads go to addresses of GPU memory, which the loader has.
 #![allow(unsafe_code)]
 
-use super::plan::{LayerPlan, Layers, Piece};
-use super::verifier::{Verifier, Verifying};
+use super::plan::{LayerPiece, LayerPlan, ModelLayers};
+use super::verifier::{LayerVerifier, VerificationRun};
 use nvme_core::spec::Status;
-use nvme_cuda::{DeviceMemory, Event, Gpu, LaunchSequence, Pending, ReadRange, Stream};
+use nvme_cuda::{DeviceMemory, Gpu, LaunchSequence, PendingRows, ReadRange, Stream, StreamEvent};
 use nvme_driver::error::{Error, Result};
 use nvme_store::Store;
 use nvme_store::status::{self, RowStatus};
@@ -20,16 +20,16 @@ const ALIGNMENT: u64 = 4096;
 
 /// Returns the difference between a piece's positions in the store and in memory, modulo 16: it decides the
 /// width of the copies.
-fn unit(piece: &Piece) -> u64 {
+fn unit(piece: &LayerPiece) -> u64 {
     piece.offset.wrapping_sub(piece.at) % 16
 }
 
 /// Stream and memory of a loader.
-pub(super) struct OnGpu {
+pub(super) struct LoaderGpu {
     gpu: Arc<Gpu>,
     stream: Stream,
     /// Verifier, for layers that have a manifest.
-    verifier: Option<Arc<Verifier>>,
+    verifier: Option<Arc<LayerVerifier>>,
     _memory: DeviceMemory,
 }
 
@@ -37,26 +37,26 @@ pub(super) struct OnGpu {
 pub(super) struct GpuRoom {
     address: u64,
     /// Moments in streams of the caller after which nothing reads it.
-    free: Vec<Event>,
+    free: Vec<StreamEvent>,
     /// Events that are not in use.
-    spare: Vec<Event>,
+    spare: Vec<StreamEvent>,
 }
 
 /// The read of a layer in the loader's stream.
 pub(super) struct GpuLoad {
     address: u64,
-    pending: Pending,
+    pending: PendingRows,
     /// Event after the read and, where there is a manifest, after the hashing.
-    loaded: Arc<Event>,
-    verifying: Option<Verifying>,
+    loaded: Arc<StreamEvent>,
+    verifying: Option<VerificationRun>,
 }
 
-impl OnGpu {
+impl LoaderGpu {
     /// Allocates memory for cells of these sizes.
     ///
     /// # Errors
     /// [`Error::Environment`] without as much.
-    pub fn new(store: &Store, rooms: &[u64], layers: &Layers) -> Result<(Self, Vec<GpuRoom>)> {
+    pub fn new(store: &Store, rooms: &[u64], layers: &ModelLayers) -> Result<(Self, Vec<GpuRoom>)> {
         let gpu = store.gpu().cloned();
         let gpu = gpu.ok_or_else(|| Error::internal("the store has no GPU"))?;
         let mut begins = Vec::with_capacity(rooms.len());
@@ -78,7 +78,7 @@ impl OnGpu {
         let rooms = rooms.collect();
         let stream = Stream::urgent(&gpu)?;
         let made = Self {
-            verifier: Verifier::of(&gpu, layers)?,
+            verifier: LayerVerifier::of(&gpu, layers)?,
             gpu,
             stream,
             _memory: memory,
@@ -110,7 +110,7 @@ impl OnGpu {
             room.spare.extend(room.free.pop());
         }
         let stream = self.stream.handle();
-        let loaded = Arc::new(Event::untimed(&self.gpu)?);
+        let loaded = Arc::new(StreamEvent::untimed(&self.gpu)?);
         let pending = LaunchSequence::run(&self.gpu, stream, |sequence| {
             // The pieces of a launch are copied in the units of the one that fits worst.
             for pieces in plan.pieces().chunk_by(|a, b| unit(a) == unit(b)) {
@@ -132,7 +132,7 @@ impl OnGpu {
                 // Reads into the cell wait until its present content was hashed.
                 let until = match room.spare.pop() {
                     Some(event) => event,
-                    None => Event::untimed(&self.gpu)?,
+                    None => StreamEvent::untimed(&self.gpu)?,
                 };
                 let verifying = verifier.start((layer, plan), room.address, &loaded, &until);
                 room.free.push(until);
@@ -163,7 +163,7 @@ impl OnGpu {
     pub fn used_until_now(&self, room: &mut GpuRoom, stream: u64) -> Result<()> {
         let event = match room.spare.pop() {
             Some(event) => event,
-            None => Event::untimed(&self.gpu)?,
+            None => StreamEvent::untimed(&self.gpu)?,
         };
         event.record_at(stream)?;
         room.free.push(event);
@@ -182,7 +182,7 @@ impl GpuLoad {
     }
 
     pub fn is_done(&self) -> bool {
-        let is_verified = || self.verifying.as_ref().is_none_or(Verifying::is_done);
+        let is_verified = || self.verifying.as_ref().is_none_or(VerificationRun::is_done);
         self.pending.is_settled() && is_verified()
     }
 
@@ -203,7 +203,7 @@ impl GpuLoad {
             Err(error) => return Some(error),
         };
         if failed.rows == 0 {
-            return self.verifying.as_ref().and_then(Verifying::failure);
+            return self.verifying.as_ref().and_then(VerificationRun::failure);
         }
         let (_, code) = failed.first.unwrap_or((0, RowStatus::NotRun.code()));
         Some(of_code(code))

@@ -5,7 +5,7 @@ use super::chunk;
 use super::plan::LayerPlan;
 use nvme_driver::error::{Error, Result};
 use nvme_driver::lock::lock;
-use nvme_store::{Operation, Store, Transfer};
+use nvme_store::{BackgroundOperation, Store, StoreTransfer};
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
 
@@ -13,13 +13,13 @@ use std::time::Duration;
 const PAGE: usize = 4096;
 
 /// Memory of a cell. The read that fills it, or the layer that is given out, owns it meanwhile.
-pub(super) struct Buffer {
+pub(super) struct CellBuffer {
     memory: Vec<u8>,
     begin: usize,
     bytes: usize,
 }
 
-impl Buffer {
+impl CellBuffer {
     /// # Errors
     /// [`Error::Environment`] for more than there is.
     fn new(bytes: u64) -> Result<Self> {
@@ -56,32 +56,32 @@ impl Buffer {
 ///
 /// # Errors
 /// Without memory.
-pub(super) fn rooms(bytes: &[u64]) -> Result<Vec<Place>> {
-    let rooms = bytes.iter().map(|bytes| Buffer::new(*bytes));
-    rooms.map(|room| Ok(Place::Free(room?))).collect()
+pub(super) fn rooms(bytes: &[u64]) -> Result<Vec<CellOwner>> {
+    let rooms = bytes.iter().map(|bytes| CellBuffer::new(*bytes));
+    rooms.map(|room| Ok(CellOwner::Free(room?))).collect()
 }
 
 /// Owner of a cell's memory.
-pub(super) enum Place {
+pub(super) enum CellOwner {
     /// Here.
-    Free(Buffer),
+    Free(CellBuffer),
     /// Owned by this read until nothing uses the layer any more.
     Read(Arc<HostLoad>),
 }
 
-type Ended = (Buffer, Result<()>);
+type Ended = (CellBuffer, Result<()>);
 
 /// The read of a layer by a thread of the store.
 pub(super) struct HostLoad {
-    operation: Operation<Ended>,
+    operation: BackgroundOperation<Ended>,
     bytes: u64,
     /// Outcome of the read, once a call has examined it.
-    end: OnceLock<End>,
+    end: OnceLock<ReadEnd>,
     looking: Mutex<()>,
 }
 
-struct End {
-    buffer: Option<Buffer>,
+struct ReadEnd {
+    buffer: Option<CellBuffer>,
     error: Option<Error>,
 }
 
@@ -89,7 +89,11 @@ struct End {
 ///
 /// # Errors
 /// Without a thread, and without memory where a panic of an earlier read took it.
-pub(super) fn start(store: &Store, plan: &LayerPlan, place: &mut Place) -> Result<Arc<HostLoad>> {
+pub(super) fn start(
+    store: &Store,
+    plan: &LayerPlan,
+    place: &mut CellOwner,
+) -> Result<Arc<HostLoad>> {
     let mut buffer = place.take(plan.bytes())?;
     let pieces = plan.pieces().to_vec();
     let chunks = Arc::clone(&plan.chunks);
@@ -101,7 +105,7 @@ pub(super) fn start(store: &Store, plan: &LayerPlan, place: &mut Place) -> Resul
             // In the order of their places, and inside of the buffer.
             let (_, behind) = rest.split_at_mut(piece.at as usize - at);
             let (data, behind) = behind.split_at_mut(piece.bytes as usize);
-            transfers.push(Transfer::Read(piece.offset, data));
+            transfers.push(StoreTransfer::Read(piece.offset, data));
             (rest, at) = (behind, (piece.at + piece.bytes) as usize);
         }
         let results = store.transfer_all(&mut transfers);
@@ -115,21 +119,21 @@ pub(super) fn start(store: &Store, plan: &LayerPlan, place: &mut Place) -> Resul
         end: OnceLock::new(),
         looking: Mutex::default(),
     });
-    *place = Place::Read(Arc::clone(&load));
+    *place = CellOwner::Read(Arc::clone(&load));
     Ok(load)
 }
 
-impl Place {
+impl CellOwner {
     /// Returns the memory, which nothing else uses any more. Waits for a read that is under way.
-    fn take(&mut self, bytes: u64) -> Result<Buffer> {
-        let empty = Buffer {
+    fn take(&mut self, bytes: u64) -> Result<CellBuffer> {
+        let empty = CellBuffer {
             memory: Vec::new(),
             begin: 0,
             bytes: 0,
         };
         let load = match std::mem::replace(self, Self::Free(empty)) {
             Self::Free(buffer) if buffer.bytes as u64 >= bytes => return Ok(buffer),
-            Self::Free(_) => return Buffer::new(bytes),
+            Self::Free(_) => return CellBuffer::new(bytes),
             Self::Read(load) => load,
         };
         load.end();
@@ -138,7 +142,7 @@ impl Place {
         match end.and_then(|end| end.buffer) {
             Some(buffer) => Ok(buffer),
             // A panic took it.
-            None => Buffer::new(size),
+            None => CellBuffer::new(size),
         }
     }
 }
@@ -163,20 +167,20 @@ impl HostLoad {
         }
     }
 
-    fn end(&self) -> &End {
+    fn end(&self) -> &ReadEnd {
         let _one = lock(&self.looking);
         self.end.get_or_init(|| {
             while !self.operation.wait(Duration::from_secs(3600)) {}
             match self.operation.take() {
-                Some(Ok((buffer, result))) => End {
+                Some(Ok((buffer, result))) => ReadEnd {
                     buffer: Some(buffer),
                     error: result.err(),
                 },
-                Some(Err(error)) => End {
+                Some(Err(error)) => ReadEnd {
                     buffer: None,
                     error: Some(error),
                 },
-                None => End {
+                None => ReadEnd {
                     buffer: None,
                     error: Some(Error::internal("the read of a layer ended twice")),
                 },

@@ -1,6 +1,6 @@
 //! Options of loading layers, and the data path that results from them.
 
-use super::plan::Layers;
+use super::plan::ModelLayers;
 use nvme_driver::error::{Error, Result};
 use nvme_store::Store;
 
@@ -16,7 +16,7 @@ pub struct LoaderOptions {
     /// Layers that are read ahead, at most; as many as there are slots without it.
     pub ahead: Option<usize>,
     /// Layers that stay once they are loaded.
-    pub resident: Resident,
+    pub resident: ResidentLayers,
     /// The order in which layers are asked for, pass after pass.
     pub order: LayerOrder,
     /// Memory for the layers.
@@ -30,7 +30,7 @@ impl Default for LoaderOptions {
         Self {
             slots: 2,
             ahead: None,
-            resident: Resident::Bytes(0),
+            resident: ResidentLayers::Bytes(0),
             order: LayerOrder::Sequential,
             memory: LayerMemory::Auto,
         }
@@ -39,7 +39,7 @@ impl Default for LoaderOptions {
 
 /// Layers that stay once they are loaded.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Resident {
+pub enum ResidentLayers {
     /// The first layers, as many as fit into this many bytes.
     Bytes(u64),
     /// The listed layers.
@@ -97,9 +97,9 @@ fn has_gpu(_: &Store) -> bool {
 }
 
 /// Returns of each layer whether it stays.
-pub(super) fn staying(resident: &Resident, layers: &Layers) -> Vec<bool> {
+pub(super) fn staying(resident: &ResidentLayers, layers: &ModelLayers) -> Vec<bool> {
     match resident {
-        Resident::Layers(these) => {
+        ResidentLayers::Layers(these) => {
             let mut stays = vec![false; layers.len()];
             for layer in these {
                 if let Some(stays) = stays.get_mut(*layer) {
@@ -108,7 +108,7 @@ pub(super) fn staying(resident: &Resident, layers: &Layers) -> Vec<bool> {
             }
             stays
         }
-        Resident::Bytes(most) => {
+        ResidentLayers::Bytes(most) => {
             let mut bytes = 0u64;
             let fits = layers.iter().map(|layer| {
                 bytes = bytes.saturating_add(layer.bytes());

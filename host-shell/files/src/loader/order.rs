@@ -7,10 +7,10 @@ use std::collections::HashMap;
 
 /// Read-ahead schedule: the next layers in the given or learned order.
 #[derive(Debug)]
-pub(super) struct Course {
+pub(super) struct ReadSchedule {
     layers: usize,
     /// One pass, after which it begins again; none while it is learned.
-    pass: Option<Pass>,
+    pass: Option<LayerSequence>,
     /// Layers of the first pass so far, while the order is learned.
     seen: Vec<usize>,
     /// Position of the last layer in the pass.
@@ -19,12 +19,12 @@ pub(super) struct Course {
 
 /// Layers in their order, and at which places of it each stands.
 #[derive(Debug)]
-struct Pass {
+struct LayerSequence {
     order: Vec<usize>,
     places: HashMap<usize, Vec<usize>>,
 }
 
-impl Pass {
+impl LayerSequence {
     fn new(order: Vec<usize>) -> Self {
         let mut places: HashMap<usize, Vec<usize>> = HashMap::new();
         for (place, layer) in order.iter().enumerate() {
@@ -44,12 +44,12 @@ impl Pass {
     }
 }
 
-impl Course {
+impl ReadSchedule {
     /// # Errors
     /// [`Error::Usage`] for an empty order, and for layers that do not exist.
     pub fn new(order: &LayerOrder, layers: usize) -> Result<Self> {
         let pass = match order {
-            LayerOrder::Sequential => Some(Pass::new((0..layers).collect())),
+            LayerOrder::Sequential => Some(LayerSequence::new((0..layers).collect())),
             LayerOrder::Learned => None,
             LayerOrder::Given(pass) => {
                 if let Some(wrong) = pass.iter().find(|one| **one >= layers) {
@@ -62,7 +62,7 @@ impl Course {
                         "name them, or leave the order out",
                     ));
                 }
-                Some(Pass::new(pass.clone()))
+                Some(LayerSequence::new(pass.clone()))
             }
         };
         Ok(Self {
@@ -78,7 +78,7 @@ impl Course {
         let Some(pass) = &self.pass else {
             if self.seen.first() == Some(&layer) {
                 // The second pass begins.
-                self.pass = Some(Pass::new(std::mem::take(&mut self.seen)));
+                self.pass = Some(LayerSequence::new(std::mem::take(&mut self.seen)));
                 self.place = Some(0);
             } else {
                 self.seen.push(layer);
@@ -93,7 +93,7 @@ impl Course {
     }
 
     /// Returns the place behind the last one.
-    fn from(&self, pass: &Pass) -> usize {
+    fn from(&self, pass: &LayerSequence) -> usize {
         self.place.map_or(0, |place| (place + 1) % pass.order.len())
     }
 
@@ -138,13 +138,13 @@ impl Course {
 mod tests {
     use super::*;
 
-    fn next(course: &Course, count: usize) -> Vec<usize> {
+    fn next(course: &ReadSchedule, count: usize) -> Vec<usize> {
         (0..count).map_while(|step| course.ahead(step)).collect()
     }
 
     #[test]
     fn a_sequence_begins_again_at_its_end() {
-        let mut course = Course::new(&LayerOrder::Sequential, 3).unwrap();
+        let mut course = ReadSchedule::new(&LayerOrder::Sequential, 3).unwrap();
         assert_eq!(next(&course, 9), [0, 1, 2]);
         course.asked(1);
         assert_eq!(next(&course, 2), [2, 0]);
@@ -157,7 +157,7 @@ mod tests {
 
     #[test]
     fn a_layer_that_comes_twice_is_the_next_of_both() {
-        let mut course = Course::new(&LayerOrder::Given(vec![0, 1, 2, 1]), 4).unwrap();
+        let mut course = ReadSchedule::new(&LayerOrder::Given(vec![0, 1, 2, 1]), 4).unwrap();
         for (asked, then) in [(0, 1), (1, 2), (2, 1), (1, 0), (0, 1), (1, 2)] {
             course.asked(asked);
             assert_eq!(next(&course, 1), [then], "after {asked}");
@@ -169,7 +169,7 @@ mod tests {
 
     #[test]
     fn an_order_is_learned_from_the_first_pass() {
-        let mut course = Course::new(&LayerOrder::Learned, 6).unwrap();
+        let mut course = ReadSchedule::new(&LayerOrder::Learned, 6).unwrap();
         assert!(next(&course, 1).is_empty());
         for (asked, then) in [(3, &[4][..]), (4, &[5]), (1, &[]), (0, &[])] {
             course.asked(asked);
@@ -190,7 +190,7 @@ mod tests {
     #[test]
     fn orders_that_cannot_be_are_refused() {
         for order in [vec![], vec![0, 3]] {
-            let error = Course::new(&LayerOrder::Given(order), 3).unwrap_err();
+            let error = ReadSchedule::new(&LayerOrder::Given(order), 3).unwrap_err();
             assert!(matches!(error, Error::Usage { .. }));
         }
     }

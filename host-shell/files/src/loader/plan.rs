@@ -2,7 +2,7 @@
 //! tensors in the layer's memory.
 
 use super::chunk::LayerChunk;
-use crate::catalog::{Dtype, Entry};
+use crate::catalog::{Dtype, TensorEntry};
 use crate::names::NameIndex;
 use nvme_driver::error::{Error, Result};
 use nvme_driver::words::shortened;
@@ -15,19 +15,19 @@ const ALIGNMENT: u64 = 64;
 const MOST_GAP: u64 = 16 << 10;
 
 /// The layers of a model in their order: names, tensors, and the ranges of bytes that are read for each. Tensors come
-/// from a [`Catalog`](crate::Catalog), or a list of [`Entry`].
+/// from a [`Catalog`](crate::Catalog), or a list of [`TensorEntry`].
 ///
 /// ```
-/// use nvme_files::loader::Layers;
+/// use nvme_files::loader::ModelLayers;
 ///
 /// # fn main() -> nvme_driver::Result<()> {
-/// let layers = Layers::of_ranges([("first", 4096..8192), ("second", 10_000..10_100)])?;
+/// let layers = ModelLayers::of_ranges([("first", 4096..8192), ("second", 10_000..10_100)])?;
 /// assert_eq!((layers.len(), layers.get(1).unwrap().bytes()), (2, 100));
 /// # Ok(())
 /// # }
 /// ```
 #[derive(Clone, Debug, PartialEq)]
-pub struct Layers {
+pub struct ModelLayers {
     pub(super) layers: Vec<LayerPlan>,
     by_name: NameIndex,
 }
@@ -36,7 +36,7 @@ pub struct Layers {
 #[derive(Clone, Debug, PartialEq)]
 pub struct LayerPlan {
     name: String,
-    pieces: Vec<Piece>,
+    pieces: Vec<LayerPiece>,
     tensors: Vec<LayerTensor>,
     by_name: NameIndex,
     bytes: u64,
@@ -45,7 +45,7 @@ pub struct LayerPlan {
 
 /// A range of the store, and where it goes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Piece {
+pub struct LayerPiece {
     /// First byte in the store.
     pub offset: u64,
     /// Length in bytes.
@@ -76,7 +76,7 @@ impl LayerPlan {
     }
 
     /// Returns the reads of the layer, in the order of its memory.
-    pub fn pieces(&self) -> &[Piece] {
+    pub fn pieces(&self) -> &[LayerPiece] {
         &self.pieces
     }
 
@@ -114,7 +114,7 @@ impl LayerPlan {
         }
     }
 
-    pub(super) fn of_entries(name: String, mut entries: Vec<&Entry>) -> Result<Self> {
+    pub(super) fn of_entries(name: String, mut entries: Vec<&TensorEntry>) -> Result<Self> {
         entries.sort_by_key(|entry| (entry.offset, entry.bytes));
         let mut plan = Self::without_tensors(name);
         for entry in entries {
@@ -149,14 +149,14 @@ impl LayerPlan {
         let at = at.filter(|at| at.checked_add(bytes).is_some());
         let at = at.ok_or_else(|| too_long(&self.name))?;
         if bytes > 0 {
-            self.pieces.push(Piece { offset, bytes, at });
+            self.pieces.push(LayerPiece { offset, bytes, at });
             self.bytes = at + bytes;
         }
         Ok(at)
     }
 }
 
-impl Layers {
+impl ModelLayers {
     /// Makes a layer of each range of bytes, without tensors.
     ///
     /// # Errors
@@ -188,7 +188,7 @@ impl Layers {
                 plan.bytes = end.ok_or_else(|| too_long(&plan.name))?;
                 if bytes > 0 {
                     let offset = part.start;
-                    plan.pieces.push(Piece { offset, bytes, at });
+                    plan.pieces.push(LayerPiece { offset, bytes, at });
                 }
             }
             Ok(plan)
@@ -213,7 +213,7 @@ impl Layers {
                 for range in found {
                     let bytes = range.end.saturating_sub(range.start);
                     let offset = range.start;
-                    pieces.push(Piece { offset, bytes, at });
+                    pieces.push(LayerPiece { offset, bytes, at });
                     at = at.saturating_add(bytes);
                 }
                 if at != piece.at + piece.bytes {
@@ -308,7 +308,7 @@ mod tests {
             ("dec.0.w", 32, 8),
             ("v1.5x.norm", 40, 8),
         ]);
-        let layers = Layers::numbered(&catalog).unwrap();
+        let layers = ModelLayers::numbered(&catalog).unwrap();
         let names: Vec<_> = layers.iter().map(LayerPlan::name).collect();
         assert_eq!(names, ["enc.layers.2.", "enc.layers.10.", "dec.0."]);
         let second = layers.get(0).unwrap();
@@ -332,7 +332,7 @@ mod tests {
             ("a.far", 20_192, 64),
         ]);
         let base = catalog.get("a.x").unwrap().offset;
-        let layers = Layers::by_prefix(&catalog, &["a.", "b."]).unwrap();
+        let layers = ModelLayers::by_prefix(&catalog, &["a.", "b."]).unwrap();
         let a = layers.get(0).unwrap();
         let pieces: Vec<_> = a
             .pieces()
@@ -347,7 +347,8 @@ mod tests {
 
     #[test]
     fn placed_layers_are_read_in_the_pieces_of_their_file() {
-        let layers = Layers::of_parts([("a", vec![10..30, 50..55]), ("none", vec![])]).unwrap();
+        let layers =
+            ModelLayers::of_parts([("a", vec![10..30, 50..55]), ("none", vec![])]).unwrap();
         let placed = layers.clone().placed(|offset, bytes| {
             let half = offset + bytes / 2;
             Ok(vec![
@@ -375,7 +376,7 @@ mod tests {
     #[test]
     fn gaps_are_read_when_they_are_small() {
         let catalog = catalog(&[("a.x", 0, 64), ("b.x", 64, 64), ("a.y", 128, 64)]);
-        let layers = Layers::by_prefix(&catalog, &["a."]).unwrap();
+        let layers = ModelLayers::by_prefix(&catalog, &["a."]).unwrap();
         let a = layers.get(0).unwrap();
         assert_eq!((a.pieces().len(), a.read_bytes()), (1, 192));
         assert_eq!(a.tensor("y").unwrap().at, 128);
@@ -384,10 +385,11 @@ mod tests {
     #[test]
     fn the_longest_prefix_has_a_tensor() {
         let catalog = catalog(&[("out.w", 0, 8), ("out_norm.w", 8, 8)]);
-        let layers = Layers::by_prefix(&catalog, &["out", "out_norm"]).unwrap();
+        let layers = ModelLayers::by_prefix(&catalog, &["out", "out_norm"]).unwrap();
         let first = layers.iter().map(|layer| layer.tensors()[0].name.as_str());
         assert_eq!(first.collect::<Vec<_>>(), ["out.w", "out_norm.w"]);
-        let layers = Layers::of_names(&catalog, [("both", vec!["out.w", "out_norm.w"])]).unwrap();
+        let layers =
+            ModelLayers::of_names(&catalog, [("both", vec!["out.w", "out_norm.w"])]).unwrap();
         assert_eq!(layers.get(0).unwrap().tensors().len(), 2);
     }
 
@@ -396,13 +398,13 @@ mod tests {
         let catalog = catalog(&[("a.w", 0, 8)]);
         let none: [&str; 0] = [];
         for (refused, what) in [
-            (Layers::by_prefix(&catalog, &none), "no layers"),
-            (Layers::by_prefix(&catalog, &["b"]), "'b'"),
-            (Layers::by_prefix(&catalog, &["a", "a"]), "'a'"),
-            (Layers::numbered(&catalog), "no layers"),
-            (Layers::of_names(&catalog, [("x", vec!["b"])]), "'b'"),
+            (ModelLayers::by_prefix(&catalog, &none), "no layers"),
+            (ModelLayers::by_prefix(&catalog, &["b"]), "'b'"),
+            (ModelLayers::by_prefix(&catalog, &["a", "a"]), "'a'"),
+            (ModelLayers::numbered(&catalog), "no layers"),
+            (ModelLayers::of_names(&catalog, [("x", vec!["b"])]), "'b'"),
             (
-                Layers::of_ranges([("x", Range { start: 2, end: 1 })]),
+                ModelLayers::of_ranges([("x", Range { start: 2, end: 1 })]),
                 "2 to 1",
             ),
         ] {
@@ -410,7 +412,7 @@ mod tests {
             assert!(matches!(&error, Error::Usage { .. }), "{error}");
             assert!(error.to_string().contains(what), "{error}");
         }
-        let empty = Layers::of_ranges([("x", 5..5)]).unwrap();
+        let empty = ModelLayers::of_ranges([("x", 5..5)]).unwrap();
         assert!(empty.get(0).unwrap().pieces().is_empty() && !empty.is_empty());
     }
 }

@@ -18,10 +18,10 @@ const ROUNDS: u64 = 8;
 /// epoch and round.
 ///
 /// ```
-/// use nvme_files::loader::{Sampler, Shuffle};
+/// use nvme_files::loader::{BatchSampler, ShuffleOrder};
 ///
 /// # fn main() -> nvme_driver::Result<()> {
-/// let sampler = Sampler::new(10, 4, Shuffle::Seed(7))?;
+/// let sampler = BatchSampler::new(10, 4, ShuffleOrder::Seed(7))?;
 /// let mut rows: Vec<u64> = (0..sampler.batches()).flat_map(|batch| sampler.batch(0, batch)).collect();
 /// assert_ne!(rows, (0..10).collect::<Vec<_>>());
 /// rows.sort_unstable();
@@ -30,10 +30,10 @@ const ROUNDS: u64 = 8;
 /// # }
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Sampler {
+pub struct BatchSampler {
     rows: u64,
     batch: u64,
-    shuffle: Shuffle,
+    shuffle: ShuffleOrder,
     rank: u64,
     world: u64,
     drops_uneven: bool,
@@ -42,19 +42,19 @@ pub struct Sampler {
 
 /// Order of the rows of an epoch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Shuffle {
+pub enum ShuffleOrder {
     /// They do.
     Off,
     /// A different order in each epoch, derived from this seed.
     Seed(u64),
 }
 
-impl Sampler {
+impl BatchSampler {
     /// Batches of `batch` of `rows` rows, for one process.
     ///
     /// # Errors
     /// [`Error::Usage`] for batches without rows.
-    pub fn new(rows: u64, batch: u64, shuffle: Shuffle) -> Result<Self> {
+    pub fn new(rows: u64, batch: u64, shuffle: ShuffleOrder) -> Result<Self> {
         if batch == 0 {
             return Err(Error::usage("batches of no rows", "use 1 or more"));
         }
@@ -129,8 +129,8 @@ impl Sampler {
     fn row(&self, epoch: u64, position: u64) -> u64 {
         let position = position % self.rows;
         match self.shuffle {
-            Shuffle::Off => position,
-            Shuffle::Seed(seed) => permuted(position, self.rows, mixed(mixed(seed) ^ epoch)),
+            ShuffleOrder::Off => position,
+            ShuffleOrder::Seed(seed) => permuted(position, self.rows, mixed(mixed(seed) ^ epoch)),
         }
     }
 }
@@ -162,7 +162,7 @@ fn permuted(value: u64, rows: u64, key: u64) -> u64 {
 mod tests {
     use super::*;
 
-    fn epoch(sampler: &Sampler, epoch: u64) -> Vec<u64> {
+    fn epoch(sampler: &BatchSampler, epoch: u64) -> Vec<u64> {
         let batches = 0..sampler.batches();
         batches
             .flat_map(|batch| sampler.batch(epoch, batch))
@@ -172,7 +172,7 @@ mod tests {
     #[test]
     fn each_epoch_has_each_row_once_in_another_order() {
         for rows in [1, 2, 3, 5, 16, 17, 1000, 4097] {
-            let sampler = Sampler::new(rows, 7, Shuffle::Seed(42)).unwrap();
+            let sampler = BatchSampler::new(rows, 7, ShuffleOrder::Seed(42)).unwrap();
             let (first, second) = (epoch(&sampler, 0), epoch(&sampler, 1));
             for one in [&first, &second] {
                 let mut sorted = one.clone();
@@ -186,10 +186,10 @@ mod tests {
     /// The same numbers on every platform and in every version: they are in the states that users have stored.
     #[test]
     fn the_permutation_stays_as_it_is() {
-        let sampler = Sampler::new(10, 10, Shuffle::Seed(7)).unwrap();
+        let sampler = BatchSampler::new(10, 10, ShuffleOrder::Seed(7)).unwrap();
         assert_eq!(sampler.batch(0, 0), KNOWN[0]);
         assert_eq!(sampler.batch(1, 0), KNOWN[1]);
-        let large = Sampler::new(u64::MAX / 3, 2, Shuffle::Seed(7)).unwrap();
+        let large = BatchSampler::new(u64::MAX / 3, 2, ShuffleOrder::Seed(7)).unwrap();
         assert_eq!(large.batch(5, 1_000_000), KNOWN_LARGE);
     }
 
@@ -202,7 +202,7 @@ mod tests {
     #[test]
     fn a_shuffle_moves_rows_far_and_evenly() {
         let rows = 10_000;
-        let sampler = Sampler::new(rows, rows, Shuffle::Seed(1)).unwrap();
+        let sampler = BatchSampler::new(rows, rows, ShuffleOrder::Seed(1)).unwrap();
         let order = sampler.batch(0, 0);
         // Of random ones a third of the range apart, on average.
         let moved = order
@@ -224,7 +224,7 @@ mod tests {
     #[test]
     fn processes_share_rows_as_torch_does() {
         let of = |rows, world, rank, drops| {
-            let sampler = Sampler::new(rows, 100, Shuffle::Off).unwrap();
+            let sampler = BatchSampler::new(rows, 100, ShuffleOrder::Off).unwrap();
             sampler.shard(rank, world, drops).unwrap().batch(0, 0)
         };
         assert_eq!(of(10, 4, 0, false), [0, 4, 8]);
@@ -234,7 +234,7 @@ mod tests {
         assert_eq!(of(2, 5, 4, false), [0]);
         assert!(of(2, 5, 4, true).is_empty() && of(0, 5, 4, false).is_empty());
         // Shuffled ones are a partition, too.
-        let sampler = Sampler::new(12, 5, Shuffle::Seed(3)).unwrap();
+        let sampler = BatchSampler::new(12, 5, ShuffleOrder::Seed(3)).unwrap();
         let mut all: Vec<u64> = (0..4)
             .flat_map(|rank| epoch(&sampler.clone().shard(rank, 4, false).unwrap(), 9))
             .collect();
@@ -244,15 +244,15 @@ mod tests {
 
     #[test]
     fn the_last_batch_is_short_or_left_out() {
-        let sampler = Sampler::new(10, 4, Shuffle::Off).unwrap();
+        let sampler = BatchSampler::new(10, 4, ShuffleOrder::Off).unwrap();
         assert_eq!((sampler.batches(), sampler.samples()), (3, 10));
         assert_eq!(sampler.batch(0, 2), [8, 9]);
         assert!(sampler.batch(0, 3).is_empty() && sampler.batch(0, u64::MAX).is_empty());
         let without = sampler.without_short_batch();
         assert_eq!((without.batches(), without.batch(0, 1).len()), (2, 4));
         assert!(without.batch(0, 2).is_empty());
-        assert!(Sampler::new(10, 0, Shuffle::Off).is_err());
-        let sampler = Sampler::new(10, 1, Shuffle::Off).unwrap();
+        assert!(BatchSampler::new(10, 0, ShuffleOrder::Off).is_err());
+        let sampler = BatchSampler::new(10, 1, ShuffleOrder::Off).unwrap();
         assert!(sampler.shard(2, 2, false).is_err());
     }
 
@@ -261,7 +261,7 @@ mod tests {
     fn batches_are_full_but_the_last() {
         for (rows, world, batch) in [(10, 4, 2), (10, 4, 1), (11, 3, 3), (7, 2, 3), (3, 5, 1)] {
             for (drops, rank) in [(false, 0), (true, 0), (false, world - 1), (true, world - 1)] {
-                let sampler = Sampler::new(rows, batch, Shuffle::Off).unwrap();
+                let sampler = BatchSampler::new(rows, batch, ShuffleOrder::Off).unwrap();
                 let sampler = sampler.shard(rank, world, drops).unwrap();
                 let of = |number| sampler.batch(0, number).len() as u64;
                 let lengths: Vec<u64> = (0..sampler.batches()).map(of).collect();

@@ -1,8 +1,8 @@
 //! Memory cells, their layers, and the reads under way.
 
-use super::on_host::{HostLoad, Place};
+use super::on_host::{CellOwner, HostLoad};
 use super::options::{LoaderStats, MOST_UNDER_WAY};
-use super::order::Course;
+use super::order::ReadSchedule;
 use nvme_driver::error::{Error, Result};
 use nvme_driver::words::listed;
 use nvme_store::Store;
@@ -18,7 +18,7 @@ use super::on_gpu::{GpuLoad, GpuRoom};
 pub(super) const PATIENCE: Duration = Duration::from_secs(60);
 
 /// A piece of memory for one layer at a time.
-pub(super) struct Cell {
+pub(super) struct LayerCell {
     /// Layer that the cell holds or that is being read into it; constant for a resident layer.
     pub layer: Option<usize>,
     pub is_resident: bool,
@@ -26,62 +26,62 @@ pub(super) struct Cell {
     pub is_lost: bool,
     /// Layers given out that lie here.
     pub users: usize,
-    pub room: Room,
+    pub room: CellMemory,
     /// The read that brought the layer, or is bringing it.
-    pub load: Option<Arc<Load>>,
+    pub load: Option<Arc<LayerRead>>,
 }
 
 /// The memory of a cell.
-pub(super) enum Room {
-    Host(Place),
+pub(super) enum CellMemory {
+    Host(CellOwner),
     #[cfg(feature = "cuda")]
     Gpu(GpuRoom),
 }
 
 /// The read of a layer.
-pub(super) enum Load {
+pub(super) enum LayerRead {
     Host(Arc<HostLoad>),
     #[cfg(feature = "cuda")]
     Gpu(GpuLoad),
 }
 
 /// A layer on a GPU that was not read.
-pub(super) struct Failed {
+pub(super) struct FailedLayer {
     pub layer: usize,
-    load: Arc<Load>,
+    load: Arc<LayerRead>,
     /// It was given out before that was known.
     is_given: bool,
 }
 
-struct UnderWay {
+struct InFlightLayer {
     layer: usize,
     cell: usize,
-    load: Arc<Load>,
+    load: Arc<LayerRead>,
     is_given: bool,
 }
 
-pub(super) struct State {
+pub(super) struct LoaderState {
     pub store: Option<Arc<Store>>,
-    pub cells: Vec<Cell>,
+    pub cells: Vec<LayerCell>,
     /// Cells of layers that stay come before it.
     first_slot: usize,
     /// The cell of each layer that has one.
     of_layer: HashMap<usize, usize>,
-    pub course: Course,
+    pub course: ReadSchedule,
     pub stats: LoaderStats,
     /// Reads of a GPU whose end was not examined yet, in the order of their stream.
-    under_way: VecDeque<UnderWay>,
-    failures: Vec<Failed>,
+    under_way: VecDeque<InFlightLayer>,
+    failures: Vec<FailedLayer>,
 }
 
-impl Cell {
+impl LayerCell {
     /// True for a resident layer that was read, or is being read.
     pub fn is_there_for_good(&self) -> bool {
         self.is_resident && self.load.is_some()
     }
 }
 
-impl Load {
+impl LayerRead {
     /// Waits until it has ended, well or not.
     ///
     /// # Errors
@@ -142,15 +142,15 @@ impl Load {
     }
 }
 
-impl Failed {
+impl FailedLayer {
     pub fn error(&self) -> Error {
         let error = self.load.failure();
         error.unwrap_or_else(|| Error::internal("a read that failed says nothing"))
     }
 }
 
-impl State {
-    pub fn new(store: &Arc<Store>, cells: Vec<Cell>, course: Course) -> Self {
+impl LoaderState {
+    pub fn new(store: &Arc<Store>, cells: Vec<LayerCell>, course: ReadSchedule) -> Self {
         let held = cells.iter().enumerate();
         let held = held.filter_map(|(index, cell)| Some((cell.layer?, index)));
         Self {
@@ -183,11 +183,11 @@ impl State {
 
     /// Returns the slot to overwrite: an unused one whose layer will be requested last (Belady's policy).
     pub fn victim(&self, wanted: &HashSet<usize>) -> Option<usize> {
-        let away = |cell: &Cell| match cell.layer {
+        let away = |cell: &LayerCell| match cell.layer {
             None => usize::MAX,
             Some(layer) => self.course.distance(layer).unwrap_or(usize::MAX - 1),
         };
-        let may = |cell: &Cell| {
+        let may = |cell: &LayerCell| {
             let is_wanted = cell.layer.is_some_and(|layer| wanted.contains(&layer));
             cell.users == 0 && !cell.is_resident && !cell.is_lost && !is_wanted
         };
@@ -233,10 +233,10 @@ impl State {
     }
 
     /// Records the start of a read of `layer` into the cell.
-    pub fn started(&mut self, cell: usize, layer: usize, load: Arc<Load>) {
+    pub fn started(&mut self, cell: usize, layer: usize, load: Arc<LayerRead>) {
         // One that has ended already may have failed: that is found as of the others.
         if !load.is_done() || load.failure().is_some() {
-            self.under_way.push_back(UnderWay {
+            self.under_way.push_back(InFlightLayer {
                 layer,
                 cell,
                 load: Arc::clone(&load),
@@ -249,7 +249,7 @@ impl State {
     }
 
     /// Counts one more user of the layer in the cell, and returns its read.
-    pub fn give(&mut self, cell: usize) -> Option<Arc<Load>> {
+    pub fn give(&mut self, cell: usize) -> Option<Arc<LayerRead>> {
         let load = self.cells[cell].load.clone()?;
         self.cells[cell].users += 1;
         let same = self
@@ -270,7 +270,7 @@ impl State {
             };
             if one.load.failure().is_some() {
                 self.failed(one.cell, &one.load);
-                self.failures.push(Failed {
+                self.failures.push(FailedLayer {
                     layer: one.layer,
                     load: one.load,
                     is_given: one.is_given,
@@ -280,7 +280,7 @@ impl State {
     }
 
     /// Records that this read did not bring the layer into the cell.
-    pub fn failed(&mut self, cell: usize, load: &Arc<Load>) {
+    pub fn failed(&mut self, cell: usize, load: &Arc<LayerRead>) {
         let held = self.cells[cell].load.as_ref();
         if held.is_some_and(|held| Arc::ptr_eq(held, load)) {
             self.forget(cell);
@@ -289,20 +289,20 @@ impl State {
 
     /// Takes the failure that a call for `layer` has to return: that of a layer that a caller already holds, or
     /// of this one.
-    pub fn take_failure(&mut self, layer: usize) -> Option<Failed> {
+    pub fn take_failure(&mut self, layer: usize) -> Option<FailedLayer> {
         let place = self.failures.iter().position(|one| one.is_given);
         let place = place.or_else(|| self.failures.iter().position(|one| one.layer == layer))?;
         Some(self.failures.remove(place))
     }
 
     /// Returns the failure of a layer that was given out.
-    pub fn take_given_failure(&mut self) -> Option<Failed> {
+    pub fn take_given_failure(&mut self) -> Option<FailedLayer> {
         let place = self.failures.iter().position(|one| one.is_given)?;
         Some(self.failures.remove(place))
     }
 
     /// Drops the failure of this read, which a caller has received.
-    pub fn drop_failure(&mut self, load: &Arc<Load>) {
+    pub fn drop_failure(&mut self, load: &Arc<LayerRead>) {
         self.failures.retain(|one| !Arc::ptr_eq(&one.load, load));
     }
 
@@ -317,20 +317,20 @@ impl State {
     }
 
     /// Returns the oldest read if the limit is reached, so that one more has to wait for it.
-    pub fn oldest_of_full(&mut self) -> Option<Arc<Load>> {
+    pub fn oldest_of_full(&mut self) -> Option<Arc<LayerRead>> {
         self.look();
         let oldest = self.under_way.front().filter(|_| self.is_full());
         oldest.map(|one| Arc::clone(&one.load))
     }
 
     /// Returns the oldest read of a layer that a caller holds.
-    pub fn first_given(&self) -> Option<Arc<Load>> {
+    pub fn first_given(&self) -> Option<Arc<LayerRead>> {
         let mut given = self.under_way.iter().filter(|one| one.is_given);
         given.next().map(|one| Arc::clone(&one.load))
     }
 
     /// Returns the reads of layers in cells, and those under way.
-    pub fn loads(&self) -> Vec<Arc<Load>> {
+    pub fn loads(&self) -> Vec<Arc<LayerRead>> {
         let of_cells = self.cells.iter().filter_map(|cell| cell.load.clone());
         let under_way = self.under_way.iter().map(|one| Arc::clone(&one.load));
         of_cells.chain(under_way).collect()

@@ -26,15 +26,15 @@ fn fill(store: &Store, bytes: u64) {
 }
 
 /// Layers of unequal length at odd places.
-fn layers(count: u64) -> Layers {
+fn layers(count: u64) -> ModelLayers {
     let ranges = (0..count).map(|layer| {
         let begin = layer * 30_011 + 3;
         (format!("l{layer}."), begin..begin + 20_000 + layer * 100)
     });
-    Layers::of_ranges(ranges).unwrap()
+    ModelLayers::of_ranges(ranges).unwrap()
 }
 
-fn is_right(layer: &Layer) -> bool {
+fn is_right(layer: &LoadedLayer) -> bool {
     let bytes = layer.bytes().unwrap();
     let begin = layer.plan().pieces()[0].offset;
     assert_eq!(bytes.as_ptr().addr() % 4096, 0);
@@ -101,7 +101,7 @@ fn the_first_layers_stay_within_their_budget() {
         &store,
         5,
         LoaderOptions {
-            resident: Resident::Bytes(budget),
+            resident: ResidentLayers::Bytes(budget),
             ..LoaderOptions::default()
         },
     );
@@ -120,7 +120,7 @@ fn the_first_layers_stay_within_their_budget() {
         &store,
         3,
         LoaderOptions {
-            resident: Resident::Layers(vec![0, 1, 2]),
+            resident: ResidentLayers::Layers(vec![0, 1, 2]),
             ..LoaderOptions::default()
         },
     );
@@ -183,7 +183,8 @@ fn an_error_of_a_read_ahead_is_that_of_its_layer_and_the_next_call_reads_again()
     };
     let ranges =
         (0..4u64).map(|layer| (format!("l{layer}"), layer * 32_768..layer * 32_768 + 32_768));
-    let loader = LayerLoader::new(&store, Layers::of_ranges(ranges).unwrap(), &options).unwrap();
+    let loader =
+        LayerLoader::new(&store, ModelLayers::of_ranges(ranges).unwrap(), &options).unwrap();
     let mut failed = Vec::new();
     for index in (0..4).cycle().take(12) {
         match loader.layer(index) {
@@ -212,7 +213,7 @@ fn a_lost_command_is_a_time_out_and_a_drive_that_left_is_gone() {
     ] {
         let store = open(&format!("sim:mem?size=4MiB&block=4096&fault={fault}"));
         let ranges = (0..4u64).map(|layer| ("l", layer * 4096..(layer + 1) * 4096));
-        let loader = LayerLoader::new(&store, Layers::of_ranges(ranges).unwrap(), &SLOTS(1));
+        let loader = LayerLoader::new(&store, ModelLayers::of_ranges(ranges).unwrap(), &SLOTS(1));
         let loader = loader.unwrap();
         let results: Vec<_> = (0..4)
             .map(|index| loader.layer(index))
@@ -286,9 +287,9 @@ fn threads_share_a_loader() {
 #[test]
 fn what_cannot_be_is_refused() {
     let store = open("sim:mem?size=1MiB");
-    let new = |layers: Layers, options| LayerLoader::new(&store, layers, &options);
-    let past = Layers::of_ranges([("x", 0..(1 << 20) + 1)]).unwrap();
-    let huge = Layers::of_ranges([("x", 0..u64::MAX)]).unwrap();
+    let new = |layers: ModelLayers, options| LayerLoader::new(&store, layers, &options);
+    let past = ModelLayers::of_ranges([("x", 0..(1 << 20) + 1)]).unwrap();
+    let huge = ModelLayers::of_ranges([("x", 0..u64::MAX)]).unwrap();
     let on_gpu = LoaderOptions {
         memory: LayerMemory::Gpu,
         ..LoaderOptions::default()
@@ -310,7 +311,7 @@ fn what_cannot_be_is_refused() {
     }
     let loader = new(layers(2), SLOTS(2)).unwrap();
     assert!(matches!(loader.layer(2).unwrap_err(), Error::Usage { .. }));
-    let empty = Layers::of_ranges([("none", 7..7), ("some", 7..8)]).unwrap();
+    let empty = ModelLayers::of_ranges([("none", 7..7), ("some", 7..8)]).unwrap();
     let loader = new(empty, SLOTS(2)).unwrap();
     assert!(loader.layer(0).unwrap().bytes().is_some());
 }
@@ -332,7 +333,7 @@ fn tensors_are_found_by_their_names() {
     let go_on = &mut |_, _| ControlFlow::Continue(());
     let catalog = crate::Catalog::import(&store, &path, 1001, true, go_on).unwrap();
     std::fs::remove_file(path).unwrap();
-    let layers = Layers::numbered(&catalog).unwrap();
+    let layers = ModelLayers::numbered(&catalog).unwrap();
     let loader = LayerLoader::new(&store, layers, &SLOTS(2)).unwrap();
     let layer = loader.layer(1).unwrap();
     assert_eq!(layer.tensor_bytes("w").unwrap(), &data[100..]);
@@ -350,7 +351,7 @@ fn manifest(bytes: u64) -> Manifest {
 }
 
 /// Layers of whole chunks, the last one shorter.
-fn whole_layers(manifest: &Manifest, count: u64) -> Layers {
+fn whole_layers(manifest: &Manifest, count: u64) -> ModelLayers {
     let ranges = (0..count).map(|layer| {
         let begin = layer * 131_072;
         (
@@ -358,7 +359,7 @@ fn whole_layers(manifest: &Manifest, count: u64) -> Layers {
             begin..(begin + 131_072).min(manifest.bytes()),
         )
     });
-    Layers::of_ranges(ranges).unwrap()
+    ModelLayers::of_ranges(ranges).unwrap()
 }
 
 #[test]
@@ -454,7 +455,7 @@ fn tensors_are_verified_and_what_lies_between_them_is_not() {
     store.write_at(7, &file).unwrap();
     let catalog = Catalog::of_store(&store, 7).unwrap();
     assert_eq!(catalog.begin(), 7);
-    let layers = Layers::by_prefix(&catalog, &["a.", "b."]).unwrap();
+    let layers = ModelLayers::by_prefix(&catalog, &["a.", "b."]).unwrap();
     let layers = layers.verified_by(&manifest, catalog.begin()).unwrap();
     assert_eq!(layers.get(0).unwrap().verified_bytes(), 64 + 70_000);
     assert_eq!(layers.get(0).unwrap().read_bytes(), 128 + 70_000);
@@ -497,12 +498,12 @@ fn layers_that_are_not_of_the_manifest_are_refused() {
         ),
     ] {
         let [a, b] = ranges;
-        let layers = Layers::of_ranges([("a", a), ("b", b)]).unwrap();
+        let layers = ModelLayers::of_ranges([("a", a), ("b", b)]).unwrap();
         let error = layers.verified_by(&manifest, begin).unwrap_err();
         assert!(matches!(&error, Error::Usage { .. }), "{error}");
         assert!(error.to_string().contains(what), "{error}");
     }
-    let empty = Layers::of_ranges([("a", 5..5)]).unwrap();
+    let empty = ModelLayers::of_ranges([("a", 5..5)]).unwrap();
     assert!(
         empty
             .verified_by(&manifest, 0)

@@ -7,8 +7,8 @@
 
 use super::chunk::LayerChunk;
 use super::options::MOST_UNDER_WAY;
-use super::plan::{LayerPlan, Layers};
-use nvme_cuda::{ChunkHasher, DeviceMemory, Event, Gpu, HashedChunk, HostWords, Stream};
+use super::plan::{LayerPlan, ModelLayers};
+use nvme_cuda::{ChunkHasher, DeviceMemory, Gpu, HashedChunk, HostWords, Stream, StreamEvent};
 use nvme_driver::error::{Error, Result};
 use nvme_driver::lock::lock;
 use std::sync::{Arc, Mutex, OnceLock};
@@ -18,7 +18,7 @@ use std::time::{Duration, Instant};
 const NAP: Duration = Duration::from_micros(20);
 
 /// The kernel, its stream, and the chunks of all layers.
-pub(super) struct Verifier {
+pub(super) struct LayerVerifier {
     stream: Stream,
     hasher: ChunkHasher,
     /// A [`HashedChunk`] for each chunk, layer after layer.
@@ -33,16 +33,16 @@ pub(super) struct Verifier {
 }
 
 /// The hashes of a layer under way.
-pub(super) struct Verifying {
-    verifier: Arc<Verifier>,
+pub(super) struct VerificationRun {
+    verifier: Arc<LayerVerifier>,
     chunks: Arc<[LayerChunk]>,
     /// Its part of the hashes.
     part: usize,
-    verified: Arc<Event>,
-    verdict: OnceLock<Verdict>,
+    verified: Arc<StreamEvent>,
+    verdict: OnceLock<HashVerdict>,
 }
 
-enum Verdict {
+enum HashVerdict {
     Right,
     /// This chunk has this hash.
     Wrong(usize, u64),
@@ -50,12 +50,12 @@ enum Verdict {
     Lost(String),
 }
 
-impl Verifier {
+impl LayerVerifier {
     /// Creates the verifier if any layer has a manifest.
     ///
     /// # Errors
     /// Without memory, and when the driver rejects the kernel.
-    pub fn of(gpu: &Arc<Gpu>, layers: &Layers) -> Result<Option<Arc<Self>>> {
+    pub fn of(gpu: &Arc<Gpu>, layers: &ModelLayers) -> Result<Option<Arc<Self>>> {
         let (mut firsts, mut table, mut stride) = (Vec::new(), Vec::new(), 0);
         let mut count = 0;
         for layer in layers.iter() {
@@ -97,9 +97,9 @@ impl Verifier {
         self: &Arc<Self>,
         (layer, plan): (usize, &LayerPlan),
         address: u64,
-        loaded: &Arc<Event>,
-        until: &Event,
-    ) -> Result<Verifying> {
+        loaded: &Arc<StreamEvent>,
+        until: &StreamEvent,
+    ) -> Result<VerificationRun> {
         let first = self.firsts.get(layer).copied();
         let first = first.ok_or_else(|| Error::internal("a layer that has no chunks"))?;
         let part = lock(&self.free).pop();
@@ -109,7 +109,7 @@ impl Verifier {
             lock(&self.free).push(part);
             return Err(error);
         }
-        Ok(Verifying {
+        Ok(VerificationRun {
             verifier: Arc::clone(self),
             chunks: Arc::clone(&plan.chunks),
             part,
@@ -123,7 +123,7 @@ impl Verifier {
         (first, plan): (u64, &LayerPlan),
         part: usize,
         address: u64,
-        (loaded, until): (&Event, &Event),
+        (loaded, until): (&StreamEvent, &StreamEvent),
     ) -> Result<()> {
         let stream = self.stream.handle();
         let chunks = self.chunks.address() + first * size_of::<HashedChunk>() as u64;
@@ -147,7 +147,7 @@ impl Verifier {
     }
 }
 
-impl Verifying {
+impl VerificationRun {
     /// True if it has ended. The first call that finds it ended compares the hashes.
     pub fn is_done(&self) -> bool {
         if self.verdict.get().is_some() {
@@ -156,7 +156,7 @@ impl Verifying {
         let verdict = match self.verified.is_done() {
             Ok(false) => return false,
             Ok(true) => self.compare(),
-            Err(error) => Verdict::Lost(error.to_string()),
+            Err(error) => HashVerdict::Lost(error.to_string()),
         };
         if self.verdict.set(verdict).is_ok() {
             lock(&self.verifier.free).push(self.part);
@@ -179,26 +179,26 @@ impl Verifying {
     /// Returns the reason why the layer is not right, once it has ended.
     pub fn failure(&self) -> Option<Error> {
         match self.verdict.get()? {
-            Verdict::Right => None,
-            Verdict::Wrong(index, found) => {
+            HashVerdict::Right => None,
+            HashVerdict::Wrong(index, found) => {
                 let chunk = self.chunks.get(*index)?.chunk;
                 chunk.compare(*found).err()
             }
-            Verdict::Lost(why) => Some(Error::device(
+            HashVerdict::Lost(why) => Some(Error::device(
                 format!("the layer was not verified: {why}"),
                 "open the device again",
             )),
         }
     }
 
-    fn compare(&self) -> Verdict {
+    fn compare(&self) -> HashVerdict {
         let first = self.part * self.verifier.stride;
         for (index, one) in self.chunks.iter().enumerate() {
             let found = self.verifier.hashes.get(first + index);
             if found != one.chunk.xxh3 {
-                return Verdict::Wrong(index, found);
+                return HashVerdict::Wrong(index, found);
             }
         }
-        Verdict::Right
+        HashVerdict::Right
     }
 }

@@ -24,7 +24,7 @@
 mod tests;
 mod text;
 
-use crate::catalog::{Catalog, Entry, FileSource, OnProgress, Source, StoreSource};
+use crate::catalog::{Catalog, FileSource, HeaderSource, OnProgress, StoreSource, TensorEntry};
 use nvme_driver::error::{Error, Result};
 use nvme_store::Store;
 use std::ops::Range;
@@ -43,12 +43,12 @@ pub struct Manifest {
     chunk_bytes: u32,
     xxh3: u64,
     /// One behind the other, from byte 0 to the end.
-    parts: Vec<Part>,
+    parts: Vec<ManifestPart>,
 }
 
 /// A part of the file: a tensor, or the gap between two.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Part {
+pub struct ManifestPart {
     /// The tensor's name; empty for other bytes.
     pub name: String,
     /// First byte in the file.
@@ -61,7 +61,7 @@ pub struct Part {
 
 /// A chunk of the file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Chunk {
+pub struct ManifestChunk {
     /// First byte in the file.
     pub offset: u64,
     /// Length in bytes, at least 1.
@@ -70,7 +70,7 @@ pub struct Chunk {
     pub xxh3: u64,
 }
 
-impl Chunk {
+impl ManifestChunk {
     /// # Errors
     /// [`Error::Mismatch`] for another hash.
     pub fn compare(&self, found: u64) -> Result<()> {
@@ -86,10 +86,10 @@ impl Chunk {
     }
 }
 
-impl Part {
-    fn chunk(&self, index: u64, chunk_bytes: u32) -> Chunk {
+impl ManifestPart {
+    fn chunk(&self, index: u64, chunk_bytes: u32) -> ManifestChunk {
         let at = index * u64::from(chunk_bytes);
-        Chunk {
+        ManifestChunk {
             offset: self.offset + at,
             bytes: (self.bytes - at).min(chunk_bytes.into()) as u32,
             xxh3: self.hashes.get(index as usize).copied().unwrap_or(0),
@@ -134,7 +134,7 @@ impl Manifest {
         Self::of_source(&StoreSource::whole(store, offset, bytes)?, on_progress)
     }
 
-    fn of_source(source: &dyn Source, on_progress: OnProgress<'_>) -> Result<Self> {
+    fn of_source(source: &dyn HeaderSource, on_progress: OnProgress<'_>) -> Result<Self> {
         let catalog = Catalog::of(source)?;
         Self::of(source, catalog.bytes(), catalog.entries(), on_progress)
     }
@@ -146,9 +146,9 @@ impl Manifest {
     /// [`Error::Usage`] for no bytes, and for tensors that overlap or lie behind them; those of the source;
     /// [`Error::Interrupted`] when `on_progress` breaks.
     pub fn of(
-        source: &dyn Source,
+        source: &dyn HeaderSource,
         bytes: u64,
-        tensors: &[Entry],
+        tensors: &[TensorEntry],
         on_progress: OnProgress<'_>,
     ) -> Result<Self> {
         let mut parts = divided(bytes, tensors)?;
@@ -193,12 +193,12 @@ impl Manifest {
     }
 
     /// Returns the parts, in the order of the file.
-    pub fn parts(&self) -> &[Part] {
+    pub fn parts(&self) -> &[ManifestPart] {
         &self.parts
     }
 
     /// Returns all chunks, in the order of the file.
-    pub fn chunks(&self) -> impl Iterator<Item = Chunk> {
+    pub fn chunks(&self) -> impl Iterator<Item = ManifestChunk> {
         self.parts.iter().flat_map(|part| {
             let all = 0..part.hashes.len() as u64;
             all.map(|index| part.chunk(index, self.chunk_bytes))
@@ -209,7 +209,7 @@ impl Manifest {
     ///
     /// # Errors
     /// [`Error::Usage`] for a range that lies past the file, or begins or ends inside of a chunk.
-    pub fn chunks_of(&self, range: Range<u64>) -> Result<Vec<Chunk>> {
+    pub fn chunks_of(&self, range: Range<u64>) -> Result<Vec<ManifestChunk>> {
         let (begin, end) = (range.start, range.end);
         let whole = self.cover(range);
         if begin >= end {
@@ -273,7 +273,7 @@ impl Manifest {
     ///
     /// # Errors
     /// [`Error::Usage`] for another length; [`Error::Mismatch`] for other bytes; those of the source.
-    pub fn check_begin(&self, source: &dyn Source) -> Result<()> {
+    pub fn check_begin(&self, source: &dyn HeaderSource) -> Result<()> {
         let have = source.len();
         if have < self.bytes || source.is_exact() && have != self.bytes {
             return Err(Error::usage(
@@ -285,7 +285,7 @@ impl Manifest {
                 "use the manifest of this file",
             ));
         }
-        let is_header = |first: &&Part| first.name.is_empty() && self.parts.len() > 1;
+        let is_header = |first: &&ManifestPart| first.name.is_empty() && self.parts.len() > 1;
         let Some(first) = self.parts.first().filter(is_header) else {
             return Ok(());
         };
@@ -311,7 +311,7 @@ impl Manifest {
         self.check_begin(&StoreSource::from(store, offset)?.at_most())
     }
 
-    fn chunk_at(&self, byte: u64) -> Option<Chunk> {
+    fn chunk_at(&self, byte: u64) -> Option<ManifestChunk> {
         let index = self.parts.partition_point(|part| part.end() <= byte);
         let part = self.parts.get(index)?;
         let chunk = (byte - part.offset) / u64::from(self.chunk_bytes);
@@ -320,8 +320,8 @@ impl Manifest {
 }
 
 /// Divides the file into a part for each tensor, and for the bytes before, between and after them.
-fn divided(bytes: u64, tensors: &[Entry]) -> Result<Vec<Part>> {
-    let part = |name: &str, offset, end| Part {
+fn divided(bytes: u64, tensors: &[TensorEntry]) -> Result<Vec<ManifestPart>> {
+    let part = |name: &str, offset, end| ManifestPart {
         name: name.to_owned(),
         offset,
         bytes: end - offset,

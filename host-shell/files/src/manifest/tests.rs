@@ -210,7 +210,7 @@ fn tensors_that_overlap_or_lie_past_the_end_are_refused() {
     let catalog = Catalog::of(&file.as_slice()).unwrap();
     let mut go_on = |_, _| ControlFlow::Continue(());
     let mut entries = catalog.entries().to_vec();
-    let mut refused = |entries: &[Entry], bytes: u64, what: &str| {
+    let mut refused = |entries: &[TensorEntry], bytes: u64, what: &str| {
         let error = Manifest::of(&file.as_slice(), bytes, entries, &mut go_on).unwrap_err();
         assert!(
             matches!(&error, Error::Usage { .. }) && error.to_string().contains(what),

@@ -1,7 +1,7 @@
 //! Manifests as JSON. The file is not trusted: its parts must be disjoint, cover the file, and have a hash for
 //! each chunk.
 
-use super::{Manifest, Part};
+use super::{Manifest, ManifestPart};
 use crate::files::open_regular;
 use nvme_driver::error::{Error, Result};
 use serde::{Deserialize, Serialize};
@@ -18,14 +18,14 @@ const DIGITS: usize = 16;
 
 /// Fields that identify the format version; the rest may belong to another version.
 #[derive(Deserialize)]
-struct Head {
+struct ManifestHead {
     format: String,
     version: u32,
 }
 
 #[derive(Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
-struct Text {
+struct ManifestText {
     format: String,
     version: u32,
     bytes: u64,
@@ -82,7 +82,7 @@ impl Manifest {
                 .map(|hash| format!("{hash:016x}"))
                 .collect(),
         });
-        let text = Text {
+        let text = ManifestText {
             format: FORMAT.to_owned(),
             version: VERSION,
             bytes: self.bytes,
@@ -96,14 +96,14 @@ impl Manifest {
 }
 
 fn parsed(text: &[u8]) -> std::result::Result<Manifest, String> {
-    let head: Head = serde_json::from_slice(text).map_err(|error| error.to_string())?;
+    let head: ManifestHead = serde_json::from_slice(text).map_err(|error| error.to_string())?;
     if head.format != FORMAT || head.version != VERSION {
         return Err(format!(
             "the format {:?} in version {}, not {FORMAT:?} in version {VERSION}",
             head.format, head.version
         ));
     }
-    let text: Text = serde_json::from_slice(text).map_err(|error| error.to_string())?;
+    let text: ManifestText = serde_json::from_slice(text).map_err(|error| error.to_string())?;
     let is_known = (SMALLEST..=LARGEST).contains(&text.chunk_bytes);
     if !is_known || !text.chunk_bytes.is_power_of_two() {
         return Err(format!(
@@ -132,7 +132,11 @@ fn parsed(text: &[u8]) -> std::result::Result<Manifest, String> {
 }
 
 /// Returns the part that begins at byte `at` of the file.
-fn parsed_part(part: PartText, at: u64, chunk_bytes: u32) -> std::result::Result<Part, String> {
+fn parsed_part(
+    part: PartText,
+    at: u64,
+    chunk_bytes: u32,
+) -> std::result::Result<ManifestPart, String> {
     let name = &part.name;
     if part.offset != at || part.bytes == 0 || at.checked_add(part.bytes).is_none() {
         return Err(format!(
@@ -148,7 +152,7 @@ fn parsed_part(part: PartText, at: u64, chunk_bytes: u32) -> std::result::Result
             hashes.len()
         ));
     }
-    Ok(Part {
+    Ok(ManifestPart {
         name: part.name,
         offset: part.offset,
         bytes: part.bytes,

@@ -2,7 +2,7 @@
 // UNSAFETY: launches kernels over addresses that the caller vouches for.
 #![allow(unsafe_code)]
 
-use super::{Counts, Experts, Policy, shape_of};
+use super::{ExpertCounts, ExpertLayers, Policy, shape_of};
 use nvme_compute::extents::{optional, product};
 use nvme_compute_kernel::experts::cache::{Cache, Count, words};
 use nvme_compute_kernel::experts::{
@@ -12,8 +12,8 @@ use nvme_compute_kernel::{BLOCK_THREADS, EXPERTS_PTX, Gemv, PTX, SiluMul, kernel
 use nvme_core::sync::{AtomicU32, Order, Scope};
 use nvme_gpu_kernel::rows::{ListHead, Range};
 use nvme_host::cuda::{
-    Blocks, DeviceMemory, Function, Gathered, Gpu, KernelArgument, LaunchSequence, Module, Pending,
-    ReadList, ReadRange, Stream,
+    DeviceMemory, GatherOutcome, Gpu, KernelArgument, KernelFunction, LaunchSequence, LaunchSize,
+    Module, PendingRows, ReadList, ReadRange, Stream,
 };
 use nvme_host::store::status;
 use nvme_host::{Error, Result};
@@ -43,7 +43,7 @@ pub struct CacheOptions {
 
 /// Arguments of a step: addresses of the store's GPU, multiples of 4.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Step {
+pub struct ExpertStep {
     /// Number of the layer.
     pub layer: u32,
     /// Number of tokens.
@@ -61,18 +61,18 @@ pub struct Step {
 }
 
 /// The kernels by name.
-struct Kernels {
+struct ExpertKernels {
     module: Module,
     /// With [`kernel::SILU_MUL`].
     _steps: Module,
-    route: Function,
-    admit: Function,
-    settle: Function,
-    product: Function,
-    product_wide: Function,
-    product_quantised: Function,
-    silu_mul: Function,
-    join: Function,
+    route: KernelFunction,
+    admit: KernelFunction,
+    settle: KernelFunction,
+    product: KernelFunction,
+    product_wide: KernelFunction,
+    product_quantised: KernelFunction,
+    silu_mul: KernelFunction,
+    join: KernelFunction,
 }
 
 /// Experts whose cache and kernels lie on a GPU.
@@ -80,16 +80,16 @@ struct Kernels {
 /// Steps follow one another: they go into one stream, or the program orders them. Its memory stays when this is dropped: a
 /// launch that is under way, or a graph, may still use it.
 pub struct GpuExperts {
-    experts: Experts,
+    experts: ExpertLayers,
     gpu: Arc<Gpu>,
-    kernels: ManuallyDrop<Kernels>,
-    memory: ManuallyDrop<Memory>,
+    kernels: ManuallyDrop<ExpertKernels>,
+    memory: ManuallyDrop<ExpertMemory>,
     words: Admit,
     tokens: u32,
     most_pieces: u64,
 }
 
-struct Memory {
+struct ExpertMemory {
     words: DeviceMemory,
     chosen: DeviceMemory,
     list: DeviceMemory,
@@ -107,7 +107,7 @@ impl GpuExperts {
     /// [`Error::Usage`] for a store whose reads the GPU does not submit itself, for a cache with fewer
     /// evictable slots than one step may need, and for pinned experts that do not exist; [`Error::Environment`]
     /// without memory; those of the reads.
-    pub fn new(experts: &Experts, options: &CacheOptions) -> Result<Self> {
+    pub fn new(experts: &ExpertLayers, options: &CacheOptions) -> Result<Self> {
         let store = &experts.store;
         let gpu = store.gpu().ok_or_else(|| {
             Error::usage("the store was opened without a GPU", "open it with one")
@@ -144,7 +144,7 @@ impl GpuExperts {
             experts.places.iter().map(pieces_of).max().unwrap_or(0) * u64::from(needed);
         let all_experts = shape.experts * experts.layers();
         let vectors = |elements: u32| memory(u64::from(pairs) * u64::from(elements) * 4);
-        let memory = Memory {
+        let memory = ExpertMemory {
             words: memory(words(slots, all_experts) as u64 * 4)?,
             chosen: memory(u64::from(pairs) * size_of::<Chosen>() as u64)?,
             list: memory((size_of::<ListHead>() + ranges * size_of::<Range>()) as u64)?,
@@ -176,7 +176,7 @@ impl GpuExperts {
         let made = Self {
             experts: experts.clone(),
             gpu: Arc::clone(gpu),
-            kernels: ManuallyDrop::new(Kernels::load(gpu)?),
+            kernels: ManuallyDrop::new(ExpertKernels::load(gpu)?),
             memory: ManuallyDrop::new(memory),
             words,
             tokens: options.tokens,
@@ -251,7 +251,7 @@ impl GpuExperts {
 
     /// Returns the number of bytes of GPU memory that it holds.
     pub fn memory_bytes(&self) -> u64 {
-        let Memory {
+        let ExpertMemory {
             words,
             chosen,
             list,
@@ -269,7 +269,8 @@ impl GpuExperts {
     /// reads of experts that are not in the cache, and their products. The stream may be captured, and the graph launched
     /// again with other logits and vectors.
     ///
-    /// The [`Pending`] ends when the results are there: nothing of it uses the memory of `step` then. Its rows are pieces that were read. A token with an expert whose read failed has NaN as result: [`check`] makes an error of
+    /// The [`PendingRows`] ends when the results are there: nothing of it uses the memory of `step` then. Its rows are
+    /// pieces that were read. A token with an expert whose read failed has NaN as result: [`check`] makes an error of
     /// it, and the next step that chooses the expert reads it again.
     ///
     /// # Safety
@@ -279,10 +280,10 @@ impl GpuExperts {
     /// # Errors
     /// [`Error::Usage`] for a layer that is not there, too many tokens, and addresses that are no multiple of 4;
     /// [`Error::Environment`] with the driver's answer.
-    pub unsafe fn step(&self, step: &Step, stream: u64) -> Result<Pending> {
+    pub unsafe fn step(&self, step: &ExpertStep, stream: u64) -> Result<PendingRows> {
         self.check_step(step)?;
         if step.tokens == 0 {
-            return Ok(Pending::nothing());
+            return Ok(PendingRows::nothing());
         }
         let shape = self.experts.shape;
         let logits = product(&[step.tokens, shape.experts]);
@@ -367,7 +368,7 @@ impl GpuExperts {
     unsafe fn product(
         &self,
         admit: &Admit,
-        step: &Step,
+        step: &ExpertStep,
         (matrix, x, y): (usize, u64, u64),
         stream: u64,
     ) -> Result<()> {
@@ -396,7 +397,7 @@ impl GpuExperts {
             // SAFETY: the caller's.
             return unsafe { self.launch(kernels.product, threads, &product, stream) };
         };
-        let blocks = Blocks {
+        let blocks = LaunchSize {
             // No memory could hold the results of 2^32 blocks, so the conversion cannot fail.
             count: u32::try_from(count).map_err(|_| Error::internal("2^32 blocks"))?,
             threads: BLOCK_THREADS,
@@ -431,7 +432,7 @@ impl GpuExperts {
     /// `function` takes one `T`; what that names is there.
     unsafe fn launch<T: Copy>(
         &self,
-        function: Function,
+        function: KernelFunction,
         threads: u64,
         argument: &T,
         stream: u64,
@@ -445,7 +446,7 @@ impl GpuExperts {
         }
     }
 
-    fn check_step(&self, step: &Step) -> Result<()> {
+    fn check_step(&self, step: &ExpertStep) -> Result<()> {
         let addresses = step.logits | step.x | step.y | step.probabilities;
         let is_there = step.layer < self.words.layers && step.tokens <= self.tokens;
         if !is_there || !addresses.is_multiple_of(4) {
@@ -469,7 +470,7 @@ impl GpuExperts {
     ///
     /// # Errors
     /// [`Error::Environment`] with the driver's answer.
-    pub fn counts(&self) -> Result<Counts> {
+    pub fn counts(&self) -> Result<ExpertCounts> {
         let mut bytes = vec![0; self.memory.words.len()];
         self.memory.words.download(0, &mut bytes)?;
         let words = bytes.as_chunks::<4>().0.iter();
@@ -477,13 +478,13 @@ impl GpuExperts {
             .map(|word| AtomicU32::new(u32::from_le_bytes(*word)))
             .collect();
         let Some(cache) = self.cache(&words) else {
-            return Ok(Counts::default());
+            return Ok(ExpertCounts::default());
         };
         let layer = |layer: u32| {
             let experts = (0..self.words.experts).map(|one| layer * self.words.experts + one);
             experts.map(|one| cache.chosen(one).into()).collect()
         };
-        Ok(Counts {
+        Ok(ExpertCounts {
             hits: cache.counted(Count::Hits),
             misses: cache.counted(Count::Misses),
             evictions: cache.counted(Count::Evictions),
@@ -492,7 +493,7 @@ impl GpuExperts {
     }
 }
 
-impl Kernels {
+impl ExpertKernels {
     fn load(gpu: &Arc<Gpu>) -> Result<Self> {
         let module = Module::load(gpu, EXPERTS_PTX.as_bytes())?;
         let steps = Module::load(gpu, PTX.as_bytes())?;
@@ -513,7 +514,7 @@ impl Kernels {
 }
 
 /// Checks the pinned experts and returns their number.
-fn check_pinned(experts: &Experts, pinned: &[(u32, u32)]) -> Result<u32> {
+fn check_pinned(experts: &ExpertLayers, pinned: &[(u32, u32)]) -> Result<u32> {
     let is_there =
         |(layer, expert): &(u32, u32)| *layer < experts.layers() && *expert < experts.shape.experts;
     let mut sorted = pinned.to_vec();
@@ -536,7 +537,7 @@ fn check_pinned(experts: &Experts, pinned: &[(u32, u32)]) -> Result<u32> {
 ///
 /// # Errors
 /// [`Error::Device`] with the outcome of the first read that failed.
-pub fn check(ended: Gathered) -> Result<()> {
+pub fn check(ended: GatherOutcome) -> Result<()> {
     let Some((piece, code)) = ended.failures.first else {
         return Ok(());
     };

@@ -7,7 +7,7 @@ mod router;
 mod tests;
 
 #[cfg(feature = "cuda")]
-pub use gpu::{CacheOptions, GpuExperts, Step, check};
+pub use gpu::{CacheOptions, ExpertStep, GpuExperts, check};
 pub use nvme_compute_kernel::experts::reference::{Balance, balance, probabilities};
 pub use nvme_compute_kernel::experts::{Chosen, Policy};
 pub use router::route;
@@ -23,7 +23,7 @@ use std::sync::Arc;
 
 /// Parameters that all layers share.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Shape {
+pub struct ExpertShape {
     /// Elements of a token's vector: columns of gate and up, rows of down.
     pub width: u32,
     /// Rows of gate and up, columns of down.
@@ -38,7 +38,7 @@ pub struct Shape {
 
 /// Location of the matrices of one kind of a layer, those of all experts in order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Placed {
+pub struct ExpertMatrices {
     /// The first byte in the store, an even number.
     pub offset: u64,
     /// Format of the elements.
@@ -46,11 +46,11 @@ pub struct Placed {
 }
 
 /// Gate, up and down of a layer.
-pub type Layer = [Placed; MATRICES];
+pub type Layer = [ExpertMatrices; MATRICES];
 
 /// Counters of a cache since its creation.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Counts {
+pub struct ExpertCounts {
     /// Choices whose expert was in the cache.
     pub hits: u64,
     /// Choices whose expert was read from the store.
@@ -64,20 +64,20 @@ pub struct Counts {
 /// Layers of experts on a store: `down * (silu(gate * x) . up * x)` for each of a token's experts, added up by the weights
 /// of its router.
 #[derive(Clone, Debug)]
-pub struct Experts {
+pub struct ExpertLayers {
     pub(crate) store: Arc<Store>,
-    pub(crate) shape: Shape,
+    pub(crate) shape: ExpertShape,
     pub(crate) layers: Vec<Layer>,
     pub(crate) places: Vec<Places>,
 }
 
-impl Experts {
+impl ExpertLayers {
     /// Describes the experts of `layers` on `store`.
     ///
     /// # Errors
     /// [`Error::Usage`] for a shape that cannot be, and for matrices that end past the store.
-    pub fn new(store: &Arc<Store>, shape: Shape, layers: Vec<Layer>) -> Result<Self> {
-        let Shape {
+    pub fn new(store: &Arc<Store>, shape: ExpertShape, layers: Vec<Layer>) -> Result<Self> {
+        let ExpertShape {
             experts, choices, ..
         } = shape;
         if choices == 0 || choices > experts || experts > MOST_EXPERTS || layers.is_empty() {
@@ -101,7 +101,7 @@ impl Experts {
     }
 
     /// Returns the parameters that all layers share.
-    pub fn shape(&self) -> Shape {
+    pub fn shape(&self) -> ExpertShape {
         self.shape
     }
 
@@ -177,14 +177,14 @@ impl Experts {
 }
 
 /// Returns the rows and columns of a matrix.
-pub(crate) fn shape_of(shape: Shape, matrix: usize) -> (u32, u32) {
+pub(crate) fn shape_of(shape: ExpertShape, matrix: usize) -> (u32, u32) {
     match matrix {
         2 => (shape.width, shape.hidden),
         _ => (shape.hidden, shape.width),
     }
 }
 
-fn places(store: &Arc<Store>, shape: Shape, layer: &Layer) -> Result<Places> {
+fn places(store: &Arc<Store>, shape: ExpertShape, layer: &Layer) -> Result<Places> {
     let mut places = Places::default();
     for (matrix, placed) in layer.iter().enumerate() {
         let (rows, columns) = shape_of(shape, matrix);

@@ -50,7 +50,7 @@ mod gpu {
     use nvme_compute::extents::{optional, product};
     use nvme_compute_kernel::experts::Route;
     use nvme_compute_kernel::{BLOCK_THREADS, EXPERTS_PTX, kernel};
-    use nvme_host::cuda::{Function, Gpu, KernelArgument as Memory, Module};
+    use nvme_host::cuda::{Gpu, KernelArgument as Memory, KernelFunction, Module};
     use std::mem::ManuallyDrop;
     use std::sync::Arc;
 
@@ -60,7 +60,7 @@ mod gpu {
     /// The kernel that chooses experts, for one GPU. It stays loaded when this is dropped.
     pub struct Router {
         module: ManuallyDrop<Module>,
-        route: Function,
+        route: KernelFunction,
     }
 
     impl Router {

@@ -6,7 +6,7 @@ fn store() -> Arc<Store> {
     Arc::new(Store::open("sim:mem?size=16MiB", &StoreOptions::default()).unwrap())
 }
 
-const SHAPE: Shape = Shape {
+const SHAPE: ExpertShape = ExpertShape {
     width: 64,
     hidden: 96,
     experts: 5,
@@ -15,7 +15,7 @@ const SHAPE: Shape = Shape {
 };
 
 fn layer(offset: u64, stored: Stored) -> Layer {
-    [0, 1, 2].map(|matrix| Placed {
+    [0, 1, 2].map(|matrix| ExpertMatrices {
         offset: offset + matrix * (1 << 20),
         stored,
     })
@@ -25,7 +25,7 @@ fn layer(offset: u64, stored: Stored) -> Layer {
 fn fill(store: &Store, layer: &Layer, seed: u64) -> [Vec<f32>; MATRICES] {
     [0, 1, 2].map(|matrix| {
         let (rows, columns) = shape_of(SHAPE, matrix);
-        let Placed { offset, stored } = layer[matrix];
+        let ExpertMatrices { offset, stored } = layer[matrix];
         let row_bytes = stored.row_bytes(columns).unwrap() as usize;
         let mut bytes = vec![0; row_bytes * (rows * SHAPE.experts) as usize];
         random_weights::fill(stored, seed + matrix as u64, &mut bytes);
@@ -82,7 +82,7 @@ fn experts_are_those_of_sums_by_f64() {
     ] {
         let layer = layer(offset, stored);
         let numbers = fill(&store, &layer, seed);
-        let experts = Experts::new(&store, SHAPE, vec![layer]).unwrap();
+        let experts = ExpertLayers::new(&store, SHAPE, vec![layer]).unwrap();
         let x: Vec<f32> = (0..2 * 64).map(|at| (at % 13) as f32 / 6.0 - 1.0).collect();
         let logits = [0.5, -1.0, 2.0, 0.1, 1.5, 3.0, -0.5, 0.25, 2.5, 2.75];
         let found = experts.compute(0, &logits, &x).unwrap();
@@ -102,37 +102,37 @@ fn experts_are_those_of_sums_by_f64() {
 #[test]
 fn shapes_that_cannot_be_are_refused() {
     let store = store();
-    let usage = |shape: Shape, layers: Vec<Layer>| {
-        let error = Experts::new(&store, shape, layers).unwrap_err();
+    let usage = |shape: ExpertShape, layers: Vec<Layer>| {
+        let error = ExpertLayers::new(&store, shape, layers).unwrap_err();
         assert_eq!(error.exit_code(), 2, "{error}");
     };
     let good = layer(0, Stored::F32);
     usage(
-        Shape {
+        ExpertShape {
             choices: 6,
             ..SHAPE
         },
         vec![good],
     );
     usage(
-        Shape {
+        ExpertShape {
             choices: 0,
             ..SHAPE
         },
         vec![good],
     );
     usage(
-        Shape {
+        ExpertShape {
             experts: MOST_EXPERTS + 1,
             ..SHAPE
         },
         vec![good],
     );
-    usage(Shape { width: 33, ..SHAPE }, vec![good]);
+    usage(ExpertShape { width: 33, ..SHAPE }, vec![good]);
     usage(SHAPE, Vec::new());
     usage(SHAPE, vec![layer(1, Stored::F32)]);
     usage(SHAPE, vec![layer(store.len() - 4096, Stored::F32)]);
-    let experts = Experts::new(&store, SHAPE, vec![good]).unwrap();
+    let experts = ExpertLayers::new(&store, SHAPE, vec![good]).unwrap();
     assert_eq!(experts.bytes(0), 3 * 64 * 96 * 4);
     assert_eq!(experts.bytes(1), 0);
     assert!(experts.compute(1, &[0.0; 5], &[0.0; 64]).is_err());
@@ -143,7 +143,7 @@ fn shapes_that_cannot_be_are_refused() {
 
 #[test]
 fn a_store_without_a_gpu_has_no_cache() {
-    let experts = Experts::new(&store(), SHAPE, vec![layer(0, Stored::F32)]).unwrap();
+    let experts = ExpertLayers::new(&store(), SHAPE, vec![layer(0, Stored::F32)]).unwrap();
     #[cfg(feature = "cuda")]
     {
         let options = CacheOptions {

@@ -9,7 +9,7 @@ const HARMLESS: [&str; 1] = ["tensor_data_layout"];
 
 /// Sizes of a model.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Config {
+pub struct ModelConfig {
     /// Layers.
     pub layers: u32,
     /// Elements of the vector of a token.
@@ -31,19 +31,19 @@ pub struct Config {
     /// The base of the angles of positions.
     pub rope_base: f64,
     /// The experts of each layer's second half, if it has them.
-    pub experts: Option<Mixture>,
+    pub experts: Option<ExpertMixture>,
 }
 
 /// Experts of a layer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Mixture {
+pub struct ExpertMixture {
     /// Number of experts.
     pub count: u32,
     /// Experts of a token.
     pub choices: u32,
 }
 
-impl Config {
+impl ModelConfig {
     /// Reads it from the keys of a GGUF file.
     ///
     /// # Errors
@@ -191,7 +191,7 @@ fn vocabulary(catalog: &Catalog) -> Result<u32> {
         })
 }
 
-fn mixture(keys: &MetadataKeys<'_>) -> Result<Option<Mixture>> {
+fn mixture(keys: &MetadataKeys<'_>) -> Result<Option<ExpertMixture>> {
     if keys.integer("llama.expert_count")?.unwrap_or(0) == 0 {
         // Some converters write both as 0 for models without experts.
         return match keys.integer("llama.expert_used_count")?.unwrap_or(0) {
@@ -201,7 +201,7 @@ fn mixture(keys: &MetadataKeys<'_>) -> Result<Option<Mixture>> {
             ))),
         };
     }
-    let mixture = Mixture {
+    let mixture = ExpertMixture {
         count: size(keys, "llama.expert_count")?,
         choices: size(keys, "llama.expert_used_count")?,
     };

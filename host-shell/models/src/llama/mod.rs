@@ -7,22 +7,22 @@
 mod config;
 pub(crate) mod weights;
 
-pub use config::{Config, Mixture};
+pub use config::{ExpertMixture, ModelConfig};
 
-use crate::experts::Counts;
-use crate::machine::{Buffer, Machine, Sizes, Vectors};
-use nvme_host::loader::{LayerLoader, LoaderOptions, LoaderPath, LoaderStats, Resident};
+use crate::experts::ExpertCounts;
+use crate::machine::{BufferSizes, ModelBackend, ProductVectors, VectorBuffer};
+use nvme_host::loader::{LayerLoader, LoaderOptions, LoaderPath, LoaderStats, ResidentLayers};
 use nvme_host::{Catalog, Error, Manifest, Result, Store};
 use std::ops::Range;
 use std::sync::Arc;
-use weights::{Block, Second, Weights};
+use weights::{FeedForward, LayerBlock, ModelWeights};
 
 /// Tokens that go through the layers together, at most.
 pub const MOST_TOKENS: u32 = 64;
 
 /// Options of running a model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Options<'a> {
+pub struct ModelOptions<'a> {
     /// Bytes of memory for weights, of the GPU or of the host: what is not in them streams. Those of two layers at
     /// least; of a mixture of experts those of two layers without them, and on a GPU of a token's experts, too.
     pub budget: u64,
@@ -38,10 +38,10 @@ pub struct Options<'a> {
 /// The embedding of a token is read from the store; the layers and the parts of the last matrix stream through
 /// slots.
 pub struct Llama {
-    config: Config,
-    weights: Weights,
+    config: ModelConfig,
+    weights: ModelWeights,
     loader: LayerLoader,
-    machine: Box<dyn Machine>,
+    machine: Box<dyn ModelBackend>,
     position: u32,
     positions: u32,
 }
@@ -58,9 +58,9 @@ impl Llama {
         store: &Arc<Store>,
         catalog: &Catalog,
         places: &dyn Fn(u64, u64) -> Result<Vec<Range<u64>>>,
-        options: Options<'_>,
+        options: ModelOptions<'_>,
     ) -> Result<Self> {
-        let config = Config::of(catalog)?;
+        let config = ModelConfig::of(catalog)?;
         if options.positions == 0 || options.positions > config.context {
             return Err(Error::usage(
                 format!(
@@ -70,7 +70,8 @@ impl Llama {
                 "use a shorter prompt, or fewer tokens",
             ));
         }
-        let (weights, layers) = Weights::of(&config, catalog, store, places, options.manifest)?;
+        let (weights, layers) =
+            ModelWeights::of(&config, catalog, store, places, options.manifest)?;
         let slot = layers.iter().map(|layer| layer.bytes()).max().unwrap_or(0);
         let all: u64 = layers.iter().map(|layer| layer.bytes()).sum();
         let for_experts = weights.least_for_experts();
@@ -98,7 +99,7 @@ impl Llama {
             layers,
             &LoaderOptions {
                 slots: slots as usize,
-                resident: Resident::Bytes(if budget >= all {
+                resident: ResidentLayers::Bytes(if budget >= all {
                     all
                 } else {
                     budget - slots * slot
@@ -106,7 +107,7 @@ impl Llama {
                 ..LoaderOptions::default()
             },
         )?;
-        let sizes = Sizes {
+        let sizes = BufferSizes {
             config: config.clone(),
             tokens: MOST_TOKENS,
             positions: options.positions,
@@ -124,7 +125,7 @@ impl Llama {
     }
 
     /// Returns the hyperparameters of the model.
-    pub fn config(&self) -> &Config {
+    pub fn config(&self) -> &ModelConfig {
         &self.config
     }
 
@@ -142,7 +143,7 @@ impl Llama {
     ///
     /// # Errors
     /// Those of the GPU.
-    pub fn expert_counts(&self) -> Result<Option<Counts>> {
+    pub fn expert_counts(&self) -> Result<Option<ExpertCounts>> {
         self.machine.expert_counts()
     }
 
@@ -232,9 +233,9 @@ impl Llama {
         machine.last_norm(count - 1)?;
         for piece in &self.weights.head {
             let layer = self.loader.layer_for(piece.layer, machine.stream())?;
-            let last = Vectors {
+            let last = ProductVectors {
                 y_first: piece.first_row,
-                ..Vectors::one(Buffer::Normed, Buffer::Logits)
+                ..ProductVectors::one(VectorBuffer::Normed, VectorBuffer::Logits)
             };
             machine.product(&layer, &piece.matrix, last)?;
         }
@@ -242,21 +243,21 @@ impl Llama {
     }
 }
 
-/// Runs one layer of the model over the tokens in [`Buffer::Hidden`].
+/// Runs one layer of the model over the tokens in [`VectorBuffer::Hidden`].
 fn block_forward(
-    machine: &mut dyn Machine,
-    layer: &nvme_host::loader::Layer,
+    machine: &mut dyn ModelBackend,
+    layer: &nvme_host::loader::LoadedLayer,
     index: usize,
-    block: &Block,
+    block: &LayerBlock,
     position: u32,
     tokens: u32,
 ) -> Result<()> {
-    use Buffer::{Attended, Gate, Hidden, Keys, Normed, Queries, Router, Up, Values};
-    let each = |x, y| Vectors {
+    use VectorBuffer::{Attended, Gate, Hidden, Keys, Normed, Queries, Router, Up, Values};
+    let each = |x, y| ProductVectors {
         tokens,
-        ..Vectors::one(x, y)
+        ..ProductVectors::one(x, y)
     };
-    let added = |x| Vectors {
+    let added = |x| ProductVectors {
         adds: true,
         ..each(x, Hidden)
     };
@@ -268,13 +269,13 @@ fn block_forward(
     machine.product(layer, &block.output, added(Attended))?;
     machine.norm(layer, block.hidden_norm, tokens)?;
     match &block.second {
-        Second::Dense { gate, up, down } => {
+        FeedForward::Dense { gate, up, down } => {
             machine.product(layer, gate, each(Normed, Gate))?;
             machine.product(layer, up, each(Normed, Up))?;
             machine.activate(tokens)?;
             machine.product(layer, down, added(Gate))
         }
-        Second::Experts { router } => {
+        FeedForward::Experts { router } => {
             machine.product(layer, router, each(Normed, Router))?;
             machine.experts(index, tokens)
         }

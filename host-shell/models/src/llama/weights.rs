@@ -1,10 +1,10 @@
 //! Where the weights of a model lie, and in which layers they are loaded.
 
-use super::config::Config;
-use crate::experts::{Experts, Layer, Placed, Shape};
+use super::config::ModelConfig;
+use crate::experts::{ExpertLayers, ExpertMatrices, ExpertShape, Layer};
 use nvme_formats::Stored;
-use nvme_host::catalog::{Dtype, Entry};
-use nvme_host::loader::Layers;
+use nvme_host::catalog::{Dtype, TensorEntry};
+use nvme_host::loader::ModelLayers;
 use nvme_host::words::shortened;
 use nvme_host::{Catalog, Error, Manifest, Result, Store};
 use std::cell::RefCell;
@@ -17,7 +17,7 @@ const ALIGNMENT: u64 = 32;
 
 /// A matrix inside of a layer's bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Matrix {
+pub struct WeightMatrix {
     /// First byte.
     pub at: u64,
     pub stored: Stored,
@@ -28,57 +28,57 @@ pub struct Matrix {
 
 /// The matrices of a layer of the model, and the first bytes of its two norms.
 #[derive(Clone, Copy, Debug)]
-pub struct Block {
+pub struct LayerBlock {
     pub attention_norm: u64,
-    pub query: Matrix,
-    pub key: Matrix,
-    pub value: Matrix,
-    pub output: Matrix,
+    pub query: WeightMatrix,
+    pub key: WeightMatrix,
+    pub value: WeightMatrix,
+    pub output: WeightMatrix,
     pub hidden_norm: u64,
-    pub second: Second,
+    pub second: FeedForward,
 }
 
 /// Feed-forward part of a layer, after the second norm.
 #[derive(Clone, Copy, Debug)]
-pub enum Second {
+pub enum FeedForward {
     Dense {
-        gate: Matrix,
-        up: Matrix,
-        down: Matrix,
+        gate: WeightMatrix,
+        up: WeightMatrix,
+        down: WeightMatrix,
     },
     /// Experts, which are not loaded with the layer.
-    Experts { router: Matrix },
+    Experts { router: WeightMatrix },
 }
 
 /// Rows of the last matrix, which is as long as many layers.
 #[derive(Clone, Copy, Debug)]
-pub struct Piece {
+pub struct HeadPiece {
     /// The layer of the loader.
     pub layer: usize,
     /// Its first row.
     pub first_row: u32,
-    pub matrix: Matrix,
+    pub matrix: WeightMatrix,
 }
 
 /// The embeddings, read row by row.
 #[derive(Clone)]
-pub struct Embedding {
+pub struct EmbeddingTable {
     pub store: Arc<Store>,
-    pub places: Vec<Place>,
+    pub places: Vec<EmbeddingExtent>,
     pub row_bytes: u64,
     pub stored: Stored,
 }
 
 /// Some of the embeddings' bytes, where they lie in the store.
 #[derive(Clone, Debug)]
-pub struct Place {
+pub struct EmbeddingExtent {
     /// Their byte range within the embeddings, which orders the places.
     bytes: Range<u64>,
     /// Offset of the first of them in the store.
     first: u64,
 }
 
-impl Place {
+impl EmbeddingExtent {
     /// Returns the places of `ranges` of the store, whose bytes are contiguous in the embeddings.
     pub fn all(ranges: Vec<Range<u64>>) -> Vec<Self> {
         let mut at = 0;
@@ -95,7 +95,7 @@ impl Place {
 }
 
 /// A part of a row.
-pub struct Part {
+pub struct RowPart {
     /// First byte in the store.
     pub offset: u64,
     pub bytes: u64,
@@ -103,9 +103,9 @@ pub struct Part {
     pub at: u64,
 }
 
-impl Embedding {
+impl EmbeddingTable {
     /// Returns the reads for the rows of `tokens`.
-    pub fn parts(&self, tokens: &[u32], stride: u64) -> Vec<Part> {
+    pub fn parts(&self, tokens: &[u32], stride: u64) -> Vec<RowPart> {
         let mut parts = Vec::new();
         for (token, row) in tokens.iter().zip(0u64..) {
             let first = u64::from(*token) * self.row_bytes;
@@ -119,7 +119,7 @@ impl Embedding {
                 if from >= to {
                     break;
                 }
-                parts.push(Part {
+                parts.push(RowPart {
                     offset: place.first + (from - place.bytes.start),
                     bytes: to - from,
                     at: row * stride + (from - first),
@@ -131,30 +131,30 @@ impl Embedding {
 }
 
 /// All of a model.
-pub struct Weights {
-    pub blocks: Vec<Block>,
+pub struct ModelWeights {
+    pub blocks: Vec<LayerBlock>,
     /// Factors of the norm behind the last layer.
     pub last_norm: Vec<f32>,
-    pub head: Vec<Piece>,
-    pub embedding: Embedding,
-    pub experts: Option<Experts>,
+    pub head: Vec<HeadPiece>,
+    pub embedding: EmbeddingTable,
+    pub experts: Option<ExpertLayers>,
 }
 
 /// Maps a byte range of the file, by offset and length, to the ranges of the store that hold it, in order.
 pub type Places<'a> = &'a dyn Fn(u64, u64) -> Result<Vec<Range<u64>>>;
 
-impl Weights {
+impl ModelWeights {
     /// # Errors
     /// [`Error::Usage`] for tensors that are missing, or of another shape or type.
     pub fn of(
-        config: &Config,
+        config: &ModelConfig,
         catalog: &Catalog,
         store: &Arc<Store>,
         places: Places<'_>,
         manifest: Option<&Manifest>,
-    ) -> Result<(Self, Layers)> {
+    ) -> Result<(Self, ModelLayers)> {
         let used = RefCell::default();
-        let file = File {
+        let file = ModelFile {
             catalog,
             manifest,
             used: &used,
@@ -184,7 +184,11 @@ impl Weights {
         let bytes = embedding.row_bytes * u64::from(embedding.rows);
         let embeddings = places(embedding.at, bytes)?;
         let norm = file.entry("output_norm.weight")?.offset;
-        file.vector("output_norm.weight", config.width, &Runs::from(norm))?;
+        file.vector(
+            "output_norm.weight",
+            config.width,
+            &ContiguousRuns::from(norm),
+        )?;
         let mut bytes = Vec::new();
         for place in places(norm, u64::from(config.width) * 4)? {
             let begin = bytes.len();
@@ -197,16 +201,16 @@ impl Weights {
             blocks,
             last_norm: last_norm.map(|bytes| f32::from_le_bytes(*bytes)).collect(),
             head,
-            embedding: Embedding {
+            embedding: EmbeddingTable {
                 store: Arc::clone(store),
-                places: Place::all(embeddings),
+                places: EmbeddingExtent::all(embeddings),
                 row_bytes: embedding.row_bytes,
                 stored: embedding.stored,
             },
             experts: experts(config, file, store, places)?,
         };
         file.check_all_used()?;
-        let layers = Layers::of_parts(layers)?;
+        let layers = ModelLayers::of_parts(layers)?;
         let layers = match manifest {
             Some(manifest) => layers.verified_by(manifest, catalog.begin())?,
             None => layers,
@@ -228,11 +232,11 @@ impl Weights {
 
 /// Returns the experts of all layers, if the model has them.
 fn experts(
-    config: &Config,
-    file: File<'_>,
+    config: &ModelConfig,
+    file: ModelFile<'_>,
     store: &Arc<Store>,
     places: Places<'_>,
-) -> Result<Option<Experts>> {
+) -> Result<Option<ExpertLayers>> {
     let Some(mixture) = config.experts else {
         return Ok(None);
     };
@@ -247,7 +251,7 @@ fn experts(
             placed("down", config.width, config.hidden)?,
         ])
     };
-    let shape = Shape {
+    let shape = ExpertShape {
         width: config.width,
         hidden: config.hidden,
         experts: mixture.count,
@@ -255,18 +259,18 @@ fn experts(
         over_all: false,
     };
     let layers = (0..config.layers).map(layer).collect::<Result<_>>()?;
-    Ok(Some(Experts::new(store, shape, layers)?))
+    Ok(Some(ExpertLayers::new(store, shape, layers)?))
 }
 
 /// Returns the last matrix in pieces that are no longer than a layer.
-fn pieces(last: &Matrix, longest: u64, first_layer: usize) -> Vec<Piece> {
+fn pieces(last: &WeightMatrix, longest: u64, first_layer: usize) -> Vec<HeadPiece> {
     let most = (longest / last.row_bytes).min(last.rows.into()).max(1) as u32;
     let firsts = (0..last.rows).step_by(most as usize).enumerate();
     firsts
-        .map(|(index, first_row)| Piece {
+        .map(|(index, first_row)| HeadPiece {
             layer: first_layer + index,
             first_row,
-            matrix: Matrix {
+            matrix: WeightMatrix {
                 at: 0,
                 rows: most.min(last.rows - first_row),
                 ..*last
@@ -275,7 +279,12 @@ fn pieces(last: &Matrix, longest: u64, first_layer: usize) -> Vec<Piece> {
         .collect()
 }
 
-fn block(config: &Config, file: File<'_>, prefix: &str, runs: &Runs) -> Result<Block> {
+fn block(
+    config: &ModelConfig,
+    file: ModelFile<'_>,
+    prefix: &str,
+    runs: &ContiguousRuns,
+) -> Result<LayerBlock> {
     let (width, hidden) = (config.width, config.hidden);
     let queries = config.heads * config.head_elements;
     let keys = config.kv_heads * config.head_elements;
@@ -284,16 +293,16 @@ fn block(config: &Config, file: File<'_>, prefix: &str, runs: &Runs) -> Result<B
     };
     let vector = |name: &str| file.vector(&format!("{prefix}{name}.weight"), width, runs);
     let second = match config.experts {
-        None => Second::Dense {
+        None => FeedForward::Dense {
             gate: matrix("ffn_gate", hidden, width)?,
             up: matrix("ffn_up", hidden, width)?,
             down: matrix("ffn_down", width, hidden)?,
         },
-        Some(mixture) => Second::Experts {
+        Some(mixture) => FeedForward::Experts {
             router: matrix("ffn_gate_inp", mixture.count, width)?,
         },
     };
-    Ok(Block {
+    Ok(LayerBlock {
         attention_norm: vector("attn_norm")?,
         query: matrix("attn_q", queries, width)?,
         key: matrix("attn_k", keys, width)?,
@@ -305,9 +314,9 @@ fn block(config: &Config, file: File<'_>, prefix: &str, runs: &Runs) -> Result<B
 }
 
 /// Ranges of the file that are loaded into contiguous memory.
-struct Runs(Vec<Range<u64>>);
+struct ContiguousRuns(Vec<Range<u64>>);
 
-impl From<u64> for Runs {
+impl From<u64> for ContiguousRuns {
     /// Describes the file from that byte on.
     fn from(begin: u64) -> Self {
         let all = begin..u64::MAX;
@@ -315,7 +324,7 @@ impl From<u64> for Runs {
     }
 }
 
-impl Runs {
+impl ContiguousRuns {
     /// Returns the position of byte `offset` of the file after loading.
     fn at(&self, offset: u64) -> Option<u64> {
         let mut before = 0;
@@ -330,15 +339,15 @@ impl Runs {
 }
 
 #[derive(Clone, Copy)]
-struct File<'a> {
+struct ModelFile<'a> {
     catalog: &'a Catalog,
     manifest: Option<&'a Manifest>,
     /// Names of the tensors that the model uses.
     used: &'a RefCell<HashSet<&'a str>>,
 }
 
-impl<'a> File<'a> {
-    fn entry(self, name: &str) -> Result<&'a Entry> {
+impl<'a> ModelFile<'a> {
+    fn entry(self, name: &str) -> Result<&'a TensorEntry> {
         let entry = self.catalog.get(name);
         let entry = entry.ok_or_else(|| refused(format!("there is no {name}")))?;
         self.used.borrow_mut().insert(&entry.name);
@@ -376,8 +385,8 @@ impl<'a> File<'a> {
     }
 
     /// Returns the tensors with a prefix, but for experts.
-    fn runs(self, prefix: &str) -> Result<Runs> {
-        let mut mine: Vec<&Entry> = self.catalog.with_prefix(prefix).collect();
+    fn runs(self, prefix: &str) -> Result<ContiguousRuns> {
+        let mut mine: Vec<&TensorEntry> = self.catalog.with_prefix(prefix).collect();
         mine.sort_by_key(|entry| (entry.offset, entry.bytes));
         let (mut runs, mut is_cut): (Vec<Range<u64>>, _) = (Vec::new(), true);
         for entry in mine {
@@ -400,13 +409,19 @@ impl<'a> File<'a> {
         }
         let runs: Vec<_> = runs.into_iter().map(|run| self.cover(run)).collect();
         match runs.is_empty() {
-            false => Ok(Runs(runs)),
+            false => Ok(ContiguousRuns(runs)),
             true => Err(refused(format!("there is no {prefix}*"))),
         }
     }
 
     /// Returns the matrix `name`, with its position after loading by `runs`.
-    fn matrix(self, name: &str, rows: u32, columns: u32, runs: &Runs) -> Result<Matrix> {
+    fn matrix(
+        self,
+        name: &str,
+        rows: u32,
+        columns: u32,
+        runs: &ContiguousRuns,
+    ) -> Result<WeightMatrix> {
         let entry = self.entry(name)?;
         let stored = stored(entry.dtype)
             .ok_or_else(|| refused(format!("{name} is of {}", entry.dtype.name())))?;
@@ -419,7 +434,7 @@ impl<'a> File<'a> {
                 entry.shape
             )));
         };
-        Ok(Matrix {
+        Ok(WeightMatrix {
             at,
             stored,
             rows,
@@ -434,7 +449,7 @@ impl<'a> File<'a> {
         name: &str,
         (count, rows, columns): (u32, u32, u32),
         places: Places<'_>,
-    ) -> Result<Placed> {
+    ) -> Result<ExpertMatrices> {
         let entry = self.entry(name)?;
         let stored = stored(entry.dtype)
             .ok_or_else(|| refused(format!("{name} is of {}", entry.dtype.name())))?;
@@ -445,7 +460,7 @@ impl<'a> File<'a> {
             )));
         }
         match &places(entry.offset, entry.bytes)?[..] {
-            [place] => Ok(Placed {
+            [place] => Ok(ExpertMatrices {
                 offset: place.start,
                 stored,
             }),
@@ -458,14 +473,19 @@ impl<'a> File<'a> {
 
     /// Returns a matrix with a row for each token, which is loaded separately; its positions are those of the
     /// file.
-    fn alone(self, name: &str, config: &Config) -> Result<Matrix> {
+    fn alone(self, name: &str, config: &ModelConfig) -> Result<WeightMatrix> {
         let at = self.entry(name)?.offset;
-        let matrix = self.matrix(name, config.vocabulary, config.width, &Runs::from(at))?;
-        Ok(Matrix { at, ..matrix })
+        let matrix = self.matrix(
+            name,
+            config.vocabulary,
+            config.width,
+            &ContiguousRuns::from(at),
+        )?;
+        Ok(WeightMatrix { at, ..matrix })
     }
 
     /// Returns the first byte of a vector of `f32`, counted through `runs`.
-    fn vector(self, name: &str, elements: u32, runs: &Runs) -> Result<u64> {
+    fn vector(self, name: &str, elements: u32, runs: &ContiguousRuns) -> Result<u64> {
         let entry = self.entry(name)?;
         let is_so = entry.dtype == Dtype::F32 && entry.shape == [u64::from(elements)];
         let at = runs

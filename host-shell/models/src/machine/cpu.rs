@@ -1,32 +1,32 @@
 //! Threads of the CPU.
 
-use super::{Buffer, Machine, Sizes, Vectors};
-use crate::experts::{Counts, Experts};
-use crate::llama::weights::{Embedding, Matrix, Weights};
-use nvme_compute::steps::by_cpu::{self, Heads};
+use super::{BufferSizes, ModelBackend, ProductVectors, VectorBuffer};
+use crate::experts::{ExpertCounts, ExpertLayers};
+use crate::llama::weights::{EmbeddingTable, ModelWeights, WeightMatrix};
+use nvme_compute::steps::by_cpu::{self, TokenHeads};
 use nvme_compute_kernel::reference;
-use nvme_host::loader::{Layer, LayerLoader};
+use nvme_host::loader::{LayerLoader, LoadedLayer};
 use nvme_host::{Error, Result};
 
 pub struct CpuMachine {
-    sizes: Sizes,
-    buffers: [Vec<f32>; Buffer::COUNT],
+    sizes: BufferSizes,
+    buffers: [Vec<f32>; VectorBuffer::COUNT],
     /// Keys and values of each layer, by position.
     cache: Vec<(Vec<f32>, Vec<f32>)>,
     angles: Vec<f32>,
     last_norm: Vec<f32>,
-    embedding: Embedding,
-    experts: Option<Experts>,
+    embedding: EmbeddingTable,
+    experts: Option<ExpertLayers>,
     name: String,
 }
 
 impl CpuMachine {
-    pub fn new(sizes: Sizes, weights: &Weights) -> Self {
+    pub fn new(sizes: BufferSizes, weights: &ModelWeights) -> Self {
         let cached = sizes.positions as usize * sizes.cached() as usize;
         let config = &sizes.config;
         let layers = 0..config.layers;
         Self {
-            buffers: Buffer::ALL.map(|buffer| vec![0.0; sizes.all_elements(buffer)]),
+            buffers: VectorBuffer::ALL.map(|buffer| vec![0.0; sizes.all_elements(buffer)]),
             cache: layers
                 .map(|_| (vec![0.0; cached], vec![0.0; cached]))
                 .collect(),
@@ -39,38 +39,40 @@ impl CpuMachine {
         }
     }
 
-    fn take(&mut self, buffer: Buffer) -> Vec<f32> {
+    fn take(&mut self, buffer: VectorBuffer) -> Vec<f32> {
         std::mem::take(&mut self.buffers[buffer as usize])
     }
 
-    fn put(&mut self, buffer: Buffer, vectors: Vec<f32>) {
+    fn put(&mut self, buffer: VectorBuffer, vectors: Vec<f32>) {
         self.buffers[buffer as usize] = vectors;
     }
 
-    fn vectors(&self, buffer: Buffer, first: u32, tokens: u32) -> &[f32] {
+    fn vectors(&self, buffer: VectorBuffer, first: u32, tokens: u32) -> &[f32] {
         let elements = self.sizes.elements(buffer) as usize;
         &self.buffers[buffer as usize][first as usize * elements..][..tokens as usize * elements]
     }
 
     fn norm_by(&mut self, weight: &[f32], first: u32, tokens: u32) {
         let (width, epsilon) = (self.sizes.config.width as usize, self.sizes.config.epsilon);
-        let mut normed = self.take(Buffer::Normed);
-        let hidden = self.vectors(Buffer::Hidden, first, tokens).chunks(width);
+        let mut normed = self.take(VectorBuffer::Normed);
+        let hidden = self
+            .vectors(VectorBuffer::Hidden, first, tokens)
+            .chunks(width);
         for (x, y) in hidden.zip(normed.chunks_mut(width)) {
             reference::rms_norm(x, weight, epsilon, y);
         }
-        self.put(Buffer::Normed, normed);
+        self.put(VectorBuffer::Normed, normed);
     }
 }
 
 /// Returns the bytes `at` on of a layer.
-fn part(layer: &Layer, at: u64, bytes: u64) -> Result<&[u8]> {
+fn part(layer: &LoadedLayer, at: u64, bytes: u64) -> Result<&[u8]> {
     let (at, bytes) = (at as usize, bytes as usize);
     let part = layer.bytes().and_then(|all| all.get(at..)?.get(..bytes));
     part.ok_or_else(|| Error::internal("a matrix outside of its layer"))
 }
 
-impl Machine for CpuMachine {
+impl ModelBackend for CpuMachine {
     fn name(&self) -> &str {
         &self.name
     }
@@ -87,14 +89,14 @@ impl Machine for CpuMachine {
             self.embedding.store.read_at(part.offset, rows)?;
         }
         let (width, stored) = (self.sizes.config.width as usize, self.embedding.stored);
-        let hidden = self.buffers[Buffer::Hidden as usize].chunks_mut(width);
+        let hidden = self.buffers[VectorBuffer::Hidden as usize].chunks_mut(width);
         for (row, hidden) in rows.chunks(row_bytes).zip(hidden) {
             reference::unpack(stored, row, hidden);
         }
         Ok(())
     }
 
-    fn norm(&mut self, layer: &Layer, weight: u64, tokens: u32) -> Result<()> {
+    fn norm(&mut self, layer: &LoadedLayer, weight: u64, tokens: u32) -> Result<()> {
         let bytes = part(layer, weight, u64::from(self.sizes.config.width) * 4)?;
         let weight = bytes.as_chunks::<4>().0.iter();
         let weight: Vec<f32> = weight.map(|bytes| f32::from_le_bytes(*bytes)).collect();
@@ -109,7 +111,12 @@ impl Machine for CpuMachine {
         Ok(())
     }
 
-    fn product(&mut self, layer: &Layer, matrix: &Matrix, vectors: Vectors) -> Result<()> {
+    fn product(
+        &mut self,
+        layer: &LoadedLayer,
+        matrix: &WeightMatrix,
+        vectors: ProductVectors,
+    ) -> Result<()> {
         let row_bytes = matrix.row_bytes as usize;
         let weights = part(layer, matrix.at, matrix.row_bytes * u64::from(matrix.rows))?;
         let x = self.vectors(vectors.x, 0, vectors.tokens);
@@ -128,7 +135,7 @@ impl Machine for CpuMachine {
 
     fn attend(&mut self, block: usize, position: u32, tokens: u32) -> Result<()> {
         let config = &self.sizes.config;
-        let shape = Heads {
+        let shape = TokenHeads {
             position,
             tokens,
             heads: config.heads,
@@ -138,11 +145,11 @@ impl Machine for CpuMachine {
         let taken = tokens as usize * (config.heads * config.head_elements) as usize;
         let cached = tokens as usize * self.sizes.cached() as usize;
         let (mut queries, keys, values) = (
-            self.take(Buffer::Queries),
-            self.take(Buffer::Keys),
-            self.take(Buffer::Values),
+            self.take(VectorBuffer::Queries),
+            self.take(VectorBuffer::Keys),
+            self.take(VectorBuffer::Values),
         );
-        let mut attended = self.take(Buffer::Attended);
+        let mut attended = self.take(VectorBuffer::Attended);
         let (key_cache, value_cache) = &mut self.cache[block];
         let of_tokens = &mut queries[..taken];
         let given = (&keys[..cached], &values[..cached]);
@@ -151,18 +158,18 @@ impl Machine for CpuMachine {
         let scale = self.sizes.scale();
         let y = &mut attended[..taken];
         by_cpu::attention(shape, of_tokens, (key_cache, value_cache), scale, y)?;
-        self.put(Buffer::Queries, queries);
-        self.put(Buffer::Keys, keys);
-        self.put(Buffer::Values, values);
-        self.put(Buffer::Attended, attended);
+        self.put(VectorBuffer::Queries, queries);
+        self.put(VectorBuffer::Keys, keys);
+        self.put(VectorBuffer::Values, values);
+        self.put(VectorBuffer::Attended, attended);
         Ok(())
     }
 
     fn activate(&mut self, tokens: u32) -> Result<()> {
-        let mut gate = self.take(Buffer::Gate);
-        let up = self.vectors(Buffer::Up, 0, tokens);
+        let mut gate = self.take(VectorBuffer::Gate);
+        let up = self.vectors(VectorBuffer::Up, 0, tokens);
         reference::silu_mul(&mut gate[..up.len()], up);
-        self.put(Buffer::Gate, gate);
+        self.put(VectorBuffer::Gate, gate);
         Ok(())
     }
 
@@ -170,23 +177,25 @@ impl Machine for CpuMachine {
         let Some(experts) = &self.experts else {
             return Err(Error::internal("a model without experts"));
         };
-        let logits = self.vectors(Buffer::Router, 0, tokens);
-        let x = self.vectors(Buffer::Normed, 0, tokens);
+        let logits = self.vectors(VectorBuffer::Router, 0, tokens);
+        let x = self.vectors(VectorBuffer::Normed, 0, tokens);
         let y = experts.compute(block as u32, logits, x)?;
-        let hidden = &mut self.buffers[Buffer::Hidden as usize];
+        let hidden = &mut self.buffers[VectorBuffer::Hidden as usize];
         hidden.iter_mut().zip(y).for_each(|(sum, y)| *sum += y);
         Ok(())
     }
 
-    fn expert_counts(&self) -> Result<Option<Counts>> {
+    fn expert_counts(&self) -> Result<Option<ExpertCounts>> {
         Ok(None)
     }
 
     fn next_token(&mut self, _: &LayerLoader) -> Result<u32> {
-        Ok(reference::argmax(&self.buffers[Buffer::Logits as usize]))
+        Ok(reference::argmax(
+            &self.buffers[VectorBuffer::Logits as usize],
+        ))
     }
 
     fn logits(&mut self) -> Result<Vec<f32>> {
-        Ok(self.buffers[Buffer::Logits as usize].clone())
+        Ok(self.buffers[VectorBuffer::Logits as usize].clone())
     }
 }

@@ -2,13 +2,15 @@
 // UNSAFETY: launches kernels over addresses of memory that the machine owns, or that a layer holds.
 #![allow(unsafe_code)]
 
-use super::{Buffer, Machine, Sizes, Vectors};
-use crate::experts::{self, CacheOptions, Counts, Experts, GpuExperts, Policy, Step};
-use crate::llama::weights::{Embedding, Matrix, Weights};
-use nvme_compute::steps::Steps;
+use super::{BufferSizes, ModelBackend, ProductVectors, VectorBuffer};
+use crate::experts::{
+    self, CacheOptions, ExpertCounts, ExpertLayers, ExpertStep, GpuExperts, Policy,
+};
+use crate::llama::weights::{EmbeddingTable, ModelWeights, WeightMatrix};
+use nvme_compute::steps::StepKernels;
 use nvme_compute_kernel::{Argmax, Attention, Gemv, RmsNorm, Rope, SiluMul, Unpack, reference};
-use nvme_host::cuda::{DeviceMemory, Gpu, Pending, ReadRange, Stream};
-use nvme_host::loader::{Layer, LayerLoader};
+use nvme_host::cuda::{DeviceMemory, Gpu, PendingRows, ReadRange, Stream};
+use nvme_host::loader::{LayerLoader, LoadedLayer};
 use nvme_host::store::status;
 use nvme_host::{Error, Result};
 use std::sync::Arc;
@@ -18,9 +20,9 @@ use std::time::{Duration, Instant};
 /// milliseconds; a step that takes this long will not end, and waiting longer would hang the program.
 const LIMIT: Duration = Duration::from_secs(60);
 pub struct GpuMachine {
-    steps: Steps,
+    steps: StepKernels,
     stream: Stream,
-    sizes: Sizes,
+    sizes: BufferSizes,
     buffers: Vec<DeviceMemory>,
     /// Keys and values of each layer, by position.
     cache: Vec<(DeviceMemory, DeviceMemory)>,
@@ -32,22 +34,22 @@ pub struct GpuMachine {
     best: DeviceMemory,
     /// Rows of embeddings as they are stored.
     rows: DeviceMemory,
-    embedding: Embedding,
+    embedding: EmbeddingTable,
     /// The read of the step's embeddings.
-    pending: Option<Pending>,
+    pending: Option<PendingRows>,
     experts: Option<GpuExperts>,
     /// The reads of the step's experts.
-    expert_reads: Vec<Pending>,
+    expert_reads: Vec<PendingRows>,
     name: String,
 }
 
 impl GpuMachine {
-    pub fn new(gpu: &Arc<Gpu>, sizes: Sizes, weights: &Weights) -> Result<Self> {
+    pub fn new(gpu: &Arc<Gpu>, sizes: BufferSizes, weights: &ModelWeights) -> Result<Self> {
         let floats = |count: usize| DeviceMemory::new(gpu, count.max(1) * 4);
         let config = &sizes.config;
         let cached = sizes.positions as usize * sizes.cached() as usize;
         let angles = reference::angles(sizes.positions, config.head_elements, config.rope_base);
-        let buffers = Buffer::ALL.map(|buffer| floats(sizes.all_elements(buffer)));
+        let buffers = VectorBuffer::ALL.map(|buffer| floats(sizes.all_elements(buffer)));
         let cache = (0..config.layers).map(|_| Ok((floats(cached)?, floats(cached)?)));
         let tokens = sizes.tokens as usize;
         let row_bytes = weights.embedding.row_bytes as usize;
@@ -56,7 +58,7 @@ impl GpuMachine {
             .map(|experts| expert_cache(experts, &sizes))
             .transpose()?;
         Ok(Self {
-            steps: Steps::load(gpu)?,
+            steps: StepKernels::load(gpu)?,
             stream: Stream::new(gpu)?,
             buffers: buffers.into_iter().collect::<Result<_>>()?,
             cache: cache.collect::<Result<_>>()?,
@@ -74,16 +76,16 @@ impl GpuMachine {
         })
     }
 
-    fn address(&self, buffer: Buffer) -> u64 {
+    fn address(&self, buffer: VectorBuffer) -> u64 {
         self.buffers[buffer as usize].address()
     }
 
     fn norm_by(&self, weight: u64, first: u32, tokens: u32) -> Result<()> {
         let width = self.sizes.config.width;
         let norm = RmsNorm {
-            x: self.address(Buffer::Hidden) + u64::from(first) * u64::from(width) * 4,
+            x: self.address(VectorBuffer::Hidden) + u64::from(first) * u64::from(width) * 4,
             weight,
-            y: self.address(Buffer::Normed),
+            y: self.address(VectorBuffer::Normed),
             elements: width,
             tokens,
             epsilon: self.sizes.config.epsilon,
@@ -100,7 +102,7 @@ impl GpuMachine {
 }
 
 /// Returns the cache of the experts: for as many tokens at a time as it has room.
-fn expert_cache(experts: &Experts, sizes: &Sizes) -> Result<GpuExperts> {
+fn expert_cache(experts: &ExpertLayers, sizes: &BufferSizes) -> Result<GpuExperts> {
     let shape = experts.shape();
     let slots = sizes.expert_bytes / experts.slot_bytes();
     let tokens = match slots >= u64::from(shape.experts) {
@@ -128,7 +130,7 @@ fn uploaded(gpu: &Arc<Gpu>, numbers: &[f32]) -> Result<DeviceMemory> {
     Ok(memory)
 }
 
-impl Machine for GpuMachine {
+impl ModelBackend for GpuMachine {
     fn name(&self) -> &str {
         &self.name
     }
@@ -153,7 +155,7 @@ impl Machine for GpuMachine {
         self.expert_reads.clear();
         let unpack = Unpack {
             rows: self.rows.address(),
-            y: self.address(Buffer::Hidden),
+            y: self.address(VectorBuffer::Hidden),
             row_stride: stride,
             columns: self.sizes.config.width,
             tokens: tokens.len() as u32,
@@ -164,7 +166,7 @@ impl Machine for GpuMachine {
         unsafe { self.steps.unpack(&unpack, self.stream.handle()) }
     }
 
-    fn norm(&mut self, layer: &Layer, weight: u64, tokens: u32) -> Result<()> {
+    fn norm(&mut self, layer: &LoadedLayer, weight: u64, tokens: u32) -> Result<()> {
         self.norm_by(layer.address() + weight, 0, tokens)
     }
 
@@ -172,7 +174,12 @@ impl Machine for GpuMachine {
         self.norm_by(self.last_norm.address(), token, 1)
     }
 
-    fn product(&mut self, layer: &Layer, matrix: &Matrix, vectors: Vectors) -> Result<()> {
+    fn product(
+        &mut self,
+        layer: &LoadedLayer,
+        matrix: &WeightMatrix,
+        vectors: ProductVectors,
+    ) -> Result<()> {
         let gemv = Gemv {
             weights: layer.address() + matrix.at,
             x: self.address(vectors.x),
@@ -195,9 +202,9 @@ impl Machine for GpuMachine {
         let (key_cache, value_cache) =
             (self.cache[block].0.address(), self.cache[block].1.address());
         let rope = Rope {
-            queries: self.address(Buffer::Queries),
-            keys: self.address(Buffer::Keys),
-            values: self.address(Buffer::Values),
+            queries: self.address(VectorBuffer::Queries),
+            keys: self.address(VectorBuffer::Keys),
+            values: self.address(VectorBuffer::Values),
             angles: self.angles.address(),
             key_cache,
             value_cache,
@@ -212,7 +219,7 @@ impl Machine for GpuMachine {
             queries: rope.queries,
             key_cache,
             value_cache,
-            y: self.address(Buffer::Attended),
+            y: self.address(VectorBuffer::Attended),
             position,
             tokens,
             heads: config.heads,
@@ -228,10 +235,10 @@ impl Machine for GpuMachine {
     }
 
     fn activate(&mut self, tokens: u32) -> Result<()> {
-        let gate = self.address(Buffer::Gate);
+        let gate = self.address(VectorBuffer::Gate);
         let silu = SiluMul {
             x: gate,
-            factor: self.address(Buffer::Up),
+            factor: self.address(VectorBuffer::Up),
             y: gate,
             elements: u64::from(self.sizes.config.hidden) * u64::from(tokens),
         };
@@ -249,12 +256,12 @@ impl Machine for GpuMachine {
                 let before = u64::from(first) * u64::from(self.sizes.elements(buffer));
                 self.address(buffer) + before * 4
             };
-            let step = Step {
+            let step = ExpertStep {
                 layer: block as u32,
                 tokens: (tokens - first).min(most as u32),
-                logits: at(Buffer::Router),
-                x: at(Buffer::Normed),
-                y: at(Buffer::Hidden),
+                logits: at(VectorBuffer::Router),
+                x: at(VectorBuffer::Normed),
+                y: at(VectorBuffer::Hidden),
                 adds: true,
                 probabilities: 0,
             };
@@ -265,13 +272,13 @@ impl Machine for GpuMachine {
         Ok(())
     }
 
-    fn expert_counts(&self) -> Result<Option<Counts>> {
+    fn expert_counts(&self) -> Result<Option<ExpertCounts>> {
         self.experts.as_ref().map(GpuExperts::counts).transpose()
     }
 
     fn next_token(&mut self, loader: &LayerLoader) -> Result<u32> {
         let argmax = Argmax {
-            x: self.address(Buffer::Logits),
+            x: self.address(VectorBuffer::Logits),
             best: self.best.address(),
             index: self.index.address(),
             elements: self.sizes.config.vocabulary.into(),
@@ -301,7 +308,7 @@ impl Machine for GpuMachine {
 
     fn logits(&mut self) -> Result<Vec<f32>> {
         self.stream.wait(LIMIT, || Ok(()))?;
-        let memory = &self.buffers[Buffer::Logits as usize];
+        let memory = &self.buffers[VectorBuffer::Logits as usize];
         let mut bytes = vec![0; memory.len()];
         memory.download(0, &mut bytes)?;
         let numbers = bytes.as_chunks::<4>().0.iter();

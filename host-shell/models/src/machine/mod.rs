@@ -6,15 +6,15 @@ mod cpu;
 #[cfg(feature = "cuda")]
 mod gpu;
 
-use crate::experts::Counts;
-use crate::llama::Config;
-use crate::llama::weights::{Matrix, Weights};
+use crate::experts::ExpertCounts;
+use crate::llama::ModelConfig;
+use crate::llama::weights::{ModelWeights, WeightMatrix};
 use nvme_host::Result;
-use nvme_host::loader::{Layer, LayerLoader};
+use nvme_host::loader::{LayerLoader, LoadedLayer};
 
 /// Vectors, one for each token.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Buffer {
+pub enum VectorBuffer {
     /// The residual stream: the vector that each layer reads and adds to.
     Hidden,
     Normed,
@@ -30,7 +30,7 @@ pub enum Buffer {
     Logits,
 }
 
-impl Buffer {
+impl VectorBuffer {
     /// Number of buffers.
     pub const COUNT: usize = Self::Logits as usize + 1;
     pub const ALL: [Self; Self::COUNT] = [
@@ -49,8 +49,8 @@ impl Buffer {
 
 /// Sizes for which a back end allocates its buffers.
 #[derive(Clone, Debug)]
-pub struct Sizes {
-    pub config: Config,
+pub struct BufferSizes {
+    pub config: ModelConfig,
     /// Tokens of a step, at most.
     pub tokens: u32,
     /// Positions of the text, at most.
@@ -63,24 +63,24 @@ pub struct Sizes {
     pub expert_bytes: u64,
 }
 
-impl Sizes {
+impl BufferSizes {
     /// Returns the number of elements of a vector.
-    pub fn elements(&self, buffer: Buffer) -> u32 {
+    pub fn elements(&self, buffer: VectorBuffer) -> u32 {
         let config = &self.config;
         match buffer {
-            Buffer::Hidden | Buffer::Normed => config.width,
-            Buffer::Queries | Buffer::Attended => config.heads * config.head_elements,
-            Buffer::Keys | Buffer::Values => self.cached(),
-            Buffer::Gate | Buffer::Up if config.experts.is_some() => 0,
-            Buffer::Gate | Buffer::Up => config.hidden,
-            Buffer::Router => config.experts.map_or(0, |experts| experts.count),
-            Buffer::Logits => config.vocabulary,
+            VectorBuffer::Hidden | VectorBuffer::Normed => config.width,
+            VectorBuffer::Queries | VectorBuffer::Attended => config.heads * config.head_elements,
+            VectorBuffer::Keys | VectorBuffer::Values => self.cached(),
+            VectorBuffer::Gate | VectorBuffer::Up if config.experts.is_some() => 0,
+            VectorBuffer::Gate | VectorBuffer::Up => config.hidden,
+            VectorBuffer::Router => config.experts.map_or(0, |experts| experts.count),
+            VectorBuffer::Logits => config.vocabulary,
         }
     }
 
     /// Returns the number of elements of all vectors of a name.
-    pub fn all_elements(&self, buffer: Buffer) -> usize {
-        let vectors = if buffer == Buffer::Logits {
+    pub fn all_elements(&self, buffer: VectorBuffer) -> usize {
+        let vectors = if buffer == VectorBuffer::Logits {
             1
         } else {
             self.tokens
@@ -101,9 +101,9 @@ impl Sizes {
 
 /// The vectors of a product.
 #[derive(Clone, Copy, Debug)]
-pub struct Vectors {
-    pub x: Buffer,
-    pub y: Buffer,
+pub struct ProductVectors {
+    pub x: VectorBuffer,
+    pub y: VectorBuffer,
     /// The first element of each vector of `y` that is written.
     pub y_first: u32,
     pub tokens: u32,
@@ -111,9 +111,9 @@ pub struct Vectors {
     pub adds: bool,
 }
 
-impl Vectors {
+impl ProductVectors {
     /// Returns the first vector of `x`, into the first of `y`.
-    pub fn one(x: Buffer, y: Buffer) -> Self {
+    pub fn one(x: VectorBuffer, y: VectorBuffer) -> Self {
         Self {
             x,
             y,
@@ -125,50 +125,55 @@ impl Vectors {
 }
 
 /// The steps of a model.
-pub trait Machine: Send {
+pub trait ModelBackend: Send {
     /// Returns its name.
     fn name(&self) -> &str;
 
     /// Returns the stream for which layers are asked.
     fn stream(&self) -> u64;
 
-    /// Loads the embeddings of `tokens` into [`Buffer::Hidden`].
+    /// Loads the embeddings of `tokens` into [`VectorBuffer::Hidden`].
     fn embed(&mut self, tokens: &[u32]) -> Result<()>;
 
-    /// Normalises [`Buffer::Hidden`] into [`Buffer::Normed`], by the factors at byte `weight` of
+    /// Normalises [`VectorBuffer::Hidden`] into [`VectorBuffer::Normed`], by the factors at byte `weight` of
     /// the layer.
-    fn norm(&mut self, layer: &Layer, weight: u64, tokens: u32) -> Result<()>;
+    fn norm(&mut self, layer: &LoadedLayer, weight: u64, tokens: u32) -> Result<()>;
 
-    /// Normalises vector `token` of [`Buffer::Hidden`] into the first of [`Buffer::Normed`], by the
+    /// Normalises vector `token` of [`VectorBuffer::Hidden`] into the first of [`VectorBuffer::Normed`], by the
     /// factors of the last norm.
     fn last_norm(&mut self, token: u32) -> Result<()>;
 
     /// Computes a product.
-    fn product(&mut self, layer: &Layer, matrix: &Matrix, vectors: Vectors) -> Result<()>;
+    fn product(
+        &mut self,
+        layer: &LoadedLayer,
+        matrix: &WeightMatrix,
+        vectors: ProductVectors,
+    ) -> Result<()>;
 
-    /// Computes the attention of layer `block`, from `position` on, into [`Buffer::Attended`].
+    /// Computes the attention of layer `block`, from `position` on, into [`VectorBuffer::Attended`].
     fn attend(&mut self, block: usize, position: u32, tokens: u32) -> Result<()>;
 
-    /// Applies the activation to [`Buffer::Gate`], times [`Buffer::Up`], into the first.
+    /// Applies the activation to [`VectorBuffer::Gate`], times [`VectorBuffer::Up`], into the first.
     fn activate(&mut self, tokens: u32) -> Result<()>;
 
-    /// Adds to [`Buffer::Hidden`] the results of the experts of layer `block` for
-    /// [`Buffer::Normed`], as the logits in [`Buffer::Router`] select them.
+    /// Adds to [`VectorBuffer::Hidden`] the results of the experts of layer `block` for
+    /// [`VectorBuffer::Normed`], as the logits in [`VectorBuffer::Router`] select them.
     fn experts(&mut self, block: usize, tokens: u32) -> Result<()>;
 
     /// Returns the counters of the cache of experts, if there is one.
-    fn expert_counts(&self) -> Result<Option<Counts>>;
+    fn expert_counts(&self) -> Result<Option<ExpertCounts>>;
 
-    /// Returns the token with the largest number in [`Buffer::Logits`], when all before it has ended and was
+    /// Returns the token with the largest number in [`VectorBuffer::Logits`], when all before it has ended and was
     /// right.
     fn next_token(&mut self, loader: &LayerLoader) -> Result<u32>;
 
-    /// Returns the numbers in [`Buffer::Logits`].
+    /// Returns the numbers in [`VectorBuffer::Logits`].
     fn logits(&mut self) -> Result<Vec<f32>>;
 }
 
 /// Returns the machine of a store: its GPU, or the CPU.
-pub fn of(sizes: Sizes, weights: &Weights) -> Result<Box<dyn Machine>> {
+pub fn of(sizes: BufferSizes, weights: &ModelWeights) -> Result<Box<dyn ModelBackend>> {
     #[cfg(feature = "cuda")]
     if let Some(gpu) = weights.embedding.store.gpu() {
         return Ok(Box::new(gpu::GpuMachine::new(gpu, sizes, weights)?));

@@ -1,7 +1,7 @@
 //! Byte-pair encoding over bytes, as GPT-2 has it.
 
 use super::refused;
-use super::vocabulary::Vocabulary;
+use super::vocabulary::TokenVocabulary;
 use super::words::WordSplits;
 use crate::metadata::MetadataKeys;
 use nvme_host::{Error, Result};
@@ -10,15 +10,15 @@ use tokenizers::Model;
 use tokenizers::models::bpe::BPE;
 
 /// Writes texts as tokens.
-pub struct Encoder {
+pub struct ByteEncoder {
     splits: WordSplits,
     merges: BPE,
     /// Bytes for which there is no token: a text with one of them cannot be written.
     missing: Vec<u8>,
 }
 
-impl Encoder {
-    pub fn of(keys: &MetadataKeys<'_>, vocabulary: &Vocabulary) -> Result<Self> {
+impl ByteEncoder {
+    pub fn of(keys: &MetadataKeys<'_>, vocabulary: &TokenVocabulary) -> Result<Self> {
         let splits = WordSplits::named(keys.text("tokenizer.ggml.pre")?)?;
         if keys.flag("tokenizer.ggml.add_space_prefix")? == Some(true) {
             return Err(refused(

@@ -14,8 +14,8 @@ pub(crate) use byte_level::sign;
 
 use crate::metadata::MetadataKeys;
 use nvme_host::{Catalog, Error, Result};
-use special::{Fragment, SpecialTokens};
-use vocabulary::{TokenKind, Vocabulary};
+use special::{SpecialTokens, TextFragment};
+use vocabulary::{TokenKind, TokenVocabulary};
 
 /// Keys of a tokenizer that are not needed to write a text as tokens and back.
 const HARMLESS: [&str; 13] = [
@@ -45,9 +45,9 @@ const ENDS: [&str; 5] = [
 
 /// The tokens of a model.
 pub struct Tokenizer {
-    vocabulary: Vocabulary,
+    vocabulary: TokenVocabulary,
     special: SpecialTokens,
-    encoder: Encoder,
+    encoder: TextEncoder,
     /// Comes before a text.
     first: Option<u32>,
     /// Comes after a text.
@@ -56,9 +56,9 @@ pub struct Tokenizer {
 }
 
 /// Encoder of the text between special tokens.
-enum Encoder {
-    ByteLevel(Box<byte_level::Encoder>),
-    SentencePiece(sentence_piece::Encoder),
+enum TextEncoder {
+    ByteLevel(Box<byte_level::ByteEncoder>),
+    SentencePiece(sentence_piece::PieceEncoder),
 }
 
 impl Tokenizer {
@@ -69,17 +69,17 @@ impl Tokenizer {
     /// known here.
     pub fn of(catalog: &Catalog) -> Result<Self> {
         let keys = MetadataKeys::of(catalog, refused);
-        let vocabulary = Vocabulary::of(&keys)?;
+        let vocabulary = TokenVocabulary::of(&keys)?;
         let model = keys.text("tokenizer.ggml.model")?.unwrap_or("missing");
         let (encoder, begins) = match model {
             "gpt2" => {
-                let encoder = byte_level::Encoder::of(&keys, &vocabulary)?;
+                let encoder = byte_level::ByteEncoder::of(&keys, &vocabulary)?;
                 let begins = encoder.begins_by_default();
-                (Encoder::ByteLevel(Box::new(encoder)), begins)
+                (TextEncoder::ByteLevel(Box::new(encoder)), begins)
             }
             "llama" => {
-                let encoder = sentence_piece::Encoder::of(&keys, &vocabulary)?;
-                (Encoder::SentencePiece(encoder), true)
+                let encoder = sentence_piece::PieceEncoder::of(&keys, &vocabulary)?;
+                (TextEncoder::SentencePiece(encoder), true)
             }
             other => return Err(refused(format!("tokenizer.ggml.model is {other}"))),
         };
@@ -151,15 +151,15 @@ impl Tokenizer {
         let mut begins = true;
         for fragment in self.special.split(text, &self.vocabulary, check)? {
             match fragment {
-                Fragment::Special(token) => tokens.push(token),
-                Fragment::Plain(text) => match &self.encoder {
-                    Encoder::ByteLevel(encoder) => encoder.encode(text, &mut tokens, check)?,
-                    Encoder::SentencePiece(encoder) => {
+                TextFragment::Special(token) => tokens.push(token),
+                TextFragment::Plain(text) => match &self.encoder {
+                    TextEncoder::ByteLevel(encoder) => encoder.encode(text, &mut tokens, check)?,
+                    TextEncoder::SentencePiece(encoder) => {
                         encoder.encode(&self.vocabulary, text, begins, &mut tokens, check)?;
                     }
                 },
             }
-            begins = matches!(fragment, Fragment::Special(_));
+            begins = matches!(fragment, TextFragment::Special(_));
         }
         tokens.extend(self.last);
         Ok(tokens)
@@ -176,8 +176,10 @@ impl Tokenizer {
             match (kind, &self.encoder) {
                 (TokenKind::Control | TokenKind::Unknown | TokenKind::Unused, _) => {}
                 (TokenKind::UserDefined, _) => bytes.extend(text.as_bytes()),
-                (_, Encoder::ByteLevel(_)) => bytes.extend(byte_level::bytes_of(text)),
-                (kind, Encoder::SentencePiece(_)) => sentence_piece::decode(text, kind, &mut bytes),
+                (_, TextEncoder::ByteLevel(_)) => bytes.extend(byte_level::bytes_of(text)),
+                (kind, TextEncoder::SentencePiece(_)) => {
+                    sentence_piece::decode(text, kind, &mut bytes)
+                }
             }
         }
         bytes

@@ -5,7 +5,7 @@
 //! it cannot say "the leftmost of these".
 
 use super::refused;
-use super::vocabulary::{TokenKind, Vocabulary};
+use super::vocabulary::{TokenKind, TokenVocabulary};
 use crate::metadata::MetadataKeys;
 use nvme_host::Result;
 use std::cmp::Ordering;
@@ -17,7 +17,7 @@ const SPACE: char = '\u{2581}';
 const BATCH: usize = 4096;
 
 /// Writes texts as tokens.
-pub struct Encoder {
+pub struct PieceEncoder {
     /// Score of each token.
     scores: Vec<f32>,
     /// The tokens of bytes that no other token has.
@@ -28,8 +28,8 @@ pub struct Encoder {
     adds_space: bool,
 }
 
-impl Encoder {
-    pub fn of(keys: &MetadataKeys<'_>, vocabulary: &Vocabulary) -> Result<Self> {
+impl PieceEncoder {
+    pub fn of(keys: &MetadataKeys<'_>, vocabulary: &TokenVocabulary) -> Result<Self> {
         let flag = |name: &str| keys.flag(&format!("tokenizer.ggml.{name}"));
         // Both are for other kinds than this one; llama.cpp reads neither of them for it, nor merges, which scores say.
         let _ = keys.get("tokenizer.ggml.merges");
@@ -63,7 +63,7 @@ impl Encoder {
     /// Appends the tokens of `text`, which `begins` a text or follows a special token.
     pub fn encode(
         &self,
-        vocabulary: &Vocabulary,
+        vocabulary: &TokenVocabulary,
         text: &str,
         begins: bool,
         tokens: &mut Vec<u32>,
@@ -72,7 +72,7 @@ impl Encoder {
         let space = (begins && self.adds_space).then_some(SPACE);
         let others = text.chars().map(|one| if one == ' ' { SPACE } else { one });
         let text: String = space.into_iter().chain(others).collect();
-        let mut merging = Merging::of(self, vocabulary, &text);
+        let mut merging = SymbolMerge::of(self, vocabulary, &text);
         loop {
             check()?;
             if !merging.merge(BATCH) {
@@ -92,7 +92,7 @@ impl Encoder {
 
 /// A piece of the text: a character, or a merged pair. One without bytes was merged into another one.
 #[derive(Clone, Copy)]
-struct Symbol {
+struct TextSymbol {
     begin: usize,
     bytes: usize,
     /// Its neighbours.
@@ -134,19 +134,19 @@ impl PartialEq for SymbolPair {
 impl Eq for SymbolPair {}
 
 /// A text while its pieces are merged.
-struct Merging<'t> {
-    encoder: &'t Encoder,
-    vocabulary: &'t Vocabulary,
+struct SymbolMerge<'t> {
+    encoder: &'t PieceEncoder,
+    vocabulary: &'t TokenVocabulary,
     text: &'t str,
-    symbols: Vec<Symbol>,
+    symbols: Vec<TextSymbol>,
     pairs: BinaryHeap<SymbolPair>,
 }
 
-impl<'t> Merging<'t> {
-    fn of(encoder: &'t Encoder, vocabulary: &'t Vocabulary, text: &'t str) -> Self {
+impl<'t> SymbolMerge<'t> {
+    fn of(encoder: &'t PieceEncoder, vocabulary: &'t TokenVocabulary, text: &'t str) -> Self {
         let characters = text.char_indices().enumerate();
-        let mut symbols: Vec<Symbol> = characters
-            .map(|(at, (begin, character))| Symbol {
+        let mut symbols: Vec<TextSymbol> = characters
+            .map(|(at, (begin, character))| TextSymbol {
                 begin,
                 bytes: character.len_utf8(),
                 before: at.checked_sub(1),

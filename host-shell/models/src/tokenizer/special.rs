@@ -1,11 +1,11 @@
 //! Special tokens that stand in a text as they are written.
 
-use super::vocabulary::{TokenKind, Vocabulary};
+use super::vocabulary::{TokenKind, TokenVocabulary};
 use nvme_host::Result;
 
 /// A part of a text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Fragment<'t> {
+pub enum TextFragment<'t> {
     Plain(&'t str),
     Special(u32),
 }
@@ -15,7 +15,7 @@ pub enum Fragment<'t> {
 pub struct SpecialTokens(Vec<u32>);
 
 impl SpecialTokens {
-    pub fn of(vocabulary: &Vocabulary) -> Self {
+    pub fn of(vocabulary: &TokenVocabulary) -> Self {
         use TokenKind::{Control, Unknown, UserDefined};
         let special = vocabulary.tokens().filter(|(text, _, kind)| {
             !text.is_empty() && matches!(kind, Control | UserDefined | Unknown)
@@ -29,10 +29,10 @@ impl SpecialTokens {
     pub fn split<'t>(
         &self,
         text: &'t str,
-        vocabulary: &Vocabulary,
+        vocabulary: &TokenVocabulary,
         check: &mut dyn FnMut() -> Result<()>,
-    ) -> Result<Vec<Fragment<'t>>> {
-        let mut fragments = vec![Fragment::Plain(text)];
+    ) -> Result<Vec<TextFragment<'t>>> {
+        let mut fragments = vec![TextFragment::Plain(text)];
         for token in &self.0 {
             let Some((name, _)) = vocabulary.text_and_kind(*token) else {
                 continue;
@@ -44,24 +44,24 @@ impl SpecialTokens {
             let mut next = Vec::with_capacity(fragments.len() + 2);
             for fragment in fragments {
                 match fragment {
-                    Fragment::Plain(text) => cut(text, name, *token, &mut next),
-                    Fragment::Special(_) => next.push(fragment),
+                    TextFragment::Plain(text) => cut(text, name, *token, &mut next),
+                    TextFragment::Special(_) => next.push(fragment),
                 }
             }
             fragments = next;
         }
-        fragments.retain(|fragment| *fragment != Fragment::Plain(""));
+        fragments.retain(|fragment| *fragment != TextFragment::Plain(""));
         Ok(fragments)
     }
 }
 
 /// Cuts `name` out of `text` wherever it stands there.
-fn cut<'t>(text: &'t str, name: &str, token: u32, fragments: &mut Vec<Fragment<'t>>) {
+fn cut<'t>(text: &'t str, name: &str, token: u32, fragments: &mut Vec<TextFragment<'t>>) {
     for (at, plain) in text.split(name).enumerate() {
         if at > 0 {
-            fragments.push(Fragment::Special(token));
+            fragments.push(TextFragment::Special(token));
         }
-        fragments.push(Fragment::Plain(plain));
+        fragments.push(TextFragment::Plain(plain));
     }
 }
 
@@ -76,11 +76,11 @@ mod tests {
         for turn in 0..tokens.len() {
             let mut tokens = tokens;
             tokens.rotate_left(turn);
-            let vocabulary = Vocabulary::made_of(&tokens);
+            let vocabulary = TokenVocabulary::made_of(&tokens);
             let special = SpecialTokens::of(&vocabulary);
             let found = special.split("<a><b>a<a>", &vocabulary, &mut || Ok(()));
-            let of = |text| Fragment::Special(vocabulary.token(text).unwrap());
-            let expected = [of("<a><b>"), Fragment::Plain("a"), of("<a>")];
+            let of = |text| TextFragment::Special(vocabulary.token(text).unwrap());
+            let expected = [of("<a><b>"), TextFragment::Plain("a"), of("<a>")];
             assert_eq!(found.unwrap(), expected, "{turn}");
         }
     }

@@ -3,7 +3,7 @@
 use super::refused;
 use crate::metadata::MetadataKeys;
 use nvme_host::Result;
-use nvme_host::catalog::Value;
+use nvme_host::catalog::MetadataValue;
 use std::collections::HashMap;
 
 /// Kinds of tokens, as `tokenizer.ggml.token_type` numbers them from 1 on.
@@ -32,13 +32,13 @@ impl TokenKind {
 }
 
 /// Texts and kinds of all tokens, and the numbers of texts.
-pub struct Vocabulary {
+pub struct TokenVocabulary {
     texts: Vec<String>,
     kinds: Vec<TokenKind>,
     numbers: HashMap<String, u32>,
 }
 
-impl Vocabulary {
+impl TokenVocabulary {
     pub fn of(keys: &MetadataKeys<'_>) -> Result<Self> {
         let texts = keys.array("tokenizer.ggml.tokens", "an array of texts", |value| {
             value.as_text().map(str::to_owned)
@@ -113,7 +113,7 @@ impl Vocabulary {
     /// Returns the scores of the tokens.
     pub fn scores(&self, keys: &MetadataKeys<'_>) -> Result<Vec<f64>> {
         let name = "tokenizer.ggml.scores";
-        let scores = keys.array(name, "an array of numbers", |value: &Value| {
+        let scores = keys.array(name, "an array of numbers", |value: &MetadataValue| {
             value.as_f64().filter(|score| !score.is_nan())
         })?;
         let scores = scores.ok_or_else(|| refused(format!("there is no key {name}")))?;

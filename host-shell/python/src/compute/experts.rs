@@ -2,17 +2,19 @@
 // UNSAFETY: numbers lie in memory of views; launches use addresses of a GPU.
 #![allow(unsafe_code)]
 
-use super::host::Call;
+use super::host::HostCall;
 use super::steps::stored;
-use crate::error::Fault;
-use crate::flight::{Flights, GpuOperation};
+use crate::error::ExceptionParts;
+use crate::flight::{GpuOperation, LaunchedTransfers};
 use crate::on_store::OnStore;
-use crate::operation::Operation;
-use crate::store::{Open, Store};
-use crate::view::View;
+use crate::operation::PyOperation;
+use crate::store::{Open, PyStore};
+use crate::view::PyView;
 use crate::wait;
 use nvme_host::Error;
-use nvme_models::experts::{self, CacheOptions, GpuExperts, Placed, Policy, Shape, Step};
+use nvme_models::experts::{
+    self, CacheOptions, ExpertMatrices, ExpertShape, ExpertStep, GpuExperts, Policy,
+};
 use pyo3::prelude::*;
 use std::sync::Arc;
 use std::time::Duration;
@@ -29,40 +31,40 @@ type Cache = (u64, String, Vec<(u32, u32)>, u32);
 /// Hits, misses, evictions, and how often each expert of each layer was chosen.
 type Counted = (u64, u64, u64, Vec<Vec<u64>>);
 
-struct Opened {
+struct OpenExperts {
     store: Open,
-    experts: experts::Experts,
+    experts: experts::ExpertLayers,
     by_gpu: Option<GpuExperts>,
 }
 
 /// Layers of experts.
-#[pyclass(frozen, module = "nvme_gpu._native")]
-pub struct Experts {
-    opened: OnStore<Arc<Opened>>,
-    flights: Arc<Flights>,
+#[pyclass(frozen, module = "nvme_gpu._native", name = "Experts")]
+pub struct PyExperts {
+    opened: OnStore<Arc<OpenExperts>>,
+    flights: Arc<LaunchedTransfers>,
 }
 
-fn policy(name: &str) -> Result<Policy, Fault> {
+fn policy(name: &str) -> Result<Policy, ExceptionParts> {
     match name {
         "lru" => Ok(Policy::Lru),
         "lfu" => Ok(Policy::Lfu),
         "clock" => Ok(Policy::Clock),
         other => {
             let cause = format!("policy is '{other}'");
-            Err(Fault::usage(cause, "use 'lru', 'lfu' or 'clock'"))
+            Err(ExceptionParts::usage(cause, "use 'lru', 'lfu' or 'clock'"))
         }
     }
 }
 
 #[pymethods]
-impl Experts {
+impl PyExperts {
     /// Creates the experts. `layers` has gate, up and down of each layer; `shape` is width, hidden, experts,
     /// choices.
     #[new]
     #[pyo3(signature = (store, layers, shape, over_all, cache=None))]
     fn new(
         py: Python<'_>,
-        store: &Store,
+        store: &PyStore,
         layers: Vec<(Place, Place, Place)>,
         shape: (u32, u32, u32, u32),
         over_all: bool,
@@ -70,36 +72,37 @@ impl Experts {
     ) -> PyResult<Self> {
         let open = store.get()?;
         let (width, hidden, count, choices) = shape;
-        let shape = Shape {
+        let shape = ExpertShape {
             width,
             hidden,
             experts: count,
             choices,
             over_all,
         };
-        let place = |(offset, format): Place| -> Result<Placed, Fault> {
-            Ok(Placed {
+        let place = |(offset, format): Place| -> Result<ExpertMatrices, ExceptionParts> {
+            Ok(ExpertMatrices {
                 offset,
                 stored: stored(format)?,
             })
         };
         let layer = |(gate, up, down)| Ok([place(gate)?, place(up)?, place(down)?]);
         let layers = layers.into_iter().map(layer);
-        let layers = layers.collect::<Result<Vec<_>, Fault>>()?;
-        let options = |(bytes, name, pinned, tokens): Cache| -> Result<CacheOptions, Fault> {
-            Ok(CacheOptions {
-                bytes,
-                policy: policy(&name)?,
-                pinned,
-                tokens,
-                limit: LIMIT,
-            })
-        };
+        let layers = layers.collect::<Result<Vec<_>, ExceptionParts>>()?;
+        let options =
+            |(bytes, name, pinned, tokens): Cache| -> Result<CacheOptions, ExceptionParts> {
+                Ok(CacheOptions {
+                    bytes,
+                    policy: policy(&name)?,
+                    pinned,
+                    tokens,
+                    limit: LIMIT,
+                })
+            };
         let options = cache.map(options).transpose()?;
         let opened = wait::of(py, move || {
-            let experts = experts::Experts::new(&open, shape, layers)?;
+            let experts = experts::ExpertLayers::new(&open, shape, layers)?;
             let by_gpu = options.map(|options| GpuExperts::new(&experts, &options));
-            Ok(Arc::new(Opened {
+            Ok(Arc::new(OpenExperts {
                 store: open,
                 experts,
                 by_gpu: by_gpu.transpose()?,
@@ -128,13 +131,13 @@ impl Experts {
     fn compute(
         &self,
         layer: u32,
-        logits: Py<View>,
-        x: Py<View>,
-        out: Py<View>,
+        logits: Py<PyView>,
+        x: Py<PyView>,
+        out: Py<PyView>,
         adds: bool,
-    ) -> PyResult<Operation> {
+    ) -> PyResult<PyOperation> {
         let opened = self.opened.get()?;
-        let mut call = Call::default();
+        let mut call = HostCall::default();
         let logits = call.input::<f32>(logits, "logits")?;
         let x = call.input::<f32>(x, "x")?;
         let out = call.output::<f32>(out, "out")?;
@@ -173,7 +176,7 @@ impl Experts {
         self.flights.check()?;
         let opened = self.opened.get()?;
         let (logits, x, y, probabilities) = addresses;
-        let step = Step {
+        let step = ExpertStep {
             layer: shape.0,
             tokens: shape.1,
             logits,

@@ -2,13 +2,13 @@
 // UNSAFETY: numbers lie in memory of views; launches use addresses of a GPU.
 #![allow(unsafe_code)]
 
-use super::host::{Call, launch, whole};
-use crate::error::Fault;
-use crate::operation::Operation;
+use super::host::{HostCall, launch, whole};
+use crate::error::ExceptionParts;
+use crate::operation::PyOperation;
 use crate::process::OfProcess;
-use crate::view::View;
+use crate::view::PyView;
 use crate::wait;
-use nvme_course::flash::{self, Flash, Heads, Rung, Vectors};
+use nvme_course::flash::{self, AttentionShape, AttentionStep, Flash, Vectors};
 use nvme_host::Error;
 use nvme_host::cuda::Gpu;
 use pyo3::prelude::*;
@@ -19,9 +19,9 @@ type Shape = (u32, u32, u32, u32, u32, u32);
 /// An address, and the elements from one sequence to the next, from one head, and from one token.
 type Place = (u64, u64, u64, u64);
 
-fn heads(shape: Shape, causal: bool, scale: f32) -> Heads {
+fn heads(shape: Shape, causal: bool, scale: f32) -> AttentionShape {
     let (sequences, heads, kv_heads, query_tokens, key_tokens, head_elements) = shape;
-    Heads {
+    AttentionShape {
         sequences,
         heads,
         kv_heads,
@@ -40,11 +40,11 @@ pub fn flash_on_cpu(
     shape: Shape,
     causal: bool,
     scale: f32,
-    given: (Py<View>, Py<View>, Py<View>),
-    out: Py<View>,
-    counts: Option<Py<View>>,
-) -> PyResult<Operation> {
-    let mut call = Call::default();
+    given: (Py<PyView>, Py<PyView>, Py<PyView>),
+    out: Py<PyView>,
+    counts: Option<Py<PyView>>,
+) -> PyResult<PyOperation> {
+    let mut call = HostCall::default();
     let queries = call.input::<f32>(given.0, "queries")?;
     let keys = call.input::<f32>(given.1, "keys")?;
     let values = call.input::<f32>(given.2, "values")?;
@@ -69,15 +69,15 @@ pub fn flash_on_cpu(
     })
 }
 
-fn rung(name: &str, job: &Flash) -> Result<Rung, Fault> {
+fn rung(name: &str, job: &Flash) -> Result<AttentionStep, ExceptionParts> {
     match name {
-        "auto" => Ok(Rung::fastest(job)),
-        "naive" => Ok(Rung::Naive),
-        "tiled" => Ok(Rung::Tiled),
-        "flash" => Ok(Rung::Flash),
-        "flash2" => Ok(Rung::Flash2),
-        "multi_query" => Ok(Rung::MultiQuery),
-        other => Err(Fault::usage(
+        "auto" => Ok(AttentionStep::fastest(job)),
+        "naive" => Ok(AttentionStep::Naive),
+        "tiled" => Ok(AttentionStep::Tiled),
+        "flash" => Ok(AttentionStep::Flash),
+        "flash2" => Ok(AttentionStep::Flash2),
+        "multi_query" => Ok(AttentionStep::MultiQuery),
+        other => Err(ExceptionParts::usage(
             format!("no rung is called '{other}'"),
             "use one of auto, naive, tiled, flash, flash2, multi_query",
         )),
@@ -85,8 +85,8 @@ fn rung(name: &str, job: &Flash) -> Result<Rung, Fault> {
 }
 
 /// The kernels of attention, of one GPU.
-#[pyclass(frozen, module = "nvme_gpu._native")]
-pub struct Attention {
+#[pyclass(frozen, module = "nvme_gpu._native", name = "Attention")]
+pub struct PyAttention {
     attention: OfProcess<flash::FlashAttention>,
 }
 
@@ -95,7 +95,7 @@ fn job(shape: Shape, is_bf16: bool, causal: bool, scale: f32) -> Flash {
 }
 
 #[pymethods]
-impl Attention {
+impl PyAttention {
     /// Loads them.
     #[new]
     fn new(py: Python<'_>, gpu: u32) -> PyResult<Self> {

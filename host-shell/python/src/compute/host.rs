@@ -3,38 +3,38 @@
 #![allow(unsafe_code)]
 
 use super::threads;
-use crate::error::{Fault, OrRaise};
-use crate::operation::Operation;
-use crate::view::{Memory, View};
+use crate::error::{ExceptionParts, OrRaise};
+use crate::operation::PyOperation;
+use crate::view::{MemoryPiece, PyView};
 use pyo3::prelude::*;
 use std::marker::PhantomData;
 
 /// Number types for which every bit pattern is a valid value.
-pub trait Number: Copy + Send + 'static {}
-impl Number for u8 {}
-impl Number for u16 {}
-impl Number for i32 {}
-impl Number for u32 {}
-impl Number for i64 {}
-impl Number for f32 {}
+pub trait PlainNumber: Copy + Send + 'static {}
+impl PlainNumber for u8 {}
+impl PlainNumber for u16 {}
+impl PlainNumber for i32 {}
+impl PlainNumber for u32 {}
+impl PlainNumber for i64 {}
+impl PlainNumber for f32 {}
 
 /// Numbers that are read.
-pub struct In<T> {
-    memory: Memory,
+pub struct InputNumbers<T> {
+    memory: MemoryPiece,
     _number: PhantomData<T>,
 }
 
 /// Numbers that are written.
-pub struct Out<T> {
-    memory: Memory,
+pub struct OutputNumbers<T> {
+    memory: MemoryPiece,
     _number: PhantomData<T>,
 }
 
-impl<T: Number> In<T> {
+impl<T: PlainNumber> InputNumbers<T> {
     /// Returns the numbers.
     ///
     /// # Safety
-    /// Inside of the work of the [`Call`] that made this, or while that lives.
+    /// Inside of the work of the [`HostCall`] that made this, or while that lives.
     pub unsafe fn get<'a>(&self) -> &'a [T] {
         match self.memory.bytes {
             0 => &[],
@@ -47,11 +47,11 @@ impl<T: Number> In<T> {
     }
 }
 
-impl<T: Number> Out<T> {
+impl<T: PlainNumber> OutputNumbers<T> {
     /// Returns the numbers.
     ///
     /// # Safety
-    /// As [`In::get`], once.
+    /// As [`InputNumbers::get`], once.
     pub unsafe fn get<'a>(&self) -> &'a mut [T] {
         match self.memory.bytes {
             0 => &mut [],
@@ -66,19 +66,24 @@ impl<T: Number> Out<T> {
 
 /// A computation: its inputs and outputs.
 #[derive(Default)]
-pub struct Call {
-    views: Vec<Py<View>>,
-    inputs: Vec<Memory>,
-    outputs: Vec<Memory>,
+pub struct HostCall {
+    views: Vec<Py<PyView>>,
+    inputs: Vec<MemoryPiece>,
+    outputs: Vec<MemoryPiece>,
 }
 
-impl Call {
-    fn numbers<T: Number>(&mut self, view: Py<View>, what: &str, is_out: bool) -> PyResult<Memory> {
+impl HostCall {
+    fn numbers<T: PlainNumber>(
+        &mut self,
+        view: Py<PyView>,
+        what: &str,
+        is_out: bool,
+    ) -> PyResult<MemoryPiece> {
         let memory = view.get().of_host(what, is_out)?;
         let size = size_of::<T>();
         let is_whole = memory.bytes.is_multiple_of(size);
         if !is_whole || memory.bytes > 0 && !memory.address.is_multiple_of(size as u64) {
-            return Err(Fault::usage(
+            return Err(ExceptionParts::usage(
                 format!(
                     "{what}: {} bytes at {:#x} are no numbers of {size} bytes",
                     memory.bytes, memory.address
@@ -95,10 +100,14 @@ impl Call {
     ///
     /// # Errors
     /// For memory of a GPU, and numbers that are not aligned.
-    pub fn input<T: Number>(&mut self, view: Py<View>, what: &str) -> PyResult<In<T>> {
+    pub fn input<T: PlainNumber>(
+        &mut self,
+        view: Py<PyView>,
+        what: &str,
+    ) -> PyResult<InputNumbers<T>> {
         let memory = self.numbers::<T>(view, what, false)?;
         self.inputs.push(memory);
-        Ok(In {
+        Ok(InputNumbers {
             memory,
             _number: PhantomData,
         })
@@ -108,10 +117,14 @@ impl Call {
     ///
     /// # Errors
     /// As [`input`](Self::input), and for read-only memory.
-    pub fn output<T: Number>(&mut self, view: Py<View>, what: &str) -> PyResult<Out<T>> {
+    pub fn output<T: PlainNumber>(
+        &mut self,
+        view: Py<PyView>,
+        what: &str,
+    ) -> PyResult<OutputNumbers<T>> {
         let memory = self.numbers::<T>(view, what, true)?;
         self.outputs.push(memory);
-        Ok(Out {
+        Ok(OutputNumbers {
             memory,
             _number: PhantomData,
         })
@@ -121,12 +134,12 @@ impl Call {
     ///
     /// # Errors
     /// As [`input`](Self::input).
-    pub fn input_or_same<T: Number>(
+    pub fn input_or_same<T: PlainNumber>(
         &mut self,
-        view: Py<View>,
+        view: Py<PyView>,
         what: &str,
-        out: &Out<T>,
-    ) -> PyResult<Option<In<T>>> {
+        out: &OutputNumbers<T>,
+    ) -> PyResult<Option<InputNumbers<T>>> {
         let memory = view.get().memory();
         let is_same = (memory.address, memory.bytes) == (out.memory.address, out.memory.bytes);
         match is_same {
@@ -142,16 +155,16 @@ impl Call {
     pub fn start(
         self,
         work: impl FnOnce() -> nvme_host::Result<()> + Send + 'static,
-    ) -> PyResult<Operation> {
+    ) -> PyResult<PyOperation> {
         for (at, out) in self.outputs.iter().enumerate() {
             let others = self.inputs.iter().chain(&self.outputs[at + 1..]);
             if others.into_iter().any(|other| out.overlaps(*other)) {
                 let cause = "an output shares memory with an input, or with another output";
                 let remedy = "use memory of its own for each";
-                return Err(Fault::usage(cause, remedy).into());
+                return Err(ExceptionParts::usage(cause, remedy).into());
             }
         }
-        Operation::start(self.views, move || Ok(threads::run(work)??))
+        PyOperation::start(self.views, move || Ok(threads::run(work)??))
     }
 }
 

@@ -2,14 +2,14 @@
 // UNSAFETY: numbers lie in memory of views; launches use addresses of a GPU.
 #![allow(unsafe_code)]
 
-use super::host::{Call, launch};
-use crate::error::Fault;
-use crate::operation::Operation;
+use super::host::{HostCall, launch};
+use crate::error::ExceptionParts;
+use crate::operation::PyOperation;
 use crate::process::OfProcess;
-use crate::view::View;
+use crate::view::PyView;
 use crate::wait;
-use nvme_course::ladder::cpu::{Shape, matmul_cpu, matmul_cpu_blocked};
-use nvme_course::ladder::{self, Element, Matmul, Operand, Rung};
+use nvme_course::ladder::cpu::{MatmulShape, matmul_cpu, matmul_cpu_blocked};
+use nvme_course::ladder::{self, MatmulOperands, MatmulStep, MatrixElement, MatrixOperand};
 use nvme_host::Error;
 use nvme_host::cuda::Gpu;
 use pyo3::prelude::*;
@@ -17,22 +17,25 @@ use pyo3::prelude::*;
 /// The address of a matrix, and the elements from one row to the next.
 type Place = (u64, u64);
 
-fn element(dtype: &str) -> Result<Element, Fault> {
+fn element(dtype: &str) -> Result<MatrixElement, ExceptionParts> {
     match dtype {
-        "float32" => Ok(Element::F32),
-        "float16" => Ok(Element::F16),
-        "bfloat16" => Ok(Element::Bf16),
+        "float32" => Ok(MatrixElement::F32),
+        "float16" => Ok(MatrixElement::F16),
+        "bfloat16" => Ok(MatrixElement::Bf16),
         other => {
             let cause = format!("a product of {other}");
-            Err(Fault::usage(cause, "use float32, float16 or bfloat16"))
+            Err(ExceptionParts::usage(
+                cause,
+                "use float32, float16 or bfloat16",
+            ))
         }
     }
 }
 
-fn rung(name: &str) -> Result<Rung, Fault> {
-    Rung::of_name(name).ok_or_else(|| {
-        let names = Rung::ALL.map(Rung::name).join(", ");
-        Fault::usage(
+fn rung(name: &str) -> Result<MatmulStep, ExceptionParts> {
+    MatmulStep::of_name(name).ok_or_else(|| {
+        let names = MatmulStep::ALL.map(MatmulStep::name).join(", ");
+        ExceptionParts::usage(
             format!("no rung is called '{name}'"),
             format!("use one of {names}"),
         )
@@ -43,13 +46,13 @@ fn rung(name: &str) -> Result<Rung, Fault> {
 /// result, and terms.
 #[pyfunction]
 pub fn matmul_on_cpu(
-    a: Py<View>,
-    b: Py<View>,
-    out: Py<View>,
+    a: Py<PyView>,
+    b: Py<PyView>,
+    out: Py<PyView>,
     shape: (usize, usize, usize),
     is_blocked: bool,
-) -> PyResult<Operation> {
-    let mut call = Call::default();
+) -> PyResult<PyOperation> {
+    let mut call = HostCall::default();
     let a = call.input::<f32>(a, "a")?;
     let b = call.input::<f32>(b, "b")?;
     let out = call.output::<f32>(out, "out")?;
@@ -70,7 +73,7 @@ pub fn matmul_on_cpu(
                 format!("use {m} x {k}, {k} x {n} and {m} x {n}"),
             ));
         }
-        let shape = Shape { m, n, k };
+        let shape = MatmulShape { m, n, k };
         match is_blocked {
             true => matmul_cpu_blocked(a, b, out, shape),
             false => matmul_cpu(a, b, out, shape),
@@ -80,17 +83,17 @@ pub fn matmul_on_cpu(
 }
 
 /// The kernels of the ladder, of one GPU.
-#[pyclass(frozen, module = "nvme_gpu._native")]
-pub struct Ladder {
-    ladder: OfProcess<ladder::Ladder>,
+#[pyclass(frozen, module = "nvme_gpu._native", name = "Ladder")]
+pub struct PyLadder {
+    ladder: OfProcess<ladder::MatmulLadder>,
 }
 
 #[pymethods]
-impl Ladder {
+impl PyLadder {
     /// Loads them.
     #[new]
     fn new(py: Python<'_>, gpu: u32) -> PyResult<Self> {
-        let load = move || ladder::Ladder::load(&Gpu::open(gpu)?);
+        let load = move || ladder::MatmulLadder::load(&Gpu::open(gpu)?);
         let ladder = OfProcess::new("set of kernels", wait::of(py, move || Ok(load()?))?);
         Ok(Self { ladder })
     }
@@ -112,8 +115,8 @@ impl Ladder {
         stream: u64,
     ) -> PyResult<()> {
         let (m, n, k) = shape;
-        let operand = |(address, stride): Place| Operand { address, stride };
-        let product = Matmul {
+        let operand = |(address, stride): Place| MatrixOperand { address, stride };
+        let product = MatmulOperands {
             a: operand(places.0),
             b: operand(places.1),
             c: operand(places.2),

@@ -2,38 +2,40 @@
 // UNSAFETY: numbers lie in memory of views; launches use addresses of a GPU.
 #![allow(unsafe_code)]
 
-use super::host::{Call, launch};
-use crate::error::Fault;
-use crate::operation::Operation;
+use super::host::{HostCall, launch};
+use crate::error::ExceptionParts;
+use crate::operation::PyOperation;
 use crate::process::OfProcess;
-use crate::view::View;
+use crate::view::PyView;
 use crate::wait;
-use nvme_course::linear::{self, Activation, Backward, BackwardRung, Forward, ForwardRung, Layer};
+use nvme_course::linear::{
+    self, Activation, Backward, BackwardRung, Forward, ForwardRung, HostLayer,
+};
 use nvme_host::Error;
 use nvme_host::cuda::Gpu;
 use pyo3::prelude::*;
 
 /// Memory for gradients of inputs, weights and biases.
-type Wanted = (Option<Py<View>>, Option<Py<View>>, Option<Py<View>>);
+type Wanted = (Option<Py<PyView>>, Option<Py<PyView>>, Option<Py<PyView>>);
 
 /// Rows, inputs and outputs.
 type Shape = (u32, u32, u32);
 
-fn activation(name: &str) -> Result<Activation, Fault> {
+fn activation(name: &str) -> Result<Activation, ExceptionParts> {
     match name {
         "none" => Ok(Activation::None),
         "relu" => Ok(Activation::Relu),
         "silu" => Ok(Activation::Silu),
         "gelu" => Ok(Activation::Gelu),
-        other => Err(Fault::usage(
+        other => Err(ExceptionParts::usage(
             format!("activation is '{other}'"),
             "use 'relu', 'silu', 'gelu' or None",
         )),
     }
 }
 
-fn layer((_, inputs, outputs): Shape, name: &str) -> Result<Layer, Fault> {
-    Ok(Layer {
+fn layer((_, inputs, outputs): Shape, name: &str) -> Result<HostLayer, ExceptionParts> {
+    Ok(HostLayer {
         inputs: inputs as usize,
         outputs: outputs as usize,
         activation: activation(name)?,
@@ -57,14 +59,14 @@ fn put(to: &mut [f32], from: &[f32], what: &str) -> nvme_host::Result<()> {
 pub fn linear_forward_on_cpu(
     shape: Shape,
     activation: &str,
-    x: Py<View>,
-    weights: Py<View>,
-    bias: Option<Py<View>>,
-    out: Py<View>,
-    sums: Option<Py<View>>,
-) -> PyResult<Operation> {
+    x: Py<PyView>,
+    weights: Py<PyView>,
+    bias: Option<Py<PyView>>,
+    out: Py<PyView>,
+    sums: Option<Py<PyView>>,
+) -> PyResult<PyOperation> {
     let layer = layer(shape, activation)?;
-    let mut call = Call::default();
+    let mut call = HostCall::default();
     let x = call.input::<f32>(x, "x")?;
     let weights = call.input::<f32>(weights, "weights")?;
     let bias = bias
@@ -95,17 +97,17 @@ pub fn linear_forward_on_cpu(
 pub fn linear_backward_on_cpu(
     shape: Shape,
     activation: &str,
-    given: (Py<View>, Py<View>, Py<View>, Py<View>),
+    given: (Py<PyView>, Py<PyView>, Py<PyView>, Py<PyView>),
     wanted: Wanted,
-) -> PyResult<Operation> {
+) -> PyResult<PyOperation> {
     let layer = layer(shape, activation)?;
-    let mut call = Call::default();
+    let mut call = HostCall::default();
     let (x, weights, sums, dy) = given;
     let x = call.input::<f32>(x, "x")?;
     let weights = call.input::<f32>(weights, "weights")?;
     let sums = call.input::<f32>(sums, "sums")?;
     let dy = call.input::<f32>(dy, "dy")?;
-    let mut place = |view: Option<Py<View>>, what| {
+    let mut place = |view: Option<Py<PyView>>, what| {
         let place = view.map(|view| call.output::<f32>(view, what));
         place.transpose()
     };
@@ -128,17 +130,17 @@ pub fn linear_backward_on_cpu(
 }
 
 /// The kernels of linear layers, of one GPU.
-#[pyclass(frozen, module = "nvme_gpu._native")]
-pub struct Linear {
-    linear: OfProcess<linear::Linear>,
+#[pyclass(frozen, module = "nvme_gpu._native", name = "Linear")]
+pub struct PyLinear {
+    linear: OfProcess<linear::LinearKernels>,
 }
 
 #[pymethods]
-impl Linear {
+impl PyLinear {
     /// Loads them.
     #[new]
     fn new(py: Python<'_>, gpu: u32) -> PyResult<Self> {
-        let load = move || linear::Linear::load(&Gpu::open(gpu)?);
+        let load = move || linear::LinearKernels::load(&Gpu::open(gpu)?);
         let linear = OfProcess::new("set of kernels", wait::of(py, move || Ok(load()?))?);
         Ok(Self { linear })
     }
@@ -229,7 +231,7 @@ impl Linear {
 }
 
 fn no_rung(name: &str, known: &str) -> PyErr {
-    Fault::usage(
+    ExceptionParts::usage(
         format!("no rung is called '{name}'"),
         format!("use one of {known}"),
     )

@@ -2,32 +2,32 @@
 // UNSAFETY: numbers lie in memory of views; launches use addresses of a GPU.
 #![allow(unsafe_code)]
 
-use super::host::Call;
+use super::host::HostCall;
 use super::steps::stored;
-use crate::error::Fault;
-use crate::flight::{Flights, GpuOperation};
+use crate::error::ExceptionParts;
+use crate::flight::{GpuOperation, LaunchedTransfers};
 use crate::on_store::OnStore;
-use crate::operation::Operation;
+use crate::operation::PyOperation;
 use crate::pool::lock;
-use crate::store::{Open, Store};
-use crate::view::View;
+use crate::store::{Open, PyStore};
+use crate::view::PyView;
 use crate::wait;
-use nvme_compute::gemm::{Product, StreamedGemm};
-use nvme_compute::{GpuIds, Half, StreamedProducts};
+use nvme_compute::gemm::{GemmOperands, StreamedGemm};
+use nvme_compute::{GpuIds, HalfFormat, StreamedProducts};
 use nvme_host::Error;
 use pyo3::prelude::*;
 use std::sync::{Arc, Mutex};
 
-struct Opened {
+struct OpenMatrix {
     store: Open,
-    matrix: nvme_compute::Matrix,
+    matrix: nvme_compute::StoredMatrix,
     /// With a GPU.
     by_gpu: Option<StreamedProducts>,
     /// Those of many vectors, loaded by the first.
     gemm: Mutex<Option<Arc<StreamedGemm>>>,
 }
 
-impl Opened {
+impl OpenMatrix {
     /// # Errors
     /// Without a GPU, and those of loading the kernels.
     fn gemm(&self) -> nvme_host::Result<Arc<StreamedGemm>> {
@@ -46,30 +46,30 @@ impl Opened {
 ///
 /// # Errors
 /// For another name.
-fn half(dtype: &str) -> Result<Half, Fault> {
+fn half(dtype: &str) -> Result<HalfFormat, ExceptionParts> {
     match dtype {
-        "bfloat16" => Ok(Half::Bf16),
-        "float16" => Ok(Half::F16),
+        "bfloat16" => Ok(HalfFormat::Bf16),
+        "float16" => Ok(HalfFormat::F16),
         other => {
             let cause = format!("vectors of {other}");
-            Err(Fault::usage(cause, "use bfloat16 or float16"))
+            Err(ExceptionParts::usage(cause, "use bfloat16 or float16"))
         }
     }
 }
 
 /// A matrix on a store, as it is stored.
-#[pyclass(frozen, module = "nvme_gpu._native")]
-pub struct Matrix {
-    opened: OnStore<Arc<Opened>>,
-    flights: Arc<Flights>,
+#[pyclass(frozen, module = "nvme_gpu._native", name = "Matrix")]
+pub struct PyMatrix {
+    opened: OnStore<Arc<OpenMatrix>>,
+    flights: Arc<LaunchedTransfers>,
 }
 
 #[pymethods]
-impl Matrix {
+impl PyMatrix {
     #[new]
     fn new(
         py: Python<'_>,
-        store: &Store,
+        store: &PyStore,
         offset: u64,
         format: u32,
         shape: (u32, u32),
@@ -78,9 +78,9 @@ impl Matrix {
         let format = stored(format)?;
         let opened = wait::of(py, move || {
             let (rows, columns) = shape;
-            let matrix = nvme_compute::Matrix::new(&open, offset, format, rows, columns)?;
+            let matrix = nvme_compute::StoredMatrix::new(&open, offset, format, rows, columns)?;
             let by_gpu = open.gpu().map(StreamedProducts::load).transpose()?;
-            Ok(Arc::new(Opened {
+            Ok(Arc::new(OpenMatrix {
                 store: open,
                 matrix,
                 by_gpu,
@@ -102,9 +102,9 @@ impl Matrix {
     }
 
     /// Computes the product with `x`, by threads of the host.
-    fn gemv(&self, x: Py<View>, out: Py<View>) -> PyResult<Operation> {
+    fn gemv(&self, x: Py<PyView>, out: Py<PyView>) -> PyResult<PyOperation> {
         let opened = self.opened.get()?;
-        let mut call = Call::default();
+        let mut call = HostCall::default();
         let x = call.input::<f32>(x, "x")?;
         let out = call.output::<f32>(out, "out")?;
         call.start(move || {
@@ -137,9 +137,9 @@ impl Matrix {
     }
 
     /// Computes the products of `x` and the rows that `ids` name, by threads of the host.
-    fn gathered(&self, ids: Py<View>, x: Py<View>, out: Py<View>) -> PyResult<Operation> {
+    fn gathered(&self, ids: Py<PyView>, x: Py<PyView>, out: Py<PyView>) -> PyResult<PyOperation> {
         let opened = self.opened.get()?;
-        let mut call = Call::default();
+        let mut call = HostCall::default();
         let ids = call.input::<i64>(ids, "ids")?;
         let x = call.input::<f32>(x, "x")?;
         let out = call.output::<f32>(out, "out")?;
@@ -182,10 +182,10 @@ impl Matrix {
     }
 
     /// Computes `x W^T` for rows of halves in `x`, by threads of the host.
-    fn gemm(&self, x: Py<View>, dtype: &str, out: Py<View>) -> PyResult<Operation> {
+    fn gemm(&self, x: Py<PyView>, dtype: &str, out: Py<PyView>) -> PyResult<PyOperation> {
         let opened = self.opened.get()?;
         let half = half(dtype)?;
-        let mut call = Call::default();
+        let mut call = HostCall::default();
         let x = call.input::<u16>(x, "x")?;
         let out = call.output::<f32>(out, "out")?;
         call.start(move || {
@@ -215,7 +215,7 @@ impl Matrix {
         self.flights.check()?;
         let opened = self.opened.get()?;
         let (x, y, workspace) = addresses;
-        let product = Product {
+        let product = GemmOperands {
             x,
             y,
             workspace,

@@ -21,15 +21,15 @@ use pyo3::prelude::*;
 
 /// Adds the classes and functions.
 pub fn add(module: &Bound<'_, PyModule>) -> PyResult<()> {
-    module.add_class::<steps::Steps>()?;
-    module.add_class::<router::Router>()?;
-    module.add_class::<ladder::Ladder>()?;
-    module.add_class::<linear::Linear>()?;
-    module.add_class::<flash::Attention>()?;
-    module.add_class::<matrix::Matrix>()?;
-    module.add_class::<pages::KvPages>()?;
-    module.add_class::<pages::Summaries>()?;
-    module.add_class::<experts::Experts>()?;
+    module.add_class::<steps::PySteps>()?;
+    module.add_class::<router::PyRouter>()?;
+    module.add_class::<ladder::PyLadder>()?;
+    module.add_class::<linear::PyLinear>()?;
+    module.add_class::<flash::PyAttention>()?;
+    module.add_class::<matrix::PyMatrix>()?;
+    module.add_class::<pages::PyKvPages>()?;
+    module.add_class::<pages::PySummaries>()?;
+    module.add_class::<experts::PyExperts>()?;
     module.add_function(wrap_pyfunction!(steps::angles, module)?)?;
     module.add_function(wrap_pyfunction!(steps::gemv_on_cpu, module)?)?;
     module.add_function(wrap_pyfunction!(steps::unpack_on_cpu, module)?)?;

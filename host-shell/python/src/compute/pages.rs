@@ -2,21 +2,21 @@
 // UNSAFETY: numbers lie in memory of views; launches use addresses of a GPU.
 #![allow(unsafe_code)]
 
-use super::host::{Call, whole};
+use super::host::{HostCall, whole};
 use super::matrix::without_gpu;
-use crate::error::{Fault, OrRaise};
-use crate::flight::{Flights, GpuOperation};
+use crate::error::{ExceptionParts, OrRaise};
+use crate::flight::{GpuOperation, LaunchedTransfers};
 use crate::on_store::OnStore;
-use crate::operation::Operation;
+use crate::operation::PyOperation;
 use crate::pool::lock;
 use crate::process::OfProcess;
-use crate::store::Store;
-use crate::view::View;
+use crate::store::PyStore;
+use crate::view::PyView;
 use crate::wait;
 use nvme_host::Error;
-use nvme_models::choosing::{Choice, Choosing};
-use nvme_models::paged::{Attending, Queries};
-use nvme_models::{Keep, KvShape, choosing};
+use nvme_models::choosing::{PageSelection, SelectionKernels};
+use nvme_models::paged::{PagedKernels, PagedQueries};
+use nvme_models::{KvShape, PageLimits, choosing};
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 use std::sync::{Arc, Mutex};
@@ -28,43 +28,43 @@ type Given = (u32, u32, u32, bool);
 /// Pages of a head at most, and those at both ends that are kept in any case.
 type Kept = (u32, u32, u32);
 
-fn keep((pages, first, last): Kept) -> Keep {
-    Keep { pages, first, last }
+fn keep((pages, first, last): Kept) -> PageLimits {
+    PageLimits { pages, first, last }
 }
 
-struct Opened {
-    pages: nvme_models::KvPages,
+struct OpenPages {
+    pages: nvme_models::KvStore,
     /// With a GPU.
-    by_gpu: Option<(Attending, Choosing)>,
+    by_gpu: Option<(PagedKernels, SelectionKernels)>,
 }
 
-impl Opened {
-    fn queries(&self, (sequences, heads, most_pages, per_head): Given) -> Queries {
-        Queries {
+impl OpenPages {
+    fn queries(&self, (sequences, heads, most_pages, per_head): Given) -> PagedQueries {
+        PagedQueries {
             sequences,
             heads,
             most_pages,
             per_head,
             scale: 1.0,
-            ..Queries::default()
+            ..PagedQueries::default()
         }
     }
 }
 
 /// Pages of keys and values.
-#[pyclass(frozen, module = "nvme_gpu._native")]
-pub struct KvPages {
-    opened: OnStore<Arc<Opened>>,
-    flights: Arc<Flights>,
+#[pyclass(frozen, module = "nvme_gpu._native", name = "KvPages")]
+pub struct PyKvPages {
+    opened: OnStore<Arc<OpenPages>>,
+    flights: Arc<LaunchedTransfers>,
 }
 
 #[pymethods]
-impl KvPages {
+impl PyKvPages {
     /// Opens the pages. `shape` is heads, elements of a head, tokens of a page, and true for bf16.
     #[new]
     fn new(
         py: Python<'_>,
-        store: &Store,
+        store: &PyStore,
         offset: u64,
         pages: u64,
         shape: (u32, u32, u32, bool),
@@ -78,10 +78,11 @@ impl KvPages {
             is_bf16,
         };
         let opened = wait::of(py, move || {
-            let pages = nvme_models::KvPages::new(&open, offset, pages, shape)?;
-            let load = |gpu| Ok::<_, Error>((Attending::load(gpu)?, Choosing::load(gpu)?));
+            let pages = nvme_models::KvStore::new(&open, offset, pages, shape)?;
+            let load =
+                |gpu| Ok::<_, Error>((PagedKernels::load(gpu)?, SelectionKernels::load(gpu)?));
             let by_gpu = open.gpu().map(load).transpose()?;
-            Ok(Arc::new(Opened { pages, by_gpu }))
+            Ok(Arc::new(OpenPages { pages, by_gpu }))
         })?;
         let flights = Arc::default();
         store.add_table(&flights);
@@ -97,14 +98,14 @@ impl KvPages {
     fn attend(
         &self,
         given: Given,
-        queries: Py<View>,
-        tables: (Py<View>, Py<View>),
+        queries: Py<PyView>,
+        tables: (Py<PyView>, Py<PyView>),
         scale: f32,
-        out: Py<View>,
-        tail: Option<(Py<View>, Py<View>)>,
-    ) -> PyResult<Operation> {
+        out: Py<PyView>,
+        tail: Option<(Py<PyView>, Py<PyView>)>,
+    ) -> PyResult<PyOperation> {
         let opened = self.opened.get()?;
-        let mut call = Call::default();
+        let mut call = HostCall::default();
         let queries = call.input::<f32>(queries, "queries")?;
         let table = call.input::<i32>(tables.0, "table")?;
         let counts = call.input::<i32>(tables.1, "counts")?;
@@ -122,7 +123,7 @@ impl KvPages {
                 Some((pages, counts)) => unsafe { (pages.get(), counts.get()) },
                 None => (&[][..], &[][..]),
             };
-            let work = OnHost {
+            let work = HostInput {
                 opened: &opened,
                 given,
                 // SAFETY: as above.
@@ -142,7 +143,7 @@ impl KvPages {
     /// Returns the number of bytes of memory of the GPU that attention needs meanwhile.
     fn workspace_bytes(&self, given: Given) -> PyResult<u64> {
         let opened = self.opened.get()?;
-        Ok(Attending::workspace_bytes(
+        Ok(PagedKernels::workspace_bytes(
             &opened.pages,
             &opened.queries(given),
         ))
@@ -178,15 +179,15 @@ impl KvPages {
     fn choose(
         &self,
         given: Given,
-        queries: Py<View>,
-        tables: (Py<View>, Py<View>),
-        summaries: &Summaries,
+        queries: Py<PyView>,
+        tables: (Py<PyView>, Py<PyView>),
+        summaries: &PySummaries,
         kept: Kept,
-        out: (Py<View>, Py<View>),
-    ) -> PyResult<Operation> {
+        out: (Py<PyView>, Py<PyView>),
+    ) -> PyResult<PyOperation> {
         let opened = self.opened.get()?;
         let summaries = summaries.of_host()?;
-        let mut call = Call::default();
+        let mut call = HostCall::default();
         let queries = call.input::<f32>(queries, "queries")?;
         let table = call.input::<i32>(tables.0, "table")?;
         let counts = call.input::<i32>(tables.1, "counts")?;
@@ -195,7 +196,7 @@ impl KvPages {
         call.start(move || {
             // SAFETY: inside of the call, once each.
             let work = unsafe {
-                OnHost {
+                HostInput {
                     opened: &opened,
                     given,
                     queries: queries.get(),
@@ -218,7 +219,7 @@ impl KvPages {
         let opened = self.opened.get()?;
         let queries = opened.queries(given);
         let rows = u64::from(given.0) * u64::from(opened.pages.shape().kv_heads);
-        let words = Choosing::workspace_bytes(&opened.pages, &queries, keep(kept)) / 4;
+        let words = SelectionKernels::workspace_bytes(&opened.pages, &queries, keep(kept)) / 4;
         let counts = words.saturating_sub(rows);
         Ok((words, rows * u64::from(given.2), counts))
     }
@@ -229,7 +230,7 @@ impl KvPages {
         py: Python<'_>,
         given: Given,
         addresses: (u64, u64, u64, u64),
-        summaries: &Summaries,
+        summaries: &PySummaries,
         kept: Kept,
         stream: u64,
     ) -> PyResult<()> {
@@ -240,7 +241,7 @@ impl KvPages {
         let queries = addressed(&opened, given, named, 1.0);
         py.detach(|| {
             let (_, choosing) = opened.by_gpu.as_ref().ok_or_else(without_gpu)?;
-            let choice = Choice {
+            let choice = PageSelection {
                 summaries,
                 keep: keep(kept),
                 workspace,
@@ -265,13 +266,13 @@ impl KvPages {
 }
 
 fn addressed(
-    opened: &Opened,
+    opened: &OpenPages,
     given: Given,
     addresses: (u64, u64, u64, u64, u64, u64, u64),
     scale: f32,
-) -> Queries {
+) -> PagedQueries {
     let (queries, pages, counts, tail, tail_counts, y, workspace) = addresses;
-    Queries {
+    PagedQueries {
         queries,
         pages,
         counts,
@@ -285,8 +286,8 @@ fn addressed(
 }
 
 /// Input of a computation by threads of the host.
-struct OnHost<'a> {
-    opened: &'a Opened,
+struct HostInput<'a> {
+    opened: &'a OpenPages,
     given: Given,
     queries: &'a [f32],
     table: &'a [i32],
@@ -295,7 +296,7 @@ struct OnHost<'a> {
     tail_counts: &'a [i32],
 }
 
-impl OnHost<'_> {
+impl HostInput<'_> {
     /// # Errors
     /// For lengths that do not fit.
     fn check(&self) -> nvme_host::Result<()> {
@@ -393,11 +394,11 @@ impl OnHost<'_> {
     }
 
     /// # Errors
-    /// For lengths that do not fit, and those of [`Keep::check`].
+    /// For lengths that do not fit, and those of [`PageLimits::check`].
     fn choose(
         &self,
         summaries: &[u8],
-        keep: Keep,
+        keep: PageLimits,
         chosen: &mut [i32],
         counts: &mut [i32],
     ) -> nvme_host::Result<()> {
@@ -429,22 +430,22 @@ impl OnHost<'_> {
 }
 
 /// Summaries of the pages, in memory of the host or of the store's GPU. No page has one at first.
-#[pyclass(frozen, module = "nvme_gpu._native")]
-pub struct Summaries {
-    opened: OnStore<Arc<Opened>>,
-    memory: Place,
+#[pyclass(frozen, module = "nvme_gpu._native", name = "Summaries")]
+pub struct PySummaries {
+    opened: OnStore<Arc<OpenPages>>,
+    memory: InputPlace,
 }
 
-enum Place {
+enum InputPlace {
     Host(Arc<Mutex<Vec<u8>>>),
-    Gpu(OfProcess<Arc<choosing::Summaries>>),
+    Gpu(OfProcess<Arc<choosing::PageSummaries>>),
 }
 
-impl Summaries {
+impl PySummaries {
     fn of_host(&self) -> PyResult<Arc<Mutex<Vec<u8>>>> {
         match &self.memory {
-            Place::Host(bytes) => Ok(Arc::clone(bytes)),
-            Place::Gpu(_) => Err(Fault::usage(
+            InputPlace::Host(bytes) => Ok(Arc::clone(bytes)),
+            InputPlace::Gpu(_) => Err(ExceptionParts::usage(
                 "summaries in memory of a GPU, and queries in memory of the host",
                 "use pages.summaries(device='cpu'), or queries on the GPU",
             )
@@ -452,10 +453,10 @@ impl Summaries {
         }
     }
 
-    fn of_gpu(&self) -> PyResult<&choosing::Summaries> {
+    fn of_gpu(&self) -> PyResult<&choosing::PageSummaries> {
         match &self.memory {
-            Place::Gpu(summaries) => Ok(summaries.get()?),
-            Place::Host(_) => Err(Fault::usage(
+            InputPlace::Gpu(summaries) => Ok(summaries.get()?),
+            InputPlace::Host(_) => Err(ExceptionParts::usage(
                 "summaries in memory of the host, and queries on a GPU",
                 "use pages.summaries() of a store with a GPU, or queries in memory of the host",
             )
@@ -465,18 +466,21 @@ impl Summaries {
 }
 
 #[pymethods]
-impl Summaries {
+impl PySummaries {
     #[new]
-    fn new(py: Python<'_>, store: &Store, pages: &KvPages, on_gpu: bool) -> PyResult<Self> {
+    fn new(py: Python<'_>, store: &PyStore, pages: &PyKvPages, on_gpu: bool) -> PyResult<Self> {
         let opened = pages.opened.get()?;
         let memory = match on_gpu {
             true => {
                 let gpu = store.gpu()?;
                 let of_opened = Arc::clone(&opened);
                 let made = wait::of(py, move || {
-                    Ok(Arc::new(choosing::Summaries::new(&gpu, &of_opened.pages)?))
+                    Ok(Arc::new(choosing::PageSummaries::new(
+                        &gpu,
+                        &of_opened.pages,
+                    )?))
                 })?;
-                Place::Gpu(OfProcess::new("set of summaries", made))
+                InputPlace::Gpu(OfProcess::new("set of summaries", made))
             }
             false => {
                 let shape = opened.pages.shape();
@@ -488,7 +492,7 @@ impl Summaries {
                 let bytes = usize::try_from(bytes).unwrap_or(usize::MAX);
                 memory.try_reserve_exact(bytes).map_err(refused)?;
                 py.detach(|| memory.resize(bytes, 0xFF));
-                Place::Host(Arc::new(Mutex::new(memory)))
+                InputPlace::Host(Arc::new(Mutex::new(memory)))
             }
         };
         Ok(Self {
@@ -501,13 +505,13 @@ impl Summaries {
     fn read(&self, py: Python<'_>, first: u64, count: u64) -> PyResult<()> {
         let opened = self.opened.get()?;
         match &self.memory {
-            Place::Gpu(summaries) => {
+            InputPlace::Gpu(summaries) => {
                 let summaries = Arc::clone(summaries.get()?);
                 wait::of(py, move || {
                     Ok(summaries.read(&opened.pages, first, count)?)
                 })
             }
-            Place::Host(bytes) => {
+            InputPlace::Host(bytes) => {
                 let bytes = Arc::clone(bytes);
                 wait::of(py, move || {
                     let found = opened.pages.summaries(first, count)?;
@@ -520,10 +524,10 @@ impl Summaries {
     }
 
     /// Computes the summaries of the pages `ids`, whose bytes are given.
-    fn update(&self, pages: Py<View>, ids: Py<View>) -> PyResult<Operation> {
+    fn update(&self, pages: Py<PyView>, ids: Py<PyView>) -> PyResult<PyOperation> {
         let opened = self.opened.get()?;
         let bytes = self.of_host()?;
-        let mut call = Call::default();
+        let mut call = HostCall::default();
         let pages = call.input::<u8>(pages, "pages")?;
         let ids = call.input::<i64>(ids, "ids")?;
         call.start(move || {
@@ -578,11 +582,11 @@ impl Summaries {
     fn tobytes<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyBytes>> {
         self.opened.get()?;
         let bytes = match &self.memory {
-            Place::Host(bytes) => {
+            InputPlace::Host(bytes) => {
                 let bytes = Arc::clone(bytes);
                 wait::of(py, move || Ok(lock(&bytes).clone()))?
             }
-            Place::Gpu(summaries) => {
+            InputPlace::Gpu(summaries) => {
                 let summaries = Arc::clone(summaries.get()?);
                 wait::of(py, move || Ok(summaries.bytes()?))?
             }

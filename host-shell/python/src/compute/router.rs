@@ -2,10 +2,10 @@
 // UNSAFETY: numbers lie in memory of views; launches use addresses of a GPU.
 #![allow(unsafe_code)]
 
-use super::host::{Call, launch};
-use crate::operation::Operation;
+use super::host::{HostCall, launch};
+use crate::operation::PyOperation;
 use crate::process::OfProcess;
-use crate::view::View;
+use crate::view::PyView;
 use crate::wait;
 use nvme_host::cuda::Gpu;
 use nvme_models::experts::{self, Route};
@@ -15,14 +15,14 @@ use pyo3::prelude::*;
 #[pyfunction]
 #[pyo3(signature = (logits, shape, over_all, experts, weights, probabilities=None))]
 pub fn route_on_cpu(
-    logits: Py<View>,
+    logits: Py<PyView>,
     shape: (u32, u32),
     over_all: bool,
-    experts: Py<View>,
-    weights: Py<View>,
-    probabilities: Option<Py<View>>,
-) -> PyResult<Operation> {
-    let mut call = Call::default();
+    experts: Py<PyView>,
+    weights: Py<PyView>,
+    probabilities: Option<Py<PyView>>,
+) -> PyResult<PyOperation> {
+    let mut call = HostCall::default();
     let logits = call.input::<f32>(logits, "logits")?;
     let experts = call.output::<i32>(experts, "experts")?;
     let weights = call.output::<f32>(weights, "weights")?;
@@ -55,9 +55,9 @@ pub fn route_on_cpu(
 pub fn balance(
     py: Python<'_>,
     counts: Vec<u64>,
-    probabilities: Py<View>,
+    probabilities: Py<PyView>,
 ) -> PyResult<(f64, f64, f64, u32, Option<f64>)> {
-    let mut call = Call::default();
+    let mut call = HostCall::default();
     let probabilities = call.input::<f32>(probabilities, "probabilities")?;
     // SAFETY: the call lives until this returns.
     let found = py.detach(|| experts::balance(&counts, unsafe { probabilities.get() }));
@@ -71,13 +71,13 @@ pub fn balance(
 }
 
 /// The kernel that chooses experts, of one GPU.
-#[pyclass(frozen, module = "nvme_gpu._native")]
-pub struct Router {
+#[pyclass(frozen, module = "nvme_gpu._native", name = "Router")]
+pub struct PyRouter {
     router: OfProcess<experts::Router>,
 }
 
 #[pymethods]
-impl Router {
+impl PyRouter {
     /// Loads them.
     #[new]
     fn new(py: Python<'_>, gpu: u32) -> PyResult<Self> {

@@ -2,13 +2,13 @@
 // UNSAFETY: numbers lie in memory of views; launches use addresses of a GPU.
 #![allow(unsafe_code)]
 
-use super::host::{Call, launch};
-use crate::error::Fault;
-use crate::operation::Operation;
+use super::host::{HostCall, launch};
+use crate::error::ExceptionParts;
+use crate::operation::PyOperation;
 use crate::process::OfProcess;
-use crate::view::View;
+use crate::view::PyView;
 use crate::wait;
-use nvme_compute::steps::by_cpu::{self, Heads};
+use nvme_compute::steps::by_cpu::{self, TokenHeads};
 use nvme_compute::steps::{Argmax, Attention, Gemv, RmsNorm, Rope, SiluMul, Unpack};
 use nvme_formats::Stored;
 use nvme_host::cuda::Gpu;
@@ -17,8 +17,8 @@ use pyo3::prelude::*;
 /// Position, tokens, heads of queries, heads of keys and values, elements of a head.
 type Given = (u32, u32, u32, u32, u32);
 
-fn heads((position, tokens, heads, kv_heads, head_elements): Given) -> Heads {
-    Heads {
+fn heads((position, tokens, heads, kv_heads, head_elements): Given) -> TokenHeads {
+    TokenHeads {
         position,
         tokens,
         heads,
@@ -31,9 +31,9 @@ fn heads((position, tokens, heads, kv_heads, head_elements): Given) -> Heads {
 ///
 /// # Errors
 /// For another number.
-pub fn stored(number: u32) -> Result<Stored, Fault> {
+pub fn stored(number: u32) -> Result<Stored, ExceptionParts> {
     Stored::of_number(number).ok_or_else(|| {
-        Fault::usage(
+        ExceptionParts::usage(
             format!("{number} is no format of weights"),
             "use one of f32, f16, bf16, q4_0, q4_1, q8_0, q4_k and q6_k",
         )
@@ -42,8 +42,13 @@ pub fn stored(number: u32) -> Result<Stored, Fault> {
 
 /// Computes the cosine and sine of each pair of each of `positions` positions.
 #[pyfunction]
-pub fn angles(positions: u32, head_elements: u32, base: f64, out: Py<View>) -> PyResult<Operation> {
-    let mut call = Call::default();
+pub fn angles(
+    positions: u32,
+    head_elements: u32,
+    base: f64,
+    out: Py<PyView>,
+) -> PyResult<PyOperation> {
+    let mut call = HostCall::default();
     let out = call.output::<f32>(out, "out")?;
     call.start(move || {
         // SAFETY: inside of the call, once.
@@ -58,14 +63,14 @@ pub fn angles(positions: u32, head_elements: u32, base: f64, out: Py<View>) -> P
 #[pyfunction]
 pub fn gemv_on_cpu(
     format: u32,
-    weights: Py<View>,
-    x: Py<View>,
+    weights: Py<PyView>,
+    x: Py<PyView>,
     columns: u32,
-    out: Py<View>,
+    out: Py<PyView>,
     adds: bool,
-) -> PyResult<Operation> {
+) -> PyResult<PyOperation> {
     let format = stored(format)?;
-    let mut call = Call::default();
+    let mut call = HostCall::default();
     let (weights, x) = (
         call.input::<u8>(weights, "weights")?,
         call.input::<f32>(x, "x")?,
@@ -82,12 +87,12 @@ pub fn gemv_on_cpu(
 #[pyfunction]
 pub fn unpack_on_cpu(
     format: u32,
-    rows: Py<View>,
+    rows: Py<PyView>,
     columns: u32,
-    out: Py<View>,
-) -> PyResult<Operation> {
+    out: Py<PyView>,
+) -> PyResult<PyOperation> {
     let format = stored(format)?;
-    let mut call = Call::default();
+    let mut call = HostCall::default();
     let rows = call.input::<u8>(rows, "rows")?;
     let out = call.output::<f32>(out, "out")?;
     call.start(move || {
@@ -100,12 +105,12 @@ pub fn unpack_on_cpu(
 /// Norms of the vectors in `x`; `out` may be `x`.
 #[pyfunction]
 pub fn rms_norm_on_cpu(
-    x: Py<View>,
-    weight: Py<View>,
+    x: Py<PyView>,
+    weight: Py<PyView>,
     epsilon: f32,
-    out: Py<View>,
-) -> PyResult<Operation> {
-    let mut call = Call::default();
+    out: Py<PyView>,
+) -> PyResult<PyOperation> {
+    let mut call = HostCall::default();
     let out = call.output::<f32>(out, "out")?;
     let x = call.input_or_same::<f32>(x, "x", &out)?;
     let weight = call.input::<f32>(weight, "weight")?;
@@ -127,12 +132,12 @@ pub fn rms_norm_on_cpu(
 #[pyfunction]
 pub fn rope_on_cpu(
     shape: Given,
-    angles: Py<View>,
-    queries: Py<View>,
-    given: (Py<View>, Py<View>),
-    caches: (Py<View>, Py<View>),
-) -> PyResult<Operation> {
-    let mut call = Call::default();
+    angles: Py<PyView>,
+    queries: Py<PyView>,
+    given: (Py<PyView>, Py<PyView>),
+    caches: (Py<PyView>, Py<PyView>),
+) -> PyResult<PyOperation> {
+    let mut call = HostCall::default();
     let angles = call.input::<f32>(angles, "angles")?;
     let queries = call.output::<f32>(queries, "queries")?;
     let keys = call.input::<f32>(given.0, "keys")?;
@@ -157,12 +162,12 @@ pub fn rope_on_cpu(
 #[pyfunction]
 pub fn attention_on_cpu(
     shape: Given,
-    queries: Py<View>,
-    caches: (Py<View>, Py<View>),
+    queries: Py<PyView>,
+    caches: (Py<PyView>, Py<PyView>),
     scale: f32,
-    out: Py<View>,
-) -> PyResult<Operation> {
-    let mut call = Call::default();
+    out: Py<PyView>,
+) -> PyResult<PyOperation> {
+    let mut call = HostCall::default();
     let queries = call.input::<f32>(queries, "queries")?;
     let keys = call.input::<f32>(caches.0, "key_cache")?;
     let values = call.input::<f32>(caches.1, "value_cache")?;
@@ -178,8 +183,12 @@ pub fn attention_on_cpu(
 
 /// Computes the activation of `x` times `factor`; `out` may be `x`.
 #[pyfunction]
-pub fn silu_mul_on_cpu(x: Py<View>, factor: Py<View>, out: Py<View>) -> PyResult<Operation> {
-    let mut call = Call::default();
+pub fn silu_mul_on_cpu(
+    x: Py<PyView>,
+    factor: Py<PyView>,
+    out: Py<PyView>,
+) -> PyResult<PyOperation> {
+    let mut call = HostCall::default();
     let out = call.output::<f32>(out, "out")?;
     let x = call.input_or_same::<f32>(x, "x", &out)?;
     let factor = call.input::<f32>(factor, "factor")?;
@@ -201,8 +210,8 @@ pub fn silu_mul_on_cpu(x: Py<View>, factor: Py<View>, out: Py<View>) -> PyResult
 
 /// Finds the index of the largest number of each of the vectors of `elements` numbers in `x`.
 #[pyfunction]
-pub fn argmax_on_cpu(x: Py<View>, elements: usize, out: Py<View>) -> PyResult<Operation> {
-    let mut call = Call::default();
+pub fn argmax_on_cpu(x: Py<PyView>, elements: usize, out: Py<PyView>) -> PyResult<PyOperation> {
+    let mut call = HostCall::default();
     let x = call.input::<f32>(x, "x")?;
     let out = call.output::<i64>(out, "out")?;
     call.start(move || {
@@ -216,17 +225,17 @@ pub fn argmax_on_cpu(x: Py<View>, elements: usize, out: Py<View>) -> PyResult<Op
 }
 
 /// The kernels of one GPU. Launches are put into a stream of it, return before they run, and may be captured.
-#[pyclass(frozen, module = "nvme_gpu._native")]
-pub struct Steps {
-    steps: OfProcess<nvme_compute::steps::Steps>,
+#[pyclass(frozen, module = "nvme_gpu._native", name = "Steps")]
+pub struct PySteps {
+    steps: OfProcess<nvme_compute::steps::StepKernels>,
 }
 
 #[pymethods]
-impl Steps {
+impl PySteps {
     /// Loads them.
     #[new]
     fn new(py: Python<'_>, gpu: u32) -> PyResult<Self> {
-        let load = move || nvme_compute::steps::Steps::load(&Gpu::open(gpu)?);
+        let load = move || nvme_compute::steps::StepKernels::load(&Gpu::open(gpu)?);
         let steps = OfProcess::new("set of kernels", wait::of(py, move || Ok(load()?))?);
         Ok(Self { steps })
     }

@@ -2,24 +2,24 @@
 // UNSAFETY: the threads of a process are a leaked pointer, as those of `pool` are.
 #![allow(unsafe_code)]
 
-use crate::error::Fault;
+use crate::error::ExceptionParts;
 use nvme_host::ProcessMark;
 use rayon::prelude::*;
 use std::sync::atomic::{AtomicPtr, Ordering};
 
-struct Threads {
+struct ComputeThreads {
     process: ProcessMark,
     pool: rayon::ThreadPool,
 }
 
-static THREADS: AtomicPtr<Threads> = AtomicPtr::new(std::ptr::null_mut());
+static THREADS: AtomicPtr<ComputeThreads> = AtomicPtr::new(std::ptr::null_mut());
 
 /// Runs `work`, whose parallel parts run on the thread pool of this process: one thread for each core, or
 /// `RAYON_NUM_THREADS`. Returns its result.
 ///
 /// # Errors
 /// Without threads.
-pub fn run<T: Send>(work: impl FnOnce() -> T + Send) -> Result<T, Fault> {
+pub fn run<T: Send>(work: impl FnOnce() -> T + Send) -> Result<T, ExceptionParts> {
     Ok(threads()?.pool.install(work))
 }
 
@@ -30,7 +30,7 @@ pub fn each_chunk<T: Send>(all: &mut [T], size: usize, work: impl Fn(usize, &mut
     chunks.for_each(|(number, chunk)| work(number, chunk));
 }
 
-fn threads() -> Result<&'static Threads, Fault> {
+fn threads() -> Result<&'static ComputeThreads, ExceptionParts> {
     let known = THREADS.load(Ordering::Acquire);
     // SAFETY: leaked, so that a pointer to one stays valid.
     if let Some(threads) = unsafe { known.as_ref() }
@@ -43,9 +43,9 @@ fn threads() -> Result<&'static Threads, Fault> {
     let pool = named.build().map_err(|error| {
         let source = std::io::Error::other(error.to_string());
         let call = "starting threads";
-        Fault::of(&nvme_host::Error::System { call, source })
+        ExceptionParts::of(&nvme_host::Error::System { call, source })
     })?;
-    let new = Box::into_raw(Box::new(Threads {
+    let new = Box::into_raw(Box::new(ComputeThreads {
         process: ProcessMark::here(),
         pool,
     }));

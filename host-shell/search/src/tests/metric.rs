@@ -4,7 +4,7 @@ use super::*;
 
 #[test]
 fn an_index_of_angles_finds_what_points_the_same_way() {
-    let source = source(Kind::Clustered, 3_000, 24);
+    let source = source(VectorDistribution::Clustered, 3_000, 24);
     let store = store("sim:mem?size=32MiB&block=4096");
     // Of many lengths, among them some whose squares are no f32.
     let vectors = source.vectors().unwrap();
@@ -16,19 +16,19 @@ fn an_index_of_angles_finds_what_points_the_same_way() {
             let scale = [1.0, 1e-3, 700.0, 1e-30, 1e30][at % 5];
             vector.iter().map(move |x| x * scale)
         });
-    let scaled = Vectors::new(24, scaled.collect()).unwrap();
+    let scaled = VectorSet::new(24, scaled.collect()).unwrap();
     let options = BuildOptions {
-        metric: Metric::Cosine,
+        metric: VectorMetric::Cosine,
         ..small()
     };
-    let index = built(&store, 0, Source::given(&scaled), &scaled, options);
+    let index = built(&store, 0, VectorSource::given(&scaled), &scaled, options);
     let queries: Vec<f32> = source
         .queries(50)
         .unwrap()
         .iter()
         .map(|x| x * 3.0)
         .collect();
-    let parameters = Parameters::default();
+    let parameters = SearchParameters::default();
     let answers = index
         .search(&queries, parameters, CpuOptions::default())
         .unwrap();
@@ -63,8 +63,8 @@ fn an_index_of_angles_finds_what_points_the_same_way() {
         .search(&[0.0; 24], parameters, CpuOptions::default())
         .unwrap();
     assert_eq!(zero.codes, [code::BAD_QUERY]);
-    let none = Vectors::new(2, vec![1.0, 1.0, 0.0, -0.0]).unwrap();
-    let refused = Metric::Cosine
+    let none = VectorSet::new(2, vec![1.0, 1.0, 0.0, -0.0]).unwrap();
+    let refused = VectorMetric::Cosine
         .of_vectors(&none, 0.0)
         .unwrap_err()
         .to_string();
@@ -73,13 +73,13 @@ fn an_index_of_angles_finds_what_points_the_same_way() {
     head[64] = 3;
     let sum = checksum(&head[..72]);
     head[72..80].copy_from_slice(&sum.to_le_bytes());
-    let refused = Header::parse(&head).unwrap_err();
+    let refused = IndexHeader::parse(&head).unwrap_err();
     assert!(refused.contains("a metric of the number 3"), "{refused}");
 }
 
 #[test]
 fn an_index_of_inner_products_finds_the_greatest() {
-    let source = source(Kind::Clustered, 3_000, 24);
+    let source = source(VectorDistribution::Clustered, 3_000, 24);
     let store = store("sim:mem?size=32MiB&block=4096");
     let vectors = source.vectors().unwrap();
     // Long vectors have great products though they are far away.
@@ -88,12 +88,12 @@ fn an_index_of_inner_products_finds_the_greatest() {
         let scale = 0.5 + (at % 40) as f32 / 40.0;
         vector.iter().map(move |x| x * scale)
     });
-    let scaled = Vectors::new(24, scaled.collect()).unwrap();
+    let scaled = VectorSet::new(24, scaled.collect()).unwrap();
     let options = BuildOptions {
-        metric: Metric::InnerProduct,
+        metric: VectorMetric::InnerProduct,
         ..small()
     };
-    let index = built(&store, 0, Source::given(&scaled), &scaled, options);
+    let index = built(&store, 0, VectorSource::given(&scaled), &scaled, options);
     let header = *index.header();
     assert_eq!((header.elements(), header.source.elements), (25, 24));
     let queries: Vec<f32> = source
@@ -102,9 +102,9 @@ fn an_index_of_inner_products_finds_the_greatest() {
         .iter()
         .map(|x| x * 9.0)
         .collect();
-    let parameters = Parameters {
+    let parameters = SearchParameters {
         list: 128,
-        ..Parameters::default()
+        ..SearchParameters::default()
     };
     let search = |queries: &[f32]| {
         let answers = index.search(queries, parameters, CpuOptions::default());
@@ -149,15 +149,15 @@ fn an_index_of_inner_products_finds_the_greatest() {
 
 #[test]
 fn lengths_that_no_inner_product_has_are_refused() {
-    let metric = Metric::InnerProduct;
-    let long = Vectors::new(2, vec![3e38, 3e38]).unwrap();
+    let metric = VectorMetric::InnerProduct;
+    let long = VectorSet::new(2, vec![3e38, 3e38]).unwrap();
     let refused = metric.longest(&long).unwrap_err().to_string();
     assert!(refused.contains("above the greatest f32"), "{refused}");
-    let zeros = Vectors::new(2, vec![0.0; 6]).unwrap();
+    let zeros = VectorSet::new(2, vec![0.0; 6]).unwrap();
     let longest = metric.longest(&zeros).unwrap();
     let stored = metric.of_vectors(&zeros, longest).unwrap();
     assert_eq!(stored.get(2), [0.0, 0.0, 1.0]);
-    let wide = Vectors::new(MOST_ELEMENTS, vec![1.0; MOST_ELEMENTS as usize]).unwrap();
+    let wide = VectorSet::new(MOST_ELEMENTS, vec![1.0; MOST_ELEMENTS as usize]).unwrap();
     let longest = metric.longest(&wide).unwrap();
     assert!(metric.of_vectors(&wide, longest).is_err());
 }

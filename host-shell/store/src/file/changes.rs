@@ -2,7 +2,7 @@
 //! timestamps of the file system for the others. A caller that keeps bytes of the file can compare them to learn
 //! that its copy is stale.
 
-use super::regular::Regular;
+use super::regular::RegularFile;
 use nvme_driver::lock::lock;
 use std::collections::HashMap;
 use std::os::unix::fs::MetadataExt;
@@ -17,13 +17,13 @@ static WRITES: Mutex<Option<WritesByFile>> = Mutex::new(None);
 
 /// The writes to an open file.
 pub(crate) struct FileChanges {
-    file: Arc<Regular>,
+    file: Arc<RegularFile>,
     /// Number of ended writes by all stores of this process.
     writes: Arc<AtomicU64>,
 }
 
 impl FileChanges {
-    pub(super) fn of(file: &Arc<Regular>) -> Self {
+    pub(super) fn of(file: &Arc<RegularFile>) -> Self {
         // Without an answer of the system the count is this store's alone.
         let key = file.file.metadata().map(|found| match found.rdev() {
             0 => (found.dev(), found.ino()),

@@ -8,14 +8,14 @@ mod pread;
 mod regular;
 mod uring;
 
-use super::lane::{LARGE_BYTES, Lane, Pool};
-use super::member::Member;
+use super::lane::{LARGE_BYTES, LanePool, StoreLane};
+use super::member::StoreMember;
 use super::options::{DataPath, FileIo, StoreOptions};
 pub(crate) use changes::FileChanges;
 use nvme_driver::error::{Error, Result};
-use nvme_driver::sysfs::{Host, Usage};
+use nvme_driver::sysfs::{DeviceUsage, SysfsHost};
 use pread::PreadLane;
-use regular::Regular;
+use regular::RegularFile;
 use std::fs::{File, OpenOptions};
 use std::io::{self, Seek, SeekFrom};
 use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
@@ -30,11 +30,11 @@ const PAGE: u32 = 4096;
 ///
 /// # Errors
 /// [`Error::File`]; [`Error::Usage`] for what is neither, and for a block device that is in use.
-pub(crate) fn open(path: &str, options: &StoreOptions) -> Result<Member> {
-    open_on(path, options, &Host::here())
+pub(crate) fn open(path: &str, options: &StoreOptions) -> Result<StoreMember> {
+    open_on(path, options, &SysfsHost::here())
 }
 
-fn open_on(path: &str, options: &StoreOptions, host: &Host) -> Result<Member> {
+fn open_on(path: &str, options: &StoreOptions, host: &SysfsHost) -> Result<StoreMember> {
     #[cfg(feature = "cuda")]
     if let Some(tier) = options.tier {
         return Err(Error::usage(
@@ -64,7 +64,7 @@ fn open_on(path: &str, options: &StoreOptions, host: &Host) -> Result<Member> {
     let flags = if is_block { libc::O_EXCL } else { 0 };
     let (file, read_only) = open_file(path, options, guarded, flags)?;
     let len = length(&file).map_err(Error::file("measure", path))?;
-    let file = Arc::new(Regular {
+    let file = Arc::new(RegularFile {
         file,
         path: path.to_owned(),
     });
@@ -79,11 +79,11 @@ fn open_on(path: &str, options: &StoreOptions, host: &Host) -> Result<Member> {
 
 /// Opens a member over an open file or block device of `len` bytes.
 fn member(
-    file: Arc<Regular>,
+    file: Arc<RegularFile>,
     len: u64,
     read_only: Option<(String, &'static str)>,
     options: &StoreOptions,
-) -> Result<Member> {
+) -> Result<StoreMember> {
     let (lanes, path) = lanes(&file, options)?;
     let changes = FileChanges::of(&file);
     #[cfg(feature = "cuda")]
@@ -92,7 +92,7 @@ fn member(
     let path = super::with_gpu::path_by_host(gpu.as_ref(), path)?;
     #[cfg(feature = "cuda")]
     let (gds, path) = super::with_gpu::by_cufile(&file.path, options, gpu.as_ref(), path)?;
-    Ok(Member {
+    Ok(StoreMember {
         #[cfg(feature = "cuda")]
         rows: None,
         #[cfg(feature = "cuda")]
@@ -101,7 +101,7 @@ fn member(
         kernels: None,
         #[cfg(feature = "cuda")]
         gds,
-        pool: Pool::new(lanes, options.depth),
+        pool: LanePool::new(lanes, options.depth),
         controller: None,
         changes: Some(changes),
         len,
@@ -169,11 +169,11 @@ fn length(mut file: &File) -> io::Result<u64> {
 /// # Errors
 /// [`Error::Usage`] for a block device that holds a mounted file system, swap, or a part of something; for one
 /// that `is_written` also while a program has it open.
-fn check_unused(host: &Host, path: &Path, number: u64, is_written: bool) -> Result<String> {
+fn check_unused(host: &SysfsHost, path: &Path, number: u64, is_written: bool) -> Result<String> {
     let (major, minor) = (libc::major(number), libc::minor(number));
     let name = host.link_name(format!("sys/dev/block/{major}:{minor}"));
     let name = name.or_else(|| Some(path.file_name()?.to_str()?.to_owned()));
-    let mut usage = name.map_or_else(Usage::default, |name| host.usage_of_disk(&name));
+    let mut usage = name.map_or_else(DeviceUsage::default, |name| host.usage_of_disk(&name));
     if !is_written {
         usage.holders.retain(|holder| !holder.is_program());
     }
@@ -185,7 +185,10 @@ fn check_unused(host: &Host, path: &Path, number: u64, is_written: bool) -> Resu
 }
 
 /// Returns the lanes of a file, and their description.
-fn lanes(file: &Arc<Regular>, options: &StoreOptions) -> Result<(Vec<Box<dyn Lane>>, DataPath)> {
+fn lanes(
+    file: &Arc<RegularFile>,
+    options: &StoreOptions,
+) -> Result<(Vec<Box<dyn StoreLane>>, DataPath)> {
     let mut why = "a file has no queues that a GPU could drive: for that, give a free NVMe drive to vfio-pci \
                    (`nvme-gpu bind`) and open vfio:BDF; `nvme-gpu doctor` says what is missing"
         .to_owned();

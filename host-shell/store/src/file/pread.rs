@@ -1,22 +1,22 @@
 //! Lanes that read and write by system calls of the calling thread: `pread`, `pwrite`, `fdatasync`.
 
-use super::regular::Regular;
-use crate::lane::{Command, Ended, Failure, Lane, Op};
+use super::regular::RegularFile;
+use crate::lane::{Ended, LaneCommand, LaneFailure, LaneOperation, StoreLane};
 use nvme_driver::error::Result;
 use std::collections::VecDeque;
 use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 
-/// A lane that executes each command in `Lane::poll`, just before it reports it, so that one buffer is enough.
+/// A lane that executes each command in `StoreLane::poll`, just before it reports it, so that one buffer is enough.
 pub(super) struct PreadLane {
-    file: Arc<Regular>,
+    file: Arc<RegularFile>,
     depth: usize,
-    waiting: VecDeque<(Command, u32, Vec<u8>)>,
+    waiting: VecDeque<(LaneCommand, u32, Vec<u8>)>,
     buffer: Vec<u8>,
 }
 
 impl PreadLane {
-    pub fn new(file: &Arc<Regular>, depth: u32) -> Self {
+    pub fn new(file: &Arc<RegularFile>, depth: u32) -> Self {
         Self {
             file: Arc::clone(file),
             depth: depth as usize,
@@ -25,31 +25,31 @@ impl PreadLane {
         }
     }
 
-    fn carry_out(&mut self, command: &Command, data: &[u8]) -> std::io::Result<()> {
+    fn carry_out(&mut self, command: &LaneCommand, data: &[u8]) -> std::io::Result<()> {
         let file = &self.file.file;
         match command.op {
-            Op::Read => {
+            LaneOperation::Read => {
                 self.buffer.resize(command.bytes as usize, 0);
                 file.read_exact_at(&mut self.buffer, command.offset)
             }
-            Op::Write => file.write_all_at(data, command.offset),
-            Op::WriteFua => {
+            LaneOperation::Write => file.write_all_at(data, command.offset),
+            LaneOperation::WriteFua => {
                 file.write_all_at(data, command.offset)?;
                 file.sync_data()
             }
-            Op::Flush => file.sync_data(),
+            LaneOperation::Flush => file.sync_data(),
         }
     }
 }
 
-impl Lane for PreadLane {
+impl StoreLane for PreadLane {
     fn begin(&mut self) -> Result<()> {
         Ok(())
     }
 
     fn submit(
         &mut self,
-        command: &Command,
+        command: &LaneCommand,
         tag: u32,
         fill: &mut dyn FnMut(&mut [u8]),
     ) -> Result<bool> {
@@ -72,13 +72,13 @@ impl Lane for PreadLane {
     fn poll(&mut self, ended: Ended<'_>) -> Result<()> {
         while let Some((command, tag, data)) = self.waiting.pop_front() {
             match self.carry_out(&command, &data) {
-                Ok(()) if command.op == Op::Read => ended(tag, Ok(&self.buffer)),
+                Ok(()) if command.op == LaneOperation::Read => ended(tag, Ok(&self.buffer)),
                 Ok(()) => ended(tag, Ok(&[])),
                 Err(source) => {
                     let error = self.file.error(command.op, source);
                     ended(
                         tag,
-                        Err(Failure {
+                        Err(LaneFailure {
                             error,
                             retry: false,
                         }),

@@ -1,8 +1,8 @@
 //! Tests of stores on files: both ways of IO, errors of the medium, durability.
 
 use super::*;
-use crate::lane::Op;
-use crate::space::Space;
+use crate::lane::LaneOperation;
+use crate::space::StoreSpace;
 use crate::table::Table;
 use crate::testing::{TestFile, has_uring, options};
 use crate::transfer;
@@ -21,18 +21,18 @@ fn ways() -> impl Iterator<Item = StoreOptions> {
 }
 
 /// A store over the file at `path`, which is said to have `len` bytes.
-fn pretend(path: &str, len: u64, options: &StoreOptions) -> Space {
+fn pretend(path: &str, len: u64, options: &StoreOptions) -> StoreSpace {
     let file = OpenOptions::new().read(true).open(path).unwrap();
     let path = path.into();
-    let file = Arc::new(Regular { file, path });
-    Space::of(member(file, len, None, options).unwrap())
+    let file = Arc::new(RegularFile { file, path });
+    StoreSpace::of(member(file, len, None, options).unwrap())
 }
 
 #[test]
 fn a_file_that_shrank_is_an_error_that_says_so() {
     for options in ways() {
         let file = TestFile::new(1 << 20);
-        let space = Space::of(open(&file.text(), &options).unwrap());
+        let space = StoreSpace::of(open(&file.text(), &options).unwrap());
         let shorter = OpenOptions::new().write(true).open(file.path()).unwrap();
         shorter.set_len(5000).unwrap();
         let mut data = vec![0; 20_000];
@@ -68,7 +68,7 @@ fn a_refused_write_or_flush_is_an_error_of_that_call() {
         let file = TestFile::new(4096);
         // Open for reading, and not known to be.
         let space = pretend(&file.text(), 4096, &options);
-        for op in [Op::Write, Op::WriteFua] {
+        for op in [LaneOperation::Write, LaneOperation::WriteFua] {
             let error = transfer::write(&space, 0, &[1; 100], op).unwrap_err();
             assert!(error.to_string().starts_with("cannot write"), "{error}");
         }
@@ -82,10 +82,10 @@ fn a_refused_write_or_flush_is_an_error_of_that_call() {
 fn forced_and_flushed_writes_reach_the_file() {
     for options in ways() {
         let file = TestFile::new(1 << 20);
-        let space = Space::of(open(&file.text(), &options).unwrap());
+        let space = StoreSpace::of(open(&file.text(), &options).unwrap());
         let data: Vec<u8> = (0..600_000).map(|at| (at / 7) as u8).collect();
-        transfer::write(&space, 3, &data, Op::WriteFua).unwrap();
-        transfer::write(&space, 700_000, &data[..1000], Op::Write).unwrap();
+        transfer::write(&space, 3, &data, LaneOperation::WriteFua).unwrap();
+        transfer::write(&space, 700_000, &data[..1000], LaneOperation::Write).unwrap();
         transfer::flush(&space).unwrap();
         let bytes = std::fs::read(file.path()).unwrap();
         assert!(bytes[3..][..data.len()] == data && bytes[700_000..][..1000] == data[..1000]);

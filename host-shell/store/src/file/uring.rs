@@ -5,10 +5,13 @@
 // UNSAFETY: the kernel is given addresses of slots, and slots are viewed as bytes.
 #![allow(unsafe_code)]
 
-use super::regular::Regular;
-use crate::lane::{Command, Ended, Failure, LARGE_BYTES, LARGE_SLOTS, Lane, Op, SMALL_BYTES};
+use super::regular::RegularFile;
+use crate::lane::{
+    Ended, LARGE_BYTES, LARGE_SLOTS, LaneCommand, LaneFailure, LaneOperation, SMALL_BYTES,
+    StoreLane,
+};
 use io_uring::{IoUring, Probe, opcode, types};
-use nvme_driver::dma::Pages;
+use nvme_driver::dma::DmaPages;
 use nvme_driver::error::Result;
 use std::io;
 use std::mem::ManuallyDrop;
@@ -17,8 +20,8 @@ use std::sync::Arc;
 
 /// A slot that an operation holds.
 #[derive(Clone, Copy)]
-struct Operation {
-    command: Command,
+struct UringOperation {
+    command: LaneCommand,
     tag: Option<u32>,
     /// Bytes that earlier parts of it have moved.
     moved: u32,
@@ -26,11 +29,11 @@ struct Operation {
 
 pub(super) struct UringLane {
     ring: IoUring,
-    file: Arc<Regular>,
+    file: Arc<RegularFile>,
     /// `depth` small slots, then the large ones.
-    memory: ManuallyDrop<Pages>,
+    memory: ManuallyDrop<DmaPages>,
     depth: usize,
-    operations: Vec<Option<Operation>>,
+    operations: Vec<Option<UringOperation>>,
     free_small: Vec<usize>,
     free_large: Vec<usize>,
     /// Operations that the kernel has, with a tag or not.
@@ -44,7 +47,7 @@ pub(super) struct UringLane {
 impl UringLane {
     /// # Errors
     /// Those of the system: containers often refuse the call (EPERM, ENOSYS).
-    pub fn new(file: &Arc<Regular>, depth: u32) -> io::Result<Self> {
+    pub fn new(file: &Arc<RegularFile>, depth: u32) -> io::Result<Self> {
         let depth = depth as usize;
         let slots = depth + LARGE_SLOTS;
         let entries = slots.next_power_of_two() as u32;
@@ -56,7 +59,7 @@ impl UringLane {
             return Err(io::Error::from_raw_os_error(libc::ENOSYS));
         }
         let bytes = depth * SMALL_BYTES as usize + LARGE_SLOTS * LARGE_BYTES as usize;
-        let memory = Pages::new(bytes).map_err(|error| io::Error::other(error.to_string()))?;
+        let memory = DmaPages::new(bytes).map_err(|error| io::Error::other(error.to_string()))?;
         Ok(Self {
             ring,
             file: Arc::clone(file),
@@ -92,19 +95,19 @@ impl UringLane {
     }
 
     /// Hands the rest of a slot's operation to the ring.
-    fn push(&mut self, slot: usize, operation: &Operation) -> io::Result<()> {
+    fn push(&mut self, slot: usize, operation: &UringOperation) -> io::Result<()> {
         let file = types::Fd(self.file.file.as_raw_fd());
-        let Operation { command, moved, .. } = operation;
+        let UringOperation { command, moved, .. } = operation;
         let start = self.start(slot).wrapping_add(*moved as usize);
         let (len, offset) = (command.bytes - moved, command.offset + u64::from(*moved));
         let entry = match command.op {
-            Op::Read => opcode::Read::new(file, start, len).offset(offset).build(),
-            Op::Write => opcode::Write::new(file, start, len).offset(offset).build(),
-            Op::WriteFua => opcode::Write::new(file, start, len)
+            LaneOperation::Read => opcode::Read::new(file, start, len).offset(offset).build(),
+            LaneOperation::Write => opcode::Write::new(file, start, len).offset(offset).build(),
+            LaneOperation::WriteFua => opcode::Write::new(file, start, len)
                 .offset(offset)
                 .rw_flags(libc::RWF_DSYNC)
                 .build(),
-            Op::Flush => opcode::Fsync::new(file)
+            LaneOperation::Flush => opcode::Fsync::new(file)
                 .flags(types::FsyncFlags::DATASYNC)
                 .build(),
         };
@@ -132,10 +135,10 @@ impl UringLane {
         let Some(Some(mut operation)) = self.operations.get(slot).copied() else {
             return;
         };
-        let Command { op, bytes, .. } = operation.command;
+        let LaneCommand { op, bytes, .. } = operation.command;
         let whole = match u32::try_from(result) {
             Err(_) => Err(io::Error::from_raw_os_error(-result)),
-            Ok(_) if op == Op::Flush => Ok(()),
+            Ok(_) if op == LaneOperation::Flush => Ok(()),
             Ok(0) if bytes > 0 => Err(io::Error::from(end_kind(op))),
             Ok(moved) => {
                 operation.moved = operation.moved.saturating_add(moved).min(bytes);
@@ -151,12 +154,12 @@ impl UringLane {
         if let Some(tag) = operation.tag {
             self.in_flight -= 1;
             match whole {
-                Ok(()) if op == Op::Read => ended(tag, Ok(self.bytes(slot, bytes))),
+                Ok(()) if op == LaneOperation::Read => ended(tag, Ok(self.bytes(slot, bytes))),
                 Ok(()) => ended(tag, Ok(&[])),
                 Err(source) => {
                     let retry = matches!(source.raw_os_error(), Some(libc::EAGAIN | libc::EINTR));
                     let error = self.file.error(op, source);
-                    ended(tag, Err(Failure { error, retry }));
+                    ended(tag, Err(LaneFailure { error, retry }));
                 }
             }
         }
@@ -191,24 +194,24 @@ impl UringLane {
     }
 }
 
-type Outcome<'a> = std::result::Result<&'a [u8], Failure>;
+type Outcome<'a> = std::result::Result<&'a [u8], LaneFailure>;
 
 /// Returns the kind of error for a transfer of no bytes.
-fn end_kind(op: Op) -> io::ErrorKind {
+fn end_kind(op: LaneOperation) -> io::ErrorKind {
     match op.is_write() {
         true => io::ErrorKind::WriteZero,
         false => io::ErrorKind::UnexpectedEof,
     }
 }
 
-impl Lane for UringLane {
+impl StoreLane for UringLane {
     fn begin(&mut self) -> Result<()> {
         Ok(())
     }
 
     fn submit(
         &mut self,
-        command: &Command,
+        command: &LaneCommand,
         tag: u32,
         fill: &mut dyn FnMut(&mut [u8]),
     ) -> Result<bool> {
@@ -237,7 +240,7 @@ impl Lane for UringLane {
         if command.op.is_write() {
             fill(self.bytes(slot, command.bytes));
         }
-        let operation = Operation {
+        let operation = UringOperation {
             command: *command,
             tag: Some(tag),
             moved: 0,

@@ -33,7 +33,7 @@ proptest! {
             let mut src = vec![0; ids.len() * row];
             pattern(7, seed, &mut src);
             let mut status = vec![9; ids.len()];
-            let report = table.scatter(ids[..].into(), &src, Duplicates::Last, Some(&mut status)).unwrap();
+            let report = table.scatter(ids[..].into(), &src, DuplicateIds::Last, Some(&mut status)).unwrap();
             // One id out of range, and nothing is written.
             let is_valid = |id: &i64| (0..rows as i64).contains(id);
             let all_valid = ids.iter().all(is_valid);
@@ -62,7 +62,7 @@ fn a_repeated_id_is_refused_where_it_shall_be() {
     let table = store.table(0, 100, 10).unwrap();
     let before = store.stats();
     let ids = [3i64, 4, 3];
-    let error = table.scatter((&ids).into(), &[1; 30], Duplicates::Error, None);
+    let error = table.scatter((&ids).into(), &[1; 30], DuplicateIds::Error, None);
     let error = error.unwrap_err();
     assert!(matches!(error, Error::Usage { .. }));
     assert!(
@@ -72,7 +72,7 @@ fn a_repeated_id_is_refused_where_it_shall_be() {
     );
     assert_eq!(store.stats(), before);
     let ids = [3i64, 4, -3, -3];
-    let report = table.scatter((&ids).into(), &[1; 40], Duplicates::Error, None);
+    let report = table.scatter((&ids).into(), &[1; 40], DuplicateIds::Error, None);
     assert_eq!(report.unwrap().failed, 4);
 }
 
@@ -84,17 +84,17 @@ fn additions_sum_what_is_there_and_every_duplicate() {
         let start = [1i32, 2, 3].map(i32::to_le_bytes).concat();
         let ids: Vec<i64> = (0..300).collect();
         let all: Vec<u8> = start.repeat(300);
-        let done = table.scatter(ids[..].into(), &all, Duplicates::Error, None);
+        let done = table.scatter(ids[..].into(), &all, DuplicateIds::Error, None);
         done.unwrap().check().unwrap();
         let terms: Vec<u8> = (0..15i32).flat_map(i32::to_le_bytes).collect();
         let mut status = [9; 5];
         let ids = [7i32, 299, 7, 7, 300];
-        let report = table.scatter_add((&ids).into(), &terms, Element::I32, Some(&mut status));
+        let report = table.scatter_add((&ids).into(), &terms, RowElement::I32, Some(&mut status));
         assert_eq!(report.unwrap().failed, 5);
         let not_run = RowStatus::NotRun.code();
         assert_eq!(status, [not_run, not_run, not_run, not_run, -1]);
         let (ids, terms) = (&ids[..4], &terms[..48]);
-        let report = table.scatter_add(ids.into(), terms, Element::I32, Some(&mut status[..4]));
+        let report = table.scatter_add(ids.into(), terms, RowElement::I32, Some(&mut status[..4]));
         report.unwrap().check().unwrap();
         let mut out = vec![0; 36];
         let done = table.gather((&[7i64, 299, 8]).into(), &mut out, None);
@@ -116,7 +116,7 @@ fn additions_of_several_threads_are_all_counted() {
             for _ in 0..4 {
                 scope.spawn(|| {
                     for _ in 0..10 {
-                        let done = table.scatter_add(ids[..].into(), &ones, Element::F32, None);
+                        let done = table.scatter_add(ids[..].into(), &ones, RowElement::F32, None);
                         done.unwrap().check().unwrap();
                     }
                 });
@@ -133,16 +133,16 @@ fn additions_of_several_threads_are_all_counted() {
 fn scatters_that_cannot_be_are_refused() {
     let store = of_sim("size=1MiB");
     let table = store.table(0, 100, 10).unwrap();
-    let error = table.scatter((&[1i64]).into(), &[1; 11], Duplicates::Last, None);
+    let error = table.scatter((&[1i64]).into(), &[1; 11], DuplicateIds::Last, None);
     assert!(matches!(error.unwrap_err(), Error::Usage { .. }));
-    let error = table.scatter_add((&[1i64]).into(), &[1; 10], Element::F32, None);
+    let error = table.scatter_add((&[1i64]).into(), &[1; 10], RowElement::F32, None);
     assert!(
         error
             .unwrap_err()
             .to_string()
             .contains("whole number of elements")
     );
-    let done = table.scatter_add((&[1i64]).into(), &[0; 10], Element::F16, None);
+    let done = table.scatter_add((&[1i64]).into(), &[0; 10], RowElement::F16, None);
     done.unwrap().check().unwrap();
     let read_only = StoreOptions {
         read_only: true,
@@ -150,7 +150,7 @@ fn scatters_that_cannot_be_are_refused() {
     };
     let store = Store::open("sim:mem?size=1MiB", &read_only).unwrap();
     let table = store.table(0, 100, 10).unwrap();
-    let error = table.scatter((&[1i64]).into(), &[1; 10], Duplicates::Last, None);
+    let error = table.scatter((&[1i64]).into(), &[1; 10], DuplicateIds::Last, None);
     assert!(error.unwrap_err().to_string().contains("reading only"));
 }
 
@@ -162,7 +162,7 @@ fn a_long_scatter_is_right_across_its_parts() {
     let ids: Vec<i64> = (0..9_000).rev().collect();
     let mut src = vec![0; 9_000 * 1500];
     pattern(0, 8, &mut src);
-    let done = table.scatter(ids[..].into(), &src, Duplicates::Error, None);
+    let done = table.scatter(ids[..].into(), &src, DuplicateIds::Error, None);
     done.unwrap().check().unwrap();
     let all = content(&store);
     assert!(all[..100].iter().all(|byte| *byte == 0));
@@ -195,7 +195,7 @@ fn a_failed_command_fails_its_rows_and_harms_no_others() {
         let ids: Vec<i64> = (0..20).map(|at| at * 10).collect();
         let mut status = [9; 20];
         let src = vec![6; 20_000];
-        let report = table.scatter(ids[..].into(), &src, Duplicates::Last, Some(&mut status));
+        let report = table.scatter(ids[..].into(), &src, DuplicateIds::Last, Some(&mut status));
         let failed = report.unwrap().failed;
         assert!(
             status.iter().all(|one| *one == 0 || *one == code),
@@ -218,7 +218,7 @@ fn a_failed_command_fails_its_rows_and_harms_no_others() {
             back.iter().all(|byte| *byte == 5),
             "{fault}: a neighbour changed"
         );
-        let done = table.scatter(ids[..].into(), &src, Duplicates::Last, None);
+        let done = table.scatter(ids[..].into(), &src, DuplicateIds::Last, None);
         done.unwrap().check().unwrap();
     }
 }
@@ -228,24 +228,24 @@ fn a_failed_command_fails_its_rows_and_harms_no_others() {
 fn rows_of_a_run_that_stopped_early_are_not_run() {
     let store = of_sim("size=1MiB&block=512");
     let table = store.table(0, 100, 512).unwrap();
-    let mut outcome = Outcome::new(2);
+    let mut outcome = RowOutcome::new(2);
     let order = table.order((&[4i64, 5]).into(), &mut outcome);
-    let request = Request {
+    let request = ScatterRequest {
         table: &table,
         order: &order,
         src: &[1; 1024],
-        change: Change::Write,
+        change: RowChange::Write,
     };
     let blocks = 4 * 512..6 * 512;
     let bad = |bad: Vec<(Range<u64>, i32)>, left| {
-        let run = Run {
+        let run = BlockRun {
             blocks: blocks.clone(),
             rows: 0..2,
             bytes: vec![1; 1024],
             bad,
             left,
         };
-        let mut outcome = Outcome::new(2);
+        let mut outcome = RowOutcome::new(2);
         request.conclude(&run, &mut outcome);
         outcome.status
     };

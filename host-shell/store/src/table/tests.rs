@@ -78,7 +78,7 @@ fn ids_of_32_bits_are_those_of_64() {
     let all = filled(&store);
     let table = store.table(96, 1000, 512).unwrap();
     let mut out = vec![0; 3 * 512];
-    let ids = Ids::from(&[3i32, -1, 999]);
+    let ids = RowIds::from(&[3i32, -1, 999]);
     assert!(!ids.is_empty());
     let report = table.gather(ids, &mut out, None).unwrap();
     assert_eq!(report.failed, 1);
@@ -418,7 +418,7 @@ fn a_dead_member_fails_the_rows_that_lie_on_it() {
 
 #[test]
 fn rows_without_an_error_of_their_own_are_reported_by_status() {
-    let report = Outcome::new(2).report((&[5i64, 6]).into(), None);
+    let report = RowOutcome::new(2).report((&[5i64, 6]).into(), None);
     assert_eq!(
         (report.failed, report.first.as_ref().unwrap().status),
         (2, -5)
@@ -445,10 +445,10 @@ fn a_row_is_right_when_all_of_its_bytes_have_come_and_no_command_failed() {
         (&[(1, false), (0, true)], 0x281),
     ];
     for (ends, wanted) in ways {
-        let mut outcome = Outcome::new(1);
+        let mut outcome = RowOutcome::new(1);
         let order = table.order((&ids).into(), &mut outcome);
         let (reads, pieces) = table.plan(&order);
-        let half = |number: u32| Piece {
+        let half = |number: u32| MemberPiece {
             at: pieces[0].at + u64::from(number) * 2048,
             offset: pieces[0].offset + u64::from(number) * 2048,
             bytes: 2048,
@@ -456,7 +456,7 @@ fn a_row_is_right_when_all_of_its_bytes_have_come_and_no_command_failed() {
         };
         let pieces = [half(0), half(1)];
         let mut out = vec![0; table.row_bytes as usize];
-        let mut work = Gather {
+        let mut work = TableGather {
             table: &table,
             order: &order,
             reads: &reads,

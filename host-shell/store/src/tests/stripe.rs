@@ -1,7 +1,7 @@
 //! What has to hold of every member of a stripe, whichever it is.
 
 use super::super::testing::{TestFile, of_file, options};
-use super::super::{Duplicates, FileIo, Store, StoreOptions};
+use super::super::{DuplicateIds, FileIo, Store, StoreOptions};
 use super::usage;
 use std::sync::Arc;
 
@@ -27,7 +27,7 @@ fn a_stripe_is_written_only_where_every_member_is() {
             usage(store.write_at_fua(offset, &[1]));
         }
         let table = store.table(0, 100, 100).unwrap();
-        usage(table.scatter((&[3i64]).into(), &[2; 100], Duplicates::Last, None));
+        usage(table.scatter((&[3i64]).into(), &[2; 100], DuplicateIds::Last, None));
         let mut back = vec![0xEE; 3 * STRIPE as usize];
         store.read_at(0, &mut back).unwrap();
         assert!(back.iter().all(|byte| *byte == 0), "{protected}");

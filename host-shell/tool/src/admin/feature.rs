@@ -7,7 +7,7 @@ use nvme_host::core::spec::Nsid;
 use nvme_host::core::spec::admin::Select;
 use nvme_host::core::spec::feature::{self, fid};
 use nvme_host::units::parse_number;
-use nvme_host::{Config, Controller, Error, Result};
+use nvme_host::{Controller, ControllerConfig, Error, Result};
 use serde_json::{Value, json};
 
 /// A device, and what a feature of it belongs to.
@@ -22,13 +22,13 @@ struct ScopeArgs {
 
 impl ScopeArgs {
     /// Returns the options for a command that changes a namespace, or all of them.
-    fn config(&self) -> Config {
+    fn config(&self) -> ControllerConfig {
         let nsid = self.namespace_id.filter(|nsid| *nsid != 0).unwrap_or(1);
         let config = self.device.config();
         match Nsid(nsid) {
             Nsid::ALL => config,
-            _ => Config {
-                changes: Some(nvme_host::sysfs::Scope::Namespace(nsid)),
+            _ => ControllerConfig {
+                changes: Some(nvme_host::sysfs::CommandScope::Namespace(nsid)),
                 ..config
             },
         }
@@ -39,7 +39,7 @@ impl ScopeArgs {
         let scope = scope(fid);
         let nsid = match (self.namespace_id, scope) {
             (Some(given), _) => Nsid(given),
-            (None, Scope::Namespace) => Nsid(1),
+            (None, FeatureScope::Namespace) => Nsid(1),
             (None, _) => Nsid::NONE,
         };
         if nsid == Nsid::NONE || nsid == Nsid::ALL {
@@ -48,7 +48,7 @@ impl ScopeArgs {
         controller.identify_namespace(nsid)?;
         // The controller's own features take no namespace.
         Ok(match scope {
-            Scope::Controller => Nsid::NONE,
+            FeatureScope::Controller => Nsid::NONE,
             _ => nsid,
         })
     }
@@ -64,14 +64,14 @@ pub struct GetFeature {
     feature_id: u64,
     /// Which value
     #[arg(long, short = 's', value_enum, default_value = "current")]
-    sel: Sel,
+    sel: FeatureValue,
     /// Command dword 11
     #[arg(long, value_parser = parse_number, default_value = "0")]
     cdw11: u64,
 }
 
 #[derive(Clone, Copy, ValueEnum)]
-enum Sel {
+enum FeatureValue {
     #[value(alias = "0")]
     Current,
     #[value(alias = "1")]
@@ -122,10 +122,10 @@ impl GetFeature {
     pub fn run(self) -> Result<()> {
         let (fid, cdw11) = (id(self.feature_id)?, dword(self.cdw11)?);
         let sel = match self.sel {
-            Sel::Current => Select::Current,
-            Sel::Default => Select::Default,
-            Sel::Saved => Select::Saved,
-            Sel::Capabilities => Select::Capabilities,
+            FeatureValue::Current => Select::Current,
+            FeatureValue::Default => Select::Default,
+            FeatureValue::Saved => Select::Saved,
+            FeatureValue::Capabilities => Select::Capabilities,
         };
         let device = &self.scope.device;
         let controller = device.start()?;
@@ -195,7 +195,7 @@ impl SetFeature {
 
 /// Object that a feature belongs to.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Scope {
+enum FeatureScope {
     Namespace,
     Controller,
     /// A vendor's, or one that is newer than this program: the user says it.
@@ -204,16 +204,16 @@ enum Scope {
 
 /// Returns the scope of a feature. NVMe Base 2.0c, 5.27.1 (Feature Specific Information), "Set
 /// Features - Feature Identifiers".
-fn scope(fid: u8) -> Scope {
+fn scope(fid: u8) -> FeatureScope {
     match fid {
         fid::LBA_RANGE_TYPE
         | fid::ERROR_RECOVERY
         | fid::NAMESPACE_METADATA
         | fid::RESERVATION_NOTIFICATION
         | fid::RESERVATION_PERSISTENCE
-        | fid::WRITE_PROTECTION => Scope::Namespace,
-        _ if feature::name(fid).is_some() => Scope::Controller,
-        _ => Scope::Unknown,
+        | fid::WRITE_PROTECTION => FeatureScope::Namespace,
+        _ if feature::name(fid).is_some() => FeatureScope::Controller,
+        _ => FeatureScope::Unknown,
     }
 }
 

@@ -13,7 +13,7 @@ use std::time::Duration;
 
 /// Format a namespace: its data is lost, its blocks may get another size
 #[derive(Args)]
-pub struct Format {
+pub struct FormatCommand {
     #[command(flatten)]
     device: DeviceArgs,
     #[command(flatten)]
@@ -44,7 +44,7 @@ pub struct Format {
     wait: Duration,
 }
 
-impl Format {
+impl FormatCommand {
     pub fn run(self) -> Result<()> {
         let device = &self.device;
         let controller = device.start_writing(&self.write, "format", &device.config())?;

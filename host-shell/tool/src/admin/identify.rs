@@ -14,27 +14,27 @@ use serde_json::{Value, json};
 
 /// Show the Identify structure of the controller or of a namespace
 #[derive(Args)]
-pub struct Identify {
+pub struct IdentifyCommand {
     #[command(subcommand)]
-    what: What,
+    what: IdentifySubject,
 }
 
 #[derive(Subcommand)]
-enum What {
-    Ctrl(Ctrl),
-    Ns(Ns),
+enum IdentifySubject {
+    Ctrl(ControllerSubject),
+    Ns(NamespaceSubject),
 }
 
 /// The controller: identity, limits, optional commands
 #[derive(Args)]
-pub struct Ctrl {
+pub struct ControllerSubject {
     #[command(flatten)]
     device: DeviceArgs,
 }
 
 /// A namespace: size and formats
 #[derive(Args)]
-pub struct Ns {
+pub struct NamespaceSubject {
     #[command(flatten)]
     device: DeviceArgs,
     /// Namespace; 0xffffffff for what all of them have in common, where the controller says that
@@ -42,16 +42,16 @@ pub struct Ns {
     namespace_id: u32,
 }
 
-impl Identify {
+impl IdentifyCommand {
     pub fn run(self) -> Result<()> {
         match self.what {
-            What::Ctrl(ctrl) => ctrl.run(),
-            What::Ns(ns) => ns.run(),
+            IdentifySubject::Ctrl(ctrl) => ctrl.run(),
+            IdentifySubject::Ns(ns) => ns.run(),
         }
     }
 }
 
-impl Ctrl {
+impl ControllerSubject {
     pub fn run(self) -> Result<()> {
         let controller = self.device.start()?;
         let value = controller_json(controller.identify());
@@ -65,7 +65,7 @@ impl Ctrl {
     }
 }
 
-impl Ns {
+impl NamespaceSubject {
     pub fn run(self) -> Result<()> {
         let controller = self.device.start()?;
         let nsid = Nsid(self.namespace_id);

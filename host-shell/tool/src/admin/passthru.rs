@@ -1,12 +1,12 @@
 //! `admin-passthru` and `io-passthru`: a command from its dwords.
 
-use crate::common::input::Input;
+use crate::common::input::InputFile;
 use crate::common::{DeviceArgs, WriteArgs, hex, output, say};
 use clap::Args;
 use nvme_host::core::spec::admin::opcode;
 use nvme_host::core::spec::feature;
 use nvme_host::core::spec::{Nsid, Sqe};
-use nvme_host::passthru::{Direction, Set};
+use nvme_host::passthru::{CommandSet, TransferDirection};
 use nvme_host::units::{parse_bytes, parse_number};
 use nvme_host::{Error, Result};
 use serde_json::json;
@@ -111,18 +111,18 @@ pub fn byte(text: &str) -> std::result::Result<u8, String> {
 
 impl AdminPassthru {
     pub fn run(self) -> Result<()> {
-        self.command.run(Set::Admin, Nsid(self.namespace_id))
+        self.command.run(CommandSet::Admin, Nsid(self.namespace_id))
     }
 }
 
 impl IoPassthru {
     pub fn run(self) -> Result<()> {
-        self.command.run(Set::Nvm, Nsid(self.namespace_id))
+        self.command.run(CommandSet::Nvm, Nsid(self.namespace_id))
     }
 }
 
 impl CommandArgs {
-    fn run(self, set: Set, nsid: Nsid) -> Result<()> {
+    fn run(self, set: CommandSet, nsid: Nsid) -> Result<()> {
         let sqe = self.sqe(nsid);
         self.check(set, &sqe)?;
         if self.dry_run {
@@ -145,7 +145,7 @@ impl CommandArgs {
         let controller = self.device.access.start(device, &config)?;
         let answer = controller.passthru(set, sqe, &data)?;
         controller.shut_down()?;
-        let received = match Direction::of(self.opcode).receives() {
+        let received = match TransferDirection::of(self.opcode).receives() {
             true => answer.data,
             false => Vec::new(),
         };
@@ -185,8 +185,8 @@ impl CommandArgs {
     }
 
     /// Checks the options as far as that is possible without the device.
-    fn check(&self, set: Set, sqe: &Sqe) -> Result<()> {
-        let direction = Direction::of(self.opcode);
+    fn check(&self, set: CommandSet, sqe: &Sqe) -> Result<()> {
+        let direction = TransferDirection::of(self.opcode);
         let bits = self.opcode & 3;
         let wrong = |flag: &str, says: &str| {
             let is = format!("bits 1:0 of opcode {:#04x} are {bits:02b}b", self.opcode);
@@ -202,10 +202,10 @@ impl CommandArgs {
             ));
         }
         let says = match direction {
-            Direction::None => "moves no data",
-            Direction::ToController => "sends data",
-            Direction::FromController => "receives data",
-            Direction::Both => "moves data both ways",
+            TransferDirection::None => "moves no data",
+            TransferDirection::ToController => "sends data",
+            TransferDirection::FromController => "receives data",
+            TransferDirection::Both => "moves data both ways",
         };
         if self.read && !direction.receives() {
             return Err(wrong("--read", says));
@@ -224,16 +224,16 @@ impl CommandArgs {
                 "add --data-len BYTES",
             ));
         }
-        if self.data_len > 0 && direction == Direction::None {
+        if self.data_len > 0 && direction == TransferDirection::None {
             return Err(wrong("--data-len", says));
         }
         let fid = sqe.cdw10 as u8;
         let feature = match (set, self.opcode) {
             // The capabilities of a feature come in dword 0 alone.
-            (Set::Admin, opcode::GET_FEATURES) if sqe.cdw10 >> 8 & 7 != 3 => {
+            (CommandSet::Admin, opcode::GET_FEATURES) if sqe.cdw10 >> 8 & 7 != 3 => {
                 feature::data_bytes(fid)
             }
-            (Set::Admin, opcode::SET_FEATURES) => feature::data_bytes(fid),
+            (CommandSet::Admin, opcode::SET_FEATURES) => feature::data_bytes(fid),
             _ => None,
         };
         let feature = feature.unwrap_or(0);
@@ -261,9 +261,9 @@ impl CommandArgs {
             )
         })?;
         let mut data = vec![self.prefill; len];
-        if len > 0 && Direction::of(self.opcode).sends() {
+        if len > 0 && TransferDirection::of(self.opcode).sends() {
             let path = self.input_file.clone().unwrap_or_else(|| "-".into());
-            let read = Input::open(&path)?.read_at_most(&mut data)?;
+            let read = InputFile::open(&path)?.read_at_most(&mut data)?;
             if read > len {
                 return Err(Error::usage(
                     format!("{} has more than --data-len {len} bytes", path.display()),
@@ -276,7 +276,7 @@ impl CommandArgs {
 }
 
 /// Returns the command, a dword a line, as nvme-cli prints it.
-fn shown(set: Set, sqe: &Sqe) -> String {
+fn shown(set: CommandSet, sqe: &Sqe) -> String {
     let name = set.name(sqe.opcode()).unwrap_or("vendor specific");
     let dwords = [
         ("nsid", sqe.nsid),

@@ -17,14 +17,14 @@ const LOOK: Duration = Duration::from_millis(100);
 /// Every namespace of every controller of the subsystem loses its data. The sanitize goes on in the
 /// controller when this program ends; sanitize-log shows how far it is.
 #[derive(Args)]
-pub struct Sanitize {
+pub struct SanitizeCommand {
     #[command(flatten)]
     device: DeviceArgs,
     #[command(flatten)]
     write: WriteArgs,
     /// Sanitize action
     #[arg(long, short = 'a', visible_alias = "action", value_enum)]
-    sanact: Action,
+    sanact: SanitizeVerb,
     /// Allow unrestricted sanitize exit: after a failure the drive may be used without another sanitize
     #[arg(long, short = 'u')]
     ause: bool,
@@ -49,7 +49,7 @@ pub struct Sanitize {
 }
 
 #[derive(Clone, Copy, PartialEq, ValueEnum)]
-enum Action {
+enum SanitizeVerb {
     #[value(alias = "1", alias = "0x1", alias = "0x01")]
     ExitFailure,
     #[value(alias = "2", alias = "0x2", alias = "0x02")]
@@ -67,15 +67,15 @@ pub struct SanitizeLog {
     device: DeviceArgs,
 }
 
-impl Sanitize {
+impl SanitizeCommand {
     pub fn run(self) -> Result<()> {
         let device = &self.device;
         let controller = device.start_writing(&self.write, "sanitize", &device.config())?;
         let action = match self.sanact {
-            Action::ExitFailure => SanitizeAction::ExitFailureMode,
-            Action::StartBlockErase => SanitizeAction::BlockErase,
-            Action::StartOverwrite => SanitizeAction::Overwrite,
-            Action::StartCryptoErase => SanitizeAction::CryptoErase,
+            SanitizeVerb::ExitFailure => SanitizeAction::ExitFailureMode,
+            SanitizeVerb::StartBlockErase => SanitizeAction::BlockErase,
+            SanitizeVerb::StartOverwrite => SanitizeAction::Overwrite,
+            SanitizeVerb::StartCryptoErase => SanitizeAction::CryptoErase,
         };
         controller.sanitize(admin::Sanitize {
             action,
@@ -85,7 +85,7 @@ impl Sanitize {
             no_deallocate: self.no_dealloc,
             pattern: self.ovrpat,
         })?;
-        let status = match self.no_wait || self.sanact == Action::ExitFailure {
+        let status = match self.no_wait || self.sanact == SanitizeVerb::ExitFailure {
             true => controller.sanitize_status()?,
             false => self.wait_for(&controller)?,
         };

@@ -46,7 +46,7 @@ pub struct CrossoverArgs {
 }
 
 /// Values of options that other commands share.
-pub struct Rest {
+pub struct CrossoverShared {
     pub gpu: u32,
     pub namespace: NamespaceArgs,
     pub write: WriteArgs,
@@ -65,7 +65,7 @@ type Opened = (String, Option<u64>, Vec<u32>);
 const KEYS: [&str; 3] = ["row_bytes", "batch", "latency_ns"];
 
 impl CrossoverArgs {
-    pub fn run(&self, rest: &Rest) -> Result<()> {
+    pub fn run(&self, rest: &CrossoverShared) -> Result<()> {
         let device = &rest.namespace.device;
         let bar = progress::spinner("bench");
         let (mut machines, mut cases, mut chains) = (Vec::new(), Vec::new(), Vec::new());
@@ -136,7 +136,7 @@ impl CrossoverArgs {
         Ok(devices)
     }
 
-    fn job(&self, rest: &Rest, row_bytes: Vec<u32>) -> Result<CrossoverJob> {
+    fn job(&self, rest: &CrossoverShared, row_bytes: Vec<u32>) -> Result<CrossoverJob> {
         let defaults = RowsOptions::default();
         Ok(CrossoverJob {
             gpu: rest.gpu,

@@ -4,7 +4,7 @@ use super::plot;
 use crate::common::{number, output, some_bytes};
 use clap::Args;
 use nvme_host::bench::{CpuGather, GatherCases, gather_by_cpu};
-use nvme_host::{Config, Device, Error, Result, Store, StoreOptions};
+use nvme_host::{ControllerConfig, Device, Error, Result, Store, StoreOptions};
 use serde_json::Value;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -57,7 +57,7 @@ pub struct OnGpuArgs {
 use nvme_host::cuda::{RowsOptions, bench::GatherJob, bench::gather};
 
 /// Parameters of the job from options that other commands share.
-pub struct Rest {
+pub struct GatherShared {
     #[cfg(feature = "cuda")]
     pub gpu: Option<u32>,
     pub nsid: u32,
@@ -68,12 +68,12 @@ pub struct Rest {
 
 /// The lines that were printed, for the chart; the first failure to print one.
 #[derive(Default)]
-struct Lines {
+struct PrintedLines {
     printed: Vec<Value>,
     failure: Option<Error>,
 }
 
-impl Lines {
+impl PrintedLines {
     fn emit(&mut self, line: Value) {
         if let Err(error) = output::line(&line) {
             self.failure.get_or_insert(error);
@@ -94,10 +94,10 @@ impl GatherArgs {
     pub fn run(
         &self,
         open: impl Fn() -> Result<Arc<dyn Device>>,
-        config: &Config,
-        rest: Rest,
+        config: &ControllerConfig,
+        rest: GatherShared,
     ) -> Result<()> {
-        let mut lines = Lines::default();
+        let mut lines = PrintedLines::default();
         let emit = &mut |line| lines.emit(line);
         #[cfg(feature = "cuda")]
         let is_by_gpu = match rest.gpu {
@@ -151,7 +151,7 @@ impl GatherArgs {
     }
 
     #[cfg(feature = "cuda")]
-    fn job(&self, gpu: u32, rest: &Rest) -> Result<GatherJob> {
+    fn job(&self, gpu: u32, rest: &GatherShared) -> Result<GatherJob> {
         let defaults = RowsOptions::default();
         Ok(GatherJob {
             gpu,

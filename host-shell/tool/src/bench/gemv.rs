@@ -44,7 +44,7 @@ pub struct GemvArgs {
 }
 
 /// Values of options that other commands share.
-pub struct Rest {
+pub struct GemvShared {
     pub gpu: u32,
     pub nsid: u32,
     pub queues: u32,
@@ -61,7 +61,7 @@ impl GemvArgs {
     }
 
     /// Measures every case on `device`, which may be written to.
-    pub fn run(&self, device: Arc<dyn nvme_host::Device>, rest: &Rest) -> Result<()> {
+    pub fn run(&self, device: Arc<dyn nvme_host::Device>, rest: &GemvShared) -> Result<()> {
         let defaults = RowsOptions::default();
         let options = StoreOptions {
             allow_write: true,
@@ -108,7 +108,7 @@ impl GemvArgs {
         store: &Arc<Store>,
         stored: Stored,
         (rows, columns): (u32, u32),
-        rest: &Rest,
+        rest: &GemvShared,
     ) -> Result<Value> {
         let job = GemvJob {
             stored,
@@ -133,7 +133,7 @@ impl GemvArgs {
         store: &Arc<Store>,
         stored: Stored,
         (tokens, rows, columns): (u32, u32, u32),
-        rest: &Rest,
+        rest: &GemvShared,
     ) -> Result<Value> {
         let job = GemmJob {
             stored,
@@ -181,7 +181,7 @@ impl GemvArgs {
         }))
     }
 
-    fn line(&self, store: &Store, job: &GemvJob, times: &GemvTimes, rest: &Rest) -> Value {
+    fn line(&self, store: &Store, job: &GemvJob, times: &GemvTimes, rest: &GemvShared) -> Value {
         let rate = |seconds: &[f64]| times.bytes as f64 / median(seconds) / 1e9;
         let way = |seconds: &[f64]| json!({ "gb_per_s": rate(seconds), "seconds": seconds });
         let limit = times.limit_bytes as f64 / median(&times.limit) / 1e9;
@@ -226,7 +226,7 @@ fn three(text: &str) -> std::result::Result<(u32, u32, u32), String> {
         .ok_or_else(|| format!("'{text}' is no TOKENSxROWSxCOLUMNS, as 16384x8192x8192 is"))
 }
 
-impl Rest {
+impl GemvShared {
     /// # Errors
     /// Without a GPU: the option is needed.
     pub fn gpu_of(gpu: Option<u32>) -> Result<u32> {

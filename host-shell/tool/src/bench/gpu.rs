@@ -1,13 +1,13 @@
 //! `bench --gpu`: a workload driven by kernels, and the suite of measurements.
 
 use crate::common::{DeviceArgs, beyond, check_stop, output, progress};
-use crate::gpu::reconnecting::{Reconnecting, SessionReport, Source};
-use crate::gpu::transfer::{GpuArgs, Totals};
+use crate::gpu::reconnecting::{ReconnectingSession, SessionReport, SessionSource};
+use crate::gpu::transfer::{GpuArgs, TransferTotals};
 use clap::{Args, ValueEnum};
 use nvme_host::core::spec::Nsid;
 use nvme_host::core::spec::nvm::opcode;
-use nvme_host::cuda::bench::{self, Options};
-use nvme_host::cuda::{GpuSession, Work};
+use nvme_host::cuda::bench::{self, SuiteOptions};
+use nvme_host::cuda::{GpuSession, LaunchWork};
 use nvme_host::{Device, Error, Result, units};
 use serde_json::{Value, json};
 use std::sync::Arc;
@@ -55,7 +55,7 @@ pub enum SuiteName {
 impl SuiteArgs {
     /// Runs the suite: one JSON object on each line, as it is measured.
     pub fn run(self, gpu: Option<u32>) -> Result<()> {
-        let options = Options {
+        let options = SuiteOptions {
             gpu: gpu.unwrap_or(0),
             threads: self.controller_threads,
             only: self.only,
@@ -72,7 +72,7 @@ impl SuiteArgs {
 }
 
 /// A workload for kernels.
-pub struct Job<'a> {
+pub struct KernelJob<'a> {
     pub device: &'a DeviceArgs,
     pub nsid: Nsid,
     pub gpu: &'a GpuArgs,
@@ -89,14 +89,14 @@ pub struct Job<'a> {
 }
 
 /// Runs `job` on `opened`, its device, and prints the results.
-pub fn run(job: &Job<'_>, opened: Arc<dyn Device>) -> Result<()> {
+pub fn run(job: &KernelJob<'_>, opened: Arc<dyn Device>) -> Result<()> {
     let setup = job.gpu.setup(job.queues, job.depth, job.nsid, false);
-    let source = Source {
+    let source = SessionSource {
         device: &job.device.device,
         config: match job.read {
             true => job.device.reading(),
-            false => nvme_host::Config {
-                changes: Some(nvme_host::sysfs::Scope::Namespace(job.nsid.0)),
+            false => nvme_host::ControllerConfig {
+                changes: Some(nvme_host::sysfs::CommandScope::Namespace(job.nsid.0)),
                 ..job.device.config()
             },
         },
@@ -106,7 +106,7 @@ pub fn run(job: &Job<'_>, opened: Arc<dyn Device>) -> Result<()> {
         bytes: job.bytes,
         data_bytes: 0,
     };
-    let mut reconnecting = Reconnecting::open(source, opened)?;
+    let mut reconnecting = ReconnectingSession::open(source, opened)?;
     let mut work = work_of(job, reconnecting.session()?)?;
     let what = if job.read { "Read" } else { "Write" };
     let total = job.io_size.map(|bytes| bytes.div_ceil(job.bytes).max(1));
@@ -118,7 +118,7 @@ pub fn run(job: &Job<'_>, opened: Arc<dyn Device>) -> Result<()> {
         Some(total) => progress::bytes(total * job.bytes, "bench"),
         None => progress::time(job.runtime.as_millis() as u64, "bench"),
     };
-    let mut totals = Totals::default();
+    let mut totals = TransferTotals::default();
     let begin = Instant::now();
     loop {
         check_stop()?;
@@ -145,7 +145,7 @@ pub fn run(job: &Job<'_>, opened: Arc<dyn Device>) -> Result<()> {
 }
 
 /// Returns the work of the first launch, before any was measured.
-fn work_of(job: &Job<'_>, session: &GpuSession) -> Result<Work> {
+fn work_of(job: &KernelJob<'_>, session: &GpuSession) -> Result<LaunchWork> {
     if session.command_bytes() != job.bytes {
         return Err(Error::usage(
             format!("--bs {} is not what a command can move", job.bytes),
@@ -164,7 +164,7 @@ fn work_of(job: &Job<'_>, session: &GpuSession) -> Result<Work> {
             "use a smaller --bs",
         ));
     }
-    Ok(Work {
+    Ok(LaunchWork {
         opcode: if job.read {
             opcode::READ
         } else {
@@ -181,7 +181,12 @@ fn work_of(job: &Job<'_>, session: &GpuSession) -> Result<Work> {
     })
 }
 
-fn report(job: &Job<'_>, what: &str, totals: &Totals, report: SessionReport) -> Result<()> {
+fn report(
+    job: &KernelJob<'_>,
+    what: &str,
+    totals: &TransferTotals,
+    report: SessionReport,
+) -> Result<()> {
     let iops = totals.commands as f64 / totals.seconds.max(1e-9);
     let gbps = iops * job.bytes as f64 / 1e9;
     if job.device.json {

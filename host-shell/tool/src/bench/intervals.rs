@@ -1,36 +1,36 @@
 //! `bench --interval`: a line about each interval of a run.
 
 use crate::common::{output, say};
-use nvme_host::bench::Progress;
+use nvme_host::bench::RunProgress;
 use nvme_host::{Result, units};
 use serde_json::{Value, json};
 use std::time::Duration;
 
 /// Prints a line whenever an interval has passed.
-pub struct Intervals {
+pub struct IntervalPrinter {
     every: f64,
     json: bool,
-    last: Progress,
+    last: RunProgress,
     /// The first line that could not be written.
     pub failed: Result<()>,
 }
 
-impl Intervals {
+impl IntervalPrinter {
     pub fn new(every: Duration, json: bool) -> Self {
         Self {
             every: every.as_secs_f64(),
             json,
-            last: Progress::default(),
+            last: RunProgress::default(),
             failed: Ok(()),
         }
     }
 
     /// Prints the progress since the last line, once an interval has passed since then.
-    pub fn at(&mut self, now: &Progress) {
+    pub fn at(&mut self, now: &RunProgress) {
         if now.seconds < self.last.seconds + self.every || self.failed.is_err() {
             return;
         }
-        let one = Interval::between(&self.last, now);
+        let one = IntervalSample::between(&self.last, now);
         self.last = *now;
         match self.json {
             true => self.failed = output::line(&one.to_json()),
@@ -40,7 +40,7 @@ impl Intervals {
 }
 
 /// Work between two samples.
-struct Interval {
+struct IntervalSample {
     end: f64,
     seconds: f64,
     reads: u64,
@@ -49,8 +49,8 @@ struct Interval {
     latency_ns: u64,
 }
 
-impl Interval {
-    fn between(from: &Progress, to: &Progress) -> Self {
+impl IntervalSample {
+    fn between(from: &RunProgress, to: &RunProgress) -> Self {
         let commands = to.reads + to.writes - from.reads - from.writes;
         Self {
             end: to.seconds,
@@ -93,14 +93,14 @@ mod tests {
 
     #[test]
     fn an_interval_is_the_difference_of_two_looks() {
-        let at = |seconds, reads, latency_ns| Progress {
+        let at = |seconds, reads, latency_ns| RunProgress {
             seconds,
             reads,
             writes: 2 * reads,
             bytes: 3 * reads * 4096,
             latency_ns,
         };
-        let one = Interval::between(&at(1.0, 100, 5_000), &at(1.5, 200, 65_000)).to_json();
+        let one = IntervalSample::between(&at(1.0, 100, 5_000), &at(1.5, 200, 65_000)).to_json();
         let one = &one["interval"];
         assert_eq!(
             (one["reads"].as_u64(), one["writes"].as_u64()),
@@ -112,7 +112,7 @@ mod tests {
         );
         assert_eq!(one["lat_ns_mean"].as_u64(), Some(200));
         assert_eq!(one["bw_bytes"].as_u64(), Some(300 * 4096 * 2));
-        let idle = Interval::between(&at(1.0, 1, 5), &at(2.0, 1, 5));
+        let idle = IntervalSample::between(&at(1.0, 1, 5), &at(2.0, 1, 5));
         assert_eq!(idle.latency_ns, 0);
     }
 }

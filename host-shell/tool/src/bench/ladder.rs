@@ -3,8 +3,8 @@
 use super::plot;
 use crate::common::{check_stop, number, output, progress};
 use clap::Args;
-use nvme_course::ladder::Rung;
-use nvme_course::ladder::bench::{Case, Job, Report, Way, measure};
+use nvme_course::ladder::MatmulStep;
+use nvme_course::ladder::bench::{LadderCase, LadderJob, LadderReport, MatmulMethod, measure};
 use nvme_host::Result;
 use nvme_host::bench::median;
 use nvme_host::cuda::Gpu;
@@ -22,7 +22,7 @@ pub struct LadderArgs {
 }
 
 /// Values of options that other commands share.
-pub struct Rest {
+pub struct LadderShared {
     pub gpu: u32,
     pub runs: usize,
     pub seed: u64,
@@ -31,9 +31,9 @@ pub struct Rest {
 }
 
 impl LadderArgs {
-    pub fn run(self, rest: Rest) -> Result<()> {
+    pub fn run(self, rest: LadderShared) -> Result<()> {
         let gpu = Gpu::open(rest.gpu)?;
-        let job = Job {
+        let job = LadderJob {
             sides: self.matmul,
             runs: rest.runs,
             seed: rest.seed,
@@ -55,13 +55,13 @@ impl LadderArgs {
     }
 }
 
-fn to_json(report: &Report, gpu: &Gpu, rest: &Rest) -> Value {
+fn to_json(report: &LadderReport, gpu: &Gpu, rest: &LadderShared) -> Value {
     let cases: Vec<Value> = report
         .cases
         .iter()
         .map(|case| of_case(case, report))
         .collect();
-    let of_rung = |(rung, (registers, local_bytes)): &(Rung, (u32, u32))| json!({ "way": rung.name(), "registers": registers, "local_bytes": local_bytes });
+    let of_rung = |(rung, (registers, local_bytes)): &(MatmulStep, (u32, u32))| json!({ "way": rung.name(), "registers": registers, "local_bytes": local_bytes });
     let costs: Vec<Value> = report.costs.iter().map(of_rung).collect();
     json!({
         "gpu": gpu.describe(),
@@ -74,10 +74,10 @@ fn to_json(report: &Report, gpu: &Gpu, rest: &Rest) -> Value {
     })
 }
 
-fn of_case(case: &Case, report: &Report) -> Value {
+fn of_case(case: &LadderCase, report: &LadderReport) -> Value {
     let seconds = median(&case.seconds);
-    let gflops = |case: &Case| case.operations() / median(&case.seconds) / 1e9;
-    let alike = |other: &&Case| other.side == case.side && other.element == case.element;
+    let gflops = |case: &LadderCase| case.operations() / median(&case.seconds) / 1e9;
+    let alike = |other: &&LadderCase| other.side == case.side && other.element == case.element;
     let fastest = report
         .cases
         .iter()
@@ -88,7 +88,7 @@ fn of_case(case: &Case, report: &Report) -> Value {
         .cases
         .iter()
         .filter(alike)
-        .find(|other| other.way == Way::Cublas);
+        .find(|other| other.way == MatmulMethod::Cublas);
     json!({
         "way": case.way.name(),
         "side": case.side,

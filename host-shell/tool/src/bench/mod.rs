@@ -17,7 +17,7 @@ pub mod plot;
 mod run;
 
 pub use formats::stored;
-pub use run::Bench;
+pub use run::BenchCommand;
 
 /// The option that needs no --device, because it names the device itself.
 pub const NO_DEVICE_FOR: &str = "paths";

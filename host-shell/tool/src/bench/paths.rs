@@ -47,7 +47,7 @@ pub struct PathsArgs {
 }
 
 /// Values of options that other commands share.
-pub struct Rest {
+pub struct PathsShared {
     pub gpu: Option<u32>,
     pub namespace: NamespaceArgs,
     pub write: WriteArgs,
@@ -60,9 +60,9 @@ pub struct Rest {
 }
 
 /// A file that is removed at the end.
-struct Made(PathBuf);
+struct RemovedFile(PathBuf);
 
-impl Drop for Made {
+impl Drop for RemovedFile {
     fn drop(&mut self) {
         // It is of no use to anything else; where it stays, it can be seen.
         let _ = std::fs::remove_file(&self.0);
@@ -70,7 +70,7 @@ impl Drop for Made {
 }
 
 impl PathsArgs {
-    pub fn run(self, file: PathBuf, rest: Rest) -> Result<()> {
+    pub fn run(self, file: PathBuf, rest: PathsShared) -> Result<()> {
         let made = match file.exists() {
             true => None,
             false => Some(make(&file, rest.size.unwrap_or(MADE), rest.seed)?),
@@ -147,10 +147,10 @@ fn simulator(file: &Path) -> Result<String> {
 }
 
 /// Makes a file of `bytes` bytes that no pattern repeats.
-fn make(path: &Path, bytes: u64, seed: u64) -> Result<Made> {
+fn make(path: &Path, bytes: u64, seed: u64) -> Result<RemovedFile> {
     let failed = Error::file("create", path);
     let mut file = File::create_new(path).map_err(failed)?;
-    let made = Made(path.to_owned());
+    let made = RemovedFile(path.to_owned());
     let mut random = SplitMix::new(seed);
     let mut chunk = vec![0; CHUNK];
     let mut left = bytes;

@@ -1,12 +1,12 @@
 //! `bench`: a workload in fio's words.
 
-use super::intervals::Intervals;
+use super::intervals::IntervalPrinter;
 use super::plot;
 use crate::common::{
     NamespaceArgs, WriteArgs, beyond, duration, number, output, progress, some_bytes,
 };
 use clap::{Args, ValueEnum};
-use nvme_host::bench::{self, Job, Limit, Pattern, Ramp};
+use nvme_host::bench::{self, AccessPattern, BenchJob, RateRamp, RunLimit};
 use nvme_host::{Controller, Error, Result};
 use std::hash::{BuildHasher, RandomState};
 use std::path::PathBuf;
@@ -14,14 +14,14 @@ use std::time::Duration;
 
 /// Measure IOPS, bandwidth and latency of a workload
 #[derive(Args)]
-pub struct Bench {
+pub struct BenchCommand {
     #[command(flatten)]
     namespace: NamespaceArgs,
     #[command(flatten)]
     write: WriteArgs,
     /// Workload, as fio names it
     #[arg(long, value_enum, default_value = "randread")]
-    rw: Workload,
+    rw: WorkloadKind,
     /// Share of reads in rw and randrw, in percent
     #[arg(long, default_value_t = 50, value_parser = number::<u8>(0..=100))]
     rwmixread: u8,
@@ -49,7 +49,7 @@ pub struct Bench {
     rate_iops: Option<u64>,
     /// Raise the rate from FROM to TO commands per second in STEPS equal steps
     #[arg(long, value_name = "FROM:TO:STEPS", value_parser = ramp, conflicts_with = "io_size")]
-    ramp: Option<Ramp>,
+    ramp: Option<RateRamp>,
     /// Write data that names its block, and check every read of it and all of it at the end
     #[arg(long)]
     verify: bool,
@@ -96,7 +96,7 @@ pub struct Bench {
 }
 
 #[derive(Clone, Copy, PartialEq, ValueEnum)]
-enum Workload {
+enum WorkloadKind {
     Read,
     Write,
     #[value(name = "randread")]
@@ -115,7 +115,7 @@ fn fresh_seed() -> u64 {
     RandomState::new().hash_one(std::process::id()) >> 11
 }
 
-fn ramp(text: &str) -> std::result::Result<Ramp, String> {
+fn ramp(text: &str) -> std::result::Result<RateRamp, String> {
     let parts: Vec<&str> = text.split(':').collect();
     let [from, to, steps] = parts[..] else {
         return Err(format!(
@@ -123,14 +123,14 @@ fn ramp(text: &str) -> std::result::Result<Ramp, String> {
         ));
     };
     let rate = number::<u64>(1..=1_000_000_000_000);
-    Ok(Ramp {
+    Ok(RateRamp {
         from: rate(from)?,
         to: rate(to)?,
         steps: number(1..=1000)(steps)?,
     })
 }
 
-impl Bench {
+impl BenchCommand {
     pub fn run(mut self) -> Result<()> {
         // From here on there is one.
         self.seed.get_or_insert_with(fresh_seed);
@@ -164,7 +164,7 @@ impl Bench {
         if self.gpu.gpu.is_some() {
             return self.run_on_gpu();
         }
-        let config = nvme_host::Config {
+        let config = nvme_host::ControllerConfig {
             queue_pairs: self.queues,
             ..self.namespace.config()
         };
@@ -208,30 +208,30 @@ impl Bench {
     }
 
     /// Returns the order of the blocks, and the percentage of reads.
-    fn accesses(&self) -> (Pattern, u8) {
+    fn accesses(&self) -> (AccessPattern, u8) {
         match self.rw {
-            Workload::Read => (Pattern::Sequential, 100),
-            Workload::Write => (Pattern::Sequential, 0),
-            Workload::Mixed => (Pattern::Sequential, self.rwmixread),
-            Workload::RandRead => (Pattern::Random, 100),
-            Workload::RandWrite => (Pattern::Random, 0),
-            Workload::RandMixed => (Pattern::Random, self.rwmixread),
+            WorkloadKind::Read => (AccessPattern::Sequential, 100),
+            WorkloadKind::Write => (AccessPattern::Sequential, 0),
+            WorkloadKind::Mixed => (AccessPattern::Sequential, self.rwmixread),
+            WorkloadKind::RandRead => (AccessPattern::Random, 100),
+            WorkloadKind::RandWrite => (AccessPattern::Random, 0),
+            WorkloadKind::RandMixed => (AccessPattern::Random, self.rwmixread),
         }
     }
 
     /// Returns the workload that the options ask for, on the namespace that `controller` has.
-    fn job(&self, controller: &Controller, bytes: u32) -> Result<Job> {
+    fn job(&self, controller: &Controller, bytes: u32) -> Result<BenchJob> {
         let (pattern, read_percent) = self.accesses();
         let (block, blocks) = {
             let namespace = controller.namespace(self.namespace.nsid())?;
             (u64::from(namespace.block_bytes()), namespace.blocks())
         };
-        let constant = |rate: u64| Ramp {
+        let constant = |rate: u64| RateRamp {
             from: rate,
             to: rate,
             steps: 1,
         };
-        Ok(Job {
+        Ok(BenchJob {
             nsid: self.namespace.nsid(),
             pattern,
             read_percent,
@@ -239,8 +239,8 @@ impl Bench {
             queues: self.queues,
             depth: self.depth,
             limit: match (self.runtime, self.io_size) {
-                (None, Some(bytes)) => Limit::Bytes(bytes),
-                (time, _) => Limit::Time(time.unwrap_or(Duration::from_secs(5))),
+                (None, Some(bytes)) => RunLimit::Bytes(bytes),
+                (time, _) => RunLimit::Time(time.unwrap_or(Duration::from_secs(5))),
             },
             ramp: self
                 .ramp
@@ -254,20 +254,20 @@ impl Bench {
     fn measure(
         &self,
         controller: Controller,
-        job: &Job,
+        job: &BenchJob,
         go_on: Option<&bench::GoOn<'_>>,
-    ) -> Result<(Controller, bench::Report)> {
+    ) -> Result<(Controller, bench::RunReport)> {
         let bar = match job.limit {
-            Limit::Bytes(bytes) => progress::bytes(bytes, "bench"),
-            Limit::Time(time) => progress::time(time.as_millis() as u64, "bench"),
+            RunLimit::Bytes(bytes) => progress::bytes(bytes, "bench"),
+            RunLimit::Time(time) => progress::time(time.as_millis() as u64, "bench"),
         };
         let mut intervals = self
             .interval
-            .map(|every| Intervals::new(every, self.namespace.device.json));
+            .map(|every| IntervalPrinter::new(every, self.namespace.device.json));
         let ended = bench::run(controller, job, go_on, |now| {
             match job.limit {
-                Limit::Bytes(_) => bar.set_position(now.bytes),
-                Limit::Time(_) => {
+                RunLimit::Bytes(_) => bar.set_position(now.bytes),
+                RunLimit::Time(_) => {
                     bar.set_position((now.seconds * 1e3) as u64);
                     let rate = now.bytes as f64 / now.seconds / 1e9;
                     bar.set_message(format!("{rate:.2} GB/s"));
@@ -279,7 +279,7 @@ impl Bench {
         })?;
         bar.finish_and_clear();
         match intervals {
-            Some(Intervals {
+            Some(IntervalPrinter {
                 failed: Err(error), ..
             }) => Err(error),
             _ => Ok(ended),
@@ -290,7 +290,7 @@ impl Bench {
     fn gather_rows(self) -> Result<()> {
         let device = &self.namespace.device;
         let open = || device.open_to_write(&self.write, "the table of --gather");
-        let rest = super::gather::Rest {
+        let rest = super::gather::GatherShared {
             #[cfg(feature = "cuda")]
             gpu: self.gpu.gpu,
             nsid: self.namespace.nsid().0,
@@ -304,7 +304,7 @@ impl Bench {
     /// Reads by the GPU against reads by the CPU.
     #[cfg(feature = "cuda")]
     fn compare_sides(self) -> Result<()> {
-        let rest = super::crossover::Rest {
+        let rest = super::crossover::CrossoverShared {
             gpu: self.gpu.gpu.unwrap_or(0),
             namespace: self.namespace,
             write: self.write,
@@ -323,8 +323,8 @@ impl Bench {
     fn multiply(self) -> Result<()> {
         let device = &self.namespace.device;
         let opened = device.open_to_write(&self.write, "the matrix of the product")?;
-        let rest = super::gemv::Rest {
-            gpu: super::gemv::Rest::gpu_of(self.gpu.gpu)?,
+        let rest = super::gemv::GemvShared {
+            gpu: super::gemv::GemvShared::gpu_of(self.gpu.gpu)?,
             nsid: self.namespace.nsid().0,
             queues: self.queues,
             stations: self.gather.on_gpu.stations,
@@ -338,8 +338,8 @@ impl Bench {
     /// Products of matrices in GPU memory.
     #[cfg(feature = "cuda")]
     fn climb(self) -> Result<()> {
-        let rest = super::ladder::Rest {
-            gpu: super::gemv::Rest::gpu_of(self.gpu.gpu)?,
+        let rest = super::ladder::LadderShared {
+            gpu: super::gemv::GemvShared::gpu_of(self.gpu.gpu)?,
             runs: self.gather.runs,
             seed: self.seed.unwrap_or_default(),
             json: self.namespace.device.json,
@@ -350,7 +350,7 @@ impl Bench {
 
     /// Reads one file by several paths.
     fn read_by_all_paths(self, file: PathBuf) -> Result<()> {
-        let rest = super::paths::Rest {
+        let rest = super::paths::PathsShared {
             #[cfg(feature = "cuda")]
             gpu: self.gpu.gpu,
             #[cfg(not(feature = "cuda"))]
@@ -372,11 +372,11 @@ impl Bench {
     fn run_on_gpu(self) -> Result<()> {
         use crate::gpu::transfer::PatternArg;
         let (random, read) = match self.rw {
-            Workload::Read => (false, true),
-            Workload::Write => (false, false),
-            Workload::RandRead => (true, true),
-            Workload::RandWrite => (true, false),
-            Workload::Mixed | Workload::RandMixed => {
+            WorkloadKind::Read => (false, true),
+            WorkloadKind::Write => (false, false),
+            WorkloadKind::RandRead => (true, true),
+            WorkloadKind::RandWrite => (true, false),
+            WorkloadKind::Mixed | WorkloadKind::RandMixed => {
                 return Err(Error::usage(
                     "kernels do not mix reads and writes",
                     "use --rw read, write, randread or randwrite",
@@ -395,7 +395,7 @@ impl Bench {
             true => device.open()?,
             false => device.open_to_write(&self.write, "this workload")?,
         };
-        let job = super::gpu::Job {
+        let job = super::gpu::KernelJob {
             device: &self.namespace.device,
             nsid: self.namespace.nsid(),
             gpu: &self.gpu,

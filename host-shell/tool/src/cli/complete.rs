@@ -13,25 +13,25 @@ use std::path::PathBuf;
 ///
 /// For example: `nvme-gpu completions bash > ~/.local/share/bash-completion/completions/nvme-gpu`
 #[derive(Args)]
-pub struct Completions {
+pub struct CompletionsCommand {
     /// The shell
     #[arg(value_enum)]
-    shell: Kind,
+    shell: ShellKind,
 }
 
 #[derive(Clone, Copy, ValueEnum)]
-enum Kind {
+enum ShellKind {
     Bash,
     Zsh,
     Fish,
 }
 
-impl Completions {
+impl CompletionsCommand {
     pub fn run(self, mut root: clap::Command) -> Result<()> {
         let shell = match self.shell {
-            Kind::Bash => Shell::Bash,
-            Kind::Zsh => Shell::Zsh,
-            Kind::Fish => Shell::Fish,
+            ShellKind::Bash => Shell::Bash,
+            ShellKind::Zsh => Shell::Zsh,
+            ShellKind::Fish => Shell::Fish,
         };
         let mut script = Vec::new();
         clap_complete::generate(shell, &mut root, "nvme-gpu", &mut script);
@@ -41,7 +41,7 @@ impl Completions {
 
 /// Print the manual page, or write one for each command into a folder
 #[derive(Args)]
-pub struct Man {
+pub struct ManCommand {
     /// Folder for nvme-gpu.1, nvme-gpu-read.1, ...; it must exist. Without it the first is printed
     dir: Option<PathBuf>,
     /// Print the reference of every command in Markdown instead
@@ -49,7 +49,7 @@ pub struct Man {
     markdown: bool,
 }
 
-impl Man {
+impl ManCommand {
     pub fn run(self, root: clap::Command) -> Result<()> {
         if self.markdown {
             return output::print(&markdown::reference(root));

@@ -9,18 +9,18 @@ mod refusal;
 use crate::admin::{
     error_log, feature, format, get_log, identify, list_ns, passthru, sanitize, smart_log,
 };
-use crate::bench::{Bench, NO_DEVICE, NO_DEVICE_FOR};
+use crate::bench::{BenchCommand, NO_DEVICE, NO_DEVICE_FOR};
 use crate::common::{VERSION, images, output, say, stop_flag};
-use crate::demo::Demo;
+use crate::demo::DemoCommand;
 use crate::device::{bind, doctor, events, list, p2p, regs, reset, topology};
 #[cfg(feature = "sim")]
 use crate::device::{devices, serve};
 use crate::files::{cat, catalog, cp, import, ls, manifest, pack, stat};
 use crate::io::{compare, dsm, flush, read, stream, write, write_zeroes};
 use crate::model::generate;
-use crate::pipeline::Pipeline;
-use crate::search::Search;
-use crate::witness::Witness;
+use crate::pipeline::PipelineCommand;
+use crate::search::SearchCommand;
+use crate::witness::WitnessCommand;
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 use nvme_host::{Error, Result, exit};
 use std::ffi::OsString;
@@ -54,7 +54,7 @@ Exit codes: 0 done, 1 controller error, 2 wrong usage or range, 3 data differs, 
 
 #[derive(Parser)]
 #[command(name = "nvme-gpu", version = VERSION, about = "An NVMe driver in user space: disks, images and benchmarks", after_help = AFTER_HELP)]
-struct Cli {
+struct CommandLine {
     /// Print neither progress nor warnings; results and errors stay
     #[arg(long, short = 'q', global = true, conflicts_with = "verbose")]
     quiet: bool,
@@ -62,65 +62,65 @@ struct Cli {
     #[arg(long, short = 'v', global = true)]
     verbose: bool,
     #[command(subcommand)]
-    command: Command,
+    command: CliCommand,
 }
 
 #[derive(Subcommand)]
-enum Command {
-    Demo(Demo),
-    Read(read::Read),
-    Write(write::Write),
-    Identify(identify::Identify),
+enum CliCommand {
+    Demo(DemoCommand),
+    Read(read::ReadCommand),
+    Write(write::WriteCommand),
+    Identify(identify::IdentifyCommand),
     #[command(hide = true)]
-    IdCtrl(identify::Ctrl),
+    IdCtrl(identify::ControllerSubject),
     #[command(hide = true)]
-    IdNs(identify::Ns),
+    IdNs(identify::NamespaceSubject),
     ListNs(list_ns::ListNs),
-    List(list::List),
-    Bind(bind::Bind),
-    Unbind(bind::Unbind),
-    Doctor(doctor::Doctor),
-    Topology(topology::Topology),
-    Witness(Box<Witness>),
-    P2p(p2p::P2p),
+    List(list::ListCommand),
+    Bind(bind::BindCommand),
+    Unbind(bind::UnbindCommand),
+    Doctor(doctor::DoctorCommand),
+    Topology(topology::TopologyCommand),
+    Witness(Box<WitnessCommand>),
+    P2p(p2p::PeerCommand),
     SmartLog(smart_log::SmartLog),
     ErrorLog(error_log::ErrorLog),
-    Events(events::Events),
+    Events(events::EventsCommand),
     GetFeature(feature::GetFeature),
     SetFeature(feature::SetFeature),
-    Flush(flush::Flush),
+    Flush(flush::FlushCommand),
     WriteZeroes(write_zeroes::WriteZeroes),
-    Compare(compare::Compare),
-    Dsm(dsm::Dsm),
-    Bench(Box<Bench>),
-    Stream(stream::Stream),
-    Ls(ls::Ls),
-    Cat(cat::Cat),
-    Cp(cp::Cp),
-    Stat(stat::Stat),
+    Compare(compare::CompareCommand),
+    Dsm(dsm::DsmCommand),
+    Bench(Box<BenchCommand>),
+    Stream(stream::StreamCommand),
+    Ls(ls::LsCommand),
+    Cat(cat::CatCommand),
+    Cp(cp::CpCommand),
+    Stat(stat::StatCommand),
     Catalog(catalog::CatalogArgs),
-    Pack(pack::Pack),
-    Import(import::Import),
-    Verify(import::Verify),
+    Pack(pack::PackCommand),
+    Import(import::ImportCommand),
+    Verify(import::VerifyCommand),
     Manifest(manifest::ManifestArgs),
-    Generate(Box<generate::Generate>),
-    Search(Search),
-    Pipeline(Box<Pipeline>),
+    Generate(Box<generate::GenerateCommand>),
+    Search(SearchCommand),
+    Pipeline(Box<PipelineCommand>),
     #[command(visible_alias = "show-regs")]
-    Regs(regs::Regs),
+    Regs(regs::RegsCommand),
     GetLog(get_log::GetLog),
     AdminPassthru(passthru::AdminPassthru),
     IoPassthru(passthru::IoPassthru),
-    Format(format::Format),
-    Sanitize(sanitize::Sanitize),
+    Format(format::FormatCommand),
+    Sanitize(sanitize::SanitizeCommand),
     SanitizeLog(sanitize::SanitizeLog),
-    Reset(reset::Reset),
-    Completions(complete::Completions),
-    Man(complete::Man),
+    Reset(reset::ResetCommand),
+    Completions(complete::CompletionsCommand),
+    Man(complete::ManCommand),
     #[cfg(feature = "sim")]
-    Serve(serve::Serve),
+    Serve(serve::ServeCommand),
     #[cfg(feature = "sim")]
-    Devices(devices::Devices),
+    Devices(devices::DevicesCommand),
 }
 
 /// Runs the command line; the exit code is one of [`exit`].
@@ -143,67 +143,67 @@ pub fn run() -> ExitCode {
     }
 }
 
-fn run_command(cli: Cli) -> Result<()> {
+fn run_command(cli: CommandLine) -> Result<()> {
     failure::check_standard_output()?;
     stop_flag();
     say::set(cli.quiet, cli.verbose);
     match cli.command {
-        Command::Demo(command) => command.run(),
-        Command::Read(command) => command.run(),
-        Command::Write(command) => command.run(),
-        Command::Identify(command) => command.run(),
-        Command::IdCtrl(command) => command.run(),
-        Command::IdNs(command) => command.run(),
-        Command::ListNs(command) => command.run(),
-        Command::List(command) => command.run(),
-        Command::Bind(command) => command.run(),
-        Command::Unbind(command) => command.run(),
-        Command::Doctor(command) => command.run(),
-        Command::Topology(command) => command.run(),
-        Command::Witness(command) => command.run(),
-        Command::P2p(command) => command.run(),
-        Command::SmartLog(command) => command.run(),
-        Command::ErrorLog(command) => command.run(),
-        Command::Events(command) => command.run(),
-        Command::GetFeature(command) => command.run(),
-        Command::SetFeature(command) => command.run(),
-        Command::Flush(command) => command.run(),
-        Command::WriteZeroes(command) => command.run(),
-        Command::Compare(command) => command.run(),
-        Command::Dsm(command) => command.run(),
-        Command::Bench(command) => command.run(),
-        Command::Stream(command) => command.run(),
-        Command::Ls(command) => command.run(),
-        Command::Cat(command) => command.run(),
-        Command::Cp(command) => command.run(),
-        Command::Stat(command) => command.run(),
-        Command::Catalog(command) => command.run(),
-        Command::Pack(command) => command.run(),
-        Command::Import(command) => command.run(),
-        Command::Verify(command) => command.run(),
-        Command::Manifest(command) => command.run(),
-        Command::Generate(command) => command.run(),
-        Command::Search(command) => command.run(),
-        Command::Pipeline(command) => command.run(),
-        Command::Regs(command) => command.run(),
-        Command::GetLog(command) => command.run(),
-        Command::AdminPassthru(command) => command.run(),
-        Command::IoPassthru(command) => command.run(),
-        Command::Format(command) => command.run(),
-        Command::Sanitize(command) => command.run(),
-        Command::SanitizeLog(command) => command.run(),
-        Command::Reset(command) => command.run(),
-        Command::Completions(command) => command.run(command_line()),
-        Command::Man(command) => command.run(command_line()),
+        CliCommand::Demo(command) => command.run(),
+        CliCommand::Read(command) => command.run(),
+        CliCommand::Write(command) => command.run(),
+        CliCommand::Identify(command) => command.run(),
+        CliCommand::IdCtrl(command) => command.run(),
+        CliCommand::IdNs(command) => command.run(),
+        CliCommand::ListNs(command) => command.run(),
+        CliCommand::List(command) => command.run(),
+        CliCommand::Bind(command) => command.run(),
+        CliCommand::Unbind(command) => command.run(),
+        CliCommand::Doctor(command) => command.run(),
+        CliCommand::Topology(command) => command.run(),
+        CliCommand::Witness(command) => command.run(),
+        CliCommand::P2p(command) => command.run(),
+        CliCommand::SmartLog(command) => command.run(),
+        CliCommand::ErrorLog(command) => command.run(),
+        CliCommand::Events(command) => command.run(),
+        CliCommand::GetFeature(command) => command.run(),
+        CliCommand::SetFeature(command) => command.run(),
+        CliCommand::Flush(command) => command.run(),
+        CliCommand::WriteZeroes(command) => command.run(),
+        CliCommand::Compare(command) => command.run(),
+        CliCommand::Dsm(command) => command.run(),
+        CliCommand::Bench(command) => command.run(),
+        CliCommand::Stream(command) => command.run(),
+        CliCommand::Ls(command) => command.run(),
+        CliCommand::Cat(command) => command.run(),
+        CliCommand::Cp(command) => command.run(),
+        CliCommand::Stat(command) => command.run(),
+        CliCommand::Catalog(command) => command.run(),
+        CliCommand::Pack(command) => command.run(),
+        CliCommand::Import(command) => command.run(),
+        CliCommand::Verify(command) => command.run(),
+        CliCommand::Manifest(command) => command.run(),
+        CliCommand::Generate(command) => command.run(),
+        CliCommand::Search(command) => command.run(),
+        CliCommand::Pipeline(command) => command.run(),
+        CliCommand::Regs(command) => command.run(),
+        CliCommand::GetLog(command) => command.run(),
+        CliCommand::AdminPassthru(command) => command.run(),
+        CliCommand::IoPassthru(command) => command.run(),
+        CliCommand::Format(command) => command.run(),
+        CliCommand::Sanitize(command) => command.run(),
+        CliCommand::SanitizeLog(command) => command.run(),
+        CliCommand::Reset(command) => command.run(),
+        CliCommand::Completions(command) => command.run(command_line()),
+        CliCommand::Man(command) => command.run(command_line()),
         #[cfg(feature = "sim")]
-        Command::Serve(command) => command.run(),
+        CliCommand::Serve(command) => command.run(),
         #[cfg(feature = "sim")]
-        Command::Devices(command) => command.run(),
+        CliCommand::Devices(command) => command.run(),
     }
 }
 
 /// Reads the command line. Help and version are printed, and an end without an error.
-fn parse(arguments: &[OsString]) -> std::result::Result<Cli, Result<()>> {
+fn parse(arguments: &[OsString]) -> std::result::Result<CommandLine, Result<()>> {
     let command = command_line();
     let name = OsString::from(command.get_name());
     let all = std::iter::once(&name).chain(arguments);
@@ -212,7 +212,7 @@ fn parse(arguments: &[OsString]) -> std::result::Result<Cli, Result<()>> {
         .try_get_matches_from(all)
         .and_then(|matches| {
             images::set_device(device_of(&matches));
-            Ok((Cli::from_arg_matches(&matches)?, matches))
+            Ok((CommandLine::from_arg_matches(&matches)?, matches))
         });
     let parsed = parsed.map(|(cli, matches)| match apart::check(&command, &matches) {
         Ok(()) => Ok(cli),
@@ -239,7 +239,7 @@ fn command_line() -> clap::Command {
     } else {
         &[NO_DEVICE_FOR]
     };
-    Cli::command().mut_subcommand("bench", |bench| {
+    CommandLine::command().mut_subcommand("bench", |bench| {
         bench.mut_arg("device", |device| {
             let given = || clap::builder::ArgPredicate::IsPresent;
             device

@@ -3,8 +3,8 @@
 use crate::common::say;
 use clap::{Args, ValueEnum};
 use nvme_host::core::spec::identify::PrintableText;
-use nvme_host::relay::Relay;
-use nvme_host::{Config, Controller, Device, Error, Result, Rings};
+use nvme_host::relay::DoorbellRelay;
+use nvme_host::{Controller, ControllerConfig, Device, Error, Result, RingLocation};
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -16,8 +16,8 @@ pub struct AccessArgs {
     rings: RingPlace,
     /// Who rings the controller: the thread that submits, or a thread that passes on what is stored in
     /// memory (tier 0)
-    #[arg(long, value_enum, default_value_t = Doorbells::Direct)]
-    doorbells: Doorbells,
+    #[arg(long, value_enum, default_value_t = DoorbellAccess::Direct)]
+    doorbells: DoorbellAccess,
     /// Sleep until the controller interrupts, instead of polling for completions
     #[arg(long)]
     irq: bool,
@@ -30,7 +30,7 @@ enum RingPlace {
 }
 
 #[derive(Clone, Copy, PartialEq, ValueEnum)]
-enum Doorbells {
+enum DoorbellAccess {
     Direct,
     Relay,
 }
@@ -45,24 +45,24 @@ pub struct WriteArgs {
 
 impl AccessArgs {
     /// Returns the location of the rings of I/O queues.
-    pub fn rings(&self) -> Rings {
+    pub fn rings(&self) -> RingLocation {
         match self.rings {
-            RingPlace::Host => Rings::Host,
-            RingPlace::Cmb => Rings::Controller,
+            RingPlace::Host => RingLocation::Host,
+            RingPlace::Cmb => RingLocation::Controller,
         }
     }
 
     /// Opens `device` and brings its controller up, as the options say.
-    pub fn start(&self, device: Arc<dyn Device>, config: &Config) -> Result<Controller> {
-        let config = Config {
+    pub fn start(&self, device: Arc<dyn Device>, config: &ControllerConfig) -> Result<Controller> {
+        let config = ControllerConfig {
             rings: self.rings(),
             interrupts: self.irq,
             ..config.clone()
         };
         let queues = u16::try_from(config.queue_pairs).unwrap_or(u16::MAX);
         let device = match self.doorbells {
-            Doorbells::Direct => device,
-            Doorbells::Relay => Relay::start(device, queues)?,
+            DoorbellAccess::Direct => device,
+            DoorbellAccess::Relay => DoorbellRelay::start(device, queues)?,
         };
         say::step(|| format!("opened {}: {}", device.name(), device.describe()));
         let start = Instant::now();

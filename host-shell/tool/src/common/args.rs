@@ -6,8 +6,8 @@ use super::values::number;
 use super::{images, output};
 use clap::Args;
 use nvme_host::core::spec::Nsid;
-use nvme_host::sysfs::Scope;
-use nvme_host::{Config, Controller, Device, Result};
+use nvme_host::sysfs::CommandScope;
+use nvme_host::{Controller, ControllerConfig, Device, Result};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -43,9 +43,9 @@ impl NamespaceArgs {
     }
 
     /// Returns the options for a command that changes this namespace alone.
-    pub fn config(&self) -> Config {
-        Config {
-            changes: Some(Scope::Namespace(self.namespace_id)),
+    pub fn config(&self) -> ControllerConfig {
+        ControllerConfig {
+            changes: Some(CommandScope::Namespace(self.namespace_id)),
             ..self.device.config()
         }
     }
@@ -53,19 +53,19 @@ impl NamespaceArgs {
 
 impl DeviceArgs {
     /// Returns the options for a command that may change anything of the NVM subsystem.
-    pub fn config(&self) -> Config {
-        Config {
+    pub fn config(&self) -> ControllerConfig {
+        ControllerConfig {
             timeout: Duration::from_millis(self.timeout_ms),
             rings: self.access.rings(),
             stop: Some(stop_flag()),
             notify: output::warnings(self.json),
-            ..Config::default()
+            ..ControllerConfig::default()
         }
     }
 
     /// Returns the options for a command that changes nothing.
-    pub fn reading(&self) -> Config {
-        Config {
+    pub fn reading(&self) -> ControllerConfig {
+        ControllerConfig {
             changes: None,
             ..self.config()
         }
@@ -77,8 +77,8 @@ impl DeviceArgs {
     }
 
     /// As [`start`](Self::start), as `config` says beside that.
-    pub fn start_with(&self, config: &Config) -> Result<Controller> {
-        let config = Config {
+    pub fn start_with(&self, config: &ControllerConfig) -> Result<Controller> {
+        let config = ControllerConfig {
             changes: None,
             ..config.clone()
         };
@@ -122,7 +122,7 @@ impl DeviceArgs {
         &self,
         write: &WriteArgs,
         what: &str,
-        config: &Config,
+        config: &ControllerConfig,
     ) -> Result<Controller> {
         self.access.start(self.open_to_write(write, what)?, config)
     }

@@ -23,10 +23,10 @@ const ZEROS: u64 = 1 << 20;
 /// Bytes that a pipe accepts when it reports that it is ready (PIPE_BUF).
 const PIPE_BYTES: usize = 4096;
 
-/// An output that replaces `path` when it is complete, and leaves it as it was otherwise.
-pub enum Output {
+/// An output that replaces `path` when it is complete, and leaves it was otherwise.
+pub enum OutputFile {
     /// Standard output, a device or a pipe: written without a temporary file.
-    Stream(Stream),
+    Stream(DirectOutput),
     /// A file that becomes the target at the end.
     Replace {
         /// The file: without a name where the file system allows that, so that a process that is killed leaves nothing.
@@ -39,14 +39,14 @@ pub enum Output {
 }
 
 /// An output that is written directly.
-pub struct Stream {
+pub struct DirectOutput {
     file: File,
     name: PathBuf,
     /// True if a write may wait for a reader.
     waits: bool,
 }
 
-impl Stream {
+impl DirectOutput {
     fn new(file: io::Result<File>, name: &Path) -> Result<Self> {
         let file = file.map_err(Error::file("open", name))?;
         let kind = file.metadata().map_err(Error::file("open", name))?;
@@ -110,11 +110,11 @@ impl Stream {
     }
 }
 
-impl Output {
+impl OutputFile {
     /// Opens an output; none or `-` is standard output. An image that is in use is refused.
     pub fn create(path: Option<&Path>) -> Result<Self> {
         let Some(path) = path.filter(|path| *path != Path::new("-")) else {
-            return Ok(Self::Stream(Stream::standard_output()?));
+            return Ok(Self::Stream(DirectOutput::standard_output()?));
         };
         // Through a link, the file that it names is replaced, not the link.
         let path = &fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
@@ -125,11 +125,11 @@ impl Output {
                 ));
             }
             Ok(metadata) if metadata.file_type().is_fifo() => {
-                return Ok(Self::Stream(Stream::pipe(path)?));
+                return Ok(Self::Stream(DirectOutput::pipe(path)?));
             }
             Ok(metadata) if !metadata.is_file() => {
                 let file = OpenOptions::new().write(true).open(path);
-                return Ok(Self::Stream(Stream::new(file, path)?));
+                return Ok(Self::Stream(DirectOutput::new(file, path)?));
             }
             Ok(_) => images::refuse_output(path)?,
             Err(_) => {}
@@ -210,7 +210,7 @@ impl Output {
 
 /// Writes all of an output at once.
 pub fn write_whole(path: &Path, bytes: &[u8]) -> Result<()> {
-    let mut out = Output::create(Some(path))?;
+    let mut out = OutputFile::create(Some(path))?;
     out.write(bytes)?;
     out.commit()
 }
@@ -243,7 +243,7 @@ fn give_name(file: &File, path: &Path) -> io::Result<()> {
     )?)
 }
 
-impl Drop for Output {
+impl Drop for OutputFile {
     fn drop(&mut self) {
         if let Self::Replace { temporary, .. } = self {
             // After a commit it is gone already.

@@ -25,7 +25,7 @@ const TICK: Timespec = Timespec {
 };
 
 /// Length of an input, as far as it is known before it is read.
-enum Extent {
+enum InputLength {
     /// Number of bytes.
     Bytes(u64),
     /// As many as come before its end.
@@ -35,15 +35,15 @@ enum Extent {
 }
 
 /// An input that was opened.
-pub struct Input {
+pub struct InputFile {
     file: File,
     name: PathBuf,
-    extent: Extent,
+    extent: InputLength,
 }
 
 /// Destination blocks of an input.
 #[derive(Clone, Copy)]
-pub struct Target {
+pub struct InputTarget {
     /// Bytes of a block.
     pub block: u32,
     /// The first one.
@@ -55,9 +55,9 @@ pub struct Target {
 }
 
 /// An input that fits where it is to go.
-pub struct Pieces {
-    input: Input,
-    target: Target,
+pub struct InputPieces {
+    input: InputFile,
+    target: InputTarget,
     /// Blocks that are to come, where that is known.
     blocks: Option<u64>,
     /// Blocks that came.
@@ -65,7 +65,7 @@ pub struct Pieces {
     ended: bool,
 }
 
-impl Input {
+impl InputFile {
     /// Opens an input; `-` is standard input.
     pub fn open(path: &Path) -> Result<Self> {
         let (file, name) = match path == Path::new("-") {
@@ -104,20 +104,24 @@ impl Input {
                 file.seek(SeekFrom::Start(at))?;
                 Ok(end.saturating_sub(at))
             };
-            Extent::Bytes(length().map_err(Error::file("read", &name))?)
+            InputLength::Bytes(length().map_err(Error::file("read", &name))?)
         } else if kind.is_char_device() && !file.is_terminal() {
-            Extent::Endless
+            InputLength::Endless
         } else {
-            Extent::Pipe
+            InputLength::Pipe
         };
         Ok(Self { file, name, extent })
     }
 
     /// Checks the known facts about the input against its target; `fits` checks a number of blocks against the
     /// namespace.
-    pub fn pieces(self, target: Target, fits: impl Fn(u64) -> Result<()>) -> Result<Pieces> {
+    pub fn pieces(
+        self,
+        target: InputTarget,
+        fits: impl Fn(u64) -> Result<()>,
+    ) -> Result<InputPieces> {
         let blocks = match (&self.extent, target.expected) {
-            (Extent::Bytes(bytes), expected) => {
+            (InputLength::Bytes(bytes), expected) => {
                 let blocks = self.whole_blocks(*bytes, target.block)?;
                 if let Some(expected) = expected.filter(|expected| *expected != blocks) {
                     return Err(Error::usage(
@@ -131,8 +135,8 @@ impl Input {
                 Some(blocks)
             }
             (_, Some(expected)) => Some(expected),
-            (Extent::Pipe, None) => None,
-            (Extent::Endless, None) => {
+            (InputLength::Pipe, None) => None,
+            (InputLength::Endless, None) => {
                 return Err(Error::usage(
                     format!("{} may have no end", self.name.display()),
                     "say with --blocks how many blocks to take from it",
@@ -140,7 +144,7 @@ impl Input {
             }
         };
         fits(blocks.unwrap_or(1))?;
-        Ok(Pieces {
+        Ok(InputPieces {
             input: self,
             target,
             blocks,
@@ -185,7 +189,7 @@ impl Input {
         let mut at = 0;
         while at < bytes.len() {
             check_stop()?;
-            if !matches!(self.extent, Extent::Bytes(_)) {
+            if !matches!(self.extent, InputLength::Bytes(_)) {
                 let mut fds = [PollFd::new(&self.file, PollFlags::IN)];
                 if !poll(&mut fds, Some(&TICK)).is_ok_and(|ready| ready > 0) {
                     continue;
@@ -206,7 +210,7 @@ impl Input {
     }
 }
 
-impl Pieces {
+impl InputPieces {
     /// Returns the blocks that are to come in all, where that is known.
     pub fn blocks(&self) -> Option<u64> {
         self.blocks
@@ -220,7 +224,7 @@ impl Pieces {
     /// Puts the next blocks into `piece`, at most `most` bytes; none at the end.
     pub fn next(&mut self, piece: &mut Vec<u8>, most: usize) -> Result<bool> {
         piece.clear();
-        let Target {
+        let InputTarget {
             block, lba, size, ..
         } = self.target;
         let room = self.blocks.unwrap_or(size - lba) - self.done;
@@ -260,7 +264,7 @@ impl Pieces {
         let came = self.done * block + count;
         if let Some(blocks) = self.blocks {
             let cause = match self.input.extent {
-                Extent::Bytes(_) => format!("{name} became shorter while it was read"),
+                InputLength::Bytes(_) => format!("{name} became shorter while it was read"),
                 _ => format!("{name} ended after {came} bytes, before {blocks} blocks"),
             };
             return Err(Error::usage(

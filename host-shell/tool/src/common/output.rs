@@ -1,7 +1,7 @@
 //! Printing: aligned `name : value` lines as nvme-cli's, or one JSON object.
 
 use crate::common::visible;
-use nvme_host::{DeviceEvent, Error, Notice, Notify, Result};
+use nvme_host::{ControllerNotice, DeviceEvent, Error, NoticeListener, Result};
 use serde_json::{Value, json};
 use std::io::{self, IsTerminal, Write};
 
@@ -37,12 +37,12 @@ pub fn bytes(bytes: &[u8]) -> Result<()> {
 
 /// Prints reports of a controller besides the answers to commands: a line on standard error for each, in JSON
 /// if the results are.
-pub fn warnings(as_json: bool) -> Notify {
-    Notify::new(move |notice| {
+pub fn warnings(as_json: bool) -> NoticeListener {
+    NoticeListener::new(move |notice| {
         let text = notice.to_string();
         let line = match (as_json, notice) {
             (false, _) => visible::line(&format!("warning: {text}")),
-            (true, Notice::Event(event)) => {
+            (true, ControllerNotice::Event(event)) => {
                 versioned(&json!({ "warning": text, "event": event_json(event) })).to_string()
             }
             (true, _) => versioned(&json!({ "warning": text })).to_string(),

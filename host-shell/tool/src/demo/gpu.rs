@@ -1,26 +1,26 @@
 //! The demo from a GPU: kernels build the commands, ring, poll and check the data; then the CPU checks
 //! every byte again.
 
-use super::image::Image;
-use super::options::Demo;
+use super::image::DemoImage;
+use super::options::DemoCommand;
 use crate::common::output;
-use crate::gpu::reconnecting::{SessionReport, Source};
-use crate::gpu::transfer::{self, Totals, Transfer};
+use crate::gpu::reconnecting::{SessionReport, SessionSource};
+use crate::gpu::transfer::{self, GpuTransfer, TransferTotals};
 use nvme_host::core::spec::{Nsid, nvm};
-use nvme_host::cuda::bench::Mode;
-use nvme_host::cuda::{Setup, TierRequest};
+use nvme_host::cuda::bench::SubmitMode;
+use nvme_host::cuda::{SessionSetup, TierRequest};
 use nvme_host::{Error, Result, units};
 use serde_json::json;
 use std::time::{Duration, Instant};
 use xxhash_rust::xxh3::xxh3_64;
 
 /// Runs the demo on GPU `index`; every read is one command.
-pub fn run(demo: &Demo, index: u32) -> Result<()> {
-    let image = Image::create(demo)?;
+pub fn run(demo: &DemoCommand, index: u32) -> Result<()> {
+    let image = DemoImage::create(demo)?;
     let (block, unit) = (image.block, image.unit);
-    let setup = Setup {
+    let setup = SessionSetup {
         gpu: index,
-        mode: Mode::Warp,
+        mode: SubmitMode::Warp,
         tier: TierRequest::Auto { gpu_memory: false },
         data_in_cmb: false,
         threads: 0,
@@ -29,7 +29,7 @@ pub fn run(demo: &Demo, index: u32) -> Result<()> {
         nsid: Nsid(1),
     };
     let begin = Instant::now();
-    let source = Source {
+    let source = SessionSource {
         device: &image.device,
         config: demo.config(),
         setup,
@@ -38,7 +38,7 @@ pub fn run(demo: &Demo, index: u32) -> Result<()> {
         bytes: unit,
         data_bytes: transfer::CHUNK,
     };
-    let mut transfer = Transfer::open(source, nvme_host::open(&image.device)?)?;
+    let mut transfer = GpuTransfer::open(source, nvme_host::open(&image.device)?)?;
     let bring_up = begin.elapsed();
     let blocks = demo.size / block;
     let bar = transfer::bar(transfer.reconnecting.session()?, blocks, "reading");
@@ -74,7 +74,7 @@ pub fn run(demo: &Demo, index: u32) -> Result<()> {
 }
 
 /// Returns the digest of `sums`, which are those of the image's units.
-fn compared(sums: &[u64], image: &Image) -> Result<u64> {
+fn compared(sums: &[u64], image: &DemoImage) -> Result<u64> {
     let different = sums.iter().zip(&image.sums).position(|(a, b)| a != b);
     if different.is_some() || sums.len() != image.sums.len() {
         let lba = different.unwrap_or(sums.len()) as u64 * image.unit / image.block;
@@ -87,9 +87,9 @@ fn compared(sums: &[u64], image: &Image) -> Result<u64> {
 }
 
 fn report(
-    demo: &Demo,
-    image: &Image,
-    totals: &Totals,
+    demo: &DemoCommand,
+    image: &DemoImage,
+    totals: &TransferTotals,
     name: &str,
     session: SessionReport,
     digest: u64,

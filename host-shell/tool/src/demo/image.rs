@@ -1,7 +1,7 @@
 //! The image that the demo makes, in a file behind the simulator or on the first blocks of a device:
 //! data that anyone can make again from the seed.
 
-use super::options::Demo;
+use super::options::DemoCommand;
 use crate::common::{check_stop, images, progress};
 use nvme_host::core::spec::{Lba, Nsid};
 use nvme_host::{Error, Result, units};
@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 use xxhash_rust::xxh3::xxh3_64;
 
 /// The image. A file is removed at the end unless it is to be kept.
-pub struct Image {
+pub struct DemoImage {
     /// The file; none when it lies on a device.
     pub path: Option<PathBuf>,
     keep: bool,
@@ -27,7 +27,7 @@ pub struct Image {
     pub sums: Vec<u64>,
 }
 
-impl Drop for Image {
+impl Drop for DemoImage {
     fn drop(&mut self) {
         if let Some(path) = self.path.as_ref().filter(|_| !self.keep) {
             // Someone else may have removed it; there is nothing to say about that.
@@ -36,16 +36,16 @@ impl Drop for Image {
     }
 }
 
-impl Image {
+impl DemoImage {
     /// Makes the image of `demo`, on its device or else in a file.
-    pub fn create(demo: &Demo) -> Result<Self> {
+    pub fn create(demo: &DemoCommand) -> Result<Self> {
         match &demo.device {
             Some(device) => Self::on_device(demo, device),
             None => Self::in_file(demo),
         }
     }
 
-    fn in_file(demo: &Demo) -> Result<Self> {
+    fn in_file(demo: &DemoCommand) -> Result<Self> {
         let block = u64::from(demo.block);
         if !matches!(demo.block, 512 | 4096) {
             return Err(Error::usage(
@@ -86,7 +86,7 @@ impl Image {
         Ok(image)
     }
 
-    fn on_device(demo: &Demo, device: &str) -> Result<Self> {
+    fn on_device(demo: &DemoCommand, device: &str) -> Result<Self> {
         images::about_to_open(device);
         let opened = nvme_host::open(device)?;
         demo.write.check(&*opened, "demo")?;
@@ -112,9 +112,13 @@ impl Image {
     }
 
     /// Hands the data to `sink`, unit by unit with its place, and notes the checksums.
-    fn fill(&mut self, demo: &Demo, mut sink: impl FnMut(u64, &[u8]) -> Result<()>) -> Result<()> {
+    fn fill(
+        &mut self,
+        demo: &DemoCommand,
+        mut sink: impl FnMut(u64, &[u8]) -> Result<()>,
+    ) -> Result<()> {
         let bar = progress::bytes(demo.size, "image");
-        let mut data = Data::new(demo.seed);
+        let mut data = ImageWords::new(demo.seed);
         let mut bytes = vec![0; self.unit as usize];
         let mut at = 0;
         while at < demo.size {
@@ -154,7 +158,7 @@ fn check_space(path: &Path, size: u64) -> Result<()> {
 }
 
 /// Returns the number of bytes of a read: whole blocks, `most` at most.
-fn unit(demo: &Demo, block: u64, most: u64) -> Result<u64> {
+fn unit(demo: &DemoCommand, block: u64, most: u64) -> Result<u64> {
     if demo.size == 0 || !demo.size.is_multiple_of(block) {
         let size = demo.size;
         return Err(Error::usage(
@@ -173,13 +177,13 @@ fn unit(demo: &Demo, block: u64, most: u64) -> Result<u64> {
 
 /// The words of the image, in order: those that kernels check, where there are kernels.
 #[cfg(feature = "cuda")]
-struct Data {
+struct ImageWords {
     seed: u64,
     next: u64,
 }
 
 #[cfg(feature = "cuda")]
-impl Data {
+impl ImageWords {
     fn new(seed: u64) -> Self {
         Self { seed, next: 0 }
     }

@@ -6,4 +6,4 @@ mod image;
 mod options;
 mod run;
 
-pub use options::Demo;
+pub use options::DemoCommand;

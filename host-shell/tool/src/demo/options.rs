@@ -2,13 +2,13 @@
 
 use crate::common::{AccessArgs, WriteArgs, duration, number, output, some_bytes, stop_flag};
 use clap::Args;
-use nvme_host::Config;
+use nvme_host::ControllerConfig;
 use std::path::PathBuf;
 use std::time::Duration;
 
 /// Make a disk image, read it back through the driver from several threads and verify every byte
 #[derive(Args)]
-pub struct Demo {
+pub struct DemoCommand {
     /// Use the first blocks of this device instead of an image: what is there is lost
     #[arg(long, short = 'd', conflicts_with_all = ["image", "keep", "block", "sim_threads"])]
     pub(super) device: Option<String>,
@@ -62,14 +62,14 @@ pub struct Demo {
     pub(super) cpu: bool,
 }
 
-impl Demo {
-    pub(super) fn config(&self) -> Config {
-        Config {
+impl DemoCommand {
+    pub(super) fn config(&self) -> ControllerConfig {
+        ControllerConfig {
             timeout: self.timeout,
             stop: Some(stop_flag()),
             notify: output::warnings(self.json),
             queue_pairs: self.queues,
-            ..Config::default()
+            ..ControllerConfig::default()
         }
     }
 }

@@ -2,8 +2,8 @@
 
 #[cfg(feature = "cuda")]
 use super::gpu;
-use super::image::Image;
-use super::options::Demo;
+use super::image::DemoImage;
+use super::options::DemoCommand;
 use crate::common::{output, progress};
 use hdrhistogram::Histogram;
 use indicatif::ProgressBar;
@@ -11,21 +11,21 @@ use nvme_host::bench::queues_json;
 use nvme_host::core::SubmitError;
 use nvme_host::core::spec::{Lba, Nsid, Qid, nvm};
 use nvme_host::units;
-use nvme_host::{Controller, DmaBuffer, Error, Queue, Result, Statistics};
+use nvme_host::{Controller, DmaBuffer, DriverQueue, Error, QueueStatistics, Result};
 use serde_json::json;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 use xxhash_rust::xxh3::xxh3_64;
 
 /// Measurements of one thread.
-struct Part {
+struct ThreadResult {
     qid: Qid,
-    statistics: Statistics,
+    statistics: QueueStatistics,
     latency: Histogram<u64>,
 }
 
 /// State that all threads share.
-struct Work<'a> {
+struct DemoWork<'a> {
     next: AtomicUsize,
     stop: AtomicBool,
     sums: &'a [u64],
@@ -37,7 +37,7 @@ struct Work<'a> {
     bar: &'a ProgressBar,
 }
 
-impl Demo {
+impl DemoCommand {
     pub fn run(self) -> Result<()> {
         #[cfg(feature = "cuda")]
         let no_gpu = match self.find_gpu()? {
@@ -46,7 +46,7 @@ impl Demo {
         };
         #[cfg(not(feature = "cuda"))]
         let no_gpu = "no GPU support in this build".to_owned();
-        let image = Image::create(&self)?;
+        let image = DemoImage::create(&self)?;
         let (block, unit) = (image.block, image.unit);
         let begin = Instant::now();
         let opened = nvme_host::open(&image.device)?;
@@ -58,7 +58,7 @@ impl Demo {
             .map(|_| std::sync::atomic::AtomicU64::new(0))
             .collect();
         let bar = progress::bytes(self.size, "reading");
-        let work = Work {
+        let work = DemoWork {
             next: AtomicUsize::new(0),
             stop: AtomicBool::new(false),
             sums: &image.sums,
@@ -91,13 +91,13 @@ impl Demo {
             return Ok(Err("no GPU used, as asked".to_owned()));
         }
         let index = self.gpu.unwrap_or(0);
-        use nvme_host::cuda::{Gpu, Pinning};
+        use nvme_host::cuda::{Gpu, HostPinning};
         match Gpu::open(index) {
             // A GPU that the user named is tried, and its error explains itself.
             Ok(_) if self.gpu.is_some() => Ok(Ok(index)),
             Ok(gpu) => Ok(match gpu.pinning()? {
-                Pinning::Registers => Ok(index),
-                Pinning::Allocates(why) | Pinning::Refuses(why) => Err(format!(
+                HostPinning::Registers => Ok(index),
+                HostPinning::Allocates(why) | HostPinning::Refuses(why) => Err(format!(
                     "no GPU used: the driver registers no memory of the host ({why})"
                 )),
             }),
@@ -106,7 +106,11 @@ impl Demo {
         }
     }
 
-    fn read_all(&self, controller: &Controller, work: &Work<'_>) -> Result<(Vec<Part>, Duration)> {
+    fn read_all(
+        &self,
+        controller: &Controller,
+        work: &DemoWork<'_>,
+    ) -> Result<(Vec<ThreadResult>, Duration)> {
         let unit = work.blocks_per_unit as usize * work.block_bytes;
         let mut readers = Vec::new();
         for _ in 0..self.queues {
@@ -117,7 +121,7 @@ impl Demo {
             readers.push((queue, buffers?));
         }
         let begin = Instant::now();
-        let parts: Vec<Result<Part>> = std::thread::scope(|scope| {
+        let parts: Vec<Result<ThreadResult>> = std::thread::scope(|scope| {
             let threads: Vec<_> = readers
                 .into_iter()
                 .map(|(queue, buffers)| scope.spawn(move || read_queue(queue, buffers, work)))
@@ -133,8 +137,8 @@ impl Demo {
 
     fn report(
         &self,
-        image: &Image,
-        parts: &[Part],
+        image: &DemoImage,
+        parts: &[ThreadResult],
         [elapsed, bring_up]: [Duration; 2],
         digest: u64,
         no_gpu: &str,
@@ -193,7 +197,7 @@ impl Demo {
     }
 }
 
-fn statistics_line(part: &Part) -> String {
+fn statistics_line(part: &ThreadResult) -> String {
     let statistics = &part.statistics;
     format!(
         "queue {}: {} commands, {} doorbell rings, at most {} in flight, {} errors, {} expired\n",
@@ -207,7 +211,7 @@ fn statistics_line(part: &Part) -> String {
 }
 
 /// Returns the latencies of all queues.
-fn merged(parts: &[Part]) -> Result<Histogram<u64>> {
+fn merged(parts: &[ThreadResult]) -> Result<Histogram<u64>> {
     let mut latency = new_histogram();
     for part in parts {
         latency
@@ -222,13 +226,17 @@ fn new_histogram() -> Histogram<u64> {
 }
 
 /// Runs the thread of one queue: keeps the queue full and checks every unit once it was read.
-fn read_queue(mut queue: Queue, mut free: Vec<DmaBuffer>, work: &Work<'_>) -> Result<Part> {
+fn read_queue(
+    mut queue: DriverQueue,
+    mut free: Vec<DmaBuffer>,
+    work: &DemoWork<'_>,
+) -> Result<ThreadResult> {
     let result = read_units(&mut queue, &mut free, work);
     if result.is_err() {
         work.stop.store(true, Ordering::Relaxed);
     }
     let latency = result?;
-    Ok(Part {
+    Ok(ThreadResult {
         qid: queue.qid(),
         statistics: queue.statistics(),
         latency,
@@ -240,9 +248,9 @@ type InFlight = (u16, usize, Instant);
 
 /// Submits a read for each free buffer while there are units left, and rings.
 fn submit_units(
-    queue: &mut Queue,
+    queue: &mut DriverQueue,
     free: &mut Vec<DmaBuffer>,
-    work: &Work<'_>,
+    work: &DemoWork<'_>,
     pending: &mut Vec<InFlight>,
 ) -> Result<()> {
     let before = pending.len();
@@ -278,9 +286,9 @@ fn submit_units(
 }
 
 fn read_units(
-    queue: &mut Queue,
+    queue: &mut DriverQueue,
     free: &mut Vec<DmaBuffer>,
-    work: &Work<'_>,
+    work: &DemoWork<'_>,
 ) -> Result<Histogram<u64>> {
     let mut latency = new_histogram();
     let mut pending = Vec::with_capacity(free.len());

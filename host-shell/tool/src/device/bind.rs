@@ -2,14 +2,14 @@
 
 use crate::common::{output, say};
 use clap::Args;
-use nvme_host::sysfs::{Address, Bound, Host, Lender};
+use nvme_host::sysfs::{BindResult, LendingDriver, PciAddress, SysfsHost};
 use nvme_host::{Error, Result};
 use serde_json::{Value, json};
 
 /// Give a controller to vfio-pci, for --device vfio:BDF, or to the module nvme_gpu, for kmod:BDF; refused while it is
 /// in use: mounts, swap, RAID, LVM, loop devices, exports, programs that have a node of it open. Needs root
 #[derive(Args)]
-pub struct Bind {
+pub struct BindCommand {
     /// PCI address, as `nvme-gpu list` shows it
     address: String,
     /// The driver that it is given to: vfio-pci or nvme_gpu
@@ -29,7 +29,7 @@ pub struct Bind {
 /// Give a controller back to the driver that it had before; refused while a program has it open, and when something
 /// else than `bind` took it. Needs root
 #[derive(Args)]
-pub struct Unbind {
+pub struct UnbindCommand {
     /// PCI address, as `nvme-gpu list` shows it
     address: String,
     /// Give it back although a program has it open, or something else than `bind` took it
@@ -40,16 +40,16 @@ pub struct Unbind {
     json: bool,
 }
 
-fn parse(text: &str) -> Result<Address> {
+fn parse(text: &str) -> Result<PciAddress> {
     text.parse()
         .map_err(|cause: String| Error::usage(cause, "`nvme-gpu list` shows the controllers"))
 }
 
-impl Bind {
+impl BindCommand {
     pub fn run(self) -> Result<()> {
         let address = parse(&self.address)?;
-        let lender = Lender::of(&self.driver).unwrap_or_default();
-        let bound = self.on(&Host::here(), address, lender)?;
+        let lender = LendingDriver::of(&self.driver).unwrap_or_default();
+        let bound = self.on(&SysfsHost::here(), address, lender)?;
         warn_of(&bound.broken);
         match self.json {
             true => output::json(&to_json(address, lender, &bound)),
@@ -57,8 +57,13 @@ impl Bind {
         }
     }
 
-    fn on(&self, host: &Host, address: Address, lender: Lender) -> Result<Bound> {
-        if lender == Lender::Module && self.user.is_some() {
+    fn on(
+        &self,
+        host: &SysfsHost,
+        address: PciAddress,
+        lender: LendingDriver,
+    ) -> Result<BindResult> {
+        if lender == LendingDriver::Module && self.user.is_some() {
             return Err(Error::usage(
                 "--user with --driver nvme_gpu: the module asks for CAP_SYS_RAWIO, whoever owns its node",
                 "leave --user out, or use vfio-pci",
@@ -82,14 +87,14 @@ fn warn_of(broken: &[String]) {
     }
 }
 
-fn in_the_way(bound: &Bound) -> Vec<String> {
+fn in_the_way(bound: &BindResult) -> Vec<String> {
     let others = bound.in_the_way.iter();
     others
         .map(|(address, driver)| format!("{address} ({driver})"))
         .collect()
 }
 
-fn to_json(address: Address, lender: Lender, bound: &Bound) -> Value {
+fn to_json(address: PciAddress, lender: LendingDriver, bound: &BindResult) -> Value {
     json!({
         "address": address.to_string(),
         "driver": lender.name(),
@@ -100,7 +105,7 @@ fn to_json(address: Address, lender: Lender, bound: &Bound) -> Value {
     })
 }
 
-fn to_text(address: Address, lender: Lender, bound: &Bound) -> String {
+fn to_text(address: PciAddress, lender: LendingDriver, bound: &BindResult) -> String {
     let node = lender.node(address, bound.group);
     let mut text = format!("{address}: {}, {node}", lender.name());
     let in_the_way = in_the_way(bound);
@@ -113,10 +118,10 @@ fn to_text(address: Address, lender: Lender, bound: &Bound) -> String {
     text
 }
 
-impl Unbind {
+impl UnbindCommand {
     pub fn run(self) -> Result<()> {
         let address = parse(&self.address)?;
-        let unbound = Host::here().unbind(address, self.force)?;
+        let unbound = SysfsHost::here().unbind(address, self.force)?;
         warn_of(&unbound.broken);
         if self.json {
             return output::json(&json!({
@@ -135,8 +140,8 @@ mod tests {
     use super::*;
     use crate::device::testing::{ADDRESS, Machine};
 
-    fn bind(user: Option<String>) -> (Bind, Address) {
-        let bind = Bind {
+    fn bind(user: Option<String>) -> (BindCommand, PciAddress) {
+        let bind = BindCommand {
             address: ADDRESS.to_owned(),
             driver: "vfio-pci".to_owned(),
             user,
@@ -152,12 +157,14 @@ mod tests {
         let machine = Machine::new("vfio-pci");
         let me = rustix::process::getuid().as_raw().to_string();
         let (bind, address) = bind(Some(me));
-        let bound = bind.on(&machine.host(), address, Lender::Vfio).unwrap();
+        let bound = bind
+            .on(&machine.host(), address, LendingDriver::Vfio)
+            .unwrap();
         assert_eq!(
-            to_text(address, Lender::Vfio, &bound),
+            to_text(address, LendingDriver::Vfio, &bound),
             format!("{ADDRESS}: vfio-pci, /dev/vfio/7")
         );
-        let object = to_json(address, Lender::Vfio, &bound);
+        let object = to_json(address, LendingDriver::Vfio, &bound);
         assert_eq!(object["driver_before"], "vfio-pci");
         assert_eq!(object["iommu_group"], 7);
     }
@@ -166,24 +173,26 @@ mod tests {
     fn an_unknown_user_is_refused_before_anything_changes() {
         let machine = Machine::new("nvme");
         let (bind, address) = bind(Some("nemo".to_owned()));
-        let error = bind.on(&machine.host(), address, Lender::Vfio).unwrap_err();
+        let error = bind
+            .on(&machine.host(), address, LendingDriver::Vfio)
+            .unwrap_err();
         assert_eq!(error.to_string(), "there is no user 'nemo'");
         assert!(parse("one").is_err());
         let error = bind
-            .on(&machine.host(), address, Lender::Module)
+            .on(&machine.host(), address, LendingDriver::Module)
             .unwrap_err();
         assert!(error.to_string().starts_with("--user with"), "{error}");
     }
 
     #[test]
     fn others_of_the_group_are_in_the_text() {
-        let bound = Bound {
+        let bound = BindResult {
             before: None,
             group: Some(9),
             in_the_way: vec![("0000:00:01.0".parse().unwrap(), "e1000".to_owned())],
             broken: Vec::new(),
         };
-        let text = to_text(parse(ADDRESS).unwrap(), Lender::Vfio, &bound);
+        let text = to_text(parse(ADDRESS).unwrap(), LendingDriver::Vfio, &bound);
         assert!(text.ends_with("too: 0000:00:01.0 (e1000)"), "{text}");
     }
 }

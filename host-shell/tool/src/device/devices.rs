@@ -6,9 +6,9 @@ use nvme_host::Result;
 
 /// List every option and fault of the simulated device, `sim:`
 #[derive(Args)]
-pub struct Devices {}
+pub struct DevicesCommand {}
 
-impl Devices {
+impl DevicesCommand {
     pub fn run(self) -> Result<()> {
         output::print(&nvme_sim::config::help(100))
     }

@@ -2,7 +2,7 @@
 
 use crate::common::{output, visible};
 use clap::Args;
-use nvme_host::doctor::{Report, Status, examine_here};
+use nvme_host::doctor::{DoctorReport, FindingSeverity, examine_here};
 use nvme_host::{Error, Result};
 
 /// Show what this machine can and cannot do with its controllers and GPUs, and the remedy for each
@@ -10,13 +10,13 @@ use nvme_host::{Error, Result};
 /// Looks, and changes nothing; libcuda and libcufile are opened where they are, and libcufile may write cufile.log here.
 /// As root it sees more: capabilities of PCI functions, exclusive use.
 #[derive(Args)]
-pub struct Doctor {
+pub struct DoctorCommand {
     /// Print one JSON object
     #[arg(long)]
     json: bool,
 }
 
-impl Doctor {
+impl DoctorCommand {
     pub fn run(self) -> Result<()> {
         let report = examine_here();
         if self.json {
@@ -28,7 +28,7 @@ impl Doctor {
     }
 }
 
-fn to_text(report: &Report) -> String {
+fn to_text(report: &DoctorReport) -> String {
     let mut text = String::new();
     let mut subject = "";
     for finding in &report.findings {
@@ -37,11 +37,11 @@ fn to_text(report: &Report) -> String {
             text.push_str(&format!("{}\n", visible::line(subject)));
         }
         let mark = match finding.status {
-            Status::Ok => "ok",
-            Status::Note => "note",
-            Status::Unknown => "?",
-            Status::Warning => "warn",
-            Status::Missing => "FAIL",
+            FindingSeverity::Ok => "ok",
+            FindingSeverity::Note => "note",
+            FindingSeverity::Unknown => "?",
+            FindingSeverity::Warning => "warn",
+            FindingSeverity::Missing => "FAIL",
         };
         text.push_str(&format!(
             "  {mark:<4} {}: {}\n",

@@ -2,7 +2,7 @@
 
 use crate::common::{DeviceArgs, duration, output, stop_flag};
 use clap::Args;
-use nvme_host::{Config, DeviceEvent, Notice, Notify, Result};
+use nvme_host::{ControllerConfig, ControllerNotice, DeviceEvent, NoticeListener, Result};
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
@@ -14,7 +14,7 @@ const PAUSE: Duration = Duration::from_millis(20);
 /// Health warnings (temperature, spare, reliability), changed namespaces, firmware activations, errors. Every other
 /// command prints the events that come while it runs as warnings.
 #[derive(Args)]
-pub struct Events {
+pub struct EventsCommand {
     #[command(flatten)]
     device: DeviceArgs,
     /// How long to wait for events; until Ctrl-C without
@@ -22,14 +22,14 @@ pub struct Events {
     time: Option<Duration>,
 }
 
-impl Events {
+impl EventsCommand {
     pub fn run(self) -> Result<()> {
         let config = self.device.config();
         let others = config.notify.clone();
-        let controller = self.device.start_with(&Config {
+        let controller = self.device.start_with(&ControllerConfig {
             // This command prints events itself.
-            notify: Notify::new(move |notice| match notice {
-                Notice::Event(_) => {}
+            notify: NoticeListener::new(move |notice| match notice {
+                ControllerNotice::Event(_) => {}
                 other => others.tell(other),
             }),
             ..config

@@ -3,20 +3,20 @@
 use crate::common::{output, visible};
 use clap::Args;
 use nvme_host::Result;
-use nvme_host::sysfs::{Census, Function, Host};
+use nvme_host::sysfs::{SysfsFunction, SysfsHost, UsageCensus};
 use serde_json::{Value, json};
 
 /// List the NVMe controllers on PCIe: driver, IOMMU group, model, disks and who uses them
 #[derive(Args)]
-pub struct List {
+pub struct ListCommand {
     /// Print one JSON object
     #[arg(long)]
     json: bool,
 }
 
-impl List {
+impl ListCommand {
     pub fn run(self) -> Result<()> {
-        let all = controllers(&Host::here());
+        let all = controllers(&SysfsHost::here());
         if self.json {
             return output::json(&json!({ "controllers": all }));
         }
@@ -28,14 +28,14 @@ impl List {
     }
 }
 
-fn controllers(host: &Host) -> Vec<Value> {
+fn controllers(host: &SysfsHost) -> Vec<Value> {
     let controllers = host.controllers();
-    let census = Census::take(host);
+    let census = UsageCensus::take(host);
     let of = |one| to_json(host, one, &census);
     controllers.iter().map(of).collect()
 }
 
-fn to_json(host: &Host, function: &Function, census: &Census) -> Value {
+fn to_json(host: &SysfsHost, function: &SysfsFunction, census: &UsageCensus) -> Value {
     let config = &function.config;
     let link = config.express.and_then(|express| express.trained);
     let usage = host.usage_seen(function, census);
@@ -123,7 +123,7 @@ mod tests {
         assert_eq!(one["disks"], json!(["nvme0n1"]));
         assert!(one["link"].is_null(), "{one}");
         assert!(!one["users"].as_array().unwrap().is_empty(), "{one}");
-        assert!(controllers(&Host::at("/nowhere")).is_empty());
+        assert!(controllers(&SysfsHost::at("/nowhere")).is_empty());
     }
 
     #[test]

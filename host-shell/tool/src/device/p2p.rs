@@ -6,7 +6,7 @@ use nvme_host::bench::SplitMix;
 use nvme_host::core::Data;
 use nvme_host::core::spec::{Lba, Nsid, Sqe, nvm};
 use nvme_host::units::parse_bytes;
-use nvme_host::{Controller, DmaBuffer, Error, Namespace, Pages, Queue, Result};
+use nvme_host::{Controller, DmaBuffer, DmaPages, DriverQueue, Error, Namespace, Result};
 use serde_json::json;
 use std::fs::OpenOptions;
 use std::path::PathBuf;
@@ -18,7 +18,7 @@ use std::time::{Duration, Instant};
 /// What was in the peer's memory, and on the blocks, is put back at the end. Without --allow-write
 /// nothing is written to a real disk, and only reads into the peer are checked.
 #[derive(Args)]
-pub struct P2p {
+pub struct PeerCommand {
     #[command(flatten)]
     namespace: NamespaceArgs,
     #[command(flatten)]
@@ -42,8 +42,8 @@ pub struct P2p {
 const MOST: u64 = 1 << 30;
 
 /// The controller's two ways to the same blocks: through the peer, and through this process.
-struct Ways {
-    queue: Queue,
+struct PeerPaths {
+    queue: DriverQueue,
     disk: Namespace,
     nsid: Nsid,
     lba: Lba,
@@ -51,7 +51,7 @@ struct Ways {
     largest: u64,
 }
 
-impl P2p {
+impl PeerCommand {
     pub fn run(self) -> Result<()> {
         let nsid = self.namespace.nsid();
         let device = &self.namespace.device;
@@ -80,7 +80,7 @@ impl P2p {
         }
         let mut before = vec![0; size as usize];
         disk.read(Lba(self.lba), &mut before)?;
-        let mut ways = Ways {
+        let mut ways = PeerPaths {
             queue: controller.create_queue_pair(64)?,
             disk,
             nsid,
@@ -109,7 +109,7 @@ impl P2p {
         DmaBuffer::over(controller.device(), Arc::new(pages))
     }
 
-    fn pages(&self) -> Result<Pages> {
+    fn pages(&self) -> Result<DmaPages> {
         let size = self.size as usize;
         #[cfg(feature = "vfio")]
         if let Some(bar) = self
@@ -121,7 +121,7 @@ impl P2p {
         }
         let file = OpenOptions::new().read(true).write(true).open(&self.peer);
         let file = file.map_err(Error::file("open", &self.peer))?;
-        Pages::of_file(file.into(), self.offset, size)
+        DmaPages::of_file(file.into(), self.offset, size)
     }
 
     fn report(&self, read: Duration, write: Option<Duration>) -> Result<()> {
@@ -146,7 +146,7 @@ impl P2p {
     }
 }
 
-impl Ways {
+impl PeerPaths {
     /// Transfers data both ways and compares; returns the durations. `before` is the content of the blocks.
     fn check(&mut self, before: &[u8], writes: bool) -> Result<(Duration, Option<Duration>)> {
         let mut data = before.to_vec();

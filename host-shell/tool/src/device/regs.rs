@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 
 /// Show the controller's registers, decoded
 #[derive(Args)]
-pub struct Regs {
+pub struct RegsCommand {
     #[command(flatten)]
     device: DeviceArgs,
     /// Read them as they are found, without bringing the controller up
@@ -17,7 +17,7 @@ pub struct Regs {
     raw: bool,
 }
 
-impl Regs {
+impl RegsCommand {
     pub fn run(self) -> Result<()> {
         if self.raw {
             let device = nvme_host::open(&self.device.device)?;
@@ -50,9 +50,9 @@ fn to_json(registers: &dyn Registers) -> Value {
 
 /// Registers as lines, each with its fields below it.
 #[derive(Default)]
-struct Text(String);
+struct RegisterText(String);
 
-impl Text {
+impl RegisterText {
     fn register(&mut self, name: &str, value: u64, fields: &[(&str, String)]) {
         self.0.push_str(&format!("{name:<7} : {value:#x}\n"));
         for (name, value) in fields {
@@ -62,7 +62,7 @@ impl Text {
 }
 
 fn to_text(registers: &dyn Registers) -> String {
-    let mut text = Text::default();
+    let mut text = RegisterText::default();
     capabilities(&mut text, registers);
     version(&mut text, registers);
     configuration(&mut text, registers);
@@ -83,7 +83,7 @@ fn pages(mps: u8) -> String {
 }
 
 /// Describes CAP.
-fn capabilities(text: &mut Text, registers: &dyn Registers) {
+fn capabilities(text: &mut RegisterText, registers: &dyn Registers) {
     let cap = Cap(registers.read64(offset::CAP));
     text.register(
         "cap",
@@ -113,7 +113,7 @@ fn capabilities(text: &mut Text, registers: &dyn Registers) {
 }
 
 /// Describes VS.
-fn version(text: &mut Text, registers: &dyn Registers) {
+fn version(text: &mut RegisterText, registers: &dyn Registers) {
     let vs = Vs(registers.read32(offset::VS));
     text.register(
         "version",
@@ -126,7 +126,7 @@ fn version(text: &mut Text, registers: &dyn Registers) {
 }
 
 /// Describes CC.
-fn configuration(text: &mut Text, registers: &dyn Registers) {
+fn configuration(text: &mut RegisterText, registers: &dyn Registers) {
     let cc = Cc(registers.read32(offset::CC));
     text.register(
         "cc",
@@ -150,7 +150,7 @@ fn configuration(text: &mut Text, registers: &dyn Registers) {
 }
 
 /// Describes CSTS.
-fn status(text: &mut Text, registers: &dyn Registers) {
+fn status(text: &mut RegisterText, registers: &dyn Registers) {
     let csts = Csts(registers.read32(offset::CSTS));
     let shst = match csts.shst() {
         0 => "normal operation",
@@ -172,7 +172,7 @@ fn status(text: &mut Text, registers: &dyn Registers) {
 }
 
 /// Describes AQA, ASQ and ACQ.
-fn admin_queues(text: &mut Text, registers: &dyn Registers) {
+fn admin_queues(text: &mut RegisterText, registers: &dyn Registers) {
     let aqa = Aqa(registers.read32(offset::AQA));
     text.register(
         "aqa",
@@ -193,7 +193,7 @@ fn admin_queues(text: &mut Text, registers: &dyn Registers) {
 }
 
 /// Describes CMBLOC and CMBSZ.
-fn memory_buffer(text: &mut Text, registers: &dyn Registers) {
+fn memory_buffer(text: &mut RegisterText, registers: &dyn Registers) {
     let (location, size) = (
         Cmbloc(registers.read32(offset::CMBLOC)),
         Cmbsz(registers.read32(offset::CMBSZ)),
@@ -219,7 +219,7 @@ fn memory_buffer(text: &mut Text, registers: &dyn Registers) {
 }
 
 /// Describes CRTO.
-fn timeouts(text: &mut Text, registers: &dyn Registers) {
+fn timeouts(text: &mut RegisterText, registers: &dyn Registers) {
     let crto = Crto(registers.read32(offset::CRTO));
     text.register(
         "crto",

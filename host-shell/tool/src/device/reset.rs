@@ -8,7 +8,7 @@ use std::time::Instant;
 
 /// Reset the controller, or the whole NVM subsystem
 #[derive(Args)]
-pub struct Reset {
+pub struct ResetCommand {
     #[command(flatten)]
     device: DeviceArgs,
     #[command(flatten)]
@@ -18,7 +18,7 @@ pub struct Reset {
     subsystem: bool,
 }
 
-impl Reset {
+impl ResetCommand {
     pub fn run(self) -> Result<()> {
         let what = match self.subsystem {
             true => "NVM subsystem reset",

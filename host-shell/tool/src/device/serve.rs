@@ -20,7 +20,7 @@ const TICK: Duration = Duration::from_millis(50);
 /// socket. The socket can be used by its owner alone. With --json, one line tells that the socket is
 /// there, and one at the end what was done.
 #[derive(Args)]
-pub struct Serve {
+pub struct ServeCommand {
     /// Controller: sim:PATH[?options], sim:mem, sim:null (see `nvme-gpu --help`)
     #[arg(long, short = 'd')]
     device: String,
@@ -38,7 +38,7 @@ pub struct Serve {
     json: bool,
 }
 
-impl Serve {
+impl ServeCommand {
     pub fn run(self) -> Result<()> {
         let Some(text) = self.device.strip_prefix("sim:") else {
             return Err(Error::usage(

@@ -1,6 +1,6 @@
 //! A made-up machine for tests: folders that look like /sys, with one controller.
 
-use nvme_host::sysfs::Host;
+use nvme_host::sysfs::SysfsHost;
 use std::fs;
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
@@ -46,8 +46,8 @@ impl Machine {
         fs::write(path, bytes).unwrap();
     }
 
-    pub fn host(&self) -> Host {
-        Host::at(&self.0)
+    pub fn host(&self) -> SysfsHost {
+        SysfsHost::at(&self.0)
     }
 }
 

@@ -2,20 +2,20 @@
 
 use crate::common::output;
 use clap::Args;
-use nvme_host::topology::Topology as Found;
+use nvme_host::topology::MachineTopology as Found;
 use nvme_host::{Error, Result};
 
 /// Show how NVMe controllers and GPUs are connected: switches, links, ACS, IOMMU groups, and the tiers of each pair
 ///
 /// Looks, and changes nothing. As root it sees more: ACS, and links of older kernels.
 #[derive(Args)]
-pub struct Topology {
+pub struct TopologyCommand {
     /// Print one JSON object
     #[arg(long)]
     json: bool,
 }
 
-impl Topology {
+impl TopologyCommand {
     pub fn run(self) -> Result<()> {
         let found = Found::here();
         if self.json {

@@ -3,11 +3,11 @@
 use super::{DriveArgs, copy, volume};
 use clap::Args;
 use nvme_host::Result;
-use nvme_host::files::Location;
+use nvme_host::files::FileLocation;
 
 /// Write a file of an ext4 on a drive to standard output
 #[derive(Args)]
-pub struct Cat {
+pub struct CatCommand {
     /// File: DEVICE:/path; a partition is part=N in the device
     #[arg(value_name = "DEVICE:/PATH")]
     location: String,
@@ -15,9 +15,9 @@ pub struct Cat {
     drive: DriveArgs,
 }
 
-impl Cat {
+impl CatCommand {
     pub fn run(self) -> Result<()> {
-        let location = Location::parse(&self.location)?;
+        let location = FileLocation::parse(&self.location)?;
         let store = self.drive.store(&location)?;
         let volume = volume(&store, &location)?;
         copy(&volume.file(&location.path)?, None)

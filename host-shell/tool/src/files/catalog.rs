@@ -3,8 +3,8 @@
 use super::{DriveArgs, volume};
 use crate::common::output;
 use clap::Args;
-use nvme_host::catalog::{Catalog, Entry, Value as Meta};
-use nvme_host::files::Location;
+use nvme_host::catalog::{Catalog, MetadataValue as Meta, TensorEntry};
+use nvme_host::files::FileLocation;
 use nvme_host::{Result, units};
 use serde_json::json;
 use std::path::Path;
@@ -26,10 +26,10 @@ pub struct CatalogArgs {
 
 impl CatalogArgs {
     pub fn run(self) -> Result<()> {
-        let catalog = match Location::is_one(&self.file) {
+        let catalog = match FileLocation::is_one(&self.file) {
             false => Catalog::of_file(Path::new(&self.file))?,
             true => {
-                let location = Location::parse(&self.file)?;
+                let location = FileLocation::parse(&self.file)?;
                 let store = self.drive.store(&location)?;
                 let volume = volume(&store, &location)?;
                 volume.file(&location.path)?.catalog()?
@@ -61,7 +61,7 @@ impl CatalogArgs {
     }
 }
 
-fn of_entry(entry: &Entry) -> String {
+fn of_entry(entry: &TensorEntry) -> String {
     let shape: Vec<String> = entry.shape.iter().map(u64::to_string).collect();
     format!(
         "{:<10} {:<20} {:>14} at {:>14} {}",

@@ -3,14 +3,14 @@
 use super::{DriveArgs, copy, tree, volume};
 use crate::common::output;
 use clap::Args;
-use nvme_host::files::{Inode, Kind, Location, Volume};
+use nvme_host::files::{Ext4Volume, FileInode, FileKind, FileLocation};
 use nvme_host::{Error, Result};
 use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
 
 /// Copy a file, or a folder with all that is in it, out of an ext4 on a drive
 #[derive(Args)]
-pub struct Cp {
+pub struct CpCommand {
     /// File: DEVICE:/path; a partition is part=N in the device
     #[arg(value_name = "DEVICE:/PATH")]
     location: String,
@@ -24,10 +24,10 @@ pub struct Cp {
     drive: DriveArgs,
 }
 
-impl Cp {
+impl CpCommand {
     pub fn run(self) -> Result<()> {
-        let location = Location::parse(&self.location)?;
-        if Location::is_one(&self.to.to_string_lossy()) {
+        let location = FileLocation::parse(&self.location)?;
+        if FileLocation::is_one(&self.to.to_string_lossy()) {
             let cause = format!("{} is on a drive", self.to.display());
             return Err(Error::usage(cause, "copy to a file of this machine"));
         }
@@ -40,8 +40,8 @@ impl Cp {
             false => self.to.clone(),
         };
         let done = match inode.kind {
-            Kind::Directory if self.recursive => folder(&volume, &inode, path, &to)?,
-            Kind::Directory => {
+            FileKind::Directory if self.recursive => folder(&volume, &inode, path, &to)?,
+            FileKind::Directory => {
                 let cause = format!("{path} is a directory");
                 return Err(Error::usage(cause, "copy it with --recursive"));
             }
@@ -77,7 +77,7 @@ fn name_of(path: &str) -> Result<&str> {
     }
 }
 
-fn folder(volume: &Volume, inode: &Inode, from: &str, to: &Path) -> Result<Value> {
+fn folder(volume: &Ext4Volume, inode: &FileInode, from: &str, to: &Path) -> Result<Value> {
     let copied = tree::copy(volume, inode, from, to)?;
     let left_out = copied.left_out.iter();
     let left_out = left_out.map(|(path, kind)| json!({ "path": path, "kind": kind }));

@@ -17,7 +17,7 @@ use xxhash_rust::xxh3::Xxh3;
 
 /// Files and their position on the device.
 #[derive(Args)]
-struct Places {
+struct ImportPlaces {
     /// File of this machine; the index of a model in several files (.json), or the first part of a split GGUF, stands for
     /// all of them, one after another, each from a multiple of 4096 bytes after --offset on
     file: PathBuf,
@@ -33,9 +33,9 @@ struct Places {
 
 /// Write a file to a device, read it back and compare its checksum (XXH3)
 #[derive(Args)]
-pub struct Import {
+pub struct ImportCommand {
     #[command(flatten)]
-    places: Places,
+    places: ImportPlaces,
     /// Leave what is on the device already: goes on where an import was interrupted
     #[arg(long)]
     resume: bool,
@@ -45,20 +45,20 @@ pub struct Import {
 
 /// Compare a file with what lies on a device, by checksums (XXH3)
 #[derive(Args)]
-pub struct Verify {
+pub struct VerifyCommand {
     #[command(flatten)]
-    places: Places,
+    places: ImportPlaces,
 }
 
-impl Import {
+impl ImportCommand {
     pub fn run(self) -> Result<()> {
-        let input = Input::open(&self.places.file)?;
+        let input = ImportInput::open(&self.places.file)?;
         let store = self.store()?;
         let place = self.places.offset;
         input.check_fits(&store, place)?;
         let bar = progress::bytes(2 * input.bytes(), "import");
         let (mut ours, mut theirs) = (input.piece(), input.piece());
-        let (mut sums, mut written) = (Sums::default(), 0);
+        let (mut sums, mut written) = (ImportSums::default(), 0);
         for source in &input.sources {
             for (at, length) in source.pieces() {
                 check_stop()?;
@@ -97,9 +97,9 @@ impl Import {
     }
 }
 
-impl Verify {
+impl VerifyCommand {
     pub fn run(self) -> Result<()> {
-        let input = Input::open(&self.places.file)?;
+        let input = ImportInput::open(&self.places.file)?;
         images::must_exist(&self.places.device)?;
         let options = StoreOptions {
             read_only: true,
@@ -108,7 +108,7 @@ impl Verify {
         let store = Store::open(&self.places.device, &options)?;
         input.check_fits(&store, self.places.offset)?;
         let bar = progress::bytes(2 * input.bytes(), "verify");
-        let (mut piece, mut sums) = (input.piece(), Sums::default());
+        let (mut piece, mut sums) = (input.piece(), ImportSums::default());
         for source in &input.sources {
             for (at, length) in source.pieces() {
                 check_stop()?;
@@ -124,7 +124,7 @@ impl Verify {
     }
 }
 
-impl Places {
+impl ImportPlaces {
     fn options(&self, write: &WriteArgs) -> StoreOptions {
         StoreOptions {
             allow_write: write.allow_write,
@@ -136,21 +136,21 @@ impl Places {
 }
 
 /// The files that a path stands for: one, or all of a model.
-struct Input<'a> {
+struct ImportInput<'a> {
     path: &'a Path,
     /// Sources in the order of their positions.
-    sources: Vec<Source>,
+    sources: Vec<ImportSource>,
     is_set: bool,
 }
 
-impl<'a> Input<'a> {
+impl<'a> ImportInput<'a> {
     fn open(path: &'a Path) -> Result<Self> {
         let set = catalog::set_of(path)?;
         let is_set = set.is_some();
         let files = set
             .unwrap_or_else(|| vec![(path.to_owned(), 0)])
             .into_iter();
-        let sources = files.map(|(path, begin)| Source::open(path, begin));
+        let sources = files.map(|(path, begin)| ImportSource::open(path, begin));
         Ok(Self {
             path,
             sources: sources.collect::<Result<_>>()?,
@@ -174,7 +174,13 @@ impl<'a> Input<'a> {
     }
 
     /// Compares the bytes on the device with the checksums of the files.
-    fn compare(&self, sums: &Sums, store: &Store, place: u64, bar: &ProgressBar) -> Result<()> {
+    fn compare(
+        &self,
+        sums: &ImportSums,
+        store: &Store,
+        place: u64,
+        bar: &ProgressBar,
+    ) -> Result<()> {
         let mut piece = self.piece();
         for (source, expected) in self.sources.iter().zip(&sums.of_files) {
             let mut hash = Xxh3::new();
@@ -197,7 +203,7 @@ impl<'a> Input<'a> {
 }
 
 /// A file of this machine.
-struct Source {
+struct ImportSource {
     file: File,
     path: PathBuf,
     bytes: u64,
@@ -205,7 +211,7 @@ struct Source {
     begin: u64,
 }
 
-impl Source {
+impl ImportSource {
     fn open(path: PathBuf, begin: u64) -> Result<Self> {
         let (file, about) = open_regular(&path)?;
         images::refuse_input(&file, &path)?;
@@ -232,13 +238,13 @@ impl Source {
 
 /// Checksums of the files, and of their concatenation.
 #[derive(Default)]
-struct Sums {
+struct ImportSums {
     of_files: Vec<u64>,
     of_this: Xxh3,
     of_all: Xxh3,
 }
 
-impl Sums {
+impl ImportSums {
     fn update(&mut self, bytes: &[u8]) {
         self.of_this.update(bytes);
         self.of_all.update(bytes);
@@ -250,7 +256,12 @@ impl Sums {
     }
 }
 
-fn report(places: &Places, input: &Input<'_>, sums: &Sums, written: Option<u64>) -> Result<()> {
+fn report(
+    places: &ImportPlaces,
+    input: &ImportInput<'_>,
+    sums: &ImportSums,
+    written: Option<u64>,
+) -> Result<()> {
     let of_files = input.sources.iter().zip(&sums.of_files);
     let files: Vec<Value> = of_files
         .filter(|_| input.is_set)

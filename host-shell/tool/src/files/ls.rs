@@ -4,12 +4,12 @@ use super::{DriveArgs, mode, text, volume};
 use crate::common::output;
 use clap::Args;
 use nvme_host::Result;
-use nvme_host::files::{Inode, Kind, Location};
+use nvme_host::files::{FileInode, FileKind, FileLocation};
 use serde_json::{Value, json};
 
 /// List a directory of an ext4 on a drive that no kernel mounts
 #[derive(Args)]
-pub struct Ls {
+pub struct LsCommand {
     /// Directory or file: DEVICE:/path; a partition is part=N in the device (vfio:BDF?part=1:/models)
     #[arg(value_name = "DEVICE:/PATH")]
     location: String,
@@ -17,14 +17,14 @@ pub struct Ls {
     drive: DriveArgs,
 }
 
-impl Ls {
+impl LsCommand {
     pub fn run(self) -> Result<()> {
-        let location = Location::parse(&self.location)?;
+        let location = FileLocation::parse(&self.location)?;
         let store = self.drive.store(&location)?;
         let volume = volume(&store, &location)?;
         let path = &location.path;
-        let is_directory = volume.stat(path)?.kind == Kind::Directory;
-        let found: Vec<(String, String, Inode)> = match is_directory {
+        let is_directory = volume.stat(path)?.kind == FileKind::Directory;
+        let found: Vec<(String, String, FileInode)> = match is_directory {
             true => {
                 let folder = path.trim_end_matches('/');
                 let entries = volume.list(path)?.into_iter().map(|(entry, inode)| {
@@ -39,7 +39,7 @@ impl Ls {
         for (path, name, inode) in found {
             let target = match inode.kind {
                 // A link that cannot be read, of an encrypted directory for one, is shown without its target.
-                Kind::Symlink => volume.read_link(&path).ok().map(|target| text(&target)),
+                FileKind::Symlink => volume.read_link(&path).ok().map(|target| text(&target)),
                 _ => None,
             };
             entries.push((name, inode, target));
@@ -58,7 +58,7 @@ impl Ls {
     }
 }
 
-fn to_text((name, inode, target): &(String, Inode, Option<String>)) -> String {
+fn to_text((name, inode, target): &(String, FileInode, Option<String>)) -> String {
     let arrow = target.as_ref().map(|target| format!(" -> {target}"));
     format!(
         "{} {:>14} {name}{}",
@@ -68,7 +68,7 @@ fn to_text((name, inode, target): &(String, Inode, Option<String>)) -> String {
     )
 }
 
-fn to_json((name, inode, target): &(String, Inode, Option<String>)) -> Value {
+fn to_json((name, inode, target): &(String, FileInode, Option<String>)) -> Value {
     json!({
         "name": name,
         "kind": inode.kind.name(),

@@ -1,10 +1,10 @@
 //! `manifest`: the hashes of a file's chunks, and whether a file has them.
 
 use super::{DriveArgs, volume};
-use crate::common::{check_stop, file::Output, output, progress};
+use crate::common::{check_stop, file::OutputFile, output, progress};
 use clap::Args;
-use nvme_host::catalog::{Catalog, Source};
-use nvme_host::files::Location;
+use nvme_host::catalog::{Catalog, HeaderSource};
+use nvme_host::files::FileLocation;
 use nvme_host::units::parse_bytes;
 use nvme_host::{Manifest, Result};
 use serde_json::json;
@@ -31,7 +31,7 @@ pub struct ManifestArgs {
 
 impl ManifestArgs {
     pub fn run(self) -> Result<()> {
-        let mut out = Output::create(Some(&self.out))?;
+        let mut out = OutputFile::create(Some(&self.out))?;
         let manifest = self.make()?;
         check_stop()?;
         out.write(manifest.to_json().as_bytes())?;
@@ -73,16 +73,16 @@ impl ManifestArgs {
                 Some(bytes) => Manifest::of_range(&store, offset, bytes, &mut on_progress),
             };
         }
-        if !Location::is_one(&self.file) {
+        if !FileLocation::is_one(&self.file) {
             return Manifest::of_file(Path::new(&self.file), &mut on_progress);
         }
-        let location = Location::parse(&self.file)?;
+        let location = FileLocation::parse(&self.file)?;
         let store = self.drive.store(&location)?;
         let file = volume(&store, &location)?.file(&location.path)?;
         let catalog: Catalog = file.catalog()?;
         let made = Manifest::of(
             &file,
-            Source::len(&file),
+            HeaderSource::len(&file),
             catalog.entries(),
             &mut on_progress,
         )?;

@@ -11,10 +11,10 @@ pub mod pack;
 pub mod stat;
 mod tree;
 
-use crate::common::{check_stop, file::Output, images, number, progress, say};
+use crate::common::{check_stop, file::OutputFile, images, number, progress, say};
 use clap::Args;
-use nvme_host::catalog::Source;
-use nvme_host::files::{DriveFile, Kind, Location, Volume, flags};
+use nvme_host::catalog::HeaderSource;
+use nvme_host::files::{DriveFile, Ext4Volume, FileKind, FileLocation, flags};
 use nvme_host::{Result, Store, StoreOptions};
 use std::ops::Range;
 use std::path::Path;
@@ -40,7 +40,7 @@ pub struct DriveArgs {
 
 impl DriveArgs {
     /// Opens the store for reading alone.
-    fn store(&self, location: &Location) -> Result<Arc<Store>> {
+    fn store(&self, location: &FileLocation) -> Result<Arc<Store>> {
         self.open(&location.device)
     }
 
@@ -59,8 +59,8 @@ impl DriveArgs {
 
 /// Returns the file system that `location` names, with a warning for a damaged partition table and for errors
 /// that Linux noted.
-pub fn volume(store: &Arc<Store>, location: &Location) -> Result<Volume> {
-    let volume = Volume::open(store, location.part)?;
+pub fn volume(store: &Arc<Store>, location: &FileLocation) -> Result<Ext4Volume> {
+    let volume = Ext4Volume::open(store, location.part)?;
     if let Some(what) = volume.damage() {
         say::warn(|| {
             format!(
@@ -79,7 +79,7 @@ pub fn volume(store: &Arc<Store>, location: &Location) -> Result<Volume> {
 /// Writes all of `file` to `out`, or to standard output. Holes stay holes where the output can have them.
 fn copy(file: &DriveFile, out: Option<&Path>) -> Result<()> {
     let bytes = file.len();
-    let mut out = Output::create(out)?;
+    let mut out = OutputFile::create(out)?;
     let bar = progress::bytes(bytes, "copying");
     let mut piece = vec![0; bytes.min(PIECE) as usize];
     let mut end = 0;
@@ -116,16 +116,16 @@ fn written(file: &DriveFile) -> Result<Vec<Range<u64>>> {
 }
 
 /// Returns the mode as `ls -l` writes it.
-fn mode(kind: Kind, permissions: u16) -> String {
+fn mode(kind: FileKind, permissions: u16) -> String {
     let mut text = String::new();
     text.push(match kind {
-        Kind::File => '-',
-        Kind::Directory => 'd',
-        Kind::Symlink => 'l',
-        Kind::Fifo => 'p',
-        Kind::CharDevice => 'c',
-        Kind::BlockDevice => 'b',
-        Kind::Socket => 's',
+        FileKind::File => '-',
+        FileKind::Directory => 'd',
+        FileKind::Symlink => 'l',
+        FileKind::Fifo => 'p',
+        FileKind::CharDevice => 'c',
+        FileKind::BlockDevice => 'b',
+        FileKind::Socket => 's',
     });
     for shift in [6, 3, 0] {
         for (bit, letter) in [(4, 'r'), (2, 'w'), (1, 'x')] {
@@ -143,22 +143,22 @@ fn text(bytes: &[u8]) -> String {
 
 #[cfg(test)]
 mod tests {
-    use nvme_host::files::Kind;
+    use nvme_host::files::FileKind;
 
     #[test]
     fn modes_are_written_as_ls_writes_them() {
         let kinds = [
-            (Kind::File, "-rw-r-----"),
-            (Kind::Directory, "drw-r-----"),
-            (Kind::Symlink, "lrw-r-----"),
-            (Kind::Fifo, "prw-r-----"),
-            (Kind::CharDevice, "crw-r-----"),
-            (Kind::BlockDevice, "brw-r-----"),
-            (Kind::Socket, "srw-r-----"),
+            (FileKind::File, "-rw-r-----"),
+            (FileKind::Directory, "drw-r-----"),
+            (FileKind::Symlink, "lrw-r-----"),
+            (FileKind::Fifo, "prw-r-----"),
+            (FileKind::CharDevice, "crw-r-----"),
+            (FileKind::BlockDevice, "brw-r-----"),
+            (FileKind::Socket, "srw-r-----"),
         ];
         for (kind, expected) in kinds {
             assert_eq!(super::mode(kind, 0o640), expected);
         }
-        assert_eq!(super::mode(Kind::File, 0o755), "-rwxr-xr-x");
+        assert_eq!(super::mode(FileKind::File, 0o755), "-rwxr-xr-x");
     }
 }

@@ -3,8 +3,8 @@
 use super::PIECE;
 use crate::common::{check_stop, output, progress};
 use clap::Args;
-use nvme_host::catalog::Source;
-use nvme_host::files::{DriveFile, Volume, open_regular};
+use nvme_host::catalog::HeaderSource;
+use nvme_host::files::{DriveFile, Ext4Volume, open_regular};
 use nvme_host::{Error, Result, Store, StoreOptions, units};
 use serde_json::{Value, json};
 use std::fs;
@@ -46,7 +46,7 @@ const LAYOUT: [&str; 14] = [
 /// The image can be written to a drive or partition, or used as it is: sim:IMAGE, file:IMAGE. Every file is read back
 /// out of it and compared. MKE2FS=PROGRAM names another mke2fs.
 #[derive(Args)]
-pub struct Pack {
+pub struct PackCommand {
     /// Folder
     folder: PathBuf,
     /// Image to make; it must not exist
@@ -67,12 +67,12 @@ fn label(text: &str) -> std::result::Result<String, String> {
 }
 
 /// A file of the folder, by its path below it.
-struct Found {
+struct PackedFile {
     path: PathBuf,
     bytes: u64,
 }
 
-impl Pack {
+impl PackCommand {
     pub fn run(self) -> Result<()> {
         let found = files(&self.folder)?;
         if fs::symlink_metadata(&self.image).is_ok() {
@@ -109,7 +109,7 @@ impl Pack {
     }
 
     /// Runs mke2fs, which makes the image.
-    fn make(&self, found: &[Found]) -> Result<()> {
+    fn make(&self, found: &[PackedFile]) -> Result<()> {
         let inodes = (found.len() as u64 * 2 + 1024).to_string();
         let program = std::env::var_os(PROGRAM).unwrap_or_else(|| "mke2fs".into());
         let mut mke2fs = Command::new(program);
@@ -144,14 +144,14 @@ impl Pack {
     }
 
     /// Compares every file; those that do not lie in one piece.
-    fn verify(&self, found: &[Found]) -> Result<Vec<Value>> {
+    fn verify(&self, found: &[PackedFile]) -> Result<Vec<Value>> {
         let options = StoreOptions {
             read_only: true,
             ..StoreOptions::default()
         };
         let device = format!("file:{}", self.image.display());
         let store = Arc::new(Store::open(&device, &options)?);
-        let volume = Volume::open(&store, None)?;
+        let volume = Ext4Volume::open(&store, None)?;
         let bar = progress::bytes(found.iter().map(|one| one.bytes).sum(), "compare");
         let mut several = Vec::new();
         for one in found {
@@ -171,14 +171,14 @@ impl Pack {
 }
 
 /// Returns the number of bytes of the image: whole MiB.
-fn size(found: &[Found]) -> u64 {
-    let of_file = |one: &Found| one.bytes.next_multiple_of(BLOCK) + PER_FILE;
+fn size(found: &[PackedFile]) -> u64 {
+    let of_file = |one: &PackedFile| one.bytes.next_multiple_of(BLOCK) + PER_FILE;
     let data: u64 = found.iter().map(of_file).sum();
     (data + data / 64 + FIXED).next_multiple_of(1 << 20)
 }
 
 /// Finds the regular files below `folder`. Links and empty folders go into the image, too.
-fn files(folder: &Path) -> Result<Vec<Found>> {
+fn files(folder: &Path) -> Result<Vec<PackedFile>> {
     let mut found = Vec::new();
     let mut left = vec![PathBuf::new()];
     while let Some(below) = left.pop() {
@@ -192,7 +192,7 @@ fn files(folder: &Path) -> Result<Vec<Found>> {
             if about.is_dir() {
                 left.push(below);
             } else if about.is_file() {
-                found.push(Found {
+                found.push(PackedFile {
                     path: below,
                     bytes: about.len(),
                 });

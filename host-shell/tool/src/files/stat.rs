@@ -3,7 +3,7 @@
 use super::{DriveArgs, mode, text, volume};
 use crate::common::output;
 use clap::Args;
-use nvme_host::files::{Extent, Kind, Location, MountedFile, Volume, uuid_text};
+use nvme_host::files::{Ext4Volume, FileExtent, FileKind, FileLocation, MountedFile, uuid_text};
 use nvme_host::{Error, Result};
 use serde_json::{Value, json};
 
@@ -12,7 +12,7 @@ const BLOCK: u64 = 512;
 
 /// Describe a file of an ext4 on a drive: size, flags, generation, and the blocks that hold its data
 #[derive(Args)]
-pub struct Stat {
+pub struct StatCommand {
     /// File: DEVICE:/path; a partition is part=N in the device; or the path of an immutable file of this machine on a
     /// mounted ext4
     #[arg(value_name = "DEVICE:/PATH")]
@@ -21,21 +21,21 @@ pub struct Stat {
     drive: DriveArgs,
 }
 
-impl Stat {
+impl StatCommand {
     pub fn run(self) -> Result<()> {
-        if !Location::is_one(&self.location) {
+        if !FileLocation::is_one(&self.location) {
             return self.mounted();
         }
-        let location = Location::parse(&self.location)?;
+        let location = FileLocation::parse(&self.location)?;
         let store = self.drive.store(&location)?;
         let volume = volume(&store, &location)?;
         let inode = volume.stat_link(&location.path)?;
         let target = match inode.kind {
-            Kind::Symlink => Some(text(&volume.read_link(&location.path)?)),
+            FileKind::Symlink => Some(text(&volume.read_link(&location.path)?)),
             _ => None,
         };
         let (extents, why) = match inode.kind {
-            Kind::File => match extents_of(&volume, &location.path) {
+            FileKind::File => match extents_of(&volume, &location.path) {
                 Ok(extents) => (extents, None),
                 // A file whose data cannot be read can still be described.
                 Err(Error::Usage { cause, .. }) => (Vec::new(), Some(cause)),
@@ -108,11 +108,11 @@ impl Stat {
 }
 
 /// Returns the extents. LBAs count from the start of the namespace, also on a partition.
-fn extents_of(volume: &Volume, path: &str) -> Result<Vec<Extent>> {
+fn extents_of(volume: &Ext4Volume, path: &str) -> Result<Vec<FileExtent>> {
     Ok(volume.file(path)?.extents()?.to_vec())
 }
 
-fn to_json(extent: &Extent, block: u64) -> Value {
+fn to_json(extent: &FileExtent, block: u64) -> Value {
     json!({
         "logical": extent.logical,
         "place": extent.place,

@@ -6,8 +6,8 @@
 use super::{PIECE, text, written};
 use crate::common::{check_stop, progress, say, visible};
 use indicatif::ProgressBar;
-use nvme_host::catalog::Source;
-use nvme_host::files::{Inode, Kind, Volume};
+use nvme_host::catalog::HeaderSource;
+use nvme_host::files::{Ext4Volume, FileInode, FileKind};
 use nvme_host::{Error, Result};
 use rustix::fs::{Mode, OFlags, mkdirat, openat, symlinkat, syncfs};
 use std::collections::HashSet;
@@ -25,7 +25,7 @@ const DAMAGED: &str = "unmount the file system if it is mounted, and run e2fsck 
 
 /// Counts of the copied files.
 #[derive(Default)]
-pub struct Copied {
+pub struct CopiedCounts {
     pub files: u64,
     pub directories: u64,
     pub links: u64,
@@ -35,18 +35,18 @@ pub struct Copied {
 }
 
 /// Something below the folder.
-struct Item {
+struct TreeItem {
     /// Number of folders that contain it; the first one is the copied folder.
     depth: usize,
     /// Below the folder that is copied.
     path: PathBuf,
-    inode: Inode,
+    inode: FileInode,
 }
 
 /// Files to copy, a folder before its contents.
-struct Plan {
-    items: Vec<Item>,
-    copied: Copied,
+struct CopyPlan {
+    items: Vec<TreeItem>,
+    copied: CopiedCounts,
 }
 
 /// Copies the directory `inode` at `from` of `volume` to `to`, which is there when all of it has been copied.
@@ -54,20 +54,20 @@ struct Plan {
 /// # Errors
 /// [`Error::Usage`] for a file that is not read, and when `to` is there; [`Error::Device`] for a damaged file system;
 /// those of the drive and of the files.
-pub fn copy(volume: &Volume, inode: &Inode, from: &str, to: &Path) -> Result<Copied> {
+pub fn copy(volume: &Ext4Volume, inode: &FileInode, from: &str, to: &Path) -> Result<CopiedCounts> {
     if fs::symlink_metadata(to).is_ok() {
         let cause = format!("{} is there already", to.display());
         return Err(Error::usage(cause, "remove it, or name another folder"));
     }
-    let plan = Plan::of(volume, inode, from)?;
+    let plan = CopyPlan::of(volume, inode, from)?;
     for (path, kind) in &plan.copied.left_out {
         say::warn(|| visible::line(&format!("warning: {path} is left out: it is a {kind}")));
     }
-    let made = Made::new(inode, to)?;
+    let made = TemporaryFolder::new(inode, to)?;
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let root = rustix::fs::open(&made.0, flags, Mode::empty()).map_err(std::io::Error::from);
     let root = root.map_err(Error::file("open", to))?;
-    let writer = Writer {
+    let writer = TreeWriter {
         volume,
         from,
         to,
@@ -79,14 +79,14 @@ pub fn copy(volume: &Volume, inode: &Inode, from: &str, to: &Path) -> Result<Cop
     Ok(plan.copied)
 }
 
-impl Plan {
-    fn of(volume: &Volume, inode: &Inode, from: &str) -> Result<Self> {
+impl CopyPlan {
+    fn of(volume: &Ext4Volume, inode: &FileInode, from: &str) -> Result<Self> {
         let mut plan = Self {
             items: Vec::new(),
-            copied: Copied::default(),
+            copied: CopiedCounts::default(),
         };
         let mut seen = HashSet::new();
-        let mut left = vec![Item {
+        let mut left = vec![TreeItem {
             depth: 0,
             path: PathBuf::new(),
             inode: inode.clone(),
@@ -95,7 +95,7 @@ impl Plan {
             check_stop()?;
             let shown = shown(from, &item.path);
             match item.inode.kind {
-                Kind::Directory => {
+                FileKind::Directory => {
                     if !seen.insert(item.inode.number) {
                         let cause = format!("{shown} is a directory that is elsewhere, too");
                         return Err(Error::device(cause, DAMAGED));
@@ -103,14 +103,17 @@ impl Plan {
                     plan.copied.directories += 1;
                     below(volume, &item, &shown, &mut left)?;
                 }
-                Kind::File => {
+                FileKind::File => {
                     // Files that cannot be read are reported before anything is copied.
                     let file = volume.file_of(&item.inode, &shown)?;
                     plan.copied.files += 1;
                     plan.copied.bytes = plan.copied.bytes.saturating_add(file.len());
                 }
-                Kind::Symlink => plan.copied.links += 1,
-                Kind::Fifo | Kind::CharDevice | Kind::BlockDevice | Kind::Socket => {
+                FileKind::Symlink => plan.copied.links += 1,
+                FileKind::Fifo
+                | FileKind::CharDevice
+                | FileKind::BlockDevice
+                | FileKind::Socket => {
                     plan.copied.left_out.push((shown, item.inode.kind.name()));
                     continue;
                 }
@@ -124,7 +127,12 @@ impl Plan {
 }
 
 /// Pushes the entries of a directory, so that the first name is visited next.
-fn below(volume: &Volume, item: &Item, shown: &str, left: &mut Vec<Item>) -> Result<()> {
+fn below(
+    volume: &Ext4Volume,
+    item: &TreeItem,
+    shown: &str,
+    left: &mut Vec<TreeItem>,
+) -> Result<()> {
     let entries = volume.list_of(&item.inode, shown)?;
     if let Some(pair) = entries
         .windows(2)
@@ -140,7 +148,7 @@ fn below(volume: &Volume, item: &Item, shown: &str, left: &mut Vec<Item>) -> Res
             "copy the folders further down one by one",
         ));
     }
-    left.extend(entries.into_iter().rev().map(|(entry, inode)| Item {
+    left.extend(entries.into_iter().rev().map(|(entry, inode)| TreeItem {
         depth: item.depth + 1,
         path: item.path.join(OsStr::from_bytes(&entry.name)),
         inode,
@@ -158,10 +166,10 @@ fn shown(from: &str, below: &Path) -> String {
 
 /// A temporary folder beside the target, which it is renamed to. If that does not happen, it is removed with
 /// its content.
-struct Made(PathBuf);
+struct TemporaryFolder(PathBuf);
 
-impl Made {
-    fn new(inode: &Inode, to: &Path) -> Result<Self> {
+impl TemporaryFolder {
+    fn new(inode: &FileInode, to: &Path) -> Result<Self> {
         let name = to.file_name().unwrap_or_default().to_string_lossy();
         let path = to.with_file_name(format!(".{name}.{}.part", std::process::id()));
         let mode = folder_mode(inode);
@@ -171,7 +179,7 @@ impl Made {
     }
 }
 
-impl Drop for Made {
+impl Drop for TemporaryFolder {
     fn drop(&mut self) {
         // After the rename it is gone already.
         let _ = fs::remove_dir_all(&self.0);
@@ -179,23 +187,23 @@ impl Drop for Made {
 }
 
 /// Returns the permissions of a folder, in which its owner can write; the process's umask takes some away.
-fn folder_mode(inode: &Inode) -> Mode {
+fn folder_mode(inode: &FileInode) -> Mode {
     file_mode(inode) | Mode::RWXU
 }
 
-fn file_mode(inode: &Inode) -> Mode {
+fn file_mode(inode: &FileInode) -> Mode {
     Mode::from_raw_mode((u32::from(inode.permissions) & 0o777) as _)
 }
 
-struct Writer<'a> {
-    volume: &'a Volume,
+struct TreeWriter<'a> {
+    volume: &'a Ext4Volume,
     from: &'a str,
     to: &'a Path,
     bar: ProgressBar,
 }
 
-impl Writer<'_> {
-    fn all(&self, items: &[Item], root: OwnedFd) -> Result<()> {
+impl TreeWriter<'_> {
+    fn all(&self, items: &[TreeItem], root: OwnedFd) -> Result<()> {
         let mut folders = vec![root];
         let mut piece = vec![0; PIECE as usize];
         for item in items {
@@ -207,14 +215,14 @@ impl Writer<'_> {
             let to = self.to.join(&item.path);
             let failed = |error: rustix::io::Errno| Error::file("create", &to)(error.into());
             match item.inode.kind {
-                Kind::Directory => {
+                FileKind::Directory => {
                     mkdirat(folder, name, folder_mode(&item.inode)).map_err(failed)?;
                     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW;
                     let flags = flags | OFlags::CLOEXEC;
                     let made = openat(folder, name, flags, Mode::empty());
                     folders.push(made.map_err(failed)?);
                 }
-                Kind::Symlink => {
+                FileKind::Symlink => {
                     let shown = shown(self.from, &item.path);
                     let target = self.volume.read_link_of(&item.inode, &shown)?;
                     symlinkat(OsStr::from_bytes(&target), folder, name).map_err(failed)?;
@@ -237,7 +245,7 @@ impl Writer<'_> {
     }
 
     /// Holes stay holes.
-    fn file(&self, item: &Item, out: File, piece: &mut [u8]) -> Result<()> {
+    fn file(&self, item: &TreeItem, out: File, piece: &mut [u8]) -> Result<()> {
         let file = self
             .volume
             .file_of(&item.inode, &shown(self.from, &item.path))?;

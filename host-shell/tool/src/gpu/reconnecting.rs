@@ -3,9 +3,9 @@
 
 use crate::common::file::write_whole;
 use crate::common::{check_stop, stop_flag};
-use nvme_host::cuda::{GpuSession, LaunchResult, Setup, Work};
-use nvme_host::outage::{self, Outages};
-use nvme_host::{Config, Device, Error, Result};
+use nvme_host::cuda::{GpuSession, LaunchResult, LaunchWork, SessionSetup};
+use nvme_host::outage::{self, OutageCounts};
+use nvme_host::{ControllerConfig, Device, Error, Result};
 use serde_json::Value;
 use std::path::Path;
 use std::sync::Arc;
@@ -14,12 +14,12 @@ use std::time::Duration;
 /// Limit of outages in a row, without progress between them, after which the run ends with an error.
 pub const MOST_FAILURES: u32 = 16;
 
-/// Parameters for opening a [`Reconnecting`] session.
-pub struct Source<'a> {
+/// Parameters for opening a [`ReconnectingSession`] session.
+pub struct SessionSource<'a> {
     /// As the command line names it.
     pub device: &'a str,
-    pub config: Config,
-    pub setup: Setup,
+    pub config: ControllerConfig,
+    pub setup: SessionSetup,
     /// File of the trace, if one is requested.
     pub trace: Option<&'a Path>,
     /// Time to wait for a device that left; without it, every outage is an error.
@@ -30,16 +30,16 @@ pub struct Source<'a> {
 }
 
 /// A session that opens its device again after it left, where the user wants that.
-pub struct Reconnecting<'a> {
-    source: Source<'a>,
+pub struct ReconnectingSession<'a> {
+    source: SessionSource<'a>,
     /// None while it is opened again.
     session: Option<GpuSession>,
-    pub outages: Outages,
+    pub outages: OutageCounts,
 }
 
-impl<'a> Reconnecting<'a> {
+impl<'a> ReconnectingSession<'a> {
     /// Hands queues of `opened`, which is the source's device, to the GPU.
-    pub fn open(source: Source<'a>, opened: Arc<dyn Device>) -> Result<Self> {
+    pub fn open(source: SessionSource<'a>, opened: Arc<dyn Device>) -> Result<Self> {
         if let Some(trace) = source.trace {
             crate::common::images::refuse_output(trace)?;
         }
@@ -47,7 +47,7 @@ impl<'a> Reconnecting<'a> {
         Ok(Self {
             source,
             session,
-            outages: Outages::default(),
+            outages: OutageCounts::default(),
         })
     }
 
@@ -60,7 +60,7 @@ impl<'a> Reconnecting<'a> {
     }
 
     /// Runs `work`; returns the counts, and true if all of it was done. Otherwise the work has to be repeated.
-    pub fn run(&mut self, what: &str, work: &Work) -> Result<(Option<LaunchResult>, bool)> {
+    pub fn run(&mut self, what: &str, work: &LaunchWork) -> Result<(Option<LaunchResult>, bool)> {
         let ended = self.session_mut()?.attempt(what, work);
         let ended = self.source.keep(self.session()?, ended);
         match ended {
@@ -83,7 +83,7 @@ impl<'a> Reconnecting<'a> {
     }
 
     /// Runs `work` until all of it was done in one launch.
-    pub fn run_whole(&mut self, what: &str, work: &Work) -> Result<LaunchResult> {
+    pub fn run_whole(&mut self, what: &str, work: &LaunchWork) -> Result<LaunchResult> {
         for _ in 0..MOST_FAILURES {
             check_stop()?;
             if let (Some(ran), true) = self.run(what, work)? {
@@ -138,7 +138,7 @@ impl<'a> Reconnecting<'a> {
     }
 }
 
-impl Source<'_> {
+impl SessionSource<'_> {
     fn open(&self, opened: Arc<dyn Device>) -> Result<GpuSession> {
         let (setup, config) = (self.setup, &self.config);
         let mut session = GpuSession::open(setup, opened, config, self.bytes, self.data_bytes)?;
@@ -177,7 +177,7 @@ pub struct SessionReport {
     /// Doorbells that the host passed on, in tier 0.
     pub relayed: Option<u64>,
     /// Outages, if the user asked to continue after them.
-    pub recovery: Option<Outages>,
+    pub recovery: Option<OutageCounts>,
 }
 
 impl SessionReport {

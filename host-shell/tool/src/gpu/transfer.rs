@@ -2,14 +2,14 @@
 
 use crate::common::file::write_whole;
 use crate::common::{NamespaceArgs, check_stop, duration, number, progress, some_bytes};
-use crate::gpu::reconnecting::{self, MOST_FAILURES, Reconnecting, Source};
+use crate::gpu::reconnecting::{self, MOST_FAILURES, ReconnectingSession, SessionSource};
 use clap::{Args, ValueEnum};
 use indicatif::ProgressBar;
 use nvme_host::bench::SplitMix;
 use nvme_host::core::spec::Nsid;
 use nvme_host::core::spec::nvm::opcode;
-use nvme_host::cuda::bench::Mode;
-use nvme_host::cuda::{GpuSession, LaunchResult, Setup, Tier, TierRequest, Work};
+use nvme_host::cuda::bench::SubmitMode;
+use nvme_host::cuda::{GpuSession, LaunchResult, LaunchWork, QueueTier, SessionSetup, TierRequest};
 use nvme_host::{Device, Error, Result};
 use serde_json::{Value, json};
 use std::path::PathBuf;
@@ -20,7 +20,7 @@ use std::time::Duration;
 pub const CHUNK: u64 = 256 << 20;
 
 /// One Flush.
-pub const FLUSH: Work = Work {
+pub const FLUSH: LaunchWork = LaunchWork {
     opcode: opcode::FLUSH,
     lba: 0,
     blocks: 0,
@@ -119,12 +119,12 @@ pub enum PatternArg {
 }
 
 impl ModeArg {
-    fn mode(self) -> Mode {
+    fn mode(self) -> SubmitMode {
         match self {
-            Self::Owner => Mode::Owner,
-            Self::Warp => Mode::Warp,
-            Self::Block => Mode::Block,
-            Self::Shared => Mode::Shared,
+            Self::Owner => SubmitMode::Owner,
+            Self::Warp => SubmitMode::Warp,
+            Self::Block => SubmitMode::Block,
+            Self::Shared => SubmitMode::Shared,
         }
     }
 }
@@ -136,12 +136,12 @@ impl TransferArgs {
         namespace: &'a NamespaceArgs,
         opened: Arc<dyn Device>,
         writes: bool,
-    ) -> Result<Transfer<'a>> {
+    ) -> Result<GpuTransfer<'a>> {
         let shape = &self.shape;
         let nsid = namespace.nsid();
         // Data in host memory, unless `--tier` says otherwise.
         let setup = self.gpu.setup(shape.queues, shape.depth, nsid, false);
-        let source = Source {
+        let source = SessionSource {
             device: &namespace.device.device,
             config: match writes {
                 true => namespace.config(),
@@ -155,9 +155,9 @@ impl TransferArgs {
         };
         let random = shape.pattern == PatternArg::Random;
         let wave = u64::from(shape.queues) * u64::from(shape.depth);
-        Ok(Transfer {
+        Ok(GpuTransfer {
             wave: random.then_some(wave),
-            ..Transfer::open(source, opened)?
+            ..GpuTransfer::open(source, opened)?
         })
     }
 }
@@ -182,16 +182,16 @@ impl GpuArgs {
     }
 
     /// Returns the setup for `queues` queues of `depth`; `gpu_memory` is where `--tier auto` wants the data.
-    pub fn setup(&self, queues: u32, depth: u32, nsid: Nsid, gpu_memory: bool) -> Setup {
-        Setup {
+    pub fn setup(&self, queues: u32, depth: u32, nsid: Nsid, gpu_memory: bool) -> SessionSetup {
+        SessionSetup {
             gpu: self.gpu.unwrap_or(0),
             mode: self.mode.mode(),
             tier: match self.tier {
                 TierArg::Auto => TierRequest::Auto { gpu_memory },
-                TierArg::Relayed => TierRequest::Exactly(Tier::Relayed),
-                TierArg::Direct => TierRequest::Exactly(Tier::Direct),
-                TierArg::GpuMemory => TierRequest::Exactly(Tier::GpuMemory),
-                TierArg::GpuRings => TierRequest::Exactly(Tier::GpuRings),
+                TierArg::Relayed => TierRequest::Exactly(QueueTier::Relayed),
+                TierArg::Direct => TierRequest::Exactly(QueueTier::Direct),
+                TierArg::GpuMemory => TierRequest::Exactly(QueueTier::GpuMemory),
+                TierArg::GpuRings => TierRequest::Exactly(QueueTier::GpuRings),
             },
             threads: self.threads,
             data_in_cmb: self.data_in_cmb,
@@ -203,8 +203,8 @@ impl GpuArgs {
 }
 
 /// A transfer of a range of blocks, some commands at a time.
-pub struct Transfer<'a> {
-    pub reconnecting: Reconnecting<'a>,
+pub struct GpuTransfer<'a> {
+    pub reconnecting: ReconnectingSession<'a>,
     /// Commands of one launch.
     commands: u64,
     /// Commands of a piece, when pieces come in random order.
@@ -223,10 +223,10 @@ fn shuffled(count: u64, wave: u64, seed: u64) -> Vec<(u64, u64)> {
     pieces
 }
 
-impl<'a> Transfer<'a> {
+impl<'a> GpuTransfer<'a> {
     /// Hands queues of `opened`, which is the source's device, to the GPU.
-    pub fn open(source: Source<'a>, opened: Arc<dyn Device>) -> Result<Self> {
-        let reconnecting = Reconnecting::open(source, opened)?;
+    pub fn open(source: SessionSource<'a>, opened: Arc<dyn Device>) -> Result<Self> {
+        let reconnecting = ReconnectingSession::open(source, opened)?;
         let session = reconnecting.session()?;
         let commands = session.data().len() as u64 / session.command_bytes();
         Ok(Self {
@@ -247,12 +247,12 @@ impl<'a> Transfer<'a> {
         bar: &ProgressBar,
         mut before: impl FnMut(&mut GpuSession, u64, u64) -> Result<()>,
         mut after: impl FnMut(&mut GpuSession, u64, u64) -> Result<()>,
-    ) -> Result<Totals> {
+    ) -> Result<TransferTotals> {
         self.check(lba, blocks)?;
         let session = self.reconnecting.session()?;
         let block = u64::from(session.info().block_bytes);
         let per_command = session.command_bytes() / block;
-        let mut totals = Totals::default();
+        let mut totals = TransferTotals::default();
         let (mut done, mut most, mut failures) = (0, self.commands, 0);
         while done < blocks {
             check_stop()?;
@@ -288,10 +288,10 @@ impl<'a> Transfer<'a> {
         opcode: u8,
         start: u64,
         (count, each, block): (u64, u64, u64),
-        totals: &mut Totals,
+        totals: &mut TransferTotals,
     ) -> Result<bool> {
         for (first, commands) in self.pieces(count, start) {
-            let work = Work {
+            let work = LaunchWork {
                 opcode,
                 lba: start + first * each,
                 blocks: each as u32,
@@ -339,7 +339,7 @@ impl<'a> Transfer<'a> {
 
 /// Sums over the launches of a transfer.
 #[derive(Default)]
-pub struct Totals {
+pub struct TransferTotals {
     pub commands: u64,
     pub seconds: f64,
     sqes: u64,
@@ -348,7 +348,7 @@ pub struct Totals {
     cq_loads: u64,
 }
 
-impl Totals {
+impl TransferTotals {
     pub fn add(&mut self, ran: &LaunchResult, commands: u64) {
         let report = &ran.report;
         self.commands += commands;

@@ -1,6 +1,6 @@
 //! `compare`: blocks against a file, by the controller.
 
-use crate::common::input::{Input, Target};
+use crate::common::input::{InputFile, InputTarget};
 use crate::common::{NamespaceArgs, check_stop, number, output};
 use clap::Args;
 use nvme_host::Result;
@@ -12,7 +12,7 @@ const CHUNK: usize = 8 << 20;
 
 /// Compare blocks with a file; exit code 3 when they differ
 #[derive(Args)]
-pub struct Compare {
+pub struct CompareCommand {
     #[command(flatten)]
     namespace: NamespaceArgs,
     /// First block
@@ -26,13 +26,13 @@ pub struct Compare {
     blocks: Option<u64>,
 }
 
-impl Compare {
+impl CompareCommand {
     pub fn run(self) -> Result<()> {
-        let input = Input::open(&self.input)?;
+        let input = InputFile::open(&self.input)?;
         let controller = self.namespace.device.start_reading()?;
         let mut namespace = controller.namespace(self.namespace.nsid())?;
         let block = namespace.block_bytes();
-        let target = Target {
+        let target = InputTarget {
             block,
             lba: self.lba,
             size: namespace.blocks(),

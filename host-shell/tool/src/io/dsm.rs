@@ -8,7 +8,7 @@ use serde_json::json;
 
 /// Deallocate (trim) ranges of blocks
 #[derive(Args)]
-pub struct Dsm {
+pub struct DsmCommand {
     #[command(flatten)]
     namespace: NamespaceArgs,
     #[command(flatten)]
@@ -24,7 +24,7 @@ pub struct Dsm {
     deallocate: bool,
 }
 
-impl Dsm {
+impl DsmCommand {
     pub fn run(self) -> Result<()> {
         if !self.deallocate {
             return Err(Error::usage(

@@ -9,7 +9,7 @@ use serde_json::json;
 
 /// Commit everything that was written to a namespace
 #[derive(Args)]
-pub struct Flush {
+pub struct FlushCommand {
     #[command(flatten)]
     device: DeviceArgs,
     /// Namespace; 0xffffffff for all of them, where the controller takes that
@@ -17,7 +17,7 @@ pub struct Flush {
     namespace_id: u32,
 }
 
-impl Flush {
+impl FlushCommand {
     pub fn run(self) -> Result<()> {
         let controller = self.device.start()?;
         match Nsid(self.namespace_id) {

@@ -1,6 +1,6 @@
 //! `read`: blocks into a file.
 
-use crate::common::file::Output;
+use crate::common::file::OutputFile;
 use crate::common::{NamespaceArgs, check_stop, number, output, progress};
 use clap::Args;
 use nvme_host::Result;
@@ -13,7 +13,7 @@ const CHUNK: u64 = 8 << 20;
 
 /// Read blocks into a file or to standard output
 #[derive(Args)]
-pub struct Read {
+pub struct ReadCommand {
     #[command(flatten)]
     namespace: NamespaceArgs,
     /// First block
@@ -30,7 +30,7 @@ pub struct Read {
     by_gpu: crate::gpu::transfer::TransferArgs,
 }
 
-impl Read {
+impl ReadCommand {
     /// True if standard output is free for messages, because the data goes into a file.
     fn is_into_file(&self) -> bool {
         self.out.as_deref().is_some_and(|out| out != Path::new("-"))
@@ -47,7 +47,7 @@ impl Read {
             .blocks
             .unwrap_or_else(|| namespace.blocks().saturating_sub(self.lba).max(1));
         namespace.check(Lba(self.lba), blocks)?;
-        let mut out = Output::create(self.out.as_deref())?;
+        let mut out = OutputFile::create(self.out.as_deref())?;
         let block = u64::from(namespace.block_bytes());
         let bar = progress::bytes(blocks * block, "reading");
         let per_chunk = (CHUNK / block).min(blocks);
@@ -86,7 +86,7 @@ impl Read {
         let all = session.info().blocks.saturating_sub(self.lba);
         let blocks = self.blocks.unwrap_or(all.max(1));
         transfer.check(self.lba, blocks)?;
-        let mut out = Output::create(self.out.as_deref())?;
+        let mut out = OutputFile::create(self.out.as_deref())?;
         let bar = gpu::bar(transfer.reconnecting.session()?, blocks, "reading");
         let mut bytes = Vec::new();
         let totals = transfer.run(

@@ -2,20 +2,20 @@
 
 use crate::common::{NamespaceArgs, check_stop, number, output, progress, some_bytes};
 #[cfg(feature = "cuda")]
-use crate::gpu::transfer::{self, GpuArgs, PatternArg, Totals};
+use crate::gpu::transfer::{self, GpuArgs, PatternArg, TransferTotals};
 use clap::Args;
-use nvme_host::bench::{self, Job, Limit, Pattern};
+use nvme_host::bench::{self, AccessPattern, BenchJob, RunLimit};
 #[cfg(feature = "cuda")]
 use nvme_host::core::spec::nvm;
 #[cfg(feature = "cuda")]
-use nvme_host::cuda::Work;
+use nvme_host::cuda::LaunchWork;
 use nvme_host::units;
-use nvme_host::{Config, Error, Result};
+use nvme_host::{ControllerConfig, Error, Result};
 use serde_json::{Value, json};
 
 /// Read a range as fast as it comes, with long commands, into host or GPU memory
 #[derive(Args)]
-pub struct Stream {
+pub struct StreamCommand {
     #[command(flatten)]
     namespace: NamespaceArgs,
     /// First block
@@ -52,7 +52,7 @@ pub struct Stream {
     gpu: GpuArgs,
 }
 
-impl Stream {
+impl StreamCommand {
     pub fn run(self) -> Result<()> {
         #[cfg(feature = "cuda")]
         if self.gpu.gpu.is_some() {
@@ -64,7 +64,7 @@ impl Stream {
     /// Reads with a CPU thread for each queue, into host memory.
     fn run_on_cpu(self) -> Result<()> {
         let device = &self.namespace.device;
-        let config = Config {
+        let config = ControllerConfig {
             queue_pairs: self.queues,
             ..device.config()
         };
@@ -95,14 +95,14 @@ impl Stream {
             / block
             * block;
         let size = self.size.unwrap_or(blocks * block);
-        let job = Job {
+        let job = BenchJob {
             nsid,
-            pattern: Pattern::Sequential,
+            pattern: AccessPattern::Sequential,
             read_percent: 100,
             bytes: u32::try_from(bytes).unwrap_or(u32::MAX),
             queues: self.queues,
             depth: self.depth,
-            limit: Limit::Bytes(size),
+            limit: RunLimit::Bytes(size),
             ramp: None,
             span_blocks: 0,
             seed: 1,
@@ -117,7 +117,7 @@ impl Stream {
         bar.finish_and_clear();
         controller.shut_down()?;
         let (read, _) = report.total();
-        self.report(&Outcome {
+        self.report(&StreamOutcome {
             bytes: read.bytes,
             seconds: read.seconds,
             commands: read.commands,
@@ -151,8 +151,8 @@ impl Stream {
     /// Returns the launch of `commands` reads of `blocks` blocks among `units` places, the first of
     /// them place `first`.
     #[cfg(feature = "cuda")]
-    fn launch(&self, first: u64, blocks: u32, commands: u64, units: u64, seed: u64) -> Work {
-        Work {
+    fn launch(&self, first: u64, blocks: u32, commands: u64, units: u64, seed: u64) -> LaunchWork {
+        LaunchWork {
             opcode: nvm::opcode::READ,
             lba: self.lba + first * u64::from(blocks),
             blocks,
@@ -195,7 +195,7 @@ impl Stream {
             .then(|| session.controller().namespace(nsid))
             .transpose()?;
         self.gpu.record(&mut session)?;
-        let mut totals = Totals::default();
+        let mut totals = TransferTotals::default();
         let (mut done, mut unit) = (0, 0);
         while done < commands {
             check_stop()?;
@@ -220,7 +220,7 @@ impl Stream {
         }
         bar.finish_and_clear();
         drop(compare);
-        let outcome = Outcome {
+        let outcome = StreamOutcome {
             bytes: commands * command,
             seconds: totals.seconds,
             commands,
@@ -233,8 +233,8 @@ impl Stream {
         self.report(&outcome)
     }
 
-    fn report(&self, outcome: &Outcome) -> Result<()> {
-        let Outcome {
+    fn report(&self, outcome: &StreamOutcome) -> Result<()> {
+        let StreamOutcome {
             bytes,
             seconds,
             commands,
@@ -266,7 +266,7 @@ impl Stream {
 }
 
 /// Results of a stream.
-struct Outcome {
+struct StreamOutcome {
     bytes: u64,
     seconds: f64,
     commands: u64,

@@ -1,6 +1,6 @@
 //! `write`: a file onto blocks, durable at exit.
 
-use crate::common::input::{Input, Target};
+use crate::common::input::{InputFile, InputTarget};
 use crate::common::{NamespaceArgs, WriteArgs, check_stop, number, output, progress};
 use clap::Args;
 use nvme_host::Result;
@@ -13,7 +13,7 @@ const CHUNK: usize = 8 << 20;
 
 /// Write a file to blocks; the data is durable when the command ends
 #[derive(Args)]
-pub struct Write {
+pub struct WriteCommand {
     #[command(flatten)]
     namespace: NamespaceArgs,
     #[command(flatten)]
@@ -35,14 +35,14 @@ pub struct Write {
     by_gpu: crate::gpu::transfer::TransferArgs,
 }
 
-impl Write {
+impl WriteCommand {
     pub fn run(self) -> Result<()> {
         #[cfg(feature = "cuda")]
         if self.by_gpu.gpu.gpu.is_some() {
             return self.run_on_gpu();
         }
         // All checks that need no data are made before the first block changes.
-        let input = Input::open(&self.input)?;
+        let input = InputFile::open(&self.input)?;
         let device = &self.namespace.device;
         let controller = device.start_writing(&self.write, "write", &self.namespace.config())?;
         let mut namespace = controller.namespace(self.namespace.nsid())?;
@@ -75,8 +75,8 @@ impl Write {
         Ok(())
     }
 
-    fn target(&self, block: u32, size: u64) -> Target {
-        Target {
+    fn target(&self, block: u32, size: u64) -> InputTarget {
+        InputTarget {
             block,
             lba: self.lba,
             size,
@@ -95,7 +95,7 @@ impl Write {
                 "leave out --fua; a flush at the end makes the data durable",
             ));
         }
-        let input = Input::open(&self.input)?;
+        let input = InputFile::open(&self.input)?;
         let device = &self.namespace.device;
         let opened = device.open_to_write(&self.write, "write")?;
         let mut transfer = self.by_gpu.open(&self.namespace, opened, true)?;
@@ -110,7 +110,7 @@ impl Write {
             "writing",
         );
         let (first, mut lba, mut piece) = (self.lba, self.lba, Vec::new());
-        let mut totals = gpu::Totals::default();
+        let mut totals = gpu::TransferTotals::default();
         while pieces.next(&mut piece, most)? {
             let (begin, blocks) = (lba, piece.len() as u64 / u64::from(block));
             let moved = transfer.run(

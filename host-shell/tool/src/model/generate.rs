@@ -4,11 +4,11 @@ use crate::common::{check_stop, images, npy, number, output, say, visible};
 use crate::files::volume;
 use clap::Args;
 use nvme_host::catalog;
-use nvme_host::files::Location;
+use nvme_host::files::FileLocation;
 use nvme_host::units::{self, parse_bytes};
 use nvme_host::{Catalog, Error, Manifest, Result, Store, StoreOptions};
 use nvme_models::Tokenizer;
-use nvme_models::llama::{Llama, Options};
+use nvme_models::llama::{Llama, ModelOptions};
 use serde_json::json;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 
 /// Generate text with a GGUF model of the architecture llama, whose weights stream from a drive
 #[derive(Args)]
-pub struct Generate {
+pub struct GenerateCommand {
     /// A file of this machine, DEVICE:/path for one on a drive (a partition is part=N), or with --offset a device
     #[arg(value_name = "MODEL")]
     model: String,
@@ -66,13 +66,13 @@ pub struct Generate {
 }
 
 /// Durations of the parts.
-struct Times {
+struct GenerateTimes {
     open: Duration,
     prompt: Duration,
     tokens: Duration,
 }
 
-impl Generate {
+impl GenerateCommand {
     pub fn run(self) -> Result<()> {
         let begin = Instant::now();
         let (tokenizer, mut model, prompt) = self.open()?;
@@ -80,7 +80,7 @@ impl Generate {
         say::step(|| format!("{} computes; {}", model.machine(), model.path().mover));
         let mut next = model.feed(&prompt)?;
         let answered = Instant::now();
-        let (mut made, mut text) = (Vec::new(), Text::default());
+        let (mut made, mut text) = (Vec::new(), DecodedText::default());
         let mut logits = Vec::new();
         loop {
             made.push(next);
@@ -97,7 +97,7 @@ impl Generate {
             check_stop()?;
             next = model.feed(&[next])?;
         }
-        let times = Times {
+        let times = GenerateTimes {
             open: opened - begin,
             prompt: answered - opened,
             tokens: answered.elapsed(),
@@ -125,8 +125,8 @@ impl Generate {
             };
             return self.load(&store, (&catalog, manifest.as_ref()), &at_once);
         }
-        if Location::is_one(&self.model) {
-            let location = Location::parse(&self.model)?;
+        if FileLocation::is_one(&self.model) {
+            let location = FileLocation::parse(&self.model)?;
             let store = self.store(&location.device)?;
             let volume = volume(&store, &location)?;
             let file = volume.file(&location.path)?;
@@ -183,7 +183,7 @@ impl Generate {
             return Err(Error::usage("an empty prompt", "write some text"));
         }
         let positions = (prompt.len() as u64 + u64::from(self.tokens)).min(u32::MAX.into());
-        let options = Options {
+        let options = ModelOptions {
             budget: self.budget,
             positions: positions as u32,
             manifest,
@@ -221,8 +221,8 @@ impl Generate {
         model: &Llama,
         prompt: &[u32],
         made: &[u32],
-        text: &Text,
-        times: &Times,
+        text: &DecodedText,
+        times: &GenerateTimes,
     ) -> Result<()> {
         let (path, stats) = (model.path(), model.stats());
         // The first token comes with the prompt.
@@ -283,12 +283,12 @@ fn chat(tokenizer: &Tokenizer, question: &str) -> Result<String> {
 
 /// Text that comes in pieces, which may end inside a character.
 #[derive(Default)]
-struct Text {
+struct DecodedText {
     whole: String,
     rest: Vec<u8>,
 }
 
-impl Text {
+impl DecodedText {
     fn add(&mut self, bytes: &[u8], is_silent: bool) -> Result<()> {
         self.rest.extend(bytes);
         let end = match std::str::from_utf8(&self.rest) {

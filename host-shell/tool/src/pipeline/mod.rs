@@ -6,9 +6,9 @@ use crate::bench::plot;
 use crate::common::{WriteArgs, duration, images, number, output, progress, some_bytes, stop_flag};
 use clap::{Args, ValueEnum};
 use nvme_compute::random_weights::Stored;
-use nvme_course::pipeline::{Job, Name, Report, Shape, run};
+use nvme_course::pipeline::{PipelineJob, PipelineName, PipelineReport, PipelineShape, run};
 use nvme_host::{Error, Result, Store, StoreOptions};
-use report::{Interval, Machine};
+use report::{ProgressInterval, ReportMachine};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -17,7 +17,7 @@ use std::time::Duration;
 /// Read matrices from a drive and multiply them, batch after batch, by a GPU or by the CPU; every product is compared
 /// with one of the CPU in double precision
 #[derive(Args)]
-pub struct Pipeline {
+pub struct PipelineCommand {
     /// Which one
     #[arg(value_enum)]
     name: NameArg,
@@ -123,7 +123,7 @@ enum NameArg {
     Continuous,
 }
 
-impl From<NameArg> for Name {
+impl From<NameArg> for PipelineName {
     fn from(name: NameArg) -> Self {
         match name {
             NameArg::Direct => Self::DirectNvmeToMatMul,
@@ -135,7 +135,7 @@ impl From<NameArg> for Name {
     }
 }
 
-impl Pipeline {
+impl PipelineCommand {
     pub fn run(self) -> Result<()> {
         for path in [&self.plot, &self.trace].into_iter().flatten() {
             images::refuse_output(path)?;
@@ -145,7 +145,7 @@ impl Pipeline {
         }
         let job = self.job();
         let store = Arc::new(self.store(&job.shape)?);
-        let machine = Machine::of(&store);
+        let machine = ReportMachine::of(&store);
         let report = self.measure(&store, &job)?;
         let mut trace = report.trace.clone();
         trace.keep_last(self.window.as_secs_f64() * 1e6);
@@ -168,16 +168,16 @@ impl Pipeline {
         }
     }
 
-    fn job(&self) -> Job {
-        let name = Name::from(self.name);
-        let joined = name == Name::IterativeComputation;
+    fn job(&self) -> PipelineJob {
+        let name = PipelineName::from(self.name);
+        let joined = name == PipelineName::IterativeComputation;
         let rows = match joined {
             true => self.columns / self.parts,
             false => 1024,
         };
-        Job {
+        PipelineJob {
             name,
-            shape: Shape {
+            shape: PipelineShape {
                 stored: self.stored,
                 rows: self.rows.unwrap_or(rows),
                 columns: self.columns,
@@ -195,13 +195,13 @@ impl Pipeline {
             seed: self.seed,
             keep: self.keep_data,
             file: match name {
-                Name::DataSourceComparison => self.file.clone(),
+                PipelineName::DataSourceComparison => self.file.clone(),
                 _ => None,
             },
         }
     }
 
-    fn store(&self, shape: &Shape) -> Result<Store> {
+    fn store(&self, shape: &PipelineShape) -> Result<Store> {
         let options = StoreOptions {
             allow_write: self.write.allow_write,
             read_only: self.keep_data,
@@ -226,21 +226,23 @@ impl Pipeline {
     }
 
     /// Returns a simulated device that holds the data.
-    fn simulated(&self, shape: &Shape) -> String {
+    fn simulated(&self, shape: &PipelineShape) -> String {
         let bytes = self.size.unwrap_or(shape.bytes()).next_multiple_of(1 << 20);
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
         let threads = cores.saturating_sub(2).clamp(1, 12);
         format!("sim:mem?size={bytes}&queues=64&threads={threads}")
     }
 
-    fn measure(&self, store: &Arc<Store>, job: &Job) -> Result<Report> {
-        let is_continuous = job.name == Name::ContinuousProcessing;
+    fn measure(&self, store: &Arc<Store>, job: &PipelineJob) -> Result<PipelineReport> {
+        let is_continuous = job.name == PipelineName::ContinuousProcessing;
         let bar = match is_continuous {
             true => progress::time(job.runtime.as_millis() as u64, "pipeline"),
             false => progress::items(0, "pipeline"),
         };
         let stop = stop_flag();
-        let mut interval = self.interval.map(|every| Interval::new(every, self.json));
+        let mut interval = self
+            .interval
+            .map(|every| ProgressInterval::new(every, self.json));
         let report = run(store, job, &mut |done, total, seconds| {
             if stop.load(Ordering::Relaxed) {
                 return Err(Error::Interrupted);

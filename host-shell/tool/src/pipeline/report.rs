@@ -1,20 +1,20 @@
 //! Output of `pipeline`.
 
 use crate::common::{output, say, visible};
-use nvme_course::pipeline::{Continuous, Job, Report, Way};
+use nvme_course::pipeline::{ContinuousRun, PipelineJob, PipelineReport, SourceRuns};
 use nvme_host::bench::median;
 use nvme_host::{Result, Store, units};
 use serde_json::{Value, json};
 use std::time::Duration;
 
 /// Machine that it ran on.
-pub struct Machine {
+pub struct ReportMachine {
     device: Option<String>,
     path: Value,
     gpu: Option<String>,
 }
 
-impl Machine {
+impl ReportMachine {
     pub fn of(store: &Store) -> Self {
         let path = store.path();
         #[cfg(feature = "cuda")]
@@ -30,13 +30,13 @@ impl Machine {
 }
 
 /// Printer of the progress lines of a continuous pipeline.
-pub struct Interval {
+pub struct ProgressInterval {
     every: f64,
     json: bool,
     last: (u64, f64),
 }
 
-impl Interval {
+impl ProgressInterval {
     pub fn new(every: Duration, json: bool) -> Self {
         Self {
             every: every.as_secs_f64(),
@@ -64,7 +64,7 @@ impl Interval {
     }
 }
 
-fn way(way: &Way) -> Value {
+fn way(way: &SourceRuns) -> Value {
     let took = median(&way.seconds);
     let rate = |amount: f64| amount / took;
     json!({
@@ -78,7 +78,7 @@ fn way(way: &Way) -> Value {
     })
 }
 
-fn continuous(met: &Continuous) -> Value {
+fn continuous(met: &ContinuousRun) -> Value {
     let us = |percent: f64| met.latencies_ns.value_at_percentile(percent) as f64 / 1e3;
     json!({
         "latency_us": {
@@ -90,7 +90,7 @@ fn continuous(met: &Continuous) -> Value {
     })
 }
 
-pub fn to_json(machine: &Machine, job: &Job, report: &Report) -> Value {
+pub fn to_json(machine: &ReportMachine, job: &PipelineJob, report: &PipelineReport) -> Value {
     let shape = &job.shape;
     json!({
         "pipeline": job.name.name(), "name": job.name.in_one_word(),

@@ -1,13 +1,13 @@
 //! `search build`: an index of vectors of a file, or of generated ones.
 
 use super::input::InputArgs;
-use super::place::Place;
+use super::place::IndexPlace;
 use crate::common::{WriteArgs, check_stop, images, number, output, progress, say};
 use clap::Args;
 use nvme_host::{Error, Result, Store, units};
 use nvme_search::{
-    BuildOptions, HEADER_BYTES, Header, Kind, MOST_DEGREE, MOST_ELEMENTS, Metric, Source, Step,
-    Vectors, build,
+    BuildOptions, BuildPhase, HEADER_BYTES, IndexHeader, MOST_DEGREE, MOST_ELEMENTS,
+    VectorDistribution, VectorMetric, VectorSet, VectorSource, build,
 };
 use serde_json::json;
 use std::path::{Path, PathBuf};
@@ -18,19 +18,19 @@ const QUEUES: u32 = 8;
 
 /// Take vectors of a file, or make some, make their graph and its index, and write it; all threads of the CPU do it
 #[derive(Args)]
-pub struct Build {
+pub struct BuildCommand {
     /// Where to: a device, or a file (file:PATH, or a path that begins with / or ./), which is made if it is missing
     #[arg(long = "out", short = 'o', value_name = "DEVICE")]
     device: String,
     #[command(flatten)]
-    place: Place,
+    place: IndexPlace,
     #[command(flatten)]
     write: WriteArgs,
     #[command(flatten)]
     input: InputArgs,
     /// What the vectors are like: around 256 centres, or evenly spread, the hard case
     #[arg(long, value_name = "KIND", default_value = "clustered", value_parser = kind, conflicts_with = "input")]
-    vectors: Kind,
+    vectors: VectorDistribution,
     /// Vectors
     #[arg(long, value_name = "N", default_value_t = 1_000_000, value_parser = number::<u32>(1..=0x7FFF_FFFF), conflicts_with = "input")]
     count: u32,
@@ -40,7 +40,7 @@ pub struct Build {
     /// By what vectors are compared: euclidean; cosine, for which vectors and queries are divided by their lengths; or
     /// inner_product, of which the greatest is the nearest
     #[arg(long, value_name = "METRIC", default_value = "euclidean", value_parser = metric)]
-    metric: Metric,
+    metric: VectorMetric,
     /// Other vectors for another number
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = number::<u64>(0..=u64::MAX), conflicts_with = "input")]
     seed: u64,
@@ -55,7 +55,7 @@ pub struct Build {
     sub_dim: Option<u32>,
 }
 
-impl Build {
+impl BuildCommand {
     pub fn run(self) -> Result<()> {
         let file = self.input.open(self.dim)?;
         let begin = Instant::now();
@@ -63,11 +63,11 @@ impl Build {
             // Known before a file is made for the index.
             Some(file) => {
                 let vectors = file.vectors()?;
-                (Source::given(&vectors), Some(vectors))
+                (VectorSource::given(&vectors), Some(vectors))
             }
             None => {
                 let elements = self.dim.unwrap_or(128);
-                let source = Source {
+                let source = VectorSource {
                     kind: self.vectors,
                     seed: self.seed,
                     count: self.count,
@@ -93,7 +93,7 @@ impl Build {
 
     fn build(
         &self,
-        (source, vectors): (Source, Option<Vectors>),
+        (source, vectors): (VectorSource, Option<VectorSet>),
         options: BuildOptions,
         begin: Instant,
     ) -> Result<()> {
@@ -105,11 +105,11 @@ impl Build {
         let mut hear = |step| {
             check_stop()?;
             match step {
-                Step::Graph(done) => {
+                BuildPhase::Graph(done) => {
                     in_graph = begin.elapsed();
                     bar.set_position(done);
                 }
-                Step::Write(done) => bar.set_position(count + done),
+                BuildPhase::Write(done) => bar.set_position(count + done),
             }
             Ok(())
         };
@@ -131,7 +131,7 @@ impl Build {
     }
 
     /// Makes the file that the index goes to, if it is missing.
-    fn create(&self, source: &Source, options: BuildOptions) -> Result<Option<PathBuf>> {
+    fn create(&self, source: &VectorSource, options: BuildOptions) -> Result<Option<PathBuf>> {
         let path = match self.device.strip_prefix("file:") {
             Some(path) => Path::new(path),
             None if self.device.starts_with(['/', '.']) => Path::new(&self.device),
@@ -140,7 +140,7 @@ impl Build {
         if path.exists() {
             return Ok(None);
         }
-        let header = Header {
+        let header = IndexHeader {
             source: *source,
             sub_elements: options.sub_elements,
             degree: options.degree,
@@ -171,7 +171,7 @@ impl Build {
         Store::over(device, &options)
     }
 
-    fn report(&self, header: &Header, store: &Store, times: [Duration; 3]) -> Result<()> {
+    fn report(&self, header: &IndexHeader, store: &Store, times: [Duration; 3]) -> Result<()> {
         let seconds = times.map(|time| time.as_secs_f64());
         let memory = header.centroids_bytes() + header.codes_bytes();
         let source = header.source;
@@ -201,15 +201,17 @@ impl Build {
     }
 }
 
-fn metric(text: &str) -> std::result::Result<Metric, String> {
-    let found = Metric::of_name(text);
+fn metric(text: &str) -> std::result::Result<VectorMetric, String> {
+    let found = VectorMetric::of_name(text);
     found.ok_or_else(|| {
         format!("no metric is called '{text}'; there are euclidean, cosine, inner_product")
     })
 }
 
-fn kind(text: &str) -> std::result::Result<Kind, String> {
-    let mut generated = Kind::ALL.into_iter().filter(|kind| *kind != Kind::Given);
+fn kind(text: &str) -> std::result::Result<VectorDistribution, String> {
+    let mut generated = VectorDistribution::ALL
+        .into_iter()
+        .filter(|kind| *kind != VectorDistribution::Given);
     let found = generated.find(|kind| kind.name() == text);
     found.ok_or_else(|| format!("no vectors are called '{text}'; there are clustered, uniform"))
 }

@@ -10,22 +10,22 @@ use nvme_host::Result;
 
 /// Find nearest vectors in a graph whose nodes lie on a drive
 #[derive(Args)]
-pub struct Search {
+pub struct SearchCommand {
     #[command(subcommand)]
-    command: Command,
+    command: SearchVerb,
 }
 
 #[derive(Subcommand)]
-enum Command {
-    Build(build::Build),
-    Query(Box<query::Query>),
+enum SearchVerb {
+    Build(build::BuildCommand),
+    Query(Box<query::QueryCommand>),
 }
 
-impl Search {
+impl SearchCommand {
     pub fn run(self) -> Result<()> {
         match self.command {
-            Command::Build(command) => command.run(),
-            Command::Query(command) => command.run(),
+            SearchVerb::Build(command) => command.run(),
+            SearchVerb::Query(command) => command.run(),
         }
     }
 }

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 /// Where on the device, and how it is reached.
 #[derive(Args)]
-pub struct Place {
+pub struct IndexPlace {
     /// First byte of the index on the device, a multiple of 4096
     #[arg(long, value_name = "BYTES", default_value = "0", value_parser = parse_bytes)]
     pub offset: u64,
@@ -23,7 +23,7 @@ pub struct Place {
     pub json: bool,
 }
 
-impl Place {
+impl IndexPlace {
     /// Returns the options of a store with `queues` queues of the CPU.
     pub fn options(&self, queues: u32) -> StoreOptions {
         StoreOptions {

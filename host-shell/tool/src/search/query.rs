@@ -1,7 +1,7 @@
 //! `search query`: searches of an index, with reads by the CPU and by a GPU in turns, judged by comparing all vectors.
 
 use super::input::InputArgs;
-use super::place::Place;
+use super::place::IndexPlace;
 use crate::common::{WriteArgs, check_stop, images, npy, number, output, progress};
 use clap::Args;
 use nvme_host::bench::median;
@@ -9,7 +9,8 @@ use nvme_host::{Error, Result, Store, StoreOptions, units};
 #[cfg(feature = "cuda")]
 use nvme_search::GpuSearch;
 use nvme_search::{
-    Answers, CpuOptions, Index, Kind, MOST_BEAM, MOST_LIST, MOST_RESULTS, Parameters, exact,
+    CpuOptions, MOST_BEAM, MOST_LIST, MOST_RESULTS, SearchAnswers, SearchParameters,
+    VectorDistribution, VectorIndex, exact,
 };
 use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
@@ -26,12 +27,12 @@ const LIMIT: std::time::Duration = std::time::Duration::from_secs(300);
 
 /// Search an index for the nearest vectors of queries, of a file or made for it, and say how many of the nearest were found; with --gpu by a kernel that reads nodes by itself, and by threads of the CPU, in turns
 #[derive(Args)]
-pub struct Query {
+pub struct QueryCommand {
     /// Device with the index: sim:PATH[?options], vfio:BDF, kmod:BDF, vfio-user:SOCKET, file:PATH
     #[arg(long, short = 'd')]
     device: String,
     #[command(flatten)]
-    place: Place,
+    place: IndexPlace,
     /// Write the index in this file to the device first, at the offset
     #[arg(long, value_name = "FILE")]
     load: Option<PathBuf>,
@@ -85,15 +86,15 @@ pub struct Query {
 
 /// The runs of one way.
 #[derive(Default)]
-struct Way {
+struct QueryRuns {
     seconds: Vec<f64>,
-    answers: Answers,
+    answers: SearchAnswers,
 }
 
-impl Way {
+impl QueryRuns {
     /// Adds a run. All runs have the same answers, unless reads failed: those of the last run that
     /// failed are kept.
-    fn add(&mut self, answers: Answers, seconds: f64, counts: bool) {
+    fn add(&mut self, answers: SearchAnswers, seconds: f64, counts: bool) {
         if self.answers.failed().is_none() {
             self.answers = answers;
         }
@@ -103,10 +104,10 @@ impl Way {
     }
 }
 
-impl Query {
+impl QueryCommand {
     pub fn run(self) -> Result<()> {
         let store = Arc::new(self.store()?);
-        let index = Index::open(&store, self.place.offset)?;
+        let index = VectorIndex::open(&store, self.place.offset)?;
         let source = index.header().source;
         let queries = match self.input.open(Some(source.elements))? {
             Some(file) => file.numbers(self.queries.unwrap_or(u32::MAX))?,
@@ -116,7 +117,7 @@ impl Query {
         let checked = (self.checked as usize).min(count);
         let nearest = self.nearest(&index, &queries[..checked * source.elements as usize])?;
         let (by_cpu, by_gpu) = self.ways(&index, &queries)?;
-        let judged = |way: &Way| self.judged(way, count, &nearest);
+        let judged = |way: &QueryRuns| self.judged(way, count, &nearest);
         let header = index.header();
         let mut all = json!({
             "device": store.path().device,
@@ -145,7 +146,7 @@ impl Query {
     }
 
     /// Writes what was found, of queries that all have results.
-    fn write(&self, queries: usize, answers: &Answers) -> Result<()> {
+    fn write(&self, queries: usize, answers: &SearchAnswers) -> Result<()> {
         if let Some(path) = &self.out_ids {
             npy::write(path, ("<i8", queries), &answers.ids, i64::to_le_bytes)?;
         }
@@ -183,15 +184,15 @@ impl Query {
     }
 
     /// Finds the nearest vectors of `queries`, by comparing all.
-    fn nearest(&self, index: &Index, queries: &[f32]) -> Result<Vec<Vec<(u32, f32)>>> {
+    fn nearest(&self, index: &VectorIndex, queries: &[f32]) -> Result<Vec<Vec<(u32, f32)>>> {
         if queries.is_empty() {
             return Ok(Vec::new());
         }
         let bar = progress::spinner("comparing all vectors");
         let (source, metric) = (index.header().source, index.header().metric);
         let vectors = match source.kind {
-            Kind::Given => index.vectors()?,
-            Kind::Clustered | Kind::Uniform => {
+            VectorDistribution::Given => index.vectors()?,
+            VectorDistribution::Clustered | VectorDistribution::Uniform => {
                 let longest = index.header().longest;
                 metric.of_vectors(&source.vectors()?, longest)?.into_owned()
             }
@@ -203,8 +204,12 @@ impl Query {
     }
 
     /// Runs both ways in turns, and returns the report of the GPU.
-    fn ways(&self, index: &Index, queries: &[f32]) -> Result<(Way, Option<(Way, Value)>)> {
-        let parameters = Parameters {
+    fn ways(
+        &self,
+        index: &VectorIndex,
+        queries: &[f32],
+    ) -> Result<(QueryRuns, Option<(QueryRuns, Value)>)> {
+        let parameters = SearchParameters {
             list: self.list,
             beam: self.beam,
             results: self.k,
@@ -216,9 +221,9 @@ impl Query {
         #[cfg(feature = "cuda")]
         let mut by_gpu = match self.gpu {
             None => None,
-            Some(_) => Some((GpuSearch::new(index)?, Way::default())),
+            Some(_) => Some((GpuSearch::new(index)?, QueryRuns::default())),
         };
-        let mut by_cpu = Way::default();
+        let mut by_cpu = QueryRuns::default();
         for run in 0..=self.runs {
             check_stop()?;
             #[cfg(feature = "cuda")]
@@ -244,7 +249,7 @@ impl Query {
         Ok((by_cpu, None))
     }
 
-    fn judged(&self, way: &Way, queries: usize, nearest: &[Vec<(u32, f32)>]) -> Value {
+    fn judged(&self, way: &QueryRuns, queries: usize, nearest: &[Vec<(u32, f32)>]) -> Value {
         let (answers, k) = (&way.answers, self.k as usize);
         let rate = queries as f64 / median(&way.seconds);
         let reads = answers.reads_per_query();

@@ -1,15 +1,15 @@
 //! The rungs by CPU threads.
 
-use super::digest::{Digest, compared};
-use super::pass::Pass;
-use super::plan::{DEPTH, Plan, ROW_BYTES};
-use super::record::{Measured, Verified};
-use super::run::{Context, Done};
-use super::watch::Watch;
+use super::digest::{UnitDigest, compared};
+use super::pass::PassRange;
+use super::plan::{DEPTH, ROW_BYTES, WitnessPlan};
+use super::record::{TimedPass, VerifiedBytes};
+use super::run::{RunContext, StepResult};
+use super::watch::StepWatch;
 use nvme_host::bench::SplitMix;
-use nvme_host::catalog::Source;
-use nvme_host::loader::{LayerLoader, LayerMemory, Layers, LoaderOptions};
-use nvme_host::manifest::Chunk;
+use nvme_host::catalog::HeaderSource;
+use nvme_host::loader::{LayerLoader, LayerMemory, LoaderOptions, ModelLayers};
+use nvme_host::manifest::ManifestChunk;
 use nvme_host::{Controller, Error, Manifest, Result, Store};
 use std::ops::ControlFlow;
 use std::sync::Arc;
@@ -20,8 +20,8 @@ use xxhash_rust::xxh3::xxh3_64;
 const LAYER_LIMIT: Duration = Duration::from_secs(60);
 
 /// Returns a pass over `bytes` bytes of the plan's range.
-pub fn pass(plan: &Plan, bytes: u64, command: u64, depth: u32) -> Pass {
-    Pass {
+pub fn pass(plan: &WitnessPlan, bytes: u64, command: u64, depth: u32) -> PassRange {
+    PassRange {
         nsid: plan.nsid,
         lba: plan.lba,
         block: plan.block,
@@ -32,7 +32,7 @@ pub fn pass(plan: &Plan, bytes: u64, command: u64, depth: u32) -> Pass {
 }
 
 /// Returns the bytes of `pass`.
-pub fn bytes_of(pass: &Pass, controller: &Controller, watch: &Watch) -> Result<Vec<u8>> {
+pub fn bytes_of(pass: &PassRange, controller: &Controller, watch: &StepWatch) -> Result<Vec<u8>> {
     let mut data = vec![0; pass.bytes as usize];
     pass.read(controller, watch, |at, bytes| {
         data[at as usize..][..bytes.len()].copy_from_slice(bytes);
@@ -42,19 +42,19 @@ pub fn bytes_of(pass: &Pass, controller: &Controller, watch: &Watch) -> Result<V
 
 /// Returns the sum of `pass`.
 pub fn sum_of(
-    pass: &Pass,
-    context: &Context,
+    pass: &PassRange,
+    context: &RunContext,
     unit: u64,
     controller: &Controller,
-    watch: &Watch,
-) -> Result<Digest> {
-    let mut digest = Digest::new(context.salt, unit);
+    watch: &StepWatch,
+) -> Result<UnitDigest> {
+    let mut digest = UnitDigest::new(context.salt, unit);
     pass.read(controller, watch, |at, bytes| digest.take(at, bytes))?;
     Ok(digest)
 }
 
 /// Reads a block by a separate command, and as a part of a longer one, and compares both.
-pub fn one_block(context: &mut Context, watch: &Watch) -> Result<Done> {
+pub fn one_block(context: &mut RunContext, watch: &StepWatch) -> Result<StepResult> {
     let controller = context.start()?;
     let plan = context.plan;
     let one = pass(&plan, plan.block, plan.block, 1);
@@ -65,13 +65,13 @@ pub fn one_block(context: &mut Context, watch: &Watch) -> Result<Done> {
     let how = format!("a command of one block; a part of a command of {longer} bytes");
     let verified = compared(&alone, &within[..alone.len()], &how)?;
     controller.shut_down()?;
-    let measured = Measured::new(plan.block, plan.block, (1, 1), seconds);
-    Ok(Done::new(measured, verified))
+    let measured = TimedPass::new(plan.block, plan.block, (1, 1), seconds);
+    Ok(StepResult::new(measured, verified))
 }
 
 /// Reads single commands of every length, up to the longest transfer, and the same bytes by
 /// commands of a page.
-pub fn lists(context: &mut Context, watch: &Watch) -> Result<Done> {
+pub fn lists(context: &mut RunContext, watch: &StepWatch) -> Result<StepResult> {
     let controller = context.start()?;
     let plan = context.plan;
     let lengths = plan.lengths();
@@ -93,13 +93,13 @@ pub fn lists(context: &mut Context, watch: &Watch) -> Result<Done> {
     }
     controller.shut_down()?;
     let verified = verified.ok_or_else(|| Error::internal("no length fits"))?;
-    let mut measured = Measured::new(bytes, most, (1, 1), seconds);
+    let mut measured = TimedPass::new(bytes, most, (1, 1), seconds);
     measured.commands = lengths.len() as u64;
-    Ok(Done::new(measured, verified))
+    Ok(StepResult::new(measured, verified))
 }
 
 /// Performs a long read: a pass that is timed, and two whose sums are compared.
-pub fn sequential(context: &mut Context, watch: &Watch, bytes: u64) -> Result<Done> {
+pub fn sequential(context: &mut RunContext, watch: &StepWatch, bytes: u64) -> Result<StepResult> {
     let controller = context.start()?;
     let plan = context.plan;
     let (command, other) = (plan.command(), plan.other_command());
@@ -114,18 +114,18 @@ pub fn sequential(context: &mut Context, watch: &Watch, bytes: u64) -> Result<Do
     );
     let verified = one.same(&two, how)?;
     controller.shut_down()?;
-    let measured = Measured::new(bytes, command, (1, u64::from(DEPTH)), seconds);
-    Ok(Done::new(measured, verified))
+    let measured = TimedPass::new(bytes, command, (1, u64::from(DEPTH)), seconds);
+    Ok(StepResult::new(measured, verified))
 }
 
 /// A part of a store, whose manifest is made.
-pub struct Part<'a> {
+pub struct LayerRange<'a> {
     pub store: &'a Store,
     pub begin: u64,
     pub bytes: u64,
 }
 
-impl Source for Part<'_> {
+impl HeaderSource for LayerRange<'_> {
     fn len(&self) -> u64 {
         self.bytes
     }
@@ -140,17 +140,21 @@ impl Source for Part<'_> {
 }
 
 /// Bytes of each layer, and the share of chunks that are all zero.
-pub struct Shape {
+pub struct LayerShape {
     pub each: u64,
     pub zero_share: f64,
 }
 
 /// Returns layers of the plan's range that are compared with a manifest, which CPU threads made.
-pub fn layers(plan: &Plan, store: &Store, watch: &Watch) -> Result<(Layers, Shape)> {
+pub fn layers(
+    plan: &WitnessPlan,
+    store: &Store,
+    watch: &StepWatch,
+) -> Result<(ModelLayers, LayerShape)> {
     let unit = u64::from(nvme_host::manifest::CHUNK_BYTES);
     let (count, each) = plan.layers(unit);
     let begin = plan.lba * plan.block;
-    let part = Part {
+    let part = LayerRange {
         store,
         begin,
         bytes: count * each,
@@ -171,23 +175,23 @@ pub fn layers(plan: &Plan, store: &Store, watch: &Watch) -> Result<(Layers, Shap
         (format!("layer {layer}"), from..from + each)
     };
     let manifest = manifest?;
-    let layers = Layers::of_ranges((0..count).map(one))?.verified_by(&manifest, begin)?;
+    let layers = ModelLayers::of_ranges((0..count).map(one))?.verified_by(&manifest, begin)?;
     let zeroes = vec![0; unit as usize];
-    let is_zero = |chunk: &Chunk| chunk.xxh3 == xxh3_64(&zeroes[..chunk.bytes as usize]);
+    let is_zero = |chunk: &ManifestChunk| chunk.xxh3 == xxh3_64(&zeroes[..chunk.bytes as usize]);
     let (zero, all) = (
         manifest.chunks().filter(is_zero).count(),
         manifest.chunks().count(),
     );
     let zero_share = zero as f64 / all.max(1) as f64;
-    Ok((layers, Shape { each, zero_share }))
+    Ok((layers, LayerShape { each, zero_share }))
 }
 
 /// Loads every layer into `memory`, each compared with the manifest: seconds, and bytes.
 pub fn load(
     store: &Arc<Store>,
-    layers: Layers,
+    layers: ModelLayers,
     memory: LayerMemory,
-    watch: &Watch,
+    watch: &StepWatch,
 ) -> Result<(f64, u64)> {
     let count = layers.len();
     let options = LoaderOptions {
@@ -210,14 +214,14 @@ pub fn load(
     Ok((seconds, bytes))
 }
 
-pub fn layer_loader(context: &mut Context, watch: &Watch) -> Result<Done> {
+pub fn layer_loader(context: &mut RunContext, watch: &StepWatch) -> Result<StepResult> {
     let store = Arc::new(context.store(None)?);
     let (layers, shape) = layers(&context.plan, &store, watch)?;
     let (seconds, bytes) = load(&store, layers, LayerMemory::Host, watch)?;
     let how = "layers as they were loaded, hashed by the host; the same range read for a manifest";
-    Ok(Done::new(
+    Ok(StepResult::new(
         measured_in_store(&context.plan, &store, bytes, shape.each, seconds),
-        Verified {
+        VerifiedBytes {
             how: how.to_owned(),
             bytes,
             zero_share: shape.zero_share,
@@ -228,22 +232,22 @@ pub fn layer_loader(context: &mut Context, watch: &Watch) -> Result<Done> {
 
 /// Returns the figures of a step in which a store chose its commands: `each` is the length of one request.
 pub fn measured_in_store(
-    plan: &Plan,
+    plan: &WitnessPlan,
     store: &Store,
     bytes: u64,
     each: u64,
     seconds: f64,
-) -> Measured {
+) -> TimedPass {
     let pairs = store
         .controllers()
         .next()
         .map_or(1, |one| one.info().queue_pairs);
     let command = each.min(plan.most);
-    Measured::new(bytes, command, (u64::from(pairs), 64), seconds)
+    TimedPass::new(bytes, command, (u64::from(pairs), 64), seconds)
 }
 
 /// Returns the ids of rows, and the rows as one long read has them.
-pub fn rows(context: &Context, store: &Store, watch: &Watch) -> Result<(Vec<i64>, Vec<u8>)> {
+pub fn rows(context: &RunContext, store: &Store, watch: &StepWatch) -> Result<(Vec<i64>, Vec<u8>)> {
     let plan = context.plan;
     let rows = plan.table_rows();
     if rows == 0 {
@@ -274,7 +278,7 @@ pub fn rows(context: &Context, store: &Store, watch: &Watch) -> Result<(Vec<i64>
     Ok((ids, expected))
 }
 
-pub fn gather(context: &mut Context, watch: &Watch) -> Result<Done> {
+pub fn gather(context: &mut RunContext, watch: &StepWatch) -> Result<StepResult> {
     let store = context.store(None)?;
     let (ids, expected) = rows(context, &store, watch)?;
     let plan = context.plan;
@@ -288,19 +292,19 @@ pub fn gather(context: &mut Context, watch: &Watch) -> Result<Done> {
     let verified = compared(&out, &expected, how)?;
     let bytes = out.len() as u64;
     let measured = measured_in_store(&plan, &store, bytes, ROW_BYTES, seconds);
-    Ok(Done::new(measured, verified))
+    Ok(StepResult::new(measured, verified))
 }
 
 /// Writes a pattern over the range that the user named, reads it back and restores the old data.
-pub fn write(context: &mut Context, watch: &Watch) -> Result<Done> {
+pub fn write(context: &mut RunContext, watch: &StepWatch) -> Result<StepResult> {
     let range = context.writable()?;
     let controller = context.start()?;
     let plan = context.plan;
-    let whole = Pass {
+    let whole = PassRange {
         lba: range.lba,
         ..pass(&plan, range.blocks * plan.block, plan.command(), DEPTH)
     };
-    let other = Pass {
+    let other = PassRange {
         command: plan.other_command(),
         ..whole
     };
@@ -315,11 +319,11 @@ pub fn write(context: &mut Context, watch: &Watch) -> Result<Done> {
 }
 
 fn write_and_compare(
-    context: &Context,
+    context: &RunContext,
     controller: &Controller,
-    (whole, other): (&Pass, &Pass),
-    watch: &Watch,
-) -> Result<Done> {
+    (whole, other): (&PassRange, &PassRange),
+    watch: &StepWatch,
+) -> Result<StepResult> {
     let mut pattern = vec![0; whole.bytes as usize];
     SplitMix::new(context.salt).fill(&mut pattern);
     let seconds = whole.write(controller, watch, |at, room| {
@@ -330,19 +334,19 @@ fn write_and_compare(
     let back = bytes_of(other, controller, watch)?;
     let how = "a pattern that was written; what was read back";
     let verified = compared(&back, &pattern, how)?;
-    let measured = Measured::new(
+    let measured = TimedPass::new(
         whole.bytes,
         whole.command,
         (1, u64::from(whole.depth)),
         seconds,
     );
-    Ok(Done::new(measured, verified))
+    Ok(StepResult::new(measured, verified))
 }
 
 pub fn restore(
-    context: &Context,
+    context: &RunContext,
     controller: &Controller,
-    whole: &Pass,
+    whole: &PassRange,
     before: &[u8],
 ) -> Result<()> {
     use nvme_host::core::spec::Lba;

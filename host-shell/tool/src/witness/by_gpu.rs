@@ -1,16 +1,16 @@
 //! The rungs by a GPU, each beside a CPU's reads of the same bytes.
 
 use super::by_cpu;
-use super::digest::{Digest, compared};
-use super::pass::Pass;
-use super::plan::{DEPTH, Plan, ROW_BYTES};
-use super::record::{Measured, Tier, Verified};
-use super::run::{Context, Done};
-use super::watch::Watch;
+use super::digest::{UnitDigest, compared};
+use super::pass::PassRange;
+use super::plan::{DEPTH, ROW_BYTES, WitnessPlan};
+use super::record::{RecordTier, TimedPass, VerifiedBytes};
+use super::run::{RunContext, StepResult};
+use super::watch::StepWatch;
 use nvme_host::bench::{SplitMix, rows_on_gpu};
 use nvme_host::core::spec::nvm::opcode;
-use nvme_host::cuda::bench::Mode;
-use nvme_host::cuda::{GpuSession, Setup, TierRequest, Work};
+use nvme_host::cuda::bench::SubmitMode;
+use nvme_host::cuda::{GpuSession, LaunchWork, SessionSetup, TierRequest};
 use nvme_host::loader::LayerMemory;
 use nvme_host::{Result, Store};
 use std::sync::Arc;
@@ -22,14 +22,14 @@ const KEPT: u64 = 64 << 20;
 /// Opens a session with one queue of `depth` that GPU `gpu` drives, for commands of `command`
 /// bytes, and room for `kept` bytes.
 fn session(
-    context: &mut Context,
+    context: &mut RunContext,
     gpu: u32,
     (command, depth): (u64, u32),
     kept: u64,
 ) -> Result<GpuSession> {
-    let setup = Setup {
+    let setup = SessionSetup {
         gpu,
-        mode: Mode::Warp,
+        mode: SubmitMode::Warp,
         tier: TierRequest::Auto { gpu_memory: true },
         threads: 0,
         data_in_cmb: false,
@@ -41,8 +41,8 @@ fn session(
     GpuSession::open(setup, device, &context.config(), command, kept)
 }
 
-fn tier_of(session: &GpuSession) -> Tier {
-    Tier {
+fn tier_of(session: &GpuSession) -> RecordTier {
+    RecordTier {
         tier: session.access().tier().number(),
         why: session.tier(),
     }
@@ -50,8 +50,15 @@ fn tier_of(session: &GpuSession) -> Tier {
 
 /// Returns the launch of `commands` commands of `bytes` bytes each from byte `at` of `pass` on,
 /// each into its own part of the data memory.
-fn work(pass: &Pass, opcode: u8, at: u64, bytes: u64, commands: u64, linear: bool) -> Work {
-    Work {
+fn work(
+    pass: &PassRange,
+    opcode: u8,
+    at: u64,
+    bytes: u64,
+    commands: u64,
+    linear: bool,
+) -> LaunchWork {
+    LaunchWork {
         opcode,
         lba: pass.lba + at / pass.block,
         blocks: (bytes / pass.block) as u32,
@@ -68,9 +75,9 @@ fn work(pass: &Pass, opcode: u8, at: u64, bytes: u64, commands: u64, linear: boo
 /// of kernels. `each` is called after each launch, with the position and the length of its bytes.
 fn run(
     session: &mut GpuSession,
-    (pass, opcode): (&Pass, u8),
+    (pass, opcode): (&PassRange, u8),
     (most, linear): (u64, bool),
-    watch: &Watch,
+    watch: &StepWatch,
     mut before: impl FnMut(&mut GpuSession, u64, u64) -> Result<()>,
     mut after: impl FnMut(&mut GpuSession, u64, u64) -> Result<()>,
 ) -> Result<f64> {
@@ -104,8 +111,8 @@ fn run(
 /// Reads `pass` by the GPU and gives every byte to `look`: seconds of kernels.
 fn read(
     session: &mut GpuSession,
-    pass: &Pass,
-    watch: &Watch,
+    pass: &PassRange,
+    watch: &StepWatch,
     mut look: impl FnMut(u64, &[u8]),
 ) -> Result<f64> {
     let most = session.data().len() as u64 / pass.command * pass.command;
@@ -125,7 +132,7 @@ fn read(
     )
 }
 
-pub fn one_block(context: &mut Context, watch: &Watch, gpu: u32) -> Result<Done> {
+pub fn one_block(context: &mut RunContext, watch: &StepWatch, gpu: u32) -> Result<StepResult> {
     let plan = context.plan;
     let mut session = session(context, gpu, (plan.block, 1), 0)?;
     let one = by_cpu::pass(&plan, plan.block, plan.block, 1);
@@ -133,8 +140,8 @@ pub fn one_block(context: &mut Context, watch: &Watch, gpu: u32) -> Result<Done>
     let seconds = read(&mut session, &one, watch, |_, bytes| alone = bytes.to_vec())?;
     let by_cpu = by_cpu::bytes_of(&one, session.controller(), watch)?;
     let verified = compared(&alone, &by_cpu, "a command of the GPU's; one of the CPU's")?;
-    let done = Done {
-        measured: Measured::new(plan.block, plan.block, (1, 1), seconds),
+    let done = StepResult {
+        measured: TimedPass::new(plan.block, plan.block, (1, 1), seconds),
         verified,
         tier: Some(tier_of(&session)),
     };
@@ -142,7 +149,7 @@ pub fn one_block(context: &mut Context, watch: &Watch, gpu: u32) -> Result<Done>
     Ok(done)
 }
 
-pub fn lists(context: &mut Context, watch: &Watch, gpu: u32) -> Result<Done> {
+pub fn lists(context: &mut RunContext, watch: &StepWatch, gpu: u32) -> Result<StepResult> {
     let plan = context.plan;
     let lengths = plan.lengths();
     let most = lengths.last().copied().unwrap_or(plan.block);
@@ -165,9 +172,9 @@ pub fn lists(context: &mut Context, watch: &Watch, gpu: u32) -> Result<Done> {
         "single commands of the GPU's of {} lengths, 1 block to {most} bytes; the CPU's of {page} bytes",
         lengths.len()
     );
-    let mut measured = Measured::new(bytes, most, (1, 1), seconds);
+    let mut measured = TimedPass::new(bytes, most, (1, 1), seconds);
     measured.commands = lengths.len() as u64;
-    let done = Done {
+    let done = StepResult {
         measured,
         verified: compared(&all, &by_pages, &how)?,
         tier: Some(tier_of(&session)),
@@ -176,7 +183,12 @@ pub fn lists(context: &mut Context, watch: &Watch, gpu: u32) -> Result<Done> {
     Ok(done)
 }
 
-pub fn sequential(context: &mut Context, watch: &Watch, bytes: u64, gpu: u32) -> Result<Done> {
+pub fn sequential(
+    context: &mut RunContext,
+    watch: &StepWatch,
+    bytes: u64,
+    gpu: u32,
+) -> Result<StepResult> {
     let plan = context.plan;
     let (command, other) = (plan.command(), plan.other_command());
     let bytes = plan.within(bytes);
@@ -185,15 +197,15 @@ pub fn sequential(context: &mut Context, watch: &Watch, bytes: u64, gpu: u32) ->
     let nothing = |_: &mut GpuSession, _, _| Ok(());
     let timed = (&whole, opcode::READ);
     let seconds = run(&mut session, timed, (TIMED, false), watch, nothing, nothing)?;
-    let mut one = Digest::new(context.salt, other);
+    let mut one = UnitDigest::new(context.salt, other);
     read(&mut session, &whole, watch, |at, data| one.take(at, data))?;
     let two = by_cpu::pass(&plan, bytes, other, DEPTH / 2);
     let two = by_cpu::sum_of(&two, context, other, session.controller(), watch)?;
     let how = format!(
         "the GPU's commands of {command} bytes at depth {DEPTH}; the CPU's of {other} bytes at depth 16"
     );
-    let done = Done {
-        measured: Measured::new(bytes, command, (1, u64::from(DEPTH)), seconds),
+    let done = StepResult {
+        measured: TimedPass::new(bytes, command, (1, u64::from(DEPTH)), seconds),
         verified: one.same(&two, how)?,
         tier: Some(tier_of(&session)),
     };
@@ -201,23 +213,23 @@ pub fn sequential(context: &mut Context, watch: &Watch, bytes: u64, gpu: u32) ->
     Ok(done)
 }
 
-fn tier_of_store(store: &Store) -> Option<Tier> {
+fn tier_of_store(store: &Store) -> Option<RecordTier> {
     let path = store.path();
-    path.tier.map(|tier| Tier {
+    path.tier.map(|tier| RecordTier {
         tier,
         why: path.why,
     })
 }
 
-pub fn layer_loader(context: &mut Context, watch: &Watch, gpu: u32) -> Result<Done> {
+pub fn layer_loader(context: &mut RunContext, watch: &StepWatch, gpu: u32) -> Result<StepResult> {
     let store = Arc::new(context.store(Some(gpu))?);
     let (layers, shape) = by_cpu::layers(&context.plan, &store, watch)?;
     let (seconds, bytes) = by_cpu::load(&store, layers, LayerMemory::Gpu, watch)?;
     let how =
         "layers in GPU memory, hashed by the GPU; the same range read by the CPU for a manifest";
-    Ok(Done {
+    Ok(StepResult {
         measured: by_cpu::measured_in_store(&context.plan, &store, bytes, shape.each, seconds),
-        verified: Verified {
+        verified: VerifiedBytes {
             how: how.to_owned(),
             bytes,
             zero_share: shape.zero_share,
@@ -227,7 +239,7 @@ pub fn layer_loader(context: &mut Context, watch: &Watch, gpu: u32) -> Result<Do
     })
 }
 
-pub fn gather(context: &mut Context, watch: &Watch, gpu: u32) -> Result<Done> {
+pub fn gather(context: &mut RunContext, watch: &StepWatch, gpu: u32) -> Result<StepResult> {
     let store = context.store(Some(gpu))?;
     let (ids, expected) = by_cpu::rows(context, &store, watch)?;
     let plan = context.plan;
@@ -236,7 +248,7 @@ pub fn gather(context: &mut Context, watch: &Watch, gpu: u32) -> Result<Done> {
     let seconds = rows_on_gpu(&store, &table, &ids, &mut out, watch.left())?;
     let how = "rows by random ids in GPU memory; the same rows out of the CPU's long reads";
     let bytes = out.len() as u64;
-    Ok(Done {
+    Ok(StepResult {
         verified: compared(&out, &expected, how)?,
         measured: by_cpu::measured_in_store(&plan, &store, bytes, ROW_BYTES, seconds),
         tier: tier_of_store(&store),
@@ -244,15 +256,15 @@ pub fn gather(context: &mut Context, watch: &Watch, gpu: u32) -> Result<Done> {
 }
 
 /// As the CPU's step: the GPU writes, the CPU reads back and restores the old data.
-pub fn write(context: &mut Context, watch: &Watch, gpu: u32) -> Result<Done> {
+pub fn write(context: &mut RunContext, watch: &StepWatch, gpu: u32) -> Result<StepResult> {
     let range = context.writable()?;
-    let plan: Plan = context.plan;
+    let plan: WitnessPlan = context.plan;
     let mut session = session(context, gpu, (plan.command(), DEPTH), KEPT)?;
-    let whole = Pass {
+    let whole = PassRange {
         lba: range.lba,
         ..by_cpu::pass(&plan, range.blocks * plan.block, plan.command(), DEPTH)
     };
-    let other = Pass {
+    let other = PassRange {
         command: plan.other_command(),
         ..whole
     };
@@ -276,9 +288,9 @@ pub fn write(context: &mut Context, watch: &Watch, gpu: u32) -> Result<Done> {
     let (seconds, back) = back?;
     restored?;
     let how = "a pattern that the GPU wrote; what the CPU read back";
-    let done = Done {
+    let done = StepResult {
         verified: compared(&back, &pattern, how)?,
-        measured: Measured::new(whole.bytes, whole.command, (1, u64::from(DEPTH)), seconds),
+        measured: TimedPass::new(whole.bytes, whole.command, (1, u64::from(DEPTH)), seconds),
         tier: Some(tier_of(&session)),
     };
     session.close()?;

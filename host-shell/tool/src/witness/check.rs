@@ -1,9 +1,9 @@
 //! Plausibility of a witness file: its form, its ranges, content that must not be in it, and contradictions.
 
-use super::record::{Ended, Measured, Outcome, Record, Step, VERSION};
+use super::record::{RunEnd, StepEnd, TimedPass, VERSION, WitnessRecord, WitnessStep};
 use super::redact::found_in;
-use super::steps::{IDENTIFY, Rung};
-use crate::common::input::Input;
+use super::steps::{IDENTIFY, StepWorkload};
+use crate::common::input::InputFile;
 use crate::common::output;
 use nvme_host::{Error, Result};
 use serde_json::{Value, json};
@@ -26,7 +26,7 @@ const FASTEST_GB_PER_S: f64 = 121.1;
 /// it cannot be read.
 pub fn run(path: &Path, as_json: bool) -> Result<()> {
     let mut bytes = vec![0; MOST];
-    let length = Input::open(path)?.read_at_most(&mut bytes)?;
+    let length = InputFile::open(path)?.read_at_most(&mut bytes)?;
     let other = |why: String| {
         Error::usage(
             format!("{} is no witness file: {why}", path.display()),
@@ -53,14 +53,14 @@ pub fn run(path: &Path, as_json: bool) -> Result<()> {
 }
 
 /// Reads the record in `bytes`, if they have its form and no other members.
-pub fn read(bytes: &[u8]) -> std::result::Result<Record, String> {
+pub fn read(bytes: &[u8]) -> std::result::Result<WitnessRecord, String> {
     let value: Value =
         serde_json::from_slice(bytes).map_err(|error| format!("it is not JSON: {error}"))?;
     serde_json::from_value(value).map_err(|error| error.to_string())
 }
 
 /// Returns the faults of the record.
-pub fn problems(record: &Record) -> Vec<String> {
+pub fn problems(record: &WitnessRecord) -> Vec<String> {
     let mut wrong = Vec::new();
     let mut check = |fits: bool, what: String| {
         if !fits {
@@ -77,11 +77,11 @@ pub fn problems(record: &Record) -> Vec<String> {
         format!("tool '{}', command '{}'", record.tool, record.command),
     );
     check(
-        record.ended != Ended::Complete || is_whole(record),
+        record.ended != RunEnd::Complete || is_whole(record),
         "complete, though rungs are missing".to_owned(),
     );
     check(
-        record.controller.is_some() || record.steps.iter().all(|one| one.outcome != Outcome::Ok),
+        record.controller.is_some() || record.steps.iter().all(|one| one.outcome != StepEnd::Ok),
         "steps without a controller".to_owned(),
     );
     for text in texts(&serde_json::to_value(record).unwrap_or_default()) {
@@ -126,7 +126,7 @@ type Limits = (Option<u64>, Option<f64>, bool);
 
 /// Returns the limits of the figures, as far as the record has them. The link of a program (a simulated
 /// controller) carries nothing.
-fn limits(record: &Record) -> Limits {
+fn limits(record: &WitnessRecord) -> Limits {
     let one = record.controller.as_ref();
     let link = one
         .filter(|_| !record.simulator)
@@ -137,26 +137,32 @@ fn limits(record: &Record) -> Limits {
 
 /// True if every rung was tried by the CPU and the GPU, or none after a controller that could not be brought
 /// up.
-fn is_whole(record: &Record) -> bool {
+fn is_whole(record: &WitnessRecord) -> bool {
     let is_up = record.controller.is_some();
     record.steps.first().is_some_and(|one| one.name == IDENTIFY)
-        && record.steps.len() == if is_up { 1 + 2 * Rung::ALL.len() } else { 1 }
+        && record.steps.len()
+            == if is_up {
+                1 + 2 * StepWorkload::ALL.len()
+            } else {
+                1
+            }
 }
 
-fn of_step(step: &Step, limits: Limits) -> Vec<String> {
+fn of_step(step: &WitnessStep, limits: Limits) -> Vec<String> {
     let mut wrong = Vec::new();
-    let is_known = step.name == IDENTIFY || Rung::ALL.iter().any(|one| one.name() == step.name);
+    let is_known =
+        step.name == IDENTIFY || StepWorkload::ALL.iter().any(|one| one.name() == step.name);
     if !is_known {
         wrong.push("no rung of that name".to_owned());
     }
     let is_identify = step.name == IDENTIFY;
     let fits = match step.outcome {
-        Outcome::Ok => {
+        StepEnd::Ok => {
             (is_identify || step.measured.is_some() && step.verified.is_some())
                 && step.error.is_none()
         }
-        Outcome::Failed => step.error.is_some() && step.measured.is_none(),
-        Outcome::Skipped => step.why.is_some() && step.measured.is_none(),
+        StepEnd::Failed => step.error.is_some() && step.measured.is_none(),
+        StepEnd::Skipped => step.why.is_some() && step.measured.is_none(),
     };
     if !fits {
         wrong.push(format!(
@@ -192,7 +198,7 @@ fn of_step(step: &Step, limits: Limits) -> Vec<String> {
     wrong
 }
 
-fn of_figures(one: &Measured, (mdts, link, is_program): Limits) -> Vec<String> {
+fn of_figures(one: &TimedPass, (mdts, link, is_program): Limits) -> Vec<String> {
     let mut wrong = Vec::new();
     let numbers = [one.seconds, one.gb_per_s, one.of_link.unwrap_or(0.0)];
     let near = |one: f64, other: f64| (one - other).abs() <= 0.01 * other.abs();
@@ -265,16 +271,16 @@ fn texts(value: &Value) -> Vec<String> {
 }
 
 /// Returns the row for docs/hardware.md.
-pub fn row(record: &Record) -> String {
+pub fn row(record: &WitnessRecord) -> String {
     let ok = record
         .steps
         .iter()
-        .filter(|one| one.outcome == Outcome::Ok)
+        .filter(|one| one.outcome == StepEnd::Ok)
         .count();
     let failed: Vec<&str> = record
         .steps
         .iter()
-        .filter(|one| one.outcome == Outcome::Failed)
+        .filter(|one| one.outcome == StepEnd::Failed)
         .map(|one| one.name.as_str())
         .collect();
     let mut claim = format!("witness: {ok} rungs");
@@ -299,7 +305,7 @@ pub fn row(record: &Record) -> String {
     if !failed.is_empty() {
         claim.push_str(&format!(", failed: {}", failed.join(", ")));
     }
-    if record.ended != Ended::Complete {
+    if record.ended != RunEnd::Complete {
         claim.push_str(", not complete");
     }
     let checked = record.steps.iter().filter_map(|one| one.verified.as_ref());

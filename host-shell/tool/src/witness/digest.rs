@@ -1,12 +1,12 @@
 //! Sums of bytes that come in any order, comparable between passes with commands of different lengths.
 
-use super::record::Verified;
+use super::record::VerifiedBytes;
 use nvme_host::{Error, Result};
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
 /// A pass over bytes in whole units.
 #[derive(Clone, Debug)]
-pub struct Digest {
+pub struct UnitDigest {
     salt: u64,
     unit: u64,
     sum: u64,
@@ -15,7 +15,7 @@ pub struct Digest {
     bytes: u64,
 }
 
-impl Digest {
+impl UnitDigest {
     /// Creates a digest. `salt` is not kept, so that the sums in a file reveal nothing about the
     /// content of a drive to someone who does not have it.
     pub fn new(salt: u64, unit: u64) -> Self {
@@ -45,14 +45,14 @@ impl Digest {
     ///
     /// # Errors
     /// [`Error::Mismatch`] where they differ.
-    pub fn same(&self, other: &Self, how: impl Into<String>) -> Result<Verified> {
+    pub fn same(&self, other: &Self, how: impl Into<String>) -> Result<VerifiedBytes> {
         let how = how.into();
         if (self.sum, self.units, self.bytes) != (other.sum, other.units, other.bytes) {
             return Err(Error::Mismatch {
                 what: format!("the sums differ: {how}"),
             });
         }
-        Ok(Verified {
+        Ok(VerifiedBytes {
             how,
             bytes: self.bytes,
             zero_share: self.zero_share(),
@@ -67,8 +67,8 @@ impl Digest {
 }
 
 /// Returns the check of a step that compared `data` itself with the same bytes from elsewhere.
-pub fn compared(data: &[u8], other: &[u8], how: &str) -> Result<Verified> {
-    let mut digest = Digest::new(0, 4096);
+pub fn compared(data: &[u8], other: &[u8], how: &str) -> Result<VerifiedBytes> {
+    let mut digest = UnitDigest::new(0, 4096);
     digest.take(0, data);
     if data != other {
         let at = data.iter().zip(other).position(|(one, other)| one != other);
@@ -79,7 +79,7 @@ pub fn compared(data: &[u8], other: &[u8], how: &str) -> Result<Verified> {
             ),
         });
     }
-    Ok(Verified {
+    Ok(VerifiedBytes {
         how: how.to_owned(),
         bytes: data.len() as u64,
         zero_share: digest.zero_share(),
@@ -95,7 +95,7 @@ mod tests {
     fn the_order_and_the_length_of_commands_do_not_matter() {
         let data: Vec<u8> = (0..10_000u32).map(|at| (at % 251) as u8).collect();
         let of = |salt, order: &[(usize, usize)]| {
-            let mut digest = Digest::new(salt, 1000);
+            let mut digest = UnitDigest::new(salt, 1000);
             for (begin, end) in order {
                 digest.take(*begin as u64, &data[*begin..*end]);
             }
@@ -110,7 +110,7 @@ mod tests {
         assert_ne!(of(8, &[(0, 10_000)]).sum, whole.sum);
         assert!(of(7, &[(0, 9000)]).same(&whole, "x").is_err());
         // Units that change places are found.
-        let mut swapped = Digest::new(7, 1000);
+        let mut swapped = UnitDigest::new(7, 1000);
         swapped.take(1000, &data[..1000]);
         swapped.take(0, &data[1000..2000]);
         swapped.take(2000, &data[2000..]);

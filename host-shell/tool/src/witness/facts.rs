@@ -1,11 +1,11 @@
 //! The machine, the controller, the GPU and the path between them, as a witness file names them.
 
-use super::record::{Controller, Machine};
-use super::redact::Secrets;
+use super::record::{RecordController, RecordMachine};
+use super::redact::RedactedWords;
 use nvme_host::core::spec::Nsid;
 use nvme_host::core::spec::identify::{IdentifyNamespace, PrintableText};
-use nvme_host::sysfs::Host;
-use nvme_host::topology::Topology;
+use nvme_host::sysfs::SysfsHost;
+use nvme_host::topology::MachineTopology;
 use nvme_host::{Controller as Opened, Result};
 
 /// Models of controllers that are programs.
@@ -15,11 +15,11 @@ const PROGRAMS: [&str; 3] = ["QEMU", "nvme-gpu", "SPDK"];
 pub fn address_of(device: &str) -> Option<String> {
     let (kind, rest) = device.split_once(':')?;
     let address = rest.split('?').next()?;
-    let address: nvme_host::sysfs::Address = address.parse().ok()?;
+    let address: nvme_host::sysfs::PciAddress = address.parse().ok()?;
     matches!(kind, "vfio" | "kmod").then(|| address.to_string())
 }
 
-pub fn machine(host: &Host) -> Machine {
+pub fn machine(host: &SysfsHost) -> RecordMachine {
     let processor = host.text("proc/cpuinfo").unwrap_or_default();
     let model = processor
         .lines()
@@ -29,7 +29,7 @@ pub fn machine(host: &Host) -> Machine {
             .is_some_and(|rest| !rest.is_empty() && rest.bytes().all(|b| b.is_ascii_digit()))
     };
     let nodes = host.names("sys/devices/system/node");
-    Machine {
+    RecordMachine {
         kernel: kernel(&host.text("proc/sys/kernel/osrelease").unwrap_or_default()),
         processor: model
             .map_or("not known", |(_, model)| model.trim())
@@ -83,9 +83,9 @@ pub fn controller(
     opened: &Opened,
     nsid: Nsid,
     device: &str,
-    topology: &Topology,
-    secrets: &mut Secrets,
-) -> Result<(Controller, bool)> {
+    topology: &MachineTopology,
+    secrets: &mut RedactedWords,
+) -> Result<(RecordController, bool)> {
     let (identify, info) = (opened.identify(), opened.info());
     secrets.add(Some(&PrintableText(&identify.sn).to_string()));
     secrets.add(Some(&PrintableText::of_nqn(&identify.subnqn).to_string()));
@@ -96,7 +96,7 @@ pub fn controller(
     let model = PrintableText(&identify.mn).to_string();
     let is_program = matches!(way.as_str(), "sim" | "vfio-user")
         || PROGRAMS.iter().any(|name| model.contains(name));
-    let controller = Controller {
+    let controller = RecordController {
         way,
         model,
         firmware: PrintableText(&identify.fr).to_string(),
@@ -120,7 +120,7 @@ pub fn controller(
 }
 
 /// Collects the globally unique names of a namespace.
-fn names_of(namespace: &IdentifyNamespace, secrets: &mut Secrets) {
+fn names_of(namespace: &IdentifyNamespace, secrets: &mut RedactedWords) {
     let hex = |bytes: &[u8]| {
         let is_there = bytes.iter().any(|byte| *byte != 0);
         let digits: String = bytes.iter().map(|byte| format!("{byte:02x}")).collect();
@@ -135,10 +135,10 @@ fn names_of(namespace: &IdentifyNamespace, secrets: &mut Secrets) {
 pub fn gpu(
     index: u32,
     device: &str,
-    topology: &Topology,
-    host: &Host,
-) -> Result<(super::record::Gpu, Option<super::record::PathFacts>)> {
-    use super::record::{Gpu, PathFacts};
+    topology: &MachineTopology,
+    host: &SysfsHost,
+) -> Result<(super::record::RecordGpu, Option<super::record::PathFacts>)> {
+    use super::record::{PathFacts, RecordGpu};
     use nvme_host::Error;
     use nvme_host::cuda::GpuFacts;
     let facts = GpuFacts::all()?.into_iter().find(|one| one.index == index);
@@ -167,7 +167,7 @@ pub fn gpu(
             .as_ref()
             .and_then(|slowest| slowest.link.trained?.gb_per_s),
     });
-    let gpu = Gpu {
+    let gpu = RecordGpu {
         model: facts.name,
         driver: driver.as_ref().map(|one| one.0.clone()),
         open_modules: driver.map(|one| one.1),

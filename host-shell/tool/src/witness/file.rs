@@ -1,8 +1,8 @@
 //! The file that a run writes, again after each rung: it is whole whenever the run ends.
 
-use super::record::Record;
-use super::redact::{self, Secrets};
-use crate::common::file::Output;
+use super::record::WitnessRecord;
+use super::redact::{self, RedactedWords};
+use crate::common::file::OutputFile;
 use nvme_host::Result;
 use serde_json::Value;
 use std::path::{Path, PathBuf};
@@ -22,7 +22,7 @@ impl OutFile {
             PathBuf::from,
         );
         // Made and dropped: it is not there, or as it was.
-        drop(Output::create(Some(&path))?);
+        drop(OutputFile::create(Some(&path))?);
         Ok(Self(path))
     }
 
@@ -31,10 +31,10 @@ impl OutFile {
     }
 
     /// Replaces the file by `record`, and returns the written value.
-    pub fn write(&mut self, record: &Record, secrets: &Secrets) -> Result<Value> {
+    pub fn write(&mut self, record: &WitnessRecord, secrets: &RedactedWords) -> Result<Value> {
         let value = redact::clean(record, secrets)?;
         let text = crate::common::visible::json(&format!("{value:#}\n"));
-        let mut out = Output::create(Some(&self.0))?;
+        let mut out = OutputFile::create(Some(&self.0))?;
         out.write(text.as_bytes())?;
         out.commit()?;
         Ok(value)

@@ -22,17 +22,17 @@ use crate::common::{VERSION, WriteArgs, check_stop, duration, number, output, sa
 use clap::Args;
 use file::OutFile;
 use nvme_host::core::spec::Nsid;
-use nvme_host::sysfs::{Host, Lender};
-use nvme_host::topology::Topology;
+use nvme_host::sysfs::{LendingDriver, SysfsHost};
+use nvme_host::topology::MachineTopology;
 use nvme_host::words::listed;
 use nvme_host::{Controller, Error, Result};
-use plan::{Plan, Sizes};
-use record::{By, Ended, Outcome, Record};
-use redact::Secrets;
-use run::{Context, Opened, Writable};
+use plan::{RunLengths, WitnessPlan};
+use record::{RunEnd, StepEnd, SubmittingProcessor, WitnessRecord};
+use redact::RedactedWords;
+use run::{OpenedDevice, RunContext, WritableBlocks};
 use std::path::PathBuf;
 use std::time::Duration;
-use steps::{IDENTIFY, Rung};
+use steps::{IDENTIFY, StepWorkload};
 
 /// Run every rung that this machine has, read-only, and write one file that says what ran: for docs/results/witness
 ///
@@ -40,7 +40,7 @@ use steps::{IDENTIFY, Rung};
 /// by a GPU where there is one. The bytes of each are compared with those of another way. Nothing is written to the drive
 /// without --write-range. The file has no serial numbers, names of hosts or users, and no paths. docs/witness.md.
 #[derive(Args)]
-pub struct Witness {
+pub struct WitnessCommand {
     /// Device (see `nvme-gpu --help`); without it the one controller that is bound to vfio-pci or nvme_gpu
     #[arg(long, short = 'd')]
     device: Option<String>,
@@ -67,7 +67,7 @@ pub struct Witness {
     quick: bool,
     /// Overwrite these blocks, read them back, and put back what was there: LBA:BLOCKS, 256 MiB at most
     #[arg(long, value_name = "LBA:BLOCKS")]
-    write_range: Option<Writable>,
+    write_range: Option<WritableBlocks>,
     #[command(flatten)]
     write: WriteArgs,
     /// The file that is written; witness-DATE.json in this folder when missing
@@ -82,12 +82,12 @@ pub struct Witness {
 }
 
 /// Returns the one controller that is bound to a lender.
-fn bound(host: &Host) -> Result<String> {
+fn bound(host: &SysfsHost) -> Result<String> {
     let mut found = Vec::new();
     for one in host.controllers() {
-        match one.driver.as_deref().and_then(Lender::of) {
-            Some(Lender::Vfio) => found.push(format!("vfio:{}", one.address)),
-            Some(Lender::Module) => found.push(format!("kmod:{}", one.address)),
+        match one.driver.as_deref().and_then(LendingDriver::of) {
+            Some(LendingDriver::Vfio) => found.push(format!("vfio:{}", one.address)),
+            Some(LendingDriver::Module) => found.push(format!("kmod:{}", one.address)),
             None => {}
         }
     }
@@ -104,29 +104,29 @@ fn bound(host: &Host) -> Result<String> {
     }
 }
 
-impl Witness {
+impl WitnessCommand {
     pub fn run(self) -> Result<()> {
         if let Some(path) = &self.check {
             return check::run(path, self.json);
         }
-        let host = Host::here();
+        let host = SysfsHost::here();
         let device = match &self.device {
             Some(device) => device.clone(),
             None => bound(&host)?,
         };
         let date = text::date(std::time::SystemTime::now());
         let mut out = OutFile::create(self.out.as_deref(), &date)?;
-        let mut secrets = Secrets::of_machine(&host, |name| std::env::var(name).ok());
+        let mut secrets = RedactedWords::of_machine(&host, |name| std::env::var(name).ok());
         secrets.add(
             device
                 .split_once(':')
                 .map(|(_, rest)| rest)
                 .filter(|_| facts::address_of(&device).is_none() && !device.starts_with("sim:")),
         );
-        let mut record = Record {
+        let mut record = WitnessRecord {
             schema_version: output::SCHEMA_VERSION,
             witness_version: record::VERSION,
-            ended: Ended::Unfinished,
+            ended: RunEnd::Unfinished,
             date,
             tool: format!("nvme-gpu {}", VERSION),
             command: self.command(&device),
@@ -139,8 +139,8 @@ impl Witness {
         };
         let failed = self.climb(&device, &host, &mut record, &mut secrets, &mut out);
         record.ended = match &failed {
-            Some(Error::Interrupted) => Ended::Interrupted,
-            _ => Ended::Complete,
+            Some(Error::Interrupted) => RunEnd::Interrupted,
+            _ => RunEnd::Complete,
         };
         let value = out.write(&record, &secrets)?;
         if self.json {
@@ -176,18 +176,18 @@ impl Witness {
     fn climb(
         &self,
         device: &str,
-        host: &Host,
-        record: &mut Record,
-        secrets: &mut Secrets,
+        host: &SysfsHost,
+        record: &mut WitnessRecord,
+        secrets: &mut RedactedWords,
         out: &mut OutFile,
     ) -> Option<Error> {
-        let topology = Topology::of(host);
+        let topology = MachineTopology::of(host);
         let identified = self.identify(device, &topology, record, secrets);
-        let mut step = steps::empty(IDENTIFY, By::Cpu, Outcome::Ok);
+        let mut step = steps::empty(IDENTIFY, SubmittingProcessor::Cpu, StepEnd::Ok);
         let mut context = match identified {
             Ok(context) => context,
             Err(error) => {
-                step.outcome = Outcome::Failed;
+                step.outcome = StepEnd::Failed;
                 step.error = Some(steps::failure(&error));
                 record.steps.push(step);
                 return Some(error);
@@ -199,20 +199,24 @@ impl Witness {
         let link = record.controller.as_ref().filter(|_| !record.simulator);
         let link = link.and_then(|one| one.link.as_ref()?.trained?.gb_per_s);
         let mut first = None;
-        for rung in Rung::ALL {
-            for by in [By::Cpu, By::Gpu] {
+        for rung in StepWorkload::ALL {
+            for by in [SubmittingProcessor::Cpu, SubmittingProcessor::Gpu] {
                 let why = match (rung, by, &gpu) {
-                    (Rung::WriteReadCompare, ..) if self.write_range.is_none() => {
+                    (StepWorkload::WriteReadCompare, ..) if self.write_range.is_none() => {
                         Some("no --write-range")
                     }
-                    (_, By::Gpu, Err(why)) => Some(why.as_str()),
+                    (_, SubmittingProcessor::Gpu, Err(why)) => Some(why.as_str()),
                     _ => None,
                 };
                 if let Some(why) = why {
                     record.steps.push(steps::skipped(rung, by, why));
                     continue;
                 }
-                let gpu = gpu.as_ref().ok().copied().filter(|_| by == By::Gpu);
+                let gpu = gpu
+                    .as_ref()
+                    .ok()
+                    .copied()
+                    .filter(|_| by == SubmittingProcessor::Gpu);
                 say::step(|| format!("{} by {by:?}", rung.name()));
                 let (step, error) = steps::step(&mut context, rung, gpu, self.step_limit, link);
                 record.steps.push(step);
@@ -236,10 +240,10 @@ impl Witness {
     fn identify(
         &self,
         device: &str,
-        topology: &Topology,
-        record: &mut Record,
-        secrets: &mut Secrets,
-    ) -> Result<Context> {
+        topology: &MachineTopology,
+        record: &mut WitnessRecord,
+        secrets: &mut RedactedWords,
+    ) -> Result<RunContext> {
         let is_memory = device.starts_with("sim:mem");
         let writes = self.write_range.is_some() || is_memory;
         let opened = run::open(device, writes)?;
@@ -254,12 +258,12 @@ impl Witness {
         let (found, is_program) = facts::controller(&controller, nsid, device, topology, secrets)?;
         record.simulator |= is_program;
         let sizes = match self.quick {
-            true => Sizes::QUICK,
-            false => Sizes::WHOLE,
+            true => RunLengths::QUICK,
+            false => RunLengths::WHOLE,
         };
         let shape = (found.block_bytes, found.blocks);
         record.controller = Some(found);
-        let plan = Plan::new(nsid, shape, self.lba, controller.max_transfer(), sizes)?;
+        let plan = WitnessPlan::new(nsid, shape, self.lba, controller.max_transfer(), sizes)?;
         if let Some(range) = self.write_range {
             let namespace = controller.namespace(nsid)?;
             namespace.check(nvme_host::core::spec::Lba(range.lba), range.blocks)?;
@@ -268,8 +272,8 @@ impl Witness {
             lay_out(&controller, &plan)?;
         }
         controller.shut_down()?;
-        Ok(Context {
-            opened: Opened::new(device, writes, opened),
+        Ok(RunContext {
+            opened: OpenedDevice::new(device, writes, opened),
             timeout,
             plan,
             salt: text::salt(),
@@ -282,9 +286,9 @@ impl Witness {
     fn find_gpu(
         &self,
         device: &str,
-        topology: &Topology,
-        host: &Host,
-        record: &mut Record,
+        topology: &MachineTopology,
+        host: &SysfsHost,
+        record: &mut WitnessRecord,
     ) -> std::result::Result<u32, String> {
         if self.cpu {
             return Err("--cpu".to_owned());
@@ -309,10 +313,10 @@ impl Witness {
 }
 
 /// Fills the ranges that are read of a simulated drive in memory, which begins as zeroes.
-fn lay_out(controller: &Controller, plan: &Plan) -> Result<()> {
+fn lay_out(controller: &Controller, plan: &WitnessPlan) -> Result<()> {
     let most = plan.sizes.sequential.into_iter().max().unwrap_or(0);
     let whole = by_cpu::pass(plan, plan.within(most), plan.command(), plan::DEPTH);
-    let watch = watch::Watch::new(Duration::from_secs(600), "filling", whole.bytes);
+    let watch = watch::StepWatch::new(Duration::from_secs(600), "filling", whole.bytes);
     let mut random = nvme_host::bench::SplitMix::new(1);
     whole.write(controller, &watch, |_, room| random.fill(room))?;
     Ok(())

@@ -1,13 +1,13 @@
 //! One pass over a range by a queue of a CPU thread.
 
-use super::watch::Watch;
+use super::watch::StepWatch;
 use nvme_host::core::spec::{Lba, Nsid, Sqe, nvm};
-use nvme_host::{Controller, DmaBuffer, Error, Queue, Result};
+use nvme_host::{Controller, DmaBuffer, DriverQueue, Error, Result};
 use std::time::Instant;
 
 /// The range of a pass and the shape of its commands. All lengths are whole blocks.
 #[derive(Clone, Copy, Debug)]
-pub struct Pass {
+pub struct PassRange {
     pub nsid: Nsid,
     pub lba: u64,
     pub block: u64,
@@ -17,21 +17,21 @@ pub struct Pass {
 }
 
 /// Commands in flight, with the buffers that a pass needs for them.
-struct Flight<'a> {
-    pass: &'a Pass,
-    queue: Queue,
+struct PassCommands<'a> {
+    pass: &'a PassRange,
+    queue: DriverQueue,
     free: Vec<DmaBuffer>,
     /// Start of the command of each buffer.
     starts: Vec<u64>,
     next: u64,
 }
 
-impl Pass {
+impl PassRange {
     /// Reads the range; `look` gets the place of each command's bytes in it, and the bytes. Seconds.
     pub fn read(
         &self,
         controller: &Controller,
-        watch: &Watch,
+        watch: &StepWatch,
         mut look: impl FnMut(u64, &[u8]),
     ) -> Result<f64> {
         self.run(
@@ -48,7 +48,7 @@ impl Pass {
     pub fn write(
         &self,
         controller: &Controller,
-        watch: &Watch,
+        watch: &StepWatch,
         fill: impl FnMut(u64, &mut [u8]),
     ) -> Result<f64> {
         self.run(controller, watch, "Write", nvm::write, fill, |_, _| ())
@@ -57,7 +57,7 @@ impl Pass {
     fn run(
         &self,
         controller: &Controller,
-        watch: &Watch,
+        watch: &StepWatch,
         what: &str,
         command: fn(Nsid, Lba, u32) -> Sqe,
         mut fill: impl FnMut(u64, &mut [u8]),
@@ -68,7 +68,7 @@ impl Pass {
         let count = depth.min(queue.depth()) as usize;
         let free = DmaBuffer::several(controller.device(), self.command as usize, count)?;
         let starts = vec![0; free.len()];
-        let mut flight = Flight {
+        let mut flight = PassCommands {
             pass: self,
             queue,
             free,
@@ -101,7 +101,7 @@ impl Pass {
     }
 }
 
-impl Flight<'_> {
+impl PassCommands<'_> {
     /// Submits a command for each buffer that is free.
     fn submit(
         &mut self,

@@ -5,7 +5,7 @@ use nvme_host::{Error, Result};
 
 /// The lengths of a run, before the namespace bounds them.
 #[derive(Clone, Copy, Debug)]
-pub struct Sizes {
+pub struct RunLengths {
     /// Bytes of the two sequential reads.
     pub sequential: [u64; 2],
     /// Layers, and bytes of each.
@@ -16,7 +16,7 @@ pub struct Sizes {
     pub rows: u64,
 }
 
-impl Sizes {
+impl RunLengths {
     /// The milestones of gpu-nvme-direct: 669 MB and 8.6 GB at depth 32.
     pub const WHOLE: Self = Self {
         sequential: [669_000_000, 8_600_000_000],
@@ -45,7 +45,7 @@ const COMMAND: u64 = 1 << 20;
 
 /// The namespace, the range that may be read, and the length of commands.
 #[derive(Clone, Copy, Debug)]
-pub struct Plan {
+pub struct WitnessPlan {
     pub nsid: Nsid,
     pub block: u64,
     /// The first block.
@@ -54,10 +54,10 @@ pub struct Plan {
     pub bytes: u64,
     /// The longest transfer of one command.
     pub most: u64,
-    pub sizes: Sizes,
+    pub sizes: RunLengths,
 }
 
-impl Plan {
+impl WitnessPlan {
     /// # Errors
     /// [`Error::Usage`] for a range that has no block.
     pub fn new(
@@ -65,7 +65,7 @@ impl Plan {
         (block, blocks): (u64, u64),
         lba: u64,
         most: u64,
-        sizes: Sizes,
+        sizes: RunLengths,
     ) -> Result<Self> {
         let left = blocks.saturating_sub(lba);
         if left == 0 || block == 0 || most < block {
@@ -125,7 +125,7 @@ impl Plan {
     /// Returns layers of equal length that fit: how many, and bytes of each, which are whole pieces of `unit`
     /// where they can be.
     pub fn layers(&self, unit: u64) -> (u64, u64) {
-        let Sizes {
+        let RunLengths {
             layers,
             layer_bytes,
             ..
@@ -147,8 +147,8 @@ impl Plan {
 mod tests {
     use super::*;
 
-    fn plan(block: u64, blocks: u64, most: u64) -> Plan {
-        Plan::new(Nsid(1), (block, blocks), 0, most, Sizes::WHOLE).unwrap()
+    fn plan(block: u64, blocks: u64, most: u64) -> WitnessPlan {
+        WitnessPlan::new(Nsid(1), (block, blocks), 0, most, RunLengths::WHOLE).unwrap()
     }
 
     #[test]
@@ -173,7 +173,7 @@ mod tests {
         assert_eq!(plan.lengths().last(), Some(&51_200));
         assert_eq!(plan.layers(64 << 10), (1, 51_200));
         assert_eq!(plan.table_rows(), 12);
-        assert!(Plan::new(Nsid(1), (512, 100), 100, 1 << 20, Sizes::QUICK).is_err());
+        assert!(WitnessPlan::new(Nsid(1), (512, 100), 100, 1 << 20, RunLengths::QUICK).is_err());
         let one = self::plan(4096, 1, 1 << 20);
         assert_eq!((one.lengths(), one.layers(4096)), (vec![4096], (1, 4096)));
     }

@@ -8,11 +8,11 @@ pub const VERSION: u32 = 1;
 /// One run of `nvme-gpu witness`.
 #[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
 #[serde(deny_unknown_fields)]
-pub struct Record {
+pub struct WitnessRecord {
     /// Version of the tool's JSON schema.
     pub schema_version: u32,
     pub witness_version: u32,
-    pub ended: Ended,
+    pub ended: RunEnd,
     /// Start of the run, UTC: 2026-11-25T02:30:00Z.
     pub date: String,
     /// Name, version and commit of the tool.
@@ -21,17 +21,17 @@ pub struct Record {
     pub command: String,
     /// The controller is a simulated one: figures say nothing about a drive.
     pub simulator: bool,
-    pub machine: Machine,
-    pub controller: Option<Controller>,
-    pub gpu: Option<Gpu>,
+    pub machine: RecordMachine,
+    pub controller: Option<RecordController>,
+    pub gpu: Option<RecordGpu>,
     pub path: Option<PathFacts>,
-    pub steps: Vec<Step>,
+    pub steps: Vec<WitnessStep>,
 }
 
 /// End of a run.
 #[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
-pub enum Ended {
+pub enum RunEnd {
     /// Every step was tried.
     Complete,
     /// Ctrl-C came.
@@ -42,7 +42,7 @@ pub enum Ended {
 
 #[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
 #[serde(deny_unknown_fields)]
-pub struct Machine {
+pub struct RecordMachine {
     pub kernel: String,
     pub processor: String,
     pub cores: u64,
@@ -51,7 +51,7 @@ pub struct Machine {
 
 #[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
 #[serde(deny_unknown_fields)]
-pub struct Controller {
+pub struct RecordController {
     /// sim, vfio, kmod or vfio-user.
     pub way: String,
     pub model: String,
@@ -66,20 +66,20 @@ pub struct Controller {
     pub blocks: u64,
     pub queue_pairs: u64,
     pub iommu_group_type: Option<String>,
-    pub link: Option<Link>,
+    pub link: Option<RecordLink>,
 }
 
 /// A PCI Express link.
 #[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
 #[serde(deny_unknown_fields)]
-pub struct Link {
-    pub trained: Option<Rate>,
-    pub possible: Option<Rate>,
+pub struct RecordLink {
+    pub trained: Option<RecordRate>,
+    pub possible: Option<RecordRate>,
 }
 
 #[derive(Clone, Copy, Debug, Deserialize, PartialEq, Serialize)]
 #[serde(deny_unknown_fields)]
-pub struct Rate {
+pub struct RecordRate {
     pub generation: u8,
     pub lanes: u8,
     pub gb_per_s: Option<f64>,
@@ -87,7 +87,7 @@ pub struct Rate {
 
 #[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
 #[serde(deny_unknown_fields)]
-pub struct Gpu {
+pub struct RecordGpu {
     pub model: String,
     /// The version of the kernel modules: 580.159.04.
     pub driver: Option<String>,
@@ -99,7 +99,7 @@ pub struct Gpu {
     pub writes_ordering: i64,
     pub flush_options: i64,
     pub dma_buf: bool,
-    pub link: Option<Link>,
+    pub link: Option<RecordLink>,
 }
 
 /// Path between the GPU and the controller.
@@ -114,14 +114,14 @@ pub struct PathFacts {
 /// Processor that submitted.
 #[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
-pub enum By {
+pub enum SubmittingProcessor {
     Cpu,
     Gpu,
 }
 
 #[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
-pub enum Outcome {
+pub enum StepEnd {
     Ok,
     Failed,
     Skipped,
@@ -130,22 +130,22 @@ pub enum Outcome {
 /// One rung.
 #[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
 #[serde(deny_unknown_fields)]
-pub struct Step {
+pub struct WitnessStep {
     pub name: String,
-    pub by: By,
-    pub outcome: Outcome,
-    pub measured: Option<Measured>,
-    pub verified: Option<Verified>,
-    pub tier: Option<Tier>,
+    pub by: SubmittingProcessor,
+    pub outcome: StepEnd,
+    pub measured: Option<TimedPass>,
+    pub verified: Option<VerifiedBytes>,
+    pub tier: Option<RecordTier>,
     /// Reason why it was skipped.
     pub why: Option<String>,
-    pub error: Option<Failure>,
+    pub error: Option<StepFailure>,
 }
 
 /// Amount and time of the one pass that is timed.
 #[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
 #[serde(deny_unknown_fields)]
-pub struct Measured {
+pub struct TimedPass {
     pub bytes: u64,
     pub commands: u64,
     pub command_bytes: u64,
@@ -160,7 +160,7 @@ pub struct Measured {
 /// Method by which the bytes were verified.
 #[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
 #[serde(deny_unknown_fields)]
-pub struct Verified {
+pub struct VerifiedBytes {
     /// The two methods that returned the same bytes.
     pub how: String,
     pub bytes: u64,
@@ -172,7 +172,7 @@ pub struct Verified {
 
 #[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
 #[serde(deny_unknown_fields)]
-pub struct Tier {
+pub struct RecordTier {
     pub tier: u32,
     pub why: String,
 }
@@ -180,13 +180,13 @@ pub struct Tier {
 /// Cause of a step's failure.
 #[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
 #[serde(deny_unknown_fields)]
-pub struct Failure {
+pub struct StepFailure {
     /// As in docs/json.md.
     pub code: String,
     pub message: String,
 }
 
-impl Measured {
+impl TimedPass {
     pub fn new(bytes: u64, command_bytes: u64, (queues, depth): (u64, u64), seconds: f64) -> Self {
         Self {
             bytes,
@@ -201,9 +201,9 @@ impl Measured {
     }
 }
 
-impl From<nvme_host::topology::LinkState> for Link {
+impl From<nvme_host::topology::LinkState> for RecordLink {
     fn from(link: nvme_host::topology::LinkState) -> Self {
-        let rate = |rate: nvme_host::topology::Rate| Rate {
+        let rate = |rate: nvme_host::topology::LinkRate| RecordRate {
             generation: rate.generation,
             lanes: rate.lanes,
             gb_per_s: rate.gb_per_s,

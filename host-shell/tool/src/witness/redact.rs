@@ -1,9 +1,9 @@
 //! Removes content that must not be in a witness file: who and where it was made, and the identity of the
 //! drive.
 
-use super::record::Record;
+use super::record::WitnessRecord;
 use nvme_host::Result;
-use nvme_host::sysfs::Host;
+use nvme_host::sysfs::SysfsHost;
 use serde_json::Value;
 
 /// Replacement of a removed word.
@@ -15,16 +15,16 @@ const SHORTEST: usize = 3;
 
 /// Words that must not be in a file.
 #[derive(Clone, Debug, Default)]
-pub struct Secrets {
+pub struct RedactedWords {
     /// Serial numbers and the like: taken out wherever they are.
     anywhere: Vec<String>,
     /// Names of people and machines: taken out where they are whole words.
     words: Vec<String>,
 }
 
-impl Secrets {
+impl RedactedWords {
     /// Returns the names of this machine and of its user.
-    pub fn of_machine(host: &Host, variables: impl Fn(&str) -> Option<String>) -> Self {
+    pub fn of_machine(host: &SysfsHost, variables: impl Fn(&str) -> Option<String>) -> Self {
         let mut secrets = Self::default();
         for file in ["hostname", "domainname"] {
             secrets.word(host.text(format!("proc/sys/kernel/{file}")));
@@ -152,14 +152,14 @@ fn word_of(text: &str) -> &str {
 }
 
 /// Returns the record with every text clean.
-pub fn clean(record: &Record, secrets: &Secrets) -> Result<Value> {
+pub fn clean(record: &WitnessRecord, secrets: &RedactedWords) -> Result<Value> {
     let value = serde_json::to_value(record);
     let mut value = value.map_err(|error| nvme_host::Error::internal(error.to_string()))?;
     clean_value(&mut value, secrets);
     Ok(value)
 }
 
-fn clean_value(value: &mut Value, secrets: &Secrets) {
+fn clean_value(value: &mut Value, secrets: &RedactedWords) {
     match value {
         Value::String(text) => *text = secrets.clean(text),
         Value::Array(all) => all.iter_mut().for_each(|one| clean_value(one, secrets)),
@@ -180,8 +180,8 @@ pub fn found_in(text: &str) -> Option<String> {
 mod tests {
     use super::*;
 
-    fn secrets() -> Secrets {
-        let mut secrets = Secrets::default();
+    fn secrets() -> RedactedWords {
+        let mut secrets = RedactedWords::default();
         secrets.add(Some("S4EWNX0R123456Z   "));
         secrets.word(Some("wintermute.example.org".to_owned()));
         secrets.word(Some("case".to_owned()));
@@ -194,7 +194,7 @@ mod tests {
         for (text, clean) in [
             ("serial s4ewnx0r123456z!", "serial REMOVED!"),
             ("xS4EWNX0R123456Zx", "xREMOVEDx"),
-            ("on Wintermute as CASE", "on REMOVED as REMOVED"),
+            ("on Wintermute as CASE", "on REMOVED"),
             (
                 "in this case-insensitive staircase",
                 "in this REMOVED-insensitive staircase",

@@ -1,11 +1,13 @@
 //! Parts that steps share: the device, the plan, and the bring-up of a controller for one step.
 
-use super::plan::Plan;
-use super::record::{Measured, Tier, Verified};
+use super::plan::WitnessPlan;
+use super::record::{RecordTier, TimedPass, VerifiedBytes};
 use crate::common::output;
 use nvme_host::core::spec::Nsid;
-use nvme_host::sysfs::Scope;
-use nvme_host::{Config, Controller, Device, Error, Namespace, Result, Store, StoreOptions};
+use nvme_host::sysfs::CommandScope;
+use nvme_host::{
+    Controller, ControllerConfig, Device, Error, Namespace, Result, Store, StoreOptions,
+};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -15,14 +17,14 @@ const MOST: u64 = 4 << 20;
 const MOST_WRITTEN: u64 = 256 << 20;
 
 /// Result of a step.
-pub struct Done {
-    pub measured: Measured,
-    pub verified: Verified,
-    pub tier: Option<Tier>,
+pub struct StepResult {
+    pub measured: TimedPass,
+    pub verified: VerifiedBytes,
+    pub tier: Option<RecordTier>,
 }
 
-impl Done {
-    pub fn new(measured: Measured, verified: Verified) -> Self {
+impl StepResult {
+    pub fn new(measured: TimedPass, verified: VerifiedBytes) -> Self {
         Self {
             measured,
             verified,
@@ -33,13 +35,13 @@ impl Done {
 
 /// Blocks that the user allows to be overwritten.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Writable {
+pub struct WritableBlocks {
     pub lba: u64,
     pub blocks: u64,
 }
 
 /// LBA:BLOCKS
-impl std::str::FromStr for Writable {
+impl std::str::FromStr for WritableBlocks {
     type Err = String;
 
     fn from_str(text: &str) -> std::result::Result<Self, String> {
@@ -55,24 +57,24 @@ impl std::str::FromStr for Writable {
 }
 
 /// The device and the work to do with it.
-pub struct Context {
+pub struct RunContext {
     pub timeout: Duration,
-    pub plan: Plan,
+    pub plan: WitnessPlan,
     /// Salts the sums of this run; it is not kept.
     pub salt: u64,
-    pub writable: Option<Writable>,
+    pub writable: Option<WritableBlocks>,
     pub as_json: bool,
-    pub opened: Opened,
+    pub opened: OpenedDevice,
 }
 
 /// The device, which stays open from step to step: a simulated one in memory keeps its bytes.
-pub struct Opened {
+pub struct OpenedDevice {
     name: String,
     writes: bool,
     device: Option<Arc<dyn Device>>,
 }
 
-impl Opened {
+impl OpenedDevice {
     /// Wraps `device` with the name `name`; `writes` is true if steps change it.
     pub fn new(name: &str, writes: bool, device: Arc<dyn Device>) -> Self {
         Self {
@@ -115,18 +117,18 @@ pub fn open(name: &str, writes: bool) -> Result<Arc<dyn Device>> {
 
 /// Returns the options of bring-up. The steps check for Ctrl-C themselves, so that a write step can restore the
 /// data that it has changed. `changes` is the namespace whose range is overwritten.
-pub fn config(timeout: Duration, as_json: bool, changes: Option<Nsid>) -> Config {
-    Config {
+pub fn config(timeout: Duration, as_json: bool, changes: Option<Nsid>) -> ControllerConfig {
+    ControllerConfig {
         timeout,
-        changes: changes.map(|nsid| Scope::Namespace(nsid.0)),
+        changes: changes.map(|nsid| CommandScope::Namespace(nsid.0)),
         max_transfer: MOST,
         notify: output::warnings(as_json),
-        ..Config::default()
+        ..ControllerConfig::default()
     }
 }
 
-impl Context {
-    pub fn config(&self) -> Config {
+impl RunContext {
+    pub fn config(&self) -> ControllerConfig {
         config(
             self.timeout,
             self.as_json,
@@ -164,7 +166,7 @@ impl Context {
     ///
     /// # Errors
     /// [`Error::Usage`] for one that is too long.
-    pub fn writable(&self) -> Result<Writable> {
+    pub fn writable(&self) -> Result<WritableBlocks> {
         let range = self
             .writable
             .ok_or_else(|| Error::internal("no range to write"))?;
@@ -187,8 +189,8 @@ mod tests {
 
     #[test]
     fn a_range_to_write_is_named_by_its_first_block_and_its_length() {
-        let range = |text: &str| text.parse::<Writable>();
-        assert_eq!(range("0x10:8"), Ok(Writable { lba: 16, blocks: 8 }));
+        let range = |text: &str| text.parse::<WritableBlocks>();
+        assert_eq!(range("0x10:8"), Ok(WritableBlocks { lba: 16, blocks: 8 }));
         for text in ["", "8", "8:0", "a:1", "1:b", "1:2:3"] {
             assert!(range(text).is_err(), "{text}");
         }

@@ -3,16 +3,16 @@
 use super::by_cpu;
 #[cfg(feature = "cuda")]
 use super::by_gpu;
-use super::plan::Sizes;
-use super::record::{By, Failure, Outcome, Step};
-use super::run::{Context, Done};
-use super::watch::Watch;
+use super::plan::RunLengths;
+use super::record::{StepEnd, StepFailure, SubmittingProcessor, WitnessStep};
+use super::run::{RunContext, StepResult};
+use super::watch::StepWatch;
 use nvme_host::{Error, Result};
 use std::time::Duration;
 
 /// Workload of a rung, besides Identify.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Rung {
+pub enum StepWorkload {
     OneBlock,
     PrpLists,
     /// The first or the second length.
@@ -25,7 +25,7 @@ pub enum Rung {
 /// The name of the rung on which the controller is brought up.
 pub const IDENTIFY: &str = "identify";
 
-impl Rung {
+impl StepWorkload {
     pub const ALL: [Self; 7] = [
         Self::OneBlock,
         Self::PrpLists,
@@ -49,9 +49,9 @@ impl Rung {
     }
 
     /// Returns the number of bytes that it moves, about, for its bar.
-    fn bytes(self, context: &Context) -> u64 {
+    fn bytes(self, context: &RunContext) -> u64 {
         let plan = &context.plan;
-        let Sizes {
+        let RunLengths {
             table_bytes, rows, ..
         } = plan.sizes;
         match self {
@@ -66,29 +66,36 @@ impl Rung {
 }
 
 /// Runs a rung by the CPU, or by GPU `gpu`.
-fn climb(context: &mut Context, rung: Rung, gpu: Option<u32>, watch: &Watch) -> Result<Done> {
+fn climb(
+    context: &mut RunContext,
+    rung: StepWorkload,
+    gpu: Option<u32>,
+    watch: &StepWatch,
+) -> Result<StepResult> {
     let sequential = context.plan.sizes.sequential;
     match (rung, gpu) {
-        (Rung::OneBlock, None) => by_cpu::one_block(context, watch),
-        (Rung::PrpLists, None) => by_cpu::lists(context, watch),
-        (Rung::Sequential(which), None) => by_cpu::sequential(context, watch, sequential[which]),
-        (Rung::LayerLoader, None) => by_cpu::layer_loader(context, watch),
-        (Rung::Gather, None) => by_cpu::gather(context, watch),
-        (Rung::WriteReadCompare, None) => by_cpu::write(context, watch),
+        (StepWorkload::OneBlock, None) => by_cpu::one_block(context, watch),
+        (StepWorkload::PrpLists, None) => by_cpu::lists(context, watch),
+        (StepWorkload::Sequential(which), None) => {
+            by_cpu::sequential(context, watch, sequential[which])
+        }
+        (StepWorkload::LayerLoader, None) => by_cpu::layer_loader(context, watch),
+        (StepWorkload::Gather, None) => by_cpu::gather(context, watch),
+        (StepWorkload::WriteReadCompare, None) => by_cpu::write(context, watch),
         #[cfg(feature = "cuda")]
-        (Rung::OneBlock, Some(gpu)) => by_gpu::one_block(context, watch, gpu),
+        (StepWorkload::OneBlock, Some(gpu)) => by_gpu::one_block(context, watch, gpu),
         #[cfg(feature = "cuda")]
-        (Rung::PrpLists, Some(gpu)) => by_gpu::lists(context, watch, gpu),
+        (StepWorkload::PrpLists, Some(gpu)) => by_gpu::lists(context, watch, gpu),
         #[cfg(feature = "cuda")]
-        (Rung::Sequential(which), Some(gpu)) => {
+        (StepWorkload::Sequential(which), Some(gpu)) => {
             by_gpu::sequential(context, watch, sequential[which], gpu)
         }
         #[cfg(feature = "cuda")]
-        (Rung::LayerLoader, Some(gpu)) => by_gpu::layer_loader(context, watch, gpu),
+        (StepWorkload::LayerLoader, Some(gpu)) => by_gpu::layer_loader(context, watch, gpu),
         #[cfg(feature = "cuda")]
-        (Rung::Gather, Some(gpu)) => by_gpu::gather(context, watch, gpu),
+        (StepWorkload::Gather, Some(gpu)) => by_gpu::gather(context, watch, gpu),
         #[cfg(feature = "cuda")]
-        (Rung::WriteReadCompare, Some(gpu)) => by_gpu::write(context, watch, gpu),
+        (StepWorkload::WriteReadCompare, Some(gpu)) => by_gpu::write(context, watch, gpu),
         #[cfg(not(feature = "cuda"))]
         (_, Some(_)) => Err(Error::usage("this build has no GPUs", "use --cpu")),
     }
@@ -96,19 +103,23 @@ fn climb(context: &mut Context, rung: Rung, gpu: Option<u32>, watch: &Watch) -> 
 
 /// Runs a rung and records its result, or the cause of its failure. The error is returned, too.
 pub fn step(
-    context: &mut Context,
-    rung: Rung,
+    context: &mut RunContext,
+    rung: StepWorkload,
     gpu: Option<u32>,
     limit: Duration,
     link: Option<f64>,
-) -> (Step, Option<Error>) {
-    let watch = Watch::new(limit, rung.name(), rung.bytes(context));
+) -> (WitnessStep, Option<Error>) {
+    let watch = StepWatch::new(limit, rung.name(), rung.bytes(context));
     let ended = climb(context, rung, gpu, &watch);
     drop(watch);
-    let by = if gpu.is_some() { By::Gpu } else { By::Cpu };
-    let mut step = empty(rung.name(), by, Outcome::Ok);
+    let by = if gpu.is_some() {
+        SubmittingProcessor::Gpu
+    } else {
+        SubmittingProcessor::Cpu
+    };
+    let mut step = empty(rung.name(), by, StepEnd::Ok);
     match ended {
-        Ok(Done {
+        Ok(StepResult {
             mut measured,
             verified,
             tier,
@@ -123,7 +134,7 @@ pub fn step(
             if matches!(error, Error::Gone { .. } | Error::Timeout { .. }) {
                 context.opened.close();
             }
-            step.outcome = Outcome::Failed;
+            step.outcome = StepEnd::Failed;
             step.error = Some(failure(&error));
             (step, Some(error))
         }
@@ -131,8 +142,8 @@ pub fn step(
 }
 
 /// Returns a step without anything that was measured.
-pub fn empty(name: &str, by: By, outcome: Outcome) -> Step {
-    Step {
+pub fn empty(name: &str, by: SubmittingProcessor, outcome: StepEnd) -> WitnessStep {
+    WitnessStep {
         name: name.to_owned(),
         by,
         outcome,
@@ -144,20 +155,20 @@ pub fn empty(name: &str, by: By, outcome: Outcome) -> Step {
     }
 }
 
-pub fn skipped(rung: Rung, by: By, why: &str) -> Step {
-    Step {
+pub fn skipped(rung: StepWorkload, by: SubmittingProcessor, why: &str) -> WitnessStep {
+    WitnessStep {
         why: Some(why.to_owned()),
-        ..empty(rung.name(), by, Outcome::Skipped)
+        ..empty(rung.name(), by, StepEnd::Skipped)
     }
 }
 
 /// Returns an error without the name of a file, which may have blanks.
-pub fn failure(error: &Error) -> Failure {
+pub fn failure(error: &Error) -> StepFailure {
     let message = match error {
         Error::File { action, source, .. } => format!("cannot {action} a file: {source}"),
         error => error.to_string(),
     };
-    Failure {
+    StepFailure {
         code: error.code().to_owned(),
         message,
     }

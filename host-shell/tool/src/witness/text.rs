@@ -1,6 +1,6 @@
 //! A run as text: its date, its device without paths, and a line for each rung.
 
-use super::record::{Outcome, Record, Step};
+use super::record::{StepEnd, WitnessRecord, WitnessStep};
 use nvme_host::units;
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -63,7 +63,7 @@ pub fn device(device: &str) -> String {
 }
 
 /// Returns the controller, and a line for each rung.
-pub fn table(record: &Record) -> String {
+pub fn table(record: &WitnessRecord) -> String {
     let mut text = String::new();
     if let Some(one) = &record.controller {
         let mdts = one.mdts_bytes.map_or("none".to_owned(), units::bytes);
@@ -84,14 +84,14 @@ pub fn table(record: &Record) -> String {
     text
 }
 
-fn line(step: &Step) -> String {
+fn line(step: &WitnessStep) -> String {
     let by = match step.by {
-        super::record::By::Cpu => "cpu",
-        super::record::By::Gpu => "gpu",
+        super::record::SubmittingProcessor::Cpu => "cpu",
+        super::record::SubmittingProcessor::Gpu => "gpu",
     };
     let mut text = format!("{:<18} {by} ", step.name);
     match (step.outcome, &step.measured) {
-        (Outcome::Ok, Some(one)) => {
+        (StepEnd::Ok, Some(one)) => {
             text.push_str(&format!("{:>8.3} GB/s", one.gb_per_s));
             if let Some(share) = one.of_link {
                 text.push_str(&format!(", {:.0} % of the link", share * 100.0));
@@ -107,13 +107,13 @@ fn line(step: &Step) -> String {
                 text.push_str(&format!(", tier {}", tier.tier));
             }
         }
-        (Outcome::Ok, None) => text.push_str("ok"),
-        (Outcome::Failed, _) => {
+        (StepEnd::Ok, None) => text.push_str("ok"),
+        (StepEnd::Failed, _) => {
             let error = step.error.as_ref();
             let message = error.map_or("", |error| error.message.as_str());
             text.push_str(&format!("FAILED: {message}"));
         }
-        (Outcome::Skipped, _) => {
+        (StepEnd::Skipped, _) => {
             text.push_str(&format!("skipped: {}", step.why.as_deref().unwrap_or("")));
         }
     }

@@ -5,13 +5,13 @@ use indicatif::ProgressBar;
 use nvme_host::{Error, Result};
 use std::time::{Duration, Instant};
 
-pub struct Watch {
+pub struct StepWatch {
     begin: Instant,
     limit: Duration,
     bar: ProgressBar,
 }
 
-impl Watch {
+impl StepWatch {
     /// Creates the watch of a step that begins now, may take `limit` and moves about `bytes` bytes.
     pub fn new(limit: Duration, what: &'static str, bytes: u64) -> Self {
         Self {
@@ -43,7 +43,7 @@ impl Watch {
     }
 }
 
-impl Drop for Watch {
+impl Drop for StepWatch {
     fn drop(&mut self) {
         self.bar.finish_and_clear();
     }

@@ -4,7 +4,7 @@ use crate::common::{Folder, Place, Ran, bytes, data};
 use nvme_host::core::spec::admin::{Format, Sanitize, SanitizeAction};
 use nvme_host::core::spec::log_page::sanitize_state;
 use nvme_host::core::spec::{Lba, Nsid};
-use nvme_host::{Config, Controller, Error};
+use nvme_host::{Controller, ControllerConfig, Error};
 use std::time::{Duration, Instant};
 
 const BLOCK: usize = 4096;
@@ -69,7 +69,7 @@ fn format_refuses_what_the_controller_cannot_do(place: Place) {
 #[test]
 fn a_handle_from_before_a_format_is_refused_and_a_new_one_has_the_new_blocks() {
     let (device, judge) = crate::common::embedded("sim:mem?size=1MiB");
-    let controller = Controller::start(device, &Config::default()).unwrap();
+    let controller = Controller::start(device, &ControllerConfig::default()).unwrap();
     let mut before = controller.namespace(Nsid(1)).unwrap();
     before.write(Lba(0), &data(BLOCK, 1)).unwrap();
     let identify = controller.identify_namespace(Nsid(1)).unwrap();
@@ -122,7 +122,7 @@ fn a_handle_from_before_a_format_is_refused_and_a_new_one_has_the_new_blocks() {
 #[test]
 fn a_format_that_is_not_answered_ends_at_its_own_deadline() {
     let (device, judge) = crate::common::embedded("sim:mem?size=1MiB&fault=drop@op=format");
-    let controller = Controller::start(device, &Config::default()).unwrap();
+    let controller = Controller::start(device, &ControllerConfig::default()).unwrap();
     let start = Instant::now();
     let result = controller.format(
         Nsid(1),
@@ -238,7 +238,7 @@ fn the_wait_for_a_sanitize_has_a_deadline_and_ends_at_ctrl_c() {
 #[test]
 fn commands_during_a_sanitize_are_answered_with_the_remedy() {
     let (device, judge) = crate::common::embedded("sim:mem?size=256MiB");
-    let controller = Controller::start(device, &Config::default()).unwrap();
+    let controller = Controller::start(device, &ControllerConfig::default()).unwrap();
     let mut namespace = controller.namespace(Nsid(1)).unwrap();
     let overwrite = Sanitize {
         passes: 16,

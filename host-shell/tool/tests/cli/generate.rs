@@ -1,13 +1,13 @@
 //! `generate`: a small model of random weights, from files, devices and file systems.
 
 use super::common::{Folder, Place};
-use nvme_models::llama::Config;
-use nvme_models::synthetic::{Stored, Synthetic};
+use nvme_models::llama::ModelConfig;
+use nvme_models::synthetic::{Stored, SyntheticModel};
 
 /// A model of 300 tokens, as GGUF.
 pub fn model() -> Vec<u8> {
-    let model = Synthetic {
-        config: Config {
+    let model = SyntheticModel {
+        config: ModelConfig {
             layers: 2,
             width: 64,
             hidden: 128,

@@ -104,13 +104,14 @@ fn a_long_log_page_is_fetched_in_pieces_within_mdts() {
     use nvme_host::core::spec::Nsid;
     use nvme_host::core::spec::admin::LogOptions;
     let (device, judge) = crate::common::embedded("sim:mem?size=1MiB&mdts=0");
-    let controller = nvme_host::Controller::start(device, &nvme_host::Config::default()).unwrap();
+    let controller =
+        nvme_host::Controller::start(device, &nvme_host::ControllerConfig::default()).unwrap();
     let most = controller.max_transfer();
     let mut seen = Vec::new();
     // One page a command: MDTS is 4 KiB at its least, and 128 KiB of a page of zeroes follow the error log.
-    let config = nvme_host::Config {
+    let config = nvme_host::ControllerConfig {
         max_transfer: 1024,
-        ..nvme_host::Config::default()
+        ..nvme_host::ControllerConfig::default()
     };
     let (small, small_judge) = crate::common::embedded("sim:mem?size=1MiB");
     let small = nvme_host::Controller::start(small, &config).unwrap();

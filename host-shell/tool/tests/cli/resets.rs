@@ -28,7 +28,8 @@ fn a_subsystem_reset_keeps_the_data_and_the_queues_of_a_controller_in_use() {
     use nvme_host::core::spec::register::{Csts, offset};
     use nvme_host::core::spec::{Lba, Nsid};
     let (device, judge) = crate::common::embedded("sim:mem?size=1MiB");
-    let controller = nvme_host::Controller::start(device, &nvme_host::Config::default()).unwrap();
+    let controller =
+        nvme_host::Controller::start(device, &nvme_host::ControllerConfig::default()).unwrap();
     let mut namespace = controller.namespace(Nsid(1)).unwrap();
     let input = data(4 * BLOCK, 3);
     namespace.write(Lba(7), &input).unwrap();

@@ -12,7 +12,7 @@ use crate::report::Report;
 use nvme_compute::random_weights::Stored;
 use nvme_compute::{GpuIds, streamed};
 use nvme_gpu_kernel::rows::code;
-use nvme_host::cuda::{DeviceMemory, Failures, Graph, Pending};
+use nvme_host::cuda::{CudaGraph, DeviceMemory, PendingRows, RowFailures};
 
 pub fn all(report: &mut Report, bench: &Bench) {
     for stored in Stored::ALL {
@@ -61,7 +61,7 @@ impl Ids {
         Ok(made)
     }
 
-    fn start_on(&self, drive: &Drive, job: &Job, stream: u64) -> nvme_host::Result<Pending> {
+    fn start_on(&self, drive: &Drive, job: &Job, stream: u64) -> nvme_host::Result<PendingRows> {
         let ids = GpuIds {
             address: self.device_ids.address(),
             count: self.ids.len() as u64,
@@ -81,7 +81,7 @@ impl Ids {
         self.device_y.upload(0, &bytes_of(&all)).map_err(text)
     }
 
-    fn run(&self, drive: &Drive, job: &Job) -> Outcome<Failures> {
+    fn run(&self, drive: &Drive, job: &Job) -> Outcome<RowFailures> {
         self.poison()?;
         let pending = self.start_on(drive, job, drive.stream.handle());
         let ended = pending.map_err(text)?.wait(limit()).map_err(text)?;
@@ -90,7 +90,7 @@ impl Ids {
     }
 
     /// Checks each element: right, or NaN and counted as failed. One without a row is NaN in any case.
-    fn check(&self, job: &Job, failures: Failures) -> Outcome<()> {
+    fn check(&self, job: &Job, failures: RowFailures) -> Outcome<()> {
         let mut bytes = vec![0; self.device_y.len()];
         self.device_y.download(0, &mut bytes).map_err(text)?;
         let words = bytes.as_chunks::<4>().0.iter();
@@ -229,7 +229,7 @@ fn streams(bench: &Bench) -> Outcome<String> {
             ids.poison()?;
             ids.start_on(&drive, job, stream.handle()).map_err(text)
         });
-        let started: Vec<Pending> = started.collect::<Outcome<_>>()?;
+        let started: Vec<PendingRows> = started.collect::<Outcome<_>>()?;
         for ((job, ids), pending) in jobs.iter().zip(&started) {
             let ended = pending.wait(limit()).map_err(text)?;
             ids.check(job, ended.failures)?;
@@ -244,7 +244,7 @@ fn graph(bench: &Bench) -> Outcome<String> {
     let drive = Drive::simulated(bench, 4096, "", limit())?;
     let job = Job::new(&drive, bench, Stored::Q8_0, (200, 2048), 4096, 1)?;
     let mut ids = Ids::new(bench, vec![0; 150], true)?;
-    let captured = Graph::capture(&drive.stream, |stream| ids.start_on(&drive, &job, stream));
+    let captured = CudaGraph::capture(&drive.stream, |stream| ids.start_on(&drive, &job, stream));
     let (graph, pending) = captured.map_err(text)?;
     let wait_for = |rounds| wait_for(rounds, || pending.ended());
     for round in 1..=3 {

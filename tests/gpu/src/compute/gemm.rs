@@ -9,12 +9,12 @@ use crate::gather::{dice, few_stations, several_streams, simulated, text};
 use crate::limits::{finish, limit};
 use crate::reading::{planned, until_whole, wait_for};
 use crate::report::Report;
-use nvme_compute::gemm::{Product, StreamedGemm};
+use nvme_compute::gemm::{GemmOperands, StreamedGemm};
 use nvme_compute::random_weights::{self, Stored};
-use nvme_compute::{Half, Matrix, streamed};
+use nvme_compute::{HalfFormat, StoredMatrix, streamed};
 use nvme_gpu_kernel::rows::code;
 use nvme_host::Store;
-use nvme_host::cuda::{DeviceMemory, Failures, Graph, Pending, Stream};
+use nvme_host::cuda::{CudaGraph, DeviceMemory, PendingRows, RowFailures, Stream};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -79,7 +79,7 @@ impl Drive {
 #[derive(Clone, Copy, Debug)]
 struct Shape {
     stored: Stored,
-    half: Half,
+    half: HalfFormat,
     tokens: u32,
     rows: u32,
     columns: u32,
@@ -90,7 +90,7 @@ struct Shape {
 /// A matrix on a drive, rows of halves, and what their product is.
 struct Job {
     shape: Shape,
-    matrix: Matrix,
+    matrix: StoredMatrix,
     x: Vec<u16>,
     /// Each element of the product, and how far from it is right.
     expected: Vec<(f64, f64)>,
@@ -102,7 +102,7 @@ struct Job {
 
 impl Job {
     fn new(drive: &Drive, bench: &Bench, shape: Shape, seed: u64) -> Outcome<Self> {
-        let matrix = Matrix::new(
+        let matrix = StoredMatrix::new(
             &drive.store,
             shape.offset,
             shape.stored,
@@ -172,8 +172,8 @@ impl Job {
         w
     }
 
-    fn product(&self) -> Product {
-        Product {
+    fn product(&self) -> GemmOperands {
+        GemmOperands {
             x: self.device_x.address(),
             y: self.device_y.address() + 4 * GUARD as u64,
             workspace: self.workspace.address(),
@@ -183,7 +183,7 @@ impl Job {
         }
     }
 
-    fn start_on(&self, drive: &Drive, stream: u64) -> nvme_host::Result<Pending> {
+    fn start_on(&self, drive: &Drive, stream: u64) -> nvme_host::Result<PendingRows> {
         // SAFETY: all of it outlives the product, which is waited for.
         unsafe { drive.products.gemm(&self.matrix, &self.product(), stream) }
     }
@@ -193,7 +193,7 @@ impl Job {
         self.device_y.upload(0, &bytes_of(&all)).map_err(text)
     }
 
-    fn run(&self, drive: &Drive) -> Outcome<Failures> {
+    fn run(&self, drive: &Drive) -> Outcome<RowFailures> {
         self.poison()?;
         let pending = self.start_on(drive, drive.stream.handle()).map_err(text)?;
         let ended = pending.wait(limit()).map_err(text)?;
@@ -202,7 +202,7 @@ impl Job {
     }
 
     /// Checks each element: right, or NaN in a column that was counted as failed.
-    fn check(&self, failures: Failures) -> Outcome<()> {
+    fn check(&self, failures: RowFailures) -> Outcome<()> {
         let count = self.expected.len();
         let mut bytes = vec![0; (count + 2 * GUARD) * 4];
         self.device_y.download(0, &mut bytes).map_err(text)?;
@@ -238,12 +238,12 @@ impl Job {
     }
 }
 
-fn half_of(stored: Stored, other: bool) -> Half {
+fn half_of(stored: Stored, other: bool) -> HalfFormat {
     match stored {
-        Stored::Bf16 => Half::Bf16,
-        Stored::F16 => Half::F16,
-        _ if other => Half::F16,
-        _ => Half::Bf16,
+        Stored::Bf16 => HalfFormat::Bf16,
+        Stored::F16 => HalfFormat::F16,
+        _ if other => HalfFormat::F16,
+        _ => HalfFormat::Bf16,
     }
 }
 
@@ -325,7 +325,7 @@ fn resident(bench: &Bench) -> Outcome<String> {
         };
         started.map_err(text)?;
         finish(&drive.stream);
-        job.check(Failures::default())?;
+        job.check(RowFailures::default())?;
         done += job.expected.len();
     }
     Ok(format!("{done} elements"))
@@ -335,7 +335,7 @@ fn usage(bench: &Bench) -> Outcome<String> {
     let drive = Drive::simulated(bench, 4096, "", limit())?;
     let shape = Shape {
         stored: Stored::Bf16,
-        half: Half::Bf16,
+        half: HalfFormat::Bf16,
         tokens: 2,
         rows: 3,
         columns: 32,
@@ -344,12 +344,12 @@ fn usage(bench: &Bench) -> Outcome<String> {
     };
     let job = Job::new(&drive, bench, shape, 1)?;
     let right = job.product();
-    let f32s = Matrix::new(&drive.store, 0, Stored::F32, 3, 32).map_err(text)?;
+    let f32s = StoredMatrix::new(&drive.store, 0, Stored::F32, 3, 32).map_err(text)?;
     for (what, matrix, product) in [
         (
             "rows between words",
             &job.matrix,
-            Product {
+            GemmOperands {
                 x: right.x + 2,
                 ..right
             },
@@ -357,7 +357,7 @@ fn usage(bench: &Bench) -> Outcome<String> {
         (
             "a result between words",
             &job.matrix,
-            Product {
+            GemmOperands {
                 y: right.y + 2,
                 ..right
             },
@@ -365,7 +365,7 @@ fn usage(bench: &Bench) -> Outcome<String> {
         (
             "a workspace between words",
             &job.matrix,
-            Product {
+            GemmOperands {
                 workspace: right.workspace + 4,
                 ..right
             },
@@ -373,8 +373,8 @@ fn usage(bench: &Bench) -> Outcome<String> {
         (
             "other halves",
             &job.matrix,
-            Product {
-                half: Half::F16,
+            GemmOperands {
+                half: HalfFormat::F16,
                 ..right
             },
         ),
@@ -382,7 +382,7 @@ fn usage(bench: &Bench) -> Outcome<String> {
         (
             "too many tokens",
             &job.matrix,
-            Product {
+            GemmOperands {
                 tokens: 1 << 31,
                 ..right
             },
@@ -394,7 +394,7 @@ fn usage(bench: &Bench) -> Outcome<String> {
             return Err(what.to_owned());
         }
     }
-    if job.matrix.products(&[0; 31], Half::Bf16).is_ok() {
+    if job.matrix.products(&[0; 31], HalfFormat::Bf16).is_ok() {
         return Err("a part of a row".to_owned());
     }
     Ok("refused before anything is launched".to_owned())
@@ -423,7 +423,7 @@ fn streams(bench: &Bench) -> Outcome<String> {
             job.poison()?;
             job.start_on(&drive, stream.handle()).map_err(text)
         });
-        let started: Vec<Pending> = started.collect::<Outcome<_>>()?;
+        let started: Vec<PendingRows> = started.collect::<Outcome<_>>()?;
         for (job, pending) in jobs.iter().zip(&started) {
             let ended = pending.wait(limit()).map_err(text)?;
             job.check(ended.failures)?;
@@ -438,7 +438,7 @@ fn graph(bench: &Bench) -> Outcome<String> {
     let drive = Drive::simulated(bench, 4096, "", limit())?;
     let shape = Shape {
         stored: Stored::Q4_0,
-        half: Half::F16,
+        half: HalfFormat::F16,
         tokens: 100,
         rows: 1500,
         columns: 256,
@@ -446,7 +446,7 @@ fn graph(bench: &Bench) -> Outcome<String> {
         readers: 2,
     };
     let mut job = Job::new(&drive, bench, shape, 1)?;
-    let captured = Graph::capture(&drive.stream, |stream| job.start_on(&drive, stream));
+    let captured = CudaGraph::capture(&drive.stream, |stream| job.start_on(&drive, stream));
     let (graph, pending) = captured.map_err(text)?;
     let wait_for = |rounds| wait_for(rounds, || pending.ended());
     for round in 1..=3 {
@@ -466,7 +466,7 @@ fn graph(bench: &Bench) -> Outcome<String> {
     // The matrix shares the store.
     let other = Store::open("sim:mem?size=1MiB", &nvme_host::StoreOptions::default());
     let other = Arc::new(other.map_err(text)?);
-    job.matrix = Matrix::new(&other, 0, Stored::F32, 0, 32).map_err(text)?;
+    job.matrix = StoredMatrix::new(&other, 0, Stored::F32, 0, 32).map_err(text)?;
     drop((store, products));
     graph.launch(&stream).map_err(text)?;
     wait_for(4)?;
@@ -487,7 +487,7 @@ fn faults(bench: &Bench, (name, fault): (&str, &str), stored: Stored) -> Outcome
     let columns = if stored == Stored::Bf16 { 2048 } else { 4096 };
     let shape = Shape {
         stored,
-        half: Half::Bf16,
+        half: HalfFormat::Bf16,
         tokens: 20,
         rows: 2048,
         columns,

@@ -8,9 +8,9 @@ use crate::report::Outcome;
 use nvme_gpu_kernel::rows::code;
 use nvme_gpu_kernel::work::data_word;
 use nvme_host::cuda::{
-    DeviceMemory, Failures, Gpu, Pending, Request, RowTable, RowsOptions, Stream,
+    DeviceMemory, Gpu, PendingRows, RowFailures, RowRequest, RowTable, RowsOptions, Stream,
 };
-use nvme_host::store::{Element, GpuOptions};
+use nvme_host::store::{GpuOptions, RowElement};
 use nvme_host::{Store, StoreOptions, Table};
 use std::sync::Arc;
 use std::time::Duration;
@@ -200,17 +200,17 @@ impl Job {
         make().map_err(text)
     }
 
-    pub fn start(&self, drive: &Drive, stream: &Stream) -> Outcome<Pending> {
+    pub fn start(&self, drive: &Drive, stream: &Stream) -> Outcome<PendingRows> {
         self.start_on(drive, stream.handle())
     }
 
     /// In `stream`, a `CUstream`.
-    pub fn start_on(&self, drive: &Drive, stream: u64) -> Outcome<Pending> {
+    pub fn start_on(&self, drive: &Drive, stream: u64) -> Outcome<PendingRows> {
         drive.gather(&self.table, &self.request(), stream)
     }
 
-    fn request(&self) -> Request {
-        Request {
+    fn request(&self) -> RowRequest {
+        RowRequest {
             ids: self.device_ids.address(),
             wide_ids: self.wide,
             count: self.ids.len() as u64,
@@ -221,20 +221,20 @@ impl Job {
     }
 
     /// Writes the output's rows to the drive.
-    pub fn scatter(&self, drive: &Drive) -> Outcome<Pending> {
+    pub fn scatter(&self, drive: &Drive) -> Outcome<PendingRows> {
         self.scatter_on(drive, drive.stream.handle())
     }
 
     /// In `stream`, a `CUstream`.
-    pub fn scatter_on(&self, drive: &Drive, stream: u64) -> Outcome<Pending> {
+    pub fn scatter_on(&self, drive: &Drive, stream: u64) -> Outcome<PendingRows> {
         let table = drive.rows(&self.table)?;
         // SAFETY: the job's memory outlives the operation, which is waited for.
         unsafe { table.scatter_on_gpu(&self.request(), stream) }.map_err(text)
     }
 
     /// Without a word for each row's code.
-    pub fn scatter_without_status(&self, drive: &Drive) -> Outcome<Pending> {
-        let request = Request {
+    pub fn scatter_without_status(&self, drive: &Drive) -> Outcome<PendingRows> {
+        let request = RowRequest {
             status: 0,
             ..self.request()
         };
@@ -244,7 +244,7 @@ impl Job {
     }
 
     /// Adds the output's rows to those of the drive.
-    pub fn add(&self, drive: &Drive, element: Element) -> Outcome<Pending> {
+    pub fn add(&self, drive: &Drive, element: RowElement) -> Outcome<PendingRows> {
         let (table, stream) = (drive.rows(&self.table)?, drive.stream.handle());
         // SAFETY: as above.
         unsafe { table.scatter_add_on_gpu(&self.request(), element, stream) }.map_err(text)
@@ -326,9 +326,9 @@ impl Drive {
     pub(super) fn gather(
         &self,
         table: &RowTable,
-        request: &Request,
+        request: &RowRequest,
         stream: u64,
-    ) -> Outcome<Pending> {
+    ) -> Outcome<PendingRows> {
         let table = match &self.cached {
             Some(cached) => cached.clone(),
             None => self.rows(table)?,
@@ -350,7 +350,7 @@ impl Drive {
     }
 
     /// The same, with what it came to.
-    pub fn run_and_tell(&self, job: &Job) -> Outcome<(Vec<i32>, Failures)> {
+    pub fn run_and_tell(&self, job: &Job) -> Outcome<(Vec<i32>, RowFailures)> {
         let pending = job.start(self, &self.stream)?;
         let gathered = pending.wait(limit()).map_err(text)?;
         let codes = job.check(self)?;
@@ -406,7 +406,7 @@ pub fn random_jobs(
 /// Starts all of them, on the streams in turns, and waits: the codes of each, after every row was checked.
 pub fn run_over(drive: &Drive, jobs: &[Job], streams: &[Stream]) -> Outcome<Vec<Vec<i32>>> {
     let started = jobs.iter().zip(streams.iter().cycle());
-    let pending: Vec<Pending> = started
+    let pending: Vec<PendingRows> = started
         .map(|(job, stream)| job.start(drive, stream))
         .collect::<Outcome<_>>()?;
     let ended = jobs.iter().zip(&pending);

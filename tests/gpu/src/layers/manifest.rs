@@ -9,8 +9,8 @@ use crate::gather::{dice, text};
 use crate::limits::{finish, limit};
 use crate::report::Report;
 use nvme_gpu_kernel::work::data_word;
-use nvme_host::cuda::{ChunkHasher, DeviceMemory, Event, HashedChunk, HostWords, Stream};
-use nvme_host::loader::{Layers, LoaderOptions};
+use nvme_host::cuda::{ChunkHasher, DeviceMemory, HashedChunk, HostWords, Stream, StreamEvent};
+use nvme_host::loader::{LoaderOptions, ModelLayers};
 use nvme_host::{Error, Manifest};
 use std::ops::ControlFlow;
 use std::time::Instant;
@@ -69,7 +69,7 @@ impl Hashing {
             let table = DeviceMemory::new(&bench.gpu, bytes.len())?;
             table.upload(0, &bytes)?;
             let found = HostWords::new(&bench.gpu, chunks.len())?;
-            let begin = Event::record(&self.stream)?;
+            let begin = StreamEvent::record(&self.stream)?;
             // SAFETY: chunks of the memory, and a word for each; all of it stays until the stream is done.
             unsafe {
                 self.hasher.launch(
@@ -79,7 +79,7 @@ impl Hashing {
                     found.address(0),
                 )?;
             }
-            let end = Event::record(&self.stream)?;
+            let end = StreamEvent::record(&self.stream)?;
             finish(&self.stream);
             let hashes = (0..chunks.len()).map(|index| found.get(index)).collect();
             Ok((hashes, end.seconds_since(&begin)?))
@@ -142,7 +142,7 @@ fn hashes(bench: &Bench) -> Outcome<String> {
 }
 
 /// The layers of a model with their manifest.
-fn verified(layers: Layers, image: &[u8]) -> nvme_host::Result<Layers> {
+fn verified(layers: ModelLayers, image: &[u8]) -> nvme_host::Result<ModelLayers> {
     layers.verified_by(&manifest(image)?, 0)
 }
 
@@ -262,14 +262,14 @@ fn errors(bench: &Bench) -> Outcome<String> {
 
 /// A manifest with other lengths is refused before anything is read.
 fn refused(bench: &Bench) -> Outcome<String> {
-    let cut = |layers: Layers, image: &[u8]| {
+    let cut = |layers: ModelLayers, image: &[u8]| {
         let short = &image[..image.len() - (STEP as usize) * 2];
         let parts: Vec<_> = (0..LAYERS - 3).map(super::tensor).collect();
         let mut go_on = |_, _| ControlFlow::Continue(());
         let manifest = Manifest::of(&short, short.len() as u64, &parts, &mut go_on)?;
         layers.verified_by(&manifest, 0)
     };
-    let shifted = |layers: Layers, image: &[u8]| layers.verified_by(&manifest(image)?, 1);
+    let shifted = |layers: ModelLayers, image: &[u8]| layers.verified_by(&manifest(image)?, 1);
     let options = LoaderOptions::default();
     let mut said = Vec::new();
     for made in [

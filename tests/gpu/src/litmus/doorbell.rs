@@ -12,8 +12,8 @@ use nvme_core::queue_state::{QueueState, words as state_words};
 use nvme_core::spec::{Cqe, Qid, nvm};
 use nvme_core::sync::{AtomicU32, Order, Scope};
 use nvme_gpu_kernel::work::{self, Launch};
-use nvme_host::cuda::null::{Null, Shape};
-use nvme_host::cuda::{DeviceMemory, Kernel, Registered};
+use nvme_host::cuda::null::{NullController, NullShape};
+use nvme_host::cuda::{DeviceMemory, Kernel, RegisteredMemory};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 use zerocopy::IntoBytes;
@@ -163,13 +163,13 @@ fn run(
     slots: u32,
     options: &Options,
 ) -> nvme_host::Result<Result<String, String>> {
-    let null = Null::new(Shape {
+    let null = NullController::new(NullShape {
         queues: 1,
         entries,
         dstrd: 4,
         data_bytes: 4096,
     })?;
-    let registered = Registered::pages(&bench.gpu, null.pages())?;
+    let registered = RegisteredMemory::pages(&bench.gpu, null.pages())?;
     let state: Vec<AtomicU32> = (0..state_words(entries))
         .map(|_| AtomicU32::new(0))
         .collect();

@@ -3,8 +3,8 @@
 #![allow(unsafe_code)]
 
 use super::cases::Memory;
-use nvme_host::cuda::{DeviceMemory, Gpu, Registered};
-use nvme_host::{Pages, Result};
+use nvme_host::cuda::{DeviceMemory, Gpu, RegisteredMemory};
+use nvme_host::{DmaPages, Result};
 use std::sync::Arc;
 
 /// Bytes of each location.
@@ -21,16 +21,16 @@ pub struct Place {
 
 /// x, y and z in both kinds of memory.
 pub struct Ground {
-    pages: Arc<Pages>,
-    registered: Registered,
+    pages: Arc<DmaPages>,
+    registered: RegisteredMemory,
     device: DeviceMemory,
 }
 
 impl Ground {
     pub fn new(gpu: &Arc<Gpu>) -> Result<Self> {
-        let pages = Arc::new(Pages::new(3 * BYTES)?);
+        let pages = Arc::new(DmaPages::new(3 * BYTES)?);
         Ok(Self {
-            registered: Registered::pages(gpu, &pages)?,
+            registered: RegisteredMemory::pages(gpu, &pages)?,
             device: DeviceMemory::new(gpu, 3 * BYTES)?,
             pages,
         })

@@ -9,7 +9,7 @@ use crate::bench::Bench;
 use gpu_litmus::{Args, Counts, Flavour, Shape};
 use nvme_gpu_kernel::work::data_word;
 use nvme_host::Result;
-use nvme_host::cuda::{DeviceMemory, Function, Module};
+use nvme_host::cuda::{DeviceMemory, KernelFunction, Module};
 use std::sync::atomic::{AtomicBool, Ordering};
 
 /// Iterations of all instances of a launch together, at most.
@@ -23,7 +23,7 @@ const WARPS: u32 = 128;
 /// The kernel and its memory.
 pub struct Litmus {
     module: Module,
-    function: Function,
+    function: KernelFunction,
     ground: Ground,
     logs: [DeviceMemory; 2],
     stress: DeviceMemory,

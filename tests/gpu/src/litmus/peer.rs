@@ -13,7 +13,7 @@ use crate::report::Options;
 use gpu_litmus::{Args, Counts, Flavour, Shape, Within};
 use nvme_gpu_kernel::work::data_word;
 use nvme_host::Result;
-use nvme_host::cuda::{DeviceMemory, Function, Gpu, Module, Stream};
+use nvme_host::cuda::{DeviceMemory, Gpu, KernelFunction, Module, Stream};
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -46,7 +46,7 @@ pub fn cases() -> impl Iterator<Item = Case> {
 /// One GPU's kernel and memory.
 struct Side {
     module: Module,
-    function: Function,
+    function: KernelFunction,
     stream: Stream,
     places: DeviceMemory,
     stress: DeviceMemory,

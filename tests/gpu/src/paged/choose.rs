@@ -1,12 +1,12 @@
 //! Sparse attention: the GPU chooses the pages. Ranks and choices have to be those of the CPU bit by bit.
 
-use super::{Bench, Failures, KvShape, Outcome, Queries, Report};
+use super::{Bench, KvShape, Outcome, PagedQueries, Report, RowFailures};
 use super::{CASE, Case, Drive, Job, SHAPE, code, paged, text};
 use crate::gather::fault_timeout;
 use crate::limits::limit;
-use nvme_host::cuda::{DeviceMemory, Graph, Request};
-use nvme_models::Keep;
-use nvme_models::choosing::{Choice, Choosing, Summaries};
+use nvme_host::cuda::{CudaGraph, DeviceMemory, RowRequest};
+use nvme_models::PageLimits;
+use nvme_models::choosing::{PageSelection, PageSummaries, SelectionKernels};
 use std::time::Instant;
 
 pub fn all(report: &mut Report, bench: &Bench) {
@@ -36,25 +36,25 @@ pub fn all(report: &mut Report, bench: &Bench) {
 /// A job, and what chooses its pages.
 struct Sparse {
     job: Job,
-    choosing: Choosing,
-    summaries: Summaries,
+    choosing: SelectionKernels,
+    summaries: PageSummaries,
     /// The same as bytes, made by the CPU.
     expected: Vec<u8>,
-    keep: Keep,
+    keep: PageLimits,
     workspace: DeviceMemory,
 }
 
 impl Sparse {
     /// With summaries that the CPU made of the pages on the drive.
-    fn new(drive: &Drive, job: Job, keep: Keep) -> Outcome<Self> {
+    fn new(drive: &Drive, job: Job, keep: PageLimits) -> Outcome<Self> {
         let gpu = drive.store.gpu().ok_or("a store without a GPU")?;
         let pages = u64::from(job.case.pages);
-        let summaries = Summaries::new(gpu, &job.oracle).map_err(text)?;
+        let summaries = PageSummaries::new(gpu, &job.oracle).map_err(text)?;
         summaries.read(&job.oracle, 0, pages).map_err(text)?;
         let expected = job.oracle.summaries(0, pages).map_err(text)?;
-        let bytes = Choosing::workspace_bytes(&job.pages, &job.words, keep);
+        let bytes = SelectionKernels::workspace_bytes(&job.pages, &job.words, keep);
         Ok(Self {
-            choosing: Choosing::load(gpu).map_err(text)?,
+            choosing: SelectionKernels::load(gpu).map_err(text)?,
             summaries,
             expected,
             keep,
@@ -63,15 +63,15 @@ impl Sparse {
         })
     }
 
-    fn choice(&self) -> Choice<'_> {
-        Choice {
+    fn choice(&self) -> PageSelection<'_> {
+        PageSelection {
             summaries: &self.summaries,
             keep: self.keep,
             workspace: self.workspace.address(),
         }
     }
 
-    fn start_on(&self, drive: &Drive, stream: u64) -> nvme_host::Result<super::Pending> {
+    fn start_on(&self, drive: &Drive, stream: u64) -> nvme_host::Result<super::PendingRows> {
         // SAFETY: the memory outlives the launches, which are waited for.
         unsafe {
             let chosen =
@@ -81,7 +81,7 @@ impl Sparse {
         }
     }
 
-    fn run(&self, drive: &Drive) -> Outcome<Failures> {
+    fn run(&self, drive: &Drive) -> Outcome<RowFailures> {
         self.job.poison()?;
         let stream = drive.stream.handle();
         let pending = self.start_on(drive, stream).map_err(text)?;
@@ -111,7 +111,7 @@ impl Sparse {
     }
 
     /// Checks ranks, choices, and attention over what was chosen.
-    fn check(&self, failures: Failures) -> Outcome<()> {
+    fn check(&self, failures: RowFailures) -> Outcome<()> {
         let case = &self.job.case;
         let shape = case.shape;
         let mut bytes = vec![0; self.workspace.len()];
@@ -150,7 +150,7 @@ impl Sparse {
     }
 }
 
-const KEEP: Keep = Keep {
+const KEEP: PageLimits = PageLimits {
     pages: 12,
     first: 1,
     last: 2,
@@ -189,7 +189,7 @@ fn shapes(bench: &Bench, is_bf16: bool) -> Outcome<String> {
                 has_tail,
             };
             let (pages, first, last) = keep;
-            let keep = Keep { pages, first, last };
+            let keep = PageLimits { pages, first, last };
             let job = Job::new(&drive, case, u64::from(kv_heads * 100 + sequences))?;
             let failures = Sparse::new(&drive, job, keep)?.run(&drive)?;
             if failures.rows != 0 {
@@ -217,7 +217,7 @@ fn large(bench: &Bench) -> Outcome<String> {
     };
     let mut done = 0;
     for (seed, pages) in [(1, 1), (2, 100), (3, 2999)] {
-        let keep = Keep {
+        let keep = PageLimits {
             pages,
             first: 0,
             last: 1,
@@ -268,7 +268,7 @@ fn ties(bench: &Bench) -> Outcome<String> {
 /// As many as there are: the bits of attention over all pages.
 fn all_pages(bench: &Bench) -> Outcome<String> {
     let drive = Drive::new(bench, 4096, "", limit())?;
-    let keep = Keep {
+    let keep = PageLimits {
         pages: 100,
         first: 3,
         last: 90,
@@ -316,7 +316,7 @@ fn no_summaries(bench: &Bench) -> Outcome<String> {
     let drive = Drive::new(bench, 4096, "", limit())?;
     let mut sparse = Sparse::new(&drive, Job::new(&drive, CASE, 7)?, KEEP)?;
     let gpu = drive.store.gpu().ok_or("a store without a GPU")?;
-    sparse.summaries = Summaries::new(gpu, &sparse.job.pages).map_err(text)?;
+    sparse.summaries = PageSummaries::new(gpu, &sparse.job.pages).map_err(text)?;
     sparse
         .summaries
         .read(&sparse.job.oracle, 0, 90)
@@ -336,7 +336,7 @@ fn usage(bench: &Bench) -> Outcome<String> {
     let drive = Drive::new(bench, 512, "", limit())?;
     let sparse = Sparse::new(&drive, Job::new(&drive, CASE, 1)?, KEEP)?;
     let stream = drive.stream.handle();
-    type Change = fn(&mut Queries, &mut Choice<'_>);
+    type Change = fn(&mut PagedQueries, &mut PageSelection<'_>);
     let changed: [(&str, Change); 6] = [
         ("no heads", |words, _| words.heads = 0),
         ("queries at no multiple of 16", |words, _| {
@@ -385,7 +385,7 @@ fn usage(bench: &Bench) -> Outcome<String> {
 fn graph(bench: &Bench) -> Outcome<String> {
     let drive = Drive::new(bench, 4096, "", limit())?;
     let mut sparse = Sparse::new(&drive, Job::new(&drive, CASE, 9)?, KEEP)?;
-    let captured = Graph::capture(&drive.stream, |stream| sparse.start_on(&drive, stream));
+    let captured = CudaGraph::capture(&drive.stream, |stream| sparse.start_on(&drive, stream));
     let (graph, pending) = captured.map_err(text)?;
     let mut choices = Vec::new();
     for round in 1..=3u32 {
@@ -430,7 +430,7 @@ fn written(bench: &Bench) -> Outcome<String> {
     sparse.job.poison()?;
     let stream = drive.stream.handle();
     let count = ids.len() as u64;
-    let request = Request {
+    let request = RowRequest {
         ids: numbers.address(),
         wide_ids: true,
         count,

@@ -10,8 +10,8 @@ use nvme_core::bringup::QueuePlan;
 use nvme_core::spec::{Iova, register};
 use nvme_core::{Quiesced, RegisterBlock, Registers};
 use nvme_gpu_kernel::work::data_word;
-use nvme_host::Pages;
-use nvme_host::cuda::{DeviceMemory, Function, Gpu, Module, Registered, Stream};
+use nvme_host::DmaPages;
+use nvme_host::cuda::{DeviceMemory, Gpu, KernelFunction, Module, RegisteredMemory, Stream};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -19,7 +19,7 @@ use std::time::{Duration, Instant};
 pub struct Image {
     pub gpu: Arc<Gpu>,
     module: Module,
-    function: Function,
+    function: KernelFunction,
 }
 
 impl Image {
@@ -49,15 +49,15 @@ pub struct Model {
 
 /// Pages of the host that the kernel reaches.
 struct Reached {
-    registered: Registered,
-    pages: Arc<Pages>,
+    registered: RegisteredMemory,
+    pages: Arc<DmaPages>,
 }
 
 impl Reached {
     fn new(gpu: &Arc<Gpu>, bytes: usize) -> Result<Self, String> {
-        let pages = Arc::new(Pages::new(bytes).map_err(text)?);
+        let pages = Arc::new(DmaPages::new(bytes).map_err(text)?);
         Ok(Self {
-            registered: Registered::pages(gpu, &pages).map_err(text)?,
+            registered: RegisteredMemory::pages(gpu, &pages).map_err(text)?,
             pages,
         })
     }

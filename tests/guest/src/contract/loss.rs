@@ -3,7 +3,7 @@
 use super::{Outcome, require};
 use crate::said;
 use nvme_host::core::spec::register::{ALL_ONES, offset};
-use nvme_host::{Config, Controller, Device, Error};
+use nvme_host::{Controller, ControllerConfig, Device, Error};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -40,7 +40,7 @@ pub fn run(device: &Arc<dyn Device>, lose: Option<&dyn Fn() -> Outcome>) -> Outc
     if let Ok(pages) = device.alloc_dma(4096) {
         gone("map_dma", device.map_dma(&Arc::new(pages)).map(drop))?;
     }
-    let started = Controller::start(Arc::clone(device), &Config::default());
+    let started = Controller::start(Arc::clone(device), &ControllerConfig::default());
     gone("a controller", started.map(drop))?;
     let unmapped = device.unmap_dma(iova, pages.len());
     unmapped.map_err(|error| format!("unmap_dma: {}", said(error)))?;

@@ -5,7 +5,7 @@ use crate::{pattern, said};
 use nvme_host::core::Data;
 use nvme_host::core::spec::register::{Cc, Csts, offset};
 use nvme_host::core::spec::{Iova, Lba, Nsid, Sqe, nvm};
-use nvme_host::{Config, Controller, Device, DmaBuffer, Error, Pages, PeerMemory};
+use nvme_host::{Controller, ControllerConfig, Device, DmaBuffer, DmaPages, Error, PeerMemory};
 use nvme_units::SplitMix;
 use std::sync::Arc;
 use std::time::Duration;
@@ -41,7 +41,7 @@ pub fn allocations(device: &Arc<dyn Device>) -> Outcome {
 pub fn mappings(device: &Arc<dyn Device>) -> Outcome {
     let mut dice = SplitMix::new(11);
     for _ in 0..3 {
-        let mut taken: Vec<(Iova, Arc<Pages>)> = Vec::new();
+        let mut taken: Vec<(Iova, Arc<DmaPages>)> = Vec::new();
         for number in 0..MANY {
             let pages = Arc::new(device.alloc_dma(1 + number * 2000).map_err(said)?);
             let iova = device.map_dma(&pages).map_err(said)?;
@@ -64,7 +64,7 @@ pub fn mappings(device: &Arc<dyn Device>) -> Outcome {
     Ok(())
 }
 
-fn apart(taken: &[(Iova, Arc<Pages>)]) -> Outcome {
+fn apart(taken: &[(Iova, Arc<DmaPages>)]) -> Outcome {
     let mut ranges: Vec<_> = taken
         .iter()
         .map(|(at, pages)| (at.0, pages.len() as u64))
@@ -124,9 +124,9 @@ pub fn unknown(device: &Arc<dyn Device>) -> Outcome {
 
 /// A controller on `device`, and bytes of its first namespace that hold the pattern of `seed`.
 fn prepared(device: &Arc<dyn Device>, seed: u64) -> Result<Controller, String> {
-    let config = Config {
+    let config = ControllerConfig {
         timeout: Duration::from_secs(2),
-        ..Config::default()
+        ..ControllerConfig::default()
     };
     let controller = Controller::start(Arc::clone(device), &config).map_err(said)?;
     let mut data = vec![0; BYTES];

@@ -4,7 +4,7 @@ use super::{Outcome, require};
 use crate::said;
 use nvme_host::core::spec::register::{Cap, Cc, Csts, offset};
 use nvme_host::core::spec::{Lba, Nsid, nvm};
-use nvme_host::{Config, Controller, Device};
+use nvme_host::{Controller, ControllerConfig, Device};
 use std::sync::Arc;
 
 /// Some value of ASQ, whose low 12 bits are reserved.
@@ -59,9 +59,9 @@ pub fn run(device: &Arc<dyn Device>) -> Outcome {
 pub fn doorbells(device: &Arc<dyn Device>) -> Outcome {
     let map = || format!("{:?}", device.doorbells());
     require(map() == map(), "the map of the doorbells changes")?;
-    let config = Config {
+    let config = ControllerConfig {
         queue_pairs: 64,
-        ..Config::default()
+        ..ControllerConfig::default()
     };
     let controller = Controller::start(Arc::clone(device), &config).map_err(said)?;
     let block = controller.namespace(Nsid(1)).map_err(said)?.block_bytes() as usize;

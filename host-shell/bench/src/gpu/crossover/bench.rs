@@ -2,10 +2,10 @@
 // UNSAFETY: launches kernels over this module's own memory.
 #![allow(unsafe_code)]
 
-use super::by_cpu::Wait;
-use super::chain::{Chain, Walks};
-use super::cpu_side::{Batch, CpuSide, Cut, Shape};
-use super::ids::Train;
+use super::by_cpu::DeadlineWait;
+use super::chain::{ChaseBench, ChaseShape};
+use super::cpu_side::{BatchDivision, BatchShape, CpuSide, RowBatch};
+use super::ids::BatchSeries;
 use super::job::{CrossoverJob, POISON, batches};
 use crate::measure::median;
 use nvme_core::bringup::NamespaceInfo;
@@ -14,8 +14,8 @@ use nvme_core::spec::log_page::{Smart, lid, u128};
 use nvme_cuda::DeviceMemory;
 use nvme_cuda::Gpu;
 use nvme_cuda::Stream;
-use nvme_cuda::{Function, Module};
-use nvme_cuda::{GpuRows, Request, RowTable, TableCache, Ways};
+use nvme_cuda::{GatherOptions, GpuRows, RowRequest, RowTable, TableCache};
+use nvme_cuda::{KernelFunction, Module};
 use nvme_driver::controller::Controller;
 use nvme_driver::error::{Error, Result};
 use nvme_gpu_kernel::ROWS_PTX;
@@ -45,7 +45,7 @@ const CHECK_BLOCKS: u32 = 128;
 const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Both sides of one size of rows.
-pub(super) struct Bench<'c> {
+pub(super) struct CrossoverBench<'c> {
     job: CrossoverJob,
     controller: &'c Controller,
     table: RowTable,
@@ -53,7 +53,7 @@ pub(super) struct Bench<'c> {
     cache: TableCache,
     pub cpu: CpuSide,
     module: Module,
-    check: Function,
+    check: KernelFunction,
     stream: Stream,
     ids: DeviceMemory,
     /// The output's memory, and where its first row goes: a multiple of a row.
@@ -64,7 +64,7 @@ pub(super) struct Bench<'c> {
 
 /// Side that reads the rows of a batch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Side {
+enum BatchReader {
     /// The GPU.
     Gpu,
     /// The CPU, to which ids come from the GPU.
@@ -75,7 +75,7 @@ enum Side {
 
 /// Parameters that all runs of a case share.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Case {
+pub(super) struct CrossoverCase {
     /// Rows of a batch.
     pub count: u64,
     /// Percentage of them in the cache.
@@ -87,11 +87,13 @@ pub(super) struct Case {
 /// Batches of `count` rows that follow on each other.
 fn train_of(job: &CrossoverJob, table: &RowTable, count: u64) -> u64 {
     let bytes = job.most_bytes * TRAIN_BYTES / (count * u64::from(table.row_bytes)).max(1);
-    let most = TRAIN.min(bytes).min(Train::most(table.rows) / count.max(1));
+    let most = TRAIN
+        .min(bytes)
+        .min(BatchSeries::most(table.rows) / count.max(1));
     most.max(1)
 }
 
-impl<'c> Bench<'c> {
+impl<'c> CrossoverBench<'c> {
     pub fn new(
         gpu: &Arc<Gpu>,
         (controller, info): (&'c Controller, NamespaceInfo),
@@ -121,7 +123,7 @@ impl<'c> Bench<'c> {
         let lines = (most * LINES_A_ROW).next_multiple_of(16);
         let memory = DeviceMemory::new(gpu, ((most + 1) * row) as usize)?;
         let out = memory.address().next_multiple_of(row);
-        let shape = Shape {
+        let shape = BatchShape {
             row_bytes,
             rows: table.rows,
             batch: most as u32,
@@ -158,7 +160,7 @@ impl<'c> Bench<'c> {
         if self.rows.reading_lanes(&self.table) < 32 || hops == 0 {
             return Ok(None);
         }
-        let mut chain = Chain {
+        let mut chain = ChaseBench {
             gpu,
             controller: self.controller,
             info,
@@ -170,27 +172,27 @@ impl<'c> Bench<'c> {
             runs: self.job.runs,
         };
         let hops = hops as u32;
-        chain.measure(Walks { count, hops }).map(Some)
+        chain.measure(ChaseShape { count, hops }).map(Some)
     }
 
-    fn train(&self, case: Case, run: u64) -> Result<Train> {
-        let Case { count, percent, .. } = case;
+    fn train(&self, case: CrossoverCase, run: u64) -> Result<BatchSeries> {
+        let CrossoverCase { count, percent, .. } = case;
         let seed = self.job.seed ^ (run + 1) << 32 ^ count << 8 ^ u64::from(percent);
         let batches = train_of(&self.job, &self.table, count);
-        let train = Train::draw(self.table.rows, (batches, count), percent, seed);
+        let train = BatchSeries::draw(self.table.rows, (batches, count), percent, seed);
         train.ok_or_else(|| Error::internal(format!("{count} rows of {}", self.table.rows)))
     }
 
     /// Returns the cut of batches with which the CPU is fastest on average: of those with more threads, which
     /// wait for a core at times, only one that is clearly faster.
-    fn best_cut(&mut self, case: Case) -> Result<Cut> {
+    fn best_cut(&mut self, case: CrossoverCase) -> Result<BatchDivision> {
         let trains = (0..TRIES).map(|run| self.train(case, 1000 + run));
         let trains = trains.collect::<Result<Vec<_>>>()?;
-        let mut best: Option<(f64, Cut)> = None;
+        let mut best: Option<(f64, BatchDivision)> = None;
         for cut in self.cpu.cuts(case.count as u32) {
             let mut seconds = Vec::new();
             for train in &trains {
-                seconds.extend(self.run(Side::Cpu, train, case, cut)?);
+                seconds.extend(self.run(BatchReader::Cpu, train, case, cut)?);
             }
             let took = seconds.iter().sum::<f64>() / seconds.len().max(1) as f64;
             if best.is_none_or(|(least, _)| took < least * CLEARLY) {
@@ -203,9 +205,9 @@ impl<'c> Bench<'c> {
 
     /// Measures a case: medians over all batches of all trains but the first batch of each, which finds the
     /// processors' caches filled with other data, and is reported separately.
-    pub fn case(&mut self, case: Case) -> Result<Value> {
+    pub fn case(&mut self, case: CrossoverCase) -> Result<Value> {
         let (cut, count) = (self.best_cut(case)?, case.count);
-        let sides = [Side::Gpu, Side::Cpu, Side::CpuWithIds];
+        let sides = [BatchReader::Gpu, BatchReader::Cpu, BatchReader::CpuWithIds];
         let mut seconds = [const { (Vec::new(), Vec::new()) }; 3];
         let (mut misses, mut batches) = (0, 0);
         for run in 0..=self.job.runs as u64 {
@@ -243,18 +245,24 @@ impl<'c> Bench<'c> {
     }
 
     /// Measures the seconds of each batch of a train, whose hot rows are brought before.
-    fn run(&mut self, side: Side, train: &Train, case: Case, cut: Cut) -> Result<Vec<f64>> {
+    fn run(
+        &mut self,
+        side: BatchReader,
+        train: &BatchSeries,
+        case: CrossoverCase,
+        cut: BatchDivision,
+    ) -> Result<Vec<f64>> {
         match side {
-            Side::Gpu => {
+            BatchReader::Gpu => {
                 self.cpu.wake(1)?;
                 self.warm_gpu(&train.hot)?;
             }
-            Side::Cpu | Side::CpuWithIds => {
+            BatchReader::Cpu | BatchReader::CpuWithIds => {
                 self.cpu.wake(cut.threads)?;
                 self.cpu.clear()?;
                 for hot in train.hot.chunks(train.count) {
                     self.cpu.set_ids(hot);
-                    self.cpu.run(Batch::of_host(hot.len() as u32), cut)?;
+                    self.cpu.run(RowBatch::of_host(hot.len() as u32), cut)?;
                 }
             }
         }
@@ -264,16 +272,16 @@ impl<'c> Bench<'c> {
         let mut seconds = Vec::new();
         for (number, ids) in train.ids.chunks(train.count).enumerate() {
             let first = (number * train.count) as u64;
-            let batch = Batch {
+            let batch = RowBatch {
                 count: train.count as u32,
-                ids: (side == Side::Cpu).then(|| self.ids.address() + first * 8),
+                ids: (side == BatchReader::Cpu).then(|| self.ids.address() + first * 8),
                 first_row: first,
                 caches: case.caches,
             };
             seconds.push(match side {
-                Side::Gpu => self.gather(first, case.count, case.caches)?,
-                Side::Cpu => self.cpu.run(batch, cut)?,
-                Side::CpuWithIds => {
+                BatchReader::Gpu => self.gather(first, case.count, case.caches)?,
+                BatchReader::Cpu => self.cpu.run(batch, cut)?,
+                BatchReader::CpuWithIds => {
                     self.cpu.set_ids(ids);
                     self.cpu.run(batch, cut)?
                 }
@@ -317,7 +325,7 @@ impl<'c> Bench<'c> {
     /// its end.
     fn gather(&self, first: u64, count: u64, caches: bool) -> Result<f64> {
         let row = u64::from(self.table.row_bytes);
-        let request = Request {
+        let request = RowRequest {
             ids: self.ids.address() + first * 8,
             wide_ids: true,
             count,
@@ -325,11 +333,11 @@ impl<'c> Bench<'c> {
             out_stride: row,
             status: 0,
         };
-        let ways = Ways {
+        let ways = GatherOptions {
             cache: caches.then_some(&self.cache),
             widen: None,
         };
-        let mut wait = Wait::begin();
+        let mut wait = DeadlineWait::begin();
         let begin = Instant::now();
         // SAFETY: our own memory, which outlives the launch: it is waited for.
         let pending = unsafe {

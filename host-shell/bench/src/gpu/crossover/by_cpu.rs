@@ -6,11 +6,11 @@
 //! thread launches the copy to the output, and a second copy into the cache lines that were assigned to the
 //! chunk. The GPU runs them in this order.
 
-use super::index::Index;
-use super::words::Words;
+use super::index::RowIndex;
+use super::words::SharedWords;
 use nvme_core::Data;
 use nvme_core::spec::{Iova, Lba, Nsid, nvm};
-use nvme_driver::controller::queue::Queue;
+use nvme_driver::controller::queue::DriverQueue;
 use nvme_driver::error::{Error, Result};
 use nvme_driver::lock::lock;
 use std::ops::Range;
@@ -30,7 +30,7 @@ const SLOTS: usize = 1 << 12;
 
 /// Work of a batch.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct Plan {
+pub(super) struct BatchPlan {
     /// Rows.
     pub count: u32,
     /// Rows of a chunk.
@@ -45,7 +45,7 @@ pub(super) struct Plan {
     pub caches: bool,
 }
 
-impl Plan {
+impl BatchPlan {
     pub fn chunks(&self) -> u32 {
         self.count.div_ceil(self.chunk_rows.max(1))
     }
@@ -69,7 +69,7 @@ impl Plan {
 
 /// Geometry of rows that all batches share.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Places {
+pub(super) struct RowGeometry {
     pub nsid: Nsid,
     pub row_bytes: u64,
     pub blocks: u32,
@@ -81,15 +81,15 @@ pub(super) struct Places {
 }
 
 /// State that the threads share.
-pub(super) struct Shared {
-    pub places: Places,
-    pub index: Index,
+pub(super) struct BatchState {
+    pub places: RowGeometry,
+    pub index: RowIndex,
     /// Ids of the batch.
-    pub ids: Words,
+    pub ids: SharedWords,
     /// Source of each row for the copy: an address in units of rows.
-    pub sources: Words,
+    pub sources: SharedWords,
     /// Source of the row of each line.
-    pub fills: Words,
+    pub fills: SharedWords,
     /// Rows of each chunk that are not in memory yet.
     left: Vec<AtomicU32>,
     /// Threads that have looked up their share of the chunk.
@@ -102,8 +102,13 @@ pub(super) struct Shared {
     failure: Mutex<Option<Error>>,
 }
 
-impl Shared {
-    pub fn new(places: Places, index: Index, words: [Words; 3], most_chunks: u32) -> Self {
+impl BatchState {
+    pub fn new(
+        places: RowGeometry,
+        index: RowIndex,
+        words: [SharedWords; 3],
+        most_chunks: u32,
+    ) -> Self {
         let [ids, sources, fills] = words;
         let zeros = || (0..most_chunks).map(|_| AtomicU32::new(0)).collect();
         Self {
@@ -127,7 +132,7 @@ impl Shared {
     }
 
     /// Prepares the shared state before the threads begin with a batch.
-    pub fn begin(&self, plan: &Plan) {
+    pub fn begin(&self, plan: &BatchPlan) {
         for chunk in 0..plan.chunks() {
             let at = chunk as usize;
             self.left[at].store(plan.rows(chunk).len() as u32, Ordering::Relaxed);
@@ -169,7 +174,7 @@ impl Shared {
 
     /// # Errors
     /// When another thread has failed, or the time is over.
-    pub fn check(&self, wait: &mut Wait) -> Result<()> {
+    pub fn check(&self, wait: &mut DeadlineWait) -> Result<()> {
         if self.has_failed.load(Ordering::Acquire) {
             return Err(Error::internal("another thread of the batch has failed"));
         }
@@ -178,12 +183,12 @@ impl Shared {
 }
 
 /// A wait with a deadline.
-pub(super) struct Wait {
+pub(super) struct DeadlineWait {
     begin: Instant,
     looks: u32,
 }
 
-impl Wait {
+impl DeadlineWait {
     const LIMIT: Duration = Duration::from_secs(60);
 
     pub fn begin() -> Self {
@@ -212,16 +217,16 @@ impl Wait {
 }
 
 /// A thread with a dedicated queue.
-pub(super) struct Worker {
+pub(super) struct RowWorker {
     pub number: u32,
-    pub queue: Queue,
+    pub queue: DriverQueue,
     /// The chunk of each command in flight.
     chunk_of: Vec<u32>,
     under_way: u32,
 }
 
-impl Worker {
-    pub fn new(number: u32, queue: Queue) -> Self {
+impl RowWorker {
+    pub fn new(number: u32, queue: DriverQueue) -> Self {
         Self {
             number,
             queue,
@@ -236,11 +241,11 @@ impl Worker {
     /// A read that failed, those of `step`, and past the deadline.
     pub fn work(
         &mut self,
-        shared: &Shared,
-        plan: &Plan,
+        shared: &BatchState,
+        plan: &BatchPlan,
         step: &mut dyn FnMut() -> Result<()>,
     ) -> Result<()> {
-        let mut wait = Wait::begin();
+        let mut wait = DeadlineWait::begin();
         for chunk in 0..plan.chunks() {
             while !Self::may_begin(shared, plan, chunk) {
                 self.reap(shared)?;
@@ -269,7 +274,7 @@ impl Worker {
     }
 
     /// True if the slots of a chunk are free, and the previous chunk has finished with the index.
-    fn may_begin(shared: &Shared, plan: &Plan, chunk: u32) -> bool {
+    fn may_begin(shared: &BatchState, plan: &BatchPlan, chunk: u32) -> bool {
         // Acquire: pairs with the release in `free_slots`, and with that of each thread that has looked its
         // share up. Without it a row of this chunk could be read into a slot that the GPU still copies from.
         let has_slots = chunk < shared.copied.load(Ordering::Acquire) + REGIONS;
@@ -282,8 +287,8 @@ impl Worker {
     /// Looks rows up, and reads those that are missing.
     fn look_up(
         &mut self,
-        shared: &Shared,
-        plan: &Plan,
+        shared: &BatchState,
+        plan: &BatchPlan,
         chunk: u32,
         rows: Range<u32>,
         step: &mut dyn FnMut() -> Result<()>,
@@ -364,7 +369,7 @@ impl Worker {
     }
 
     /// Counts the reads that have ended.
-    fn reap(&mut self, shared: &Shared) -> Result<()> {
+    fn reap(&mut self, shared: &BatchState) -> Result<()> {
         if self.under_way == 0 {
             return Ok(());
         }
@@ -399,7 +404,7 @@ impl Worker {
     /// Waits for the reads that are under way after a failure: their slots are not used by others before.
     pub fn settle(&mut self) {
         let begin = Instant::now();
-        while self.under_way > 0 && begin.elapsed() < Wait::LIMIT {
+        while self.under_way > 0 && begin.elapsed() < DeadlineWait::LIMIT {
             match self.queue.poll_batch(DEPTH as usize, drop) {
                 Ok(taken) => self.under_way -= taken as u32,
                 Err(_) => return,
@@ -415,12 +420,12 @@ mod tests {
     #[test]
     fn shares_of_chunks_are_all_rows_once() {
         for (count, chunk_rows, threads) in [(1000, 64, 3), (32, 32, 1), (5, 8, 4), (1, 1, 2)] {
-            let plan = Plan {
+            let plan = BatchPlan {
                 count,
                 chunk_rows,
                 threads,
                 first: 1,
-                ..Plan::default()
+                ..BatchPlan::default()
             };
             let shares = (0..plan.chunks())
                 .flat_map(|chunk| (0..threads).map(move |thread| plan.share(chunk, thread)));

@@ -12,10 +12,10 @@
 // UNSAFETY: launches kernels over this module's own memory.
 #![allow(unsafe_code)]
 
-use super::by_cpu::{ENTRIES, Wait};
-use super::cpu_side::{Batch, CpuSide, Cut};
+use super::by_cpu::{DeadlineWait, ENTRIES};
+use super::cpu_side::{BatchDivision, CpuSide, RowBatch};
 use super::job::POISON;
-use super::words::Words;
+use super::words::SharedWords;
 use crate::measure::{median, side_by_side};
 use nvme_core::Data;
 use nvme_core::bringup::NamespaceInfo;
@@ -24,10 +24,10 @@ use nvme_cuda::DeviceMemory;
 use nvme_cuda::Gpu;
 use nvme_cuda::GpuData;
 use nvme_cuda::Stream;
-use nvme_cuda::{Function, Module};
 use nvme_cuda::{GpuRows, RowTable};
+use nvme_cuda::{KernelFunction, Module};
 use nvme_driver::controller::Controller;
-use nvme_driver::controller::queue::Queue;
+use nvme_driver::controller::queue::DriverQueue;
 use nvme_driver::error::{Error, Result};
 use nvme_gpu_kernel::rows::{BLOCK_THREADS, BLOCK_WARPS, Check, Follow, Gather};
 use nvme_gpu_kernel::work::data_word;
@@ -46,19 +46,19 @@ const SLOTS: usize = 1 << 12;
 
 /// Number of chases, and of rows of each.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Walks {
+pub(super) struct ChaseShape {
     pub count: u32,
     pub hops: u32,
 }
 
-impl Walks {
+impl ChaseShape {
     fn rows(self) -> u64 {
         u64::from(self.count) * u64::from(self.hops)
     }
 }
 
 /// Memory and kernels for chases over rows of one size.
-pub(super) struct Chain<'b> {
+pub(super) struct ChaseBench<'b> {
     pub gpu: &'b Arc<Gpu>,
     pub controller: &'b Controller,
     pub info: NamespaceInfo,
@@ -70,11 +70,11 @@ pub(super) struct Chain<'b> {
     pub runs: usize,
 }
 
-struct Memory {
+struct ChaseMemory {
     module: Module,
-    follow: Function,
-    copy: Function,
-    check: Function,
+    follow: KernelFunction,
+    copy: KernelFunction,
+    check: KernelFunction,
     stream: Stream,
     starts: DeviceMemory,
     ends: DeviceMemory,
@@ -92,14 +92,14 @@ fn next(table: &RowTable, seed: u64, id: u64) -> u64 {
 }
 
 /// Expected chases: the first row of each, all rows of all, and the row after the last one of each.
-struct Paths {
+struct ExpectedPaths {
     starts: Vec<i64>,
     all: Vec<i64>,
     ends: Vec<i64>,
 }
 
-impl Paths {
-    fn new(table: &RowTable, seed: u64, walks: Walks, run: u64) -> Self {
+impl ExpectedPaths {
+    fn new(table: &RowTable, seed: u64, walks: ChaseShape, run: u64) -> Self {
         let mut paths = Self {
             starts: Vec::new(),
             all: Vec::new(),
@@ -118,21 +118,21 @@ impl Paths {
     }
 }
 
-impl Chain<'_> {
+impl ChaseBench<'_> {
     /// Measures chases: medians of runs that alternate between the sides.
     ///
     /// # Errors
     /// Reads that failed, and rows that are wrong.
-    pub fn measure(&mut self, walks: Walks) -> Result<Value> {
+    pub fn measure(&mut self, walks: ChaseShape) -> Result<Value> {
         let memory = self.memory(walks)?;
         let threads = self.best_threads(&memory, walks)?;
-        let cut = Cut {
+        let cut = BatchDivision {
             threads: threads.min(walks.count.div_ceil(16)).max(1),
             chunk_rows: walks.count.min(self.cpu.most_chunk()),
         };
         let mut seconds = [const { Vec::new() }; 3];
         for run in 0..=self.runs as u64 {
-            let paths = Paths::new(&self.table, self.seed, walks, run);
+            let paths = ExpectedPaths::new(&self.table, self.seed, walks, run);
             self.prepare(&memory, &paths)?;
             self.cpu.wake(1)?;
             let by_gpu = self.by_gpu(&memory, walks)?;
@@ -163,11 +163,11 @@ impl Chain<'_> {
         }))
     }
 
-    fn memory(&self, walks: Walks) -> Result<Memory> {
+    fn memory(&self, walks: ChaseShape) -> Result<ChaseMemory> {
         let bytes = (walks.rows() * u64::from(self.table.row_bytes)) as usize;
         let module = Module::load(self.gpu, nvme_gpu_kernel::ROWS_PTX.as_bytes())?;
         let words = |count: u64| DeviceMemory::new(self.gpu, count as usize * 8);
-        Ok(Memory {
+        Ok(ChaseMemory {
             follow: module.function("nvme_follow_rows")?,
             copy: module.function("nvme_copy_rows")?,
             check: module.function("nvme_check_rows")?,
@@ -182,7 +182,7 @@ impl Chain<'_> {
         })
     }
 
-    fn prepare(&self, memory: &Memory, paths: &Paths) -> Result<()> {
+    fn prepare(&self, memory: &ChaseMemory, paths: &ExpectedPaths) -> Result<()> {
         memory.starts.upload(0, paths.starts.as_bytes())?;
         memory.expected.upload(0, paths.all.as_bytes())?;
         memory.out.fill(POISON)?;
@@ -190,7 +190,7 @@ impl Chain<'_> {
     }
 
     /// Measures the seconds of all walks by the GPU, until the host knows of their end.
-    fn by_gpu(&self, memory: &Memory, walks: Walks) -> Result<f64> {
+    fn by_gpu(&self, memory: &ChaseMemory, walks: ChaseShape) -> Result<f64> {
         let lanes = u64::from(walks.count)
             .div_ceil(WARPS)
             .next_power_of_two()
@@ -219,7 +219,7 @@ impl Chain<'_> {
             self.rows
                 .read_by_warps(&self.table, (chunks, 32), kernel, argument, stream)?
         };
-        let mut wait = Wait::begin();
+        let mut wait = DeadlineWait::begin();
         while !pending.is_done() {
             wait.look()?;
         }
@@ -236,7 +236,7 @@ impl Chain<'_> {
     }
 
     /// Returns the number of threads with which the CPU is fastest.
-    fn best_threads(&mut self, memory: &Memory, walks: Walks) -> Result<u32> {
+    fn best_threads(&mut self, memory: &ChaseMemory, walks: ChaseShape) -> Result<u32> {
         let mut best = (f64::MAX, 1);
         for threads in [1, 2, 4, MOST_THREADS] {
             if threads > self.threads || threads > walks.count {
@@ -244,7 +244,7 @@ impl Chain<'_> {
             }
             let mut seconds = Vec::new();
             for run in 0..3 {
-                let paths = Paths::new(&self.table, self.seed, walks, 1000 + run);
+                let paths = ExpectedPaths::new(&self.table, self.seed, walks, 1000 + run);
                 seconds.push(self.by_cpu(memory, walks, &paths, threads)?);
             }
             let took = median(&seconds);
@@ -259,9 +259,9 @@ impl Chain<'_> {
     /// rows have arrived, and one copy of all rows by the kernel.
     fn by_cpu(
         &mut self,
-        memory: &Memory,
-        walks: Walks,
-        paths: &Paths,
+        memory: &ChaseMemory,
+        walks: ChaseShape,
+        paths: &ExpectedPaths,
         threads: u32,
     ) -> Result<f64> {
         self.cpu.wake(1)?;
@@ -275,10 +275,10 @@ impl Chain<'_> {
         let jobs = queues
             .iter_mut()
             .zip(0..)
-            .map(|(queue, number): (&mut Queue, u32)| {
+            .map(|(queue, number): (&mut DriverQueue, u32)| {
                 let mine = number * share..walks.count.min((number + 1) * share);
-                let part = Part {
-                    chain: Place {
+                let part = ThreadWalks {
+                    chain: ChaseRoute {
                         table: self.table,
                         info: self.info,
                         iova: memory.slots.iova(),
@@ -311,7 +311,7 @@ impl Chain<'_> {
                 .module
                 .launch(&memory.stream, memory.copy, 128, BLOCK_THREADS, &copy)?;
         }
-        let mut wait = Wait::begin();
+        let mut wait = DeadlineWait::begin();
         while !memory.stream.is_done()? {
             wait.look()?;
         }
@@ -320,8 +320,14 @@ impl Chain<'_> {
 
     /// Measures the seconds of all walks where the GPU has the rows' ids after each row: the host gets them,
     /// and reads the next rows to the GPU.
-    fn for_gpu(&mut self, memory: &Memory, walks: Walks, paths: &Paths, cut: Cut) -> Result<f64> {
-        let words = Words::new(self.gpu, walks.count as usize)?;
+    fn for_gpu(
+        &mut self,
+        memory: &ChaseMemory,
+        walks: ChaseShape,
+        paths: &ExpectedPaths,
+        cut: BatchDivision,
+    ) -> Result<f64> {
+        let words = SharedWords::new(self.gpu, walks.count as usize)?;
         let out = self.cpu.out();
         let first_words = Gather {
             // The first word of each row, as rows of 8 bytes.
@@ -343,10 +349,10 @@ impl Chain<'_> {
         memory.expected.upload(0, places.as_bytes())?;
         self.cpu.clear()?;
         self.cpu.set_ids(&paths.starts);
-        let mut wait = Wait::begin();
+        let mut wait = DeadlineWait::begin();
         let begin = Instant::now();
         for _ in 0..walks.hops {
-            self.cpu.run(Batch::of_host(walks.count), cut)?;
+            self.cpu.run(RowBatch::of_host(walks.count), cut)?;
             // SAFETY: the first words of rows in the output to pinned memory for as many; both are waited for.
             unsafe {
                 let blocks = walks.count.div_ceil(32 * BLOCK_WARPS);
@@ -377,7 +383,12 @@ impl Chain<'_> {
     }
 
     /// Checks every word of every row, and where the walks ended.
-    fn verify(&self, memory: &Memory, paths: &Paths, ends: Option<&DeviceMemory>) -> Result<()> {
+    fn verify(
+        &self,
+        memory: &ChaseMemory,
+        paths: &ExpectedPaths,
+        ends: Option<&DeviceMemory>,
+    ) -> Result<()> {
         let check = Check {
             gather: Gather {
                 ids: memory.expected.address(),
@@ -422,7 +433,7 @@ impl Chain<'_> {
 
 /// Source and destination of the rows that a CPU thread reads.
 #[derive(Clone, Copy)]
-struct Place {
+struct ChaseRoute {
     table: RowTable,
     info: NamespaceInfo,
     iova: nvme_core::spec::Iova,
@@ -431,16 +442,16 @@ struct Place {
 }
 
 /// The walks of one thread.
-struct Part {
-    chain: Place,
-    walks: Walks,
+struct ThreadWalks {
+    chain: ChaseRoute,
+    walks: ChaseShape,
     /// The first of them.
     first: u32,
 }
 
-impl Part {
+impl ThreadWalks {
     /// Follows chases from `starts`: each continues as soon as its row has arrived.
-    fn walk(&self, queue: &mut Queue, starts: &[i64]) -> Result<()> {
+    fn walk(&self, queue: &mut DriverQueue, starts: &[i64]) -> Result<()> {
         let depth = (queue.depth() as usize).min(starts.len());
         // The walk of each command, the rows that walks have had, and walks that have not begun.
         let mut walk_of = vec![0u32; SLOTS];
@@ -448,7 +459,7 @@ impl Part {
         let (mut begun, mut under_way) = (0, 0);
         let mut ready: Vec<(u32, i64)> = Vec::new();
         let mut landed: Vec<u32> = Vec::new();
-        let mut wait = Wait::begin();
+        let mut wait = DeadlineWait::begin();
         loop {
             while under_way + ready.len() < depth && begun < starts.len() {
                 ready.push((begun as u32, starts[begun]));
@@ -496,11 +507,11 @@ impl Part {
 
     fn submit(
         &self,
-        batch: &mut nvme_driver::controller::queue::Batch<'_>,
+        batch: &mut nvme_driver::controller::queue::SubmissionBatch<'_>,
         row: (u32, u32),
         id: i64,
     ) -> Result<nvme_core::spec::Cid> {
-        let Place {
+        let ChaseRoute {
             table, info, iova, ..
         } = self.chain;
         let blocks = table.row_bytes / info.block_bytes;

@@ -2,16 +2,18 @@
 // UNSAFETY: launches kernels and copies over this module's own memory.
 #![allow(unsafe_code)]
 
-use super::by_cpu::{ENTRIES, Places, Plan, REGIONS, Shared, Wait, Worker};
-use super::index::Index;
-use super::team::Team;
-use super::words::Words;
+use super::by_cpu::{
+    BatchPlan, BatchState, DeadlineWait, ENTRIES, REGIONS, RowGeometry, RowWorker,
+};
+use super::index::RowIndex;
+use super::team::HelperThreads;
+use super::words::SharedWords;
 use nvme_core::bringup::NamespaceInfo;
 use nvme_cuda::DeviceMemory;
 use nvme_cuda::Gpu;
 use nvme_cuda::GpuData;
-use nvme_cuda::{Event, Stream};
-use nvme_cuda::{Function, Module};
+use nvme_cuda::{KernelFunction, Module};
+use nvme_cuda::{Stream, StreamEvent};
 use nvme_driver::controller::Controller;
 use nvme_driver::error::{Error, Result};
 use nvme_gpu_kernel::ROWS_PTX;
@@ -29,7 +31,7 @@ const COPY_WARPS: u32 = 1024;
 
 /// The shape of all batches.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Shape {
+pub(super) struct BatchShape {
     pub row_bytes: u32,
     /// Rows of the table.
     pub rows: u64,
@@ -43,14 +45,14 @@ pub(super) struct Shape {
 
 /// Division of a batch into chunks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Cut {
+pub(super) struct BatchDivision {
     pub threads: u32,
     pub chunk_rows: u32,
 }
 
 /// Rows that are asked for.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Batch {
+pub(super) struct RowBatch {
     pub count: u32,
     /// Address of the ids in GPU memory; without it the host has them.
     pub ids: Option<u64>,
@@ -60,7 +62,7 @@ pub(super) struct Batch {
     pub caches: bool,
 }
 
-impl Batch {
+impl RowBatch {
     /// Requests `count` rows whose ids the host has, to the start of the output.
     pub fn of_host(count: u32) -> Self {
         Self {
@@ -73,19 +75,19 @@ impl Batch {
 }
 
 pub(super) struct CpuSide {
-    team: Team,
-    worker: Worker,
-    shared: Arc<Shared>,
-    launcher: Launcher,
+    team: HelperThreads,
+    worker: RowWorker,
+    shared: Arc<BatchState>,
+    launcher: CopyLauncher,
     awake: u32,
     /// Chunks of all batches so far.
     chunks: u32,
 }
 
 /// Kernels and stream of the launches.
-struct Launcher {
+struct CopyLauncher {
     module: Module,
-    copy: Function,
+    copy: KernelFunction,
     stream: Stream,
     row_bytes: u32,
     slots: GpuData,
@@ -94,7 +96,7 @@ struct Launcher {
     out: u64,
     /// Chunks that were launched, the ends of those whose slots are not free yet, and lines that were filled.
     launched: u32,
-    ends: VecDeque<Event>,
+    ends: VecDeque<StreamEvent>,
     filled: u64,
 }
 
@@ -107,7 +109,7 @@ impl CpuSide {
         gpu: &Arc<Gpu>,
         controller: &Controller,
         info: NamespaceInfo,
-        shape: Shape,
+        shape: BatchShape,
         out: u64,
     ) -> Result<Self> {
         let row = u64::from(shape.row_bytes);
@@ -115,7 +117,7 @@ impl CpuSide {
         let slots = GpuData::pinned(gpu, device, (SLOT_BYTES.max(row * 4) + row) as usize)?;
         let cache = DeviceMemory::new(gpu, ((u64::from(shape.lines) + 1) * row) as usize)?;
         let first_slot = slots.address().next_multiple_of(row);
-        let places = Places {
+        let places = RowGeometry {
             nsid: info.nsid,
             row_bytes: row,
             blocks: shape.row_bytes / info.block_bytes,
@@ -125,23 +127,23 @@ impl CpuSide {
             out: out / row,
         };
         let words = [shape.batch, shape.batch, shape.lines];
-        let [ids, sources, fills] = words.map(|count| Words::new(gpu, count as usize));
-        let index = Index::new(shape.rows, shape.lines);
+        let [ids, sources, fills] = words.map(|count| SharedWords::new(gpu, count as usize));
+        let index = RowIndex::new(shape.rows, shape.lines);
         let words = [ids?, sources?, fills?];
-        let shared = Arc::new(Shared::new(places, index, words, MOST_CHUNKS));
+        let shared = Arc::new(BatchState::new(places, index, words, MOST_CHUNKS));
         let queue = |number| {
             controller
                 .create_queue_pair(ENTRIES)
-                .map(|queue| Worker::new(number, queue))
+                .map(|queue| RowWorker::new(number, queue))
         };
         let worker = queue(0)?;
         let others = (1..shape.threads).map_while(|number| queue(number).ok());
         let module = Module::load(gpu, ROWS_PTX.as_bytes())?;
         Ok(Self {
-            team: Team::start(&shared, others.collect())?,
+            team: HelperThreads::start(&shared, others.collect())?,
             worker,
             shared,
-            launcher: Launcher {
+            launcher: CopyLauncher {
                 copy: module.function("nvme_copy_rows")?,
                 module,
                 stream: Stream::new(gpu)?,
@@ -164,7 +166,7 @@ impl CpuSide {
     }
 
     /// Cuts that are worth a try for batches of `count` rows.
-    pub fn cuts(&self, count: u32) -> Vec<Cut> {
+    pub fn cuts(&self, count: u32) -> Vec<BatchDivision> {
         let most = self.most_chunk();
         let least = count.div_ceil(MOST_CHUNKS);
         let chunks = [count, count / 4, count / 16, most, most / 4];
@@ -176,7 +178,7 @@ impl CpuSide {
                 continue;
             }
             for rows in chunks {
-                let cut = Cut {
+                let cut = BatchDivision {
                     threads,
                     chunk_rows: rows.clamp(least.max(1), most).min(count),
                 };
@@ -210,7 +212,7 @@ impl CpuSide {
     /// Lets all threads sleep that are not needed for `threads`.
     ///
     /// # Errors
-    /// As [`Team::wake`].
+    /// As [`HelperThreads::wake`].
     pub fn wake(&mut self, threads: u32) -> Result<()> {
         if self.awake != threads {
             self.team.wake(threads)?;
@@ -239,8 +241,8 @@ impl CpuSide {
     ///
     /// # Errors
     /// A read that failed, the driver's, and past a deadline.
-    pub fn run(&mut self, batch: Batch, cut: Cut) -> Result<f64> {
-        let plan = Plan {
+    pub fn run(&mut self, batch: RowBatch, cut: BatchDivision) -> Result<f64> {
+        let plan = BatchPlan {
             count: batch.count,
             chunk_rows: cut.chunk_rows,
             threads: cut.threads,
@@ -256,7 +258,7 @@ impl CpuSide {
             )));
         }
         let (shared, launcher) = (&*self.shared, &mut self.launcher);
-        let mut wait = Wait::begin();
+        let mut wait = DeadlineWait::begin();
         let begin = Instant::now();
         if let Some(ids) = batch.ids {
             let bytes = batch.count as usize * 8;
@@ -288,9 +290,9 @@ impl CpuSide {
     }
 }
 
-impl Launcher {
+impl CopyLauncher {
     /// Launches the next chunk if all of it is in memory, and frees the slots of one that was copied.
-    fn step(&mut self, shared: &Shared, plan: &Plan) -> Result<()> {
+    fn step(&mut self, shared: &BatchState, plan: &BatchPlan) -> Result<()> {
         if let Some(end) = self.ends.front()
             && end.is_done()?
         {
@@ -304,15 +306,15 @@ impl Launcher {
         self.launch(shared, plan, chunk)?;
         // Only where another chunk waits for the slots.
         if plan.chunks() > REGIONS {
-            self.ends.push_back(Event::record(&self.stream)?);
+            self.ends.push_back(StreamEvent::record(&self.stream)?);
         }
         self.launched += 1;
         Ok(())
     }
 
     /// Launches the remaining chunks, and waits until the GPU has finished.
-    fn end(&mut self, shared: &Shared, plan: &Plan) -> Result<()> {
-        let mut wait = Wait::begin();
+    fn end(&mut self, shared: &BatchState, plan: &BatchPlan) -> Result<()> {
+        let mut wait = DeadlineWait::begin();
         while self.launched < plan.chunks() {
             self.step(shared, plan)?;
             shared.check(&mut wait)?;
@@ -323,7 +325,7 @@ impl Launcher {
         Ok(())
     }
 
-    fn launch(&mut self, shared: &Shared, plan: &Plan, chunk: u32) -> Result<()> {
+    fn launch(&mut self, shared: &BatchState, plan: &BatchPlan, chunk: u32) -> Result<()> {
         let row = u64::from(self.row_bytes);
         let rows = plan.rows(chunk);
         let first = u64::from(rows.start);

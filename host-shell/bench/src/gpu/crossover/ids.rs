@@ -5,7 +5,7 @@ use std::collections::HashMap;
 
 /// Batches that follow on each other, of different rows, and those of the rows that are in the cache before the first.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Train {
+pub(super) struct BatchSeries {
     /// All rows, in the order in which they are asked for.
     pub ids: Vec<i64>,
     /// Rows that are read before, so that they hit the cache.
@@ -14,7 +14,7 @@ pub(super) struct Train {
     pub count: usize,
 }
 
-impl Train {
+impl BatchSeries {
     /// Returns the number of rows that all batches over a table of `rows` rows can have.
     pub fn most(rows: u64) -> u64 {
         rows / 2
@@ -74,7 +74,7 @@ mod tests {
             (64, 1, 32, 0, 0),
             (64, 3, 1, 100, 1),
         ] {
-            let train = Train::draw(rows, (batches, count), percent, 7).unwrap();
+            let train = BatchSeries::draw(rows, (batches, count), percent, 7).unwrap();
             let all: HashSet<i64> = train.ids.iter().copied().collect();
             assert_eq!(all.len() as u64, batches * count);
             assert!(
@@ -87,14 +87,17 @@ mod tests {
             }
             assert_eq!(train.misses(), batches * (count - hits as u64));
             assert_eq!(train.batches() as u64, batches);
-            assert_eq!(Train::draw(rows, (batches, count), percent, 7), Some(train));
+            assert_eq!(
+                BatchSeries::draw(rows, (batches, count), percent, 7),
+                Some(train)
+            );
         }
-        assert_eq!(Train::draw(64, (3, 11), 0, 1), None);
+        assert_eq!(BatchSeries::draw(64, (3, 11), 0, 1), None);
     }
 
     #[test]
     fn hits_lie_anywhere_in_a_batch() {
-        let train = Train::draw(4000, (2, 1000), 50, 3).unwrap();
+        let train = BatchSeries::draw(4000, (2, 1000), 50, 3).unwrap();
         let hot: HashSet<i64> = train.hot.iter().copied().collect();
         let half = |ids: &[i64]| ids.iter().filter(|id| hot.contains(id)).count();
         assert!((200..300).contains(&half(&train.ids[..500])));

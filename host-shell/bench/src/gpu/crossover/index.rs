@@ -9,7 +9,7 @@
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 /// The index, for as many threads as there are.
-pub(super) struct Index {
+pub(super) struct RowIndex {
     /// For each row the number of a chunk, and its line plus one; 0 for none.
     rows: Vec<AtomicU64>,
     /// For each line its row plus one; 0 for none.
@@ -20,7 +20,7 @@ pub(super) struct Index {
     first_chunk: AtomicU32,
 }
 
-impl Index {
+impl RowIndex {
     pub fn new(rows: u64, lines: u32) -> Self {
         let zeros = |count: usize| (0..count).map(|_| AtomicU64::new(0)).collect();
         Self {
@@ -84,7 +84,7 @@ mod tests {
 
     #[test]
     fn a_row_is_found_by_later_chunks_until_its_line_is_given_out_again() {
-        let index = Index::new(100, 4);
+        let index = RowIndex::new(100, 4);
         let first = index.give(2);
         assert_eq!(index.claim(first, 7, 1), 0);
         assert_eq!(index.claim(first + 1, 9, 1), 1);

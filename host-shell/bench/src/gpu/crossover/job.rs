@@ -1,6 +1,6 @@
 //! Options of the crossover measurement.
 
-use super::ids::Train;
+use super::ids::BatchSeries;
 use nvme_core::spec::Nsid;
 use nvme_cuda::RowsOptions;
 
@@ -40,7 +40,7 @@ pub struct CrossoverJob {
 
 /// Returns the rows of the batches of a table of rows of `row_bytes` bytes: those that are too long are cut.
 pub(super) fn batches(job: &CrossoverJob, row_bytes: u64) -> Vec<u64> {
-    let most = Train::most(job.table_bytes / row_bytes).min(job.most_bytes / row_bytes);
+    let most = BatchSeries::most(job.table_bytes / row_bytes).min(job.most_bytes / row_bytes);
     let mut counts: Vec<u64> = job.batches.iter().map(|count| *count.min(&most)).collect();
     counts.retain(|count| *count > 0);
     counts.dedup();

@@ -24,13 +24,13 @@ pub use job::CrossoverJob;
 
 use super::gather::lay_out::{check_room, cores, lay_out};
 use crate::measure::GatherCases;
-use bench::{Bench, Case};
+use bench::{CrossoverBench, CrossoverCase};
 use job::batches;
 use nvme_cuda::Gpu;
 use nvme_cuda::GpuRows;
-use nvme_cuda::{Access, Tier, TierRequest};
+use nvme_cuda::{GpuAccess, QueueTier, TierRequest};
 use nvme_driver::controller::Controller;
-use nvme_driver::controller::config::Config;
+use nvme_driver::controller::config::ControllerConfig;
 use nvme_driver::device::Device;
 use nvme_driver::error::{Error, Result};
 use serde_json::{Value, json};
@@ -43,7 +43,7 @@ use std::sync::Arc;
 /// `emit`.
 pub fn crossover(
     device: Arc<dyn Device>,
-    config: &Config,
+    config: &ControllerConfig,
     job: &CrossoverJob,
     emit: &mut dyn FnMut(Value) -> Result<()>,
 ) -> Result<()> {
@@ -53,7 +53,7 @@ pub fn crossover(
         threads => threads,
     };
     let queues = u16::try_from(job.options.queues).unwrap_or(u16::MAX);
-    let config = Config {
+    let config = ControllerConfig {
         // Chases by the CPU use separate queues.
         queue_pairs: job
             .options
@@ -61,8 +61,8 @@ pub fn crossover(
             .saturating_add(2 + threads + chain::MOST_THREADS),
         ..config.clone()
     };
-    let exactly = TierRequest::Exactly(Tier::Direct);
-    let access = Arc::new(Access::find(&gpu, device, queues, exactly)?);
+    let exactly = TierRequest::Exactly(QueueTier::Direct);
+    let access = Arc::new(GpuAccess::find(&gpu, device, queues, exactly)?);
     let controller = Controller::start(Arc::clone(access.device()), &config)?;
     let info = controller.usable_namespace(job.nsid)?;
     let cases = GatherCases {
@@ -90,7 +90,8 @@ pub fn crossover(
     lay_out(&controllers, (job.nsid, &cases))?;
     for row_bytes in &job.row_bytes {
         let rows = GpuRows::create(controller, &access, *info, job.options, config.timeout)?;
-        let mut bench = Bench::new(&gpu, (controller, *info), rows, (*row_bytes, threads), job)?;
+        let mut bench =
+            CrossoverBench::new(&gpu, (controller, *info), rows, (*row_bytes, threads), job)?;
         emit(json!({
             "gpu": gpu.describe(), "device": access.device().describe(), "tier": access.describe(),
             "cores": cores(), "block_bytes": info.block_bytes, "row_bytes": row_bytes,
@@ -98,7 +99,7 @@ pub fn crossover(
             "cpu_queues": bench.cpu.threads(), "table_bytes": job.table_bytes,
         }))?;
         for count in batches(job, u64::from(*row_bytes)) {
-            let case = |percent, caches| Case {
+            let case = |percent, caches| CrossoverCase {
                 count,
                 percent,
                 caches,

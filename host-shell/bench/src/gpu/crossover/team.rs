@@ -1,6 +1,6 @@
 //! Threads that work on batches together: they spin while batches may come, and sleep otherwise.
 
-use super::by_cpu::{Plan, Shared, Wait, Worker};
+use super::by_cpu::{BatchPlan, BatchState, DeadlineWait, RowWorker};
 use nvme_driver::error::{Error, Result};
 use nvme_driver::lock::lock;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
@@ -8,17 +8,17 @@ use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread::JoinHandle;
 
 /// The other threads beside the one that launches.
-pub(super) struct Team {
-    baton: Arc<Baton>,
+pub(super) struct HelperThreads {
+    baton: Arc<TurnBaton>,
     threads: Vec<JoinHandle<()>>,
 }
 
-struct Baton {
-    shared: Arc<Shared>,
+struct TurnBaton {
+    shared: Arc<BatchState>,
     /// Number of threads that are awake; `None` at the end.
     awake: Mutex<Option<u32>>,
     changed: Condvar,
-    plan: Mutex<Plan>,
+    plan: Mutex<BatchPlan>,
     /// Batches so far.
     turn: AtomicU64,
     /// Threads that are done with the batch.
@@ -29,15 +29,15 @@ struct Baton {
     wanted: AtomicU32,
 }
 
-impl Team {
+impl HelperThreads {
     /// # Errors
     /// Without threads.
-    pub fn start(shared: &Arc<Shared>, workers: Vec<Worker>) -> Result<Self> {
-        let baton = Arc::new(Baton {
+    pub fn start(shared: &Arc<BatchState>, workers: Vec<RowWorker>) -> Result<Self> {
+        let baton = Arc::new(TurnBaton {
             shared: Arc::clone(shared),
             awake: Mutex::new(Some(0)),
             changed: Condvar::new(),
-            plan: Mutex::new(Plan::default()),
+            plan: Mutex::new(BatchPlan::default()),
             turn: AtomicU64::new(0),
             done: AtomicU32::new(0),
             ready: AtomicU32::new(0),
@@ -73,7 +73,7 @@ impl Team {
         *lock(&self.baton.awake) = Some(wanted);
         self.baton.wanted.store(wanted, Ordering::Release);
         self.baton.changed.notify_all();
-        let mut wait = Wait::begin();
+        let mut wait = DeadlineWait::begin();
         // Acquire: pairs with the workers' increments. Once all are ready they spin on `turn`, so that waking
         // them is not part of the time that is measured.
         while self.baton.ready.load(Ordering::Acquire) != wanted {
@@ -83,7 +83,7 @@ impl Team {
     }
 
     /// Begins with a batch; those that are awake work on it.
-    pub fn begin(&self, plan: Plan) {
+    pub fn begin(&self, plan: BatchPlan) {
         self.baton.shared.begin(&plan);
         *lock(&self.baton.plan) = plan;
         self.baton.done.store(0, Ordering::Relaxed);
@@ -93,12 +93,12 @@ impl Team {
     }
 
     /// True if all other threads have finished the batch of `plan`.
-    pub fn is_done(&self, plan: &Plan) -> bool {
+    pub fn is_done(&self, plan: &BatchPlan) -> bool {
         self.baton.done.load(Ordering::Acquire) + 1 >= plan.threads
     }
 }
 
-impl Drop for Team {
+impl Drop for HelperThreads {
     fn drop(&mut self) {
         *lock(&self.baton.awake) = None;
         self.baton.wanted.store(0, Ordering::Release);
@@ -110,8 +110,8 @@ impl Drop for Team {
     }
 }
 
-impl Baton {
-    fn serve(&self, mut worker: Worker) {
+impl TurnBaton {
+    fn serve(&self, mut worker: RowWorker) {
         while self.is_wanted(worker.number) {
             let mut turn = self.turn.load(Ordering::Acquire);
             self.ready.fetch_add(1, Ordering::AcqRel);

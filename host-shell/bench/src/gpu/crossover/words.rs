@@ -3,26 +3,26 @@
 #![allow(unsafe_code)]
 
 use nvme_cuda::Gpu;
-use nvme_cuda::Registered;
-use nvme_driver::dma::pages::Pages;
+use nvme_cuda::RegisteredMemory;
+use nvme_driver::dma::pages::DmaPages;
 use nvme_driver::error::Result;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, Ordering};
 
 /// Array of `i64` in memory that the host and kernels share.
-pub(super) struct Words {
-    pages: Arc<Pages>,
-    registered: Registered,
+pub(super) struct SharedWords {
+    pages: Arc<DmaPages>,
+    registered: RegisteredMemory,
     count: usize,
 }
 
-impl Words {
+impl SharedWords {
     /// # Errors
     /// Without memory that the GPU reaches.
     pub fn new(gpu: &Arc<Gpu>, count: usize) -> Result<Self> {
-        let pages = Arc::new(Pages::new(count.max(1) * 8)?);
+        let pages = Arc::new(DmaPages::new(count.max(1) * 8)?);
         Ok(Self {
-            registered: Registered::pages(gpu, &pages)?,
+            registered: RegisteredMemory::pages(gpu, &pages)?,
             pages,
             count,
         })

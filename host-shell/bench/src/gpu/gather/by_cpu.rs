@@ -5,7 +5,7 @@ use nvme_core::Data;
 use nvme_core::bringup::NamespaceInfo;
 use nvme_core::spec::{Iova, Lba, Nsid, nvm};
 use nvme_driver::controller::Controller;
-use nvme_driver::controller::queue::Queue;
+use nvme_driver::controller::queue::DriverQueue;
 use nvme_driver::error::{Error, Result};
 use nvme_driver::lock::lock;
 use std::sync::Mutex;
@@ -15,7 +15,7 @@ const DEPTH: u32 = 64;
 
 /// Queues of the CPU beside the GPU's, one for each thread.
 pub(super) struct CpuQueues {
-    queues: Mutex<Vec<Queue>>,
+    queues: Mutex<Vec<DriverQueue>>,
     info: NamespaceInfo,
     max_transfer: u64,
 }
@@ -60,7 +60,7 @@ impl CpuQueues {
 
 /// Reads rows of `row` bytes, `blocks` blocks each, into contiguous memory from `to` on.
 fn read(
-    queue: &mut Queue,
+    queue: &mut DriverQueue,
     nsid: Nsid,
     ids: &[i64],
     (to, row): (Iova, u64),

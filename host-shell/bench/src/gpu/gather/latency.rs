@@ -2,10 +2,10 @@
 // UNSAFETY: launches kernels over the rig's own memory.
 #![allow(unsafe_code)]
 
-use super::{Case, PATIENCE, Rig};
+use super::{GatherCase, GatherFixture, PATIENCE};
 use crate::measure::median;
-use nvme_cuda::Event;
-use nvme_cuda::Graph;
+use nvme_cuda::CudaGraph;
+use nvme_cuda::StreamEvent;
 use nvme_driver::error::{Error, Result};
 use nvme_gpu_kernel::rows::{BLOCK_THREADS, BLOCK_WARPS, Gather};
 use serde_json::{Value, json};
@@ -20,11 +20,11 @@ const REPLAYS: u64 = 100;
 /// Least number of samples of each measurement.
 const FEWEST: u64 = 10;
 
-impl Rig {
+impl GatherFixture {
     /// Compares a gather of 32 rows with the bare kernel that copies as many: microseconds from the launch to
     /// the host's knowledge of the end, and of the GPU alone. Medians, in turns, of 40 for each run, or of
     /// fewer where a run gathers fewer rows than that.
-    pub(super) fn hop(&self, case: &Case) -> Result<Value> {
+    pub(super) fn hop(&self, case: &GatherCase) -> Result<Value> {
         let request = self.request(case, HOP_ROWS.min(case.count));
         let bare = Gather {
             count: request.count,
@@ -35,25 +35,25 @@ impl Rig {
         let hops = (case.count / HOP_ROWS).clamp(FEWEST, HOPS);
         for _ in 0..hops * self.job.cases.runs as u64 {
             let begin = Instant::now();
-            let first = Event::record(&self.stream)?;
+            let first = StreamEvent::record(&self.stream)?;
             // SAFETY: as in `gather`.
             let pending = unsafe {
                 let stream = self.stream.handle();
                 self.drives.gather(&case.table, &request, None, stream)?
             };
-            let last = Event::record(&self.stream)?;
+            let last = StreamEvent::record(&self.stream)?;
             pending.wait(PATIENCE)?;
             ours[0].push(begin.elapsed().as_secs_f64() * 1e6);
             self.stream.wait(PATIENCE, || Ok(()))?;
             ours[1].push(last.seconds_since(&first)? * 1e6);
             let begin = Instant::now();
-            let first = Event::record(&self.stream)?;
+            let first = StreamEvent::record(&self.stream)?;
             // SAFETY: as in `gather`.
             unsafe {
                 self.module
                     .launch(&self.stream, self.copy, 4, BLOCK_THREADS, &bare)?;
             }
-            let last = Event::record(&self.stream)?;
+            let last = StreamEvent::record(&self.stream)?;
             self.stream.wait(PATIENCE, || Ok(()))?;
             bound[0].push(begin.elapsed().as_secs_f64() * 1e6);
             bound[1].push(last.seconds_since(&first)? * 1e6);
@@ -66,10 +66,10 @@ impl Rig {
 
     /// Compares a graph of one gather with a graph of the bare kernel: microseconds from its launch to the
     /// host's knowledge of the end, in turns.
-    pub(super) fn replay(&self, case: &Case) -> Result<Value> {
+    pub(super) fn replay(&self, case: &GatherCase) -> Result<Value> {
         let rows = GRAPH_ROWS.min(case.count);
         let request = self.request(case, rows);
-        let (graph, pending) = Graph::capture(&self.stream, |stream| {
+        let (graph, pending) = CudaGraph::capture(&self.stream, |stream| {
             // SAFETY: our own memory, which outlives the graph: its launches are waited for.
             unsafe { self.drives.gather(&case.table, &request, None, stream) }
         })?;
@@ -79,7 +79,7 @@ impl Rig {
             ..self.copied(case)
         };
         let blocks = rows.div_ceil(u64::from(bare.lanes * BLOCK_WARPS)) as u32;
-        let (copies, ()) = Graph::capture(&self.stream, |_| {
+        let (copies, ()) = CudaGraph::capture(&self.stream, |_| {
             // SAFETY: as above.
             unsafe {
                 self.module

@@ -7,7 +7,7 @@ use nvme_core::bringup::NamespaceInfo;
 use nvme_core::spec::{Lba, Nsid};
 use nvme_core::stripes::Stripes;
 use nvme_driver::controller::Controller;
-use nvme_driver::dma::pages::Pages;
+use nvme_driver::dma::pages::DmaPages;
 use nvme_driver::error::{Error, Result};
 use nvme_gpu_kernel::work::data_word;
 use zerocopy::IntoBytes;
@@ -85,7 +85,7 @@ pub(in crate::gpu) fn lay_out(
 }
 
 /// Fills memory with the same rows.
-pub(super) fn fill(pages: &Pages, seed: u64) {
+pub(super) fn fill(pages: &DmaPages, seed: u64) {
     let words = pages.len() / 8;
     let threads = cores();
     let start = pages.start().cast::<u64>().expose_provenance();

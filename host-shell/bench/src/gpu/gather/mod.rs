@@ -10,22 +10,24 @@ mod latency;
 pub(in crate::gpu) mod lay_out;
 mod written;
 
-use crate::measure::{GatherCases, Ids, median};
+use crate::measure::{GatherCases, IdGenerator, median};
 use by_cpu::CpuQueues;
 use lay_out::{STRIPE_BYTES, check_room, cores, fill, lay_out};
 use nvme_core::spec::Nsid;
 use nvme_cuda::DeviceMemory;
 use nvme_cuda::Gpu;
-use nvme_cuda::Registered;
-use nvme_cuda::{Access, Tier, TierRequest};
-use nvme_cuda::{Event, Stream};
-use nvme_cuda::{Function, Module};
-use nvme_cuda::{GpuRows, Pending, Request, RowTable, RowsOptions, StripedRows, TableCache, Ways};
+use nvme_cuda::RegisteredMemory;
+use nvme_cuda::{
+    GatherOptions, GpuRows, PendingRows, RowRequest, RowTable, RowsOptions, StripedRows, TableCache,
+};
+use nvme_cuda::{GpuAccess, QueueTier, TierRequest};
+use nvme_cuda::{KernelFunction, Module};
+use nvme_cuda::{Stream, StreamEvent};
 use nvme_driver::controller::Controller;
-use nvme_driver::controller::config::Config;
+use nvme_driver::controller::config::ControllerConfig;
 use nvme_driver::device::Device;
 use nvme_driver::dma::DmaBuffer;
-use nvme_driver::dma::pages::Pages;
+use nvme_driver::dma::pages::DmaPages;
 use nvme_driver::error::{Error, Result};
 use nvme_gpu_kernel::ROWS_PTX;
 use nvme_gpu_kernel::rows::{BLOCK_THREADS, Check, Gather};
@@ -54,28 +56,28 @@ pub struct GatherJob {
     pub options: RowsOptions,
 }
 
-struct Rig {
+struct GatherFixture {
     job: GatherJob,
-    drives: Drives,
+    drives: MeasuredDrives,
     module: Module,
-    copy: Function,
-    check: Function,
+    copy: KernelFunction,
+    check: KernelFunction,
     stream: Stream,
     /// The table once more, in memory of the host, as rivals have it.
-    mirror: Registered,
-    mirror_pages: Arc<Pages>,
+    mirror: RegisteredMemory,
+    mirror_pages: Arc<DmaPages>,
     /// Queues of the CPU's rival, for a single drive.
     cpu: Option<CpuQueues>,
     device: Option<Arc<dyn Device>>,
 }
 
 /// One drive, or several in stripes.
-struct Drives {
+struct MeasuredDrives {
     striped: Option<StripedRows>,
     first: Arc<GpuRows>,
 }
 
-impl Drives {
+impl MeasuredDrives {
     fn new(rows: Vec<Arc<GpuRows>>, table_bytes: u64) -> Result<Self> {
         let none = || Error::usage("there is no drive", "name one");
         let first = Arc::clone(rows.first().ok_or_else(none)?);
@@ -104,11 +106,11 @@ impl Drives {
     unsafe fn gather(
         &self,
         table: &RowTable,
-        request: &Request,
+        request: &RowRequest,
         cache: Option<&TableCache>,
         stream: u64,
-    ) -> Result<Pending> {
-        let ways = Ways { cache, widen: None };
+    ) -> Result<PendingRows> {
+        let ways = GatherOptions { cache, widen: None };
         // SAFETY: the caller's.
         unsafe {
             match &self.striped {
@@ -125,13 +127,13 @@ impl Drives {
 /// The error that keeps a case from running; wrong rows.
 pub fn gather(
     devices: Vec<Arc<dyn Device>>,
-    config: &Config,
+    config: &ControllerConfig,
     job: &GatherJob,
     emit: &mut dyn FnMut(Value),
 ) -> Result<()> {
     let gpu = Gpu::open(job.gpu)?;
     let queues = u16::try_from(job.options.queues).unwrap_or(u16::MAX);
-    let config = Config {
+    let config = ControllerConfig {
         queue_pairs: job.options.queues.saturating_add(2 + cores() as u32),
         ..config.clone()
     };
@@ -143,15 +145,15 @@ pub fn gather(
     }
     let (mut controllers, mut accesses) = (Vec::new(), Vec::new());
     for device in devices {
-        let exactly = TierRequest::Exactly(Tier::Direct);
-        let access = Arc::new(Access::find(&gpu, device, queues, exactly)?);
+        let exactly = TierRequest::Exactly(QueueTier::Direct);
+        let access = Arc::new(GpuAccess::find(&gpu, device, queues, exactly)?);
         let controller = Controller::start(Arc::clone(access.device()), &config)?;
         let info = controller.usable_namespace(job.nsid)?;
         controllers.push((controller, info));
         accesses.push(access);
     }
     check_room(&controllers, (job.nsid, &job.cases))?;
-    let mirror_pages = Arc::new(Pages::new(job.cases.table_bytes as usize)?);
+    let mirror_pages = Arc::new(DmaPages::new(job.cases.table_bytes as usize)?);
     fill(&mirror_pages, job.cases.seed);
     let module = Module::load(&gpu, ROWS_PTX.as_bytes())?;
     let rows = controllers.iter().zip(&accesses);
@@ -159,7 +161,7 @@ pub fn gather(
         let rows = GpuRows::create(controller, access, *info, job.options, config.timeout);
         rows.map(Arc::new)
     });
-    let drives = Drives::new(rows.collect::<Result<_>>()?, job.cases.table_bytes)?;
+    let drives = MeasuredDrives::new(rows.collect::<Result<_>>()?, job.cases.table_bytes)?;
     // Not earlier: a run that is refused has overwritten nothing.
     let begin = Instant::now();
     lay_out(&controllers, (job.nsid, &job.cases))?;
@@ -184,11 +186,11 @@ pub fn gather(
         "cores": cores(), "cpu_queues": cpu.as_ref().map(CpuQueues::len),
         "lay_out_s": laid_out.as_secs_f64(),
     }));
-    let rig = Rig {
+    let rig = GatherFixture {
         copy: module.function("nvme_copy_rows")?,
         check: module.function("nvme_check_rows")?,
         stream: Stream::new(&gpu)?,
-        mirror: Registered::pages(&gpu, &mirror_pages)?,
+        mirror: RegisteredMemory::pages(&gpu, &mirror_pages)?,
         mirror_pages,
         cpu,
         device: one.0.map(|(controller, _)| Arc::clone(controller.device())),
@@ -206,21 +208,21 @@ pub fn gather(
 }
 
 /// Memory of one case.
-struct Case {
+struct GatherCase {
     table: RowTable,
     count: u64,
     ids: DeviceMemory,
     host_ids: Vec<i64>,
-    asked: Ids,
+    asked: IdGenerator,
     out: DeviceMemory,
     wrong: DeviceMemory,
-    staging: Arc<Pages>,
-    staged: Registered,
+    staging: Arc<DmaPages>,
+    staged: RegisteredMemory,
     /// The staging memory where the drive reaches it, for reads by the CPU.
     mapped: Option<DmaBuffer>,
 }
 
-impl Rig {
+impl GatherFixture {
     fn gpu(&self) -> &Arc<Gpu> {
         self.drives.first.gpu()
     }
@@ -278,7 +280,7 @@ impl Rig {
         }))
     }
 
-    fn memory(&self, row_bytes: u32) -> Result<Case> {
+    fn memory(&self, row_bytes: u32) -> Result<GatherCase> {
         let job = &self.job;
         let rows = job.cases.table_bytes / u64::from(row_bytes);
         let table = RowTable {
@@ -297,18 +299,18 @@ impl Rig {
         let device = self.device.as_ref().filter(|_| reads);
         let staging = Arc::new(match device {
             Some(device) => device.alloc_dma(bytes)?,
-            None => Pages::new(bytes)?,
+            None => DmaPages::new(bytes)?,
         });
         let mapped = device.map(|device| DmaBuffer::over(device, Arc::clone(&staging)));
-        let mut case = Case {
+        let mut case = GatherCase {
             table,
             count,
             ids,
-            asked: Ids::new(rows, job.cases.zipf),
+            asked: IdGenerator::new(rows, job.cases.zipf),
             host_ids: Vec::new(),
             out: DeviceMemory::new(gpu, bytes)?,
             wrong: DeviceMemory::new(gpu, 8)?,
-            staged: Registered::pages(gpu, &staging)?,
+            staged: RegisteredMemory::pages(gpu, &staging)?,
             mapped: mapped.transpose()?,
             staging,
         };
@@ -317,13 +319,13 @@ impl Rig {
     }
 
     /// Asks for other rows.
-    fn ask(&self, case: &mut Case, run: u64) -> Result<()> {
+    fn ask(&self, case: &mut GatherCase, run: u64) -> Result<()> {
         case.host_ids = case.asked.draw(case.count, self.job.cases.seed ^ run << 32);
         case.ids.upload(0, case.host_ids.as_bytes())
     }
 
-    fn request(&self, case: &Case, count: u64) -> Request {
-        Request {
+    fn request(&self, case: &GatherCase, count: u64) -> RowRequest {
+        RowRequest {
             ids: case.ids.address(),
             wide_ids: true,
             count,
@@ -334,7 +336,7 @@ impl Rig {
     }
 
     /// Measures the seconds of one gather of all rows.
-    fn gather(&self, case: &Case, cache: Option<&TableCache>) -> Result<f64> {
+    fn gather(&self, case: &GatherCase, cache: Option<&TableCache>) -> Result<f64> {
         let request = self.request(case, case.count);
         self.timed(|stream| {
             // SAFETY: our own memory, which outlives the launch: it is waited for.
@@ -343,10 +345,10 @@ impl Rig {
     }
 
     /// Measures the seconds of the work that `start` enqueues in the stream; a failed row is an error.
-    fn timed(&self, start: impl FnOnce(u64) -> Result<Pending>) -> Result<f64> {
-        let begin = Event::record(&self.stream)?;
+    fn timed(&self, start: impl FnOnce(u64) -> Result<PendingRows>) -> Result<f64> {
+        let begin = StreamEvent::record(&self.stream)?;
         let pending = start(self.stream.handle())?;
-        let end = Event::record(&self.stream)?;
+        let end = StreamEvent::record(&self.stream)?;
         let moved = pending.wait(PATIENCE)?;
         if moved.failures.rows > 0 {
             return Err(Error::device(
@@ -359,7 +361,7 @@ impl Rig {
     }
 
     /// Returns the launch of the kernel that only copies.
-    fn copied(&self, case: &Case) -> Gather {
+    fn copied(&self, case: &GatherCase) -> Gather {
         Gather {
             slots: self.mirror.address(),
             lanes: 32,
@@ -370,22 +372,22 @@ impl Rig {
     }
 
     /// Measures the seconds of the same rows out of memory of the host, by a kernel that only copies.
-    fn bound(&self, case: &Case) -> Result<f64> {
+    fn bound(&self, case: &GatherCase) -> Result<f64> {
         let launch = self.copied(case);
-        let begin = Event::record(&self.stream)?;
+        let begin = StreamEvent::record(&self.stream)?;
         // SAFETY: as in `gather`.
         unsafe {
             self.module
                 .launch(&self.stream, self.copy, FREE_BLOCKS, BLOCK_THREADS, &launch)?;
         }
-        let end = Event::record(&self.stream)?;
+        let end = StreamEvent::record(&self.stream)?;
         self.stream.wait(PATIENCE, || Ok(()))?;
         end.seconds_since(&begin)
     }
 
     /// Measures the seconds of the same rows by the host's threads, out of the same memory into pinned memory,
     /// and one copy.
-    fn indexed(&self, case: &Case) -> Result<f64> {
+    fn indexed(&self, case: &GatherCase) -> Result<f64> {
         let begin = Instant::now();
         let threads = cores();
         let (from, to) = (
@@ -425,7 +427,7 @@ impl Rig {
 
     /// Measures the seconds of the same rows by commands of the CPU on the same drive, and one copy; `None`
     /// where it has no queue, or a row is no whole blocks.
-    fn by_cpu(&self, case: &Case) -> Result<Option<f64>> {
+    fn by_cpu(&self, case: &GatherCase) -> Result<Option<f64>> {
         let (Some(cpu), Some(staging)) = (&self.cpu, &case.mapped) else {
             return Ok(None);
         };
@@ -441,7 +443,7 @@ impl Rig {
         Ok(Some(begin.elapsed().as_secs_f64()))
     }
 
-    fn bare(&self, case: &Case) -> Gather {
+    fn bare(&self, case: &GatherCase) -> Gather {
         Gather {
             ids: case.ids.address(),
             wide_ids: 1,
@@ -455,7 +457,7 @@ impl Rig {
     }
 
     /// Checks every word of the output, and overwrites it.
-    fn verify(&self, case: &Case) -> Result<()> {
+    fn verify(&self, case: &GatherCase) -> Result<()> {
         let check = Check {
             gather: self.bare(case),
             seed: self.job.cases.seed,

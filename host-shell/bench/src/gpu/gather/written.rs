@@ -2,15 +2,15 @@
 // UNSAFETY: launches a kernel over this module's own memory.
 #![allow(unsafe_code)]
 
-use super::{Case, Rig};
+use super::{GatherCase, GatherFixture};
 use crate::measure::median;
 use nvme_driver::error::Result;
 use serde_json::{Value, json};
 
-impl Rig {
+impl GatherFixture {
     /// Measures the seconds of a scatter of the rows that were gathered last, which are what the table holds;
     /// `None` where the GPU does not write them.
-    pub(super) fn scatter(&self, case: &Case) -> Result<Option<f64>> {
+    pub(super) fn scatter(&self, case: &GatherCase) -> Result<Option<f64>> {
         let (rows, request) = (&self.drives.first, self.request(case, case.count));
         if self.drives.striped.is_some() || !rows.writes(&case.table, &request) {
             return Ok(None);
@@ -23,7 +23,7 @@ impl Rig {
     }
 
     /// Returns the rows that were asked to be written a second: those whose id came again are among them.
-    pub(super) fn written(case: &Case, seconds: &[f64]) -> Option<Value> {
+    pub(super) fn written(case: &GatherCase, seconds: &[f64]) -> Option<Value> {
         if seconds.is_empty() {
             return None;
         }

@@ -2,7 +2,7 @@
 // UNSAFETY: asks the driver about a stream of the caller's.
 #![allow(unsafe_code)]
 
-use super::{By, Pending};
+use super::{PendingExecutor, PendingRows};
 use crate::driver::{Gpu, check};
 use crate::stream::{handle, is_capturing};
 use cudarc::driver::sys::{self, CUresult};
@@ -24,11 +24,11 @@ const NAP: Duration = Duration::from_micros(100);
 /// runs yet: there the capture ends as an invalid one, so that no graph has a part of an operation.
 ///
 /// A kernel that reads nothing from a drive tells the host nothing. Where one comes last, another launch behind it tells
-/// its end, so that the [`Pending`] is done only when no launch of the operation uses the caller's memory any more.
+/// its end, so that the [`PendingRows`] is done only when no launch of the operation uses the caller's memory any more.
 pub struct LaunchSequence<'g> {
     gpu: &'g Arc<Gpu>,
     stream: u64,
-    pending: Pending,
+    pending: PendingRows,
     /// There are kernels which tell nobody of their end: to settle, the stream has to be asked.
     has_kernels: bool,
     /// One of them comes after all that `pending` knows of.
@@ -48,7 +48,7 @@ impl<'g> LaunchSequence<'g> {
         gpu: &'g Arc<Gpu>,
         stream: u64,
         work: impl FnOnce(&mut Self) -> Result<()>,
-    ) -> Result<Pending> {
+    ) -> Result<PendingRows> {
         Self::run_to(gpu, stream, |sequence| {
             work(sequence)?;
             sequence.tell_end()
@@ -71,11 +71,11 @@ impl<'g> LaunchSequence<'g> {
         gpu: &'g Arc<Gpu>,
         stream: u64,
         work: impl FnOnce(&mut Self) -> Result<()>,
-    ) -> Result<Pending> {
+    ) -> Result<PendingRows> {
         let mut sequence = Self {
             gpu,
             stream,
-            pending: Pending::nothing(),
+            pending: PendingRows::nothing(),
             has_kernels: false,
             is_silent: false,
             is_settled: false,
@@ -83,14 +83,17 @@ impl<'g> LaunchSequence<'g> {
         let worked = work(&mut sequence);
         sequence.is_settled = true;
         match worked {
-            Ok(()) => Ok(std::mem::replace(&mut sequence.pending, Pending::nothing())),
+            Ok(()) => Ok(std::mem::replace(
+                &mut sequence.pending,
+                PendingRows::nothing(),
+            )),
             Err(error) => Err(sequence.settle(LIMIT).err().unwrap_or(error)),
         }
     }
 
     /// Adds `next`, which was launched in the stream: its row 0 is row `first_row` of the
     /// operation.
-    pub fn add(&mut self, next: Pending, first_row: u64) {
+    pub fn add(&mut self, next: PendingRows, first_row: u64) {
         // Work that was enqueued later ends later, so the last launch decides.
         self.is_silent &= next.parts.is_empty();
         self.pending.append(next, first_row);
@@ -112,8 +115,10 @@ impl<'g> LaunchSequence<'g> {
             return Ok(());
         }
         let mut slots = self.pending.parts.iter().filter_map(|part| match &part.by {
-            By::Kernel { slot, .. } => slot.kernels().map(|kernels| (slot, Arc::clone(kernels))),
-            By::Host { .. } => None,
+            PendingExecutor::Kernel { slot, .. } => {
+                slot.kernels().map(|kernels| (slot, Arc::clone(kernels)))
+            }
+            PendingExecutor::Host { .. } => None,
         });
         let (before, kernels) = slots.next().ok_or_else(|| {
             Error::internal("an operation of kernels alone was to be waited for without its stream")
@@ -124,7 +129,7 @@ impl<'g> LaunchSequence<'g> {
             // SAFETY: the kernel takes one `Gather`, and uses only the words of its number.
             unsafe { kernels.launch(self.stream, kernels.end_launch, 1, &launch) }
         })?;
-        self.add(Pending::of_kernel(end), 0);
+        self.add(PendingRows::of_kernel(end), 0);
         Ok(())
     }
 

@@ -77,7 +77,7 @@ fn a_shared_group_names_the_others() {
     tree.function("0000:03:00.0", &Tree::config(1, 2, 0x02_00_00), "e1000", 7);
     assert!(found(&tree, "group").contains("shared with 0000:03:00.0 (e1000)"));
     let ways = |tree: &Tree| {
-        let topology = crate::topology::Topology::of(&tree.host());
+        let topology = crate::topology::MachineTopology::of(&tree.host());
         format!("{:?}", topology.controllers)
     };
     tree.file("sys/bus/pci/drivers/vfio-pci/bind", "");

@@ -11,16 +11,16 @@ fn info(block_bytes: u32, blocks: u64) -> NamespaceInfo {
     }
 }
 
-fn refusal(basis: &Basis, opcode: u8) -> String {
+fn refusal(basis: &QueueBasis, opcode: u8) -> String {
     let refusal = basis.refusal(NS.0, opcode);
     refusal.map_or(String::new(), |error| error.to_string())
 }
 
 #[test]
 fn a_queue_goes_by_what_its_maker_was_told() {
-    let facts = Facts::default();
+    let facts = DeviceFacts::default();
     facts.tell(info(4096, 10));
-    let mut old = Basis::new(&facts);
+    let mut old = QueueBasis::new(&facts);
     old.compare(&facts, 0);
     assert!(old.is_current(&facts.alarm));
     facts.observe(info(512, 80));
@@ -36,11 +36,11 @@ fn a_queue_goes_by_what_its_maker_was_told() {
         "another namespace"
     );
     // One that is made before anyone was told of the change goes by the old facts, too.
-    let mut young = Basis::new(&facts);
+    let mut young = QueueBasis::new(&facts);
     young.compare(&facts, 1);
     assert!(!refusal(&young, nvm::opcode::WRITE).is_empty());
     facts.tell(info(512, 80));
-    let mut new = Basis::new(&facts);
+    let mut new = QueueBasis::new(&facts);
     new.compare(&facts, 1);
     assert!(new.is_current(&facts.alarm));
     // But who says what it goes by is held to that.
@@ -111,10 +111,10 @@ fn each_change_has_its_words_and_more_blocks_are_none() {
 
 #[test]
 fn another_controller_and_an_erased_one_are_refused_as_a_whole() {
-    let facts = Facts::default();
+    let facts = DeviceFacts::default();
     facts.tell(info(512, 80));
-    let basis = Basis::new(&facts);
-    let says = |facts: &Facts| {
+    let basis = QueueBasis::new(&facts);
+    let says = |facts: &DeviceFacts| {
         let mut basis = basis.clone();
         basis.compare(facts, 0);
         refusal(&basis, nvm::opcode::READ)
@@ -128,16 +128,16 @@ fn another_controller_and_an_erased_one_are_refused_as_a_whole() {
     facts.alarm.see(Status::SANITIZE_IN_PROGRESS);
     assert!(says(&facts).contains("was sanitized"));
     facts.tell(info(512, 80));
-    let mut again = Basis::new(&facts);
+    let mut again = QueueBasis::new(&facts);
     again.compare(&facts, 1);
     assert!(again.is_current(&facts.alarm), "opened again");
 }
 
 #[test]
 fn an_error_of_the_look_stays_what_it_is_until_the_next_one() {
-    let facts = Facts::default();
+    let facts = DeviceFacts::default();
     facts.tell(info(512, 80));
-    let mut basis = Basis::new(&facts);
+    let mut basis = QueueBasis::new(&facts);
     for error in [
         Error::Interrupted,
         Error::Gone { cause: "x".into() },
@@ -154,14 +154,14 @@ fn an_error_of_the_look_stays_what_it_is_until_the_next_one() {
 
 #[test]
 fn what_this_process_erased_is_refused_though_its_facts_are_the_same() {
-    let facts = Facts::default();
+    let facts = DeviceFacts::default();
     let other = NamespaceInfo {
         nsid: Nsid(2),
         ..info(512, 80)
     };
     facts.tell(info(512, 80));
     facts.tell(other);
-    let old = Basis::new(&facts);
+    let old = QueueBasis::new(&facts);
     let says = |nsid: u32| {
         let mut basis = old.clone();
         basis.compare(&facts, facts.alarm.count());
@@ -179,7 +179,7 @@ fn what_this_process_erased_is_refused_though_its_facts_are_the_same() {
     facts.tell(info(512, 80));
     facts.erase(Nsid::ALL);
     facts.tell(info(512, 80));
-    let mut new = Basis::new(&facts);
+    let mut new = QueueBasis::new(&facts);
     new.compare(&facts, facts.alarm.count());
     assert!(new.check(NS, nvm::opcode::READ).is_ok());
     assert!(new.check(Nsid(2), nvm::opcode::READ).is_err());
@@ -190,8 +190,8 @@ fn what_this_process_erased_is_refused_though_its_facts_are_the_same() {
 /// What no event has told may be told by the status of any command.
 #[test]
 fn each_status_and_notice_that_tells_of_a_change_raises_the_alarm() {
-    let raised = |tell: &dyn Fn(&Alarm)| {
-        let alarm = Alarm::default();
+    let raised = |tell: &dyn Fn(&FactsAlarm)| {
+        let alarm = FactsAlarm::default();
         tell(&alarm);
         alarm.count()
     };
@@ -232,12 +232,12 @@ fn each_status_and_notice_that_tells_of_a_change_raises_the_alarm() {
 
 #[test]
 fn the_largest_transfer_may_grow_and_may_not_fall() {
-    let facts = Facts::default();
+    let facts = DeviceFacts::default();
     facts.observe_controller([0; 20], 65_536);
     facts.tell(info(512, 80));
     let says = |bytes| {
         facts.observe_controller([0; 20], bytes);
-        let mut basis = Basis::new(&facts);
+        let mut basis = QueueBasis::new(&facts);
         basis.compare(&facts, 0);
         refusal(&basis, nvm::opcode::READ)
     };
@@ -253,13 +253,13 @@ fn the_largest_transfer_may_grow_and_may_not_fall() {
 #[test]
 fn a_change_of_any_namespace_is_found() {
     for changed in 1..=3 {
-        let facts = Facts::default();
+        let facts = DeviceFacts::default();
         let of = |nsid, blocks| NamespaceInfo {
             nsid: Nsid(nsid),
             ..info(512, blocks)
         };
         (1..=3).for_each(|nsid| facts.tell(of(nsid, 80)));
-        let mut basis = Basis::new(&facts);
+        let mut basis = QueueBasis::new(&facts);
         facts.observe(of(changed, 8));
         basis.compare(&facts, 1);
         for nsid in 1..=3 {

@@ -1,7 +1,7 @@
 //! Deadlines in virtual time: the clock of the session is moved, the controller answers in its own time.
 
 use super::*;
-use crate::controller::{Config, Controller};
+use crate::controller::{Controller, ControllerConfig};
 use nvme_core::spec::{Lba, Nsid, Status, nvm};
 
 const HOUR: Duration = Duration::from_secs(3600);
@@ -9,9 +9,9 @@ const HOUR: Duration = Duration::from_secs(3600);
 const ANSWERED: Duration = Duration::from_millis(100);
 
 fn start(device: &str) -> Controller {
-    let config = Config {
+    let config = ControllerConfig {
         timeout: HOUR,
-        ..Config::default()
+        ..ControllerConfig::default()
     };
     Controller::start(crate::open(device).unwrap(), &config).unwrap()
 }
@@ -21,7 +21,7 @@ fn skip(controller: &Controller, time: Duration) {
     skipped.fetch_add(time.as_nanos() as u64, std::sync::atomic::Ordering::Relaxed);
 }
 
-fn send(controller: &Controller, queue: &mut Queue, count: u64) {
+fn send(controller: &Controller, queue: &mut DriverQueue, count: u64) {
     for lba in 0..count {
         let buffer = controller.alloc(4096).unwrap();
         let read = nvm::read(Nsid(1), Lba(lba), 1);

@@ -2,22 +2,22 @@
 //! the facts again, and those of a namespace that is erased are refused before the command is sent: otherwise a
 //! thread could still write by the old block size.
 
-use super::Session;
-use crate::controller::effect::Effect;
+use super::ControllerSession;
+use crate::controller::effect::CommandEffect;
 use crate::dma::DmaBuffer;
 use crate::error::{Error, Result};
 #[cfg(feature = "cuda")]
 use crate::lock::lock;
 
-impl Session {
+impl ControllerSession {
     /// Calls `send` for an admin command with `effect`, and keeps the known facts in step. The
     /// caller has the admin queue.
     pub(super) fn with_effect(
         &self,
-        effect: Effect,
+        effect: CommandEffect,
         send: impl FnOnce() -> Result<(u32, Option<DmaBuffer>)>,
     ) -> Result<(u32, Option<DmaBuffer>)> {
-        if let Effect::Erased(nsid) = effect {
+        if let CommandEffect::Erased(nsid) = effect {
             // Before the command is sent: other threads keep submitting while it runs, and with the old block
             // size or capacity they would write to other blocks than they mean to.
             self.facts.erase(nsid);
@@ -25,11 +25,13 @@ impl Session {
         }
         let answer = send();
         match (&answer, effect) {
-            (_, Effect::Nothing) => {}
-            (Err(Error::Command { .. }), Effect::Erased(nsid)) => self.facts.was_not_erased(nsid),
+            (_, CommandEffect::Nothing) => {}
+            (Err(Error::Command { .. }), CommandEffect::Erased(nsid)) => {
+                self.facts.was_not_erased(nsid)
+            }
             // A command without an answer may or may not have been executed, so it counts as if it was.
-            (Ok(_), Effect::Sanitized) => self.facts.alarm.erase(),
-            (Err(error), Effect::Sanitized) if !matches!(error, Error::Command { .. }) => {
+            (Ok(_), CommandEffect::Sanitized) => self.facts.alarm.erase(),
+            (Err(error), CommandEffect::Sanitized) if !matches!(error, Error::Command { .. }) => {
                 self.facts.alarm.erase();
             }
             _ => self.facts.alarm.raise(),

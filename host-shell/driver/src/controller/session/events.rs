@@ -1,7 +1,7 @@
 //! Points at which a session looks for asynchronous events: with each admin command, with each check of CSTS by an
 //! idle queue, and before it ends. There is no thread that waits for them.
 
-use super::{Admin, Session};
+use super::{AdminSession, ControllerSession};
 use crate::controller::notice::DeviceEvent;
 use crate::error::{Error, Result};
 use crate::lock::lock;
@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 /// Deadline of an event's log page during shutdown, which a controller that does not answer must not delay.
 const LAST_LOOK: Duration = Duration::from_millis(100);
 
-impl Session {
+impl ControllerSession {
     /// Looks for events unless another thread has the admin queue, which then does so itself.
     ///
     /// # Errors
@@ -25,7 +25,7 @@ impl Session {
         self.look_for_events(&mut admin)
     }
 
-    fn look_for_events(&self, admin: &mut Admin) -> Result<()> {
+    fn look_for_events(&self, admin: &mut AdminSession) -> Result<()> {
         if admin.failed.is_some() {
             return Ok(());
         }
@@ -40,15 +40,15 @@ impl Session {
     }
 
     /// Continues with the events whose requests have completed.
-    pub(crate) fn tend_events(&self, admin: &mut Admin) {
+    pub(crate) fn tend_events(&self, admin: &mut AdminSession) {
         let times = (self.now_ns(), self.timeout_ns());
-        let Admin { pair, events, .. } = admin;
+        let AdminSession { pair, events, .. } = admin;
         events.work(pair.queue(), &self.device, times, &self.config.notify);
     }
 
     /// Reports the events since the last call and, before a shutdown, those whose log page is being
     /// read.
-    pub(crate) fn last_events(&self, admin: &mut Admin) {
+    pub(crate) fn last_events(&self, admin: &mut AdminSession) {
         let begin = Instant::now();
         while begin.elapsed() < LAST_LOOK {
             match admin.pair.queue().poll() {

@@ -1,11 +1,11 @@
 //! I/O queue pairs of a session: creation, deletion, and their end together with the controller. A queue that
 //! cannot be deleted keeps its memory, because the controller may still write to it.
 
-use super::{Admin, Session};
+use super::{AdminSession, ControllerSession};
 use crate::controller::queue_inner::QueueInner;
-use crate::controller::statistics::Statistics;
+use crate::controller::statistics::QueueStatistics;
 use crate::device::ring_memory::RingMemory;
-use crate::dma::{Pair, PairShape};
+use crate::dma::{OwnedPair, PairShape};
 use crate::error::{Error, Result};
 use crate::lock::lock;
 use nvme_core::bringup::{Info, QueuePlan};
@@ -17,7 +17,7 @@ use std::collections::VecDeque;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex};
 
-impl Session {
+impl ControllerSession {
     /// Creates the next I/O queue pair of `entries` entries, with its rings in `place` if there is one.
     pub(crate) fn create_queue(
         self: &Arc<Self>,
@@ -36,9 +36,9 @@ impl Session {
             dstrd: capabilities.dstrd,
             vector: self.interrupts.vector(qid),
         };
-        let pair = Pair::new(&self.device, shape, place.or(self.ring_memory.as_ref()))?;
+        let pair = OwnedPair::new(&self.device, shape, place.or(self.ring_memory.as_ref()))?;
         self.create_at_controller(&mut admin, &pair.plan())?;
-        let statistics = Statistics::default();
+        let statistics = QueueStatistics::default();
         let inner = QueueInner {
             pair,
             backlog: VecDeque::new(),
@@ -66,7 +66,7 @@ impl Session {
     }
 
     /// Creates both queues of `plan`, or neither.
-    fn create_at_controller(&self, admin: &mut Admin, plan: &QueuePlan) -> Result<()> {
+    fn create_at_controller(&self, admin: &mut AdminSession, plan: &QueuePlan) -> Result<()> {
         let qid = plan.qid;
         let cq = QueueParams {
             qid,
@@ -114,11 +114,11 @@ impl Session {
         }
     }
 
-    fn delete_queue(&self, admin: &mut Admin, inner: &Mutex<QueueInner>) -> bool {
+    fn delete_queue(&self, admin: &mut AdminSession, inner: &Mutex<QueueInner>) -> bool {
         let closed = lock(inner).pair.queue().close();
         let mut deletion = QueueDeletion::new(closed, self.timeout_ns());
         loop {
-            let Admin { pair, events, .. } = &mut *admin;
+            let AdminSession { pair, events, .. } = &mut *admin;
             let now_ns = self.now_ns();
             match deletion.step(pair.queue(), now_ns, |other| events.take(other)) {
                 DeletionStep::Done => return true,
@@ -202,7 +202,7 @@ impl Session {
     }
 
     /// Leaks memory that the controller may still write to, unless the controller is gone.
-    fn keep_forever(&self, admin: &mut Admin, queues: &[Arc<Mutex<QueueInner>>]) {
+    fn keep_forever(&self, admin: &mut AdminSession, queues: &[Arc<Mutex<QueueInner>>]) {
         if self.device.gone().is_some() {
             return;
         }

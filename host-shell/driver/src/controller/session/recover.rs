@@ -3,10 +3,10 @@
 //! No command is lost from the books: an expired one is aborted, or ends with the reset; the other commands in
 //! flight end as "aborted by reset" and may be sent again.
 
-use super::{Admin, LONG_WAIT, Reset, Session};
-use crate::controller::notice::Notice;
-use crate::controller::queue_inner::{Expired, QueueInner};
-use crate::dma::{DmaBuffer, Region};
+use super::{AdminSession, ControllerSession, LONG_WAIT, ResetRecord};
+use crate::controller::notice::ControllerNotice;
+use crate::controller::queue_inner::{ExpiredCommand, QueueInner};
+use crate::dma::{DmaBuffer, MappedRegion};
 use crate::error::{Error, Result};
 use crate::lock::lock;
 use nvme_core::bringup::{self, Bringup, HostMemory, QueuePlan, ReadyWait, Step};
@@ -22,7 +22,7 @@ use zerocopy::IntoBytes;
 /// best effort in the specification: a controller may ignore it, and then only the reset ends the command.
 const GRACE_NS: u64 = 200_000_000;
 
-impl Session {
+impl ControllerSession {
     /// Ends the expired command `cid` of queue `qid`: by Abort, else by a controller reset.
     pub(crate) fn recover(&self, qid: Qid, cid: Cid) -> Result<()> {
         let mut admin = lock(&self.admin);
@@ -45,7 +45,7 @@ impl Session {
                 break format!("{fault}");
             }
             let now_ns = self.now_ns();
-            let Admin { pair, events, .. } = &mut *admin;
+            let AdminSession { pair, events, .. } = &mut *admin;
             match attempt.step(pair.queue(), in_flight, now_ns, |other| events.take(other)) {
                 recovery::Step::Ended => break "it was aborted".to_owned(),
                 recovery::Step::Wait { until_ns } => self.sleep_until(until_ns),
@@ -60,7 +60,7 @@ impl Session {
                 }
             }
         };
-        lock(&inner).expired.push(Expired { cid, account });
+        lock(&inner).expired.push(ExpiredCommand { cid, account });
         Ok(())
     }
 
@@ -76,7 +76,7 @@ impl Session {
         let mut admin = lock(&self.admin);
         let mut attempt = AbortAttempt::new(qid, cid, GRACE_NS);
         loop {
-            let Admin { pair, events, .. } = &mut *admin;
+            let AdminSession { pair, events, .. } = &mut *admin;
             let is_there = in_flight();
             match attempt.step(pair.queue(), is_there, self.now_ns(), |other| {
                 events.take(other)
@@ -105,7 +105,7 @@ impl Session {
 
     pub(crate) fn reset_locked(
         &self,
-        admin: &mut Admin,
+        admin: &mut AdminSession,
         cause: &str,
         expired: Option<(Qid, Cid)>,
     ) -> Result<()> {
@@ -122,10 +122,10 @@ impl Session {
             lent.stop();
         }
         admin.resets += 1;
-        let mut reset = Reset {
+        let mut reset = ResetRecord {
             cause: cause.to_owned(),
             expired,
-            ..Reset::default()
+            ..ResetRecord::default()
         };
         self.note_reset(reset.clone());
         let begin = Instant::now();
@@ -163,7 +163,10 @@ impl Session {
     }
 
     /// Performs the first bring-up, while there are no queues.
-    pub(crate) fn bring_up(&self, admin: &mut Admin) -> std::result::Result<(), BringupError> {
+    pub(crate) fn bring_up(
+        &self,
+        admin: &mut AdminSession,
+    ) -> std::result::Result<(), BringupError> {
         BringupRun {
             session: self,
             plans: &[],
@@ -174,7 +177,7 @@ impl Session {
 }
 
 /// Checks that all queues exist again.
-fn all_created(admin: &Admin, queues: usize) -> std::result::Result<(), String> {
+fn all_created(admin: &AdminSession, queues: usize) -> std::result::Result<(), String> {
     match admin.info.created as usize {
         created if created == queues => Ok(()),
         created => Err(format!(
@@ -185,7 +188,7 @@ fn all_created(admin: &Admin, queues: usize) -> std::result::Result<(), String> 
 
 /// One run of the bring-up machine.
 struct BringupRun<'a> {
-    session: &'a Session,
+    session: &'a ControllerSession,
     plans: &'a [QueuePlan],
     /// Cause of the reset; `None` in the first bring-up.
     cause: Option<String>,
@@ -194,7 +197,7 @@ struct BringupRun<'a> {
 impl BringupRun<'_> {
     fn run(
         &self,
-        admin: &mut Admin,
+        admin: &mut AdminSession,
         inners: &mut [MutexGuard<'_, QueueInner>],
     ) -> std::result::Result<(), BringupError> {
         let session = self.session;
@@ -206,7 +209,7 @@ impl BringupRun<'_> {
             made_for: Some(admin.info.capabilities),
             ..bringup::Config::default()
         };
-        let Admin {
+        let AdminSession {
             pair,
             scratch,
             info,
@@ -220,7 +223,7 @@ impl BringupRun<'_> {
         loop {
             let step = machine.step(registers, pair.queue(), session.now_ns())?;
             if let Some(long) = wait.look(machine.ready_wait()) {
-                session.config.notify.tell(&Notice::Waiting {
+                session.config.notify.tell(&ControllerNotice::Waiting {
                     cause: self.cause.clone(),
                     ready: long.ready,
                     at_most: Duration::from_millis(long.at_most_ms.into()),
@@ -300,7 +303,7 @@ fn end_all(inner: &mut QueueInner, proof: &Quiesced<'_>) {
 }
 
 /// Describes the host memory buffer in the controller's terms.
-fn described((region, list): &(Region, DmaBuffer), page: u64) -> HostMemory {
+fn described((region, list): &(MappedRegion, DmaBuffer), page: u64) -> HostMemory {
     HostMemory {
         pages: (region.len() as u64 / page) as u32,
         list: list.iova(),
@@ -312,18 +315,23 @@ fn described((region, list): &(Region, DmaBuffer), page: u64) -> HostMemory {
 /// within the configured limit.
 ///
 /// `None` is no error: the controller works without the buffer, only slower, and the user is notified.
-fn lend(session: &Session, page: u64, preferred: u64, minimum: u64) -> Option<(Region, DmaBuffer)> {
+fn lend(
+    session: &ControllerSession,
+    page: u64,
+    preferred: u64,
+    minimum: u64,
+) -> Option<(MappedRegion, DmaBuffer)> {
     let most = session.config.max_host_memory;
     let bytes = preferred.min(most);
     if bytes == 0 {
         return None;
     }
     if bytes < minimum {
-        let notice = Notice::HostMemory { minimum, most };
+        let notice = ControllerNotice::HostMemory { minimum, most };
         session.config.notify.tell(&notice);
         return None;
     }
-    let region = Region::new(&session.device, usize::try_from(bytes).ok()?).ok()?;
+    let region = MappedRegion::new(&session.device, usize::try_from(bytes).ok()?).ok()?;
     let mut list = DmaBuffer::new(&session.device, size_of::<HmbDescriptor>()).ok()?;
     let pages = (region.len() as u64 / page) as u32;
     let descriptor = HmbDescriptor {

@@ -10,9 +10,9 @@
 //! So a command can go out by old facts only if it was submitted less than a millisecond after the controller posted
 //! the event, by a thread that submits all the time. Kernels that run meanwhile are stopped by their gate.
 
-use super::{Admin, Session};
+use super::{AdminSession, ControllerSession};
 #[cfg(feature = "cuda")]
-use crate::controller::facts::Basis;
+use crate::controller::facts::QueueBasis;
 use crate::dma::DmaBuffer;
 use crate::error::{Error, Result};
 use crate::lock::lock;
@@ -29,7 +29,7 @@ use zerocopy::FromBytes;
 /// Outcome of comparing a user's facts with the device.
 #[cfg(feature = "cuda")]
 #[derive(Debug)]
-pub enum Standing {
+pub enum FactsStanding {
     /// It is as it was.
     Holds,
     /// Something has happened since it was looked at.
@@ -40,17 +40,17 @@ pub enum Standing {
 
 /// Facts on which a user without a queue handle relies, such as launches of kernels; shared by threads.
 #[cfg(feature = "cuda")]
-pub struct Footing {
-    session: Arc<Session>,
+pub struct UserBasis {
+    session: Arc<ControllerSession>,
     nsid: Nsid,
-    basis: Mutex<Basis>,
+    basis: Mutex<QueueBasis>,
 }
 
 #[cfg(feature = "cuda")]
-impl Footing {
+impl UserBasis {
     /// Creates the record for users who rely on `info`.
-    pub fn new(session: &Arc<Session>, info: NamespaceInfo) -> Self {
-        let mut basis = Basis::new(&session.facts);
+    pub fn new(session: &Arc<ControllerSession>, info: NamespaceInfo) -> Self {
+        let mut basis = QueueBasis::new(&session.facts);
         basis.goes_by(info);
         Self {
             session: Arc::clone(session),
@@ -65,7 +65,7 @@ impl Footing {
     }
 
     /// As [`check`](Self::check), by the facts that are known now: sends nothing and waits for nothing.
-    pub fn standing(&self, opcode: u8) -> Standing {
+    pub fn standing(&self, opcode: u8) -> FactsStanding {
         let facts = &self.session.facts;
         let mut basis = lock(&self.basis);
         let count = facts.alarm.count();
@@ -73,9 +73,9 @@ impl Footing {
             basis.compare(facts, count);
         }
         match basis.refusal(self.nsid.0, opcode) {
-            Some(error) => Standing::Refused(error),
-            None if basis.is_current(&facts.alarm) => Standing::Holds,
-            None => Standing::Unknown,
+            Some(error) => FactsStanding::Refused(error),
+            None if basis.is_current(&facts.alarm) => FactsStanding::Holds,
+            None => FactsStanding::Unknown,
         }
     }
 
@@ -119,7 +119,7 @@ impl Footing {
 /// longer, and it could write many blocks to a namespace that another host has formatted.
 const LOOK_NS: u64 = 1_000_000;
 
-impl Session {
+impl ControllerSession {
     /// Looks for events when the last look was long enough ago.
     #[inline]
     pub(crate) fn look_when_due(&self, now_ns: u64) {
@@ -177,7 +177,7 @@ impl Session {
         }
     }
 
-    fn read_facts(&self, admin: &mut Admin) -> Result<()> {
+    fn read_facts(&self, admin: &mut AdminSession) -> Result<()> {
         let page =
             self.identify_into(admin, "Identify Controller", (cns::CONTROLLER, Nsid::NONE))?;
         let identify = IdentifyController::read_from_bytes(&page[..])
@@ -213,7 +213,7 @@ impl Session {
     /// driver of a GPU whose kernel waits for this controller, and neither would ever return.
     fn identify_into(
         &self,
-        admin: &mut Admin,
+        admin: &mut AdminSession,
         what: &str,
         (cns, nsid): (u8, Nsid),
     ) -> Result<Box<[u8; IDENTIFY_BYTES]>> {

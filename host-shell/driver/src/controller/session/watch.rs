@@ -2,7 +2,7 @@
 //! progress of a format. Their answers are for information only, so a query that cannot be sent is skipped.
 
 use crate::device::Device;
-use crate::dma::{DmaBuffer, Lease, Pair};
+use crate::dma::{DmaBuffer, Lease, OwnedPair};
 use nvme_core::spec::identify::IDENTIFY_BYTES;
 use nvme_core::spec::{Cid, Sqe, Status};
 use nvme_core::{Completion, Data, Outcome};
@@ -15,14 +15,14 @@ const PAUSE_NS: u64 = 500_000_000;
 ///
 /// The last one may be under way when the watched command ends. Its answer is dropped by the next admin command, or
 /// by a reset.
-pub(crate) struct Watch<'a> {
+pub(crate) struct IdentifyWatch<'a> {
     sqe: Sqe,
     seen: &'a mut dyn FnMut(&[u8]),
     asked: Option<Cid>,
     next_ns: Option<u64>,
 }
 
-impl<'a> Watch<'a> {
+impl<'a> IdentifyWatch<'a> {
     pub fn new(sqe: Sqe, seen: &'a mut dyn FnMut(&[u8])) -> Self {
         Self {
             sqe,
@@ -33,7 +33,7 @@ impl<'a> Watch<'a> {
     }
 
     /// Sends the query when it is due. One that cannot be sent is skipped: the answers are for information.
-    pub(super) fn ask(&mut self, device: &Arc<dyn Device>, now_ns: u64, admin: &mut Pair) {
+    pub(super) fn ask(&mut self, device: &Arc<dyn Device>, now_ns: u64, admin: &mut OwnedPair) {
         let next_ns = *self.next_ns.get_or_insert(now_ns.saturating_add(PAUSE_NS));
         if self.asked.is_some() || now_ns < next_ns {
             return;

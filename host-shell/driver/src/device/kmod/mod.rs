@@ -8,13 +8,13 @@ mod uapi;
 use crate::device::Device;
 use crate::device::bar::DoorbellMap;
 use crate::device::peer::PeerMemory;
-use crate::device::vfio::bar0::Bar0;
-use crate::device::vfio::info::RegionInfo;
-use crate::device::vfio::watch::{self, Watch};
-use crate::dma::pages::Pages;
+use crate::device::vfio::bar0::MappedBar;
+use crate::device::vfio::info::VfioRegion;
+use crate::device::vfio::watch::{self, DeviceWatch};
+use crate::dma::pages::DmaPages;
 use crate::error::{Error, Result};
 use crate::lock::lock;
-use crate::sysfs::{Address, Function, Host, Process};
+use crate::sysfs::{PciAddress, RunningProcess, SysfsFunction, SysfsHost};
 use nvme_core::Registers;
 use nvme_core::spec::Iova;
 use std::collections::BTreeMap;
@@ -24,7 +24,7 @@ use std::ops::ControlFlow;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
-use uapi::{Map, Segment, flag, iommu};
+use uapi::{KmodMap, KmodSegment, flag, iommu};
 
 /// The module's name as a driver.
 pub const DRIVER: &str = "nvme_gpu";
@@ -35,42 +35,42 @@ pub const DRIVER: &str = "nvme_gpu";
 /// [`Error::Usage`] for text that is no address; [`Error::Device`], with the remedy, for a device that is absent,
 /// is no NVMe controller, is not bound to the module, is in use or may not be opened.
 pub fn open(text: &str) -> Result<Arc<dyn Device>> {
-    let address: Address = text
+    let address: PciAddress = text
         .parse()
         .map_err(|cause: String| Error::usage(cause, "`nvme-gpu list` shows the controllers"))?;
-    let host = Host::here();
+    let host = SysfsHost::here();
     let function = host.nvme(address)?;
     host.refuse_virtual_functions(&function)?;
-    Ok(Arc::new(Kmod::open(&function)?))
+    Ok(Arc::new(KmodDevice::open(&function)?))
 }
 
 /// Access to the module, and the memory that it has mapped.
-struct Inner {
-    address: Address,
-    bar: Bar0,
+struct KmodInner {
+    address: PciAddress,
+    bar: MappedBar,
     /// Open node of the module; `None` once the device was returned to it.
     node: Mutex<Option<File>>,
     /// By first address.
-    mapped: Mutex<BTreeMap<u64, Mapped>>,
+    mapped: Mutex<BTreeMap<u64, KmodMapping>>,
     iommu: u32,
 }
 
 /// Memory that the controller reaches.
-struct Mapped {
+struct KmodMapping {
     handle: u32,
     bytes: usize,
     /// Memory of this process, which outlives the mapping. The module holds dma-bufs itself.
-    _pages: Option<Arc<Pages>>,
+    _pages: Option<Arc<DmaPages>>,
 }
 
 /// A controller opened through the module.
-struct Kmod {
-    _watch: Watch,
-    inner: Arc<Inner>,
+struct KmodDevice {
+    _watch: DeviceWatch,
+    inner: Arc<KmodInner>,
 }
 
-impl Kmod {
-    fn open(function: &Function) -> Result<Self> {
+impl KmodDevice {
+    fn open(function: &SysfsFunction) -> Result<Self> {
         let address = function.address;
         if function.driver.as_deref() != Some(DRIVER) {
             let driver = function.driver.as_deref().unwrap_or("no driver");
@@ -94,16 +94,16 @@ impl Kmod {
             ));
         }
         let whole = 0..info.bar0_bytes;
-        let region = RegionInfo {
+        let region = VfioRegion {
             size: whole.end,
             mappable: vec![whole],
             msix_mappable: true,
-            ..RegionInfo::default()
+            ..VfioRegion::default()
         };
-        let bar = Bar0::new(&node, region, function.config.msix)?;
+        let bar = MappedBar::new(&node, region, function.config.msix)?;
         let wanted = watch::event()?;
         uapi::watch(&node, wanted.as_raw_fd()).map_err(Error::system("NVME_GPU_KMOD_EVENT"))?;
-        let inner = Arc::new(Inner {
+        let inner = Arc::new(KmodInner {
             address,
             bar,
             node: Mutex::new(Some(node)),
@@ -112,7 +112,7 @@ impl Kmod {
         });
         let watch = {
             let inner = Arc::clone(&inner);
-            Watch::over(wanted, watch::event()?, move |_| inner.hear())?
+            DeviceWatch::over(wanted, watch::event()?, move |_| inner.hear())?
         };
         let device = Self {
             _watch: watch,
@@ -126,7 +126,7 @@ impl Kmod {
 }
 
 /// Translates the error of opening a node (kmod/nvme_gpu_uapi.h).
-fn refused(path: &Path, address: Address, source: io::Error) -> Error {
+fn refused(path: &Path, address: PciAddress, source: io::Error) -> Error {
     let name = path.display();
     match source.raw_os_error() {
         Some(libc::EBUSY) => Error::environment(
@@ -173,17 +173,17 @@ fn refused(path: &Path, address: Address, source: io::Error) -> Error {
 }
 
 /// Returns the programs that have the node of the function at `address` open, as the end of a sentence.
-fn openers(address: Address) -> String {
-    let host = Host::here();
+fn openers(address: PciAddress) -> String {
+    let host = SysfsHost::here();
     let function = host.function(address);
     let found = function.map_or_else(Vec::new, |one| host.openers(&one));
     match found.is_empty() {
         true => String::new(),
-        false => format!(": {}", Process::list(&found)),
+        false => format!(": {}", RunningProcess::list(&found)),
     }
 }
 
-fn unknown(address: Address, source: io::Error) -> Error {
+fn unknown(address: PciAddress, source: io::Error) -> Error {
     match source.raw_os_error() {
         Some(libc::EINVAL | libc::ENOTTY) => Error::environment(
             format!("the module of {address} has another interface than this program"),
@@ -206,7 +206,7 @@ fn wanted_back(node: &File) -> Option<&'static str> {
     }
 }
 
-impl Inner {
+impl KmodInner {
     fn with_node<T>(&self, call: impl FnOnce(&File) -> Result<T>) -> Result<T> {
         match &*lock(&self.node) {
             Some(node) => call(node),
@@ -255,8 +255,8 @@ impl Inner {
         self.bar.gone()
     }
 
-    fn map(&self, ask: Map, bytes: usize, pages: Option<Arc<Pages>>) -> Result<Iova> {
-        let mut list = [Segment::default(); 1];
+    fn map(&self, ask: KmodMap, bytes: usize, pages: Option<Arc<DmaPages>>) -> Result<Iova> {
+        let mut list = [KmodSegment::default(); 1];
         let made = self.with_node(|node| {
             uapi::map(node, ask, &mut list).map_err(|(source, told)| self.unmapped(source, &told))
         })?;
@@ -264,7 +264,7 @@ impl Inner {
             Some(iova) => iova,
             None => return Err(self.misplaced(&made, &list[0], bytes)),
         };
-        let entry = Mapped {
+        let entry = KmodMapping {
             handle: made.handle,
             bytes,
             _pages: pages,
@@ -274,7 +274,7 @@ impl Inner {
     }
 
     /// Unmaps memory that the module mapped in another way than requested.
-    fn misplaced(&self, made: &Map, segment: &Segment, bytes: usize) -> Error {
+    fn misplaced(&self, made: &KmodMap, segment: &KmodSegment, bytes: usize) -> Error {
         let handle = made.handle;
         // Closing the node takes it back otherwise.
         let _ = self.with_node(|node| {
@@ -290,7 +290,7 @@ impl Inner {
     }
 
     /// Translates the error of a mapping request.
-    fn unmapped(&self, source: io::Error, told: &Map) -> Error {
+    fn unmapped(&self, source: io::Error, told: &KmodMap) -> Error {
         match source.raw_os_error() {
             Some(libc::ENOSPC) => Error::environment(
                 format!(
@@ -329,21 +329,21 @@ impl Inner {
 
 /// Returns the first address, if the single segment has all of `bytes`: the controller would access memory
 /// beyond a shorter one. A dma-buf may be longer than the part in use.
-fn placed(made: &Map, segment: &Segment, bytes: usize) -> Option<u64> {
+fn placed(made: &KmodMap, segment: &KmodSegment, bytes: usize) -> Option<u64> {
     let is_exact = made.kind != uapi::MAP_USER || segment.bytes == bytes as u64;
     (made.segments == 1 && segment.bytes >= bytes as u64 && is_exact).then_some(segment.iova)
 }
 
 /// Describes the mapping of a whole dma-buf.
-fn of_dma_buf(fd: BorrowedFd<'_>) -> Map {
-    Map {
+fn of_dma_buf(fd: BorrowedFd<'_>) -> KmodMap {
+    KmodMap {
         kind: uapi::MAP_DMABUF,
         fd: fd.as_raw_fd(),
-        ..Map::default()
+        ..KmodMap::default()
     }
 }
 
-impl Device for Kmod {
+impl Device for KmodDevice {
     fn name(&self) -> String {
         format!("kmod:{}", self.inner.address)
     }
@@ -367,18 +367,18 @@ impl Device for Kmod {
         self.inner.bar.doorbells()
     }
 
-    fn alloc_dma(&self, bytes: usize) -> Result<Pages> {
-        Pages::shared(bytes)
+    fn alloc_dma(&self, bytes: usize) -> Result<DmaPages> {
+        DmaPages::shared(bytes)
     }
 
-    fn map_dma(&self, pages: &Arc<Pages>) -> Result<Iova> {
+    fn map_dma(&self, pages: &Arc<DmaPages>) -> Result<Iova> {
         let ask = match pages.dma_buf() {
             Some(fd) => of_dma_buf(fd),
-            None => Map {
+            None => KmodMap {
                 kind: uapi::MAP_USER,
                 address: pages.start().expose_provenance() as u64,
                 bytes: pages.len() as u64,
-                ..Map::default()
+                ..KmodMap::default()
             },
         };
         self.inner.map(ask, pages.len(), Some(Arc::clone(pages)))
@@ -390,7 +390,7 @@ impl Device for Kmod {
             true => 0,
             false => uapi::REQUIRE_PEER,
         };
-        let ask = Map {
+        let ask = KmodMap {
             flags,
             ..of_dma_buf(exported.as_fd())
         };
@@ -448,15 +448,15 @@ mod tests {
 
     #[test]
     fn a_mapping_that_is_not_what_was_asked_for_is_refused() {
-        let segment = |bytes| Segment {
+        let segment = |bytes| KmodSegment {
             iova: 0x1000,
             bytes,
-            ..Segment::default()
+            ..KmodSegment::default()
         };
-        let made = |kind, segments| Map {
+        let made = |kind, segments| KmodMap {
             kind,
             segments,
-            ..Map::default()
+            ..KmodMap::default()
         };
         for kind in [uapi::MAP_USER, uapi::MAP_DMABUF] {
             assert_eq!(placed(&made(kind, 1), &segment(8192), 8192), Some(0x1000));
@@ -475,14 +475,14 @@ mod tests {
         let bar = file();
         bar.set_len(0x2000).unwrap();
         let whole = 0..0x2000;
-        let region = RegionInfo {
+        let region = VfioRegion {
             size: whole.end,
             mappable: vec![whole],
-            ..RegionInfo::default()
+            ..VfioRegion::default()
         };
-        let inner = Inner {
+        let inner = KmodInner {
             address: "0000:01:00.0".parse().unwrap(),
-            bar: Bar0::new(&bar, region, None).unwrap(),
+            bar: MappedBar::new(&bar, region, None).unwrap(),
             node: Mutex::new(Some(file())),
             mapped: Mutex::default(),
             iommu: iommu::STRICT,

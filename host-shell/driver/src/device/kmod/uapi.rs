@@ -9,14 +9,14 @@ use std::os::fd::AsRawFd;
 /// The version of the interface that this is.
 pub const ABI: u32 = 2;
 
-/// IOMMU state of the function, as reported in [`Info::iommu`].
+/// IOMMU state of the function, as reported in [`KmodInfo::iommu`].
 pub mod iommu {
     pub const NONE: u32 = 0;
     #[cfg(test)]
     pub const STRICT: u32 = 3;
 }
 
-/// Bits of [`Info::flags`].
+/// Bits of [`KmodInfo::flags`].
 pub mod flag {
     pub const WANTED: u32 = 1 << 3;
     pub const REVOKED: u32 = 1 << 4;
@@ -26,7 +26,7 @@ pub mod flag {
 
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Info {
+pub struct KmodInfo {
     pub size: u32,
     pub abi: u32,
     pub bar0_bytes: u64,
@@ -36,16 +36,16 @@ pub struct Info {
     pub reserved: u32,
 }
 
-/// Kinds of [`Map`].
+/// Kinds of [`KmodMap`].
 pub const MAP_USER: u32 = 0;
 pub const MAP_DMABUF: u32 = 1;
 
-/// Of [`Map::flags`]: all of it lies in another PCI function.
+/// Of [`KmodMap::flags`]: all of it lies in another PCI function.
 pub const REQUIRE_PEER: u32 = 1;
 
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Segment {
+pub struct KmodSegment {
     pub iova: u64,
     pub bytes: u64,
     pub place: u32,
@@ -54,7 +54,7 @@ pub struct Segment {
 
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Map {
+pub struct KmodMap {
     pub size: u32,
     pub kind: u32,
     pub address: u64,
@@ -67,13 +67,13 @@ pub struct Map {
 }
 
 #[repr(C)]
-struct Unmap {
+struct KmodUnmap {
     size: u32,
     handle: u32,
 }
 
 #[repr(C)]
-struct Event {
+struct KmodEvent {
     size: u32,
     fd: i32,
 }
@@ -86,15 +86,15 @@ const fn number(direction: u64, call: u64, bytes: usize) -> libc::c_ulong {
     (direction << 30 | (bytes as u64) << 16 | (b'N' as u64) << 8 | call) as libc::c_ulong
 }
 
-const INFO: libc::c_ulong = number(READ_WRITE, 0xE0, size_of::<Info>());
-const MAP: libc::c_ulong = number(READ_WRITE, 0xE1, size_of::<Map>());
-const UNMAP: libc::c_ulong = number(WRITE, 0xE2, size_of::<Unmap>());
+const INFO: libc::c_ulong = number(READ_WRITE, 0xE0, size_of::<KmodInfo>());
+const MAP: libc::c_ulong = number(READ_WRITE, 0xE1, size_of::<KmodMap>());
+const UNMAP: libc::c_ulong = number(WRITE, 0xE2, size_of::<KmodUnmap>());
 const RESET: libc::c_ulong = number(0, 0xE3, 0);
-const EVENT: libc::c_ulong = number(WRITE, 0xE4, size_of::<Event>());
+const EVENT: libc::c_ulong = number(WRITE, 0xE4, size_of::<KmodEvent>());
 
 fn call<T>(node: &File, number: libc::c_ulong, argument: &mut T) -> io::Result<()> {
     // SAFETY: the kernel reads and writes the structure that belongs to the number, which is T; the list that a
-    // `Map` names is as long as it says (`map`).
+    // `KmodMap` names is as long as it says (`map`).
     match unsafe { libc::ioctl(node.as_raw_fd(), number as _, std::ptr::from_mut(argument)) } {
         0.. => Ok(()),
         _ => Err(io::Error::last_os_error()),
@@ -102,20 +102,24 @@ fn call<T>(node: &File, number: libc::c_ulong, argument: &mut T) -> io::Result<(
 }
 
 /// Returns the properties of the function and its IOMMU, and the events since the node was opened.
-pub fn info(node: &File) -> io::Result<Info> {
-    let mut info = Info {
-        size: size_of::<Info>() as u32,
-        ..Info::default()
+pub fn info(node: &File) -> io::Result<KmodInfo> {
+    let mut info = KmodInfo {
+        size: size_of::<KmodInfo>() as u32,
+        ..KmodInfo::default()
     };
     call(node, INFO, &mut info)?;
     Ok(info)
 }
 
 /// Maps the memory that `ask` names, and writes its segments to `list`; returns their number and the handle.
-/// With `ENOSPC` there are more segments than fit; the error's `Map` has their number.
-pub fn map(node: &File, ask: Map, list: &mut [Segment]) -> Result<Map, (io::Error, Map)> {
-    let mut ask = Map {
-        size: size_of::<Map>() as u32,
+/// With `ENOSPC` there are more segments than fit; the error's `KmodMap` has their number.
+pub fn map(
+    node: &File,
+    ask: KmodMap,
+    list: &mut [KmodSegment],
+) -> Result<KmodMap, (io::Error, KmodMap)> {
+    let mut ask = KmodMap {
+        size: size_of::<KmodMap>() as u32,
         segments: list.len() as u32,
         list: list.as_mut_ptr().expose_provenance() as u64,
         ..ask
@@ -128,8 +132,8 @@ pub fn map(node: &File, ask: Map, list: &mut [Segment]) -> Result<Map, (io::Erro
 
 /// Takes a mapping back.
 pub fn unmap(node: &File, handle: u32) -> io::Result<()> {
-    let size = size_of::<Unmap>() as u32;
-    call(node, UNMAP, &mut Unmap { size, handle })
+    let size = size_of::<KmodUnmap>() as u32;
+    call(node, UNMAP, &mut KmodUnmap { size, handle })
 }
 
 /// Stops and resets the function.
@@ -139,8 +143,8 @@ pub fn reset(node: &File) -> io::Result<()> {
 
 /// Makes the module signal `event`, an eventfd, when something happens.
 pub fn watch(node: &File, event: i32) -> io::Result<()> {
-    let size = size_of::<Event>() as u32;
-    call(node, EVENT, &mut Event { size, fd: event })
+    let size = size_of::<KmodEvent>() as u32;
+    call(node, EVENT, &mut KmodEvent { size, fd: event })
 }
 
 #[cfg(test)]
@@ -172,34 +176,37 @@ mod tests {
             ("NVME_GPU_MAP_USER", MAP_USER as usize),
             ("NVME_GPU_MAP_DMABUF", MAP_DMABUF as usize),
             ("NVME_GPU_MAP_REQUIRE_PEER", REQUIRE_PEER as usize),
-            ("sizeof(struct nvme_gpu_kmod_segment)", size_of::<Segment>()),
+            (
+                "sizeof(struct nvme_gpu_kmod_segment)",
+                size_of::<KmodSegment>(),
+            ),
             (
                 "offsetof(struct nvme_gpu_kmod_segment, place)",
-                offset_of!(Segment, place),
+                offset_of!(KmodSegment, place),
             ),
             (
                 "offsetof(struct nvme_gpu_kmod_info, bar0_bytes)",
-                offset_of!(Info, bar0_bytes),
+                offset_of!(KmodInfo, bar0_bytes),
             ),
             (
                 "offsetof(struct nvme_gpu_kmod_info, flags)",
-                offset_of!(Info, flags),
+                offset_of!(KmodInfo, flags),
             ),
             (
                 "offsetof(struct nvme_gpu_kmod_map, bytes)",
-                offset_of!(Map, bytes),
+                offset_of!(KmodMap, bytes),
             ),
             (
                 "offsetof(struct nvme_gpu_kmod_map, fd)",
-                offset_of!(Map, fd),
+                offset_of!(KmodMap, fd),
             ),
             (
                 "offsetof(struct nvme_gpu_kmod_map, segments)",
-                offset_of!(Map, segments),
+                offset_of!(KmodMap, segments),
             ),
             (
                 "offsetof(struct nvme_gpu_kmod_map, list)",
-                offset_of!(Map, list),
+                offset_of!(KmodMap, list),
             ),
         ];
         let mut source = format!("#include <stddef.h>\n#include \"{header}\"\n");

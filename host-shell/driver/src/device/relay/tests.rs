@@ -1,7 +1,7 @@
 //! Relayed doorbells: what may not get lost, and in which order rings arrive.
 
 use super::*;
-use crate::{Config, Controller};
+use crate::{Controller, ControllerConfig};
 use nvme_core::spec::{Lba, Nsid, nvm};
 
 /// Asks the protocol auditor at the end; it has to be dropped after the driver's side.
@@ -18,14 +18,14 @@ impl Drop for Judge {
 }
 
 /// A relay to a simulator `sim:mem?` with `options`, a driver, and the auditor's judge.
-fn relayed(options: &str, queues: u16) -> (Judge, Arc<Relay>, Controller) {
+fn relayed(options: &str, queues: u16) -> (Judge, Arc<DoorbellRelay>, Controller) {
     let (device, controller) =
         crate::device::sim::embed(&format!("mem?{options}&audit=on")).unwrap();
     let judge = Judge(controller);
-    let relay = Relay::start(device, queues).unwrap();
-    let config = Config {
+    let relay = DoorbellRelay::start(device, queues).unwrap();
+    let config = ControllerConfig {
         queue_pairs: u32::from(queues),
-        ..Config::default()
+        ..ControllerConfig::default()
     };
     let device: Arc<dyn Device> = Arc::clone(&relay) as _;
     let controller = Controller::start(device, &config).unwrap();
@@ -48,7 +48,7 @@ fn data_goes_round_through_relayed_doorbells() {
         assert!(relay.forwarded() > 0 && rings > 0);
         drop(namespace);
         controller.shut_down().unwrap();
-        let left = |page: &WordPage| page.0.iter().any(|w| w.load(Ordering::Relaxed) != NONE);
+        let left = |page: &DoorbellPage| page.0.iter().any(|w| w.load(Ordering::Relaxed) != NONE);
         assert!(!relay.words().iter().any(left), "a ring was left behind");
     }
 }
@@ -158,11 +158,11 @@ fn as_many_queues_are_relayed_as_have_doorbells() {
     let device = crate::open("sim:mem?size=1MiB&queues=4&dstrd=6").unwrap();
     let known = |map: DoorbellMap| (0..4000).take_while(move |qid| map.pair(Qid(*qid), 6).is_ok());
     let mapped = known(device.doorbells()).count();
-    let relay = Relay::start(Arc::clone(&device), 4000).unwrap();
+    let relay = DoorbellRelay::start(Arc::clone(&device), 4000).unwrap();
     assert!(mapped >= 5);
     assert_eq!(relay.shared.doorbells.len(), 2 * mapped);
     assert_eq!(known(relay.doorbells()).count(), mapped);
-    let relay_of_two = Relay::start(device, 2).unwrap();
+    let relay_of_two = DoorbellRelay::start(device, 2).unwrap();
     assert_eq!(
         known(relay_of_two.doorbells()).count(),
         3,

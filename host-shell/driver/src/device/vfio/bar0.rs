@@ -3,28 +3,28 @@
 // UNSAFETY: the mapping is accessed as registers, and doorbells in it are shared with queues.
 #![allow(unsafe_code)]
 
-use super::info::RegionInfo;
-use super::mapping::Mapping;
+use super::info::VfioRegion;
+use super::mapping::UncachedMapping;
 use crate::device::bar::DoorbellMap;
 use crate::error::{Error, Result};
-use crate::pci::Msix;
+use crate::pci::MsixTable;
 use nvme_core::spec::register::offset;
 use nvme_core::{Identity, RegisterBlock, Registers};
 use std::fs::File;
 use std::sync::OnceLock;
 
 /// The mapped BAR. Reads as all ones once the device is gone.
-pub struct Bar0 {
+pub struct MappedBar {
     // Refers to the mapping, which stays where it is as long as this struct lives.
     block: RegisterBlock<'static>,
-    mapping: Mapping,
+    mapping: UncachedMapping,
     doorbell_bytes: usize,
     gone: OnceLock<String>,
 }
 
-impl Bar0 {
+impl MappedBar {
     /// Maps BAR0 of `device`, but for the MSI-X table where the kernel wants it left out.
-    pub fn new(device: &File, mut region: RegionInfo, msix: Option<Msix>) -> Result<Self> {
+    pub fn new(device: &File, mut region: VfioRegion, msix: Option<MsixTable>) -> Result<Self> {
         let table = msix
             .filter(|msix| msix.bar == 0)
             .map(|msix| u64::from(msix.offset)..u64::from(msix.offset) + msix.bytes());
@@ -43,7 +43,7 @@ impl Bar0 {
             })?;
         let len = usize::try_from(area.end)
             .map_err(|_| Error::internal("BAR0 is larger than the address space"))?;
-        let mapping = Mapping::new(device, region.offset, len)?;
+        let mapping = UncachedMapping::new(device, region.offset, len)?;
         // Doorbells end where the table of interrupts begins.
         let end = table
             .map(|table| table.start)
@@ -93,7 +93,7 @@ impl Bar0 {
     }
 }
 
-impl Registers for Bar0 {
+impl Registers for MappedBar {
     fn identity(&self) -> &Identity {
         self.block.identity()
     }
@@ -122,20 +122,20 @@ mod tests {
     use super::*;
     use rustix::fs::MemfdFlags;
 
-    fn region(pages: u64) -> (File, RegionInfo) {
+    fn region(pages: u64) -> (File, VfioRegion) {
         let file = File::from(rustix::fs::memfd_create("bar", MemfdFlags::CLOEXEC).unwrap());
         file.set_len(pages * 4096).unwrap();
         let whole = 0..pages * 4096;
-        let info = RegionInfo {
+        let info = VfioRegion {
             size: whole.end,
             mappable: vec![whole],
-            ..RegionInfo::default()
+            ..VfioRegion::default()
         };
         (file, info)
     }
 
-    fn table(offset: u32) -> Option<Msix> {
-        Some(Msix {
+    fn table(offset: u32) -> Option<MsixTable> {
+        Some(MsixTable {
             vectors: 65,
             bar: 0,
             offset,
@@ -145,23 +145,23 @@ mod tests {
     #[test]
     fn doorbells_end_before_the_interrupt_table() {
         let (file, info) = region(4);
-        let bar = Bar0::new(&file, info.clone(), table(0x2000)).unwrap();
+        let bar = MappedBar::new(&file, info.clone(), table(0x2000)).unwrap();
         assert_eq!(bar.doorbell_bytes, 0x1000);
-        let mappable = RegionInfo {
+        let mappable = VfioRegion {
             msix_mappable: true,
             ..info.clone()
         };
-        let bar = Bar0::new(&file, mappable, table(0x2100)).unwrap();
+        let bar = MappedBar::new(&file, mappable, table(0x2100)).unwrap();
         assert_eq!(bar.doorbell_bytes, 0x1100);
-        let bar = Bar0::new(&file, info.clone(), None).unwrap();
+        let bar = MappedBar::new(&file, info.clone(), None).unwrap();
         assert_eq!(bar.doorbell_bytes, 0x3000);
-        assert!(Bar0::new(&file, info, table(0x1800)).is_err());
+        assert!(MappedBar::new(&file, info, table(0x1800)).is_err());
     }
 
     #[test]
     fn a_bar_that_is_taken_away_is_a_device_that_is_gone() {
         let (file, info) = region(4);
-        let bar = Bar0::new(&file, info, None).unwrap();
+        let bar = MappedBar::new(&file, info, None).unwrap();
         bar.write32(0x14, 0x0046_0001);
         assert_eq!(bar.read32(0x14), 0x0046_0001);
         bar.write64(0x28, 0x1234_5678_9ABC_D000);
@@ -180,7 +180,7 @@ mod tests {
     #[test]
     fn a_device_that_is_let_go_says_why() {
         let (file, info) = region(2);
-        let bar = Bar0::new(&file, info, None).unwrap();
+        let bar = MappedBar::new(&file, info, None).unwrap();
         bar.let_go("it is wanted back").unwrap();
         assert_eq!(bar.read32(0x1C), u32::MAX);
         assert_eq!(bar.gone().unwrap(), "it is wanted back");

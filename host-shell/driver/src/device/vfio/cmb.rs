@@ -3,12 +3,12 @@
 // UNSAFETY: the mapped BAR is handed on as controller memory.
 #![allow(unsafe_code)]
 
-use super::inner::{Inner, region};
-use super::mapping::Mapping;
+use super::inner::{VfioInner, region};
+use super::mapping::UncachedMapping;
 use crate::device::ring_memory::RingMemory;
 use crate::error::{Error, Result};
 use crate::lock::lock;
-use crate::sysfs::Host;
+use crate::sysfs::SysfsHost;
 use nvme_core::Registers;
 use nvme_core::spec::register::{Cap, Cmbloc, Cmbmsc, Cmbsz, offset};
 use std::ptr::NonNull;
@@ -28,7 +28,7 @@ fn none(why: &str) -> Error {
 /// from then on.
 ///
 /// NVMe Base 2.0c, 3.1.3.11 (CMBLOC), 3.1.3.12 (CMBSZ), 3.1.3.16 (CMBMSC).
-pub fn open(inner: &Inner) -> Result<RingMemory> {
+pub fn open(inner: &VfioInner) -> Result<RingMemory> {
     let registers = &inner.bar;
     let has_control = Cap(registers.read64(offset::CAP)).cmbs();
     let mut control = Cmbmsc(0);
@@ -46,7 +46,7 @@ pub fn open(inner: &Inner) -> Result<RingMemory> {
     }
     let start = u64::from(place.ofst()) * unit;
     let (mapping, bytes) = map(inner, place.bir(), start, size.bytes())?;
-    let resource = Host::here()
+    let resource = SysfsHost::here()
         .function(inner.address)
         .and_then(|function| function.resource(place.bir()))
         .ok_or_else(|| none("sysfs does not tell the address of its BAR"))?;
@@ -70,7 +70,7 @@ pub fn open(inner: &Inner) -> Result<RingMemory> {
 }
 
 /// Maps the part of the buffer that can be mapped, from its start on.
-fn map(inner: &Inner, bar: u8, start: u64, bytes: u64) -> Result<(Mapping, u64)> {
+fn map(inner: &VfioInner, bar: u8, start: u64, bytes: u64) -> Result<(UncachedMapping, u64)> {
     if !matches!(bar, 0 | 2..=5) {
         return Err(none("CMBLOC names a BAR that there is not"));
     }
@@ -90,5 +90,5 @@ fn map(inner: &Inner, bar: u8, start: u64, bytes: u64) -> Result<(Mapping, u64)>
     if len == 0 {
         return Err(none("it is smaller than a page"));
     }
-    Ok((Mapping::new(file, info.offset + start, len)?, bytes))
+    Ok((UncachedMapping::new(file, info.offset + start, len)?, bytes))
 }

@@ -3,11 +3,11 @@
 use super::function::{lent, present};
 use super::inner::{region, set_command};
 use super::{ioctl, iommufd, options};
-use crate::dma::pages::Pages;
+use crate::dma::pages::DmaPages;
 use crate::error::{Error, Result};
 use crate::lock::lock;
 use crate::pci::{COMMAND_MEMORY, COMMAND_NO_INTX};
-use crate::sysfs::{Address, Host};
+use crate::sysfs::{PciAddress, SysfsHost};
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::io;
@@ -15,7 +15,7 @@ use std::sync::{Arc, Mutex, Weak};
 use vfio_bindings::bindings::vfio::VFIO_PCI_CONFIG_REGION_INDEX;
 
 /// Functions that this process has open for their BARs. A function can be opened only once.
-static OPEN: Mutex<BTreeMap<Address, Weak<File>>> = Mutex::new(BTreeMap::new());
+static OPEN: Mutex<BTreeMap<PciAddress, Weak<File>>> = Mutex::new(BTreeMap::new());
 
 /// Maps `bytes` bytes of a BAR from `offset` on into this process, and exports them as a dma-buf for
 /// controllers. `text` is `BDF?bar=N`: a function of any kind that is bound to vfio-pci.
@@ -26,7 +26,7 @@ static OPEN: Mutex<BTreeMap<Address, Weak<File>>> = Mutex::new(BTreeMap::new());
 /// # Errors
 /// [`Error::Usage`] for text that names no BAR, and for bytes outside of it; [`Error::Environment`], with the
 /// remedy, for a function that VFIO does not have, and for a kernel that exports no BARs.
-pub fn bar(text: &str, offset: u64, bytes: usize) -> Result<Pages> {
+pub fn bar(text: &str, offset: u64, bytes: usize) -> Result<DmaPages> {
     let (address, number) = options::bar(text)?;
     let device = open(address)?;
     let info = region(&device, number)?;
@@ -40,16 +40,16 @@ pub fn bar(text: &str, offset: u64, bytes: usize) -> Result<Pages> {
         ));
     }
     let dma_buf = ioctl::dma_buf(&device, number, offset..end).map_err(not_exported)?;
-    Pages::of_bar(device, info.offset + offset, bytes, dma_buf)
+    DmaPages::of_bar(device, info.offset + offset, bytes, dma_buf)
 }
 
 /// Opens the function at `address`, or shares the descriptor that this process already has.
-fn open(address: Address) -> Result<Arc<File>> {
+fn open(address: PciAddress) -> Result<Arc<File>> {
     let mut open = lock(&OPEN);
     if let Some(device) = open.get(&address).and_then(Weak::upgrade) {
         return Ok(device);
     }
-    let host = Host::here();
+    let host = SysfsHost::here();
     let function = present(&host, address)?;
     let remedy = format!("bind it to vfio-pci: `driverctl set-override {address} vfio-pci`");
     lent(&function, remedy)?;

@@ -3,10 +3,10 @@
 
 use crate::error::{Error, Result};
 use crate::pci;
-use crate::sysfs::{Address, Function, Host};
+use crate::sysfs::{PciAddress, SysfsFunction, SysfsHost};
 
 /// Returns the controller at `address`, if VFIO can have it.
-pub fn controller(host: &Host, address: Address) -> Result<Function> {
+pub fn controller(host: &SysfsHost, address: PciAddress) -> Result<SysfsFunction> {
     let function = present(host, address)?;
     if !function.is_nvme() {
         return Err(Error::usage(
@@ -23,7 +23,7 @@ pub fn controller(host: &Host, address: Address) -> Result<Function> {
 }
 
 /// Returns the function at `address`.
-pub fn present(host: &Host, address: Address) -> Result<Function> {
+pub fn present(host: &SysfsHost, address: PciAddress) -> Result<SysfsFunction> {
     host.function(address).ok_or_else(|| {
         Error::environment(
             format!("there is no PCI function {address}"),
@@ -34,7 +34,7 @@ pub fn present(host: &Host, address: Address) -> Result<Function> {
 
 /// # Errors
 /// [`Error::Environment`] for a function that VFIO cannot have; `remedy` is for one with another driver.
-pub fn lent(function: &Function, remedy: String) -> Result<()> {
+pub fn lent(function: &SysfsFunction, remedy: String) -> Result<()> {
     let address = function.address;
     if function.group.is_none() {
         return Err(Error::environment(

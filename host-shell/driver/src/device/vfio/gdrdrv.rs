@@ -6,7 +6,7 @@
 // UNSAFETY: ioctl takes raw pointers; each call here passes a structure that lives on its stack.
 #![allow(unsafe_code)]
 
-use crate::dma::Pages;
+use crate::dma::DmaPages;
 use crate::error::{Error, Result};
 use std::fs::{File, OpenOptions};
 use std::io;
@@ -24,14 +24,14 @@ const HOST_PAGE_SHIFT: u32 = 12;
 
 #[repr(C)]
 #[derive(Default)]
-struct Version {
+struct GdrVersion {
     module: u32,
     library: u32,
 }
 
 #[repr(C)]
 #[derive(Default)]
-struct Pin {
+struct GdrPin {
     address: u64,
     bytes: u64,
     token: u64,
@@ -44,8 +44,8 @@ const fn number(call: u64, bytes: usize) -> libc::c_ulong {
     (3 << 30 | (bytes as u64) << 16 | 0xDA << 8 | call) as libc::c_ulong
 }
 
-const PIN: libc::c_ulong = number(1, size_of::<Pin>());
-const VERSION: libc::c_ulong = number(255, size_of::<*mut Version>());
+const PIN: libc::c_ulong = number(1, size_of::<GdrPin>());
+const VERSION: libc::c_ulong = number(255, size_of::<*mut GdrVersion>());
 
 fn call<T>(node: &File, number: libc::c_ulong, argument: &mut T) -> io::Result<()> {
     // SAFETY: the kernel reads and writes the structure that belongs to the number, which is T.
@@ -73,7 +73,7 @@ pub fn probe(path: &Path) -> Result<(File, (u32, u32))> {
         ),
         _ => Error::file("open", path)(error),
     })?;
-    let mut version = Version::default();
+    let mut version = GdrVersion::default();
     let other = |what: String| Error::environment(what, "install gdrcopy 2");
     call(&node, VERSION, &mut version)
         .map_err(|error| other(format!("{name} does not tell its version: {error}")))?;
@@ -91,7 +91,7 @@ pub fn probe(path: &Path) -> Result<(File, (u32, u32))> {
 ///
 /// # Errors
 /// As [`probe`]; [`Error::Usage`] for what is no whole pages of the GPU; [`Error::System`] when the module refuses.
-pub fn map(path: &Path, address: u64, bytes: usize) -> Result<Pages> {
+pub fn map(path: &Path, address: u64, bytes: usize) -> Result<DmaPages> {
     if bytes == 0 || !address.is_multiple_of(PAGE) || !(bytes as u64).is_multiple_of(PAGE) {
         return Err(Error::usage(
             format!("{bytes} bytes of GPU memory at {address:#x} are not whole pages of 64 KiB"),
@@ -99,10 +99,10 @@ pub fn map(path: &Path, address: u64, bytes: usize) -> Result<Pages> {
         ));
     }
     let (node, _) = probe(path)?;
-    let mut pin = Pin {
+    let mut pin = GdrPin {
         address,
         bytes: bytes as u64,
-        ..Pin::default()
+        ..GdrPin::default()
     };
     call(&node, PIN, &mut pin).map_err(|source| Error::System {
         call: "GDRDRV_IOC_PIN_BUFFER",
@@ -110,7 +110,7 @@ pub fn map(path: &Path, address: u64, bytes: usize) -> Result<Pages> {
     })?;
     // The mapping holds the node open; its end, at the latest, unpins.
     let offset = pin.handle.checked_shl(HOST_PAGE_SHIFT).unwrap_or(u64::MAX);
-    Pages::of_file(node.into(), offset, bytes)
+    DmaPages::of_file(node.into(), offset, bytes)
 }
 
 #[cfg(test)]
@@ -122,7 +122,7 @@ mod tests {
         // _IOWR(0xDA, 1, struct of 40 bytes), _IOWR(0xDA, 255, pointer)
         assert_eq!(PIN, 0xC028_DA01);
         assert_eq!(VERSION, 0xC008_DAFF);
-        assert_eq!(std::mem::offset_of!(Pin, handle), 32);
+        assert_eq!(std::mem::offset_of!(GdrPin, handle), 32);
     }
 
     #[test]

@@ -5,14 +5,14 @@
 //! descriptor closes, however this process ends.
 
 use super::ioctl;
-use super::iommufd::Ioas;
-use super::options::Iommu;
-use super::type1::Type1;
-use crate::dma::addresses::Allocator;
-use crate::dma::pages::Pages;
+use super::iommufd::IoasHandle;
+use super::options::IommuInterface;
+use super::type1::Type1Group;
+use crate::dma::addresses::IovaAllocator;
+use crate::dma::pages::DmaPages;
 use crate::error::{Error, Result};
 use crate::lock::lock;
-use crate::sysfs::{Function, Host};
+use crate::sysfs::{SysfsFunction, SysfsHost};
 use nvme_core::spec::Iova;
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -21,42 +21,48 @@ use std::ops::Range;
 use std::sync::{Arc, Mutex, Weak};
 
 /// Groups that this process has open. A group can be opened only once, and its devices share it.
-static OPEN: Mutex<BTreeMap<u32, Weak<Group>>> = Mutex::new(BTreeMap::new());
+static OPEN: Mutex<BTreeMap<u32, Weak<VfioGroup>>> = Mutex::new(BTreeMap::new());
 
 /// The kernel's interface to the IOMMU.
-enum Backend {
-    Type1(Type1),
-    Iommufd(Ioas),
+enum IommuBackend {
+    Type1(Type1Group),
+    Iommufd(IoasHandle),
 }
 
 /// A group and its address space.
-pub struct Group {
+pub struct VfioGroup {
     number: u32,
-    backend: Backend,
-    state: Mutex<State>,
+    backend: IommuBackend,
+    state: Mutex<GroupState>,
 }
 
-struct State {
-    addresses: Allocator,
+struct GroupState {
+    addresses: IovaAllocator,
     /// By first address: the stretch that was taken, and the memory behind it.
-    mapped: BTreeMap<u64, (Range<u64>, Arc<Pages>)>,
+    mapped: BTreeMap<u64, (Range<u64>, Arc<DmaPages>)>,
 }
 
-impl Group {
+impl VfioGroup {
     /// Opens the device `function`, and its group by `iommu`, or joins those of this process who have the group open.
     ///
     /// # Errors
     /// [`Error::Environment`], with what to do about it; [`Error::Usage`] for a group that this process has open by
     /// the other interface.
-    pub fn open(host: &Host, function: &Function, iommu: Iommu) -> Result<(Arc<Self>, File)> {
+    pub fn open(
+        host: &SysfsHost,
+        function: &SysfsFunction,
+        iommu: IommuInterface,
+    ) -> Result<(Arc<Self>, File)> {
         let number = function.group.unwrap_or_default();
         let mut open = lock(&OPEN);
         if let Some(group) = open.get(&number).and_then(Weak::upgrade) {
             let file = match (&group.backend, iommu) {
-                (Backend::Type1(type1), Iommu::Type1) => {
+                (IommuBackend::Type1(type1), IommuInterface::Type1) => {
                     type1.device(&function.address.to_string())?
                 }
-                (Backend::Iommufd(ioas), Iommu::Iommufd) => ioas.device(host, function)?,
+                (IommuBackend::Iommufd(ioas), IommuInterface::Iommufd) => {
+                    ioas.device(host, function)?
+                }
                 _ => {
                     return Err(Error::usage(
                         format!("IOMMU group {number} is open in this process with another iommu="),
@@ -67,24 +73,24 @@ impl Group {
             return Ok((group, file));
         }
         let (backend, file, addresses) = match iommu {
-            Iommu::Type1 => {
-                let type1 = Type1::open(number)?;
+            IommuInterface::Type1 => {
+                let type1 = Type1Group::open(number)?;
                 let file = type1.device(&function.address.to_string())?;
-                let addresses = Allocator::of_iommu(type1.ranges());
-                (Backend::Type1(type1), file, addresses)
+                let addresses = IovaAllocator::of_iommu(type1.ranges());
+                (IommuBackend::Type1(type1), file, addresses)
             }
-            Iommu::Iommufd => {
-                let ioas = Ioas::open(host)?;
+            IommuInterface::Iommufd => {
+                let ioas = IoasHandle::open(host)?;
                 // The mappable ranges are known once a device is attached.
                 let file = ioas.device(host, function)?;
-                let addresses = Allocator::of_iommu(Some(&ioas.ranges()?));
-                (Backend::Iommufd(ioas), file, addresses)
+                let addresses = IovaAllocator::of_iommu(Some(&ioas.ranges()?));
+                (IommuBackend::Iommufd(ioas), file, addresses)
             }
         };
         let group = Arc::new(Self {
             number,
             backend,
-            state: Mutex::new(State {
+            state: Mutex::new(GroupState {
                 addresses,
                 mapped: BTreeMap::new(),
             }),
@@ -99,10 +105,10 @@ impl Group {
     }
 
     /// Returns the kernel interface by which the group was opened.
-    pub fn iommu(&self) -> Iommu {
+    pub fn iommu(&self) -> IommuInterface {
         match self.backend {
-            Backend::Type1(_) => Iommu::Type1,
-            Backend::Iommufd(_) => Iommu::Iommufd,
+            IommuBackend::Type1(_) => IommuInterface::Type1,
+            IommuBackend::Iommufd(_) => IommuInterface::Iommufd,
         }
     }
 
@@ -113,8 +119,8 @@ impl Group {
         let is_ours = found.is_ok_and(|found| found.is_of(self.number));
         if is_ours {
             let group = match &self.backend {
-                Backend::Type1(type1) => Some(type1.file()),
-                Backend::Iommufd(_) => None,
+                IommuBackend::Type1(type1) => Some(type1.file()),
+                IommuBackend::Iommufd(_) => None,
             };
             ioctl::hot_reset(device, group)?;
         }
@@ -138,7 +144,7 @@ impl Group {
     /// # Errors
     /// [`Error::Environment`] when the kernel may not lock the memory, has no more mappings, or cannot map
     /// such memory.
-    pub fn map(&self, pages: &Arc<Pages>) -> Result<Iova> {
+    pub fn map(&self, pages: &Arc<DmaPages>) -> Result<Iova> {
         let bytes = pages.len() as u64;
         let mut state = lock(&self.state);
         let taken = state.addresses.take(bytes).ok_or_else(|| {
@@ -149,8 +155,8 @@ impl Group {
         })?;
         let iova = taken.start;
         let done = match &self.backend {
-            Backend::Type1(type1) => type1.map(pages.start().addr() as u64, iova, bytes),
-            Backend::Iommufd(ioas) => ioas.map(pages, iova),
+            IommuBackend::Type1(type1) => type1.map(pages.start().addr() as u64, iova, bytes),
+            IommuBackend::Iommufd(ioas) => ioas.map(pages, iova),
         };
         if let Err(source) = done {
             state.addresses.give(taken);
@@ -160,8 +166,8 @@ impl Group {
         Ok(Iova(iova))
     }
 
-    fn not_mapped(&self, source: &io::Error, pages: &Pages, state: &State) -> Error {
-        let before = Mapped {
+    fn not_mapped(&self, source: &io::Error, pages: &DmaPages, state: &GroupState) -> Error {
+        let before = MappedTotal {
             bytes: state
                 .mapped
                 .values()
@@ -171,8 +177,8 @@ impl Group {
         };
         let bytes = pages.len() as u64;
         match &self.backend {
-            Backend::Type1(type1) => not_mapped(source, bytes, &before, type1.most_mappings()),
-            Backend::Iommufd(_) => super::iommufd::not_mapped(source, pages)
+            IommuBackend::Type1(type1) => not_mapped(source, bytes, &before, type1.most_mappings()),
+            IommuBackend::Iommufd(_) => super::iommufd::not_mapped(source, pages)
                 .unwrap_or_else(|| not_mapped(source, bytes, &before, None)),
         }
     }
@@ -191,12 +197,12 @@ impl Group {
             return Err(wrong("mapped with another length"));
         }
         let unmapped = match &self.backend {
-            Backend::Type1(type1) => match type1.unmap(iova.0, len) {
+            IommuBackend::Type1(type1) => match type1.unmap(iova.0, len) {
                 // The container has no IOMMU any more, and so no mapping.
                 Err(error) if is_gone && error.raw_os_error() == Some(libc::EINVAL) => 0,
                 unmapped => unmapped.map_err(Error::system("VFIO_IOMMU_UNMAP_DMA"))?,
             },
-            Backend::Iommufd(ioas) => ioas
+            IommuBackend::Iommufd(ioas) => ioas
                 .unmap(iova.0, len)
                 .map_err(Error::system("IOMMU_IOAS_UNMAP"))?,
         };
@@ -213,13 +219,13 @@ impl Group {
 }
 
 /// Total of the existing mappings, for the error message.
-struct Mapped {
+struct MappedTotal {
     bytes: u64,
     count: usize,
 }
 
 /// Translates the error of mapping `bytes` bytes of memory, with the numbers.
-fn not_mapped(source: &io::Error, bytes: u64, before: &Mapped, most: Option<u32>) -> Error {
+fn not_mapped(source: &io::Error, bytes: u64, before: &MappedTotal, most: Option<u32>) -> Error {
     let mib = |bytes: u64| format!("{:.1} MiB", bytes as f64 / f64::from(1 << 20));
     match source.raw_os_error() {
         Some(libc::ENOMEM) => {
@@ -266,7 +272,7 @@ mod tests {
 
     #[test]
     fn a_refusal_names_the_numbers_and_the_remedy() {
-        let before = Mapped {
+        let before = MappedTotal {
             bytes: 5 << 20,
             count: 7,
         };

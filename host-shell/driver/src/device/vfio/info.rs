@@ -18,7 +18,7 @@ const PAGE: u64 = 4096;
 
 /// A region of the device: a BAR or configuration space.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct RegionInfo {
+pub struct VfioRegion {
     /// Size in bytes; 0 when there is no such region.
     pub size: u64,
     /// Offset of the region in the device's file.
@@ -29,7 +29,7 @@ pub struct RegionInfo {
     pub msix_mappable: bool,
 }
 
-impl RegionInfo {
+impl VfioRegion {
     /// Parses the answer to VFIO_DEVICE_GET_REGION_INFO. None when the head is not whole.
     pub fn parse(bytes: &[u8]) -> Option<Self> {
         let flags = word(bytes, 4)?;
@@ -37,7 +37,7 @@ impl RegionInfo {
         let mut msix_mappable = false;
         let mut areas = None;
         if flags & VFIO_REGION_INFO_FLAG_CAPS != 0 {
-            for (id, at) in Chain::new(bytes, word(bytes, 12)?, REGION_HEAD) {
+            for (id, at) in CapabilityChain::new(bytes, word(bytes, 12)?, REGION_HEAD) {
                 match id {
                     VFIO_REGION_INFO_CAP_SPARSE_MMAP => areas = sparse(bytes, at),
                     VFIO_REGION_INFO_CAP_MSIX_MAPPABLE => msix_mappable = true,
@@ -129,7 +129,7 @@ impl IommuInfo {
         if flags & VFIO_IOMMU_INFO_CAPS == 0 {
             return Some(info);
         }
-        for (id, at) in Chain::new(bytes, word(bytes, 16)?, IOMMU_HEAD) {
+        for (id, at) in CapabilityChain::new(bytes, word(bytes, 16)?, IOMMU_HEAD) {
             match id {
                 VFIO_IOMMU_TYPE1_INFO_CAP_IOVA_RANGE => info.ranges = iova_ranges(bytes, at),
                 VFIO_IOMMU_TYPE1_INFO_DMA_AVAIL => info.mappings_left = word(bytes, at + 8),
@@ -197,14 +197,14 @@ impl HotReset {
 
 /// The capabilities of an answer: identifier and place. Each has a head of 8 bytes: identifier,
 /// version, place of the next.
-struct Chain<'a> {
+struct CapabilityChain<'a> {
     bytes: &'a [u8],
     next: u32,
     head: usize,
     left: usize,
 }
 
-impl<'a> Chain<'a> {
+impl<'a> CapabilityChain<'a> {
     fn new(bytes: &'a [u8], first: u32, head: usize) -> Self {
         Self {
             bytes,
@@ -216,7 +216,7 @@ impl<'a> Chain<'a> {
     }
 }
 
-impl Iterator for Chain<'_> {
+impl Iterator for CapabilityChain<'_> {
     type Item = (u32, usize);
 
     fn next(&mut self) -> Option<Self::Item> {
@@ -258,12 +258,12 @@ mod tests {
 
     #[test]
     fn a_region_without_capabilities_is_mapped_whole_or_not_at_all() {
-        let info = RegionInfo::parse(&region(7, 0, 0x4000, &[])).unwrap();
+        let info = VfioRegion::parse(&region(7, 0, 0x4000, &[])).unwrap();
         assert_eq!(info.offset, 0x10_0000_0000);
         assert_eq!(info.mappable_from(0), Some(0..0x4000));
-        let info = RegionInfo::parse(&region(3, 0, 0x4000, &[])).unwrap();
+        let info = VfioRegion::parse(&region(3, 0, 0x4000, &[])).unwrap();
         assert!(info.mappable.is_empty());
-        assert_eq!(RegionInfo::parse(&region(7, 0, 0, &[])[..31]), None);
+        assert_eq!(VfioRegion::parse(&region(7, 0, 0, &[])[..31]), None);
     }
 
     #[test]
@@ -288,7 +288,7 @@ mod tests {
             3 | 1 << 16,
             0,
         ];
-        let info = RegionInfo::parse(&region(15, 32, 0x8000, &areas)).unwrap();
+        let info = VfioRegion::parse(&region(15, 32, 0x8000, &areas)).unwrap();
         assert_eq!(info.mappable, [0x1000..0x2000, 0x3000..0x8000]);
         assert!(
             !info.msix_mappable,
@@ -300,7 +300,7 @@ mod tests {
 
     #[test]
     fn the_page_of_the_msix_table_is_left_out() {
-        let mut info = RegionInfo::parse(&region(7, 0, 0x4000, &[])).unwrap();
+        let mut info = VfioRegion::parse(&region(7, 0, 0x4000, &[])).unwrap();
         info.punch(0x2010..0x2420);
         assert_eq!(info.mappable, [0..0x2000, 0x3000..0x4000]);
         info.punch(0..u64::MAX);

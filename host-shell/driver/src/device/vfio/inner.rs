@@ -1,16 +1,16 @@
 //! An open device of VFIO: its descriptor and its registers, shared by the handle and by the thread that returns
 //! the device to the kernel when the system wants it back.
 
-use super::bar0::Bar0;
-use super::group::Group;
-use super::info::RegionInfo;
+use super::bar0::MappedBar;
+use super::group::VfioGroup;
+use super::info::VfioRegion;
 use super::ioctl;
-use super::watch::Event;
+use super::watch::ReturnEvent;
 use crate::device::ring_memory::RingMemory;
 use crate::error::{Error, Result};
 use crate::lock::lock;
 use crate::pci::{self, COMMAND_MASTER, COMMAND_MEMORY, COMMAND_NO_INTX};
-use crate::sysfs::Address;
+use crate::sysfs::PciAddress;
 use nvme_core::spec::register::Cmbmsc;
 use std::fs::File;
 use std::io;
@@ -18,24 +18,24 @@ use std::os::unix::fs::FileExt;
 use std::sync::{Arc, Mutex, OnceLock, Weak};
 
 /// The device and its group, as the handle, the watch and the controller memory use them.
-pub(super) struct Inner {
-    pub(super) address: Address,
-    pub(super) bar: Bar0,
+pub(super) struct VfioInner {
+    pub(super) address: PciAddress,
+    pub(super) bar: MappedBar,
     /// Descriptor of the device; `None` once the device was returned to the kernel.
     pub(super) file: Mutex<Option<File>>,
     pub(super) config_offset: u64,
     pub(super) can_reset: bool,
-    pub(super) group: Arc<Group>,
+    pub(super) group: Arc<VfioGroup>,
     /// Value of CMBMSC once the controller memory buffer is in use; kept because a reset of the function
     /// clears the register.
     pub(super) cmb_control: OnceLock<Cmbmsc>,
     pub(super) cmb: Mutex<Weak<RingMemory>>,
 }
 
-pub(super) fn region(file: &File, index: u32) -> Result<RegionInfo> {
+pub(super) fn region(file: &File, index: u32) -> Result<VfioRegion> {
     let answer =
         ioctl::region_info(file, index).map_err(Error::system("VFIO_DEVICE_GET_REGION_INFO"))?;
-    RegionInfo::parse(&answer)
+    VfioRegion::parse(&answer)
         .ok_or_else(|| Error::environment("VFIO describes no such region", "use another kernel"))
 }
 
@@ -43,7 +43,7 @@ pub(super) fn set_command(file: &File, config_offset: u64, value: u16) -> io::Re
     file.write_all_at(&value.to_le_bytes(), config_offset + pci::offset::COMMAND)
 }
 
-impl Inner {
+impl VfioInner {
     /// Runs `call` on the device's descriptor, or returns an error once the device was returned to the
     /// kernel.
     pub(super) fn with_file<T>(
@@ -82,10 +82,12 @@ impl Inner {
 
     /// Returns the device to the kernel: stops accesses and DMA, and closes the descriptor that the kernel
     /// waits for.
-    pub(super) fn let_go(&self, event: Event) {
+    pub(super) fn let_go(&self, event: ReturnEvent) {
         let why = match event {
-            Event::Wanted => "the system wants the device back (it is being unbound or removed)",
-            Event::Failed => "the device reported an uncorrectable PCIe error",
+            ReturnEvent::Wanted => {
+                "the system wants the device back (it is being unbound or removed)"
+            }
+            ReturnEvent::Failed => "the device reported an uncorrectable PCIe error",
         };
         let mut file = lock(&self.file);
         if let Some(file) = &*file {
@@ -99,7 +101,7 @@ impl Inner {
     }
 }
 
-impl Drop for Inner {
+impl Drop for VfioInner {
     fn drop(&mut self) {
         if let Some(file) = &*lock(&self.file) {
             // The kernel does the same when it closes the descriptor.

@@ -134,7 +134,7 @@ pub fn device_info(device: &File) -> io::Result<vfio_device_info> {
     Ok(info)
 }
 
-/// Returns the answer about region `index`, for [`RegionInfo::parse`](super::info::RegionInfo::parse).
+/// Returns the answer about region `index`, for [`VfioRegion::parse`](super::info::VfioRegion::parse).
 pub fn region_info(device: &File, index: u32) -> io::Result<Vec<u8>> {
     growing(
         device,

@@ -25,14 +25,14 @@ const ONES: usize = 64 << 10;
 const SLOTS: usize = 256;
 
 /// Mapping as the signal handler sees it; `start` is 0 when the slot is free.
-struct Slot {
+struct MappingSlot {
     start: AtomicUsize,
     end: AtomicUsize,
     lost: AtomicBool,
 }
 
-static TABLE: [Slot; SLOTS] = [const {
-    Slot {
+static TABLE: [MappingSlot; SLOTS] = [const {
+    MappingSlot {
         start: AtomicUsize::new(0),
         end: AtomicUsize::new(0),
         lost: AtomicBool::new(false),
@@ -47,18 +47,18 @@ static BEFORE: OnceLock<libc::sigaction> = OnceLock::new();
 
 /// A stretch of a device's memory, mapped uncached. Unmapped on drop.
 #[derive(Debug)]
-pub struct Mapping {
+pub struct UncachedMapping {
     start: NonNull<u8>,
     len: usize,
     slot: usize,
 }
 
 // SAFETY: the mapping belongs to the process, not to a thread.
-unsafe impl Send for Mapping {}
+unsafe impl Send for UncachedMapping {}
 // SAFETY: shared references give the address and length only; the handler's table is atomics.
-unsafe impl Sync for Mapping {}
+unsafe impl Sync for UncachedMapping {}
 
-impl Mapping {
+impl UncachedMapping {
     /// Maps `len` bytes (whole pages) of `file` from `offset` on, to read and write.
     ///
     /// # Errors
@@ -116,7 +116,7 @@ impl Mapping {
     }
 }
 
-impl Drop for Mapping {
+impl Drop for UncachedMapping {
     fn drop(&mut self) {
         let _changes = crate::lock::lock(&CHANGES);
         if let Some(slot) = TABLE.get(self.slot) {
@@ -238,7 +238,7 @@ mod tests {
         file
     }
 
-    fn registers(mapping: &Mapping) -> RegisterBlock<'_> {
+    fn registers(mapping: &UncachedMapping) -> RegisterBlock<'_> {
         // SAFETY: the mapping is page aligned and lives as long as the borrow.
         unsafe { RegisterBlock::from_raw(mapping.start(), mapping.len()) }
     }
@@ -246,8 +246,8 @@ mod tests {
     #[test]
     fn a_mapping_that_is_taken_away_reads_as_ones() {
         let file = file(4);
-        let mapping = Mapping::new(&file, 0, 4 * PAGE).unwrap();
-        let other = Mapping::new(&file, 0, PAGE).unwrap();
+        let mapping = UncachedMapping::new(&file, 0, 4 * PAGE).unwrap();
+        let other = UncachedMapping::new(&file, 0, PAGE).unwrap();
         let bar = registers(&mapping);
         bar.write32(0x1008, 7);
         assert_eq!(bar.read32(0x1008), 7);
@@ -265,7 +265,7 @@ mod tests {
     #[test]
     fn a_detached_mapping_reads_as_ones_and_changes_nothing() {
         let file = file(40);
-        let mapping = Mapping::new(&file, PAGE as u64, 39 * PAGE).unwrap();
+        let mapping = UncachedMapping::new(&file, PAGE as u64, 39 * PAGE).unwrap();
         let bar = registers(&mapping);
         bar.write32(4, 1);
         mapping.detach().unwrap();
@@ -283,7 +283,7 @@ mod tests {
     fn slots_are_used_again() {
         let file = file(1);
         for _ in 0..2 * SLOTS {
-            let mapping = Mapping::new(&file, 0, PAGE).unwrap();
+            let mapping = UncachedMapping::new(&file, 0, PAGE).unwrap();
             assert!(!mapping.is_lost());
         }
     }

@@ -29,19 +29,19 @@ use crate::device::Device;
 use crate::device::bar::DoorbellMap;
 use crate::device::peer::PeerMemory;
 use crate::device::ring_memory::RingMemory;
-use crate::dma::pages::Pages;
+use crate::dma::pages::DmaPages;
 use crate::error::{Error, Result};
 use crate::lock::lock;
 use crate::pci::{self, COMMAND_MEMORY, COMMAND_NO_INTX};
-use crate::sysfs::{Function, Host};
-use bar0::Bar0;
+use crate::sysfs::{SysfsFunction, SysfsHost};
+use bar0::MappedBar;
 pub use export::bar;
-use group::Group;
-use inner::{Inner, region, set_command};
+use group::VfioGroup;
+use inner::{VfioInner, region, set_command};
 use nvme_core::Registers;
 use nvme_core::spec::Iova;
 use nvme_core::spec::register::offset;
-use options::Iommu;
+use options::IommuInterface;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::FileExt;
@@ -51,7 +51,7 @@ use vfio_bindings::bindings::vfio::{
     VFIO_DEVICE_FLAGS_RESET, VFIO_PCI_BAR0_REGION_INDEX, VFIO_PCI_CONFIG_REGION_INDEX,
     VFIO_PCI_MSIX_IRQ_INDEX,
 };
-use watch::Watch;
+use watch::DeviceWatch;
 
 /// Opens the controller that `text` names, the text after `vfio:`: a PCI address, and an option.
 ///
@@ -63,43 +63,43 @@ use watch::Watch;
 /// is absent, is no NVMe controller, is not bound to vfio-pci or may not be opened, and for a kernel without iommufd.
 pub fn open(text: &str) -> Result<Arc<dyn Device>> {
     let (address, iommu) = options::controller(text)?;
-    let host = Host::here();
+    let host = SysfsHost::here();
     let function = function::controller(&host, address)?;
     host.refuse_virtual_functions(&function)?;
     let iommu = iommu.unwrap_or_else(|| match iommufd::can_open(&host, &function) {
-        true => Iommu::Iommufd,
-        false => Iommu::Type1,
+        true => IommuInterface::Iommufd,
+        false => IommuInterface::Type1,
     });
-    Ok(Arc::new(Vfio::open(&host, &function, iommu)?))
+    Ok(Arc::new(VfioDevice::open(&host, &function, iommu)?))
 }
 
 /// A controller opened through VFIO.
-struct Vfio {
-    inner: Arc<Inner>,
-    _watch: Watch,
+struct VfioDevice {
+    inner: Arc<VfioInner>,
+    _watch: DeviceWatch,
 }
 
-impl Vfio {
-    fn open(host: &Host, function: &Function, iommu: Iommu) -> Result<Self> {
+impl VfioDevice {
+    fn open(host: &SysfsHost, function: &SysfsFunction, iommu: IommuInterface) -> Result<Self> {
         let address = function.address;
-        let (group, file) = Group::open(host, function, iommu)?;
+        let (group, file) = VfioGroup::open(host, function, iommu)?;
         let info = ioctl::device_info(&file).map_err(Error::system("VFIO_DEVICE_GET_INFO"))?;
         let config = region(&file, VFIO_PCI_CONFIG_REGION_INDEX)?;
         let mut bytes = [0; 256];
         file.read_exact_at(&mut bytes, config.offset)
             .map_err(Error::system("reading configuration space"))?;
-        let space = pci::Config::parse(&bytes).ok_or_else(|| Error::Gone {
+        let space = pci::PciConfig::parse(&bytes).ok_or_else(|| Error::Gone {
             cause: format!("{address}: configuration space reads as all ones"),
         })?;
         // Registers first; DMA when the controller is known to be disabled.
         set_command(&file, config.offset, COMMAND_MEMORY | COMMAND_NO_INTX)
             .map_err(Error::system("writing the command register"))?;
-        let bar = Bar0::new(
+        let bar = MappedBar::new(
             &file,
             region(&file, VFIO_PCI_BAR0_REGION_INDEX)?,
             space.msix,
         )?;
-        let inner = Arc::new(Inner {
+        let inner = Arc::new(VfioInner {
             address,
             bar,
             file: Mutex::new(Some(file)),
@@ -112,7 +112,7 @@ impl Vfio {
         // An event finds the file in its place, and takes it from there.
         let watch = inner.with_file("watching the device", |file| {
             let inner = Arc::clone(&inner);
-            Watch::start(file, move |event| inner.let_go(event)).map_err(io::Error::other)
+            DeviceWatch::start(file, move |event| inner.let_go(event)).map_err(io::Error::other)
         })?;
         let device = Self {
             inner,
@@ -126,11 +126,11 @@ impl Vfio {
     }
 }
 
-impl Device for Vfio {
+impl Device for VfioDevice {
     fn name(&self) -> String {
         let option = match self.inner.group.iommu() {
-            Iommu::Type1 => "",
-            Iommu::Iommufd => "?iommu=iommufd",
+            IommuInterface::Type1 => "",
+            IommuInterface::Iommufd => "?iommu=iommufd",
         };
         format!("vfio:{}{option}", self.inner.address)
     }
@@ -138,8 +138,8 @@ impl Device for Vfio {
     fn describe(&self) -> String {
         let (address, group) = (self.inner.address, self.inner.group.number());
         let way = match self.inner.group.iommu() {
-            Iommu::Type1 => "VFIO",
-            Iommu::Iommufd => "VFIO and iommufd",
+            IommuInterface::Type1 => "VFIO",
+            IommuInterface::Iommufd => "VFIO and iommufd",
         };
         format!("PCIe {address} through {way}, IOMMU group {group}")
     }
@@ -152,11 +152,11 @@ impl Device for Vfio {
         self.inner.bar.doorbells()
     }
 
-    fn alloc_dma(&self, bytes: usize) -> Result<Pages> {
-        Pages::shared(bytes)
+    fn alloc_dma(&self, bytes: usize) -> Result<DmaPages> {
+        DmaPages::shared(bytes)
     }
 
-    fn map_dma(&self, pages: &Arc<Pages>) -> Result<Iova> {
+    fn map_dma(&self, pages: &Arc<DmaPages>) -> Result<Iova> {
         match self.gone() {
             Some(cause) => Err(Error::Gone { cause }),
             None => self.inner.group.map(pages),
@@ -170,7 +170,7 @@ impl Device for Vfio {
     /// Maps GPU memory by gdrcopy's module, where it is loaded: only the type 1 IOMMU can map its
     /// mapping.
     fn map_peer(&self, memory: PeerMemory) -> Result<Iova> {
-        if self.inner.group.iommu() == Iommu::Iommufd {
+        if self.inner.group.iommu() == IommuInterface::Iommufd {
             return Err(Error::usage(
                 format!(
                     "{} cannot reach GPU memory: iommufd does not map it",
@@ -184,7 +184,7 @@ impl Device for Vfio {
     }
 
     fn reaches_peers(&self) -> bool {
-        self.inner.group.iommu() == Iommu::Type1 && Path::new(gdrdrv::NODE).exists()
+        self.inner.group.iommu() == IommuInterface::Type1 && Path::new(gdrdrv::NODE).exists()
     }
 
     fn reset(&self) -> Result<()> {

@@ -2,7 +2,7 @@
 //! in use, or on a machine without an isolating IOMMU.
 
 use crate::error::{Error, Result};
-use crate::sysfs::{Host, Process};
+use crate::sysfs::{RunningProcess, SysfsHost};
 use std::fs::{self, File, OpenOptions};
 use std::io;
 use std::path::Path;
@@ -37,7 +37,7 @@ pub fn forbidden(path: &Path) -> String {
 
 /// Returns the error of a group `number` that has another user.
 pub fn in_use(number: u32) -> Error {
-    let by = Process::list(&Host::here().openers_of_group(number));
+    let by = RunningProcess::list(&SysfsHost::here().openers_of_group(number));
     Error::environment(
         format!("IOMMU group {number} is in use by {by}"),
         format!("end {by} first (as root `fuser -v /dev/vfio/{number}` names it)"),

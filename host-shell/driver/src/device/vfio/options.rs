@@ -1,11 +1,11 @@
 //! The text after `vfio:`: an address, and options after `?`.
 
 use crate::error::{Error, Result};
-use crate::sysfs::Address;
+use crate::sysfs::PciAddress;
 
 /// The kernel's interface to the IOMMU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Iommu {
+pub enum IommuInterface {
     /// VFIO's groups and its type 1 IOMMU.
     Type1,
     /// iommufd, and the device's own node.
@@ -14,11 +14,11 @@ pub enum Iommu {
 
 /// Parses a controller: its address and the interface; `None` selects iommufd where it is available, else type
 /// 1.
-pub fn controller(text: &str) -> Result<(Address, Option<Iommu>)> {
+pub fn controller(text: &str) -> Result<(PciAddress, Option<IommuInterface>)> {
     let (address, option) = split(text)?;
     let iommu = match option {
-        None | Some("iommu=type1") => Some(Iommu::Type1),
-        Some("iommu=iommufd") => Some(Iommu::Iommufd),
+        None | Some("iommu=type1") => Some(IommuInterface::Type1),
+        Some("iommu=iommufd") => Some(IommuInterface::Iommufd),
         Some("iommu=auto") => None,
         Some(other) => {
             return Err(Error::usage(
@@ -31,7 +31,7 @@ pub fn controller(text: &str) -> Result<(Address, Option<Iommu>)> {
 }
 
 /// Parses the BAR of a peer: the function's address, and the BAR's number.
-pub fn bar(text: &str) -> Result<(Address, u32)> {
+pub fn bar(text: &str) -> Result<(PciAddress, u32)> {
     let (address, option) = split(text)?;
     let number = option.and_then(|option| option.strip_prefix("bar="));
     match number.and_then(|number| number.parse().ok()) {
@@ -43,7 +43,7 @@ pub fn bar(text: &str) -> Result<(Address, u32)> {
     }
 }
 
-fn split(text: &str) -> Result<(Address, Option<&str>)> {
+fn split(text: &str) -> Result<(PciAddress, Option<&str>)> {
     let (address, option) = match text.split_once('?') {
         Some((address, option)) => (address, Some(option)),
         None => (text, None),
@@ -61,9 +61,9 @@ mod tests {
     #[test]
     fn a_controller_has_at_most_one_option() {
         for (text, iommu) in [
-            ("0000:01:00.0", Some(Iommu::Type1)),
-            ("01:00.0?iommu=type1", Some(Iommu::Type1)),
-            ("0000:01:00.0?iommu=iommufd", Some(Iommu::Iommufd)),
+            ("0000:01:00.0", Some(IommuInterface::Type1)),
+            ("01:00.0?iommu=type1", Some(IommuInterface::Type1)),
+            ("0000:01:00.0?iommu=iommufd", Some(IommuInterface::Iommufd)),
             ("0000:01:00.0?iommu=auto", None),
         ] {
             let (address, found) = controller(text).unwrap();

@@ -14,14 +14,14 @@ use vfio_bindings::bindings::vfio::{
 };
 
 /// A group and its container.
-pub struct Type1 {
+pub struct Type1Group {
     number: u32,
     container: File,
     file: File,
     limits: IommuInfo,
 }
 
-impl Type1 {
+impl Type1Group {
     /// Opens group `number`.
     ///
     /// # Errors

@@ -13,7 +13,7 @@ use vfio_bindings::bindings::vfio::{VFIO_PCI_ERR_IRQ_INDEX, VFIO_PCI_REQ_IRQ_IND
 
 /// Event after which the device must be returned to the kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Event {
+pub enum ReturnEvent {
     /// It is being unbound or removed, and the kernel waits for us.
     Wanted,
     /// It reported an uncorrectable error.
@@ -21,7 +21,7 @@ pub enum Event {
 }
 
 /// A thread that waits for these events. Ends when dropped.
-pub struct Watch {
+pub struct DeviceWatch {
     stop: Arc<OwnedFd>,
     thread: Option<JoinHandle<()>>,
 }
@@ -32,12 +32,12 @@ pub fn event() -> Result<OwnedFd> {
         .map_err(|errno| Error::system("eventfd")(errno.into()))
 }
 
-impl Watch {
+impl DeviceWatch {
     /// Arms both events of `device` and starts a thread that calls `then` once, when the first one is
     /// signalled.
     ///
     /// A kernel that lacks one of the events never signals it.
-    pub fn start(device: &File, then: impl FnOnce(Event) + Send + 'static) -> Result<Self> {
+    pub fn start(device: &File, then: impl FnOnce(ReturnEvent) + Send + 'static) -> Result<Self> {
         let (wanted, failed) = (event()?, event()?);
         let arm = |index, event: &OwnedFd| match ioctl::irq_count(device, index) {
             Ok(0) | Err(_) => Ok(()),
@@ -58,7 +58,7 @@ impl Watch {
     pub fn over(
         wanted: OwnedFd,
         failed: OwnedFd,
-        mut then: impl FnMut(Event) -> ControlFlow<()> + Send + 'static,
+        mut then: impl FnMut(ReturnEvent) -> ControlFlow<()> + Send + 'static,
     ) -> Result<Self> {
         let stop = Arc::new(event()?);
         let thread = std::thread::Builder::new()
@@ -69,8 +69,8 @@ impl Watch {
                     while let Some(event) = wait(&wanted, &failed, &stop) {
                         // Clears the event first: one that is signalled from here on wakes the next wait.
                         let heard = match event {
-                            Event::Wanted => &wanted,
-                            Event::Failed => &failed,
+                            ReturnEvent::Wanted => &wanted,
+                            ReturnEvent::Failed => &failed,
                         };
                         let _ = rustix::io::read(heard, &mut [0u8; 8]);
                         if then(event).is_break() {
@@ -90,7 +90,7 @@ impl Watch {
 }
 
 /// Returns the next event, or none when asked to stop.
-fn wait(wanted: &OwnedFd, failed: &OwnedFd, stop: &OwnedFd) -> Option<Event> {
+fn wait(wanted: &OwnedFd, failed: &OwnedFd, stop: &OwnedFd) -> Option<ReturnEvent> {
     loop {
         let mut fds = [stop, wanted, failed].map(|fd| PollFd::new(fd, PollFlags::IN));
         // Interrupted by a signal, most likely.
@@ -98,14 +98,14 @@ fn wait(wanted: &OwnedFd, failed: &OwnedFd, stop: &OwnedFd) -> Option<Event> {
         let [stop, wanted, failed] = fds.map(|fd| fd.revents().contains(PollFlags::IN));
         match (stop, wanted, failed) {
             (true, ..) => return None,
-            (_, true, _) => return Some(Event::Wanted),
-            (.., true) => return Some(Event::Failed),
+            (_, true, _) => return Some(ReturnEvent::Wanted),
+            (.., true) => return Some(ReturnEvent::Failed),
             _ => {}
         }
     }
 }
 
-impl Drop for Watch {
+impl Drop for DeviceWatch {
     fn drop(&mut self) {
         // Cannot fail: the counter is far from its limit.
         let _ = rustix::io::write(&*self.stop, &1u64.to_ne_bytes());
@@ -125,9 +125,9 @@ mod tests {
         let fds = || [event().unwrap(), event().unwrap(), event().unwrap()];
         let [wanted, failed, stop] = fds();
         ring(&failed);
-        assert_eq!(wait(&wanted, &failed, &stop), Some(Event::Failed));
+        assert_eq!(wait(&wanted, &failed, &stop), Some(ReturnEvent::Failed));
         ring(&wanted);
-        assert_eq!(wait(&wanted, &failed, &stop), Some(Event::Wanted));
+        assert_eq!(wait(&wanted, &failed, &stop), Some(ReturnEvent::Wanted));
         ring(&stop);
         assert_eq!(wait(&wanted, &failed, &stop), None);
     }
@@ -138,7 +138,7 @@ mod tests {
         let ring = wanted.try_clone().unwrap();
         let (sender, heard) = std::sync::mpsc::channel();
         let mut left = 2;
-        let watch = Watch::over(wanted, failed, move |event| {
+        let watch = DeviceWatch::over(wanted, failed, move |event| {
             left -= 1;
             sender.send(event).unwrap();
             match left {
@@ -148,7 +148,7 @@ mod tests {
         });
         for _ in 0..2 {
             rustix::io::write(&ring, &1u64.to_ne_bytes()).unwrap();
-            assert_eq!(heard.recv(), Ok(Event::Wanted));
+            assert_eq!(heard.recv(), Ok(ReturnEvent::Wanted));
         }
         // The thread has ended, and with it the sender.
         assert!(heard.recv().is_err());
@@ -159,6 +159,6 @@ mod tests {
     fn a_watch_that_is_dropped_ends_its_thread() {
         // Not a VFIO device: it has no events, and the thread waits for the stop alone.
         let file = File::open("/dev/null").unwrap();
-        drop(Watch::start(&file, |_| panic!("no event")).unwrap());
+        drop(DeviceWatch::start(&file, |_| panic!("no event")).unwrap());
     }
 }

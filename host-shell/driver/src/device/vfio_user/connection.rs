@@ -1,7 +1,7 @@
 //! The socket to a vfio-user server: one request and its reply at a time.
 //!
 //! Invariant: every wait ends at the request's deadline. A connection that broke in the middle of a
-//! message is of no further use: the caller that gets [`Fault::Broken`] drops it.
+//! message is of no further use: the caller that gets [`RequestFault::Broken`] drops it.
 
 use nvme_sim::vfio_user::wire::{COMMAND, ERROR, MessageHeader, NO_REPLY, REPLY, TYPE_MASK};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -24,7 +24,7 @@ pub(super) const LONGEST: usize = 64 << 10;
 
 /// Cause of a request's failure.
 #[derive(Debug)]
-pub(super) enum Fault {
+pub(super) enum RequestFault {
     /// The server answered with this error number, whatever it may mean; the connection stays usable.
     Refused(i32),
     /// The connection is at its end.
@@ -33,7 +33,7 @@ pub(super) enum Fault {
 
 /// Answer of a server.
 #[derive(Debug)]
-pub(super) struct Reply {
+pub(super) struct ServerReply {
     /// All that follows the header.
     pub payload: Vec<u8>,
     /// The descriptors that came along.
@@ -41,13 +41,13 @@ pub(super) struct Reply {
 }
 
 /// A connected socket.
-pub(super) struct Connection {
+pub(super) struct ServerConnection {
     socket: OwnedFd,
     patience: Duration,
     next_id: u16,
 }
 
-impl Connection {
+impl ServerConnection {
     /// Connects to the socket at `path`. Nothing here and later takes longer than `patience`.
     pub fn open(path: &Path, patience: Duration) -> io::Result<Self> {
         use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
@@ -78,7 +78,7 @@ impl Connection {
         command: u16,
         payload: &[u8],
         file: Option<BorrowedFd<'_>>,
-    ) -> Result<Reply, Fault> {
+    ) -> Result<ServerReply, RequestFault> {
         let deadline = Instant::now() + self.patience;
         let id = self.next_id;
         self.next_id = id.wrapping_add(1);
@@ -98,20 +98,20 @@ impl Connection {
                 continue;
             }
             if header.flags & TYPE_MASK != REPLY || header.id != id || header.command != command {
-                return Err(Fault::Broken(format!(
+                return Err(RequestFault::Broken(format!(
                     "message {}, command {}, flags {:#x} is no reply to message {id}, command {command}",
                     header.id, header.command, header.flags
                 )));
             }
             if header.flags & ERROR != 0 {
-                return Err(Fault::Refused(header.error as i32));
+                return Err(RequestFault::Refused(header.error as i32));
             }
             return Ok(reply);
         }
     }
 
     /// Answers a request of the server: memory is shared by descriptor, so it needs none of us.
-    fn decline(&mut self, asked: MessageHeader, deadline: Instant) -> Result<(), Fault> {
+    fn decline(&mut self, asked: MessageHeader, deadline: Instant) -> Result<(), RequestFault> {
         if asked.flags & NO_REPLY != 0 {
             return Ok(());
         }
@@ -129,7 +129,7 @@ impl Connection {
         mut bytes: &[u8],
         file: Option<BorrowedFd<'_>>,
         deadline: Instant,
-    ) -> Result<(), Fault> {
+    ) -> Result<(), RequestFault> {
         let files: Vec<BorrowedFd<'_>> = file.into_iter().collect();
         let mut with_files = !files.is_empty();
         while !bytes.is_empty() {
@@ -151,7 +151,7 @@ impl Connection {
     }
 
     /// Returns the next message, whole, with its header apart.
-    fn receive(&mut self, deadline: Instant) -> Result<(MessageHeader, Reply), Fault> {
+    fn receive(&mut self, deadline: Instant) -> Result<(MessageHeader, ServerReply), RequestFault> {
         let mut files = Vec::new();
         let mut header = [0; size_of::<MessageHeader>()];
         self.fill(&mut header, &mut files, deadline)?;
@@ -162,7 +162,7 @@ impl Connection {
             .ok_or_else(|| broken(format!("a message of {} bytes", header.size)))?;
         let mut payload = vec![0; rest];
         self.fill(&mut payload, &mut files, deadline)?;
-        Ok((header, Reply { payload, files }))
+        Ok((header, ServerReply { payload, files }))
     }
 
     fn fill(
@@ -170,7 +170,7 @@ impl Connection {
         mut into: &mut [u8],
         files: &mut Vec<OwnedFd>,
         deadline: Instant,
-    ) -> Result<(), Fault> {
+    ) -> Result<(), RequestFault> {
         while !into.is_empty() {
             let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_FDS))];
             let mut control = RecvAncillaryBuffer::new(&mut space);
@@ -200,7 +200,7 @@ impl Connection {
     }
 
     /// Waits until the call that failed with `errno` can be repeated.
-    fn wait(&self, errno: Errno, events: PollFlags, deadline: Instant) -> Result<(), Fault> {
+    fn wait(&self, errno: Errno, events: PollFlags, deadline: Instant) -> Result<(), RequestFault> {
         match errno {
             Errno::INTR => return Ok(()),
             Errno::AGAIN => {}
@@ -227,6 +227,6 @@ impl Connection {
     }
 }
 
-fn broken(cause: impl Into<String>) -> Fault {
-    Fault::Broken(cause.into())
+fn broken(cause: impl Into<String>) -> RequestFault {
+    RequestFault::Broken(cause.into())
 }

@@ -3,8 +3,8 @@
 //! Invariant: the first fault that ends the connection is its cause for good; the socket is closed with
 //! it, and nothing is sent afterwards.
 
-use super::connection::{Connection, Fault, LONGEST, MAX_FDS, Reply};
-use super::region::{self, Region};
+use super::connection::{LONGEST, MAX_FDS, RequestFault, ServerConnection, ServerReply};
+use super::region::{self, ServerRegion};
 use crate::error::{Error, Result};
 use crate::lock::lock;
 use nvme_sim::vfio_user::wire::{
@@ -18,7 +18,7 @@ use zerocopy::{FromBytes, IntoBytes};
 
 /// Cause of a request's failure; the link keeps the cause of a lost connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Failed {
+pub(super) enum LinkFailure {
     /// The server refused it, with this error number.
     Refused(i32),
     /// There is no connection any more.
@@ -26,14 +26,14 @@ pub(super) enum Failed {
 }
 
 /// The connection to one server, for all threads.
-pub(super) struct Link {
+pub(super) struct ServerLink {
     name: String,
-    connection: Mutex<Option<Connection>>,
+    connection: Mutex<Option<ServerConnection>>,
     cause: OnceLock<String>,
 }
 
-impl Link {
-    pub fn new(name: String, connection: Connection) -> Self {
+impl ServerLink {
+    pub fn new(name: String, connection: ServerConnection) -> Self {
         Self {
             name,
             connection: Mutex::new(Some(connection)),
@@ -54,17 +54,17 @@ impl Link {
     }
 
     /// Ends the connection; the first cause counts.
-    pub fn break_off(&self, cause: impl Into<String>) -> Failed {
+    pub fn break_off(&self, cause: impl Into<String>) -> LinkFailure {
         // Losing the race means that there is a cause already.
         let _ = self.cause.set(cause.into());
         lock(&self.connection).take();
-        Failed::Gone
+        LinkFailure::Gone
     }
 
     /// Returns the error for the caller who requested `what`.
-    pub fn error(&self, what: &str, failed: Failed) -> Error {
+    pub fn error(&self, what: &str, failed: LinkFailure) -> Error {
         match failed {
-            Failed::Refused(errno) => Error::device(
+            LinkFailure::Refused(errno) => Error::device(
                 format!(
                     "{}: the server refused {what}: {}",
                     self.name,
@@ -72,7 +72,7 @@ impl Link {
                 ),
                 "see the server's messages",
             ),
-            Failed::Gone => Error::Gone {
+            LinkFailure::Gone => Error::Gone {
                 cause: self.gone().unwrap_or_else(|| self.name.clone()),
             },
         }
@@ -83,14 +83,14 @@ impl Link {
         command: u16,
         payload: &[u8],
         file: Option<BorrowedFd<'_>>,
-    ) -> std::result::Result<Reply, Failed> {
+    ) -> std::result::Result<ServerReply, LinkFailure> {
         let answer = match lock(&self.connection).as_mut() {
             Some(connection) => connection.request(command, payload, file),
-            None => return Err(Failed::Gone),
+            None => return Err(LinkFailure::Gone),
         };
         answer.map_err(|fault| match fault {
-            Fault::Refused(errno) => Failed::Refused(errno),
-            Fault::Broken(cause) => self.break_off(cause),
+            RequestFault::Refused(errno) => LinkFailure::Refused(errno),
+            RequestFault::Broken(cause) => self.break_off(cause),
         })
     }
 
@@ -151,12 +151,12 @@ impl Link {
         let info = DeviceInfo::read_from_prefix(&reply.payload).map(|(info, _)| info);
         info.map_err(|_| {
             self.break_off("the description of the device is cut off");
-            self.error(what, Failed::Gone)
+            self.error(what, LinkFailure::Gone)
         })
     }
 
     /// Queries region `index`, and the descriptor by which it can be mapped.
-    pub fn region(&self, index: u32) -> Result<(Region, Option<OwnedFd>)> {
+    pub fn region(&self, index: u32) -> Result<(ServerRegion, Option<OwnedFd>)> {
         let what = format!("to describe region {index}");
         let mut room = size_of::<RegionInfo>();
         let mut files = Vec::new();
@@ -182,13 +182,13 @@ impl Link {
             }
             if needed <= room || needed > LONGEST {
                 self.break_off(format!("region {index} takes {needed} bytes to describe"));
-                return Err(self.error(&what, Failed::Gone));
+                return Err(self.error(&what, LinkFailure::Gone));
             }
             room = needed;
         };
         let region = region::parse(index, &reply).map_err(|cause| {
             self.break_off(format!("region {index} has {cause}"));
-            self.error(&what, Failed::Gone)
+            self.error(&what, LinkFailure::Gone)
         })?;
         Ok((region, files.pop()))
     }
@@ -198,7 +198,7 @@ impl Link {
         &self,
         region: u32,
         offset: u64,
-    ) -> std::result::Result<[u8; N], Failed> {
+    ) -> std::result::Result<[u8; N], LinkFailure> {
         let asked = RegionAccess {
             offset,
             region,
@@ -215,7 +215,12 @@ impl Link {
     }
 
     /// Writes `data` at `offset` of region `region`.
-    pub fn write(&self, region: u32, offset: u64, data: &[u8]) -> std::result::Result<(), Failed> {
+    pub fn write(
+        &self,
+        region: u32,
+        offset: u64,
+        data: &[u8],
+    ) -> std::result::Result<(), LinkFailure> {
         let count = data.len() as u32;
         let head = RegionAccess {
             offset,
@@ -236,7 +241,7 @@ impl Link {
         command: u16,
         payload: &[u8],
         file: Option<BorrowedFd<'_>>,
-    ) -> std::result::Result<(), Failed> {
+    ) -> std::result::Result<(), LinkFailure> {
         self.request(command, payload, file).map(drop)
     }
 }

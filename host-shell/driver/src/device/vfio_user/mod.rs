@@ -15,13 +15,13 @@ mod tests;
 
 use crate::device::Device;
 use crate::device::bar::{DoorbellMap, MappedFile};
-use crate::dma::pages::{GRANULE, Pages};
-use crate::dma::pool::Pool;
+use crate::dma::pages::{DmaPages, GRANULE};
+use crate::dma::pool::PagePool;
 use crate::error::{Error, Result};
 use crate::lock::lock;
 use crate::pci;
-use connection::Connection;
-use link::{Failed, Link, in_words};
+use connection::ServerConnection;
+use link::{LinkFailure, ServerLink, in_words};
 use nvme_core::spec::Iova;
 use nvme_core::spec::register::{ALL_ONES, offset};
 use nvme_core::{Identity, Registers};
@@ -29,7 +29,7 @@ use nvme_sim::vfio_user::wire::{
     DEFAULT_DMA_MAPS, DEVICE_PCI, DEVICE_RESETS, DMA_READABLE, DMA_WRITABLE, DeviceInfo, DmaMap,
     DmaUnmap, PeerCapabilities, SIMULATOR, command, region as regions,
 };
-use region::Region;
+use region::ServerRegion;
 use std::collections::BTreeMap;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
@@ -53,28 +53,28 @@ const PCI_ENABLE: u16 = pci::COMMAND_MEMORY | pci::COMMAND_MASTER | pci::COMMAND
 
 /// A controller behind a vfio-user socket.
 pub struct VfioUser {
-    bar: Bar,
+    bar: MessageBar,
     area: MappedFile,
     /// Offset of the doorbells in it.
     doorbells: usize,
     resets: bool,
     max_maps: usize,
-    pool: Pool,
+    pool: PagePool,
     /// Not the simulator of this project: a disk may be behind it.
     foreign: bool,
     /// By first address.
-    mapped: Mutex<BTreeMap<u64, Mapped>>,
+    mapped: Mutex<BTreeMap<u64, ServerMapping>>,
     path: String,
 }
 
 /// A range of memory that the server has mapped, and the parts of it that are in use, by first address.
-struct Mapped {
-    whole: Arc<Pages>,
-    parts: BTreeMap<u64, Arc<Pages>>,
+struct ServerMapping {
+    whole: Arc<DmaPages>,
+    parts: BTreeMap<u64, Arc<DmaPages>>,
 }
 
 /// BAR0, by messages.
-struct Bar(Link, Identity);
+struct MessageBar(ServerLink, Identity);
 
 /// Connects to the socket at `path`, checks that an NVMe controller is behind it and enables its DMA.
 ///
@@ -88,27 +88,27 @@ pub fn open(path: &str) -> Result<Arc<dyn Device>> {
             "write vfio-user:SOCKET, the path that the server listens at",
         ));
     }
-    let connection =
-        Connection::open(Path::new(path), PATIENCE).map_err(Error::file("connect to", path))?;
+    let connection = ServerConnection::open(Path::new(path), PATIENCE)
+        .map_err(Error::file("connect to", path))?;
     Ok(Arc::new(VfioUser::start(path, connection)?))
 }
 
 impl VfioUser {
-    fn start(path: &str, connection: Connection) -> Result<Self> {
-        let link = Link::new(format!("vfio-user:{path}"), connection);
+    fn start(path: &str, connection: ServerConnection) -> Result<Self> {
+        let link = ServerLink::new(format!("vfio-user:{path}"), connection);
         let max_maps = check_limits(&link, &link.negotiate()?)?;
         let info = link.device_info()?;
         let foreign = check_function(&link, &info)? != SIMULATOR;
         let (region, file) = link.region(regions::BAR0)?;
         let (area, doorbells) = map_doorbells(&link, &region, file)?;
         let device = Self {
-            bar: Bar(link, Identity::new()),
+            bar: MessageBar(link, Identity::new()),
             area,
             doorbells,
             resets: info.flags & DEVICE_RESETS != 0,
             max_maps,
             foreign,
-            pool: Pool::new(max_maps.min(USUAL_MAPS)),
+            pool: PagePool::new(max_maps.min(USUAL_MAPS)),
             mapped: Mutex::default(),
             path: path.to_owned(),
         };
@@ -116,12 +116,12 @@ impl VfioUser {
         Ok(device)
     }
 
-    fn link(&self) -> &Link {
+    fn link(&self) -> &ServerLink {
         &self.bar.0
     }
 
     /// Gives the server the file of `whole` to map.
-    fn tell_of(&self, whole: &Pages, mapped: &BTreeMap<u64, Mapped>) -> Result<()> {
+    fn tell_of(&self, whole: &DmaPages, mapped: &BTreeMap<u64, ServerMapping>) -> Result<()> {
         let mib = |bytes: usize| bytes >> 20;
         let in_use = || mib(mapped.values().map(|of| of.whole.len()).sum());
         let count = mapped.len();
@@ -147,7 +147,7 @@ impl VfioUser {
             .link()
             .tell(command::DMA_MAP, map.as_bytes(), whole.file());
         told.map_err(|failed| match failed {
-            Failed::Refused(errno) => Error::device(
+            LinkFailure::Refused(errno) => Error::device(
                 format!(
                     "{}: the server refused {} MiB of memory beside {count} ranges with {} MiB: {} (a server may \
                      have a limit that it does not name: libvfio-user takes {USUAL_MAPS} ranges)",
@@ -175,7 +175,7 @@ impl VfioUser {
 }
 
 /// Checks that the server's limits suffice, and returns the number of DMA ranges that it accepts.
-fn check_limits(link: &Link, limits: &PeerCapabilities) -> Result<usize> {
+fn check_limits(link: &ServerLink, limits: &PeerCapabilities) -> Result<usize> {
     let too_few = |what: String| {
         Error::device(
             format!("{}: the server takes {what}", link.name()),
@@ -199,7 +199,7 @@ fn check_limits(link: &Link, limits: &PeerCapabilities) -> Result<usize> {
 }
 
 /// Checks that the function is an NVMe controller, and returns its vendor and device.
-fn check_function(link: &Link, info: &DeviceInfo) -> Result<[u16; 2]> {
+fn check_function(link: &ServerLink, info: &DeviceInfo) -> Result<[u16; 2]> {
     let none = |what: String| {
         Error::device(
             format!("{}: {what}", link.name()),
@@ -226,8 +226,8 @@ fn check_function(link: &Link, info: &DeviceInfo) -> Result<[u16; 2]> {
 
 /// Maps the area of BAR0 that contains the doorbells, and returns their offset in it.
 fn map_doorbells(
-    link: &Link,
-    region: &Region,
+    link: &ServerLink,
+    region: &ServerRegion,
     file: Option<OwnedFd>,
 ) -> Result<(MappedFile, usize)> {
     let unfit = |what: String| {
@@ -275,7 +275,7 @@ fn holds(file: BorrowedFd<'_>, end: u64) -> bool {
     })
 }
 
-impl Registers for Bar {
+impl Registers for MessageBar {
     fn identity(&self) -> &Identity {
         &self.1
     }
@@ -310,13 +310,13 @@ impl Registers for Bar {
     }
 }
 
-impl Bar {
+impl MessageBar {
     /// Ends the connection when a server refuses a register that is not optional: it cannot be
     /// driven.
-    fn refused(&self, register: u32, what: &str, failed: Failed) {
+    fn refused(&self, register: u32, what: &str, failed: LinkFailure) {
         let optional = matches!(register, offset::INTMS | offset::INTMC | offset::NSSR)
             || register >= offset::CMBLOC;
-        if let (Failed::Refused(errno), false) = (failed, optional) {
+        if let (LinkFailure::Refused(errno), false) = (failed, optional) {
             self.0.break_off(format!(
                 "the server refused {what} of register {register:#x}: {}",
                 in_words(errno)
@@ -346,14 +346,14 @@ impl Device for VfioUser {
         self.area.doorbells(self.doorbells)
     }
 
-    fn alloc_dma(&self, bytes: usize) -> Result<Pages> {
+    fn alloc_dma(&self, bytes: usize) -> Result<DmaPages> {
         self.pool.take(bytes)
     }
 
     /// Announces the whole chunk that contains `pages` to the server, once.
-    fn map_dma(&self, pages: &Arc<Pages>) -> Result<Iova> {
+    fn map_dma(&self, pages: &Arc<DmaPages>) -> Result<Iova> {
         // Our own address: unique as long as the pages are mapped here.
-        let address = |pages: &Pages| pages.start().addr() as u64;
+        let address = |pages: &DmaPages| pages.start().addr() as u64;
         let whole = pages.whole();
         let mut mapped = lock(&self.mapped);
         if let Some(cause) = self.gone() {
@@ -361,7 +361,7 @@ impl Device for VfioUser {
         }
         if !mapped.contains_key(&address(whole)) {
             self.tell_of(whole, &mapped)?;
-            let new = Mapped {
+            let new = ServerMapping {
                 whole: Arc::clone(whole),
                 parts: BTreeMap::new(),
             };
@@ -404,7 +404,7 @@ impl Device for VfioUser {
         match self.link().tell(command::DMA_UNMAP, unmap.as_bytes(), None) {
             // A server that is gone or unreachable has its own mapping of the file: bytes that it writes there
             // are no longer seen once ours is unmapped, and no part of the file is mapped again.
-            Ok(()) | Err(Failed::Gone) => {
+            Ok(()) | Err(LinkFailure::Gone) => {
                 mapped.remove(&address);
                 Ok(())
             }

@@ -7,7 +7,7 @@ use zerocopy::FromBytes;
 
 /// A region with a consistent description.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Region {
+pub(super) struct ServerRegion {
     /// Bytes; 0 when there is no such region.
     pub size: u64,
     /// Offset of the region in the file that came with its description.
@@ -17,7 +17,7 @@ pub(super) struct Region {
 }
 
 /// Reads the reply to DEVICE_GET_REGION_INFO about region `index`. The error is the cause in words.
-pub(super) fn parse(index: u32, reply: &[u8]) -> Result<Region, String> {
+pub(super) fn parse(index: u32, reply: &[u8]) -> Result<ServerRegion, String> {
     let (info, _) =
         RegionInfo::read_from_prefix(reply).map_err(|_| "a description that is too short")?;
     if info.index != index {
@@ -43,7 +43,7 @@ pub(super) fn parse(index: u32, reply: &[u8]) -> Result<Region, String> {
             ));
         }
     }
-    Ok(Region {
+    Ok(ServerRegion {
         size: info.size,
         file_offset: info.offset,
         areas,

@@ -1,8 +1,8 @@
 //! A function between the judgement that it is free and the moment when its driver loses it.
 
 use crate::error::{Error, Result};
-use crate::sysfs::usage::Census;
-use crate::sysfs::{Function, Holder, Host, Lender, Unseen, Usage};
+use crate::sysfs::usage::UsageCensus;
+use crate::sysfs::{DeviceHolder, DeviceUsage, LendingDriver, SysfsFunction, SysfsHost, UnseenUse};
 use std::fs::{File, OpenOptions};
 use std::io;
 use std::thread;
@@ -18,24 +18,24 @@ const STEP: Duration = Duration::from_millis(50);
 
 /// Disks and the node of VFIO's group, opened exclusively: the kernel refuses other users until they are
 /// closed.
-pub struct Hold {
+pub struct DiskHold {
     _disks: Vec<File>,
     group: Option<File>,
 }
 
-impl Hold {
+impl DiskHold {
     /// Judges `function`, and holds it.
     ///
     /// # Errors
-    /// As [`Usage::refuse`], unless `force` is set.
-    pub fn of(host: &Host, function: &Function, force: bool) -> Result<Self> {
+    /// As [`DeviceUsage::refuse`], unless `force` is set.
+    pub fn of(host: &SysfsHost, function: &SysfsFunction, force: bool) -> Result<Self> {
         Self::within(host, function, force, PATIENCE)
     }
 
     /// As [`of`](Self::of), with `patience` for programs that have a node open for a moment.
     pub fn within(
-        host: &Host,
-        function: &Function,
+        host: &SysfsHost,
+        function: &SysfsFunction,
         force: bool,
         patience: Duration,
     ) -> Result<Self> {
@@ -53,7 +53,7 @@ impl Hold {
                 usage.refuse(&subject, OR_FORCE)?;
                 break;
             }
-            if start.elapsed() >= patience || !usage.holders.iter().all(Holder::is_program) {
+            if start.elapsed() >= patience || !usage.holders.iter().all(DeviceHolder::is_program) {
                 usage.refuse(&subject, OR_FORCE)?;
             }
             thread::sleep(STEP);
@@ -75,11 +75,11 @@ impl Hold {
     /// breaks, in clauses. The disks stay claimed.
     ///
     /// # Errors
-    /// As [`Usage::refuse`], unless `force` is set.
+    /// As [`DeviceUsage::refuse`], unless `force` is set.
     pub fn judge_again(
         &mut self,
-        host: &Host,
-        function: &Function,
+        host: &SysfsHost,
+        function: &SysfsFunction,
         force: bool,
     ) -> Result<Vec<String>> {
         let usage = judge(host, function, force);
@@ -93,8 +93,8 @@ impl Hold {
 }
 
 /// Opens the node of VFIO's group, which has one opener at a time. A device that is open without its group has none.
-fn claim_group(host: &Host, function: &Function) -> Result<Option<File>> {
-    let is_lent = function.driver.as_deref() == Some(Lender::Vfio.name());
+fn claim_group(host: &SysfsHost, function: &SysfsFunction) -> Result<Option<File>> {
+    let is_lent = function.driver.as_deref() == Some(LendingDriver::Vfio.name());
     let Some(group) = function.group.filter(|_| is_lent) else {
         return Ok(None);
     };
@@ -112,12 +112,12 @@ fn claim_group(host: &Host, function: &Function) -> Result<Option<File>> {
 }
 
 /// Returns the use of a function, including the uses that only its driver knows.
-fn judge(host: &Host, function: &Function, tries_claims: bool) -> Usage {
-    let mut usage = host.judge(function, &Census::take(host), tries_claims);
+fn judge(host: &SysfsHost, function: &SysfsFunction, tries_claims: bool) -> DeviceUsage {
+    let mut usage = host.judge(function, &UsageCensus::take(host), tries_claims);
     let driver = function.driver.as_deref();
-    if let Some(name) = driver.filter(|name| *name != "nvme" && Lender::of(name).is_none()) {
+    if let Some(name) = driver.filter(|name| *name != "nvme" && LendingDriver::of(name).is_none()) {
         let name = name.to_owned();
-        usage.unseen.push(Unseen::Driver { name });
+        usage.unseen.push(UnseenUse::Driver { name });
     }
     usage
 }

@@ -1,10 +1,10 @@
 //! Drivers of the kernel that lend controllers to programs.
 
-use crate::sysfs::Address;
+use crate::sysfs::PciAddress;
 
 /// A driver of the kernel that lends a controller to a program.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Lender {
+pub enum LendingDriver {
     /// vfio-pci, for `vfio:BDF`.
     #[default]
     Vfio,
@@ -12,7 +12,7 @@ pub enum Lender {
     Module,
 }
 
-impl Lender {
+impl LendingDriver {
     const ALL: [Self; 2] = [Self::Vfio, Self::Module];
 
     /// Returns its name as a driver.
@@ -24,7 +24,7 @@ impl Lender {
     }
 
     /// Returns the node by which a program opens the controller at `address`.
-    pub fn node(self, address: Address, group: Option<u32>) -> String {
+    pub fn node(self, address: PciAddress, group: Option<u32>) -> String {
         match (self, group) {
             (Self::Vfio, Some(group)) => format!("/dev/vfio/{group}"),
             (Self::Vfio, None) => "/dev/vfio".to_owned(),

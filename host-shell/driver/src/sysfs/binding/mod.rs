@@ -10,41 +10,41 @@ mod record;
 #[cfg(test)]
 mod tests;
 
-pub use lender::Lender;
-pub use neighbours::Neighbour;
+pub use lender::LendingDriver;
+pub use neighbours::GroupNeighbour;
 
-use super::{Address, Function, Host};
+use super::{PciAddress, SysfsFunction, SysfsHost};
 use crate::error::{Error, Result};
-use hold::Hold;
-use record::{Record, refused};
+use hold::DiskHold;
+use record::{BindingRecord, refused};
 use std::fs;
 use std::io;
 use std::os::unix::fs::chown;
 use std::path::{Path, PathBuf};
 
-/// Result of [`Host::bind`].
+/// Result of [`SysfsHost::bind`].
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Bound {
+pub struct BindResult {
     /// The driver before.
     pub before: Option<String>,
     /// The IOMMU group, as in /dev/vfio/GROUP; none without an IOMMU.
     pub group: Option<u32>,
     /// Other functions of the group that keep VFIO from using it, with their drivers.
-    pub in_the_way: Vec<(Address, String)>,
+    pub in_the_way: Vec<(PciAddress, String)>,
     /// Uses that `--force` broke, in clauses.
     pub broken: Vec<String>,
 }
 
-/// Result of [`Host::unbind`].
+/// Result of [`SysfsHost::unbind`].
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Unbound {
+pub struct UnbindResult {
     /// The driver now.
     pub driver: Option<String>,
     /// Uses that `--force` broke, in clauses.
     pub broken: Vec<String>,
 }
 
-impl Host {
+impl SysfsHost {
     /// Binds the controller at `address` to `lender`. Needs root.
     ///
     /// For the module, the group of the controller is set to strict translation, if it has no other type already
@@ -54,20 +54,25 @@ impl Host {
     /// [`Error::Usage`] when something uses it, which is named with its remedy, unless `force` is set;
     /// [`Error::Environment`] when it cannot be bound, and where it cannot be seen whether something uses it;
     /// [`Error::File`] without the rights.
-    pub fn bind(&self, address: Address, lender: Lender, force: bool) -> Result<Bound> {
+    pub fn bind(
+        &self,
+        address: PciAddress,
+        lender: LendingDriver,
+        force: bool,
+    ) -> Result<BindResult> {
         let function = self.nvme(address)?;
-        if function.group.is_none() && lender == Lender::Vfio {
+        if function.group.is_none() && lender == LendingDriver::Vfio {
             return Err(Error::environment(
                 format!("{address} is in no IOMMU group: the IOMMU is off"),
                 "switch it on (`nvme-gpu doctor` says how)",
             ));
         }
-        let mut bound = Bound {
+        let mut bound = BindResult {
             before: function.driver.clone(),
             group: function.group,
             in_the_way: match lender {
-                Lender::Vfio => self.in_the_way(&function),
-                Lender::Module => Vec::new(),
+                LendingDriver::Vfio => self.in_the_way(&function),
+                LendingDriver::Module => Vec::new(),
             },
             broken: Vec::new(),
         };
@@ -75,11 +80,11 @@ impl Host {
         if function.driver.as_deref() == Some(name) {
             return Ok(bound);
         }
-        let lent_by = function.driver.as_deref().and_then(Lender::of);
+        let lent_by = function.driver.as_deref().and_then(LendingDriver::of);
         if let Some(other) = lent_by.filter(|_| !force) {
             self.is_ours(&function, other)?;
         }
-        let mut hold = Hold::of(self, &function, force)?;
+        let mut hold = DiskHold::of(self, &function, force)?;
         if !self.exists(format!("sys/bus/pci/drivers/{name}")) {
             let module = name.replace('-', "_");
             return Err(Error::environment(
@@ -120,9 +125,9 @@ impl Host {
     /// # Errors
     /// As [`bind`](Self::bind), also when it is bound to none of the [lenders](Lender), and when something else than
     /// [`bind`](Self::bind) gave it to vfio-pci: libvirt, driverctl, a program for a virtual machine.
-    pub fn unbind(&self, address: Address, force: bool) -> Result<Unbound> {
+    pub fn unbind(&self, address: PciAddress, force: bool) -> Result<UnbindResult> {
         let function = self.nvme(address)?;
-        let Some(lender) = function.driver.as_deref().and_then(Lender::of) else {
+        let Some(lender) = function.driver.as_deref().and_then(LendingDriver::of) else {
             let driver = function.driver.as_deref().unwrap_or("no driver");
             return Err(Error::usage(
                 format!("{address} is bound to {driver}, not to vfio-pci or nvme_gpu"),
@@ -132,21 +137,22 @@ impl Host {
         if !force {
             self.is_ours(&function, lender)?;
         }
-        let mut hold = Hold::of(self, &function, force)?;
+        let mut hold = DiskHold::of(self, &function, force)?;
         let broken = hold.judge_again(self, &function, force)?;
         let driver = self.give_back(address)?;
-        Ok(Unbound { driver, broken })
+        Ok(UnbindResult { driver, broken })
     }
 
     /// # Errors
     /// [`Error::Usage`] for a function that vfio-pci has by something else than [`bind`](Self::bind). Nobody but this
     /// project gives functions to nvme_gpu.
-    fn is_ours(&self, function: &Function, lender: Lender) -> Result<()> {
+    fn is_ours(&self, function: &SysfsFunction, lender: LendingDriver) -> Result<()> {
         let address = function.address;
         let record = self.recorded(address);
-        let is_same =
-            |record: Record| record.binding.is_some() && record.binding == self.binding(address);
-        if lender == Lender::Module || record.is_some_and(is_same) {
+        let is_same = |record: BindingRecord| {
+            record.binding.is_some() && record.binding == self.binding(address)
+        };
+        if lender == LendingDriver::Module || record.is_some_and(is_same) {
             return Ok(());
         }
         Err(Error::usage(
@@ -181,7 +187,7 @@ impl Host {
 
     /// Makes user `id` the owner of the nodes that VFIO has for the function at `address`: that of IOMMU group `group`,
     /// and its own one where there is one, for iommufd.
-    pub fn give_nodes(&self, address: Address, group: u32, id: u32) -> Result<()> {
+    pub fn give_nodes(&self, address: PciAddress, group: u32, id: u32) -> Result<()> {
         let group = self.path(format!("dev/vfio/{group}"));
         let own = self.vfio_node(address).filter(|path| path.exists());
         for path in [Some(group), own].into_iter().flatten() {
@@ -192,7 +198,7 @@ impl Host {
 
     /// Returns the path of VFIO's device node for the function at `address`, if the kernel names
     /// one; the node need not exist.
-    pub(crate) fn vfio_node(&self, address: Address) -> Option<PathBuf> {
+    pub(crate) fn vfio_node(&self, address: PciAddress) -> Option<PathBuf> {
         let folder = format!("sys/bus/pci/devices/{address}/vfio-dev");
         let name = self.names(folder).into_iter().next()?;
         Some(self.path(format!("dev/vfio/devices/{name}")))
@@ -202,7 +208,7 @@ impl Host {
     ///
     /// # Errors
     /// [`Error::Environment`] when nothing is there, [`Error::Usage`] when it is something else.
-    pub(crate) fn nvme(&self, address: Address) -> Result<Function> {
+    pub(crate) fn nvme(&self, address: PciAddress) -> Result<SysfsFunction> {
         let list = "`nvme-gpu list` shows the controllers";
         let function = self.function(address).ok_or_else(|| {
             Error::environment(format!("there is no PCI function {address}"), list)
@@ -218,12 +224,12 @@ impl Host {
         }
     }
 
-    fn driver(&self, address: Address) -> Option<String> {
+    fn driver(&self, address: PciAddress) -> Option<String> {
         self.link_name(format!("sys/bus/pci/devices/{address}/driver"))
     }
 
     /// Gives a function back to the driver of its record, with the wish that it had.
-    fn give_back(&self, address: Address) -> Result<Option<String>> {
+    fn give_back(&self, address: PciAddress) -> Result<Option<String>> {
         let function = self.nvme(address)?;
         let record = self.recorded(address).unwrap_or_default();
         self.wish(address, &record.wish)?;
@@ -238,7 +244,7 @@ impl Host {
     }
 
     /// Takes the function from its driver and offers it to `lender`.
-    fn move_to(&self, function: &Function, lender: Lender) -> Result<()> {
+    fn move_to(&self, function: &SysfsFunction, lender: LendingDriver) -> Result<()> {
         self.wish(function.address, lender.name())?;
         self.release(function)?;
         self.offer(function.address, lender.name())
@@ -246,7 +252,7 @@ impl Host {
 
     /// Offers a function without a driver to the one that its wish or its identity names, then to `driver` by name if
     /// no other has taken it.
-    fn offer(&self, address: Address, driver: &str) -> Result<()> {
+    fn offer(&self, address: PciAddress, driver: &str) -> Result<()> {
         let line = format!("{address}\n");
         self.write("sys/bus/pci/drivers_probe", &line)?;
         match self.driver(address).is_none() && !driver.is_empty() {
@@ -256,12 +262,12 @@ impl Host {
     }
 
     /// Says which driver alone may take the function; a line feed takes the wish back.
-    fn wish(&self, address: Address, driver: &str) -> Result<()> {
+    fn wish(&self, address: PciAddress, driver: &str) -> Result<()> {
         let path = format!("sys/bus/pci/devices/{address}/driver_override");
         self.write(path, &format!("{driver}\n"))
     }
 
-    fn release(&self, function: &Function) -> Result<()> {
+    fn release(&self, function: &SysfsFunction) -> Result<()> {
         let address = function.address;
         match self.driver(address) {
             Some(driver) => self.write(

@@ -1,6 +1,6 @@
 //! The other functions of an IOMMU group: for `bind`, `doctor` and `topology`.
 
-use crate::sysfs::{Address, Function, Host};
+use crate::sysfs::{PciAddress, SysfsFunction, SysfsHost};
 use std::fmt;
 
 /// PCI class of bridges, without the kind of bridge.
@@ -9,21 +9,21 @@ const BRIDGES: u32 = 0x06;
 /// Another function of an IOMMU group. Memory that one function of a group can access is accessible to all of
 /// them.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Neighbour {
+pub struct GroupNeighbour {
     /// Its PCI address.
-    pub address: Address,
+    pub address: PciAddress,
     /// Its driver.
     pub driver: Option<String>,
 }
 
-impl fmt::Display for Neighbour {
+impl fmt::Display for GroupNeighbour {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let driver = self.driver.as_deref().unwrap_or("no driver");
         write!(f, "{} ({driver})", self.address)
     }
 }
 
-impl Neighbour {
+impl GroupNeighbour {
     /// True if VFIO refuses the group while the function has its driver.
     pub fn is_in_the_way(&self) -> bool {
         !matches!(self.driver.as_deref(), None | Some("vfio-pci" | "pci-stub"))
@@ -36,7 +36,7 @@ impl Neighbour {
     }
 }
 
-impl Host {
+impl SysfsHost {
     /// Returns the number of IOMMU groups; none without an IOMMU.
     pub fn iommu_groups(&self) -> usize {
         self.names("sys/kernel/iommu_groups").len()
@@ -44,7 +44,7 @@ impl Host {
 
     /// Returns the functions that share the group of `function`. Bridges have no memory of programs within
     /// reach.
-    pub fn neighbours(&self, function: &Function) -> Vec<Neighbour> {
+    pub fn neighbours(&self, function: &SysfsFunction) -> Vec<GroupNeighbour> {
         let Some(group) = function.group else {
             return Vec::new();
         };
@@ -53,7 +53,7 @@ impl Host {
                 && matches!(other.driver.as_deref(), None | Some("pcieport"));
             other.address != function.address && !is_bridge
         });
-        let of = |other: Function| Neighbour {
+        let of = |other: SysfsFunction| GroupNeighbour {
             address: other.address,
             driver: other.driver,
         };
@@ -61,9 +61,9 @@ impl Host {
     }
 
     /// Neighbours that keep VFIO from using the group, with their drivers.
-    pub fn in_the_way(&self, function: &Function) -> Vec<(Address, String)> {
+    pub fn in_the_way(&self, function: &SysfsFunction) -> Vec<(PciAddress, String)> {
         let neighbours = self.neighbours(function).into_iter();
-        let in_the_way = neighbours.filter(Neighbour::is_in_the_way);
+        let in_the_way = neighbours.filter(GroupNeighbour::is_in_the_way);
         in_the_way
             .filter_map(|one| Some((one.address, one.driver?)))
             .collect()

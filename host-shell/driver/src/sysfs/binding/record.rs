@@ -4,7 +4,7 @@
 //! record has the link's inode. A function that somebody else has bound since then has another one.
 
 use crate::error::{Error, Result};
-use crate::sysfs::{Address, Function, Host, Lender};
+use crate::sysfs::{LendingDriver, PciAddress, SysfsFunction, SysfsHost};
 use std::fs;
 use std::io;
 use std::os::unix::fs::MetadataExt;
@@ -12,7 +12,7 @@ use std::path::Path;
 
 /// State of a function before it was bound.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Record {
+pub struct BindingRecord {
     /// The driver before; empty when it had none.
     pub before: Option<String>,
     /// The driver that alone might take it before: driver_override.
@@ -21,7 +21,7 @@ pub struct Record {
     pub binding: Option<u64>,
 }
 
-impl Record {
+impl BindingRecord {
     /// Parses a record, whose first line is the previous driver.
     fn parse(text: &str) -> Self {
         let mut lines = text.lines();
@@ -51,19 +51,23 @@ impl Record {
     }
 }
 
-impl Host {
+impl SysfsHost {
     /// Returns the record to write before `function` is bound; for one that moves between vfio-pci and
     /// nvme_gpu, the existing record.
-    pub(super) fn record_before(&self, function: &Function) -> Record {
+    pub(super) fn record_before(&self, function: &SysfsFunction) -> BindingRecord {
         let address = function.address;
-        let is_lent = function.driver.as_deref().and_then(Lender::of).is_some();
+        let is_lent = function
+            .driver
+            .as_deref()
+            .and_then(LendingDriver::of)
+            .is_some();
         if let Some(record) = self.recorded(address).filter(|_| is_lent) {
             return record;
         }
         let folder = format!("sys/bus/pci/devices/{address}");
         let wish = self.text(format!("{folder}/driver_override"));
         let wish = wish.filter(|wish| !matches!(wish.as_str(), "" | "(null)"));
-        Record {
+        BindingRecord {
             before: Some(function.driver.clone().unwrap_or_default()),
             wish: wish.unwrap_or_default(),
             binding: None,
@@ -71,11 +75,12 @@ impl Host {
     }
 
     /// Returns the record of the function at `address`.
-    pub(super) fn recorded(&self, address: Address) -> Option<Record> {
-        self.text(place(address)).map(|text| Record::parse(&text))
+    pub(super) fn recorded(&self, address: PciAddress) -> Option<BindingRecord> {
+        self.text(place(address))
+            .map(|text| BindingRecord::parse(&text))
     }
 
-    pub(super) fn remember(&self, address: Address, record: &Record) -> Result<()> {
+    pub(super) fn remember(&self, address: PciAddress, record: &BindingRecord) -> Result<()> {
         let path = self.path(place(address));
         let folder = path.parent().unwrap_or(Path::new("/"));
         fs::create_dir_all(folder)
@@ -83,12 +88,12 @@ impl Host {
             .map_err(|source| refused(&path, source))
     }
 
-    pub(super) fn forget(&self, address: Address) {
+    pub(super) fn forget(&self, address: PciAddress) {
         let _ = fs::remove_file(self.path(place(address)));
     }
 
     /// Returns a number that differs between one binding of the function to a driver and the next.
-    pub(super) fn binding(&self, address: Address) -> Option<u64> {
+    pub(super) fn binding(&self, address: PciAddress) -> Option<u64> {
         let link = self.path(format!("sys/bus/pci/devices/{address}/driver"));
         fs::symlink_metadata(link).ok().map(|data| data.ino())
     }
@@ -105,27 +110,27 @@ pub fn refused(path: &Path, source: io::Error) -> Error {
     }
 }
 
-pub(super) fn place(address: Address) -> String {
+pub(super) fn place(address: PciAddress) -> String {
     format!("run/nvme-gpu/{address}.driver")
 }
 
 #[cfg(test)]
 mod tests {
-    use super::Record;
+    use super::BindingRecord;
 
     #[test]
     fn a_record_is_read_as_it_was_written() {
-        let full = Record {
+        let full = BindingRecord {
             before: Some("nvme".to_owned()),
             wish: "nvme".to_owned(),
             binding: Some(1234567890123),
         };
-        assert_eq!(Record::parse(&full.to_text()), full);
-        let bare = Record {
+        assert_eq!(BindingRecord::parse(&full.to_text()), full);
+        let bare = BindingRecord {
             before: Some(String::new()),
-            ..Record::default()
+            ..BindingRecord::default()
         };
-        assert_eq!(Record::parse(&bare.to_text()), bare);
-        assert_eq!(Record::parse("nvme").before.as_deref(), Some("nvme"));
+        assert_eq!(BindingRecord::parse(&bare.to_text()), bare);
+        assert_eq!(BindingRecord::parse("nvme").before.as_deref(), Some("nvme"));
     }
 }

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 const BDF: &str = "0000:01:00.0";
 
-fn address() -> Address {
+fn address() -> PciAddress {
     BDF.parse().unwrap()
 }
 
@@ -22,10 +22,10 @@ fn tree(driver: &str) -> Tree {
 /// Has `bind` given the controller to its driver, after `before`.
 fn is_ours(tree: &Tree, before: &str) {
     let host = tree.host();
-    let record = Record {
+    let record = BindingRecord {
         before: Some(before.to_owned()),
         binding: host.binding(address()),
-        ..Record::default()
+        ..BindingRecord::default()
     };
     host.remember(address(), &record).unwrap();
 }
@@ -39,7 +39,7 @@ fn error(result: Result<impl std::fmt::Debug>) -> String {
 fn what_vfio_does_not_take_gets_its_driver_back() {
     // No kernel acts on a made-up tree: the controller stays with nvme.
     let tree = tree("nvme");
-    let said = error(tree.host().bind(address(), Lender::Vfio, false));
+    let said = error(tree.host().bind(address(), LendingDriver::Vfio, false));
     assert!(said.contains("not taken by vfio-pci"), "{said}");
     let line = format!("{BDF}\n");
     assert_eq!(tree.text("sys/bus/pci/drivers/nvme/unbind"), line);
@@ -53,7 +53,10 @@ fn what_vfio_does_not_take_gets_its_driver_back() {
 #[test]
 fn a_controller_of_vfio_is_bound_already() {
     let tree = tree("vfio-pci");
-    let bound = tree.host().bind(address(), Lender::Vfio, false).unwrap();
+    let bound = tree
+        .host()
+        .bind(address(), LendingDriver::Vfio, false)
+        .unwrap();
     assert_eq!(
         (bound.before.as_deref(), bound.group),
         (Some("vfio-pci"), Some(7))
@@ -70,7 +73,7 @@ fn a_controller_in_use_keeps_its_driver() {
         "proc/self/mountinfo",
         "36 21 259:0 / /srv rw - ext4 /dev/nvme0n1 rw\n",
     );
-    let said = error(tree.host().bind(address(), Lender::Vfio, false));
+    let said = error(tree.host().bind(address(), LendingDriver::Vfio, false));
     assert!(
         said.contains("in use: nvme0n1 is mounted at /srv: unmount /srv; or add --force"),
         "{said}"
@@ -81,20 +84,20 @@ fn a_controller_in_use_keeps_its_driver() {
 #[test]
 fn every_reason_not_to_bind_is_told() {
     let tree = Tree::new();
-    let said = error(tree.host().bind(address(), Lender::Vfio, false));
+    let said = error(tree.host().bind(address(), LendingDriver::Vfio, false));
     assert!(said.contains("no PCI function"), "{said}");
     tree.function(BDF, &Tree::config(1, 2, 0x02_00_00), "e1000", 7);
-    let said = error(tree.host().bind(address(), Lender::Vfio, false));
+    let said = error(tree.host().bind(address(), LendingDriver::Vfio, false));
     assert!(said.contains("its class is 020000"), "{said}");
     tree.controller(BDF, "nvme", 7);
-    let said = error(tree.host().bind(address(), Lender::Vfio, false));
+    let said = error(tree.host().bind(address(), LendingDriver::Vfio, false));
     assert!(said.contains("modprobe vfio_pci"), "{said}");
     fs::remove_file(
         tree.host()
             .path(format!("sys/bus/pci/devices/{BDF}/iommu_group")),
     )
     .unwrap();
-    let said = error(tree.host().bind(address(), Lender::Vfio, false));
+    let said = error(tree.host().bind(address(), LendingDriver::Vfio, false));
     assert!(said.contains("IOMMU is off"), "{said}");
 }
 
@@ -108,7 +111,10 @@ fn others_of_the_group_are_named() {
         7,
     );
     tree.function("0000:02:00.0", &Tree::config(1, 2, 0x02_00_00), "e1000", 7);
-    let bound = tree.host().bind(address(), Lender::Vfio, false).unwrap();
+    let bound = tree
+        .host()
+        .bind(address(), LendingDriver::Vfio, false)
+        .unwrap();
     let other = "0000:02:00.0".parse().unwrap();
     assert_eq!(bound.in_the_way, [(other, "e1000".to_owned())]);
 }
@@ -118,7 +124,7 @@ fn the_module_leaves_the_type_of_the_group_as_it_is() {
     let tree = tree("vfio-pci");
     is_ours(&tree, "nvme");
     tree.file("sys/bus/pci/drivers/nvme/bind", "");
-    let said = error(tree.host().bind(address(), Lender::Module, false));
+    let said = error(tree.host().bind(address(), LendingDriver::Module, false));
     assert!(
         said.contains("nvme_gpu is not loaded: load it: `modprobe nvme_gpu`"),
         "{said}"
@@ -126,7 +132,7 @@ fn the_module_leaves_the_type_of_the_group_as_it_is() {
     tree.file("sys/bus/pci/drivers/nvme_gpu/bind", "");
     tree.file("sys/kernel/iommu_groups/7/type", "DMA-FQ\n");
     // No kernel acts on a made-up tree: the controller is not taken, and is given back.
-    let said = error(tree.host().bind(address(), Lender::Module, false));
+    let said = error(tree.host().bind(address(), LendingDriver::Module, false));
     assert!(said.contains("not taken by nvme_gpu"), "{said}");
     assert_eq!(tree.text("sys/kernel/iommu_groups/7/type"), "DMA-FQ\n");
     let line = format!("{BDF}\n");
@@ -135,7 +141,7 @@ fn the_module_leaves_the_type_of_the_group_as_it_is() {
         !tree.host().exists(record::place(address())),
         "it went back to the driver before both"
     );
-    let node = Lender::Module.node(address(), Some(7));
+    let node = LendingDriver::Module.node(address(), Some(7));
     assert_eq!(node, format!("/dev/nvme-gpu-{BDF}"));
 }
 
@@ -208,7 +214,7 @@ fn a_function_that_something_else_gave_to_vfio_is_left_there() {
     let left = |tree: &Tree| {
         for said in [
             error(tree.host().unbind(address(), false)),
-            error(tree.host().bind(address(), Lender::Module, false)),
+            error(tree.host().bind(address(), LendingDriver::Module, false)),
         ] {
             assert!(
                 said.contains("by something else than `nvme-gpu bind`"),
@@ -222,7 +228,7 @@ fn a_function_that_something_else_gave_to_vfio_is_left_there() {
     // Bound by us once, and by something else since: sysfs has made the link anew.
     is_ours(&tree, "nvme");
     let record = tree.host().recorded(address()).unwrap();
-    let stale = Record {
+    let stale = BindingRecord {
         binding: record.binding.map(|inode| inode + 1),
         ..record
     };
@@ -236,8 +242,8 @@ fn a_function_that_something_else_gave_to_vfio_is_left_there() {
 #[test]
 fn a_running_program_keeps_its_controller() {
     for (driver, node, lender) in [
-        ("vfio-pci", "dev/vfio/7", Lender::Module),
-        ("nvme_gpu", "dev/nvme-gpu-0000:01:00.0", Lender::Vfio),
+        ("vfio-pci", "dev/vfio/7", LendingDriver::Module),
+        ("nvme_gpu", "dev/nvme-gpu-0000:01:00.0", LendingDriver::Vfio),
     ] {
         let tree = tree(driver);
         is_ours(&tree, "nvme");
@@ -273,12 +279,12 @@ fn force_says_what_it_breaks() {
     tree.disk(BDF, "nvme0n1", "259:0", &[]);
     let line = "36 21 259:0 / /srv rw - ext4 /dev/nvme0n1 rw\n";
     tree.file("proc/self/mountinfo", line);
-    let said = error(tree.host().bind(address(), Lender::Vfio, true));
+    let said = error(tree.host().bind(address(), LendingDriver::Vfio, true));
     assert!(said.contains("not taken by vfio-pci"), "{said}");
     let unbound = tree.text("sys/bus/pci/drivers/nvme/unbind");
     assert_eq!(unbound, format!("{BDF}\n"), "it was taken all the same");
     let function = tree.host().function(address()).unwrap();
-    let mut hold = Hold::of(&tree.host(), &function, true).unwrap();
+    let mut hold = DiskHold::of(&tree.host(), &function, true).unwrap();
     let broken = hold.judge_again(&tree.host(), &function, true).unwrap();
     let said = "the file system at /srv loses its disk, and what it has not written yet";
     assert_eq!(broken, [said]);
@@ -290,7 +296,7 @@ fn a_use_that_begins_after_the_first_judgement_is_found() {
     tree.disk(BDF, "nvme0n1", "259:0", &[]);
     let host = tree.host();
     let function = host.function(address()).unwrap();
-    let mut hold = Hold::of(&host, &function, false).unwrap();
+    let mut hold = DiskHold::of(&host, &function, false).unwrap();
     tree.process(12, "dd", &["dev/nvme0n1"]);
     let said = error(hold.judge_again(&host, &function, false));
     assert!(
@@ -312,7 +318,7 @@ fn a_program_that_looks_for_a_moment_is_waited_for() {
             fs::remove_dir_all(host.path("proc/12")).unwrap();
         });
         let patience = Duration::from_secs(600);
-        Hold::within(&host, &function, false, patience).unwrap();
+        DiskHold::within(&host, &function, false, patience).unwrap();
     });
 }
 
@@ -322,14 +328,14 @@ fn what_cannot_be_seen_is_not_taken_for_free() {
     tree.process(12, "dd", &[]);
     fs::remove_dir(tree.host().path("proc/12/fd")).unwrap();
     tree.file("proc/12/fd", "not readable");
-    let said = error(tree.host().bind(address(), Lender::Vfio, false));
+    let said = error(tree.host().bind(address(), LendingDriver::Vfio, false));
     assert!(
         said.contains("cannot be told without seeing what 1 processes"),
         "{said}"
     );
     assert!(said.contains("run this command as root"), "{said}");
     let tree = self::tree("pciback");
-    let said = error(tree.host().bind(address(), Lender::Vfio, false));
+    let said = error(tree.host().bind(address(), LendingDriver::Vfio, false));
     assert!(
         said.contains("what the driver pciback does with it"),
         "{said}"
@@ -345,7 +351,7 @@ fn the_wish_of_before_comes_back() {
     let function = tree.host().function(address()).unwrap();
     let record = tree.host().record_before(&function);
     tree.host().remember(address(), &record).unwrap();
-    tree.host().move_to(&function, Lender::Vfio).unwrap();
+    tree.host().move_to(&function, LendingDriver::Vfio).unwrap();
     assert_eq!(tree.text(&wish), "vfio-pci\n");
     tree.host().give_back(address()).unwrap();
     assert_eq!(tree.text(&wish), "nvme\n");
@@ -359,6 +365,6 @@ fn neighbours_that_are_not_in_the_way_are_neighbours() {
     tree.controller("0000:02:00.0", "vfio-pci", 7);
     let function = tree.host().function(address()).unwrap();
     let neighbours = tree.host().neighbours(&function);
-    assert_eq!(Neighbour::list(&neighbours), "0000:02:00.0 (vfio-pci)");
+    assert_eq!(GroupNeighbour::list(&neighbours), "0000:02:00.0 (vfio-pci)");
     assert!(tree.host().in_the_way(&function).is_empty());
 }

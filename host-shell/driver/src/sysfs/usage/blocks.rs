@@ -1,11 +1,11 @@
 //! Uses of a block device: mounts, swap, RAID, LVM, loop devices, exports, programs that have it open.
 
-use super::super::Host;
+use super::super::SysfsHost;
 use super::calls::backing;
-use super::census::Census;
-use super::exports::Export;
-use super::holder::{Holder, Unseen};
-use super::node::{Node, Number, parse_number};
+use super::census::UsageCensus;
+use super::exports::ExportedPath;
+use super::holder::{DeviceHolder, UnseenUse};
+use super::node::{DeviceNode, Number, parse_number};
 use std::collections::BTreeSet;
 use std::fs::{self, File, OpenOptions};
 use std::io;
@@ -14,7 +14,7 @@ use std::path::Path;
 
 /// Mount points of the file system of a block device.
 #[derive(Default)]
-pub(super) struct Places {
+pub(super) struct MountPoints {
     at: Vec<String>,
     /// Device numbers of its files: that of the block device, or another one that its mounts use, as with
     /// btrfs.
@@ -22,19 +22,19 @@ pub(super) struct Places {
 }
 
 /// A traversal of block devices, from disks to the devices and mounts on top of them.
-pub(super) struct Walk<'a> {
-    pub host: &'a Host,
-    pub census: &'a Census,
-    pub exports: &'a [Export],
+pub(super) struct BlockWalk<'a> {
+    pub host: &'a SysfsHost,
+    pub census: &'a UsageCensus,
+    pub exports: &'a [ExportedPath],
     /// True if the traversal tests which devices are open exclusively; false while this program itself holds
     /// them so.
     pub tries_claims: bool,
     pub seen: BTreeSet<String>,
-    pub found: BTreeSet<Holder>,
-    pub unseen: BTreeSet<Unseen>,
+    pub found: BTreeSet<DeviceHolder>,
+    pub unseen: BTreeSet<UnseenUse>,
 }
 
-impl Walk<'_> {
+impl BlockWalk<'_> {
     /// Finds the users of a block device, of its partitions and of everything on top of them.
     pub fn device(&mut self, device: &str) {
         if !self.seen.insert(device.to_owned()) {
@@ -61,7 +61,7 @@ impl Walk<'_> {
 
     /// Finds the users of a block device itself: not of its partitions, and not of RAID or LVM on it.
     pub fn alone(&mut self, device: &str) {
-        let node = Node::of_disk(self.host, device);
+        let node = DeviceNode::of_disk(self.host, device);
         let places = self.mounts(device, &node);
         self.swap(device, &node, &places);
         self.root(device);
@@ -70,7 +70,7 @@ impl Walk<'_> {
         self.open(&node);
         if let Some(generic) = generic(device) {
             let number = format!("sys/class/nvme-generic/{generic}/dev");
-            let node = Node::of_char(self.host, format!("dev/{generic}"), &number);
+            let node = DeviceNode::of_char(self.host, format!("dev/{generic}"), &number);
             self.open(&node);
         }
     }
@@ -83,24 +83,24 @@ impl Walk<'_> {
     }
 
     /// Finds programs that have `node` open.
-    pub fn open(&mut self, node: &Node) {
+    pub fn open(&mut self, node: &DeviceNode) {
         for process in self.census.openers(self.host, node) {
             let node = node.name();
-            self.found.insert(Holder::Open { node, process });
+            self.found.insert(DeviceHolder::Open { node, process });
         }
     }
 
     /// Returns the places where the device is mounted.
-    fn mounts(&mut self, device: &str, node: &Node) -> Places {
+    fn mounts(&mut self, device: &str, node: &DeviceNode) -> MountPoints {
         let number = self.host.text(format!("sys/class/block/{device}/dev"));
-        let mut places = Places::default();
+        let mut places = MountPoints::default();
         places.systems.extend(node.number());
         for (mount, of) in &self.census.mounts {
             // The mount has btrfs's device number, not the block device's, but its source names the device.
             let source = mount.source.as_deref();
             let is_named = source.and_then(|source| source.strip_prefix("/dev/")) == Some(device);
             if is_named || number.as_ref() == Some(&mount.number) {
-                self.found.insert(Holder::Mounted {
+                self.found.insert(DeviceHolder::Mounted {
                     device: device.to_owned(),
                     at: mount.at.clone(),
                     of: of.clone(),
@@ -112,12 +112,12 @@ impl Walk<'_> {
         places
     }
 
-    fn swap(&mut self, device: &str, node: &Node, places: &Places) {
+    fn swap(&mut self, device: &str, node: &DeviceNode, places: &MountPoints) {
         for name in &self.census.swaps {
             let is_device = name.strip_prefix("/dev/") == Some(device);
             let is_device = is_device || node.leads(self.host, name, &[]) == Some(true);
             if is_device || self.lies_on(name, node, places) == Some(true) {
-                self.found.insert(Holder::Swap {
+                self.found.insert(DeviceHolder::Swap {
                     device: device.to_owned(),
                     file: (!is_device).then(|| name.clone()),
                 });
@@ -132,7 +132,7 @@ impl Walk<'_> {
             .filter_map(|word| word.strip_prefix("root=/dev/"));
         if roots.any(|root| root == device) {
             let device = device.to_owned();
-            self.found.insert(Holder::Root { device });
+            self.found.insert(DeviceHolder::Root { device });
         }
     }
 
@@ -143,7 +143,7 @@ impl Walk<'_> {
         for holder in self.host.names(format!("{folder}/holders")) {
             let by = self.describe(&holder);
             let device = device.to_owned();
-            self.found.insert(Holder::Stacked { device, by });
+            self.found.insert(DeviceHolder::Stacked { device, by });
             self.upper(&holder);
         }
         let mut others = Vec::new();
@@ -160,7 +160,7 @@ impl Walk<'_> {
         }
         for by in others {
             let device = device.to_owned();
-            self.found.insert(Holder::Stacked { device, by });
+            self.found.insert(DeviceHolder::Stacked { device, by });
         }
     }
 
@@ -183,7 +183,7 @@ impl Walk<'_> {
 
     /// Finds loop devices and compressed memory on the device, or on a file of a file system that
     /// is mounted from it.
-    fn loops(&mut self, node: &Node, places: &Places) {
+    fn loops(&mut self, node: &DeviceNode, places: &MountPoints) {
         for name in self.host.names("sys/class/block") {
             let folder = format!("sys/class/block/{name}");
             let file = match name.starts_with("zram") {
@@ -205,12 +205,12 @@ impl Walk<'_> {
             match lies {
                 Some(true) => {
                     let name = name.clone();
-                    self.found.insert(Holder::Loop { name, file });
+                    self.found.insert(DeviceHolder::Loop { name, file });
                 }
                 Some(false) => continue,
                 None => {
                     let of = name.clone();
-                    self.unseen.insert(Unseen::Path { of, path: file });
+                    self.unseen.insert(UnseenUse::Path { of, path: file });
                     continue;
                 }
             }
@@ -218,7 +218,7 @@ impl Walk<'_> {
         }
     }
 
-    fn exported(&mut self, device: &str, node: &Node, places: &Places) {
+    fn exported(&mut self, device: &str, node: &DeviceNode, places: &MountPoints) {
         for export in self.exports {
             // The kernel keeps the path as the program spelt it that made the export, in whatever mount namespace.
             let lies = match self.lies_on(&export.path, node, places) {
@@ -244,7 +244,7 @@ impl Walk<'_> {
 
     /// True if the file `path` is the device, or lies in its file system. `None` where the path does not exist
     /// as seen from here: it may belong to another mount namespace.
-    fn lies_on(&self, path: &str, node: &Node, places: &Places) -> Option<bool> {
+    fn lies_on(&self, path: &str, node: &DeviceNode, places: &MountPoints) -> Option<bool> {
         match self.lies_at(path, places) {
             true => Some(true),
             false => node.leads(self.host, path, &places.systems),
@@ -253,7 +253,7 @@ impl Walk<'_> {
 
     /// True if `path` leads to the device, or to a file of its file system, for a program with another root or in
     /// another mount namespace.
-    fn leads_elsewhere(&self, path: &str, node: &Node, places: &Places) -> bool {
+    fn leads_elsewhere(&self, path: &str, node: &DeviceNode, places: &MountPoints) -> bool {
         self.census.views.iter().any(|process| {
             let path = format!("/proc/{process}/root{path}");
             node.leads(self.host, &path, &places.systems) == Some(true)
@@ -261,7 +261,7 @@ impl Walk<'_> {
     }
 
     /// True if the file `path`, judged by its name, lies in a file system that is mounted at one of `places`.
-    fn lies_at(&self, path: &str, places: &Places) -> bool {
+    fn lies_at(&self, path: &str, places: &MountPoints) -> bool {
         let path = Path::new(path);
         let mounts = self.census.mounts.keys().map(|mount| &mount.at);
         // A mount point further down hides the files that the file system above has there.
@@ -276,7 +276,7 @@ impl Walk<'_> {
         match claim(self.host, device) {
             Ok(_) => {}
             Err(error) if error.kind() == io::ErrorKind::ResourceBusy => {
-                self.found.insert(Holder::Claimed {
+                self.found.insert(DeviceHolder::Claimed {
                     device: device.to_owned(),
                     content: content(self.host, device),
                 });
@@ -284,7 +284,7 @@ impl Walk<'_> {
             // A drive without a medium, or one that has just left.
             Err(error) if matches!(error.raw_os_error(), Some(libc::ENXIO | libc::ENOMEDIUM)) => {}
             Err(error) => {
-                self.unseen.insert(Unseen::Exclusive {
+                self.unseen.insert(UnseenUse::Exclusive {
                     device: device.to_owned(),
                     cause: error.to_string(),
                 });
@@ -295,7 +295,7 @@ impl Walk<'_> {
 
 /// Opens the block device for this program alone: nothing mounts it, or makes it part of something, until the file is
 /// closed.
-pub(super) fn claim(host: &Host, device: &str) -> io::Result<File> {
+pub(super) fn claim(host: &SysfsHost, device: &str) -> io::Result<File> {
     let mut options = OpenOptions::new();
     let flags = libc::O_EXCL | libc::O_NONBLOCK;
     let options = options.read(true).custom_flags(flags);
@@ -303,7 +303,7 @@ pub(super) fn claim(host: &Host, device: &str) -> io::Result<File> {
 }
 
 /// Returns the content that udev found on the device.
-pub(super) fn content(host: &Host, device: &str) -> Option<String> {
+pub(super) fn content(host: &SysfsHost, device: &str) -> Option<String> {
     let number = host.text(format!("sys/class/block/{device}/dev"))?;
     let known = fs::read_to_string(host.path(format!("run/udev/data/b{number}"))).ok()?;
     let of = |key: &str| {

@@ -3,7 +3,7 @@
 // UNSAFETY: ioctl takes a raw pointer, here to a structure of this module; kcmp takes numbers alone.
 #![allow(unsafe_code)]
 
-use super::super::Host;
+use super::super::SysfsHost;
 use super::asking::ask;
 use std::fs::File;
 use std::io;
@@ -27,14 +27,14 @@ struct LoopInfo {
 
 /// The file that a loop device lies on, whatever it is called in which mount namespace.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Backing {
+pub(super) struct LoopBacking {
     /// The number of its file system.
     pub device: (u32, u32),
     /// Its own number, where it is a block device.
     pub disk: Option<(u32, u32)>,
 }
 
-impl Backing {
+impl LoopBacking {
     fn of(info: &LoopInfo) -> Self {
         let pair = |number: u64| (libc::major(number), libc::minor(number));
         Self {
@@ -46,7 +46,7 @@ impl Backing {
 
 /// Returns the file or device behind the loop device `name`; none where it cannot be opened, or does not
 /// answer.
-pub(super) fn backing(host: &Host, name: &str) -> Option<Backing> {
+pub(super) fn backing(host: &SysfsHost, name: &str) -> Option<LoopBacking> {
     let path = host.path(format!("dev/{name}"));
     ask(move || {
         let mut options = File::options();
@@ -56,7 +56,7 @@ pub(super) fn backing(host: &Host, name: &str) -> Option<Backing> {
     .ok()
 }
 
-fn status(file: &File) -> io::Result<Backing> {
+fn status(file: &File) -> io::Result<LoopBacking> {
     let mut info = LoopInfo {
         device: 0,
         inode: 0,
@@ -66,7 +66,7 @@ fn status(file: &File) -> io::Result<Backing> {
     let at = std::ptr::from_mut(&mut info);
     // SAFETY: the kernel writes a structure of this size, which is ours.
     match unsafe { libc::ioctl(file.as_raw_fd(), LOOP_GET_STATUS64 as _, at) } {
-        0 => Ok(Backing::of(&info)),
+        0 => Ok(LoopBacking::of(&info)),
         _ => Err(io::Error::last_os_error()),
     }
 }
@@ -90,16 +90,16 @@ mod tests {
             rdevice,
             rest: [0; 26],
         };
-        let of_file = Backing::of(&info(0));
+        let of_file = LoopBacking::of(&info(0));
         assert_eq!((of_file.device, of_file.disk), ((259, 1), None));
-        let of_disk = Backing::of(&info(libc::makedev(259, 700)));
+        let of_disk = LoopBacking::of(&info(libc::makedev(259, 700)));
         assert_eq!(of_disk.disk, Some((259, 700)));
     }
 
     #[test]
     fn what_is_no_loop_device_says_nothing() {
         assert!(status(&File::open("/dev/null").unwrap()).is_err());
-        assert_eq!(backing(&Host::at("/nonexistent"), "loop0"), None);
+        assert_eq!(backing(&SysfsHost::at("/nonexistent"), "loop0"), None);
     }
 
     #[test]

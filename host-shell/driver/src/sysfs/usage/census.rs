@@ -1,9 +1,9 @@
 //! Open files of all processes, and all mounts, read once for the judgement of several controllers.
 
-use super::super::Host;
+use super::super::SysfsHost;
 use super::calls::share_files;
-use super::holder::{Process, Unseen};
-use super::node::{Identity, Look, Node, look};
+use super::holder::{RunningProcess, UnseenUse};
+use super::node::{DeviceNode, NodeIdentity, PathTarget, look};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::io;
@@ -19,7 +19,7 @@ const MOST_SILENT: u32 = 3;
 
 /// A file system that is mounted.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) struct Mount {
+pub(super) struct MountedSystem {
     /// Number of its device: `259:1`.
     pub number: String,
     /// Source of the mount: `/dev/nvme0n1p1`.
@@ -30,13 +30,13 @@ pub(super) struct Mount {
 
 /// Open nodes, mounts and swap of a machine.
 #[derive(Default)]
-pub struct Census {
+pub struct UsageCensus {
     /// Mounts, each with a process of its mount namespace; none for the namespace of this program.
-    pub(super) mounts: BTreeMap<Mount, Option<Process>>,
+    pub(super) mounts: BTreeMap<MountedSystem, Option<RunningProcess>>,
     /// Partitions and files that hold swap.
     pub(super) swaps: Vec<String>,
-    pub(super) unseen: BTreeSet<Unseen>,
-    open: BTreeMap<Identity, BTreeSet<Process>>,
+    pub(super) unseen: BTreeSet<UnseenUse>,
+    open: BTreeMap<NodeIdentity, BTreeSet<RunningProcess>>,
     /// Processes for which a path may name another file: one of each other mount namespace, and those with a root of
     /// their own.
     pub(super) views: Vec<u32>,
@@ -48,12 +48,12 @@ pub struct Census {
     silent: u32,
 }
 
-impl Census {
+impl UsageCensus {
     /// Reads /proc. This process itself is left out.
-    pub fn take(host: &Host) -> Self {
+    pub fn take(host: &SysfsHost) -> Self {
         let mut census = Self::default();
         if !census.mounts_of(host, "proc/self", None) {
-            census.unseen.insert(Unseen::Mounts);
+            census.unseen.insert(UnseenUse::Mounts);
         }
         census.limits(host);
         census.swaps = swaps(host);
@@ -67,33 +67,33 @@ impl Census {
         }
         if census.closed > 0 {
             let count = census.closed;
-            census.unseen.insert(Unseen::Files { count });
+            census.unseen.insert(UnseenUse::Files { count });
         }
         if census.silent > 0 {
             let count = census.silent;
-            census.unseen.insert(Unseen::Silent { count });
+            census.unseen.insert(UnseenUse::Silent { count });
         }
         census
     }
 
     /// Returns the processes that have `node` open.
-    pub(super) fn openers(&self, host: &Host, node: &Node) -> BTreeSet<Process> {
+    pub(super) fn openers(&self, host: &SysfsHost, node: &DeviceNode) -> BTreeSet<RunningProcess> {
         let identities = node.identities(host);
         let found = identities.iter().filter_map(|one| self.open.get(one));
         found.flatten().cloned().collect()
     }
 
     /// Returns the processes that have a BAR of the function called `name` open or mapped.
-    pub(super) fn bar_openers(&self, name: &str) -> BTreeSet<Process> {
-        let found = self.open.get(&Identity::Bar(name.to_owned()));
+    pub(super) fn bar_openers(&self, name: &str) -> BTreeSet<RunningProcess> {
+        let found = self.open.get(&NodeIdentity::Bar(name.to_owned()));
         found.cloned().unwrap_or_default()
     }
 
     /// Records which processes and mounts this program cannot see from its namespaces.
-    fn limits(&mut self, host: &Host) {
+    fn limits(&mut self, host: &SysfsHost) {
         let namespace = fs::read_link(host.path("proc/self/ns/pid"));
         if namespace.is_ok_and(|name| name != Path::new(EVERY_PROCESS)) {
-            self.unseen.insert(Unseen::Container);
+            self.unseen.insert(UnseenUse::Container);
         }
         let table = host.text("proc/self/mountinfo").unwrap_or_default();
         let hides = table.lines().any(|line| {
@@ -103,11 +103,11 @@ impl Census {
             is_proc && hidden.any(|value| !matches!(value, "0" | "off" | "1" | "noaccess"))
         });
         if hides && !rustix::process::geteuid().is_root() {
-            self.unseen.insert(Unseen::Processes);
+            self.unseen.insert(UnseenUse::Processes);
         }
     }
 
-    fn process(&mut self, host: &Host, id: u32) {
+    fn process(&mut self, host: &SysfsHost, id: u32) {
         let folder = format!("proc/{id}");
         let stat = host.text(format!("{folder}/stat")).unwrap_or_default();
         // The name may hold anything, also spaces and brackets.
@@ -119,7 +119,7 @@ impl Census {
             return;
         }
         let name = host.text(format!("{folder}/comm")).unwrap_or_default();
-        let process = Process { id, name };
+        let process = RunningProcess { id, name };
         self.mounts_of(host, &folder, Some(&process));
         let root = fs::read_link(host.path(format!("{folder}/root")));
         if root.is_ok_and(|root| root != Path::new("/")) {
@@ -152,7 +152,7 @@ impl Census {
     }
 
     /// Reads the open files of a thread; false if this program may not examine them.
-    fn files_of(&mut self, host: &Host, folder: &str, process: &Process) -> bool {
+    fn files_of(&mut self, host: &SysfsHost, folder: &str, process: &RunningProcess) -> bool {
         let gone = |error: &io::Error| {
             error.kind() == io::ErrorKind::NotFound || error.raw_os_error() == Some(libc::ESRCH)
         };
@@ -172,7 +172,7 @@ impl Census {
     }
 
     /// Returns the identity of the file at `path` as a node; `name` is its name for the system.
-    fn identify(&mut self, host: &Host, path: &Path, name: &Path) -> Option<Identity> {
+    fn identify(&mut self, host: &SysfsHost, path: &Path, name: &Path) -> Option<NodeIdentity> {
         // A socket or a pipe: socket:[123].
         if !name.is_absolute() {
             return None;
@@ -183,15 +183,21 @@ impl Census {
             return None;
         }
         match look(path) {
-            Look::Silent => {
+            PathTarget::Silent => {
                 self.silent += 1;
                 None
             }
-            found => Identity::of(host, found, name),
+            found => NodeIdentity::of(host, found, name),
         }
     }
 
-    fn descriptor(&mut self, host: &Host, folder: &str, path: &Path, process: &Process) {
+    fn descriptor(
+        &mut self,
+        host: &SysfsHost,
+        folder: &str,
+        path: &Path,
+        process: &RunningProcess,
+    ) {
         let Ok(name) = fs::read_link(path) else {
             return;
         };
@@ -207,7 +213,13 @@ impl Census {
     }
 
     /// Files that were registered with an io_uring stay open without a descriptor: `    0: /dev/nvme0n1`.
-    fn registered(&mut self, host: &Host, folder: &str, path: &Path, process: &Process) {
+    fn registered(
+        &mut self,
+        host: &SysfsHost,
+        folder: &str,
+        path: &Path,
+        process: &RunningProcess,
+    ) {
         let number = path.file_name().unwrap_or_default().to_string_lossy();
         let text = host.text(format!("{folder}/fdinfo/{number}"));
         for line in text.unwrap_or_default().lines() {
@@ -228,7 +240,7 @@ impl Census {
     }
 
     /// Nodes and BARs that are mapped: the mapping outlives the descriptor.
-    fn mappings(&mut self, host: &Host, folder: &str, process: &Process) {
+    fn mappings(&mut self, host: &SysfsHost, folder: &str, process: &RunningProcess) {
         let table = host.text(format!("{folder}/maps")).unwrap_or_default();
         for line in table.lines() {
             // 7f0000000000-7f0000001000 rw-s 00000000 00:05 1234    /dev/nvme0n1
@@ -253,7 +265,7 @@ impl Census {
     }
 
     /// Reads the mounts of a process, unless those of its mount namespace are known; false without a table.
-    fn mounts_of(&mut self, host: &Host, folder: &str, of: Option<&Process>) -> bool {
+    fn mounts_of(&mut self, host: &SysfsHost, folder: &str, of: Option<&RunningProcess>) -> bool {
         let namespace = || fs::read_link(host.path(format!("{folder}/ns/mnt"))).ok();
         let before = namespace();
         if before
@@ -279,18 +291,18 @@ impl Census {
 }
 
 /// Parses a line of mountinfo: `36 35 98:0 /root /mnt options ... - ext4 /dev/root options`.
-fn mount(line: &str) -> Option<Mount> {
+fn mount(line: &str) -> Option<MountedSystem> {
     let mut fields = line.split(' ');
     let (number, at) = (fields.nth(2)?, fields.nth(1)?);
     let source = fields.skip_while(|field| *field != "-").nth(2);
-    Some(Mount {
+    Some(MountedSystem {
         number: number.to_owned(),
         source: source.map(unescape),
         at: unescape(at),
     })
 }
 
-fn swaps(host: &Host) -> Vec<String> {
+fn swaps(host: &SysfsHost) -> Vec<String> {
     let table = host.text("proc/swaps").unwrap_or_default();
     let names = table.lines().skip(1);
     names

@@ -1,11 +1,11 @@
 //! Exports of the kernel to other machines, from configfs: nvmet, LIO and USB gadgets.
 
-use super::super::Host;
-use super::holder::{Holder, Unseen};
+use super::super::SysfsHost;
+use super::holder::{DeviceHolder, UnseenUse};
 use std::collections::BTreeSet;
 
 /// A part of the kernel that exports block devices.
-struct Exporter {
+struct KernelExporter {
     /// Its module.
     module: &'static str,
     /// Its folder in configfs.
@@ -20,29 +20,29 @@ struct Exporter {
 
 const CONFIG: &str = "sys/kernel/config";
 
-const EXPORTERS: [Exporter; 4] = [
-    Exporter {
+const EXPORTERS: [KernelExporter; 4] = [
+    KernelExporter {
         module: "nvmet",
         root: "nvmet",
         folders: "subsystems/*/namespaces/*",
         path: "device_path",
         switch: Some("enable"),
     },
-    Exporter {
+    KernelExporter {
         module: "nvmet",
         root: "nvmet",
         folders: "subsystems/*/passthru",
         path: "device_path",
         switch: Some("enable"),
     },
-    Exporter {
+    KernelExporter {
         module: "target_core_mod",
         root: "target",
         folders: "core/*/*",
         path: "udev_path",
         switch: None,
     },
-    Exporter {
+    KernelExporter {
         module: "usb_f_mass_storage",
         root: "usb_gadget",
         folders: "*/functions/*/*",
@@ -52,16 +52,16 @@ const EXPORTERS: [Exporter; 4] = [
 ];
 
 /// A path that the kernel exports.
-pub(super) struct Export {
+pub(super) struct ExportedPath {
     pub path: String,
     by: String,
     switch: Option<String>,
 }
 
-impl Export {
+impl ExportedPath {
     /// Returns the use of `device`, which the path leads to.
-    pub fn holder(&self, device: &str) -> Holder {
-        Holder::Exported {
+    pub fn holder(&self, device: &str) -> DeviceHolder {
+        DeviceHolder::Exported {
             device: device.to_owned(),
             by: self.by.clone(),
             switch: self.switch.clone(),
@@ -69,8 +69,8 @@ impl Export {
     }
 
     /// Returns the finding that the target of the path could not be examined.
-    pub fn unseen(&self) -> Unseen {
-        Unseen::Path {
+    pub fn unseen(&self) -> UnseenUse {
+        UnseenUse::Path {
             of: self.by.clone(),
             path: self.path.clone(),
         }
@@ -78,13 +78,13 @@ impl Export {
 }
 
 /// Returns all exports; places that cannot be read are added to `unseen`.
-pub(super) fn exports(host: &Host, unseen: &mut BTreeSet<Unseen>) -> Vec<Export> {
+pub(super) fn exports(host: &SysfsHost, unseen: &mut BTreeSet<UnseenUse>) -> Vec<ExportedPath> {
     let mut found = Vec::new();
     for exporter in &EXPORTERS {
         let root = format!("{CONFIG}/{}", exporter.root);
         if std::fs::read_dir(host.path(&root)).is_err() {
             if host.exists(format!("sys/module/{}", exporter.module)) {
-                unseen.insert(Unseen::Exports {
+                unseen.insert(UnseenUse::Exports {
                     by: exporter.module,
                 });
             }
@@ -93,7 +93,7 @@ pub(super) fn exports(host: &Host, unseen: &mut BTreeSet<Unseen>) -> Vec<Export>
         for folder in expand(host, &root, exporter.folders) {
             let Some(path) = host.text(format!("{folder}/{}", exporter.path)) else {
                 if host.exists(format!("{folder}/{}", exporter.path)) {
-                    unseen.insert(Unseen::Exports {
+                    unseen.insert(UnseenUse::Exports {
                         by: exporter.module,
                     });
                 }
@@ -106,7 +106,7 @@ pub(super) fn exports(host: &Host, unseen: &mut BTreeSet<Unseen>) -> Vec<Export>
                 .is_some_and(|text| text.trim() == "0");
             if !path.is_empty() && !is_off {
                 let name = folder.strip_prefix(CONFIG).unwrap_or(&folder);
-                found.push(Export {
+                found.push(ExportedPath {
                     path,
                     by: format!("the kernel ({})", name.trim_start_matches('/')),
                     switch: switch.map(|switch| format!("/{switch}")),
@@ -118,7 +118,7 @@ pub(super) fn exports(host: &Host, unseen: &mut BTreeSet<Unseen>) -> Vec<Export>
 }
 
 /// Returns the folders under `root` that `pattern` names.
-fn expand(host: &Host, root: &str, pattern: &str) -> Vec<String> {
+fn expand(host: &SysfsHost, root: &str, pattern: &str) -> Vec<String> {
     let mut found = vec![root.to_owned()];
     for part in pattern.split('/') {
         let below = |folder: &String| match part {

@@ -1,18 +1,18 @@
 //! Uses of a controller in words: each with the action that ends the use, and the damage of ignoring it.
 
-use super::super::Address;
+use super::super::PciAddress;
 use std::fmt;
 
 /// A running program.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Process {
+pub struct RunningProcess {
     /// Its number.
     pub id: u32,
     /// Its name, as the kernel has it: at most 15 bytes.
     pub name: String,
 }
 
-impl fmt::Display for Process {
+impl fmt::Display for RunningProcess {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.name.as_str() {
             "" => write!(f, "process {}", self.id),
@@ -21,7 +21,7 @@ impl fmt::Display for Process {
     }
 }
 
-impl Process {
+impl RunningProcess {
     /// Formats several for a message: "dd (pid 12), fio (pid 13)"; "another process" when none is
     /// visible.
     pub fn list(all: &[Self]) -> String {
@@ -34,7 +34,7 @@ impl Process {
 
 /// A use of a controller or of its disks that a change of driver, or a write past the kernel, would break.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Holder {
+pub enum DeviceHolder {
     /// A file system of it is mounted.
     Mounted {
         /// The block device.
@@ -42,7 +42,7 @@ pub enum Holder {
         /// Mount point.
         at: String,
         /// A process of the mount namespace, where it is not that of this program.
-        of: Option<Process>,
+        of: Option<RunningProcess>,
     },
     /// It holds swap space in use.
     Swap {
@@ -91,12 +91,12 @@ pub enum Holder {
         /// The node.
         node: String,
         /// The program.
-        process: Process,
+        process: RunningProcess,
     },
     /// It is a physical function with virtual ones.
     VirtualFunctions {
         /// The physical function.
-        address: Address,
+        address: PciAddress,
         /// Their number.
         count: u32,
     },
@@ -107,7 +107,7 @@ pub enum Holder {
         /// The other controller.
         controller: String,
         /// The use.
-        holder: Box<Holder>,
+        holder: Box<DeviceHolder>,
     },
 }
 
@@ -115,7 +115,7 @@ fn is_system(at: &str) -> bool {
     matches!(at, "/" | "/usr" | "/boot" | "/boot/efi" | "/efi")
 }
 
-impl fmt::Display for Holder {
+impl fmt::Display for DeviceHolder {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Mounted { device, at, of } => {
@@ -164,7 +164,7 @@ impl fmt::Display for Holder {
     }
 }
 
-impl Holder {
+impl DeviceHolder {
     /// Returns the action that ends the use, as a clause.
     pub fn remedy(&self) -> String {
         match self {
@@ -229,7 +229,7 @@ impl Holder {
 
 /// A place where a use cannot be looked for.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Unseen {
+pub enum UnseenUse {
     /// There is no table of mounts: /proc is not mounted.
     Mounts,
     /// Open files of processes of other users.
@@ -273,7 +273,7 @@ pub enum Unseen {
     },
 }
 
-impl fmt::Display for Unseen {
+impl fmt::Display for UnseenUse {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Mounts => f.write_str("mounts and processes (/proc is not readable)"),
@@ -304,7 +304,7 @@ impl fmt::Display for Unseen {
     }
 }
 
-impl Unseen {
+impl UnseenUse {
     /// Returns the action that would reveal it, as a clause.
     pub fn remedy(&self) -> &'static str {
         match self {

@@ -15,14 +15,14 @@ mod subsystem;
 #[cfg(test)]
 mod tests;
 
-pub use census::Census;
-pub use holder::{Holder, Process, Unseen};
-pub use subsystem::Scope;
+pub use census::UsageCensus;
+pub use holder::{DeviceHolder, RunningProcess, UnseenUse};
+pub use subsystem::CommandScope;
 
-use super::{Function, Host};
+use super::{SysfsFunction, SysfsHost};
 use crate::error::{Error, Result};
-use blocks::Walk;
-use node::Node;
+use blocks::BlockWalk;
+use node::DeviceNode;
 use std::collections::BTreeSet;
 use std::fs::File;
 use std::io;
@@ -32,15 +32,15 @@ const NAMED: usize = 8;
 
 /// Everything that was found to use a controller or a disk, and where it could not be looked.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Usage {
+pub struct DeviceUsage {
     /// Uses of the controller.
-    pub holders: Vec<Holder>,
+    pub holders: Vec<DeviceHolder>,
     /// Places that could not be examined.
-    pub unseen: Vec<Unseen>,
+    pub unseen: Vec<UnseenUse>,
 }
 
-impl Usage {
-    fn of(walk: Walk<'_>) -> Self {
+impl DeviceUsage {
+    fn of(walk: BlockWalk<'_>) -> Self {
         Self {
             holders: walk.found.into_iter().collect(),
             unseen: walk.unseen.into_iter().collect(),
@@ -59,13 +59,13 @@ impl Usage {
 
     /// Lists the actions that would end the uses, as clauses.
     pub fn remedies(&self) -> String {
-        let all: BTreeSet<String> = self.holders.iter().map(Holder::remedy).collect();
+        let all: BTreeSet<String> = self.holders.iter().map(DeviceHolder::remedy).collect();
         joined(all.into_iter())
     }
 
     /// Returns the damage if the uses are ignored, as clauses.
     pub fn damages(&self) -> Vec<String> {
-        let all: BTreeSet<String> = self.holders.iter().map(Holder::damage).collect();
+        let all: BTreeSet<String> = self.holders.iter().map(DeviceHolder::damage).collect();
         all.into_iter().collect()
     }
 
@@ -83,7 +83,7 @@ impl Usage {
             ));
         }
         if !self.unseen.is_empty() {
-            let remedies: BTreeSet<&str> = self.unseen.iter().map(Unseen::remedy).collect();
+            let remedies: BTreeSet<&str> = self.unseen.iter().map(UnseenUse::remedy).collect();
             return Err(Error::environment(
                 format!(
                     "whether {subject} is in use cannot be told without seeing {}",
@@ -108,39 +108,39 @@ fn joined(mut all: impl ExactSizeIterator<Item = String>) -> String {
     text
 }
 
-impl Host {
+impl SysfsHost {
     /// Returns everything that uses the controller `function`.
-    pub fn usage(&self, function: &Function) -> Usage {
-        self.usage_seen(function, &Census::take(self))
+    pub fn usage(&self, function: &SysfsFunction) -> DeviceUsage {
+        self.usage_seen(function, &UsageCensus::take(self))
     }
 
     /// As [`usage`](Self::usage), by a census that was read before: for several controllers.
-    pub fn usage_seen(&self, function: &Function, census: &Census) -> Usage {
+    pub fn usage_seen(&self, function: &SysfsFunction, census: &UsageCensus) -> DeviceUsage {
         self.judge(function, census, true)
     }
 
     /// Returns the processes that have a node open through which `function` is driven: of VFIO, of the module
     /// nvme_gpu, or of Linux's driver.
-    pub fn openers(&self, function: &Function) -> Vec<Process> {
-        let census = Census::take(self);
+    pub fn openers(&self, function: &SysfsFunction) -> Vec<RunningProcess> {
+        let census = UsageCensus::take(self);
         let nodes = self.nodes(function);
         let all = nodes.iter().map(|node| census.openers(self, node));
-        let found: BTreeSet<Process> = all.flatten().collect();
+        let found: BTreeSet<RunningProcess> = all.flatten().collect();
         found.into_iter().collect()
     }
 
     /// Returns the processes that have VFIO's node of IOMMU group `number` open.
-    pub fn openers_of_group(&self, number: u32) -> Vec<Process> {
+    pub fn openers_of_group(&self, number: u32) -> Vec<RunningProcess> {
         let file = format!("sys/class/vfio/{number}/dev");
-        let node = Node::of_char(self, format!("dev/vfio/{number}"), &file);
-        let found = Census::take(self).openers(self, &node);
+        let node = DeviceNode::of_char(self, format!("dev/vfio/{number}"), &file);
+        let found = UsageCensus::take(self).openers(self, &node);
         found.into_iter().collect()
     }
 
     /// Returns everything that uses a block device, such as nvme0n1 or one of its partitions, also as a part of
     /// a disk in use.
-    pub fn usage_of_disk(&self, device: &str) -> Usage {
-        let census = Census::take(self);
+    pub fn usage_of_disk(&self, device: &str) -> DeviceUsage {
+        let census = UsageCensus::take(self);
         let mut unseen = census.unseen.clone();
         let exports = exports::exports(self, &mut unseen);
         let mut walk = self.walk(&census, &exports, unseen, true);
@@ -153,33 +153,33 @@ impl Host {
         }
         let aliases = self.aliases(whole.as_deref().unwrap_or(device));
         self.shared(&mut walk, &aliases);
-        Usage::of(walk)
+        DeviceUsage::of(walk)
     }
 
     /// Returns everything that uses namespaces of the subsystem `name` through controllers that Linux's drivers
     /// have.
-    pub fn usage_of_subsystem(&self, name: &str, scope: Scope) -> Usage {
+    pub fn usage_of_subsystem(&self, name: &str, scope: CommandScope) -> DeviceUsage {
         let disks = self.disks_of_subsystem(name, scope);
         if disks.is_empty() {
-            return Usage::default();
+            return DeviceUsage::default();
         }
-        let census = Census::take(self);
+        let census = UsageCensus::take(self);
         let mut unseen = census.unseen.clone();
         let exports = exports::exports(self, &mut unseen);
         let mut walk = self.walk(&census, &exports, unseen, true);
         self.shared(&mut walk, &disks);
-        Usage::of(walk)
+        DeviceUsage::of(walk)
     }
 
     /// Refuses a physical function that is about to be reset, with the controllers of its virtual functions.
     ///
     /// # Errors
     /// [`Error::Usage`] with the remedy.
-    pub fn refuse_virtual_functions(&self, function: &Function) -> Result<()> {
+    pub fn refuse_virtual_functions(&self, function: &SysfsFunction) -> Result<()> {
         let address = function.address;
         let count = self.virtual_functions(function);
-        let holders = (count > 0).then_some(Holder::VirtualFunctions { address, count });
-        let usage = Usage {
+        let holders = (count > 0).then_some(DeviceHolder::VirtualFunctions { address, count });
+        let usage = DeviceUsage {
             holders: holders.into_iter().collect(),
             unseen: Vec::new(),
         };
@@ -187,7 +187,7 @@ impl Host {
     }
 
     /// Returns the number of virtual functions of a physical function.
-    pub fn virtual_functions(&self, function: &Function) -> u32 {
+    pub fn virtual_functions(&self, function: &SysfsFunction) -> u32 {
         let file = format!("sys/bus/pci/devices/{}/sriov_numvfs", function.address);
         self.text(file)
             .and_then(|text| text.trim().parse().ok())
@@ -196,7 +196,12 @@ impl Host {
 
     /// Judges a function. Without `tries_claims` exclusive opens are not looked for, which would meet those of this
     /// program.
-    pub(super) fn judge(&self, function: &Function, census: &Census, tries_claims: bool) -> Usage {
+    pub(super) fn judge(
+        &self,
+        function: &SysfsFunction,
+        census: &UsageCensus,
+        tries_claims: bool,
+    ) -> DeviceUsage {
         let mut unseen = census.unseen.clone();
         let exports = exports::exports(self, &mut unseen);
         let mut walk = self.walk(census, &exports, unseen, tries_claims);
@@ -223,24 +228,24 @@ impl Host {
         let address = function.address;
         for process in census.bar_openers(&address.to_string()) {
             let node = format!("a BAR of {address}");
-            walk.found.insert(Holder::Open { node, process });
+            walk.found.insert(DeviceHolder::Open { node, process });
         }
         let count = self.virtual_functions(function);
         if count > 0 {
             walk.found
-                .insert(Holder::VirtualFunctions { address, count });
+                .insert(DeviceHolder::VirtualFunctions { address, count });
         }
-        Usage::of(walk)
+        DeviceUsage::of(walk)
     }
 
     fn walk<'a>(
         &'a self,
-        census: &'a Census,
-        exports: &'a [exports::Export],
-        unseen: BTreeSet<Unseen>,
+        census: &'a UsageCensus,
+        exports: &'a [exports::ExportedPath],
+        unseen: BTreeSet<UnseenUse>,
         tries_claims: bool,
-    ) -> Walk<'a> {
-        Walk {
+    ) -> BlockWalk<'a> {
+        BlockWalk {
             host: self,
             census,
             exports,
@@ -252,13 +257,13 @@ impl Host {
     }
 
     /// Adds the uses of disks that are the same namespaces through other controllers.
-    fn shared(&self, walk: &mut Walk<'_>, disks: &[subsystem::Disk]) {
+    fn shared(&self, walk: &mut BlockWalk<'_>, disks: &[subsystem::NamespaceDisk]) {
         for disk in disks {
             let before = std::mem::take(&mut walk.found);
             walk.device(&disk.name);
             let found = std::mem::replace(&mut walk.found, before);
             walk.found
-                .extend(found.into_iter().map(|holder| Holder::Shared {
+                .extend(found.into_iter().map(|holder| DeviceHolder::Shared {
                     disk: disk.name.clone(),
                     controller: disk.controller.clone(),
                     holder: Box::new(holder),
@@ -267,11 +272,12 @@ impl Host {
     }
 
     /// Returns the nodes through which programs reach a function itself.
-    fn nodes(&self, function: &Function) -> Vec<Node> {
+    fn nodes(&self, function: &SysfsFunction) -> Vec<DeviceNode> {
         let address = function.address;
         let folder = format!("sys/bus/pci/devices/{address}");
         let mut nodes = Vec::new();
-        let mut add = |path: String, number: String| nodes.push(Node::of_char(self, path, &number));
+        let mut add =
+            |path: String, number: String| nodes.push(DeviceNode::of_char(self, path, &number));
         if let Some(name) = &function.controller {
             add(format!("dev/{name}"), format!("{folder}/nvme/{name}/dev"));
         }
@@ -300,7 +306,7 @@ impl Host {
 
     /// Opens the disks of `function`, and those that share a namespace with them, for this program alone: nothing
     /// mounts them until the files are closed. None when one of them is in use.
-    pub(super) fn claim(&self, function: &Function) -> Option<Vec<File>> {
+    pub(super) fn claim(&self, function: &SysfsFunction) -> Option<Vec<File>> {
         let shared = self.siblings(function).into_iter().map(|disk| disk.name);
         let disks: BTreeSet<String> = self.disks(function).into_iter().chain(shared).collect();
         let mut files = Vec::new();

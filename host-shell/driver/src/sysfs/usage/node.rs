@@ -1,6 +1,6 @@
 //! Device nodes, and whether a path leads to one.
 
-use super::super::Host;
+use super::super::SysfsHost;
 use super::asking::ask;
 use rustix::fs::{AtFlags, CWD, FileType, StatxFlags, statx};
 use std::fs;
@@ -11,9 +11,9 @@ use std::path::{Path, PathBuf};
 pub(super) type Number = (u32, u32);
 
 /// Target of a path.
-pub(super) enum Look {
+pub(super) enum PathTarget {
     /// A device, by its identity.
-    Device(Identity),
+    Device(NodeIdentity),
     /// Another file, with the number of its file system.
     File(Number),
     /// Nothing.
@@ -23,26 +23,26 @@ pub(super) enum Look {
 }
 
 /// Looks at the file at `path`, which may be of any file system.
-pub(super) fn look(path: &Path) -> Look {
+pub(super) fn look(path: &Path) -> PathTarget {
     let path = path.to_owned();
     let question = move || statx(CWD, path, AtFlags::STATX_DONT_SYNC, StatxFlags::TYPE);
     let Some(answer) = ask(question) else {
-        return Look::Silent;
+        return PathTarget::Silent;
     };
     let Ok(data) = answer else {
-        return Look::Missing;
+        return PathTarget::Missing;
     };
     let number = (data.stx_rdev_major, data.stx_rdev_minor);
     match FileType::from_raw_mode(data.stx_mode.into()) {
-        FileType::BlockDevice => Look::Device(Identity::Block(number.0, number.1)),
-        FileType::CharacterDevice => Look::Device(Identity::Char(number.0, number.1)),
-        _ => Look::File((data.stx_dev_major, data.stx_dev_minor)),
+        FileType::BlockDevice => PathTarget::Device(NodeIdentity::Block(number.0, number.1)),
+        FileType::CharacterDevice => PathTarget::Device(NodeIdentity::Char(number.0, number.1)),
+        _ => PathTarget::File((data.stx_dev_major, data.stx_dev_minor)),
     }
 }
 
 /// Identity by which nodes are compared.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) enum Identity {
+pub(super) enum NodeIdentity {
     /// A block device, by its number: a disk has one number and any number of names.
     Block(u32, u32),
     /// A character device.
@@ -53,11 +53,11 @@ pub(super) enum Identity {
     Bar(String),
 }
 
-impl Identity {
+impl NodeIdentity {
     /// Returns the identity of a file that was found at a path, and is called `name`; `None` for a
     /// file that is no device.
-    pub fn of(host: &Host, found: Look, name: &Path) -> Option<Self> {
-        if let Look::Device(identity) = found {
+    pub fn of(host: &SysfsHost, found: PathTarget, name: &Path) -> Option<Self> {
+        if let PathTarget::Device(identity) = found {
             return Some(identity);
         }
         if name.starts_with(host.path("dev")) {
@@ -76,16 +76,16 @@ impl Identity {
 
 /// A node that belongs to a controller or to a disk.
 #[derive(Clone, Debug)]
-pub(super) struct Node {
+pub(super) struct DeviceNode {
     /// Without the leading slash: dev/nvme0n1.
     path: String,
     is_block: bool,
     number: Option<Number>,
 }
 
-impl Node {
+impl DeviceNode {
     /// Returns the block device called `name`.
-    pub fn of_disk(host: &Host, name: &str) -> Self {
+    pub fn of_disk(host: &SysfsHost, name: &str) -> Self {
         let number = host.text(format!("sys/class/block/{name}/dev"));
         Self {
             path: format!("dev/{name}"),
@@ -95,7 +95,7 @@ impl Node {
     }
 
     /// Returns the character device `path`, whose number is in the file `number` of sysfs.
-    pub fn of_char(host: &Host, path: String, number: &str) -> Self {
+    pub fn of_char(host: &SysfsHost, path: String, number: &str) -> Self {
         let number = host.text(number);
         Self {
             path,
@@ -110,16 +110,16 @@ impl Node {
     }
 
     /// Returns the identities that a file may have if it is this node.
-    pub fn identities(&self, host: &Host) -> Vec<Identity> {
+    pub fn identities(&self, host: &SysfsHost) -> Vec<NodeIdentity> {
         let path = host.path(&self.path);
         let by_number = self.number.map(|(major, minor)| match self.is_block {
-            true => Identity::Block(major, minor),
-            false => Identity::Char(major, minor),
+            true => NodeIdentity::Block(major, minor),
+            false => NodeIdentity::Char(major, minor),
         });
         let is_device = fs::metadata(&path).is_ok_and(|data| {
             data.file_type().is_block_device() || data.file_type().is_char_device()
         });
-        let by_name = (!is_device).then_some(Identity::Name(path));
+        let by_name = (!is_device).then_some(NodeIdentity::Name(path));
         by_number.into_iter().chain(by_name).collect()
     }
 
@@ -129,12 +129,12 @@ impl Node {
 
     /// True if `path`, as the kernel or a configuration spells it, leads to this node, or to a file of a file
     /// system whose number is in `systems`. `None` where the path does not exist as seen from here.
-    pub fn leads(&self, host: &Host, path: &str, systems: &[Number]) -> Option<bool> {
+    pub fn leads(&self, host: &SysfsHost, path: &str, systems: &[Number]) -> Option<bool> {
         let path = host.reached(path);
         let found = match look(&path) {
-            Look::Missing | Look::Silent => return None,
-            Look::File(system) if systems.contains(&system) => return Some(true),
-            found => Identity::of(host, found, &path),
+            PathTarget::Missing | PathTarget::Silent => return None,
+            PathTarget::File(system) if systems.contains(&system) => return Some(true),
+            found => NodeIdentity::of(host, found, &path),
         };
         Some(found.is_some_and(|found| self.identities(host).contains(&found)))
     }

@@ -1,10 +1,10 @@
 //! The disks of a controller under Linux's driver, and those of other controllers with the same namespaces.
 
-use super::super::{Function, Host};
+use super::super::{SysfsFunction, SysfsHost};
 
 /// A namespace as a block device.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) struct Disk {
+pub(super) struct NamespaceDisk {
     /// nvme0n1, also where several paths of it are joined.
     pub name: String,
     /// The controller's name: nvme0.
@@ -14,7 +14,7 @@ pub(super) struct Disk {
     wwid: Option<String>,
 }
 
-impl Disk {
+impl NamespaceDisk {
     /// True if both may be the same namespace of one subsystem.
     fn may_be(&self, other: &Self) -> bool {
         let differ = |one: Option<&String>, other: Option<&String>| match (one, other) {
@@ -27,16 +27,16 @@ impl Disk {
 
 /// Namespaces of a subsystem that a command concerns.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Scope {
+pub enum CommandScope {
     /// One.
     Namespace(u32),
     /// All.
     Subsystem,
 }
 
-impl Host {
+impl SysfsHost {
     /// Returns the block devices of a controller that Linux's driver has: nvme0n1, nvme0n2.
-    pub fn disks(&self, function: &Function) -> Vec<String> {
+    pub fn disks(&self, function: &SysfsFunction) -> Vec<String> {
         let mut names: Vec<String> = self
             .disks_of(function)
             .into_iter()
@@ -46,7 +46,7 @@ impl Host {
         names
     }
 
-    pub(super) fn disks_of(&self, function: &Function) -> Vec<Disk> {
+    pub(super) fn disks_of(&self, function: &SysfsFunction) -> Vec<NamespaceDisk> {
         let Some(controller) = &function.controller else {
             return Vec::new();
         };
@@ -55,7 +55,7 @@ impl Host {
     }
 
     /// Disks of other controllers that are namespaces of this one, too.
-    pub(super) fn siblings(&self, function: &Function) -> Vec<Disk> {
+    pub(super) fn siblings(&self, function: &SysfsFunction) -> Vec<NamespaceDisk> {
         let Some(controller) = &function.controller else {
             return Vec::new();
         };
@@ -76,20 +76,20 @@ impl Host {
     }
 
     /// Returns the disks of every controller that Linux's drivers have of a subsystem.
-    pub(super) fn disks_of_subsystem(&self, name: &str, scope: Scope) -> Vec<Disk> {
+    pub(super) fn disks_of_subsystem(&self, name: &str, scope: CommandScope) -> Vec<NamespaceDisk> {
         let controllers = self.controllers_of(name);
         let disks = controllers
             .iter()
             .flat_map(|name| self.disks_in(&format!("sys/class/nvme/{name}"), name));
-        let is_meant = |disk: &Disk| match (scope, disk.nsid) {
-            (Scope::Namespace(nsid), Some(known)) => nsid == known,
+        let is_meant = |disk: &NamespaceDisk| match (scope, disk.nsid) {
+            (CommandScope::Namespace(nsid), Some(known)) => nsid == known,
             _ => true,
         };
         disks.filter(is_meant).collect()
     }
 
     /// Returns the other block devices of the namespace that the block device `name` belongs to.
-    pub(super) fn aliases(&self, name: &str) -> Vec<Disk> {
+    pub(super) fn aliases(&self, name: &str) -> Vec<NamespaceDisk> {
         for controller in self.names("sys/class/nvme") {
             let folder = format!("sys/class/nvme/{controller}");
             let own = self.disks_in(&folder, &controller);
@@ -99,7 +99,7 @@ impl Host {
             ) else {
                 continue;
             };
-            let mut all = self.disks_of_subsystem(&subsystem, Scope::Subsystem);
+            let mut all = self.disks_of_subsystem(&subsystem, CommandScope::Subsystem);
             all.retain(|disk| disk.name != name && disk.may_be(own));
             return all;
         }
@@ -116,12 +116,12 @@ impl Host {
         names
     }
 
-    fn disks_in(&self, folder: &str, controller: &str) -> Vec<Disk> {
+    fn disks_in(&self, folder: &str, controller: &str) -> Vec<NamespaceDisk> {
         let names = self.names(folder);
         let disks = names.iter().filter_map(|entry| {
             let name = disk(entry)?;
             let about = |what: &str| self.text(format!("{folder}/{entry}/{what}"));
-            Some(Disk {
+            Some(NamespaceDisk {
                 name,
                 controller: controller.to_owned(),
                 nsid: about("nsid").and_then(|text| text.trim().parse().ok()),

@@ -28,7 +28,7 @@ fn tree() -> Tree {
     tree
 }
 
-fn usage(tree: &Tree) -> Usage {
+fn usage(tree: &Tree) -> DeviceUsage {
     let function = tree.host().function(BDF.parse().unwrap()).unwrap();
     tree.host().usage(&function)
 }
@@ -36,7 +36,7 @@ fn usage(tree: &Tree) -> Usage {
 fn users(tree: &Tree) -> Vec<String> {
     let usage = usage(tree);
     assert_eq!(usage.unseen, [], "everything is seen");
-    usage.holders.iter().map(Holder::to_string).collect()
+    usage.holders.iter().map(DeviceHolder::to_string).collect()
 }
 
 #[test]
@@ -467,10 +467,10 @@ fn a_subsystem_is_judged_by_its_name_and_namespace() {
     );
     let of = |name: &str, scope| tree.host().usage_of_subsystem(name, scope).holders.len();
     let name = "nqn.2026-01.test:a";
-    assert_eq!(of(name, Scope::Namespace(1)), 1);
-    assert_eq!(of(name, Scope::Subsystem), 1);
-    assert_eq!(of(name, Scope::Namespace(2)), 0);
-    assert_eq!(of("nqn.2026-01.test:b", Scope::Subsystem), 0);
+    assert_eq!(of(name, CommandScope::Namespace(1)), 1);
+    assert_eq!(of(name, CommandScope::Subsystem), 1);
+    assert_eq!(of(name, CommandScope::Namespace(2)), 0);
+    assert_eq!(of("nqn.2026-01.test:b", CommandScope::Subsystem), 0);
 }
 
 #[test]
@@ -550,7 +550,7 @@ fn what_udev_found_names_an_exclusive_user() {
     let content = blocks::content(&tree.host(), "nvme0n1p1");
     assert_eq!(content.as_deref(), Some("zfs_member, tank"));
     let device = "nvme0n1p1".to_owned();
-    let said = Holder::Claimed { device, content }.to_string();
+    let said = DeviceHolder::Claimed { device, content }.to_string();
     assert_eq!(
         said,
         "nvme0n1p1 is in use (opened exclusively; on it: zfs_member, tank)"

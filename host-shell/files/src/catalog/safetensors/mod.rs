@@ -6,10 +6,10 @@
 mod described;
 mod refusal;
 
-use super::entry::{Parsed, in_order};
-use super::pairs::Pairs;
-use super::source::{Fault, Source, read_head};
-use super::value::Value;
+use super::entry::{ParsedHeader, in_order};
+use super::pairs::JsonPairs;
+use super::source::{HeaderFault, HeaderSource, read_head};
+use super::value::MetadataValue;
 use ::safetensors::tensor::Metadata;
 use described::{TEXTS, entry};
 use serde::Deserialize;
@@ -22,20 +22,20 @@ const MOST: u64 = 100_000_000;
 
 /// Metadata of a header, parsed again because the crate keeps neither their order nor duplicates.
 #[derive(Deserialize)]
-struct Texts {
+struct MetadataTexts {
     #[serde(rename = "__metadata__", default)]
-    texts: Option<Pairs<String>>,
+    texts: Option<JsonPairs<String>>,
 }
 
 /// A header that the crate accepts.
-struct Header {
-    texts: Pairs<String>,
+struct SafetensorsHeader {
+    texts: JsonPairs<String>,
     /// Names of tensors, in the header's order.
     names: Vec<String>,
     tensors: Metadata,
 }
 
-impl Header {
+impl SafetensorsHeader {
     fn read(text: &[u8]) -> Result<Self, String> {
         let text = std::str::from_utf8(text).map_err(|error| format!("its header: {error}"))?;
         let tensors: Metadata = serde_json::from_str(text).map_err(|error| {
@@ -43,8 +43,8 @@ impl Header {
             found.unwrap_or_else(|| format!("its header: {error}"))
         })?;
         let fault = |error: serde_json::Error| format!("its header: {error}");
-        let names: Pairs<IgnoredAny> = serde_json::from_str(text).map_err(fault)?;
-        let texts: Texts = serde_json::from_str(text).map_err(fault)?;
+        let names: JsonPairs<IgnoredAny> = serde_json::from_str(text).map_err(fault)?;
+        let texts: MetadataTexts = serde_json::from_str(text).map_err(fault)?;
         let names = names.0.into_iter().map(|(name, _)| name);
         Ok(Self {
             texts: texts.texts.unwrap_or_default(),
@@ -71,12 +71,12 @@ fn length(head: &[u8]) -> u64 {
 }
 
 /// Parses the header into the tensors, in the order of their data.
-pub fn parse(source: &dyn Source) -> Result<Parsed, Fault> {
+pub fn parse(source: &dyn HeaderSource) -> Result<ParsedHeader, HeaderFault> {
     let length = length(&read_head(source, 0, PREFIX)?);
     if length > MOST {
         return Err(format!("a header of {length} bytes, above {MOST}").into());
     }
-    let header = Header::read(&read_head(source, PREFIX, length)?)?;
+    let header = SafetensorsHeader::read(&read_head(source, PREFIX, length)?)?;
     let data = PREFIX + length;
     let entries = header.names.iter().map(|name| {
         let info = header.tensors.info(name);
@@ -89,9 +89,11 @@ pub fn parse(source: &dyn Source) -> Result<Parsed, Fault> {
     let end = data.checked_add(header.tensors.data_len() as u64);
     let end = end.ok_or("more than 2^64 bytes")?;
     let texts = header.texts.0.into_iter();
-    Ok(Parsed {
+    Ok(ParsedHeader {
         entries,
-        metadata: texts.map(|(key, text)| (key, Value::Text(text))).collect(),
+        metadata: texts
+            .map(|(key, text)| (key, MetadataValue::Text(text)))
+            .collect(),
         bytes: end,
         padded: end,
     })

@@ -1,7 +1,7 @@
 //! Why the crate refused a header: its own words name neither the tensor nor the key.
 
 use super::super::entry::in_order;
-use super::super::pairs::Pairs;
+use super::super::pairs::JsonPairs;
 use super::described::{TEXTS, entry};
 use ::safetensors::tensor::{Dtype, TensorInfo};
 use serde::de::DeserializeOwned;
@@ -10,7 +10,7 @@ use serde_json::Value as Json;
 /// Describes the fault of the header `text` of a file whose data begin at byte `data`, with the tensor and the
 /// key; `None` if the crate's message says it best.
 pub fn of(text: &str, data: u64) -> Option<String> {
-    let pairs: Pairs<Json> = match serde_json::from_str(text) {
+    let pairs: JsonPairs<Json> = match serde_json::from_str(text) {
         Ok(pairs) => pairs,
         Err(error) => return Some(format!("its header: {error}")),
     };

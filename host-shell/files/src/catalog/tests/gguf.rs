@@ -1,6 +1,6 @@
 //! GGUF: built by hand, and broken at known places.
 
-use super::super::{Catalog, Dtype, Format, Value};
+use super::super::{Catalog, CatalogFormat, Dtype, MetadataValue};
 use super::of;
 use nvme_driver::error::Error;
 
@@ -82,7 +82,7 @@ fn tensors_have_their_types_shapes_and_places() {
     let data = file.0.len().next_multiple_of(32) as u64;
     file.data(32, offset as usize + 4);
     let catalog = file.read().unwrap();
-    assert_eq!(catalog.format(), Format::Gguf);
+    assert_eq!(catalog.format(), CatalogFormat::Gguf);
     assert_eq!(catalog.bytes(), file.0.len() as u64);
     assert!(catalog.metadata().is_empty());
     for ((_, dtype, name, _, elements), (offset, bytes)) in listed.into_iter().zip(places) {
@@ -163,26 +163,32 @@ fn values_keep_their_types() {
             .map(|(_, value)| value)
             .unwrap()
     };
-    let texts = Value::Array(vec![Value::Text("a".into()), Value::Text(String::new())]);
+    let texts = MetadataValue::Array(vec![
+        MetadataValue::Text("a".into()),
+        MetadataValue::Text(String::new()),
+    ]);
     for (name, expected) in [
-        ("u8", Value::U8(200)),
-        ("i8", Value::I8(-56)),
-        ("u16", Value::U16(513)),
-        ("i16", Value::I16(-2)),
-        ("u32", Value::U32(1 << 31)),
-        ("i32", Value::I32(-1)),
-        ("f32", Value::F32(1e-5)),
-        ("bool", Value::Bool(true)),
-        ("text", Value::Text("ä\0b".into())),
-        ("bytes", Value::Bytes(vec![0xFF, 0x41])),
+        ("u8", MetadataValue::U8(200)),
+        ("i8", MetadataValue::I8(-56)),
+        ("u16", MetadataValue::U16(513)),
+        ("i16", MetadataValue::I16(-2)),
+        ("u32", MetadataValue::U32(1 << 31)),
+        ("i32", MetadataValue::I32(-1)),
+        ("f32", MetadataValue::F32(1e-5)),
+        ("bool", MetadataValue::Bool(true)),
+        ("text", MetadataValue::Text("ä\0b".into())),
+        ("bytes", MetadataValue::Bytes(vec![0xFF, 0x41])),
         ("texts", texts),
-        ("u64", Value::U64(u64::MAX)),
-        ("i64", Value::I64(-1)),
+        ("u64", MetadataValue::U64(u64::MAX)),
+        ("i64", MetadataValue::I64(-1)),
     ] {
         assert_eq!(*value(name), expected, "{name}");
     }
     let nested = value("nested").as_array().unwrap();
-    assert_eq!(nested[0].as_array(), Some(&[Value::Bool(false)][..]));
+    assert_eq!(
+        nested[0].as_array(),
+        Some(&[MetadataValue::Bool(false)][..])
+    );
     assert_eq!(nested[1].as_array(), Some(&[][..]));
     assert!(value("f64").as_f64().unwrap().is_nan());
     assert_eq!(value("f32").as_f64(), Some(f64::from(1e-5f32)));
@@ -455,7 +461,7 @@ fn a_long_header_is_read_in_pieces_and_a_longer_one_refused() {
 
     /// Zeros behind a header.
     struct Endless(Vec<u8>);
-    impl super::super::Source for Endless {
+    impl super::super::HeaderSource for Endless {
         fn len(&self) -> u64 {
             1 << 40
         }

@@ -1,6 +1,6 @@
 //! Models in several files.
 
-use super::super::{Catalog, Format, Value};
+use super::super::{Catalog, CatalogFormat, MetadataValue};
 use super::{npy, safetensors};
 use nvme_driver::error::Error;
 use std::path::PathBuf;
@@ -46,7 +46,7 @@ fn model(name: &str) -> (Folder, PathBuf) {
 fn tensors_of_all_files_stand_in_one_catalog() {
     let (_folder, index) = model("all");
     let catalog = Catalog::of_file(&index).unwrap();
-    assert_eq!(catalog.format(), Format::Safetensors);
+    assert_eq!(catalog.format(), CatalogFormat::Safetensors);
     let [first, second] = catalog.files() else {
         panic!("{catalog:?}");
     };
@@ -63,15 +63,15 @@ fn tensors_of_all_files_stand_in_one_catalog() {
         [("a", 8 + A.len() as u64), ("b", 4096 + 8 + B.len() as u64)],
         "what the index does not name is left out"
     );
-    let values: Vec<&Value> = catalog.metadata().iter().map(|one| &one.1).collect();
+    let values: Vec<&MetadataValue> = catalog.metadata().iter().map(|one| &one.1).collect();
     let expected = [
-        Value::U64(14),
-        Value::F64(0.5),
-        Value::I64(-1),
-        Value::Bool(true),
-        Value::Text("me".into()),
-        Value::Array(vec![Value::U64(1)]),
-        Value::Text("null".into()),
+        MetadataValue::U64(14),
+        MetadataValue::F64(0.5),
+        MetadataValue::I64(-1),
+        MetadataValue::Bool(true),
+        MetadataValue::Text("me".into()),
+        MetadataValue::Array(vec![MetadataValue::U64(1)]),
+        MetadataValue::Text("null".into()),
     ];
     assert_eq!(values, expected.iter().collect::<Vec<_>>());
 }

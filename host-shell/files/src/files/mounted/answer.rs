@@ -3,7 +3,7 @@
 
 use super::ioctl::RawExtent;
 use nvme_driver::error::{Error, Result};
-use nvme_ext4::Extent;
+use nvme_ext4::FileExtent;
 
 /// Limit of the extents of a file that are examined: a more fragmented file is refused rather than read in tiny
 /// commands.
@@ -39,12 +39,12 @@ const READ: &str = "read the file by its path";
 
 /// Extents of a file, an answer after the other.
 #[derive(Default)]
-pub struct Extents {
-    found: Vec<Extent>,
+pub struct FileExtents {
+    found: Vec<FileExtent>,
     is_complete: bool,
 }
 
-impl Extents {
+impl FileExtents {
     /// Returns the byte of the file from which the next query begins; none once the last extent was returned.
     pub fn start(&self) -> Option<u64> {
         let end = self
@@ -107,7 +107,7 @@ impl Extents {
                 "copy the file, so that its blocks lie together",
             ));
         }
-        self.found.push(Extent {
+        self.found.push(FileExtent {
             logical: raw.logical,
             place: raw.physical,
             bytes: raw.length,
@@ -117,7 +117,7 @@ impl Extents {
     }
 
     /// Returns all of them.
-    pub fn into_inner(self) -> Vec<Extent> {
+    pub fn into_inner(self) -> Vec<FileExtent> {
         self.found
     }
 }
@@ -138,7 +138,7 @@ mod tests {
 
     #[test]
     fn answers_are_joined_up_to_the_last_extent() {
-        let mut extents = Extents::default();
+        let mut extents = FileExtents::default();
         assert_eq!(extents.start(), Some(0));
         let first = [raw(0, 8192, 4096, 0), raw(4096, 12_288, 4096, flag::MERGED)];
         extents.add(&first).unwrap();
@@ -155,7 +155,7 @@ mod tests {
 
     #[test]
     fn an_empty_answer_ends_a_file() {
-        let mut extents = Extents::default();
+        let mut extents = FileExtents::default();
         extents.add(&[]).unwrap();
         assert_eq!((extents.start(), extents.into_inner().len()), (None, 0));
     }
@@ -164,7 +164,7 @@ mod tests {
     fn extents_whose_bytes_are_not_those_of_the_file_are_refused() {
         for (flag, what, _) in REFUSED {
             for flags in [flag, flag | flag::LAST] {
-                match Extents::default().add(&[raw(0, 4096, 4096, flags)]) {
+                match FileExtents::default().add(&[raw(0, 4096, 4096, flags)]) {
                     Err(Error::Usage { cause, remedy }) => {
                         assert!(cause.contains(what) && !remedy.is_empty(), "{cause}");
                     }
@@ -195,7 +195,7 @@ mod tests {
             &[raw(0, 4096, 4096, 0), raw(0, 4096, 4096, 0)],
             &[raw(0, 4096, 8192, 0), raw(4096, 65_536, 512, 0)],
         ] {
-            let refused = Extents::default().add(answer);
+            let refused = FileExtents::default().add(answer);
             assert!(matches!(refused, Err(Error::Device { .. })), "{answer:?}");
         }
     }

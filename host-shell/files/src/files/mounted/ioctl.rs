@@ -33,7 +33,7 @@ pub struct RawExtent {
 
 /// `struct fiemap`, with room for extents.
 #[repr(C)]
-struct Fiemap {
+struct FiemapRequest {
     start: u64,
     length: u64,
     flags: u32,
@@ -45,20 +45,20 @@ struct Fiemap {
 
 /// `struct fsuuid`, with room for one.
 #[repr(C)]
-struct Uuid {
+struct FilesystemUuid {
     length: u32,
     flags: u32,
     bytes: [u8; UUID_BYTES as usize],
 }
 
 const _: () = assert!(size_of::<RawExtent>() == 56);
-const _: () = assert!(size_of::<Fiemap>() == 32 + MOST * 56);
-const _: () = assert!(size_of::<Uuid>() == 24);
+const _: () = assert!(size_of::<FiemapRequest>() == 32 + MOST * 56);
+const _: () = assert!(size_of::<FilesystemUuid>() == 24);
 
 /// Returns the extents of `file` from byte `start` on, as many as an answer has room for; dirty pages are
 /// written back first.
 pub fn fiemap(file: &File, start: u64) -> io::Result<Vec<RawExtent>> {
-    let mut asked = Fiemap {
+    let mut asked = FiemapRequest {
         start,
         length: u64::MAX - start,
         flags: SYNC,
@@ -84,7 +84,7 @@ pub fn generation(file: &File) -> io::Result<u32> {
 
 /// Returns the UUID of the ext4 of `file`. From Linux 6.0 on.
 pub fn uuid(file: &File) -> io::Result<[u8; UUID_BYTES as usize]> {
-    let mut asked = Uuid {
+    let mut asked = FilesystemUuid {
         length: UUID_BYTES,
         flags: 0,
         bytes: [0; UUID_BYTES as usize],

@@ -6,9 +6,9 @@ mod answer;
 mod ioctl;
 
 use super::regular::open_regular;
-use answer::Extents;
+use answer::FileExtents;
 use nvme_driver::error::{Error, Result};
-use nvme_ext4::Extent;
+use nvme_ext4::FileExtent;
 use rustix::fs::{IFlags, fstatfs, ioctl_getflags, major, minor};
 use std::fs::{File, Metadata};
 use std::io;
@@ -26,13 +26,13 @@ const EXT4: u64 = 0xEF53;
 pub struct MountedFile {
     file: File,
     path: PathBuf,
-    identity: Identity,
-    extents: Vec<Extent>,
+    identity: FileFingerprint,
+    extents: Vec<FileExtent>,
 }
 
 /// Identity and state of a file. Two of them are equal only if they describe the same file, unchanged.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Identity {
+pub struct FileFingerprint {
     /// The UUID of the file system.
     pub uuid: [u8; 16],
     /// Major and minor number of its block device.
@@ -61,7 +61,7 @@ impl MountedFile {
         let path = path.as_ref();
         let (file, _) = open_regular(path)?;
         let identity = identity(&file, path)?;
-        let mut extents = Extents::default();
+        let mut extents = FileExtents::default();
         while let Some(start) = extents.start() {
             let answer = ioctl::fiemap(&file, start).map_err(unanswered("FS_IOC_FIEMAP"))?;
             let added = extents.add(&answer);
@@ -83,14 +83,14 @@ impl MountedFile {
     }
 
     /// Returns the identity of the file.
-    pub fn identity(&self) -> &Identity {
+    pub fn identity(&self) -> &FileFingerprint {
         &self.identity
     }
 
     /// Returns the extents of its data, in the order of the file: `place` counts from the start of the block
     /// device that is mounted, which may be a partition. The last extent may extend past the end of the file.
     /// Bytes that no extent covers are zeros.
-    pub fn extents(&self) -> &[Extent] {
+    pub fn extents(&self) -> &[FileExtent] {
         &self.extents
     }
 
@@ -119,7 +119,7 @@ impl MountedFile {
 
 /// # Errors
 /// [`Error::Usage`] for a file that lies on no ext4, or is not immutable.
-fn identity(file: &File, path: &Path) -> Result<Identity> {
+fn identity(file: &File, path: &Path) -> Result<FileFingerprint> {
     let shown = path.display();
     let system = fstatfs(file).map_err(io::Error::from);
     let system = system.map_err(Error::file("look at", path))?;
@@ -140,7 +140,7 @@ fn identity(file: &File, path: &Path) -> Result<Identity> {
         ));
     }
     let about = file.metadata().map_err(Error::file("look at", path))?;
-    Ok(Identity {
+    Ok(FileFingerprint {
         uuid: ioctl::uuid(file).map_err(unanswered("EXT4_IOC_GETFSUUID"))?,
         device: (major(about.dev()), minor(about.dev())),
         inode: about.ino(),

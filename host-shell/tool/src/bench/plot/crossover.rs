@@ -1,6 +1,6 @@
 //! The charts of reads by the GPU against reads by the CPU: the ratio over hits, a line for each latency.
 
-use super::{Chart, Line};
+use super::{ChartLine, LineChart};
 use nvme_host::units;
 use plotters::prelude::*;
 use serde_json::Value;
@@ -8,7 +8,7 @@ use serde_json::Value;
 const COLORS: [RGBColor; 4] = [BLUE, GREEN, RED, MAGENTA];
 
 /// Returns a chart for each size of rows and batch of the report of `bench --crossover`.
-pub fn charts(report: &Value) -> Vec<Chart> {
+pub fn charts(report: &Value) -> Vec<LineChart> {
     let all = report["crossovers"]
         .as_array()
         .map_or(&[][..], Vec::as_slice);
@@ -23,16 +23,16 @@ pub fn charts(report: &Value) -> Vec<Chart> {
     let chart = |of: (u64, u64)| {
         let of_it = all.iter().filter(|one| shape(one) == Some(of));
         let colors = COLORS.into_iter().cycle();
-        let mut lines: Vec<Line> = of_it
+        let mut lines: Vec<ChartLine> = of_it
             .zip(colors)
             .map(|(one, color)| line(one, color))
             .collect();
-        lines.push(Line {
+        lines.push(ChartLine {
             name: "equally fast".into(),
             color: BLACK,
             points: vec![(0.0, 1.0), (100.0, 1.0)],
         });
-        Chart {
+        LineChart {
             title: format!("{} rows of {}", of.1, units::bytes(of.0)),
             x_name: "hits, percent",
             y_name: "times as fast as the CPU",
@@ -44,10 +44,10 @@ pub fn charts(report: &Value) -> Vec<Chart> {
     shapes.into_iter().map(chart).collect()
 }
 
-fn line(one: &Value, color: RGBColor) -> Line {
+fn line(one: &Value, color: RGBColor) -> ChartLine {
     let point = |point: &Value| Some((point[0].as_f64()?, point[1].as_f64()?));
     let points = one["times"].as_array().into_iter().flatten();
-    Line {
+    ChartLine {
         name: match one["latency_ns"].as_u64() {
             Some(ns) => format!("latency {} us", ns / 1000).into(),
             None => "the drive".into(),

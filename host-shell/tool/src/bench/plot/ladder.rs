@@ -1,6 +1,6 @@
 //! The chart of the ladder: GFLOP/s over the side of the matrices.
 
-use super::{Chart, Line};
+use super::{ChartLine, LineChart};
 use plotters::prelude::*;
 use serde_json::Value;
 
@@ -19,7 +19,7 @@ const LINES: [(&str, &str, &str, RGBColor); 10] = [
 ];
 
 /// Returns the chart of `bench --matmul`.
-pub fn chart(report: &Value) -> Chart {
+pub fn chart(report: &Value) -> LineChart {
     let cases = report["cases"].as_array().map_or(&[][..], Vec::as_slice);
     let line = |(way, element, name, color): (&str, &str, &'static str, RGBColor)| {
         let is_of_it = |case: &&Value| case["way"] == way && case["element"] == element;
@@ -27,13 +27,13 @@ pub fn chart(report: &Value) -> Chart {
         let mut points: Vec<_> = cases.iter().filter(is_of_it).filter_map(point).collect();
         // The CPU's sides are cut: several cases may have the same.
         points.dedup_by(|one, other| one.0 == other.0);
-        Line {
+        ChartLine {
             name: name.into(),
             color,
             points,
         }
     };
-    let mut lines: Vec<Line> = LINES.into_iter().map(line).collect();
+    let mut lines: Vec<ChartLine> = LINES.into_iter().map(line).collect();
     lines.retain(|line| !line.points.is_empty());
     let sides = || {
         lines
@@ -45,7 +45,7 @@ pub fn chart(report: &Value) -> Chart {
         sides().fold(f64::MAX, f64::min),
         sides().fold(0.0, f64::max),
     );
-    Chart {
+    LineChart {
         title: format!(
             "products of square matrices, {}",
             report["gpu"].as_str().unwrap_or("a GPU")

@@ -1,12 +1,12 @@
 //! The chart of a bench run: latency over percentiles, or over the rate.
 
-use super::{Chart, Line};
-use nvme_host::bench::Report;
+use super::{ChartLine, LineChart};
+use nvme_host::bench::RunReport;
 use nvme_host::units;
 use plotters::prelude::*;
 
 /// Returns the chart of `report`.
-pub fn chart(report: &Report) -> Chart {
+pub fn chart(report: &RunReport) -> LineChart {
     let is_ramp = report.steps.len() > 1;
     let lines = match is_ramp {
         true => over_rate(report),
@@ -14,7 +14,7 @@ pub fn chart(report: &Report) -> Chart {
     };
     let fastest = lines.iter().flat_map(|line| &line.points);
     let fastest = fastest.map(|point| point.0).fold(1.0, f64::max);
-    Chart {
+    LineChart {
         title: title(report),
         x_name: if is_ramp { "commands/s" } else { "percentile" },
         y_name: "latency, us",
@@ -28,7 +28,7 @@ pub fn chart(report: &Report) -> Chart {
     }
 }
 
-fn title(report: &Report) -> String {
+fn title(report: &RunReport) -> String {
     let (read, write) = report.total();
     format!(
         "{} {} x{} depth {}: {} IOPS",
@@ -41,9 +41,9 @@ fn title(report: &Report) -> String {
 }
 
 /// Returns the latency over percentile, the x axis counting nines: 90 % at 1, 99.99 % at 4.
-fn percentiles(report: &Report) -> Vec<Line> {
+fn percentiles(report: &RunReport) -> Vec<ChartLine> {
     let (read, write) = report.total();
-    let one = |direction: &nvme_host::bench::Direction| {
+    let one = |direction: &nvme_host::bench::DirectionReport| {
         let at = |step: u32| {
             let nines = f64::from(step) / 20.0;
             (
@@ -57,7 +57,7 @@ fn percentiles(report: &Report) -> Vec<Line> {
     let used = all
         .into_iter()
         .filter(|(_, _, direction)| direction.commands > 0);
-    used.map(|(name, color, direction)| Line {
+    used.map(|(name, color, direction)| ChartLine {
         name: name.into(),
         color,
         points: one(direction),
@@ -65,15 +65,15 @@ fn percentiles(report: &Report) -> Vec<Line> {
     .collect()
 }
 
-fn over_rate(report: &Report) -> Vec<Line> {
+fn over_rate(report: &RunReport) -> Vec<ChartLine> {
     let one = |name: &'static str, color, percent| {
-        let point = |step: &nvme_host::bench::Step| {
+        let point = |step: &nvme_host::bench::RampStep| {
             (
                 step.iops(),
                 step.latency().value_at_percentile(percent) as f64 / 1e3,
             )
         };
-        Line {
+        ChartLine {
             name: name.into(),
             color,
             points: report.steps.iter().map(point).collect(),

@@ -6,14 +6,14 @@ use plotters_backend::text_anchor::{HPos, VPos};
 use plotters_backend::{BackendColor, BackendStyle, BackendTextStyle, DrawingErrorKind};
 
 /// A bitmap whose text comes from a built-in font.
-pub struct Lettered<'a>(pub BitMapBackend<'a>);
+pub struct LetteredBitmap<'a>(pub BitMapBackend<'a>);
 
 /// Pixels of a letter, at twice the font's own size for titles.
 fn scale(style: &impl BackendTextStyle) -> i32 {
     if style.size() >= 20.0 { 2 } else { 1 }
 }
 
-impl DrawingBackend for Lettered<'_> {
+impl DrawingBackend for LetteredBitmap<'_> {
     type ErrorType = <BitMapBackend<'static> as DrawingBackend>::ErrorType;
 
     fn get_size(&self) -> (u32, u32) {

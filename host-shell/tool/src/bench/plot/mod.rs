@@ -10,8 +10,8 @@ pub mod paths;
 pub mod rows;
 mod timeline;
 
-use lettered::Lettered;
-use nvme_course::pipeline::trace::Trace;
+use lettered::LetteredBitmap;
+use nvme_course::pipeline::trace::PipelineTrace;
 use nvme_host::{Error, Result};
 use plotters::coord::Shift;
 use plotters::prelude::*;
@@ -19,7 +19,7 @@ use std::borrow::Cow;
 use std::io;
 use std::ops::Range;
 use std::path::Path;
-use timeline::Timeline;
+use timeline::TimelinePlot;
 
 /// Pixels of a chart, and of one of several.
 const SIZE: (u32, u32) = (960, 540);
@@ -53,32 +53,36 @@ fn extension(path: &Path) -> String {
 }
 
 /// Draws `chart` into `path`.
-pub fn draw(path: &Path, chart: &Chart) -> Result<()> {
+pub fn draw(path: &Path, chart: &LineChart) -> Result<()> {
     draw_all(path, std::slice::from_ref(chart))
 }
 
 /// Draws `charts` into `path`, in rows.
-pub fn draw_all(path: &Path, charts: &[Chart]) -> Result<()> {
+pub fn draw_all(path: &Path, charts: &[LineChart]) -> Result<()> {
     let columns = charts.len().clamp(1, COLUMNS);
     let rows = charts.len().div_ceil(columns).max(1);
     let panel = if charts.len() > 1 { PANEL } else { SIZE };
     let size = (panel.0 * columns as u32, panel.1 * rows as u32);
-    write(path, size, &Picture::Charts(charts, (rows, columns)))
+    write(path, size, &PlotSubject::Charts(charts, (rows, columns)))
 }
 
 /// Draws `trace` into the file `path`.
-pub fn draw_timeline(path: &Path, title: &str, trace: &Trace) -> Result<()> {
-    write(path, SIZE, &Picture::Timeline(Timeline { title, trace }))
+pub fn draw_timeline(path: &Path, title: &str, trace: &PipelineTrace) -> Result<()> {
+    write(
+        path,
+        SIZE,
+        &PlotSubject::Timeline(TimelinePlot { title, trace }),
+    )
 }
 
 /// Subject of a picture.
-enum Picture<'p> {
+enum PlotSubject<'p> {
     /// Charts, in a grid of (rows, columns).
-    Charts(&'p [Chart], (usize, usize)),
-    Timeline(Timeline<'p>),
+    Charts(&'p [LineChart], (usize, usize)),
+    Timeline(TimelinePlot<'p>),
 }
 
-fn write(path: &Path, size: (u32, u32), picture: &Picture<'_>) -> Result<()> {
+fn write(path: &Path, size: (u32, u32), picture: &PlotSubject<'_>) -> Result<()> {
     let bytes = if extension(path) == "svg" {
         let mut text = String::new();
         let backend = SVGBackend::with_string(&mut text, size);
@@ -86,11 +90,11 @@ fn write(path: &Path, size: (u32, u32), picture: &Picture<'_>) -> Result<()> {
         text.into_bytes()
     } else {
         let mut pixels = vec![0; (size.0 * size.1 * 3) as usize];
-        let bitmap = Lettered(BitMapBackend::with_buffer(&mut pixels, size));
+        let bitmap = LetteredBitmap(BitMapBackend::with_buffer(&mut pixels, size));
         draw_on(bitmap, picture).map_err(failed)?;
         encode(&pixels, size).map_err(|error| Error::device(format!("PNG: {error}"), "try .svg"))?
     };
-    let mut out = crate::common::file::Output::create(Some(path))?;
+    let mut out = crate::common::file::OutputFile::create(Some(path))?;
     out.write(&bytes)?;
     out.commit()
 }
@@ -114,17 +118,17 @@ fn encode(pixels: &[u8], size: (u32, u32)) -> std::result::Result<Vec<u8>, png::
 }
 
 /// Lines over a linear x axis and a logarithmic y axis.
-pub struct Chart {
+pub struct LineChart {
     title: String,
     x_name: &'static str,
     y_name: &'static str,
     x: Range<f64>,
     x_label: fn(f64) -> String,
-    lines: Vec<Line>,
+    lines: Vec<ChartLine>,
 }
 
 /// A named line.
-struct Line {
+struct ChartLine {
     name: Cow<'static, str>,
     color: RGBColor,
     points: Vec<(f64, f64)>,
@@ -132,13 +136,13 @@ struct Line {
 
 fn draw_on<B: DrawingBackend>(
     backend: B,
-    picture: &Picture<'_>,
+    picture: &PlotSubject<'_>,
 ) -> std::result::Result<(), String> {
     let root = backend.into_drawing_area();
     root.fill(&WHITE).map_err(|error| error.to_string())?;
     match picture {
-        Picture::Timeline(timeline) => timeline.draw(&root)?,
-        Picture::Charts(charts, grid) => {
+        PlotSubject::Timeline(timeline) => timeline.draw(&root)?,
+        PlotSubject::Charts(charts, grid) => {
             let panels = root.split_evenly(*grid);
             let mut pairs = panels.iter().zip(*charts);
             pairs.try_for_each(|(panel, chart)| draw_in(panel, chart))?;
@@ -149,7 +153,7 @@ fn draw_on<B: DrawingBackend>(
 
 fn draw_in<B: DrawingBackend>(
     panel: &DrawingArea<B, Shift>,
-    picture: &Chart,
+    picture: &LineChart,
 ) -> std::result::Result<(), String> {
     let mut chart = ChartBuilder::on(panel)
         .caption(&picture.title, ("sans-serif", 22))
@@ -207,7 +211,7 @@ fn draw_in<B: DrawingBackend>(
 }
 
 /// Returns the y axis: all points are inside, with room around them.
-fn y_range(lines: &[Line]) -> Range<f64> {
+fn y_range(lines: &[ChartLine]) -> Range<f64> {
     let heights = || {
         let points = lines.iter().flat_map(|line| line.points.iter());
         points.map(|point| point.1)

@@ -1,12 +1,12 @@
 //! The chart of ways to memory: GB/s over the size of reads.
 
-use super::{Chart, Line};
+use super::{ChartLine, LineChart};
 use nvme_host::units;
 use plotters::prelude::*;
 use serde_json::Value;
 
 /// Returns the chart of the sequential reads of `bench --paths`.
-pub fn chart(report: &Value) -> Chart {
+pub fn chart(report: &Value) -> LineChart {
     let cases = report["cases"].as_array().map_or(&[][..], Vec::as_slice);
     let line = |way: &'static str, color| {
         let is_of_it = |case: &&Value| case["way"] == way && case["pattern"] == "sequential";
@@ -15,7 +15,7 @@ pub fn chart(report: &Value) -> Chart {
             Some((bytes.log2(), case["gb_per_s"].as_f64()?))
         };
         let points = cases.iter().filter(is_of_it).filter_map(point).collect();
-        Line {
+        ChartLine {
             name: way.into(),
             color,
             points,
@@ -36,7 +36,7 @@ pub fn chart(report: &Value) -> Chart {
         .collect();
     let least = sizes.iter().copied().fold(f64::MAX, f64::min);
     let most = sizes.iter().copied().fold(0.0, f64::max);
-    Chart {
+    LineChart {
         title: format!(
             "one file to {}, sequential reads",
             report["to"].as_str().unwrap_or("memory")

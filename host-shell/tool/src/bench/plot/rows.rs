@@ -1,12 +1,12 @@
 //! The chart of gathers: rows a second over the size of a row.
 
-use super::{Chart, Line};
+use super::{ChartLine, LineChart};
 use nvme_host::units;
 use plotters::prelude::*;
 use serde_json::Value;
 
 /// Returns the chart of the cases of `bench --gather`, as they are printed.
-pub fn chart(cases: &[Value]) -> Chart {
+pub fn chart(cases: &[Value]) -> LineChart {
     let line = |name: &'static str, color, rate: fn(&Value) -> &Value| {
         let point = |case: &Value| {
             let bytes = case["row_bytes"].as_f64()?;
@@ -14,7 +14,7 @@ pub fn chart(cases: &[Value]) -> Chart {
         };
         let mut points: Vec<(f64, f64)> = cases.iter().filter_map(point).collect();
         points.sort_by(|a, b| a.0.total_cmp(&b.0));
-        Line {
+        ChartLine {
             name: name.into(),
             color,
             points,
@@ -49,7 +49,7 @@ pub fn chart(cases: &[Value]) -> Chart {
         sizes().fold(f64::MAX, f64::min),
         sizes().fold(0.0, f64::max),
     );
-    Chart {
+    LineChart {
         title: "rows by ids".to_owned(),
         x_name: "bytes of a row",
         y_name: "M rows/s",

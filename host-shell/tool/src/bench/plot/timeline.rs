@@ -1,19 +1,19 @@
 //! Timeline of a pipeline as a picture: reads, products, and the batches of each buffer.
 
-use nvme_course::pipeline::trace::{Trace, Work};
+use nvme_course::pipeline::trace::{PipelineTrace, SpanWork};
 use plotters::coord::Shift;
 use plotters::prelude::*;
 
 /// Spans of a timeline to draw.
-pub struct Timeline<'t> {
+pub struct TimelinePlot<'t> {
     pub title: &'t str,
-    pub trace: &'t Trace,
+    pub trace: &'t PipelineTrace,
 }
 
 /// Half the height of a bar; a row is 1.
 const HALF: f64 = 0.35;
 
-impl Timeline<'_> {
+impl TimelinePlot<'_> {
     pub fn draw<B: DrawingBackend>(
         &self,
         panel: &DrawingArea<B, Shift>,
@@ -52,8 +52,8 @@ impl Timeline<'_> {
             .map_err(text)?;
         let bars = spans.iter().flat_map(|span| {
             let (first, color) = match span.work {
-                Work::Read => (top - 0.5, BLUE),
-                Work::Compute => (top - 1.5, RED),
+                SpanWork::Read => (top - 0.5, BLUE),
+                SpanWork::Compute => (top - 1.5, RED),
             };
             let own = top - 2.5 - f64::from(span.slot);
             [first, own].map(|middle| {

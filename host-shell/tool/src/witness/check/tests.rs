@@ -3,22 +3,22 @@
 use super::super::record::*;
 use super::*;
 
-fn step(name: &str, by: By, bytes: u64) -> Step {
+fn step(name: &str, by: SubmittingProcessor, bytes: u64) -> WitnessStep {
     let seconds = bytes as f64 / 3.35e9;
-    let mut measured = Measured::new(bytes, 1 << 20, (1, 32), seconds);
+    let mut measured = TimedPass::new(bytes, 1 << 20, (1, 32), seconds);
     measured.of_link = Some(measured.gb_per_s / 3.938);
-    Step {
+    WitnessStep {
         name: name.to_owned(),
         by,
-        outcome: Outcome::Ok,
+        outcome: StepEnd::Ok,
         measured: Some(measured),
-        verified: Some(Verified {
+        verified: Some(VerifiedBytes {
             how: "one; another".to_owned(),
             bytes,
             zero_share: 0.1,
             sums: Some(["00112233445566aa".to_owned(), "00112233445566aa".to_owned()]),
         }),
-        tier: (by == By::Gpu).then(|| Tier {
+        tier: (by == SubmittingProcessor::Gpu).then(|| RecordTier {
             tier: 1,
             why: "the GPU stores to the BAR itself".to_owned(),
         }),
@@ -27,9 +27,9 @@ fn step(name: &str, by: By, bytes: u64) -> Step {
     }
 }
 
-fn skipped(name: &str, by: By) -> Step {
-    Step {
-        outcome: Outcome::Skipped,
+fn skipped(name: &str, by: SubmittingProcessor) -> WitnessStep {
+    WitnessStep {
+        outcome: StepEnd::Skipped,
         measured: None,
         verified: None,
         tier: None,
@@ -38,40 +38,40 @@ fn skipped(name: &str, by: By) -> Step {
     }
 }
 
-fn good() -> Record {
-    let rate = Rate {
+fn good() -> WitnessRecord {
+    let rate = RecordRate {
         generation: 3,
         lanes: 4,
         gb_per_s: Some(3.938),
     };
-    let mut steps = vec![Step {
+    let mut steps = vec![WitnessStep {
         measured: None,
         verified: None,
-        ..step(IDENTIFY, By::Cpu, 1)
+        ..step(IDENTIFY, SubmittingProcessor::Cpu, 1)
     }];
-    for rung in Rung::ALL {
-        for by in [By::Cpu, By::Gpu] {
+    for rung in StepWorkload::ALL {
+        for by in [SubmittingProcessor::Cpu, SubmittingProcessor::Gpu] {
             steps.push(match rung {
-                Rung::WriteReadCompare => skipped(rung.name(), by),
+                StepWorkload::WriteReadCompare => skipped(rung.name(), by),
                 _ => step(rung.name(), by, 669_000_000),
             });
         }
     }
-    Record {
+    WitnessRecord {
         schema_version: 1,
         witness_version: VERSION,
-        ended: Ended::Complete,
+        ended: RunEnd::Complete,
         date: "2026-11-25T02:30:00Z".to_owned(),
         tool: "nvme-gpu 0.1.0 (commit abcdef123456)".to_owned(),
         command: "nvme-gpu witness -d vfio:0000:01:00.0".to_owned(),
         simulator: false,
-        machine: Machine {
+        machine: RecordMachine {
             kernel: "6.17.0".to_owned(),
             processor: "AMD Ryzen 7 5800X".to_owned(),
             cores: 16,
             numa_nodes: 1,
         },
-        controller: Some(Controller {
+        controller: Some(RecordController {
             way: "vfio".to_owned(),
             model: "WD PC SN740".to_owned(),
             firmware: "73110012".to_owned(),
@@ -82,7 +82,7 @@ fn good() -> Record {
             blocks: 1_000_215_216,
             queue_pairs: 16,
             iommu_group_type: Some("DMA".to_owned()),
-            link: Some(Link {
+            link: Some(RecordLink {
                 trained: Some(rate),
                 possible: Some(rate),
             }),
@@ -94,13 +94,13 @@ fn good() -> Record {
 }
 
 /// The problems of a record that `change` has changed.
-fn after(change: impl FnOnce(&mut Record)) -> String {
+fn after(change: impl FnOnce(&mut WitnessRecord)) -> String {
     let mut record = good();
     change(&mut record);
     problems(&record).join("; ")
 }
 
-fn of(record: &mut Record) -> &mut Measured {
+fn of(record: &mut WitnessRecord) -> &mut TimedPass {
     record.steps[5].measured.as_mut().unwrap()
 }
 
@@ -130,7 +130,7 @@ fn a_good_file_has_no_problems_and_a_row() {
 
 #[test]
 fn figures_that_cannot_be_are_found() {
-    let faster = |record: &mut Record| {
+    let faster = |record: &mut WitnessRecord| {
         let one = of(record);
         one.seconds /= 2.0;
         one.gb_per_s *= 2.0;
@@ -138,7 +138,7 @@ fn figures_that_cannot_be_are_found() {
     };
     assert!(after(faster).contains("faster than the link"));
     // The link of an emulated controller bounds nothing, and no share of it is told.
-    let emulated = |record: &mut Record| {
+    let emulated = |record: &mut WitnessRecord| {
         faster(record);
         record.simulator = true;
         for step in &mut record.steps {
@@ -150,7 +150,7 @@ fn figures_that_cannot_be_are_found() {
     assert_eq!(after(emulated), "");
     for (change, what) in [
         (
-            (|record| of(record).gb_per_s *= 1.1) as fn(&mut Record),
+            (|record| of(record).gb_per_s *= 1.1) as fn(&mut WitnessRecord),
             "not bytes by seconds",
         ),
         (|record| of(record).of_link = Some(0.2), "share of the link"),
@@ -202,7 +202,7 @@ fn figures_that_cannot_be_are_found() {
 fn members_that_say_otherwise_are_found() {
     for (change, what) in [
         (
-            (|record| record.date = "yesterday".to_owned()) as fn(&mut Record),
+            (|record| record.date = "yesterday".to_owned()) as fn(&mut WitnessRecord),
             "date 'yesterday'",
         ),
         (|record| record.witness_version = 9, "version 9"),
@@ -216,7 +216,7 @@ fn members_that_say_otherwise_are_found() {
         (|record| record.steps[4] = record.steps[2].clone(), "twice"),
         (|record| record.steps[4].verified = None, "say otherwise"),
         (
-            |record| record.steps[4].outcome = Outcome::Failed,
+            |record| record.steps[4].outcome = StepEnd::Failed,
             "say otherwise",
         ),
         (

@@ -23,7 +23,7 @@ const WRITEABLE: u32 = 1 << 1;
 const READABLE: u32 = 1 << 2;
 
 #[repr(C)]
-struct Alloc {
+struct IoasAlloc {
     size: u32,
     flags: u32,
     ioas: u32,
@@ -31,13 +31,13 @@ struct Alloc {
 
 #[repr(C)]
 #[derive(Clone, Copy, Default)]
-struct Range {
+struct IovaRange {
     start: u64,
     last: u64,
 }
 
 #[repr(C)]
-struct Ranges {
+struct IovaRanges {
     size: u32,
     ioas: u32,
     count: u32,
@@ -47,7 +47,7 @@ struct Ranges {
 }
 
 #[repr(C)]
-struct Map {
+struct IoasMap {
     size: u32,
     flags: u32,
     ioas: u32,
@@ -69,19 +69,19 @@ struct MapFile {
 }
 
 #[repr(C)]
-struct Unmap {
+struct IoasUnmap {
     size: u32,
     ioas: u32,
     iova: u64,
     bytes: u64,
 }
 
-const _: () = assert!(size_of::<Alloc>() == 12);
-const _: () = assert!(size_of::<Range>() == 16);
-const _: () = assert!(size_of::<Ranges>() == 32);
-const _: () = assert!(size_of::<Map>() == 40);
+const _: () = assert!(size_of::<IoasAlloc>() == 12);
+const _: () = assert!(size_of::<IovaRange>() == 16);
+const _: () = assert!(size_of::<IovaRanges>() == 32);
+const _: () = assert!(size_of::<IoasMap>() == 40);
 const _: () = assert!(size_of::<MapFile>() == 40);
-const _: () = assert!(size_of::<Unmap>() == 24);
+const _: () = assert!(size_of::<IoasUnmap>() == 24);
 
 fn call<T>(iommufd: &File, number: libc::c_ulong, argument: &mut T) -> io::Result<()> {
     // SAFETY: the kernel reads and writes the structure that belongs to the number, which is T, and not past the size
@@ -100,8 +100,8 @@ fn call<T>(iommufd: &File, number: libc::c_ulong, argument: &mut T) -> io::Resul
 
 /// Allocates an address space and returns its number.
 pub fn alloc(iommufd: &File) -> io::Result<u32> {
-    let mut alloc = Alloc {
-        size: size_of::<Alloc>() as u32,
+    let mut alloc = IoasAlloc {
+        size: size_of::<IoasAlloc>() as u32,
         flags: 0,
         ioas: 0,
     };
@@ -115,10 +115,10 @@ pub fn ranges(iommufd: &File, ioas: u32) -> io::Result<Vec<RangeInclusive<u64>>>
     /// Limit of the ranges that are requested: more than any machine has. The count comes from the kernel's
     /// answer and sizes an allocation.
     const MOST: u32 = 4096;
-    let mut list = vec![Range::default(); 16];
+    let mut list = vec![IovaRange::default(); 16];
     for _ in 0..4 {
-        let mut ask = Ranges {
-            size: size_of::<Ranges>() as u32,
+        let mut ask = IovaRanges {
+            size: size_of::<IovaRanges>() as u32,
             ioas,
             count: list.len() as u32,
             reserved: 0,
@@ -128,7 +128,7 @@ pub fn ranges(iommufd: &File, ioas: u32) -> io::Result<Vec<RangeInclusive<u64>>>
         match call(iommufd, IOAS_IOVA_RANGES, &mut ask) {
             Ok(()) => return Ok(usable(&list, ask.count)),
             Err(error) if error.raw_os_error() == Some(libc::EMSGSIZE) => {
-                list = vec![Range::default(); ask.count.min(MOST) as usize];
+                list = vec![IovaRange::default(); ask.count.min(MOST) as usize];
             }
             Err(error) => return Err(error),
         }
@@ -138,7 +138,7 @@ pub fn ranges(iommufd: &File, ioas: u32) -> io::Result<Vec<RangeInclusive<u64>>>
 
 /// Returns the usable ranges of the kernel's answer: the first `count`, limited to the list, without those
 /// that end before they start.
-fn usable(told: &[Range], count: u32) -> Vec<RangeInclusive<u64>> {
+fn usable(told: &[IovaRange], count: u32) -> Vec<RangeInclusive<u64>> {
     let told = told.iter().take(count as usize);
     let ranges = told.map(|range| range.start..=range.last);
     ranges.filter(|range| !range.is_empty()).collect()
@@ -149,8 +149,8 @@ fn usable(told: &[Range], count: u32) -> Vec<RangeInclusive<u64>> {
 /// The caller is responsible for the devices' accesses to that memory: it keeps it mapped, and looks at it
 /// through atomics or not at all while a command may touch it.
 pub fn map(iommufd: &File, ioas: u32, address: u64, iova: u64, bytes: u64) -> io::Result<()> {
-    let mut map = Map {
-        size: size_of::<Map>() as u32,
+    let mut map = IoasMap {
+        size: size_of::<IoasMap>() as u32,
         flags: FIXED_IOVA | WRITEABLE | READABLE,
         ioas,
         reserved: 0,
@@ -183,8 +183,8 @@ pub fn map_file(
 
 /// Unmaps the range, and returns the number of bytes that were mapped.
 pub fn unmap(iommufd: &File, ioas: u32, iova: u64, bytes: u64) -> io::Result<u64> {
-    let mut unmap = Unmap {
-        size: size_of::<Unmap>() as u32,
+    let mut unmap = IoasUnmap {
+        size: size_of::<IoasUnmap>() as u32,
         ioas,
         iova,
         bytes,
@@ -202,15 +202,15 @@ mod tests {
     fn numbers_are_those_of_the_header() {
         assert_eq!(IOAS_ALLOC, 0x3B81);
         assert_eq!(IOAS_MAP_FILE, 0x3B8F);
-        assert_eq!(std::mem::offset_of!(Ranges, list), 16);
-        assert_eq!(std::mem::offset_of!(Map, address), 16);
+        assert_eq!(std::mem::offset_of!(IovaRanges, list), 16);
+        assert_eq!(std::mem::offset_of!(IoasMap, address), 16);
         assert_eq!(std::mem::offset_of!(MapFile, fd), 12);
-        assert_eq!(std::mem::offset_of!(Unmap, iova), 8);
+        assert_eq!(std::mem::offset_of!(IoasUnmap, iova), 8);
     }
 
     #[test]
     fn ranges_that_cannot_be_are_left_out() {
-        let range = |start, last| Range { start, last };
+        let range = |start, last| IovaRange { start, last };
         let told = [range(0, 0xFEDF_FFFF), range(5, 4), range(1 << 32, u64::MAX)];
         let all = [0..=0xFEDF_FFFF, 1 << 32..=u64::MAX];
         assert_eq!(usable(&told, 3), all);

@@ -8,9 +8,9 @@ mod calls;
 
 use super::ioctl;
 use super::node::{forbidden, not_isolated};
-use crate::dma::pages::Pages;
+use crate::dma::pages::DmaPages;
 use crate::error::{Error, Result};
-use crate::sysfs::{Function, Host, Process};
+use crate::sysfs::{RunningProcess, SysfsFunction, SysfsHost};
 use std::fs::{File, OpenOptions};
 use std::io;
 use std::ops::RangeInclusive;
@@ -22,7 +22,7 @@ const TYPE1: &str = "leave iommu=iommufd out: VFIO's type 1 IOMMU is used then";
 
 /// State of the node of iommufd.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Found {
+pub enum IommufdState {
     /// The kernel was built without it, or its module is not loaded.
     Absent,
     /// There is a node that may not be opened.
@@ -32,24 +32,24 @@ pub enum Found {
 }
 
 /// Looks at the node `path`, which is /dev/iommu but in tests.
-pub fn probe(path: &Path) -> Found {
+pub fn probe(path: &Path) -> IommufdState {
     match OpenOptions::new().read(true).write(true).open(path) {
-        Ok(_) => Found::Present,
-        Err(error) if error.kind() == io::ErrorKind::PermissionDenied => Found::Forbidden,
-        Err(_) => Found::Absent,
+        Ok(_) => IommufdState::Present,
+        Err(error) if error.kind() == io::ErrorKind::PermissionDenied => IommufdState::Forbidden,
+        Err(_) => IommufdState::Absent,
     }
 }
 
 /// True if `function` can be opened by iommufd: both nodes exist and may be opened.
-pub(super) fn can_open(host: &Host, function: &Function) -> bool {
+pub(super) fn can_open(host: &SysfsHost, function: &SysfsFunction) -> bool {
     let own = host
         .vfio_node(function.address)
-        .is_some_and(|path| probe(&path) == Found::Present);
-    own && probe(&host.path(NODE)) == Found::Present
+        .is_some_and(|path| probe(&path) == IommufdState::Present);
+    own && probe(&host.path(NODE)) == IommufdState::Present
 }
 
 /// Opens /dev/iommu.
-fn open_iommufd(host: &Host) -> Result<File> {
+fn open_iommufd(host: &SysfsHost) -> Result<File> {
     let path = host.path(NODE);
     let opened = OpenOptions::new().read(true).write(true).open(&path);
     opened.map_err(|source| match source.kind() {
@@ -72,7 +72,7 @@ fn open_iommufd(host: &Host) -> Result<File> {
 }
 
 /// Opens the node of `function` and gives the device to `iommufd`. It reaches no memory yet.
-fn open_device(host: &Host, function: &Function, iommufd: &File) -> Result<File> {
+fn open_device(host: &SysfsHost, function: &SysfsFunction, iommufd: &File) -> Result<File> {
     let address = function.address;
     let absent = |what: String| {
         let remedy = format!("{TYPE1}; or boot a kernel with CONFIG_VFIO_DEVICE_CDEV");
@@ -99,7 +99,7 @@ fn open_device(host: &Host, function: &Function, iommufd: &File) -> Result<File>
     ioctl::bind_iommufd(&device, iommufd).map_err(|source| match source.raw_os_error() {
         // EINVAL: the device is open by its own node, also in this process.
         Some(libc::EBUSY | libc::EINVAL) => {
-            let by = Process::list(&host.openers(function));
+            let by = RunningProcess::list(&host.openers(function));
             Error::environment(
                 format!("{address}, or another device of its IOMMU group, is in use by {by}"),
                 format!(
@@ -116,19 +116,19 @@ fn open_device(host: &Host, function: &Function, iommufd: &File) -> Result<File>
 }
 
 /// Opens `function` for its BARs alone, in a separate iommufd: it can access no memory.
-pub(super) fn open_apart(host: &Host, function: &Function) -> Result<File> {
+pub(super) fn open_apart(host: &SysfsHost, function: &SysfsFunction) -> Result<File> {
     // The device keeps it open.
     open_device(host, function, &open_iommufd(host)?)
 }
 
 /// An address space, for the devices of one group.
-pub(super) struct Ioas {
+pub(super) struct IoasHandle {
     file: File,
     number: u32,
 }
 
-impl Ioas {
-    pub fn open(host: &Host) -> Result<Self> {
+impl IoasHandle {
+    pub fn open(host: &SysfsHost) -> Result<Self> {
         let file = open_iommufd(host)?;
         let number = calls::alloc(&file).map_err(|source| match source.raw_os_error() {
             Some(libc::ENOTTY) => Error::environment(
@@ -141,7 +141,7 @@ impl Ioas {
     }
 
     /// Opens the device and attaches it: it can access the memory that is mapped here, and nothing else.
-    pub fn device(&self, host: &Host, function: &Function) -> Result<File> {
+    pub fn device(&self, host: &SysfsHost, function: &SysfsFunction) -> Result<File> {
         let device = open_device(host, function, &self.file)?;
         ioctl::attach(&device, self.number)
             .map_err(Error::system("VFIO_DEVICE_ATTACH_IOMMUFD_PT"))?;
@@ -155,7 +155,7 @@ impl Ioas {
 
     /// Maps all of `pages` at `iova`: a dma-buf as such, a memory file as a file where the kernel can, and other memory
     /// by its address in this process.
-    pub fn map(&self, pages: &Pages, iova: u64) -> io::Result<()> {
+    pub fn map(&self, pages: &DmaPages, iova: u64) -> io::Result<()> {
         let bytes = pages.len() as u64;
         let map_file = |fd| calls::map_file(&self.file, self.number, fd, iova, bytes);
         if let Some(dma_buf) = pages.dma_buf() {
@@ -179,7 +179,7 @@ impl Ioas {
 }
 
 /// Returns the error for `pages` that could not be mapped, if the reason is specific to iommufd.
-pub(super) fn not_mapped(source: &io::Error, pages: &Pages) -> Option<Error> {
+pub(super) fn not_mapped(source: &io::Error, pages: &DmaPages) -> Option<Error> {
     let (cause, remedy) = match (source.raw_os_error()?, pages.dma_buf().is_some()) {
         (libc::ENOTTY | libc::EINVAL, true) => (
             "this kernel's iommufd maps no dma-bufs: Linux 6.19 and newer does",
@@ -207,7 +207,7 @@ mod tests {
     use super::*;
     use crate::sysfs::testing::Tree;
 
-    fn machine() -> (Tree, Function) {
+    fn machine() -> (Tree, SysfsFunction) {
         let tree = Tree::new();
         tree.controller("0000:01:00.0", "vfio-pci", 7);
         let address = "0000:01:00.0".parse().unwrap();
@@ -217,15 +217,15 @@ mod tests {
 
     #[test]
     fn a_node_is_there_or_not() {
-        assert_eq!(probe(Path::new("/nonexistent/iommu")), Found::Absent);
-        assert_eq!(probe(Path::new("/dev/null")), Found::Present);
+        assert_eq!(probe(Path::new("/nonexistent/iommu")), IommufdState::Absent);
+        assert_eq!(probe(Path::new("/dev/null")), IommufdState::Present);
     }
 
     #[test]
     fn each_part_that_is_missing_is_named_with_a_remedy() {
         let (tree, function) = machine();
         let host = tree.host();
-        let open = || Ioas::open(&host).map(drop).unwrap_err();
+        let open = || IoasHandle::open(&host).map(drop).unwrap_err();
         assert!(open().to_string().contains("offers no iommufd"));
         assert!(open().remedy().contains("CONFIG_IOMMUFD"));
         tree.file("dev/iommu", "");
@@ -247,7 +247,7 @@ mod tests {
 
     #[test]
     fn memory_that_it_cannot_map_has_a_reason_of_its_own() {
-        let pages = Pages::new(1).unwrap();
+        let pages = DmaPages::new(1).unwrap();
         let error = |errno| not_mapped(&io::Error::from_raw_os_error(errno), &pages);
         assert!(error(libc::EFAULT).unwrap().remedy().contains("bar=N"));
         assert!(error(libc::ENOMEM).is_none() && error(libc::EINVAL).is_none());

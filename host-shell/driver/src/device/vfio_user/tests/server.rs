@@ -1,7 +1,7 @@
 //! A server of a few registers, polite unless it is told otherwise for one message.
 
 use super::super::VfioUser;
-use super::super::connection::Connection;
+use super::super::connection::ServerConnection;
 use crate::error::Result;
 use nvme_core::spec::register::offset;
 use nvme_sim::vfio_user::wire::{
@@ -142,7 +142,7 @@ pub fn start_with(
         bar,
     };
     let thread = std::thread::spawn(move || server.run());
-    let device = VfioUser::start("test", Connection::new(ours.into(), patience));
+    let device = VfioUser::start("test", ServerConnection::new(ours.into(), patience));
     let log = Log {
         seen,
         thread,

@@ -73,7 +73,10 @@ fn an_export_by_a_path_of_a_container_is_found_there() {
     // Nothing has that name here, and then something else does.
     let found = usage(&tree).holders;
     assert_eq!(
-        found.iter().map(Holder::to_string).collect::<Vec<_>>(),
+        found
+            .iter()
+            .map(DeviceHolder::to_string)
+            .collect::<Vec<_>>(),
         said
     );
     tree.link("srv/image", "/dev/null");
