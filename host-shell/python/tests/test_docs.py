@@ -6,6 +6,7 @@ import doctest
 import os
 import re
 import shutil
+import sys
 from pathlib import Path
 
 import pytest
@@ -55,6 +56,26 @@ def test_a_block_of_a_page_runs(text, tmp_path, monkeypatch):
         pytest.skip("needs mke2fs, of e2fsprogs")
     monkeypatch.chdir(tmp_path)
     exec(compile(text, "block", "exec"), {"__name__": "__main__"})
+
+
+def test_a_page_installs_what_its_blocks_import():
+    """Before the block. numpy is installed with the package, which pyproject.toml says."""
+    comes_along = {"nvme_gpu", "numpy", *sys.stdlib_module_names}
+    manifest = (ROOT / "host-shell/python/pyproject.toml").read_text()
+    assert re.search(r'^dependencies = \["numpy', manifest, re.M)
+    for page in PAGES:
+        path = ROOT / page
+        if not path.exists():
+            continue
+        before, *rest = re.split(r"^```python\n", path.read_text(), flags=re.M)
+        for part in rest:
+            block = part.partition("\n```")[0]
+            lines = re.findall(r"^ *(?:import|from) ([^\n]+)", block, re.M)
+            names = {name.split(".")[0].split()[0] for line in lines for name in line.split(" import ")[0].split(", ")}
+            installed = re.findall(r"pip install ([^\n`]+)", before)
+            assert any("host-shell/python" in one for one in installed), f"{page}: no line installs the package"
+            assert names - comes_along <= set(re.findall(r"[a-z_]+", " ".join(installed))), page
+            before += part
 
 
 def test_there_are_blocks():
