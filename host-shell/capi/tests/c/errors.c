@@ -132,6 +132,18 @@ int main(int count, char **arguments)
     CLOSED(nvme_gpu_pwrite(good, data, 1, 0));
     CLOSED(nvme_gpu_stats(good, &small));
 
+    /* A store is closed with its own tables, and with no others. */
+    nvme_gpu_t *stays;
+    nvme_gpu_table_t *of_other;
+    OK(open_with(options, &stays));
+    OK(open_with(options, &good));
+    OK(nvme_gpu_table_open(good, 0, 4, 16, &of_other));
+    OK(nvme_gpu_table_open(stays, 0, 5, 16, &table));
+    nvme_gpu_close(good);
+    CHECK(nvme_gpu_table_rows(of_other) == 0 && nvme_gpu_table_rows(table) == 5);
+    OK(nvme_gpu_gather(table, &(int64_t){ 4 }, NVME_GPU_I64, 1, data, 0, NULL, NULL, NULL));
+    nvme_gpu_close(stays);
+
     /* For reading only. */
     changed = options;
     changed.flags = NVME_GPU_READ_ONLY;
@@ -161,9 +173,13 @@ int main(int count, char **arguments)
     OK(nvme_gpu_pending_report(pending, &report));
     CHECK(report.rows == 2 && report.failed == 1 && report.first_row == 0);
     nvme_gpu_pending_free(pending);
+    OK(nvme_gpu_gather_async(table, &id, NVME_GPU_I32, 1, data, 0, NULL, NULL, &pending));
+    /* The end is what it is, however often it is looked at. */
+    for (int look = 0; look < 3; ++look) FAILS(0x281, nvme_gpu_pending_wait(pending, UINT64_MAX));
+    nvme_gpu_pending_free(pending);
     small.size = sizeof(small);
     OK(nvme_gpu_stats(good, &small));
-    CHECK(small.background_failures == 2);
+    CHECK(small.background_failures == 3);
     nvme_gpu_close(good);
 
     /* A command without an answer. */

@@ -52,6 +52,12 @@ static void transfers(nvme_gpu_t *store)
     USAGE(nvme_gpu_register(store, in + 1, 1));
     OK(nvme_gpu_unregister(store, in));
     USAGE(nvme_gpu_unregister(store, in));
+    /* Some of the bytes are registered: at the begin, at the end, or in the middle. */
+    OK(nvme_gpu_register(store, in + 1000, 1000));
+    for (int begin = 0; begin <= 1500; begin += 500) USAGE(nvme_gpu_register(store, in + begin, 2000));
+    OK(nvme_gpu_register(store, in, 1000));
+    OK(nvme_gpu_register(store, in + 2000, 1000));
+    for (int begin = 0; begin <= 2000; begin += 1000) OK(nvme_gpu_unregister(store, in + begin));
 }
 
 static void rows(nvme_gpu_t *store)
@@ -91,6 +97,8 @@ static void rows(nvme_gpu_t *store)
     CHECK(report.first_row == 3 && status[3] == NVME_GPU_ROW_OUT_OF_RANGE && status[2] == NVME_GPU_ROW_NOT_RUN);
     OK(nvme_gpu_gather(table, narrow, NVME_GPU_I32, 3, out, 512, status, NULL, NULL));
     CHECK(out[0] == 6 && out[512] == 64 && out[1024] == 6);
+    /* Each row has its status, also where none failed; and no more than those. */
+    CHECK(status[0] == 0 && status[1] == 0 && status[2] == 0 && status[3] == NVME_GPU_ROW_OUT_OF_RANGE);
 
     /* Strided, in the background. */
     for (int i = 0; i < 4; ++i) memset(out + i * 512, 100 + i, 512);

@@ -115,6 +115,12 @@ static void of_rows(nvme_gpu_table_t *table, enum kind kind)
         const char *name = kind == SHORT ? "out" : "rows";
         check(kind, name, 1, nvme_gpu_gather(table, ids, NVME_GPU_I64, MANY, wrong_rows, 0, status, NULL, NULL));
         check(kind, "rows", 0, nvme_gpu_scatter(table, ids, NVME_GPU_I64, MANY, wrong_rows, 0, 0, status, NULL, NULL));
+        /* Rows with gaps and wider rows need more memory than rows as they are stored. */
+        unsigned char *apart = memory(kind, (2 * MANY - 1) * ROW), *wide = memory(kind, 2 * MANY * ROW);
+        check(kind, name, 1, nvme_gpu_gather(table, ids, NVME_GPU_I64, MANY, apart, 2 * ROW, status, NULL, NULL));
+        check(kind, "rows", 0, nvme_gpu_scatter(table, ids, NVME_GPU_I64, MANY, apart, 2 * ROW, 0, status, NULL, NULL));
+        check(kind, name, 1,
+              nvme_gpu_gather_as(table, "float8_e4m3fn", "float16", ids, NVME_GPU_I64, MANY, wide, 0, status, NULL, NULL));
     }
 }
 
@@ -130,6 +136,12 @@ static void of_bytes(nvme_gpu_t *store, enum kind kind)
     check(kind, "data", 0, end(nvme_gpu_pwrite_async(store, data, 1000, 5, NULL, &pending), &pending));
     nvme_gpu_io io = { .operation = NVME_GPU_READ, .offset = 5, .bytes = 1000, .data = data };
     check(kind, "data", 1, nvme_gpu_batch(store, &io, 1));
+    /* All entries are judged before the first is read. */
+    unsigned char *good = memory(GPU, 1000);
+    memset(good, 0xEE, 1000);
+    nvme_gpu_io several[] = { { .operation = NVME_GPU_READ, .offset = 5, .bytes = 1000, .data = good }, io };
+    check(kind, "data", 1, nvme_gpu_batch(store, several, 2));
+    CHECK(good[0] == 0xEE);
 }
 
 int main(int count, char **words)
