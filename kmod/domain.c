@@ -105,6 +105,12 @@ static int make_own(struct nvme_gpu_domain *domain, struct pci_dev *pdev)
 	err = iommu_attach_group(own, domain->group);
 	if (err)
 		goto free;
+	/*
+	 * Where the IOMMU can: a transaction that does not look into caches would
+	 * read what memory held before the kernel cleared it for the program.
+	 */
+	if (own->ops->enforce_cache_coherency)
+		own->ops->enforce_cache_coherency(own);
 	/* From the second page on: an address of 0 is a mistake. */
 	init_iova_domain(&domain->iovas, PAGE_SIZE, 1);
 	err = reserve_regions(domain, pdev);
@@ -209,8 +215,11 @@ static u64 mapped_run(struct iommu_domain *own, u64 first, u64 most)
 {
 	u64 run = 0;
 
-	while (run < most && iommu_iova_to_phys(own, first + run))
+	while (run < most && iommu_iova_to_phys(own, first + run)) {
 		run += PAGE_SIZE;
+		if (!(run & (SZ_4M - 1)))
+			cond_resched();
+	}
 	return run;
 }
 

@@ -131,11 +131,33 @@ static void disable(struct nvme_gpu_function *of)
 	pci_disable_device(of->pdev);
 }
 
+/*
+ * An NVMe function that driver_override names matches the static table. By
+ * driver_override alone the kernel offers any function, whose registers are
+ * something else; by new_id, functions that nobody has named.
+ */
+static int check_function(struct pci_dev *pdev, const struct pci_device_id *id)
+{
+	if (!id->override_only) {
+		pci_info(pdev, "refused: no NVMe function, or not by driver_override\n");
+		return -ENODEV;
+	}
+	if (pci_num_vf(pdev)) {
+		pci_info(pdev, "refused: its virtual functions may be in use\n");
+		return -EBUSY;
+	}
+	return 0;
+}
+
 static int nvme_gpu_probe(struct pci_dev *pdev, const struct pci_device_id *id)
 {
-	struct nvme_gpu_function *of = make_function(pdev);
+	struct nvme_gpu_function *of;
 	int err;
 
+	err = check_function(pdev, id);
+	if (err)
+		return err;
+	of = make_function(pdev);
 	if (IS_ERR(of))
 		return PTR_ERR(of);
 	err = enable(of);
@@ -184,6 +206,7 @@ static void nvme_gpu_remove(struct pci_dev *pdev)
 	/* What has been pulled out is not there to be finished with. */
 	if (pci_device_is_present(pdev))
 		wait_event_killable_timeout(of->closed,
+					    /* What let_go() has done is seen. */
 					    smp_load_acquire(&of->is_free),
 					    msecs_to_jiffies(grace));
 	cdev_device_del(&of->cdev, &of->dev);

@@ -144,6 +144,8 @@ static int settle(struct nvme_gpu_opener *opener, u32 handle, int err)
 static int prepare(struct nvme_gpu_mapping *mapping,
 		   const struct nvme_gpu_kmod_map *ask)
 {
+	if (ask->kind == NVME_GPU_MAP_USER && ask->flags & NVME_GPU_MAP_REQUIRE_PEER)
+		return -EREMOTE;
 	if (ask->kind == NVME_GPU_MAP_USER)
 		return nvme_gpu_pin(mapping, ask);
 	return nvme_gpu_get_buffer(mapping, ask->fd);

@@ -67,7 +67,8 @@ struct nvme_gpu_kmod_info {
 #define NVME_GPU_MAP_DMABUF 1
 
 /* Refuse memory of which a part is not in another PCI function (EREMOTE), and
- * do not pin: some exporters pin in RAM. They may take the memory back.
+ * do not pin: some exporters pin in RAM. They may take the memory back. Pages
+ * of a process are in no other function.
  */
 #define NVME_GPU_MAP_REQUIRE_PEER (1u << 0)
 

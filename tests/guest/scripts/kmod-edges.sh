@@ -60,6 +60,7 @@ chmod 600 "$node"
 node-tests limits "$BDF"
 node-tests many "$BDF" 65535
 node-tests untold "$BDF"
+node-tests no-peer "$BDF"
 node-tests compat "$BDF"
 node-tests fork "$BDF"
 
@@ -68,6 +69,15 @@ node-tests calls "$BDF" 15
 nvme-gpu read --device "$DEVICE" --blocks 8 --out /dev/null
 
 leave "$BDF"
+
+# What is no NVMe function is not taken, though driver_override names the module; nor one that only new_id names.
+echo nvme_gpu >"/sys/bus/pci/devices/$BESIDE/driver_override"
+echo "$BESIDE" >/sys/bus/pci/drivers/nvme_gpu/bind 2>/dev/null && fail "$BESIDE is no NVMe function, and was bound"
+[ ! -e "/sys/bus/pci/devices/$BESIDE/driver" ] || fail "$BESIDE has a driver"
+echo >"/sys/bus/pci/devices/$BESIDE/driver_override"
+identifier="$(cut -c 3- "/sys/bus/pci/devices/$BDF/vendor") $(cut -c 3- "/sys/bus/pci/devices/$BDF/device")"
+echo "$identifier" >/sys/bus/pci/drivers/nvme_gpu/new_id
+[ ! -e "/sys/bus/pci/devices/$BDF/driver" ] || fail "new_id has bound $BDF"
 rmmod nvme_gpu
 [ "$(grep -c nvme_gpu /proc/iomem)" = 0 ] || fail "a BAR is still claimed"
 dmesg_clean

@@ -7,6 +7,7 @@ mod apt;
 mod audit;
 mod boots;
 mod cpio;
+mod dmar;
 mod headers;
 mod kernel;
 mod machine;

@@ -1,6 +1,7 @@
 //! `cargo xtask kmod`: the kernel module, built for the running kernel or for that of the guests.
 
 mod rule;
+mod style;
 
 use crate::guest::{self, Kernel, Tree};
 use crate::process::{Failure, check, output, root, target_dir};
@@ -38,9 +39,9 @@ const COPIES: &str = "/var/lib/nvme-gpu";
 const LOADED: &str = "/sys/module/nvme_gpu";
 /// What dkms knows it by.
 const PACKAGE: &str = concat!("nvme-gpu/", env!("CARGO_PKG_VERSION"));
-const USAGE: &str = "usage: cargo xtask kmod build [--guest] | install | remove";
+const USAGE: &str = "usage: cargo xtask kmod build [--guest] | install | remove | check SOURCES";
 
-/// `cargo xtask kmod build [--guest] | install | remove`
+/// `cargo xtask kmod build [--guest] | install | remove | check SOURCES`
 pub fn command(words: &[&str]) -> Result<(), Failure> {
     match words {
         ["build"] => {
@@ -57,6 +58,7 @@ pub fn command(words: &[&str]) -> Result<(), Failure> {
         }
         ["install"] => install(),
         ["remove"] => remove(),
+        ["check", sources] => style::check(Path::new(sources)),
         _ => Err(Failure::new(USAGE)),
     }
 }

@@ -40,6 +40,7 @@ usage: node-tests <test> BDF
   dead BDF PORT ERROR     one after which the link stays down
   next-opener BDF ROUNDS  an opener right after another one hears of its events
   without-reset BDF       a function that has no reset
+  no-peer BDF             pages of a program where a peer's memory is asked for
   untold BDF              a mapping whose handle cannot be told
   compat BDF              calls of a program of 32 bits
 ";
@@ -74,6 +75,7 @@ fn main() -> ExitCode {
         ["dead", bdf, port, error] => errors::dead(bdf, port, error),
         ["next-opener", bdf, rounds] => number(rounds).and_then(|n| stops::next_opener(bdf, n)),
         ["without-reset", bdf] => stops::without_reset(bdf),
+        ["no-peer", bdf] => refuse::no_peer(bdf),
         ["untold", bdf] => stops::untold(bdf),
         ["compat", bdf] => compat::run(bdf),
         _ => Err(USAGE.to_owned()),

@@ -98,18 +98,27 @@ impl Node {
 
     /// Maps whole pages of this process: its handle and the first address.
     pub fn map(&self, address: u64, bytes: usize) -> Result<(u32, u64), i32> {
-        self.ask(0, address, bytes, 0)
+        self.ask(0, address, bytes, 0, 0)
     }
 
     /// Maps a dma-buf, likewise.
     pub fn map_buffer(&self, buffer: RawFd) -> Result<(u32, u64), i32> {
-        self.ask(1, 0, 0, buffer)
+        self.ask(1, 0, 0, buffer, 0)
     }
 
-    fn ask(&self, kind: u64, address: u64, bytes: usize, fd: RawFd) -> Result<(u32, u64), i32> {
+    /// A MAP of any kind with any flags: the handle and the first address.
+    pub fn ask(
+        &self,
+        kind: u64,
+        address: u64,
+        bytes: usize,
+        fd: RawFd,
+        flags: u64,
+    ) -> Result<(u32, u64), i32> {
         let mut list = [0u64; 3];
         let list_at = list.as_mut_ptr().expose_provenance() as u64;
         let (bytes, fd) = (bytes as u64, u64::from(fd as u32));
+        let fd = fd | flags << 32;
         let mut ask = [48 | kind << 32, address, bytes, fd, 1 << 32, list_at];
         self.with(MAP, &mut ask)?;
         // SAFETY: the kernel wrote the list behind the compiler's back; it lives.

@@ -1,7 +1,7 @@
 //! Who may open the node, and that nothing happens before that is decided.
 
 use super::machine::{NO_INTX, command, is_master};
-use super::node::{Node, STRICT};
+use super::node::{self, Node, STRICT};
 use super::nvme::Nvme;
 use guest_tests::Outcome;
 
@@ -41,6 +41,21 @@ pub fn opens(address: &str, strict: bool) -> Outcome {
     // The process ends the mapping of the BAR, which holds the file.
     println!("opened, and a command was answered");
     Ok(())
+}
+
+/// Pages of a program are memory of no peer: asked for as such, they are not mapped.
+pub fn no_peer(address: &str) -> Outcome {
+    let node = Node::opened(address)?;
+    let page = node::arena(node::PAGE)? as u64;
+    let (pages, require_peer) = (0, 1);
+    let ended = node.ask(pages, page, node::PAGE, -1, require_peer);
+    let info = node
+        .info()
+        .map_err(|errno| format!("INFO: errno {errno}"))?;
+    match (ended, info.mappings) {
+        (Err(libc::EREMOTE), 0) => Ok(()),
+        (other, mappings) => Err(format!("{other:?}, and {mappings} mappings")),
+    }
 }
 
 /// Interrupts of the line that `action` is on in /proc/interrupts.

@@ -1,5 +1,7 @@
 //! The table of boots: which devices, and which tests run with them.
 
+use super::dmar::Dmar;
+
 /// One boot of the guest.
 #[derive(Clone, Copy)]
 pub struct Boot {
@@ -17,6 +19,8 @@ pub struct Boot {
     /// Words for the guest's kernel.
     pub kernel: &'static str,
     pub iommu: bool,
+    /// A table of the firmware about the IOMMU in the place of QEMU's.
+    pub dmar: Option<Dmar>,
     /// A test reboots the guest.
     pub reboots: bool,
     pub cpus: u32,
@@ -45,6 +49,7 @@ const PLAIN: Boot = Boot {
     variables: "",
     kernel: "",
     iommu: false,
+    dmar: None,
     reboots: false,
     cpus: 2,
     memory_mib: 1024,
@@ -341,7 +346,7 @@ pub const BOOTS: &[Boot] = &[
             "-device edu,bus=rp1,addr=0x0.1",
             "-device nvme,id=c2,serial=S2,drive=d2,bus=rp1,addr=0x0.0,multifunction=on",
         ],
-        variables: "SERIAL=S0 BDF=0000:00:10.0 BEHIND=0000:01:00.0 LOST=0000:02:00.0 LENDER=nvme_gpu \
+        variables: "SERIAL=S0 BDF=0000:00:10.0 BEHIND=0000:01:00.0 LOST=0000:02:00.0 BESIDE=0000:02:00.1 LENDER=nvme_gpu \
                     DEVICE=kmod:0000:00:10.0",
         // Room for what the kernel says each time that memory has run out.
         kernel: "log_buf_len=4M",
@@ -377,12 +382,29 @@ pub const BOOTS: &[Boot] = &[
         ],
         ..PLAIN
     },
-    // No IOMMU, and a kernel that is locked down.
+    // A function that no IOMMU translates for, one whose interrupts are not isolated, one that firmware has memory of
+    // its own for, and a kernel that is locked down.
     Boot {
         name: "kmod-bare",
-        images: &[("d0.img", 64)],
-        devices: PLAIN_VFIO,
-        variables: "SERIAL=S0 BDF=0000:00:10.0 LENDER=nvme_gpu DEVICE=kmod:0000:00:10.0",
+        images: &[("d0.img", 64), ("d1.img", 64), ("d2.img", 64)],
+        devices: &[
+            "-device pxb-pcie,id=bare,bus_nr=0x80,bypass_iommu=on",
+            "-device pcie-root-port,id=rp0,chassis=1,slot=1,bus=bare",
+            "-drive file={dir}/d0.img,if=none,id=d0,format=raw,cache=unsafe",
+            "-device nvme,id=c0,serial=S0,drive=d0,bus=rp0",
+            "-drive file={dir}/d1.img,if=none,id=d1,format=raw,cache=unsafe",
+            "-device nvme,id=c1,serial=S1,drive=d1,bus=pcie.0,addr=0x10",
+            "-drive file={dir}/d2.img,if=none,id=d2,format=raw,cache=unsafe",
+            "-device nvme,id=c2,serial=S2,drive=d2,bus=pcie.0,addr=0x11",
+        ],
+        variables: "SERIAL=S0 BDF=0000:81:00.0 SHARED=0000:00:10.0 RESERVED=0000:00:11.0 LENDER=nvme_gpu \
+                    DEVICE=kmod:0000:81:00.0",
+        kernel: "intremap=off",
+        iommu: true,
+        dmar: Some(Dmar {
+            translated: &[0x10, 0x11],
+            own_memory: 0x11,
+        }),
         tests: &["kmod-bare"],
         ..PLAIN
     },

@@ -4,6 +4,7 @@ use super::apt::{failed, files, make_folder, write};
 use super::audit;
 use super::boots::Boot;
 use super::cpio::Archive;
+use super::dmar;
 use super::kernel::Kernel;
 use super::machine::{Machine, Next};
 use super::programs::PROGRAMS;
@@ -39,7 +40,7 @@ impl Bench {
         let began = Instant::now();
         let boot = &self.kernel.adapted(boot);
         let folder = self.folder(boot)?;
-        let initramfs = self.initramfs(&folder, boot.variables, tests, Some(boot.deadline_s))?;
+        let initramfs = self.initramfs(&folder, boot, tests, Some(boot.deadline_s))?;
         let sockets = Sockets::new(boot)?;
         let servers = self.servers(boot, &folder, &sockets)?;
         let mut machine = Machine::start(self, boot, &folder, &initramfs, &servers, false)?;
@@ -91,7 +92,7 @@ impl Bench {
     /// Boots `boot` for a person.
     pub fn shell(&self, boot: &Boot) -> Result<(), Failure> {
         let folder = self.folder(boot)?;
-        let initramfs = self.initramfs(&folder, boot.variables, &[], None)?;
+        let initramfs = self.initramfs(&folder, boot, &[], None)?;
         let sockets = Sockets::new(boot)?;
         let servers = self.servers(boot, &folder, &sockets)?;
         Machine::start(self, boot, &folder, &initramfs, &servers, true)?.wait()
@@ -136,7 +137,7 @@ impl Bench {
     fn initramfs(
         &self,
         folder: &Path,
-        variables: &str,
+        boot: &Boot,
         tests: &[&str],
         limit_s: Option<u64>,
     ) -> Result<PathBuf, Failure> {
@@ -166,10 +167,14 @@ impl Bench {
         let limit = limit_s.map(|limit| limit.to_string()).unwrap_or_default();
         let shell = if limit_s.is_none() { "yes" } else { "" };
         let plan = format!(
-            "TESTS='{}'\nLIMIT='{limit}'\nSHELL='{shell}'\nexport GUEST=yes {variables}\n",
-            tests.join(" ")
+            "TESTS='{}'\nLIMIT='{limit}'\nSHELL='{shell}'\nexport GUEST=yes {}\n",
+            tests.join(" "),
+            boot.variables
         );
         overlay.bytes("tests/plan", plan.as_bytes());
+        if let Some(table) = boot.dmar {
+            overlay.bytes(dmar::PLACE, &table.table());
+        }
         let path = folder.join("initramfs.cpio");
         let base = self.tree.base();
         fs::copy(&base, &path).map_err(|error| failed(&base, &error))?;
