@@ -144,9 +144,8 @@ impl<'r> Warp<'r, '_> {
         };
         let (mut wants, mut together) = (row.code == code::OK, true);
         if self.ends == code::OK {
-            let (line, is_hit) = self.find(&mut row, wants);
+            let (hit, is_hit) = self.find(&mut row, wants);
             wants &= !is_hit;
-            let misses = wants;
             let is_cut = wants && self.cut(&mut row.place);
             loop {
                 if self.is_alone() {
@@ -154,12 +153,15 @@ impl<'r> Warp<'r, '_> {
                     break;
                 }
                 let is_shared = self.read(&mut row, piece, wants, is_cut, together);
+                let is_read = wants && row.code == code::OK;
+                let filled = self.fill(&mut row, is_read);
                 let copies = wants && !is_cut || together && is_hit;
                 let copies = copies && row.code == code::OK;
                 match piece {
                     Some(piece) => self.copy_piece(piece, row.from, copies),
                     None => self.copy(index, &row, copies),
                 }
+                self.publish(&row, filled);
                 let is_part = wants && is_cut && row.code == code::OK;
                 let goes_on = self.next_part(index, &mut row, is_part);
                 // A read that failed for several rows is repeated for each of them, now that the other rows
@@ -175,7 +177,7 @@ impl<'r> Warp<'r, '_> {
                 }
                 together = false;
             }
-            self.keep(index, &row, line, misses && row.code == code::OK);
+            self.release(hit);
         } else if wants {
             row.code = self.ends;
         }
@@ -208,14 +210,15 @@ impl<'r> Warp<'r, '_> {
         (line, is_hit)
     }
 
-    /// Updates the cache after the rows were copied to the output: unpins the lines that rows came from, and
-    /// stores rows that were `read` in other lines.
+    /// Copies rows that were `read` from the slots to lines of the cache, of lanes with the same row once, and
+    /// returns the lane's line, claimed. The output then comes from the line.
+    ///
+    /// The line must not be filled from the output: that is the caller's memory, which another launch may
+    /// write meanwhile, and a later gather would return its bytes for this row. Since the output comes from
+    /// the line, the slots, which may be in host memory, are read once.
     #[inline(always)]
-    fn keep(&self, index: u64, row: &Row, line: Option<Line>, read: bool) {
-        let Some(of) = &self.cache else { return };
-        if let Some(line) = line {
-            of.cache.release(line);
-        }
+    fn fill(&self, row: &mut Row, read: bool) -> Option<Line> {
+        let of = self.cache.as_ref()?;
         let leads = leader_of(row.id, read) == arch::lane();
         let claimed = match read && leads {
             true => of.cache.claim(row.id, of.epoch, arch::now_ns() as u32 >> 5),
@@ -223,16 +226,31 @@ impl<'r> Warp<'r, '_> {
         };
         let wanted = arch::ballot(arch::FULL, claimed.is_some());
         if wanted == 0 {
-            return;
+            return None;
         }
-        // Copied from the output, which is in GPU memory and faster than the slots.
-        let from = self.rows.out + index * self.rows.out_stride;
         let line = claimed.map_or(0, |line| of.at(line));
-        let line = exchanged64(line);
-        let to = |lane| of_lane64(&line, lane);
-        copy::rows(self.shape(), from, to, wanted);
-        if let Some(line) = claimed {
+        let lines = exchanged64(line);
+        let to = |lane| of_lane64(&lines, lane);
+        copy::rows_of_slots(self.shape(), row.from, to, wanted);
+        if claimed.is_some() {
+            row.from = line;
+        }
+        claimed
+    }
+
+    /// Makes the lane's line a hit for its row, once nothing of this warp reads it any more.
+    #[inline(always)]
+    fn publish(&self, row: &Row, filled: Option<Line>) {
+        if let (Some(of), Some(line)) = (&self.cache, filled) {
             of.cache.publish(line, row.id, of.epoch);
+        }
+    }
+
+    /// Unpins the line that a row came from.
+    #[inline(always)]
+    fn release(&self, hit: Option<Line>) {
+        if let (Some(of), Some(line)) = (&self.cache, hit) {
+            of.cache.release(line);
         }
     }
 

@@ -38,6 +38,8 @@ pub(super) struct Launch {
     rows: Gather,
     ranges: Vec<Range>,
     out: Area,
+    /// Another launch writes to the same output at the same time: its bytes are of either.
+    is_overwritten: bool,
     /// The version of each block that it writes.
     versions: Vec<(u32, u32)>,
     codes: Vec<AtomicU32>,
@@ -137,8 +139,7 @@ impl World<'_> {
             _ => count * stride,
         };
         let out = self.drive.memory.take(bytes, PAGE);
-        let to = self.drive.memory.words(out);
-        (0..to.len()).for_each(|at| to.set(at, CANARY));
+        self.overwrite(out);
         let mut launch = Launch {
             work,
             rows,
@@ -152,6 +153,7 @@ impl World<'_> {
             ids,
             ranges,
             out,
+            is_overwritten: work == Work::Cached && self.others.below(4) == 0,
         };
         if work == Work::Scatter {
             self.fill(&mut launch);
@@ -181,6 +183,12 @@ impl World<'_> {
             ..rows
         };
         self.start(launch, blocks);
+    }
+
+    /// Fills an output with bytes that are of no row.
+    fn overwrite(&self, out: Area) {
+        let to = self.drive.memory.words(out);
+        (0..to.len()).for_each(|at| to.set(at, CANARY));
     }
 
     /// The table of a launch; pieces of ranges are rows, too.
@@ -283,6 +291,9 @@ impl World<'_> {
         let Some(mut lanes) = self.launches[index].lanes.take() else {
             return Ok(Turn::Ended);
         };
+        if self.launches[index].is_overwritten {
+            self.overwrite(self.launches[index].out);
+        }
         self.clock_ns.set(self.drive.now_ns);
         lanes.wake();
         let calls = 1 + self.rng.below(24) as u32;
@@ -399,6 +410,9 @@ impl World<'_> {
         (at, bytes): (u64, u64),
     ) -> Result<(), String> {
         let launch = &self.launches[index];
+        if launch.is_overwritten {
+            return Ok(());
+        }
         let mut have = vec![0; bytes as usize];
         let from = launch.out.iova.offset(at);
         self.drive.memory.read(from, &mut have);

@@ -121,6 +121,8 @@ pub struct Run {
 struct World<'a> {
     drive: Drive<'a>,
     rng: Rng,
+    /// Draws the launches whose output others overwrite, which changes nothing of the schedule.
+    others: Rng,
     sabotage: Sabotage,
     trace: Trace,
     counts: Counts,
@@ -293,6 +295,7 @@ fn run_on(memory: &Memory, seed: u64, sabotage: Sabotage, lines: bool) -> Run {
         host: Host::Watches,
         faults: 1 + rng.below(4) as u32,
         statuses: 0,
+        others: Rng::new(seed ^ 0x0007_E125),
         rng,
     };
     let failure = world.play().err();
