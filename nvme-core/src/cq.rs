@@ -57,6 +57,12 @@ impl<'a> CompletionQueue<'a> {
         Some(cqe)
     }
 
+    /// Returns the index of the entry that is popped next, and the phase tag that it will have.
+    #[inline]
+    pub fn next_entry(&self) -> (u32, bool) {
+        (self.head, self.phase)
+    }
+
     /// Returns the number of entries that were popped and not yet released to the controller.
     #[inline]
     pub fn owed(&self) -> u32 {

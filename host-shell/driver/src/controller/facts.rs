@@ -321,6 +321,12 @@ impl QueueBasis {
         self.seen == Some(alarm.count())
     }
 
+    /// Returns the alarm's count of the last comparison; `None` where the facts could not be read.
+    #[inline]
+    pub fn seen(&self) -> Option<u64> {
+        self.seen
+    }
+
     /// Compares with `facts`, which were read when the alarm's count was `count`.
     pub fn compare(&mut self, facts: &DeviceFacts, count: u64) {
         let known = lock(&facts.known);

@@ -268,7 +268,7 @@ impl Controller {
     pub fn identify_namespace(&self, nsid: Nsid) -> Result<IdentifyNamespace> {
         self.check_nsid(nsid)?;
         // Whoever opens a namespace relies on its present properties, so they are read now.
-        self.session.look(self.session.now_ns());
+        self.session.look();
         self.session.verify()?;
         let buffer = self
             .session

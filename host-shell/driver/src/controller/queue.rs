@@ -127,6 +127,25 @@ impl SubmissionBatch<'_> {
     }
 }
 
+/// Limit of the looks at the device before one batch.
+const MOST_LOOKS: u32 = 16;
+
+/// Compares the facts on which a queue relies with the present ones, for the time number `looks` in one call.
+#[cold]
+fn look_again(session: &ControllerSession, basis: &mut QueueBasis, looks: u32) {
+    let checked = match looks {
+        ..=MOST_LOOKS => session.verify(),
+        _ => Err(Error::device(
+            format!("the device reported a change during each of {MOST_LOOKS} looks at it"),
+            "try again",
+        )),
+    };
+    match checked {
+        Ok(count) => basis.compare(&session.facts, count),
+        Err(error) => basis.could_not_look(&error),
+    }
+}
+
 /// A queue pair. `Send`: move it to the thread that drives it. Deleted on drop.
 ///
 /// A buffer that is submitted belongs to its command until [`poll`](Self::poll) or [`wait`](Self::wait)
@@ -245,27 +264,32 @@ impl DriverQueue {
     /// Starts a batch of commands: one lock and one look at the clock for all of them.
     #[inline]
     pub fn batch(&mut self) -> SubmissionBatch<'_> {
-        let now_ns = self.session.now_ns();
-        self.session.look_when_due(now_ns);
-        let now_ns = match self.basis.is_current(&self.session.facts.alarm) {
-            true => now_ns,
-            false => self.look_again(),
+        let Self {
+            session,
+            inner,
+            basis,
+            ..
+        } = self;
+        let mut looks = 0;
+        let inner = loop {
+            session.look();
+            if !basis.is_current(&session.facts.alarm) {
+                looks += 1;
+                look_again(session, basis, looks);
+            }
+            let count = basis.seen();
+            let inner = lock(inner);
+            // A reset holds the queue's lock, and another drive may answer after it.
+            if count.is_none_or(|count| count == session.facts.alarm.count()) {
+                break inner;
+            }
         };
+        let now_ns = session.now_ns();
         SubmissionBatch {
-            deadline_ns: now_ns.saturating_add(self.session.timeout_ns()),
-            basis: &self.basis,
-            inner: lock(&self.inner),
+            deadline_ns: now_ns.saturating_add(session.timeout_ns()),
+            basis,
+            inner,
         }
-    }
-
-    /// Compares the facts on which the queue relies with the present ones, and returns the time afterwards.
-    #[cold]
-    fn look_again(&mut self) -> u64 {
-        match self.session.verify() {
-            Ok(count) => self.basis.compare(&self.session.facts, count),
-            Err(error) => self.basis.could_not_look(&error),
-        }
-        self.session.now_ns()
     }
 
     /// Holds commands of this queue to `info`, on which its user relies.
@@ -283,7 +307,7 @@ impl DriverQueue {
 
     /// As [`check_current`](Self::check_current), for commands with `opcode`.
     pub(crate) fn check_for(&mut self, nsid: Nsid, opcode: u8) -> Result<()> {
-        self.session.look(self.session.now_ns());
+        self.session.look();
         if !self.basis.is_current(&self.session.facts.alarm) {
             let count = self.session.verify()?;
             self.basis.compare(&self.session.facts, count);

@@ -22,7 +22,7 @@ use crate::controller::queue_inner::{QueueCompletion, QueueInner};
 use crate::device::Device;
 use crate::device::interrupt::VectorEvents;
 use crate::device::ring_memory::RingMemory;
-use crate::dma::{DmaBuffer, MappedRegion, OwnedPair, ScratchPage};
+use crate::dma::{CompletionView, DmaBuffer, MappedRegion, OwnedPair, ScratchPage};
 use crate::error::{Error, Result};
 use crate::lock::{lock, relax};
 use nvme_core::bringup::{Info, NamespaceInfo};
@@ -104,7 +104,8 @@ pub struct ControllerSession {
     #[cfg(test)]
     pub(crate) skipped_ns: AtomicU64,
     next_health_ns: AtomicU64,
-    next_look_ns: AtomicU64,
+    /// The admin completion queue, as threads see it that have not locked it.
+    pub(crate) admin_view: CompletionView,
     closed: AtomicBool,
     last_reset: Mutex<ResetRecord>,
     /// Facts about the device on which handles rely.
@@ -123,6 +124,7 @@ impl ControllerSession {
         Self {
             device,
             config,
+            admin_view: admin.pair.completion_view(),
             admin: Mutex::new(admin),
             queues: Mutex::default(),
             ring_memory,
@@ -131,7 +133,6 @@ impl ControllerSession {
             #[cfg(test)]
             skipped_ns: AtomicU64::new(0),
             next_health_ns: AtomicU64::new(0),
-            next_look_ns: AtomicU64::new(0),
             closed: AtomicBool::new(false),
             last_reset: Mutex::default(),
             facts,
@@ -279,6 +280,7 @@ impl ControllerSession {
         queue.ring();
         let mut spins = 0;
         loop {
+            self.admin_view.advance(&admin.pair);
             let ended = admin.pair.queue().poll();
             // Read after the poll: an answer that came after the deadline never counts as in time.
             let is_late = self.now_ns() >= deadline_ns;

@@ -4,6 +4,7 @@
 //! - [`DmaPages`]: page-aligned memory of this process, or of a file.
 //! - `MappedRegion`, [`DmaBuffer`]: memory mapped at a device, and the parts of it that commands move.
 //! - `OwnedPair`: a queue pair and the memory of its rings.
+//! - `CompletionView`: the completion ring of a pair as other threads see it.
 //! - `addresses`, `pool`, `shared`: allocation of I/O virtual addresses and of pages for the transports.
 
 pub(crate) mod addresses;
@@ -16,7 +17,7 @@ mod region;
 mod shared;
 
 pub use pages::DmaPages;
-pub(crate) use pair::{HostPair, Lease, OwnedPair, PairShape};
+pub(crate) use pair::{CompletionView, HostPair, Lease, OwnedPair, PairShape};
 pub use region::DmaBuffer;
 pub(crate) use region::{MappedRegion, ScratchPage};
 #[cfg(feature = "sim")]

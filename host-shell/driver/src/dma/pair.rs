@@ -5,7 +5,6 @@
 // UNSAFETY: queue pairs view raw memory as rings of atomics.
 #![allow(unsafe_code)]
 
-#[cfg(feature = "cuda")]
 use super::pages::DmaPages;
 use super::region::{DmaBuffer, MappedRegion};
 use crate::device::Device;
@@ -16,10 +15,11 @@ use nvme_core::bringup::QueuePlan;
 use nvme_core::mem::{CqRing, DmaWords, SqRing};
 #[cfg(feature = "cuda")]
 use nvme_core::spec::register::{cq_head_doorbell, sq_tail_doorbell};
-use nvme_core::spec::{PageSize, Qid};
+use nvme_core::spec::{Iova, PageSize, Qid};
 use nvme_core::{ListMemory, QueueMemory, QueuePair, Slot};
 use std::mem::ManuallyDrop;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
 
 /// Keep-alive of a command in flight: its data buffer.
 pub type Lease = Option<DmaBuffer>;
@@ -169,6 +169,20 @@ impl OwnedPair {
         &mut self.queue
     }
 
+    /// Returns a view of the completion ring, which lies in memory of this process.
+    pub(crate) fn completion_view(&self) -> CompletionView {
+        let sq_bytes = self.queue.cq().iova().0 - self.queue.sq().iova().0;
+        let view = CompletionView {
+            pages: Arc::clone(&self.memory.pages),
+            offset: sq_bytes as usize,
+            entries: self.queue.cq().entries(),
+            iova: self.queue.cq().iova(),
+            next: AtomicU32::new(0),
+        };
+        view.advance(self);
+        view
+    }
+
     /// Returns the parameters of the commands that create this pair on the controller.
     pub(crate) fn plan(&self) -> QueuePlan {
         QueuePlan {
@@ -184,6 +198,43 @@ impl OwnedPair {
     /// Leaks the memory on drop rather than freeing it: the controller may still use it.
     pub(crate) fn keep_forever(&mut self) {
         self.leaked = true;
+    }
+}
+
+/// View of the next entry of a completion ring in memory of this process, for threads that do not own the pair.
+pub(crate) struct CompletionView {
+    pages: Arc<DmaPages>,
+    offset: usize,
+    entries: u32,
+    iova: Iova,
+    /// The entry that the pair's owner takes next: its index, shifted left by one, and its phase tag.
+    next: AtomicU32,
+}
+
+impl CompletionView {
+    /// True if an entry has arrived that the owner has not taken, or has not [dealt with](Self::advance).
+    #[inline]
+    pub fn has_arrived(&self) -> bool {
+        // Acquire: pairs with the release in `advance`. A caller that finds nothing new sees all that the owner
+        // did with the entries before.
+        let next = self.next.load(Ordering::Acquire);
+        // SAFETY: the ring lies in `pages`, which this view keeps mapped; `OwnedPair::new` made it for these entries at
+        // this place, and only atomics touch it.
+        let ring = unsafe {
+            let start = self.pages.start().add(self.offset);
+            CqRing::from_raw(start, self.entries, self.iova)
+        };
+        ring.read(next >> 1, next & 1 == 1).is_some()
+    }
+
+    /// Moves the view to the next entry of `pair`, whose owner has dealt with all entries that it took.
+    #[inline]
+    pub fn advance(&self, pair: &OwnedPair) {
+        let (index, phase) = pair.queue.cq().next_entry();
+        let next = index << 1 | u32::from(phase);
+        if self.next.load(Ordering::Relaxed) != next {
+            self.next.store(next, Ordering::Release); // Release: pairs with has_arrived.
+        }
     }
 }
 

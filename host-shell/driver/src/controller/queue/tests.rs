@@ -116,6 +116,35 @@ fn what_recovery_takes_after_the_deadline_is_late() {
     assert!(queue.wait().unwrap().unwrap().late);
 }
 
+/// A reset holds the queue's lock: a submission that waited for it is judged by what the reset found.
+#[test]
+fn a_submission_that_waited_for_a_reset_goes_by_what_it_found() {
+    let controller = start("sim:mem?size=1MiB&block=4096");
+    let info = controller.usable_namespace(Nsid(1)).unwrap();
+    let mut queue = controller.create_queue_pair(16).unwrap();
+    send(&controller, &mut queue, 1);
+    assert!(queue.wait().unwrap().unwrap().is_success());
+    let inner = Arc::clone(&queue.inner);
+    let held = lock(&inner);
+    let refused = std::thread::scope(|scope| {
+        let submission = scope.spawn(|| {
+            let buffer = controller.alloc(4096).unwrap();
+            queue.submit(nvm::write(Nsid(1), Lba(0), 1), Some(buffer))
+        });
+        // Enough for the thread to wait for the lock; if it does not, the test tries less.
+        std::thread::sleep(ANSWERED);
+        let facts = &controller.session().facts;
+        facts.observe(NamespaceInfo {
+            block_bytes: 512,
+            ..info
+        });
+        facts.set_checked(facts.alarm.count());
+        drop(held);
+        submission.join().unwrap().unwrap_err().error
+    });
+    assert!(matches!(refused, QueueRefusal::Changed(_)), "{refused}");
+}
+
 #[test]
 fn a_queue_whose_submission_side_is_refused_leaves_nothing_behind() {
     let create_sq = nvme_core::spec::admin::opcode::CREATE_IO_SQ;

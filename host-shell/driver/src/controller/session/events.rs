@@ -1,14 +1,15 @@
-//! Points at which a session looks for asynchronous events: with each admin command, with each check of CSTS by an
-//! idle queue, and before it ends. There is no thread that waits for them.
+//! Points at which a session looks for asynchronous events: with each admin command, before each submission, with each
+//! check of CSTS by an idle queue, and before it ends. There is no thread that waits for them.
 
 use super::{AdminSession, ControllerSession};
 use crate::controller::notice::DeviceEvent;
 use crate::error::{Error, Result};
-use crate::lock::lock;
+use crate::lock::{lock, relax};
 use std::sync::TryLockError;
 use std::time::{Duration, Instant};
 
-/// Deadline of an event's log page during shutdown, which a controller that does not answer must not delay.
+/// Deadline of an event's log page during shutdown and before facts are read again, which a controller that does not
+/// answer must not delay.
 const LAST_LOOK: Duration = Duration::from_millis(100);
 
 impl ControllerSession {
@@ -35,8 +36,55 @@ impl ControllerSession {
         } {
             admin.events.take(done);
         }
+        self.admin_view.advance(&admin.pair);
         self.tend_events(admin);
         Ok(())
+    }
+
+    /// Looks for events if a completion has arrived that nobody has dealt with. Waits for a thread that has the
+    /// admin queue to deal with it: until then the facts may be older than an event.
+    #[inline]
+    pub(crate) fn look(&self) {
+        if self.admin_view.has_arrived() {
+            self.look_at_arrivals();
+        }
+    }
+
+    #[cold]
+    fn look_at_arrivals(&self) {
+        let deadline_ns = self.now_ns().saturating_add(self.timeout_ns());
+        let mut spins = 0;
+        while self.admin_view.has_arrived() {
+            let mut admin = match self.admin.try_lock() {
+                Ok(admin) => admin,
+                Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
+                // Every thread that waits with the admin queue polls it, except within a reset.
+                Err(TryLockError::WouldBlock) if self.now_ns() < deadline_ns => {
+                    spins += 1;
+                    relax(spins);
+                    continue;
+                }
+                Err(TryLockError::WouldBlock) => lock(&self.admin),
+            };
+            // A controller that fails in it fails the commands that follow.
+            let _ = self.look_for_events(&mut admin);
+            return;
+        }
+    }
+
+    /// Waits until the log pages of all events were read, for [`LAST_LOOK`] at most. Reading one re-arms its event,
+    /// so a change after this call is announced by an event of its own.
+    pub(crate) fn settle_events(&self, admin: &mut AdminSession) -> Result<()> {
+        let begin = Instant::now();
+        let mut spins = 0;
+        loop {
+            self.look_for_events(admin)?;
+            if admin.failed.is_some() || admin.events.is_quiet() || begin.elapsed() >= LAST_LOOK {
+                return Ok(());
+            }
+            spins += 1;
+            relax(spins);
+        }
     }
 
     /// Continues with the events whose requests have completed.

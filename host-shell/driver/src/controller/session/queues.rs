@@ -118,6 +118,7 @@ impl ControllerSession {
         let closed = lock(inner).pair.queue().close();
         let mut deletion = QueueDeletion::new(closed, self.timeout_ns());
         loop {
+            self.admin_view.advance(&admin.pair);
             let AdminSession { pair, events, .. } = &mut *admin;
             let now_ns = self.now_ns();
             match deletion.step(pair.queue(), now_ns, |other| events.take(other)) {

@@ -45,6 +45,7 @@ impl ControllerSession {
                 break format!("{fault}");
             }
             let now_ns = self.now_ns();
+            self.admin_view.advance(&admin.pair);
             let AdminSession { pair, events, .. } = &mut *admin;
             match attempt.step(pair.queue(), in_flight, now_ns, |other| events.take(other)) {
                 recovery::Step::Ended => break "it was aborted".to_owned(),
@@ -76,6 +77,7 @@ impl ControllerSession {
         let mut admin = lock(&self.admin);
         let mut attempt = AbortAttempt::new(qid, cid, GRACE_NS);
         loop {
+            self.admin_view.advance(&admin.pair);
             let AdminSession { pair, events, .. } = &mut *admin;
             let is_there = in_flight();
             match attempt.step(pair.queue(), is_there, self.now_ns(), |other| {
@@ -257,6 +259,7 @@ impl BringupRun<'_> {
         if self.cause.is_none() {
             session.facts.begin(info);
         }
+        session.admin_view.advance(pair);
         events.begin(pair.queue(), info);
         Ok(())
     }

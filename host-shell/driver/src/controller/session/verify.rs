@@ -2,13 +2,14 @@
 //!
 //! The completion of an event request is seen by every wait for an admin command, by each look at the admin queue
 //! (`glance_at_events`), and by recovery; it raises the alarm at once. Looks are taken
-//! - before each blocking call and each launch of a kernel,
-//! - by submissions to a queue, when the last look was more than [`LOOK_NS`] ago,
+//! - before each blocking call, each batch of submissions to a queue and each launch of a kernel: two loads while
+//!   nothing has arrived ([`CompletionView`](crate::dma::CompletionView)),
 //! - by threads that wait for completions, every 10 ms,
 //! - by the watch over gathers of a store with a GPU, every 2 ms, whatever the host does.
 //!
-//! So a command can go out by old facts only if it was submitted less than a millisecond after the controller posted
-//! the event, by a thread that submits all the time. Kernels that run meanwhile are stopped by their gate.
+//! So no command is submitted by old facts once the event has been posted. Commands that were submitted before it are
+//! in flight, and the controller may execute them after the change: the calls that they belong to end with the error.
+//! Kernels that run meanwhile are stopped by their gate.
 
 use super::{AdminSession, ControllerSession};
 #[cfg(feature = "cuda")]
@@ -21,7 +22,6 @@ use nvme_core::spec::admin::{self, cns};
 use nvme_core::spec::identify::{IDENTIFY_BYTES, IdentifyController, IdentifyNamespace};
 use nvme_core::spec::register::{ALL_ONES, Csts, offset};
 use nvme_core::spec::{Nsid, Status};
-use std::sync::atomic::Ordering;
 #[cfg(feature = "cuda")]
 use std::sync::{Arc, Mutex};
 use zerocopy::FromBytes;
@@ -95,7 +95,7 @@ impl UserBasis {
     /// [`Error::Changed`] when they may not; those of Identify when that is not known.
     pub fn check(&self, opcode: u8) -> Result<()> {
         let session = &self.session;
-        session.look(session.now_ns());
+        session.look();
         let is_current = lock(&self.basis).is_current(&session.facts.alarm);
         let looked = if is_current {
             None
@@ -115,28 +115,7 @@ impl UserBasis {
     }
 }
 
-/// Limit in ns of the time without a check for events, for a thread that submits all the time and never waits:
-/// longer, and it could write many blocks to a namespace that another host has formatted.
-const LOOK_NS: u64 = 1_000_000;
-
 impl ControllerSession {
-    /// Looks for events when the last look was long enough ago.
-    #[inline]
-    pub(crate) fn look_when_due(&self, now_ns: u64) {
-        if now_ns >= self.next_look_ns.load(Ordering::Relaxed) {
-            self.look(now_ns);
-        }
-    }
-
-    /// Looks for events now.
-    #[cold]
-    pub(crate) fn look(&self, now_ns: u64) {
-        self.next_look_ns
-            .store(now_ns.saturating_add(LOOK_NS), Ordering::Relaxed);
-        // A controller that fails in it fails the commands that follow.
-        let _ = self.glance_at_events();
-    }
-
     /// Reads the facts again on which handles rely, unless nothing has happened since, and returns the alarm's
     /// count for which they hold. Waits for an admin command that another thread has under way. The caller
     /// holds no lock of the session or of a queue.
@@ -149,6 +128,8 @@ impl ControllerSession {
             return Ok(checked);
         }
         let mut admin = lock(&self.admin);
+        // A page that is read after the facts would re-arm the event after a change that they do not contain.
+        self.settle_events(&mut admin)?;
         // An alarm that is raised meanwhile is handled by the next call; otherwise a controller could keep this
         // one busy forever.
         let count = self.facts.alarm.count();
