@@ -35,7 +35,10 @@ impl CompletionsCommand {
         };
         let mut script = Vec::new();
         clap_complete::generate(shell, &mut root, "nvme-gpu", &mut script);
-        output::bytes(&script)
+        // The hyphen of the program's name is written in two ways, and nothing completes after a subcommand
+        // (clap issue 6421).
+        let script = String::from_utf8_lossy(&script).replace("nvme__subcmd__gpu", "nvme__gpu");
+        output::bytes(script.as_bytes())
     }
 }
 

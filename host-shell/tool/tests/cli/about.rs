@@ -103,14 +103,34 @@ fn completions_name_every_command() {
         assert!(script.contains("allow-write"), "{shell}");
     }
     folder.fails(&["completions", "tcsh"], 2, "tcsh");
-    // bash takes it for a script.
+    // bash completes by it: commands, and the options of each.
     let script = folder.ok(&["completions", "bash"]);
     std::fs::write(folder.path("script"), script).unwrap();
-    let bash = std::process::Command::new("bash")
-        .arg("-n")
+    for (words, wanted) in [
+        ("nvme-gpu ben", "bench"),
+        ("nvme-gpu bench --io", "--io-size"),
+        ("nvme-gpu admin-passthru --op", "--opcode"),
+        ("nvme-gpu search query --l", "--list"),
+    ] {
+        let found = completed(&folder, words);
+        assert!(found.contains(&wanted.to_owned()), "{words}: {found:?}");
+    }
+}
+
+/// Returns the words that bash offers in place of the last one, by the completions in the file `script`.
+fn completed(folder: &Folder, words: &str) -> Vec<String> {
+    let call = "source \"$1\"; shift; COMP_WORDS=(\"$@\"); COMP_CWORD=$(($# - 1)); \
+                of=$(complete -p nvme-gpu | sed 's/.* -F \\([^ ]*\\) .*/\\1/'); \
+                $of nvme-gpu \"${!#}\" \"\"; printf '%s\\n' \"${COMPREPLY[@]}\"";
+    let done = std::process::Command::new("bash")
+        .args(["--norc", "-c", call, "bash"])
         .arg(folder.path("script"))
-        .status();
-    assert!(bash.is_ok_and(|status| status.success()));
+        .args(words.split(' '))
+        .output()
+        .unwrap();
+    assert!(done.status.success(), "{done:?}");
+    let found = String::from_utf8(done.stdout).unwrap();
+    found.lines().map(str::to_owned).collect()
 }
 
 #[test]
