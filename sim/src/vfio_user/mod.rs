@@ -14,6 +14,9 @@ mod server;
 mod session;
 #[cfg(test)]
 mod tests;
-pub mod wire;
 
+pub use nvme_vfio_user as wire;
 pub use server::{ClientExit, ServeError, Server, Stopper};
+
+/// Identify Controller and the configuration space name one vendor.
+const _: () = assert!(wire::SIMULATOR[0] == crate::command::identify::PCI_VENDOR);

@@ -3,8 +3,8 @@
 //! An engine is compiled with the headers of the fio that loads it: they come with Debian's source package, and are not
 //! in this repository, since their licence is the GPL.
 
-use crate::process::{Failure, NETWORK, check, check_retried, output, root, target_dir};
-use crate::tools::{APT_LOCK, apt, on_path};
+use chores::process::{Failure, NETWORK, check, check_retried, output, root, target_dir};
+use chores::tools::{APT_LOCK, apt, on_path};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;

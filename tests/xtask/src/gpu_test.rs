@@ -1,7 +1,7 @@
 //! The tests on a GPU: one file that carries everything to the machine that has one.
 
-use crate::process::{Failure, cargo, check, root, target_dir};
 use crate::ptx::nvcc;
+use chores::process::{Failure, cargo, check, root, target_dir};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 

@@ -1,6 +1,6 @@
 //! `cargo xtask install-c PREFIX`: headers, shared and static library, pkg-config file and CMake package.
 
-use crate::process::{Failure, cargo, check, root, target_dir};
+use chores::process::{Failure, cargo, check, root, target_dir};
 use std::fs;
 use std::path::{Path, PathBuf};
 

@@ -1,33 +1,22 @@
 //! `cargo xtask`: the project's chores, with the standard library alone.
 
-mod background;
-mod coverage;
-mod figures;
 mod fio;
-mod fuzz;
 mod gpu_test;
-mod guest;
 mod install_c;
-mod kmod;
-mod loom;
 mod model;
 mod packages;
-mod planted;
-mod process;
-mod ptx;
-mod python;
-mod release;
-mod report;
-mod results;
 mod simulate;
-mod stress;
 mod test;
-mod tools;
-mod witness;
 mod wording;
 mod write_cache;
 
-use process::Failure;
+use chores::process::{self, Failure};
+use chores_coverage::{coverage, python};
+use chores_fuzz::fuzz;
+use chores_guest::{guest, kmod};
+use chores_mutants::{loom, planted, stress};
+use chores_ptx as ptx;
+use chores_results::{figures, results, witness};
 use std::process::ExitCode;
 
 const USAGE: &str = "\

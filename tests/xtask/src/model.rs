@@ -3,9 +3,9 @@
 //! The expected tokens are those of llama.cpp with the same weights widened to float32, greedy:
 //! host-shell/models/tests/oracle.py.
 
-use crate::process::{Failure, cargo, check, output, shown, target_dir};
-use crate::report::Counts;
-use crate::tools;
+use chores::process::{Failure, cargo, check, output, shown, target_dir};
+use chores::report::Counts;
+use chores::tools;
 use std::path::Path;
 use std::process::Command;
 

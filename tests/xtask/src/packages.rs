@@ -1,14 +1,14 @@
 //! What crates.io would get: every published package can be packed with its licences and its README, and its
 //! library compiles with another compiler than the active one.
 
-use crate::process::{Failure, cargo, check, output, target_dir};
-use crate::report::Counts;
-use crate::tools;
+use chores::process::{Failure, cargo, check, output, target_dir};
+use chores::report::Counts;
+use chores::tools;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
 /// The published libraries; nothing of them needs another package of the workspace than these.
-const LIBRARIES: [&str; 20] = [
+const LIBRARIES: [&str; 21] = [
     "nvme-spec",
     "nvme-core",
     "nvme-ext4",
@@ -16,6 +16,7 @@ const LIBRARIES: [&str; 20] = [
     "nvme-gpu-kernel",
     "nvme-units",
     "nvme-auditor",
+    "nvme-vfio-user",
     "nvme-sim",
     "nvme-driver",
     "nvme-cuda",
@@ -94,7 +95,7 @@ fn version(rustc: &Path) -> Result<String, Failure> {
 #[cfg(test)]
 mod tests {
     use super::published;
-    use crate::process::root;
+    use chores::process::root;
 
     /// A package is published, or its manifest says that it is not.
     #[test]

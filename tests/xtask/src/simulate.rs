@@ -1,8 +1,8 @@
 //! Deterministic simulation: the drivers, a controller and faults in virtual time.
 
-use crate::process::{Failure, cargo, shown};
-use crate::release;
-use crate::report::Counts;
+use chores::process::{Failure, cargo, shown};
+use chores::release;
+use chores::report::Counts;
 use std::process::{Command, Stdio};
 
 /// Seeds of the stage of `cargo xtask test`: enough for every fault to meet every state.

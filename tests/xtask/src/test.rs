@@ -3,12 +3,10 @@
 
 mod programs;
 
-use crate::process::{Failure, cargo, cargo_test, check, output};
-use crate::report::Counts;
-use crate::{
-    background, fuzz, guest, loom, model, packages, planted, ptx, python, simulate, stress, wording,
-};
-use background::Background;
+use crate::{fuzz, guest, loom, model, packages, planted, ptx, python, simulate, stress, wording};
+use chores::background::{self, Background};
+use chores::process::{Failure, cargo, cargo_test, check, output};
+use chores::report::Counts;
 use std::path::Path;
 use std::process::Command;
 use std::time::Instant;
@@ -77,6 +75,13 @@ const UNOPTIMISED: [&str; 17] = [
     "nvme-simulate",
     "nvme-stress",
     "nvme-tests",
+    "chores",
+    "chores-coverage",
+    "chores-fuzz",
+    "chores-guest",
+    "chores-mutants",
+    "chores-ptx",
+    "chores-results",
     "xtask",
 ];
 
@@ -335,7 +340,7 @@ fn test_command() -> Command {
 }
 
 fn tests() -> Result<Counts, Failure> {
-    let has_ext4 = match crate::tools::for_ext4() {
+    let has_ext4 = match chores::tools::for_ext4() {
         Ok(()) => true,
         Err(failure) if failure.missing_tool => {
             println!("SKIPPED: {failure}");
@@ -350,7 +355,7 @@ fn tests() -> Result<Counts, Failure> {
         }
         test
     };
-    match crate::tools::libnvme() {
+    match chores::tools::libnvme() {
         // Every ignored test says which tool it needs, and it is here now.
         Ok(()) => programs::run(test, &["--include-ignored"]),
         Err(failure) if failure.missing_tool => {
@@ -363,7 +368,7 @@ fn tests() -> Result<Counts, Failure> {
 
 /// Programs in C and C++ over the C interface: plain, with sanitizers, under valgrind, as installed; fio.
 fn c_interface() -> Result<Counts, Failure> {
-    let source = crate::tools::for_c().and_then(|()| crate::fio::source());
+    let source = chores::tools::for_c().and_then(|()| crate::fio::source());
     match source {
         Ok(source) => programs::run_c(
             test_command(),
@@ -424,8 +429,8 @@ fn demo() -> Result<Counts, Failure> {
 #[cfg(test)]
 mod tests {
     use super::{Summary, chosen, command};
-    use crate::process::Failure;
-    use crate::report::Counts;
+    use chores::process::Failure;
+    use chores::report::Counts;
 
     #[test]
     fn stages_are_chosen_by_name_and_run_in_the_order_of_the_list() {

@@ -2,7 +2,7 @@
 //! types in one word, names that stand twice. `cargo xtask check` fails above the rates in tests/wording.txt, which only
 //! fall: whoever lowers one commits the lower number.
 
-use crate::process::{Failure, output, root};
+use chores::process::{Failure, output, root};
 use std::collections::BTreeMap;
 use std::process::Command;
 

@@ -1,6 +1,6 @@
 //! `cargo xtask write-cache`: what the volatile write cache of a served controller costs writes of 128 KiB.
 
-use crate::process::{Failure, cargo, check, root};
+use chores::process::{Failure, cargo, check, root};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
@@ -71,7 +71,7 @@ fn rate(folder: &Path, cache: &str, seconds: u32) -> Result<f64, Failure> {
     bench.args(["--rw", "write", "--bs", "128KiB", "--depth", "32"]);
     bench.args(["--runtime", &format!("{seconds}s"), "--device"]);
     bench.arg(format!("vfio-user:{}", socket.display()));
-    let text = crate::process::output(&mut bench)?;
+    let text = chores::process::output(&mut bench)?;
     rate_of(&text).ok_or_else(|| Failure::new(format!("bench says no rate:\n{text}")))
 }
 

@@ -1,8 +1,8 @@
 //! The test programs of a `cargo test`, several at a time. Cargo runs one after the other, and most of them wait
 //! more than they compute: for deadlines that pass, for processes that they start.
 
-use crate::process::{Failure, output, root, shown, target_dir};
-use crate::report::Counts;
+use chores::process::{Failure, output, root, shown, target_dir};
+use chores::report::Counts;
 use std::collections::VecDeque;
 use std::fs::File;
 use std::path::{Path, PathBuf};
@@ -201,8 +201,8 @@ fn longest(mut times: Vec<(Duration, String)>) -> String {
 #[cfg(test)]
 mod tests {
     use super::{LONGEST, Program, longest, programs, rank, run_all};
-    use crate::process::target_dir;
-    use crate::report::Counts;
+    use chores::process::target_dir;
+    use chores::report::Counts;
     use std::process::Command;
     use std::time::Duration;
 

@@ -3,7 +3,7 @@
 //! Invariant: every wait ends at the request's deadline. A connection that broke in the middle of a
 //! message is of no further use: the caller that gets [`RequestFault::Broken`] drops it.
 
-use nvme_sim::vfio_user::wire::{COMMAND, ERROR, MessageHeader, NO_REPLY, REPLY, TYPE_MASK};
+use nvme_vfio_user::{COMMAND, ERROR, MessageHeader, NO_REPLY, REPLY, TYPE_MASK};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::net::{

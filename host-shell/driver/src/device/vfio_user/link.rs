@@ -7,7 +7,7 @@ use super::connection::{LONGEST, MAX_FDS, RequestFault, ServerConnection, Server
 use super::region::{self, ServerRegion};
 use crate::error::{Error, Result};
 use crate::lock::lock;
-use nvme_sim::vfio_user::wire::{
+use nvme_vfio_user::{
     DeviceInfo, MAJOR, MAX_TRANSFER, MINOR, PeerCapabilities, RegionAccess, RegionInfo,
     VersionData, VersionPayload, command,
 };

@@ -25,7 +25,7 @@ use link::{LinkFailure, ServerLink, in_words};
 use nvme_core::spec::Iova;
 use nvme_core::spec::register::{ALL_ONES, offset};
 use nvme_core::{Identity, Registers};
-use nvme_sim::vfio_user::wire::{
+use nvme_vfio_user::{
     DEFAULT_DMA_MAPS, DEVICE_PCI, DEVICE_RESETS, DMA_READABLE, DMA_WRITABLE, DeviceInfo, DmaMap,
     DmaUnmap, PeerCapabilities, SIMULATOR, command, region as regions,
 };

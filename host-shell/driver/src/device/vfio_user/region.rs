@@ -1,6 +1,6 @@
 //! Parser of a server's answer about a region: its size, and the parts of it that can be mapped.
 
-use nvme_sim::vfio_user::wire::{
+use nvme_vfio_user::{
     CAP_SPARSE_MMAP, InfoCapability, REGION_CAPS, REGION_MMAP, RegionInfo, SparseArea, SparseMmap,
 };
 use zerocopy::FromBytes;

@@ -7,7 +7,7 @@ use super::VfioUser;
 use crate::device::Device;
 use crate::error::{Error, Result};
 use nvme_core::spec::register::offset;
-use nvme_sim::vfio_user::wire::{
+use nvme_vfio_user::{
     COMMAND, DEVICE_PCI, DmaMap, MessageHeader, NO_REPLY, VersionPayload, command,
 };
 use server::{Act, Bar, start, start_with};

@@ -3,7 +3,7 @@
 use super::server::{Act, BAR_BYTES, Bar, start, start_with};
 use super::{gone, open_against, unfit};
 use crate::device::Device;
-use nvme_sim::vfio_user::wire::command;
+use nvme_vfio_user::command;
 
 #[test]
 fn doorbells_that_cannot_be_mapped_are_refused() {

@@ -4,7 +4,7 @@ use super::super::VfioUser;
 use super::super::connection::ServerConnection;
 use crate::error::Result;
 use nvme_core::spec::register::offset;
-use nvme_sim::vfio_user::wire::{
+use nvme_vfio_user::{
     CAP_SPARSE_MMAP, DEVICE_PCI, DEVICE_RESETS, DeviceInfo, ERROR, InfoCapability, MessageHeader,
     REGION_CAPS, REGION_MMAP, REGION_READABLE, REGION_WRITABLE, REPLY, RegionInfo, SparseArea,
     SparseMmap, command,

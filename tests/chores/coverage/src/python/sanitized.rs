@@ -1,0 +1,55 @@
+//! `cargo xtask python --asan`: the tests of Python with the extension module and the stand-in of CUDA under
+//! AddressSanitizer.
+//!
+//! Not a stage: the build takes minutes, and it shares nothing with others. The interpreter is Debian's: it loads
+//! the sanitizer's runtime first, and takes each object from malloc, so that what it frees is known.
+
+use super::{Tools, pytest, python_over};
+use chores::process::{Failure, cargo, check, output, target_dir};
+use chores::report::Counts;
+use std::path::Path;
+use std::process::Command;
+
+const TRIPLE: &str = "x86_64-unknown-linux-gnu";
+
+pub fn run(tools: &Tools) -> Result<Counts, Failure> {
+    let folder = target_dir().join("asan");
+    let mut build = cargo();
+    build.args(["build", "--package", "nvme-gpu-python"]);
+    build.args([
+        "--package",
+        "nvme-fake-cuda",
+        "--package",
+        "nvme-fake-cufile",
+    ]);
+    build.args(["--target", TRIPLE]);
+    build
+        .arg("--target-dir")
+        .arg(&folder)
+        .env("RUSTC_BOOTSTRAP", "1")
+        .env("RUSTFLAGS", "-Zsanitizer=address");
+    check(&mut build)?;
+
+    let built = folder.join(TRIPLE).join("debug");
+    // With the library of C++ the runtime sees exceptions of torch.
+    let runtimes = [runtime("libasan.so")?, runtime("libstdc++.so")?];
+    let mut python = python_over(tools, &folder, &built)?;
+    python
+        .env("LD_PRELOAD", runtimes.join(" "))
+        .env("PYTHONMALLOC", "malloc")
+        .env("NVME_GPU_ASAN", "1")
+        // What Python keeps until its end are no leaks; sizes that cannot be are errors of Python.
+        .env("ASAN_OPTIONS", "detect_leaks=0:allocator_may_return_null=1");
+    pytest(&mut python)
+}
+
+/// Where the C compiler has the sanitizer's shared runtime.
+fn runtime(name: &str) -> Result<String, Failure> {
+    let mut ask = Command::new("gcc");
+    let found = output(ask.arg(format!("-print-file-name={name}")))?;
+    let found = found.trim().to_owned();
+    match Path::new(&found).is_absolute() {
+        true => Ok(found),
+        false => Err(Failure::missing(format!("gcc has no {name}"))),
+    }
+}

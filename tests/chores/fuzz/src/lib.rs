@@ -1,0 +1,3 @@
+//! Fuzz targets, and the lines that their corpora reach.
+
+pub mod fuzz;

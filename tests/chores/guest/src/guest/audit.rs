@@ -1,0 +1,27 @@
+//! The protocol auditor over the trace of QEMU's controller.
+
+use super::apt::write;
+use chores::process::{Failure, cargo, check, output};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+fn auditor() -> Command {
+    let mut auditor = cargo();
+    auditor.args(["run", "--quiet", "--package", "nvme-auditor", "--"]);
+    auditor
+}
+
+/// A file in `folder` with the events that the auditor reads, for QEMU's `-trace events=FILE`.
+pub fn events(folder: &Path) -> Result<PathBuf, Failure> {
+    let path = folder.join("events");
+    write(&path, output(auditor().arg("events"))?.as_bytes())?;
+    Ok(path)
+}
+
+/// No rule was broken in the log of a controller with these namespaces.
+pub fn judge(log: &Path, namespaces: &[u32]) -> Result<(), Failure> {
+    let mut audit = auditor();
+    audit.arg("qemu").arg(log);
+    audit.args(namespaces.iter().map(u32::to_string));
+    check(&mut audit)
+}
