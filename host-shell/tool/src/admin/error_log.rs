@@ -31,7 +31,7 @@ impl ErrorLog {
             .filter_map(|bytes| ErrorEntry::read_from_bytes(bytes).ok())
             .filter(|entry| entry.error_count != 0)
             .collect();
-        if self.device.json {
+        if self.device.form.json {
             let list: Value = entries.iter().map(to_json).collect();
             return output::json(&json!({ "errors": list }));
         }

@@ -137,7 +137,7 @@ impl GetFeature {
         } else {
             decoded(fid, value)
         };
-        if device.json {
+        if device.form.json {
             let mut object = json!({
                 "feature": format!("{fid:#04x}"),
                 "name": name,
@@ -182,7 +182,7 @@ impl SetFeature {
         let nsid = self.scope.nsid(&controller, fid)?;
         let dw0 = controller.set_feature(fid, nsid, value)?;
         let name = feature::name(fid).unwrap_or("vendor specific");
-        if device.json {
+        if device.form.json {
             return output::json(
                 &json!({ "feature": format!("{fid:#04x}"), "value": value, "result": dw0 }),
             );

@@ -68,7 +68,7 @@ impl FormatCommand {
                 )
             });
         }
-        if device.json {
+        if device.form.json {
             let list: Value = now.iter().map(to_json).collect();
             return output::json(&json!({ "formatted": list }));
         }

@@ -107,7 +107,7 @@ impl GetLog {
             return output::bytes(&page);
         }
         let name = log_page::name(lid).unwrap_or("vendor specific");
-        if self.device.json {
+        if self.device.form.json {
             return output::json(&json!({
                 "log_id": lid, "name": name, "nsid": nsid.0, "offset": self.lpo, "bytes": page.len(),
                 "data": hex::digits(&page),

@@ -55,7 +55,7 @@ impl ControllerSubject {
     pub fn run(self) -> Result<()> {
         let controller = self.device.start()?;
         let value = controller_json(controller.identify());
-        match self.device.json {
+        match self.device.form.json {
             true => output::json(&value),
             false => output::table(
                 "NVME Identify Controller:",
@@ -81,7 +81,7 @@ impl NamespaceSubject {
         if let Some(mask) = controller.storage_tag_mask(nsid)? {
             value["lbstm"] = json!(mask);
         }
-        match self.device.json {
+        match self.device.form.json {
             true => output::json(&value),
             false => output::table(&title, &text::namespace(value, &identify)),
         }

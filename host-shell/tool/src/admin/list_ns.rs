@@ -21,7 +21,7 @@ impl ListNs {
             .into_iter()
             .map(|nsid| Ok((nsid, why_unusable(&controller, nsid)?)))
             .collect::<Result<_>>()?;
-        if self.device.json {
+        if self.device.form.json {
             let list: Value = all.iter().map(to_json).collect();
             return output::json(&json!({ "nsid_list": list }));
         }

@@ -152,7 +152,7 @@ impl CommandArgs {
         if self.raw_binary {
             return output::bytes(&received);
         }
-        if self.device.json {
+        if self.device.form.json {
             return output::json(&json!({
                 "opcode": self.opcode,
                 "name": set.name(self.opcode),

@@ -90,7 +90,7 @@ impl SanitizeCommand {
             false => self.wait_for(&controller)?,
         };
         controller.shut_down()?;
-        show(self.device.json, &status)
+        show(self.device.form.json, &status)
     }
 
     fn wait_for(&self, controller: &Controller) -> Result<SanitizeStatus> {
@@ -132,7 +132,7 @@ impl SanitizeLog {
         let controller = self.device.start()?;
         let status = controller.sanitize_status()?;
         controller.shut_down()?;
-        show(self.device.json, &status)
+        show(self.device.form.json, &status)
     }
 }
 

@@ -56,7 +56,7 @@ impl SmartLog {
         let smart = Smart::read_from_bytes(&bytes)
             .map_err(|_| Error::internal("the log is not 512 bytes"))?;
         let title = "Smart Log for NVME device";
-        if self.device.json {
+        if self.device.form.json {
             return output::json(&to_json(&smart));
         }
         let mut object = to_json(&smart);

@@ -91,7 +91,7 @@ impl CrossoverArgs {
         if let Some(path) = &rest.plot {
             plot::draw_all(path, &plot::crossover::charts(&report))?;
         }
-        match device.json {
+        match device.form.json {
             true => output::line(&report),
             false => output::print(&to_text(&report)),
         }

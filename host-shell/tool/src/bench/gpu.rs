@@ -189,7 +189,7 @@ fn report(
 ) -> Result<()> {
     let iops = totals.commands as f64 / totals.seconds.max(1e-9);
     let gbps = iops * job.bytes as f64 / 1e9;
-    if job.device.json {
+    if job.device.form.json {
         let mut value = json!({
             "driver": report.gpu, "tier": report.tier, "queues": job.queues, "depth": job.depth,
             "bytes_per_command": job.bytes, "rw": what, "random": job.random,

@@ -11,7 +11,6 @@ use serde_json::Value;
 use std::fs::File;
 use std::io::Write;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
 
 /// Bytes of a file that is made.
 const MADE: u64 = 256 << 20;
@@ -90,7 +89,7 @@ impl PathsArgs {
             read_only: !is_given,
             nsid: rest.namespace.nsid().0,
             queues: rest.queues.max(8),
-            timeout: Duration::from_millis(device.timeout_ms),
+            timeout: device.timeout.limit(),
             #[cfg(feature = "cuda")]
             gpu: rest.gpu.map(|index| nvme_host::store::GpuOptions {
                 index,
@@ -115,7 +114,7 @@ impl PathsArgs {
         if let Some(path) = rest.plot {
             plot::draw(&path, &plot::paths::chart(&report))?;
         }
-        match device.json {
+        match device.form.json {
             true => output::line(&report),
             false => output::print(&to_text(&report)),
         }

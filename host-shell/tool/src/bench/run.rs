@@ -186,7 +186,7 @@ impl BenchCommand {
         if let Some(path) = &self.plot {
             plot::draw(path, &plot::latency::chart(&report))?;
         }
-        match (device.json, self.interval) {
+        match (device.form.json, self.interval) {
             (true, Some(_)) => output::line(&report.to_json())?,
             (true, None) => output::json(&report.to_json())?,
             (false, _) => output::print(&report.to_text())?,
@@ -263,7 +263,7 @@ impl BenchCommand {
         };
         let mut intervals = self
             .interval
-            .map(|every| IntervalPrinter::new(every, self.namespace.device.json));
+            .map(|every| IntervalPrinter::new(every, self.namespace.device.form.json));
         let ended = bench::run(controller, job, go_on, |now| {
             match job.limit {
                 RunLimit::Bytes(_) => bar.set_position(now.bytes),
@@ -330,7 +330,7 @@ impl BenchCommand {
             stations: self.gather.on_gpu.stations,
             runs: self.gather.runs,
             seed: self.seed.unwrap_or_default(),
-            timeout: Duration::from_millis(device.timeout_ms),
+            timeout: device.timeout.limit(),
         };
         self.gemv.run(opened, &rest)
     }
@@ -342,7 +342,7 @@ impl BenchCommand {
             gpu: super::gemv::GemvShared::gpu_of(self.gpu.gpu)?,
             runs: self.gather.runs,
             seed: self.seed.unwrap_or_default(),
-            json: self.namespace.device.json,
+            json: self.namespace.device.form.json,
             plot: self.plot,
         };
         self.ladder.run(rest)

@@ -52,8 +52,12 @@ Exit codes: 0 done, 1 controller error, 2 wrong usage or range, 3 data differs, 
 5 no answer in time or device gone, 6 this machine lacks something (memory, permission, driver, GPU),
 7 a fault of this program, 130 interrupted (Ctrl-C, SIGTERM, SIGHUP).";
 
+/// The first sentence of README.md.
+const ABOUT: &str =
+    "Read NVMe drives from GPU kernels, Python, C or Rust, without the CPU in the data path.";
+
 #[derive(Parser)]
-#[command(name = "nvme-gpu", version = VERSION, about = "An NVMe driver in user space: disks, images and benchmarks", after_help = AFTER_HELP)]
+#[command(name = "nvme-gpu", version = VERSION, about = ABOUT, after_help = AFTER_HELP)]
 struct CommandLine {
     /// Print neither progress nor warnings; results and errors stay
     #[arg(long, short = 'q', global = true, conflicts_with = "verbose")]

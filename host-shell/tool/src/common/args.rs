@@ -11,18 +11,52 @@ use nvme_host::{Controller, ControllerConfig, Device, Result};
 use std::sync::Arc;
 use std::time::Duration;
 
+/// The namespace that a command is about.
+#[derive(Args)]
+pub struct NamespaceId {
+    /// Namespace
+    #[arg(long, short = 'n', value_name = "NSID", default_value_t = 1, value_parser = number::<u32>(1..=0xFFFF_FFFE))]
+    pub namespace_id: u32,
+}
+
+impl NamespaceId {
+    pub fn nsid(&self) -> Nsid {
+        Nsid(self.namespace_id)
+    }
+}
+
+/// The time that a command of NVMe may take.
+#[derive(Args)]
+pub struct CommandTimeout {
+    /// How long a command may take before it is aborted
+    #[arg(long, short = 't', visible_alias = "timeout", value_name = "MS", default_value_t = 5000, value_parser = number::<u64>(1..=3_600_000))]
+    pub timeout_ms: u64,
+}
+
+impl CommandTimeout {
+    pub fn limit(&self) -> Duration {
+        Duration::from_millis(self.timeout_ms)
+    }
+}
+
+/// The form of results and errors.
+#[derive(Args)]
+pub struct OutputForm {
+    /// Print one JSON object
+    #[arg(long)]
+    pub json: bool,
+}
+
 /// The device and how it is used.
 #[derive(Args)]
 pub struct DeviceArgs {
     /// Device: sim:PATH[?options], sim:mem, sim:null, vfio:BDF, kmod:BDF, vfio-user:SOCKET (see `nvme-gpu --help`)
     #[arg(long, short = 'd')]
     pub device: String,
-    /// How long a command may take before it is aborted
-    #[arg(long, short = 't', visible_alias = "timeout", value_name = "MS", default_value_t = 5000, value_parser = number::<u64>(1..=3_600_000))]
-    pub timeout_ms: u64,
-    /// Print one JSON object
-    #[arg(long)]
-    pub json: bool,
+    #[command(flatten)]
+    pub timeout: CommandTimeout,
+    #[command(flatten)]
+    pub form: OutputForm,
     #[command(flatten)]
     pub access: AccessArgs,
 }
@@ -32,20 +66,19 @@ pub struct DeviceArgs {
 pub struct NamespaceArgs {
     #[command(flatten)]
     pub device: DeviceArgs,
-    /// Namespace
-    #[arg(long, short = 'n', value_name = "NSID", default_value_t = 1, value_parser = number::<u32>(1..=0xFFFF_FFFE))]
-    pub namespace_id: u32,
+    #[command(flatten)]
+    pub id: NamespaceId,
 }
 
 impl NamespaceArgs {
     pub fn nsid(&self) -> Nsid {
-        Nsid(self.namespace_id)
+        self.id.nsid()
     }
 
     /// Returns the options for a command that changes this namespace alone.
     pub fn config(&self) -> ControllerConfig {
         ControllerConfig {
-            changes: Some(CommandScope::Namespace(self.namespace_id)),
+            changes: Some(CommandScope::Namespace(self.id.namespace_id)),
             ..self.device.config()
         }
     }
@@ -55,10 +88,10 @@ impl DeviceArgs {
     /// Returns the options for a command that may change anything of the NVM subsystem.
     pub fn config(&self) -> ControllerConfig {
         ControllerConfig {
-            timeout: Duration::from_millis(self.timeout_ms),
+            timeout: self.timeout.limit(),
             rings: self.access.rings(),
             stop: Some(stop_flag()),
-            notify: output::warnings(self.json),
+            notify: output::warnings(self.form.json),
             ..ControllerConfig::default()
         }
     }

@@ -16,7 +16,7 @@ mod values;
 pub mod visible;
 
 pub use access::{AccessArgs, WriteArgs};
-pub use args::{DeviceArgs, NamespaceArgs};
+pub use args::{CommandTimeout, DeviceArgs, NamespaceArgs, NamespaceId, OutputForm};
 pub use stop::{check_stop, stop_flag};
 pub use values::{beyond, duration, number, some_bytes};
 

@@ -100,7 +100,7 @@ fn report(
     let rate = totals.commands as f64 / totals.seconds.max(1e-9);
     let path = image.path.as_ref().filter(|_| demo.keep);
     let kept = path.map(|path| path.display().to_string());
-    if demo.json {
+    if demo.form.json {
         return output::json(&json!({
             "verified": true,
             "verified_by": ["gpu", "cpu"],

@@ -1,6 +1,8 @@
 //! Options of `demo`: the image, its size, queues, and who drives them.
 
-use crate::common::{AccessArgs, WriteArgs, duration, number, output, some_bytes, stop_flag};
+use crate::common::{
+    AccessArgs, OutputForm, WriteArgs, duration, number, output, some_bytes, stop_flag,
+};
 use clap::Args;
 use nvme_host::ControllerConfig;
 use std::path::PathBuf;
@@ -49,9 +51,8 @@ pub struct DemoCommand {
     /// How long a command may take before it is aborted
     #[arg(long, default_value = "5s", value_parser = duration)]
     pub(super) timeout: Duration,
-    /// Print one JSON object
-    #[arg(long)]
-    pub(super) json: bool,
+    #[command(flatten)]
+    pub(super) form: OutputForm,
     /// Use GPU N; without this, GPU 0 where there is one
     #[cfg(feature = "cuda")]
     #[arg(long, value_name = "N", num_args = 0..=1, default_missing_value = "0", conflicts_with = "cpu", value_parser = number::<u32>(0..=1023))]
@@ -67,7 +68,7 @@ impl DemoCommand {
         ControllerConfig {
             timeout: self.timeout,
             stop: Some(stop_flag()),
-            notify: output::warnings(self.json),
+            notify: output::warnings(self.form.json),
             queue_pairs: self.queues,
             ..ControllerConfig::default()
         }

@@ -154,7 +154,7 @@ impl DemoCommand {
         let kept = path.map(|path| path.display().to_string());
         let threads = format!("{} CPU threads", self.queues);
         let engine = format!("{threads}; {}; {no_gpu}", image.controller);
-        if self.json {
+        if self.form.json {
             let queues: Vec<_> = parts
                 .iter()
                 .map(|part| (part.qid, part.statistics))

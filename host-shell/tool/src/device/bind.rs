@@ -1,6 +1,6 @@
 //! `bind` and `unbind`: a controller to vfio-pci or to the module nvme_gpu, and back.
 
-use crate::common::{output, say};
+use crate::common::{OutputForm, output, say};
 use clap::Args;
 use nvme_host::sysfs::{BindResult, LendingDriver, PciAddress, SysfsHost};
 use nvme_host::{Error, Result};
@@ -21,9 +21,8 @@ pub struct BindCommand {
     /// Take it although it is in use, or although that cannot be seen; what is broken by that is printed
     #[arg(long)]
     force: bool,
-    /// Print one JSON object
-    #[arg(long)]
-    json: bool,
+    #[command(flatten)]
+    form: OutputForm,
 }
 
 /// Give a controller back to the driver that it had before; refused while a program has it open, and when something
@@ -35,9 +34,8 @@ pub struct UnbindCommand {
     /// Give it back although a program has it open, or something else than `bind` took it
     #[arg(long)]
     force: bool,
-    /// Print one JSON object
-    #[arg(long)]
-    json: bool,
+    #[command(flatten)]
+    form: OutputForm,
 }
 
 fn parse(text: &str) -> Result<PciAddress> {
@@ -51,7 +49,7 @@ impl BindCommand {
         let lender = LendingDriver::of(&self.driver).unwrap_or_default();
         let bound = self.on(&SysfsHost::here(), address, lender)?;
         warn_of(&bound.broken);
-        match self.json {
+        match self.form.json {
             true => output::json(&to_json(address, lender, &bound)),
             false => output::print(&to_text(address, lender, &bound)),
         }
@@ -123,7 +121,7 @@ impl UnbindCommand {
         let address = parse(&self.address)?;
         let unbound = SysfsHost::here().unbind(address, self.force)?;
         warn_of(&unbound.broken);
-        if self.json {
+        if self.form.json {
             return output::json(&json!({
                 "address": address.to_string(),
                 "driver": unbound.driver,
@@ -146,7 +144,7 @@ mod tests {
             driver: "vfio-pci".to_owned(),
             user,
             force: false,
-            json: false,
+            form: OutputForm { json: false },
         };
         let address = parse(&bind.address).unwrap();
         (bind, address)

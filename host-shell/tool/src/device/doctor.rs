@@ -1,6 +1,6 @@
 //! `doctor`: abilities of this machine, and the changes that would extend them.
 
-use crate::common::{output, visible};
+use crate::common::{OutputForm, output, visible};
 use clap::Args;
 use nvme_host::doctor::{DoctorReport, FindingSeverity, examine_here};
 use nvme_host::{Error, Result};
@@ -11,15 +11,14 @@ use nvme_host::{Error, Result};
 /// As root it sees more: capabilities of PCI functions, exclusive use.
 #[derive(Args)]
 pub struct DoctorCommand {
-    /// Print one JSON object
-    #[arg(long)]
-    json: bool,
+    #[command(flatten)]
+    form: OutputForm,
 }
 
 impl DoctorCommand {
     pub fn run(self) -> Result<()> {
         let report = examine_here();
-        if self.json {
+        if self.form.json {
             let value = serde_json::to_value(&report)
                 .map_err(|error| Error::internal(error.to_string()))?;
             return output::json(&value);

@@ -50,7 +50,7 @@ impl EventsCommand {
     }
 
     fn print(&self, event: &DeviceEvent) -> Result<()> {
-        match self.device.json {
+        match self.device.form.json {
             true => output::line(&output::event_json(event)),
             false => output::print(&event.to_string()),
         }

@@ -1,6 +1,6 @@
 //! `list`: the NVMe controllers of this machine.
 
-use crate::common::{output, visible};
+use crate::common::{OutputForm, output, visible};
 use clap::Args;
 use nvme_host::Result;
 use nvme_host::sysfs::{SysfsFunction, SysfsHost, UsageCensus};
@@ -9,15 +9,14 @@ use serde_json::{Value, json};
 /// List the NVMe controllers on PCIe: driver, IOMMU group, model, disks and who uses them
 #[derive(Args)]
 pub struct ListCommand {
-    /// Print one JSON object
-    #[arg(long)]
-    json: bool,
+    #[command(flatten)]
+    form: OutputForm,
 }
 
 impl ListCommand {
     pub fn run(self) -> Result<()> {
         let all = controllers(&SysfsHost::here());
-        if self.json {
+        if self.form.json {
             return output::json(&json!({ "controllers": all }));
         }
         if all.is_empty() {

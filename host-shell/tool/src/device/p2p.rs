@@ -126,7 +126,7 @@ impl PeerCommand {
 
     fn report(&self, read: Duration, write: Option<Duration>) -> Result<()> {
         let rate = |time: Duration| self.size as f64 / time.as_secs_f64() / 1e9;
-        if self.namespace.device.json {
+        if self.namespace.device.form.json {
             return output::json(&json!({
                 "bytes": self.size,
                 "read_verified": true,

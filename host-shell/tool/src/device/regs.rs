@@ -28,7 +28,7 @@ impl RegsCommand {
     }
 
     fn show(&self, registers: &dyn Registers) -> Result<()> {
-        if self.device.json {
+        if self.device.form.json {
             output::json(&to_json(registers))
         } else {
             output::print(&to_text(registers))

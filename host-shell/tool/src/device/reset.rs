@@ -41,7 +41,7 @@ impl ResetCommand {
         }
         let ms = start.elapsed().as_millis() as u64;
         controller.shut_down()?;
-        if self.device.json {
+        if self.device.form.json {
             return output::json(&json!({ "reset": what, "milliseconds": ms }));
         }
         output::print(&format!("{what}: success, ready again after {ms} ms"))

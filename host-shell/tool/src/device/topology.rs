@@ -1,6 +1,6 @@
 //! `topology`: how controllers and GPUs are connected, and which tiers that allows.
 
-use crate::common::output;
+use crate::common::{OutputForm, output};
 use clap::Args;
 use nvme_host::topology::MachineTopology as Found;
 use nvme_host::{Error, Result};
@@ -10,15 +10,14 @@ use nvme_host::{Error, Result};
 /// Looks, and changes nothing. As root it sees more: ACS, and links of older kernels.
 #[derive(Args)]
 pub struct TopologyCommand {
-    /// Print one JSON object
-    #[arg(long)]
-    json: bool,
+    #[command(flatten)]
+    form: OutputForm,
 }
 
 impl TopologyCommand {
     pub fn run(self) -> Result<()> {
         let found = Found::here();
-        if self.json {
+        if self.form.json {
             let value =
                 serde_json::to_value(&found).map_err(|error| Error::internal(error.to_string()))?;
             return output::json(&value);

@@ -35,7 +35,7 @@ impl CatalogArgs {
                 volume.file(&location.path)?.catalog()?
             }
         };
-        if self.drive.json {
+        if self.drive.form.json {
             let metadata = self.metadata.then(|| catalog.metadata());
             return output::json(&json!({
                 "format": catalog.format(),

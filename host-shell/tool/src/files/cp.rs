@@ -51,7 +51,7 @@ impl CpCommand {
                 json!({ "bytes": inode.size })
             }
         };
-        if !self.drive.json {
+        if !self.drive.form.json {
             return Ok(());
         }
         let mut said = json!({ "path": path, "to": to.to_string_lossy() });

@@ -12,7 +12,6 @@ use serde_json::{Value, json};
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
 use xxhash_rust::xxh3::Xxh3;
 
 /// Files and their position on the device.
@@ -128,8 +127,8 @@ impl ImportPlaces {
     fn options(&self, write: &WriteArgs) -> StoreOptions {
         StoreOptions {
             allow_write: write.allow_write,
-            nsid: self.drive.namespace_id,
-            timeout: Duration::from_millis(self.drive.timeout_ms),
+            nsid: self.drive.namespace.namespace_id,
+            timeout: self.drive.timeout.limit(),
             ..StoreOptions::default()
         }
     }
@@ -275,7 +274,7 @@ fn report(
         })
         .collect();
     let hash = format!("{:016x}", sums.of_all.digest());
-    if places.drive.json {
+    if places.drive.form.json {
         return output::json(&json!({
             "file": input.path.to_string_lossy(),
             "offset": places.offset,

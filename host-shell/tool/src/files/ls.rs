@@ -44,7 +44,7 @@ impl LsCommand {
             };
             entries.push((name, inode, target));
         }
-        match self.drive.json {
+        match self.drive.form.json {
             true => {
                 let entries: Vec<Value> = entries.iter().map(to_json).collect();
                 output::json(&json!({ "path": path, "entries": entries }))

@@ -40,7 +40,7 @@ impl ManifestArgs {
             manifest.chunks().count(),
             format!("{:016x}", manifest.xxh3()),
         );
-        if self.drive.json {
+        if self.drive.form.json {
             return output::json(&json!({
                 "file": self.file,
                 "bytes": manifest.bytes(),

@@ -11,7 +11,9 @@ pub mod pack;
 pub mod stat;
 mod tree;
 
-use crate::common::{check_stop, file::OutputFile, images, number, progress, say};
+use crate::common::{
+    CommandTimeout, NamespaceId, OutputForm, check_stop, file::OutputFile, images, progress, say,
+};
 use clap::Args;
 use nvme_host::catalog::HeaderSource;
 use nvme_host::files::{DriveFile, Ext4Volume, FileKind, FileLocation, flags};
@@ -19,7 +21,6 @@ use nvme_host::{Result, Store, StoreOptions};
 use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
-use std::time::Duration;
 
 /// Bytes that are copied at a time.
 const PIECE: u64 = 8 << 20;
@@ -27,15 +28,12 @@ const PIECE: u64 = 8 << 20;
 /// Options of accessing the drive.
 #[derive(Args)]
 pub struct DriveArgs {
-    /// Namespace
-    #[arg(long, short = 'n', value_name = "NSID", default_value_t = 1, value_parser = number::<u32>(1..=0xFFFF_FFFE))]
-    namespace_id: u32,
-    /// How long a command may take before it is aborted
-    #[arg(long, short = 't', visible_alias = "timeout", value_name = "MS", default_value_t = 5000, value_parser = number::<u64>(1..=3_600_000))]
-    timeout_ms: u64,
-    /// Print one JSON object
-    #[arg(long)]
-    json: bool,
+    #[command(flatten)]
+    namespace: NamespaceId,
+    #[command(flatten)]
+    timeout: CommandTimeout,
+    #[command(flatten)]
+    form: OutputForm,
 }
 
 impl DriveArgs {
@@ -49,8 +47,8 @@ impl DriveArgs {
         images::must_exist(device)?;
         let options = StoreOptions {
             read_only: true,
-            nsid: self.namespace_id,
-            timeout: Duration::from_millis(self.timeout_ms),
+            nsid: self.namespace.namespace_id,
+            timeout: self.timeout.limit(),
             ..StoreOptions::default()
         };
         Ok(Arc::new(Store::open(device, &options)?))

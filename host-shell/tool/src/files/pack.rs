@@ -1,7 +1,7 @@
 //! `pack`: makes the image of an ext4 from a folder, with the data of each file contiguous.
 
 use super::PIECE;
-use crate::common::{check_stop, output, progress};
+use crate::common::{OutputForm, check_stop, output, progress};
 use clap::Args;
 use nvme_host::catalog::HeaderSource;
 use nvme_host::files::{DriveFile, Ext4Volume, open_regular};
@@ -54,9 +54,8 @@ pub struct PackCommand {
     /// Label of the file system, of at most 16 bytes
     #[arg(long, default_value = "models", value_parser = label)]
     label: String,
-    /// Print one JSON object
-    #[arg(long)]
-    json: bool,
+    #[command(flatten)]
+    form: OutputForm,
 }
 
 fn label(text: &str) -> std::result::Result<String, String> {
@@ -86,7 +85,7 @@ impl PackCommand {
         }
         let several = made?;
         let data = found.iter().map(|one| one.bytes).sum();
-        if self.json {
+        if self.form.json {
             return output::json(&json!({
                 "image": self.image.to_string_lossy(),
                 "files": found.len(),

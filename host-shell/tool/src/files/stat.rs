@@ -68,10 +68,10 @@ impl StatCommand {
             "extents": extents,
         });
         if let (Value::Object(found), Value::Object(more)) = (&mut found, more) {
-            let is_there = |value: &Value| self.drive.json || !value.is_null();
+            let is_there = |value: &Value| self.drive.form.json || !value.is_null();
             found.extend(more.into_iter().filter(|(_, value)| is_there(value)));
         }
-        match self.drive.json {
+        match self.drive.form.json {
             true => output::json(&found),
             false => output::table("", &found),
         }
@@ -100,7 +100,7 @@ impl StatCommand {
             "modified": identity.modified.0,
             "extents": extents.collect::<Vec<_>>(),
         });
-        match self.drive.json {
+        match self.drive.form.json {
             true => output::json(&found),
             false => output::table("", &found),
         }

@@ -46,7 +46,7 @@ impl CompareCommand {
             lba += piece.len() as u64 / u64::from(block);
         }
         let blocks = pieces.done();
-        if self.namespace.device.json {
+        if self.namespace.device.form.json {
             return output::json(&json!({
                 "equal": true, "lba": self.lba, "blocks": blocks, "bytes": blocks * u64::from(block),
             }));

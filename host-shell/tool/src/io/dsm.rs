@@ -53,7 +53,7 @@ impl DsmCommand {
             .collect();
         namespace.deallocate(&ranges)?;
         namespace.flush()?;
-        if self.namespace.device.json {
+        if self.namespace.device.form.json {
             return output::json(&json!({ "ranges": ranges.len() }));
         }
         output::print("NVMe DSM: success")

@@ -24,7 +24,7 @@ impl FlushCommand {
             Nsid::ALL => controller.flush_all()?,
             nsid => controller.namespace(nsid)?.flush()?,
         }
-        if self.device.json {
+        if self.device.form.json {
             return output::json(&json!({ "flushed": true, "nsid": self.namespace_id }));
         }
         output::print("NVMe Flush: success")

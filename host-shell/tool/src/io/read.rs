@@ -66,7 +66,7 @@ impl ReadCommand {
         bar.finish_and_clear();
         drop(namespace);
         controller.shut_down()?;
-        if self.namespace.device.json && self.is_into_file() {
+        if self.namespace.device.form.json && self.is_into_file() {
             return output::json(
                 &json!({ "lba": self.lba, "blocks": blocks, "bytes": blocks * block }),
             );
@@ -103,7 +103,7 @@ impl ReadCommand {
         out.commit()?;
         bar.finish_and_clear();
         let report = transfer.reconnecting.close()?;
-        if device.json && self.is_into_file() {
+        if device.form.json && self.is_into_file() {
             let mut value = json!({
                 "lba": self.lba, "blocks": blocks, "bytes": blocks * block, "gpu": report.gpu,
                 "tier": report.tier, "commands": totals.commands, "per_command": totals.per_command(),

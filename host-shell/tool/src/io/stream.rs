@@ -244,7 +244,7 @@ impl StreamCommand {
             per_command,
         } = outcome;
         let gbps = *bytes as f64 / seconds.max(1e-9) / 1e9;
-        if self.namespace.device.json {
+        if self.namespace.device.form.json {
             return output::json(&json!({
                 "bytes": bytes, "seconds": seconds, "gb_per_s": gbps, "commands": commands,
                 "bytes_per_command": bytes / commands.max(&1), "driver": by, "tier": tier,

@@ -66,7 +66,7 @@ impl WriteCommand {
         bar.finish_and_clear();
         drop(namespace);
         controller.shut_down()?;
-        if self.namespace.device.json {
+        if self.namespace.device.form.json {
             let blocks = pieces.done();
             return output::json(
                 &json!({ "lba": self.lba, "blocks": blocks, "bytes": blocks * u64::from(block) }),
@@ -129,7 +129,7 @@ impl WriteCommand {
         transfer.reconnecting.run_whole("Flush", &gpu::FLUSH)?;
         bar.finish_and_clear();
         let report = transfer.reconnecting.close()?;
-        if device.json {
+        if device.form.json {
             let mut value = json!({
                 "lba": first, "blocks": pieces.done(), "bytes": pieces.done() * u64::from(block), "gpu": report.gpu, "tier": report.tier,
                 "commands": totals.commands, "per_command": totals.per_command(),

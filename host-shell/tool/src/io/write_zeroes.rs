@@ -33,7 +33,7 @@ impl WriteZeroes {
         namespace.check(Lba(self.lba), self.blocks)?;
         namespace.write_zeroes(Lba(self.lba), self.blocks, self.deac)?;
         namespace.flush()?;
-        if self.namespace.device.json {
+        if self.namespace.device.form.json {
             return output::json(&json!({ "lba": self.lba, "blocks": self.blocks }));
         }
         output::print("NVMe Write Zeroes: success")

@@ -1,6 +1,8 @@
 //! `generate`: text by a model whose weights stream from a drive.
 
-use crate::common::{check_stop, images, npy, number, output, say, visible};
+use crate::common::{
+    CommandTimeout, NamespaceId, check_stop, images, npy, number, output, say, visible,
+};
 use crate::files::volume;
 use clap::Args;
 use nvme_host::catalog;
@@ -48,12 +50,10 @@ pub struct GenerateCommand {
     #[cfg(feature = "cuda")]
     #[arg(long, value_name = "N", num_args = 0..=1, default_missing_value = "0", value_parser = number::<u32>(0..=1023))]
     gpu: Option<u32>,
-    /// Namespace
-    #[arg(long, short = 'n', value_name = "NSID", default_value_t = 1, value_parser = number::<u32>(1..=0xFFFF_FFFE))]
-    namespace_id: u32,
-    /// How long a command may take before it is aborted
-    #[arg(long, short = 't', visible_alias = "timeout", value_name = "MS", default_value_t = 5000, value_parser = number::<u64>(1..=3_600_000))]
-    timeout_ms: u64,
+    #[command(flatten)]
+    namespace: NamespaceId,
+    #[command(flatten)]
+    timeout: CommandTimeout,
     /// Verify what is loaded by the manifest that `nvme-gpu manifest` made of MODEL: on the GPU with --gpu
     #[arg(long, value_name = "FILE")]
     manifest: Option<PathBuf>,
@@ -205,8 +205,8 @@ impl GenerateCommand {
     fn options(&self) -> StoreOptions {
         StoreOptions {
             read_only: true,
-            nsid: self.namespace_id,
-            timeout: Duration::from_millis(self.timeout_ms),
+            nsid: self.namespace.namespace_id,
+            timeout: self.timeout.limit(),
             #[cfg(feature = "cuda")]
             gpu: self.gpu.map(|index| nvme_host::store::GpuOptions {
                 index,

@@ -3,7 +3,10 @@
 mod report;
 
 use crate::bench::plot;
-use crate::common::{WriteArgs, duration, images, number, output, progress, some_bytes, stop_flag};
+use crate::common::{
+    CommandTimeout, NamespaceId, OutputForm, WriteArgs, duration, images, number, output, progress,
+    some_bytes, stop_flag,
+};
 use clap::{Args, ValueEnum};
 use nvme_compute::random_weights::Stored;
 use nvme_course::pipeline::{PipelineJob, PipelineName, PipelineReport, PipelineShape, run};
@@ -25,15 +28,12 @@ pub struct PipelineCommand {
     /// when missing
     #[arg(long, short = 'd')]
     device: Option<String>,
-    /// Namespace
-    #[arg(long, short = 'n', value_name = "NSID", default_value_t = 1, value_parser = number::<u32>(1..=0xFFFF_FFFE))]
-    namespace_id: u32,
-    /// How long a command may take before it is aborted
-    #[arg(long, short = 't', visible_alias = "timeout", value_name = "MS", default_value_t = 5000, value_parser = number::<u64>(1..=3_600_000))]
-    timeout_ms: u64,
-    /// Print one JSON object
-    #[arg(long)]
-    json: bool,
+    #[command(flatten)]
+    namespace: NamespaceId,
+    #[command(flatten)]
+    timeout: CommandTimeout,
+    #[command(flatten)]
+    form: OutputForm,
     #[command(flatten)]
     write: WriteArgs,
     /// The device holds the matrices of the same sizes and seed from an earlier run: write nothing
@@ -157,7 +157,7 @@ impl PipelineCommand {
             plot::draw_timeline(path, job.name.in_one_word(), &trace)?;
         }
         let value = report::to_json(&machine, &job, &report);
-        match (self.json, self.interval) {
+        match (self.form.json, self.interval) {
             (true, Some(_)) => output::line(&value)?,
             (true, None) => output::json(&value)?,
             (false, _) => output::print(&report::to_text(&value))?,
@@ -205,9 +205,9 @@ impl PipelineCommand {
         let options = StoreOptions {
             allow_write: self.write.allow_write,
             read_only: self.keep_data,
-            nsid: self.namespace_id,
+            nsid: self.namespace.namespace_id,
             queues: self.readers.max(2) as u32,
-            timeout: Duration::from_millis(self.timeout_ms),
+            timeout: self.timeout.limit(),
             #[cfg(feature = "cuda")]
             gpu: self.gpu.map(|index| nvme_host::store::GpuOptions {
                 index,
@@ -242,7 +242,7 @@ impl PipelineCommand {
         let stop = stop_flag();
         let mut interval = self
             .interval
-            .map(|every| ProgressInterval::new(every, self.json));
+            .map(|every| ProgressInterval::new(every, self.form.json));
         let report = run(store, job, &mut |done, total, seconds| {
             if stop.load(Ordering::Relaxed) {
                 return Err(Error::Interrupted);

@@ -175,7 +175,7 @@ impl BuildCommand {
         let seconds = times.map(|time| time.as_secs_f64());
         let memory = header.centroids_bytes() + header.codes_bytes();
         let source = header.source;
-        if self.place.json {
+        if self.place.form.json {
             return output::json(&json!({
                 "device": store.path().device,
                 "offset": self.place.offset,

@@ -136,7 +136,7 @@ impl QueryCommand {
             }
             all["same_answers"] = json!(way.answers == by_cpu.answers);
         }
-        match self.place.json {
+        match self.place.form.json {
             true => output::json(&all)?,
             false => show(&all)?,
         }

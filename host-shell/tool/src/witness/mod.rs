@@ -18,10 +18,9 @@ mod steps;
 mod text;
 mod watch;
 
-use crate::common::{VERSION, WriteArgs, check_stop, duration, number, output, say};
+use crate::common::{NamespaceId, VERSION, WriteArgs, check_stop, duration, number, output, say};
 use clap::Args;
 use file::OutFile;
-use nvme_host::core::spec::Nsid;
 use nvme_host::sysfs::{LendingDriver, SysfsHost};
 use nvme_host::topology::MachineTopology;
 use nvme_host::words::listed;
@@ -44,9 +43,8 @@ pub struct WitnessCommand {
     /// Device (see `nvme-gpu --help`); without it the one controller that is bound to vfio-pci or nvme_gpu
     #[arg(long, short = 'd')]
     device: Option<String>,
-    /// Namespace
-    #[arg(long, short = 'n', value_name = "NSID", default_value_t = 1, value_parser = number::<u32>(1..=0xFFFF_FFFE))]
-    namespace_id: u32,
+    #[command(flatten)]
+    namespace: NamespaceId,
     /// First block that is read
     #[arg(long, short = 's', default_value_t = 0, value_parser = number::<u64>(0..=u64::MAX))]
     lba: u64,
@@ -154,7 +152,10 @@ impl WitnessCommand {
     fn command(&self, device: &str) -> String {
         let mut words = vec!["nvme-gpu witness -d".to_owned(), text::device(device)];
         let mut add = |is_on: bool, word: String| words.extend(is_on.then_some(word));
-        add(self.namespace_id != 1, format!("-n {}", self.namespace_id));
+        add(
+            self.namespace.namespace_id != 1,
+            format!("-n {}", self.namespace.namespace_id),
+        );
         add(self.lba != 0, format!("-s {}", self.lba));
         add(self.timeout_ms != 5000, format!("-t {}", self.timeout_ms));
         let gpu = self.gpu.unwrap_or_default();
@@ -251,7 +252,7 @@ impl WitnessCommand {
             self.write.check(&*opened, "witness --write-range")?;
         }
         let timeout = Duration::from_millis(self.timeout_ms);
-        let nsid = Nsid(self.namespace_id);
+        let nsid = self.namespace.nsid();
         let changes = self.write_range.map(|_| nsid);
         let config = run::config(timeout, self.json, changes);
         let controller = Controller::start(opened.clone(), &config)?;

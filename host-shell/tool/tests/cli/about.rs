@@ -84,6 +84,15 @@ fn devices_lists_the_options_and_faults_of_the_simulator() {
 }
 
 #[test]
+fn help_begins_with_the_first_sentence_of_the_readme() {
+    let readme = concat!(env!("CARGO_MANIFEST_DIR"), "/../../README.md");
+    let readme = std::fs::read_to_string(readme).unwrap();
+    let sentence = readme.lines().find(|line| line.ends_with('.')).unwrap();
+    let help = Folder::new(Place::Embedded).ok(&["--help"]);
+    assert_eq!(help.lines().next(), Some(sentence));
+}
+
+#[test]
 fn completions_name_every_command() {
     let folder = Folder::new(Place::Embedded);
     let help = folder.ok(&["--help"]);
