@@ -9,6 +9,7 @@
 //! - [`SubmissionQueue`], [`CompletionQueue`]: `push`, `ring`, `pop`.
 //! - [`QueuePair`]: `submit`, `ring`, `poll`, with a table of the commands in flight.
 //! - [`Collective`]: a warp, a block or one thread owns a queue and acts together on it.
+//! - [`BatchQueue`]: the same for one batch at a time; each member waits for one completion.
 //! - [`SharedQueue`]: any thread submits and waits, from divergent code.
 //! - [`handoff`]: the words that describe a queue to a kernel. [`gate`]: admission of kernels to queues that
 //!   the host may reset.
@@ -163,6 +164,7 @@ compile_error!(
      target_has_atomic=\"64\""
 );
 
+mod batch_queue;
 pub mod bringup;
 mod collective;
 mod command;
@@ -196,6 +198,7 @@ pub mod transfer;
 
 pub use nvme_spec as spec;
 
+pub use batch_queue::{BatchEnds, BatchQueue};
 pub use collective::{Collective, TaggedCompletion};
 pub use command::Command;
 pub use cq::CompletionQueue;

@@ -22,7 +22,7 @@ pub(crate) use ended::{slot_of, status_of};
 pub(crate) use owned::OwnedState;
 pub(crate) use shared::SharedState;
 pub use slot::MAX_TAGS;
-pub(crate) use slot::{SlotWord, slot_in};
+pub(crate) use slot::{PENDING, SlotWord, slot_in};
 
 /// Distance between fields that different threads write, in words, so that each has its own memory sector.
 const LINE: u32 = if cfg!(loom) { 8 } else { 32 };

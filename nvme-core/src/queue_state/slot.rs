@@ -5,7 +5,7 @@ use crate::spec::Cid;
 const TAG: u32 = (1 << 25) - 1;
 const EXPIRED: u32 = 1 << 25;
 const WANTS_DW0: u32 = 1 << 26;
-pub(super) const PENDING: u32 = 1 << 27;
+pub(crate) const PENDING: u32 = 1 << 27;
 const GENERATION_SHIFT: u32 = 28;
 
 /// Limit of the result cells or tags that slots can name.
@@ -49,6 +49,12 @@ impl SlotWord {
     /// Returns the part that outlives the queue: the generation alone.
     pub fn unused(self) -> Self {
         Self(self.0 & !(PENDING | WANTS_DW0 | EXPIRED | TAG))
+    }
+
+    /// Returns generation and pending bit alone, of a command in flight.
+    #[inline(always)]
+    pub fn in_flight(self) -> u32 {
+        self.unused().0 | PENDING
     }
 
     /// Returns the word of the slot's next command.

@@ -3,6 +3,7 @@
 #![cfg(loom)]
 
 mod abort;
+mod batch_queue;
 mod collective_queue;
 mod collective_slots;
 mod doorbell;

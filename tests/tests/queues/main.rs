@@ -1,6 +1,7 @@
 //! Queues of every kind over simulated and hand-written controllers.
 #![cfg(not(loom))]
 
+mod batch_queue;
 mod collective;
 mod collective_faults;
 mod dead_kernels;

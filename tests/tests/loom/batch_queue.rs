@@ -1,0 +1,124 @@
+//! A queue that belongs to a station under loom: owners that follow one another, and members that read each other's
+//! completions and data.
+
+use loom::thread;
+use nvme_core::group::{Alone, Group};
+use nvme_core::spec::Status;
+use nvme_core::sync::{AtomicU32, Order, Scope, overwriting, spin};
+use nvme_core::{BatchEnds, BatchQueue};
+use nvme_tests::hand::{Hand, Rig};
+use nvme_tests::model::{Bound, check, command, controller};
+use nvme_tests::team::{Looks, Team};
+use std::sync::Arc;
+
+/// A queue, and the word of the station that it belongs to.
+struct Station {
+    rig: Arc<Rig>,
+    owner: AtomicU32,
+}
+
+/// Takes the station as a block does, carries out one command, and gives the station back.
+fn own(of: &Station, number: u32) {
+    while of.owner.compare_exchange(0, 1, Order::Acquire, Scope::Gpu) != 0 {
+        spin();
+    }
+    let mut queue = BatchQueue::take(Alone, of.rig.memory(), of.rig.state());
+    let word = [AtomicU32::new(0)];
+    let ends = BatchEnds(&word);
+    let command = || command(number, 0).wanting_dw0(false);
+    queue.submit(ends, true, command).unwrap();
+    assert_eq!(queue.finish(ends, &Looks::default(), u64::MAX), Ok(0));
+    assert_eq!(ends.status(0), Some(Status::SUCCESS));
+    of.owner.store(0, Order::Release, Scope::Gpu);
+}
+
+#[test]
+fn two_owners_of_one_queue() {
+    check(
+        "an owner finds the queue as the one before it left it, and its own completion",
+        Bound::Preemptions(0),
+        || {
+            let station = Arc::new(Station {
+                rig: Arc::new(Rig::new(2, 1, 0, 0)),
+                owner: AtomicU32::new(0),
+            });
+            let device = controller(&station.rig, 2);
+            let other = station.clone();
+            let second = thread::spawn(move || own(&other, 1));
+            own(&station, 0);
+            second.join().unwrap();
+            device.join().unwrap();
+        },
+    );
+}
+
+/// A queue, the words of a group of two, and the word that each command moves.
+struct Batch {
+    rig: Rig,
+    words: [AtomicU32; 2],
+    moved: [AtomicU32; 2],
+}
+
+/// Status of command `number`: each has another one.
+fn status_of(number: u32) -> Status {
+    Status(number as u16 * 2)
+}
+
+/// Fetches two commands, moves their words, and ends the second one first. Overwrites both completions once they were
+/// given back.
+fn end_in_reverse(batch: &Batch) {
+    let mut hand = Hand::new(&batch.rig);
+    let mut fetch = || loop {
+        match hand.fetch() {
+            Some(sqe) => break sqe,
+            None => spin(),
+        }
+    };
+    let sqes = [fetch(), fetch()];
+    for sqe in sqes.into_iter().rev() {
+        assert_eq!(sqe.cdw15, !sqe.cdw10, "half of an entry was fetched");
+        batch.moved[sqe.cdw10 as usize].store(1, Order::Relaxed, Scope::Sys);
+        hand.complete(sqe.cid(), status_of(sqe.cdw10), 0);
+    }
+    while hand.look_back() < 2 {
+        spin();
+    }
+    overwriting(|| hand.scribble());
+}
+
+/// Submits a command as one of two members; finds its own status, and what both commands moved.
+fn take_part(batch: &Batch, member: Team) {
+    let (rank, ends) = (member.rank(), BatchEnds(&batch.words));
+    let mut queue = BatchQueue::take(member, batch.rig.memory(), batch.rig.state());
+    let command = || command(rank, 0).wanting_dw0(false);
+    queue.submit(ends, true, command).unwrap();
+    assert_eq!(queue.finish(ends, &Looks::default(), u64::MAX), Ok(0));
+    assert_eq!(ends.status(rank), Some(status_of(rank)));
+    for moved in &batch.moved {
+        assert_eq!(moved.load(Order::Relaxed, Scope::Sys), 1);
+    }
+}
+
+#[test]
+fn members_read_ends_and_data_of_each_other() {
+    check(
+        "a member finds its status, which the other one read, and what both commands moved; both have read by then",
+        Bound::Preemptions(0),
+        || {
+            let batch = Arc::new(Batch {
+                rig: Rig::new(4, 3, 0, 0),
+                words: [0, 0].map(AtomicU32::new),
+                moved: [0, 0].map(AtomicU32::new),
+            });
+            let device = batch.clone();
+            let device = thread::spawn(move || end_in_reverse(&device));
+            let mut members = Team::of(2).into_iter();
+            let (first, second) = (members.next().unwrap(), members.next().unwrap());
+            let other = batch.clone();
+            let other = thread::spawn(move || take_part(&other, second));
+            take_part(&batch, first);
+            other.join().unwrap();
+            device.join().unwrap();
+        },
+    );
+}
