@@ -3,10 +3,10 @@
 //! `cargo bench -p nvme-core` prints one JSON line per batch size: the median of many rounds, in
 //! nanoseconds per command, driver and echo together. `--once` runs few commands, for callgrind.
 
-use nvme_core::mem::{CqCell, CqRing, DmaWords, Doorbell, SqCell, SqRing};
+use nvme_core::mem::{CqCell, CqRing, DmaWords, DoorbellRegister, SqCell, SqRing};
 use nvme_core::spec::{Cqe, Iova, Lba, Nsid, PageSize, Qid, nvm};
 use nvme_core::sync::{AtomicU32, AtomicU64, Order, Scope};
-use nvme_core::{Data, Identity, ListMemory, QueueMemory, QueuePair, Slot};
+use nvme_core::{CommandData, CommandSlot, ControllerIdentity, ListMemory, QueueMemory, QueuePair};
 use std::hint::black_box;
 use std::time::Instant;
 
@@ -61,16 +61,16 @@ fn measure(batch: u32, rounds: usize, commands: u32) -> f64 {
     let queue = QueueMemory {
         sq: SqRing::new(&memory.sq, Iova(0x1000)),
         cq: CqRing::new(&memory.cq, Iova(0x8000)),
-        sq_doorbell: Doorbell::new(&memory.sq_bell),
-        cq_doorbell: Doorbell::new(&memory.cq_bell),
+        sq_doorbell: DoorbellRegister::new(&memory.sq_bell),
+        cq_doorbell: DoorbellRegister::new(&memory.cq_bell),
         lists: ListMemory::new(
             DmaWords::new(&memory.lists, Iova(0x1_0000)),
             PageSize::KIB4,
             8,
         ),
     };
-    let slots: Vec<Slot<u32>> = (0..ENTRIES).map(|_| Slot::new()).collect();
-    let mut pair = QueuePair::new(&Identity::new(), Qid(1), queue, slots);
+    let slots: Vec<CommandSlot<u32>> = (0..ENTRIES).map(|_| CommandSlot::new()).collect();
+    let mut pair = QueuePair::new(&ControllerIdentity::new(), Qid(1), queue, slots);
     let mut echo = Echo {
         memory: &memory,
         head: 0,
@@ -83,7 +83,7 @@ fn measure(batch: u32, rounds: usize, commands: u32) -> f64 {
             for first in (0..commands).step_by(batch as usize) {
                 for n in first..first + batch {
                     let sqe = nvm::read(Nsid(1), Lba(u64::from(n)), 8);
-                    let data = Data::Contiguous {
+                    let data = CommandData::Contiguous {
                         iova: Iova(u64::from(n) << 12),
                         len: 4096,
                     };

@@ -9,9 +9,9 @@
 //! turns. Between the two, slot words lie in the group's own memory ([`BatchEnds`]), so that no load of the queue's state
 //! lies between a completion and its data.
 
-use crate::command::{Command, NO_ENTRY, entry_of, write_entries};
+use crate::command::{MemberCommand, NO_ENTRY, entry_of, write_entries};
 use crate::error::{ControllerFault, SubmitError};
-use crate::group::{ExecContext, Group};
+use crate::group::{ExecContext, ThreadGroup};
 use crate::queue_pair::QueueMemory;
 use crate::queue_state::{OwnedState, PENDING, QueueState, SlotWord, slot_of, status_of};
 use crate::spec::completion::phase_of;
@@ -69,7 +69,7 @@ pub struct BatchQueue<'a, G> {
     word: SlotWord,
 }
 
-impl<'a, G: Group> BatchQueue<'a, G> {
+impl<'a, G: ThreadGroup> BatchQueue<'a, G> {
     /// Takes over a queue with nothing in flight.
     #[inline(always)]
     pub fn take(group: G, memory: QueueMemory<'a>, state: QueueState<'a>) -> Self {
@@ -101,7 +101,7 @@ impl<'a, G: Group> BatchQueue<'a, G> {
         &mut self,
         ends: BatchEnds<'_>,
         wants: bool,
-        command: impl FnOnce() -> Command<'d>,
+        command: impl FnOnce() -> MemberCommand<'d>,
     ) -> Result<(), SubmitError> {
         let (state, slot) = (self.state, self.group.rank());
         if self.is_refused {

@@ -1,14 +1,15 @@
 //! Bring-up: reset, admin queue, enable, identify, queues. A state machine without IO.
 //!
-//! The caller makes [`Bringup`] and calls [`step`](Bringup::step) until it returns [`Step::Ready`]; time is
-//! an argument. The same machine resets a controller in use. The steps are returned in this order:
+//! The caller makes [`BringupMachine`] and calls [`step`](BringupMachine::step) until it returns
+//! [`BringupStep::Ready`]; time is an argument. The same machine resets a controller in use. The steps are returned in
+//! this order:
 //!
-//! 1. [`Step::Wait`]: call again, not later than `until_ns`, so that a time-out is reported in time.
-//! 2. [`Step::Disabled`]: the controller cannot touch any memory now. Reclaim and restart every queue with
-//!    the [`Quiesced`] that the step holds, then return it through [`enable`](Bringup::enable).
-//! 3. [`Step::HostMemory`]: the controller asks for a host memory buffer; answer with
-//!    [`host_memory`](Bringup::host_memory).
-//! 4. [`Step::Ready`]: [`info`](Bringup::info) is complete; the planned queues exist.
+//! 1. [`BringupStep::Wait`]: call again, not later than `until_ns`, so that a time-out is reported in time.
+//! 2. [`BringupStep::Disabled`]: the controller cannot touch any memory now. Reclaim and restart every queue with
+//!    the [`Quiesced`] that the step holds, then return it through [`enable`](BringupMachine::enable).
+//! 3. [`BringupStep::HostMemory`]: the controller asks for a host memory buffer; answer with
+//!    [`host_memory`](BringupMachine::host_memory).
+//! 4. [`BringupStep::Ready`]: [`info`](BringupMachine::info) is complete; the planned queues exist.
 //!
 //! The module sends admin commands and writes CC, AQA, ASQ and ACQ. It allocates nothing and maps nothing:
 //! rings, pages and queues are the caller's.
@@ -21,21 +22,24 @@ mod plan;
 mod script;
 
 pub use change::NamespaceChange;
-pub use namespace::{NamespaceInfo, Unusable};
+pub use namespace::{NamespaceInfo, UnusableNamespace};
 pub(crate) use plan::ready_timeout_ms;
-pub use plan::{Capabilities, Config, HostMemory, Info, MAX_NAMESPACES, MAX_WALK, QueuePlan, Step};
+pub use plan::{
+    BringupConfig, BringupStep, ControllerInfo, HostMemoryPages, MAX_NAMESPACES, MAX_WALK,
+    QueueCapabilities, QueuePlan,
+};
 
 use crate::error::BringupError;
-use crate::inflight::Slot;
+use crate::inflight::CommandSlot;
 use crate::mem::DmaWords;
 use crate::queue_pair::QueuePair;
 use crate::quiesced::{ControllerId, Quiesced};
-use crate::registers::Registers;
+use crate::registers::RegisterAccess;
 use crate::spec::register::{ALL_ONES, Aqa, Cc, Csts, offset};
 use plan::{NS_PER_MS, POLL_NS};
-use script::Script;
+use script::BringupScript;
 
-/// The change of CSTS.RDY that a machine in [`Step::Wait`] waits for: see [`Bringup::ready_wait`].
+/// The change of CSTS.RDY that a machine in [`BringupStep::Wait`] waits for: see [`BringupMachine::ready_wait`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ReadyWait {
     /// Value that CSTS.RDY is to take.
@@ -45,7 +49,7 @@ pub struct ReadyWait {
 }
 
 #[derive(Debug)]
-enum Phase {
+enum BringupPhase {
     Start,
     /// CC.EN was 1 while CSTS.RDY was 0. Clearing EN before RDY has risen has undefined results (NVMe Base
     /// 2.0c, CC.EN), so RDY is waited for first.
@@ -60,50 +64,50 @@ enum Phase {
     WaitEnabled {
         deadline_ns: u64,
     },
-    Script(Script),
+    Script(BringupScript),
     Ready,
     Failed(BringupError),
 }
 
 /// The bring-up machine. See the [module](self) for the order of calls.
 #[derive(Debug)]
-pub struct Bringup<'a> {
-    config: Config<'a>,
+pub struct BringupMachine<'a> {
+    config: BringupConfig<'a>,
     page: DmaWords<'a>,
-    phase: Phase,
-    info: Info,
+    phase: BringupPhase,
+    info: ControllerInfo,
     controller: ControllerId,
 }
 
-impl<'a> Bringup<'a> {
+impl<'a> BringupMachine<'a> {
     /// A machine that brings up the controller behind `registers`, whatever its state.
     ///
     /// `page` is DMA memory of at least 4,096 bytes, page aligned, that the machine uses for Identify
     /// data. After an error the controller may still write to it until the function is reset.
     ///
     /// # Errors
-    /// As [`Capabilities::read`]; [`BringupError::AdminRing`] when `page` is too small or not aligned.
+    /// As [`QueueCapabilities::read`]; [`BringupError::AdminRing`] when `page` is too small or not aligned.
     pub fn new(
-        registers: &dyn Registers,
-        config: Config<'a>,
+        registers: &dyn RegisterAccess,
+        config: BringupConfig<'a>,
         page: DmaWords<'a>,
     ) -> Result<Self, BringupError> {
-        let capabilities = Capabilities::read(registers)?;
+        let capabilities = QueueCapabilities::read(registers)?;
         if page.len() < 512 || capabilities.page.offset_of(page.iova()) != 0 {
             return Err(BringupError::AdminRing);
         }
-        let info = Info::new(capabilities, registers.read32(offset::VS));
+        let info = ControllerInfo::new(capabilities, registers.read32(offset::VS));
         Ok(Self {
             config,
             page,
-            phase: Phase::Start,
+            phase: BringupPhase::Start,
             info,
             controller: registers.identity().id(),
         })
     }
 
-    /// Returns the state learned so far; complete when [`Step::Ready`] was returned.
-    pub fn info(&self) -> &Info {
+    /// Returns the state learned so far; complete when [`BringupStep::Ready`] was returned.
+    pub fn info(&self) -> &ControllerInfo {
         &self.info
     }
 
@@ -114,8 +118,8 @@ impl<'a> Bringup<'a> {
     /// their own watchdog and to explain the delay.
     pub fn ready_wait(&self) -> Option<ReadyWait> {
         let ready = match self.phase {
-            Phase::WaitRise { .. } | Phase::WaitEnabled { .. } => true,
-            Phase::WaitDisabled { .. } => false,
+            BringupPhase::WaitRise { .. } | BringupPhase::WaitEnabled { .. } => true,
+            BringupPhase::WaitDisabled { .. } => false,
             _ => return None,
         };
         Some(ReadyWait {
@@ -124,24 +128,24 @@ impl<'a> Bringup<'a> {
         })
     }
 
-    /// Continues after [`Step::Disabled`].
+    /// Continues after [`BringupStep::Disabled`].
     ///
     /// Taking the proof by value keeps it from being used once the controller runs again. A proof of another
     /// controller, or one made before this controller was last enabled, fails the machine with
     /// [`BringupError::OtherController`].
     pub fn enable(&mut self, proof: Quiesced<'_>) {
-        if matches!(self.phase, Phase::Disabled) {
+        if matches!(self.phase, BringupPhase::Disabled) {
             self.phase = if proof.holds(self.controller) {
-                Phase::Enable
+                BringupPhase::Enable
             } else {
-                Phase::Failed(BringupError::OtherController)
+                BringupPhase::Failed(BringupError::OtherController)
             };
         }
     }
 
-    /// Answers [`Step::HostMemory`]: `None` to refuse the memory.
-    pub fn host_memory(&mut self, memory: Option<HostMemory>) {
-        if let Phase::Script(script) = &mut self.phase {
+    /// Answers [`BringupStep::HostMemory`]: `None` to refuse the memory.
+    pub fn host_memory(&mut self, memory: Option<HostMemoryPages>) {
+        if let BringupPhase::Script(script) = &mut self.phase {
             script.give(memory);
         }
     }
@@ -153,25 +157,25 @@ impl<'a> Bringup<'a> {
     ///
     /// # Errors
     /// See [`BringupError`]; the machine stays failed and repeats the error.
-    pub fn step<'r, B: Default, S: AsMut<[Slot<B>]> + AsRef<[Slot<B>]>>(
+    pub fn step<'r, B: Default, S: AsMut<[CommandSlot<B>]> + AsRef<[CommandSlot<B>]>>(
         &mut self,
-        registers: &'r dyn Registers,
+        registers: &'r dyn RegisterAccess,
         admin: &mut QueuePair<'_, B, S>,
         now_ns: u64,
-    ) -> Result<Step<'r>, BringupError> {
+    ) -> Result<BringupStep<'r>, BringupError> {
         let result = self.advance(registers, admin, now_ns);
         if let Err(error) = result {
-            self.phase = Phase::Failed(error);
+            self.phase = BringupPhase::Failed(error);
         }
         result
     }
 
-    fn advance<'r, B: Default, S: AsMut<[Slot<B>]> + AsRef<[Slot<B>]>>(
+    fn advance<'r, B: Default, S: AsMut<[CommandSlot<B>]> + AsRef<[CommandSlot<B>]>>(
         &mut self,
-        registers: &'r dyn Registers,
+        registers: &'r dyn RegisterAccess,
         admin: &mut QueuePair<'_, B, S>,
         now_ns: u64,
-    ) -> Result<Step<'r>, BringupError> {
+    ) -> Result<BringupStep<'r>, BringupError> {
         let other = [registers.identity().id(), admin.controller()]
             .into_iter()
             .any(|one| one != self.controller);
@@ -181,53 +185,53 @@ impl<'a> Bringup<'a> {
         loop {
             let csts = self.status(registers)?;
             match &mut self.phase {
-                Phase::Failed(error) => return Err(*error),
-                Phase::Ready => return Ok(Step::Ready),
-                Phase::Disabled => {
-                    return Ok(Step::Wait {
+                BringupPhase::Failed(error) => return Err(*error),
+                BringupPhase::Ready => return Ok(BringupStep::Ready),
+                BringupPhase::Disabled => {
+                    return Ok(BringupStep::Wait {
                         until_ns: now_ns.saturating_add(POLL_NS),
                     });
                 }
-                Phase::Start => {
+                BringupPhase::Start => {
                     let deadline_ns = self.ready_deadline(now_ns);
                     let cc = Cc(registers.read32(offset::CC));
                     self.phase = if cc.en() && !csts.rdy() && !csts.cfs() {
-                        Phase::WaitRise { deadline_ns }
+                        BringupPhase::WaitRise { deadline_ns }
                     } else {
                         clear_enable(registers, cc);
-                        Phase::WaitDisabled { deadline_ns }
+                        BringupPhase::WaitDisabled { deadline_ns }
                     };
                 }
-                Phase::WaitRise { deadline_ns } => {
+                BringupPhase::WaitRise { deadline_ns } => {
                     // A controller whose RDY never rises is disabled all the same at the deadline: clearing
                     // EN is the only way to make it let the memory loose, and waiting longer would hang the
                     // caller.
                     if !csts.rdy() && !csts.cfs() && now_ns < *deadline_ns {
-                        return Ok(Step::Wait {
+                        return Ok(BringupStep::Wait {
                             until_ns: now_ns.saturating_add(POLL_NS),
                         });
                     }
                     clear_enable(registers, Cc(registers.read32(offset::CC)));
-                    self.phase = Phase::WaitDisabled {
+                    self.phase = BringupPhase::WaitDisabled {
                         deadline_ns: self.ready_deadline(now_ns),
                     };
                 }
-                Phase::WaitDisabled { deadline_ns } => {
+                BringupPhase::WaitDisabled { deadline_ns } => {
                     if csts.rdy() {
                         let deadline_ns = *deadline_ns;
                         return self.wait_ready(false, deadline_ns, now_ns);
                     }
-                    self.phase = Phase::Disabled;
-                    return Ok(Step::Disabled(registers.identity().quiesced()));
+                    self.phase = BringupPhase::Disabled;
+                    return Ok(BringupStep::Disabled(registers.identity().quiesced()));
                 }
-                Phase::Enable => {
+                BringupPhase::Enable => {
                     self.look_again(registers)?;
                     self.program(registers, admin)?;
-                    self.phase = Phase::WaitEnabled {
+                    self.phase = BringupPhase::WaitEnabled {
                         deadline_ns: self.ready_deadline(now_ns),
                     };
                 }
-                Phase::WaitEnabled { deadline_ns } => {
+                BringupPhase::WaitEnabled { deadline_ns } => {
                     if csts.cfs() {
                         return Err(BringupError::FatalStatus);
                     }
@@ -235,16 +239,16 @@ impl<'a> Bringup<'a> {
                         let deadline_ns = *deadline_ns;
                         return self.wait_ready(true, deadline_ns, now_ns);
                     }
-                    self.phase = Phase::Script(Script::new());
+                    self.phase = BringupPhase::Script(BringupScript::new());
                 }
-                Phase::Script(script) => {
+                BringupPhase::Script(script) => {
                     if csts.cfs() {
                         return Err(BringupError::FatalStatus);
                     }
                     let step =
                         script.step(&mut self.info, &self.config, self.page, admin, now_ns)?;
-                    if let Step::Ready = step {
-                        self.phase = Phase::Ready;
+                    if let BringupStep::Ready = step {
+                        self.phase = BringupPhase::Ready;
                     }
                     return Ok(step);
                 }
@@ -252,7 +256,7 @@ impl<'a> Bringup<'a> {
         }
     }
 
-    fn status(&self, registers: &dyn Registers) -> Result<Csts, BringupError> {
+    fn status(&self, registers: &dyn RegisterAccess) -> Result<Csts, BringupError> {
         match registers.read32(offset::CSTS) {
             ALL_ONES => Err(BringupError::DeviceGone),
             csts => Ok(Csts(csts)),
@@ -275,14 +279,14 @@ impl<'a> Bringup<'a> {
         ready: bool,
         deadline_ns: u64,
         now_ns: u64,
-    ) -> Result<Step<'static>, BringupError> {
+    ) -> Result<BringupStep<'static>, BringupError> {
         if now_ns >= deadline_ns {
             return Err(BringupError::ReadyTimeout {
                 ready,
                 ms: self.ready_timeout_ms(),
             });
         }
-        Ok(Step::Wait {
+        Ok(BringupStep::Wait {
             until_ns: deadline_ns.min(now_ns.saturating_add(POLL_NS)),
         })
     }
@@ -292,10 +296,10 @@ impl<'a> Bringup<'a> {
     /// A controller may differ after it was disabled (new firmware, or another controller behind the same
     /// address); rings, lists and doorbells that were laid out for the old values would then be read at wrong
     /// addresses.
-    fn look_again(&mut self, registers: &dyn Registers) -> Result<(), BringupError> {
-        let now = Capabilities::read(registers)?;
+    fn look_again(&mut self, registers: &dyn RegisterAccess) -> Result<(), BringupError> {
+        let now = QueueCapabilities::read(registers)?;
         let made_for = self.config.made_for.unwrap_or(self.info.capabilities);
-        let shape = |of: Capabilities| (of.page, of.dstrd);
+        let shape = |of: QueueCapabilities| (of.page, of.dstrd);
         if shape(now) != shape(made_for) {
             return Err(BringupError::Changed {
                 page: (made_for.page, now.page),
@@ -306,9 +310,9 @@ impl<'a> Bringup<'a> {
         Ok(())
     }
 
-    fn program<B, S: AsMut<[Slot<B>]> + AsRef<[Slot<B>]>>(
+    fn program<B, S: AsMut<[CommandSlot<B>]> + AsRef<[CommandSlot<B>]>>(
         &self,
-        registers: &dyn Registers,
+        registers: &dyn RegisterAccess,
         admin: &QueuePair<'_, B, S>,
     ) -> Result<(), BringupError> {
         let page = self.info.capabilities.page;
@@ -339,7 +343,7 @@ impl<'a> Bringup<'a> {
 
 /// Clears CC.EN and any shutdown request. The other fields keep their values, since they may not change while
 /// RDY is 1.
-fn clear_enable(registers: &dyn Registers, mut cc: Cc) {
+fn clear_enable(registers: &dyn RegisterAccess, mut cc: Cc) {
     if cc.en() {
         cc.set_en(false);
         cc.set_shn(0);

@@ -10,9 +10,9 @@ mod reap;
 
 pub use reap::TaggedCompletion;
 
-use crate::command::{Command, NO_ENTRY, ROW, entry_of, write_entries};
+use crate::command::{MemberCommand, NO_ENTRY, ROW, entry_of, write_entries};
 use crate::error::SubmitError;
-use crate::group::Group;
+use crate::group::ThreadGroup;
 use crate::queue_pair::QueueMemory;
 use crate::queue_state::{OwnedState, QueueState, SlotWord, slot_in};
 use crate::quiesced::Quiesced;
@@ -49,7 +49,7 @@ const fn ticks(deadline_ns: u64) -> u32 {
 /// [`ring_within`](Self::ring_within) rings for them when there is room. The host, after a reset, calls
 /// `resume` and [`recover`](Self::recover).
 #[derive(Debug)]
-pub struct Collective<'a, G> {
+pub struct CollectiveQueue<'a, G> {
     group: G,
     memory: QueueMemory<'a>,
     state: OwnedState<'a>,
@@ -74,7 +74,7 @@ pub struct Collective<'a, G> {
     cq_doorbells: u32,
 }
 
-impl<'a, G: Group> Collective<'a, G> {
+impl<'a, G: ThreadGroup> CollectiveQueue<'a, G> {
     /// Takes over the queue with whatever is in flight. Every member passes the same words.
     ///
     /// The free ring is rebuilt from the slots' words, which alone survive a kernel: a slot whose pending bit
@@ -201,7 +201,7 @@ impl<'a, G: Group> Collective<'a, G> {
     pub fn submit<'d>(
         &mut self,
         wants: bool,
-        command: impl FnOnce(u32) -> Command<'d>,
+        command: impl FnOnce(u32) -> MemberCommand<'d>,
         deadline_ns: u64,
     ) -> Result<Option<Cid>, SubmitError> {
         if self.refused != 0 {

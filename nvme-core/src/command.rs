@@ -1,14 +1,14 @@
-//! A command for a [`Collective`](crate::Collective) or a [`SharedQueue`](crate::SharedQueue), and the stores
+//! A command for a [`CollectiveQueue`](crate::CollectiveQueue) or a [`SharedQueue`](crate::SharedQueue), and the stores
 //! of its entry into the ring.
 
-use crate::group::{Group, Vote, transpose, unroll};
+use crate::group::{GroupVote, ThreadGroup, transpose, unroll};
 use crate::mem::SqRing;
-use crate::queue_pair::{Data, FlatData};
+use crate::queue_pair::{CommandData, FlatData};
 use crate::spec::Sqe;
 
 /// A command of one member.
 #[derive(Clone, Copy, Debug)]
-pub struct Command<'d> {
+pub struct MemberCommand<'d> {
     /// The entry, without CID and data pointer.
     pub sqe: Sqe,
     /// Location of its data. The memory belongs to the command until the command has ended.
@@ -20,10 +20,10 @@ pub struct Command<'d> {
     pub wants_dw0: bool,
 }
 
-impl<'d> Command<'d> {
+impl<'d> MemberCommand<'d> {
     /// Makes a command that wants no dword 0, as all reads and writes of the NVM command set.
     #[inline(always)]
-    pub const fn new(sqe: Sqe, data: Data<'d>, tag: u32) -> Self {
+    pub const fn new(sqe: Sqe, data: CommandData<'d>, tag: u32) -> Self {
         Self {
             sqe,
             data: FlatData::of(data),
@@ -34,7 +34,7 @@ impl<'d> Command<'d> {
 
     /// Replaces the data.
     #[inline(always)]
-    pub const fn with_data(mut self, data: Data<'d>) -> Self {
+    pub const fn with_data(mut self, data: CommandData<'d>) -> Self {
         self.data = FlatData::of(data);
         self
     }
@@ -55,7 +55,7 @@ pub(crate) const ROW: u32 = 4;
 /// If a whole warp takes part, its four tiles write neighbouring entries in the same instruction: whole lines
 /// of 128 bytes, which the bus carries with one header each.
 #[inline(always)]
-pub(crate) fn entry_of<G: Group>(group: &G, vote: Vote) -> u32 {
+pub(crate) fn entry_of<G: ThreadGroup>(group: &G, vote: GroupVote) -> u32 {
     let rank = group.rank();
     if group.tiles() && vote.leading == vote.total && rank < vote.total & !31 {
         (rank & !31) + (rank & 7) * ROW + rank / 8 % ROW
@@ -71,7 +71,7 @@ pub(crate) const NO_ENTRY: u32 = u32::MAX;
 ///
 /// In a group with tiles eight lanes write an entry together: one full 64-byte write on the bus.
 #[inline(always)]
-pub(crate) fn write_entries<G: Group>(group: &G, ring: &SqRing<'_>, index: u32, sqe: Sqe) {
+pub(crate) fn write_entries<G: ThreadGroup>(group: &G, ring: &SqRing<'_>, index: u32, sqe: Sqe) {
     if !group.tiles() {
         if index != NO_ENTRY {
             ring.write(index, sqe);
@@ -100,7 +100,7 @@ mod tests {
         tiles: bool,
     }
 
-    impl Group for Member {
+    impl ThreadGroup for Member {
         fn size(&self) -> u32 {
             96
         }
@@ -111,7 +111,7 @@ mod tests {
 
         fn sync(&self) {}
 
-        fn vote(&self, _mine: bool) -> Vote {
+        fn vote(&self, _mine: bool) -> GroupVote {
             unreachable!("places are worked out from a vote")
         }
 
@@ -130,7 +130,7 @@ mod tests {
         let leading = leading.count() as u32;
         let place_of = |(before, rank): (u32, &u32)| {
             let member = Member { rank: *rank, tiles };
-            let vote = Vote {
+            let vote = GroupVote {
                 total: yes.len() as u32,
                 before,
                 leading,

@@ -5,14 +5,14 @@
 //!
 //! NVMe Base 2.0c, 3.3.3.2 (Common Completion Queue Entry), "Phase Tag".
 
-use crate::mem::{CqRing, Doorbell};
+use crate::mem::{CqRing, DoorbellRegister};
 use crate::spec::{Cqe, Iova};
 
 /// The driver's side of a completion queue.
 #[derive(Debug)]
 pub struct CompletionQueue<'a> {
     ring: CqRing<'a>,
-    doorbell: Doorbell<'a>,
+    doorbell: DoorbellRegister<'a>,
     head: u32,
     phase: bool,
     owed: u32,
@@ -20,7 +20,7 @@ pub struct CompletionQueue<'a> {
 
 impl<'a> CompletionQueue<'a> {
     /// Makes an empty queue over `ring` and zeroes the ring: call it before the controller knows the ring.
-    pub fn new(ring: CqRing<'a>, doorbell: Doorbell<'a>) -> Self {
+    pub fn new(ring: CqRing<'a>, doorbell: DoorbellRegister<'a>) -> Self {
         ring.zero();
         Self {
             ring,
@@ -106,7 +106,8 @@ mod tests {
     fn phase_flips_on_wrap() {
         let cells: [CqCell; 3] = Default::default();
         let bell = AtomicU32::new(0);
-        let mut cq = CompletionQueue::new(CqRing::new(&cells, Iova(0)), Doorbell::new(&bell));
+        let mut cq =
+            CompletionQueue::new(CqRing::new(&cells, Iova(0)), DoorbellRegister::new(&bell));
         for n in 0..30u16 {
             assert_eq!(cq.pop(), None);
             let pass = n / 3;
@@ -124,7 +125,8 @@ mod tests {
     fn one_doorbell_frees_a_batch() {
         let cells: [CqCell; 4] = Default::default();
         let bell = AtomicU32::new(99);
-        let mut cq = CompletionQueue::new(CqRing::new(&cells, Iova(0)), Doorbell::new(&bell));
+        let mut cq =
+            CompletionQueue::new(CqRing::new(&cells, Iova(0)), DoorbellRegister::new(&bell));
         cq.ring();
         assert_eq!(bell.load(Order::Relaxed, Scope::Sys), 99);
         for (n, cell) in cells.iter().take(3).enumerate() {
@@ -140,7 +142,8 @@ mod tests {
     fn restart_forgets_old_entries() {
         let cells: [CqCell; 2] = Default::default();
         let bell = AtomicU32::new(0);
-        let mut cq = CompletionQueue::new(CqRing::new(&cells, Iova(0)), Doorbell::new(&bell));
+        let mut cq =
+            CompletionQueue::new(CqRing::new(&cells, Iova(0)), DoorbellRegister::new(&bell));
         cells[0].post(cqe(1, true));
         cells[1].post(cqe(2, true));
         cq.pop();

@@ -5,7 +5,7 @@ use core::fmt;
 
 /// The reason why a buffer cannot become a data pointer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum MapError {
+pub enum PointerError {
     /// No bytes. Give a length above 0.
     Empty,
     /// An address is not dword aligned, or a page of a table not page aligned. Align the buffer.
@@ -16,7 +16,7 @@ pub enum MapError {
     TooLong,
 }
 
-impl fmt::Display for MapError {
+impl fmt::Display for PointerError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::Empty => "the transfer has no bytes: give a length above 0",
@@ -27,7 +27,7 @@ impl fmt::Display for MapError {
     }
 }
 
-impl core::error::Error for MapError {}
+impl core::error::Error for PointerError {}
 
 /// The reason why a command was not submitted. Nothing was queued; the caller keeps the buffer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -37,7 +37,7 @@ pub enum SubmitError {
     /// The queue was closed for its deletion, or its commands were reclaimed. Restart it, or use another.
     Closed,
     /// The data pointer could not be built.
-    Map(MapError),
+    Map(PointerError),
     /// The result cell is past the end, or still belongs to a command. Use another, or wait for that command.
     CellBusy,
     /// A kernel's queue takes no commands: the controller violated the protocol, which the queue's `fault`
@@ -310,14 +310,14 @@ mod tests {
         let text = |error: &dyn core::error::Error| error.to_string();
         let refused = SubmitError::Refused;
         let cases: [(String, &str, &str); 29] = [
-            (text(&MapError::Empty), "no bytes", "above 0"),
-            (text(&MapError::Misaligned), "not aligned", "4 bytes"),
-            (text(&MapError::ListTooSmall), "list memory", "split"),
-            (text(&MapError::TooLong), "ends before", "shorten"),
+            (text(&PointerError::Empty), "no bytes", "above 0"),
+            (text(&PointerError::Misaligned), "not aligned", "4 bytes"),
+            (text(&PointerError::ListTooSmall), "list memory", "split"),
+            (text(&PointerError::TooLong), "ends before", "shorten"),
             (text(&SubmitError::QueueFull), "full", "poll"),
             (text(&SubmitError::Closed), "ended by a reset", "restart"),
             (
-                text(&SubmitError::Map(MapError::Empty)),
+                text(&SubmitError::Map(PointerError::Empty)),
                 "no bytes",
                 "above 0",
             ),

@@ -6,15 +6,15 @@
 //! writes, and leaves it afterwards. No call below calls the GPU's driver, which might itself wait for the
 //! kernel.
 //!
-//! The order of calls. A group: [`enter`](Gate::enter); then work, with a [`look`](Gate::look) in each long
-//! loop; then [`leave`](Gate::leave), or [`leave_lost`](Gate::leave_lost) when a command of it has no end. A
-//! group that meets a command without an end calls [`report_trouble`](Gate::report_trouble). The host:
-//! [`close`](Gate::close); poll [`is_idle`](Gate::is_idle) up to a deadline; reset the controller and recover
-//! the queues; [`take_lost`](Gate::take_lost) until it returns `None`; [`open`](Gate::open), or
-//! [`close_for_good`](Gate::close_for_good). [`Party`] does the group's half once for several groups that
-//! share a station.
+//! The order of calls. A group: [`enter`](AdmissionGate::enter); then work, with a [`look`](AdmissionGate::look) in
+//! each long loop; then [`leave`](AdmissionGate::leave), or [`leave_lost`](AdmissionGate::leave_lost) when a command of
+//! it has no end. A group that meets a command without an end calls [`report_trouble`](AdmissionGate::report_trouble).
+//! The host: [`close`](AdmissionGate::close); poll [`is_idle`](AdmissionGate::is_idle) up to a deadline; reset the
+//! controller and recover the queues; [`take_lost`](AdmissionGate::take_lost) until it returns `None`;
+//! [`open`](AdmissionGate::open), or [`close_for_good`](AdmissionGate::close_for_good). [`GateReference`] does the
+//! group's half once for several groups that share a station.
 //!
-//! Invariant: a group that has passed and not left is seen by [`is_idle`](Gate::is_idle), or it has seen the
+//! Invariant: a group that has passed and not left is seen by [`is_idle`](AdmissionGate::is_idle), or it has seen the
 //! gate closed. Each side stores its own word and then loads the other's, with a sequentially consistent
 //! fence between. The two fences have one order, so at least one of the two loads finds the other's store.
 //! With weaker fences both could miss, and the host would reset the controller under a group that still
@@ -51,7 +51,7 @@ pub const fn words(stations: u32) -> usize {
 
 /// The reason why a group may not pass.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Shut {
+pub enum GateRefusal {
     /// The controller is being recovered; later launches may pass again.
     ForNow,
     /// The queues are gone.
@@ -60,11 +60,11 @@ pub enum Shut {
 
 /// An admission gate over its words. Words of zero are a gate that is open, with nobody inside.
 #[derive(Clone, Copy, Debug)]
-pub struct Gate<'a> {
+pub struct AdmissionGate<'a> {
     words: &'a [AtomicU32],
 }
 
-impl<'a> Gate<'a> {
+impl<'a> AdmissionGate<'a> {
     /// Makes a gate over `words`, whose number is [`words`] of its stations; `None` for too few.
     #[inline(always)]
     pub fn new(words: &'a [AtomicU32]) -> Option<Self> {
@@ -98,7 +98,7 @@ impl<'a> Gate<'a> {
     /// # Errors
     /// The reason why it may not pass. The station is free again then, and the group must touch nothing.
     #[inline(always)]
-    pub fn enter(&self, station: u32) -> Result<(), Shut> {
+    pub fn enter(&self, station: u32) -> Result<(), GateRefusal> {
         let word = STATIONS + station as usize;
         self.store(word, INSIDE, Order::Relaxed);
         fence_seq_cst(Scope::Sys);
@@ -127,11 +127,11 @@ impl<'a> Gate<'a> {
     /// # Errors
     /// The reason why it should leave.
     #[inline(always)]
-    pub fn look(&self) -> Result<(), Shut> {
+    pub fn look(&self) -> Result<(), GateRefusal> {
         match self.load(STATE) {
             OPEN => Ok(()),
-            CLOSED => Err(Shut::ForNow),
-            _ => Err(Shut::ForGood),
+            CLOSED => Err(GateRefusal::ForNow),
+            _ => Err(GateRefusal::ForGood),
         }
     }
 
@@ -207,17 +207,17 @@ const GROUPS: u32 = 0xFF;
 /// Its word is 0 while it is free. Parties at one station follow each other; the code that assigns the
 /// station orders them.
 #[derive(Clone, Copy, Debug)]
-pub struct Party<'a> {
+pub struct GateReference<'a> {
     /// Word of the station, zeroed before its first use, and by the host when it takes the station as
     /// [lost](Gate::take_lost).
     pub word: &'a AtomicU32,
     /// Gate to pass.
-    pub gate: Gate<'a>,
+    pub gate: AdmissionGate<'a>,
     /// Station that the word belongs to.
     pub station: u32,
 }
 
-impl Party<'_> {
+impl GateReference<'_> {
     /// Passes the gate for `groups` groups, at most 255; one of them calls it for all. Returns false when
     /// they may not pass; the station is free then.
     #[inline(always)]
@@ -268,13 +268,13 @@ mod tests {
     #[test]
     fn who_is_inside_is_seen_until_it_leaves() {
         let words = words_of(3);
-        let gate = Gate::new(&words).unwrap();
+        let gate = AdmissionGate::new(&words).unwrap();
         assert_eq!(gate.stations(), 3);
         assert!(gate.is_idle());
         assert_eq!(gate.enter(2), Ok(()));
         gate.close();
         assert!(!gate.is_idle());
-        assert_eq!(gate.look(), Err(Shut::ForNow));
+        assert_eq!(gate.look(), Err(GateRefusal::ForNow));
         gate.leave(2);
         assert!(gate.is_idle());
     }
@@ -282,9 +282,9 @@ mod tests {
     #[test]
     fn a_closed_gate_lets_none_pass_until_it_is_opened() {
         let words = words_of(1);
-        let gate = Gate::new(&words).unwrap();
+        let gate = AdmissionGate::new(&words).unwrap();
         gate.close();
-        assert_eq!(gate.enter(0), Err(Shut::ForNow));
+        assert_eq!(gate.enter(0), Err(GateRefusal::ForNow));
         assert!(gate.is_idle());
         gate.report_trouble();
         assert!(gate.has_trouble());
@@ -293,26 +293,26 @@ mod tests {
         assert_eq!(gate.enter(0), Ok(()));
         gate.leave(0);
         gate.close_for_good();
-        assert_eq!(gate.enter(0), Err(Shut::ForGood));
+        assert_eq!(gate.enter(0), Err(GateRefusal::ForGood));
     }
 
     #[test]
     fn a_gate_that_was_shut_for_good_stays_so() {
         let words = words_of(1);
-        let gate = Gate::new(&words).unwrap();
+        let gate = AdmissionGate::new(&words).unwrap();
         gate.close();
         gate.close_for_good();
         assert!(!gate.open());
-        assert_eq!(gate.enter(0), Err(Shut::ForGood));
+        assert_eq!(gate.enter(0), Err(GateRefusal::ForGood));
         gate.close();
         assert!(!gate.open());
-        assert_eq!(gate.look(), Err(Shut::ForGood));
+        assert_eq!(gate.look(), Err(GateRefusal::ForGood));
     }
 
     #[test]
     fn a_lost_station_is_empty_and_found_once() {
         let words = words_of(3);
-        let gate = Gate::new(&words).unwrap();
+        let gate = AdmissionGate::new(&words).unwrap();
         assert_eq!((gate.enter(1), gate.enter(2)), (Ok(()), Ok(())));
         gate.leave_lost(2);
         assert!(!gate.is_idle());
@@ -324,8 +324,8 @@ mod tests {
     #[test]
     fn words_that_are_too_few_are_no_gate_and_a_station_that_is_not_there_is_harmless() {
         let words = words_of(1);
-        assert!(Gate::new(&words[..STATIONS - 1]).is_none());
-        let gate = Gate::new(&words).unwrap();
+        assert!(AdmissionGate::new(&words[..STATIONS - 1]).is_none());
+        let gate = AdmissionGate::new(&words).unwrap();
         assert_eq!(gate.enter(7), Ok(()));
         gate.leave(7);
         assert!(gate.is_idle());
@@ -334,8 +334,8 @@ mod tests {
     #[test]
     fn a_party_leaves_with_the_last_of_its_groups() {
         let (words, word) = (words_of(2), AtomicU32::new(0));
-        let gate = Gate::new(&words).unwrap();
-        let party = Party {
+        let gate = AdmissionGate::new(&words).unwrap();
+        let party = GateReference {
             word: &word,
             gate,
             station: 1,

@@ -1,18 +1,18 @@
 //! Threads that act together on a queue: one thread, the lanes of a warp, a thread block, or host threads.
 //!
-//! Invariant: every member calls the same operations in the same order. Only [`Group::sync`] orders memory;
+//! Invariant: every member calls the same operations in the same order. Only [`ThreadGroup::sync`] orders memory;
 //! votes, broadcasts and swaps exchange values and order nothing.
 //!
 //! [`ExecContext`] is the other half: the clock and the pauses of the place that the code runs in.
 
-use crate::trace::Event;
+use crate::trace::TraceEvent;
 
 /// The result of a vote.
 ///
 /// From one vote a member learns how many members take part and its own place among them, which is enough to
 /// distribute slots, tickets and ring entries without further exchange.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Vote {
+pub struct GroupVote {
     /// Members that voted yes.
     pub total: u32,
     /// Of those, the ones of lower rank than this member.
@@ -22,7 +22,7 @@ pub struct Vote {
 }
 
 /// Threads that act together. The member of rank 0 is the leader.
-pub trait Group {
+pub trait ThreadGroup {
     /// Limit of the members of a group of this type.
     const MOST: u32 = u32::MAX;
 
@@ -30,14 +30,14 @@ pub trait Group {
     /// 1. A lone member keeps several reads in flight; of several members each reads one.
     ///
     /// ```compile_fail,E0080
-    /// # use nvme_core::{SharedQueue, group::{Group, Vote}};
+    /// # use nvme_core::{SharedQueue, group::{ThreadGroup, GroupVote}};
     /// struct Wide;
-    /// impl Group for Wide {
+    /// impl ThreadGroup for Wide {
     ///     const READS: u32 = 4;
     ///     fn size(&self) -> u32 { 2 }
     /// #   fn rank(&self) -> u32 { 0 }
     /// #   fn sync(&self) {}
-    /// #   fn vote(&self, _: bool) -> Vote { Vote { total: 0, before: 0, leading: 0 } }
+    /// #   fn vote(&self, _: bool) -> GroupVote { GroupVote { total: 0, before: 0, leading: 0 } }
     /// #   fn broadcast(&self, value: u32) -> u32 { value }
     /// }
     /// fn main() {
@@ -56,7 +56,7 @@ pub trait Group {
     fn sync(&self);
 
     /// Counts the members with `mine`.
-    fn vote(&self, mine: bool) -> Vote;
+    fn vote(&self, mine: bool) -> GroupVote;
 
     /// Returns the leader's value to every member.
     fn broadcast(&self, value: u32) -> u32;
@@ -88,8 +88,8 @@ pub trait Group {
     }
 }
 
-/// True if [`Group::READS`] is within its rules.
-pub(crate) const fn reads_are_possible<G: Group>() -> bool {
+/// True if [`ThreadGroup::READS`] is within its rules.
+pub(crate) const fn reads_are_possible<G: ThreadGroup>() -> bool {
     G::READS == 1 || G::MOST == 1 && G::READS.is_multiple_of(2) && G::READS >= 4 && G::READS <= 16
 }
 
@@ -98,9 +98,9 @@ pub(crate) const fn reads_are_possible<G: Group>() -> bool {
 /// All exchanges are trivial, and it reads several completions at once, since a lone thread would otherwise
 /// wait a full round trip of the bus for each of them.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Alone;
+pub struct LoneThread;
 
-impl Group for Alone {
+impl ThreadGroup for LoneThread {
     const MOST: u32 = 1;
     const READS: u32 = if cfg!(loom) { 4 } else { 16 };
 
@@ -118,9 +118,9 @@ impl Group for Alone {
     fn sync(&self) {}
 
     #[inline(always)]
-    fn vote(&self, mine: bool) -> Vote {
+    fn vote(&self, mine: bool) -> GroupVote {
         let total = u32::from(mine);
-        Vote {
+        GroupVote {
             total,
             before: 0,
             leading: total,
@@ -142,12 +142,12 @@ pub trait GroupOp {
     type Output;
 
     /// Does this member's share.
-    fn run<G: Group>(self, group: &G) -> Self::Output;
+    fn run<G: ThreadGroup>(self, group: &G) -> Self::Output;
 }
 
 /// An access of a shared queue to the bus, other than writing entries.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Traffic {
+pub enum BusTraffic {
     /// Rang the submission queue's doorbell.
     SqDoorbell,
     /// Rang the completion queue's doorbell.
@@ -168,12 +168,12 @@ pub trait ExecContext {
 
     /// Counts an access to the bus; one thread of a group calls it.
     #[inline(always)]
-    fn on_bus_access(&self, _traffic: Traffic) {}
+    fn on_bus_access(&self, _traffic: BusTraffic) {}
 
     /// Records an event of the calling thread's own command at the moment the thread sees it: its submission
     /// and its end; for traces. Threads that wait together may see an end much later than it happened.
     #[inline(always)]
-    fn record(&self, _event: impl FnOnce() -> Event) {}
+    fn record(&self, _event: impl FnOnce() -> TraceEvent) {}
 
     /// Runs `op` with the threads that are converged with this one now and pass the same `key`. The number of
     /// such threads does not matter to the result, only to the speed.
@@ -199,14 +199,14 @@ pub(crate) use unroll;
 /// Transposes eight entries, one a member, into eight words of one index each: afterwards member `r` of a
 /// tile holds word `r` of the entry of each member, in the members' order.
 #[inline(always)]
-pub(crate) fn transpose<G: Group>(group: &G, words: &mut [u64; 8]) {
+pub(crate) fn transpose<G: ThreadGroup>(group: &G, words: &mut [u64; 8]) {
     stage::<G, 4>(group, words);
     stage::<G, 2>(group, words);
     stage::<G, 1>(group, words);
 }
 
 #[inline(always)]
-fn stage<G: Group, const MASK: usize>(group: &G, words: &mut [u64; 8]) {
+fn stage<G: ThreadGroup, const MASK: usize>(group: &G, words: &mut [u64; 8]) {
     let high = group.rank() as usize & MASK != 0;
     unroll!(8, low => {
         if low & MASK == 0 {

@@ -2,7 +2,7 @@
 //!
 //! The order of calls: the host creates the queue, initialises its state with [`QueueState::init`], fills in
 //! [`QueueWords`] and launches; the kernel calls [`QueueWords::attach`] and makes a
-//! [`Collective`](crate::Collective) or a [`SharedQueue`](crate::SharedQueue) of the parts. After the launch
+//! [`CollectiveQueue`](crate::CollectiveQueue) or a [`SharedQueue`](crate::SharedQueue) of the parts. After the launch
 //! the state tells the host what is still in flight.
 //!
 //! Invariant: the layout is the same on both sides and for every compiler: `repr(C)`, addresses as `u64`.
@@ -11,7 +11,7 @@
 // addresses that its caller vouches for.
 #![allow(unsafe_code)]
 
-use crate::mem::{CqRing, DmaWords, Doorbell, SqRing};
+use crate::mem::{CqRing, DmaWords, DoorbellRegister, SqRing};
 use crate::queue_pair::{ListMemory, QueueMemory};
 use crate::queue_state::QueueState;
 use crate::spec::{Iova, PageSize, Qid};
@@ -81,9 +81,9 @@ impl QueueWords {
             _ => unsafe { DmaWords::from_raw(at(self.lists), lists, Iova(self.lists_iova)) },
         };
         // SAFETY: the caller vouches that the address is the tail doorbell of this queue, mapped for `'a`.
-        let sq_doorbell = unsafe { Doorbell::from_raw(at(self.sq_doorbell).cast()) };
+        let sq_doorbell = unsafe { DoorbellRegister::from_raw(at(self.sq_doorbell).cast()) };
         // SAFETY: the same promise of the caller, for the head doorbell.
-        let cq_doorbell = unsafe { Doorbell::from_raw(at(self.cq_doorbell).cast()) };
+        let cq_doorbell = unsafe { DoorbellRegister::from_raw(at(self.cq_doorbell).cast()) };
         // SAFETY: the caller vouches for `words(entries)` words of state for `'a`, used through atomics
         // alone; AtomicU32 has the layout of u32.
         let state =

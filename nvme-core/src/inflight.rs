@@ -19,7 +19,7 @@ const GENERATION_MASK: u16 = 0xF;
 const NONE: u16 = u16::MAX;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum State {
+enum SlotState {
     Free,
     Pending,
     Expired,
@@ -30,17 +30,17 @@ enum State {
 /// Callers provide an array of slots, whose length limits the commands in flight; the queue pair initialises
 /// it and never moves it.
 #[derive(Debug)]
-pub struct Slot<B> {
+pub struct CommandSlot<B> {
     deadline_ns: u64,
     /// Number of the command's submission queue entry.
     entry: u64,
     lease: Option<B>,
     next_free: u16,
     generation: u16,
-    state: State,
+    state: SlotState,
 }
 
-impl<B> Slot<B> {
+impl<B> CommandSlot<B> {
     /// Makes a slot that holds nothing.
     pub const fn new() -> Self {
         Self {
@@ -49,12 +49,12 @@ impl<B> Slot<B> {
             lease: None,
             next_free: NONE,
             generation: 0,
-            state: State::Free,
+            state: SlotState::Free,
         }
     }
 }
 
-impl<B> Default for Slot<B> {
+impl<B> Default for CommandSlot<B> {
     fn default() -> Self {
         Self::new()
     }
@@ -62,7 +62,7 @@ impl<B> Default for Slot<B> {
 
 /// The contents of a slot at the end of its command.
 #[derive(Debug)]
-pub(crate) struct Released<B> {
+pub(crate) struct ReleasedSlot<B> {
     pub cid: Cid,
     pub lease: B,
     pub deadline_ns: u64,
@@ -71,7 +71,7 @@ pub(crate) struct Released<B> {
 
 /// The table of slots.
 #[derive(Debug)]
-pub(crate) struct Inflight<B, S> {
+pub(crate) struct InflightTable<B, S> {
     slots: S,
     _lease: PhantomData<fn(B) -> B>,
     first_free: u16,
@@ -89,19 +89,19 @@ fn cid_of(slot: u16, generation: u16) -> Cid {
     Cid(slot | generation << SLOT_BITS)
 }
 
-impl<B, S: AsMut<[Slot<B>]> + AsRef<[Slot<B>]>> Inflight<B, S> {
+impl<B, S: AsMut<[CommandSlot<B>]> + AsRef<[CommandSlot<B>]>> InflightTable<B, S> {
     /// Makes a table of at most the first 4,095 slots.
     pub fn new(mut slots: S) -> Self {
         let usable = slots.as_mut().len().min(MAX_IN_FLIGHT as usize) as u16;
         for (index, slot) in slots.as_mut().iter_mut().enumerate() {
             let next = index + 1;
-            *slot = Slot {
+            *slot = CommandSlot {
                 next_free: if next < usize::from(usable) {
                     next as u16
                 } else {
                     NONE
                 },
-                ..Slot::new()
+                ..CommandSlot::new()
             };
         }
         Self {
@@ -140,7 +140,7 @@ impl<B, S: AsMut<[Slot<B>]> + AsRef<[Slot<B>]>> Inflight<B, S> {
         slot.lease = Some(lease);
         slot.deadline_ns = deadline_ns;
         slot.entry = entry;
-        slot.state = State::Pending;
+        slot.state = SlotState::Pending;
         self.in_flight += 1;
         self.earliest_ns = self.earliest_ns.min(deadline_ns);
         Ok(cid_of(index, slot.generation))
@@ -154,7 +154,7 @@ impl<B, S: AsMut<[Slot<B>]> + AsRef<[Slot<B>]>> Inflight<B, S> {
     #[inline]
     pub fn find(&self, cid: Cid) -> Result<u16, ControllerFault> {
         match self.slots.as_ref().get(slot_of(cid)) {
-            Some(slot) if slot.state == State::Free => Err(ControllerFault::UnknownCid(cid)),
+            Some(slot) if slot.state == SlotState::Free => Err(ControllerFault::UnknownCid(cid)),
             Some(slot) if slot.generation != cid.0 >> SLOT_BITS => {
                 Err(ControllerFault::StaleCid(cid))
             }
@@ -188,11 +188,11 @@ impl<B, S: AsMut<[Slot<B>]> + AsRef<[Slot<B>]>> Inflight<B, S> {
         }
         let mut earliest = u64::MAX;
         for (index, slot) in self.slots.as_mut().iter_mut().enumerate() {
-            if slot.state != State::Pending {
+            if slot.state != SlotState::Pending {
                 continue;
             }
             if slot.deadline_ns <= now_ns {
-                slot.state = State::Expired;
+                slot.state = SlotState::Expired;
                 return Some(cid_of(index as u16, slot.generation));
             }
             earliest = earliest.min(slot.deadline_ns);
@@ -202,12 +202,12 @@ impl<B, S: AsMut<[Slot<B>]> + AsRef<[Slot<B>]>> Inflight<B, S> {
     }
 
     /// Takes any command out of flight. The caller has proof that its memory is free.
-    pub fn reclaim(&mut self) -> Option<Released<B>> {
+    pub fn reclaim(&mut self) -> Option<ReleasedSlot<B>> {
         let index = self
             .slots
             .as_ref()
             .iter()
-            .position(|slot| slot.state != State::Free)? as u16;
+            .position(|slot| slot.state != SlotState::Free)? as u16;
         self.release(index)
     }
 
@@ -216,17 +216,17 @@ impl<B, S: AsMut<[Slot<B>]> + AsRef<[Slot<B>]>> Inflight<B, S> {
     /// The slot goes to the end of the free list, and its generation is incremented. So its next CID differs,
     /// and 16 reuses of this one slot pass before the CID repeats.
     #[inline]
-    pub fn release(&mut self, index: u16) -> Option<Released<B>> {
+    pub fn release(&mut self, index: u16) -> Option<ReleasedSlot<B>> {
         let slots = self.slots.as_mut();
         let slot = slots.get_mut(usize::from(index))?;
         let lease = slot.lease.take()?;
-        let released = Released {
+        let released = ReleasedSlot {
             cid: cid_of(index, slot.generation),
             lease,
             deadline_ns: slot.deadline_ns,
-            expired: slot.state == State::Expired,
+            expired: slot.state == SlotState::Expired,
         };
-        slot.state = State::Free;
+        slot.state = SlotState::Free;
         slot.generation = (slot.generation + 1) & GENERATION_MASK;
         slot.next_free = NONE;
         match slots.get_mut(usize::from(self.last_free)) {
@@ -243,11 +243,11 @@ impl<B, S: AsMut<[Slot<B>]> + AsRef<[Slot<B>]>> Inflight<B, S> {
 mod tests {
     use super::*;
 
-    fn table(slots: usize) -> Inflight<u32, Vec<Slot<u32>>> {
-        Inflight::new((0..slots).map(|_| Slot::new()).collect())
+    fn table(slots: usize) -> InflightTable<u32, Vec<CommandSlot<u32>>> {
+        InflightTable::new((0..slots).map(|_| CommandSlot::new()).collect())
     }
 
-    fn end(table: &mut Inflight<u32, Vec<Slot<u32>>>, cid: Cid) -> Released<u32> {
+    fn end(table: &mut InflightTable<u32, Vec<CommandSlot<u32>>>, cid: Cid) -> ReleasedSlot<u32> {
         let slot = table.find(cid).unwrap();
         table.release(slot).unwrap()
     }
@@ -345,7 +345,7 @@ mod tests {
         assert_eq!(table.reserve(0, 0, 0), Err(0));
         assert!(!table.reclaim().unwrap().expired);
         assert!(table.reserve(0, 0, 0).is_ok());
-        let mut none: Inflight<u32, Vec<Slot<u32>>> = Inflight::new(Vec::new());
+        let mut none: InflightTable<u32, Vec<CommandSlot<u32>>> = InflightTable::new(Vec::new());
         assert_eq!(none.reserve(1, 0, 0), Err(1));
     }
 }

@@ -8,7 +8,7 @@
 //! - [`prp`], [`sgl`]: from a buffer to a command's data pointer.
 //! - [`SubmissionQueue`], [`CompletionQueue`]: `push`, `ring`, `pop`.
 //! - [`QueuePair`]: `submit`, `ring`, `poll`, with a table of the commands in flight.
-//! - [`Collective`]: a warp, a block or one thread owns a queue and acts together on it.
+//! - [`CollectiveQueue`]: a warp, a block or one thread owns a queue and acts together on it.
 //! - [`BatchQueue`]: the same for one batch at a time; each member waits for one completion.
 //! - [`SharedQueue`]: any thread submits and waits, from divergent code.
 //! - [`handoff`]: the words that describe a queue to a kernel. [`gate`]: admission of kernels to queues that
@@ -32,10 +32,10 @@
 //! in for the controller.
 //!
 //! ```
-//! use nvme_core::mem::{CqCell, CqRing, DmaWords, Doorbell, SqCell, SqRing};
+//! use nvme_core::mem::{CqCell, CqRing, DmaWords, DoorbellRegister, SqCell, SqRing};
 //! use nvme_core::spec::{Cqe, Iova, Lba, Nsid, PageSize, Qid, nvm};
 //! use nvme_core::sync::{AtomicU32, AtomicU64, Order, Scope};
-//! use nvme_core::{Data, Identity, ListMemory, QueueMemory, QueuePair, Slot};
+//! use nvme_core::{CommandData, ControllerIdentity, ListMemory, QueueMemory, QueuePair, CommandSlot};
 //!
 //! // Memory with the addresses at which the controller reaches it, and two doorbells.
 //! let (entries, completions): ([SqCell; 4], [CqCell; 4]) = Default::default();
@@ -44,14 +44,14 @@
 //! let memory = QueueMemory {
 //!     sq: SqRing::new(&entries, Iova(0x1000)),
 //!     cq: CqRing::new(&completions, Iova(0x2000)),
-//!     sq_doorbell: Doorbell::new(&tail),
-//!     cq_doorbell: Doorbell::new(&head),
+//!     sq_doorbell: DoorbellRegister::new(&tail),
+//!     cq_doorbell: DoorbellRegister::new(&head),
 //!     lists: ListMemory::new(DmaWords::new(&lists, Iova(0x3000)), PageSize::KIB4, 2),
 //! };
-//! let mut slots: [Slot<&str>; 3] = core::array::from_fn(|_| Slot::new());
-//! let mut pair = QueuePair::new(&Identity::new(), Qid(1), memory, &mut slots[..]);
+//! let mut slots: [CommandSlot<&str>; 3] = core::array::from_fn(|_| CommandSlot::new());
+//! let mut pair = QueuePair::new(&ControllerIdentity::new(), Qid(1), memory, &mut slots[..]);
 //!
-//! let data = Data::Contiguous { iova: Iova(0x10_0000), len: 4096 };
+//! let data = CommandData::Contiguous { iova: Iova(0x10_0000), len: 4096 };
 //! let deadline_ns = u64::MAX;
 //! let cid = pair.submit(nvm::read(Nsid(1), Lba(0), 8), data, "its buffer", deadline_ns).unwrap();
 //! pair.ring();
@@ -69,26 +69,26 @@
 //!
 //! # Without an operating system
 //!
-//! Implement [`Registers`], or make a [`RegisterBlock`] of a mapped BAR0, and step [`bringup::Bringup`] with your own
-//! clock. Below, an array stands in for the registers, and the end of the loop for a controller that answers each
-//! admin command with success and zeros.
+//! Implement [`RegisterAccess`], or make a [`RegisterBlock`] of a mapped BAR0, and step [`bringup::BringupMachine`]
+//! with your own clock. Below, an array stands in for the registers, and the end of the loop for a controller that
+//! answers each admin command with success and zeros.
 //!
 //! ```
 //! use core::cell::Cell;
-//! use nvme_core::bringup::{Bringup, Config, Step};
-//! use nvme_core::mem::{CqCell, CqRing, DmaWords, Doorbell, SqCell, SqRing};
+//! use nvme_core::bringup::{BringupMachine, BringupConfig, BringupStep};
+//! use nvme_core::mem::{CqCell, CqRing, DmaWords, DoorbellRegister, SqCell, SqRing};
 //! use nvme_core::spec::register::offset;
 //! use nvme_core::spec::{Cqe, Iova, PageSize, Qid};
 //! use nvme_core::sync::{AtomicU32, AtomicU64, Order, Scope};
-//! use nvme_core::{Identity, ListMemory, QueueMemory, QueuePair, Registers, Slot};
+//! use nvme_core::{ControllerIdentity, ListMemory, QueueMemory, QueuePair, RegisterAccess, CommandSlot};
 //!
 //! struct Board {
-//!     identity: Identity,
+//!     identity: ControllerIdentity,
 //!     words: [Cell<u32>; 16],
 //! }
 //!
-//! impl Registers for Board {
-//!     fn identity(&self) -> &Identity {
+//! impl RegisterAccess for Board {
+//!     fn identity(&self) -> &ControllerIdentity {
 //!         &self.identity
 //!     }
 //!     fn read32(&self, offset: u32) -> u32 {
@@ -109,7 +109,7 @@
 //!     }
 //! }
 //!
-//! let board = Board { identity: Identity::new(), words: Default::default() };
+//! let board = Board { identity: ControllerIdentity::new(), words: Default::default() };
 //! board.words[0].set(0x0A01_003F); // CAP: 64 entries, contiguous queues, CSTS.RDY within 5 s
 //! board.words[1].set(0x0000_0020); // CAP: the NVM command set, pages of 4 KiB
 //!
@@ -121,22 +121,22 @@
 //! let memory = QueueMemory {
 //!     sq: SqRing::new(&entries, Iova(0x1000)),
 //!     cq: CqRing::new(&completions, Iova(0x2000)),
-//!     sq_doorbell: Doorbell::new(&tail),
-//!     cq_doorbell: Doorbell::new(&head),
+//!     sq_doorbell: DoorbellRegister::new(&tail),
+//!     cq_doorbell: DoorbellRegister::new(&head),
 //!     lists: ListMemory::new(DmaWords::new(lists, Iova(0x3000)), PageSize::KIB4, 2),
 //! };
-//! let mut slots: [Slot<()>; 3] = core::array::from_fn(|_| Slot::new());
+//! let mut slots: [CommandSlot<()>; 3] = core::array::from_fn(|_| CommandSlot::new());
 //! let mut admin = QueuePair::new(board.identity(), Qid::ADMIN, memory, &mut slots[..]);
 //!
 //! let page = DmaWords::new(page, Iova(0x4000));
-//! let mut bringup = Bringup::new(&board, Config::default(), page).unwrap();
+//! let mut bringup = BringupMachine::new(&board, BringupConfig::default(), page).unwrap();
 //! let (mut now_ns, mut posted) = (0, 0);
 //! loop {
 //!     match bringup.step(&board, &mut admin, now_ns).unwrap() {
-//!         Step::Ready => break,
-//!         Step::Disabled(proof) => bringup.enable(proof),
-//!         Step::HostMemory { .. } => bringup.host_memory(None),
-//!         Step::Wait { until_ns } => now_ns = until_ns,
+//!         BringupStep::Ready => break,
+//!         BringupStep::Disabled(proof) => bringup.enable(proof),
+//!         BringupStep::HostMemory { .. } => bringup.host_memory(None),
+//!         BringupStep::Wait { until_ns } => now_ns = until_ns,
 //!     }
 //!     // The controller's turn.
 //!     while posted % 4 != tail.load(Order::Acquire, Scope::Sys) {
@@ -155,7 +155,7 @@
 #![deny(missing_docs)]
 
 #[cfg(target_endian = "big")]
-compile_error!("NVMe is little endian and this driver shares memory with it as it is");
+compile_error!("NVMe is little endian and this driver shares memory with it is");
 
 #[cfg(not(target_has_atomic = "64"))]
 compile_error!(
@@ -199,14 +199,16 @@ pub mod transfer;
 pub use nvme_spec as spec;
 
 pub use batch_queue::{BatchEnds, BatchQueue};
-pub use collective::{Collective, TaggedCompletion};
-pub use command::Command;
+pub use collective::{CollectiveQueue, TaggedCompletion};
+pub use command::MemberCommand;
 pub use cq::CompletionQueue;
-pub use error::{BringupError, ControllerFault, MapError, SubmitError, WaitError};
-pub use inflight::{MAX_IN_FLIGHT, Slot};
-pub use outcome::{AbortReason, Outcome};
-pub use queue_pair::{Completion, Data, ListMemory, QueueMemory, QueuePair, Rejected};
-pub use quiesced::{ClosedQueue, Identity, Quiesced};
-pub use registers::{RegisterBlock, Registers};
-pub use shared_queue::{Cells, Drained, Need, SharedQueue, Token};
+pub use error::{BringupError, ControllerFault, PointerError, SubmitError, WaitError};
+pub use inflight::{CommandSlot, MAX_IN_FLIGHT};
+pub use outcome::{AbortReason, CommandOutcome};
+pub use queue_pair::{
+    CommandCompletion, CommandData, ListMemory, QueueMemory, QueuePair, RejectedCommand,
+};
+pub use quiesced::{ClosedQueue, ControllerIdentity, Quiesced};
+pub use registers::{RegisterAccess, RegisterBlock};
+pub use shared_queue::{CommandToken, DrainResult, ResultCells, SharedQueue, WaitNeed};
 pub use sq::SubmissionQueue;

@@ -209,9 +209,9 @@ impl<'a> CqRing<'a> {
 
 /// One doorbell register.
 #[derive(Clone, Copy, Debug)]
-pub struct Doorbell<'a>(&'a AtomicU32);
+pub struct DoorbellRegister<'a>(&'a AtomicU32);
 
-impl<'a> Doorbell<'a> {
+impl<'a> DoorbellRegister<'a> {
     /// Makes a doorbell over a word of memory (a simulated controller, or a doorbell that the host relays).
     pub fn new(word: &'a AtomicU32) -> Self {
         Self(word)

@@ -17,7 +17,7 @@ pub enum AbortReason {
 /// An aborted write may have happened, in part or as a whole: a caller that needs to know reads the blocks
 /// again after the recovery.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Outcome {
+pub enum CommandOutcome {
     /// The controller completed it with this status.
     Completed(Status),
     /// It never completed; whether it took effect is unknown.

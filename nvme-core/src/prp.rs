@@ -5,13 +5,13 @@
 //!
 //! NVMe Base 2.0c, 4.1.1 (Physical Region Page Entry and List).
 
-use crate::error::MapError;
+use crate::error::PointerError;
 use crate::mem::DmaWords;
 use crate::spec::{Iova, PageSize};
 
 /// PRP1 and PRP2 of a command.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Prps {
+pub struct PrpPair {
     /// First page, possibly with an offset.
     pub prp1: u64,
     /// 0, the second page, or the list.
@@ -45,36 +45,41 @@ pub(crate) const fn list_words_from_page(page: PageSize, len: u64) -> usize {
 /// Maps `len` bytes from `iova` on, contiguous in the controller's address space.
 ///
 /// # Errors
-/// [`MapError::Empty`], [`MapError::Misaligned`] when `iova` is not a multiple of 4,
-/// [`MapError::ListTooSmall`] when `list` cannot hold the entries.
+/// [`PointerError::Empty`], [`PointerError::Misaligned`] when `iova` is not a multiple of 4,
+/// [`PointerError::ListTooSmall`] when `list` cannot hold the entries.
 #[inline]
-pub fn map(page: PageSize, iova: Iova, len: u64, list: DmaWords<'_>) -> Result<Prps, MapError> {
+pub fn map(
+    page: PageSize,
+    iova: Iova,
+    len: u64,
+    list: DmaWords<'_>,
+) -> Result<PrpPair, PointerError> {
     answer(map_contiguous(page, iova, len, list))
 }
 
 /// Maps `len` bytes that start `offset` bytes into the first of `pages`, each anywhere.
 ///
 /// # Errors
-/// As [`map`]; also [`MapError::Misaligned`] when a page is not page aligned, and
-/// [`MapError::TooLong`] when `pages` ends before the bytes do.
+/// As [`map`]; also [`PointerError::Misaligned`] when a page is not page aligned, and
+/// [`PointerError::TooLong`] when `pages` ends before the bytes do.
 pub fn map_table(
     page: PageSize,
     offset: u64,
     len: u64,
     pages: &[Iova],
     list: DmaWords<'_>,
-) -> Result<Prps, MapError> {
+) -> Result<PrpPair, PointerError> {
     answer(map_listed(page, offset, len, pages, list))
 }
 
-fn answer((prps, error): (Prps, Option<MapError>)) -> Result<Prps, MapError> {
+fn answer((prps, error): (PrpPair, Option<PointerError>)) -> Result<PrpPair, PointerError> {
     error.map_or(Ok(prps), Err)
 }
 
 // From here on a function returns an error together with an initialised value, not a `Result`: a register
 // that a `Result` leaves undefined on one path stays allocated for as long as a kernel's loop runs.
 
-const NONE: Prps = Prps { prp1: 0, prp2: 0 };
+const NONE: PrpPair = PrpPair { prp1: 0, prp2: 0 };
 /// The mark of a page that the table does not have. No page has this address, since it is not aligned.
 const NO_PAGE: u64 = u64::MAX;
 
@@ -85,11 +90,11 @@ pub(crate) fn map_contiguous(
     iova: Iova,
     len: u64,
     list: DmaWords<'_>,
-) -> (Prps, Option<MapError>) {
+) -> (PrpPair, Option<PointerError>) {
     // The last byte has to be inside the 64-bit address space; otherwise the page addresses below would wrap
     // to 0 and name memory of someone else.
     if iova.0.checked_add(len.wrapping_sub(1)).is_none() && len != 0 {
-        return (NONE, Some(MapError::TooLong));
+        return (NONE, Some(PointerError::TooLong));
     }
     let base = iova.0 - page.offset_of(iova);
     map_pages(page, iova, len, list, |index| {
@@ -105,7 +110,7 @@ pub(crate) fn map_listed(
     len: u64,
     pages: &[Iova],
     list: DmaWords<'_>,
-) -> (Prps, Option<MapError>) {
+) -> (PrpPair, Option<PointerError>) {
     let at = |index: u64| match usize::try_from(index).ok().and_then(|at| pages.get(at)) {
         Some(iova) => iova.0,
         None => NO_PAGE,
@@ -115,18 +120,18 @@ pub(crate) fn map_listed(
         return (NONE, Some(error));
     }
     if offset >= page.bytes() {
-        return (NONE, Some(MapError::Misaligned));
+        return (NONE, Some(PointerError::Misaligned));
     }
     map_pages(page, Iova(first).offset(offset), len, list, at)
 }
 
 /// Returns the error of an entry of a list, if any.
 #[inline(always)]
-fn check(page: PageSize, entry: u64) -> Option<MapError> {
+fn check(page: PageSize, entry: u64) -> Option<PointerError> {
     if entry == NO_PAGE {
-        Some(MapError::TooLong)
+        Some(PointerError::TooLong)
     } else if page.offset_of(Iova(entry)) != 0 {
-        Some(MapError::Misaligned)
+        Some(PointerError::Misaligned)
     } else {
         None
     }
@@ -140,12 +145,12 @@ fn map_pages(
     len: u64,
     list: DmaWords<'_>,
     page_at: impl Fn(u64) -> u64,
-) -> (Prps, Option<MapError>) {
+) -> (PrpPair, Option<PointerError>) {
     if len == 0 {
-        return (NONE, Some(MapError::Empty));
+        return (NONE, Some(PointerError::Empty));
     }
     if !first.0.is_multiple_of(4) {
-        return (NONE, Some(MapError::Misaligned));
+        return (NONE, Some(PointerError::Misaligned));
     }
     let in_first = page.bytes() - page.offset_of(first);
     let rest = page.count(len.saturating_sub(in_first));
@@ -158,7 +163,7 @@ fn map_pages(
         entries => (list.iova().0, fill_list(page, list, entries, page_at)),
     };
     (
-        Prps {
+        PrpPair {
             prp1: first.0,
             prp2,
         },
@@ -171,9 +176,9 @@ fn fill_list(
     list: DmaWords<'_>,
     entries: u64,
     page_at: impl Fn(u64) -> u64,
-) -> Option<MapError> {
+) -> Option<PointerError> {
     if !list.iova().0.is_multiple_of(8) {
-        return Some(MapError::Misaligned);
+        return Some(PointerError::Misaligned);
     }
     // A list may start in the middle of a page; it still ends, or chains, at the page's end.
     let mut left_in_page = (page.bytes() - page.offset_of(list.iova())) / 8;
@@ -197,7 +202,7 @@ fn fill_list(
             }
         }
         if word >= list.len() {
-            return Some(MapError::ListTooSmall);
+            return Some(PointerError::ListTooSmall);
         }
         list.set(word, value);
         word += 1;
@@ -241,7 +246,7 @@ mod tests {
                 len,
                 DmaWords::new(&[], Iova(LIST)),
             );
-            assert_eq!(got, Ok(Prps { prp1, prp2 }), "({iova:#x}, {len})");
+            assert_eq!(got, Ok(PrpPair { prp1, prp2 }), "({iova:#x}, {len})");
         }
     }
 
@@ -252,7 +257,7 @@ mod tests {
         let got = map(PageSize::KIB4, Iova(0x1FFC), 4101, view).unwrap();
         assert_eq!(
             got,
-            Prps {
+            PrpPair {
                 prp1: 0x1FFC,
                 prp2: LIST
             }
@@ -295,7 +300,7 @@ mod tests {
         let got = map(page, Iova(0x1_0010), 3 * 65_536, view).unwrap();
         assert_eq!(
             got,
-            Prps {
+            PrpPair {
                 prp1: 0x1_0010,
                 prp2: LIST
             }
@@ -311,36 +316,39 @@ mod tests {
         let got = map_table(PageSize::KIB4, 8, 4096 * 2, &pages, view).unwrap();
         assert_eq!(
             got,
-            Prps {
+            PrpPair {
                 prp1: 0x9008,
                 prp2: LIST
             }
         );
         assert_eq!(read(&list)[..2], [0x3000, 0x7000]);
         let short = map_table(PageSize::KIB4, 8, 4096 * 3, &pages, view);
-        assert_eq!(short, Err(MapError::TooLong));
+        assert_eq!(short, Err(PointerError::TooLong));
         let askew = map_table(PageSize::KIB4, 0, 8192, &[Iova(0x1000), Iova(0x2008)], view);
-        assert_eq!(askew, Err(MapError::Misaligned));
+        assert_eq!(askew, Err(PointerError::Misaligned));
         let table = |offset, pages| map_table(PageSize::KIB4, offset, 512, pages, view);
-        assert_eq!(table(0, &[Iova(0x1004)]), Err(MapError::Misaligned));
-        assert_eq!(table(4096, &[Iova(0x1000)]), Err(MapError::Misaligned));
-        assert_eq!(table(0, &[]), Err(MapError::TooLong));
+        assert_eq!(table(0, &[Iova(0x1004)]), Err(PointerError::Misaligned));
+        assert_eq!(table(4096, &[Iova(0x1000)]), Err(PointerError::Misaligned));
+        assert_eq!(table(0, &[]), Err(PointerError::TooLong));
     }
 
     #[test]
     fn bad_buffers_are_errors() {
         let none = DmaWords::new(&[], Iova(LIST));
-        assert_eq!(map(PageSize::KIB4, Iova(0), 0, none), Err(MapError::Empty));
+        assert_eq!(
+            map(PageSize::KIB4, Iova(0), 0, none),
+            Err(PointerError::Empty)
+        );
         assert_eq!(
             map(PageSize::KIB4, Iova(2), 4, none),
-            Err(MapError::Misaligned)
+            Err(PointerError::Misaligned)
         );
         assert_eq!(
             map(PageSize::KIB4, Iova(0), 3 * 4096, none),
-            Err(MapError::ListTooSmall)
+            Err(PointerError::ListTooSmall)
         );
         let wraps = map(PageSize::KIB4, Iova(u64::MAX - 3), 8, none);
-        assert_eq!(wraps, Err(MapError::TooLong));
+        assert_eq!(wraps, Err(PointerError::TooLong));
     }
 
     #[test]
@@ -362,7 +370,7 @@ mod tests {
                     let less = DmaWords::new(&list[..count - 1], Iova(at));
                     assert_eq!(
                         map(PageSize::KIB4, Iova(0x1FFC), len, less),
-                        Err(MapError::ListTooSmall),
+                        Err(PointerError::ListTooSmall),
                         "{pages} pages"
                     );
                 }

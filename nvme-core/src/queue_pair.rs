@@ -5,24 +5,24 @@
 //! one, so neither ring can overflow.
 
 use crate::cq::CompletionQueue;
-use crate::error::{ControllerFault, MapError, SubmitError};
-use crate::inflight::{Inflight, MAX_IN_FLIGHT, Released, Slot};
-use crate::mem::{CqRing, DmaWords, Doorbell, SqRing};
-use crate::outcome::Outcome;
+use crate::error::{ControllerFault, PointerError, SubmitError};
+use crate::inflight::{CommandSlot, InflightTable, MAX_IN_FLIGHT, ReleasedSlot};
+use crate::mem::{CqRing, DmaWords, DoorbellRegister, SqRing};
+use crate::outcome::CommandOutcome;
 use crate::prp;
-use crate::quiesced::{Binding, ClosedQueue, ControllerId, Identity, Quiesced};
+use crate::quiesced::{ClosedQueue, ControllerId, ControllerIdentity, QueueBinding, Quiesced};
 use crate::sgl;
 use crate::spec::{Cid, Cqe, Iova, PageSize, Qid, Sqe};
 use crate::sq::SubmissionQueue;
 use crate::sync::opaque;
-use crate::trace::{Event, Tracer};
+use crate::trace::{EventTracer, TraceEvent};
 
 /// The location of a command's data, in I/O addresses.
 ///
 /// Addresses are those of the controller, which the caller has mapped for it; the memory has to stay mapped
 /// until the command has ended.
 #[derive(Clone, Copy, Debug)]
-pub enum Data<'d> {
+pub enum CommandData<'d> {
     /// The command moves no data.
     None,
     /// `len` contiguous bytes.
@@ -43,23 +43,23 @@ pub enum Data<'d> {
     },
     /// Segments described by an SGL. Only for I/O commands of a controller that supports it; in dwords,
     /// unless [`ListMemory::with_sgl_bytes`] allows any bytes.
-    Sgl(&'d [sgl::Segment]),
+    Sgl(&'d [sgl::SglSegment]),
 }
 
-/// [`Data`] with all fields initialised, whatever its kind: a field that an enum leaves undefined keeps its
+/// [`CommandData`] with all fields initialised, whatever its kind: a field that an enum leaves undefined keeps its
 /// register allocated for as long as a kernel's loop runs.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct FlatData<'d> {
-    kind: Kind,
+    kind: PointerKind,
     /// First byte, or its offset in the first page.
     start: u64,
     len: u64,
     pages: &'d [Iova],
-    segments: &'d [sgl::Segment],
+    segments: &'d [sgl::SglSegment],
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Kind {
+enum PointerKind {
     None,
     Contiguous,
     Pages,
@@ -68,12 +68,17 @@ enum Kind {
 
 impl<'d> FlatData<'d> {
     #[inline(always)]
-    pub const fn of(data: Data<'d>) -> Self {
-        let (kind, start, len, pages, segments): (_, _, _, &[Iova], &[sgl::Segment]) = match data {
-            Data::None => (Kind::None, 0, 0, &[], &[]),
-            Data::Contiguous { iova, len } => (Kind::Contiguous, iova.0, len, &[], &[]),
-            Data::Pages { offset, len, pages } => (Kind::Pages, offset, len, pages, &[]),
-            Data::Sgl(segments) => (Kind::Sgl, 0, 0, &[], segments),
+    pub const fn of(data: CommandData<'d>) -> Self {
+        let (kind, start, len, pages, segments): (_, _, _, &[Iova], &[sgl::SglSegment]) = match data
+        {
+            CommandData::None => (PointerKind::None, 0, 0, &[], &[]),
+            CommandData::Contiguous { iova, len } => {
+                (PointerKind::Contiguous, iova.0, len, &[], &[])
+            }
+            CommandData::Pages { offset, len, pages } => {
+                (PointerKind::Pages, offset, len, pages, &[])
+            }
+            CommandData::Sgl(segments) => (PointerKind::Sgl, 0, 0, &[], segments),
         };
         Self {
             kind,
@@ -117,8 +122,8 @@ impl<'a> ListMemory<'a> {
     }
 
     /// Sets whether data blocks of SGLs may begin at any byte and have any length
-    /// ([`Info::sgl_bytes`](crate::bringup::Info::sgl_bytes)). Otherwise blocks that are not whole dwords are
-    /// refused as [`MapError::Misaligned`].
+    /// ([`ControllerInfo::sgl_bytes`](crate::bringup::ControllerInfo::sgl_bytes)). Otherwise blocks that are not whole
+    /// dwords are refused as [`PointerError::Misaligned`].
     pub const fn with_sgl_bytes(mut self, any: bool) -> Self {
         self.sgl_bytes = any;
         self
@@ -178,16 +183,16 @@ impl<'a> ListMemory<'a> {
         sqe: Sqe,
         place: FlatData<'_>,
         slot: usize,
-    ) -> (Sqe, Option<MapError>) {
+    ) -> (Sqe, Option<PointerError>) {
         let page = self.page.through(opaque);
         let (start, len, list) = (place.start, place.len, self.of(slot));
         let (prps, error) = match place.kind {
-            Kind::None => return (sqe, None),
-            Kind::Contiguous => prp::map_contiguous(page, Iova(start), len, list),
-            Kind::Pages => prp::map_listed(page, start, len, place.pages, list),
-            Kind::Sgl => {
+            PointerKind::None => return (sqe, None),
+            PointerKind::Contiguous => prp::map_contiguous(page, Iova(start), len, list),
+            PointerKind::Pages => prp::map_listed(page, start, len, place.pages, list),
+            PointerKind::Sgl => {
                 if !self.sgl_bytes && !sgl::is_in_dwords(place.segments) {
-                    return (sqe, Some(MapError::Misaligned));
+                    return (sqe, Some(PointerError::Misaligned));
                 }
                 return match sgl::map(place.segments, list) {
                     Ok(sgl) => (sqe.with_sgl(sgl), None),
@@ -204,7 +209,7 @@ impl<'a> ListMemory<'a> {
 /// The caller keeps the buffer and can submit again, split the transfer or free it; the controller has never
 /// seen its address.
 #[derive(Debug)]
-pub struct Rejected<B> {
+pub struct RejectedCommand<B> {
     /// Reason of the rejection.
     pub error: SubmitError,
     /// Buffer that the command would have held.
@@ -216,13 +221,13 @@ pub struct Rejected<B> {
 /// The buffer is free from here on: either the controller has posted the command's completion, or a proof
 /// guarantees that it can no longer access the buffer.
 #[derive(Debug)]
-pub struct Completion<B> {
+pub struct CommandCompletion<B> {
     /// Identifier of the command.
     pub cid: Cid,
     /// Buffer that the command held.
     pub buffer: B,
     /// The command's outcome.
-    pub outcome: Outcome,
+    pub outcome: CommandOutcome,
     /// Command-specific dword 0.
     pub dw0: u32,
     /// Command-specific dword 1.
@@ -233,11 +238,11 @@ pub struct Completion<B> {
     pub late: bool,
 }
 
-impl<B> Completion<B> {
+impl<B> CommandCompletion<B> {
     /// Returns dword 0 and the buffer of a command that succeeded; otherwise its outcome, and the buffer.
-    pub fn result(self) -> Result<(u32, B), (Outcome, B)> {
+    pub fn result(self) -> Result<(u32, B), (CommandOutcome, B)> {
         match self.outcome {
-            Outcome::Completed(status) if status.is_success() => Ok((self.dw0, self.buffer)),
+            CommandOutcome::Completed(status) if status.is_success() => Ok((self.dw0, self.buffer)),
             outcome => Err((outcome, self.buffer)),
         }
     }
@@ -254,9 +259,9 @@ pub struct QueueMemory<'a> {
     /// Completion ring.
     pub cq: CqRing<'a>,
     /// Submission queue tail doorbell.
-    pub sq_doorbell: Doorbell<'a>,
+    pub sq_doorbell: DoorbellRegister<'a>,
     /// Completion queue head doorbell.
-    pub cq_doorbell: Doorbell<'a>,
+    pub cq_doorbell: DoorbellRegister<'a>,
     /// Memory for PRP and SGL lists.
     pub lists: ListMemory<'a>,
 }
@@ -268,23 +273,23 @@ pub struct QueueMemory<'a> {
 /// and [`expire`](Self::expire). After a reset or a deletion: [`reclaim`](Self::reclaim) until it returns
 /// `None`, then [`restart`](Self::restart).
 #[derive(Debug)]
-pub struct QueuePair<'a, B, S = &'a mut [Slot<B>]> {
+pub struct QueuePair<'a, B, S = &'a mut [CommandSlot<B>]> {
     qid: Qid,
     sq: SubmissionQueue<'a>,
     cq: CompletionQueue<'a>,
     lists: ListMemory<'a>,
-    inflight: Inflight<B, S>,
-    binding: Binding,
+    inflight: InflightTable<B, S>,
+    binding: QueueBinding,
     depth: u32,
     /// Limit of the commands in flight now: `depth`, or 0 while the queue is closed.
     limit: u32,
-    tracer: Tracer<'a>,
+    tracer: EventTracer<'a>,
 }
 
-impl<'a, B, S: AsMut<[Slot<B>]> + AsRef<[Slot<B>]>> QueuePair<'a, B, S> {
+impl<'a, B, S: AsMut<[CommandSlot<B>]> + AsRef<[CommandSlot<B>]>> QueuePair<'a, B, S> {
     /// Makes an empty pair of the controller that `identity` names. The completion ring is zeroed here:
     /// create the queue on the controller afterwards.
-    pub fn new(identity: &Identity, qid: Qid, memory: QueueMemory<'a>, slots: S) -> Self {
+    pub fn new(identity: &ControllerIdentity, qid: Qid, memory: QueueMemory<'a>, slots: S) -> Self {
         let slot_count = slots.as_ref().len() as u32;
         let smaller = memory.sq.entries().min(memory.cq.entries()) - 1;
         let depth = smaller.min(slot_count).min(MAX_IN_FLIGHT);
@@ -293,11 +298,11 @@ impl<'a, B, S: AsMut<[Slot<B>]> + AsRef<[Slot<B>]>> QueuePair<'a, B, S> {
             sq: SubmissionQueue::new(memory.sq, memory.sq_doorbell),
             cq: CompletionQueue::new(memory.cq, memory.cq_doorbell),
             lists: memory.lists,
-            inflight: Inflight::new(slots),
-            binding: Binding::new(identity),
+            inflight: InflightTable::new(slots),
+            binding: QueueBinding::new(identity),
             depth,
             limit: depth,
-            tracer: Tracer::default(),
+            tracer: EventTracer::default(),
         }
     }
 
@@ -305,7 +310,7 @@ impl<'a, B, S: AsMut<[Slot<B>]> + AsRef<[Slot<B>]>> QueuePair<'a, B, S> {
     ///
     /// Events are recorded at submission, completion, expiry and reclaim, and for each fault; recording never
     /// fails and never waits.
-    pub fn set_tracer(&mut self, tracer: Tracer<'a>) {
+    pub fn set_tracer(&mut self, tracer: EventTracer<'a>) {
         self.tracer = tracer;
     }
 
@@ -347,7 +352,7 @@ impl<'a, B, S: AsMut<[Slot<B>]> + AsRef<[Slot<B>]>> QueuePair<'a, B, S> {
 
     /// Places a command; the controller sees it after [`ring`](Self::ring).
     ///
-    /// `buffer` is the memory that `data` names. It belongs to the command until its [`Completion`] returns
+    /// `buffer` is the memory that `data` names. It belongs to the command until its [`CommandCompletion`] returns
     /// it; dropping the queue pair leaks it, since the controller may still write there. `deadline_ns` is on
     /// the caller's clock; see [`expire`](Self::expire).
     ///
@@ -358,15 +363,15 @@ impl<'a, B, S: AsMut<[Slot<B>]> + AsRef<[Slot<B>]>> QueuePair<'a, B, S> {
     pub fn submit(
         &mut self,
         sqe: Sqe,
-        data: Data<'_>,
+        data: CommandData<'_>,
         buffer: B,
         deadline_ns: u64,
-    ) -> Result<Cid, Rejected<B>> {
+    ) -> Result<Cid, RejectedCommand<B>> {
         let error = match self.limit < self.depth {
             true => SubmitError::Closed,
             false => SubmitError::QueueFull,
         };
-        let full = |buffer| Rejected { error, buffer };
+        let full = |buffer| RejectedCommand { error, buffer };
         // The limit is below the number of ring entries, so within it the ring has room.
         if self.inflight.in_flight() >= self.limit {
             return Err(full(buffer));
@@ -377,7 +382,7 @@ impl<'a, B, S: AsMut<[Slot<B>]> + AsRef<[Slot<B>]>> QueuePair<'a, B, S> {
         let sqe = match self.lists.map(sqe, FlatData::of(data), usize::from(slot)) {
             (sqe, None) => sqe,
             (_, Some(error)) => {
-                return Err(Rejected {
+                return Err(RejectedCommand {
                     error: SubmitError::Map(error),
                     buffer,
                 });
@@ -389,7 +394,7 @@ impl<'a, B, S: AsMut<[Slot<B>]> + AsRef<[Slot<B>]>> QueuePair<'a, B, S> {
         let pushed = self.sq.push(sqe.with_cid(cid));
         debug_assert!(pushed, "the ring has room within the limit");
         self.tracer
-            .record(Event::submitted(self.qid, cid, sqe.opcode(), sqe.nsid));
+            .record(TraceEvent::submitted(self.qid, cid, sqe.opcode(), sqe.nsid));
         Ok(cid)
     }
 
@@ -407,7 +412,7 @@ impl<'a, B, S: AsMut<[Slot<B>]> + AsRef<[Slot<B>]>> QueuePair<'a, B, S> {
     /// # Errors
     /// [`ControllerFault`]: the entry is consumed and no command is ended by it. Reset the controller.
     #[inline]
-    pub fn poll(&mut self) -> Result<Option<Completion<B>>, ControllerFault> {
+    pub fn poll(&mut self) -> Result<Option<CommandCompletion<B>>, ControllerFault> {
         let Some(cqe) = self.cq.pop() else {
             self.cq.ring();
             return Ok(None);
@@ -422,14 +427,14 @@ impl<'a, B, S: AsMut<[Slot<B>]> + AsRef<[Slot<B>]>> QueuePair<'a, B, S> {
             Ok(done) => Ok(Some(done)),
             Err(fault) => {
                 self.tracer
-                    .record(Event::fault(self.qid, cqe.cid(), cqe.to_words()[1]));
+                    .record(TraceEvent::fault(self.qid, cqe.cid(), cqe.to_words()[1]));
                 Err(fault)
             }
         }
     }
 
     #[inline]
-    fn accept(&mut self, cqe: Cqe) -> Result<Completion<B>, ControllerFault> {
+    fn accept(&mut self, cqe: Cqe) -> Result<CommandCompletion<B>, ControllerFault> {
         if cqe.sqid() != self.qid {
             return Err(ControllerFault::SqId(cqe.sqid));
         }
@@ -443,7 +448,7 @@ impl<'a, B, S: AsMut<[Slot<B>]> + AsRef<[Slot<B>]>> QueuePair<'a, B, S> {
         if !self.sq.is_head_of(entry, cqe.sqhd) {
             return Err(ControllerFault::SqHead(cqe.sqhd));
         }
-        let Released {
+        let ReleasedSlot {
             cid,
             lease,
             deadline_ns,
@@ -454,11 +459,11 @@ impl<'a, B, S: AsMut<[Slot<B>]> + AsRef<[Slot<B>]>> QueuePair<'a, B, S> {
             .ok_or(ControllerFault::UnknownCid(cqe.cid()))?;
         self.sq.end_one();
         self.tracer
-            .record(Event::completed(self.qid, cid, cqe.status(), cqe.sqhd));
-        Ok(Completion {
+            .record(TraceEvent::completed(self.qid, cid, cqe.status(), cqe.sqhd));
+        Ok(CommandCompletion {
             cid,
             buffer: lease,
-            outcome: Outcome::Completed(cqe.status()),
+            outcome: CommandOutcome::Completed(cqe.status()),
             dw0: cqe.dw0,
             dw1: cqe.dw1,
             deadline_ns,
@@ -471,7 +476,8 @@ impl<'a, B, S: AsMut<[Slot<B>]> + AsRef<[Slot<B>]>> QueuePair<'a, B, S> {
     #[inline]
     pub fn expire(&mut self, now_ns: u64) -> Option<Cid> {
         let cid = self.inflight.expire(now_ns)?;
-        self.tracer.record(Event::expired(self.qid, cid, now_ns));
+        self.tracer
+            .record(TraceEvent::expired(self.qid, cid, now_ns));
         Some(cid)
     }
 
@@ -496,23 +502,23 @@ impl<'a, B, S: AsMut<[Slot<B>]> + AsRef<[Slot<B>]>> QueuePair<'a, B, S> {
     /// queue takes no commands until [`restart`](Self::restart).
     ///
     /// Returns `None` when none is left, or when the proof does not cover this queue.
-    pub fn reclaim(&mut self, proof: &Quiesced<'_>) -> Option<Completion<B>> {
+    pub fn reclaim(&mut self, proof: &Quiesced<'_>) -> Option<CommandCompletion<B>> {
         if !proof.covers(self.qid, self.binding) {
             return None;
         }
         self.limit = 0;
-        let Released {
+        let ReleasedSlot {
             cid,
             lease,
             deadline_ns,
             expired,
         } = self.inflight.reclaim()?;
         self.sq.end_one();
-        self.tracer.record(Event::reclaimed(self.qid, cid));
-        Some(Completion {
+        self.tracer.record(TraceEvent::reclaimed(self.qid, cid));
+        Some(CommandCompletion {
             cid,
             buffer: lease,
-            outcome: Outcome::Aborted(proof.reason()),
+            outcome: CommandOutcome::Aborted(proof.reason()),
             dw0: 0,
             dw1: 0,
             deadline_ns,
@@ -550,15 +556,16 @@ mod tests {
         let memory = QueueMemory {
             sq: SqRing::new(&sq, Iova(0)),
             cq: CqRing::new(&cq, Iova(0)),
-            sq_doorbell: Doorbell::new(&bells[0]),
-            cq_doorbell: Doorbell::new(&bells[1]),
+            sq_doorbell: DoorbellRegister::new(&bells[0]),
+            cq_doorbell: DoorbellRegister::new(&bells[1]),
             lists: ListMemory::new(DmaWords::new(&[], Iova(0)), PageSize::KIB4, 0),
         };
-        let mut slots: [Slot<u32>; 3] = Default::default();
-        let mut pair = QueuePair::new(&Identity::new(), Qid(1), memory, &mut slots[..]);
+        let mut slots: [CommandSlot<u32>; 3] = Default::default();
+        let mut pair = QueuePair::new(&ControllerIdentity::new(), Qid(1), memory, &mut slots[..]);
         let cids = [7, 8].map(|buffer| {
             let sqe = nvm::read(Nsid(1), Lba(0), 1);
-            pair.submit(sqe, Data::None, buffer, u64::MAX).unwrap()
+            pair.submit(sqe, CommandData::None, buffer, u64::MAX)
+                .unwrap()
         });
         pair.ring();
         let post = |index: usize, cid: Cid, sqhd| {

@@ -1,7 +1,7 @@
 //! The state of a queue that a kernel drives, as words of memory that outlive the kernel.
 //!
 //! Invariant: a slot is free (its bit is set, or it is in the free ring) or its word has the pending bit. The
-//! same words serve a [`SharedQueue`](crate::SharedQueue) or a [`Collective`](crate::Collective); a change
+//! same words serve a [`SharedQueue`](crate::SharedQueue) or a [`CollectiveQueue`](crate::CollectiveQueue); a change
 //! from one to the other goes through [`QueueState::init`], with the queue created again. Between kernels the
 //! host can read the words, recover the queue and launch again.
 
@@ -14,7 +14,7 @@ mod slot;
 use crate::error::ControllerFault;
 use crate::inflight::MAX_IN_FLIGHT;
 use crate::mem::CyclicWords;
-use crate::quiesced::{Binding, ClosedQueue, Identity, Quiesced};
+use crate::quiesced::{ClosedQueue, ControllerIdentity, QueueBinding, Quiesced};
 use crate::spec::{Cid, Qid};
 use crate::sync::{AtomicU32, Order, Scope};
 pub(crate) use drain_word::DrainWord;
@@ -56,7 +56,7 @@ const DEADLINES: u32 = 2;
 const CLOSED: u32 = u32::MAX;
 
 /// Splits a binding into words of the state.
-fn halves(binding: Binding) -> [u32; 4] {
+fn halves(binding: QueueBinding) -> [u32; 4] {
     let [controller, made] = binding.words();
     [
         controller as u32,
@@ -121,11 +121,11 @@ impl<'a> QueueState<'a> {
     /// `start` is the first position, rounded down to a multiple of twice the entries; a value other than 0
     /// only serves tests of the counters' wrap. The queue is bound to the controller that `identity` names.
     /// No kernel may use the queue meanwhile.
-    pub fn init(&self, identity: &Identity, start: u32) {
-        self.begin(Binding::new(identity), start);
+    pub fn init(&self, identity: &ControllerIdentity, start: u32) {
+        self.begin(QueueBinding::new(identity), start);
     }
 
-    fn begin(&self, binding: Binding, start: u32) {
+    fn begin(&self, binding: QueueBinding, start: u32) {
         for (index, word) in (0..).zip(halves(binding)) {
             self.at(BINDING + index)
                 .store(word, Order::Relaxed, Scope::Sys);
@@ -197,9 +197,9 @@ impl<'a> QueueState<'a> {
         self.all.named::<START>()
     }
 
-    fn binding(&self) -> Binding {
+    fn binding(&self) -> QueueBinding {
         let word = |index| u64::from(self.at(BINDING + index).load(Order::Relaxed, Scope::Sys));
-        Binding::from_words([0, 2].map(|at| word(at) | word(at + 1) << 32))
+        QueueBinding::from_words([0, 2].map(|at| word(at) | word(at + 1) << 32))
     }
 
     /// True if the proof ends the commands of this queue.
@@ -208,7 +208,7 @@ impl<'a> QueueState<'a> {
     }
 
     /// Closes the queue, the first step of its [deletion](crate::recovery::QueueDeletion): it takes no
-    /// commands until it is recovered. A [`Collective`](crate::Collective) sees it when it resumes.
+    /// commands until it is recovered. A [`CollectiveQueue`](crate::CollectiveQueue) sees it when it resumes.
     ///
     /// Closing uses the fault word, because every thread that submits to a shared queue loads that word
     /// anyway; a further word would cost one more load for each command.
@@ -381,7 +381,7 @@ mod tests {
         for (entries, slots) in [(2, 1), (64, 31), (64, 32), (64, 33), (64, 63), (8192, 4095)] {
             let all = zeroed(entries);
             let state = view(&all, entries, slots);
-            state.init(&Identity::new(), 0);
+            state.init(&ControllerIdentity::new(), 0);
             let free = |slot: &u32| {
                 let bits = SharedState::of(state).free_bits(slot / 32);
                 let word = bits.load(Order::Relaxed, Scope::Sys);
@@ -416,7 +416,7 @@ mod tests {
             (5 * 128 + 77, 5 * 128),
             (u32::MAX, 0u32.wrapping_sub(128)),
         ] {
-            state.init(&Identity::new(), asked);
+            state.init(&ControllerIdentity::new(), asked);
             let shared = SharedState::of(state);
             for word in [
                 shared.next_ticket(),
@@ -440,7 +440,7 @@ mod tests {
         let all = zeroed(4);
         let state = view(&all, 4, 3);
         state.slot(1).store(u32::MAX, Order::Relaxed, Scope::Sys);
-        state.init(&Identity::new(), 0);
+        state.init(&ControllerIdentity::new(), 0);
         let kept = state.slot(1).load(Order::Relaxed, Scope::Sys);
         assert_eq!(kept, 0xF000_0000);
     }

@@ -2,8 +2,8 @@
 //!
 //! Abort first ([`AbortAttempt`]), and wait for the aborted command's own completion: an Abort that succeeded
 //! is no proof that the controller stopped using the buffer. If that completion does not arrive, reset: run
-//! [`Bringup`](crate::bringup::Bringup) again with a plan for each queue, reclaim every command at its
-//! [`Step::Disabled`](crate::bringup::Step::Disabled), and continue.
+//! [`BringupMachine`](crate::bringup::BringupMachine) again with a plan for each queue, reclaim every command at its
+//! [`RecoveryStep::Disabled`](crate::bringup::BringupStep::Disabled), and continue.
 //!
 //! A single queue is ended by [`QueueDeletion`], which needs no reset.
 //!
@@ -12,9 +12,9 @@
 //!
 //! NVMe Base 2.0c, 5.1 (Abort command), "Controller Level Reset".
 
-use crate::inflight::Slot;
-use crate::outcome::Outcome;
-use crate::queue_pair::{Completion, Data, QueuePair};
+use crate::inflight::CommandSlot;
+use crate::outcome::CommandOutcome;
+use crate::queue_pair::{CommandCompletion, CommandData, QueuePair};
 use crate::quiesced::{ClosedQueue, ControllerId, Quiesced};
 use crate::spec::{Cid, Qid, Sqe, Status, admin};
 
@@ -38,7 +38,7 @@ pub enum ResetCause {
 
 /// The machine's next request to its caller.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Step {
+pub enum RecoveryStep {
     /// Poll the command's queue, then call again at `until_ns` or before.
     Wait {
         /// Time on the caller's clock, in nanoseconds.
@@ -51,7 +51,7 @@ pub enum Step {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Phase {
+enum RecoveryPhase {
     Start,
     Sent { abort: Cid },
     Answered,
@@ -63,14 +63,14 @@ enum Phase {
 /// The controller limits the Abort commands outstanding ([`Info::abort_limit`]); one attempt at a
 /// time is always within it.
 ///
-/// [`Info::abort_limit`]: crate::bringup::Info::abort_limit
+/// [`Info::abort_limit`]: crate::bringup::ControllerInfo::abort_limit
 #[derive(Debug)]
 pub struct AbortAttempt {
     qid: Qid,
     cid: Cid,
     grace_ns: u64,
     deadline_ns: u64,
-    phase: Phase,
+    phase: RecoveryPhase,
 }
 
 impl AbortAttempt {
@@ -82,7 +82,7 @@ impl AbortAttempt {
             cid,
             grace_ns,
             deadline_ns: 0,
-            phase: Phase::Start,
+            phase: RecoveryPhase::Start,
         }
     }
 
@@ -90,54 +90,62 @@ impl AbortAttempt {
     /// was polled just now ([`QueuePair::is_in_flight`]).
     ///
     /// `other` receives each completion of the admin queue that is not the Abort's.
-    pub fn step<B: Default, S: AsMut<[Slot<B>]> + AsRef<[Slot<B>]>>(
+    pub fn step<B: Default, S: AsMut<[CommandSlot<B>]> + AsRef<[CommandSlot<B>]>>(
         &mut self,
         admin: &mut QueuePair<'_, B, S>,
         in_flight: bool,
         now_ns: u64,
-        mut other: impl FnMut(Completion<B>),
-    ) -> Step {
+        mut other: impl FnMut(CommandCompletion<B>),
+    ) -> RecoveryStep {
         loop {
             match self.phase {
-                Phase::Over(cause) => return Step::ResetNeeded(cause),
-                Phase::Start if !in_flight => return Step::Ended,
-                Phase::Start => {
+                RecoveryPhase::Over(cause) => return RecoveryStep::ResetNeeded(cause),
+                RecoveryPhase::Start if !in_flight => return RecoveryStep::Ended,
+                RecoveryPhase::Start => {
                     self.deadline_ns = now_ns.saturating_add(self.grace_ns);
                     let sqe = admin::abort(self.qid, self.cid);
-                    self.phase = match admin.submit(sqe, Data::None, B::default(), self.deadline_ns)
-                    {
+                    self.phase = match admin.submit(
+                        sqe,
+                        CommandData::None,
+                        B::default(),
+                        self.deadline_ns,
+                    ) {
                         Ok(abort) => {
                             admin.ring();
-                            Phase::Sent { abort }
+                            RecoveryPhase::Sent { abort }
                         }
-                        Err(_) => Phase::Over(ResetCause::AdminFull),
+                        Err(_) => RecoveryPhase::Over(ResetCause::AdminFull),
                     };
                 }
-                Phase::Sent { abort } => match admin.poll() {
+                RecoveryPhase::Sent { abort } => match admin.poll() {
                     Ok(Some(done)) if done.cid == abort => {
                         self.deadline_ns = now_ns.saturating_add(self.grace_ns);
                         self.phase = match done.outcome {
-                            Outcome::Completed(status) if !status.is_success() && in_flight => {
-                                Phase::Over(ResetCause::Refused(status))
+                            CommandOutcome::Completed(status)
+                                if !status.is_success() && in_flight =>
+                            {
+                                RecoveryPhase::Over(ResetCause::Refused(status))
                             }
-                            _ => Phase::Answered,
+                            _ => RecoveryPhase::Answered,
                         };
                     }
                     Ok(Some(done)) => other(done),
                     Ok(None) if now_ns < self.deadline_ns => {
-                        return Step::Wait {
+                        return RecoveryStep::Wait {
                             until_ns: self.deadline_ns.min(now_ns.saturating_add(POLL_NS)),
                         };
                     }
-                    Ok(None) | Err(_) => self.phase = Phase::Over(ResetCause::AdminDead),
+                    Ok(None) | Err(_) => self.phase = RecoveryPhase::Over(ResetCause::AdminDead),
                 },
-                Phase::Answered if !in_flight => return Step::Ended,
-                Phase::Answered if now_ns < self.deadline_ns => {
-                    return Step::Wait {
+                RecoveryPhase::Answered if !in_flight => return RecoveryStep::Ended,
+                RecoveryPhase::Answered if now_ns < self.deadline_ns => {
+                    return RecoveryStep::Wait {
                         until_ns: self.deadline_ns.min(now_ns.saturating_add(POLL_NS)),
                     };
                 }
-                Phase::Answered => self.phase = Phase::Over(ResetCause::NoCompletion),
+                RecoveryPhase::Answered => {
+                    self.phase = RecoveryPhase::Over(ResetCause::NoCompletion)
+                }
             }
         }
     }
@@ -199,11 +207,11 @@ impl QueueDeletion {
 
     /// Does what can be done now; `other` receives each admin completion that is not its own. `admin` is the
     /// admin queue of the controller that the queue is bound to.
-    pub fn step<B: Default, S: AsMut<[Slot<B>]> + AsRef<[Slot<B>]>>(
+    pub fn step<B: Default, S: AsMut<[CommandSlot<B>]> + AsRef<[CommandSlot<B>]>>(
         &mut self,
         admin: &mut QueuePair<'_, B, S>,
         now_ns: u64,
-        mut other: impl FnMut(Completion<B>),
+        mut other: impl FnMut(CommandCompletion<B>),
     ) -> DeletionStep {
         if admin.qid() != Qid::ADMIN || admin.controller() != self.controller {
             // Answers of another controller's admin queue prove nothing about this queue, so the deletion
@@ -220,7 +228,7 @@ impl QueueDeletion {
                 }
                 DeletionPhase::Sent { cid, last } => match admin.poll() {
                     Ok(Some(done)) if done.cid == cid => match done.outcome {
-                        Outcome::Completed(status) if !status.is_success() => {
+                        CommandOutcome::Completed(status) if !status.is_success() => {
                             self.phase = DeletionPhase::Over(ResetCause::Refused(status));
                         }
                         _ if last => self.phase = DeletionPhase::Done,
@@ -244,7 +252,7 @@ impl QueueDeletion {
         }
     }
 
-    fn send<B: Default, S: AsMut<[Slot<B>]> + AsRef<[Slot<B>]>>(
+    fn send<B: Default, S: AsMut<[CommandSlot<B>]> + AsRef<[CommandSlot<B>]>>(
         &mut self,
         admin: &mut QueuePair<'_, B, S>,
         sqe: Sqe,
@@ -252,7 +260,7 @@ impl QueueDeletion {
         now_ns: u64,
     ) {
         self.deadline_ns = now_ns.saturating_add(self.timeout_ns);
-        self.phase = match admin.submit(sqe, Data::None, B::default(), self.deadline_ns) {
+        self.phase = match admin.submit(sqe, CommandData::None, B::default(), self.deadline_ns) {
             Ok(cid) => {
                 admin.ring();
                 DeletionPhase::Sent { cid, last }

@@ -3,7 +3,7 @@
 // UNSAFETY: BAR0 arrives as a raw pointer, and volatile-register writes are unsafe.
 #![allow(unsafe_code)]
 
-use crate::quiesced::Identity;
+use crate::quiesced::ControllerIdentity;
 use volatile_register::RW;
 
 /// Access to the controller's properties by byte offset (see [`offset`](crate::spec::register::offset)).
@@ -12,9 +12,9 @@ use volatile_register::RW;
 ///
 /// Accesses are not ordered against memory by this trait: bring-up only relies on the order of register
 /// accesses among themselves, and every doorbell has its own fence.
-pub trait Registers {
+pub trait RegisterAccess {
     /// Returns the controller's identity, always the same one. Queues and proofs are bound to it.
-    fn identity(&self) -> &Identity;
+    fn identity(&self) -> &ControllerIdentity;
     /// Reads 32 bits at a multiple of 4.
     fn read32(&self, offset: u32) -> u32;
     /// Reads 64 bits at a multiple of 8.
@@ -32,7 +32,7 @@ pub trait Registers {
 /// NVMe over PCIe 1.0c, "Controller Property Access".
 pub struct RegisterBlock<'a> {
     words: &'a [RW<u32>],
-    identity: Identity,
+    identity: ControllerIdentity,
 }
 
 // SAFETY: the block holds a shared reference to words that are only accessed by volatile loads and stores of
@@ -53,13 +53,13 @@ impl<'a> RegisterBlock<'a> {
         let words = unsafe { core::slice::from_raw_parts(bar0.cast::<RW<u32>>(), bytes / 4) };
         Self {
             words,
-            identity: Identity::new(),
+            identity: ControllerIdentity::new(),
         }
     }
 }
 
-impl Registers for RegisterBlock<'_> {
-    fn identity(&self) -> &Identity {
+impl RegisterAccess for RegisterBlock<'_> {
+    fn identity(&self) -> &ControllerIdentity {
         &self.identity
     }
 

@@ -47,9 +47,9 @@ pub struct RowCache<'a> {
 
 /// A pinned or claimed line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Line(u32);
+pub struct PinnedLine(u32);
 
-impl Line {
+impl PinnedLine {
     /// Returns the line's number.
     pub fn index(self) -> u32 {
         self.0
@@ -58,12 +58,12 @@ impl Line {
 
 /// The set of lines that may hold a row, and the hash bits that such a line has.
 #[derive(Clone, Copy)]
-struct Spot {
+struct LineSet {
     first: u32,
     check: u32,
 }
 
-impl Spot {
+impl LineSet {
     /// True if a line with the word `state` may hold the row.
     #[inline(always)]
     fn may_be(self, state: u32) -> bool {
@@ -73,7 +73,7 @@ impl Spot {
 
 /// The state of a set's lines, one bit for each line.
 #[derive(Clone, Copy, Default)]
-struct Ways {
+struct WayBits {
     /// Lines that may hold the row.
     may: u32,
     /// Lines that are neither pinned nor busy.
@@ -83,7 +83,7 @@ struct Ways {
     idle: u32,
 }
 
-impl Ways {
+impl WayBits {
     /// Returns the line to replace, as a clock that starts at `hand` chooses it, and the lines whose marks it
     /// clears on the way.
     ///
@@ -144,7 +144,7 @@ impl<'a> RowCache<'a> {
     }
 
     #[inline(always)]
-    fn spot(&self, id: u64) -> Spot {
+    fn spot(&self, id: u64) -> LineSet {
         // The finalizer of SplitMix64.
         let mut hash = id.wrapping_add(0x9E37_79B9_7F4A_7C15);
         hash = (hash ^ hash >> 30).wrapping_mul(0xBF58_476D_1CE4_E5B9);
@@ -153,7 +153,7 @@ impl<'a> RowCache<'a> {
         // Maps the upper half of the hash evenly to the sets without a division; the lower half supplies the
         // check bits, so both are independent.
         let set = ((hash >> 32) * u64::from(self.sets)) >> 32;
-        Spot {
+        LineSet {
             first: set as u32 * WAYS as u32,
             check: hash as u32 >> CHECK_SHIFT << CHECK_SHIFT | 1 << CHECK_SHIFT,
         }
@@ -184,7 +184,7 @@ impl<'a> RowCache<'a> {
     ///
     /// When threads want the same row at the same time, one of them calls it for all.
     #[inline(always)]
-    pub fn find(&self, id: u64, epoch: u64) -> Option<Line> {
+    pub fn find(&self, id: u64, epoch: u64) -> Option<PinnedLine> {
         let spot = self.spot(id);
         let mut ways = self.ways(spot);
         while ways != 0 {
@@ -194,9 +194,9 @@ impl<'a> RowCache<'a> {
                 continue;
             }
             if self.holds(line, id, epoch) {
-                return Some(Line(line));
+                return Some(PinnedLine(line));
             }
-            self.release(Line(line));
+            self.release(PinnedLine(line));
         }
         None
     }
@@ -204,7 +204,7 @@ impl<'a> RowCache<'a> {
     /// Returns the lines of a set that may hold a row, one bit for each. All words are loaded before the
     /// first is tested, so that the loads overlap.
     #[inline(always)]
-    fn ways(&self, spot: Spot) -> u32 {
+    fn ways(&self, spot: LineSet) -> u32 {
         let (mut ways, mut way) = (0, 0);
         while way < WAYS as u32 {
             let was = self.load(spot.first + way);
@@ -222,8 +222,8 @@ impl<'a> RowCache<'a> {
 
     /// Returns the state of a set's lines for a filler of row `id` of epoch `epoch`.
     #[inline(always)]
-    fn look(&self, spot: Spot, epoch: u64) -> Ways {
-        let (mut ways, mut way) = (Ways::default(), 0);
+    fn look(&self, spot: LineSet, epoch: u64) -> WayBits {
+        let (mut ways, mut way) = (WayBits::default(), 0);
         while way < WAYS as u32 {
             let was = self.load(spot.first + way);
             let is_stale = !self.is_of(spot.first + way, epoch);
@@ -257,7 +257,7 @@ impl<'a> RowCache<'a> {
 
     /// Unpins a line: the caller reads its bytes no longer.
     #[inline(always)]
-    pub fn release(&self, line: Line) {
+    pub fn release(&self, line: PinnedLine) {
         if let Some(state) = self.state(line.0) {
             // Release: pairs with the acquire of the next filler's claim, which may overwrite the bytes that
             // were read here.
@@ -270,7 +270,7 @@ impl<'a> RowCache<'a> {
     ///
     /// `hand` is the starting point of the clock: any number that changes from call to call.
     #[inline(always)]
-    pub fn claim(&self, id: u64, epoch: u64, hand: u32) -> Option<Line> {
+    pub fn claim(&self, id: u64, epoch: u64, hand: u32) -> Option<PinnedLine> {
         let spot = self.spot(id);
         let ways = self.look(spot, epoch);
         let mut may = ways.may;
@@ -299,12 +299,12 @@ impl<'a> RowCache<'a> {
         // Acquire: pairs with the release of the earlier readers, so that their loads come before the
         // filler's stores.
         let seen = state.compare_exchange(was, BUSY, Order::Acquire, Scope::Gpu);
-        (seen == was).then_some(Line(line))
+        (seen == was).then_some(PinnedLine(line))
     }
 
     /// Publishes the claimed line as row `id`, whose read began in epoch `epoch`.
     #[inline(always)]
-    pub fn publish(&self, line: Line, id: u64, epoch: u64) {
+    pub fn publish(&self, line: PinnedLine, id: u64, epoch: u64) {
         let at = line.0 as usize;
         if let (Some(its_id), Some(its_epoch)) = (self.ids.get(at), self.epochs.get(at)) {
             its_id.store(id, Order::Relaxed, Scope::Gpu);
@@ -400,7 +400,7 @@ mod tests {
     fn stale_lines_go_first() {
         let words = Words::new(WAYS);
         let cache = words.cache();
-        let claimed: Vec<Line> = (0..WAYS as u64)
+        let claimed: Vec<PinnedLine> = (0..WAYS as u64)
             .map(|id| cache.claim(id, 0, 0).unwrap())
             .collect();
         for (id, line) in (0..).zip(claimed) {

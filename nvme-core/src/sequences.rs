@@ -9,14 +9,14 @@ mod lanes;
 mod memory;
 mod rules;
 
-use crate::group::{Group, Vote};
-use crate::queue_pair::{Data, QueuePair};
+use crate::group::{GroupVote, ThreadGroup};
+use crate::queue_pair::{CommandData, QueuePair};
 use crate::queue_state::SharedState;
 use crate::spec::{Iova, Nsid, Qid, Sqe};
 use crate::sync::{AtomicU32, Order, Scope};
-use crate::{Collective, Command, Identity, Slot};
-use lanes::Lane;
-use memory::{Controller, Memory};
+use crate::{CollectiveQueue, CommandSlot, ControllerIdentity, MemberCommand};
+use lanes::GroupLane;
+use memory::{OrderedController, PairMemory};
 use std::fmt::Write as _;
 use std::string::String;
 use std::sync::Mutex;
@@ -26,7 +26,7 @@ use std::{format, println};
 const NEVER: u64 = 1 << 30;
 
 /// Three pages: two of them in a list.
-const DATA: Data<'static> = Data::Contiguous {
+const DATA: CommandData<'static> = CommandData::Contiguous {
     iova: Iova(0x1000),
     len: 3 * 4096,
 };
@@ -36,11 +36,11 @@ const ALL: u32 = u32::MAX;
 
 /// The operations of one member, each under its name.
 #[derive(Default, PartialEq, Eq)]
-struct Account(Vec<(&'static str, Vec<String>)>);
+struct OperationAccount(Vec<(&'static str, Vec<String>)>);
 
-impl Account {
+impl OperationAccount {
     /// Does `work` and notes its operations under `name`.
-    fn note(&mut self, memory: &Memory, name: &'static str, work: impl FnOnce()) {
+    fn note(&mut self, memory: &PairMemory, name: &'static str, work: impl FnOnce()) {
         self.0.push((name, memory.sequence(work)));
     }
 
@@ -67,16 +67,16 @@ fn sqe() -> Sqe {
     Sqe::new(2, Nsid(1))
 }
 
-fn command(tag: u32, wants_dw0: bool) -> Command<'static> {
-    Command::new(sqe(), DATA, tag).wanting_dw0(wants_dw0)
+fn command(tag: u32, wants_dw0: bool) -> MemberCommand<'static> {
+    MemberCommand::new(sqe(), DATA, tag).wanting_dw0(wants_dw0)
 }
 
-fn queue_pair() -> Account {
-    let memory = Memory::new(4, 3);
-    let slots: Vec<Slot<()>> = (0..3).map(|_| Slot::new()).collect();
-    let mut pair = QueuePair::new(&Identity::new(), Qid(1), memory.queue(), slots);
-    let mut device = Controller::new(&memory);
-    let mut account = Account::default();
+fn queue_pair() -> OperationAccount {
+    let memory = PairMemory::new(4, 3);
+    let slots: Vec<CommandSlot<()>> = (0..3).map(|_| CommandSlot::new()).collect();
+    let mut pair = QueuePair::new(&ControllerIdentity::new(), Qid(1), memory.queue(), slots);
+    let mut device = OrderedController::new(&memory);
+    let mut account = OperationAccount::default();
     account.note(&memory, "submit", || {
         let cid = pair.submit(sqe(), DATA, (), NEVER);
         assert!(cid.is_ok());
@@ -94,14 +94,18 @@ fn queue_pair() -> Account {
 }
 
 /// Runs each member of a collective of `size`, with commands that want dword 0 or not.
-fn collective(size: usize, wants_dw0: bool) -> Vec<Account> {
-    let memory = Memory::new(4 * size as u32, 2 * size as u32);
-    let device = Mutex::new(Controller::new(&memory));
-    Lane::run(size, |lane| {
-        let mut account = Account::default();
+fn collective(size: usize, wants_dw0: bool) -> Vec<OperationAccount> {
+    let memory = PairMemory::new(4 * size as u32, 2 * size as u32);
+    let device = Mutex::new(OrderedController::new(&memory));
+    GroupLane::run(size, |lane| {
+        let mut account = OperationAccount::default();
         let mut queue = None;
         account.note(&memory, "resume", || {
-            queue = Some(Collective::resume(lane, memory.queue(), memory.state()));
+            queue = Some(CollectiveQueue::resume(
+                lane,
+                memory.queue(),
+                memory.state(),
+            ));
         });
         let mut queue = queue.expect("resumed");
         let serve = || {
@@ -111,7 +115,7 @@ fn collective(size: usize, wants_dw0: bool) -> Vec<Account> {
             }
             lane.meet();
         };
-        let submit = |queue: &mut Collective<'_, _>, deadline| {
+        let submit = |queue: &mut CollectiveQueue<'_, _>, deadline| {
             let command = |_| command(lane.rank(), wants_dw0);
             let cid = queue.submit(true, command, deadline).expect("room");
             assert!(cid.is_some());
@@ -145,11 +149,11 @@ fn collective(size: usize, wants_dw0: bool) -> Vec<Account> {
 }
 
 /// Runs each member of a group of `size` on a shared queue.
-fn shared(size: usize, wants_dw0: bool) -> Vec<Account> {
-    let memory = Memory::new(4 * size as u32, 2 * size as u32);
-    let device = Mutex::new(Controller::new(&memory));
-    Lane::run(size, |lane| {
-        let mut account = Account::default();
+fn shared(size: usize, wants_dw0: bool) -> Vec<OperationAccount> {
+    let memory = PairMemory::new(4 * size as u32, 2 * size as u32);
+    let device = Mutex::new(OrderedController::new(&memory));
+    GroupLane::run(size, |lane| {
+        let mut account = OperationAccount::default();
         let queue = memory.shared();
         let mut token = None;
         account.note(&memory, "place", || {
@@ -172,7 +176,7 @@ fn shared(size: usize, wants_dw0: bool) -> Vec<Account> {
 }
 
 /// The accounts of groups of every size, as text: equal ones under one heading.
-fn text_of(name: &str, parts: &[&str], run: impl Fn(usize) -> Vec<Account>) -> String {
+fn text_of(name: &str, parts: &[&str], run: impl Fn(usize) -> Vec<OperationAccount>) -> String {
     let mut sections: Vec<(Vec<String>, String)> = Vec::new();
     for size in [1, 8, 32, 64] {
         let accounts = run(size);
@@ -231,12 +235,12 @@ fn each_operation_does_what_the_memory_model_says_in_its_order() {
 }
 
 /// A member of a group, and another thread that asks for the doorbell whenever the leader looks at the ring lock.
-struct Asked<'m> {
-    lane: Lane<'m>,
+struct AskedMember<'m> {
+    lane: GroupLane<'m>,
     lock: &'m AtomicU32,
 }
 
-impl Group for Asked<'_> {
+impl ThreadGroup for AskedMember<'_> {
     fn size(&self) -> u32 {
         self.lane.size()
     }
@@ -249,7 +253,7 @@ impl Group for Asked<'_> {
         self.lane.sync();
     }
 
-    fn vote(&self, mine: bool) -> Vote {
+    fn vote(&self, mine: bool) -> GroupVote {
         self.lane.vote(mine)
     }
 
@@ -265,10 +269,10 @@ impl Group for Asked<'_> {
 /// know nothing.
 #[test]
 fn the_leader_alone_releases_a_lock_that_is_asked_for_too_often() {
-    let memory = Memory::new(16, 8);
+    let memory = PairMemory::new(16, 8);
     let state = SharedState::of(memory.state());
-    let steps = Lane::run(4, |lane| {
-        let group = Asked {
+    let steps = GroupLane::run(4, |lane| {
+        let group = AskedMember {
             lane,
             lock: state.ring_lock(),
         };
@@ -288,16 +292,16 @@ fn the_leader_alone_releases_a_lock_that_is_asked_for_too_often() {
 #[test]
 fn a_queue_that_goes_on_fences_what_it_rings_for() {
     for size in [1, 8] {
-        let memory = Memory::new(4 * size as u32, 2 * size as u32);
-        let accounts = Lane::run(size, |lane| {
-            let mut queue = Collective::resume(lane, memory.queue(), memory.state());
+        let memory = PairMemory::new(4 * size as u32, 2 * size as u32);
+        let accounts = GroupLane::run(size, |lane| {
+            let mut queue = CollectiveQueue::resume(lane, memory.queue(), memory.state());
             let placed = queue.submit(true, |_| command(lane.rank(), false), NEVER);
             assert!(placed.is_ok());
             queue.publish();
             queue.suspend();
             lane.meet();
             memory.sequence(|| {
-                Collective::resume(lane, memory.queue(), memory.state()).ring();
+                CollectiveQueue::resume(lane, memory.queue(), memory.state()).ring();
             })
         });
         let leader = &accounts[0];

@@ -2,7 +2,7 @@
 //!
 //! NVMe Base 2.0c, 4.1.2 (Scatter Gather List).
 
-use crate::error::MapError;
+use crate::error::PointerError;
 use crate::mem::DmaWords;
 use crate::spec::Iova;
 use crate::spec::sgl::{SglDescriptor, kind};
@@ -10,10 +10,10 @@ use crate::spec::sgl::{SglDescriptor, kind};
 /// True if every data block begins at a dword and is whole dwords, which controllers may require.
 ///
 /// NVMe Base 2.0c, Identify Controller, "SGL Support (SGLS)".
-pub fn is_in_dwords(segments: &[Segment]) -> bool {
+pub fn is_in_dwords(segments: &[SglSegment]) -> bool {
     segments.iter().all(|segment| match segment {
-        Segment::Data { iova, len } => iova.0.is_multiple_of(4) && len.is_multiple_of(4),
-        Segment::Discard { .. } => true,
+        SglSegment::Data { iova, len } => iova.0.is_multiple_of(4) && len.is_multiple_of(4),
+        SglSegment::Discard { .. } => true,
     })
 }
 
@@ -22,7 +22,7 @@ const SEGMENT_DESCRIPTORS: usize = 256;
 
 /// A part of a transfer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Segment {
+pub enum SglSegment {
     /// `len` bytes of memory at `iova`.
     Data {
         /// I/O address of the bytes.
@@ -37,7 +37,7 @@ pub enum Segment {
     },
 }
 
-impl Segment {
+impl SglSegment {
     fn descriptor(self) -> SglDescriptor {
         match self {
             Self::Data { iova, len } => SglDescriptor::new(kind::DATA_BLOCK, iova.0, len),
@@ -60,12 +60,12 @@ impl Segment {
 /// 2.0c, Common Command Format, "SGL Entry 1").
 ///
 /// # Errors
-/// [`MapError::Empty`] for no segments or one of no bytes, [`MapError::ListTooSmall`].
-pub fn map(segments: &[Segment], list: DmaWords<'_>) -> Result<[u64; 2], MapError> {
+/// [`PointerError::Empty`] for no segments or one of no bytes, [`PointerError::ListTooSmall`].
+pub fn map(segments: &[SglSegment], list: DmaWords<'_>) -> Result<[u64; 2], PointerError> {
     if segments.is_empty() || segments.iter().any(|segment| segment.len() == 0) {
-        return Err(MapError::Empty);
+        return Err(PointerError::Empty);
     }
-    if let [only @ Segment::Data { .. }] = segments {
+    if let [only @ SglSegment::Data { .. }] = segments {
         return Ok(only.descriptor().to_words());
     }
     let first = link(segments.len(), list.iova());
@@ -105,9 +105,13 @@ fn link(left: usize, at: Iova) -> SglDescriptor {
     }
 }
 
-fn put(list: DmaWords<'_>, word: &mut usize, descriptor: SglDescriptor) -> Result<(), MapError> {
+fn put(
+    list: DmaWords<'_>,
+    word: &mut usize,
+    descriptor: SglDescriptor,
+) -> Result<(), PointerError> {
     if *word + 2 > list.len() {
-        return Err(MapError::ListTooSmall);
+        return Err(PointerError::ListTooSmall);
     }
     let words = descriptor.to_words();
     list.set(*word, words[0]);
@@ -125,8 +129,8 @@ mod tests {
         SglDescriptor::from_words([view.get(descriptor * 2), view.get(descriptor * 2 + 1)])
     }
 
-    fn data(index: u64) -> Segment {
-        Segment::Data {
+    fn data(index: u64) -> SglSegment {
+        SglSegment::Data {
             iova: Iova(0x1000 * (index + 1)),
             len: 512,
         }
@@ -136,9 +140,9 @@ mod tests {
     fn one_segment_of_data_is_the_command_descriptor() {
         let got = map(&[data(0)], DmaWords::new(&[], Iova(0))).unwrap();
         assert_eq!(got, [0x1000, 512]);
-        let skip = [Segment::Discard { len: 4096 }];
+        let skip = [SglSegment::Discard { len: 4096 }];
         let none = DmaWords::new(&[], Iova(0));
-        assert_eq!(map(&skip, none), Err(MapError::ListTooSmall));
+        assert_eq!(map(&skip, none), Err(PointerError::ListTooSmall));
         let words: [AtomicU64; 2] = Default::default();
         let list = DmaWords::new(&words, Iova(0x8000));
         let got = map(&skip, list).unwrap();
@@ -150,15 +154,15 @@ mod tests {
     fn a_few_lie_in_the_last_segment() {
         let words: [AtomicU64; 4] = Default::default();
         let list = DmaWords::new(&words, Iova(0x8000));
-        let got = map(&[data(0), Segment::Discard { len: 8 }], list).unwrap();
+        let got = map(&[data(0), SglSegment::Discard { len: 8 }], list).unwrap();
         assert_eq!(got, [0x8000, 0x3000_0000_0000_0020]);
         assert_eq!(read(list, 0), SglDescriptor::new(0, 0x1000, 512));
         assert_eq!(read(list, 1), SglDescriptor::new(1, 0, 8));
         let three = map(&[data(0), data(1), data(2)], list);
-        assert_eq!(three, Err(MapError::ListTooSmall));
+        assert_eq!(three, Err(PointerError::ListTooSmall));
         for words in [&words[..0], &words[..1]] {
             let none = map(&[data(0), data(1)], DmaWords::new(words, Iova(0x8000)));
-            assert_eq!(none, Err(MapError::ListTooSmall));
+            assert_eq!(none, Err(PointerError::ListTooSmall));
         }
         let exact: [AtomicU64; 6] = Default::default();
         let three = map(&[data(0), data(1), data(2)], DmaWords::new(&exact, Iova(0)));
@@ -183,10 +187,10 @@ mod tests {
     #[test]
     fn nothing_to_move_is_an_error() {
         let none = DmaWords::new(&[], Iova(0));
-        assert_eq!(map(&[], none), Err(MapError::Empty));
+        assert_eq!(map(&[], none), Err(PointerError::Empty));
         assert_eq!(
-            map(&[Segment::Discard { len: 0 }], none),
-            Err(MapError::Empty)
+            map(&[SglSegment::Discard { len: 0 }], none),
+            Err(PointerError::Empty)
         );
     }
 }

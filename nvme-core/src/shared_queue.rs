@@ -14,17 +14,17 @@ mod drain;
 mod ring;
 mod wait;
 
-use crate::command::{Command, NO_ENTRY, entry_of, write_entries};
+use crate::command::{MemberCommand, NO_ENTRY, entry_of, write_entries};
 use crate::error::{ControllerFault, SubmitError};
-use crate::group::{Group, Vote};
+use crate::group::{GroupVote, ThreadGroup};
 use crate::inflight::MAX_IN_FLIGHT;
-use crate::outcome::{AbortReason, Outcome};
+use crate::outcome::{AbortReason, CommandOutcome};
 use crate::queue_pair::QueueMemory;
 use crate::queue_state::{MAX_TAGS, QueueState, SharedState, SlotWord};
 use crate::quiesced::Quiesced;
 use crate::spec::{Cid, Sqe, Status};
 use crate::sync::{AtomicU64, Order, Scope, fence};
-pub use wait::Need;
+pub use wait::WaitNeed;
 
 // Layout of a result cell: the CID of its command above this bit, and dword 0 below it.
 const CID_SHIFT: u32 = 32;
@@ -45,9 +45,9 @@ const ENDED: u64 = DONE | ABORTED;
 /// ([`SubmitError::CellBusy`]); two commands placed with one cell at the same moment are not. Then both are
 /// in flight, a token still sees the end of no command but its own, and one of the two may never see its end.
 #[derive(Clone, Copy, Debug)]
-pub struct Cells<'a>(&'a [AtomicU64]);
+pub struct ResultCells<'a>(&'a [AtomicU64]);
 
-impl<'a> Cells<'a> {
+impl<'a> ResultCells<'a> {
     /// Makes cells over `words`, zeroed before their first use.
     pub fn new(words: &'a [AtomicU64]) -> Self {
         Self(words)
@@ -78,13 +78,13 @@ impl<'a> Cells<'a> {
 /// A command in flight. A dropped token leaks the command's cell and buffer until the queue is recovered.
 #[derive(Debug)]
 #[must_use = "wait for the command: until it ends its buffer belongs to the controller"]
-pub struct Token {
+pub struct CommandToken {
     cell: u32,
     ticket: u32,
     cid: Cid,
 }
 
-impl Token {
+impl CommandToken {
     /// Makes the token of a command that was submitted elsewhere, from its [`words`](Self::words).
     pub const fn from_words([cell, ticket, cid]: [u32; 3]) -> Self {
         Self {
@@ -112,7 +112,7 @@ impl Token {
 
 /// The result of an attempt to drain.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Drained {
+pub enum DrainResult {
     /// Another group is draining at this moment.
     Busy,
     /// This number of completions was taken.
@@ -135,14 +135,14 @@ const NO_SLOT: u32 = MAX_IN_FLIGHT;
 pub struct SharedQueue<'a> {
     memory: QueueMemory<'a>,
     state: SharedState<'a>,
-    cells: Cells<'a>,
+    cells: ResultCells<'a>,
 }
 
 impl<'a> SharedQueue<'a> {
     /// Makes a view of a queue over memory and state that belong together, as
     /// [`QueueWords::attach`](crate::handoff::QueueWords::attach) returns them.
     #[inline(always)]
-    pub fn new(memory: QueueMemory<'a>, state: QueueState<'a>, cells: Cells<'a>) -> Self {
+    pub fn new(memory: QueueMemory<'a>, state: QueueState<'a>, cells: ResultCells<'a>) -> Self {
         Self {
             memory,
             state: SharedState::of(state),
@@ -163,7 +163,11 @@ impl<'a> SharedQueue<'a> {
     /// [`SubmitError::CellBusy`], [`SubmitError::Map`], [`SubmitError::QueueFull`] (drain, then retry) and
     /// [`SubmitError::Refused`]; the member's command is not in flight then.
     #[inline(always)]
-    pub fn place<G: Group>(&self, group: &G, command: Command<'_>) -> Result<Token, SubmitError> {
+    pub fn place<G: ThreadGroup>(
+        &self,
+        group: &G,
+        command: MemberCommand<'_>,
+    ) -> Result<CommandToken, SubmitError> {
         let (token, why) = self.place_some(group, true, || command);
         why.map_or(Ok(token), Err)
     }
@@ -171,12 +175,12 @@ impl<'a> SharedQueue<'a> {
     /// Places commands as [`place`](Self::place) does, for the members with `wants`. With an error the token
     /// is meaningless.
     #[inline(always)]
-    fn place_some<'d, G: Group>(
+    fn place_some<'d, G: ThreadGroup>(
         &self,
         group: &G,
         wants: bool,
-        command: impl Fn() -> Command<'d>,
-    ) -> (Token, Option<SubmitError>) {
+        command: impl Fn() -> MemberCommand<'d>,
+    ) -> (CommandToken, Option<SubmitError>) {
         let command = command();
         // These loads and the claim do not depend on each other, so their latencies overlap.
         let fault = self.state.fault_code();
@@ -210,9 +214,9 @@ impl<'a> SharedQueue<'a> {
     /// `hint` spreads groups over the words of free bits: a group that submits again tries the word that it
     /// used before.
     #[inline(always)]
-    fn claim<G: Group>(&self, group: &G, wants: bool, hint: u32) -> u32 {
+    fn claim<G: ThreadGroup>(&self, group: &G, wants: bool, hint: u32) -> u32 {
         let words = self.state.free_words();
-        let Vote {
+        let GroupVote {
             total: need,
             before: rank,
             ..
@@ -278,7 +282,7 @@ impl<'a> SharedQueue<'a> {
 
     /// Counts the empty words from `home + turn` on, one load by each member.
     #[inline(always)]
-    fn skip_empty<G: Group>(&self, group: &G, home: u32, turn: u32) -> u32 {
+    fn skip_empty<G: ThreadGroup>(&self, group: &G, home: u32, turn: u32) -> u32 {
         let words = self.state.free_words();
         let at = turn + group.rank();
         let mut empty = true;
@@ -302,16 +306,16 @@ impl<'a> SharedQueue<'a> {
     /// Publishes the commands of claimed slots for the next doorbell: takes tickets, writes entries, stores
     /// sequence numbers. The token of a member that is not `ready` is meaningless.
     #[inline(always)]
-    fn publish<G: Group>(
+    fn publish<G: ThreadGroup>(
         &self,
         group: &G,
         ready: bool,
         slot: u32,
         sqe: Sqe,
         (tag, wants_dw0): (u32, bool),
-    ) -> Token {
+    ) -> CommandToken {
         let state = &self.state;
-        let mut token = Token {
+        let mut token = CommandToken {
             cell: tag,
             ticket: 0,
             cid: Cid(0),
@@ -381,14 +385,14 @@ impl<'a> SharedQueue<'a> {
     /// Returns the outcome of the command and dword 0 of its completion (0 unless the command wants it), or
     /// `None` until its completion has been drained.
     #[inline(always)]
-    pub fn poll(&self, token: &Token) -> Option<(Outcome, u32)> {
+    pub fn poll(&self, token: &CommandToken) -> Option<(CommandOutcome, u32)> {
         let value = self.result(token);
         (value != 0).then(|| ended(value))
     }
 
     /// Returns the cell's value once the token's own command has ended, else 0.
     #[inline(always)]
-    fn result(&self, token: &Token) -> u64 {
+    fn result(&self, token: &CommandToken) -> u64 {
         self.cells.get(token.cell).map_or(0, |cell| {
             let value = cell.load(Order::Relaxed, Scope::Gpu);
             match (value & ENDED != 0) & ((value >> CID_SHIFT) as u16 == token.cid.0) {
@@ -446,11 +450,11 @@ impl<'a> SharedQueue<'a> {
 
 /// Decodes a cell's value after the command has ended.
 #[inline(always)]
-fn ended(value: u64) -> (Outcome, u32) {
+fn ended(value: u64) -> (CommandOutcome, u32) {
     let outcome = match (value & DONE, value & DELETED) {
-        (DONE, _) => Outcome::Completed(Status((value >> 49) as u16)),
-        (_, 0) => Outcome::Aborted(AbortReason::ControllerReset),
-        _ => Outcome::Aborted(AbortReason::QueueDeleted),
+        (DONE, _) => CommandOutcome::Completed(Status((value >> 49) as u16)),
+        (_, 0) => CommandOutcome::Aborted(AbortReason::ControllerReset),
+        _ => CommandOutcome::Aborted(AbortReason::QueueDeleted),
     };
     (outcome, value as u32)
 }

@@ -1,7 +1,8 @@
 //! Shutdown: the controller writes its caches back and stops using memory. A state machine without IO.
 //!
-//! The caller makes [`Shutdown`] and calls [`step`](Shutdown::step) until it returns [`Step::Done`]. Before a
-//! normal shutdown it ends its commands, deletes the I/O queues and disables the host memory buffer.
+//! The caller makes [`ShutdownMachine`] and calls [`step`](ShutdownMachine::step) until it returns
+//! [`ShutdownStep::Done`]. Before a normal shutdown it ends its commands, deletes the I/O queues and disables the host
+//! memory buffer.
 //!
 //! CC.EN is cleared only while CSTS.RDY is 1: "clearing this field to '0' when CSTS.RDY is '0' has undefined
 //! results". For a controller that was enabled and is not ready yet, the machine waits until it is.
@@ -10,14 +11,14 @@
 //! fall each bound one wait, and none of these waits begins twice.
 //!
 //! A controller that reports a fatal error (CSTS.CFS) processes no shutdown: it is reset instead, and
-//! [`Shutdown::was_fatal`] returns true.
+//! [`ShutdownMachine::was_fatal`] returns true.
 //!
 //! NVMe Base 2.0c, 3.6 (Shutdown Processing), "Offset 14h: CC" (EN), "Offset 1Ch: CSTS" (RDY, CFS).
 
 use crate::bringup::ready_timeout_ms;
 use crate::error::BringupError;
 use crate::quiesced::{ControllerId, Quiesced};
-use crate::registers::Registers;
+use crate::registers::RegisterAccess;
 use crate::spec::register::{ALL_ONES, Cap, Cc, Csts, offset};
 
 const NS_PER_MS: u64 = 1_000_000;
@@ -29,7 +30,7 @@ const LEAST_READY_MS: u32 = 500;
 
 /// The kind of a shutdown.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kind {
+pub enum ShutdownKind {
     /// The controller finishes its work and writes its caches back.
     Normal,
     /// Power is about to fail: the controller saves as much as it can, quickly.
@@ -38,7 +39,7 @@ pub enum Kind {
 
 /// The machine's next request to its caller.
 #[derive(Debug)]
-pub enum Step<'r> {
+pub enum ShutdownStep<'r> {
     /// Call again at `until_ns` or before.
     Wait {
         /// Time on the caller's clock, in nanoseconds.
@@ -51,28 +52,28 @@ pub enum Step<'r> {
 /// The phases in their order: none is entered twice, so that their deadlines together bound the whole
 /// shutdown.
 #[derive(Clone, Copy, Debug)]
-enum Phase {
+enum ShutdownPhase {
     Start,
     WaitReady { deadline_ns: u64 },
     WaitComplete { deadline_ns: u64 },
     WaitDisabled { deadline_ns: u64 },
 }
 
-/// The machine: call [`step`](Self::step) until it returns [`Step::Done`].
+/// The machine: call [`step`](Self::step) until it returns [`ShutdownStep::Done`].
 #[derive(Debug)]
-pub struct Shutdown {
-    kind: Kind,
+pub struct ShutdownMachine {
+    kind: ShutdownKind,
     timeout_ms: u32,
-    phase: Phase,
+    phase: ShutdownPhase,
     /// The controller of the first step.
     controller: Option<ControllerId>,
     fatal: bool,
 }
 
-impl Shutdown {
+impl ShutdownMachine {
     /// Prepares a shutdown. `timeout_ms` is
-    /// [`Info::shutdown_timeout_ms`](crate::bringup::Info::shutdown_timeout_ms); 0 means 10 s.
-    pub fn new(kind: Kind, timeout_ms: u32) -> Self {
+    /// [`ControllerInfo::shutdown_timeout_ms`](crate::bringup::ControllerInfo::shutdown_timeout_ms); 0 means 10 s.
+    pub fn new(kind: ShutdownKind, timeout_ms: u32) -> Self {
         let timeout_ms = if timeout_ms == 0 {
             DEFAULT_MS
         } else {
@@ -81,7 +82,7 @@ impl Shutdown {
         Self {
             kind,
             timeout_ms,
-            phase: Phase::Start,
+            phase: ShutdownPhase::Start,
             controller: None,
             fatal: false,
         }
@@ -102,9 +103,9 @@ impl Shutdown {
     /// down. All memory is still the controller's then.
     pub fn step<'r>(
         &mut self,
-        registers: &'r dyn Registers,
+        registers: &'r dyn RegisterAccess,
         now_ns: u64,
-    ) -> Result<Step<'r>, BringupError> {
+    ) -> Result<ShutdownStep<'r>, BringupError> {
         let controller = registers.identity().id();
         if *self.controller.get_or_insert(controller) != controller {
             return Err(BringupError::OtherController);
@@ -114,31 +115,31 @@ impl Shutdown {
                 ALL_ONES => return Err(BringupError::DeviceGone),
                 csts => Csts(csts),
             };
-            let wait = Step::Wait {
+            let wait = ShutdownStep::Wait {
                 until_ns: now_ns.saturating_add(POLL_NS),
             };
             match self.phase {
-                Phase::Start => {
-                    self.phase = Phase::WaitReady {
+                ShutdownPhase::Start => {
+                    self.phase = ShutdownPhase::WaitReady {
                         deadline_ns: after(now_ns, ready_ms(registers)),
                     };
                 }
-                Phase::WaitReady { deadline_ns } => {
+                ShutdownPhase::WaitReady { deadline_ns } => {
                     let mut cc = Cc(registers.read32(offset::CC));
                     self.phase = if !cc.en() {
-                        Phase::WaitDisabled {
+                        ShutdownPhase::WaitDisabled {
                             deadline_ns: after(now_ns, ready_ms(registers)),
                         }
                     } else if csts.cfs() {
                         self.give_up(registers, now_ns)
                     } else if csts.rdy() {
-                        cc.set_shn(if self.kind == Kind::Normal {
+                        cc.set_shn(if self.kind == ShutdownKind::Normal {
                             0b01
                         } else {
                             0b10
                         });
                         registers.write32(offset::CC, cc.0);
-                        Phase::WaitComplete {
+                        ShutdownPhase::WaitComplete {
                             deadline_ns: after(now_ns, self.timeout_ms),
                         }
                     } else if now_ns >= deadline_ns {
@@ -148,10 +149,10 @@ impl Shutdown {
                         return Ok(wait);
                     };
                 }
-                Phase::WaitComplete { .. } if csts.cfs() => {
+                ShutdownPhase::WaitComplete { .. } if csts.cfs() => {
                     self.phase = self.give_up(registers, now_ns);
                 }
-                Phase::WaitComplete { deadline_ns } => {
+                ShutdownPhase::WaitComplete { deadline_ns } => {
                     if csts.shst() != 0b10 {
                         if now_ns >= deadline_ns {
                             return Err(BringupError::ShutdownTimeout {
@@ -164,9 +165,9 @@ impl Shutdown {
                     // does, so a proof may not be made before.
                     self.phase = disable(registers, now_ns);
                 }
-                Phase::WaitDisabled { deadline_ns } => {
+                ShutdownPhase::WaitDisabled { deadline_ns } => {
                     if !csts.rdy() {
-                        return Ok(Step::Done(registers.identity().quiesced()));
+                        return Ok(ShutdownStep::Done(registers.identity().quiesced()));
                     }
                     if now_ns >= deadline_ns {
                         let ms = ready_ms(registers);
@@ -179,7 +180,7 @@ impl Shutdown {
     }
 
     /// Resets a controller with a fatal error, which would not answer a shutdown.
-    fn give_up(&mut self, registers: &dyn Registers, now_ns: u64) -> Phase {
+    fn give_up(&mut self, registers: &dyn RegisterAccess, now_ns: u64) -> ShutdownPhase {
         self.fatal = true;
         disable(registers, now_ns)
     }
@@ -190,16 +191,16 @@ fn after(now_ns: u64, ms: u32) -> u64 {
 }
 
 /// Returns the time that CSTS.RDY may take to follow CC.EN, in milliseconds.
-fn ready_ms(registers: &dyn Registers) -> u32 {
+fn ready_ms(registers: &dyn RegisterAccess) -> u32 {
     let cap = Cap(registers.read64(offset::CAP));
     ready_timeout_ms(cap, registers).max(LEAST_READY_MS)
 }
 
-fn disable(registers: &dyn Registers, now_ns: u64) -> Phase {
+fn disable(registers: &dyn RegisterAccess, now_ns: u64) -> ShutdownPhase {
     let mut cc = Cc(registers.read32(offset::CC));
     cc.set_en(false);
     registers.write32(offset::CC, cc.0);
-    Phase::WaitDisabled {
+    ShutdownPhase::WaitDisabled {
         deadline_ns: after(now_ns, ready_ms(registers)),
     }
 }

@@ -7,14 +7,14 @@
 //!
 //! NVMe Base 2.0c, "Queue Size", "Full Queue" and "Command fetching": commands are fetched in order.
 
-use crate::mem::{Doorbell, SqRing};
+use crate::mem::{DoorbellRegister, SqRing};
 use crate::spec::{Iova, Sqe};
 
 /// The driver's side of a submission queue.
 #[derive(Debug)]
 pub struct SubmissionQueue<'a> {
     ring: SqRing<'a>,
-    doorbell: Doorbell<'a>,
+    doorbell: DoorbellRegister<'a>,
     tail: u32,
     /// Entries pushed since the start; of those, the ones that the doorbell has published.
     pushed: u64,
@@ -24,7 +24,7 @@ pub struct SubmissionQueue<'a> {
 
 impl<'a> SubmissionQueue<'a> {
     /// Makes an empty queue over `ring`.
-    pub fn new(ring: SqRing<'a>, doorbell: Doorbell<'a>) -> Self {
+    pub fn new(ring: SqRing<'a>, doorbell: DoorbellRegister<'a>) -> Self {
         Self {
             ring,
             doorbell,
@@ -129,7 +129,8 @@ mod tests {
         for entries in [2usize, 3, 5, 64] {
             let cells: Vec<SqCell> = (0..entries).map(|_| SqCell::default()).collect();
             let bell = AtomicU32::new(0);
-            let mut sq = SubmissionQueue::new(SqRing::new(&cells, Iova(0)), Doorbell::new(&bell));
+            let mut sq =
+                SubmissionQueue::new(SqRing::new(&cells, Iova(0)), DoorbellRegister::new(&bell));
             for pass in 0..3 * entries as u32 {
                 let before = sq.tail;
                 for _ in 0..entries - 1 {
@@ -150,7 +151,8 @@ mod tests {
     fn a_head_is_after_its_command_and_within_what_was_published() {
         let cells: [SqCell; 4] = Default::default();
         let bell = AtomicU32::new(0);
-        let mut sq = SubmissionQueue::new(SqRing::new(&cells, Iova(0)), Doorbell::new(&bell));
+        let mut sq =
+            SubmissionQueue::new(SqRing::new(&cells, Iova(0)), DoorbellRegister::new(&bell));
         sq.push(Sqe::new(0, Nsid(1)));
         sq.push(Sqe::new(0, Nsid(1)));
         assert!(!sq.is_published(0) && !sq.is_head_of(0, 1));
@@ -166,7 +168,8 @@ mod tests {
     fn heads_of_a_tail_that_has_wrapped() {
         let cells: [SqCell; 5] = Default::default();
         let bell = AtomicU32::new(0);
-        let mut sq = SubmissionQueue::new(SqRing::new(&cells, Iova(0)), Doorbell::new(&bell));
+        let mut sq =
+            SubmissionQueue::new(SqRing::new(&cells, Iova(0)), DoorbellRegister::new(&bell));
         for _ in 0..4 {
             sq.push(Sqe::new(0, Nsid(1)));
         }
@@ -201,7 +204,8 @@ mod tests {
     fn ring_stores_only_when_something_is_new() {
         let cells: [SqCell; 4] = Default::default();
         let bell = AtomicU32::new(77);
-        let mut sq = SubmissionQueue::new(SqRing::new(&cells, Iova(0)), Doorbell::new(&bell));
+        let mut sq =
+            SubmissionQueue::new(SqRing::new(&cells, Iova(0)), DoorbellRegister::new(&bell));
         sq.ring();
         assert_eq!(bell.load(Order::Relaxed, Scope::Sys), 77);
         sq.push(Sqe::new(0, Nsid(1)));
@@ -213,7 +217,8 @@ mod tests {
     fn the_largest_ring_wraps() {
         let cells: Vec<SqCell> = (0..65_536).map(|_| SqCell::default()).collect();
         let bell = AtomicU32::new(0);
-        let mut sq = SubmissionQueue::new(SqRing::new(&cells, Iova(0)), Doorbell::new(&bell));
+        let mut sq =
+            SubmissionQueue::new(SqRing::new(&cells, Iova(0)), DoorbellRegister::new(&bell));
         for _ in 0..65_535 {
             assert!(sq.push(Sqe::new(0, Nsid(1))));
         }

@@ -6,14 +6,14 @@
 /// The last stripes of the members may be missing: the layout does not know the members' sizes, and callers
 /// check the end of the range themselves.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Stripes {
-    size: Size,
+pub struct StripeLayout {
+    size: StripeSize,
     members: u32,
 }
 
 /// The size of a stripe.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Size {
+enum StripeSize {
     Bytes(u64),
     /// `1 << shift` bytes; stripe numbers have 32 bits.
     Shifted(u32),
@@ -21,7 +21,7 @@ enum Size {
 
 /// The location of a byte.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Spot {
+pub struct StripeLocation {
     /// Number of the stripe, counted over all members.
     pub stripe: u64,
     /// Member that holds it.
@@ -32,14 +32,14 @@ pub struct Spot {
     pub room: u64,
 }
 
-impl Stripes {
+impl StripeLayout {
     /// Makes a layout; `None` for no members, or stripes of no bytes.
     pub const fn new(stripe_bytes: u64, members: u32) -> Option<Self> {
         if stripe_bytes == 0 || members == 0 {
             return None;
         }
         Some(Self {
-            size: Size::Bytes(stripe_bytes),
+            size: StripeSize::Bytes(stripe_bytes),
             members,
         })
     }
@@ -52,23 +52,23 @@ impl Stripes {
             return None;
         }
         Some(Self {
-            size: Size::Shifted(shift),
+            size: StripeSize::Shifted(shift),
             members,
         })
     }
 
     /// Returns the location of byte `at`.
     #[inline(always)]
-    pub const fn spot(&self, at: u64) -> Spot {
+    pub const fn spot(&self, at: u64) -> StripeLocation {
         // `new` and `shifted` refuse 0, so no divisor below is 0; the checked forms only keep the panic paths
         // out of kernels.
         match self.size {
-            Size::Bytes(bytes) => {
+            StripeSize::Bytes(bytes) => {
                 let (stripe, within) = divided(at, bytes);
                 // Stripes are dealt to the members in turn: the quotient is the stripe's number within its
                 // member, the remainder is the member.
                 let (row, member) = divided(stripe, self.members as u64);
-                Spot {
+                StripeLocation {
                     stripe,
                     // The remainder is below the number of members, which has 32 bits.
                     member: member as u32,
@@ -76,13 +76,13 @@ impl Stripes {
                     room: bytes - within,
                 }
             }
-            Size::Shifted(shift) => {
+            StripeSize::Shifted(shift) => {
                 let (stripe, within) = (at >> shift, at & ((1 << shift) - 1));
                 let row = match (stripe as u32).checked_div(self.members) {
                     Some(row) => row,
                     None => 0,
                 };
-                Spot {
+                StripeLocation {
                     stripe,
                     member: (stripe as u32).wrapping_sub(row.wrapping_mul(self.members)),
                     offset: (row as u64) << shift | within,
@@ -108,7 +108,7 @@ mod tests {
     #[test]
     fn every_byte_lies_in_one_place() {
         for (stripe_bytes, members) in [(4, 3), (512, 1), (6, 2), (1, 5)] {
-            let stripes = Stripes::new(stripe_bytes, members).unwrap();
+            let stripes = StripeLayout::new(stripe_bytes, members).unwrap();
             let mut next = std::vec![0; members as usize];
             for at in 0..stripe_bytes * u64::from(members) * 3 {
                 let spot = stripes.spot(at);
@@ -126,8 +126,8 @@ mod tests {
     #[test]
     fn a_shift_finds_what_a_division_does() {
         for (shift, members) in [(0, 3), (9, 1), (17, 8), (12, 5), (63, 2)] {
-            let divides = Stripes::new(1 << shift, members).unwrap();
-            let shifts = Stripes::shifted(shift, members).unwrap();
+            let divides = StripeLayout::new(1 << shift, members).unwrap();
+            let shifts = StripeLayout::shifted(shift, members).unwrap();
             for stripe in [0, 1, 7, 8, 9, 1000, u64::from(u32::MAX)] {
                 for within in [0, 1, 511, (1u64 << shift) - 1] {
                     let Some(at) = stripe.checked_shl(shift).filter(|at| at >> shift == stripe)
@@ -143,12 +143,15 @@ mod tests {
 
     #[test]
     fn there_are_no_stripes_of_nothing() {
-        assert_eq!((Stripes::new(0, 2), Stripes::new(2, 0)), (None, None));
         assert_eq!(
-            (Stripes::shifted(64, 1), Stripes::shifted(9, 0)),
+            (StripeLayout::new(0, 2), StripeLayout::new(2, 0)),
             (None, None)
         );
-        let last = Stripes::new(u64::MAX, 1).unwrap().spot(u64::MAX);
+        assert_eq!(
+            (StripeLayout::shifted(64, 1), StripeLayout::shifted(9, 0)),
+            (None, None)
+        );
+        let last = StripeLayout::new(u64::MAX, 1).unwrap().spot(u64::MAX);
         assert_eq!((last.stripe, last.offset), (1, u64::MAX));
     }
 }

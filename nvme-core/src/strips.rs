@@ -1,10 +1,10 @@
 //! A pipeline of strips (K-slices of a matrix) through a few stages of memory: some groups of threads fill
 //! the strips in parts, others use them.
 //!
-//! The order of calls. A filler: [`may_fill`](Strips::may_fill) until it returns [`Ready::Now`]; write the
-//! part; [`fill`](Strips::fill); at its end [`end_filling`](Strips::end_filling). A user:
-//! [`may_use`](Strips::may_use) until `Now`; read; [`end_use`](Strips::end_use). Either side calls
-//! [`give_up`](Strips::give_up) to abort.
+//! The order of calls. A filler: [`may_fill`](LaunchStrips::may_fill) until it returns [`StripReady::Now`]; write the
+//! part; [`fill`](LaunchStrips::fill); at its end [`end_filling`](LaunchStrips::end_filling). A user:
+//! [`may_use`](LaunchStrips::may_use) until `Now`; read; [`end_use`](LaunchStrips::end_use). Either side calls
+//! [`give_up`](LaunchStrips::give_up) to abort.
 //!
 //! Strip `s` passes through stage `s` modulo the number of stages. Each strip has a count of the parts in its
 //! stage, and of the uses that have ended; counts are never reset, so that no strip is taken for another one.
@@ -17,7 +17,7 @@ use crate::sync::{AtomicU32, Order, Scope};
 
 /// The words of the strips of one launch, in GPU memory, zeroed before.
 #[derive(Clone, Copy, Debug)]
-pub struct Strips<'a> {
+pub struct LaunchStrips<'a> {
     gave_up: &'a AtomicU32,
     ended: &'a AtomicU32,
     filled: &'a [AtomicU32],
@@ -27,7 +27,7 @@ pub struct Strips<'a> {
 
 /// The answer to a group that wants to fill or to use a strip.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Ready {
+pub enum StripReady {
     /// The group may proceed.
     Now,
     /// The group has to ask again.
@@ -36,12 +36,12 @@ pub enum Ready {
     Never(u32),
 }
 
-/// Returns the number of words that [`Strips::new`] takes for `strips` strips.
+/// Returns the number of words that [`LaunchStrips::new`] takes for `strips` strips.
 pub const fn words(strips: u32) -> usize {
     2 + 2 * strips as usize
 }
 
-impl<'a> Strips<'a> {
+impl<'a> LaunchStrips<'a> {
     /// Makes a view; `None` for no stage, or if the number of words does not match `strips` strips.
     #[inline(always)]
     pub fn new(all: &'a [AtomicU32], strips: u32, stages: u32) -> Option<Self> {
@@ -66,9 +66,9 @@ impl<'a> Strips<'a> {
     /// The first strips have no predecessor in their stage and may be filled at once. The caller passes the
     /// number of uses, since tiles of the last strip may be fewer than those of the others.
     #[inline(always)]
-    pub fn may_fill(&self, strip: u32, uses: u32) -> Ready {
+    pub fn may_fill(&self, strip: u32, uses: u32) -> StripReady {
         let Some(before) = strip.checked_sub(self.stages) else {
-            return Ready::Now;
+            return StripReady::Now;
         };
         // Acquire: pairs with the release of `end_use`; the writes come after all reads by earlier users of
         // the stage.
@@ -86,7 +86,7 @@ impl<'a> Strips<'a> {
 
     /// Tests if `strip`, which has `parts` parts, may be used.
     #[inline(always)]
-    pub fn may_use(&self, strip: u32, parts: u32) -> Ready {
+    pub fn may_use(&self, strip: u32, parts: u32) -> StripReady {
         // Acquire: pairs with the release of `fill`.
         self.ready(self.filled.get(strip as usize), parts)
     }
@@ -119,18 +119,18 @@ impl<'a> Strips<'a> {
     }
 
     #[inline(always)]
-    fn ready(&self, count: Option<&AtomicU32>, whole: u32) -> Ready {
+    fn ready(&self, count: Option<&AtomicU32>, whole: u32) -> StripReady {
         let Some(count) = count else {
-            return Ready::Never(u32::MAX);
+            return StripReady::Never(u32::MAX);
         };
         // Loaded first, with acquire, which pairs with the release of `give_up`: parts filled before the
         // abort are then counted below. In the other order a strip could be complete and still be reported as
         // missing.
         let why = self.gave_up.load(Order::Acquire, Scope::Gpu);
         match count.load(Order::Acquire, Scope::Gpu) >= whole {
-            true => Ready::Now,
-            false if why != 0 => Ready::Never(why),
-            false => Ready::NotYet,
+            true => StripReady::Now,
+            false if why != 0 => StripReady::Never(why),
+            false => StripReady::NotYet,
         }
     }
 }
@@ -146,41 +146,41 @@ mod tests {
     #[test]
     fn a_stage_is_filled_again_after_all_uses() {
         let words = memory(3);
-        let strips = Strips::new(&words, 3, 2).unwrap();
-        assert_eq!(strips.may_fill(1, 0), Ready::Now);
-        assert_eq!(strips.may_use(0, 2), Ready::NotYet);
+        let strips = LaunchStrips::new(&words, 3, 2).unwrap();
+        assert_eq!(strips.may_fill(1, 0), StripReady::Now);
+        assert_eq!(strips.may_use(0, 2), StripReady::NotYet);
         strips.fill(0);
-        assert_eq!(strips.may_use(0, 2), Ready::NotYet);
+        assert_eq!(strips.may_use(0, 2), StripReady::NotYet);
         strips.fill(0);
-        assert_eq!(strips.may_use(0, 2), Ready::Now);
-        assert_eq!(strips.may_use(1, 2), Ready::NotYet);
+        assert_eq!(strips.may_use(0, 2), StripReady::Now);
+        assert_eq!(strips.may_use(1, 2), StripReady::NotYet);
         strips.end_use(0);
-        assert_eq!(strips.may_fill(2, 2), Ready::NotYet);
+        assert_eq!(strips.may_fill(2, 2), StripReady::NotYet);
         strips.end_use(0);
-        assert_eq!(strips.may_fill(2, 2), Ready::Now);
+        assert_eq!(strips.may_fill(2, 2), StripReady::Now);
     }
 
     #[test]
     fn after_someone_gave_up_what_is_there_is_used_and_nothing_is_waited_for() {
         let words = memory(2);
-        let strips = Strips::new(&words, 2, 1).unwrap();
+        let strips = LaunchStrips::new(&words, 2, 1).unwrap();
         strips.fill(0);
         strips.give_up(7);
-        assert_eq!(strips.may_use(0, 1), Ready::Now);
-        assert_eq!(strips.may_use(1, 1), Ready::Never(7));
-        assert_eq!(strips.may_fill(1, 1), Ready::Never(7));
+        assert_eq!(strips.may_use(0, 1), StripReady::Now);
+        assert_eq!(strips.may_use(1, 1), StripReady::Never(7));
+        assert_eq!(strips.may_fill(1, 1), StripReady::Never(7));
         strips.end_use(0);
-        assert_eq!(strips.may_fill(1, 1), Ready::Now);
+        assert_eq!(strips.may_fill(1, 1), StripReady::Now);
         // Past the last strip.
-        assert_eq!(strips.may_use(2, 1), Ready::Never(u32::MAX));
-        assert_eq!(strips.may_fill(3, 1), Ready::Never(u32::MAX));
+        assert_eq!(strips.may_use(2, 1), StripReady::Never(u32::MAX));
+        assert_eq!(strips.may_fill(3, 1), StripReady::Never(u32::MAX));
     }
 
     #[test]
     fn words_of_another_length_are_refused() {
         let words = memory(2);
-        assert!(Strips::new(&words, 3, 1).is_none());
-        assert!(Strips::new(&words, 2, 0).is_none());
-        assert!(Strips::new(&words[..2], 0, 1).is_some());
+        assert!(LaunchStrips::new(&words, 3, 1).is_none());
+        assert!(LaunchStrips::new(&words, 2, 0).is_none());
+        assert!(LaunchStrips::new(&words[..2], 0, 1).is_some());
     }
 }

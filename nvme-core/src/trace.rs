@@ -2,7 +2,7 @@
 //! text of them.
 //!
 //! Invariant: one writer. A reader sees whole events: it checks the count before and after. Without the
-//! `trace` feature [`Tracer`] is empty and recording compiles to nothing.
+//! `trace` feature [`EventTracer`] is empty and recording compiles to nothing.
 
 use crate::spec::{Cid, Qid, Status};
 use crate::sync::AtomicU64;
@@ -12,7 +12,7 @@ use core::fmt;
 
 /// One event: two words. Kind 63:56, queue 47:32, CID 31:16, small argument 15:0; then an argument.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub struct Event([u64; 2]);
+pub struct TraceEvent([u64; 2]);
 
 const SUBMITTED: u8 = 1;
 const COMPLETED: u8 = 2;
@@ -20,7 +20,7 @@ const EXPIRED: u8 = 3;
 const RECLAIMED: u8 = 4;
 const FAULT: u8 = 5;
 
-impl Event {
+impl TraceEvent {
     #[inline]
     const fn new(kind: u8, qid: Qid, cid: Cid, small: u16, argument: u64) -> Self {
         let head = (kind as u64) << 56 | (qid.0 as u64) << 32 | (cid.0 as u64) << 16 | small as u64;
@@ -78,13 +78,13 @@ impl Event {
     }
 }
 
-impl fmt::Debug for Event {
+impl fmt::Debug for TraceEvent {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         fmt::Display::fmt(self, f)
     }
 }
 
-impl fmt::Display for Event {
+impl fmt::Display for TraceEvent {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let [head, argument] = self.0;
         let small = head as u16;
@@ -129,7 +129,7 @@ impl TraceRing<'_> {
     }
 
     /// Adds an event, over the oldest one when the ring is full. One writer at a time.
-    pub fn record(&self, event: Event) {
+    pub fn record(&self, event: TraceEvent) {
         let Some(count) = self.words.first() else {
             return;
         };
@@ -155,7 +155,7 @@ impl TraceRing<'_> {
 
     /// Reads event `number` (from 0); `None` when it was overwritten or never written. Exact once the writer
     /// has stopped; while it runs, the newest event may be incomplete.
-    pub fn read(&self, number: u64) -> Option<Event> {
+    pub fn read(&self, number: u64) -> Option<TraceEvent> {
         let recorded = self.recorded();
         if number >= recorded || recorded - number > self.capacity() {
             return None;
@@ -167,20 +167,20 @@ impl TraceRing<'_> {
         ];
         // Acquire: pairs with the release fence in `record`.
         fence(Order::Acquire, Scope::Sys);
-        (self.recorded() - number <= self.capacity()).then_some(Event(words))
+        (self.recorded() - number <= self.capacity()).then_some(TraceEvent(words))
     }
 }
 
 /// The destination of a queue's events: none by default.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Tracer<'a> {
+pub struct EventTracer<'a> {
     #[cfg(feature = "trace")]
     ring: Option<TraceRing<'a>>,
     #[cfg(not(feature = "trace"))]
     _none: core::marker::PhantomData<&'a ()>,
 }
 
-impl<'a> Tracer<'a> {
+impl<'a> EventTracer<'a> {
     /// Makes a tracer that records into `ring`. Without the `trace` feature it still records nothing.
     pub fn into_ring(ring: TraceRing<'a>) -> Self {
         #[cfg(not(feature = "trace"))]
@@ -195,7 +195,7 @@ impl<'a> Tracer<'a> {
 
     /// Records `event`.
     #[inline]
-    pub fn record(&self, event: Event) {
+    pub fn record(&self, event: TraceEvent) {
         #[cfg(feature = "trace")]
         if let Some(ring) = self.ring {
             ring.record(event);
@@ -215,14 +215,14 @@ mod tests {
         let ring = TraceRing::new(&words);
         assert_eq!((ring.capacity(), ring.read(0)), (3, None));
         for n in 0..5 {
-            ring.record(Event::submitted(Qid(1), Cid(n), 2, 1));
+            ring.record(TraceEvent::submitted(Qid(1), Cid(n), 2, 1));
         }
         assert_eq!(ring.recorded(), 5);
         assert_eq!(ring.read(1), None);
         for n in 2..5 {
             assert_eq!(
                 ring.read(n),
-                Some(Event::submitted(Qid(1), Cid(n as u16), 2, 1))
+                Some(TraceEvent::submitted(Qid(1), Cid(n as u16), 2, 1))
             );
         }
         assert_eq!(ring.read(5), None);
@@ -231,19 +231,19 @@ mod tests {
     #[test]
     fn no_memory_records_nothing() {
         let ring = TraceRing::new(&[]);
-        ring.record(Event::reclaimed(Qid(0), Cid(0)));
+        ring.record(TraceEvent::reclaimed(Qid(0), Cid(0)));
         assert_eq!((ring.recorded(), ring.read(0)), (0, None));
     }
 
     #[test]
     fn every_event_prints() {
         let texts = [
-            Event::submitted(Qid(3), Cid(0x1002), 2, 1),
-            Event::completed(Qid(3), Cid(0x1002), Status(0x80), 7),
-            Event::expired(Qid(3), Cid(1), 99),
-            Event::reclaimed(Qid(3), Cid(1)),
-            Event::fault(Qid(3), Cid(1), 5),
-            Event::from_words([u64::MAX, 0]),
+            TraceEvent::submitted(Qid(3), Cid(0x1002), 2, 1),
+            TraceEvent::completed(Qid(3), Cid(0x1002), Status(0x80), 7),
+            TraceEvent::expired(Qid(3), Cid(1), 99),
+            TraceEvent::reclaimed(Qid(3), Cid(1)),
+            TraceEvent::fault(Qid(3), Cid(1), 5),
+            TraceEvent::from_words([u64::MAX, 0]),
         ]
         .map(|event| event.to_string());
         assert_eq!(

@@ -14,7 +14,7 @@ use core::fmt;
 /// They come from Identify Controller and Identify Namespace; values of 0 where the specification gives 0 no
 /// meaning end in an error instead of an endless split.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Limits {
+pub struct TransferLimits {
     /// Bytes per block.
     pub block_bytes: u32,
     /// Blocks of the namespace.
@@ -27,7 +27,7 @@ pub struct Limits {
 
 /// One command's share of a transfer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Piece {
+pub struct TransferPiece {
     /// First block.
     pub lba: Lba,
     /// Blocks, 1 to 65,536.
@@ -79,12 +79,12 @@ impl core::error::Error for RangeError {}
 
 /// The parts of a transfer, in order.
 #[derive(Clone, Debug)]
-pub struct Pieces {
+pub struct TransferPieces {
     next: u64,
     end: u64,
     start: u64,
     most: u32,
-    limits: Limits,
+    limits: TransferLimits,
 }
 
 /// Splits `blocks` blocks from `lba` on.
@@ -94,7 +94,7 @@ pub struct Pieces {
 ///
 /// # Errors
 /// See [`RangeError`]; all checks come before the first part, so that no transfer fails halfway.
-pub fn split(lba: Lba, blocks: u64, limits: Limits) -> Result<Pieces, RangeError> {
+pub fn split(lba: Lba, blocks: u64, limits: TransferLimits) -> Result<TransferPieces, RangeError> {
     if blocks == 0 {
         return Err(RangeError::Empty);
     }
@@ -119,7 +119,7 @@ pub fn split(lba: Lba, blocks: u64, limits: Limits) -> Result<Pieces, RangeError
     if most == 0 {
         return Err(RangeError::BlockAboveMdts);
     }
-    Ok(Pieces {
+    Ok(TransferPieces {
         next: lba.0,
         end,
         start: lba.0,
@@ -128,10 +128,10 @@ pub fn split(lba: Lba, blocks: u64, limits: Limits) -> Result<Pieces, RangeError
     })
 }
 
-impl Iterator for Pieces {
-    type Item = Piece;
+impl Iterator for TransferPieces {
+    type Item = TransferPiece;
 
-    fn next(&mut self) -> Option<Piece> {
+    fn next(&mut self) -> Option<TransferPiece> {
         if self.next == self.end {
             return None;
         }
@@ -144,7 +144,7 @@ impl Iterator for Pieces {
         let blocks = (self.end - self.next)
             .min(u64::from(self.most))
             .min(to_boundary);
-        let piece = Piece {
+        let piece = TransferPiece {
             lba: Lba(self.next),
             blocks: blocks as u32,
             offset: (self.next - self.start) * u64::from(self.limits.block_bytes),
@@ -158,14 +158,14 @@ impl Iterator for Pieces {
 mod tests {
     use super::*;
 
-    const LIMITS: Limits = Limits {
+    const LIMITS: TransferLimits = TransferLimits {
         block_bytes: 512,
         blocks: 1000,
         max_bytes: Some(8 * 512),
         boundary_blocks: 0,
     };
 
-    fn pieces(lba: u64, blocks: u64, limits: Limits) -> Vec<(u64, u32, u64)> {
+    fn pieces(lba: u64, blocks: u64, limits: TransferLimits) -> Vec<(u64, u32, u64)> {
         let split = split(Lba(lba), blocks, limits).unwrap();
         split
             .map(|piece| (piece.lba.0, piece.blocks, piece.offset))
@@ -183,7 +183,7 @@ mod tests {
 
     #[test]
     fn respects_the_boundary() {
-        let limits = Limits {
+        let limits = TransferLimits {
             boundary_blocks: 10,
             ..LIMITS
         };
@@ -195,7 +195,7 @@ mod tests {
 
     #[test]
     fn no_mdts_still_ends_at_65536_blocks() {
-        let limits = Limits {
+        let limits = TransferLimits {
             max_bytes: None,
             blocks: 1 << 40,
             ..LIMITS
@@ -216,20 +216,20 @@ mod tests {
             error(u64::MAX, 2, LIMITS),
             RangeError::PastEnd { blocks: 1000 }
         );
-        let tiny = Limits {
+        let tiny = TransferLimits {
             max_bytes: Some(511),
             ..LIMITS
         };
         assert_eq!(error(0, 1, tiny), RangeError::BlockAboveMdts);
         for max_bytes in [None, Some(4096)] {
-            let unknown = Limits {
+            let unknown = TransferLimits {
                 block_bytes: 0,
                 max_bytes,
                 ..LIMITS
             };
             assert_eq!(error(0, 1, unknown), RangeError::NoBlockSize);
         }
-        let huge = Limits {
+        let huge = TransferLimits {
             blocks: u64::MAX,
             ..LIMITS
         };

@@ -3,34 +3,34 @@
 
 use nvme_core::spec::{Cid, Qid, Status};
 use nvme_core::sync::{AtomicU64, Scope};
-use nvme_core::trace::{Event, TraceRing, Tracer};
+use nvme_core::trace::{EventTracer, TraceEvent, TraceRing};
 
 /// One of each kind, and what it prints.
-fn events() -> [(Event, &'static str); 6] {
+fn events() -> [(TraceEvent, &'static str); 6] {
     let (qid, cid) = (Qid(3), Cid(0x1002));
     [
         (
-            Event::submitted(qid, cid, 0x02, 7),
+            TraceEvent::submitted(qid, cid, 0x02, 7),
             "queue 3 command 0x1002 submitted: opcode 0x02, namespace 7",
         ),
         (
-            Event::completed(qid, cid, Status::LBA_OUT_OF_RANGE, 9),
+            TraceEvent::completed(qid, cid, Status::LBA_OUT_OF_RANGE, 9),
             "queue 3 command 0x1002 completed: LBA Out of Range (0x0080), SQ head 9",
         ),
         (
-            Event::expired(qid, cid, 1_000_000),
+            TraceEvent::expired(qid, cid, 1_000_000),
             "queue 3 command 0x1002 expired at 1000000 ns",
         ),
         (
-            Event::reclaimed(qid, cid),
+            TraceEvent::reclaimed(qid, cid),
             "queue 3 command 0x1002 reclaimed",
         ),
         (
-            Event::fault(qid, cid, 0xABCD),
+            TraceEvent::fault(qid, cid, 0xABCD),
             "queue 3 command 0x1002 fault: completion 0x000000000000abcd",
         ),
         (
-            Event::from_words([0xEE00_0003_1002_0005, 6]),
+            TraceEvent::from_words([0xEE00_0003_1002_0005, 6]),
             "queue 3 command 0x1002 unknown event 238: 0x0005 0x0000000000000006",
         ),
     ]
@@ -41,7 +41,7 @@ fn events_print_their_values_and_come_back_from_their_words() {
     for (event, text) in events() {
         assert_eq!(event.to_string(), text);
         assert_eq!(format!("{event:?}"), text);
-        assert_eq!(Event::from_words(event.to_words()), event);
+        assert_eq!(TraceEvent::from_words(event.to_words()), event);
     }
 }
 
@@ -59,9 +59,9 @@ fn a_tracer_records_where_it_was_told_to() {
     let words: [AtomicU64; 9] = Default::default();
     let ring = TraceRing::new(&words);
     // By default nowhere.
-    Tracer::default().record(events()[0].0);
+    EventTracer::default().record(events()[0].0);
     assert!(words.iter().all(|word| word.load_settled(Scope::Sys) == 0));
-    let tracer = Tracer::into_ring(ring);
+    let tracer = EventTracer::into_ring(ring);
     for (event, _) in events() {
         tracer.record(event);
     }
@@ -82,38 +82,41 @@ fn a_tracer_records_where_it_was_told_to() {
 #[cfg(feature = "trace")]
 #[test]
 fn a_queue_pair_tells_its_tracer_what_happens() {
-    use nvme_core::mem::{CqCell, CqRing, DmaWords, Doorbell, SqCell, SqRing};
+    use nvme_core::mem::{CqCell, CqRing, DmaWords, DoorbellRegister, SqCell, SqRing};
     use nvme_core::spec::{Cqe, Iova, Lba, Nsid, PageSize, nvm};
-    use nvme_core::{ControllerFault, Data, Identity, ListMemory, QueueMemory, QueuePair, Slot};
+    use nvme_core::{
+        CommandData, CommandSlot, ControllerFault, ControllerIdentity, ListMemory, QueueMemory,
+        QueuePair,
+    };
 
     let (sq, cq): ([SqCell; 4], [CqCell; 4]) = Default::default();
     let bells: [nvme_core::sync::AtomicU32; 2] = Default::default();
     let memory = QueueMemory {
         sq: SqRing::new(&sq, Iova(0)),
         cq: CqRing::new(&cq, Iova(0)),
-        sq_doorbell: Doorbell::new(&bells[0]),
-        cq_doorbell: Doorbell::new(&bells[1]),
+        sq_doorbell: DoorbellRegister::new(&bells[0]),
+        cq_doorbell: DoorbellRegister::new(&bells[1]),
         lists: ListMemory::new(DmaWords::new(&[], Iova(0)), PageSize::KIB4, 0),
     };
     let qid = Qid(2);
     let mut pair = QueuePair::new(
-        &Identity::new(),
+        &ControllerIdentity::new(),
         qid,
         memory,
-        vec![Slot::new(), Slot::new()],
+        vec![CommandSlot::new(), CommandSlot::new()],
     );
     let words: [AtomicU64; 31] = Default::default();
     let ring = TraceRing::new(&words);
     let sqe = nvm::write(Nsid(6), Lba(0), 1);
-    pair.submit(sqe, Data::None, (), 5).unwrap();
+    pair.submit(sqe, CommandData::None, (), 5).unwrap();
     assert_eq!(
         ring.recorded(),
         0,
         "no event is recorded before there is a tracer"
     );
 
-    pair.set_tracer(Tracer::into_ring(ring));
-    let cid = pair.submit(sqe, Data::None, (), 70).unwrap();
+    pair.set_tracer(EventTracer::into_ring(ring));
+    let cid = pair.submit(sqe, CommandData::None, (), 70).unwrap();
     pair.ring();
     let first = pair.expire(60).expect("past its deadline");
     let status = Status::WRITE_FAULT;
@@ -130,12 +133,12 @@ fn a_queue_pair_tells_its_tracer_what_happens() {
     assert!(pair.poll().unwrap().is_some());
     let fault = pair.poll().unwrap_err();
     assert_eq!(fault, ControllerFault::UnknownCid(cid));
-    let told: Vec<Event> = (0..ring.recorded()).map_while(|at| ring.read(at)).collect();
+    let told: Vec<TraceEvent> = (0..ring.recorded()).map_while(|at| ring.read(at)).collect();
     let expected = [
-        Event::submitted(qid, cid, 0x01, 6),
-        Event::expired(qid, first, 60),
-        Event::completed(qid, cid, status, 2),
-        Event::fault(qid, cid, cqe.to_words()[1]),
+        TraceEvent::submitted(qid, cid, 0x01, 6),
+        TraceEvent::expired(qid, first, 60),
+        TraceEvent::completed(qid, cid, status, 2),
+        TraceEvent::fault(qid, cid, cqe.to_words()[1]),
     ];
     assert_eq!(told, expected);
 }

@@ -3,14 +3,15 @@
 #![cfg(not(loom))]
 #![allow(unsafe_code)]
 
-use nvme_core::group::Alone;
+use nvme_core::group::LoneThread;
 use nvme_core::handoff::QueueWords;
 use nvme_core::mem::{CqCell, SqCell};
 use nvme_core::queue_state::{QueueState, words};
 use nvme_core::spec::{Cqe, Iova, Nsid, Qid, Sqe, Status};
 use nvme_core::sync::{AtomicU32, AtomicU64, Order, Scope};
 use nvme_core::{
-    Cells, Collective, Command, Data, Identity, MapError, Outcome, SharedQueue, SubmitError,
+    CollectiveQueue, CommandData, CommandOutcome, ControllerIdentity, MemberCommand, PointerError,
+    ResultCells, SharedQueue, SubmitError,
 };
 
 const QID: Qid = Qid(5);
@@ -42,7 +43,7 @@ impl Memory {
         };
         QueueState::new(&memory.state, QID, entries, slots)
             .expect("a possible queue")
-            .init(&Identity::new(), 0);
+            .init(&ControllerIdentity::new(), 0);
         let words = QueueWords {
             sq: memory.sq.as_ptr().expose_provenance() as u64,
             cq: memory.cq.as_ptr().expose_provenance() as u64,
@@ -64,16 +65,20 @@ impl Memory {
     fn shared(&self, words: &QueueWords) -> Option<SharedQueue<'_>> {
         // SAFETY: `words` name the vectors of `self`, which the queue borrows; they hold atomics alone.
         let (memory, state) = unsafe { words.attach() }?;
-        Some(SharedQueue::new(memory, state, Cells::new(&self.cells)))
+        Some(SharedQueue::new(
+            memory,
+            state,
+            ResultCells::new(&self.cells),
+        ))
     }
 }
 
-fn read(pages: u64) -> Command<'static> {
-    let data = Data::Contiguous {
+fn read(pages: u64) -> MemberCommand<'static> {
+    let data = CommandData::Contiguous {
         iova: Iova(0x10_0000),
         len: pages * 4096,
     };
-    Command::new(Sqe::new(2, Nsid(1)), data, 3)
+    MemberCommand::new(Sqe::new(2, Nsid(1)), data, 3)
 }
 
 /// A command goes through every piece of memory that the words name.
@@ -84,8 +89,8 @@ fn an_attached_queue_uses_the_memory_that_its_words_name() {
     assert_eq!(queue.state().qid(), QID);
     assert_eq!((queue.state().mask(), queue.state().slots()), (7, 7));
 
-    let token = queue.place(&Alone, read(4)).expect("room");
-    queue.ring(&Alone);
+    let token = queue.place(&LoneThread, read(4)).expect("room");
+    queue.ring(&LoneThread);
     assert_eq!(memory.bells[0].load(Order::Relaxed, Scope::Sys), 1);
     let sqe = memory.sq[0].load();
     assert_eq!(sqe.cid(), token.cid());
@@ -109,8 +114,11 @@ fn an_attached_queue_uses_the_memory_that_its_words_name() {
         cid: sqe.cid().0,
         phase_status: status.0 << 1 | 1,
     });
-    queue.drain(&Alone);
-    assert_eq!(queue.poll(&token), Some((Outcome::Completed(status), 0)));
+    queue.drain(&LoneThread);
+    assert_eq!(
+        queue.poll(&token),
+        Some((CommandOutcome::Completed(status), 0))
+    );
     assert_eq!(queue.state().in_flight(), 0);
     assert_eq!(queue.fault(), None);
 }
@@ -120,20 +128,20 @@ fn an_attached_queue_uses_the_memory_that_its_words_name() {
 fn a_queue_that_is_attached_again_goes_on() {
     let (memory, words) = Memory::new(4, 3, 0);
     let first = memory.shared(&words).unwrap();
-    let token = first.place(&Alone, read(1)).unwrap();
-    first.ring(&Alone);
+    let token = first.place(&LoneThread, read(1)).unwrap();
+    first.ring(&LoneThread);
     let again = memory.shared(&words).unwrap();
-    let busy = again.place(&Alone, read(1));
+    let busy = again.place(&LoneThread, read(1));
     assert_eq!(busy.unwrap_err(), SubmitError::CellBusy, "its cell waits");
     assert_eq!(again.state().cids().collect::<Vec<_>>(), [token.cid()]);
 
     // SAFETY: as in `shared`; no other view of the queue is used meanwhile.
     let (rings, state) = unsafe { words.attach() }.unwrap();
-    let mut owned = Collective::resume(Alone, rings, state);
+    let mut owned = CollectiveQueue::resume(LoneThread, rings, state);
     assert_eq!((owned.in_flight(), owned.depth()), (1, 3));
     // Without list memory a transfer of two pages works, one of three does not.
     let refused = owned.submit(true, |_| read(3), 1 << 30);
-    assert_eq!(refused, Err(SubmitError::Map(MapError::ListTooSmall)));
+    assert_eq!(refused, Err(SubmitError::Map(PointerError::ListTooSmall)));
     let cid = owned.submit(true, |_| read(2), 1 << 30).unwrap().unwrap();
     owned.ring();
     assert_eq!(memory.bells[0].load(Order::Relaxed, Scope::Sys), 2);

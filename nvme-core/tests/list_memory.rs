@@ -1,12 +1,13 @@
 //! List memory: in every slot, at every offset, the longest transfer that its size is documented for is mapped.
 #![cfg(not(loom))]
 
-use nvme_core::mem::{CqCell, CqRing, DmaWords, Doorbell, SqCell, SqRing};
-use nvme_core::sgl::Segment;
+use nvme_core::mem::{CqCell, CqRing, DmaWords, DoorbellRegister, SqCell, SqRing};
+use nvme_core::sgl::SglSegment;
 use nvme_core::spec::{Iova, Lba, Nsid, PageSize, Qid, nvm};
 use nvme_core::sync::{AtomicU32, AtomicU64};
 use nvme_core::{
-    Data, Identity, ListMemory, MapError, QueueMemory, QueuePair, Slot, SubmitError, prp,
+    CommandData, CommandSlot, ControllerIdentity, ListMemory, PointerError, QueueMemory, QueuePair,
+    SubmitError, prp,
 };
 
 const SLOTS: usize = 7;
@@ -17,7 +18,7 @@ fn submit(
     base: u64,
     page: PageSize,
     share: usize,
-    data: &[Data<'_>; SLOTS],
+    data: &[CommandData<'_>; SLOTS],
     sgl_bytes: bool,
 ) -> (Vec<Result<(), SubmitError>>, u64) {
     let sq: Vec<SqCell> = (0..8).map(|_| SqCell::default()).collect();
@@ -29,12 +30,12 @@ fn submit(
     let memory = QueueMemory {
         sq: SqRing::new(&sq, Iova(0)),
         cq: CqRing::new(&cq, Iova(0)),
-        sq_doorbell: Doorbell::new(&bells[0]),
-        cq_doorbell: Doorbell::new(&bells[1]),
+        sq_doorbell: DoorbellRegister::new(&bells[0]),
+        cq_doorbell: DoorbellRegister::new(&bells[1]),
         lists: lists.with_sgl_bytes(sgl_bytes),
     };
-    let mut slots: Vec<Slot<u32>> = (0..SLOTS).map(|_| Slot::new()).collect();
-    let mut pair = QueuePair::new(&Identity::new(), Qid(1), memory, &mut slots[..]);
+    let mut slots: Vec<CommandSlot<u32>> = (0..SLOTS).map(|_| CommandSlot::new()).collect();
+    let mut pair = QueuePair::new(&ControllerIdentity::new(), Qid(1), memory, &mut slots[..]);
     let sqe = nvm::read(Nsid(1), Lba(0), 1);
     let each = data.iter().map(|data| {
         let sent = pair.submit(sqe, *data, 0, u64::MAX);
@@ -48,7 +49,7 @@ fn each_slot_maps(base: u64, page: PageSize, share: usize, len: u64) -> bool {
     let offsets = [0, 4, 2048, page.bytes() - 4];
     offsets.into_iter().all(|offset| {
         let iova = Iova(0x4000_0000 + offset);
-        let data = [Data::Contiguous { iova, len }; SLOTS];
+        let data = [CommandData::Contiguous { iova, len }; SLOTS];
         let (each, _) = submit(base, page, share, &data, false);
         each.iter().all(Result::is_ok)
     })
@@ -87,7 +88,7 @@ fn the_longest_transfer_is_what_every_slot_can_map_and_no_more() {
         for share in [
             0, 1, 2, 3, 4, 5, 16, 100, 256, 300, 511, 512, 513, 514, 515, 1023, 1024, 1025, 1536,
         ] {
-            let none = [Data::None; SLOTS];
+            let none = [CommandData::None; SLOTS];
             let (_, most) = submit(BASE + at, page, share, &none, false);
             assert!(
                 each_slot_maps(BASE + at, page, share, most),
@@ -112,11 +113,11 @@ fn list_memory_in_the_middle_of_a_word_is_refused() {
 /// NVMe Base 2.0c, Identify Controller, SGLS bits 1:0: 10b asks for data blocks in dwords.
 #[test]
 fn data_blocks_are_in_dwords_unless_the_controller_takes_any_bytes() {
-    let data = |iova, len| Segment::Data {
+    let data = |iova, len| SglSegment::Data {
         iova: Iova(iova),
         len,
     };
-    let odd = Segment::Discard { len: 3 };
+    let odd = SglSegment::Discard { len: 3 };
     let lists = [
         vec![data(0x1000, 512)],
         vec![data(0x1002, 512)],
@@ -126,8 +127,9 @@ fn data_blocks_are_in_dwords_unless_the_controller_takes_any_bytes() {
         vec![data(0x1000, 4), data(0x2001, 4)],
         vec![data(0x1000, 4), data(0x2004, 4)],
     ];
-    let all: [Data<'_>; SLOTS] = std::array::from_fn(|index| Data::Sgl(&lists[index]));
-    let misaligned = Err(SubmitError::Map(MapError::Misaligned));
+    let all: [CommandData<'_>; SLOTS] =
+        std::array::from_fn(|index| CommandData::Sgl(&lists[index]));
+    let misaligned = Err(SubmitError::Map(PointerError::Misaligned));
     let (strict, _) = submit(BASE, PageSize::KIB4, 8, &all, false);
     let expected = [
         Ok(()),

@@ -2,9 +2,9 @@
 //! knows the specification alone goes over what the core wrote.
 #![cfg(not(loom))]
 
-use nvme_core::MapError;
+use nvme_core::PointerError;
 use nvme_core::mem::DmaWords;
-use nvme_core::prp::{self, Prps};
+use nvme_core::prp::{self, PrpPair};
 use nvme_core::spec::{Iova, PageSize};
 use nvme_core::sync::AtomicU64;
 
@@ -64,7 +64,7 @@ struct Walk {
 /// otherwise. The last entry within a memory page of a list is a pointer to the next list when more
 /// than one memory page of data is still to be transferred, and data when not; no other entry is a
 /// pointer. Entries have no offset.
-fn walk(page: u64, prps: Prps, len: u64, lists: &Lists) -> Walk {
+fn walk(page: u64, prps: PrpPair, len: u64, lists: &Lists) -> Walk {
     let mut found = Walk::default();
     let first = len.min(page - prps.prp1 % page);
     found.data.push((prps.prp1, first));
@@ -164,7 +164,7 @@ impl Case {
             let enough = Lists::new(lists.iova.0, need);
             assert_eq!(map(enough.view()), Ok(prps), "{told}");
             let less = Lists::new(lists.iova.0, need - 1);
-            assert_eq!(map(less.view()), Err(MapError::ListTooSmall), "{told}");
+            assert_eq!(map(less.view()), Err(PointerError::ListTooSmall), "{told}");
         }
     }
 
@@ -221,7 +221,7 @@ fn the_last_word_of_a_page_is_data_of_512_entries_and_a_pointer_of_513() {
         )
         .unwrap()
     };
-    let prps = |prp1| Prps { prp1, prp2: LISTS };
+    let prps = |prp1| PrpPair { prp1, prp2: LISTS };
     let lists = Lists::new(LISTS, 1024);
     assert_eq!(map(512, &lists), prps(0x10_0E00));
     assert_eq!(lists.read(LISTS), 0x10_1000);

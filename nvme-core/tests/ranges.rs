@@ -1,16 +1,16 @@
 //! Ranges of blocks that cannot be transferred: which ones, and what is said of them.
 
 use nvme_core::spec::Lba;
-use nvme_core::transfer::{Limits, Piece, RangeError, split};
+use nvme_core::transfer::{RangeError, TransferLimits, TransferPiece, split};
 
-const LIMITS: Limits = Limits {
+const LIMITS: TransferLimits = TransferLimits {
     block_bytes: 4096,
     blocks: 1000,
     max_bytes: Some(4096 * 8),
     boundary_blocks: 0,
 };
 
-fn text(lba: u64, blocks: u64, limits: Limits) -> String {
+fn text(lba: u64, blocks: u64, limits: TransferLimits) -> String {
     let error = split(Lba(lba), blocks, limits).expect_err("not a range");
     let source: &dyn core::error::Error = &error;
     assert!(source.source().is_none());
@@ -27,7 +27,7 @@ fn each_refusal_names_its_cause() {
         text(999, 2, LIMITS),
         "the range ends past the namespace, which has 1000 blocks"
     );
-    let small = Limits {
+    let small = TransferLimits {
         max_bytes: Some(4095),
         ..LIMITS
     };
@@ -43,12 +43,12 @@ fn each_refusal_names_its_cause() {
 #[test]
 fn pieces_fill_the_range_within_each_limit() {
     for (boundary_blocks, max_blocks) in [(0, 8), (16, 8), (12, 8), (7, 100), (1, 3)] {
-        let limits = Limits {
+        let limits = TransferLimits {
             boundary_blocks,
             max_bytes: Some(max_blocks * 4096),
             ..LIMITS
         };
-        let pieces: Vec<Piece> = split(Lba(5), 90, limits).unwrap().collect();
+        let pieces: Vec<TransferPiece> = split(Lba(5), 90, limits).unwrap().collect();
         let mut next = 5;
         for piece in &pieces {
             assert_eq!((piece.lba, piece.offset), (Lba(next), (next - 5) * 4096));

@@ -2,16 +2,16 @@
 #![cfg(not(loom))]
 
 use core::fmt::{Display, Write};
-use nvme_core::mem::{CqCell, CqRing, DmaWords, Doorbell, SqCell, SqRing};
+use nvme_core::mem::{CqCell, CqRing, DmaWords, DoorbellRegister, SqCell, SqRing};
 use nvme_core::queue_state::{QueueState, words};
 use nvme_core::spec::register::{cq_head_doorbell, doorbell_bytes, sq_tail_doorbell};
 use nvme_core::spec::{Cid, Iova, Lba, Nsid, PageSize, Qid, Status, nvm};
 use nvme_core::sync::{AtomicU32, AtomicU64};
-use nvme_core::trace::Event;
+use nvme_core::trace::TraceEvent;
 use nvme_core::transfer::RangeError;
 use nvme_core::{
-    ControllerFault, Data, Identity, ListMemory, MapError, QueueMemory, QueuePair, Slot,
-    SubmitError, prp, sgl,
+    CommandData, CommandSlot, ControllerFault, ControllerIdentity, ListMemory, PointerError,
+    QueueMemory, QueuePair, SubmitError, prp, sgl,
 };
 
 /// A writer with room for so many bytes.
@@ -33,12 +33,12 @@ fn a_text_that_does_not_fit_is_an_error() {
         &ControllerFault::StaleCid(cid),
         &ControllerFault::SqHead(9),
         &ControllerFault::SqId(7),
-        &Event::submitted(Qid(3), cid, 2, 1),
-        &Event::completed(Qid(3), cid, Status::SUCCESS, 1),
-        &Event::fault(Qid(3), cid, 5),
+        &TraceEvent::submitted(Qid(3), cid, 2, 1),
+        &TraceEvent::completed(Qid(3), cid, Status::SUCCESS, 1),
+        &TraceEvent::fault(Qid(3), cid, 5),
         &Status::INVALID_FIELD.with_crd(2).with_more().with_dnr(),
         &RangeError::PastEnd { blocks: 8 },
-        &MapError::Empty,
+        &PointerError::Empty,
         &Iova(0x1000),
         &cid,
     ];
@@ -79,7 +79,7 @@ fn a_list_begins_at_a_whole_entry() {
     for offset in 1..8 {
         let list = DmaWords::new(&memory, Iova(0x10_0000 + offset));
         let mapped = prp::map(PageSize::KIB4, Iova(0x1000), 3 * 4096, list);
-        assert_eq!(mapped, Err(MapError::Misaligned), "at {offset}");
+        assert_eq!(mapped, Err(PointerError::Misaligned), "at {offset}");
         // Where no list is needed, its place does not matter.
         assert!(prp::map(PageSize::KIB4, Iova(0x1000), 8192, list).is_ok());
     }
@@ -103,19 +103,25 @@ fn segments_that_do_not_fit_are_given_back() {
     let memory = QueueMemory {
         sq: SqRing::new(&sq, Iova(0)),
         cq: CqRing::new(&cq, Iova(0)),
-        sq_doorbell: Doorbell::new(&bells[0]),
-        cq_doorbell: Doorbell::new(&bells[1]),
+        sq_doorbell: DoorbellRegister::new(&bells[0]),
+        cq_doorbell: DoorbellRegister::new(&bells[1]),
         lists: ListMemory::new(DmaWords::new(&lists, Iova(0x8000)), PageSize::KIB4, 4),
     };
-    let mut pair = QueuePair::new(&Identity::new(), Qid(1), memory, vec![Slot::new()]);
-    let part = sgl::Segment::Discard { len: 512 };
+    let mut pair = QueuePair::new(
+        &ControllerIdentity::new(),
+        Qid(1),
+        memory,
+        vec![CommandSlot::new()],
+    );
+    let part = sgl::SglSegment::Discard { len: 512 };
     let read = nvm::read(Nsid(1), Lba(0), 3);
-    let three = pair.submit(read, Data::Sgl(&[part; 3]), "three", 0);
+    let three = pair.submit(read, CommandData::Sgl(&[part; 3]), "three", 0);
     let rejected = three.unwrap_err();
     assert_eq!(rejected.buffer, "three");
-    assert_eq!(rejected.error, SubmitError::Map(MapError::ListTooSmall));
+    assert_eq!(rejected.error, SubmitError::Map(PointerError::ListTooSmall));
     assert_eq!(pair.in_flight(), 0);
-    pair.submit(read, Data::Sgl(&[part; 2]), "two", 0).unwrap();
+    pair.submit(read, CommandData::Sgl(&[part; 2]), "two", 0)
+        .unwrap();
     assert_eq!(pair.in_flight(), 1);
     // PSDT 01b: the data pointer is a descriptor, of the last segment in the slot's list.
     let entry = sq[0].load();

@@ -1,7 +1,7 @@
 //! A submission queue after a restart, as after Create I/O Submission Queue.
 
 use nvme_core::SubmissionQueue;
-use nvme_core::mem::{Doorbell, SqCell, SqRing};
+use nvme_core::mem::{DoorbellRegister, SqCell, SqRing};
 use nvme_core::spec::{Iova, Nsid, Sqe};
 use nvme_core::sync::{AtomicU32, Order, Scope};
 
@@ -13,7 +13,7 @@ const QUIET: u32 = 77;
 fn a_restarted_queue_rings_for_as_many_as_before() {
     let cells: [SqCell; 8] = Default::default();
     let bell = AtomicU32::new(QUIET);
-    let mut sq = SubmissionQueue::new(SqRing::new(&cells, Iova(0)), Doorbell::new(&bell));
+    let mut sq = SubmissionQueue::new(SqRing::new(&cells, Iova(0)), DoorbellRegister::new(&bell));
     for count in 1..8 {
         for _ in 0..count {
             assert!(sq.push(Sqe::new(0, Nsid(1))));

@@ -4,18 +4,20 @@
 #![allow(unsafe_code)]
 
 use crate::arch;
-use crate::work::{Launch, Report, Traced, account};
-use nvme_core::group::Traffic;
+use crate::work::{LaunchArguments, LaunchReport, TracedEvent, account};
+use nvme_core::group::BusTraffic;
 use nvme_core::handoff::QueueWords;
 use nvme_core::spec::nvm::{self, opcode};
 use nvme_core::spec::{Iova, Lba, Nsid, PageSize, Sqe};
 use nvme_core::sync::{AtomicU32, Order, Scope, opaque};
-use nvme_core::trace::Event;
-use nvme_core::{Command, ControllerFault, Data, Outcome, SubmitError, WaitError};
+use nvme_core::trace::TraceEvent;
+use nvme_core::{
+    CommandData, CommandOutcome, ControllerFault, MemberCommand, SubmitError, WaitError,
+};
 
 /// Returns queue `index` of the launch.
 #[inline(always)]
-pub fn queue_words(launch: &Launch, index: u32) -> Option<&QueueWords> {
+pub fn queue_words(launch: &LaunchArguments, index: u32) -> Option<&QueueWords> {
     if index >= launch.queue_count {
         return None;
     }
@@ -26,17 +28,17 @@ pub fn queue_words(launch: &Launch, index: u32) -> Option<&QueueWords> {
 
 /// The counts of one thread. Rare events go to the report at once, which keeps registers free.
 #[derive(Default)]
-pub struct Tally {
+pub struct ThreadTally {
     pub completed: u32,
     pub sqes: u32,
 }
 
-impl Tally {
+impl ThreadTally {
     #[inline(always)]
-    pub fn end(&mut self, work: &Work, index: u64, outcome: Outcome) {
+    pub fn end(&mut self, work: &AssignedWork, index: u64, outcome: CommandOutcome) {
         match outcome {
-            Outcome::Completed(status) if status.is_success() => self.completed += 1,
-            Outcome::Completed(status) => {
+            CommandOutcome::Completed(status) if status.is_success() => self.completed += 1,
+            CommandOutcome::Completed(status) => {
                 // SAFETY: the host vouches for the report, which is only accessed by these atomic
                 // instructions.
                 unsafe {
@@ -46,15 +48,15 @@ impl Tally {
                 }
             }
             // SAFETY: as above.
-            Outcome::Aborted(_) => unsafe {
+            CommandOutcome::Aborted(_) => unsafe {
                 arch::add(work.count(|report| &raw mut (*report).failed), 1);
             },
         }
         work.account(
             index,
             match outcome {
-                Outcome::Completed(status) => account::DONE | u32::from(status.0),
-                Outcome::Aborted(_) => account::ABORTED,
+                CommandOutcome::Completed(status) => account::DONE | u32::from(status.0),
+                CommandOutcome::Aborted(_) => account::ABORTED,
             },
         );
     }
@@ -64,14 +66,14 @@ impl Tally {
 ///
 /// Each thread makes one at its start and keeps it in registers; everything that changes during the launch is
 /// in the report or in the thread's own counts.
-pub struct Work<'l> {
-    pub launch: &'l Launch,
+pub struct AssignedWork<'l> {
+    pub launch: &'l LaunchArguments,
     page: PageSize,
 }
 
-impl<'l> Work<'l> {
+impl<'l> AssignedWork<'l> {
     #[inline(always)]
-    pub fn new(launch: &'l Launch, page_shift: u32) -> Self {
+    pub fn new(launch: &'l LaunchArguments, page_shift: u32) -> Self {
         Self {
             launch,
             page: PageSize::from_mps(page_shift.wrapping_sub(12) as u8).unwrap_or(PageSize::KIB4),
@@ -80,8 +82,8 @@ impl<'l> Work<'l> {
 
     /// Returns the address of one of the report's counts.
     #[inline(always)]
-    fn count(&self, field: impl FnOnce(*mut Report) -> *mut u64) -> *mut u64 {
-        field(self.launch.report as usize as *mut Report)
+    fn count(&self, field: impl FnOnce(*mut LaunchReport) -> *mut u64) -> *mut u64 {
+        field(self.launch.report as usize as *mut LaunchReport)
     }
 
     #[inline(always)]
@@ -135,13 +137,13 @@ impl<'l> Work<'l> {
 
     /// Counts an access of a shared queue to the bus.
     #[inline(always)]
-    pub fn on_bus_access(&self, traffic: Traffic) {
+    pub fn on_bus_access(&self, traffic: BusTraffic) {
         // SAFETY: as in `timed_out`.
         unsafe {
             let (field, count) = match traffic {
-                Traffic::SqDoorbell => (self.count(|all| &raw mut (*all).sq_doorbells), 1),
-                Traffic::CqDoorbell => (self.count(|all| &raw mut (*all).cq_doorbells), 1),
-                Traffic::CqLoads(loads) => (self.count(|all| &raw mut (*all).cq_loads), loads),
+                BusTraffic::SqDoorbell => (self.count(|all| &raw mut (*all).sq_doorbells), 1),
+                BusTraffic::CqDoorbell => (self.count(|all| &raw mut (*all).cq_doorbells), 1),
+                BusTraffic::CqLoads(loads) => (self.count(|all| &raw mut (*all).cq_loads), loads),
             };
             arch::add(field, u64::from(count));
         }
@@ -149,7 +151,7 @@ impl<'l> Work<'l> {
 
     /// Adds a thread's counts to the report.
     #[inline(always)]
-    pub fn report(&self, tally: &Tally, bus: [u32; 3], began_ns: u64) {
+    pub fn report(&self, tally: &ThreadTally, bus: [u32; 3], began_ns: u64) {
         let [sq_doorbells, cq_doorbells, cq_loads] = bus.map(u64::from);
         // SAFETY: as in `timed_out`.
         unsafe {
@@ -158,7 +160,7 @@ impl<'l> Work<'l> {
                     arch::add(at, value);
                 }
             };
-            let report = self.launch.report as usize as *mut Report;
+            let report = self.launch.report as usize as *mut LaunchReport;
             add(&raw mut (*report).completed, u64::from(tally.completed));
             add(&raw mut (*report).sqes, u64::from(tally.sqes));
             add(&raw mut (*report).sq_doorbells, sq_doorbells);
@@ -181,15 +183,15 @@ impl<'l> Work<'l> {
 
     /// Appends a record to the launch's trace; only for launches with a trace.
     #[inline(always)]
-    pub fn record(&self, index: u64, event: Event) {
+    pub fn record(&self, index: u64, event: TraceEvent) {
         let launch = self.launch;
-        let report = launch.report as usize as *mut Report;
+        let report = launch.report as usize as *mut LaunchReport;
         // SAFETY: the host vouches for the report; only this atomic instruction changes the field.
         let number = unsafe { &*(&raw const (*report).traced).cast::<AtomicU32>() };
         let number = number.fetch_add(1, Order::Relaxed, Scope::Gpu);
         let at = number & launch.trace_records.wrapping_sub(1);
         let [head, argument] = event.to_words();
-        let record = launch.trace as usize as *mut Traced;
+        let record = launch.trace as usize as *mut TracedEvent;
         // SAFETY: the host vouches for `trace_records` records, a power of two, and each number belongs to
         // one thread. Written word by word: a whole record would be assembled in local memory first.
         unsafe {
@@ -203,7 +205,7 @@ impl<'l> Work<'l> {
 
     /// Makes command `index`, with its data in buffer `buffer` unless the launch is linear.
     #[inline(always)]
-    pub fn command(&self, index: u64, buffer: u64, tag: u32) -> Command<'l> {
+    pub fn command(&self, index: u64, buffer: u64, tag: u32) -> MemberCommand<'l> {
         let launch = self.launch;
         let unit = match launch.pattern {
             crate::work::pattern::RANDOM => {
@@ -229,7 +231,7 @@ impl<'l> Work<'l> {
             other => Sqe::new(other, nsid),
         };
         let place = if launch.linear != 0 { index } else { buffer };
-        Command::new(sqe, self.data(place), tag)
+        MemberCommand::new(sqe, self.data(place), tag)
     }
 
     /// Returns the bytes of a command's data. Computed again for each command: registers are scarcer than
@@ -247,22 +249,22 @@ impl<'l> Work<'l> {
     }
 
     #[inline(always)]
-    fn data(&self, place: u64) -> Data<'l> {
+    fn data(&self, place: u64) -> CommandData<'l> {
         let len = self.bytes();
         let offset = place * len;
         if len == 0 {
-            return Data::None;
+            return CommandData::None;
         }
         if offset + len > self.launch.data_bytes {
             // An empty transfer is rejected when it is mapped, so data outside the memory ends in an error.
-            return Data::Contiguous {
+            return CommandData::Contiguous {
                 iova: Iova(0),
                 len: 0,
             };
         }
         if self.launch.pages == 0 {
             let iova = Iova(self.launch.data_iova + offset);
-            return Data::Contiguous { iova, len };
+            return CommandData::Contiguous { iova, len };
         }
         let table = self.launch.pages as usize as *const Iova;
         let shift = opaque(self.page.shift());
@@ -273,7 +275,7 @@ impl<'l> Work<'l> {
         // as checked above; nothing writes the table while the kernel runs.
         let pages =
             unsafe { core::slice::from_raw_parts(table.add(first as usize), count as usize) };
-        Data::Pages {
+        CommandData::Pages {
             offset: within,
             len,
             pages,

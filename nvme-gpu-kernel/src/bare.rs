@@ -4,7 +4,7 @@
 
 use crate::arch;
 use crate::assignment::queue_words;
-use crate::work::{Launch, Report, data_word};
+use crate::work::{LaunchArguments, LaunchReport, data_word};
 use nvme_core::spec::Sqe;
 use nvme_core::sync::{AtomicU64, Order, Scope, fence};
 
@@ -18,10 +18,10 @@ entry! {
     /// `lba` on. Any grid; different words are counted.
     ///
     /// # Safety
-    /// `data`, `data_bytes` and `report` are valid as [`Launch`] documents; nothing writes the data
+    /// `data`, `data_bytes` and `report` are valid as [`LaunchArguments`] documents; nothing writes the data
     /// meanwhile.
-    pub unsafe fn nvme_verify(launch: Launch) {
-        let report = launch.report as usize as *mut Report;
+    pub unsafe fn nvme_verify(launch: LaunchArguments) {
+        let report = launch.report as usize as *mut LaunchReport;
         let bytes = (launch.commands * u64::from(launch.blocks)) << launch.block_shift;
         let words = bytes.min(launch.data_bytes) / 8;
         let first = (launch.lba << launch.block_shift) / 8;
@@ -56,8 +56,8 @@ entry! {
     ///
     /// # Safety
     /// The first queue of the launch is memory that a host thread answers on; nothing else uses it.
-    pub unsafe fn nvme_pingpong(launch: Launch) {
-        let report = launch.report as usize as *mut Report;
+    pub unsafe fn nvme_pingpong(launch: LaunchArguments) {
+        let report = launch.report as usize as *mut LaunchReport;
         let Some(words) = queue_words(&launch, 0) else {
             return;
         };
@@ -105,7 +105,7 @@ entry! {
     ///
     /// # Safety
     /// The rings are memory whose entries no code relies on; nothing else writes them.
-    pub unsafe fn nvme_sqe_writes(launch: Launch) {
+    pub unsafe fn nvme_sqe_writes(launch: LaunchArguments) {
         let warp = (arch::block() * arch::block_threads() + arch::thread()) / 32;
         let warps = arch::blocks() * arch::block_threads() / 32;
         let (tile, word) = (arch::lane() / 8, arch::lane() & 7);
@@ -150,7 +150,7 @@ entry! {
         fence(Order::Release, Scope::Sys);
         // Keeps the loads alive (black box).
         if written != 0 || read == u64::MAX {
-            let report = launch.report as usize as *mut Report;
+            let report = launch.report as usize as *mut LaunchReport;
             // SAFETY: the host vouches for the report, which is only accessed by these atomic instructions.
             unsafe { arch::add(&raw mut (*report).sqes, written) };
         }

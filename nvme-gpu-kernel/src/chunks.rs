@@ -3,7 +3,7 @@
 #![allow(unsafe_code)]
 
 use crate::arch;
-use crate::hash::{self, CONSTANTS, Chunk, HashChunks, Lanes, SHORT, fold};
+use crate::hash::{self, CONSTANTS, HashChunk, HashChunks, HashLanes, SHORT, fold};
 
 /// The lanes of a warp over a chunk: lane `l` has column `l % 8` of stripes `l / 8`, `l / 8 + 4` and so on,
 /// so that one load of all lanes covers 256 consecutive bytes. `ALIGNED`: the chunk begins at a multiple of
@@ -19,7 +19,7 @@ fn swap(value: u64, bits: u32) -> u64 {
     half(value >> 32) << 32 | half(value)
 }
 
-impl<const ALIGNED: bool> Lanes<1, 4> for OnWarp<ALIGNED> {
+impl<const ALIGNED: bool> HashLanes<1, 4> for OnWarp<ALIGNED> {
     #[inline(always)]
     fn place(&self) -> (u32, u32) {
         (self.lane % 8, self.lane / 8)
@@ -83,7 +83,7 @@ entry! {
         let mut index = u64::from(arch::block() * of_block + arch::thread() / 32);
         let warps = u64::from(arch::blocks() * of_block);
         while index < job.count {
-            let place = job.chunks + index * size_of::<Chunk>() as u64;
+            let place = job.chunks + index * size_of::<HashChunk>() as u64;
             // SAFETY: the host vouches for `count` chunks.
             let (at, bytes) = unsafe { (arch::load_word(place), arch::load_word(place + 8)) };
             let (from, lane) = (job.base + at, arch::lane());

@@ -4,7 +4,7 @@
 
 use crate::arch;
 use crate::exchange::{OfLanes64, exchanged64, of_lane64};
-use crate::rows::Gather;
+use crate::rows::GatherLaunch;
 
 /// The sizes of a copy: the bytes of a row and the unit of copying; with the lane's number, which may be
 /// opaque to the compiler.
@@ -12,15 +12,15 @@ use crate::rows::Gather;
 /// Larger units take fewer instructions; the host computes the largest unit that divides every address and
 /// length of the launch once, so that no lane has to look.
 #[derive(Clone, Copy)]
-pub struct Shape {
+pub struct CopyShape {
     pub row_bytes: u32,
     pub unit_shift: u32,
     pub lane: u32,
 }
 
-impl Shape {
+impl CopyShape {
     #[inline(always)]
-    pub fn of(rows: &Gather) -> Self {
+    pub fn of(rows: &GatherLaunch) -> Self {
         Self {
             row_bytes: rows.row_bytes,
             unit_shift: rows.unit_shift,
@@ -43,7 +43,7 @@ impl Shape {
 /// Copies a row from `from` of each lane whose bit is set in `wanted` to `to` of that lane. Every lane calls
 /// it, and all lanes call `to` with the same lane.
 #[inline(always)]
-pub fn rows(shape: Shape, from: u64, to: impl Fn(u32) -> u64, wanted: u32) {
+pub fn rows(shape: CopyShape, from: u64, to: impl Fn(u32) -> u64, wanted: u32) {
     match shape.unit_shift {
         4 if shape.row_bytes.is_multiple_of(512) => {
             copy_pieces(shape, exchanged64(from), to, wanted)
@@ -64,7 +64,7 @@ const LONG: u32 = 64;
 /// or ends inside a line: slots, and lines of a cache.
 #[cfg(feature = "rows")]
 #[inline(always)]
-pub fn rows_of_slots(shape: Shape, from: u64, to: impl Fn(u32) -> u64, wanted: u32) {
+pub fn rows_of_slots(shape: CopyShape, from: u64, to: impl Fn(u32) -> u64, wanted: u32) {
     if shape.unit_shift < 2 && shape.row_bytes >= LONG {
         copy_lines(shape, from, to, wanted);
         arch::sync_warp(arch::FULL);
@@ -77,7 +77,7 @@ pub fn rows_of_slots(shape: Shape, from: u64, to: impl Fn(u32) -> u64, wanted: u
 /// cross the bus, and the next ones are in flight while these are stored.
 #[cfg(feature = "rows")]
 #[inline(always)]
-fn copy_lines(shape: Shape, from: u64, to: impl Fn(u32) -> u64, wanted: u32) {
+fn copy_lines(shape: CopyShape, from: u64, to: impl Fn(u32) -> u64, wanted: u32) {
     let mut left = wanted;
     let from_all = exchanged64(from);
     while left != 0 {
@@ -135,7 +135,14 @@ pub fn unit_of(word: u64) -> u32 {
 /// lane calls it. `unit` returns log2 of the bytes that divide addresses and length.
 #[cfg(feature = "rows")]
 #[inline(always)]
-pub fn parts(shape: Shape, from: u64, to: u64, bytes: u64, wanted: u32, unit: impl Fn(u64) -> u32) {
+pub fn parts(
+    shape: CopyShape,
+    from: u64,
+    to: u64,
+    bytes: u64,
+    wanted: u32,
+    unit: impl Fn(u64) -> u32,
+) {
     let mut left = wanted;
     let (from_all, all_to) = (exchanged64(from), exchanged64(to));
     let all_bytes = exchanged64(bytes);
@@ -156,7 +163,7 @@ pub fn parts(shape: Shape, from: u64, to: u64, bytes: u64, wanted: u32, unit: im
 
 #[cfg(feature = "rows")]
 #[inline(always)]
-fn copy_part<const SHIFT: u32>(shape: Shape, from: u64, to: u64, bytes: u64) {
+fn copy_part<const SHIFT: u32>(shape: CopyShape, from: u64, to: u64, bytes: u64) {
     let mut at = u64::from(shape.lane) << SHIFT;
     while at < bytes {
         // SAFETY: `at` is below the part's length, in the slots and in the output.
@@ -174,7 +181,7 @@ fn copy_part<const SHIFT: u32>(shape: Shape, from: u64, to: u64, bytes: u64) {
 /// Copies rows of a multiple of 512 bytes, in parts of 512: a warp loads eight parts before it stores the
 /// first, whichever rows they belong to.
 #[inline(always)]
-fn copy_pieces(shape: Shape, from: OfLanes64, to: impl Fn(u32) -> u64, wanted: u32) {
+fn copy_pieces(shape: CopyShape, from: OfLanes64, to: impl Fn(u32) -> u64, wanted: u32) {
     let lane = u64::from(shape.lane) * 16;
     let bytes = u64::from(shape.row_bytes);
     let (mut left, mut at) = (wanted, 0);
@@ -209,7 +216,7 @@ fn copy_pieces(shape: Shape, from: OfLanes64, to: impl Fn(u32) -> u64, wanted: u
 /// Copies rows in units of 16, 4 or 1 bytes, all rows together: the lanes take consecutive units.
 #[inline(always)]
 fn copy_units<const SHIFT: u32>(
-    shape: Shape,
+    shape: CopyShape,
     from: OfLanes64,
     to: impl Fn(u32) -> u64,
     wanted: u32,

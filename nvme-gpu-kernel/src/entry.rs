@@ -3,20 +3,20 @@
 #![allow(unsafe_code)]
 
 use crate::arch;
-use crate::groups::{Block, Warp};
+use crate::groups::{WholeBlock, WholeWarp};
 use crate::owned::drive;
 use crate::shared::sharing;
-use crate::work::Launch;
-use nvme_core::group::Alone;
+use crate::work::LaunchArguments;
+use nvme_core::group::LoneThread;
 
 entry! {
     /// Drives queues by one thread each: grid = queues, blocks of one thread.
     ///
     /// # Safety
-    /// Every address in `launch` is valid as [`Launch`] documents; the queues exist on the controller and
+    /// Every address in `launch` is valid as [`LaunchArguments`] documents; the queues exist on the controller and
     /// nothing else uses them.
-    pub unsafe fn nvme_owner(launch: Launch) {
-        drive::<Alone, 1, 1, false>(&launch, Alone, arch::block());
+    pub unsafe fn nvme_owner(launch: LaunchArguments) {
+        drive::<LoneThread, 1, 1, false>(&launch, LoneThread, arch::block());
     }
 }
 
@@ -25,8 +25,8 @@ entry! {
     ///
     /// # Safety
     /// As [`nvme_owner`].
-    pub unsafe fn nvme_warp(launch: Launch) {
-        drive::<Warp, 4, 8, false>(&launch, Warp, arch::block());
+    pub unsafe fn nvme_warp(launch: LaunchArguments) {
+        drive::<WholeWarp, 4, 8, false>(&launch, WholeWarp, arch::block());
     }
 }
 
@@ -35,8 +35,8 @@ entry! {
     ///
     /// # Safety
     /// As [`nvme_owner`].
-    pub unsafe fn nvme_owner_traced(launch: Launch) {
-        drive::<Alone, 1, 1, true>(&launch, Alone, arch::block());
+    pub unsafe fn nvme_owner_traced(launch: LaunchArguments) {
+        drive::<LoneThread, 1, 1, true>(&launch, LoneThread, arch::block());
     }
 }
 
@@ -45,8 +45,8 @@ entry! {
     ///
     /// # Safety
     /// As [`nvme_owner`].
-    pub unsafe fn nvme_warp_traced(launch: Launch) {
-        drive::<Warp, 1, 1, true>(&launch, Warp, arch::block());
+    pub unsafe fn nvme_warp_traced(launch: LaunchArguments) {
+        drive::<WholeWarp, 1, 1, true>(&launch, WholeWarp, arch::block());
     }
 }
 
@@ -55,8 +55,8 @@ entry! {
     ///
     /// # Safety
     /// As [`nvme_owner`].
-    pub unsafe fn nvme_block(launch: Launch) {
-        drive::<Block, 2, 2, false>(&launch, Block::here(), arch::block());
+    pub unsafe fn nvme_block(launch: LaunchArguments) {
+        drive::<WholeBlock, 2, 2, false>(&launch, WholeBlock::here(), arch::block());
     }
 }
 
@@ -65,8 +65,8 @@ entry! {
     ///
     /// # Safety
     /// As [`nvme_owner`].
-    pub unsafe fn nvme_block_traced(launch: Launch) {
-        drive::<Block, 1, 1, true>(&launch, Block::here(), arch::block());
+    pub unsafe fn nvme_block_traced(launch: LaunchArguments) {
+        drive::<WholeBlock, 1, 1, true>(&launch, WholeBlock::here(), arch::block());
     }
 }
 
@@ -77,7 +77,7 @@ entry! {
     ///
     /// # Safety
     /// As [`nvme_owner`]; the queues are used by threads of this launch alone.
-    pub unsafe fn nvme_shared(launch: Launch) {
+    pub unsafe fn nvme_shared(launch: LaunchArguments) {
         // SAFETY: the host vouches for every address in the launch, as under `# Safety`.
         unsafe { sharing::<false, false, false>(&launch) };
     }
@@ -89,7 +89,7 @@ entry! {
     ///
     /// # Safety
     /// As [`nvme_shared`].
-    pub unsafe fn nvme_shared_narrow(launch: Launch) {
+    pub unsafe fn nvme_shared_narrow(launch: LaunchArguments) {
         // SAFETY: the host vouches for every address in the launch, as under `# Safety`.
         unsafe { sharing::<false, false, true>(&launch) };
     }
@@ -100,7 +100,7 @@ entry! {
     ///
     /// # Safety
     /// As [`nvme_shared`].
-    pub unsafe fn nvme_shared_traced(launch: Launch) {
+    pub unsafe fn nvme_shared_traced(launch: LaunchArguments) {
         // SAFETY: the host vouches for every address in the launch, as under `# Safety`.
         unsafe { sharing::<false, true, false>(&launch) };
     }
@@ -112,7 +112,7 @@ entry! {
     ///
     /// # Safety
     /// As [`nvme_owner`]; the queues are used by threads of this launch alone.
-    pub unsafe fn nvme_tokens(launch: Launch) {
+    pub unsafe fn nvme_tokens(launch: LaunchArguments) {
         // SAFETY: the host vouches for every address in the launch, as under `# Safety`.
         unsafe { sharing::<true, false, false>(&launch) };
     }

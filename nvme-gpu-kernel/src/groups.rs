@@ -9,7 +9,7 @@ use crate::lanes::scratch;
 use crate::scratch_words::SCRATCH;
 #[cfg(target_arch = "nvptx64")]
 use core::arch::asm;
-use nvme_core::group::{Alone, ExecContext, Group, GroupOp, Vote};
+use nvme_core::group::{ExecContext, GroupOp, GroupVote, LoneThread, ThreadGroup};
 use nvme_core::sync::{AtomicU32, Order, Scope};
 
 #[inline(always)]
@@ -26,11 +26,11 @@ fn swap(value: u64, bits: u32) -> u64 {
 
 /// Some lanes of a warp that stay together.
 #[derive(Clone, Copy, Debug)]
-pub struct Lanes {
+pub struct WarpLanes {
     mask: u32,
 }
 
-impl Lanes {
+impl WarpLanes {
     /// Returns the lanes that run `A` together with this one and pass the same `key`.
     #[inline(always)]
     fn beside<A>(key: u64) -> Self {
@@ -40,7 +40,7 @@ impl Lanes {
     }
 }
 
-impl Group for Lanes {
+impl ThreadGroup for WarpLanes {
     #[inline(always)]
     fn size(&self) -> u32 {
         self.mask.count_ones()
@@ -57,12 +57,12 @@ impl Group for Lanes {
     }
 
     #[inline(always)]
-    fn vote(&self, mine: bool) -> Vote {
+    fn vote(&self, mine: bool) -> GroupVote {
         let yes = arch::ballot(self.mask, mine);
         let no = self.mask & !yes;
         // The lanes below the first vote of no; all lanes if there is none.
         let below = (no & no.wrapping_neg()).wrapping_sub(1);
-        Vote {
+        GroupVote {
             total: yes.count_ones(),
             before: (yes & arch::lanes_below()).count_ones(),
             leading: (self.mask & below).count_ones(),
@@ -77,9 +77,9 @@ impl Group for Lanes {
 
 /// A whole warp that stays together: its mask is a constant, which makes every collective cheaper.
 #[derive(Clone, Copy, Debug)]
-pub struct Warp;
+pub struct WholeWarp;
 
-impl Group for Warp {
+impl ThreadGroup for WholeWarp {
     #[inline(always)]
     fn size(&self) -> u32 {
         32
@@ -96,9 +96,9 @@ impl Group for Warp {
     }
 
     #[inline(always)]
-    fn vote(&self, mine: bool) -> Vote {
+    fn vote(&self, mine: bool) -> GroupVote {
         let yes = arch::ballot(arch::FULL, mine);
-        Vote {
+        GroupVote {
             total: yes.count_ones(),
             before: (yes & arch::lanes_below()).count_ones(),
             leading: yes.trailing_ones(),
@@ -126,43 +126,43 @@ impl Group for Warp {
     }
 }
 
-/// A [`Warp`] in which only a few lanes submit at once: each writes its entry alone, which takes fewer
+/// A [`WholeWarp`] in which only a few lanes submit at once: each writes its entry alone, which takes fewer
 /// registers.
 #[derive(Clone, Copy, Debug)]
-pub struct Apart;
+pub struct ApartLanes;
 
-impl Group for Apart {
+impl ThreadGroup for ApartLanes {
     #[inline(always)]
     fn size(&self) -> u32 {
-        Warp.size()
+        WholeWarp.size()
     }
 
     #[inline(always)]
     fn rank(&self) -> u32 {
-        Warp.rank()
+        WholeWarp.rank()
     }
 
     #[inline(always)]
     fn sync(&self) {
-        Warp.sync();
+        WholeWarp.sync();
     }
 
     #[inline(always)]
-    fn vote(&self, mine: bool) -> Vote {
-        Warp.vote(mine)
+    fn vote(&self, mine: bool) -> GroupVote {
+        WholeWarp.vote(mine)
     }
 
     #[inline(always)]
     fn broadcast(&self, value: u32) -> u32 {
-        Warp.broadcast(value)
+        WholeWarp.broadcast(value)
     }
 }
 
 /// A lone lane that keeps fewer reads in flight, and so needs fewer registers: more of them fit on a GPU.
 #[derive(Clone, Copy, Debug)]
-pub struct Narrow;
+pub struct NarrowLane;
 
-impl Group for Narrow {
+impl ThreadGroup for NarrowLane {
     const MOST: u32 = 1;
     const READS: u32 = 6;
 
@@ -180,8 +180,8 @@ impl Group for Narrow {
     fn sync(&self) {}
 
     #[inline(always)]
-    fn vote(&self, mine: bool) -> Vote {
-        Alone.vote(mine)
+    fn vote(&self, mine: bool) -> GroupVote {
+        LoneThread.vote(mine)
     }
 
     #[inline(always)]
@@ -192,11 +192,11 @@ impl Group for Narrow {
 
 /// All threads of a block; their number is a multiple of 32.
 #[derive(Clone, Copy, Debug)]
-pub struct Block {
+pub struct WholeBlock {
     scratch: &'static [AtomicU32; SCRATCH],
 }
 
-impl Block {
+impl WholeBlock {
     /// Returns the block of the calling thread; every thread calls it.
     #[inline(always)]
     pub fn here() -> Self {
@@ -223,7 +223,7 @@ fn scratch() -> &'static [AtomicU32; SCRATCH] {
     unsafe { &*(address as usize as *const [AtomicU32; SCRATCH]) }
 }
 
-impl Group for Block {
+impl ThreadGroup for WholeBlock {
     #[inline(always)]
     fn size(&self) -> u32 {
         arch::block_threads()
@@ -240,14 +240,14 @@ impl Group for Block {
     }
 
     #[inline(always)]
-    fn vote(&self, mine: bool) -> Vote {
+    fn vote(&self, mine: bool) -> GroupVote {
         let yes = arch::ballot(arch::FULL, mine);
         let (warp, warps) = (arch::thread() / 32, arch::block_threads() / 32);
         if arch::lane() == 0 {
             self.word(warp).store(yes, Order::Relaxed, Scope::Cta);
         }
         arch::sync_block();
-        let mut vote = Vote {
+        let mut vote = GroupVote {
             total: 0,
             before: (yes & arch::lanes_below()).count_ones(),
             leading: 0,
@@ -296,9 +296,9 @@ impl Group for Block {
 
 /// A thread of a GPU: its clock, and the lanes that are converged with it.
 #[derive(Clone, Copy, Debug)]
-pub struct Gpu;
+pub struct GpuThread;
 
-impl ExecContext for Gpu {
+impl ExecContext for GpuThread {
     #[inline(always)]
     fn now_ns(&self) -> u64 {
         arch::now_ns()
@@ -311,7 +311,7 @@ impl ExecContext for Gpu {
 
     #[inline(always)]
     fn converged<A: GroupOp>(&self, key: u64, op: A) -> A::Output {
-        converged(Alone, key, op)
+        converged(LoneThread, key, op)
     }
 }
 
@@ -320,36 +320,36 @@ impl ExecContext for Gpu {
 /// A whole warp and a lone lane are special cases: a mask that is a constant makes every collective much
 /// cheaper, and a lone lane needs none.
 #[inline(always)]
-pub fn converged<L: Group, A: GroupOp>(lone: L, key: u64, op: A) -> A::Output {
-    let Lanes { mask } = Lanes::beside::<(L, A)>(key);
+pub fn converged<L: ThreadGroup, A: GroupOp>(lone: L, key: u64, op: A) -> A::Output {
+    let WarpLanes { mask } = WarpLanes::beside::<(L, A)>(key);
     if mask == arch::FULL {
-        op.run(&Warp)
+        op.run(&WholeWarp)
     } else if mask.is_power_of_two() {
         op.run(&lone)
     } else {
-        op.run(&Lanes { mask })
+        op.run(&WarpLanes { mask })
     }
 }
 
 /// The way in which a thread finds the threads that it acts with.
-pub trait Acts {
+pub trait ThreadGrouping {
     /// Runs `op` with them; they pass the same `key`.
     fn act<A: GroupOp>(&self, key: u64, op: A) -> A::Output;
 }
 
 /// A thread that acts with others in the way `B`, on the clock of the GPU.
 #[derive(Clone, Copy, Debug)]
-pub struct Acting<B>(pub B);
+pub struct GroupedThread<B>(pub B);
 
-impl<B: Acts> ExecContext for Acting<B> {
+impl<B: ThreadGrouping> ExecContext for GroupedThread<B> {
     #[inline(always)]
     fn now_ns(&self) -> u64 {
-        Gpu.now_ns()
+        GpuThread.now_ns()
     }
 
     #[inline(always)]
     fn pause(&self, turn: u32) {
-        Gpu.pause(turn);
+        GpuThread.pause(turn);
     }
 
     #[inline(always)]
@@ -358,7 +358,7 @@ impl<B: Acts> ExecContext for Acting<B> {
     }
 }
 
-impl Acts for Narrow {
+impl ThreadGrouping for NarrowLane {
     #[inline(always)]
     fn act<A: GroupOp>(&self, key: u64, op: A) -> A::Output {
         converged(*self, key, op)
@@ -366,7 +366,7 @@ impl Acts for Narrow {
 }
 
 /// Acts with the whole warp.
-impl Acts for Apart {
+impl ThreadGrouping for ApartLanes {
     #[inline(always)]
     fn act<A: GroupOp>(&self, _key: u64, op: A) -> A::Output {
         op.run(self)
@@ -377,12 +377,12 @@ impl Acts for Apart {
 /// seldom a whole warp or alone.
 #[cfg(feature = "rows")]
 #[derive(Clone, Copy, Debug)]
-pub struct Few;
+pub struct AnyLanes;
 
 #[cfg(feature = "rows")]
-impl Acts for Few {
+impl ThreadGrouping for AnyLanes {
     #[inline(always)]
     fn act<A: GroupOp>(&self, key: u64, op: A) -> A::Output {
-        op.run(&Lanes::beside::<A>(key))
+        op.run(&WarpLanes::beside::<A>(key))
     }
 }

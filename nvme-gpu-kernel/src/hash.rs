@@ -15,7 +15,7 @@ pub const MOST_CHUNK_BYTES: u32 = 1 << 30;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(C)]
 pub struct HashChunks {
-    /// Address of `count` [`Chunk`]s in GPU memory.
+    /// Address of `count` [`HashChunk`]s in GPU memory.
     pub chunks: u64,
     /// Address that chunks are counted from. Up to 7 bytes before the first one and after the last one are
     /// loaded, too.
@@ -29,7 +29,7 @@ pub struct HashChunks {
 /// A range of bytes to hash.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(C)]
-pub struct Chunk {
+pub struct HashChunk {
     /// First byte, counted from [`HashChunks::base`].
     pub at: u64,
     /// Number of bytes, at most [`MOST_CHUNK_BYTES`].
@@ -41,7 +41,7 @@ pub struct Chunk {
 ///
 /// It separates the algorithm from the way in which bytes are loaded and sums are exchanged, so that the
 /// kernel and the host share one implementation.
-pub trait Lanes<const COLUMNS: usize, const STEPS: usize> {
+pub trait HashLanes<const COLUMNS: usize, const STEPS: usize> {
     /// Returns the first column and the first stripe of this lane, below 8 and below 16 / `STEPS`.
     fn place(&self) -> (u32, u32);
 
@@ -160,7 +160,7 @@ const fn secret(at: u32) -> u64 {
 /// Returns the hash of the first `bytes` bytes. Every lane calls it and gets the result.
 #[inline(always)]
 pub fn of<const COLUMNS: usize, const STEPS: usize>(
-    lanes: &impl Lanes<COLUMNS, STEPS>,
+    lanes: &impl HashLanes<COLUMNS, STEPS>,
     bytes: u32,
 ) -> u64 {
     match bytes {
@@ -172,7 +172,7 @@ pub fn of<const COLUMNS: usize, const STEPS: usize>(
 /// Returns the hash of at most [`SHORT`] bytes: each lane computes all of it.
 #[inline(always)]
 pub fn of_short<const COLUMNS: usize, const STEPS: usize>(
-    lanes: &impl Lanes<COLUMNS, STEPS>,
+    lanes: &impl HashLanes<COLUMNS, STEPS>,
     bytes: u32,
 ) -> u64 {
     match bytes {
@@ -187,12 +187,12 @@ pub fn of_short<const COLUMNS: usize, const STEPS: usize>(
 
 /// A lane's share of the eight accumulators.
 #[derive(Clone, Copy)]
-struct Sums<const COLUMNS: usize> {
+struct HashSums<const COLUMNS: usize> {
     own: [u64; COLUMNS],
     other: [u64; COLUMNS],
 }
 
-impl<const COLUMNS: usize> Sums<COLUMNS> {
+impl<const COLUMNS: usize> HashSums<COLUMNS> {
     #[inline(always)]
     fn new() -> Self {
         Self {
@@ -218,7 +218,7 @@ impl<const COLUMNS: usize> Sums<COLUMNS> {
 /// Returns the hash of more than [`SHORT`] bytes.
 #[inline(always)]
 pub fn of_long<const COLUMNS: usize, const STEPS: usize>(
-    lanes: &impl Lanes<COLUMNS, STEPS>,
+    lanes: &impl HashLanes<COLUMNS, STEPS>,
     bytes: u32,
 ) -> u64 {
     let (column, group) = lanes.place();
@@ -246,7 +246,7 @@ pub fn of_long<const COLUMNS: usize, const STEPS: usize>(
             let data = next;
             block += 1;
             next = load_block(block.min(blocks - 1) * BLOCK);
-            let mut part = Sums::new();
+            let mut part = HashSums::new();
             let mut step = 0;
             while step < STEPS {
                 part.add(data[step], keys[step]);
@@ -261,7 +261,7 @@ pub fn of_long<const COLUMNS: usize, const STEPS: usize>(
     }
     // The stripes after the last whole block, and the last 64 bytes, which may overlap with them.
     let stripes = (bytes - 1 - blocks * BLOCK) / STRIPE;
-    let mut part = Sums::new();
+    let mut part = HashSums::new();
     let mut step = 0;
     while step < STEPS {
         let stripe = stripe_of(step);
@@ -305,7 +305,7 @@ fn avalanche64(hash: u64) -> u64 {
 
 #[inline(always)]
 fn of_1_to_3<const COLUMNS: usize, const STEPS: usize>(
-    lanes: &impl Lanes<COLUMNS, STEPS>,
+    lanes: &impl HashLanes<COLUMNS, STEPS>,
     bytes: u32,
 ) -> u64 {
     let (first, middle) = (lanes.byte(0), lanes.byte(bytes / 2));
@@ -317,7 +317,7 @@ fn of_1_to_3<const COLUMNS: usize, const STEPS: usize>(
 /// Loads 4 bytes from any byte on.
 #[inline(always)]
 fn word<const COLUMNS: usize, const STEPS: usize>(
-    lanes: &impl Lanes<COLUMNS, STEPS>,
+    lanes: &impl HashLanes<COLUMNS, STEPS>,
     at: u32,
 ) -> u64 {
     let byte = |index: u32| lanes.byte(at + index) << (8 * index);
@@ -326,7 +326,7 @@ fn word<const COLUMNS: usize, const STEPS: usize>(
 
 #[inline(always)]
 fn of_4_to_8<const COLUMNS: usize, const STEPS: usize>(
-    lanes: &impl Lanes<COLUMNS, STEPS>,
+    lanes: &impl HashLanes<COLUMNS, STEPS>,
     bytes: u32,
 ) -> u64 {
     let (first, last) = (word(lanes, 0), word(lanes, bytes - 4));
@@ -340,7 +340,7 @@ fn of_4_to_8<const COLUMNS: usize, const STEPS: usize>(
 
 #[inline(always)]
 fn of_9_to_16<const COLUMNS: usize, const STEPS: usize>(
-    lanes: &impl Lanes<COLUMNS, STEPS>,
+    lanes: &impl HashLanes<COLUMNS, STEPS>,
     bytes: u32,
 ) -> u64 {
     let low = lanes.load_any(0) ^ secret(24) ^ secret(32);
@@ -352,7 +352,7 @@ fn of_9_to_16<const COLUMNS: usize, const STEPS: usize>(
 /// Returns [`secret`] by a load from [`CONSTANTS`].
 #[inline(always)]
 fn secret_of<const COLUMNS: usize, const STEPS: usize>(
-    lanes: &impl Lanes<COLUMNS, STEPS>,
+    lanes: &impl HashLanes<COLUMNS, STEPS>,
     at: u32,
 ) -> u64 {
     let (word, shift) = (at / 8, at % 8 * 8);
@@ -362,7 +362,7 @@ fn secret_of<const COLUMNS: usize, const STEPS: usize>(
 /// Mixes 16 bytes from any byte on with the secret from byte `key` on.
 #[inline(always)]
 fn mix<const COLUMNS: usize, const STEPS: usize>(
-    lanes: &impl Lanes<COLUMNS, STEPS>,
+    lanes: &impl HashLanes<COLUMNS, STEPS>,
     at: u32,
     key: u32,
 ) -> u64 {
@@ -374,7 +374,7 @@ fn mix<const COLUMNS: usize, const STEPS: usize>(
 
 #[inline(always)]
 fn of_17_to_128<const COLUMNS: usize, const STEPS: usize>(
-    lanes: &impl Lanes<COLUMNS, STEPS>,
+    lanes: &impl HashLanes<COLUMNS, STEPS>,
     bytes: u32,
 ) -> u64 {
     let mut hash = u64::from(bytes).wrapping_mul(PRIME64_1);
@@ -390,7 +390,7 @@ fn of_17_to_128<const COLUMNS: usize, const STEPS: usize>(
 
 #[inline(always)]
 fn of_129_to_240<const COLUMNS: usize, const STEPS: usize>(
-    lanes: &impl Lanes<COLUMNS, STEPS>,
+    lanes: &impl HashLanes<COLUMNS, STEPS>,
     bytes: u32,
 ) -> u64 {
     let mut hash = u64::from(bytes).wrapping_mul(PRIME64_1);
@@ -409,10 +409,10 @@ fn of_129_to_240<const COLUMNS: usize, const STEPS: usize>(
 
 /// A single lane with all columns and stripes, over bytes in host memory.
 #[cfg(not(target_arch = "nvptx64"))]
-struct Alone<'a>(&'a [u8]);
+struct SingleLane<'a>(&'a [u8]);
 
 #[cfg(not(target_arch = "nvptx64"))]
-impl Lanes<8, 16> for Alone<'_> {
+impl HashLanes<8, 16> for SingleLane<'_> {
     fn place(&self) -> (u32, u32) {
         (0, 0)
     }
@@ -452,7 +452,7 @@ impl Lanes<8, 16> for Alone<'_> {
 #[cfg(not(target_arch = "nvptx64"))]
 pub fn of_bytes(bytes: &[u8]) -> u64 {
     assert!(bytes.len() <= MOST_CHUNK_BYTES as usize);
-    of(&Alone(bytes), bytes.len() as u32)
+    of(&SingleLane(bytes), bytes.len() as u32)
 }
 
 #[cfg(test)]

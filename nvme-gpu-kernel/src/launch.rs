@@ -1,23 +1,23 @@
 //! Code shared by launches that read or write rows of one drive: entry and exit of a block, ids, the merging
 //! of neighbouring rows into one command, and counts of failed rows.
 //!
-//! The order of calls in a block: [`Inside::enter`]; chunks of rows, with [`look`] before each; [`leave`].
+//! The order of calls in a block: [`WarpContext::enter`]; chunks of rows, with [`look`] before each; [`leave`].
 // UNSAFETY: launches hold addresses that the host vouches for.
 #![allow(unsafe_code)]
 
 use crate::arch;
 use crate::exchange::shuffle64;
-use crate::groups::{Block, Gpu};
+use crate::groups::{GpuThread, WholeBlock};
 use crate::launch_end;
-use crate::rows::{BLOCK_WARPS, Gather, STATION_CELLS, WARP_BYTES, code, worst};
+use crate::rows::{BLOCK_WARPS, GatherLaunch, STATION_CELLS, WARP_BYTES, code, worst};
 use crate::station::{self, LOOK_NS, NO_STATION};
 use nvme_core::SharedQueue;
-use nvme_core::gate::Gate;
-use nvme_core::group::{ExecContext, Group};
+use nvme_core::gate::AdmissionGate;
+use nvme_core::group::{ExecContext, ThreadGroup};
 
 /// A warp's share of its block's I/O context (station).
-pub struct Inside<'r> {
-    pub gate: Gate<'r>,
+pub struct WarpContext<'r> {
+    pub gate: AdmissionGate<'r>,
     pub station: u32,
     pub queue: Option<SharedQueue<'r>>,
     /// First result cell of the warp.
@@ -28,14 +28,14 @@ pub struct Inside<'r> {
     pub ends: i32,
 }
 
-impl<'r> Inside<'r> {
+impl<'r> WarpContext<'r> {
     /// Takes a station for the block. Every thread of the block calls it.
     ///
     /// # Safety
-    /// Every address in `rows` is valid as [`Gather`] documents; the queues exist on the controller and are
+    /// Every address in `rows` is valid as [`GatherLaunch`] documents; the queues exist on the controller and are
     /// shared.
     #[inline(always)]
-    pub unsafe fn enter(rows: &'r Gather, block: &Block) -> Option<Self> {
+    pub unsafe fn enter(rows: &'r GatherLaunch, block: &WholeBlock) -> Option<Self> {
         // SAFETY: this function's caller vouches for the words of the gate.
         let gate = (unsafe { station::gate(rows) })?;
         let mut station = NO_STATION;
@@ -74,10 +74,10 @@ impl<'r> Inside<'r> {
 /// controller may still write to the station's slots.
 #[inline(always)]
 pub fn leave(
-    rows: &Gather,
-    (gate, station): (&Gate<'_>, u32),
-    block: &Block,
-    (failed, has_lost): (&Failed, bool),
+    rows: &GatherLaunch,
+    (gate, station): (&AdmissionGate<'_>, u32),
+    block: &WholeBlock,
+    (failed, has_lost): (&WarpFailures, bool),
     last: impl FnOnce(),
 ) {
     let reports = report(rows, block, (failed.rows, failed.worst));
@@ -96,7 +96,7 @@ pub fn leave(
 /// Adds the counts of the block's warps to the launch's; returns the number of warps that had failures. Every
 /// thread of the block calls it.
 #[inline(always)]
-pub fn report(rows: &Gather, block: &Block, (failed, worst): (u64, u64)) -> u32 {
+pub fn report(rows: &GatherLaunch, block: &WholeBlock, (failed, worst): (u64, u64)) -> u32 {
     let reports = arch::lane() == 0 && launch_end::report(rows, failed, worst);
     block.vote(reports).total
 }
@@ -106,8 +106,8 @@ pub fn report(rows: &Gather, block: &Block, (failed, worst): (u64, u64)) -> u32 
 /// One lane looks for all, and not for each chunk, since loads of one host word by all warps are serialised
 /// on the bus. Only lane 0 knows the result.
 #[inline(always)]
-pub fn look(gate: Option<Gate<'_>>, looked_ns: &mut u64, ends: i32) -> i32 {
-    let now_ns = Gpu.now_ns();
+pub fn look(gate: Option<AdmissionGate<'_>>, looked_ns: &mut u64, ends: i32) -> i32 {
+    let now_ns = GpuThread.now_ns();
     if now_ns.wrapping_sub(*looked_ns) > LOOK_NS && ends == code::OK {
         *looked_ns = now_ns;
         let looks = arch::lane() == 0;
@@ -123,7 +123,7 @@ pub fn look(gate: Option<Gate<'_>>, looked_ns: &mut u64, ends: i32) -> i32 {
 /// # Safety
 /// The launch has more than `index` ids.
 #[inline(always)]
-pub unsafe fn id(rows: &Gather, index: u64) -> i64 {
+pub unsafe fn id(rows: &GatherLaunch, index: u64) -> i64 {
     // SAFETY: this function's caller vouches for the id.
     unsafe {
         match rows.wide_ids {
@@ -179,18 +179,18 @@ pub fn run_of(
 
 /// Failed rows of a warp. All lanes hold the same values.
 #[derive(Default)]
-pub struct Failed {
+pub struct WarpFailures {
     pub rows: u64,
     /// Word of the first of them, as [`worst`] encodes it.
     pub worst: u64,
 }
 
-impl Failed {
+impl WarpFailures {
     /// Records the end of the lane's row. Every lane of the warp calls it.
     #[inline(always)]
     pub fn note(
         &mut self,
-        rows: &Gather,
+        rows: &GatherLaunch,
         index: u64,
         is_live: bool,
         (member, code): (Option<u32>, i32),

@@ -12,7 +12,7 @@
 #![allow(unsafe_code)]
 
 use crate::arch;
-use crate::rows::{Gather, Progress, Summary};
+use crate::rows::{GatherLaunch, LaunchProgress, LaunchSummary};
 use nvme_core::sync::{AtomicU32, AtomicU64, Order, Scope, fence};
 
 /// Number of the lower bits of the word of blocks, which count the blocks that have ended and were not
@@ -25,11 +25,11 @@ const COUNT: u64 = (1 << COUNT_BITS) - 1;
 /// number of these results is an argument of [`end_block`]. One thread for each count calls it, before its
 /// block ends.
 #[inline(always)]
-pub fn report(rows: &Gather, failed: u64, worst: u64) -> bool {
+pub fn report(rows: &GatherLaunch, failed: u64, worst: u64) -> bool {
     if failed == 0 {
         return false;
     }
-    let progress = rows.progress as usize as *mut Progress;
+    let progress = rows.progress as usize as *mut LaunchProgress;
     // SAFETY: the host vouches for the words, which are only accessed by such atomic instructions.
     unsafe {
         // The mark comes before the counts: a block that takes these counts for its report then also sees the
@@ -44,8 +44,8 @@ pub fn report(rows: &Gather, failed: u64, worst: u64) -> bool {
 /// Accounts for a block that has ended, `reports` of whose threads have [reported](report) failures; the last
 /// block of the launch reports to the host. One thread of the block calls it, after the others.
 #[inline(always)]
-pub fn end_block(rows: &Gather, reports: u32) {
-    let progress = rows.progress as usize as *mut Progress;
+pub fn end_block(rows: &GatherLaunch, reports: u32) {
+    let progress = rows.progress as usize as *mut LaunchProgress;
     let blocks = arch::blocks();
     let weight = match arch::block() + 1 == blocks {
         true => u64::from(blocks - 1).wrapping_neg(),
@@ -89,11 +89,11 @@ fn mark(weight: u64) -> u64 {
 /// Reports `ends` ends to the host.
 ///
 /// # Safety
-/// `progress` and `summary` are valid as [`Gather`] documents, and no other thread reports.
+/// `progress` and `summary` are valid as [`GatherLaunch`] documents, and no other thread reports.
 #[inline(always)]
-unsafe fn tell(rows: &Gather, ends: u32) {
-    let progress = rows.progress as usize as *mut Progress;
-    let summary = rows.summary as usize as *mut Summary;
+unsafe fn tell(rows: &GatherLaunch, ends: u32) {
+    let progress = rows.progress as usize as *mut LaunchProgress;
+    let summary = rows.summary as usize as *mut LaunchSummary;
     // SAFETY: the caller vouches for the words; the fields are only accessed as atomics while blocks run.
     let (launches, kept_failed, kept_worst, to_failed, to_worst, ended) = unsafe {
         (

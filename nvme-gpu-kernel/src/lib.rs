@@ -1,10 +1,12 @@
 //! What a GPU adds to `nvme-core`: its groups and its clock, and kernels.
 //!
-//! - [`Queues`]: queues as the host hands them to a kernel of yours; see docs/link-the-core.md.
+//! - [`QueueArray`]: queues as the host hands them to a kernel of yours; see docs/link-the-core.md.
 //! - `TableRows` (on the GPU only), [`rows`]: rows of a table by ids, read by any thread.
-//! - `Stream` (on the GPU only), [`ring`]: a range of bytes that a warp reads in pieces while it uses those that came.
-//! - `Reads` (on the GPU only): rows that a warp reads by its lanes, and uses where they have landed.
-//! - `Gpu`, `Warp`, `Block`, `Lanes`, `arch` (on the GPU only): where code runs, and who acts together.
+//! - `RangeStream` (on the GPU only), [`ring`]: a range of bytes that a warp reads in pieces while it uses those that
+//!   came.
+//! - `WarpReads` (on the GPU only): rows that a warp reads by its lanes, and uses where they have landed.
+//! - `GpuThread`, `WholeWarp`, `WholeBlock`, `WarpLanes`, `arch` (on the GPU only): where code runs, and who acts
+//!   together.
 //! - [`work`], [`Kernel`], [`PTX`] (the last two on the host only): the kernels of the demo, the benchmark and the tests (feature `kernels`), and
 //!   the words of a launch's parameters and results.
 //! - Feature `device-library`: the shared queue for CUDA C++, see `include/nvme_gpu_device.cuh`.
@@ -27,14 +29,14 @@
 //!     let (outcome, _) = queue.wait(&Gpu, token, deadline_ns)?;
 //! ```
 //!
-//! What both sides share is an argument that holds [`Queues`]:
+//! What both sides share is an argument that holds [`QueueArray`]:
 //!
 //! ```
 //! /// Passed by value; the fields are device addresses and numbers.
 //! #[derive(Clone, Copy, Default)]
 //! #[repr(C)]
 //! struct Args {
-//!     queues: nvme_gpu_kernel::Queues,
+//!     queues: nvme_gpu_kernel::QueueArray,
 //!     lba: u64,
 //!     buffers: u64,
 //! }
@@ -130,12 +132,12 @@ mod table_rows;
 pub mod work;
 
 #[cfg(any(target_arch = "nvptx64", feature = "lanes"))]
-pub use groups::{Block, Gpu, Lanes, Warp};
-pub use queues::Queues;
+pub use groups::{GpuThread, WarpLanes, WholeBlock, WholeWarp};
+pub use queues::QueueArray;
 #[cfg(any(target_arch = "nvptx64", feature = "lanes"))]
-pub use reads::Reads;
+pub use reads::WarpReads;
 #[cfg(any(target_arch = "nvptx64", feature = "lanes"))]
-pub use stream::{Stream, leave_block};
+pub use stream::{RangeStream, leave_block};
 #[cfg(not(target_arch = "nvptx64"))]
 pub use table::Kernel;
 #[cfg(any(target_arch = "nvptx64", feature = "lanes"))]

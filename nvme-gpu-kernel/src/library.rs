@@ -7,12 +7,15 @@
 #![allow(unsafe_code)]
 
 use crate::arch;
-use crate::rows::Gather;
-use crate::table_rows::Here;
-use crate::{Gpu, Queues};
+use crate::rows::GatherLaunch;
+use crate::table_rows::RowsCursor;
+use crate::{GpuThread, QueueArray};
 use nvme_core::group::ExecContext;
 use nvme_core::spec::{Iova, Lba, Nsid, Sqe, nvm};
-use nvme_core::{Command, Data, Drained, Outcome, SharedQueue, SubmitError, Token, WaitError};
+use nvme_core::{
+    CommandData, CommandOutcome, CommandToken, DrainResult, MemberCommand, SharedQueue,
+    SubmitError, WaitError,
+};
 
 const PENDING: i32 = -1;
 const TIMED_OUT: i32 = -2;
@@ -33,7 +36,7 @@ static LAYOUT: u32 = crate::DEVICE_LAYOUT;
 /// The header's `nvme_gpu_command`.
 #[derive(Clone, Copy)]
 #[repr(C)]
-struct Words {
+struct CommandWords {
     lba: u64,
     data: u64,
     pages: u64,
@@ -45,7 +48,7 @@ struct Words {
     cell: u32,
     reserved: u32,
 }
-const _: () = assert!(size_of::<Words>() == 56);
+const _: () = assert!(size_of::<CommandWords>() == 56);
 
 /// The header's `nvme_gpu_token`.
 #[repr(C)]
@@ -55,13 +58,13 @@ struct TokenWords {
 }
 const _: () = assert!(size_of::<TokenWords>() == 16);
 
-impl Words {
+impl CommandWords {
     /// Makes the command, with its page table at any address.
     ///
     /// # Safety
     /// `pages`, when not 0, is a table of as many page addresses as the data touches.
     #[inline(always)]
-    unsafe fn command<'d>(&self, page_bytes: u64) -> Command<'d> {
+    unsafe fn command<'d>(&self, page_bytes: u64) -> MemberCommand<'d> {
         let mut sqe = Sqe::new(self.opcode as u8, Nsid(self.nsid));
         if self.blocks != 0 {
             // Read, write, compare and write zeroes have their blocks in the same fields.
@@ -70,8 +73,8 @@ impl Words {
             sqe.cdw12 = range.cdw12 | self.flags;
         }
         let data = match (self.bytes, self.pages) {
-            (0, _) => Data::None,
-            (len, 0) => Data::Contiguous {
+            (0, _) => CommandData::None,
+            (len, 0) => CommandData::Contiguous {
                 iova: Iova(self.data),
                 len,
             },
@@ -81,14 +84,14 @@ impl Words {
                 let pages = unsafe {
                     core::slice::from_raw_parts(table as usize as *const Iova, count as usize)
                 };
-                Data::Pages {
+                CommandData::Pages {
                     offset: self.data,
                     len,
                     pages,
                 }
             }
         };
-        Command::new(sqe, data, self.cell)
+        MemberCommand::new(sqe, data, self.cell)
     }
 }
 
@@ -103,10 +106,10 @@ fn refusal(error: SubmitError) -> i32 {
 }
 
 #[inline(always)]
-fn answer(outcome: Outcome) -> i32 {
+fn answer(outcome: CommandOutcome) -> i32 {
     match outcome {
-        Outcome::Completed(status) => i32::from(status.0),
-        Outcome::Aborted(_) => ABORTED,
+        CommandOutcome::Completed(status) => i32::from(status.0),
+        CommandOutcome::Aborted(_) => ABORTED,
     }
 }
 
@@ -115,7 +118,7 @@ fn answer(outcome: Outcome) -> i32 {
 /// # Safety
 /// The pointers are valid as the header requires.
 #[inline(always)]
-unsafe fn attach<'a>(queues: *const Queues, queue: u32) -> Option<SharedQueue<'a>> {
+unsafe fn attach<'a>(queues: *const QueueArray, queue: u32) -> Option<SharedQueue<'a>> {
     // SAFETY: the caller vouches for the pointer and for the queues that it points to.
     unsafe { (*queues).shared(queue) }
 }
@@ -126,9 +129,9 @@ unsafe fn attach<'a>(queues: *const Queues, queue: u32) -> Option<SharedQueue<'a
 /// The pointers are valid as the header requires.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn nvme_gpu_submit(
-    queues: *const Queues,
+    queues: *const QueueArray,
     queue: u32,
-    command: *const Words,
+    command: *const CommandWords,
     timeout_ns: u64,
     token: *mut TokenWords,
 ) -> i32 {
@@ -142,7 +145,7 @@ unsafe extern "C" fn nvme_gpu_submit(
     loop {
         // One attempt without a wait, then a call that drains: the compiler needs registers for only one of
         // the two at once.
-        let error = match shared.submit(&Gpu, command, 0) {
+        let error = match shared.submit(&GpuThread, command, 0) {
             Ok(submitted) => {
                 let words = submitted.words();
                 // SAFETY: the caller vouches for the token.
@@ -156,7 +159,7 @@ unsafe extern "C" fn nvme_gpu_submit(
         }
         // SAFETY: the caller vouches for the queues.
         if unsafe { nvme_gpu_drain(queues, queue) } <= 0 {
-            Gpu.pause(4);
+            GpuThread.pause(4);
         }
     }
 }
@@ -167,7 +170,7 @@ unsafe extern "C" fn nvme_gpu_submit(
 /// The pointers are valid as the header requires.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn nvme_gpu_wait(
-    queues: *const Queues,
+    queues: *const QueueArray,
     token: *const TokenWords,
     timeout_ns: u64,
 ) -> i32 {
@@ -178,7 +181,7 @@ unsafe extern "C" fn nvme_gpu_wait(
         return NO_QUEUE;
     };
     let deadline_ns = arch::now_ns().saturating_add(timeout_ns);
-    match shared.wait(&Gpu, Token::from_words(words), deadline_ns) {
+    match shared.wait(&GpuThread, CommandToken::from_words(words), deadline_ns) {
         Ok((outcome, _)) => answer(outcome),
         Err((WaitError::TimedOut, _)) => TIMED_OUT,
         Err((WaitError::Refused, _)) => REFUSED,
@@ -190,14 +193,14 @@ unsafe extern "C" fn nvme_gpu_wait(
 /// # Safety
 /// The pointers are valid as the header requires.
 #[unsafe(no_mangle)]
-unsafe extern "C" fn nvme_gpu_poll(queues: *const Queues, token: *const TokenWords) -> i32 {
+unsafe extern "C" fn nvme_gpu_poll(queues: *const QueueArray, token: *const TokenWords) -> i32 {
     // SAFETY: the caller vouches for the token.
     let TokenWords { words, queue } = unsafe { token.read() };
     // SAFETY: the caller vouches for the queues.
     let Some(shared) = (unsafe { attach(queues, queue) }) else {
         return NO_QUEUE;
     };
-    match shared.poll(&Token::from_words(words)) {
+    match shared.poll(&CommandToken::from_words(words)) {
         Some((outcome, _)) => answer(outcome),
         None if shared.fault().is_some() => REFUSED,
         None => PENDING,
@@ -210,22 +213,22 @@ unsafe extern "C" fn nvme_gpu_poll(queues: *const Queues, token: *const TokenWor
 /// The pointers are valid as the header requires.
 #[unsafe(no_mangle)]
 #[inline(never)]
-unsafe extern "C" fn nvme_gpu_drain(queues: *const Queues, queue: u32) -> i32 {
+unsafe extern "C" fn nvme_gpu_drain(queues: *const QueueArray, queue: u32) -> i32 {
     // SAFETY: the caller vouches for the queues.
     let Some(shared) = (unsafe { attach(queues, queue) }) else {
         return NO_QUEUE;
     };
-    match shared.help_out(&Gpu) {
-        Drained::Busy => PENDING,
-        Drained::Took(count) => count as i32,
+    match shared.help_out(&GpuThread) {
+        DrainResult::Busy => PENDING,
+        DrainResult::Took(count) => count as i32,
     }
 }
 
 /// The header's `nvme_gpu_rows_here`.
 #[repr(C)]
 struct HereWords {
-    rows: *const Gather,
-    here: Here,
+    rows: *const GatherLaunch,
+    here: RowsCursor,
 }
 const _: () = assert!(size_of::<HereWords>() == 24);
 
@@ -234,9 +237,9 @@ const _: () = assert!(size_of::<HereWords>() == 24);
 /// # Safety
 /// The pointers are valid as the header requires.
 #[unsafe(no_mangle)]
-unsafe extern "C" fn nvme_gpu_rows_enter(rows: *const Gather, to: *mut HereWords) -> i32 {
+unsafe extern "C" fn nvme_gpu_rows_enter(rows: *const GatherLaunch, to: *mut HereWords) -> i32 {
     // SAFETY: the caller vouches for the table.
-    let here = unsafe { Here::enter(&*rows) };
+    let here = unsafe { RowsCursor::enter(&*rows) };
     let ends = here.ends;
     let words = HereWords { rows, here };
     // SAFETY: the caller vouches for the target.

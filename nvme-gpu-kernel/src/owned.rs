@@ -3,20 +3,20 @@
 #![allow(unsafe_code)]
 
 use crate::arch;
-use crate::assignment::{Tally, Work, queue_words};
-use crate::work::Launch;
-use nvme_core::group::Group;
+use crate::assignment::{AssignedWork, ThreadTally, queue_words};
+use crate::work::LaunchArguments;
+use nvme_core::group::ThreadGroup;
 use nvme_core::spec::{Cid, Qid};
-use nvme_core::trace::Event;
-use nvme_core::{Collective, Outcome, TaggedCompletion};
+use nvme_core::trace::TraceEvent;
+use nvme_core::{CollectiveQueue, CommandOutcome, TaggedCompletion};
 
 /// Turns of a busy queue between two checks of deadlines.
 const ROUNDS: u32 = 64;
 
 /// Drives queue `number` of the launch by a group: command i belongs to queue i mod `queue_count`.
 #[inline(always)]
-pub fn drive<G: Group, const FEW: usize, const MANY: usize, const TRACED: bool>(
-    launch: &Launch,
+pub fn drive<G: ThreadGroup, const FEW: usize, const MANY: usize, const TRACED: bool>(
+    launch: &LaunchArguments,
     group: G,
     number: u32,
 ) {
@@ -28,12 +28,15 @@ pub fn drive<G: Group, const FEW: usize, const MANY: usize, const TRACED: bool>(
     let Some((memory, state)) = (unsafe { words.attach() }) else {
         return;
     };
-    let (work, qid) = (Work::new(launch, words.page_shift), Qid(words.qid as u16));
-    let mut tally = Tally::default();
+    let (work, qid) = (
+        AssignedWork::new(launch, words.page_shift),
+        Qid(words.qid as u16),
+    );
+    let mut tally = ThreadTally::default();
     let queues = u64::from(launch.queue_count);
     let mine = u64::from(number);
     let total = (launch.commands + queues - 1 - mine) / queues;
-    let mut queue = Collective::resume(group, memory, state);
+    let mut queue = CollectiveQueue::resume(group, memory, state);
     let depth = launch.depth.clamp(1, queue.depth());
     let slots = u64::from(queue.depth());
     let size = queue.group().size();
@@ -67,7 +70,7 @@ pub fn drive<G: Group, const FEW: usize, const MANY: usize, const TRACED: bool>(
             );
             if TRACED && let Ok(Some(cid)) = placed {
                 let (opcode, nsid) = (launch.opcode as u8, launch.nsid);
-                work.record(index, Event::submitted(qid, cid, opcode, nsid));
+                work.record(index, TraceEvent::submitted(qid, cid, opcode, nsid));
             }
             let lost = placed.is_err();
             tally.sqes += u32::from(wants && !lost);
@@ -90,9 +93,9 @@ pub fn drive<G: Group, const FEW: usize, const MANY: usize, const TRACED: bool>(
         let mut late = 0;
         let took = |done: TaggedCompletion| {
             let index = nth(restore(u64::from(done.tag), next));
-            tally.end(&work, index, Outcome::Completed(done.status));
+            tally.end(&work, index, CommandOutcome::Completed(done.status));
             if TRACED {
-                work.record(index, Event::completed(qid, done.cid, done.status, 0));
+                work.record(index, TraceEvent::completed(qid, done.cid, done.status, 0));
             }
             if done.late {
                 work.came_late();
@@ -120,7 +123,7 @@ pub fn drive<G: Group, const FEW: usize, const MANY: usize, const TRACED: bool>(
                 let index = nth(restore(u64::from(tag), next));
                 work.timed_out(index);
                 if TRACED {
-                    work.record(index, Event::expired(qid, Cid(u16::MAX), now_ns));
+                    work.record(index, TraceEvent::expired(qid, Cid(u16::MAX), now_ns));
                 }
             }));
             look_ns = now_ns + launch.timeout_ns / 8;

@@ -3,7 +3,7 @@
 // UNSAFETY: unmangled names and raw arguments; nothing calls these functions.
 #![allow(unsafe_code)]
 
-use nvme_core::mem::{CqRing, DmaWords, Doorbell, SqRing};
+use nvme_core::mem::{CqRing, DmaWords, DoorbellRegister, SqRing};
 use nvme_core::spec::{Iova, Sqe};
 use nvme_core::sync::{AtomicU32, AtomicU64, Order, Scope, fence};
 
@@ -25,9 +25,9 @@ fn list<'a>(start: *mut u8) -> DmaWords<'a> {
     unsafe { DmaWords::from_raw(start, LEN as usize, Iova(0)) }
 }
 
-fn bell<'a>(register: *mut u32) -> Doorbell<'a> {
+fn bell<'a>(register: *mut u32) -> DoorbellRegister<'a> {
     // SAFETY: never called; only its PTX is read.
-    unsafe { Doorbell::from_raw(register) }
+    unsafe { DoorbellRegister::from_raw(register) }
 }
 
 macro_rules! probes {

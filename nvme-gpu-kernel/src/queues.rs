@@ -6,7 +6,7 @@
 /// Queues and result cells, as the host passes them to a kernel. Addresses are device addresses.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(C)]
-pub struct Queues {
+pub struct QueueArray {
     /// Address of the queues, consecutive [`QueueWords`](nvme_core::handoff::QueueWords).
     pub queues: u64,
     /// Address of the result cells, 8 bytes each, zeroed before their first use.
@@ -16,23 +16,23 @@ pub struct Queues {
     /// Number of cells: one for each command that may be in flight or not yet waited for.
     pub cell_count: u32,
 }
-const _: () = assert!(size_of::<Queues>() == 24);
+const _: () = assert!(size_of::<QueueArray>() == 24);
 
 #[cfg(any(target_arch = "nvptx64", feature = "lanes"))]
 mod device {
-    use super::Queues;
-    use nvme_core::group::Group;
+    use super::QueueArray;
+    use nvme_core::group::ThreadGroup;
     use nvme_core::handoff::QueueWords;
     use nvme_core::sync::AtomicU64;
-    use nvme_core::{Cells, Collective, SharedQueue};
+    use nvme_core::{CollectiveQueue, ResultCells, SharedQueue};
 
-    impl Queues {
+    impl QueueArray {
         /// Returns queue `index` for any threads: each makes its own view, and all may use it at any time.
         ///
         /// `None` when there is no such queue, or its words have impossible sizes.
         ///
         /// # Safety
-        /// The words are valid as [`Queues`] documents and stay so for all of `'a`; no group owns the queue.
+        /// The words are valid as [`QueueArray`] documents and stay so for all of `'a`; no group owns the queue.
         #[inline(always)]
         pub unsafe fn shared<'a>(&self, index: u32) -> Option<SharedQueue<'a>> {
             // SAFETY: the caller vouches for the words.
@@ -40,23 +40,23 @@ mod device {
             let cells = self.cells as usize as *const AtomicU64;
             // SAFETY: the caller vouches for `cell_count` cells, which are accessed through atomics alone.
             let cells = unsafe { core::slice::from_raw_parts(cells, self.cell_count as usize) };
-            Some(SharedQueue::new(memory, state, Cells::new(cells)))
+            Some(SharedQueue::new(memory, state, ResultCells::new(cells)))
         }
 
         /// Returns queue `index` for one group, which owns it until it calls
-        /// [`suspend`](Collective::suspend). Every member calls this.
+        /// [`suspend`](CollectiveQueue::suspend). Every member calls this.
         ///
         /// # Safety
         /// As [`shared`](Self::shared), and no other thread uses the queue meanwhile.
         #[inline(always)]
-        pub unsafe fn owned<'a, G: Group>(
+        pub unsafe fn owned<'a, G: ThreadGroup>(
             &self,
             index: u32,
             group: G,
-        ) -> Option<Collective<'a, G>> {
+        ) -> Option<CollectiveQueue<'a, G>> {
             // SAFETY: the caller vouches for the words.
             let (memory, state) = unsafe { self.words(index)?.attach() }?;
-            Some(Collective::resume(group, memory, state))
+            Some(CollectiveQueue::resume(group, memory, state))
         }
 
         /// Page size of the controller of queue `index` in bytes; 4,096 when there is no such queue.

@@ -1,29 +1,29 @@
 //! Asynchronous reads of a warp, one a lane: the lane submits the read into its slot, or into the warp's
 //! ring, and waits for it; all lanes use the bytes in the slot.
 //!
-//! The order of calls: [`Reads::enter`]; [`Reads::ask`] for rows, then [`Reads::see`] for each of them;
-//! [`Reads::leave`].
+//! The order of calls: [`WarpReads::enter`]; [`WarpReads::ask`] for rows, then [`WarpReads::see`] for each of them;
+//! [`WarpReads::leave`].
 // UNSAFETY: launches hold addresses that the host vouches for.
 #![allow(unsafe_code)]
 
 use crate::arch;
-use crate::groups::{Acting, Apart, Block};
+use crate::groups::{ApartLanes, GroupedThread, WholeBlock};
 use crate::launch_end;
-use crate::rows::{BLOCK_WARPS, Gather, Place, STATION_CELLS, WARP_BYTES, code};
+use crate::rows::{BLOCK_WARPS, GatherLaunch, RowBlocks, STATION_CELLS, WARP_BYTES, code};
 use crate::station::{self, LOOK_SHIFT, NO_STATION};
-use nvme_core::group::Group;
+use nvme_core::group::ThreadGroup;
 use nvme_core::spec::{Iova, Lba, Nsid, nvm};
-use nvme_core::{Command, Data, Need, SharedQueue, Token};
+use nvme_core::{CommandData, CommandToken, MemberCommand, SharedQueue, WaitNeed};
 
 /// A warp submits and waits together, so that it reads 32 completions at once.
-const TOGETHER: Acting<Apart> = Acting(Apart);
+const TOGETHER: GroupedThread<ApartLanes> = GroupedThread(ApartLanes);
 
 /// The reads of a warp of a block of [`BLOCK_THREADS`](crate::rows::BLOCK_THREADS) threads, one a lane.
 ///
 /// All threads of the block [enter](Self::enter) and [leave](Self::leave). In between all lanes of a warp
 /// [ask](Self::ask) for rows together, and [see](Self::see) their ends one by one.
-pub struct Reads<'r> {
-    pub(crate) rows: &'r Gather,
+pub struct WarpReads<'r> {
+    pub(crate) rows: &'r GatherLaunch,
     queue: Option<SharedQueue<'r>>,
     station: u32,
     /// Offset of the warp's slots in the slot memory.
@@ -41,14 +41,14 @@ pub struct Reads<'r> {
     code: i32,
 }
 
-impl<'r> Reads<'r> {
+impl<'r> WarpReads<'r> {
     /// Enters. Every thread of the block calls it. Waits while every station is taken.
     ///
     /// # Safety
     /// `rows` is the value that `nvme_host`'s `Table` returned for this launch.
     #[inline(always)]
-    pub unsafe fn enter(rows: &'r Gather) -> Self {
-        let block = Block::here();
+    pub unsafe fn enter(rows: &'r GatherLaunch) -> Self {
+        let block = WholeBlock::here();
         // SAFETY: this function's caller vouches for the words of the gate.
         let gate = unsafe { station::gate(rows) };
         let (mut station, mut ends) = (NO_STATION, code::OK);
@@ -163,7 +163,7 @@ impl<'r> Reads<'r> {
     /// Submits the reads of the lanes with a location, into `slot` of the slot memory. Every lane of the warp
     /// calls it.
     #[inline(always)]
-    pub(crate) fn submit(&mut self, place: Option<Place>, slot: u64) {
+    pub(crate) fn submit(&mut self, place: Option<RowBlocks>, slot: u64) {
         let wants = place.is_some() && self.ends == code::OK;
         let Some(queue) = self.queue.as_ref() else {
             return;
@@ -173,12 +173,12 @@ impl<'r> Reads<'r> {
         }
         let (block, blocks) = place.map_or((0, 1), |place| (place.block, place.blocks));
         let rows = self.rows;
-        let data = Data::Contiguous {
+        let data = CommandData::Contiguous {
             iova: Iova(rows.slots_iova + slot),
             len: u64::from(blocks) << rows.block_shift,
         };
         let read = nvm::read(Nsid(rows.nsid), Lba(block), blocks);
-        let command = Command::new(read, data, self.cell());
+        let command = MemberCommand::new(read, data, self.cell());
         let deadline_ns = arch::now_ns().saturating_add(rows.timeout_ns);
         let (token, why) = queue.submit_if(&TOGETHER, wants, command, deadline_ns);
         if wants {
@@ -193,13 +193,13 @@ impl<'r> Reads<'r> {
     #[inline(always)]
     fn wait(&mut self, needs: bool) {
         let need = match (self.is_under_way, needs) {
-            (false, _) => Need::Help,
-            (true, false) => Need::Look,
-            (true, true) => Need::End,
+            (false, _) => WaitNeed::Help,
+            (true, false) => WaitNeed::Look,
+            (true, true) => WaitNeed::End,
         };
         let deadline_ns = arch::now_ns().saturating_add(self.rows.timeout_ns);
         let Some(queue) = &self.queue else { return };
-        let token = Token::from_words(self.token);
+        let token = CommandToken::from_words(self.token);
         if let Some(ended) = queue.wait_together(&TOGETHER, &token, need, deadline_ns) {
             self.is_under_way = false;
             self.code = station::code_of_end(ended);
@@ -238,7 +238,7 @@ impl<'r> Reads<'r> {
     /// thread of the block calls it.
     #[inline(always)]
     pub fn leave(self, failed: u64, worst: u64) {
-        let (rows, block) = (self.rows, Block::here());
+        let (rows, block) = (self.rows, WholeBlock::here());
         // SAFETY: as in `look`.
         let gate = unsafe { station::gate(rows) };
         let reports = arch::lane() == 0 && launch_end::report(rows, failed, worst);

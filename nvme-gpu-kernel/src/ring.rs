@@ -1,9 +1,9 @@
 //! Ranges of bytes of a drive that pass through the slots of a warp in order, as [pieces](Pieces), each read
 //! by one command.
 //!
-//! For a [`Ring`], one range, a byte's offset in the slots is its address modulo [`WARP_BYTES`]: consecutive
+//! For a [`RangeRing`], one range, a byte's offset in the slots is its address modulo [`WARP_BYTES`]: consecutive
 //! pieces are adjacent, so data that crosses from one to the next needs care only where the ring wraps.
-//! [`Scattered`] pieces are anywhere on the drive, and each has a separate stage of the slots; so has each
+//! [`ScatteredPieces`] pieces are anywhere on the drive, and each has a separate stage of the slots; so has each
 //! piece of a row of [`RowPieces`].
 
 use crate::rows::WARP_BYTES;
@@ -21,7 +21,7 @@ const _: () = assert!(WARP_BYTES.is_power_of_two() && WARP_BYTES >> LEAST_SHIFT 
 ///
 /// The order of calls for a warp: for each piece number in ascending order, wait for the piece, use its
 /// bytes, and only then ask for the next one; the stage of a used piece is refilled by a later piece.
-pub trait Pieces {
+pub trait RangePieces {
     /// Returns the number of pieces in the slots at once, a power of two, at most 32.
     fn stages(&self) -> u32;
 
@@ -63,7 +63,7 @@ pub trait Pieces {
 
 /// Pieces of one length, numbered from 0, at locations that `byte_of` returns.
 #[derive(Clone, Copy, Debug)]
-pub struct Scattered<F> {
+pub struct ScatteredPieces<F> {
     /// Function that returns the first byte of a piece.
     pub byte_of: F,
     /// Bytes of each piece.
@@ -75,7 +75,7 @@ pub struct Scattered<F> {
     pub stage_shift: u32,
 }
 
-impl<F: Fn(u64) -> u64> Pieces for Scattered<F> {
+impl<F: Fn(u64) -> u64> RangePieces for ScatteredPieces<F> {
     #[inline(always)]
     fn stages(&self) -> u32 {
         (WARP_BYTES >> self.stage_shift) as u32
@@ -163,7 +163,7 @@ pub struct RowPieces<F> {
     pub end: u64,
 }
 
-impl<F: Fn(u64) -> Option<u64>> Pieces for RowPieces<F> {
+impl<F: Fn(u64) -> Option<u64>> RangePieces for RowPieces<F> {
     #[inline(always)]
     fn stages(&self) -> u32 {
         (WARP_BYTES >> self.split.stage_shift) as u32
@@ -227,7 +227,7 @@ impl<F> RowPieces<F> {
 /// Every piece except the first and the last has the full length. The same byte of the drive always has the
 /// same offset in the slots, which makes addresses a single mask.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Ring {
+pub struct RangeRing {
     /// First byte of the range.
     pub begin: u64,
     /// One past the last byte of the range, more than `begin`.
@@ -236,7 +236,7 @@ pub struct Ring {
     pub piece_shift: u32,
 }
 
-impl Ring {
+impl RangeRing {
     /// Returns the number of the first piece. Numbers count up from there.
     #[inline(always)]
     pub const fn first(&self) -> u64 {
@@ -250,7 +250,7 @@ impl Ring {
     }
 }
 
-impl Pieces for Ring {
+impl RangePieces for RangeRing {
     #[inline(always)]
     fn stages(&self) -> u32 {
         (WARP_BYTES >> self.piece_shift) as u32
@@ -288,7 +288,7 @@ mod tests {
                 (32_767, 2),
                 (1 << 40, 300_001),
             ] {
-                let ring = Ring {
+                let ring = RangeRing {
                     begin,
                     end: begin + bytes,
                     piece_shift,
@@ -299,7 +299,7 @@ mod tests {
                     assert_eq!(begin, at);
                     assert!(end > begin);
                     // The whole piece lies in its stage.
-                    let stage = |byte| Ring::place(byte) >> piece_shift;
+                    let stage = |byte| RangeRing::place(byte) >> piece_shift;
                     assert_eq!(stage(begin), u64::from(ring.stage(number)));
                     assert_eq!(stage(end - 1), u64::from(ring.stage(number)));
                     at = end;
@@ -311,7 +311,7 @@ mod tests {
 
     #[test]
     fn scattered_pieces_have_a_stage_each() {
-        let pieces = Scattered {
+        let pieces = ScatteredPieces {
             byte_of: |number| (100 - number) * 8192,
             bytes: 8192,
             count: 50,
@@ -385,7 +385,7 @@ mod tests {
 
     #[test]
     fn each_stage_gets_the_next_piece_of_its_own() {
-        let ring = Ring {
+        let ring = RangeRing {
             begin: 77 << 14,
             end: 1 << 30,
             piece_shift: 14,

@@ -2,10 +2,10 @@
 //! scatter rows.
 //!
 //! Addresses are device addresses. Each kernel takes one of the structures by value: `nvme_gather` a
-//! [`Gather`], the others a structure that begins with one. The host fills it in; [`Summary`] tells the host
-//! the result.
+//! [`GatherLaunch`], the others a structure that begins with one. The host fills it in; [`LaunchSummary`] tells the
+//! host the result.
 
-use crate::Queues;
+use crate::QueueArray;
 use core::mem::offset_of;
 
 /// Threads of each block of `nvme_gather`.
@@ -37,10 +37,10 @@ pub mod code {
 /// Parameters of a launch that gathers rows.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(C)]
-pub struct Gather {
+pub struct GatherLaunch {
     /// Queues, with a result cell for each row of each station.
-    pub queues: Queues,
-    /// Address of the words of the [`Gate`](nvme_core::gate::Gate), in host memory.
+    pub queues: QueueArray,
+    /// Address of the words of the [`AdmissionGate`](nvme_core::gate::AdmissionGate), in host memory.
     pub gate: u64,
     /// Address of a `u32` for each station: 0 while it is free.
     pub stations: u64,
@@ -54,9 +54,9 @@ pub struct Gather {
     pub out: u64,
     /// Address of one `i32` for each row ([`code`]), or 0 for none.
     pub status: u64,
-    /// Address of one [`Progress`], which belongs to the summary.
+    /// Address of one [`LaunchProgress`], which belongs to the summary.
     pub progress: u64,
-    /// Address of one [`Summary`] in host memory.
+    /// Address of one [`LaunchSummary`] in host memory.
     pub summary: u64,
     /// Number of requested rows.
     pub count: u64,
@@ -92,16 +92,16 @@ pub struct Gather {
 }
 
 // Same layout as `nvme_gpu_rows` of nvme_gpu_device.cuh.
-const _: () = assert!(size_of::<Gather>() == 176);
-const _: () = assert!(offset_of!(Gather, first_byte) == 104);
-const _: () = assert!(offset_of!(Gather, timeout_ns) == 128);
+const _: () = assert!(size_of::<GatherLaunch>() == 176);
+const _: () = assert!(offset_of!(GatherLaunch, first_byte) == 104);
+const _: () = assert!(offset_of!(GatherLaunch, timeout_ns) == 128);
 
 /// Parameters of a launch that gathers rows through a cache of rows: `nvme_gather_cached`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(C)]
-pub struct Cached {
+pub struct CachedGather {
     /// Parameters of the gather. Its `unit_shift` holds for `data` and `line_bytes`, too.
-    pub gather: Gather,
+    pub gather: GatherLaunch,
     /// Address of the states of the [`RowCache`](nvme_core::row_cache::RowCache), a `u32` for each line.
     pub states: u64,
     /// Address of the ids of its lines, a `u64` each.
@@ -127,9 +127,9 @@ pub const SCATTER_ROWS: u64 = 32_768;
 /// multiples of a block, and the table has fewer than 2^32 of them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(C)]
-pub struct Scatter {
+pub struct ScatterLaunch {
     /// Parameters shared with a gather; rows come from `out`.
-    pub gather: Gather,
+    pub gather: GatherLaunch,
     /// Address of a `u64` in GPU memory, which each block increments when its writes have ended.
     pub written: u64,
 }
@@ -141,12 +141,12 @@ pub struct Scatter {
 /// the other fields `out_stride`, `count`, `progress` and `summary` are used.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(C)]
-pub struct Widened {
+pub struct WidenLaunch {
     /// Parameters shared with a gather.
-    pub gather: Gather,
+    pub gather: GatherLaunch,
     /// Number of a [`Format`](nvme_formats::Format).
     pub format: u32,
-    /// Number of a [`Wide`](nvme_formats::Wide).
+    /// Number of a [`WideFormat`](nvme_formats::WideFormat).
     pub wide: u32,
     /// Elements of a row, at least 1.
     pub elements: u32,
@@ -160,13 +160,13 @@ pub const MEMBERS: u32 = 32;
 /// A drive of a striped launch, as described in GPU memory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(C)]
-pub struct Member {
+pub struct StripedMember {
     /// Queues, with a result cell for each row of each station.
-    pub queues: Queues,
+    pub queues: QueueArray,
     /// Address of the words of its gate, for as many stations as the launch has.
     pub gate: u64,
-    /// Address of a `u32` for each station: the word of a [`Party`](nvme_core::gate::Party) of the station's
-    /// warps.
+    /// Address of a `u32` for each station: the word of a [`GateReference`](nvme_core::gate::GateReference) of the
+    /// station's warps.
     pub stations: u64,
     /// Address of its slot memory: [`STATION_BYTES`] for each station.
     pub slots: u64,
@@ -184,10 +184,10 @@ pub struct Member {
 /// most two members.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(C)]
-pub struct Striped {
+pub struct StripedGather {
     /// Parameters of the gather.
-    pub gather: Gather,
-    /// Address of a [`Member`] for each drive.
+    pub gather: GatherLaunch,
+    /// Address of a [`StripedMember`] for each drive.
     pub members: u64,
     /// log2 of the bytes of a stripe; there are fewer than 2^32 stripes.
     pub stripe_shift: u32,
@@ -201,7 +201,7 @@ pub const RANGES: usize = 96;
 /// A range of bytes of a drive, and its target.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(C)]
-pub struct Range {
+pub struct RangeTarget {
     /// First byte in the namespace.
     pub byte: u64,
     /// Number of bytes, at least 1.
@@ -215,7 +215,7 @@ pub struct Range {
 /// The division of ranges into pieces, each read by one command.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(C)]
-pub struct Split {
+pub struct RangeSplit {
     /// Number of ranges, at least 1.
     pub range_count: u32,
     /// log2 of the bytes of a piece.
@@ -229,19 +229,19 @@ pub struct Split {
 /// used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(C)]
-pub struct Ranges {
+pub struct RangesLaunch {
     /// Parameters of the gather. Its `unit_shift` holds for pieces of `row_bytes` bytes.
-    pub gather: Gather,
+    pub gather: GatherLaunch,
     /// Division of the ranges.
-    pub split: Split,
+    pub split: RangeSplit,
     /// The ranges.
-    pub ranges: [Range; RANGES],
+    pub ranges: [RangeTarget; RANGES],
 }
 
 // Limit of a kernel's parameters on sm_80.
-const _: () = assert!(size_of::<Ranges>() <= 4096);
+const _: () = assert!(size_of::<RangesLaunch>() <= 4096);
 
-/// The header of a list in GPU memory, before its [`Range`]s.
+/// The header of a list in GPU memory, before its [`RangeTarget`]s.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(C)]
 pub struct ListHead {
@@ -253,14 +253,14 @@ pub struct ListHead {
 
 /// Parameters of a launch that reads ranges of bytes which an earlier kernel listed: `nvme_read_listed`.
 ///
-/// As for [`Ranges`], with `count` as the limit of the pieces; `status` of the gather has a code for each
+/// As for [`RangesLaunch`], with `count` as the limit of the pieces; `status` of the gather has a code for each
 /// piece. A list with more ranges or pieces than the launch accepts is rejected as a whole, before anything
 /// is read: each of its pieces gets `OUT_OF_RANGE`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(C)]
-pub struct Listed {
+pub struct ListedLaunch {
     /// Parameters of the gather.
-    pub gather: Gather,
+    pub gather: GatherLaunch,
     /// Address of a [`ListHead`] in GPU memory, followed by its ranges.
     pub list: u64,
     /// Limit of the ranges, at most [`LIST_RANGES`].
@@ -269,7 +269,7 @@ pub struct Listed {
     pub piece_shift: u32,
 }
 
-impl Listed {
+impl ListedLaunch {
     /// True if the launch accepts a list with this header.
     #[inline(always)]
     pub fn takes(&self, head: &ListHead) -> bool {
@@ -278,11 +278,11 @@ impl Listed {
 }
 
 /// Limit of the ranges of a list: offsets of their bytes have 32 bits.
-pub const LIST_RANGES: u32 = (u32::MAX / size_of::<Range>() as u32) + 1;
+pub const LIST_RANGES: u32 = (u32::MAX / size_of::<RangeTarget>() as u32) + 1;
 
 /// A piece of a range, read by one command.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Piece {
+pub struct RangePiece {
     /// Number of its range.
     pub range: u32,
     /// First byte in the namespace.
@@ -296,9 +296,9 @@ pub struct Piece {
 /// Parameters of a launch that checks gathered rows of a table with known content: `nvme_check_rows`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(C)]
-pub struct Check {
+pub struct CheckLaunch {
     /// Ids and output of the gather; rows of a multiple of 8 bytes.
-    pub gather: Gather,
+    pub gather: GatherLaunch,
     /// Seed of the [`data_word`](crate::work::data_word)s of the table.
     pub seed: u64,
     /// Address of a count of rows with a wrong word, `u64`.
@@ -313,9 +313,9 @@ pub struct Check {
 /// bytes and begin at a multiple of 16.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(C)]
-pub struct Follow {
+pub struct FollowLaunch {
     /// Parameters of the gather: `count` walks, `lanes` of them in each warp at once.
-    pub gather: Gather,
+    pub gather: GatherLaunch,
     /// Address of an `i64` for each walk: the id after its last row.
     pub ends: u64,
     /// Rows of each walk.
@@ -327,7 +327,7 @@ pub struct Follow {
 /// Counts of a launch in progress, in GPU memory, zeroed before the first launch.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(C)]
-pub struct Progress {
+pub struct LaunchProgress {
     /// Number of rows that were not read.
     pub failed: u64,
     /// [`worst`] of the first of them.
@@ -347,12 +347,12 @@ pub struct Progress {
 /// The result of a launch, in host memory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(C)]
-pub struct Summary {
-    /// As in [`Progress`].
+pub struct LaunchSummary {
+    /// As in [`LaunchProgress`].
     pub failed: u64,
-    /// As in [`Progress`].
+    /// As in [`LaunchProgress`].
     pub worst: u64,
-    /// Number of launches with this summary that have ended, stored last: `launches` of [`Progress`].
+    /// Number of launches with this summary that have ended, stored last: `launches` of [`LaunchProgress`].
     pub ended: u32,
     /// Reserved, 0.
     pub reserved: u32,
@@ -380,7 +380,7 @@ pub const fn of_worst(word: u64) -> (u64, Option<u32>, i32) {
 
 /// The location of a row: the blocks that hold it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Place {
+pub struct RowBlocks {
     /// First byte in the namespace.
     pub byte: u64,
     /// Block that holds the first byte.
@@ -389,7 +389,7 @@ pub struct Place {
     pub blocks: u32,
 }
 
-impl Gather {
+impl GatherLaunch {
     /// Returns the number of threads of a block that can read rows at once: each needs a slot and a cell of
     /// the station.
     pub const fn threads(&self) -> u32 {
@@ -407,7 +407,7 @@ impl Gather {
     /// Returns the location of row `id`, if the table has it. The host has checked that the table ends inside
     /// the namespace.
     #[inline(always)]
-    pub fn place(&self, id: i64) -> Option<Place> {
+    pub fn place(&self, id: i64) -> Option<RowBlocks> {
         let row = id as u64;
         if id < 0 || row >= self.rows {
             return None;
@@ -418,7 +418,7 @@ impl Gather {
         let block = byte >> self.block_shift;
         let last = byte.wrapping_add(u64::from(self.row_bytes) - 1) >> self.block_shift;
         let blocks = (last.wrapping_sub(block) as u32).wrapping_add(1);
-        Some(Place {
+        Some(RowBlocks {
             byte,
             block,
             blocks,
@@ -427,11 +427,11 @@ impl Gather {
 
     /// Returns the blocks that hold `bytes` bytes from `byte` on; meaningless for 0 bytes.
     #[inline(always)]
-    pub fn blocks_of(&self, byte: u64, bytes: u32) -> Place {
+    pub fn blocks_of(&self, byte: u64, bytes: u32) -> RowBlocks {
         let block = byte >> self.block_shift;
         let last = byte.wrapping_add(u64::from(bytes)).wrapping_sub(1) >> self.block_shift;
         let blocks = (last.wrapping_sub(block) as u32).wrapping_add(1);
-        Place {
+        RowBlocks {
             byte,
             block,
             blocks,
@@ -439,59 +439,60 @@ impl Gather {
     }
 }
 
-impl Range {
+impl RangeTarget {
     /// Returns the number of pieces of the range.
     pub const fn pieces(&self, piece_shift: u32) -> u64 {
         ((self.byte + self.bytes - 1) >> piece_shift) - (self.byte >> piece_shift) + 1
     }
 }
 
-impl Split {
+impl RangeSplit {
     /// Returns piece `index` of all, out of at most `most` ranges. `word` returns the `u64` at a byte offset
     /// in the ranges.
     #[inline(always)]
-    pub fn piece(&self, index: u64, most: u32, word: impl Fn(u32) -> u64) -> Piece {
-        let of = |range: u32, field: usize| word(range * size_of::<Range>() as u32 + field as u32);
+    pub fn piece(&self, index: u64, most: u32, word: impl Fn(u32) -> u64) -> RangePiece {
+        let of =
+            |range: u32, field: usize| word(range * size_of::<RangeTarget>() as u32 + field as u32);
         // A binary search for the last range that begins at the piece or before it.
         let mut at = 0;
         let mut step = most.next_power_of_two() / 2;
         while step != 0 {
             let next = at + step;
-            if next < self.range_count && of(next, offset_of!(Range, first)) <= index {
+            if next < self.range_count && of(next, offset_of!(RangeTarget, first)) <= index {
                 at = next;
             }
             step /= 2;
         }
-        let first = of(at, offset_of!(Range, byte));
+        let first = of(at, offset_of!(RangeTarget, byte));
         // A list comes from a kernel of another program. Whatever its words are, a piece stays inside its
         // range.
-        let past = first.saturating_add(of(at, offset_of!(Range, bytes)));
-        let before = index.wrapping_sub(of(at, offset_of!(Range, first)));
+        let past = first.saturating_add(of(at, offset_of!(RangeTarget, bytes)));
+        let before = index.wrapping_sub(of(at, offset_of!(RangeTarget, first)));
         let number = (first >> self.piece_shift).wrapping_add(before);
         let byte = first.max(number << self.piece_shift);
         let end = past.min(number.wrapping_add(1) << self.piece_shift);
-        Piece {
+        RangePiece {
             range: at,
             byte,
             bytes: end.saturating_sub(byte) as u32,
-            to: of(at, offset_of!(Range, to)).wrapping_add(byte - first),
+            to: of(at, offset_of!(RangeTarget, to)).wrapping_add(byte - first),
         }
     }
 }
 
-impl Ranges {
+impl RangesLaunch {
     /// Returns piece `index` of all.
-    pub fn piece(&self, index: u64) -> Piece {
+    pub fn piece(&self, index: u64) -> RangePiece {
         self.split.piece(index, RANGES as u32, |at| self.word(at))
     }
 
     /// Returns the `u64` at byte `at` of the ranges; 0 past the last one.
     fn word(&self, at: u32) -> u64 {
         let at = at as usize;
-        let Some(range) = self.ranges.get(at / size_of::<Range>()) else {
+        let Some(range) = self.ranges.get(at / size_of::<RangeTarget>()) else {
             return 0;
         };
-        match at % size_of::<Range>() / 8 {
+        match at % size_of::<RangeTarget>() / 8 {
             0 => range.byte,
             1 => range.bytes,
             2 => range.to,

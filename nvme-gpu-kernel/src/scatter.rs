@@ -10,26 +10,26 @@
 use crate::arch;
 use crate::copy;
 use crate::exchange::{OfLanes64, exchanged32, exchanged64, of_lane32, of_lane64, shuffle64};
-use crate::groups::{Block, Gpu};
-use crate::launch::{self, Failed, Inside};
-use crate::rows::{BLOCK_WARPS, Gather, Scatter, code};
+use crate::groups::{GpuThread, WholeBlock};
+use crate::launch::{self, WarpContext, WarpFailures};
+use crate::rows::{BLOCK_WARPS, GatherLaunch, ScatterLaunch, code};
 use crate::station::{self, NO_STATION};
 use nvme_core::SharedQueue;
-use nvme_core::gate::Gate;
-use nvme_core::group::{ExecContext, Group};
+use nvme_core::gate::AdmissionGate;
+use nvme_core::group::{ExecContext, ThreadGroup};
 use nvme_core::sync::{Order, Scope, fence};
 
 entry! {
     /// Writes rows. Blocks of [`BLOCK_THREADS`](crate::rows::BLOCK_THREADS) threads; any number of blocks.
     ///
     /// # Safety
-    /// Every address in `scatter` is valid as [`Scatter`] documents; the queues exist on the controller and
+    /// Every address in `scatter` is valid as [`ScatterLaunch`] documents; the queues exist on the controller and
     /// are shared.
-    pub unsafe fn nvme_scatter(scatter: Scatter) {
+    pub unsafe fn nvme_scatter(scatter: ScatterLaunch) {
         let rows = &scatter.gather;
-        let block = Block::here();
+        let block = WholeBlock::here();
         // SAFETY: the host vouches for every address in the launch, as under `# Safety`.
-        let Some(inside) = (unsafe { Inside::enter(rows, &block) }) else {
+        let Some(inside) = (unsafe { WarpContext::enter(rows, &block) }) else {
             return;
         };
         let gate = inside.gate;
@@ -40,7 +40,7 @@ entry! {
             is_troubled = gate.has_trouble();
         }
         let is_troubled = block.broadcast(u32::from(is_troubled)) != 0;
-        let mut work = Writer {
+        let mut work = ScatterWarp {
             rows,
             gate,
             queue: inside.queue,
@@ -51,7 +51,7 @@ entry! {
                 false => inside.ends,
             },
             has_lost: false,
-            failed: Failed::default(),
+            failed: WarpFailures::default(),
         };
         work.scatter_all(
             arch::block() * BLOCK_WARPS + arch::thread() / 32,
@@ -72,9 +72,9 @@ entry! {
 const NO_ROW: u32 = u32::MAX;
 
 /// A warp of a scatter.
-struct Writer<'r> {
-    rows: &'r Gather,
-    gate: Gate<'r>,
+struct ScatterWarp<'r> {
+    rows: &'r GatherLaunch,
+    gate: AdmissionGate<'r>,
     queue: Option<SharedQueue<'r>>,
     /// First result cell of the warp.
     cell: u32,
@@ -84,10 +84,10 @@ struct Writer<'r> {
     ends: i32,
     /// True if a write has not ended: the controller may still read its slots.
     has_lost: bool,
-    failed: Failed,
+    failed: WarpFailures,
 }
 
-impl Writer<'_> {
+impl ScatterWarp<'_> {
     /// Writes all chunks of the warp, each as many rows as the warp has slots. The chunks are interleaved
     /// between warps.
     #[inline(always)]
@@ -96,7 +96,7 @@ impl Writer<'_> {
         let chunks = self.rows.count.div_ceil(lanes);
         let mut chunk = u64::from(first);
         // The block has passed the gate just now, which counts as a look.
-        let mut looked_ns = Gpu.now_ns();
+        let mut looked_ns = GpuThread.now_ns();
         while chunk < chunks {
             self.ends = launch::look(Some(self.gate), &mut looked_ns, self.ends);
             self.ends = arch::shuffle(arch::FULL, self.ends as u32, 0) as i32;
@@ -232,7 +232,7 @@ impl Writer<'_> {
         let wanted = arch::ballot(arch::FULL, wants);
         let from = rows.out.wrapping_add(index.wrapping_mul(rows.out_stride));
         let to = |lane| rows.slots + of_lane64(&slot, lane);
-        copy::rows(copy::Shape::of(rows), from, to, wanted);
+        copy::rows(copy::CopyShape::of(rows), from, to, wanted);
         // Release: each lane's stores reach memory before any lane sends a command for them; the barrier
         // below joins the lanes. Without it the controller could read an old slot.
         fence(Order::Release, Scope::Sys);

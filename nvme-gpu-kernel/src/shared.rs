@@ -3,40 +3,40 @@
 #![allow(unsafe_code)]
 
 use crate::arch;
-use crate::assignment::{Tally, Work, queue_words};
-use crate::groups::{Gpu, Narrow, converged};
-use crate::work::Launch;
-use nvme_core::group::{ExecContext, GroupOp, Traffic};
+use crate::assignment::{AssignedWork, ThreadTally, queue_words};
+use crate::groups::{GpuThread, NarrowLane, converged};
+use crate::work::LaunchArguments;
+use nvme_core::group::{BusTraffic, ExecContext, GroupOp};
 use nvme_core::sync::AtomicU64;
-use nvme_core::trace::Event;
-use nvme_core::{Cells, Outcome, SharedQueue, Token, WaitError};
+use nvme_core::trace::TraceEvent;
+use nvme_core::{CommandOutcome, CommandToken, ResultCells, SharedQueue, WaitError};
 
 /// The context of a thread of a launch: it counts accesses to the bus in the launch's report and, if
-/// `TRACED`, records the events of its command `index`. If `NARROW`, it acts as a [`Narrow`] group when it is
+/// `TRACED`, records the events of its command `index`. If `NARROW`, it acts as a [`NarrowLane`] group when it is
 /// alone, for launches of very many threads.
-struct Counted<'w, 'l, const TRACED: bool, const NARROW: bool> {
-    work: &'w Work<'l>,
+struct CountedThread<'w, 'l, const TRACED: bool, const NARROW: bool> {
+    work: &'w AssignedWork<'l>,
     index: u64,
 }
 
-impl<const TRACED: bool, const NARROW: bool> ExecContext for Counted<'_, '_, TRACED, NARROW> {
+impl<const TRACED: bool, const NARROW: bool> ExecContext for CountedThread<'_, '_, TRACED, NARROW> {
     #[inline(always)]
     fn now_ns(&self) -> u64 {
-        Gpu.now_ns()
+        GpuThread.now_ns()
     }
 
     #[inline(always)]
     fn pause(&self, turn: u32) {
-        Gpu.pause(turn);
+        GpuThread.pause(turn);
     }
 
     #[inline(always)]
-    fn on_bus_access(&self, traffic: Traffic) {
+    fn on_bus_access(&self, traffic: BusTraffic) {
         self.work.on_bus_access(traffic);
     }
 
     #[inline(always)]
-    fn record(&self, event: impl FnOnce() -> Event) {
+    fn record(&self, event: impl FnOnce() -> TraceEvent) {
         if TRACED {
             self.work.record(self.index, event());
         }
@@ -45,8 +45,8 @@ impl<const TRACED: bool, const NARROW: bool> ExecContext for Counted<'_, '_, TRA
     #[inline(always)]
     fn converged<A: GroupOp>(&self, key: u64, op: A) -> A::Output {
         match NARROW {
-            true => converged(Narrow, key, op),
-            false => Gpu.converged(key, op),
+            true => converged(NarrowLane, key, op),
+            false => GpuThread.converged(key, op),
         }
     }
 }
@@ -57,7 +57,7 @@ impl<const TRACED: bool, const NARROW: bool> ExecContext for Counted<'_, '_, TRA
 /// As [`nvme_shared`](crate::entry::nvme_shared).
 #[inline(always)]
 pub unsafe fn sharing<const SEVERAL: bool, const TRACED: bool, const NARROW: bool>(
-    launch: &Launch,
+    launch: &LaunchArguments,
 ) {
     let began_ns = arch::now_ns();
     let lanes = launch.lanes.clamp(1, 32);
@@ -80,11 +80,11 @@ pub unsafe fn sharing<const SEVERAL: bool, const TRACED: bool, const NARROW: boo
     let cells = launch.cells as usize as *const AtomicU64;
     // SAFETY: the host vouches for `cell_count` cells, which are only accessed as atomics.
     let cells = unsafe { core::slice::from_raw_parts(cells, launch.cell_count as usize) };
-    let queue = SharedQueue::new(memory, state, Cells::new(cells));
-    let work = Work::new(launch, words.page_shift);
+    let queue = SharedQueue::new(memory, state, ResultCells::new(cells));
+    let work = AssignedWork::new(launch, words.page_shift);
     let threads = u64::from(arch::blocks() * arch::block_threads() / 32 * lanes);
     let thread = u64::from(warp * lanes + arch::lane());
-    let mut tally = Tally::default();
+    let mut tally = ThreadTally::default();
     if SEVERAL {
         hold_several(&queue, &work, &mut tally, thread, threads);
     } else {
@@ -101,8 +101,8 @@ pub unsafe fn sharing<const SEVERAL: bool, const TRACED: bool, const NARROW: boo
 #[inline(always)]
 fn one_by_one<const TRACED: bool, const NARROW: bool>(
     queue: &SharedQueue<'_>,
-    work: &Work<'_>,
-    tally: &mut Tally,
+    work: &AssignedWork<'_>,
+    tally: &mut ThreadTally,
     thread: u64,
     threads: u64,
 ) {
@@ -112,9 +112,9 @@ fn one_by_one<const TRACED: bool, const NARROW: bool>(
     let mut goes_on = true;
     while arch::ballot(lanes, goes_on && index < launch.commands) != 0 {
         if goes_on && index < launch.commands {
-            let deadline_ns = Gpu.now_ns() + launch.timeout_ns;
+            let deadline_ns = GpuThread.now_ns() + launch.timeout_ns;
             let command = || work.command(index, thread, thread as u32);
-            let here = Counted::<TRACED, NARROW> { work, index };
+            let here = CountedThread::<TRACED, NARROW> { work, index };
             match queue.run(&here, command, deadline_ns) {
                 Ok(Ok((outcome, _))) => {
                     tally.sqes += 1;
@@ -140,19 +140,19 @@ fn one_by_one<const TRACED: bool, const NARROW: bool>(
 #[inline(always)]
 fn hold_several(
     queue: &SharedQueue<'_>,
-    work: &Work<'_>,
-    tally: &mut Tally,
+    work: &AssignedWork<'_>,
+    tally: &mut ThreadTally,
     thread: u64,
     threads: u64,
 ) {
     let launch = work.launch;
-    let here = Counted::<false, false> { work, index: 0 };
+    let here = CountedThread::<false, false> { work, index: 0 };
     let tokens = launch.tokens as usize as *mut [u32; 3];
     let lanes = arch::active();
     let mut index = thread;
     let mut goes_on = true;
     while arch::ballot(lanes, goes_on && index < launch.commands) != 0 {
-        let deadline_ns = Gpu.now_ns() + launch.timeout_ns;
+        let deadline_ns = GpuThread.now_ns() + launch.timeout_ns;
         let mut held = 0;
         while goes_on && held < u64::from(launch.depth) && index + held * threads < launch.commands
         {
@@ -177,7 +177,7 @@ fn hold_several(
             held -= 1;
             let cell = held * threads + thread;
             // SAFETY: written above by this thread.
-            let token = Token::from_words(unsafe { tokens.add(cell as usize).read() });
+            let token = CommandToken::from_words(unsafe { tokens.add(cell as usize).read() });
             let ended = queue.wait(&here, token, deadline_ns);
             goes_on &= finish(work, tally, index + held * threads, ended);
         }
@@ -189,10 +189,10 @@ fn hold_several(
 /// Accounts for a command after its wait; returns false if the thread should end.
 #[inline(always)]
 fn finish(
-    work: &Work<'_>,
-    tally: &mut Tally,
+    work: &AssignedWork<'_>,
+    tally: &mut ThreadTally,
     index: u64,
-    ended: Result<(Outcome, u32), (WaitError, Token)>,
+    ended: Result<(CommandOutcome, u32), (WaitError, CommandToken)>,
 ) -> bool {
     match ended {
         Ok((outcome, _)) => {

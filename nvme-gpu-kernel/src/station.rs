@@ -8,15 +8,15 @@
 // UNSAFETY: launches hold addresses that the host vouches for.
 #![allow(unsafe_code)]
 
-use crate::Queues;
+use crate::QueueArray;
 use crate::arch;
-use crate::groups::{Acting, Gpu, Narrow};
-use crate::rows::{BLOCK_WARPS, Gather, Summary, code};
-use nvme_core::gate::{Gate, words};
+use crate::groups::{GpuThread, GroupedThread, NarrowLane};
+use crate::rows::{BLOCK_WARPS, GatherLaunch, LaunchSummary, code};
+use nvme_core::gate::{AdmissionGate, words};
 use nvme_core::group::ExecContext;
 use nvme_core::spec::{Iova, Lba, Nsid, nvm};
 use nvme_core::sync::{AtomicU32, Order, Scope};
-use nvme_core::{Command, Data, Outcome, SharedQueue, SubmitError, WaitError};
+use nvme_core::{CommandData, CommandOutcome, MemberCommand, SharedQueue, SubmitError, WaitError};
 
 /// The number that stands for no station: none was free in time, or the gate is closed.
 pub const NO_STATION: u32 = u32::MAX;
@@ -30,7 +30,7 @@ pub const LOOK_NS: u64 = 1 << LOOK_SHIFT;
 pub const LOOK_SHIFT: u32 = 20;
 /// A thread that reads or writes rows. When it acts alone it keeps few reads of the completion ring in
 /// flight, so that registers remain for copying.
-const GATHERER: Acting<Narrow> = Acting(Narrow);
+const GATHERER: GroupedThread<NarrowLane> = GroupedThread(NarrowLane);
 /// Number of read timeouts that a block waits for a station.
 const STATION_PATIENCE: u64 = 16;
 
@@ -39,29 +39,29 @@ const STATION_PATIENCE: u64 = 16;
 /// # Safety
 /// The host vouches for the words of a gate for `station_count` stations.
 #[inline(always)]
-pub unsafe fn gate(rows: &Gather) -> Option<Gate<'_>> {
+pub unsafe fn gate(rows: &GatherLaunch) -> Option<AdmissionGate<'_>> {
     let gate = rows.gate as usize as *const AtomicU32;
     // SAFETY: this function's caller vouches for the words, which are accessed through atomics alone.
     let gate = unsafe { core::slice::from_raw_parts(gate, words(rows.station_count)) };
-    Gate::new(gate)
+    AdmissionGate::new(gate)
 }
 
 /// Returns the number of the queue of warp `warp` of the block at `station`.
 #[inline(always)]
-pub fn queue_number(rows: &Gather, station: u32, warp: u32) -> u32 {
+pub fn queue_number(rows: &GatherLaunch, station: u32, warp: u32) -> u32 {
     number(&rows.queues, station, warp)
 }
 
 /// Returns the same number for other queues.
 #[inline(always)]
-pub fn number(queues: &Queues, station: u32, warp: u32) -> u32 {
+pub fn number(queues: &QueueArray, station: u32, warp: u32) -> u32 {
     let number = station.wrapping_mul(BLOCK_WARPS).wrapping_add(warp);
     number.checked_rem(queues.queue_count).unwrap_or(0)
 }
 
 /// Returns the code of the rows of a block without a station.
 #[inline(always)]
-pub fn why_none(gate: &Gate<'_>) -> i32 {
+pub fn why_none(gate: &AdmissionGate<'_>) -> i32 {
     match gate.look() {
         Ok(()) => code::NOT_RUN,
         Err(_) => code::GONE,
@@ -70,20 +70,25 @@ pub fn why_none(gate: &Gate<'_>) -> i32 {
 
 /// Takes a free station and passes the gate with it.
 #[inline(always)]
-pub fn claim(rows: &Gather, gate: &Gate<'_>) -> u32 {
+pub fn claim(rows: &GatherLaunch, gate: &AdmissionGate<'_>) -> u32 {
     let enter = |station| gate.enter(station).is_ok();
     claim_by(rows, enter, || gate.look().is_err())
 }
 
 /// Takes a free station, and gives it back unless `enter` says that it may be used. Gives up when all `is_shut`.
 #[inline(always)]
-pub fn claim_by(rows: &Gather, enter: impl Fn(u32) -> bool, is_shut: impl Fn() -> bool) -> u32 {
-    let deadline_ns = Gpu
+pub fn claim_by(
+    rows: &GatherLaunch,
+    enter: impl Fn(u32) -> bool,
+    is_shut: impl Fn() -> bool,
+) -> u32 {
+    let deadline_ns = GpuThread
         .now_ns()
         .saturating_add(rows.timeout_ns.saturating_mul(STATION_PATIENCE));
     let count = rows.station_count.max(1);
     // Launches begin at different stations.
-    let first = (rows.summary as u32 / size_of::<Summary>() as u32).wrapping_add(arch::block());
+    let first =
+        (rows.summary as u32 / size_of::<LaunchSummary>() as u32).wrapping_add(arch::block());
     let mut turn = 0;
     loop {
         let mut next = 0;
@@ -103,17 +108,17 @@ pub fn claim_by(rows: &Gather, enter: impl Fn(u32) -> bool, is_shut: impl Fn() -
             }
             next += 1;
         }
-        if is_shut() || Gpu.now_ns() >= deadline_ns {
+        if is_shut() || GpuThread.now_ns() >= deadline_ns {
             return NO_STATION;
         }
-        Gpu.pause(turn);
+        GpuThread.pause(turn);
         turn += 1;
     }
 }
 
 /// Leaves the station; `keeps` says that a read has not ended, and the station stays taken.
 #[inline(always)]
-pub fn leave(rows: &Gather, gate: &Gate<'_>, station: u32, keeps: bool) {
+pub fn leave(rows: &GatherLaunch, gate: &AdmissionGate<'_>, station: u32, keeps: bool) {
     if station == NO_STATION {
         return;
     }
@@ -127,13 +132,13 @@ pub fn leave(rows: &Gather, gate: &Gate<'_>, station: u32, keeps: bool) {
 
 /// Frees the station.
 #[inline(always)]
-pub fn give_back(rows: &Gather, station: u32) {
+pub fn give_back(rows: &GatherLaunch, station: u32) {
     // Release: pairs with the acquire of the next claim; the slots are not touched after this.
     owner(rows, station).store(FREE, Order::Release, Scope::Gpu);
 }
 
 #[inline(always)]
-fn owner(rows: &Gather, station: u32) -> &AtomicU32 {
+fn owner(rows: &GatherLaunch, station: u32) -> &AtomicU32 {
     let words = rows.stations as usize as *const AtomicU32;
     // SAFETY: the host vouches for a word for each station, used through atomics alone.
     unsafe { &*words.add(station as usize) }
@@ -142,14 +147,14 @@ fn owner(rows: &Gather, station: u32) -> &AtomicU32 {
 /// Reads `blocks` blocks from `block` on into `slot`, an offset in the slot memory, and waits for the end.
 #[inline(always)]
 pub fn read_blocks(
-    rows: &Gather,
+    rows: &GatherLaunch,
     queue: &SharedQueue<'_>,
     (block, blocks): (u64, u32),
     slot: u64,
     cell: u32,
 ) -> i32 {
     let sqe = || nvm::read(Nsid(rows.nsid), Lba(block), blocks);
-    let read = || Command::new(sqe(), blocks_at(rows, slot, blocks), cell);
+    let read = || MemberCommand::new(sqe(), blocks_at(rows, slot, blocks), cell);
     run(&GATHERER, queue, read, rows.timeout_ns)
 }
 
@@ -158,21 +163,21 @@ pub fn read_blocks(
 #[cfg(feature = "scatter")]
 #[inline(always)]
 pub fn write_blocks(
-    rows: &Gather,
+    rows: &GatherLaunch,
     queue: &SharedQueue<'_>,
     (block, blocks): (u64, u32),
     slot: u64,
     cell: u32,
 ) -> i32 {
     let sqe = || nvm::write(Nsid(rows.nsid), Lba(block), blocks);
-    let write = || Command::new(sqe(), blocks_at(rows, slot, blocks), cell);
+    let write = || MemberCommand::new(sqe(), blocks_at(rows, slot, blocks), cell);
     run(&GATHERER, queue, write, rows.timeout_ns)
 }
 
 /// Describes `blocks` blocks from `slot` on as a command's data.
 #[inline(always)]
-fn blocks_at<'d>(rows: &Gather, slot: u64, blocks: u32) -> Data<'d> {
-    Data::Contiguous {
+fn blocks_at<'d>(rows: &GatherLaunch, slot: u64, blocks: u32) -> CommandData<'d> {
+    CommandData::Contiguous {
         iova: Iova(rows.slots_iova + slot),
         len: u64::from(blocks) << rows.block_shift,
     }
@@ -183,10 +188,10 @@ fn blocks_at<'d>(rows: &Gather, slot: u64, blocks: u32) -> Data<'d> {
 pub fn run<'d>(
     here: &impl ExecContext,
     queue: &SharedQueue<'_>,
-    command: impl Fn() -> Command<'d>,
+    command: impl Fn() -> MemberCommand<'d>,
     timeout_ns: u64,
 ) -> i32 {
-    let deadline_ns = Gpu.now_ns().saturating_add(timeout_ns);
+    let deadline_ns = GpuThread.now_ns().saturating_add(timeout_ns);
     match queue.run(here, command, deadline_ns) {
         Ok(Ok(ended)) => code_of_end(Ok(ended)),
         Ok(Err(why)) => code_of_refusal(why),
@@ -196,10 +201,10 @@ pub fn run<'d>(
 
 /// Returns the code of a command after its wait.
 #[inline(always)]
-pub fn code_of_end(ended: Result<(Outcome, u32), WaitError>) -> i32 {
+pub fn code_of_end(ended: Result<(CommandOutcome, u32), WaitError>) -> i32 {
     match ended {
-        Ok((Outcome::Completed(status), _)) => i32::from(status.code()),
-        Ok((Outcome::Aborted(_), _)) | Err(WaitError::Refused) => code::GONE,
+        Ok((CommandOutcome::Completed(status), _)) => i32::from(status.code()),
+        Ok((CommandOutcome::Aborted(_), _)) | Err(WaitError::Refused) => code::GONE,
         Err(WaitError::TimedOut) => code::TIMED_OUT,
     }
 }

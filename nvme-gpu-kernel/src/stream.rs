@@ -1,43 +1,43 @@
 //! Warps that read a range of bytes in pieces, while they use the pieces that have arrived.
 //!
-//! The slots of a warp are a [`Ring`]; one lane is responsible for each stage: it submits the stage's read
+//! The slots of a warp are a [`RangeRing`]; one lane is responsible for each stage: it submits the stage's read
 //! and waits for it. The bytes are used in place, in host memory, so they cross the GPU's link once.
 //!
-//! The order of calls: [`Stream::enter`]; [`Stream::piece`] for each piece in order, then its addresses;
-//! [`Stream::begin`] before another range; [`Stream::leave`].
+//! The order of calls: [`RangeStream::enter`]; [`RangeStream::piece`] for each piece in order, then its addresses;
+//! [`RangeStream::begin`] before another range; [`RangeStream::leave`].
 // UNSAFETY: launches hold addresses that the host vouches for.
 #![allow(unsafe_code)]
 
 use crate::arch;
-use crate::groups::Block;
+use crate::groups::WholeBlock;
 use crate::launch_end;
-use crate::reads::Reads;
-use crate::ring::{Pieces, Ring};
-use crate::rows::Gather;
-use nvme_core::group::Group;
+use crate::reads::WarpReads;
+use crate::ring::{RangePieces, RangeRing};
+use crate::rows::GatherLaunch;
+use nvme_core::group::ThreadGroup;
 
 /// A warp of a block of [`BLOCK_THREADS`](crate::rows::BLOCK_THREADS) threads that reads a range in pieces.
 ///
 /// All threads of the block [enter](Self::enter) and [leave](Self::leave). In between a warp waits for the
 /// [pieces](Self::piece) of one range, with all of its lanes together.
-pub struct Stream<'r> {
-    reads: Reads<'r>,
+pub struct RangeStream<'r> {
+    reads: WarpReads<'r>,
     /// Number below which all pieces were submitted, or never will be.
     fetched: u64,
     /// Number of the first piece that is not used before stages are refilled.
     due: u64,
 }
 
-impl<'r> Stream<'r> {
+impl<'r> RangeStream<'r> {
     /// Enters. Every thread of the block calls it. Waits while every station is taken.
     ///
     /// # Safety
     /// `rows` is the value that `nvme_host`'s `Table::stream_on_gpu` returned for this launch.
     #[inline(always)]
-    pub unsafe fn enter(rows: &'r Gather) -> Self {
+    pub unsafe fn enter(rows: &'r GatherLaunch) -> Self {
         Self {
             // SAFETY: this function's caller vouches for `rows`.
-            reads: unsafe { Reads::enter(rows) },
+            reads: unsafe { WarpReads::enter(rows) },
             fetched: 0,
             due: 0,
         }
@@ -57,7 +57,7 @@ impl<'r> Stream<'r> {
     /// After 0 the bytes are at their [addresses](Self::address) until the next call; a
     /// negative code ends the stream. Every lane of the warp calls it.
     #[inline(always)]
-    pub fn piece(&mut self, pieces: &impl Pieces, number: u64) -> i32 {
+    pub fn piece(&mut self, pieces: &impl RangePieces, number: u64) -> i32 {
         self.reads.look();
         // If each piece is a batch, the compiler removes this condition.
         if pieces.batch() == 1 || number >= self.due {
@@ -78,18 +78,18 @@ impl<'r> Stream<'r> {
         self.reads.rest()
     }
 
-    /// Returns the address of a byte of a [`Ring`] that has arrived.
+    /// Returns the address of a byte of a [`RangeRing`] that has arrived.
     ///
     /// The address is in host memory. The bytes may be loaded until the warp asks for the piece that refills
     /// the stage.
     #[inline(always)]
     pub fn address(&self, byte: u64) -> u64 {
-        self.reads.rows.slots + self.reads.slots + Ring::place(byte)
+        self.reads.rows.slots + self.reads.slots + RangeRing::place(byte)
     }
 
     /// Returns the address of piece `number`, which has arrived and begins at a block.
     #[inline(always)]
-    pub fn address_of(&self, pieces: &impl Pieces, number: u64) -> u64 {
+    pub fn address_of(&self, pieces: &impl RangePieces, number: u64) -> u64 {
         let slot = pieces.slot(number, pieces.piece(number).0);
         self.reads.rows.slots + self.reads.slots + slot
     }
@@ -97,7 +97,7 @@ impl<'r> Stream<'r> {
     /// Returns the address of byte `byte` of piece `number`, which has arrived; `byte` may be before the
     /// piece, inside its first block.
     #[inline(always)]
-    pub fn address_in(&self, pieces: &impl Pieces, number: u64, byte: u64) -> u64 {
+    pub fn address_in(&self, pieces: &impl RangePieces, number: u64, byte: u64) -> u64 {
         let shift = self.reads.rows.block_shift;
         let block = pieces.piece(number).0 >> shift << shift;
         let slot = self.reads.slots + pieces.slot(number, block);
@@ -107,7 +107,7 @@ impl<'r> Stream<'r> {
     /// Submits the read of piece `number` into the stage of this lane, whose bytes the warp has used, for
     /// lanes with `wants`.
     #[inline(always)]
-    fn submit(&mut self, pieces: &impl Pieces, number: u64, wants: bool) {
+    fn submit(&mut self, pieces: &impl RangePieces, number: u64, wants: bool) {
         let (mut place, mut slot) = (None, 0);
         if wants {
             let rows = self.reads.rows;
@@ -131,14 +131,14 @@ impl<'r> Stream<'r> {
     }
 }
 
-/// Ends a block that did not enter. `failed` and `worst` are those of each thread, as in [`Stream::leave`].
+/// Ends a block that did not enter. `failed` and `worst` are those of each thread, as in [`RangeStream::leave`].
 /// Every thread of the block calls it.
 ///
 /// # Safety
-/// As [`Stream::enter`].
+/// As [`RangeStream::enter`].
 #[inline(always)]
-pub unsafe fn leave_block(rows: &Gather, failed: u64, worst: u64) {
-    let block = Block::here();
+pub unsafe fn leave_block(rows: &GatherLaunch, failed: u64, worst: u64) {
+    let block = WholeBlock::here();
     let reports = launch_end::report(rows, failed, worst);
     // The barrier orders all threads' writes before the leader's report.
     let reports = block.vote(reports).total;

@@ -3,11 +3,11 @@
 #![allow(unsafe_code)]
 
 use crate::arch;
-use crate::groups::Block;
-use crate::rows::{BLOCK_WARPS, Gather, STATION_BYTES, STATION_CELLS, code};
+use crate::groups::WholeBlock;
+use crate::rows::{BLOCK_WARPS, GatherLaunch, STATION_BYTES, STATION_CELLS, code};
 use crate::station::{self, LOOK_SHIFT, NO_STATION};
 use nvme_core::SharedQueue;
-use nvme_core::group::Group;
+use nvme_core::group::ThreadGroup;
 
 /// A block of threads that reads rows of a table.
 ///
@@ -18,15 +18,15 @@ use nvme_core::group::Group;
 /// Each thread has one slot, so a row stays valid only until the thread's next call; a kernel that needs two
 /// rows at once copies the first.
 pub struct TableRows<'r> {
-    rows: &'r Gather,
+    rows: &'r GatherLaunch,
     queue: Option<SharedQueue<'r>>,
-    here: Here,
+    here: RowsCursor,
 }
 
 /// State of a thread between two calls.
 #[derive(Clone, Copy)]
 #[repr(C)]
-pub(crate) struct Here {
+pub(crate) struct RowsCursor {
     pub station: u32,
     /// Code of further rows, once the thread cannot continue.
     pub ends: i32,
@@ -41,11 +41,11 @@ fn now() -> u32 {
     (arch::now_ns() >> LOOK_SHIFT) as u32
 }
 
-impl Here {
+impl RowsCursor {
     /// Enters. Every thread of the block calls it.
     #[inline(always)]
-    pub unsafe fn enter(rows: &Gather) -> Self {
-        let block = Block::here();
+    pub unsafe fn enter(rows: &GatherLaunch) -> Self {
+        let block = WholeBlock::here();
         // SAFETY: this function's caller vouches for the words of the gate.
         let gate = unsafe { station::gate(rows) };
         let mut station = NO_STATION;
@@ -74,7 +74,7 @@ impl Here {
     /// # Safety
     /// The host vouches for the queues.
     #[inline(always)]
-    pub unsafe fn queue<'r>(&self, rows: &Gather) -> Option<SharedQueue<'r>> {
+    pub unsafe fn queue<'r>(&self, rows: &GatherLaunch) -> Option<SharedQueue<'r>> {
         if self.station == NO_STATION {
             return None;
         }
@@ -87,7 +87,7 @@ impl Here {
     /// Looks at the gate, unless that was recently. One of the lanes that run together looks for all, since
     /// loads of one host word by all warps are serialised on the bus.
     #[inline(always)]
-    fn look(&mut self, rows: &Gather) {
+    fn look(&mut self, rows: &GatherLaunch) {
         let now = now();
         if now == self.looked {
             return;
@@ -111,7 +111,7 @@ impl Here {
     #[inline(always)]
     pub fn row(
         &mut self,
-        rows: &Gather,
+        rows: &GatherLaunch,
         queue: Option<&SharedQueue<'_>>,
         id: i64,
     ) -> Result<u64, i32> {
@@ -138,8 +138,8 @@ impl Here {
 
     /// Leaves. Every thread of the block calls it, after its last row was used.
     #[inline(always)]
-    pub fn leave(self, rows: &Gather) {
-        let block = Block::here();
+    pub fn leave(self, rows: &GatherLaunch) {
+        let block = WholeBlock::here();
         // SAFETY: as in `row`.
         let gate = unsafe { station::gate(rows) };
         let Some(gate) = gate else { return };
@@ -155,15 +155,15 @@ impl Here {
 
 impl<'r> TableRows<'r> {
     /// Enters: takes a station for the block. Waits while every station is taken. Every thread of the block
-    /// calls it; the block has whole warps, and [`Gather::threads`] threads at most.
+    /// calls it; the block has whole warps, and [`GatherLaunch::threads`] threads at most.
     ///
     /// # Safety
     /// `rows` is the value that `nvme_host`'s `Table::device_rows` returned; its store is open or was closed
     /// since.
     #[inline(always)]
-    pub unsafe fn enter(rows: &'r Gather) -> Self {
+    pub unsafe fn enter(rows: &'r GatherLaunch) -> Self {
         // SAFETY: this function's caller vouches for `rows`.
-        let here = unsafe { Here::enter(rows) };
+        let here = unsafe { RowsCursor::enter(rows) };
         // SAFETY: as above.
         let queue = unsafe { here.queue(rows) };
         Self { rows, queue, here }

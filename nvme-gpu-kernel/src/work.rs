@@ -1,7 +1,7 @@
 //! Parameters and results of a launch: the words that the host and the kernels share.
 //!
-//! Addresses are device addresses. Every kernel of `entry` and `bare` takes one [`Launch`] by value; the host
-//! fills it in, launches, and reads the [`Report`] afterwards.
+//! Addresses are device addresses. Every kernel of `entry` and `bare` takes one [`LaunchArguments`] by value; the host
+//! fills it in, launches, and reads the [`LaunchReport`] afterwards.
 
 /// Orders of a launch's commands over its span.
 ///
@@ -20,13 +20,13 @@ pub mod pattern {
 /// queues.
 #[derive(Clone, Copy, Debug, Default)]
 #[repr(C)]
-pub struct Launch {
+pub struct LaunchArguments {
     /// Address of the queues, consecutive [`QueueWords`](nvme_core::handoff::QueueWords).
     pub queues: u64,
     /// Address of the result cells, 8 bytes each, zeroed before the first launch: one for each token that may
     /// wait.
     pub cells: u64,
-    /// Address of one [`Report`], zeroed.
+    /// Address of one [`LaunchReport`], zeroed.
     pub report: u64,
     /// Address of one `u32` for each command ([`account`]), or 0 for none.
     pub accounts: u64,
@@ -38,7 +38,7 @@ pub struct Launch {
     pub pages: u64,
     /// Address of three `u32` for each thread and token of `nvme_tokens`, or 0.
     pub tokens: u64,
-    /// Address of [`Traced`] records in memory that the host reads, or 0 for none.
+    /// Address of [`TracedEvent`] records in memory that the host reads, or 0 for none.
     pub trace: u64,
     /// Bytes of the data memory.
     pub data_bytes: u64,
@@ -87,8 +87,8 @@ pub struct Launch {
 /// several threads are not.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(C)]
-pub struct Traced {
-    /// The words of an [`Event`](nvme_core::trace::Event).
+pub struct TracedEvent {
+    /// The words of an [`TraceEvent`](nvme_core::trace::TraceEvent).
     pub event: [u64; 2],
     /// The command's index in the launch.
     pub index: u64,
@@ -120,7 +120,7 @@ pub mod account {
 /// has ended; only then do the counts belong together.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(C)]
-pub struct Report {
+pub struct LaunchReport {
     /// Commands that completed with success.
     pub completed: u64,
     /// Commands that completed with an error status.
@@ -145,7 +145,7 @@ pub struct Report {
     pub status: u64,
     /// The code of a [`ControllerFault`](nvme_core::ControllerFault), 0 when there was none.
     pub fault: u64,
-    /// Number of records made at [`Launch::trace`], including those that newer ones replaced.
+    /// Number of records made at [`LaunchArguments::trace`], including those that newer ones replaced.
     pub traced: u64,
     /// Number of words of data that differ from the written ones (kernel `nvme_verify`).
     pub wrong: u64,
@@ -156,7 +156,7 @@ pub struct Report {
     pub late: u64,
 }
 
-impl Report {
+impl LaunchReport {
     /// Returns the time from the start of the first thread to the end of the last, in nanoseconds.
     pub const fn elapsed_ns(&self) -> u64 {
         self.last_ns

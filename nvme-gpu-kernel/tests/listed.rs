@@ -6,9 +6,10 @@
 use nvme_core::gate::words;
 use nvme_core::sync::{AtomicU32, AtomicU64, Order, Scope};
 use nvme_gpu_kernel::entries::nvme_read_listed;
-use nvme_gpu_kernel::lanes::{Grid, Launch};
+use nvme_gpu_kernel::lanes::{HostGrid, RunningLaunch};
 use nvme_gpu_kernel::rows::{
-    BLOCK_THREADS, Gather, Listed, Progress, Range, Summary, code, of_worst,
+    BLOCK_THREADS, GatherLaunch, LaunchProgress, LaunchSummary, ListedLaunch, RangeTarget, code,
+    of_worst,
 };
 use std::cell::Cell;
 use std::rc::Rc;
@@ -39,17 +40,17 @@ fn value(word: &AtomicU64) -> u64 {
 }
 
 /// Launches a read of the list, for one range and eight pieces at most. The place of each range keeps its bytes.
-fn read(head: [u64; 2], ranges: &[Range]) -> Ended {
+fn read(head: [u64; 2], ranges: &[RangeTarget]) -> Ended {
     let place = wide([CANARY; 2048]);
-    let of = |range: &Range| [range.byte, range.bytes, address(&place), range.first];
+    let of = |range: &RangeTarget| [range.byte, range.bytes, address(&place), range.first];
     let list = wide(head.into_iter().chain(ranges.iter().flat_map(of)));
-    let progress = wide([0; size_of::<Progress>() / 8]);
-    let summary = wide([0; size_of::<Summary>() / 8]);
+    let progress = wide([0; size_of::<LaunchProgress>() / 8]);
+    let summary = wide([0; size_of::<LaunchSummary>() / 8]);
     let codes: Vec<_> = (0..8).map(|_| AtomicU32::new(NO_CODE)).collect();
     let gate: Vec<_> = (0..words(2)).map(|_| AtomicU32::new(0)).collect();
     let stations = [AtomicU32::new(0), AtomicU32::new(0)];
-    let listed = Listed {
-        gather: Gather {
+    let listed = ListedLaunch {
+        gather: GatherLaunch {
             gate: address(&gate),
             stations: address(&stations),
             status: address(&codes),
@@ -63,14 +64,14 @@ fn read(head: [u64; 2], ranges: &[Range]) -> Ended {
             block_shift: PIECE_SHIFT,
             station_count: 2,
             lanes: 32,
-            ..Gather::default()
+            ..GatherLaunch::default()
         },
         list: address(&list),
         most_ranges: 1,
         piece_shift: PIECE_SHIFT,
     };
     let now_ns = Cell::new(0);
-    let grid = Grid {
+    let grid = HostGrid {
         blocks: 2,
         threads: BLOCK_THREADS,
         at_once: 2,
@@ -81,7 +82,7 @@ fn read(head: [u64; 2], ranges: &[Range]) -> Ended {
     };
     // SAFETY: what the addresses name lives until the end of this function, and the launch ends before.
     let kernel = move || unsafe { nvme_read_listed(listed) };
-    Launch::new(grid, kernel).run(|| {});
+    RunningLaunch::new(grid, kernel).run(|| {});
     assert!(place.iter().all(|word| value(word) == CANARY));
     let (row, _, code) = of_worst(value(&summary[1]));
     Ended {
@@ -110,7 +111,7 @@ fn ended(refused: usize, failed: u64) -> Ended {
 
 #[test]
 fn a_list_of_more_ranges_or_pieces_than_the_launch_takes_is_refused_as_a_whole() {
-    let range = |first| Range {
+    let range = |first| RangeTarget {
         byte: first << PIECE_SHIFT,
         bytes: 4 << PIECE_SHIFT,
         to: 0,
@@ -132,7 +133,7 @@ fn pieces_that_the_ranges_do_not_have_fail() {
             0 => (1 << PIECE_SHIFT, 0),
             _ => (u64::MAX, 0),
         };
-        let range = Range {
+        let range = RangeTarget {
             byte,
             bytes,
             to: 0,

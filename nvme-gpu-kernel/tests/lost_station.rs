@@ -4,17 +4,18 @@
 #![allow(unsafe_code)]
 #![cfg(feature = "lanes")]
 
-use nvme_core::Identity;
-use nvme_core::gate::{Gate, words as gate_words};
+use nvme_core::ControllerIdentity;
+use nvme_core::gate::{AdmissionGate, words as gate_words};
 use nvme_core::handoff::QueueWords;
 use nvme_core::queue_state::{QueueState, words as state_words};
 use nvme_core::spec::Qid;
 use nvme_core::sync::{AtomicU32, AtomicU64, Order, Scope};
-use nvme_gpu_kernel::Queues;
+use nvme_gpu_kernel::QueueArray;
 use nvme_gpu_kernel::entries::{nvme_gather, nvme_scatter};
-use nvme_gpu_kernel::lanes::{Grid, Launch};
+use nvme_gpu_kernel::lanes::{HostGrid, RunningLaunch};
 use nvme_gpu_kernel::rows::{
-    BLOCK_THREADS, BLOCK_WARPS, Gather, Progress, STATION_CELLS, Scatter, Summary, WARP_BYTES, code,
+    BLOCK_THREADS, BLOCK_WARPS, GatherLaunch, LaunchProgress, LaunchSummary, STATION_CELLS,
+    ScatterLaunch, WARP_BYTES, code,
 };
 use std::cell::Cell;
 use std::rc::Rc;
@@ -83,8 +84,8 @@ impl World {
             slots: wide((BLOCK_WARPS as u64 * WARP_BYTES / 8) as usize, CANARY),
             rows: wide(ROW as usize / 8, 3),
             status: words(1),
-            progress: wide(size_of::<Progress>() / 8, 0),
-            summary: wide(size_of::<Summary>() / 8, 0),
+            progress: wide(size_of::<LaunchProgress>() / 8, 0),
+            summary: wide(size_of::<LaunchSummary>() / 8, 0),
             written: words(1),
         };
         let sq = address(&world.rings).next_multiple_of(64);
@@ -110,15 +111,15 @@ impl World {
     /// The controller was reset: no command of the queue is under way any more.
     fn reset(&self) {
         let state = QueueState::new(&self.state, Qid(1), ENTRIES, SLOTS).unwrap();
-        state.init(&Identity::new(), 0);
+        state.init(&ControllerIdentity::new(), 0);
         for word in &self.rings {
             word.store(0, Order::Relaxed, Scope::Sys);
         }
         self.doorbells[0].store(0, Order::Relaxed, Scope::Sys);
     }
 
-    fn gate(&self) -> Gate<'_> {
-        Gate::new(&self.gate).unwrap()
+    fn gate(&self) -> AdmissionGate<'_> {
+        AdmissionGate::new(&self.gate).unwrap()
     }
 
     /// The host gives the station that was lost back.
@@ -143,8 +144,8 @@ impl World {
     /// Reads one row, or writes it: its code.
     fn launch(&self, writes: bool) -> i32 {
         self.status[0].store(NO_CODE as u32, Order::Relaxed, Scope::Gpu);
-        let gather = Gather {
-            queues: Queues {
+        let gather = GatherLaunch {
+            queues: QueueArray {
                 queues: address(&self.queue),
                 cells: address(&self.cells),
                 queue_count: 1,
@@ -170,11 +171,11 @@ impl World {
             unit_shift: 3,
             station_count: 1,
             lanes: 32,
-            ..Gather::default()
+            ..GatherLaunch::default()
         };
         let written = address(&self.written);
         let now_ns = Cell::new(0);
-        let grid = Grid {
+        let grid = HostGrid {
             blocks: 1,
             threads: BLOCK_THREADS,
             at_once: 1,
@@ -186,11 +187,11 @@ impl World {
         // SAFETY: the world outlives the launch, which has ended when `run` returns.
         let kernel = move || unsafe {
             match writes {
-                true => nvme_scatter(Scatter { gather, written }),
+                true => nvme_scatter(ScatterLaunch { gather, written }),
                 false => nvme_gather(gather),
             }
         };
-        Launch::new(grid, kernel).run(|| {});
+        RunningLaunch::new(grid, kernel).run(|| {});
         self.status[0].load(Order::Relaxed, Scope::Gpu) as i32
     }
 }

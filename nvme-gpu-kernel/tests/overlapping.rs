@@ -4,11 +4,13 @@
 #![allow(unsafe_code)]
 #![cfg(feature = "lanes")]
 
-use nvme_core::gate::{Gate, words as gate_words};
+use nvme_core::gate::{AdmissionGate, words as gate_words};
 use nvme_core::sync::{AtomicU32, AtomicU64, Order, Scope};
 use nvme_gpu_kernel::entries::nvme_gather;
-use nvme_gpu_kernel::lanes::{Grid, Launch, Turn};
-use nvme_gpu_kernel::rows::{BLOCK_THREADS, Gather, Progress, Summary, code, of_worst};
+use nvme_gpu_kernel::lanes::{HostGrid, LaunchTurn, RunningLaunch};
+use nvme_gpu_kernel::rows::{
+    BLOCK_THREADS, GatherLaunch, LaunchProgress, LaunchSummary, code, of_worst,
+};
 use std::rc::Rc;
 use std::sync::atomic::AtomicI64;
 
@@ -45,15 +47,15 @@ impl World {
             stations: words(2),
             ids: (0..ROWS).map(|_| AtomicI64::new(0)).collect(),
             rows: wide(ROWS),
-            progress: wide(size_of::<Progress>() / 8),
-            summary: wide(size_of::<Summary>() / 8),
+            progress: wide(size_of::<LaunchProgress>() / 8),
+            summary: wide(size_of::<LaunchSummary>() / 8),
         };
-        Gate::new(&world.gate).unwrap().close_for_good();
+        AdmissionGate::new(&world.gate).unwrap().close_for_good();
         world
     }
 
-    fn launch(&self) -> Launch {
-        let gather = Gather {
+    fn launch(&self) -> RunningLaunch {
+        let gather = GatherLaunch {
             gate: address(&self.gate),
             stations: address(&self.stations),
             ids: address(&self.ids),
@@ -72,16 +74,16 @@ impl World {
             unit_shift: 3,
             station_count: 2,
             lanes: 32,
-            ..Gather::default()
+            ..GatherLaunch::default()
         };
-        let grid = Grid {
+        let grid = HostGrid {
             blocks: BLOCKS,
             threads: BLOCK_THREADS,
             at_once: 2,
             clock: Rc::new(|| 0),
         };
         // SAFETY: the world outlives the launch.
-        Launch::new(grid, move || unsafe { nvme_gather(gather) })
+        RunningLaunch::new(grid, move || unsafe { nvme_gather(gather) })
     }
 
     /// How many launches have ended, and the failed rows with the first of them, as the host sees them.
@@ -106,13 +108,13 @@ fn random(seed: u64) -> impl FnMut(u32) -> u32 {
 }
 
 /// Lets all of `launches` run side by side.
-fn run(mut launches: Vec<Launch>, pick: &mut dyn FnMut(u32) -> u32) {
+fn run(mut launches: Vec<RunningLaunch>, pick: &mut dyn FnMut(u32) -> u32) {
     while !launches.is_empty() {
         let at = pick(launches.len() as u32) as usize;
         match launches[at].turn(1, pick) {
-            Turn::Ended => drop(launches.swap_remove(at)),
-            Turn::Asleep => launches[at].wake(),
-            Turn::Ran => {}
+            LaunchTurn::Ended => drop(launches.swap_remove(at)),
+            LaunchTurn::Asleep => launches[at].wake(),
+            LaunchTurn::Ran => {}
         }
     }
 }
@@ -158,9 +160,9 @@ fn an_end_of_two_halves_forgets_nothing() {
             turns += 1;
             let at = turns % 2;
             match launches[at].turn(1, &mut pick) {
-                Turn::Ended => has_ended[at] = true,
-                Turn::Asleep => launches[at].wake(),
-                Turn::Ran => {}
+                LaunchTurn::Ended => has_ended[at] = true,
+                LaunchTurn::Asleep => launches[at].wake(),
+                LaunchTurn::Ran => {}
             }
         }
         assert_eq!(

@@ -405,7 +405,7 @@ mod tests {
             for round in 0..6u8 {
                 let format = admin::format_nvm(Nsid::ALL, round % 2, 1 + round % 2);
                 assert!(admin(format).is_success());
-                let sanitize = admin::sanitize(admin::Sanitize::new(match round % 3 {
+                let sanitize = admin::sanitize(admin::SanitizeFields::new(match round % 3 {
                     0 => admin::SanitizeAction::BlockErase,
                     1 => admin::SanitizeAction::CryptoErase,
                     _ => admin::SanitizeAction::Overwrite,

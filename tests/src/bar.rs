@@ -1,6 +1,6 @@
 //! The registers of a simulated controller, as the core wants them.
 
-use nvme_core::{Identity, Registers};
+use nvme_core::{ControllerIdentity, RegisterAccess};
 use nvme_sim::{Controller, DmaMemory};
 
 /// BAR0 of a controller in this process.
@@ -8,7 +8,7 @@ pub struct Bar<'a, M> {
     /// The controller.
     pub sim: &'a Controller<M>,
     /// Which one it is.
-    pub identity: &'a Identity,
+    pub identity: &'a ControllerIdentity,
 }
 
 impl<M> Clone for Bar<'_, M> {
@@ -19,8 +19,8 @@ impl<M> Clone for Bar<'_, M> {
 
 impl<M> Copy for Bar<'_, M> {}
 
-impl<M: DmaMemory> Registers for Bar<'_, M> {
-    fn identity(&self) -> &Identity {
+impl<M: DmaMemory> RegisterAccess for Bar<'_, M> {
+    fn identity(&self) -> &ControllerIdentity {
         self.identity
     }
 

@@ -1,19 +1,19 @@
 //! The loop that drives a bring-up to its end, for tests that bring controllers up.
 
-use nvme_core::bringup::{Bringup, HostMemory, Step};
-use nvme_core::{BringupError, Quiesced, Registers};
+use nvme_core::bringup::{BringupMachine, BringupStep, HostMemoryPages};
+use nvme_core::{BringupError, Quiesced, RegisterAccess};
 
 /// What a bring-up needs: an admin queue, a clock, and the queues that a reset empties.
 pub trait Host {
     /// One step of `machine` at the present time, with the admin queue.
     ///
     /// # Errors
-    /// As [`Bringup::step`].
+    /// As [`BringupMachine::step`].
     fn step<'r>(
         &mut self,
-        machine: &mut Bringup<'_>,
-        registers: &'r dyn Registers,
-    ) -> Result<Step<'r>, BringupError>;
+        machine: &mut BringupMachine<'_>,
+        registers: &'r dyn RegisterAccess,
+    ) -> Result<BringupStep<'r>, BringupError>;
 
     /// Moves the clock, at most to `until_ns`.
     fn wait(&mut self, until_ns: u64);
@@ -22,7 +22,7 @@ pub trait Host {
     fn disabled(&mut self, proof: &Quiesced<'_>);
 
     /// The memory that the controller gets of at least `minimum` bytes.
-    fn host_memory(&mut self, preferred: u64, minimum: u64) -> Option<HostMemory> {
+    fn host_memory(&mut self, preferred: u64, minimum: u64) -> Option<HostMemoryPages> {
         let _ = (preferred, minimum);
         None
     }
@@ -33,21 +33,21 @@ pub trait Host {
 /// # Errors
 /// The first that a step returns.
 pub fn bring_up(
-    machine: &mut Bringup<'_>,
-    registers: &dyn Registers,
+    machine: &mut BringupMachine<'_>,
+    registers: &dyn RegisterAccess,
     host: &mut impl Host,
 ) -> Result<(), BringupError> {
     loop {
         match host.step(machine, registers)? {
-            Step::Wait { until_ns } => host.wait(until_ns),
-            Step::Disabled(proof) => {
+            BringupStep::Wait { until_ns } => host.wait(until_ns),
+            BringupStep::Disabled(proof) => {
                 host.disabled(&proof);
                 machine.enable(proof);
             }
-            Step::HostMemory { preferred, minimum } => {
+            BringupStep::HostMemory { preferred, minimum } => {
                 machine.host_memory(host.host_memory(preferred, minimum));
             }
-            Step::Ready => return Ok(()),
+            BringupStep::Ready => return Ok(()),
         }
     }
 }

@@ -9,16 +9,16 @@
 //! records each atomic operation, below the core's public surface.
 
 use crate::watch::Watch;
-use nvme_core::group::Group;
-use nvme_core::mem::{CqCell, CqRing, DmaWords, Doorbell, SqCell, SqRing};
+use nvme_core::group::ThreadGroup;
+use nvme_core::mem::{CqCell, CqRing, DmaWords, DoorbellRegister, SqCell, SqRing};
 use nvme_core::queue_state::{QueueState, words};
 use nvme_core::recovery::{DeletionStep, QueueDeletion};
-use nvme_core::shutdown::{self, Kind, Shutdown};
+use nvme_core::shutdown::{self, ShutdownKind, ShutdownMachine};
 use nvme_core::spec::{Cid, Cqe, Iova, PageSize, Qid, Sqe, Status};
 use nvme_core::sync::{AtomicU32, AtomicU64, Order, Scope};
 use nvme_core::{
-    Cells, ClosedQueue, Collective, Identity, ListMemory, QueueMemory, QueuePair, Quiesced,
-    Registers, SharedQueue, Slot,
+    ClosedQueue, CollectiveQueue, CommandSlot, ControllerIdentity, ListMemory, QueueMemory,
+    QueuePair, Quiesced, RegisterAccess, ResultCells, SharedQueue,
 };
 
 /// The identifier of a queue unless it is said otherwise.
@@ -69,14 +69,14 @@ impl Rig {
             cells: zeroed(cells),
             slots,
             qid,
-            registers: Disabled(Identity::new()),
+            registers: Disabled(ControllerIdentity::new()),
         };
         rig.state().init(rig.identity(), start);
         rig
     }
 
     /// The controller that the queue belongs to: one of its own.
-    pub fn identity(&self) -> &Identity {
+    pub fn identity(&self) -> &ControllerIdentity {
         self.registers.identity()
     }
 
@@ -86,8 +86,8 @@ impl Rig {
         QueueMemory {
             sq: SqRing::new(&self.sq, Iova(0)),
             cq: CqRing::new(&self.cq, Iova(0)),
-            sq_doorbell: Doorbell::new(&self.tail),
-            cq_doorbell: Doorbell::new(&self.head),
+            sq_doorbell: DoorbellRegister::new(&self.tail),
+            cq_doorbell: DoorbellRegister::new(&self.head),
             lists: ListMemory::new(lists, PageSize::KIB4, LIST_WORDS),
         }
     }
@@ -102,8 +102,8 @@ impl Rig {
     }
 
     /// The result cells.
-    pub fn cells(&self) -> Cells<'_> {
-        Cells::new(&self.cells)
+    pub fn cells(&self) -> ResultCells<'_> {
+        ResultCells::new(&self.cells)
     }
 
     /// The queue as any thread uses it.
@@ -112,8 +112,8 @@ impl Rig {
     }
 
     /// The queue as a group uses it.
-    pub fn collective<G: Group>(&self, group: G) -> Collective<'_, G> {
-        Collective::resume(group, self.memory(), self.state())
+    pub fn collective<G: ThreadGroup>(&self, group: G) -> CollectiveQueue<'_, G> {
+        CollectiveQueue::resume(group, self.memory(), self.state())
     }
 
     /// What a controller reset does to the doorbells, and the proof that it was done.
@@ -123,18 +123,18 @@ impl Rig {
     pub fn reset(&self) -> Quiesced<'_> {
         self.tail.store(0, Order::Relaxed, Scope::Sys);
         self.head.store(0, Order::Relaxed, Scope::Sys);
-        match Shutdown::new(Kind::Normal, 1).step(&self.registers, 0) {
-            Ok(shutdown::Step::Done(proof)) => proof,
+        match ShutdownMachine::new(ShutdownKind::Normal, 1).step(&self.registers, 0) {
+            Ok(shutdown::ShutdownStep::Done(proof)) => proof,
             other => panic!("a disabled controller is disabled: {other:?}"),
         }
     }
 }
 
 /// The registers of a controller that is disabled.
-struct Disabled(Identity);
+struct Disabled(ControllerIdentity);
 
-impl Registers for Disabled {
-    fn identity(&self) -> &Identity {
+impl RegisterAccess for Disabled {
+    fn identity(&self) -> &ControllerIdentity {
         &self.0
     }
 
@@ -335,9 +335,9 @@ impl<'a> Hand<'a> {
 ///
 /// # Panics
 /// When the queue is of another controller.
-pub fn deleted(identity: &Identity, queue: ClosedQueue) -> Quiesced<'static> {
+pub fn deleted(identity: &ControllerIdentity, queue: ClosedQueue) -> Quiesced<'static> {
     let rig = Rig::of(Qid::ADMIN, 4, 3, 0, 0);
-    let slots: Vec<Slot<u32>> = (0..3).map(|_| Slot::new()).collect();
+    let slots: Vec<CommandSlot<u32>> = (0..3).map(|_| CommandSlot::new()).collect();
     let mut admin = QueuePair::new(identity, Qid::ADMIN, rig.memory(), slots);
     let mut hand = Hand::new(&rig);
     let mut deletion = QueueDeletion::new(queue, 1);

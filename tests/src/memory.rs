@@ -5,7 +5,7 @@
 // UNSAFETY: the core's rings are made from raw DMA memory, as on a real machine.
 #![allow(unsafe_code)]
 
-use nvme_core::mem::{CqRing, DmaWords, Doorbell, SqRing};
+use nvme_core::mem::{CqRing, DmaWords, DoorbellRegister, SqRing};
 use nvme_core::spec::Iova;
 use nvme_sim::{DmaGuard, DmaMemory, DmaRegion, Doorbells, HostMemory, MemorySpan};
 use std::sync::Mutex;
@@ -221,12 +221,12 @@ impl DmaMemory for &Memory {
 }
 
 /// The driver's view of a doorbell in the simulator's doorbell memory.
-pub fn doorbell(doorbells: &Doorbells, qid: u16, completion: bool) -> Doorbell<'_> {
+pub fn doorbell(doorbells: &Doorbells, qid: u16, completion: bool) -> DoorbellRegister<'_> {
     let word = if completion {
         doorbells.cq_head(qid)
     } else {
         doorbells.sq_tail(qid)
     };
     // SAFETY: the word is an aligned atomic that lives as long as the doorbells.
-    unsafe { Doorbell::from_raw(word.as_ptr()) }
+    unsafe { DoorbellRegister::from_raw(word.as_ptr()) }
 }

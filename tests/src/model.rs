@@ -3,10 +3,12 @@
 
 use crate::hand::{Hand, Rig};
 use loom::thread;
-use nvme_core::group::Alone;
+use nvme_core::group::LoneThread;
 use nvme_core::spec::{Iova, Nsid, Sqe, Status};
 use nvme_core::sync::spin;
-use nvme_core::{Command, Data, Drained, Outcome, SharedQueue, Token};
+use nvme_core::{
+    CommandData, CommandOutcome, CommandToken, DrainResult, MemberCommand, SharedQueue,
+};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
@@ -75,12 +77,12 @@ impl Drop for Failing {
 }
 
 /// A command that carries `number` in several words and wants it back as dword 0.
-pub fn command(number: u32, cell: u32) -> Command<'static> {
+pub fn command(number: u32, cell: u32) -> MemberCommand<'static> {
     let mut sqe = Sqe::new(2, Nsid(1));
     (sqe.cdw10, sqe.cdw15) = (number, !number);
     // Three pages: two of them in the slot's list.
     let (iova, len) = (Iova(0x1000 * u64::from(number + 1)), 3 * 4096);
-    Command::new(sqe, Data::Contiguous { iova, len }, cell).wanting_dw0(true)
+    MemberCommand::new(sqe, CommandData::Contiguous { iova, len }, cell).wanting_dw0(true)
 }
 
 /// The controller: fetches and completes `count` commands, one after the other, each entry whole.
@@ -113,17 +115,17 @@ pub fn controller(rig: &Arc<Rig>, count: u32) -> thread::JoinHandle<()> {
 ///
 /// # Panics
 /// When the queue is full.
-pub fn place(queue: &SharedQueue<'_>, number: u32, cell: u32) -> Token {
-    let token = queue.place(&Alone, command(number, cell)).unwrap();
-    queue.ring(&Alone);
+pub fn place(queue: &SharedQueue<'_>, number: u32, cell: u32) -> CommandToken {
+    let token = queue.place(&LoneThread, command(number, cell)).unwrap();
+    queue.ring(&LoneThread);
     token
 }
 
 /// As [`place`], a command whose dword 0 is not wanted: [`finish`] finds 0.
-pub fn place_plain(queue: &SharedQueue<'_>, number: u32, cell: u32) -> Token {
+pub fn place_plain(queue: &SharedQueue<'_>, number: u32, cell: u32) -> CommandToken {
     let command = command(number, cell).wanting_dw0(false);
-    let token = queue.place(&Alone, command).unwrap();
-    queue.ring(&Alone);
+    let token = queue.place(&LoneThread, command).unwrap();
+    queue.ring(&LoneThread);
     token
 }
 
@@ -131,14 +133,14 @@ pub fn place_plain(queue: &SharedQueue<'_>, number: u32, cell: u32) -> Token {
 ///
 /// # Panics
 /// When it is not.
-pub fn finish(queue: &SharedQueue<'_>, token: &Token, number: u32) {
+pub fn finish(queue: &SharedQueue<'_>, token: &CommandToken, number: u32) {
     loop {
         if let Some(end) = queue.poll(token) {
-            assert_eq!(end, (Outcome::Completed(Status::SUCCESS), number));
+            assert_eq!(end, (CommandOutcome::Completed(Status::SUCCESS), number));
             return;
         }
         assert_eq!(queue.fault(), None);
-        if queue.drain(&Alone) != Drained::Took(1) {
+        if queue.drain(&LoneThread) != DrainResult::Took(1) {
             spin();
         }
     }

@@ -3,12 +3,15 @@
 use crate::bringup::Host;
 use crate::memory::{Area, Memory, doorbell};
 use crate::{Bar, Rng, Seed, audit};
-use nvme_core::bringup::{self, Bringup, Capabilities, Info, QueuePlan, Step};
+use nvme_core::bringup::{
+    self, BringupMachine, BringupStep, ControllerInfo, QueueCapabilities, QueuePlan,
+};
 use nvme_core::spec::{Cid, Iova, Lba, Nsid, PageSize, Qid, Sqe, Status};
-use nvme_core::transfer::{self, Limits};
+use nvme_core::transfer::{self, TransferLimits};
 use nvme_core::{
-    BringupError, Completion, ControllerFault, Data, Identity, ListMemory, Outcome, QueueMemory,
-    QueuePair, Quiesced, Registers, Rejected, Slot, SubmitError,
+    BringupError, CommandCompletion, CommandData, CommandOutcome, CommandSlot, ControllerFault,
+    ControllerIdentity, ListMemory, QueueMemory, QueuePair, Quiesced, RegisterAccess,
+    RejectedCommand, SubmitError,
 };
 use nvme_sim::{Config, Controller, Rule};
 use std::collections::HashSet;
@@ -59,14 +62,14 @@ pub struct End {
     /// The command.
     pub cid: Cid,
     /// How.
-    pub outcome: Outcome,
+    pub outcome: CommandOutcome,
     /// Command-specific dword 0.
     pub dw0: u32,
     /// It had expired before.
     pub late: bool,
 }
 
-type Queue<'a> = QueuePair<'a, u64, Vec<Slot<u64>>>;
+type Queue<'a> = QueuePair<'a, u64, Vec<CommandSlot<u64>>>;
 
 /// Both sides and the time.
 pub struct Pair<'a> {
@@ -80,7 +83,7 @@ pub struct Pair<'a> {
     /// The I/O queue pairs: identifiers 1, 2, ...
     pub io: Vec<Queue<'a>>,
     /// What the last bring-up learned.
-    pub info: Option<Info>,
+    pub info: Option<ControllerInfo>,
     /// Virtual time.
     pub now_ns: u64,
     /// Draws the schedule.
@@ -112,7 +115,7 @@ pub fn with_pair<R>(
     let explained = config.faults.breaks();
     let breaks = setup.breaks;
     let sim = Controller::new(config, &memory).expect("a valid configuration");
-    let identity = Identity::new();
+    let identity = ControllerIdentity::new();
     let bar = Bar {
         sim: &sim,
         identity: &identity,
@@ -127,7 +130,7 @@ pub fn with_pair<R>(
 impl<'a> Pair<'a> {
     fn new(memory: &'a Memory, bar: Bar<'a, &'a Memory>, setup: Setup, seed: Seed) -> Self {
         let sim = bar.sim;
-        let page = Capabilities::read(&bar).map_or(PageSize::KIB4, |found| found.page);
+        let page = QueueCapabilities::read(&bar).map_or(PageSize::KIB4, |found| found.page);
         let queue = |qid: u16, (sq_entries, cq_entries): (u32, u32)| {
             let sq = memory.take(u64::from(sq_entries) * 64, page.bytes());
             let cq = memory.take(u64::from(cq_entries) * 16, page.bytes());
@@ -144,7 +147,7 @@ impl<'a> Pair<'a> {
                 bar.identity,
                 Qid(qid),
                 parts,
-                (0..setup.slots).map(|_| Slot::new()).collect(),
+                (0..setup.slots).map(|_| CommandSlot::new()).collect(),
             )
         };
         Self {
@@ -172,7 +175,7 @@ impl<'a> Pair<'a> {
     }
 
     /// The registers, as the driver sees them.
-    pub fn registers(&self) -> impl Registers + 'a {
+    pub fn registers(&self) -> impl RegisterAccess + 'a {
         self.bar
     }
 
@@ -192,14 +195,14 @@ impl<'a> Pair<'a> {
     /// What the state machine says.
     pub fn bring_up(&mut self) -> Result<(), BringupError> {
         let plans: Vec<QueuePlan> = self.io.iter().map(plan_of).collect();
-        let config = bringup::Config {
+        let config = bringup::BringupConfig {
             queue_pairs: self.setup.queues.len() as u32,
             plans: &plans,
             command_timeout_ns: COMMAND_NS,
-            ..bringup::Config::default()
+            ..bringup::BringupConfig::default()
         };
         let bar = self.bar;
-        let mut machine = Bringup::new(&bar, config, self.memory.words(self.identify))?;
+        let mut machine = BringupMachine::new(&bar, config, self.memory.words(self.identify))?;
         crate::bringup::bring_up(&mut machine, &bar, self)?;
         self.info = Some(machine.info().clone());
         Ok(())
@@ -220,7 +223,12 @@ impl<'a> Pair<'a> {
     ///
     /// # Errors
     /// What the queue says.
-    pub fn submit(&mut self, queue: usize, sqe: Sqe, data: Data<'_>) -> Result<u64, SubmitError> {
+    pub fn submit(
+        &mut self,
+        queue: usize,
+        sqe: Sqe,
+        data: CommandData<'_>,
+    ) -> Result<u64, SubmitError> {
         let id = self.next_id;
         let deadline = self.now_ns + COMMAND_NS;
         match self.io[queue].submit(sqe, data, id, deadline) {
@@ -229,15 +237,15 @@ impl<'a> Pair<'a> {
                 assert!(self.lent.insert(id));
                 Ok(id)
             }
-            Err(Rejected { error, buffer }) => {
+            Err(RejectedCommand { error, buffer }) => {
                 assert_eq!(buffer, id, "a rejected command gives its own buffer back");
                 Err(error)
             }
         }
     }
 
-    fn account(&mut self, done: Completion<u64>) {
-        let Completion {
+    fn account(&mut self, done: CommandCompletion<u64>) {
+        let CommandCompletion {
             cid,
             buffer: id,
             outcome,
@@ -298,14 +306,14 @@ impl<'a> Pair<'a> {
     ///
     /// # Panics
     /// When it is refused, or does not end with a status.
-    pub fn run(&mut self, queue: usize, sqe: Sqe, data: Data<'_>) -> Status {
+    pub fn run(&mut self, queue: usize, sqe: Sqe, data: CommandData<'_>) -> Status {
         let id = self.submit(queue, sqe, data).expect("room in the queue");
         match self
             .wait(queue, id)
             .expect("honest completions")
             .map(|end| end.outcome)
         {
-            Some(Outcome::Completed(status)) => status,
+            Some(CommandOutcome::Completed(status)) => status,
             other => panic!("no status: {other:?}"),
         }
     }
@@ -314,7 +322,7 @@ impl<'a> Pair<'a> {
     ///
     /// # Panics
     /// When it is refused, or not answered in time.
-    pub fn run_admin(&mut self, sqe: Sqe, data: Data<'_>) -> (Status, u32) {
+    pub fn run_admin(&mut self, sqe: Sqe, data: CommandData<'_>) -> (Status, u32) {
         let deadline = self.now_ns + COMMAND_NS;
         let cid = self
             .admin
@@ -324,7 +332,7 @@ impl<'a> Pair<'a> {
         while self.now_ns < deadline {
             self.sim.step(self.now_ns);
             while let Some(done) = self.admin.poll().expect("honest completions") {
-                if let (true, Outcome::Completed(status)) = (done.cid == cid, done.outcome) {
+                if let (true, CommandOutcome::Completed(status)) = (done.cid == cid, done.outcome) {
                     return (status, done.dw0);
                 }
             }
@@ -337,14 +345,14 @@ impl<'a> Pair<'a> {
     ///
     /// # Panics
     /// Before bring-up.
-    pub fn limits(&self, nsid: Nsid) -> Limits {
+    pub fn limits(&self, nsid: Nsid) -> TransferLimits {
         let info = self.info.as_ref().expect("brought up");
         let namespace = info
             .namespaces
             .iter()
             .find(|one| one.nsid == nsid)
             .expect("that namespace");
-        Limits {
+        TransferLimits {
             block_bytes: namespace.block_bytes,
             blocks: namespace.blocks,
             max_bytes: info.max_transfer,
@@ -368,7 +376,7 @@ impl<'a> Pair<'a> {
         let limits = self.limits(nsid);
         for piece in transfer::split(lba, blocks, limits).expect("a range of the namespace") {
             let len = u64::from(piece.blocks) * u64::from(limits.block_bytes);
-            let data = Data::Contiguous {
+            let data = CommandData::Contiguous {
                 iova: iova.offset(piece.offset),
                 len,
             };
@@ -389,9 +397,9 @@ impl<'a> Pair<'a> {
 impl Host for Pair<'_> {
     fn step<'r>(
         &mut self,
-        machine: &mut Bringup<'_>,
-        registers: &'r dyn Registers,
-    ) -> Result<Step<'r>, BringupError> {
+        machine: &mut BringupMachine<'_>,
+        registers: &'r dyn RegisterAccess,
+    ) -> Result<BringupStep<'r>, BringupError> {
         machine.step(registers, &mut self.admin, self.now_ns)
     }
 

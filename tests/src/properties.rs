@@ -1,7 +1,7 @@
 //! Controller properties by hand: tests decide what the controller says, and see what is written.
 
 use nvme_core::spec::register::{Cap, Cc, Csts, offset};
-use nvme_core::{Identity, Registers};
+use nvme_core::{ControllerIdentity, RegisterAccess};
 use std::cell::{Cell, RefCell};
 
 /// The properties. Unless told otherwise CSTS does at once what CC asks for.
@@ -18,7 +18,7 @@ pub struct Properties {
     /// Whether CSTS.RDY follows CC.EN, and CSTS.SHST follows CC.SHN.
     pub follows: Cell<bool>,
     written: RefCell<Vec<(u32, u64)>>,
-    identity: Identity,
+    identity: ControllerIdentity,
 }
 
 impl Properties {
@@ -35,7 +35,7 @@ impl Properties {
             cc: Cell::new(Cc(0)),
             follows: Cell::new(true),
             written: RefCell::default(),
-            identity: Identity::new(),
+            identity: ControllerIdentity::new(),
         }
     }
 
@@ -78,8 +78,8 @@ impl Default for Properties {
     }
 }
 
-impl Registers for Properties {
-    fn identity(&self) -> &Identity {
+impl RegisterAccess for Properties {
+    fn identity(&self) -> &ControllerIdentity {
         &self.identity
     }
 

@@ -7,7 +7,7 @@ mod place;
 #[cfg(loom)]
 mod turns;
 
-use nvme_core::group::{Alone, ExecContext, Group, GroupOp, Vote};
+use nvme_core::group::{ExecContext, GroupOp, GroupVote, LoneThread, ThreadGroup};
 use place::Place;
 use std::cell::Cell;
 use std::sync::Arc;
@@ -26,7 +26,7 @@ pub type Team = Member<place::Unseen, 1>;
 pub type Spin<const READS: u32> = Member<place::Spins, READS>;
 
 /// One member of a team; made for all members at once by [`Member::of`]. A clone is the same member.
-/// `READS` completions at once, as [`Group::READS`] says.
+/// `READS` completions at once, as [`ThreadGroup::READS`] says.
 pub struct Member<P: Place, const READS: u32> {
     all: Arc<Meeting<P>>,
     rank: usize,
@@ -123,7 +123,7 @@ fn orders() -> bool {
     true
 }
 
-impl<P: Place, const READS: u32> Group for Member<P, READS> {
+impl<P: Place, const READS: u32> ThreadGroup for Member<P, READS> {
     const MOST: u32 = if READS == 1 { u32::MAX } else { 1 };
     const READS: u32 = READS;
 
@@ -140,8 +140,8 @@ impl<P: Place, const READS: u32> Group for Member<P, READS> {
         self.exchange(0, orders());
     }
 
-    fn vote(&self, mine: bool) -> Vote {
-        let mut vote = Vote {
+    fn vote(&self, mine: bool) -> GroupVote {
+        let mut vote = GroupVote {
             total: 0,
             before: 0,
             leading: 0,
@@ -200,7 +200,7 @@ impl ExecContext for Clock {
     }
 
     fn converged<A: GroupOp>(&self, _key: u64, op: A) -> A::Output {
-        op.run(&Alone)
+        op.run(&LoneThread)
     }
 }
 
@@ -220,7 +220,7 @@ impl ExecContext for Looks {
     }
 
     fn converged<A: GroupOp>(&self, _key: u64, op: A) -> A::Output {
-        op.run(&Alone)
+        op.run(&LoneThread)
     }
 }
 
@@ -253,14 +253,14 @@ impl<F: Fn()> ExecContext for Paused<F> {
     }
 
     fn converged<A: GroupOp>(&self, _key: u64, op: A) -> A::Output {
-        op.run(&Alone)
+        op.run(&LoneThread)
     }
 }
 
 /// The members of a team in step, each on a clock of its own.
 pub struct InStep<'t, G, C>(pub &'t G, pub C);
 
-impl<G: Group, C: ExecContext> ExecContext for InStep<'_, G, C> {
+impl<G: ThreadGroup, C: ExecContext> ExecContext for InStep<'_, G, C> {
     fn now_ns(&self) -> u64 {
         self.1.now_ns()
     }

@@ -1,6 +1,6 @@
 //! A group whose member does something else between what it does: tests decide who comes in between.
 
-use nvme_core::group::{Group, Vote};
+use nvme_core::group::{GroupVote, ThreadGroup};
 
 /// A group that tells `told` of each vote and broadcast of this member before it takes place.
 pub struct Told<G, F> {
@@ -11,20 +11,20 @@ pub struct Told<G, F> {
 /// What a [`Told`] group is about to do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Telling {
-    /// [`Group::vote`].
+    /// [`ThreadGroup::vote`].
     Vote,
-    /// [`Group::broadcast`].
+    /// [`ThreadGroup::broadcast`].
     Broadcast,
 }
 
-impl<G: Group, F: Fn(Telling)> Told<G, F> {
+impl<G: ThreadGroup, F: Fn(Telling)> Told<G, F> {
     /// The same member of the same group.
     pub fn new(group: G, told: F) -> Self {
         Self { group, told }
     }
 }
 
-impl<G: Group, F: Fn(Telling)> Group for Told<G, F> {
+impl<G: ThreadGroup, F: Fn(Telling)> ThreadGroup for Told<G, F> {
     const MOST: u32 = G::MOST;
     const READS: u32 = G::READS;
 
@@ -41,7 +41,7 @@ impl<G: Group, F: Fn(Telling)> Group for Told<G, F> {
         self.group.sync();
     }
 
-    fn vote(&self, mine: bool) -> Vote {
+    fn vote(&self, mine: bool) -> GroupVote {
         (self.told)(Telling::Vote);
         self.group.vote(mine)
     }

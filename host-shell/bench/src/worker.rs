@@ -5,7 +5,7 @@ use super::shared::RunState;
 use super::unit_states::UnitContent;
 use hdrhistogram::Histogram;
 use nvme_core::spec::{Lba, Qid, nvm};
-use nvme_core::{Outcome, SubmitError};
+use nvme_core::{CommandOutcome, SubmitError};
 use nvme_driver::controller::Controller;
 use nvme_driver::controller::outage::OutageCounts;
 use nvme_driver::controller::queue::{DriverQueue, SubmissionBatch};
@@ -338,7 +338,7 @@ impl<'a> BenchWorker<'a> {
                 again.extend(pending[buffer.index()].take().map(PendingAccess::as_lost));
                 free.push(buffer);
                 outages.lost += 1;
-                outages.aborted += u64::from(matches!(done.outcome, Outcome::Completed(_)));
+                outages.aborted += u64::from(matches!(done.outcome, CommandOutcome::Completed(_)));
                 lost.get_or_insert(done);
                 return;
             }

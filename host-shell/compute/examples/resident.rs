@@ -13,9 +13,9 @@
 mod arguments;
 
 use arguments::Arguments;
-use nvme_compute::random_weights::{self, Stored};
+use nvme_compute::random_weights::{self, StoredFormat};
 use nvme_compute::steps::StepKernels;
-use nvme_compute_kernel::Gemv;
+use nvme_compute_kernel::GemvParameters;
 use nvme_host::bench::median;
 use nvme_host::cuda::{DeviceMemory, Gpu, Stream, StreamEvent};
 use nvme_host::{Error, Result};
@@ -23,7 +23,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 const LIMIT: Duration = Duration::from_secs(30);
-const FORMATS: [Stored; 8] = Stored::ALL;
+const FORMATS: [StoredFormat; 8] = StoredFormat::ALL;
 /// Products that follow on each other in one measurement.
 const AT_A_TIME: u32 = 10;
 /// Rows that are compared.
@@ -68,7 +68,7 @@ fn run(words: &Arguments) -> Result<()> {
 }
 
 struct Case {
-    gemv: Gemv,
+    gemv: GemvParameters,
     weights: DeviceMemory,
     other: DeviceMemory,
     _x: DeviceMemory,
@@ -80,7 +80,7 @@ struct Case {
 impl Case {
     fn new(
         gpu: &Arc<Gpu>,
-        stored: Stored,
+        stored: StoredFormat,
         (rows, columns, row_bytes): (u32, u32, u64),
     ) -> Result<Self> {
         let bytes = (row_bytes * u64::from(rows)) as usize;
@@ -95,11 +95,11 @@ impl Case {
             weights.upload(at, &first[..count])?;
         }
         let mut numbers = vec![0; columns as usize * 4];
-        random_weights::fill(Stored::F32, 2, &mut numbers);
+        random_weights::fill(StoredFormat::F32, 2, &mut numbers);
         x.upload(0, &numbers)?;
         let vector = numbers.as_chunks::<4>().0.iter();
         Ok(Self {
-            gemv: Gemv {
+            gemv: GemvParameters {
                 weights: weights.address(),
                 x: x.address(),
                 y: y.address(),
@@ -141,7 +141,7 @@ impl Case {
     fn check(&self, rows: u32) -> Result<()> {
         let mut bytes = vec![0; rows as usize * 4];
         self.y.download(0, &mut bytes)?;
-        let stored = Stored::of_number(self.gemv.stored).unwrap_or(Stored::F32);
+        let stored = StoredFormat::of_number(self.gemv.stored).unwrap_or(StoredFormat::F32);
         let row_bytes = self.gemv.row_bytes as usize;
         for (number, found) in bytes.as_chunks::<4>().0.iter().enumerate() {
             let row = number % (self.first.len() / row_bytes);

@@ -5,7 +5,7 @@
 use crate::{StoredMatrix, StreamedProducts};
 use nvme_compute_kernel::GemvGathered;
 use nvme_gpu_kernel::ring::RowSplit;
-use nvme_gpu_kernel::rows::Gather;
+use nvme_gpu_kernel::rows::GatherLaunch;
 use nvme_host::cuda::PendingRows;
 use nvme_host::{Error, Result};
 
@@ -68,10 +68,10 @@ impl StreamedProducts {
         let table = matrix
             .store
             .table(matrix.offset, matrix.rows.into(), matrix.row_bytes)?;
-        let argument = |rows: Gather| {
+        let argument = |rows: GatherLaunch| {
             let split = split(&rows)?;
             Ok(GemvGathered {
-                rows: Gather {
+                rows: GatherLaunch {
                     ids: ids.address,
                     wide_ids: u32::from(ids.wide),
                     ..rows
@@ -92,7 +92,7 @@ impl StreamedProducts {
 }
 
 /// Returns the division of a launch's rows among warps.
-pub(crate) fn split(rows: &Gather) -> Result<RowSplit> {
+pub(crate) fn split(rows: &GatherLaunch) -> Result<RowSplit> {
     let in_block = (1 << rows.block_shift) - 1;
     let is_aligned = (rows.first_byte | u64::from(rows.row_bytes)) & in_block == 0;
     let most_shift = rows.slot_bytes.trailing_zeros();

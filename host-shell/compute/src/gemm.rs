@@ -6,11 +6,11 @@ use crate::StoredMatrix;
 use crate::extents::{optional, product as extent};
 use crate::gathered::split;
 use nvme_compute_kernel::gemm::{
-    DEPTH, Gemm, GemmStreamed, SHARED_BYTES, STAGES, STRIP_ROWS, TILE_TOKENS,
+    DEPTH, GemmParameters, GemmStreamed, SHARED_BYTES, STAGES, STRIP_ROWS, TILE_TOKENS,
 };
 use nvme_compute_kernel::{BLOCK_THREADS, GEMM_PTX, kernel};
-use nvme_formats::Stored;
-use nvme_gpu_kernel::rows::Gather;
+use nvme_formats::StoredFormat;
+use nvme_gpu_kernel::rows::GatherLaunch;
 use nvme_host::cuda::{
     Gpu, KernelArgument as Memory, KernelFunction, LaunchSequence, LaunchSize, Module, PendingRows,
 };
@@ -22,9 +22,9 @@ use crate::matrix::HalfFormat;
 
 /// Returns the number of blocks that read, unless a product says otherwise: those of Q8_0 widen twice the bytes
 /// of Q4_0.
-pub const fn read_blocks(stored: Stored) -> u32 {
+pub const fn read_blocks(stored: StoredFormat) -> u32 {
     match stored {
-        Stored::Q8_0 => 6,
+        StoredFormat::Q8_0 => 6,
         _ => 4,
     }
 }
@@ -106,10 +106,10 @@ impl StreamedGemm {
     /// Returns the number of bytes of [`GemmOperands::workspace`]: the stages of the matrix's strips, and the words
     /// of a launch.
     pub fn workspace_bytes(matrix: &StoredMatrix) -> u64 {
-        let gemm = Gemm {
+        let gemm = GemmParameters {
             rows: matrix.rows,
             columns: matrix.columns,
-            ..Gemm::default()
+            ..GemmParameters::default()
         };
         u64::from(STAGES) * GemmStreamed::stage_bytes(matrix.columns) + gemm.work_words() * 4
     }
@@ -136,7 +136,7 @@ impl StreamedGemm {
     ) -> Result<PendingRows> {
         check_product(matrix, product)?;
         let stages = u64::from(STAGES) * GemmStreamed::stage_bytes(matrix.columns);
-        let gemm = Gemm {
+        let gemm = GemmParameters {
             words: product.workspace + stages,
             ..words(matrix, product)
         };
@@ -148,9 +148,9 @@ impl StreamedGemm {
             .store
             .table(matrix.offset, matrix.rows.into(), matrix.row_bytes)?;
         let most = self.blocks.0 - 1;
-        let argument = |rows: Gather| {
+        let argument = |rows: GatherLaunch| {
             let part_rows = part_rows(&rows);
-            let split = split(&Gather {
+            let split = split(&GatherLaunch {
                 row_bytes: rows.row_bytes * part_rows,
                 ..rows
             })?;
@@ -173,7 +173,7 @@ impl StreamedGemm {
         let launch = (u64::from(matrix.rows), blocks(self.blocks.0));
         let kernel = (&*self.module, self.streamed);
         LaunchSequence::run(self.module.gpu(), stream, |sequence| {
-            // SAFETY: the kernel takes a `Gemm` and stays loaded; the caller vouches for the addresses.
+            // SAFETY: the kernel takes a `GemmParameters` and stays loaded; the caller vouches for the addresses.
             sequence.kernel(|| unsafe { self.clear(&gemm, stream) })?;
             // SAFETY: the kernel takes a `GemmStreamed` and stays loaded; the caller vouches for the addresses.
             let reads = unsafe { table.stream_in_blocks(kernel, launch, argument, stream) }?;
@@ -199,7 +199,7 @@ impl StreamedGemm {
     ) -> Result<()> {
         check_product(matrix, product)?;
         let stages = u64::from(STAGES) * GemmStreamed::stage_bytes(matrix.columns);
-        let gemm = Gemm {
+        let gemm = GemmParameters {
             w,
             words: product.workspace + stages,
             ..words(matrix, product)
@@ -213,7 +213,7 @@ impl StreamedGemm {
         self.judge(matrix, product, (w, 0), stream)?;
         let grid = blocks(self.blocks.1);
         LaunchSequence::run_kernels(self.module.gpu(), stream, |sequence| {
-            // SAFETY: the kernels take one `Gemm`; the caller vouches for the addresses.
+            // SAFETY: the kernels take one `GemmParameters`; the caller vouches for the addresses.
             sequence.kernel(|| unsafe { self.clear(&gemm, stream) })?;
             // SAFETY: as above.
             sequence.kernel(|| unsafe {
@@ -254,8 +254,8 @@ impl StreamedGemm {
 
     /// # Safety
     /// As [`gemm`](Self::gemm).
-    unsafe fn clear(&self, gemm: &Gemm, stream: u64) -> Result<()> {
-        // SAFETY: the kernel takes one `Gemm`; the caller vouches for the addresses.
+    unsafe fn clear(&self, gemm: &GemmParameters, stream: u64) -> Result<()> {
+        // SAFETY: the kernel takes one `GemmParameters`; the caller vouches for the addresses.
         unsafe {
             self.module
                 .launch_in(stream, self.clear, CLEARING, BLOCK_THREADS, gemm)
@@ -272,26 +272,26 @@ fn blocks(count: u32) -> LaunchSize {
 }
 
 /// Returns the product, but for the addresses of its words and of `W`.
-fn words(matrix: &StoredMatrix, product: &GemmOperands) -> Gemm {
-    Gemm {
+fn words(matrix: &StoredMatrix, product: &GemmOperands) -> GemmParameters {
+    GemmParameters {
         x: product.x,
         y: product.y,
         tokens: product.tokens,
         rows: matrix.rows,
         columns: matrix.columns,
         is_f16: u32::from(product.half == HalfFormat::F16),
-        ..Gemm::default()
+        ..GemmParameters::default()
     }
 }
 
 /// Returns the rows of one part: those of a K-slice stage, or as many as a long command reads.
-fn part_rows(rows: &Gather) -> u32 {
+fn part_rows(rows: &GatherLaunch) -> u32 {
     let most = PART_BYTES.min(u64::from(rows.slot_bytes));
     let fit = (most / u64::from(rows.row_bytes).max(1)).clamp(1, u64::from(STRIP_ROWS)) as u32;
     1 << fit.ilog2()
 }
 
-fn readers(stored: Stored, product: &GemmOperands, most: u32) -> u32 {
+fn readers(stored: StoredFormat, product: &GemmOperands, most: u32) -> u32 {
     let wanted = match product.readers {
         0 => read_blocks(stored),
         readers => readers,

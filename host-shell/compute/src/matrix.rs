@@ -1,7 +1,7 @@
 //! A matrix on a store, and its product with a vector.
 
 use nvme_compute_kernel::reference;
-use nvme_formats::{Stored, UNIT, bf16_of_f32, f16_of_f32, f32_of_bf16, f32_of_f16};
+use nvme_formats::{StoredFormat, UNIT, bf16_of_f32, f16_of_f32, f32_of_bf16, f32_of_f16};
 use nvme_host::store::RowIds;
 use nvme_host::{Error, Result, Store};
 use rayon::prelude::*;
@@ -48,18 +48,18 @@ impl HalfFormat {
 
     /// # Errors
     /// [`Error::Usage`] for elements that would lose more than their last bits.
-    pub(crate) fn check(self, stored: Stored) -> Result<()> {
+    pub(crate) fn check(self, stored: StoredFormat) -> Result<()> {
         match (self, stored) {
-            (_, Stored::F32) | (Self::Bf16, Stored::F16) | (Self::F16, Stored::Bf16) => {
-                Err(Error::usage(
-                    format!(
-                        "a matrix of {} cannot be multiplied by rows of {}",
-                        stored.name(),
-                        self.name()
-                    ),
-                    "use halves of one kind, or a matrix of blocks (q8_0, q4_0, q4_1, q4_k, q6_k)",
-                ))
-            }
+            (_, StoredFormat::F32)
+            | (Self::Bf16, StoredFormat::F16)
+            | (Self::F16, StoredFormat::Bf16) => Err(Error::usage(
+                format!(
+                    "a matrix of {} cannot be multiplied by rows of {}",
+                    stored.name(),
+                    self.name()
+                ),
+                "use halves of one kind, or a matrix of blocks (q8_0, q4_0, q4_1, q4_k, q6_k)",
+            )),
             _ => Ok(()),
         }
     }
@@ -70,7 +70,7 @@ impl HalfFormat {
 pub struct StoredMatrix {
     pub(crate) store: Arc<Store>,
     pub(crate) offset: u64,
-    pub(crate) stored: Stored,
+    pub(crate) stored: StoredFormat,
     pub(crate) rows: u32,
     pub(crate) columns: u32,
     pub(crate) row_bytes: u64,
@@ -85,7 +85,7 @@ impl StoredMatrix {
     pub fn new(
         store: &Arc<Store>,
         offset: u64,
-        stored: Stored,
+        stored: StoredFormat,
         rows: u32,
         columns: u32,
     ) -> Result<Self> {
@@ -238,7 +238,7 @@ impl StoredMatrix {
 }
 
 /// Computes the products of `x` and each row of `bytes`, one for each of `y`.
-pub fn product(stored: Stored, bytes: &[u8], x: &[f32], y: &mut [f32]) {
+pub fn product(stored: StoredFormat, bytes: &[u8], x: &[f32], y: &mut [f32]) {
     let row_bytes = bytes.len() / y.len().max(1);
     let parts = y
         .par_chunks_mut(ROWS)
@@ -262,9 +262,9 @@ mod tests {
         let store = Store::open("sim:mem?size=16MiB", &StoreOptions::default()).unwrap();
         let store = Arc::new(store);
         for (stored, rows, columns, offset) in [
-            (Stored::F32, 1100, 1024, 6),
-            (Stored::Q6K, 33, 512, 0),
-            (Stored::Bf16, 0, 32, 4096),
+            (StoredFormat::F32, 1100, 1024, 6),
+            (StoredFormat::Q6K, 33, 512, 0),
+            (StoredFormat::Bf16, 0, 32, 4096),
         ] {
             let matrix = StoredMatrix::new(&store, offset, stored, rows, columns).unwrap();
             let mut bytes = vec![0; matrix.bytes() as usize];
@@ -284,8 +284,8 @@ mod tests {
             assert_eq!(matrix.gathered(&ids, &x).unwrap(), of_ids);
             assert!(matrix.gathered(&[i64::from(rows)], &x).is_err());
         }
-        assert!(StoredMatrix::new(&store, 1, Stored::F32, 1, 32).is_err());
-        assert!(StoredMatrix::new(&store, 0, Stored::F32, 1, 0).is_err());
-        assert!(StoredMatrix::new(&store, store.len() - 4, Stored::F32, 1, 32).is_err());
+        assert!(StoredMatrix::new(&store, 1, StoredFormat::F32, 1, 32).is_err());
+        assert!(StoredMatrix::new(&store, 0, StoredFormat::F32, 1, 0).is_err());
+        assert!(StoredMatrix::new(&store, store.len() - 4, StoredFormat::F32, 1, 32).is_err());
     }
 }

@@ -1,25 +1,25 @@
 //! Random weights in the formats of files, for tests and measurements.
 
-pub use nvme_formats::Stored;
+pub use nvme_formats::StoredFormat;
 use nvme_formats::{bf16_of_f32, f16_of_f32};
 use nvme_units::SplitMix;
 
 /// Fills `bytes`, which are whole blocks of `stored`, with random weights of about 0.1.
-pub fn fill(stored: Stored, seed: u64, bytes: &mut [u8]) {
+pub fn fill(stored: StoredFormat, seed: u64, bytes: &mut [u8]) {
     let random = &mut SplitMix::new(seed);
     let half = |value: f32| f16_of_f32(value).to_le_bytes();
     match stored {
-        Stored::F32 => {
+        StoredFormat::F32 => {
             let numbers = bytes.as_chunks_mut::<4>().0;
             numbers
                 .iter_mut()
                 .for_each(|to| *to = weight(random).to_le_bytes());
         }
-        Stored::F16 => {
+        StoredFormat::F16 => {
             let numbers = bytes.as_chunks_mut::<2>().0;
             numbers.iter_mut().for_each(|to| *to = half(weight(random)));
         }
-        Stored::Bf16 => {
+        StoredFormat::Bf16 => {
             let numbers = bytes.as_chunks_mut::<2>().0;
             let mut number = || bf16_of_f32(weight(random)).to_le_bytes();
             numbers.iter_mut().for_each(|to| *to = number());
@@ -28,10 +28,10 @@ pub fn fill(stored: Stored, seed: u64, bytes: &mut [u8]) {
             random.fill(bytes);
             // Offsets of the scales and minima of a block, and their values.
             let scales: &[(usize, f32)] = match stored {
-                Stored::Q4_0 => &[(0, 0.0125)],
-                Stored::Q4_1 => &[(0, 0.0133), (2, -0.1)],
-                Stored::Q8_0 => &[(0, 0.000_78)],
-                Stored::Q4K => &[(0, 0.000_4), (2, 0.003)],
+                StoredFormat::Q4_0 => &[(0, 0.0125)],
+                StoredFormat::Q4_1 => &[(0, 0.0133), (2, -0.1)],
+                StoredFormat::Q8_0 => &[(0, 0.000_78)],
+                StoredFormat::Q4K => &[(0, 0.000_4), (2, 0.003)],
                 _ => &[(208, 0.000_05)],
             };
             let (_, block) = stored.block();

@@ -18,9 +18,9 @@
 mod arguments;
 
 use arguments::Arguments;
-use nvme_course::flash::{AttentionShape, AttentionStep, Flash, FlashAttention};
+use nvme_course::flash::{AttentionShape, AttentionStep, FlashAttention, FlashParameters};
 use nvme_course::linear::{
-    Activation, Backward, BackwardRung, Forward, ForwardRung, LinearKernels,
+    ActivationKind, BackwardParameters, BackwardRung, ForwardParameters, ForwardRung, LinearKernels,
 };
 use nvme_host::bench::median;
 use nvme_host::cuda::{DeviceMemory, Gpu, Stream, StreamEvent};
@@ -235,7 +235,7 @@ fn attention(ground: &Ground, shape: AttentionShape) -> Result<Vec<String>> {
         .collect();
     let most = rungs.iter().map(|rung| needed(*rung)).max().unwrap_or(0);
     let workspace = ground.empty(most)?;
-    let job = Flash {
+    let job = FlashParameters {
         workspace: workspace.address(),
         ..job
     };
@@ -300,7 +300,7 @@ fn linear(ground: &Ground, [tokens, inputs, outputs]: [u32; 3]) -> Result<Vec<St
     let room = |count: u64| ground.empty(count * 4);
     let (y, sums, dsums) = (room(of_y)?, room(of_y)?, room(of_y)?);
     let (dx, dweights, dbias) = (room(of_x)?, room(of_weights)?, room(outputs.into())?);
-    let activation = Activation::Gelu as u32;
+    let activation = ActivationKind::Gelu as u32;
     let forward = |rung: ForwardRung, sums: u64| {
         let of = |whole: &DeviceMemory, half: &DeviceMemory| match rung.is_mixed() {
             true => half.address(),
@@ -312,7 +312,7 @@ fn linear(ground: &Ground, [tokens, inputs, outputs]: [u32; 3]) -> Result<Vec<St
             of(&bias, &half_bias),
         );
         let y = y.address();
-        let job = Forward {
+        let job = ForwardParameters {
             x,
             weights,
             bias,
@@ -327,7 +327,7 @@ fn linear(ground: &Ground, [tokens, inputs, outputs]: [u32; 3]) -> Result<Vec<St
         unsafe { linear.forward(rung, &job, ground.stream.handle()) }
     };
     let backward = |rung| {
-        let job = Backward {
+        let job = BackwardParameters {
             x: x.address(),
             weights: weights.address(),
             sums: sums.address(),

@@ -7,11 +7,11 @@ use super::driver::Gpu;
 use super::memory::DeviceMemory;
 use nvme_core::bringup::QueuePlan;
 use nvme_core::handoff::QueueWords;
-use nvme_core::mem::{CqCell, CqRing, DmaWords, Doorbell, SqCell, SqRing};
+use nvme_core::mem::{CqCell, CqRing, DmaWords, DoorbellRegister, SqCell, SqRing};
 use nvme_core::queue_state::{self, QueueState};
 use nvme_core::spec::{Iova, PageSize, Qid};
 use nvme_core::sync::{AtomicU32, Order, Scope};
-use nvme_core::{Cells, Identity, ListMemory, QueueMemory, Quiesced, SharedQueue};
+use nvme_core::{ControllerIdentity, ListMemory, QueueMemory, Quiesced, ResultCells, SharedQueue};
 use nvme_driver::error::{Error, Result};
 use std::sync::Arc;
 use zerocopy::IntoBytes;
@@ -174,7 +174,7 @@ impl GpuRings {
     ///
     /// # Errors
     /// [`Error::Environment`] with the driver's answer.
-    pub fn init(&self, identity: &Identity) -> Result<()> {
+    pub fn init(&self, identity: &ControllerIdentity) -> Result<()> {
         for index in 0..self.shape.queues {
             self.with_state(index, |state| state.init(identity, self.shape.start))?;
             self.zero_cq(index)?;
@@ -196,12 +196,12 @@ impl GpuRings {
                 let memory = QueueMemory {
                     sq: SqRing::new(&sq, Iova(0)),
                     cq: CqRing::new(&cq, Iova(0)),
-                    sq_doorbell: Doorbell::new(&bells[0]),
-                    cq_doorbell: Doorbell::new(&bells[1]),
+                    sq_doorbell: DoorbellRegister::new(&bells[0]),
+                    cq_doorbell: DoorbellRegister::new(&bells[1]),
                     lists: ListMemory::new(DmaWords::new(&[], Iova(0)), PageSize::KIB4, 0),
                 };
                 // The state afterwards fits a group that owns the queue as well.
-                SharedQueue::new(memory, state, Cells::new(&[])).recover(proof)
+                SharedQueue::new(memory, state, ResultCells::new(&[])).recover(proof)
             })?;
             ended += count.ok_or_else(|| Error::internal("the proof is of another controller"))?;
             self.zero_cq(index)?;

@@ -7,7 +7,7 @@ use super::module::{KernelFunction, Module};
 use super::registered::RegisteredMemory;
 use nvme_driver::dma::pages::DmaPages;
 use nvme_driver::error::{Error, Result};
-pub use nvme_gpu_kernel::hash::Chunk as HashedChunk;
+pub use nvme_gpu_kernel::hash::HashChunk as HashedChunk;
 use nvme_gpu_kernel::hash::HashChunks;
 use std::sync::Arc;
 

@@ -14,10 +14,10 @@ use cudarc::driver::sys::{self, CUresult};
 use nvme_core::bringup::NamespaceInfo;
 use nvme_core::spec::nvm;
 use nvme_driver::controller::Controller;
-use nvme_driver::controller::session::UserBasis;
+use nvme_driver::controller::session::UserFacts;
 use nvme_driver::error::{Error, Result};
 use nvme_driver::lock::lock;
-use nvme_gpu_kernel::Queues;
+use nvme_gpu_kernel::QueueArray;
 use std::ptr::null_mut;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -46,7 +46,7 @@ pub struct KernelQueues {
     turns: Arc<QueueOwnership>,
     gpu: Arc<Gpu>,
     info: NamespaceInfo,
-    footing: UserBasis,
+    footing: UserFacts,
     max_transfer: u64,
     // Shut down after the queues are deleted.
     controller: Option<Arc<Controller>>,
@@ -99,18 +99,18 @@ impl KernelQueues {
             turns,
             gpu: Arc::clone(gpu),
             info,
-            footing: UserBasis::new(controller.session(), info),
+            footing: UserFacts::new(controller.session(), info),
             max_transfer: controller.max_transfer(),
             controller: Some(Arc::clone(controller)),
         })
     }
 
     /// Returns the value that a kernel takes as its argument.
-    pub fn queues(&self) -> Queues {
+    pub fn queues(&self) -> QueueArray {
         let (Some(lent), Some(cells)) = (&self.lent, &self.cells) else {
-            return Queues::default();
+            return QueueArray::default();
         };
-        Queues {
+        QueueArray {
             queues: lent.set.address(),
             cells: cells.address(),
             queue_count: lent.set.len() as u32,

@@ -9,7 +9,7 @@ use super::stream::Stream;
 use nvme_driver::error::Result;
 use nvme_driver::lock::lock;
 pub use nvme_gpu_kernel::Kernel;
-use nvme_gpu_kernel::work::Launch;
+use nvme_gpu_kernel::work::LaunchArguments;
 use std::sync::{Arc, Mutex};
 
 /// Registers of [`Kernel::SharedNarrow`]: a quarter of the number that the compiler would choose. Four times as
@@ -90,7 +90,7 @@ impl QueueKernels {
         kernel: Kernel,
         grid: u32,
         block: u32,
-        launch: &Launch,
+        launch: &LaunchArguments,
     ) -> Result<()> {
         if kernel == Kernel::SharedNarrow {
             let (module, function) = self.narrow()?;
@@ -98,7 +98,7 @@ impl QueueKernels {
             return unsafe { module.launch(stream, function, grid, block, launch) };
         }
         let function = self.functions[kernel as usize];
-        // SAFETY: the kernels take one `Launch` by value, and the functions were loaded by the names of these
+        // SAFETY: the kernels take one `LaunchArguments` by value, and the functions were loaded by the names of these
         // kernels. The caller vouches for the addresses in it, which the GPU uses after this returns.
         unsafe { self.module.launch(stream, function, grid, block, launch) }
     }

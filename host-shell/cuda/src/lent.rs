@@ -7,13 +7,15 @@ use super::driver::Gpu;
 use super::queue_set::{QueueSet, RemoteQueue};
 use super::registered::RegisteredMemory;
 use super::tier::GpuAccess;
-use nvme_core::group::Alone;
+use nvme_core::group::LoneThread;
 use nvme_core::queue_state::QueueState;
 use nvme_core::spec::{Cid, Qid};
-use nvme_core::{Cells, Collective, ControllerFault, Drained, QueueMemory, Quiesced, SharedQueue};
+use nvme_core::{
+    CollectiveQueue, ControllerFault, DrainResult, QueueMemory, Quiesced, ResultCells, SharedQueue,
+};
 use nvme_driver::controller::Controller;
 use nvme_driver::controller::queue::DriverQueue;
-use nvme_driver::controller::queue_inner::LentQueue;
+use nvme_driver::controller::queue_inner::GpuDrivenQueue;
 use nvme_driver::controller::session::ControllerSession;
 use nvme_driver::error::{Error, Result};
 use nvme_driver::lock::lock;
@@ -253,7 +255,7 @@ impl LentQueues {
     }
 
     /// Returns the handler by which a reset stops and restarts queue `index`.
-    fn hook(&self, index: usize) -> Box<dyn LentQueue> {
+    fn hook(&self, index: usize) -> Box<dyn GpuDrivenQueue> {
         Box::new(ResetHook {
             remote: self.set.remote(index),
             fresh: Arc::clone(&self.fresh),
@@ -274,7 +276,7 @@ struct ResetHook {
     is_stopped: bool,
 }
 
-impl LentQueue for ResetHook {
+impl GpuDrivenQueue for ResetHook {
     fn stop(&mut self) {
         self.is_stopped = self.users.as_ref().is_none_or(|users| users.stop());
     }
@@ -283,7 +285,7 @@ impl LentQueue for ResetHook {
         let told = || -> Result<bool> {
             let _guest = self.remote.gpu().enter()?;
             let is_ours = self.remote.inspect(|memory, state| {
-                SharedQueue::new(memory, state, Cells::new(&[]))
+                SharedQueue::new(memory, state, ResultCells::new(&[]))
                     .recover(proof)
                     .is_some()
             })?;
@@ -315,7 +317,7 @@ impl Drop for LentQueues {
 }
 
 fn drain_owned(memory: QueueMemory<'_>, state: QueueState<'_>) -> u32 {
-    let mut queue = Collective::resume(Alone, memory, state);
+    let mut queue = CollectiveQueue::resume(LoneThread, memory, state);
     let mut taken = 0;
     // A fault is in the state afterwards.
     while let Ok(count @ 1..) = queue.reap::<1>(|_| {}) {
@@ -327,9 +329,9 @@ fn drain_owned(memory: QueueMemory<'_>, state: QueueState<'_>) -> u32 {
 
 fn drain_shared(memory: QueueMemory<'_>, state: QueueState<'_>) -> u32 {
     // No wait for the results is left: there are no cells.
-    let queue = SharedQueue::new(memory, state, Cells::new(&[]));
+    let queue = SharedQueue::new(memory, state, ResultCells::new(&[]));
     let mut taken = 0;
-    while let Drained::Took(count @ 1..) = queue.drain(&Alone) {
+    while let DrainResult::Took(count @ 1..) = queue.drain(&LoneThread) {
         taken += count;
     }
     taken

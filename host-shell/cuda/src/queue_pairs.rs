@@ -17,7 +17,7 @@ use nvme_core::spec::{Cid, Qid};
 use nvme_driver::controller::Controller;
 use nvme_driver::error::{Error, Result};
 use nvme_driver::lock::lock;
-use nvme_gpu_kernel::work::Launch;
+use nvme_gpu_kernel::work::LaunchArguments;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;
@@ -69,7 +69,7 @@ impl GpuQueuePairs {
     pub fn run(
         &mut self,
         grid: LaunchGrid,
-        launch: Launch,
+        launch: LaunchArguments,
         data: &Arc<GpuData>,
         accounts: bool,
         limit: Duration,
@@ -95,7 +95,7 @@ impl GpuQueuePairs {
         if self.lent.take_fresh() {
             self.launches.clear_cells()?;
         }
-        let launch = Launch {
+        let launch = LaunchArguments {
             data: data.address() + launch.data,
             data_iova: data.iova().0 + launch.data,
             data_bytes: (data.len() as u64).saturating_sub(launch.data),

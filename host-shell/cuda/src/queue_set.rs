@@ -11,7 +11,7 @@ use super::ring_shadow::RingShadow;
 use nvme_core::handoff::QueueWords;
 use nvme_core::queue_state::{self, QueueState};
 use nvme_core::sync::AtomicU32;
-use nvme_core::{Identity, QueueMemory};
+use nvme_core::{ControllerIdentity, QueueMemory};
 use nvme_driver::error::{Error, Result};
 use std::sync::Arc;
 use zerocopy::IntoBytes;
@@ -37,7 +37,7 @@ impl QueueSet {
     /// [`Error::Usage`] for rings that a kernel cannot drive, [`Error::Device`] without GPU memory.
     pub fn new(
         gpu: &Arc<Gpu>,
-        identity: &Identity,
+        identity: &ControllerIdentity,
         host: &[QueueWords],
         start: u32,
         rings: Option<Arc<RingShadow>>,
@@ -96,7 +96,7 @@ impl QueueSet {
     }
 
     /// Initialises all queues again, for rings that were zeroed. Commands in flight are forgotten.
-    pub fn restart(&self, identity: &Identity, start: u32) -> Result<()> {
+    pub fn restart(&self, identity: &ControllerIdentity, start: u32) -> Result<()> {
         let size = self.host.iter().map(state_bytes).max().unwrap_or(0);
         let mut all = Vec::with_capacity(size * self.host.len());
         for one in &self.host {

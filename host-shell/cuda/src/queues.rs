@@ -8,10 +8,10 @@ use super::kernels::{Kernel, QueueKernels};
 use super::memory::DeviceMemory;
 use super::queue_set::QueueSet;
 use super::stream::{Stream, StreamEvent};
-use nvme_core::Identity;
+use nvme_core::ControllerIdentity;
 use nvme_core::handoff::QueueWords;
 use nvme_driver::error::Result;
-use nvme_gpu_kernel::work::{Launch, Report};
+use nvme_gpu_kernel::work::{LaunchArguments, LaunchReport};
 use std::sync::Arc;
 use std::time::Duration;
 use zerocopy::IntoBytes;
@@ -31,7 +31,7 @@ pub struct LaunchGrid {
 #[derive(Clone, Debug)]
 pub struct LaunchResult {
     /// The kernel's counts.
-    pub report: Report,
+    pub report: LaunchReport,
     /// Seconds from its start to its end, on the GPU's clock.
     pub seconds: f64,
     /// Outcome of each command, if the launch recorded them.
@@ -54,7 +54,7 @@ impl GpuQueues {
     /// [`Error::Environment`](nvme_driver::Error::Environment) without GPU memory.
     pub fn new(
         kernels: &Arc<QueueKernels>,
-        identity: &Identity,
+        identity: &ControllerIdentity,
         host: &[QueueWords],
         start: u32,
         translate: impl Fn(u64) -> Result<u64>,
@@ -66,7 +66,7 @@ impl GpuQueues {
     }
 
     /// Initialises all queues again, for rings that were zeroed. Commands in flight are forgotten.
-    pub fn restart(&mut self, identity: &Identity, start: u32) -> Result<()> {
+    pub fn restart(&mut self, identity: &ControllerIdentity, start: u32) -> Result<()> {
         self.set.restart(identity, start)?;
         self.launches.clear_cells()
     }
@@ -90,7 +90,7 @@ impl GpuQueues {
     pub unsafe fn run(
         &mut self,
         grid: LaunchGrid,
-        launch: Launch,
+        launch: LaunchArguments,
         accounts: bool,
         limit: Duration,
         watch: impl FnMut() -> Result<()>,
@@ -122,7 +122,7 @@ impl LaunchMemory {
         Ok(Self {
             kernels: Arc::clone(kernels),
             stream: Stream::new(gpu)?,
-            report: DeviceMemory::new(gpu, size_of::<Report>())?,
+            report: DeviceMemory::new(gpu, size_of::<LaunchReport>())?,
             cells: None,
             tokens: None,
             accounts: None,
@@ -146,7 +146,7 @@ impl LaunchMemory {
         &mut self,
         set: &QueueSet,
         grid: LaunchGrid,
-        launch: Launch,
+        launch: LaunchArguments,
         accounts: bool,
         limit: Duration,
         wait: impl FnOnce(&Stream, Duration) -> Result<()>,
@@ -173,7 +173,7 @@ impl LaunchMemory {
         // After a wait in vain nothing of the GPU's is freed any more: see `Gpu::lose`.
         wait(&self.stream, limit)?;
         let seconds = end.seconds_since(&begin)?;
-        let mut words = [0u64; size_of::<Report>() / 8];
+        let mut words = [0u64; size_of::<LaunchReport>() / 8];
         self.report.download(0, words.as_mut_bytes())?;
         let mut ends = Vec::new();
         if let Some(memory) = self.accounts.as_ref().filter(|_| accounts) {
@@ -192,10 +192,10 @@ impl LaunchMemory {
         &mut self,
         set: &QueueSet,
         grid: LaunchGrid,
-        launch: Launch,
+        launch: LaunchArguments,
         held: u64,
         accounts: bool,
-    ) -> Result<Launch> {
+    ) -> Result<LaunchArguments> {
         let gpu = Arc::clone(self.kernels.gpu());
         let shared = grid.kernel.shares();
         if shared {
@@ -214,7 +214,7 @@ impl LaunchMemory {
         }
         self.report.zero()?;
         let address = |memory: &Option<DeviceMemory>| memory.as_ref().map_or(0, |m| m.address());
-        Ok(Launch {
+        Ok(LaunchArguments {
             queues: set.address(),
             queue_count: set.len() as u32,
             cells: if shared { address(&self.cells) } else { 0 },
@@ -236,8 +236,8 @@ fn grow(gpu: &Arc<Gpu>, memory: &mut Option<DeviceMemory>, bytes: usize) -> Resu
 }
 
 /// Returns the report's words, in the order of its fields.
-fn report_of(words: [u64; size_of::<Report>() / 8]) -> Report {
-    // SAFETY: `Report` is `repr(C)` and nothing but `u64` fields, so any words are one.
+fn report_of(words: [u64; size_of::<LaunchReport>() / 8]) -> LaunchReport {
+    // SAFETY: `LaunchReport` is `repr(C)` and nothing but `u64` fields, so any words are one.
     unsafe { std::mem::transmute(words) }
 }
 
@@ -247,7 +247,7 @@ mod tests {
 
     #[test]
     fn a_report_is_read_back_field_by_field() {
-        let mut words = [0; size_of::<Report>() / 8];
+        let mut words = [0; size_of::<LaunchReport>() / 8];
         for (index, word) in words.iter_mut().enumerate() {
             *word = index as u64 + 1;
         }

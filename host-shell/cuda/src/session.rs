@@ -15,10 +15,10 @@ use nvme_core::spec::{Nsid, Status, nvm};
 use nvme_driver::controller::Controller;
 use nvme_driver::controller::config::ControllerConfig;
 use nvme_driver::controller::outage::OutageCounts;
-use nvme_driver::controller::session::UserBasis;
+use nvme_driver::controller::session::UserFacts;
 use nvme_driver::device::Device;
 use nvme_driver::error::{Error, Result};
-use nvme_gpu_kernel::work::{Launch, pattern};
+use nvme_gpu_kernel::work::{LaunchArguments, pattern};
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;
@@ -120,7 +120,7 @@ pub struct GpuSession {
     trace: Option<LaunchTrace>,
     /// Warps of the shared kernel that the GPU holds at a time.
     resident: u32,
-    footing: UserBasis,
+    footing: UserFacts,
     controller: Controller,
 }
 
@@ -222,7 +222,7 @@ impl GpuSession {
             timeout: config.timeout,
             trace: None,
             resident: gpu.multiprocessors()? * RESIDENT_WARPS,
-            footing: UserBasis::new(controller.session(), info),
+            footing: UserFacts::new(controller.session(), info),
             controller,
         })
     }
@@ -331,8 +331,8 @@ impl GpuSession {
         LaunchGrid { kernel, ..grid }
     }
 
-    fn launch(&self, work: &LaunchWork) -> Launch {
-        Launch {
+    fn launch(&self, work: &LaunchWork) -> LaunchArguments {
+        LaunchArguments {
             commands: work.commands,
             lba: work.lba,
             units: work.units.max(1),
@@ -350,7 +350,7 @@ impl GpuSession {
             lanes: 32,
             linear: u32::from(work.linear),
             data: work.data_at,
-            ..Launch::default()
+            ..LaunchArguments::default()
         }
     }
 
@@ -448,13 +448,13 @@ impl GpuSession {
     /// [`data_word`](nvme_gpu_kernel::work::data_word) gives for the blocks from `lba` on: the number of
     /// words that are not.
     pub fn verify(&mut self, lba: u64, bytes: u64, seed: u64) -> Result<u64> {
-        let launch = Launch {
+        let launch = LaunchArguments {
             lba,
             seed,
             block_shift: self.info.block_bytes.trailing_zeros(),
             blocks: 1,
             commands: bytes / u64::from(self.info.block_bytes),
-            ..Launch::default()
+            ..LaunchArguments::default()
         };
         let grid = LaunchGrid {
             kernel: Kernel::Verify,

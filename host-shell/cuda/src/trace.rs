@@ -6,10 +6,10 @@
 use super::driver::Gpu;
 use super::registered::RegisteredMemory;
 use nvme_core::spec::{Cid, Qid, Status};
-use nvme_core::trace::Event;
+use nvme_core::trace::TraceEvent;
 use nvme_driver::dma::pages::DmaPages;
 use nvme_driver::error::Result;
-use nvme_gpu_kernel::work::{Launch, Traced};
+use nvme_gpu_kernel::work::{LaunchArguments, TracedEvent};
 use serde_json::{Value, json};
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -28,7 +28,7 @@ pub struct LaunchTrace {
 /// Events of launches that have ended.
 #[derive(Debug, Default)]
 pub struct RecordedEvents {
-    records: Vec<Traced>,
+    records: Vec<TracedEvent>,
     lost: u64,
 }
 
@@ -38,7 +38,7 @@ impl LaunchTrace {
     /// # Errors
     /// [`Error::System`](nvme_driver::Error::System) and [`Error::Device`](nvme_driver::Error::Device) without memory.
     pub fn new(gpu: &Arc<Gpu>) -> Result<Self> {
-        let bytes = RECORDS as usize * size_of::<Traced>();
+        let bytes = RECORDS as usize * size_of::<TracedEvent>();
         let (pages, registered) = RegisteredMemory::pinned(gpu, bytes)?;
         Ok(Self {
             registered,
@@ -48,8 +48,8 @@ impl LaunchTrace {
     }
 
     /// Returns the launch that records here.
-    pub(super) fn attach(&self, launch: Launch) -> Launch {
-        Launch {
+    pub(super) fn attach(&self, launch: LaunchArguments) -> LaunchArguments {
+        LaunchArguments {
             trace: self.registered.address(),
             trace_records: RECORDS,
             ..launch
@@ -58,7 +58,7 @@ impl LaunchTrace {
 
     /// Takes the events of a launch that has ended: `traced` is the count in its report.
     pub(super) fn take(&mut self, traced: u64) {
-        let start = self.pages.start().cast::<Traced>();
+        let start = self.pages.start().cast::<TracedEvent>();
         // SAFETY: at < RECORDS, which the pages hold; any words are a valid record, and the kernel that wrote
         // them has ended, so no record changes while it is read.
         let (records, lost) = newest(traced, RECORDS, |at| unsafe {
@@ -103,27 +103,27 @@ impl RecordedEvents {
 fn newest(
     traced: u64,
     size: u32,
-    at: impl Fn(usize) -> Traced,
-) -> (impl Iterator<Item = Traced>, u64) {
+    at: impl Fn(usize) -> TracedEvent,
+) -> (impl Iterator<Item = TracedEvent>, u64) {
     let lost = traced.saturating_sub(u64::from(size));
     let place = move |number: u64| (number % u64::from(size)) as usize;
     ((lost..traced).map(move |number| at(place(number))), lost)
 }
 
 /// True if the record is of the kind of these events.
-fn is_kind(record: &Traced, of: Event) -> bool {
+fn is_kind(record: &TracedEvent, of: TraceEvent) -> bool {
     record.event[0] >> 56 == of.to_words()[0] >> 56
 }
 
 /// Returns end records for commands that have none in `records`: those in flight, and those that
 /// expired, since a completion that arrives after its wait ended is not recorded.
-fn reclaimed(records: &[Traced], in_flight: &[(Qid, Cid)]) -> Vec<Traced> {
+fn reclaimed(records: &[TracedEvent], in_flight: &[(Qid, Cid)]) -> Vec<TracedEvent> {
     let (qid, cid) = (Qid(0), Cid(0));
     let [submitted, completed, expired, reclaimed] = [
-        Event::submitted(qid, cid, 0, 0),
-        Event::completed(qid, cid, Status::SUCCESS, 0),
-        Event::expired(qid, cid, 0),
-        Event::reclaimed(qid, cid),
+        TraceEvent::submitted(qid, cid, 0, 0),
+        TraceEvent::completed(qid, cid, Status::SUCCESS, 0),
+        TraceEvent::expired(qid, cid, 0),
+        TraceEvent::reclaimed(qid, cid),
     ];
     let (mut open, mut ends) = (BTreeMap::new(), BTreeSet::new());
     let in_order = in_order(records);
@@ -141,10 +141,10 @@ fn reclaimed(records: &[Traced], in_flight: &[(Qid, Cid)]) -> Vec<Traced> {
     ends.extend(in_flight.iter().copied());
     let now_ns = in_order.last().map_or(1, |(_, record)| record.now_ns);
     let ends = ends.iter().filter_map(|command| open.get(command));
-    let end = |start: &Traced| {
+    let end = |start: &TracedEvent| {
         let (qid, cid) = of_command(start);
-        Traced {
-            event: Event::reclaimed(qid, cid).to_words(),
+        TracedEvent {
+            event: TraceEvent::reclaimed(qid, cid).to_words(),
             now_ns,
             ..*start
         }
@@ -153,16 +153,16 @@ fn reclaimed(records: &[Traced], in_flight: &[(Qid, Cid)]) -> Vec<Traced> {
 }
 
 /// Sorts the records by time, and returns them with times relative to the first event.
-fn in_order(records: &[Traced]) -> Vec<(u64, Traced)> {
+fn in_order(records: &[TracedEvent]) -> Vec<(u64, TracedEvent)> {
     let mut sorted = records.to_vec();
     sorted.sort_by_key(|record| record.now_ns);
     let first = sorted.first().map_or(0, |record| record.now_ns);
-    let since = |record: Traced| (record.now_ns - first, record);
+    let since = |record: TracedEvent| (record.now_ns - first, record);
     sorted.into_iter().map(since).collect()
 }
 
 /// Formats each record as one line of text, in the order of time; `lost` older ones were replaced.
-pub fn lines(records: &[Traced], lost: u64) -> String {
+pub fn lines(records: &[TracedEvent], lost: u64) -> String {
     let mut text = String::new();
     if lost > 0 {
         text.push_str(&format!("{lost} older events were replaced\n"));
@@ -171,29 +171,29 @@ pub fn lines(records: &[Traced], lost: u64) -> String {
         text.push_str(&format!(
             "{at:>12} ns  #{:<8} {}\n",
             record.index,
-            Event::from_words(record.event)
+            TraceEvent::from_words(record.event)
         ));
     }
     text
 }
 
 /// Returns the queue and the CID of an event.
-fn of_command(record: &Traced) -> (Qid, Cid) {
-    let event = Event::from_words(record.event);
+fn of_command(record: &TracedEvent) -> (Qid, Cid) {
+    let event = TraceEvent::from_words(record.event);
     (event.qid(), event.cid())
 }
 
 /// Returns a Chrome trace: a slice from submission to the end of each command, on a track for each queue and
 /// slot. Commands without an end, and other events, are instants.
-pub fn chrome(records: &[Traced], lost: u64) -> Value {
-    let submitted = Event::submitted(Qid(0), Cid(0), 0, 0);
+pub fn chrome(records: &[TracedEvent], lost: u64) -> Value {
+    let submitted = TraceEvent::submitted(Qid(0), Cid(0), 0, 0);
     let mut open = std::collections::HashMap::new();
     let (mut events, mut unfinished) = (Vec::new(), Vec::new());
     for (at, record) in in_order(records) {
         let (qid, cid) = of_command(&record);
         let place = json!({ "pid": qid.0, "tid": cid.0 & 0xFFF });
         let mut event = json!({
-            "name": Event::from_words(record.event).to_string(), "pid": place["pid"], "tid": place["tid"],
+            "name": TraceEvent::from_words(record.event).to_string(), "pid": place["pid"], "tid": place["tid"],
             "args": { "index": record.index },
         });
         if is_kind(&record, submitted) {
@@ -231,20 +231,20 @@ pub fn chrome(records: &[Traced], lost: u64) -> Value {
 mod tests {
     use super::*;
 
-    fn record(event: Event, index: u64, now_ns: u64) -> Traced {
-        Traced {
+    fn record(event: TraceEvent, index: u64, now_ns: u64) -> TracedEvent {
+        TracedEvent {
             event: event.to_words(),
             index,
             now_ns,
         }
     }
 
-    fn some() -> Vec<Traced> {
+    fn some() -> Vec<TracedEvent> {
         let (qid, one, two) = (Qid(3), Cid(0x1001), Cid(2));
         vec![
-            record(Event::completed(qid, one, Status(0), 7), 0, 5_500),
-            record(Event::submitted(qid, one, 2, 1), 0, 4_000),
-            record(Event::submitted(qid, two, 2, 1), 1, 4_100),
+            record(TraceEvent::completed(qid, one, Status(0), 7), 0, 5_500),
+            record(TraceEvent::submitted(qid, one, 2, 1), 0, 4_000),
+            record(TraceEvent::submitted(qid, two, 2, 1), 1, 4_100),
         ]
     }
 
@@ -287,10 +287,10 @@ mod tests {
         let in_flight = [(Qid(3), Cid(2)), (Qid(3), Cid(9))];
         assert_eq!(reclaimed(&records, &[]), []);
         let ends = reclaimed(&records, &in_flight);
-        let end = record(Event::reclaimed(Qid(3), Cid(2)), 1, 5_500);
+        let end = record(TraceEvent::reclaimed(Qid(3), Cid(2)), 1, 5_500);
         assert_eq!(ends, [end], "one was not submitted here, and one has ended");
         // Its wait had ended: it has ended, in flight or not.
-        records.push(record(Event::expired(Qid(3), Cid(2), 5_000), 1, 5_000));
+        records.push(record(TraceEvent::expired(Qid(3), Cid(2), 5_000), 1, 5_000));
         assert_eq!(reclaimed(&records, &[]), [end]);
         records.push(end);
         assert_eq!(reclaimed(&records, &in_flight), []);
@@ -300,7 +300,7 @@ mod tests {
     #[test]
     fn a_trace_goes_on_from_an_earlier_one() {
         let some = some();
-        let recorded = |records: &[Traced], lost| RecordedEvents {
+        let recorded = |records: &[TracedEvent], lost| RecordedEvents {
             records: records.to_vec(),
             lost,
         };
@@ -315,7 +315,7 @@ mod tests {
         let ring = |size: u32, traced: u64| {
             let (records, lost) = newest(traced, size, |at| {
                 assert!(at < size as usize);
-                record(Event::from_words([u64::MAX; 2]), at as u64, 0)
+                record(TraceEvent::from_words([u64::MAX; 2]), at as u64, 0)
             });
             let places: Vec<u64> = records.map(|record| record.index).collect();
             (places, lost)
@@ -330,7 +330,7 @@ mod tests {
     /// Found by fuzzing: the first of two submissions without an end between them was lost.
     #[test]
     fn a_submission_whose_end_was_not_recorded_is_kept() {
-        let again = record(Event::submitted(Qid(3), Cid(2), 2, 1), 1, 4_200);
+        let again = record(TraceEvent::submitted(Qid(3), Cid(2), 2, 1), 1, 4_200);
         let value = chrome(&[some()[2], again], 0);
         let events = value["traceEvents"].as_array().unwrap();
         let times: Vec<_> = events.iter().map(|event| &event["ts"]).collect();

@@ -1,15 +1,15 @@
 //! Rows whose elements are dequantised or upcast in a gather: stored format and output format.
 
 use crate::error::{Error, Result};
-use nvme_formats::{Format, Wide};
+use nvme_formats::{Format, WideFormat};
 
 /// Stored elements of format `from` come out as `to`.
 ///
 /// ```
 /// use nvme_driver::widen::RowWidening;
-/// use nvme_formats::{Format, Wide};
+/// use nvme_formats::{Format, WideFormat};
 ///
-/// let widen = RowWidening { from: Format::Q8_0, to: Wide::F16 };
+/// let widen = RowWidening { from: Format::Q8_0, to: WideFormat::F16 };
 /// assert_eq!(widen.row_bytes(34).unwrap(), 64);
 /// assert!(widen.row_bytes(33).is_err(), "no whole blocks");
 /// ```
@@ -18,7 +18,7 @@ pub struct RowWidening {
     /// Format on the drive.
     pub from: Format,
     /// Format of the output.
-    pub to: Wide,
+    pub to: WideFormat,
 }
 
 impl RowWidening {
@@ -40,8 +40,8 @@ impl RowWidening {
             _ => None,
         };
         let to = match dtype {
-            "float16" => Some(Wide::F16),
-            "float32" => Some(Wide::F32),
+            "float16" => Some(WideFormat::F16),
+            "float32" => Some(WideFormat::F32),
             _ => None,
         };
         match (from, to) {

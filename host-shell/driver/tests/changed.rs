@@ -1,6 +1,6 @@
 //! What another host does to a device in use: the next call says so, and sends nothing.
 
-use nvme_driver::core::spec::admin::{self, Format, Sanitize, SanitizeAction};
+use nvme_driver::core::spec::admin::{self, Format, SanitizeAction, SanitizeFields};
 use nvme_driver::core::spec::{Lba, Nsid, Status, nvm};
 use nvme_driver::passthru::CommandSet;
 use nvme_driver::{
@@ -292,7 +292,7 @@ fn what_this_process_erases_is_refused_to_its_handles() {
     let controller = Controller::start(device, &ControllerConfig::default()).unwrap();
     let same = controller.identify_namespace(NS).unwrap().flbas & 0xF;
     drop(controller);
-    let sanitize = Sanitize::new(SanitizeAction::BlockErase);
+    let sanitize = SanitizeFields::new(SanitizeAction::BlockErase);
     for by_passthru in [false, true] {
         let [one, two] = after_own(Format::new(same, 0).command(NS), by_passthru);
         let words = "namespace 1 was formatted or deleted: its data are gone";

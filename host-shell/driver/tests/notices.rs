@@ -2,7 +2,7 @@
 //! namespaces that cannot be used. Over the simulator in this process.
 #![cfg(feature = "sim")]
 
-use nvme_driver::core::bringup::Unusable;
+use nvme_driver::core::bringup::UnusableNamespace;
 use nvme_driver::core::spec::log_page::{event_type, lid, smart_event};
 use nvme_driver::core::spec::{Lba, Nsid, Status, nvm};
 use nvme_driver::{
@@ -285,7 +285,7 @@ fn a_namespace_that_cannot_be_identified_leaves_the_others_usable() {
         .iter()
         .map(|one| one.unusable())
         .collect();
-    let [None, Some(Unusable::Identify(status)), None] = found[..] else {
+    let [None, Some(UnusableNamespace::Identify(status)), None] = found[..] else {
         panic!("{found:?}")
     };
     assert_eq!(status.code(), 0x2C);

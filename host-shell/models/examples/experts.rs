@@ -17,20 +17,20 @@
 mod arguments;
 
 use arguments::Arguments;
-use nvme_compute::random_weights::{self, Stored};
+use nvme_compute::random_weights::{self, StoredFormat};
 use nvme_host::bench::median;
 use nvme_host::cuda::{CudaGraph, DeviceMemory, PendingRows, RowsOptions, Stream};
 use nvme_host::store::GpuOptions;
 use nvme_host::{Error, Result, Store, StoreOptions};
 use nvme_models::experts::{
     CacheOptions, ExpertCounts, ExpertLayers, ExpertMatrices, ExpertShape, ExpertStep, GpuExperts,
-    Layer, Policy, check,
+    Layer, ReplacementPolicy, check,
 };
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 const LIMIT: Duration = Duration::from_secs(60);
-const STORED: Stored = Stored::Q4_0;
+const STORED: StoredFormat = StoredFormat::Q4_0;
 /// Bytes of random weights that are written at a time.
 const CHUNK: usize = 16 << 20;
 
@@ -74,7 +74,7 @@ fn run(words: &Arguments) -> Result<()> {
         let all = u64::from(layers * shape.experts) * (experts.bytes(0) + 96);
         let options = CacheOptions {
             bytes: all / part,
-            policy: Policy::Lru,
+            policy: ReplacementPolicy::Lru,
             pinned: Vec::new(),
             tokens: 1,
             limit: LIMIT,

@@ -15,7 +15,7 @@ use arguments::Arguments;
 use nvme_host::store::GpuOptions;
 use nvme_host::{Catalog, Error, Result, Store, StoreOptions};
 use nvme_models::llama::{Llama, ModelConfig, ModelOptions};
-use nvme_models::synthetic::{Stored, SyntheticModel};
+use nvme_models::synthetic::{StoredFormat, SyntheticModel};
 use std::fs::File;
 use std::io::BufWriter;
 use std::path::Path;
@@ -71,8 +71,8 @@ fn write(path: &Path, layers: u32) -> Result<()> {
             rope_base: 10_000.0,
             experts: None,
         },
-        stored: Stored::Q6K,
-        stored_head: Stored::Q6K,
+        stored: StoredFormat::Q6K,
+        stored_head: StoredFormat::Q6K,
         seed: 70,
     };
     let system = |source| Error::System {

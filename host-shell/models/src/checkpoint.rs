@@ -3,7 +3,7 @@
 
 use crate::gguf::{GgufModel, GgufTensor};
 use crate::llama::{ExpertMixture, ModelConfig};
-use nvme_formats::{Stored, f32_of_bf16};
+use nvme_formats::{StoredFormat, f32_of_bf16};
 use nvme_host::catalog::Dtype;
 use nvme_host::files::open_regular;
 use nvme_host::{Catalog, Error, Result, Store, StoreOptions};
@@ -27,8 +27,8 @@ pub fn mixtral(folder: &Path, out: &mut impl Write) -> Result<()> {
     let catalog = Catalog::of_store(&store, 0)?;
     let model = GgufModel {
         config: &config,
-        stored: Stored::Bf16,
-        stored_head: Stored::Bf16,
+        stored: StoredFormat::Bf16,
+        stored_head: StoredFormat::Bf16,
     };
     let source = CheckpointSource {
         store: &store,

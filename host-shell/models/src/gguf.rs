@@ -2,7 +2,7 @@
 
 use crate::llama::ModelConfig;
 use crate::tokenizer::sign;
-use nvme_formats::Stored;
+use nvme_formats::StoredFormat;
 use std::io::{self, Write};
 
 /// Tensors begin at multiples of this.
@@ -13,16 +13,16 @@ const ALIGNMENT: u64 = 32;
 pub struct GgufModel<'a> {
     pub config: &'a ModelConfig,
     /// Matrices but for those of `stored_head`.
-    pub stored: Stored,
+    pub stored: StoredFormat,
     /// Embeddings, which are the last matrix, too.
-    pub stored_head: Stored,
+    pub stored_head: StoredFormat,
 }
 
 /// A tensor to be written: name, shape as GGUF has it (the fastest first), and how it is stored.
 pub struct GgufTensor {
     pub name: String,
     pub shape: Vec<u64>,
-    pub stored: Stored,
+    pub stored: StoredFormat,
 }
 
 impl GgufTensor {
@@ -92,7 +92,7 @@ impl GgufModel<'_> {
         let vector = |name: String| GgufTensor {
             name,
             shape: vec![width],
-            stored: Stored::F32,
+            stored: StoredFormat::F32,
         };
         let mut tensors = vec![matrix(
             "token_embd.weight".to_owned(),
@@ -118,7 +118,7 @@ impl GgufModel<'_> {
                 tensors.push(experts("ffn_down_exps", hidden, width));
                 tensors.push(experts("ffn_gate_exps", width, hidden));
                 let (router, count) = (name("ffn_gate_inp"), mixture.count.into());
-                tensors.push(matrix(router, width, count, Stored::F32));
+                tensors.push(matrix(router, width, count, StoredFormat::F32));
             }
             for (what, columns, rows) in [
                 ("attn_q", width, heads),

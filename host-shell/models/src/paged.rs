@@ -7,7 +7,7 @@ use nvme_compute::extents::{optional, product};
 use nvme_compute_kernel::pages::{MOST_SPLITS, QUERIES};
 use nvme_compute_kernel::{BLOCK_THREADS, PAGED_PTX, PagedAttention, kernel};
 use nvme_gpu_kernel::ring::{LEAST_SHIFT, MOST_SHIFT};
-use nvme_gpu_kernel::rows::Gather;
+use nvme_gpu_kernel::rows::GatherLaunch;
 use nvme_host::cuda::{
     GatherOutcome, Gpu, KernelArgument as Memory, KernelFunction, LaunchSequence, Module,
     PendingRows,
@@ -175,7 +175,7 @@ impl PagedKernels {
         }
         self.judge(pages, queries, stream)?;
         let piece = words.piece_bytes();
-        let argument = |rows: Gather| {
+        let argument = |rows: GatherLaunch| {
             let stage_shift = piece
                 .next_power_of_two()
                 .ilog2()
@@ -188,7 +188,7 @@ impl PagedKernels {
             }
             let slot_bytes = 1 << stage_shift;
             Ok(PagedAttention {
-                rows: Gather { slot_bytes, ..rows },
+                rows: GatherLaunch { slot_bytes, ..rows },
                 ..words
             })
         };
@@ -214,7 +214,7 @@ fn words(pages: &KvStore, queries: &PagedQueries) -> PagedAttention {
     let shape = pages.shape();
     let (sequence_stride, head_stride) = queries.strides(shape.kv_heads);
     PagedAttention {
-        rows: Gather::default(),
+        rows: GatherLaunch::default(),
         queries: queries.queries,
         pages: queries.pages,
         counts: queries.counts,

@@ -4,7 +4,7 @@
 use crate::gguf::GgufModel;
 use crate::llama::{ExpertMixture, ModelConfig};
 use nvme_compute::random_weights::fill;
-pub use nvme_formats::Stored;
+pub use nvme_formats::StoredFormat;
 use nvme_units::SplitMix;
 use rayon::prelude::*;
 use std::io::{self, Write};
@@ -20,9 +20,9 @@ pub struct SyntheticModel {
     /// Its sizes.
     pub config: ModelConfig,
     /// Format of its matrices.
-    pub stored: Stored,
+    pub stored: StoredFormat,
     /// Format of its embeddings and of the last matrix.
-    pub stored_head: Stored,
+    pub stored_head: StoredFormat,
     /// Other weights for another number.
     pub seed: u64,
 }
@@ -44,8 +44,8 @@ impl SyntheticModel {
                 rope_base: 10_000.0,
                 experts,
             },
-            stored: Stored::Q8_0,
-            stored_head: Stored::Q8_0,
+            stored: StoredFormat::Q8_0,
+            stored_head: StoredFormat::Q8_0,
             seed: 11,
         }
     }

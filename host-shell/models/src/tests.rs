@@ -3,7 +3,7 @@
 use crate::Tokenizer;
 use crate::llama::{ExpertMixture, Llama, ModelConfig, ModelOptions};
 use crate::synthetic::SyntheticModel;
-use nvme_formats::Stored;
+use nvme_formats::StoredFormat;
 use nvme_host::{Catalog, Error, Manifest, Store, StoreOptions};
 use std::ops::ControlFlow;
 use std::sync::Arc;
@@ -25,8 +25,8 @@ fn small() -> SyntheticModel {
             rope_base: 10_000.0,
             experts: None,
         },
-        stored: Stored::Q4_1,
-        stored_head: Stored::Q8_0,
+        stored: StoredFormat::Q4_1,
+        stored_head: StoredFormat::Q8_0,
         seed: 1,
     }
 }
@@ -42,7 +42,7 @@ fn mixture() -> SyntheticModel {
             }),
             ..dense.config
         },
-        stored: Stored::Q8_0,
+        stored: StoredFormat::Q8_0,
         ..dense
     }
 }
@@ -93,11 +93,11 @@ fn follow(model: &mut Llama, prompt: &[u32], count: usize) -> (Vec<u32>, Vec<f32
 
 #[test]
 fn text_is_the_same_whatever_streams_and_however_it_is_fed() {
-    for stored in Stored::ALL {
+    for stored in StoredFormat::ALL {
         let model = SyntheticModel { stored, ..small() };
         let store = store(&file(&model), "");
         // More than go through the layers together, once.
-        let length = if stored == Stored::Q4_1 { 70 } else { 6 };
+        let length = if stored == StoredFormat::Q4_1 { 70 } else { 6 };
         let prompt: Vec<u32> = (0..length).map(|at| at * 37 % 300).collect();
         let mut whole = open(&store, 1 << 30).unwrap();
         assert_eq!(whole.path().slots, 0);
@@ -383,7 +383,7 @@ fn what_is_no_model_or_does_not_fit_is_refused() {
         assert!(found.contains(cause), "{cause}: {found}");
     }
     let odd = SyntheticModel {
-        stored: Stored::Q6K,
+        stored: StoredFormat::Q6K,
         config: ModelConfig {
             hidden: 288,
             ..good.config.clone()

@@ -107,7 +107,7 @@ impl LaunchedTransfer {
 }
 
 /// A gather under way, with the objects that it needs.
-struct HeldGather {
+struct RetainedGather {
     flight: Arc<LaunchedTransfer>,
     store: Option<Arc<nvme_host::Store>>,
     #[expect(dead_code, reason = "kept until the gather has ended")]
@@ -117,7 +117,7 @@ struct HeldGather {
 /// The gathers of one table, or the transfers of bytes of one store.
 #[derive(Default)]
 pub struct LaunchedTransfers {
-    held: Mutex<VecDeque<HeldGather>>,
+    held: Mutex<VecDeque<RetainedGather>>,
     captured: Mutex<Vec<Arc<LaunchedTransfer>>>,
     failed: Mutex<Option<ExceptionParts>>,
     launched: AtomicU64,
@@ -162,7 +162,7 @@ impl LaunchedTransfers {
             captured.retain(|one| !one.pending.is_over());
             captured.push(Arc::clone(&flight));
         } else {
-            lock(&self.held).push_back(HeldGather {
+            lock(&self.held).push_back(RetainedGather {
                 flight: Arc::clone(&flight),
                 store: Some(store),
                 buffers,
@@ -181,12 +181,12 @@ impl LaunchedTransfers {
             let mut held = lock(&self.held);
             // Those of one stream end in order; of several streams, a long list is looked through.
             if held.len() > 32 {
-                let (done, left): (Vec<HeldGather>, Vec<HeldGather>) =
-                    held.drain(..).partition(HeldGather::is_settled);
+                let (done, left): (Vec<RetainedGather>, Vec<RetainedGather>) =
+                    held.drain(..).partition(RetainedGather::is_settled);
                 over = done;
                 *held = VecDeque::from(left);
             } else {
-                while held.front().is_some_and(HeldGather::is_settled) {
+                while held.front().is_some_and(RetainedGather::is_settled) {
                     over.extend(held.pop_front());
                 }
             }
@@ -251,20 +251,20 @@ impl LaunchedTransfers {
     }
 }
 
-impl HeldGather {
+impl RetainedGather {
     /// True if it has ended and its outcome is known.
     fn is_settled(&self) -> bool {
         self.flight.pending.is_settled()
     }
 }
 
-impl BufferedTransfer for HeldGather {
+impl BufferedTransfer for RetainedGather {
     fn is_done(&self) -> bool {
         self.flight.pending.is_done()
     }
 }
 
-impl Drop for HeldGather {
+impl Drop for RetainedGather {
     /// Drops the last use of a store without the GIL: it closes the device, which takes time.
     fn drop(&mut self) {
         wait::drop_elsewhere(self.flight.process, self.store.take());

@@ -30,7 +30,7 @@ enum LayerTensors {
 
 /// Layers that stay resident: as many as fit into a number of bytes, or a list.
 #[derive(FromPyObject)]
-enum StayingLayers {
+enum PinnedLayers {
     Bytes(u64),
     Layers(Vec<usize>),
 }
@@ -87,7 +87,7 @@ impl PyLayerLoader {
         which: Option<LayerTensors>,
         slots: usize,
         ahead: Option<usize>,
-        resident: StayingLayers,
+        resident: PinnedLayers,
         order: Option<Vec<usize>>,
         on_gpu: Option<bool>,
         manifest: Option<(PathBuf, u64)>,
@@ -127,8 +127,8 @@ impl PyLayerLoader {
             slots,
             ahead,
             resident: match resident {
-                StayingLayers::Bytes(bytes) => ResidentLayers::Bytes(bytes),
-                StayingLayers::Layers(layers) => ResidentLayers::Layers(layers),
+                PinnedLayers::Bytes(bytes) => ResidentLayers::Bytes(bytes),
+                PinnedLayers::Layers(layers) => ResidentLayers::Layers(layers),
             },
             order: match order {
                 None => LayerOrder::Sequential,

@@ -3,7 +3,7 @@
 
 use super::index::VectorIndex;
 use super::{SearchAnswers, SearchParameters};
-use nvme_compute_kernel::search::walk::Walk;
+use nvme_compute_kernel::search::walk::GraphWalk;
 use nvme_host::store::{StoreTransfer, status};
 use nvme_host::{Error, Result};
 use rayon::prelude::*;
@@ -28,7 +28,7 @@ impl Default for CpuOptions {
 
 /// A query under way.
 struct HostQuery<'q> {
-    walk: std::result::Result<Walk<'q>, i32>,
+    walk: std::result::Result<GraphWalk<'q>, i32>,
     /// Nodes that are being read.
     asked: Vec<u32>,
     code: i32,
@@ -84,7 +84,7 @@ impl VectorIndex {
         let elements = header.elements() as usize;
         let wanted = (parameters.list, parameters.results);
         let begin = |query| {
-            let walk = Walk::new(self.quantised(), query, header.entry, wanted);
+            let walk = GraphWalk::new(self.quantised(), query, header.entry, wanted);
             HostQuery {
                 code: walk.as_ref().err().copied().unwrap_or(status::OK),
                 walk,
@@ -98,7 +98,7 @@ impl VectorIndex {
         for query in &all {
             let walk = query.walk.as_ref().ok();
             let found = walk.filter(|_| query.code == status::OK);
-            let found = found.into_iter().flat_map(Walk::results);
+            let found = found.into_iter().flat_map(GraphWalk::results);
             let found = found.map(|(id, far)| (i64::from(id), far));
             let all = found.chain(std::iter::repeat((-1, f32::INFINITY)));
             for (id, far) in all.take(parameters.results as usize) {

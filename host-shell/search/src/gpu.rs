@@ -4,7 +4,7 @@
 
 use super::index::VectorIndex;
 use super::{SearchAnswers, SearchParameters, VectorMetric};
-use nvme_compute_kernel::search::{CENTROIDS, Search};
+use nvme_compute_kernel::search::{CENTROIDS, SearchLaunch};
 use nvme_compute_kernel::{SEARCH_PTX, kernel};
 use nvme_gpu_kernel::rows::BLOCK_WARPS;
 use nvme_host::cuda::{
@@ -44,7 +44,7 @@ pub struct GpuSearch {
     codes: ManuallyDrop<DeviceMemory>,
     /// Memory for the search state of each warp of each station.
     tables: ManuallyDrop<DeviceMemory>,
-    words: Search,
+    words: SearchLaunch,
     /// Elements of a query before the metric's arithmetic.
     elements: usize,
     metric: VectorMetric,
@@ -75,7 +75,7 @@ impl GpuSearch {
         let centroids = upload(&centroids.collect::<Vec<u8>>())?;
         let codes = upload(&index.codes)?;
         let tables = ManuallyDrop::new(DeviceMemory::new(gpu, tables as usize)?);
-        let words = Search {
+        let words = SearchLaunch {
             centroids: centroids.address(),
             codes: codes.address(),
             tables: tables.address(),
@@ -85,7 +85,7 @@ impl GpuSearch {
             code_bytes: header.code_bytes() as u32,
             entry: header.entry,
             tag: header.tag,
-            ..Search::default()
+            ..SearchLaunch::default()
         };
         Ok(Self {
             search: module.function(kernel::SEARCH)?,
@@ -153,7 +153,7 @@ impl GpuSearch {
                 KernelArgument::written("reads", request.reads, request.count, 4),
             ],
         )?;
-        let argument = |rows| Search {
+        let argument = |rows| SearchLaunch {
             rows,
             queries: request.queries,
             ids: request.ids,
@@ -166,7 +166,7 @@ impl GpuSearch {
             ..self.words
         };
         let kernel = (&*self.module, self.search);
-        // SAFETY: the kernel takes one `Search` and stays loaded, and so does the memory that it uses; the
+        // SAFETY: the kernel takes one `SearchLaunch` and stays loaded, and so does the memory that it uses; the
         // caller vouches for the rest.
         unsafe {
             self.nodes

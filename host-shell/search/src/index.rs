@@ -3,7 +3,7 @@
 use super::header::{HEADER_BYTES, IndexHeader, checksum};
 use super::source::VectorSet;
 use nvme_compute_kernel::search::NODE_BLOCK;
-use nvme_compute_kernel::search::walk::{Node, Quantised};
+use nvme_compute_kernel::search::walk::{IndexQuantisation, NodeWords};
 use nvme_host::{Error, Result, Store};
 use std::sync::Arc;
 
@@ -92,8 +92,8 @@ impl VectorIndex {
         self.offset + self.header.nodes_at() + u64::from(id) * self.header.node_bytes()
     }
 
-    pub(super) fn quantised(&self) -> Quantised<'_> {
-        Quantised {
+    pub(super) fn quantised(&self) -> IndexQuantisation<'_> {
+        IndexQuantisation {
             centroids: &self.centroids,
             codes: &self.codes,
             elements: self.header.elements() as usize,
@@ -129,7 +129,7 @@ impl VectorIndex {
             for (node, id) in bytes.chunks_exact(node_bytes as usize).zip(first..) {
                 let words = node.as_chunks::<4>().0.iter();
                 let words: Vec<u32> = words.map(|word| u32::from_le_bytes(*word)).collect();
-                let node = Node::of(&words, id, &index).ok_or_else(|| {
+                let node = NodeWords::of(&words, id, &index).ok_or_else(|| {
                     broken(self.offset, &format!("node {id} is not what it should be"))
                 })?;
                 numbers.extend(node.vector());

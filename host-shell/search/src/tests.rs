@@ -115,7 +115,7 @@ fn codes_name_the_nearest_centroids() {
     let centroids = quantise::train(&vectors, 4, 3);
     let codes = quantise::encode(&vectors, 4, &centroids);
     assert_eq!((centroids.len(), codes.len()), (10 * 256, 600 * 4));
-    let quantised = nvme_compute_kernel::search::walk::Quantised {
+    let quantised = nvme_compute_kernel::search::walk::IndexQuantisation {
         centroids: &centroids,
         codes: &codes,
         elements: 10,

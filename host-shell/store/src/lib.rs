@@ -43,7 +43,7 @@ pub use background::BackgroundOperation;
 pub use batch::StoreTransfer;
 pub use element::RowElement;
 pub use nvme_driver::widen::RowWidening;
-pub use nvme_formats::{Format, Wide};
+pub use nvme_formats::{Format, WideFormat};
 pub use options::{DataPath, FileIo, StoreOptions, StoreStats};
 #[cfg(feature = "cuda")]
 pub use options::{GdsUse, GpuOptions};

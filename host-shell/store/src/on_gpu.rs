@@ -177,7 +177,7 @@ impl Table {
     ///
     /// # Errors
     /// [`Error::Usage`] where the GPU does not submit the reads itself.
-    pub fn device_rows(&self) -> Result<nvme_gpu_kernel::rows::Gather> {
+    pub fn device_rows(&self) -> Result<nvme_gpu_kernel::rows::GatherLaunch> {
         match self.by()? {
             RowMover::Gpu(rows) => rows.device_rows(&self.of_namespace()),
             RowMover::Striped(_) | RowMover::Host => Err(self.not_by_gpu("reads by a kernel")),
@@ -185,9 +185,9 @@ impl Table {
     }
 
     /// Puts a kernel of your own into `stream`, a `CUstream` of the store's GPU, whose warps use the rows of this table
-    /// while they read them, by `nvme_gpu_kernel::Stream`: `argument` makes what the kernel takes of the words of its
-    /// rows, in its blocks of 256 threads. There is a warp for each of `parts` parts of the work, as far as they fit.
-    /// Rows of any length. What the kernel counts as failed are the failed rows of the [`PendingRows`].
+    /// while they read them, by `nvme_gpu_kernel::RangeStream`: `argument` makes what the kernel takes of the words of
+    /// its rows, in its blocks of 256 threads. There is a warp for each of `parts` parts of the work, as far as they
+    /// fit. Rows of any length. What the kernel counts as failed are the failed rows of the [`PendingRows`].
     ///
     /// # Safety
     /// `function` is of `module` and takes one `T`; as [`gather_on_gpu`](Self::gather_on_gpu) for the addresses in it.
@@ -200,7 +200,7 @@ impl Table {
         &self,
         kernel: (&Module, KernelFunction),
         parts: u64,
-        argument: impl FnOnce(nvme_gpu_kernel::rows::Gather) -> Result<T>,
+        argument: impl FnOnce(nvme_gpu_kernel::rows::GatherLaunch) -> Result<T>,
         stream: u64,
     ) -> Result<PendingRows> {
         // SAFETY: the caller's.
@@ -219,7 +219,7 @@ impl Table {
         &self,
         kernel: (&Module, KernelFunction),
         (parts, blocks): (u64, LaunchSize),
-        argument: impl FnOnce(nvme_gpu_kernel::rows::Gather) -> Result<T>,
+        argument: impl FnOnce(nvme_gpu_kernel::rows::GatherLaunch) -> Result<T>,
         stream: u64,
     ) -> Result<PendingRows> {
         // SAFETY: the caller's.
@@ -232,7 +232,7 @@ impl Table {
         &self,
         kernel: (&Module, KernelFunction),
         parts: (u64, Option<LaunchSize>),
-        argument: impl FnOnce(nvme_gpu_kernel::rows::Gather) -> Result<T>,
+        argument: impl FnOnce(nvme_gpu_kernel::rows::GatherLaunch) -> Result<T>,
         stream: u64,
     ) -> Result<PendingRows> {
         self.space.gpu()?;
@@ -261,10 +261,10 @@ impl Table {
     }
 
     /// Puts a kernel of your own into `stream`, a `CUstream` of the store's GPU, whose warps choose rows of this table and
-    /// read them, by `nvme_gpu_kernel::Reads`: `argument` makes what the kernel takes of the words of its rows, in its
-    /// blocks of 256 threads. There are `count` pieces of work, one warp's each; one that the kernel counts as failed is
-    /// one of the [`PendingRows`]'s rows. The kernel has the first `lanes` lanes of a warp read at a time: 32 where
-    /// rows touch 4 KiB of blocks at most, fewer of larger ones.
+    /// read them, by `nvme_gpu_kernel::WarpReads`: `argument` makes what the kernel takes of the words of its rows, in
+    /// its blocks of 256 threads. There are `count` pieces of work, one warp's each; one that the kernel counts as
+    /// failed is one of the [`PendingRows`]'s rows. The kernel has the first `lanes` lanes of a warp read at a time: 32
+    /// where rows touch 4 KiB of blocks at most, fewer of larger ones.
     ///
     /// # Safety
     /// As [`stream_on_gpu`](Self::stream_on_gpu); no other lanes than the first `lanes` ask for rows.
@@ -276,7 +276,7 @@ impl Table {
         &self,
         (count, lanes): (u64, u32),
         kernel: (&Module, KernelFunction),
-        argument: impl FnOnce(nvme_gpu_kernel::rows::Gather) -> T,
+        argument: impl FnOnce(nvme_gpu_kernel::rows::GatherLaunch) -> T,
         stream: u64,
     ) -> Result<PendingRows> {
         self.space.gpu()?;

@@ -6,7 +6,7 @@ use super::file::FileChanges;
 use super::member::StoreMember;
 use super::options::StoreStats;
 use super::ranges::RangeLocks;
-use nvme_core::stripes::Stripes;
+use nvme_core::stripes::StripeLayout;
 use nvme_driver::error::{Error, Result};
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::ops::Range;
@@ -213,7 +213,7 @@ impl StoreSpace {
 
     /// Locates byte `at`: member, offset there, and bytes up to the end of the stripe.
     fn place(&self, at: u64) -> (usize, u64, u64) {
-        let several = Stripes::new(self.stripe_bytes, self.members.len() as u32);
+        let several = StripeLayout::new(self.stripe_bytes, self.members.len() as u32);
         match several.filter(|_| self.members.len() > 1) {
             Some(stripes) => {
                 let spot = stripes.spot(at);

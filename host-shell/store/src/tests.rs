@@ -275,7 +275,7 @@ impl Device for Guarded {
         self.0.describe()
     }
 
-    fn registers(&self) -> &(dyn nvme_core::Registers + Sync) {
+    fn registers(&self) -> &(dyn nvme_core::RegisterAccess + Sync) {
         self.0.registers()
     }
 

@@ -8,7 +8,7 @@ impl Table {
     /// As [`gather`](Self::gather), with rows of [`RowWidening::row_bytes`] bytes in `out`.
     ///
     /// ```
-    /// use nvme_store::{Format, Store, StoreOptions, Wide, RowWidening};
+    /// use nvme_store::{Format, Store, StoreOptions, WideFormat, RowWidening};
     ///
     /// # fn main() -> nvme_driver::Result<()> {
     /// # #[cfg(feature = "sim")] {
@@ -16,7 +16,7 @@ impl Table {
     /// // Row 1 of rows of two halves: 1.0 and -2.0.
     /// store.write_at(4, &[0x00, 0x3C, 0x00, 0xC0])?;
     /// let table = store.table(0, 2, 4)?;
-    /// let widen = RowWidening { from: Format::F16, to: Wide::F32 };
+    /// let widen = RowWidening { from: Format::F16, to: WideFormat::F32 };
     /// let mut out = [0; 8];
     /// table.gather_as((&[1i64]).into(), widen, &mut out, None)?.check()?;
     /// assert_eq!(out, [1.0f32.to_le_bytes(), (-2.0f32).to_le_bytes()].concat()[..]);
@@ -74,7 +74,7 @@ impl Table {
 
 #[cfg(all(test, feature = "sim"))]
 mod tests {
-    use crate::{Format, RowWidening, Store, StoreOptions, Wide};
+    use crate::{Format, RowWidening, Store, StoreOptions, WideFormat};
 
     #[test]
     fn every_format_comes_out_as_its_elements_and_failed_rows_as_zeros() {
@@ -85,7 +85,7 @@ mod tests {
         store.write_at(0, &image).unwrap();
         for (from, to) in Format::ALL
             .into_iter()
-            .flat_map(|from| [(from, Wide::F16), (from, Wide::F32)])
+            .flat_map(|from| [(from, WideFormat::F16), (from, WideFormat::F32)])
         {
             let row = from.block_bytes() as usize * 5;
             let table = store.table(77, 200, row as u64).unwrap();
@@ -113,7 +113,7 @@ mod tests {
         let store = Store::open("sim:mem?size=1MiB", &StoreOptions::default()).unwrap();
         let widen = RowWidening {
             from: Format::Q4_0,
-            to: Wide::F16,
+            to: WideFormat::F16,
         };
         let table = store.table(0, 10, 35).unwrap();
         let error = table

@@ -8,7 +8,7 @@ mod controller;
 
 use common::{Folder, Place, Scratch, bytes};
 use controller::{BLOCK, BLOCKS, Controller, PAIRS};
-use nvme_host::core::spec::{Lba, Nsid, admin::Select, nvm};
+use nvme_host::core::spec::{Lba, Nsid, admin::FeatureSelect, nvm};
 use std::fs::File;
 use std::io::{Error, Result};
 use std::os::fd::AsRawFd;
@@ -313,7 +313,7 @@ fn what_identify_does_not_offer_is_never_sent() {
             namespace.write_zeroes(Lba(0), 1, false),
             namespace.deallocate(&[(Lba(0), 1)]),
             controller
-                .get_feature(2, Select::Capabilities, Nsid(0), 0)
+                .get_feature(2, FeatureSelect::Capabilities, Nsid(0), 0)
                 .map(drop),
         ];
         for (result, bit) in refused.into_iter().zip([0, 3, 2, 4]) {
@@ -375,7 +375,7 @@ fn refused<T>(result: std::result::Result<T, nvme_host::Error>, part: &str) {
 
 #[test]
 fn an_erasure_that_the_controller_does_not_have_is_never_sent() {
-    use nvme_host::core::spec::admin::{Format, Sanitize, SanitizeAction};
+    use nvme_host::core::spec::admin::{Format, SanitizeAction, SanitizeFields};
     const MINUTE: Duration = Duration::from_secs(60);
     let (_setup, controller) = with(&[]);
     let format = |controller: &nvme_host::Controller, nsid, ses| {
@@ -388,7 +388,7 @@ fn an_erasure_that_the_controller_does_not_have_is_never_sent() {
         SanitizeAction::Overwrite,
         SanitizeAction::ExitFailureMode,
     ] {
-        let sanitize = controller.sanitize(Sanitize::new(action));
+        let sanitize = controller.sanitize(SanitizeFields::new(action));
         refused(sanitize, "does not have this sanitize action");
     }
     drop(controller);
@@ -396,9 +396,9 @@ fn an_erasure_that_the_controller_does_not_have_is_never_sent() {
     let (_setup, controller) = with(&[(1, 256, 2), (1, 524, 8), (1, 328, 2), (1, 331, 0x20)]);
     refused(format(&controller, 1, 2), "secure erase settings 2");
     refused(format(&controller, u32::MAX, 0), "every namespace at once");
-    let keep = Sanitize {
+    let keep = SanitizeFields {
         no_deallocate: true,
-        ..Sanitize::new(SanitizeAction::BlockErase)
+        ..SanitizeFields::new(SanitizeAction::BlockErase)
     };
     refused(controller.sanitize(keep), "inhibits no-deallocate");
     drop(controller);

@@ -6,7 +6,7 @@ mod common;
 use common::{Behind, Judge, Place, binary, embedded};
 use nvme_host::core::spec::register::{Cap, Cc, offset};
 use nvme_host::core::spec::{Iova, Lba, Nsid, admin, nvm};
-use nvme_host::core::{AbortReason, Identity, Outcome, Registers};
+use nvme_host::core::{AbortReason, CommandOutcome, ControllerIdentity, RegisterAccess};
 use nvme_host::{
     Controller, ControllerConfig, Device, DmaPages, DoorbellMap, DriverQueue, Error,
     QueueCompletion,
@@ -146,7 +146,10 @@ fn commands_beside_a_failed_controller_may_be_sent_again(place: Place) {
     let aborted: Vec<_> = ended.iter().filter(|done| !done.is_success()).collect();
     assert!(!aborted.is_empty());
     for done in aborted {
-        assert_eq!(done.outcome, Outcome::Aborted(AbortReason::ControllerReset));
+        assert_eq!(
+            done.outcome,
+            CommandOutcome::Aborted(AbortReason::ControllerReset)
+        );
         assert!(done.may_retry());
     }
     assert_eq!(controller.resets(), 1);
@@ -296,8 +299,8 @@ struct Changing {
     changed: AtomicBool,
 }
 
-impl Registers for Changing {
-    fn identity(&self) -> &Identity {
+impl RegisterAccess for Changing {
+    fn identity(&self) -> &ControllerIdentity {
         self.device.registers().identity()
     }
 
@@ -332,7 +335,7 @@ impl Device for Changing {
         self.device.describe()
     }
 
-    fn registers(&self) -> &(dyn Registers + Sync) {
+    fn registers(&self) -> &(dyn RegisterAccess + Sync) {
         self
     }
 

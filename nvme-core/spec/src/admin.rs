@@ -221,7 +221,7 @@ pub const fn log_page_bytes(sqe: &Sqe) -> u64 {
 
 /// Value that Get Features returns (CDW10 bits 10:8).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Select {
+pub enum FeatureSelect {
     /// The current value.
     Current,
     /// The value after a reset without saved values.
@@ -235,7 +235,7 @@ pub enum Select {
 /// Makes Get Features.
 ///
 /// NVMe Base 2.0c, 5.15 (Get Features command).
-pub fn get_features(fid: u8, select: Select, nsid: Nsid, cdw11: u32) -> Sqe {
+pub fn get_features(fid: u8, select: FeatureSelect, nsid: Nsid, cdw11: u32) -> Sqe {
     let mut sqe = Sqe::new(opcode::GET_FEATURES, nsid);
     sqe.cdw10 = u32::from(fid) | (select as u32) << 8;
     sqe.cdw11 = cdw11;
@@ -331,7 +331,7 @@ pub fn format_nvm(nsid: Nsid, lbaf: u8, ses: u8) -> Sqe {
 /// Action of a Sanitize command (CDW10 bits 2:0).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SanitizeAction {
-    /// Leaves the failed state of an earlier operation that allowed it ([`Sanitize::unrestricted`]).
+    /// Leaves the failed state of an earlier operation that allowed it ([`SanitizeFields::unrestricted`]).
     ExitFailureMode = 1,
     /// Starts a block erase.
     BlockErase = 2,
@@ -346,7 +346,7 @@ pub enum SanitizeAction {
 /// A sanitize operation cannot be stopped once it has started; until it has completed, most I/O commands fail
 /// with Sanitize In Progress.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Sanitize {
+pub struct SanitizeFields {
     /// Sanitize action (SANACT).
     pub action: SanitizeAction,
     /// Allow unrestricted sanitize exit (AUSE): after a failure the drive may be used again without a
@@ -389,7 +389,7 @@ impl SanitizeAction {
     }
 }
 
-impl Sanitize {
+impl SanitizeFields {
     /// Selects one pass of `action` without further options.
     pub const fn new(action: SanitizeAction) -> Self {
         Self {
@@ -409,7 +409,7 @@ impl Sanitize {
 /// `passes` 0 and above 15 are sent as 16, the maximum; passes and pattern are sent for an overwrite only.
 ///
 /// NVMe Base 2.0c, 5.24 (Sanitize command).
-pub fn sanitize(fields: Sanitize) -> Sqe {
+pub fn sanitize(fields: SanitizeFields) -> Sqe {
     let bit = |on: bool, bit: u32| if on { bit } else { 0 };
     let mut sqe = Sqe::new(opcode::SANITIZE, Nsid::NONE);
     sqe.cdw10 = fields.action as u32 | bit(fields.unrestricted, sanitize_bits::AUSE);

@@ -89,7 +89,7 @@ pub const fn data_bytes(fid: u8) -> Option<usize> {
 pub const SAVE: u32 = 1 << 31;
 
 bitfield! {
-    /// Dword 0 of Get Features with [`Select::Capabilities`](super::admin::Select).
+    /// Dword 0 of Get Features with [`FeatureSelect::Capabilities`](super::admin::FeatureSelect).
     ///
     /// NVMe Base 2.0c, 5.15 (Get Features command).
     ///

@@ -41,7 +41,7 @@ impl ActiveNamespaces {
     }
 }
 
-/// Namespace identifier types of [`Descriptor`].
+/// Namespace identifier types of [`NamespaceDescriptor`].
 pub mod nidt {
     /// IEEE extended unique identifier, 8 bytes.
     pub const EUI64: u8 = 1;
@@ -57,7 +57,7 @@ pub mod nidt {
 ///
 /// NVMe Base 2.0c, 5.17.2.3 (Namespace Identification Descriptor list).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Descriptor<'a> {
+pub struct NamespaceDescriptor<'a> {
     /// Namespace identifier type: one of [`nidt`] or an unknown one.
     pub nidt: u8,
     /// Identifier, 1 to 255 bytes; the length is the controller's.
@@ -65,7 +65,7 @@ pub struct Descriptor<'a> {
 }
 
 /// Iterates over the descriptors in `bytes`, up to the first of length 0 or the first that does not fit.
-pub fn descriptors(bytes: &[u8]) -> impl Iterator<Item = Descriptor<'_>> {
+pub fn descriptors(bytes: &[u8]) -> impl Iterator<Item = NamespaceDescriptor<'_>> {
     let mut rest = bytes;
     core::iter::from_fn(move || {
         let &[nidt, nidl, _, _, ref tail @ ..] = rest else {
@@ -76,7 +76,7 @@ pub fn descriptors(bytes: &[u8]) -> impl Iterator<Item = Descriptor<'_>> {
         }
         let (nid, tail) = tail.split_at_checked(nidl.into())?;
         rest = tail;
-        Some(Descriptor { nidt, nid })
+        Some(NamespaceDescriptor { nidt, nid })
     })
 }
 

@@ -119,7 +119,7 @@ offsets!(ErrorEntry: error_count @ 0, sqid @ 8, cid @ 10, phase_status @ 12,
     parameter_error_location @ 14, lba @ 16, nsid @ 24, vendor_log_page @ 28, trtype @ 29,
     command_specific @ 32, trtype_specific @ 40);
 
-/// Critical Warning bits of [`Smart`].
+/// Critical Warning bits of [`SmartData`].
 pub mod critical_warning {
     /// Available spare has fallen below its threshold.
     pub const SPARE: u8 = 1 << 0;
@@ -143,7 +143,7 @@ pub mod critical_warning {
 /// available only if [`lpa::SMART_PER_NAMESPACE`](super::identify::lpa::SMART_PER_NAMESPACE) is set.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
-pub struct Smart {
+pub struct SmartData {
     /// Critical warnings: [`critical_warning`].
     pub critical_warning: u8,
     /// Composite temperature in kelvins, little endian; see [`kelvins`](Self::kelvins).
@@ -195,16 +195,16 @@ pub struct Smart {
     /// Reserved.
     pub reserved232: [u8; 280],
 }
-const _: () = assert!(size_of::<Smart>() == 512);
+const _: () = assert!(size_of::<SmartData>() == 512);
 
-offsets!(Smart: critical_warning @ 0, temperature @ 1, available_spare @ 3, spare_threshold @ 4,
+offsets!(SmartData: critical_warning @ 0, temperature @ 1, available_spare @ 3, spare_threshold @ 4,
     percentage_used @ 5, endurance_group_warning @ 6, data_units_read @ 32, data_units_written @ 48,
     host_reads @ 64, host_writes @ 80, busy_minutes @ 96, power_cycles @ 112, power_on_hours @ 128,
     unsafe_shutdowns @ 144, media_errors @ 160, error_log_entries @ 176, warning_minutes @ 192,
     critical_minutes @ 196, temperature_sensors @ 200, tmt1_transitions @ 216,
     tmt2_transitions @ 220, tmt1_seconds @ 224, tmt2_seconds @ 228);
 
-impl Smart {
+impl SmartData {
     /// Bytes in one data unit: 1,000 times 512.
     pub const DATA_UNIT_BYTES: u64 = 512_000;
 

@@ -34,7 +34,7 @@ pub struct NamespaceInfo {
 /// The reason why this driver cannot read and write a namespace. The other namespaces of the controller are
 /// not affected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Unusable {
+pub enum UnusableNamespace {
     /// Identify Namespace ended with this status, for example because the namespace belongs to another
     /// command set.
     Identify(Status),
@@ -48,7 +48,7 @@ pub enum Unusable {
     TooLarge,
 }
 
-impl fmt::Display for Unusable {
+impl fmt::Display for UnusableNamespace {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Identify(status) => write!(
@@ -72,7 +72,7 @@ impl fmt::Display for Unusable {
     }
 }
 
-impl core::error::Error for Unusable {}
+impl core::error::Error for UnusableNamespace {}
 
 impl NamespaceInfo {
     /// Describes a namespace whose identifier and status of Identify Namespace alone are known.
@@ -116,21 +116,21 @@ impl NamespaceInfo {
 
     /// Returns the reason why this driver cannot read and write the namespace, or `None` when it can: blocks
     /// of 512 bytes to 64 KiB, no metadata, and a size in bytes that fits into 64 bits.
-    pub fn unusable(&self) -> Option<Unusable> {
+    pub fn unusable(&self) -> Option<UnusableNamespace> {
         if !self.identified.is_success() {
-            return Some(Unusable::Identify(self.identified));
+            return Some(UnusableNamespace::Identify(self.identified));
         }
         if self.blocks == 0 {
-            return Some(Unusable::NoBlocks);
+            return Some(UnusableNamespace::NoBlocks);
         }
         if !(512..=65_536).contains(&self.block_bytes) {
-            return Some(Unusable::BlockBytes(self.block_bytes));
+            return Some(UnusableNamespace::BlockBytes(self.block_bytes));
         }
         if self.metadata_bytes != 0 {
-            return Some(Unusable::Metadata(self.metadata_bytes));
+            return Some(UnusableNamespace::Metadata(self.metadata_bytes));
         }
         let bytes = self.blocks.checked_mul(u64::from(self.block_bytes));
-        bytes.is_none().then_some(Unusable::TooLarge)
+        bytes.is_none().then_some(UnusableNamespace::TooLarge)
     }
 
     /// True if this driver can read and write it: [`unusable`](Self::unusable) has no reason against it.

@@ -1,9 +1,10 @@
-//! Input of bring-up ([`Config`], [`QueuePlan`]), its requests ([`Step`]) and its result ([`Info`]).
+//! Input of bring-up ([`BringupConfig`], [`QueuePlan`]), its requests ([`BringupStep`]) and its result
+//! ([`ControllerInfo`]).
 
 use super::namespace::NamespaceInfo;
 use crate::error::BringupError;
 use crate::quiesced::Quiesced;
-use crate::registers::Registers;
+use crate::registers::RegisterAccess;
 use crate::spec::register::{Cap, Crto, offset};
 use crate::spec::{Iova, PageSize, Qid};
 use heapless::Vec;
@@ -11,7 +12,7 @@ use heapless::Vec;
 pub(super) const NS_PER_MS: u64 = 1_000_000;
 /// Interval at which a waiting machine asks to be called, in nanoseconds.
 pub(super) const POLL_NS: u64 = 100_000;
-/// Limit of the namespaces that [`Info`] lists; others can be identified one by one.
+/// Limit of the namespaces that [`ControllerInfo`] lists; others can be identified one by one.
 pub const MAX_NAMESPACES: usize = 32;
 /// Highest namespace identifier that is tried on a controller without a list of active ones (NVMe 1.0).
 pub const MAX_WALK: u32 = 1024;
@@ -38,7 +39,7 @@ pub struct QueuePlan {
 
 /// Parameters of a bring-up.
 #[derive(Clone, Copy, Debug)]
-pub struct Config<'a> {
+pub struct BringupConfig<'a> {
     /// I/O queue pairs to ask for (Number of Queues); the controller may grant fewer.
     pub queue_pairs: u32,
     /// Pairs to create at once, in order. Those whose identifier is 0 or above the number of pairs granted are
@@ -50,10 +51,10 @@ pub struct Config<'a> {
     pub min_ready_timeout_ms: u32,
     /// Capabilities that doorbells, rings and lists were laid out for, if they are older than the machine. A
     /// controller that has another page size or doorbell stride now is not enabled.
-    pub made_for: Option<Capabilities>,
+    pub made_for: Option<QueueCapabilities>,
 }
 
-impl Default for Config<'_> {
+impl Default for BringupConfig<'_> {
     /// 16 queue pairs, none created at once, 5 s per command, at least 500 ms for readiness, laid out for the
     /// capabilities that the machine reads.
     fn default() -> Self {
@@ -69,7 +70,7 @@ impl Default for Config<'_> {
 
 /// The capabilities of a controller, read before anything is written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Capabilities {
+pub struct QueueCapabilities {
     /// Largest I/O queue, in entries: 2 to 65,536. A controller that reports 1, below the specification's
     /// minimum, is treated as one that reports 2.
     pub max_entries: u32,
@@ -85,12 +86,12 @@ pub struct Capabilities {
     pub css: u8,
 }
 
-impl Capabilities {
+impl QueueCapabilities {
     /// Reads CAP (and CRTO), and checks that this driver can work with the controller.
     ///
     /// # Errors
     /// [`BringupError::DeviceGone`], [`BringupError::NoNvmCommandSet`], [`BringupError::PageSize`].
-    pub fn read(registers: &dyn Registers) -> Result<Self, BringupError> {
+    pub fn read(registers: &dyn RegisterAccess) -> Result<Self, BringupError> {
         let raw = registers.read64(offset::CAP);
         if raw == u64::MAX {
             return Err(BringupError::DeviceGone);
@@ -120,7 +121,7 @@ impl Capabilities {
 ///
 /// CRTO replaces CAP.TO where the controller reports its ready modes. Some controllers report modes and leave
 /// CRTO at 0; a limit of 0 would fail at once, so CAP.TO is used for them.
-pub(crate) fn ready_timeout_ms(cap: Cap, registers: &dyn Registers) -> u32 {
+pub(crate) fn ready_timeout_ms(cap: Cap, registers: &dyn RegisterAccess) -> u32 {
     let crwmt = match cap.crms() {
         0 => 0,
         _ => Crto(registers.read32(offset::CRTO)).crwmt(),
@@ -138,9 +139,9 @@ pub(crate) fn ready_timeout_ms(cap: Cap, registers: &dyn Registers) -> u32 {
 /// Fields are 0, `None` or empty until bring-up has reached the command that fills them in; after an error
 /// they tell how far it came.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Info {
+pub struct ControllerInfo {
     /// The capabilities.
-    pub capabilities: Capabilities,
+    pub capabilities: QueueCapabilities,
     /// Version register: major 31:16, minor 15:8, tertiary 7:0.
     pub version: u32,
     /// I/O queue pairs granted.
@@ -178,8 +179,8 @@ pub struct Info {
     pub host_memory: bool,
 }
 
-impl Info {
-    pub(super) fn new(capabilities: Capabilities, version: u32) -> Self {
+impl ControllerInfo {
+    pub(super) fn new(capabilities: QueueCapabilities, version: u32) -> Self {
         Self {
             capabilities,
             version,
@@ -206,7 +207,7 @@ impl Info {
 /// A host memory buffer for the controller. The controller owns it until shutdown, reset or a Set Features
 /// that disables it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct HostMemory {
+pub struct HostMemoryPages {
     /// Size in pages of CC.MPS.
     pub pages: u32,
     /// I/O address of the descriptor list, 16-byte aligned.
@@ -217,16 +218,17 @@ pub struct HostMemory {
 
 /// The machine's next request to its caller.
 #[derive(Debug)]
-pub enum Step<'r> {
+pub enum BringupStep<'r> {
     /// Call again at `until_ns` or before.
     Wait {
         /// Time on the caller's clock, in nanoseconds.
         until_ns: u64,
     },
-    /// The controller is disabled: reclaim and restart queues, then call [`Bringup::enable`](super::Bringup::enable).
+    /// The controller is disabled: reclaim and restart queues, then call
+    /// [`BringupMachine::enable`](super::BringupMachine::enable).
     Disabled(Quiesced<'r>),
     /// The controller asks for a host memory buffer: call
-    /// [`Bringup::host_memory`](super::Bringup::host_memory).
+    /// [`BringupMachine::host_memory`](super::BringupMachine::host_memory).
     HostMemory {
         /// Preferred size in bytes.
         preferred: u64,

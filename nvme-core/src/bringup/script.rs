@@ -2,12 +2,14 @@
 //! step sends one command and waits for its completion before it decides about the next.
 
 use super::namespace::NamespaceInfo;
-use super::plan::{Config, HostMemory, Info, MAX_NAMESPACES, MAX_WALK, POLL_NS, Step};
+use super::plan::{
+    BringupConfig, BringupStep, ControllerInfo, HostMemoryPages, MAX_NAMESPACES, MAX_WALK, POLL_NS,
+};
 use crate::error::BringupError;
-use crate::inflight::Slot;
+use crate::inflight::CommandSlot;
 use crate::mem::DmaWords;
-use crate::outcome::Outcome;
-use crate::queue_pair::{Data, QueuePair};
+use crate::outcome::CommandOutcome;
+use crate::queue_pair::{CommandData, QueuePair};
 use crate::spec::admin::{self, QueueParams, cns};
 use crate::spec::feature::{self, NumberOfQueues, fid};
 use crate::spec::identify::{IdentifyController, IdentifyNamespace, sgls};
@@ -20,12 +22,12 @@ const LIST_ENTRIES: usize = 1024;
 
 /// The next command, or the reason to return to the caller.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Todo {
+enum NextCommand {
     Controller,
     PowerStates,
     Queues,
     AskMemory,
-    GiveMemory(HostMemory),
+    GiveMemory(HostMemoryPages),
     Namespaces,
     Namespace(usize),
     /// Identifiers one by one: NVMe 1.0 has no list of the active ones.
@@ -36,18 +38,18 @@ enum Todo {
 }
 
 #[derive(Debug)]
-pub(super) struct Script {
-    todo: Todo,
+pub(super) struct BringupScript {
+    todo: NextCommand,
     sent: Option<(Cid, u8)>,
     preferred_pages: u32,
     minimum_pages: u32,
     has_power_transitions: bool,
 }
 
-impl Script {
+impl BringupScript {
     pub fn new() -> Self {
         Self {
-            todo: Todo::Controller,
+            todo: NextCommand::Controller,
             sent: None,
             preferred_pages: 0,
             minimum_pages: 0,
@@ -55,24 +57,24 @@ impl Script {
         }
     }
 
-    pub fn give(&mut self, memory: Option<HostMemory>) {
-        if self.todo == Todo::AskMemory {
-            self.todo = memory.map_or(Todo::Namespaces, Todo::GiveMemory);
+    pub fn give(&mut self, memory: Option<HostMemoryPages>) {
+        if self.todo == NextCommand::AskMemory {
+            self.todo = memory.map_or(NextCommand::Namespaces, NextCommand::GiveMemory);
         }
     }
 
-    pub fn step<B: Default, S: AsMut<[Slot<B>]> + AsRef<[Slot<B>]>>(
+    pub fn step<B: Default, S: AsMut<[CommandSlot<B>]> + AsRef<[CommandSlot<B>]>>(
         &mut self,
-        info: &mut Info,
-        config: &Config<'_>,
+        info: &mut ControllerInfo,
+        config: &BringupConfig<'_>,
         page: DmaWords<'_>,
         admin: &mut QueuePair<'_, B, S>,
         now_ns: u64,
-    ) -> Result<Step<'static>, BringupError> {
+    ) -> Result<BringupStep<'static>, BringupError> {
         loop {
             if let Some((cid, opcode)) = self.sent {
                 let Some((status, dw0)) = answer(admin, cid, opcode, now_ns)? else {
-                    return Ok(Step::Wait {
+                    return Ok(BringupStep::Wait {
                         until_ns: now_ns.saturating_add(POLL_NS),
                     });
                 };
@@ -80,11 +82,11 @@ impl Script {
                 self.take(status, opcode, dw0, info, config, page)?;
             }
             match self.todo {
-                Todo::Done => return Ok(Step::Ready),
-                Todo::AskMemory => {
+                NextCommand::Done => return Ok(BringupStep::Ready),
+                NextCommand::AskMemory => {
                     // HMPRE and HMMIN count units of 4 KiB whatever CC.MPS is.
                     let bytes = |pages: u32| u64::from(pages) * 4096;
-                    return Ok(Step::HostMemory {
+                    return Ok(BringupStep::HostMemory {
                         preferred: bytes(self.preferred_pages),
                         minimum: bytes(self.minimum_pages),
                     });
@@ -96,14 +98,14 @@ impl Script {
                 // One page for every command that returns data. The table of Autonomous Power State
                 // Transition has only 256 of these bytes, but a length within one page makes no difference to
                 // the PRPs.
-                Data::Contiguous {
+                CommandData::Contiguous {
                     iova: page.iova(),
                     len: IDENTIFY_BYTES as u64,
                 }
             } else {
-                Data::None
+                CommandData::None
             };
-            if self.todo == Todo::PowerStates {
+            if self.todo == NextCommand::PowerStates {
                 (0..32).for_each(|word| page.set(word, 0));
             }
             let deadline_ns = now_ns.saturating_add(config.command_timeout_ns);
@@ -115,14 +117,14 @@ impl Script {
         }
     }
 
-    fn command(&self, info: &Info, config: &Config<'_>) -> (Sqe, bool) {
+    fn command(&self, info: &ControllerInfo, config: &BringupConfig<'_>) -> (Sqe, bool) {
         let plan = |index: usize| config.plans[index];
         match self.todo {
-            Todo::PowerStates => (
+            NextCommand::PowerStates => (
                 admin::set_features(fid::AUTONOMOUS_POWER, Nsid::NONE, 0),
                 true,
             ),
-            Todo::Queues => {
+            NextCommand::Queues => {
                 let wanted = config.queue_pairs.clamp(1, 65_535);
                 let cdw11 = NumberOfQueues::request(wanted, wanted);
                 (
@@ -130,17 +132,17 @@ impl Script {
                     false,
                 )
             }
-            Todo::GiveMemory(memory) => (
+            NextCommand::GiveMemory(memory) => (
                 feature::host_memory_buffer(true, false, memory.pages, memory.list, memory.entries),
                 false,
             ),
-            Todo::Namespaces => (admin::identify(cns::ACTIVE_NAMESPACES, Nsid::NONE), true),
-            Todo::Namespace(index) => {
+            NextCommand::Namespaces => (admin::identify(cns::ACTIVE_NAMESPACES, Nsid::NONE), true),
+            NextCommand::Namespace(index) => {
                 let nsid = info.namespaces.get(index).map_or(Nsid::NONE, |ns| ns.nsid);
                 (admin::identify(cns::NAMESPACE, nsid), true)
             }
-            Todo::Walk(nsid) => (admin::identify(cns::NAMESPACE, Nsid(nsid)), true),
-            Todo::CreateCq(index) => {
+            NextCommand::Walk(nsid) => (admin::identify(cns::NAMESPACE, Nsid(nsid)), true),
+            NextCommand::CreateCq(index) => {
                 let plan = plan(index);
                 let params = QueueParams {
                     qid: plan.qid,
@@ -149,7 +151,7 @@ impl Script {
                 };
                 (admin::create_io_cq(params, plan.vector), false)
             }
-            Todo::CreateSq(index) => {
+            NextCommand::CreateSq(index) => {
                 let plan = plan(index);
                 let params = QueueParams {
                     qid: plan.qid,
@@ -158,7 +160,7 @@ impl Script {
                 };
                 (admin::create_io_sq(params, plan.qid), false)
             }
-            Todo::Controller | Todo::AskMemory | Todo::Done => {
+            NextCommand::Controller | NextCommand::AskMemory | NextCommand::Done => {
                 (admin::identify(cns::CONTROLLER, Nsid::NONE), true)
             }
         }
@@ -170,8 +172,8 @@ impl Script {
         status: Status,
         opcode: u8,
         dw0: u32,
-        info: &mut Info,
-        config: &Config<'_>,
+        info: &mut ControllerInfo,
+        config: &BringupConfig<'_>,
         page: DmaWords<'_>,
     ) -> Result<(), BringupError> {
         // These commands are optional. A drive that refuses to change its power states, or to use the memory
@@ -179,66 +181,70 @@ impl Script {
         // them on a drive without a list of active ones.
         let optional = matches!(
             self.todo,
-            Todo::PowerStates
-                | Todo::GiveMemory(_)
-                | Todo::Namespaces
-                | Todo::Namespace(_)
-                | Todo::Walk(_)
+            NextCommand::PowerStates
+                | NextCommand::GiveMemory(_)
+                | NextCommand::Namespaces
+                | NextCommand::Namespace(_)
+                | NextCommand::Walk(_)
         );
         if !status.is_success() && !optional {
             return Err(BringupError::Command { opcode, status });
         }
         self.todo = match self.todo {
-            Todo::Controller => {
+            NextCommand::Controller => {
                 self.take_controller(info, page)?;
                 if self.has_power_transitions {
-                    Todo::PowerStates
+                    NextCommand::PowerStates
                 } else {
-                    Todo::Queues
+                    NextCommand::Queues
                 }
             }
-            Todo::PowerStates => Todo::Queues,
-            Todo::Queues => {
+            NextCommand::PowerStates => NextCommand::Queues,
+            NextCommand::Queues => {
                 let (sqs, cqs) = NumberOfQueues::granted(dw0);
                 info.queue_pairs = sqs.min(cqs).min(config.queue_pairs.max(1));
                 if self.preferred_pages > 0 {
-                    Todo::AskMemory
+                    NextCommand::AskMemory
                 } else {
-                    Todo::Namespaces
+                    NextCommand::Namespaces
                 }
             }
-            Todo::GiveMemory(_) => {
+            NextCommand::GiveMemory(_) => {
                 info.host_memory = status.is_success();
-                Todo::Namespaces
+                NextCommand::Namespaces
             }
-            Todo::Namespaces if !status.is_success() => {
+            NextCommand::Namespaces if !status.is_success() => {
                 info.namespaces.clear();
                 info.more_namespaces = false;
                 next_walk(info, 1, config)
             }
-            Todo::Namespaces => {
+            NextCommand::Namespaces => {
                 take_list(info, page);
                 next_namespace(info, 0, config)
             }
-            Todo::Walk(nsid) => {
+            NextCommand::Walk(nsid) => {
                 take_walked(info, Nsid(nsid), status, page);
                 next_walk(info, nsid + 1, config)
             }
-            Todo::Namespace(index) => {
+            NextCommand::Namespace(index) => {
                 take_namespace(info, index, status, page);
                 next_namespace(info, index + 1, config)
             }
-            Todo::CreateCq(index) => Todo::CreateSq(index),
-            Todo::CreateSq(index) => {
+            NextCommand::CreateCq(index) => NextCommand::CreateSq(index),
+            NextCommand::CreateSq(index) => {
                 info.created += 1;
                 next_queue(info, index + 1, config)
             }
-            Todo::AskMemory | Todo::Done => self.todo,
+            NextCommand::AskMemory | NextCommand::Done => self.todo,
         };
         Ok(())
     }
 
-    fn take_controller(&mut self, info: &mut Info, page: DmaWords<'_>) -> Result<(), BringupError> {
+    fn take_controller(
+        &mut self,
+        info: &mut ControllerInfo,
+        page: DmaWords<'_>,
+    ) -> Result<(), BringupError> {
         let mut bytes = [0; IDENTIFY_BYTES];
         page.copy_to(&mut bytes);
         let Ok(identify) = IdentifyController::read_from_bytes(&bytes) else {
@@ -274,14 +280,14 @@ impl Script {
 }
 
 /// Returns the status and dword 0 of command `cid` once it has completed; reports its deadline as an error.
-fn answer<B, S: AsMut<[Slot<B>]> + AsRef<[Slot<B>]>>(
+fn answer<B, S: AsMut<[CommandSlot<B>]> + AsRef<[CommandSlot<B>]>>(
     admin: &mut QueuePair<'_, B, S>,
     cid: Cid,
     opcode: u8,
     now_ns: u64,
 ) -> Result<Option<(Status, u32)>, BringupError> {
     while let Some(done) = admin.poll().map_err(BringupError::Fault)? {
-        if let (true, Outcome::Completed(status)) = (done.cid == cid, done.outcome) {
+        if let (true, CommandOutcome::Completed(status)) = (done.cid == cid, done.outcome) {
             return Ok(Some((status, done.dw0)));
         }
     }
@@ -294,7 +300,7 @@ fn answer<B, S: AsMut<[Slot<B>]> + AsRef<[Slot<B>]>>(
 }
 
 /// Reads the list of active identifiers. They ascend and end with 0; anything else ends the list.
-fn take_list(info: &mut Info, page: DmaWords<'_>) {
+fn take_list(info: &mut ControllerInfo, page: DmaWords<'_>) {
     info.namespaces.clear();
     info.more_namespaces = false;
     let mut before = 0;
@@ -318,7 +324,7 @@ fn take_list(info: &mut Info, page: DmaWords<'_>) {
     debug_assert!(info.namespaces.len() <= MAX_NAMESPACES);
 }
 
-fn take_namespace(info: &mut Info, index: usize, status: Status, page: DmaWords<'_>) {
+fn take_namespace(info: &mut ControllerInfo, index: usize, status: Status, page: DmaWords<'_>) {
     let Some(namespace) = info.namespaces.get_mut(index) else {
         return;
     };
@@ -336,7 +342,7 @@ fn identified(nsid: Nsid, status: Status, page: DmaWords<'_>) -> NamespaceInfo {
 }
 
 /// Adds a namespace of a controller without a list: an inactive one has no blocks, or its Identify fails.
-fn take_walked(info: &mut Info, nsid: Nsid, status: Status, page: DmaWords<'_>) {
+fn take_walked(info: &mut ControllerInfo, nsid: Nsid, status: Status, page: DmaWords<'_>) {
     let namespace = identified(nsid, status, page);
     let is_active = namespace.identified.is_success() && namespace.blocks != 0;
     if is_active && info.namespaces.push(namespace).is_err() {
@@ -344,26 +350,26 @@ fn take_walked(info: &mut Info, nsid: Nsid, status: Status, page: DmaWords<'_>) 
     }
 }
 
-fn next_walk(info: &mut Info, nsid: u32, config: &Config<'_>) -> Todo {
+fn next_walk(info: &mut ControllerInfo, nsid: u32, config: &BringupConfig<'_>) -> NextCommand {
     if nsid <= info.max_nsid.min(MAX_WALK) && !info.more_namespaces {
-        return Todo::Walk(nsid);
+        return NextCommand::Walk(nsid);
     }
     info.more_namespaces |= nsid <= info.max_nsid;
     next_queue(info, 0, config)
 }
 
-fn next_namespace(info: &Info, index: usize, config: &Config<'_>) -> Todo {
+fn next_namespace(info: &ControllerInfo, index: usize, config: &BringupConfig<'_>) -> NextCommand {
     if index < info.namespaces.len() {
-        Todo::Namespace(index)
+        NextCommand::Namespace(index)
     } else {
         next_queue(info, 0, config)
     }
 }
 
 /// Returns the first plan from index `from` whose queue identifier is within the grant.
-fn next_queue(info: &Info, from: usize, config: &Config<'_>) -> Todo {
+fn next_queue(info: &ControllerInfo, from: usize, config: &BringupConfig<'_>) -> NextCommand {
     let granted = 1..=info.queue_pairs;
     let mut rest = config.plans.iter().enumerate().skip(from);
     rest.find(|(_, plan)| granted.contains(&u32::from(plan.qid.0)))
-        .map_or(Todo::Done, |(index, _)| Todo::CreateCq(index))
+        .map_or(NextCommand::Done, |(index, _)| NextCommand::CreateCq(index))
 }

@@ -1,8 +1,8 @@
 //! Reading completions: each member of the group reads some entries of the completion ring at once.
 
-use super::Collective;
+use super::CollectiveQueue;
 use crate::error::ControllerFault;
-use crate::group::{Group, unroll};
+use crate::group::{ThreadGroup, unroll};
 use crate::queue_state::{SlotWord, slot_of, status_of};
 use crate::spec::completion::phase_of;
 use crate::spec::{Cid, Status};
@@ -26,7 +26,7 @@ pub struct TaggedCompletion {
     pub late: bool,
 }
 
-impl<G: Group> Collective<'_, G> {
+impl<G: ThreadGroup> CollectiveQueue<'_, G> {
     /// Takes up to `ENTRIES` completions a member, and calls `done` with each, on the member that read it.
     ///
     /// Returns the number of completions. `done` must not use the group, since members may call it in

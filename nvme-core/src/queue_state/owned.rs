@@ -1,4 +1,4 @@
-//! The state of a queue as a [`Collective`](crate::Collective) uses it.
+//! The state of a queue as a [`CollectiveQueue`](crate::CollectiveQueue) uses it.
 
 use super::{DEADLINES, HEAD, QueueState, RUNG, SEQUENCES, TAIL};
 use crate::sync::AtomicU32;

@@ -1,13 +1,13 @@
 //! Host threads as the members of a group; a meeting is recorded as `sync`.
 
-use crate::group::{Group, Vote};
+use crate::group::{GroupVote, ThreadGroup};
 use crate::sync::{Order, Scope, record};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Condvar, Mutex, PoisonError};
 use std::vec::Vec;
 
 /// The shared state of a group's members.
-struct Meeting {
+struct GroupMeeting {
     values: Vec<AtomicU64>,
     /// Arrivals so far, and a mark that a member has panicked.
     arrived: Mutex<(u64, bool)>,
@@ -16,15 +16,15 @@ struct Meeting {
 
 /// One member.
 #[derive(Clone, Copy)]
-pub(super) struct Lane<'m> {
-    all: &'m Meeting,
+pub(super) struct GroupLane<'m> {
+    all: &'m GroupMeeting,
     rank: usize,
 }
 
-impl<'m> Lane<'m> {
+impl<'m> GroupLane<'m> {
     /// Runs `work` in a thread for each of `size` members and returns their results.
-    pub fn run<R: Send>(size: usize, work: impl Fn(Lane<'_>) -> R + Sync) -> Vec<R> {
-        let all = Meeting {
+    pub fn run<R: Send>(size: usize, work: impl Fn(GroupLane<'_>) -> R + Sync) -> Vec<R> {
+        let all = GroupMeeting {
             values: (0..size).map(|_| AtomicU64::new(0)).collect(),
             arrived: Mutex::default(),
             changed: Condvar::new(),
@@ -33,8 +33,8 @@ impl<'m> Lane<'m> {
         std::thread::scope(|scope| {
             let lane = |rank| {
                 scope.spawn(move || {
-                    let _leaving = Leaving(all);
-                    work(Lane { all, rank })
+                    let _leaving = LeavingLane(all);
+                    work(GroupLane { all, rank })
                 })
             };
             let lanes: Vec<_> = (0..size).map(lane).collect();
@@ -74,9 +74,9 @@ impl<'m> Lane<'m> {
 }
 
 /// Records that a lane has panicked, so that the others do not wait for it.
-struct Leaving<'m>(&'m Meeting);
+struct LeavingLane<'m>(&'m GroupMeeting);
 
-impl Drop for Leaving<'_> {
+impl Drop for LeavingLane<'_> {
     fn drop(&mut self) {
         if std::thread::panicking() {
             let arrived = self.0.arrived.lock();
@@ -86,7 +86,7 @@ impl Drop for Leaving<'_> {
     }
 }
 
-impl Group for Lane<'_> {
+impl ThreadGroup for GroupLane<'_> {
     fn size(&self) -> u32 {
         self.all.values.len() as u32
     }
@@ -100,10 +100,10 @@ impl Group for Lane<'_> {
         self.meet();
     }
 
-    fn vote(&self, mine: bool) -> Vote {
+    fn vote(&self, mine: bool) -> GroupVote {
         let votes = self.exchange(u64::from(mine));
         let yes = |votes: &[u64]| votes.iter().sum::<u64>() as u32;
-        Vote {
+        GroupVote {
             total: yes(&votes),
             before: yes(&votes[..self.rank]),
             leading: votes.iter().take_while(|vote| **vote == 1).count() as u32,

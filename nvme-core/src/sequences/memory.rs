@@ -1,11 +1,11 @@
 //! The memory of a queue pair, a controller that answers at once, and the names of the words.
 
-use crate::mem::{CqCell, CqRing, DmaWords, Doorbell, SqCell, SqRing};
+use crate::mem::{CqCell, CqRing, DmaWords, DoorbellRegister, SqCell, SqRing};
 use crate::queue_state::{OwnedState, QueueState, SharedState, words};
 use crate::spec::{Cqe, Iova, PageSize, Qid};
-use crate::sync::record::{Step, recorded};
+use crate::sync::record::{RecordedStep, recorded};
 use crate::sync::{AtomicU32, AtomicU64, Order, Scope};
-use crate::{Cells, Identity, ListMemory, QueueMemory, SharedQueue};
+use crate::{ControllerIdentity, ListMemory, QueueMemory, ResultCells, SharedQueue};
 use std::string::{String, ToString as _};
 use std::vec::Vec;
 use std::{format, vec};
@@ -13,7 +13,7 @@ use std::{format, vec};
 const LIST_WORDS: usize = 4;
 
 /// A queue pair's memory.
-pub(super) struct Memory {
+pub(super) struct PairMemory {
     sq: Vec<SqCell>,
     cq: Vec<CqCell>,
     tail: AtomicU32,
@@ -28,7 +28,7 @@ fn zeroed<T: Default>(count: usize) -> Vec<T> {
     (0..count).map(|_| T::default()).collect()
 }
 
-impl Memory {
+impl PairMemory {
     pub fn new(entries: u32, slots: u32) -> Self {
         let memory = Self {
             sq: zeroed(entries as usize),
@@ -40,7 +40,7 @@ impl Memory {
             cells: zeroed(slots as usize),
             slots,
         };
-        memory.state().init(&Identity::new(), 0);
+        memory.state().init(&ControllerIdentity::new(), 0);
         memory
     }
 
@@ -49,8 +49,8 @@ impl Memory {
         QueueMemory {
             sq: SqRing::new(&self.sq, Iova(0)),
             cq: CqRing::new(&self.cq, Iova(0)),
-            sq_doorbell: Doorbell::new(&self.tail),
-            cq_doorbell: Doorbell::new(&self.head),
+            sq_doorbell: DoorbellRegister::new(&self.tail),
+            cq_doorbell: DoorbellRegister::new(&self.head),
             lists: ListMemory::new(lists, PageSize::KIB4, LIST_WORDS),
         }
     }
@@ -61,7 +61,7 @@ impl Memory {
     }
 
     pub fn shared(&self) -> SharedQueue<'_> {
-        SharedQueue::new(self.queue(), self.state(), Cells::new(&self.cells))
+        SharedQueue::new(self.queue(), self.state(), ResultCells::new(&self.cells))
     }
 
     /// Returns the operations of `work`, one line an operation or run of equal ones: `8 x store relaxed sys:
@@ -82,7 +82,7 @@ impl Memory {
         lines.into_iter().map(text).collect()
     }
 
-    fn line(&self, step: Step) -> String {
+    fn line(&self, step: RecordedStep) -> String {
         if step.operation == "sync" {
             return "sync".to_string();
         }
@@ -161,13 +161,13 @@ impl Memory {
 }
 
 /// A controller that fetches and completes everything, in order.
-pub(super) struct Controller<'a> {
-    memory: &'a Memory,
+pub(super) struct OrderedController<'a> {
+    memory: &'a PairMemory,
     fetched: u32,
 }
 
-impl<'a> Controller<'a> {
-    pub fn new(memory: &'a Memory) -> Self {
+impl<'a> OrderedController<'a> {
+    pub fn new(memory: &'a PairMemory) -> Self {
         Self { memory, fetched: 0 }
     }
 

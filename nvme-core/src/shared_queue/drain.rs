@@ -5,21 +5,21 @@
 //! The usual case runs without a branch, so that a GPU has every load of a pass in flight at once; rare cases
 //! (dword 0, faults) are handled one by one afterwards.
 
-use super::{DONE, Drained, SharedQueue};
-use crate::group::{Group, Traffic, reads_are_possible, unroll};
+use super::{DONE, DrainResult, SharedQueue};
+use crate::group::{BusTraffic, ThreadGroup, reads_are_possible, unroll};
 use crate::queue_state::{DrainWord, SlotWord, slot_of};
 use crate::sync::{Order, Scope, fence, opaque};
 
 /// Limit of consecutive passes over the completion ring.
 const DRAIN_ROUNDS: u32 = 4;
-/// Largest [`Group::READS`].
+/// Largest [`ThreadGroup::READS`].
 const ENTRIES: usize = if cfg!(loom) { 4 } else { 16 };
 
 /// Value that [`SharedQueue::drain_once`] returns while another group holds the lock.
 const BUSY: u32 = u32::MAX;
 
 /// The loads of one member in a pass: upper words of entries, and the words of the slots that they name.
-struct Read {
+struct DrainReads {
     uppers: [u64; ENTRIES],
     ends: [SlotWord; ENTRIES],
 }
@@ -30,13 +30,17 @@ impl SharedQueue<'_> {
     /// The result is zero only if there are none: of several, a lone member may leave one or two for the next
     /// call. Completions that another group has read may not be delivered yet.
     #[inline(always)]
-    pub fn drain<G: Group>(&self, group: &G) -> Drained {
+    pub fn drain<G: ThreadGroup>(&self, group: &G) -> DrainResult {
         self.drain_observed(group, &|_| {})
     }
 
     /// Drains as [`drain`](Self::drain) does; the leader calls `on_bus` with the accesses to the bus.
     #[inline(always)]
-    pub(super) fn drain_observed<G: Group>(&self, group: &G, on_bus: &impl Fn(Traffic)) -> Drained {
+    pub(super) fn drain_observed<G: ThreadGroup>(
+        &self,
+        group: &G,
+        on_bus: &impl Fn(BusTraffic),
+    ) -> DrainResult {
         const {
             assert!(
                 reads_are_possible::<G>(),
@@ -51,7 +55,7 @@ impl SharedQueue<'_> {
             let found = self.drain_once(group, on_bus);
             if found == BUSY {
                 if round == 0 {
-                    return Drained::Busy;
+                    return DrainResult::Busy;
                 }
                 break;
             }
@@ -60,12 +64,12 @@ impl SharedQueue<'_> {
                 break;
             }
         }
-        Drained::Took(took)
+        DrainResult::Took(took)
     }
 
     /// Reads completions under the lock, and delivers them after it, while the next group may read.
     #[inline(always)]
-    fn drain_once<G: Group>(&self, group: &G, on_bus: &impl Fn(Traffic)) -> u32 {
+    fn drain_once<G: ThreadGroup>(&self, group: &G, on_bus: &impl Fn(BusTraffic)) -> u32 {
         let lock = self.state.drain_word();
         let mut was = DrainWord::LOCKED.bits();
         if group.leads() {
@@ -113,12 +117,16 @@ impl SharedQueue<'_> {
             };
             lock.fetch_add(change, order, Scope::Gpu);
             if releases {
-                on_bus(Traffic::CqDoorbell);
+                on_bus(BusTraffic::CqDoorbell);
             }
             // Each member makes one load; a lone member makes its loads in two halves, the second only if the
             // first found an entry.
             let half = G::READS.div_ceil(2);
-            on_bus(Traffic::CqLoads(if found == 0 { half } else { G::READS }));
+            on_bus(BusTraffic::CqLoads(if found == 0 {
+                half
+            } else {
+                G::READS
+            }));
         }
         if found != 0 {
             self.deliver(group, head, found, uppers);
@@ -172,7 +180,7 @@ impl SharedQueue<'_> {
     /// A GPU serves only one system-wide load at a time of two neighbouring entries (a sector of 32 bytes),
     /// so every second entry is loaded first, and then the entries between them.
     #[inline(always)]
-    fn look<G: Group>(&self, group: &G, head: u32, uppers: &mut [u64; ENTRIES]) -> u32 {
+    fn look<G: ThreadGroup>(&self, group: &G, head: u32, uppers: &mut [u64; ENTRIES]) -> u32 {
         let state = &self.state;
         let cq = &self.memory.cq;
         let at = |k: usize| head.wrapping_add(k as u32 * group.size() + group.rank());
@@ -218,11 +226,11 @@ impl SharedQueue<'_> {
 
     /// Stores the results of the completions into their cells, and frees the slots.
     #[inline(always)]
-    fn deliver<G: Group>(&self, group: &G, head: u32, found: u32, uppers: [u64; ENTRIES]) {
+    fn deliver<G: ThreadGroup>(&self, group: &G, head: u32, found: u32, uppers: [u64; ENTRIES]) {
         let state = &self.state;
         let at = |k: usize| head.wrapping_add(k as u32 * group.size() + group.rank());
         let is_found = |k: usize| at(k).wrapping_sub(head) < found;
-        let mut read = Read {
+        let mut read = DrainReads {
             uppers,
             ends: [SlotWord::NONE; ENTRIES],
         };
@@ -285,7 +293,7 @@ impl SharedQueue<'_> {
     /// Their slots are freed by the caller, after they were counted: a thread that claims a slot waits for
     /// the count (see [`wait_until_entry_reusable`](Self::wait_until_entry_reusable)).
     #[inline(always)]
-    fn take_rare(&self, read: &Read, rare: u32, at: impl Fn(usize) -> u32, rung: u32) -> u32 {
+    fn take_rare(&self, read: &DrainReads, rare: u32, at: impl Fn(usize) -> u32, rung: u32) -> u32 {
         let state = &self.state;
         let mut ends = rare;
         let mut rest = rare;

@@ -1,7 +1,7 @@
 //! The tail doorbell of a shared queue: the holder of the ring lock rings for all threads.
 
 use super::SharedQueue;
-use crate::group::{Group, Traffic, unroll};
+use crate::group::{BusTraffic, ThreadGroup, unroll};
 use crate::sync::{Order, Scope, fence};
 
 /// Limit of the holder's repeated looks for commands published meanwhile; later ones are rung for by their
@@ -11,7 +11,7 @@ const RING_ROUNDS: u32 = 16;
 const SEQUENCES: usize = if cfg!(loom) { 1 } else { 8 };
 
 /// Returns the number of sequence numbers that a member of `G` loads at once.
-const fn at_once<G: Group>() -> u32 {
+const fn at_once<G: ThreadGroup>() -> u32 {
     if G::READS == 1 && SEQUENCES > 2 {
         2
     } else {
@@ -23,13 +23,13 @@ impl SharedQueue<'_> {
     /// Rings for all commands published so far, unless another group is doing so; then that group looks again
     /// before it unlocks. A command that it still misses is rung for by the thread that waits for it.
     #[inline(always)]
-    pub fn ring<G: Group>(&self, group: &G) {
+    pub fn ring<G: ThreadGroup>(&self, group: &G) {
         self.ring_observed(group, &|_| {});
     }
 
     /// Rings as [`ring`](Self::ring) does; the leader calls `on_bus` for each doorbell.
     #[inline(always)]
-    pub(super) fn ring_observed<G: Group>(&self, group: &G, on_bus: &impl Fn(Traffic)) {
+    pub(super) fn ring_observed<G: ThreadGroup>(&self, group: &G, on_bus: &impl Fn(BusTraffic)) {
         let lock = self.state.ring_lock();
         let mut asked = 0;
         if group.leads() {
@@ -69,7 +69,7 @@ impl SharedQueue<'_> {
     /// Rings once for all entries published without a gap since `from`, and returns the position after them.
     /// The caller holds the ring lock.
     #[inline(always)]
-    fn ring_once<G: Group>(&self, group: &G, from: u32, on_bus: &impl Fn(Traffic)) -> u32 {
+    fn ring_once<G: ThreadGroup>(&self, group: &G, from: u32, on_bus: &impl Fn(BusTraffic)) -> u32 {
         let state = &self.state;
         let mut to = from;
         // A pass holds fewer entries than the ring has, so the scan ends.
@@ -119,7 +119,7 @@ impl SharedQueue<'_> {
                 // member loaded with relaxed order.
                 fence(Order::AcqRel, Scope::Sys);
                 self.memory.sq_doorbell.ring_fenced(to & state.mask());
-                on_bus(Traffic::SqDoorbell);
+                on_bus(BusTraffic::SqDoorbell);
             }
         }
         to

@@ -3,14 +3,14 @@
 //! These are three separate loops because their live values differ: a kernel that only waits holds no
 //! command, one that only submits holds no result, and each is compiled to the registers that it needs.
 
-use super::{Drained, SharedQueue, Token, ended};
-use crate::command::Command;
+use super::{CommandToken, DrainResult, SharedQueue, ended};
+use crate::command::MemberCommand;
 use crate::error::{SubmitError, WaitError};
-use crate::group::{ExecContext, Group, GroupOp, Traffic};
-use crate::outcome::Outcome;
+use crate::group::{BusTraffic, ExecContext, GroupOp, ThreadGroup};
+use crate::outcome::CommandOutcome;
 use crate::spec::Sqe;
 use crate::sync::{Order, Scope};
-use crate::trace::Event;
+use crate::trace::TraceEvent;
 
 /// Time after its deadline during which a wait still tries to drain once on its own, in nanoseconds.
 const GRACE_NS: u64 = 100_000_000;
@@ -26,9 +26,9 @@ impl<'a> SharedQueue<'a> {
     pub fn submit<H: ExecContext>(
         &self,
         here: &H,
-        command: Command<'_>,
+        command: MemberCommand<'_>,
         deadline_ns: u64,
-    ) -> Result<Token, SubmitError> {
+    ) -> Result<CommandToken, SubmitError> {
         let (token, why) = self.submit_if(here, true, command, deadline_ns);
         why.map_or(Ok(token), Err)
     }
@@ -40,12 +40,12 @@ impl<'a> SharedQueue<'a> {
         &self,
         here: &H,
         wants: bool,
-        command: Command<'_>,
+        command: MemberCommand<'_>,
         deadline_ns: u64,
-    ) -> (Token, Option<SubmitError>) {
+    ) -> (CommandToken, Option<SubmitError>) {
         here.converged(
             self.key(),
-            Submit {
+            SubmitWait {
                 queue: self,
                 here,
                 wants,
@@ -67,10 +67,10 @@ impl<'a> SharedQueue<'a> {
     pub fn wait<H: ExecContext>(
         &self,
         here: &H,
-        token: Token,
+        token: CommandToken,
         deadline_ns: u64,
-    ) -> Result<(Outcome, u32), (WaitError, Token)> {
-        let value = self.wait_for(here, &token, Need::End, deadline_ns);
+    ) -> Result<(CommandOutcome, u32), (WaitError, CommandToken)> {
+        let value = self.wait_for(here, &token, WaitNeed::End, deadline_ns);
         match value {
             0 => Err((self.why_not(), token)),
             _ => Ok(ended(value)),
@@ -87,12 +87,12 @@ impl<'a> SharedQueue<'a> {
     pub fn wait_together<H: ExecContext>(
         &self,
         here: &H,
-        token: &Token,
-        need: Need,
+        token: &CommandToken,
+        need: WaitNeed,
         deadline_ns: u64,
-    ) -> Option<Result<(Outcome, u32), WaitError>> {
+    ) -> Option<Result<(CommandOutcome, u32), WaitError>> {
         match (self.wait_for(here, token, need, deadline_ns), need) {
-            (0, Need::End) => Some(Err(self.why_not())),
+            (0, WaitNeed::End) => Some(Err(self.why_not())),
             (0, _) => None,
             (value, _) => Some(Ok(ended(value))),
         }
@@ -103,13 +103,13 @@ impl<'a> SharedQueue<'a> {
     fn wait_for<H: ExecContext>(
         &self,
         here: &H,
-        token: &Token,
-        need: Need,
+        token: &CommandToken,
+        need: WaitNeed,
         deadline_ns: u64,
     ) -> u64 {
         here.converged(
             self.key(),
-            Wait {
+            CommonWait {
                 queue: self,
                 here,
                 token,
@@ -129,12 +129,12 @@ impl<'a> SharedQueue<'a> {
     pub fn run<'d, H: ExecContext>(
         &self,
         here: &H,
-        command: impl Fn() -> Command<'d>,
+        command: impl Fn() -> MemberCommand<'d>,
         deadline_ns: u64,
-    ) -> Result<Result<(Outcome, u32), SubmitError>, (WaitError, Token)> {
+    ) -> Result<Result<(CommandOutcome, u32), SubmitError>, (WaitError, CommandToken)> {
         let (value, token, why) = here.converged(
             self.key(),
-            Run {
+            RunWait {
                 queue: self,
                 here,
                 command,
@@ -150,8 +150,8 @@ impl<'a> SharedQueue<'a> {
 
     /// Takes part in the queue's upkeep without waiting: rings for published commands, and drains.
     #[inline(always)]
-    pub fn help_out<H: ExecContext>(&self, here: &H) -> Drained {
-        here.converged(self.key(), Help { queue: self, here })
+    pub fn help_out<H: ExecContext>(&self, here: &H) -> DrainResult {
+        here.converged(self.key(), HelpWait { queue: self, here })
     }
 
     /// True if the entry of `ticket` has not been rung for.
@@ -170,8 +170,8 @@ impl<'a> SharedQueue<'a> {
 
     /// Rings if a member with `wants` asks for it, and drains.
     #[inline(always)]
-    fn help<G: Group>(&self, here: &impl ExecContext, group: &G, wants: bool) -> Drained {
-        let on_bus = |traffic: Traffic| here.on_bus_access(traffic);
+    fn help<G: ThreadGroup>(&self, here: &impl ExecContext, group: &G, wants: bool) -> DrainResult {
+        let on_bus = |traffic: BusTraffic| here.on_bus_access(traffic);
         if group.vote(wants).total > 0 {
             self.ring_observed(group, &on_bus);
         }
@@ -180,18 +180,18 @@ impl<'a> SharedQueue<'a> {
 
     /// Returns the trace event of a command that was placed.
     #[inline(always)]
-    fn placed(&self, token: &Token, sqe: &Sqe) -> Event {
-        Event::submitted(self.state.qid(), token.cid, sqe.opcode(), sqe.nsid)
+    fn placed(&self, token: &CommandToken, sqe: &Sqe) -> TraceEvent {
+        TraceEvent::submitted(self.state.qid(), token.cid, sqe.opcode(), sqe.nsid)
     }
 
     /// Returns the trace event of a command at the moment its thread stops waiting for it.
     #[inline(always)]
-    fn end_of(&self, token: &Token, value: u64, here: &impl ExecContext) -> Event {
+    fn end_of(&self, token: &CommandToken, value: u64, here: &impl ExecContext) -> TraceEvent {
         let (qid, cid) = (self.state.qid(), token.cid);
         match (value, ended(value).0) {
-            (0, _) => Event::expired(qid, cid, here.now_ns()),
-            (_, Outcome::Completed(status)) => Event::completed(qid, cid, status, 0),
-            (_, Outcome::Aborted(_)) => Event::reclaimed(qid, cid),
+            (0, _) => TraceEvent::expired(qid, cid, here.now_ns()),
+            (_, CommandOutcome::Completed(status)) => TraceEvent::completed(qid, cid, status, 0),
+            (_, CommandOutcome::Aborted(_)) => TraceEvent::reclaimed(qid, cid),
         }
     }
 
@@ -213,7 +213,7 @@ impl<'a> SharedQueue<'a> {
 
 /// The need of a thread in a common wait.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Need {
+pub enum WaitNeed {
     /// The thread has no command, and helps the others.
     Help,
     /// The command's end, if it is known when the other threads' needs are met.
@@ -222,22 +222,22 @@ pub enum Need {
     End,
 }
 
-struct Submit<'q, 'a, 'd, H> {
+struct SubmitWait<'q, 'a, 'd, H> {
     queue: &'q SharedQueue<'a>,
     here: &'q H,
     wants: bool,
-    command: Command<'d>,
+    command: MemberCommand<'d>,
     deadline_ns: u64,
 }
 
-impl<H: ExecContext> GroupOp for Submit<'_, '_, '_, H> {
-    type Output = (Token, Option<SubmitError>);
+impl<H: ExecContext> GroupOp for SubmitWait<'_, '_, '_, H> {
+    type Output = (CommandToken, Option<SubmitError>);
 
     #[inline(always)]
-    fn run<G: Group>(self, group: &G) -> Self::Output {
+    fn run<G: ThreadGroup>(self, group: &G) -> Self::Output {
         let queue = self.queue;
         let mut turn = PATIENCE;
-        let mut token = Token::from_words([0; 3]);
+        let mut token = CommandToken::from_words([0; 3]);
         let mut why = self.wants.then_some(SubmitError::QueueFull);
         loop {
             let late = self.here.now_ns() >= self.deadline_ns;
@@ -261,33 +261,33 @@ impl<H: ExecContext> GroupOp for Submit<'_, '_, '_, H> {
     }
 }
 
-struct Wait<'q, 'a, H> {
+struct CommonWait<'q, 'a, H> {
     queue: &'q SharedQueue<'a>,
     here: &'q H,
-    token: &'q Token,
-    need: Need,
+    token: &'q CommandToken,
+    need: WaitNeed,
     deadline_ns: u64,
 }
 
-impl<H: ExecContext> GroupOp for Wait<'_, '_, H> {
+impl<H: ExecContext> GroupOp for CommonWait<'_, '_, H> {
     type Output = u64;
 
     /// Returns the cell's value, 0 when the wait timed out.
     #[inline(always)]
-    fn run<G: Group>(self, group: &G) -> u64 {
+    fn run<G: ThreadGroup>(self, group: &G) -> u64 {
         let queue = self.queue;
-        let (mut looks, mut turn, mut given_up) = (self.need != Need::Help, 0, false);
+        let (mut looks, mut turn, mut given_up) = (self.need != WaitNeed::Help, 0, false);
         let mut value = 0;
         loop {
             if looks {
                 value = queue.result(self.token);
                 looks = value == 0 && !given_up && queue.state.fault_code() == 0;
-                if !looks && (value != 0 || self.need == Need::End) {
+                if !looks && (value != 0 || self.need == WaitNeed::End) {
                     self.here
                         .record(|| queue.end_of(self.token, value, self.here));
                 }
             }
-            let waits = looks && self.need == Need::End;
+            let waits = looks && self.need == WaitNeed::End;
             if group.vote(waits).total == 0 {
                 return value;
             }
@@ -298,27 +298,30 @@ impl<H: ExecContext> GroupOp for Wait<'_, '_, H> {
             // not be had within the grace time. Giving up earlier could lose a completion that is already in
             // the ring.
             let over = now >= self.deadline_ns.saturating_add(GRACE_NS);
-            given_up = now >= self.deadline_ns && (drained == Drained::Took(0) || over);
+            given_up = now >= self.deadline_ns && (drained == DrainResult::Took(0) || over);
             turn = next_turn(drained, turn);
             self.here.pause(turn);
         }
     }
 }
 
-struct Run<'q, 'a, H, F> {
+struct RunWait<'q, 'a, H, F> {
     queue: &'q SharedQueue<'a>,
     here: &'q H,
     command: F,
     deadline_ns: u64,
 }
 
-impl<'d, H: ExecContext, F: Fn() -> Command<'d>> GroupOp for Run<'_, '_, H, F> {
-    type Output = (u64, Token, Option<SubmitError>);
+impl<'d, H: ExecContext, F: Fn() -> MemberCommand<'d>> GroupOp for RunWait<'_, '_, H, F> {
+    type Output = (u64, CommandToken, Option<SubmitError>);
 
     #[inline(always)]
-    fn run<G: Group>(self, group: &G) -> Self::Output {
+    fn run<G: ThreadGroup>(self, group: &G) -> Self::Output {
         let queue = self.queue;
-        let (mut token, mut why) = (Token::from_words([0; 3]), Some(SubmitError::QueueFull));
+        let (mut token, mut why) = (
+            CommandToken::from_words([0; 3]),
+            Some(SubmitError::QueueFull),
+        );
         let (mut value, mut turn, mut given_up) = (0, 0, false);
         loop {
             let now = self.here.now_ns();
@@ -359,23 +362,23 @@ impl<'d, H: ExecContext, F: Fn() -> Command<'d>> GroupOp for Run<'_, '_, H, F> {
             // After the deadline: either a drain that began since has found nothing, or the drain lock could
             // not be had within the grace time.
             let over = now >= self.deadline_ns.saturating_add(GRACE_NS);
-            given_up = now >= self.deadline_ns && (drained == Drained::Took(0) || over);
+            given_up = now >= self.deadline_ns && (drained == DrainResult::Took(0) || over);
             turn = next_turn(drained, turn);
             self.here.pause(turn);
         }
     }
 }
 
-struct Help<'q, 'a, H> {
+struct HelpWait<'q, 'a, H> {
     queue: &'q SharedQueue<'a>,
     here: &'q H,
 }
 
-impl<H: ExecContext> GroupOp for Help<'_, '_, H> {
-    type Output = Drained;
+impl<H: ExecContext> GroupOp for HelpWait<'_, '_, H> {
+    type Output = DrainResult;
 
     #[inline(always)]
-    fn run<G: Group>(self, group: &G) -> Drained {
+    fn run<G: ThreadGroup>(self, group: &G) -> DrainResult {
         self.queue
             .help(self.here, group, self.queue.anything_unrung())
     }
@@ -383,9 +386,9 @@ impl<H: ExecContext> GroupOp for Help<'_, '_, H> {
 
 /// Lengthens the pauses while nothing is drained, or while other groups do the draining.
 #[inline(always)]
-fn next_turn(drained: Drained, turn: u32) -> u32 {
+fn next_turn(drained: DrainResult, turn: u32) -> u32 {
     match drained {
-        Drained::Took(1..) => 0,
+        DrainResult::Took(1..) => 0,
         _ => turn + 1,
     }
 }

@@ -21,7 +21,7 @@ fn ordering(order: Order) -> Ordering {
 
 /// Plain accesses that accompany those of a 64-bit word; they tell the model which accesses must not race.
 #[derive(Debug, Default)]
-struct Beside {
+struct PlainAccesses {
     /// Written by each `load_settled`, read by each store (stores may race with each other).
     settled: UnsafeCell<()>,
     /// Read by each load, written by each store within [`overwriting`].
@@ -30,36 +30,36 @@ struct Beside {
 
 /// The promise of a thread about its stores, valid while a closure runs.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Claim {
+enum StoreClaim {
     Overwriting,
     Uncontended,
 }
 
 std::thread_local! {
     /// Separate for each model, whose threads all run in one thread of the system.
-    static CLAIM: Cell<Option<(ThreadId, Claim)>> = const { Cell::new(None) };
+    static CLAIM: Cell<Option<(ThreadId, StoreClaim)>> = const { Cell::new(None) };
 }
 
 /// Runs `act`, whose stores to 64-bit words must be ordered after every earlier load of them: their readers
 /// have released them. One thread at a time, and not for words that another thread may still read.
 pub fn overwriting<R>(act: impl FnOnce() -> R) -> R {
-    claiming(Claim::Overwriting, act)
+    claiming(StoreClaim::Overwriting, act)
 }
 
 /// Runs `act`, to whose targets no other thread writes meanwhile: its stores remain plain stores, which do
 /// not continue an earlier release sequence. One thread at a time.
 pub fn uncontended<R>(act: impl FnOnce() -> R) -> R {
-    claiming(Claim::Uncontended, act)
+    claiming(StoreClaim::Uncontended, act)
 }
 
-fn claiming<R>(claim: Claim, act: impl FnOnce() -> R) -> R {
+fn claiming<R>(claim: StoreClaim, act: impl FnOnce() -> R) -> R {
     CLAIM.set(Some((current().id(), claim)));
     let result = act();
     CLAIM.set(None);
     result
 }
 
-fn claims(claim: Claim) -> bool {
+fn claims(claim: StoreClaim) -> bool {
     let said = CLAIM.get();
     said.is_some_and(|(who, said)| said == claim && who == current().id())
 }
@@ -98,7 +98,7 @@ macro_rules! atomic {
                     Order::Release | Order::AcqRel => Ordering::Release,
                     Order::Relaxed | Order::Acquire => Ordering::Relaxed,
                 };
-                if self.2.load(Ordering::Relaxed) && !claims(Claim::Uncontended) {
+                if self.2.load(Ordering::Relaxed) && !claims(StoreClaim::Uncontended) {
                     // loom orders a store only after what its thread has seen: another thread's failed
                     // attempt on a lock would count as newer than the store that unlocks. A swap is newer,
                     // and continues the last holder's release sequence, which a store does not:
@@ -130,11 +130,11 @@ atomic!(
 atomic!(
     AtomicU64,
     u64,
-    Beside,
-    |beside: &Beside| beside.seen.with(|_| ()),
-    |beside: &Beside| {
+    PlainAccesses,
+    |beside: &PlainAccesses| beside.seen.with(|_| ()),
+    |beside: &PlainAccesses| {
         beside.settled.with(|_| ());
-        if claims(Claim::Overwriting) {
+        if claims(StoreClaim::Overwriting) {
             beside.seen.with_mut(|_| ());
         }
     },

@@ -7,7 +7,7 @@ use std::vec::Vec;
 
 /// One operation of the calling thread.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Step {
+pub(crate) struct RecordedStep {
     pub operation: &'static str,
     pub order: Order,
     pub scope: Scope,
@@ -16,7 +16,7 @@ pub(crate) struct Step {
 }
 
 std::thread_local! {
-    static STEPS: RefCell<Option<Vec<Step>>> = const { RefCell::new(None) };
+    static STEPS: RefCell<Option<Vec<RecordedStep>>> = const { RefCell::new(None) };
 }
 
 /// Logs an operation if this thread records.
@@ -24,7 +24,7 @@ pub(crate) fn note<T>(operation: &'static str, order: Order, scope: Scope, at: &
     STEPS.with_borrow_mut(|steps| {
         if let Some(steps) = steps {
             let at = core::ptr::from_ref(at).addr();
-            steps.push(Step {
+            steps.push(RecordedStep {
                 operation,
                 order,
                 scope,
@@ -35,7 +35,7 @@ pub(crate) fn note<T>(operation: &'static str, order: Order, scope: Scope, at: &
 }
 
 /// Returns the operations of this thread while `work` runs.
-pub(crate) fn recorded(work: impl FnOnce()) -> Vec<Step> {
+pub(crate) fn recorded(work: impl FnOnce()) -> Vec<RecordedStep> {
     STEPS.set(Some(Vec::new()));
     work();
     STEPS.take().unwrap_or_default()

@@ -33,7 +33,7 @@ const NO_SYNC: c_uint = 1;
 ///
 /// Copied out before each switch: a fiber that looked into the thread's memory would race with it.
 #[derive(Clone, Copy)]
-struct Fibers {
+struct ThreadFibers {
     own: *mut c_void,
     released: *mut c_void,
     pending: *mut c_void,
@@ -41,15 +41,15 @@ struct Fibers {
     ways: [*mut c_void; 2],
 }
 
-std::thread_local!(static FIBERS: Cell<Option<Fibers>> = const { Cell::new(None) });
+std::thread_local!(static FIBERS: Cell<Option<ThreadFibers>> = const { Cell::new(None) });
 
 #[inline(always)]
-fn fibers() -> Fibers {
+fn fibers() -> ThreadFibers {
     FIBERS.get().unwrap_or_else(new_fibers)
 }
 
 #[cold]
-fn new_fibers() -> Fibers {
+fn new_fibers() -> ThreadFibers {
     let ways = Box::leak(Box::new([0u64; 2]));
     // SAFETY: the program runs under the sanitizer, which provides these functions for any thread.
     let (own, released, pending) = unsafe {
@@ -59,7 +59,7 @@ fn new_fibers() -> Fibers {
             __tsan_create_fiber(0),
         )
     };
-    let fibers = Fibers {
+    let fibers = ThreadFibers {
         own,
         released,
         pending,
@@ -69,7 +69,7 @@ fn new_fibers() -> Fibers {
     fibers
 }
 
-impl Fibers {
+impl ThreadFibers {
     /// Runs `act` as `fiber`.
     #[inline(always)]
     fn as_fiber<R>(self, fiber: *mut c_void, act: impl FnOnce() -> R) -> R {

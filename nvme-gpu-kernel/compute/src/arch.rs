@@ -126,10 +126,10 @@ pub fn of_half(bits: u16) -> f32 {
 /// without loading the vector from memory again.
 #[cfg(any(feature = "steps", feature = "experts"))]
 #[derive(Clone, Copy)]
-pub struct Vector(u32);
+pub struct SharedVector(u32);
 
 #[cfg(any(feature = "steps", feature = "experts"))]
-impl Vector {
+impl SharedVector {
     /// Returns the vector of the calling block.
     #[inline(always)]
     pub fn of_block() -> Self {
@@ -152,7 +152,7 @@ impl Vector {
     #[inline(always)]
     pub unsafe fn fill(self, from: u64, len: u32, flip: u32) {
         // SAFETY: the caller vouches for `len` elements at `from`, and no index below reaches further.
-        let numbers = unsafe { Numbers::at(from) };
+        let numbers = unsafe { FloatArray::at(from) };
         let most = crate::VECTOR_ELEMENTS;
         let end = if len < most { (len + 255) & !255 } else { most };
         let mut four = arch::thread();
@@ -230,7 +230,7 @@ pub unsafe fn word(address: u64) -> u32 {
 /// The launch has more than `index` ids, and nothing writes them meanwhile.
 #[cfg(feature = "streamed")]
 #[inline(always)]
-pub unsafe fn id(rows: &nvme_gpu_kernel::rows::Gather, index: u64) -> i64 {
+pub unsafe fn id(rows: &nvme_gpu_kernel::rows::GatherLaunch, index: u64) -> i64 {
     // SAFETY: this function's caller vouches for the addresses, as under `# Safety`.
     unsafe {
         match rows.wide_ids {
@@ -297,10 +297,10 @@ pub fn sqrt(x: f32) -> f32 {
 /// An array of `f32` in GPU memory.
 #[cfg(not(any(feature = "choose", feature = "gemm")))]
 #[derive(Clone, Copy)]
-pub struct Numbers(*mut f32);
+pub struct FloatArray(*mut f32);
 
 #[cfg(not(any(feature = "choose", feature = "gemm")))]
-impl Numbers {
+impl FloatArray {
     /// Makes the array that begins at `address`.
     ///
     /// # Safety

@@ -2,19 +2,19 @@
 // UNSAFETY: kernel parameters hold addresses that the host vouches for.
 #![allow(unsafe_code)]
 
-use crate::arch::{Numbers, exp, sum_of_warp, thread, warp};
-use crate::{Attention, Rope};
+use crate::arch::{FloatArray, exp, sum_of_warp, thread, warp};
+use crate::{AttentionParameters, RopeParameters};
 use nvme_gpu_kernel::arch;
 
 /// Rotates queries and keys by their positions, and writes keys and values into the cache. A thread takes one
 /// pair of elements a turn.
 ///
 /// # Safety
-/// All memory that [`Rope`] names is allocated and stays so while the kernel runs.
+/// All memory that [`RopeParameters`] names is allocated and stays so while the kernel runs.
 #[unsafe(no_mangle)]
-pub unsafe extern "ptx-kernel" fn nvme_rope(rope: Rope) {
+pub unsafe extern "ptx-kernel" fn nvme_rope(rope: RopeParameters) {
     // SAFETY: the host vouches for the addresses in the kernel's parameter, as under `# Safety`.
-    let numbers = |address| unsafe { Numbers::at(address) };
+    let numbers = |address| unsafe { FloatArray::at(address) };
     let (queries, keys, values) = (
         numbers(rope.queries),
         numbers(rope.keys),
@@ -30,7 +30,7 @@ pub unsafe extern "ptx-kernel" fn nvme_rope(rope: Rope) {
         let position = token + u64::from(rope.position);
         let angle = (position * pairs + pair) * 2;
         let (cos, sin) = (angles.load(angle), angles.load(angle + 1));
-        let turned = |from: Numbers, first: u64| {
+        let turned = |from: FloatArray, first: u64| {
             let (a, b) = (from.load(first), from.load(first + 1));
             (a * cos - b * sin, a * sin + b * cos)
         };
@@ -57,9 +57,9 @@ pub unsafe extern "ptx-kernel" fn nvme_rope(rope: Rope) {
 /// partial result when a larger product appears.
 ///
 /// # Safety
-/// All memory that [`Attention`] names is allocated and stays so while the kernel runs.
+/// All memory that [`AttentionParameters`] names is allocated and stays so while the kernel runs.
 #[unsafe(no_mangle)]
-pub unsafe extern "ptx-kernel" fn nvme_attention(attention: Attention) {
+pub unsafe extern "ptx-kernel" fn nvme_attention(attention: AttentionParameters) {
     // SAFETY: the host vouches for the addresses in the kernel's parameter, as under `# Safety`.
     unsafe {
         match attention.head_elements {
@@ -75,9 +75,9 @@ pub unsafe extern "ptx-kernel" fn nvme_attention(attention: Attention) {
 /// # Safety
 /// As [`nvme_attention`].
 #[inline(always)]
-unsafe fn heads<const EACH: usize>(attention: &Attention) {
+unsafe fn heads<const EACH: usize>(attention: &AttentionParameters) {
     // SAFETY: this function's caller vouches for the addresses, as under `# Safety`.
-    let numbers = |address| unsafe { Numbers::at(address) };
+    let numbers = |address| unsafe { FloatArray::at(address) };
     let (queries, keys, values, y) = (
         numbers(attention.queries),
         numbers(attention.key_cache),
@@ -88,7 +88,7 @@ unsafe fn heads<const EACH: usize>(attention: &Attention) {
     let (heads, kv_heads) = (u64::from(attention.heads), u64::from(attention.kv_heads));
     let lane = u64::from(arch::lane());
     // Loads element `lane + 32 * each` of a vector that begins at `first`; 0 past its end.
-    let own = |from: Numbers, first: u64, each: usize| {
+    let own = |from: FloatArray, first: u64, each: usize| {
         let element = lane + 32 * each as u64;
         match element < elements {
             true => from.load(first + element),

@@ -4,7 +4,7 @@
 use crate::arch::{byte_number, funnel, of_half};
 #[cfg(not(target_arch = "nvptx64"))]
 use host::{byte_number, funnel, of_half};
-use nvme_formats::Stored;
+use nvme_formats::StoredFormat;
 
 /// 2^23 plus the bias of a signed byte: 8-bit numbers are the low mantissa bits of such a float.
 const OF_BYTES: f32 = 8_388_736.0;
@@ -58,29 +58,29 @@ pub fn words<const N: usize>(byte: u32, word: impl Fn(u32) -> u32) -> [u32; N] {
 
 /// Eight stored elements of a quantisation block.
 #[derive(Clone, Copy)]
-pub struct Eight {
+pub struct EightElements {
     pub scale: f32,
     /// Value added to each product, for formats that have one (the minimum of Q4_1).
     pub least: Option<f32>,
     pub numbers: [[f32; 4]; 2],
 }
 
-impl Eight {
+impl EightElements {
     /// Decodes elements 8 * `quarter` to 8 * `quarter` + 7 of the block that begins at byte `byte`, an even
-    /// number, of a format that [has scales of units](Stored::has_unit_scales).
+    /// number, of a format that [has scales of units](StoredFormat::has_unit_scales).
     ///
     /// `half` loads 16 bits at an even byte, `word` 32 bits at a multiple of 4: from up to 2 bytes before the
     /// block to 4 bytes past it.
     #[inline(always)]
     pub fn of(
-        stored: Stored,
+        stored: StoredFormat,
         (byte, quarter): (u32, u32),
         half: impl Fn(u32) -> u16,
         word: impl Fn(u32) -> u32,
     ) -> Self {
-        let has_least = matches!(stored, Stored::Q4_1);
+        let has_least = matches!(stored, StoredFormat::Q4_1);
         let begin = if has_least { byte + 4 } else { byte + 2 };
-        let numbers = if matches!(stored, Stored::Q8_0) {
+        let numbers = if matches!(stored, StoredFormat::Q8_0) {
             words(begin + quarter * 8, word).map(of_8_bits)
         } else {
             // The upper halves of the bytes are elements 16 to 31 of the block.
@@ -95,7 +95,7 @@ impl Eight {
         }
     }
 
-    /// Returns the elements, bit for bit those of [`Stored::element`].
+    /// Returns the elements, bit for bit those of [`StoredFormat::element`].
     #[cfg(any(test, feature = "gemm"))]
     #[inline(always)]
     pub fn values(self) -> [[f32; 4]; 2] {
@@ -136,19 +136,19 @@ mod host {
 
 #[cfg(test)]
 mod tests {
-    use super::{Eight, words};
-    use nvme_formats::Stored;
+    use super::{EightElements, words};
+    use nvme_formats::StoredFormat;
 
     const UNITS: u32 = 9;
 
     /// Units of any bits, at every even byte of a word: `check` gets functions of the halves and words of the bytes.
-    fn with_units(check: impl Fn(Stored, u32, &dyn Fn(u32) -> u16, &dyn Fn(u32) -> u32)) {
+    fn with_units(check: impl Fn(StoredFormat, u32, &dyn Fn(u32) -> u16, &dyn Fn(u32) -> u32)) {
         let mut seed = 7u32;
         let mut random = || {
             seed = seed.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
             (seed >> 24) as u8
         };
-        for stored in [Stored::Q4_0, Stored::Q4_1, Stored::Q8_0] {
+        for stored in [StoredFormat::Q4_0, StoredFormat::Q4_1, StoredFormat::Q8_0] {
             assert!(stored.has_unit_scales());
             for begin in [0, 2, 4, 6] {
                 let bytes: Vec<u8> = (0..400).map(|_| random()).collect();
@@ -168,7 +168,7 @@ mod tests {
         with_units(|stored, begin, half, word| {
             let (_, bytes) = stored.block();
             for (unit, quarter) in (0..UNITS).flat_map(|unit| (0..4).map(move |at| (unit, at))) {
-                let eight = Eight::of(stored, (begin + unit * bytes, quarter), half, word);
+                let eight = EightElements::of(stored, (begin + unit * bytes, quarter), half, word);
                 for (i, found) in (quarter * 8..).zip(eight.values().as_flattened()) {
                     let expected = stored.element(unit, i, |k| half(begin + 2 * k));
                     let same = found.to_bits() == expected.to_bits();
@@ -188,7 +188,8 @@ mod tests {
                 let of_unit = |k: u32| half(begin + 2 * k);
                 let dot = |quarter: u32| {
                     let four = |first: u32| [0, 1, 2, 3].map(|i| x(first + i));
-                    let eight = Eight::of(stored, (begin + unit * bytes, quarter), half, word);
+                    let eight =
+                        EightElements::of(stored, (begin + unit * bytes, quarter), half, word);
                     eight.dot([four(quarter * 8), four(quarter * 8 + 4)])
                 };
                 let found: f32 = (0..4).map(dot).sum();

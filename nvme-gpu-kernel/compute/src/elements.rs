@@ -2,8 +2,8 @@
 // UNSAFETY: kernel parameters hold addresses that the host vouches for.
 #![allow(unsafe_code)]
 
-use crate::arch::{Numbers, exp, sqrt, sum_of_warp, thread, warp};
-use crate::{Argmax, RmsNorm, SiluMul, index_of, ranked};
+use crate::arch::{FloatArray, exp, sqrt, sum_of_warp, thread, warp};
+use crate::{ArgmaxParameters, RmsNorm, SiluMul, index_of, ranked};
 use nvme_gpu_kernel::arch;
 
 /// Computes the RMS norm. A warp takes one vector a turn.
@@ -13,7 +13,7 @@ use nvme_gpu_kernel::arch;
 #[unsafe(no_mangle)]
 pub unsafe extern "ptx-kernel" fn nvme_rms_norm(norm: RmsNorm) {
     // SAFETY: the host vouches for the addresses in the kernel's parameter, as under `# Safety`.
-    let numbers = |address| unsafe { Numbers::at(address) };
+    let numbers = |address| unsafe { FloatArray::at(address) };
     let (x, weight, y) = (numbers(norm.x), numbers(norm.weight), numbers(norm.y));
     let (elements, lane) = (u64::from(norm.elements), u64::from(arch::lane()));
     let (mut token, warps) = warp();
@@ -44,7 +44,7 @@ pub unsafe extern "ptx-kernel" fn nvme_rms_norm(norm: RmsNorm) {
 #[unsafe(no_mangle)]
 pub unsafe extern "ptx-kernel" fn nvme_silu_mul(silu: SiluMul) {
     // SAFETY: the host vouches for the addresses in the kernel's parameter, as under `# Safety`.
-    let numbers = |address| unsafe { Numbers::at(address) };
+    let numbers = |address| unsafe { FloatArray::at(address) };
     let (x, factor, y) = (numbers(silu.x), numbers(silu.factor), numbers(silu.y));
     let (mut at, threads) = thread();
     while at < silu.elements {
@@ -57,11 +57,12 @@ pub unsafe extern "ptx-kernel" fn nvme_silu_mul(silu: SiluMul) {
 /// Raises `best` to the largest number, combined with its index.
 ///
 /// # Safety
-/// All memory that [`Argmax`] names is allocated and stays so while the kernel runs, with fewer than 2^32 numbers.
+/// All memory that [`ArgmaxParameters`] names is allocated and stays so while the kernel runs, with fewer than 2^32
+/// numbers.
 #[unsafe(no_mangle)]
-pub unsafe extern "ptx-kernel" fn nvme_argmax(argmax: Argmax) {
+pub unsafe extern "ptx-kernel" fn nvme_argmax(argmax: ArgmaxParameters) {
     // SAFETY: the host vouches for the addresses in the kernel's parameter, as under `# Safety`.
-    let x = unsafe { Numbers::at(argmax.x) };
+    let x = unsafe { FloatArray::at(argmax.x) };
     let mut best = 0;
     let (mut at, threads) = thread();
     while at < argmax.elements {
@@ -78,7 +79,7 @@ pub unsafe extern "ptx-kernel" fn nvme_argmax(argmax: Argmax) {
 /// # Safety
 /// As [`nvme_argmax`].
 #[unsafe(no_mangle)]
-pub unsafe extern "ptx-kernel" fn nvme_take_token(argmax: Argmax) {
+pub unsafe extern "ptx-kernel" fn nvme_take_token(argmax: ArgmaxParameters) {
     if thread().0 == 0 {
         let best = argmax.best as usize as *mut u64;
         // SAFETY: the host vouches for both addresses; launches of one stream are ordered, so the kernel

@@ -4,13 +4,13 @@
 #![allow(unsafe_code)]
 
 use crate::GemvGathered;
-use crate::arch::{self as here, Numbers, Window, id, sum_of_warp};
-use crate::strip::{Cursor, Shape, TILE_BYTES, first_row};
+use crate::arch::{self as here, FloatArray, Window, id, sum_of_warp};
+use crate::strip::{GroupShape, RowCursor, TILE_BYTES, first_row};
 use crate::sums::sum_of_units;
-use nvme_formats::{Stored, UNIT};
-use nvme_gpu_kernel::ring::{Pieces, RowPieces};
+use nvme_formats::{StoredFormat, UNIT};
+use nvme_gpu_kernel::ring::{RangePieces, RowPieces};
 use nvme_gpu_kernel::rows::{code, worst};
-use nvme_gpu_kernel::{Stream, arch};
+use nvme_gpu_kernel::{RangeStream, arch};
 
 /// Computes the products. A warp takes consecutive ids.
 ///
@@ -18,19 +18,19 @@ use nvme_gpu_kernel::{Stream, arch};
 /// All memory that [`GemvGathered`] names is allocated and stays so while the kernel runs.
 #[unsafe(no_mangle)]
 pub unsafe extern "ptx-kernel" fn nvme_gemv_gathered(gemv: GemvGathered) {
-    let (Some(stored), Some(split)) = (Stored::of_number(gemv.stored), gemv.split()) else {
+    let (Some(stored), Some(split)) = (StoredFormat::of_number(gemv.stored), gemv.split()) else {
         return;
     };
-    let shape = Shape::of(stored, gemv.columns);
+    let shape = GroupShape::of(stored, gemv.columns);
     if shape.groups == 0 {
         return;
     }
     // SAFETY: the host vouches for the addresses in the kernel's parameter, as under `# Safety`.
     let (mut stream, x, y) = unsafe {
         (
-            Stream::enter(&gemv.rows),
-            Numbers::at(gemv.x),
-            Numbers::at(gemv.y),
+            RangeStream::enter(&gemv.rows),
+            FloatArray::at(gemv.x),
+            FloatArray::at(gemv.y),
         )
     };
     let (warp, warps) = here::warp();
@@ -57,7 +57,7 @@ pub unsafe extern "ptx-kernel" fn nvme_gemv_gathered(gemv: GemvGathered) {
         if stream.rest() != code::OK {
             done(0, 0.0, stream.rest());
         } else if let Some(begin) = (pieces.byte_of)(row) {
-            let mut cursor = Cursor::new(0, begin);
+            let mut cursor = RowCursor::new(0, begin);
             let of_row = u64::from(split.of_row.get());
             let mut number = row * of_row;
             let past = number + of_row;

@@ -2,27 +2,27 @@
 // UNSAFETY: kernel parameters hold addresses that the host vouches for.
 #![allow(unsafe_code)]
 
-use crate::arch::{Numbers, thread, warp};
+use crate::arch::{FloatArray, thread, warp};
 use crate::product::strip;
 use crate::quantised::tiles;
-use crate::strip::{Shape, first_row};
+use crate::strip::{GroupShape, first_row};
 use crate::wide::tile;
-use crate::{Gemv, Unpack};
+use crate::{GemvParameters, UnpackParameters};
 use core::num::NonZeroU64;
-use nvme_formats::{Stored, UNIT};
+use nvme_formats::{StoredFormat, UNIT};
 use nvme_gpu_kernel::arch;
 
 /// Multiplies in any format. Each vector gets a share of the warps, and each warp consecutive rows, which
 /// pass through its window by coalesced loads of 16 bytes a lane.
 ///
 /// # Safety
-/// All memory that [`Gemv`] names is allocated and stays so while the kernel runs.
+/// All memory that [`GemvParameters`] names is allocated and stays so while the kernel runs.
 #[unsafe(no_mangle)]
-pub unsafe extern "ptx-kernel" fn nvme_gemv(gemv: Gemv) {
-    let Some(stored) = Stored::of_number(gemv.stored) else {
+pub unsafe extern "ptx-kernel" fn nvme_gemv(gemv: GemvParameters) {
+    let Some(stored) = StoredFormat::of_number(gemv.stored) else {
         return;
     };
-    let shape = Shape::of(stored, gemv.columns);
+    let shape = GroupShape::of(stored, gemv.columns);
     let Some(tokens) = NonZeroU64::new(gemv.tokens.into()) else {
         return;
     };
@@ -44,9 +44,10 @@ pub unsafe extern "ptx-kernel" fn nvme_gemv(gemv: Gemv) {
 /// Multiplies in f32, f16 or bf16. Each block takes tiles of rows.
 ///
 /// # Safety
-/// All memory that [`Gemv`] names is allocated and stays so while the kernel runs, and it [is wide](Gemv::is_wide).
+/// All memory that [`GemvParameters`] names is allocated and stays so while the kernel runs, and it [is
+/// wide](GemvParameters::is_wide).
 #[unsafe(no_mangle)]
-pub unsafe extern "ptx-kernel" fn nvme_gemv_wide(gemv: Gemv) {
+pub unsafe extern "ptx-kernel" fn nvme_gemv_wide(gemv: GemvParameters) {
     let Some(tokens) = NonZeroU64::new(gemv.tokens.into()) else {
         return;
     };
@@ -61,10 +62,10 @@ pub unsafe extern "ptx-kernel" fn nvme_gemv_wide(gemv: Gemv) {
 /// Multiplies in a quantised format. Each block takes tiles of rows.
 ///
 /// # Safety
-/// All memory that [`Gemv`] names is allocated and stays so while the kernel runs, it [is
-/// quantised](Gemv::is_quantised), and blocks have [`Gemv::QUANTISED_SHARED`] bytes.
+/// All memory that [`GemvParameters`] names is allocated and stays so while the kernel runs, it [is
+/// quantised](GemvParameters::is_quantised), and blocks have [`GemvParameters::QUANTISED_SHARED`] bytes.
 #[unsafe(no_mangle)]
-pub unsafe extern "ptx-kernel" fn nvme_gemv_quantised(gemv: Gemv) {
+pub unsafe extern "ptx-kernel" fn nvme_gemv_quantised(gemv: GemvParameters) {
     let Some(tokens) = NonZeroU64::new(gemv.tokens.into()) else {
         return;
     };
@@ -80,17 +81,17 @@ pub unsafe extern "ptx-kernel" fn nvme_gemv_quantised(gemv: Gemv) {
 /// Converts rows to `f32`. A thread takes one unit a turn.
 ///
 /// # Safety
-/// All memory that [`Unpack`] names is allocated and stays so while the kernel runs.
+/// All memory that [`UnpackParameters`] names is allocated and stays so while the kernel runs.
 #[unsafe(no_mangle)]
-pub unsafe extern "ptx-kernel" fn nvme_unpack(unpack: Unpack) {
-    let Some(stored) = Stored::of_number(unpack.stored) else {
+pub unsafe extern "ptx-kernel" fn nvme_unpack(unpack: UnpackParameters) {
+    let Some(stored) = StoredFormat::of_number(unpack.stored) else {
         return;
     };
     let Some(units) = NonZeroU64::new(u64::from(unpack.columns / UNIT)) else {
         return;
     };
     // SAFETY: the host vouches for the addresses in the kernel's parameter, as under `# Safety`.
-    let y = unsafe { Numbers::at(unpack.y) };
+    let y = unsafe { FloatArray::at(unpack.y) };
     let (mut at, threads) = thread();
     while at < units.get() * u64::from(unpack.tokens) {
         let (unit, token) = ((at % units) as u32, at / units);

@@ -88,9 +88,9 @@ mod wide;
 pub mod tile;
 
 use core::num::NonZeroU32;
-use nvme_formats::Stored;
+use nvme_formats::StoredFormat;
 use nvme_gpu_kernel::ring::RowSplit;
-use nvme_gpu_kernel::rows::Gather;
+use nvme_gpu_kernel::rows::GatherLaunch;
 
 /// The kernels as PTX, for any GPU from sm_80 on; `cargo xtask ptx --refresh` writes it.
 #[cfg(not(target_arch = "nvptx64"))]
@@ -137,44 +137,46 @@ pub const VECTOR_ELEMENTS: u32 = 4096;
 
 /// The names of the kernels.
 pub mod kernel {
-    /// Takes a [`Gemv`](crate::Gemv).
+    /// Takes a [`GemvParameters`](crate::GemvParameters).
     pub const GEMV: &str = "nvme_gemv";
-    /// Takes a [`Gemv`](crate::Gemv) that [is wide](crate::Gemv::is_wide), and as many blocks as it has
-    /// [tiles](crate::Gemv::tiles), or fewer.
+    /// Takes a [`GemvParameters`](crate::GemvParameters) that [is wide](crate::GemvParameters::is_wide), and as many
+    /// blocks as it has [tiles](crate::Gemv::tiles), or fewer.
     pub const GEMV_WIDE: &str = "nvme_gemv_wide";
-    /// Takes a [`Gemv`](crate::Gemv) that [is quantised](crate::Gemv::is_quantised), and as many blocks as it has
-    /// [`items`](crate::Gemv::items), or fewer, with [`QUANTISED_SHARED`](crate::Gemv::QUANTISED_SHARED) bytes each.
+    /// Takes a [`GemvParameters`](crate::GemvParameters) that [is quantised](crate::GemvParameters::is_quantised), and
+    /// as many blocks as it has [`items`](crate::GemvParameters::items), or fewer, with
+    /// [`QUANTISED_SHARED`](crate::GemvParameters::QUANTISED_SHARED) bytes each.
     pub const GEMV_QUANTISED: &str = "nvme_gemv_quantised";
     /// Takes a [`RmsNorm`](crate::RmsNorm).
     pub const RMS_NORM: &str = "nvme_rms_norm";
-    /// Takes a [`Rope`](crate::Rope).
+    /// Takes a [`RopeParameters`](crate::RopeParameters).
     pub const ROPE: &str = "nvme_rope";
-    /// Takes an [`Attention`](crate::Attention).
+    /// Takes an [`AttentionParameters`](crate::AttentionParameters).
     pub const ATTENTION: &str = "nvme_attention";
     /// Takes a [`SiluMul`](crate::SiluMul).
     pub const SILU_MUL: &str = "nvme_silu_mul";
-    /// Takes an [`Argmax`](crate::Argmax).
+    /// Takes an [`ArgmaxParameters`](crate::ArgmaxParameters).
     pub const ARGMAX: &str = "nvme_argmax";
-    /// Takes an [`Argmax`](crate::Argmax).
+    /// Takes an [`ArgmaxParameters`](crate::ArgmaxParameters).
     pub const TAKE_TOKEN: &str = "nvme_take_token";
-    /// Takes an [`Unpack`](crate::Unpack).
+    /// Takes an [`UnpackParameters`](crate::UnpackParameters).
     pub const UNPACK: &str = "nvme_unpack";
-    /// Takes a [`experts::Route`](crate::experts::Route). Of [`EXPERTS_PTX`](crate::EXPERTS_PTX).
+    /// Takes a [`experts::RouteParameters`](crate::experts::RouteParameters). Of [`EXPERTS_PTX`](crate::EXPERTS_PTX).
     pub const MOE_ROUTE: &str = "nvme_moe_route";
-    /// Takes an [`experts::Admit`](crate::experts::Admit). Of [`EXPERTS_PTX`](crate::EXPERTS_PTX).
+    /// Takes an [`experts::AdmitParameters`](crate::experts::AdmitParameters). Of [`EXPERTS_PTX`](crate::EXPERTS_PTX).
     pub const MOE_ADMIT: &str = "nvme_moe_admit";
-    /// Takes a [`experts::Settle`](crate::experts::Settle). Of [`EXPERTS_PTX`](crate::EXPERTS_PTX).
+    /// Takes a [`experts::SettleParameters`](crate::experts::SettleParameters). Of [`EXPERTS_PTX`](crate::EXPERTS_PTX).
     pub const MOE_SETTLE: &str = "nvme_moe_settle";
-    /// Takes a [`experts::Product`](crate::experts::Product). Of [`EXPERTS_PTX`](crate::EXPERTS_PTX).
-    pub const MOE_PRODUCT: &str = "nvme_moe_product";
-    /// Takes a [`experts::Product`](crate::experts::Product) whose products [are wide](crate::Gemv::is_wide). Of
+    /// Takes a [`experts::ProductParameters`](crate::experts::ProductParameters). Of
     /// [`EXPERTS_PTX`](crate::EXPERTS_PTX).
+    pub const MOE_PRODUCT: &str = "nvme_moe_product";
+    /// Takes a [`experts::ProductParameters`](crate::experts::ProductParameters) whose products [are
+    /// wide](crate::GemvParameters::is_wide). Of [`EXPERTS_PTX`](crate::EXPERTS_PTX).
     pub const MOE_PRODUCT_WIDE: &str = "nvme_moe_product_wide";
-    /// Takes a [`experts::Product`](crate::experts::Product) whose products
-    /// [are quantised](crate::Gemv::is_quantised), and blocks as [`GEMV_QUANTISED`]. Of
+    /// Takes a [`experts::ProductParameters`](crate::experts::ProductParameters) whose products
+    /// [are quantised](crate::GemvParameters::is_quantised), and blocks as [`GEMV_QUANTISED`]. Of
     /// [`EXPERTS_PTX`](crate::EXPERTS_PTX).
     pub const MOE_PRODUCT_QUANTISED: &str = "nvme_moe_product_quantised";
-    /// Takes a [`experts::Join`](crate::experts::Join). Of [`EXPERTS_PTX`](crate::EXPERTS_PTX).
+    /// Takes a [`experts::JoinParameters`](crate::experts::JoinParameters). Of [`EXPERTS_PTX`](crate::EXPERTS_PTX).
     pub const MOE_JOIN: &str = "nvme_moe_join";
 
     /// Takes a [`GemvStreamed`](crate::GemvStreamed). Of [`STREAMED_PTX`](crate::STREAMED_PTX).
@@ -184,9 +186,9 @@ pub mod kernel {
 
     /// Takes a [`gemm::GemmStreamed`](crate::gemm::GemmStreamed). Of [`GEMM_PTX`](crate::GEMM_PTX).
     pub const GEMM_STREAMED: &str = "nvme_gemm_streamed";
-    /// Takes a [`gemm::Gemm`](crate::gemm::Gemm). Of [`GEMM_PTX`](crate::GEMM_PTX).
+    /// Takes a [`gemm::GemmParameters`](crate::gemm::GemmParameters). Of [`GEMM_PTX`](crate::GEMM_PTX).
     pub const GEMM: &str = "nvme_gemm";
-    /// Takes a [`gemm::Gemm`](crate::gemm::Gemm). Of [`GEMM_PTX`](crate::GEMM_PTX).
+    /// Takes a [`gemm::GemmParameters`](crate::gemm::GemmParameters). Of [`GEMM_PTX`](crate::GEMM_PTX).
     pub const GEMM_CLEAR: &str = "nvme_gemm_clear";
     /// All kernels of [`GEMM_PTX`](crate::GEMM_PTX).
     pub const GEMMS: [&str; 3] = [GEMM_STREAMED, GEMM, GEMM_CLEAR];
@@ -201,7 +203,7 @@ pub mod kernel {
     pub const SCORE_PAGES: &str = "nvme_score_pages";
     /// Takes a [`ChoosePages`](crate::choose::ChoosePages). Of [`CHOOSE_PTX`](crate::CHOOSE_PTX).
     pub const CHOOSE_PAGES: &str = "nvme_choose_pages";
-    /// Takes a [`Search`](crate::search::Search). Of [`SEARCH_PTX`](crate::SEARCH_PTX).
+    /// Takes a [`SearchLaunch`](crate::search::SearchLaunch). Of [`SEARCH_PTX`](crate::SEARCH_PTX).
     pub const SEARCH: &str = "nvme_search";
 
     /// All kernels of [`PTX`](crate::PTX).
@@ -233,7 +235,7 @@ pub mod kernel {
 /// Parameters of `y[t] = W x[t]`, or `y[t] += W x[t]`, for each of `tokens` vectors.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(C)]
-pub struct Gemv {
+pub struct GemvParameters {
     /// Address of `rows` consecutive rows of `row_bytes` bytes; even. Up to 15 bytes on either side are
     /// loaded, too.
     pub weights: u64,
@@ -241,7 +243,7 @@ pub struct Gemv {
     pub x: u64,
     /// Address of `tokens` vectors of `stride` elements each; the first `rows` of them are written.
     pub y: u64,
-    /// Bytes of a row: [`Stored::row_bytes`].
+    /// Bytes of a row: [`StoredFormat::row_bytes`].
     pub row_bytes: u64,
     /// Rows of the matrix.
     pub rows: u32,
@@ -251,13 +253,13 @@ pub struct Gemv {
     pub stride: u32,
     /// Number of vectors.
     pub tokens: u32,
-    /// Number of the [`Stored`] of the matrix.
+    /// Number of the [`StoredFormat`] of the matrix.
     pub stored: u32,
     /// 1 to add to `y`, 0 to overwrite it.
     pub adds: u32,
 }
 
-impl Gemv {
+impl GemvParameters {
     /// Number of rows from which on each warp computes several at once. With fewer rows that would leave
     /// multiprocessors idle.
     const MANY_ROWS: u64 = 8192;
@@ -273,8 +275,8 @@ impl Gemv {
     /// multiples of 16.
     pub const fn is_wide(&self) -> bool {
         matches!(
-            Stored::of_number(self.stored),
-            Some(Stored::F32 | Stored::F16 | Stored::Bf16)
+            StoredFormat::of_number(self.stored),
+            Some(StoredFormat::F32 | StoredFormat::F16 | StoredFormat::Bf16)
         ) && self.weights.is_multiple_of(16)
             && self.row_bytes.is_multiple_of(16)
     }
@@ -284,9 +286,9 @@ impl Gemv {
     pub const fn is_quantised(&self) -> bool {
         // Offsets within a tile are computed in 32 bits.
         self.row_bytes < 1 << 28
-            && match Stored::of_number(self.stored) {
-                Some(Stored::Q4_0 | Stored::Q8_0) => true,
-                Some(Stored::Q4_1) => self.weights.is_multiple_of(4),
+            && match StoredFormat::of_number(self.stored) {
+                Some(StoredFormat::Q4_0 | StoredFormat::Q8_0) => true,
+                Some(StoredFormat::Q4_1) => self.weights.is_multiple_of(4),
                 _ => false,
             }
     }
@@ -318,7 +320,7 @@ impl Gemv {
     /// Returns the number of rows that a warp computes at once.
     #[inline(always)]
     pub const fn warp_rows(&self) -> u32 {
-        const F32: u32 = Stored::F32 as u32;
+        const F32: u32 = StoredFormat::F32 as u32;
         match self.rows as u64 * self.tokens as u64 >= Self::MANY_ROWS {
             // The loads in flight for four rows would take all registers.
             true if self.stored == F32 => 2,
@@ -349,14 +351,14 @@ impl Gemv {
 pub struct GemvStreamed {
     /// Location of the rows: `count` of them from `first_byte` on, an even number, `row_bytes` bytes each;
     /// they pass through reads of `slot_bytes` bytes.
-    pub rows: Gather,
+    pub rows: GatherLaunch,
     /// Address of `columns` elements.
     pub x: u64,
     /// Address of `count` elements.
     pub y: u64,
     /// Columns of the matrix, whole blocks and units, at least one.
     pub columns: u32,
-    /// Number of the [`Stored`] of the matrix.
+    /// Number of the [`StoredFormat`] of the matrix.
     pub stored: u32,
 }
 
@@ -370,14 +372,14 @@ pub struct GemvStreamed {
 pub struct GemvGathered {
     /// Ids, `count` of them at `ids`, and location of the table: `rows` rows of `row_bytes` bytes from
     /// `first_byte` on, an even number.
-    pub rows: Gather,
+    pub rows: GatherLaunch,
     /// Address of `columns` elements.
     pub x: u64,
     /// Address of `count` elements.
     pub y: u64,
     /// Columns of the table, whole blocks and units, at least one.
     pub columns: u32,
-    /// Number of the [`Stored`] of the table.
+    /// Number of the [`StoredFormat`] of the table.
     pub stored: u32,
     /// Bytes of a read, for the [`RowSplit`].
     pub piece_bytes: u32,
@@ -424,7 +426,7 @@ pub struct PagedAttention {
     /// Location of the pages: `rows` of them from `first_byte` on, `row_bytes` bytes each; `slot_bytes` hold
     /// a head's part of a page. A head's part begins at a block of the drive. `count` is the number of
     /// [parts](Self::parts).
-    pub rows: Gather,
+    pub rows: GatherLaunch,
     /// Address of `sequences` times `heads` vectors of `head_elements`.
     pub queries: u64,
     /// Address of the page table, numbers of pages as `u32`. Sequences are `sequence_stride` numbers apart,
@@ -471,7 +473,7 @@ pub struct PagedAttention {
 /// Parameters of the conversion of stored rows to `f32`: `y[t]` gets the numbers of row `t`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(C)]
-pub struct Unpack {
+pub struct UnpackParameters {
     /// Address of `tokens` rows, `row_stride` bytes apart, an even number.
     pub rows: u64,
     /// Address of `tokens` vectors of `columns` elements.
@@ -482,7 +484,7 @@ pub struct Unpack {
     pub columns: u32,
     /// Number of rows.
     pub tokens: u32,
-    /// Number of the [`Stored`] of the rows.
+    /// Number of the [`StoredFormat`] of the rows.
     pub stored: u32,
     /// Reserved, 0.
     pub reserved: u32,
@@ -512,7 +514,7 @@ pub struct RmsNorm {
 /// neighbouring elements as pairs, and writes keys and values into the cache.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(C)]
-pub struct Rope {
+pub struct RopeParameters {
     /// Address of `tokens` times `heads` vectors of `head_elements`, rotated in place.
     pub queries: u64,
     /// Address of `tokens` times `kv_heads` vectors of `head_elements`.
@@ -542,12 +544,12 @@ pub struct Rope {
 /// Parameters of causal attention: each query over the keys of its position and of earlier ones.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 #[repr(C)]
-pub struct Attention {
-    /// Address of the queries, as [`Rope::queries`].
+pub struct AttentionParameters {
+    /// Address of the queries, as [`RopeParameters::queries`].
     pub queries: u64,
-    /// Address of the keys, as [`Rope::key_cache`].
+    /// Address of the keys, as [`RopeParameters::key_cache`].
     pub key_cache: u64,
-    /// Address of the values, as [`Rope::key_cache`].
+    /// Address of the values, as [`RopeParameters::key_cache`].
     pub value_cache: u64,
     /// Address of the results, in the layout of the queries.
     pub y: u64,
@@ -583,7 +585,7 @@ pub struct SiluMul {
 /// it, `nvme_take_token` stores it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(C)]
-pub struct Argmax {
+pub struct ArgmaxParameters {
     /// Address of `elements` numbers.
     pub x: u64,
     /// Address of 8 bytes: 0 before and after both kernels.

@@ -4,11 +4,11 @@
 #![allow(unsafe_code)]
 
 use crate::PagedAttention;
-use crate::arch::{self as here, Numbers, Window, exp2, load_8, maximum, numbers, word};
-use crate::pages::{MOST_ELEMENTS, Part, QUERIES};
-use nvme_gpu_kernel::ring::Scattered;
+use crate::arch::{self as here, FloatArray, Window, exp2, load_8, maximum, numbers, word};
+use crate::pages::{MOST_ELEMENTS, PagePart, QUERIES};
+use nvme_gpu_kernel::ring::ScatteredPieces;
 use nvme_gpu_kernel::rows::{code, worst};
-use nvme_gpu_kernel::{Stream, arch};
+use nvme_gpu_kernel::{RangeStream, arch};
 
 /// Loads of 8 bytes that a lane has in flight, of keys and of values each.
 const LOADS: usize = 4;
@@ -43,7 +43,7 @@ macro_rules! four {
 #[unsafe(no_mangle)]
 pub unsafe extern "ptx-kernel" fn nvme_attention_paged(attention: PagedAttention) {
     // SAFETY: the host vouches for the addresses in the kernel's parameter, as under `# Safety`.
-    let mut stream = unsafe { Stream::enter(&attention.rows) };
+    let mut stream = unsafe { RangeStream::enter(&attention.rows) };
     let (warp, warps) = here::warp();
     let (mut failed, mut first) = (0, 0);
     let mut item = warp;
@@ -62,10 +62,10 @@ pub unsafe extern "ptx-kernel" fn nvme_attention_paged(attention: PagedAttention
 
 /// Computes one part and stores its partial sums; returns the code of its end.
 #[inline(always)]
-fn run(attention: &PagedAttention, part: &Part, stream: &mut Stream<'_>) -> i32 {
+fn run(attention: &PagedAttention, part: &PagePart, stream: &mut RangeStream<'_>) -> i32 {
     let window = Window::here();
     queries(attention, part, window);
-    let mut sums = Sums::new();
+    let mut sums = PagedSums::new();
     let ids = attention.table(part);
     // SAFETY: the host vouches for the counts, and for a table with as many pages.
     let count = unsafe { word(attention.count_address(part)) };
@@ -85,7 +85,7 @@ fn run(attention: &PagedAttention, part: &Part, stream: &mut Stream<'_>) -> i32 
         at += 32;
     }
     if from < until && code == code::OK {
-        let pieces = Scattered {
+        let pieces = ScatteredPieces {
             byte_of: |number: u64| attention.byte(part, id(from + number)),
             bytes: attention.piece_bytes(),
             count: until - from,
@@ -124,7 +124,7 @@ fn run(attention: &PagedAttention, part: &Part, stream: &mut Stream<'_>) -> i32 
 /// Returns address and number of the tokens of the last page, which is in GPU memory, if this part includes
 /// it.
 #[inline(always)]
-fn tail(attention: &PagedAttention, part: &Part) -> Option<(u64, u32)> {
+fn tail(attention: &PagedAttention, part: &PagePart) -> Option<(u64, u32)> {
     if attention.tail == 0 || part.split + 1 != attention.splits {
         return None;
     }
@@ -135,9 +135,9 @@ fn tail(attention: &PagedAttention, part: &Part) -> Option<(u64, u32)> {
 
 /// Stores the part's queries, multiplied by the scale, in the window: `MOST_ELEMENTS` numbers each.
 #[inline(always)]
-fn queries(attention: &PagedAttention, part: &Part, window: Window) {
+fn queries(attention: &PagedAttention, part: &PagePart, window: Window) {
     // SAFETY: the host vouches for all queries.
-    let from = unsafe { Numbers::at(attention.queries) };
+    let from = unsafe { FloatArray::at(attention.queries) };
     let (elements, count) = (attention.head_elements, part.queries(attention));
     let scale = attention.scale * core::f32::consts::LOG2_E;
     let mut at = arch::lane();
@@ -161,13 +161,13 @@ fn queries(attention: &PagedAttention, part: &Part, window: Window) {
 ///
 /// Each lane starts with the score `LEAST`, below every real one, so that joining with a lane that had no
 /// token changes nothing.
-struct Sums {
+struct PagedSums {
     largest: [f32; QUERIES],
     total: [f32; QUERIES],
     sums: [[f32; EACH]; QUERIES],
 }
 
-impl Sums {
+impl PagedSums {
     #[inline(always)]
     fn new() -> Self {
         Self {
@@ -201,9 +201,9 @@ impl Sums {
 
     /// Stores the part's elements, its largest score, and the sum of its weights.
     #[inline(always)]
-    fn store(&self, attention: &PagedAttention, part: &Part) {
+    fn store(&self, attention: &PagedAttention, part: &PagePart) {
         // SAFETY: the host vouches for space for every part.
-        let to = unsafe { Numbers::at(attention.partial) };
+        let to = unsafe { FloatArray::at(attention.partial) };
         let elements = u64::from(attention.head_elements);
         let first = u64::from(arch::lane()) * EACH as u64;
         let count = part.queries(attention);
@@ -225,7 +225,7 @@ impl Sums {
 /// Adds `count` tokens. Their keys begin at `keys`, and their values after the keys of a whole page. Every
 /// lane of the warp calls it.
 #[inline(always)]
-fn tokens(attention: &PagedAttention, window: Window, sums: &mut Sums, keys: u64, count: u32) {
+fn tokens(attention: &PagedAttention, window: Window, sums: &mut PagedSums, keys: u64, count: u32) {
     let (elements, lane_shift) = (attention.head_elements, attention.lane_shift());
     let lane = arch::lane();
     let (mine, element) = (
@@ -314,7 +314,12 @@ fn sum_of(value: f32, lane_shift: u32) -> f32 {
 #[unsafe(no_mangle)]
 pub unsafe extern "ptx-kernel" fn nvme_attention_join(attention: PagedAttention) {
     // SAFETY: the host vouches for the addresses in the kernel's parameter, as under `# Safety`.
-    let (from, to) = unsafe { (Numbers::at(attention.partial), Numbers::at(attention.y)) };
+    let (from, to) = unsafe {
+        (
+            FloatArray::at(attention.partial),
+            FloatArray::at(attention.y),
+        )
+    };
     let elements = u64::from(attention.head_elements);
     let splits = u64::from(attention.splits);
     let vectors = u64::from(attention.sequences) * u64::from(attention.heads);

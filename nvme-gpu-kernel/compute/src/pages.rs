@@ -15,7 +15,7 @@ pub const MOST_SPLITS: u32 = 64;
 /// A warp computes one part from start to end; the second kernel joins the parts of the same query. More
 /// parts keep more warps busy when there are few sequences.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Part {
+pub struct PagePart {
     /// Number of the sequence.
     pub sequence: u32,
     /// Number of the head of keys and values.
@@ -26,7 +26,7 @@ pub struct Part {
     pub split: u32,
 }
 
-impl Part {
+impl PagePart {
     /// Returns the number by which a launch reports the part: sequence and head combined.
     pub const fn row(&self, attention: &PagedAttention) -> u64 {
         self.sequence as u64 * attention.kv_heads as u64 + self.kv_head as u64
@@ -51,10 +51,10 @@ impl PagedAttention {
     }
 
     /// Returns part `item`.
-    pub const fn part(&self, item: u64) -> Part {
+    pub const fn part(&self, item: u64) -> PagePart {
         let (item, split) = (item / self.splits as u64, item % self.splits as u64);
         let (item, chunk) = (item / self.chunks() as u64, item % self.chunks() as u64);
-        Part {
+        PagePart {
             sequence: (item / self.kv_heads as u64) as u32,
             kv_head: (item % self.kv_heads as u64) as u32,
             chunk: chunk as u32,
@@ -77,26 +77,26 @@ impl PagedAttention {
     }
 
     /// Returns the first byte, in the namespace, of the part's share of page `page`.
-    pub const fn byte(&self, part: &Part, page: u64) -> u64 {
+    pub const fn byte(&self, part: &PagePart, page: u64) -> u64 {
         self.rows.first_byte
             + page * self.rows.row_bytes as u64
             + part.kv_head as u64 * self.piece_bytes() as u64
     }
 
     /// Returns the address of the part's tokens in GPU memory.
-    pub const fn tail_piece(&self, part: &Part) -> u64 {
+    pub const fn tail_piece(&self, part: &PagePart) -> u64 {
         self.tail + part.row(self) * self.piece_bytes() as u64
     }
 
     /// Returns the address of the part's page numbers.
-    pub const fn table(&self, part: &Part) -> u64 {
+    pub const fn table(&self, part: &PagePart) -> u64 {
         let index = part.sequence as u64 * self.sequence_stride as u64
             + part.kv_head as u64 * self.head_stride as u64;
         self.pages + index * 4
     }
 
     /// Returns the address of the number of pages.
-    pub const fn count_address(&self, part: &Part) -> u64 {
+    pub const fn count_address(&self, part: &PagePart) -> u64 {
         let index = match self.head_stride {
             0 => part.sequence as u64,
             _ => part.row(self),
@@ -105,7 +105,7 @@ impl PagedAttention {
     }
 
     /// Returns the part's share of `count` pages, as the first one and one past the last.
-    pub const fn share(&self, part: &Part, count: u32) -> (u64, u64) {
+    pub const fn share(&self, part: &PagePart, count: u32) -> (u64, u64) {
         let count = if count < self.most_pages {
             count
         } else {
@@ -117,14 +117,14 @@ impl PagedAttention {
     }
 
     /// Returns the number of query `query` of the part among all queries.
-    pub const fn vector(&self, part: &Part, query: u32) -> u64 {
+    pub const fn vector(&self, part: &PagePart, query: u32) -> u64 {
         let group = self.heads / self.kv_heads;
         let head = part.kv_head * group + part.chunk * QUERIES as u32 + query;
         part.sequence as u64 * self.heads as u64 + head as u64
     }
 
     /// Returns the number of the part's partial sum for query `query`.
-    pub const fn partial_index(&self, part: &Part, query: u32) -> u64 {
+    pub const fn partial_index(&self, part: &PagePart, query: u32) -> u64 {
         self.vector(part, query) * self.splits as u64 + part.split as u64
     }
 }

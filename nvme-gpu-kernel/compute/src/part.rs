@@ -9,7 +9,7 @@ use crate::eight::sum;
 ///
 /// Each format has its own fragment, so that every lane loads 16 bytes and the lanes of a warp together load
 /// consecutive bytes, whatever the size of an element.
-pub trait Part {
+pub trait RowFragment {
     /// Address bit by which the fours of every second eight of the vector are swapped in shared memory, so
     /// that the lanes of one load use different banks.
     const FLIP: u32;
@@ -36,9 +36,9 @@ pub trait Part {
 }
 
 /// `f32`: a lane has four elements, and the four that are 128 columns further on.
-pub struct F32;
+pub struct FloatFragment;
 
-impl Part for F32 {
+impl RowFragment for FloatFragment {
     const FLIP: u32 = 0;
     type Raw = [[u32; 4]; 2];
 
@@ -84,7 +84,7 @@ macro_rules! sixteen {
         #[doc = "A lane has eight elements side by side."]
         pub struct $name;
 
-        impl Part for $name {
+        impl RowFragment for $name {
             const FLIP: u32 = 1;
             type Raw = [u32; 4];
 

@@ -16,14 +16,14 @@ const EXPONENTS: Range<u32> = 40..255;
 
 /// The factors between the numbers of a unit and integers.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Powers {
+pub struct UnitPowers {
     /// Factor from a number to an integer.
     pub up: f32,
     /// Factor from an integer to a number: NaN if one of the unit's numbers is not finite.
     pub down: f32,
 }
 
-impl Powers {
+impl UnitPowers {
     /// Returns the factors of a unit whose largest number has the bits `largest`, without its sign. `less`,
     /// below 9, is the number of powers of two by which `down` is reduced.
     ///
@@ -83,7 +83,7 @@ mod tests {
     use super::*;
 
     /// What the digits of `number` stand for.
-    fn number_of(powers: Powers, digits: u32) -> f64 {
+    fn number_of(powers: UnitPowers, digits: u32) -> f64 {
         let digits: [u8; DIGITS as usize] = digits.to_le_bytes();
         let digits = digits.map(|digit| f64::from(digit as i8));
         let sum = (0..).zip(digits).map(|(at, digit)| digit * 256f64.powi(at));
@@ -106,7 +106,7 @@ mod tests {
                 let numbers = numbers.map(|number| number * scale);
                 let size = largest(&numbers);
                 for less in [0, 4] {
-                    let powers = Powers::of(size, less);
+                    let powers = UnitPowers::of(size, less);
                     for number in numbers {
                         let found = number_of(powers, powers.digits(number)) * f64::from(1 << less);
                         let allowed = f64::from(f32::from_bits(size)) * 2f64.powi(-29);
@@ -130,7 +130,7 @@ mod tests {
     #[test]
     fn units_of_zeros_and_of_the_least_numbers_are_small() {
         for least in [0.0, f32::from_bits(1), 1e-40, 1e-30] {
-            let powers = Powers::of(largest(&[least]), 4);
+            let powers = UnitPowers::of(largest(&[least]), 4);
             assert!(powers.up.is_finite() && powers.down > 0.0);
             let off = number_of(powers, powers.digits(least)) * 16.0 - f64::from(least);
             assert!(off.abs() < 1e-33, "{least} {off}");
@@ -140,7 +140,7 @@ mod tests {
     #[test]
     fn units_with_a_number_that_is_not_finite_are_nan() {
         for number in [f32::INFINITY, f32::NEG_INFINITY, f32::NAN] {
-            let powers = Powers::of(largest(&[number, 1.0]), 0);
+            let powers = UnitPowers::of(largest(&[number, 1.0]), 0);
             assert!(powers.down.is_nan());
             assert!(number_of(powers, powers.digits(1.0)).is_nan());
         }

@@ -2,23 +2,28 @@
 // UNSAFETY: launches hold addresses that the host vouches for.
 #![allow(unsafe_code)]
 
-use crate::Gemv;
-use crate::arch::{Numbers, Window, sum_of_warp};
-use crate::strip::{Cursor, Shape, TILE_BYTES};
+use crate::GemvParameters;
+use crate::arch::{FloatArray, Window, sum_of_warp};
+use crate::strip::{GroupShape, RowCursor, TILE_BYTES};
 use crate::sums::sum_of_units;
 use core::ops::Range;
-use nvme_formats::{Stored, UNIT};
+use nvme_formats::{StoredFormat, UNIT};
 use nvme_gpu_kernel::arch;
 use nvme_gpu_kernel::rows::code;
 
 /// Computes the products of some rows with vector `token`. Every lane of the warp calls it.
 ///
 /// # Safety
-/// All memory that [`Gemv`] names is allocated and stays so while the kernel runs.
+/// All memory that [`GemvParameters`] names is allocated and stays so while the kernel runs.
 #[inline(always)]
-pub unsafe fn strip(gemv: &Gemv, (stored, shape): (Stored, Shape), token: u64, rows: Range<u64>) {
+pub unsafe fn strip(
+    gemv: &GemvParameters,
+    (stored, shape): (StoredFormat, GroupShape),
+    token: u64,
+    rows: Range<u64>,
+) {
     // SAFETY: this function's caller vouches for the addresses, as under `# Safety`.
-    let (x, y) = unsafe { (Numbers::at(gemv.x), Numbers::at(gemv.y)) };
+    let (x, y) = unsafe { (FloatArray::at(gemv.x), FloatArray::at(gemv.y)) };
     let window = Window::here();
     let vector = token * u64::from(gemv.columns);
     let dot = |byte: u64, groups: u32, group: u32| {
@@ -36,7 +41,7 @@ pub unsafe fn strip(gemv: &Gemv, (stored, shape): (Stored, Shape), token: u64, r
     };
     let byte = |row: u64| gemv.weights + row * gemv.row_bytes;
     let (begin, until) = (byte(rows.start), byte(rows.end));
-    let mut cursor = Cursor::new(rows.start, begin);
+    let mut cursor = RowCursor::new(rows.start, begin);
     let mut tile = begin & !(TILE_BYTES - 1);
     while rows.start < rows.end && tile < until {
         let next = tile + TILE_BYTES;

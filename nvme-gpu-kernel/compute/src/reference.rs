@@ -1,13 +1,13 @@
 //! Reference of each kernel on the CPU, for one vector.
 
 use crate::{index_of, ranked};
-use nvme_formats::{Stored, UNIT};
+use nvme_formats::{StoredFormat, UNIT};
 
 /// Elements of a unit.
 type Numbers = [f32; UNIT as usize];
 
 /// Returns the product of a row of a matrix, in its stored format, with a vector of as many elements.
-pub fn dot(stored: Stored, row: &[u8], x: &[f32]) -> f32 {
+pub fn dot(stored: StoredFormat, row: &[u8], x: &[f32]) -> f32 {
     let half = half_of(row);
     let mut sums: Numbers = [0.0; UNIT as usize];
     for (unit, x) in x.as_chunks::<{ UNIT as usize }>().0.iter().enumerate() {
@@ -20,7 +20,7 @@ pub fn dot(stored: Stored, row: &[u8], x: &[f32]) -> f32 {
 }
 
 /// Converts a row to numbers.
-pub fn unpack(stored: Stored, row: &[u8], y: &mut [f32]) {
+pub fn unpack(stored: StoredFormat, row: &[u8], y: &mut [f32]) {
     let half = half_of(row);
     for (unit, y) in y
         .as_chunks_mut::<{ UNIT as usize }>()
@@ -33,7 +33,7 @@ pub fn unpack(stored: Stored, row: &[u8], y: &mut [f32]) {
 }
 
 #[inline(always)]
-fn numbers(stored: Stored, unit: u32, half: impl Fn(u32) -> u16) -> Numbers {
+fn numbers(stored: StoredFormat, unit: u32, half: impl Fn(u32) -> u16) -> Numbers {
     let mut numbers = [0.0; UNIT as usize];
     stored.each(unit, half, |i, value| numbers[i as usize] = value);
     numbers
@@ -67,7 +67,7 @@ pub fn turn(head: &mut [f32], angles: &[f32]) {
 }
 
 /// Returns cosine and sine of each pair of each of `positions` positions, for [`turn`] and
-/// [`Rope::angles`](crate::Rope::angles).
+/// [`RopeParameters::angles`](crate::RopeParameters::angles).
 pub fn angles(positions: u32, head_elements: u32, base: f64) -> Vec<f32> {
     let pairs = head_elements / 2;
     let of = |position: u32, pair: u32| {
@@ -114,7 +114,7 @@ pub fn silu_mul(x: &mut [f32], factor: &[f32]) {
     }
 }
 
-/// Computes [`Argmax`](crate::Argmax).
+/// Computes [`ArgmaxParameters`](crate::ArgmaxParameters).
 pub fn argmax(x: &[f32]) -> u32 {
     let ranks = x
         .iter()
@@ -129,7 +129,7 @@ mod tests {
 
     #[test]
     fn products_are_those_of_the_numbers() {
-        for stored in Stored::ALL {
+        for stored in StoredFormat::ALL {
             let row: Vec<u8> = (0..stored.row_bytes(512).unwrap())
                 .map(|at| (at * 37 % 61) as u8)
                 .collect();

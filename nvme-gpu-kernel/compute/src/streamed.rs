@@ -4,13 +4,13 @@
 #![allow(unsafe_code)]
 
 use crate::GemvStreamed;
-use crate::arch::{self as here, Numbers, Window, sum_of_warp};
-use crate::strip::{Cursor, Shape, TILE_BYTES, first_row};
+use crate::arch::{self as here, FloatArray, Window, sum_of_warp};
+use crate::strip::{GroupShape, RowCursor, TILE_BYTES, first_row};
 use crate::sums::sum_of_units;
-use nvme_formats::{Stored, UNIT};
-use nvme_gpu_kernel::ring::{Pieces, Ring};
+use nvme_formats::{StoredFormat, UNIT};
+use nvme_gpu_kernel::ring::{RangePieces, RangeRing};
 use nvme_gpu_kernel::rows::{code, worst};
-use nvme_gpu_kernel::{Stream, arch};
+use nvme_gpu_kernel::{RangeStream, arch};
 
 /// Computes the products. A warp takes consecutive rows.
 ///
@@ -18,19 +18,19 @@ use nvme_gpu_kernel::{Stream, arch};
 /// All memory that [`GemvStreamed`] names is allocated and stays so while the kernel runs.
 #[unsafe(no_mangle)]
 pub unsafe extern "ptx-kernel" fn nvme_gemv_streamed(gemv: GemvStreamed) {
-    let Some(stored) = Stored::of_number(gemv.stored) else {
+    let Some(stored) = StoredFormat::of_number(gemv.stored) else {
         return;
     };
-    let shape = Shape::of(stored, gemv.columns);
+    let shape = GroupShape::of(stored, gemv.columns);
     if shape.groups == 0 {
         return;
     }
     // SAFETY: the host vouches for the addresses in the kernel's parameter, as under `# Safety`.
     let (mut stream, x, y) = unsafe {
         (
-            Stream::enter(&gemv.rows),
-            Numbers::at(gemv.x),
-            Numbers::at(gemv.y),
+            RangeStream::enter(&gemv.rows),
+            FloatArray::at(gemv.x),
+            FloatArray::at(gemv.y),
         )
     };
     let (warp, warps) = here::warp();
@@ -38,7 +38,7 @@ pub unsafe extern "ptx-kernel" fn nvme_gemv_streamed(gemv: GemvStreamed) {
     let first = first_row(rows, warp as u32, warps as u32);
     let end = first_row(rows, warp as u32 + 1, warps as u32);
     let byte = |row: u64| gemv.rows.first_byte + row * u64::from(gemv.rows.row_bytes);
-    let mut ended = Ended {
+    let mut ended = FailedRows {
         failed: 0,
         worst: 0,
     };
@@ -49,8 +49,8 @@ pub unsafe extern "ptx-kernel" fn nvme_gemv_streamed(gemv: GemvStreamed) {
         let first = u64::from(group * shape.group_units * UNIT);
         sum_of_units(stored, window, byte as u32, units, (x, first))
     };
-    let mut cursor = Cursor::new(first, byte(first));
-    let ring = Ring {
+    let mut cursor = RowCursor::new(first, byte(first));
+    let ring = RangeRing {
         begin: byte(first),
         end: byte(end),
         piece_shift: gemv.rows.slot_bytes.trailing_zeros(),
@@ -79,15 +79,15 @@ pub unsafe extern "ptx-kernel" fn nvme_gemv_streamed(gemv: GemvStreamed) {
 }
 
 /// The failures of a warp's rows.
-struct Ended {
+struct FailedRows {
     failed: u64,
     worst: u64,
 }
 
-impl Ended {
+impl FailedRows {
     /// Ends row `row`: adds up `sum`, the lane's share, and stores the result. Every lane calls it.
     #[inline(always)]
-    fn row(&mut self, y: Numbers, row: u64, sum: f32, code: i32) {
+    fn row(&mut self, y: FloatArray, row: u64, sum: f32, code: i32) {
         let sum = sum_of_warp(sum);
         if arch::lane() == 0 {
             y.store(row, if code == code::OK { sum } else { f32::NAN });

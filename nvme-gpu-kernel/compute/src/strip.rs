@@ -4,7 +4,7 @@
 //! A row consists of groups of bytes, each with whole units of elements. A group is computed once its last
 //! byte has arrived; its first byte may have arrived with an earlier read.
 
-use nvme_formats::{Stored, UNIT};
+use nvme_formats::{StoredFormat, UNIT};
 use nvme_gpu_kernel::rows::code;
 
 /// Bytes that a warp copies to shared memory in one step, at addresses on the drive that are multiples of it.
@@ -14,7 +14,7 @@ pub const WINDOW_BYTES: u64 = 2 * TILE_BYTES;
 
 /// The division of a row into groups.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Shape {
+pub struct GroupShape {
     /// Bytes of a group.
     pub group_bytes: u32,
     /// Units of a group.
@@ -23,10 +23,10 @@ pub struct Shape {
     pub groups: u32,
 }
 
-impl Shape {
+impl GroupShape {
     /// Returns the division of rows of `columns` elements.
     #[inline(always)]
-    pub fn of(stored: Stored, columns: u32) -> Self {
+    pub fn of(stored: StoredFormat, columns: u32) -> Self {
         let (elements, bytes) = stored.block();
         let group = if elements < UNIT { UNIT } else { elements };
         Self {
@@ -50,7 +50,7 @@ pub fn first_row(rows: u64, warp: u32, warps: u32) -> u64 {
 
 /// The position of a warp in its rows. All lanes hold the same state, except for their own partial sums.
 #[derive(Clone, Copy, Debug)]
-pub struct Cursor {
+pub struct RowCursor {
     /// The first byte of the next group.
     byte: u64,
     row: u64,
@@ -62,7 +62,7 @@ pub struct Cursor {
     code: i32,
 }
 
-impl Cursor {
+impl RowCursor {
     /// Makes a position at the start of row `row`, whose first byte is `byte`.
     #[inline(always)]
     pub fn new(row: u64, byte: u64) -> Self {
@@ -89,7 +89,7 @@ impl Cursor {
     #[inline(always)]
     pub fn advance(
         &mut self,
-        shape: Shape,
+        shape: GroupShape,
         until: u64,
         code: i32,
         mut dot: impl FnMut(u64, u32, u32) -> f32,
@@ -152,26 +152,26 @@ impl Cursor {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use nvme_gpu_kernel::ring::{Pieces, Ring};
+    use nvme_gpu_kernel::ring::{RangePieces, RangeRing};
 
     const PIECE_SHIFT: u32 = 12;
 
     /// The rows of a strip as a warp takes them, where piece `number` ends with `code(number)`: of each its number, the
     /// groups that were multiplied, and its code. A code below 0 ends the warp.
     fn rows_of(
-        shape: Shape,
+        shape: GroupShape,
         rows: core::ops::Range<u64>,
         first_byte: u64,
         code_of: impl Fn(u64) -> i32,
     ) -> Vec<(u64, u32, i32)> {
         let row_bytes = u64::from(shape.group_bytes * shape.groups);
         let byte = |row: u64| first_byte + row * row_bytes;
-        let ring = Ring {
+        let ring = RangeRing {
             begin: byte(rows.start),
             end: byte(rows.end),
             piece_shift: PIECE_SHIFT,
         };
-        let mut cursor = Cursor::new(rows.start, ring.begin);
+        let mut cursor = RowCursor::new(rows.start, ring.begin);
         let mut found = Vec::new();
         let mut done = |row, sum: f32, code| found.push((row, sum as u32, code));
         let mut next = ring.begin;
@@ -215,10 +215,10 @@ mod tests {
 
     #[test]
     fn every_row_is_whole_or_fails_for_the_pieces_that_have_bytes_of_it() {
-        for stored in Stored::ALL {
+        for stored in StoredFormat::ALL {
             let group = stored.block().0.max(UNIT);
             for (groups, first_byte) in [(1, 0), (3, 4094), (29, 18), (64, 0), (211, 2)] {
-                let shape = Shape::of(stored, groups * group);
+                let shape = GroupShape::of(stored, groups * group);
                 assert_eq!(shape.groups, groups);
                 let row_bytes = stored.row_bytes(groups * group).unwrap();
                 assert_eq!(row_bytes, u64::from(shape.group_bytes * shape.groups));

@@ -1,43 +1,49 @@
 //! Sums of products of elements in their stored formats: a lane has one element of each unit, or a quarter of
 //! every eighth unit.
 
-use crate::arch::{Numbers, Window};
-use crate::eight::Eight;
-use nvme_formats::{Stored, UNIT};
+use crate::arch::{FloatArray, Window};
+use crate::eight::EightElements;
+use nvme_formats::{StoredFormat, UNIT};
 use nvme_gpu_kernel::arch;
 
 /// Multiplies the lane's elements of `units` units, from byte `byte` of the window on, with those of the
 /// vector, which are `x` from `first` on.
 #[inline(always)]
 pub fn sum_of_units(
-    stored: Stored,
+    stored: StoredFormat,
     window: Window,
     byte: u32,
     units: u32,
-    (x, first): (Numbers, u64),
+    (x, first): (FloatArray, u64),
 ) -> f32 {
     if stored.has_unit_scales() {
         return match stored {
-            Stored::Q4_0 => quarters_of(Stored::Q4_0, window, byte, units, (x, first)),
-            Stored::Q4_1 => quarters_of(Stored::Q4_1, window, byte, units, (x, first)),
-            _ => quarters_of(Stored::Q8_0, window, byte, units, (x, first)),
+            StoredFormat::Q4_0 => quarters_of(StoredFormat::Q4_0, window, byte, units, (x, first)),
+            StoredFormat::Q4_1 => quarters_of(StoredFormat::Q4_1, window, byte, units, (x, first)),
+            _ => quarters_of(StoredFormat::Q8_0, window, byte, units, (x, first)),
         };
     }
     let first = first + u64::from(arch::lane());
     let x = |unit: u32| x.load(first + u64::from(unit * UNIT));
     // The format is the same for all units, so there is one loop for each, without a branch inside.
     match stored {
-        Stored::F32 => sum_of(Stored::F32, window, byte, units, x),
-        Stored::F16 => sum_of(Stored::F16, window, byte, units, x),
-        Stored::Bf16 => sum_of(Stored::Bf16, window, byte, units, x),
-        Stored::Q4K => sum_of(Stored::Q4K, window, byte, units, x),
-        _ => sum_of(Stored::Q6K, window, byte, units, x),
+        StoredFormat::F32 => sum_of(StoredFormat::F32, window, byte, units, x),
+        StoredFormat::F16 => sum_of(StoredFormat::F16, window, byte, units, x),
+        StoredFormat::Bf16 => sum_of(StoredFormat::Bf16, window, byte, units, x),
+        StoredFormat::Q4K => sum_of(StoredFormat::Q4K, window, byte, units, x),
+        _ => sum_of(StoredFormat::Q6K, window, byte, units, x),
     }
 }
 
 /// Sums over units, four in one step, so that their loads overlap.
 #[inline(always)]
-fn sum_of(stored: Stored, window: Window, byte: u32, units: u32, x: impl Fn(u32) -> f32) -> f32 {
+fn sum_of(
+    stored: StoredFormat,
+    window: Window,
+    byte: u32,
+    units: u32,
+    x: impl Fn(u32) -> f32,
+) -> f32 {
     let lane = arch::lane();
     let half = |k: u32| window.half(byte + 2 * k);
     let product = |unit: u32, x: f32| stored.element(unit, lane, half) * x;
@@ -62,17 +68,17 @@ fn sum_of(stored: Stored, window: Window, byte: u32, units: u32, x: impl Fn(u32)
 /// overlap.
 #[inline(always)]
 fn quarters_of(
-    stored: Stored,
+    stored: StoredFormat,
     window: Window,
     byte: u32,
     units: u32,
-    (x, first): (Numbers, u64),
+    (x, first): (FloatArray, u64),
 ) -> f32 {
     let (_, bytes) = stored.block();
     let (half, word) = (|at| window.half(at), |at| window.word(at));
     let (quarter, mut unit) = (arch::lane() % 4, arch::lane() / 4);
     let product = |unit: u32| {
-        let eight = Eight::of(stored, (byte + unit * bytes, quarter), half, word);
+        let eight = EightElements::of(stored, (byte + unit * bytes, quarter), half, word);
         let first = first + u64::from(unit * UNIT + quarter * 8);
         eight.dot([x.four(first), x.four(first + 4)])
     };

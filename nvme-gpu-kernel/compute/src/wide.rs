@@ -3,10 +3,10 @@
 // UNSAFETY: launches hold addresses that the host vouches for.
 #![allow(unsafe_code)]
 
-use crate::arch::{Numbers, Vector, sum_of_warp};
-use crate::part::{Bf16, F16, F32, Part};
-use crate::{Gemv, VECTOR_ELEMENTS};
-use nvme_formats::Stored;
+use crate::arch::{FloatArray, SharedVector, sum_of_warp};
+use crate::part::{Bf16, F16, FloatFragment, RowFragment};
+use crate::{GemvParameters, VECTOR_ELEMENTS};
+use nvme_formats::StoredFormat;
 use nvme_gpu_kernel::arch;
 use nvme_gpu_kernel::rows::BLOCK_WARPS;
 
@@ -16,22 +16,23 @@ const STEP: u32 = 256;
 const PASS: u32 = 2 * STEP;
 const _: () = assert!(VECTOR_ELEMENTS.is_multiple_of(PASS));
 
-/// Computes the products of tile `tile` of `gemv`'s rows, [`Gemv::tile_rows`] rows, with vector `token`.
+/// Computes the products of tile `tile` of `gemv`'s rows, [`GemvParameters::tile_rows`] rows, with vector `token`.
 /// Every thread of the block calls it.
 ///
 /// # Safety
-/// All memory that [`Gemv`] names is allocated and stays so while the kernel runs, and [`Gemv::is_wide`].
+/// All memory that [`GemvParameters`] names is allocated and stays so while the kernel runs, and
+/// [`GemvParameters::is_wide`].
 #[inline(always)]
-pub unsafe fn tile(gemv: &Gemv, token: u64, tile: u32) {
+pub unsafe fn tile(gemv: &GemvParameters, token: u64, tile: u32) {
     // SAFETY: this function's caller vouches for the addresses, as under `# Safety`.
     unsafe {
-        match (Stored::of_number(gemv.stored), gemv.warp_rows()) {
-            (Some(Stored::F32), 1) => rows::<F32, 1>(gemv, token, tile),
-            (Some(Stored::F32), _) => rows::<F32, 2>(gemv, token, tile),
-            (Some(Stored::F16), 1) => rows::<F16, 1>(gemv, token, tile),
-            (Some(Stored::F16), _) => rows::<F16, 4>(gemv, token, tile),
-            (Some(Stored::Bf16), 1) => rows::<Bf16, 1>(gemv, token, tile),
-            (Some(Stored::Bf16), _) => rows::<Bf16, 4>(gemv, token, tile),
+        match (StoredFormat::of_number(gemv.stored), gemv.warp_rows()) {
+            (Some(StoredFormat::F32), 1) => rows::<FloatFragment, 1>(gemv, token, tile),
+            (Some(StoredFormat::F32), _) => rows::<FloatFragment, 2>(gemv, token, tile),
+            (Some(StoredFormat::F16), 1) => rows::<F16, 1>(gemv, token, tile),
+            (Some(StoredFormat::F16), _) => rows::<F16, 4>(gemv, token, tile),
+            (Some(StoredFormat::Bf16), 1) => rows::<Bf16, 1>(gemv, token, tile),
+            (Some(StoredFormat::Bf16), _) => rows::<Bf16, 4>(gemv, token, tile),
             _ => (),
         }
     }
@@ -42,7 +43,7 @@ pub unsafe fn tile(gemv: &Gemv, token: u64, tile: u32) {
 /// # Safety
 /// As [`tile`].
 #[inline(always)]
-unsafe fn rows<P: Part, const R: usize>(gemv: &Gemv, token: u64, tile: u32) {
+unsafe fn rows<P: RowFragment, const R: usize>(gemv: &GemvParameters, token: u64, tile: u32) {
     let warp = tile * BLOCK_WARPS + arch::thread() / 32;
     let first = u64::from(warp) * R as u64;
     let last = u64::from(gemv.rows) - 1;
@@ -67,7 +68,7 @@ unsafe fn rows<P: Part, const R: usize>(gemv: &Gemv, token: u64, tile: u32) {
         let row = first + number as u64;
         if arch::lane() == 0 && row <= last {
             // SAFETY: this function's caller vouches for the addresses, as under `# Safety`.
-            let y = unsafe { Numbers::at(gemv.y) };
+            let y = unsafe { FloatArray::at(gemv.y) };
             let to = token * u64::from(gemv.stride) + row;
             let before = if gemv.adds == 0 { 0.0 } else { y.load(to) };
             y.store(to, before + sum);
@@ -82,8 +83,12 @@ unsafe fn rows<P: Part, const R: usize>(gemv: &Gemv, token: u64, tile: u32) {
 /// # Safety
 /// The columns are allocated, and as many elements of the vector at `x`. Every thread of the block calls it.
 #[inline(always)]
-unsafe fn sums_of<P: Part, const R: usize>(rows: [u64; R], columns: u32, x: u64) -> [f32; R] {
-    let (lane, vector) = (arch::lane(), Vector::of_block());
+unsafe fn sums_of<P: RowFragment, const R: usize>(
+    rows: [u64; R],
+    columns: u32,
+    x: u64,
+) -> [f32; R] {
+    let (lane, vector) = (arch::lane(), SharedVector::of_block());
     let whole = columns / PASS * PASS;
     let left = columns.saturating_sub(STEP);
     // SAFETY: this function's caller vouches for the columns, and nothing is loaded beyond them.
@@ -123,10 +128,10 @@ unsafe fn sums_of<P: Part, const R: usize>(rows: [u64; R], columns: u32, x: u64)
 }
 
 #[inline(always)]
-fn added<P: Part, const R: usize>(
+fn added<P: RowFragment, const R: usize>(
     sums: [f32; R],
     raw: [P::Raw; R],
-    vector: Vector,
+    vector: SharedVector,
     place: u32,
 ) -> [f32; R] {
     let lane = arch::lane();

@@ -5,7 +5,7 @@ use crate::wide::f32_of_f16;
 
 /// The format of stored blocks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Block {
+pub enum BlockFormat {
     /// GGUF Q4_K: 256 elements in 144 bytes: binary16 scale and scale of minima, 8 times 6 bits of both, 4
     /// bits for each element.
     Q4K,
@@ -18,7 +18,7 @@ pub enum Block {
 /// Values of E2M1, doubled so that they are integers.
 const E2M1: [i8; 16] = [0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12];
 
-impl Block {
+impl BlockFormat {
     /// All blocks.
     pub const ALL: [Self; 3] = [Self::Q4K, Self::Q6K, Self::Mxfp4];
 

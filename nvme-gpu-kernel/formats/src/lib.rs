@@ -5,7 +5,7 @@
 //! readers of those files.
 //!
 //! ```
-//! use nvme_formats::{Format, Wide, value};
+//! use nvme_formats::{Format, WideFormat, value};
 //!
 //! // Two bytes of scale (0.5), then 32 signed bytes.
 //! let mut block = vec![0x00, 0x38];
@@ -13,7 +13,7 @@
 //! let at = |byte: u32| block[byte as usize];
 //! assert_eq!(value(Format::Q8_0, 6, at), 3.0);
 //! assert_eq!(Format::Q8_0.elements(68), Some(64));
-//! assert_eq!(Wide::F16.bits_of(3.0), 0x4200);
+//! assert_eq!(WideFormat::F16.bits_of(3.0), 0x4200);
 //! ```
 #![cfg_attr(not(test), no_std)]
 #![forbid(unsafe_code)]
@@ -24,9 +24,9 @@ mod narrow;
 mod stored;
 mod wide;
 
-pub use block::Block;
+pub use block::BlockFormat;
 pub use narrow::{bf16_of_f32, f16_of_f32};
-pub use stored::{Stored, UNIT};
+pub use stored::{StoredFormat, UNIT};
 pub use wide::{f32_of_bf16, f32_of_f8_e4m3, f32_of_f8_e5m2, f32_of_f16};
 
 /// The format of stored elements. The numbers are those that kernels receive.
@@ -123,14 +123,14 @@ impl Format {
 /// The format of converted (upcast) elements.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
-pub enum Wide {
+pub enum WideFormat {
     /// IEEE 754 binary16: rounded to the nearest, ties to even.
     F16 = 1,
     /// IEEE 754 binary32: exact.
     F32 = 2,
 }
 
-impl Wide {
+impl WideFormat {
     /// Returns the format with this number.
     #[inline(always)]
     pub const fn of_number(number: u32) -> Option<Self> {
@@ -199,7 +199,7 @@ pub fn value(format: Format, index: u32, at: impl Fn(u32) -> u8) -> f32 {
 ///
 /// The GPU's conversion after a gather uses the same functions for each element, so host and GPU agree bit
 /// for bit.
-pub fn widen(format: Format, wide: Wide, from: &[u8], out: &mut [u8]) -> bool {
+pub fn widen(format: Format, wide: WideFormat, from: &[u8], out: &mut [u8]) -> bool {
     let bytes = wide.bytes() as usize;
     let wanted = format.elements(from.len() as u64);
     if wanted.is_none_or(|elements| elements * bytes as u64 != out.len() as u64) {

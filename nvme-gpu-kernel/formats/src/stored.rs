@@ -11,7 +11,7 @@ pub const UNIT: u32 = 32;
 /// of formats that a gather converts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
-pub enum Stored {
+pub enum StoredFormat {
     /// IEEE 754 binary32.
     F32 = 0,
     /// IEEE 754 binary16.
@@ -22,15 +22,15 @@ pub enum Stored {
     Q4_1 = 3,
     /// As [`Format::Q8_0`](crate::Format::Q8_0).
     Q8_0 = 8,
-    /// As [`Block::Q4K`](crate::Block::Q4K).
+    /// As [`BlockFormat::Q4K`](crate::BlockFormat::Q4K).
     Q4K = 12,
-    /// As [`Block::Q6K`](crate::Block::Q6K).
+    /// As [`BlockFormat::Q6K`](crate::BlockFormat::Q6K).
     Q6K = 14,
     /// The upper half of binary32.
     Bf16 = 30,
 }
 
-impl Stored {
+impl StoredFormat {
     /// All formats.
     pub const ALL: [Self; 8] = [
         Self::F32,
@@ -273,11 +273,11 @@ fn byte_of(half: &impl Fn(u32) -> u16, block: u32, at: u32) -> u8 {
 
 #[cfg(test)]
 mod tests {
-    use super::{Stored, UNIT};
-    use crate::{Block, Format, value};
+    use super::{StoredFormat, UNIT};
+    use crate::{BlockFormat, Format, value};
 
     /// Bytes whose scales are finite.
-    fn blocks(stored: Stored, blocks: usize) -> Vec<u8> {
+    fn blocks(stored: StoredFormat, blocks: usize) -> Vec<u8> {
         let (_, bytes) = stored.block();
         let mut state = 7u32;
         let mut row: Vec<u8> = (0..blocks * bytes as usize)
@@ -287,11 +287,11 @@ mod tests {
             })
             .collect();
         let scales: &[usize] = match stored {
-            Stored::Q4_0 | Stored::Q8_0 => &[0],
-            Stored::Q4_1 | Stored::Q4K => &[0, 2],
-            Stored::Q6K => &[208],
-            Stored::F32 => &[2],
-            Stored::F16 | Stored::Bf16 => &[0],
+            StoredFormat::Q4_0 | StoredFormat::Q8_0 => &[0],
+            StoredFormat::Q4_1 | StoredFormat::Q4K => &[0, 2],
+            StoredFormat::Q6K => &[208],
+            StoredFormat::F32 => &[2],
+            StoredFormat::F16 | StoredFormat::Bf16 => &[0],
         };
         for block in row.chunks_exact_mut(bytes as usize) {
             for at in scales {
@@ -302,28 +302,28 @@ mod tests {
     }
 
     /// The element as the other functions of this crate have it.
-    fn expected(stored: Stored, row: &[u8], index: u32) -> f32 {
+    fn expected(stored: StoredFormat, row: &[u8], index: u32) -> f32 {
         let at = |byte: u32| row[byte as usize];
         let of = |format| value(format, index, at);
-        let of_block = |block: Block| {
+        let of_block = |block: BlockFormat| {
             let (elements, bytes) = (block.block_elements(), block.block_bytes());
             block.value(index % elements, |byte| at(index / elements * bytes + byte))
         };
         match stored {
-            Stored::F32 => f32::from_le_bytes([0, 1, 2, 3].map(|byte| at(index * 4 + byte))),
-            Stored::F16 => of(Format::F16),
-            Stored::Bf16 => of(Format::Bf16),
-            Stored::Q4_0 => of(Format::Q4_0),
-            Stored::Q4_1 => of(Format::Q4_1),
-            Stored::Q8_0 => of(Format::Q8_0),
-            Stored::Q4K => of_block(Block::Q4K),
-            Stored::Q6K => of_block(Block::Q6K),
+            StoredFormat::F32 => f32::from_le_bytes([0, 1, 2, 3].map(|byte| at(index * 4 + byte))),
+            StoredFormat::F16 => of(Format::F16),
+            StoredFormat::Bf16 => of(Format::Bf16),
+            StoredFormat::Q4_0 => of(Format::Q4_0),
+            StoredFormat::Q4_1 => of(Format::Q4_1),
+            StoredFormat::Q8_0 => of(Format::Q8_0),
+            StoredFormat::Q4K => of_block(BlockFormat::Q4K),
+            StoredFormat::Q6K => of_block(BlockFormat::Q6K),
         }
     }
 
     #[test]
     fn each_element_has_the_value_of_its_format() {
-        for stored in Stored::ALL {
+        for stored in StoredFormat::ALL {
             let columns = 512;
             let (elements, _) = stored.block();
             let row = blocks(stored, (columns / elements) as usize);
@@ -345,12 +345,12 @@ mod tests {
 
     #[test]
     fn rows_end_with_blocks_and_units() {
-        assert_eq!(Stored::Q6K.row_bytes(256), Some(210));
-        assert_eq!(Stored::Q6K.row_bytes(288), None);
-        assert_eq!(Stored::F16.row_bytes(16), None);
-        for stored in Stored::ALL {
-            assert_eq!(Stored::of_number(stored as u32), Some(stored));
+        assert_eq!(StoredFormat::Q6K.row_bytes(256), Some(210));
+        assert_eq!(StoredFormat::Q6K.row_bytes(288), None);
+        assert_eq!(StoredFormat::F16.row_bytes(16), None);
+        for stored in StoredFormat::ALL {
+            assert_eq!(StoredFormat::of_number(stored as u32), Some(stored));
         }
-        assert_eq!(Stored::of_number(4), None);
+        assert_eq!(StoredFormat::of_number(4), None);
     }
 }

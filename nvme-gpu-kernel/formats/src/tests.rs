@@ -126,21 +126,21 @@ fn blocks_have_scale_least_value_and_numbers_in_their_places() {
 fn whole_blocks_are_widened_and_nothing_else() {
     let from: Vec<u8> = (0..68).collect();
     let mut out = vec![0xFF; 256];
-    assert!(widen(Format::Q8_0, Wide::F32, &from, &mut out));
+    assert!(widen(Format::Q8_0, WideFormat::F32, &from, &mut out));
     let last = f32::from_le_bytes(out[252..].try_into().unwrap());
     assert_eq!(last, value(Format::Q8_0, 63, |at| from[at as usize]));
     let mut halves = vec![0; 128];
-    assert!(widen(Format::Q8_0, Wide::F16, &from, &mut halves));
+    assert!(widen(Format::Q8_0, WideFormat::F16, &from, &mut halves));
     let first = u16::from_le_bytes([halves[0], halves[1]]);
     assert_eq!(
         first,
         f16_of_f32(value(Format::Q8_0, 0, |at| from[at as usize]))
     );
     let before = out.clone();
-    assert!(!widen(Format::Q8_0, Wide::F32, &from[1..], &mut out));
-    assert!(!widen(Format::Q8_0, Wide::F32, &from, &mut out[4..]));
+    assert!(!widen(Format::Q8_0, WideFormat::F32, &from[1..], &mut out));
+    assert!(!widen(Format::Q8_0, WideFormat::F32, &from, &mut out[4..]));
     assert_eq!(out, before);
-    assert!(widen(Format::F16, Wide::F32, &[], &mut []));
+    assert!(widen(Format::F16, WideFormat::F32, &[], &mut []));
 }
 
 #[test]
@@ -153,23 +153,23 @@ fn numbers_of_formats_are_their_own() {
         );
     }
     assert_eq!((Format::of_number(0), Format::of_number(8)), (None, None));
-    for wide in [Wide::F16, Wide::F32] {
-        assert_eq!(Wide::of_number(wide as u32), Some(wide));
+    for wide in [WideFormat::F16, WideFormat::F32] {
+        assert_eq!(WideFormat::of_number(wide as u32), Some(wide));
     }
-    assert_eq!(Wide::of_number(0), None);
+    assert_eq!(WideFormat::of_number(0), None);
 }
 
 #[test]
 fn every_nan_comes_out_as_the_same_one() {
     for bits in [0x7F80_0001u32, 0xFF80_0001, 0xFFC0_0000, 0x7FFF_FFFF] {
-        assert_eq!(Wide::F32.bits_of(f32::from_bits(bits)), 0x7FC0_0000);
-        assert_eq!(Wide::F16.bits_of(f32::from_bits(bits)), 0x7E00);
+        assert_eq!(WideFormat::F32.bits_of(f32::from_bits(bits)), 0x7FC0_0000);
+        assert_eq!(WideFormat::F16.bits_of(f32::from_bits(bits)), 0x7E00);
     }
-    assert_eq!(Wide::F16.bits_of(f32::NEG_INFINITY), 0xFC00);
+    assert_eq!(WideFormat::F16.bits_of(f32::NEG_INFINITY), 0xFC00);
 }
 
 /// Bytes in which nothing repeats; binary16 at `halves` of each block are finite.
-fn blocks(format: Block, count: u32, halves: &[usize]) -> Vec<u8> {
+fn blocks(format: BlockFormat, count: u32, halves: &[usize]) -> Vec<u8> {
     let bytes = format.block_bytes();
     let all = (0..count * bytes).map(|at| (at.wrapping_mul(2_654_435_761) >> 13) as u8);
     let mut all: Vec<u8> = all.collect();
@@ -183,9 +183,19 @@ fn blocks(format: Block, count: u32, halves: &[usize]) -> Vec<u8> {
 #[test]
 fn larger_blocks_are_what_gguf_makes_of_them() {
     for (format, halves, first, expected) in [
-        (Block::Q4K, &[0, 2][..], -500.498_3, 0xAAFB_6AB4_4241_E8C1),
-        (Block::Q6K, &[208], -0.0, 0xCC73_32BB_44FC_7ED6),
-        (Block::Mxfp4, &[], -8.816_208e-39, 0xD1AA_12E5_F38F_87AB),
+        (
+            BlockFormat::Q4K,
+            &[0, 2][..],
+            -500.498_3,
+            0xAAFB_6AB4_4241_E8C1,
+        ),
+        (BlockFormat::Q6K, &[208], -0.0, 0xCC73_32BB_44FC_7ED6),
+        (
+            BlockFormat::Mxfp4,
+            &[],
+            -8.816_208e-39,
+            0xD1AA_12E5_F38F_87AB,
+        ),
     ] {
         let from = blocks(format, 300, halves);
         let mut out = vec![f32::NAN; 300 * format.block_elements() as usize];
@@ -201,7 +211,7 @@ fn larger_blocks_are_what_gguf_makes_of_them() {
 
 #[test]
 fn whole_larger_blocks_are_unpacked_and_nothing_else() {
-    for format in Block::ALL {
+    for format in BlockFormat::ALL {
         let (bytes, elements) = (
             format.block_bytes() as usize,
             format.block_elements() as usize,
@@ -225,7 +235,7 @@ fn there_is_a_row_of_every_format_that_comes_out_as_zero_bits() {
             .map(|at| format.zero_byte(at))
             .collect();
         let elements = format.elements(stored.len() as u64).unwrap() as usize;
-        for wide in [Wide::F16, Wide::F32] {
+        for wide in [WideFormat::F16, WideFormat::F32] {
             let mut out = vec![0xA5; elements * wide.bytes() as usize];
             assert!(widen(format, wide, &stored, &mut out));
             assert!(out.iter().all(|byte| *byte == 0), "{format:?} {wide:?}");

@@ -3,19 +3,19 @@
 // UNSAFETY: kernel parameters hold addresses that the host vouches for.
 #![allow(unsafe_code)]
 
-use crate::groups::Block;
+use crate::groups::WholeBlock;
 use crate::launch_end;
-use crate::rows::Gather;
-use nvme_core::group::Group;
+use crate::rows::GatherLaunch;
+use nvme_core::group::ThreadGroup;
 
 entry! {
     /// Ends a launch that moves no rows: one block, launched after the kernels whose end the host has to
     /// know.
     ///
     /// # Safety
-    /// `progress` and `summary` of `rows` are valid as [`Gather`] documents; nothing else of it is used.
-    pub unsafe fn nvme_end_launch(rows: Gather) {
-        if Block::here().leads() {
+    /// `progress` and `summary` of `rows` are valid as [`GatherLaunch`] documents; nothing else of it is used.
+    pub unsafe fn nvme_end_launch(rows: GatherLaunch) {
+        if WholeBlock::here().leads() {
             launch_end::end_block(&rows, 0);
         }
     }

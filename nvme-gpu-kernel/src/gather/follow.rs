@@ -4,22 +4,22 @@
 
 use crate::arch;
 use crate::copy;
-use crate::launch::{self, Failed};
-use crate::reads::Reads;
-use crate::rows::{BLOCK_WARPS, Follow, code};
+use crate::launch::{self, WarpFailures};
+use crate::reads::WarpReads;
+use crate::rows::{BLOCK_WARPS, FollowLaunch, code};
 
 entry! {
     /// Walks. Blocks of [`BLOCK_THREADS`](crate::rows::BLOCK_THREADS) threads; any number of blocks. Each
     /// lane has one walk; the lanes of a warp read at the same time, and copy their rows together.
     ///
     /// # Safety
-    /// Every address in `follow` is valid as [`Follow`] documents; the queues exist on the controller and are
+    /// Every address in `follow` is valid as [`FollowLaunch`] documents; the queues exist on the controller and are
     /// shared.
-    pub unsafe fn nvme_follow_rows(follow: Follow) {
+    pub unsafe fn nvme_follow_rows(follow: FollowLaunch) {
         let rows = &follow.gather;
         // SAFETY: the host vouches for every address in the launch, as under `# Safety`.
-        let mut reads = unsafe { Reads::enter(rows) };
-        let mut failed = Failed::default();
+        let mut reads = unsafe { WarpReads::enter(rows) };
+        let mut failed = WarpFailures::default();
         let (lane, lanes) = (arch::lane(), rows.lanes.clamp(1, 32));
         let mut chunk = u64::from(arch::block() * BLOCK_WARPS + arch::thread() / 32);
         while chunk < rows.count.div_ceil(u64::from(lanes)) {
@@ -63,7 +63,7 @@ entry! {
                     rows.out + (walk * u64::from(follow.hops) + u64::from(hop)) * rows.out_stride
                 };
                 let copied = arch::ballot(arch::FULL, is_there);
-                copy::rows(copy::Shape::of(rows), from, to, copied);
+                copy::rows(copy::CopyShape::of(rows), from, to, copied);
                 if is_there {
                     id = word.checked_rem(rows.rows).unwrap_or(0) as i64;
                 }

@@ -9,20 +9,20 @@
 #![allow(unsafe_code)]
 
 use crate::arch;
-use crate::groups::{Acting, Few};
-use crate::rows::{BLOCK_WARPS, MEMBERS, Member, Striped, code};
+use crate::groups::{AnyLanes, GroupedThread};
+use crate::rows::{BLOCK_WARPS, MEMBERS, StripedGather, StripedMember, code};
 use crate::station::{self, NO_STATION};
 use nvme_core::SharedQueue;
-use nvme_core::gate::{Gate, Party, words};
+use nvme_core::gate::{AdmissionGate, GateReference, words};
 use nvme_core::spec::{Iova, Lba, Nsid, nvm};
-use nvme_core::stripes::{Spot, Stripes};
+use nvme_core::stripes::{StripeLayout, StripeLocation};
 use nvme_core::sync::AtomicU32;
-use nvme_core::{Command, Data};
+use nvme_core::{CommandData, MemberCommand};
 
 /// A warp's view of the members. All lanes hold the same values.
-pub struct Members<'r> {
-    rows: &'r Striped,
-    stripes: Stripes,
+pub struct StripeMembers<'r> {
+    rows: &'r StripedGather,
+    stripes: StripeLayout,
     station: u32,
     /// A bit for each member that the warp has not left.
     inside: u32,
@@ -31,16 +31,16 @@ pub struct Members<'r> {
 }
 
 /// The access of a lane to the blocks of its row: member, queue and location.
-pub struct Way<'r> {
-    of: &'r Member,
+pub struct BlockAccess<'r> {
+    of: &'r StripedMember,
     queue: SharedQueue<'r>,
-    spot: Spot,
+    spot: StripeLocation,
 }
 
-impl<'r> Members<'r> {
+impl<'r> StripeMembers<'r> {
     /// Makes the view from the results of [`enter`].
     #[inline(always)]
-    pub fn new(rows: &'r Striped, stripes: Stripes, station: u32, inside: u32) -> Self {
+    pub fn new(rows: &'r StripedGather, stripes: StripeLayout, station: u32, inside: u32) -> Self {
         Self {
             rows,
             stripes,
@@ -52,7 +52,7 @@ impl<'r> Members<'r> {
 
     /// Returns the location of the first byte of `block`.
     #[inline(always)]
-    pub fn spot(&self, block: u64) -> Spot {
+    pub fn spot(&self, block: u64) -> StripeLocation {
         let shift = self.rows.gather.block_shift;
         self.stripes.spot(block << shift)
     }
@@ -81,7 +81,7 @@ impl<'r> Members<'r> {
     /// Returns the access to the blocks at `spot`; not once the warp [is alone](Self::is_alone). Computed by
     /// every lane: code that runs for some lanes only takes twice the registers.
     #[inline(always)]
-    pub fn way(&self, spot: Spot) -> Way<'r> {
+    pub fn way(&self, spot: StripeLocation) -> BlockAccess<'r> {
         let warp = arch::thread() / 32;
         // Nothing of a member that was left is touched; another one takes its place, and the result is not
         // used.
@@ -97,13 +97,13 @@ impl<'r> Members<'r> {
             // The host writes no words of impossible sizes.
             arch::trap()
         };
-        Way { of, queue, spot }
+        BlockAccess { of, queue, spot }
     }
 
     /// Reads `blocks` blocks of one stripe into `slot`, an offset in the slot memory, and waits for the end.
     #[inline(always)]
-    pub fn read_blocks(&self, way: &Way<'r>, blocks: u32, slot: u64, cell: u32) -> i32 {
-        let Way { of, queue, spot } = way;
+    pub fn read_blocks(&self, way: &BlockAccess<'r>, blocks: u32, slot: u64, cell: u32) -> i32 {
+        let BlockAccess { of, queue, spot } = way;
         if self.inside >> spot.member & 1 == 0 {
             return self.refusal(spot.member);
         }
@@ -112,13 +112,13 @@ impl<'r> Members<'r> {
         let read = || {
             let first = Lba(spot.offset >> of.block_shift);
             let count = (bytes >> of.block_shift) as u32;
-            let data = Data::Contiguous {
+            let data = CommandData::Contiguous {
                 iova: Iova(of.slots_iova + slot),
                 len: bytes,
             };
-            Command::new(nvm::read(Nsid(of.nsid), first, count), data, cell)
+            MemberCommand::new(nvm::read(Nsid(of.nsid), first, count), data, cell)
         };
-        station::run(&Acting(Few), queue, read, rows.timeout_ns)
+        station::run(&GroupedThread(AnyLanes), queue, read, rows.timeout_ns)
     }
 
     /// Leaves the members that the host recovers, or has closed. Every lane of the warp calls it.
@@ -179,7 +179,7 @@ impl<'r> Members<'r> {
 /// members whose gate admitted it. Without a station it returns the members whose gate is open. Every lane of
 /// one warp of the block calls it.
 #[inline(always)]
-pub fn enter(rows: &Striped) -> (u32, u32) {
+pub fn enter(rows: &StripedGather) -> (u32, u32) {
     let lane = arch::lane();
     let of = member(rows, lane);
     let mut station = NO_STATION;
@@ -209,7 +209,7 @@ pub fn enter(rows: &Striped) -> (u32, u32) {
 
 /// Returns member `index`, if there is one.
 #[inline(always)]
-fn member(rows: &Striped, index: u32) -> Option<&Member> {
+fn member(rows: &StripedGather, index: u32) -> Option<&StripedMember> {
     if index >= rows.member_count || index >= MEMBERS {
         return None;
     }
@@ -218,29 +218,33 @@ fn member(rows: &Striped, index: u32) -> Option<&Member> {
 }
 
 #[inline(always)]
-fn members(rows: &Striped) -> *const Member {
-    rows.members as usize as *const Member
+fn members(rows: &StripedGather) -> *const StripedMember {
+    rows.members as usize as *const StripedMember
 }
 
 #[inline(always)]
-fn gate<'r>(rows: &Striped, of: &Member) -> Option<Gate<'r>> {
+fn gate<'r>(rows: &StripedGather, of: &StripedMember) -> Option<AdmissionGate<'r>> {
     let stations = rows.gather.station_count;
     let gate = of.gate as usize as *const AtomicU32;
     // SAFETY: the host vouches for the words of a gate for `station_count` stations, used through atomics
     // alone.
-    Gate::new(unsafe { core::slice::from_raw_parts(gate, words(stations)) })
+    AdmissionGate::new(unsafe { core::slice::from_raw_parts(gate, words(stations)) })
 }
 
 #[inline(always)]
-fn is_open(rows: &Striped, index: u32) -> bool {
+fn is_open(rows: &StripedGather, index: u32) -> bool {
     let gate = member(rows, index).and_then(|of| gate(rows, of));
     gate.is_some_and(|gate| gate.look().is_ok())
 }
 
 #[inline(always)]
-fn party<'r>(rows: &Striped, of: &'r Member, station: u32) -> Option<Party<'r>> {
+fn party<'r>(
+    rows: &StripedGather,
+    of: &'r StripedMember,
+    station: u32,
+) -> Option<GateReference<'r>> {
     let words = of.stations as usize as *const AtomicU32;
-    Some(Party {
+    Some(GateReference {
         // SAFETY: the host vouches for a word for each station, used through atomics alone.
         word: unsafe { &*words.add(station as usize) },
         gate: gate(rows, of)?,

@@ -3,9 +3,10 @@
 //! A block of threads holds a [station](crate::station) while it runs; each of its warps gathers 32 rows in
 //! one chunk ([`warp`]).
 //!
-//! The order of calls in a block: [`Inside::enter`] takes a station and passes the gate; [`Warp::gather_all`]
-//! looks at the gate, submits reads, waits for them and copies rows, chunk by chunk; [`launch::leave`] counts
-//! failures, frees the station and leaves the gate, and the last block of the launch reports to the host.
+//! The order of calls in a block: [`WarpContext::enter`] takes a station and passes the gate;
+//! [`GatherWarp::gather_all`] looks at the gate, submits reads, waits for them and copies rows, chunk by chunk;
+//! [`launch::leave`] counts failures, frees the station and leaves the gate, and the last block of the launch reports
+//! to the host.
 // UNSAFETY: kernel parameters hold addresses that the host vouches for.
 #![allow(unsafe_code)]
 
@@ -26,28 +27,28 @@ pub use probe::{nvme_check_rows, nvme_copy_rows};
 pub use wide::nvme_widen_rows;
 
 use crate::arch;
-use crate::groups::Block;
-use crate::launch::{self, Failed, Inside};
+use crate::groups::WholeBlock;
+use crate::launch::{self, WarpContext, WarpFailures};
 use crate::launch_end;
 use crate::rows::{
-    BLOCK_THREADS, BLOCK_WARPS, Cached, Gather, ListHead, Listed, Ranges, STATION_CELLS, Split,
-    Striped, WARP_BYTES, code, worst,
+    BLOCK_THREADS, BLOCK_WARPS, CachedGather, GatherLaunch, ListHead, ListedLaunch, RangeSplit,
+    RangesLaunch, STATION_CELLS, StripedGather, WARP_BYTES, code, worst,
 };
 use crate::station::{self, NO_STATION};
-use members::Members;
-use nvme_core::group::Group;
+use members::StripeMembers;
+use nvme_core::group::ThreadGroup;
 use nvme_core::row_cache::{RowCache, epoch};
-use nvme_core::stripes::Stripes;
+use nvme_core::stripes::StripeLayout;
 use nvme_core::sync::{AtomicU32, AtomicU64, Order, Scope};
-use warp::{CacheOf, Source, Warp};
+use warp::{CacheOf, GatherWarp, RangeSource};
 
 entry! {
     /// Gathers rows. Blocks of [`BLOCK_THREADS`](crate::rows::BLOCK_THREADS) threads; any number of blocks.
     ///
     /// # Safety
-    /// Every address in `rows` is valid as [`Gather`] documents; the queues exist on the controller and are
+    /// Every address in `rows` is valid as [`GatherLaunch`] documents; the queues exist on the controller and are
     /// shared.
-    pub unsafe fn nvme_gather(rows: Gather) {
+    pub unsafe fn nvme_gather(rows: GatherLaunch) {
         // SAFETY: the host vouches for every address in the launch, as under `# Safety`.
         unsafe { gather(&rows, None, None) }
     }
@@ -57,8 +58,8 @@ entry! {
     /// Gathers rows through a cache of rows in GPU memory.
     ///
     /// # Safety
-    /// As [`nvme_gather`]; the words of the cache are valid as [`Cached`] documents.
-    pub unsafe fn nvme_gather_cached(rows: Cached) {
+    /// As [`nvme_gather`]; the words of the cache are valid as [`CachedGather`] documents.
+    pub unsafe fn nvme_gather_cached(rows: CachedGather) {
         // SAFETY: the host vouches for the words of the cache.
         let Some(cache) = (unsafe { cache_of(&rows) }) else {
             return;
@@ -72,15 +73,15 @@ entry! {
     /// Reads ranges of bytes.
     ///
     /// # Safety
-    /// As [`nvme_gather`]; the ranges are valid as [`Ranges`] documents.
-    pub unsafe fn nvme_read_ranges(ranges: Ranges) {
+    /// As [`nvme_gather`]; the ranges are valid as [`RangesLaunch`] documents.
+    pub unsafe fn nvme_read_ranges(ranges: RangesLaunch) {
         arch::parameter(&ranges);
         // SAFETY: the host vouches for every address in the launch, as under `# Safety`.
         unsafe {
             gather(
                 &ranges.gather,
                 None,
-                Some((ranges.split, Source::Parameter)),
+                Some((ranges.split, RangeSource::Parameter)),
             )
         }
     }
@@ -90,20 +91,20 @@ entry! {
     /// Reads ranges of bytes that an earlier kernel has listed in GPU memory.
     ///
     /// # Safety
-    /// As [`nvme_gather`]; the list is valid as [`Listed`] documents.
-    pub unsafe fn nvme_read_listed(listed: Listed) {
+    /// As [`nvme_gather`]; the list is valid as [`ListedLaunch`] documents.
+    pub unsafe fn nvme_read_listed(listed: ListedLaunch) {
         // SAFETY: the host vouches for the list's address, and nothing writes the list meanwhile.
         let head = unsafe { *(listed.list as usize as *const ListHead) };
         if !listed.takes(&head) {
             refuse(&listed.gather, head.pieces);
             return;
         }
-        let split = Split {
+        let split = RangeSplit {
             // At most `most_ranges`, as `takes` has checked.
             range_count: head.range_count as u32,
             piece_shift: listed.piece_shift,
         };
-        let source = Source::Memory(listed.list + size_of::<ListHead>() as u64);
+        let source = RangeSource::Memory(listed.list + size_of::<ListHead>() as u64);
         let pieces = if split.range_count == 0 {
             0
         } else {
@@ -116,8 +117,8 @@ entry! {
 
 /// Fails the `pieces` pieces of a list that the launch does not accept, and reads nothing.
 #[inline(always)]
-fn refuse(rows: &Gather, pieces: u64) {
-    let block = Block::here();
+fn refuse(rows: &GatherLaunch, pieces: u64) {
+    let block = WholeBlock::here();
     let threads = u64::from(arch::blocks()) * u64::from(BLOCK_THREADS);
     let mut index = u64::from(arch::block()) * u64::from(BLOCK_THREADS) + u64::from(arch::thread());
     while rows.status != 0 && index < pieces && index < rows.count {
@@ -141,8 +142,8 @@ entry! {
     /// Gathers rows of several striped drives.
     ///
     /// # Safety
-    /// As [`nvme_gather`]; the members are valid as [`Striped`] documents.
-    pub unsafe fn nvme_gather_striped(rows: Striped) {
+    /// As [`nvme_gather`]; the members are valid as [`StripedGather`] documents.
+    pub unsafe fn nvme_gather_striped(rows: StripedGather) {
         gather_striped(&rows);
     }
 }
@@ -152,7 +153,7 @@ entry! {
 /// # Safety
 /// As [`nvme_gather_cached`].
 #[inline(always)]
-unsafe fn cache_of(rows: &Cached) -> Option<CacheOf<'_>> {
+unsafe fn cache_of(rows: &CachedGather) -> Option<CacheOf<'_>> {
     let lines = rows.lines as usize;
     if lines == 0 {
         return None;
@@ -187,7 +188,11 @@ unsafe fn cache_of(rows: &Cached) -> Option<CacheOf<'_>> {
 /// # Safety
 /// As [`nvme_gather`].
 #[inline(always)]
-unsafe fn gather(rows: &Gather, cache: Option<CacheOf<'_>>, ranges: Option<(Split, Source)>) {
+unsafe fn gather(
+    rows: &GatherLaunch,
+    cache: Option<CacheOf<'_>>,
+    ranges: Option<(RangeSplit, RangeSource)>,
+) {
     // SAFETY: this function's caller vouches for the launch.
     unsafe { gather_some(rows, cache, ranges, rows.count) }
 }
@@ -198,12 +203,12 @@ unsafe fn gather(rows: &Gather, cache: Option<CacheOf<'_>>, ranges: Option<(Spli
 /// As [`nvme_gather`].
 #[inline(always)]
 unsafe fn gather_some(
-    rows: &Gather,
+    rows: &GatherLaunch,
     cache: Option<CacheOf<'_>>,
-    ranges: Option<(Split, Source)>,
+    ranges: Option<(RangeSplit, RangeSource)>,
     count: u64,
 ) {
-    let block = Block::here();
+    let block = WholeBlock::here();
     let count = if count < rows.count {
         count
     } else {
@@ -219,11 +224,11 @@ unsafe fn gather_some(
         return;
     }
     // SAFETY: this function's caller vouches for the launch.
-    let Some(inside) = (unsafe { Inside::enter(rows, &block) }) else {
+    let Some(inside) = (unsafe { WarpContext::enter(rows, &block) }) else {
         return;
     };
     let gate = inside.gate;
-    let mut work = Warp {
+    let mut work = GatherWarp {
         rows,
         gate: Some(gate),
         queue: inside.queue,
@@ -235,7 +240,7 @@ unsafe fn gather_some(
         slots: inside.slots,
         ends: inside.ends,
         has_lost: false,
-        failed: Failed::default(),
+        failed: WarpFailures::default(),
     };
     work.gather_all(
         arch::block() * BLOCK_WARPS + arch::thread() / 32,
@@ -246,12 +251,12 @@ unsafe fn gather_some(
 }
 
 #[inline(always)]
-fn gather_striped(striped: &Striped) {
+fn gather_striped(striped: &StripedGather) {
     let rows = &striped.gather;
-    let Some(stripes) = Stripes::shifted(striped.stripe_shift, striped.member_count) else {
+    let Some(stripes) = StripeLayout::shifted(striped.stripe_shift, striped.member_count) else {
         return;
     };
-    let block = Block::here();
+    let block = WholeBlock::here();
     let warp = arch::thread() / 32;
     let (mut station, mut inside) = (NO_STATION, 0);
     if warp == 0 {
@@ -259,14 +264,14 @@ fn gather_striped(striped: &Striped) {
     }
     let station = block.broadcast(station);
     let inside = block.broadcast(inside);
-    let mut work = Warp {
+    let mut work = GatherWarp {
         rows,
         gate: None,
         queue: None,
         cache: None,
         ranges: None,
         count: rows.count,
-        members: Some(Members::new(striped, stripes, station, inside)),
+        members: Some(StripeMembers::new(striped, stripes, station, inside)),
         // Without a station the cell is not used.
         cell: station.wrapping_mul(STATION_CELLS).wrapping_add(warp * 32),
         slots: (u64::from(station) * u64::from(BLOCK_WARPS) + u64::from(warp)) * WARP_BYTES,
@@ -276,7 +281,7 @@ fn gather_striped(striped: &Striped) {
             _ => code::OK,
         },
         has_lost: false,
-        failed: Failed::default(),
+        failed: WarpFailures::default(),
     };
     work.gather_all(
         arch::block() * BLOCK_WARPS + warp,

@@ -2,9 +2,9 @@
 // UNSAFETY: kernel parameters hold addresses that the host vouches for.
 #![allow(unsafe_code)]
 
-use super::warp::Warp;
+use super::warp::GatherWarp;
 use crate::arch;
-use crate::rows::{BLOCK_WARPS, Check, Gather, code};
+use crate::rows::{BLOCK_WARPS, CheckLaunch, GatherLaunch, code};
 use crate::work::data_word;
 
 entry! {
@@ -12,9 +12,9 @@ entry! {
     ///
     /// # Safety
     /// As the kernel `nvme_gather`, for ids, output and the table.
-    pub unsafe fn nvme_copy_rows(rows: Gather) {
+    pub unsafe fn nvme_copy_rows(rows: GatherLaunch) {
         let lanes = u64::from(rows.lanes.clamp(1, 32));
-        let work = Warp::without_queue(&rows);
+        let work = GatherWarp::without_queue(&rows);
         let mut chunk = u64::from(arch::block() * BLOCK_WARPS + arch::thread() / 32);
         while chunk < rows.count.div_ceil(lanes) {
             let index = chunk * lanes + u64::from(arch::lane());
@@ -31,10 +31,10 @@ entry! {
     /// Counts the gathered rows that have a word other than that of their id.
     ///
     /// # Safety
-    /// The addresses in `check` are valid as [`Check`] documents.
-    pub unsafe fn nvme_check_rows(check: Check) {
+    /// The addresses in `check` are valid as [`CheckLaunch`] documents.
+    pub unsafe fn nvme_check_rows(check: CheckLaunch) {
         let rows = &check.gather;
-        let work = Warp::without_queue(rows);
+        let work = GatherWarp::without_queue(rows);
         let warps = u64::from(arch::blocks() * BLOCK_WARPS);
         let mut index = u64::from(arch::block() * BLOCK_WARPS + arch::thread() / 32);
         while index < rows.count {

@@ -8,26 +8,26 @@
 // UNSAFETY: launches hold addresses that the host vouches for.
 #![allow(unsafe_code)]
 
-use super::members::{Members, Way};
+use super::members::{BlockAccess, StripeMembers};
 use crate::arch;
 use crate::copy;
 use crate::exchange::{exchanged64, of_lane64, shuffle64};
-use crate::groups::Gpu;
-use crate::launch::{self, Failed};
-use crate::rows::{Gather, Piece, Place, RANGES, Ranges, Split, code};
+use crate::groups::GpuThread;
+use crate::launch::{self, WarpFailures};
+use crate::rows::{GatherLaunch, RANGES, RangePiece, RangeSplit, RangesLaunch, RowBlocks, code};
 use crate::station::{self, LOOK_NS};
 use core::mem::offset_of;
 use nvme_core::SharedQueue;
-use nvme_core::gate::Gate;
+use nvme_core::gate::AdmissionGate;
 use nvme_core::group::ExecContext;
-use nvme_core::row_cache::{Line, RowCache};
+use nvme_core::row_cache::{PinnedLine, RowCache};
 use nvme_formats::Format;
 
 /// A row of a lane.
 #[derive(Clone, Copy)]
-pub struct Row {
+pub struct GatherRow {
     id: u64,
-    pub place: Place,
+    pub place: RowBlocks,
     /// Address of its bytes in the slots, or in the line of the cache, once they are there.
     pub from: u64,
     pub code: i32,
@@ -37,7 +37,7 @@ pub struct Row {
 
 /// The location of a launch's ranges.
 #[derive(Clone, Copy)]
-pub enum Source {
+pub enum RangeSource {
     /// Parameter of `nvme_read_ranges`.
     Parameter,
     /// Address of a list.
@@ -55,23 +55,23 @@ pub struct CacheOf<'r> {
 
 impl CacheOf<'_> {
     #[inline(always)]
-    fn at(&self, line: Line) -> u64 {
+    fn at(&self, line: PinnedLine) -> u64 {
         self.data + u64::from(line.index()) * u64::from(self.line_bytes)
     }
 }
 
 /// A warp of a gather.
-pub struct Warp<'r, 'q> {
-    pub rows: &'r Gather,
-    pub gate: Option<Gate<'r>>,
+pub struct GatherWarp<'r, 'q> {
+    pub rows: &'r GatherLaunch,
+    pub gate: Option<AdmissionGate<'r>>,
     pub queue: Option<SharedQueue<'q>>,
     pub cache: Option<CacheOf<'r>>,
     /// Ranges instead of a table: the rows are their pieces.
-    pub ranges: Option<(Split, Source)>,
+    pub ranges: Option<(RangeSplit, RangeSource)>,
     /// Number of requested rows.
     pub count: u64,
     /// Members of a striped launch, which replace gate and queue.
-    pub members: Option<Members<'r>>,
+    pub members: Option<StripeMembers<'r>>,
     /// First result cell of the warp.
     pub cell: u32,
     /// Offset of the warp's slots in the slot memory.
@@ -80,13 +80,13 @@ pub struct Warp<'r, 'q> {
     pub ends: i32,
     /// True if a read has not ended: the controller may still write to its slots.
     pub has_lost: bool,
-    pub failed: Failed,
+    pub failed: WarpFailures,
 }
 
-impl<'r> Warp<'r, '_> {
+impl<'r> GatherWarp<'r, '_> {
     /// Makes a warp that only copies rows.
     #[inline(always)]
-    pub fn without_queue(rows: &'r Gather) -> Self {
+    pub fn without_queue(rows: &'r GatherLaunch) -> Self {
         Self {
             rows,
             gate: None,
@@ -99,7 +99,7 @@ impl<'r> Warp<'r, '_> {
             slots: 0,
             ends: code::OK,
             has_lost: false,
-            failed: Failed::default(),
+            failed: WarpFailures::default(),
         }
     }
 
@@ -111,12 +111,12 @@ impl<'r> Warp<'r, '_> {
         let chunks = self.count.div_ceil(lanes);
         let mut chunk = u64::from(first);
         // The block has passed the gate just now, which counts as a look.
-        let mut looked_ns = Gpu.now_ns();
+        let mut looked_ns = GpuThread.now_ns();
         while chunk < chunks {
             let index = chunk * lanes + u64::from(arch::lane());
             if let Some(members) = &mut self.members {
                 // Like `launch::look`, once for all members.
-                let now_ns = Gpu.now_ns();
+                let now_ns = GpuThread.now_ns();
                 // Lane 0 decides for all, since lanes may have read the clock at different moments and must
                 // look together.
                 if shuffle64(now_ns.wrapping_sub(looked_ns), 0) > LOOK_NS {
@@ -193,7 +193,7 @@ impl<'r> Warp<'r, '_> {
     /// Tests if a line of the cache holds the lane's row, which then comes from there. Of the lanes with the
     /// same row one gets the line, pinned.
     #[inline(always)]
-    fn find(&self, row: &mut Row, wants: bool) -> (Option<Line>, bool) {
+    fn find(&self, row: &mut GatherRow, wants: bool) -> (Option<PinnedLine>, bool) {
         let Some(of) = &self.cache else {
             return (None, false);
         };
@@ -217,7 +217,7 @@ impl<'r> Warp<'r, '_> {
     /// write meanwhile, and a later gather would return its bytes for this row. Since the output comes from
     /// the line, the slots, which may be in host memory, are read once.
     #[inline(always)]
-    fn fill(&self, row: &mut Row, read: bool) -> Option<Line> {
+    fn fill(&self, row: &mut GatherRow, read: bool) -> Option<PinnedLine> {
         let of = self.cache.as_ref()?;
         let leads = leader_of(row.id, read) == arch::lane();
         let claimed = match read && leads {
@@ -240,7 +240,7 @@ impl<'r> Warp<'r, '_> {
 
     /// Makes the lane's line a hit for its row, once nothing of this warp reads it any more.
     #[inline(always)]
-    fn publish(&self, row: &Row, filled: Option<Line>) {
+    fn publish(&self, row: &GatherRow, filled: Option<PinnedLine>) {
         if let (Some(of), Some(line)) = (&self.cache, filled) {
             of.cache.publish(line, row.id, of.epoch);
         }
@@ -248,7 +248,7 @@ impl<'r> Warp<'r, '_> {
 
     /// Unpins the line that a row came from.
     #[inline(always)]
-    fn release(&self, hit: Option<Line>) {
+    fn release(&self, hit: Option<PinnedLine>) {
         if let (Some(of), Some(line)) = (&self.cache, hit) {
             of.cache.release(line);
         }
@@ -256,20 +256,20 @@ impl<'r> Warp<'r, '_> {
 
     /// Returns the row that this lane gathers.
     #[inline(always)]
-    pub fn row(&self, index: u64, is_live: bool) -> Row {
+    pub fn row(&self, index: u64, is_live: bool) -> GatherRow {
         let rows = self.rows;
         let mut id = -1;
         if is_live {
             // SAFETY: the host vouches for `count` ids, and a live lane's index is below it.
             id = unsafe { launch::id(rows, index) };
         }
-        let nowhere = Place {
+        let nowhere = RowBlocks {
             byte: 0,
             block: 0,
             blocks: 0,
         };
         let place = rows.place(id);
-        Row {
+        GatherRow {
             id: id as u64,
             place: place.unwrap_or(nowhere),
             from: 0,
@@ -283,20 +283,25 @@ impl<'r> Warp<'r, '_> {
 
     /// Returns the piece of a range that this lane reads, and its location.
     #[inline(always)]
-    fn piece(&self, (split, source): (Split, Source), index: u64, is_live: bool) -> (Piece, Row) {
+    fn piece(
+        &self,
+        (split, source): (RangeSplit, RangeSource),
+        index: u64,
+        is_live: bool,
+    ) -> (RangePiece, GatherRow) {
         let index_of_all = index.min(self.count - 1);
         // Computed by every lane: lanes past the end get the last piece.
         let piece = match source {
-            Source::Parameter => split.piece(index_of_all, RANGES as u32, |at| {
+            RangeSource::Parameter => split.piece(index_of_all, RANGES as u32, |at| {
                 // SAFETY: only `nvme_read_ranges` passes this source, and the offset is inside its parameter.
-                unsafe { arch::word_of_ranges(offset_of!(Ranges, ranges) as u32 + at) }
+                unsafe { arch::word_of_ranges(offset_of!(RangesLaunch, ranges) as u32 + at) }
             }),
-            Source::Memory(ranges) => split.piece(index_of_all, split.range_count, |at| {
+            RangeSource::Memory(ranges) => split.piece(index_of_all, split.range_count, |at| {
                 // SAFETY: a word of one of the ranges, for which the host vouches.
                 unsafe { *((ranges + u64::from(at)) as usize as *const u64) }
             }),
         };
-        let row = Row {
+        let row = GatherRow {
             id: index,
             place: self.rows.blocks_of(piece.byte, piece.bytes),
             from: 0,
@@ -315,8 +320,8 @@ impl<'r> Warp<'r, '_> {
     #[inline(always)]
     fn read(
         &mut self,
-        row: &mut Row,
-        piece: Option<Piece>,
+        row: &mut GatherRow,
+        piece: Option<RangePiece>,
         wants: bool,
         is_cut: bool,
         together: bool,
@@ -396,12 +401,12 @@ impl<'r> Warp<'r, '_> {
     /// True if no striped member is left.
     #[inline(always)]
     fn is_alone(&self) -> bool {
-        self.members.as_ref().is_some_and(Members::is_alone)
+        self.members.as_ref().is_some_and(StripeMembers::is_alone)
     }
 
     /// Fails a row for a member that the warp has left.
     #[inline(always)]
-    fn refuse(&self, row: &mut Row, wants: bool) {
+    fn refuse(&self, row: &mut GatherRow, wants: bool) {
         if let Some(members) = self.members.as_ref().filter(|_| wants) {
             let member = members.spot(row.place.block).member;
             row.code = members.refusal(member);
@@ -421,7 +426,7 @@ impl<'r> Warp<'r, '_> {
     /// Cuts a row that crosses from one stripe to the next to the part in the first stripe; returns true for
     /// such a row.
     #[inline(always)]
-    fn cut(&self, place: &mut Place) -> bool {
+    fn cut(&self, place: &mut RowBlocks) -> bool {
         let Some(members) = &self.members else {
             return false;
         };
@@ -436,7 +441,7 @@ impl<'r> Warp<'r, '_> {
     /// Copies the parts that were read of rows over two stripes, and continues with their second parts;
     /// returns true if the lane has one.
     #[inline(always)]
-    fn next_part(&self, index: u64, row: &mut Row, is_there: bool) -> bool {
+    fn next_part(&self, index: u64, row: &mut GatherRow, is_there: bool) -> bool {
         let wanted = arch::ballot(arch::FULL, is_there);
         if self.members.is_none() || wanted == 0 {
             return false;
@@ -455,7 +460,7 @@ impl<'r> Warp<'r, '_> {
         let left = (whole.block + u64::from(whole.blocks)).wrapping_sub(border);
         // Other lanes may read their row again, alone.
         if is_there {
-            row.place = Place {
+            row.place = RowBlocks {
                 byte: until,
                 block: border,
                 blocks: left as u32,
@@ -478,7 +483,7 @@ impl<'r> Warp<'r, '_> {
 
     /// Reads `blocks` blocks from `block` on into the slots from this lane's on, and waits for the end.
     #[inline(always)]
-    fn read_blocks(&self, way: Option<Way<'r>>, block: u64, blocks: u32) -> i32 {
+    fn read_blocks(&self, way: Option<BlockAccess<'r>>, block: u64, blocks: u32) -> i32 {
         let (slot, cell) = (self.slot(arch::lane()), self.cell + arch::lane());
         if let (Some(members), Some(way)) = (&self.members, &way) {
             return members.read_blocks(way, blocks, slot, cell);
@@ -491,8 +496,8 @@ impl<'r> Warp<'r, '_> {
 
     /// Returns the sizes of a copy.
     #[inline(always)]
-    fn shape(&self) -> copy::Shape {
-        let shape = copy::Shape::of(self.rows);
+    fn shape(&self) -> copy::CopyShape {
+        let shape = copy::CopyShape::of(self.rows);
         match self.members {
             Some(_) => shape.opaque(),
             None => shape,
@@ -501,7 +506,7 @@ impl<'r> Warp<'r, '_> {
 
     /// Copies the rows of the lanes with `wants` to the output, by the whole warp.
     #[inline(always)]
-    pub fn copy(&self, index: u64, row: &Row, wants: bool) {
+    pub fn copy(&self, index: u64, row: &GatherRow, wants: bool) {
         let wanted = arch::ballot(arch::FULL, wants);
         let first = index - u64::from(arch::lane());
         let rows = self.rows;
@@ -511,8 +516,8 @@ impl<'r> Warp<'r, '_> {
 
     /// Copies the pieces of the lanes with `wants` to their targets, by the whole warp.
     #[inline(always)]
-    fn copy_piece(&self, piece: Piece, from: u64, wants: bool) {
-        let Piece { to, bytes, .. } = piece;
+    fn copy_piece(&self, piece: RangePiece, from: u64, wants: bool) {
+        let RangePiece { to, bytes, .. } = piece;
         let is_whole = bytes == self.rows.row_bytes;
         let whole = arch::ballot(arch::FULL, wants && is_whole);
         let place = exchanged64(to);
@@ -525,7 +530,7 @@ impl<'r> Warp<'r, '_> {
 
     /// Zeroes the pieces of the lanes with `wants`, by the whole warp.
     #[inline(always)]
-    fn clear_pieces(&self, piece: Piece, wants: bool) {
+    fn clear_pieces(&self, piece: RangePiece, wants: bool) {
         let mut left = arch::ballot(arch::FULL, wants);
         while left != 0 {
             let lane = left.trailing_zeros();

@@ -5,11 +5,11 @@
 #![allow(unsafe_code)]
 
 use crate::arch;
-use crate::groups::Block;
+use crate::groups::WholeBlock;
 use crate::launch_end;
-use crate::rows::{BLOCK_WARPS, Widened};
-use nvme_core::group::Group;
-use nvme_formats::{Format, Wide, value};
+use crate::rows::{BLOCK_WARPS, WidenLaunch};
+use nvme_core::group::ThreadGroup;
+use nvme_formats::{Format, WideFormat, value};
 
 entry! {
     /// Converts rows that an earlier launch in the stream has gathered. Blocks of
@@ -17,12 +17,12 @@ entry! {
     /// consists of [`zero_byte`](Format::zero_byte)s, and becomes zeros.
     ///
     /// # Safety
-    /// The addresses in `rows` are valid as [`Widened`] documents.
-    pub unsafe fn nvme_widen_rows(rows: Widened) {
-        let Some(widening) = Widening::new(&rows) else {
+    /// The addresses in `rows` are valid as [`WidenLaunch`] documents.
+    pub unsafe fn nvme_widen_rows(rows: WidenLaunch) {
+        let Some(widening) = ElementWidening::new(&rows) else {
             return;
         };
-        let block = Block::here();
+        let block = WholeBlock::here();
         let gather = &rows.gather;
         let mut index = u64::from(arch::block() * BLOCK_WARPS + arch::thread() / 32);
         while index < gather.count {
@@ -38,19 +38,19 @@ entry! {
 }
 
 /// The conversion of a launch's elements.
-struct Widening {
+struct ElementWidening {
     format: Format,
-    wide: Wide,
+    wide: WideFormat,
     elements: u32,
     before: u32,
 }
 
-impl Widening {
+impl ElementWidening {
     #[inline(always)]
-    fn new(rows: &Widened) -> Option<Self> {
+    fn new(rows: &WidenLaunch) -> Option<Self> {
         Some(Self {
             format: Format::of_number(rows.format)?,
-            wide: Wide::of_number(rows.wide)?,
+            wide: WideFormat::of_number(rows.wide)?,
             elements: rows.elements,
             before: rows.before,
         })
@@ -113,8 +113,8 @@ impl Widening {
         // SAFETY: inside the converted row, at a multiple of an element's bytes; the host has checked both.
         unsafe {
             match self.wide {
-                Wide::F16 => arch::store_u16(to, bits as u16),
-                Wide::F32 => arch::store_u32(to, bits),
+                WideFormat::F16 => arch::store_u16(to, bits as u16),
+                WideFormat::F32 => arch::store_u32(to, bits),
             }
         }
     }

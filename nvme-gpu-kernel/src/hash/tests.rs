@@ -1,4 +1,4 @@
-use super::{CONSTANTS, Lanes, fold, of, of_bytes};
+use super::{CONSTANTS, HashLanes, fold, of, of_bytes};
 use proptest::prelude::*;
 use std::sync::{Barrier, Mutex};
 use xxhash_rust::xxh3::xxh3_64;
@@ -61,7 +61,7 @@ impl Threaded<'_> {
     }
 }
 
-impl Lanes<1, 4> for Threaded<'_> {
+impl HashLanes<1, 4> for Threaded<'_> {
     fn place(&self) -> (u32, u32) {
         (self.lane % 8, self.lane / 8)
     }

@@ -4,7 +4,7 @@
 // UNSAFETY: loads and stores at addresses that the caller vouches for.
 #![allow(unsafe_code)]
 
-use crate::lanes::{Call, Shuffle, call, here};
+use crate::lanes::{CollectiveCall, ShuffleSource, call, here};
 use nvme_core::sync::{AtomicU64, Order, Scope};
 use std::panic::Location;
 use std::sync::{Mutex, PoisonError};
@@ -57,7 +57,7 @@ pub fn opaque(value: u32) -> u32 {
 #[track_caller]
 pub fn active() -> u32 {
     let site = Location::caller();
-    call(Call::Beside {
+    call(CollectiveCall::Beside {
         site: (site.file(), site.line()),
         key: 0,
     }) as u32
@@ -67,26 +67,26 @@ pub fn active() -> u32 {
 #[track_caller]
 pub fn beside<A>(key: u64) -> u32 {
     let site = (std::any::type_name::<A>(), 0);
-    call(Call::Beside { site, key }) as u32
+    call(CollectiveCall::Beside { site, key }) as u32
 }
 
 /// Returns the lanes of `mask` whose `value` equals this lane's. Every lane of `mask` calls it.
 #[track_caller]
 pub fn same(mask: u32, value: u64) -> u32 {
-    call(Call::Same { mask, value }) as u32
+    call(CollectiveCall::Same { mask, value }) as u32
 }
 
 /// Returns the lanes of `mask` with `mine`. Every lane of `mask` calls it.
 #[track_caller]
 pub fn ballot(mask: u32, mine: bool) -> u32 {
-    call(Call::Ballot { mask, mine }) as u32
+    call(CollectiveCall::Ballot { mask, mine }) as u32
 }
 
 /// Returns the value of lane `from`. Every lane of `mask`, including `from`, calls it.
 #[track_caller]
 pub fn shuffle(mask: u32, value: u32, from: u32) -> u32 {
-    call(Call::Shuffle {
-        how: Shuffle::Index,
+    call(CollectiveCall::Shuffle {
+        how: ShuffleSource::Index,
         mask,
         value: value.into(),
         from: from % 32,
@@ -96,8 +96,8 @@ pub fn shuffle(mask: u32, value: u32, from: u32) -> u32 {
 /// Returns the 64-bit value of lane `from`. Every lane of the warp calls it.
 #[track_caller]
 pub fn shuffle64(value: u64, from: u32) -> u64 {
-    call(Call::Shuffle {
-        how: Shuffle::Index64,
+    call(CollectiveCall::Shuffle {
+        how: ShuffleSource::Index64,
         mask: FULL,
         value,
         from: from % 32,
@@ -107,7 +107,7 @@ pub fn shuffle64(value: u64, from: u32) -> u64 {
 /// Returns the values of all lanes. Every lane of the warp calls it.
 #[track_caller]
 pub fn exchange(value: u64) -> [u64; 32] {
-    call(Call::Exchange { value });
+    call(CollectiveCall::Exchange { value });
     here().exchanged.get()
 }
 
@@ -120,8 +120,8 @@ pub fn shuffle_tile(value: u32, from: u32) -> u32 {
 /// Returns the value of the lane whose index differs in the bits of `bits`. Every lane of `mask` calls it.
 #[track_caller]
 pub fn butterfly(mask: u32, value: u32, bits: u32) -> u32 {
-    call(Call::Shuffle {
-        how: Shuffle::Butterfly,
+    call(CollectiveCall::Shuffle {
+        how: ShuffleSource::Butterfly,
         mask,
         value: value.into(),
         from: lane() ^ (bits % 32),
@@ -131,13 +131,13 @@ pub fn butterfly(mask: u32, value: u32, bits: u32) -> u32 {
 /// Waits for the lanes of `mask`; orders memory among them.
 #[track_caller]
 pub fn sync_warp(mask: u32) {
-    call(Call::SyncWarp { mask });
+    call(CollectiveCall::SyncWarp { mask });
 }
 
 /// Waits for the block's threads; orders memory among them.
 #[track_caller]
 pub fn sync_block() {
-    call(Call::SyncBlock);
+    call(CollectiveCall::SyncBlock);
 }
 
 /// Lock held while a counter changes: the lanes of one launch share a thread, but other launches run in
@@ -313,7 +313,7 @@ pub fn now_ns() -> u64 {
 /// Lets other lanes run for `ns` nanoseconds of the launch's clock.
 #[track_caller]
 pub fn sleep_ns(ns: u32) {
-    call(Call::Sleep { ns });
+    call(CollectiveCall::Sleep { ns });
 }
 
 /// Ends the kernel with an error: the lane panics.

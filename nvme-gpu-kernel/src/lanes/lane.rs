@@ -18,12 +18,12 @@ const KEPT_STACKS: usize = 1024;
 std::thread_local! {
     static STACKS: RefCell<Vec<DefaultStack>> = const { RefCell::new(Vec::new()) };
     /// State of the lane that runs now.
-    static HERE: Cell<*const Here> = const { Cell::new(core::ptr::null()) };
+    static HERE: Cell<*const LaneState> = const { Cell::new(core::ptr::null()) };
 }
 
 /// The way in which a shuffle names the source lane.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Shuffle {
+pub(crate) enum ShuffleSource {
     Index,
     /// Two instructions on a GPU, one for each half of the value.
     Index64,
@@ -32,9 +32,9 @@ pub(crate) enum Shuffle {
 
 /// A collective instruction that a lane has reached, with its operands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Call {
+pub(crate) enum CollectiveCall {
     Shuffle {
-        how: Shuffle,
+        how: ShuffleSource,
         mask: u32,
         value: u64,
         from: u32,
@@ -65,7 +65,7 @@ pub(crate) enum Call {
 }
 
 /// The state of a lane that its code can reach.
-pub(crate) struct Here {
+pub(crate) struct LaneState {
     pub thread: u32,
     pub block_threads: u32,
     pub block: u32,
@@ -74,20 +74,20 @@ pub(crate) struct Here {
     pub scratch: *const [AtomicU32; SCRATCH],
     pub clock: Clock,
     pub parameter: Cell<usize>,
-    pub yielder: Cell<*const Yielder<u64, Call>>,
+    pub yielder: Cell<*const Yielder<u64, CollectiveCall>>,
     /// Values that the lanes of the warp exchanged last.
     pub exchanged: Cell<[u64; 32]>,
     /// Location of its last call, for messages.
     pub place: Cell<Option<&'static Location<'static>>>,
 }
 
-impl Here {
+impl LaneState {
     pub fn now_ns(&self) -> u64 {
         (self.clock)()
     }
 }
 
-pub(crate) fn here<'a>() -> &'a Here {
+pub(crate) fn here<'a>() -> &'a LaneState {
     let here = HERE.get();
     assert!(!here.is_null(), "code of a kernel runs in a launch alone");
     // SAFETY: `resume` sets the pointer while the lane runs, and the lane's box outlives the run.
@@ -96,7 +96,7 @@ pub(crate) fn here<'a>() -> &'a Here {
 
 /// Suspends the lane until its collective has an answer.
 #[track_caller]
-pub(crate) fn call(call: Call) -> u64 {
+pub(crate) fn call(call: CollectiveCall) -> u64 {
     let here = here();
     here.place.set(Some(Location::caller()));
     let yielder = here.yielder.get();
@@ -113,7 +113,7 @@ pub(crate) fn scratch() -> &'static [AtomicU32; SCRATCH] {
 /// Lets other lanes run while one waits for another lane's store. Does nothing on threads without a lane.
 pub(super) fn spin() {
     if !HERE.get().is_null() {
-        call(Call::Sleep { ns: 0 });
+        call(CollectiveCall::Sleep { ns: 0 });
     }
 }
 
@@ -124,13 +124,13 @@ pub type Clock = Rc<dyn Fn() -> u64>;
 ///
 /// It is created when its block starts and runs on its own stack; stacks are reused, since a test launches
 /// many thousands of threads.
-pub(super) struct Lane {
-    pub here: Box<Here>,
-    coroutine: Option<Coroutine<u64, Call, (), DefaultStack>>,
+pub(super) struct LaunchLane {
+    pub here: Box<LaneState>,
+    coroutine: Option<Coroutine<u64, CollectiveCall, (), DefaultStack>>,
 }
 
-impl Lane {
-    pub fn new(here: Here, kernel: Rc<dyn Fn()>) -> Self {
+impl LaunchLane {
+    pub fn new(here: LaneState, kernel: Rc<dyn Fn()>) -> Self {
         let stack = STACKS
             .with_borrow_mut(Vec::pop)
             .unwrap_or_else(|| DefaultStack::new(STACK_BYTES).expect("memory for a lane's stack"));
@@ -145,9 +145,9 @@ impl Lane {
     }
 
     /// Runs the lane until its next call; returns `None` when it has ended.
-    pub fn resume(&mut self, answer: u64) -> Option<Call> {
+    pub fn resume(&mut self, answer: u64) -> Option<CollectiveCall> {
         /// Restores the lane that ran before, also after a panic.
-        struct Before(*const Here);
+        struct Before(*const LaneState);
         impl Drop for Before {
             fn drop(&mut self) {
                 HERE.set(self.0);
@@ -172,7 +172,7 @@ impl Lane {
     }
 }
 
-impl Drop for Lane {
+impl Drop for LaunchLane {
     fn drop(&mut self) {
         if let Some(coroutine) = &mut self.coroutine {
             // SAFETY: kernels own nothing that needs a destructor: only borrowed words, and values in

@@ -7,8 +7,8 @@
 //!
 //! Addresses in a kernel's parameters are addresses of this process.
 //!
-//! The order of calls: [`Launch::new`]; then [`Launch::run`], or [`Launch::turn`] until it returns
-//! [`Turn::Ended`], with [`Launch::wake`] after [`Turn::Asleep`].
+//! The order of calls: [`RunningLaunch::new`]; then [`RunningLaunch::run`], or [`RunningLaunch::turn`] until it returns
+//! [`LaunchTurn::Ended`], with [`RunningLaunch::wake`] after [`LaunchTurn::Asleep`].
 
 mod lane;
 #[cfg(test)]
@@ -16,18 +16,18 @@ mod tests;
 mod warp;
 
 pub use lane::Clock;
-pub(crate) use lane::{Call, Shuffle, call, here, scratch};
+pub(crate) use lane::{CollectiveCall, ShuffleSource, call, here, scratch};
 
 use crate::scratch_words::SCRATCH;
-use lane::{Here, Lane, spin};
+use lane::{LaneState, LaunchLane, spin};
 use nvme_core::sync::{AtomicU32, Order, Scope};
 use std::cell::Cell;
 use std::rc::Rc;
-use warp::Warp;
+use warp::LaneWarp;
 
 /// The dimensions and the clock of a launch.
 #[derive(Clone)]
-pub struct Grid {
+pub struct HostGrid {
     /// Number of blocks.
     pub blocks: u32,
     /// Number of threads of a block.
@@ -40,18 +40,18 @@ pub struct Grid {
 
 /// The result of a turn of a launch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Turn {
+pub enum LaunchTurn {
     /// A warp has run.
     Ran,
-    /// All lanes sleep, or wait for sleeping lanes: time has to pass, and [`Launch::wake`] be called.
+    /// All lanes sleep, or wait for sleeping lanes: time has to pass, and [`RunningLaunch::wake`] be called.
     Asleep,
     /// All blocks have ended.
     Ended,
 }
 
-struct Block {
+struct RunningBlock {
     number: u32,
-    warps: Vec<Warp>,
+    warps: Vec<LaneWarp>,
     _scratch: Box<[AtomicU32; SCRATCH]>,
 }
 
@@ -59,19 +59,19 @@ struct Block {
 ///
 /// Dropping it ends the launch: lanes that have not ended are discarded, which is sound because kernels own
 /// nothing that needs a destructor.
-pub struct Launch {
-    grid: Grid,
+pub struct RunningLaunch {
+    grid: HostGrid,
     /// Number of the grid, as on the GPU.
     number: u64,
     kernel: Rc<dyn Fn()>,
     /// Number of blocks that have started.
     begun: u32,
-    blocks: Vec<Block>,
+    blocks: Vec<RunningBlock>,
 }
 
-impl Launch {
+impl RunningLaunch {
     /// Makes a launch of `kernel`, which each thread calls.
-    pub fn new(grid: Grid, kernel: impl Fn() + 'static) -> Self {
+    pub fn new(grid: HostGrid, kernel: impl Fn() + 'static) -> Self {
         nvme_core::sync::on_spin(spin);
         static LAUNCHES: AtomicU32 = AtomicU32::new(0);
         Self {
@@ -92,12 +92,12 @@ impl Launch {
         };
         loop {
             match self.turn(u32::MAX, &mut next) {
-                Turn::Ran => {}
-                Turn::Asleep => {
+                LaunchTurn::Ran => {}
+                LaunchTurn::Asleep => {
                     wait();
                     self.wake();
                 }
-                Turn::Ended => return,
+                LaunchTurn::Ended => return,
             }
         }
     }
@@ -107,28 +107,28 @@ impl Launch {
     ///
     /// # Panics
     /// When a lane panics, and when lanes wait for each other for ever.
-    pub fn turn(&mut self, calls: u32, pick: &mut dyn FnMut(u32) -> u32) -> Turn {
+    pub fn turn(&mut self, calls: u32, pick: &mut dyn FnMut(u32) -> u32) -> LaunchTurn {
         self.begin_blocks();
         if self.blocks.is_empty() {
-            return Turn::Ended;
+            return LaunchTurn::Ended;
         }
         let able = self.warps().filter(|warp| warp.is_able()).count() as u32;
         if able == 0 {
-            let sleeps = self.warps().any(Warp::sleeps);
+            let sleeps = self.warps().any(LaneWarp::sleeps);
             assert!(sleeps, "lanes wait for each other: {}", self.waits());
-            return Turn::Asleep;
+            return LaunchTurn::Asleep;
         }
         let (at, warp) = self.able_warp(pick(able) as usize);
         let block = &mut self.blocks[at];
         block.warps[warp].run(calls, pick);
-        let is_met = |warp: &Warp| warp.is_at_barrier();
+        let is_met = |warp: &LaneWarp| warp.is_at_barrier();
         if block.warps.iter().all(is_met) {
-            block.warps.iter_mut().for_each(Warp::pass_barrier);
+            block.warps.iter_mut().for_each(LaneWarp::pass_barrier);
         }
-        if block.warps.iter().all(Warp::has_ended) {
+        if block.warps.iter().all(LaneWarp::has_ended) {
             self.blocks.remove(at);
         }
-        Turn::Ran
+        LaunchTurn::Ran
     }
 
     /// Makes lanes runnable whose sleep is over.
@@ -152,7 +152,7 @@ impl Launch {
         unreachable!("a warp that can run was picked")
     }
 
-    fn warps(&self) -> impl Iterator<Item = &Warp> {
+    fn warps(&self) -> impl Iterator<Item = &LaneWarp> {
         self.blocks.iter().flat_map(|block| &block.warps)
     }
 
@@ -163,9 +163,9 @@ impl Launch {
         }
     }
 
-    fn block(&self, number: u32) -> Block {
+    fn block(&self, number: u32) -> RunningBlock {
         let scratch = Box::new([const { AtomicU32::new(0) }; SCRATCH]);
-        let here = |thread| Here {
+        let here = |thread| LaneState {
             thread,
             block_threads: self.grid.threads,
             block: number,
@@ -179,12 +179,12 @@ impl Launch {
             place: Cell::new(None),
         };
         let threads: Vec<u32> = (0..self.grid.threads).collect();
-        let lane = |thread: &u32| Lane::new(here(*thread), self.kernel.clone());
-        Block {
+        let lane = |thread: &u32| LaunchLane::new(here(*thread), self.kernel.clone());
+        RunningBlock {
             number,
             warps: threads
                 .chunks(32)
-                .map(|lanes| Warp::new(lanes.iter().map(lane).collect()))
+                .map(|lanes| LaneWarp::new(lanes.iter().map(lane).collect()))
                 .collect(),
             _scratch: scratch,
         }
@@ -192,7 +192,7 @@ impl Launch {
 
     /// Describes the waits of the lanes, for a message.
     fn waits(&self) -> String {
-        let of = |block: &Block| {
+        let of = |block: &RunningBlock| {
             let warps = block.warps.iter().zip(0..);
             let texts = warps.filter_map(|(warp, number)| {
                 let waits = warp.waits()?;

@@ -2,17 +2,17 @@
 // UNSAFETY: stores to an address that is refused.
 #![allow(unsafe_code)]
 
-use super::{Grid, Launch, Turn};
+use super::{HostGrid, LaunchTurn, RunningLaunch};
 use crate::arch;
-use crate::groups::{Block, Gpu, converged};
-use nvme_core::group::{Alone, ExecContext, Group, GroupOp};
+use crate::groups::{GpuThread, WholeBlock, converged};
+use nvme_core::group::{ExecContext, GroupOp, LoneThread, ThreadGroup};
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 
 /// A clock that goes on by itself, so that sleepers wake.
-fn grid(blocks: u32, threads: u32) -> Grid {
+fn grid(blocks: u32, threads: u32) -> HostGrid {
     let now_ns = Cell::new(0);
-    Grid {
+    HostGrid {
         blocks,
         threads,
         at_once: 2,
@@ -32,7 +32,7 @@ fn each<R: Clone + 'static>(blocks: u32, threads: u32, made: impl Fn() -> R + 's
         let one = made();
         of.borrow_mut().push((number, one));
     };
-    Launch::new(grid(blocks, threads), kernel).run(|| {});
+    RunningLaunch::new(grid(blocks, threads), kernel).run(|| {});
     let mut all = all.borrow().clone();
     all.sort_by_key(|(number, _)| *number);
     all.into_iter().map(|(_, one)| one).collect()
@@ -104,7 +104,7 @@ struct Count;
 impl GroupOp for Count {
     type Output = (u32, u32);
 
-    fn run<G: Group>(self, group: &G) -> (u32, u32) {
+    fn run<G: ThreadGroup>(self, group: &G) -> (u32, u32) {
         let before = group.vote(true).before;
         assert_eq!(before, group.rank());
         (group.size(), group.broadcast(arch::lane()))
@@ -118,8 +118,8 @@ fn lanes_that_diverged_meet_by_key() {
         let key = u64::from(lane % 2);
         match lane {
             // Alone at another place.
-            7 => converged(Alone, 9, Count),
-            _ => Gpu.converged(key, Count),
+            7 => converged(LoneThread, 9, Count),
+            _ => GpuThread.converged(key, Count),
         }
     });
     for warp in made.chunks(32) {
@@ -132,7 +132,7 @@ fn lanes_that_diverged_meet_by_key() {
 #[test]
 fn a_block_votes_and_broadcasts() {
     let made = each(3, 96, || {
-        let block = Block::here();
+        let block = WholeBlock::here();
         let vote = block.vote(arch::thread() >= 33);
         let value = block.broadcast(arch::block() * 100 + arch::thread());
         (vote.total, vote.before, vote.leading, value)
@@ -156,7 +156,7 @@ fn a_seed_repeats_the_order() {
                 arch::sleep_ns(1);
             }
         };
-        let mut launch = Launch::new(grid(2, 64), kernel);
+        let mut launch = RunningLaunch::new(grid(2, 64), kernel);
         let mut state = seed;
         let mut pick = |most: u32| {
             state = state.wrapping_mul(6364136223846793005).wrapping_add(1);
@@ -164,9 +164,9 @@ fn a_seed_repeats_the_order() {
         };
         loop {
             match launch.turn(1, &mut pick) {
-                Turn::Ran => {}
-                Turn::Asleep => launch.wake(),
-                Turn::Ended => break,
+                LaunchTurn::Ran => {}
+                LaunchTurn::Asleep => launch.wake(),
+                LaunchTurn::Ended => break,
             }
         }
         told.borrow().clone()

@@ -1,6 +1,6 @@
 //! The lanes of a simulated warp: the runnable ones, and the results of their collectives.
 
-use super::lane::{Call, Lane, Shuffle};
+use super::lane::{CollectiveCall, LaunchLane, ShuffleSource};
 
 /// Result of a shuffle from a lane that does not take part, which the manual leaves undefined.
 const UNDEFINED: u32 = 0x5A5A_A5A5;
@@ -8,8 +8,8 @@ const UNDEFINED: u32 = 0x5A5A_A5A5;
 /// The lanes of a warp. A lane that has not ended is runnable, sleeps, or waits in its call for others. Each
 /// mask has a bit for each lane, so that a collective costs only a few instructions beside the switches of
 /// its lanes.
-pub(super) struct Warp {
-    lanes: Vec<Lane>,
+pub(super) struct LaneWarp {
+    lanes: Vec<LaunchLane>,
     /// Lanes that have not ended.
     live: u32,
     /// Runnable lanes, which get their answer next.
@@ -23,7 +23,7 @@ pub(super) struct Warp {
     answers: [u64; 32],
     until_ns: [u64; 32],
     /// Last call of each lane.
-    calls: [Call; 32],
+    calls: [CollectiveCall; 32],
 }
 
 /// Iterates over the numbers of the set bits.
@@ -35,8 +35,8 @@ fn bits(mut mask: u32) -> impl Iterator<Item = usize> {
     })
 }
 
-impl Warp {
-    pub fn new(lanes: Vec<Lane>) -> Self {
+impl LaneWarp {
+    pub fn new(lanes: Vec<LaunchLane>) -> Self {
         let all = u32::MAX >> (32 - lanes.len() as u32);
         Self {
             lanes,
@@ -47,7 +47,7 @@ impl Warp {
             at_barrier: 0,
             answers: [0; 32],
             until_ns: [0; 32],
-            calls: [Call::SyncBlock; 32],
+            calls: [CollectiveCall::SyncBlock; 32],
         }
     }
 
@@ -110,12 +110,12 @@ impl Warp {
             };
             self.calls[at] = call;
             match call {
-                Call::Sleep { ns } => {
+                CollectiveCall::Sleep { ns } => {
                     self.until_ns[at] = lane.here.now_ns().saturating_add(u64::from(ns));
                     self.asleep |= bit;
                 }
-                Call::SyncBlock => self.at_barrier |= bit,
-                Call::Beside { .. } => {}
+                CollectiveCall::SyncBlock => self.at_barrier |= bit,
+                CollectiveCall::Beside { .. } => {}
                 _ => self.meeting |= bit,
             }
         }
@@ -157,32 +157,32 @@ impl Warp {
             return None;
         }
         match self.calls[lane as usize] {
-            Call::Shuffle { value, .. } | Call::Exchange { value } | Call::Same { value, .. } => {
-                Some(value)
-            }
-            Call::Ballot { mine, .. } => Some(mine.into()),
+            CollectiveCall::Shuffle { value, .. }
+            | CollectiveCall::Exchange { value }
+            | CollectiveCall::Same { value, .. } => Some(value),
+            CollectiveCall::Ballot { mine, .. } => Some(mine.into()),
             _ => None,
         }
     }
 
     /// Answers the lanes `peers`, which have all reached `call`.
-    fn answer(&mut self, call: Call, peers: u32) {
+    fn answer(&mut self, call: CollectiveCall, peers: u32) {
         match call {
-            Call::Shuffle { .. } => {
+            CollectiveCall::Shuffle { .. } => {
                 for lane in bits(peers) {
-                    if let Call::Shuffle { from, .. } = self.calls[lane] {
+                    if let CollectiveCall::Shuffle { from, .. } = self.calls[lane] {
                         let value = self.offered(peers, from);
                         self.answers[lane] = value.unwrap_or(UNDEFINED.into());
                     }
                 }
                 self.able |= peers;
             }
-            Call::Ballot { .. } => {
+            CollectiveCall::Ballot { .. } => {
                 let yes = |lane: &usize| self.offered(peers, *lane as u32) == Some(1);
                 let ballot = bits(peers).filter(yes).fold(0, |all, lane| all | 1 << lane);
                 self.answer_all(peers, ballot);
             }
-            Call::Same { .. } => {
+            CollectiveCall::Same { .. } => {
                 let mut left = peers;
                 while left != 0 {
                     let value = self.offered(peers, left.trailing_zeros());
@@ -192,7 +192,7 @@ impl Warp {
                     left &= !same;
                 }
             }
-            Call::Exchange { .. } => {
+            CollectiveCall::Exchange { .. } => {
                 let value = |lane| self.offered(peers, lane as u32);
                 let all = std::array::from_fn(|lane| value(lane).unwrap_or(UNDEFINED.into()));
                 bits(peers).for_each(|lane| self.lanes[lane].here.exchanged.set(all));
@@ -237,13 +237,13 @@ impl Warp {
     }
 }
 
-impl Call {
+impl CollectiveCall {
     fn name(&self) -> String {
         let name = match self {
             Self::Shuffle { how, .. } => match how {
-                Shuffle::Index => "shfl.idx",
-                Shuffle::Index64 => "shfl.idx of 64 bits",
-                Shuffle::Butterfly => "shfl.bfly",
+                ShuffleSource::Index => "shfl.idx",
+                ShuffleSource::Index64 => "shfl.idx of 64 bits",
+                ShuffleSource::Butterfly => "shfl.bfly",
             },
             Self::Exchange { .. } => "exchange",
             Self::Ballot { .. } => "vote.ballot",

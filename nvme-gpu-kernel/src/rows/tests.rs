@@ -1,12 +1,12 @@
 use super::*;
 
-fn table(first_byte: u64, row_bytes: u32, block_shift: u32) -> Gather {
-    Gather {
+fn table(first_byte: u64, row_bytes: u32, block_shift: u32) -> GatherLaunch {
+    GatherLaunch {
         first_byte,
         rows: 1000,
         row_bytes,
         block_shift,
-        ..Gather::default()
+        ..GatherLaunch::default()
     }
 }
 
@@ -50,19 +50,19 @@ fn a_slot_holds_every_row_and_not_a_block_more_than_one_of_them_needs() {
 #[test]
 fn pieces_cover_each_range_once_and_end_at_borders_of_the_drive() {
     let lengths = [1, 4096, 5, 70_000, 4095, 8192, 1 << 20];
-    let mut all = Ranges {
-        gather: Gather::default(),
-        split: Split {
+    let mut all = RangesLaunch {
+        gather: GatherLaunch::default(),
+        split: RangeSplit {
             range_count: lengths.len() as u32,
             piece_shift: 12,
         },
-        ranges: [Range::default(); RANGES],
+        ranges: [RangeTarget::default(); RANGES],
     };
     let mut first = 0;
     for (range, bytes) in all.ranges.iter_mut().zip(lengths) {
         let byte = bytes * 7 % 9000;
         let to = 1 << 40 | bytes << 20;
-        *range = Range {
+        *range = RangeTarget {
             byte,
             bytes,
             to,
@@ -99,7 +99,7 @@ fn pieces_of_a_list_that_cannot_be_lie_inside_their_ranges() {
     ];
     let words = ranges.concat();
     for count in 1..=ranges.len() as u32 {
-        let split = Split {
+        let split = RangeSplit {
             range_count: count,
             piece_shift: 12,
         };
@@ -117,13 +117,13 @@ fn pieces_of_a_list_that_cannot_be_lie_inside_their_ranges() {
         let past = split.piece(4, 1, |at| words[at as usize / 8]);
         assert_eq!(past.bytes, 0, "a piece past the last range");
     }
-    let listed = Listed {
-        gather: Gather {
+    let listed = ListedLaunch {
+        gather: GatherLaunch {
             count: 8,
-            ..Gather::default()
+            ..GatherLaunch::default()
         },
         most_ranges: 2,
-        ..Listed::default()
+        ..ListedLaunch::default()
     };
     for (range_count, pieces, is_taken) in [
         (2, 8, true),

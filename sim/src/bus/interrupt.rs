@@ -261,7 +261,12 @@ mod tests {
         raised.take();
         reads(&mut driver, 1);
         assert_eq!(raised.take(), [(3, false)]);
-        let get = admin::get_features(fid::INTERRUPT_VECTOR, admin::Select::Current, Nsid::NONE, 3);
+        let get = admin::get_features(
+            fid::INTERRUPT_VECTOR,
+            admin::FeatureSelect::Current,
+            Nsid::NONE,
+            3,
+        );
         assert_eq!(driver.admin(get), Ok(1 << 16 | 3));
     }
 

@@ -4,7 +4,7 @@
 use crate::testing::{DATA, Driver, ENTRIES, config, cq_at, sq_at};
 use alloc::vec::Vec;
 use nvme_auditor::Rule;
-use nvme_spec::admin::{self, QUEUE_CONTIGUOUS, QueueParams, Select, cns};
+use nvme_spec::admin::{self, FeatureSelect, QUEUE_CONTIGUOUS, QueueParams, cns};
 use nvme_spec::feature::{NumberOfQueues, fid};
 use nvme_spec::identify::{IdentifyController, oacs};
 use nvme_spec::log_page::lid;
@@ -25,7 +25,7 @@ fn discontiguous(mut sqe: Sqe) -> Sqe {
 }
 
 fn get(id: u8) -> Sqe {
-    admin::get_features(id, Select::Current, Nsid::NONE, 0).with_prps(DATA, 0)
+    admin::get_features(id, FeatureSelect::Current, Nsid::NONE, 0).with_prps(DATA, 0)
 }
 
 #[test]

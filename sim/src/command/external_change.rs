@@ -10,7 +10,7 @@ use crate::config::fault::ExternalChange;
 use crate::device::ControllerState;
 use crate::device::control::AdminState;
 use core::sync::atomic::Ordering;
-use nvme_spec::admin::{self, Sanitize, SanitizeAction};
+use nvme_spec::admin::{self, SanitizeAction, SanitizeFields};
 
 /// The namespace that the changes apply to.
 const NSID: u32 = 1;
@@ -43,7 +43,7 @@ fn make(device: &ControllerState, control: &AdminState, change: ExternalChange) 
         }
         ExternalChange::Protect => namespace.protect(),
         ExternalChange::Erase => {
-            let fields = Sanitize::new(SanitizeAction::BlockErase);
+            let fields = SanitizeFields::new(SanitizeAction::BlockErase);
             // A write-protected namespace makes sanitize fail, and then nothing is erased.
             let _ = sanitize::sanitize(device, &admin::sanitize(fields));
             return;

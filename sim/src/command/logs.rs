@@ -14,7 +14,7 @@ use alloc::vec::Vec;
 use core::sync::atomic::Ordering;
 use nvme_spec::admin::log_page_bytes;
 use nvme_spec::log_page::{
-    ErrorEntry, FeatureEffects, FirmwareSlots, MiEffects, Smart, SupportedPages, bytes, lid,
+    ErrorEntry, FeatureEffects, FirmwareSlots, MiEffects, SmartData, SupportedPages, bytes, lid,
 };
 use nvme_spec::{Nsid, Sqe, Status};
 use zerocopy::{FromZeros, IntoBytes};
@@ -112,8 +112,8 @@ fn log_page(device: &ControllerState, page: u8) -> Result<Vec<u8>, CommandError>
     })
 }
 
-fn smart(device: &ControllerState) -> Smart {
-    let mut smart = Smart::new_zeroed();
+fn smart(device: &ControllerState) -> SmartData {
+    let mut smart = SmartData::new_zeroed();
     let (mut reads, mut writes, mut read_bytes, mut written_bytes) = (0, 0, 0u128, 0u128);
     for slot in &device.slots[1..] {
         let stats = slot.stats.get();
@@ -122,7 +122,7 @@ fn smart(device: &ControllerState) -> Smart {
         read_bytes += u128::from(stats.read_bytes);
         written_bytes += u128::from(stats.written_bytes);
     }
-    let unit = u128::from(Smart::DATA_UNIT_BYTES);
+    let unit = u128::from(SmartData::DATA_UNIT_BYTES);
     smart.data_units_read = bytes(read_bytes.div_ceil(unit));
     smart.data_units_written = bytes(written_bytes.div_ceil(unit));
     smart.host_reads = bytes(reads);
@@ -172,7 +172,7 @@ mod tests {
         );
         assert_eq!(driver.io(read(5000)), Err(Status::LBA_OUT_OF_RANGE));
         let smart =
-            Smart::read_from_bytes(&page(&mut driver, lid::SMART, 512, 0).unwrap()).unwrap();
+            SmartData::read_from_bytes(&page(&mut driver, lid::SMART, 512, 0).unwrap()).unwrap();
         let number = |bytes: &[u8; 16]| u128::from_le_bytes(*bytes);
         assert_eq!(
             (number(&smart.host_reads), number(&smart.host_writes)),
@@ -245,7 +245,7 @@ mod tests {
         };
         let features = page(&mut driver, lid::FEATURE_EFFECTS, 1024, 0).unwrap();
         for fid in 0..=255u8 {
-            let get = admin::get_features(fid, admin::Select::Current, Nsid::NONE, 0);
+            let get = admin::get_features(fid, admin::FeatureSelect::Current, Nsid::NONE, 0);
             let answered = driver.admin(get.with_prps(DATA, 0)).is_ok();
             let effects = dword(&features, fid.into());
             assert_eq!(effects & effects::SUPPORTED != 0, answered, "{fid:#x}");
@@ -308,7 +308,7 @@ mod tests {
             assert_eq!(driver.io(read), Err(Status::LBA_OUT_OF_RANGE));
         }
         let smart = page(&mut driver, lid::SMART, 512, 0).unwrap();
-        let smart = Smart::read_from_bytes(&smart).unwrap();
+        let smart = SmartData::read_from_bytes(&smart).unwrap();
         assert_eq!(
             u128::from_le_bytes(smart.error_log_entries),
             u128::from(count)

@@ -3,7 +3,7 @@
 #![allow(unsafe_code)]
 
 use nvme_compute_kernel::choose::{
-    BINS, ChoosePages, LANE_BINS, Memory, SummarisePages, Threshold, bin_of, narrow,
+    BINS, ChoosePages, LANE_BINS, MemoryAccess, RankThreshold, SummarisePages, bin_of, narrow,
 };
 use nvme_formats::{f32_of_bf16, f32_of_f16};
 
@@ -11,7 +11,7 @@ use nvme_formats::{f32_of_bf16, f32_of_f16};
 #[derive(Clone, Copy)]
 struct Named;
 
-impl Memory for Named {
+impl MemoryAccess for Named {
     fn word(self, address: u64) -> u32 {
         // SAFETY: the host vouches for it.
         unsafe { (address as usize as *const u32).read() }
@@ -61,8 +61,8 @@ pub fn choose(choice: &ChoosePages) {
         let count = choice.count(Named, row);
         let rank = |place: u32| Named.word(choice.rank_address(row, place));
         let threshold = match choice.wanted(count) {
-            None => Threshold::ALL,
-            Some(wanted) => Threshold::of(wanted, |above, shift, wanted| {
+            None => RankThreshold::ALL,
+            Some(wanted) => RankThreshold::of(wanted, |above, shift, wanted| {
                 let mut bins = [0u32; BINS as usize];
                 let ranked = (0..count).filter(|place| !choice.is_kept(*place, count));
                 for bin in ranked.filter_map(|place| bin_of(rank(place), above, shift)) {

@@ -4,13 +4,14 @@
 
 use crate::ladder;
 use nvme_compute_kernel::gemm::GemmStreamed;
-use nvme_compute_kernel::search::Search;
+use nvme_compute_kernel::search::SearchLaunch;
 use nvme_compute_kernel::{
-    Argmax, Attention, Gemv, GemvGathered, GemvStreamed, PagedAttention, RmsNorm, Rope, SiluMul,
-    Unpack, index_of, ranked, reference,
+    ArgmaxParameters, AttentionParameters, GemvGathered, GemvParameters, GemvStreamed,
+    PagedAttention, RmsNorm, RopeParameters, SiluMul, UnpackParameters, index_of, ranked,
+    reference,
 };
-use nvme_formats::Stored;
-use nvme_gpu_kernel::hash::{self, Chunk, HashChunks};
+use nvme_formats::StoredFormat;
+use nvme_gpu_kernel::hash::{self, HashChunk, HashChunks};
 use std::ffi::{CStr, c_void};
 use std::slice::{from_raw_parts, from_raw_parts_mut};
 
@@ -94,11 +95,11 @@ pub unsafe fn launch(name: &CStr, parameters: *mut *mut c_void, blocks: u32) -> 
     }
     match name.to_bytes() {
         b"nvme_gemv" => of(parameters, gemv),
-        b"nvme_gemv_wide" => of(parameters, |wide: &Gemv| {
+        b"nvme_gemv_wide" => of(parameters, |wide: &GemvParameters| {
             assert!(wide.is_wide(), "{wide:x?}");
             gemv(wide);
         }),
-        b"nvme_gemv_quantised" => of(parameters, |quantised: &Gemv| {
+        b"nvme_gemv_quantised" => of(parameters, |quantised: &GemvParameters| {
             assert!(quantised.is_quantised(), "{quantised:x?}");
             gemv(quantised);
         }),
@@ -171,7 +172,7 @@ pub unsafe fn launch(name: &CStr, parameters: *mut *mut c_void, blocks: u32) -> 
         }
         b"nvme_search" => {
             // SAFETY: the caller's.
-            let argument = unsafe { **parameters.cast::<*const Search>() };
+            let argument = unsafe { **parameters.cast::<*const SearchLaunch>() };
             std::sync::Arc::new(move || crate::search::search(&argument, blocks))
         }
         _ => of(parameters, unpack),
@@ -209,7 +210,7 @@ fn hash_chunks(job: &HashChunks) {
     for index in 0..job.count as usize {
         // SAFETY: the host gives `count` chunks, and as many places for hashes.
         unsafe {
-            let chunk = *(job.chunks as usize as *const Chunk).add(index);
+            let chunk = *(job.chunks as usize as *const HashChunk).add(index);
             let bytes = rows(job.base + chunk.at, chunk.bytes as usize);
             let to = (job.hashes as usize as *mut u64).add(index);
             to.write(hash::of_bytes(bytes));
@@ -217,8 +218,8 @@ fn hash_chunks(job: &HashChunks) {
     }
 }
 
-fn gemv(gemv: &Gemv) {
-    let stored = Stored::of_number(gemv.stored).expect("a format");
+fn gemv(gemv: &GemvParameters) {
+    let stored = StoredFormat::of_number(gemv.stored).expect("a format");
     let (rows_count, columns) = (gemv.rows as usize, gemv.columns as usize);
     assert_eq!(stored.row_bytes(gemv.columns), Some(gemv.row_bytes));
     assert!(gemv.weights.is_multiple_of(2), "rows of 16-bit words");
@@ -234,8 +235,8 @@ fn gemv(gemv: &Gemv) {
     }
 }
 
-fn unpack(unpack: &Unpack) {
-    let stored = Stored::of_number(unpack.stored).expect("a format");
+fn unpack(unpack: &UnpackParameters) {
+    let stored = StoredFormat::of_number(unpack.stored).expect("a format");
     let row_bytes = stored.row_bytes(unpack.columns).expect("whole blocks");
     for token in 0..u64::from(unpack.tokens) {
         let row = rows(unpack.rows + token * unpack.row_stride, row_bytes as usize);
@@ -254,7 +255,7 @@ fn rms_norm(norm: &RmsNorm) {
     }
 }
 
-fn rope(rope: &Rope) {
+fn rope(rope: &RopeParameters) {
     let elements = rope.head_elements as usize;
     let cached = rope.kv_heads as usize * elements;
     for token in 0..u64::from(rope.tokens) {
@@ -274,7 +275,7 @@ fn rope(rope: &Rope) {
     }
 }
 
-fn attention(attention: &Attention) {
+fn attention(attention: &AttentionParameters) {
     let elements = attention.head_elements as usize;
     let stride = attention.kv_heads as usize * elements;
     for token in 0..attention.tokens {
@@ -299,7 +300,7 @@ fn silu_mul(silu: &SiluMul) {
     outputs(silu.y, count).copy_from_slice(&x);
 }
 
-fn argmax(argmax: &Argmax) {
+fn argmax(argmax: &ArgmaxParameters) {
     let x = numbers(argmax.x, argmax.elements as usize);
     let ranks = x
         .iter()
@@ -310,7 +311,7 @@ fn argmax(argmax: &Argmax) {
     unsafe { *best = (*best).max(ranks.max().unwrap_or(0)) };
 }
 
-fn take_token(argmax: &Argmax) {
+fn take_token(argmax: &ArgmaxParameters) {
     let (best, index) = (
         argmax.best as usize as *mut u64,
         argmax.index as usize as *mut i64,

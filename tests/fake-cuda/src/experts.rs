@@ -3,42 +3,43 @@
 #![allow(unsafe_code)]
 
 use crate::compute::{numbers, outputs, rows};
-use nvme_compute_kernel::experts::cache::{Asked, Cache, words};
+use nvme_compute_kernel::experts::cache::{CacheRequest, ExpertCache, words};
 use nvme_compute_kernel::experts::{
-    Admit, Chosen, Join, Places, Policy, Product, Route, Settle, reference,
+    AdmitParameters, ChosenExpert, ExpertLocations, JoinParameters, ProductParameters,
+    ReplacementPolicy, RouteParameters, SettleParameters, reference,
 };
 use nvme_compute_kernel::reference::dot;
-use nvme_core::group::Alone;
+use nvme_core::group::LoneThread;
 use nvme_core::sync::AtomicU32;
-use nvme_formats::Stored;
-use nvme_gpu_kernel::rows::{ListHead, Range};
+use nvme_formats::StoredFormat;
+use nvme_gpu_kernel::rows::{ListHead, RangeTarget};
 use std::slice::{from_raw_parts, from_raw_parts_mut};
 
-fn choices<'a>(address: u64, count: u32) -> &'a mut [Chosen] {
+fn choices<'a>(address: u64, count: u32) -> &'a mut [ChosenExpert] {
     // SAFETY: the host vouches for them.
-    unsafe { from_raw_parts_mut(address as usize as *mut Chosen, count as usize) }
+    unsafe { from_raw_parts_mut(address as usize as *mut ChosenExpert, count as usize) }
 }
 
-fn cache_of(admit: &Admit) -> Cache<'_> {
+fn cache_of(admit: &AdmitParameters) -> ExpertCache<'_> {
     let count = words(admit.slots, admit.experts * admit.layers);
     // SAFETY: the host gives so many words, which are atomics.
     let words = unsafe { from_raw_parts(admit.words as usize as *const AtomicU32, count) };
-    let policy = Policy::of_number(admit.policy).expect("a policy");
-    Cache::new(words, admit.slots, admit.pinned, policy).expect("enough words")
+    let policy = ReplacementPolicy::of_number(admit.policy).expect("a policy");
+    ExpertCache::new(words, admit.slots, admit.pinned, policy).expect("enough words")
 }
 
-fn places_of(admit: &Admit) -> Places {
+fn places_of(admit: &AdmitParameters) -> ExpertLocations {
     // SAFETY: the host vouches for it.
-    unsafe { *(admit.places as usize as *const Places) }
+    unsafe { *(admit.places as usize as *const ExpertLocations) }
 }
 
-pub fn route(route: &Route) {
+pub fn route(route: &RouteParameters) {
     let experts = route.experts as usize;
     for token in 0..route.tokens {
         let first = u64::from(token) * u64::from(route.experts) * 4;
         let logits = numbers(route.logits + first, experts);
         let chosen = reference::route(logits, route.choices as usize, route.over_all != 0);
-        let to = route.chosen + u64::from(token * route.choices) * size_of::<Chosen>() as u64;
+        let to = route.chosen + u64::from(token * route.choices) * size_of::<ChosenExpert>() as u64;
         choices(to, route.choices).copy_from_slice(&chosen);
         if route.probabilities != 0 {
             outputs(route.probabilities + first, experts)
@@ -47,9 +48,9 @@ pub fn route(route: &Route) {
     }
 }
 
-pub fn admit(admit: &Admit) {
+pub fn admit(admit: &AdmitParameters) {
     let places = places_of(admit);
-    let asked = Asked {
+    let asked = CacheRequest {
         places: &places,
         first: admit.layer * admit.experts,
         experts: admit.experts,
@@ -58,9 +59,9 @@ pub fn admit(admit: &Admit) {
         slot_bytes: admit.slot_bytes,
         piece_shift: admit.piece_shift,
     };
-    let ranges = (admit.list as usize + size_of::<ListHead>()) as *mut Range;
+    let ranges = (admit.list as usize + size_of::<ListHead>()) as *mut RangeTarget;
     let (range_count, pieces) = cache_of(admit).admit(
-        &Alone,
+        &LoneThread,
         &asked,
         |pair| choices(admit.chosen, admit.pairs)[pair as usize],
         |pair, slot| choices(admit.chosen, admit.pairs)[pair as usize].slot = slot,
@@ -76,7 +77,7 @@ pub fn admit(admit: &Admit) {
     unsafe { (admit.list as usize as *mut ListHead).write(head) };
 }
 
-pub fn settle(settle: &Settle) {
+pub fn settle(settle: &SettleParameters) {
     let admit = &settle.admit;
     // SAFETY: the host vouches for the list and for a word for each piece.
     let (ranges, status) = unsafe {
@@ -85,7 +86,7 @@ pub fn settle(settle: &Settle) {
             head.pieces <= settle.most_pieces,
             "more pieces than there may be"
         );
-        let ranges = (admit.list as usize + size_of::<ListHead>()) as *const Range;
+        let ranges = (admit.list as usize + size_of::<ListHead>()) as *const RangeTarget;
         (
             from_raw_parts(ranges, head.range_count as usize),
             from_raw_parts(settle.status as usize as *const i32, head.pieces as usize),
@@ -101,10 +102,10 @@ pub fn settle(settle: &Settle) {
     }
 }
 
-pub fn product(product: &Product) {
+pub fn product(product: &ProductParameters) {
     let admit = &product.admit;
     let (cache, places) = (cache_of(admit), places_of(admit));
-    let stored = Stored::of_number(product.stored).expect("a format");
+    let stored = StoredFormat::of_number(product.stored).expect("a format");
     let row_bytes = stored.row_bytes(product.columns).expect("whole blocks") as usize;
     let (height, width) = (product.rows as usize, product.columns as usize);
     for (pair, chosen) in (0u64..).zip(&*choices(admit.chosen, admit.pairs)) {
@@ -125,7 +126,7 @@ pub fn product(product: &Product) {
     }
 }
 
-pub fn join(join: &Join) {
+pub fn join(join: &JoinParameters) {
     let elements = join.elements as usize;
     let pairs = join.tokens * join.choices;
     let x = numbers(join.x, pairs as usize * elements);

@@ -6,9 +6,9 @@
 use crate::streamed::{Stream, dot};
 use crate::warps::all_warps;
 use nvme_compute_kernel::GemvGathered;
-use nvme_compute_kernel::strip::{Cursor, Shape, TILE_BYTES, WINDOW_BYTES, first_row};
-use nvme_formats::Stored;
-use nvme_gpu_kernel::ring::{Pieces, RowPieces};
+use nvme_compute_kernel::strip::{GroupShape, RowCursor, TILE_BYTES, WINDOW_BYTES, first_row};
+use nvme_formats::StoredFormat;
+use nvme_gpu_kernel::ring::{RangePieces, RowPieces};
 use nvme_gpu_kernel::rows::code;
 
 /// All blocks of a launch of `blocks` blocks.
@@ -61,14 +61,14 @@ fn product(
     let Some(begin) = (pieces.byte_of)(row) else {
         return (0.0, code::OUT_OF_RANGE);
     };
-    let stored = Stored::of_number(gemv.stored).expect("a format");
-    let shape = Shape::of(stored, gemv.columns);
+    let stored = StoredFormat::of_number(gemv.stored).expect("a format");
+    let shape = GroupShape::of(stored, gemv.columns);
     let bytes = stored.row_bytes(gemv.columns);
     assert_eq!(bytes, Some(u64::from(gemv.rows.row_bytes)));
     let mut ended = (0.0, code::NOT_RUN);
     let mut done = |_: u64, sum: f32, code: i32| ended = (sum, code);
     let mut window = [0u8; WINDOW_BYTES as usize];
-    let mut cursor = Cursor::new(0, begin);
+    let mut cursor = RowCursor::new(0, begin);
     let of_row = u64::from(pieces.split.of_row.get());
     for number in row * of_row..(row + 1) * of_row {
         let code = stream.piece(pieces, number);

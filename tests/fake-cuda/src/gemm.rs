@@ -5,23 +5,23 @@
 
 use crate::streamed::Stream;
 use crate::warps::all_warps;
-use nvme_compute_kernel::gemm::{Gemm, GemmStreamed};
+use nvme_compute_kernel::gemm::{GemmParameters, GemmStreamed};
 use nvme_compute_kernel::reference;
-use nvme_formats::{Stored, bf16_of_f32, f16_of_f32, f32_of_bf16, f32_of_f16};
-use nvme_gpu_kernel::ring::{Pieces, RowPieces};
+use nvme_formats::{StoredFormat, bf16_of_f32, f16_of_f32, f32_of_bf16, f32_of_f16};
+use nvme_gpu_kernel::ring::{RangePieces, RowPieces};
 use nvme_gpu_kernel::rows::code;
 use std::cell::RefCell;
 use std::slice::{from_raw_parts, from_raw_parts_mut};
 
 /// Zeroes the words of a launch.
-pub fn clear(gemm: &Gemm) {
+pub fn clear(gemm: &GemmParameters) {
     let first = gemm.words as usize as *mut u32;
     // SAFETY: the host gives so many words.
     unsafe { from_raw_parts_mut(first, gemm.work_words() as usize) }.fill(0);
 }
 
 /// The product of a matrix in memory of the GPU.
-pub fn resident(gemm: &Gemm) {
+pub fn resident(gemm: &GemmParameters) {
     let count = gemm.rows as usize * gemm.columns as usize;
     // SAFETY: the host gives so many halves.
     let w = unsafe { from_raw_parts(gemm.w as usize as *const u16, count) };
@@ -64,7 +64,7 @@ pub fn streamed(gemm: &GemmStreamed, blocks: u32) {
 
 /// Reads a batch of parts.
 fn read(gemm: &GemmStreamed, batch: u64, stream: &mut Stream<'_, '_>, matrix: &mut Matrix) {
-    let stored = Stored::of_number(gemm.stored).expect("a format");
+    let stored = StoredFormat::of_number(gemm.stored).expect("a format");
     let bytes = stored.row_bytes(gemm.gemm.columns);
     assert_eq!(bytes, Some(u64::from(gemm.rows.row_bytes)));
     let first = batch * gemm.batch_parts();
@@ -123,7 +123,7 @@ fn read(gemm: &GemmStreamed, batch: u64, stream: &mut Stream<'_, '_>, matrix: &m
 }
 
 /// Every element of `Y`: NaN where the row of `W` was not read.
-fn multiply(gemm: &Gemm, w: &[u16], codes: &[i32]) {
+fn multiply(gemm: &GemmParameters, w: &[u16], codes: &[i32]) {
     let (rows, columns) = (gemm.rows as usize, gemm.columns as usize);
     let wide = |half: &u16| match gemm.is_f16 {
         0 => f32_of_bf16(*half),

@@ -4,25 +4,27 @@
 
 use crate::fault;
 use crate::idle::pause;
-use nvme_core::group::{Alone, ExecContext, GroupOp, Traffic};
+use nvme_core::group::{BusTraffic, ExecContext, GroupOp, LoneThread};
 use nvme_core::handoff::QueueWords;
 use nvme_core::spec::nvm::{self, opcode};
 use nvme_core::spec::{Iova, Lba, Nsid, Qid, Sqe};
 use nvme_core::sync::{AtomicU64, Order, Scope};
-use nvme_core::trace::Event;
+use nvme_core::trace::TraceEvent;
 use nvme_core::{
-    Cells, Collective, Command, Data, Outcome, SharedQueue, SubmitError, TaggedCompletion,
-    WaitError,
+    CollectiveQueue, CommandData, CommandOutcome, MemberCommand, ResultCells, SharedQueue,
+    SubmitError, TaggedCompletion, WaitError,
 };
 use nvme_gpu_kernel::Kernel;
-use nvme_gpu_kernel::work::{Launch, Report, Traced, account, data_word, pattern};
+use nvme_gpu_kernel::work::{
+    LaunchArguments, LaunchReport, TracedEvent, account, data_word, pattern,
+};
 use std::cell::{Cell, RefCell};
 use std::sync::OnceLock;
 use std::time::Instant;
 
 /// Runs `kernel`.
-pub fn run(kernel: Kernel, launch: &Launch) {
-    let mut report = Report::default();
+pub fn run(kernel: Kernel, launch: &LaunchArguments) {
+    let mut report = LaunchReport::default();
     match kernel {
         Kernel::Verify => verify(launch, &mut report),
         Kernel::PingPong => ping_pong(launch, &mut report),
@@ -33,17 +35,21 @@ pub fn run(kernel: Kernel, launch: &Launch) {
     if fault("badtrace") && launch.trace != 0 {
         for at in 0..u64::from(launch.trace_records) {
             let word = |number| data_word(1, 4 * at + number);
-            let event = Event::from_words([word(0), word(1)]);
+            let event = TraceEvent::from_words([word(0), word(1)]);
             record(launch, &mut report, event, word(2), word(3));
         }
         report.traced = u64::MAX;
     }
     // SAFETY: the host gives the report's address, and reads it when the kernel has ended.
-    unsafe { (launch.report as usize as *mut Report).write(report) };
+    unsafe { (launch.report as usize as *mut LaunchReport).write(report) };
 }
 
 /// Command i belongs to queue i mod `queue_count`.
-fn each(launch: &Launch, report: &mut Report, drive: fn(&Launch, u32, &[u64], &mut Report)) {
+fn each(
+    launch: &LaunchArguments,
+    report: &mut LaunchReport,
+    drive: fn(&LaunchArguments, u32, &[u64], &mut LaunchReport),
+) {
     for number in 0..launch.queue_count {
         let mine: Vec<u64> = (u64::from(number)..launch.commands)
             .step_by(launch.queue_count as usize)
@@ -52,13 +58,13 @@ fn each(launch: &Launch, report: &mut Report, drive: fn(&Launch, u32, &[u64], &m
     }
 }
 
-fn words(launch: &Launch, number: u32) -> &QueueWords {
+fn words(launch: &LaunchArguments, number: u32) -> &QueueWords {
     let words = launch.queues as usize as *const QueueWords;
     // SAFETY: the host gives `queue_count` queues.
     unsafe { &*words.add(number as usize) }
 }
 
-fn command(launch: &Launch, index: u64, buffer: u64, tag: u32) -> Command<'static> {
+fn command(launch: &LaunchArguments, index: u64, buffer: u64, tag: u32) -> MemberCommand<'static> {
     let unit = match launch.pattern {
         pattern::RANDOM => data_word(launch.seed, index) % launch.units,
         _ => index % launch.units,
@@ -86,17 +92,17 @@ fn command(launch: &Launch, index: u64, buffer: u64, tag: u32) -> Command<'stati
         "outside the data memory"
     );
     let data = match len {
-        0 => Data::None,
-        len => Data::Contiguous {
+        0 => CommandData::None,
+        len => CommandData::Contiguous {
             iova: Iova(launch.data_iova + place * len),
             len,
         },
     };
-    Command::new(sqe, data, tag)
+    MemberCommand::new(sqe, data, tag)
 }
 
 /// Writes the account of command `index`, where the launch wants them.
-fn tell(launch: &Launch, index: u64, word: u32) {
+fn tell(launch: &LaunchArguments, index: u64, word: u32) {
     if launch.accounts != 0 {
         let accounts = launch.accounts as usize as *mut u32;
         // SAFETY: the host gives one word for each command.
@@ -104,11 +110,11 @@ fn tell(launch: &Launch, index: u64, word: u32) {
     }
 }
 
-fn owned(launch: &Launch, number: u32, mine: &[u64], report: &mut Report) {
+fn owned(launch: &LaunchArguments, number: u32, mine: &[u64], report: &mut LaunchReport) {
     let words = words(launch, number);
     // SAFETY: the host vouches for the words; nothing else uses the queue.
     let (memory, state) = unsafe { words.attach() }.expect("possible sizes");
-    let mut queue = Collective::resume(Alone, memory, state);
+    let mut queue = CollectiveQueue::resume(LoneThread, memory, state);
     let (slots, qid) = (u64::from(queue.depth()), Qid(words.qid as u16));
     let (mut next, mut ended, mut late, mut idle) = (0, 0, 0, 0);
     while ended + late < mine.len() as u64 {
@@ -119,7 +125,7 @@ fn owned(launch: &Launch, number: u32, mine: &[u64], report: &mut Report) {
             };
             match queue.submit(true, make, now_ns() + launch.timeout_ns) {
                 Ok(Some(cid)) => {
-                    let event = Event::submitted(qid, cid, launch.opcode as u8, launch.nsid);
+                    let event = TraceEvent::submitted(qid, cid, launch.opcode as u8, launch.nsid);
                     record(launch, report, event, mine[next], now_ns());
                     report.sqes += 1;
                 }
@@ -134,7 +140,7 @@ fn owned(launch: &Launch, number: u32, mine: &[u64], report: &mut Report) {
         queue.ring();
         let (mut good, mut bad, mut after) = (0, None, 0);
         let reaped = queue.reap::<1>(|done: TaggedCompletion| {
-            let event = Event::completed(qid, done.cid, done.status, 0);
+            let event = TraceEvent::completed(qid, done.cid, done.status, 0);
             record(launch, report, event, mine[done.tag as usize], now_ns());
             let word = account::DONE | u32::from(done.status.0);
             tell(launch, mine[done.tag as usize], word);
@@ -183,27 +189,33 @@ fn owned(launch: &Launch, number: u32, mine: &[u64], report: &mut Report) {
 }
 
 /// Adds a record to the launch's trace, where it has one.
-fn record(launch: &Launch, report: &mut Report, event: Event, index: u64, now_ns: u64) {
+fn record(
+    launch: &LaunchArguments,
+    report: &mut LaunchReport,
+    event: TraceEvent,
+    index: u64,
+    now_ns: u64,
+) {
     if launch.trace == 0 {
         return;
     }
     let at = report.traced % u64::from(launch.trace_records);
     report.traced += 1;
     let event = event.to_words();
-    let record = Traced {
+    let record = TracedEvent {
         event,
         index,
         now_ns,
     };
     // SAFETY: at < trace_records, which the host gives.
     unsafe {
-        (launch.trace as usize as *mut Traced)
+        (launch.trace as usize as *mut TracedEvent)
             .add(at as usize)
             .write(record)
     };
 }
 
-fn shared(launch: &Launch, number: u32, mine: &[u64], report: &mut Report) {
+fn shared(launch: &LaunchArguments, number: u32, mine: &[u64], report: &mut LaunchReport) {
     let here = Bus::default();
     share(&here, launch, number, mine, report);
     let [sq, cq, loads] = here.traffic.get();
@@ -212,14 +224,20 @@ fn shared(launch: &Launch, number: u32, mine: &[u64], report: &mut Report) {
     report.cq_loads += loads;
 }
 
-fn share(here: &Bus, launch: &Launch, number: u32, mine: &[u64], report: &mut Report) {
+fn share(
+    here: &Bus,
+    launch: &LaunchArguments,
+    number: u32,
+    mine: &[u64],
+    report: &mut LaunchReport,
+) {
     let words = words(launch, number);
     // SAFETY: the host vouches for the words; nothing else uses the queue.
     let (memory, state) = unsafe { words.attach() }.expect("possible sizes");
     let cells = launch.cells as usize as *const AtomicU64;
     // SAFETY: the host gives `cell_count` cells.
     let cells = unsafe { std::slice::from_raw_parts(cells, launch.cell_count as usize) };
-    let queue = SharedQueue::new(memory, state, Cells::new(cells));
+    let queue = SharedQueue::new(memory, state, ResultCells::new(cells));
     for index in mine {
         let deadline_ns = here.now_ns() + launch.timeout_ns;
         let work = || command(launch, *index, u64::from(number), number);
@@ -246,11 +264,11 @@ fn share(here: &Bus, launch: &Launch, number: u32, mine: &[u64], report: &mut Re
         };
         report.sqes += 1;
         match ended {
-            Ok((Outcome::Completed(status), _)) if status.is_success() => {
+            Ok((CommandOutcome::Completed(status), _)) if status.is_success() => {
                 tell(launch, *index, account::DONE);
                 report.completed += 1;
             }
-            Ok((Outcome::Completed(status), _)) => {
+            Ok((CommandOutcome::Completed(status), _)) => {
                 tell(launch, *index, account::DONE | u32::from(status.0));
                 report.failed += 1;
                 report.status = u64::from(status.0);
@@ -286,7 +304,7 @@ pub struct Bus {
     /// Doorbells of both kinds, loads of completions.
     traffic: Cell<[u64; 3]>,
     /// What happened to its command, and when.
-    events: RefCell<Vec<(Event, u64)>>,
+    events: RefCell<Vec<(TraceEvent, u64)>>,
 }
 
 impl ExecContext for Bus {
@@ -298,26 +316,26 @@ impl ExecContext for Bus {
         pause(turn);
     }
 
-    fn on_bus_access(&self, traffic: Traffic) {
+    fn on_bus_access(&self, traffic: BusTraffic) {
         let [mut sq, mut cq, mut loads] = self.traffic.get();
         match traffic {
-            Traffic::SqDoorbell => sq += 1,
-            Traffic::CqDoorbell => cq += 1,
-            Traffic::CqLoads(count) => loads += u64::from(count),
+            BusTraffic::SqDoorbell => sq += 1,
+            BusTraffic::CqDoorbell => cq += 1,
+            BusTraffic::CqLoads(count) => loads += u64::from(count),
         }
         self.traffic.set([sq, cq, loads]);
     }
 
-    fn record(&self, event: impl FnOnce() -> Event) {
+    fn record(&self, event: impl FnOnce() -> TraceEvent) {
         self.events.borrow_mut().push((event(), self.now_ns()));
     }
 
     fn converged<A: GroupOp>(&self, _key: u64, op: A) -> A::Output {
-        op.run(&Alone)
+        op.run(&LoneThread)
     }
 }
 
-fn verify(launch: &Launch, report: &mut Report) {
+fn verify(launch: &LaunchArguments, report: &mut LaunchReport) {
     let bytes = (launch.commands * u64::from(launch.blocks)) << launch.block_shift;
     let first = (launch.lba << launch.block_shift) / 8;
     for index in 0..bytes.min(launch.data_bytes) / 8 {
@@ -332,7 +350,7 @@ fn verify(launch: &Launch, report: &mut Report) {
 }
 
 /// Entries into the rings, and doorbells where a controller is there; it is waited for, as a GPU need not.
-fn sqe_writes(launch: &Launch, report: &mut Report) {
+fn sqe_writes(launch: &LaunchArguments, report: &mut LaunchReport) {
     let each = launch.commands / u64::from(launch.queue_count);
     for number in 0..launch.queue_count {
         // SAFETY: the host vouches for the words.
@@ -359,7 +377,7 @@ fn sqe_writes(launch: &Launch, report: &mut Report) {
     report.sqes = launch.commands;
 }
 
-fn ping_pong(launch: &Launch, report: &mut Report) {
+fn ping_pong(launch: &LaunchArguments, report: &mut LaunchReport) {
     // SAFETY: the host vouches for the words.
     let (memory, _) = unsafe { words(launch, 0).attach() }.expect("possible sizes");
     for round in 1..=launch.commands {

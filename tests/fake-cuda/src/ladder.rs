@@ -3,10 +3,10 @@
 #![allow(unsafe_code)]
 
 use crate::compute::{numbers, outputs};
-use nvme_compute_kernel::flash::reference::Part;
-use nvme_compute_kernel::flash::{Flash, Vectors};
-use nvme_compute_kernel::linear::reference::{Layer, exact, exact_slope};
-use nvme_compute_kernel::linear::{Activation, Backward, Forward};
+use nvme_compute_kernel::flash::reference::PartialResult;
+use nvme_compute_kernel::flash::{FlashParameters, VectorLayout};
+use nvme_compute_kernel::linear::reference::{ReferenceLayer, exact, exact_slope};
+use nvme_compute_kernel::linear::{ActivationKind, BackwardParameters, ForwardParameters};
 use nvme_formats::{bf16_of_f32, f16_of_f32, f32_of_bf16, f32_of_f16};
 use std::slice::{from_raw_parts, from_raw_parts_mut};
 
@@ -46,7 +46,7 @@ struct Query {
     limit: u32,
 }
 
-fn queries(job: &Flash) -> impl Iterator<Item = Query> {
+fn queries(job: &FlashParameters) -> impl Iterator<Item = Query> {
     let (tokens, heads) = (u64::from(job.query_tokens), u64::from(job.heads));
     (0..job.rows()).map(move |row| {
         let (rest, token) = (row / tokens, (row % tokens) as u32);
@@ -70,37 +70,42 @@ fn queries(job: &Flash) -> impl Iterator<Item = Query> {
 }
 
 /// The vectors of tokens `tokens` of the head of keys of a query, one after another.
-fn vectors(job: &Flash, from: &Vectors, query: Query, tokens: std::ops::Range<u32>) -> Vec<f32> {
+fn vectors(
+    job: &FlashParameters,
+    from: &VectorLayout,
+    query: Query,
+    tokens: std::ops::Range<u32>,
+) -> Vec<f32> {
     let each = job.head_elements as usize;
     let head = job.kv_head(query.head);
     let at = |token| halves(from.at(query.sequence, head, token), each, job.is_bf16 != 0);
     tokens.flat_map(at).collect()
 }
 
-fn of_query(job: &Flash, query: Query) -> Vec<f32> {
+fn of_query(job: &FlashParameters, query: Query) -> Vec<f32> {
     let at = job.queries.at(query.sequence, query.head, query.token);
     halves(at, job.head_elements as usize, job.is_bf16 != 0)
 }
 
-fn part(job: &Flash, query: Query, tokens: std::ops::Range<u32>) -> Part {
+fn part(job: &FlashParameters, query: Query, tokens: std::ops::Range<u32>) -> PartialResult {
     let keys = vectors(job, &job.keys, query, tokens.clone());
     let values = vectors(job, &job.values, query, tokens);
-    Part::of(&of_query(job, query), &keys, &values, job.scale)
+    PartialResult::of(&of_query(job, query), &keys, &values, job.scale)
 }
 
-fn finish(job: &Flash, query: Query, y: &[f64]) {
+fn finish(job: &FlashParameters, query: Query, y: &[f64]) {
     let at = job.y.at(query.sequence, query.head, query.token);
     store_halves(at, y, job.is_bf16 != 0);
 }
 
 /// A row of the scores of the first rungs.
-fn scores_of<'a>(job: &Flash, query: Query) -> &'a mut [f32] {
+fn scores_of<'a>(job: &FlashParameters, query: Query) -> &'a mut [f32] {
     let count = job.key_tokens as usize;
     outputs(job.workspace + (query.row * count * 4) as u64, count)
 }
 
 /// As `nvme_attention_scores`, and `nvme_attention_scores_tiled`.
-pub fn scores(job: &Flash) {
+pub fn scores(job: &FlashParameters) {
     for query in queries(job).filter(|query| query.limit > 0) {
         let keys = vectors(job, &job.keys, query, 0..query.limit);
         let (of_query, scores) = (of_query(job, query), scores_of(job, query));
@@ -116,7 +121,7 @@ pub fn scores(job: &Flash) {
 }
 
 /// As `nvme_attention_shares`.
-pub fn shares(job: &Flash) {
+pub fn shares(job: &FlashParameters) {
     for query in queries(job) {
         let (there, beyond) = scores_of(job, query).split_at_mut(query.limit as usize);
         let largest = there.iter().copied().fold(f32::NEG_INFINITY, f32::max);
@@ -130,7 +135,7 @@ pub fn shares(job: &Flash) {
 }
 
 /// As `nvme_attention_values`, and `nvme_attention_values_tiled`.
-pub fn values(job: &Flash) {
+pub fn values(job: &FlashParameters) {
     for query in queries(job) {
         let values = vectors(job, &job.values, query, 0..query.limit);
         let mut y = vec![0.0; job.head_elements as usize];
@@ -144,14 +149,14 @@ pub fn values(job: &Flash) {
 }
 
 /// As the kernels that have no scores in memory.
-pub fn flash(job: &Flash) {
+pub fn flash(job: &FlashParameters) {
     for query in queries(job) {
         finish(job, query, &part(job, query, 0..query.limit).result());
     }
 }
 
 /// As `nvme_multi_query_attention`: results, or the parts that are joined.
-pub fn multi_query(job: &Flash) {
+pub fn multi_query(job: &FlashParameters) {
     if job.splits == 1 {
         return flash(job);
     }
@@ -170,21 +175,21 @@ pub fn multi_query(job: &Flash) {
     }
 }
 
-fn part_of<'a>(job: &Flash, query: Query, split: u32) -> &'a mut [f32] {
+fn part_of<'a>(job: &FlashParameters, query: Query, split: u32) -> &'a mut [f32] {
     let count = job.head_elements as usize + 2;
     let index = query.row * job.splits as usize + split as usize;
     outputs(job.workspace + (index * count * 4) as u64, count)
 }
 
 /// As `nvme_multi_query_join`.
-pub fn join(job: &Flash) {
+pub fn join(job: &FlashParameters) {
     for query in queries(job) {
         let elements = job.head_elements as usize;
         let parts = || (0..job.splits).map(|split| &*part_of(job, query, split));
         let largest = parts()
             .map(|part| part[elements])
             .fold(f32::NEG_INFINITY, f32::max);
-        let mut joined = Part {
+        let mut joined = PartialResult {
             sums: vec![0.0; elements],
             largest: largest.into(),
             total: 0.0,
@@ -217,16 +222,16 @@ fn put(address: u64, values: &[f64]) {
     }
 }
 
-fn layer(inputs: u32, outputs: u32, activation: u32) -> Layer {
-    Layer {
+fn layer(inputs: u32, outputs: u32, activation: u32) -> ReferenceLayer {
+    ReferenceLayer {
         inputs: inputs as usize,
         outputs: outputs as usize,
-        activation: Activation::of_number(activation),
+        activation: ActivationKind::of_number(activation),
     }
 }
 
 /// Sums of a layer of `f32`, or of halves.
-fn sums(job: &Forward, is_bf16: Option<bool>) -> Vec<f64> {
+fn sums(job: &ForwardParameters, is_bf16: Option<bool>) -> Vec<f64> {
     let (tokens, inputs, outputs) = (
         job.tokens as usize,
         job.inputs as usize,
@@ -249,29 +254,29 @@ fn sums(job: &Forward, is_bf16: Option<bool>) -> Vec<f64> {
 }
 
 /// As `nvme_linear_forward_naive`.
-pub fn forward_naive(job: &Forward) {
+pub fn forward_naive(job: &ForwardParameters) {
     put(job.y, &sums(job, None));
 }
 
 /// As `nvme_linear_activate`.
-pub fn activate(job: &Forward) {
+pub fn activate(job: &ForwardParameters) {
     let count = job.tokens as usize * job.outputs as usize;
     let sums = wide(numbers(job.y, count));
     finish_forward(job, &sums, None);
 }
 
 /// As the other rungs over `f32`.
-pub fn forward(job: &Forward) {
+pub fn forward(job: &ForwardParameters) {
     finish_forward(job, &sums(job, None), None);
 }
 
 /// As the mixed rungs.
-pub fn forward_mixed(job: &Forward, is_bf16: bool) {
+pub fn forward_mixed(job: &ForwardParameters, is_bf16: bool) {
     finish_forward(job, &sums(job, Some(is_bf16)), Some(is_bf16));
 }
 
-fn finish_forward(job: &Forward, sums: &[f64], is_bf16: Option<bool>) {
-    let activation = Activation::of_number(job.activation);
+fn finish_forward(job: &ForwardParameters, sums: &[f64], is_bf16: Option<bool>) {
+    let activation = ActivationKind::of_number(job.activation);
     let y: Vec<f64> = sums.iter().map(|sum| exact(activation, *sum)).collect();
     put(job.sums, sums);
     match is_bf16 {
@@ -281,7 +286,7 @@ fn finish_forward(job: &Forward, sums: &[f64], is_bf16: Option<bool>) {
 }
 
 /// As `nvme_linear_backward_clear`.
-pub fn backward_clear(job: &Backward) {
+pub fn backward_clear(job: &BackwardParameters) {
     put(
         job.dweights,
         &vec![0.0; job.outputs as usize * job.inputs as usize],
@@ -289,11 +294,11 @@ pub fn backward_clear(job: &Backward) {
     put(job.dbias, &vec![0.0; job.outputs as usize]);
 }
 
-fn gradient_of_sums(job: &Backward) -> Vec<f64> {
+fn gradient_of_sums(job: &BackwardParameters) -> Vec<f64> {
     let count = job.tokens as usize * job.outputs as usize;
     let dy = wide(numbers(job.dy, count));
-    match Activation::of_number(job.activation) {
-        Activation::None => dy,
+    match ActivationKind::of_number(job.activation) {
+        ActivationKind::None => dy,
         activation => {
             let pairs = numbers(job.sums, count).iter().zip(dy);
             pairs
@@ -304,7 +309,7 @@ fn gradient_of_sums(job: &Backward) -> Vec<f64> {
 }
 
 /// As `nvme_linear_backward_sums`.
-pub fn backward_sums(job: &Backward) {
+pub fn backward_sums(job: &BackwardParameters) {
     let dsums = gradient_of_sums(job);
     let mut bias = vec![0.0; job.outputs as usize];
     for row in dsums.chunks(bias.len().max(1)) {
@@ -320,7 +325,7 @@ pub fn backward_sums(job: &Backward) {
 
 /// As `nvme_linear_backward_naive`, which does all, and as those that begin with the gradient of the sums: of inputs, of
 /// weights, or both.
-pub fn backward(job: &Backward, dsums: &[f64], of_inputs: bool, of_weights: bool) {
+pub fn backward(job: &BackwardParameters, dsums: &[f64], of_inputs: bool, of_weights: bool) {
     let (tokens, inputs, outputs) = (
         job.tokens as usize,
         job.inputs as usize,
@@ -344,7 +349,7 @@ pub fn backward(job: &Backward, dsums: &[f64], of_inputs: bool, of_weights: bool
 }
 
 /// All of it, from the gradient of the results.
-pub fn backward_naive(job: &Backward) {
+pub fn backward_naive(job: &BackwardParameters) {
     let dsums = gradient_of_sums(job);
     backward(job, &dsums, true, true);
     let mut bias = vec![0.0; job.outputs as usize];
@@ -357,7 +362,7 @@ pub fn backward_naive(job: &Backward) {
 }
 
 /// What `nvme_linear_backward_sums` left.
-pub fn left_sums(job: &Backward) -> Vec<f64> {
+pub fn left_sums(job: &BackwardParameters) -> Vec<f64> {
     wide(numbers(
         job.dsums,
         job.tokens as usize * job.outputs as usize,

@@ -8,7 +8,8 @@
 
 use crate::{INVALID_VALUE, SUCCESS, Status};
 use nvme_compute_kernel::matmul::{
-    COARSENED, MMA, Matmul, NAIVE, TILED, Tile, TiledMatmul, VECTORIZED, WGMMA, WGMMA_DEPTH,
+    COARSENED, MMA, MatmulParameters, MatmulTile, NAIVE, TILED, TiledMatmul, VECTORIZED, WGMMA,
+    WGMMA_DEPTH,
 };
 use nvme_formats::{bf16_of_f32, f16_of_f32, f32_of_bf16, f32_of_f16};
 use std::ffi::{CStr, c_uint, c_void};
@@ -24,7 +25,7 @@ pub const NAMES: [&CStr; 6] = [
     c"nvme_matmul_wgmma",
 ];
 /// What a block of each computes.
-const TILES: [Tile; 6] = [NAIVE, TILED, VECTORIZED, COARSENED, MMA, WGMMA];
+const TILES: [MatmulTile; 6] = [NAIVE, TILED, VECTORIZED, COARSENED, MMA, WGMMA];
 
 /// A launch of the kernel `name`, one of [`NAMES`].
 ///
@@ -44,7 +45,7 @@ pub unsafe fn launch(
     let job = unsafe {
         match has_maps {
             true => check_maps(&**parameters.cast::<*const TiledMatmul>(), blocks),
-            false => **parameters.cast::<*const Matmul>(),
+            false => **parameters.cast::<*const MatmulParameters>(),
         }
     };
     let tiles = tile.count(job.m, job.n);
@@ -58,7 +59,7 @@ pub unsafe fn launch(
     }
 }
 
-fn check_maps(tiled: &TiledMatmul, blocks: u32) -> Matmul {
+fn check_maps(tiled: &TiledMatmul, blocks: u32) -> MatmulParameters {
     let job = &tiled.job;
     let map = |address, columns: u32, rows: u32, stride: u64, (width, height): (u32, u32)| {
         [
@@ -78,7 +79,7 @@ fn check_maps(tiled: &TiledMatmul, blocks: u32) -> Matmul {
     *job
 }
 
-fn multiply(job: &Matmul, at: fn(u64, u64, bool) -> f32, put: fn(u64, u64, bool, f32)) {
+fn multiply(job: &MatmulParameters, at: fn(u64, u64, bool) -> f32, put: fn(u64, u64, bool, f32)) {
     let is_bf16 = job.is_bf16 != 0;
     for row in 0..u64::from(job.m) {
         for column in 0..u64::from(job.n) {

@@ -6,9 +6,9 @@
 use crate::streamed::Stream;
 use crate::warps::all_warps;
 use nvme_compute_kernel::PagedAttention;
-use nvme_compute_kernel::pages::Part;
+use nvme_compute_kernel::pages::PagePart;
 use nvme_formats::{f32_of_bf16, f32_of_f16};
-use nvme_gpu_kernel::ring::Scattered;
+use nvme_gpu_kernel::ring::ScatteredPieces;
 use nvme_gpu_kernel::rows::code;
 
 /// A word that a launch names.
@@ -49,7 +49,7 @@ struct Sum {
     sums: Vec<f64>,
 }
 
-fn run(attention: &PagedAttention, part: &Part, stream: &mut Stream<'_, '_>) -> i32 {
+fn run(attention: &PagedAttention, part: &PagePart, stream: &mut Stream<'_, '_>) -> i32 {
     let elements = u64::from(attention.head_elements);
     let scale = f64::from(attention.scale) * std::f64::consts::LOG2_E;
     let each = (0..part.queries(attention)).map(|query| {
@@ -95,7 +95,7 @@ fn run(attention: &PagedAttention, part: &Part, stream: &mut Stream<'_, '_>) -> 
 /// Adds the part's pages on the drive. What became of them.
 fn pages(
     attention: &PagedAttention,
-    part: &Part,
+    part: &PagePart,
     stream: &mut Stream<'_, '_>,
     sums: &mut [Sum],
 ) -> i32 {
@@ -108,7 +108,7 @@ fn pages(
     if from == until {
         return code::OK;
     }
-    let pieces = Scattered {
+    let pieces = ScatteredPieces {
         byte_of: |number: u64| attention.byte(part, id(from + number)),
         bytes: attention.piece_bytes(),
         count: until - from,

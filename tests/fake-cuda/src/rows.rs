@@ -5,9 +5,10 @@
 use crate::idle;
 use crate::kernels::now_ns;
 use nvme_gpu_kernel::entries;
-use nvme_gpu_kernel::lanes::{Grid, Launch};
+use nvme_gpu_kernel::lanes::{HostGrid, RunningLaunch};
 use nvme_gpu_kernel::rows::{
-    Cached, Check, Follow, Gather, Listed, Ranges, SCATTER_ROWS, Scatter, Striped, Widened,
+    CachedGather, CheckLaunch, FollowLaunch, GatherLaunch, ListedLaunch, RangesLaunch,
+    SCATTER_ROWS, ScatterLaunch, StripedGather, WidenLaunch,
 };
 use std::rc::Rc;
 
@@ -31,13 +32,13 @@ const AT_ONCE: u32 = 2;
 
 /// Runs `kernel` in each lane of a launch.
 pub(crate) fn run(blocks: u32, threads: u32, kernel: impl Fn() + 'static) {
-    let grid = Grid {
+    let grid = HostGrid {
         blocks,
         threads,
         at_once: AT_ONCE,
         clock: Rc::new(now_ns),
     };
-    Launch::new(grid, kernel).run(idle::of_lanes());
+    RunningLaunch::new(grid, kernel).run(idle::of_lanes());
 }
 
 /// A function that launches an entry point with its parameter.
@@ -54,21 +55,21 @@ macro_rules! launches {
 }
 
 launches! {
-    gather nvme_gather Gather;
-    gather_cached nvme_gather_cached Cached;
-    gather_striped nvme_gather_striped Striped;
-    read_ranges nvme_read_ranges Ranges;
-    read_listed nvme_read_listed Listed;
-    follow nvme_follow_rows Follow;
-    widen nvme_widen_rows Widened;
-    copy nvme_copy_rows Gather;
-    end nvme_end_launch Gather;
-    check nvme_check_rows Check;
-    write nvme_scatter Scatter;
+    gather nvme_gather GatherLaunch;
+    gather_cached nvme_gather_cached CachedGather;
+    gather_striped nvme_gather_striped StripedGather;
+    read_ranges nvme_read_ranges RangesLaunch;
+    read_listed nvme_read_listed ListedLaunch;
+    follow nvme_follow_rows FollowLaunch;
+    widen nvme_widen_rows WidenLaunch;
+    copy nvme_copy_rows GatherLaunch;
+    end nvme_end_launch GatherLaunch;
+    check nvme_check_rows CheckLaunch;
+    write nvme_scatter ScatterLaunch;
 }
 
 /// A launch that writes rows.
-pub fn scatter(scatter: Scatter, blocks: u32, threads: u32) {
+pub fn scatter(scatter: ScatterLaunch, blocks: u32, threads: u32) {
     let rows = &scatter.gather;
     assert!(rows.ids == 0 || rows.count <= SCATTER_ROWS);
     assert_eq!(u64::from(rows.row_bytes) % (1 << rows.block_shift), 0);

@@ -4,14 +4,14 @@
 #![allow(unsafe_code)]
 
 use crate::warps::{Reads, all_warps};
-use nvme_compute_kernel::search::walk::{Quantised, Walk};
-use nvme_compute_kernel::search::{CENTROIDS, Search};
-use nvme_core::Token;
+use nvme_compute_kernel::search::walk::{GraphWalk, IndexQuantisation};
+use nvme_compute_kernel::search::{CENTROIDS, SearchLaunch};
+use nvme_core::CommandToken;
 use nvme_gpu_kernel::rows::code;
 use std::slice::from_raw_parts;
 
 /// All blocks of a launch of `blocks` blocks.
-pub fn search(search: &Search, blocks: u32) {
+pub fn search(search: &SearchLaunch, blocks: u32) {
     all_warps(&search.rows, blocks, |(warp, warps), reads, fail| {
         for number in (u64::from(warp)..search.rows.count).step_by(warps as usize) {
             let ended = query(search, number as usize, reads);
@@ -23,7 +23,7 @@ pub fn search(search: &Search, blocks: u32) {
 }
 
 /// Searches for one query and writes what became of it.
-fn query(search: &Search, number: usize, reads: &mut Reads<'_>) -> i32 {
+fn query(search: &SearchLaunch, number: usize, reads: &mut Reads<'_>) -> i32 {
     let elements = search.elements as usize;
     let nodes = search.rows.rows as usize;
     // SAFETY: the host gives what the launch says.
@@ -37,7 +37,7 @@ fn query(search: &Search, number: usize, reads: &mut Reads<'_>) -> i32 {
             from_raw_parts(codes, nodes * search.code_bytes as usize),
         )
     };
-    let index = Quantised {
+    let index = IndexQuantisation {
         centroids,
         codes,
         elements,
@@ -49,7 +49,7 @@ fn query(search: &Search, number: usize, reads: &mut Reads<'_>) -> i32 {
     assert_eq!(index.subspaces(), search.subspaces as usize);
     let (mut ended, mut asked, mut found) = (reads.ends, 0, Vec::new());
     if ended == code::OK {
-        match Walk::new(index, query, search.entry, (search.list, search.results)) {
+        match GraphWalk::new(index, query, search.entry, (search.list, search.results)) {
             Err(why) => ended = why,
             Ok(mut walk) => {
                 ended = follow(reads, &mut walk, search.beam);
@@ -87,7 +87,7 @@ fn query(search: &Search, number: usize, reads: &mut Reads<'_>) -> i32 {
 }
 
 /// Reads what `walk` asks for until it has ended; how.
-fn follow(reads: &mut Reads<'_>, walk: &mut Walk<'_>, beam: u32) -> i32 {
+fn follow(reads: &mut Reads<'_>, walk: &mut GraphWalk<'_>, beam: u32) -> i32 {
     let mut ended = code::OK;
     while ended == code::OK {
         let asked = walk.next(beam);
@@ -99,7 +99,7 @@ fn follow(reads: &mut Reads<'_>, walk: &mut Walk<'_>, beam: u32) -> i32 {
             return reads.ends;
         }
         let lanes = (0..).zip(&asked);
-        let under_way: Vec<Result<Token, i32>> =
+        let under_way: Vec<Result<CommandToken, i32>> =
             lanes.map(|(lane, id)| submit(reads, lane, *id)).collect();
         for ((lane, id), token) in (0..).zip(&asked).zip(under_way) {
             let code = token.map_or_else(|code| code, |token| reads.wait(token));
@@ -125,7 +125,7 @@ fn slot(reads: &Reads<'_>, lane: u32) -> u64 {
     reads.slots + u64::from(lane) * u64::from(reads.rows.slot_bytes)
 }
 
-fn submit(reads: &Reads<'_>, lane: u32, id: u32) -> Result<Token, i32> {
+fn submit(reads: &Reads<'_>, lane: u32, id: u32) -> Result<CommandToken, i32> {
     let place = reads.rows.place(i64::from(id)).ok_or(code::OUT_OF_RANGE)?;
     reads.submit(place, slot(reads, lane), lane)
 }

@@ -6,10 +6,10 @@
 
 use crate::warps::{Reads, all_warps};
 use nvme_compute_kernel::GemvStreamed;
-use nvme_compute_kernel::strip::{Cursor, Shape, TILE_BYTES, WINDOW_BYTES, first_row};
-use nvme_core::Token;
-use nvme_formats::{Stored, UNIT};
-use nvme_gpu_kernel::ring::{Pieces, Ring};
+use nvme_compute_kernel::strip::{GroupShape, RowCursor, TILE_BYTES, WINDOW_BYTES, first_row};
+use nvme_core::CommandToken;
+use nvme_formats::{StoredFormat, UNIT};
+use nvme_gpu_kernel::ring::{RangePieces, RangeRing};
 use nvme_gpu_kernel::rows::code;
 
 /// All blocks of a launch of `blocks` blocks.
@@ -27,8 +27,8 @@ fn strip(
     stream: &mut Stream<'_, '_>,
     fail: &mut dyn FnMut(u64, i32),
 ) {
-    let stored = Stored::of_number(gemv.stored).expect("a format");
-    let shape = Shape::of(stored, gemv.columns);
+    let stored = StoredFormat::of_number(gemv.stored).expect("a format");
+    let shape = GroupShape::of(stored, gemv.columns);
     let rows = &gemv.rows;
     assert_eq!(
         stored.row_bytes(gemv.columns),
@@ -52,13 +52,13 @@ fn strip(
             fail(row, why);
         }
     };
-    let ring = Ring {
+    let ring = RangeRing {
         begin: byte(first),
         end: byte(end),
         piece_shift: rows.slot_bytes.trailing_zeros(),
     };
     let mut window = [0u8; WINDOW_BYTES as usize];
-    let mut cursor = Cursor::new(first, byte(first));
+    let mut cursor = RowCursor::new(first, byte(first));
     for number in ring.first()..=ring.last() {
         let ended = stream.piece(&ring, number);
         let (begin, until) = ring.piece(number);
@@ -93,8 +93,8 @@ fn strip(
 /// vector of `columns` elements at `x`.
 pub fn dot(
     (x, columns): (u64, u32),
-    stored: Stored,
-    shape: Shape,
+    stored: StoredFormat,
+    shape: GroupShape,
     window: &[u8],
     (byte, groups, group): (u64, u32, u32),
 ) -> f32 {
@@ -121,7 +121,7 @@ pub fn dot(
 pub struct Stream<'s, 'r> {
     reads: &'s mut Reads<'r>,
     /// The read under way at each stage, or the code of the last one.
-    stages: Vec<Result<Token, i32>>,
+    stages: Vec<Result<CommandToken, i32>>,
     fetched: u64,
     due: u64,
 }
@@ -136,8 +136,8 @@ impl<'s, 'r> Stream<'s, 'r> {
         }
     }
 
-    /// As `nvme_gpu_kernel::Stream::piece`.
-    pub fn piece(&mut self, pieces: &impl Pieces, number: u64) -> i32 {
+    /// As `nvme_gpu_kernel::RangeStream::piece`.
+    pub fn piece(&mut self, pieces: &impl RangePieces, number: u64) -> i32 {
         if self.reads.ends == code::OK && self.reads.gate.look().is_err() {
             self.reads.ends = code::GONE;
         }
@@ -169,19 +169,19 @@ impl<'s, 'r> Stream<'s, 'r> {
         ended
     }
 
-    /// As `nvme_gpu_kernel::Stream::begin`.
+    /// As `nvme_gpu_kernel::RangeStream::begin`.
     pub fn begin(&mut self) {
         self.fetched = 0;
         self.due = 0;
     }
 
-    /// As `nvme_gpu_kernel::Stream::rest`.
+    /// As `nvme_gpu_kernel::RangeStream::rest`.
     pub fn rest(&self) -> i32 {
         self.reads.ends
     }
 
     /// The bytes of piece `number`, which has landed and begins with a block.
-    pub fn bytes(&self, pieces: &impl Pieces, number: u64) -> Vec<u8> {
+    pub fn bytes(&self, pieces: &impl RangePieces, number: u64) -> Vec<u8> {
         let (begin, end) = pieces.piece(number);
         let from = (self.reads.rows.slots + self.reads.slots + pieces.slot(number, begin)) as usize
             as *const u8;
@@ -192,13 +192,13 @@ impl<'s, 'r> Stream<'s, 'r> {
         each.collect()
     }
 
-    /// Where a byte of a [`Ring`] lies that has landed.
+    /// Where a byte of a [`RangeRing`] lies that has landed.
     fn address(&self, byte: u64) -> u64 {
-        self.reads.rows.slots + self.reads.slots + Ring::place(byte)
+        self.reads.rows.slots + self.reads.slots + RangeRing::place(byte)
     }
 
-    /// As `nvme_gpu_kernel::Stream::address_in`.
-    pub fn address_in(&self, pieces: &impl Pieces, number: u64, byte: u64) -> u64 {
+    /// As `nvme_gpu_kernel::RangeStream::address_in`.
+    pub fn address_in(&self, pieces: &impl RangePieces, number: u64, byte: u64) -> u64 {
         let shift = self.reads.rows.block_shift;
         let block = pieces.piece(number).0 >> shift << shift;
         let slot = self.reads.slots + pieces.slot(number, block);
@@ -217,7 +217,7 @@ impl<'s, 'r> Stream<'s, 'r> {
         }
     }
 
-    fn submit(&self, pieces: &impl Pieces, number: u64) -> Result<Token, i32> {
+    fn submit(&self, pieces: &impl RangePieces, number: u64) -> Result<CommandToken, i32> {
         let rows = self.reads.rows;
         let (begin, end) = pieces.piece(number);
         let place = rows.blocks_of(begin, (end - begin) as u32);

@@ -13,9 +13,10 @@ use crate::{
 };
 use nvme_gpu_kernel::Kernel;
 use nvme_gpu_kernel::rows::{
-    Cached, Check, Follow, Gather, Listed, Ranges, Scatter, Striped, Widened,
+    CachedGather, CheckLaunch, FollowLaunch, GatherLaunch, ListedLaunch, RangesLaunch,
+    ScatterLaunch, StripedGather, WidenLaunch,
 };
-use nvme_gpu_kernel::work::Launch;
+use nvme_gpu_kernel::work::LaunchArguments;
 use std::ffi::{CStr, c_int, c_longlong, c_uint, c_void};
 use std::sync::atomic::{AtomicI64, Ordering};
 use std::sync::{Arc, LazyLock, Mutex, OnceLock};
@@ -393,43 +394,43 @@ pub unsafe extern "C" fn cuLaunchKernel(
     };
     let work: Work = match (Kernel::ALL.get(index), KERNELS[index]) {
         (Some(kernel), _) => {
-            // SAFETY: these kernels take one `Launch`.
-            let launch = unsafe { **parameters.cast::<*const Launch>() };
+            // SAFETY: these kernels take one `LaunchArguments`.
+            let launch = unsafe { **parameters.cast::<*const LaunchArguments>() };
             Arc::new(move || kernels::run(*kernel, &launch))
         }
         (None, name) if name == rows::NAMES[2] => {
-            // SAFETY: this kernel takes one `Check`.
-            let check = unsafe { **parameters.cast::<*const Check>() };
+            // SAFETY: this kernel takes one `CheckLaunch`.
+            let check = unsafe { **parameters.cast::<*const CheckLaunch>() };
             Arc::new(move || rows::check(check, grid, block))
         }
         (None, name) if name == rows::NAMES[3] => {
-            // SAFETY: this kernel takes one `Cached`.
-            let cached = unsafe { **parameters.cast::<*const Cached>() };
+            // SAFETY: this kernel takes one `CachedGather`.
+            let cached = unsafe { **parameters.cast::<*const CachedGather>() };
             Arc::new(move || rows::gather_cached(cached, grid, block))
         }
         (None, name) if name == rows::NAMES[4] => {
-            // SAFETY: this kernel takes one `Widened`.
-            let wide = unsafe { **parameters.cast::<*const Widened>() };
+            // SAFETY: this kernel takes one `WidenLaunch`.
+            let wide = unsafe { **parameters.cast::<*const WidenLaunch>() };
             Arc::new(move || rows::widen(wide, grid, block))
         }
         (None, name) if name == rows::NAMES[5] => {
-            // SAFETY: this kernel takes one `Striped`.
-            let rows = unsafe { **parameters.cast::<*const Striped>() };
+            // SAFETY: this kernel takes one `StripedGather`.
+            let rows = unsafe { **parameters.cast::<*const StripedGather>() };
             Arc::new(move || rows::gather_striped(rows, grid, block))
         }
         (None, name) if name == rows::NAMES[6] => {
-            // SAFETY: this kernel takes one `Ranges`.
-            let ranges = unsafe { **parameters.cast::<*const Ranges>() };
+            // SAFETY: this kernel takes one `RangesLaunch`.
+            let ranges = unsafe { **parameters.cast::<*const RangesLaunch>() };
             Arc::new(move || rows::read_ranges(ranges, grid, block))
         }
         (None, name) if name == rows::NAMES[7] => {
-            // SAFETY: this kernel takes one `Scatter`.
-            let rows = unsafe { **parameters.cast::<*const Scatter>() };
+            // SAFETY: this kernel takes one `ScatterLaunch`.
+            let rows = unsafe { **parameters.cast::<*const ScatterLaunch>() };
             Arc::new(move || rows::scatter(rows, grid, block))
         }
         (None, name) if name == rows::NAMES[8] => {
-            // SAFETY: this kernel takes one `Listed`.
-            let listed = unsafe { **parameters.cast::<*const Listed>() };
+            // SAFETY: this kernel takes one `ListedLaunch`.
+            let listed = unsafe { **parameters.cast::<*const ListedLaunch>() };
             Arc::new(move || rows::read_listed(listed, grid, block))
         }
         (None, name) if matmul::NAMES.contains(&name) => {
@@ -437,13 +438,13 @@ pub unsafe extern "C" fn cuLaunchKernel(
             unsafe { matmul::launch(name, parameters, (grid, block, shared_bytes)) }
         }
         (None, name) if name == rows::NAMES[9] => {
-            // SAFETY: this kernel takes one `Follow`.
-            let follow = unsafe { **parameters.cast::<*const Follow>() };
+            // SAFETY: this kernel takes one `FollowLaunch`.
+            let follow = unsafe { **parameters.cast::<*const FollowLaunch>() };
             Arc::new(move || rows::follow(follow, grid, block))
         }
         (None, name) if rows::NAMES.contains(&name) => {
-            // SAFETY: these kernels take one `Gather`.
-            let gather = unsafe { **parameters.cast::<*const Gather>() };
+            // SAFETY: these kernels take one `GatherLaunch`.
+            let gather = unsafe { **parameters.cast::<*const GatherLaunch>() };
             let run = match name {
                 name if name == rows::NAMES[0] => rows::gather,
                 name if name == rows::NAMES[10] => rows::end,

@@ -3,25 +3,29 @@
 #![allow(unsafe_code)]
 
 use crate::kernels::Bus;
-use nvme_core::gate::{Gate, words};
+use nvme_core::gate::{AdmissionGate, words};
 use nvme_core::group::ExecContext;
 use nvme_core::handoff::QueueWords;
 use nvme_core::spec::{Iova, Lba, Nsid, nvm};
 use nvme_core::sync::{AtomicU32, AtomicU64, Order, Scope};
-use nvme_core::{Cells, Command, Data, Outcome, SharedQueue, SubmitError, Token, WaitError};
-use nvme_gpu_kernel::Queues;
+use nvme_core::{
+    CommandData, CommandOutcome, CommandToken, MemberCommand, ResultCells, SharedQueue,
+    SubmitError, WaitError,
+};
+use nvme_gpu_kernel::QueueArray;
 use nvme_gpu_kernel::rows::{
-    BLOCK_WARPS, Gather, Place, Progress, STATION_CELLS, Summary, WARP_BYTES, code, worst,
+    BLOCK_WARPS, GatherLaunch, LaunchProgress, LaunchSummary, RowBlocks, STATION_CELLS, WARP_BYTES,
+    code, worst,
 };
 use std::sync::Mutex;
 
 /// One launch at a time: a launch is one thread.
 static TURN: Mutex<()> = Mutex::new(());
 
-/// A warp's reads, as `nvme_gpu_kernel::Reads` has them.
+/// A warp's reads, as `nvme_gpu_kernel::WarpReads` has them.
 pub struct Reads<'r> {
-    pub rows: &'r Gather,
-    pub gate: Gate<'r>,
+    pub rows: &'r GatherLaunch,
+    pub gate: AdmissionGate<'r>,
     queue: Option<SharedQueue<'r>>,
     /// Its first result cell.
     cell: u32,
@@ -36,7 +40,7 @@ pub struct Reads<'r> {
 /// Runs `each` for every warp of `blocks` blocks, which gets its number, that of all warps, its reads, and what counts a
 /// failed row.
 pub fn all_warps(
-    rows: &Gather,
+    rows: &GatherLaunch,
     blocks: u32,
     each: impl Fn((u32, u32), &mut Reads<'_>, &mut dyn FnMut(u64, i32)),
 ) {
@@ -85,14 +89,14 @@ pub fn all_warps(
 
 impl Reads<'_> {
     /// Submits the read of `place` to `slot` of the slot memory, for lane `lane`.
-    pub fn submit(&self, place: Place, slot: u64, lane: u32) -> Result<Token, i32> {
+    pub fn submit(&self, place: RowBlocks, slot: u64, lane: u32) -> Result<CommandToken, i32> {
         let rows = self.rows;
-        let data = Data::Contiguous {
+        let data = CommandData::Contiguous {
             iova: Iova(rows.slots_iova + slot),
             len: u64::from(place.blocks) << rows.block_shift,
         };
         let read = nvm::read(Nsid(rows.nsid), Lba(place.block), place.blocks);
-        let command = Command::new(read, data, self.cell + lane);
+        let command = MemberCommand::new(read, data, self.cell + lane);
         let here = Bus::default();
         let queue = self.queue.as_ref().ok_or(code::GONE)?;
         let ended = queue.submit(&here, command, here.now_ns() + rows.timeout_ns);
@@ -104,33 +108,33 @@ impl Reads<'_> {
     }
 
     /// How a read ended.
-    pub fn wait(&self, token: Token) -> i32 {
+    pub fn wait(&self, token: CommandToken) -> i32 {
         let here = Bus::default();
         let Some(queue) = &self.queue else {
             return code::GONE;
         };
         match queue.wait(&here, token, here.now_ns() + self.rows.timeout_ns) {
-            Ok((Outcome::Completed(status), _)) => i32::from(status.code()),
-            Ok((Outcome::Aborted(_), _)) | Err((WaitError::Refused, _)) => code::GONE,
+            Ok((CommandOutcome::Completed(status), _)) => i32::from(status.code()),
+            Ok((CommandOutcome::Aborted(_), _)) | Err((WaitError::Refused, _)) => code::GONE,
             Err((WaitError::TimedOut, _)) => code::TIMED_OUT,
         }
     }
 }
 
-fn gate_of(rows: &Gather) -> Gate<'_> {
+fn gate_of(rows: &GatherLaunch) -> AdmissionGate<'_> {
     let gate = rows.gate as usize as *const AtomicU32;
     // SAFETY: the host gives the words of a gate.
     let gate = unsafe { std::slice::from_raw_parts(gate, words(rows.station_count)) };
-    Gate::new(gate).expect("words of a gate")
+    AdmissionGate::new(gate).expect("words of a gate")
 }
 
 /// Tells the host of a launch's end.
-fn finish(rows: &Gather, failed: u64, first: u64) {
+fn finish(rows: &GatherLaunch, failed: u64, first: u64) {
     // SAFETY: the host gives both; the progress stays zero, as the kernel leaves it.
     unsafe {
-        let progress = &mut *(rows.progress as usize as *mut Progress);
+        let progress = &mut *(rows.progress as usize as *mut LaunchProgress);
         progress.launches = progress.launches.wrapping_add(1);
-        let summary = rows.summary as usize as *mut Summary;
+        let summary = rows.summary as usize as *mut LaunchSummary;
         (&*(&raw const (*summary).failed).cast::<AtomicU64>()).store(
             failed,
             Order::Relaxed,
@@ -146,13 +150,13 @@ fn finish(rows: &Gather, failed: u64, first: u64) {
     }
 }
 
-fn owner(rows: &Gather, station: u32) -> &AtomicU32 {
+fn owner(rows: &GatherLaunch, station: u32) -> &AtomicU32 {
     let words = rows.stations as usize as *const AtomicU32;
     // SAFETY: the host gives a word for each station.
     unsafe { &*words.add(station as usize) }
 }
 
-fn claim(rows: &Gather, gate: &Gate<'_>) -> Option<u32> {
+fn claim(rows: &GatherLaunch, gate: &AdmissionGate<'_>) -> Option<u32> {
     gate.look().ok()?;
     for station in 0..rows.station_count {
         let owner = owner(rows, station);
@@ -168,7 +172,7 @@ fn claim(rows: &Gather, gate: &Gate<'_>) -> Option<u32> {
     None
 }
 
-fn queue(queues: &Queues, station: u32) -> SharedQueue<'static> {
+fn queue(queues: &QueueArray, station: u32) -> SharedQueue<'static> {
     let words = queues.queues as usize as *const QueueWords;
     // SAFETY: the host vouches for the queues and the cells.
     unsafe {
@@ -176,6 +180,6 @@ fn queue(queues: &Queues, station: u32) -> SharedQueue<'static> {
         let (memory, state) = words.attach().expect("possible sizes");
         let cells = queues.cells as usize as *const AtomicU64;
         let cells = std::slice::from_raw_parts(cells, queues.cell_count as usize);
-        SharedQueue::new(memory, state, Cells::new(cells))
+        SharedQueue::new(memory, state, ResultCells::new(cells))
     }
 }

@@ -4,7 +4,7 @@
 
 use nvme_fake_cuda as _;
 use nvme_host::core::spec::Nsid;
-use nvme_host::core::spec::admin::{self, Format, Select};
+use nvme_host::core::spec::admin::{self, FeatureSelect, Format};
 use nvme_host::cuda::{DeviceMemory, PendingRows, RowRequest, Stream};
 use nvme_host::store::GpuOptions;
 use nvme_host::{Controller, Error, Store, StoreOptions, Table};
@@ -189,7 +189,7 @@ fn polled() {
     let (is_over, order) = (AtomicBool::new(false), Ordering::SeqCst);
     std::thread::scope(|scope| {
         scope.spawn(|| {
-            let sqe = admin::get_features(0x01, Select::Current, Nsid::NONE, 0);
+            let sqe = admin::get_features(0x01, FeatureSelect::Current, Nsid::NONE, 0);
             let answer = controller.admin("Get Features", sqe, 4096);
             is_over.store(true, order);
             answer.unwrap();

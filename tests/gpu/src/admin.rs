@@ -3,21 +3,28 @@
 #![allow(unsafe_code)]
 
 use crate::limits::limit;
-use nvme_core::bringup::{Bringup, Config, QueuePlan, Step};
-use nvme_core::mem::{CqRing, DmaWords, Doorbell, SqRing};
+use nvme_core::bringup::{BringupConfig, BringupMachine, BringupStep, QueuePlan};
+use nvme_core::mem::{CqRing, DmaWords, DoorbellRegister, SqRing};
 use nvme_core::spec::{self, Cid, Iova, PageSize, Qid};
-use nvme_core::{Data, ListMemory, QueueMemory, QueuePair, Quiesced, Registers, Slot};
+use nvme_core::{
+    CommandData, CommandSlot, ListMemory, QueueMemory, QueuePair, Quiesced, RegisterAccess,
+};
 use nvme_host::DmaPages;
 use std::time::{Duration, Instant};
 
 /// The admin queue. It must not be used after the memory that it was made over is gone.
-pub type AdminQueue = QueuePair<'static, (), Vec<Slot<()>>>;
+pub type AdminQueue = QueuePair<'static, (), Vec<CommandSlot<()>>>;
 
 /// Asks the controller to abort a command; whether it says that it did.
 pub fn abort(admin: &mut AdminQueue, qid: Qid, cid: Cid) -> Result<bool, String> {
     let deadline = Instant::now() + limit();
     let sent = admin
-        .submit(spec::admin::abort(qid, cid), Data::None, (), u64::MAX)
+        .submit(
+            spec::admin::abort(qid, cid),
+            CommandData::None,
+            (),
+            u64::MAX,
+        )
         .map_err(|rejected| rejected.error.to_string())?;
     admin.ring();
     while Instant::now() < deadline {
@@ -35,7 +42,7 @@ pub const BYTES: usize = 3 * 4096;
 
 /// Where a controller's properties and its admin queue are.
 pub struct Place<'a> {
-    pub registers: &'a dyn Registers,
+    pub registers: &'a dyn RegisterAccess,
     /// The host's addresses of the admin queue's tail and head doorbells.
     pub doorbells: [u64; 2],
     /// [`BYTES`] for the rings.
@@ -54,7 +61,7 @@ pub fn bring_up(
     let iova = |page: usize| place.iova.offset(page as u64 * 4096);
     let bell = |address: u64| {
         // SAFETY: doorbells of the admin queue, which live as long as the controller.
-        unsafe { Doorbell::from_raw(address as usize as *mut u32) }
+        unsafe { DoorbellRegister::from_raw(address as usize as *mut u32) }
     };
     let memory = QueueMemory {
         // SAFETY: one page each, that live as long as this rig and are used through the rings alone.
@@ -65,30 +72,30 @@ pub fn bring_up(
         cq_doorbell: bell(place.doorbells[1]),
         lists: ListMemory::new(DmaWords::new(&[], Iova(0)), PageSize::KIB4, 0),
     };
-    let slots: Vec<Slot<()>> = (0..63).map(|_| Slot::new()).collect();
+    let slots: Vec<CommandSlot<()>> = (0..63).map(|_| CommandSlot::new()).collect();
     let registers = place.registers;
     let mut pair = QueuePair::new(registers.identity(), Qid::ADMIN, memory, slots);
-    let config = Config {
+    let config = BringupConfig {
         queue_pairs: plans.len() as u32,
         plans,
-        ..Config::default()
+        ..BringupConfig::default()
     };
     // SAFETY: one page, as above.
     let page = unsafe { DmaWords::from_raw(at(2), 512, iova(2)) };
-    let mut machine = Bringup::new(registers, config, page).map_err(|e| e.to_string())?;
+    let mut machine = BringupMachine::new(registers, config, page).map_err(|e| e.to_string())?;
     let start = Instant::now();
     loop {
         let now_ns = start.elapsed().as_nanos() as u64;
         let step = machine.step(registers, &mut pair, now_ns);
         match step.map_err(|error| error.to_string())? {
-            Step::Ready => break,
-            Step::Wait { .. } => std::thread::sleep(Duration::from_micros(50)),
-            Step::Disabled(proof) => {
+            BringupStep::Ready => break,
+            BringupStep::Wait { .. } => std::thread::sleep(Duration::from_micros(50)),
+            BringupStep::Disabled(proof) => {
                 pair.restart(&proof);
                 disabled(&proof)?;
                 machine.enable(proof);
             }
-            Step::HostMemory { .. } => machine.host_memory(None),
+            BringupStep::HostMemory { .. } => machine.host_memory(None),
         }
     }
     match machine.info().created as usize == plans.len() {

@@ -3,7 +3,7 @@
 use crate::audit::Sampling;
 use crate::limits::finish;
 use crate::report::Options;
-use nvme_gpu_kernel::work::Launch;
+use nvme_gpu_kernel::work::LaunchArguments;
 use nvme_host::cuda::{Gpu, Kernel, QueueKernels, Stream};
 use std::sync::Arc;
 
@@ -95,7 +95,7 @@ impl Mode {
     }
 
     /// Grid and block for `queues` queues, and what the launch says of them.
-    pub fn shape(self, queues: u32, launch: &mut Launch) -> (u32, u32) {
+    pub fn shape(self, queues: u32, launch: &mut LaunchArguments) -> (u32, u32) {
         launch.lanes = 32;
         match self {
             Self::Owner => {

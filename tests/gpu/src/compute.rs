@@ -11,7 +11,7 @@ use crate::gather::{dice, few_stations, simulated, text};
 use crate::limits::limit;
 use crate::reading::{planned, until_whole, wait_for};
 use crate::report::{Outcome, Report};
-use nvme_compute::random_weights::{self, Stored};
+use nvme_compute::random_weights::{self, StoredFormat};
 use nvme_compute::{StoredMatrix, StreamedProducts, streamed};
 use nvme_gpu_kernel::rows::code;
 use nvme_host::Store;
@@ -41,7 +41,7 @@ const GUARD: usize = 16;
 const TOLERANCE: f64 = 1e-5;
 
 pub fn all(report: &mut Report, bench: &Bench) {
-    for stored in Stored::ALL {
+    for stored in StoredFormat::ALL {
         let name = format!("{stored:?}").to_lowercase();
         for block in [512, 4096] {
             report.test(&format!("gemv/shapes/{name}/block-{block}"), |_| {
@@ -92,7 +92,7 @@ impl Drive {
 /// A matrix on a drive, a vector, and what their product is.
 struct Job {
     matrix: StoredMatrix,
-    stored: Stored,
+    stored: StoredFormat,
     columns: u32,
     offset: u64,
     x: Vec<f32>,
@@ -108,7 +108,7 @@ impl Job {
     fn new(
         drive: &Drive,
         bench: &Bench,
-        stored: Stored,
+        stored: StoredFormat,
         (rows, columns): (u32, u32),
         offset: u64,
         seed: u64,
@@ -229,7 +229,7 @@ fn bytes_of(numbers: &[f32]) -> Vec<u8> {
 }
 
 /// No row, one, odd numbers of them; rows of one group and of thousands, at even bytes of the drive.
-fn shapes(bench: &Bench, stored: Stored, block: u32) -> Outcome<String> {
+fn shapes(bench: &Bench, stored: StoredFormat, block: u32) -> Outcome<String> {
     let drive = Drive::simulated(bench, block, "", limit())?;
     let least = stored.block().0.max(32);
     let (mut done, mut most) = (0, 0u64);
@@ -277,9 +277,9 @@ fn large(bench: &Bench) -> Outcome<String> {
     let drive = Drive::simulated(bench, 4096, "", limit())?;
     let mut bytes = 0;
     for (stored, shape) in [
-        (Stored::Bf16, (1500, 4096)),
-        (Stored::Q8_0, (37, 262_144)),
-        (Stored::Q6K, (4000, 4096)),
+        (StoredFormat::Bf16, (1500, 4096)),
+        (StoredFormat::Q8_0, (37, 262_144)),
+        (StoredFormat::Q6K, (4000, 4096)),
     ] {
         let job = Job::new(&drive, bench, stored, shape, 4098, 5)?;
         let failures = job.run(&drive)?;
@@ -295,18 +295,18 @@ fn usage(bench: &Bench) -> Outcome<String> {
     let drive = Drive::simulated(bench, 4096, "", limit())?;
     let size = drive.store.len();
     for (what, stored, rows, columns, offset) in [
-        ("an odd byte", Stored::Bf16, 1, 32, 1),
-        ("half a unit", Stored::Bf16, 1, 16, 0),
-        ("half a block", Stored::Q6K, 1, 128, 0),
-        ("no columns", Stored::F32, 1, 0, 0),
-        ("past the end", Stored::F32, 2, 32, size - 128),
+        ("an odd byte", StoredFormat::Bf16, 1, 32, 1),
+        ("half a unit", StoredFormat::Bf16, 1, 16, 0),
+        ("half a block", StoredFormat::Q6K, 1, 128, 0),
+        ("no columns", StoredFormat::F32, 1, 0, 0),
+        ("past the end", StoredFormat::F32, 2, 32, size - 128),
     ] {
         match StoredMatrix::new(&drive.store, offset, stored, rows, columns) {
             Err(error) if error.exit_code() == 2 => {}
             other => return Err(format!("{what}: {other:?}")),
         }
     }
-    let job = Job::new(&drive, bench, Stored::F32, (3, 32), 0, 1)?;
+    let job = Job::new(&drive, bench, StoredFormat::F32, (3, 32), 0, 1)?;
     if job.matrix.product(&[0.0; 31]).is_ok() {
         return Err("a short vector".to_owned());
     }
@@ -323,7 +323,7 @@ fn usage(bench: &Bench) -> Outcome<String> {
     let by_file = {
         let file = crate::by_host::Scratch::new()?;
         let of_file = Drive::new(bench, &file.device(), limit())?;
-        let job = Job::new(&of_file, bench, Stored::F32, (3, 32), 0, 1)?;
+        let job = Job::new(&of_file, bench, StoredFormat::F32, (3, 32), 0, 1)?;
         let refused = job.start_on(&of_file, of_file.stream.handle());
         refused.map(drop).map_err(|error| error.exit_code())
     };
@@ -338,7 +338,7 @@ fn streams(bench: &Bench) -> Outcome<String> {
     let drive = Drive::simulated(bench, 4096, "", limit())?;
     let streams = crate::gather::several_streams(bench, 4)?;
     let jobs = (0..8u64).map(|at| {
-        let stored = Stored::ALL[at as usize];
+        let stored = StoredFormat::ALL[at as usize];
         Job::new(&drive, bench, stored, (100 + at as u32, 1024), at << 20, at)
     });
     let jobs: Vec<Job> = jobs.collect::<Outcome<_>>()?;
@@ -363,7 +363,7 @@ fn streams(bench: &Bench) -> Outcome<String> {
 /// A product of a graph sees what was written before each launch, and is NaN when the store is gone.
 fn graph(bench: &Bench) -> Outcome<String> {
     let drive = Drive::simulated(bench, 4096, "", limit())?;
-    let mut job = Job::new(&drive, bench, Stored::Q4K, (200, 2048), 4096, 1)?;
+    let mut job = Job::new(&drive, bench, StoredFormat::Q4K, (200, 2048), 4096, 1)?;
     let captured = CudaGraph::capture(&drive.stream, |stream| job.start_on(&drive, stream));
     let (graph, pending) = captured.map_err(text)?;
     let wait_for = |rounds| wait_for(rounds, || pending.ended());
@@ -415,7 +415,7 @@ fn faults(bench: &Bench, name: &str, fault: &str) -> Outcome<String> {
     let (fault, timeout) = planned(bench, fault);
     let drive = Drive::simulated(bench, 4096, &fault, timeout)?;
     // Whole blocks: the host reads none of them.
-    let job = Job::new(&drive, bench, Stored::Bf16, (512, 4096), 0, 8)?;
+    let job = Job::new(&drive, bench, StoredFormat::Bf16, (512, 4096), 0, 8)?;
     until_whole(name, (8, 512), "rows", || job.run(&drive))
 }
 
@@ -424,7 +424,8 @@ fn outages(bench: &Bench) -> Outcome<String> {
     let timeout = Duration::from_millis(60) * bench.patience as u32;
     let drive = Drive::simulated(bench, 4096, "drop@op=read,every=400", timeout)?;
     let streams = crate::gather::several_streams(bench, 4)?;
-    let jobs = (0..4u64).map(|at| Job::new(&drive, bench, Stored::Q8_0, (250, 2048), at << 20, at));
+    let jobs =
+        (0..4u64).map(|at| Job::new(&drive, bench, StoredFormat::Q8_0, (250, 2048), at << 20, at));
     let jobs: Vec<Job> = jobs.collect::<Outcome<_>>()?;
     let (mut failed, mut whole, mut rounds) = (0, 0, 0);
     let begin = Instant::now();

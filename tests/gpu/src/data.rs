@@ -4,7 +4,7 @@ use crate::bench::{Bench, Mode, Tier};
 use crate::report::Report;
 use crate::rig::{CANARY, Rig, Shape};
 use crate::sim::{BLOCK, IMAGE_SEED, Model};
-use nvme_gpu_kernel::work::{Launch, data_word};
+use nvme_gpu_kernel::work::{LaunchArguments, data_word};
 
 const QUEUES: u32 = 4;
 const IMAGE: usize = 16 << 20;
@@ -76,7 +76,7 @@ fn run(bench: &Bench, mode: Mode, scattered: bool) -> Result<String, String> {
         let commands = 1 + dice.below(room.min(200));
         let span = commands * blocks;
         let lba = dice.below(IMAGE as u64 / u64::from(BLOCK) - span + 1);
-        let mut launch = Launch {
+        let mut launch = LaunchArguments {
             commands,
             units: commands,
             lba,

@@ -8,12 +8,12 @@ use crate::gather::{dice, few_stations, simulated, text};
 use crate::limits::{give_up, limit};
 use crate::reading::planned;
 use crate::report::{Outcome, Report};
-use nvme_compute::random_weights::{self, Stored};
+use nvme_compute::random_weights::{self, StoredFormat};
 use nvme_host::Store;
 use nvme_host::cuda::{CudaGraph, DeviceMemory, PendingRows, RowFailures, Stream};
 use nvme_models::experts::{
-    CacheOptions, ExpertLayers, ExpertMatrices, ExpertShape, ExpertStep, GpuExperts, Policy,
-    balance, check,
+    CacheOptions, ExpertLayers, ExpertMatrices, ExpertShape, ExpertStep, GpuExperts,
+    ReplacementPolicy, balance, check,
 };
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -40,7 +40,7 @@ pub fn all(report: &mut Report, bench: &Bench) {
             shapes(bench, block)
         });
     }
-    for policy in Policy::ALL {
+    for policy in ReplacementPolicy::ALL {
         let name = format!("experts/policy/{policy:?}").to_lowercase();
         report.test(&name, |_| policies(bench, policy));
     }
@@ -90,9 +90,9 @@ struct Job {
 /// Each layer has other formats, and begins at an odd place.
 fn layers(count: u32) -> Vec<[ExpertMatrices; 3]> {
     let stored = [
-        [Stored::Bf16, Stored::Q8_0, Stored::F32],
-        [Stored::Q4_0, Stored::F16, Stored::Q4_1],
-        [Stored::F32, Stored::F32, Stored::Bf16],
+        [StoredFormat::Bf16, StoredFormat::Q8_0, StoredFormat::F32],
+        [StoredFormat::Q4_0, StoredFormat::F16, StoredFormat::Q4_1],
+        [StoredFormat::F32, StoredFormat::F32, StoredFormat::Bf16],
     ];
     let layer = |layer: u32| {
         [0, 1, 2].map(|matrix| ExpertMatrices {
@@ -109,7 +109,7 @@ impl Drive {
         bench: &Bench,
         (block, fault, timeout): (u32, &str, Duration),
         shape: ExpertShape,
-        (slots, policy, pinned): (u32, Policy, &[(u32, u32)]),
+        (slots, policy, pinned): (u32, ReplacementPolicy, &[(u32, u32)]),
     ) -> Outcome<Self> {
         let count = 3;
         let options = few_stations(bench, timeout);
@@ -295,7 +295,7 @@ fn shapes(bench: &Bench, block: u32) -> Outcome<String> {
             bench,
             (block, "", limit()),
             shape,
-            (shape.experts, Policy::Lru, &[]),
+            (shape.experts, ReplacementPolicy::Lru, &[]),
         )?;
         let mut throw = dice(u64::from(shape.experts));
         for tokens in [0, 1, 2, TOKENS, 1] {
@@ -311,7 +311,7 @@ fn shapes(bench: &Bench, block: u32) -> Outcome<String> {
 }
 
 /// Few slots and many steps: what is in the cache is used, and nothing that was there before.
-fn policies(bench: &Bench, policy: Policy) -> Outcome<String> {
+fn policies(bench: &Bench, policy: ReplacementPolicy) -> Outcome<String> {
     let pinned = [(0, 4), (2, 0)];
     let drive = Drive::new(
         bench,
@@ -362,7 +362,7 @@ fn balances(bench: &Bench) -> Outcome<String> {
         bench,
         (4096, "", limit()),
         SMALL,
-        (SMALL.experts, Policy::Lru, &[]),
+        (SMALL.experts, ReplacementPolicy::Lru, &[]),
     )?;
     let mut job = drive.job(&mut dice(3), TOKENS);
     job.layer = 1;
@@ -391,11 +391,11 @@ fn usage(bench: &Bench) -> Outcome<String> {
         bench,
         (4096, "", limit()),
         SMALL,
-        (SMALL.experts, Policy::Lru, &[]),
+        (SMALL.experts, ReplacementPolicy::Lru, &[]),
     )?;
     let options = |bytes, tokens, pinned: &[(u32, u32)]| CacheOptions {
         bytes,
-        policy: Policy::Lru,
+        policy: ReplacementPolicy::Lru,
         pinned: pinned.to_vec(),
         tokens,
         limit: limit(),
@@ -433,7 +433,7 @@ fn graph(bench: &Bench) -> Outcome<String> {
         bench,
         (4096, "", limit()),
         SMALL,
-        (SMALL.experts, Policy::Lru, &[]),
+        (SMALL.experts, ReplacementPolicy::Lru, &[]),
     )?;
     let mut throw = dice(17);
     let mut job = drive.job(&mut throw, 2);
@@ -510,7 +510,7 @@ fn faults(bench: &Bench, name: &str, fault: &str) -> Outcome<String> {
         bench,
         (4096, &fault, timeout),
         SMALL,
-        (SMALL.experts, Policy::Clock, &[]),
+        (SMALL.experts, ReplacementPolicy::Clock, &[]),
     )?;
     let is_harmless = matches!(name, "reordered" | "torn-cqe");
     let (mut throw, mut failed, mut whole) = (dice(5), 0, 0);

@@ -7,8 +7,10 @@ use crate::bench::Bench;
 use crate::gather::{dice, text};
 use crate::limits::finish;
 use crate::report::{Outcome, Report};
-use nvme_compute_kernel::flash::reference::Part;
-use nvme_course::flash::{AttentionShape, AttentionStep, Flash, FlashAttention, Vectors};
+use nvme_compute_kernel::flash::reference::PartialResult;
+use nvme_course::flash::{
+    AttentionShape, AttentionStep, FlashAttention, FlashParameters, VectorLayout,
+};
 use nvme_formats::{bf16_of_f32, f16_of_f32, f32_of_bf16, f32_of_f16};
 use nvme_host::cuda::{CudaGraph, DeviceMemory};
 
@@ -123,7 +125,7 @@ struct Case {
     y: DeviceMemory,
     of_counts: DeviceMemory,
     workspace: DeviceMemory,
-    job: Flash,
+    job: FlashParameters,
 }
 
 impl Case {
@@ -150,7 +152,7 @@ impl Case {
         let mut job = shape.job(is_bf16, [q, k, v, y.address() + GUARD as u64]);
         if by_token {
             let each = u64::from(shape.head_elements);
-            let strides = |vectors: &mut Vectors, heads: u32, tokens: u32| {
+            let strides = |vectors: &mut VectorLayout, heads: u32, tokens: u32| {
                 vectors.head = each;
                 vectors.token = each * u64::from(heads);
                 vectors.sequence = each * u64::from(heads) * u64::from(tokens);
@@ -319,7 +321,7 @@ impl Case {
                 .flat_map(|first| halves.numbers[first..first + each].to_vec())
                 .collect()
         };
-        Part::of(
+        PartialResult::of(
             query,
             &gathered(&self.keys),
             &gathered(&self.values),
@@ -488,73 +490,73 @@ fn usage(bench: &Bench, attention: &FlashAttention) -> Outcome<String> {
     )?;
     case.poison()?;
     let good = case.job;
-    let moved = |by: u64, vectors: Vectors| Vectors {
+    let moved = |by: u64, vectors: VectorLayout| VectorLayout {
         address: vectors.address + by,
         ..vectors
     };
     let bad = [
-        ("no head", Flash { heads: 0, ..good }),
+        ("no head", FlashParameters { heads: 0, ..good }),
         (
             "no head of keys",
-            Flash {
+            FlashParameters {
                 kv_heads: 0,
                 ..good
             },
         ),
         (
             "heads that are no multiple",
-            Flash {
+            FlashParameters {
                 kv_heads: 3,
                 ..good
             },
         ),
         (
             "no elements",
-            Flash {
+            FlashParameters {
                 head_elements: 0,
                 ..good
             },
         ),
         (
             "12 elements",
-            Flash {
+            FlashParameters {
                 head_elements: 12,
                 ..good
             },
         ),
         (
             "136 elements",
-            Flash {
+            FlashParameters {
                 head_elements: 136,
                 ..good
             },
         ),
-        ("a scale of 0", Flash { scale: 0.0, ..good }),
+        ("a scale of 0", FlashParameters { scale: 0.0, ..good }),
         (
             "a scale that is no number",
-            Flash {
+            FlashParameters {
                 scale: f32::NAN,
                 ..good
             },
         ),
         (
             "too many keys",
-            Flash {
+            FlashParameters {
                 key_tokens: u32::MAX,
                 ..good
             },
         ),
         (
             "queries between 16 bytes",
-            Flash {
+            FlashParameters {
                 queries: moved(2, good.queries),
                 ..good
             },
         ),
         (
             "keys at 0",
-            Flash {
-                keys: Vectors {
+            FlashParameters {
+                keys: VectorLayout {
                     address: 0,
                     ..good.keys
                 },
@@ -563,15 +565,18 @@ fn usage(bench: &Bench, attention: &FlashAttention) -> Outcome<String> {
         ),
         (
             "strides of 4",
-            Flash {
-                values: Vectors {
+            FlashParameters {
+                values: VectorLayout {
                     token: 4,
                     ..good.values
                 },
                 ..good
             },
         ),
-        ("counts between two words", Flash { counts: 2, ..good }),
+        (
+            "counts between two words",
+            FlashParameters { counts: 2, ..good },
+        ),
     ];
     for rung in AttentionStep::ALL {
         for (what, job) in &bad {
@@ -581,7 +586,7 @@ fn usage(bench: &Bench, attention: &FlashAttention) -> Outcome<String> {
                 return Err(format!("{rung:?}: {what} is not refused"));
             }
         }
-        let job = Flash {
+        let job = FlashParameters {
             workspace: 0,
             ..good
         };

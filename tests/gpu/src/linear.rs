@@ -11,7 +11,7 @@ use crate::gather::text;
 use crate::limits::finish;
 use crate::report::{Outcome, Report};
 use nvme_course::linear::{
-    Activation, Backward, BackwardRung, Forward, ForwardRung, LinearKernels,
+    ActivationKind, BackwardParameters, BackwardRung, ForwardParameters, ForwardRung, LinearKernels,
 };
 use nvme_host::cuda::CudaGraph;
 
@@ -69,7 +69,7 @@ fn forward_shapes(bench: &Bench, linear: &LinearKernels, rung: ForwardRung) -> O
         if rung.is_mixed() && !shape[1].is_multiple_of(8) {
             continue;
         }
-        for activation in Activation::ALL {
+        for activation in ActivationKind::ALL {
             let case = Case::new(
                 bench,
                 shape,
@@ -92,7 +92,7 @@ fn forward_shapes(bench: &Bench, linear: &LinearKernels, rung: ForwardRung) -> O
 fn backward_shapes(bench: &Bench, linear: &LinearKernels, rung: BackwardRung) -> Outcome<String> {
     let (mut done, mut worst) = (0, 0.0f64);
     for (index, shape) in SHAPES.into_iter().enumerate() {
-        for activation in Activation::ALL {
+        for activation in ActivationKind::ALL {
             let case = Case::new(
                 bench,
                 shape,
@@ -114,7 +114,7 @@ fn backward_shapes(bench: &Bench, linear: &LinearKernels, rung: BackwardRung) ->
 }
 
 fn same_bits(bench: &Bench, linear: &LinearKernels, rung: BackwardRung) -> Outcome<String> {
-    let case = Case::new(bench, [300, 136, 260], Activation::Gelu, Kind::F32, 2)?;
+    let case = Case::new(bench, [300, 136, 260], ActivationKind::Gelu, Kind::F32, 2)?;
     case.upload_sums()?;
     let mut first: Option<Vec<Vec<u8>>> = None;
     for run in 0..100 {
@@ -143,7 +143,7 @@ fn streams(bench: &Bench, linear: &LinearKernels) -> Outcome<String> {
         Case::new(
             bench,
             shape,
-            Activation::ALL[at as usize % 4],
+            ActivationKind::ALL[at as usize % 4],
             Kind::F32,
             u64::from(at) + 1,
         )
@@ -176,7 +176,7 @@ fn streams(bench: &Bench, linear: &LinearKernels) -> Outcome<String> {
 fn graph(bench: &Bench, linear: &LinearKernels) -> Outcome<String> {
     let mut done = 0;
     for rung in BackwardRung::ALL {
-        let mut case = Case::new(bench, [70, 40, 90], Activation::Silu, Kind::F32, 4)?;
+        let mut case = Case::new(bench, [70, 40, 90], ActivationKind::Silu, Kind::F32, 4)?;
         let captured = CudaGraph::capture(&bench.stream, |stream| {
             case.start_forward(linear, ForwardRung::Persistent, stream)?;
             case.start_backward(linear, rung, stream)
@@ -197,7 +197,7 @@ fn graph(bench: &Bench, linear: &LinearKernels) -> Outcome<String> {
 }
 
 fn usage(bench: &Bench, linear: &LinearKernels) -> Outcome<String> {
-    let case = Case::new(bench, [4, 12, 8], Activation::Gelu, Kind::F32, 1)?;
+    let case = Case::new(bench, [4, 12, 8], ActivationKind::Gelu, Kind::F32, 1)?;
     let (stream, good, of_good) = (bench.stream.handle(), case.forward(), case.backward());
     let mut refused = 0;
     let mut is_refused = |what: &str, result: nvme_host::Result<()>| {
@@ -209,34 +209,37 @@ fn usage(bench: &Bench, linear: &LinearKernels) -> Outcome<String> {
     };
     for rung in ForwardRung::ALL {
         for (what, job) in [
-            ("no inputs", Forward { x: 0, ..good }),
-            ("no weights", Forward { weights: 0, ..good }),
-            ("no results", Forward { y: 0, ..good }),
+            ("no inputs", ForwardParameters { x: 0, ..good }),
+            ("no weights", ForwardParameters { weights: 0, ..good }),
+            ("no results", ForwardParameters { y: 0, ..good }),
             (
                 "inputs between two numbers",
-                Forward {
+                ForwardParameters {
                     x: good.x + 1,
                     ..good
                 },
             ),
             (
                 "results between two numbers",
-                Forward {
+                ForwardParameters {
                     y: good.y + 1,
                     ..good
                 },
             ),
-            ("biases between two numbers", Forward { bias: 1, ..good }),
+            (
+                "biases between two numbers",
+                ForwardParameters { bias: 1, ..good },
+            ),
             (
                 "an activation that there is not",
-                Forward {
+                ForwardParameters {
                     activation: 4,
                     ..good
                 },
             ),
             (
                 "too many tiles",
-                Forward {
+                ForwardParameters {
                     tokens: u32::MAX,
                     outputs: u32::MAX,
                     ..good
@@ -248,8 +251,8 @@ fn usage(bench: &Bench, linear: &LinearKernels) -> Outcome<String> {
         }
         if rung.is_mixed() {
             let (odd, shifted) = (
-                Forward { inputs: 12, ..good },
-                Forward {
+                ForwardParameters { inputs: 12, ..good },
+                ForwardParameters {
                     x: good.x + 2,
                     inputs: 8,
                     ..good
@@ -267,33 +270,36 @@ fn usage(bench: &Bench, linear: &LinearKernels) -> Outcome<String> {
     }
     for rung in BackwardRung::ALL {
         for (what, job) in [
-            ("no gradient of the results", Backward { dy: 0, ..of_good }),
-            ("no sums", Backward { sums: 0, ..of_good }),
+            (
+                "no gradient of the results",
+                BackwardParameters { dy: 0, ..of_good },
+            ),
+            ("no sums", BackwardParameters { sums: 0, ..of_good }),
             (
                 "no room",
-                Backward {
+                BackwardParameters {
                     dsums: 0,
                     ..of_good
                 },
             ),
             (
                 "no weights",
-                Backward {
+                BackwardParameters {
                     weights: 0,
                     ..of_good
                 },
             ),
-            ("no inputs", Backward { x: 0, ..of_good }),
+            ("no inputs", BackwardParameters { x: 0, ..of_good }),
             (
                 "a gradient between two numbers",
-                Backward {
+                BackwardParameters {
                     dx: of_good.dx + 2,
                     ..of_good
                 },
             ),
             (
                 "an activation that there is not",
-                Backward {
+                BackwardParameters {
                     activation: 9,
                     ..of_good
                 },
@@ -307,7 +313,7 @@ fn usage(bench: &Bench, linear: &LinearKernels) -> Outcome<String> {
     case.upload_sums()?;
     for rung in BackwardRung::ALL {
         case.poison_gradients()?;
-        let job = Backward {
+        let job = BackwardParameters {
             dx: 0,
             dbias: 0,
             weights: 0,

@@ -388,7 +388,7 @@ impl Sum {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use nvme_gpu_kernel::work::Report as Counts;
+    use nvme_gpu_kernel::work::LaunchReport as Counts;
 
     #[test]
     fn accounts_that_do_not_add_up_are_found() {

@@ -9,7 +9,7 @@ use nvme_host::cuda::RowsOptions;
 use nvme_host::store::GpuOptions;
 use nvme_host::{Catalog, Store, StoreOptions};
 use nvme_models::llama::{ExpertMixture, Llama, ModelConfig, ModelOptions};
-use nvme_models::synthetic::{Stored, SyntheticModel};
+use nvme_models::synthetic::{StoredFormat, SyntheticModel};
 use std::sync::Arc;
 
 const PLACE: u64 = 4096 * 3;
@@ -25,7 +25,7 @@ const MIXTURE: Option<ExpertMixture> = Some(ExpertMixture {
 });
 
 pub fn all(report: &mut Report, bench: &Bench) {
-    for stored in Stored::ALL {
+    for stored in StoredFormat::ALL {
         let name = format!("{stored:?}").to_lowercase();
         report.test(&format!("model/{name}"), |_| {
             compare(bench, DRIVE, (stored, None), 5)
@@ -34,16 +34,16 @@ pub fn all(report: &mut Report, bench: &Bench) {
     report.test("model/file", |_| {
         let file = Scratch::new()?;
         // More than go through the layers together.
-        compare(bench, &file.device(), (Stored::Q4_1, None), 70)
+        compare(bench, &file.device(), (StoredFormat::Q4_1, None), 70)
     });
     report.test("model/mixture", |_| {
-        compare(bench, DRIVE, (Stored::Q4_0, MIXTURE), 70)
+        compare(bench, DRIVE, (StoredFormat::Q4_0, MIXTURE), 70)
     });
     report.test("model/errors", |_| errors(bench, None));
     report.test("model/mixture-errors", |_| errors(bench, MIXTURE));
 }
 
-fn bytes_of(stored: Stored, experts: Option<ExpertMixture>) -> Outcome<Vec<u8>> {
+fn bytes_of(stored: StoredFormat, experts: Option<ExpertMixture>) -> Outcome<Vec<u8>> {
     let model = SyntheticModel {
         config: ModelConfig {
             layers: 3,
@@ -59,7 +59,7 @@ fn bytes_of(stored: Stored, experts: Option<ExpertMixture>) -> Outcome<Vec<u8>> 
             experts,
         },
         stored,
-        stored_head: Stored::Q8_0,
+        stored_head: StoredFormat::Q8_0,
         seed: 9,
     };
     let mut bytes = Vec::new();
@@ -127,7 +127,7 @@ fn follow(model: &mut Llama, prompt: &[u32]) -> nvme_host::Result<(Vec<u32>, Vec
 fn compare(
     bench: &Bench,
     device: &str,
-    (stored, experts): (Stored, Option<ExpertMixture>),
+    (stored, experts): (StoredFormat, Option<ExpertMixture>),
     length: u32,
 ) -> Outcome<String> {
     let bytes = bytes_of(stored, experts)?;
@@ -150,7 +150,7 @@ fn compare(
 
 /// Reads that fail end a step, which is repeated.
 fn errors(bench: &Bench, experts: Option<ExpertMixture>) -> Outcome<String> {
-    let bytes = bytes_of(Stored::Q6K, experts)?;
+    let bytes = bytes_of(StoredFormat::Q6K, experts)?;
     let mut of_cpu = open("sim:mem?size=16MiB", None, &bytes).map_err(text)?;
     let (expected, _) = follow(&mut of_cpu, &prompt(5)).map_err(text)?;
     // Behind the reads of the opening; so many that those which are repeated for parts of a command fail, too.

@@ -10,7 +10,7 @@ use crate::rig::{Outcome, Rig, Shape};
 use crate::sim::{BLOCK, IMAGE_SEED, Model};
 use nvme_core::spec::Status;
 use nvme_core::spec::nvm::opcode;
-use nvme_gpu_kernel::work::{Launch, account, data_word};
+use nvme_gpu_kernel::work::{LaunchArguments, account, data_word};
 
 const QUEUES: u32 = 8;
 const SIZE: usize = BLOCK as usize;
@@ -228,7 +228,7 @@ impl Cell {
     ) -> Result<Outcome, String> {
         rig.fill();
         op.prepare(round, rig.data_mut(), image);
-        let mut launch = Launch {
+        let mut launch = LaunchArguments {
             opcode: u32::from(op.opcode()),
             lba: FIRST as u64,
             commands: UNITS as u64,
@@ -266,7 +266,7 @@ impl Cell {
     fn read(&self, bench: &Bench, rig: &mut Rig<'_>) -> Result<(), String> {
         rig.fill();
         let commands = (IMAGE / SIZE / 8) as u64;
-        let mut launch = Launch {
+        let mut launch = LaunchArguments {
             blocks: 8,
             commands,
             units: commands,
@@ -313,7 +313,7 @@ fn truthful(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use nvme_gpu_kernel::work::Report as Counts;
+    use nvme_gpu_kernel::work::LaunchReport as Counts;
 
     #[test]
     fn an_account_that_lies_is_found() {

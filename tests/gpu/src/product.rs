@@ -6,8 +6,8 @@ use crate::bench::Bench;
 use crate::gather::text;
 use crate::limits::finish;
 use crate::report::{Outcome, Report};
-use nvme_compute::random_weights::{self, Stored};
-use nvme_compute_kernel::{BLOCK_THREADS, Gemv, PTX, kernel};
+use nvme_compute::random_weights::{self, StoredFormat};
+use nvme_compute_kernel::{BLOCK_THREADS, GemvParameters, PTX, kernel};
 use nvme_host::cuda::{DeviceMemory, KernelFunction, LaunchSize, Module, Stream};
 
 /// What `y` holds where no product comes.
@@ -36,7 +36,7 @@ const SHAPES: [(u32, u32, u32, usize); 15] = [
 ];
 
 pub fn all(report: &mut Report, bench: &Bench) {
-    for stored in Stored::ALL {
+    for stored in StoredFormat::ALL {
         let name = format!("{stored:?}").to_lowercase();
         report.test(&format!("product/{name}"), |_| shapes(bench, stored));
     }
@@ -50,14 +50,14 @@ struct Kernels {
     stream: Stream,
 }
 
-fn shapes(bench: &Bench, stored: Stored) -> Outcome<String> {
+fn shapes(bench: &Bench, stored: StoredFormat) -> Outcome<String> {
     let load = || -> nvme_host::Result<Kernels> {
         let module = Module::load(&bench.gpu, PTX.as_bytes())?;
         Ok(Kernels {
             narrow: module.function(kernel::GEMV)?,
             wide: module.function(kernel::GEMV_WIDE)?,
             quantised: module
-                .function_with_shared(kernel::GEMV_QUANTISED, Gemv::QUANTISED_SHARED)?,
+                .function_with_shared(kernel::GEMV_QUANTISED, GemvParameters::QUANTISED_SHARED)?,
             stream: Stream::new(&bench.gpu)?,
             module,
         })
@@ -67,7 +67,7 @@ fn shapes(bench: &Bench, stored: Stored) -> Outcome<String> {
     for (at, shape) in SHAPES.into_iter().enumerate() {
         let case = Case::new(bench, stored, shape, at as u64)?;
         for adds in [0, 1] {
-            let gemv = Gemv { adds, ..case.gemv };
+            let gemv = GemvParameters { adds, ..case.gemv };
             let blocks = |count: u64, shared_bytes| LaunchSize {
                 count: count.clamp(1, 300) as u32,
                 threads: BLOCK_THREADS,
@@ -80,7 +80,7 @@ fn shapes(bench: &Bench, stored: Stored) -> Outcome<String> {
                 wide += 1;
             }
             if gemv.is_quantised() {
-                let blocks = blocks(gemv.items(), Gemv::QUANTISED_SHARED);
+                let blocks = blocks(gemv.items(), GemvParameters::QUANTISED_SHARED);
                 case.run(&kernels, kernels.quantised, blocks, &gemv)?;
                 quantised += 1;
             }
@@ -95,7 +95,7 @@ struct Case {
     weights: DeviceMemory,
     x: DeviceMemory,
     y: DeviceMemory,
-    gemv: Gemv,
+    gemv: GemvParameters,
     /// The sum, and how far from it an element may be.
     expected: Vec<(f64, f64)>,
 }
@@ -103,7 +103,7 @@ struct Case {
 impl Case {
     fn new(
         bench: &Bench,
-        stored: Stored,
+        stored: StoredFormat,
         (rows, least, tokens, misaligned): (u32, u32, u32, usize),
         seed: u64,
     ) -> Outcome<Self> {
@@ -112,7 +112,7 @@ impl Case {
         let mut bytes = vec![0; row_bytes * rows as usize];
         random_weights::fill(stored, seed, &mut bytes);
         let mut numbers = vec![0; columns as usize * tokens as usize * 4];
-        random_weights::fill(Stored::F32, seed + 100, &mut numbers);
+        random_weights::fill(StoredFormat::F32, seed + 100, &mut numbers);
         let x: Vec<f32> = numbers
             .as_chunks::<4>()
             .0
@@ -126,7 +126,7 @@ impl Case {
             weights: memory(begin + bytes.len() + AROUND)?,
             x: memory(numbers.len())?,
             y: memory((stride * tokens) as usize * 4)?,
-            gemv: Gemv::default(),
+            gemv: GemvParameters::default(),
             expected: Vec::new(),
         };
         case.weights.fill(0xFF).map_err(text)?;
@@ -141,7 +141,7 @@ impl Case {
             })
             .collect();
         Ok(Self {
-            gemv: Gemv {
+            gemv: GemvParameters {
                 weights: case.weights.address() + begin as u64,
                 x: case.x.address(),
                 y: case.y.address(),
@@ -163,7 +163,7 @@ impl Case {
         kernels: &Kernels,
         function: KernelFunction,
         blocks: LaunchSize,
-        gemv: &Gemv,
+        gemv: &GemvParameters,
     ) -> Outcome<()> {
         let poison = POISON.to_le_bytes().repeat(self.y.len() / 4);
         self.y.upload(0, &poison).map_err(text)?;
@@ -208,7 +208,7 @@ impl Case {
 }
 
 /// The product of a row and a vector, and the tolerance.
-fn sum(stored: Stored, row: &[u8], x: &[f32]) -> (f64, f64) {
+fn sum(stored: StoredFormat, row: &[u8], x: &[f32]) -> (f64, f64) {
     let half = |k: u32| u16::from_le_bytes([row[2 * k as usize], row[2 * k as usize + 1]]);
     let (mut sum, mut size) = (0.0, 0.0);
     for (unit, x) in x.chunks_exact(32).enumerate() {

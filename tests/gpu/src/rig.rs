@@ -10,8 +10,8 @@ use crate::sim::{BLOCK, Model, Sim};
 use nvme_core::handoff::QueueWords;
 use nvme_core::queue_state::words as state_words;
 use nvme_core::spec::register;
-use nvme_gpu_kernel::Queues;
-use nvme_gpu_kernel::work::{Launch, Report};
+use nvme_gpu_kernel::QueueArray;
+use nvme_gpu_kernel::work::{LaunchArguments, LaunchReport};
 use nvme_host::cuda::{DeviceMemory, Kernel, RegisteredMemory};
 use nvme_host::relay::DoorbellRelay;
 use nvme_host::{Device, DmaPages};
@@ -45,7 +45,7 @@ pub struct Shape {
 /// A controller, queues on it, and data.
 pub trait Rigged {
     /// A launch over all queues and the whole data memory, of reads of one block each.
-    fn launch(&self) -> Result<Launch, String>;
+    fn launch(&self) -> Result<LaunchArguments, String>;
 
     /// Runs a kernel to its end: it bounds its own time.
     fn run(
@@ -53,7 +53,7 @@ pub trait Rigged {
         kernel: Kernel,
         grid: u32,
         block: u32,
-        launch: Launch,
+        launch: LaunchArguments,
     ) -> Result<Outcome, String>;
 
     /// Resets the controller, ends what is in flight and creates the queues again.
@@ -76,7 +76,7 @@ pub trait Rigged {
 
 /// What a launch left behind.
 pub struct Outcome {
-    pub report: Report,
+    pub report: LaunchReport,
     /// How each command ended: see [`nvme_gpu_kernel::work::account`].
     pub accounts: Vec<u32>,
 }
@@ -178,7 +178,7 @@ impl<'b> Rig<'b> {
             device_words: memory(size_of::<QueueWords>() * count)?,
             states,
             cells: memory(CELLS * 8)?,
-            report: memory(size_of::<Report>())?,
+            report: memory(size_of::<LaunchReport>())?,
             accounts: None,
             tokens: memory(TOKENS * 12)?,
             pages: None,
@@ -236,8 +236,8 @@ impl<'b> Rig<'b> {
     }
 
     /// The queues and cells, for kernels of others.
-    pub fn queues(&self) -> Queues {
-        Queues {
+    pub fn queues(&self) -> QueueArray {
+        QueueArray {
             queues: self.device_words.address(),
             cells: self.cells.address(),
             queue_count: self.shape.queues,
@@ -246,7 +246,7 @@ impl<'b> Rig<'b> {
     }
 
     /// A launch over all queues and the whole data memory, of reads of one block each.
-    pub fn launch(&self) -> Result<Launch, String> {
+    pub fn launch(&self) -> Result<LaunchArguments, String> {
         let host = self.data.host() + GUARD as u64;
         let (data, data_iova) = match &self.gpu_data {
             Some(memory) => (
@@ -255,7 +255,7 @@ impl<'b> Rig<'b> {
             ),
             None => (self.data.registered.translate(host).map_err(text)?, host),
         };
-        Ok(Launch {
+        Ok(LaunchArguments {
             queues: self.device_words.address(),
             cells: self.cells.address(),
             report: self.report.address(),
@@ -273,12 +273,12 @@ impl<'b> Rig<'b> {
             lanes: 32,
             units: (self.shape.data / BLOCK as usize) as u64,
             timeout_ns: 1_000_000_000,
-            ..Launch::default()
+            ..LaunchArguments::default()
         })
     }
 
     /// Lets the kernel find the data by pages, page i at `order[i]`.
-    pub fn scatter(&mut self, order: &[u32], launch: &mut Launch) -> Result<(), String> {
+    pub fn scatter(&mut self, order: &[u32], launch: &mut LaunchArguments) -> Result<(), String> {
         let base = self.data.host() + GUARD as u64;
         let table: Vec<u64> = order.iter().map(|&p| base + u64::from(p) * 4096).collect();
         let memory = DeviceMemory::new(&self.bench.gpu, table.len() * 8).map_err(text)?;
@@ -296,7 +296,7 @@ impl<'b> Rig<'b> {
         kernel: Kernel,
         grid: u32,
         block: u32,
-        mut launch: Launch,
+        mut launch: LaunchArguments,
     ) -> Result<Outcome, String> {
         let bytes = launch.commands as usize * 4;
         if self
@@ -336,8 +336,8 @@ impl<'b> Rig<'b> {
         })
     }
 
-    fn report(&self) -> Result<Report, String> {
-        let mut bytes = [0; size_of::<Report>()];
+    fn report(&self) -> Result<LaunchReport, String> {
+        let mut bytes = [0; size_of::<LaunchReport>()];
         self.report.download(0, &mut bytes).map_err(text)?;
         // SAFETY: as many bytes as the struct has, all of whose fields are integers.
         Ok(unsafe { std::ptr::read_unaligned(bytes.as_ptr().cast()) })
@@ -399,7 +399,7 @@ impl Layout {
 }
 
 impl Rigged for Rig<'_> {
-    fn launch(&self) -> Result<Launch, String> {
+    fn launch(&self) -> Result<LaunchArguments, String> {
         Rig::launch(self)
     }
 
@@ -408,7 +408,7 @@ impl Rigged for Rig<'_> {
         kernel: Kernel,
         grid: u32,
         block: u32,
-        launch: Launch,
+        launch: LaunchArguments,
     ) -> Result<Outcome, String> {
         Rig::run(self, kernel, grid, block, launch)
     }

@@ -3,7 +3,7 @@
 #![allow(unsafe_code)]
 
 use crate::audit;
-use nvme_core::Registers;
+use nvme_core::RegisterAccess;
 use nvme_core::spec::Iova;
 use nvme_gpu_kernel::work::data_word;
 use nvme_host::cuda::{DeviceMemory, SimulatorCopier};
@@ -140,7 +140,7 @@ impl Device for Sim {
         "simulator of the GPU tests".to_owned()
     }
 
-    fn registers(&self) -> &(dyn Registers + Sync) {
+    fn registers(&self) -> &(dyn RegisterAccess + Sync) {
         &self.bar
     }
 

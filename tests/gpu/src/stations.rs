@@ -9,9 +9,9 @@ use crate::hazards::current;
 use crate::limits::limit;
 use crate::report::{Outcome, Report};
 use cudarc::driver::sys::{self, CUresult};
-use nvme_core::gate::{Gate, words as gate_words};
+use nvme_core::gate::{AdmissionGate, words as gate_words};
 use nvme_core::sync::AtomicU32;
-use nvme_gpu_kernel::rows::{Gather, STATION_CELLS, code};
+use nvme_gpu_kernel::rows::{GatherLaunch, STATION_CELLS, code};
 use std::time::{Duration, Instant};
 
 /// Stations of [`Drive`]; the one that is lost, and one that is claimed.
@@ -27,7 +27,7 @@ pub fn all(report: &mut Report, bench: &Bench) {
 }
 
 /// The words of a store's stations in memory of the GPU.
-struct Words(Gather);
+struct Words(GatherLaunch);
 
 impl Words {
     fn put(&self, address: u64, bytes: &[u8]) -> Outcome<()> {
@@ -75,11 +75,11 @@ impl Words {
     }
 
     /// The gate, by words that the host and the GPU reach by the same address.
-    fn gate(&self) -> Gate<'_> {
+    fn gate(&self) -> AdmissionGate<'_> {
         let first = std::ptr::with_exposed_provenance::<AtomicU32>(self.0.gate as usize);
         // SAFETY: words of a gate, which are never freed.
         let words = unsafe { std::slice::from_raw_parts(first, gate_words(STATIONS)) };
-        Gate::new(words).unwrap_or_else(|| unreachable!("words of a gate"))
+        AdmissionGate::new(words).unwrap_or_else(|| unreachable!("words of a gate"))
     }
 }
 

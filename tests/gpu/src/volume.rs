@@ -5,12 +5,12 @@
 use crate::bench::{Bench, Mode};
 use crate::limits::{finish_within, limit};
 use crate::report::{Options, Report};
-use nvme_core::Identity;
+use nvme_core::ControllerIdentity;
 use nvme_core::handoff::QueueWords;
 use nvme_core::queue_state::{QueueState, words as state_words};
 use nvme_core::spec::{Qid, nvm};
 use nvme_core::sync::{AtomicU32, Order, Scope};
-use nvme_gpu_kernel::work::{self, Launch};
+use nvme_gpu_kernel::work::{self, LaunchArguments};
 use nvme_host::cuda::null::{NullController, NullShape};
 use nvme_host::cuda::{DeviceMemory, RegisteredMemory};
 use std::time::Duration;
@@ -63,7 +63,7 @@ fn run(bench: &Bench, mode: Mode, options: &Options) -> nvme_host::Result<String
         });
         let state: Vec<AtomicU32> = (0..words).map(|_| AtomicU32::new(0)).collect();
         if let Some(view) = QueueState::new(&state, Qid(index as u16 + 1), ENTRIES, DEPTH) {
-            view.init(&Identity::new(), 0);
+            view.init(&ControllerIdentity::new(), 0);
         }
         let word = |word: &AtomicU32| word.load(Order::Relaxed, Scope::Sys);
         let bytes: Vec<u8> = state.iter().flat_map(|w| word(w).to_le_bytes()).collect();
@@ -73,8 +73,8 @@ fn run(bench: &Bench, mode: Mode, options: &Options) -> nvme_host::Result<String
     device_words.upload(0, queues.as_slice().as_bytes())?;
     let threads = QUEUES * BLOCKS * 128;
     let cells = DeviceMemory::new(&bench.gpu, threads as usize * 8)?;
-    let report = DeviceMemory::new(&bench.gpu, size_of::<work::Report>())?;
-    let launch = Launch {
+    let report = DeviceMemory::new(&bench.gpu, size_of::<work::LaunchReport>())?;
+    let launch = LaunchArguments {
         queues: device_words.address(),
         cells: cells.address(),
         report: report.address(),
@@ -91,7 +91,7 @@ fn run(bench: &Bench, mode: Mode, options: &Options) -> nvme_host::Result<String
         block_shift: 9,
         depth: DEPTH,
         lanes: 32,
-        ..Launch::default()
+        ..LaunchArguments::default()
     };
     let (grid, block) = match mode {
         Mode::Shared => (QUEUES * BLOCKS, 128),
@@ -108,10 +108,10 @@ fn run(bench: &Bench, mode: Mode, options: &Options) -> nvme_host::Result<String
     }
     finish_within(&bench.stream, limit().max(LONGEST));
     let account = running.stop();
-    let mut bytes = [0; size_of::<work::Report>()];
+    let mut bytes = [0; size_of::<work::LaunchReport>()];
     report.download(0, &mut bytes)?;
     // SAFETY: as many bytes as the struct has, all of whose fields are integers.
-    let counts: work::Report = unsafe { std::ptr::read_unaligned(bytes.as_ptr().cast()) };
+    let counts: work::LaunchReport = unsafe { std::ptr::read_unaligned(bytes.as_ptr().cast()) };
     let fail = |cause: String| {
         Err(nvme_host::Error::Device {
             cause,

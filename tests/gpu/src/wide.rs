@@ -12,7 +12,7 @@ use crate::stripes;
 use nvme_gpu_kernel::rows::code;
 use nvme_host::Table;
 use nvme_host::cuda::{DeviceMemory, PendingRows, RowFailures, RowRequest};
-use nvme_host::store::{Format, RowWidening, Wide};
+use nvme_host::store::{Format, RowWidening, WideFormat};
 use std::time::{Duration, Instant};
 
 pub fn all(report: &mut Report, bench: &Bench) {
@@ -55,7 +55,7 @@ fn fault_of(bench: &Bench, fault: &str, comes_back: bool, has_status: bool) -> O
     // The format whose zero bytes come out as -0.0.
     let widen = RowWidening {
         from: Format::Q4_0,
-        to: Wide::F16,
+        to: WideFormat::F16,
     };
     let (first_byte, row_bytes) = (100, 40 * 18);
     let rows = (BYTES - first_byte) / row_bytes;
@@ -119,7 +119,7 @@ fn formats(drive: &Drive, cache: u64) -> Outcome<String> {
     let mut throw = dice(33);
     let mut rows = 0;
     for from in Format::ALL {
-        for to in [Wide::F16, Wide::F32] {
+        for to in [WideFormat::F16, WideFormat::F32] {
             // Row lengths that fill rounds of a warp, and that do not; places at even and odd bytes.
             for (elements, first_byte, pad) in
                 [(5, 77, 0), (224, 3, 0), (2048, 4096, 16), (2880, 2, 4)]
@@ -237,7 +237,7 @@ fn replay(bench: &Bench) -> Outcome<String> {
     current(&drive)?;
     let widen = RowWidening {
         from: Format::Q4_0,
-        to: Wide::F32,
+        to: WideFormat::F32,
     };
     let (row_bytes, count) = (40 * 18, 300);
     let ids: Vec<i64> = (0..count).rev().collect();

@@ -4,7 +4,7 @@
 
 use crate::exporter::Exporter;
 use crate::{Outcome, pattern, said};
-use nvme_host::core::Data;
+use nvme_host::core::CommandData;
 use nvme_host::core::spec::{Iova, Lba, Nsid, Sqe, nvm};
 use nvme_host::{Controller, Device, DmaBuffer, DmaPages, DriverQueue, Namespace};
 use std::fs::File;
@@ -165,7 +165,7 @@ fn expected(turn: u64, bytes: u64) -> Vec<u8> {
 }
 
 fn send(queue: &mut DriverQueue, sqe: Sqe, iova: Iova, len: u64) -> Outcome {
-    let submitted = queue.submit_data(sqe, Data::Contiguous { iova, len }, None);
+    let submitted = queue.submit_data(sqe, CommandData::Contiguous { iova, len }, None);
     submitted.map_err(|refused| refused.error.to_string())?;
     queue.ring();
     let done = queue.wait().map_err(said)?.ok_or("the command was lost")?;

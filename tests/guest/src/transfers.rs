@@ -1,8 +1,8 @@
 //! One command at a time, of every size and offset where a data pointer changes its form.
 
 use crate::{Outcome, pattern, said};
-use nvme_host::core::Data;
-use nvme_host::core::sgl::Segment;
+use nvme_host::core::CommandData;
+use nvme_host::core::sgl::SglSegment;
 use nvme_host::core::spec::{Iova, Lba, Nsid, Sqe, nvm};
 use nvme_host::{Controller, DmaBuffer, DriverQueue};
 
@@ -159,8 +159,8 @@ impl Bench {
             Form::Sgl(piece) => segments(iova, length, piece, self.most_segments),
         };
         let data = match form {
-            Form::Prp => Data::Contiguous { iova, len: length },
-            Form::Sgl(_) => Data::Sgl(&segments),
+            Form::Prp => CommandData::Contiguous { iova, len: length },
+            Form::Sgl(_) => CommandData::Sgl(&segments),
         };
         match self.queue.submit_data(sqe, data, Some(memory)) {
             Ok(_) => self.queue.ring(),
@@ -193,13 +193,13 @@ impl Bench {
     }
 }
 
-fn segments(iova: Iova, total: u64, piece: u32, most: u64) -> Vec<Segment> {
+fn segments(iova: Iova, total: u64, piece: u32, most: u64) -> Vec<SglSegment> {
     let piece = u64::from(piece).max(total.div_ceil(most).next_multiple_of(4));
     let mut segments = Vec::new();
     let mut at = 0;
     while at < total {
         let len = piece.min(total - at);
-        segments.push(Segment::Data {
+        segments.push(SglSegment::Data {
             iova: iova.offset(at),
             len: len as u32,
         });

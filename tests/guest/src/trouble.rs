@@ -4,7 +4,7 @@
 
 use crate::exporter::Exporter;
 use crate::{Outcome, pattern, said};
-use nvme_host::core::Data;
+use nvme_host::core::CommandData;
 use nvme_host::core::spec::{Iova, Lba, Nsid, nvm};
 use nvme_host::{
     Controller, ControllerConfig, Device, DmaBuffer, DmaPages, DriverQueue, Error, RingLocation,
@@ -214,7 +214,7 @@ pub fn confine(device: &str) -> Outcome {
     let highest = guards.iter().map(|guard| guard.iova().0).max();
     let outside = Iova((highest.unwrap_or(0) + (1 << 30)).next_multiple_of(1 << 21));
     let mut queue = controller.create_queue_pair(16).map_err(said)?;
-    let target = Data::Contiguous {
+    let target = CommandData::Contiguous {
         iova: outside,
         len: 65536,
     };

@@ -6,7 +6,7 @@ use crate::buffers::Pool;
 use crate::model::Model;
 use crate::plan::{Order, Verb};
 use crate::queue::End;
-use nvme_core::Outcome;
+use nvme_core::CommandOutcome;
 use nvme_core::spec::Cid;
 use nvme_sim::{Fault, FiredFault};
 use std::collections::VecDeque;
@@ -320,11 +320,13 @@ impl<'a> Accounts<'a> {
         let record = record.clone();
         self.open -= 1;
         match end.outcome {
-            Outcome::Aborted(_) if !proven => {
+            CommandOutcome::Aborted(_) if !proven => {
                 return wrong(format!("command {id} ended as aborted without a proof"));
             }
-            Outcome::Aborted(_) => {}
-            Outcome::Completed(status) => check_status(id, &record, status, record.cuts != cuts)?,
+            CommandOutcome::Aborted(_) => {}
+            CommandOutcome::Completed(status) => {
+                check_status(id, &record, status, record.cuts != cuts)?
+            }
         }
         if let Some((buffer, start, len)) = record.buffer
             && !self.pool.is_whole_beside(buffer, start, len)
@@ -338,7 +340,8 @@ impl<'a> Accounts<'a> {
         let later =
             !record.laid && matches!(record.fault, Some(Fault::Echo(_) | Fault::LateData(_)));
         // An aborted command has no second part.
-        if later && matches!(end.outcome, Outcome::Completed(status) if !is_aborted(status)) {
+        if later && matches!(end.outcome, CommandOutcome::Completed(status) if !is_aborted(status))
+        {
             if let Some((buffer, ..)) = record.buffer {
                 self.pool.unmap(buffer);
             }

@@ -1,6 +1,6 @@
 //! Between the driver's doorbells and the controller's: stores arrive when the schedule says, or never.
 
-use nvme_core::mem::Doorbell;
+use nvme_core::mem::DoorbellRegister;
 use nvme_core::sync::{AtomicU32, Order, Scope};
 use nvme_sim::Doorbells;
 use std::cell::RefCell;
@@ -39,8 +39,8 @@ impl Bells {
     }
 
     /// The driver's doorbell.
-    pub fn bell(&self, qid: u16, side: Side) -> Doorbell<'_> {
-        Doorbell::new(&self.words[usize::from(qid)][side as usize])
+    pub fn bell(&self, qid: u16, side: Side) -> DoorbellRegister<'_> {
+        DoorbellRegister::new(&self.words[usize::from(qid)][side as usize])
     }
 
     /// Where the driver's doorbell lies in this process, for code that takes addresses.

@@ -9,9 +9,9 @@ use crate::sabotage::Sabotage;
 use crate::setup::{BLOCK_BYTES, BLOCKS, COMMAND_NS};
 use crate::trace::Event;
 use crate::world::World;
-use nvme_core::sgl::Segment;
+use nvme_core::sgl::SglSegment;
 use nvme_core::spec::{Cid, Iova, Lba, Nsid, Sqe, nvm};
-use nvme_core::{Data, Outcome, Quiesced, SubmitError};
+use nvme_core::{CommandData, CommandOutcome, Quiesced, SubmitError};
 
 const NS: Nsid = Nsid(1);
 
@@ -23,15 +23,15 @@ impl World<'_> {
         };
         let (pages, segments);
         let data = match buffer {
-            None => Data::None,
+            None => CommandData::None,
             Some((index, start, len)) => {
                 let (offset, len) = (start as u64 * 8, len as u64 * 8);
                 let iova = self.accounts.pool.iova(index).offset(offset);
                 match order.form {
-                    Form::Stretch => Data::Contiguous { iova, len },
+                    Form::Stretch => CommandData::Contiguous { iova, len },
                     Form::Table => {
                         pages = self.accounts.pool.pages(index);
-                        Data::Pages {
+                        CommandData::Pages {
                             offset,
                             len,
                             pages: &pages,
@@ -39,7 +39,7 @@ impl World<'_> {
                     }
                     Form::Sgl => {
                         segments = halves(iova, len as u32);
-                        Data::Sgl(&segments)
+                        CommandData::Sgl(&segments)
                     }
                 }
             }
@@ -210,8 +210,8 @@ impl World<'_> {
         self.sabotage.of_ends(&mut ended, &mut self.accounts);
         for end in &ended {
             let status = match end.outcome {
-                Outcome::Completed(status) => status.0,
-                Outcome::Aborted(_) => u16::MAX,
+                CommandOutcome::Completed(status) => status.0,
+                CommandOutcome::Aborted(_) => u16::MAX,
             };
             self.trace
                 .add(self.now_ns, Event::Ended { id: end.id, status }, || {
@@ -264,9 +264,9 @@ impl World<'_> {
 }
 
 /// A stretch as two segments.
-fn halves(iova: Iova, len: u32) -> [Segment; 2] {
+fn halves(iova: Iova, len: u32) -> [SglSegment; 2] {
     let half = len / 2;
-    let segment = |iova, len| Segment::Data { iova, len };
+    let segment = |iova, len| SglSegment::Data { iova, len };
     let second = iova.offset(u64::from(half));
     [segment(iova, half), segment(second, len - half)]
 }

@@ -7,9 +7,9 @@ use crate::setup::{ADMIN_NS, GRACE_NS};
 use crate::trace::Event;
 use crate::world::World;
 use nvme_core::BringupError;
-use nvme_core::bringup::{self, Bringup};
-use nvme_core::recovery::{AbortAttempt, QueueDeletion, Step};
-use nvme_core::shutdown::Shutdown;
+use nvme_core::bringup::{self, BringupMachine};
+use nvme_core::recovery::{AbortAttempt, QueueDeletion, RecoveryStep};
+use nvme_core::shutdown::ShutdownMachine;
 use nvme_core::spec::Qid;
 use nvme_core::spec::register::{ALL_ONES, Csts, offset};
 
@@ -24,7 +24,7 @@ pub(crate) enum Mode<'a> {
     Off { turns: u32 },
     /// It is being brought up, after so many turns in which nothing is done.
     Raising {
-        machine: Box<Bringup<'a>>,
+        machine: Box<BringupMachine<'a>>,
         since_ns: u64,
         pause: u32,
     },
@@ -47,7 +47,10 @@ pub(crate) enum Mode<'a> {
         emptied: bool,
     },
     /// It is being shut down.
-    Stopping { machine: Shutdown, abrupt: bool },
+    Stopping {
+        machine: ShutdownMachine,
+        abrupt: bool,
+    },
     /// Its registers read as all ones.
     Gone,
 }
@@ -157,20 +160,20 @@ impl<'a> World<'a> {
         };
         let step = attempt.step(&mut self.admin, in_flight, self.now_ns, drop);
         let took = self.now_ns - since_ns;
-        if took > ABORT_NS && matches!(step, Step::Wait { .. }) {
+        if took > ABORT_NS && matches!(step, RecoveryStep::Wait { .. }) {
             return Err(Failure::new(
                 "deadline",
                 format!("an abort takes {took} ns"),
             ));
         }
         match step {
-            Step::Wait { .. } => Ok(()),
-            Step::Ended => {
+            RecoveryStep::Wait { .. } => Ok(()),
+            RecoveryStep::Ended => {
                 let patience = self.plan.setup.patience;
                 self.enter("up", Mode::Up { patience }, "the command has ended");
                 Ok(())
             }
-            Step::ResetNeeded(_) => self.recover("the abort did not help"),
+            RecoveryStep::ResetNeeded(_) => self.recover("the abort did not help"),
         }
     }
 
@@ -240,13 +243,13 @@ impl<'a> World<'a> {
     }
 
     pub fn raise(&mut self, why: &str) -> Result<(), Failure> {
-        let config = bringup::Config {
+        let config = bringup::BringupConfig {
             queue_pairs: self.queues.len() as u32,
             plans: self.ground.plans,
             command_timeout_ns: ADMIN_NS,
-            ..bringup::Config::default()
+            ..bringup::BringupConfig::default()
         };
-        match Bringup::new(&self.ground.bar, config, self.ground.page) {
+        match BringupMachine::new(&self.ground.bar, config, self.ground.page) {
             Ok(machine) => {
                 let machine = Box::new(machine);
                 let since_ns = self.now_ns;

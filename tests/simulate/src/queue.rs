@@ -10,7 +10,7 @@ pub use shared::Threads;
 
 use nvme_core::bringup::QueuePlan;
 use nvme_core::spec::{Cid, Sqe};
-use nvme_core::{ClosedQueue, ControllerFault, Data, Outcome, Quiesced, SubmitError};
+use nvme_core::{ClosedQueue, CommandData, CommandOutcome, ControllerFault, Quiesced, SubmitError};
 
 /// How a command ended, by the number that it was submitted with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -18,7 +18,7 @@ pub struct End {
     /// The number.
     pub id: u32,
     /// How.
-    pub outcome: Outcome,
+    pub outcome: CommandOutcome,
     /// It had been reported as expired before; `None` where the driver does not say.
     pub late: Option<bool>,
 }
@@ -40,7 +40,7 @@ pub trait IoQueue {
     fn submit(
         &mut self,
         sqe: Sqe,
-        data: Data<'_>,
+        data: CommandData<'_>,
         id: u32,
         deadline_ns: u64,
     ) -> Result<Cid, SubmitError>;

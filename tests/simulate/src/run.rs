@@ -16,7 +16,10 @@ use nvme_core::handoff::QueueWords;
 use nvme_core::queue_state::{QueueState, words};
 use nvme_core::spec::{PageSize, Qid};
 use nvme_core::sync::{AtomicU32, AtomicU64};
-use nvme_core::{Cells, Identity, ListMemory, QueueMemory, QueuePair, SharedQueue, Slot, prp};
+use nvme_core::{
+    CommandSlot, ControllerIdentity, ListMemory, QueueMemory, QueuePair, ResultCells, SharedQueue,
+    prp,
+};
 use nvme_sim::config::NamespaceConfig;
 use nvme_sim::{Config, Controller, FaultPlan, ProtocolSide, Rule};
 use nvme_tests::Bar;
@@ -158,7 +161,7 @@ fn io_queue<'a>(
     shared: &'a Shared,
     memory: &'a Memory,
     bells: &'a Bells,
-    identity: &Identity,
+    identity: &ControllerIdentity,
 ) -> Box<dyn IoQueue + 'a> {
     let make = move || parts.memory(memory, bells);
     let qid = Qid(parts.qid);
@@ -171,8 +174,8 @@ fn io_queue<'a>(
         Driver::Shared => {
             state().init(identity, setup.start);
             make().cq.zero();
-            let lanes =
-                [(); 2].map(|()| SharedQueue::new(make(), state(), Cells::new(&shared.cells)));
+            let lanes = [(); 2]
+                .map(|()| SharedQueue::new(make(), state(), ResultCells::new(&shared.cells)));
             Box::new(Threads::new(parts.plan(), lanes, shared.cells.len() as u32))
         }
         Driver::Collective => {
@@ -254,7 +257,7 @@ fn run_on(memory: &Memory, plan: &Plan, sabotage: Sabotage, lines: bool) -> Run 
     let shared = [0, 1].map(|index: usize| Shared::new(&setup.queues[index]));
     let page = memory.words(memory.take(PAGE, PAGE));
     let plans = [parts[0].plan(), parts[1].plan()];
-    let identity = Identity::new();
+    let identity = ControllerIdentity::new();
     let ground = Ground {
         memory,
         sim: &sim,
@@ -266,7 +269,7 @@ fn run_on(memory: &Memory, plan: &Plan, sabotage: Sabotage, lines: bool) -> Run 
         plans: &plans,
         page,
     };
-    let slots = (0..8).map(|_| Slot::new()).collect();
+    let slots = (0..8).map(|_| CommandSlot::new()).collect();
     let admin = QueuePair::new(&identity, Qid(0), admin.memory(memory, &bells), slots);
     let queues = (0..2)
         .map(|index| {

@@ -2,7 +2,7 @@
 
 use crate::account::Accounts;
 use crate::queue::End;
-use nvme_core::Outcome;
+use nvme_core::CommandOutcome;
 use nvme_core::spec::Status;
 
 /// A planted bug. Each strikes where a driver meets the rest.
@@ -48,8 +48,8 @@ impl Sabotage {
             Self::EndIsLost => ended.retain(|end| end.id != TARGET),
             Self::ErrorIsSuccess => {
                 for end in ended {
-                    if matches!(end.outcome, Outcome::Completed(_)) {
-                        end.outcome = Outcome::Completed(Status::SUCCESS);
+                    if matches!(end.outcome, CommandOutcome::Completed(_)) {
+                        end.outcome = CommandOutcome::Completed(Status::SUCCESS);
                     }
                 }
             }

@@ -5,9 +5,9 @@ use crate::host::{Mode, NAP_NS};
 use crate::sabotage::Sabotage;
 use crate::setup::ADMIN_NS;
 use crate::world::World;
-use nvme_core::bringup::{self, Bringup};
+use nvme_core::bringup::{self, BringupMachine};
 use nvme_core::recovery::{DeletionStep, QueueDeletion};
-use nvme_core::shutdown::{self, Kind, Shutdown};
+use nvme_core::shutdown::{self, ShutdownKind, ShutdownMachine};
 use nvme_core::spec::register::{ALL_ONES, offset};
 use nvme_core::{BringupError, Quiesced};
 
@@ -92,7 +92,7 @@ impl<'a> World<'a> {
 
     fn step_raising(
         &mut self,
-        mut machine: Box<Bringup<'a>>,
+        mut machine: Box<BringupMachine<'a>>,
         since_ns: u64,
     ) -> Result<Option<Mode<'a>>, Failure> {
         let took = self.now_ns - since_ns;
@@ -105,13 +105,13 @@ impl<'a> World<'a> {
             ));
         }
         match step {
-            Ok(bringup::Step::Wait { until_ns }) => self.sleep(until_ns),
-            Ok(bringup::Step::Disabled(proof)) => {
+            Ok(bringup::BringupStep::Wait { until_ns }) => self.sleep(until_ns),
+            Ok(bringup::BringupStep::Disabled(proof)) => {
                 self.release(&proof)?;
                 machine.enable(proof);
             }
-            Ok(bringup::Step::HostMemory { .. }) => machine.host_memory(None),
-            Ok(bringup::Step::Ready) => {
+            Ok(bringup::BringupStep::HostMemory { .. }) => machine.host_memory(None),
+            Ok(bringup::BringupStep::Ready) => {
                 let created = machine.info().created;
                 if created < self.ground.plans.len() as u32 {
                     // A torn completion may have told too few queues.
@@ -228,10 +228,14 @@ impl<'a> World<'a> {
                     self.recover("queues are to be created again")?;
                     return Ok(None);
                 };
-                let kind = if abrupt { Kind::Abrupt } else { Kind::Normal };
+                let kind = if abrupt {
+                    ShutdownKind::Abrupt
+                } else {
+                    ShutdownKind::Normal
+                };
                 // The last doorbells arrive before CC.SHN does.
                 self.ground.bells.mend();
-                let machine = Shutdown::new(kind, 100);
+                let machine = ShutdownMachine::new(kind, 100);
                 self.enter("stop", Mode::Stopping { machine, abrupt }, "");
                 return Ok(None);
             }
@@ -246,16 +250,16 @@ impl<'a> World<'a> {
 
     fn step_stopping(
         &mut self,
-        mut machine: Shutdown,
+        mut machine: ShutdownMachine,
         abrupt: bool,
     ) -> Result<Option<Mode<'a>>, Failure> {
         let bar = self.ground.bar;
         match machine.step(&bar, self.now_ns) {
-            Ok(shutdown::Step::Wait { until_ns }) => {
+            Ok(shutdown::ShutdownStep::Wait { until_ns }) => {
                 self.sleep(until_ns);
                 return Ok(Some(Mode::Stopping { machine, abrupt }));
             }
-            Ok(shutdown::Step::Done(proof)) => {
+            Ok(shutdown::ShutdownStep::Done(proof)) => {
                 self.release(&proof)?;
                 if !abrupt && !self.disturbed {
                     self.accounts.model.saved();

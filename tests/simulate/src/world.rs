@@ -14,12 +14,12 @@ use crate::setup::{BLOCKS, Driver};
 use crate::trace::{Event, Trace};
 use nvme_core::bringup::QueuePlan;
 use nvme_core::mem::DmaWords;
-use nvme_core::{QueuePair, Slot};
+use nvme_core::{CommandSlot, QueuePair};
 use nvme_sim::Controller;
 use nvme_tests::Bar;
 
 /// The admin queue's buffers are numbers that are never looked at.
-pub(crate) type Admin<'a> = QueuePair<'a, u32, Vec<Slot<u32>>>;
+pub(crate) type Admin<'a> = QueuePair<'a, u32, Vec<CommandSlot<u32>>>;
 
 /// What lies outside of the world: it borrows all of it.
 pub(crate) struct Ground<'a> {

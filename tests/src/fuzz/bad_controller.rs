@@ -13,7 +13,7 @@ use nvme_core::spec::admin::{cns, opcode};
 use nvme_core::spec::register::{Aqa, Cap, Cc, Csts, offset};
 use nvme_core::spec::{Cqe, Iova, Sqe};
 use nvme_core::sync::{AtomicU32, AtomicU64, Order, Scope};
-use nvme_core::{Identity, Registers};
+use nvme_core::{ControllerIdentity, RegisterAccess};
 use std::cell::{Cell, RefCell};
 
 /// Where the controller finds the Identify page.
@@ -154,7 +154,7 @@ pub struct BadController<'a> {
     seen_cc: Cell<Cc>,
     /// Whether the driver may set CC.EN.
     pub may_enable: Cell<bool>,
-    identity: Identity,
+    identity: ControllerIdentity,
 }
 
 impl<'a> BadController<'a> {
@@ -176,7 +176,7 @@ impl<'a> BadController<'a> {
             queue: Cell::new((0, 0, 0)),
             seen_cc: Cell::new(Cc(0)),
             may_enable: Cell::new(false),
-            identity: Identity::new(),
+            identity: ControllerIdentity::new(),
             shape,
         })
     }
@@ -377,8 +377,8 @@ impl<'a> BadController<'a> {
     }
 }
 
-impl Registers for BadController<'_> {
-    fn identity(&self) -> &Identity {
+impl RegisterAccess for BadController<'_> {
+    fn identity(&self) -> &ControllerIdentity {
         &self.identity
     }
 

@@ -4,9 +4,9 @@
 use super::entries::{Entry, Posted, sizes};
 use crate::hand::{Hand, Rig};
 use arbitrary::{Arbitrary, Unstructured};
-use nvme_core::group::Alone;
+use nvme_core::group::LoneThread;
 use nvme_core::spec::{Cid, Iova, Nsid, Sqe};
-use nvme_core::{Collective, Command, Data, SubmitError, TaggedCompletion};
+use nvme_core::{CollectiveQueue, CommandData, MemberCommand, SubmitError, TaggedCompletion};
 use std::collections::HashMap;
 
 /// The unit in which deadlines are kept.
@@ -46,7 +46,7 @@ struct Lent {
 }
 
 struct Model<'a> {
-    queue: Collective<'a, Alone>,
+    queue: CollectiveQueue<'a, LoneThread>,
     hand: Hand<'a>,
     posted: Posted,
     /// By tag.
@@ -64,7 +64,7 @@ pub fn collective(bytes: &[u8]) {
     };
     let rig = Rig::new(entries, slots, 0, start);
     let mut model = Model {
-        queue: rig.collective(Alone),
+        queue: rig.collective(LoneThread),
         hand: Hand::new(&rig),
         posted: Posted::default(),
         lent: HashMap::new(),
@@ -80,7 +80,7 @@ pub fn collective(bytes: &[u8]) {
         match call {
             Call::Handover => {
                 model.queue.suspend();
-                model.queue = rig.collective(Alone);
+                model.queue = rig.collective(LoneThread);
             }
             Call::Recover => model = recover(&rig, model),
             _ => model.call(call),
@@ -102,7 +102,7 @@ fn recover<'a>(rig: &'a Rig, model: Model<'a>) -> Model<'a> {
     lent.sort_unstable();
     assert_eq!(tags, lent, "a reset ends every command");
     Model {
-        queue: rig.collective(Alone),
+        queue: rig.collective(LoneThread),
         hand: Hand::new(rig),
         posted: Posted::default(),
         lent: HashMap::new(),
@@ -157,11 +157,11 @@ impl Model<'_> {
 
     fn submit(&mut self, wants_dw0: bool, pages: u8, ticks: u8) {
         let (tag, deadline_ns) = (self.next, self.now_ns + u64::from(ticks) * TICK_NS);
-        let data = Data::Contiguous {
+        let data = CommandData::Contiguous {
             iova: Iova(0x10_0000),
             len: u64::from(pages % 9) * 4096,
         };
-        let command = Command::new(Sqe::new(2, Nsid(1)), data, tag).wanting_dw0(wants_dw0);
+        let command = MemberCommand::new(Sqe::new(2, Nsid(1)), data, tag).wanting_dw0(wants_dw0);
         let depth = self.queue.depth();
         let make = |slot| {
             assert!(slot < depth);

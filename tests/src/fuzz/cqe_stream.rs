@@ -4,10 +4,13 @@
 use super::{Input, is_audited};
 use crate::audit::driver_is_right;
 use nvme_auditor::Auditor;
-use nvme_core::mem::{CqCell, CqRing, DmaWords, Doorbell, SqCell, SqRing};
+use nvme_core::mem::{CqCell, CqRing, DmaWords, DoorbellRegister, SqCell, SqRing};
 use nvme_core::spec::{Cid, Cqe, Iova, Nsid, PageSize, Qid, Sqe};
 use nvme_core::sync::{AtomicU32, Order, Scope};
-use nvme_core::{ControllerFault, Data, Identity, ListMemory, QueueMemory, QueuePair, Slot};
+use nvme_core::{
+    CommandData, CommandSlot, ControllerFault, ControllerIdentity, ListMemory, QueueMemory,
+    QueuePair,
+};
 use std::collections::HashMap;
 
 const QID: u16 = 3;
@@ -20,15 +23,17 @@ pub fn cqe_stream(bytes: &[u8]) {
     let sq_cells: Vec<SqCell> = (0..sq_entries).map(|_| SqCell::default()).collect();
     let cq_cells: Vec<CqCell> = (0..cq_entries).map(|_| CqCell::default()).collect();
     let bells: [AtomicU32; 2] = Default::default();
-    let slots: Vec<Slot<u32>> = (0..1 + input.byte() % 16).map(|_| Slot::new()).collect();
+    let slots: Vec<CommandSlot<u32>> = (0..1 + input.byte() % 16)
+        .map(|_| CommandSlot::new())
+        .collect();
     let memory = QueueMemory {
         sq: SqRing::new(&sq_cells, Iova(0)),
         cq: CqRing::new(&cq_cells, Iova(0)),
-        sq_doorbell: Doorbell::new(&bells[0]),
-        cq_doorbell: Doorbell::new(&bells[1]),
+        sq_doorbell: DoorbellRegister::new(&bells[0]),
+        cq_doorbell: DoorbellRegister::new(&bells[1]),
         lists: ListMemory::new(DmaWords::new(&[], Iova(0)), PageSize::KIB4, 0),
     };
-    let mut pair = QueuePair::new(&Identity::new(), Qid(QID), memory, slots);
+    let mut pair = QueuePair::new(&ControllerIdentity::new(), Qid(QID), memory, slots);
 
     // What this side knows: the buffer of each command in flight, and where the controller stands.
     let mut lent: HashMap<u16, u32> = HashMap::new();
@@ -44,7 +49,7 @@ pub fn cqe_stream(bytes: &[u8]) {
         match input.byte() % 4 {
             0 => {
                 let sqe = Sqe::new(input.byte(), Nsid(1));
-                if let Ok(cid) = pair.submit(sqe, Data::None, next_buffer, 0) {
+                if let Ok(cid) = pair.submit(sqe, CommandData::None, next_buffer, 0) {
                     assert_eq!(lent.insert(cid.0, next_buffer), None, "{cid} was in flight");
                     places.insert(cid.0, pushed);
                     pushed += 1;
@@ -170,7 +175,7 @@ impl<'a> Controller<'a> {
 fn check(
     lent: &mut HashMap<u16, u32>,
     published: impl Fn(&u16) -> bool,
-    polled: Result<Option<nvme_core::Completion<u32>>, ControllerFault>,
+    polled: Result<Option<nvme_core::CommandCompletion<u32>>, ControllerFault>,
 ) {
     match polled {
         Ok(Some(done)) => {

@@ -5,15 +5,17 @@
 use super::bad_controller::{BadController, LISTS, Rings};
 use crate::bringup::Host;
 use arbitrary::Arbitrary;
-use nvme_core::bringup::{self, Bringup, Capabilities, HostMemory, QueuePlan, Step};
-use nvme_core::mem::{CqRing, DmaWords, Doorbell, SqRing};
+use nvme_core::bringup::{
+    self, BringupMachine, BringupStep, HostMemoryPages, QueueCapabilities, QueuePlan,
+};
+use nvme_core::mem::{CqRing, DmaWords, DoorbellRegister, SqRing};
 use nvme_core::recovery::{self, AbortAttempt, DeletionStep, QueueDeletion};
-use nvme_core::shutdown::{self, Kind, Shutdown};
+use nvme_core::shutdown::{self, ShutdownKind, ShutdownMachine};
 use nvme_core::spec::{Cid, Iova, Lba, Nsid, PageSize, Qid, nvm};
 use nvme_core::sync::AtomicU64;
 use nvme_core::{
-    BringupError, Completion, Data, Identity, ListMemory, QueueMemory, QueuePair, Quiesced,
-    Registers, Slot,
+    BringupError, CommandCompletion, CommandData, CommandSlot, ControllerIdentity, ListMemory,
+    QueueMemory, QueuePair, Quiesced, RegisterAccess,
 };
 use std::collections::HashMap;
 
@@ -23,7 +25,7 @@ const LIST_WORDS: usize = 4;
 /// Turns of one machine, with a clock that goes faster and faster once the bytes are used up.
 const MOST_TURNS: u32 = 20_000;
 
-type Pair<'a> = QueuePair<'a, u32, Vec<Slot<u32>>>;
+type Pair<'a> = QueuePair<'a, u32, Vec<CommandSlot<u32>>>;
 
 /// What the driver does once the controller works.
 #[derive(Arbitrary, Clone, Copy, Debug)]
@@ -50,7 +52,7 @@ struct Driver<'a> {
     /// Steps of the bring-up.
     turns: u32,
     /// What the controller was like when it first worked.
-    made_for: Option<Capabilities>,
+    made_for: Option<QueueCapabilities>,
 }
 
 /// Everything that a driver does, with answers as the bytes say.
@@ -72,8 +74,8 @@ pub fn hostile_controller(bytes: &[u8]) {
     for _ in 0..3 {
         while driver.bring_up() == Ok(true) && driver.work() {}
         let kind = match controller.next() {
-            Some(true) => Kind::Abrupt,
-            _ => Kind::Normal,
+            Some(true) => ShutdownKind::Abrupt,
+            _ => ShutdownKind::Normal,
         };
         driver.shut_down(kind);
     }
@@ -81,24 +83,24 @@ pub fn hostile_controller(bytes: &[u8]) {
     controller.audited.borrow().judge();
 }
 
-fn pair<'a>(identity: &Identity, rings: &'a Rings, lists: &'a [AtomicU64]) -> Pair<'a> {
+fn pair<'a>(identity: &ControllerIdentity, rings: &'a Rings, lists: &'a [AtomicU64]) -> Pair<'a> {
     let memory = QueueMemory {
         sq: SqRing::new(&rings.sq, rings.at),
         cq: CqRing::new(&rings.cq, rings.at.offset(0x1_0000)),
-        sq_doorbell: Doorbell::new(&rings.tail),
-        cq_doorbell: Doorbell::new(&rings.head),
+        sq_doorbell: DoorbellRegister::new(&rings.tail),
+        cq_doorbell: DoorbellRegister::new(&rings.head),
         lists: ListMemory::new(DmaWords::new(lists, LISTS), PageSize::KIB4, LIST_WORDS),
     };
-    let slots = (0..SLOTS).map(|_| Slot::new()).collect();
+    let slots = (0..SLOTS).map(|_| CommandSlot::new()).collect();
     QueuePair::new(identity, Qid(rings.qid), memory, slots)
 }
 
 impl Host for Driver<'_> {
     fn step<'r>(
         &mut self,
-        machine: &mut Bringup<'_>,
-        registers: &'r dyn Registers,
-    ) -> Result<Step<'r>, BringupError> {
+        machine: &mut BringupMachine<'_>,
+        registers: &'r dyn RegisterAccess,
+    ) -> Result<BringupStep<'r>, BringupError> {
         self.turns += 1;
         assert!(self.turns <= MOST_TURNS, "bring-up has no end");
         machine.step(registers, &mut self.admin, self.now_ns)
@@ -113,9 +115,9 @@ impl Host for Driver<'_> {
         self.controller.may_enable.set(true);
     }
 
-    fn host_memory(&mut self, preferred: u64, minimum: u64) -> Option<HostMemory> {
+    fn host_memory(&mut self, preferred: u64, minimum: u64) -> Option<HostMemoryPages> {
         assert!(preferred > 0 && minimum <= u64::from(u32::MAX) * 4096);
-        let memory = HostMemory {
+        let memory = HostMemoryPages {
             pages: 1,
             list: Iova(0x50_0000),
             entries: 1,
@@ -147,7 +149,7 @@ impl Driver<'_> {
             cq_iova: self.io.cq().iova(),
             vector: None,
         }];
-        let config = bringup::Config {
+        let config = bringup::BringupConfig {
             queue_pairs: 3,
             plans: &plans,
             command_timeout_ns: 10 * MS,
@@ -156,7 +158,7 @@ impl Driver<'_> {
         };
         self.jump_ns = MS;
         let controller = self.controller;
-        let mut machine = Bringup::new(controller, config, controller.words())?;
+        let mut machine = BringupMachine::new(controller, config, controller.words())?;
         self.turns = 0;
         let result = crate::bringup::bring_up(&mut machine, controller, self);
         controller.may_enable.set(false);
@@ -198,7 +200,7 @@ impl Driver<'_> {
         assert!(self.admin.restart(proof) && self.io.restart(proof));
     }
 
-    fn account(&mut self, done: &Completion<u32>) {
+    fn account(&mut self, done: &CommandCompletion<u32>) {
         let buffer = self.lent.remove(&done.cid.0);
         assert_eq!(buffer, Some(done.buffer), "{} ended with that", done.cid);
     }
@@ -245,7 +247,7 @@ impl Driver<'_> {
     fn submit(&mut self, pages: u64, offset: u64, limit_ms: u8) {
         let pages = pages % 8;
         let sqe = nvm::read(Nsid(1), Lba(0), pages.max(1) as u32 * 8);
-        let data = Data::Contiguous {
+        let data = CommandData::Contiguous {
             // Memory of its own for each command.
             iova: Iova(((u64::from(self.next) + 16) << 20) + offset),
             len: pages * 4096,
@@ -286,12 +288,12 @@ impl Driver<'_> {
             }
             let in_flight = self.io.is_in_flight(Cid(cid));
             match attempt.step(&mut self.admin, in_flight, self.now_ns, drop) {
-                recovery::Step::Wait { until_ns } => self.wait(until_ns),
-                recovery::Step::Ended => {
+                recovery::RecoveryStep::Wait { until_ns } => self.wait(until_ns),
+                recovery::RecoveryStep::Ended => {
                     assert!(!in_flight, "ended, and still in flight");
                     return true;
                 }
-                recovery::Step::ResetNeeded(_) => return false,
+                recovery::RecoveryStep::ResetNeeded(_) => return false,
             }
         }
         panic!("an abort has no end");
@@ -318,13 +320,13 @@ impl Driver<'_> {
         panic!("a deletion has no end");
     }
 
-    fn shut_down(&mut self, kind: Kind) {
+    fn shut_down(&mut self, kind: ShutdownKind) {
         self.jump_ns = MS;
-        let mut machine = Shutdown::new(kind, 50);
+        let mut machine = ShutdownMachine::new(kind, 50);
         for _ in 0..MOST_TURNS {
             match machine.step(self.controller, self.now_ns) {
-                Ok(shutdown::Step::Wait { until_ns }) => self.wait(until_ns),
-                Ok(shutdown::Step::Done(proof)) => return self.reclaim(&proof),
+                Ok(shutdown::ShutdownStep::Wait { until_ns }) => self.wait(until_ns),
+                Ok(shutdown::ShutdownStep::Done(proof)) => return self.reclaim(&proof),
                 Err(_) => return,
             }
         }

@@ -1,7 +1,7 @@
 //! Structures and texts from outside are data: nothing in them makes the parsers panic.
 
 use nvme_core::spec::identify::{self, ActiveNamespaces, IdentifyController, IdentifyNamespace};
-use nvme_core::spec::log_page::{self, ErrorEntry, FirmwareSlots, Smart};
+use nvme_core::spec::log_page::{self, ErrorEntry, FirmwareSlots, SmartData};
 use nvme_core::spec::{Status, feature};
 use nvme_host::sysfs::PciAddress;
 use nvme_host::units;
@@ -43,7 +43,7 @@ pub fn identify_log_pages(bytes: &[u8]) {
         let text = entry.status().to_string();
         assert!(!text.is_empty());
     }
-    if let Ok((smart, _)) = Smart::read_from_prefix(&page) {
+    if let Ok((smart, _)) = SmartData::read_from_prefix(&page) {
         assert_eq!(
             log_page::bytes(log_page::u128(&smart.power_cycles)),
             smart.power_cycles

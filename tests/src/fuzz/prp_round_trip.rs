@@ -66,7 +66,7 @@ fn pieces(page: PageSize, offset: u64, len: u64, page_at: impl Fn(u64) -> u64) -
 
 /// What a controller makes of PRP1, PRP2 and the lists: NVMe Base 2.0c, "Physical Region Page Entry
 /// and List".
-fn walk(page: PageSize, prps: prp::Prps, len: u64, list: DmaWords<'_>) -> Vec<(u64, u64)> {
+fn walk(page: PageSize, prps: prp::PrpPair, len: u64, list: DmaWords<'_>) -> Vec<(u64, u64)> {
     let first = (page.bytes() - prps.prp1 % page.bytes()).min(len);
     let mut found = vec![(prps.prp1, first)];
     let mut left = len - first;

@@ -5,14 +5,15 @@ use super::is_audited;
 use crate::audit::controller_is_right;
 use crate::bringup::Host;
 use arbitrary::{Arbitrary, Unstructured};
-use nvme_core::bringup::{self, Bringup, HostMemory, Step};
-use nvme_core::mem::{CqCell, CqRing, DmaWords, Doorbell, SqCell, SqRing};
-use nvme_core::shutdown::{self, Kind, Shutdown};
+use nvme_core::bringup::{self, BringupMachine, BringupStep, HostMemoryPages};
+use nvme_core::mem::{CqCell, CqRing, DmaWords, DoorbellRegister, SqCell, SqRing};
+use nvme_core::shutdown::{self, ShutdownKind, ShutdownMachine};
 use nvme_core::spec::register::{Aqa, Cc, Csts, offset};
 use nvme_core::spec::{Iova, PageSize, Qid};
 use nvme_core::sync::{AtomicU32, AtomicU64};
 use nvme_core::{
-    BringupError, Identity, ListMemory, QueueMemory, QueuePair, Quiesced, Registers, Slot,
+    BringupError, CommandSlot, ControllerIdentity, ListMemory, QueueMemory, QueuePair, Quiesced,
+    RegisterAccess,
 };
 use nvme_sim::config::NamespaceConfig;
 use nvme_sim::{Config, Controller, NullStore, VecMemory};
@@ -180,7 +181,7 @@ struct Answers<'a> {
     last: Cell<u32>,
     /// CC.EN as it was last read or written.
     enabled: Cell<bool>,
-    identity: Identity,
+    identity: ControllerIdentity,
 }
 
 #[derive(Arbitrary, Clone, Copy, Debug)]
@@ -191,8 +192,8 @@ enum Answer {
     Any(u32),
 }
 
-impl Registers for Answers<'_> {
-    fn identity(&self) -> &Identity {
+impl RegisterAccess for Answers<'_> {
+    fn identity(&self) -> &ControllerIdentity {
         &self.identity
     }
 
@@ -242,7 +243,7 @@ const PROMPT_LOOKS: u32 = 400;
 
 /// A bring-up whose commands get no answers.
 struct Unanswered<'a> {
-    admin: QueuePair<'a, (), [Slot<()>; 1]>,
+    admin: QueuePair<'a, (), [CommandSlot<()>; 1]>,
     now: u64,
     looks: u32,
 }
@@ -250,9 +251,9 @@ struct Unanswered<'a> {
 impl Host for Unanswered<'_> {
     fn step<'r>(
         &mut self,
-        machine: &mut Bringup<'_>,
-        registers: &'r dyn Registers,
-    ) -> Result<Step<'r>, BringupError> {
+        machine: &mut BringupMachine<'_>,
+        registers: &'r dyn RegisterAccess,
+    ) -> Result<BringupStep<'r>, BringupError> {
         self.looks += 1;
         assert!(self.looks <= LOOKS, "bring-up has no end");
         machine.step(registers, &mut self.admin, self.now)
@@ -267,7 +268,7 @@ impl Host for Unanswered<'_> {
         self.admin.restart(proof);
     }
 
-    fn host_memory(&mut self, _preferred: u64, _minimum: u64) -> Option<HostMemory> {
+    fn host_memory(&mut self, _preferred: u64, _minimum: u64) -> Option<HostMemoryPages> {
         panic!("nothing has answered Identify")
     }
 }
@@ -277,7 +278,7 @@ fn machines(bytes: &[u8]) {
         script: RefCell::new(Unstructured::new(bytes)),
         last: Cell::new(0),
         enabled: Cell::new(false),
-        identity: Identity::new(),
+        identity: ControllerIdentity::new(),
     };
     let (sq, cq): ([SqCell; 2], [CqCell; 2]) = Default::default();
     let bells: [AtomicU32; 2] = Default::default();
@@ -285,34 +286,35 @@ fn machines(bytes: &[u8]) {
     let memory = QueueMemory {
         sq: SqRing::new(&sq, Iova(0x1_0000)),
         cq: CqRing::new(&cq, Iova(0x2_0000)),
-        sq_doorbell: Doorbell::new(&bells[0]),
-        cq_doorbell: Doorbell::new(&bells[1]),
+        sq_doorbell: DoorbellRegister::new(&bells[0]),
+        cq_doorbell: DoorbellRegister::new(&bells[1]),
         lists: ListMemory::new(DmaWords::new(&[], Iova(0)), PageSize::KIB4, 0),
     };
-    let admin: QueuePair<'_, (), [Slot<()>; 1]> =
-        QueuePair::new(answers.identity(), Qid(0), memory, [Slot::new()]);
+    let admin: QueuePair<'_, (), [CommandSlot<()>; 1]> =
+        QueuePair::new(answers.identity(), Qid(0), memory, [CommandSlot::new()]);
     let words = DmaWords::new(&page, Iova(0));
     let mut host = Unanswered {
         admin,
         now: 0,
         looks: 0,
     };
-    if let Ok(mut machine) = Bringup::new(&answers, bringup::Config::default(), words) {
+    if let Ok(mut machine) = BringupMachine::new(&answers, bringup::BringupConfig::default(), words)
+    {
         let error = crate::bringup::bring_up(&mut machine, &answers, &mut host);
         let error = error.expect_err("nothing has answered Identify");
         assert!(!error.to_string().is_empty());
     }
     let mut now = host.now;
-    for kind in [Kind::Normal, Kind::Abrupt] {
-        let mut machine = Shutdown::new(kind, 3);
+    for kind in [ShutdownKind::Normal, ShutdownKind::Abrupt] {
+        let mut machine = ShutdownMachine::new(kind, 3);
         let mut ended = false;
         for look in 0..PROMPT_LOOKS + LOOKS {
             match machine.step(&answers, now) {
-                Ok(shutdown::Step::Wait { until_ns }) => {
+                Ok(shutdown::ShutdownStep::Wait { until_ns }) => {
                     assert!(until_ns > now);
                     now = until_ns + if look < PROMPT_LOOKS { 0 } else { LOOK_NS };
                 }
-                Ok(shutdown::Step::Done(_)) => {
+                Ok(shutdown::ShutdownStep::Done(_)) => {
                     assert!(!answers.enabled.get(), "shut down, and enabled");
                     ended = true;
                     break;

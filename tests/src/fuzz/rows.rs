@@ -1,9 +1,11 @@
 //! Rows and bytes of a store are what a plain array of bytes would hold, whatever is asked of it in whatever order.
 
 use super::Input;
-use nvme_core::stripes::Stripes;
-use nvme_gpu_kernel::rows::{Gather, RANGES, Range, Ranges, Split, code, slot_bytes};
-use nvme_host::store::{DuplicateIds, Format, RowElement, RowIds, RowWidening, Wide};
+use nvme_core::stripes::StripeLayout;
+use nvme_gpu_kernel::rows::{
+    GatherLaunch, RANGES, RangeSplit, RangeTarget, RangesLaunch, code, slot_bytes,
+};
+use nvme_host::store::{DuplicateIds, Format, RowElement, RowIds, RowWidening, WideFormat};
 use nvme_host::{Error, Store, StoreOptions, Table};
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
@@ -79,11 +81,11 @@ fn first_difference(have: &[u8], expected: &[u8]) -> Option<usize> {
 fn judge_pieces(offset: u64, length: u64) {
     let shift = 9 + (offset % 8) as u32;
     let lengths = [length, 1, length / 2 + 1].map(|bytes| bytes.max(1));
-    let mut ranges = [Range::default(); RANGES];
+    let mut ranges = [RangeTarget::default(); RANGES];
     let mut first = 0;
     for (range, (bytes, number)) in ranges.iter_mut().zip(lengths.into_iter().zip(1..)) {
         let (byte, to) = (offset * number, number << 40);
-        *range = Range {
+        *range = RangeTarget {
             byte,
             bytes,
             to,
@@ -91,9 +93,9 @@ fn judge_pieces(offset: u64, length: u64) {
         };
         first += range.pieces(shift);
     }
-    let all = Ranges {
-        gather: Gather::default(),
-        split: Split {
+    let all = RangesLaunch {
+        gather: GatherLaunch::default(),
+        split: RangeSplit {
             range_count: lengths.len() as u32,
             piece_shift: shift,
         },
@@ -152,12 +154,12 @@ impl Scene<'_> {
     fn judge_place(&self, id: i64) {
         let (first_byte, row_bytes) = (self.table.offset(), self.table.row_bytes() as u32);
         for block_shift in [9, 12] {
-            let rows = Gather {
+            let rows = GatherLaunch {
                 first_byte,
                 row_bytes,
                 rows: self.table.rows(),
                 block_shift,
-                ..Gather::default()
+                ..GatherLaunch::default()
             };
             let wanted = self.place(id);
             let place = rows.place(id);
@@ -171,8 +173,8 @@ impl Scene<'_> {
             assert_eq!(u64::from(place.blocks), blocks);
             assert!(blocks << block_shift <= slot_bytes(first_byte, row_bytes, block_shift));
             let stripes = [
-                Stripes::shifted(block_shift, 3),
-                Stripes::new(1 << block_shift, 3),
+                StripeLayout::shifted(block_shift, 3),
+                StripeLayout::new(1 << block_shift, 3),
             ];
             let [shifts, divides] = stripes.map(|stripes| stripes.expect("three members"));
             assert_eq!(shifts.spot(first), divides.spot(first));
@@ -216,9 +218,9 @@ impl Scene<'_> {
         let widen = RowWidening {
             from: Format::ALL[usize::from(choice >> 1) % Format::ALL.len()],
             to: if choice & 1 == 0 {
-                Wide::F16
+                WideFormat::F16
             } else {
-                Wide::F32
+                WideFormat::F32
             },
         };
         let Ok(wide) = widen.row_bytes(self.table.row_bytes()) else {

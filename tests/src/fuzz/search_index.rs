@@ -1,6 +1,6 @@
 //! Headers and nodes of indices of vectors.
 
-use nvme_compute_kernel::search::walk::{Node, Quantised, sum_of};
+use nvme_compute_kernel::search::walk::{IndexQuantisation, NodeWords, sum_of};
 use nvme_compute_kernel::search::{MOST_DEGREE, NODE_BLOCK, word};
 use nvme_search::{HEADER_BYTES, IndexHeader};
 
@@ -47,7 +47,7 @@ fn node(choice: u8, bytes: &[u8], header: &IndexHeader) {
     if choice & 2 != 0 {
         words[word::SUM] = sum_of(&words, elements);
     }
-    let index = Quantised {
+    let index = IndexQuantisation {
         centroids: &[],
         codes: &[],
         elements,
@@ -56,7 +56,7 @@ fn node(choice: u8, bytes: &[u8], header: &IndexHeader) {
         nodes: header.source.count,
         tag: header.tag,
     };
-    if let Some(node) = Node::of(&words, header.entry, &index) {
+    if let Some(node) = NodeWords::of(&words, header.entry, &index) {
         assert!(node.neighbours().len() <= MOST_DEGREE as usize);
         assert!(node.neighbours().iter().all(|id| *id < index.nodes));
         assert_eq!(node.vector().len(), elements);

@@ -2,9 +2,9 @@
 //! the simulator moves the bytes of a read and of a write through them.
 
 use arbitrary::{Arbitrary, Unstructured};
-use nvme_core::MapError;
+use nvme_core::PointerError;
 use nvme_core::mem::DmaWords;
-use nvme_core::sgl::{self, Segment};
+use nvme_core::sgl::{self, SglSegment};
 use nvme_core::spec::register::{Aqa, Cc, offset};
 use nvme_core::spec::sgl::{SglDescriptor, kind};
 use nvme_core::spec::{Cid, Cqe, Iova, Lba, Nsid, Sqe, Status, admin, nvm};
@@ -46,15 +46,15 @@ pub fn sgl_round_trip(bytes: &[u8]) {
     let count = scenario.pieces.len();
     let times = usize::from(scenario.times) % 40 + 1;
     let total = (count * times).min(1500);
-    let mut segments: Vec<Segment> = (0..total)
+    let mut segments: Vec<SglSegment> = (0..total)
         .map(|index| segment(scenario.pieces[index % count], index as u64))
         .collect();
     if let Some(at) = scenario.empty.filter(|_| total > 0) {
-        segments[usize::from(at) % total] = Segment::Discard { len: 0 };
+        segments[usize::from(at) % total] = SglSegment::Discard { len: 0 };
     }
     // A command's own descriptor can be data alone.
     let needed = match segments[..] {
-        [Segment::Data { .. }] => 0,
+        [SglSegment::Data { .. }] => 0,
         _ => descriptors(total),
     };
     let short =
@@ -64,8 +64,8 @@ pub fn sgl_round_trip(bytes: &[u8]) {
     let list = DmaWords::new(&words, Iova(LISTS));
     let empty = segments.iter().any(|one| bytes_of(one) == 0) || total == 0;
     match sgl::map(&segments, list) {
-        Err(MapError::Empty) => assert!(empty, "refused without an empty segment"),
-        Err(MapError::ListTooSmall) => assert!(room < needed && !empty, "{needed} fit"),
+        Err(PointerError::Empty) => assert!(empty, "refused without an empty segment"),
+        Err(PointerError::ListTooSmall) => assert!(room < needed && !empty, "{needed} fit"),
         Err(other) => panic!("{other:?} of {total} segments"),
         Ok(first) => {
             assert!(!empty && room >= needed, "{needed} descriptors in {room}");
@@ -77,21 +77,21 @@ pub fn sgl_round_trip(bytes: &[u8]) {
 }
 
 /// Data of `DATA` bytes at most, anywhere in it, odd lengths included.
-fn segment(piece: Piece, index: u64) -> Segment {
+fn segment(piece: Piece, index: u64) -> SglSegment {
     let len = u32::from(piece.len) % 700 + 1;
     if piece.skipped {
-        return Segment::Discard { len };
+        return SglSegment::Discard { len };
     }
     let page = (u64::from(piece.page) + index) % 64;
-    Segment::Data {
+    SglSegment::Data {
         iova: Iova(DATA + page * 4096 + u64::from(piece.offset % 4096)),
         len,
     }
 }
 
-fn bytes_of(segment: &Segment) -> u64 {
+fn bytes_of(segment: &SglSegment) -> u64 {
     match *segment {
-        Segment::Data { len, .. } | Segment::Discard { len } => u64::from(len),
+        SglSegment::Data { len, .. } | SglSegment::Discard { len } => u64::from(len),
     }
 }
 
@@ -107,7 +107,7 @@ fn descriptors(segments: usize) -> usize {
 }
 
 /// What a controller makes of it: NVMe Base 2.0c, "Scatter Gather List (SGL)".
-fn walk(first: [u64; 2], list: DmaWords<'_>, most: usize) -> Vec<Segment> {
+fn walk(first: [u64; 2], list: DmaWords<'_>, most: usize) -> Vec<SglSegment> {
     let mut found = Vec::new();
     let mut next = Some(SglDescriptor::from_words(first));
     while let Some(descriptor) = next.take() {
@@ -141,14 +141,14 @@ fn walk(first: [u64; 2], list: DmaWords<'_>, most: usize) -> Vec<Segment> {
     found
 }
 
-fn data(descriptor: SglDescriptor) -> Segment {
+fn data(descriptor: SglDescriptor) -> SglSegment {
     let len = descriptor.length;
     match descriptor.kind() {
-        kind::DATA_BLOCK => Segment::Data {
+        kind::DATA_BLOCK => SglSegment::Data {
             iova: Iova(descriptor.address),
             len,
         },
-        kind::BIT_BUCKET => Segment::Discard { len },
+        kind::BIT_BUCKET => SglSegment::Discard { len },
         other => panic!("descriptor type {other}"),
     }
 }
@@ -158,7 +158,7 @@ const DATA: u64 = 0x20_0000;
 const BYTES: usize = 0x26_0000;
 
 /// The same list on a simulated controller: what a read scatters, and what a write gathers.
-fn transfer(segments: &[Segment], first: [u64; 2], list: DmaWords<'_>, lba: u64) {
+fn transfer(segments: &[SglSegment], first: [u64; 2], list: DmaWords<'_>, lba: u64) {
     let len: u64 = segments.iter().map(bytes_of).sum();
     let Some(blocks) =
         (len.is_multiple_of(BLOCK) && len > 0 && len <= 128 << 10).then_some((len / BLOCK) as u32)
@@ -186,7 +186,7 @@ fn transfer(segments: &[Segment], first: [u64; 2], list: DmaWords<'_>, lba: u64)
     let mut at = 0;
     for segment in segments {
         let piece = &image[at..][..bytes_of(segment) as usize];
-        if let Segment::Data { iova, .. } = segment {
+        if let SglSegment::Data { iova, .. } = segment {
             expected[(iova.0 - DATA) as usize..][..piece.len()].copy_from_slice(piece);
         }
         at += piece.len();
@@ -197,12 +197,12 @@ fn transfer(segments: &[Segment], first: [u64; 2], list: DmaWords<'_>, lba: u64)
     // Back, when nothing was skipped and no piece lies over another.
     let skips = segments
         .iter()
-        .any(|one| matches!(one, Segment::Discard { .. }));
+        .any(|one| matches!(one, SglSegment::Discard { .. }));
     if !skips {
         let again = nvm::compare(Nsid(1), Lba(lba), blocks).with_sgl(first);
         let mut gathered = Vec::new();
         for segment in segments {
-            if let Segment::Data { iova, len } = segment {
+            if let SglSegment::Data { iova, len } = segment {
                 let from = (iova.0 - DATA) as usize;
                 gathered.extend_from_slice(&expected[from..][..*len as usize]);
             }

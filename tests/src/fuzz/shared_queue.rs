@@ -5,12 +5,13 @@ use super::entries::{Entry, Posted, sizes};
 use crate::hand::{Hand, Rig};
 use crate::team::{Paused, Team};
 use arbitrary::{Arbitrary, Unstructured};
-use nvme_core::group::{Alone, ExecContext, GroupOp};
+use nvme_core::group::{ExecContext, GroupOp, LoneThread};
 use nvme_core::queue_state::words;
 use nvme_core::spec::{Cid, Iova, Nsid, Sqe};
-use nvme_core::trace::Event;
+use nvme_core::trace::TraceEvent;
 use nvme_core::{
-    AbortReason, Command, Data, Drained, Outcome, SharedQueue, SubmitError, Token, WaitError,
+    AbortReason, CommandData, CommandOutcome, CommandToken, DrainResult, MemberCommand,
+    SharedQueue, SubmitError, WaitError,
 };
 use std::cell::{Cell, RefCell};
 
@@ -43,7 +44,7 @@ enum Call {
 }
 
 struct Lent {
-    token: Token,
+    token: CommandToken,
     wants_dw0: bool,
     /// Entries that had been given back when it was placed.
     since: usize,
@@ -53,7 +54,7 @@ struct Lent {
 struct Recording<F, L> {
     paused: Paused<F>,
     placed: Cell<Option<(Cid, usize)>>,
-    end: Cell<Option<Event>>,
+    end: Cell<Option<TraceEvent>>,
     look: L,
 }
 
@@ -66,12 +67,12 @@ impl<F: Fn(), L: Fn() -> usize> ExecContext for Recording<F, L> {
         self.paused.pause(turn);
     }
 
-    fn record(&self, event: impl FnOnce() -> Event) {
+    fn record(&self, event: impl FnOnce() -> TraceEvent) {
         let event = event();
         match self.placed.get() {
             None => {
                 let (cid, [_, nsid]) = (event.cid(), event.to_words());
-                let expected = Event::submitted(event.qid(), cid, 2, nsid as u32);
+                let expected = TraceEvent::submitted(event.qid(), cid, 2, nsid as u32);
                 assert_eq!(event, expected);
                 self.placed.set(Some((cid, (self.look)())));
             }
@@ -121,12 +122,12 @@ pub fn shared_queue(bytes: &[u8]) {
     model.recover(&rig);
 }
 
-fn command(tag: u8, wants_dw0: bool, pages: u8) -> Command<'static> {
-    let data = Data::Contiguous {
+fn command(tag: u8, wants_dw0: bool, pages: u8) -> MemberCommand<'static> {
+    let data = CommandData::Contiguous {
         iova: Iova(0x10_0000),
         len: u64::from(pages % 9) * 4096,
     };
-    Command::new(
+    MemberCommand::new(
         Sqe::new(2, Nsid(1)),
         data,
         u32::from(tag) % (CELLS as u32 + 1),
@@ -143,12 +144,12 @@ impl Model<'_> {
                 pages,
             } => {
                 let command = command(tag, wants_dw0, pages);
-                let placed = self.queue.place(&Alone, command);
+                let placed = self.queue.place(&LoneThread, command);
                 self.placed(placed, &command);
             }
-            Call::Ring => self.queue.ring(&Alone),
+            Call::Ring => self.queue.ring(&LoneThread),
             Call::Drain { single: true } => self.drained(self.queue.drain(&Team::of(1)[0])),
-            Call::Drain { single: false } => self.drained(self.queue.drain(&Alone)),
+            Call::Drain { single: false } => self.drained(self.queue.drain(&LoneThread)),
             Call::Help => {
                 let here = Paused::new(|| ());
                 self.drained(self.queue.help_out(&here));
@@ -170,8 +171,8 @@ impl Model<'_> {
         }
     }
 
-    fn drained(&self, drained: Drained) {
-        assert_ne!(drained, Drained::Busy, "no other thread drains");
+    fn drained(&self, drained: DrainResult) {
+        assert_ne!(drained, DrainResult::Busy, "no other thread drains");
     }
 
     fn post(&self, entry: Entry) {
@@ -180,7 +181,7 @@ impl Model<'_> {
             .post(&mut self.hand.borrow_mut(), entry);
     }
 
-    fn placed(&mut self, placed: Result<Token, SubmitError>, command: &Command<'_>) {
+    fn placed(&mut self, placed: Result<CommandToken, SubmitError>, command: &MemberCommand<'_>) {
         match placed {
             Ok(token) => {
                 let busy = self.lent.iter().any(|one| one.token.cell() == token.cell());
@@ -211,7 +212,7 @@ impl Model<'_> {
         let (queue, posted) = (&self.queue, self.posted.borrow());
         self.lent.retain(|one| match queue.poll(&one.token) {
             None => true,
-            Some((Outcome::Completed(status), dw0)) => {
+            Some((CommandOutcome::Completed(status), dw0)) => {
                 let told = posted.told(one.token.cid(), status, one.since);
                 let dw0_told = |entry: &nvme_core::spec::Cqe| entry.dw0 == dw0;
                 assert!(
@@ -242,7 +243,7 @@ impl Model<'_> {
                 assert_eq!((placed, end), (None, None));
                 self.placed(Err(error), &command);
             }
-            Ok(Ok((Outcome::Completed(status), dw0))) => {
+            Ok(Ok((CommandOutcome::Completed(status), dw0))) => {
                 let (cid, since) = placed.expect("it was placed");
                 let posted = self.posted.borrow();
                 let told = posted.told(cid, status, since).any(|one| one.dw0 == dw0);
@@ -250,7 +251,7 @@ impl Model<'_> {
                     told,
                     "{cid} ended with {status}, {dw0:#x}: the controller did not say that"
                 );
-                assert_eq!(end, Some(Event::completed(qid, cid, status, 0)));
+                assert_eq!(end, Some(TraceEvent::completed(qid, cid, status, 0)));
             }
             Ok(Ok((other, _))) => panic!("{other:?} without a reset"),
             Err((error, token)) => {
@@ -259,8 +260,8 @@ impl Model<'_> {
                 let refused = self.queue.fault().is_some();
                 assert_eq!(error == WaitError::Refused, refused);
                 let [head, now_ns] = end.expect("it expired").to_words();
-                let expired = Event::expired(qid, cid, now_ns);
-                assert_eq!(Event::from_words([head, now_ns]), expired);
+                let expired = TraceEvent::expired(qid, cid, now_ns);
+                assert_eq!(TraceEvent::from_words([head, now_ns]), expired);
                 self.lent.push(Lent {
                     token,
                     wants_dw0: true,
@@ -281,7 +282,7 @@ impl Model<'_> {
             wants_dw0,
             since,
         } = self.lent.swap_remove(index);
-        let copy = Token::from_words([token.cell(), 0, u32::from(token.cid().0)]);
+        let copy = CommandToken::from_words([token.cell(), 0, u32::from(token.cid().0)]);
         let here = Paused::new(|| self.post(entry));
         let token = match self.queue.wait(&here, token, 60) {
             // For `settle`, which looks at the cell again.
@@ -306,7 +307,10 @@ impl Model<'_> {
         assert_eq!(self.queue.recover(&proof), Some(self.lent.len() as u32));
         for one in self.lent.drain(..) {
             let end = self.queue.poll(&one.token).map(|(outcome, _)| outcome);
-            assert_eq!(end, Some(Outcome::Aborted(AbortReason::ControllerReset)));
+            assert_eq!(
+                end,
+                Some(CommandOutcome::Aborted(AbortReason::ControllerReset))
+            );
         }
         assert!(self.queue.fault().is_none() && self.queue.state().in_flight() == 0);
         self.posted.replace(Posted::default());

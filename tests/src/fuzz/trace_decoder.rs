@@ -2,8 +2,8 @@
 
 use arbitrary::{Arbitrary, Unstructured};
 use nvme_core::spec::{Cid, Qid, Status};
-use nvme_core::trace::Event;
-use nvme_gpu_kernel::work::Traced;
+use nvme_core::trace::TraceEvent;
+use nvme_gpu_kernel::work::TracedEvent;
 use nvme_host::cuda::trace;
 
 /// A record that is plausible, or any words.
@@ -45,7 +45,7 @@ enum Record {
 }
 
 impl Record {
-    fn traced(self) -> Traced {
+    fn traced(self) -> TracedEvent {
         let q = Qid(1);
         let (event, index, now_ns) = match self {
             Self::Submitted {
@@ -55,7 +55,7 @@ impl Record {
                 index,
                 at,
             } => (
-                Event::submitted(q, Cid(cid % 8), opcode, nsid),
+                TraceEvent::submitted(q, Cid(cid % 8), opcode, nsid),
                 u64::from(index % 4),
                 u64::from(at),
             ),
@@ -66,23 +66,23 @@ impl Record {
                 index,
                 at,
             } => {
-                let event = Event::completed(q, Cid(cid % 8), Status(status), sqhd);
+                let event = TraceEvent::completed(q, Cid(cid % 8), Status(status), sqhd);
                 (event, u64::from(index % 4), u64::from(at))
             }
             Self::Expired { cid, index, at } => (
-                Event::expired(q, Cid(cid % 8), at),
+                TraceEvent::expired(q, Cid(cid % 8), at),
                 u64::from(index % 4),
                 at,
             ),
             Self::Reclaimed { cid, index, at } => (
-                Event::reclaimed(q, Cid(cid % 8)),
+                TraceEvent::reclaimed(q, Cid(cid % 8)),
                 u64::from(index % 4),
                 u64::from(at),
             ),
-            Self::Fault { cid, upper } => (Event::fault(q, Cid(cid), upper), 0, 0),
-            Self::Any { event, index, at } => (Event::from_words(event), index, at),
+            Self::Fault { cid, upper } => (TraceEvent::fault(q, Cid(cid), upper), 0, 0),
+            Self::Any { event, index, at } => (TraceEvent::from_words(event), index, at),
         };
-        Traced {
+        TracedEvent {
             event: event.to_words(),
             index,
             now_ns,
@@ -99,9 +99,9 @@ pub fn trace_decoder(bytes: &[u8]) {
     let Ok(records) = Vec::<Record>::arbitrary_take_rest(input) else {
         return;
     };
-    let records: Vec<Traced> = records.into_iter().map(Record::traced).collect();
+    let records: Vec<TracedEvent> = records.into_iter().map(Record::traced).collect();
     for record in &records {
-        let event = Event::from_words(record.event);
+        let event = TraceEvent::from_words(record.event);
         assert_eq!(event.to_words(), record.event);
         let text = event.to_string();
         assert!(text.starts_with("queue ") && !text.contains('\n'), "{text}");
@@ -112,7 +112,7 @@ pub fn trace_decoder(bytes: &[u8]) {
 }
 
 /// Each record is in the trace once: alone, or as one of the two ends of a slice.
-fn chrome(records: &[Traced], lost: u64) {
+fn chrome(records: &[TracedEvent], lost: u64) {
     let text = trace::chrome(records, lost).to_string();
     let value: serde_json::Value = serde_json::from_str(&text).expect("the trace is JSON");
     let events = value["traceEvents"].as_array().expect("a list of events");

@@ -5,7 +5,7 @@
 use crate::rounds::Round;
 use crate::work::{Port, Queue, drive, places};
 use nvme_core::spec::{Iova, Nsid, Sqe, Status};
-use nvme_core::{Command, Data, Outcome};
+use nvme_core::{CommandData, CommandOutcome, MemberCommand};
 use nvme_tests::Rng;
 use nvme_tests::hand::{Hand, Rig};
 use std::cell::UnsafeCell;
@@ -38,21 +38,21 @@ struct Buffers {
 }
 
 impl Port for Buffers {
-    fn command(&self, place: u32, number: u64) -> Command<'_> {
+    fn command(&self, place: u32, number: u64) -> MemberCommand<'_> {
         self.given[place as usize].write(number);
         let mut sqe = Sqe::new(2, Nsid(1));
         (sqe.cdw10, sqe.cdw11) = (number as u32, (number >> 32) as u32);
         sqe.cdw12 = place;
         // Three pages: the slot's list memory is written.
-        let data = Data::Contiguous {
+        let data = CommandData::Contiguous {
             iova: Iova(u64::from(place) << 16),
             len: 3 * 4096,
         };
-        Command::new(sqe, data, place).wanting_dw0(number.is_multiple_of(3))
+        MemberCommand::new(sqe, data, place).wanting_dw0(number.is_multiple_of(3))
     }
 
-    fn ended(&self, place: u32, number: u64, outcome: Outcome) -> Result<(), String> {
-        if outcome != Outcome::Completed(Status::SUCCESS) {
+    fn ended(&self, place: u32, number: u64, outcome: CommandOutcome) -> Result<(), String> {
+        if outcome != CommandOutcome::Completed(Status::SUCCESS) {
             return Err(format!("command {number:#x}: {outcome:?}"));
         }
         match self.answers[place as usize].holds(!number) {

@@ -2,13 +2,13 @@
 
 use crate::rounds::Round;
 use crate::work::{self, Port, Queue, places};
-use nvme_core::bringup::{Bringup, Config, QueuePlan, Step};
+use nvme_core::bringup::{BringupConfig, BringupMachine, BringupStep, QueuePlan};
 use nvme_core::queue_state::{QueueState, words};
 use nvme_core::spec::{Lba, Nsid, PageSize, Qid, Status, nvm};
 use nvme_core::sync::{AtomicU32, AtomicU64};
 use nvme_core::{
-    BringupError, Cells, Command, Data, Identity, ListMemory, Outcome, QueueMemory, QueuePair,
-    Quiesced, Registers, Slot,
+    BringupError, CommandData, CommandOutcome, CommandSlot, ControllerIdentity, ListMemory,
+    MemberCommand, QueueMemory, QueuePair, Quiesced, RegisterAccess, ResultCells,
 };
 use nvme_sim::{BlockStore, Controller, HostMemory, NamespaceConfig, Rule, Runner};
 use nvme_tests::bringup::{Host, bring_up as bring_up_with};
@@ -106,7 +106,7 @@ fn memory<'a>(
 /// Brings the controller up with the round's queues.
 fn bring_up(ground: &Ground, bar: Bar<'_, HostMemory>, round: &Round) -> Result<(), String> {
     let sim = bar.sim;
-    let slots: Vec<Slot<()>> = (0..7).map(|_| Slot::new()).collect();
+    let slots: Vec<CommandSlot<()>> = (0..7).map(|_| CommandSlot::new()).collect();
     let admin = QueuePair::new(
         bar.identity,
         Qid::ADMIN,
@@ -126,13 +126,13 @@ fn bring_up(ground: &Ground, bar: Bar<'_, HostMemory>, round: &Round) -> Result<
             }
         })
         .collect();
-    let config = Config {
+    let config = BringupConfig {
         queue_pairs: round.queues as u32,
         plans: &plans,
-        ..Config::default()
+        ..BringupConfig::default()
     };
     let page = ground.memory.words(ground.admin[2]);
-    let machine = Bringup::new(&bar, config, page);
+    let machine = BringupMachine::new(&bar, config, page);
     let mut machine = machine.map_err(|error| error.to_string())?;
     let mut host = Booting {
         admin,
@@ -143,16 +143,16 @@ fn bring_up(ground: &Ground, bar: Bar<'_, HostMemory>, round: &Round) -> Result<
 
 /// The admin queue of a bring-up, whose clock is the time since its start.
 struct Booting<'a> {
-    admin: QueuePair<'a, (), Vec<Slot<()>>>,
+    admin: QueuePair<'a, (), Vec<CommandSlot<()>>>,
     began: Instant,
 }
 
 impl Host for Booting<'_> {
     fn step<'r>(
         &mut self,
-        machine: &mut Bringup<'_>,
-        registers: &'r dyn Registers,
-    ) -> Result<Step<'r>, BringupError> {
+        machine: &mut BringupMachine<'_>,
+        registers: &'r dyn RegisterAccess,
+    ) -> Result<BringupStep<'r>, BringupError> {
         let now_ns = self.began.elapsed().as_nanos() as u64;
         machine.step(registers, &mut self.admin, now_ns)
     }
@@ -195,20 +195,20 @@ impl Reads<'_> {
 }
 
 impl Port for Reads<'_> {
-    fn command(&self, place: u32, number: u64) -> Command<'_> {
-        let data = Data::Contiguous {
+    fn command(&self, place: u32, number: u64) -> MemberCommand<'_> {
+        let data = CommandData::Contiguous {
             iova: self.buffer(place).iova,
             len: BLOCK,
         };
         match kind(number) {
-            Kind::Flush => Command::new(nvm::flush(Nsid(1)), Data::None, place),
-            Kind::Beyond => Command::new(nvm::read(Nsid(1), Lba(BLOCKS), 1), data, place),
-            Kind::Read(lba) => Command::new(nvm::read(Nsid(1), Lba(lba), 1), data, place),
+            Kind::Flush => MemberCommand::new(nvm::flush(Nsid(1)), CommandData::None, place),
+            Kind::Beyond => MemberCommand::new(nvm::read(Nsid(1), Lba(BLOCKS), 1), data, place),
+            Kind::Read(lba) => MemberCommand::new(nvm::read(Nsid(1), Lba(lba), 1), data, place),
         }
     }
 
-    fn ended(&self, place: u32, number: u64, outcome: Outcome) -> Result<(), String> {
-        let Outcome::Completed(status) = outcome else {
+    fn ended(&self, place: u32, number: u64, outcome: CommandOutcome) -> Result<(), String> {
+        let CommandOutcome::Completed(status) = outcome else {
             return Err(format!("command {number:#x}: {outcome:?}"));
         };
         // Without More and Do Not Retry.
@@ -264,7 +264,7 @@ pub fn run(ground: &Ground, round: &Round, time: Duration) -> Result<u64, String
         };
         memory(ground, &sim, qid, entries).cq.zero();
     }
-    let identity = Identity::new();
+    let identity = ControllerIdentity::new();
     let bar = Bar {
         sim: &sim,
         identity: &identity,
@@ -283,7 +283,7 @@ pub fn run(ground: &Ground, round: &Round, time: Duration) -> Result<u64, String
         let queue = Queue {
             memory: &|| memory(ground, &sim, qid, round.entries),
             state,
-            cells: Cells::new(&cells),
+            cells: ResultCells::new(&cells),
         };
         let port = Reads {
             ground,

@@ -1,9 +1,12 @@
 //! What the threads do: submit, wait or reap, check, again.
 
 use crate::rounds::{Mode, PATIENCE_NS, Round};
-use nvme_core::group::{ExecContext, Group};
+use nvme_core::group::{ExecContext, ThreadGroup};
 use nvme_core::queue_state::QueueState;
-use nvme_core::{Cells, Collective, Command, Outcome, QueueMemory, SharedQueue, WaitError};
+use nvme_core::{
+    CollectiveQueue, CommandOutcome, MemberCommand, QueueMemory, ResultCells, SharedQueue,
+    WaitError,
+};
 use nvme_tests::Rng;
 use nvme_tests::team::{Clock, InStep, Spin};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -17,10 +20,10 @@ const NUMBERS: u64 = 1 << 25;
 /// ended.
 pub trait Port: Sync {
     /// Command `number`.
-    fn command(&self, place: u32, number: u64) -> Command<'_>;
+    fn command(&self, place: u32, number: u64) -> MemberCommand<'_>;
 
     /// Command `number` has ended.
-    fn ended(&self, place: u32, number: u64, outcome: Outcome) -> Result<(), String>;
+    fn ended(&self, place: u32, number: u64, outcome: CommandOutcome) -> Result<(), String>;
 }
 
 /// A thread's work: how many commands ended.
@@ -30,7 +33,7 @@ type Work<'a> = Box<dyn FnOnce() -> Result<u64, String> + Send + 'a>;
 pub struct Queue<'a> {
     pub memory: &'a (dyn Fn() -> QueueMemory<'a> + Sync),
     pub state: QueueState<'a>,
-    pub cells: Cells<'a>,
+    pub cells: ResultCells<'a>,
 }
 
 impl<'a> Queue<'a> {
@@ -165,7 +168,7 @@ fn own<const READS: u32, const ENTRIES: usize>(
     stop: &AtomicBool,
 ) -> Result<u64, String> {
     let mut rng = Rng::new(seed + 1000 * u64::from(member.rank()));
-    let mut queue = Collective::resume(member.clone(), (queue.memory)(), queue.state);
+    let mut queue = CollectiveQueue::resume(member.clone(), (queue.memory)(), queue.state);
     let clock = Clock::default();
     let (mut count, mut next, mut wrong) = (0, 0u64, None);
     let mut since = clock.now_ns();
@@ -189,7 +192,11 @@ fn own<const READS: u32, const ENTRIES: usize>(
         }
         let reaped = queue.reap::<ENTRIES>(|end| {
             let slot = u32::from(end.cid.0 & 0xFFF);
-            let ended = port.ended(slot, u64::from(end.tag), Outcome::Completed(end.status));
+            let ended = port.ended(
+                slot,
+                u64::from(end.tag),
+                CommandOutcome::Completed(end.status),
+            );
             wrong = wrong.take().or(ended.err());
             count += 1;
         });

@@ -2,7 +2,7 @@
 //! that; the others trip none.
 
 use nvme_auditor::{Auditor, Rule};
-use nvme_core::Data;
+use nvme_core::CommandData;
 use nvme_core::spec::{Cid, Cqe, Lba, Nsid, nvm};
 use nvme_sim::config::NamespaceConfig;
 use nvme_sim::{Config, Fault, FaultCondition, FaultRule, Finding, MemoryStore, ProtocolSide};
@@ -34,7 +34,7 @@ fn found(fault: Fault) -> Vec<Finding> {
         for i in 0..20 {
             let area = pair.buffer(4096);
             let (iova, len) = (area.iova, 512);
-            let data = Data::Contiguous { iova, len };
+            let data = CommandData::Contiguous { iova, len };
             let id = pair.submit(0, nvm::read(NS, Lba(i), 1), data).unwrap();
             let ended = pair.wait(0, id).is_ok_and(|end| end.is_some());
             pair.now_ns += 1_000;
@@ -98,7 +98,7 @@ fn the_fast_path_is_watched_too() {
         let area = pair.buffer(4096);
         for i in 0..40 {
             let (iova, len) = (area.iova, 512);
-            let data = Data::Contiguous { iova, len };
+            let data = CommandData::Contiguous { iova, len };
             assert!(pair.run(0, nvm::read(NS, Lba(i), 1), data).is_success());
         }
         let after = pair.sim.audited();
@@ -114,7 +114,7 @@ fn a_buffer_that_is_lent_twice_fails_the_test() {
         let area = pair.buffer(4096);
         for i in 0..2 {
             let (iova, len) = (area.iova, 512);
-            let data = Data::Contiguous { iova, len };
+            let data = CommandData::Contiguous { iova, len };
             pair.submit(0, nvm::read(NS, Lba(i), 1), data).unwrap();
         }
         pair.io[0].ring();

@@ -4,10 +4,10 @@
 //!
 //! Every planted bug that a wire can show trips the auditor here (`cargo xtask planted`).
 
-use nvme_core::recovery::{AbortAttempt, Step};
+use nvme_core::recovery::{AbortAttempt, RecoveryStep};
 use nvme_core::spec::{Cid, Lba, Nsid, Qid, nvm};
 use nvme_core::transfer;
-use nvme_core::{Data, Outcome};
+use nvme_core::{CommandData, CommandOutcome};
 use nvme_sim::config::NamespaceConfig;
 use nvme_sim::{Config, Fault, FaultCondition, FaultRule, LatencyProfile, MemoryStore};
 use nvme_tests::{Area, Pair, Setup, with_pair};
@@ -63,7 +63,7 @@ impl Buffers {
         for end in &pair.ended[self.seen..] {
             let area = self.lent.remove(&end.id).expect("a command of ours");
             self.free.push(area);
-            if let Outcome::Completed(status) = end.outcome {
+            if let CommandOutcome::Completed(status) = end.outcome {
                 assert!(
                     status.is_success() || status.is(nvme_core::spec::Status::ABORT_REQUESTED),
                     "{status}"
@@ -89,7 +89,7 @@ fn submit(pair: &mut Pair<'_>, buffers: &mut Buffers) {
         .next();
     let piece = piece.expect("at least one piece");
     let offset = pair.rng.below(1024) * 4;
-    let data = Data::Contiguous {
+    let data = CommandData::Contiguous {
         iova: area.iova.offset(offset),
         len: u64::from(piece.blocks) * block,
     };
@@ -109,9 +109,11 @@ fn recover(pair: &mut Pair<'_>, queue: usize, cid: Cid) {
         pair.poll(queue).expect("honest completions");
         let in_flight = pair.io[queue].is_in_flight(cid);
         match attempt.step(&mut pair.admin, in_flight, pair.now_ns, |_| {}) {
-            Step::Wait { until_ns } => pair.sleep_until(until_ns),
-            Step::Ended => return,
-            Step::ResetNeeded(_) => return pair.bring_up().expect("a controller that comes back"),
+            RecoveryStep::Wait { until_ns } => pair.sleep_until(until_ns),
+            RecoveryStep::Ended => return,
+            RecoveryStep::ResetNeeded(_) => {
+                return pair.bring_up().expect("a controller that comes back");
+            }
         }
     }
 }
@@ -165,7 +167,7 @@ fn a_busy_driver_breaks_no_rule() {
             let ended = pair.ended.len();
             assert!(ended >= COMMANDS, "{ended} commands are not busy");
             let late = pair.ended.iter().filter(|end| end.late).count();
-            let reset = |outcome| matches!(outcome, Outcome::Aborted(_));
+            let reset = |outcome| matches!(outcome, CommandOutcome::Aborted(_));
             let resets = pair.ended.iter().filter(|end| reset(end.outcome)).count();
             assert!(
                 late > 0 && resets > 0,

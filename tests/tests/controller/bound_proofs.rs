@@ -1,36 +1,36 @@
 //! What a proof that a controller has let go of memory is bound to: which controller, which creation of
 //! which queue, and no longer than until the controller is enabled again.
 
-use nvme_core::bringup::{self, Bringup, Step};
-use nvme_core::group::Alone;
+use nvme_core::bringup::{self, BringupMachine, BringupStep};
+use nvme_core::group::LoneThread;
 use nvme_core::mem::DmaWords;
 use nvme_core::recovery::{DeletionStep, QueueDeletion, ResetCause};
-use nvme_core::shutdown::{self, Kind, Shutdown};
+use nvme_core::shutdown::{self, ShutdownKind, ShutdownMachine};
 use nvme_core::spec::{Iova, Lba, Nsid, Qid, Sqe, nvm};
 use nvme_core::sync::AtomicU64;
 use nvme_core::{
-    AbortReason, BringupError, Command, Data, Identity, Outcome, QueuePair, Quiesced, Registers,
-    Slot, SubmitError, Token,
+    AbortReason, BringupError, CommandData, CommandOutcome, CommandSlot, CommandToken,
+    ControllerIdentity, MemberCommand, QueuePair, Quiesced, RegisterAccess, SubmitError,
 };
 use nvme_tests::hand::{Hand, QID, Rig, deleted};
 use nvme_tests::properties::Properties;
 
-type Pair<'a> = QueuePair<'a, u32, Vec<Slot<u32>>>;
+type Pair<'a> = QueuePair<'a, u32, Vec<CommandSlot<u32>>>;
 
 fn read() -> Sqe {
     nvm::read(Nsid(1), Lba(0), 1)
 }
 
-fn pair<'a>(identity: &Identity, rig: &'a Rig, qid: Qid) -> Pair<'a> {
-    let slots = (0..3).map(|_| Slot::new()).collect();
+fn pair<'a>(identity: &ControllerIdentity, rig: &'a Rig, qid: Qid) -> Pair<'a> {
+    let slots = (0..3).map(|_| CommandSlot::new()).collect();
     QueuePair::new(identity, qid, rig.memory(), slots)
 }
 
 /// A command of a shared queue that the controller works on.
-fn placed(rig: &Rig) -> Token {
-    let command = Command::new(read(), Data::None, 0);
-    let token = rig.shared().place(&Alone, command).unwrap();
-    rig.shared().ring(&Alone);
+fn placed(rig: &Rig) -> CommandToken {
+    let command = MemberCommand::new(read(), CommandData::None, 0);
+    let token = rig.shared().place(&LoneThread, command).unwrap();
+    rig.shared().ring(&LoneThread);
     token
 }
 
@@ -38,18 +38,18 @@ fn placed(rig: &Rig) -> Token {
 fn enable(bar: &Properties, admin: &mut Pair<'_>) {
     let words: Vec<AtomicU64> = (0..512).map(|_| AtomicU64::new(0)).collect();
     let page = DmaWords::new(&words, Iova(0x8000));
-    let mut machine = Bringup::new(bar, bringup::Config::default(), page).unwrap();
+    let mut machine = BringupMachine::new(bar, bringup::BringupConfig::default(), page).unwrap();
     for _ in 0..10 {
         if bar.cc.get().en() && bar.csts.get().rdy() && admin.in_flight() > 0 {
             return;
         }
         match machine.step(bar, admin, 0).unwrap() {
-            Step::Disabled(proof) => {
+            BringupStep::Disabled(proof) => {
                 while admin.reclaim(&proof).is_some() {}
                 assert!(admin.restart(&proof));
                 machine.enable(proof);
             }
-            Step::Wait { .. } => {}
+            BringupStep::Wait { .. } => {}
             other => panic!("{other:?}"),
         }
     }
@@ -57,8 +57,8 @@ fn enable(bar: &Properties, admin: &mut Pair<'_>) {
 }
 
 fn shut_down(bar: &Properties) -> Quiesced<'_> {
-    match Shutdown::new(Kind::Normal, 1).step(bar, 0) {
-        Ok(shutdown::Step::Done(proof)) => proof,
+    match ShutdownMachine::new(ShutdownKind::Normal, 1).step(bar, 0) {
+        Ok(shutdown::ShutdownStep::Done(proof)) => proof,
         other => panic!("{other:?}"),
     }
 }
@@ -68,9 +68,9 @@ fn a_proof_of_another_controller_ends_nothing() {
     let (a, b) = (Rig::new(4, 3, 4, 0), Rig::new(4, 3, 4, 0));
     let token = placed(&a);
     let mut of_a = pair(a.identity(), &b, QID);
-    of_a.submit(read(), Data::None, 7, u64::MAX).unwrap();
+    of_a.submit(read(), CommandData::None, 7, u64::MAX).unwrap();
     assert_eq!(a.shared().recover(&b.reset()), None);
-    assert!(!a.collective(Alone).recover(&b.reset(), |_| {}));
+    assert!(!a.collective(LoneThread).recover(&b.reset(), |_| {}));
     assert!(of_a.reclaim(&b.reset()).is_none() && !of_a.restart(&b.reset()));
     assert_eq!(a.shared().poll(&token), None);
     let of_b = b.state();
@@ -80,7 +80,7 @@ fn a_proof_of_another_controller_ends_nothing() {
     // Its own.
     assert!(of_a.reclaim(&a.reset()).is_some());
     assert_eq!(a.shared().recover(&a.reset()), Some(1));
-    let reset = Outcome::Aborted(AbortReason::ControllerReset);
+    let reset = CommandOutcome::Aborted(AbortReason::ControllerReset);
     assert_eq!(a.shared().poll(&token), Some((reset, 0)));
 }
 
@@ -91,10 +91,12 @@ fn a_proof_from_before_a_queue_was_made_ends_none_of_its_commands() {
     rig.state().init(rig.identity(), 0);
     let token = placed(&rig);
     let mut later = pair(rig.identity(), &rig, QID);
-    later.submit(read(), Data::None, 7, u64::MAX).unwrap();
+    later
+        .submit(read(), CommandData::None, 7, u64::MAX)
+        .unwrap();
     assert!(later.reclaim(&old).is_none() && !later.restart(&old));
     assert_eq!(rig.shared().recover(&old), None);
-    assert!(!rig.collective(Alone).recover(&old, |_| {}));
+    assert!(!rig.collective(LoneThread).recover(&old, |_| {}));
     assert_eq!(rig.shared().poll(&token), None);
     assert!(later.reclaim(&rig.reset()).is_some());
 }
@@ -110,7 +112,7 @@ fn a_proof_ends_nothing_once_the_controller_was_enabled() {
     enable(&bar, &mut admin);
     let old = shut_down(&bar);
     enable(&bar, &mut admin);
-    io.submit(read(), Data::None, 7, u64::MAX).unwrap();
+    io.submit(read(), CommandData::None, 7, u64::MAX).unwrap();
     let token = placed(&rig);
     assert!(io.reclaim(&old).is_none() && !io.restart(&old));
     assert_eq!(rig.shared().recover(&old), None);
@@ -126,10 +128,12 @@ fn a_proof_of_a_deletion_ends_nothing_of_the_queue_that_is_created_after_it() {
     let mut io = pair(rig.identity(), &rig, QID);
     let old = deleted(rig.identity(), io.close());
     assert!(io.restart(&old));
-    io.submit(read(), Data::None, 7, u64::MAX).unwrap();
+    io.submit(read(), CommandData::None, 7, u64::MAX).unwrap();
     assert!(io.reclaim(&old).is_none() && !io.restart(&old));
     let mut another = pair(rig.identity(), &rig, QID);
-    another.submit(read(), Data::None, 8, u64::MAX).unwrap();
+    another
+        .submit(read(), CommandData::None, 8, u64::MAX)
+        .unwrap();
     assert!(another.reclaim(&old).is_none());
 
     let rig = Rig::new(4, 3, 4, 0);
@@ -137,11 +141,11 @@ fn a_proof_of_a_deletion_ends_nothing_of_the_queue_that_is_created_after_it() {
     assert_eq!(rig.shared().recover(&old), Some(0));
     let token = placed(&rig);
     assert_eq!(rig.shared().recover(&old), None);
-    assert!(!rig.collective(Alone).recover(&old, |_| {}));
+    assert!(!rig.collective(LoneThread).recover(&old, |_| {}));
     assert_eq!(rig.shared().poll(&token), None);
     let now = deleted(rig.identity(), rig.state().close());
     assert_eq!(rig.shared().recover(&now), Some(1));
-    let gone = Outcome::Aborted(AbortReason::QueueDeleted);
+    let gone = CommandOutcome::Aborted(AbortReason::QueueDeleted);
     assert_eq!(rig.shared().poll(&token), Some((gone, 0)));
 }
 
@@ -151,19 +155,21 @@ fn a_closed_queue_takes_no_commands() {
     let rig = Rig::new(4, 3, 4, 0);
     let mut io = pair(rig.identity(), &rig, QID);
     let closed = io.close();
-    let rejected = io.submit(read(), Data::None, 7, u64::MAX).unwrap_err();
+    let rejected = io
+        .submit(read(), CommandData::None, 7, u64::MAX)
+        .unwrap_err();
     assert_eq!((rejected.error, rejected.buffer), (SubmitError::Closed, 7));
     assert_eq!((io.depth(), io.in_flight()), (3, 0));
     assert!(io.restart(&deleted(rig.identity(), closed)));
-    assert!(io.submit(read(), Data::None, 7, u64::MAX).is_ok());
+    assert!(io.submit(read(), CommandData::None, 7, u64::MAX).is_ok());
 
-    let command = Command::new(read(), Data::None, 0);
+    let command = MemberCommand::new(read(), CommandData::None, 0);
     let closed = rig.state().close();
     assert_eq!(
-        rig.shared().place(&Alone, command).unwrap_err(),
+        rig.shared().place(&LoneThread, command).unwrap_err(),
         SubmitError::Refused
     );
-    let mut owned = rig.collective(Alone);
+    let mut owned = rig.collective(LoneThread);
     assert_eq!(
         owned.submit(true, |_| command, 0),
         Err(SubmitError::Refused)
@@ -178,7 +184,7 @@ fn a_closed_queue_takes_no_commands() {
         rig.shared().recover(&deleted(rig.identity(), closed)),
         Some(0)
     );
-    assert!(rig.shared().place(&Alone, command).is_ok());
+    assert!(rig.shared().place(&LoneThread, command).is_ok());
 }
 
 /// The queue's rings are where they were: without a restart the command would never reach the controller.
@@ -186,14 +192,16 @@ fn a_closed_queue_takes_no_commands() {
 fn a_reclaimed_queue_takes_no_commands_until_it_is_restarted() {
     let rig = Rig::new(2, 1, 0, 0);
     let mut io = pair(rig.identity(), &rig, QID);
-    io.submit(read(), Data::None, 1, u64::MAX).unwrap();
+    io.submit(read(), CommandData::None, 1, u64::MAX).unwrap();
     io.ring();
     let proof = rig.reset();
     assert_eq!(io.reclaim(&proof).unwrap().buffer, 1);
-    let rejected = io.submit(read(), Data::None, 2, u64::MAX).unwrap_err();
+    let rejected = io
+        .submit(read(), CommandData::None, 2, u64::MAX)
+        .unwrap_err();
     assert_eq!((rejected.error, rejected.buffer), (SubmitError::Closed, 2));
     assert!(io.restart(&proof));
-    let cid = io.submit(read(), Data::None, 2, u64::MAX).unwrap();
+    let cid = io.submit(read(), CommandData::None, 2, u64::MAX).unwrap();
     io.ring();
     assert_eq!(Hand::new(&rig).serve(), 1);
     assert_eq!(io.poll().unwrap().unwrap().cid, cid);
@@ -229,7 +237,7 @@ fn a_machine_works_with_one_controller() {
     let mut admin_of_other = pair(other.identity(), &rig, Qid::ADMIN);
     let words: Vec<AtomicU64> = (0..512).map(|_| AtomicU64::new(0)).collect();
     let page = DmaWords::new(&words, Iova(0x8000));
-    let machine = || Bringup::new(&bar, bringup::Config::default(), page).unwrap();
+    let machine = || BringupMachine::new(&bar, bringup::BringupConfig::default(), page).unwrap();
     let refused = Err(BringupError::OtherController);
 
     let step = machine().step(&other, &mut admin, 0).map(|_| ());
@@ -241,14 +249,14 @@ fn a_machine_works_with_one_controller() {
     let mut first = machine();
     assert!(matches!(
         first.step(&bar, &mut admin, 0),
-        Ok(Step::Disabled(_))
+        Ok(BringupStep::Disabled(_))
     ));
     first.enable(shut_down(&other));
     assert_eq!(first.step(&bar, &mut admin, 0).map(|_| ()), refused);
 
     // A proof that another machine has used up meanwhile.
     let mut second = machine();
-    let Ok(Step::Disabled(proof)) = second.step(&bar, &mut admin, 0) else {
+    let Ok(BringupStep::Disabled(proof)) = second.step(&bar, &mut admin, 0) else {
         panic!("it is disabled")
     };
     enable(&bar, &mut admin);
@@ -258,10 +266,10 @@ fn a_machine_works_with_one_controller() {
     bar.follows.set(false);
     bar.set_csts(|csts| csts.set_rdy(true));
     bar.set_cc(|cc| cc.set_en(true));
-    let mut shutdown = Shutdown::new(Kind::Normal, 1);
+    let mut shutdown = ShutdownMachine::new(ShutdownKind::Normal, 1);
     assert!(matches!(
         shutdown.step(&bar, 0),
-        Ok(shutdown::Step::Wait { .. })
+        Ok(shutdown::ShutdownStep::Wait { .. })
     ));
     assert_eq!(shutdown.step(&other, 0).map(|_| ()), refused);
 }

@@ -2,7 +2,7 @@
 
 use nvme_core::spec::register::{Aqa, Cc, Csts, offset};
 use nvme_core::spec::{Lba, Nsid, PageSize, Status, nvm};
-use nvme_core::{BringupError, Data, Registers, shutdown};
+use nvme_core::{BringupError, CommandData, RegisterAccess, shutdown};
 use nvme_sim::config::NamespaceConfig;
 use nvme_sim::{Config, Fault, FaultCondition, FaultRule, MemoryStore};
 use nvme_tests::{Pair, Setup, with_pair};
@@ -24,7 +24,7 @@ fn works(pair: &mut Pair<'_>, nsid: Nsid) {
     let buffer = pair.buffer(block);
     for queue in 0..pair.info.as_ref().unwrap().created as usize {
         let sent = vec![queue as u8 + 1; block as usize];
-        let data = Data::Contiguous {
+        let data = CommandData::Contiguous {
             iova: buffer.iova,
             len: block,
         };
@@ -320,7 +320,8 @@ fn a_device_that_left_the_bus_is_gone() {
     });
     with_pair(config, Setup::default(), |pair| {
         pair.bring_up().unwrap();
-        pair.submit(0, nvm::flush(Nsid(1)), Data::None).unwrap();
+        pair.submit(0, nvm::flush(Nsid(1)), CommandData::None)
+            .unwrap();
         pair.io[0].ring();
         pair.sim.step(pair.now_ns);
         assert_eq!(pair.registers().read32(offset::CSTS), u32::MAX);
@@ -354,7 +355,10 @@ fn a_controller_left_enabled_is_taken_over() {
 
 #[test]
 fn shutdown_normal_and_abrupt_ends_disabled() {
-    for kind in [shutdown::Kind::Normal, shutdown::Kind::Abrupt] {
+    for kind in [
+        shutdown::ShutdownKind::Normal,
+        shutdown::ShutdownKind::Abrupt,
+    ] {
         let config = Config {
             shutdown_delay_ns: 50_000_000,
             ..config()
@@ -363,9 +367,11 @@ fn shutdown_normal_and_abrupt_ends_disabled() {
             pair.bring_up().unwrap();
             let bar = pair.registers();
             let timeout_ms = pair.info.as_ref().unwrap().shutdown_timeout_ms;
-            let mut machine = shutdown::Shutdown::new(kind, timeout_ms);
+            let mut machine = shutdown::ShutdownMachine::new(kind, timeout_ms);
             let mut saw_request = false;
-            while let shutdown::Step::Wait { until_ns } = machine.step(&bar, pair.now_ns).unwrap() {
+            while let shutdown::ShutdownStep::Wait { until_ns } =
+                machine.step(&bar, pair.now_ns).unwrap()
+            {
                 saw_request |= Cc(bar.read32(offset::CC)).shn() != 0;
                 pair.sleep_until(until_ns);
             }

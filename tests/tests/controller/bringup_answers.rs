@@ -1,7 +1,8 @@
 //! What bring-up asks, and what it makes of the answers: Identify data and statuses by hand.
 
 use nvme_core::bringup::{
-    Bringup, Config, HostMemory, Info, NamespaceInfo, QueuePlan, Step, Unusable,
+    BringupConfig, BringupMachine, BringupStep, ControllerInfo, HostMemoryPages, NamespaceInfo,
+    QueuePlan, UnusableNamespace,
 };
 use nvme_core::mem::DmaWords;
 use nvme_core::spec::admin::{self, QueueParams, cns, opcode};
@@ -9,7 +10,7 @@ use nvme_core::spec::feature::{self, NumberOfQueues, fid};
 use nvme_core::spec::identify::{IdentifyController, IdentifyNamespace, LbaFormat};
 use nvme_core::spec::{Cid, Iova, Lba, Nsid, Qid, Sqe, Status};
 use nvme_core::sync::{AtomicU64, Order, Scope};
-use nvme_core::{BringupError, QueuePair, Registers, Slot};
+use nvme_core::{BringupError, CommandSlot, QueuePair, RegisterAccess};
 use nvme_tests::hand::{Hand, QID, Rig};
 use nvme_tests::properties::Properties;
 use zerocopy::{FromZeros, IntoBytes};
@@ -34,7 +35,7 @@ struct Controller {
     refused: Option<(u8, u8)>,
     /// Bytes preferred and needed that it wished for, and what it is given.
     wish: Option<(u64, u64)>,
-    gift: Option<HostMemory>,
+    gift: Option<HostMemoryPages>,
     /// Every command that was sent, with the identifier taken out.
     asked: Vec<Sqe>,
     /// The words that each command found in the page.
@@ -101,38 +102,38 @@ impl Controller {
         (Status::SUCCESS, 0)
     }
 
-    fn bring_up(&mut self, config: Config<'_>) -> Result<Info, BringupError> {
+    fn bring_up(&mut self, config: BringupConfig<'_>) -> Result<ControllerInfo, BringupError> {
         let (rig, bar) = (Rig::new(4, 3, 0, 0), Properties::new());
-        let mut admin: QueuePair<'_, u32, Vec<Slot<u32>>> = QueuePair::new(
+        let mut admin: QueuePair<'_, u32, Vec<CommandSlot<u32>>> = QueuePair::new(
             bar.identity(),
             QID,
             rig.memory(),
-            (0..3).map(|_| Slot::new()).collect(),
+            (0..3).map(|_| CommandSlot::new()).collect(),
         );
         let mut hand = Hand::new(&rig);
         bar.cap.set(self.properties.cap.get());
         let words: Vec<AtomicU64> = (0..512).map(|_| AtomicU64::new(0)).collect();
-        let mut machine = Bringup::new(&bar, config, DmaWords::new(&words, Iova(PAGE)))?;
-        let other = HostMemory {
+        let mut machine = BringupMachine::new(&bar, config, DmaWords::new(&words, Iova(PAGE)))?;
+        let other = HostMemoryPages {
             pages: 99,
             list: Iova(0),
             entries: 9,
         };
         loop {
             match machine.step(&bar, &mut admin, START)? {
-                Step::Ready => {
+                BringupStep::Ready => {
                     let again = machine.step(&bar, &mut admin, START + 1)?;
-                    assert!(matches!(again, Step::Ready), "it stays ready");
+                    assert!(matches!(again, BringupStep::Ready), "it stays ready");
                     assert_eq!(hand.fetch(), None, "and sends nothing more");
                     return Ok(machine.info().clone());
                 }
-                Step::Disabled(proof) => machine.enable(proof),
-                Step::HostMemory { preferred, minimum } => {
+                BringupStep::Disabled(proof) => machine.enable(proof),
+                BringupStep::HostMemory { preferred, minimum } => {
                     let before = self.wish.replace((preferred, minimum));
                     assert_eq!(before, None, "it wishes once");
                     machine.host_memory(self.gift);
                 }
-                Step::Wait { until_ns } => {
+                BringupStep::Wait { until_ns } => {
                     assert!(until_ns > START && until_ns <= START + MS);
                     // Memory that was not asked for goes nowhere, and no command is left out for it.
                     machine.host_memory(Some(other));
@@ -168,7 +169,7 @@ fn what_the_controller_says_of_itself_is_taken_over() {
     let info = |change: Change| {
         let mut controller = Controller::new();
         change(&mut controller.identify);
-        controller.bring_up(Config::default()).unwrap()
+        controller.bring_up(BringupConfig::default()).unwrap()
     };
     let plain = info(|_| {});
     assert_eq!(plain.version, 0x0002_0000);
@@ -184,13 +185,13 @@ fn what_the_controller_says_of_itself_is_taken_over() {
     for (mdts, bytes) in [(1, Some(8 << 10)), (5, Some(128 << 10)), (255, None)] {
         let mut controller = Controller::new();
         controller.identify.mdts = mdts;
-        let info = controller.bring_up(Config::default()).unwrap();
+        let info = controller.bring_up(BringupConfig::default()).unwrap();
         assert_eq!(info.max_transfer, bytes, "MDTS {mdts}");
     }
     for (vwc, present) in [(0, false), (1, true), (6, false), (7, true)] {
         let mut controller = Controller::new();
         controller.identify.vwc = vwc;
-        let info = controller.bring_up(Config::default()).unwrap();
+        let info = controller.bring_up(BringupConfig::default()).unwrap();
         assert_eq!(info.volatile_write_cache, present, "VWC {vwc}");
     }
     for (sgls, usable) in [
@@ -202,7 +203,7 @@ fn what_the_controller_says_of_itself_is_taken_over() {
     ] {
         let mut controller = Controller::new();
         controller.identify.sgls = sgls;
-        let info = controller.bring_up(Config::default()).unwrap();
+        let info = controller.bring_up(BringupConfig::default()).unwrap();
         assert_eq!(info.sgl, usable, "SGLS {sgls}");
         assert_eq!(info.sgl_bytes, sgls == 1, "SGLS {sgls}");
     }
@@ -210,7 +211,7 @@ fn what_the_controller_says_of_itself_is_taken_over() {
     for (rtd3e, ms) in [(0, 0), (1, 1), (1000, 1), (1_500_001, 1501)] {
         let mut controller = Controller::new();
         controller.identify.rtd3e = rtd3e;
-        let info = controller.bring_up(Config::default()).unwrap();
+        let info = controller.bring_up(BringupConfig::default()).unwrap();
         assert_eq!(info.shutdown_timeout_ms, ms);
     }
 }
@@ -231,7 +232,7 @@ fn entries_of_another_size_are_refused() {
             sqes: sqes & 0xF,
             cqes: cqes & 0xF,
         };
-        let result = controller.bring_up(Config::default()).map(|_| ());
+        let result = controller.bring_up(BringupConfig::default()).map(|_| ());
         assert_eq!(result, if good { Ok(()) } else { Err(error) });
     }
 }
@@ -243,13 +244,13 @@ fn commands_come_in_order_and_the_first_error_that_matters_ends_them() {
         let mut controller = Controller::new();
         controller.identify.apsta = 1;
         (controller.identify.hmpre, controller.identify.hmmin) = (5, 3);
-        controller.gift = Some(HostMemory {
+        controller.gift = Some(HostMemoryPages {
             pages: 4,
             list: Iova(0x7000),
             entries: 2,
         });
         controller.refused = Some(refused);
-        let result = controller.bring_up(Config::default());
+        let result = controller.bring_up(BringupConfig::default());
         // Power states and the host memory buffer are the controller's wishes: it works without. So do queues
         // and the other namespaces without one that cannot be identified. Without a list each namespace is asked for.
         if [POWER, MEMORY, LIST, NAMESPACE].contains(&refused) {
@@ -272,7 +273,7 @@ fn power_states_do_not_change_by_themselves() {
     controller.identify.apsta = 1;
     controller.identify.sn = [0xAA; 20];
     controller.identify.mn = [0xBB; 40];
-    controller.bring_up(Config::default()).unwrap();
+    controller.bring_up(BringupConfig::default()).unwrap();
     let sqe = controller.asked[1];
     assert_eq!((sqe.opcode(), sqe.cdw10 as u8), POWER);
     assert_eq!((sqe.cdw11, sqe.dptr), (0, [PAGE, 0]));
@@ -281,7 +282,7 @@ fn power_states_do_not_change_by_themselves() {
     // Only bit 0 of APSTA says that there is something to set.
     let mut controller = Controller::new();
     controller.identify.apsta = 0b10;
-    controller.bring_up(Config::default()).unwrap();
+    controller.bring_up(BringupConfig::default()).unwrap();
     assert_eq!(controller.script(), [IDENTIFY, QUEUES, LIST, NAMESPACE]);
 }
 
@@ -291,13 +292,13 @@ fn a_host_memory_buffer_is_offered_when_the_controller_asks() {
     for (preferred, gives) in [(5, true), (5, false), (1, true), (0, true)] {
         let mut controller = Controller::new();
         (controller.identify.hmpre, controller.identify.hmmin) = (preferred, 3);
-        let gift = HostMemory {
+        let gift = HostMemoryPages {
             pages: 4,
             list: Iova(0x1_0000_7000),
             entries: 2,
         };
         controller.gift = gives.then_some(gift);
-        let info = controller.bring_up(Config::default()).unwrap();
+        let info = controller.bring_up(BringupConfig::default()).unwrap();
         let wished = preferred > 0;
         let wish = wished.then_some((u64::from(preferred) * 4096, 3 * 4096));
         assert_eq!(controller.wish, wish);
@@ -327,7 +328,7 @@ fn a_list_of_namespaces_ends_where_it_stops_making_sense() {
         let mut controller = Controller::new();
         controller.identify.nn = nn;
         controller.list = list.clone();
-        let info = controller.bring_up(Config::default()).unwrap();
+        let info = controller.bring_up(BringupConfig::default()).unwrap();
         let nsids: Vec<u32> = info.namespaces.iter().map(|one| one.nsid.0).collect();
         assert_eq!(nsids, found);
         assert_eq!(info.more_namespaces, list.len() > 32);
@@ -363,7 +364,7 @@ fn a_namespace_is_what_its_identify_data_says() {
     };
     let mut controller = Controller::new();
     (controller.list, controller.namespace) = (vec![3], identify);
-    let info = controller.bring_up(Config::default()).unwrap();
+    let info = controller.bring_up(BringupConfig::default()).unwrap();
     assert_eq!(info.namespaces[..], [plain]);
     assert_eq!(plain.last(), Lba(999));
     assert_eq!(NamespaceInfo { blocks: 0, ..plain }.last(), Lba(0));
@@ -414,20 +415,20 @@ fn a_namespace_that_cannot_be_identified_leaves_the_others_alone() {
             identify.nn = 3;
             controller.list = vec![1, 2, 3];
             controller.odd = Some((odd, status));
-            let info = controller.bring_up(Config::default()).unwrap();
+            let info = controller.bring_up(BringupConfig::default()).unwrap();
             let got: Vec<_> = info
                 .namespaces
                 .iter()
                 .map(|one| (one.nsid.0, one.blocks, one.unusable()))
                 .collect();
             let expected = [1, 2, 3].map(|nsid| match nsid == odd {
-                true => (nsid, 0, Some(Unusable::Identify(status))),
+                true => (nsid, 0, Some(UnusableNamespace::Identify(status))),
                 false => (nsid, 1000, None),
             });
             assert_eq!(got, expected);
         }
     }
-    let text = Unusable::Identify(Status::INVALID_NAMESPACE).to_string();
+    let text = UnusableNamespace::Identify(Status::INVALID_NAMESPACE).to_string();
     assert!(
         text.contains("Invalid Namespace or Format") && text.contains("command set"),
         "{text}"
@@ -448,32 +449,32 @@ fn what_makes_a_namespace_unusable_is_said() {
     for (got, expected, words) in [
         (
             reason(|ns| ns.nsze = 0),
-            Unusable::NoBlocks,
+            UnusableNamespace::NoBlocks,
             ["no blocks", "another"],
         ),
         (
             reason(|ns| ns.lbaf[0].lbads = 0),
-            Unusable::BlockBytes(0),
+            UnusableNamespace::BlockBytes(0),
             ["LBADS", "format"],
         ),
         (
             reason(|ns| ns.lbaf[0].lbads = 63),
-            Unusable::BlockBytes(0),
+            UnusableNamespace::BlockBytes(0),
             ["LBADS", "format"],
         ),
         (
             reason(|ns| ns.lbaf[0].lbads = 17),
-            Unusable::BlockBytes(131_072),
+            UnusableNamespace::BlockBytes(131_072),
             ["131072", "format"],
         ),
         (
             reason(|ns| ns.lbaf[0].ms = 8),
-            Unusable::Metadata(8),
+            UnusableNamespace::Metadata(8),
             ["8 bytes", "format"],
         ),
         (
             reason(|ns| ns.nsze = 1 << 55),
-            Unusable::TooLarge,
+            UnusableNamespace::TooLarge,
             ["2^64", "format"],
         ),
     ] {
@@ -507,10 +508,10 @@ fn plans_are_left_out_by_their_identifier() {
         let plans: Vec<QueuePlan> = plans.iter().map(|qid| plan(*qid)).collect();
         let mut controller = Controller::new();
         (controller.granted, controller.list) = ((granted, granted), Vec::new());
-        let config = Config {
+        let config = BringupConfig {
             queue_pairs: 8,
             plans: &plans,
-            ..Config::default()
+            ..BringupConfig::default()
         };
         let info = controller.bring_up(config).unwrap();
         let created = |opcode| {
@@ -548,10 +549,10 @@ fn no_more_queues_are_created_than_were_planned_and_granted() {
     ] {
         let mut controller = Controller::new();
         (controller.granted, controller.list) = (granted, Vec::new());
-        let config = Config {
+        let config = BringupConfig {
             queue_pairs: wanted,
             plans: &plans[..planned],
-            ..Config::default()
+            ..BringupConfig::default()
         };
         let info = controller.bring_up(config).unwrap();
         assert_eq!((info.queue_pairs, info.created), (pairs, created));

@@ -1,13 +1,14 @@
 //! Bring-up over properties by hand: every state that a controller may be found in, and each wait.
 
-use nvme_core::bringup::{Bringup, Capabilities, Config, Step};
-use nvme_core::mem::{CqRing, DmaWords, Doorbell, SqRing};
+use nvme_core::bringup::{BringupConfig, BringupMachine, BringupStep, QueueCapabilities};
+use nvme_core::mem::{CqRing, DmaWords, DoorbellRegister, SqRing};
 use nvme_core::spec::admin::{self, opcode};
 use nvme_core::spec::register::{Aqa, Cap, Cc, offset};
 use nvme_core::spec::{Cid, Iova, PageSize, Status};
 use nvme_core::sync::{AtomicU32, AtomicU64};
 use nvme_core::{
-    BringupError, ControllerFault, Data, ListMemory, QueueMemory, QueuePair, Registers, Slot,
+    BringupError, CommandData, CommandSlot, ControllerFault, ListMemory, QueueMemory, QueuePair,
+    RegisterAccess,
 };
 use nvme_tests::hand::{Hand, QID, Rig};
 use nvme_tests::properties::Properties;
@@ -18,32 +19,35 @@ const START: u64 = 7_000 * MS;
 /// CAP.TO of 500 ms or the configured least of 750 ms, whichever is more.
 const READY_MS: u64 = 750;
 
-type Admin<'a> = QueuePair<'a, u32, Vec<Slot<u32>>>;
+type Admin<'a> = QueuePair<'a, u32, Vec<CommandSlot<u32>>>;
 
-fn config() -> Config<'static> {
-    Config {
+fn config() -> BringupConfig<'static> {
+    BringupConfig {
         min_ready_timeout_ms: READY_MS as u32,
-        ..Config::default()
+        ..BringupConfig::default()
     }
 }
 
 /// Runs `test` on a machine for the controller behind `bar`.
-fn with_machine(bar: &Properties, test: impl FnOnce(&mut Bringup<'_>, &mut Admin<'_>)) {
+fn with_machine(bar: &Properties, test: impl FnOnce(&mut BringupMachine<'_>, &mut Admin<'_>)) {
     let rig = Rig::new(4, 3, 0, 0);
     let mut admin = QueuePair::new(
         bar.identity(),
         QID,
         rig.memory(),
-        (0..3).map(|_| Slot::new()).collect(),
+        (0..3).map(|_| CommandSlot::new()).collect(),
     );
     let words: Vec<AtomicU64> = (0..512).map(|_| AtomicU64::new(0)).collect();
     let page = DmaWords::new(&words, Iova(0x8000));
-    test(&mut Bringup::new(bar, config(), page).unwrap(), &mut admin);
+    test(
+        &mut BringupMachine::new(bar, config(), page).unwrap(),
+        &mut admin,
+    );
 }
 
 /// When the machine wants to look again: soon, and not in the past.
-fn until(step: Result<Step, BringupError>, now_ns: u64) -> u64 {
-    let Ok(Step::Wait { until_ns }) = step else {
+fn until(step: Result<BringupStep, BringupError>, now_ns: u64) -> u64 {
+    let Ok(BringupStep::Wait { until_ns }) = step else {
         panic!("{step:?}")
     };
     assert!(
@@ -53,8 +57,8 @@ fn until(step: Result<Step, BringupError>, now_ns: u64) -> u64 {
     until_ns
 }
 
-fn is_disabled(step: &Result<Step, BringupError>) -> bool {
-    matches!(step, Ok(Step::Disabled(_)))
+fn is_disabled(step: &Result<BringupStep, BringupError>) -> bool {
+    matches!(step, Ok(BringupStep::Disabled(_)))
 }
 
 /// NVMe Base 2.0c, "Offset 0h: CAP" and "Offset 68h: CRTO".
@@ -63,9 +67,9 @@ fn capabilities_are_what_the_registers_say() {
     let bar = |change: fn(&mut Cap), crto| {
         let bar = Properties::new().with_cap(change);
         bar.crto.set(crto);
-        Capabilities::read(&bar)
+        QueueCapabilities::read(&bar)
     };
-    let plain = Capabilities {
+    let plain = QueueCapabilities {
         max_entries: 64,
         dstrd: 0,
         page: PageSize::KIB4,
@@ -76,20 +80,24 @@ fn capabilities_are_what_the_registers_say() {
     let page = |mps| PageSize::from_mps(mps).unwrap();
     assert_eq!(bar(|_| {}, 0), Ok(plain));
     // MQES has 1h as its least value; no queue has one entry.
-    let least = Capabilities {
+    let least = QueueCapabilities {
         max_entries: 2,
         ..plain
     };
     for entries in [1, 2] {
         let cap = Properties::new().with_cap(|cap| cap.set_mqes(entries));
-        assert_eq!(Capabilities::read(&cap), Ok(least), "{entries} entries");
+        assert_eq!(
+            QueueCapabilities::read(&cap),
+            Ok(least),
+            "{entries} entries"
+        );
     }
     let wide = |cap: &mut Cap| {
         cap.set_mqes(65_536);
         cap.set_dstrd(3);
         cap.set_to(255);
     };
-    let expected = Capabilities {
+    let expected = QueueCapabilities {
         max_entries: 65_536,
         dstrd: 3,
         ready_timeout_ms: 127_500,
@@ -100,11 +108,15 @@ fn capabilities_are_what_the_registers_say() {
     // Command sets: bit 6 asks for CC.CSS = 110b, bit 0 alone for 000b.
     for (css, selected) in [(1 << 6, 0b110), (1 << 6 | 1, 0b110), (1, 0), (0b11, 0)] {
         let bar = Properties::new().with_cap(|cap| cap.set_css(css));
-        assert_eq!(Capabilities::read(&bar).unwrap().css, selected, "{css:#x}");
+        assert_eq!(
+            QueueCapabilities::read(&bar).unwrap().css,
+            selected,
+            "{css:#x}"
+        );
     }
     for css in [0, 1 << 7, 1 << 1, 1 << 5, 0b1011_1110] {
         let bar = Properties::new().with_cap(|cap| cap.set_css(css));
-        let error = Capabilities::read(&bar).unwrap_err();
+        let error = QueueCapabilities::read(&bar).unwrap_err();
         assert_eq!(error, BringupError::NoNvmCommandSet(css), "{css:#x}");
     }
 
@@ -125,7 +137,7 @@ fn capabilities_are_what_the_registers_say() {
             Some(mps) => Ok((page(mps), page(mps))),
             None => Err(BringupError::PageSize { mpsmin, mpsmax }),
         };
-        let got = Capabilities::read(&bar).map(|found| (found.page, found.mdts_unit));
+        let got = QueueCapabilities::read(&bar).map(|found| (found.page, found.mdts_unit));
         assert_eq!(got, expected);
     }
 
@@ -133,10 +145,13 @@ fn capabilities_are_what_the_registers_say() {
     for (crms, crto, ms) in [(0, 7, 500), (1, 7, 3_500), (1, 9 << 16, 500), (3, 2, 1_000)] {
         let bar = Properties::new().with_cap(|cap| cap.set_crms(crms));
         bar.crto.set(crto);
-        assert_eq!(Capabilities::read(&bar).unwrap().ready_timeout_ms, ms);
+        assert_eq!(QueueCapabilities::read(&bar).unwrap().ready_timeout_ms, ms);
     }
     let gone = Properties::new().with_cap(|cap| cap.0 = u64::MAX);
-    assert_eq!(Capabilities::read(&gone), Err(BringupError::DeviceGone));
+    assert_eq!(
+        QueueCapabilities::read(&gone),
+        Err(BringupError::DeviceGone)
+    );
 }
 
 #[test]
@@ -144,7 +159,7 @@ fn a_page_for_identify_data_is_whole_and_aligned() {
     let words: Vec<AtomicU64> = (0..512).map(|_| AtomicU64::new(0)).collect();
     let bar = Properties::new();
     let try_with = |words, at| {
-        let made = Bringup::new(&bar, config(), DmaWords::new(words, Iova(at)));
+        let made = BringupMachine::new(&bar, config(), DmaWords::new(words, Iova(at)));
         made.map(|_| ())
     };
     assert_eq!(try_with(&words[..], 0x8000), Ok(()));
@@ -156,7 +171,7 @@ fn a_page_for_identify_data_is_whole_and_aligned() {
 fn a_disabled_controller_is_left_alone_until_it_is_enabled() {
     let bar = Properties::new();
     with_machine(&bar, |machine, admin| {
-        let Ok(Step::Disabled(proof)) = machine.step(&bar, admin, START) else {
+        let Ok(BringupStep::Disabled(proof)) = machine.step(&bar, admin, START) else {
             panic!("it is disabled")
         };
         assert_eq!(bar.written(), []);
@@ -254,7 +269,7 @@ fn each_wait_for_ready_ends_at_its_deadline() {
     let bar = Properties::new();
     bar.follows.set(false);
     with_machine(&bar, |machine, admin| {
-        let Ok(Step::Disabled(proof)) = machine.step(&bar, admin, 0) else {
+        let Ok(BringupStep::Disabled(proof)) = machine.step(&bar, admin, 0) else {
             panic!("it is disabled")
         };
         machine.enable(proof);
@@ -275,7 +290,7 @@ fn a_fatal_status_or_an_empty_bus_ends_bring_up_in_each_phase() {
             let bar = Properties::new();
             bar.follows.set(false);
             with_machine(&bar, |machine, admin| {
-                let Ok(Step::Disabled(proof)) = machine.step(&bar, admin, 0) else {
+                let Ok(BringupStep::Disabled(proof)) = machine.step(&bar, admin, 0) else {
                     panic!("it is disabled")
                 };
                 machine.enable(proof);
@@ -307,20 +322,20 @@ fn enable_with(bar: &Properties, sq: (u32, u64), cq: (u32, u64)) -> Result<(), B
     let memory = QueueMemory {
         sq: SqRing::new(&sq_cells, Iova(sq.1)),
         cq: CqRing::new(&cq_cells, Iova(cq.1)),
-        sq_doorbell: Doorbell::new(&bells[0]),
-        cq_doorbell: Doorbell::new(&bells[1]),
+        sq_doorbell: DoorbellRegister::new(&bells[0]),
+        cq_doorbell: DoorbellRegister::new(&bells[1]),
         lists: ListMemory::new(DmaWords::new(&[], Iova(0)), PageSize::KIB4, 0),
     };
     let mut admin: Admin<'_> = QueuePair::new(
         bar.identity(),
         QID,
         memory,
-        (0..2).map(|_| Slot::new()).collect(),
+        (0..2).map(|_| CommandSlot::new()).collect(),
     );
     let words: Vec<AtomicU64> = (0..512).map(|_| AtomicU64::new(0)).collect();
     let page = DmaWords::new(&words, Iova(0x20_0000));
-    let mut machine = Bringup::new(bar, config(), page)?;
-    let Step::Disabled(proof) = machine.step(bar, &mut admin, START)? else {
+    let mut machine = BringupMachine::new(bar, config(), page)?;
+    let BringupStep::Disabled(proof) = machine.step(bar, &mut admin, START)? else {
         panic!("it is disabled")
     };
     machine.enable(proof);
@@ -371,34 +386,36 @@ fn a_controller_that_comes_back_with_another_shape_is_not_enabled() {
         cap.set_to(9);
         cap.set_mqes(2);
     };
-    let try_with = |before: fn(&mut Cap), made_for: Option<Capabilities>, after: fn(&mut Cap)| {
-        let bar = Properties::new().with_cap(before);
-        let config = Config {
-            made_for,
-            ..config()
+    let try_with =
+        |before: fn(&mut Cap), made_for: Option<QueueCapabilities>, after: fn(&mut Cap)| {
+            let bar = Properties::new().with_cap(before);
+            let config = BringupConfig {
+                made_for,
+                ..config()
+            };
+            let rig = Rig::new(4, 3, 0, 0);
+            let mut admin = Admin::new(
+                bar.identity(),
+                QID,
+                rig.memory(),
+                (0..3).map(|_| CommandSlot::new()).collect(),
+            );
+            let words: Vec<AtomicU64> = (0..512).map(|_| AtomicU64::new(0)).collect();
+            let mut machine =
+                BringupMachine::new(&bar, config, DmaWords::new(&words, Iova(0x8000))).unwrap();
+            let Ok(BringupStep::Disabled(proof)) = machine.step(&bar, &mut admin, START) else {
+                panic!("it is disabled")
+            };
+            bar.set_cap(after);
+            machine.enable(proof);
+            bar.written();
+            let result = machine.step(&bar, &mut admin, START).map(drop);
+            assert_eq!(bar.written().is_empty(), result.is_err());
+            assert_eq!(machine.step(&bar, &mut admin, START).map(drop), result);
+            result.map(|()| machine.info().capabilities)
         };
-        let rig = Rig::new(4, 3, 0, 0);
-        let mut admin = Admin::new(
-            bar.identity(),
-            QID,
-            rig.memory(),
-            (0..3).map(|_| Slot::new()).collect(),
-        );
-        let words: Vec<AtomicU64> = (0..512).map(|_| AtomicU64::new(0)).collect();
-        let mut machine = Bringup::new(&bar, config, DmaWords::new(&words, Iova(0x8000))).unwrap();
-        let Ok(Step::Disabled(proof)) = machine.step(&bar, &mut admin, START) else {
-            panic!("it is disabled")
-        };
-        bar.set_cap(after);
-        machine.enable(proof);
-        bar.written();
-        let result = machine.step(&bar, &mut admin, START).map(drop);
-        assert_eq!(bar.written().is_empty(), result.is_err());
-        assert_eq!(machine.step(&bar, &mut admin, START).map(drop), result);
-        result.map(|()| machine.info().capabilities)
-    };
     let same: fn(&mut Cap) = |_| {};
-    let first = Capabilities::read(&Properties::new()).unwrap();
+    let first = QueueCapabilities::read(&Properties::new()).unwrap();
     let (kib4, kib8) = (page(0), page(1));
     assert_eq!(try_with(same, None, larger), refused((kib4, kib8), (0, 0)));
     assert_eq!(try_with(same, None, wider), refused((kib4, kib4), (0, 2)));
@@ -419,7 +436,7 @@ fn a_controller_that_comes_back_with_another_shape_is_not_enabled() {
     assert_eq!(try_with(wider, made_for, back), Ok(first));
     assert_eq!(try_with(larger, made_for, back), Ok(first));
     for made_for in [None, made_for] {
-        let now = Capabilities {
+        let now = QueueCapabilities {
             max_entries: 2,
             ready_timeout_ms: 4500,
             ..first
@@ -455,28 +472,29 @@ fn only_its_own_commands_matter_to_bring_up() {
         bar.identity(),
         QID,
         rig.memory(),
-        (0..7).map(|_| Slot::new()).collect(),
+        (0..7).map(|_| CommandSlot::new()).collect(),
     );
     let mut hand = Hand::new(&rig);
     let words: Vec<AtomicU64> = (0..512).map(|_| AtomicU64::new(0)).collect();
-    let config = Config {
+    let config = BringupConfig {
         command_timeout_ns: 40 * MS,
-        ..Config::default()
+        ..BringupConfig::default()
     };
-    let mut machine = Bringup::new(&bar, config, DmaWords::new(&words, Iova(0x8000))).unwrap();
-    let Ok(Step::Disabled(proof)) = machine.step(&bar, &mut admin, START) else {
+    let mut machine =
+        BringupMachine::new(&bar, config, DmaWords::new(&words, Iova(0x8000))).unwrap();
+    let Ok(BringupStep::Disabled(proof)) = machine.step(&bar, &mut admin, START) else {
         panic!("it is disabled")
     };
     machine.enable(proof);
     assert!(matches!(
         machine.step(&bar, &mut admin, START),
-        Ok(Step::Wait { .. })
+        Ok(BringupStep::Wait { .. })
     ));
     let events: Vec<_> = (0..2u64)
         .map(|n| {
             let deadline = START + (10 + n) * MS;
             let sqe = admin::async_event_request();
-            admin.submit(sqe, Data::None, 7, deadline).unwrap()
+            admin.submit(sqe, CommandData::None, 7, deadline).unwrap()
         })
         .collect();
     admin.ring();
@@ -485,7 +503,7 @@ fn only_its_own_commands_matter_to_bring_up() {
     hand.fetch().unwrap();
     hand.fetch().unwrap();
     hand.complete(events[0], Status::INTERNAL_ERROR, 0);
-    let waits = |step| matches!(step, Ok(Step::Wait { .. }));
+    let waits = |step| matches!(step, Ok(BringupStep::Wait { .. }));
     assert!(waits(machine.step(&bar, &mut admin, START + MS)));
     assert!(hand.fetch().is_none(), "it waits for its own answer");
     // The other one expires; the machine's own command has time until its deadline.
@@ -502,8 +520,9 @@ fn only_its_own_commands_matter_to_bring_up() {
     // An entry that answers nothing at all is a fault.
     let mut cqe = hand.completion(own.cid(), Status::SUCCESS, 0);
     cqe.cid = 0x7FF;
-    let mut machine = Bringup::new(&bar, config, DmaWords::new(&words, Iova(0x8000))).unwrap();
-    let Ok(Step::Disabled(proof)) = machine.step(&bar, &mut admin, START) else {
+    let mut machine =
+        BringupMachine::new(&bar, config, DmaWords::new(&words, Iova(0x8000))).unwrap();
+    let Ok(BringupStep::Disabled(proof)) = machine.step(&bar, &mut admin, START) else {
         panic!("it is disabled")
     };
     machine.enable(proof);
@@ -519,21 +538,25 @@ fn only_its_own_commands_matter_to_bring_up() {
 fn a_command_without_time_out_is_waited_for() {
     for now in [1, START, u64::MAX - 1] {
         let (rig, bar) = (Rig::new(8, 7, 0, 0), Properties::new());
-        let slots = (0..7).map(|_| Slot::new()).collect();
+        let slots = (0..7).map(|_| CommandSlot::new()).collect();
         let mut admin: Admin<'_> = QueuePair::new(bar.identity(), QID, rig.memory(), slots);
         let words: Vec<AtomicU64> = (0..512).map(|_| AtomicU64::new(0)).collect();
-        let config = Config {
+        let config = BringupConfig {
             command_timeout_ns: u64::MAX,
-            ..Config::default()
+            ..BringupConfig::default()
         };
-        let mut machine = Bringup::new(&bar, config, DmaWords::new(&words, Iova(0x8000))).unwrap();
-        let Ok(Step::Disabled(proof)) = machine.step(&bar, &mut admin, now) else {
+        let mut machine =
+            BringupMachine::new(&bar, config, DmaWords::new(&words, Iova(0x8000))).unwrap();
+        let Ok(BringupStep::Disabled(proof)) = machine.step(&bar, &mut admin, now) else {
             panic!("it is disabled")
         };
         machine.enable(proof);
         for _ in 0..3 {
             let step = machine.step(&bar, &mut admin, now);
-            assert!(matches!(step, Ok(Step::Wait { .. })), "at {now}: {step:?}");
+            assert!(
+                matches!(step, Ok(BringupStep::Wait { .. })),
+                "at {now}: {step:?}"
+            );
         }
     }
 }

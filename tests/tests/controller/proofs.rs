@@ -1,13 +1,13 @@
 //! A proof that memory is the driver's again comes with CSTS.RDY = 0 and never else, whatever the controller
 //! says beside it.
 
-use nvme_core::bringup::{self, Bringup};
+use nvme_core::bringup::{self, BringupMachine};
 use nvme_core::mem::DmaWords;
-use nvme_core::shutdown::{self, Kind, Shutdown};
+use nvme_core::shutdown::{self, ShutdownKind, ShutdownMachine};
 use nvme_core::spec::Iova;
 use nvme_core::spec::register::{Cap, Cc, Csts, offset};
 use nvme_core::sync::AtomicU64;
-use nvme_core::{Identity, QueuePair, Registers, Slot};
+use nvme_core::{CommandSlot, ControllerIdentity, QueuePair, RegisterAccess};
 use nvme_tests::hand::{QID, Rig};
 use std::cell::{Cell, RefCell};
 
@@ -17,11 +17,11 @@ struct Moody {
     cc: Cell<u32>,
     /// What was read last.
     read: Cell<Csts>,
-    identity: Identity,
+    identity: ControllerIdentity,
 }
 
-impl Registers for Moody {
-    fn identity(&self) -> &Identity {
+impl RegisterAccess for Moody {
+    fn identity(&self) -> &ControllerIdentity {
         &self.identity
     }
 
@@ -83,7 +83,7 @@ fn with_every_controller(run: impl Fn(&Moody)) {
                 statuses: RefCell::new(vec![first, second, third]),
                 cc: Cell::new(cc.0),
                 read: Cell::new(first),
-                identity: Identity::new(),
+                identity: ControllerIdentity::new(),
             });
         }
     }
@@ -103,17 +103,17 @@ const STEP_NS: u64 = 200_000_000;
 #[test]
 fn a_shutdown_proves_nothing_while_the_controller_is_ready() {
     let proofs = Cell::new(0);
-    for kind in [Kind::Normal, Kind::Abrupt] {
+    for kind in [ShutdownKind::Normal, ShutdownKind::Abrupt] {
         with_every_controller(|controller| {
-            let mut machine = Shutdown::new(kind, 1000);
+            let mut machine = ShutdownMachine::new(kind, 1000);
             for turn in 0..STEPS {
                 match machine.step(controller, turn * STEP_NS) {
-                    Ok(shutdown::Step::Done(_)) => {
+                    Ok(shutdown::ShutdownStep::Done(_)) => {
                         may_prove(controller);
                         proofs.set(proofs.get() + 1);
                         return;
                     }
-                    Ok(shutdown::Step::Wait { .. }) => {}
+                    Ok(shutdown::ShutdownStep::Wait { .. }) => {}
                     Err(_) => return,
                 }
             }
@@ -128,15 +128,15 @@ fn bring_up_proves_nothing_while_the_controller_is_ready() {
     let proofs = Cell::new(0);
     with_every_controller(|controller| {
         let rig = Rig::new(4, 3, 0, 0);
-        let slots: Vec<Slot<u32>> = (0..3).map(|_| Slot::new()).collect();
+        let slots: Vec<CommandSlot<u32>> = (0..3).map(|_| CommandSlot::new()).collect();
         let mut admin = QueuePair::new(controller.identity(), QID, rig.memory(), slots);
         let words: Vec<AtomicU64> = (0..512).map(|_| AtomicU64::new(0)).collect();
         let page = DmaWords::new(&words, Iova(0x8000));
-        let config = bringup::Config::default();
-        let mut machine = Bringup::new(controller, config, page).expect("capabilities");
+        let config = bringup::BringupConfig::default();
+        let mut machine = BringupMachine::new(controller, config, page).expect("capabilities");
         for turn in 0..STEPS {
             match machine.step(controller, &mut admin, turn * STEP_NS) {
-                Ok(bringup::Step::Disabled(_)) => {
+                Ok(bringup::BringupStep::Disabled(_)) => {
                     may_prove(controller);
                     proofs.set(proofs.get() + 1);
                     return;

@@ -1,9 +1,9 @@
 //! Shutdown over properties by hand: what is written when, and every wait to its deadline.
 
-use nvme_core::shutdown::{Kind, Shutdown, Step};
+use nvme_core::shutdown::{ShutdownKind, ShutdownMachine, ShutdownStep};
 use nvme_core::spec::Qid;
 use nvme_core::spec::register::{Cc, offset};
-use nvme_core::{BringupError, Identity, Registers};
+use nvme_core::{BringupError, ControllerIdentity, RegisterAccess};
 use nvme_tests::hand::Rig;
 use nvme_tests::properties::Properties;
 use std::cell::Cell;
@@ -26,8 +26,8 @@ fn enabled() -> (Properties, Cc) {
 }
 
 /// A look again soon.
-fn is_wait(step: Result<Step, BringupError>, now_ns: u64) -> bool {
-    let Ok(Step::Wait { until_ns }) = step else {
+fn is_wait(step: Result<ShutdownStep, BringupError>, now_ns: u64) -> bool {
+    let Ok(ShutdownStep::Wait { until_ns }) = step else {
         return false;
     };
     until_ns > now_ns && until_ns <= now_ns + MS
@@ -45,13 +45,13 @@ fn written(bar: &Properties) -> Cc {
 /// because a shutdown alone does not end the controller's accesses to memory.
 #[test]
 fn a_controller_is_shut_down_and_then_disabled() {
-    for (kind, shn) in [(Kind::Normal, 0b01), (Kind::Abrupt, 0b10)] {
+    for (kind, shn) in [(ShutdownKind::Normal, 0b01), (ShutdownKind::Abrupt, 0b10)] {
         let (bar, cc) = enabled();
         let queues = [Qid(0), Qid(9)].map(|qid| Rig::of(qid, 4, 3, 0, 0));
         for queue in &queues {
             queue.state().init(bar.identity(), 0);
         }
-        let mut machine = Shutdown::new(kind, 50);
+        let mut machine = ShutdownMachine::new(kind, 50);
         assert!(is_wait(machine.step(&bar, START), START));
         let mut asked = cc;
         asked.set_shn(shn);
@@ -65,7 +65,7 @@ fn a_controller_is_shut_down_and_then_disabled() {
         disabled.set_en(false);
         assert_eq!(written(&bar), disabled);
         bar.set_csts(|csts| csts.set_rdy(false));
-        let Ok(Step::Done(proof)) = machine.step(&bar, START + MS) else {
+        let Ok(ShutdownStep::Done(proof)) = machine.step(&bar, START + MS) else {
             panic!("it is done")
         };
         for queue in queues {
@@ -81,15 +81,18 @@ fn a_controller_that_is_not_enabled_is_only_waited_for() {
         let (bar, _) = enabled();
         bar.set_cc(|cc| cc.set_en(false));
         bar.set_csts(|csts| csts.set_rdy(rdy));
-        let mut machine = Shutdown::new(Kind::Normal, 50);
+        let mut machine = ShutdownMachine::new(ShutdownKind::Normal, 50);
         let step = machine.step(&bar, START);
         assert_eq!(bar.written(), [], "RDY {rdy}");
         if rdy {
             assert!(is_wait(step, START));
             bar.set_csts(|csts| csts.set_rdy(false));
-            assert!(matches!(machine.step(&bar, START), Ok(Step::Done(_))));
+            assert!(matches!(
+                machine.step(&bar, START),
+                Ok(ShutdownStep::Done(_))
+            ));
         } else {
-            assert!(matches!(step, Ok(Step::Done(_))));
+            assert!(matches!(step, Ok(ShutdownStep::Done(_))));
         }
     }
 }
@@ -100,7 +103,7 @@ fn a_controller_that_is_not_enabled_is_only_waited_for() {
 fn enable_is_not_cleared_before_the_controller_is_ready() {
     let (bar, cc) = enabled();
     bar.set_csts(|csts| csts.set_rdy(false));
-    let mut machine = Shutdown::new(Kind::Normal, 50);
+    let mut machine = ShutdownMachine::new(ShutdownKind::Normal, 50);
     for now in [START, START + 499 * MS] {
         assert!(is_wait(machine.step(&bar, now), now));
         assert_eq!(bar.written(), []);
@@ -126,7 +129,7 @@ fn a_controller_that_never_becomes_ready_is_not_given_for_shut_down() {
         let (bar, _) = enabled();
         bar.set_cap(|cap| cap.set_to(to));
         bar.set_csts(|csts| csts.set_rdy(false));
-        let mut machine = Shutdown::new(Kind::Normal, 50);
+        let mut machine = ShutdownMachine::new(ShutdownKind::Normal, 50);
         assert!(is_wait(machine.step(&bar, START), START));
         let deadline = START + u64::from(ms) * MS;
         assert!(is_wait(machine.step(&bar, deadline - 1), deadline - 1));
@@ -145,8 +148,8 @@ struct Flickering {
     reads: Cell<u32>,
 }
 
-impl Registers for Flickering {
-    fn identity(&self) -> &Identity {
+impl RegisterAccess for Flickering {
+    fn identity(&self) -> &ControllerIdentity {
         self.bar.identity()
     }
 
@@ -186,11 +189,11 @@ fn a_ready_bit_that_flickers_does_not_keep_a_shutdown_from_its_end() {
                 period,
                 reads: Cell::new(0),
             };
-            let (mut machine, mut now) = (Shutdown::new(Kind::Normal, 50), START);
+            let (mut machine, mut now) = (ShutdownMachine::new(ShutdownKind::Normal, 50), START);
             let end = loop {
                 match machine.step(&bar, now) {
-                    Ok(Step::Wait { until_ns }) => now = until_ns,
-                    Ok(Step::Done(_)) => break Ok(()),
+                    Ok(ShutdownStep::Wait { until_ns }) => now = until_ns,
+                    Ok(ShutdownStep::Done(_)) => break Ok(()),
                     Err(error) => break Err(error),
                 }
             };
@@ -212,7 +215,7 @@ fn a_controller_with_a_fatal_error_is_reset_in_place_of_a_shutdown() {
     for (rdy, steps_before) in [(true, 0), (false, 1), (true, 1)] {
         let (bar, cc) = enabled();
         bar.set_csts(|csts| csts.set_rdy(rdy));
-        let mut machine = Shutdown::new(Kind::Normal, 50);
+        let mut machine = ShutdownMachine::new(ShutdownKind::Normal, 50);
         for _ in 0..steps_before {
             assert!(is_wait(machine.step(&bar, START), START));
         }
@@ -230,13 +233,16 @@ fn a_controller_with_a_fatal_error_is_reset_in_place_of_a_shutdown() {
         let late = START + 499 * MS;
         assert!(is_wait(machine.step(&bar, late), late));
         bar.set_csts(|csts| csts.set_rdy(false));
-        assert!(matches!(machine.step(&bar, late), Ok(Step::Done(_))));
+        assert!(matches!(
+            machine.step(&bar, late),
+            Ok(ShutdownStep::Done(_))
+        ));
         assert!(machine.was_fatal());
     }
     // One that does not become disabled either keeps its memory.
     let (bar, _) = enabled();
     bar.set_csts(|csts| csts.set_cfs(true));
-    let mut machine = Shutdown::new(Kind::Abrupt, 50);
+    let mut machine = ShutdownMachine::new(ShutdownKind::Abrupt, 50);
     assert!(is_wait(machine.step(&bar, START), START));
     assert_eq!(
         machine.step(&bar, START + 500 * MS).unwrap_err(),
@@ -253,7 +259,7 @@ fn a_shutdown_that_takes_too_long_is_an_error_at_its_deadline() {
     for (given_ms, ms) in [(50, 50), (0, 10_000)] {
         for shuts_down in [false, true] {
             let (bar, _) = enabled();
-            let mut machine = Shutdown::new(Kind::Normal, given_ms);
+            let mut machine = ShutdownMachine::new(ShutdownKind::Normal, given_ms);
             assert!(is_wait(machine.step(&bar, START), START));
             let (deadline, expected) = if shuts_down {
                 bar.set_csts(|csts| csts.set_shst(2));
@@ -277,7 +283,7 @@ fn a_shutdown_that_takes_too_long_is_an_error_at_its_deadline() {
 #[test]
 fn a_controller_that_left_the_bus_cannot_be_shut_down() {
     let (bar, _) = enabled();
-    let mut machine = Shutdown::new(Kind::Normal, 50);
+    let mut machine = ShutdownMachine::new(ShutdownKind::Normal, 50);
     assert!(is_wait(machine.step(&bar, START), START));
     bar.set_csts(|csts| csts.0 = u32::MAX);
     assert_eq!(

@@ -1,8 +1,8 @@
 //! Every kind of fault, and what the driver makes of it: a typed error in time, each command ended once.
 
-use nvme_core::recovery::{AbortAttempt, ResetCause, Step};
+use nvme_core::recovery::{AbortAttempt, RecoveryStep, ResetCause};
 use nvme_core::spec::{Cid, Lba, Nsid, Qid, Status, nvm};
-use nvme_core::{AbortReason, BringupError, ControllerFault, Data, Outcome};
+use nvme_core::{AbortReason, BringupError, CommandData, CommandOutcome, ControllerFault};
 use nvme_sim::config::NamespaceConfig;
 use nvme_sim::{Config, Fault, FaultCondition, FaultRule, MemoryStore};
 use nvme_tests::{End, Pair, Setup, with_pair};
@@ -29,7 +29,7 @@ fn faulty(what: Fault, nth: u64) -> Config {
 
 fn read(pair: &mut Pair<'_>, lba: u64) -> u64 {
     let area = pair.buffer(512);
-    let data = Data::Contiguous {
+    let data = CommandData::Contiguous {
         iova: area.iova,
         len: 512,
     };
@@ -63,17 +63,17 @@ fn recovers(pair: &mut Pair<'_>) {
     );
     let id = read(pair, 9);
     let end = pair.wait(0, id).unwrap().unwrap();
-    assert_eq!(end.outcome, Outcome::Completed(Status::SUCCESS));
+    assert_eq!(end.outcome, CommandOutcome::Completed(Status::SUCCESS));
 }
 
-fn outcomes(pair: &Pair<'_>) -> Vec<Outcome> {
+fn outcomes(pair: &Pair<'_>) -> Vec<CommandOutcome> {
     let mut ends: Vec<End> = pair.ended.clone();
     ends.sort_by_key(|end| end.id);
     ends.iter().map(|end| end.outcome).collect()
 }
 
-const OK: Outcome = Outcome::Completed(Status::SUCCESS);
-const RESET: Outcome = Outcome::Aborted(AbortReason::ControllerReset);
+const OK: CommandOutcome = CommandOutcome::Completed(Status::SUCCESS);
+const RESET: CommandOutcome = CommandOutcome::Aborted(AbortReason::ControllerReset);
 
 #[test]
 fn a_dropped_command_expires_and_a_reset_gives_its_buffer_back() {
@@ -145,7 +145,7 @@ fn the_controller_is_done_with_a_buffer_when_the_driver_gets_it_back() {
             |pair| {
                 pair.bring_up().unwrap();
                 let area = pair.buffer(4096);
-                let data = Data::Contiguous {
+                let data = CommandData::Contiguous {
                     iova: area.iova,
                     len: 4096,
                 };
@@ -255,7 +255,7 @@ fn a_status_comes_back_with_the_buffer() {
     with_pair(faulty(Fault::Status(status), 2), Setup::default(), |pair| {
         four_reads(pair).unwrap();
         assert_eq!(pair.outstanding(), 0);
-        let Outcome::Completed(got) = outcomes(pair)[1] else {
+        let CommandOutcome::Completed(got) = outcomes(pair)[1] else {
             panic!("no status")
         };
         assert!(got.is(status), "{got}");
@@ -309,10 +309,10 @@ fn an_abort_ends_a_slow_command_by_its_own_completion() {
             let id = read(pair, 0);
             assert_eq!(pair.wait(0, id).unwrap(), None);
             let cid = pair.io[0].expire(pair.now_ns).unwrap();
-            assert_eq!(attempt(pair, cid), Step::Ended);
+            assert_eq!(attempt(pair, cid), RecoveryStep::Ended);
             let end = *pair.ended.last().unwrap();
             assert!(
-                matches!(end.outcome, Outcome::Completed(status) if status.is(Status::ABORT_REQUESTED)),
+                matches!(end.outcome, CommandOutcome::Completed(status) if status.is(Status::ABORT_REQUESTED)),
                 "{end:?}"
             );
             assert!(end.late && end.id == id);
@@ -330,7 +330,7 @@ fn an_abort_that_does_not_find_its_command_leads_to_a_reset() {
         let before = pair.now_ns;
         assert_eq!(
             attempt(pair, cid),
-            Step::ResetNeeded(ResetCause::NoCompletion)
+            RecoveryStep::ResetNeeded(ResetCause::NoCompletion)
         );
         assert!(
             pair.now_ns - before <= 3 * SECOND,
@@ -359,19 +359,22 @@ fn an_abort_that_is_not_answered_leads_to_a_reset() {
         let id = read(pair, 0);
         assert_eq!(pair.wait(0, id).unwrap(), None);
         let cid = pair.io[0].expire(pair.now_ns).unwrap();
-        assert_eq!(attempt(pair, cid), Step::ResetNeeded(ResetCause::AdminDead));
+        assert_eq!(
+            attempt(pair, cid),
+            RecoveryStep::ResetNeeded(ResetCause::AdminDead)
+        );
         recovers(pair);
     });
 }
 
 /// Runs an abort attempt on the first I/O queue to its end.
-fn attempt(pair: &mut Pair<'_>, cid: Cid) -> Step {
+fn attempt(pair: &mut Pair<'_>, cid: Cid) -> RecoveryStep {
     let mut attempt = AbortAttempt::new(Qid(1), cid, SECOND);
     loop {
         pair.poll(0).unwrap();
         let in_flight = pair.io[0].is_in_flight(cid);
         match attempt.step(&mut pair.admin, in_flight, pair.now_ns, |_| {}) {
-            Step::Wait { until_ns } => {
+            RecoveryStep::Wait { until_ns } => {
                 assert!(until_ns > pair.now_ns);
                 pair.sleep_until(until_ns);
             }
@@ -421,7 +424,7 @@ fn every_command_ends_once_under_any_faults() {
                     match pair.rng.below(6) {
                         0..=2 => {
                             let lba = Lba(pair.rng.below(2000));
-                            let data = Data::Contiguous {
+                            let data = CommandData::Contiguous {
                                 iova: area.iova,
                                 len: 512,
                             };

@@ -1,7 +1,7 @@
 //! What a power cut keeps and what it takes: flush, FUA and the volatile write cache.
 
 use nvme_core::spec::{Lba, Nsid, nvm};
-use nvme_core::{AbortReason, Data, Outcome};
+use nvme_core::{AbortReason, CommandData, CommandOutcome};
 use nvme_sim::config::NamespaceConfig;
 use nvme_sim::{Config, MemoryStore};
 use nvme_tests::{Pair, Setup, with_pair};
@@ -24,7 +24,7 @@ fn write(pair: &mut Pair<'_>, lba: u64, value: u8, fua: bool) {
     if fua {
         sqe.cdw12 |= nvm::FUA;
     }
-    let data = Data::Contiguous {
+    let data = CommandData::Contiguous {
         iova: area.iova,
         len: 512,
     };
@@ -34,7 +34,7 @@ fn write(pair: &mut Pair<'_>, lba: u64, value: u8, fua: bool) {
 /// The block at `lba`, which holds one value throughout.
 fn read(pair: &mut Pair<'_>, lba: u64) -> u8 {
     let area = pair.buffer(512);
-    let data = Data::Contiguous {
+    let data = CommandData::Contiguous {
         iova: area.iova,
         len: 512,
     };
@@ -60,7 +60,7 @@ fn what_was_not_flushed_is_lost_and_the_rest_stays() {
         assert!(pair.info.as_ref().unwrap().volatile_write_cache);
         write(pair, 0, 1, false);
         write(pair, 1, 1, false);
-        assert!(pair.run(0, nvm::flush(NS), Data::None).is_success());
+        assert!(pair.run(0, nvm::flush(NS), CommandData::None).is_success());
         assert_eq!(pair.sim.unflushed_bytes(), 0);
         write(pair, 1, 2, false);
         write(pair, 2, 2, false);
@@ -92,7 +92,10 @@ fn a_flush_of_every_namespace_keeps_every_namespace() {
     with_pair(config(true), Setup::default(), |pair| {
         pair.bring_up().unwrap();
         write(pair, 0, 4, false);
-        assert!(pair.run(0, nvm::flush(Nsid::ALL), Data::None).is_success());
+        assert!(
+            pair.run(0, nvm::flush(Nsid::ALL), CommandData::None)
+                .is_success()
+        );
         cut(pair);
         assert_eq!(read(pair, 0), 4);
     });
@@ -114,7 +117,7 @@ fn commands_in_flight_at_the_cut_end_as_aborted() {
     with_pair(config(true), Setup::default(), |pair| {
         pair.bring_up().unwrap();
         let area = pair.buffer(512);
-        let data = || Data::Contiguous {
+        let data = || CommandData::Contiguous {
             iova: area.iova,
             len: 512,
         };
@@ -124,7 +127,7 @@ fn commands_in_flight_at_the_cut_end_as_aborted() {
         pair.io[0].ring();
         cut(pair);
         assert_eq!(pair.outstanding(), 0);
-        let aborted = Outcome::Aborted(AbortReason::ControllerReset);
+        let aborted = CommandOutcome::Aborted(AbortReason::ControllerReset);
         assert_eq!(
             pair.ended
                 .iter()

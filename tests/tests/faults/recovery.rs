@@ -1,8 +1,8 @@
 //! Abort and queue deletion over an admin queue by hand: every answer, and every wait to its end.
 
-use nvme_core::recovery::{AbortAttempt, DeletionStep, QueueDeletion, ResetCause, Step};
+use nvme_core::recovery::{AbortAttempt, DeletionStep, QueueDeletion, RecoveryStep, ResetCause};
 use nvme_core::spec::{Cid, Qid, Sqe, Status, admin};
-use nvme_core::{Data, QueuePair, Slot};
+use nvme_core::{CommandData, CommandSlot, QueuePair};
 use nvme_tests::hand::{Hand, Rig};
 
 const MS: u64 = 1_000_000;
@@ -12,17 +12,21 @@ const START: u64 = 7_000 * MS;
 const GRACE: u64 = 30 * MS;
 const TARGET: (Qid, Cid) = (Qid(3), Cid(0x1234));
 
-type Admin<'a> = QueuePair<'a, u32, Vec<Slot<u32>>>;
+type Admin<'a> = QueuePair<'a, u32, Vec<CommandSlot<u32>>>;
 
 /// An admin queue of four slots, its controller, and what is in flight there for another caller.
 fn with_admin(others: u32, test: impl FnOnce(&mut Admin<'_>, &mut Hand<'_>, Vec<Cid>)) {
     let rig = Rig::of(Qid::ADMIN, 8, 4, 0, 0);
-    let slots = (0..4).map(|_| Slot::new()).collect();
+    let slots = (0..4).map(|_| CommandSlot::new()).collect();
     let mut admin = QueuePair::new(rig.identity(), Qid::ADMIN, rig.memory(), slots);
     let mut hand = Hand::new(&rig);
     let event = admin::async_event_request();
     let cids = (0..others)
-        .map(|n| admin.submit(event, Data::None, 70 + n, u64::MAX).unwrap())
+        .map(|n| {
+            admin
+                .submit(event, CommandData::None, 70 + n, u64::MAX)
+                .unwrap()
+        })
         .collect();
     admin.ring();
     while hand.fetch().is_some() {}
@@ -46,13 +50,18 @@ fn abort() -> AbortAttempt {
 }
 
 /// Steps an attempt; no other completion may come.
-fn step(attempt: &mut AbortAttempt, admin: &mut Admin<'_>, in_flight: bool, now_ns: u64) -> Step {
+fn step(
+    attempt: &mut AbortAttempt,
+    admin: &mut Admin<'_>,
+    in_flight: bool,
+    now_ns: u64,
+) -> RecoveryStep {
     attempt.step(admin, in_flight, now_ns, |other| panic!("{other:?}"))
 }
 
 /// A look again soon, and not after `deadline_ns`.
-fn is_wait(step: Step, now_ns: u64, deadline_ns: u64) -> bool {
-    let Step::Wait { until_ns } = step else {
+fn is_wait(step: RecoveryStep, now_ns: u64, deadline_ns: u64) -> bool {
+    let RecoveryStep::Wait { until_ns } = step else {
         return false;
     };
     until_ns > now_ns && until_ns <= deadline_ns.min(now_ns + MS)
@@ -79,7 +88,7 @@ fn begin(attempt: &mut AbortAttempt, admin: &mut Admin<'_>, hand: &mut Hand<'_>)
 fn a_command_that_has_ended_is_not_aborted() {
     with_admin(0, |admin, hand, _| {
         let mut attempt = abort();
-        assert_eq!(step(&mut attempt, admin, false, START), Step::Ended);
+        assert_eq!(step(&mut attempt, admin, false, START), RecoveryStep::Ended);
         assert_eq!(hand.look(), 0);
     });
 }
@@ -100,7 +109,7 @@ fn an_abort_is_over_when_the_command_itself_has_ended() {
             let waits = step(&mut attempt, admin, false, now);
             assert!(is_wait(waits, now, START + GRACE));
             hand.complete(sent.cid(), status, dw0);
-            assert_eq!(step(&mut attempt, admin, false, now), Step::Ended);
+            assert_eq!(step(&mut attempt, admin, false, now), RecoveryStep::Ended);
             assert_eq!(admin.in_flight(), 0);
         });
     }
@@ -119,14 +128,17 @@ fn after_the_answer_the_command_has_its_grace() {
             let deadline = answered + GRACE;
             assert!(is_wait(waits, answered, deadline), "{waits:?}");
             let last = step(&mut attempt, admin, true, deadline - 5);
-            assert_eq!(last, Step::Wait { until_ns: deadline });
+            assert_eq!(last, RecoveryStep::Wait { until_ns: deadline });
             if ends {
-                assert_eq!(step(&mut attempt, admin, false, deadline), Step::Ended);
+                assert_eq!(
+                    step(&mut attempt, admin, false, deadline),
+                    RecoveryStep::Ended
+                );
                 return;
             }
             for now in [deadline, deadline + MS] {
                 let over = step(&mut attempt, admin, true, now);
-                assert_eq!(over, Step::ResetNeeded(ResetCause::NoCompletion));
+                assert_eq!(over, RecoveryStep::ResetNeeded(ResetCause::NoCompletion));
             }
         });
     }
@@ -141,7 +153,7 @@ fn an_abort_that_is_refused_leads_to_a_reset() {
         let cause = ResetCause::Refused(Status::ABORT_LIMIT_EXCEEDED);
         for in_flight in [true, false] {
             let over = step(&mut attempt, admin, in_flight, START);
-            assert_eq!(over, Step::ResetNeeded(cause));
+            assert_eq!(over, RecoveryStep::ResetNeeded(cause));
         }
     });
 }
@@ -153,9 +165,9 @@ fn an_abort_without_an_answer_leads_to_a_reset_at_its_deadline() {
         begin(&mut attempt, admin, hand);
         let deadline = START + GRACE;
         let last = step(&mut attempt, admin, true, deadline - 5);
-        assert_eq!(last, Step::Wait { until_ns: deadline });
+        assert_eq!(last, RecoveryStep::Wait { until_ns: deadline });
         let over = step(&mut attempt, admin, true, deadline);
-        assert_eq!(over, Step::ResetNeeded(ResetCause::AdminDead));
+        assert_eq!(over, RecoveryStep::ResetNeeded(ResetCause::AdminDead));
     });
 }
 
@@ -163,7 +175,7 @@ fn an_abort_without_an_answer_leads_to_a_reset_at_its_deadline() {
 fn a_full_admin_queue_leads_to_a_reset() {
     with_admin(4, |admin, hand, _| {
         let over = step(&mut abort(), admin, true, START);
-        assert_eq!(over, Step::ResetNeeded(ResetCause::AdminFull));
+        assert_eq!(over, RecoveryStep::ResetNeeded(ResetCause::AdminFull));
         let over = deletion(hand).step(admin, START, |_| {});
         assert!(matches!(
             over,
@@ -185,7 +197,7 @@ fn completions_of_others_are_handed_on_and_are_no_answers() {
         hand.complete(others[1], Status::SUCCESS, 9);
         hand.complete(sent.cid(), Status::SUCCESS, 0);
         let ended = attempt.step(admin, false, START, |done| seen.push(done.buffer));
-        assert_eq!((ended, &seen[..]), (Step::Ended, &[70, 71][..]));
+        assert_eq!((ended, &seen[..]), (RecoveryStep::Ended, &[70, 71][..]));
     });
     with_admin(1, |admin, hand, others| {
         let mut deletion = deletion(hand);
@@ -206,7 +218,7 @@ fn violations_in_the_admin_queue_leads_to_a_reset() {
         cqe.cid = 0x777;
         hand.post(cqe);
         let over = step(&mut attempt, admin, true, START);
-        assert_eq!(over, Step::ResetNeeded(ResetCause::AdminDead));
+        assert_eq!(over, RecoveryStep::ResetNeeded(ResetCause::AdminDead));
     });
 }
 

@@ -1,10 +1,10 @@
 //! An Abort that races the completion of its command, under loom.
 
 use loom::thread;
-use nvme_core::recovery::{AbortAttempt, Step};
+use nvme_core::recovery::{AbortAttempt, RecoveryStep};
 use nvme_core::spec::{Nsid, Sqe, Status};
 use nvme_core::sync::spin;
-use nvme_core::{Data, Outcome, QueuePair, Slot};
+use nvme_core::{CommandData, CommandOutcome, CommandSlot, QueuePair};
 use nvme_tests::hand::{Hand, QID, Rig};
 use nvme_tests::model::{Bound, check};
 use std::sync::Arc;
@@ -34,7 +34,7 @@ fn an_answer_to_abort_frees_nothing() {
                 Arc::new(Rig::new(2, 1, 0, 0)),
                 Arc::new(Rig::new(2, 1, 0, 0)),
             );
-            let slots = || -> Vec<Slot<u64>> { vec![Slot::new()] };
+            let slots = || -> Vec<CommandSlot<u64>> { vec![CommandSlot::new()] };
             let mut io = QueuePair::new(io_rig.identity(), QID, io_rig.memory(), slots());
             let mut admin = QueuePair::new(io_rig.identity(), QID, admin_rig.memory(), slots());
             let devices = [
@@ -42,7 +42,7 @@ fn an_answer_to_abort_frees_nothing() {
                 answer(&admin_rig, Status::SUCCESS),
             ];
             let sqe = Sqe::new(2, Nsid(1));
-            let cid = io.submit(sqe, Data::None, 77, 0).unwrap();
+            let cid = io.submit(sqe, CommandData::None, 77, 0).unwrap();
             io.ring();
             let mut attempt = AbortAttempt::new(QID, cid, 1_000_000);
             let mut ended = None;
@@ -52,17 +52,20 @@ fn an_answer_to_abort_frees_nothing() {
                     assert_eq!(ended.replace(done.outcome), None, "it ended twice");
                 }
                 match attempt.step(&mut admin, io.is_in_flight(cid), now_ns, |_| ()) {
-                    Step::Ended => break,
-                    Step::Wait { .. } => spin(),
-                    Step::ResetNeeded(cause) => panic!("{cause:?}"),
+                    RecoveryStep::Ended => break,
+                    RecoveryStep::Wait { .. } => spin(),
+                    RecoveryStep::ResetNeeded(cause) => panic!("{cause:?}"),
                 }
             }
-            assert_eq!(ended, Some(Outcome::Completed(Status::ABORT_REQUESTED)));
+            assert_eq!(
+                ended,
+                Some(CommandOutcome::Completed(Status::ABORT_REQUESTED))
+            );
             assert_eq!(io.in_flight(), 0);
             // An Abort that was never sent, because the command had ended, is not answered.
             if admin.in_flight() == 0 {
                 let sqe = Sqe::new(8, Nsid(0));
-                let _ = admin.submit(sqe, Data::None, 0, 0);
+                let _ = admin.submit(sqe, CommandData::None, 0, 0);
                 admin.ring();
             }
             for device in devices {

@@ -2,7 +2,7 @@
 //! completions and data.
 
 use loom::thread;
-use nvme_core::group::{Alone, Group};
+use nvme_core::group::{LoneThread, ThreadGroup};
 use nvme_core::spec::Status;
 use nvme_core::sync::{AtomicU32, Order, Scope, overwriting, spin};
 use nvme_core::{BatchEnds, BatchQueue};
@@ -22,7 +22,7 @@ fn own(of: &Station, number: u32) {
     while of.owner.compare_exchange(0, 1, Order::Acquire, Scope::Gpu) != 0 {
         spin();
     }
-    let mut queue = BatchQueue::take(Alone, of.rig.memory(), of.rig.state());
+    let mut queue = BatchQueue::take(LoneThread, of.rig.memory(), of.rig.state());
     let word = [AtomicU32::new(0)];
     let ends = BatchEnds(&word);
     let command = || command(number, 0).wanting_dw0(false);

@@ -1,10 +1,10 @@
 //! The collective queue under loom: lanes that act in step, and a controller.
 
 use loom::thread;
-use nvme_core::group::{Alone, Group};
+use nvme_core::group::{LoneThread, ThreadGroup};
 use nvme_core::spec::{Nsid, Sqe, Status};
 use nvme_core::sync::spin;
-use nvme_core::{Collective, Command, Data};
+use nvme_core::{CollectiveQueue, CommandData, MemberCommand};
 use nvme_tests::hand::{Hand, Rig};
 use nvme_tests::model::{Bound, check, controller};
 use nvme_tests::team::Team;
@@ -12,10 +12,10 @@ use std::sync::Arc;
 
 const NEVER: u64 = 1 << 30;
 
-fn command(number: u32, wants_dw0: bool) -> Command<'static> {
+fn command(number: u32, wants_dw0: bool) -> MemberCommand<'static> {
     let mut sqe = Sqe::new(2, Nsid(1));
     (sqe.cdw10, sqe.cdw15) = (number, !number);
-    Command::new(sqe, Data::None, number).wanting_dw0(wants_dw0)
+    MemberCommand::new(sqe, CommandData::None, number).wanting_dw0(wants_dw0)
 }
 
 /// Runs `lane` as each member of a team; the first is this thread.
@@ -35,7 +35,12 @@ fn team(size: usize, rig: &Arc<Rig>, lane: fn(&Rig, Team)) {
 }
 
 /// Submits command `number` if this member `wants` to.
-fn submit<G: Group>(queue: &mut Collective<'_, G>, wants: bool, number: u32, wants_dw0: bool) {
+fn submit<G: ThreadGroup>(
+    queue: &mut CollectiveQueue<'_, G>,
+    wants: bool,
+    number: u32,
+    wants_dw0: bool,
+) {
     queue
         .submit(wants, |_| command(number, wants_dw0), NEVER)
         .unwrap();
@@ -50,7 +55,7 @@ fn submit_and_leave<const DW0: bool>(rig: &Rig, member: Team) {
 }
 
 /// Reaps until nothing is in flight, and checks dword 0.
-fn end_all<const READS: usize, G: Group>(queue: &mut Collective<'_, G>) {
+fn end_all<const READS: usize, G: ThreadGroup>(queue: &mut CollectiveQueue<'_, G>) {
     while queue.in_flight() > 0 {
         let taken = queue
             .reap::<READS>(|end| assert_eq!(end.dw0, end.tag))
@@ -144,7 +149,7 @@ fn two_lanes_reap() {
         Bound::Preemptions(2),
         || {
             let rig = Arc::new(Rig::new(4, 3, 0, 0));
-            let mut queue = rig.collective(Alone);
+            let mut queue = rig.collective(LoneThread);
             for number in [0, 1] {
                 submit(&mut queue, true, number, true);
             }
@@ -168,7 +173,7 @@ fn two_lanes_reap() {
                 queue.suspend();
             });
             device.join().unwrap();
-            let mut queue = rig.collective(Alone);
+            let mut queue = rig.collective(LoneThread);
             end_all::<1, _>(&mut queue);
         },
     );
@@ -231,7 +236,7 @@ fn the_host_takes_over_from_a_kernel() {
             let rig = Arc::new(Rig::new(4, 3, 0, 0));
             let device = controller(&rig, 2);
             team(2, &rig, submit_and_leave::<true>);
-            let mut queue = rig.collective(Alone);
+            let mut queue = rig.collective(LoneThread);
             assert_eq!(queue.in_flight(), 2);
             end_all::<2, _>(&mut queue);
             device.join().unwrap();

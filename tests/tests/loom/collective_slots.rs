@@ -2,10 +2,10 @@
 //! are such that one lane reads what another one wrote, for the first time.
 
 use loom::thread;
-use nvme_core::group::{Alone, Group};
+use nvme_core::group::{LoneThread, ThreadGroup};
 use nvme_core::spec::{Cid, Iova, Nsid, Sqe, Status};
 use nvme_core::sync::{overwriting, spin};
-use nvme_core::{Collective, Command, ControllerFault, Data, SubmitError};
+use nvme_core::{CollectiveQueue, CommandData, ControllerFault, MemberCommand, SubmitError};
 use nvme_tests::hand::{Hand, Rig};
 use nvme_tests::model::{Bound, Stage, check, controller};
 use nvme_tests::team::Team;
@@ -16,10 +16,10 @@ const NEVER: u64 = 1 << 30;
 /// Words of the state that nobody has written then name slots that are none.
 const START: u32 = 8;
 
-fn command(number: u32) -> Command<'static> {
+fn command(number: u32) -> MemberCommand<'static> {
     let mut sqe = Sqe::new(2, Nsid(1));
     (sqe.cdw10, sqe.cdw15) = (number, !number);
-    Command::new(sqe, Data::None, number)
+    MemberCommand::new(sqe, CommandData::None, number)
 }
 
 /// A thread that runs `lane` as this member.
@@ -42,7 +42,7 @@ fn team(size: usize, rig: &Arc<Rig>, work: fn(&Rig, Team)) {
 }
 
 /// Reaps until nothing is in flight.
-fn end_all<G: Group>(queue: &mut Collective<'_, G>) {
+fn end_all<G: ThreadGroup>(queue: &mut CollectiveQueue<'_, G>) {
     while queue.in_flight() > 0 {
         let taken = queue.reap::<1>(|end| assert_eq!(end.status, Status::SUCCESS));
         if taken.unwrap() == 0 {
@@ -83,7 +83,7 @@ fn a_slot_that_was_put_back_is_taken_by_another_lane() {
             let device = controller(&rig, 2);
             team(2, &rig, |rig, member| {
                 let mut queue = rig.collective(member.clone());
-                let odd = Data::Contiguous {
+                let odd = CommandData::Contiguous {
                     iova: Iova(1),
                     len: 4096,
                 };
@@ -143,7 +143,7 @@ fn violations_that_one_lane_reads_refuses_all() {
         || {
             // For the life of the program: members pass from threads that end to others.
             let rig: &'static Rig = Box::leak(Box::new(Rig::new(4, 3, 0, START)));
-            let mut queue = rig.collective(Alone);
+            let mut queue = rig.collective(LoneThread);
             queue.submit(true, |_| command(0), NEVER).unwrap();
             queue.ring();
             queue.suspend();
@@ -174,7 +174,7 @@ fn violations_that_one_lane_reads_refuses_all() {
 /// Two lanes reap, `ENTRIES` a lane; then the controller overwrites what the head doorbell has given back.
 fn reaped_and_overwritten<const ENTRIES: usize>(wants_dw0: bool) {
     let (rig, stage) = (Arc::new(Rig::new(4, 3, 0, START)), Stage::default());
-    let mut queue = rig.collective(Alone);
+    let mut queue = rig.collective(LoneThread);
     for number in [0, 1] {
         let one = command(number).wanting_dw0(wants_dw0);
         queue.submit(true, |_| one, NEVER).unwrap();
@@ -223,7 +223,7 @@ fn a_command_that_is_completed_twice() {
         Bound::Staged,
         || {
             let rig = Arc::new(Rig::new(4, 3, 0, START));
-            let mut queue = rig.collective(Alone);
+            let mut queue = rig.collective(LoneThread);
             queue.submit(true, |_| command(0), NEVER).unwrap();
             queue.ring();
             queue.suspend();

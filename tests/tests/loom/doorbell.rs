@@ -3,7 +3,7 @@
 use loom::sync::Arc;
 use loom::thread;
 use nvme_core::SubmissionQueue;
-use nvme_core::mem::{Doorbell, SqCell, SqRing};
+use nvme_core::mem::{DoorbellRegister, SqCell, SqRing};
 use nvme_core::spec::{Iova, Nsid, Sqe};
 use nvme_core::sync::{AtomicU32, Order, Scope};
 use nvme_tests::model::{Bound, check};
@@ -34,7 +34,8 @@ fn a_tail_never_runs_ahead_of_its_entries() {
                 }
             });
             let (cells, bell) = &*shared;
-            let mut sq = SubmissionQueue::new(SqRing::new(cells, Iova(0)), Doorbell::new(bell));
+            let mut sq =
+                SubmissionQueue::new(SqRing::new(cells, Iova(0)), DoorbellRegister::new(bell));
             assert!(sq.push(command(1)));
             sq.ring();
             assert!(sq.push(command(2)));

@@ -1,8 +1,8 @@
 //! A release that must outlive a holder of the drain lock who found nothing.
 
 use loom::thread;
-use nvme_core::Drained;
-use nvme_core::group::Alone;
+use nvme_core::DrainResult;
+use nvme_core::group::LoneThread;
 use nvme_core::spec::Status;
 use nvme_core::sync::{spin, uncontended};
 use nvme_tests::hand::{Hand, Rig};
@@ -21,13 +21,13 @@ fn a_late_read_and_a_holder_that_finds_nothing() {
             let mut hand = Hand::new(&rig);
             let fetched = [hand.fetch().unwrap(), hand.fetch().unwrap()];
             hand.complete(fetched[0].cid(), Status::SUCCESS, fetched[0].cdw10);
-            let holders = [Drained::Took(1), Drained::Took(0)].map(|takes| {
+            let holders = [DrainResult::Took(1), DrainResult::Took(0)].map(|takes| {
                 let (rig, stage) = (rig.clone(), stage.clone());
                 thread::spawn(move || {
-                    let turn = u64::from(takes == Drained::Took(0));
+                    let turn = u64::from(takes == DrainResult::Took(0));
                     stage.wait(turn);
                     // A load may still find what was there before the completion.
-                    while uncontended(|| rig.shared().drain(&Alone)) != takes {
+                    while uncontended(|| rig.shared().drain(&LoneThread)) != takes {
                         spin();
                     }
                     stage.reach(turn + 1);
@@ -35,7 +35,7 @@ fn a_late_read_and_a_holder_that_finds_nothing() {
             });
             stage.wait(2);
             hand.complete(fetched[1].cid(), Status::SUCCESS, fetched[1].cdw10);
-            while rig.shared().drain(&Alone) != Drained::Took(1) {
+            while rig.shared().drain(&LoneThread) != DrainResult::Took(1) {
                 spin();
             }
             hand.scribble();

@@ -1,7 +1,7 @@
 //! The gate under loom: groups that pass and leave, and a host that recovers what they use.
 
 use loom::thread;
-use nvme_core::gate::{Gate, Party, Shut, words};
+use nvme_core::gate::{AdmissionGate, GateReference, GateRefusal, words};
 use nvme_core::sync::{AtomicU32, AtomicU64, Order, Scope, spin};
 use nvme_tests::model::{Bound, check};
 use std::sync::Arc;
@@ -21,12 +21,12 @@ impl Yard {
         }
     }
 
-    fn gate(&self) -> Gate<'_> {
-        Gate::new(&self.words).unwrap()
+    fn gate(&self) -> AdmissionGate<'_> {
+        AdmissionGate::new(&self.words).unwrap()
     }
 
     /// Passes at `station` and uses the queues.
-    fn use_queues(&self, station: u32) -> Result<(), Shut> {
+    fn use_queues(&self, station: u32) -> Result<(), GateRefusal> {
         let gate = self.gate();
         gate.enter(station)?;
         self.queues.store(1, Order::Relaxed, Scope::Sys);
@@ -57,7 +57,10 @@ fn two_groups_and_a_recovery() {
             yard.recover();
             assert!(yard.gate().open());
             for group in groups {
-                assert!(matches!(group.join().unwrap(), Ok(()) | Err(Shut::ForNow)));
+                assert!(matches!(
+                    group.join().unwrap(),
+                    Ok(()) | Err(GateRefusal::ForNow)
+                ));
             }
             assert_eq!(yard.use_queues(0), Ok(()));
         },
@@ -80,7 +83,7 @@ fn a_station_that_changes_hands() {
             yard.recover();
             yard.gate().close_for_good();
             groups.join().unwrap();
-            assert_eq!(yard.use_queues(0), Err(Shut::ForGood));
+            assert_eq!(yard.use_queues(0), Err(GateRefusal::ForGood));
         },
     );
 }
@@ -97,7 +100,7 @@ fn a_recovery_and_a_gate_that_is_shut_for_good() {
             yard.recover();
             yard.gate().open();
             watch.join().unwrap();
-            assert_eq!(yard.use_queues(0), Err(Shut::ForGood));
+            assert_eq!(yard.use_queues(0), Err(GateRefusal::ForGood));
             yard.gate().close();
             assert!(!yard.gate().open());
         },
@@ -131,8 +134,8 @@ struct Station {
 }
 
 impl Station {
-    fn party(&self) -> Party<'_> {
-        Party {
+    fn party(&self) -> GateReference<'_> {
+        GateReference {
             word: &self.word,
             gate: self.yard.gate(),
             station: 0,

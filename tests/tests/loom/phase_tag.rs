@@ -3,7 +3,7 @@
 use loom::sync::Arc;
 use loom::thread;
 use nvme_core::CompletionQueue;
-use nvme_core::mem::{CqCell, CqRing, DmaWords, Doorbell};
+use nvme_core::mem::{CqCell, CqRing, DmaWords, DoorbellRegister};
 use nvme_core::spec::{Cqe, Iova};
 use nvme_core::sync::{AtomicU32, AtomicU64};
 use nvme_tests::model::{Bound, check};
@@ -26,7 +26,7 @@ fn a_completion_is_never_half_seen() {
             let shared: Arc<Shared> = Arc::default();
             let mut cq = CompletionQueue::new(
                 CqRing::new(&shared.cq, Iova(0)),
-                Doorbell::new(&shared.head),
+                DoorbellRegister::new(&shared.head),
             );
             let device = Arc::clone(&shared);
             let device = thread::spawn(move || {

@@ -2,7 +2,7 @@
 
 use loom::sync::Arc;
 use loom::thread;
-use nvme_core::mem::{CqCell, CqRing, DmaWords, Doorbell, SqCell, SqRing};
+use nvme_core::mem::{CqCell, CqRing, DmaWords, DoorbellRegister, SqCell, SqRing};
 use nvme_core::spec::{Cqe, Iova, Nsid, Sqe};
 use nvme_core::sync::{AtomicU32, AtomicU64, Order, Scope, spin};
 use nvme_core::{CompletionQueue, SubmissionQueue};
@@ -91,8 +91,8 @@ fn every_submission_and_completion_is_seen_whole() {
             let device = Arc::clone(&shared);
             let device = thread::spawn(move || controller(&device, COMMANDS));
 
-            let sq_bell = Doorbell::new(&shared.sq_tail);
-            let cq_bell = Doorbell::new(&shared.cq_head);
+            let sq_bell = DoorbellRegister::new(&shared.sq_tail);
+            let cq_bell = DoorbellRegister::new(&shared.cq_head);
             let mut sq = SubmissionQueue::new(SqRing::new(&shared.sq, Iova(0)), sq_bell);
             let mut cq = CompletionQueue::new(CqRing::new(&shared.cq, Iova(0)), cq_bell);
             for n in 1..=COMMANDS {

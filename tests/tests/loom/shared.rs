@@ -1,10 +1,10 @@
 //! The shared queue under loom: submitters, drainers and a controller, each property in its own model.
 
 use loom::thread;
-use nvme_core::group::Alone;
+use nvme_core::group::LoneThread;
 use nvme_core::spec::Status;
 use nvme_core::sync::{AtomicU64, Order, Scope, spin};
-use nvme_core::{Outcome, SharedQueue, SubmitError, Token, WaitError};
+use nvme_core::{CommandOutcome, CommandToken, SharedQueue, SubmitError, WaitError};
 use nvme_tests::hand::{Hand, Rig};
 use nvme_tests::model::{Bound, check, command, controller, finish, place, place_plain, serve};
 use nvme_tests::team::Looks;
@@ -16,12 +16,12 @@ const NEVER: u64 = u64::MAX;
 const BEFORE_WRAP: u32 = 0u32.wrapping_sub(8);
 
 /// Drains and tries to place a command, twice.
-fn place_soon(queue: &SharedQueue<'_>, number: u32, cell: u32) -> Option<Token> {
+fn place_soon(queue: &SharedQueue<'_>, number: u32, cell: u32) -> Option<CommandToken> {
     for _ in 0..2 {
-        queue.drain(&Alone);
-        match queue.place(&Alone, command(number, cell)) {
+        queue.drain(&LoneThread);
+        match queue.place(&LoneThread, command(number, cell)) {
             Ok(token) => {
-                queue.ring(&Alone);
+                queue.ring(&LoneThread);
                 return Some(token);
             }
             Err(error) => assert_eq!(error, SubmitError::QueueFull),
@@ -61,10 +61,10 @@ fn submit_and_submit() {
             });
             let queue = rig.shared();
             let mine = place(&queue, 0, 0);
-            let others = Token::from_words(other.join().unwrap());
+            let others = CommandToken::from_words(other.join().unwrap());
             for (token, number) in [(mine, 0), (others, 1)] {
                 let end = queue.wait(&Looks::default(), token, NEVER).unwrap();
-                assert_eq!(end, (Outcome::Completed(Status::SUCCESS), number));
+                assert_eq!(end, (CommandOutcome::Completed(Status::SUCCESS), number));
             }
             device.join().unwrap();
             assert_eq!(queue.state().in_flight(), 0);
@@ -115,7 +115,7 @@ fn drain_and_drain_as_usual() {
 
 fn two_drain(
     property: &'static str,
-    place: fn(&SharedQueue<'_>, u32, u32) -> Token,
+    place: fn(&SharedQueue<'_>, u32, u32) -> CommandToken,
     dw0: fn(u32) -> u32,
 ) {
     check(property, Bound::Preemptions(2), move || {
@@ -129,12 +129,12 @@ fn two_drain(
         });
         let other = rig.clone();
         let other = thread::spawn(move || {
-            other.shared().drain(&Alone);
-            other.shared().drain(&Alone);
+            other.shared().drain(&LoneThread);
+            other.shared().drain(&LoneThread);
         });
         let queue = rig.shared();
-        queue.drain(&Alone);
-        queue.drain(&Alone);
+        queue.drain(&LoneThread);
+        queue.drain(&LoneThread);
         other.join().unwrap();
         device.join().unwrap();
         finish(&queue, &mine, dw0(0));
@@ -157,7 +157,7 @@ fn a_late_read_and_the_next_holder() {
             hand.complete(first.cid(), Status::SUCCESS, first.cdw10);
             drop(hand);
             let other = rig.clone();
-            let other = thread::spawn(move || _ = other.shared().drain(&Alone));
+            let other = thread::spawn(move || _ = other.shared().drain(&LoneThread));
             let device = rig.clone();
             let device = thread::spawn(move || {
                 let mut hand = Hand::resumed(&device, 2, 1);
@@ -165,8 +165,8 @@ fn a_late_read_and_the_next_holder() {
                 spin();
                 hand.scribble();
             });
-            rig.shared().drain(&Alone);
-            rig.shared().drain(&Alone);
+            rig.shared().drain(&LoneThread);
+            rig.shared().drain(&LoneThread);
             other.join().unwrap();
             device.join().unwrap();
             for (token, number) in tokens.into_iter().zip(0..) {
@@ -190,7 +190,7 @@ fn run_and_run() {
                     .shared()
                     .run(&Looks::default(), || command(number, number), NEVER);
                 let end = end.map_err(|(error, _)| error).unwrap().unwrap();
-                assert_eq!(end, (Outcome::Completed(Status::SUCCESS), number));
+                assert_eq!(end, (CommandOutcome::Completed(Status::SUCCESS), number));
             };
             let other = thread::spawn(move || run(&other, 1));
             run(&rig, 0);
@@ -215,11 +215,11 @@ fn the_position_of_a_slot_holder_is_free() {
             let other = thread::spawn(move || {
                 let queue = other.shared();
                 let token = place_soon(&queue, 1, 1);
-                token.map(Token::words)
+                token.map(CommandToken::words)
             });
             let queue = rig.shared();
             let mine = place_soon(&queue, 2, 2);
-            let others = other.join().unwrap().map(Token::from_words);
+            let others = other.join().unwrap().map(CommandToken::from_words);
             finish(&queue, &first, 0);
             // Those who found no slot get one now: all have three.
             for (token, number) in [(others, 1), (mine, 2)] {
@@ -227,7 +227,7 @@ fn the_position_of_a_slot_holder_is_free() {
                     Some(token) => token,
                     None => {
                         while queue.state().in_flight() > 0 {
-                            queue.drain(&Alone);
+                            queue.drain(&LoneThread);
                             spin();
                         }
                         place(&queue, number, number)
@@ -274,20 +274,20 @@ fn a_full_queue_refuses_and_recovers() {
             let other = rig.clone();
             let other = thread::spawn(move || finish(&other.shared(), &first, 0));
             let queue = rig.shared();
-            let token = match queue.place(&Alone, command(1, 1)) {
+            let token = match queue.place(&LoneThread, command(1, 1)) {
                 Ok(token) => token,
                 Err(error) => {
                     assert_eq!(error, SubmitError::QueueFull);
                     other.join().unwrap();
                     // Now it has ended: the claim succeeds.
-                    let token = queue.place(&Alone, command(1, 1)).unwrap();
-                    queue.ring(&Alone);
+                    let token = queue.place(&LoneThread, command(1, 1)).unwrap();
+                    queue.ring(&LoneThread);
                     finish(&queue, &token, 1);
                     device.join().unwrap();
                     return;
                 }
             };
-            queue.ring(&Alone);
+            queue.ring(&LoneThread);
             finish(&queue, &token, 1);
             other.join().unwrap();
             device.join().unwrap();
@@ -306,11 +306,11 @@ fn a_timeout_while_the_completion_is_drained() {
             let device = controller(&rig, 1);
             let other = rig.clone();
             let other = thread::spawn(move || {
-                let _ = other.shared().drain(&Alone);
+                let _ = other.shared().drain(&LoneThread);
             });
             let queue = rig.shared();
             match queue.wait(&Looks::default(), token, 0) {
-                Ok(end) => assert_eq!(end, (Outcome::Completed(Status::SUCCESS), 5)),
+                Ok(end) => assert_eq!(end, (CommandOutcome::Completed(Status::SUCCESS), 5)),
                 Err((error, token)) => {
                     assert_eq!(error, WaitError::TimedOut);
                     // Its slot or its cell, unless it has ended meanwhile.
@@ -340,7 +340,7 @@ fn what_a_command_moved_is_there_when_its_end_is() {
                 serve(&mut Hand::new(&device), 1);
             });
             let other = rig.clone();
-            let other = thread::spawn(move || _ = other.shared().drain(&Alone));
+            let other = thread::spawn(move || _ = other.shared().drain(&LoneThread));
             let queue = rig.shared();
             if queue.poll(&token).is_some() {
                 assert_eq!(data.load_settled(Scope::Sys), 99);
@@ -361,16 +361,16 @@ fn a_slot_that_was_never_used_meets_an_entry_that_was() {
             let other = rig.clone();
             let other = thread::spawn(move || {
                 // In the other word's slot: cell 1 asks for slot 1.
-                let token = other.shared().place(&Alone, command(9, 1));
-                token.map(Token::words).ok()
+                let token = other.shared().place(&LoneThread, command(9, 1));
+                token.map(CommandToken::words).ok()
             });
             let queue = rig.shared();
             let mut hand = Hand::new(&rig);
             for number in 0..4 {
-                if let Ok(token) = queue.place(&Alone, command(number, 0)) {
-                    queue.ring(&Alone);
+                if let Ok(token) = queue.place(&LoneThread, command(number, 0)) {
+                    queue.ring(&LoneThread);
                     if hand.serve() > 0 {
-                        queue.drain(&Alone);
+                        queue.drain(&LoneThread);
                     }
                     let _ = token;
                 }
@@ -418,17 +418,20 @@ fn the_host_takes_over_from_a_kernel() {
             let kernel = [0, 1].map(|cell| {
                 let rig = rig.clone();
                 thread::spawn(move || {
-                    let token = rig.shared().place(&Alone, command(cell, cell)).unwrap();
-                    rig.shared().ring(&Alone);
+                    let token = rig
+                        .shared()
+                        .place(&LoneThread, command(cell, cell))
+                        .unwrap();
+                    rig.shared().ring(&LoneThread);
                     token.words()
                 })
             });
-            let tokens = kernel.map(|thread| Token::from_words(thread.join().unwrap()));
+            let tokens = kernel.map(|thread| CommandToken::from_words(thread.join().unwrap()));
             // The host: a queue of its own over the same words.
             let queue = rig.shared();
             for (token, number) in tokens.into_iter().zip(0..) {
                 let end = queue.wait(&Looks::default(), token, NEVER).unwrap();
-                assert_eq!(end, (Outcome::Completed(Status::SUCCESS), number));
+                assert_eq!(end, (CommandOutcome::Completed(Status::SUCCESS), number));
             }
             let token = place(&queue, 2, 0);
             finish(&queue, &token, 2);

@@ -1,7 +1,7 @@
 //! The shared queue under loom, used by two lanes that act in step.
 
 use loom::thread;
-use nvme_core::group::{Alone, Group};
+use nvme_core::group::{LoneThread, ThreadGroup};
 use nvme_core::sync::spin;
 use nvme_tests::hand::{Hand, Rig};
 use nvme_tests::model::{Bound, check, command, finish, place, serve};
@@ -63,13 +63,16 @@ fn two_lanes_ring_for_another() {
             let other = thread::spawn(move || {
                 // One for each lane to find.
                 for cell in [0, 1] {
-                    let _token = other.shared().place(&Alone, command(cell, cell)).unwrap();
+                    let _token = other
+                        .shared()
+                        .place(&LoneThread, command(cell, cell))
+                        .unwrap();
                 }
             });
             two_lanes(&rig, |rig, member| rig.shared().ring(member));
             other.join().unwrap();
             // Whatever was published after the lanes looked.
-            rig.shared().ring(&Alone);
+            rig.shared().ring(&LoneThread);
             device.join().unwrap();
         },
     );

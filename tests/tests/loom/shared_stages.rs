@@ -2,10 +2,12 @@
 //! and the ring lock's last round. Stages order nothing by themselves; only what the queue orders counts.
 
 use loom::thread;
-use nvme_core::group::{Alone, Group};
+use nvme_core::group::{LoneThread, ThreadGroup};
 use nvme_core::spec::Status;
 use nvme_core::sync::{AtomicU64, Order, Scope, overwriting, spin};
-use nvme_core::{Data, Drained, Need, Outcome, SharedQueue, SubmitError, Token};
+use nvme_core::{
+    CommandData, CommandOutcome, CommandToken, DrainResult, SharedQueue, SubmitError, WaitNeed,
+};
 use nvme_tests::hand::{Hand, Rig};
 use nvme_tests::model::{Bound, Stage, check, command, controller, finish, place, place_plain};
 use nvme_tests::team::{InStep, Looks, Team};
@@ -29,11 +31,11 @@ fn lanes<const SIZE: usize>(
 }
 
 /// Drains until `count` completions were taken.
-fn drain(rig: &Rig, group: &impl Group, count: u32) {
+fn drain(rig: &Rig, group: &impl ThreadGroup, count: u32) {
     let mut left = count;
     while left > 0 {
         match rig.shared().drain(group) {
-            Drained::Took(taken @ 1..) => left -= taken,
+            DrainResult::Took(taken @ 1..) => left -= taken,
             _ => spin(),
         }
     }
@@ -62,7 +64,7 @@ fn lanes_hear_of_their_slots_from_the_leader() {
                 }
             });
             Hand::new(&rig).serve();
-            drain(&rig, &Alone, 2);
+            drain(&rig, &LoneThread, 2);
             stage.reach(1);
             lanes.into_iter().for_each(|lane| lane.join().unwrap());
             for (token, number) in tokens.into_iter().zip(0..) {
@@ -90,14 +92,14 @@ fn what_one_lane_of_a_wait_has_seen_is_there_for_the_other_after_a_sync() {
                     assert_eq!(why, None);
                     stage.reach(1);
                     stage.wait(2);
-                    let need = [Need::Look, Need::End][rank as usize];
+                    let need = [WaitNeed::Look, WaitNeed::End][rank as usize];
                     let end = queue.wait_together(&here, &token, need, NEVER);
                     team.sync();
                     if rank == 0 {
                         assert_eq!(end, None);
                         assert_eq!(data.load_settled(Scope::Sys), 99);
                     } else {
-                        let done = (Outcome::Completed(Status::SUCCESS), 1);
+                        let done = (CommandOutcome::Completed(Status::SUCCESS), 1);
                         assert_eq!(end, Some(Ok(done)));
                     }
                 })
@@ -107,7 +109,7 @@ fn what_one_lane_of_a_wait_has_seen_is_there_for_the_other_after_a_sync() {
             hand.fetch().expect("a command that does not end");
             data.store(99, Order::Relaxed, Scope::Sys);
             complete(&mut hand);
-            drain(&rig, &Alone, 1);
+            drain(&rig, &LoneThread, 1);
             stage.reach(2);
             lanes.into_iter().for_each(|lane| lane.join().unwrap());
         },
@@ -158,7 +160,7 @@ fn the_head_tells_what_every_lane_has_seen() {
             let other = thread::spawn(move || {
                 // Slot 2, claimed before anything has ended; position 5, for which a head of 2 is enough.
                 let votes = Cell::new(0);
-                let group = Told::new(Alone, |what| {
+                let group = Told::new(LoneThread, |what| {
                     votes.set(votes.get() + u32::from(what == Telling::Vote));
                     if votes.get() == 2 {
                         told.reach(1);
@@ -243,7 +245,7 @@ fn every_lane_has_read_before_another_gives_back() {
 /// Drains, with nothing to be found, until the head doorbell says `head`.
 fn give_back(rig: &Rig, hand: &mut Hand<'_>, head: u32) {
     while hand.look_back() != head {
-        rig.shared().drain(&Alone);
+        rig.shared().drain(&LoneThread);
         spin();
     }
 }
@@ -252,7 +254,7 @@ fn give_back(rig: &Rig, hand: &mut Hand<'_>, head: u32) {
 /// quarter back. After a second pass loom would let the giver acquire what the other thread has met in the first.
 fn before_the_next_holder(
     property: &'static str,
-    place: fn(&SharedQueue<'_>, u32, u32) -> Token,
+    place: fn(&SharedQueue<'_>, u32, u32) -> CommandToken,
     dw0: fn(u32) -> u32,
 ) {
     check(property, Bound::Staged, move || {
@@ -278,7 +280,7 @@ fn before_the_next_holder(
         stage.wait(1);
         complete(&mut hand);
         drop(hand);
-        drain(&rig, &Alone, 1);
+        drain(&rig, &LoneThread, 1);
         stage.reach(2);
         lanes.into_iter().for_each(|lane| lane.join().unwrap());
         giver.join().unwrap();
@@ -299,12 +301,14 @@ fn a_slot_that_was_refused_is_handed_on() {
             let other = thread::spawn(move || {
                 // Pages as many as the list has words for, and an odd one behind them.
                 let pages = [0x1000, 0x2000, 0x3000, 0x4001].map(nvme_core::spec::Iova);
-                let data = Data::Pages {
+                let data = CommandData::Pages {
                     pages: &pages,
                     offset: 0,
                     len: 4 * 4096,
                 };
-                let refused = others.shared().place(&Alone, command(1, 0).with_data(data));
+                let refused = others
+                    .shared()
+                    .place(&LoneThread, command(1, 0).with_data(data));
                 assert!(matches!(refused, Err(SubmitError::Map(_))));
                 told.reach(1);
             });
@@ -325,7 +329,7 @@ fn keep_asking(rig: &Rig, at_last: impl Fn()) -> impl Fn(Telling) {
         // The lock's answer, the last doorbell, then in each round the lock's answer.
         calls.set(calls.get() + u32::from(what == Telling::Broadcast));
         if calls.get() > 1 {
-            rig.shared().ring(&Alone);
+            rig.shared().ring(&LoneThread);
         }
         if calls.get() == 2 + 16 {
             at_last();
@@ -346,8 +350,8 @@ fn the_lock_of_one_who_was_asked_too_often() {
                 let _token = place(&others.shared(), 1, 1);
             });
             let queue = rig.shared();
-            let _token = queue.place(&Alone, command(0, 0)).unwrap();
-            queue.ring(&Told::new(Alone, keep_asking(&rig, || ())));
+            let _token = queue.place(&LoneThread, command(0, 0)).unwrap();
+            queue.ring(&Told::new(LoneThread, keep_asking(&rig, || ())));
             stage.reach(1);
             other.join().unwrap();
             assert_eq!(Hand::new(&rig).look(), 2, "both doorbells were rung");
@@ -363,17 +367,17 @@ fn who_asks_in_the_last_round_rings_when_it_waits() {
         || {
             let rig = Arc::new(Rig::new(4, 3, 2, 0));
             let queue = rig.shared();
-            let mine = queue.place(&Alone, command(0, 0)).unwrap();
+            let mine = queue.place(&LoneThread, command(0, 0)).unwrap();
             let last = Cell::new(None);
             let place_last = || last.set(Some(place(&queue, 1, 1)));
-            queue.ring(&Told::new(Alone, keep_asking(&rig, place_last)));
+            queue.ring(&Told::new(LoneThread, keep_asking(&rig, place_last)));
             let last = last.take().expect("sixteen rounds");
             let mut hand = Hand::new(&rig);
             assert_eq!(hand.look(), 1, "the last one was overlooked");
             let device = controller(&rig, 2);
             for (token, number) in [(last, 1), (mine, 0)] {
                 let end = queue.wait(&Looks::default(), token, u64::MAX).unwrap();
-                assert_eq!(end, (Outcome::Completed(Status::SUCCESS), number));
+                assert_eq!(end, (CommandOutcome::Completed(Status::SUCCESS), number));
             }
             device.join().unwrap();
         },

@@ -3,10 +3,10 @@
 //! the orders of single operations alone.
 
 use loom::thread;
-use nvme_core::Drained;
-use nvme_core::group::Alone;
+use nvme_core::DrainResult;
+use nvme_core::group::LoneThread;
 use nvme_core::spec::Status;
-use nvme_core::{Command, Outcome};
+use nvme_core::{CommandOutcome, MemberCommand};
 use nvme_tests::hand::Rig;
 use nvme_tests::model::{self, Bound, check, controller};
 use std::sync::Arc;
@@ -23,8 +23,8 @@ fn one_places_and_another_rings_and_drains() {
             let other = thread::spawn(move || {
                 let queue = other.shared();
                 loop {
-                    queue.ring(&Alone);
-                    if queue.drain(&Alone) == Drained::Took(1) {
+                    queue.ring(&LoneThread);
+                    if queue.drain(&LoneThread) == DrainResult::Took(1) {
                         break;
                     }
                     assert_eq!(queue.fault(), None);
@@ -33,9 +33,9 @@ fn one_places_and_another_rings_and_drains() {
                 assert_eq!(queue.fault(), None);
             });
             let queue = rig.shared();
-            let token = queue.place(&Alone, model::command(0, 0)).unwrap();
+            let token = queue.place(&LoneThread, model::command(0, 0)).unwrap();
             other.join().unwrap();
-            let done = Outcome::Completed(Status::SUCCESS);
+            let done = CommandOutcome::Completed(Status::SUCCESS);
             assert_eq!(queue.poll(&token), Some((done, 0)));
             device.join().unwrap();
         },
@@ -50,17 +50,17 @@ fn one_rings_and_another_drains() {
         || {
             let rig = Arc::new(Rig::new(2, 1, 1, 0));
             let queue = rig.shared();
-            let token = queue.place(&Alone, model::command(0, 0)).unwrap();
+            let token = queue.place(&LoneThread, model::command(0, 0)).unwrap();
             let device = controller(&rig, 1);
             let other = rig.clone();
             let other = thread::spawn(move || {
                 let queue = other.shared();
-                while queue.drain(&Alone) != Drained::Took(1) {
+                while queue.drain(&LoneThread) != DrainResult::Took(1) {
                     thread::yield_now();
                 }
                 assert_eq!(queue.fault(), None, "an honest completion was refused");
             });
-            queue.ring(&Alone);
+            queue.ring(&LoneThread);
             other.join().unwrap();
             assert!(queue.poll(&token).is_some());
             device.join().unwrap();
@@ -76,7 +76,7 @@ fn what_is_submitted_before_a_single_reap_is_published_by_the_ring_after_it() {
         || {
             let rig = Arc::new(Rig::new(4, 3, 0, 0));
             let device = controller(&rig, 2);
-            let mut queue = rig.collective(Alone);
+            let mut queue = rig.collective(LoneThread);
             queue.submit(true, |_| plain(0), 1 << 30).unwrap();
             queue.ring();
             queue.submit(true, |_| plain(1), 1 << 30).unwrap();
@@ -94,6 +94,6 @@ fn what_is_submitted_before_a_single_reap_is_published_by_the_ring_after_it() {
     );
 }
 
-fn plain(number: u32) -> Command<'static> {
+fn plain(number: u32) -> MemberCommand<'static> {
     model::command(number, number).wanting_dw0(false)
 }

@@ -2,7 +2,7 @@
 
 use loom::cell::UnsafeCell;
 use loom::thread;
-use nvme_core::strips::{Ready, Strips, words};
+use nvme_core::strips::{LaunchStrips, StripReady, words};
 use nvme_core::sync::{AtomicU32, Order, Scope, spin};
 use nvme_tests::model::{Bound, check};
 use std::sync::Arc;
@@ -48,8 +48,8 @@ impl Ring {
         })
     }
 
-    fn strips(&self) -> Strips<'_> {
-        Strips::new(&self.words, self.strips, self.stages.len() as u32).unwrap()
+    fn strips(&self) -> LaunchStrips<'_> {
+        LaunchStrips::new(&self.words, self.strips, self.stages.len() as u32).unwrap()
     }
 
     fn stage(&self, strip: u32) -> &Stage {
@@ -61,9 +61,9 @@ impl Ring {
         for strip in 0..self.strips {
             loop {
                 match self.strips().may_fill(strip, uses) {
-                    Ready::Now => break,
-                    Ready::NotYet => spin(),
-                    Ready::Never(_) => return strip,
+                    StripReady::Now => break,
+                    StripReady::NotYet => spin(),
+                    StripReady::Never(_) => return strip,
                 }
             }
             self.stage(strip).write(strip);
@@ -77,9 +77,9 @@ impl Ring {
         for strip in 0..self.strips {
             loop {
                 match self.strips().may_use(strip, 1) {
-                    Ready::Now => break,
-                    Ready::NotYet => spin(),
-                    Ready::Never(_) => return strip,
+                    StripReady::Now => break,
+                    StripReady::NotYet => spin(),
+                    StripReady::Never(_) => return strip,
                 }
             }
             assert_eq!(self.stage(strip).read(), strip + 1, "another strip");
@@ -121,7 +121,7 @@ fn what_the_fillers_left_is_used_and_the_rest_is_not_waited_for() {
                 })
             });
             assert_eq!(ring.use_all(), 2);
-            assert_eq!(ring.strips().may_use(2, 1), Ready::Never(9));
+            assert_eq!(ring.strips().may_use(2, 1), StripReady::Never(9));
             for filler in fillers {
                 filler.join().unwrap();
             }

@@ -1,10 +1,10 @@
 //! Eight lanes write an entry together, under loom: four in each of two threads.
 
 use loom::thread;
-use nvme_core::group::{Alone, Group};
+use nvme_core::group::{LoneThread, ThreadGroup};
 use nvme_core::spec::{Nsid, Sqe};
 use nvme_core::sync::spin;
-use nvme_core::{Collective, Command, Data, Drained};
+use nvme_core::{CollectiveQueue, CommandData, DrainResult, MemberCommand};
 use nvme_tests::hand::{Hand, Rig};
 use nvme_tests::model::{Bound, Stage, check, command, controller, finish, serve};
 use nvme_tests::team::{Team, in_turns};
@@ -33,7 +33,7 @@ fn tile(
 }
 
 /// Reaps until nothing is in flight, one or two entries a lane at a time.
-fn end_all<G: Group>(queue: &mut Collective<'_, G>) {
+fn end_all<G: ThreadGroup>(queue: &mut CollectiveQueue<'_, G>) {
     while queue.in_flight() > 0 {
         let one = queue.reap::<1>(|end| assert_eq!(end.dw0, end.tag)).unwrap();
         let two = queue.reap::<2>(|end| assert_eq!(end.dw0, end.tag)).unwrap();
@@ -43,10 +43,10 @@ fn end_all<G: Group>(queue: &mut Collective<'_, G>) {
     }
 }
 
-fn numbered(number: u32) -> Command<'static> {
+fn numbered(number: u32) -> MemberCommand<'static> {
     let mut sqe = Sqe::new(2, Nsid(1));
     (sqe.cdw10, sqe.cdw15) = (number, !number);
-    Command::new(sqe, Data::None, number).wanting_dw0(true)
+    MemberCommand::new(sqe, CommandData::None, number).wanting_dw0(true)
 }
 
 /// Fetches what the doorbell shows, whole.
@@ -77,12 +77,12 @@ fn eight_lanes_publish_for_one_who_rings() {
             // Not this thread, which has seen the marks when it made them: it would wait until it sees more.
             let device = thread::spawn(move || {
                 ready.wait(1);
-                device.shared().ring(&Alone);
+                device.shared().ring(&LoneThread);
                 fetch_all(&mut Hand::new(&device))
             });
             lanes.into_iter().for_each(|lane| lane.join().unwrap());
             let early = device.join().unwrap();
-            rig.shared().ring(&Alone);
+            rig.shared().ring(&LoneThread);
             let mut hand = Hand::resumed(&rig, early, 0);
             assert_eq!(early + fetch_all(&mut hand), 8);
         },
@@ -121,7 +121,7 @@ fn eight_lanes_reap_round_the_ring() {
         Bound::Staged,
         || {
             let (rig, stage) = (Arc::new(Rig::new(16, 8, 0, 32)), Stage::default());
-            let mut queue = rig.collective(Alone);
+            let mut queue = rig.collective(LoneThread);
             for number in 0..3 {
                 queue.submit(true, |_| numbered(number), NEVER).unwrap();
             }
@@ -162,7 +162,7 @@ fn eight_lanes_submit_and_drain() {
                 let mut left = 8;
                 while left > 0 {
                     match queue.drain(member) {
-                        Drained::Took(taken @ 1..) => left -= taken,
+                        DrainResult::Took(taken @ 1..) => left -= taken,
                         _ => spin(),
                     }
                 }

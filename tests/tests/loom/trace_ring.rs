@@ -2,7 +2,7 @@
 
 use loom::thread;
 use nvme_core::sync::AtomicU64;
-use nvme_core::trace::{Event, TraceRing};
+use nvme_core::trace::{TraceEvent, TraceRing};
 use nvme_tests::model::{Bound, check};
 use std::sync::Arc;
 
@@ -17,7 +17,7 @@ fn an_event_that_is_not_the_newest_is_read_whole_or_not_at_all() {
             let writer = words.clone();
             let writer = thread::spawn(move || {
                 for number in 1..4 {
-                    TraceRing::new(&writer[..]).record(Event::from_words([number; 2]));
+                    TraceRing::new(&writer[..]).record(TraceEvent::from_words([number; 2]));
                 }
             });
             // Begun second: it meets everything that the writer does, early or late.
@@ -34,7 +34,7 @@ fn an_event_that_is_not_the_newest_is_read_whole_or_not_at_all() {
             reader.join().unwrap();
             let ring = TraceRing::new(&words[..]);
             assert_eq!(ring.read(0), None);
-            assert_eq!(ring.read(2), Some(Event::from_words([3; 2])));
+            assert_eq!(ring.read(2), Some(TraceEvent::from_words([3; 2])));
         },
     );
 }

@@ -1,7 +1,7 @@
 //! A queue that a group owns for one batch of commands at a time: completions in any order, late ones, wrong ones.
 
 use super::collective::{FOREVER, SIZES, STARTS, command};
-use nvme_core::group::{Alone, ExecContext, Group, GroupOp};
+use nvme_core::group::{ExecContext, GroupOp, LoneThread, ThreadGroup};
 use nvme_core::spec::{Cid, Status};
 use nvme_core::sync::AtomicU32;
 use nvme_core::{BatchEnds, BatchQueue, ControllerFault, SubmitError};
@@ -87,7 +87,7 @@ impl ExecContext for UntilDone<'_, '_> {
     }
 
     fn converged<A: GroupOp>(&self, _key: u64, op: A) -> A::Output {
-        op.run(&Alone)
+        op.run(&LoneThread)
     }
 }
 

@@ -1,10 +1,10 @@
 //! A queue that a group owns, on host threads: one thread, and teams that act in step as warps do.
 
-use nvme_core::group::{Alone, Group};
-use nvme_core::mem::Doorbell;
+use nvme_core::group::{LoneThread, ThreadGroup};
+use nvme_core::mem::DoorbellRegister;
 use nvme_core::spec::{Nsid, Sqe, Status};
 use nvme_core::sync::{AtomicU32, Order, Scope};
-use nvme_core::{Collective, Command, Data, SubmitError, TaggedCompletion};
+use nvme_core::{CollectiveQueue, CommandData, MemberCommand, SubmitError, TaggedCompletion};
 use nvme_tests::Rng;
 use nvme_tests::hand::{Hand, Rig};
 use nvme_tests::team::Team;
@@ -20,10 +20,10 @@ pub const SIZES: [usize; 4] = [1, 2, 8, 32];
 pub const STARTS: [u32; 4] = [0, 0x1_0000 - 256, 0x8000_0000 - 256, 0u32.wrapping_sub(256)];
 
 /// A command that carries `number`, which is also its tag.
-pub fn command(number: u32) -> Command<'static> {
+pub fn command(number: u32) -> MemberCommand<'static> {
     let mut sqe = Sqe::new(2, Nsid(1));
     (sqe.cdw10, sqe.cdw15, sqe.mptr) = (number, !number, u64::from(number) << 32);
-    Command::new(sqe, Data::None, number).wanting_dw0(number.is_multiple_of(3))
+    MemberCommand::new(sqe, CommandData::None, number).wanting_dw0(number.is_multiple_of(3))
 }
 
 /// Fetches what is there and completes some of it in any order: at least one, if there is any.
@@ -154,10 +154,12 @@ fn only_the_leader_rings() {
         let bells = [AtomicU32::new(SILENT), AtomicU32::new(SILENT)];
         let mut memory = rig.memory();
         if !team.leads() {
-            (memory.sq_doorbell, memory.cq_doorbell) =
-                (Doorbell::new(&bells[0]), Doorbell::new(&bells[1]));
+            (memory.sq_doorbell, memory.cq_doorbell) = (
+                DoorbellRegister::new(&bells[0]),
+                DoorbellRegister::new(&bells[1]),
+            );
         }
-        let mut queue = Collective::resume(team.clone(), memory, rig.state());
+        let mut queue = CollectiveQueue::resume(team.clone(), memory, rig.state());
         for round in 0..4 {
             let tag = 2 * round + team.rank();
             queue.submit(true, |_| command(tag), FOREVER).unwrap();
@@ -211,7 +213,7 @@ fn members_that_submit_need_not_be_neighbours() {
 #[test]
 fn a_queue_tells_its_depth_and_how_far_a_line_is() {
     let rig = Rig::new(16, 11, 0, 0);
-    let mut queue = rig.collective(Alone);
+    let mut queue = rig.collective(LoneThread);
     assert_eq!(queue.depth(), 11);
     for left in [0, 3, 2, 1, 0, 3] {
         assert_eq!((queue.misaligned_by(), queue.group().size()), (left, 1));
@@ -272,7 +274,7 @@ fn members_without_a_command_take_no_place() {
 fn nothing_is_seen_before_the_doorbell_and_no_more_than_was_asked_for() {
     let rig = Rig::new(16, 15, 0, 0);
     let mut hand = Hand::new(&rig);
-    let mut queue = rig.collective(Alone);
+    let mut queue = rig.collective(LoneThread);
     for number in 0..6 {
         queue.submit(true, |_| command(number), FOREVER).unwrap();
     }

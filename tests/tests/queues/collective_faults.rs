@@ -1,9 +1,9 @@
 //! A collective queue whose controller errs, whose commands are late, and whose owner changes.
 
 use super::collective::{FOREVER, SIZES, STARTS, check, command};
-use nvme_core::group::{Alone, Group, Vote};
+use nvme_core::group::{GroupVote, LoneThread, ThreadGroup};
 use nvme_core::spec::{Cid, Iova, Sqe, Status};
-use nvme_core::{Collective, ControllerFault, Data, MapError, SubmitError};
+use nvme_core::{CollectiveQueue, CommandData, ControllerFault, PointerError, SubmitError};
 use nvme_tests::hand::{Hand, Rig};
 use nvme_tests::team::Team;
 use std::collections::HashSet;
@@ -11,7 +11,7 @@ use std::sync::Mutex;
 
 /// A queue with commands 1 and 2 in flight, fetched and not completed.
 fn two_in_flight(rig: &Rig) -> (Hand<'_>, [Sqe; 2]) {
-    let mut queue = rig.collective(Alone);
+    let mut queue = rig.collective(LoneThread);
     for number in [1, 2] {
         queue.submit(true, |_| command(number), FOREVER).unwrap();
     }
@@ -59,7 +59,7 @@ fn violations_refuses_the_queue_and_the_honest_completions_with_it_count() {
             });
             let told = told.into_inner().unwrap();
             assert!(told.contains(&2), "{fault:?}, team of {size}: {told:?}");
-            let queue = rig.collective(Alone);
+            let queue = rig.collective(LoneThread);
             let proof = rig.reset();
             let mut aborted = Vec::new();
             assert!(queue.recover(&proof, |tag| aborted.push(tag)));
@@ -96,8 +96,8 @@ fn a_head_may_be_older_than_one_before() {
 #[test]
 fn a_command_that_was_not_published_does_not_end() {
     let rig = Rig::new(8, 7, 0, 0);
-    let (mut queue, mut hand) = (rig.collective(Alone), Hand::new(&rig));
-    let submit = |queue: &mut Collective<'_, Alone>, number| {
+    let (mut queue, mut hand) = (rig.collective(LoneThread), Hand::new(&rig));
+    let submit = |queue: &mut CollectiveQueue<'_, LoneThread>, number| {
         let cid = queue.submit(true, |_| command(number), FOREVER).unwrap();
         cid.expect("it was wanted")
     };
@@ -114,7 +114,7 @@ fn a_command_that_was_not_published_does_not_end() {
 
 /// The queue works from its beginning.
 fn keep_serving(rig: &Rig) {
-    let mut queue = rig.collective(Alone);
+    let mut queue = rig.collective(LoneThread);
     let mut hand = Hand::new(rig);
     for number in 0..30 {
         queue.submit(true, |_| command(number), FOREVER).unwrap();
@@ -129,7 +129,7 @@ fn keep_serving(rig: &Rig) {
 #[test]
 fn a_late_completion_does_not_end_the_next_command_of_its_slot() {
     let rig = Rig::new(4, 1, 0, 0);
-    let (mut queue, mut hand) = (rig.collective(Alone), Hand::new(&rig));
+    let (mut queue, mut hand) = (rig.collective(LoneThread), Hand::new(&rig));
     let mut cids = HashSet::new();
     for number in 0..15 {
         let cid = queue.submit(true, |_| command(number), FOREVER).unwrap();
@@ -139,7 +139,7 @@ fn a_late_completion_does_not_end_the_next_command_of_its_slot() {
         assert!(cids.insert(cid.unwrap()), "{cid:?} again");
         if number % 4 == 3 {
             queue.suspend();
-            queue = rig.collective(Alone);
+            queue = rig.collective(LoneThread);
         }
     }
     queue.submit(true, |_| command(15), FOREVER).unwrap();
@@ -156,7 +156,7 @@ fn a_late_completion_does_not_end_the_next_command_of_its_slot() {
 #[test]
 fn doorbells_are_counted() {
     let rig = Rig::new(16, 15, 0, 0);
-    let (mut queue, mut hand) = (rig.collective(Alone), Hand::new(&rig));
+    let (mut queue, mut hand) = (rig.collective(LoneThread), Hand::new(&rig));
     for round in 1..=9 {
         queue.submit(true, |_| command(round), FOREVER).unwrap();
         queue.ring();
@@ -223,7 +223,7 @@ fn a_late_command_is_reported_once_and_still_ends() {
 /// A member who acts before the others do.
 struct Fifth;
 
-impl Group for Fifth {
+impl ThreadGroup for Fifth {
     fn size(&self) -> u32 {
         8
     }
@@ -234,8 +234,8 @@ impl Group for Fifth {
 
     fn sync(&self) {}
 
-    fn vote(&self, mine: bool) -> Vote {
-        Alone.vote(mine)
+    fn vote(&self, mine: bool) -> GroupVote {
+        LoneThread.vote(mine)
     }
 
     fn broadcast(&self, value: u32) -> u32 {
@@ -246,7 +246,7 @@ impl Group for Fifth {
 #[test]
 fn members_beyond_the_slots_report_nothing_late() {
     let rig = Rig::new(4, 3, 0, 0);
-    let mut queue = rig.collective(Alone);
+    let mut queue = rig.collective(LoneThread);
     for number in 0..3 {
         queue.submit(true, |_| command(number), 0).unwrap();
     }
@@ -255,7 +255,9 @@ fn members_beyond_the_slots_report_nothing_late() {
     let late = rig.collective(Fifth).expire(FOREVER, |tag| panic!("{tag}"));
     assert_eq!(late, 0);
     let mut tags = Vec::new();
-    let late = rig.collective(Alone).expire(FOREVER, |tag| tags.push(tag));
+    let late = rig
+        .collective(LoneThread)
+        .expire(FOREVER, |tag| tags.push(tag));
     assert_eq!((late, tags), (3, vec![0, 1, 2]));
 }
 
@@ -272,12 +274,12 @@ fn a_bad_buffer_costs_nothing_and_the_others_go_on() {
                 let mut one = command(team.rank());
                 if bad {
                     let iova = Iova(0x1000);
-                    one = one.with_data(Data::Contiguous { iova, len: 0 });
+                    one = one.with_data(CommandData::Contiguous { iova, len: 0 });
                 }
                 let result = queue.submit(true, |_| one, FOREVER);
                 match result {
                     Ok(_) => assert!(!bad),
-                    Err(error) => assert_eq!(error, SubmitError::Map(MapError::Empty)),
+                    Err(error) => assert_eq!(error, SubmitError::Map(PointerError::Empty)),
                 }
                 let placed = team.vote(!bad).total;
                 assert_eq!(queue.in_flight(), placed);
@@ -323,7 +325,7 @@ fn what_is_in_flight_survives_a_change_of_owner() {
             hand.lock().unwrap().serve();
         }
         assert!(!open.is_empty());
-        let mut queue = rig.collective(Alone);
+        let mut queue = rig.collective(LoneThread);
         while queue.in_flight() > 0 {
             queue
                 .reap::<8>(|end| assert!(open.remove(&check(end))))

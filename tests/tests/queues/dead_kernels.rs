@@ -2,9 +2,9 @@
 //! kernel had taken without passing it on has none but that.
 
 use crate::shared_cells::Meets;
-use nvme_core::group::Alone;
+use nvme_core::group::LoneThread;
 use nvme_core::spec::{Nsid, Sqe, Status};
-use nvme_core::{Command, Data};
+use nvme_core::{CommandData, MemberCommand};
 use nvme_tests::hand::{Hand, Rig};
 use std::cell::{Cell, RefCell};
 use std::panic::{AssertUnwindSafe, catch_unwind, panic_any};
@@ -12,8 +12,8 @@ use std::panic::{AssertUnwindSafe, catch_unwind, panic_any};
 const FOREVER: u64 = 1_000_000_000;
 const SLOTS: u32 = 7;
 
-fn command(tag: u32) -> Command<'static> {
-    Command::new(Sqe::new(2, Nsid(1)), Data::None, tag)
+fn command(tag: u32) -> MemberCommand<'static> {
+    MemberCommand::new(Sqe::new(2, Nsid(1)), CommandData::None, tag)
 }
 
 #[test]
@@ -21,7 +21,7 @@ fn no_command_has_two_ends_wherever_a_kernel_died() {
     let (mut deaths, mut without_an_end) = (0, 0);
     for meeting in 0..16 {
         let rig = Rig::new(8, SLOTS, 0, 0u32.wrapping_sub(2));
-        let mut queue = rig.collective(Alone);
+        let mut queue = rig.collective(LoneThread);
         for tag in 0..3 {
             queue.submit(true, |_| command(tag), FOREVER).unwrap();
         }
@@ -47,7 +47,7 @@ fn no_command_has_two_ends_wherever_a_kernel_died() {
         }));
         deaths += u32::from(died.is_err());
         let mut ended = Vec::new();
-        let queue = rig.collective(Alone);
+        let queue = rig.collective(LoneThread);
         assert!(queue.recover(&rig.reset(), |tag| ended.push(tag)));
         let done = done.into_inner();
         assert!(ended.contains(&2), "meeting {meeting}: it was in flight");
@@ -58,7 +58,7 @@ fn no_command_has_two_ends_wherever_a_kernel_died() {
             without_an_end += u32::from(ends == 0);
         }
         // Nothing is in flight: every slot can be used.
-        let mut queue = rig.collective(Alone);
+        let mut queue = rig.collective(LoneThread);
         for tag in 0..SLOTS {
             let placed = queue.submit(true, |_| command(tag), FOREVER);
             assert!(placed.is_ok(), "meeting {meeting}: {placed:?}");
@@ -67,6 +67,6 @@ fn no_command_has_two_ends_wherever_a_kernel_died() {
     assert!(deaths >= 6, "only {deaths} kernels died");
     assert!(
         without_an_end > 0,
-        "Collective::recover says that there are such"
+        "CollectiveQueue::recover says that there are such"
     );
 }

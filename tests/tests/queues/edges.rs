@@ -1,9 +1,11 @@
 //! Ring sizes, positions, clocks and counts at their edges, for every kind of queue.
 
-use nvme_core::group::Alone;
+use nvme_core::group::LoneThread;
 use nvme_core::spec::nvm;
 use nvme_core::spec::{Lba, Nsid, Sqe, Status};
-use nvme_core::{AbortReason, Command, Data, Drained, Outcome, QueuePair, Slot};
+use nvme_core::{
+    AbortReason, CommandData, CommandOutcome, CommandSlot, DrainResult, MemberCommand, QueuePair,
+};
 use nvme_tests::hand::{Hand, QID, Rig};
 
 /// Sizes at both ends, and the smallest one that has quarters.
@@ -20,8 +22,8 @@ fn sqe(number: u32) -> Sqe {
     sqe
 }
 
-fn command(number: u32, tag: u32) -> Command<'static> {
-    Command::new(sqe(number), Data::None, tag).wanting_dw0(true)
+fn command(number: u32, tag: u32) -> MemberCommand<'static> {
+    MemberCommand::new(sqe(number), CommandData::None, tag).wanting_dw0(true)
 }
 
 /// Every size with a beginning two passes before every wrap; the largest one only at the ends.
@@ -50,13 +52,17 @@ fn commands(entries: u32) -> u32 {
 fn a_queue_pair_goes_round_rings_of_every_size() {
     for entries in SIZES {
         let rig = Rig::new(entries, slots(entries), 0, 0);
-        let table: Vec<Slot<u32>> = (0..slots(entries)).map(|_| Slot::new()).collect();
+        let table: Vec<CommandSlot<u32>> =
+            (0..slots(entries)).map(|_| CommandSlot::new()).collect();
         let mut pair = QueuePair::new(rig.identity(), QID, rig.memory(), table);
         let mut hand = Hand::new(&rig);
         let (mut next, mut ended) = (0, 0);
         while ended < commands(entries) {
             while pair.in_flight() < pair.depth() {
-                assert!(pair.submit(sqe(next), Data::None, next, u64::MAX).is_ok());
+                assert!(
+                    pair.submit(sqe(next), CommandData::None, next, u64::MAX)
+                        .is_ok()
+                );
                 next += 1;
             }
             pair.ring();
@@ -73,7 +79,7 @@ fn a_queue_pair_goes_round_rings_of_every_size() {
 fn a_collective_goes_round_rings_of_every_size_at_every_position() {
     for (entries, start) in sizes_and_starts() {
         let rig = Rig::new(entries, slots(entries), 0, start);
-        let mut queue = rig.collective(Alone);
+        let mut queue = rig.collective(LoneThread);
         let mut hand = Hand::new(&rig);
         let (mut next, mut ended) = (0, 0);
         while ended < commands(entries) {
@@ -110,11 +116,13 @@ fn a_shared_queue_goes_round_rings_of_every_size_at_every_position() {
         while ended < commands(entries) {
             let place = |cell| {
                 let number = next + cell;
-                queue.place(&Alone, command(number, cell)).expect("room")
+                queue
+                    .place(&LoneThread, command(number, cell))
+                    .expect("room")
             };
             let tokens: Vec<_> = (0..depth).map(place).collect();
             next += depth;
-            queue.ring(&Alone);
+            queue.ring(&LoneThread);
             assert_eq!(hand.look(), depth, "{entries} from {start}: all were rung");
             for token in tokens {
                 let mut turns = 0;
@@ -134,18 +142,18 @@ fn a_shared_queue_goes_round_rings_of_every_size_at_every_position() {
                         hand.complete(sqe.cid(), Status::SUCCESS, sqe.cdw10);
                         posted += 1;
                     }
-                    let drained = queue.drain(&Alone);
+                    let drained = queue.drain(&LoneThread);
                     assert_eq!(queue.fault(), None, "{entries} entries from {start}");
                     assert!(
-                        drained != Drained::Took(0) || posted == 0,
+                        drained != DrainResult::Took(0) || posted == 0,
                         "{entries} entries from {start}: a completion is not seen"
                     );
                     assert!(
-                        drained != Drained::Took(0) || hand.has_room(),
+                        drained != DrainResult::Took(0) || hand.has_room(),
                         "{entries} entries from {start}: completions are not given back"
                     );
                 };
-                assert_eq!(end, (Outcome::Completed(Status::SUCCESS), ended));
+                assert_eq!(end, (CommandOutcome::Completed(Status::SUCCESS), ended));
                 ended += 1;
             }
         }
@@ -166,7 +174,7 @@ fn a_deadline_of_a_collective_passes_once_on_every_clock() {
         ] {
             let at = |offset: i64| ticks.wrapping_add_signed(offset) * TICK_NS;
             let rig = Rig::new(4, 3, 0, 0);
-            let mut queue = rig.collective(Alone);
+            let mut queue = rig.collective(LoneThread);
             let placed = queue.submit(true, |_| command(0, 9), at(late));
             assert!(placed.is_ok());
             let what = format!("tick {ticks:#x}, deadline {late:+}");
@@ -187,7 +195,7 @@ fn a_deadline_of_a_collective_passes_once_on_every_clock() {
 #[test]
 fn a_collective_without_deadlines_expires_nothing() {
     let rig = Rig::new(4, 3, 0, 0);
-    let mut queue = rig.collective(Alone);
+    let mut queue = rig.collective(LoneThread);
     let placed = queue.submit(true, |_| command(0, 9), u64::MAX);
     assert!(placed.is_ok());
     let clocks = TICKS.into_iter().chain([1, 1 << 20, (1 << 54) - 1]);
@@ -207,9 +215,9 @@ fn a_collective_without_deadlines_expires_nothing() {
 fn a_deadline_of_a_queue_pair_passes_once_on_every_clock() {
     for at in [1, 1 << 32, 1 << 42, 1 << 63, u64::MAX - 1, u64::MAX] {
         let rig = Rig::new(4, 3, 0, 0);
-        let table: Vec<Slot<u32>> = (0..3).map(|_| Slot::new()).collect();
+        let table: Vec<CommandSlot<u32>> = (0..3).map(|_| CommandSlot::new()).collect();
         let mut pair = QueuePair::new(rig.identity(), QID, rig.memory(), table);
-        assert!(pair.submit(sqe(0), Data::None, 0, at).is_ok());
+        assert!(pair.submit(sqe(0), CommandData::None, 0, at).is_ok());
         let mut expired = |now| std::iter::from_fn(|| pair.expire(now)).count();
         assert_eq!((expired(0), expired(at - 1)), (0, 0), "before {at:#x}");
         assert_eq!((expired(at), expired(u64::MAX)), (1, 0), "at {at:#x}");
@@ -241,12 +249,12 @@ fn commands_name_one_block_and_65_536() {
 
 #[test]
 fn a_recovery_ends_the_command_of_every_slot() {
-    let aborted = Outcome::Aborted(AbortReason::ControllerReset);
+    let aborted = CommandOutcome::Aborted(AbortReason::ControllerReset);
     for entries in [2, 4, 64] {
         let depth = slots(entries);
         let rig = Rig::new(entries, depth, depth as usize, 0);
         let queue = rig.shared();
-        let place = |cell| queue.place(&Alone, command(cell, cell)).expect("room");
+        let place = |cell| queue.place(&LoneThread, command(cell, cell)).expect("room");
         let tokens: Vec<_> = (0..depth).map(place).collect();
         assert_eq!(queue.recover(&rig.reset()), Some(depth));
         for token in tokens {
@@ -254,7 +262,7 @@ fn a_recovery_ends_the_command_of_every_slot() {
         }
 
         let rig = Rig::new(entries, depth, 0, 0);
-        let mut queue = rig.collective(Alone);
+        let mut queue = rig.collective(LoneThread);
         for tag in 0..depth {
             assert!(queue.submit(true, |_| command(tag, tag), 0).is_ok());
         }

@@ -1,12 +1,13 @@
 //! A shared queue whose users get in each other's way: lanes that want different things, and threads
 //! that come while another one is at it.
 
-use nvme_core::group::Traffic::{self, CqLoads};
-use nvme_core::group::{Alone, ExecContext, Group, GroupOp};
+use nvme_core::group::BusTraffic::{self, CqLoads};
+use nvme_core::group::{ExecContext, GroupOp, LoneThread, ThreadGroup};
 use nvme_core::spec::{Cid, Nsid, Sqe, Status};
-use nvme_core::trace::Event;
+use nvme_core::trace::TraceEvent;
 use nvme_core::{
-    AbortReason, Command, Data, Drained, Outcome, SharedQueue, SubmitError, Token, WaitError,
+    AbortReason, CommandData, CommandOutcome, CommandToken, DrainResult, MemberCommand,
+    SharedQueue, SubmitError, WaitError,
 };
 use nvme_tests::hand::{Hand, QID, Rig};
 use nvme_tests::team::{Paused, Team};
@@ -18,14 +19,14 @@ use std::sync::Mutex;
 pub(crate) const FOREVER: u64 = 3_600_000_000_000;
 
 /// A command that carries its cell's number, and wants it back as dword 0.
-pub(crate) fn command(cell: u32) -> Command<'static> {
+pub(crate) fn command(cell: u32) -> MemberCommand<'static> {
     let mut sqe = Sqe::new(2, Nsid(1));
     sqe.cdw10 = cell;
-    Command::new(sqe, Data::None, cell).wanting_dw0(true)
+    MemberCommand::new(sqe, CommandData::None, cell).wanting_dw0(true)
 }
 
-pub(crate) fn done(cell: u32) -> (Outcome, u32) {
-    (Outcome::Completed(Status::SUCCESS), cell)
+pub(crate) fn done(cell: u32) -> (CommandOutcome, u32) {
+    (CommandOutcome::Completed(Status::SUCCESS), cell)
 }
 
 /// Whoever rings does not do so for ever for those who keep coming; what is left is rung by those who
@@ -37,11 +38,13 @@ fn a_ring_ends_though_others_keep_asking() {
     let mut hand = Hand::new(&rig);
     let placed = Cell::new(0);
     // Whenever the one who rings asks for a value, another one places a command and asks for the doorbell.
-    let pestered = Told::new(Alone, |what| {
+    let pestered = Told::new(LoneThread, |what| {
         if what == Telling::Broadcast {
-            let _placed = queue.place(&Alone, command(placed.get())).expect("room");
+            let _placed = queue
+                .place(&LoneThread, command(placed.get()))
+                .expect("room");
             placed.set(placed.get() + 1);
-            queue.ring(&Alone);
+            queue.ring(&LoneThread);
         }
     });
     queue.ring(&pestered);
@@ -54,11 +57,11 @@ fn a_ring_ends_though_others_keep_asking() {
     );
     // The lock is free: anyone can ring for the rest.
     let here = Paused::new(|| ());
-    assert_eq!(queue.help_out(&here), Drained::Took(0));
+    assert_eq!(queue.help_out(&here), DrainResult::Took(0));
     assert_eq!(hand.look(), placed);
     assert_eq!(hand.serve(), placed);
     let mut taken = 0;
-    while let Drained::Took(count @ 1..) = queue.help_out(&here) {
+    while let DrainResult::Took(count @ 1..) = queue.help_out(&here) {
         taken += count;
     }
     assert_eq!((taken, queue.state().in_flight()), (placed, 0));
@@ -101,7 +104,7 @@ fn run(
     here: &impl ExecContext,
     cell: u32,
     limit: u64,
-) -> Result<(Outcome, u32), (WaitError, Token)> {
+) -> Result<(CommandOutcome, u32), (WaitError, CommandToken)> {
     if in_one {
         let ran = queue.run(here, || command(cell), limit);
         return ran.map(|submitted| submitted.expect("a slot in time"));
@@ -165,7 +168,7 @@ fn lanes_that_wait_together_return_together() {
 /// A lane that records what happens to its command; its clock is the number of its pauses.
 pub(crate) struct Recorder<'a, F> {
     pub(crate) lane: Lane<'a, F>,
-    pub(crate) log: &'a Mutex<Vec<(u32, Event)>>,
+    pub(crate) log: &'a Mutex<Vec<(u32, TraceEvent)>>,
 }
 
 impl<F: Fn(u32)> ExecContext for Recorder<'_, F> {
@@ -177,7 +180,7 @@ impl<F: Fn(u32)> ExecContext for Recorder<'_, F> {
         self.lane.pause(turn);
     }
 
-    fn record(&self, event: impl FnOnce() -> Event) {
+    fn record(&self, event: impl FnOnce() -> TraceEvent) {
         let rank = self.lane.team.rank();
         self.log.lock().unwrap().push((rank, event()));
     }
@@ -192,8 +195,8 @@ impl<F: Fn(u32)> ExecContext for Recorder<'_, F> {
 fn recorded(
     in_one: bool,
     limit: u64,
-    answers_when: fn(&[(u32, Event)]) -> bool,
-) -> (Vec<bool>, Vec<(u32, Event)>) {
+    answers_when: fn(&[(u32, TraceEvent)]) -> bool,
+) -> (Vec<bool>, Vec<(u32, TraceEvent)>) {
     let rig = Rig::new(8, 7, 2, 0);
     let hand = Mutex::new((Hand::new(&rig), None));
     let log: Mutex<Vec<_>> = Mutex::default();
@@ -217,7 +220,7 @@ fn recorded(
         });
         let here = Recorder { lane, log: &log };
         let ended = run(in_one, &rig.shared(), &here, team.rank(), limit);
-        matches!(ended, Ok((Outcome::Completed(_), _)))
+        matches!(ended, Ok((CommandOutcome::Completed(_), _)))
     });
     (ends, log.into_inner().unwrap())
 }
@@ -228,13 +231,13 @@ fn recorded(
 fn an_end_is_recorded_when_it_is_seen() {
     const LIMIT: u64 = 10_000;
     let (qid, cid) = (QID, |rank: u32| Cid(0x1000 | rank as u16));
-    let submitted = |rank| (rank, Event::submitted(qid, cid(rank), 2, 1));
+    let submitted = |rank| (rank, TraceEvent::submitted(qid, cid(rank), 2, 1));
     let completed = |rank| {
-        let event = Event::completed(qid, cid(rank), Status::SUCCESS, 0);
+        let event = TraceEvent::completed(qid, cid(rank), Status::SUCCESS, 0);
         (rank, event)
     };
     for in_one in [false, true] {
-        let after_the_second = |log: &[(u32, Event)]| log.len() == 3;
+        let after_the_second = |log: &[(u32, TraceEvent)]| log.len() == 3;
         let (ends, mut log) = recorded(in_one, LIMIT, after_the_second);
         assert_eq!(ends, [true, true], "{log:?}");
         log[..2].sort_by_key(|(rank, _)| *rank);
@@ -250,8 +253,8 @@ fn an_end_is_recorded_when_it_is_seen() {
         };
         let [head, at_ns] = last.to_words();
         assert!((50..LIMIT).contains(&at_ns), "{last}");
-        let expired = Event::expired(qid, cid(0), at_ns);
-        assert_eq!(Event::from_words([head, at_ns]), expired);
+        let expired = TraceEvent::expired(qid, cid(0), at_ns);
+        assert_eq!(TraceEvent::from_words([head, at_ns]), expired);
     }
 }
 
@@ -270,9 +273,15 @@ fn what_a_reset_ends_is_recorded_as_reclaimed() {
         });
         let here = Recorder { lane, log: &log };
         let (outcome, _) = run(in_one, &queue, &here, 0, FOREVER).unwrap();
-        assert_eq!(outcome, Outcome::Aborted(AbortReason::ControllerReset));
+        assert_eq!(
+            outcome,
+            CommandOutcome::Aborted(AbortReason::ControllerReset)
+        );
         let cid = Cid(0x1000);
-        let events = [Event::submitted(QID, cid, 2, 1), Event::reclaimed(QID, cid)];
+        let events = [
+            TraceEvent::submitted(QID, cid, 2, 1),
+            TraceEvent::reclaimed(QID, cid),
+        ];
         assert_eq!(log.into_inner().unwrap(), events.map(|event| (0, event)));
     }
 }
@@ -286,7 +295,7 @@ fn a_team_finds_the_last_free_slots() {
         for left in [1, 8] {
             let rig = Rig::new(256, SLOTS, 512, 0);
             let queue = rig.shared();
-            let token = |cell| queue.place(&Alone, command(cell)).expect("room");
+            let token = |cell| queue.place(&LoneThread, command(cell)).expect("room");
             let mut cids: HashSet<_> = (0..SLOTS - left).map(|cell| token(cell).cid()).collect();
             let got = Team::run(8, |team| {
                 let queue = rig.shared();
@@ -318,16 +327,16 @@ fn slot_of(cid: Cid) -> u32 {
 fn leave_free<'a>(rig: &'a Rig, free: &[u32]) -> Hand<'a> {
     let queue = rig.shared();
     for cell in 0..SLOTS {
-        let _placed = queue.place(&Alone, command(cell)).expect("room");
+        let _placed = queue.place(&LoneThread, command(cell)).expect("room");
     }
-    queue.ring(&Alone);
+    queue.ring(&LoneThread);
     let mut hand = Hand::new(rig);
     while let Some(sqe) = hand.fetch() {
         if free.contains(&slot_of(sqe.cid())) {
             hand.complete(sqe.cid(), Status::SUCCESS, sqe.cdw10);
         }
     }
-    while queue.drain(&Alone) != Drained::Took(0) {}
+    while queue.drain(&LoneThread) != DrainResult::Took(0) {}
     hand
 }
 
@@ -364,11 +373,11 @@ fn a_thread_finds_the_only_free_slot() {
         let mut hand = leave_free(&rig, &[slot]);
         let queue = rig.shared();
         for cell in 256..512 {
-            let token = queue.place(&Alone, command(cell)).expect("a slot");
+            let token = queue.place(&LoneThread, command(cell)).expect("a slot");
             assert_eq!(slot_of(token.cid()), slot);
-            queue.ring(&Alone);
+            queue.ring(&LoneThread);
             assert_eq!(hand.serve(), 1);
-            assert_eq!(queue.drain(&Alone), Drained::Took(1));
+            assert_eq!(queue.drain(&LoneThread), DrainResult::Took(1));
         }
     }
 }
@@ -380,12 +389,12 @@ fn one_ring_is_for_everything_published() {
         let rig = Rig::new(64, 63, 63, 0);
         let queue = rig.shared();
         for cell in 0..63 {
-            let _placed = queue.place(&Alone, command(cell)).expect("room");
+            let _placed = queue.place(&LoneThread, command(cell)).expect("room");
         }
         ring(&queue, &rig);
         Hand::new(&rig).look()
     };
-    assert_eq!(rung(&|queue, _| queue.ring(&Alone)), 63);
+    assert_eq!(rung(&|queue, _| queue.ring(&LoneThread)), 63);
     for size in [1, 2, 8] {
         let by_team = rung(&|_, rig| _ = Team::run(size, |team| rig.shared().ring(team)));
         assert_eq!(by_team, 63, "team of {size}");
@@ -401,12 +410,12 @@ fn a_team_rings_nothing_that_was_not_published() {
     let mut hand = Hand::new(&rig);
     for count in [3].into_iter().chain([4; 15]) {
         for cell in 0..count {
-            let _placed = queue.place(&Alone, command(cell)).expect("room");
+            let _placed = queue.place(&LoneThread, command(cell)).expect("room");
         }
         Team::run(2, |team| rig.shared().ring(team));
         assert_eq!(hand.look(), count);
         assert_eq!(hand.serve(), count);
-        while queue.drain(&Alone) != Drained::Took(0) {}
+        while queue.drain(&LoneThread) != DrainResult::Took(0) {}
     }
 }
 
@@ -422,11 +431,11 @@ fn a_team_rings_nothing_beyond_a_gap() {
         let entries = std::iter::from_fn(|| hand.fetch());
         fetched.borrow_mut().extend(entries.map(|sqe| sqe.cdw10));
     };
-    let slow = Told::new(Alone, |what| {
+    let slow = Told::new(LoneThread, |what| {
         if what == Telling::Broadcast {
             let first = placed.replace(placed.get() + 6);
             // Up to the gap, so that the team begins there.
-            queue.ring(&Alone);
+            queue.ring(&LoneThread);
             Team::run(2, |team| {
                 let queue = rig.shared();
                 for cell in [first, first + 2, first + 4] {
@@ -440,7 +449,7 @@ fn a_team_rings_nothing_beyond_a_gap() {
     let _placed = queue.place(&slow, command(SLOW)).unwrap();
     let before = fetched.borrow().len() as u32;
     assert!(before < placed.get(), "those behind it wait");
-    queue.ring(&Alone);
+    queue.ring(&LoneThread);
     fetch();
     let mut fetched = fetched.take();
     fetched.sort_unstable();
@@ -454,11 +463,11 @@ fn a_look_at_many_completions_ends_each_command_with_its_own() {
     let rig = Rig::new(128, 31, 31, 0);
     let (queue, mut hand) = (rig.shared(), Hand::new(&rig));
     for count in 1..=31 {
-        let place = |cell| queue.place(&Alone, command(cell)).expect("room");
+        let place = |cell| queue.place(&LoneThread, command(cell)).expect("room");
         let tokens: Vec<_> = (0..count).map(place).collect();
-        queue.ring(&Alone);
+        queue.ring(&LoneThread);
         assert_eq!(hand.serve(), count);
-        while queue.drain(&Alone) != Drained::Took(0) {}
+        while queue.drain(&LoneThread) != DrainResult::Took(0) {}
         for (cell, token) in (0..).zip(&tokens) {
             assert_eq!(queue.poll(token), Some(done(cell)), "of {count}");
         }
@@ -471,30 +480,30 @@ fn a_look_at_many_completions_ends_each_command_with_its_own() {
 fn a_drain_beside_another_one_is_busy() {
     let rig = Rig::new(4, 3, 3, 0);
     let busy = Cell::new(0);
-    let first = Told::new(Alone, |what| {
+    let first = Told::new(LoneThread, |what| {
         if what == Telling::Broadcast {
-            assert_eq!(rig.shared().drain(&Alone), Drained::Busy);
+            assert_eq!(rig.shared().drain(&LoneThread), DrainResult::Busy);
             busy.set(busy.get() + 1);
         }
     });
-    assert_eq!(rig.shared().drain(&first), Drained::Took(0));
+    assert_eq!(rig.shared().drain(&first), DrainResult::Took(0));
     assert_eq!(busy.get(), 1);
 }
 
 /// Counts what the queue does on the bus.
 struct Counts<'a, G> {
     group: &'a G,
-    seen: RefCell<Vec<Traffic>>,
+    seen: RefCell<Vec<BusTraffic>>,
 }
 
-impl<G: Group> ExecContext for Counts<'_, G> {
+impl<G: ThreadGroup> ExecContext for Counts<'_, G> {
     fn now_ns(&self) -> u64 {
         0
     }
 
     fn pause(&self, _turn: u32) {}
 
-    fn on_bus_access(&self, traffic: Traffic) {
+    fn on_bus_access(&self, traffic: BusTraffic) {
         self.seen.borrow_mut().push(traffic);
     }
 
@@ -507,7 +516,7 @@ impl<G: Group> ExecContext for Counts<'_, G> {
 /// member of a team loads once for each look.
 #[test]
 fn loads_of_completions_are_told() {
-    fn loads<G: Group>(group: &G) -> [Vec<Traffic>; 2] {
+    fn loads<G: ThreadGroup>(group: &G) -> [Vec<BusTraffic>; 2] {
         let rig = Rig::new(64, 63, 63, 0);
         let (queue, mut hand) = (rig.shared(), Hand::new(&rig));
         let look = || {
@@ -517,14 +526,14 @@ fn loads_of_completions_are_told() {
             here.seen.take()
         };
         let nothing = look();
-        let _placed = queue.place(&Alone, command(0)).unwrap();
-        queue.ring(&Alone);
+        let _placed = queue.place(&LoneThread, command(0)).unwrap();
+        queue.ring(&LoneThread);
         assert_eq!(hand.serve(), 1);
         [nothing, look()]
     }
-    let all = Alone::READS;
+    let all = LoneThread::READS;
     let alone = [vec![CqLoads(all / 2)], vec![CqLoads(all)]];
-    assert_eq!(loads(&Alone), alone);
+    assert_eq!(loads(&LoneThread), alone);
     // A team looks again for what came meanwhile.
     let team = [vec![CqLoads(1)], vec![CqLoads(1), CqLoads(1)]];
     assert_eq!(loads(&Team::of(1)[0]), team);
@@ -536,14 +545,14 @@ fn a_token_comes_back_from_its_words() {
     let rig = Rig::new(4, 3, 3, 0);
     let queue = rig.shared();
     let mut hand = Hand::new(&rig);
-    let token = queue.place(&Alone, command(2)).unwrap();
+    let token = queue.place(&LoneThread, command(2)).unwrap();
     let cid = token.cid();
     let words = token.words();
-    let token = Token::from_words(words);
+    let token = CommandToken::from_words(words);
     assert_eq!((token.cell(), token.cid()), (2, cid));
     assert_eq!(queue.poll(&token), None);
-    queue.ring(&Alone);
+    queue.ring(&LoneThread);
     assert_eq!(hand.serve(), 1);
-    assert_eq!(queue.drain(&Alone), Drained::Took(1));
-    assert_eq!(queue.poll(&Token::from_words(words)), Some(done(2)));
+    assert_eq!(queue.drain(&LoneThread), DrainResult::Took(1));
+    assert_eq!(queue.poll(&CommandToken::from_words(words)), Some(done(2)));
 }

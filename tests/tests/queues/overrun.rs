@@ -1,8 +1,8 @@
 //! A controller that heeds no head doorbell: it posts over completions that were read and not given back.
 
-use nvme_core::group::Alone;
+use nvme_core::group::LoneThread;
 use nvme_core::spec::{Nsid, Sqe, Status};
-use nvme_core::{Command, Data, Drained, Outcome, SubmitError};
+use nvme_core::{CommandData, CommandOutcome, DrainResult, MemberCommand, SubmitError};
 use nvme_tests::hand::{Hand, Rig};
 
 const SLOTS: u32 = 7;
@@ -18,24 +18,27 @@ fn completions_past_what_was_given_back_wait_for_it() {
         let mut tokens = Vec::new();
         for turn in 0..64 {
             let sqe = Sqe::new(2, Nsid(1));
-            match queue.place(&Alone, Command::new(sqe, Data::None, turn)) {
+            match queue.place(
+                &LoneThread,
+                MemberCommand::new(sqe, CommandData::None, turn),
+            ) {
                 Ok(token) => tokens.push(token),
                 Err(error) => assert_eq!(error, SubmitError::QueueFull),
             }
-            queue.ring(&Alone);
+            queue.ring(&LoneThread);
             if turn % SLOTS != SLOTS - 1 {
                 continue;
             }
             complete_all(&mut hand);
             // Once, so that what is owed grows.
-            assert_ne!(queue.drain(&Alone), Drained::Busy);
+            assert_ne!(queue.drain(&LoneThread), DrainResult::Busy);
         }
         complete_all(&mut hand);
         // Each look gives one quarter of the ring back.
         for _ in 0..64 {
-            queue.drain(&Alone);
+            queue.drain(&LoneThread);
         }
-        let done = Some((Outcome::Completed(Status::SUCCESS), 0));
+        let done = Some((CommandOutcome::Completed(Status::SUCCESS), 0));
         assert!(tokens.len() > 20, "{} commands", tokens.len());
         for token in &tokens {
             assert_eq!(queue.poll(token), done, "start {start}, {token:?}");

@@ -1,13 +1,15 @@
 //! A queue pair with one owner over a controller by hand: lists, the doorbells of a batch, proofs.
 
 use nvme_core::spec::{Iova, Lba, Nsid, Qid, Sqe, Status, nvm};
-use nvme_core::{AbortReason, ControllerFault, Data, Outcome, QueuePair, Slot, SubmitError};
+use nvme_core::{
+    AbortReason, CommandData, CommandOutcome, CommandSlot, ControllerFault, QueuePair, SubmitError,
+};
 use nvme_tests::hand::{Hand, LIST_WORDS, QID, Rig, deleted};
 
 const NEVER: u64 = u64::MAX;
 
-fn pair(rig: &Rig, qid: Qid, slots: usize) -> QueuePair<'_, u32, Vec<Slot<u32>>> {
-    let slots = (0..slots).map(|_| Slot::new()).collect();
+fn pair(rig: &Rig, qid: Qid, slots: usize) -> QueuePair<'_, u32, Vec<CommandSlot<u32>>> {
+    let slots = (0..slots).map(|_| CommandSlot::new()).collect();
     QueuePair::new(rig.identity(), qid, rig.memory(), slots)
 }
 
@@ -20,7 +22,7 @@ fn read() -> Sqe {
 fn each_command_in_flight_has_list_memory_of_its_own() {
     let rig = Rig::new(8, 4, 0, 0);
     let (mut pair, mut hand) = (pair(&rig, QID, 4), Hand::new(&rig));
-    let data = Data::Contiguous {
+    let data = CommandData::Contiguous {
         iova: Iova(0x40_0000),
         len: 3 * 4096,
     };
@@ -48,7 +50,7 @@ fn completions_are_given_back_in_batches_of_half_a_ring() {
     let rig = Rig::new(16, 15, 0, 0);
     let (mut pair, mut hand) = (pair(&rig, QID, 15), Hand::new(&rig));
     for n in 0..13 {
-        pair.submit(read(), Data::None, n, NEVER).unwrap();
+        pair.submit(read(), CommandData::None, n, NEVER).unwrap();
     }
     pair.ring();
     hand.serve();
@@ -65,7 +67,9 @@ fn a_result_is_dword_0_of_a_success_and_the_status_of_a_failure() {
     let rig = Rig::new(4, 3, 0, 0);
     let (mut pair, mut hand) = (pair(&rig, QID, 3), Hand::new(&rig));
     for (status, buffer) in [(Status::SUCCESS, 7), (Status::INVALID_FIELD, 8)] {
-        let cid = pair.submit(read(), Data::None, buffer, NEVER).unwrap();
+        let cid = pair
+            .submit(read(), CommandData::None, buffer, NEVER)
+            .unwrap();
         pair.ring();
         hand.fetch().unwrap();
         hand.complete(cid, status, 0x55);
@@ -73,7 +77,7 @@ fn a_result_is_dword_0_of_a_success_and_the_status_of_a_failure() {
         let expected = if status.is_success() {
             Ok((0x55, buffer))
         } else {
-            Err((Outcome::Completed(status), buffer))
+            Err((CommandOutcome::Completed(status), buffer))
         };
         assert_eq!(done.result(), expected);
     }
@@ -83,7 +87,7 @@ fn a_result_is_dword_0_of_a_success_and_the_status_of_a_failure() {
 fn a_completion_of_another_submission_queue_is_a_fault() {
     let rig = Rig::new(4, 3, 0, 0);
     let (mut pair, mut hand) = (pair(&rig, QID, 3), Hand::new(&rig));
-    let cid = pair.submit(read(), Data::None, 1, NEVER).unwrap();
+    let cid = pair.submit(read(), CommandData::None, 1, NEVER).unwrap();
     pair.ring();
     hand.fetch().unwrap();
     let mut cqe = hand.completion(cid, Status::SUCCESS, 0);
@@ -99,11 +103,11 @@ fn a_proof_frees_the_memory_of_its_own_queue_only() {
     let rig = Rig::new(4, 3, 0, 0);
     let mut pair = pair(&rig, QID, 3);
     assert_eq!(pair.qid(), QID);
-    pair.submit(read(), Data::None, 5, NEVER).unwrap();
+    pair.submit(read(), CommandData::None, 5, NEVER).unwrap();
     let rig_beside = Rig::of(Qid(2), 4, 3, 0, 0);
-    let slots: Vec<Slot<u32>> = vec![Slot::new()];
+    let slots: Vec<CommandSlot<u32>> = vec![CommandSlot::new()];
     let mut beside = QueuePair::new(rig.identity(), Qid(2), rig_beside.memory(), slots);
-    beside.submit(read(), Data::None, 6, NEVER).unwrap();
+    beside.submit(read(), CommandData::None, 6, NEVER).unwrap();
     let own = deleted(rig.identity(), pair.close());
     let other = deleted(rig.identity(), beside.close());
     let reset = rig.reset();
@@ -111,7 +115,7 @@ fn a_proof_frees_the_memory_of_its_own_queue_only() {
     let back = beside.reclaim(&reset).expect("a reset is of all queues");
     assert_eq!(
         (back.buffer, back.outcome),
-        (6, Outcome::Aborted(AbortReason::ControllerReset))
+        (6, CommandOutcome::Aborted(AbortReason::ControllerReset))
     );
 
     assert!(pair.reclaim(&other).is_none());
@@ -120,7 +124,7 @@ fn a_proof_frees_the_memory_of_its_own_queue_only() {
     let back = pair.reclaim(&own).unwrap();
     assert_eq!(
         (back.buffer, back.outcome, back.late),
-        (5, Outcome::Aborted(AbortReason::QueueDeleted), false)
+        (5, CommandOutcome::Aborted(AbortReason::QueueDeleted), false)
     );
     assert!(pair.reclaim(&own).is_none());
     assert!(!pair.restart(&other), "the proof is of another queue");
@@ -137,13 +141,13 @@ fn a_restarted_pair_works_as_a_new_one() {
         // The controller after the reset: it begins at entry 0, too.
         let mut hand = Hand::new(&rig);
         for n in 0..11 {
-            let cid = pair.submit(read(), Data::None, n, NEVER).unwrap();
+            let cid = pair.submit(read(), CommandData::None, n, NEVER).unwrap();
             pair.ring();
             assert_eq!(hand.serve(), 1, "round {round}, command {n}");
             assert_eq!(pair.poll().unwrap().unwrap().cid, cid);
         }
         // Not rung, and lost with the reset.
-        pair.submit(read(), Data::None, 99, NEVER).unwrap();
+        pair.submit(read(), CommandData::None, 99, NEVER).unwrap();
         let proof = rig.reset();
         let lost = pair.reclaim(&proof).unwrap();
         assert_eq!(lost.buffer, 99);
@@ -162,9 +166,11 @@ fn a_pair_takes_as_many_commands_as_it_has_room_for() {
         assert_eq!(pair.depth(), depth);
         for n in 0..depth {
             assert_eq!(pair.in_flight(), n);
-            pair.submit(read(), Data::None, n, NEVER).unwrap();
+            pair.submit(read(), CommandData::None, n, NEVER).unwrap();
         }
-        let refused = pair.submit(read(), Data::None, 77, NEVER).unwrap_err();
+        let refused = pair
+            .submit(read(), CommandData::None, 77, NEVER)
+            .unwrap_err();
         assert_eq!(
             (refused.error, refused.buffer),
             (SubmitError::QueueFull, 77)
@@ -178,7 +184,7 @@ fn a_pair_takes_as_many_commands_as_it_has_room_for() {
 fn an_expired_command_is_in_flight_until_it_ends() {
     let rig = Rig::new(4, 3, 0, 0);
     let (mut pair, mut hand) = (pair(&rig, QID, 3), Hand::new(&rig));
-    let cid = pair.submit(read(), Data::None, 1, 100).unwrap();
+    let cid = pair.submit(read(), CommandData::None, 1, 100).unwrap();
     pair.ring();
     hand.fetch().unwrap();
     assert!(pair.is_in_flight(cid));

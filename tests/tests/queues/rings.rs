@@ -1,7 +1,7 @@
 //! Rings of every size, wrapped many times, by a random schedule.
 
 use nvme_core::spec::{Lba, Nsid, nvm};
-use nvme_core::{Data, Outcome, SubmitError};
+use nvme_core::{CommandData, CommandOutcome, SubmitError};
 use nvme_sim::config::NamespaceConfig;
 use nvme_sim::{Config, MemoryStore};
 use nvme_tests::{Setup, with_pair};
@@ -57,7 +57,7 @@ fn wrap(entries: (u32, u32), slots: usize, commands: u64, seed: u64) {
                     // Without a free buffer the queue is full: the core says so whatever it is asked.
                     let buffer = free.pop();
                     let iova = buffers.iova.offset(buffer.unwrap_or(0) * 512);
-                    let data = Data::Contiguous { iova, len: 512 };
+                    let data = CommandData::Contiguous { iova, len: 512 };
                     match (pair.submit(0, nvm::read(NS, Lba(block), 1), data), buffer) {
                         (Ok(id), Some(buffer)) => {
                             holders.insert(id, (buffer, block));
@@ -77,7 +77,9 @@ fn wrap(entries: (u32, u32), slots: usize, commands: u64, seed: u64) {
             }
             for end in &pair.ended[seen..] {
                 let (buffer, block) = holders.remove(&end.id).expect("a command of ours");
-                assert!(matches!(end.outcome, Outcome::Completed(status) if status.is_success()));
+                assert!(
+                    matches!(end.outcome, CommandOutcome::Completed(status) if status.is_success())
+                );
                 let mut got = [0; 512];
                 pair.memory
                     .read(buffers.iova.offset(buffer * 512), &mut got);

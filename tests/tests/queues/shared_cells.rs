@@ -1,9 +1,11 @@
 //! Result cells of a shared queue: a token sees the end of its own command and no other, and every command ends
 //! with a recovery, wherever a kernel died.
 
-use nvme_core::group::{Alone, Group, Vote};
+use nvme_core::group::{GroupVote, LoneThread, ThreadGroup};
 use nvme_core::spec::{Cid, Nsid, Sqe, Status};
-use nvme_core::{AbortReason, Command, Data, Drained, Outcome, SubmitError, Token};
+use nvme_core::{
+    AbortReason, CommandData, CommandOutcome, CommandToken, DrainResult, MemberCommand, SubmitError,
+};
 use nvme_tests::hand::{Hand, Rig, deleted};
 use nvme_tests::team::Team;
 use std::cell::{Cell, RefCell};
@@ -11,14 +13,14 @@ use std::panic::{AssertUnwindSafe, catch_unwind, panic_any};
 use std::sync::mpsc;
 use std::time::Duration;
 
-fn command(tag: u32, wants_dw0: bool) -> Command<'static> {
-    Command::new(Sqe::new(2, Nsid(1)), Data::None, tag).wanting_dw0(wants_dw0)
+fn command(tag: u32, wants_dw0: bool) -> MemberCommand<'static> {
+    MemberCommand::new(Sqe::new(2, Nsid(1)), CommandData::None, tag).wanting_dw0(wants_dw0)
 }
 
 /// A lone member that does something at each meeting of its group.
 pub struct Meets<F>(pub F);
 
-impl<F: Fn()> Group for Meets<F> {
+impl<F: Fn()> ThreadGroup for Meets<F> {
     fn size(&self) -> u32 {
         1
     }
@@ -31,9 +33,9 @@ impl<F: Fn()> Group for Meets<F> {
         self.0();
     }
 
-    fn vote(&self, mine: bool) -> Vote {
+    fn vote(&self, mine: bool) -> GroupVote {
         self.0();
-        Alone.vote(mine)
+        LoneThread.vote(mine)
     }
 
     fn broadcast(&self, value: u32) -> u32 {
@@ -58,9 +60,9 @@ fn recovery_ends_every_command_wherever_a_kernel_died() {
         for (wants_dw0, deletes) in [(false, false), (true, true)] {
             let rig = Rig::new(8, 7, 3, 0);
             let queue = rig.shared();
-            let place = |tag| queue.place(&Alone, command(tag, wants_dw0)).unwrap();
+            let place = |tag| queue.place(&LoneThread, command(tag, wants_dw0)).unwrap();
             let (first, second, unfinished) = (place(0), place(1), place(2));
-            queue.ring(&Alone);
+            queue.ring(&LoneThread);
             let mut hand = Hand::new(&rig);
             for token in [&first, &second] {
                 hand.fetch().unwrap();
@@ -77,7 +79,7 @@ fn recovery_ends_every_command_wherever_a_kernel_died() {
                 assert!(queue.recover(&rig.reset()).is_some());
                 AbortReason::ControllerReset
             };
-            let aborted = Some((Outcome::Aborted(aborted), 0));
+            let aborted = Some((CommandOutcome::Aborted(aborted), 0));
             assert_eq!(queue.poll(&unfinished), aborted, "meeting {meeting}");
             for (token, told) in [&first, &second].into_iter().zip(told) {
                 let what = format!("meeting {meeting}, died {died}: the command has no end");
@@ -85,7 +87,7 @@ fn recovery_ends_every_command_wherever_a_kernel_died() {
             }
             for tag in 0..3 {
                 assert!(
-                    queue.place(&Alone, command(tag, false)).is_ok(),
+                    queue.place(&LoneThread, command(tag, false)).is_ok(),
                     "cell {tag}"
                 );
             }
@@ -99,10 +101,10 @@ fn recovery_ends_every_command_wherever_a_kernel_died() {
 fn recovery_leaves_cells_that_are_of_no_command_alone() {
     let rig = Rig::new(4, 1, 2, 0);
     let queue = rig.shared();
-    let token = queue.place(&Alone, command(0, false)).unwrap();
-    queue.ring(&Alone);
+    let token = queue.place(&LoneThread, command(0, false)).unwrap();
+    queue.ring(&LoneThread);
     Hand::new(&rig).serve();
-    assert_eq!(queue.drain(&Alone), Drained::Took(1));
+    assert_eq!(queue.drain(&LoneThread), DrainResult::Took(1));
     let meetings = Cell::new(2);
     let group = Meets(|| match meetings.get() {
         0 => panic_any("the kernel died"),
@@ -113,13 +115,13 @@ fn recovery_leaves_cells_that_are_of_no_command_alone() {
     }));
     assert!(placed.is_err(), "it dies between claim and submission");
     assert_eq!(queue.recover(&rig.reset()), Some(0));
-    let done = Outcome::Completed(Status::SUCCESS);
+    let done = CommandOutcome::Completed(Status::SUCCESS);
     assert_eq!(
         queue.poll(&token),
         Some((done, 0)),
         "its end stays what it was"
     );
-    assert!(queue.place(&Alone, command(1, false)).is_ok());
+    assert!(queue.place(&LoneThread, command(1, false)).is_ok());
 }
 
 #[test]
@@ -127,28 +129,30 @@ fn two_commands_with_one_cell_never_pass_for_each_other() {
     let rig = Rig::new(8, 7, 8, 0);
     let tokens = Team::run(2, |team| {
         let token = rig.shared().place(team, command(5, false));
-        token.map(Token::words)
+        token.map(CommandToken::words)
     });
     let words: Vec<_> = tokens
         .into_iter()
         .map(|token| token.expect("at once"))
         .collect();
     let queue = rig.shared();
-    queue.ring(&Alone);
+    queue.ring(&LoneThread);
     let mut hand = Hand::new(&rig);
     let cids = [(); 2].map(|()| hand.fetch().unwrap().cid());
     let token_of = |cid: Cid| {
         let words = words.iter().find(|words| words[2] == u32::from(cid.0));
-        Token::from_words(*words.unwrap())
+        CommandToken::from_words(*words.unwrap())
     };
     let ends = |cid: Cid| queue.poll(&token_of(cid)).map(|(outcome, _)| outcome);
     let [first, second] = cids;
-    let busy = queue.place(&Alone, command(5, false)).map(Token::words);
+    let busy = queue
+        .place(&LoneThread, command(5, false))
+        .map(CommandToken::words);
     assert_eq!(busy, Err(SubmitError::CellBusy));
-    let failed = Outcome::Completed(Status::INTERNAL_ERROR);
+    let failed = CommandOutcome::Completed(Status::INTERNAL_ERROR);
     for (cid, other) in [(first, second), (second, first)] {
         hand.complete(cid, Status::INTERNAL_ERROR, 0);
-        while queue.drain(&Alone) != Drained::Took(0) {}
+        while queue.drain(&LoneThread) != DrainResult::Took(0) {}
         assert_eq!((ends(cid), ends(other)), (Some(failed), None));
     }
 }
@@ -158,17 +162,17 @@ fn two_commands_with_one_cell_never_pass_for_each_other() {
 fn a_command_whose_cell_another_one_asked_for_has_its_end() {
     let rig = Rig::new(8, 7, 8, 0);
     let queue = rig.shared();
-    let token = queue.place(&Alone, command(5, false)).unwrap();
+    let token = queue.place(&LoneThread, command(5, false)).unwrap();
     let placed = Team::run(2, |team| {
         let tag = 5 + team.rank();
         let placed = rig.shared().place(team, command(tag, false));
-        placed.map(Token::words)
+        placed.map(CommandToken::words)
     });
     let (refused, other) = (&placed[0], &placed[1]);
     assert_eq!(*refused, Err(SubmitError::CellBusy));
-    let other = Token::from_words(*other.as_ref().expect("its cell is free"));
+    let other = CommandToken::from_words(*other.as_ref().expect("its cell is free"));
     assert_eq!(queue.recover(&rig.reset()), Some(2));
-    let aborted = Some((Outcome::Aborted(AbortReason::ControllerReset), 0));
+    let aborted = Some((CommandOutcome::Aborted(AbortReason::ControllerReset), 0));
     assert_eq!([queue.poll(&token), queue.poll(&other)], [aborted; 2]);
 }
 
@@ -177,13 +181,13 @@ fn a_command_whose_cell_another_one_asked_for_has_its_end() {
 fn a_controller_that_sets_dword_1_changes_no_result() {
     let rig = Rig::new(8, 7, 8, 0);
     let queue = rig.shared();
-    let token = queue.place(&Alone, command(0, true)).unwrap();
-    queue.ring(&Alone);
+    let token = queue.place(&LoneThread, command(0, true)).unwrap();
+    queue.ring(&LoneThread);
     let mut hand = Hand::new(&rig);
     let cid = hand.fetch().unwrap().cid();
     hand.complete(cid, Status::SUCCESS, 7);
-    while queue.drain(&Alone) != Drained::Took(0) {}
-    let done = Outcome::Completed(Status::SUCCESS);
+    while queue.drain(&LoneThread) != DrainResult::Took(0) {}
+    let done = CommandOutcome::Completed(Status::SUCCESS);
     assert_eq!(queue.poll(&token), Some((done, 7)));
 }
 
@@ -196,18 +200,18 @@ fn a_slot_is_not_free_before_its_command_was_counted() {
         std::thread::spawn(move || {
             let rig = Rig::new(2, 1, 2, 0);
             let queue = rig.shared();
-            let token = queue.place(&Alone, command(0, wants_dw0)).unwrap();
-            queue.ring(&Alone);
+            let token = queue.place(&LoneThread, command(0, wants_dw0)).unwrap();
+            queue.ring(&LoneThread);
             Hand::new(&rig).serve();
             let placed = RefCell::new(Vec::new());
             let group = Meets(|| {
-                let result = rig.shared().place(&Alone, command(1, wants_dw0));
+                let result = rig.shared().place(&LoneThread, command(1, wants_dw0));
                 let ended = queue.poll(&token).is_some();
                 placed
                     .borrow_mut()
-                    .push((ended, result.map(Token::words).err()));
+                    .push((ended, result.map(CommandToken::words).err()));
             });
-            assert_eq!(queue.drain(&group), Drained::Took(1));
+            assert_eq!(queue.drain(&group), DrainResult::Took(1));
             assert!(queue.poll(&token).is_some());
             send.send(placed.into_inner()).unwrap();
         });

@@ -1,12 +1,12 @@
 //! The shared queue on host threads: one thread, and teams that act in step as warps do.
 
-use nvme_core::group::{Alone, Group};
+use nvme_core::group::{LoneThread, ThreadGroup};
 use nvme_core::queue_state::{MAX_TAGS, QueueState};
 use nvme_core::spec::{Cid, Iova, Nsid, Qid, Sqe, Status};
 use nvme_core::sync;
 use nvme_core::{
-    AbortReason, Command, Data, Drained, MapError, Outcome, SharedQueue, SubmitError, Token,
-    WaitError,
+    AbortReason, CommandData, CommandOutcome, CommandToken, DrainResult, MemberCommand,
+    PointerError, SharedQueue, SubmitError, WaitError,
 };
 use nvme_tests::Rng;
 use nvme_tests::hand::{Hand, Rig};
@@ -26,18 +26,18 @@ pub const SIZES: [usize; 4] = [1, 2, 8, 32];
 pub const STARTS: [u32; 3] = [0, 0x1_0000 - 256, 0u32.wrapping_sub(256)];
 
 /// A command that carries `number`, and tells cell `tag` of its end with it.
-pub fn command(number: u32, tag: u32) -> Command<'static> {
+pub fn command(number: u32, tag: u32) -> MemberCommand<'static> {
     let mut sqe = Sqe::new(2, Nsid(1));
     (sqe.cdw10, sqe.cdw15, sqe.mptr) = (number, !number, u64::from(number) << 32);
-    Command::new(sqe, Data::None, tag).wanting_dw0(true)
+    MemberCommand::new(sqe, CommandData::None, tag).wanting_dw0(true)
 }
 
 /// Places a command for each member, and rings.
-pub fn submit<G: Group>(
+pub fn submit<G: ThreadGroup>(
     queue: &SharedQueue<'_>,
     group: &G,
-    command: Command<'_>,
-) -> Result<Token, SubmitError> {
+    command: MemberCommand<'_>,
+) -> Result<CommandToken, SubmitError> {
     let placed = queue.place(group, command);
     queue.ring(group);
     placed
@@ -58,12 +58,12 @@ pub fn serve(hand: &mut Hand<'_>, order: impl Fn(&mut Vec<Sqe>)) {
 }
 
 pub fn drain_all(queue: &SharedQueue<'_>, team: &Team) {
-    while queue.drain(team) != Drained::Took(0) {}
+    while queue.drain(team) != DrainResult::Took(0) {}
 }
 
 /// A queue with two commands in flight, fetched and not completed.
-pub fn two_in_flight(rig: &Rig) -> (Hand<'_>, [Token; 2], [Sqe; 2]) {
-    let alone = &Alone;
+pub fn two_in_flight(rig: &Rig) -> (Hand<'_>, [CommandToken; 2], [Sqe; 2]) {
+    let alone = &LoneThread;
     let tokens = [0, 1].map(|tag| submit(&rig.shared(), alone, command(tag, tag)).unwrap());
     let mut hand = Hand::new(rig);
     let entries = [hand.fetch().unwrap(), hand.fetch().unwrap()];
@@ -95,7 +95,10 @@ fn each_command_ends_once_in_its_own_cell() {
                     team.sync();
                     drain_all(&queue, team);
                     let end = queue.poll(&token);
-                    assert_eq!(end, Some((Outcome::Completed(Status::SUCCESS), number)));
+                    assert_eq!(
+                        end,
+                        Some((CommandOutcome::Completed(Status::SUCCESS), number))
+                    );
                 }
                 assert_eq!(queue.fault(), None);
                 assert_eq!(queue.state().in_flight(), 0);
@@ -138,7 +141,7 @@ fn a_timeout_ends_the_wait_and_not_the_command() {
     let (error, one) = queue.wait(&here, one, 50).unwrap_err();
     assert_eq!(error, WaitError::TimedOut);
     // Its cell is still its own, and so is its slot.
-    let alone = &Alone;
+    let alone = &LoneThread;
     let busy = submit(&queue, alone, command(0, 0)).unwrap_err();
     assert_eq!(busy, SubmitError::CellBusy);
     assert_eq!(queue.state().in_flight(), 2);
@@ -147,7 +150,7 @@ fn a_timeout_ends_the_wait_and_not_the_command() {
     assert_eq!(queue.wait(&here, two, FOREVER).unwrap().1, 1);
     hand.complete(first.cid(), Status::LBA_OUT_OF_RANGE, 0);
     let (outcome, _) = queue.wait(&here, one, FOREVER).unwrap();
-    assert_eq!(outcome, Outcome::Completed(Status::LBA_OUT_OF_RANGE));
+    assert_eq!(outcome, CommandOutcome::Completed(Status::LBA_OUT_OF_RANGE));
     assert_eq!(queue.fault(), None);
     let _token = submit(&queue, alone, command(0, 0)).unwrap();
 }
@@ -157,14 +160,17 @@ fn a_timeout_ends_the_wait_and_not_the_command() {
 fn a_wait_does_not_time_out_on_a_completion_that_is_there() {
     let rig = Rig::new(256, 255, 255, 0);
     let queue = rig.shared();
-    let alone = &Alone;
+    let alone = &LoneThread;
     let mut tokens: Vec<_> = (0..255)
         .map(|tag| submit(&queue, alone, command(tag, tag)).unwrap())
         .collect();
     assert_eq!(Hand::new(&rig).serve(), 255);
     let last = tokens.pop().unwrap();
     let end = queue.wait(&Paused::new(|| ()), last, 0);
-    assert_eq!(end.unwrap(), (Outcome::Completed(Status::SUCCESS), 254));
+    assert_eq!(
+        end.unwrap(),
+        (CommandOutcome::Completed(Status::SUCCESS), 254)
+    );
 }
 
 #[test]
@@ -186,7 +192,7 @@ fn cells_that_are_not_there_are_busy() {
     let rig = Rig::new(4, 3, 2, 0);
     let queue = rig.shared();
     for tag in [2, 3, u32::MAX, 1 << 26] {
-        let error = submit(&queue, &Alone, command(0, tag));
+        let error = submit(&queue, &LoneThread, command(0, tag));
         assert_eq!(error.unwrap_err(), SubmitError::CellBusy);
     }
     assert_eq!(queue.state().in_flight(), 0);
@@ -198,13 +204,13 @@ fn cells_that_no_slot_can_name_are_busy() {
     let rig = Rig::new(4, 3, MAX_TAGS as usize + 2, 0);
     let queue = rig.shared();
     for tag in [MAX_TAGS, MAX_TAGS + 1] {
-        let error = submit(&queue, &Alone, command(0, tag));
+        let error = submit(&queue, &LoneThread, command(0, tag));
         assert_eq!(error.unwrap_err(), SubmitError::CellBusy);
     }
-    let last = submit(&queue, &Alone, command(7, MAX_TAGS - 1)).unwrap();
+    let last = submit(&queue, &LoneThread, command(7, MAX_TAGS - 1)).unwrap();
     assert_eq!(Hand::new(&rig).serve(), 1);
-    assert_eq!(queue.drain(&Alone), Drained::Took(1));
-    let done = (Outcome::Completed(Status::SUCCESS), 7);
+    assert_eq!(queue.drain(&LoneThread), DrainResult::Took(1));
+    let done = (CommandOutcome::Completed(Status::SUCCESS), 7);
     assert_eq!(queue.poll(&last), Some(done));
 }
 
@@ -222,12 +228,12 @@ fn a_bad_buffer_costs_nothing_and_the_others_go_on() {
                 let mut one = command(mine, mine);
                 if bad {
                     let iova = Iova(0x1000);
-                    one = one.with_data(Data::Contiguous { iova, len: 0 });
+                    one = one.with_data(CommandData::Contiguous { iova, len: 0 });
                 }
                 let result = submit(&queue, team, one);
                 match &result {
                     Ok(_) => assert!(!bad),
-                    Err(error) => assert_eq!(*error, SubmitError::Map(MapError::Empty)),
+                    Err(error) => assert_eq!(*error, SubmitError::Map(PointerError::Empty)),
                 }
                 if mine == 0 {
                     serve(&mut hand.lock().unwrap(), |_| ());
@@ -247,12 +253,12 @@ fn a_bad_buffer_costs_nothing_and_the_others_go_on() {
 fn lists_are_written_to_the_slots_own_memory() {
     let rig = Rig::new(8, 7, 8, 0);
     let queue = rig.shared();
-    let alone = &Alone;
+    let alone = &LoneThread;
     let mut addresses = Vec::new();
     for tag in 0..7 {
         let iova = Iova(0x10_0000 * u64::from(tag + 1));
         let mut one = command(tag, tag);
-        one = one.with_data(Data::Contiguous {
+        one = one.with_data(CommandData::Contiguous {
             iova,
             len: 3 * 4096,
         });
@@ -275,17 +281,17 @@ fn a_reset_ends_what_was_in_flight_and_the_queue_goes_on() {
         let queue = rig.shared();
         let proof = rig.reset();
         assert_eq!(queue.recover(&proof), Some(2));
-        let aborted = Outcome::Aborted(AbortReason::ControllerReset);
+        let aborted = CommandOutcome::Aborted(AbortReason::ControllerReset);
         for token in [one, two] {
             assert_eq!(queue.poll(&token), Some((aborted, 0)));
         }
         let mut hand = Hand::new(&rig);
-        let alone = &Alone;
+        let alone = &LoneThread;
         for number in 0..40 {
             let token = submit(&queue, alone, command(number, 0)).unwrap();
             assert_eq!(hand.serve(), 1);
             drain_all(&queue, &Team::of(1)[0]);
-            let done = Some((Outcome::Completed(Status::SUCCESS), number));
+            let done = Some((CommandOutcome::Completed(Status::SUCCESS), number));
             assert_eq!(queue.poll(&token), done);
         }
         // A completion from before the reset is not taken for one of now.
@@ -317,7 +323,7 @@ fn submit_drains_while_the_queue_is_full() {
     // In reverse: tokens that were not waited for pin no slot.
     for (token, number) in tokens.into_iter().zip([0, 1, 2]).rev() {
         let end = queue.wait(&here, token, FOREVER).unwrap();
-        assert_eq!(end, (Outcome::Completed(Status::SUCCESS), number));
+        assert_eq!(end, (CommandOutcome::Completed(Status::SUCCESS), number));
     }
     let stuck = Paused::new(|| ());
     let _token = queue.submit(&stuck, command(0, 0), FOREVER).unwrap();
@@ -335,7 +341,10 @@ fn run_is_submit_and_wait() {
     });
     for number in 0..20 {
         let end = queue.run(&here, || command(number, 0), FOREVER).unwrap();
-        assert_eq!(end, Ok((Outcome::Completed(Status::SUCCESS), number)));
+        assert_eq!(
+            end,
+            Ok((CommandOutcome::Completed(Status::SUCCESS), number))
+        );
     }
     // No answer comes: the command stays in flight and its token comes back.
     let stuck = Paused::new(|| ());
@@ -347,7 +356,7 @@ fn run_is_submit_and_wait() {
     let full = queue.run(&stuck, || command(23, 2), 100).unwrap();
     assert_eq!(full, Err(SubmitError::QueueFull));
     let end = queue.wait(&here, late, FOREVER).unwrap();
-    assert_eq!(end, (Outcome::Completed(Status::SUCCESS), 20));
+    assert_eq!(end, (CommandOutcome::Completed(Status::SUCCESS), 20));
     // Nonsense ends it at once.
     let wrong = Paused::new(|| hand.borrow_mut().complete(Cid(0xFFF), Status::SUCCESS, 0));
     let (error, token) = queue.run(&wrong, || command(24, 0), FOREVER).unwrap_err();
@@ -363,7 +372,7 @@ fn run_does_not_time_out_on_a_completion_that_is_there() {
     let rig = Rig::new(256, 255, 255, 0);
     let queue = rig.shared();
     for tag in 0..254 {
-        let _token = submit(&queue, &Alone, command(tag, tag)).unwrap();
+        let _token = submit(&queue, &LoneThread, command(tag, tag)).unwrap();
     }
     let hand = RefCell::new(Hand::new(&rig));
     assert_eq!(hand.borrow_mut().serve(), 254);
@@ -371,7 +380,7 @@ fn run_does_not_time_out_on_a_completion_that_is_there() {
         hand.borrow_mut().serve();
     });
     let end = queue.run(&here, || command(254, 254), 0).unwrap();
-    assert_eq!(end, Ok((Outcome::Completed(Status::SUCCESS), 254)));
+    assert_eq!(end, Ok((CommandOutcome::Completed(Status::SUCCESS), 254)));
 }
 
 /// A command that was never placed is not waited for, whatever its cell is used for.
@@ -381,10 +390,10 @@ fn run_returns_at_once_when_its_command_is_refused() {
     let queue = rig.shared();
     let here = Paused::new(|| panic!("a pause"));
     let (iova, len) = (Iova(0x1000), 0);
-    let bad = || command(0, 0).with_data(Data::Contiguous { iova, len });
+    let bad = || command(0, 0).with_data(CommandData::Contiguous { iova, len });
     let end = queue.run(&here, bad, FOREVER).unwrap();
-    assert_eq!(end, Err(SubmitError::Map(MapError::Empty)));
-    let _token = submit(&queue, &Alone, command(0, 0)).unwrap();
+    assert_eq!(end, Err(SubmitError::Map(PointerError::Empty)));
+    let _token = submit(&queue, &LoneThread, command(0, 0)).unwrap();
     let end = queue.run(&here, || command(1, 0), FOREVER).unwrap();
     assert_eq!(end, Err(SubmitError::CellBusy));
 }
@@ -422,12 +431,12 @@ fn run_rings_for_what_fills_the_queue() {
     let here = Paused::new(|| {
         hand.borrow_mut().serve();
     });
-    let placed = submit(&queue, &Alone, command(0, 0)).unwrap();
+    let placed = submit(&queue, &LoneThread, command(0, 0)).unwrap();
     let end = queue.run(&here, || command(1, 1), FOREVER).unwrap();
-    assert_eq!(end, Ok((Outcome::Completed(Status::SUCCESS), 1)));
+    assert_eq!(end, Ok((CommandOutcome::Completed(Status::SUCCESS), 1)));
     assert_eq!(
         queue.poll(&placed),
-        Some((Outcome::Completed(Status::SUCCESS), 0))
+        Some((CommandOutcome::Completed(Status::SUCCESS), 0))
     );
 }
 
@@ -469,13 +478,13 @@ fn tokens_held_by_many_threads_do_not_deadlock() {
                     });
                     for (number, token) in tokens.into_iter().rev() {
                         let end = queue.wait(&here, token, FOREVER).unwrap();
-                        assert_eq!(end, (Outcome::Completed(Status::SUCCESS), number));
+                        assert_eq!(end, (CommandOutcome::Completed(Status::SUCCESS), number));
                     }
                     let number = thread << 16 | round << 2 | 3;
                     let end = queue.run(&here, || command(number, thread * 3), FOREVER);
                     assert_eq!(
                         end.unwrap(),
-                        Ok((Outcome::Completed(Status::SUCCESS), number))
+                        Ok((CommandOutcome::Completed(Status::SUCCESS), number))
                     );
                 }
                 if left.fetch_sub(1, Ordering::Relaxed) == 1 {

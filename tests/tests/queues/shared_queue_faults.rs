@@ -1,9 +1,11 @@
 //! A shared queue whose controller breaks the protocol: the queue is refused, honest completions count.
 
 use super::shared_queue::{SIZES, STARTS, command, drain_all, submit, two_in_flight};
-use nvme_core::group::{Alone, Group};
+use nvme_core::group::{LoneThread, ThreadGroup};
 use nvme_core::spec::{Cid, Status};
-use nvme_core::{AbortReason, ControllerFault, Drained, Outcome, SubmitError, WaitError};
+use nvme_core::{
+    AbortReason, CommandOutcome, ControllerFault, DrainResult, SubmitError, WaitError,
+};
 use nvme_tests::hand::{Hand, Rig};
 use nvme_tests::team::{Paused, Team};
 
@@ -58,7 +60,7 @@ fn violations_refuses_the_queue_and_the_honest_completions_with_it_count() {
             });
             let queue = rig.shared();
             let [one, two] = tokens;
-            let done = Some((Outcome::Completed(Status::SUCCESS), 1));
+            let done = Some((CommandOutcome::Completed(Status::SUCCESS), 1));
             assert_eq!(queue.poll(&two), done, "{what}, team of {size}");
             let (error, one) = queue.wait(&Paused::new(|| ()), one, 100).unwrap_err();
             assert_eq!(error, WaitError::Refused, "{what}");
@@ -84,7 +86,7 @@ fn a_head_may_be_older_than_one_before() {
             assert_eq!(queue.fault(), None);
             for token in &tokens {
                 let end = queue.poll(token).expect("it has completed");
-                assert_eq!(end.0, Outcome::Completed(Status::SUCCESS));
+                assert_eq!(end.0, CommandOutcome::Completed(Status::SUCCESS));
             }
         }
     }
@@ -96,20 +98,23 @@ fn a_command_that_was_not_published_does_not_end() {
     for start in STARTS {
         let rig = Rig::new(8, 7, 8, start);
         let (queue, mut hand) = (rig.shared(), Hand::new(&rig));
-        let tokens = [0, 1].map(|tag| queue.place(&Alone, command(tag, tag)).unwrap());
-        queue.ring(&Alone);
-        let late = queue.place(&Alone, command(2, 2)).unwrap();
+        let tokens = [0, 1].map(|tag| queue.place(&LoneThread, command(tag, tag)).unwrap());
+        queue.ring(&LoneThread);
+        let late = queue.place(&LoneThread, command(2, 2)).unwrap();
         assert_eq!(hand.serve(), 2);
         hand.complete(late.cid(), Status::SUCCESS, 2);
-        while let Drained::Took(1..) = queue.drain(&Alone) {}
+        while let DrainResult::Took(1..) = queue.drain(&LoneThread) {}
         assert_eq!(queue.fault(), Some(ControllerFault::UnknownCid(late.cid())));
         for (token, number) in tokens.iter().zip(0..) {
             let end = queue.poll(token);
-            assert_eq!(end, Some((Outcome::Completed(Status::SUCCESS), number)));
+            assert_eq!(
+                end,
+                Some((CommandOutcome::Completed(Status::SUCCESS), number))
+            );
         }
         assert_eq!((queue.poll(&late), queue.state().in_flight()), (None, 1));
         assert_eq!(queue.recover(&rig.reset()), Some(1));
-        let aborted = Outcome::Aborted(AbortReason::ControllerReset);
+        let aborted = CommandOutcome::Aborted(AbortReason::ControllerReset);
         assert_eq!(queue.poll(&late), Some((aborted, 0)));
     }
 }
@@ -126,8 +131,8 @@ fn the_same_completion_twice_in_one_pass_ends_one_command() {
         // Within a pass either may come first; it is told whole, and the other is the fault.
         let end = queue.poll(&one).expect("it ended");
         let either = [
-            (Outcome::Completed(Status::SUCCESS), 3),
-            (Outcome::Completed(Status::INVALID_FIELD), 4),
+            (CommandOutcome::Completed(Status::SUCCESS), 3),
+            (CommandOutcome::Completed(Status::INVALID_FIELD), 4),
         ];
         assert!(either.contains(&end), "{end:?}");
         let fault = ControllerFault::UnknownCid(first.cid());

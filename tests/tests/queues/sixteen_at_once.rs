@@ -1,8 +1,8 @@
 //! A collective whose members read sixteen completions at once: each of the sixteen is judged alike.
 
-use nvme_core::group::{Alone, Group};
+use nvme_core::group::{LoneThread, ThreadGroup};
 use nvme_core::spec::{Cid, Nsid, Qid, Sqe, Status};
-use nvme_core::{Command, ControllerFault, Data};
+use nvme_core::{CommandData, ControllerFault, MemberCommand};
 use nvme_tests::hand::{Hand, QID, Rig, deleted};
 use nvme_tests::team::Team;
 use std::sync::Mutex;
@@ -10,10 +10,10 @@ use std::sync::Mutex;
 const FOREVER: u64 = 1_000_000_000;
 
 /// A command that carries its tag; every third wants dword 0.
-fn command(tag: u32) -> Command<'static> {
+fn command(tag: u32) -> MemberCommand<'static> {
     let mut sqe = Sqe::new(2, Nsid(1));
     sqe.cdw10 = tag;
-    Command::new(sqe, Data::None, tag).wanting_dw0(tag.is_multiple_of(3))
+    MemberCommand::new(sqe, CommandData::None, tag).wanting_dw0(tag.is_multiple_of(3))
 }
 
 /// Dword 0 of the completion of `tag`, and of the command's end.
@@ -24,7 +24,7 @@ fn dw0(tag: u32) -> [u32; 2] {
 
 /// The controller's side of `count` commands that one thread has submitted, fetched in order.
 fn in_flight(rig: &Rig, count: u32) -> (Hand<'_>, Vec<Cid>) {
-    let mut queue = rig.collective(Alone);
+    let mut queue = rig.collective(LoneThread);
     for tag in 0..count {
         queue.submit(true, |_| command(tag), FOREVER).unwrap();
     }
@@ -51,7 +51,7 @@ fn a_pass_takes_as_many_as_are_there() {
                 let mut queue = rig.collective(team.clone());
                 assert_eq!(queue.group().size(), size as u32);
                 assert_eq!(queue.in_flight(), count);
-                let reap = |queue: &mut nvme_core::Collective<'_, Team>| {
+                let reap = |queue: &mut nvme_core::CollectiveQueue<'_, Team>| {
                     queue.reap::<16>(|end| {
                         assert_eq!((end.status, end.late), (Status::SUCCESS, false));
                         ended.lock().unwrap().push((end.tag, end.cid, end.dw0));
@@ -98,7 +98,7 @@ fn violations_is_found_in_every_place() {
                 true => ControllerFault::SqHead(32),
                 false => ControllerFault::UnknownCid(Cid(0x1E)),
             };
-            let mut queue = rig.collective(Alone);
+            let mut queue = rig.collective(LoneThread);
             let mut told = Vec::new();
             assert_eq!(queue.reap::<16>(|end| told.push(end.tag)), Err(fault));
             let ends = |tag: &u32| *tag as usize != place;
@@ -116,11 +116,17 @@ fn a_proof_of_another_queue_recovers_nothing() {
     let beside = Rig::of(Qid(QID.0 + 1), 8, 7, 0, 0);
     beside.state().init(rig.identity(), 0);
     let other = deleted(rig.identity(), beside.state().close());
-    assert!(!rig.collective(Alone).recover(&other, |tag| panic!("{tag}")));
+    assert!(
+        !rig.collective(LoneThread)
+            .recover(&other, |tag| panic!("{tag}"))
+    );
     assert_eq!(rig.shared().recover(&other), None);
     assert_eq!(rig.state().in_flight(), 3, "nothing has changed");
     let mut aborted = Vec::new();
     let own = deleted(rig.identity(), rig.state().close());
-    assert!(rig.collective(Alone).recover(&own, |tag| aborted.push(tag)));
+    assert!(
+        rig.collective(LoneThread)
+            .recover(&own, |tag| aborted.push(tag))
+    );
     assert_eq!((aborted, rig.state().in_flight()), (vec![0, 1, 2], 0));
 }

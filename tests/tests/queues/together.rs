@@ -1,9 +1,9 @@
 //! Lanes that submit and wait together, of which some have no command, or need no end.
 
 use crate::lanes::{FOREVER, Lane, Recorder, command, done};
-use nvme_core::group::Group;
+use nvme_core::group::ThreadGroup;
 use nvme_core::spec::Status;
-use nvme_core::{Need, WaitError};
+use nvme_core::{WaitError, WaitNeed};
 use nvme_tests::hand::{Hand, Rig};
 use nvme_tests::team::Team;
 use std::sync::Mutex;
@@ -29,7 +29,7 @@ fn lanes_wait_together_for_what_some_of_them_need() {
         });
         let (token, why) = queue.submit_if(&here, rank != 0, command(rank), FOREVER);
         assert_eq!(why, None);
-        let need = [Need::Help, Need::End, Need::Look][rank as usize];
+        let need = [WaitNeed::Help, WaitNeed::End, WaitNeed::Look][rank as usize];
         let first = queue.wait_together(&here, &token, need, FOREVER);
         // Nothing is lost of a command whose lane only looked.
         team.sync();
@@ -38,7 +38,7 @@ fn lanes_wait_together_for_what_some_of_them_need() {
             hand.lock().unwrap().complete(cid, Status::SUCCESS, 2);
         }
         team.sync();
-        let need = [Need::Help, Need::Help, Need::End][rank as usize];
+        let need = [WaitNeed::Help, WaitNeed::Help, WaitNeed::End][rank as usize];
         (first, queue.wait_together(&here, &token, need, FOREVER))
     });
     assert_eq!(ends[0], (None, None));
@@ -58,7 +58,7 @@ fn a_deadline_is_that_of_lanes_that_need_an_end() {
         };
         let queue = rig.shared();
         let (token, _) = queue.submit_if(&here, true, command(team.rank()), 9);
-        let need = [Need::Look, Need::End][team.rank() as usize];
+        let need = [WaitNeed::Look, WaitNeed::End][team.rank() as usize];
         let end = queue.wait_together(&here, &token, need, 9);
         let log = log.into_inner().unwrap();
         (end, log.len())
@@ -83,7 +83,7 @@ fn lanes_that_want_to_submit_are_helped_by_those_that_do_not() {
         let wants = rank % 2 == 1;
         let (token, why) = queue.submit_if(&here, wants, command(rank), FOREVER);
         assert_eq!(why, None);
-        let need = if wants { Need::End } else { Need::Help };
+        let need = if wants { WaitNeed::End } else { WaitNeed::Help };
         queue.wait_together(&here, &token, need, FOREVER)
     });
     let end = |cell| Some(Ok(done(cell)));

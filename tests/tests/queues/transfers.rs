@@ -1,7 +1,7 @@
 //! Data: every size and offset around the edges of pages, lists and MDTS, against reference bytes.
 
 use nvme_core::spec::{Iova, Lba, Nsid, Status, nvm};
-use nvme_core::{Data, MapError, SubmitError, sgl};
+use nvme_core::{CommandData, PointerError, SubmitError, sgl};
 use nvme_sim::config::NamespaceConfig;
 use nvme_sim::{Config, MemoryStore, Rule};
 use nvme_tests::{PAGE, Pair, Rng, Setup, with_pair};
@@ -132,7 +132,7 @@ fn transfers_around_mdts_are_split() {
                     let commands = (pair.ended.len() - before) as u64;
                     assert_eq!(commands, 3 * blocks.div_ceil(most), "{blocks} blocks");
                 }
-                let too_long = Data::Contiguous {
+                let too_long = CommandData::Contiguous {
                     iova: from.iova,
                     len: (most + 1) * 512,
                 };
@@ -179,7 +179,7 @@ fn scattered_buffers_arrive_in_order() {
 
         let page = |index: u64| area.iova.offset(index * PAGE);
         let pages = [page(9), page(4), page(12), page(6)];
-        let data = Data::Pages {
+        let data = CommandData::Pages {
             offset: 100,
             len: 3 * PAGE,
             pages: &pages,
@@ -201,23 +201,23 @@ fn scattered_buffers_arrive_in_order() {
         assert!(got == sent, "pages");
 
         let segments = [
-            sgl::Segment::Data {
+            sgl::SglSegment::Data {
                 iova: page(5).offset(17),
                 len: 1000,
             },
-            sgl::Segment::Discard { len: 24 },
-            sgl::Segment::Data {
+            sgl::SglSegment::Discard { len: 24 },
+            sgl::SglSegment::Data {
                 iova: page(14),
                 len: 2 * 4096,
             },
-            sgl::Segment::Data {
+            sgl::SglSegment::Data {
                 iova: page(3),
                 len: 3072,
             },
         ];
         assert!(pair.info.as_ref().unwrap().sgl);
         assert!(
-            pair.run(0, nvm::read(NS, Lba(0), 24), Data::Sgl(&segments))
+            pair.run(0, nvm::read(NS, Lba(0), 24), CommandData::Sgl(&segments))
                 .is_success()
         );
         let mut got = vec![0; 1000];
@@ -273,13 +273,13 @@ fn random_buffers_are_walked_as_they_were_mapped() {
                 }
                 pages.truncate(count as usize);
                 let data = if scattered {
-                    Data::Pages {
+                    CommandData::Pages {
                         offset,
                         len,
                         pages: &pages,
                     }
                 } else {
-                    Data::Contiguous {
+                    CommandData::Contiguous {
                         iova: area.iova.offset(offset),
                         len,
                     }
@@ -314,12 +314,12 @@ fn buffers_that_cannot_be_mapped_never_reach_the_controller() {
             pair.bring_up().unwrap();
             let area = pair.buffer(PAGE);
             let commands = pair.sim.queue_stats(1).commands;
-            let at = |iova, len| Data::Contiguous { iova, len };
+            let at = |iova, len| CommandData::Contiguous { iova, len };
             for (data, error) in [
-                (at(area.iova.offset(2), 512), MapError::Misaligned),
-                (at(area.iova, 0), MapError::Empty),
-                (at(area.iova, 64 << 20), MapError::ListTooSmall),
-                (at(Iova(u64::MAX - 511), 1024), MapError::TooLong),
+                (at(area.iova.offset(2), 512), PointerError::Misaligned),
+                (at(area.iova, 0), PointerError::Empty),
+                (at(area.iova, 64 << 20), PointerError::ListTooSmall),
+                (at(Iova(u64::MAX - 511), 1024), PointerError::TooLong),
             ] {
                 let refused = pair.submit(0, nvm::read(NS, Lba(0), 1), data);
                 assert_eq!(refused, Err(SubmitError::Map(error)));
@@ -346,7 +346,7 @@ fn errors_come_back_as_their_status() {
     with_pair(config(512, 0), setup, |pair| {
         pair.bring_up().unwrap();
         let area = pair.buffer(PAGE);
-        let data = || Data::Contiguous {
+        let data = || CommandData::Contiguous {
             iova: area.iova,
             len: 512,
         };
@@ -361,12 +361,12 @@ fn errors_come_back_as_their_status() {
         assert!(status.is(Status::LBA_OUT_OF_RANGE), "{status}");
         let status = pair.run(0, nvm::read(Nsid(9), Lba(0), 1), data());
         assert!(status.is(Status::INVALID_NAMESPACE), "{status}");
-        let status = pair.run(0, nvme_core::spec::Sqe::new(0x7E, NS), Data::None);
+        let status = pair.run(0, nvme_core::spec::Sqe::new(0x7E, NS), CommandData::None);
         assert!(status.is(Status::INVALID_OPCODE), "{status}");
         pair.memory.write(area.iova, &[1; 512]);
         let status = pair.run(0, nvm::compare(NS, Lba(0), 1), data());
         assert!(status.is(Status::COMPARE_FAILURE), "{status}");
-        let outside = Data::Contiguous {
+        let outside = CommandData::Contiguous {
             iova: Iova(0x1000),
             len: 512,
         };
@@ -388,7 +388,7 @@ fn write_zeroes_and_deallocate_clear_what_they_name() {
                 .is_success()
         );
         assert!(
-            pair.run(0, nvm::write_zeroes(NS, Lba(2), 3), Data::None)
+            pair.run(0, nvm::write_zeroes(NS, Lba(2), 3), CommandData::None)
                 .is_success()
         );
         let mut range = Vec::new();
@@ -398,7 +398,7 @@ fn write_zeroes_and_deallocate_clear_what_they_name() {
             range.extend(slba.to_le_bytes());
         }
         pair.memory.write(area.iova, &range);
-        let data = Data::Contiguous {
+        let data = CommandData::Contiguous {
             iova: area.iova,
             len: 32,
         };

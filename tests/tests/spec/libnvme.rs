@@ -6,7 +6,7 @@
 use nvme_core::spec::feature::HostBehavior;
 use nvme_core::spec::identify::{IdentifyController, IdentifyNamespace, LbaFormat, PowerState};
 use nvme_core::spec::log_page::{
-    ErrorEntry, FeatureEffects, FirmwareSlots, MiEffects, SanitizeStatus, Smart,
+    ErrorEntry, FeatureEffects, FirmwareSlots, MiEffects, SanitizeStatus, SmartData,
 };
 use nvme_core::spec::nvm::DsmRange;
 use nvme_core::spec::{Status, admin, feature, identify, log_page, nvm, register};
@@ -55,7 +55,7 @@ fn structures() -> Vec<Expectation> {
         cid = "cmdid", phase_status = "status_field", parameter_error_location = "parm_error_location",
         lba = "lba", nsid = "nsid", vendor_log_page = "vs", trtype = "trtype", command_specific = "cs",
         trtype_specific = "trtype_spec_info");
-    layout!(list, Smart, "nvme_smart_log": critical_warning = "critical_warning",
+    layout!(list, SmartData, "nvme_smart_log": critical_warning = "critical_warning",
         temperature = "temperature", available_spare = "avail_spare", spare_threshold = "spare_thresh",
         percentage_used = "percent_used", data_units_read = "data_units_read",
         data_units_written = "data_units_written", host_reads = "host_reads", host_writes = "host_writes",

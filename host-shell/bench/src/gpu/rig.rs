@@ -4,14 +4,14 @@
 
 use super::case::SuiteCase;
 use crate::null::{NullController, NullCounts, NullShape};
-use nvme_core::Identity;
+use nvme_core::ControllerIdentity;
 use nvme_core::handoff::QueueWords;
 use nvme_core::spec::nvm::opcode;
 use nvme_cuda::RegisteredMemory;
 use nvme_cuda::{GpuQueues, LaunchGrid, LaunchResult};
 use nvme_cuda::{Kernel, QueueKernels};
 use nvme_driver::error::{Error, Result};
-use nvme_gpu_kernel::work::Launch;
+use nvme_gpu_kernel::work::LaunchArguments;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -96,7 +96,7 @@ impl NullBench {
             })
             .collect();
         // No controller is behind these queues.
-        let identity = Identity::new();
+        let identity = ControllerIdentity::new();
         let set = GpuQueues::new(kernels, &identity, &host, 0, |at| registered.translate(at))?;
         Ok(Self {
             set,
@@ -120,9 +120,9 @@ impl NullBench {
     /// # Errors
     /// [`Error::Device`] when a command did not succeed, or the controller saw an invalid entry or doorbell.
     pub fn run(&mut self, case: &SuiteCase, commands: u64, threads: usize) -> Result<CaseRun> {
-        self.set.restart(&Identity::new(), 0)?;
+        self.set.restart(&ControllerIdentity::new(), 0)?;
         let running = self.null.start(threads, case.model)?;
-        let launch = Launch {
+        let launch = LaunchArguments {
             data: self.registered.translate(self.null.data())?,
             data_iova: self.null.data(),
             data_bytes: self.null.shape().data_bytes as u64,
@@ -136,7 +136,7 @@ impl NullBench {
             block_shift: BLOCK_SHIFT,
             depth: case.depth,
             lanes: case.lanes,
-            ..Launch::default()
+            ..LaunchArguments::default()
         };
         let grid = case.grid();
         // SAFETY: the data memory is the null controller's, which is stopped before this returns;
@@ -165,7 +165,7 @@ impl NullBench {
 
     /// Runs a bare limit's kernel over the rings, which no controller serves.
     pub(super) fn bare(&mut self, grid: LaunchGrid, commands: u64) -> Result<LaunchResult> {
-        self.set.restart(&Identity::new(), 0)?;
+        self.set.restart(&ControllerIdentity::new(), 0)?;
         self.run_bare(grid, commands, 0)
     }
 
@@ -176,12 +176,12 @@ impl NullBench {
         commands: u64,
         depth: u32,
     ) -> Result<LaunchResult> {
-        let launch = Launch {
+        let launch = LaunchArguments {
             commands,
             timeout_ns: TIMEOUT_NS,
             opcode: u32::from(opcode::READ),
             depth,
-            ..Launch::default()
+            ..LaunchArguments::default()
         };
         // SAFETY: the bare kernels use the rings and doorbells alone, which are ours.
         unsafe { self.set.run(grid, launch, false, LIMIT, || Ok(())) }
@@ -190,7 +190,7 @@ impl NullBench {
     /// Runs one warp on each queue that writes `entries` entries, reads completions and rings
     /// without checking anything, while the controller serves them.
     pub(super) fn served(&mut self, entries: u64, threads: usize) -> Result<LaunchResult> {
-        self.set.restart(&Identity::new(), 0)?;
+        self.set.restart(&ControllerIdentity::new(), 0)?;
         let running = self.null.start_heedless(threads)?;
         let grid = LaunchGrid {
             kernel: Kernel::SqeWrites,

@@ -10,7 +10,7 @@ use nvme_cuda::{GpuAccess, QueueTier, TierRequest};
 use nvme_driver::controller::Controller;
 use nvme_driver::controller::config::ControllerConfig;
 use nvme_driver::error::{Error, Result};
-use nvme_gpu_kernel::work::Launch;
+use nvme_gpu_kernel::work::LaunchArguments;
 use serde_json::{Value, json};
 use std::sync::Arc;
 use std::time::Duration;
@@ -51,7 +51,7 @@ pub fn stream(
     let data =
         Arc::new(access.data((STREAM_QUEUES * 2 * STREAM_DEPTH) as usize * STREAM_BYTES as usize)?);
     let commands = ((STREAM_COMMANDS as f64 * share) as u64).max(16);
-    let launch = Launch {
+    let launch = LaunchArguments {
         commands,
         units: 1024,
         timeout_ns: 5_000_000_000,
@@ -60,7 +60,7 @@ pub fn stream(
         blocks: (STREAM_BYTES >> 12) as u32,
         block_shift: 12,
         depth: STREAM_DEPTH,
-        ..Launch::default()
+        ..LaunchArguments::default()
     };
     let grid = SubmitMode::Warp.grid(STREAM_QUEUES, 0, 32);
     let mut rates = Vec::new();

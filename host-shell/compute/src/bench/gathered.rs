@@ -6,7 +6,7 @@ use super::parts::{CopyLimit, HalfReader, by_threads, gpu_of, vector};
 use super::{CHUNK, GemvJob, GemvTimes, LIMIT, ROW};
 use crate::steps::StepKernels;
 use crate::{GpuIds, StoredMatrix, StreamedProducts, streamed};
-use nvme_compute_kernel::Gemv;
+use nvme_compute_kernel::GemvParameters;
 use nvme_host::cuda::{DeviceMemory, RowRequest, Stream};
 use nvme_host::store::RowIds;
 use nvme_host::{Error, Result, Store};
@@ -171,7 +171,7 @@ impl GatheredFixture {
 
     /// Launches the product of the rows in GPU memory.
     fn product(&self) -> Result<()> {
-        let gemv = Gemv {
+        let gemv = GemvParameters {
             weights: self.dense.address(),
             x: self.x.address(),
             y: self.y.address(),

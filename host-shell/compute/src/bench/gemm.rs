@@ -7,7 +7,7 @@ use super::{CHUNK, LIMIT, ROW};
 use crate::gemm::{GemmOperands, StreamedGemm};
 use crate::{HalfFormat, StoredMatrix, streamed};
 use nvme_compute_kernel::reference;
-use nvme_formats::Stored;
+use nvme_formats::StoredFormat;
 use nvme_host::cuda::{DeviceMemory, Stream};
 use nvme_host::{Error, Result, Store};
 use rayon::prelude::*;
@@ -18,7 +18,7 @@ use std::time::Instant;
 #[derive(Clone, Copy, Debug)]
 pub struct GemmJob {
     /// The format of the matrix, which is laid out at the store's begin.
-    pub stored: Stored,
+    pub stored: StoredFormat,
     /// Rows of halves that are multiplied: f16 where the matrix has such, else bf16.
     pub tokens: u32,
     /// Rows of the matrix.
@@ -72,7 +72,7 @@ pub fn gemm(store: &Arc<Store>, job: &GemmJob) -> Result<GemmTimes> {
         cost: rig.products.cost()?,
         ..GemmTimes::default()
     };
-    let is_plain = matches!(job.stored, Stored::Bf16 | Stored::F16);
+    let is_plain = matches!(job.stored, StoredFormat::Bf16 | StoredFormat::F16);
     // One run of each before those that count.
     for run in 0..=job.runs {
         let add = |to: &mut Vec<f64>, seconds: f64| {
@@ -118,7 +118,7 @@ impl GemmFixture {
         let matrix = StoredMatrix::new(store, 0, job.stored, job.rows, job.columns)?;
         let limit = CopyLimit::new(gpu, store, &matrix, (job.stored, job.seed))?;
         let half = match job.stored {
-            Stored::F16 => HalfFormat::F16,
+            StoredFormat::F16 => HalfFormat::F16,
             _ => HalfFormat::Bf16,
         };
         let columns = job.columns as usize;

@@ -11,8 +11,8 @@ pub use gemm::{GemmJob, GemmTimes, gemm};
 
 use crate::steps::StepKernels;
 use crate::{StoredMatrix, StreamedProducts, streamed};
-use nvme_compute_kernel::Gemv;
-use nvme_formats::Stored;
+use nvme_compute_kernel::GemvParameters;
+use nvme_formats::StoredFormat;
 use nvme_host::cuda::{DeviceMemory, Stream};
 use nvme_host::{Error, Result, Store};
 use parts::{CopyLimit, HalfReader, by_threads, gpu_of, vector};
@@ -31,7 +31,7 @@ const ROW: u64 = 4096;
 #[derive(Clone, Copy, Debug)]
 pub struct GemvJob {
     /// The format of the matrix, which is laid out at the store's begin.
-    pub stored: Stored,
+    pub stored: StoredFormat,
     /// Its rows.
     pub rows: u32,
     /// Its columns.
@@ -104,7 +104,7 @@ pub fn gemv(store: &Arc<Store>, job: &GemvJob) -> Result<GemvTimes> {
 struct GemvFixture {
     readers: Vec<HalfReader>,
     matrix: StoredMatrix,
-    stored: Stored,
+    stored: StoredFormat,
     products: StreamedProducts,
     steps: StepKernels,
     limit: CopyLimit,
@@ -186,7 +186,7 @@ impl GemvFixture {
     }
 
     fn resident(&self) -> Result<()> {
-        let gemv = Gemv {
+        let gemv = GemvParameters {
             weights: self.weights.address(),
             x: self.x.address(),
             y: self.y.address(),

@@ -5,9 +5,9 @@
 use super::{CHUNK, LIMIT, MIRROR, ROW};
 use crate::{StoredMatrix, random_weights};
 use nvme_compute_kernel::BLOCK_THREADS;
-use nvme_formats::Stored;
+use nvme_formats::StoredFormat;
 use nvme_gpu_kernel::ROWS_PTX;
-use nvme_gpu_kernel::rows::Gather;
+use nvme_gpu_kernel::rows::GatherLaunch;
 use nvme_host::cuda::{Gpu, KernelFunction, Module, RegisteredMemory, Stream, StreamEvent};
 use nvme_host::{DmaPages, Error, Result, Store};
 use std::sync::Arc;
@@ -96,7 +96,7 @@ impl CopyLimit {
         gpu: &Arc<Gpu>,
         store: &Store,
         matrix: &StoredMatrix,
-        (stored, seed): (Stored, u64),
+        (stored, seed): (StoredFormat, u64),
     ) -> Result<Self> {
         let mirror = Arc::new(DmaPages::new(matrix.bytes().clamp(ROW, MIRROR) as usize)?);
         lay_out(store, matrix, (stored, seed), &mirror)?;
@@ -117,7 +117,7 @@ impl CopyLimit {
     /// Measures a copy of `bytes` bytes to `to` in GPU memory, in seconds.
     pub fn seconds(&self, stream: &Stream, bytes: u64, to: u64) -> Result<f64> {
         let rows = self.bytes(bytes) / ROW;
-        let copy = Gather {
+        let copy = GatherLaunch {
             slots: self.registered.address(),
             out: to,
             count: rows,
@@ -129,10 +129,10 @@ impl CopyLimit {
             block_shift: 12,
             unit_shift: 4,
             lanes: 32,
-            ..Gather::default()
+            ..GatherLaunch::default()
         };
         let begin = Instant::now();
-        // SAFETY: the kernel takes one `Gather`; the mirror, and as many bytes of the caller's.
+        // SAFETY: the kernel takes one `GatherLaunch`; the mirror, and as many bytes of the caller's.
         unsafe {
             let module = &self.module;
             module.launch(stream, self.copy, 128, BLOCK_THREADS, &copy)?;
@@ -146,7 +146,7 @@ impl CopyLimit {
 fn lay_out(
     store: &Store,
     matrix: &StoredMatrix,
-    (stored, seed): (Stored, u64),
+    (stored, seed): (StoredFormat, u64),
     mirror: &DmaPages,
 ) -> Result<()> {
     store.check_room("the matrix", 0, matrix.bytes())?;

@@ -2,7 +2,7 @@
 
 use nvme_compute_kernel::reference;
 pub use nvme_compute_kernel::reference::angles;
-use nvme_formats::Stored;
+use nvme_formats::StoredFormat;
 use nvme_host::{Error, Result};
 use rayon::prelude::*;
 
@@ -43,7 +43,7 @@ impl TokenHeads {
 /// Computes the products of each row of `weights` and each of the vectors `x`: row after row, for each the
 /// products of all vectors.
 pub fn products(
-    stored: Stored,
+    stored: StoredFormat,
     weights: &[u8],
     row_bytes: usize,
     x: &[f32],
@@ -74,7 +74,7 @@ pub fn products(
 /// # Errors
 /// [`Error::Usage`] for columns that are no whole blocks, and lengths that do not fit.
 pub fn gemv(
-    stored: Stored,
+    stored: StoredFormat,
     weights: &[u8],
     x: &[f32],
     columns: u32,
@@ -100,7 +100,7 @@ pub fn gemv(
 ///
 /// # Errors
 /// As [`gemv`].
-pub fn unpack(stored: Stored, rows: &[u8], columns: u32, y: &mut [f32]) -> Result<()> {
+pub fn unpack(stored: StoredFormat, rows: &[u8], columns: u32, y: &mut [f32]) -> Result<()> {
     let row_bytes = row_bytes(stored, columns)?;
     let count = rows.len() / row_bytes;
     check("rows", rows.len(), count * row_bytes)?;
@@ -237,7 +237,7 @@ pub fn argmax(x: &[f32]) -> Result<u32> {
 
 /// # Errors
 /// [`Error::Usage`] for columns that are no whole blocks.
-fn row_bytes(stored: Stored, columns: u32) -> Result<usize> {
+fn row_bytes(stored: StoredFormat, columns: u32) -> Result<usize> {
     let bytes = stored.row_bytes(columns).filter(|bytes| *bytes > 0);
     bytes.map(|bytes| bytes as usize).ok_or_else(|| {
         Error::usage(
@@ -294,7 +294,15 @@ mod tests {
         let weights: Vec<u8> = numbers.iter().flat_map(|x| x.to_le_bytes()).collect();
         let x = dice(columns * tokens, 2);
         let mut y = vec![1.0; rows * tokens];
-        gemv(Stored::F32, &weights, &x, columns as u32, &mut y, true).unwrap();
+        gemv(
+            StoredFormat::F32,
+            &weights,
+            &x,
+            columns as u32,
+            &mut y,
+            true,
+        )
+        .unwrap();
         for token in 0..tokens {
             for row in 0..rows {
                 let pairs = numbers[row * columns..][..columns]
@@ -305,12 +313,20 @@ mod tests {
                 assert!((found - product).abs() < 1e-4, "{token} {row}");
             }
         }
-        gemv(Stored::F32, &[], &x, columns as u32, &mut [], false).unwrap();
-        gemv(Stored::F32, &weights, &[], columns as u32, &mut [], false).unwrap();
-        assert!(gemv(Stored::F32, &weights, &x, 32, &mut y, false).is_err());
-        assert!(gemv(Stored::F32, &weights, &x, 33, &mut y, false).is_err());
-        assert!(gemv(Stored::F32, &weights[4..], &x, 64, &mut y, false).is_err());
-        assert!(gemv(Stored::Q4K, &weights, &x, 0, &mut y, false).is_err());
+        gemv(StoredFormat::F32, &[], &x, columns as u32, &mut [], false).unwrap();
+        gemv(
+            StoredFormat::F32,
+            &weights,
+            &[],
+            columns as u32,
+            &mut [],
+            false,
+        )
+        .unwrap();
+        assert!(gemv(StoredFormat::F32, &weights, &x, 32, &mut y, false).is_err());
+        assert!(gemv(StoredFormat::F32, &weights, &x, 33, &mut y, false).is_err());
+        assert!(gemv(StoredFormat::F32, &weights[4..], &x, 64, &mut y, false).is_err());
+        assert!(gemv(StoredFormat::Q4K, &weights, &x, 0, &mut y, false).is_err());
     }
 
     #[test]
@@ -372,8 +388,8 @@ mod tests {
         assert!(argmax(&[]).is_err());
         assert_eq!(argmax(&[1.0, 3.0, 3.0]).unwrap(), 1);
         let mut numbers = [0.0; 64];
-        unpack(Stored::F16, &[0; 128], 32, &mut numbers).unwrap();
-        assert!(unpack(Stored::F16, &[0; 126], 32, &mut numbers).is_err());
-        assert!(unpack(Stored::Q8_0, &[0; 34], 16, &mut numbers).is_err());
+        unpack(StoredFormat::F16, &[0; 128], 32, &mut numbers).unwrap();
+        assert!(unpack(StoredFormat::F16, &[0; 126], 32, &mut numbers).is_err());
+        assert!(unpack(StoredFormat::Q8_0, &[0; 34], 16, &mut numbers).is_err());
     }
 }

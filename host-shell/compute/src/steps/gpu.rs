@@ -4,10 +4,10 @@
 
 use crate::extents::{product, spread};
 use nvme_compute_kernel::{
-    Argmax, Attention, BLOCK_THREADS, Gemv, MOST_HEAD_ELEMENTS, PTX, RmsNorm, Rope, SiluMul,
-    Unpack, kernel,
+    ArgmaxParameters, AttentionParameters, BLOCK_THREADS, GemvParameters, MOST_HEAD_ELEMENTS, PTX,
+    RmsNorm, RopeParameters, SiluMul, UnpackParameters, kernel,
 };
-use nvme_formats::{Stored, UNIT};
+use nvme_formats::{StoredFormat, UNIT};
 use nvme_host::cuda::{
     Gpu, KernelArgument as Memory, KernelFunction, LaunchSequence, LaunchSize, Module,
 };
@@ -48,7 +48,7 @@ impl StepKernels {
             gemv: module.function(kernel::GEMV)?,
             gemv_wide: module.function(kernel::GEMV_WIDE)?,
             gemv_quantised: module
-                .function_with_shared(kernel::GEMV_QUANTISED, Gemv::QUANTISED_SHARED)?,
+                .function_with_shared(kernel::GEMV_QUANTISED, GemvParameters::QUANTISED_SHARED)?,
             rms_norm: module.function(kernel::RMS_NORM)?,
             rope: module.function(kernel::ROPE)?,
             attention: module.function(kernel::ATTENTION)?,
@@ -68,7 +68,7 @@ impl StepKernels {
     ///
     /// # Errors
     /// [`Error::Usage`] for a format, columns or addresses that cannot be; [`Error::Device`] with the driver's answer.
-    pub unsafe fn gemv(&self, gemv: &Gemv, stream: u64) -> Result<()> {
+    pub unsafe fn gemv(&self, gemv: &GemvParameters, stream: u64) -> Result<()> {
         let row_bytes = row_bytes(gemv.stored, gemv.columns)?;
         if gemv.row_bytes != row_bytes || gemv.stride < gemv.rows {
             return Err(Error::usage(
@@ -93,7 +93,11 @@ impl StepKernels {
             ],
         )?;
         let (function, blocks, shared_bytes) = if gemv.is_quantised() {
-            (self.gemv_quantised, gemv.items(), Gemv::QUANTISED_SHARED)
+            (
+                self.gemv_quantised,
+                gemv.items(),
+                GemvParameters::QUANTISED_SHARED,
+            )
         } else if gemv.is_wide() {
             (self.gemv_wide, gemv.tiles(), 0)
         } else {
@@ -111,7 +115,7 @@ impl StepKernels {
     ///
     /// # Errors
     /// As [`gemv`](Self::gemv).
-    pub unsafe fn unpack(&self, unpack: &Unpack, stream: u64) -> Result<()> {
+    pub unsafe fn unpack(&self, unpack: &UnpackParameters, stream: u64) -> Result<()> {
         let row_bytes = row_bytes(unpack.stored, unpack.columns)?;
         check_addresses(unpack.y, 4)?;
         check_addresses(unpack.rows | unpack.row_stride, 2)?;
@@ -159,7 +163,7 @@ impl StepKernels {
     ///
     /// # Errors
     /// As [`rms_norm`](Self::rms_norm), and [`Error::Usage`] for heads of an odd number of elements.
-    pub unsafe fn rope(&self, rope: &Rope, stream: u64) -> Result<()> {
+    pub unsafe fn rope(&self, rope: &RopeParameters, stream: u64) -> Result<()> {
         if !rope.head_elements.is_multiple_of(2) {
             return Err(Error::usage(
                 format!(
@@ -200,7 +204,7 @@ impl StepKernels {
     ///
     /// # Errors
     /// As [`rms_norm`](Self::rms_norm), and [`Error::Usage`] for heads that cannot be.
-    pub unsafe fn attention(&self, attention: &Attention, stream: u64) -> Result<()> {
+    pub unsafe fn attention(&self, attention: &AttentionParameters, stream: u64) -> Result<()> {
         let (heads, kv_heads) = (attention.heads, attention.kv_heads);
         let elements = attention.head_elements;
         if kv_heads == 0 || !heads.is_multiple_of(kv_heads) || elements > MOST_HEAD_ELEMENTS {
@@ -260,7 +264,7 @@ impl StepKernels {
     ///
     /// # Errors
     /// As [`rms_norm`](Self::rms_norm), and [`Error::Usage`] for no number, and for more than 2^32 - 1.
-    pub unsafe fn argmax(&self, argmax: &Argmax, stream: u64) -> Result<()> {
+    pub unsafe fn argmax(&self, argmax: &ArgmaxParameters, stream: u64) -> Result<()> {
         if argmax.elements == 0 || u32::try_from(argmax.elements).is_err() {
             return Err(Error::usage(
                 format!("the largest of {} numbers is not defined", argmax.elements),
@@ -344,7 +348,7 @@ fn past(position: u32, tokens: u32) -> u64 {
 /// # Errors
 /// [`Error::Usage`] for an unknown format, and columns that are no whole blocks.
 fn row_bytes(stored: u32, columns: u32) -> Result<u64> {
-    let bytes = Stored::of_number(stored).and_then(|stored| stored.row_bytes(columns));
+    let bytes = StoredFormat::of_number(stored).and_then(|stored| stored.row_bytes(columns));
     bytes.ok_or_else(|| {
         Error::usage(
             format!("{columns} columns are not whole blocks of format {stored} of GGUF, or that format is unknown"),

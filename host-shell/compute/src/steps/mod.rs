@@ -11,4 +11,7 @@ mod gpu;
 #[cfg(feature = "cuda")]
 pub use gpu::StepKernels;
 #[cfg(feature = "cuda")]
-pub use nvme_compute_kernel::{Argmax, Attention, Gemv, RmsNorm, Rope, SiluMul, Unpack};
+pub use nvme_compute_kernel::{
+    ArgmaxParameters, AttentionParameters, GemvParameters, RmsNorm, RopeParameters, SiluMul,
+    UnpackParameters,
+};

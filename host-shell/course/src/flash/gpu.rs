@@ -2,9 +2,9 @@
 // UNSAFETY: launches kernels over addresses that the caller vouches for.
 #![allow(unsafe_code)]
 
-use super::{Flash, check};
+use super::{FlashParameters, check};
 use nvme_compute::extents::{optional, spread};
-use nvme_compute_kernel::flash::Vectors;
+use nvme_compute_kernel::flash::VectorLayout;
 use nvme_compute_kernel::flash::{
     FLASH_ROWS, FLASH_SHARED, FLASH2_ROWS, MOST_SPLITS, TENSOR_THREADS, TILE, TILED_SHARED,
     WIDE_ROWS, decode_rows, decode_shared, flash2_shared, kernel,
@@ -46,7 +46,7 @@ impl AttentionStep {
     ];
 
     /// Returns the fastest for this many queries and heads.
-    pub fn fastest(job: &Flash) -> Self {
+    pub fn fastest(job: &FlashParameters) -> Self {
         let group = u64::from(job.heads / job.kv_heads.max(1));
         match group * u64::from(job.query_tokens) <= u64::from(WIDE_ROWS) {
             true => Self::MultiQuery,
@@ -113,7 +113,7 @@ impl FlashAttention {
     ///
     /// # Errors
     /// Those of [`Module::cost`].
-    pub fn cost(&self, rung: AttentionStep, job: &Flash) -> Result<(u32, u32)> {
+    pub fn cost(&self, rung: AttentionStep, job: &FlashParameters) -> Result<(u32, u32)> {
         self.module.cost(match rung {
             AttentionStep::Naive => self.scores,
             AttentionStep::Tiled => self.scores_tiled,
@@ -125,14 +125,14 @@ impl FlashAttention {
 
     /// Returns the number of parts into which [`AttentionStep::MultiQuery`] splits the keys: a block for
     /// each multiprocessor keeps the memory busy, and more parts cost more to join.
-    fn splits(&self, job: &Flash) -> u32 {
+    fn splits(&self, job: &FlashParameters) -> u32 {
         let wanted = (u64::from(self.multiprocessors) / decode_blocks(job).max(1)).max(1);
         let most = job.key_tokens.div_ceil(LEAST_KEYS).clamp(1, MOST_SPLITS);
         wanted.min(most.into()) as u32
     }
 
-    /// Returns the number of bytes of [`Flash::workspace`], 0 where none is needed.
-    pub fn workspace_bytes(&self, rung: AttentionStep, job: &Flash) -> u64 {
+    /// Returns the number of bytes of [`FlashParameters::workspace`], 0 where none is needed.
+    pub fn workspace_bytes(&self, rung: AttentionStep, job: &FlashParameters) -> u64 {
         match rung {
             AttentionStep::Naive | AttentionStep::Tiled => {
                 job.rows() * u64::from(job.key_tokens) * 4
@@ -155,7 +155,12 @@ impl FlashAttention {
     /// # Errors
     /// [`Error::Usage`] for an unsupported shape, for addresses and strides that are not multiples of 16 bytes,
     /// and without a workspace where one is needed; [`Error::Device`] with the driver's answer.
-    pub unsafe fn attend(&self, rung: AttentionStep, job: &Flash, stream: u64) -> Result<()> {
+    pub unsafe fn attend(
+        &self,
+        rung: AttentionStep,
+        job: &FlashParameters,
+        stream: u64,
+    ) -> Result<()> {
         check(job)?;
         check_addresses(job, self.workspace_bytes(rung, job))?;
         if job.rows() == 0 {
@@ -167,11 +172,11 @@ impl FlashAttention {
         } else {
             1
         };
-        let job = &Flash { splits, ..*job };
+        let job = &FlashParameters { splits, ..*job };
         let heads = u64::from(job.sequences) * u64::from(job.heads);
         let tiles = |rows: u32, each: u32| heads * u64::from(rows.div_ceil(each));
         let run = |function, blocks, threads, shared| {
-            // SAFETY: the kernels take one `Flash` and stay loaded; the caller vouches for the addresses.
+            // SAFETY: the kernels take one `FlashParameters` and stay loaded; the caller vouches for the addresses.
             unsafe { self.launch(stream, function, blocks, threads, shared, job) }
         };
         let some = |function, pieces: u64| {
@@ -228,8 +233,8 @@ impl FlashAttention {
 
     /// # Errors
     /// [`Error::Usage`] for memory that the GPU cannot use so.
-    fn judge(&self, job: &Flash, workspace_bytes: u64, stream: u64) -> Result<()> {
-        let halves = |vectors: Vectors, heads: u32, tokens: u32| match tokens {
+    fn judge(&self, job: &FlashParameters, workspace_bytes: u64, stream: u64) -> Result<()> {
+        let halves = |vectors: VectorLayout, heads: u32, tokens: u32| match tokens {
             0 => 0,
             _ => {
                 let of_head = spread(tokens, vectors.token, job.head_elements.into());
@@ -264,7 +269,7 @@ impl FlashAttention {
         blocks: u64,
         threads: u32,
         shared_bytes: u32,
-        job: &Flash,
+        job: &FlashParameters,
     ) -> Result<()> {
         let Some(count) = u32::try_from(blocks).ok().filter(|count| *count < 1 << 31) else {
             return Err(Error::usage(
@@ -283,22 +288,22 @@ impl FlashAttention {
 }
 
 /// Returns the number of blocks of [`AttentionStep::MultiQuery`] for each part of the keys.
-fn decode_blocks(job: &Flash) -> u64 {
+fn decode_blocks(job: &FlashParameters) -> u64 {
     let rows = job.heads / job.kv_heads.max(1) * job.query_tokens;
     let groups = u64::from(job.sequences) * u64::from(job.kv_heads);
     groups * u64::from(rows.div_ceil(decode_rows(rows)))
 }
 
-fn variant(job: &Flash) -> usize {
+fn variant(job: &FlashParameters) -> usize {
     2 * usize::from(job.head_elements > 64) + usize::from(job.is_bf16 != 0)
 }
 
 /// Returns the number of elements of a head for which the kernel was made.
-fn variant_elements(job: &Flash) -> u32 {
+fn variant_elements(job: &FlashParameters) -> u32 {
     if job.head_elements > 64 { 128 } else { 64 }
 }
 
-fn check_addresses(job: &Flash, workspace_bytes: u64) -> Result<()> {
+fn check_addresses(job: &FlashParameters, workspace_bytes: u64) -> Result<()> {
     for (what, vectors, is_there) in [
         ("queries", job.queries, job.rows() > 0),
         ("keys", job.keys, job.rows() > 0 && job.key_tokens > 0),

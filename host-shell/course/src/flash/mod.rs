@@ -7,7 +7,7 @@ mod gpu;
 
 #[cfg(feature = "cuda")]
 pub use gpu::{AttentionStep, FlashAttention};
-pub use nvme_compute_kernel::flash::{Flash, Vectors};
+pub use nvme_compute_kernel::flash::{FlashParameters, VectorLayout};
 
 use nvme_compute_kernel::flash::MOST_ELEMENTS;
 use nvme_host::{Error, Result};
@@ -41,15 +41,15 @@ pub struct AttentionShape {
 
 impl AttentionShape {
     /// Returns the job for [`FlashAttention::attend`], with vectors of halves at these addresses.
-    pub fn job(&self, is_bf16: bool, [queries, keys, values, y]: [u64; 4]) -> Flash {
+    pub fn job(&self, is_bf16: bool, [queries, keys, values, y]: [u64; 4]) -> FlashParameters {
         let each = u64::from(self.head_elements);
-        let vectors = |address, heads: u32, tokens: u32| Vectors {
+        let vectors = |address, heads: u32, tokens: u32| VectorLayout {
             address,
             sequence: u64::from(heads) * u64::from(tokens) * each,
             head: u64::from(tokens) * each,
             token: each,
         };
-        Flash {
+        FlashParameters {
             queries: vectors(queries, self.heads, self.query_tokens),
             keys: vectors(keys, self.kv_heads, self.key_tokens),
             values: vectors(values, self.kv_heads, self.key_tokens),
@@ -200,7 +200,7 @@ fn dot(a: &[f32], b: &[f32]) -> f32 {
 }
 
 /// Checks the conditions that all implementations share.
-fn check(job: &Flash) -> Result<()> {
+fn check(job: &FlashParameters) -> Result<()> {
     if job.heads == 0 || job.kv_heads == 0 || !job.heads.is_multiple_of(job.kv_heads) {
         return Err(Error::usage(
             format!(

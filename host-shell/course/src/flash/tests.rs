@@ -1,7 +1,7 @@
 //! Attention by threads of the CPU against sums of `f64`, over shapes with edges.
 
 use super::AttentionShape;
-use nvme_compute_kernel::flash::reference::Part;
+use nvme_compute_kernel::flash::reference::PartialResult;
 
 /// Numbers without a pattern, between -1 and 1.
 fn numbers(count: usize, seed: u64) -> Vec<f32> {
@@ -53,7 +53,7 @@ fn compare(shape: AttentionShape, counts: Option<&[u32]>) {
         let kv_head = head / (shape.heads / shape.kv_heads) as usize;
         let first = (sequence * shape.kv_heads as usize + kv_head) * shape.key_tokens as usize;
         let all = first * each..(first + seen as usize) * each;
-        let part = Part::of(query, &keys[all.clone()], &values[all], shape.scale);
+        let part = PartialResult::of(query, &keys[all.clone()], &values[all], shape.scale);
         for (found, wanted) in y.iter().zip(part.result()) {
             let apart = (f64::from(*found) - wanted).abs();
             assert!(apart < 1e-5, "{shape:?}, row {row}: {found}, not {wanted}");

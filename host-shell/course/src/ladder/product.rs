@@ -2,7 +2,7 @@
 //! it.
 
 use super::MatrixElement;
-use nvme_compute_kernel::matmul::{self, Tile};
+use nvme_compute_kernel::matmul::{self, MatmulTile};
 use nvme_host::{Error, Result};
 
 /// Blocks of a launch at most.
@@ -70,7 +70,7 @@ impl MatmulStep {
         matches!(self, Self::Mma | Self::Wgmma)
     }
 
-    pub(super) fn tile(self) -> &'static Tile {
+    pub(super) fn tile(self) -> &'static MatmulTile {
         match self {
             Self::Naive => &matmul::NAIVE,
             Self::Tiled => &matmul::TILED,
@@ -152,8 +152,8 @@ impl MatmulOperands {
 
     /// Returns the argument of the kernels.
     #[cfg(feature = "cuda")]
-    pub(super) fn argument(&self) -> matmul::Matmul {
-        matmul::Matmul {
+    pub(super) fn argument(&self) -> matmul::MatmulParameters {
+        matmul::MatmulParameters {
             a: self.a.address,
             b: self.b.address,
             c: self.c.address,

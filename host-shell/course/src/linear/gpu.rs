@@ -2,7 +2,7 @@
 // UNSAFETY: launches kernels over addresses that the caller vouches for.
 #![allow(unsafe_code)]
 
-use super::{Activation, Backward, Forward};
+use super::{ActivationKind, BackwardParameters, ForwardParameters};
 use nvme_compute::extents::{optional, product};
 use nvme_compute_kernel::linear::{
     FEW_COLUMNS, FEW_ROWS, FEW_THREADS, STAGES, SUMS_COLUMNS, TENSOR_THREADS, TILE, WARP_COLUMNS,
@@ -154,7 +154,12 @@ impl LinearKernels {
     /// # Errors
     /// [`Error::Usage`] for addresses between two numbers or 0, an activation that there is not, and mixed layers whose
     /// rows are not whole 16 bytes; [`Error::Device`] with the driver's answer.
-    pub unsafe fn forward(&self, rung: ForwardRung, job: &Forward, stream: u64) -> Result<()> {
+    pub unsafe fn forward(
+        &self,
+        rung: ForwardRung,
+        job: &ForwardParameters,
+        stream: u64,
+    ) -> Result<()> {
         check_forward(rung, job)?;
         self.judge_forward(rung, job, stream)?;
         let elements = u64::from(job.tokens) * u64::from(job.outputs);
@@ -181,13 +186,13 @@ impl LinearKernels {
             ForwardRung::MixedF16 => (self.mixed_f16, self.mixed(tiles, FORWARD_SHARED)),
             _ => (self.persistent, self.persistent(tiles, FORWARD_SHARED)),
         };
-        // SAFETY: the kernels take one `Forward` and stay loaded; the caller vouches for the addresses.
+        // SAFETY: the kernels take one `ForwardParameters` and stay loaded; the caller vouches for the addresses.
         unsafe { self.launch(stream, function, blocks, job) }
     }
 
     /// # Errors
     /// [`Error::Usage`] for memory that the GPU cannot use so.
-    fn judge_forward(&self, rung: ForwardRung, job: &Forward, stream: u64) -> Result<()> {
+    fn judge_forward(&self, rung: ForwardRung, job: &ForwardParameters, stream: u64) -> Result<()> {
         let each = if rung.is_mixed() { 2 } else { 4 };
         let results = product(&[job.tokens, job.outputs]);
         if results == 0 {
@@ -213,11 +218,11 @@ impl LinearKernels {
 
     /// # Errors
     /// [`Error::Usage`] for memory that the GPU cannot use so.
-    fn judge_backward(&self, job: &Backward, stream: u64) -> Result<()> {
+    fn judge_backward(&self, job: &BackwardParameters, stream: u64) -> Result<()> {
         let results = product(&[job.tokens, job.outputs]);
         let inputs = product(&[job.tokens, job.inputs]);
         let weights = product(&[job.outputs, job.inputs]);
-        let soft = match job.activation == Activation::None as u32 {
+        let soft = match job.activation == ActivationKind::None as u32 {
             true => 0,
             false => results,
         };
@@ -247,9 +252,9 @@ impl LinearKernels {
 
     /// # Safety
     /// As [`forward`](Self::forward).
-    unsafe fn forward_naive(&self, job: &Forward, stream: u64) -> Result<()> {
+    unsafe fn forward_naive(&self, job: &ForwardParameters, stream: u64) -> Result<()> {
         let blocks = plain(u64::from(job.tokens) * u64::from(job.outputs));
-        let is_whole = job.activation == Activation::None as u32 && job.sums == 0;
+        let is_whole = job.activation == ActivationKind::None as u32 && job.sums == 0;
         let kernels = [(self.naive, blocks), (self.activate, blocks)];
         let kernels = &kernels[..if is_whole { 1 } else { 2 }];
         // SAFETY: as in `forward`.
@@ -264,13 +269,18 @@ impl LinearKernels {
     /// # Errors
     /// [`Error::Usage`] for addresses between two numbers or 0, an activation that there is not, or one without sums and
     /// room for their gradient; [`Error::Device`] with the driver's answer.
-    pub unsafe fn backward(&self, rung: BackwardRung, job: &Backward, stream: u64) -> Result<()> {
+    pub unsafe fn backward(
+        &self,
+        rung: BackwardRung,
+        job: &BackwardParameters,
+        stream: u64,
+    ) -> Result<()> {
         check_backward(job)?;
         self.judge_backward(job, stream)?;
         let of_inputs = tiles(job.tokens, job.inputs)?;
         let of_weights = tiles(job.outputs, job.inputs)?;
-        let job = &match job.activation == Activation::None as u32 {
-            true => Backward {
+        let job = &match job.activation == ActivationKind::None as u32 {
+            true => BackwardParameters {
                 dsums: job.dy,
                 ..*job
             },
@@ -308,12 +318,12 @@ impl LinearKernels {
                 kernels
             }
         };
-        // SAFETY: the kernels take one `Backward` and stay loaded; the caller vouches for the addresses.
+        // SAFETY: the kernels take one `BackwardParameters` and stay loaded; the caller vouches for the addresses.
         unsafe { self.launch_all(stream, &kernels, job) }
     }
 
     /// Returns the kernel for gradients of inputs, by tiles that keep the multiprocessors busy.
-    fn of_inputs(&self, tiles: u32, job: &Backward) -> (KernelFunction, LaunchSize) {
+    fn of_inputs(&self, tiles: u32, job: &BackwardParameters) -> (KernelFunction, LaunchSize) {
         match self.are_few(tiles) {
             false => (self.backward_inputs, self.persistent(tiles, INPUTS_SHARED)),
             true => {
@@ -436,8 +446,8 @@ fn check_address(what: &str, address: u64, each: u64, needed: bool) -> Result<()
     }
 }
 
-fn check_activation(number: u32) -> Result<Activation> {
-    let activation = Activation::of_number(number);
+fn check_activation(number: u32) -> Result<ActivationKind> {
+    let activation = ActivationKind::of_number(number);
     match activation as u32 == number {
         true => Ok(activation),
         false => Err(Error::usage(
@@ -447,7 +457,7 @@ fn check_activation(number: u32) -> Result<Activation> {
     }
 }
 
-fn check_forward(rung: ForwardRung, job: &Forward) -> Result<()> {
+fn check_forward(rung: ForwardRung, job: &ForwardParameters) -> Result<()> {
     check_activation(job.activation)?;
     let has_y = job.tokens > 0 && job.outputs > 0;
     let has_terms = has_y && job.inputs > 0;
@@ -469,10 +479,10 @@ fn check_forward(rung: ForwardRung, job: &Forward) -> Result<()> {
     Ok(())
 }
 
-fn check_backward(job: &Backward) -> Result<()> {
+fn check_backward(job: &BackwardParameters) -> Result<()> {
     let activation = check_activation(job.activation)?;
     let has_sums = job.tokens > 0 && job.outputs > 0;
-    let is_soft = has_sums && activation != Activation::None;
+    let is_soft = has_sums && activation != ActivationKind::None;
     let wants_weights = job.dweights != 0 && has_sums && job.inputs > 0;
     check_address("inputs", job.x, 4, wants_weights)?;
     check_address(

@@ -7,8 +7,8 @@ mod gpu;
 
 #[cfg(feature = "cuda")]
 pub use gpu::{BackwardRung, ForwardRung, LinearKernels};
-pub use nvme_compute_kernel::linear::reference::Exact;
-pub use nvme_compute_kernel::linear::{Activation, Backward, Forward};
+pub use nvme_compute_kernel::linear::reference::ExactLogistic;
+pub use nvme_compute_kernel::linear::{ActivationKind, BackwardParameters, ForwardParameters};
 
 use nvme_host::{Error, Result};
 use rayon::prelude::*;
@@ -25,7 +25,7 @@ pub struct HostLayer {
     /// Elements of a row of outputs.
     pub outputs: usize,
     /// Function that is applied to the sums.
-    pub activation: Activation,
+    pub activation: ActivationKind,
 }
 
 /// Gradients of a layer.
@@ -69,7 +69,9 @@ impl HostLayer {
                     }
                 }
             });
-        let y = sums.par_iter().map(|sum| self.activation.of::<Exact>(*sum));
+        let y = sums
+            .par_iter()
+            .map(|sum| self.activation.of::<ExactLogistic>(*sum));
         Ok((y.collect(), sums))
     }
 
@@ -88,7 +90,7 @@ impl HostLayer {
         same("sums", sums.len(), tokens * self.outputs)?;
         same("gradients", dy.len(), tokens * self.outputs)?;
         let (inputs, outputs) = (self.inputs, self.outputs);
-        let slope = |(sum, dy): (&f32, &f32)| dy * self.activation.slope::<Exact>(*sum);
+        let slope = |(sum, dy): (&f32, &f32)| dy * self.activation.slope::<ExactLogistic>(*sum);
         let dsums: Vec<f32> = sums.par_iter().zip(dy).map(slope).collect();
         let mut found = HostGradients {
             inputs: vec![0.0; x.len()],
@@ -205,7 +207,7 @@ mod tests {
             (5, 100, 1),
         ];
         for (tokens, inputs, outputs) in shapes {
-            for activation in Activation::ALL {
+            for activation in ActivationKind::ALL {
                 let layer = HostLayer {
                     inputs,
                     outputs,
@@ -213,7 +215,7 @@ mod tests {
                 };
                 let (x, weights) = (numbers(tokens * inputs, 1), numbers(inputs * outputs, 2));
                 let (bias, dy) = (numbers(outputs, 3), numbers(tokens * outputs, 4));
-                let exact = reference::Layer {
+                let exact = reference::ReferenceLayer {
                     inputs,
                     outputs,
                     activation,
@@ -244,7 +246,7 @@ mod tests {
         let layer = HostLayer {
             inputs: 2,
             outputs: 1,
-            activation: Activation::None,
+            activation: ActivationKind::None,
         };
         let (y, sums) = layer
             .forward(&[1.0, 2.0, 3.0, 4.0], &[10.0, 1.0], None)
@@ -257,7 +259,7 @@ mod tests {
         let layer = HostLayer {
             inputs: 2,
             outputs: 3,
-            activation: Activation::Relu,
+            activation: ActivationKind::Relu,
         };
         let of = |x: usize, weights: usize, bias: usize| {
             let [x, weights, bias] = [x, weights, bias].map(|count| vec![0.0; count]);

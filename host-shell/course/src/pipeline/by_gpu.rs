@@ -5,7 +5,7 @@
 use super::by_cpu::{MatrixReads, late};
 use super::engine::{MatrixSource, PipelineEngine};
 use super::trace::{PipelineTrace, SpanWork, WorkSpan};
-use nvme_compute_kernel::{BLOCK_THREADS, Gemv, PTX, RmsNorm, kernel};
+use nvme_compute_kernel::{BLOCK_THREADS, GemvParameters, PTX, RmsNorm, kernel};
 use nvme_host::cuda::{
     DeviceMemory, Gpu, KernelFunction, Module, PendingRows, RegisteredMemory, Stream, StreamEvent,
 };
@@ -329,7 +329,7 @@ impl PipelineEngine for GpuEngine {
             (Some(weights), None) => weights.address(),
             (None, None) => return Err(Error::internal("a buffer without memory")),
         };
-        let gemv = Gemv {
+        let gemv = GemvParameters {
             weights,
             x: self.x.address(),
             y: y + u64::from(first_row) * 4,
@@ -343,7 +343,8 @@ impl PipelineEngine for GpuEngine {
         };
         let begin = StreamEvent::record(&self.multiplying)?;
         let blocks = shape.rows.div_ceil(BLOCK_THREADS / 32).clamp(1, BLOCKS);
-        // SAFETY: the kernel takes one `Gemv`; memory of this engine, which waits for the stream before it is freed.
+        // SAFETY: the kernel takes one `GemvParameters`; memory of this engine, which waits for the stream before it is
+        // freed.
         unsafe {
             let module = &self.module;
             module.launch(&self.multiplying, self.gemv, blocks, BLOCK_THREADS, &gemv)?;

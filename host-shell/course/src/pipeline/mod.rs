@@ -24,7 +24,7 @@ pub use engine::MatrixSource;
 pub use names::PipelineName;
 pub use runs::{ContinuousRun, PipelineReport, SourceRuns, run};
 
-use nvme_formats::{Stored, UNIT};
+use nvme_formats::{StoredFormat, UNIT};
 use nvme_host::{Error, Result};
 use std::path::PathBuf;
 use std::time::Duration;
@@ -37,7 +37,7 @@ const PAGE: u64 = 4096;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PipelineShape {
     /// Format of the matrices.
-    pub stored: Stored,
+    pub stored: StoredFormat,
     /// Rows of a matrix.
     pub rows: u32,
     /// Its columns.

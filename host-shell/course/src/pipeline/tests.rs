@@ -2,14 +2,14 @@
 
 use super::trace::SpanWork;
 use super::{MatrixSource, PipelineJob, PipelineName, PipelineReport, PipelineShape, run};
-use nvme_formats::Stored;
+use nvme_formats::StoredFormat;
 use nvme_host::{Error, Result, Store, StoreOptions};
 use std::sync::Arc;
 use std::time::Duration;
 
 fn shape() -> PipelineShape {
     PipelineShape {
-        stored: Stored::Q8_0,
+        stored: StoredFormat::Q8_0,
         rows: 48,
         columns: 96,
         vectors: 3,

@@ -7,15 +7,15 @@
 
 use super::super::driver::Gpu;
 use super::super::registered::RegisteredMemory;
-use nvme_core::gate::{self, Gate};
+use nvme_core::gate::{self, AdmissionGate};
 use nvme_core::sync::{AtomicU32, AtomicU64, Order, Scope};
 use nvme_driver::dma::DmaPages;
 use nvme_driver::error::Result;
-use nvme_gpu_kernel::rows::{Summary, of_worst};
+use nvme_gpu_kernel::rows::{LaunchSummary, of_worst};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64 as WriteCount, Ordering};
 
-/// A [`Summary`] as the host reads it while a kernel writes it.
+/// A [`LaunchSummary`] as the host reads it while a kernel writes it.
 #[derive(Debug)]
 #[repr(C)]
 struct SummaryWords {
@@ -24,7 +24,7 @@ struct SummaryWords {
     ended: AtomicU32,
     reserved: AtomicU32,
 }
-const _: () = assert!(size_of::<SummaryWords>() == size_of::<Summary>());
+const _: () = assert!(size_of::<SummaryWords>() == size_of::<LaunchSummary>());
 
 /// Rows of a launch that were not read.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -65,13 +65,13 @@ impl LaunchMailbox {
         })
     }
 
-    pub fn gate(&self) -> Gate<'_> {
+    pub fn gate(&self) -> AdmissionGate<'_> {
         let start = self.pages.start().cast::<AtomicU32>();
         // SAFETY: the pages begin with so many words, zeroed and aligned to a page, and live as long as the borrow.
         // Both sides use them as atomics alone.
         let words = unsafe { std::slice::from_raw_parts(start, self.gate_words) };
         // There are words of a gate: `new` made them.
-        Gate::new(words).unwrap_or_else(|| unreachable!())
+        AdmissionGate::new(words).unwrap_or_else(|| unreachable!())
     }
 
     /// Returns the number of writes of the host that have ended.

@@ -8,7 +8,7 @@ use crate::leftovers;
 use crate::memory::DeviceMemory;
 use nvme_core::row_cache::WAYS;
 use nvme_driver::error::{Error, Result};
-use nvme_gpu_kernel::rows::{Cached, Gather};
+use nvme_gpu_kernel::rows::{CachedGather, GatherLaunch};
 use std::sync::Arc;
 
 /// Bytes of the words of a line.
@@ -67,10 +67,10 @@ impl TableCache {
     }
 
     /// Returns the launch by way of the cache.
-    pub(super) fn launch(&self, gather: Gather) -> Cached {
+    pub(super) fn launch(&self, gather: GatherLaunch) -> CachedGather {
         let lines = u64::from(self.lines);
         let words = self.memory.words.address();
-        Cached {
+        CachedGather {
             gather,
             ids: words,
             epochs: words + 8 * lines,

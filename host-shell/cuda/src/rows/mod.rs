@@ -49,12 +49,12 @@ use kernels::RowKernels;
 use nvme_core::bringup::NamespaceInfo;
 use nvme_core::spec::nvm;
 use nvme_driver::controller::Controller;
-use nvme_driver::controller::session::UserBasis;
+use nvme_driver::controller::session::UserFacts;
 use nvme_driver::error::{Error, Result};
 use nvme_driver::widen::RowWidening;
-use nvme_gpu_kernel::Queues;
+use nvme_gpu_kernel::QueueArray;
 use nvme_gpu_kernel::rows::{
-    BLOCK_WARPS, Gather, STATION_BYTES, STATION_CELLS, WARP_BYTES, Widened, slot_bytes,
+    BLOCK_WARPS, GatherLaunch, STATION_BYTES, STATION_CELLS, WARP_BYTES, WidenLaunch, slot_bytes,
 };
 use slot::{LaunchSlot, Named};
 use std::sync::Arc;
@@ -96,7 +96,7 @@ pub struct GpuRows {
     state: Arc<RowsState>,
     slots: Option<GpuData>,
     kernels: Option<Arc<RowKernels>>,
-    footing: Arc<UserBasis>,
+    footing: Arc<UserFacts>,
     info: NamespaceInfo,
     max_transfer: u64,
     timeout: Duration,
@@ -130,7 +130,7 @@ impl GpuRows {
             options.entries,
             Some(Arc::clone(&state) as _),
         )?;
-        let footing = Arc::new(UserBasis::new(controller.session(), info));
+        let footing = Arc::new(UserFacts::new(controller.session(), info));
         let _ = state.footing.set(Arc::downgrade(&footing));
         Ok(Self {
             watch: Some(LaunchWatch::start(&state, controller.session(), &footing)?),
@@ -234,7 +234,7 @@ impl GpuRows {
         let request = &request.judged_for_gather(self.gpu(), table, ways.widen, stream)?;
         let wide = WideRows::new(table, request, ways.widen)?;
         let launch = self.launch(table, &wide.stored).ok_or_else(closed)?;
-        let launch = Gather {
+        let launch = GatherLaunch {
             failed_as: wide.failed_as(),
             ..launch
         };
@@ -244,8 +244,8 @@ impl GpuRows {
             self.widened(&wide, stream, |slot| {
                 self.start(launch, (slot, named), stream, |kernels, launch, blocks| {
                     let cached = ways.cache.map(|cache| cache.launch(launch));
-                    // SAFETY: the kernels take one `Gather` or `Cached`; the caller vouches for the request's addresses,
-                    // the others are ours until the gate is shut for good and nothing is inside.
+                    // SAFETY: the kernels take one `GatherLaunch` or `Cached`; the caller vouches for the request's
+                    // addresses, the others are ours until the gate is shut for good and nothing is inside.
                     match &cached {
                         Some(cached) => {
                             kernels.launch(stream, kernels.gather_cached, blocks, cached)
@@ -272,15 +272,15 @@ impl GpuRows {
             return gather(self.slot()?);
         };
         let [first, second] = self.slots()?;
-        let launch = Gather {
+        let launch = GatherLaunch {
             station_count: self.kernels.as_ref().map_or(1, |of| of.widen_blocks),
             ..widened.gather
         };
         LaunchSequence::run(self.gpu(), stream, |sequence| {
             sequence.add(gather(first)?, 0);
             let done = self.start(launch, (second, None), stream, |kernels, gather, blocks| {
-                let widened = Widened { gather, ..widened };
-                // SAFETY: the kernel takes one `Widened`; the caller's.
+                let widened = WidenLaunch { gather, ..widened };
+                // SAFETY: the kernel takes one `WidenLaunch`; the caller's.
                 unsafe { kernels.launch(stream, kernels.widen_rows, blocks, &widened) }
             })?;
             sequence.add(done, 0);
@@ -309,10 +309,10 @@ impl GpuRows {
     /// alive.
     fn start(
         &self,
-        launch: Gather,
+        launch: GatherLaunch,
         (slot, named): (LaunchSlot, Named),
         stream: u64,
-        put: impl FnOnce(&RowKernels, Gather, u32) -> Result<()>,
+        put: impl FnOnce(&RowKernels, GatherLaunch, u32) -> Result<()>,
     ) -> Result<PendingRows> {
         let kernels = self.kernels.as_ref().ok_or_else(closed)?;
         if launch.count == 0 {
@@ -351,7 +351,7 @@ impl GpuRows {
     ///
     /// # Errors
     /// As [`check`](Self::check).
-    pub fn device_rows(&self, table: &RowTable) -> Result<Gather> {
+    pub fn device_rows(&self, table: &RowTable) -> Result<GatherLaunch> {
         self.check(table)?;
         let request = RowRequest {
             ids: 0,
@@ -378,7 +378,7 @@ impl GpuRows {
     }
 
     /// Returns the launch without the parts that are specific to one call.
-    fn launch(&self, table: &RowTable, request: &RowRequest) -> Option<Gather> {
+    fn launch(&self, table: &RowTable, request: &RowRequest) -> Option<GatherLaunch> {
         let (lent, slots) = (self.lent.as_ref()?, self.slots.as_ref()?);
         let common = LaunchParameters {
             slot: self.slot_bytes(table),
@@ -387,7 +387,7 @@ impl GpuRows {
             block_shift: self.info.block_bytes.trailing_zeros(),
             stations: self.state.stations,
         };
-        Some(Gather {
+        Some(GatherLaunch {
             queues: self.queues(lent),
             gate: self.state.memory.board.gate_address(),
             stations: self.state.memory.free.address(),
@@ -399,8 +399,8 @@ impl GpuRows {
     }
 
     /// Returns the queues that are lent, with a result cell for each row of each station.
-    fn queues(&self, lent: &LentQueues) -> Queues {
-        Queues {
+    fn queues(&self, lent: &LentQueues) -> QueueArray {
+        QueueArray {
             queues: lent.set.address(),
             cells: self.state.memory.cells.address(),
             queue_count: lent.set.len() as u32,
@@ -422,10 +422,10 @@ struct LaunchParameters {
 
 impl LaunchParameters {
     /// Returns the words that come from table and request; those of queues and memory are 0.
-    fn gather(&self, table: &RowTable, request: &RowRequest) -> Gather {
+    fn gather(&self, table: &RowTable, request: &RowRequest) -> GatherLaunch {
         let units =
             table.first_byte | u64::from(table.row_bytes) | request.out | request.out_stride;
-        Gather {
+        GatherLaunch {
             ids: request.ids,
             out: request.out,
             status: request.status,
@@ -442,7 +442,7 @@ impl LaunchParameters {
             wide_ids: u32::from(request.wide_ids),
             station_count: self.stations,
             lanes: lanes(self.slot, request.count, self.stations),
-            ..Gather::default()
+            ..GatherLaunch::default()
         }
     }
 }

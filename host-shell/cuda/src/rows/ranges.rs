@@ -6,7 +6,9 @@
 use super::slot::LaunchSlot;
 use super::{GpuRows, LaunchSequence, PendingRows, ReadList, ReadRange, RowRequest, RowTable};
 use nvme_driver::error::Result;
-use nvme_gpu_kernel::rows::{Gather, Listed, RANGES, Range, Ranges, Split};
+use nvme_gpu_kernel::rows::{
+    GatherLaunch, ListedLaunch, RANGES, RangeSplit, RangeTarget, RangesLaunch,
+};
 
 /// Bytes of a piece, unless a block is longer. Neighbouring pieces of a warp are one command, so that a short range is
 /// spread over many warps and a long one is read in long commands.
@@ -77,21 +79,21 @@ impl GpuRows {
             status: 0,
         };
         let launch = self.launch(&self.pieces(count), &request);
-        let launch = Gather {
+        let launch = GatherLaunch {
             unit_shift: unit_shift(some, shift),
             ..launch.ok_or_else(super::closed)?
         };
         let part = self.start(launch, (slot, None), stream, |kernels, gather, blocks| {
-            let ranges = Ranges {
+            let ranges = RangesLaunch {
                 gather,
-                split: Split {
+                split: RangeSplit {
                     range_count: some.len() as u32,
                     piece_shift: shift,
                 },
                 ranges,
             };
-            // SAFETY: the kernel takes one `Ranges`; the caller vouches for the ranges' addresses, the others are ours
-            // until the gate is shut for good and nothing is inside.
+            // SAFETY: the kernel takes one `RangesLaunch`; the caller vouches for the ranges' addresses, the others are
+            // ours until the gate is shut for good and nothing is inside.
             unsafe { kernels.launch(stream, kernels.read_ranges, blocks, &ranges) }
         })?;
         Ok((part, count))
@@ -124,31 +126,31 @@ impl GpuRows {
             status: list.status,
         };
         let launch = self.launch(&self.pieces(list.pieces), &request);
-        let launch = Gather {
+        let launch = GatherLaunch {
             unit_shift: 4,
             ..launch.ok_or_else(super::closed)?
         };
         let slot = (self.slot()?, None);
         self.start(launch, slot, stream, |kernels, gather, blocks| {
-            let listed = Listed {
+            let listed = ListedLaunch {
                 gather,
                 list: list.list,
                 most_ranges: list.ranges,
                 piece_shift: self.piece_bytes().trailing_zeros(),
             };
-            // SAFETY: the kernel takes one `Listed`; the caller vouches for the list, the others are ours until the gate
-            // is shut for good and nothing is inside.
+            // SAFETY: the kernel takes one `ListedLaunch`; the caller vouches for the list, the others are ours until
+            // the gate is shut for good and nothing is inside.
             unsafe { kernels.launch(stream, kernels.read_listed, blocks, &listed) }
         })
     }
 }
 
 /// Returns the words of a launch over `some`, and how many pieces they have.
-fn parts(some: &[&ReadRange], shift: u32) -> ([Range; RANGES], u64) {
-    let mut ranges = [Range::default(); RANGES];
+fn parts(some: &[&ReadRange], shift: u32) -> ([RangeTarget; RANGES], u64) {
+    let mut ranges = [RangeTarget::default(); RANGES];
     let mut first = 0;
     for (range, one) in ranges.iter_mut().zip(some) {
-        *range = Range {
+        *range = RangeTarget {
             byte: one.offset,
             bytes: one.bytes,
             to: one.to,

@@ -5,7 +5,7 @@ use crate::driver::Gpu;
 use crate::pointer::{KernelArgument, MemoryUse};
 use nvme_driver::error::{Error, Result};
 use nvme_driver::widen::RowWidening;
-use nvme_gpu_kernel::rows::{ListHead, Range};
+use nvme_gpu_kernel::rows::{ListHead, RangeTarget};
 
 /// Direction of an operation on rows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -139,7 +139,7 @@ impl ReadList {
     /// As [`Gpu::judge`].
     pub(super) fn judge(&self, gpu: &Gpu, stream: u64) -> Result<()> {
         let bytes =
-            size_of::<ListHead>() as u64 + u64::from(self.ranges) * size_of::<Range>() as u64;
+            size_of::<ListHead>() as u64 + u64::from(self.ranges) * size_of::<RangeTarget>() as u64;
         let list = KernelArgument {
             name: "list",
             address: self.list,
@@ -170,9 +170,9 @@ pub struct ReadRange {
 /// Ranges that a kernel lists in GPU memory, to be read by a launch after it. Addresses are the GPU's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ReadList {
-    /// A [`ListHead`](nvme_gpu_kernel::rows::ListHead), and then its [`Range`](nvme_gpu_kernel::rows::Range)s; a multiple
-    /// of 8. First byte and place of each range are equal modulo 16, and its pieces are those of a store's
-    /// `listed_piece_bytes`.
+    /// A [`ListHead`](nvme_gpu_kernel::rows::ListHead), and then its
+    /// [`RangeTarget`](nvme_gpu_kernel::rows::RangeTarget)s; a multiple of 8. First byte and place of each range are
+    /// equal modulo 16, and its pieces are those of a store's `listed_piece_bytes`.
     pub list: u64,
     /// Ranges at most.
     pub ranges: u32,

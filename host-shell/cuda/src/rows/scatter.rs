@@ -6,7 +6,7 @@
 use super::{GpuRows, LaunchSequence, PendingRows, RowDirection, RowRequest, RowTable};
 use nvme_core::spec::nvm;
 use nvme_driver::error::Result;
-use nvme_gpu_kernel::rows::{SCATTER_ROWS, Scatter};
+use nvme_gpu_kernel::rows::{SCATTER_ROWS, ScatterLaunch};
 
 /// Limit of the launches of one scatter: each occupies a launch number until it has ended.
 const MOST_LAUNCHES: u64 = 256;
@@ -56,9 +56,9 @@ impl GpuRows {
                 let launch = self.launch(table, &part).ok_or_else(super::closed)?;
                 let slot = (slot, None);
                 let next = self.start(launch, slot, stream, |kernels, gather, blocks| {
-                    let scatter = Scatter { gather, written };
-                    // SAFETY: the kernel takes one `Scatter`; the caller vouches for the request's addresses, the others
-                    // are ours until the gate is shut for good and nothing is inside.
+                    let scatter = ScatterLaunch { gather, written };
+                    // SAFETY: the kernel takes one `ScatterLaunch`; the caller vouches for the request's addresses, the
+                    // others are ours until the gate is shut for good and nothing is inside.
                     unsafe { kernels.launch(stream, kernels.scatter, blocks, &scatter) }
                 })?;
                 sequence.add(next, first);

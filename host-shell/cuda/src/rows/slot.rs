@@ -9,7 +9,7 @@ pub(super) use super::numbers::Named;
 use super::numbers::{AbandonedLaunch, LAUNCHES};
 use super::state::RowsState;
 use nvme_driver::error::{Error, Result};
-use nvme_gpu_kernel::rows::{Gather, Progress};
+use nvme_gpu_kernel::rows::{GatherLaunch, LaunchProgress};
 use std::sync::Arc;
 
 /// State of a launch.
@@ -118,16 +118,16 @@ impl LaunchSlot {
     /// Those of `put`, and [`Error::Environment`] with the driver's answer: it is not in the stream then.
     pub fn put(
         self,
-        launch: Gather,
+        launch: GatherLaunch,
         (kernels, named): (&Arc<RowKernels>, Named),
         stream: u64,
-        put: impl FnOnce(Gather) -> Result<()>,
+        put: impl FnOnce(GatherLaunch) -> Result<()>,
     ) -> Result<Arc<Self>> {
         let _guest = self.state.gpu.enter()?;
         let is_captured = is_capturing(stream)?;
-        let launch = Gather {
+        let launch = GatherLaunch {
             progress: self.state.progress.address()
-                + u64::from(self.number) * size_of::<Progress>() as u64,
+                + u64::from(self.number) * size_of::<LaunchProgress>() as u64,
             summary: self.state.memory.board.summary_address(self.number),
             ..launch
         };

@@ -7,10 +7,10 @@ use super::super::memory::DeviceMemory;
 use super::board::LaunchMailbox;
 use super::numbers::{LAUNCHES, LaunchNumbers};
 use nvme_core::spec::nvm;
-use nvme_driver::controller::session::{FactsStanding, UserBasis};
+use nvme_driver::controller::session::{FactsStanding, UserFacts};
 use nvme_driver::error::Result;
 use nvme_driver::lock::lock;
-use nvme_gpu_kernel::rows::{Progress, STATION_CELLS};
+use nvme_gpu_kernel::rows::{LaunchProgress, STATION_CELLS};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, Weak};
 use std::time::{Duration, Instant};
@@ -38,7 +38,7 @@ pub(in super::super) struct RowsState {
     patience: Duration,
     /// A `u64`: how many blocks of scatters have ended.
     pub written: DeviceMemory,
-    /// A [`Progress`] for each launch.
+    /// A [`LaunchProgress`] for each launch.
     pub progress: DeviceMemory,
     launches: Mutex<LaunchNumbers>,
     /// The host has the queues.
@@ -47,7 +47,7 @@ pub(in super::super) struct RowsState {
     is_stuck: AtomicBool,
     /// Facts about the namespace on which launches rely. They hold the device open, which launches that outlive
     /// their store must not do.
-    pub footing: OnceLock<Weak<UserBasis>>,
+    pub footing: OnceLock<Weak<UserFacts>>,
     /// A kernel of the caller's may name this memory at any time: it is never freed.
     pub is_kept: AtomicBool,
 }
@@ -69,7 +69,7 @@ impl RowsState {
             // Two passes over a chunk of rows, each with the grace of a wait, and time to spare.
             patience: timeout * 3 + Duration::from_secs(2),
             written: DeviceMemory::new(gpu, 8)?,
-            progress: DeviceMemory::new(gpu, LAUNCHES as usize * size_of::<Progress>())?,
+            progress: DeviceMemory::new(gpu, LAUNCHES as usize * size_of::<LaunchProgress>())?,
             launches: Mutex::default(),
             is_stopped: AtomicBool::new(false),
             is_stuck: AtomicBool::new(false),
@@ -128,7 +128,7 @@ impl RowsState {
     }
 
     /// Evaluates `of` on the facts, while the store is open.
-    fn footing<T>(&self, of: impl FnOnce(&UserBasis) -> T) -> Option<T> {
+    fn footing<T>(&self, of: impl FnOnce(&UserFacts) -> T) -> Option<T> {
         let footing = self.footing.get().and_then(Weak::upgrade)?;
         Some(of(&footing))
     }

@@ -7,7 +7,7 @@ use super::super::module::{KernelFunction, LaunchSize, Module};
 use super::{GpuRows, PendingRows, RowRequest, RowTable, closed};
 use nvme_driver::error::{Error, Result};
 use nvme_gpu_kernel::ring::{LEAST_SHIFT, MOST_SHIFT};
-use nvme_gpu_kernel::rows::{BLOCK_THREADS, Gather, WARP_BYTES};
+use nvme_gpu_kernel::rows::{BLOCK_THREADS, GatherLaunch, WARP_BYTES};
 
 impl GpuRows {
     /// True if a stage of a ring holds a block.
@@ -21,7 +21,7 @@ impl GpuRows {
     }
 
     /// Returns the launches in `stream` a kernel of `module` whose warps read the rows of `table` by
-    /// `nvme_gpu_kernel::Stream`, and count the parts that they could not use. `argument` builds its argument
+    /// `nvme_gpu_kernel::RangeStream`, and count the parts that they could not use. `argument` builds its argument
     /// from the words of its rows, whose `count` is `parts`. The grid is `blocks`, or as many blocks as have a
     /// warp for each part and a station.
     ///
@@ -35,7 +35,7 @@ impl GpuRows {
         table: &RowTable,
         kernel: (&Module, KernelFunction),
         (parts, blocks): (u64, Option<LaunchSize>),
-        argument: impl FnOnce(Gather) -> Result<T>,
+        argument: impl FnOnce(GatherLaunch) -> Result<T>,
         stream: u64,
     ) -> Result<PendingRows> {
         self.check_inside(table)?;
@@ -52,9 +52,9 @@ impl GpuRows {
         }
     }
 
-    /// Puts a kernel of `module` into `stream` whose warps read rows of `table` by `nvme_gpu_kernel::Reads` for `count`
-    /// pieces of work, `lanes` at a time, and count those that failed: `argument` makes what it takes of the words of its
-    /// rows.
+    /// Puts a kernel of `module` into `stream` whose warps read rows of `table` by `nvme_gpu_kernel::WarpReads` for
+    /// `count` pieces of work, `lanes` at a time, and count those that failed: `argument` makes what it takes of the
+    /// words of its rows.
     ///
     /// # Safety
     /// As [`stream`](Self::stream).
@@ -66,7 +66,7 @@ impl GpuRows {
         table: &RowTable,
         (count, lanes): (u64, u32),
         kernel: (&Module, KernelFunction),
-        argument: impl FnOnce(Gather) -> T,
+        argument: impl FnOnce(GatherLaunch) -> T,
         stream: u64,
     ) -> Result<PendingRows> {
         self.check_inside(table)?;
@@ -92,7 +92,7 @@ impl GpuRows {
         table: &RowTable,
         (count, slot_bytes, of_caller): (u64, u32, Option<LaunchSize>),
         (module, function): (&Module, KernelFunction),
-        argument: impl FnOnce(Gather) -> Result<T>,
+        argument: impl FnOnce(GatherLaunch) -> Result<T>,
         stream: u64,
     ) -> Result<PendingRows> {
         if module.gpu().index() != self.gpu().index() {
@@ -109,7 +109,7 @@ impl GpuRows {
             out_stride: 0,
             status: 0,
         };
-        let launch = Gather {
+        let launch = GatherLaunch {
             slot_bytes,
             // Each is the business of one warp.
             lanes: 1,

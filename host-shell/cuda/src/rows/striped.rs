@@ -14,7 +14,9 @@ use super::{GpuRows, LaunchParameters, PendingRows, RowRequest, RowTable, closed
 use nvme_core::spec::nvm;
 use nvme_driver::error::{Error, Result};
 use nvme_driver::widen::RowWidening;
-use nvme_gpu_kernel::rows::{Gather, MEMBERS, Member, Striped, WARP_BYTES, slot_bytes};
+use nvme_gpu_kernel::rows::{
+    GatherLaunch, MEMBERS, StripedGather, StripedMember, WARP_BYTES, slot_bytes,
+};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -34,7 +36,7 @@ pub struct StripedRows {
 /// Memory that launches over the stripes refer to: kept until they have ended, and for as long as a graph may
 /// run one.
 struct StripeWords {
-    /// A word for each station, 0 while it is free, and a [`Member`] for each drive.
+    /// A word for each station, 0 while it is free, and a [`StripedMember`] for each drive.
     memory: DeviceMemory,
     /// Memory that the words of the drives refer to.
     _stations: Vec<Arc<StationMemory>>,
@@ -67,12 +69,12 @@ impl StripedRows {
         let words = members
             .iter()
             .map(|one| one.member().ok_or_else(closed))
-            .collect::<Result<Vec<Member>>>()?;
+            .collect::<Result<Vec<StripedMember>>>()?;
         let _guest = first.gpu().enter()?;
         let head = head(stations);
         let memory = DeviceMemory::new(
             first.gpu(),
-            head as usize + words.len() * size_of::<Member>(),
+            head as usize + words.len() * size_of::<StripedMember>(),
         )?;
         let bytes = words.iter().flat_map(bytes_of).collect::<Vec<u8>>();
         memory.upload(head as usize, &bytes)?;
@@ -136,7 +138,7 @@ impl StripedRows {
             checked.map_err(|error| of_member(Some(index), error))?;
         }
         let wide = WideRows::new(table, request, widen)?;
-        let launch = Gather {
+        let launch = GatherLaunch {
             failed_as: wide.failed_as(),
             ..self.launch(words.memory.address(), table, &wide.stored)
         };
@@ -145,14 +147,14 @@ impl StripedRows {
             first.widened(&wide, stream, |slot| {
                 let named: Named = Some(Arc::clone(words) as _);
                 first.start(launch, (slot, named), stream, |kernels, gather, blocks| {
-                    let striped = Striped {
+                    let striped = StripedGather {
                         gather,
                         members: words.memory.address() + head(self.stations),
                         stripe_shift: self.stripe_shift,
                         member_count: self.members.len() as u32,
                     };
-                    // SAFETY: the kernel takes one `Striped`; the caller vouches for the request's addresses, the others
-                    // are ours until each gate is shut for good and nothing is inside.
+                    // SAFETY: the kernel takes one `StripedGather`; the caller vouches for the request's addresses, the
+                    // others are ours until each gate is shut for good and nothing is inside.
                     kernels.launch(stream, kernels.gather_striped, blocks, &striped)
                 })
             })
@@ -160,7 +162,7 @@ impl StripedRows {
         Ok(pending?.over(&self.states))
     }
 
-    fn launch(&self, stations: u64, table: &RowTable, request: &RowRequest) -> Gather {
+    fn launch(&self, stations: u64, table: &RowTable, request: &RowRequest) -> GatherLaunch {
         let common = LaunchParameters {
             slot: self.slot_bytes(table),
             max_transfer: self.max_transfer,
@@ -168,7 +170,7 @@ impl StripedRows {
             block_shift: self.block_shift,
             stations: self.stations,
         };
-        Gather {
+        GatherLaunch {
             stations,
             ..common.gather(table, request)
         }
@@ -177,9 +179,9 @@ impl StripedRows {
 
 impl GpuRows {
     /// Returns the share of this drive in a launch over stripes; `None` once the store was closed.
-    fn member(&self) -> Option<Member> {
+    fn member(&self) -> Option<StripedMember> {
         let (lent, slots) = (self.lent.as_ref()?, self.slots.as_ref()?);
-        Some(Member {
+        Some(StripedMember {
             queues: self.queues(lent),
             gate: self.state.memory.board.gate_address(),
             stations: self.state.memory.free.address(),
@@ -201,7 +203,7 @@ fn head(stations: u32) -> u64 {
     (u64::from(stations) * 4).next_multiple_of(64)
 }
 
-fn bytes_of(member: &Member) -> [u8; size_of::<Member>()] {
+fn bytes_of(member: &StripedMember) -> [u8; size_of::<StripedMember>()] {
     // SAFETY: integers alone, without padding: 64 bytes.
     unsafe { std::mem::transmute(*member) }
 }

@@ -3,7 +3,7 @@
 
 use super::state::RowsState;
 use nvme_core::spec::nvm;
-use nvme_driver::controller::session::{ControllerSession, UserBasis};
+use nvme_driver::controller::session::{ControllerSession, UserFacts};
 use nvme_driver::error::{Error, Result};
 use std::sync::{Arc, mpsc};
 use std::thread::JoinHandle;
@@ -25,7 +25,7 @@ impl LaunchWatch {
     pub fn start(
         state: &Arc<RowsState>,
         session: &Arc<ControllerSession>,
-        footing: &Arc<UserBasis>,
+        footing: &Arc<UserFacts>,
     ) -> Result<Self> {
         let (stop, stopped) = mpsc::channel::<()>();
         let (state, session) = (Arc::clone(state), Arc::clone(session));

@@ -7,13 +7,13 @@
 use super::request::{RowRequest, RowTable};
 use nvme_driver::error::{Error, Result};
 use nvme_driver::widen::RowWidening;
-use nvme_gpu_kernel::rows::{Gather, Widened};
+use nvme_gpu_kernel::rows::{GatherLaunch, WidenLaunch};
 
 /// A request, and the conversion of its rows after they were read.
 pub(super) struct WideRows {
     /// Gather of the rows in their stored format.
     pub stored: RowRequest,
-    widened: Option<Widened>,
+    widened: Option<WidenLaunch>,
 }
 
 impl WideRows {
@@ -47,15 +47,15 @@ impl WideRows {
             out: request.out + before,
             ..*request
         };
-        let gather = Gather {
+        let gather = GatherLaunch {
             out: stored.out,
             out_stride: stored.out_stride,
             count: stored.count,
             lanes: 1,
-            ..Gather::default()
+            ..GatherLaunch::default()
         };
         // Rows that fit into slots have fewer than 2^32 elements.
-        let widened = Widened {
+        let widened = WidenLaunch {
             gather,
             format: widen.from as u32,
             wide: widen.to as u32,
@@ -75,7 +75,7 @@ impl WideRows {
     }
 
     /// Returns the second launch, but for its end: `None` for rows that come out as they are stored.
-    pub fn launch(&self) -> Option<Widened> {
+    pub fn launch(&self) -> Option<WidenLaunch> {
         self.widened
     }
 }
@@ -83,7 +83,7 @@ impl WideRows {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use nvme_formats::{Format, Wide};
+    use nvme_formats::{Format, WideFormat};
 
     const TABLE: RowTable = RowTable {
         first_byte: 0,
@@ -103,7 +103,7 @@ mod tests {
     fn stored_rows_go_to_the_last_bytes_of_wide_ones() {
         let widen = RowWidening {
             from: Format::Q4_0,
-            to: Wide::F32,
+            to: WideFormat::F32,
         };
         let wide = WideRows::new(&TABLE, &REQUEST, Some(widen)).unwrap();
         let widened = wide.widened.unwrap();
@@ -123,7 +123,7 @@ mod tests {
     fn outputs_that_are_too_narrow_or_not_aligned_are_refused() {
         let widen = Some(RowWidening {
             from: Format::Q4_0,
-            to: Wide::F32,
+            to: WideFormat::F32,
         });
         let refused = |request: RowRequest| WideRows::new(&TABLE, &request, widen).is_err();
         let out = REQUEST.out + 2;

@@ -61,7 +61,7 @@ impl CommandEffect {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use nvme_core::spec::admin::{self, Format, Sanitize, SanitizeAction};
+    use nvme_core::spec::admin::{self, Format, SanitizeAction, SanitizeFields};
 
     #[test]
     fn each_command_has_the_effect_that_the_specification_gives_it() {
@@ -81,12 +81,12 @@ mod tests {
             (Format::new(0, 0).command(Nsid(3)), fna::FORMAT_ALL, all),
             (Format::new(0, 0).command(Nsid::ALL), 0, all),
             (
-                admin::sanitize(Sanitize::new(SanitizeAction::BlockErase)),
+                admin::sanitize(SanitizeFields::new(SanitizeAction::BlockErase)),
                 0,
                 CommandEffect::Sanitized,
             ),
             (
-                admin::sanitize(Sanitize::new(SanitizeAction::ExitFailureMode)),
+                admin::sanitize(SanitizeFields::new(SanitizeAction::ExitFailureMode)),
                 0,
                 CommandEffect::Facts,
             ),

@@ -6,7 +6,7 @@ use crate::controller::session::IdentifyWatch;
 use crate::error::{Error, Result};
 use nvme_core::bringup::NamespaceInfo;
 use nvme_core::spec::Nsid;
-use nvme_core::spec::admin::{self, Format, Sanitize, SanitizeAction, cns};
+use nvme_core::spec::admin::{self, Format, SanitizeAction, SanitizeFields, cns};
 use nvme_core::spec::identify::{IdentifyNamespace, fna, oacs, sanicap};
 use nvme_core::spec::log_page::{SanitizeStatus, lid};
 use std::time::Duration;
@@ -101,7 +101,7 @@ impl Controller {
     ///
     /// # Errors
     /// [`Error::Usage`] for an action that the controller does not support; nothing is sent.
-    pub fn sanitize(&self, fields: Sanitize) -> Result<()> {
+    pub fn sanitize(&self, fields: SanitizeFields) -> Result<()> {
         let can = self.identify().sanicap;
         let needs = match fields.action {
             SanitizeAction::ExitFailureMode => {

@@ -11,13 +11,13 @@ use crate::controller::facts::FactsAlarm;
 use crate::controller::notice::{ControllerNotice, DeviceEvent, NoticeListener, PageError};
 use crate::device::Device;
 use crate::dma::{DmaBuffer, HostPair, Lease};
-use nvme_core::bringup::Info;
+use nvme_core::bringup::ControllerInfo;
 use nvme_core::spec::admin;
 use nvme_core::spec::feature::fid;
 use nvme_core::spec::identify::oaes;
 use nvme_core::spec::log_page::{AsyncEvent, event_type, lid};
 use nvme_core::spec::{Cid, Nsid, Status};
-use nvme_core::{Completion, Data, Outcome};
+use nvme_core::{CommandCompletion, CommandData, CommandOutcome};
 use std::collections::VecDeque;
 use std::sync::Arc;
 
@@ -66,12 +66,12 @@ impl EventRequests {
 
     /// Requests events from a controller that has just come up. Waits for nothing: a controller that rejects
     /// the configuration reports the events that it chooses.
-    pub fn begin(&mut self, queue: &mut HostPair, info: &Info) {
+    pub fn begin(&mut self, queue: &mut HostPair, info: &ControllerInfo) {
         self.most = info.event_limit.min(MOST_REQUESTS) as usize;
         self.requests.clear();
         let wanted = HEALTH | info.oaes & NOTICES;
         let configure = admin::set_features(fid::ASYNC_EVENT, Nsid::NONE, wanted);
-        let _ = queue.submit(configure, Data::None, None, NO_DEADLINE);
+        let _ = queue.submit(configure, CommandData::None, None, NO_DEADLINE);
         self.post(queue);
         queue.ring();
     }
@@ -81,7 +81,7 @@ impl EventRequests {
         let before = self.requests.len();
         while self.requests.len() < self.most {
             let request = admin::async_event_request();
-            match queue.submit(request, Data::None, None, NO_DEADLINE) {
+            match queue.submit(request, CommandData::None, None, NO_DEADLINE) {
                 Ok(cid) => self.requests.push(cid),
                 // The admin queue is full now: later.
                 Err(_) => break,
@@ -91,14 +91,14 @@ impl EventRequests {
     }
 
     /// Takes the end of an admin command that no call waits for.
-    pub fn take(&mut self, done: Completion<Lease>) {
+    pub fn take(&mut self, done: CommandCompletion<Lease>) {
         if let Some(at) = self.requests.iter().position(|cid| *cid == done.cid) {
             self.requests.swap_remove(at);
             match done.outcome {
-                Outcome::Completed(Status::SUCCESS) => self.note(AsyncEvent(done.dw0)),
+                CommandOutcome::Completed(Status::SUCCESS) => self.note(AsyncEvent(done.dw0)),
                 // The controller takes fewer than it said: one that was refused is not posted again.
-                Outcome::Completed(_) => self.most = self.most.saturating_sub(1),
-                Outcome::Aborted(_) => {}
+                CommandOutcome::Completed(_) => self.most = self.most.saturating_sub(1),
+                CommandOutcome::Aborted(_) => {}
             }
             return;
         }
@@ -106,8 +106,10 @@ impl EventRequests {
             return;
         };
         let page = match (done.outcome, done.buffer) {
-            (Outcome::Completed(Status::SUCCESS), Some(buffer)) => Ok(buffer.as_slice().to_vec()),
-            (Outcome::Completed(status), _) if !status.is_success() => {
+            (CommandOutcome::Completed(Status::SUCCESS), Some(buffer)) => {
+                Ok(buffer.as_slice().to_vec())
+            }
+            (CommandOutcome::Completed(status), _) if !status.is_success() => {
                 Err(PageError::Failed(status))
             }
             _ => Err(PageError::NotRead),
@@ -194,7 +196,7 @@ fn read_page(queue: &mut HostPair, device: &Arc<dyn Device>, page: u8) -> Option
     };
     let buffer = DmaBuffer::new(device, bytes).ok()?;
     let sqe = admin::get_log_page(page, Nsid::ALL, bytes as u32, 0);
-    let data = Data::Contiguous {
+    let data = CommandData::Contiguous {
         iova: buffer.iova(),
         len: bytes as u64,
     };

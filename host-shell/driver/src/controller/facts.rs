@@ -7,12 +7,12 @@
 //!   that its queue has seen, one relaxed load.
 //! - [`DeviceFacts`]: what the controller said last. The session reads it again before a queue that has seen another
 //!   count sends anything (`session/verify.rs`).
-//! - [`QueueBasis`]: what one queue goes by, and which commands it may not send any more.
+//! - [`QueueFacts`]: what one queue goes by, and which commands it may not send any more.
 
 use crate::controller::effect::CommandEffect;
 use crate::error::{Error, Result};
 use crate::lock::lock;
-use nvme_core::bringup::{Info, NamespaceChange, NamespaceInfo};
+use nvme_core::bringup::{ControllerInfo, NamespaceChange, NamespaceInfo};
 use nvme_core::spec::identify::PrintableText;
 use nvme_core::spec::log_page::{AsyncEvent, command_set_event, event_type, lid, notice_event};
 use nvme_core::spec::nvm::opcode;
@@ -127,7 +127,7 @@ pub(crate) struct DeviceFacts {
 
 impl DeviceFacts {
     /// Records the results of the first bring-up.
-    pub fn begin(&self, info: &Info) {
+    pub fn begin(&self, info: &ControllerInfo) {
         let namespaces: BTreeMap<_, _> = info
             .namespaces
             .iter()
@@ -223,7 +223,7 @@ impl DeviceFacts {
 
     /// Records the result of the bring-up after a reset, and has everything read again before the next command:
     /// a change between the reading during bring-up and the arming of events would be announced by no event.
-    pub fn observe_all(&self, info: &Info) {
+    pub fn observe_all(&self, info: &ControllerInfo) {
         self.observe_controller(info.serial, info.max_transfer.unwrap_or(u64::MAX));
         let missing = |nsid: &Nsid| {
             let listed = info.namespaces.iter().any(|one| one.nsid == *nsid);
@@ -259,7 +259,7 @@ impl DeviceFacts {
 
 /// Facts on which a queue relies, and the outcome of their last comparison.
 #[derive(Clone, Debug)]
-pub(crate) struct QueueBasis {
+pub(crate) struct QueueFacts {
     told: Arc<ReportedFacts>,
     /// The alarm's count at which it was last compared.
     seen: Option<u64>,
@@ -297,7 +297,7 @@ impl fmt::Display for ReportedChange {
     }
 }
 
-impl QueueBasis {
+impl QueueFacts {
     /// Takes the facts that callers have received so far as the basis.
     pub fn new(facts: &DeviceFacts) -> Self {
         Self {

@@ -3,7 +3,7 @@
 use super::Controller;
 use super::passthru::room_of_feature;
 use crate::error::{Error, Result};
-use nvme_core::spec::admin::{self, Select};
+use nvme_core::spec::admin::{self, FeatureSelect};
 use nvme_core::spec::identify::oncs;
 use nvme_core::spec::{Nsid, feature};
 
@@ -17,11 +17,11 @@ impl Controller {
     pub fn get_feature(
         &self,
         fid: u8,
-        select: Select,
+        select: FeatureSelect,
         nsid: Nsid,
         cdw11: u32,
     ) -> Result<(u32, Vec<u8>)> {
-        if select != Select::Current && self.identify.oncs & oncs::SAVE_SELECT == 0 {
+        if select != FeatureSelect::Current && self.identify.oncs & oncs::SAVE_SELECT == 0 {
             return Err(Error::Unsupported {
                 what: "Select in Get Features",
                 bit: "bit 4 of ONCS",
@@ -32,7 +32,7 @@ impl Controller {
         let (dw0, mut data) = self.admin("Get Features", sqe, room)?;
         match feature::data_bytes(fid) {
             // Capabilities come in dword 0 alone, also for features with data.
-            _ if select == Select::Capabilities => data.clear(),
+            _ if select == FeatureSelect::Capabilities => data.clear(),
             Some(bytes) => data.truncate(bytes),
             None => {
                 let end = data.iter().rposition(|byte| *byte != 0);

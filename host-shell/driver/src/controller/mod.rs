@@ -40,7 +40,9 @@ use crate::lock::lock;
 use crate::sysfs::SysfsHost;
 use config::{ControllerConfig, RingLocation};
 use nvme_core::BringupError;
-use nvme_core::bringup::{self, Bringup, Capabilities, Info, MAX_WALK, NamespaceInfo};
+use nvme_core::bringup::{
+    self, BringupMachine, ControllerInfo, MAX_WALK, NamespaceInfo, QueueCapabilities,
+};
 use nvme_core::spec::admin::cns;
 use nvme_core::spec::identify::{
     ActiveNamespaces, IDENTIFY_BYTES, IdentifyController, IdentifyNamespace,
@@ -112,7 +114,7 @@ impl Controller {
     /// [`Error::Environment`] where that cannot be seen.
     pub fn start(device: Arc<dyn Device>, config: &ControllerConfig) -> Result<Self> {
         let refused = |error: BringupError| refused(&*device, error);
-        let capabilities = Capabilities::read(device.registers()).map_err(refused)?;
+        let capabilities = QueueCapabilities::read(device.registers()).map_err(refused)?;
         let shape = PairShape {
             qid: Qid::ADMIN,
             entries: ADMIN_ENTRIES,
@@ -130,9 +132,9 @@ impl Controller {
         let interrupts = interrupts(&*device, config)?;
         let pair = OwnedPair::new(&device, shape, None)?;
         let scratch = ScratchPage::new(&device)?;
-        let machine = Bringup::new(
+        let machine = BringupMachine::new(
             device.registers(),
-            bringup::Config::default(),
+            bringup::BringupConfig::default(),
             scratch.words(),
         );
         let mut info = machine.map_err(refused)?.info().clone();
@@ -190,7 +192,7 @@ impl Controller {
     }
 
     /// Returns the results of bring-up.
-    pub fn info(&self) -> Info {
+    pub fn info(&self) -> ControllerInfo {
         lock(&self.session.admin).info.clone()
     }
 

@@ -11,8 +11,8 @@ use nvme_core::bringup::NamespaceInfo;
 use nvme_core::spec::identify::{dlfeat, oncs};
 use nvme_core::spec::nvm::{self, DsmRange};
 use nvme_core::spec::{Lba, Nsid, Sqe, Status};
-use nvme_core::transfer::{Limits, Piece, RangeError, split};
-use nvme_core::{Outcome, SubmitError};
+use nvme_core::transfer::{RangeError, TransferLimits, TransferPiece, split};
+use nvme_core::{CommandOutcome, SubmitError};
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::Arc;
@@ -52,7 +52,7 @@ const RETRIES: u32 = 3;
 /// ```
 pub struct Namespace {
     info: NamespaceInfo,
-    limits: Limits,
+    limits: TransferLimits,
     queue: DriverQueue,
     buffers: Vec<DmaBuffer>,
     session: Arc<ControllerSession>,
@@ -77,7 +77,7 @@ impl Namespace {
     fn new(controller: &Controller, info: NamespaceInfo, dlfeat: u8) -> Result<Self> {
         let block_bytes = u64::from(info.block_bytes);
         let max_bytes = controller.max_transfer().min(BOUNCE_BYTES.max(block_bytes));
-        let limits = Limits {
+        let limits = TransferLimits {
             block_bytes: info.block_bytes,
             blocks: info.blocks,
             max_bytes: Some(max_bytes),
@@ -117,7 +117,7 @@ impl Namespace {
     }
 
     /// Returns the limits of one command.
-    pub fn limits(&self) -> Limits {
+    pub fn limits(&self) -> TransferLimits {
         self.limits
     }
 
@@ -176,7 +176,7 @@ impl Namespace {
     pub fn read(&mut self, lba: Lba, data: &mut [u8]) -> Result<()> {
         let blocks = self.blocks_of(data.len())?;
         let nsid = self.nsid();
-        let command = |piece: Piece| nvm::read(nsid, piece.lba, piece.blocks);
+        let command = |piece: TransferPiece| nvm::read(nsid, piece.lba, piece.blocks);
         let take = |at: Range<usize>, bytes: &[u8]| data[at].copy_from_slice(bytes);
         self.transfer("Read", lba, blocks, command, |_, _| (), take)
     }
@@ -216,7 +216,7 @@ impl Namespace {
         what: &str,
         lba: Lba,
         data: &[u8],
-        command: impl Fn(Piece) -> Sqe,
+        command: impl Fn(TransferPiece) -> Sqe,
     ) -> Result<()> {
         let blocks = self.blocks_of(data.len())?;
         let fill = |at: Range<usize>, bytes: &mut [u8]| bytes.copy_from_slice(&data[at]);
@@ -242,7 +242,7 @@ impl Namespace {
             });
         }
         // No data moves, so MDTS does not count; one command names up to 65,536 blocks.
-        let limits = Limits {
+        let limits = TransferLimits {
             max_bytes: None,
             ..self.limits
         };
@@ -356,7 +356,7 @@ impl Namespace {
         what: &str,
         lba: Lba,
         blocks: u64,
-        command: impl Fn(Piece) -> Sqe,
+        command: impl Fn(TransferPiece) -> Sqe,
         mut fill: impl FnMut(Range<usize>, &mut [u8]),
         mut take: impl FnMut(Range<usize>, &[u8]),
     ) -> Result<()> {
@@ -365,13 +365,13 @@ impl Namespace {
             .map_err(|error| self.range_error(error, lba, blocks))?
             .peekable();
         let block = self.info.block_bytes as usize;
-        let place = |piece: Piece| {
+        let place = |piece: TransferPiece| {
             piece.offset as usize..piece.offset as usize + piece.blocks as usize * block
         };
         let opcode = pieces.peek().map_or(0, |piece| command(*piece).opcode());
         let mut free = self.bounce()?;
-        let mut pending: BTreeMap<u16, (Piece, u32)> = BTreeMap::new();
-        let mut again: Vec<(Piece, u32)> = Vec::new();
+        let mut pending: BTreeMap<u16, (TransferPiece, u32)> = BTreeMap::new();
+        let mut again: Vec<(TransferPiece, u32)> = Vec::new();
         let mut failure: Option<Error> = None;
         loop {
             let mut rang = true;
@@ -435,9 +435,9 @@ impl Namespace {
         }
     }
 
-    fn error_of_piece(&self, done: &QueueCompletion, what: &str, piece: Piece) -> Error {
+    fn error_of_piece(&self, done: &QueueCompletion, what: &str, piece: TransferPiece) -> Error {
         match done.outcome {
-            Outcome::Completed(status)
+            CommandOutcome::Completed(status)
                 if status.code() == Status::COMPARE_FAILURE.code() && !done.late =>
             {
                 Error::Mismatch {
@@ -458,7 +458,7 @@ fn refused_as(what: &str, refusal: QueueRefusal) -> Error {
     })
 }
 
-fn in_words(what: &str, piece: Piece) -> String {
+fn in_words(what: &str, piece: TransferPiece) -> String {
     match piece.blocks {
         1 => format!("{what} of LBA {}", piece.lba),
         blocks => format!("{what} of {blocks} blocks from LBA {}", piece.lba),

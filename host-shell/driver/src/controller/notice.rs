@@ -2,7 +2,9 @@
 //! that last longer than a command's deadline.
 
 use nvme_core::spec::Status;
-use nvme_core::spec::log_page::{AsyncEvent, ErrorEntry, Smart, critical_warning, event_type, lid};
+use nvme_core::spec::log_page::{
+    AsyncEvent, ErrorEntry, SmartData, critical_warning, event_type, lid,
+};
 use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
@@ -55,7 +57,7 @@ impl DeviceEvent {
         };
         match self.event.log_page() {
             lid::SMART => {
-                let Ok((smart, _)) = Smart::read_from_prefix(page) else {
+                let Ok((smart, _)) = SmartData::read_from_prefix(page) else {
                     return String::new();
                 };
                 let celsius = match smart.kelvins() {
@@ -209,7 +211,7 @@ mod tests {
 
     #[test]
     fn an_event_is_one_line_with_what_its_log_page_says() {
-        let mut smart = Smart::new_zeroed();
+        let mut smart = SmartData::new_zeroed();
         smart.set_kelvins(350);
         (smart.available_spare, smart.percentage_used) = (97, 3);
         smart.critical_warning = critical_warning::READ_ONLY;

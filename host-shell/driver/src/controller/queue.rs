@@ -6,7 +6,7 @@
 //! No command is submitted for a namespace that has changed since the queue's user received its properties: see
 //! `facts.rs`.
 
-use crate::controller::facts::QueueBasis;
+use crate::controller::facts::QueueFacts;
 use crate::controller::queue_inner::{QueueCompletion, QueueInner};
 use crate::controller::session::ControllerSession;
 use crate::controller::statistics::QueueStatistics;
@@ -15,7 +15,7 @@ use crate::error::{Error, Result};
 use crate::lock::{lock, relax};
 use nvme_core::bringup::NamespaceInfo;
 use nvme_core::spec::{Cid, Nsid, Qid, Sqe, Status, nvm};
-use nvme_core::{Data, Outcome, SubmitError};
+use nvme_core::{CommandData, CommandOutcome, SubmitError};
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
@@ -67,7 +67,7 @@ pub struct RejectedSubmission {
 /// Commands that are submitted together. Holds the queue until it is dropped or rung: one at a time in each thread.
 pub struct SubmissionBatch<'a> {
     inner: MutexGuard<'a, QueueInner>,
-    basis: &'a QueueBasis,
+    basis: &'a QueueFacts,
     deadline_ns: u64,
 }
 
@@ -80,11 +80,11 @@ impl SubmissionBatch<'_> {
         buffer: Option<DmaBuffer>,
     ) -> std::result::Result<Cid, RejectedSubmission> {
         let data = match &buffer {
-            Some(buffer) => Data::Contiguous {
+            Some(buffer) => CommandData::Contiguous {
                 iova: buffer.iova(),
                 len: buffer.len() as u64,
             },
-            None => Data::None,
+            None => CommandData::None,
         };
         self.submit_data(sqe, data, buffer)
     }
@@ -94,7 +94,7 @@ impl SubmissionBatch<'_> {
     pub fn submit_data(
         &mut self,
         sqe: Sqe,
-        data: Data<'_>,
+        data: CommandData<'_>,
         buffer: Option<DmaBuffer>,
     ) -> std::result::Result<Cid, RejectedSubmission> {
         if let Some(error) = self.basis.refusal(sqe.nsid, sqe.opcode()) {
@@ -132,7 +132,7 @@ const MOST_LOOKS: u32 = 16;
 
 /// Compares the facts on which a queue relies with the present ones, for the time number `looks` in one call.
 #[cold]
-fn look_again(session: &ControllerSession, basis: &mut QueueBasis, looks: u32) {
+fn look_again(session: &ControllerSession, basis: &mut QueueFacts, looks: u32) {
     let checked = match looks {
         ..=MOST_LOOKS => session.verify(),
         _ => Err(Error::device(
@@ -186,7 +186,7 @@ pub struct DriverQueue {
     session: Arc<ControllerSession>,
     inner: Arc<Mutex<QueueInner>>,
     /// Facts about the device on which its user relies.
-    basis: QueueBasis,
+    basis: QueueFacts,
     qid: Qid,
     depth: u32,
     /// Completions of one poll, until the caller receives them.
@@ -205,7 +205,7 @@ impl DriverQueue {
             (held.pair.queue().qid(), held.pair.queue().depth(), vector)
         };
         Self {
-            basis: QueueBasis::new(&session.facts),
+            basis: QueueFacts::new(&session.facts),
             session,
             inner,
             qid,
@@ -255,7 +255,7 @@ impl DriverQueue {
     pub fn submit_data(
         &mut self,
         sqe: Sqe,
-        data: Data<'_>,
+        data: CommandData<'_>,
         buffer: Option<DmaBuffer>,
     ) -> std::result::Result<Cid, RejectedSubmission> {
         self.batch().submit_data(sqe, data, buffer)
@@ -377,7 +377,7 @@ impl DriverQueue {
         let count = self.ended.len();
         let alarm = &self.session.facts.alarm;
         for done in &self.ended {
-            if let Outcome::Completed(status) = done.outcome
+            if let CommandOutcome::Completed(status) = done.outcome
                 && !status.is_success()
             {
                 alarm.see(status);
@@ -455,7 +455,7 @@ impl DriverQueue {
         };
         let timeout_ms = self.session.timeout_ns() / 1_000_000;
         match done.outcome {
-            Outcome::Completed(status) if !done.late => {
+            CommandOutcome::Completed(status) if !done.late => {
                 let what = what.to_owned();
                 Error::Command { what, status }
             }
@@ -464,10 +464,10 @@ impl DriverQueue {
                 cid: done.cid,
                 timeout_ms,
                 account: account.unwrap_or_else(|| match done.outcome {
-                    Outcome::Completed(status) => {
+                    CommandOutcome::Completed(status) => {
                         format!("its answer came after the deadline: {status}")
                     }
-                    Outcome::Aborted(_) => "a controller reset ended it".to_owned(),
+                    CommandOutcome::Aborted(_) => "a controller reset ended it".to_owned(),
                 }),
             },
             _ => self.error_of_reset(what, timeout_ms),

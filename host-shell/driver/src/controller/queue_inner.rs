@@ -4,7 +4,7 @@
 use super::statistics::QueueStatistics;
 use crate::dma::{DmaBuffer, Lease, OwnedPair};
 use nvme_core::spec::{Cid, Status};
-use nvme_core::{AbortReason, ControllerFault, Outcome};
+use nvme_core::{AbortReason, CommandOutcome, ControllerFault};
 use std::collections::VecDeque;
 
 /// The end of a command, with the buffer that it was lent.
@@ -15,7 +15,7 @@ pub struct QueueCompletion {
     /// The buffer, if it had one.
     pub buffer: Option<DmaBuffer>,
     /// The controller's answer, or why there is none.
-    pub outcome: Outcome,
+    pub outcome: CommandOutcome,
     /// Command-specific dword 0.
     pub dw0: u32,
     /// Its deadline had passed when its end was seen.
@@ -27,7 +27,7 @@ impl QueueCompletion {
     /// True if the controller completed the command with success, in time.
     #[inline]
     pub fn is_success(&self) -> bool {
-        !self.late && self.outcome == Outcome::Completed(Status::SUCCESS)
+        !self.late && self.outcome == CommandOutcome::Completed(Status::SUCCESS)
     }
 
     /// Marks a command as late once its deadline has passed; returns true if it was not marked before.
@@ -40,14 +40,14 @@ impl QueueCompletion {
 
     /// True if the command may be sent again: a reset that another command caused aborted it.
     pub fn may_retry(&self) -> bool {
-        !self.late && self.outcome == Outcome::Aborted(AbortReason::ControllerReset)
+        !self.late && self.outcome == CommandOutcome::Aborted(AbortReason::ControllerReset)
     }
 }
 
-impl From<nvme_core::Completion<Lease>> for QueueCompletion {
+impl From<nvme_core::CommandCompletion<Lease>> for QueueCompletion {
     #[inline]
-    fn from(completion: nvme_core::Completion<Lease>) -> Self {
-        let nvme_core::Completion {
+    fn from(completion: nvme_core::CommandCompletion<Lease>) -> Self {
+        let nvme_core::CommandCompletion {
             cid,
             buffer,
             outcome,
@@ -86,12 +86,12 @@ pub struct QueueInner {
     pub statistics: QueueStatistics,
     /// Present while a GPU drives the queue in the pair's stead.
     #[cfg(feature = "cuda")]
-    pub lent: Option<Box<dyn LentQueue>>,
+    pub lent: Option<Box<dyn GpuDrivenQueue>>,
 }
 
 /// Effects of a controller reset on a queue that a GPU drives.
 #[cfg(feature = "cuda")]
-pub trait LentQueue: Send {
+pub trait GpuDrivenQueue: Send {
     /// Stops the GPU's use of the queue before the reset; once this returns, the GPU touches it no
     /// longer.
     fn stop(&mut self);
@@ -152,9 +152,9 @@ impl QueueInner {
             }
             self.statistics.completed += 1;
             match done.outcome {
-                Outcome::Completed(Status::SUCCESS) => {}
-                Outcome::Completed(_) => self.statistics.errors += 1,
-                Outcome::Aborted(_) => self.statistics.aborted += 1,
+                CommandOutcome::Completed(Status::SUCCESS) => {}
+                CommandOutcome::Completed(_) => self.statistics.errors += 1,
+                CommandOutcome::Aborted(_) => self.statistics.aborted += 1,
             }
         }
         (now_ns, taken)

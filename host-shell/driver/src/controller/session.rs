@@ -12,7 +12,7 @@ mod verify;
 mod watch;
 
 #[cfg(feature = "cuda")]
-pub use verify::{FactsStanding, UserBasis};
+pub use verify::{FactsStanding, UserFacts};
 pub(crate) use watch::IdentifyWatch;
 
 use crate::controller::config::ControllerConfig;
@@ -25,11 +25,11 @@ use crate::device::ring_memory::RingMemory;
 use crate::dma::{CompletionView, DmaBuffer, MappedRegion, OwnedPair, ScratchPage};
 use crate::error::{Error, Result};
 use crate::lock::{lock, relax};
-use nvme_core::bringup::{Info, NamespaceInfo};
+use nvme_core::bringup::{ControllerInfo, NamespaceInfo};
 use nvme_core::spec::admin;
 use nvme_core::spec::register::{ALL_ONES, Csts, offset};
 use nvme_core::spec::{Cid, Nsid, Qid, Sqe, Status};
-use nvme_core::{Data, Outcome};
+use nvme_core::{CommandData, CommandOutcome};
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
@@ -46,7 +46,7 @@ const HEALTH_NS: u64 = 10_000_000;
 pub(crate) struct AdminSession {
     pub pair: OwnedPair,
     pub scratch: ScratchPage,
-    pub info: Info,
+    pub info: ControllerInfo,
     /// The host memory buffer and its descriptor list, while the controller has them.
     pub host_memory: Option<(MappedRegion, DmaBuffer)>,
     /// Resets since the start.
@@ -415,8 +415,8 @@ impl ControllerSession {
 }
 
 /// Returns the whole buffer, or nothing, as a command's data.
-fn data_of(buffer: Option<&DmaBuffer>) -> Data<'static> {
-    buffer.map_or(Data::None, |buffer| Data::Contiguous {
+fn data_of(buffer: Option<&DmaBuffer>) -> CommandData<'static> {
+    buffer.map_or(CommandData::None, |buffer| CommandData::Contiguous {
         iova: buffer.iova(),
         len: buffer.len() as u64,
     })
@@ -424,12 +424,12 @@ fn data_of(buffer: Option<&DmaBuffer>) -> Data<'static> {
 
 fn finish(what: &str, done: QueueCompletion) -> Result<(u32, Option<DmaBuffer>)> {
     match done.outcome {
-        Outcome::Completed(Status::SUCCESS) => Ok((done.dw0, done.buffer)),
-        Outcome::Completed(status) => Err(Error::Command {
+        CommandOutcome::Completed(Status::SUCCESS) => Ok((done.dw0, done.buffer)),
+        CommandOutcome::Completed(status) => Err(Error::Command {
             what: what.to_owned(),
             status,
         }),
-        Outcome::Aborted(_) => Err(Error::device(
+        CommandOutcome::Aborted(_) => Err(Error::device(
             format!("{what} was ended by a controller reset"),
             "try again",
         )),

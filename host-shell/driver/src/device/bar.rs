@@ -6,7 +6,7 @@
 #[cfg(feature = "vfio-user")]
 use crate::dma::pages::map_shared;
 use crate::error::{Error, Result};
-use nvme_core::mem::Doorbell;
+use nvme_core::mem::DoorbellRegister;
 use nvme_core::spec::Qid;
 use nvme_core::spec::register::{cq_head_doorbell, offset, sq_tail_doorbell};
 #[cfg(feature = "vfio-user")]
@@ -70,14 +70,14 @@ impl DoorbellMap {
         self,
         qid: Qid,
         dstrd: u8,
-    ) -> Result<(Doorbell<'static>, Doorbell<'static>)> {
+    ) -> Result<(DoorbellRegister<'static>, DoorbellRegister<'static>)> {
         Ok((
             self.one(sq_tail_doorbell(qid.0, dstrd))?,
             self.one(cq_head_doorbell(qid.0, dstrd))?,
         ))
     }
 
-    fn one(self, register: u32) -> Result<Doorbell<'static>> {
+    fn one(self, register: u32) -> Result<DoorbellRegister<'static>> {
         let at = (register - offset::DOORBELLS) as usize;
         if at + 4 > self.bytes {
             return Err(Error::device(
@@ -90,7 +90,7 @@ impl DoorbellMap {
         }
         // SAFETY: the doorbell lies inside the mapped doorbells, as checked above. The queue pair that rings it
         // keeps the device alive, and with it the mapping, so the pointer never outlives the memory.
-        Ok(unsafe { Doorbell::from_raw(self.start.wrapping_byte_add(at)) })
+        Ok(unsafe { DoorbellRegister::from_raw(self.start.wrapping_byte_add(at)) })
     }
 }
 

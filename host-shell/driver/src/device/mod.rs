@@ -24,7 +24,7 @@ use crate::device::peer::PeerMemory;
 use crate::device::ring_memory::RingMemory;
 use crate::dma::pages::DmaPages;
 use crate::error::{Error, Result};
-use nvme_core::Registers;
+use nvme_core::RegisterAccess;
 use nvme_core::spec::Iova;
 use nvme_core::spec::register::{ALL_ONES, Cap, Cc, Csts, offset};
 use std::os::fd::OwnedFd;
@@ -44,7 +44,7 @@ pub trait Device: Send + Sync {
     fn describe(&self) -> String;
 
     /// Returns the controller's properties. Not on the I/O path.
-    fn registers(&self) -> &(dyn Registers + Sync);
+    fn registers(&self) -> &(dyn RegisterAccess + Sync);
 
     /// Returns the mapped doorbells, valid as long as this device.
     fn doorbells(&self) -> DoorbellMap;
@@ -163,25 +163,25 @@ pub trait Device: Send + Sync {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use nvme_core::Identity;
+    use nvme_core::ControllerIdentity;
 
     /// A controller whose status register says one thing.
     struct Stuck {
         csts: u32,
-        identity: Identity,
+        identity: ControllerIdentity,
     }
 
     impl Stuck {
         fn at(csts: u32) -> Self {
             Self {
                 csts,
-                identity: Identity::new(),
+                identity: ControllerIdentity::new(),
             }
         }
     }
 
-    impl Registers for Stuck {
-        fn identity(&self) -> &Identity {
+    impl RegisterAccess for Stuck {
+        fn identity(&self) -> &ControllerIdentity {
             &self.identity
         }
 
@@ -207,7 +207,7 @@ mod tests {
             self.name()
         }
 
-        fn registers(&self) -> &(dyn Registers + Sync) {
+        fn registers(&self) -> &(dyn RegisterAccess + Sync) {
             self
         }
 

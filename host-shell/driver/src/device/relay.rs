@@ -16,10 +16,10 @@ use crate::device::peer::PeerMemory;
 use crate::device::ring_memory::RingMemory;
 use crate::dma::pages::DmaPages;
 use crate::error::{Error, Result};
-use nvme_core::mem::Doorbell;
+use nvme_core::mem::DoorbellRegister;
 use nvme_core::spec::register::{cq_head_doorbell, offset, sq_tail_doorbell};
 use nvme_core::spec::{Iova, Qid};
-use nvme_core::{Identity, Registers};
+use nvme_core::{ControllerIdentity, RegisterAccess};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
@@ -44,7 +44,7 @@ struct RelayState {
     device: Arc<dyn Device>,
     pages: Box<[DoorbellPage]>,
     /// Admin tail and head, then the others: place of the word, and the doorbell behind it.
-    doorbells: Vec<(usize, Doorbell<'static>)>,
+    doorbells: Vec<(usize, DoorbellRegister<'static>)>,
     stop: AtomicBool,
     /// Passes that have ended, to wait for.
     passes: AtomicU64,
@@ -221,8 +221,8 @@ fn pass<'a>(
     passed
 }
 
-impl Registers for RelayState {
-    fn identity(&self) -> &Identity {
+impl RegisterAccess for RelayState {
+    fn identity(&self) -> &ControllerIdentity {
         self.device.registers().identity()
     }
 
@@ -254,7 +254,7 @@ impl Device for DoorbellRelay {
         format!("{}, relayed doorbells", self.shared.device.describe())
     }
 
-    fn registers(&self) -> &(dyn Registers + Sync) {
+    fn registers(&self) -> &(dyn RegisterAccess + Sync) {
         &*self.shared
     }
 

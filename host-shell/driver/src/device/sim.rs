@@ -8,7 +8,7 @@ use crate::dma::{DmaPages, SharedPages};
 use crate::error::{Error, Result};
 use nvme_core::spec::Iova;
 use nvme_core::spec::register::ALL_ONES;
-use nvme_core::{Identity, Registers};
+use nvme_core::{ControllerIdentity, RegisterAccess};
 use nvme_sim::config::ImageAccess;
 use nvme_sim::{Config, Controller, HostMemory, Runner};
 use std::io;
@@ -18,12 +18,20 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 /// The registers of a simulated controller in this process. The flag says that this process left it:
 /// they read as all ones then, and writes are lost.
-pub struct SimulatorBar(pub Arc<Controller<HostMemory>>, Identity, AtomicBool);
+pub struct SimulatorBar(
+    pub Arc<Controller<HostMemory>>,
+    ControllerIdentity,
+    AtomicBool,
+);
 
 impl SimulatorBar {
     /// Creates the registers of `controller`: one `SimulatorBar` for each.
     pub fn new(controller: Arc<Controller<HostMemory>>) -> Self {
-        Self(controller, Identity::new(), AtomicBool::new(false))
+        Self(
+            controller,
+            ControllerIdentity::new(),
+            AtomicBool::new(false),
+        )
     }
 
     fn left(&self) -> bool {
@@ -34,8 +42,8 @@ impl SimulatorBar {
     }
 }
 
-impl Registers for SimulatorBar {
-    fn identity(&self) -> &Identity {
+impl RegisterAccess for SimulatorBar {
+    fn identity(&self) -> &ControllerIdentity {
         &self.1
     }
 
@@ -203,7 +211,7 @@ impl Device for SimulatedDevice {
         format!("embedded simulator on {} CPU {threads}", self.threads)
     }
 
-    fn registers(&self) -> &(dyn Registers + Sync) {
+    fn registers(&self) -> &(dyn RegisterAccess + Sync) {
         &self.bar
     }
 

@@ -16,7 +16,7 @@ use nvme_core::mem::{CqRing, DmaWords, SqRing};
 #[cfg(feature = "cuda")]
 use nvme_core::spec::register::{cq_head_doorbell, sq_tail_doorbell};
 use nvme_core::spec::{Iova, PageSize, Qid};
-use nvme_core::{ListMemory, QueueMemory, QueuePair, Slot};
+use nvme_core::{CommandSlot, ListMemory, QueueMemory, QueuePair};
 use std::mem::ManuallyDrop;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -25,7 +25,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 pub type Lease = Option<DmaBuffer>;
 
 /// The queue pair type of this library.
-pub type HostPair = QueuePair<'static, Lease, Box<[Slot<Lease>]>>;
+pub type HostPair = QueuePair<'static, Lease, Box<[CommandSlot<Lease>]>>;
 
 /// Parameters of a queue pair: identifier, size and transfer limits.
 #[derive(Clone, Copy, Debug)]
@@ -132,7 +132,7 @@ impl OwnedPair {
             qid: u32::from(shape.qid.0),
             ..Default::default()
         };
-        let slots: Box<[Slot<Lease>]> = (0..slots).map(|_| Slot::new()).collect();
+        let slots: Box<[CommandSlot<Lease>]> = (0..slots).map(|_| CommandSlot::new()).collect();
         let queue = QueuePair::new(
             device.registers().identity(),
             shape.qid,

@@ -2,15 +2,16 @@
 // UNSAFETY: launches kernels over addresses that the caller vouches for.
 #![allow(unsafe_code)]
 
-use super::{ExpertCounts, ExpertLayers, Policy, shape_of};
+use super::{ExpertCounts, ExpertLayers, ReplacementPolicy, shape_of};
 use nvme_compute::extents::{optional, product};
-use nvme_compute_kernel::experts::cache::{Cache, Count, words};
+use nvme_compute_kernel::experts::cache::{CacheCounter, ExpertCache, words};
 use nvme_compute_kernel::experts::{
-    Admit, Chosen, Join, MATRICES, MOST_SLOTS, Places, Product, Route, Settle,
+    AdmitParameters, ChosenExpert, ExpertLocations, JoinParameters, MATRICES, MOST_SLOTS,
+    ProductParameters, RouteParameters, SettleParameters,
 };
-use nvme_compute_kernel::{BLOCK_THREADS, EXPERTS_PTX, Gemv, PTX, SiluMul, kernel};
+use nvme_compute_kernel::{BLOCK_THREADS, EXPERTS_PTX, GemvParameters, PTX, SiluMul, kernel};
 use nvme_core::sync::{AtomicU32, Order, Scope};
-use nvme_gpu_kernel::rows::{ListHead, Range};
+use nvme_gpu_kernel::rows::{ListHead, RangeTarget};
 use nvme_host::cuda::{
     DeviceMemory, GatherOutcome, Gpu, KernelArgument, KernelFunction, LaunchSequence, LaunchSize,
     Module, PendingRows, ReadList, ReadRange, Stream,
@@ -32,7 +33,7 @@ pub struct CacheOptions {
     /// Bytes of GPU memory for experts: whole slots, each as large as the largest expert.
     pub bytes: u64,
     /// Eviction policy of the cache.
-    pub policy: Policy,
+    pub policy: ReplacementPolicy,
     /// Experts that are read now and stay: layer and number.
     pub pinned: Vec<(u32, u32)>,
     /// Tokens of a step at most.
@@ -84,7 +85,7 @@ pub struct GpuExperts {
     gpu: Arc<Gpu>,
     kernels: ManuallyDrop<ExpertKernels>,
     memory: ManuallyDrop<ExpertMemory>,
-    words: Admit,
+    words: AdmitParameters,
     tokens: u32,
     most_pieces: u64,
 }
@@ -133,7 +134,7 @@ impl GpuExperts {
         }
         let memory = |bytes: u64| DeviceMemory::new(gpu, bytes.max(16) as usize);
         let ranges = needed as usize * MATRICES;
-        let pieces_of = |places: &Places| -> u64 {
+        let pieces_of = |places: &ExpertLocations| -> u64 {
             places
                 .bytes
                 .iter()
@@ -146,9 +147,9 @@ impl GpuExperts {
         let vectors = |elements: u32| memory(u64::from(pairs) * u64::from(elements) * 4);
         let memory = ExpertMemory {
             words: memory(words(slots, all_experts) as u64 * 4)?,
-            chosen: memory(u64::from(pairs) * size_of::<Chosen>() as u64)?,
-            list: memory((size_of::<ListHead>() + ranges * size_of::<Range>()) as u64)?,
-            places: memory((experts.places.len() * size_of::<Places>()) as u64)?,
+            chosen: memory(u64::from(pairs) * size_of::<ChosenExpert>() as u64)?,
+            list: memory((size_of::<ListHead>() + ranges * size_of::<RangeTarget>()) as u64)?,
+            places: memory((experts.places.len() * size_of::<ExpertLocations>()) as u64)?,
             status: memory(most_pieces * 4)?,
             vectors: [
                 vectors(shape.hidden)?,
@@ -157,7 +158,7 @@ impl GpuExperts {
             ],
             data: memory(u64::from(slots) * slot_bytes)?,
         };
-        let words = Admit {
+        let words = AdmitParameters {
             words: memory.words.address(),
             chosen: memory.chosen.address(),
             list: memory.list.address(),
@@ -217,7 +218,7 @@ impl GpuExperts {
     }
 
     /// Returns the words of an empty cache after `set` was applied to them.
-    fn cache_words(&self, set: impl FnOnce(&Cache<'_>)) -> Vec<u8> {
+    fn cache_words(&self, set: impl FnOnce(&ExpertCache<'_>)) -> Vec<u8> {
         let count = self.memory.words.len() / 4;
         let words: Vec<AtomicU32> = (0..count).map(|_| AtomicU32::new(0)).collect();
         if let Some(cache) = self.cache(&words) {
@@ -229,9 +230,9 @@ impl GpuExperts {
         bytes.flatten().collect()
     }
 
-    fn cache<'w>(&self, words: &'w [AtomicU32]) -> Option<Cache<'w>> {
-        let policy = Policy::of_number(self.words.policy)?;
-        Cache::new(words, self.words.slots, self.words.pinned, policy)
+    fn cache<'w>(&self, words: &'w [AtomicU32]) -> Option<ExpertCache<'w>> {
+        let policy = ReplacementPolicy::of_number(self.words.policy)?;
+        ExpertCache::new(words, self.words.slots, self.words.pinned, policy)
     }
 
     /// Returns the GPU.
@@ -300,13 +301,13 @@ impl GpuExperts {
         )?;
         let pairs = step.tokens * shape.choices;
         let (kernels, memory) = (&*self.kernels, &*self.memory);
-        let admit = Admit {
+        let admit = AdmitParameters {
             layer: step.layer,
-            places: self.words.places + u64::from(step.layer) * size_of::<Places>() as u64,
+            places: self.words.places + u64::from(step.layer) * size_of::<ExpertLocations>() as u64,
             pairs,
             ..self.words
         };
-        let route = Route {
+        let route = RouteParameters {
             logits: step.logits,
             chosen: admit.chosen,
             probabilities: step.probabilities,
@@ -321,7 +322,7 @@ impl GpuExperts {
             pieces: self.most_pieces,
             status: memory.status.address(),
         };
-        let settle = Settle {
+        let settle = SettleParameters {
             admit,
             status: list.status,
             most_pieces: self.most_pieces,
@@ -333,7 +334,7 @@ impl GpuExperts {
             y: gate,
             elements: u64::from(pairs) * u64::from(shape.hidden),
         };
-        let join = Join {
+        let join = JoinParameters {
             chosen: admit.chosen,
             x: down,
             y: step.y,
@@ -367,14 +368,14 @@ impl GpuExperts {
     /// As [`step`](Self::step).
     unsafe fn product(
         &self,
-        admit: &Admit,
+        admit: &AdmitParameters,
         step: &ExpertStep,
         (matrix, x, y): (usize, u64, u64),
         stream: u64,
     ) -> Result<()> {
         let shape = self.experts.shape;
         let (rows, columns) = shape_of(shape, matrix);
-        let product = Product {
+        let product = ProductParameters {
             admit: *admit,
             x,
             y,
@@ -389,7 +390,7 @@ impl GpuExperts {
         let kernels = &self.kernels;
         let (function, count, shared_bytes) = if like.is_quantised() {
             let function = kernels.product_quantised;
-            (function, like.items(), Gemv::QUANTISED_SHARED)
+            (function, like.items(), GemvParameters::QUANTISED_SHARED)
         } else if like.is_wide() {
             (kernels.product_wide, like.tiles(), 0)
         } else {
@@ -412,19 +413,19 @@ impl GpuExperts {
     }
 
     /// Returns the products of a matrix with `pairs` vectors: places modulo 16 are those of all experts.
-    fn like(&self, layer: u32, matrix: usize, pairs: u32) -> Gemv {
+    fn like(&self, layer: u32, matrix: usize, pairs: u32) -> GemvParameters {
         let shape = self.experts.shape;
         let placed = self.experts.layers[layer as usize][matrix];
         let (rows, columns) = shape_of(shape, matrix);
         let row_bytes = placed.stored.row_bytes(columns).unwrap_or(1);
-        Gemv {
+        GemvParameters {
             weights: placed.offset | (row_bytes * u64::from(rows)),
             row_bytes,
             rows,
             columns,
             tokens: pairs,
             stored: placed.stored as u32,
-            ..Gemv::default()
+            ..GemvParameters::default()
         }
     }
 
@@ -485,9 +486,9 @@ impl GpuExperts {
             experts.map(|one| cache.chosen(one).into()).collect()
         };
         Ok(ExpertCounts {
-            hits: cache.counted(Count::Hits),
-            misses: cache.counted(Count::Misses),
-            evictions: cache.counted(Count::Evictions),
+            hits: cache.counted(CacheCounter::Hits),
+            misses: cache.counted(CacheCounter::Misses),
+            evictions: cache.counted(CacheCounter::Evictions),
             chosen: (0..self.words.layers).map(layer).collect(),
         })
     }
@@ -503,8 +504,10 @@ impl ExpertKernels {
             settle: module.function(kernel::MOE_SETTLE)?,
             product: module.function(kernel::MOE_PRODUCT)?,
             product_wide: module.function(kernel::MOE_PRODUCT_WIDE)?,
-            product_quantised: module
-                .function_with_shared(kernel::MOE_PRODUCT_QUANTISED, Gemv::QUANTISED_SHARED)?,
+            product_quantised: module.function_with_shared(
+                kernel::MOE_PRODUCT_QUANTISED,
+                GemvParameters::QUANTISED_SHARED,
+            )?,
             silu_mul: steps.function(kernel::SILU_MUL)?,
             join: module.function(kernel::MOE_JOIN)?,
             module,

@@ -8,16 +8,16 @@ mod tests;
 
 #[cfg(feature = "cuda")]
 pub use gpu::{CacheOptions, ExpertStep, GpuExperts, check};
-pub use nvme_compute_kernel::experts::reference::{Balance, balance, probabilities};
-pub use nvme_compute_kernel::experts::{Chosen, Policy};
+pub use nvme_compute_kernel::experts::reference::{ExpertBalance, balance, probabilities};
+pub use nvme_compute_kernel::experts::{ChosenExpert, ReplacementPolicy};
 pub use router::route;
 #[cfg(feature = "cuda")]
-pub use router::{Route, Router};
+pub use router::{RouteParameters, Router};
 
 use nvme_compute::matrix::product;
-use nvme_compute_kernel::experts::{MATRICES, MOST_EXPERTS, Places, reference};
+use nvme_compute_kernel::experts::{ExpertLocations, MATRICES, MOST_EXPERTS, reference};
 use nvme_compute_kernel::reference::silu_mul;
-use nvme_formats::{Stored, UNIT};
+use nvme_formats::{StoredFormat, UNIT};
 use nvme_host::{Error, Result, Store};
 use std::sync::Arc;
 
@@ -42,7 +42,7 @@ pub struct ExpertMatrices {
     /// The first byte in the store, an even number.
     pub offset: u64,
     /// Format of the elements.
-    pub stored: Stored,
+    pub stored: StoredFormat,
 }
 
 /// Gate, up and down of a layer.
@@ -68,7 +68,7 @@ pub struct ExpertLayers {
     pub(crate) store: Arc<Store>,
     pub(crate) shape: ExpertShape,
     pub(crate) layers: Vec<Layer>,
-    pub(crate) places: Vec<Places>,
+    pub(crate) places: Vec<ExpertLocations>,
 }
 
 impl ExpertLayers {
@@ -118,7 +118,7 @@ impl ExpertLayers {
 
     /// Returns the number of bytes of a slot of memory for an expert of any layer.
     pub fn slot_bytes(&self) -> u64 {
-        let each = self.places.iter().map(Places::slot_bytes);
+        let each = self.places.iter().map(ExpertLocations::slot_bytes);
         each.max().unwrap_or(0).max(16)
     }
 
@@ -184,8 +184,8 @@ pub(crate) fn shape_of(shape: ExpertShape, matrix: usize) -> (u32, u32) {
     }
 }
 
-fn places(store: &Arc<Store>, shape: ExpertShape, layer: &Layer) -> Result<Places> {
-    let mut places = Places::default();
+fn places(store: &Arc<Store>, shape: ExpertShape, layer: &Layer) -> Result<ExpertLocations> {
+    let mut places = ExpertLocations::default();
     for (matrix, placed) in layer.iter().enumerate() {
         let (rows, columns) = shape_of(shape, matrix);
         let row_bytes = placed.stored.row_bytes(columns);

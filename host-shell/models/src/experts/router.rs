@@ -2,21 +2,26 @@
 // UNSAFETY: launches a kernel over addresses that the caller vouches for.
 #![allow(unsafe_code)]
 
-use nvme_compute_kernel::experts::{Chosen, MOST_EXPERTS, reference};
+use nvme_compute_kernel::experts::{ChosenExpert, MOST_EXPERTS, reference};
 use nvme_host::{Error, Result};
 use rayon::prelude::*;
 
 #[cfg(feature = "cuda")]
 pub use gpu::Router;
 #[cfg(feature = "cuda")]
-pub use nvme_compute_kernel::experts::Route;
+pub use nvme_compute_kernel::experts::RouteParameters;
 
 /// Selects the `choices` experts with the largest of each token's `experts` logits, and their weights: by
 /// threads of the CPU. Weights are the softmax over the chosen ones, or with `over_all` over all.
 ///
 /// # Errors
 /// [`Error::Usage`] for numbers of experts that cannot be, and logits that are no whole tokens.
-pub fn route(logits: &[f32], experts: u32, choices: u32, over_all: bool) -> Result<Vec<Chosen>> {
+pub fn route(
+    logits: &[f32],
+    experts: u32,
+    choices: u32,
+    over_all: bool,
+) -> Result<Vec<ChosenExpert>> {
     check(experts, choices)?;
     if !logits.len().is_multiple_of(experts as usize) {
         return Err(Error::usage(
@@ -46,9 +51,9 @@ fn check(experts: u32, choices: u32) -> Result<()> {
 
 #[cfg(feature = "cuda")]
 mod gpu {
-    use super::{Chosen, Error, Result, check};
+    use super::{ChosenExpert, Error, Result, check};
     use nvme_compute::extents::{optional, product};
-    use nvme_compute_kernel::experts::Route;
+    use nvme_compute_kernel::experts::RouteParameters;
     use nvme_compute_kernel::{BLOCK_THREADS, EXPERTS_PTX, kernel};
     use nvme_host::cuda::{Gpu, KernelArgument as Memory, KernelFunction, Module};
     use std::mem::ManuallyDrop;
@@ -83,7 +88,7 @@ mod gpu {
         /// # Errors
         /// [`Error::Usage`] for numbers of experts that cannot be, and addresses that are no multiple of 4;
         /// [`Error::Device`] with the driver's answer.
-        pub unsafe fn route(&self, route: &Route, stream: u64) -> Result<()> {
+        pub unsafe fn route(&self, route: &RouteParameters, stream: u64) -> Result<()> {
             check(route.experts, route.choices)?;
             if !(route.logits | route.chosen | route.probabilities).is_multiple_of(4) {
                 return Err(Error::usage(
@@ -97,7 +102,11 @@ mod gpu {
                 return Ok(());
             }
             let logits = product(&[route.tokens, route.experts]);
-            let chosen = product(&[route.tokens, route.choices, size_of::<Chosen>() as u32 / 4]);
+            let chosen = product(&[
+                route.tokens,
+                route.choices,
+                size_of::<ChosenExpert>() as u32 / 4,
+            ]);
             let probabilities = optional(route.probabilities, logits);
             self.module.gpu().judge_list(
                 stream,
@@ -107,7 +116,7 @@ mod gpu {
                     Memory::written("probabilities", route.probabilities, probabilities, 4),
                 ],
             )?;
-            // SAFETY: the kernel takes one `Route` and stays loaded; the caller vouches for the addresses.
+            // SAFETY: the kernel takes one `RouteParameters` and stays loaded; the caller vouches for the addresses.
             unsafe {
                 self.module
                     .launch_in(stream, self.route, blocks, BLOCK_THREADS, route)

@@ -14,7 +14,7 @@ const SHAPE: ExpertShape = ExpertShape {
     over_all: false,
 };
 
-fn layer(offset: u64, stored: Stored) -> Layer {
+fn layer(offset: u64, stored: StoredFormat) -> Layer {
     [0, 1, 2].map(|matrix| ExpertMatrices {
         offset: offset + matrix * (1 << 20),
         stored,
@@ -76,9 +76,9 @@ fn expected(numbers: &[Vec<f32>; MATRICES], logits: &[f32], x: &[f32]) -> Vec<f6
 fn experts_are_those_of_sums_by_f64() {
     let store = store();
     for (stored, offset, seed) in [
-        (Stored::F32, 2, 1),
-        (Stored::Q8_0, 6 << 20, 9),
-        (Stored::Bf16, 4098, 5),
+        (StoredFormat::F32, 2, 1),
+        (StoredFormat::Q8_0, 6 << 20, 9),
+        (StoredFormat::Bf16, 4098, 5),
     ] {
         let layer = layer(offset, stored);
         let numbers = fill(&store, &layer, seed);
@@ -106,7 +106,7 @@ fn shapes_that_cannot_be_are_refused() {
         let error = ExpertLayers::new(&store, shape, layers).unwrap_err();
         assert_eq!(error.exit_code(), 2, "{error}");
     };
-    let good = layer(0, Stored::F32);
+    let good = layer(0, StoredFormat::F32);
     usage(
         ExpertShape {
             choices: 6,
@@ -130,8 +130,8 @@ fn shapes_that_cannot_be_are_refused() {
     );
     usage(ExpertShape { width: 33, ..SHAPE }, vec![good]);
     usage(SHAPE, Vec::new());
-    usage(SHAPE, vec![layer(1, Stored::F32)]);
-    usage(SHAPE, vec![layer(store.len() - 4096, Stored::F32)]);
+    usage(SHAPE, vec![layer(1, StoredFormat::F32)]);
+    usage(SHAPE, vec![layer(store.len() - 4096, StoredFormat::F32)]);
     let experts = ExpertLayers::new(&store, SHAPE, vec![good]).unwrap();
     assert_eq!(experts.bytes(0), 3 * 64 * 96 * 4);
     assert_eq!(experts.bytes(1), 0);
@@ -143,12 +143,12 @@ fn shapes_that_cannot_be_are_refused() {
 
 #[test]
 fn a_store_without_a_gpu_has_no_cache() {
-    let experts = ExpertLayers::new(&store(), SHAPE, vec![layer(0, Stored::F32)]).unwrap();
+    let experts = ExpertLayers::new(&store(), SHAPE, vec![layer(0, StoredFormat::F32)]).unwrap();
     #[cfg(feature = "cuda")]
     {
         let options = CacheOptions {
             bytes: 1 << 20,
-            policy: Policy::Lru,
+            policy: ReplacementPolicy::Lru,
             pinned: Vec::new(),
             tokens: 1,
             limit: std::time::Duration::from_secs(1),

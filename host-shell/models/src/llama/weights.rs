@@ -2,7 +2,7 @@
 
 use super::config::ModelConfig;
 use crate::experts::{ExpertLayers, ExpertMatrices, ExpertShape, Layer};
-use nvme_formats::Stored;
+use nvme_formats::StoredFormat;
 use nvme_host::catalog::{Dtype, TensorEntry};
 use nvme_host::loader::ModelLayers;
 use nvme_host::words::shortened;
@@ -20,7 +20,7 @@ const ALIGNMENT: u64 = 32;
 pub struct WeightMatrix {
     /// First byte.
     pub at: u64,
-    pub stored: Stored,
+    pub stored: StoredFormat,
     pub rows: u32,
     pub columns: u32,
     pub row_bytes: u64,
@@ -66,7 +66,7 @@ pub struct EmbeddingTable {
     pub store: Arc<Store>,
     pub places: Vec<EmbeddingExtent>,
     pub row_bytes: u64,
-    pub stored: Stored,
+    pub stored: StoredFormat,
 }
 
 /// Some of the embeddings' bytes, where they lie in the store.
@@ -502,16 +502,16 @@ fn refused(cause: String) -> Error {
     )
 }
 
-fn stored(dtype: Dtype) -> Option<Stored> {
+fn stored(dtype: Dtype) -> Option<StoredFormat> {
     Some(match dtype {
-        Dtype::F32 => Stored::F32,
-        Dtype::F16 => Stored::F16,
-        Dtype::Bf16 => Stored::Bf16,
-        Dtype::Q4_0 => Stored::Q4_0,
-        Dtype::Q4_1 => Stored::Q4_1,
-        Dtype::Q8_0 => Stored::Q8_0,
-        Dtype::Q4K => Stored::Q4K,
-        Dtype::Q6K => Stored::Q6K,
+        Dtype::F32 => StoredFormat::F32,
+        Dtype::F16 => StoredFormat::F16,
+        Dtype::Bf16 => StoredFormat::Bf16,
+        Dtype::Q4_0 => StoredFormat::Q4_0,
+        Dtype::Q4_1 => StoredFormat::Q4_1,
+        Dtype::Q8_0 => StoredFormat::Q8_0,
+        Dtype::Q4K => StoredFormat::Q4K,
+        Dtype::Q6K => StoredFormat::Q6K,
         _ => return None,
     })
 }

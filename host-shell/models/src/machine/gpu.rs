@@ -4,11 +4,14 @@
 
 use super::{BufferSizes, ModelBackend, ProductVectors, VectorBuffer};
 use crate::experts::{
-    self, CacheOptions, ExpertCounts, ExpertLayers, ExpertStep, GpuExperts, Policy,
+    self, CacheOptions, ExpertCounts, ExpertLayers, ExpertStep, GpuExperts, ReplacementPolicy,
 };
 use crate::llama::weights::{EmbeddingTable, ModelWeights, WeightMatrix};
 use nvme_compute::steps::StepKernels;
-use nvme_compute_kernel::{Argmax, Attention, Gemv, RmsNorm, Rope, SiluMul, Unpack, reference};
+use nvme_compute_kernel::{
+    ArgmaxParameters, AttentionParameters, GemvParameters, RmsNorm, RopeParameters, SiluMul,
+    UnpackParameters, reference,
+};
 use nvme_host::cuda::{DeviceMemory, Gpu, PendingRows, ReadRange, Stream};
 use nvme_host::loader::{LayerLoader, LoadedLayer};
 use nvme_host::store::status;
@@ -111,7 +114,7 @@ fn expert_cache(experts: &ExpertLayers, sizes: &BufferSizes) -> Result<GpuExpert
     };
     let options = CacheOptions {
         bytes: sizes.expert_bytes,
-        policy: Policy::Lru,
+        policy: ReplacementPolicy::Lru,
         pinned: Vec::new(),
         tokens,
         limit: LIMIT,
@@ -153,7 +156,7 @@ impl ModelBackend for GpuMachine {
         let pending = unsafe { store.read_ranges_on_gpu(&ranges, self.stream.handle())? };
         self.pending = Some(pending);
         self.expert_reads.clear();
-        let unpack = Unpack {
+        let unpack = UnpackParameters {
             rows: self.rows.address(),
             y: self.address(VectorBuffer::Hidden),
             row_stride: stride,
@@ -180,7 +183,7 @@ impl ModelBackend for GpuMachine {
         matrix: &WeightMatrix,
         vectors: ProductVectors,
     ) -> Result<()> {
-        let gemv = Gemv {
+        let gemv = GemvParameters {
             weights: layer.address() + matrix.at,
             x: self.address(vectors.x),
             y: self.address(vectors.y) + u64::from(vectors.y_first) * 4,
@@ -201,7 +204,7 @@ impl ModelBackend for GpuMachine {
         let config = &self.sizes.config;
         let (key_cache, value_cache) =
             (self.cache[block].0.address(), self.cache[block].1.address());
-        let rope = Rope {
+        let rope = RopeParameters {
             queries: self.address(VectorBuffer::Queries),
             keys: self.address(VectorBuffer::Keys),
             values: self.address(VectorBuffer::Values),
@@ -215,7 +218,7 @@ impl ModelBackend for GpuMachine {
             head_elements: config.head_elements,
             reserved: 0,
         };
-        let attention = Attention {
+        let attention = AttentionParameters {
             queries: rope.queries,
             key_cache,
             value_cache,
@@ -277,7 +280,7 @@ impl ModelBackend for GpuMachine {
     }
 
     fn next_token(&mut self, loader: &LayerLoader) -> Result<u32> {
-        let argmax = Argmax {
+        let argmax = ArgmaxParameters {
             x: self.address(VectorBuffer::Logits),
             best: self.best.address(),
             index: self.index.address(),

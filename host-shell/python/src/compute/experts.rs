@@ -13,7 +13,7 @@ use crate::view::PyView;
 use crate::wait;
 use nvme_host::Error;
 use nvme_models::experts::{
-    self, CacheOptions, ExpertMatrices, ExpertShape, ExpertStep, GpuExperts, Policy,
+    self, CacheOptions, ExpertMatrices, ExpertShape, ExpertStep, GpuExperts, ReplacementPolicy,
 };
 use pyo3::prelude::*;
 use std::sync::Arc;
@@ -44,11 +44,11 @@ pub struct PyExperts {
     flights: Arc<LaunchedTransfers>,
 }
 
-fn policy(name: &str) -> Result<Policy, ExceptionParts> {
+fn policy(name: &str) -> Result<ReplacementPolicy, ExceptionParts> {
     match name {
-        "lru" => Ok(Policy::Lru),
-        "lfu" => Ok(Policy::Lfu),
-        "clock" => Ok(Policy::Clock),
+        "lru" => Ok(ReplacementPolicy::Lru),
+        "lfu" => Ok(ReplacementPolicy::Lfu),
+        "clock" => Ok(ReplacementPolicy::Clock),
         other => {
             let cause = format!("policy is '{other}'");
             Err(ExceptionParts::usage(cause, "use 'lru', 'lfu' or 'clock'"))

@@ -8,7 +8,7 @@ use crate::operation::PyOperation;
 use crate::process::OfProcess;
 use crate::view::PyView;
 use crate::wait;
-use nvme_course::flash::{self, AttentionShape, AttentionStep, Flash, Vectors};
+use nvme_course::flash::{self, AttentionShape, AttentionStep, FlashParameters, VectorLayout};
 use nvme_host::Error;
 use nvme_host::cuda::Gpu;
 use pyo3::prelude::*;
@@ -69,7 +69,7 @@ pub fn flash_on_cpu(
     })
 }
 
-fn rung(name: &str, job: &Flash) -> Result<AttentionStep, ExceptionParts> {
+fn rung(name: &str, job: &FlashParameters) -> Result<AttentionStep, ExceptionParts> {
     match name {
         "auto" => Ok(AttentionStep::fastest(job)),
         "naive" => Ok(AttentionStep::Naive),
@@ -90,7 +90,7 @@ pub struct PyAttention {
     attention: OfProcess<flash::FlashAttention>,
 }
 
-fn job(shape: Shape, is_bf16: bool, causal: bool, scale: f32) -> Flash {
+fn job(shape: Shape, is_bf16: bool, causal: bool, scale: f32) -> FlashParameters {
     heads(shape, causal, scale).job(is_bf16, [0; 4])
 }
 
@@ -127,13 +127,13 @@ impl PyAttention {
         room: (u64, u64),
         stream: u64,
     ) -> PyResult<()> {
-        let vectors = |(address, sequence, head, token): Place| Vectors {
+        let vectors = |(address, sequence, head, token): Place| VectorLayout {
             address,
             sequence,
             head,
             token,
         };
-        let job = Flash {
+        let job = FlashParameters {
             queries: vectors(places.0),
             keys: vectors(places.1),
             values: vectors(places.2),

@@ -9,7 +9,8 @@ use crate::process::OfProcess;
 use crate::view::PyView;
 use crate::wait;
 use nvme_course::linear::{
-    self, Activation, Backward, BackwardRung, Forward, ForwardRung, HostLayer,
+    self, ActivationKind, BackwardParameters, BackwardRung, ForwardParameters, ForwardRung,
+    HostLayer,
 };
 use nvme_host::Error;
 use nvme_host::cuda::Gpu;
@@ -21,12 +22,12 @@ type Wanted = (Option<Py<PyView>>, Option<Py<PyView>>, Option<Py<PyView>>);
 /// Rows, inputs and outputs.
 type Shape = (u32, u32, u32);
 
-fn activation(name: &str) -> Result<Activation, ExceptionParts> {
+fn activation(name: &str) -> Result<ActivationKind, ExceptionParts> {
     match name {
-        "none" => Ok(Activation::None),
-        "relu" => Ok(Activation::Relu),
-        "silu" => Ok(Activation::Silu),
-        "gelu" => Ok(Activation::Gelu),
+        "none" => Ok(ActivationKind::None),
+        "relu" => Ok(ActivationKind::Relu),
+        "silu" => Ok(ActivationKind::Silu),
+        "gelu" => Ok(ActivationKind::Gelu),
         other => Err(ExceptionParts::usage(
             format!("activation is '{other}'"),
             "use 'relu', 'silu', 'gelu' or None",
@@ -171,7 +172,7 @@ impl PyLinear {
         };
         let (x, weights, bias, y, sums) = addresses;
         let (tokens, inputs, outputs) = shape;
-        let job = Forward {
+        let job = ForwardParameters {
             x,
             weights,
             bias,
@@ -210,7 +211,7 @@ impl PyLinear {
         let (x, weights, sums, dy, dsums) = given;
         let (dx, dweights, dbias) = wanted;
         let (tokens, inputs, outputs) = shape;
-        let job = Backward {
+        let job = BackwardParameters {
             x,
             weights,
             sums,

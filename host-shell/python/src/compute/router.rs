@@ -8,7 +8,7 @@ use crate::process::OfProcess;
 use crate::view::PyView;
 use crate::wait;
 use nvme_host::cuda::Gpu;
-use nvme_models::experts::{self, Route};
+use nvme_models::experts::{self, RouteParameters};
 use pyo3::prelude::*;
 
 /// Selects the experts of each token, with their weights and, with `probabilities`, the softmax over all.
@@ -98,7 +98,7 @@ impl PyRouter {
     ) -> PyResult<()> {
         let (tokens, experts, choices) = shape;
         let (logits, chosen, probabilities) = addresses;
-        let route = Route {
+        let route = RouteParameters {
             logits,
             chosen,
             probabilities,

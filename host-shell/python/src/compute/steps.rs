@@ -9,8 +9,11 @@ use crate::process::OfProcess;
 use crate::view::PyView;
 use crate::wait;
 use nvme_compute::steps::by_cpu::{self, TokenHeads};
-use nvme_compute::steps::{Argmax, Attention, Gemv, RmsNorm, Rope, SiluMul, Unpack};
-use nvme_formats::Stored;
+use nvme_compute::steps::{
+    ArgmaxParameters, AttentionParameters, GemvParameters, RmsNorm, RopeParameters, SiluMul,
+    UnpackParameters,
+};
+use nvme_formats::StoredFormat;
 use nvme_host::cuda::Gpu;
 use pyo3::prelude::*;
 
@@ -31,8 +34,8 @@ fn heads((position, tokens, heads, kv_heads, head_elements): Given) -> TokenHead
 ///
 /// # Errors
 /// For another number.
-pub fn stored(number: u32) -> Result<Stored, ExceptionParts> {
-    Stored::of_number(number).ok_or_else(|| {
+pub fn stored(number: u32) -> Result<StoredFormat, ExceptionParts> {
+    StoredFormat::of_number(number).ok_or_else(|| {
         ExceptionParts::usage(
             format!("{number} is no format of weights"),
             "use one of f32, f16, bf16, q4_0, q4_1, q8_0, q4_k and q6_k",
@@ -253,7 +256,7 @@ impl PySteps {
     ) -> PyResult<()> {
         let (rows, columns, tokens) = shape;
         let (weights, x, y) = addresses;
-        let gemv = Gemv {
+        let gemv = GemvParameters {
             weights,
             x,
             y,
@@ -281,7 +284,7 @@ impl PySteps {
     ) -> PyResult<()> {
         let (tokens, columns, row_stride) = shape;
         let (rows, y) = addresses;
-        let unpack = Unpack {
+        let unpack = UnpackParameters {
             rows,
             y,
             row_stride,
@@ -329,7 +332,7 @@ impl PySteps {
     ) -> PyResult<()> {
         let (angles, queries, keys, values, key_cache, value_cache) = addresses;
         let (position, tokens, heads, kv_heads, head_elements) = shape;
-        let rope = Rope {
+        let rope = RopeParameters {
             queries,
             keys,
             values,
@@ -360,7 +363,7 @@ impl PySteps {
     ) -> PyResult<()> {
         let (queries, key_cache, value_cache, y) = addresses;
         let (position, tokens, heads, kv_heads, head_elements) = shape;
-        let attention = Attention {
+        let attention = AttentionParameters {
             queries,
             key_cache,
             value_cache,
@@ -410,7 +413,7 @@ impl PySteps {
         let steps = self.steps.get()?;
         launch(py, || {
             for at in 0..u64::from(vectors) {
-                let argmax = Argmax {
+                let argmax = ArgmaxParameters {
                     x: x + at * elements * 4,
                     best,
                     index: index + at * 8,

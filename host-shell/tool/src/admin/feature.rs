@@ -4,7 +4,7 @@ use crate::admin::passthru::dword as bits32;
 use crate::common::{DeviceArgs, WriteArgs, hex, output};
 use clap::{Args, ValueEnum};
 use nvme_host::core::spec::Nsid;
-use nvme_host::core::spec::admin::Select;
+use nvme_host::core::spec::admin::FeatureSelect;
 use nvme_host::core::spec::feature::{self, fid};
 use nvme_host::units::parse_number;
 use nvme_host::{Controller, ControllerConfig, Error, Result};
@@ -122,17 +122,17 @@ impl GetFeature {
     pub fn run(self) -> Result<()> {
         let (fid, cdw11) = (id(self.feature_id)?, dword(self.cdw11)?);
         let sel = match self.sel {
-            FeatureValue::Current => Select::Current,
-            FeatureValue::Default => Select::Default,
-            FeatureValue::Saved => Select::Saved,
-            FeatureValue::Capabilities => Select::Capabilities,
+            FeatureValue::Current => FeatureSelect::Current,
+            FeatureValue::Default => FeatureSelect::Default,
+            FeatureValue::Saved => FeatureSelect::Saved,
+            FeatureValue::Capabilities => FeatureSelect::Capabilities,
         };
         let device = &self.scope.device;
         let controller = device.start()?;
         let nsid = self.scope.nsid(&controller, fid)?;
         let (value, data) = controller.get_feature(fid, sel, nsid, cdw11)?;
         let name = feature::name(fid).unwrap_or("vendor specific");
-        let fields = if sel == Select::Capabilities {
+        let fields = if sel == FeatureSelect::Capabilities {
             capabilities(value)
         } else {
             decoded(fid, value)

@@ -77,7 +77,7 @@ impl SanitizeCommand {
             SanitizeVerb::StartOverwrite => SanitizeAction::Overwrite,
             SanitizeVerb::StartCryptoErase => SanitizeAction::CryptoErase,
         };
-        controller.sanitize(admin::Sanitize {
+        controller.sanitize(admin::SanitizeFields {
             action,
             unrestricted: self.ause,
             passes: if self.owpass == 0 { 16 } else { self.owpass },

@@ -3,7 +3,7 @@
 use crate::common::{DeviceArgs, hex, number, output};
 use clap::Args;
 use nvme_host::core::spec::Nsid;
-use nvme_host::core::spec::log_page::{Smart, critical_warning, lid, u128};
+use nvme_host::core::spec::log_page::{SmartData, critical_warning, lid, u128};
 use nvme_host::{Error, Result};
 use serde_json::{Value, json};
 use zerocopy::FromBytes;
@@ -52,8 +52,8 @@ impl SmartLog {
                 ));
             }
         }
-        let bytes = controller.log_page(lid::SMART, nsid, size_of::<Smart>())?;
-        let smart = Smart::read_from_bytes(&bytes)
+        let bytes = controller.log_page(lid::SMART, nsid, size_of::<SmartData>())?;
+        let smart = SmartData::read_from_bytes(&bytes)
             .map_err(|_| Error::internal("the log is not 512 bytes"))?;
         let title = "Smart Log for NVME device";
         if self.device.form.json {
@@ -74,7 +74,7 @@ impl SmartLog {
     }
 }
 
-fn to_json(smart: &Smart) -> Value {
+fn to_json(smart: &SmartData) -> Value {
     let count = |bytes: &[u8; 16]| {
         u64::try_from(u128(bytes)).map_or_else(|_| json!(u128(bytes).to_string()), |n| json!(n))
     };

@@ -5,7 +5,7 @@ use crate::common::output;
 use clap::Args;
 use nvme_compute::bench::{GatheredJob, GemmJob, GemvJob, GemvTimes, gathered, gemm, gemv};
 use nvme_compute::gemm::read_blocks;
-use nvme_compute::random_weights::Stored;
+use nvme_compute::random_weights::StoredFormat;
 use nvme_host::bench::median;
 use nvme_host::cuda::RowsOptions;
 use nvme_host::store::GpuOptions;
@@ -37,7 +37,7 @@ pub struct GemvArgs {
     read_blocks: u32,
     /// Formats of the matrix: one case for each
     #[arg(long, value_name = "FORMAT", value_delimiter = ',', default_value = "bf16,q8_0,q4_0", value_parser = stored, requires = "product")]
-    stored: Vec<Stored>,
+    stored: Vec<StoredFormat>,
     /// Threads of the way that reads by the CPU
     #[arg(long, value_name = "N", default_value_t = 8, value_parser = crate::common::number::<usize>(1..=256), requires = "product")]
     readers: usize,
@@ -106,7 +106,7 @@ impl GemvArgs {
     fn gemv_line(
         &self,
         store: &Arc<Store>,
-        stored: Stored,
+        stored: StoredFormat,
         (rows, columns): (u32, u32),
         rest: &GemvShared,
     ) -> Result<Value> {
@@ -131,7 +131,7 @@ impl GemvArgs {
     fn gemm_line(
         &self,
         store: &Arc<Store>,
-        stored: Stored,
+        stored: StoredFormat,
         (tokens, rows, columns): (u32, u32, u32),
         rest: &GemvShared,
     ) -> Result<Value> {

@@ -3,7 +3,7 @@
 use crate::common::{NamespaceArgs, WriteArgs, number, output, some_bytes};
 use clap::Args;
 use nvme_host::bench::SplitMix;
-use nvme_host::core::Data;
+use nvme_host::core::CommandData;
 use nvme_host::core::spec::{Lba, Nsid, Sqe, nvm};
 use nvme_host::units::parse_bytes;
 use nvme_host::{Controller, DmaBuffer, DmaPages, DriverQueue, Error, Namespace, Result};
@@ -192,7 +192,7 @@ impl PeerPaths {
                 let lba = Lba(self.lba.0 + at / block);
                 let sqe = command(self.nsid, lba, (len / block) as u32);
                 let iova = self.peer.iova().offset(at);
-                let data = Data::Contiguous { iova, len };
+                let data = CommandData::Contiguous { iova, len };
                 if let Err(refused) = self.queue.submit_data(sqe, data, None) {
                     let otherwise = |error: nvme_host::core::SubmitError| {
                         Error::device(error.to_string(), "try again")

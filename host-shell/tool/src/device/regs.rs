@@ -3,7 +3,7 @@
 use crate::common::{DeviceArgs, output};
 use clap::Args;
 use nvme_host::Result;
-use nvme_host::core::Registers;
+use nvme_host::core::RegisterAccess;
 use nvme_host::core::spec::register::{Aqa, Cap, Cc, Cmbloc, Cmbsz, Crto, Csts, Vs, offset};
 use serde_json::{Value, json};
 
@@ -27,7 +27,7 @@ impl RegsCommand {
         self.show(controller.device().registers())
     }
 
-    fn show(&self, registers: &dyn Registers) -> Result<()> {
+    fn show(&self, registers: &dyn RegisterAccess) -> Result<()> {
         if self.device.form.json {
             output::json(&to_json(registers))
         } else {
@@ -36,7 +36,7 @@ impl RegsCommand {
     }
 }
 
-fn to_json(registers: &dyn Registers) -> Value {
+fn to_json(registers: &dyn RegisterAccess) -> Value {
     let r32 = |at| registers.read32(at);
     let r64 = |at| registers.read64(at);
     json!({
@@ -61,7 +61,7 @@ impl RegisterText {
     }
 }
 
-fn to_text(registers: &dyn Registers) -> String {
+fn to_text(registers: &dyn RegisterAccess) -> String {
     let mut text = RegisterText::default();
     capabilities(&mut text, registers);
     version(&mut text, registers);
@@ -83,7 +83,7 @@ fn pages(mps: u8) -> String {
 }
 
 /// Describes CAP.
-fn capabilities(text: &mut RegisterText, registers: &dyn Registers) {
+fn capabilities(text: &mut RegisterText, registers: &dyn RegisterAccess) {
     let cap = Cap(registers.read64(offset::CAP));
     text.register(
         "cap",
@@ -113,7 +113,7 @@ fn capabilities(text: &mut RegisterText, registers: &dyn Registers) {
 }
 
 /// Describes VS.
-fn version(text: &mut RegisterText, registers: &dyn Registers) {
+fn version(text: &mut RegisterText, registers: &dyn RegisterAccess) {
     let vs = Vs(registers.read32(offset::VS));
     text.register(
         "version",
@@ -126,7 +126,7 @@ fn version(text: &mut RegisterText, registers: &dyn Registers) {
 }
 
 /// Describes CC.
-fn configuration(text: &mut RegisterText, registers: &dyn Registers) {
+fn configuration(text: &mut RegisterText, registers: &dyn RegisterAccess) {
     let cc = Cc(registers.read32(offset::CC));
     text.register(
         "cc",
@@ -150,7 +150,7 @@ fn configuration(text: &mut RegisterText, registers: &dyn Registers) {
 }
 
 /// Describes CSTS.
-fn status(text: &mut RegisterText, registers: &dyn Registers) {
+fn status(text: &mut RegisterText, registers: &dyn RegisterAccess) {
     let csts = Csts(registers.read32(offset::CSTS));
     let shst = match csts.shst() {
         0 => "normal operation",
@@ -172,7 +172,7 @@ fn status(text: &mut RegisterText, registers: &dyn Registers) {
 }
 
 /// Describes AQA, ASQ and ACQ.
-fn admin_queues(text: &mut RegisterText, registers: &dyn Registers) {
+fn admin_queues(text: &mut RegisterText, registers: &dyn RegisterAccess) {
     let aqa = Aqa(registers.read32(offset::AQA));
     text.register(
         "aqa",
@@ -193,7 +193,7 @@ fn admin_queues(text: &mut RegisterText, registers: &dyn Registers) {
 }
 
 /// Describes CMBLOC and CMBSZ.
-fn memory_buffer(text: &mut RegisterText, registers: &dyn Registers) {
+fn memory_buffer(text: &mut RegisterText, registers: &dyn RegisterAccess) {
     let (location, size) = (
         Cmbloc(registers.read32(offset::CMBLOC)),
         Cmbsz(registers.read32(offset::CMBSZ)),
@@ -219,7 +219,7 @@ fn memory_buffer(text: &mut RegisterText, registers: &dyn Registers) {
 }
 
 /// Describes CRTO.
-fn timeouts(text: &mut RegisterText, registers: &dyn Registers) {
+fn timeouts(text: &mut RegisterText, registers: &dyn RegisterAccess) {
     let crto = Crto(registers.read32(offset::CRTO));
     text.register(
         "crto",

@@ -8,7 +8,7 @@ use crate::common::{
     some_bytes, stop_flag,
 };
 use clap::{Args, ValueEnum};
-use nvme_compute::random_weights::Stored;
+use nvme_compute::random_weights::StoredFormat;
 use nvme_course::pipeline::{PipelineJob, PipelineName, PipelineReport, PipelineShape, run};
 use nvme_host::{Error, Result, Store, StoreOptions};
 use report::{ProgressInterval, ReportMachine};
@@ -45,7 +45,7 @@ pub struct PipelineCommand {
     gpu: Option<u32>,
     /// How matrices are stored: f32, f16, bf16, q8_0, q4_0, q4_1, q4_k, q6_k
     #[arg(long, value_name = "FORMAT", default_value = "bf16", value_parser = crate::bench::stored)]
-    stored: Stored,
+    stored: StoredFormat,
     /// Rows of a matrix; of an iterative computation the columns divided by --parts when missing
     #[arg(long, value_name = "N", value_parser = number::<u32>(1..=1 << 24))]
     rows: Option<u32>,

@@ -1,7 +1,7 @@
 //! `format` and `sanitize`: what is erased, what is refused, and what handles that were open before see.
 
 use crate::common::{Folder, Place, Ran, bytes, data};
-use nvme_host::core::spec::admin::{Format, Sanitize, SanitizeAction};
+use nvme_host::core::spec::admin::{Format, SanitizeAction, SanitizeFields};
 use nvme_host::core::spec::log_page::sanitize_state;
 use nvme_host::core::spec::{Lba, Nsid};
 use nvme_host::{Controller, ControllerConfig, Error};
@@ -240,11 +240,11 @@ fn commands_during_a_sanitize_are_answered_with_the_remedy() {
     let (device, judge) = crate::common::embedded("sim:mem?size=256MiB");
     let controller = Controller::start(device, &ControllerConfig::default()).unwrap();
     let mut namespace = controller.namespace(Nsid(1)).unwrap();
-    let overwrite = Sanitize {
+    let overwrite = SanitizeFields {
         passes: 16,
         pattern: 7,
         no_deallocate: true,
-        ..Sanitize::new(SanitizeAction::Overwrite)
+        ..SanitizeFields::new(SanitizeAction::Overwrite)
     };
     controller.sanitize(overwrite).unwrap();
     let status = controller.sanitize_status().unwrap();

@@ -2,7 +2,7 @@
 
 use super::common::{Folder, Place};
 use nvme_models::llama::ModelConfig;
-use nvme_models::synthetic::{Stored, SyntheticModel};
+use nvme_models::synthetic::{StoredFormat, SyntheticModel};
 
 /// A model of 300 tokens, as GGUF.
 pub fn model() -> Vec<u8> {
@@ -20,8 +20,8 @@ pub fn model() -> Vec<u8> {
             rope_base: 10_000.0,
             experts: None,
         },
-        stored: Stored::Q8_0,
-        stored_head: Stored::Q8_0,
+        stored: StoredFormat::Q8_0,
+        stored_head: StoredFormat::Q8_0,
         seed: 3,
     };
     let mut bytes = Vec::new();

@@ -2,7 +2,7 @@
 // UNSAFETY: inline PTX, and loads and stores through addresses that the kernel vouches for.
 #![allow(unsafe_code)]
 
-use super::{BINS, Memory};
+use super::{BINS, MemoryAccess};
 use crate::arch::of_half;
 use core::arch::asm;
 use nvme_gpu_kernel::arch;
@@ -10,9 +10,9 @@ use nvme_gpu_kernel::rows::BLOCK_WARPS;
 
 /// GPU memory by address.
 #[derive(Clone, Copy)]
-pub struct Global(());
+pub struct GlobalMemory(());
 
-impl Global {
+impl GlobalMemory {
     /// Makes the accessor.
     ///
     /// # Safety
@@ -24,7 +24,7 @@ impl Global {
     }
 }
 
-impl Memory for Global {
+impl MemoryAccess for GlobalMemory {
     #[inline(always)]
     fn word(self, address: u64) -> u32 {
         // SAFETY: the caller of `new` vouched for every address that is used.
@@ -76,9 +76,9 @@ impl Memory for Global {
 
 /// The histogram of a warp in shared memory: [`BINS`] counts.
 #[derive(Clone, Copy)]
-pub struct Bins(u32);
+pub struct WarpHistogram(u32);
 
-impl Bins {
+impl WarpHistogram {
     /// Returns the histogram of the calling warp.
     #[inline(always)]
     pub fn of_warp() -> Self {

@@ -2,8 +2,8 @@
 // UNSAFETY: kernel parameters hold addresses that the host vouches for.
 #![allow(unsafe_code)]
 
-use super::arch::{Bins, Global};
-use super::{ChoosePages, LANE_BINS, Memory, SummarisePages, Threshold, bin_of, narrow};
+use super::arch::{GlobalMemory, WarpHistogram};
+use super::{ChoosePages, LANE_BINS, MemoryAccess, RankThreshold, SummarisePages, bin_of, narrow};
 use crate::arch::{thread, warp};
 use nvme_gpu_kernel::arch;
 
@@ -14,7 +14,7 @@ use nvme_gpu_kernel::arch;
 #[unsafe(no_mangle)]
 pub unsafe extern "ptx-kernel" fn nvme_page_summaries(summarise: SummarisePages) {
     // SAFETY: the host vouches for the addresses in the kernel's parameter, as under `# Safety`.
-    let memory = unsafe { Global::new() };
+    let memory = unsafe { GlobalMemory::new() };
     let (mut index, threads) = thread();
     while index < summarise.pairs() {
         summarise.element_pair(memory, index);
@@ -29,7 +29,7 @@ pub unsafe extern "ptx-kernel" fn nvme_page_summaries(summarise: SummarisePages)
 #[unsafe(no_mangle)]
 pub unsafe extern "ptx-kernel" fn nvme_score_pages(choice: ChoosePages) {
     // SAFETY: the host vouches for the addresses in the kernel's parameter, as under `# Safety`.
-    let memory = unsafe { Global::new() };
+    let memory = unsafe { GlobalMemory::new() };
     let most = u64::from(choice.most_pages);
     let (mut index, threads) = thread();
     while index < choice.rows() * most {
@@ -50,14 +50,14 @@ pub unsafe extern "ptx-kernel" fn nvme_score_pages(choice: ChoosePages) {
 #[unsafe(no_mangle)]
 pub unsafe extern "ptx-kernel" fn nvme_choose_pages(choice: ChoosePages) {
     // SAFETY: the host vouches for the addresses in the kernel's parameter, as under `# Safety`.
-    let memory = unsafe { Global::new() };
-    let bins = Bins::of_warp();
+    let memory = unsafe { GlobalMemory::new() };
+    let bins = WarpHistogram::of_warp();
     let (mut row, warps) = warp();
     while row < choice.rows() {
         let count = choice.count(memory, row);
         let threshold = match choice.wanted(count) {
-            None => Threshold::ALL,
-            Some(wanted) => Threshold::of(wanted, |above, shift, wanted| {
+            None => RankThreshold::ALL,
+            Some(wanted) => RankThreshold::of(wanted, |above, shift, wanted| {
                 pass(&choice, memory, bins, (row, count), (above, shift), wanted)
             }),
         };
@@ -71,8 +71,8 @@ pub unsafe extern "ptx-kernel" fn nvme_choose_pages(choice: ChoosePages) {
 #[inline(always)]
 fn pass(
     choice: &ChoosePages,
-    memory: Global,
-    bins: Bins,
+    memory: GlobalMemory,
+    bins: WarpHistogram,
     (row, count): (u64, u32),
     (above, shift): (u32, u32),
     wanted: u32,
@@ -112,7 +112,12 @@ fn pass(
 
 /// Writes the numbers of the selected pages, in the order of the page table. Every lane of the warp calls it.
 #[inline(always)]
-fn put(choice: &ChoosePages, memory: Global, (row, count): (u64, u32), threshold: Threshold) {
+fn put(
+    choice: &ChoosePages,
+    memory: GlobalMemory,
+    (row, count): (u64, u32),
+    threshold: RankThreshold,
+) {
     let lane = arch::lane();
     let below = (1 << lane) - 1;
     let (mut first, mut chosen, mut equal) = (0, 0, 0);

@@ -110,7 +110,7 @@ pub struct ChoosePages {
 ///
 /// Kernels implement it with loads and stores of the GPU, the stand-in with pointers of the host, so that
 /// both run the same arithmetic in the same order.
-pub trait Memory: Copy {
+pub trait MemoryAccess: Copy {
     /// Loads the word at `address`, a multiple of 4.
     fn word(self, address: u64) -> u32;
     /// Stores a word.
@@ -131,7 +131,7 @@ impl SummarisePages {
 
     /// Writes the minimum and the maximum of two elements of a head of a page: work item `index`.
     #[inline(always)]
-    pub fn element_pair(&self, memory: impl Memory, index: u64) {
+    pub fn element_pair(&self, memory: impl MemoryAccess, index: u64) {
         let half = u64::from(self.head_elements / 2);
         let (pair, index) = (index % half, index / half);
         let kv_heads = u64::from(self.kv_heads);
@@ -148,8 +148,8 @@ impl SummarisePages {
         let word = memory.word(at);
         let [a, b] = memory.pair(word, is_bf16);
         let (mut low, mut high) = (
-            Extremes::of(word as u16, a),
-            Extremes::of((word >> 16) as u16, b),
+            NumberExtremes::of(word as u16, a),
+            NumberExtremes::of((word >> 16) as u16, b),
         );
         let mut token = 1;
         while token < self.page_tokens {
@@ -171,7 +171,7 @@ impl SummarisePages {
 }
 
 /// The minimum and the maximum of some numbers, with their stored halves.
-struct Extremes {
+struct NumberExtremes {
     least: f32,
     most: f32,
     least_half: u16,
@@ -179,7 +179,7 @@ struct Extremes {
     is_unknown: bool,
 }
 
-impl Extremes {
+impl NumberExtremes {
     #[inline(always)]
     fn of(half: u16, value: f32) -> Self {
         Self {
@@ -256,7 +256,7 @@ impl ChoosePages {
 
     /// Loads the number of pages of head `row`.
     #[inline(always)]
-    pub fn count(&self, memory: impl Memory, row: u64) -> u32 {
+    pub fn count(&self, memory: impl MemoryAccess, row: u64) -> u32 {
         let index = match self.head_stride {
             0 => row / u64::from(self.kv_heads),
             _ => row,
@@ -266,7 +266,7 @@ impl ChoosePages {
 
     /// Loads the number of the page at index `place` of the table.
     #[inline(always)]
-    pub fn page(&self, memory: impl Memory, row: u64, place: u32) -> u32 {
+    pub fn page(&self, memory: impl MemoryAccess, row: u64, place: u32) -> u32 {
         memory.word(self.table(row) + u64::from(place) * 4)
     }
 
@@ -300,7 +300,7 @@ impl ChoosePages {
     /// Sums are added in the order of the elements, so that the stand-in on the host gets the same bits as
     /// the GPU.
     #[inline(always)]
-    pub fn rank(&self, memory: impl Memory, row: u64, place: u32) -> u32 {
+    pub fn rank(&self, memory: impl MemoryAccess, row: u64, place: u32) -> u32 {
         let page = u64::from(self.page(memory, row, place));
         if page >= self.page_count {
             return FIRST;
@@ -377,14 +377,14 @@ pub fn narrow(wanted: u32, group: impl Fn(u32) -> u32, bin: impl Fn(u32) -> u32)
 /// Pages with a rank equal to the threshold are selected in the order of the table, so that the result is the
 /// same on every GPU and on the host, although several pages may have one rank.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Threshold {
+pub struct RankThreshold {
     /// Rank of the last selected page.
     pub rank: u32,
     /// Number of pages with this rank.
     pub equal: u32,
 }
 
-impl Threshold {
+impl RankThreshold {
     /// Selects all pages.
     pub const ALL: Self = Self {
         rank: 0,

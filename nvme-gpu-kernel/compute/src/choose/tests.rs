@@ -9,8 +9,8 @@ fn dice(seed: u64) -> impl FnMut(u32) -> u32 {
     }
 }
 
-fn threshold(ranks: &[u32], wanted: u32) -> Threshold {
-    Threshold::of(wanted, |above, shift, wanted| {
+fn threshold(ranks: &[u32], wanted: u32) -> RankThreshold {
+    RankThreshold::of(wanted, |above, shift, wanted| {
         let mut bins = [0; BINS as usize];
         for bin in ranks.iter().filter_map(|rank| bin_of(*rank, above, shift)) {
             bins[bin as usize] += 1;
@@ -40,13 +40,13 @@ fn a_threshold_is_that_of_sorted_ranks() {
         ranks.sort_unstable_by(|a, b| b.cmp(a));
         let last = ranks[wanted as usize - 1];
         let above = ranks.iter().filter(|rank| **rank > last).count() as u32;
-        let expected = Threshold {
+        let expected = RankThreshold {
             rank: last,
             equal: wanted - above,
         };
         assert_eq!(found, expected, "{wanted} of {count}");
     }
-    assert_eq!(threshold(&[7, 8], 0), Threshold::NONE);
+    assert_eq!(threshold(&[7, 8], 0), RankThreshold::NONE);
 }
 
 #[test]

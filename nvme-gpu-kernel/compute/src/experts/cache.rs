@@ -1,16 +1,16 @@
 //! The cache of a mixture's experts in GPU memory: the map from experts to slots, and the replacement policy.
 //!
-//! The order of calls: [`pin`](Cache::pin) for pinned slots, before the first launch; then, for each step,
-//! [`admit`](Cache::admit), the reads that it lists, and [`mark_bad`](Cache::mark_bad) for slots whose reads
-//! failed. Only after these may a kernel use a slot, and only if [`holds`](Cache::holds) names its expert.
+//! The order of calls: [`pin`](ExpertCache::pin) for pinned slots, before the first launch; then, for each step,
+//! [`admit`](ExpertCache::admit), the reads that it lists, and [`mark_bad`](ExpertCache::mark_bad) for slots whose
+//! reads failed. Only after these may a kernel use a slot, and only if [`holds`](ExpertCache::holds) names its expert.
 //!
 //! One group decides at any time: launches of one stream. It reads and writes the words by relaxed atomics,
 //! and every member sees what the leader stored before the group's last sync.
 
-use super::{Chosen, MATRICES, NO_SLOT, Places, Policy};
-use nvme_core::group::Group;
+use super::{ChosenExpert, ExpertLocations, MATRICES, NO_SLOT, ReplacementPolicy};
+use nvme_core::group::ThreadGroup;
 use nvme_core::sync::{AtomicU32, Order, Scope};
-use nvme_gpu_kernel::rows::Range;
+use nvme_gpu_kernel::rows::RangeTarget;
 
 /// Number of words before those of the slots.
 const HEAD: usize = 8;
@@ -32,9 +32,9 @@ const BAD: usize = 3;
 const EXPERT: usize = 2;
 const MOST_USES: u32 = 0x7FFF;
 
-/// A counter of the cache, of 64 bits: the two words from [`Count::first`] on.
+/// A counter of the cache, of 64 bits: the two words from [`CacheCounter::first`] on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Count {
+pub enum CacheCounter {
     /// Choices whose expert was cached.
     Hits,
     /// Choices whose expert had to be read.
@@ -43,7 +43,7 @@ pub enum Count {
     Evictions,
 }
 
-impl Count {
+impl CacheCounter {
     /// Returns the word with the counter's lower half.
     pub const fn first(self) -> usize {
         2 + 2 * self as usize
@@ -60,18 +60,18 @@ pub const fn words(slots: u32, experts: u32) -> usize {
 /// The words are kept in GPU memory between launches, since the host does not take part in a step; they are
 /// zero before the first launch, which is an empty cache.
 #[derive(Clone, Copy, Debug)]
-pub struct Cache<'w> {
+pub struct ExpertCache<'w> {
     words: &'w [AtomicU32],
     slots: u32,
     pinned: u32,
-    policy: Policy,
+    policy: ReplacementPolicy,
 }
 
 /// The request of a launch.
 #[derive(Clone, Copy, Debug)]
-pub struct Asked<'p> {
+pub struct CacheRequest<'p> {
     /// Location of the layer's experts on the drive.
-    pub places: &'p Places,
+    pub places: &'p ExpertLocations,
     /// Number of the layer's first expert among the experts of all layers.
     pub first: u32,
     /// Experts of the layer.
@@ -86,10 +86,15 @@ pub struct Asked<'p> {
     pub piece_shift: u32,
 }
 
-impl<'w> Cache<'w> {
+impl<'w> ExpertCache<'w> {
     /// Makes a view over `words`, if there are enough for `slots` slots.
     #[inline(always)]
-    pub fn new(words: &'w [AtomicU32], slots: u32, pinned: u32, policy: Policy) -> Option<Self> {
+    pub fn new(
+        words: &'w [AtomicU32],
+        slots: u32,
+        pinned: u32,
+        policy: ReplacementPolicy,
+    ) -> Option<Self> {
         let cache = Self {
             words,
             slots,
@@ -125,7 +130,7 @@ impl<'w> Cache<'w> {
     }
 
     #[inline(always)]
-    fn count(&self, what: Count) {
+    fn count(&self, what: CacheCounter) {
         let low = self.get(what.first()).wrapping_add(1);
         self.set(what.first(), low);
         if low == 0 {
@@ -153,7 +158,7 @@ impl<'w> Cache<'w> {
     }
 
     /// Returns a counter.
-    pub fn counted(&self, what: Count) -> u64 {
+    pub fn counted(&self, what: CacheCounter) -> u64 {
         u64::from(self.get(what.first())) | u64::from(self.get(what.first() + 1)) << 32
     }
 
@@ -185,11 +190,11 @@ impl<'w> Cache<'w> {
     #[inline(always)]
     pub fn admit(
         &self,
-        group: &impl Group,
-        asked: &Asked<'_>,
-        pair: impl Fn(u32) -> Chosen,
+        group: &impl ThreadGroup,
+        asked: &CacheRequest<'_>,
+        pair: impl Fn(u32) -> ChosenExpert,
         put: impl Fn(u32, u32),
-        list: impl Fn(u32, Range),
+        list: impl Fn(u32, RangeTarget),
         least: impl Fn(u64) -> u64,
     ) -> (u32, u64) {
         let now = self.get(NOW).wrapping_add(1);
@@ -214,7 +219,7 @@ impl<'w> Cache<'w> {
         let (mut ranges, mut pieces) = (0, 0);
         let mut at = 0;
         while at < asked.pairs {
-            let Chosen { expert, slot, .. } = pair(at);
+            let ChosenExpert { expert, slot, .. } = pair(at);
             if expert < asked.experts && slot == NO_SLOT {
                 let number = asked.first + expert;
                 let slot = self.get(self.of_expert(number)).wrapping_sub(1);
@@ -231,13 +236,13 @@ impl<'w> Cache<'w> {
                         put(at, slot);
                         match is_whole {
                             // An earlier choice of this step has listed it already.
-                            true => self.count(Count::Hits),
+                            true => self.count(CacheCounter::Hits),
                             false => self.give(slot, number, now),
                         }
                     }
                     let mut matrix = 0;
                     while matrix < MATRICES && !is_whole {
-                        let range = Range {
+                        let range = RangeTarget {
                             byte: asked.places.byte(matrix, expert),
                             bytes: asked.places.bytes[matrix],
                             to: asked.data
@@ -271,13 +276,13 @@ impl<'w> Cache<'w> {
         }
         let uses = self.get(Self::of_slot(slot, USES));
         let more = match self.policy {
-            Policy::Clock => 1,
+            ReplacementPolicy::Clock => 1,
             _ if uses < MOST_USES => uses + 1,
             _ => uses,
         };
         self.set(Self::of_slot(slot, USES), more);
         self.set(Self::of_slot(slot, STAMP), now);
-        self.count(Count::Hits);
+        self.count(CacheCounter::Hits);
         put(slot);
     }
 
@@ -287,20 +292,25 @@ impl<'w> Cache<'w> {
         let before = self.get(Self::of_slot(slot, HOLDS));
         if before != 0 && before != number + 1 {
             self.set(self.of_expert(before - 1), 0);
-            self.count(Count::Evictions);
+            self.count(CacheCounter::Evictions);
         }
         self.set(Self::of_slot(slot, HOLDS), number + 1);
         self.set(Self::of_slot(slot, STAMP), now);
         self.set(Self::of_slot(slot, USES), 1);
         self.set(Self::of_slot(slot, BAD), 0);
         self.set(self.of_expert(number), slot + 1);
-        self.count(Count::Misses);
+        self.count(CacheCounter::Misses);
     }
 
     /// Returns the slot whose expert is replaced, or `None` if all are in use by this step. Every member
     /// calls it.
     #[inline(always)]
-    fn victim(&self, group: &impl Group, now: u32, least: &impl Fn(u64) -> u64) -> Option<u32> {
+    fn victim(
+        &self,
+        group: &impl ThreadGroup,
+        now: u32,
+        least: &impl Fn(u64) -> u64,
+    ) -> Option<u32> {
         let movable = self.slots - self.pinned;
         let hand = self.get(HAND);
         let mut mine = u64::MAX;
@@ -316,7 +326,7 @@ impl<'w> Cache<'w> {
             return None;
         }
         let slot = best as u32 & 0xFFFF;
-        if matches!(self.policy, Policy::Clock) && best >> 16 != 0 {
+        if matches!(self.policy, ReplacementPolicy::Clock) && best >> 16 != 0 {
             self.turn(group, slot - self.pinned, hand);
         }
         Some(slot)
@@ -337,16 +347,16 @@ impl<'w> Cache<'w> {
         // Steps since its last use, as a difference, so that the counter of steps may wrap.
         let age = u64::from(u32::MAX - now.wrapping_sub(stamp));
         1 + match self.policy {
-            Policy::Lru => age,
-            Policy::Lfu => u64::from(uses) << 32 | age,
-            Policy::Clock => u64::from(uses) << 32 | u64::from(far),
+            ReplacementPolicy::Lru => age,
+            ReplacementPolicy::Lfu => u64::from(uses) << 32 | age,
+            ReplacementPolicy::Clock => u64::from(uses) << 32 | u64::from(far),
         }
     }
 
     /// Moves the clock's hand to the slot after `to`, and clears the marks that it passes. Every member calls
     /// it.
     #[inline(always)]
-    fn turn(&self, group: &impl Group, to: u32, hand: u32) {
+    fn turn(&self, group: &impl ThreadGroup, to: u32, hand: u32) {
         let movable = self.slots - self.pinned;
         let chosen = Self::of_slot(self.pinned + to, USES);
         // If every slot was marked, the hand has passed all of them.

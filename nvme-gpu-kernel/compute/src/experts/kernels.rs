@@ -3,27 +3,30 @@
 // UNSAFETY: kernel parameters hold addresses that the host vouches for.
 #![allow(unsafe_code)]
 
-use super::cache::{Asked, Cache, words};
-use super::{Admit, Chosen, Join, NO_SLOT, Places, Policy, Product, Route, Settle};
-use crate::arch::{Numbers, butterfly64, exp, sum_of_warp, thread, warp};
+use super::cache::{CacheRequest, ExpertCache, words};
+use super::{
+    AdmitParameters, ChosenExpert, ExpertLocations, JoinParameters, NO_SLOT, ProductParameters,
+    ReplacementPolicy, RouteParameters, SettleParameters,
+};
+use crate::arch::{FloatArray, butterfly64, exp, sum_of_warp, thread, warp};
 use crate::product::strip;
 use crate::quantised::{TILE_ROWS, tiles};
-use crate::strip::{Shape, first_row};
+use crate::strip::{GroupShape, first_row};
 use crate::wide::tile;
-use crate::{Gemv, index_of, ranked};
+use crate::{GemvParameters, index_of, ranked};
 use core::num::{NonZeroU32, NonZeroU64};
 use nvme_core::sync::{AtomicU32, Order, Scope};
-use nvme_formats::Stored;
-use nvme_gpu_kernel::rows::{ListHead, Range};
-use nvme_gpu_kernel::{Warp, arch};
+use nvme_formats::StoredFormat;
+use nvme_gpu_kernel::rows::{ListHead, RangeTarget};
+use nvme_gpu_kernel::{WholeWarp, arch};
 
 /// Selects experts. A warp takes one token a turn: the largest logit, then the largest of those below it, and
 /// so on.
 ///
 /// # Safety
-/// All memory that [`Route`] names is allocated and stays so while the kernel runs.
+/// All memory that [`RouteParameters`] names is allocated and stays so while the kernel runs.
 #[unsafe(no_mangle)]
-pub unsafe extern "ptx-kernel" fn nvme_moe_route(route: Route) {
+pub unsafe extern "ptx-kernel" fn nvme_moe_route(route: RouteParameters) {
     let (mut token, warps) = warp();
     while token < u64::from(route.tokens) {
         // SAFETY: the host vouches for the addresses in the kernel's parameter, as under `# Safety`.
@@ -37,11 +40,11 @@ pub unsafe extern "ptx-kernel" fn nvme_moe_route(route: Route) {
 /// # Safety
 /// As [`nvme_moe_route`].
 #[inline(always)]
-unsafe fn route_token(route: &Route, token: u64) {
+unsafe fn route_token(route: &RouteParameters, token: u64) {
     let first = token * u64::from(route.experts) * 4;
     // SAFETY: this function's caller vouches for the addresses, as under `# Safety`.
-    let logits = unsafe { Numbers::at(route.logits + first) };
-    let chosen = route.chosen + token * u64::from(route.choices) * size_of::<Chosen>() as u64;
+    let logits = unsafe { FloatArray::at(route.logits + first) };
+    let chosen = route.chosen + token * u64::from(route.choices) * size_of::<ChosenExpert>() as u64;
     let (mut below, mut largest, mut sum) = (u64::MAX, 0.0, 0.0);
     let mut at = 0;
     while at < route.choices {
@@ -62,14 +65,14 @@ unsafe fn route_token(route: &Route, token: u64) {
         largest = if at == 0 { logit } else { largest };
         sum += exp(logit - largest);
         if arch::lane() == 0 {
-            let one = Chosen {
+            let one = ChosenExpert {
                 expert,
                 slot: NO_SLOT,
                 weight: logit,
                 reserved: 0,
             };
             // SAFETY: the host vouches for `choices` entries a token, and `at` is below `choices`.
-            unsafe { *(chosen as usize as *mut Chosen).add(at as usize) = one };
+            unsafe { *(chosen as usize as *mut ChosenExpert).add(at as usize) = one };
         }
         at += 1;
     }
@@ -85,14 +88,14 @@ unsafe fn route_token(route: &Route, token: u64) {
     while at < route.choices {
         // SAFETY: the host vouches for the entry; lane 0's stores came before the barrier above.
         unsafe {
-            let one = (chosen as usize as *mut Chosen).add(at as usize);
+            let one = (chosen as usize as *mut ChosenExpert).add(at as usize);
             (*one).weight = exp((*one).weight - largest) * factor;
         }
         at += 32;
     }
     if route.probabilities != 0 {
         // SAFETY: this function's caller vouches for the addresses, as under `# Safety`.
-        let probabilities = unsafe { Numbers::at(route.probabilities + first) };
+        let probabilities = unsafe { FloatArray::at(route.probabilities + first) };
         let mut expert = arch::lane();
         while expert < route.experts {
             let share = exp(logits.load(expert.into()) - largest) / total;
@@ -103,7 +106,7 @@ unsafe fn route_token(route: &Route, token: u64) {
 }
 
 #[inline(always)]
-fn total(route: &Route, logits: Numbers, largest: f32) -> f32 {
+fn total(route: &RouteParameters, logits: FloatArray, largest: f32) -> f32 {
     let (mut sum, mut expert) = (0.0, arch::lane());
     while expert < route.experts {
         sum += exp(logits.load(expert.into()) - largest);
@@ -126,15 +129,15 @@ fn most_of_warp(value: u64) -> u64 {
 /// Returns the cache that `admit` names; `None` for sizes or a policy that do not fit.
 ///
 /// # Safety
-/// All memory that [`Admit`] names is allocated and stays so while the kernel runs.
+/// All memory that [`AdmitParameters`] names is allocated and stays so while the kernel runs.
 #[inline(always)]
-unsafe fn cache_of(admit: &Admit) -> Option<Cache<'_>> {
+unsafe fn cache_of(admit: &AdmitParameters) -> Option<ExpertCache<'_>> {
     let count = words(admit.slots, admit.experts * admit.layers);
     // SAFETY: the host vouches for `count` words at `words`, which are accessed through atomics alone.
     let words =
         unsafe { core::slice::from_raw_parts(admit.words as usize as *const AtomicU32, count) };
-    let policy = Policy::of_number(admit.policy)?;
-    Cache::new(words, admit.slots, admit.pinned, policy)
+    let policy = ReplacementPolicy::of_number(admit.policy)?;
+    ExpertCache::new(words, admit.slots, admit.pinned, policy)
 }
 
 /// Returns the layer's location on the drive.
@@ -142,9 +145,9 @@ unsafe fn cache_of(admit: &Admit) -> Option<Cache<'_>> {
 /// # Safety
 /// As [`cache_of`].
 #[inline(always)]
-unsafe fn places_of(admit: &Admit) -> &Places {
+unsafe fn places_of(admit: &AdmitParameters) -> &ExpertLocations {
     // SAFETY: this function's caller vouches for the addresses, as under `# Safety`.
-    unsafe { &*(admit.places as usize as *const Places) }
+    unsafe { &*(admit.places as usize as *const ExpertLocations) }
 }
 
 /// Returns word `word` of choice `pair`.
@@ -153,7 +156,7 @@ unsafe fn places_of(admit: &Admit) -> &Places {
 /// As [`cache_of`].
 #[inline(always)]
 unsafe fn word_of(chosen: u64, pair: u32, word: u64) -> &'static AtomicU32 {
-    let at = chosen + u64::from(pair) * size_of::<Chosen>() as u64 + word * 4;
+    let at = chosen + u64::from(pair) * size_of::<ChosenExpert>() as u64 + word * 4;
     // SAFETY: this function's caller vouches for the addresses, as under `# Safety`.
     unsafe { &*(at as usize as *const AtomicU32) }
 }
@@ -163,10 +166,10 @@ unsafe fn word_of(chosen: u64, pair: u32, word: u64) -> &'static AtomicU32 {
 /// # Safety
 /// As [`cache_of`].
 #[inline(always)]
-unsafe fn chosen_of(chosen: u64, pair: u32) -> Chosen {
+unsafe fn chosen_of(chosen: u64, pair: u32) -> ChosenExpert {
     // SAFETY: this function's caller vouches for the addresses, as under `# Safety`.
     let word = |word| unsafe { word_of(chosen, pair, word) }.load(Order::Relaxed, Scope::Gpu);
-    Chosen {
+    ChosenExpert {
         expert: word(0),
         slot: word(1),
         weight: 0.0,
@@ -177,16 +180,16 @@ unsafe fn chosen_of(chosen: u64, pair: u32) -> Chosen {
 /// Finds or assigns a slot for each choice. One warp decides, so that no lock is needed.
 ///
 /// # Safety
-/// All memory that [`Admit`] names is allocated and stays so while the kernel runs.
+/// All memory that [`AdmitParameters`] names is allocated and stays so while the kernel runs.
 #[unsafe(no_mangle)]
-pub unsafe extern "ptx-kernel" fn nvme_moe_admit(admit: Admit) {
+pub unsafe extern "ptx-kernel" fn nvme_moe_admit(admit: AdmitParameters) {
     if warp().0 != 0 {
         return;
     }
     // SAFETY: the host vouches for the addresses in the kernel's parameter, as under `# Safety`.
     let (cache, places) = unsafe { (cache_of(&admit), places_of(&admit)) };
     let Some(cache) = cache else { return };
-    let asked = Asked {
+    let asked = CacheRequest {
         places,
         first: admit.layer * admit.experts,
         experts: admit.experts,
@@ -195,10 +198,10 @@ pub unsafe extern "ptx-kernel" fn nvme_moe_admit(admit: Admit) {
         slot_bytes: admit.slot_bytes,
         piece_shift: admit.piece_shift,
     };
-    let ranges = (admit.list + size_of::<ListHead>() as u64) as usize as *mut Range;
+    let ranges = (admit.list + size_of::<ListHead>() as u64) as usize as *mut RangeTarget;
     let least = |value: u64| !most_of_warp(!value);
     let (range_count, pieces) = cache.admit(
-        &Warp,
+        &WholeWarp,
         &asked,
         // SAFETY: the host vouches for the addresses in the kernel's parameter, as under `# Safety`.
         |pair| unsafe { chosen_of(admit.chosen, pair) },
@@ -223,14 +226,14 @@ pub unsafe extern "ptx-kernel" fn nvme_moe_admit(admit: Admit) {
 /// Marks slots whose reads failed. A thread checks one read a turn.
 ///
 /// # Safety
-/// All memory that [`Settle`] names is allocated and stays so while the kernel runs; the reads have ended.
+/// All memory that [`SettleParameters`] names is allocated and stays so while the kernel runs; the reads have ended.
 #[unsafe(no_mangle)]
-pub unsafe extern "ptx-kernel" fn nvme_moe_settle(settle: Settle) {
+pub unsafe extern "ptx-kernel" fn nvme_moe_settle(settle: SettleParameters) {
     let admit = &settle.admit;
     // SAFETY: the host vouches for the addresses in the kernel's parameter, as under `# Safety`.
     let (cache, head) = unsafe { (cache_of(admit), *(admit.list as usize as *const ListHead)) };
     let Some(cache) = cache else { return };
-    let ranges = (admit.list + size_of::<ListHead>() as u64) as usize as *const Range;
+    let ranges = (admit.list + size_of::<ListHead>() as u64) as usize as *const RangeTarget;
     let (me, threads) = thread();
     let mut at = 0;
     while at < head.range_count {
@@ -256,13 +259,13 @@ pub unsafe extern "ptx-kernel" fn nvme_moe_settle(settle: Settle) {
 /// Multiplies as `nvme_gemv` does: each pair gets a share of the warps.
 ///
 /// # Safety
-/// All memory that [`Product`] names is allocated and stays so while the kernel runs.
+/// All memory that [`ProductParameters`] names is allocated and stays so while the kernel runs.
 #[unsafe(no_mangle)]
-pub unsafe extern "ptx-kernel" fn nvme_moe_product(product: Product) {
-    let Some(stored) = Stored::of_number(product.stored) else {
+pub unsafe extern "ptx-kernel" fn nvme_moe_product(product: ProductParameters) {
+    let Some(stored) = StoredFormat::of_number(product.stored) else {
         return;
     };
-    let shape = Shape::of(stored, product.columns);
+    let shape = GroupShape::of(stored, product.columns);
     let Some(pairs) = NonZeroU64::new(product.admit.pairs.into()) else {
         return;
     };
@@ -290,10 +293,10 @@ pub unsafe extern "ptx-kernel" fn nvme_moe_product(product: Product) {
 /// Multiplies as `nvme_gemv_wide` does: each block takes one tile of rows of a pair, the pairs interleaved.
 ///
 /// # Safety
-/// All memory that [`Product`] names is allocated and stays so while the kernel runs, and its products [are
-/// wide](Gemv::is_wide).
+/// All memory that [`ProductParameters`] names is allocated and stays so while the kernel runs, and its products [are
+/// wide](GemvParameters::is_wide).
 #[unsafe(no_mangle)]
-pub unsafe extern "ptx-kernel" fn nvme_moe_product_wide(product: Product) {
+pub unsafe extern "ptx-kernel" fn nvme_moe_product_wide(product: ProductParameters) {
     // SAFETY: the host vouches for the addresses in the kernel's parameter, as under `# Safety`.
     if let Some((gemv, part)) = unsafe { part_of_pair(&product, like(&product).tile_rows()) } {
         // SAFETY: as above; `part_of_pair` has checked that the expert is loaded in its slot.
@@ -305,10 +308,10 @@ pub unsafe extern "ptx-kernel" fn nvme_moe_product_wide(product: Product) {
 /// interleaved.
 ///
 /// # Safety
-/// All memory that [`Product`] names is allocated and stays so while the kernel runs, its products [are
-/// quantised](Gemv::is_quantised), and blocks have [`Gemv::QUANTISED_SHARED`] bytes.
+/// All memory that [`ProductParameters`] names is allocated and stays so while the kernel runs, its products [are
+/// quantised](GemvParameters::is_quantised), and blocks have [`GemvParameters::QUANTISED_SHARED`] bytes.
 #[unsafe(no_mangle)]
-pub unsafe extern "ptx-kernel" fn nvme_moe_product_quantised(product: Product) {
+pub unsafe extern "ptx-kernel" fn nvme_moe_product_quantised(product: ProductParameters) {
     let of_block = like(&product).block_tiles();
     // SAFETY: the host vouches for the addresses in the kernel's parameter, as under `# Safety`.
     if let Some((gemv, part)) = unsafe { part_of_pair(&product, of_block * TILE_ROWS) } {
@@ -319,12 +322,12 @@ pub unsafe extern "ptx-kernel" fn nvme_moe_product_quantised(product: Product) {
 
 /// Returns the products of all pairs, as far as the number of rows of a block depends on them.
 #[inline(always)]
-fn like(product: &Product) -> Gemv {
-    Gemv {
+fn like(product: &ProductParameters) -> GemvParameters {
+    GemvParameters {
         rows: product.rows,
         tokens: product.admit.pairs,
         stored: product.stored,
-        ..Gemv::default()
+        ..GemvParameters::default()
     }
 }
 
@@ -335,10 +338,10 @@ fn like(product: &Product) -> Gemv {
 /// left to compute.
 ///
 /// # Safety
-/// All memory that [`Product`] names is allocated and stays so while the kernel runs.
+/// All memory that [`ProductParameters`] names is allocated and stays so while the kernel runs.
 #[inline(always)]
-unsafe fn part_of_pair(product: &Product, height: u32) -> Option<(Gemv, u32)> {
-    let stored = Stored::of_number(product.stored)?;
+unsafe fn part_of_pair(product: &ProductParameters, height: u32) -> Option<(GemvParameters, u32)> {
+    let stored = StoredFormat::of_number(product.stored)?;
     let pairs = NonZeroU32::new(product.admit.pairs)?;
     let (pair, part) = (arch::block() % pairs, arch::block() / pairs);
     // SAFETY: this function's caller vouches for the addresses, as under `# Safety`.
@@ -361,9 +364,13 @@ unsafe fn part_of_pair(product: &Product, height: u32) -> Option<(Gemv, u32)> {
 /// Returns the product of pair `pair`, or `None` if its expert was not read.
 ///
 /// # Safety
-/// All memory that [`Product`] names is allocated and stays so while the kernel runs.
+/// All memory that [`ProductParameters`] names is allocated and stays so while the kernel runs.
 #[inline(always)]
-unsafe fn gemv_of(product: &Product, stored: Stored, pair: u32) -> Option<Gemv> {
+unsafe fn gemv_of(
+    product: &ProductParameters,
+    stored: StoredFormat,
+    pair: u32,
+) -> Option<GemvParameters> {
     let admit = &product.admit;
     // SAFETY: this function's caller vouches for the addresses, as under `# Safety`.
     let (cache, places, chosen) = unsafe {
@@ -377,7 +384,7 @@ unsafe fn gemv_of(product: &Product, stored: Stored, pair: u32) -> Option<Gemv> 
     let vector = pair / product.shared.max(1);
     match cache.is_bad(chosen.slot) {
         true => None,
-        false => Some(Gemv {
+        false => Some(GemvParameters {
             weights: admit.data
                 + u64::from(chosen.slot) * admit.slot_bytes
                 + places.at(product.matrix as usize, chosen.expert),
@@ -397,17 +404,17 @@ unsafe fn gemv_of(product: &Product, stored: Stored, pair: u32) -> Option<Gemv> 
 /// Stores NaN in the elements `rows` of pair `pair`. The caller is thread `first` of `step` threads.
 ///
 /// # Safety
-/// All memory that [`Product`] names is allocated and stays so while the kernel runs.
+/// All memory that [`ProductParameters`] names is allocated and stays so while the kernel runs.
 #[inline(always)]
 unsafe fn no_numbers(
-    product: &Product,
+    product: &ProductParameters,
     pair: u32,
     rows: core::ops::Range<u64>,
     (first, step): (u32, u32),
 ) {
     let y = product.y + u64::from(pair) * u64::from(product.rows) * 4;
     // SAFETY: this function's caller vouches for the addresses, as under `# Safety`.
-    let y = unsafe { Numbers::at(y) };
+    let y = unsafe { FloatArray::at(y) };
     let mut row = rows.start + u64::from(first);
     while row < rows.end {
         y.store(row, f32::NAN);
@@ -418,11 +425,11 @@ unsafe fn no_numbers(
 /// Adds up the weighted results of a token's experts. A thread takes one element a turn.
 ///
 /// # Safety
-/// All memory that [`Join`] names is allocated and stays so while the kernel runs.
+/// All memory that [`JoinParameters`] names is allocated and stays so while the kernel runs.
 #[unsafe(no_mangle)]
-pub unsafe extern "ptx-kernel" fn nvme_moe_join(join: Join) {
+pub unsafe extern "ptx-kernel" fn nvme_moe_join(join: JoinParameters) {
     // SAFETY: the host vouches for the addresses in the kernel's parameter, as under `# Safety`.
-    let (x, y) = unsafe { (Numbers::at(join.x), Numbers::at(join.y)) };
+    let (x, y) = unsafe { (FloatArray::at(join.x), FloatArray::at(join.y)) };
     let Some(elements) = NonZeroU64::new(join.elements.into()) else {
         return;
     };

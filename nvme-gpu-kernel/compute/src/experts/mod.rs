@@ -2,9 +2,10 @@
 //! used ones.
 //!
 //! A layer's step is a chain of launches on one stream, and the host decides nothing in between. In this
-//! order: [`Route`] selects experts; [`Admit`] finds each in the cache or assigns a slot and lists the reads;
-//! `nvme_read_listed` (of `nvme-gpu-kernel`) reads them from the drive; [`Settle`] marks slots whose reads
-//! failed; [`Product`] multiplies, once for each matrix; [`Join`] adds up the weighted results.
+//! order: [`RouteParameters`] selects experts; [`AdmitParameters`] finds each in the cache or assigns a slot and lists
+//! the reads; `nvme_read_listed` (of `nvme-gpu-kernel`) reads them from the drive; [`SettleParameters`] marks slots
+//! whose reads failed; [`ProductParameters`] multiplies, once for each matrix; [`JoinParameters`] adds up the weighted
+//! results.
 
 pub mod cache;
 #[cfg(all(target_arch = "nvptx64", feature = "experts"))]
@@ -24,7 +25,7 @@ pub const NO_SLOT: u32 = u32::MAX;
 /// An expert selected by a token's router.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 #[repr(C)]
-pub struct Chosen {
+pub struct ChosenExpert {
     /// Number of the expert in its layer.
     pub expert: u32,
     /// Its slot, or [`NO_SLOT`].
@@ -38,14 +39,14 @@ pub struct Chosen {
 /// The location of a layer's experts on the drive: for each matrix, those of all experts consecutively.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(C)]
-pub struct Places {
+pub struct ExpertLocations {
     /// First byte of each matrix of expert 0.
     pub first: [u64; MATRICES],
     /// Bytes of each matrix of an expert.
     pub bytes: [u64; MATRICES],
 }
 
-impl Places {
+impl ExpertLocations {
     /// Returns the first byte of a matrix on the drive.
     #[inline(always)]
     pub fn byte(&self, matrix: usize, expert: u32) -> u64 {
@@ -84,7 +85,7 @@ const fn room(bytes: u64) -> u64 {
 /// slots are never replaced.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(u32)]
-pub enum Policy {
+pub enum ReplacementPolicy {
     /// Least recently used.
     #[default]
     Lru,
@@ -94,7 +95,7 @@ pub enum Policy {
     Clock,
 }
 
-impl Policy {
+impl ReplacementPolicy {
     /// All policies.
     pub const ALL: [Self; 3] = [Self::Lru, Self::Lfu, Self::Clock];
 
@@ -117,10 +118,10 @@ impl Policy {
 /// replaces it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(C)]
-pub struct Route {
+pub struct RouteParameters {
     /// Address of `tokens` vectors of `experts` logits.
     pub logits: u64,
-    /// Address of the result: `choices` [`Chosen`] for each token.
+    /// Address of the result: `choices` [`ChosenExpert`] for each token.
     pub chosen: u64,
     /// Address for the softmax over all experts, in the layout of the logits; 0 for none.
     pub probabilities: u64,
@@ -141,15 +142,15 @@ pub struct Route {
 /// words again, inside their own arguments.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(C)]
-pub struct Admit {
+pub struct AdmitParameters {
     /// Address of [`cache::words`] words, zero before the first use.
     pub words: u64,
-    /// Address of `pairs` [`Chosen`].
+    /// Address of `pairs` [`ChosenExpert`].
     pub chosen: u64,
     /// Address of a [`ListHead`](nvme_gpu_kernel::rows::ListHead), followed by [`MATRICES`] ranges for each
     /// pair.
     pub list: u64,
-    /// Address of the layer's [`Places`].
+    /// Address of the layer's [`ExpertLocations`].
     pub places: u64,
     /// Address of the slots.
     pub data: u64,
@@ -165,7 +166,7 @@ pub struct Admit {
     pub layers: u32,
     /// Number of the current layer.
     pub layer: u32,
-    /// Number of a [`Policy`].
+    /// Number of a [`ReplacementPolicy`].
     pub policy: u32,
     /// Number of choices of all tokens.
     pub pairs: u32,
@@ -179,9 +180,9 @@ pub struct Admit {
 /// read failed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(C)]
-pub struct Settle {
+pub struct SettleParameters {
     /// The lookup that listed the reads.
-    pub admit: Admit,
+    pub admit: AdmitParameters,
     /// Address of an `i32` status for each read.
     pub status: u64,
     /// Number of the status words.
@@ -195,9 +196,9 @@ pub struct Settle {
 /// order of their loads, not in the result's meaning.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(C)]
-pub struct Product {
+pub struct ProductParameters {
     /// The lookup that assigned the slots.
-    pub admit: Admit,
+    pub admit: AdmitParameters,
     /// Address of vectors of `columns` elements: one for each token, or for each pair.
     pub x: u64,
     /// Address of a vector of `rows` elements for each pair.
@@ -206,7 +207,7 @@ pub struct Product {
     pub rows: u32,
     /// Its columns.
     pub columns: u32,
-    /// Number of its [`Stored`](nvme_formats::Stored).
+    /// Number of its [`StoredFormat`](nvme_formats::StoredFormat).
     pub stored: u32,
     /// Index of the matrix, below [`MATRICES`].
     pub matrix: u32,
@@ -223,8 +224,8 @@ pub struct Product {
 /// every run.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(C)]
-pub struct Join {
-    /// Address of `choices` [`Chosen`] for each token.
+pub struct JoinParameters {
+    /// Address of `choices` [`ChosenExpert`] for each token.
     pub chosen: u64,
     /// Address of a vector of `elements` elements for each of them.
     pub x: u64,

@@ -1,11 +1,11 @@
 //! Reference of the experts' kernels on the CPU, and measures of the balance between experts.
 
-use super::{Chosen, NO_SLOT};
+use super::{ChosenExpert, NO_SLOT};
 use crate::{index_of, ranked};
 
-/// Selects the `choices` experts with the largest logits, as [`Route`](super::Route) does, with their
-/// weights.
-pub fn route(logits: &[f32], choices: usize, over_all: bool) -> Vec<Chosen> {
+/// Selects the `choices` experts with the largest logits, as [`RouteParameters`](super::RouteParameters) does, with
+/// their weights.
+pub fn route(logits: &[f32], choices: usize, over_all: bool) -> Vec<ChosenExpert> {
     let mut ranks: Vec<u64> = logits
         .iter()
         .zip(0..)
@@ -20,7 +20,7 @@ pub fn route(logits: &[f32], choices: usize, over_all: bool) -> Vec<Chosen> {
         true => logits.iter().map(|logit| share(*logit)).sum(),
         false => experts.iter().map(|expert| share(logits[*expert])).sum(),
     };
-    let chosen = experts.into_iter().map(|expert| Chosen {
+    let chosen = experts.into_iter().map(|expert| ChosenExpert {
         expert: expert as u32,
         slot: NO_SLOT,
         weight: share(logits[expert]) / total,
@@ -42,7 +42,7 @@ pub fn probabilities(logits: &[f32]) -> Vec<f32> {
 /// Training tries to keep these near their ideal values, since a few overused experts leave the others
 /// untrained, and a cache of experts gains from choices that repeat.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Balance {
+pub struct ExpertBalance {
     /// Largest number of choices of an expert, relative to the mean: 1 if all are chosen equally often.
     pub most_to_mean: f64,
     /// Standard deviation of the numbers of choices, relative to the mean.
@@ -59,7 +59,7 @@ pub struct Balance {
 
 /// Computes the metrics of `moe_load_balance` from `counts`, the choices of each expert, and the softmax over
 /// all experts of each token, if any.
-pub fn balance(counts: &[u64], probabilities: &[f32]) -> Balance {
+pub fn balance(counts: &[u64], probabilities: &[f32]) -> ExpertBalance {
     let experts = counts.len();
     let total: u64 = counts.iter().sum();
     let mean = total as f64 / experts.max(1) as f64;
@@ -84,7 +84,7 @@ pub fn balance(counts: &[u64], probabilities: &[f32]) -> Balance {
                 .map(|(expert, count)| share(*count) * of(expert))
                 .sum::<f64>()
     });
-    Balance {
+    ExpertBalance {
         most_to_mean: if mean > 0.0 { most / mean } else { 0.0 },
         variation: if mean > 0.0 {
             variance.sqrt() / mean

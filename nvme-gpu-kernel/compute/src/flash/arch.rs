@@ -2,7 +2,7 @@
 // UNSAFETY: loads and stores through addresses that the kernel vouches for.
 #![allow(unsafe_code)]
 
-use super::Flash;
+use super::FlashParameters;
 use crate::arch::of_half;
 use crate::tile::mma::{mma_bf16, mma_f16, pack_bf16, pack_f16};
 use core::arch::asm;
@@ -62,9 +62,9 @@ pub fn mma(sums: &mut [f32; 4], a: [u32; 4], b: [u32; 2], is_bf16: bool) {
 /// Returns the number of valid keys of a sequence.
 ///
 /// # Safety
-/// All memory that [`Flash::counts`] names is allocated and stays so while the kernel runs.
+/// All memory that [`FlashParameters::counts`] names is allocated and stays so while the kernel runs.
 #[inline(always)]
-pub unsafe fn keys_of(job: &Flash, sequence: u32) -> u32 {
+pub unsafe fn keys_of(job: &FlashParameters, sequence: u32) -> u32 {
     if job.counts == 0 {
         return job.key_tokens;
     }

@@ -10,21 +10,21 @@
 
 use super::arch::{exp2, keys_of, maximum, mma, opaque, packed, store_half, store_pair};
 use super::{
-    DECODE_KEYS, DECODE_ROWS, DECODE_STAGES, Flash, TENSOR_THREADS, Vectors, WIDE_ROWS,
-    decode_rows as block_rows,
+    DECODE_KEYS, DECODE_ROWS, DECODE_STAGES, FlashParameters, TENSOR_THREADS, VectorLayout,
+    WIDE_ROWS, decode_rows as block_rows,
 };
-use crate::arch::{Numbers, sum_of_warp, warp};
-use crate::tile::{Shared, commit, fma, un, wait_for_copies};
+use crate::arch::{FloatArray, sum_of_warp, warp};
+use crate::tile::{BlockShared, commit, fma, un, wait_for_copies};
 use core::f32::consts::LOG2_E;
 use nvme_gpu_kernel::arch;
 
 macro_rules! kernels {
     ($($name:ident, $elements:literal, $is_bf16:literal;)*) => { $(
         /// # Safety
-        /// All memory that [`Flash`] names is allocated and stays so while the kernel runs; the block has
+        /// All memory that [`FlashParameters`] names is allocated and stays so while the kernel runs; the block has
         /// [`TENSOR_THREADS`] threads and the shared memory of its tiles.
         #[unsafe(no_mangle)]
-        pub unsafe extern "ptx-kernel" fn $name(job: Flash) {
+        pub unsafe extern "ptx-kernel" fn $name(job: FlashParameters) {
             // SAFETY: this function's caller vouches for the addresses, as under `# Safety`.
             unsafe { attend::<$elements, $is_bf16>(&job) }
         }
@@ -47,7 +47,7 @@ const fn row_bytes(elements: usize) -> u32 {
 
 /// The queries and keys of a block.
 #[derive(Clone, Copy)]
-struct Place {
+struct DecodeBlock {
     sequence: u32,
     kv_head: u32,
     /// First row of the group: heads of a token are consecutive rows.
@@ -61,7 +61,7 @@ struct Place {
 ///
 /// Partial results over different keys can be joined in any order: each is rescaled to the larger of the two
 /// largest scores, and the sums are added.
-struct Sums {
+struct DecodeSums {
     values: [[f32; 4]; 16],
     largest: [f32; 2],
     total: [f32; 2],
@@ -69,13 +69,13 @@ struct Sums {
 
 /// Returns the number of query heads that share keys.
 #[inline(always)]
-fn group(job: &Flash) -> u32 {
+fn group(job: &FlashParameters) -> u32 {
     (job.heads / job.kv_heads.max(1)).max(1)
 }
 
 /// Returns head and token of a row of the group.
 #[inline(always)]
-fn of_row(job: &Flash, place: &Place, row: u32) -> (u32, u32) {
+fn of_row(job: &FlashParameters, place: &DecodeBlock, row: u32) -> (u32, u32) {
     let group = group(job);
     (place.kv_head * group + row % group, row / group)
 }
@@ -85,11 +85,11 @@ fn of_row(job: &Flash, place: &Place, row: u32) -> (u32, u32) {
 /// # Safety
 /// As the kernels.
 #[inline(always)]
-unsafe fn attend<const DK: usize, const BF16: bool>(job: &Flash) {
+unsafe fn attend<const DK: usize, const BF16: bool>(job: &FlashParameters) {
     let place = place(job);
-    // SAFETY: this function's caller vouches for the counts that `Flash` names.
+    // SAFETY: this function's caller vouches for the counts that `FlashParameters` names.
     let place = unsafe {
-        Place {
+        DecodeBlock {
             keys: keys_of(job, place.sequence),
             ..place
         }
@@ -105,7 +105,7 @@ unsafe fn attend<const DK: usize, const BF16: bool>(job: &Flash) {
     let begin = place.split * each;
     let end = least(begin + each, all);
     // SAFETY: the host launched with the bytes of a tile of queries and the stages of each warp.
-    let shared = unsafe { Shared::dynamic() };
+    let shared = unsafe { BlockShared::dynamic() };
     let (lane, warp) = (arch::lane(), arch::thread() / 32);
     let tile = DECODE_KEYS * DK as u32 * 2;
     let stages = shared.at(WIDE_ROWS * DK as u32 * 2);
@@ -128,7 +128,7 @@ unsafe fn attend<const DK: usize, const BF16: bool>(job: &Flash) {
     unsafe { load_queries::<DK>(job, &place, rows, shared) };
     load(0);
     load(1);
-    let mut sums = Sums {
+    let mut sums = DecodeSums {
         values: [[0.0; 4]; 16],
         largest: [f32::NEG_INFINITY; 2],
         total: [0.0; 2],
@@ -175,14 +175,14 @@ fn least(a: u32, b: u32) -> u32 {
 }
 
 #[inline(always)]
-fn place(job: &Flash) -> Place {
+fn place(job: &FlashParameters) -> DecodeBlock {
     let rows = group(job) * job.query_tokens;
     let tiles = rows.div_ceil(block_rows(rows)).max(1);
     let (splits, kv_heads) = (job.splits.max(1), job.kv_heads.max(1));
     let block = arch::block();
     let (tile, rest) = (block % tiles, block / tiles);
     let (kv_head, rest) = (rest % kv_heads, rest / kv_heads);
-    Place {
+    DecodeBlock {
         sequence: rest / splits,
         kv_head,
         first: tile * block_rows(rows),
@@ -204,11 +204,11 @@ fn chunk<const DK: usize>(row: u32, chunk: u32) -> u32 {
 /// The vectors below the sequence's count are allocated.
 #[inline(always)]
 unsafe fn load_tile<const DK: usize>(
-    job: &Flash,
-    from: &Vectors,
-    place: &Place,
+    job: &FlashParameters,
+    from: &VectorLayout,
+    place: &DecodeBlock,
     tile: u32,
-    to: Shared,
+    to: BlockShared,
 ) {
     let chunks = DK as u32 / 8;
     let lane = opaque(arch::lane());
@@ -236,7 +236,12 @@ unsafe fn load_tile<const DK: usize>(
 /// # Safety
 /// The queries are allocated.
 #[inline(always)]
-unsafe fn load_queries<const DK: usize>(job: &Flash, place: &Place, rows: u32, to: Shared) {
+unsafe fn load_queries<const DK: usize>(
+    job: &FlashParameters,
+    place: &DecodeBlock,
+    rows: u32,
+    to: BlockShared,
+) {
     let chunks = DK as u32 / 8;
     let mut at = arch::thread();
     while at < block_rows(rows) * chunks {
@@ -261,7 +266,7 @@ unsafe fn load_queries<const DK: usize>(job: &Flash, place: &Place, rows: u32, t
 
 /// Loads the queries as operand fragments of the tensor cores.
 #[inline(always)]
-fn fragments<const DK: usize>(queries: Shared, lane: u32) -> [[u32; 4]; 8] {
+fn fragments<const DK: usize>(queries: BlockShared, lane: u32) -> [[u32; 4]; 8] {
     let mut all = [[0; 4]; 8];
     let at = queries.at(chunk::<DK>(lane & 15, lane >> 4));
     un!(k in [0, 1, 2, 3, 4, 5, 6, 7] {
@@ -276,7 +281,7 @@ fn fragments<const DK: usize>(queries: Shared, lane: u32) -> [[u32; 4]; 8] {
 #[inline(always)]
 fn products<const DK: usize, const BF16: bool>(
     queries: &[[u32; 4]; 8],
-    keys: Shared,
+    keys: BlockShared,
     lane: u32,
 ) -> [[f32; 4]; 2] {
     // Two sums of each score, so that consecutive tensor core operations do not wait for each other.
@@ -300,8 +305,8 @@ fn products<const DK: usize, const BF16: bool>(
 /// Replaces scores of keys that a row does not attend to by minus infinity.
 #[inline(always)]
 fn masked(
-    job: &Flash,
-    place: &Place,
+    job: &FlashParameters,
+    place: &DecodeBlock,
     scores: [[f32; 4]; 2],
     (first_row, first): (u32, u32),
     lane: u32,
@@ -323,9 +328,9 @@ fn masked(
 /// Adds the values of 16 keys to the sums, and rescales them for a new largest score.
 #[inline(always)]
 fn add<const DK: usize, const BF16: bool>(
-    sums: &mut Sums,
+    sums: &mut DecodeSums,
     scores: [[f32; 4]; 2],
-    values: Shared,
+    values: BlockShared,
     scale: f32,
     lane: u32,
 ) {
@@ -383,11 +388,11 @@ fn of_four(value: f32, join: impl Fn(f32, f32) -> f32) -> f32 {
 /// Results, or the workspace, are allocated.
 #[inline(always)]
 unsafe fn join_warps<const DK: usize, const BF16: bool>(
-    job: &Flash,
-    place: &Place,
-    sums: &Sums,
+    job: &FlashParameters,
+    place: &DecodeBlock,
+    sums: &DecodeSums,
     rows: u32,
-    shared: Shared,
+    shared: BlockShared,
 ) {
     arch::sync_block();
     let (lane, of_block) = (arch::lane(), arch::thread() / 32);
@@ -451,8 +456,8 @@ unsafe fn join_warps<const DK: usize, const BF16: bool>(
 /// Results, or the workspace, are allocated.
 #[inline(always)]
 unsafe fn put<const BF16: bool>(
-    job: &Flash,
-    place: &Place,
+    job: &FlashParameters,
+    place: &DecodeBlock,
     row: u32,
     element: u32,
     [low, high, largest, total]: [f32; 4],
@@ -469,7 +474,7 @@ unsafe fn put<const BF16: bool>(
     let part = u64::from(query) * u64::from(job.splits) + u64::from(place.split);
     let first = part * u64::from(job.head_elements + 2);
     // SAFETY: this function's caller vouches for the addresses, as under `# Safety`.
-    let parts = unsafe { Numbers::at(job.workspace) };
+    let parts = unsafe { FloatArray::at(job.workspace) };
     parts.store(first + u64::from(element), low);
     parts.store(first + u64::from(element) + 1, high);
     if element == 0 {
@@ -481,15 +486,15 @@ unsafe fn put<const BF16: bool>(
 /// Joins the partial results of the splits. A warp takes one query a turn.
 ///
 /// # Safety
-/// All memory that [`Flash`] names is allocated and stays so while the kernel runs.
+/// All memory that [`FlashParameters`] names is allocated and stays so while the kernel runs.
 #[unsafe(no_mangle)]
-pub unsafe extern "ptx-kernel" fn nvme_multi_query_join(job: Flash) {
+pub unsafe extern "ptx-kernel" fn nvme_multi_query_join(job: FlashParameters) {
     let (mut query, warps) = warp();
     let lane = arch::lane();
     let scale = job.scale * LOG2_E;
     let elements = u64::from(job.head_elements);
     // SAFETY: the host vouches for the addresses in the kernel's parameter, as under `# Safety`.
-    let parts = unsafe { Numbers::at(job.workspace) };
+    let parts = unsafe { FloatArray::at(job.workspace) };
     while query < job.rows() {
         let first = query * u64::from(job.splits) * (elements + 2);
         let at = |split: u32| first + u64::from(split) * (elements + 2);

@@ -4,8 +4,8 @@
 #![allow(unsafe_code)]
 
 use super::arch::{exp2, half, keys_of, maximum, store_half};
-use super::{FLASH_KEYS, FLASH_ROWS, Flash, MOST_ELEMENTS};
-use crate::tile::{Shared, fma, un};
+use super::{FLASH_KEYS, FLASH_ROWS, FlashParameters, MOST_ELEMENTS};
+use crate::tile::{BlockShared, fma, un};
 use core::f32::consts::LOG2_E;
 use nvme_gpu_kernel::arch;
 
@@ -16,10 +16,10 @@ const EACH: usize = 32;
 /// Computes attention.
 ///
 /// # Safety
-/// All memory that [`Flash`] names is allocated and stays so while the kernel runs; the launch has the shared
+/// All memory that [`FlashParameters`] names is allocated and stays so while the kernel runs; the launch has the shared
 /// memory of a tile of keys and one of values.
 #[unsafe(no_mangle)]
-pub unsafe extern "ptx-kernel" fn nvme_attention_flash(job: Flash) {
+pub unsafe extern "ptx-kernel" fn nvme_attention_flash(job: FlashParameters) {
     let is_bf16 = job.is_bf16 != 0;
     let tiles = job.query_tokens.div_ceil(FLASH_ROWS).max(1);
     let (block, heads) = (arch::block(), job.heads.max(1));
@@ -33,7 +33,7 @@ pub unsafe extern "ptx-kernel" fn nvme_attention_flash(job: Flash) {
     let limit = if has_query { job.limit(token, keys) } else { 0 };
     let kv_head = job.kv_head(head);
     // SAFETY: the host launched with the bytes of both tiles.
-    let keys_at = unsafe { Shared::dynamic() };
+    let keys_at = unsafe { BlockShared::dynamic() };
     let values_at = keys_at.at(FLASH_KEYS * MOST_ELEMENTS * 4);
     let (mut query, mut sums) = ([0.0f32; EACH], [0.0f32; EACH]);
     let from = job

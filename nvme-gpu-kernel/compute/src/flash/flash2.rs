@@ -4,18 +4,18 @@
 #![allow(unsafe_code)]
 
 use super::arch::{exp2, keys_of, maximum, mma, opaque, packed, store_pair};
-use super::{FLASH2_KEYS, FLASH2_ROWS, Flash, TENSOR_THREADS, Vectors};
-use crate::tile::{Shared, commit, fma, un, wait_for_copies};
+use super::{FLASH2_KEYS, FLASH2_ROWS, FlashParameters, TENSOR_THREADS, VectorLayout};
+use crate::tile::{BlockShared, commit, fma, un, wait_for_copies};
 use core::f32::consts::LOG2_E;
 use nvme_gpu_kernel::arch;
 
 macro_rules! kernels {
     ($($name:ident, $elements:literal, $is_bf16:literal;)*) => { $(
         /// # Safety
-        /// All memory that [`Flash`] names is allocated and stays so while the kernel runs; the block has
+        /// All memory that [`FlashParameters`] names is allocated and stays so while the kernel runs; the block has
         /// [`TENSOR_THREADS`] threads and the shared memory of its tiles.
         #[unsafe(no_mangle)]
-        pub unsafe extern "ptx-kernel" fn $name(job: Flash) {
+        pub unsafe extern "ptx-kernel" fn $name(job: FlashParameters) {
             // SAFETY: this function's caller vouches for the addresses, as under `# Safety`.
             unsafe { attend::<$elements, $is_bf16>(&job) }
         }
@@ -37,14 +37,14 @@ const PART: u32 = 32;
 /// The sum covers only the keys that this lane has seen; the four lanes of a row add their sums once, at the
 /// end, instead of in every turn.
 #[derive(Clone, Copy)]
-struct Rows {
+struct SoftmaxRows {
     largest: [f32; 4],
     total: [f32; 4],
 }
 
 /// The queries of a block, and the keys that they attend to.
 #[derive(Clone, Copy)]
-struct Place {
+struct FlashBlock {
     sequence: u32,
     head: u32,
     /// The first query.
@@ -58,17 +58,17 @@ struct Place {
 /// # Safety
 /// As the kernels.
 #[inline(always)]
-unsafe fn attend<const DK: usize, const BF16: bool>(job: &Flash) {
+unsafe fn attend<const DK: usize, const BF16: bool>(job: &FlashParameters) {
     let place = place(job);
-    // SAFETY: this function's caller vouches for the counts that `Flash` names.
+    // SAFETY: this function's caller vouches for the counts that `FlashParameters` names.
     let place = unsafe {
-        Place {
+        FlashBlock {
             keys: keys_of(job, place.sequence),
             ..place
         }
     };
     // SAFETY: the host launched with the bytes of the queries' tile and two tiles each of keys and values.
-    let shared = unsafe { Shared::dynamic() };
+    let shared = unsafe { BlockShared::dynamic() };
     let lane = arch::lane();
     let mine = arch::thread() / 32 * 32;
     let keys_at = shared.at(FLASH2_ROWS * DK as u32 * 2);
@@ -77,7 +77,7 @@ unsafe fn attend<const DK: usize, const BF16: bool>(job: &Flash) {
     let kv_head = job.kv_head(place.head);
     let last = place.first + FLASH2_ROWS - 1;
     let tiles = job.limit(last, place.keys).div_ceil(FLASH2_KEYS);
-    let load = |from: &Vectors, to: Shared, tile: u32| {
+    let load = |from: &VectorLayout, to: BlockShared, tile: u32| {
         // SAFETY: `load_rows` reads only keys or values below the sequence's count, for which the host
         // vouches.
         unsafe {
@@ -108,7 +108,7 @@ unsafe fn attend<const DK: usize, const BF16: bool>(job: &Flash) {
     commit();
     let scale = job.scale * LOG2_E;
     let mut sums = [[[0.0f32; 4]; 16]; 2];
-    let mut rows = Rows {
+    let mut rows = SoftmaxRows {
         largest: [f32::NEG_INFINITY; 4],
         total: [0.0; 4],
     };
@@ -150,7 +150,7 @@ unsafe fn attend<const DK: usize, const BF16: bool>(job: &Flash) {
 /// Returns the block's share of the work. Blocks with many keys start first, so that the last ones to finish
 /// are short.
 #[inline(always)]
-fn place(job: &Flash) -> Place {
+fn place(job: &FlashParameters) -> FlashBlock {
     let tiles = job.query_tokens.div_ceil(FLASH2_ROWS).max(1);
     let (block, heads) = (arch::block(), job.heads.max(1));
     let (tile, rest) = (block % tiles, block / tiles);
@@ -160,7 +160,7 @@ fn place(job: &Flash) -> Place {
     } else {
         tiles - 1 - tile
     };
-    Place {
+    FlashBlock {
         sequence,
         head,
         first: tile * FLASH2_ROWS,
@@ -182,11 +182,11 @@ fn chunk<const DK: usize>(row: u32, chunk: u32) -> u32 {
 /// The vectors below `count` are allocated.
 #[inline(always)]
 unsafe fn load_rows<const DK: usize, const ROWS: usize>(
-    job: &Flash,
-    from: &Vectors,
+    job: &FlashParameters,
+    from: &VectorLayout,
     (sequence, head): (u32, u32),
     (first, count): (u32, u32),
-    to: Shared,
+    to: BlockShared,
 ) {
     let chunks = DK as u32 / 8;
     let thread = opaque(arch::thread());
@@ -213,8 +213,8 @@ unsafe fn load_rows<const DK: usize, const ROWS: usize>(
 #[inline(always)]
 fn products<const DK: usize, const BF16: bool>(
     scores: &mut [[[f32; 4]; 4]; 2],
-    queries: Shared,
-    keys: Shared,
+    queries: BlockShared,
+    keys: BlockShared,
     mine: u32,
     lane: u32,
 ) {
@@ -247,8 +247,8 @@ fn products<const DK: usize, const BF16: bool>(
 /// Replaces scores of keys that a query does not attend to by minus infinity.
 #[inline(always)]
 fn mask(
-    job: &Flash,
-    place: &Place,
+    job: &FlashParameters,
+    place: &FlashBlock,
     scores: &mut [[[f32; 4]; 4]; 2],
     first: u32,
     mine: u32,
@@ -271,7 +271,7 @@ fn mask(
 #[inline(always)]
 fn soften<const DK: usize>(
     scores: &mut [[[f32; 4]; 4]; 2],
-    rows: &mut Rows,
+    rows: &mut SoftmaxRows,
     sums: &mut [[[f32; 4]; 16]; 2],
     scale: f32,
 ) {
@@ -327,7 +327,7 @@ fn of_four(value: f32, join: impl Fn(f32, f32) -> f32) -> f32 {
 fn weigh<const DK: usize, const BF16: bool>(
     sums: &mut [[[f32; 4]; 16]; 2],
     shares: &[[[f32; 4]; 4]; 2],
-    values: Shared,
+    values: BlockShared,
     lane: u32,
 ) {
     let values = values.at(chunk::<DK>(lane & 15, lane >> 4)).opaque();
@@ -361,10 +361,10 @@ fn weigh<const DK: usize, const BF16: bool>(
 /// The rows of results are allocated.
 #[inline(always)]
 unsafe fn store<const DK: usize, const BF16: bool>(
-    job: &Flash,
-    place: &Place,
+    job: &FlashParameters,
+    place: &FlashBlock,
     sums: &[[[f32; 4]; 16]; 2],
-    rows: &Rows,
+    rows: &SoftmaxRows,
     mine: u32,
     lane: u32,
 ) {

@@ -20,7 +20,7 @@ pub mod reference;
 #[cfg(target_arch = "nvptx64")]
 mod tiled;
 
-/// The names of the kernels. Each takes a [`Flash`].
+/// The names of the kernels. Each takes a [`FlashParameters`].
 pub mod kernel {
     /// Writes the scores of all queries and keys into the workspace. A thread takes one score a turn.
     pub const SCORES: &str = "nvme_attention_scores";
@@ -135,7 +135,7 @@ pub const fn decode_rows(rows: u32) -> u32 {
 /// the caller without a copy.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(C)]
-pub struct Vectors {
+pub struct VectorLayout {
     /// Address of the first element, a multiple of 16.
     pub address: u64,
     /// Distance of sequences in elements; like the other distances a multiple of 8.
@@ -146,7 +146,7 @@ pub struct Vectors {
     pub token: u64,
 }
 
-impl Vectors {
+impl VectorLayout {
     /// Returns the address of a vector.
     #[inline(always)]
     pub fn at(&self, sequence: u32, head: u32, token: u32) -> u64 {
@@ -164,15 +164,15 @@ impl Vectors {
 /// and share the workspace; the others need a workspace only if the keys are split.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 #[repr(C)]
-pub struct Flash {
+pub struct FlashParameters {
     /// `heads` heads of `query_tokens` tokens.
-    pub queries: Vectors,
+    pub queries: VectorLayout,
     /// `kv_heads` heads of `key_tokens` tokens.
-    pub keys: Vectors,
+    pub keys: VectorLayout,
     /// As the keys.
-    pub values: Vectors,
+    pub values: VectorLayout,
     /// Layout of the results, with the sizes of the queries; overlaps none of the others.
-    pub y: Vectors,
+    pub y: VectorLayout,
     /// Address of the number of valid keys, a `u32` for each sequence; 0 if all are valid.
     pub counts: u64,
     /// Address of `f32` numbers: scores of each query (the first steps), or `splits` times `head_elements` +
@@ -201,7 +201,7 @@ pub struct Flash {
     pub scale: f32,
 }
 
-impl Flash {
+impl FlashParameters {
     /// Returns the head of keys of a head of queries.
     #[inline(always)]
     pub fn kv_head(&self, head: u32) -> u32 {

@@ -3,15 +3,15 @@
 // UNSAFETY: kernel parameters hold addresses that the host vouches for.
 #![allow(unsafe_code)]
 
-use super::Flash;
+use super::FlashParameters;
 use super::arch::{exp2, half, keys_of, maximum, store_half};
-use crate::arch::{Numbers, sum_of_warp, thread, warp};
+use crate::arch::{FloatArray, sum_of_warp, thread, warp};
 use core::f32::consts::LOG2_E;
 use nvme_gpu_kernel::arch;
 
 /// Returns sequence, head and token of query `row`.
 #[inline(always)]
-pub fn query(job: &Flash, row: u64) -> (u32, u32, u32) {
+pub fn query(job: &FlashParameters, row: u64) -> (u32, u32, u32) {
     let tokens = u64::from(job.query_tokens.max(1));
     let heads = u64::from(job.heads.max(1));
     let (rest, token) = (row / tokens, row % tokens);
@@ -21,11 +21,11 @@ pub fn query(job: &Flash, row: u64) -> (u32, u32, u32) {
 /// Computes scores. A thread takes one score a turn.
 ///
 /// # Safety
-/// All memory that [`Flash`] names is allocated and stays so while the kernel runs.
+/// All memory that [`FlashParameters`] names is allocated and stays so while the kernel runs.
 #[unsafe(no_mangle)]
-pub unsafe extern "ptx-kernel" fn nvme_attention_scores(job: Flash) {
+pub unsafe extern "ptx-kernel" fn nvme_attention_scores(job: FlashParameters) {
     // SAFETY: the host vouches for the addresses in the kernel's parameter, as under `# Safety`.
-    let scores = unsafe { Numbers::at(job.workspace) };
+    let scores = unsafe { FloatArray::at(job.workspace) };
     let keys = u64::from(job.key_tokens.max(1));
     let is_bf16 = job.is_bf16 != 0;
     let (mut at, threads) = thread();
@@ -54,11 +54,11 @@ pub unsafe extern "ptx-kernel" fn nvme_attention_scores(job: Flash) {
 /// takes one row a turn.
 ///
 /// # Safety
-/// All memory that [`Flash`] names is allocated and stays so while the kernel runs.
+/// All memory that [`FlashParameters`] names is allocated and stays so while the kernel runs.
 #[unsafe(no_mangle)]
-pub unsafe extern "ptx-kernel" fn nvme_attention_shares(job: Flash) {
+pub unsafe extern "ptx-kernel" fn nvme_attention_shares(job: FlashParameters) {
     // SAFETY: the host vouches for the addresses in the kernel's parameter, as under `# Safety`.
-    let scores = unsafe { Numbers::at(job.workspace) };
+    let scores = unsafe { FloatArray::at(job.workspace) };
     let lane = arch::lane();
     let (mut row, warps) = warp();
     while row < job.rows() {
@@ -98,11 +98,11 @@ pub unsafe extern "ptx-kernel" fn nvme_attention_shares(job: Flash) {
 /// Multiplies weights with values. A thread takes one element of a result a turn.
 ///
 /// # Safety
-/// All memory that [`Flash`] names is allocated and stays so while the kernel runs.
+/// All memory that [`FlashParameters`] names is allocated and stays so while the kernel runs.
 #[unsafe(no_mangle)]
-pub unsafe extern "ptx-kernel" fn nvme_attention_values(job: Flash) {
+pub unsafe extern "ptx-kernel" fn nvme_attention_values(job: FlashParameters) {
     // SAFETY: the host vouches for the addresses in the kernel's parameter, as under `# Safety`.
-    let shares = unsafe { Numbers::at(job.workspace) };
+    let shares = unsafe { FloatArray::at(job.workspace) };
     let elements = u64::from(job.head_elements.max(1));
     let is_bf16 = job.is_bf16 != 0;
     let (mut at, threads) = thread();

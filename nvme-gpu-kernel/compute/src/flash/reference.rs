@@ -5,7 +5,7 @@
 /// Kernels that split the keys store such parts in the workspace; tests compare them as well as the final
 /// results.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Part {
+pub struct PartialResult {
     /// Sum over the keys of the value times `exp(scale (score - largest))`, for each element.
     pub sums: Vec<f64>,
     /// Largest product of the query and a key; minus infinity without a key.
@@ -14,7 +14,7 @@ pub struct Part {
     pub total: f64,
 }
 
-impl Part {
+impl PartialResult {
     /// Computes the partial result of a query over consecutive keys and values, vectors with as many elements
     /// as the query.
     ///
@@ -63,7 +63,7 @@ mod tests {
     #[test]
     fn shares_are_those_of_the_softmax() {
         // Products 4 and 0, times a half: e^2 to 1.
-        let part = Part::of(
+        let part = PartialResult::of(
             &[4.0, 0.0],
             &[1.0, 0.0, 0.0, 1.0],
             &[10.0, 20.0, 30.0, 40.0],
@@ -78,7 +78,7 @@ mod tests {
 
     #[test]
     fn a_query_without_keys_has_zeros() {
-        let part = Part::of(&[1.0; 8], &[], &[], 1.0);
+        let part = PartialResult::of(&[1.0; 8], &[], &[], 1.0);
         assert_eq!(part.result(), vec![0.0; 8]);
         assert_eq!((part.largest, part.total), (f64::NEG_INFINITY, 0.0));
     }

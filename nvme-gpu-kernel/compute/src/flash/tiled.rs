@@ -4,9 +4,9 @@
 #![allow(unsafe_code)]
 
 use super::arch::{half, keys_of, store_half};
-use super::{Flash, TILE};
-use crate::arch::Numbers;
-use crate::tile::{Shared, fma, un};
+use super::{FlashParameters, TILE};
+use crate::arch::FloatArray;
+use crate::tile::{BlockShared, fma, un};
 use nvme_gpu_kernel::arch;
 
 /// Number of terms of the sums in shared memory at once.
@@ -17,7 +17,7 @@ const STRIDE: u32 = TILE + 4;
 
 /// The tile of a block: rows are queries of a head, columns are keys or elements.
 #[derive(Clone, Copy)]
-struct Place {
+struct TiledBlock {
     sequence: u32,
     head: u32,
     row: u32,
@@ -28,15 +28,15 @@ struct Place {
 /// Returns the block's tile.
 ///
 /// # Safety
-/// The counts that [`Flash::counts`] names are allocated.
+/// The counts that [`FlashParameters::counts`] names are allocated.
 #[inline(always)]
-unsafe fn place(job: &Flash, columns: u32) -> Place {
+unsafe fn place(job: &FlashParameters, columns: u32) -> TiledBlock {
     let across = columns.div_ceil(TILE).max(1);
     let down = job.query_tokens.div_ceil(TILE).max(1);
     let (column, rest) = (arch::block() % across, arch::block() / across);
     let (row, rest) = (rest % down, rest / down);
     let heads = job.heads.max(1);
-    Place {
+    TiledBlock {
         sequence: rest / heads,
         head: rest % heads,
         row: row * TILE,
@@ -55,7 +55,7 @@ fn products<const BY_COLUMN: bool>(
     b: impl Fn(u32, u32) -> f32,
 ) -> [[f32; 4]; 4] {
     // SAFETY: the host launched with the bytes of two tiles.
-    let of_a = unsafe { Shared::dynamic() };
+    let of_a = unsafe { BlockShared::dynamic() };
     let of_b = of_a.at(DEPTH * STRIDE * 4);
     let thread = arch::thread();
     let (x, y) = (thread % 16 * 4, thread / 16 * 4);
@@ -96,12 +96,12 @@ fn products<const BY_COLUMN: bool>(
 /// Computes a tile of scores for each block.
 ///
 /// # Safety
-/// All memory that [`Flash`] names is allocated and stays so while the kernel runs; the launch has the shared
+/// All memory that [`FlashParameters`] names is allocated and stays so while the kernel runs; the launch has the shared
 /// memory of two tiles.
 #[unsafe(no_mangle)]
-pub unsafe extern "ptx-kernel" fn nvme_attention_scores_tiled(job: Flash) {
+pub unsafe extern "ptx-kernel" fn nvme_attention_scores_tiled(job: FlashParameters) {
     // SAFETY: the host vouches for the addresses in the kernel's parameter, as under `# Safety`.
-    let (place, scores) = unsafe { (place(&job, job.key_tokens), Numbers::at(job.workspace)) };
+    let (place, scores) = unsafe { (place(&job, job.key_tokens), FloatArray::at(job.workspace)) };
     let last = job.limit(place.row + TILE - 1, place.keys);
     if place.column >= last {
         return;
@@ -148,9 +148,14 @@ pub unsafe extern "ptx-kernel" fn nvme_attention_scores_tiled(job: Flash) {
 /// # Safety
 /// As [`nvme_attention_scores_tiled`].
 #[unsafe(no_mangle)]
-pub unsafe extern "ptx-kernel" fn nvme_attention_values_tiled(job: Flash) {
+pub unsafe extern "ptx-kernel" fn nvme_attention_values_tiled(job: FlashParameters) {
     // SAFETY: the host vouches for the addresses in the kernel's parameter, as under `# Safety`.
-    let (place, shares) = unsafe { (place(&job, job.head_elements), Numbers::at(job.workspace)) };
+    let (place, shares) = unsafe {
+        (
+            place(&job, job.head_elements),
+            FloatArray::at(job.workspace),
+        )
+    };
     let is_bf16 = job.is_bf16 != 0;
     let kv_head = job.kv_head(place.head);
     let first = (place.sequence * job.heads + place.head) as u64 * u64::from(job.query_tokens);

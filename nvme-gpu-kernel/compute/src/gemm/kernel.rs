@@ -4,13 +4,15 @@
 
 use super::multiply::{multiply, store};
 use super::read::read;
-use super::{Gemm, GemmStreamed, Role, STRIP_ROWS, TILE_ROWS, TILE_TOKENS, Tile};
+use super::{
+    BlockRole, GemmParameters, GemmStreamed, GemmTile, STRIP_ROWS, TILE_ROWS, TILE_TOKENS,
+};
 use core::ops::Range;
-use nvme_core::group::{ExecContext, Group};
-use nvme_core::strips::{Ready, Strips, words};
+use nvme_core::group::{ExecContext, ThreadGroup};
+use nvme_core::strips::{LaunchStrips, StripReady, words};
 use nvme_core::sync::{AtomicU32, Order, Scope};
 use nvme_gpu_kernel::rows::{code, worst};
-use nvme_gpu_kernel::{Block, Gpu, arch, leave_block};
+use nvme_gpu_kernel::{GpuThread, WholeBlock, arch, leave_block};
 
 /// Multiplies with a matrix on a drive. A block reads or multiplies, as the order in which blocks start
 /// decides.
@@ -19,15 +21,15 @@ use nvme_gpu_kernel::{Block, Gpu, arch, leave_block};
 /// All memory that [`GemmStreamed`] names is allocated and stays so while the kernel runs.
 #[unsafe(no_mangle)]
 pub unsafe extern "ptx-kernel" fn nvme_gemm_streamed(gemm: GemmStreamed) {
-    let block = Block::here();
+    let block = WholeBlock::here();
     // SAFETY: the host vouches for the addresses in the kernel's parameter, as under `# Safety`.
     let ticket = unsafe { take(&block, gemm.gemm.roles()) };
     // SAFETY: the host vouches for the addresses in the kernel's parameter, as under `# Safety`.
     unsafe {
         match gemm.role(ticket) {
-            Role::Reads => read(&gemm, &block),
-            Role::Multiplies if gemm.gemm.is_f16 != 0 => use_strips::<true>(&gemm, &block),
-            Role::Multiplies => use_strips::<false>(&gemm, &block),
+            BlockRole::Reads => read(&gemm, &block),
+            BlockRole::Multiplies if gemm.gemm.is_f16 != 0 => use_strips::<true>(&gemm, &block),
+            BlockRole::Multiplies => use_strips::<false>(&gemm, &block),
         }
     }
 }
@@ -35,9 +37,9 @@ pub unsafe extern "ptx-kernel" fn nvme_gemm_streamed(gemm: GemmStreamed) {
 /// Computes the same product for a matrix in GPU memory.
 ///
 /// # Safety
-/// All memory that [`Gemm`] names is allocated and stays so while the kernel runs.
+/// All memory that [`GemmParameters`] names is allocated and stays so while the kernel runs.
 #[unsafe(no_mangle)]
-pub unsafe extern "ptx-kernel" fn nvme_gemm(gemm: Gemm) {
+pub unsafe extern "ptx-kernel" fn nvme_gemm(gemm: GemmParameters) {
     // SAFETY: the host vouches for the addresses in the kernel's parameter, as under `# Safety`.
     unsafe {
         match gemm.is_f16 {
@@ -52,7 +54,7 @@ pub unsafe extern "ptx-kernel" fn nvme_gemm(gemm: Gemm) {
 /// # Safety
 /// As [`nvme_gemm`].
 #[unsafe(no_mangle)]
-pub unsafe extern "ptx-kernel" fn nvme_gemm_clear(gemm: Gemm) {
+pub unsafe extern "ptx-kernel" fn nvme_gemm_clear(gemm: GemmParameters) {
     let step = u64::from(arch::blocks() * arch::block_threads());
     let mut at = u64::from(arch::block() * arch::block_threads() + arch::thread());
     while at < gemm.work_words() {
@@ -63,16 +65,16 @@ pub unsafe extern "ptx-kernel" fn nvme_gemm_clear(gemm: Gemm) {
 }
 
 /// The words of a launch, and the failures that the calling thread counted.
-pub struct Words<'g> {
-    gemm: &'g Gemm,
-    pub strips: Strips<'g>,
+pub struct LaunchWords<'g> {
+    gemm: &'g GemmParameters,
+    pub strips: LaunchStrips<'g>,
     pub failed: u64,
     pub worst: u64,
 }
 
-impl<'g> Words<'g> {
+impl<'g> LaunchWords<'g> {
     #[inline(always)]
-    pub fn new(gemm: &'g Gemm, strips: Strips<'g>) -> Self {
+    pub fn new(gemm: &'g GemmParameters, strips: LaunchStrips<'g>) -> Self {
         Self {
             gemm,
             strips,
@@ -101,12 +103,12 @@ impl<'g> Words<'g> {
 
 /// Returns the strips of a launch.
 #[inline(always)]
-pub fn strips<'g>(gemm: &Gemm) -> Option<Strips<'g>> {
+pub fn strips<'g>(gemm: &GemmParameters) -> Option<LaunchStrips<'g>> {
     let first = gemm.strip_words() as usize as *const AtomicU32;
     // SAFETY: the host vouches for the words of all strips, for as long as the launch runs, used through
     // atomics alone.
     let all = unsafe { core::slice::from_raw_parts(first, words(gemm.strips())) };
-    Strips::new(all, gemm.strips(), super::STAGES)
+    LaunchStrips::new(all, gemm.strips(), super::STAGES)
 }
 
 /// Waits until a strip or a stage is ready; returns [`code::OK`], or the reason why it never will be.
@@ -114,17 +116,17 @@ pub fn strips<'g>(gemm: &Gemm) -> Option<Strips<'g>> {
 /// When the wait exceeds the patience, it aborts for all blocks, so that no block waits for one that is
 /// stuck.
 #[inline(always)]
-pub fn wait(strips: &Strips<'_>, patience_ns: u64, ready: impl Fn() -> Ready) -> i32 {
+pub fn wait(strips: &LaunchStrips<'_>, patience_ns: u64, ready: impl Fn() -> StripReady) -> i32 {
     let deadline_ns = arch::now_ns().saturating_add(patience_ns);
     let mut turn = 0;
     loop {
         match ready() {
-            Ready::Now => return code::OK,
-            Ready::Never(why) => return why as i32,
-            Ready::NotYet if arch::now_ns() >= deadline_ns => {
+            StripReady::Now => return code::OK,
+            StripReady::Never(why) => return why as i32,
+            StripReady::NotYet if arch::now_ns() >= deadline_ns => {
                 strips.give_up(code::TIMED_OUT as u32);
             }
-            Ready::NotYet => Gpu.pause(turn),
+            StripReady::NotYet => GpuThread.pause(turn),
         }
         turn += 1;
     }
@@ -135,7 +137,7 @@ pub fn wait(strips: &Strips<'_>, patience_ns: u64, ready: impl Fn() -> Ready) ->
 /// # Safety
 /// The counter's word is allocated.
 #[inline(always)]
-unsafe fn take(block: &Block, counter: u64) -> u32 {
+unsafe fn take(block: &WholeBlock, counter: u64) -> u32 {
     let mut ticket = 0;
     if block.leads() {
         // SAFETY: this function's caller vouches for the addresses, as under `# Safety`.
@@ -160,10 +162,10 @@ pub unsafe fn count(counter: u64) -> u32 {
 /// # Safety
 /// All memory that [`GemmStreamed`] names is allocated and stays so while the kernel runs.
 #[inline(always)]
-unsafe fn use_strips<const IS_F16: bool>(streamed: &GemmStreamed, block: &Block) {
+unsafe fn use_strips<const IS_F16: bool>(streamed: &GemmStreamed, block: &WholeBlock) {
     let gemm = &streamed.gemm;
     let Some(strips) = strips(gemm) else { return };
-    let mut words = Words::new(gemm, strips);
+    let mut words = LaunchWords::new(gemm, strips);
     // SAFETY: this function's caller vouches for the addresses, as under `# Safety`.
     while let Some(tile) = gemm.tile(unsafe { take(block, gemm.tiles()) }) {
         let mut why = code::OK;
@@ -195,9 +197,9 @@ unsafe fn use_strips<const IS_F16: bool>(streamed: &GemmStreamed, block: &Block)
 /// Stores NaN in a tile whose strip was not read. Every thread of the block calls it.
 ///
 /// # Safety
-/// All memory that [`Gemm`] names is allocated and stays so while the kernel runs.
+/// All memory that [`GemmParameters`] names is allocated and stays so while the kernel runs.
 #[inline(always)]
-unsafe fn give_up(gemm: &Gemm, tile: Tile, why: i32, words: &mut Words<'_>) {
+unsafe fn give_up(gemm: &GemmParameters, tile: GemmTile, why: i32, words: &mut LaunchWords<'_>) {
     let (row, first) = (tile.row + arch::thread() % 128 * 2, arch::thread() / 128);
     let mut token = first;
     while token < TILE_TOKENS {
@@ -214,10 +216,10 @@ unsafe fn give_up(gemm: &Gemm, tile: Tile, why: i32, words: &mut Words<'_>) {
 /// Computes tiles of a matrix in GPU memory until all are taken.
 ///
 /// # Safety
-/// All memory that [`Gemm`] names is allocated and stays so while the kernel runs.
+/// All memory that [`GemmParameters`] names is allocated and stays so while the kernel runs.
 #[inline(always)]
-unsafe fn use_all<const IS_F16: bool>(gemm: &Gemm) {
-    let block = Block::here();
+unsafe fn use_all<const IS_F16: bool>(gemm: &GemmParameters) {
+    let block = WholeBlock::here();
     // SAFETY: this function's caller vouches for the addresses, as under `# Safety`.
     while let Some(tile) = gemm.tile(unsafe { take(&block, gemm.tiles()) }) {
         let w = gemm.w + u64::from(tile.row) * u64::from(gemm.columns) * 2;

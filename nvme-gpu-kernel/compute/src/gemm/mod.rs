@@ -3,7 +3,7 @@
 //!
 //! `W` is cut into strips of [`STRIP_ROWS`] rows. Blocks that read fill the stage of a strip in parts of a
 //! few rows, as 16-bit elements; blocks that multiply take tiles of [`TILE_TOKENS`] x [`TILE_ROWS`] elements
-//! of `Y`, strip by strip. [`Strips`](nvme_core::strips::Strips) synchronises the two kinds of blocks.
+//! of `Y`, strip by strip. [`LaunchStrips`](nvme_core::strips::LaunchStrips) synchronises the two kinds of blocks.
 //!
 //! The order of launches: `nvme_gemm_clear`, then `nvme_gemm_streamed` or `nvme_gemm`, on one stream.
 
@@ -17,7 +17,7 @@ mod read;
 use core::num::NonZeroU32;
 use nvme_core::strips::words;
 use nvme_gpu_kernel::ring::RowSplit;
-use nvme_gpu_kernel::rows::{Gather, WARP_BYTES};
+use nvme_gpu_kernel::rows::{GatherLaunch, WARP_BYTES};
 
 /// Tokens of a tile.
 pub const TILE_TOKENS: u32 = 128;
@@ -40,7 +40,7 @@ pub const STAGES: u32 = 3;
 /// of `y` are cut.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(C)]
-pub struct Gemm {
+pub struct GemmParameters {
     /// Address of `tokens` rows of `columns` halves, a multiple of 16.
     pub x: u64,
     /// Address of `rows` rows of `columns` halves, a multiple of 16; unused if they are streamed.
@@ -61,7 +61,7 @@ pub struct Gemm {
 
 /// A tile of `Y`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Tile {
+pub struct GemmTile {
     /// Strip that it needs.
     pub strip: u32,
     /// First row of `X`.
@@ -70,7 +70,7 @@ pub struct Tile {
     pub row: u32,
 }
 
-impl Gemm {
+impl GemmParameters {
     /// Returns the number of strips.
     pub const fn strips(&self) -> u32 {
         self.rows.div_ceil(STRIP_ROWS)
@@ -91,7 +91,7 @@ impl Gemm {
     ///
     /// Consecutive blocks so use the same strip of `W` at the same time and share it in the L2 cache, and the
     /// strip's stage becomes free as early as possible.
-    pub const fn tile(&self, ticket: u32) -> Option<Tile> {
+    pub const fn tile(&self, ticket: u32) -> Option<GemmTile> {
         let of_strip = (STRIP_ROWS / TILE_ROWS) * self.tokens.div_ceil(TILE_TOKENS);
         let Some(strip) = ticket.checked_div(of_strip) else {
             return None;
@@ -104,7 +104,7 @@ impl Gemm {
         let Some(down) = at.checked_div(across) else {
             return None;
         };
-        Some(Tile {
+        Some(GemmTile {
             strip,
             token: down * TILE_TOKENS,
             row: strip * STRIP_ROWS + (at - down * across) * TILE_ROWS,
@@ -152,14 +152,14 @@ impl Gemm {
 pub struct GemmStreamed {
     /// Location of the rows of `W`: `count` and `rows` rows from `first_byte` on, an even number, `row_bytes`
     /// bytes each.
-    pub rows: Gather,
+    pub rows: GatherLaunch,
     /// Product to compute.
-    pub gemm: Gemm,
+    pub gemm: GemmParameters,
     /// Address of [`stage_bytes`](Self::stage_bytes) bytes for each of [`STAGES`] stages, a multiple of 16.
     pub stages: u64,
     /// Limit of the time that blocks wait for each other, in nanoseconds.
     pub patience_ns: u64,
-    /// Number of the [`Stored`](nvme_formats::Stored) of `W`: not f32.
+    /// Number of the [`StoredFormat`](nvme_formats::StoredFormat) of `W`: not f32.
     pub stored: u32,
     /// Number of blocks that read, at least 1.
     pub readers: u32,
@@ -175,7 +175,7 @@ pub struct GemmStreamed {
 
 /// The role of a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Role {
+pub enum BlockRole {
     /// The block reads parts of strips.
     Reads,
     /// The block computes tiles.
@@ -188,12 +188,12 @@ impl GemmStreamed {
     /// The first one reads and the second one multiplies, so any two blocks that are on the GPU together can
     /// finish the launch. With all readers first, a GPU with room for few blocks would never start one that
     /// multiplies, and the readers would wait for free stages for ever.
-    pub const fn role(&self, ticket: u32) -> Role {
+    pub const fn role(&self, ticket: u32) -> BlockRole {
         match ticket {
-            0 => Role::Reads,
-            1 => Role::Multiplies,
-            _ if ticket <= self.readers => Role::Reads,
-            _ => Role::Multiplies,
+            0 => BlockRole::Reads,
+            1 => BlockRole::Multiplies,
+            _ if ticket <= self.readers => BlockRole::Reads,
+            _ => BlockRole::Multiplies,
         }
     }
 
@@ -281,11 +281,11 @@ mod tests {
             (77, 1300),
             (5, 513),
         ] {
-            let gemm = Gemm {
+            let gemm = GemmParameters {
                 tokens,
                 rows,
                 columns: 32,
-                ..Gemm::default()
+                ..GemmParameters::default()
             };
             let mut seen = BTreeMap::new();
             let mut of_strip = vec![0; gemm.strips() as usize];
@@ -311,9 +311,9 @@ mod tests {
     fn parts_are_those_of_their_strips() {
         for (rows, part_rows) in [(1, 1), (512, 4), (513, 512), (1300, 8), (5, 2)] {
             let streamed = GemmStreamed {
-                gemm: Gemm {
+                gemm: GemmParameters {
                     rows,
-                    ..Gemm::default()
+                    ..GemmParameters::default()
                 },
                 part_rows,
                 ..GemmStreamed::default()
@@ -332,10 +332,10 @@ mod tests {
                 ..GemmStreamed::default()
             };
             let roles = (0..40).map(|ticket| streamed.role(ticket));
-            let reading = roles.filter(|role| *role == Role::Reads).count();
+            let reading = roles.filter(|role| *role == BlockRole::Reads).count();
             assert_eq!(reading, readers as usize);
-            assert_eq!(streamed.role(0), Role::Reads);
-            assert_eq!(streamed.role(1), Role::Multiplies);
+            assert_eq!(streamed.role(0), BlockRole::Reads);
+            assert_eq!(streamed.role(1), BlockRole::Multiplies);
         }
     }
 }

@@ -3,9 +3,9 @@
 // UNSAFETY: launches hold addresses that the host vouches for.
 #![allow(unsafe_code)]
 
-use super::{DEPTH, Gemm, STEPS, TILE_ROWS, TILE_TOKENS, Tile};
+use super::{DEPTH, GemmParameters, GemmTile, STEPS, TILE_ROWS, TILE_TOKENS};
 use crate::tile::mma::{mma_bf16, mma_f16};
-use crate::tile::{Shared, commit, un, wait_for_copies};
+use crate::tile::{BlockShared, commit, un, wait_for_copies};
 use nvme_gpu_kernel::arch;
 
 const X_BYTES: u32 = TILE_TOKENS * DEPTH * 2;
@@ -20,17 +20,17 @@ fn place(row: u32, eight: u32) -> u32 {
 }
 
 /// The copies of a thread in each step: 8 halves of rows that are 64 apart, two of `X` and four of `W`.
-struct Copies {
+struct GemmCopies {
     x: [u64; 2],
     w: [u64; 4],
     to: u32,
 }
 
-impl Copies {
+impl GemmCopies {
     /// Prepares the copies. `w` is the address of the tile's first row, and `rows` the number of rows from
     /// there to the end.
     #[inline(always)]
-    fn new(gemm: &Gemm, tile: Tile, (w, rows): (u64, u32)) -> Self {
+    fn new(gemm: &GemmParameters, tile: GemmTile, (w, rows): (u64, u32)) -> Self {
         let (row, eight) = (arch::thread() / 4, arch::thread() % 4);
         let row_bytes = u64::from(gemm.columns) * 2;
         // Rows past the end are replaced by the last row, so that every address is valid; their results are
@@ -50,7 +50,7 @@ impl Copies {
 
     /// Starts the copies of step `step`.
     #[inline(always)]
-    fn begin(&self, shared: Shared, step: u32) {
+    fn begin(&self, shared: BlockShared, step: u32) {
         let to = shared.at(step % STEPS * STEP_BYTES + self.to);
         let by = u64::from(step * DEPTH) * 2;
         // SAFETY: `new` clamped every row to the matrix, for which the host vouches; the target is inside the
@@ -70,13 +70,17 @@ impl Copies {
 /// it returns, all threads have finished with `W`.
 ///
 /// # Safety
-/// All memory that [`Gemm`] names is allocated and stays so while the kernel runs, and the launch has
+/// All memory that [`GemmParameters`] names is allocated and stays so while the kernel runs, and the launch has
 /// [`SHARED_BYTES`](super::SHARED_BYTES) bytes of shared memory.
 #[inline(always)]
-pub unsafe fn multiply<const IS_F16: bool>(gemm: &Gemm, tile: Tile, (w, rows): (u64, u32)) {
+pub unsafe fn multiply<const IS_F16: bool>(
+    gemm: &GemmParameters,
+    tile: GemmTile,
+    (w, rows): (u64, u32),
+) {
     // SAFETY: this function's caller vouches for the addresses, as under `# Safety`.
-    let shared = unsafe { Shared::dynamic() };
-    let copies = Copies::new(gemm, tile, (w, rows));
+    let shared = unsafe { BlockShared::dynamic() };
+    let copies = GemmCopies::new(gemm, tile, (w, rows));
     let steps = gemm.columns / DEPTH;
     un!(step in [0, 1, 2] {
         if (step as u32) < steps {
@@ -140,9 +144,9 @@ pub unsafe fn multiply<const IS_F16: bool>(gemm: &Gemm, tile: Tile, (w, rows): (
 /// Stores elements `row`, which is even, and `row` + 1 of a token, as far as they are inside.
 ///
 /// # Safety
-/// All memory that [`Gemm`] names is allocated and stays so while the kernel runs.
+/// All memory that [`GemmParameters`] names is allocated and stays so while the kernel runs.
 #[inline(always)]
-pub unsafe fn store(gemm: &Gemm, token: u32, row: u32, left: f32, right: f32) {
+pub unsafe fn store(gemm: &GemmParameters, token: u32, row: u32, left: f32, right: f32) {
     #[repr(C, align(8))]
     struct Pair([f32; 2]);
     if token >= gemm.tokens || row >= gemm.rows {

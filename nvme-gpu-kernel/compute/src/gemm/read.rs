@@ -3,20 +3,20 @@
 // UNSAFETY: launches hold addresses that the host vouches for.
 #![allow(unsafe_code)]
 
-use super::kernel::{Words, count, strips, wait};
+use super::kernel::{LaunchWords, count, strips, wait};
 use super::{GemmStreamed, STRIP_ROWS};
 use crate::arch::{Window, copy_16};
-use crate::eight::{Eight, words};
-use crate::strip::{Cursor, Shape, TILE_BYTES};
+use crate::eight::{EightElements, words};
+use crate::strip::{GroupShape, RowCursor, TILE_BYTES};
 use crate::tile::mma::{pack_bf16, pack_f16};
 use crate::tile::store4;
 use core::cell::Cell;
 use core::ops::Range;
-use nvme_core::group::Group;
-use nvme_formats::{Stored, UNIT};
-use nvme_gpu_kernel::ring::{Pieces, RowPieces};
+use nvme_core::group::ThreadGroup;
+use nvme_formats::{StoredFormat, UNIT};
+use nvme_gpu_kernel::ring::{RangePieces, RowPieces};
 use nvme_gpu_kernel::rows::code;
-use nvme_gpu_kernel::{Block, Stream, arch};
+use nvme_gpu_kernel::{RangeStream, WholeBlock, arch};
 
 /// NaN as bf16 and as f16, the value of elements that were not read.
 const NOT_READ: u16 = 0xFFFF;
@@ -26,21 +26,21 @@ const NOT_READ: u16 = 0xFFFF;
 /// # Safety
 /// All memory that [`GemmStreamed`] names is allocated and stays so while the kernel runs.
 #[inline(always)]
-pub unsafe fn read(gemm: &GemmStreamed, block: &Block) {
+pub unsafe fn read(gemm: &GemmStreamed, block: &WholeBlock) {
     // SAFETY: this function's caller vouches for the addresses, as under `# Safety`.
-    let stream = unsafe { Stream::enter(&gemm.rows) };
-    let stored = Stored::of_number(gemm.stored);
+    let stream = unsafe { RangeStream::enter(&gemm.rows) };
+    let stored = StoredFormat::of_number(gemm.stored);
     let (Some(stored), Some(split), Some(strips)) = (stored, gemm.split(), strips(&gemm.gemm))
     else {
         stream.leave(0, 0);
         return;
     };
-    let mut reader = Reader {
+    let mut reader = GemmReader {
         gemm,
         stored,
-        shape: Shape::of(stored, gemm.gemm.columns),
+        shape: GroupShape::of(stored, gemm.gemm.columns),
         stream,
-        words: Words::new(&gemm.gemm, strips),
+        words: LaunchWords::new(&gemm.gemm, strips),
     };
     // A warp whose reads fail leaves the remaining batches to the other warps.
     while reader.stream.rest() == code::OK {
@@ -77,19 +77,19 @@ pub unsafe fn read(gemm: &GemmStreamed, block: &Block) {
     if block.leads() {
         reader.words.strips.end_filling(gemm.readers, rest as u32);
     }
-    let Reader { stream, words, .. } = reader;
+    let GemmReader { stream, words, .. } = reader;
     stream.leave(words.failed, words.worst);
 }
 
-struct Reader<'g> {
+struct GemmReader<'g> {
     gemm: &'g GemmStreamed,
-    stored: Stored,
-    shape: Shape,
-    stream: Stream<'g>,
-    words: Words<'g>,
+    stored: StoredFormat,
+    shape: GroupShape,
+    stream: RangeStream<'g>,
+    words: LaunchWords<'g>,
 }
 
-impl Reader<'_> {
+impl GemmReader<'_> {
     /// Reads part `part`, which has number `number` in its batch.
     #[inline(always)]
     fn part(
@@ -109,9 +109,9 @@ impl Reader<'_> {
         let to = gemm.stage(strip) + u64::from(row % STRIP_ROWS) * u64::from(gemm.gemm.columns) * 2;
         let why = self.wait(strip);
         let is_free = why == code::OK;
-        let raw = matches!(self.stored, Stored::Bf16 | Stored::F16) && begin % 16 == 0;
+        let raw = matches!(self.stored, StoredFormat::Bf16 | StoredFormat::F16) && begin % 16 == 0;
         let of_part = u64::from(pieces.split.of_row.get());
-        let mut cursor = Cursor::new(row.into(), begin);
+        let mut cursor = RowCursor::new(row.into(), begin);
         let mut piece = number * of_part;
         let past = piece + of_part;
         while piece < past && pieces.is_read(piece) {
@@ -172,7 +172,7 @@ impl Reader<'_> {
 
     /// Copies the read's halves unchanged, or writes NaN if the read failed.
     #[inline(always)]
-    fn copy(&self, pieces: &impl Pieces, piece: u64, ended: i32, to: u64) {
+    fn copy(&self, pieces: &impl RangePieces, piece: u64, ended: i32, to: u64) {
         let (begin, until) = pieces.piece(piece);
         let bytes = (until - begin) as u32;
         if ended == code::OK {
@@ -195,10 +195,10 @@ impl Reader<'_> {
     #[inline(always)]
     fn convert(
         &self,
-        pieces: &impl Pieces,
+        pieces: &impl RangePieces,
         piece: u64,
         ended: i32,
-        (cursor, (first, to)): (&mut Cursor, (u32, u64)),
+        (cursor, (first, to)): (&mut RowCursor, (u32, u64)),
     ) {
         let (gemm, shape, window) = (self.gemm, self.shape, Window::here());
         let row_bytes = u64::from(gemm.gemm.columns) * 2;
@@ -247,23 +247,23 @@ impl Reader<'_> {
         let is_f16 = self.gemm.gemm.is_f16 != 0;
         // The format is the same for all units, so there is one loop for each, without a branch inside.
         match self.stored {
-            Stored::Bf16 | Stored::F16 => shifted(window, (byte, units), to),
-            Stored::Q8_0 => scaled(Stored::Q8_0, is_f16, window, (byte, units), to),
-            Stored::Q4_0 => scaled(Stored::Q4_0, is_f16, window, (byte, units), to),
-            Stored::Q4_1 => scaled(Stored::Q4_1, is_f16, window, (byte, units), to),
-            Stored::Q4K => halves(Stored::Q4K, is_f16, window, (byte, units), to),
-            _ => halves(Stored::Q6K, is_f16, window, (byte, units), to),
+            StoredFormat::Bf16 | StoredFormat::F16 => shifted(window, (byte, units), to),
+            StoredFormat::Q8_0 => scaled(StoredFormat::Q8_0, is_f16, window, (byte, units), to),
+            StoredFormat::Q4_0 => scaled(StoredFormat::Q4_0, is_f16, window, (byte, units), to),
+            StoredFormat::Q4_1 => scaled(StoredFormat::Q4_1, is_f16, window, (byte, units), to),
+            StoredFormat::Q4K => halves(StoredFormat::Q4K, is_f16, window, (byte, units), to),
+            _ => halves(StoredFormat::Q6K, is_f16, window, (byte, units), to),
         }
     }
 }
 
 /// Converts units with a scale each.
 #[inline(always)]
-fn scaled(stored: Stored, is_f16: bool, window: Window, (byte, units): (u32, u32), to: u64) {
+fn scaled(stored: StoredFormat, is_f16: bool, window: Window, (byte, units): (u32, u32), to: u64) {
     let (_, bytes) = stored.block();
     let (half, word) = (|at| window.half(at), |at| window.word(at));
     let eight = |unit, quarter, pack: fn(f32, f32) -> u32| {
-        let eight = Eight::of(stored, (byte + unit * bytes, quarter), half, word);
+        let eight = EightElements::of(stored, (byte + unit * bytes, quarter), half, word);
         let [[a, b, c, d], [e, f, g, h]] = eight.values();
         [pack(a, b), pack(c, d), pack(e, f), pack(g, h)]
     };
@@ -299,7 +299,7 @@ fn quarters(units: u32, to: u64, eight: impl Fn(u32, u32) -> [u32; 4]) {
 
 /// Converts units one element a lane.
 #[inline(always)]
-fn halves(stored: Stored, is_f16: bool, window: Window, (byte, units): (u32, u32), to: u64) {
+fn halves(stored: StoredFormat, is_f16: bool, window: Window, (byte, units): (u32, u32), to: u64) {
     let lane = arch::lane();
     let half = |k: u32| window.half(byte + 2 * k);
     let mut unit = 0;

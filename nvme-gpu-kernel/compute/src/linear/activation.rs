@@ -4,7 +4,7 @@
 ///
 /// The GPU uses its approximate exponential, the reference the exact one; the activations are written once,
 /// in terms of this function.
-pub trait Logistic {
+pub trait LogisticFunction {
     /// Returns 1 / (1 + e^-x).
     fn of(x: f32) -> f32;
 }
@@ -12,7 +12,7 @@ pub trait Logistic {
 /// The activation of a layer.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(u32)]
-pub enum Activation {
+pub enum ActivationKind {
     /// Identity.
     #[default]
     None = 0,
@@ -28,7 +28,7 @@ pub enum Activation {
 const LINEAR: f32 = 1.595_769;
 const CUBIC: f32 = LINEAR * 0.044_715;
 
-impl Activation {
+impl ActivationKind {
     /// All activations.
     pub const ALL: [Self; 4] = [Self::None, Self::Relu, Self::Silu, Self::Gelu];
 
@@ -54,7 +54,7 @@ impl Activation {
 
     /// Returns the activation of a sum. Without branches, since kernels compute it for many sums at once.
     #[inline(always)]
-    pub fn of<L: Logistic>(self, sum: f32) -> f32 {
+    pub fn of<L: LogisticFunction>(self, sum: f32) -> f32 {
         let (linear, cubic) = self.factors();
         let soft = sum * L::of(sum * (linear + cubic * sum * sum));
         let least = if self == Self::Relu {
@@ -71,7 +71,7 @@ impl Activation {
 
     /// Returns the derivative at a sum; 0 at 0 for `Relu`.
     #[inline(always)]
-    pub fn slope<L: Logistic>(self, sum: f32) -> f32 {
+    pub fn slope<L: LogisticFunction>(self, sum: f32) -> f32 {
         let (linear, cubic) = self.factors();
         let share = L::of(sum * (linear + cubic * sum * sum));
         let soft = share + sum * share * (1.0 - share) * (linear + 3.0 * cubic * sum * sum);

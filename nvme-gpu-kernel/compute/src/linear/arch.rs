@@ -2,14 +2,14 @@
 // UNSAFETY: inline PTX, and loads and stores through addresses that the kernel vouches for.
 #![allow(unsafe_code)]
 
-use super::Logistic;
+use super::LogisticFunction;
 use core::arch::asm;
 
 /// The logistic function by the GPU's approximate instructions, with an error of a few units in the last
 /// place.
-pub struct Approximate;
+pub struct ApproximateLogistic;
 
-impl Logistic for Approximate {
+impl LogisticFunction for ApproximateLogistic {
     #[inline(always)]
     fn of(x: f32) -> f32 {
         let share: f32;

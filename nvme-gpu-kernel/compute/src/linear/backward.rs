@@ -2,26 +2,26 @@
 // UNSAFETY: kernel parameters hold addresses that the host vouches for.
 #![allow(unsafe_code)]
 
-use super::arch::Approximate;
+use super::arch::ApproximateLogistic;
 use super::forward::put;
-use super::gemm::{Cut, F32, Few, Large, Operand, product};
-use super::{Activation, Backward, SUMS_COLUMNS};
-use crate::arch::Numbers;
-use crate::tile::Shared;
+use super::gemm::{F32, FewRowsTile, GemmOperand, LargeTile, TileShape, product};
+use super::{ActivationKind, BackwardParameters, SUMS_COLUMNS};
+use crate::arch::FloatArray;
+use crate::tile::BlockShared;
 use nvme_gpu_kernel::arch;
 
 /// Computes the gradients of sums and biases. A block takes [`SUMS_COLUMNS`] columns: each warp every eighth
 /// token, then one warp adds the warps' results.
 ///
 /// # Safety
-/// All memory that [`Backward`] names is allocated and stays so while the kernel runs; the launch has the
+/// All memory that [`BackwardParameters`] names is allocated and stays so while the kernel runs; the launch has the
 /// shared memory of a number a thread.
 #[unsafe(no_mangle)]
-pub unsafe extern "ptx-kernel" fn nvme_linear_backward_sums(job: Backward) {
+pub unsafe extern "ptx-kernel" fn nvme_linear_backward_sums(job: BackwardParameters) {
     // SAFETY: the host vouches for the addresses in the kernel's parameter, as under `# Safety`.
-    let numbers = |address| unsafe { Numbers::at(address) };
+    let numbers = |address| unsafe { FloatArray::at(address) };
     let (dy, sums, dsums) = (numbers(job.dy), numbers(job.sums), numbers(job.dsums));
-    let activation = Activation::of_number(job.activation);
+    let activation = ActivationKind::of_number(job.activation);
     let (lane, warp, warps) = (
         arch::lane(),
         arch::thread() / 32,
@@ -33,15 +33,15 @@ pub unsafe extern "ptx-kernel" fn nvme_linear_backward_sums(job: Backward) {
     while token < job.tokens && column < job.outputs {
         let at = u64::from(token) * u64::from(job.outputs) + u64::from(column);
         let mut gradient = dy.load(at);
-        if activation != Activation::None {
-            gradient *= activation.slope::<Approximate>(sums.load(at));
+        if activation != ActivationKind::None {
+            gradient *= activation.slope::<ApproximateLogistic>(sums.load(at));
             dsums.store(at, gradient);
         }
         total += gradient;
         token += warps;
     }
     // SAFETY: the host launched with the bytes of one number a thread.
-    let shared = unsafe { Shared::dynamic() };
+    let shared = unsafe { BlockShared::dynamic() };
     shared.at(arch::thread() * 4).store(total);
     arch::sync_block();
     if warp == 0 && column < job.outputs && job.dbias != 0 {
@@ -57,17 +57,17 @@ pub unsafe extern "ptx-kernel" fn nvme_linear_backward_sums(job: Backward) {
 /// Computes the gradient of the inputs.
 ///
 /// # Safety
-/// All memory that [`Backward`] names is allocated and stays so while the kernel runs, the gradient of the
+/// All memory that [`BackwardParameters`] names is allocated and stays so while the kernel runs, the gradient of the
 /// sums too; the launch has the shared memory of the stages.
 #[inline(always)]
-unsafe fn inputs<C: Cut>(job: &Backward) {
-    let of_sums = Operand {
+unsafe fn inputs<C: TileShape>(job: &BackwardParameters) {
+    let of_sums = GemmOperand {
         address: job.dsums,
         rows: job.tokens,
         terms: job.outputs,
         stride: job.outputs,
     };
-    let weights = Operand {
+    let weights = GemmOperand {
         address: job.weights,
         rows: job.inputs,
         terms: job.outputs,
@@ -87,9 +87,9 @@ unsafe fn inputs<C: Cut>(job: &Backward) {
 /// # Safety
 /// As `inputs`.
 #[unsafe(no_mangle)]
-pub unsafe extern "ptx-kernel" fn nvme_linear_backward_inputs(job: Backward) {
+pub unsafe extern "ptx-kernel" fn nvme_linear_backward_inputs(job: BackwardParameters) {
     // SAFETY: the host vouches for the addresses in the kernel's parameter, as under `# Safety`.
-    unsafe { inputs::<Large>(&job) }
+    unsafe { inputs::<LargeTile>(&job) }
 }
 
 /// Computes the gradient of the inputs in small tiles, for few tokens.
@@ -97,9 +97,9 @@ pub unsafe extern "ptx-kernel" fn nvme_linear_backward_inputs(job: Backward) {
 /// # Safety
 /// As `inputs`.
 #[unsafe(no_mangle)]
-pub unsafe extern "ptx-kernel" fn nvme_linear_backward_inputs_few(job: Backward) {
+pub unsafe extern "ptx-kernel" fn nvme_linear_backward_inputs_few(job: BackwardParameters) {
     // SAFETY: the host vouches for the addresses in the kernel's parameter, as under `# Safety`.
-    unsafe { inputs::<Few>(&job) }
+    unsafe { inputs::<FewRowsTile>(&job) }
 }
 
 /// Computes the gradient of the weights.
@@ -107,14 +107,14 @@ pub unsafe extern "ptx-kernel" fn nvme_linear_backward_inputs_few(job: Backward)
 /// # Safety
 /// As `inputs`.
 #[unsafe(no_mangle)]
-pub unsafe extern "ptx-kernel" fn nvme_linear_backward_weights(job: Backward) {
-    let of_sums = Operand {
+pub unsafe extern "ptx-kernel" fn nvme_linear_backward_weights(job: BackwardParameters) {
+    let of_sums = GemmOperand {
         address: job.dsums,
         rows: job.outputs,
         terms: job.tokens,
         stride: job.outputs,
     };
-    let x = Operand {
+    let x = GemmOperand {
         address: job.x,
         rows: job.inputs,
         terms: job.tokens,
@@ -123,7 +123,7 @@ pub unsafe extern "ptx-kernel" fn nvme_linear_backward_weights(job: Backward) {
     let tiles = (arch::block(), arch::blocks());
     // SAFETY: the host vouches for the addresses in the kernel's parameter, as under `# Safety`.
     unsafe {
-        product::<Large, false, false, F32>(&of_sums, &x, tiles, zero, |row, column, both| {
+        product::<LargeTile, false, false, F32>(&of_sums, &x, tiles, zero, |row, column, both| {
             put::<F32>(job.dweights, (job.outputs, job.inputs), (row, column), both);
         });
     }

@@ -2,21 +2,23 @@
 // UNSAFETY: kernel parameters hold addresses that the host vouches for.
 #![allow(unsafe_code)]
 
-use super::arch::{Approximate, store_halves, store_two};
-use super::gemm::{BF16, Cut, F16, F32, Few, Large, Mixed, Operand, product};
-use super::{Activation, Forward};
-use crate::arch::Numbers;
+use super::arch::{ApproximateLogistic, store_halves, store_two};
+use super::gemm::{
+    BF16, F16, F32, FewRowsTile, GemmOperand, LargeTile, MixedTile, TileShape, product,
+};
+use super::{ActivationKind, ForwardParameters};
+use crate::arch::FloatArray;
 use crate::tile::mma::{pack_bf16, pack_f16};
 use nvme_gpu_kernel::arch;
 
 /// Multiplies both operands and applies bias and activation.
 ///
 /// # Safety
-/// All memory that [`Forward`] names is allocated and stays so while the kernel runs; the block has the
+/// All memory that [`ForwardParameters`] names is allocated and stays so while the kernel runs; the block has the
 /// threads and the shared memory of `C`.
 #[inline(always)]
-unsafe fn forward<C: Cut, const KIND: u32>(job: &Forward, tiles: (u32, u32)) {
-    let operand = |address, rows| Operand {
+unsafe fn forward<C: TileShape, const KIND: u32>(job: &ForwardParameters, tiles: (u32, u32)) {
+    let operand = |address, rows| GemmOperand {
         address,
         rows,
         terms: job.inputs,
@@ -26,7 +28,7 @@ unsafe fn forward<C: Cut, const KIND: u32>(job: &Forward, tiles: (u32, u32)) {
         operand(job.x, job.tokens),
         operand(job.weights, job.outputs),
     );
-    let activation = Activation::of_number(job.activation);
+    let activation = ActivationKind::of_number(job.activation);
     // SAFETY: this function's caller vouches for the addresses, as under `# Safety`.
     let bias = |column: u32| unsafe {
         match job.bias == 0 || column >= job.outputs {
@@ -41,7 +43,7 @@ unsafe fn forward<C: Cut, const KIND: u32>(job: &Forward, tiles: (u32, u32)) {
             if job.sums != 0 {
                 put::<F32>(job.sums, shape, (row, column), sums);
             }
-            let y = sums.map(|sum| activation.of::<Approximate>(sum));
+            let y = sums.map(|sum| activation.of::<ApproximateLogistic>(sum));
             put::<KIND>(job.y, shape, (row, column), y);
         });
     }
@@ -56,7 +58,7 @@ unsafe fn number<const KIND: u32>(address: u64, index: u64) -> f32 {
     // SAFETY: this function's caller vouches for the addresses, as under `# Safety`.
     unsafe {
         match KIND {
-            F32 => Numbers::at(address).load(index),
+            F32 => FloatArray::at(address).load(index),
             _ => super::arch::half((address + index * 2) as usize as *const u16, KIND == BF16),
         }
     }
@@ -97,9 +99,9 @@ pub unsafe fn put<const KIND: u32>(
 /// # Safety
 /// As `forward`; as many blocks as tiles.
 #[unsafe(no_mangle)]
-pub unsafe extern "ptx-kernel" fn nvme_linear_forward_fused(job: Forward) {
+pub unsafe extern "ptx-kernel" fn nvme_linear_forward_fused(job: ForwardParameters) {
     // SAFETY: the host vouches for the addresses in the kernel's parameter, as under `# Safety`.
-    unsafe { forward::<Large, F32>(&job, (arch::block(), ONE)) }
+    unsafe { forward::<LargeTile, F32>(&job, (arch::block(), ONE)) }
 }
 
 /// Step to the next tile that is past every tile, so that a block computes one.
@@ -110,9 +112,9 @@ const ONE: u32 = 1 << 31;
 /// # Safety
 /// As `forward`.
 #[unsafe(no_mangle)]
-pub unsafe extern "ptx-kernel" fn nvme_linear_forward_persistent(job: Forward) {
+pub unsafe extern "ptx-kernel" fn nvme_linear_forward_persistent(job: ForwardParameters) {
     // SAFETY: the host vouches for the addresses in the kernel's parameter, as under `# Safety`.
-    unsafe { forward::<Large, F32>(&job, (arch::block(), arch::blocks())) }
+    unsafe { forward::<LargeTile, F32>(&job, (arch::block(), arch::blocks())) }
 }
 
 /// Computes the layer over bf16.
@@ -120,9 +122,9 @@ pub unsafe extern "ptx-kernel" fn nvme_linear_forward_persistent(job: Forward) {
 /// # Safety
 /// As `forward`; `inputs` is a multiple of 8, `x` and weights begin at multiples of 16.
 #[unsafe(no_mangle)]
-pub unsafe extern "ptx-kernel" fn nvme_linear_forward_mixed_bf16(job: Forward) {
+pub unsafe extern "ptx-kernel" fn nvme_linear_forward_mixed_bf16(job: ForwardParameters) {
     // SAFETY: the host vouches for the addresses in the kernel's parameter, as under `# Safety`.
-    unsafe { forward::<Mixed, BF16>(&job, (arch::block(), arch::blocks())) }
+    unsafe { forward::<MixedTile, BF16>(&job, (arch::block(), arch::blocks())) }
 }
 
 /// Computes the layer over f16.
@@ -130,9 +132,9 @@ pub unsafe extern "ptx-kernel" fn nvme_linear_forward_mixed_bf16(job: Forward) {
 /// # Safety
 /// As [`nvme_linear_forward_mixed_bf16`].
 #[unsafe(no_mangle)]
-pub unsafe extern "ptx-kernel" fn nvme_linear_forward_mixed_f16(job: Forward) {
+pub unsafe extern "ptx-kernel" fn nvme_linear_forward_mixed_f16(job: ForwardParameters) {
     // SAFETY: the host vouches for the addresses in the kernel's parameter, as under `# Safety`.
-    unsafe { forward::<Mixed, F16>(&job, (arch::block(), arch::blocks())) }
+    unsafe { forward::<MixedTile, F16>(&job, (arch::block(), arch::blocks())) }
 }
 
 macro_rules! few {
@@ -142,9 +144,9 @@ macro_rules! few {
         /// # Safety
         /// As the kernel for many tokens.
         #[unsafe(no_mangle)]
-        pub unsafe extern "ptx-kernel" fn $name(job: Forward) {
+        pub unsafe extern "ptx-kernel" fn $name(job: ForwardParameters) {
             // SAFETY: the host vouches for the addresses in the kernel's parameter, as under `# Safety`.
-            unsafe { forward::<Few, { $kind }>(&job, (arch::block(), arch::blocks())) }
+            unsafe { forward::<FewRowsTile, { $kind }>(&job, (arch::block(), arch::blocks())) }
         }
     )* };
 }

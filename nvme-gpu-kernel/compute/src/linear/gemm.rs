@@ -8,7 +8,7 @@
 
 use super::{STAGES, cross_bytes, tile_bytes};
 use crate::tile::mma::{mma_bf16, mma_f16, mma_tf32};
-use crate::tile::{Shared, commit, un, wait_for_copies};
+use crate::tile::{BlockShared, commit, un, wait_for_copies};
 use nvme_gpu_kernel::arch;
 
 /// Elements of `f32`, by three products of TF32.
@@ -21,7 +21,7 @@ const GROUP: u32 = 8;
 
 /// A matrix of `rows` rows (or columns of the product) and `terms` terms.
 #[derive(Clone, Copy)]
-pub struct Operand {
+pub struct GemmOperand {
     pub address: u64,
     pub rows: u32,
     pub terms: u32,
@@ -43,7 +43,7 @@ const fn depth(kind: u32) -> u32 {
 ///
 /// Larger tiles load each operand less often; smaller ones keep more multiprocessors busy when the result has
 /// few rows. The launch chooses by the number of tokens.
-pub trait Cut {
+pub trait TileShape {
     const M: usize;
     const N: usize;
     const ACROSS: u32;
@@ -54,27 +54,27 @@ pub trait Cut {
 
 /// 128 x 128 sums of `f32` by eight warps: each has registers for partial sums of a few terms beside the
 /// totals.
-pub struct Large;
+pub struct LargeTile;
 
-impl Cut for Large {
+impl TileShape for LargeTile {
     const M: usize = 4;
     const N: usize = 4;
     const ACROSS: u32 = 4;
 }
 
 /// 128 x 128 sums of halves by four warps.
-pub struct Mixed;
+pub struct MixedTile;
 
-impl Cut for Mixed {
+impl TileShape for MixedTile {
     const M: usize = 4;
     const N: usize = 8;
     const ACROSS: u32 = 2;
 }
 
 /// 32 x 64 sums by four warps, for few rows.
-pub struct Few;
+pub struct FewRowsTile;
 
-impl Cut for Few {
+impl TileShape for FewRowsTile {
     const M: usize = 1;
     const N: usize = 4;
     const ACROSS: u32 = 2;
@@ -90,23 +90,23 @@ const fn bytes(by_term: bool, rows: u32) -> u32 {
 }
 
 /// Returns the bytes of a stage: a tile of each operand.
-const fn stage_bytes<C: Cut>(a_by_term: bool, b_by_term: bool) -> u32 {
+const fn stage_bytes<C: TileShape>(a_by_term: bool, b_by_term: bool) -> u32 {
     bytes(a_by_term, C::ROWS) + bytes(b_by_term, C::COLUMNS)
 }
 
 /// A tile of the product, and the position in its terms.
 #[derive(Clone, Copy)]
-struct Cursor {
+struct TileCursor {
     tile: u32,
     row: u32,
     column: u32,
     term: u32,
 }
 
-impl Cursor {
+impl TileCursor {
     /// Returns the position of tile `tile`, of `down` rows and `across` columns of tiles.
     #[inline(always)]
-    fn at<C: Cut>(tile: u32, (down, across): (u32, u32)) -> Self {
+    fn at<C: TileShape>(tile: u32, (down, across): (u32, u32)) -> Self {
         let of_group = (GROUP * across).max(1);
         let (first, inside) = (tile / of_group * GROUP, tile % of_group);
         // `tile` may be past the end: the loader runs ahead of the last tile, and the shares must not divide
@@ -126,22 +126,22 @@ impl Cursor {
 ///
 /// It runs ahead of the multiplication by one stage less than there are, also from one tile into the next, so
 /// that a block does not wait at the start of a tile.
-struct Loader<'a> {
-    operands: (&'a Operand, &'a Operand),
+struct TileLoader<'a> {
+    operands: (&'a GemmOperand, &'a GemmOperand),
     shape: (u32, u32),
-    shared: Shared,
-    next: Cursor,
+    shared: BlockShared,
+    next: TileCursor,
     step: u32,
 }
 
-impl Loader<'_> {
+impl TileLoader<'_> {
     /// Starts to copy the next two tiles into a stage, if any remain. It commits a group of copies in any
     /// case, since the waits count groups.
     ///
     /// # Safety
     /// The operands are allocated.
     #[inline(always)]
-    unsafe fn load<C: Cut, const A_BY_TERM: bool, const B_BY_TERM: bool, const KIND: u32>(
+    unsafe fn load<C: TileShape, const A_BY_TERM: bool, const B_BY_TERM: bool, const KIND: u32>(
         &mut self,
         stage: u32,
     ) {
@@ -158,7 +158,7 @@ impl Loader<'_> {
             }
             self.next.term += depth(KIND);
             if self.next.term >= a.terms {
-                self.next = Cursor::at::<C>(next.tile + self.step, self.shape);
+                self.next = TileCursor::at::<C>(next.tile + self.step, self.shape);
             }
         }
         commit();
@@ -173,21 +173,26 @@ impl Loader<'_> {
 /// Both operands are allocated; the launch has the shared memory of the stages.
 /// Both operands are there; the launch has the shared memory of the stages.
 #[inline(always)]
-pub unsafe fn product<C: Cut, const A_BY_TERM: bool, const B_BY_TERM: bool, const KIND: u32>(
-    a: &Operand,
-    b: &Operand,
+pub unsafe fn product<
+    C: TileShape,
+    const A_BY_TERM: bool,
+    const B_BY_TERM: bool,
+    const KIND: u32,
+>(
+    a: &GemmOperand,
+    b: &GemmOperand,
     (first, step): (u32, u32),
     begin: impl Fn(u32) -> f32,
     finish: impl Fn(u32, u32, [f32; 2]),
 ) {
     let shape = (a.rows.div_ceil(C::ROWS), b.rows.div_ceil(C::COLUMNS));
     // SAFETY: this function's caller vouches for the addresses, as under `# Safety`.
-    let shared = unsafe { Shared::dynamic() };
-    let mut loader = Loader {
+    let shared = unsafe { BlockShared::dynamic() };
+    let mut loader = TileLoader {
         operands: (a, b),
         shape,
         shared,
-        next: Cursor::at::<C>(first, shape),
+        next: TileCursor::at::<C>(first, shape),
         step,
     };
     // SAFETY: this function's caller vouches for the addresses, as under `# Safety`.
@@ -199,7 +204,7 @@ pub unsafe fn product<C: Cut, const A_BY_TERM: bool, const B_BY_TERM: bool, cons
     }
     let (mut tile, mut stage) = (first, 0);
     while tile < shape.0 * shape.1 {
-        let here = Cursor::at::<C>(tile, shape);
+        let here = TileCursor::at::<C>(tile, shape);
         let (lane, warp) = (arch::lane(), arch::thread() / 32);
         let row = here.row + warp / C::ACROSS * (C::ROWS / 2) + lane / 4;
         let column = here.column + warp % C::ACROSS * (C::COLUMNS / C::ACROSS) + lane % 4 * 2;
@@ -259,11 +264,11 @@ fn chunk(row: u32, chunk: u32) -> u32 {
 /// # Safety
 /// The operand is allocated.
 #[inline(always)]
-unsafe fn copy<C: Cut, const BY_TERM: bool, const KIND: u32>(
+unsafe fn copy<C: TileShape, const BY_TERM: bool, const KIND: u32>(
     rows: u32,
-    from: &Operand,
+    from: &GemmOperand,
     (first, term): (u32, u32),
-    to: Shared,
+    to: BlockShared,
 ) {
     let each = element_bytes(KIND);
     let thread = arch::thread();
@@ -317,10 +322,10 @@ unsafe fn copy<C: Cut, const BY_TERM: bool, const KIND: u32>(
 
 /// Adds the product of two tiles to the sums of the warp.
 #[inline(always)]
-fn multiply<C: Cut, const A_BY_TERM: bool, const B_BY_TERM: bool, const KIND: u32>(
+fn multiply<C: TileShape, const A_BY_TERM: bool, const B_BY_TERM: bool, const KIND: u32>(
     sums: &mut [[[f32; 4]; 8]; 4],
-    a: Shared,
-    b: Shared,
+    a: BlockShared,
+    b: BlockShared,
 ) {
     let (lane, warp) = (arch::lane(), arch::thread() / 32);
     let (row, column) = (
@@ -396,7 +401,7 @@ const fn cross(rows: u32, term: u32, row: u32) -> u32 {
 }
 
 #[inline(always)]
-fn word(at: Shared) -> u32 {
+fn word(at: BlockShared) -> u32 {
     at.load().to_bits()
 }
 

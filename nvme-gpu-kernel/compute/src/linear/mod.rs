@@ -20,9 +20,10 @@ pub mod reference;
 #[cfg(target_arch = "nvptx64")]
 mod warp;
 
-pub use activation::{Activation, Logistic};
+pub use activation::{ActivationKind, LogisticFunction};
 
-/// The names of the kernels. Those of the forward pass take a [`Forward`], the others a [`Backward`].
+/// The names of the kernels. Those of the forward pass take a [`ForwardParameters`], the others a
+/// [`BackwardParameters`].
 pub mod kernel {
     /// Computes sums and biases, without the activation. A thread takes one element a turn.
     pub const FORWARD_NAIVE: &str = "nvme_linear_forward_naive";
@@ -117,7 +118,7 @@ pub const fn cross_bytes(rows: u32) -> u32 {
 /// passes 0 for it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(C)]
-pub struct Forward {
+pub struct ForwardParameters {
     /// Address of `tokens` rows of `inputs`.
     pub x: u64,
     /// Address of `outputs` rows of `inputs`.
@@ -134,22 +135,22 @@ pub struct Forward {
     pub inputs: u32,
     /// Elements of a row of `y`.
     pub outputs: u32,
-    /// The [`Activation`].
+    /// The [`ActivationKind`].
     pub activation: u32,
 }
 
-/// Parameters of the gradients of [`Forward`], all in `f32`.
+/// Parameters of the gradients of [`ForwardParameters`], all in `f32`.
 ///
 /// Argument of the kernels of the backward pass. A gradient whose address is 0 is not computed, which saves
 /// its product.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(C)]
-pub struct Backward {
-    /// As [`Forward::x`].
+pub struct BackwardParameters {
+    /// As [`ForwardParameters::x`].
     pub x: u64,
-    /// As [`Forward::weights`].
+    /// As [`ForwardParameters::weights`].
     pub weights: u64,
-    /// As [`Forward::sums`]; not used without an activation.
+    /// As [`ForwardParameters::sums`]; not used without an activation.
     pub sums: u64,
     /// Address of the gradient of `y`.
     pub dy: u64,
@@ -167,6 +168,6 @@ pub struct Backward {
     pub inputs: u32,
     /// Elements of a row of `y`.
     pub outputs: u32,
-    /// The [`Activation`].
+    /// The [`ActivationKind`].
     pub activation: u32,
 }

@@ -2,18 +2,18 @@
 // UNSAFETY: kernel parameters hold addresses that the host vouches for.
 #![allow(unsafe_code)]
 
-use super::arch::{Approximate, add};
-use super::{Activation, Backward, Forward, NAIVE_TOKENS};
-use crate::arch::{Numbers, thread};
+use super::arch::{ApproximateLogistic, add};
+use super::{ActivationKind, BackwardParameters, ForwardParameters, NAIVE_TOKENS};
+use crate::arch::{FloatArray, thread};
 
 /// Computes sums and biases.
 ///
 /// # Safety
-/// All memory that [`Forward`] names is allocated and stays so while the kernel runs.
+/// All memory that [`ForwardParameters`] names is allocated and stays so while the kernel runs.
 #[unsafe(no_mangle)]
-pub unsafe extern "ptx-kernel" fn nvme_linear_forward_naive(job: Forward) {
+pub unsafe extern "ptx-kernel" fn nvme_linear_forward_naive(job: ForwardParameters) {
     // SAFETY: the host vouches for the addresses in the kernel's parameter, as under `# Safety`.
-    let numbers = |address| unsafe { Numbers::at(address) };
+    let numbers = |address| unsafe { FloatArray::at(address) };
     let (x, weights, y) = (numbers(job.x), numbers(job.weights), numbers(job.y));
     let (inputs, outputs) = (u64::from(job.inputs), u64::from(job.outputs.max(1)));
     let (mut at, threads) = thread();
@@ -38,18 +38,18 @@ pub unsafe extern "ptx-kernel" fn nvme_linear_forward_naive(job: Forward) {
 /// # Safety
 /// As [`nvme_linear_forward_naive`], which has run.
 #[unsafe(no_mangle)]
-pub unsafe extern "ptx-kernel" fn nvme_linear_activate(job: Forward) {
+pub unsafe extern "ptx-kernel" fn nvme_linear_activate(job: ForwardParameters) {
     // SAFETY: the host vouches for the addresses in the kernel's parameter, as under `# Safety`.
-    let numbers = |address| unsafe { Numbers::at(address) };
+    let numbers = |address| unsafe { FloatArray::at(address) };
     let y = numbers(job.y);
-    let activation = Activation::of_number(job.activation);
+    let activation = ActivationKind::of_number(job.activation);
     let (mut at, threads) = thread();
     while at < u64::from(job.tokens) * u64::from(job.outputs) {
         let sum = y.load(at);
         if job.sums != 0 {
             numbers(job.sums).store(at, sum);
         }
-        y.store(at, activation.of::<Approximate>(sum));
+        y.store(at, activation.of::<ApproximateLogistic>(sum));
         at += threads;
     }
 }
@@ -57,11 +57,11 @@ pub unsafe extern "ptx-kernel" fn nvme_linear_activate(job: Forward) {
 /// Zeroes the gradients of weights and biases.
 ///
 /// # Safety
-/// All memory that [`Backward`] names is allocated and stays so while the kernel runs.
+/// All memory that [`BackwardParameters`] names is allocated and stays so while the kernel runs.
 #[unsafe(no_mangle)]
-pub unsafe extern "ptx-kernel" fn nvme_linear_backward_clear(job: Backward) {
+pub unsafe extern "ptx-kernel" fn nvme_linear_backward_clear(job: BackwardParameters) {
     // SAFETY: the host vouches for the addresses in the kernel's parameter, as under `# Safety`.
-    let numbers = |address| unsafe { Numbers::at(address) };
+    let numbers = |address| unsafe { FloatArray::at(address) };
     let clear = |address: u64, count: u64| {
         let (mut at, threads) = thread();
         while address != 0 && at < count {
@@ -76,21 +76,21 @@ pub unsafe extern "ptx-kernel" fn nvme_linear_backward_clear(job: Backward) {
 /// Computes all gradients.
 ///
 /// # Safety
-/// All memory that [`Backward`] names is allocated and stays so while the kernel runs; gradients of weights
+/// All memory that [`BackwardParameters`] names is allocated and stays so while the kernel runs; gradients of weights
 /// and biases are zeros, or are added to.
 #[unsafe(no_mangle)]
-pub unsafe extern "ptx-kernel" fn nvme_linear_backward_naive(job: Backward) {
+pub unsafe extern "ptx-kernel" fn nvme_linear_backward_naive(job: BackwardParameters) {
     // SAFETY: the host vouches for the addresses in the kernel's parameter, as under `# Safety`.
-    let numbers = |address| unsafe { Numbers::at(address) };
+    let numbers = |address| unsafe { FloatArray::at(address) };
     let (x, weights) = (numbers(job.x), numbers(job.weights));
     let (dy, sums) = (numbers(job.dy), numbers(job.sums));
-    let activation = Activation::of_number(job.activation);
+    let activation = ActivationKind::of_number(job.activation);
     let (inputs, outputs) = (u64::from(job.inputs.max(1)), u64::from(job.outputs.max(1)));
     let gradient = |token: u64, output: u64| {
         let at = token * outputs + output;
         match activation {
-            Activation::None => dy.load(at),
-            _ => dy.load(at) * activation.slope::<Approximate>(sums.load(at)),
+            ActivationKind::None => dy.load(at),
+            _ => dy.load(at) * activation.slope::<ApproximateLogistic>(sums.load(at)),
         }
     };
     let (mut at, threads) = thread();

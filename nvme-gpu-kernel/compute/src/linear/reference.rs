@@ -1,21 +1,21 @@
 //! Reference of linear layers on the CPU in `f64`, term by term: all implementations are compared with it.
 
-use super::Activation;
+use super::ActivationKind;
 
 /// The sizes of a layer, and its activation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Layer {
+pub struct ReferenceLayer {
     /// Elements of a row of inputs.
     pub inputs: usize,
     /// Elements of a row of outputs.
     pub outputs: usize,
     /// Activation of the sums.
-    pub activation: Activation,
+    pub activation: ActivationKind,
 }
 
 /// Gradients of inputs, weights and biases.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Gradients {
+pub struct ReferenceGradients {
     /// Of the inputs.
     pub inputs: Vec<f64>,
     /// Of the weights.
@@ -24,7 +24,7 @@ pub struct Gradients {
     pub bias: Vec<f64>,
 }
 
-impl Layer {
+impl ReferenceLayer {
     /// Returns the sums of rows of inputs, biases included; `None` for no bias.
     pub fn sums(&self, x: &[f64], weights: &[f64], bias: Option<&[f64]>) -> Vec<f64> {
         let mut sums = Vec::new();
@@ -55,9 +55,9 @@ impl Layer {
     }
 
     /// Returns all gradients for a gradient of the sums.
-    pub fn gradients(&self, x: &[f64], weights: &[f64], dsums: &[f64]) -> Gradients {
+    pub fn gradients(&self, x: &[f64], weights: &[f64], dsums: &[f64]) -> ReferenceGradients {
         let (inputs, outputs) = (self.inputs, self.outputs);
-        let mut found = Gradients {
+        let mut found = ReferenceGradients {
             inputs: vec![0.0; x.len()],
             weights: vec![0.0; weights.len()],
             bias: vec![0.0; outputs],
@@ -76,25 +76,25 @@ impl Layer {
 }
 
 /// Returns the activation by its definition.
-pub fn exact(activation: Activation, sum: f64) -> f64 {
+pub fn exact(activation: ActivationKind, sum: f64) -> f64 {
     match activation {
-        Activation::None => sum,
-        Activation::Relu => sum.max(0.0),
-        Activation::Silu => sum / (1.0 + (-sum).exp()),
-        Activation::Gelu => 0.5 * sum * (1.0 + inner(sum).tanh()),
+        ActivationKind::None => sum,
+        ActivationKind::Relu => sum.max(0.0),
+        ActivationKind::Silu => sum / (1.0 + (-sum).exp()),
+        ActivationKind::Gelu => 0.5 * sum * (1.0 + inner(sum).tanh()),
     }
 }
 
 /// Returns the derivative of the activation by its definition.
-pub fn exact_slope(activation: Activation, sum: f64) -> f64 {
+pub fn exact_slope(activation: ActivationKind, sum: f64) -> f64 {
     match activation {
-        Activation::None => 1.0,
-        Activation::Relu => f64::from(u8::from(sum > 0.0)),
-        Activation::Silu => {
+        ActivationKind::None => 1.0,
+        ActivationKind::Relu => f64::from(u8::from(sum > 0.0)),
+        ActivationKind::Silu => {
             let share = 1.0 / (1.0 + (-sum).exp());
             share * (1.0 + sum * (1.0 - share))
         }
-        Activation::Gelu => {
+        ActivationKind::Gelu => {
             let tanh = inner(sum).tanh();
             let slope = (2.0 / std::f64::consts::PI).sqrt() * (1.0 + 3.0 * 0.044_715 * sum * sum);
             0.5 * (1.0 + tanh) + 0.5 * sum * (1.0 - tanh * tanh) * slope
@@ -107,9 +107,9 @@ fn inner(sum: f64) -> f64 {
 }
 
 /// The logistic function of the CPU.
-pub struct Exact;
+pub struct ExactLogistic;
 
-impl super::Logistic for Exact {
+impl super::LogisticFunction for ExactLogistic {
     fn of(x: f32) -> f32 {
         1.0 / (1.0 + (-x).exp())
     }
@@ -121,11 +121,14 @@ mod tests {
 
     #[test]
     fn what_kernels_compute_is_the_definition() {
-        for activation in Activation::ALL {
-            assert_eq!(Activation::of_number(activation as u32), activation);
+        for activation in ActivationKind::ALL {
+            assert_eq!(ActivationKind::of_number(activation as u32), activation);
             for at in -400..=400 {
                 let sum = at as f32 / 40.0;
-                let (y, slope) = (activation.of::<Exact>(sum), activation.slope::<Exact>(sum));
+                let (y, slope) = (
+                    activation.of::<ExactLogistic>(sum),
+                    activation.slope::<ExactLogistic>(sum),
+                );
                 let wanted = exact(activation, sum.into());
                 let of_slope = exact_slope(activation, sum.into());
                 assert!(
@@ -137,15 +140,21 @@ mod tests {
                     "{activation:?} at {sum}: {slope}"
                 );
             }
-            assert!(activation.of::<Exact>(f32::NAN).is_nan());
+            assert!(activation.of::<ExactLogistic>(f32::NAN).is_nan());
         }
-        assert_eq!(Activation::Relu.of::<Exact>(f32::NEG_INFINITY), 0.0);
-        assert_eq!(Activation::None.of::<Exact>(f32::INFINITY), f32::INFINITY);
+        assert_eq!(
+            ActivationKind::Relu.of::<ExactLogistic>(f32::NEG_INFINITY),
+            0.0
+        );
+        assert_eq!(
+            ActivationKind::None.of::<ExactLogistic>(f32::INFINITY),
+            f32::INFINITY
+        );
     }
 
     #[test]
     fn slopes_are_those_of_differences() {
-        for activation in Activation::ALL {
+        for activation in ActivationKind::ALL {
             for at in -30..=30 {
                 // Not at 0, where `Relu` has none.
                 let (sum, step) = (f64::from(at) / 7.0 + 0.01, 1e-6);
@@ -177,8 +186,8 @@ mod tests {
         for (seed, (tokens, inputs, outputs)) in
             [(1, 1, 1), (3, 5, 2), (4, 2, 7)].into_iter().enumerate()
         {
-            for activation in Activation::ALL {
-                let layer = Layer {
+            for activation in ActivationKind::ALL {
+                let layer = ReferenceLayer {
                     inputs,
                     outputs,
                     activation,

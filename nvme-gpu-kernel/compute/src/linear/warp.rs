@@ -2,19 +2,20 @@
 // UNSAFETY: kernel parameters hold addresses that the host vouches for.
 #![allow(unsafe_code)]
 
-use super::{Backward, WARP_COLUMNS, WARP_ROWS};
-use crate::arch::{Numbers, warp};
+use super::{BackwardParameters, WARP_COLUMNS, WARP_ROWS};
+use crate::arch::{FloatArray, warp};
 use crate::tile::{fma, un};
 use nvme_gpu_kernel::arch;
 
 /// Computes the gradients of inputs and of weights.
 ///
 /// # Safety
-/// All memory that [`Backward`] names is allocated and stays so while the kernel runs, the gradient of the sums too.
+/// All memory that [`BackwardParameters`] names is allocated and stays so while the kernel runs, the gradient of the
+/// sums too.
 #[unsafe(no_mangle)]
-pub unsafe extern "ptx-kernel" fn nvme_linear_backward_warp_reduce(job: Backward) {
+pub unsafe extern "ptx-kernel" fn nvme_linear_backward_warp_reduce(job: BackwardParameters) {
     // SAFETY: the host vouches for the addresses in the kernel's parameter, as under `# Safety`.
-    let numbers = |address| unsafe { Numbers::at(address) };
+    let numbers = |address| unsafe { FloatArray::at(address) };
     let (x, weights, dsums) = (numbers(job.x), numbers(job.weights), numbers(job.dsums));
     let (tokens, outputs) = (u64::from(job.tokens), u64::from(job.outputs));
     if job.dx != 0 {
@@ -35,11 +36,11 @@ pub unsafe extern "ptx-kernel" fn nvme_linear_backward_warp_reduce(job: Backward
 /// terms; at the end each lane holds one of the 32 sums.
 #[inline(always)]
 fn rows(
-    job: &Backward,
+    job: &BackwardParameters,
     (count, terms): (u64, u64),
     factor: impl Fn(u64, u64) -> f32,
-    matrix: Numbers,
-    to: Numbers,
+    matrix: FloatArray,
+    to: FloatArray,
 ) {
     let inputs = u64::from(job.inputs);
     let across = u64::from(job.inputs.div_ceil(WARP_COLUMNS)).max(1);

@@ -3,9 +3,9 @@
 // UNSAFETY: kernel parameters hold addresses that the host vouches for.
 #![allow(unsafe_code)]
 
-use super::memory::{Floats, store_four, tile_of};
-use super::{COARSENED, Matmul};
-use crate::tile::{Shared, commit, fma, un, wait_for_copies};
+use super::memory::{FloatMatrix, store_four, tile_of};
+use super::{COARSENED, MatmulParameters};
+use crate::tile::{BlockShared, commit, fma, un, wait_for_copies};
 use nvme_gpu_kernel::arch;
 
 const ROWS: u32 = COARSENED.rows;
@@ -21,15 +21,15 @@ const STAGE_BYTES: u32 = A_BYTES + DEPTH * COLUMNS * 4;
 const _: () = assert!(STAGES * STAGE_BYTES == COARSENED.shared_bytes);
 
 /// The copies of a thread for each stage: four terms of two rows of `a`, four columns of two rows of `b`.
-struct Copies {
-    a: Floats,
-    b: Floats,
-    shared: Shared,
+struct CoarsenedCopies {
+    a: FloatMatrix,
+    b: FloatMatrix,
+    shared: BlockShared,
     first_row: u32,
     first_column: u32,
 }
 
-impl Copies {
+impl CoarsenedCopies {
     #[inline(always)]
     fn begin<const IS_ALIGNED: bool>(&self, tile: u32) {
         let to = self.shared.at(tile % STAGES * STAGE_BYTES);
@@ -49,16 +49,16 @@ impl Copies {
 /// Multiplies.
 ///
 /// # Safety
-/// All memory that [`Matmul`] names is allocated and stays so while the kernel runs.
+/// All memory that [`MatmulParameters`] names is allocated and stays so while the kernel runs.
 #[unsafe(no_mangle)]
-pub unsafe extern "ptx-kernel" fn nvme_matmul_coarsened(job: Matmul) {
+pub unsafe extern "ptx-kernel" fn nvme_matmul_coarsened(job: MatmulParameters) {
     let (first_row, first_column) = tile_of(&job, ROWS, COLUMNS);
     // SAFETY: the host vouches for the matrices, and launched with the bytes of the stages.
     let copies = unsafe {
-        Copies {
-            a: Floats::a(&job),
-            b: Floats::b(&job),
-            shared: Shared::dynamic(),
+        CoarsenedCopies {
+            a: FloatMatrix::a(&job),
+            b: FloatMatrix::b(&job),
+            shared: BlockShared::dynamic(),
             first_row,
             first_column,
         }
@@ -75,9 +75,9 @@ pub unsafe extern "ptx-kernel" fn nvme_matmul_coarsened(job: Matmul) {
 /// Multiplies by warps of 32 rows and 64 columns; a lane has every fourth row, and four columns of each half.
 ///
 /// # Safety
-/// All memory that [`Matmul`] names is allocated and stays so while the kernel runs.
+/// All memory that [`MatmulParameters`] names is allocated and stays so while the kernel runs.
 #[inline(always)]
-unsafe fn multiply<const IS_ALIGNED: bool>(job: &Matmul, copies: &Copies) {
+unsafe fn multiply<const IS_ALIGNED: bool>(job: &MatmulParameters, copies: &CoarsenedCopies) {
     let (warp, lane) = (arch::thread() / 32, arch::thread() % 32);
     let row = warp / 2 * 32 + lane / 8;
     let column = warp % 2 * 64 + lane % 8 * 4;

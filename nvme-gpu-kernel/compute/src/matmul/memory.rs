@@ -2,9 +2,9 @@
 // UNSAFETY: loads and stores through addresses that the host vouches for.
 #![allow(unsafe_code)]
 
-use super::Matmul;
+use super::MatmulParameters;
 use crate::tile::mma::{pack_bf16, pack_f16};
-use crate::tile::{Shared, load4, store4, un};
+use crate::tile::{BlockShared, load4, store4, un};
 use nvme_gpu_kernel::arch;
 
 /// Number of rows of tiles that consecutive blocks share, so that their operands stay in L2.
@@ -13,13 +13,13 @@ const GROUP: u32 = 8;
 /// Returns the first row and column of the calling block's tile. Consecutive blocks go down [`GROUP`] tiles,
 /// then one to the right.
 #[inline(always)]
-pub fn tile_of(job: &Matmul, rows: u32, columns: u32) -> (u32, u32) {
+pub fn tile_of(job: &MatmulParameters, rows: u32, columns: u32) -> (u32, u32) {
     tile_at(job, arch::block(), rows, columns)
 }
 
 /// Returns the first row and column of tile `tile`.
 #[inline(always)]
-pub fn tile_at(job: &Matmul, tile: u32, rows: u32, columns: u32) -> (u32, u32) {
+pub fn tile_at(job: &MatmulParameters, tile: u32, rows: u32, columns: u32) -> (u32, u32) {
     let (down, across) = (job.m.div_ceil(rows), job.n.div_ceil(columns));
     let of_group = GROUP * across.max(1);
     let (first, at) = (tile / of_group * GROUP, tile % of_group);
@@ -29,18 +29,18 @@ pub fn tile_at(job: &Matmul, tile: u32, rows: u32, columns: u32) -> (u32, u32) {
 
 /// The numbers of a matrix whose rows are `stride` elements apart.
 #[derive(Clone, Copy)]
-pub struct Matrix {
+pub struct StridedMatrix {
     address: u64,
     stride: u64,
 }
 
-impl Matrix {
+impl StridedMatrix {
     /// Returns the three matrices of a product.
     ///
     /// # Safety
     /// As in [`Self::at`].
     #[inline(always)]
-    pub unsafe fn of(job: &Matmul) -> (Self, Self, Self) {
+    pub unsafe fn of(job: &MatmulParameters) -> (Self, Self, Self) {
         // SAFETY: this function's caller vouches for the addresses, as under `# Safety`.
         unsafe {
             (
@@ -81,21 +81,21 @@ impl Matrix {
 }
 
 /// The numbers of a matrix, with zeros outside it.
-pub struct Floats {
-    matrix: Matrix,
+pub struct FloatMatrix {
+    matrix: StridedMatrix,
     rows: u32,
     columns: u32,
     /// True if rows begin at multiples of 16 bytes.
     is_aligned: bool,
 }
 
-impl Floats {
+impl FloatMatrix {
     /// Returns the first factor.
     ///
     /// # Safety
-    /// All memory that [`Matmul`] names is allocated and stays so while the kernel runs.
+    /// All memory that [`MatmulParameters`] names is allocated and stays so while the kernel runs.
     #[inline(always)]
-    pub unsafe fn a(job: &Matmul) -> Self {
+    pub unsafe fn a(job: &MatmulParameters) -> Self {
         // SAFETY: this function's caller vouches for the addresses, as under `# Safety`.
         unsafe { Self::at(job.a, job.a_stride, job.m, job.k) }
     }
@@ -103,9 +103,9 @@ impl Floats {
     /// Returns the second factor.
     ///
     /// # Safety
-    /// All memory that [`Matmul`] names is allocated and stays so while the kernel runs.
+    /// All memory that [`MatmulParameters`] names is allocated and stays so while the kernel runs.
     #[inline(always)]
-    pub unsafe fn b(job: &Matmul) -> Self {
+    pub unsafe fn b(job: &MatmulParameters) -> Self {
         // SAFETY: this function's caller vouches for the addresses, as under `# Safety`.
         unsafe { Self::at(job.b, job.b_stride, job.k, job.n) }
     }
@@ -114,7 +114,7 @@ impl Floats {
     unsafe fn at(address: u64, stride: u64, rows: u32, columns: u32) -> Self {
         Self {
             // SAFETY: this function's caller vouches for the addresses, as under `# Safety`.
-            matrix: unsafe { Matrix::at(address, stride) },
+            matrix: unsafe { StridedMatrix::at(address, stride) },
             rows,
             columns,
             is_aligned: (address | stride * 4).is_multiple_of(16),
@@ -152,7 +152,7 @@ impl Floats {
 
     /// Copies the numbers of [`Self::four`] to `to` asynchronously.
     #[inline(always)]
-    pub fn copy<const IS_ALIGNED: bool>(&self, to: Shared, row: u32, column: u32) {
+    pub fn copy<const IS_ALIGNED: bool>(&self, to: BlockShared, row: u32, column: u32) {
         let left = if row < self.rows {
             self.columns.saturating_sub(column)
         } else {
@@ -175,14 +175,14 @@ impl Floats {
 /// Stores four numbers of a row of the result, from `column`, a multiple of 4, on, as far as they are inside.
 ///
 /// # Safety
-/// All memory that [`Matmul`] names is allocated and stays so while the kernel runs.
+/// All memory that [`MatmulParameters`] names is allocated and stays so while the kernel runs.
 #[inline(always)]
-pub unsafe fn store_four(job: &Matmul, row: u32, column: u32, numbers: [f32; 4]) {
+pub unsafe fn store_four(job: &MatmulParameters, row: u32, column: u32, numbers: [f32; 4]) {
     if row >= job.m || column >= job.n {
         return;
     }
     // SAFETY: this function's caller vouches for the addresses, as under `# Safety`.
-    let c = unsafe { Matrix::at(job.c, job.c_stride) };
+    let c = unsafe { StridedMatrix::at(job.c, job.c_stride) };
     let left = job.n - column;
     if left >= 4 && (job.c | job.c_stride * 4).is_multiple_of(16) {
         // SAFETY: the four are inside the result and aligned, as checked above.
@@ -197,24 +197,24 @@ pub unsafe fn store_four(job: &Matmul, row: u32, column: u32, numbers: [f32; 4])
 }
 
 /// 16-bit numbers of a matrix, with zeros outside it.
-pub struct Halves {
-    matrix: Matrix,
+pub struct HalvesMatrix {
+    matrix: StridedMatrix,
     rows: u32,
     columns: u32,
     /// True if rows begin at multiples of 16 bytes.
     is_aligned: bool,
 }
 
-impl Halves {
+impl HalvesMatrix {
     /// Makes a matrix.
     ///
     /// # Safety
-    /// As in [`Matrix::at`].
+    /// As in [`StridedMatrix::at`].
     #[inline(always)]
     pub unsafe fn at(address: u64, stride: u64, rows: u32, columns: u32) -> Self {
         Self {
             // SAFETY: this function's caller vouches for the addresses, as under `# Safety`.
-            matrix: unsafe { Matrix::at(address, stride) },
+            matrix: unsafe { StridedMatrix::at(address, stride) },
             rows,
             columns,
             is_aligned: (address | stride * 2).is_multiple_of(16),
@@ -229,7 +229,7 @@ impl Halves {
 
     /// Copies 8 halves of `row` from `column` on to `to`: asynchronously, or at once if they are not aligned.
     #[inline(always)]
-    pub fn copy<const IS_ALIGNED: bool>(&self, to: Shared, row: u32, column: u32) {
+    pub fn copy<const IS_ALIGNED: bool>(&self, to: BlockShared, row: u32, column: u32) {
         let left = if row < self.rows {
             self.columns.saturating_sub(column)
         } else {
@@ -256,8 +256,8 @@ impl Halves {
 }
 
 /// The result of a product of halves: `f32`, or rounded to the format of the factors.
-pub struct Result<const IS_BF16: bool> {
-    matrix: Matrix,
+pub struct ProductResult<const IS_BF16: bool> {
+    matrix: StridedMatrix,
     rows: u32,
     columns: u32,
     is_wide: bool,
@@ -265,17 +265,17 @@ pub struct Result<const IS_BF16: bool> {
     has_pairs: bool,
 }
 
-impl<const IS_BF16: bool> Result<IS_BF16> {
+impl<const IS_BF16: bool> ProductResult<IS_BF16> {
     /// Makes the result of a product.
     ///
     /// # Safety
-    /// All memory that [`Matmul`] names is allocated and stays so while the kernel runs.
+    /// All memory that [`MatmulParameters`] names is allocated and stays so while the kernel runs.
     #[inline(always)]
-    pub unsafe fn at(job: &Matmul) -> Self {
+    pub unsafe fn at(job: &MatmulParameters) -> Self {
         let pair = if job.is_wide == 0 { 4 } else { 8 };
         Self {
             // SAFETY: this function's caller vouches for the addresses, as under `# Safety`.
-            matrix: unsafe { Matrix::at(job.c, job.c_stride) },
+            matrix: unsafe { StridedMatrix::at(job.c, job.c_stride) },
             rows: job.m,
             columns: job.n,
             is_wide: job.is_wide != 0,
@@ -330,7 +330,7 @@ impl<const IS_BF16: bool> Result<IS_BF16> {
             if self.is_wide {
                 let to = self.matrix.address::<4>(row, column) as usize as *mut f32;
                 if both && self.has_pairs {
-                    *to.cast::<Pair>() = Pair([left, right]);
+                    *to.cast::<ResultPair>() = ResultPair([left, right]);
                 } else {
                     *to = left;
                     if both {
@@ -366,4 +366,4 @@ macro_rules! thirty_two {
 use thirty_two;
 
 #[repr(C, align(8))]
-struct Pair([f32; 2]);
+struct ResultPair([f32; 2]);

@@ -4,10 +4,10 @@
 // UNSAFETY: kernel parameters hold addresses that the host vouches for.
 #![allow(unsafe_code)]
 
-use super::Matmul;
-use super::memory::{Halves, Result, tile_of};
+use super::MatmulParameters;
+use super::memory::{HalvesMatrix, ProductResult, tile_of};
 use crate::tile::mma::{mma_bf16, mma_f16};
-use crate::tile::{Shared, commit, un, wait_for_copies};
+use crate::tile::{BlockShared, commit, un, wait_for_copies};
 use nvme_gpu_kernel::arch;
 
 const ROWS: u32 = super::MMA.rows;
@@ -22,12 +22,12 @@ const _: () = assert!(STAGES * STAGE_BYTES == super::MMA.shared_bytes);
 /// Multiplies.
 ///
 /// # Safety
-/// All memory that [`Matmul`] names is allocated and stays so while the kernel runs.
+/// All memory that [`MatmulParameters`] names is allocated and stays so while the kernel runs.
 #[unsafe(no_mangle)]
-pub unsafe extern "ptx-kernel" fn nvme_matmul_mma(job: Matmul) {
+pub unsafe extern "ptx-kernel" fn nvme_matmul_mma(job: MatmulParameters) {
     // SAFETY: the host vouches for the addresses in the kernel's parameter, as under `# Safety`.
     unsafe {
-        let copies = Copies::of(&job);
+        let copies = MmaCopies::of(&job);
         let is_aligned = copies.a.is_aligned() && copies.b.is_aligned();
         match (job.is_bf16, is_aligned) {
             (0, true) => multiply::<false, true>(&job, &copies),
@@ -53,29 +53,29 @@ fn place_of_b(row: u32, eight: u32) -> u32 {
 
 /// The copies of a thread for each stage: 8 halves of rows `row`, `row + 32` and so on of `a`, and of rows
 /// `depth`, `depth + 8` and so on of `b`.
-struct Copies {
-    a: Halves,
-    b: Halves,
-    shared: Shared,
+struct MmaCopies {
+    a: HalvesMatrix,
+    b: HalvesMatrix,
+    shared: BlockShared,
     first_row: u32,
     first_column: u32,
 }
 
-impl Copies {
+impl MmaCopies {
     /// Returns the copies for the calling block's tile.
     ///
     /// # Safety
     /// All memory that the job names is allocated and stays so while the kernel runs; the launch has as many
     /// bytes as the stages.
     #[inline(always)]
-    unsafe fn of(job: &Matmul) -> Self {
+    unsafe fn of(job: &MatmulParameters) -> Self {
         let (first_row, first_column) = tile_of(job, ROWS, COLUMNS);
         // SAFETY: this function's caller vouches for the addresses, as under `# Safety`.
         unsafe {
             Self {
-                a: Halves::at(job.a, job.a_stride, job.m, job.k),
-                b: Halves::at(job.b, job.b_stride, job.k, job.n),
-                shared: Shared::dynamic(),
+                a: HalvesMatrix::at(job.a, job.a_stride, job.m, job.k),
+                b: HalvesMatrix::at(job.b, job.b_stride, job.k, job.n),
+                shared: BlockShared::dynamic(),
                 first_row,
                 first_column,
             }
@@ -102,9 +102,12 @@ impl Copies {
 /// Multiplies, for one number format and alignment.
 ///
 /// # Safety
-/// All memory that [`Matmul`] names is allocated and stays so while the kernel runs.
+/// All memory that [`MatmulParameters`] names is allocated and stays so while the kernel runs.
 #[inline(always)]
-unsafe fn multiply<const IS_BF16: bool, const IS_ALIGNED: bool>(job: &Matmul, copies: &Copies) {
+unsafe fn multiply<const IS_BF16: bool, const IS_ALIGNED: bool>(
+    job: &MatmulParameters,
+    copies: &MmaCopies,
+) {
     let tiles = job.k.div_ceil(DEPTH);
     un!(stage in [0, 1, 2] {
         copies.begin::<IS_ALIGNED>(stage as u32, stage as u32);
@@ -143,7 +146,7 @@ unsafe fn multiply<const IS_BF16: bool, const IS_ALIGNED: bool>(job: &Matmul, co
         tile += 1;
     }
     // SAFETY: this function's caller vouches for the addresses, as under `# Safety`.
-    let c = unsafe { Result::<IS_BF16>::at(job) };
+    let c = unsafe { ProductResult::<IS_BF16>::at(job) };
     un!(i in [0, 1, 2, 3] { un!(j in [0, 1, 2, 3, 4, 5, 6, 7] {
         let [left, right, below_left, below_right] = sums[i][j];
         let row = copies.first_row + row + i as u32 * 16 + lane / 4;

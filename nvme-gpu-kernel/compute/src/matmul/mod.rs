@@ -1,8 +1,8 @@
 //! `C = A B` step by step: each kernel is the one before with one thing changed. docs/ladder.md explains each
 //! step.
 //!
-//! All take one [`Matmul`], the last one a [`TiledMatmul`]. A block computes one [`Tile`] of the result; of
-//! the last kernel any number of blocks is correct.
+//! All take one [`MatmulParameters`], the last one a [`TiledMatmul`]. A block computes one [`MatmulTile`] of the
+//! result; of the last kernel any number of blocks is correct.
 
 #[cfg(all(target_arch = "nvptx64", feature = "matmul"))]
 mod coarsened;
@@ -35,7 +35,7 @@ pub const SM90A_PTX: &str = include_str!("../../ptx/matmul_sm90a.ptx");
 /// The host launches [`count`](Self::count) blocks of this shape; a launch with other threads or less shared
 /// memory is an error that the kernels do not detect.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Tile {
+pub struct MatmulTile {
     /// Rows of the result.
     pub rows: u32,
     /// Columns of the result.
@@ -46,7 +46,7 @@ pub struct Tile {
     pub shared_bytes: u32,
 }
 
-impl Tile {
+impl MatmulTile {
     /// Returns the number of tiles of a result of `m` rows and `n` columns.
     pub fn count(&self, m: u32, n: u32) -> u64 {
         u64::from(m.div_ceil(self.rows)) * u64::from(n.div_ceil(self.columns))
@@ -54,35 +54,35 @@ impl Tile {
 }
 
 /// Tile of `nvme_matmul_naive`.
-pub const NAIVE: Tile = Tile {
+pub const NAIVE: MatmulTile = MatmulTile {
     rows: 8,
     columns: 32,
     threads: 256,
     shared_bytes: 0,
 };
 /// Tile of `nvme_matmul_tiled`.
-pub const TILED: Tile = Tile {
+pub const TILED: MatmulTile = MatmulTile {
     rows: 32,
     columns: 32,
     threads: 1024,
     shared_bytes: 8_192,
 };
 /// Tile of `nvme_matmul_vectorized`.
-pub const VECTORIZED: Tile = Tile {
+pub const VECTORIZED: MatmulTile = MatmulTile {
     rows: 16,
     columns: 64,
     threads: 256,
     shared_bytes: 10_240,
 };
 /// Tile of `nvme_matmul_coarsened`.
-pub const COARSENED: Tile = Tile {
+pub const COARSENED: MatmulTile = MatmulTile {
     rows: 128,
     columns: 128,
     threads: 256,
     shared_bytes: 55_296,
 };
 /// Tile of `nvme_matmul_wgmma`.
-pub const WGMMA: Tile = Tile {
+pub const WGMMA: MatmulTile = MatmulTile {
     rows: 128,
     columns: 256,
     threads: 384,
@@ -92,7 +92,7 @@ pub const WGMMA: Tile = Tile {
 /// of this number of rows of `b`.
 pub const WGMMA_DEPTH: u32 = 64;
 /// Tile of `nvme_matmul_mma`.
-pub const MMA: Tile = Tile {
+pub const MMA: MatmulTile = MatmulTile {
     rows: 128,
     columns: 128,
     threads: 128,
@@ -105,7 +105,7 @@ pub const MMA: Tile = Tile {
 /// at once; otherwise they are correct, but slower.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(C)]
-pub struct Matmul {
+pub struct MatmulParameters {
     /// Address of `m` rows of `k` elements.
     pub a: u64,
     /// Address of `k` rows of `n` elements.
@@ -132,7 +132,7 @@ pub struct Matmul {
     pub reserved: u32,
 }
 
-/// Parameters of `nvme_matmul_wgmma`: a [`Matmul`], and the tensor maps by which TMA reads its factors.
+/// Parameters of `nvme_matmul_wgmma`: a [`MatmulParameters`], and the tensor maps by which TMA reads its factors.
 ///
 /// The kernel needs the parameter at a multiple of 64. rustc has no way to say so; `cargo xtask ptx` writes
 /// it into the PTX.
@@ -144,7 +144,7 @@ pub struct TiledMatmul {
     /// `CUtensorMap` of `b`.
     pub b_map: [u64; 16],
     /// Product to compute.
-    pub job: Matmul,
+    pub job: MatmulParameters,
     /// Number of tiles of the result.
     pub tiles: u32,
     /// Reserved, 0.

@@ -2,8 +2,8 @@
 // UNSAFETY: kernel parameters hold addresses that the host vouches for.
 #![allow(unsafe_code)]
 
-use super::memory::{Matrix, tile_of};
-use super::{Matmul, NAIVE};
+use super::memory::{StridedMatrix, tile_of};
+use super::{MatmulParameters, NAIVE};
 use crate::tile::fma;
 use nvme_gpu_kernel::arch;
 
@@ -11,11 +11,11 @@ use nvme_gpu_kernel::arch;
 /// one, and all load the same element of `a`.
 ///
 /// # Safety
-/// All memory that [`Matmul`] names is allocated and stays so while the kernel runs.
+/// All memory that [`MatmulParameters`] names is allocated and stays so while the kernel runs.
 #[unsafe(no_mangle)]
-pub unsafe extern "ptx-kernel" fn nvme_matmul_naive(job: Matmul) {
+pub unsafe extern "ptx-kernel" fn nvme_matmul_naive(job: MatmulParameters) {
     // SAFETY: the host vouches for the addresses in the kernel's parameter, as under `# Safety`.
-    let (a, b, c) = unsafe { Matrix::of(&job) };
+    let (a, b, c) = unsafe { StridedMatrix::of(&job) };
     let (first_row, first_column) = tile_of(&job, NAIVE.rows, NAIVE.columns);
     let row = first_row + arch::thread() / 32;
     let column = first_column + arch::thread() % 32;

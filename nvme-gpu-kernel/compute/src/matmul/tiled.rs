@@ -3,9 +3,9 @@
 // UNSAFETY: kernel parameters hold addresses that the host vouches for.
 #![allow(unsafe_code)]
 
-use super::memory::{Floats, Matrix, tile_of};
-use super::{Matmul, TILED};
-use crate::tile::{Shared, fma, un};
+use super::memory::{FloatMatrix, StridedMatrix, tile_of};
+use super::{MatmulParameters, TILED};
+use crate::tile::{BlockShared, fma, un};
 use nvme_gpu_kernel::arch;
 
 const SIDE: u32 = TILED.rows;
@@ -15,11 +15,17 @@ const _: () = assert!(2 * TILE_BYTES == TILED.shared_bytes && TILED.threads == S
 /// Multiplies.
 ///
 /// # Safety
-/// All memory that [`Matmul`] names is allocated and stays so while the kernel runs.
+/// All memory that [`MatmulParameters`] names is allocated and stays so while the kernel runs.
 #[unsafe(no_mangle)]
-pub unsafe extern "ptx-kernel" fn nvme_matmul_tiled(job: Matmul) {
+pub unsafe extern "ptx-kernel" fn nvme_matmul_tiled(job: MatmulParameters) {
     // SAFETY: the host vouches for the matrices, and launched with the bytes of two tiles.
-    let (a, b, shared) = unsafe { (Floats::a(&job), Floats::b(&job), Shared::dynamic()) };
+    let (a, b, shared) = unsafe {
+        (
+            FloatMatrix::a(&job),
+            FloatMatrix::b(&job),
+            BlockShared::dynamic(),
+        )
+    };
     let (first_row, first_column) = tile_of(&job, SIDE, SIDE);
     let (row, column) = (arch::thread() / SIDE, arch::thread() % SIDE);
     let of_b = shared.at(TILE_BYTES);
@@ -41,7 +47,7 @@ pub unsafe extern "ptx-kernel" fn nvme_matmul_tiled(job: Matmul) {
     }
     if first_row + row < job.m && first_column + column < job.n {
         // SAFETY: the host vouches for the addresses in the kernel's parameter, as under `# Safety`.
-        let c = unsafe { Matrix::at(job.c, job.c_stride) };
+        let c = unsafe { StridedMatrix::at(job.c, job.c_stride) };
         c.store(first_row + row, first_column + column, sum);
     }
 }

@@ -3,9 +3,9 @@
 // UNSAFETY: kernel parameters hold addresses that the host vouches for.
 #![allow(unsafe_code)]
 
-use super::memory::{Floats, store_four, tile_of};
-use super::{Matmul, VECTORIZED};
-use crate::tile::{Shared, fma, un};
+use super::memory::{FloatMatrix, store_four, tile_of};
+use super::{MatmulParameters, VECTORIZED};
+use crate::tile::{BlockShared, fma, un};
 use nvme_gpu_kernel::arch;
 
 const ROWS: u32 = VECTORIZED.rows;
@@ -19,11 +19,17 @@ const _: () = assert!(ROWS * COLUMNS == 4 * VECTORIZED.threads);
 /// Multiplies.
 ///
 /// # Safety
-/// All memory that [`Matmul`] names is allocated and stays so while the kernel runs.
+/// All memory that [`MatmulParameters`] names is allocated and stays so while the kernel runs.
 #[unsafe(no_mangle)]
-pub unsafe extern "ptx-kernel" fn nvme_matmul_vectorized(job: Matmul) {
+pub unsafe extern "ptx-kernel" fn nvme_matmul_vectorized(job: MatmulParameters) {
     // SAFETY: the host vouches for the matrices, and launched with the bytes of both tiles.
-    let (a, b, shared) = unsafe { (Floats::a(&job), Floats::b(&job), Shared::dynamic()) };
+    let (a, b, shared) = unsafe {
+        (
+            FloatMatrix::a(&job),
+            FloatMatrix::b(&job),
+            BlockShared::dynamic(),
+        )
+    };
     let (first_row, first_column) = tile_of(&job, ROWS, COLUMNS);
     let thread = arch::thread();
     let (row, column) = (thread / (COLUMNS / 4), thread % (COLUMNS / 4) * 4);

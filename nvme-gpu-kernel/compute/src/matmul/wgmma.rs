@@ -4,13 +4,13 @@
 // UNSAFETY: kernel parameters hold addresses that the host vouches for.
 #![allow(unsafe_code)]
 
-use super::memory::{Result, tile_at};
+use super::memory::{ProductResult, tile_at};
 use super::{TiledMatmul, WGMMA, WGMMA_DEPTH};
 use crate::tile::hopper::{
-    Barrier, TensorMap, describe, fence_barriers, fewer_registers, more_registers, wgmma_bf16,
-    wgmma_commit, wgmma_f16, wgmma_fence, wgmma_wait,
+    SharedBarrier, TensorMap, describe, fence_barriers, fewer_registers, more_registers,
+    wgmma_bf16, wgmma_commit, wgmma_f16, wgmma_fence, wgmma_wait,
 };
-use crate::tile::{Shared, un};
+use crate::tile::{BlockShared, un};
 use core::arch::asm;
 use nvme_gpu_kernel::arch;
 
@@ -37,9 +37,9 @@ const _: () = assert!(STAGES * (STAGE_BYTES + 16) + 1024 == WGMMA.shared_bytes);
 /// The producer fills stage `turn` modulo their number and waits before that for the warps that used the
 /// stage one round earlier; the consumers wait for its bytes and arrive when they have multiplied them.
 #[derive(Clone, Copy)]
-struct Ring(Shared);
+struct StageRing(BlockShared);
 
-impl Ring {
+impl StageRing {
     /// Makes the ring.
     ///
     /// # Safety
@@ -47,23 +47,23 @@ impl Ring {
     #[inline(always)]
     unsafe fn new() -> Self {
         // SAFETY: this function's caller vouches for the addresses, as under `# Safety`.
-        let shared = unsafe { Shared::dynamic() };
+        let shared = unsafe { BlockShared::dynamic() };
         Self(shared.at(shared.address().wrapping_neg() % 1024))
     }
 
     #[inline(always)]
-    fn stage(self, turn: u32) -> Shared {
+    fn stage(self, turn: u32) -> BlockShared {
         self.0.at(turn % STAGES * STAGE_BYTES)
     }
 
     #[inline(always)]
-    fn full(self, turn: u32) -> Barrier {
-        Barrier::at(self.0.at(STAGES * STAGE_BYTES + turn % STAGES * 16))
+    fn full(self, turn: u32) -> SharedBarrier {
+        SharedBarrier::at(self.0.at(STAGES * STAGE_BYTES + turn % STAGES * 16))
     }
 
     #[inline(always)]
-    fn empty(self, turn: u32) -> Barrier {
-        Barrier::at(self.0.at(STAGES * STAGE_BYTES + turn % STAGES * 16 + 8))
+    fn empty(self, turn: u32) -> SharedBarrier {
+        SharedBarrier::at(self.0.at(STAGES * STAGE_BYTES + turn % STAGES * 16 + 8))
     }
 }
 
@@ -78,7 +78,7 @@ pub unsafe extern "ptx-kernel" fn nvme_matmul_wgmma(tiled: TiledMatmul) {
     let ring = unsafe {
         asm!("{{ .reg .b64 a; mov.b64 a, nvme_matmul_wgmma_param_0; cvta.param.u64 {}, a; }}",
             out(reg64) parameter, options(pure, nomem, nostack));
-        Ring::new()
+        StageRing::new()
     };
     let thread = arch::thread();
     if thread == 0 {
@@ -111,7 +111,7 @@ pub unsafe extern "ptx-kernel" fn nvme_matmul_wgmma(tiled: TiledMatmul) {
 
 /// Makes TMA fill the stages, tile by tile. One thread of the block calls it.
 #[inline(always)]
-fn produce(tiled: &TiledMatmul, (a, b): (TensorMap, TensorMap), ring: Ring) {
+fn produce(tiled: &TiledMatmul, (a, b): (TensorMap, TensorMap), ring: StageRing) {
     a.prefetch();
     b.prefetch();
     let depth = tiled.job.k.div_ceil(DEPTH);
@@ -140,10 +140,10 @@ fn produce(tiled: &TiledMatmul, (a, b): (TensorMap, TensorMap), ring: Ring) {
 /// # Safety
 /// All memory that the job names is allocated and stays so while the kernel runs.
 #[inline(always)]
-unsafe fn consume<const IS_BF16: bool>(tiled: &TiledMatmul, ring: Ring) {
+unsafe fn consume<const IS_BF16: bool>(tiled: &TiledMatmul, ring: StageRing) {
     let job = &tiled.job;
     // SAFETY: this function's caller vouches for the addresses, as under `# Safety`.
-    let c = unsafe { Result::<IS_BF16>::at(job) };
+    let c = unsafe { ProductResult::<IS_BF16>::at(job) };
     let thread = arch::thread() - 128;
     let (group, warp, lane) = (thread / 128, thread / 32 % 4, thread % 32);
     let depth = job.k.div_ceil(DEPTH);

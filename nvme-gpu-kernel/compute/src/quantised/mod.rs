@@ -10,15 +10,15 @@
 
 mod units;
 
-use crate::Gemv;
-use crate::arch::{Numbers, of_half};
-use crate::planes::{DIGITS, Powers, transposed};
+use crate::GemvParameters;
+use crate::arch::{FloatArray, of_half};
+use crate::planes::{DIGITS, UnitPowers, transposed};
 use crate::tile::mma::mma_bytes;
-use crate::tile::{Shared, commit, fma, un, wait_for_copies};
-use nvme_formats::{Stored, UNIT};
+use crate::tile::{BlockShared, commit, fma, un, wait_for_copies};
+use nvme_formats::{StoredFormat, UNIT};
 use nvme_gpu_kernel::arch;
 use nvme_gpu_kernel::rows::BLOCK_WARPS;
-use units::{Lane, MOST_COPIES, Q4_0, Q4_1, Q8_0, Units, is_there};
+use units::{LaneConstants, MOST_COPIES, Q4_0, Q4_1, Q8_0, UnitFormat, is_there};
 
 /// Rows of a tile.
 pub const TILE_ROWS: u32 = 16;
@@ -33,38 +33,38 @@ const OF_DIGITS: u32 = STAGES * TILE_ROWS * Q8_0::ROW;
 const OF_POWERS: u32 = OF_DIGITS + UNITS * UNIT_DIGITS;
 const OF_SUMS: u32 = OF_POWERS + UNITS * 8;
 const OF_RESULTS: u32 = OF_SUMS + UNITS * 4;
-const MOST_ROWS: u32 = TILE_ROWS * Gemv::MOST_TILES;
+const MOST_ROWS: u32 = TILE_ROWS * GemvParameters::MOST_TILES;
 const WARP_BYTES: u32 = OF_RESULTS + MOST_ROWS * 4;
-const _: () = assert!(BLOCK_WARPS * WARP_BYTES == Gemv::QUANTISED_SHARED);
+const _: () = assert!(BLOCK_WARPS * WARP_BYTES == GemvParameters::QUANTISED_SHARED);
 /// Limit of a block's shared memory on GPUs whose multiprocessors have 100 KiB.
-const _: () = assert!(Gemv::QUANTISED_SHARED <= 99 << 10);
+const _: () = assert!(GemvParameters::QUANTISED_SHARED <= 99 << 10);
 
 /// 1.5 * 2^23 as a number, and the start value of integer sums: the bits of such a sum are a float that is
 /// larger by this number, so no conversion is needed.
 const OF_SUM: u32 = 0x4B40_0000;
 const OF_SUM_NUMBER: f32 = f32::from_bits(OF_SUM);
 
-const fn check<U: Units>() {
+const fn check<U: UnitFormat>() {
     assert!(STAGES * TILE_ROWS * U::ROW <= OF_DIGITS && U::CHUNK <= UNITS);
     assert!(U::PAIR.is_multiple_of(4) && (U::CHUNK * U::BYTES).is_multiple_of(16));
     assert!(TILE_ROWS * U::COPIES <= 32 * MOST_COPIES);
 }
 const _: () = (check::<Q8_0>(), check::<Q4_0>(), check::<Q4_1>()).0;
 
-/// Computes the products of rows of `gemv`, [`Gemv::block_tiles`] tiles from tile `first` on, with vector
+/// Computes the products of rows of `gemv`, [`GemvParameters::block_tiles`] tiles from tile `first` on, with vector
 /// `token`. Every thread of the block calls it.
 ///
 /// # Safety
-/// All memory that [`Gemv`] names is allocated and stays so while the kernel runs, and it [is
-/// quantised](Gemv::is_quantised); the block has [`Gemv::QUANTISED_SHARED`] bytes.
+/// All memory that [`GemvParameters`] names is allocated and stays so while the kernel runs, and it [is
+/// quantised](GemvParameters::is_quantised); the block has [`GemvParameters::QUANTISED_SHARED`] bytes.
 #[inline(always)]
-pub unsafe fn tiles(gemv: &Gemv, token: u64, first: u32) {
+pub unsafe fn tiles(gemv: &GemvParameters, token: u64, first: u32) {
     // SAFETY: this function's caller vouches for the addresses, as under `# Safety`.
     unsafe {
-        match Stored::of_number(gemv.stored) {
-            Some(Stored::Q8_0) => Block::<Q8_0>::new(gemv, token, first).run(),
-            Some(Stored::Q4_0) => Block::<Q4_0>::new(gemv, token, first).run(),
-            Some(Stored::Q4_1) => Block::<Q4_1>::new(gemv, token, first).run(),
+        match StoredFormat::of_number(gemv.stored) {
+            Some(StoredFormat::Q8_0) => QuantisedBlock::<Q8_0>::new(gemv, token, first).run(),
+            Some(StoredFormat::Q4_0) => QuantisedBlock::<Q4_0>::new(gemv, token, first).run(),
+            Some(StoredFormat::Q4_1) => QuantisedBlock::<Q4_1>::new(gemv, token, first).run(),
             _ => (),
         }
     }
@@ -72,29 +72,29 @@ pub unsafe fn tiles(gemv: &Gemv, token: u64, first: u32) {
 
 /// A step of a warp: a chunk of the columns, and one of the block's tiles.
 #[derive(Clone, Copy)]
-struct Turn {
+struct WarpStep {
     chunk: u32,
     tile: u32,
 }
 
-struct Block<'g, U> {
-    gemv: &'g Gemv,
+struct QuantisedBlock<'g, U> {
+    gemv: &'g GemvParameters,
     token: u64,
     first_row: u32,
     tiles: u32,
     units: u32,
-    shared: Shared,
-    lane: Lane,
+    shared: BlockShared,
+    lane: LaneConstants,
     of_format: core::marker::PhantomData<U>,
 }
 
-impl<'g, U: Units> Block<'g, U> {
+impl<'g, U: UnitFormat> QuantisedBlock<'g, U> {
     /// Prepares the block.
     ///
     /// # Safety
     /// As [`tiles`].
     #[inline(always)]
-    unsafe fn new(gemv: &'g Gemv, token: u64, first: u32) -> Self {
+    unsafe fn new(gemv: &'g GemvParameters, token: u64, first: u32) -> Self {
         let left = gemv.row_tiles() - first;
         let most = gemv.block_tiles();
         Self {
@@ -104,8 +104,8 @@ impl<'g, U: Units> Block<'g, U> {
             tiles: if left < most { left } else { most },
             units: gemv.columns / UNIT,
             // SAFETY: this function's caller vouches for the addresses, as under `# Safety`.
-            shared: unsafe { Shared::dynamic() },
-            lane: Lane::new::<U>(gemv),
+            shared: unsafe { BlockShared::dynamic() },
+            lane: LaneConstants::new::<U>(gemv),
             of_format: core::marker::PhantomData,
         }
     }
@@ -160,12 +160,12 @@ impl<'g, U: Units> Block<'g, U> {
     /// Of each eight chunks a warp has one, for all tiles, so that the warps load neighbouring bytes at about
     /// the same time. The remaining chunks are divided evenly.
     #[inline(always)]
-    fn turns(&self) -> (Turn, u32) {
+    fn turns(&self) -> (WarpStep, u32) {
         let whole = self.whole_chunks();
         let (first, end) = self.share_of_rest();
         let turn = match whole {
             0 => self.turn_of_rest(first),
-            _ => Turn {
+            _ => WarpStep {
                 chunk: arch::thread() / 32,
                 tile: 0,
             },
@@ -190,9 +190,9 @@ impl<'g, U: Units> Block<'g, U> {
 
     /// Returns turn `number` of those.
     #[inline(always)]
-    fn turn_of_rest(&self, number: u32) -> Turn {
+    fn turn_of_rest(&self, number: u32) -> WarpStep {
         let chunk = number.checked_div(self.tiles).unwrap_or(0);
-        Turn {
+        WarpStep {
             chunk: self.whole_chunks() + chunk,
             tile: number - chunk * self.tiles,
         }
@@ -200,21 +200,21 @@ impl<'g, U: Units> Block<'g, U> {
 
     /// Returns the turn after `turn`.
     #[inline(always)]
-    fn after(&self, turn: Turn) -> Turn {
-        let Turn { chunk, tile } = turn;
+    fn after(&self, turn: WarpStep) -> WarpStep {
+        let WarpStep { chunk, tile } = turn;
         let whole = self.whole_chunks();
         if tile + 1 < self.tiles {
-            Turn {
+            WarpStep {
                 chunk,
                 tile: tile + 1,
             }
         } else if chunk >= whole {
-            Turn {
+            WarpStep {
                 chunk: chunk + 1,
                 tile: 0,
             }
         } else if chunk + BLOCK_WARPS < whole {
-            Turn {
+            WarpStep {
                 chunk: chunk + BLOCK_WARPS,
                 tile: 0,
             }
@@ -225,7 +225,7 @@ impl<'g, U: Units> Block<'g, U> {
 
     /// Returns the address of the chunk in the tile's first row, rounded down to a multiple of 16.
     #[inline(always)]
-    fn begin(&self, turn: Turn) -> u64 {
+    fn begin(&self, turn: WarpStep) -> u64 {
         let row = self.first_row + turn.tile * TILE_ROWS;
         let unit = turn.chunk * U::CHUNK;
         (self.gemv.weights & !15)
@@ -242,23 +242,23 @@ impl<'g, U: Units> Block<'g, U> {
 
     /// Returns the warp's shared memory from byte `at` on.
     #[inline(always)]
-    fn own(&self, at: u32) -> Shared {
+    fn own(&self, at: u32) -> BlockShared {
         self.shared.at(arch::thread() / 32 * WARP_BYTES + at)
     }
 
     #[inline(always)]
-    fn stage(&self, stage: u32) -> Shared {
+    fn stage(&self, stage: u32) -> BlockShared {
         self.own(stage * TILE_ROWS * U::ROW)
     }
 
     #[inline(always)]
-    fn result(&self, warp: u32, row: u32) -> Shared {
+    fn result(&self, warp: u32, row: u32) -> BlockShared {
         self.shared.at(warp * WARP_BYTES + OF_RESULTS + row * 4)
     }
 
     /// Starts to copy the turn's chunk of each row to `stage`, if `there` is true.
     #[inline(always)]
-    fn copy(&self, turn: Turn, stage: u32, there: bool) {
+    fn copy(&self, turn: WarpStep, stage: u32, there: bool) {
         if there {
             let from = self.begin(turn);
             let to = self.stage(stage).at(arch::lane() * 16);
@@ -277,7 +277,7 @@ impl<'g, U: Units> Block<'g, U> {
 
     /// Returns a bit for each copy that the lane makes of the turn's chunk.
     #[inline(always)]
-    fn has(&self, turn: Turn) -> u32 {
+    fn has(&self, turn: WarpStep) -> u32 {
         let units = self.chunk_units(turn.chunk);
         let rows = self.gemv.rows - (self.first_row + turn.tile * TILE_ROWS);
         if units == U::CHUNK && rows >= TILE_ROWS {
@@ -302,7 +302,7 @@ impl<'g, U: Units> Block<'g, U> {
         let units = self.chunk_units(chunk);
         let first = self.token * u64::from(self.gemv.columns) + u64::from(chunk * U::CHUNK * UNIT);
         // SAFETY: this function's caller vouches for the addresses, as under `# Safety`.
-        let numbers = unsafe { Numbers::at(self.gemv.x) };
+        let numbers = unsafe { FloatArray::at(self.gemv.x) };
         let unit = |turn: usize| turn as u32 * 4 + arch::lane() / 8;
         let mut some = [[0.0; 4]; (UNITS / 4) as usize];
         // All loads are issued before the first use, so that their latencies overlap.
@@ -326,7 +326,7 @@ impl<'g, U: Units> Block<'g, U> {
         let part = arch::lane() % 8;
         let [a, b, c, d] = numbers.map(|number| number.to_bits() & 0x7FFF_FFFF);
         let largest = of_eight(a.max(b).max(c.max(d)), u32::max);
-        let powers = Powers::of(largest, U::LESS);
+        let powers = UnitPowers::of(largest, U::LESS);
         let digits = transposed(numbers.map(|number| powers.digits(number)));
         let sum = if U::HAS_LEAST {
             let [a, b, c, d] = numbers;
@@ -356,9 +356,9 @@ impl<'g, U: Units> Block<'g, U> {
     /// Returns the lane's sums of rows `lane / 4` and `lane / 4 + 8` of the turn's tile and chunk. Of four
     /// lanes, 0 and 1 have the first units of pairs, two digits each; 2 and 3 have the second units.
     #[inline(always)]
-    fn multiply(&self, turn: Turn, stage: u32) -> [f32; 2] {
+    fn multiply(&self, turn: WarpStep, stage: u32) -> [f32; 2] {
         let lane = arch::lane();
-        let chunk = Chunk::<U> {
+        let chunk = TileChunk::<U> {
             lane: &self.lane,
             stage: self.stage(stage),
             digits: self.own(OF_DIGITS + lane * 8),
@@ -413,7 +413,7 @@ impl<'g, U: Units> Block<'g, U> {
             warp += 1;
         }
         // SAFETY: the caller of `tiles` vouched for the vector; row and token are inside it.
-        let y = unsafe { Numbers::at(gemv.y) };
+        let y = unsafe { FloatArray::at(gemv.y) };
         let to = self.token * u64::from(gemv.stride) + u64::from(row);
         let before = if gemv.adds == 0 { 0.0 } else { y.load(to) };
         y.store(to, before + sum);
@@ -429,16 +429,16 @@ fn of_eight(value: u32, join: impl Fn(u32, u32) -> u32) -> u32 {
 }
 
 /// A lane's view of a chunk of a tile.
-struct Chunk<'l, U> {
-    lane: &'l Lane,
-    stage: Shared,
-    digits: Shared,
-    powers: Shared,
-    least: Shared,
+struct TileChunk<'l, U> {
+    lane: &'l LaneConstants,
+    stage: BlockShared,
+    digits: BlockShared,
+    powers: BlockShared,
+    least: BlockShared,
     of_format: core::marker::PhantomData<U>,
 }
 
-impl<U: Units> Chunk<'_, U> {
+impl<U: UnitFormat> TileChunk<'_, U> {
     /// Returns the sums with those of pair `at` added; `there` tells whether the lane's unit of the pair
     /// exists.
     #[inline(always)]

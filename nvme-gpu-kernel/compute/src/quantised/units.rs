@@ -1,10 +1,10 @@
 //! The stored form of units of weights, and the location of a lane's part of them.
 
 use super::TILE_ROWS;
-use crate::Gemv;
+use crate::GemvParameters;
 use crate::arch::funnel_to;
 use crate::planes::DIGITS;
-use crate::tile::{Shared, un};
+use crate::tile::{BlockShared, un};
 use nvme_gpu_kernel::arch;
 
 /// The upper halves of bytes.
@@ -20,7 +20,7 @@ pub type Weights = [[u32; 2]; 2];
 ///
 /// Implementations differ in how a lane finds its weights in the bytes of a stage; the loop over chunks,
 /// tiles and pairs in the parent module is the same for all formats.
-pub trait Units {
+pub trait UnitFormat {
     /// Bytes of a unit.
     const BYTES: u32;
     /// Units of a chunk: a multiple of 16 bytes.
@@ -40,12 +40,12 @@ pub trait Units {
     const PAIR: u32 = 2 * Self::BYTES;
 
     /// Loads the lane's weights of the pair that begins at byte `pair` of its stage.
-    fn weights(lane: &Lane, stage: Shared, pair: u32) -> Weights;
+    fn weights(lane: &LaneConstants, stage: BlockShared, pair: u32) -> Weights;
 }
 
 pub struct Q8_0;
 
-impl Units for Q8_0 {
+impl UnitFormat for Q8_0 {
     const BYTES: u32 = 34;
     const CHUNK: u32 = 8;
     const FURTHER: u32 = 40;
@@ -53,7 +53,7 @@ impl Units for Q8_0 {
     const HAS_LEAST: bool = false;
 
     #[inline(always)]
-    fn weights(lane: &Lane, stage: Shared, pair: u32) -> Weights {
+    fn weights(lane: &LaneConstants, stage: BlockShared, pair: u32) -> Weights {
         let half = |half: u32| {
             let words = stage.at(lane.words + pair + half);
             let beside = stage.at(lane.beside + pair + half).load().to_bits();
@@ -76,7 +76,7 @@ fn nibbles(both: u32, upper: u32) -> [u32; 2] {
 
 pub struct Q4_0;
 
-impl Units for Q4_0 {
+impl UnitFormat for Q4_0 {
     const BYTES: u32 = 18;
     const CHUNK: u32 = 16;
     const FURTHER: u32 = 24;
@@ -84,7 +84,7 @@ impl Units for Q4_0 {
     const HAS_LEAST: bool = false;
 
     #[inline(always)]
-    fn weights(lane: &Lane, stage: Shared, pair: u32) -> Weights {
+    fn weights(lane: &LaneConstants, stage: BlockShared, pair: u32) -> Weights {
         let words = stage.at(lane.words + pair);
         let beside = stage.at(lane.beside + pair).load().to_bits();
         [
@@ -98,7 +98,7 @@ impl Units for Q4_0 {
 /// Q4_1, whose units are whole words.
 pub struct Q4_1;
 
-impl Units for Q4_1 {
+impl UnitFormat for Q4_1 {
     const BYTES: u32 = 20;
     const CHUNK: u32 = 8;
     const FURTHER: u32 = 0;
@@ -106,7 +106,7 @@ impl Units for Q4_1 {
     const HAS_LEAST: bool = true;
 
     #[inline(always)]
-    fn weights(lane: &Lane, stage: Shared, pair: u32) -> Weights {
+    fn weights(lane: &LaneConstants, stage: BlockShared, pair: u32) -> Weights {
         let words = stage.at(lane.words + pair);
         [4, 4 + Self::BYTES].map(|at| nibbles(words.at(at).load().to_bits(), lane.upper))
     }
@@ -114,7 +114,7 @@ impl Units for Q4_1 {
 
 /// The values of a lane that are the same for every tile and chunk of its warp, because 16 rows and a chunk
 /// are multiples of 16 bytes.
-pub struct Lane {
+pub struct LaneConstants {
     /// Source of each of the lane's copies, relative to the first row's start; both are multiples of 16.
     pub from: [u32; MOST_COPIES as usize],
     /// A bit for each copy that a full chunk of a full tile has.
@@ -133,9 +133,9 @@ pub struct Lane {
     pub of_first: u32,
 }
 
-impl Lane {
+impl LaneConstants {
     #[inline(always)]
-    pub fn new<U: Units>(gemv: &Gemv) -> Self {
+    pub fn new<U: UnitFormat>(gemv: &GemvParameters) -> Self {
         let lane = arch::lane();
         let (group, quarter) = (lane / 4, lane % 4);
         let (mut from, mut has) = ([0; MOST_COPIES as usize], 0);
@@ -167,7 +167,7 @@ impl Lane {
 
 /// Returns row and offset of copy `number` of the lane: neighbouring lanes copy neighbouring bytes.
 #[inline(always)]
-fn piece<U: Units>(number: u32) -> (u32, u32) {
+fn piece<U: UnitFormat>(number: u32) -> (u32, u32) {
     let number = number * 32 + arch::lane();
     (number / U::COPIES, number % U::COPIES * 16)
 }
@@ -175,14 +175,18 @@ fn piece<U: Units>(number: u32) -> (u32, u32) {
 /// Returns the start of row `row` of a tile, relative to the first row's start rounded down to a multiple of
 /// 16.
 #[inline(always)]
-fn begin(gemv: &Gemv, row: u32) -> u32 {
+fn begin(gemv: &GemvParameters, row: u32) -> u32 {
     let first = gemv.weights as u32 % 16;
     first.wrapping_add(row.wrapping_mul(gemv.row_bytes as u32))
 }
 
 /// True if a tile of `rows` rows has copy `number` in a chunk of `units` units; without a branch.
 #[inline(always)]
-pub fn is_there<U: Units>(gemv: &Gemv, number: u32, (rows, units): (u32, u32)) -> bool {
+pub fn is_there<U: UnitFormat>(
+    gemv: &GemvParameters,
+    number: u32,
+    (rows, units): (u32, u32),
+) -> bool {
     let (row, at) = piece::<U>(number);
     (row < TILE_ROWS) & (row < rows) & (at < begin(gemv, row) % 16 + units * U::BYTES)
 }

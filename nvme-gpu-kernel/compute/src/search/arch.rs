@@ -9,9 +9,9 @@ use nvme_gpu_kernel::rows::BLOCK_WARPS;
 
 /// 32-bit words in memory.
 #[derive(Clone, Copy)]
-pub struct Words(*mut u32);
+pub struct WordArray(*mut u32);
 
-impl Words {
+impl WordArray {
     /// Makes an array of words.
     ///
     /// # Safety
@@ -57,9 +57,9 @@ pub fn shuffle64(value: u64, from: u32) -> u64 {
 
 /// The shared memory of a warp, addressed by bytes.
 #[derive(Clone, Copy)]
-pub struct Shared(u32);
+pub struct WarpShared(u32);
 
-impl Shared {
+impl WarpShared {
     /// Returns the memory of the calling warp, `bytes` bytes for each.
     #[inline(always)]
     pub fn of_warp(bytes: u32) -> Self {

@@ -2,32 +2,34 @@
 // UNSAFETY: kernel parameters hold addresses that the host vouches for.
 #![allow(unsafe_code)]
 
-use super::arch::{Shared, Words, shuffle64, total_of_warp};
-use super::list::{LIST_BYTES, List};
-use super::{CENTROIDS, MOST_DEGREE, NO_KEY, Search, code, distance_of, id_of, key, term, word};
-use crate::arch::{self as here, Numbers, sum_of_warp};
+use super::arch::{WarpShared, WordArray, shuffle64, total_of_warp};
+use super::list::{CandidateList, LIST_BYTES};
+use super::{
+    CENTROIDS, MOST_DEGREE, NO_KEY, SearchLaunch, code, distance_of, id_of, key, term, word,
+};
+use crate::arch::{self as here, FloatArray, sum_of_warp};
 use nvme_gpu_kernel::rows::{code as row, worst};
-use nvme_gpu_kernel::{Reads, arch};
+use nvme_gpu_kernel::{WarpReads, arch};
 
 /// Searches.
 ///
 /// # Safety
-/// All memory that [`Search`] names is allocated and stays so while the kernel runs.
+/// All memory that [`SearchLaunch`] names is allocated and stays so while the kernel runs.
 #[unsafe(no_mangle)]
-pub unsafe extern "ptx-kernel" fn nvme_search(search: Search) {
+pub unsafe extern "ptx-kernel" fn nvme_search(search: SearchLaunch) {
     // SAFETY: the host vouches for the addresses in the kernel's parameter, as under `# Safety`.
-    let reads = unsafe { Reads::enter(&search.rows) };
+    let reads = unsafe { WarpReads::enter(&search.rows) };
     // SAFETY: the host vouches for a table for each warp of each station. A warp without a station does not
     // use its table.
     let mut warp = unsafe {
         let table = search.tables + u64::from(reads.place()) * table_bytes(&search);
-        Warp {
+        SearchWarp {
             search: &search,
             reads,
-            query: Numbers::at(search.queries),
-            centroids: Numbers::at(search.centroids),
-            codes: Words::at(search.codes),
-            table: Numbers::at(table),
+            query: FloatArray::at(search.queries),
+            centroids: FloatArray::at(search.centroids),
+            codes: WordArray::at(search.codes),
+            table: FloatArray::at(table),
             best: NO_KEY,
             asked: 0,
         }
@@ -37,7 +39,7 @@ pub unsafe extern "ptx-kernel" fn nvme_search(search: Search) {
     while number < search.rows.count {
         // SAFETY: the host vouches for the addresses in the kernel's parameter, as under `# Safety`.
         warp.query =
-            unsafe { Numbers::at(search.queries + number * u64::from(search.elements) * 4) };
+            unsafe { FloatArray::at(search.queries + number * u64::from(search.elements) * 4) };
         (warp.best, warp.asked) = (NO_KEY, 0);
         let ended = warp.search();
         // SAFETY: the host vouches for the addresses in the kernel's parameter, as under `# Safety`.
@@ -53,23 +55,23 @@ pub unsafe extern "ptx-kernel" fn nvme_search(search: Search) {
 }
 
 #[inline(always)]
-fn table_bytes(search: &Search) -> u64 {
+fn table_bytes(search: &SearchLaunch) -> u64 {
     u64::from(search.code_bytes * CENTROIDS) * 4
 }
 
-struct Warp<'s> {
-    search: &'s Search,
-    reads: Reads<'s>,
-    query: Numbers,
-    centroids: Numbers,
-    codes: Words,
-    table: Numbers,
+struct SearchWarp<'s> {
+    search: &'s SearchLaunch,
+    reads: WarpReads<'s>,
+    query: FloatArray,
+    centroids: FloatArray,
+    codes: WordArray,
+    table: FloatArray,
     /// Result held by the lane; the results of the lanes 0, 1, ... are in order.
     best: u64,
     asked: u32,
 }
 
-impl Warp<'_> {
+impl SearchWarp<'_> {
     /// Searches, and returns the code of its end.
     #[inline(always)]
     fn search(&mut self) -> i32 {
@@ -82,8 +84,8 @@ impl Warp<'_> {
         }
         self.fill_table();
         let (entry, _) = self.scores(search.entry, search.entry);
-        let memory = Shared::of_warp(LIST_BYTES);
-        let mut list = List::new(memory, search.list, key(entry, search.entry));
+        let memory = WarpShared::of_warp(LIST_BYTES);
+        let mut list = CandidateList::new(memory, search.list, key(entry, search.entry));
         let mut ended = row::OK;
         while ended == row::OK {
             let (taken, mine) = list.choose(search.beam);
@@ -184,10 +186,10 @@ impl Warp<'_> {
     /// Processes node `id`, which lane `of` has read: computes its exact distance, and inserts its neighbours
     /// as candidates.
     #[inline(always)]
-    fn expand(&mut self, of: u32, id: u32, list: &mut List) -> i32 {
+    fn expand(&mut self, of: u32, id: u32, list: &mut CandidateList) -> i32 {
         let search = self.search;
         // SAFETY: a slot of the warp, whose read has ended, so nothing writes to it.
-        let node = unsafe { Words::at(self.reads.address(of, id)) };
+        let node = unsafe { WordArray::at(self.reads.address(of, id)) };
         let lane = arch::lane();
         let at = u64::from(lane);
         let (a, b, head) = (node.load(at), node.load(at + 32), node.load(at + 64));
@@ -220,7 +222,7 @@ impl Warp<'_> {
 
     /// Returns the lane's share of the squared distance of a node's vector, and of its checksum.
     #[inline(always)]
-    fn distance(&self, node: Words) -> (f32, u32) {
+    fn distance(&self, node: WordArray) -> (f32, u32) {
         let elements = self.search.elements;
         let (mut far, mut sum, mut at) = (0.0, 0u32, arch::lane());
         let place = |at: u32| word::VECTOR as u32 + at;
@@ -265,7 +267,7 @@ impl Warp<'_> {
     /// Stores results and status of query `number`.
     ///
     /// # Safety
-    /// All memory that [`Search`] names is allocated and stays so while the kernel runs.
+    /// All memory that [`SearchLaunch`] names is allocated and stays so while the kernel runs.
     #[inline(always)]
     unsafe fn write(&self, number: u64, ended: i32) {
         let search = self.search;
@@ -273,10 +275,10 @@ impl Warp<'_> {
         // SAFETY: this function's caller vouches for the addresses, as under `# Safety`.
         let (ids, distances, status, reads) = unsafe {
             (
-                Words::at(search.ids),
-                Numbers::at(search.distances),
-                Words::at(search.status),
-                Words::at(search.reads),
+                WordArray::at(search.ids),
+                FloatArray::at(search.distances),
+                WordArray::at(search.status),
+                WordArray::at(search.reads),
             )
         };
         if lane < search.results {

@@ -1,6 +1,6 @@
 //! The candidates of a warp's query in shared memory, sorted by distance.
 
-use super::arch::{Shared, shuffle64};
+use super::arch::{WarpShared, shuffle64};
 use super::{EXPANDED, MOST_BEAM, MOST_LIST, NO_KEY, id_of};
 use crate::arch::butterfly64;
 use nvme_gpu_kernel::arch;
@@ -18,17 +18,17 @@ pub const LIST_BYTES: u32 = CHOSEN + MOST_BEAM * 4;
 ///
 /// There are two copies, one of which is in use: an insertion merges old and new candidates into the other
 /// copy, since a merge in place would overwrite entries that other lanes have not moved yet.
-pub struct List {
-    memory: Shared,
+pub struct CandidateList {
+    memory: WarpShared,
     /// Offset of the copy in use.
     at: u32,
     len: u32,
 }
 
-impl List {
+impl CandidateList {
     /// Makes a list with `len` entries, the first of them used.
     #[inline(always)]
-    pub fn new(memory: Shared, len: u32, first: u64) -> Self {
+    pub fn new(memory: WarpShared, len: u32, first: u64) -> Self {
         let mut at = arch::lane();
         arch::sync_warp(arch::FULL);
         while at < len {

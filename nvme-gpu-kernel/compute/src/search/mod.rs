@@ -25,7 +25,7 @@ mod list;
 #[cfg(not(target_arch = "nvptx64"))]
 pub mod walk;
 
-use nvme_gpu_kernel::rows::Gather;
+use nvme_gpu_kernel::rows::GatherLaunch;
 
 /// Bytes of a block of a node.
 pub const NODE_BLOCK: u64 = 4096;
@@ -119,9 +119,9 @@ pub const EXPANDED: u64 = 1;
 /// otherwise.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(C)]
-pub struct Search {
+pub struct SearchLaunch {
     /// Table of nodes, and the number of queries (`count`).
-    pub rows: Gather,
+    pub rows: GatherLaunch,
     /// Address of `elements` `f32` for each query.
     pub queries: u64,
     /// Address of the centroids: for each subspace, for each of its elements, that element of all centroids

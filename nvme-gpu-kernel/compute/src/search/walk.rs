@@ -1,4 +1,4 @@
-//! Reference of one query's search, step by step: [`Walk::next`] returns the nodes to read, [`Walk::take`]
+//! Reference of one query's search, step by step: [`GraphWalk::next`] returns the nodes to read, [`GraphWalk::take`]
 //! receives them.
 //!
 //! Every sum is computed in the order of the kernel's lanes, so that distances have the same bits.
@@ -35,10 +35,10 @@ pub fn distance(a: &[f32], b: &[f32]) -> f32 {
 
 /// The quantisation of an index, which a search needs beside the nodes.
 #[derive(Clone, Copy, Debug)]
-pub struct Quantised<'i> {
-    /// As [`Search::centroids`](super::Search::centroids).
+pub struct IndexQuantisation<'i> {
+    /// As [`SearchLaunch::centroids`](super::SearchLaunch::centroids).
     pub centroids: &'i [f32],
-    /// As [`Search::codes`](super::Search::codes).
+    /// As [`SearchLaunch::codes`](super::SearchLaunch::codes).
     pub codes: &'i [u8],
     /// Elements of a vector.
     pub elements: usize,
@@ -52,7 +52,7 @@ pub struct Quantised<'i> {
     pub tag: u32,
 }
 
-impl Quantised<'_> {
+impl IndexQuantisation<'_> {
     /// Returns the number of subspaces.
     pub fn subspaces(&self) -> usize {
         self.elements.div_ceil(self.sub_elements)
@@ -85,18 +85,18 @@ impl Quantised<'_> {
     }
 }
 
-/// The words of a node as they were read; unchecked before [`Node::of`].
+/// The words of a node as they were read; unchecked before [`NodeWords::of`].
 ///
 /// A drive may return an old or damaged block without an error, so id, tag and checksum are compared before
 /// any neighbour is followed.
-pub struct Node<'n> {
+pub struct NodeWords<'n> {
     words: &'n [u32],
     elements: usize,
 }
 
-impl<'n> Node<'n> {
+impl<'n> NodeWords<'n> {
     /// Checks the words as node `id` of an index; `None` if they are not that node.
-    pub fn of(words: &'n [u32], id: u32, index: &Quantised<'_>) -> Option<Self> {
+    pub fn of(words: &'n [u32], id: u32, index: &IndexQuantisation<'_>) -> Option<Self> {
         let node = Self {
             words,
             elements: index.elements,
@@ -139,8 +139,8 @@ pub fn sum_of(words: &[u32], elements: usize) -> u32 {
 /// The host's search and the tests drive it: they read the requested nodes in any way they like, and get bit
 /// for bit the results of the kernel.
 #[derive(Debug)]
-pub struct Walk<'i> {
-    index: Quantised<'i>,
+pub struct GraphWalk<'i> {
+    index: IndexQuantisation<'i>,
     query: &'i [f32],
     table: Vec<f32>,
     list: Vec<u64>,
@@ -151,13 +151,13 @@ pub struct Walk<'i> {
     pub reads: u32,
 }
 
-impl<'i> Walk<'i> {
+impl<'i> GraphWalk<'i> {
     /// Starts at node `entry`, with a list of `list` candidates for `results` results.
     ///
     /// # Errors
     /// [`code::BAD_QUERY`].
     pub fn new(
-        index: Quantised<'i>,
+        index: IndexQuantisation<'i>,
         query: &'i [f32],
         entry: u32,
         (list, results): (u32, u32),
@@ -196,7 +196,7 @@ impl<'i> Walk<'i> {
     /// # Errors
     /// [`code::WRONG_NODE`].
     pub fn take(&mut self, id: u32, words: &[u32]) -> Result<(), i32> {
-        let node = Node::of(words, id, &self.index).ok_or(code::WRONG_NODE)?;
+        let node = NodeWords::of(words, id, &self.index).ok_or(code::WRONG_NODE)?;
         let far = distance(&node.vector(), self.query);
         self.results.insert(key(far, id));
         if self.results.len() > self.wanted {
@@ -273,7 +273,7 @@ mod tests {
         words[1..64].fill(super::super::NONE);
         words[word::VECTOR..word::VECTOR + 5].fill(1.5f32.to_bits());
         words[word::SUM] = sum_of(&words, 5);
-        let index = Quantised {
+        let index = IndexQuantisation {
             centroids: &[],
             codes: &[],
             elements: 5,
@@ -282,24 +282,27 @@ mod tests {
             nodes: 4,
             tag: 77,
         };
-        let node = Node::of(&words, 3, &index).unwrap();
+        let node = NodeWords::of(&words, 3, &index).unwrap();
         assert_eq!((node.neighbours(), node.vector()), (&[2][..], vec![1.5; 5]));
-        assert!(Node::of(&words, 2, &index).is_none());
+        assert!(NodeWords::of(&words, 2, &index).is_none());
         for at in (0..=word::SUM).chain(word::VECTOR..word::VECTOR + 5) {
             for bit in 0..32 {
                 words[at] ^= 1 << bit;
-                assert!(Node::of(&words, 3, &index).is_none(), "{at} {bit}");
+                assert!(NodeWords::of(&words, 3, &index).is_none(), "{at} {bit}");
                 words[at] ^= 1 << bit;
             }
         }
-        let longer = Quantised {
+        let longer = IndexQuantisation {
             elements: 929,
             ..index
         };
-        assert!(Node::of(&words, 3, &longer).is_none(), "a node cut short");
-        let few = Quantised { nodes: 2, ..index };
         assert!(
-            Node::of(&words, 3, &few).is_none(),
+            NodeWords::of(&words, 3, &longer).is_none(),
+            "a node cut short"
+        );
+        let few = IndexQuantisation { nodes: 2, ..index };
+        assert!(
+            NodeWords::of(&words, 3, &few).is_none(),
             "a neighbour that is no node"
         );
     }

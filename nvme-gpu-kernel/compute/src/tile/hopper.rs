@@ -1,7 +1,7 @@
 //! Instructions of sm_90a: barriers in shared memory that count bytes, copies of tiles by the tensor memory
 //! accelerator (TMA), and products of a warpgroup (`wgmma`) with operands in shared memory.
 
-use super::Shared;
+use super::BlockShared;
 use core::arch::asm;
 use nvme_gpu_kernel::arch;
 
@@ -14,19 +14,19 @@ const LIMIT_NS: u64 = 10_000_000_000;
 /// `arrive_and_expect` and starts copies that count their bytes here; consumers `wait` for the phase's
 /// parity, which alternates between 0 and 1.
 #[derive(Clone, Copy)]
-pub struct Barrier(Shared);
+pub struct SharedBarrier(BlockShared);
 
-impl Barrier {
+impl SharedBarrier {
     /// Returns the barrier at `at`, a multiple of 8.
     #[inline(always)]
-    pub fn at(at: Shared) -> Self {
+    pub fn at(at: BlockShared) -> Self {
         Self(at)
     }
 
     /// Initialises it, by one thread; the others see it after [`fence_barriers`] and a barrier of the block.
     #[inline(always)]
     pub fn init(self, arrivals: u32) {
-        // SAFETY: 8 bytes for which the caller of `Shared::dynamic` vouched, and which nothing else uses.
+        // SAFETY: 8 bytes for which the caller of `BlockShared::dynamic` vouched, and which nothing else uses.
         unsafe {
             asm!("mbarrier.init.shared::cta.b64 [{}], {};", in(reg32) self.0.address(), in(reg32) arrivals,
                 options(nostack));
@@ -122,8 +122,8 @@ impl TensorMap {
     /// Starts to copy the box whose first element is `x` of row `y` to `to`, zeros for elements outside; the
     /// barrier counts its bytes. One thread calls it.
     #[inline(always)]
-    pub fn load(self, to: Shared, x: u32, y: u32, barrier: Barrier) {
-        // SAFETY: the caller of `at` vouched for the map, that of `Shared::dynamic` for the shared memory.
+    pub fn load(self, to: BlockShared, x: u32, y: u32, barrier: SharedBarrier) {
+        // SAFETY: the caller of `at` vouched for the map, that of `BlockShared::dynamic` for the shared memory.
         unsafe {
             asm!("cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [{}], [{}, {{{}, {}}}],",
                 "[{}];", in(reg32) to.address(), in(reg64) self.0, in(reg32) x, in(reg32) y,
@@ -134,7 +134,7 @@ impl TensorMap {
     /// Starts to copy a box from shared memory, as far as it is inside. One thread calls it, after the
     /// writers have called [`fence_async`].
     #[inline(always)]
-    pub fn store(self, from: Shared, x: u32, y: u32) {
+    pub fn store(self, from: BlockShared, x: u32, y: u32) {
         // SAFETY: as in `load`.
         unsafe {
             asm!("cp.async.bulk.tensor.2d.global.shared::cta.tile.bulk_group [{}, {{{}, {}}}], [{}];",
@@ -176,7 +176,7 @@ pub fn more_registers<const N: u32>() {
 /// - rows along `k`, 64 halves of `m` or `n` each (transposed): `stride` between groups of eight `k`,
 ///   `leading` between tiles of 64.
 #[inline(always)]
-pub fn describe(at: Shared, leading: u32, stride: u32) -> u64 {
+pub fn describe(at: BlockShared, leading: u32, stride: u32) -> u64 {
     let encoded = |bytes: u32| u64::from((bytes & 0x3_FFFF) >> 4);
     encoded(at.address()) | encoded(leading) << 16 | encoded(stride) << 32 | 1 << 62
 }

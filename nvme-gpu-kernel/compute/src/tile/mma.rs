@@ -5,7 +5,7 @@
 //! x 8 `b`, rows `pair` and `pair + 1` of column `group`, then the same 8 rows lower; of a 16 x 8 result,
 //! columns `pair` and `pair + 1` of row `group`, then of row `group + 8`.
 
-use super::Shared;
+use super::BlockShared;
 use core::arch::asm;
 
 macro_rules! four_matrices {
@@ -41,7 +41,7 @@ macro_rules! two_matrices {
     };
 }
 
-impl Shared {
+impl BlockShared {
     four_matrices!(
         /// Loads four matrices of 8 x 8 halves: lane `i` passes the address of row `i % 8` of matrix `i / 8`,
         /// a multiple of 16.

@@ -37,9 +37,9 @@ pub(crate) use un;
 /// It is a byte address without a length: `dynamic` is unsafe, and its caller promises that everything
 /// reached from it is inside the launch's memory, so the accessors need no check.
 #[derive(Clone, Copy)]
-pub struct Shared(u32);
+pub struct BlockShared(u32);
 
-impl Shared {
+impl BlockShared {
     /// Returns the memory that the launch gave the block.
     ///
     /// # Safety

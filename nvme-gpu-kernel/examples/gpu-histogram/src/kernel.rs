@@ -5,8 +5,8 @@
 use crate::Args;
 use nvme_core::group::ExecContext;
 use nvme_core::spec::{Iova, Lba, Nsid, nvm};
-use nvme_core::{Command, Data, Outcome, SharedQueue, Token};
-use nvme_gpu_kernel::{Gpu, arch};
+use nvme_core::{CommandData, CommandOutcome, CommandToken, MemberCommand, SharedQueue};
+use nvme_gpu_kernel::{GpuThread, arch};
 
 /// One thread's work.
 struct Reader<'a> {
@@ -25,28 +25,28 @@ impl Reader<'_> {
 
     /// Starts reading `unit` into buffer `which`.
     #[inline(always)]
-    fn start(&self, unit: u64, which: u64) -> Option<Token> {
+    fn start(&self, unit: u64, which: u64) -> Option<CommandToken> {
         let Args {
             lba, nsid, blocks, ..
         } = *self.args;
         let len = u64::from(self.args.unit_bytes);
         let iova = Iova(self.args.buffers_iova + self.buffer(which) * len);
         let read = nvm::read(Nsid(nsid), Lba(lba + unit * u64::from(blocks)), blocks);
-        let data = Data::Contiguous { iova, len };
-        let command = Command::new(read, data, self.buffer(which) as u32);
-        let deadline_ns = Gpu.now_ns() + self.args.timeout_ns;
-        self.queue.submit(&Gpu, command, deadline_ns).ok()
+        let data = CommandData::Contiguous { iova, len };
+        let command = MemberCommand::new(read, data, self.buffer(which) as u32);
+        let deadline_ns = GpuThread.now_ns() + self.args.timeout_ns;
+        self.queue.submit(&GpuThread, command, deadline_ns).ok()
     }
 
     /// Waits for a read; returns true if it succeeded.
     #[inline(always)]
-    fn finish(&self, token: Option<Token>) -> bool {
-        let deadline_ns = Gpu.now_ns() + self.args.timeout_ns;
+    fn finish(&self, token: Option<CommandToken>) -> bool {
+        let deadline_ns = GpuThread.now_ns() + self.args.timeout_ns;
         let Some(token) = token else {
             return false;
         };
-        let end = self.queue.wait(&Gpu, token, deadline_ns);
-        matches!(end, Ok((Outcome::Completed(status), _)) if status.is_success())
+        let end = self.queue.wait(&GpuThread, token, deadline_ns);
+        matches!(end, Ok((CommandOutcome::Completed(status), _)) if status.is_success())
     }
 
     #[inline(always)]

@@ -10,8 +10,8 @@ pub mod kernel;
 #[cfg(any(target_arch = "nvptx64", feature = "lanes"))]
 pub mod walk;
 
-use nvme_gpu_kernel::Queues;
-use nvme_gpu_kernel::rows::Gather;
+use nvme_gpu_kernel::QueueArray;
+use nvme_gpu_kernel::rows::GatherLaunch;
 
 /// The kernels `histogram` and `walk` as PTX.
 #[cfg(not(target_arch = "nvptx64"))]
@@ -22,7 +22,7 @@ pub const PTX: &str = include_str!("../histogram.ptx");
 #[repr(C)]
 pub struct Args {
     /// Queues to read through, and two cells for each thread.
-    pub queues: Queues,
+    pub queues: QueueArray,
     /// First block.
     pub lba: u64,
     /// Units of `blocks` blocks to count.
@@ -53,7 +53,7 @@ const _: () = assert!(size_of::<Args>() == 96);
 #[repr(C)]
 pub struct Walk {
     /// The table, from `nvme_host`'s `Table::device_rows`: rows of a multiple of 8 bytes, from a multiple of 8 on.
-    pub table: Gather,
+    pub table: GatherLaunch,
     /// Address of the starting points: an id of 8 bytes for each walk.
     pub starts: u64,
     /// Address of the end points: 8 bytes for each walk.

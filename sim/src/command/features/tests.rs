@@ -2,12 +2,14 @@
 
 use super::*;
 use crate::testing::{DATA, Driver, config};
-use nvme_spec::admin::{self, Select};
+use nvme_spec::admin::{self, FeatureSelect};
 use nvme_spec::feature::host_memory_buffer;
 use nvme_spec::{Iova, Lba, nvm};
 
 fn get(driver: &mut Driver, fid: u8, dword: u32) -> Result<u32, Status> {
-    driver.admin(admin::get_features(fid, Select::Current, Nsid::NONE, dword).with_prps(DATA, 0))
+    driver.admin(
+        admin::get_features(fid, FeatureSelect::Current, Nsid::NONE, dword).with_prps(DATA, 0),
+    )
 }
 
 fn set(driver: &mut Driver, fid: u8, dword: u32) -> Result<u32, Status> {
@@ -48,9 +50,9 @@ fn values_are_kept_until_a_reset_and_defaults_are_known() {
     assert_eq!(set(&mut driver, fid::ERROR_RECOVERY, 55), Ok(0));
     assert_eq!(get(&mut driver, fid::ARBITRATION, 0), Ok(0x0102_0304));
     let select = |select| admin::get_features(fid::ARBITRATION, select, Nsid::NONE, 0);
-    assert_eq!(driver.admin(select(Select::Default)), Ok(7));
-    assert_eq!(driver.admin(select(Select::Saved)), Ok(7));
-    assert_eq!(driver.admin(select(Select::Capabilities)), Ok(5));
+    assert_eq!(driver.admin(select(FeatureSelect::Default)), Ok(7));
+    assert_eq!(driver.admin(select(FeatureSelect::Saved)), Ok(7));
+    assert_eq!(driver.admin(select(FeatureSelect::Capabilities)), Ok(5));
     driver
         .controller
         .write32(nvme_spec::register::offset::CC, 0);
@@ -263,12 +265,12 @@ fn saved_values_outlive_resets_and_losses_of_power() {
         driver.enable();
         for (id, dword) in values {
             assert_eq!(get(&mut driver, id, 0), Ok(dword), "{id:#x}");
-            let saved = admin::get_features(id, Select::Saved, Nsid::NONE, 0);
+            let saved = admin::get_features(id, FeatureSelect::Saved, Nsid::NONE, 0);
             assert_eq!(driver.admin(saved.with_prps(DATA, 0)), Ok(dword), "{id:#x}");
         }
         assert_eq!(driver.bytes(DATA, 256), [0x5A; 256], "the power table");
         assert_eq!(get(&mut driver, fid::KEEP_ALIVE, 0), Ok(0));
-        let default = admin::get_features(fid::ARBITRATION, Select::Default, Nsid::NONE, 0);
+        let default = admin::get_features(fid::ARBITRATION, FeatureSelect::Default, Nsid::NONE, 0);
         assert_eq!(driver.admin(default), Ok(7));
     }
 }
@@ -292,7 +294,7 @@ fn the_behavior_of_the_host_is_taken_and_told() {
         driver.fill(DATA + bad, 2, 1);
         assert_eq!(set(&mut driver, fid, 0), Err(Status::INVALID_FIELD));
     }
-    let caps = admin::get_features(fid, Select::Capabilities, Nsid::NONE, 0);
+    let caps = admin::get_features(fid, FeatureSelect::Capabilities, Nsid::NONE, 0);
     assert_eq!(driver.admin(caps), Ok(4));
     driver
         .controller

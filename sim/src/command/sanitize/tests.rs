@@ -6,7 +6,7 @@ use crate::config::settings::{Config, NamespaceConfig};
 use crate::medium::store::MemoryStore;
 use crate::testing::{DATA, Driver, config};
 use alloc::boxed::Box;
-use nvme_spec::admin::{self, Sanitize as Fields};
+use nvme_spec::admin::{self, SanitizeFields as Fields};
 use nvme_spec::identify::{IdentifyController, fna, oacs, sanicap};
 use nvme_spec::register::offset;
 use nvme_spec::{Lba, Nsid, Qid, nvm};
@@ -187,7 +187,7 @@ fn commands_are_answered_as_the_specification_says_while_it_runs() {
     let log = |lid| admin::get_log_page(lid, Nsid::ALL, 512, 0).with_prps(DATA, 0);
     let allowed = [
         admin::identify(admin::cns::CONTROLLER, Nsid::NONE).with_prps(DATA, 0),
-        admin::get_features(7, admin::Select::Current, Nsid::NONE, 0),
+        admin::get_features(7, admin::FeatureSelect::Current, Nsid::NONE, 0),
         admin::set_features(1, Nsid::NONE, 7),
         admin::keep_alive(),
         admin::create_io_cq(Driver::params(2, crate::testing::cq_at(2)), None),

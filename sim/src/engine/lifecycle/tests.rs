@@ -4,7 +4,7 @@ use super::*;
 use crate::config::fault::{Fault, FaultCondition, FaultRule};
 use crate::testing::{DATA, Driver, ENTRIES, config, cq_at, sq_at};
 use nvme_auditor::Rule;
-use nvme_spec::log_page::{Smart, lid};
+use nvme_spec::log_page::{SmartData, lid};
 use nvme_spec::register::{ALL_ONES, SUBSYSTEM_RESET, offset};
 use nvme_spec::{Lba, Nsid, admin, nvm};
 use zerocopy::FromBytes;
@@ -206,7 +206,7 @@ fn a_power_cut_without_a_shutdown_is_counted() {
         driver.enable();
         let page = admin::get_log_page(lid::SMART, Nsid::ALL, 512, 0);
         assert_eq!(driver.admin(page.with_prps(DATA, 0)), Ok(0));
-        let smart = Smart::read_from_bytes(&driver.bytes(DATA, 512)).unwrap();
+        let smart = SmartData::read_from_bytes(&driver.bytes(DATA, 512)).unwrap();
         let number = |bytes| u128::from_le_bytes(bytes);
         (number(smart.power_cycles), number(smart.unsafe_shutdowns))
     };

@@ -318,9 +318,9 @@ fn the_next_client_finds_what_a_reset_keeps() {
         sqe.cdw10 |= if save { SAVE } else { 0 };
         sqe
     };
-    let get = |id| admin::get_features(id, admin::Select::Current, Nsid::NONE, 0);
+    let get = |id| admin::get_features(id, admin::FeatureSelect::Current, Nsid::NONE, 0);
     let log = |lid| admin::get_log_page(lid, Nsid::ALL, 512, 0).with_prps(BASE + DATA, 0);
-    let erase = admin::Sanitize::new(admin::SanitizeAction::BlockErase);
+    let erase = admin::SanitizeFields::new(admin::SanitizeAction::BlockErase);
     let erase = admin::sanitize(erase);
     let mut refused = identify();
     refused.cdw0 |= 1 << 8; // Fused: an error that the log has.

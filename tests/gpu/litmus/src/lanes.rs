@@ -5,7 +5,7 @@
 use crate::run::Part;
 use crate::{Flavour, device};
 use core::ops::Range;
-use nvme_core::mem::{Doorbell, SqRing};
+use nvme_core::mem::{DoorbellRegister, SqRing};
 use nvme_core::spec::Iova;
 use nvme_core::sync::{AtomicU32, Order, Scope, fence};
 
@@ -42,7 +42,8 @@ pub fn submit<const FLAVOUR: u32>(part: &mut Part<'_>) {
     // SAFETY: the launch's entries; atomics alone touch them.
     let ring = unsafe { SqRing::from_raw(args.y as usize as *mut u8, args.instances, Iova(0)) };
     // SAFETY: the launch's location x; an atomic word.
-    let bell = unsafe { Doorbell::from_raw(core::ptr::from_ref(part.word(args.x)) as *mut u32) };
+    let bell =
+        unsafe { DoorbellRegister::from_raw(core::ptr::from_ref(part.word(args.x)) as *mut u32) };
     for number in 1..=args.iterations {
         for lane in mine(part) {
             // The lanes that write are spread over the block.
@@ -103,7 +104,8 @@ pub fn turn<const FLAVOUR: u32>(part: &mut Part<'_>) {
     let args = part.args;
     let (lock, number) = (part.word(args.y), part.word(args.z));
     // SAFETY: the launch's location x; an atomic word.
-    let bell = unsafe { Doorbell::from_raw(core::ptr::from_ref(part.word(args.x)) as *mut u32) };
+    let bell =
+        unsafe { DoorbellRegister::from_raw(core::ptr::from_ref(part.word(args.x)) as *mut u32) };
     // Acquire: pairs with the release of the last holder.
     let (acquire, release) = match FLAVOUR {
         FENCE => (Order::Acquire, Order::Release),

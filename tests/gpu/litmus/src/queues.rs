@@ -4,7 +4,7 @@
 
 use crate::run::Part;
 use crate::{Flavour, Shape, device};
-use nvme_core::mem::{CqCell, CqRing, Doorbell, SqCell, SqRing};
+use nvme_core::mem::{CqCell, CqRing, DoorbellRegister, SqCell, SqRing};
 use nvme_core::spec::{Cqe, Iova, Sqe};
 use nvme_core::sync::{AtomicU64, Order, Scope, fence};
 
@@ -204,8 +204,9 @@ pub fn post<const FLAVOUR: u32>(part: &mut Part<'_>) {
 pub fn take<const FLAVOUR: u32>(part: &mut Part<'_>) {
     let ring = completions(part, part.args.instances * ENTRIES);
     // SAFETY: the launch's location x; an atomic word.
-    let head =
-        unsafe { Doorbell::from_raw(core::ptr::from_ref(part.word(part.args.x)) as *mut u32) };
+    let head = unsafe {
+        DoorbellRegister::from_raw(core::ptr::from_ref(part.word(part.args.x)) as *mut u32)
+    };
     let first = part.instance * ENTRIES;
     let mut position = 0;
     while position < part.args.iterations {
@@ -256,8 +257,9 @@ pub fn submit<const FLAVOUR: u32>(part: &mut Part<'_>) {
         )
     };
     // SAFETY: the launch's location x; an atomic word.
-    let bell =
-        unsafe { Doorbell::from_raw(core::ptr::from_ref(part.word(part.args.x)) as *mut u32) };
+    let bell = unsafe {
+        DoorbellRegister::from_raw(core::ptr::from_ref(part.word(part.args.x)) as *mut u32)
+    };
     let buffer = part.wide(part.args.z, 0);
     for number in 1..=part.args.iterations {
         buffer.store(u64::from(number), Order::Relaxed, Scope::Sys);

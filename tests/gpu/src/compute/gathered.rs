@@ -9,13 +9,13 @@ use crate::gather::{dice, several_streams, text};
 use crate::limits::limit;
 use crate::reading::{planned, until_whole, wait_for};
 use crate::report::Report;
-use nvme_compute::random_weights::Stored;
+use nvme_compute::random_weights::StoredFormat;
 use nvme_compute::{GpuIds, streamed};
 use nvme_gpu_kernel::rows::code;
 use nvme_host::cuda::{CudaGraph, DeviceMemory, PendingRows, RowFailures};
 
 pub fn all(report: &mut Report, bench: &Bench) {
-    for stored in Stored::ALL {
+    for stored in StoredFormat::ALL {
         let name = format!("{stored:?}").to_lowercase();
         for block in [512, 4096] {
             report.test(&format!("gemv/ids/shapes/{name}/block-{block}"), |_| {
@@ -135,7 +135,7 @@ impl Ids {
 
 /// No id, one, and many; the same row again and again; ids that there are not; rows of one group, of several pieces, and
 /// between blocks.
-fn shapes(bench: &Bench, stored: Stored, block: u32) -> Outcome<String> {
+fn shapes(bench: &Bench, stored: StoredFormat, block: u32) -> Outcome<String> {
     let drive = Drive::simulated(bench, block, "", limit())?;
     let least = stored.block().0.max(32);
     let (mut done, mut throw) = (0, dice(u64::from(block)));
@@ -187,7 +187,7 @@ fn shapes(bench: &Bench, stored: Stored, block: u32) -> Outcome<String> {
 
 fn usage(bench: &Bench) -> Outcome<String> {
     let drive = Drive::simulated(bench, 4096, "", limit())?;
-    let job = Job::new(&drive, bench, Stored::F32, (3, 32), 0, 1)?;
+    let job = Job::new(&drive, bench, StoredFormat::F32, (3, 32), 0, 1)?;
     if job.matrix.gathered(&[3], &job.x).is_ok() || job.matrix.gathered(&[0], &[0.0; 31]).is_ok() {
         return Err("a row, or a vector, that the matrix does not have".to_owned());
     }
@@ -217,7 +217,7 @@ fn streams(bench: &Bench) -> Outcome<String> {
     let streams = several_streams(bench, 4)?;
     let mut throw = dice(3);
     let jobs = (0..8u64).map(|at| {
-        let (stored, shape) = (Stored::ALL[at as usize], (100 + at as u32, 1024));
+        let (stored, shape) = (StoredFormat::ALL[at as usize], (100 + at as u32, 1024));
         let job = Job::new(&drive, bench, stored, shape, at << 20, at)?;
         let ids = (0..300).map(|_| throw(100) as i64).collect();
         Ok((job, Ids::new(bench, ids, at % 2 == 0)?))
@@ -242,7 +242,7 @@ fn streams(bench: &Bench) -> Outcome<String> {
 /// A graph takes the ids that are there when it runs, and gives NaN when the store is gone.
 fn graph(bench: &Bench) -> Outcome<String> {
     let drive = Drive::simulated(bench, 4096, "", limit())?;
-    let job = Job::new(&drive, bench, Stored::Q8_0, (200, 2048), 4096, 1)?;
+    let job = Job::new(&drive, bench, StoredFormat::Q8_0, (200, 2048), 4096, 1)?;
     let mut ids = Ids::new(bench, vec![0; 150], true)?;
     let captured = CudaGraph::capture(&drive.stream, |stream| ids.start_on(&drive, &job, stream));
     let (graph, pending) = captured.map_err(text)?;
@@ -287,7 +287,7 @@ fn faults(bench: &Bench, name: &str, fault: &str) -> Outcome<String> {
     let (fault, timeout) = planned(bench, fault);
     let drive = Drive::simulated(bench, 4096, &fault, timeout)?;
     // Whole blocks: the host reads none of them.
-    let job = Job::new(&drive, bench, Stored::Bf16, (512, 4096), 0, 8)?;
+    let job = Job::new(&drive, bench, StoredFormat::Bf16, (512, 4096), 0, 8)?;
     let mut throw = dice(21);
     let ids = (0..900).map(|_| throw(512) as i64).collect();
     let ids = Ids::new(bench, ids, false)?;

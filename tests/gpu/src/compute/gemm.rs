@@ -10,7 +10,7 @@ use crate::limits::{finish, limit};
 use crate::reading::{planned, until_whole, wait_for};
 use crate::report::Report;
 use nvme_compute::gemm::{GemmOperands, StreamedGemm};
-use nvme_compute::random_weights::{self, Stored};
+use nvme_compute::random_weights::{self, StoredFormat};
 use nvme_compute::{HalfFormat, StoredMatrix, streamed};
 use nvme_gpu_kernel::rows::code;
 use nvme_host::Store;
@@ -20,14 +20,14 @@ use std::time::Duration;
 
 /// How far an element may lie from the sum of `f64`, in parts of the sum of all products' sizes.
 const TOLERANCE: f64 = 3e-5;
-const FORMATS: [Stored; 7] = [
-    Stored::Bf16,
-    Stored::F16,
-    Stored::Q8_0,
-    Stored::Q4_0,
-    Stored::Q4_1,
-    Stored::Q4K,
-    Stored::Q6K,
+const FORMATS: [StoredFormat; 7] = [
+    StoredFormat::Bf16,
+    StoredFormat::F16,
+    StoredFormat::Q8_0,
+    StoredFormat::Q4_0,
+    StoredFormat::Q4_1,
+    StoredFormat::Q4K,
+    StoredFormat::Q6K,
 ];
 
 pub fn all(report: &mut Report, bench: &Bench) {
@@ -44,7 +44,7 @@ pub fn all(report: &mut Report, bench: &Bench) {
     report.test("gemm/streams", |_| streams(bench));
     report.test("gemm/graph", |_| graph(bench));
     for (name, fault) in super::FAULTS {
-        for stored in [Stored::Bf16, Stored::Q8_0] {
+        for stored in [StoredFormat::Bf16, StoredFormat::Q8_0] {
             let kind = format!("{stored:?}").to_lowercase();
             report.test(&format!("gemm/fault/{name}/{kind}"), |_| {
                 faults(bench, (name, fault), stored)
@@ -78,7 +78,7 @@ impl Drive {
 /// What is multiplied.
 #[derive(Clone, Copy, Debug)]
 struct Shape {
-    stored: Stored,
+    stored: StoredFormat,
     half: HalfFormat,
     tokens: u32,
     rows: u32,
@@ -238,17 +238,17 @@ impl Job {
     }
 }
 
-fn half_of(stored: Stored, other: bool) -> HalfFormat {
+fn half_of(stored: StoredFormat, other: bool) -> HalfFormat {
     match stored {
-        Stored::Bf16 => HalfFormat::Bf16,
-        Stored::F16 => HalfFormat::F16,
+        StoredFormat::Bf16 => HalfFormat::Bf16,
+        StoredFormat::F16 => HalfFormat::F16,
         _ if other => HalfFormat::F16,
         _ => HalfFormat::Bf16,
     }
 }
 
 /// No row or token, one, odd numbers, several strips; rows of one unit and of several pieces, at even bytes of the drive.
-fn shapes(bench: &Bench, stored: Stored, block: u32) -> Outcome<String> {
+fn shapes(bench: &Bench, stored: StoredFormat, block: u32) -> Outcome<String> {
     let drive = Drive::simulated(bench, block, "", limit())?;
     let least = stored.block().0.max(32);
     let mut done = 0;
@@ -298,9 +298,9 @@ fn resident(bench: &Bench) -> Outcome<String> {
     let drive = Drive::simulated(bench, 4096, "", limit())?;
     let mut done = 0;
     for (stored, tokens, rows, columns) in [
-        (Stored::Bf16, 1, 1, 32),
-        (Stored::Bf16, 300, 700, 512),
-        (Stored::F16, 129, 1030, 96),
+        (StoredFormat::Bf16, 1, 1, 32),
+        (StoredFormat::Bf16, 300, 700, 512),
+        (StoredFormat::F16, 129, 1030, 96),
     ] {
         let shape = Shape {
             stored,
@@ -334,7 +334,7 @@ fn resident(bench: &Bench) -> Outcome<String> {
 fn usage(bench: &Bench) -> Outcome<String> {
     let drive = Drive::simulated(bench, 4096, "", limit())?;
     let shape = Shape {
-        stored: Stored::Bf16,
+        stored: StoredFormat::Bf16,
         half: HalfFormat::Bf16,
         tokens: 2,
         rows: 3,
@@ -344,7 +344,7 @@ fn usage(bench: &Bench) -> Outcome<String> {
     };
     let job = Job::new(&drive, bench, shape, 1)?;
     let right = job.product();
-    let f32s = StoredMatrix::new(&drive.store, 0, Stored::F32, 3, 32).map_err(text)?;
+    let f32s = StoredMatrix::new(&drive.store, 0, StoredFormat::F32, 3, 32).map_err(text)?;
     for (what, matrix, product) in [
         (
             "rows between words",
@@ -437,7 +437,7 @@ fn streams(bench: &Bench) -> Outcome<String> {
 fn graph(bench: &Bench) -> Outcome<String> {
     let drive = Drive::simulated(bench, 4096, "", limit())?;
     let shape = Shape {
-        stored: Stored::Q4_0,
+        stored: StoredFormat::Q4_0,
         half: HalfFormat::F16,
         tokens: 100,
         rows: 1500,
@@ -466,7 +466,7 @@ fn graph(bench: &Bench) -> Outcome<String> {
     // The matrix shares the store.
     let other = Store::open("sim:mem?size=1MiB", &nvme_host::StoreOptions::default());
     let other = Arc::new(other.map_err(text)?);
-    job.matrix = StoredMatrix::new(&other, 0, Stored::F32, 0, 32).map_err(text)?;
+    job.matrix = StoredMatrix::new(&other, 0, StoredFormat::F32, 0, 32).map_err(text)?;
     drop((store, products));
     graph.launch(&stream).map_err(text)?;
     wait_for(4)?;
@@ -480,11 +480,15 @@ fn graph(bench: &Bench) -> Outcome<String> {
 
 /// Columns whose reads fail are NaN and counted, no element is wrong, and a later product is whole where the controller
 /// comes back.
-fn faults(bench: &Bench, (name, fault): (&str, &str), stored: Stored) -> Outcome<String> {
+fn faults(bench: &Bench, (name, fault): (&str, &str), stored: StoredFormat) -> Outcome<String> {
     let (fault, timeout) = planned(bench, fault);
     let drive = Drive::simulated(bench, 4096, &fault, timeout)?;
     // Whole blocks: the host reads none of them.
-    let columns = if stored == Stored::Bf16 { 2048 } else { 4096 };
+    let columns = if stored == StoredFormat::Bf16 {
+        2048
+    } else {
+        4096
+    };
     let shape = Shape {
         stored,
         half: HalfFormat::Bf16,

@@ -6,9 +6,9 @@ use super::{GUARD, POISON, TOLERANCE};
 use crate::bench::Bench;
 use crate::gather::{dice, text};
 use crate::report::Outcome;
-use nvme_compute_kernel::linear::reference::Layer;
+use nvme_compute_kernel::linear::reference::ReferenceLayer;
 use nvme_course::linear::{
-    Activation, Backward, BackwardRung, Forward, ForwardRung, LinearKernels,
+    ActivationKind, BackwardParameters, BackwardRung, ForwardParameters, ForwardRung, LinearKernels,
 };
 use nvme_formats::{bf16_of_f32, f16_of_f32, f32_of_bf16, f32_of_f16};
 use nvme_host::cuda::DeviceMemory;
@@ -137,7 +137,7 @@ impl Matrix {
 /// A layer over matrices of its own.
 pub(super) struct Case {
     pub(super) shape: [u32; 3],
-    pub(super) activation: Activation,
+    pub(super) activation: ActivationKind,
     pub(super) x: Matrix,
     pub(super) weights: Matrix,
     pub(super) bias: Matrix,
@@ -155,7 +155,7 @@ impl Case {
     pub(super) fn new(
         bench: &Bench,
         shape: [u32; 3],
-        activation: Activation,
+        activation: ActivationKind,
         kind: Kind,
         seed: u64,
     ) -> Outcome<Self> {
@@ -179,17 +179,17 @@ impl Case {
         })
     }
 
-    pub(super) fn layer(&self) -> Layer {
-        Layer {
+    pub(super) fn layer(&self) -> ReferenceLayer {
+        ReferenceLayer {
             inputs: self.shape[1] as usize,
             outputs: self.shape[2] as usize,
             activation: self.activation,
         }
     }
 
-    pub(super) fn forward(&self) -> Forward {
+    pub(super) fn forward(&self) -> ForwardParameters {
         let [tokens, inputs, outputs] = self.shape;
-        Forward {
+        ForwardParameters {
             x: self.x.address(),
             weights: self.weights.address(),
             bias: if self.has_bias {
@@ -206,9 +206,9 @@ impl Case {
         }
     }
 
-    pub(super) fn backward(&self) -> Backward {
+    pub(super) fn backward(&self) -> BackwardParameters {
         let [tokens, inputs, outputs] = self.shape;
-        Backward {
+        BackwardParameters {
             x: self.x.address(),
             weights: self.weights.address(),
             sums: self.sums.address(),

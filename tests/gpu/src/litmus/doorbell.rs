@@ -5,13 +5,13 @@
 use crate::bench::Bench;
 use crate::limits::{finish_within, limit};
 use crate::report::{Options, Report};
-use nvme_core::Identity;
+use nvme_core::ControllerIdentity;
 use nvme_core::handoff::QueueWords;
 use nvme_core::mem::{CqCell, SqCell};
 use nvme_core::queue_state::{QueueState, words as state_words};
 use nvme_core::spec::{Cqe, Qid, nvm};
 use nvme_core::sync::{AtomicU32, Order, Scope};
-use nvme_gpu_kernel::work::{self, Launch};
+use nvme_gpu_kernel::work::{self, LaunchArguments};
 use nvme_host::cuda::null::{NullController, NullShape};
 use nvme_host::cuda::{DeviceMemory, Kernel, RegisteredMemory};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -174,7 +174,7 @@ fn run(
         .map(|_| AtomicU32::new(0))
         .collect();
     if let Some(view) = QueueState::new(&state, Qid(1), entries, slots) {
-        view.init(&Identity::new(), 0);
+        view.init(&ControllerIdentity::new(), 0);
     }
     let word = |word: &AtomicU32| word.load(Order::Relaxed, Scope::Sys);
     let bytes: Vec<u8> = state.iter().flat_map(|w| word(w).to_le_bytes()).collect();
@@ -194,8 +194,8 @@ fn run(
     let device_words = DeviceMemory::new(&bench.gpu, size_of::<QueueWords>())?;
     device_words.upload(0, words.as_bytes())?;
     let cells = DeviceMemory::new(&bench.gpu, WARPS as usize * 32 * 8)?;
-    let report = DeviceMemory::new(&bench.gpu, size_of::<work::Report>())?;
-    let launch = Launch {
+    let report = DeviceMemory::new(&bench.gpu, size_of::<work::LaunchReport>())?;
+    let launch = LaunchArguments {
         queues: device_words.address(),
         cells: cells.address(),
         report: report.address(),
@@ -211,7 +211,7 @@ fn run(
         blocks: 1,
         block_shift: 9,
         lanes,
-        ..Launch::default()
+        ..LaunchArguments::default()
     };
     let at = |address: u64| std::ptr::with_exposed_provenance::<u8>(address as usize);
     let len = entries as usize;
@@ -256,10 +256,10 @@ fn run(
         watched.over.store(true, Ordering::Relaxed);
         (watcher.join(), server.join())
     });
-    let mut bytes = [0; size_of::<work::Report>()];
+    let mut bytes = [0; size_of::<work::LaunchReport>()];
     report.download(0, &mut bytes)?;
     // SAFETY: as many bytes as the struct has, all of whose fields are integers.
-    let counts: work::Report = unsafe { std::ptr::read_unaligned(bytes.as_ptr().cast()) };
+    let counts: work::LaunchReport = unsafe { std::ptr::read_unaligned(bytes.as_ptr().cast()) };
     let (Ok(back), Ok(served)) = (back, served) else {
         return Ok(Err("a thread of the CPU panicked".to_owned()));
     };

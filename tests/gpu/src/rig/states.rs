@@ -7,12 +7,12 @@ use super::{Rig, Shape, text};
 use crate::admin::{self, AdminQueue};
 use crate::bench::Mode;
 use nvme_core::bringup::QueuePlan;
-use nvme_core::group::Alone;
+use nvme_core::group::LoneThread;
 use nvme_core::handoff::QueueWords;
 use nvme_core::queue_state::{QueueState, words as state_words};
 use nvme_core::spec::{Iova, Qid, register};
 use nvme_core::sync::AtomicU32;
-use nvme_core::{Cells, Collective, Drained, Quiesced, SharedQueue};
+use nvme_core::{CollectiveQueue, DrainResult, Quiesced, ResultCells, SharedQueue};
 use nvme_host::Device;
 
 impl Rig<'_> {
@@ -96,7 +96,7 @@ impl Rig<'_> {
                 let attached = unsafe { words.attach() };
                 let (memory, view) = attached.ok_or("impossible queue words")?;
                 // The state afterwards fits a group that owns the queue as well.
-                let queue = SharedQueue::new(memory, view, Cells::new(&[]));
+                let queue = SharedQueue::new(memory, view, ResultCells::new(&[]));
                 let count = queue.recover(proof);
                 ended += count.ok_or("the proof is of another queue")?;
                 self.upload_state(index, &state)?;
@@ -123,12 +123,12 @@ impl Rig<'_> {
             let attached = unsafe { words.attach() };
             let (memory, view) = attached.ok_or("impossible queue words")?;
             if matches!(mode, Mode::Shared | Mode::Divergent) {
-                let queue = SharedQueue::new(memory, view, Cells::new(&[]));
-                if let Drained::Took(count) = queue.drain(&Alone) {
+                let queue = SharedQueue::new(memory, view, ResultCells::new(&[]));
+                if let DrainResult::Took(count) = queue.drain(&LoneThread) {
                     taken += count;
                 }
             } else {
-                let mut queue = Collective::resume(Alone, memory, view);
+                let mut queue = CollectiveQueue::resume(LoneThread, memory, view);
                 taken += queue.reap::<1>(|_| {}).map_err(|fault| fault.to_string())?;
                 queue.suspend();
             }

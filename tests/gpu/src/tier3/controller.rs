@@ -8,7 +8,7 @@ use crate::sim::{BLOCK, IMAGE_SEED};
 use gpu_peer::{Args, BAR_BYTES, Plan, QUEUE_BYTES, STOP, Shared, Window};
 use nvme_core::bringup::QueuePlan;
 use nvme_core::spec::{Iova, register};
-use nvme_core::{Quiesced, RegisterBlock, Registers};
+use nvme_core::{Quiesced, RegisterAccess, RegisterBlock};
 use nvme_gpu_kernel::work::data_word;
 use nvme_host::DmaPages;
 use nvme_host::cuda::{DeviceMemory, Gpu, KernelFunction, Module, RegisteredMemory, Stream};
@@ -122,7 +122,7 @@ impl<'i> Controller<'i> {
         self.doorbells.address() + u64::from(offset - register::offset::DOORBELLS)
     }
 
-    pub fn registers(&self) -> &(dyn Registers + Sync) {
+    pub fn registers(&self) -> &(dyn RegisterAccess + Sync) {
         &self.registers
     }
 

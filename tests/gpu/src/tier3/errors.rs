@@ -13,7 +13,7 @@ use crate::sim::{BLOCK, IMAGE_SEED};
 use gpu_peer::Plan;
 use nvme_core::spec::Status;
 use nvme_core::spec::nvm::opcode;
-use nvme_gpu_kernel::work::{Launch, data_word};
+use nvme_gpu_kernel::work::{LaunchArguments, data_word};
 use nvme_host::cuda::RingShape;
 
 const QUEUES: u32 = 4;
@@ -54,7 +54,7 @@ fn all_end(
     bench: &Bench,
     rig: &mut PeerRig<'_>,
     mode: Mode,
-    mut launch: Launch,
+    mut launch: LaunchArguments,
     status: Status,
 ) -> Result<(), String> {
     let (grid, block) = mode.shape(QUEUES, &mut launch);
@@ -75,7 +75,7 @@ fn all_end(
 
 fn refused(bench: &Bench, image: &Image, mode: Mode) -> Result<String, String> {
     let mut rig = rig(bench, image, IMAGE as usize)?;
-    let base = Launch {
+    let base = LaunchArguments {
         commands: COMMANDS,
         ..rig.launch()?
     };
@@ -83,7 +83,7 @@ fn refused(bench: &Bench, image: &Image, mode: Mode) -> Result<String, String> {
     let cases = [
         (
             "opcode",
-            Launch {
+            LaunchArguments {
                 opcode: 0x7F,
                 ..base
             },
@@ -91,17 +91,17 @@ fn refused(bench: &Bench, image: &Image, mode: Mode) -> Result<String, String> {
         ),
         (
             "namespace 2",
-            Launch { nsid: 2, ..base },
+            LaunchArguments { nsid: 2, ..base },
             Status::INVALID_NAMESPACE,
         ),
         (
             "namespace 0",
-            Launch { nsid: 0, ..base },
+            LaunchArguments { nsid: 0, ..base },
             Status::INVALID_NAMESPACE,
         ),
         (
             "first block past the end",
-            Launch {
+            LaunchArguments {
                 lba: blocks,
                 ..base
             },
@@ -109,7 +109,7 @@ fn refused(bench: &Bench, image: &Image, mode: Mode) -> Result<String, String> {
         ),
         (
             "LBA that wraps",
-            Launch {
+            LaunchArguments {
                 lba: u64::MAX - COMMANDS,
                 ..base
             },
@@ -117,7 +117,7 @@ fn refused(bench: &Bench, image: &Image, mode: Mode) -> Result<String, String> {
         ),
         (
             "last block past the end",
-            Launch {
+            LaunchArguments {
                 lba: blocks - 7,
                 blocks: 8,
                 units: 1,
@@ -127,7 +127,7 @@ fn refused(bench: &Bench, image: &Image, mode: Mode) -> Result<String, String> {
         ),
         (
             "more than MDTS",
-            Launch {
+            LaunchArguments {
                 blocks: 2049,
                 units: 1,
                 commands: 4,
@@ -138,7 +138,7 @@ fn refused(bench: &Bench, image: &Image, mode: Mode) -> Result<String, String> {
         ),
         (
             "memory that is not the controller's",
-            Launch {
+            LaunchArguments {
                 data_iova: 0x1000,
                 ..base
             },
@@ -163,19 +163,19 @@ fn refused(bench: &Bench, image: &Image, mode: Mode) -> Result<String, String> {
 fn ops(bench: &Bench, image: &Image, mode: Mode) -> Result<String, String> {
     let mut rig = rig(bench, image, IMAGE as usize)?;
     let base = rig.launch()?;
-    let every = Launch {
+    let every = LaunchArguments {
         commands: IMAGE / u64::from(BLOCK),
         linear: 1,
         ..base
     };
-    let pages = Launch {
+    let pages = LaunchArguments {
         commands: IMAGE / 4096,
         blocks: 8,
         units: IMAGE / 4096,
         linear: 1,
         ..base
     };
-    let with = |launch: Launch, opcode: u8| Launch {
+    let with = |launch: LaunchArguments, opcode: u8| LaunchArguments {
         opcode: u32::from(opcode),
         ..launch
     };
@@ -190,7 +190,7 @@ fn ops(bench: &Bench, image: &Image, mode: Mode) -> Result<String, String> {
         &mut rig,
         mode,
         with(
-            Launch {
+            LaunchArguments {
                 commands: 64,
                 ..base
             },
@@ -214,7 +214,7 @@ fn ops(bench: &Bench, image: &Image, mode: Mode) -> Result<String, String> {
     for (index, word) in rig.data_mut().chunks_exact_mut(8).enumerate() {
         word.copy_from_slice(&data_word(seed, index as u64).to_le_bytes());
     }
-    let half = |launch: Launch| Launch {
+    let half = |launch: LaunchArguments| LaunchArguments {
         commands: launch.commands / 2,
         ..launch
     };
@@ -225,7 +225,7 @@ fn ops(bench: &Bench, image: &Image, mode: Mode) -> Result<String, String> {
         with(half(pages), opcode::WRITE),
         good,
     )?;
-    let zeroed = Launch {
+    let zeroed = LaunchArguments {
         commands: 256,
         blocks: (IMAGE / 4 / 256 / 512) as u32,
         units: 256,
@@ -278,7 +278,7 @@ fn lists(bench: &Bench, image: &Image, mode: Mode) -> Result<String, String> {
         let launch = rig.launch()?;
         let bytes = u64::from(blocks) * u64::from(BLOCK);
         let commands = IMAGE / bytes;
-        let read = Launch {
+        let read = LaunchArguments {
             blocks,
             commands,
             units: commands,

@@ -8,7 +8,7 @@ use crate::rig::{CANARY, Outcome, Rigged};
 use crate::sim::BLOCK;
 use gpu_peer::{Shared, Window};
 use nvme_core::spec::{Iova, register};
-use nvme_gpu_kernel::work::{Launch, Report};
+use nvme_gpu_kernel::work::{LaunchArguments, LaunchReport};
 use nvme_host::cuda::{DeviceMemory, GpuRings, Kernel, RingShape};
 
 /// Bytes before and after the data that nothing may touch.
@@ -66,7 +66,7 @@ impl<'b> PeerRig<'b> {
             data: memory(bytes + 2 * GUARD)?,
             copy: vec![CANARY; bytes + 2 * GUARD],
             cells: memory(CELLS * 8)?,
-            report: memory(size_of::<Report>())?,
+            report: memory(size_of::<LaunchReport>())?,
             accounts: memory(commands.max(bytes as u64 / 512) as usize * 4)?,
             tokens: memory(CELLS * 12)?,
         };
@@ -100,10 +100,10 @@ impl<'b> PeerRig<'b> {
 }
 
 impl Rigged for PeerRig<'_> {
-    fn launch(&self) -> Result<Launch, String> {
+    fn launch(&self) -> Result<LaunchArguments, String> {
         let data = self.data.address() + GUARD as u64;
         let bytes = self.copy.len() - 2 * GUARD;
-        Ok(Launch {
+        Ok(LaunchArguments {
             queues: self.rings.address(),
             cells: self.cells.address(),
             report: self.report.address(),
@@ -121,7 +121,7 @@ impl Rigged for PeerRig<'_> {
             lanes: 32,
             units: (bytes / BLOCK as usize) as u64,
             timeout_ns: 1_000_000_000,
-            ..Launch::default()
+            ..LaunchArguments::default()
         })
     }
 
@@ -130,7 +130,7 @@ impl Rigged for PeerRig<'_> {
         kernel: Kernel,
         grid: u32,
         block: u32,
-        mut launch: Launch,
+        mut launch: LaunchArguments,
     ) -> Result<Outcome, String> {
         let bytes = launch.commands as usize * 4;
         if bytes > self.accounts.len() {
@@ -153,7 +153,7 @@ impl Rigged for PeerRig<'_> {
         let mut words = vec![0; bytes];
         self.accounts.download(0, &mut words).map_err(text)?;
         let word = |b: &[u8]| u32::from_le_bytes([b[0], b[1], b[2], b[3]]);
-        let mut report = [0; size_of::<Report>()];
+        let mut report = [0; size_of::<LaunchReport>()];
         self.report.download(0, &mut report).map_err(text)?;
         Ok(Outcome {
             // SAFETY: as many bytes as the struct has, all of whose fields are integers.

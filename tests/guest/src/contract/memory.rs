@@ -2,7 +2,7 @@
 
 use super::{Outcome, refusal, require};
 use crate::{pattern, said};
-use nvme_host::core::Data;
+use nvme_host::core::CommandData;
 use nvme_host::core::spec::register::{Cc, Csts, offset};
 use nvme_host::core::spec::{Iova, Lba, Nsid, Sqe, nvm};
 use nvme_host::{Controller, ControllerConfig, Device, DmaBuffer, DmaPages, Error, PeerMemory};
@@ -142,7 +142,7 @@ fn fetch(controller: &Controller, iova: Iova, bytes: usize) -> Result<Outcome, S
     let read: Sqe = nvm::read(NSID, Lba(0), bytes as u32 / block);
     let mut queue = controller.create_queue_pair(4).map_err(said)?;
     let len = bytes as u64;
-    let submitted = queue.submit_data(read, Data::Contiguous { iova, len }, None);
+    let submitted = queue.submit_data(read, CommandData::Contiguous { iova, len }, None);
     submitted.map_err(|rejected| rejected.error.to_string())?;
     queue.ring();
     match queue.wait() {

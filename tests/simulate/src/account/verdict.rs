@@ -4,7 +4,7 @@ use super::{Accounts, Failure, Record};
 use crate::fault::Kind;
 use crate::model::{self, BLOCK_WORDS, Effect};
 use crate::plan::{Order, Verb};
-use nvme_core::Outcome;
+use nvme_core::CommandOutcome;
 use nvme_core::spec::Status;
 use nvme_sim::Fault;
 
@@ -14,17 +14,17 @@ impl Accounts<'_> {
         &mut self,
         id: u32,
         record: &Record,
-        outcome: Outcome,
+        outcome: CommandOutcome,
     ) -> Result<(), Failure> {
         let Order {
             verb, lba, blocks, ..
         } = record.order;
         let same_power = record.cuts == self.cuts;
         let honest = !matches!(record.fault, Some(Fault::LateData(_)));
-        let success = matches!(outcome, Outcome::Completed(status) if status.is_success());
+        let success = matches!(outcome, CommandOutcome::Completed(status) if status.is_success());
         let refused = match (outcome, record.fault) {
             // A status that was made up: the command was not executed.
-            (Outcome::Completed(status), Some(Fault::Status(given))) => status == given,
+            (CommandOutcome::Completed(status), Some(Fault::Status(given))) => status == given,
             _ => false,
         };
         let durable = verb == Verb::WriteThrough;

@@ -1,13 +1,13 @@
-//! `Collective`, owned by a group of one.
+//! `CollectiveQueue`, owned by a group of one.
 
 use super::{End, IoQueue, Late};
 use nvme_core::bringup::QueuePlan;
-use nvme_core::group::Alone;
+use nvme_core::group::LoneThread;
 use nvme_core::queue_state::QueueState;
 use nvme_core::spec::{Cid, Sqe};
 use nvme_core::{
-    ClosedQueue, Collective, Command, ControllerFault, Data, Outcome, QueueMemory, Quiesced,
-    SubmitError,
+    ClosedQueue, CollectiveQueue, CommandData, CommandOutcome, ControllerFault, MemberCommand,
+    QueueMemory, Quiesced, SubmitError,
 };
 
 /// Completions that a poll reads at once.
@@ -20,13 +20,13 @@ pub struct Lane<'a, F> {
     memory: F,
     state: QueueState<'a>,
     /// None only while it is handed over.
-    queue: Option<Collective<'a, Alone>>,
+    queue: Option<CollectiveQueue<'a, LoneThread>>,
 }
 
 impl<'a, F: Fn() -> QueueMemory<'a>> Lane<'a, F> {
     /// Takes over a queue whose state was made.
     pub fn new(plan: QueuePlan, memory: F, state: QueueState<'a>) -> Self {
-        let queue = Some(Collective::resume(Alone, memory(), state));
+        let queue = Some(CollectiveQueue::resume(LoneThread, memory(), state));
         Self {
             plan,
             memory,
@@ -35,14 +35,14 @@ impl<'a, F: Fn() -> QueueMemory<'a>> Lane<'a, F> {
         }
     }
 
-    fn queue(&mut self) -> &mut Collective<'a, Alone> {
+    fn queue(&mut self) -> &mut CollectiveQueue<'a, LoneThread> {
         let Self {
             memory,
             state,
             queue,
             ..
         } = self;
-        queue.get_or_insert_with(|| Collective::resume(Alone, memory(), *state))
+        queue.get_or_insert_with(|| CollectiveQueue::resume(LoneThread, memory(), *state))
     }
 }
 
@@ -54,11 +54,11 @@ impl<'a, F: Fn() -> QueueMemory<'a>> IoQueue for Lane<'a, F> {
     fn submit(
         &mut self,
         sqe: Sqe,
-        data: Data<'_>,
+        data: CommandData<'_>,
         id: u32,
         deadline_ns: u64,
     ) -> Result<Cid, SubmitError> {
-        let command = |_slot| Command::new(sqe, data, id);
+        let command = |_slot| MemberCommand::new(sqe, data, id);
         let placed = self.queue().submit(true, command, deadline_ns)?;
         placed.ok_or(SubmitError::QueueFull)
     }
@@ -72,7 +72,7 @@ impl<'a, F: Fn() -> QueueMemory<'a>> IoQueue for Lane<'a, F> {
             self.queue().reap::<READS>(|done| {
                 ended.push(End {
                     id: done.tag,
-                    outcome: Outcome::Completed(done.status),
+                    outcome: CommandOutcome::Completed(done.status),
                     late: Some(done.late),
                 });
             })
@@ -87,7 +87,7 @@ impl<'a, F: Fn() -> QueueMemory<'a>> IoQueue for Lane<'a, F> {
     }
 
     fn in_flight(&self) -> u32 {
-        self.queue.as_ref().map_or(0, Collective::in_flight)
+        self.queue.as_ref().map_or(0, CollectiveQueue::in_flight)
     }
 
     fn depth(&self) -> u32 {
@@ -112,7 +112,7 @@ impl<'a, F: Fn() -> QueueMemory<'a>> IoQueue for Lane<'a, F> {
             queue.recover(proof, |tag| {
                 ended.push(End {
                     id: tag,
-                    outcome: Outcome::Aborted(reason),
+                    outcome: CommandOutcome::Aborted(reason),
                     late: None,
                 });
             });

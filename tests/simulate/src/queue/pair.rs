@@ -4,24 +4,29 @@ use super::{End, IoQueue, Late};
 use nvme_core::bringup::QueuePlan;
 use nvme_core::spec::{Cid, Qid, Sqe};
 use nvme_core::{
-    ClosedQueue, Completion, ControllerFault, Data, Identity, QueueMemory, QueuePair, Quiesced,
-    Slot, SubmitError,
+    ClosedQueue, CommandCompletion, CommandData, CommandSlot, ControllerFault, ControllerIdentity,
+    QueueMemory, QueuePair, Quiesced, SubmitError,
 };
 
-type Queue<'a> = QueuePair<'a, u32, Vec<Slot<u32>>>;
+type Queue<'a> = QueuePair<'a, u32, Vec<CommandSlot<u32>>>;
 
 /// A queue pair.
 pub struct Pair<'a>(Queue<'a>);
 
 impl<'a> Pair<'a> {
     /// An empty pair with `slots` command slots.
-    pub fn new(identity: &Identity, qid: Qid, memory: QueueMemory<'a>, slots: u32) -> Self {
-        let slots = (0..slots).map(|_| Slot::new()).collect();
+    pub fn new(
+        identity: &ControllerIdentity,
+        qid: Qid,
+        memory: QueueMemory<'a>,
+        slots: u32,
+    ) -> Self {
+        let slots = (0..slots).map(|_| CommandSlot::new()).collect();
         Self(QueuePair::new(identity, qid, memory, slots))
     }
 }
 
-fn end(done: Completion<u32>) -> End {
+fn end(done: CommandCompletion<u32>) -> End {
     End {
         id: done.buffer,
         outcome: done.outcome,
@@ -44,7 +49,7 @@ impl IoQueue for Pair<'_> {
     fn submit(
         &mut self,
         sqe: Sqe,
-        data: Data<'_>,
+        data: CommandData<'_>,
         id: u32,
         deadline_ns: u64,
     ) -> Result<Cid, SubmitError> {

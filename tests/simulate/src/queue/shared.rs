@@ -2,16 +2,17 @@
 
 use super::{End, IoQueue, Late};
 use nvme_core::bringup::QueuePlan;
-use nvme_core::group::{Alone, ExecContext, GroupOp};
+use nvme_core::group::{ExecContext, GroupOp, LoneThread};
 use nvme_core::spec::{Cid, Sqe};
 use nvme_core::{
-    ClosedQueue, Command, ControllerFault, Data, Drained, Quiesced, SharedQueue, SubmitError, Token,
+    ClosedQueue, CommandData, CommandToken, ControllerFault, DrainResult, MemberCommand, Quiesced,
+    SharedQueue, SubmitError,
 };
 
 /// A command that a lane waits for: its cell is its place in the table.
 struct Held {
     id: u32,
-    token: Token,
+    token: CommandToken,
     deadline_ns: u64,
     late: bool,
 }
@@ -73,7 +74,7 @@ impl ExecContext for At {
     fn pause(&self, _turn: u32) {}
 
     fn converged<A: GroupOp>(&self, _key: u64, op: A) -> A::Output {
-        op.run(&Alone)
+        op.run(&LoneThread)
     }
 }
 
@@ -85,14 +86,16 @@ impl IoQueue for Threads<'_> {
     fn submit(
         &mut self,
         sqe: Sqe,
-        data: Data<'_>,
+        data: CommandData<'_>,
         id: u32,
         deadline_ns: u64,
     ) -> Result<Cid, SubmitError> {
         let Some(cell) = self.free.pop() else {
             return Err(SubmitError::QueueFull);
         };
-        let placed = self.lane().place(&Alone, Command::new(sqe, data, cell));
+        let placed = self
+            .lane()
+            .place(&LoneThread, MemberCommand::new(sqe, data, cell));
         match placed {
             Ok(token) => {
                 let cid = token.cid();
@@ -112,11 +115,11 @@ impl IoQueue for Threads<'_> {
     }
 
     fn ring(&mut self) {
-        self.lane().ring(&Alone);
+        self.lane().ring(&LoneThread);
     }
 
     fn poll(&mut self, ended: &mut Vec<End>) -> Result<(), ControllerFault> {
-        while matches!(self.lane().drain(&Alone), Drained::Took(1..)) {}
+        while matches!(self.lane().drain(&LoneThread), DrainResult::Took(1..)) {}
         self.collect(ended);
         self.lanes[0].fault().map_or(Ok(()), Err)
     }

@@ -5,8 +5,8 @@ use crate::bus::Bells;
 use crate::memory::Memory;
 use crate::setup::ADMIN_NS;
 use crate::world::Admin;
-use nvme_core::bringup::{self, Bringup, QueuePlan};
-use nvme_core::group::{Alone, ExecContext, GroupOp};
+use nvme_core::bringup::{self, BringupMachine, QueuePlan};
+use nvme_core::group::{ExecContext, GroupOp, LoneThread};
 use nvme_core::mem::DmaWords;
 use nvme_core::{BringupError, Quiesced, SharedQueue};
 use nvme_sim::Controller;
@@ -42,7 +42,7 @@ impl ExecContext for At {
     fn pause(&self, _turn: u32) {}
 
     fn converged<A: GroupOp>(&self, _key: u64, op: A) -> A::Output {
-        op.run(&Alone)
+        op.run(&LoneThread)
     }
 }
 
@@ -106,14 +106,14 @@ impl<'a> Drive<'a> {
     }
 
     fn raise(&mut self, since_ns: u64) -> Result<(), Raise> {
-        let config = bringup::Config {
+        let config = bringup::BringupConfig {
             queue_pairs: self.queues.len() as u32,
             plans: self.plans,
             command_timeout_ns: ADMIN_NS,
-            ..bringup::Config::default()
+            ..bringup::BringupConfig::default()
         };
         let bar = self.bar;
-        let mut machine = Bringup::new(&bar, config, self.page)?;
+        let mut machine = BringupMachine::new(&bar, config, self.page)?;
         loop {
             self.work(false);
             if self.now_ns - since_ns > RESET_NS {
@@ -121,15 +121,15 @@ impl<'a> Drive<'a> {
             }
             let step = machine.step(&bar, &mut self.admin, self.now_ns);
             match step? {
-                bringup::Step::Wait { until_ns } => {
+                bringup::BringupStep::Wait { until_ns } => {
                     self.sleep(until_ns.saturating_sub(self.now_ns));
                 }
-                bringup::Step::Disabled(proof) => {
+                bringup::BringupStep::Disabled(proof) => {
                     self.release(&proof);
                     machine.enable(proof);
                 }
-                bringup::Step::HostMemory { .. } => machine.host_memory(None),
-                bringup::Step::Ready => return Ok(()),
+                bringup::BringupStep::HostMemory { .. } => machine.host_memory(None),
+                bringup::BringupStep::Ready => return Ok(()),
             }
         }
     }

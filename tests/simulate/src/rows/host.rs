@@ -6,10 +6,12 @@ use super::{STATION_CELLS, Sabotage, World};
 use crate::account::Failure;
 use crate::memory::Area;
 use crate::setup::{BLOCKS, COMMAND_NS};
-use nvme_core::group::Alone;
+use nvme_core::group::LoneThread;
 use nvme_core::spec::{Lba, Nsid, nvm};
 use nvme_core::sync::{Order, Scope};
-use nvme_core::{Command, Data, Drained, Outcome, SubmitError, Token, WaitError};
+use nvme_core::{
+    CommandData, CommandOutcome, CommandToken, DrainResult, MemberCommand, SubmitError, WaitError,
+};
 
 /// How long the blocks inside may need to leave.
 const PATIENCE_NS: u64 = 3 * COMMAND_NS + 2_000_000_000;
@@ -34,7 +36,7 @@ pub(super) struct Writer {
 struct Write {
     lba: u32,
     version: u32,
-    token: Token,
+    token: CommandToken,
     deadline_ns: u64,
 }
 
@@ -133,9 +135,9 @@ impl World<'_> {
         cell.store(0, Order::Relaxed, Scope::Gpu);
     }
 
-    fn settle_write(&mut self, lba: u32, version: u32, outcome: Outcome) {
+    fn settle_write(&mut self, lba: u32, version: u32, outcome: CommandOutcome) {
         // The end of one that a reset ended is counted by the recovery, as that of a kernel's writes is.
-        let Outcome::Completed(status) = outcome else {
+        let CommandOutcome::Completed(status) = outcome else {
             return;
         };
         if status.is_success() {
@@ -163,9 +165,9 @@ impl World<'_> {
             }
             return;
         };
-        queue.ring(&Alone);
+        queue.ring(&LoneThread);
         // A lane that was paused inside a drain goes on only after this turn: a wait would never see it leave.
-        let is_busy = queue.drain(&Alone) == Drained::Busy;
+        let is_busy = queue.drain(&LoneThread) == DrainResult::Busy;
         let is_due = (now_ns >= write.deadline_ns && !is_busy) || queue.fault().is_some();
         if self.writer.has_lost || !is_due {
             match queue.poll(&write.token) {
@@ -196,15 +198,15 @@ impl World<'_> {
         for (at, word) in words.into_iter().enumerate() {
             to.set(at, word);
         }
-        let data = Data::Contiguous {
+        let data = CommandData::Contiguous {
             iova: self.writer.area.iova,
             len: crate::setup::BLOCK_BYTES,
         };
         let cell = (self.cells.len() - 1) as u32;
         let sqe = nvm::write(Nsid(1), Lba(u64::from(lba)), 1);
-        match self.drive.queues[0].place(&Alone, Command::new(sqe, data, cell)) {
+        match self.drive.queues[0].place(&LoneThread, MemberCommand::new(sqe, data, cell)) {
             Ok(token) => {
-                self.drive.queues[0].ring(&Alone);
+                self.drive.queues[0].ring(&LoneThread);
                 self.writer.write = Some(Write {
                     lba,
                     version,

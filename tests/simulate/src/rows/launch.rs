@@ -9,9 +9,10 @@ use crate::memory::{Area, PAGE};
 use crate::setup::BLOCK_BYTES;
 use nvme_core::sync::{AtomicU32, AtomicU64, Order, Scope};
 use nvme_gpu_kernel::entries::{nvme_gather, nvme_gather_cached, nvme_read_listed, nvme_scatter};
-use nvme_gpu_kernel::lanes::{Grid, Launch as Lanes, Turn};
+use nvme_gpu_kernel::lanes::{HostGrid, LaunchTurn, RunningLaunch as Lanes};
 use nvme_gpu_kernel::rows::{
-    BLOCK_THREADS, Cached, Gather, ListHead, Listed, Place, Progress, Range, Scatter, Summary, code,
+    BLOCK_THREADS, CachedGather, GatherLaunch, LaunchProgress, LaunchSummary, ListHead,
+    ListedLaunch, RangeTarget, RowBlocks, ScatterLaunch, code,
 };
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
@@ -35,8 +36,8 @@ pub(super) enum Work {
 pub(super) struct Launch {
     pub work: Work,
     pub ids: Vec<i64>,
-    rows: Gather,
-    ranges: Vec<Range>,
+    rows: GatherLaunch,
+    ranges: Vec<RangeTarget>,
     out: Area,
     /// Another launch writes to the same output at the same time: its bytes are of either.
     is_overwritten: bool,
@@ -52,7 +53,7 @@ pub(super) struct Launch {
     ends: Ends,
 }
 
-/// Counts of a launch, as the kernel writes them: a [`Progress`], and a [`Summary`].
+/// Counts of a launch, as the kernel writes them: a [`LaunchProgress`], and a [`LaunchSummary`].
 struct Ends {
     words: Vec<AtomicU64>,
     /// Where the summary begins.
@@ -63,7 +64,7 @@ impl Ends {
     /// Stations are tried from one on that the summary's address gives: it is the same in each process.
     fn new() -> Self {
         let words = words([0; PROGRESS_WORDS + 6 + 3].into_iter());
-        let each = super::STATIONS * size_of::<Summary>() as u32;
+        let each = super::STATIONS * size_of::<LaunchSummary>() as u32;
         let is_first = |at: &usize| (address(&words[*at..]) as u32).is_multiple_of(each);
         let mut places = PROGRESS_WORDS..PROGRESS_WORDS + 6;
         let summary = places.find(is_first).expect("one of six words");
@@ -71,10 +72,11 @@ impl Ends {
     }
 }
 
-/// Words of a [`Progress`], which lies before the [`Summary`].
-const PROGRESS_WORDS: usize = size_of::<Progress>() / 8;
+/// Words of a [`LaunchProgress`], which lies before the [`LaunchSummary`].
+const PROGRESS_WORDS: usize = size_of::<LaunchProgress>() / 8;
 
-const _: () = assert!(size_of::<Progress>().is_multiple_of(8) && size_of::<Summary>() == 24);
+const _: () =
+    assert!(size_of::<LaunchProgress>().is_multiple_of(8) && size_of::<LaunchSummary>() == 24);
 
 fn word(word: &AtomicU64) -> u64 {
     word.load(Order::Relaxed, Scope::Gpu)
@@ -163,11 +165,11 @@ impl World<'_> {
             range.to += at;
         }
         let head = [launch.ranges.len() as u64, pieces];
-        let of_range = |range: &Range| [range.byte, range.bytes, range.to, range.first];
+        let of_range = |range: &RangeTarget| [range.byte, range.bytes, range.to, range.first];
         let ranges = launch.ranges.iter().flat_map(of_range);
         launch.list = words(head.into_iter().chain(ranges));
         let unit = (rows.first_byte | u64::from(rows.row_bytes)).trailing_zeros();
-        launch.rows = Gather {
+        launch.rows = GatherLaunch {
             ids: address(&launch.id_words),
             wide_ids: 1,
             out: at,
@@ -192,11 +194,11 @@ impl World<'_> {
     }
 
     /// The table of a launch; pieces of ranges are rows, too.
-    fn rows_of(&self, work: Work) -> Gather {
+    fn rows_of(&self, work: Work) -> GatherLaunch {
         match work {
             Work::Scatter => self.whole,
             Work::Gather | Work::Cached => self.rows,
-            Work::Listed => Gather {
+            Work::Listed => GatherLaunch {
                 row_bytes: 1 << PIECE_SHIFT,
                 slot_bytes: 1 << PIECE_SHIFT,
                 ..self.rows
@@ -205,7 +207,7 @@ impl World<'_> {
     }
 
     fn start(&mut self, mut launch: Launch, blocks: u32) {
-        let grid = Grid {
+        let grid = HostGrid {
             blocks,
             threads: BLOCK_THREADS,
             at_once: 2,
@@ -216,7 +218,7 @@ impl World<'_> {
             // SAFETY: what the addresses name lives in the world and in the launch, which ends before both.
             Work::Gather => Lanes::new(grid, move || unsafe { nvme_gather(gather) }),
             Work::Cached => {
-                let cached = Cached {
+                let cached = CachedGather {
                     gather,
                     ..self.cached
                 };
@@ -224,7 +226,7 @@ impl World<'_> {
                 Lanes::new(grid, move || unsafe { nvme_gather_cached(cached) })
             }
             Work::Listed => {
-                let listed = Listed {
+                let listed = ListedLaunch {
                     gather,
                     list: address(&launch.list),
                     most_ranges: launch.ranges.len() as u32,
@@ -235,7 +237,7 @@ impl World<'_> {
             }
             Work::Scatter => {
                 let written = self.cached.written_by_gpu;
-                let scatter = Scatter { gather, written };
+                let scatter = ScatterLaunch { gather, written };
                 // SAFETY: as above.
                 Lanes::new(grid, move || unsafe { nvme_scatter(scatter) })
             }
@@ -245,12 +247,12 @@ impl World<'_> {
     }
 
     /// Ranges that begin at the blocks `ids`, of the lengths that are drawn.
-    fn ranges_of(&mut self, ids: &[i64]) -> Vec<Range> {
+    fn ranges_of(&mut self, ids: &[i64]) -> Vec<RangeTarget> {
         let (mut first, mut to) = (0, 0);
         let all = ids.iter().map(|id| {
             let byte = id.unsigned_abs() % 100 * BLOCK_BYTES + self.rng.below(BLOCK_BYTES);
             let bytes = 1 + self.rng.below(5 * BLOCK_BYTES);
-            let range = Range {
+            let range = RangeTarget {
                 byte,
                 bytes,
                 to,
@@ -287,9 +289,9 @@ impl World<'_> {
     }
 
     /// A few collectives of one warp of launch `index`.
-    pub(super) fn step(&mut self, index: usize) -> Result<Turn, Failure> {
+    pub(super) fn step(&mut self, index: usize) -> Result<LaunchTurn, Failure> {
         let Some(mut lanes) = self.launches[index].lanes.take() else {
-            return Ok(Turn::Ended);
+            return Ok(LaunchTurn::Ended);
         };
         if self.launches[index].is_overwritten {
             self.overwrite(self.launches[index].out);
@@ -306,7 +308,7 @@ impl World<'_> {
         let (lanes, turn) = ran.map_err(|panic| crate::run::of_panic(&*panic))?;
         self.check_stations()?;
         match turn {
-            Turn::Ended => {
+            LaunchTurn::Ended => {
                 drop(lanes);
                 self.end(index)?;
             }
@@ -406,7 +408,7 @@ impl World<'_> {
     fn judge_bytes(
         &mut self,
         index: usize,
-        (code, place): (i32, Option<Place>),
+        (code, place): (i32, Option<RowBlocks>),
         (at, bytes): (u64, u64),
     ) -> Result<(), String> {
         let launch = &self.launches[index];
@@ -453,4 +455,4 @@ impl World<'_> {
     }
 }
 
-const _: () = assert!(size_of::<ListHead>() == 16 && size_of::<Range>() == 32);
+const _: () = assert!(size_of::<ListHead>() == 16 && size_of::<RangeTarget>() == 32);

@@ -20,15 +20,17 @@ use crate::trace::{Event, Trace};
 use drive::Drive;
 use host::{Host, Writer};
 use launch::{Launch, Work};
-use nvme_core::gate::{Gate, words};
+use nvme_core::gate::{AdmissionGate, words};
 use nvme_core::queue_state::{QueueState, words as state_words};
 use nvme_core::row_cache::WAYS;
 use nvme_core::spec::Qid;
 use nvme_core::sync::{AtomicU32, AtomicU64, Order, Scope};
-use nvme_core::{Cells, Identity, QueuePair, SharedQueue, Slot};
-use nvme_gpu_kernel::Queues;
-use nvme_gpu_kernel::lanes::{Clock, Turn};
-use nvme_gpu_kernel::rows::{Cached, Gather, STATION_BYTES, STATION_CELLS, code, slot_bytes};
+use nvme_core::{CommandSlot, ControllerIdentity, QueuePair, ResultCells, SharedQueue};
+use nvme_gpu_kernel::QueueArray;
+use nvme_gpu_kernel::lanes::{Clock, LaunchTurn};
+use nvme_gpu_kernel::rows::{
+    CachedGather, GatherLaunch, STATION_BYTES, STATION_CELLS, code, slot_bytes,
+};
 use nvme_sim::Controller;
 use nvme_tests::Bar;
 use std::cell::Cell;
@@ -130,10 +132,10 @@ struct World<'a> {
     clock: Clock,
     clock_ns: Rc<Cell<u64>>,
     /// The table that is read, and one of whole blocks that is written.
-    rows: Gather,
-    whole: Gather,
-    cached: Cached,
-    gate: Gate<'a>,
+    rows: GatherLaunch,
+    whole: GatherLaunch,
+    cached: CachedGather,
+    gate: AdmissionGate<'a>,
     /// A word for each station.
     free: &'a [AtomicU32],
     cells: &'a [AtomicU64],
@@ -180,13 +182,13 @@ fn draw_queue(rng: &mut Rng) -> QueueSetup {
 }
 
 /// A table, of which some rows lie on several blocks.
-fn draw_rows(rng: &mut Rng) -> Gather {
+fn draw_rows(rng: &mut Rng) -> GatherLaunch {
     let (first_byte, row_bytes) = pick(
         rng,
         &[(0, 512), (96, 200), (40, 512), (0, 1024), (8, 700), (3, 37)],
     );
     let slot = slot_bytes(first_byte, row_bytes, BLOCK_BYTES.trailing_zeros());
-    Gather {
+    GatherLaunch {
         first_byte,
         row_bytes,
         // Few, so that launches ask for the same ones.
@@ -198,7 +200,7 @@ fn draw_rows(rng: &mut Rng) -> Gather {
         nsid: 1,
         station_count: STATIONS,
         timeout_ns: COMMAND_NS,
-        ..Gather::default()
+        ..GatherLaunch::default()
     }
 }
 
@@ -219,7 +221,7 @@ fn run_on(memory: &Memory, seed: u64, sabotage: Sabotage, lines: bool) -> Run {
     let bells = Bells::new([sq, setup.queues[0].sq_entries, setup.queues[1].sq_entries]);
     let page = memory.words(memory.take(PAGE, PAGE));
     let plans = [parts[0].plan(), parts[1].plan()];
-    let identity = Identity::new();
+    let identity = ControllerIdentity::new();
     let states = setup
         .queues
         .map(|queue| atomics(state_words(queue.sq_entries)));
@@ -240,9 +242,9 @@ fn run_on(memory: &Memory, seed: u64, sabotage: Sabotage, lines: bool) -> Run {
         state.init(&identity, queue.start);
         let rings = parts[index].memory(memory, &bells);
         rings.cq.zero();
-        SharedQueue::new(rings, state, Cells::new(&cells))
+        SharedQueue::new(rings, state, ResultCells::new(&cells))
     });
-    let slots = (0..8).map(|_| Slot::new()).collect();
+    let slots = (0..8).map(|_| CommandSlot::new()).collect();
     let admin = QueuePair::new(&identity, Qid(0), admin.memory(memory, &bells), slots);
     let bar = Bar {
         sim: &sim,
@@ -259,8 +261,8 @@ fn run_on(memory: &Memory, seed: u64, sabotage: Sabotage, lines: bool) -> Run {
     };
     let (gate, free) = (atomics(words(STATIONS)), atomics(STATIONS as usize));
     let memories = Memories::take(&mut rng, memory, rows.row_bytes);
-    let rows = Gather {
-        queues: Queues {
+    let rows = GatherLaunch {
+        queues: QueueArray {
             queues: address(&queue_words),
             cells: address(&cells),
             queue_count: queue_words.len() as u32,
@@ -284,7 +286,7 @@ fn run_on(memory: &Memory, seed: u64, sabotage: Sabotage, lines: bool) -> Run {
         rows,
         whole: whole_rows(&mut rng, rows),
         cached: memories.cached(memory),
-        gate: Gate::new(&gate).expect("words of a gate"),
+        gate: AdmissionGate::new(&gate).expect("words of a gate"),
         free: &free,
         cells: &cells,
         states: &memories.states,
@@ -312,10 +314,10 @@ fn address<T>(of: &[T]) -> u64 {
 }
 
 /// A table of whole blocks over those that are read.
-fn whole_rows(rng: &mut Rng, rows: Gather) -> Gather {
+fn whole_rows(rng: &mut Rng, rows: GatherLaunch) -> GatherLaunch {
     let row_bytes = pick(rng, &[1, 2, 3]) * BLOCK_BYTES as u32;
     let first_byte = rng.below(3) * BLOCK_BYTES;
-    Gather {
+    GatherLaunch {
         first_byte,
         row_bytes,
         rows: (30 * BLOCK_BYTES - first_byte) / u64::from(row_bytes),
@@ -351,9 +353,9 @@ impl Memories {
         }
     }
 
-    fn cached(&self, memory: &Memory) -> Cached {
-        Cached {
-            gather: Gather::default(),
+    fn cached(&self, memory: &Memory) -> CachedGather {
+        CachedGather {
+            gather: GatherLaunch::default(),
             states: address(&self.states),
             ids: address(&self.ids),
             epochs: address(&self.epochs),
@@ -515,7 +517,7 @@ impl World<'_> {
         for _ in 0..TURNS {
             self.drive.work(false);
             for index in self.under_way() {
-                while self.step(index)? == Turn::Ran {}
+                while self.step(index)? == LaunchTurn::Ran {}
             }
             self.watch()?;
             self.write();

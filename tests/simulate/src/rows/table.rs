@@ -1,7 +1,7 @@
 //! What each block of the drive may hold, and the rows that lie on them.
 
 use crate::setup::{BLOCK_BYTES, BLOCKS};
-use nvme_gpu_kernel::rows::Place;
+use nvme_gpu_kernel::rows::RowBlocks;
 use nvme_gpu_kernel::work::data_word;
 
 /// The versions of each block. Each write of a block makes the next one; version 0 is zeros.
@@ -51,7 +51,7 @@ impl Table {
     }
 
     /// Whether `bytes` are the row at `place` of versions that a gather may see which had to see `floor`.
-    pub fn check(&mut self, place: Place, bytes: &[u8], floor: &[u32]) -> Result<(), String> {
+    pub fn check(&mut self, place: RowBlocks, bytes: &[u8], floor: &[u32]) -> Result<(), String> {
         let mut done = 0;
         while done < bytes.len() {
             let at = place.byte + done as u64;

@@ -1,7 +1,7 @@
 //! Submission queue entries of the admin command builders.
 
 use super::{NONE, assert_sqe, hex};
-use nvme_core::spec::admin::{self, QueueParams, Select, cns};
+use nvme_core::spec::admin::{self, FeatureSelect, QueueParams, cns};
 use nvme_core::spec::feature::{self, HmbDescriptor, fid};
 use nvme_core::spec::log_page::lid;
 use nvme_core::spec::{Cid, Iova, Nsid, Qid};
@@ -167,10 +167,10 @@ fn get_log_page() {
 #[test]
 fn get_and_set_features() {
     let selects = [
-        (Select::Current, "04 00 00 00"),
-        (Select::Default, "04 01 00 00"),
-        (Select::Saved, "04 02 00 00"),
-        (Select::Capabilities, "04 03 00 00"),
+        (FeatureSelect::Current, "04 00 00 00"),
+        (FeatureSelect::Default, "04 01 00 00"),
+        (FeatureSelect::Saved, "04 02 00 00"),
+        (FeatureSelect::Capabilities, "04 03 00 00"),
     ];
     for (select, cdw10) in selects {
         assert_sqe(
@@ -257,9 +257,9 @@ fn format_nvm() {
 
 #[test]
 fn sanitize() {
-    use nvme_core::spec::admin::{Sanitize, SanitizeAction as Action, sanitize_bits as bits};
+    use nvme_core::spec::admin::{SanitizeAction as Action, SanitizeFields, sanitize_bits as bits};
     // Overwrite, 3 passes, inverted, unrestricted exit, no deallocation, a pattern.
-    let all = Sanitize {
+    let all = SanitizeFields {
         action: Action::Overwrite,
         unrestricted: true,
         passes: 3,
@@ -276,12 +276,12 @@ fn sanitize() {
             NONE,
         ],
     );
-    let cdw10 = |action| admin::sanitize(Sanitize::new(action)).cdw10;
+    let cdw10 = |action| admin::sanitize(SanitizeFields::new(action)).cdw10;
     // Sixteen passes are written as 0.
-    let sixteen = admin::sanitize(Sanitize { passes: 16, ..all });
+    let sixteen = admin::sanitize(SanitizeFields { passes: 16, ..all });
     assert_eq!(sixteen.cdw10, 0x30B);
     // Passes and pattern belong to an overwrite.
-    let erase = admin::sanitize(Sanitize {
+    let erase = admin::sanitize(SanitizeFields {
         action: Action::BlockErase,
         ..all
     });

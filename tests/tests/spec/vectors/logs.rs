@@ -116,7 +116,7 @@ fn smart_health_information() {
             (216, "0d 00 00 00 0e 00 00 00 0f 00 00 00 10 00 00 01"),
         ],
     );
-    let mut smart = Smart::read_from_bytes(&bytes).unwrap();
+    let mut smart = SmartData::read_from_bytes(&bytes).unwrap();
     assert_eq!(
         smart.critical_warning,
         critical_warning::SPARE | critical_warning::READ_ONLY
@@ -151,7 +151,7 @@ fn smart_health_information() {
     assert_eq!((smart.tmt1_transitions, smart.tmt2_transitions), (13, 14));
     assert_eq!((smart.tmt1_seconds, smart.tmt2_seconds), (15, 0x0100_0010));
     assert_eq!(smart.as_bytes(), bytes);
-    assert_eq!(Smart::DATA_UNIT_BYTES, 512_000);
+    assert_eq!(SmartData::DATA_UNIT_BYTES, 512_000);
 
     smart.set_kelvins(0x0155);
     assert_eq!(smart.as_bytes()[..4], [0x09, 0x55, 0x01, 0x64]);

@@ -174,19 +174,19 @@ fn namespace_descriptors() {
     assert_eq!(
         found,
         [
-            Descriptor {
+            NamespaceDescriptor {
                 nidt: nidt::EUI64,
                 nid: &hex("a1 a2 a3 a4 a5 a6 a7 a8")
             },
-            Descriptor {
+            NamespaceDescriptor {
                 nidt: nidt::UUID,
                 nid: &hex(uuid)
             },
-            Descriptor {
+            NamespaceDescriptor {
                 nidt: nidt::CSI,
                 nid: &[0]
             },
-            Descriptor {
+            NamespaceDescriptor {
                 nidt: 0xEE,
                 nid: &[1, 2]
             },

@@ -10,7 +10,7 @@ use super::job::{CrossoverJob, POISON, batches};
 use crate::measure::median;
 use nvme_core::bringup::NamespaceInfo;
 use nvme_core::spec::Nsid;
-use nvme_core::spec::log_page::{Smart, lid, u128};
+use nvme_core::spec::log_page::{SmartData, lid, u128};
 use nvme_cuda::DeviceMemory;
 use nvme_cuda::Gpu;
 use nvme_cuda::Stream;
@@ -19,7 +19,7 @@ use nvme_cuda::{KernelFunction, Module};
 use nvme_driver::controller::Controller;
 use nvme_driver::error::{Error, Result};
 use nvme_gpu_kernel::ROWS_PTX;
-use nvme_gpu_kernel::rows::{BLOCK_THREADS, Check, Gather};
+use nvme_gpu_kernel::rows::{BLOCK_THREADS, CheckLaunch, GatherLaunch};
 use serde_json::{Value, json};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -366,8 +366,8 @@ impl<'c> CrossoverBench<'c> {
         loop {
             let page = self
                 .controller
-                .log_page(lid::SMART, Nsid::ALL, size_of::<Smart>())?;
-            let smart = Smart::read_from_bytes(&page);
+                .log_page(lid::SMART, Nsid::ALL, size_of::<SmartData>())?;
+            let smart = SmartData::read_from_bytes(&page);
             let smart = smart.map_err(|_| Error::internal("the log is not 512 bytes"))?;
             let now = Some(u128(&smart.host_reads));
             if now == before {
@@ -380,8 +380,8 @@ impl<'c> CrossoverBench<'c> {
 
     /// Checks every word of the first `count` rows.
     fn verify(&self, count: u64) -> Result<()> {
-        let check = Check {
-            gather: Gather {
+        let check = CheckLaunch {
+            gather: GatherLaunch {
                 ids: self.ids.address(),
                 wide_ids: 1,
                 count,
@@ -389,7 +389,7 @@ impl<'c> CrossoverBench<'c> {
                 out_stride: u64::from(self.table.row_bytes),
                 rows: self.table.rows,
                 row_bytes: self.table.row_bytes,
-                ..Gather::default()
+                ..GatherLaunch::default()
             },
             seed: self.job.seed,
             wrong: self.wrong.address(),

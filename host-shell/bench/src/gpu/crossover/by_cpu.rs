@@ -8,7 +8,7 @@
 
 use super::index::RowIndex;
 use super::words::SharedWords;
-use nvme_core::Data;
+use nvme_core::CommandData;
 use nvme_core::spec::{Iova, Lba, Nsid, nvm};
 use nvme_driver::controller::queue::DriverQueue;
 use nvme_driver::error::{Error, Result};
@@ -348,7 +348,7 @@ impl RowWorker {
                     shared.fills.set(line as usize, from as i64);
                 }
                 let lba = Lba(id as u64 * u64::from(places.blocks));
-                let data = Data::Contiguous {
+                let data = CommandData::Contiguous {
                     iova: places.slots_iova.offset(slot * places.row_bytes),
                     len: places.row_bytes,
                 };

@@ -17,7 +17,7 @@ use super::cpu_side::{BatchDivision, CpuSide, RowBatch};
 use super::job::POISON;
 use super::words::SharedWords;
 use crate::measure::{median, side_by_side};
-use nvme_core::Data;
+use nvme_core::CommandData;
 use nvme_core::bringup::NamespaceInfo;
 use nvme_core::spec::{Lba, nvm};
 use nvme_cuda::DeviceMemory;
@@ -29,7 +29,7 @@ use nvme_cuda::{KernelFunction, Module};
 use nvme_driver::controller::Controller;
 use nvme_driver::controller::queue::DriverQueue;
 use nvme_driver::error::{Error, Result};
-use nvme_gpu_kernel::rows::{BLOCK_THREADS, BLOCK_WARPS, Check, Follow, Gather};
+use nvme_gpu_kernel::rows::{BLOCK_THREADS, BLOCK_WARPS, CheckLaunch, FollowLaunch, GatherLaunch};
 use nvme_gpu_kernel::work::data_word;
 use serde_json::{Value, json};
 use std::sync::Arc;
@@ -195,8 +195,8 @@ impl ChaseBench<'_> {
             .div_ceil(WARPS)
             .next_power_of_two()
             .min(32) as u32;
-        let argument = |rows: Gather| Follow {
-            gather: Gather {
+        let argument = |rows: GatherLaunch| FollowLaunch {
+            gather: GatherLaunch {
                 ids: memory.starts.address(),
                 wide_ids: 1,
                 count: walks.count.into(),
@@ -212,7 +212,7 @@ impl ChaseBench<'_> {
         };
         let chunks = u64::from(walks.count).div_ceil(lanes.into());
         let begin = Instant::now();
-        // SAFETY: the kernel takes one `Follow`; our own memory, which outlives the launch: it is waited for.
+        // SAFETY: the kernel takes one `FollowLaunch`; our own memory, which outlives the launch: it is waited for.
         let pending = unsafe {
             let kernel = (&memory.module, memory.follow);
             let stream = memory.stream.handle();
@@ -293,7 +293,7 @@ impl ChaseBench<'_> {
         // Threads are started before the time is taken.
         let walked = side_by_side(jobs.collect())?;
         let begin = Instant::now();
-        let copy = Gather {
+        let copy = GatherLaunch {
             slots: memory.slots.address(),
             count: walks.rows(),
             out: memory.out.address(),
@@ -303,7 +303,7 @@ impl ChaseBench<'_> {
             lanes: walks.rows().div_ceil(1024).next_power_of_two().min(32) as u32,
             unit_shift: 4,
             block_shift: 12,
-            ..Gather::default()
+            ..GatherLaunch::default()
         };
         // SAFETY: rows of the slots to as many places; both outlive the launch, which is waited for.
         unsafe {
@@ -329,7 +329,7 @@ impl ChaseBench<'_> {
     ) -> Result<f64> {
         let words = SharedWords::new(self.gpu, walks.count as usize)?;
         let out = self.cpu.out();
-        let first_words = Gather {
+        let first_words = GatherLaunch {
             // The first word of each row, as rows of 8 bytes.
             ids: memory.expected.address(),
             wide_ids: 1,
@@ -342,7 +342,7 @@ impl ChaseBench<'_> {
             lanes: 32,
             unit_shift: 3,
             block_shift: 12,
-            ..Gather::default()
+            ..GatherLaunch::default()
         };
         let step = i64::from(self.table.row_bytes / 8);
         let places: Vec<i64> = (0..i64::from(walks.count)).map(|row| row * step).collect();
@@ -389,8 +389,8 @@ impl ChaseBench<'_> {
         paths: &ExpectedPaths,
         ends: Option<&DeviceMemory>,
     ) -> Result<()> {
-        let check = Check {
-            gather: Gather {
+        let check = CheckLaunch {
+            gather: GatherLaunch {
                 ids: memory.expected.address(),
                 wide_ids: 1,
                 count: paths.all.len() as u64,
@@ -398,7 +398,7 @@ impl ChaseBench<'_> {
                 out_stride: self.table.row_bytes.into(),
                 rows: self.table.rows,
                 row_bytes: self.table.row_bytes,
-                ..Gather::default()
+                ..GatherLaunch::default()
             },
             seed: self.seed,
             wrong: memory.wrong.address(),
@@ -515,7 +515,7 @@ impl ThreadWalks {
             table, info, iova, ..
         } = self.chain;
         let blocks = table.row_bytes / info.block_bytes;
-        let data = Data::Contiguous {
+        let data = CommandData::Contiguous {
             iova: iova.offset(self.slot(row)),
             len: table.row_bytes.into(),
         };

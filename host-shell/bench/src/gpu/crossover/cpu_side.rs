@@ -17,7 +17,7 @@ use nvme_cuda::{Stream, StreamEvent};
 use nvme_driver::controller::Controller;
 use nvme_driver::error::{Error, Result};
 use nvme_gpu_kernel::ROWS_PTX;
-use nvme_gpu_kernel::rows::{BLOCK_THREADS, BLOCK_WARPS, Gather};
+use nvme_gpu_kernel::rows::{BLOCK_THREADS, BLOCK_WARPS, GatherLaunch};
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Instant;
@@ -352,7 +352,7 @@ impl CopyLauncher {
             .div_ceil(u64::from(COPY_WARPS))
             .next_power_of_two()
             .min(32) as u32;
-        let launch = Gather {
+        let launch = GatherLaunch {
             ids: sources,
             wide_ids: 1,
             count,
@@ -363,7 +363,7 @@ impl CopyLauncher {
             lanes,
             unit_shift: self.row_bytes.trailing_zeros().min(4),
             block_shift: 12,
-            ..Gather::default()
+            ..GatherLaunch::default()
         };
         let warps = count.div_ceil(u64::from(lanes)) as u32;
         let blocks = warps.div_ceil(BLOCK_WARPS).min(COPY_WARPS / BLOCK_WARPS);

@@ -1,7 +1,7 @@
 //! A rival on the same drive: rows by commands of the CPU, from threads with a queue each.
 
 use crate::measure::side_by_side;
-use nvme_core::Data;
+use nvme_core::CommandData;
 use nvme_core::bringup::NamespaceInfo;
 use nvme_core::spec::{Iova, Lba, Nsid, nvm};
 use nvme_driver::controller::Controller;
@@ -69,7 +69,7 @@ fn read(
     let (mut next, mut done) = (0, 0);
     while done < ids.len() {
         while next < ids.len() && queue.in_flight() < DEPTH {
-            let data = Data::Contiguous {
+            let data = CommandData::Contiguous {
                 iova: to.offset(next as u64 * row),
                 len: row,
             };

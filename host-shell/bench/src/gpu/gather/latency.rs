@@ -7,7 +7,7 @@ use crate::measure::median;
 use nvme_cuda::CudaGraph;
 use nvme_cuda::StreamEvent;
 use nvme_driver::error::{Error, Result};
-use nvme_gpu_kernel::rows::{BLOCK_THREADS, BLOCK_WARPS, Gather};
+use nvme_gpu_kernel::rows::{BLOCK_THREADS, BLOCK_WARPS, GatherLaunch};
 use serde_json::{Value, json};
 use std::time::Instant;
 
@@ -26,7 +26,7 @@ impl GatherFixture {
     /// fewer where a run gathers fewer rows than that.
     pub(super) fn hop(&self, case: &GatherCase) -> Result<Value> {
         let request = self.request(case, HOP_ROWS.min(case.count));
-        let bare = Gather {
+        let bare = GatherLaunch {
             count: request.count,
             lanes: 1,
             ..self.copied(case)
@@ -73,7 +73,7 @@ impl GatherFixture {
             // SAFETY: our own memory, which outlives the graph: its launches are waited for.
             unsafe { self.drives.gather(&case.table, &request, None, stream) }
         })?;
-        let bare = Gather {
+        let bare = GatherLaunch {
             count: rows,
             lanes: 8,
             ..self.copied(case)

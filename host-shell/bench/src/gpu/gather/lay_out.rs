@@ -5,7 +5,7 @@
 use crate::measure::GatherCases;
 use nvme_core::bringup::NamespaceInfo;
 use nvme_core::spec::{Lba, Nsid};
-use nvme_core::stripes::Stripes;
+use nvme_core::stripes::StripeLayout;
 use nvme_driver::controller::Controller;
 use nvme_driver::dma::pages::DmaPages;
 use nvme_driver::error::{Error, Result};
@@ -67,7 +67,7 @@ pub(in crate::gpu) fn lay_out(
         _ => STRIPE_BYTES,
     };
     let none = || Error::usage("there is no drive", "name one");
-    let stripes = Stripes::new(stripe_bytes, controllers.len() as u32).ok_or_else(none)?;
+    let stripes = StripeLayout::new(stripe_bytes, controllers.len() as u32).ok_or_else(none)?;
     let mut chunk = vec![0u64; CHUNK / 8];
     let mut at = 0;
     while at < cases.table_bytes {

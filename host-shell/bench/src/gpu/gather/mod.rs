@@ -30,7 +30,7 @@ use nvme_driver::dma::DmaBuffer;
 use nvme_driver::dma::pages::DmaPages;
 use nvme_driver::error::{Error, Result};
 use nvme_gpu_kernel::ROWS_PTX;
-use nvme_gpu_kernel::rows::{BLOCK_THREADS, Check, Gather};
+use nvme_gpu_kernel::rows::{BLOCK_THREADS, CheckLaunch, GatherLaunch};
 use serde_json::{Value, json};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -361,8 +361,8 @@ impl GatherFixture {
     }
 
     /// Returns the launch of the kernel that only copies.
-    fn copied(&self, case: &GatherCase) -> Gather {
-        Gather {
+    fn copied(&self, case: &GatherCase) -> GatherLaunch {
+        GatherLaunch {
             slots: self.mirror.address(),
             lanes: 32,
             unit_shift: u64::from(case.table.row_bytes).trailing_zeros().min(4),
@@ -443,8 +443,8 @@ impl GatherFixture {
         Ok(Some(begin.elapsed().as_secs_f64()))
     }
 
-    fn bare(&self, case: &GatherCase) -> Gather {
-        Gather {
+    fn bare(&self, case: &GatherCase) -> GatherLaunch {
+        GatherLaunch {
             ids: case.ids.address(),
             wide_ids: 1,
             count: case.count,
@@ -452,13 +452,13 @@ impl GatherFixture {
             out_stride: u64::from(case.table.row_bytes),
             rows: case.table.rows,
             row_bytes: case.table.row_bytes,
-            ..Gather::default()
+            ..GatherLaunch::default()
         }
     }
 
     /// Checks every word of the output, and overwrites it.
     fn verify(&self, case: &GatherCase) -> Result<()> {
-        let check = Check {
+        let check = CheckLaunch {
             gather: self.bare(case),
             seed: self.job.cases.seed,
             wrong: case.wrong.address(),

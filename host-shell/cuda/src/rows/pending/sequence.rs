@@ -7,7 +7,7 @@ use crate::driver::{Gpu, check};
 use crate::stream::{handle, is_capturing};
 use cudarc::driver::sys::{self, CUresult};
 use nvme_driver::error::{Error, Result};
-use nvme_gpu_kernel::rows::Gather;
+use nvme_gpu_kernel::rows::GatherLaunch;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -125,10 +125,15 @@ impl<'g> LaunchSequence<'g> {
         })?;
         let slot = before.state().reserve(1)?.pop();
         let slot = slot.ok_or_else(|| Error::internal("no launch was reserved"))?;
-        let end = slot.put(Gather::default(), (&kernels, None), self.stream, |launch| {
-            // SAFETY: the kernel takes one `Gather`, and uses only the words of its number.
-            unsafe { kernels.launch(self.stream, kernels.end_launch, 1, &launch) }
-        })?;
+        let end = slot.put(
+            GatherLaunch::default(),
+            (&kernels, None),
+            self.stream,
+            |launch| {
+                // SAFETY: the kernel takes one `GatherLaunch`, and uses only the words of its number.
+                unsafe { kernels.launch(self.stream, kernels.end_launch, 1, &launch) }
+            },
+        )?;
         self.add(PendingRows::of_kernel(end), 0);
         Ok(())
     }

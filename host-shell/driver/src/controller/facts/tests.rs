@@ -11,7 +11,7 @@ fn info(block_bytes: u32, blocks: u64) -> NamespaceInfo {
     }
 }
 
-fn refusal(basis: &QueueBasis, opcode: u8) -> String {
+fn refusal(basis: &QueueFacts, opcode: u8) -> String {
     let refusal = basis.refusal(NS.0, opcode);
     refusal.map_or(String::new(), |error| error.to_string())
 }
@@ -20,7 +20,7 @@ fn refusal(basis: &QueueBasis, opcode: u8) -> String {
 fn a_queue_goes_by_what_its_maker_was_told() {
     let facts = DeviceFacts::default();
     facts.tell(info(4096, 10));
-    let mut old = QueueBasis::new(&facts);
+    let mut old = QueueFacts::new(&facts);
     old.compare(&facts, 0);
     assert!(old.is_current(&facts.alarm));
     facts.observe(info(512, 80));
@@ -36,11 +36,11 @@ fn a_queue_goes_by_what_its_maker_was_told() {
         "another namespace"
     );
     // One that is made before anyone was told of the change goes by the old facts, too.
-    let mut young = QueueBasis::new(&facts);
+    let mut young = QueueFacts::new(&facts);
     young.compare(&facts, 1);
     assert!(!refusal(&young, nvm::opcode::WRITE).is_empty());
     facts.tell(info(512, 80));
-    let mut new = QueueBasis::new(&facts);
+    let mut new = QueueFacts::new(&facts);
     new.compare(&facts, 1);
     assert!(new.is_current(&facts.alarm));
     // But who says what it goes by is held to that.
@@ -113,7 +113,7 @@ fn each_change_has_its_words_and_more_blocks_are_none() {
 fn another_controller_and_an_erased_one_are_refused_as_a_whole() {
     let facts = DeviceFacts::default();
     facts.tell(info(512, 80));
-    let basis = QueueBasis::new(&facts);
+    let basis = QueueFacts::new(&facts);
     let says = |facts: &DeviceFacts| {
         let mut basis = basis.clone();
         basis.compare(facts, 0);
@@ -128,7 +128,7 @@ fn another_controller_and_an_erased_one_are_refused_as_a_whole() {
     facts.alarm.see(Status::SANITIZE_IN_PROGRESS);
     assert!(says(&facts).contains("was sanitized"));
     facts.tell(info(512, 80));
-    let mut again = QueueBasis::new(&facts);
+    let mut again = QueueFacts::new(&facts);
     again.compare(&facts, 1);
     assert!(again.is_current(&facts.alarm), "opened again");
 }
@@ -137,7 +137,7 @@ fn another_controller_and_an_erased_one_are_refused_as_a_whole() {
 fn an_error_of_the_look_stays_what_it_is_until_the_next_one() {
     let facts = DeviceFacts::default();
     facts.tell(info(512, 80));
-    let mut basis = QueueBasis::new(&facts);
+    let mut basis = QueueFacts::new(&facts);
     for error in [
         Error::Interrupted,
         Error::Gone { cause: "x".into() },
@@ -161,7 +161,7 @@ fn what_this_process_erased_is_refused_though_its_facts_are_the_same() {
     };
     facts.tell(info(512, 80));
     facts.tell(other);
-    let old = QueueBasis::new(&facts);
+    let old = QueueFacts::new(&facts);
     let says = |nsid: u32| {
         let mut basis = old.clone();
         basis.compare(&facts, facts.alarm.count());
@@ -179,7 +179,7 @@ fn what_this_process_erased_is_refused_though_its_facts_are_the_same() {
     facts.tell(info(512, 80));
     facts.erase(Nsid::ALL);
     facts.tell(info(512, 80));
-    let mut new = QueueBasis::new(&facts);
+    let mut new = QueueFacts::new(&facts);
     new.compare(&facts, facts.alarm.count());
     assert!(new.check(NS, nvm::opcode::READ).is_ok());
     assert!(new.check(Nsid(2), nvm::opcode::READ).is_err());
@@ -237,7 +237,7 @@ fn the_largest_transfer_may_grow_and_may_not_fall() {
     facts.tell(info(512, 80));
     let says = |bytes| {
         facts.observe_controller([0; 20], bytes);
-        let mut basis = QueueBasis::new(&facts);
+        let mut basis = QueueFacts::new(&facts);
         basis.compare(&facts, 0);
         refusal(&basis, nvm::opcode::READ)
     };
@@ -259,7 +259,7 @@ fn a_change_of_any_namespace_is_found() {
             ..info(512, blocks)
         };
         (1..=3).for_each(|nsid| facts.tell(of(nsid, 80)));
-        let mut basis = QueueBasis::new(&facts);
+        let mut basis = QueueFacts::new(&facts);
         facts.observe(of(changed, 8));
         basis.compare(&facts, 1);
         for nsid in 1..=3 {

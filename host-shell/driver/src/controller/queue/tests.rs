@@ -46,7 +46,7 @@ fn an_answer_that_is_seen_after_the_deadline_is_no_success() {
             ended += queue.poll_batch(most, |done| late.push(done)).unwrap();
             for done in late {
                 assert!(done.late && !done.is_success() && !done.may_retry());
-                assert_eq!(done.outcome, Outcome::Completed(Status::SUCCESS));
+                assert_eq!(done.outcome, CommandOutcome::Completed(Status::SUCCESS));
                 assert!(done.buffer.is_some());
                 let error = queue.error_of(&done, "Read").to_string();
                 assert!(error.contains("answer came after the deadline"), "{error}");

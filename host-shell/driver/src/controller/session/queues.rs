@@ -8,7 +8,7 @@ use crate::device::ring_memory::RingMemory;
 use crate::dma::{OwnedPair, PairShape};
 use crate::error::{Error, Result};
 use crate::lock::lock;
-use nvme_core::bringup::{Info, QueuePlan};
+use nvme_core::bringup::{ControllerInfo, QueuePlan};
 use nvme_core::recovery::{DeletionStep, QueueDeletion};
 use nvme_core::shutdown;
 use nvme_core::spec::Qid;
@@ -53,7 +53,7 @@ impl ControllerSession {
     }
 
     /// Returns the lowest identifier that no queue has.
-    fn free_qid(&self, info: &Info) -> Result<Qid> {
+    fn free_qid(&self, info: &ControllerInfo) -> Result<Qid> {
         let queues = lock(&self.queues);
         let most = info.queue_pairs.min(65_535) as u16;
         let free = (1..=most).find(|qid| !queues.contains_key(qid));
@@ -91,7 +91,7 @@ impl ControllerSession {
     }
 
     /// Returns the longest transfer of one command, in bytes.
-    pub fn max_transfer(&self, info: &Info) -> u64 {
+    pub fn max_transfer(&self, info: &ControllerInfo) -> u64 {
         info.max_transfer
             .unwrap_or(u64::MAX)
             .min(self.config.max_transfer)
@@ -169,10 +169,11 @@ impl ControllerSession {
         }
         self.last_events(&mut admin);
         let timeout_ms = admin.info.shutdown_timeout_ms;
-        let mut machine = shutdown::Shutdown::new(shutdown::Kind::Normal, timeout_ms);
+        let mut machine =
+            shutdown::ShutdownMachine::new(shutdown::ShutdownKind::Normal, timeout_ms);
         loop {
             match machine.step(self.device.registers(), self.now_ns()) {
-                Ok(shutdown::Step::Done(proof)) => {
+                Ok(shutdown::ShutdownStep::Done(proof)) => {
                     for inner in &queues {
                         let mut inner = lock(inner);
                         while let Some(completion) = inner.pair.queue().reclaim(&proof) {
@@ -189,7 +190,7 @@ impl ControllerSession {
                     }
                     return Ok(());
                 }
-                Ok(shutdown::Step::Wait { until_ns }) => self.sleep_until(until_ns),
+                Ok(shutdown::ShutdownStep::Wait { until_ns }) => self.sleep_until(until_ns),
                 Err(error) => {
                     self.keep_forever(&mut admin, &queues);
                     admin.failed = Some(error.to_string());

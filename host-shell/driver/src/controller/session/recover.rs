@@ -9,7 +9,9 @@ use crate::controller::queue_inner::{ExpiredCommand, QueueInner};
 use crate::dma::{DmaBuffer, MappedRegion};
 use crate::error::{Error, Result};
 use crate::lock::lock;
-use nvme_core::bringup::{self, Bringup, HostMemory, QueuePlan, ReadyWait, Step};
+use nvme_core::bringup::{
+    self, BringupMachine, BringupStep, HostMemoryPages, QueuePlan, ReadyWait,
+};
 use nvme_core::recovery::{self, AbortAttempt};
 use nvme_core::spec::feature::HmbDescriptor;
 use nvme_core::spec::{Cid, Qid};
@@ -48,9 +50,9 @@ impl ControllerSession {
             self.admin_view.advance(&admin.pair);
             let AdminSession { pair, events, .. } = &mut *admin;
             match attempt.step(pair.queue(), in_flight, now_ns, |other| events.take(other)) {
-                recovery::Step::Ended => break "it was aborted".to_owned(),
-                recovery::Step::Wait { until_ns } => self.sleep_until(until_ns),
-                recovery::Step::ResetNeeded(cause) => {
+                recovery::RecoveryStep::Ended => break "it was aborted".to_owned(),
+                recovery::RecoveryStep::Wait { until_ns } => self.sleep_until(until_ns),
+                recovery::RecoveryStep::ResetNeeded(cause) => {
                     let others = self.in_flight_besides(&inner);
                     self.reset_locked(&mut admin, &in_words(cause), Some((qid, cid)))?;
                     break format!(
@@ -83,9 +85,9 @@ impl ControllerSession {
             match attempt.step(pair.queue(), is_there, self.now_ns(), |other| {
                 events.take(other)
             }) {
-                recovery::Step::Ended => return None,
-                recovery::Step::Wait { until_ns } => self.sleep_until(until_ns),
-                recovery::Step::ResetNeeded(cause) => return Some(in_words(cause)),
+                recovery::RecoveryStep::Ended => return None,
+                recovery::RecoveryStep::Wait { until_ns } => self.sleep_until(until_ns),
+                recovery::RecoveryStep::ResetNeeded(cause) => return Some(in_words(cause)),
             }
         }
     }
@@ -204,12 +206,12 @@ impl BringupRun<'_> {
     ) -> std::result::Result<(), BringupError> {
         let session = self.session;
         let registers = session.device.registers();
-        let config = bringup::Config {
+        let config = bringup::BringupConfig {
             queue_pairs: session.config.queue_pairs,
             plans: self.plans,
             command_timeout_ns: session.timeout_ns(),
             made_for: Some(admin.info.capabilities),
-            ..bringup::Config::default()
+            ..bringup::BringupConfig::default()
         };
         let AdminSession {
             pair,
@@ -219,7 +221,7 @@ impl BringupRun<'_> {
             events,
             ..
         } = admin;
-        let mut machine = Bringup::new(registers, config, scratch.words())?;
+        let mut machine = BringupMachine::new(registers, config, scratch.words())?;
         let interrupted = || self.cause.is_none() && session.is_interrupted();
         let mut wait = LongWait::default();
         loop {
@@ -232,13 +234,15 @@ impl BringupRun<'_> {
                 });
             }
             match step {
-                Step::Ready => break,
-                Step::Wait { .. } if interrupted() => {
+                BringupStep::Ready => break,
+                BringupStep::Wait { .. } if interrupted() => {
                     return Err(BringupError::CommandTimeout { opcode: 0 });
                 }
-                Step::Wait { .. } if session.is_gone() => return Err(BringupError::DeviceGone),
-                Step::Wait { until_ns } => session.sleep_until(until_ns),
-                Step::Disabled(proof) => {
+                BringupStep::Wait { .. } if session.is_gone() => {
+                    return Err(BringupError::DeviceGone);
+                }
+                BringupStep::Wait { until_ns } => session.sleep_until(until_ns),
+                BringupStep::Disabled(proof) => {
                     inners.iter_mut().for_each(|inner| end_all(inner, &proof));
                     while let Some(ended) = pair.queue().reclaim(&proof) {
                         events.take(ended);
@@ -246,7 +250,7 @@ impl BringupRun<'_> {
                     pair.queue().restart(&proof);
                     machine.enable(proof);
                 }
-                Step::HostMemory { preferred, minimum } => {
+                BringupStep::HostMemory { preferred, minimum } => {
                     let page = machine.info().capabilities.page.bytes();
                     if host_memory.is_none() {
                         *host_memory = lend(session, page, preferred, minimum);
@@ -306,8 +310,8 @@ fn end_all(inner: &mut QueueInner, proof: &Quiesced<'_>) {
 }
 
 /// Describes the host memory buffer in the controller's terms.
-fn described((region, list): &(MappedRegion, DmaBuffer), page: u64) -> HostMemory {
-    HostMemory {
+fn described((region, list): &(MappedRegion, DmaBuffer), page: u64) -> HostMemoryPages {
+    HostMemoryPages {
         pages: (region.len() as u64 / page) as u32,
         list: list.iova(),
         entries: 1,

@@ -13,7 +13,7 @@
 
 use super::{AdminSession, ControllerSession};
 #[cfg(feature = "cuda")]
-use crate::controller::facts::QueueBasis;
+use crate::controller::facts::QueueFacts;
 use crate::dma::DmaBuffer;
 use crate::error::{Error, Result};
 use crate::lock::lock;
@@ -40,17 +40,17 @@ pub enum FactsStanding {
 
 /// Facts on which a user without a queue handle relies, such as launches of kernels; shared by threads.
 #[cfg(feature = "cuda")]
-pub struct UserBasis {
+pub struct UserFacts {
     session: Arc<ControllerSession>,
     nsid: Nsid,
-    basis: Mutex<QueueBasis>,
+    basis: Mutex<QueueFacts>,
 }
 
 #[cfg(feature = "cuda")]
-impl UserBasis {
+impl UserFacts {
     /// Creates the record for users who rely on `info`.
     pub fn new(session: &Arc<ControllerSession>, info: NamespaceInfo) -> Self {
-        let mut basis = QueueBasis::new(&session.facts);
+        let mut basis = QueueFacts::new(&session.facts);
         basis.goes_by(info);
         Self {
             session: Arc::clone(session),

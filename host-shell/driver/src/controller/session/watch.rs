@@ -5,7 +5,7 @@ use crate::device::Device;
 use crate::dma::{DmaBuffer, Lease, OwnedPair};
 use nvme_core::spec::identify::IDENTIFY_BYTES;
 use nvme_core::spec::{Cid, Sqe, Status};
-use nvme_core::{Completion, Data, Outcome};
+use nvme_core::{CommandCompletion, CommandData, CommandOutcome};
 use std::sync::Arc;
 
 /// Interval of the queries in ns, from the start of the command or from the last answer.
@@ -42,7 +42,7 @@ impl<'a> IdentifyWatch<'a> {
         let Ok(buffer) = DmaBuffer::new(device, IDENTIFY_BYTES) else {
             return;
         };
-        let data = Data::Contiguous {
+        let data = CommandData::Contiguous {
             iova: buffer.iova(),
             len: buffer.len() as u64,
         };
@@ -52,12 +52,17 @@ impl<'a> IdentifyWatch<'a> {
     }
 
     /// Takes its own answer, and gives anything else back.
-    pub(super) fn take(&mut self, done: Completion<Lease>) -> Option<Completion<Lease>> {
+    pub(super) fn take(
+        &mut self,
+        done: CommandCompletion<Lease>,
+    ) -> Option<CommandCompletion<Lease>> {
         if self.asked != Some(done.cid) {
             return Some(done);
         }
         self.asked = None;
-        if let (Outcome::Completed(Status::SUCCESS), Some(buffer)) = (done.outcome, &done.buffer) {
+        if let (CommandOutcome::Completed(Status::SUCCESS), Some(buffer)) =
+            (done.outcome, &done.buffer)
+        {
             (self.seen)(buffer.as_slice());
         }
         None

@@ -15,7 +15,7 @@ use crate::dma::pages::DmaPages;
 use crate::error::{Error, Result};
 use crate::lock::lock;
 use crate::sysfs::{PciAddress, RunningProcess, SysfsFunction, SysfsHost};
-use nvme_core::Registers;
+use nvme_core::RegisterAccess;
 use nvme_core::spec::Iova;
 use std::collections::BTreeMap;
 use std::fs::{File, OpenOptions};
@@ -359,7 +359,7 @@ impl Device for KmodDevice {
         )
     }
 
-    fn registers(&self) -> &(dyn Registers + Sync) {
+    fn registers(&self) -> &(dyn RegisterAccess + Sync) {
         &self.inner.bar
     }
 

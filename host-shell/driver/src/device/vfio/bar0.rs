@@ -9,7 +9,7 @@ use crate::device::bar::DoorbellMap;
 use crate::error::{Error, Result};
 use crate::pci::MsixTable;
 use nvme_core::spec::register::offset;
-use nvme_core::{Identity, RegisterBlock, Registers};
+use nvme_core::{ControllerIdentity, RegisterAccess, RegisterBlock};
 use std::fs::File;
 use std::sync::OnceLock;
 
@@ -93,8 +93,8 @@ impl MappedBar {
     }
 }
 
-impl Registers for MappedBar {
-    fn identity(&self) -> &Identity {
+impl RegisterAccess for MappedBar {
+    fn identity(&self) -> &ControllerIdentity {
         self.block.identity()
     }
 

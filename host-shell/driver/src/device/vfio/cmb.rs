@@ -9,7 +9,7 @@ use crate::device::ring_memory::RingMemory;
 use crate::error::{Error, Result};
 use crate::lock::lock;
 use crate::sysfs::SysfsHost;
-use nvme_core::Registers;
+use nvme_core::RegisterAccess;
 use nvme_core::spec::register::{Cap, Cmbloc, Cmbmsc, Cmbsz, offset};
 use std::ptr::NonNull;
 

@@ -228,7 +228,7 @@ extern "C" fn on_bus_error(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use nvme_core::{RegisterBlock, Registers};
+    use nvme_core::{RegisterAccess, RegisterBlock};
     use std::os::fd::OwnedFd;
 
     fn file(pages: usize) -> File {

@@ -38,7 +38,7 @@ use bar0::MappedBar;
 pub use export::bar;
 use group::VfioGroup;
 use inner::{VfioInner, region, set_command};
-use nvme_core::Registers;
+use nvme_core::RegisterAccess;
 use nvme_core::spec::Iova;
 use nvme_core::spec::register::offset;
 use options::IommuInterface;
@@ -144,7 +144,7 @@ impl Device for VfioDevice {
         format!("PCIe {address} through {way}, IOMMU group {group}")
     }
 
-    fn registers(&self) -> &(dyn Registers + Sync) {
+    fn registers(&self) -> &(dyn RegisterAccess + Sync) {
         &self.inner.bar
     }
 

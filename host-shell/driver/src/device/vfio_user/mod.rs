@@ -24,7 +24,7 @@ use connection::ServerConnection;
 use link::{LinkFailure, ServerLink, in_words};
 use nvme_core::spec::Iova;
 use nvme_core::spec::register::{ALL_ONES, offset};
-use nvme_core::{Identity, Registers};
+use nvme_core::{ControllerIdentity, RegisterAccess};
 use nvme_vfio_user::{
     DEFAULT_DMA_MAPS, DEVICE_PCI, DEVICE_RESETS, DMA_READABLE, DMA_WRITABLE, DeviceInfo, DmaMap,
     DmaUnmap, PeerCapabilities, SIMULATOR, command, region as regions,
@@ -74,7 +74,7 @@ struct ServerMapping {
 }
 
 /// BAR0, by messages.
-struct MessageBar(ServerLink, Identity);
+struct MessageBar(ServerLink, ControllerIdentity);
 
 /// Connects to the socket at `path`, checks that an NVMe controller is behind it and enables its DMA.
 ///
@@ -102,7 +102,7 @@ impl VfioUser {
         let (region, file) = link.region(regions::BAR0)?;
         let (area, doorbells) = map_doorbells(&link, &region, file)?;
         let device = Self {
-            bar: MessageBar(link, Identity::new()),
+            bar: MessageBar(link, ControllerIdentity::new()),
             area,
             doorbells,
             resets: info.flags & DEVICE_RESETS != 0,
@@ -275,8 +275,8 @@ fn holds(file: BorrowedFd<'_>, end: u64) -> bool {
     })
 }
 
-impl Registers for MessageBar {
-    fn identity(&self) -> &Identity {
+impl RegisterAccess for MessageBar {
+    fn identity(&self) -> &ControllerIdentity {
         &self.1
     }
 
@@ -338,7 +338,7 @@ impl Device for VfioUser {
         self.foreign
     }
 
-    fn registers(&self) -> &(dyn Registers + Sync) {
+    fn registers(&self) -> &(dyn RegisterAccess + Sync) {
         &self.bar
     }
 

@@ -1,5 +1,5 @@
 use super::*;
-use nvme_core::group::Alone;
+use nvme_core::group::LoneThread;
 use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
 
@@ -11,40 +11,40 @@ struct Bench {
     words: Vec<AtomicU32>,
     slots: u32,
     pinned: u32,
-    policy: Policy,
-    places: Places,
+    policy: ReplacementPolicy,
+    places: ExpertLocations,
 }
 
 /// What a step did: the slot of each choice, and the ranges that it listed.
 struct Step {
     slots: Vec<u32>,
-    ranges: Vec<Range>,
+    ranges: Vec<RangeTarget>,
     pieces: u64,
 }
 
 impl Bench {
-    fn new(slots: u32, pinned: u32, policy: Policy) -> Self {
+    fn new(slots: u32, pinned: u32, policy: ReplacementPolicy) -> Self {
         let count = words(slots, EXPERTS * LAYERS);
         Self {
             words: (0..count).map(|_| AtomicU32::new(0)).collect(),
             slots,
             pinned,
             policy,
-            places: Places {
+            places: ExpertLocations {
                 first: [4096, 100_002, 500_004],
                 bytes: [5000, 5000, 9001],
             },
         }
     }
 
-    fn cache(&self) -> Cache<'_> {
-        Cache::new(&self.words, self.slots, self.pinned, self.policy).unwrap()
+    fn cache(&self) -> ExpertCache<'_> {
+        ExpertCache::new(&self.words, self.slots, self.pinned, self.policy).unwrap()
     }
 
     fn step(&self, layer: u32, experts: &[u32]) -> Step {
         let slots: Vec<Cell<u32>> = experts.iter().map(|_| Cell::new(77)).collect();
         let ranges = RefCell::new(Vec::new());
-        let asked = Asked {
+        let asked = CacheRequest {
             places: &self.places,
             first: layer * EXPERTS,
             experts: EXPERTS,
@@ -53,10 +53,10 @@ impl Bench {
             slot_bytes: self.places.slot_bytes(),
             piece_shift: PIECE,
         };
-        let pair = |at: u32| Chosen {
+        let pair = |at: u32| ChosenExpert {
             expert: experts[at as usize],
             slot: slots[at as usize].get(),
-            ..Chosen::default()
+            ..ChosenExpert::default()
         };
         let put = |at: u32, slot| slots[at as usize].set(slot);
         let list = |at: u32, range| {
@@ -65,7 +65,7 @@ impl Bench {
         };
         let (count, pieces) = self
             .cache()
-            .admit(&Alone, &asked, pair, put, list, |value| value);
+            .admit(&LoneThread, &asked, pair, put, list, |value| value);
         assert_eq!(count as usize, ranges.borrow().len());
         Step {
             slots: slots.iter().map(Cell::get).collect(),
@@ -87,22 +87,22 @@ impl Bench {
 
 #[test]
 fn the_one_used_longest_ago_goes() {
-    let bench = Bench::new(3, 0, Policy::Lru);
+    let bench = Bench::new(3, 0, ReplacementPolicy::Lru);
     for expert in [0, 1, 2, 0, 3] {
         bench.step(0, &[expert]);
     }
     assert_eq!(bench.held(), [0, 2, 3]);
     bench.step(0, &[1]);
     assert_eq!(bench.held(), [0, 1, 3]);
-    assert_eq!(bench.cache().counted(Count::Hits), 1);
-    assert_eq!(bench.cache().counted(Count::Misses), 5);
-    assert_eq!(bench.cache().counted(Count::Evictions), 2);
+    assert_eq!(bench.cache().counted(CacheCounter::Hits), 1);
+    assert_eq!(bench.cache().counted(CacheCounter::Misses), 5);
+    assert_eq!(bench.cache().counted(CacheCounter::Evictions), 2);
     assert_eq!(bench.cache().chosen(0), 2);
 }
 
 #[test]
 fn the_one_used_least_often_goes() {
-    let bench = Bench::new(3, 0, Policy::Lfu);
+    let bench = Bench::new(3, 0, ReplacementPolicy::Lfu);
     for expert in [0, 0, 0, 1, 2, 2, 3] {
         bench.step(0, &[expert]);
     }
@@ -111,7 +111,7 @@ fn the_one_used_least_often_goes() {
 
 #[test]
 fn the_hand_spares_what_was_used_since_it_passed() {
-    let bench = Bench::new(3, 0, Policy::Clock);
+    let bench = Bench::new(3, 0, ReplacementPolicy::Clock);
     for expert in [0, 1, 2, 3] {
         bench.step(0, &[expert]);
     }
@@ -124,7 +124,7 @@ fn the_hand_spares_what_was_used_since_it_passed() {
 
 #[test]
 fn ranges_name_the_bytes_of_the_expert_and_its_slot() {
-    let bench = Bench::new(4, 0, Policy::Lru);
+    let bench = Bench::new(4, 0, ReplacementPolicy::Lru);
     let step = bench.step(1, &[5, 5, 2]);
     assert_eq!(step.slots[0], step.slots[1]);
     assert_ne!(step.slots[0], step.slots[2]);
@@ -149,14 +149,14 @@ fn ranges_name_the_bytes_of_the_expert_and_its_slot() {
 
 #[test]
 fn a_slot_whose_read_failed_is_read_again() {
-    let bench = Bench::new(4, 0, Policy::Lru);
+    let bench = Bench::new(4, 0, ReplacementPolicy::Lru);
     let slot = bench.step(0, &[7]).slots[0];
     bench.cache().mark_bad(slot);
     assert!(bench.held().is_empty());
     let step = bench.step(0, &[7, 7]);
     assert_eq!(step.slots, [slot, slot]);
     assert_eq!(step.ranges.len(), MATRICES);
-    assert_eq!(bench.cache().counted(Count::Evictions), 0);
+    assert_eq!(bench.cache().counted(CacheCounter::Evictions), 0);
     assert!(bench.step(0, &[7]).ranges.is_empty());
     bench.cache().mark_bad(u32::MAX);
     assert!(bench.cache().is_bad(u32::MAX));
@@ -164,18 +164,18 @@ fn a_slot_whose_read_failed_is_read_again() {
 
 #[test]
 fn experts_that_are_not_there_and_those_without_room_get_no_slot() {
-    let bench = Bench::new(2, 0, Policy::Clock);
+    let bench = Bench::new(2, 0, ReplacementPolicy::Clock);
     let step = bench.step(0, &[0, EXPERTS, 1, 2]);
     assert_eq!(step.slots[1], NO_SLOT);
     assert_eq!(step.slots[3], NO_SLOT);
     assert_eq!(step.ranges.len(), 2 * MATRICES);
-    assert!(Cache::new(&[], 1, 0, Policy::Lru).is_none());
+    assert!(ExpertCache::new(&[], 1, 0, ReplacementPolicy::Lru).is_none());
 }
 
 /// Against a model that keeps lists.
 #[test]
 fn steps_without_end_keep_what_the_model_keeps() {
-    for (policy, seed) in Policy::ALL.into_iter().zip(1u64..) {
+    for (policy, seed) in ReplacementPolicy::ALL.into_iter().zip(1u64..) {
         let bench = Bench::new(7, 2, policy);
         bench.cache().pin(0, 3);
         bench.cache().pin(1, EXPERTS + 4);
@@ -213,7 +213,7 @@ fn steps_without_end_keep_what_the_model_keeps() {
 
 /// The policies by the book, over the five slots that move.
 struct Model {
-    policy: Policy,
+    policy: ReplacementPolicy,
     slots: Vec<Option<u32>>,
     last: HashMap<u32, u32>,
     uses: HashMap<u32, u32>,
@@ -223,7 +223,7 @@ struct Model {
 }
 
 impl Model {
-    fn new(policy: Policy) -> Self {
+    fn new(policy: ReplacementPolicy) -> Self {
         Self {
             policy,
             slots: vec![None; 5],
@@ -277,9 +277,9 @@ impl Model {
             (self.uses[&number], self.last[&number], *slot)
         };
         match self.policy {
-            Policy::Lru => *free.iter().min_by_key(|slot| (by(slot).1, **slot)).unwrap(),
-            Policy::Lfu => *free.iter().min_by_key(|slot| by(slot)).unwrap(),
-            Policy::Clock => {
+            ReplacementPolicy::Lru => *free.iter().min_by_key(|slot| (by(slot).1, **slot)).unwrap(),
+            ReplacementPolicy::Lfu => *free.iter().min_by_key(|slot| by(slot)).unwrap(),
+            ReplacementPolicy::Clock => {
                 let order = (0..5).map(|far| (self.hand + far) % 5);
                 let order: Vec<usize> = order.filter(|slot| free.contains(slot)).collect();
                 let unused = order.iter().find(|slot| !self.recent[**slot]);

@@ -6,7 +6,7 @@ use crate::testing::{DATA, Driver, config};
 use alloc::boxed::Box;
 use alloc::sync::Arc;
 use core::sync::atomic::{AtomicBool, Ordering};
-use nvme_spec::admin::Select;
+use nvme_spec::admin::FeatureSelect;
 use nvme_spec::feature::fid;
 use nvme_spec::register::offset;
 use nvme_spec::{Lba, Nsid, Sqe, Status, admin, nvm};
@@ -109,7 +109,12 @@ fn a_cache_that_cannot_be_written_back_is_told() {
     bad.store(true, Ordering::Relaxed);
     let off = admin::set_features(fid::VOLATILE_WRITE_CACHE, Nsid::NONE, 0);
     assert_eq!(driver.admin(off), Err(Status::WRITE_FAULT));
-    let get = admin::get_features(fid::VOLATILE_WRITE_CACHE, Select::Current, Nsid::NONE, 0);
+    let get = admin::get_features(
+        fid::VOLATILE_WRITE_CACHE,
+        FeatureSelect::Current,
+        Nsid::NONE,
+        0,
+    );
     assert_eq!(driver.admin(get), Ok(1), "it is still on");
     // A shutdown cannot fail; a controller that lost data says so in CSTS.CFS.
     assert!(!driver.csts().cfs());
