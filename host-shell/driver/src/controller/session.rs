@@ -8,6 +8,7 @@ mod effects;
 mod events;
 mod queues;
 mod recover;
+mod unlisted;
 mod verify;
 mod watch;
 

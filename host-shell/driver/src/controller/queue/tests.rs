@@ -145,6 +145,26 @@ fn a_submission_that_waited_for_a_reset_goes_by_what_it_found() {
     assert!(matches!(refused, QueueRefusal::Changed(_)), "{refused}");
 }
 
+/// Bring-up lists the first 32 namespaces; kernels that use another one go on by what a reset found of it.
+#[test]
+fn a_reset_reads_namespaces_beyond_those_that_bring_up_lists() {
+    let controller = start("sim:mem?size=1MiB&block=4096&ns=40");
+    let info = controller.usable_namespace(Nsid(40)).unwrap();
+    let facts = &controller.session().facts;
+    let before = NamespaceInfo {
+        block_bytes: 512,
+        ..info
+    };
+    facts.tell(before);
+    let mut basis = QueueBasis::new(facts);
+    basis.compare(facts, 0);
+    basis.check(Nsid(40), nvm::opcode::WRITE).unwrap();
+    controller.reset().unwrap();
+    basis.compare(facts, 0);
+    let changed = basis.check(Nsid(40), nvm::opcode::WRITE).unwrap_err();
+    assert!(changed.to_string().contains("512 -> 4096"), "{changed}");
+}
+
 #[test]
 fn a_queue_whose_submission_side_is_refused_leaves_nothing_behind() {
     let create_sq = nvme_core::spec::admin::opcode::CREATE_IO_SQ;

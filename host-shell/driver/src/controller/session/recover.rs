@@ -150,7 +150,8 @@ impl ControllerSession {
         self.note_reset(reset);
         let result = result
             .map_err(|error| self.device.gone().unwrap_or_else(|| error.to_string()))
-            .and_then(|()| all_created(admin, plans.len()));
+            .and_then(|()| all_created(admin, plans.len()))
+            .and_then(|()| self.read_unlisted(admin));
         if result.is_ok() {
             self.facts.observe_all(&admin.info);
         }
