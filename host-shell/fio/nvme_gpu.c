@@ -13,6 +13,7 @@
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 
 #include "fio.h"
 #include "optgroup.h"
@@ -236,6 +237,60 @@ static void release(struct shared *one)
 	pthread_mutex_unlock(&lock);
 }
 
+/* Whether the path names a file that the device lies in, or one that it is yet to create. */
+static int is_in_device(const char *path, const char *device)
+{
+	struct stat of_path, of_part;
+	char *all = strdup(device), *rest = all, *part;
+	int found = 0;
+
+	if (rest && !strncmp(rest, "stripe:", 7))
+		rest += 7;
+	while (!found && (part = strsep(&rest, "|"))) {
+		part[strcspn(part, "?")] = 0;
+		if (!strncmp(part, "file:", 5) || !strncmp(part, "sim:", 4))
+			part = strchr(part, ':') + 1;
+		found = !strcmp(path, part);
+		if (!stat(path, &of_path) && !stat(part, &of_part))
+			found |= S_ISBLK(of_path.st_mode) && S_ISBLK(of_part.st_mode) ?
+					 of_path.st_rdev == of_part.st_rdev :
+					 of_path.st_dev == of_part.st_dev && of_path.st_ino == of_part.st_ino;
+	}
+	free(all);
+	return found;
+}
+
+/* Whether a file that fio itself reads or writes for the job is the device: fio replays a log over itself, or empties the
+ * device when it begins to write one. */
+static int uses_its_device(const struct thread_data *td, const char *device)
+{
+	const struct {
+		const char *option;
+		const char *paths;
+	} all[] = {
+		{ "read_iolog", td->o.read_iolog_file },
+		{ "merge_blktrace_file", td->o.merge_blktrace_file },
+		{ "write_iolog", td->o.write_iolog_file },
+	};
+	unsigned int i;
+
+	for (i = 0; i < sizeof(all) / sizeof(all[0]); i++) {
+		char *paths = strdup(all[i].paths ?: ""), *rest = paths, *path;
+		int found = all[i].paths && is_in_device(all[i].paths, device);
+
+		/* fio takes several logs, with colons between them. */
+		while (!found && (path = strsep(&rest, ":")))
+			found = *path && is_in_device(path, device);
+		free(paths);
+		if (found) {
+			log_err("nvme_gpu: %s=%s is a file of device=%s: name another file\n", all[i].option,
+				all[i].paths, device);
+			return 1;
+		}
+	}
+	return 0;
+}
+
 /* Before any job runs: jobs become threads, which share stores, and fio learns the size. */
 static int engine_setup(struct thread_data *td)
 {
@@ -248,6 +303,8 @@ static int engine_setup(struct thread_data *td)
 		log_err("nvme_gpu: no device: write device=sim:PATH?size=1GiB or device=vfio:BDF\n");
 		return 1;
 	}
+	if (uses_its_device(td, o->device))
+		return 1;
 	if (o->initiator == BY_GPU && (o->data != DATA_GPU || td_write(td) || td_trim(td) ||
 				       td->o.min_bs[DDIR_READ] != td->o.max_bs[DDIR_READ])) {
 		log_err("nvme_gpu: initiator=gpu: kernels submit reads of one size into memory of the GPU alone: use "

@@ -125,6 +125,21 @@ fn fio_verifies_mixes_paces_and_names_what_fails() {
     fio.fails(device, "--rw=read --nrfiles=4", &["files in one job"]);
     fio.fails(device, "--rw=read --filename=a:b", &["files in one job"]);
     fio.fails(device, "--rw=read --offset=16M", &["is not on the device"]);
+    // What fio reads or writes for the job and the device are not one file, by whatever name.
+    let image = fio.folder.path("fio.img");
+    let before = std::fs::read(&image).unwrap();
+    std::os::unix::fs::symlink(&image, fio.folder.path("link")).unwrap();
+    for words in [
+        "--write_iolog=fio.img",
+        "--write_iolog=./fio.img",
+        "--write_iolog=link",
+        "--read_iolog=fio.img",
+        "--read_iolog=none:link",
+    ] {
+        let words = format!("--rw=write --size=1M {words}");
+        fio.fails(device, &words, &["is a file of device="]);
+    }
+    assert!(std::fs::read(&image).unwrap() == before);
     fio.fails("--device=nonsense", "--rw=read", &["names no device"]);
     fio.fails(
         device,
