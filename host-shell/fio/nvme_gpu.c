@@ -260,8 +260,8 @@ static int is_in_device(const char *path, const char *device)
 	return found;
 }
 
-/* Whether a file that fio itself reads or writes for the job is the device: fio replays a log over itself, or empties the
- * device when it begins to write one. */
+/* Whether a file that fio itself reads or writes for the job is the device: fio replays a log over itself, or empties
+ * the device when it begins to write one. */
 static int uses_its_device(const struct thread_data *td, const char *device)
 {
 	const struct {
