@@ -75,6 +75,11 @@ proptest! {
     }
 
     #[test]
+    fn any_change_of_a_page_store_is_a_miss_or_an_error(bytes in prop::collection::vec(any::<u8>(), 0..300)) {
+        fuzz::kv_pages(&bytes);
+    }
+
+    #[test]
     fn any_text_of_a_manifest_is_data(bytes in prop::collection::vec(any::<u8>(), 0..600)) {
         fuzz::manifest(&bytes);
     }

@@ -66,6 +66,7 @@ fn dependencies_point_one_way() {
         ("host-shell/cuda", &["nvme-host", "nvme-store"]),
         ("host-shell/store", &["nvme-host", "nvme-files"]),
         ("host-shell/files", &["nvme-host", "nvme-bench"]),
+        ("host-shell/kv", &["nvme-host", "nvme-files", "nvme-sim"]),
         ("host-shell/doctor", &["nvme-host", "nvme-store"]),
         (
             "host-shell/driver",

@@ -23,6 +23,7 @@ const LIBRARIES: [&str; 21] = [
     "nvme-doctor",
     "nvme-store",
     "nvme-files",
+    "nvme-kv",
     "nvme-bench",
     "nvme-host",
     "nvme-compute-kernel",

@@ -41,6 +41,8 @@ const TESTS: [&[&str]; 4] = [
         "--package",
         "nvme-files",
         "--package",
+        "nvme-kv",
+        "--package",
         "nvme-store",
         "--package",
         "nvme-host",

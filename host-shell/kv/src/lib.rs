@@ -1,0 +1,37 @@
+//! Keys and values of language models on an NVMe drive, to be found by other requests and after a restart.
+//!
+//! Here belongs the store of pages: their keys, their checksums, the index and its journal. Tensors, caches of an
+//! inference server and its connectors are in the crates above; commands of a drive are in `nvme-store`.
+//!
+//! - [`PageStore`]: pages by key, in an area of a drive.
+//! - [`ModelFingerprint`]: what pages depend on besides their tokens; it is in every key.
+//! - [`format`]: the structures on the drive, which docs/kv-format.md describes.
+//!
+//! Nothing that is read from the drive is trusted. A page is either what was stored, or an error of which
+//! [`KvError::is_miss`] says that it should be computed.
+#![deny(missing_docs)]
+
+mod area;
+mod error;
+mod fingerprint;
+pub mod format;
+mod index;
+mod journal;
+mod layout;
+mod load;
+mod medium;
+mod recovery;
+mod stats;
+mod store;
+mod write;
+
+pub use area::AreaRequest;
+pub use error::{KvError, PageFault, Result};
+pub use fingerprint::{MOST_FIELD_BYTES, ModelFingerprint, PageKey};
+pub use layout::{AreaLayout, MOST_PAGE_BYTES, MOST_SLOTS};
+pub use load::PinnedPages;
+pub use medium::BlockMedium;
+pub use recovery::RecoveryReport;
+pub use stats::KvStats;
+pub use store::PageStore;
+pub use write::StoreOutcome;

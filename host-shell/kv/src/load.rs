@@ -1,0 +1,209 @@
+//! Loading pages: what arrived is compared with what was committed before anyone sees it.
+
+use crate::error::{KvError, PageFault, Result};
+use crate::fingerprint::PageKey;
+use crate::format::{PageHeader, PageRecord, StructureBlock, UNIT, payload_checksum};
+use crate::medium::BlockMedium;
+use crate::store::PageStore;
+use nvme_store::StoreTransfer;
+
+/// Pages that stay in their slots until this is dropped. Each has a pin of its own for each time that it was found.
+pub struct PinnedPages<'a, M: BlockMedium> {
+    store: &'a PageStore<M>,
+    records: Vec<PageRecord>,
+}
+
+impl<M: BlockMedium> PinnedPages<'_, M> {
+    /// Returns the number of pages.
+    pub fn len(&self) -> usize {
+        self.records.len()
+    }
+
+    /// True if no page was found.
+    pub fn is_empty(&self) -> bool {
+        self.records.is_empty()
+    }
+
+    /// Returns the keys, in the order in which they were asked for.
+    pub fn keys(&self) -> impl Iterator<Item = PageKey> {
+        self.records.iter().map(|record| record.key)
+    }
+}
+
+impl<M: BlockMedium> Drop for PinnedPages<'_, M> {
+    fn drop(&mut self) {
+        if !self.records.is_empty() {
+            let mut state = self.store.state();
+            // The first page of a prompt is in more prompts than the last one: it is the last to make room.
+            let records = self.records.iter().rev();
+            records.for_each(|record| state.index.unpin(record.slot));
+        }
+    }
+}
+
+impl<M: BlockMedium> PageStore<M> {
+    /// Pins the pages of the first keys, up to the first key without a page.
+    pub fn pin_prefix(&self, keys: &[PageKey]) -> PinnedPages<'_, M> {
+        let mut state = self.state();
+        let records = keys.iter().map_while(|key| state.index.pin(key)).collect();
+        PinnedPages {
+            store: self,
+            records,
+        }
+    }
+
+    /// Loads one page: [`load_all`](Self::load_all) of it.
+    ///
+    /// # Errors
+    /// As [`load_all`](Self::load_all).
+    pub fn load(&self, key: PageKey, page: &mut [u8]) -> Result<usize> {
+        let mut results = self.load_all(&mut [(key, page)]);
+        results.pop().unwrap_or(Err(KvError::Missing { key }))
+    }
+
+    /// Loads pages with all reads in flight together, and returns the length of each.
+    ///
+    /// Header and payload are compared with the record that committed the page. A page that differs is dropped and
+    /// counted, and so is one that the drive cannot read; it is not found again. The buffer of a page that was not
+    /// loaded is zero.
+    ///
+    /// # Errors
+    /// [`KvError::Missing`], [`KvError::Lost`], [`KvError::Usage`] for a buffer that is shorter than the page, and
+    /// [`KvError::Drive`] if the drive answers nothing at all.
+    pub fn load_all(&self, pages: &mut [(PageKey, &mut [u8])]) -> Vec<Result<usize>> {
+        let mut pins = PinnedPages {
+            store: self,
+            records: Vec::new(),
+        };
+        let mut results = Vec::with_capacity(pages.len());
+        let mut wanted = Vec::new();
+        {
+            let mut state = self.state();
+            for (number, (key, page)) in pages.iter().enumerate() {
+                let Some(record) = state.index.pin(key) else {
+                    state.stats.missed += 1;
+                    results.push(Err(KvError::Missing { key: *key }));
+                    continue;
+                };
+                pins.records.push(record);
+                results.push(check_length(&record, page.len()));
+                if results[number].is_ok() {
+                    wanted.push((number, record));
+                }
+            }
+        }
+        let checked = self.read(pages, &wanted);
+        for ((number, record), checked) in wanted.iter().zip(checked) {
+            results[*number] = match checked {
+                Ok(()) => Ok(record.length as usize),
+                Err(error) => Err(self.failed(record, error)),
+            };
+        }
+        for (result, (_, page)) in results.iter().zip(pages.iter_mut()) {
+            if result.is_err() {
+                page.fill(0);
+            }
+        }
+        let loaded = results.iter().filter(|result| result.is_ok()).count();
+        self.state().stats.loaded += loaded as u64;
+        results
+    }
+
+    /// Reads pages into their buffers, and checks them. The inner error is that of the drive.
+    fn read(
+        &self,
+        pages: &mut [(PageKey, &mut [u8])],
+        wanted: &[(usize, PageRecord)],
+    ) -> Vec<std::result::Result<(), ReadFault>> {
+        let mut headers: Vec<StructureBlock> = vec![[0; UNIT as usize]; wanted.len()];
+        let mut transfers = Vec::with_capacity(2 * wanted.len());
+        let mut buffers = pages.iter_mut().enumerate();
+        for ((number, record), header) in wanted.iter().zip(&mut headers) {
+            let place = self.area.offset + self.area.layout.slot_at(record.slot);
+            transfers.push(StoreTransfer::Read(place, header));
+            // `wanted` is in the order of the pages.
+            if let Some((_, (_, page))) = buffers.find(|(at, _)| at == number) {
+                let payload = &mut page[..record.length as usize];
+                transfers.push(StoreTransfer::Read(place + UNIT, payload));
+            }
+        }
+        let mut read = self.area.medium.transfer_all(&mut transfers).into_iter();
+        let mut checked = Vec::with_capacity(wanted.len());
+        for ((number, record), header) in wanted.iter().zip(&headers) {
+            let both = read.by_ref().take(2).collect::<nvme_driver::Result<()>>();
+            checked.push(match both {
+                Ok(()) => self
+                    .verify(record, header, &pages[*number].1[..record.length as usize])
+                    .map_err(ReadFault::Page),
+                Err(error) => Err(ReadFault::Drive(error)),
+            });
+        }
+        checked
+    }
+
+    /// Compares a page with the record that committed it.
+    fn verify(
+        &self,
+        record: &PageRecord,
+        header: &StructureBlock,
+        payload: &[u8],
+    ) -> std::result::Result<(), PageFault> {
+        let header = PageHeader::parse(header).ok_or(PageFault::Header)?;
+        let found = header.record;
+        if header.instance != self.area.instance || found.key != record.key {
+            return Err(PageFault::OtherPage);
+        }
+        if found.generation != record.generation {
+            return Err(PageFault::Generation);
+        }
+        // The record and not the header says which bytes were committed.
+        if found != *record || payload_checksum(payload) != record.checksum {
+            return Err(PageFault::Payload);
+        }
+        Ok(())
+    }
+
+    /// Drops a page that is not what was stored, and returns the error of loading it.
+    fn failed(&self, record: &PageRecord, fault: ReadFault) -> KvError {
+        let at = self.area.offset + self.area.layout.slot_at(record.slot);
+        let fault = match fault {
+            ReadFault::Page(fault) => fault,
+            ReadFault::Drive(error) if crate::area::is_of_place(&error) => PageFault::Unreadable,
+            // The page may be right: a later read will show it.
+            ReadFault::Drive(error) => {
+                let action = format!("reading page {} at byte {at}", record.slot);
+                return KvError::drive(action)(error);
+            }
+        };
+        let mut state = self.state();
+        if state.index.forget(&record.key, record.generation) {
+            state.stats.lost += 1;
+        }
+        KvError::Lost {
+            key: record.key,
+            slot: record.slot,
+            offset: at,
+            fault,
+        }
+    }
+}
+
+/// Reason why a page was not loaded.
+enum ReadFault {
+    Page(PageFault),
+    Drive(nvme_driver::Error),
+}
+
+fn check_length(record: &PageRecord, room: usize) -> Result<usize> {
+    let length = record.length as usize;
+    if room >= length {
+        return Ok(length);
+    }
+    Err(KvError::usage(
+        format!(
+            "the page of key {} has {length} bytes, and its buffer {room}",
+            record.key
+        ),
+        "pass a buffer of the store's page size",
+    ))
+}
