@@ -100,6 +100,43 @@ def test_a_state_goes_on_in_another_loader(table):
             third.load_state_dict(wrong)
 
 
+def test_a_state_that_no_loader_wrote_is_refused_by_name(table):
+    new = lambda **more: nvme_gpu.DataLoader(table, 10, **more)  # noqa: E731
+    by_rows, by_sampler = new(seed=1), new(sampler=iter_of_rows())
+    next(iter(by_rows))
+    next(iter(by_sampler))
+    odd = (None, "1", b"1", 1.0, float("nan"), float("inf"), [], {}, -1, -(1 << 70), 1 << 70, 10**5000, table)
+    for state, names in (
+        (by_rows.state_dict(), ("version", "epoch", "batch", "rows", "batch_size", "shuffle", "seed", "world", "pad")),
+        (by_sampler.state_dict(), ("sampler_asked", "sampler_begun", "sampler_digest", "has_sampler")),
+    ):
+        for name in names:
+            for value in (*odd, True, False, 1, 1 << 40):
+                if value == state[name] and type(value) is type(state[name]):
+                    continue
+                loader = new(seed=1) if name in by_rows.state_dict() else new(sampler=iter_of_rows())
+                if name == "epoch" and isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 1 << 63:
+                    loader.load_state_dict({**state, name: value})
+                    continue
+                if name == "batch" and value in (0, 1) and not isinstance(value, (bool, float)):
+                    continue
+                with pytest.raises((nvme_gpu.Usage, TypeError)) as caught:
+                    loader.load_state_dict({**state, name: value})
+                    pytest.fail(f"{name}={value!r:.50} was taken")
+                assert len(str(caught.value)) < 3000 and str(caught.value), (name, value)
+
+
+def iter_of_rows():
+    class Rows:
+        def __iter__(self):
+            return iter(range(ROWS))
+
+        def __len__(self):
+            return ROWS
+
+    return Rows()
+
+
 def test_an_epoch_that_is_set_begins_at_its_first_batch(table):
     whole = nvme_gpu.DataLoader(table, 7, shuffle=True, seed=3, with_ids=True)
     whole.set_epoch(5)

@@ -447,3 +447,41 @@ def test_blocks_in_use_are_not_looked_through_for_one_that_makes_room(store):
     assert len(kv._idle) == len(kv) == 8
     kv.clear()
     assert len(kv) == 0 and kv.free == 8
+
+
+def test_the_end_of_a_request_looks_at_its_own_blocks_alone(store):
+    class Blocks(dict):
+        """Blocks that are being saved, which count how often all of them were looked at."""
+
+        looks = 0
+
+        def __iter__(self):
+            Blocks.looks += 1
+            return super().__iter__()
+
+        def items(self):
+            Blocks.looks += 1
+            return super().items()
+
+        def values(self):
+            Blocks.looks += 1
+            return super().values()
+
+    kv, given = opened(store), caches()
+    kv._saving = Blocks(kv._saving)
+    # Others stay incomplete while requests come and go: their last layer is not handed over.
+    for number in range(4):
+        kv.get_num_new_matched_tokens(f"other {number}", [number] * 9)
+        kv.update_state_after_alloc(f"other {number}", [0, 1])
+        for layer in LAYERS[:-1]:
+            kv.save_kv_layer(layer, given[layer], [f"other {number}"])
+    saved(kv, "mine", range(100, 113), [5, 2, 7, 9], given)
+    kv.get_num_new_matched_tokens("left", range(200, 213))
+    kv.update_state_after_alloc("left", [5, 2, 7])
+    kv.save_kv_layer(LAYERS[0], given[LAYERS[0]], ["left"])
+    kv.request_finished("left")
+    kv.wait_for_save()
+    assert Blocks.looks == 0 and len(kv) == 3 and kv.free == 16 - 8 - 3
+    for number in range(4):
+        kv.request_finished(f"other {number}")
+    assert kv.free == 13 and not kv._saving and not kv._saving_by

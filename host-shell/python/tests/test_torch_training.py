@@ -536,6 +536,13 @@ def test_a_state_that_would_freeze_rows_is_refused_by_name(store):
             optimizer.load_state_dict({**state, "state": {0: {"sums": sums}}})
     with pytest.raises(nvme_gpu.Usage, match="'momentum_buffer'"):
         optimizer.load_state_dict({**state, "state": {0: {"momentum_buffer": torch.ones(20, 4)}}})
+    groups = state["param_groups"]
+    for wrong in (5, None, [5], [{}], [{"params": 3}], {}, "groups"):
+        with pytest.raises(nvme_gpu.Usage, match="no state of an optimizer"):
+            optimizer.load_state_dict({"state": {}, "param_groups": wrong})
+    for wrong in (5, [], [1], {0: 5}, {0: [1]}):
+        with pytest.raises(nvme_gpu.Usage, match="no state of an optimizer"):
+            optimizer.load_state_dict({"state": wrong, "param_groups": groups})
     with pytest.raises(nvme_gpu.Usage, match="eps is nan"):
         group = {**state["param_groups"][0], "eps": float("nan")}
         optimizer.load_state_dict({**state, "param_groups": [group]})

@@ -10,12 +10,14 @@ from contextlib import suppress
 from typing import Any, Literal
 
 from . import _buffers, _native
-from ._errors import NvmeGpuError, Usage
+from ._errors import NvmeGpuError, Usage, in_short
 from ._held import OneProcess
 from ._native import Array, View
 from ._store import Table, _device, _flag, _same_gpu, _view_of_array, _whole
 
 _MOST = (1 << 63) - 1
+_MOST_ASKED = 1 << 16
+"""How often a sampler is asked for an order to get to where a state was made."""
 
 
 class DataLoader(OneProcess):
@@ -154,11 +156,15 @@ class DataLoader(OneProcess):
         Raises :class:`Usage` for the state of a loader with other rows, batches, seed or processes, and where the
         ``sampler`` does not give the order that it gave there.
         """
-        if not isinstance(state, dict) or state.get("version") != 1:
+        version = _plain(state, "version") if isinstance(state, dict) else None
+        if version is True or version != 1:
             raise Usage("this is no state of a DataLoader", "pass what state_dict() returned")
         for name, mine in self._config.items():
-            if state.get(name) != mine:
-                raise Usage(f"the state is of a loader with {name}={state.get(name)}, this one has {mine}", "make it the same")
+            theirs = _plain(state, name)
+            if type(theirs) is not type(mine) or theirs != mine:
+                raise Usage(
+                    f"the state is of a loader with {name}={in_short(state.get(name))}, this one has {mine}", "make it the same"
+                )
         epoch = _whole("epoch", state.get("epoch"), 0, _MOST)
         batch = _whole("batch", state.get("batch"), 0, _MOST)
         if self._orders is not None:
@@ -239,6 +245,14 @@ class DataLoader(OneProcess):
         return f"<nvme_gpu.DataLoader {len(self)} batches of {self._size} rows of {self._table!r}>"
 
 
+def _plain(state: dict[str, Any], name: str) -> int | bool | None:
+    """A whole number or a boolean of a state; None for what is neither, which no loader wrote."""
+    value = state.get(name)
+    if isinstance(value, bool):
+        return value
+    return int(value.__index__()) if hasattr(value, "__index__") else None
+
+
 class _Orders:
     """The row numbers that a sampler gives, epoch by epoch: the last ones are kept, and a digest of all."""
 
@@ -285,7 +299,7 @@ class _Orders:
                 self.of(epoch)
                 self._compare(digest)
             return
-        asked = _whole("sampler_asked", state.get("sampler_asked"), 0, _MOST)
+        asked = _whole("sampler_asked", state.get("sampler_asked"), 0, _MOST_ASKED)
         begun = _flag("sampler_begun", state.get("sampler_begun"))
         if batch and not begun or begun and not asked or self._asked > asked:
             raise Usage(

@@ -10,7 +10,7 @@ from array import array
 from typing import Any
 
 from . import _dtypes
-from ._errors import Usage
+from ._errors import Usage, in_short
 from ._native import View
 
 CPU = (1, 3)
@@ -219,7 +219,7 @@ def flattened(value: Any) -> tuple[array[int], tuple[int, ...]]:
 def _of_range(value: range) -> tuple[array[int], tuple[int, ...]]:
     for one in value[:1], value[-1:]:
         if one and not -(1 << 63) <= one[0] < 1 << 63:
-            raise Usage(f"the id {one[0]} has more than 64 bits", "use ids from 0 to the number of rows - 1")
+            raise Usage(f"the id {in_short(one[0])} has more than 64 bits", "use ids from 0 to the number of rows - 1")
     return array("q", value), (len(value),)
 
 
@@ -229,7 +229,7 @@ def _flatten(value: Any, shape: tuple[int, ...], into: array[int]) -> None:
             raise TypeError(f"an id of the type {type(value).__name__}: ids are whole numbers")
         number = value.__index__()
         if not -(1 << 63) <= number < 1 << 63:
-            raise Usage(f"the id {number} has more than 64 bits", "use ids from 0 to the number of rows - 1")
+            raise Usage(f"the id {in_short(number)} has more than 64 bits", "use ids from 0 to the number of rows - 1")
         into.append(number)
         return
     if not isinstance(value, (list, tuple, range)) or len(value) != shape[0]:
@@ -265,5 +265,5 @@ def stream_of(value: Any) -> int:
         raise TypeError(f"a stream of the type {type(value).__name__}: pass a number, or a stream of torch or cupy")
     number = int(found)
     if not 0 <= number < 1 << 64:
-        raise Usage(f"{number} is no stream", "pass the address of a CUstream, or 0 for the default one")
+        raise Usage(f"{in_short(number)} is no stream", "pass the address of a CUstream, or 0 for the default one")
     return number

@@ -28,6 +28,13 @@ def _rate(name: str, value: Any) -> float:
 _OF_TORCH = {"params", "initial_lr", "param_names"}
 
 
+def _has_groups(groups: Any) -> bool:
+    """Whether these are groups of weights as a state of torch's optimizers has them."""
+    if not isinstance(groups, (list, tuple)) or not all(isinstance(group, dict) for group in groups):
+        return False
+    return all(isinstance(group.get("params"), (list, tuple)) for group in groups)
+
+
 class _RowOptimizer(_torch.optim.Optimizer):
     """What both have in common: gradients are judged, then rows are written."""
 
@@ -75,6 +82,9 @@ class _RowOptimizer(_torch.optim.Optimizer):
         if not isinstance(state_dict, dict) or not {"state", "param_groups"} <= state_dict.keys():
             raise Usage("this is no state of an optimizer", "pass what state_dict() returned")
         groups, mine = state_dict["param_groups"], self.param_groups
+        states = state_dict["state"]
+        if not _has_groups(groups) or not isinstance(states, dict) or not all(isinstance(one, dict) for one in states.values()):
+            raise Usage("this is no state of an optimizer", "pass what state_dict() returned")
         sizes, own = ([len(group["params"]) for group in one] for one in (groups, mine))
         if sizes != own:
             raise Usage(f"the state is of groups of {sizes} weights, and this optimizer has {own}", "load it into the same")
@@ -86,7 +96,7 @@ class _RowOptimizer(_torch.optim.Optimizer):
             self._judge({**of_mine, **group, "params": of_mine["params"]})
             weights.update(zip(group["params"], of_mine["params"]))
         kept = []
-        for key, one in state_dict["state"].items():
+        for key, one in states.items():
             if key not in weights:
                 raise Usage(f"the state has a weight {key!r}, which none of its groups has", "pass what state_dict() returned")
             for name, value in one.items():

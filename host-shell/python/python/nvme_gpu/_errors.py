@@ -22,6 +22,13 @@ def listed(members: Iterable[object]) -> str:
     return f"{named} and {more} more" if more else named
 
 
+def in_short(value: object) -> str:
+    """A value of a caller in a message: Python does not write numbers of some thousand digits."""
+    if isinstance(value, int) and value.bit_length() > 128:
+        return f"a number of {value.bit_length()} bits"
+    return str(value) if isinstance(value, (bool, int, float, str)) or value is None else f"a {type(value).__name__}"
+
+
 def _bounded(text: str) -> str:
     """A message that fits on a screen, whatever it repeats."""
     if len(text) <= _MOST:

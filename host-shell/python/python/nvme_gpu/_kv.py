@@ -120,6 +120,8 @@ class KvStore(OneProcess):
         # Those of the index that may make room, the one that was not used for longest first.
         self._idle: OrderedDict[bytes, _Block] = OrderedDict()
         self._saving: dict[bytes, tuple[str, _Block]] = {}
+        # Keys of those, by the name of the request that saves them, in the order of its tokens.
+        self._saving_by: dict[str, dict[bytes, None]] = {}
         self._requests: dict[str, _Request] = {}
         self._loads: dict[str, list[_Load]] = {name: [] for name in names}
         self._saves: list[tuple[Move, list[_Block]]] = []
@@ -221,8 +223,9 @@ class KvStore(OneProcess):
             request = self._requests.pop(request_id, None)
             if request is not None:
                 self._release(request.matched)
-            for key, (owner, block) in list(self._saving.items()):
-                if owner == request_id and block.missing:
+            for key in list(self._saving_by.get(request_id, ())):
+                _, block = self._saving[key]
+                if block.missing:
                     block.is_bad = True
                     self._end_save(key, block)
 
@@ -322,6 +325,8 @@ class KvStore(OneProcess):
         """
         with self._lock:
             first: NvmeGpuError | None = None
+            # Only blocks with a write that has ended here may have become whole.
+            ended: dict[bytes, _Block] = {}
             while self._saves:
                 move, blocks = self._saves[0]
                 bad, error = move.wait()
@@ -331,15 +336,17 @@ class KvStore(OneProcess):
                     block.writes -= 1
                     block.has_failed |= at in bad
                     block.is_bad |= at in bad
+                    ended[block.key] = block
             if durable and self._saving:
                 try:
                     self._store.flush()
                 except NvmeGpuError as error:
                     first = first or error
-                    for _, block in self._saving.values():
+                    for key, (_, block) in self._saving.items():
                         block.is_bad = True
+                        ended[key] = block
             # The first block of a chain is the last to make room.
-            for key, (_, block) in reversed(list(self._saving.items())):
+            for key, block in reversed(list(ended.items())):
                 self._end_save(key, block)
             if first is not None:
                 raise first
@@ -400,6 +407,7 @@ class KvStore(OneProcess):
                     return
                 block = _Block(key, slot, self._tables)
                 self._saving[key] = (name, block)
+                self._saving_by.setdefault(name, {})[key] = None
             if owner == name and layer in block.missing:
                 yield block, block_id
 
@@ -435,7 +443,11 @@ class KvStore(OneProcess):
         """Keeps a block that is whole, or gives up one that is bad, once nothing is written to it."""
         if block.writes or (block.missing and not block.is_bad):
             return
-        del self._saving[key]
+        owner, _ = self._saving.pop(key)
+        keys = self._saving_by[owner]
+        del keys[key]
+        if not keys:
+            del self._saving_by[owner]
         if not block.is_bad:
             self._index[key] = self._idle[key] = block
         elif not block.has_failed:

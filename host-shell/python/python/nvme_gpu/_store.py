@@ -12,7 +12,7 @@ import weakref
 from typing import Any, Literal, NoReturn, Protocol
 
 from . import _buffers, _dtypes, _native
-from ._errors import Timeout, Usage
+from ._errors import Timeout, Usage, in_short
 from ._held import Held, OneProcess
 from ._native import Array, View
 
@@ -53,7 +53,7 @@ def _whole(name: str, value: Any, least: int, most: int) -> int:
         raise TypeError(f"{name} is of the type {type(value).__name__}: pass a whole number")
     number = int(value.__index__())
     if not least <= number <= most:
-        raise Usage(f"{name} is {number}", f"use {least} to {most}")
+        raise Usage(f"{name} is {in_short(number)}", f"use {least} to {most}")
     return number
 
 
