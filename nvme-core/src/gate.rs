@@ -209,7 +209,7 @@ const GROUPS: u32 = 0xFF;
 #[derive(Clone, Copy, Debug)]
 pub struct GateReference<'a> {
     /// Word of the station, zeroed before its first use, and by the host when it takes the station as
-    /// [lost](Gate::take_lost).
+    /// [lost](AdmissionGate::take_lost).
     pub word: &'a AtomicU32,
     /// Gate to pass.
     pub gate: AdmissionGate<'a>,

@@ -143,7 +143,7 @@ pub use table::Kernel;
 #[cfg(any(target_arch = "nvptx64", feature = "lanes"))]
 pub use table_rows::TableRows;
 
-/// The entry points, as each lane of a [launch](lanes::Launch) on the host calls them.
+/// The entry points, as each lane of a [launch](lanes::RunningLaunch) on the host calls them.
 #[cfg(all(not(target_arch = "nvptx64"), feature = "lanes"))]
 pub mod entries {
     pub use crate::chunks::nvme_hash_chunks;

@@ -1,4 +1,4 @@
-//! Ranges of bytes of a drive that pass through the slots of a warp in order, as [pieces](Pieces), each read
+//! Ranges of bytes of a drive that pass through the slots of a warp in order, as [pieces](RangePieces), each read
 //! by one command.
 //!
 //! For a [`RangeRing`], one range, a byte's offset in the slots is its address modulo [`WARP_BYTES`]: consecutive

@@ -145,7 +145,7 @@ pub mod kernel {
     /// Takes a [`GemvParameters`](crate::GemvParameters).
     pub const GEMV: &str = "nvme_gemv";
     /// Takes a [`GemvParameters`](crate::GemvParameters) that [is wide](crate::GemvParameters::is_wide), and as many
-    /// blocks as it has [tiles](crate::Gemv::tiles), or fewer.
+    /// blocks as it has [tiles](crate::GemvParameters::tiles), or fewer.
     pub const GEMV_WIDE: &str = "nvme_gemv_wide";
     /// Takes a [`GemvParameters`](crate::GemvParameters) that [is quantised](crate::GemvParameters::is_quantised), and
     /// as many blocks as it has [`items`](crate::GemvParameters::items), or fewer, with

@@ -123,8 +123,8 @@ impl SysfsHost {
     /// to the one that the kernel chooses.
     ///
     /// # Errors
-    /// As [`bind`](Self::bind), also when it is bound to none of the [lenders](Lender), and when something else than
-    /// [`bind`](Self::bind) gave it to vfio-pci: libvirt, driverctl, a program for a virtual machine.
+    /// As [`bind`](Self::bind), also when it is bound to none of the [lenders](LendingDriver), and when something else
+    /// than [`bind`](Self::bind) gave it to vfio-pci: libvirt, driverctl, a program for a virtual machine.
     pub fn unbind(&self, address: PciAddress, force: bool) -> Result<UnbindResult> {
         let function = self.nvme(address)?;
         let Some(lender) = function.driver.as_deref().and_then(LendingDriver::of) else {
