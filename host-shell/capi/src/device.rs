@@ -13,7 +13,7 @@ use crate::status::{CallFailure, NVME_GPU_ERROR_VERSION, nvme_gpu_status};
 use std::ffi::c_void;
 
 /// `struct nvme_gpu_queues` of nvme_gpu_device.cuh, which a kernel takes by value.
-pub struct OpaqueQueues {
+pub struct QueuesByValue {
     _opaque: [u8; 0],
 }
 
@@ -100,7 +100,7 @@ fn without_cuda<T>() -> Answer<T> {
 pub unsafe extern "C" fn nvme_gpu_device_queues(
     store: *mut StoreHandle,
     setup: *mut DeviceSetup,
-    queues: *mut OpaqueQueues,
+    queues: *mut QueuesByValue,
     device: *mut *mut DeviceHandle,
 ) -> nvme_gpu_status {
     call(|| {
@@ -132,7 +132,7 @@ unsafe fn lend(
     store: *mut StoreHandle,
     asked: &DeviceSetup,
     setup: *mut DeviceSetup,
-    words: *mut OpaqueQueues,
+    words: *mut QueuesByValue,
     device: *mut *mut DeviceHandle,
 ) -> Answer<()> {
     let or = |value: u32, default: u32| if value == 0 { default } else { value };

@@ -39,7 +39,7 @@ const RENAMED: [(&str, &str); 13] = [
     ("BatchIo", "nvme_gpu_io"),
     ("DeviceHandle", "nvme_gpu_device_t"),
     ("DeviceSetup", "nvme_gpu_device_setup"),
-    ("OpaqueQueues", "nvme_gpu_queues"),
+    ("QueuesByValue", "nvme_gpu_queues"),
     ("RowWords", "nvme_gpu_rows"),
 ];
 
