@@ -19,7 +19,7 @@ const GENERATION_MASK: u16 = 0xF;
 const NONE: u16 = u16::MAX;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum SlotState {
+enum InflightState {
     Free,
     Pending,
     Expired,
@@ -37,7 +37,7 @@ pub struct CommandSlot<B> {
     lease: Option<B>,
     next_free: u16,
     generation: u16,
-    state: SlotState,
+    state: InflightState,
 }
 
 impl<B> CommandSlot<B> {
@@ -49,7 +49,7 @@ impl<B> CommandSlot<B> {
             lease: None,
             next_free: NONE,
             generation: 0,
-            state: SlotState::Free,
+            state: InflightState::Free,
         }
     }
 }
@@ -140,7 +140,7 @@ impl<B, S: AsMut<[CommandSlot<B>]> + AsRef<[CommandSlot<B>]>> InflightTable<B, S
         slot.lease = Some(lease);
         slot.deadline_ns = deadline_ns;
         slot.entry = entry;
-        slot.state = SlotState::Pending;
+        slot.state = InflightState::Pending;
         self.in_flight += 1;
         self.earliest_ns = self.earliest_ns.min(deadline_ns);
         Ok(cid_of(index, slot.generation))
@@ -154,7 +154,9 @@ impl<B, S: AsMut<[CommandSlot<B>]> + AsRef<[CommandSlot<B>]>> InflightTable<B, S
     #[inline]
     pub fn find(&self, cid: Cid) -> Result<u16, ControllerFault> {
         match self.slots.as_ref().get(slot_of(cid)) {
-            Some(slot) if slot.state == SlotState::Free => Err(ControllerFault::UnknownCid(cid)),
+            Some(slot) if slot.state == InflightState::Free => {
+                Err(ControllerFault::UnknownCid(cid))
+            }
             Some(slot) if slot.generation != cid.0 >> SLOT_BITS => {
                 Err(ControllerFault::StaleCid(cid))
             }
@@ -188,11 +190,11 @@ impl<B, S: AsMut<[CommandSlot<B>]> + AsRef<[CommandSlot<B>]>> InflightTable<B, S
         }
         let mut earliest = u64::MAX;
         for (index, slot) in self.slots.as_mut().iter_mut().enumerate() {
-            if slot.state != SlotState::Pending {
+            if slot.state != InflightState::Pending {
                 continue;
             }
             if slot.deadline_ns <= now_ns {
-                slot.state = SlotState::Expired;
+                slot.state = InflightState::Expired;
                 return Some(cid_of(index as u16, slot.generation));
             }
             earliest = earliest.min(slot.deadline_ns);
@@ -207,7 +209,7 @@ impl<B, S: AsMut<[CommandSlot<B>]> + AsRef<[CommandSlot<B>]>> InflightTable<B, S
             .slots
             .as_ref()
             .iter()
-            .position(|slot| slot.state != SlotState::Free)? as u16;
+            .position(|slot| slot.state != InflightState::Free)? as u16;
         self.release(index)
     }
 
@@ -224,9 +226,9 @@ impl<B, S: AsMut<[CommandSlot<B>]> + AsRef<[CommandSlot<B>]>> InflightTable<B, S
             cid: cid_of(index, slot.generation),
             lease,
             deadline_ns: slot.deadline_ns,
-            expired: slot.state == SlotState::Expired,
+            expired: slot.state == InflightState::Expired,
         };
-        slot.state = SlotState::Free;
+        slot.state = InflightState::Free;
         slot.generation = (slot.generation + 1) & GENERATION_MASK;
         slot.next_free = NONE;
         match slots.get_mut(usize::from(self.last_free)) {

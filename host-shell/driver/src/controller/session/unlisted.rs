@@ -3,7 +3,7 @@
 
 use super::{AdminSession, ControllerSession, data_of};
 use crate::dma::DmaBuffer;
-use nvme_core::Outcome;
+use nvme_core::CommandOutcome;
 use nvme_core::bringup::NamespaceInfo;
 use nvme_core::spec::admin::{self, cns};
 use nvme_core::spec::identify::{IDENTIFY_BYTES, IdentifyNamespace};
@@ -68,13 +68,13 @@ impl ControllerSession {
                 continue;
             }
             let info = match (done.outcome, &done.buffer) {
-                (Outcome::Completed(Status::SUCCESS), Some(page)) => {
+                (CommandOutcome::Completed(Status::SUCCESS), Some(page)) => {
                     let identify = IdentifyNamespace::read_from_bytes(page.as_slice())
                         .map_err(|_| "Identify Namespace is not 4,096 bytes".to_owned())?;
                     NamespaceInfo::from_identify(nsid, &identify)
                 }
-                (Outcome::Completed(status), _) => NamespaceInfo::unknown(nsid, status),
-                (Outcome::Aborted(_), _) => {
+                (CommandOutcome::Completed(status), _) => NamespaceInfo::unknown(nsid, status),
+                (CommandOutcome::Aborted(_), _) => {
                     return Err(format!("Identify of namespace {nsid} was aborted"));
                 }
             };
