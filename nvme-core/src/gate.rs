@@ -37,6 +37,8 @@ const TROUBLE: usize = 16;
 /// The first station's word, 64 bytes after the trouble word, so that the host's stores and the groups' do
 /// not share a line.
 const STATIONS: usize = 32;
+/// Words from one station to the next: blocks that store to one line of host memory wait for each other.
+const STRIDE: usize = if cfg!(loom) { 1 } else { 32 };
 
 /// Station word: no group is inside.
 const AWAY: u32 = 0;
@@ -44,9 +46,15 @@ const INSIDE: u32 = 1;
 /// Station word: the group has left, but a command that it sent has not ended, so its buffer is not free.
 const LOST: u32 = 2;
 
+/// Returns the index of the word of `station`.
+#[inline(always)]
+const fn word_of(station: u32) -> usize {
+    STATIONS + station as usize * STRIDE
+}
+
 /// Returns the number of words of a gate with `stations` stations, one for each group inside at once.
 pub const fn words(stations: u32) -> usize {
-    STATIONS + stations as usize
+    STATIONS + stations as usize * STRIDE
 }
 
 /// The reason why a group may not pass.
@@ -73,7 +81,11 @@ impl<'a> AdmissionGate<'a> {
 
     /// Returns the number of stations: groups that can be inside at once.
     pub fn stations(&self) -> u32 {
-        (self.words.len() - STATIONS) as u32
+        ((self.words.len() - STATIONS) / STRIDE) as u32
+    }
+
+    fn station_words(&self) -> impl Iterator<Item = &'a AtomicU32> {
+        self.words[STATIONS..].iter().step_by(STRIDE)
     }
 
     #[inline(always)]
@@ -99,7 +111,7 @@ impl<'a> AdmissionGate<'a> {
     /// The reason why it may not pass. The station is free again then, and the group must touch nothing.
     #[inline(always)]
     pub fn enter(&self, station: u32) -> Result<(), GateRefusal> {
-        let word = STATIONS + station as usize;
+        let word = word_of(station);
         self.store(word, INSIDE, Order::Relaxed);
         fence_seq_cst(Scope::Sys);
         let passed = self.look();
@@ -112,14 +124,14 @@ impl<'a> AdmissionGate<'a> {
     /// Leaves the gate: the group at `station`, which has passed, touches nothing after this call.
     #[inline(always)]
     pub fn leave(&self, station: u32) {
-        self.store(STATIONS + station as usize, AWAY, Order::Release);
+        self.store(word_of(station), AWAY, Order::Release);
     }
 
     /// Leaves the gate as [`leave`](Self::leave) does, with an abandoned command still in flight: the station
     /// is not used again until the host has [taken](Self::take_lost) it.
     #[inline(always)]
     pub fn leave_lost(&self, station: u32) {
-        self.store(STATIONS + station as usize, LOST, Order::Release);
+        self.store(word_of(station), LOST, Order::Release);
     }
 
     /// Tells a group that is inside whether the gate is still open; the group leaves soon otherwise.
@@ -166,15 +178,14 @@ impl<'a> AdmissionGate<'a> {
     /// True if all groups have left; called on the host after [`close`](Self::close). Once they have, none
     /// passes until the gate is opened.
     pub fn is_idle(&self) -> bool {
-        self.words[STATIONS..]
-            .iter()
+        self.station_words()
             .all(|station| station.load(Order::Acquire, Scope::Sys) != INSIDE)
     }
 
     /// Frees a lost station and returns it; called on the host, once no command is in flight any longer.
     pub fn take_lost(&self) -> Option<u32> {
-        let stations = self.words[STATIONS..].iter();
-        let lost = stations
+        let lost = self
+            .station_words()
             .zip(0..)
             .find(|(word, _)| word.load(Order::Acquire, Scope::Sys) == LOST);
         lost.map(|(word, station)| {

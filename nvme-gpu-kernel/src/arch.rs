@@ -417,6 +417,37 @@ pub unsafe fn load_u64(from: u64) -> u64 {
     value
 }
 
+/// Loads ten words of 8 bytes side by side: none of the loads waits for another.
+///
+/// # Safety
+/// As for [`load_u64`], for all of them.
+#[cfg(feature = "rows")]
+#[inline(always)]
+pub unsafe fn load_ten(from: u64) -> [u64; 10] {
+    let (w0, w1, w2, w3, w4): (u64, u64, u64, u64, u64);
+    let (w5, w6, w7, w8, w9): (u64, u64, u64, u64, u64);
+    // SAFETY: the caller vouches for the addresses.
+    unsafe {
+        asm!(
+            "ld.global.b64 {w0}, [{from}];",
+            "ld.global.b64 {w1}, [{from}+8];",
+            "ld.global.b64 {w2}, [{from}+16];",
+            "ld.global.b64 {w3}, [{from}+24];",
+            "ld.global.b64 {w4}, [{from}+32];",
+            "ld.global.b64 {w5}, [{from}+40];",
+            "ld.global.b64 {w6}, [{from}+48];",
+            "ld.global.b64 {w7}, [{from}+56];",
+            "ld.global.b64 {w8}, [{from}+64];",
+            "ld.global.b64 {w9}, [{from}+72];",
+            from = in(reg64) from,
+            w0 = out(reg64) w0, w1 = out(reg64) w1, w2 = out(reg64) w2, w3 = out(reg64) w3,
+            w4 = out(reg64) w4, w5 = out(reg64) w5, w6 = out(reg64) w6, w7 = out(reg64) w7,
+            w8 = out(reg64) w8, w9 = out(reg64) w9,
+            options(nostack));
+    }
+    [w0, w1, w2, w3, w4, w5, w6, w7, w8, w9]
+}
+
 /// Loads 8 bytes; the compiler may move or merge the load.
 ///
 /// # Safety

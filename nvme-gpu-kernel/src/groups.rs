@@ -6,6 +6,8 @@
 use crate::arch;
 #[cfg(not(target_arch = "nvptx64"))]
 use crate::lanes::scratch;
+#[cfg(feature = "rows")]
+use crate::scratch_words::GROUP_WORDS;
 use crate::scratch_words::SCRATCH;
 #[cfg(target_arch = "nvptx64")]
 use core::arch::asm;
@@ -203,11 +205,21 @@ impl WholeBlock {
         Self { scratch: scratch() }
     }
 
+    /// Returns a word for each thread of a block of at most 256 threads. Their content is undefined at first.
+    #[cfg(feature = "rows")]
+    #[inline(always)]
+    pub fn batch_words(&self) -> &'static [AtomicU32] {
+        self.scratch.get(GROUP_WORDS..).unwrap_or_default()
+    }
+
     #[inline(always)]
     fn word(&self, index: u32) -> &AtomicU32 {
         self.scratch.get(index as usize).unwrap_or(&self.scratch[0])
     }
 }
+
+#[cfg(target_arch = "nvptx64")]
+const _: () = assert!(SCRATCH * 4 == 1284);
 
 /// The block's scratch words. Not inlined: the array must exist once.
 #[cfg(target_arch = "nvptx64")]
@@ -216,10 +228,10 @@ fn scratch() -> &'static [AtomicU32; SCRATCH] {
     let address: u64;
     // SAFETY: names a static shared array; takes its address only.
     unsafe {
-        asm!("{{ .shared .align 4 .b8 nvme_scratch[260]; .reg .u64 a; mov.u64 a, nvme_scratch; cvta.shared.u64 {}, a; }}",
+        asm!("{{ .shared .align 4 .b8 nvme_scratch[1284]; .reg .u64 a; mov.u64 a, nvme_scratch; cvta.shared.u64 {}, a; }}",
             out(reg64) address, options(nostack));
     }
-    // SAFETY: 260 bytes of shared memory, 4-byte aligned, that live as long as the block.
+    // SAFETY: 1,284 bytes of shared memory, 4-byte aligned, that live as long as the block.
     unsafe { &*(address as usize as *const [AtomicU32; SCRATCH]) }
 }
 

@@ -95,9 +95,10 @@ unsafe fn tell(rows: &GatherLaunch, ends: u32) {
     let progress = rows.progress as usize as *mut LaunchProgress;
     let summary = rows.summary as usize as *mut LaunchSummary;
     // SAFETY: the caller vouches for the words; the fields are only accessed as atomics while blocks run.
-    let (launches, kept_failed, kept_worst, to_failed, to_worst, ended) = unsafe {
+    let (launches, has_failed, kept_failed, kept_worst, to_failed, to_worst, ended) = unsafe {
         (
             &*(&raw const (*progress).launches).cast::<AtomicU32>(),
+            &*(&raw const (*progress).failed).cast::<AtomicU64>(),
             &*(&raw const (*progress).kept_failed).cast::<AtomicU64>(),
             &*(&raw const (*progress).kept_worst).cast::<AtomicU64>(),
             &*(&raw const (*summary).failed).cast::<AtomicU64>(),
@@ -106,12 +107,17 @@ unsafe fn tell(rows: &GatherLaunch, ends: u32) {
         )
     };
     let told = u64::from(ends.wrapping_mul(arch::blocks()));
+    // Acquire: pairs with the addition to the failures, so that the worst of them is there. Mostly there are none, and
+    // nothing has to be taken; those of a thread that is between its two additions are left for the next report.
+    let (mut failed, mut worst) = (has_failed.load(Order::Acquire, Scope::Gpu), 0);
     // SAFETY: the caller vouches for the words, which are only accessed by such atomic instructions.
-    let (failed, worst, left) = unsafe {
-        let failed = arch::swap(&raw mut (*progress).failed, 0);
-        let worst = arch::swap(&raw mut (*progress).worst, 0);
+    let left = unsafe {
+        if failed != 0 {
+            failed = arch::swap(&raw mut (*progress).failed, 0);
+            worst = arch::swap(&raw mut (*progress).worst, 0);
+        }
         let was = arch::add_ordered(&raw mut (*progress).blocks, told.wrapping_neg());
-        (failed, worst, was.wrapping_sub(told))
+        was.wrapping_sub(told)
     };
     let failed = failed + kept_failed.load(Order::Relaxed, Scope::Gpu);
     let worst = worst.max(kept_worst.load(Order::Relaxed, Scope::Gpu));

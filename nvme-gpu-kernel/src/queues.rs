@@ -21,6 +21,8 @@ const _: () = assert!(size_of::<QueueArray>() == 24);
 #[cfg(any(target_arch = "nvptx64", feature = "lanes"))]
 mod device {
     use super::QueueArray;
+    #[cfg(feature = "rows")]
+    use nvme_core::BatchQueue;
     use nvme_core::group::ThreadGroup;
     use nvme_core::handoff::QueueWords;
     use nvme_core::sync::AtomicU64;
@@ -57,6 +59,45 @@ mod device {
             // SAFETY: the caller vouches for the words.
             let (memory, state) = unsafe { self.words(index)?.attach() }?;
             Some(CollectiveQueue::resume(group, memory, state))
+        }
+
+        /// Returns queue `index` for one group, which owns it and leaves nothing in flight. Every member calls this.
+        ///
+        /// # Safety
+        /// As [`shared`](Self::shared), and no other thread uses the queue meanwhile.
+        #[cfg(feature = "rows")]
+        #[inline(always)]
+        pub unsafe fn batches<'a, G: ThreadGroup>(
+            &self,
+            index: u32,
+            group: G,
+        ) -> Option<BatchQueue<'a, G>> {
+            if index >= self.queue_count {
+                return None;
+            }
+            let words = self.queues + u64::from(index) * size_of::<QueueWords>() as u64;
+            // All words are loaded before the first is looked at: a trip to memory for each check would follow the one
+            // before.
+            // SAFETY: the caller vouches for the words, whose size is ten times 8 bytes; nothing writes to them.
+            let w = unsafe { crate::arch::load_ten(words) };
+            let words = QueueWords {
+                sq: w[0],
+                cq: w[1],
+                sq_doorbell: w[2],
+                cq_doorbell: w[3],
+                lists: w[4],
+                lists_iova: w[5],
+                state: w[6],
+                entries: w[7] as u32,
+                slots: (w[7] >> 32) as u32,
+                list_words: w[8] as u32,
+                page_shift: (w[8] >> 32) as u32,
+                qid: w[9] as u32,
+                reserved: 0,
+            };
+            // SAFETY: the caller vouches for the words.
+            let (memory, state) = unsafe { words.attach() }?;
+            Some(BatchQueue::take(group, memory, state))
         }
 
         /// Page size of the controller of queue `index` in bytes; 4,096 when there is no such queue.

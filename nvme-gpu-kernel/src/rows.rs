@@ -120,6 +120,23 @@ pub struct CachedGather {
     pub line_bytes: u32,
 }
 
+/// Parameters of a launch that gathers rows by queues that its blocks own: `nvme_gather_batched`.
+///
+/// Rows, first byte, output and stride are multiples of 16 bytes. A station has slots for `rows_of_block` rows, and each
+/// queue has room for as many commands.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[repr(C)]
+pub struct Batched {
+    /// Parameters of the gather. Its own queues are not used.
+    pub gather: GatherLaunch,
+    /// Queues; each belongs to the station of the same number. `cells` is not used.
+    pub owned: QueueArray,
+    /// Rows that a block reads at a time, 1 to [`BLOCK_THREADS`].
+    pub rows_of_block: u32,
+    /// 0.
+    pub reserved: u32,
+}
+
 /// Rows that a launch writes at most, where it is given ids: each is compared with all later ones.
 pub const SCATTER_ROWS: u64 = 32_768;
 

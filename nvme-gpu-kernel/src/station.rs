@@ -1,5 +1,6 @@
 //! Stations: the I/O contexts of blocks of threads that read or write rows. A station has slots and result
-//! cells that no other block uses, and a word at the gate.
+//! cells that no other block uses, and a word at the gate. The first ones also have a queue each, if the
+//! controller grants enough.
 //!
 //! A station with a read that was never answered is not freed: the read may still write to its slot.
 //!
@@ -71,21 +72,28 @@ pub fn why_none(gate: &AdmissionGate<'_>) -> i32 {
 /// Takes a free station and passes the gate with it.
 #[inline(always)]
 pub fn claim(rows: &GatherLaunch, gate: &AdmissionGate<'_>) -> u32 {
-    let enter = |station| gate.enter(station).is_ok();
-    claim_by(rows, enter, || gate.look().is_err())
+    claim_of(rows, rows.station_count, gate)
 }
 
-/// Takes a free station, and gives it back unless `enter` says that it may be used. Gives up when all `is_shut`.
+/// Takes a free one of the first `count` stations and passes the gate with it.
+#[inline(always)]
+pub fn claim_of(rows: &GatherLaunch, count: u32, gate: &AdmissionGate<'_>) -> u32 {
+    let enter = |station| gate.enter(station).is_ok();
+    claim_by((rows, count), enter, || gate.look().is_err())
+}
+
+/// Takes a free one of the first `count` stations, and gives it back unless `enter` returns true. Gives up once `is_shut`
+/// returns true.
 #[inline(always)]
 pub fn claim_by(
-    rows: &GatherLaunch,
+    (rows, count): (&GatherLaunch, u32),
     enter: impl Fn(u32) -> bool,
     is_shut: impl Fn() -> bool,
 ) -> u32 {
     let deadline_ns = GpuThread
         .now_ns()
         .saturating_add(rows.timeout_ns.saturating_mul(STATION_PATIENCE));
-    let count = rows.station_count.max(1);
+    let count = count.max(1);
     // Launches begin at different stations.
     let first =
         (rows.summary as u32 / size_of::<LaunchSummary>() as u32).wrapping_add(arch::block());
@@ -95,9 +103,11 @@ pub fn claim_by(
         while next < count {
             let station = first.wrapping_add(next) % count;
             let owner = owner(rows, station);
+            // The first one is mostly free: a load before the exchange would be a trip for nothing.
+            let may_be_free = (next | turn) == 0 || owner.load(Order::Relaxed, Scope::Gpu) == FREE;
             // Acquire: pairs with the release of the block that held the station; its last accesses to the
             // slots come before this block's.
-            if owner.load(Order::Relaxed, Scope::Gpu) == FREE
+            if may_be_free
                 && owner.compare_exchange(FREE, TAKEN, Order::Acquire, Scope::Gpu) == FREE
             {
                 if enter(station) {
@@ -176,7 +186,7 @@ pub fn write_blocks(
 
 /// Describes `blocks` blocks from `slot` on as a command's data.
 #[inline(always)]
-fn blocks_at<'d>(rows: &GatherLaunch, slot: u64, blocks: u32) -> CommandData<'d> {
+pub fn blocks_at<'d>(rows: &GatherLaunch, slot: u64, blocks: u32) -> CommandData<'d> {
     CommandData::Contiguous {
         iova: Iova(rows.slots_iova + slot),
         len: u64::from(blocks) << rows.block_shift,

@@ -400,6 +400,14 @@ typedef struct nvme_gpu_statistics {
    Calls into this library since the process began, this one included: a graph that is launched again adds none.
    */
   uint64_t calls;
+  /*
+   Gathers of one drive's rows, launched on a GPU or captured in a graph, whose blocks own their queues.
+   */
+  uint64_t owned_gathers;
+  /*
+   Gathers of one drive's rows, launched or captured, whose blocks share their queues.
+   */
+  uint64_t shared_gathers;
 } nvme_gpu_statistics;
 
 /*

@@ -100,6 +100,10 @@ pub struct StoreStatistics {
     pub background_failures: u64,
     /// Calls into this library since the process began, this one included: a graph that is launched again adds none.
     pub calls: u64,
+    /// Gathers of one drive's rows, launched on a GPU or captured in a graph, whose blocks own their queues.
+    pub owned_gathers: u64,
+    /// Gathers of one drive's rows, launched or captured, whose blocks share their queues.
+    pub shared_gathers: u64,
 }
 
 // SAFETY: integers, the size first.
@@ -224,6 +228,7 @@ fn of_gpu(options: &OpenOptions, gpu: i32) -> Option<nvme_host::store::GpuOption
         queues: or(options.gpu_queues, default.queues),
         entries: or(options.gpu_entries, default.entries),
         stations: or(options.gpu_stations, default.stations),
+        ..default
     };
     Some(nvme_host::store::GpuOptions { index, rows })
 }
@@ -389,6 +394,8 @@ pub unsafe extern "C" fn nvme_gpu_stats(
             retries: stats.retries,
             background_failures: opened.background_failures.load(Ordering::Relaxed),
             calls: calls(),
+            owned_gathers: stats.owned_gathers,
+            shared_gathers: stats.shared_gathers,
         };
         // SAFETY: as the header says.
         unsafe { give(statistics, &known) }

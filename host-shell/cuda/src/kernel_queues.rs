@@ -83,8 +83,7 @@ impl KernelQueues {
             gpu,
             controller,
             access,
-            options.queues,
-            options.entries,
+            (options.queues, options.entries),
             Some(Arc::clone(&turns) as _),
         )?;
         lent.kind = Some(QueueKind::Shared);

@@ -81,11 +81,26 @@ impl LentQueues {
         gpu: &Arc<Gpu>,
         controller: &Controller,
         access: &Arc<GpuAccess>,
-        count: u32,
-        entries: u32,
+        (count, entries): (u32, u32),
         users: Option<Arc<dyn QueueUsers>>,
     ) -> Result<Self> {
-        let entries = entries.max(2).next_power_of_two();
+        Self::of_two_sizes(gpu, controller, access, [(count, entries), (0, 2)], users)
+    }
+
+    /// Lends queues of two sizes: the first number of them, then others of at most as many entries.
+    ///
+    /// # Errors
+    /// As [`create`](Self::create).
+    pub fn of_two_sizes(
+        gpu: &Arc<Gpu>,
+        controller: &Controller,
+        access: &Arc<GpuAccess>,
+        sizes: [(u32, u32); 2],
+        users: Option<Arc<dyn QueueUsers>>,
+    ) -> Result<Self> {
+        let sizes = sizes.map(|(count, entries)| (count, entries.max(2).next_power_of_two()));
+        let entries = sizes[0].1;
+        let count = sizes[0].0 + sizes[1].0;
         let most = controller.info().capabilities.max_entries;
         if entries > most {
             return Err(Error::usage(
@@ -96,7 +111,8 @@ impl LentQueues {
         let (mut queues, mut rings, mut words) = (Vec::new(), Vec::new(), Vec::new());
         let page = controller.info().capabilities.page.bytes();
         let shadow = access.rings((count, entries, page))?;
-        for _ in 0..count {
+        let each = |(count, entries)| std::iter::repeat_n(entries, count as usize);
+        for entries in sizes.into_iter().flat_map(each) {
             let queue = match &shadow {
                 Some(shadow) => controller.create_queue_pair_in(entries, shadow.memory())?,
                 None => controller.create_queue_pair(entries)?,

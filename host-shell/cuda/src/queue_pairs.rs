@@ -46,7 +46,7 @@ impl GpuQueuePairs {
         entries: u32,
     ) -> Result<Self> {
         Ok(Self {
-            lent: LentQueues::create(kernels.gpu(), controller, access, count, entries, None)?,
+            lent: LentQueues::create(kernels.gpu(), controller, access, (count, entries), None)?,
             launches: LaunchMemory::new(kernels)?,
             data: KeepAlive::default(),
             stop: None,

@@ -41,9 +41,13 @@ pub(crate) fn open(device: Arc<dyn Device>, options: &StoreOptions) -> Result<St
         .as_ref()
         .map_or(device, |access| Arc::clone(access.device()));
     let config = ControllerConfig {
-        queue_pairs: [gpu_queues(options), kernel_queues(options)]
-            .into_iter()
-            .fold(options.queues, u32::saturating_add),
+        queue_pairs: [
+            gpu_queues(options),
+            owned_queues(options),
+            kernel_queues(options),
+        ]
+        .into_iter()
+        .fold(options.queues, u32::saturating_add),
         timeout: options.timeout,
         changes: read_only
             .is_none()
@@ -55,7 +59,13 @@ pub(crate) fn open(device: Arc<dyn Device>, options: &StoreOptions) -> Result<St
     let controller = Arc::new(controller);
     let shares = shares(controller.info().queue_pairs, options)?;
     #[cfg(feature = "cuda")]
-    let rows = with_gpu::rows(access.as_ref(), &controller, info, shares.of_gpu, options)?;
+    let rows = with_gpu::rows(
+        access.as_ref(),
+        &controller,
+        info,
+        (shares.of_gpu, shares.owned),
+        options,
+    )?;
     let gone = Arc::new(Mutex::new(None));
     let lane = |_| -> Result<Box<dyn StoreLane>> {
         let lane = DriveLane::new(&controller, info, options.depth, &gone)?;
@@ -105,6 +115,8 @@ pub(crate) fn open(device: Arc<dyn Device>, options: &StoreOptions) -> Result<St
 struct QueueShares {
     of_cpu: u32,
     of_gpu: u32,
+    /// Those that blocks on the GPU own: what the others leave.
+    owned: u32,
     of_kernels: u32,
 }
 
@@ -122,9 +134,12 @@ fn shares(granted: u32, options: &StoreOptions) -> Result<QueueShares> {
     }
     let of_gpu = gpu_queues(options).min(left - of_kernels);
     let of_cpu = granted.saturating_sub(of_gpu + of_kernels);
+    let of_cpu = of_cpu.min(options.queues).max(1);
+    let others = of_gpu + of_kernels + of_cpu;
     Ok(QueueShares {
-        of_cpu: of_cpu.min(options.queues).max(1),
+        of_cpu,
         of_gpu,
+        owned: owned_queues(options).min(granted.saturating_sub(others)),
         of_kernels,
     })
 }
@@ -133,6 +148,20 @@ fn shares(granted: u32, options: &StoreOptions) -> Result<QueueShares> {
 fn gpu_queues(options: &StoreOptions) -> u32 {
     #[cfg(feature = "cuda")]
     let queues = options.gpu.map_or(0, |gpu| gpu.rows.queues);
+    #[cfg(not(feature = "cuda"))]
+    let queues = {
+        let _ = options;
+        0
+    };
+    queues
+}
+
+/// Returns the number of queues that blocks on a GPU own.
+fn owned_queues(options: &StoreOptions) -> u32 {
+    #[cfg(feature = "cuda")]
+    let queues = options
+        .gpu
+        .map_or(0, |gpu| gpu.rows.owned.min(gpu.rows.stations));
     #[cfg(not(feature = "cuda"))]
     let queues = {
         let _ = options;

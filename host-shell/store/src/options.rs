@@ -167,4 +167,8 @@ pub struct StoreStats {
     pub bytes: u64,
     /// Commands that were sent again.
     pub retries: u64,
+    /// Gathers of one drive's rows, launched on a GPU or captured in a graph, whose blocks own their queues.
+    pub owned_gathers: u64,
+    /// Gathers of one drive's rows, launched or captured, whose blocks share their queues.
+    pub shared_gathers: u64,
 }

@@ -247,10 +247,20 @@ impl StoreSpace {
     }
 
     pub fn stats(&self) -> StoreStats {
+        #[cfg(feature = "cuda")]
+        let (owned_gathers, shared_gathers) = {
+            let rows = self.members.iter().filter_map(|one| one.rows.as_ref());
+            rows.map(|rows| rows.gathers())
+                .fold((0, 0), |all, one| (all.0 + one.0, all.1 + one.1))
+        };
+        #[cfg(not(feature = "cuda"))]
+        let (owned_gathers, shared_gathers) = (0, 0);
         StoreStats {
             commands: self.commands.load(Ordering::Relaxed),
             bytes: self.bytes.load(Ordering::Relaxed),
             retries: self.retries.load(Ordering::Relaxed),
+            owned_gathers,
+            shared_gathers,
         }
     }
 }

@@ -129,6 +129,7 @@ pub(super) fn reach(device: &Arc<dyn Device>, options: &StoreOptions) -> Result<
     };
     let _guest = gpu.enter()?;
     let queues = of_gpu.rows.queues.saturating_add(options.queues);
+    let queues = queues.saturating_add(of_gpu.rows.owned);
     let queues = queues.saturating_add(options.kernel_queues);
     let queues = u16::try_from(queues).unwrap_or(u16::MAX);
     let auto = TierRequest::Auto {
@@ -162,7 +163,7 @@ pub(super) fn rows(
     access: Option<&Arc<GpuAccess>>,
     controller: &Controller,
     info: NamespaceInfo,
-    queues: u32,
+    (queues, owned): (u32, u32),
     options: &StoreOptions,
 ) -> Result<Option<Arc<GpuRows>>> {
     let (Some(access), Some(of_gpu)) = (access, options.gpu) else {
@@ -177,6 +178,7 @@ pub(super) fn rows(
     let entries = of_gpu.rows.entries.max(2).next_power_of_two();
     let lent = RowsOptions {
         queues,
+        owned,
         entries: entries.min(controller.info().capabilities.max_entries),
         ..of_gpu.rows
     };

@@ -194,7 +194,7 @@ pub fn enter(rows: &StripedGather) -> (u32, u32) {
             }
             true
         };
-        station = station::claim_by(&rows.gather, |_| true, is_shut);
+        station = station::claim_by((&rows.gather, rows.gather.station_count), |_| true, is_shut);
     }
     arch::sync_warp(arch::FULL);
     let station = arch::shuffle(arch::FULL, station, 0);

@@ -10,6 +10,7 @@
 // UNSAFETY: kernel parameters hold addresses that the host vouches for.
 #![allow(unsafe_code)]
 
+mod batched;
 mod end;
 mod follow;
 mod members;
@@ -17,6 +18,8 @@ mod probe;
 mod warp;
 mod wide;
 
+#[cfg(not(target_arch = "nvptx64"))]
+pub use batched::nvme_gather_batched;
 #[cfg(not(target_arch = "nvptx64"))]
 pub use end::nvme_end_launch;
 #[cfg(not(target_arch = "nvptx64"))]

@@ -184,7 +184,7 @@ impl<'r> GatherWarp<'r, '_> {
         let is_bad = is_live && row.code != code::OK;
         match piece {
             Some(piece) => self.clear_pieces(piece, is_bad),
-            None => self.clear(index, is_bad),
+            None => clear(self.rows, index, is_bad),
         }
         let became = (row.member, row.code);
         self.failed.note(self.rows, index, is_live, became);
@@ -540,19 +540,18 @@ impl<'r> GatherWarp<'r, '_> {
             zero(to, bytes, None);
         }
     }
+}
 
-    /// The warp makes rows of zeros of those of the lanes that want it.
-    #[inline(always)]
-    fn clear(&self, index: u64, wants: bool) {
-        let mut left = arch::ballot(arch::FULL, wants);
-        let first = index - u64::from(arch::lane());
-        let rows = self.rows;
-        while left != 0 {
-            let lane = left.trailing_zeros();
-            left &= left - 1;
-            let to = rows.out + (first + u64::from(lane)) * rows.out_stride;
-            zero(to, rows.row_bytes, Format::of_number(rows.failed_as));
-        }
+/// The warp makes rows of zeros of those of the lanes that want it. Every lane calls it.
+#[inline(always)]
+pub fn clear(rows: &GatherLaunch, index: u64, wants: bool) {
+    let mut left = arch::ballot(arch::FULL, wants);
+    let first = index - u64::from(arch::lane());
+    while left != 0 {
+        let lane = left.trailing_zeros();
+        left &= left - 1;
+        let to = rows.out + (first + u64::from(lane)) * rows.out_stride;
+        zero(to, rows.row_bytes, Format::of_number(rows.failed_as));
     }
 }
 

@@ -305,6 +305,15 @@ pub unsafe fn load_word(from: u64) -> u64 {
     unsafe { load_u64(from) }
 }
 
+/// Loads ten words of 8 bytes.
+///
+/// # Safety
+/// As [`load_u64`], for all of them.
+pub unsafe fn load_ten(from: u64) -> [u64; 10] {
+    // SAFETY: the caller vouches for the addresses.
+    std::array::from_fn(|at| unsafe { load_u64(from + at as u64 * 8) })
+}
+
 /// Returns the time of the launch's clock, in nanoseconds.
 pub fn now_ns() -> u64 {
     here().now_ns()

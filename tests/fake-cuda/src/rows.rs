@@ -7,13 +7,13 @@ use crate::kernels::now_ns;
 use nvme_gpu_kernel::entries;
 use nvme_gpu_kernel::lanes::{HostGrid, RunningLaunch};
 use nvme_gpu_kernel::rows::{
-    CachedGather, CheckLaunch, FollowLaunch, GatherLaunch, ListedLaunch, RangesLaunch,
+    Batched, CachedGather, CheckLaunch, FollowLaunch, GatherLaunch, ListedLaunch, RangesLaunch,
     SCATTER_ROWS, ScatterLaunch, StripedGather, WidenLaunch,
 };
 use std::rc::Rc;
 
 /// The symbols, in the order in which the driver numbers them.
-pub const NAMES: [&std::ffi::CStr; 11] = [
+pub const NAMES: [&std::ffi::CStr; 12] = [
     c"nvme_gather",
     c"nvme_copy_rows",
     c"nvme_check_rows",
@@ -25,6 +25,7 @@ pub const NAMES: [&std::ffi::CStr; 11] = [
     c"nvme_read_listed",
     c"nvme_follow_rows",
     c"nvme_end_launch",
+    c"nvme_gather_batched",
 ];
 
 /// Blocks that run at a time.
@@ -56,6 +57,7 @@ macro_rules! launches {
 
 launches! {
     gather nvme_gather GatherLaunch;
+    gather_batched nvme_gather_batched Batched;
     gather_cached nvme_gather_cached CachedGather;
     gather_striped nvme_gather_striped StripedGather;
     read_ranges nvme_read_ranges RangesLaunch;

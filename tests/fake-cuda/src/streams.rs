@@ -13,7 +13,7 @@ use crate::{
 };
 use nvme_gpu_kernel::Kernel;
 use nvme_gpu_kernel::rows::{
-    CachedGather, CheckLaunch, FollowLaunch, GatherLaunch, ListedLaunch, RangesLaunch,
+    Batched, CachedGather, CheckLaunch, FollowLaunch, GatherLaunch, ListedLaunch, RangesLaunch,
     ScatterLaunch, StripedGather, WidenLaunch,
 };
 use nvme_gpu_kernel::work::LaunchArguments;
@@ -441,6 +441,11 @@ pub unsafe extern "C" fn cuLaunchKernel(
             // SAFETY: this kernel takes one `FollowLaunch`.
             let follow = unsafe { **parameters.cast::<*const FollowLaunch>() };
             Arc::new(move || rows::follow(follow, grid, block))
+        }
+        (None, name) if name == rows::NAMES[11] => {
+            // SAFETY: this kernel takes one `Batched`.
+            let batched = unsafe { **parameters.cast::<*const Batched>() };
+            Arc::new(move || rows::gather_batched(batched, grid, block))
         }
         (None, name) if rows::NAMES.contains(&name) => {
             // SAFETY: these kernels take one `GatherLaunch`.

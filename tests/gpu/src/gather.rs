@@ -17,6 +17,16 @@ use nvme_gpu_kernel::rows::code;
 use nvme_host::cuda::{RowRequest, RowTable};
 use std::time::Duration;
 
+/// Faults of one read, by the names of their cases.
+pub const FAULTS: [(&str, &str); 6] = [
+    ("status", "status:0x281@op=read,nth=7"),
+    ("dropped", "drop@op=read,nth=7"),
+    ("late", "delay:LATE@op=read,nth=7"),
+    ("wrong-cid", "wrongcid:0xfff@op=read,nth=7"),
+    ("dead-cfs", "cfs@op=read,nth=7"),
+    ("all-ones", "allones@op=read,nth=7"),
+];
+
 /// A gather sees what was written before it began, and not what is written afterwards.
 fn writes(bench: &Bench) -> Outcome<String> {
     let mut drive = Drive::new(bench, 4096, "", limit())?;
@@ -47,17 +57,10 @@ pub fn all(report: &mut Report, bench: &Bench) {
     report.test("gather/after-writes", |_| writes(bench));
     report.test("gather/streams", |_| streams(bench));
     report.test("gather/cache", |_| cached(bench));
-    report.test("gather/fault/over-and-over", |_| outages(bench));
-    for (name, fault) in [
-        ("status", "status:0x281@op=read,nth=7"),
-        ("dropped", "drop@op=read,nth=7"),
-        ("late", "delay:LATE@op=read,nth=7"),
-        ("wrong-cid", "wrongcid:0xfff@op=read,nth=7"),
-        ("dead-cfs", "cfs@op=read,nth=7"),
-        ("all-ones", "allones@op=read,nth=7"),
-    ] {
+    report.test("gather/fault/over-and-over", |_| outages(bench, 300));
+    for (name, fault) in FAULTS {
         report.test(&format!("gather/fault/{name}"), |_| {
-            faults(bench, name, fault)
+            faults(bench, (name, fault), 600)
         });
     }
 }
@@ -203,20 +206,22 @@ fn cached(bench: &Bench) -> Outcome<String> {
     }
 }
 
-/// Reads are lost again and again while launches go on over several streams: no row is wrong, and no station is lost.
-fn outages(bench: &Bench) -> Outcome<String> {
+/// Reads are lost again and again while launches of `count` rows go on over several streams: no row is wrong, and no
+/// station is lost.
+pub fn outages(bench: &Bench, count: usize) -> Outcome<String> {
     let timeout = Duration::from_millis(60) * bench.patience as u32;
-    let drive = Drive::new(bench, 4096, "drop@op=read,every=3000", timeout)?;
-    outages_of(bench, &drive)
+    let fault = format!("drop@op=read,every={}", count * 10);
+    let drive = Drive::new(bench, 4096, &fault, timeout)?;
+    outages_of(bench, &drive, count)
 }
 
-pub fn outages_of(bench: &Bench, drive: &Drive) -> Outcome<String> {
+pub fn outages_of(bench: &Bench, drive: &Drive, count: usize) -> Outcome<String> {
     let table = drive.table(0, 4096);
     let mut throw = dice(21);
     let streams = several_streams(bench, 4)?;
     let (mut failed, mut rows) = (0, 0);
     for _ in 0..25 {
-        let jobs = random_jobs(drive, table, (12, 300), &mut throw)?;
+        let jobs = random_jobs(drive, table, (12, count), &mut throw)?;
         for codes in run_over(drive, &jobs, &streams)? {
             rows += codes.len();
             failed += codes.iter().filter(|code| **code != code::OK).count();
@@ -229,14 +234,15 @@ pub fn outages_of(bench: &Bench, drive: &Drive) -> Outcome<String> {
     }
 }
 
-/// Rows whose reads fail say so, no row is wrong, and a later gather works where the controller comes back.
-fn faults(bench: &Bench, name: &str, fault: &str) -> Outcome<String> {
+/// Rows whose reads fail say so, no row is wrong, and a later gather works where the controller comes back. Gathers have
+/// `count` rows.
+pub fn faults(bench: &Bench, (name, fault): (&str, &str), count: usize) -> Outcome<String> {
     let timeout = fault_timeout(bench, fault);
     let fault = fault.replace("LATE", &format!("{}ms", timeout.as_millis() * 4));
     let drive = Drive::new(bench, 4096, &fault, timeout)?;
     let table = drive.table(0, 4096);
     let mut throw = dice(5);
-    let mut ids = || -> Vec<i64> { (0..600).map(|_| throw(table.rows) as i64).collect() };
+    let mut ids = || -> Vec<i64> { (0..count).map(|_| throw(table.rows) as i64).collect() };
     let job = Job::new(&drive, table, ids(), true, 0)?;
     let codes = drive.run(&job)?;
     let failed = codes.iter().filter(|code| **code != code::OK).count();

@@ -49,12 +49,12 @@ pub fn all(report: &mut Report, bench: &Bench) {
     });
     report.case("gather/graph/outlives-its-store", |_| {
         let drive = Drive::new(bench, 4096, "", limit());
-        drive.and_then(outlives).into()
+        drive.and_then(|drive| outlives(drive, 300)).into()
     });
     report.case("gather/graph/file-outlives-its-store", |_| {
         let run = || {
             let file = Scratch::new()?;
-            outlives(Drive::open(bench, &file.device(), limit())?)
+            outlives(Drive::open(bench, &file.device(), limit())?, 300)
         };
         run().into()
     });
@@ -325,11 +325,11 @@ pub fn replay(drive: &Drive, rounds: u64) -> Outcome<String> {
     ))
 }
 
-/// A graph that is launched when its store is gone: each row is zero, and says so.
-pub fn outlives(drive: Drive) -> Outcome<String> {
+/// A graph of `count` rows that is launched when its store is gone: each row is zero, and says so.
+pub fn outlives(drive: Drive, count: i64) -> Outcome<String> {
     current(&drive)?;
     let table = drive.table(0, 4096);
-    let job = Job::new(&drive, table, (0..300).collect(), true, 0)?;
+    let job = Job::new(&drive, table, (0..count).collect(), true, 0)?;
     let stream = OwnStream::new()?;
     let (graph, pending) = Graph::of(&stream, |stream| job.start_on(&drive, stream))?;
     graph.launch(&stream)?;
@@ -342,7 +342,7 @@ pub fn outlives(drive: Drive) -> Outcome<String> {
     stream.synchronize()?;
     let codes = job.check_against(&image)?;
     match codes.iter().all(|code| *code == code::GONE) && pending.ended() == 2 {
-        true => Ok("300 rows are zero and GONE".to_owned()),
+        true => Ok(format!("{count} rows are zero and GONE")),
         false => Err(format!("{codes:?}")),
     }
 }

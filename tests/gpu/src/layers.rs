@@ -73,6 +73,7 @@ impl Model {
                         queues: 4,
                         entries: 128,
                         stations: 4,
+                        ..RowsOptions::default()
                     },
                 }),
                 ..StoreOptions::default()

@@ -24,6 +24,7 @@ mod matmul;
 mod matrix;
 mod model;
 mod ops;
+mod owned;
 mod paged;
 mod product;
 mod ranges;
@@ -138,6 +139,7 @@ fn main() -> ExitCode {
     example::all(&mut report, &bench);
     data::all(&mut report, &bench);
     gather::all(&mut report, &bench);
+    owned::all(&mut report, &bench);
     stations::all(&mut report, &bench);
     scatter::all(&mut report, &bench);
     hazards::all(&mut report, &bench);

@@ -79,6 +79,7 @@ fn open(device: &str, gpu: Option<u32>, bytes: &[u8]) -> nvme_host::Result<Llama
                 queues: 4,
                 entries: 128,
                 stations: 4,
+                ..RowsOptions::default()
             },
         }),
         ..StoreOptions::default()

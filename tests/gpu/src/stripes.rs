@@ -30,7 +30,7 @@ pub fn all(report: &mut Report, bench: &Bench) {
     report.test("stripes/outages", |_| {
         let timeout = Duration::from_millis(60) * bench.patience as u32;
         let drive = open(bench, "drop@op=read,every=1500", timeout)?;
-        outages_of(bench, &drive)
+        outages_of(bench, &drive, 300)
     });
     for (name, fault, comes_back) in [
         ("status", "status:0x281@op=read,nth=7", true),
@@ -49,7 +49,9 @@ pub fn all(report: &mut Report, bench: &Bench) {
         drive.and_then(|drive| replay(&drive, rounds)).into()
     });
     report.case("stripes/graph/outlives-its-store", |_| {
-        open(bench, "", limit()).and_then(outlives).into()
+        open(bench, "", limit())
+            .and_then(|drive| outlives(drive, 300))
+            .into()
     });
 }
 

@@ -118,6 +118,11 @@ fn rows_are_well() {
 }
 
 #[test]
+fn rows_by_owned_queues_are_well() {
+    all_pass("owned", 13, &["gather/owned/"]);
+}
+
+#[test]
 fn kernels_that_read_and_compute_are_well() {
     let chosen = [
         "product/",

@@ -235,7 +235,7 @@ int main(int count, char **arguments)
     nvme_gpu_t *store;
     nvme_gpu_versions versions = { sizeof(versions), 0, 0 };
     nvme_gpu_path_info path = { .size = sizeof(path) };
-    nvme_gpu_statistics statistics = { sizeof(statistics), 0, 0, 0, 0, 0 };
+    nvme_gpu_statistics statistics = { .size = sizeof(statistics) };
     if (count != 2) return 2;
     CHECK(nvme_gpu_last_error()[0] == 0 && nvme_gpu_last_remedy()[0] == 0);
     OK(nvme_gpu_version(&versions));

@@ -17,6 +17,8 @@ pub(super) struct RowKernels {
     gathers: Module,
     _scatters: Module,
     pub gather: KernelFunction,
+    /// Gathers by queues that blocks own.
+    pub gather_batched: KernelFunction,
     pub gather_cached: KernelFunction,
     pub gather_striped: KernelFunction,
     pub read_ranges: KernelFunction,
@@ -37,6 +39,7 @@ impl RowKernels {
         let scatters = Module::load(gpu, SCATTER_PTX.as_bytes())?;
         Ok(Self {
             gather: gathers.function("nvme_gather")?,
+            gather_batched: gathers.function("nvme_gather_batched")?,
             gather_cached: gathers.function("nvme_gather_cached")?,
             gather_striped: gathers.function("nvme_gather_striped")?,
             read_ranges: gathers.function("nvme_read_ranges")?,
@@ -58,7 +61,8 @@ impl RowKernels {
         self.gathers.cost(self.gather)
     }
 
-    /// Puts `blocks` blocks of `kernel`, one of these, into `stream`, a `CUstream` of the calling thread's context.
+    /// Puts `blocks` blocks of `kernel`, one of these, into `stream`, a `CUstream` of the calling thread's context. A block
+    /// has [`BLOCK_THREADS`] threads.
     ///
     /// # Safety
     /// As [`Module::launch_on`].
@@ -72,9 +76,27 @@ impl RowKernels {
         blocks: u32,
         argument: &T,
     ) -> Result<()> {
+        // SAFETY: the caller's.
+        unsafe { self.launch_of(stream, kernel, (blocks, BLOCK_THREADS), argument) }
+    }
+
+    /// Puts `blocks` blocks of `threads` threads of `kernel` into `stream`, as [`launch`](Self::launch) does.
+    ///
+    /// # Safety
+    /// As [`Module::launch_on`].
+    ///
+    /// # Errors
+    /// As [`Module::launch_on`].
+    pub unsafe fn launch_of<T: Copy>(
+        &self,
+        stream: u64,
+        kernel: KernelFunction,
+        (blocks, threads): (u32, u32),
+        argument: &T,
+    ) -> Result<()> {
         // SAFETY: the caller's. A function handle identifies its module, so it need not be one of `gathers`.
         unsafe {
-            let blocks = LaunchSize::plain(blocks, BLOCK_THREADS);
+            let blocks = LaunchSize::plain(blocks, threads);
             self.gathers.launch_on(stream, kernel, blocks, argument)
         }
     }

@@ -9,12 +9,14 @@
 //! - [`RowTable`]: location and size of rows.
 //! - [`PendingRows`]: a gather under way.
 //! - `streamed`: rows that the caller's kernel consumes while it reads them.
+//! - `batched`: gathers of few rows, by queues that blocks own (docs/adr/0028).
 //! - `ranges`: reads of any length, many in one launch. `scatter`: rows that the GPU writes.
 //! - `wide`: rows whose elements a second launch dequantises or upcasts.
 //! - `board`, `state`: the words and the memory that launches and their recovery share.
 // UNSAFETY: launches a kernel over addresses that the caller vouches for.
 #![allow(unsafe_code)]
 
+mod batched;
 mod board;
 mod by_host;
 mod cache;
@@ -54,7 +56,8 @@ use nvme_driver::error::{Error, Result};
 use nvme_driver::widen::RowWidening;
 use nvme_gpu_kernel::QueueArray;
 use nvme_gpu_kernel::rows::{
-    BLOCK_WARPS, GatherLaunch, STATION_BYTES, STATION_CELLS, WARP_BYTES, WidenLaunch, slot_bytes,
+    BLOCK_THREADS, BLOCK_WARPS, GatherLaunch, STATION_BYTES, STATION_CELLS, WARP_BYTES,
+    WidenLaunch, slot_bytes,
 };
 use slot::{LaunchSlot, Named};
 use std::sync::Arc;
@@ -67,6 +70,8 @@ use wide::WideRows;
 const FEW: u64 = 4;
 /// Bytes that a warp reads at a time, where rows are long.
 const FEW_BYTES: u64 = 16 << 10;
+/// Entries of a queue that belongs to a station: room for a command of each thread.
+const BATCH_ENTRIES: u32 = 512;
 
 /// Options of a [`GpuRows`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -77,6 +82,24 @@ pub struct RowsOptions {
     pub entries: u32,
     /// Blocks of a launch that run at a time, each with 1 MiB of slot memory.
     pub stations: u32,
+    /// Queue pairs besides those, for launches of few rows: each belongs to a station, so that there are at most as many.
+    /// A controller may grant fewer; without any, such launches go by the others.
+    pub owned: u32,
+    /// Limit of the bytes of all rows of such a launch: more fill the link by the others, whose warps copy while others
+    /// read.
+    pub owned_bytes: u64,
+}
+
+impl RowsOptions {
+    /// Returns these options, with at most as many queues for stations as `controller` has beside these and `others`.
+    pub fn within(self, controller: &Controller, others: u32) -> Self {
+        let granted = controller.info().queue_pairs;
+        let left = granted.saturating_sub(self.queues.saturating_add(others));
+        Self {
+            owned: self.owned.min(left),
+            ..self
+        }
+    }
 }
 
 impl Default for RowsOptions {
@@ -85,6 +108,8 @@ impl Default for RowsOptions {
             queues: 16,
             entries: 1024,
             stations: 32,
+            owned: 16,
+            owned_bytes: 192 << 10,
         }
     }
 }
@@ -93,6 +118,12 @@ impl Default for RowsOptions {
 pub struct GpuRows {
     watch: Option<LaunchWatch>,
     lent: Option<LentQueues>,
+    /// Number of the last queues of `lent`: each belongs to a station.
+    owned: u32,
+    /// Limit of the bytes of a gather that goes by them.
+    owned_bytes: u64,
+    /// Limit of the commands of a block: room in such a queue, and threads of a block.
+    most_of_block: u32,
     state: Arc<RowsState>,
     slots: Option<GpuData>,
     kernels: Option<Arc<RowKernels>>,
@@ -122,12 +153,13 @@ impl GpuRows {
         let bytes = stations as usize * STATION_BYTES as usize;
         let slots = access.slots(bytes)?;
         let kernels = Arc::new(RowKernels::load(gpu)?);
-        let lent = LentQueues::create(
+        let owned = options.owned.min(stations);
+        let batch = BATCH_ENTRIES.min(options.entries);
+        let lent = LentQueues::of_two_sizes(
             gpu,
             controller,
             access,
-            options.queues,
-            options.entries,
+            [(options.queues, options.entries), (owned, batch)],
             Some(Arc::clone(&state) as _),
         )?;
         let footing = Arc::new(UserFacts::new(controller.session(), info));
@@ -136,6 +168,10 @@ impl GpuRows {
             watch: Some(LaunchWatch::start(&state, controller.session(), &footing)?),
             footing,
             lent: Some(lent),
+            owned,
+            owned_bytes: options.owned_bytes,
+            // One entry of a ring stays empty.
+            most_of_block: BLOCK_THREADS.min(batch.max(2).next_power_of_two() - 1),
             state,
             slots: Some(slots),
             kernels: Some(kernels),
@@ -243,18 +279,42 @@ impl GpuRows {
         unsafe {
             self.widened(&wide, stream, |slot| {
                 self.start(launch, (slot, named), stream, |kernels, launch, blocks| {
-                    let cached = ways.cache.map(|cache| cache.launch(launch));
-                    // SAFETY: the kernels take one `GatherLaunch` or `Cached`; the caller vouches for the request's
-                    // addresses, the others are ours until the gate is shut for good and nothing is inside.
-                    match &cached {
-                        Some(cached) => {
-                            kernels.launch(stream, kernels.gather_cached, blocks, cached)
-                        }
-                        None => kernels.launch(stream, kernels.gather, blocks, &launch),
-                    }
+                    // SAFETY: as this function's: the caller vouches for the request's addresses, the others are ours
+                    // until the gate is shut for good and nothing is inside.
+                    self.put_gather(kernels, (launch, blocks), ways, stream)
                 })
             })
         }
+    }
+
+    /// Puts the kernel that gathers `launch` into `stream`: through the cache of `ways`, by queues that blocks own, or by
+    /// shared ones, with `blocks` blocks. Counts the last two.
+    ///
+    /// # Safety
+    /// As [`gather`](Self::gather).
+    unsafe fn put_gather(
+        &self,
+        kernels: &RowKernels,
+        (launch, blocks): (GatherLaunch, u32),
+        ways: GatherOptions<'_>,
+        stream: u64,
+    ) -> Result<()> {
+        let counts = &self.state.counts;
+        if let Some(cache) = ways.cache {
+            counts.shared.fetch_add(1, Ordering::Relaxed);
+            let cached = cache.launch(launch);
+            // SAFETY: the kernel takes one `Cached`; the caller's.
+            return unsafe { kernels.launch(stream, kernels.gather_cached, blocks, &cached) };
+        }
+        if let Some((batched, shape)) = self.batched(&launch) {
+            counts.owned.fetch_add(1, Ordering::Relaxed);
+            let (kernel, size) = (kernels.gather_batched, (shape.blocks, shape.threads));
+            // SAFETY: the kernel takes one `Batched`; the caller's.
+            return unsafe { kernels.launch_of(stream, kernel, size, &batched) };
+        }
+        counts.shared.fetch_add(1, Ordering::Relaxed);
+        // SAFETY: the kernel takes one `GatherLaunch`; the caller's.
+        unsafe { kernels.launch(stream, kernels.gather, blocks, &launch) }
     }
 
     /// Puts a gather into `stream` by `gather`, and the second launch for the rows of `wide`, if there is one: both as one
@@ -403,7 +463,7 @@ impl GpuRows {
         QueueArray {
             queues: lent.set.address(),
             cells: self.state.memory.cells.address(),
-            queue_count: lent.set.len() as u32,
+            queue_count: lent.set.len() as u32 - self.owned,
             cell_count: self.state.stations * STATION_CELLS,
         }
     }

@@ -11,7 +11,7 @@ use nvme_driver::controller::session::{FactsStanding, UserFacts};
 use nvme_driver::error::Result;
 use nvme_driver::lock::lock;
 use nvme_gpu_kernel::rows::{LaunchProgress, STATION_CELLS};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, Weak};
 use std::time::{Duration, Instant};
 
@@ -27,6 +27,13 @@ pub(in super::super) struct StationMemory {
     pub free: DeviceMemory,
     /// A result cell for each row under way.
     pub cells: DeviceMemory,
+}
+
+/// Counts of gathers that were launched or captured, by the queues that they go by.
+#[derive(Default)]
+pub(super) struct GatherCounts {
+    pub owned: AtomicU64,
+    pub shared: AtomicU64,
 }
 
 /// State that launches of one store share.
@@ -48,6 +55,8 @@ pub(in super::super) struct RowsState {
     /// Facts about the namespace on which launches rely. They hold the device open, which launches that outlive
     /// their store must not do.
     pub footing: OnceLock<Weak<UserFacts>>,
+    /// Counts of gathers.
+    pub(super) counts: GatherCounts,
     /// A kernel of the caller's may name this memory at any time: it is never freed.
     pub is_kept: AtomicBool,
 }
@@ -74,6 +83,7 @@ impl RowsState {
             is_stopped: AtomicBool::new(false),
             is_stuck: AtomicBool::new(false),
             footing: OnceLock::new(),
+            counts: GatherCounts::default(),
             is_kept: AtomicBool::new(false),
         })
     }

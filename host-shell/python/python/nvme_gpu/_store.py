@@ -292,7 +292,8 @@ class Store(Held):
 
     def stats(self) -> dict[str, int]:
         """Counts since it was opened: ``commands`` sent, ``bytes`` moved, ``retries``, all of the CPU's queues; ``calls``
-        from Python that use the device. A launch of a graph is none."""
+        from Python that use the device; ``owned_gathers`` and ``shared_gathers``: gathers by a GPU whose blocks own their
+        queues, and whose blocks share them. A launch of a graph is none of them, its capture is one."""
         found: dict[str, int] = json.loads(self._native.stats())
         found["calls"] = self._native.calls
         return found

@@ -17,6 +17,8 @@ use std::time::Duration;
 
 const SEED: u64 = 0x60A7;
 pub const BYTES: u64 = 8 << 20;
+/// Limit of a gather by owned queues: all that fit into them go that way.
+const OWNED_BYTES: u64 = 2 << 20;
 /// What the output holds before a gather.
 pub const CANARY: u8 = 0xA5;
 
@@ -40,6 +42,8 @@ pub fn few_stations(bench: &Bench, timeout: Duration) -> StoreOptions {
                 queues: 4,
                 entries: 128,
                 stations: 4,
+                owned_bytes: OWNED_BYTES,
+                ..RowsOptions::default()
             },
         }),
         ..StoreOptions::default()
@@ -92,6 +96,8 @@ impl Drive {
                         queues: 4,
                         entries: 128,
                         stations: 4,
+                        owned_bytes: OWNED_BYTES,
+                        ..RowsOptions::default()
                     },
                 }),
                 ..StoreOptions::default()

@@ -8,10 +8,12 @@ use crate::account::Failure;
 use crate::memory::{Area, PAGE};
 use crate::setup::BLOCK_BYTES;
 use nvme_core::sync::{AtomicU32, AtomicU64, Order, Scope};
-use nvme_gpu_kernel::entries::{nvme_gather, nvme_gather_cached, nvme_read_listed, nvme_scatter};
+use nvme_gpu_kernel::entries::{
+    nvme_gather, nvme_gather_batched, nvme_gather_cached, nvme_read_listed, nvme_scatter,
+};
 use nvme_gpu_kernel::lanes::{HostGrid, LaunchTurn, RunningLaunch as Lanes};
 use nvme_gpu_kernel::rows::{
-    BLOCK_THREADS, CachedGather, GatherLaunch, LaunchProgress, LaunchSummary, ListHead,
+    BLOCK_THREADS, Batched, CachedGather, GatherLaunch, LaunchProgress, LaunchSummary, ListHead,
     ListedLaunch, RangeTarget, RowBlocks, ScatterLaunch, code,
 };
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -30,6 +32,8 @@ pub(super) enum Work {
     Cached,
     Listed,
     Scatter,
+    /// A gather by the queue that one station owns.
+    Batched,
 }
 
 /// A launch under way, or one that has ended.
@@ -197,7 +201,7 @@ impl World<'_> {
     fn rows_of(&self, work: Work) -> GatherLaunch {
         match work {
             Work::Scatter => self.whole,
-            Work::Gather | Work::Cached => self.rows,
+            Work::Gather | Work::Cached | Work::Batched => self.rows,
             Work::Listed => GatherLaunch {
                 row_bytes: 1 << PIECE_SHIFT,
                 slot_bytes: 1 << PIECE_SHIFT,
@@ -207,9 +211,14 @@ impl World<'_> {
     }
 
     fn start(&mut self, mut launch: Launch, blocks: u32) {
+        let threads = match launch.work {
+            // As many as its rows need, and two warps at least.
+            Work::Batched => (launch.ids.len() as u32).next_multiple_of(32).max(64),
+            _ => BLOCK_THREADS,
+        };
         let grid = HostGrid {
             blocks,
-            threads: BLOCK_THREADS,
+            threads,
             at_once: 2,
             clock: self.clock.clone(),
         };
@@ -217,6 +226,16 @@ impl World<'_> {
         launch.lanes = Some(match launch.work {
             // SAFETY: what the addresses name lives in the world and in the launch, which ends before both.
             Work::Gather => Lanes::new(grid, move || unsafe { nvme_gather(gather) }),
+            Work::Batched => {
+                let batched = Batched {
+                    gather,
+                    owned: self.owned,
+                    rows_of_block: launch.ids.len() as u32,
+                    reserved: 0,
+                };
+                // SAFETY: as above.
+                Lanes::new(grid, move || unsafe { nvme_gather_batched(batched) })
+            }
             Work::Cached => {
                 let cached = CachedGather {
                     gather,
@@ -333,7 +352,7 @@ impl World<'_> {
         let outcome = match launch.work {
             Work::Scatter => self.judge_writes(index),
             Work::Listed => self.judge_pieces(index),
-            Work::Gather | Work::Cached => self.judge_rows(index),
+            Work::Gather | Work::Cached | Work::Batched => self.judge_rows(index),
         };
         outcome.map_err(|text| {
             Failure::new("rows", format!("{:?}: {text}", self.launches[index].work))

@@ -52,13 +52,12 @@ pub fn crossover(
         0 => cores() as u32,
         threads => threads,
     };
-    let queues = u16::try_from(job.options.queues).unwrap_or(u16::MAX);
+    let queues = job.options.queues.saturating_add(job.options.owned);
+    let others = 2 + threads + chain::MOST_THREADS;
+    let queues = u16::try_from(queues).unwrap_or(u16::MAX);
     let config = ControllerConfig {
         // Chases by the CPU use separate queues.
-        queue_pairs: job
-            .options
-            .queues
-            .saturating_add(2 + threads + chain::MOST_THREADS),
+        queue_pairs: u32::from(queues).saturating_add(others),
         ..config.clone()
     };
     let exactly = TierRequest::Exactly(QueueTier::Direct);
@@ -88,8 +87,9 @@ pub fn crossover(
         }
     }
     lay_out(&controllers, (job.nsid, &cases))?;
+    let options = job.options.within(controller, others);
     for row_bytes in &job.row_bytes {
-        let rows = GpuRows::create(controller, &access, *info, job.options, config.timeout)?;
+        let rows = GpuRows::create(controller, &access, *info, options, config.timeout)?;
         let mut bench =
             CrossoverBench::new(&gpu, (controller, *info), rows, (*row_bytes, threads), job)?;
         emit(json!({

@@ -132,9 +132,10 @@ pub fn gather(
     emit: &mut dyn FnMut(Value),
 ) -> Result<()> {
     let gpu = Gpu::open(job.gpu)?;
-    let queues = u16::try_from(job.options.queues).unwrap_or(u16::MAX);
+    let queues = job.options.queues.saturating_add(job.options.owned);
+    let queues = u16::try_from(queues).unwrap_or(u16::MAX);
     let config = ControllerConfig {
-        queue_pairs: job.options.queues.saturating_add(2 + cores() as u32),
+        queue_pairs: u32::from(queues).saturating_add(2 + cores() as u32),
         ..config.clone()
     };
     if devices.len() > 1 && job.cache_bytes > 0 {
@@ -158,7 +159,8 @@ pub fn gather(
     let module = Module::load(&gpu, ROWS_PTX.as_bytes())?;
     let rows = controllers.iter().zip(&accesses);
     let rows = rows.map(|((controller, info), access)| {
-        let rows = GpuRows::create(controller, access, *info, job.options, config.timeout);
+        let options = job.options.within(controller, 2 + cores() as u32);
+        let rows = GpuRows::create(controller, access, *info, options, config.timeout);
         rows.map(Arc::new)
     });
     let drives = MeasuredDrives::new(rows.collect::<Result<_>>()?, job.cases.table_bytes)?;

@@ -1,0 +1,152 @@
+//! Gathers of few rows: each block reads by a queue that it owns (docs/adr/0028).
+
+use super::GpuRows;
+use nvme_core::handoff::QueueWords;
+use nvme_gpu_kernel::QueueArray;
+use nvme_gpu_kernel::rows::{BLOCK_THREADS, Batched, GatherLaunch, STATION_BYTES};
+use std::sync::atomic::Ordering;
+
+/// Rows of a block, while there are queues that are free: the more queues, the more of a drive's work is done side by
+/// side.
+const FEW_ROWS: u64 = 8;
+/// Threads of a block at least: the first two warps end a block side by side.
+const FEW_THREADS: u64 = 64;
+/// Loads of 16 bytes that a thread has in flight while it copies, where there are threads enough.
+const THREAD_UNITS: u64 = 4;
+
+/// Blocks and threads of a launch of `nvme_gather_batched`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct OwnedShape {
+    pub blocks: u32,
+    pub threads: u32,
+    rows_of_block: u32,
+}
+
+impl GpuRows {
+    /// Returns the launch that gathers the same rows by queues that its blocks own, and its shape. Returns `None` without
+    /// such queues, for more bytes than their limit, for more rows than fit into them, and for rows that are not in units
+    /// of 16 bytes.
+    pub(super) fn batched(&self, launch: &GatherLaunch) -> Option<(Batched, OwnedShape)> {
+        let lent = self.lent.as_ref()?;
+        let limits = (self.most_of_block, self.owned_bytes);
+        let shape = OwnedShape::of(launch, self.owned, limits)?;
+        let first = u64::from(lent.set.len() as u32 - self.owned);
+        let owned = QueueArray {
+            queues: lent.set.address() + first * size_of::<QueueWords>() as u64,
+            cells: 0,
+            queue_count: self.owned,
+            cell_count: 0,
+        };
+        let batched = Batched {
+            gather: *launch,
+            owned,
+            rows_of_block: shape.rows_of_block,
+            reserved: 0,
+        };
+        Some((batched, shape))
+    }
+
+    /// Returns the numbers of gathers that went by queues that blocks own, and by shared ones.
+    pub fn gathers(&self) -> (u64, u64) {
+        let counts = &self.state.counts;
+        (
+            counts.owned.load(Ordering::Relaxed),
+            counts.shared.load(Ordering::Relaxed),
+        )
+    }
+}
+
+impl OwnedShape {
+    /// Spreads the rows of `launch` over `owned` queues, each with room for `most_of_block` commands; `None` for a launch
+    /// that goes by shared queues, also for one of more than `most_bytes` bytes.
+    fn of(
+        launch: &GatherLaunch,
+        owned: u32,
+        (most_of_block, most_bytes): (u32, u64),
+    ) -> Option<Self> {
+        let in_slots = STATION_BYTES.checked_div(launch.slot_bytes.into())?;
+        let most = in_slots.min(most_of_block.into());
+        let is_fit = launch.unit_shift == 4 && launch.count != 0;
+        let bytes = launch.count.saturating_mul(launch.row_bytes.into());
+        if !is_fit || bytes > most_bytes || launch.count > most * u64::from(owned) {
+            return None;
+        }
+        let blocks = launch.count.div_ceil(FEW_ROWS.min(most));
+        let rows_of_block = launch.count.div_ceil(blocks.min(owned.into()));
+        // Rounded up, the rows of a block may leave the last blocks without any.
+        let blocks = launch.count.div_ceil(rows_of_block) as u32;
+        let units = rows_of_block * u64::from(launch.row_bytes >> 4);
+        let threads = rows_of_block
+            .max(units.div_ceil(THREAD_UNITS))
+            .next_multiple_of(32)
+            .clamp(FEW_THREADS, BLOCK_THREADS.into()) as u32;
+        Some(Self {
+            blocks,
+            threads,
+            rows_of_block: rows_of_block as u32,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MOST_BYTES: u64 = 2 << 20;
+
+    fn of(count: u64, row_bytes: u32, slot_bytes: u32, unit_shift: u32) -> GatherLaunch {
+        GatherLaunch {
+            count,
+            row_bytes,
+            slot_bytes,
+            unit_shift,
+            ..GatherLaunch::default()
+        }
+    }
+
+    fn shape(launch: &GatherLaunch, owned: u32, most: u32) -> Option<(u32, u32)> {
+        OwnedShape::of(launch, owned, (most, MOST_BYTES))
+            .map(|shape| (shape.blocks, shape.rows_of_block))
+    }
+
+    #[test]
+    fn few_rows_are_spread_over_the_queues_and_many_go_by_shared_ones() {
+        let small = |count| shape(&of(count, 256, 512, 4), 16, 256);
+        assert_eq!(small(0), None);
+        assert_eq!(small(1), Some((1, 1)));
+        assert_eq!(small(24), Some((3, 8)));
+        assert_eq!(small(48), Some((6, 8)));
+        let most = MOST_BYTES / 256;
+        assert_eq!(small(most + 1), None);
+        let all = shape(&of(most, 256, 512, 4), 32, 256);
+        assert_eq!(all, Some((32, most.div_ceil(32) as u32)));
+    }
+
+    #[test]
+    fn a_block_has_no_more_rows_than_slots_commands_and_threads() {
+        for (count, slot, owned, most) in [
+            (1, 4096, 1, 256),
+            (33, 8192, 1, 255),
+            (100, 12288, 8, 63),
+            (33, 512, 16, 256),
+        ] {
+            let launch = of(count, 256, slot, 4);
+            let shape = OwnedShape::of(&launch, owned, (most, MOST_BYTES)).expect("it fits");
+            let (blocks, rows) = (u64::from(shape.blocks), u64::from(shape.rows_of_block));
+            assert!(shape.blocks <= owned && shape.rows_of_block <= most);
+            assert!(shape.threads >= shape.rows_of_block && shape.threads <= BLOCK_THREADS);
+            assert_eq!(shape.threads % 32, 0);
+            assert!(rows * u64::from(slot) <= STATION_BYTES);
+            assert!(blocks * rows >= count && (blocks - 1) * rows < count);
+        }
+    }
+
+    #[test]
+    fn what_the_kernel_does_not_copy_goes_by_shared_queues() {
+        let beyond = MOST_BYTES / 4096 + 1;
+        assert_eq!(shape(&of(8, 256, 512, 3), 32, 256), None);
+        assert_eq!(shape(&of(beyond, 4096, 4096, 4), 32, 256), None);
+        assert_eq!(shape(&of(8, 256, 512, 4), 0, 256), None);
+        assert_eq!(shape(&of(257, 256, 512, 4), 1, 256), None);
+    }
+}

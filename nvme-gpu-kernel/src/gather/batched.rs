@@ -1,0 +1,264 @@
+//! Gathers of few rows, bound by the latency of the bus: a block owns a queue together with its station.
+//!
+//! Each thread reads one row. Its entry, its wait and its copies depend on those of no other thread, so that loads of
+//! host memory are in flight side by side (docs/adr/0028).
+// UNSAFETY: kernel parameters hold addresses that the host vouches for.
+#![allow(unsafe_code)]
+
+use super::warp::clear;
+use crate::arch;
+use crate::groups::{GpuThread, WholeBlock};
+use crate::launch::{self, WarpFailures};
+use crate::launch_end;
+use crate::rows::{Batched, GatherLaunch, RowBlocks, STATION_BYTES, code};
+use crate::station::{self, NO_STATION};
+use nvme_core::gate::AdmissionGate;
+use nvme_core::group::{ExecContext, ThreadGroup};
+use nvme_core::spec::{Lba, Nsid, nvm};
+use nvme_core::sync::{AtomicU32, Order, Scope};
+use nvme_core::{BatchEnds, BatchQueue, MemberCommand};
+
+/// Word of a row that is not copied, in place of its first byte in its slot.
+const NOWHERE: u32 = u32::MAX;
+
+entry! {
+    /// Gathers rows: at most as many blocks as there are queues, enough for all rows. A block has a multiple of 32 threads,
+    /// at least `rows_of_block` and at most [`BLOCK_THREADS`](crate::rows::BLOCK_THREADS).
+    ///
+    /// # Safety
+    /// Every address in `batched` is what [`Batched`] says; the queues exist on the controller, and only blocks at their
+    /// stations use them.
+    pub unsafe fn nvme_gather_batched(batched: Batched) {
+        let rows = &batched.gather;
+        // SAFETY: the caller's.
+        let Some(gate) = (unsafe { station::gate(rows) }) else {
+            return;
+        };
+        let block = WholeBlock::here();
+        let first = u64::from(arch::block()) * u64::from(batched.rows_of_block);
+        // In flight together with the words of the gate.
+        let id = load_id(&batched, first);
+        let mut station = NO_STATION;
+        if block.leads() {
+            station = station::claim_of(rows, batched.owned.queue_count, &gate);
+        }
+        let station = block.broadcast(station);
+        let queue = match station {
+            NO_STATION => None,
+            // SAFETY: the caller's; the station is this block's.
+            _ => unsafe { batched.owned.batches(station, block) },
+        };
+        let work = BatchWork {
+            rows,
+            block,
+            gate,
+            station,
+            queue,
+            has_lost: false,
+            failed: WarpFailures::default(),
+        };
+        work.gather((first, batched.rows_of_block), id);
+    }
+}
+
+/// Loads the id of this thread's row of a block whose rows begin at row `first`; returns -1 if it has none.
+#[inline(always)]
+fn load_id(batched: &Batched, first: u64) -> i64 {
+    let index = first + u64::from(arch::thread());
+    match arch::thread() < batched.rows_of_block && index < batched.gather.count {
+        // SAFETY: the host gives `count` ids.
+        true => unsafe { launch::id(&batched.gather, index) },
+        false => -1,
+    }
+}
+
+/// The work of a block. Fields are the same for all threads, except for `failed`, which is a warp's.
+struct BatchWork<'r, 'q> {
+    rows: &'r GatherLaunch,
+    block: WholeBlock,
+    gate: AdmissionGate<'r>,
+    station: u32,
+    queue: Option<BatchQueue<'q, WholeBlock>>,
+    /// A read has not ended: the controller may still write to its slot.
+    has_lost: bool,
+    failed: WarpFailures,
+}
+
+impl BatchWork<'_, '_> {
+    /// Gathers the rows of the block, at most `most` from row `first` on, and leaves the station; `id` is that of the
+    /// thread's row.
+    #[inline(always)]
+    fn gather(mut self, (first, most): (u64, u32), id: i64) {
+        let rows = self.rows;
+        let index = first + u64::from(arch::thread());
+        let is_live = arch::thread() < most && index < rows.count;
+        let place = rows.place(id).filter(|_| is_live);
+        let left = rows.count.saturating_sub(first);
+        let count = if left < u64::from(most) {
+            left as u32
+        } else {
+            most
+        };
+        // The same way for all threads of the block: there are barriers in the first one.
+        let became = match (self.queue.is_some(), self.station, place) {
+            (true, ..) => self.read_and_copy(place, (first, count)),
+            (_, _, None) => code::OUT_OF_RANGE,
+            (_, NO_STATION, _) => station::why_none(&self.gate),
+            _ => code::NOT_RUN,
+        };
+        clear(rows, index, is_live && became != code::OK);
+        self.failed.note(rows, index, is_live, (None, became));
+        self.leave();
+    }
+
+    /// Reads the thread's row, and copies all `count` rows of the block from row `first` on, with its other threads.
+    /// Returns the row's code.
+    #[inline(always)]
+    fn read_and_copy(&mut self, place: Option<RowBlocks>, (first, count): (u64, u32)) -> i32 {
+        let units = UnitSteps::new(self.rows.row_bytes >> 4);
+        let (became, in_slot) = self.read(place);
+        let words = self.block.batch_words();
+        if let Some(word) = words.get(arch::thread() as usize) {
+            word.store(in_slot, Order::Relaxed, Scope::Cta);
+        }
+        self.block.sync();
+        self.copy(words, (first, count), units);
+        became
+    }
+
+    /// Reads the blocks of the thread's row, if it has one, into its slot. Returns the row's code, and its first byte in
+    /// the slot.
+    #[inline(always)]
+    fn read(&mut self, place: Option<RowBlocks>) -> (i32, u32) {
+        let (rows, thread) = (self.rows, arch::thread());
+        let Some(queue) = &mut self.queue else {
+            return (code::NOT_RUN, NOWHERE);
+        };
+        let ends = BatchEnds(self.block.batch_words());
+        let at = place.unwrap_or(RowBlocks {
+            byte: 0,
+            block: 0,
+            blocks: 1,
+        });
+        let slot = u64::from(self.station) * STATION_BYTES
+            + u64::from(thread) * u64::from(rows.slot_bytes);
+        let read = || {
+            let sqe = nvm::read(Nsid(rows.nsid), Lba(at.block), at.blocks);
+            MemberCommand::new(sqe, station::blocks_at(rows, slot, at.blocks), 0)
+        };
+        let submitted = queue.submit(ends, place.is_some(), read);
+        let deadline_ns = GpuThread.now_ns().saturating_add(rows.timeout_ns);
+        let left = queue.finish(ends, &GpuThread, deadline_ns);
+        self.has_lost = left != Ok(0);
+        let became = match (place, submitted, ends.status(thread)) {
+            (None, ..) => code::OUT_OF_RANGE,
+            (_, Err(why), _) => station::code_of_refusal(why),
+            (_, _, Some(status)) => i32::from(status.code()),
+            _ if left.is_ok() => code::TIMED_OUT,
+            _ => code::GONE,
+        };
+        let in_slot = (at.byte - (at.block << rows.block_shift)) as u32;
+        match became {
+            code::OK => (became, in_slot),
+            _ => (became, NOWHERE),
+        }
+    }
+
+    /// Copies to the output those of `count` rows from row `first` on whose word of `words` says where they begin. A
+    /// thread has eight loads in flight, whichever rows they belong to.
+    #[inline(always)]
+    fn copy(&self, words: &[AtomicU32], (first, count): (u64, u32), mut units: UnitSteps) {
+        let rows = self.rows;
+        let from = u64::from(self.station) * STATION_BYTES + rows.slots;
+        let to = rows.out + first * rows.out_stride;
+        while units.row < count {
+            let mut there = 0;
+            let mut next = |bit: u32| {
+                let (row, byte) = units.next();
+                let word = words.get(row as usize).filter(|_| row < count);
+                let in_slot = word.map_or(NOWHERE, |word| word.load(Order::Relaxed, Scope::Cta));
+                if in_slot != NOWHERE {
+                    there |= bit;
+                }
+                let slot = u64::from(row) * u64::from(rows.slot_bytes) + u64::from(in_slot);
+                (
+                    to + u64::from(row) * rows.out_stride + byte,
+                    from + slot + byte,
+                )
+            };
+            // One by one: what an array would put on a stack stays in registers.
+            let ((t0, f0), (t1, f1)) = (next(1), next(2));
+            let ((t2, f2), (t3, f3)) = (next(4), next(8));
+            let ((t4, f4), (t5, f5)) = (next(16), next(32));
+            let ((t6, f6), (t7, f7)) = (next(64), next(128));
+            let to = [t0, t1, t2, t3, t4, t5, t6, t7];
+            let from = [f0, f1, f2, f3, f4, f5, f6, f7];
+            // SAFETY: inside rows, in the slots and in the output, where a bit is set.
+            unsafe { arch::copy_pieces(to, from, there) };
+        }
+    }
+
+    /// Ends the block: counts its failures, and frees the station unless it has a lost command. Every thread calls it.
+    ///
+    /// Two threads do the two: each waits for the bus, and neither needs what the other does. After a lost command one
+    /// thread does both, so that the host finds the report of trouble when it learns of the end.
+    #[inline(always)]
+    fn leave(self) {
+        let (rows, block) = (self.rows, self.block);
+        let reports = launch::report(rows, &block, (self.failed.rows, self.failed.worst));
+        // All threads have left the slots and counted their failures.
+        block.sync();
+        let is_alone = self.has_lost || block.size() <= 32;
+        if block.leads() {
+            if self.has_lost {
+                self.gate.report_trouble();
+            }
+            station::leave(rows, &self.gate, self.station, self.has_lost);
+        }
+        if arch::thread() == if is_alone { 0 } else { 32 } {
+            launch_end::end_block(rows, reports);
+        }
+    }
+}
+
+/// The 16-byte units that a thread copies: one of as many in turn as the block has threads, in the order of the rows.
+struct UnitSteps {
+    /// Row and unit of the row that come next.
+    row: u32,
+    unit: u32,
+    /// Units of a row, and whole rows and units from one to the next.
+    units: u32,
+    rows: u32,
+    rest: u32,
+}
+
+impl UnitSteps {
+    /// Starts at the thread's first unit. The divisions are done here, while the reads have not begun.
+    #[inline(always)]
+    fn new(units: u32) -> Self {
+        // Never by zero: a row has at least one unit.
+        let split = |count: u32| {
+            let rows = count.checked_div(units).unwrap_or(u32::MAX);
+            (rows, count.wrapping_sub(rows.wrapping_mul(units)))
+        };
+        let ((row, unit), (rows, rest)) = (split(arch::thread()), split(arch::block_threads()));
+        Self {
+            row,
+            unit,
+            units,
+            rows,
+            rest,
+        }
+    }
+
+    /// Returns row and byte of the unit, and advances to the thread's next one.
+    #[inline(always)]
+    fn next(&mut self) -> (u32, u64) {
+        let at = (self.row, u64::from(self.unit) << 4);
+        let unit = self.unit + self.rest;
+        let is_over = unit >= self.units;
+        self.unit = unit - if is_over { self.units } else { 0 };
+        self.row += self.rows + u32::from(is_over);
+        at
+    }
+}
