@@ -11,7 +11,7 @@ const PAGES: u64 = 1_000_000;
 /// Bytes of a slot of the smallest page, and room for the journal.
 const AREA_BYTES: u64 = PAGES * 8192 + (300 << 20);
 
-/// A file of which only the journal is written.
+/// A file with a written journal and empty slots.
 struct JournalFile {
     store: Store,
     journal_bytes: u64,

@@ -12,7 +12,7 @@ pub(crate) const LOG_BLOCKS_AT_ONCE: u32 = 256;
 /// The place and the properties of a store, as its user names them.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct AreaRequest {
-    /// First byte of the area, a multiple of 4,096. Several ranks share a drive by areas of their own.
+    /// First byte of the area, a multiple of 4,096. Each rank of a shared drive has another area.
     pub offset: u64,
     /// Bytes of the area.
     pub bytes: u64,

@@ -49,7 +49,7 @@ pub(crate) struct PageIndex {
     saving: HashMap<PageKey, u32>,
     /// The front was free for longest: a late write of its last page has had the most time to arrive.
     free: VecDeque<u32>,
-    /// Dead slots of which the log does not know yet.
+    /// Dead slots whose freeing is not logged yet.
     unlogged: Vec<u32>,
     oldest: u32,
     newest: u32,
@@ -244,7 +244,7 @@ impl PageIndex {
         self.unlogged.push(slot);
     }
 
-    /// Returns the records that free the slots of which the log does not know yet.
+    /// Returns the records that free the slots whose freeing is not logged yet.
     pub fn unlogged(&self) -> Vec<LogRecord> {
         let of = |slot: &u32| LogRecord {
             kind: RecordKind::Free,

@@ -172,7 +172,7 @@ impl PageJournal {
         }
     }
 
-    /// Writes a checkpoint to the half that is not in use, and goes on there.
+    /// Writes a checkpoint to the half that is not in use, and appends there from now on.
     pub fn write_checkpoint<M: BlockMedium>(
         &mut self,
         area: &StoreArea<M>,

@@ -7,7 +7,7 @@ use crate::medium::BlockMedium;
 use crate::store::PageStore;
 use nvme_store::StoreTransfer;
 
-/// Pages that stay in their slots until this is dropped. Each has a pin of its own for each time that it was found.
+/// Pages that stay in their slots until this is dropped. Each is pinned once for each time that it was found.
 pub struct PinnedPages<'a, M: BlockMedium> {
     store: &'a PageStore<M>,
     records: Vec<PageRecord>,

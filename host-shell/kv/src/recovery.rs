@@ -72,7 +72,7 @@ pub(crate) fn recover<M: BlockMedium>(
         replay(area, half, &mut index, &mut journal, &mut report)?;
         let end = journal.next;
         journal.next = 0;
-        // The log of a checkpoint that is damaged goes on where this one ends.
+        // The log of a damaged checkpoint continues at the end of this one.
         replay(area, 1 - half, &mut index, &mut journal, &mut report)?;
         if journal.next > 0 {
             journal.is_broken = true;

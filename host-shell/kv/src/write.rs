@@ -9,7 +9,7 @@ use nvme_store::StoreTransfer;
 
 /// The most pages that are committed together: their records fit into the smallest log.
 const MOST_TOGETHER: usize = 1024;
-/// A store evicts ahead of need up to this share of its slots, so that their records need no write of their own.
+/// A store evicts ahead of need up to this share of its slots, so that their records need no separate write.
 const SLOTS_OF_ONE_AHEAD: usize = 64;
 
 /// The outcome of storing a page.

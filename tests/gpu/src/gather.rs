@@ -206,7 +206,7 @@ fn cached(bench: &Bench) -> Outcome<String> {
     }
 }
 
-/// Reads are lost again and again while launches of `count` rows go on over several streams: no row is wrong, and no
+/// Reads are lost again and again while launches of `count` rows continue over several streams: no row is wrong, and no
 /// station is lost.
 pub fn outages(bench: &Bench, count: usize) -> Outcome<String> {
     let timeout = Duration::from_millis(60) * bench.patience as u32;

@@ -32,7 +32,7 @@ pub fn all(report: &mut Report, bench: &Bench) {
     }
 }
 
-/// Runs `work`; fails unless it came to as many gathers by owned queues and by shared ones.
+/// Runs `work`; fails unless it made this number of gathers by owned queues and by shared ones.
 fn counted(drive: &Drive, counts: (u64, u64), work: impl FnOnce() -> Outcome<()>) -> Outcome<()> {
     let before = drive.store().stats();
     work()?;

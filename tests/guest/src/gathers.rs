@@ -65,6 +65,7 @@ fn prepared(device: &str, tier: u32) -> Result<(Bench, Vec<u8>), String> {
                 queues: 4,
                 entries: 64,
                 stations: 2,
+                ..RowsOptions::default()
             },
             ..GpuOptions::default()
         }),

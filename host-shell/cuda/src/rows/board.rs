@@ -67,7 +67,7 @@ impl LaunchMailbox {
 
     pub fn gate(&self) -> AdmissionGate<'_> {
         let start = self.pages.start().cast::<AtomicU32>();
-        // SAFETY: the pages begin with so many words, zeroed and aligned to a page, and live as long as the borrow.
+        // SAFETY: the pages begin with these words, zeroed and aligned to a page, and live as long as the borrow.
         // Both sides use them as atomics alone.
         let words = unsafe { std::slice::from_raw_parts(start, self.gate_words) };
         // There are words of a gate: `new` made them.
@@ -83,7 +83,7 @@ impl LaunchMailbox {
 
     fn summaries(&self) -> &[SummaryWords] {
         let start = self.pages.start().wrapping_add(head(self.gate_words));
-        // SAFETY: the pages end with so many summaries, aligned to 64 bytes, and live as long as the borrow. Both sides
+        // SAFETY: the pages end with these summaries, aligned to 64 bytes, and live as long as the borrow. Both sides
         // use them as atomics alone.
         unsafe { std::slice::from_raw_parts(start.cast(), self.launches) }
     }

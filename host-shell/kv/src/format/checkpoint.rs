@@ -1,4 +1,4 @@
-//! A checkpoint: the whole index at one moment, from which the log of the same half goes on.
+//! A checkpoint: the whole index at one moment, which the log of the same half continues.
 
 use super::page::{PageRecord, RecordWire};
 use super::{InstanceId, StructureBlock, block_of, ends_in_zeros, sealed};

@@ -92,7 +92,7 @@ impl PageModel {
             .collect();
         for number in numbers {
             let page = self.page(*number);
-            // A page that is there stays; with eviction it may have gone before.
+            // A page that was found stays; with eviction it may have gone before.
             if page.version.is_none() || !self.has_room {
                 self.page(*number).instead = Some(Some(version));
             }
@@ -158,7 +158,7 @@ fn run(
     Ok(())
 }
 
-/// Cuts the power during the step `cut` of `steps`, restarts, and compares; then goes on and compares again.
+/// Cuts the power during the step `cut` of `steps`, restarts, and compares; then continues and compares again.
 fn crash(steps: &[HistoryStep], cut: u64, (slots, pages): (u64, u64), seed: u64) -> bool {
     let bytes = bytes_for(slots);
     let disk = MemoryDisk::new(bytes as usize, seed);

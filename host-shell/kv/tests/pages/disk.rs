@@ -19,7 +19,7 @@ pub enum WriteFault {
     Late,
     /// It ends with an error after the first sector.
     Torn,
-    /// It is reported as written, and lies so many bytes further on.
+    /// It is reported as written, and lies this number of bytes further on.
     Misdirected(u64),
 }
 

@@ -176,7 +176,7 @@ fn a_damaged_checkpoint_loses_nothing() {
         store.remove(&[key(&store, 0)]).unwrap();
         let layout = store.layout();
         drop(store);
-        // Opening writes both checkpoints anew: the newest is in half 0 then, and is damaged next.
+        // Opening writes both checkpoints again: the newest is in half 0 then, and is damaged next.
         for half in [1, 0] {
             change(&disk, layout.checkpoint_at(half) + place, |block| {
                 block[20] ^= 4
@@ -256,7 +256,7 @@ fn a_block_of_the_log_that_cannot_be_read_ends_it() {
     assert_eq!(put(&store, 7).unwrap(), StoreOutcome::Stored);
 }
 
-/// The journal goes on in the other half when an append fails, whether or not it arrives later.
+/// The journal continues in the other half when an append fails, whether or not it arrives later.
 #[test]
 fn an_append_that_failed_counts_neither_now_nor_later() {
     for fault in [WriteFault::Failed, WriteFault::Late, WriteFault::Torn] {
@@ -288,7 +288,7 @@ fn a_checkpoint_that_failed_spoils_nothing() {
     (0..3).for_each(|number| assert_eq!(load(&store, number).unwrap(), payload(number, 0)));
 }
 
-/// Writes a block of the log behind those that are there, with right checksums and these records.
+/// Writes a block of the log behind those of the journal, with right checksums and these records.
 fn forge(disk: &MemoryDisk, store: PageStore<MemoryDisk>, records: Vec<LogRecord>) {
     let layout = store.layout();
     let last = LogBlock::parse(&block(disk, layout.log_at(0, 0))).unwrap();

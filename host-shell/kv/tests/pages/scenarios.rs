@@ -282,7 +282,7 @@ fn a_page_that_is_read_keeps_its_slot() {
     // Removed while pinned: not found, and the slot stays as it is.
     assert_eq!(store.remove(&keys[..1]).unwrap(), 1);
     assert_eq!(put(&store, 3).unwrap(), StoreOutcome::NoRoom);
-    // A second pin of the same page is one of its own.
+    // A second pin of the same page counts separately.
     let again = store.pin_prefix(&keys[1..2]);
     drop(pinned);
     assert_eq!(put(&store, 3).unwrap(), StoreOutcome::Stored);

@@ -59,7 +59,7 @@ fn widen(half: u16, is_bf16: bool) -> f32 {
     }
 }
 
-/// A job over memory of its own.
+/// A job with its memory.
 pub(super) struct Case {
     pub(super) shape: AttentionShape,
     pub(super) is_bf16: bool,

@@ -114,7 +114,7 @@ impl Matrix {
         if guards.into_iter().any(|byte| *byte != POISON) {
             return Err(format!("{what}: something beside it was written"));
         }
-        // A half has an error of its own.
+        // A half adds its rounding error.
         let rounding = match self.kind {
             Kind::F32 => 0.0,
             Kind::Bf16 => 1.0 / 256.0,
@@ -134,7 +134,7 @@ impl Matrix {
     }
 }
 
-/// A layer over matrices of its own.
+/// A layer with its matrices.
 pub(super) struct Case {
     pub(super) shape: [u32; 3],
     pub(super) activation: ActivationKind,

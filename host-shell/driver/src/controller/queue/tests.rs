@@ -145,7 +145,7 @@ fn a_submission_that_waited_for_a_reset_goes_by_what_it_found() {
     assert!(matches!(refused, QueueRefusal::Changed(_)), "{refused}");
 }
 
-/// Bring-up lists the first 32 namespaces; kernels that use another one go on by what a reset found of it.
+/// Bring-up lists the first 32 namespaces; kernels that use another one depend on the look that a reset takes at it.
 #[test]
 fn a_reset_reads_namespaces_beyond_those_that_bring_up_lists() {
     let controller = start("sim:mem?size=1MiB&block=4096&ns=40");

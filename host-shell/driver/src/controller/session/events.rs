@@ -73,7 +73,7 @@ impl ControllerSession {
     }
 
     /// Waits until the log pages of all events were read, for [`LAST_LOOK`] at most. Reading one re-arms its event,
-    /// so a change after this call is announced by an event of its own.
+    /// so a change after this call is announced by another event.
     pub(crate) fn settle_events(&self, admin: &mut AdminSession) -> Result<()> {
         let begin = Instant::now();
         let mut spins = 0;

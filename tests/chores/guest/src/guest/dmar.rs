@@ -11,7 +11,7 @@ pub const PLACE: &str = "kernel/firmware/acpi/dmar.aml";
 pub struct Dmar {
     /// Those that the IOMMU translates for; it does for no other.
     pub translated: &'static [u8],
-    /// The one that firmware has memory of its own for.
+    /// The one with memory reserved for the firmware.
     pub own_memory: u8,
 }
 
