@@ -258,6 +258,7 @@ const UNSAFE_MODULES: [&str; 83] = [
     // Launches kernels over its own memory and that of layers.
     "host-shell/models/examples/experts.rs",
     "host-shell/compute/examples/resident.rs",
+    "host-shell/examples/small_gathers.rs",
     "host-shell/models/src/experts/gpu.rs",
     "host-shell/models/src/machine/gpu.rs",
     "host-shell/compute/src/bench/",
