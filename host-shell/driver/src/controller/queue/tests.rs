@@ -156,7 +156,7 @@ fn a_reset_reads_namespaces_beyond_those_that_bring_up_lists() {
         ..info
     };
     facts.tell(before);
-    let mut basis = QueueBasis::new(facts);
+    let mut basis = QueueFacts::new(facts);
     basis.compare(facts, 0);
     basis.check(Nsid(40), nvm::opcode::WRITE).unwrap();
     controller.reset().unwrap();
