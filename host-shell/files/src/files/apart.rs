@@ -64,8 +64,16 @@ pub fn named_by(text: &str) -> Vec<PathBuf> {
     found
 }
 
-/// Returns the files that the device `text` lies in.
+/// Returns the files that the device `text` lies in: for a stripe those of each member.
 fn of_device(text: &str) -> Vec<PathBuf> {
+    if let Some(members) = text.strip_prefix("stripe:") {
+        let members = members.split("?stripe=").next().unwrap_or_default();
+        return members.split('|').flat_map(of_member).collect();
+    }
+    of_member(text)
+}
+
+fn of_member(text: &str) -> Vec<PathBuf> {
     if let Some(path) = text.strip_prefix("file:") {
         return vec![PathBuf::from(path)];
     }
@@ -124,6 +132,11 @@ mod tests {
         let text = |name: &str| path(name).to_str().unwrap().to_owned();
         let mut inputs = vec![text("input"), format!("file:{}", text("input"))];
         inputs.push(format!("file:{}:/a/file", text("input")));
+        inputs.push(format!(
+            "stripe:file:{}|file:{}",
+            text("other-member"),
+            text("input")
+        ));
         #[cfg(feature = "sim")]
         inputs.push(format!("sim:{}?ro=on", text("input")));
         for input in &inputs {
