@@ -1,5 +1,6 @@
 //! Identify of the namespaces in use that bring-up does not list: it lists the first ones alone
-//! ([`MAX_NAMESPACES`](nvme_core::bringup::MAX_NAMESPACES)). After a reset kernels use the facts that were read within it.
+//! ([`MAX_NAMESPACES`](nvme_core::bringup::MAX_NAMESPACES)). After a reset kernels use the facts that were read within
+//! it.
 
 use super::{AdminSession, ControllerSession, data_of};
 use crate::dma::DmaBuffer;
