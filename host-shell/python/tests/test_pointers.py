@@ -151,6 +151,85 @@ def test_memory_that_was_registered_in_pieces_is_one_for_kernels(table):
         assert cuda.cuMemHostUnregister(ctypes.c_uint64(start + at)) == 0
 
 
+class At:
+    """Memory at an address, as an object of a GPU."""
+
+    def __init__(self, address, shape, typestr, strides=None):
+        self.__cuda_array_interface__ = {
+            "version": 3,
+            "shape": shape,
+            "typestr": typestr,
+            "data": (address, False),
+            "strides": strides,
+        }
+
+
+class Registered:
+    """Pages of the host that are registered one by one, with ``flags`` each; ``on_gpu`` are their addresses on GPUs, where
+    those are not the host's."""
+
+    def __init__(self, flags, on_gpu=()):
+        import mmap
+
+        self.cuda = ctypes.CDLL("libcuda.so.1")
+        self.memory = mmap.mmap(-1, len(flags) * 4096)
+        self.start = ctypes.addressof(ctypes.c_char.from_buffer(self.memory))
+        self.pages = [ctypes.c_uint64(self.start + index * 4096) for index in range(len(flags))]
+        for page, flag in zip(self.pages, flags):
+            assert self.cuda.cuMemHostRegister_v2(page, ctypes.c_size_t(4096), flag) == 0
+        for page, at in zip(self.pages, on_gpu):
+            assert self.cuda.fake_cuda_map_at(page, ctypes.c_uint64(at)) == 0
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        for page in self.pages:
+            assert self.cuda.cuMemHostUnregister(page) == 0
+
+
+def test_a_kernel_gets_the_address_that_memory_has_on_the_gpu(table):
+    """Where that is another one than on the host: each side has bytes of its own here, so that it shows."""
+    there, out = (ctypes.c_int64 * 3)(9, 8, 7), (ctypes.c_int32 * 12)()
+    with Registered([3, 3], [ctypes.addressof(there), ctypes.addressof(out)]) as pages:
+        pages.memory[:24] = bytes((ctypes.c_int64 * 3)(3, 1, 5))
+        ids, rows = At(pages.start, (3,), "<i8"), At(pages.start + 4096, (3, WIDTH), "<i4")
+        table.gather(ids, out=rows, check="now")
+        assert list(out) == [row * 1000 + at for row in (9, 8, 7) for at in range(WIDTH)]
+        assert pages.memory[4096:4144] == bytes(48)
+        # Bytes behind the first one of a registration, too.
+        table.gather(At(pages.start + 8, (2,), "<i8"), out=At(pages.start + 4096, (2, WIDTH), "<i4"), check="now")
+        assert list(out)[::WIDTH] == [8000, 7000, 7000]
+
+
+def test_pieces_that_the_gpu_has_apart_are_not_one(table):
+    there = (ctypes.c_char * 4096)()
+    with Registered([3, 3], [ctypes.addressof(there)]) as pages:
+        for call in (
+            lambda: table.store.read_into(At(pages.start, (4097,), "|u1")).result(),
+            lambda: table.store.write_from(At(pages.start, (4097,), "|u1"), 1 << 19).result(),
+        ):
+            with pytest.raises(nvme_gpu.Usage, match="has 4096 bytes of the 4097 that are used"):
+                call()
+
+
+def test_each_piece_of_memory_may_be_written_where_a_kernel_writes(table):
+    if table.store.path["data"] == "host":
+        return  # copies of a stream take one piece alone
+    for flags in ([3, 11], [11, 3], [3, 11, 3]):
+        with Registered(flags) as pages:
+            place = At(pages.start, (len(flags) * 4096,), "|u1")
+            with pytest.raises(nvme_gpu.Usage, match="read-only"):
+                table.store.read_into(place).result()
+            table.store.write_from(place, 1 << 18).result()
+
+
+def test_managed_memory_is_every_gpus(table):
+    out = Device([7] * 12, "<i4", shape=(3, WIDTH), kind="managed", gpu=1)
+    table.gather(Device([3, 1, 5], kind="managed", gpu=1), out=out, check="now")
+    assert out.tolist()[::WIDTH] == [3000, 1000, 5000]
+
+
 def test_memory_that_was_freed_is_refused(table):
     out = Device([7] * 4, "<i4", shape=(1, WIDTH))
     ids = Device([1])

@@ -44,6 +44,8 @@ struct Block {
     /// The GPU that it lies on, or whose context was current.
     device: c_int,
     is_read_only: bool,
+    /// The first address on GPUs.
+    on_gpu: u64,
 }
 
 /// By the first address.
@@ -82,6 +84,7 @@ fn add(start: u64, bytes: usize, kind: Kind, is_read_only: bool) -> Status {
         kind,
         device,
         is_read_only,
+        on_gpu: start,
     };
     blocks.insert(start, block);
     SUCCESS
@@ -155,12 +158,25 @@ pub unsafe extern "C" fn cuMemHostGetDevicePointer_v2(
     _: c_uint,
 ) -> Status {
     let is_pinned = |block: &Block| matches!(block.kind, Kind::Registered | Kind::Pinned);
-    if find(host).is_none_or(|(_, block)| !is_pinned(&block)) {
+    let Some((start, block)) = find(host).filter(|(_, block)| is_pinned(block)) else {
         return INVALID_VALUE;
-    }
+    };
     // SAFETY: the caller gives a place for one address.
-    unsafe { *to = host };
+    unsafe { *to = block.on_gpu + (host - start) };
     SUCCESS
+}
+
+/// GPUs reach the memory that is registered at `start` by the address `at` from now on. Not of the driver: for tests of
+/// machines where a GPU has memory of the host at other addresses than the host.
+#[unsafe(no_mangle)]
+pub extern "C" fn fake_cuda_map_at(start: u64, at: u64) -> Status {
+    match lock(&BLOCKS).get_mut(&start) {
+        Some(block) if block.kind == Kind::Registered => {
+            block.on_gpu = at;
+            SUCCESS
+        }
+        _ => NOT_REGISTERED,
+    }
 }
 
 /// Memory of a test's own at `start` that counts as memory of GPU `device`; 0 bytes end that. Not of the driver: for tests
@@ -221,7 +237,7 @@ fn attribute(which: c_uint, address: u64) -> Option<(Attribute, Status)> {
             (number(&kind, 0), is_known)
         }
         3 => {
-            let (mapped, status) = mapped(block, address);
+            let (mapped, status) = mapped(found, address);
             (Attribute::Long(mapped), status)
         }
         4 => {
@@ -255,8 +271,8 @@ fn attribute(which: c_uint, address: u64) -> Option<(Attribute, Status)> {
 }
 
 /// The address by which kernels of the current context reach it, 0 where they do not.
-fn mapped(block: Option<Block>, address: u64) -> (u64, Status) {
-    let Some(block) = block else {
+fn mapped(found: Option<(u64, Block)>, address: u64) -> (u64, Status) {
+    let Some((start, block)) = found else {
         return (0, INVALID_VALUE);
     };
     let context = current_context();
@@ -267,7 +283,7 @@ fn mapped(block: Option<Block>, address: u64) -> (u64, Status) {
     let reaches = block.device == current || lock(&PEERS).contains(&(current, block.device));
     match block.kind {
         Kind::Device | Kind::Lent if !reaches => (0, INVALID_VALUE),
-        _ => (address, SUCCESS),
+        _ => (block.on_gpu + (address - start), SUCCESS),
     }
 }
 
