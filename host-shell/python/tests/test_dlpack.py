@@ -178,3 +178,33 @@ def test_ids_by_dlpack_come_after_what_their_producer_does(streams):
 
     during_reads(consume, QUEUES, gpu=0)
     drain()
+
+
+def test_minus_one_asks_for_no_order(streams):
+    """The consumer sees to the order itself: its stream does not wait, and neither does the call."""
+    (first, other), _ = streams
+
+    def take(store, saw):
+        store.write(b"\1" * 4096)
+        table = store.table(0, shape=(4, 16), dtype="uint8")
+        made = table.gather(Device([2]), stream=first)
+        capsule = made.__dlpack__(stream=-1, max_version=(1, 0))
+        under_way = not table._native.is_idle()
+        saw()
+        assert under_way, "the call has waited for the rows"
+        del capsule
+        table.check()
+
+    during_reads(take, QUEUES, gpu=0)
+    drain()
+
+
+@pytest.mark.parametrize("copy, flags", [(None, 0), (False, 0), (True, 2)])
+def test_a_consumer_is_told_that_it_got_a_copy(copy, flags):
+    """By the flag of DLPack: who has a copy may write it."""
+    array = Array((2, 3), "float32", 4)
+    capsule = array.__dlpack__(max_version=(1, 0), copy=copy)
+    words = ctypes.cast(pointer(capsule, NEW), ctypes.POINTER(ctypes.c_uint64))
+    # Versions, context and deleter come before the flags, and the address after them.
+    assert words[3] == flags
+    assert (words[4] == array.address) == (not copy)

@@ -112,6 +112,27 @@ def test_captured_gathers_come_back_with_their_graphs(gpu_store, driver):
     table.check()
 
 
+@pytest.mark.parametrize("kind", ["sim", "file"])
+def test_each_run_of_a_graph_has_its_own_failures(gpu_store, driver, tmp_path, kind):
+    """A run is told of whether the runs before it failed or not, and with the number of its own rows."""
+    path = tmp_path / "rows.bin"
+    path.write_bytes(bytes(1 << 16))
+    with nvme_gpu.open(f"file:{path}", gpu=0) as of_file:
+        table = rows_of(gpu_store if kind == "sim" else of_file, 100, 4)
+        ids, out = Device([3, 7, 9]), Device([0] * 12, "<i4", shape=(3, 4))
+        graph = Graph(driver, lambda stream: table.gather(ids, out=out, stream=stream))
+        for wrong in ((), (1,), (0, 2), (2,), (), (0, 1, 2)):
+            for row in range(3):
+                ids.memory[row] = -1 if row in wrong else 3
+            graph.run()
+            if not wrong:
+                table.check()
+                continue
+            with pytest.raises(nvme_gpu.Usage, match=rf"row {wrong[0]}: .*rows that failed: {len(wrong)}:"):
+                table.check()
+        graph.destroy()
+
+
 def test_waiting_for_several_gathers_takes_one_time(gpu_store, driver):
     """The waits share what is left of the time: with none left, none of them waits."""
     table = rows_of(gpu_store, 100, 4)
