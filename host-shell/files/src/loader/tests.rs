@@ -554,3 +554,21 @@ fn layers_of_a_file_in_pieces_are_verified() {
     );
     assert!(loader.layer(0).is_ok() && loader.layer(2).is_ok());
 }
+
+/// Also with that of the last piece.
+#[test]
+fn a_layer_fails_with_the_read_of_any_of_its_pieces() {
+    for nth in [1, 2, 3] {
+        let device = format!("sim:mem?size=4MiB&queues=1&fault=status:0x281@op=read,nth={nth}");
+        let layers = ModelLayers::of_ranges([("l0".to_owned(), 0..3 * 4096)]).unwrap();
+        let apart = |offset: u64, bytes: u64| {
+            let pieces = (0..bytes / 4096).map(|piece| offset + 2 * piece * 4096);
+            Ok(pieces.map(|at| at..at + 4096).collect())
+        };
+        let layers = layers.placed(apart).unwrap();
+        let loader = LayerLoader::new(&open(&device), layers, &SLOTS(1)).unwrap();
+        let error = loader.layer(0).unwrap_err();
+        assert!(matches!(error, Error::Command { .. }), "{nth}: {error}");
+        assert!(loader.layer(0).is_ok(), "{nth}");
+    }
+}

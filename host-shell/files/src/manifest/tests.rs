@@ -204,6 +204,24 @@ fn another_file_is_refused_by_its_length_or_its_header() {
     );
 }
 
+/// A header of several chunks: the last one names the last tensors alone.
+#[test]
+fn each_chunk_of_a_long_header_is_compared() {
+    let names: Vec<String> = (0..4000).map(|index| format!("tensor{index:06}")).collect();
+    let tensors: Vec<(&str, usize)> = names.iter().map(|name| (&**name, 1)).collect();
+    let mine = file(&tensors);
+    let manifest = of(&mine);
+    let header = manifest.parts()[0].bytes;
+    assert!(header > 3 * u64::from(CHUNK_BYTES), "{header}");
+    manifest.check_begin(&mine.as_slice()).unwrap();
+    for at in (0..header as usize).step_by(CHUNK_BYTES as usize) {
+        let mut other = mine.clone();
+        other[at + 100] ^= 1;
+        let error = manifest.check_begin(&other.as_slice()).unwrap_err();
+        assert!(matches!(&error, Error::Mismatch { .. }), "{at}: {error}");
+    }
+}
+
 #[test]
 fn tensors_that_overlap_or_lie_past_the_end_are_refused() {
     let file = file(&[("a", 10), ("b", 10)]);

@@ -223,6 +223,26 @@ fn a_failed_command_fails_its_rows_and_harms_no_others() {
     }
 }
 
+/// A row of eight commands: the blocks of one that fails are sent again one by one, and one of those fails, too.
+#[test]
+fn a_row_of_several_commands_fails_with_any_of_them() {
+    for (command, block) in [(1, 9), (4, 9), (8, 9), (8, 24)] {
+        let fault = |nth| format!("&fault=status:0x280@op=write,nth={nth}");
+        let faults = fault(command) + &fault(block);
+        let store = of_sim(&format!("size=1MiB&block=512&mdts=1&queues=1{faults}"));
+        let table = store.table(0, 4, 64 << 10).unwrap();
+        let (src, mut status) = (vec![5; 64 << 10], [9]);
+        let report = table.scatter(
+            (&[1i64]).into(),
+            &src,
+            DuplicateIds::Last,
+            Some(&mut status),
+        );
+        let failed = report.unwrap().failed;
+        assert_eq!((status, failed), ([0x280], 1), "{command} {block}");
+    }
+}
+
 /// A run that ends before all of its blocks were written or failed.
 #[test]
 fn rows_of_a_run_that_stopped_early_are_not_run() {

@@ -430,6 +430,22 @@ fn rows_without_an_error_of_their_own_are_reported_by_status() {
     );
 }
 
+/// Also where a command for another row failed before, for another reason.
+#[test]
+fn the_error_of_a_report_is_that_of_its_first_row() {
+    let mut outcome = RowOutcome::new(2);
+    for (row, code) in [(1, 0x281), (0, 0x280)] {
+        outcome.status[row] = outcome.note(Error::Command {
+            what: "a read".to_owned(),
+            status: nvme_core::spec::Status(code),
+        });
+    }
+    let error = outcome.report((&[5i64, 6]).into(), None).check();
+    let is_first =
+        |error: &Error| matches!(error, Error::Command { status, .. } if status.0 == 0x280);
+    assert!(error.as_ref().is_err_and(is_first), "{error:?}");
+}
+
 /// A row of several commands, which end in any order.
 #[test]
 fn a_row_is_right_when_all_of_its_bytes_have_come_and_no_command_failed() {
