@@ -165,8 +165,8 @@ class At:
 
 
 class Registered:
-    """Pages of the host that are registered one by one, with ``flags`` each; ``on_gpu`` are their addresses on GPUs, where
-    those are not the host's."""
+    """Pages of the host that are registered one by one, with ``flags`` each; ``on_gpu`` are their addresses on GPUs,
+    where those are not the host's."""
 
     def __init__(self, flags, on_gpu=()):
         import mmap
