@@ -5,7 +5,7 @@
 //!
 //! - [`PageStore`]: pages by key, in an area of a drive.
 //! - [`ModelFingerprint`]: what pages depend on besides their tokens; it is in every key.
-//! - [`format`]: the structures on the drive, which docs/kv-format.md describes.
+//! - [`mod@format`]: the structures on the drive, which docs/kv-format.md describes.
 //!
 //! Nothing that is read from the drive is trusted. A page is either what was stored, or an error of which
 //! [`KvError::is_miss`] says that it should be computed.
