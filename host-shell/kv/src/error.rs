@@ -1,6 +1,6 @@
 //! Errors of a page store.
 
-use crate::fingerprint::PageKey;
+use crate::key::PageKey;
 use std::fmt;
 
 /// Result with this crate's [`KvError`].

@@ -1,8 +1,8 @@
 //! What keys and values depend on besides the tokens, and keys of pages that contain it.
 
 use crate::error::{KvError, Result};
+use crate::key::PageKey;
 use sha2::{Digest, Sha256};
-use std::fmt;
 
 /// Bytes that the text of one field may have.
 pub const MOST_FIELD_BYTES: usize = 255;
@@ -138,33 +138,6 @@ impl FingerprintDigest {
         let mut key = [0; PageKey::BYTES];
         key.copy_from_slice(&hash[..PageKey::BYTES]);
         PageKey(key)
-    }
-}
-
-/// The name of a page: 128 bits of a SHA-256 over the fingerprint, the caller's hash of a block of tokens and the
-/// number of the part. Two prompts of an attacker do not get one key.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct PageKey(pub(crate) [u8; Self::BYTES]);
-
-impl PageKey {
-    /// Bytes of a key.
-    pub const BYTES: usize = 16;
-
-    /// Returns the bytes of the key.
-    pub fn as_bytes(&self) -> &[u8; Self::BYTES] {
-        &self.0
-    }
-}
-
-impl fmt::Display for PageKey {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.0.iter().try_for_each(|byte| write!(f, "{byte:02x}"))
-    }
-}
-
-impl fmt::Debug for PageKey {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "PageKey({self})")
     }
 }
 

@@ -1,7 +1,7 @@
 //! The index in memory: slots with their pages, the order of their last use, and the slots that are free.
 
-use crate::fingerprint::PageKey;
 use crate::format::{LogRecord, PageRecord, RecordKind};
+use crate::key::PageKey;
 use std::collections::{HashMap, VecDeque};
 
 /// No neighbour in the order of use.

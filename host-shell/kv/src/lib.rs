@@ -17,6 +17,7 @@ mod fingerprint;
 pub mod format;
 mod index;
 mod journal;
+mod key;
 mod layout;
 mod load;
 mod medium;
@@ -27,7 +28,8 @@ mod write;
 
 pub use area::AreaRequest;
 pub use error::{KvError, PageFault, Result};
-pub use fingerprint::{MOST_FIELD_BYTES, ModelFingerprint, PageKey};
+pub use fingerprint::{MOST_FIELD_BYTES, ModelFingerprint};
+pub use key::PageKey;
 pub use layout::{AreaLayout, MOST_PAGE_BYTES, MOST_SLOTS};
 pub use load::PinnedPages;
 pub use medium::BlockMedium;

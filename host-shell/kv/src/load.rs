@@ -1,8 +1,8 @@
 //! Loading pages: what arrived is compared with what was committed before anyone sees it.
 
 use crate::error::{KvError, PageFault, Result};
-use crate::fingerprint::PageKey;
 use crate::format::{PageHeader, PageRecord, StructureBlock, UNIT, payload_checksum};
+use crate::key::PageKey;
 use crate::medium::BlockMedium;
 use crate::store::PageStore;
 use nvme_store::StoreTransfer;

@@ -2,10 +2,11 @@
 
 use crate::area::{AreaRequest, StoreArea, check_request, check_same, read_superblock};
 use crate::error::{KvError, Result};
-use crate::fingerprint::{FingerprintDigest, PageKey};
+use crate::fingerprint::FingerprintDigest;
 use crate::format::{InstanceId, SuperBlock};
 use crate::index::PageIndex;
 use crate::journal::PageJournal;
+use crate::key::PageKey;
 use crate::layout::AreaLayout;
 use crate::medium::BlockMedium;
 use crate::recovery::{RecoveryReport, recover};

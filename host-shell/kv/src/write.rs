@@ -1,8 +1,8 @@
 //! Storing pages: a slot for each, the data, a flush, and only then the records that commit them.
 
 use crate::error::{KvError, Result};
-use crate::fingerprint::PageKey;
 use crate::format::{PageHeader, PageRecord, StructureBlock, UNIT, payload_checksum};
+use crate::key::PageKey;
 use crate::medium::BlockMedium;
 use crate::store::{PageStore, StoreState};
 use nvme_store::StoreTransfer;

@@ -1,7 +1,7 @@
 //! A page: the record that commits it, and the header before its payload.
 
 use super::{InstanceId, StructureBlock, block_of, ends_in_zeros, sealed};
-use crate::fingerprint::PageKey;
+use crate::key::PageKey;
 use zerocopy::little_endian::{U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
