@@ -79,7 +79,7 @@ dmesg_clean() {
     for _pattern in "$@"; do
         _allow="$_allow|$_pattern"
     done
-    dmesg -r | grep -E '^<[0-4]>' | grep -E -i 'nvme|I/O error|Buffer I/O|DMAR|EXT4|vfio|WARNING|BUG:|Oops|blocked for more|soft lockup|rcu.*stall|irq .*nobody' |
+    dmesg -r | grep -E '^<[0-4]>' | grep -E -i 'nvme|I/O error|Buffer I/O|DMAR|EXT4|vfio|WARNING|BUG:|[^a-z]BUG [a-z]|Oops|blocked for more|soft lockup|rcu.*stall|irq .*nobody' |
         grep -v -E "$_allow" >/tmp/dmesg.bad || return 0
     cat /tmp/dmesg.bad
     fail "the kernel complained"

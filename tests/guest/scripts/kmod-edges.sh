@@ -61,6 +61,7 @@ node-tests limits "$BDF"
 node-tests many "$BDF" 65535
 node-tests untold "$BDF"
 node-tests no-peer "$BDF"
+node-tests read-only "$BDF"
 node-tests compat "$BDF"
 node-tests fork "$BDF"
 

@@ -41,6 +41,7 @@ usage: node-tests <test> BDF
   next-opener BDF ROUNDS  an opener right after another one hears of its events
   without-reset BDF       a function that has no reset
   no-peer BDF             pages of a program where a peer's memory is asked for
+  read-only BDF           memory that the program may not write
   untold BDF              a mapping whose handle cannot be told
   compat BDF              calls of a program of 32 bits
 ";
@@ -76,6 +77,7 @@ fn main() -> ExitCode {
         ["next-opener", bdf, rounds] => number(rounds).and_then(|n| stops::next_opener(bdf, n)),
         ["without-reset", bdf] => stops::without_reset(bdf),
         ["no-peer", bdf] => refuse::no_peer(bdf),
+        ["read-only", bdf] => refuse::read_only(bdf),
         ["untold", bdf] => stops::untold(bdf),
         ["compat", bdf] => compat::run(bdf),
         _ => Err(USAGE.to_owned()),

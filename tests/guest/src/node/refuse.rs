@@ -1,9 +1,11 @@
 //! Who may open the node, and that nothing happens before that is decided.
 
 use super::machine::{NO_INTX, command, is_master};
+use super::memory;
 use super::node::{self, Node, STRICT};
 use super::nvme::Nvme;
 use guest_tests::Outcome;
+use std::os::fd::AsRawFd;
 
 /// Opening ends with `errno`, and the function is as it was: no master of the bus.
 pub fn refused(address: &str, errno: i32) -> Outcome {
@@ -56,6 +58,23 @@ pub fn no_peer(address: &str) -> Outcome {
         (Err(libc::EREMOTE), 0) => Ok(()),
         (other, mappings) => Err(format!("{other:?}, and {mappings} mappings")),
     }
+}
+
+/// Memory that the program may read alone is not mapped: the controller would write it.
+pub fn read_only(address: &str) -> Outcome {
+    let node = Node::opened(address)?;
+    let memory = memory::memfd(node::PAGE)?;
+    let shared = (libc::MAP_SHARED, memory.as_raw_fd());
+    let private = (libc::MAP_PRIVATE | libc::MAP_ANONYMOUS, -1);
+    for (flags, fd) in [shared, private] {
+        let page = node::mapped(node::PAGE, libc::PROT_READ, flags, fd);
+        let page = page.map_err(|errno| format!("mmap: errno {errno}"))?;
+        match node.map(page as u64, node::PAGE) {
+            Err(libc::EFAULT) => {}
+            other => return Err(format!("flags {flags:#x}: {other:?}")),
+        }
+    }
+    Ok(())
 }
 
 /// Interrupts of the line that `action` is on in /proc/interrupts.

@@ -295,7 +295,7 @@ pub const BOOTS: &[Boot] = &[
         variables: "SERIAL=S0 BDF=0000:00:10.0 FIRST=0000:00:11.0 SECOND=0000:00:12.0 PARENT=0000:01:00.0",
         iommu: true,
         deadline_s: 300,
-        tests: &["bind-siblings", "bind-holders"],
+        tests: &["bind-siblings", "bind-holders", "bind-virtual"],
         ..PLAIN
     },
     Boot {
@@ -326,6 +326,7 @@ pub const BOOTS: &[Boot] = &[
             "driver-cli",
             "driver-transfers",
             "kmod-udmabuf",
+            "kmod-calls",
             "driver-gathers",
         ],
         ..PLAIN
@@ -442,14 +443,14 @@ pub const BOOTS: &[Boot] = &[
         tests: &["kmod-races", "kmod-stops", "kmod-fuzz"],
         ..PLAIN
     },
-    // A quarter of an hour of calls; not in CI.
+    // A quarter of an hour of calls, on a kernel that looks at memory that was freed; not in CI.
     Boot {
         name: "kmod-long",
         always: false,
         images: &[("d0.img", 64)],
         devices: PLAIN_VFIO,
         variables: "SERIAL=S0 BDF=0000:00:10.0 LENDER=nvme_gpu DEVICE=kmod:0000:00:10.0 FUZZ_SECONDS=900",
-        kernel: "preempt=full",
+        kernel: "preempt=full slab_debug=FZPU page_poison=1 kfence.sample_interval=10",
         iommu: true,
         cpus: 4,
         deadline_s: 1200,

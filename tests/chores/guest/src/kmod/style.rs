@@ -1,16 +1,23 @@
-//! The module by checkpatch.pl of a kernel's sources, which must find nothing.
+//! The module by what a kernel's sources check and test theirs with: checkpatch.pl, which must find nothing, and the
+//! harness of kselftest.
 
 use super::{EXPORTER_SOURCES, SOURCES};
-use chores::process::{self, Failure, root};
+use crate::guest;
+use chores::process::{self, Failure, root, target_dir};
+use std::fs;
 use std::path::Path;
 use std::process::Command;
 
 /// Read by checkpatch, beside what is compiled.
-const BESIDE: [&str; 2] = ["Kconfig", "dev-nvme-gpu"];
-/// What is not for a module that is built for several kernels, and whose interface user space includes.
-const IGNORED: &str = "LINUX_VERSION_CODE,CONSTANT_COMPARISON,BIT_MACRO,ALLOC_WITH_SIZEOF";
+const BESIDE: [&str; 3] = ["Kconfig", "dev-nvme-gpu", "selftests/nvme_gpu_test.c"];
+/// What is not for a module that is built for several kernels, whose interface user space includes, and for a program
+/// that reads registers.
+const IGNORED: &str = "LINUX_VERSION_CODE,CONSTANT_COMPARISON,BIT_MACRO,ALLOC_WITH_SIZEOF,VOLATILE";
+/// The program of kmod/selftests.
+const SELFTEST: &str = "nvme_gpu_test";
 
-/// Fails with what checkpatch of the kernel's `sources` says, if it says anything.
+/// Fails with what checkpatch of the kernel's `sources` says, if it says anything, and builds the selftest by their
+/// harness.
 pub fn check(sources: &Path) -> Result<(), Failure> {
     let script = sources.join("scripts/checkpatch.pl");
     if !script.is_file() {
@@ -37,5 +44,25 @@ pub fn check(sources: &Path) -> Result<(), Failure> {
         let folder = root().join(folder);
         perl.args(names.iter().map(|name| folder.join(name)));
     }
-    process::check(&mut perl)
+    process::check(&mut perl)?;
+    let folder = target_dir().join("kmod");
+    fs::create_dir_all(&folder).map_err(|error| guest::failed(&folder, &error))?;
+    let program = folder.join(SELFTEST);
+    process::check(&mut selftest(sources, &program))?;
+    println!("{}", program.display());
+    Ok(())
+}
+
+/// As `make -C tools/testing/selftests` would, beside one of its folders; static, for a guest without libraries.
+fn selftest(sources: &Path, program: &Path) -> Command {
+    let source = root().join("kmod/selftests").join(format!("{SELFTEST}.c"));
+    let mut gcc = Command::new("gcc");
+    gcc.args(["-Wall", "-Werror", "-O2", "-static", "-I"])
+        .arg(root().join("kmod"))
+        .arg("-I")
+        .arg(sources.join("tools/testing/selftests/timers"))
+        .arg("-o")
+        .arg(program)
+        .arg(source);
+    gcc
 }
