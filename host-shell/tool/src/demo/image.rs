@@ -198,4 +198,4 @@ impl ImageWords {
 }
 
 #[cfg(not(feature = "cuda"))]
-use nvme_host::bench::SplitMix as Data;
+use nvme_host::bench::SplitMix as ImageWords;
