@@ -4,7 +4,8 @@
 //! `unopened:N` (the driver ends with N), `unregistered:N` (no file is registered), `failing:N` (transfers end with N),
 //! `errno` (they end with EIO), `aligned` (they take multiples of 4096 alone), `short` (each moves 1000 bytes less, 1
 //! at least), `ends` (they move nothing), `nobatch` (batches cannot be submitted), `stray` (a batch ends what was not
-//! in it), `untold` (the first question for the ends of a batch fails), `pending` (it tells of entries under way, too).
+//! in it), `half` (the second entry of a batch is refused when the first is under way), `untold` (the first question for
+//! the ends of a batch fails), `pending` (it tells of entries under way, too).
 // UNSAFETY: a C interface of raw pointers, whose callers keep cuFile's rules.
 #![allow(unsafe_code, non_snake_case)]
 #![allow(clippy::missing_safety_doc, reason = "cufile.h documents them")]
@@ -261,7 +262,11 @@ pub unsafe extern "C" fn cuFileBatchIOSubmit(
     if fault("nobatch") {
         return code(5035);
     }
+    let is_half = fault("half");
     for index in 0..count as usize {
+        if is_half && index == 1 {
+            return code(5022);
+        }
         // SAFETY: the caller gives `count` entries, and vouches for their memory.
         let (params, moved) = unsafe {
             let params = *all.add(index);

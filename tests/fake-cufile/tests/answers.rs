@@ -222,6 +222,37 @@ fn refusals() {
     }
 }
 
+/// The memory of a batch that was refused in the middle is not given back while its first entries may be written.
+#[test]
+fn a_batch_that_was_submitted_in_part_is_unfinished() {
+    under("half", "in_part");
+}
+
+#[test]
+fn in_part() {
+    let Some((path, _)) = given() else { return };
+    let gpu = Gpu::open(0).unwrap();
+    let memory = memory(&gpu);
+    let file = GdsFile::open(&gpu, &path, false).unwrap();
+    let io = |index: u64| GdsIo {
+        is_write: false,
+        offset: index * 4096,
+        address: memory.address() + index * 4096,
+        bytes: 4096,
+    };
+    // SAFETY: inside the memory, which outlives what is under way: the stand-in reads at once.
+    let error = unsafe { file.batch(&[io(0), io(1), io(2)]) }.unwrap_err();
+    assert!(matches!(error, Error::Unfinished { .. }), "{error}");
+    let text = error.to_string();
+    assert!(
+        text.contains("2 entries") && text.contains("5022"),
+        "{text}"
+    );
+    // A batch of one entry is submitted whole.
+    // SAFETY: as above.
+    assert!(unsafe { file.batch(&[io(0)]) }.unwrap()[0].is_ok());
+}
+
 #[test]
 fn stores_choose_their_way_and_say_so() {
     for fault in [

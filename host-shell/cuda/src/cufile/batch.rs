@@ -6,6 +6,7 @@ use super::code::{CufileCode, failed};
 use super::library::{IoEvent, Library};
 use crate::stream::PATIENCE;
 use nvme_driver::error::{Error, Result};
+use std::cell::Cell;
 use std::time::{Duration, Instant};
 
 /// Time that one call of the library waits for an entry to end.
@@ -17,11 +18,17 @@ const AFTER_TROUBLE: Duration = Duration::from_secs(2);
 pub struct CufileBatch {
     library: Library,
     id: usize,
+    /// True if entries may be under way: the batch is not destroyed then.
+    keep: Cell<bool>,
 }
 
 impl CufileBatch {
     pub fn new(library: Library, id: usize) -> Self {
-        Self { library, id }
+        Self {
+            library,
+            id,
+            keep: Cell::new(false),
+        }
     }
 
     pub fn id(&self) -> usize {
@@ -43,7 +50,7 @@ impl CufileBatch {
                 None => begin.elapsed() > PATIENCE,
             };
             if is_over {
-                std::mem::forget(self);
+                self.keep.set(true);
                 return Err(unfinished(left, trouble.map(|(error, _)| error)));
             }
             let found = self.found(left).and_then(|events| {
@@ -69,6 +76,32 @@ impl CufileBatch {
         Ok(ended.into_iter().flatten().collect())
     }
 
+    /// Looks whether some of the `count` entries are under way although their submission failed with `error`, as
+    /// those before one that was refused: cuFile then reports their state, or their end.
+    ///
+    /// # Errors
+    /// `error` if none is; else [`Error::Unfinished`], and the batch is not destroyed.
+    pub fn check_unused(&self, count: usize, error: Error) -> Result<()> {
+        let (mut ended, mut is_used) = (0, false);
+        let begin = Instant::now();
+        while begin.elapsed() < AFTER_TROUBLE && ended < count {
+            match self.found(count) {
+                Ok(events) if !events.is_empty() => {
+                    is_used = true;
+                    ended += events.iter().filter(|event| is_end(event)).count();
+                }
+                _ => std::thread::sleep(Duration::from_millis(1)),
+            }
+        }
+        match is_used && ended < count {
+            false => Err(error),
+            true => {
+                self.keep.set(true);
+                Err(unfinished(count - ended, Some(error)))
+            }
+        }
+    }
+
     /// Returns the events since the last call, after waiting a moment for the first.
     fn found(&self, most: usize) -> Result<Vec<IoEvent>> {
         let mut events = vec![IoEvent::default(); most];
@@ -90,8 +123,10 @@ impl CufileBatch {
 
 impl Drop for CufileBatch {
     fn drop(&mut self) {
-        // SAFETY: set up by us, and none of its entries is under way: [`ends`](CufileBatch::ends) forgets a batch
-        // that has one.
+        if self.keep.get() {
+            return;
+        }
+        // SAFETY: set up by us, and none of its entries is under way.
         unsafe { (self.library.batch_destroy)(self.id) };
     }
 }

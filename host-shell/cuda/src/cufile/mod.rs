@@ -266,8 +266,8 @@ impl GdsFile {
     ///
     /// # Errors
     /// Where a batch cannot be submitted: the batches before have been executed. [`Error::Unfinished`] where
-    /// cuFile does not report the end of all: some may still be under way, and the memory of all must stay
-    /// valid.
+    /// cuFile does not report the end of all, or took some of a batch before it refused the rest: some may still
+    /// be under way, and the memory of all must stay valid.
     pub unsafe fn batch(&self, ios: &[GdsIo]) -> Result<Vec<Result<()>>> {
         let _guest = self.gpu.enter()?;
         self.gpu.finish(0, PATIENCE)?;
@@ -299,7 +299,8 @@ impl GdsFile {
         let mut params: Vec<IoParams> = ios.iter().enumerate().map(params).collect();
         // SAFETY: `count` entries, which the library copies.
         unsafe { (self.library.batch_submit)(batch.id(), count, params.as_mut_ptr(), 0) }
-            .check("cuFileBatchIOSubmit")?;
+            .check("cuFileBatchIOSubmit")
+            .or_else(|error| batch.check_unused(ios.len(), error))?;
         let ended = batch.ends(ios.len())?;
         let whole = |(io, ended): (&GdsIo, Result<u64>)| -> Result<()> {
             let moved = ended?.min(io.bytes as u64);
