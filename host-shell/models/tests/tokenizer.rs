@@ -157,6 +157,108 @@ fn of_scores(tokens: &[(&str, f32)]) -> Tokenizer {
     Tokenizer::of(&Catalog::of(&keys.file().as_slice()).unwrap()).unwrap()
 }
 
+/// A byte-pair tokenizer over all texts of up to 8 letters `a` and `b`, with these merges in their order.
+fn of_merges(merges: &[(String, String)]) -> nvme_host::Result<Tokenizer> {
+    let mut keys = Keys {
+        count: 0,
+        bytes: Vec::new(),
+    };
+    let text = |text: &str| {
+        let mut bytes = Vec::new();
+        Keys::text(&mut bytes, text);
+        bytes
+    };
+    keys.add("tokenizer.ggml.model", 8, &text("gpt2"));
+    keys.add("tokenizer.ggml.pre", 8, &text("gpt-2"));
+    let tokens: Vec<Vec<u8>> = letters().iter().map(|one| text(one)).collect();
+    keys.add_array("tokenizer.ggml.tokens", 8, &tokens);
+    let lines = merges
+        .iter()
+        .map(|(first, second)| text(&format!("{first} {second}")));
+    keys.add_array("tokenizer.ggml.merges", 8, &lines.collect::<Vec<_>>());
+    Tokenizer::of(&Catalog::of(&keys.file().as_slice()).unwrap())
+}
+
+fn letters() -> Vec<String> {
+    let of_length = |length: u32| {
+        (0..1u32 << length).map(move |bits| {
+            let letter = |at| if bits >> at & 1 == 0 { 'a' } else { 'b' };
+            (0..length).map(letter).collect()
+        })
+    };
+    (1..=8).flat_map(of_length).collect()
+}
+
+/// Returns the parts of `word`: the pair that is named first is merged, of equal ones the leftmost.
+fn merged(word: &str, merges: &[(String, String)]) -> Vec<String> {
+    let mut parts: Vec<String> = word.chars().map(String::from).collect();
+    loop {
+        let rank = |at: usize| {
+            let is_it = |pair: &(String, String)| pair.0 == parts[at] && pair.1 == parts[at + 1];
+            merges.iter().position(is_it)
+        };
+        let places = 0..parts.len().saturating_sub(1);
+        let Some((_, at)) = places.filter_map(|at| Some((rank(at)?, at))).min() else {
+            return parts;
+        };
+        let second = parts.remove(at + 1);
+        parts[at].push_str(&second);
+    }
+}
+
+/// Returns the tokens that the crate `tokenizers` makes of `word`, given each pair once. It takes the last of equal
+/// pairs, llama.cpp the first.
+fn by_the_crate(word: &str, merges: &[(String, String)]) -> Vec<u32> {
+    use tokenizers::Model;
+    let mut once: Vec<(String, String)> = Vec::new();
+    for pair in merges {
+        if !once.contains(pair) {
+            once.push(pair.clone());
+        }
+    }
+    let model = tokenizers::models::bpe::BPE::builder()
+        .vocab_and_merges(
+            letters()
+                .into_iter()
+                .zip(0..)
+                .collect::<tokenizers::models::bpe::Vocab>(),
+            once,
+        )
+        .build()
+        .unwrap();
+    let tokens = model.tokenize(word).unwrap();
+    tokens.iter().map(|token| token.id).collect()
+}
+
+#[test]
+fn of_equal_merges_the_first_counts() {
+    let pair = |text: &str| {
+        let (first, second) = text.split_once(' ').unwrap();
+        (first.to_owned(), second.to_owned())
+    };
+    let merges: Vec<_> = ["b a", "a b", "b a"].map(pair).into();
+    assert_eq!(merged("aba", &merges), ["a", "ba"]);
+    let tokenizer = of_merges(&merges).unwrap();
+    let expected = ["a", "ba"].map(|one| tokenizer.token(one).unwrap());
+    assert_eq!(tokenizer.encode("aba").unwrap(), expected);
+}
+
+proptest::proptest! {
+    /// Tables with equal pairs, pairs that are never reached, and several pairs that make one text.
+    #[test]
+    fn any_table_of_merges_gives_the_tokens_of_the_crate(
+        merges in proptest::collection::vec(("[ab]{1,3}", "[ab]{1,3}"), 1..24),
+        word in "[ab]{1,40}",
+    ) {
+        let tokenizer = of_merges(&merges).unwrap();
+        let found = tokenizer.encode(&word).unwrap();
+        let parts = merged(&word, &merges);
+        let expected: Vec<u32> = parts.iter().map(|one| tokenizer.token(one).unwrap()).collect();
+        proptest::prop_assert_eq!(&found, &expected, "{:?}", parts);
+        proptest::prop_assert_eq!(found, by_the_crate(&word, &merges));
+    }
+}
+
 /// llama.cpp takes the pair with the highest score, and of equal scores the one that begins first; 0 and -0 are equal.
 #[test]
 fn of_equal_scores_the_leftmost_pair_is_merged() {
