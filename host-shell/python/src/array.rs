@@ -2,7 +2,8 @@
 
 use crate::dlpack::{self, TensorDescription};
 use crate::error::{ExceptionParts, OrRaise};
-use crate::flight::LaunchedTransfer;
+use crate::flight::{GpuOperation, LaunchedTransfer};
+use crate::operation::PyOperation;
 use crate::pool::lock;
 use crate::process::OfProcess;
 use crate::store::PyStore;
@@ -35,8 +36,20 @@ pub struct PyArray {
     address: u64,
     /// As DLPack names it.
     device: (i32, i32),
-    /// The stream that fills it, and the gather that does.
-    filled: Mutex<(u64, Option<Arc<LaunchedTransfer>>)>,
+    filled: Mutex<ArrayFilling>,
+}
+
+/// The transfer that fills an array.
+#[derive(Default)]
+struct ArrayFilling {
+    /// Its stream.
+    stream: u64,
+    /// The transfer on a GPU.
+    flight: Option<Arc<LaunchedTransfer>>,
+    /// True if another call tells which of its rows failed.
+    is_judged: bool,
+    /// The failure of a transfer by the CPU.
+    failure: Option<ExceptionParts>,
 }
 
 impl PyArray {
@@ -56,9 +69,15 @@ impl PyArray {
         Ok(dict)
     }
 
-    /// Records that `flight` on `stream` fills it.
-    pub fn is_filled_by(&self, stream: u64, flight: &Arc<LaunchedTransfer>) {
-        *lock(&self.filled) = (stream, Some(Arc::clone(flight)));
+    /// Returns the first failure of the transfer that filled it. Waits for nothing: a transfer on a GPU may fail
+    /// later.
+    fn known_failure(&self) -> Option<ExceptionParts> {
+        let filled = lock(&self.filled);
+        match (&filled.failure, &filled.flight) {
+            (Some(fault), _) => Some(fault.clone()),
+            (None, Some(flight)) if !filled.is_judged => flight.failure(),
+            _ => None,
+        }
     }
 }
 
@@ -111,7 +130,7 @@ impl PyArray {
             dtype,
             bytes,
             address,
-            filled: Mutex::new((0, None)),
+            filled: Mutex::default(),
         })
     }
 
@@ -148,18 +167,54 @@ impl PyArray {
     /// Returns the stream that fills it, as CUDA counts it; 0 in memory of the host.
     #[getter]
     fn stream(&self) -> u64 {
-        lock(&self.filled).0
+        lock(&self.filled).stream
     }
 
-    /// Returns a copy of its bytes; of memory of a GPU once it is filled.
+    /// Records that `operation` fills it: on a GPU in `stream`, or on the CPU, where it has ended. With `judged`
+    /// another call tells which of its rows failed, and the others may be read.
+    #[pyo3(signature = (operation, stream, judged))]
+    fn is_filled_by(
+        &self,
+        operation: Option<&Bound<'_, PyAny>>,
+        stream: u64,
+        judged: bool,
+    ) -> PyResult<()> {
+        let mut filling = ArrayFilling {
+            stream,
+            is_judged: judged,
+            ..ArrayFilling::default()
+        };
+        match operation {
+            None => {}
+            Some(operation) => match operation.cast::<GpuOperation>() {
+                Ok(of_gpu) => filling.flight = Some(Arc::clone(of_gpu.get().flight())),
+                Err(_) if judged => {}
+                Err(_) => filling.failure = operation.cast::<PyOperation>()?.get().failed_row()?,
+            },
+        }
+        *lock(&self.filled) = filling;
+        Ok(())
+    }
+
+    /// Raises the first failure of the transfer that filled it, where that is known. Waits for nothing.
+    fn check_filled(&self) -> PyResult<()> {
+        match self.known_failure() {
+            Some(fault) => Err(fault.into()),
+            None => Ok(()),
+        }
+    }
+
+    /// Returns a copy of its bytes; of memory of a GPU once it is filled. Raises the first failure of the transfer
+    /// that filled it.
     fn tobytes<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyBytes>> {
         let memory = Arc::clone(self.memory.get()?);
-        let flight = lock(&self.filled).1.clone();
+        let flight = lock(&self.filled).flight.clone();
         if let Some(flight) = flight
             && !flight.wait_in(py, None)?
         {
             return Err(flight.late().into());
         }
+        self.check_filled()?;
         let mut bytes = vec![0; self.bytes];
         let bytes = match &*memory {
             ArrayMemory::Host(lines) => py.detach(|| {
@@ -178,7 +233,7 @@ impl PyArray {
         Ok(PyBytes::new(py, &bytes))
     }
 
-    /// Returns its numbers as lists of lists, of memory of a GPU once it is filled.
+    /// Returns its numbers as lists of lists, as [`tobytes`](Self::tobytes) its bytes.
     fn tolist<'py>(slf: &Bound<'py, Self>) -> PyResult<Bound<'py, PyAny>> {
         let module = slf.py().import("nvme_gpu._dtypes")?;
         module.getattr("numbers")?.call1((slf,))
@@ -200,9 +255,10 @@ impl PyArray {
                 "the array lies in memory of the host",
             ));
         }
+        self.check_filled()?;
         let dict = self.interface(py)?;
         // The default stream has the number 1 here.
-        dict.set_item("stream", lock(&self.filled).0.max(1))?;
+        dict.set_item("stream", lock(&self.filled).stream.max(1))?;
         Ok(dict)
     }
 
@@ -214,6 +270,7 @@ impl PyArray {
                 "the array lies in memory of a GPU",
             ));
         }
+        self.check_filled()?;
         self.interface(py)
     }
 
@@ -222,7 +279,8 @@ impl PyArray {
     }
 
     /// Exports the array as a DLPack capsule. On a GPU `stream` waits for what fills the array: None and 1 are
-    /// the default stream, 2 is that of the thread, -1 asks for no order.
+    /// the default stream, 2 is that of the thread, -1 asks for no order. Raises the first failure of what filled
+    /// it, where that has ended.
     #[pyo3(signature = (*, stream=None, max_version=None, dl_device=None, copy=None))]
     fn __dlpack__<'py>(
         &self,
@@ -236,12 +294,13 @@ impl PyArray {
             return Err(PyBufferError::new_err("the array lies on another device"));
         }
         let memory = self.memory.get()?;
+        self.check_filled()?;
         let is_copy = copy == Some(true);
         if is_copy && matches!(&**memory, ArrayMemory::Gpu(..)) {
             return Err(PyBufferError::new_err("copy=True is not offered on a GPU"));
         }
         if let ArrayMemory::Gpu(_, gpu) = &**memory {
-            let first = lock(&self.filled).0;
+            let first = lock(&self.filled).stream;
             let then = match stream {
                 None | Some(1) => Some(0),
                 Some(-1) => None,

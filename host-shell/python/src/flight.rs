@@ -75,6 +75,15 @@ impl LaunchedTransfer {
         self.describe(outcome)
     }
 
+    /// Returns its first failure, however often it was returned, if it has ended and its outcome is known. The
+    /// failure counts as reported.
+    pub fn failure(&self) -> Option<ExceptionParts> {
+        let outcome = self.pending.outcome()?;
+        let fault = self.describe(outcome)?;
+        self.is_reported.store(true, Ordering::Release);
+        Some(fault)
+    }
+
     fn describe(&self, outcome: nvme_host::Result<GatherOutcome>) -> Option<ExceptionParts> {
         let failures = match outcome {
             Ok(ended) => ended.failures,

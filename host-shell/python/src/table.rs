@@ -2,7 +2,6 @@
 // UNSAFETY: threads of the pool and the GPU use memory by address; its owners are kept until they have ended.
 #![allow(unsafe_code)]
 
-use crate::array::PyArray;
 use crate::error::ExceptionParts;
 use crate::flight::{GpuOperation, LaunchedTransfers};
 use crate::operation::PyOperation;
@@ -284,7 +283,7 @@ impl PyTable {
     /// Puts a gather into `stream` of the store's GPU; addresses are the GPU's. `buffers` is kept until it has
     /// ended, unless it is captured. Raises the first failure of those before that was not raised yet; not so with
     /// `apart`, whose own failure the operation's `check` alone raises.
-    #[pyo3(signature = (ids, wide, count, out, status, stream, buffers=None, array=None, apart=false))]
+    #[pyo3(signature = (ids, wide, count, out, status, stream, buffers=None, apart=false))]
     #[expect(clippy::too_many_arguments, reason = "one call for speed")]
     fn gather_on_gpu(
         &self,
@@ -296,7 +295,6 @@ impl PyTable {
         status: u64,
         stream: u64,
         buffers: Option<Py<PyAny>>,
-        array: Option<&PyArray>,
         apart: bool,
     ) -> PyResult<GpuOperation> {
         let flights = &self.flights;
@@ -314,7 +312,7 @@ impl PyTable {
             status,
         };
         let what = ("gather", count, count.saturating_mul(request.out_stride));
-        let made = flights.launch(py, store, what, buffers, apart, || {
+        flights.launch(py, store, what, buffers, apart, || {
             // SAFETY: the addresses are of the buffers, which are kept until the gather has ended; those that a
             // graph uses are its user's to keep.
             unsafe {
@@ -323,11 +321,7 @@ impl PyTable {
                     None => table.gather_on_gpu(&request, stream),
                 }
             }
-        })?;
-        if let Some(array) = array {
-            array.is_filled_by(stream, made.flight());
-        }
-        Ok(made)
+        })
     }
 
     /// Puts a scatter into `stream`, or with `dtype` an addition; as `gather_on_gpu`.

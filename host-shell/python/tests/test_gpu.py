@@ -53,9 +53,43 @@ def test_bad_ids_are_zeros_and_the_check_names_the_gather(gpu_store):
     table.check()
 
 
+def test_rows_that_did_not_come_cannot_be_read_from_the_array(gpu_store):
+    table = rows_of(gpu_store, 100, 4)
+    found = table[Device([1, -1])]
+    ways = (
+        found.tobytes,
+        found.tolist,
+        found.__dlpack__,
+        lambda: found.__cuda_array_interface__,
+        found.check_filled,
+        lambda: gpu_store.write_from(found, 0).result(),
+        lambda: table.scatter(Device([1, 2]), found),
+    )
+    for way in ways * 2:
+        with pytest.raises(nvme_gpu.Usage) as caught:
+            way()
+        assert caught.value.row == 1, way
+    table.check()
+    # What writes over it makes it readable again; a read that fails does not.
+    gpu_store.read_into(found, 16).result()
+    assert values(found) == [[1000, 1001, 1002, 1003], [2000, 2001, 2002, 2003]]
+    assert table.gather(Device([5, 6]), out=found) is found
+    assert values(found)[0][0] == 5000
+    # Who is told of the row by the call, or asked for the status of each, may read the others.
+    with pytest.raises(nvme_gpu.Usage):
+        table.gather(Device([7, -1]), out=found, check="now")
+    assert values(found) == [[7000, 7001, 7002, 7003], [0] * 4]
+    status = Device([9, 9], "<i4")
+    assert values(table.gather(Device([8, -1]), status=status))[0][0] == 8000
+    with pytest.raises(nvme_gpu.Usage):
+        table.check()
+
+
 def test_the_next_gather_raises_what_an_earlier_one_ended_with(gpu_store):
     table = rows_of(gpu_store, 100, 4)
-    table[Device([-5])].tobytes()
+    table[Device([-5])]
+    while not table._native.is_idle():
+        pass
     with pytest.raises(nvme_gpu.Usage):
         table[Device([1])]
     assert values(table[Device([1])])[0][0] == 1000

@@ -12,8 +12,8 @@ from typing import Any, Literal
 from . import _buffers, _native
 from ._errors import NvmeGpuError, Usage, in_short
 from ._held import OneProcess
-from ._native import Array, View
-from ._store import Table, _device, _flag, _same_gpu, _view_of_array, _whole
+from ._native import View
+from ._store import Table, _device, _flag, _same_gpu, _whole
 
 _MOST = (1 << 63) - 1
 _MOST_ASKED = 1 << 16
@@ -335,8 +335,7 @@ class _Batch:
             place = _buffers.of_tensor(self._rows, "rows")
         else:
             self._rows = table._new((len(ids),))
-            is_own = isinstance(self._rows, Array)
-            place = _view_of_array(self._rows) if is_own else table._place(self._rows, "rows", (len(ids),), True)
+            place = table._place(self._rows, "rows", (len(ids),), True)
         self._operation = table._native.gather(View.from_buffer(ids, False), True, place, None)
 
     def go_on(self) -> None:

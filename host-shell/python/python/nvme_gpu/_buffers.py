@@ -11,7 +11,7 @@ from typing import Any
 
 from . import _dtypes
 from ._errors import Usage, in_short
-from ._native import View
+from ._native import Array, View
 
 CPU = (1, 3)
 """Device types whose memory the host reaches: CPU, and pinned memory."""
@@ -120,6 +120,8 @@ def view(value: Any, what: str, *, writable: bool, store: Any = None, stream: in
     """``value`` as memory: a tensor, ``__cuda_array_interface__``, the buffer protocol, or DLPack."""
     if is_tensor(value):
         return of_tensor(value, what)
+    if isinstance(value, Array):
+        return of_array(value, writable, store, stream)
     if hasattr(value, "__cuda_array_interface__"):
         return _may_be_used(of_cuda_array(value, what, store, stream), what, writable)
     try:
@@ -142,6 +144,18 @@ def view(value: Any, what: str, *, writable: bool, store: Any = None, stream: in
         f"{what} is of the type {type(value).__name__}: pass an array of numpy or torch, or any object with the buffer "
         "protocol, DLPack or __cuda_array_interface__"
     )
+
+
+def of_array(value: Array, writable: bool, store: Any = None, stream: int = 0) -> View:
+    """An array of ours. Raises the failure of what filled it, unless it is to be written over."""
+    device = (1, 0) if value.device == "cpu" else (CUDA, int(value.device.rpartition(":")[2]))
+    if device[0] == CUDA and store is not None and store.gpu_index is not None:
+        store.order(value.stream, stream)
+    if writable:
+        value.is_filled_by(None, stream, True)
+    else:
+        value.check_filled()
+    return View.raw(value, value.address, value.nbytes, value.shape, value.dtype, device, False)
 
 
 def _of_dlpack(value: Any, what: str, writable: bool, stream: int) -> View:

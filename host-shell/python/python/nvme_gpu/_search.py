@@ -9,7 +9,7 @@ from . import _buffers, _dtypes, _native
 from ._errors import Timeout, Usage
 from ._held import Launching
 from ._native import Array, View
-from ._store import Check, Store, _known, _same_gpu, _view_of_array, _whole
+from ._store import Check, Store, _known, _same_gpu, _whole
 
 Metric = Literal["euclidean", "cosine", "inner_product"]
 
@@ -147,7 +147,7 @@ class SearchIndex(Launching):
         if view.device[0] not in _buffers.CPU:
             return self._on_gpu(queries, view, count, shapes, given, stream, check)
         found = [_new(queries, one, dtype, size) for one, (dtype, size) in zip(shapes, _DTYPES)]
-        views = [_view_of_array(one) if isinstance(one, Array) else _buffers.view(one, "an answer", writable=True) for one in found]
+        views = [_buffers.view(one, "an answer", writable=True) for one in found]
         operation = self._native.search(view, (views[0], views[1], views[2], views[3]), given, threads, element)
         operation.wait()
         if check == "later":

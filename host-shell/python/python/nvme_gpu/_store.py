@@ -373,7 +373,10 @@ class Store(Held):
         if is_read and self._gds and self._native.read_by_cufile(at, view.nbytes, view.address, number):
             return Pending(_ENDED, buf)
         held = (view, buf)
-        return Pending(self._native.move_on_gpu(not is_read, at, view.nbytes, view.address, number, held), buf)
+        operation = self._native.move_on_gpu(not is_read, at, view.nbytes, view.address, number, held)
+        if is_read and isinstance(buf, Array):
+            buf.is_filled_by(operation, number, False)
+        return Pending(operation, buf)
 
     def __repr__(self) -> str:
         state = "closed" if self.closed else f"{self.nbytes} bytes"
@@ -668,9 +671,11 @@ class Table(OneProcess):
     ) -> Any:
         if out is None:
             out = self._new(shape)
-        places = _view_of_array(out) if isinstance(out, Array) else self._place(out, "out", shape, True)
+        places = self._place(out, "out", shape, True)
         operation = self._native.gather(ids, self._wide(ids), places, self._status(status))
         self._ended_on_cpu(operation, check)
+        if isinstance(out, Array):
+            out.is_filled_by(operation, 0, status is not None)
         return out if dtype is None else _converted(out, dtype)
 
     def _ended_on_cpu(self, operation: _native.Operation, check: Check | None) -> None:
@@ -725,10 +730,11 @@ class Table(OneProcess):
     ) -> Any:
         number = _buffers.stream_of(stream)
         _same_gpu(self._store._native.gpu_index, ids.device, "ids")
-        made = None
+        # Who passes `out` and is told of the failed rows by this call may read the others.
+        is_judged = status is not None or (out is not None and check == "now")
         if out is None:
-            out = made = Array((*shape, *self._row), self._dtype, self._size, self._store._native)
-            address, place = made.address, None
+            out = Array((*shape, *self._row), self._dtype, self._size, self._store._native)
+            address, place = out.address, None
         else:
             place = self._place(out, "out", shape, True, number)
             _same_gpu(self._store._native.gpu_index, place.device, "out")
@@ -742,7 +748,9 @@ class Table(OneProcess):
         self._status_fits(places, count)
         wide, where = self._wide(ids), places.address if places is not None else 0
         held = (ids, owner, out, place, places)
-        operation = self._native.gather_on_gpu(ids.address, wide, count, address, where, number, held, made)
+        operation = self._native.gather_on_gpu(ids.address, wide, count, address, where, number, held)
+        if isinstance(out, Array):
+            out.is_filled_by(operation, number, is_judged)
         self._checked(operation, check)
         if dtype is not None and _dtypes.name_of(dtype) != self._dtype:
             raise Usage("dtype= needs a library that converts", "gather with tensors of torch, or convert the result")
@@ -895,6 +903,8 @@ def _is_of_gpu(value: Any) -> bool:
     """Whether a stream matters for this buffer."""
     if _buffers.is_tensor(value):
         return bool(value.is_cuda)
+    if isinstance(value, Array):
+        return value.device != "cpu"
     if hasattr(value, "__cuda_array_interface__"):
         return True
     return hasattr(value, "__dlpack_device__") and _buffers.dlpack_kind(value, "buf") in _buffers.GPU
@@ -905,11 +915,6 @@ def _after_current(store: _native.Store, value: Any, stream: int) -> None:
     torch = _buffers.torch()
     if torch is not None and _buffers.is_tensor(value) and value.is_cuda:
         store.order(torch._C._cuda_getCurrentRawStream(value.device.index), stream)
-
-
-def _view_of_array(value: Array) -> View:
-    device = (1, 0) if value.device == "cpu" else (2, int(value.device.rpartition(":")[2]))
-    return View.raw(value, value.address, value.nbytes, value.shape, value.dtype, device, False)
 
 
 def _host_bytes(value: Array) -> Any:

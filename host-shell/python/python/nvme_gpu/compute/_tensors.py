@@ -9,7 +9,7 @@ from typing import Any, Callable
 from .. import _buffers, _dtypes, _native
 from .._errors import Usage
 from .._native import Array, View
-from .._store import Check, _flag, _known, _same_gpu, _view_of_array, _whole
+from .._store import Check, _flag, _known, _same_gpu, _whole
 
 __all__ = [
     "Check",
@@ -102,7 +102,7 @@ def operand(
     memory of the host. With ``gaps`` only the elements of a tensor's last length have to lie side by side."""
     if _buffers.is_tensor(value):
         return _of_tensor(value, what, dtypes, gaps)
-    view = _view_of_array(value) if isinstance(value, Array) else _buffers.view(value, what, writable=writable)
+    view = _buffers.view(value, what, writable=writable)
     if view.device[0] not in _buffers.CPU:
         raise Usage(f"{what} lies in memory of a GPU and is no tensor of torch", "pass torch.as_tensor(..., device='cuda')")
     name = _dtypes.of_format(view.dtype)
@@ -187,7 +187,7 @@ def _new(like: Operand, shape: tuple[int, ...], dtype: str) -> Operand:
     numpy = _buffers.numpy()
     if numpy is None:
         made = Array(shape, dtype, _dtypes.SIZES[dtype][0])
-        return Operand(made, made.address, shape, dtype, None, _view_of_array(made))
+        return Operand(made, made.address, shape, dtype, None, _buffers.of_array(made, True))
     return operand(numpy.empty(shape, dtype=dtype), "a result", (dtype,), writable=True)
 
 
