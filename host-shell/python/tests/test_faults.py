@@ -93,11 +93,15 @@ def run(fault, face):
             store.write(values[begin : begin + 512], begin * WIDTH * 4)
         table = store.table(0, shape=(ROWS, WIDTH), dtype="int32")
         seen, begin = [], time.monotonic()
-        while not seen or seen[-1] is not None:
+        # A queue that a block owns meets an echo in its next batch, after a pass that did well.
+        passes = 2 if gpu is not None and fault.startswith("echo") else 1
+        while seen.count(None) < passes:
             assert time.monotonic() - begin < 120, seen
             try:
                 FACES[face](store, table, values)
                 seen.append(None)
+                if passes == 2:
+                    time.sleep(0.1)
             except nvme_gpu.NvmeGpuError as error:
                 assert error.cause and error.remedy and error.code
                 seen.append(type(error))

@@ -1,4 +1,4 @@
-//! Measured figures: `docs/results/NAME.tsv`, a row for each, under one line of [`COLUMNS`].
+//! Measured figures: `docs/results/NAME.tsv`, a row for each, under one line of `COLUMNS`.
 //!
 //! `cargo xtask results NAME...` prints the tables of these files, one for each date, commit, machine and command.
 
@@ -10,7 +10,7 @@ const COLUMNS: [&str; 7] = [
     "date", "commit", "machine", "command", "case", "figure", "unit",
 ];
 
-/// One figure: its fields in the order of [`COLUMNS`].
+/// One figure: its fields in the order of `COLUMNS`.
 type Figure = [String; COLUMNS.len()];
 
 /// Prints the tables of the named files.

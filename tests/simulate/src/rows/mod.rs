@@ -4,6 +4,7 @@
 //! the host's watch and the controller act: one step at a time, each in one thread. The kernels are their own source:
 //! a step is a few collectives of one warp.
 
+mod counts;
 mod drive;
 mod host;
 mod launch;
@@ -17,6 +18,7 @@ use crate::run::{Arena, Parts, config, of_panic};
 use crate::seed::Rng;
 use crate::setup::{BLOCK_BYTES, BLOCKS, COMMAND_NS, Driver, QueueSetup, Setup, pick};
 use crate::trace::{Event, Trace};
+pub use counts::Counts;
 use drive::Drive;
 use host::{Host, Writer};
 use launch::{Launch, Work};
@@ -56,27 +58,6 @@ pub enum Sabotage {
     None,
     /// A write makes no line stale.
     KeepsStale,
-}
-
-/// How often what happened.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Counts {
-    /// Rows that were asked for.
-    pub rows: u64,
-    /// Rows of which a command failed.
-    pub failed: u64,
-    /// Rows that failed since the gate was shut, or a command was aborted.
-    pub gone: u64,
-    /// Rows whose command has no end.
-    pub lost: u64,
-    /// Rows that a launch wrote.
-    pub written: u64,
-    /// Lines of the cache that hold a row in the end.
-    pub hits: u64,
-    /// Writes of the host that ended.
-    pub writes: u64,
-    /// Recoveries.
-    pub recoveries: u64,
 }
 
 impl Counts {
