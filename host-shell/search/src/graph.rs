@@ -64,6 +64,7 @@ impl NeighbourGraph {
             progress(done as u64)?;
         }
         graph.prune_all(vectors);
+        graph.connect(vectors, list as usize);
         Ok(graph)
     }
 
@@ -148,6 +149,52 @@ impl NeighbourGraph {
                 let neighbours = pruned(vectors, node as u32, all, degree);
                 set(ids, &neighbours);
             });
+    }
+
+    /// Gives each node that no path leads to from the entry an edge from a near one that has a path. A node without a
+    /// free place gives up its farthest neighbour that has another path, so that nothing is lost by it.
+    fn connect(&mut self, vectors: &VectorSet, list: usize) {
+        let mut from = vec![NONE; vectors.count() as usize];
+        self.reach(self.entry, self.entry, &mut from);
+        let mut scratch = SearchScratch::new(list);
+        for id in 0..vectors.count() {
+            if from[id as usize] != NONE {
+                continue;
+            }
+            scratch.search(self, vectors, vectors.get(id));
+            let near = scratch.list.iter().map(|key| id_of(*key));
+            // Of n nodes with a path, n - 1 edges make the paths: one of them has another place.
+            let all = (0..vectors.count()).filter(|other| from[*other as usize] != NONE);
+            let spare = near
+                .chain(all)
+                .find_map(|node| Some((node, self.spare_place(node, &from)?)));
+            if let Some((node, place)) = spare {
+                self.ids[node as usize * self.places + place] = id;
+                self.reach(node, id, &mut from);
+            }
+        }
+    }
+
+    /// Returns a place of `node` that is free, or has a neighbour which another node leads to.
+    fn spare_place(&self, node: u32, from: &[u32]) -> Option<usize> {
+        let neighbours = self.neighbours(node);
+        match neighbours.len() < self.degree {
+            true => Some(neighbours.len()),
+            false => neighbours
+                .iter()
+                .rposition(|other| from[*other as usize] != node),
+        }
+    }
+
+    /// Notes in `from`, for node `id` and all that it leads to, the node by which each was found first.
+    fn reach(&self, parent: u32, id: u32, from: &mut [u32]) {
+        let mut next = vec![(parent, id)];
+        while let Some((parent, id)) = next.pop() {
+            if from[id as usize] == NONE {
+                from[id as usize] = parent;
+                next.extend(self.neighbours(id).iter().map(|other| (id, *other)));
+            }
+        }
     }
 
     /// Adds vectors, and edges to them.

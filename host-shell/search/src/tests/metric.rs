@@ -161,3 +161,48 @@ fn lengths_that_no_inner_product_has_are_refused() {
     let longest = metric.longest(&wide).unwrap();
     assert!(metric.of_vectors(&wide, longest).is_err());
 }
+
+/// Vectors of several lengths: the longest are not near each other, but have great inner products. A search that keeps as
+/// many candidates as there are vectors finds the nearest of all.
+#[test]
+fn the_greatest_inner_products_are_found_among_vectors_of_several_lengths() {
+    let store = store("sim:mem?size=32MiB&block=4096");
+    for elements in [8, 48, 928] {
+        let source = source(VectorDistribution::Uniform, 200, elements);
+        let mut numbers = source.vectors().unwrap().all().to_vec();
+        for (at, vector) in numbers.chunks_mut(elements as usize).enumerate() {
+            let factor = 0.25 + (at % 7) as f32 / 4.0;
+            vector.iter_mut().for_each(|x| *x *= factor);
+        }
+        let vectors = VectorSet::new(elements, numbers).unwrap();
+        let options = BuildOptions {
+            degree: 24,
+            list: 40,
+            metric: VectorMetric::InnerProduct,
+            ..small()
+        };
+        let index = built(&store, 0, VectorSource::given(&vectors), &vectors, options);
+        let queries = source.queries(12).unwrap();
+        let parameters = SearchParameters {
+            list: 256,
+            ..SearchParameters::default()
+        };
+        let answers = index
+            .search(&queries, parameters, CpuOptions::default())
+            .unwrap();
+        answers.check().unwrap();
+        let results = parameters.results as usize;
+        for (number, query) in queries.chunks(elements as usize).enumerate() {
+            let product = |id: u32| -> f64 {
+                let pairs = vectors.get(id).iter().zip(query);
+                pairs.map(|(a, b)| f64::from(*a) * f64::from(*b)).sum()
+            };
+            let mut all: Vec<f64> = (0..200).map(product).collect();
+            all.sort_by(|a, b| b.total_cmp(a));
+            let least = all[results - 1] - 1e-4 * all[0].abs();
+            let found = &answers.ids[number * results..][..results];
+            let missed = found.iter().filter(|id| product(**id as u32) < least);
+            assert_eq!(missed.count(), 0, "query {number} of {elements} elements");
+        }
+    }
+}
