@@ -155,7 +155,7 @@
 #![deny(missing_docs)]
 
 #[cfg(target_endian = "big")]
-compile_error!("NVMe is little endian and this driver shares memory with it is");
+compile_error!("NVMe is little endian and this driver shares memory with it as it is");
 
 #[cfg(not(target_has_atomic = "64"))]
 compile_error!(

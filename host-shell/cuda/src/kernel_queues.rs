@@ -19,6 +19,7 @@ use nvme_driver::error::{Error, Result};
 use nvme_driver::lock::lock;
 use nvme_gpu_kernel::QueueArray;
 use std::ptr::null_mut;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -38,6 +39,63 @@ pub struct KernelQueuesOptions {
     pub buffer_bytes: usize,
 }
 
+/// Queue pairs of one controller that are kept for kernels of the caller's.
+#[derive(Debug)]
+pub struct QueueReserve {
+    kept: u32,
+    left: AtomicU32,
+}
+
+/// Queue pairs that were taken from a [`QueueReserve`]. They return to it on drop.
+struct ReservedQueues {
+    reserve: Arc<QueueReserve>,
+    count: u32,
+}
+
+impl QueueReserve {
+    /// Keeps `kept` queue pairs.
+    pub fn new(kept: u32) -> Arc<Self> {
+        Arc::new(Self {
+            kept,
+            left: AtomicU32::new(kept),
+        })
+    }
+
+    /// Takes `count` of them.
+    ///
+    /// # Errors
+    /// [`Error::Usage`] when fewer are left.
+    fn take(self: &Arc<Self>, count: u32) -> Result<ReservedQueues> {
+        let taken = self
+            .left
+            .fetch_update(Ordering::AcqRel, Ordering::Acquire, |left| {
+                left.checked_sub(count)
+            });
+        let reserved = |_| ReservedQueues {
+            reserve: Arc::clone(self),
+            count,
+        };
+        taken.map(reserved).map_err(|left| {
+            let (cause, remedy) = match left == self.kept {
+                true => ("", "open the store with more kernel_queues"),
+                false => (", of which others have some", "close those of others first"),
+            };
+            Error::usage(
+                format!(
+                    "{count} queue pairs for kernels are more than the {left} that the store keeps{cause}"
+                ),
+                remedy,
+            )
+        })
+    }
+}
+
+impl Drop for ReservedQueues {
+    fn drop(&mut self) {
+        self.reserve.left.fetch_add(self.count, Ordering::AcqRel);
+    }
+}
+
 /// Queue pairs of one controller for kernels of the caller's. Deleted on drop.
 pub struct KernelQueues {
     lent: Option<LentQueues>,
@@ -50,6 +108,8 @@ pub struct KernelQueues {
     max_transfer: u64,
     // Shut down after the queues are deleted.
     controller: Option<Arc<Controller>>,
+    // Returned after the queues are deleted.
+    reserved: Option<ReservedQueues>,
 }
 
 impl KernelQueues {
@@ -57,13 +117,13 @@ impl KernelQueues {
     /// at most.
     ///
     /// # Errors
-    /// [`Error::Usage`] when the controller has not as many or not as large queues, or for no cells;
+    /// [`Error::Usage`] when fewer are left in `reserve`, when the controller has no such large queues, or for no cells;
     /// [`Error::Environment`] without memory.
     pub fn create(
         controller: &Arc<Controller>,
         access: &Arc<GpuAccess>,
         info: NamespaceInfo,
-        options: KernelQueuesOptions,
+        (options, reserve): (KernelQueuesOptions, &Arc<QueueReserve>),
         timeout: Duration,
     ) -> Result<Self> {
         if options.queues == 0 || options.cells == 0 {
@@ -72,6 +132,7 @@ impl KernelQueues {
                 "ask for 1 or more of each",
             ));
         }
+        let reserved = reserve.take(options.queues)?;
         let gpu = access.gpu();
         let _guest = gpu.enter()?;
         let turns = Arc::new(QueueOwnership {
@@ -101,6 +162,7 @@ impl KernelQueues {
             footing: UserFacts::new(controller.session(), info),
             max_transfer: controller.max_transfer(),
             controller: Some(Arc::clone(controller)),
+            reserved: Some(reserved),
         })
     }
 
@@ -207,6 +269,7 @@ impl Drop for KernelQueues {
             std::mem::forget(self.cells.take());
             std::mem::forget(self.buffer.take());
             std::mem::forget(self.controller.take());
+            std::mem::forget(self.reserved.take());
         } else {
             drop(self.lent.take());
             drop(self.cells.take());

@@ -69,7 +69,7 @@ pub use driver::{Gpu, GpuFacts, WriteOrder};
 pub use gpu_rings::{GpuRings, RingShape};
 pub use graph::CudaGraph;
 pub use hash::{ChunkHasher, HashedChunk, HostWords};
-pub use kernel_queues::{KernelQueues, KernelQueuesOptions};
+pub use kernel_queues::{KernelQueues, KernelQueuesOptions, QueueReserve};
 pub use kernels::{Kernel, QueueKernels};
 pub use lender::CallerMemory;
 pub use memory::DeviceMemory;

@@ -89,7 +89,7 @@ pub(crate) fn open(device: Arc<dyn Device>, options: &StoreOptions) -> Result<St
         kernels: access.map(|access| with_gpu::ForKernels {
             access,
             info,
-            kept: shares.of_kernels,
+            reserve: nvme_cuda::QueueReserve::new(shares.of_kernels),
             timeout: options.timeout,
         }),
         pool,

@@ -30,22 +30,13 @@ impl Store {
             let cause = format!("{cause}, and kernels send what they like");
             return Err(Error::usage(cause, *remedy));
         }
-        if options.queues > kernels.kept {
-            return Err(Error::usage(
-                format!(
-                    "{} queue pairs for kernels are more than the {} that the store keeps",
-                    options.queues, kernels.kept
-                ),
-                "open the store with more kernel_queues",
-            ));
-        }
         let ForKernels {
             access,
             info,
+            reserve,
             timeout,
-            ..
         } = kernels;
-        KernelQueues::create(controller, access, *info, options, *timeout)
+        KernelQueues::create(controller, access, *info, (options, reserve), *timeout)
     }
 }
 

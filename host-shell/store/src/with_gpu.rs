@@ -4,7 +4,8 @@
 use super::options::{DataPath, GdsUse, StoreOptions};
 use nvme_core::bringup::NamespaceInfo;
 use nvme_cuda::{
-    GdsFile, Gpu, GpuAccess, GpuRows, HostPinning, HostRows, QueueTier, RowsOptions, TierRequest,
+    GdsFile, Gpu, GpuAccess, GpuRows, HostPinning, HostRows, QueueReserve, QueueTier, RowsOptions,
+    TierRequest,
 };
 use nvme_driver::controller::Controller;
 use nvme_driver::device::Device;
@@ -19,7 +20,7 @@ pub(crate) struct ForKernels {
     pub access: Arc<GpuAccess>,
     pub info: NamespaceInfo,
     /// Queue pairs that were kept for them.
-    pub kept: u32,
+    pub reserve: Arc<QueueReserve>,
     pub timeout: Duration,
 }
 

@@ -208,7 +208,8 @@ static void kernels(nvme_gpu_t *store, nvme_gpu_table_t *table)
     setup.size = 7;
     BAD(usage, nvme_gpu_device_queues(store, &setup, &queues, &device));
     setup.size = sizeof(setup);
-    for (uint32_t layout = 2; layout < 6; ++layout) {
+    for (uint32_t layout = 1; layout < 6; ++layout) {
+        if (layout == NVME_GPU_DEVICE_LAYOUT) continue;
         setup.layout = layout;
         BAD(NVME_GPU_ERROR_VERSION, nvme_gpu_device_queues(store, &setup, &queues, &device));
         BAD(NVME_GPU_ERROR_VERSION, nvme_gpu_device_rows(table, layout, &rows));

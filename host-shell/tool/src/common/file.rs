@@ -23,7 +23,7 @@ const ZEROS: u64 = 1 << 20;
 /// Bytes that a pipe accepts when it reports that it is ready (PIPE_BUF).
 const PIPE_BYTES: usize = 4096;
 
-/// An output that replaces `path` when it is complete, and leaves it was otherwise.
+/// An output that replaces `path` when it is complete, and leaves it as it was otherwise.
 pub enum OutputFile {
     /// Standard output, a device or a pipe: written without a temporary file.
     Stream(DirectOutput),
