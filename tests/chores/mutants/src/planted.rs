@@ -236,6 +236,23 @@ pub fn copy_tree(tree: &Path) -> Result<(), Failure> {
     for name in &wanted {
         copy_file(tree, Path::new(name))?;
     }
+    remove_others(tree, tree, &wanted)
+}
+
+/// Removes the files below `folder` of an earlier copy that the tree no longer has: cargo would find two tests of a name.
+fn remove_others(tree: &Path, folder: &Path, wanted: &BTreeSet<&str>) -> Result<(), Failure> {
+    let failed = |error: std::io::Error| Failure::new(format!("{}: {error}", folder.display()));
+    for entry in std::fs::read_dir(folder).map_err(failed)? {
+        let path = entry.map_err(failed)?.path();
+        let name = path.strip_prefix(tree).unwrap_or(&path).to_string_lossy();
+        if name == "target" {
+            continue;
+        } else if path.is_dir() {
+            remove_others(tree, &path, wanted)?;
+        } else if !wanted.contains(&*name) {
+            std::fs::remove_file(&path).map_err(failed)?;
+        }
+    }
     Ok(())
 }
 
