@@ -247,7 +247,7 @@ class DataLoader(OneProcess):
 
 def _plain(state: dict[str, Any], name: str) -> int | bool | None:
     """A whole number or a boolean of a state; None for what is neither, which no loader wrote."""
-    value = state.get(name)
+    value: Any = state.get(name)
     if isinstance(value, bool):
         return value
     return int(value.__index__()) if hasattr(value, "__index__") else None
