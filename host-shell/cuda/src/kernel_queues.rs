@@ -76,15 +76,12 @@ impl QueueReserve {
             count,
         };
         taken.map(reserved).map_err(|left| {
-            let (cause, remedy) = match left == self.kept {
-                true => ("", "open the store with more kernel_queues"),
-                false => (", of which others have some", "close those of others first"),
-            };
             Error::usage(
                 format!(
-                    "{count} queue pairs for kernels are more than the {left} that the store keeps{cause}"
+                    "{count} queue pairs for kernels are more than the {left} left of the {} that the store keeps",
+                    self.kept
                 ),
-                remedy,
+                "open the store with more kernel_queues, or close queues that are not used",
             )
         })
     }

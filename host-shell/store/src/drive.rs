@@ -63,7 +63,7 @@ pub(crate) fn open(device: Arc<dyn Device>, options: &StoreOptions) -> Result<St
         access.as_ref(),
         &controller,
         info,
-        (shares.of_gpu, shares.owned),
+        (shares.of_gpu, shares.of_cpu + shares.of_kernels),
         options,
     )?;
     let gone = Arc::new(Mutex::new(None));
@@ -115,8 +115,6 @@ pub(crate) fn open(device: Arc<dyn Device>, options: &StoreOptions) -> Result<St
 struct QueueShares {
     of_cpu: u32,
     of_gpu: u32,
-    /// Those that blocks on the GPU own: what the others leave.
-    owned: u32,
     of_kernels: u32,
 }
 
@@ -135,11 +133,9 @@ fn shares(granted: u32, options: &StoreOptions) -> Result<QueueShares> {
     let of_gpu = gpu_queues(options).min(left - of_kernels);
     let of_cpu = granted.saturating_sub(of_gpu + of_kernels);
     let of_cpu = of_cpu.min(options.queues).max(1);
-    let others = of_gpu + of_kernels + of_cpu;
     Ok(QueueShares {
         of_cpu,
         of_gpu,
-        owned: owned_queues(options).min(granted.saturating_sub(others)),
         of_kernels,
     })
 }

@@ -7,18 +7,16 @@ use nvme_cuda::{KernelQueues, KernelQueuesOptions};
 use nvme_driver::error::{Error, Result};
 
 impl Store {
-    /// Creates queue pairs, result cells and a buffer for the caller's kernels, which submit
-    /// commands themselves (docs/link-the-core.md): as many queue pairs as
-    /// [`kernel_queues`](super::StoreOptions::kernel_queues) reserved.
+    /// Creates queue pairs, result cells and a buffer for the caller's kernels, which submit commands themselves
+    /// (docs/link-the-core.md): at most as many queue pairs as [`kernel_queues`](super::StoreOptions::kernel_queues)
+    /// reserved, in all that exist at a time.
     ///
-    /// Writes of kernels are not ordered with calls of this store, and its row cache does not see them. The device
-    /// stays
+    /// Writes of kernels are not ordered with calls of this store, and its row cache does not see them. The device stays
     /// open until the queues are dropped, too.
     ///
     /// # Errors
     /// [`Error::Usage`] for a file or a stripe, without a GPU, for a store that is for reading only, and for more queue
-    /// pairs than are left;
-    /// [`Error::Environment`] without memory.
+    /// pairs than are left; [`Error::Environment`] without memory.
     pub fn kernel_queues(&self, options: KernelQueuesOptions) -> Result<KernelQueues> {
         let [member] = &self.space.members[..] else {
             return Err(not_a_drive());

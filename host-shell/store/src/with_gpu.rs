@@ -159,12 +159,12 @@ pub(super) fn gpu(options: &StoreOptions) -> Result<Option<Arc<Gpu>>> {
     index.map(Gpu::open).transpose()
 }
 
-/// Lends `queues` queues to the GPU.
+/// Lends `queues` queues to the GPU, and of those that the `others` leave as many as blocks may own.
 pub(super) fn rows(
     access: Option<&Arc<GpuAccess>>,
     controller: &Controller,
     info: NamespaceInfo,
-    (queues, owned): (u32, u32),
+    (queues, others): (u32, u32),
     options: &StoreOptions,
 ) -> Result<Option<Arc<GpuRows>>> {
     let (Some(access), Some(of_gpu)) = (access, options.gpu) else {
@@ -179,10 +179,10 @@ pub(super) fn rows(
     let entries = of_gpu.rows.entries.max(2).next_power_of_two();
     let lent = RowsOptions {
         queues,
-        owned,
         entries: entries.min(controller.info().capabilities.max_entries),
         ..of_gpu.rows
-    };
+    }
+    .within(controller, others);
     let rows = GpuRows::create(controller, access, info, lent, options.timeout)?;
     Ok(Some(Arc::new(rows)))
 }

@@ -2,14 +2,12 @@
 //! ([`MAX_NAMESPACES`](nvme_core::bringup::MAX_NAMESPACES)). After a reset kernels use the facts that were read within
 //! it.
 
+use super::verify::namespace_of;
 use super::{AdminSession, ControllerSession, data_of};
-use crate::dma::DmaBuffer;
 use nvme_core::CommandOutcome;
 use nvme_core::bringup::NamespaceInfo;
 use nvme_core::spec::admin::{self, cns};
-use nvme_core::spec::identify::{IDENTIFY_BYTES, IdentifyNamespace};
 use nvme_core::spec::{Nsid, Status};
-use zerocopy::FromBytes;
 
 impl ControllerSession {
     /// Reads the properties of the namespaces in use that the bring-up within a reset did not list. The caller
@@ -36,12 +34,9 @@ impl ControllerSession {
         admin: &mut AdminSession,
         nsid: Nsid,
     ) -> Result<NamespaceInfo, String> {
-        let page = match admin.facts_page.take() {
-            Some(page) => page,
-            None => {
-                DmaBuffer::new(&self.device, IDENTIFY_BYTES).map_err(|error| error.to_string())?
-            }
-        };
+        let page = self
+            .take_facts_page(admin)
+            .map_err(|error| error.to_string())?;
         let deadline_ns = self.now_ns().saturating_add(self.timeout_ns());
         let sqe = admin::identify(cns::NAMESPACE, nsid);
         let data = data_of(Some(&page));
@@ -70,9 +65,7 @@ impl ControllerSession {
             }
             let info = match (done.outcome, &done.buffer) {
                 (CommandOutcome::Completed(Status::SUCCESS), Some(page)) => {
-                    let identify = IdentifyNamespace::read_from_bytes(page.as_slice())
-                        .map_err(|_| "Identify Namespace is not 4,096 bytes".to_owned())?;
-                    NamespaceInfo::from_identify(nsid, &identify)
+                    namespace_of(nsid, page.as_slice()).map_err(|error| error.to_string())?
                 }
                 (CommandOutcome::Completed(status), _) => NamespaceInfo::unknown(nsid, status),
                 (CommandOutcome::Aborted(_), _) => {

@@ -175,11 +175,7 @@ impl ControllerSession {
         for nsid in self.facts.namespaces() {
             let read = self.identify_into(admin, "Identify Namespace", (cns::NAMESPACE, nsid));
             let info = match read {
-                Ok(page) => {
-                    let identify = IdentifyNamespace::read_from_bytes(&page[..])
-                        .map_err(|_| Error::internal("Identify Namespace is not 4,096 bytes"))?;
-                    NamespaceInfo::from_identify(nsid, &identify)
-                }
+                Ok(page) => namespace_of(nsid, &page[..])?,
                 Err(Error::Command { status, .. }) if status.is(Status::INVALID_NAMESPACE) => {
                     NamespaceInfo::unknown(nsid, status)
                 }
@@ -198,10 +194,7 @@ impl ControllerSession {
         what: &str,
         (cns, nsid): (u8, Nsid),
     ) -> Result<Box<[u8; IDENTIFY_BYTES]>> {
-        let page = match admin.facts_page.take() {
-            Some(page) => page,
-            None => DmaBuffer::new(&self.device, IDENTIFY_BYTES)?,
-        };
+        let page = self.take_facts_page(admin)?;
         let sqe = admin::identify(cns, nsid);
         let (_, page) = self.admin_locked(admin, what, sqe, Some(page))?;
         let page = page.ok_or_else(|| Error::internal(format!("{what} lost its buffer")))?;
@@ -210,4 +203,19 @@ impl ControllerSession {
         admin.facts_page = Some(page);
         Ok(copy)
     }
+
+    /// Takes the page that is reserved for facts; another one if a command that was lost has it.
+    pub(super) fn take_facts_page(&self, admin: &mut AdminSession) -> Result<DmaBuffer> {
+        match admin.facts_page.take() {
+            Some(page) => Ok(page),
+            None => DmaBuffer::new(&self.device, IDENTIFY_BYTES),
+        }
+    }
+}
+
+/// Returns the properties of a namespace as Identify Namespace tells them.
+pub(super) fn namespace_of(nsid: Nsid, page: &[u8]) -> Result<NamespaceInfo> {
+    let identify = IdentifyNamespace::read_from_bytes(page)
+        .map_err(|_| Error::internal("Identify Namespace is not 4,096 bytes"))?;
+    Ok(NamespaceInfo::from_identify(nsid, &identify))
 }
