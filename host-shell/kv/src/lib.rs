@@ -7,8 +7,8 @@
 //! - [`ModelFingerprint`]: what pages depend on besides their tokens; it is in every key.
 //! - [`mod@format`]: the structures on the drive, which docs/kv-format.md describes.
 //!
-//! Nothing that is read from the drive is trusted. A page is either what was stored, or an error of which
-//! [`KvError::is_miss`] says that it should be computed.
+//! Nothing that is read from the drive is trusted. A page is either what was stored, or an error; where
+//! [`KvError::is_miss`] is true, it should be computed.
 #![deny(missing_docs)]
 
 mod area;

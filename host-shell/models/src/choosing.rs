@@ -214,7 +214,7 @@ impl SelectionKernels {
     /// selected pages, whose attention comes next in the same stream. The stream may be captured; the contents
     /// of queries and tables at the time it runs count. Each head of keys and values receives the pages with
     /// the largest upper bounds of its queries' products, and those that are always selected, in the order of
-    /// the table; all pages, if there are no more. The tail is attended to as before.
+    /// the table; all pages, if the table has no others. Attention over the tail is as before.
     ///
     /// The number of a page that does not exist is selected, and makes its head NaN. Products are not scaled
     /// for the selection: [`PagedQueries::scale`] has to be positive.

@@ -97,8 +97,8 @@ fn group(host: &SysfsHost, function: &SysfsFunction, notes: &mut SubjectFindings
     );
 }
 
-/// Examines the IOMMU's translation for the kernel's drivers. VFIO and the module nvme_gpu set up a translation
-/// of their own.
+/// Examines the IOMMU's translation for the kernel's drivers. VFIO and the module nvme_gpu set up another
+/// translation.
 fn translation(host: &SysfsHost, function: &SysfsFunction, notes: &mut SubjectFindings) {
     let Some(group) = function.group else {
         return;

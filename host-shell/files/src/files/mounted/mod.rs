@@ -54,7 +54,7 @@ impl MountedFile {
     ///
     /// # Errors
     /// [`Error::File`]; [`Error::Usage`] for something other than a regular file, for a file that is not on
-    /// ext4 or not immutable, and for one of which some bytes are not stored on the device as they are in the
+    /// ext4 or not immutable, and for one with bytes that are not stored on the device as they are in the
     /// file; [`Error::Mismatch`] for one that changes meanwhile; [`Error::Environment`] for a kernel before
     /// Linux 6.0; [`Error::Device`] for an impossible answer.
     pub fn open(path: impl AsRef<Path>) -> Result<Self> {
