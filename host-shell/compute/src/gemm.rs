@@ -15,7 +15,6 @@ use nvme_host::cuda::{
     Gpu, KernelArgument as Memory, KernelFunction, LaunchSequence, LaunchSize, Module, PendingRows,
 };
 use nvme_host::{Error, Result};
-use std::mem::ManuallyDrop;
 use std::sync::Arc;
 
 use crate::matrix::HalfFormat;
@@ -37,7 +36,7 @@ const CLEARING: u32 = 32;
 ///
 /// They stay loaded when this is dropped: a launch that is under way, or a graph, may still run them.
 pub struct StreamedGemm {
-    module: ManuallyDrop<Module>,
+    module: Module,
     streamed: KernelFunction,
     resident: KernelFunction,
     clear: KernelFunction,
@@ -66,9 +65,9 @@ impl StreamedGemm {
     /// Loads the kernels.
     ///
     /// # Errors
-    /// Those of [`Module::load`], and a GPU whose blocks have less than 130 KiB of shared memory.
+    /// Those of [`Module::embedded`], and a GPU whose blocks have less than 130 KiB of shared memory.
     pub fn load(gpu: &Arc<Gpu>) -> Result<Self> {
-        let module = ManuallyDrop::new(Module::load(gpu, GEMM_PTX.as_bytes())?);
+        let module = Module::embedded(gpu, GEMM_PTX.as_bytes())?;
         let streamed = module.function_with_shared(kernel::GEMM_STREAMED, SHARED_BYTES)?;
         let resident = module.function_with_shared(kernel::GEMM, SHARED_BYTES)?;
         let at_a_time = |function| module.blocks_at_a_time(function, BLOCK_THREADS, SHARED_BYTES);
@@ -171,7 +170,7 @@ impl StreamedGemm {
             })
         };
         let launch = (u64::from(matrix.rows), blocks(self.blocks.0));
-        let kernel = (&*self.module, self.streamed);
+        let kernel = (&self.module, self.streamed);
         LaunchSequence::run(self.module.gpu(), stream, |sequence| {
             // SAFETY: the kernel takes a `GemmParameters` and stays loaded; the caller vouches for the addresses.
             sequence.kernel(|| unsafe { self.clear(&gemm, stream) })?;

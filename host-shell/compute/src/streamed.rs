@@ -9,14 +9,13 @@ use nvme_host::cuda::{
 };
 use nvme_host::store::status;
 use nvme_host::{Error, Result};
-use std::mem::ManuallyDrop;
 use std::sync::Arc;
 
 /// The kernels of such products, for one GPU: of all rows, and of rows that ids name.
 ///
 /// They stay loaded when this is dropped: a launch that is under way, or a graph, may still run them.
 pub struct StreamedProducts {
-    module: ManuallyDrop<Module>,
+    module: Module,
     gemv: KernelFunction,
     gathered: KernelFunction,
 }
@@ -25,9 +24,9 @@ impl StreamedProducts {
     /// Loads the kernels.
     ///
     /// # Errors
-    /// Those of [`Module::load`].
+    /// Those of [`Module::embedded`].
     pub fn load(gpu: &Arc<Gpu>) -> Result<Self> {
-        let module = ManuallyDrop::new(Module::load(gpu, STREAMED_PTX.as_bytes())?);
+        let module = Module::embedded(gpu, STREAMED_PTX.as_bytes())?;
         let gemv = module.function(kernel::GEMV_STREAMED)?;
         let gathered = module.function(kernel::GEMV_GATHERED)?;
         Ok(Self {
@@ -128,7 +127,7 @@ impl StreamedProducts {
                 stored: matrix.stored as u32,
             })
         };
-        let kernel = (&*self.module, self.gemv);
+        let kernel = (&self.module, self.gemv);
         // SAFETY: the kernel takes one `GemvStreamed` and stays loaded; the caller vouches for the vectors.
         unsafe { table.stream_on_gpu(kernel, matrix.rows.into(), argument, stream) }
     }

@@ -251,6 +251,20 @@ impl Gpu {
         Ok(())
     }
 
+    /// Returns what tells its context from one that was ended before: the driver gives each a number of its own.
+    ///
+    /// # Errors
+    /// [`Error::Environment`] with the driver's answer.
+    pub(super) fn context_identifier(&self) -> Result<u64> {
+        self.check_not_lost()?;
+        let mut identifier = 0;
+        // SAFETY: the context is retained as long as this GPU is open; writes one integer.
+        check("cuCtxGetId", unsafe {
+            sys::cuCtxGetId(self.context, &mut identifier)
+        })?;
+        Ok(identifier)
+    }
+
     /// Returns its context.
     pub(super) fn context(&self) -> sys::CUcontext {
         self.context

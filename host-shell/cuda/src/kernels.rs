@@ -32,12 +32,7 @@ impl QueueKernels {
     /// [`Error::Device`](nvme_driver::Error::Device) with the compiler's messages when the driver refuses the
     /// PTX.
     pub fn load(gpu: &Arc<Gpu>) -> Result<Self> {
-        Self::load_ptx(gpu, nvme_gpu_kernel::PTX)
-    }
-
-    /// Loads `ptx`, which has all of [`Kernel::ALL`].
-    pub fn load_ptx(gpu: &Arc<Gpu>, ptx: &str) -> Result<Self> {
-        let module = Module::load(gpu, ptx.as_bytes())?;
+        let module = Module::embedded(gpu, nvme_gpu_kernel::PTX.as_bytes())?;
         let mut functions = [module.function(Kernel::Owner.name())?; Kernel::ALL.len()];
         for kernel in Kernel::ALL {
             functions[kernel as usize] = module.function(kernel.name())?;
@@ -56,7 +51,11 @@ impl QueueKernels {
             return Ok((Arc::clone(module), *function));
         }
         let ptx = nvme_gpu_kernel::PTX.as_bytes();
-        let module = Arc::new(Module::load_within(self.gpu(), ptx, Some(FEW_REGISTERS))?);
+        let module = Arc::new(Module::embedded_within(
+            self.gpu(),
+            ptx,
+            Some(FEW_REGISTERS),
+        )?);
         let function = module.function(Kernel::SharedNarrow.name())?;
         *narrow = Some((Arc::clone(&module), function));
         Ok((module, function))

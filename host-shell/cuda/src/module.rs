@@ -1,5 +1,8 @@
 //! Code for the GPU: PTX or a cubin, loaded by the driver, and launches of the kernels in it. Kernels are loaded
 //! eagerly, because one that is loaded at its first launch waits for kernels that are running, possibly forever.
+//!
+//! An image that is part of the program is loaded once for a context and is never unloaded: unloading waits for the
+//! whole GPU, and of the memory that loading a kernel takes (about 1 MiB) the driver gives only a part back.
 // UNSAFETY: calls into the CUDA driver library with handles and launch parameters.
 #![allow(unsafe_code)]
 
@@ -7,18 +10,38 @@ use super::driver::{Gpu, check};
 use super::stream::{Stream, handle};
 use cudarc::driver::sys::{self, CUfunction_attribute as Attribute, CUresult};
 use nvme_driver::error::{Error, Result};
+use nvme_driver::lock::lock;
+use std::collections::BTreeMap;
 use std::ffi::{CString, c_void};
 use std::ptr::null_mut;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
 /// Bytes of the compiler's messages that are kept.
 const LOG_BYTES: usize = 8192;
 
-/// An image, loaded for one GPU. Unloaded on drop.
+/// An image, loaded for one GPU.
 pub struct Module {
     gpu: Arc<Gpu>,
     raw: sys::CUmodule,
+    /// Whether the drop unloads it: an image of the program stays loaded for as long as the GPU's context lives.
+    unloads: bool,
 }
+
+/// Names an image that was compiled: the GPU's number, the image's address and length, and the limit of registers.
+type ImageKey = (u32, usize, usize, Option<u32>);
+
+/// A module's handle, and the identifier of the context that it was loaded in: a context that was ended took its
+/// modules with it.
+struct LoadedImage {
+    context: u64,
+    module: usize,
+}
+
+/// The images of the program that are loaded. The lock is not held while the driver compiles.
+static LOADED: Mutex<BTreeMap<ImageKey, LoadedImage>> = Mutex::new(BTreeMap::new());
+
+/// Held while a kernel's limit of shared memory is read and raised.
+static SHARED_LIMIT: Mutex<()> = Mutex::new(());
 
 /// Size of a launch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -45,23 +68,58 @@ unsafe impl Send for KernelFunction {}
 unsafe impl Sync for KernelFunction {}
 
 impl Module {
-    /// Loads PTX, which the driver compiles for this GPU, or a cubin for it.
+    /// Loads PTX, which the driver compiles for this GPU, or a cubin for it. Unloaded on drop, which waits until no
+    /// kernel runs on the GPU.
     ///
     /// # Errors
     /// [`Error::Device`] with the compiler's messages when the driver refuses the image.
     pub fn load(gpu: &Arc<Gpu>, image: &[u8]) -> Result<Self> {
-        Self::load_within(gpu, image, None)
+        Ok(Self {
+            gpu: Arc::clone(gpu),
+            raw: compile(gpu, image, None)?,
+            unloads: true,
+        })
+    }
+
+    /// Returns an image of the program, loaded as [`load`](Self::load) does where this context does not have it yet.
+    /// It stays loaded when this is dropped: launches that are under way, and graphs, may still run its kernels.
+    ///
+    /// # Errors
+    /// As [`load`](Self::load).
+    pub fn embedded(gpu: &Arc<Gpu>, image: &'static [u8]) -> Result<Self> {
+        Self::embedded_within(gpu, image, None)
     }
 
     /// Loads with at most `registers` registers per thread; further values are spilled to memory.
-    pub(super) fn load_within(
+    pub(super) fn embedded_within(
         gpu: &Arc<Gpu>,
-        image: &[u8],
+        image: &'static [u8],
         registers: Option<u32>,
     ) -> Result<Self> {
+        let context = gpu.context_identifier()?;
+        let key = (gpu.index(), image.as_ptr().addr(), image.len(), registers);
+        let found = |loaded: &BTreeMap<ImageKey, LoadedImage>| {
+            let image = loaded.get(&key).filter(|image| image.context == context)?;
+            Some(std::ptr::with_exposed_provenance_mut(image.module))
+        };
+        let known = found(&lock(&LOADED));
+        let raw = match known {
+            Some(raw) => raw,
+            None => {
+                let compiled = compile(gpu, image, registers)?;
+                let mut loaded = lock(&LOADED);
+                // Where another thread was faster, its module is used, and this one stays beside it.
+                found(&loaded).unwrap_or_else(|| {
+                    let module = compiled.expose_provenance();
+                    loaded.insert(key, LoadedImage { context, module });
+                    compiled
+                })
+            }
+        };
         Ok(Self {
             gpu: Arc::clone(gpu),
-            raw: compile(gpu, image, registers)?,
+            raw,
+            unloads: false,
         })
     }
 
@@ -97,14 +155,16 @@ impl Module {
     pub fn function_with_shared(&self, name: &str, bytes: u32) -> Result<KernelFunction> {
         let function = self.function(name)?;
         let _guest = self.gpu.enter()?;
-        // SAFETY: a function of a loaded module.
-        check(name, unsafe {
-            sys::cuFuncSetAttribute(
-                function.0,
-                Attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES,
-                bytes.try_into().unwrap_or(i32::MAX),
-            )
-        })?;
+        let limit = Attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
+        let bytes = bytes.try_into().unwrap_or(i32::MAX);
+        let _turn = lock(&SHARED_LIMIT);
+        // The kernel is shared with others who loaded it, so that its limit never falls.
+        if attribute(function.0, limit)? < bytes {
+            // SAFETY: a function of a loaded module.
+            check(name, unsafe {
+                sys::cuFuncSetAttribute(function.0, limit, bytes)
+            })?;
+        }
         Ok(function)
     }
 
@@ -261,6 +321,9 @@ unsafe fn launch<T: Copy>(
 
 impl Drop for Module {
     fn drop(&mut self) {
+        if !self.unloads {
+            return;
+        }
         if let Ok(_guest) = self.gpu.enter() {
             // SAFETY: loaded in `compile`, unloaded once.
             let _ = unsafe { sys::cuModuleUnload(self.raw) };

@@ -10,7 +10,6 @@ use nvme_host::cuda::{
     DeviceMemory, Gpu, KernelArgument as Memory, KernelFunction, LaunchSequence, Module,
 };
 use nvme_host::{Error, Result};
-use std::mem::ManuallyDrop;
 use std::sync::Arc;
 
 /// Blocks of a launch at most.
@@ -111,7 +110,7 @@ pub struct PageSelection<'s> {
 ///
 /// They stay loaded when this is dropped: a launch that is under way, or a graph, may still run them.
 pub struct SelectionKernels {
-    module: ManuallyDrop<Module>,
+    module: Module,
     summarise: KernelFunction,
     score: KernelFunction,
     choose: KernelFunction,
@@ -121,9 +120,9 @@ impl SelectionKernels {
     /// Loads the kernels.
     ///
     /// # Errors
-    /// Those of [`Module::load`].
+    /// Those of [`Module::embedded`].
     pub fn load(gpu: &Arc<Gpu>) -> Result<Self> {
-        let module = ManuallyDrop::new(Module::load(gpu, CHOOSE_PTX.as_bytes())?);
+        let module = Module::embedded(gpu, CHOOSE_PTX.as_bytes())?;
         let (summarise, score, choose) = (
             module.function(kernel::PAGE_SUMMARIES)?,
             module.function(kernel::SCORE_PAGES)?,

@@ -14,7 +14,6 @@ use nvme_host::cuda::{
 };
 use nvme_host::store::status;
 use nvme_host::{Error, Result};
-use std::mem::ManuallyDrop;
 use std::sync::Arc;
 
 /// Warps that a launch has at most, with the stations of a store by default.
@@ -86,7 +85,7 @@ impl PagedQueries {
 ///
 /// They stay loaded when this is dropped: a launch that is under way, or a graph, may still run them.
 pub struct PagedKernels {
-    module: ManuallyDrop<Module>,
+    module: Module,
     paged: KernelFunction,
     join: KernelFunction,
 }
@@ -95,9 +94,9 @@ impl PagedKernels {
     /// Loads the kernels.
     ///
     /// # Errors
-    /// Those of [`Module::load`].
+    /// Those of [`Module::embedded`].
     pub fn load(gpu: &Arc<Gpu>) -> Result<Self> {
-        let module = ManuallyDrop::new(Module::load(gpu, PAGED_PTX.as_bytes())?);
+        let module = Module::embedded(gpu, PAGED_PTX.as_bytes())?;
         let (paged, join) = (
             module.function(kernel::ATTENTION_PAGED)?,
             module.function(kernel::ATTENTION_JOIN)?,
@@ -193,7 +192,7 @@ impl PagedKernels {
             })
         };
         let table = pages.table();
-        let kernel = (&*self.module, self.paged);
+        let kernel = (&self.module, self.paged);
         let vectors = queries.sequences * queries.heads;
         let blocks = vectors.div_ceil(BLOCK_THREADS / 32).min(JOINING);
         LaunchSequence::run(self.module.gpu(), stream, |sequence| {

@@ -37,7 +37,7 @@ pub struct SearchRequest {
 ///
 /// Its memory is not freed when this is dropped: a launch that is under way, or a graph, may still use it.
 pub struct GpuSearch {
-    module: ManuallyDrop<Module>,
+    module: Module,
     search: KernelFunction,
     nodes: Table,
     centroids: ManuallyDrop<DeviceMemory>,
@@ -56,13 +56,13 @@ impl GpuSearch {
     ///
     /// # Errors
     /// [`Error::Usage`] for a store that was opened without a GPU; [`Error::Environment`] without memory on the GPU; those
-    /// of [`Module::load`].
+    /// of [`Module::embedded`].
     pub fn new(index: &VectorIndex) -> Result<Self> {
         let gpu = index.store.gpu().ok_or_else(|| {
             Error::usage("the store was opened without a GPU", "open it with one")
         })?;
         let header = index.header();
-        let module = ManuallyDrop::new(Module::load(gpu, SEARCH_PTX.as_bytes())?);
+        let module = Module::embedded(gpu, SEARCH_PTX.as_bytes())?;
         let upload = |bytes: &[u8]| -> Result<ManuallyDrop<DeviceMemory>> {
             let memory = DeviceMemory::new(gpu, bytes.len())?;
             memory.upload(0, bytes)?;
@@ -165,7 +165,7 @@ impl GpuSearch {
             results: parameters.results,
             ..self.words
         };
-        let kernel = (&*self.module, self.search);
+        let kernel = (&self.module, self.search);
         // SAFETY: the kernel takes one `SearchLaunch` and stays loaded, and so does the memory that it uses; the
         // caller vouches for the rest.
         unsafe {

@@ -20,6 +20,7 @@
 mod captures;
 mod choose;
 mod compute;
+mod contexts;
 mod copies;
 mod events;
 mod examples;
@@ -34,6 +35,7 @@ mod ladder;
 mod litmus;
 mod matmul;
 mod memory;
+mod modules;
 mod paged;
 mod peer;
 mod rows;
@@ -43,7 +45,6 @@ mod streams;
 mod warps;
 
 use nvme_gpu_kernel::Kernel;
-use std::collections::BTreeMap;
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{LazyLock, Mutex, MutexGuard, PoisonError};
@@ -83,8 +84,6 @@ static KERNELS: LazyLock<Vec<&'static CStr>> = LazyLock::new(|| {
         .chain([LITMUS, PEER])
         .collect()
 });
-
-static RETAINED: AtomicU32 = AtomicU32::new(0);
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
@@ -156,29 +155,6 @@ pub unsafe extern "C" fn cuDeviceGetAttribute(
     };
     // SAFETY: the caller gives a place for one integer.
     unsafe { *value = answer };
-    SUCCESS
-}
-
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn cuDevicePrimaryCtxRetain(
-    context: *mut *mut c_void,
-    device: c_int,
-) -> Status {
-    let handle = std::ptr::without_provenance_mut(8 + device as usize);
-    // SAFETY: the caller gives a place for one handle.
-    unsafe { *context = handle };
-    RETAINED.fetch_add(1, Ordering::Relaxed);
-    SUCCESS
-}
-
-/// How often a GPU's context was retained. Not of the driver: for tests.
-#[unsafe(no_mangle)]
-pub extern "C" fn fake_cuda_retained() -> c_uint {
-    RETAINED.load(Ordering::Relaxed)
-}
-
-#[unsafe(no_mangle)]
-pub extern "C" fn cuDevicePrimaryCtxRelease_v2(_device: c_int) -> Status {
     SUCCESS
 }
 
@@ -279,153 +255,6 @@ pub unsafe extern "C" fn cuDeviceCanAccessPeer(can: *mut c_int, _: c_int, _: c_i
 pub extern "C" fn cuCtxEnablePeerAccess(context: *mut c_void, _: c_uint) -> Status {
     memory::reach_peer(device_of(context.addr()));
     SUCCESS
-}
-
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn cuModuleLoadDataEx(
-    module: *mut *mut c_void,
-    image: *const c_void,
-    count: c_uint,
-    options: *mut c_uint,
-    values: *mut *mut c_void,
-) -> Status {
-    // SAFETY: the caller gives terminated text.
-    let text = unsafe { CStr::from_ptr(image.cast()) }.to_string_lossy();
-    if fault("badptx") || !text.contains(".version") {
-        for index in 0..count as usize {
-            // SAFETY: both arrays have `count` entries; option 5 is the error log, larger than this text.
-            unsafe {
-                if *options.add(index) == 5 {
-                    let log = b"ptxas stand-in, line 7; error   : Unknown instruction\n\0";
-                    std::ptr::copy_nonoverlapping(
-                        log.as_ptr(),
-                        (*values.add(index)).cast(),
-                        log.len(),
-                    );
-                }
-            }
-        }
-        return INVALID_PTX;
-    }
-    let layout = text.split_once("nvme_gpu_device_layout[4] = {");
-    let layout = layout.and_then(|(_, rest)| rest.split_once('}')?.0.parse().ok());
-    let new = Box::new(Loaded { layout });
-    // SAFETY: the caller gives a place for one handle.
-    unsafe { *module = Box::into_raw(new).cast() };
-    SUCCESS
-}
-
-/// A module: the layout that the device library in it carries.
-struct Loaded {
-    layout: Option<u32>,
-}
-
-/// The modules that functions were got from last: a function's handle is its name's address.
-static MODULE_OF: Mutex<BTreeMap<usize, usize>> = Mutex::new(BTreeMap::new());
-
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn cuFuncGetModule(module: *mut *mut c_void, function: *const u8) -> Status {
-    let Some(of) = lock(&MODULE_OF).get(&function.addr()).copied() else {
-        return INVALID_VALUE;
-    };
-    // SAFETY: the caller gives a place for one handle.
-    unsafe { *module = std::ptr::with_exposed_provenance_mut(of) };
-    SUCCESS
-}
-
-/// Knows one variable.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn cuModuleGetGlobal_v2(
-    address: *mut u64,
-    bytes: *mut usize,
-    module: *mut c_void,
-    name: *const c_char,
-) -> Status {
-    // SAFETY: the caller gives a terminated name, and a module that `cuModuleLoadDataEx` made.
-    let (name, module) = unsafe { (CStr::from_ptr(name), &*module.cast::<Loaded>()) };
-    let Some(layout) = module.layout.filter(|_| name == c"nvme_gpu_device_layout") else {
-        return NOT_FOUND;
-    };
-    let Some(place) = memory::of_gpu(4) else {
-        return OUT_OF_MEMORY;
-    };
-    // SAFETY: allocated above; the caller gives a place for one address and one length.
-    unsafe {
-        (place as usize as *mut u32).write(layout);
-        (*address, *bytes) = (place, 4);
-    }
-    SUCCESS
-}
-
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn cuModuleLoadData(
-    module: *mut *mut c_void,
-    image: *const c_void,
-) -> Status {
-    // SAFETY: the caller's; there are no options.
-    unsafe { cuModuleLoadDataEx(module, image, 0, std::ptr::null_mut(), std::ptr::null_mut()) }
-}
-
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn cuModuleUnload(module: *mut c_void) -> Status {
-    lock(&MODULE_OF).retain(|_, of| *of != module.addr());
-    // SAFETY: the caller gives a module that `cuModuleLoadDataEx` made, once.
-    drop(unsafe { Box::from_raw(module.cast::<Loaded>()) });
-    SUCCESS
-}
-
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn cuModuleGetFunction(
-    function: *mut *const u8,
-    module: *mut c_void,
-    name: *const c_char,
-) -> Status {
-    // SAFETY: the caller gives a terminated name.
-    let name = unsafe { CStr::from_ptr(name) };
-    let Some(known) = KERNELS.iter().find(|known| **known == name) else {
-        return NOT_FOUND;
-    };
-    let handle = known.as_ptr();
-    lock(&MODULE_OF).insert(handle.addr(), module.expose_provenance());
-    // SAFETY: the caller gives a place for one handle.
-    unsafe { *function = handle.cast() };
-    SUCCESS
-}
-
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn cuFuncGetAttribute(value: *mut c_int, _: c_uint, _: *const u8) -> Status {
-    // SAFETY: the caller gives a place for one integer.
-    unsafe { *value = 64 };
-    SUCCESS
-}
-
-/// Bytes of shared memory that a block of a kernel may have, where that was raised: by its handle.
-static SHARED_LIMITS: Mutex<BTreeMap<usize, u32>> = Mutex::new(BTreeMap::new());
-/// Without that.
-const SHARED_LIMIT: u32 = 48 << 10;
-/// What a multiprocessor of an H100 gives a block.
-const MOST_SHARED: u32 = 227 << 10;
-
-/// Knows the limit of shared memory.
-#[unsafe(no_mangle)]
-pub extern "C" fn cuFuncSetAttribute(
-    function: *const u8,
-    attribute: c_uint,
-    value: c_int,
-) -> Status {
-    match u32::try_from(value) {
-        Ok(bytes) if attribute == 8 && bytes <= MOST_SHARED => {
-            lock(&SHARED_LIMITS).insert(function.addr(), bytes.max(SHARED_LIMIT));
-            SUCCESS
-        }
-        _ => INVALID_VALUE,
-    }
-}
-
-/// Whether a block of the kernel may have so many bytes.
-fn may_share(function: *const u8, bytes: u32) -> bool {
-    let limits = lock(&SHARED_LIMITS);
-    bytes <= *limits.get(&function.addr()).unwrap_or(&SHARED_LIMIT)
 }
 
 #[unsafe(no_mangle)]

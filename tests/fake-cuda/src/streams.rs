@@ -385,7 +385,8 @@ pub unsafe extern "C" fn cuLaunchKernel(
     parameters: *mut *mut c_void,
     _: *mut *mut c_void,
 ) -> Status {
-    if grid == 0 || block == 0 || block > 1024 || !crate::may_share(function, shared_bytes) {
+    if grid == 0 || block == 0 || block > 1024 || !crate::modules::may_share(function, shared_bytes)
+    {
         return INVALID_VALUE;
     }
     let handle_of = |name: &&CStr| name.as_ptr().cast() == function;

@@ -52,7 +52,7 @@ struct Kernels {
 
 fn shapes(bench: &Bench, stored: StoredFormat) -> Outcome<String> {
     let load = || -> nvme_host::Result<Kernels> {
-        let module = Module::load(&bench.gpu, PTX.as_bytes())?;
+        let module = Module::embedded(&bench.gpu, PTX.as_bytes())?;
         Ok(Kernels {
             narrow: module.function(kernel::GEMV)?,
             wide: module.function(kernel::GEMV_WIDE)?,

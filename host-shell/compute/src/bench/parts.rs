@@ -100,7 +100,7 @@ impl CopyLimit {
     ) -> Result<Self> {
         let mirror = Arc::new(DmaPages::new(matrix.bytes().clamp(ROW, MIRROR) as usize)?);
         lay_out(store, matrix, (stored, seed), &mirror)?;
-        let module = Module::load(gpu, ROWS_PTX.as_bytes())?;
+        let module = Module::embedded(gpu, ROWS_PTX.as_bytes())?;
         Ok(Self {
             copy: module.function("nvme_copy_rows")?,
             module,

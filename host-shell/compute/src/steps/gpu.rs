@@ -12,7 +12,6 @@ use nvme_host::cuda::{
     Gpu, KernelArgument as Memory, KernelFunction, LaunchSequence, LaunchSize, Module,
 };
 use nvme_host::{Error, Result};
-use std::mem::ManuallyDrop;
 use std::sync::Arc;
 
 /// Blocks of a launch at most: as many as a large GPU runs at a time.
@@ -24,7 +23,7 @@ const MOST_BLOCKS: u64 = 2048;
 /// captured. Without anything to compute nothing is launched. They stay loaded when this is dropped: a launch that is under
 /// way, or a graph, may still run them.
 pub struct StepKernels {
-    module: ManuallyDrop<Module>,
+    module: Module,
     gemv: KernelFunction,
     gemv_wide: KernelFunction,
     gemv_quantised: KernelFunction,
@@ -41,9 +40,9 @@ impl StepKernels {
     /// Loads the kernels.
     ///
     /// # Errors
-    /// Those of [`Module::load`].
+    /// Those of [`Module::embedded`].
     pub fn load(gpu: &Arc<Gpu>) -> Result<Self> {
-        let module = ManuallyDrop::new(Module::load(gpu, PTX.as_bytes())?);
+        let module = Module::embedded(gpu, PTX.as_bytes())?;
         Ok(Self {
             gemv: module.function(kernel::GEMV)?,
             gemv_wide: module.function(kernel::GEMV_WIDE)?,

@@ -12,7 +12,6 @@ use nvme_compute_kernel::flash::{
 use nvme_compute_kernel::{ATTENTION_PTX, BLOCK_THREADS};
 use nvme_host::cuda::{Gpu, KernelArgument as Memory, KernelFunction, LaunchSize, Module};
 use nvme_host::{Error, Result};
-use std::mem::ManuallyDrop;
 use std::sync::Arc;
 
 /// Blocks of a launch whose threads take one piece of work after another, at most.
@@ -59,7 +58,7 @@ impl AttentionStep {
 ///
 /// They stay loaded when this is dropped: a launch that is under way, or a graph, may still run them.
 pub struct FlashAttention {
-    module: ManuallyDrop<Module>,
+    module: Module,
     multiprocessors: u32,
     scores: KernelFunction,
     shares: KernelFunction,
@@ -77,9 +76,9 @@ impl FlashAttention {
     /// Loads the kernels.
     ///
     /// # Errors
-    /// Those of [`Module::load`].
+    /// Those of [`Module::embedded`].
     pub fn load(gpu: &Arc<Gpu>) -> Result<Self> {
-        let module = ManuallyDrop::new(Module::load(gpu, ATTENTION_PTX.as_bytes())?);
+        let module = Module::embedded(gpu, ATTENTION_PTX.as_bytes())?;
         let plain = |name| module.function(name);
         let shared = |name, bytes| module.function_with_shared(name, bytes);
         let (small, large) = (flash2_shared(64), flash2_shared(128));

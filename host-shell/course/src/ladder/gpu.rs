@@ -9,7 +9,6 @@ use nvme_host::cuda::{
     Gpu, HalfMatrix, KernelArgument as Memory, KernelFunction, LaunchSize, Module,
 };
 use nvme_host::{Error, Result};
-use std::mem::ManuallyDrop;
 use std::sync::Arc;
 
 /// The GPU that `wgmma` is for.
@@ -28,10 +27,10 @@ const PLAIN: [MatmulStep; 5] = [
 /// They stay loaded when this is dropped: a launch that is under way, or a graph, may still run them.
 pub struct MatmulLadder {
     gpu: Arc<Gpu>,
-    module: ManuallyDrop<Module>,
+    module: Module,
     functions: [KernelFunction; PLAIN.len()],
     /// On GPUs that have it.
-    wgmma: Option<(ManuallyDrop<Module>, KernelFunction)>,
+    wgmma: Option<(Module, KernelFunction)>,
     multiprocessors: u32,
 }
 
@@ -39,9 +38,9 @@ impl MatmulLadder {
     /// Loads the kernels.
     ///
     /// # Errors
-    /// Those of [`Module::load`].
+    /// Those of [`Module::embedded`].
     pub fn load(gpu: &Arc<Gpu>) -> Result<Self> {
-        let module = ManuallyDrop::new(Module::load(gpu, PTX.as_bytes())?);
+        let module = Module::embedded(gpu, PTX.as_bytes())?;
         let function =
             |rung: MatmulStep| module.function_with_shared(rung.symbol(), rung.tile().shared_bytes);
         let functions = [
@@ -53,7 +52,7 @@ impl MatmulLadder {
         ];
         let wgmma = match gpu.capability()? == HOPPER {
             true => {
-                let module = ManuallyDrop::new(Module::load(gpu, SM90A_PTX.as_bytes())?);
+                let module = Module::embedded(gpu, SM90A_PTX.as_bytes())?;
                 let symbol = MatmulStep::Wgmma.symbol();
                 let function = module.function_with_shared(symbol, WGMMA.shared_bytes)?;
                 Some((module, function))

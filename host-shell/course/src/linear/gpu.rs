@@ -13,7 +13,6 @@ use nvme_host::cuda::{
     Gpu, KernelArgument as Memory, KernelFunction, LaunchSequence, LaunchSize, Module,
 };
 use nvme_host::{Error, Result};
-use std::mem::ManuallyDrop;
 use std::sync::Arc;
 
 /// Blocks of a launch whose threads take one piece of work after another, at most.
@@ -79,7 +78,7 @@ impl BackwardRung {
 ///
 /// They stay loaded when this is dropped: a launch that is under way, or a graph, may still run them.
 pub struct LinearKernels {
-    module: ManuallyDrop<Module>,
+    module: Module,
     multiprocessors: u32,
     naive: KernelFunction,
     activate: KernelFunction,
@@ -102,9 +101,9 @@ impl LinearKernels {
     /// Loads the kernels.
     ///
     /// # Errors
-    /// Those of [`Module::load`].
+    /// Those of [`Module::embedded`].
     pub fn load(gpu: &Arc<Gpu>) -> Result<Self> {
-        let module = ManuallyDrop::new(Module::load(gpu, LINEAR_PTX.as_bytes())?);
+        let module = Module::embedded(gpu, LINEAR_PTX.as_bytes())?;
         let plain = |name| module.function(name);
         let shared = |name, bytes| module.function_with_shared(name, bytes);
         Ok(Self {

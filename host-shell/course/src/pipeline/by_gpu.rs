@@ -134,7 +134,7 @@ impl GpuEngine {
                 _ => {}
             }
         }
-        let module = Module::load(gpu, PTX.as_bytes())?;
+        let module = Module::embedded(gpu, PTX.as_bytes())?;
         let reading = Stream::new(gpu)?;
         let begin = Instant::now();
         let anchor = StreamEvent::record(&reading)?;

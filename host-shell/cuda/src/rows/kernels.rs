@@ -33,10 +33,10 @@ pub(super) struct RowKernels {
 
 impl RowKernels {
     /// # Errors
-    /// As [`Module::load`].
+    /// As [`Module::embedded`].
     pub fn load(gpu: &Arc<Gpu>) -> Result<Self> {
-        let gathers = Module::load(gpu, ROWS_PTX.as_bytes())?;
-        let scatters = Module::load(gpu, SCATTER_PTX.as_bytes())?;
+        let gathers = Module::embedded(gpu, ROWS_PTX.as_bytes())?;
+        let scatters = Module::embedded(gpu, SCATTER_PTX.as_bytes())?;
         Ok(Self {
             gather: gathers.function("nvme_gather")?,
             gather_batched: gathers.function("nvme_gather_batched")?,

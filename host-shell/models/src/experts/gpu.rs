@@ -496,8 +496,8 @@ impl GpuExperts {
 
 impl ExpertKernels {
     fn load(gpu: &Arc<Gpu>) -> Result<Self> {
-        let module = Module::load(gpu, EXPERTS_PTX.as_bytes())?;
-        let steps = Module::load(gpu, PTX.as_bytes())?;
+        let module = Module::embedded(gpu, EXPERTS_PTX.as_bytes())?;
+        let steps = Module::embedded(gpu, PTX.as_bytes())?;
         Ok(Self {
             route: module.function(kernel::MOE_ROUTE)?,
             admit: module.function(kernel::MOE_ADMIT)?,

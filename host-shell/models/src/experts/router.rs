@@ -56,7 +56,6 @@ mod gpu {
     use nvme_compute_kernel::experts::RouteParameters;
     use nvme_compute_kernel::{BLOCK_THREADS, EXPERTS_PTX, kernel};
     use nvme_host::cuda::{Gpu, KernelArgument as Memory, KernelFunction, Module};
-    use std::mem::ManuallyDrop;
     use std::sync::Arc;
 
     /// Blocks of a launch at most.
@@ -64,7 +63,7 @@ mod gpu {
 
     /// The kernel that chooses experts, for one GPU. It stays loaded when this is dropped.
     pub struct Router {
-        module: ManuallyDrop<Module>,
+        module: Module,
         route: KernelFunction,
     }
 
@@ -72,9 +71,9 @@ mod gpu {
         /// Loads the kernel.
         ///
         /// # Errors
-        /// Those of [`Module::load`].
+        /// Those of [`Module::embedded`].
         pub fn load(gpu: &Arc<Gpu>) -> Result<Self> {
-            let module = ManuallyDrop::new(Module::load(gpu, EXPERTS_PTX.as_bytes())?);
+            let module = Module::embedded(gpu, EXPERTS_PTX.as_bytes())?;
             let route = module.function(kernel::MOE_ROUTE)?;
             Ok(Self { module, route })
         }

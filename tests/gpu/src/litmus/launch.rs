@@ -43,7 +43,7 @@ pub struct Size {
 
 impl Litmus {
     pub fn new(bench: &Bench) -> Result<Self> {
-        let module = Module::load(&bench.gpu, gpu_litmus::PTX.as_bytes())?;
+        let module = Module::embedded(&bench.gpu, gpu_litmus::PTX.as_bytes())?;
         let log = || DeviceMemory::new(&bench.gpu, STEPS as usize * 4);
         Ok(Self {
             function: module.function("nvme_litmus")?,

@@ -55,7 +55,7 @@ struct Side {
 
 impl Side {
     fn new(gpu: &Arc<Gpu>) -> Result<Self> {
-        let module = Module::load(gpu, gpu_litmus::PTX.as_bytes())?;
+        let module = Module::embedded(gpu, gpu_litmus::PTX.as_bytes())?;
         Ok(Self {
             function: module.function("nvme_litmus")?,
             module,

@@ -24,7 +24,7 @@ pub struct Image {
 
 impl Image {
     pub fn load(gpu: &Arc<Gpu>) -> Result<Self, String> {
-        let module = Module::load(gpu, gpu_peer::PTX.as_bytes()).map_err(text)?;
+        let module = Module::embedded(gpu, gpu_peer::PTX.as_bytes()).map_err(text)?;
         Ok(Self {
             gpu: Arc::clone(gpu),
             function: module.function("nvme_peer").map_err(text)?,

@@ -130,7 +130,7 @@ impl<'c> CrossoverBench<'c> {
             lines: lines as u32,
             threads,
         };
-        let module = Module::load(gpu, ROWS_PTX.as_bytes())?;
+        let module = Module::embedded(gpu, ROWS_PTX.as_bytes())?;
         Ok(Self {
             cache: rows.cache(&table, lines * (row + 16))?,
             cpu: CpuSide::new(gpu, controller, info, shape, out)?,

@@ -138,7 +138,7 @@ impl CpuSide {
         };
         let worker = queue(0)?;
         let others = (1..shape.threads).map_while(|number| queue(number).ok());
-        let module = Module::load(gpu, ROWS_PTX.as_bytes())?;
+        let module = Module::embedded(gpu, ROWS_PTX.as_bytes())?;
         Ok(Self {
             team: HelperThreads::start(&shared, others.collect())?,
             worker,

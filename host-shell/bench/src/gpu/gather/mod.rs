@@ -156,7 +156,7 @@ pub fn gather(
     check_room(&controllers, (job.nsid, &job.cases))?;
     let mirror_pages = Arc::new(DmaPages::new(job.cases.table_bytes as usize)?);
     fill(&mirror_pages, job.cases.seed);
-    let module = Module::load(&gpu, ROWS_PTX.as_bytes())?;
+    let module = Module::embedded(&gpu, ROWS_PTX.as_bytes())?;
     let rows = controllers.iter().zip(&accesses);
     let rows = rows.map(|((controller, info), access)| {
         let options = job.options.within(controller, 2 + cores() as u32);
