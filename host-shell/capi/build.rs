@@ -1,7 +1,7 @@
 //! Name and loading of the shared library.
 
 /// Raised when a program that was linked before would not work any more.
-const ABI: u32 = 0;
+const ABI: u32 = 1;
 
 fn main() {
     // Not `rustc-cdylib-link-arg`, which cargo passes on to libraries over this one. Programs ignore both.

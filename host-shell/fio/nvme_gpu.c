@@ -557,11 +557,17 @@ static void start(struct thread_data *td, struct job *job)
 		    by_way_of_gpu(td, job, io_u, batch->memory + i * job->most))
 			batch->ios[i].operation = ~0u;
 	}
-	if (o->initiator == BY_GPU)
-		status = nvme_gpu_gather_async(job->table, batch->ids, NVME_GPU_I64, batch->count,
-					       (void *)(uintptr_t)batch->memory, 0, batch->status, NULL,
-					       &batch->pending);
-	else
+	if (o->initiator == BY_GPU) {
+		const nvme_gpu_row_request request = {
+			.size = sizeof(request),
+			.ids = batch->ids,
+			.id_type = NVME_GPU_I64,
+			.count = batch->count,
+			.out = (void *)(uintptr_t)batch->memory,
+			.row_status = batch->status,
+		};
+		status = nvme_gpu_gather_async(job->table, &request, &batch->pending);
+	} else
 		status = nvme_gpu_batch_async(job->shared->store, batch->ios, batch->count, NULL, &batch->pending);
 	if (!status) {
 		job->running++;

@@ -195,42 +195,42 @@
 #define NVME_GPU_WRITE 1
 
 /*
- Type of ids: int32_t.
+ nvme_gpu_row_request.id_type: int32_t.
  */
 #define NVME_GPU_I32 4
 
 /*
- Type of ids: int64_t.
+ nvme_gpu_row_request.id_type: int64_t.
  */
 #define NVME_GPU_I64 8
 
 /*
- Elements of nvme_gpu_scatter_add(): IEEE 754 binary32.
+ nvme_gpu_row_request.element: IEEE 754 binary32.
  */
 #define NVME_GPU_ADD_F32 1
 
 /*
- Elements of nvme_gpu_scatter_add(): IEEE 754 binary16, summed as binary32.
+ nvme_gpu_row_request.element: IEEE 754 binary16, summed as binary32.
  */
 #define NVME_GPU_ADD_F16 2
 
 /*
- Elements of nvme_gpu_scatter_add(): bfloat16, summed as binary32.
+ nvme_gpu_row_request.element: bfloat16, summed as binary32.
  */
 #define NVME_GPU_ADD_BF16 3
 
 /*
- Elements of nvme_gpu_scatter_add(): int32_t; sums wrap.
+ nvme_gpu_row_request.element: int32_t; sums wrap.
  */
 #define NVME_GPU_ADD_I32 4
 
 /*
- nvme_gpu_scatter(): the last of several rows with the same id is written.
+ nvme_gpu_row_request.duplicates: the last of several rows with the same id is written.
  */
 #define NVME_GPU_DUPLICATES_LAST 0
 
 /*
- nvme_gpu_scatter(): an id that comes twice is NVME_GPU_ERROR_USAGE, and nothing is written.
+ nvme_gpu_row_request.duplicates: an id that comes twice is NVME_GPU_ERROR_USAGE, and nothing is written.
  */
 #define NVME_GPU_DUPLICATES_ERROR 1
 
@@ -440,6 +440,71 @@ typedef struct nvme_gpu_io {
    */
   void *data;
 } nvme_gpu_io;
+
+/*
+ Rows by ids for nvme_gpu_gather(), nvme_gpu_scatter(), nvme_gpu_scatter_add() and their forms with _async. Set `size`,
+ the fields that the function uses, and all others to 0: `nvme_gpu_row_request request = { .size = sizeof request,
+ .ids = ... }`. A field that the function does not use is NVME_GPU_ERROR_USAGE.
+ */
+typedef struct nvme_gpu_row_request {
+  /*
+   sizeof(nvme_gpu_row_request).
+   */
+  size_t size;
+  /*
+   `count` ids, counted from 0; they may repeat.
+   */
+  const void *ids;
+  /*
+   Number of ids.
+   */
+  uint64_t count;
+  /*
+   NVME_GPU_I32 or NVME_GPU_I64.
+   */
+  uint32_t id_type;
+  /*
+   Scatters of host memory: NVME_GPU_DUPLICATES_LAST or NVME_GPU_DUPLICATES_ERROR.
+   */
+  uint32_t duplicates;
+  /*
+   Gathers: the places of the rows.
+   */
+  void *out;
+  /*
+   Scatters and additions: the rows.
+   */
+  const void *rows;
+  /*
+   Distance of two rows in `out` or `rows` in bytes; 0 selects rows without gaps.
+   */
+  uint64_t stride;
+  /*
+   NULL, or `count` elements that become 0, the controller's status, or NVME_GPU_ROW_...
+   */
+  int32_t *row_status;
+  /*
+   The stream, with memory of a GPU.
+   */
+  nvme_gpu_stream stream;
+  /*
+   Gathers: NULL, or the stored elements, which become those of `dtype`: "float16", "bfloat16", "float8_e4m3fn",
+   "float8_e5m2", or "q8_0", "q4_0", "q4_1" for GGUF's blocks of 32 elements. The row has to be whole blocks.
+   */
+  const char *stored;
+  /*
+   Gathers: NULL, or "float16" or "float32". In memory of a GPU `out` and `stride` are multiples of its bytes.
+   */
+  const char *dtype;
+  /*
+   Additions: NVME_GPU_ADD_F32, _F16, _BF16 or _I32.
+   */
+  uint32_t element;
+  /*
+   0.
+   */
+  uint32_t reserved;
+} nvme_gpu_row_request;
 
 /*
  Outcome of rows. Set `size` to sizeof(nvme_gpu_report) before the call.
@@ -735,49 +800,40 @@ uint64_t nvme_gpu_table_rows(const struct nvme_gpu_table_t *table);
 uint64_t nvme_gpu_table_row_bytes(const struct nvme_gpu_table_t *table);
 
 /*
- Copies row `ids[i]` of the table to place `i` of `out`, for every `i`, and waits.
+ Returns the number of bytes of a row of the table that nvme_gpu_gather() makes with these names: the row
+ has elements of `stored`, which come out as `dtype`. 0 after an error, with nvme_gpu_last_error().
+ */
+uint64_t nvme_gpu_table_row_bytes_as(const struct nvme_gpu_table_t *table, const char *stored, const char *dtype);
 
- `ids` are `count` int32_t (NVME_GPU_I32) or int64_t (NVME_GPU_I64); they may repeat. `out_stride` is the
- distance of two rows in `out` in bytes; 0 selects rows without gaps. `row_status` is NULL or has `count`
- elements: 0, the controller's status, or NVME_GPU_ROW_... `report` is NULL or written.
+/*
+ Copies row `ids[i]` of the table to place `i` of `out`, for every `i`, and waits. With `stored` and `dtype` the elements
+ of the rows become wider on the way, and a place has nvme_gpu_table_row_bytes_as() bytes; only stored bytes are read.
+ `report` is NULL or written.
 
- All lie in host memory, or all in memory of the store's GPU: then the gather runs in `stream` after the work
- before it, and the GPU itself submits the reads of a drive; a host thread reads rows of a file or a stripe.
- Ids and row status may also be in registered host memory.
+ All memory of the request lies in host memory, or all in memory of the store's GPU: then the gather runs in `stream`
+ after the work before it, and the GPU itself submits the reads of a drive; a host thread reads rows of a file or a
+ stripe. Ids and row status may also be in registered host memory.
 
  A row that was not read is zero in `out`, and has its status; the others are right. Returns the status of
  the first row that failed. Errors: NVME_GPU_ERROR_USAGE before anything is read.
  */
 nvme_gpu_status nvme_gpu_gather(struct nvme_gpu_table_t *table,
-                                const void *ids,
-                                uint32_t id_type,
-                                uint64_t count,
-                                void *out,
-                                uint64_t out_stride,
-                                int32_t *row_status,
-                                nvme_gpu_stream stream,
+                                const struct nvme_gpu_row_request *request,
                                 struct nvme_gpu_report *report);
 
 /*
  As nvme_gpu_gather(), and returns at once. With GPU memory it is a part of `stream`, which may be captured:
  a graph gathers by the contents of `ids` at the time of its launch. No call is made that waits for the GPU.
- With host memory threads of the library gather. All memory must stay valid until the end; `pending` is as in
- nvme_gpu_pread_async().
+ With host memory threads of the library gather. The request and the names in it are copied; the memory that it names
+ must stay valid until the end; `pending` is as in nvme_gpu_pread_async().
  */
 nvme_gpu_status nvme_gpu_gather_async(struct nvme_gpu_table_t *table,
-                                      const void *ids,
-                                      uint32_t id_type,
-                                      uint64_t count,
-                                      void *out,
-                                      uint64_t out_stride,
-                                      int32_t *row_status,
-                                      nvme_gpu_stream stream,
+                                      const struct nvme_gpu_row_request *request,
                                       struct nvme_gpu_pending_t **pending);
 
 /*
  Writes place `i` of `rows` to row `ids[i]` of the table, for every `i`, and waits. Bytes beside the rows do not
- change. `duplicates` is NVME_GPU_DUPLICATES_LAST or NVME_GPU_DUPLICATES_ERROR (host memory); the rest is as in
- nvme_gpu_gather().
+ change. The rest is as in nvme_gpu_gather().
 
  Rows in GPU memory are written in the order of the stream: by the GPU itself where offset and length of the table's
  rows are multiples of a block of one drive, else by a host thread. The GPU takes no lock: two writers of one row
@@ -786,104 +842,34 @@ nvme_gpu_status nvme_gpu_gather_async(struct nvme_gpu_table_t *table,
 
  With host memory all ids are judged first: with one out of range nothing is written, and the other rows have the
  status NVME_GPU_ROW_NOT_RUN. A row that failed later may have been written in part. Durable after nvme_gpu_flush().
- Errors: NVME_GPU_ERROR_USAGE, also
- for a store that is for reading only, before anything is written.
+ Errors: NVME_GPU_ERROR_USAGE, also for a store that is for reading only, before anything is written.
  */
 nvme_gpu_status nvme_gpu_scatter(struct nvme_gpu_table_t *table,
-                                 const void *ids,
-                                 uint32_t id_type,
-                                 uint64_t count,
-                                 const void *rows,
-                                 uint64_t stride,
-                                 uint32_t duplicates,
-                                 int32_t *row_status,
-                                 nvme_gpu_stream stream,
+                                 const struct nvme_gpu_row_request *request,
                                  struct nvme_gpu_report *report);
 
 /*
  As nvme_gpu_scatter(), and returns at once: see nvme_gpu_gather_async().
  */
 nvme_gpu_status nvme_gpu_scatter_async(struct nvme_gpu_table_t *table,
-                                       const void *ids,
-                                       uint32_t id_type,
-                                       uint64_t count,
-                                       const void *rows,
-                                       uint64_t stride,
-                                       uint32_t duplicates,
-                                       int32_t *row_status,
-                                       nvme_gpu_stream stream,
+                                       const struct nvme_gpu_row_request *request,
                                        struct nvme_gpu_pending_t **pending);
 
 /*
- Adds place `i` of `rows` to row `ids[i]` of the table, for every `i`, and waits. `element` is NVME_GPU_ADD_F32,
- _F16, _BF16 or _I32, little-endian. Rows with the same id are summed in the order of `ids`; additions of several
- threads through one store are all counted. The rest is as in nvme_gpu_scatter().
+ Adds place `i` of `rows` to row `ids[i]` of the table, for every `i`, and waits. The elements are `element`,
+ little-endian. Rows with the same id are summed in the order of `ids`; additions of several threads through one store
+ are all counted. The rest is as in nvme_gpu_scatter().
  */
 nvme_gpu_status nvme_gpu_scatter_add(struct nvme_gpu_table_t *table,
-                                     const void *ids,
-                                     uint32_t id_type,
-                                     uint64_t count,
-                                     const void *rows,
-                                     uint64_t stride,
-                                     uint32_t element,
-                                     int32_t *row_status,
-                                     nvme_gpu_stream stream,
+                                     const struct nvme_gpu_row_request *request,
                                      struct nvme_gpu_report *report);
 
 /*
  As nvme_gpu_scatter_add(), and returns at once: see nvme_gpu_gather_async().
  */
 nvme_gpu_status nvme_gpu_scatter_add_async(struct nvme_gpu_table_t *table,
-                                           const void *ids,
-                                           uint32_t id_type,
-                                           uint64_t count,
-                                           const void *rows,
-                                           uint64_t stride,
-                                           uint32_t element,
-                                           int32_t *row_status,
-                                           nvme_gpu_stream stream,
+                                           const struct nvme_gpu_row_request *request,
                                            struct nvme_gpu_pending_t **pending);
-
-/*
- Returns the number of bytes of a row of the table that nvme_gpu_gather_as() makes: the row has elements of
- `stored`, which come out as `dtype`. 0 after an error, with nvme_gpu_last_error().
- */
-uint64_t nvme_gpu_table_row_bytes_as(const struct nvme_gpu_table_t *table, const char *stored, const char *dtype);
-
-/*
- As nvme_gpu_gather(), and makes the elements wider on the way: they are stored as `stored` and come out as `dtype`,
- in places of nvme_gpu_table_row_bytes_as() bytes. Only stored bytes are read.
-
- `stored` is "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2", or "q8_0", "q4_0", "q4_1" for GGUF's blocks of 32
- elements; `dtype` is "float16" or "float32". The row has to be whole blocks. In memory of a GPU `out` and
- `out_stride` are multiples of an element's bytes.
- */
-nvme_gpu_status nvme_gpu_gather_as(struct nvme_gpu_table_t *table,
-                                   const char *stored,
-                                   const char *dtype,
-                                   const void *ids,
-                                   uint32_t id_type,
-                                   uint64_t count,
-                                   void *out,
-                                   uint64_t out_stride,
-                                   int32_t *row_status,
-                                   nvme_gpu_stream stream,
-                                   struct nvme_gpu_report *report);
-
-/*
- As nvme_gpu_gather_as(), and returns at once: see nvme_gpu_gather_async(). The names are copied.
- */
-nvme_gpu_status nvme_gpu_gather_as_async(struct nvme_gpu_table_t *table,
-                                         const char *stored,
-                                         const char *dtype,
-                                         const void *ids,
-                                         uint32_t id_type,
-                                         uint64_t count,
-                                         void *out,
-                                         uint64_t out_stride,
-                                         int32_t *row_status,
-                                         nvme_gpu_stream stream,
-                                         struct nvme_gpu_pending_t **pending);
 
 /*
  Returns the status of an operation that has ended, or NVME_GPU_ERROR_UNFINISHED, also while it is not known

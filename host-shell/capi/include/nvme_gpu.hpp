@@ -158,18 +158,16 @@ public:
     template <typename Id>
     void gather(const Id *ids, uint64_t count, void *out, int32_t *status = nullptr, uint64_t stride = 0,
                 nvme_gpu_stream stream = nullptr) const {
-        detail::check(
-            nvme_gpu_gather(raw_.get(), ids, id_type<Id>::value, count, out, stride, status, stream, nullptr));
+        auto wanted = request(ids, count, status, stride, stream);
+        wanted.out = out;
+        detail::check(nvme_gpu_gather(raw_.get(), &wanted, nullptr));
     }
     template <typename Id>
     pending gather_async(const Id *ids, uint64_t count, void *out, nvme_gpu_stream stream = nullptr,
                          int32_t *status = nullptr, uint64_t stride = 0) const {
-        nvme_gpu_pending_t *made = nullptr;
-        detail::check(
-            nvme_gpu_gather_async(raw_.get(), ids, id_type<Id>::value, count, out, stride, status, stream, &made));
-        return pending(made);
+        return gather_as_async(nullptr, nullptr, ids, count, out, stream, status, stride);
     }
-    /* Rows whose elements of `stored` come out as `dtype`: names as in nvme_gpu_gather_as(), also with memory of the
+    /* Rows whose elements of `stored` come out as `dtype`: names as in nvme_gpu_row_request, also with memory of the
        GPU. */
     uint64_t row_bytes_as(const char *stored, const char *dtype) const noexcept {
         return nvme_gpu_table_row_bytes_as(raw_.get(), stored, dtype);
@@ -183,33 +181,56 @@ public:
     template <typename Id>
     void gather_as(const char *stored, const char *dtype, const Id *ids, uint64_t count, void *out,
                    int32_t *status = nullptr, uint64_t stride = 0, nvme_gpu_stream stream = nullptr) const {
-        detail::check(nvme_gpu_gather_as(raw_.get(), stored, dtype, ids, id_type<Id>::value, count, out, stride, status,
-                                         stream, nullptr));
+        auto wanted = request(ids, count, status, stride, stream);
+        wanted.out = out;
+        wanted.stored = stored;
+        wanted.dtype = dtype;
+        detail::check(nvme_gpu_gather(raw_.get(), &wanted, nullptr));
     }
     template <typename Id>
     pending gather_as_async(const char *stored, const char *dtype, const Id *ids, uint64_t count, void *out,
                             nvme_gpu_stream stream = nullptr, int32_t *status = nullptr, uint64_t stride = 0) const {
+        auto wanted = request(ids, count, status, stride, stream);
+        wanted.out = out;
+        wanted.stored = stored;
+        wanted.dtype = dtype;
         nvme_gpu_pending_t *made = nullptr;
-        detail::check(nvme_gpu_gather_as_async(raw_.get(), stored, dtype, ids, id_type<Id>::value, count, out, stride,
-                                               status, stream, &made));
+        detail::check(nvme_gpu_gather_async(raw_.get(), &wanted, &made));
         return pending(made);
     }
     template <typename Id>
     void scatter(const Id *ids, uint64_t count, const void *rows, uint32_t duplicates = NVME_GPU_DUPLICATES_LAST,
                  int32_t *status = nullptr, uint64_t stride = 0, nvme_gpu_stream stream = nullptr) {
-        detail::check(nvme_gpu_scatter(raw_.get(), ids, id_type<Id>::value, count, rows, stride, duplicates, status,
-                                       stream, nullptr));
+        auto wanted = request(ids, count, status, stride, stream);
+        wanted.rows = rows;
+        wanted.duplicates = duplicates;
+        detail::check(nvme_gpu_scatter(raw_.get(), &wanted, nullptr));
     }
     /* `element` is NVME_GPU_ADD_F32 and so on. */
     template <typename Id>
     void scatter_add(const Id *ids, uint64_t count, const void *rows, uint32_t element, int32_t *status = nullptr,
                      uint64_t stride = 0, nvme_gpu_stream stream = nullptr) {
-        detail::check(nvme_gpu_scatter_add(raw_.get(), ids, id_type<Id>::value, count, rows, stride, element, status,
-                                           stream, nullptr));
+        auto wanted = request(ids, count, status, stride, stream);
+        wanted.rows = rows;
+        wanted.element = element;
+        detail::check(nvme_gpu_scatter_add(raw_.get(), &wanted, nullptr));
     }
     nvme_gpu_table_t *get() const noexcept { return raw_.get(); }
 
 private:
+    template <typename Id>
+    static nvme_gpu_row_request request(const Id *ids, uint64_t count, int32_t *status, uint64_t stride,
+                                        nvme_gpu_stream stream) noexcept {
+        nvme_gpu_row_request made{};
+        made.size = sizeof made;
+        made.ids = ids;
+        made.count = count;
+        made.id_type = id_type<Id>::value;
+        made.stride = stride;
+        made.row_status = status;
+        made.stream = stream;
+        return made;
+    }
     detail::handle<nvme_gpu_table_t, nvme_gpu_table_close> raw_;
 };
 

@@ -6,8 +6,8 @@
 //! - [`status`]: numbers and texts of errors, those of this thread.
 //! - [`handles`], [`opened`]: open objects; [`process`]: state that a child of `fork` must not inherit.
 //! - [`border`]: the FFI boundary of each call.
-//! - [`rows`]: the parts that functions of tables share.
-//! - [`version`], [`store`], [`transfer`], [`batch`], [`table`], [`widened`], [`pending`],
+//! - [`request`], [`rows`]: the parts that functions of tables share.
+//! - [`version`], [`store`], [`transfer`], [`batch`], [`table`], [`pending`],
 //!   [`device`]: the functions.
 // The functions document themselves for readers of the header; the general contract for pointers is in its
 // head.
@@ -21,10 +21,10 @@ pub mod memory;
 pub mod opened;
 pub mod pending;
 pub mod process;
+pub mod request;
 pub mod rows;
 pub mod status;
 pub mod store;
 pub mod table;
 pub mod transfer;
 pub mod version;
-pub mod widened;

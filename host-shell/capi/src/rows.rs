@@ -6,16 +6,12 @@ use crate::border::{Answer, give};
 use crate::memory::{CallLocation, CallMemory, place};
 use crate::opened::{OpenTable, OpenedStore};
 use crate::pending::{self, OperationReport, PendingHandle, RowsReport};
+use crate::request::{NVME_GPU_I32, NVME_GPU_I64};
 use crate::status::CallFailure;
 use crate::transfer::nvme_gpu_stream;
 use nvme_host::Table;
 use nvme_host::store::{DuplicateIds, RowElement, RowIds, RowReport, RowWidening};
 use std::ffi::c_void;
-
-/// Type of ids: int32_t.
-pub const NVME_GPU_I32: u32 = 4;
-/// Type of ids: int64_t.
-pub const NVME_GPU_I64: u32 = 8;
 
 /// Ids, rows and row status of a call, in memory of the caller.
 #[derive(Clone, Copy)]
@@ -34,13 +30,10 @@ pub struct CallRows {
 impl CallRows {
     /// # Safety
     /// The caller fulfils the contract in the header for the pointers.
-    pub unsafe fn new<T>(
+    pub unsafe fn new(
         row_bytes: u64,
-        ids: *const c_void,
-        id_type: u32,
-        count: u64,
-        rows: *const T,
-        stride: u64,
+        (ids, id_type, count): (*const c_void, u32, u64),
+        (rows, stride): (*const c_void, u64),
         row_status: *mut i32,
     ) -> Answer<Self> {
         let is_wide = match id_type {

@@ -27,7 +27,7 @@ const TAIL: &str = "\
 #define NVME_GPU_OPTIONS_INIT { sizeof(nvme_gpu_options), NVME_GPU_VERSION, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0 }
 ";
 
-const RENAMED: [(&str, &str); 13] = [
+const RENAMED: [(&str, &str); 14] = [
     ("StoreHandle", "nvme_gpu_t"),
     ("TableHandle", "nvme_gpu_table_t"),
     ("PendingHandle", "nvme_gpu_pending_t"),
@@ -36,6 +36,7 @@ const RENAMED: [(&str, &str); 13] = [
     ("StoreStatistics", "nvme_gpu_statistics"),
     ("PathInfo", "nvme_gpu_path_info"),
     ("RowsReport", "nvme_gpu_report"),
+    ("TableRequest", "nvme_gpu_row_request"),
     ("BatchIo", "nvme_gpu_io"),
     ("DeviceHandle", "nvme_gpu_device_t"),
     ("DeviceSetup", "nvme_gpu_device_setup"),
@@ -44,16 +45,15 @@ const RENAMED: [(&str, &str); 13] = [
 ];
 
 /// The files with functions, in the order of the header.
-const FILES: [&str; 11] = [
+const FILES: [&str; 10] = [
     "status.rs",
     "version.rs",
     "opened.rs",
     "store.rs",
     "transfer.rs",
     "batch.rs",
-    "rows.rs",
+    "request.rs",
     "table.rs",
-    "widened.rs",
     "pending.rs",
     "device.rs",
 ];

@@ -45,7 +45,7 @@ fn built(name: &str) -> PathBuf {
 fn folder(name: &str) -> Folder {
     let folder = Folder::new(name);
     let library = built("libnvme_gpu_capi.so");
-    for name in ["libnvme_gpu.so", "libnvme_gpu.so.0"] {
+    for name in ["libnvme_gpu.so", "libnvme_gpu.so.1"] {
         std::os::unix::fs::symlink(&library, folder.path(name)).unwrap();
     }
     let compat = built("libnvme_gpu_compat.so");
@@ -476,7 +476,7 @@ fn symbols_and_names_of_the_libraries_are_pinned() {
     for (library, name, pinned) in [
         (
             "libnvme_gpu_capi.so",
-            "libnvme_gpu.so.0",
+            "libnvme_gpu.so.1",
             "tests/symbols.txt",
         ),
         (

@@ -3,6 +3,7 @@
 #include "nvme_gpu.h"
 #include "nvme_gpu_device.cuh"
 #include "check.h"
+#include "requests.h"
 #include <pthread.h>
 #include <stdatomic.h>
 
@@ -50,14 +51,17 @@ static void handles(void *none)
     BAD(closed, nvme_gpu_register(store, data, sizeof(data)));
     BAD(closed, nvme_gpu_unregister(store, data));
     BAD(closed, nvme_gpu_table_open(store, 0, 1, 16, &made));
-    BAD(closed, nvme_gpu_gather(table, &id, NVME_GPU_I64, 1, data, 0, &row_status, NULL, &report));
-    BAD(closed, nvme_gpu_gather_async(table, &id, NVME_GPU_I64, 1, data, 0, &row_status, NULL, &later));
-    BAD(closed, nvme_gpu_gather_as(table, "float16", "float32", &id, NVME_GPU_I64, 1, data, 0, NULL, NULL, &report));
-    BAD(closed, nvme_gpu_gather_as_async(table, "float16", "float32", &id, NVME_GPU_I64, 1, data, 0, NULL, NULL, &later));
-    BAD(closed, nvme_gpu_scatter(table, &id, NVME_GPU_I64, 1, data, 0, 0, &row_status, NULL, &report));
-    BAD(closed, nvme_gpu_scatter_async(table, &id, NVME_GPU_I64, 1, data, 0, 0, &row_status, NULL, &later));
-    BAD(closed, nvme_gpu_scatter_add(table, &id, NVME_GPU_I64, 1, data, 0, NVME_GPU_ADD_I32, NULL, NULL, &report));
-    BAD(closed, nvme_gpu_scatter_add_async(table, &id, NVME_GPU_I64, 1, data, 0, NVME_GPU_ADD_I32, NULL, NULL, &later));
+    BAD(closed, nvme_gpu_gather(table, GATHER(&id, NVME_GPU_I64, 1, data, 0, &row_status, NULL), &report));
+    BAD(closed, nvme_gpu_gather_async(table, GATHER(&id, NVME_GPU_I64, 1, data, 0, &row_status, NULL), &later));
+    BAD(closed, nvme_gpu_gather(table, GATHER_AS("float16", "float32", &id, NVME_GPU_I64, 1, data, 0, NULL, NULL),
+          &report));
+    BAD(closed, nvme_gpu_gather_async(table, GATHER_AS("float16", "float32", &id, NVME_GPU_I64, 1, data, 0, NULL,
+          NULL), &later));
+    BAD(closed, nvme_gpu_scatter(table, SCATTER(&id, NVME_GPU_I64, 1, data, 0, 0, &row_status, NULL), &report));
+    BAD(closed, nvme_gpu_scatter_async(table, SCATTER(&id, NVME_GPU_I64, 1, data, 0, 0, &row_status, NULL), &later));
+    BAD(closed, nvme_gpu_scatter_add(table, ADD(&id, NVME_GPU_I64, 1, data, 0, NVME_GPU_ADD_I32, NULL, NULL), &report));
+    BAD(closed, nvme_gpu_scatter_add_async(table, ADD(&id, NVME_GPU_I64, 1, data, 0, NVME_GPU_ADD_I32, NULL, NULL),
+          &later));
     BAD(closed, nvme_gpu_pending_wait(pending, 0));
     BAD(closed, nvme_gpu_pending_poll(pending));
     BAD(closed, nvme_gpu_pending_report(pending, &report));
@@ -130,35 +134,54 @@ static void tables(nvme_gpu_t *store, nvme_gpu_table_t *table)
     BAD(usage, nvme_gpu_table_open(store, 0, 1, 1, NULL));
     EACH(i, HUGE_COUNTS)
     {
-        BAD(usage, nvme_gpu_gather(table, ids, NVME_GPU_I64, HUGE_COUNTS[i], data, 0, NULL, NULL, NULL));
-        BAD(usage, nvme_gpu_scatter(table, ids, NVME_GPU_I64, HUGE_COUNTS[i], data, 0, 0, NULL, NULL, NULL));
+        BAD(usage, nvme_gpu_gather(table, GATHER(ids, NVME_GPU_I64, HUGE_COUNTS[i], data, 0, NULL, NULL), NULL));
+        BAD(usage, nvme_gpu_scatter(table, SCATTER(ids, NVME_GPU_I64, HUGE_COUNTS[i], data, 0, 0, NULL, NULL), NULL));
         if (HUGE_COUNTS[i] >= INT64_MAX)
-            BAD(usage, nvme_gpu_gather(table, ids, NVME_GPU_I64, 3, data, HUGE_COUNTS[i], NULL, NULL, NULL));
+            BAD(usage, nvme_gpu_gather(table, GATHER(ids, NVME_GPU_I64, 3, data, HUGE_COUNTS[i], NULL, NULL), NULL));
     }
+    nvme_gpu_row_request unused[] = {
+        { .rows = data }, { .duplicates = 1 }, { .element = NVME_GPU_ADD_F32 }, { .reserved = 1 },
+        { .size = 1 }, { .size = 5000 },
+    };
+    EACH(i, unused)
+    {
+        unused[i].size = unused[i].size ? unused[i].size : sizeof(unused[i]);
+        unused[i].ids = ids, unused[i].count = 2, unused[i].id_type = NVME_GPU_I64, unused[i].out = data;
+        BAD(usage, nvme_gpu_gather(table, &unused[i], NULL));
+        unused[i].rows = data;
+        BAD(usage, nvme_gpu_scatter(table, &unused[i], NULL));
+        BAD(usage, nvme_gpu_scatter_add(table, &unused[i], NULL));
+    }
+    BAD(usage, nvme_gpu_gather(table, NULL, NULL));
+    BAD(usage, nvme_gpu_scatter_async(table, NULL, NULL));
+    BAD(usage, nvme_gpu_gather(table, GATHER_AS("float16", NULL, ids, NVME_GPU_I64, 2, data, 0, NULL, NULL), NULL));
+    BAD(usage, nvme_gpu_scatter(table, REQUEST(ids, NVME_GPU_I64, 2, 0, NULL, NULL, .rows = data, .dtype = "float32"),
+          NULL));
     static const uint32_t types[] = { 0, 1, 2, 3, 5, 6, 7, 9, 16, UINT32_MAX };
     EACH(i, types)
     {
-        BAD(usage, nvme_gpu_gather(table, ids, types[i], 2, data, 0, NULL, NULL, NULL));
-        BAD(usage, nvme_gpu_scatter_async(table, ids, types[i], 2, data, 0, 0, NULL, NULL, NULL));
+        BAD(usage, nvme_gpu_gather(table, GATHER(ids, types[i], 2, data, 0, NULL, NULL), NULL));
+        BAD(usage, nvme_gpu_scatter_async(table, SCATTER(ids, types[i], 2, data, 0, 0, NULL, NULL), NULL));
         if (types[i] == 0 || types[i] > 4)
-            BAD(usage, nvme_gpu_scatter_add(table, ids, NVME_GPU_I64, 2, data, 0, types[i], NULL, NULL, NULL));
+            BAD(usage, nvme_gpu_scatter_add(table, ADD(ids, NVME_GPU_I64, 2, data, 0, types[i], NULL, NULL), NULL));
     }
     for (uint64_t stride = 1; stride < ROW; stride += 7)
-        BAD(usage, nvme_gpu_gather(table, ids, NVME_GPU_I64, 2, data, stride, NULL, NULL, NULL));
+        BAD(usage, nvme_gpu_gather(table, GATHER(ids, NVME_GPU_I64, 2, data, stride, NULL, NULL), NULL));
     for (uint32_t duplicates = 2; duplicates < 5; ++duplicates)
-        BAD(usage, nvme_gpu_scatter(table, ids, NVME_GPU_I64, 2, data, 0, duplicates, NULL, NULL, NULL));
-    BAD(usage, nvme_gpu_scatter(table, ids, NVME_GPU_I64, 3, data, 0, NVME_GPU_DUPLICATES_ERROR, NULL, NULL, NULL));
-    BAD(usage, nvme_gpu_gather(table, NULL, NVME_GPU_I64, 2, data, 0, NULL, NULL, NULL));
-    BAD(usage, nvme_gpu_gather(table, ids, NVME_GPU_I64, 2, NULL, 0, NULL, NULL, NULL));
-    BAD(usage, nvme_gpu_scatter(table, NULL, NVME_GPU_I64, 2, data, 0, 0, NULL, NULL, NULL));
-    BAD(usage, nvme_gpu_scatter(table, ids, NVME_GPU_I64, 2, NULL, 0, 0, NULL, NULL, NULL));
+        BAD(usage, nvme_gpu_scatter(table, SCATTER(ids, NVME_GPU_I64, 2, data, 0, duplicates, NULL, NULL), NULL));
+    BAD(usage, nvme_gpu_scatter(table, SCATTER(ids, NVME_GPU_I64, 3, data, 0, NVME_GPU_DUPLICATES_ERROR, NULL, NULL),
+          NULL));
+    BAD(usage, nvme_gpu_gather(table, GATHER(NULL, NVME_GPU_I64, 2, data, 0, NULL, NULL), NULL));
+    BAD(usage, nvme_gpu_gather(table, GATHER(ids, NVME_GPU_I64, 2, NULL, 0, NULL, NULL), NULL));
+    BAD(usage, nvme_gpu_scatter(table, SCATTER(NULL, NVME_GPU_I64, 2, data, 0, 0, NULL, NULL), NULL));
+    BAD(usage, nvme_gpu_scatter(table, SCATTER(ids, NVME_GPU_I64, 2, NULL, 0, 0, NULL, NULL), NULL));
     static const int64_t none[] = { -1, ROWS, INT64_MIN, INT64_MAX, -4294967296, 1ll << 32 };
     EACH(i, none)
     {
         ids[1] = none[i];
         memset(data, 0xEE, sizeof(data));
         BAD(NVME_GPU_ROW_OUT_OF_RANGE,
-            nvme_gpu_gather(table, ids, NVME_GPU_I64, 3, data, 0, row_status, NULL, &report));
+            nvme_gpu_gather(table, GATHER(ids, NVME_GPU_I64, 3, data, 0, row_status, NULL), &report));
         CHECK(report.failed == 1 && report.first_row == 1 && row_status[1] == NVME_GPU_ROW_OUT_OF_RANGE);
         CHECK(row_status[0] == 0 && data[0] == 1 && data[ROW] == 0 && data[2 * ROW - 1] == 0 && data[2 * ROW] == 1);
     }
@@ -172,16 +195,19 @@ static void tables(nvme_gpu_t *store, nvme_gpu_table_t *table)
     };
     EACH(i, names)
     {
-        BAD(usage, nvme_gpu_gather_as(table, names[i][0], names[i][1], ids, NVME_GPU_I64, 2, data, 0, NULL, NULL, NULL));
-        BAD(usage, nvme_gpu_gather_as_async(table, names[i][0], names[i][1], ids, NVME_GPU_I64, 2, data, 0, NULL, NULL,
-                                            NULL));
+        BAD(usage, nvme_gpu_gather(table, GATHER_AS(names[i][0], names[i][1], ids, NVME_GPU_I64, 2, data, 0, NULL,
+              NULL), NULL));
+        BAD(usage, nvme_gpu_gather_async(table, GATHER_AS(names[i][0], names[i][1], ids, NVME_GPU_I64, 2, data, 0,
+              NULL, NULL), NULL));
         CHECK(nvme_gpu_table_row_bytes_as(table, names[i][0], names[i][1]) == 0 && nvme_gpu_last_remedy()[0]);
     }
-    BAD(usage, nvme_gpu_gather_as(table, "float16", "float32", ids, NVME_GPU_I64, 2, data, 2 * ROW - 1, NULL, NULL, NULL));
-    BAD(usage, nvme_gpu_gather_as(table, "float16", "float32", ids, 3, 2, data, 0, NULL, NULL, NULL));
-    BAD(usage, nvme_gpu_gather_as(table, "float16", "float32", ids, NVME_GPU_I64, INT64_MAX, data, 0, NULL, NULL, NULL));
+    BAD(usage, nvme_gpu_gather(table, GATHER_AS("float16", "float32", ids, NVME_GPU_I64, 2, data, 2 * ROW - 1, NULL,
+          NULL), NULL));
+    BAD(usage, nvme_gpu_gather(table, GATHER_AS("float16", "float32", ids, 3, 2, data, 0, NULL, NULL), NULL));
+    BAD(usage, nvme_gpu_gather(table, GATHER_AS("float16", "float32", ids, NVME_GPU_I64, INT64_MAX, data, 0, NULL,
+          NULL), NULL));
     report.size = 3;
-    BAD(usage, nvme_gpu_gather(table, ids, NVME_GPU_I64, 2, data, 0, NULL, NULL, &report));
+    BAD(usage, nvme_gpu_gather(table, GATHER(ids, NVME_GPU_I64, 2, data, 0, NULL, NULL), &report));
 }
 
 static void kernels(nvme_gpu_t *store, nvme_gpu_table_t *table)

@@ -1,6 +1,7 @@
 /* Another host changes the device: the next call says so with NVME_GPU_ERROR_CHANGED, and nothing is sent. */
 #include "nvme_gpu.h"
 #include "check.h"
+#include "requests.h"
 
 #define CHANGED(call) FAILS(NVME_GPU_ERROR_CHANGED, call)
 
@@ -35,11 +36,11 @@ static void with(const char *change, int gpu, int reads)
     if (!reads) {
         CHANGED(nvme_gpu_pread(store, block, sizeof(block), 0));
         CHECK(strstr(nvme_gpu_last_remedy(), "open it again") != NULL);
-        CHANGED(nvme_gpu_gather(table, ids, NVME_GPU_I64, 2, rows, 0, status, NULL, NULL));
+        CHANGED(nvme_gpu_gather(table, GATHER(ids, NVME_GPU_I64, 2, rows, 0, status, NULL), NULL));
         CHANGED(nvme_gpu_flush(store));
     }
     CHANGED(nvme_gpu_pwrite(store, block, sizeof(block), 0));
-    CHANGED(nvme_gpu_scatter(table, ids, NVME_GPU_I64, 2, rows, 0, 0, status, NULL, NULL));
+    CHANGED(nvme_gpu_scatter(table, SCATTER(ids, NVME_GPU_I64, 2, rows, 0, 0, status, NULL), NULL));
     OK(nvme_gpu_pwrite_async(store, block, sizeof(block), 0, NULL, &pending));
     CHANGED(nvme_gpu_pending_wait(pending, 60000));
     nvme_gpu_pending_free(pending);

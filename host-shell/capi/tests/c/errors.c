@@ -1,6 +1,7 @@
 /* What cannot be obeyed ends with its status, cause and remedy, and harms nothing. */
 #include "nvme_gpu.h"
 #include "check.h"
+#include "requests.h"
 
 static nvme_gpu_status open_with(nvme_gpu_options options, nvme_gpu_t **store)
 {
@@ -141,7 +142,7 @@ int main(int count, char **arguments)
     OK(nvme_gpu_table_open(stays, 0, 5, 16, &table));
     nvme_gpu_close(good);
     CHECK(nvme_gpu_table_rows(of_other) == 0 && nvme_gpu_table_rows(table) == 5);
-    OK(nvme_gpu_gather(table, &(int64_t){ 4 }, NVME_GPU_I64, 1, data, 0, NULL, NULL, NULL));
+    OK(nvme_gpu_gather(table, GATHER(&(int64_t){ 4 }, NVME_GPU_I64, 1, data, 0, NULL, NULL), NULL));
     nvme_gpu_close(stays);
 
     /* For reading only. */
@@ -162,7 +163,7 @@ int main(int count, char **arguments)
     OK(nvme_gpu_table_open(good, 0, 4, 16, &table));
     int32_t id = 0, status = 0;
     nvme_gpu_report report = { sizeof(report), 0, 0, 0, 0, 0 };
-    FAILS(0x281, nvme_gpu_gather(table, &id, NVME_GPU_I32, 1, data, 0, &status, NULL, &report));
+    FAILS(0x281, nvme_gpu_gather(table, GATHER(&id, NVME_GPU_I32, 1, data, 0, &status, NULL), &report));
     CHECK(status == 0x281 && report.first_status == 0x281);
     ios[0] = (nvme_gpu_io){ NVME_GPU_READ, 1, 0, 16, data };
     ios[1] = (nvme_gpu_io){ NVME_GPU_WRITE, 1, 8192, 4096, other };
@@ -173,7 +174,7 @@ int main(int count, char **arguments)
     OK(nvme_gpu_pending_report(pending, &report));
     CHECK(report.rows == 2 && report.failed == 1 && report.first_row == 0);
     nvme_gpu_pending_free(pending);
-    OK(nvme_gpu_gather_async(table, &id, NVME_GPU_I32, 1, data, 0, NULL, NULL, &pending));
+    OK(nvme_gpu_gather_async(table, GATHER(&id, NVME_GPU_I32, 1, data, 0, NULL, NULL), &pending));
     /* The end is what it is, however often it is looked at. */
     for (int look = 0; look < 3; ++look) FAILS(0x281, nvme_gpu_pending_wait(pending, UINT64_MAX));
     nvme_gpu_pending_free(pending);

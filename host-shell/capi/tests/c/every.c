@@ -1,6 +1,7 @@
 /* Every function on the device that is named, from one thread and from several. */
 #include "nvme_gpu.h"
 #include "check.h"
+#include "requests.h"
 #include <pthread.h>
 
 enum { ROWS = 64, ROW = 300, FIRST = 96 };
@@ -75,27 +76,28 @@ static void rows(nvme_gpu_t *store)
         ids[i] = i;
         memset(all + i * ROW, i + 1, ROW);
     }
-    OK(nvme_gpu_scatter(table, ids, NVME_GPU_I64, ROWS, all, 0, NVME_GPU_DUPLICATES_ERROR, NULL, NULL, &report));
+    OK(nvme_gpu_scatter(table, SCATTER(ids, NVME_GPU_I64, ROWS, all, 0, NVME_GPU_DUPLICATES_ERROR, NULL, NULL),
+          &report));
     CHECK(report.rows == ROWS && report.failed == 0);
 
     memset(out, 0xEE, sizeof(out));
     FAILS(NVME_GPU_ROW_OUT_OF_RANGE,
-          nvme_gpu_gather(table, narrow, NVME_GPU_I32, 4, out, 512, status, NULL, &report));
+          nvme_gpu_gather(table, GATHER(narrow, NVME_GPU_I32, 4, out, 512, status, NULL), &report));
     CHECK(report.failed == 1 && report.first_row == 3 && report.first_status == NVME_GPU_ROW_OUT_OF_RANGE);
     CHECK(status[0] == 0 && status[1] == 0 && status[2] == 0 && status[3] == NVME_GPU_ROW_OUT_OF_RANGE);
     CHECK(out[0] == 6 && out[299] == 6 && out[300] == 0xEE && out[512] == 64 && out[1024] == 6);
     CHECK(out[3 * 512] == 0 && out[3 * 512 + 299] == 0 && out[3 * 512 + 300] == 0xEE);
 
     /* All ids are judged before a row is written. */
-    FAILS(NVME_GPU_ROW_OUT_OF_RANGE, nvme_gpu_scatter(table, narrow, NVME_GPU_I32, 4, out, 512,
-                                                      NVME_GPU_DUPLICATES_LAST, status, NULL, &report));
+    FAILS(NVME_GPU_ROW_OUT_OF_RANGE, nvme_gpu_scatter(table, SCATTER(narrow, NVME_GPU_I32, 4, out, 512,
+          NVME_GPU_DUPLICATES_LAST, status, NULL), &report));
     CHECK(report.failed == 4 && report.first_row == 3 && status[0] == NVME_GPU_ROW_NOT_RUN);
     int32_t added[4 * 128] = { 0 };
     memset(added, 1, sizeof(added));
-    FAILS(NVME_GPU_ROW_OUT_OF_RANGE, nvme_gpu_scatter_add(table, narrow, NVME_GPU_I32, 4, added, 512,
-                                                          NVME_GPU_ADD_I32, status, NULL, &report));
+    FAILS(NVME_GPU_ROW_OUT_OF_RANGE, nvme_gpu_scatter_add(table, ADD(narrow, NVME_GPU_I32, 4, added, 512,
+          NVME_GPU_ADD_I32, status, NULL), &report));
     CHECK(report.first_row == 3 && status[3] == NVME_GPU_ROW_OUT_OF_RANGE && status[2] == NVME_GPU_ROW_NOT_RUN);
-    OK(nvme_gpu_gather(table, narrow, NVME_GPU_I32, 3, out, 512, status, NULL, NULL));
+    OK(nvme_gpu_gather(table, GATHER(narrow, NVME_GPU_I32, 3, out, 512, status, NULL), NULL));
     CHECK(out[0] == 6 && out[512] == 64 && out[1024] == 6);
     /* Each row has its status, also where none failed; and no more than those. */
     CHECK(status[0] == 0 && status[1] == 0 && status[2] == 0 && status[3] == NVME_GPU_ROW_OUT_OF_RANGE);
@@ -103,40 +105,42 @@ static void rows(nvme_gpu_t *store)
     /* Strided, in the background. */
     for (int i = 0; i < 4; ++i) memset(out + i * 512, 100 + i, 512);
     narrow[3] = 7;
-    OK(nvme_gpu_scatter_async(table, narrow, NVME_GPU_I32, 4, out, 512, NVME_GPU_DUPLICATES_LAST, status, NULL,
-                              &pending));
+    OK(nvme_gpu_scatter_async(table, SCATTER(narrow, NVME_GPU_I32, 4, out, 512, NVME_GPU_DUPLICATES_LAST, status,
+          NULL), &pending));
     OK(nvme_gpu_pending_wait(pending, UINT64_MAX));
     nvme_gpu_pending_free(pending);
-    OK(nvme_gpu_gather_async(table, ids, NVME_GPU_I64, ROWS, all, 0, NULL, NULL, &pending));
+    OK(nvme_gpu_gather_async(table, GATHER(ids, NVME_GPU_I64, ROWS, all, 0, NULL, NULL), &pending));
     OK(nvme_gpu_pending_wait(pending, UINT64_MAX));
     nvme_gpu_pending_free(pending);
     CHECK(all[5 * ROW] == 102 && all[7 * ROW + 299] == 103 && all[63 * ROW] == 101 && all[6 * ROW] == 7);
 
     int32_t ones[ROW / 4];
     for (int i = 0; i < ROW / 4; ++i) ones[i] = 1;
-    OK(nvme_gpu_scatter_add(table, ids + 6, NVME_GPU_I64, 1, ones, 0, NVME_GPU_ADD_I32, NULL, NULL, NULL));
-    OK(nvme_gpu_scatter_add_async(table, ids + 6, NVME_GPU_I64, 1, ones, 0, NVME_GPU_ADD_I32, NULL, NULL, &pending));
+    OK(nvme_gpu_scatter_add(table, ADD(ids + 6, NVME_GPU_I64, 1, ones, 0, NVME_GPU_ADD_I32, NULL, NULL), NULL));
+    OK(nvme_gpu_scatter_add_async(table, ADD(ids + 6, NVME_GPU_I64, 1, ones, 0, NVME_GPU_ADD_I32, NULL, NULL),
+          &pending));
     OK(nvme_gpu_pending_wait(pending, UINT64_MAX));
     nvme_gpu_pending_free(pending);
     int32_t sum[ROW / 4];
-    OK(nvme_gpu_gather(table, ids + 6, NVME_GPU_I64, 1, sum, 0, NULL, NULL, NULL));
+    OK(nvme_gpu_gather(table, GATHER(ids + 6, NVME_GPU_I64, 1, sum, 0, NULL, NULL), NULL));
     CHECK(sum[0] == 0x07070707 + 2 && sum[74] == sum[0]);
-    OK(nvme_gpu_gather_async(table, NULL, NVME_GPU_I64, 0, NULL, 0, NULL, NULL, &pending));
+    OK(nvme_gpu_gather_async(table, GATHER(NULL, NVME_GPU_I64, 0, NULL, 0, NULL, NULL), &pending));
     OK(nvme_gpu_pending_poll(pending));
     nvme_gpu_pending_free(pending);
 
     int32_t twice[2] = { 1, 1 };
-    USAGE(nvme_gpu_scatter(table, twice, NVME_GPU_I32, 2, all, 0, NVME_GPU_DUPLICATES_ERROR, NULL, NULL, NULL));
-    USAGE(nvme_gpu_gather(table, ids, 2, 1, out, 0, NULL, NULL, NULL));
-    USAGE(nvme_gpu_gather(table, ids, NVME_GPU_I64, 1, out, ROW - 1, NULL, NULL, NULL));
-    USAGE(nvme_gpu_gather(table, ids, NVME_GPU_I64, UINT64_MAX, out, 0, NULL, NULL, NULL));
-    USAGE(nvme_gpu_gather(table, NULL, NVME_GPU_I64, 1, out, 0, NULL, NULL, NULL));
-    USAGE(nvme_gpu_gather(table, ids, NVME_GPU_I64, 1, NULL, 0, NULL, NULL, NULL));
-    USAGE(nvme_gpu_scatter(table, ids, NVME_GPU_I64, 1, all, 0, 2, NULL, NULL, NULL));
-    USAGE(nvme_gpu_scatter_add(table, ids, NVME_GPU_I64, 1, all, 0, 5, NULL, NULL, NULL));
+    USAGE(nvme_gpu_scatter(table, SCATTER(twice, NVME_GPU_I32, 2, all, 0, NVME_GPU_DUPLICATES_ERROR, NULL, NULL),
+          NULL));
+    USAGE(nvme_gpu_gather(table, GATHER(ids, 2, 1, out, 0, NULL, NULL), NULL));
+    USAGE(nvme_gpu_gather(table, GATHER(ids, NVME_GPU_I64, 1, out, ROW - 1, NULL, NULL), NULL));
+    USAGE(nvme_gpu_gather(table, GATHER(ids, NVME_GPU_I64, UINT64_MAX, out, 0, NULL, NULL), NULL));
+    USAGE(nvme_gpu_gather(table, GATHER(NULL, NVME_GPU_I64, 1, out, 0, NULL, NULL), NULL));
+    USAGE(nvme_gpu_gather(table, GATHER(ids, NVME_GPU_I64, 1, NULL, 0, NULL, NULL), NULL));
+    USAGE(nvme_gpu_scatter(table, SCATTER(ids, NVME_GPU_I64, 1, all, 0, 2, NULL, NULL), NULL));
+    USAGE(nvme_gpu_scatter_add(table, ADD(ids, NVME_GPU_I64, 1, all, 0, 5, NULL, NULL), NULL));
     nvme_gpu_table_close(table);
     nvme_gpu_table_close(table);
-    CLOSED(nvme_gpu_gather(table, ids, NVME_GPU_I64, 1, out, 0, NULL, NULL, NULL));
+    CLOSED(nvme_gpu_gather(table, GATHER(ids, NVME_GPU_I64, 1, out, 0, NULL, NULL), NULL));
     CHECK(nvme_gpu_table_rows(table) == 0);
 }
 
@@ -177,14 +181,16 @@ static void widened(nvme_gpu_t *store)
                 uint64_t place = stride ? stride : row;
                 memset(out, 0xEE, sizeof(out));
                 FAILS(NVME_GPU_ROW_OUT_OF_RANGE,
-                      nvme_gpu_gather_as(table, stored, dtype, ids, NVME_GPU_I64, 3, out, stride, status, NULL, NULL));
+                      nvme_gpu_gather(table, GATHER_AS(stored, dtype, ids, NVME_GPU_I64, 3, out, stride, status,
+                            NULL), NULL));
                 CHECK(status[0] == 0 && status[1] == NVME_GPU_ROW_OUT_OF_RANGE && status[2] == 0);
                 CHECK(memcmp(out, wanted, 2 * bytes) == 0 && memcmp(out + 2 * place, wanted, 2 * bytes) == 0);
                 for (uint64_t at = 0; at < row; ++at) CHECK(out[place + at] == 0);
                 CHECK(out[2 * place + row] == 0xEE && (!stride || out[row] == 0xEE));
             }
             memset(out, 0xEE, sizeof(out));
-            OK(nvme_gpu_gather_as_async(table, stored, dtype, ids, NVME_GPU_I64, 1, out, 0, NULL, NULL, &pending));
+            OK(nvme_gpu_gather_async(table, GATHER_AS(stored, dtype, ids, NVME_GPU_I64, 1, out, 0, NULL, NULL),
+                  &pending));
             OK(nvme_gpu_pending_wait(pending, UINT64_MAX));
             nvme_gpu_pending_free(pending);
             CHECK(memcmp(out, wanted, 2 * bytes) == 0 && out[row] == 0xEE);
@@ -272,7 +278,7 @@ int main(int count, char **arguments)
         OK(nvme_gpu_pread_async(store, data[i], BYTES, (uint64_t)i * BYTES, NULL, &pending[i]));
     nvme_gpu_close(store);
     CLOSED(nvme_gpu_flush(store));
-    CLOSED(nvme_gpu_gather(table, &(int64_t){ 0 }, NVME_GPU_I64, 1, data, 0, NULL, NULL, NULL));
+    CLOSED(nvme_gpu_gather(table, GATHER(&(int64_t){ 0 }, NVME_GPU_I64, 1, data, 0, NULL, NULL), NULL));
     nvme_gpu_table_close(table);
     for (int i = 0; i < UNDER_WAY; ++i) {
         OK(nvme_gpu_pending_wait(pending[i], UINT64_MAX));

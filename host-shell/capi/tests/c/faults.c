@@ -3,6 +3,7 @@
 #include "nvme_gpu.h"
 #include "nvme_gpu_device.cuh"
 #include "check.h"
+#include "requests.h"
 #include <pthread.h>
 
 enum { ROWS = 32, ROW = 600, BYTES = ROWS * ROW };
@@ -50,7 +51,7 @@ static nvme_gpu_status by_gather(nvme_gpu_t *store, nvme_gpu_table_t *table, uns
     static const unsigned char zero[ROW];
     (void)store;
     for (int i = 0; i < ROWS; ++i) ids[i] = i;
-    nvme_gpu_status status = nvme_gpu_gather(table, ids, NVME_GPU_I32, ROWS, data, 0, row_status, NULL, NULL);
+    nvme_gpu_status status = nvme_gpu_gather(table, GATHER(ids, NVME_GPU_I32, ROWS, data, 0, row_status, NULL), NULL);
     for (int i = 0; i < ROWS; ++i)
         CHECK(memcmp(data + i * ROW, row_status[i] == 0 ? image + i * ROW : zero, ROW) == 0);
     return status;
@@ -67,7 +68,8 @@ static nvme_gpu_status by_scatter(nvme_gpu_t *store, nvme_gpu_table_t *table, un
     int32_t ids[ROWS];
     (void)store;
     for (int i = 0; i < ROWS; ++i) ids[i] = i;
-    return nvme_gpu_scatter(table, ids, NVME_GPU_I32, ROWS, data, 0, NVME_GPU_DUPLICATES_LAST, NULL, NULL, NULL);
+    return nvme_gpu_scatter(table, SCATTER(ids, NVME_GPU_I32, ROWS, data, 0, NVME_GPU_DUPLICATES_LAST, NULL, NULL),
+          NULL);
 }
 
 static const struct {
@@ -174,8 +176,8 @@ static void guard(const char *device, unsigned char *(*content)(void))
         nvme_gpu_pending_free(pending);
     }
     USAGE(nvme_gpu_batch(store, &io, 1));
-    USAGE(nvme_gpu_scatter(table, &id, NVME_GPU_I64, 1, data, 0, NVME_GPU_DUPLICATES_LAST, NULL, NULL, NULL));
-    USAGE(nvme_gpu_scatter_add(table, &id, NVME_GPU_I64, 1, data, 0, NVME_GPU_ADD_I32, NULL, NULL, NULL));
+    USAGE(nvme_gpu_scatter(table, SCATTER(&id, NVME_GPU_I64, 1, data, 0, NVME_GPU_DUPLICATES_LAST, NULL, NULL), NULL));
+    USAGE(nvme_gpu_scatter_add(table, ADD(&id, NVME_GPU_I64, 1, data, 0, NVME_GPU_ADD_I32, NULL, NULL), NULL));
     OK(nvme_gpu_pread(store, data, ROW, ROW));
     CHECK(memcmp(data, content() + ROW, ROW) == 0);
     nvme_gpu_close(store);

@@ -3,6 +3,7 @@
 #include "nvme_gpu_compat.h"
 #include "nvme_gpu.h"
 #include "check.h"
+#include "requests.h"
 #include "histogram.h"
 #include <errno.h>
 #include <sys/wait.h>
@@ -69,14 +70,16 @@ static void of_table(void)
     NOTHING(nvme_gpu_table_rows(table));
     NOTHING(nvme_gpu_table_row_bytes(table));
     NOTHING(nvme_gpu_table_row_bytes_as(table, "float16", "float32"));
-    FORKED(nvme_gpu_gather(table, &id, NVME_GPU_I64, 1, in, 0, NULL, NULL, NULL));
-    FORKED(nvme_gpu_gather_async(table, &id, NVME_GPU_I64, 1, in, 0, NULL, NULL, &pending));
-    FORKED(nvme_gpu_gather_as(table, "float16", "float32", &id, NVME_GPU_I64, 1, in, 0, NULL, NULL, NULL));
-    FORKED(nvme_gpu_gather_as_async(table, "float16", "float32", &id, NVME_GPU_I64, 1, in, 0, NULL, NULL, &pending));
-    FORKED(nvme_gpu_scatter(table, &id, NVME_GPU_I64, 1, in, 0, NVME_GPU_DUPLICATES_LAST, NULL, NULL, NULL));
-    FORKED(nvme_gpu_scatter_async(table, &id, NVME_GPU_I64, 1, in, 0, NVME_GPU_DUPLICATES_LAST, NULL, NULL, &pending));
-    FORKED(nvme_gpu_scatter_add(table, &id, NVME_GPU_I64, 1, in, 0, NVME_GPU_ADD_F32, NULL, NULL, NULL));
-    FORKED(nvme_gpu_scatter_add_async(table, &id, NVME_GPU_I64, 1, in, 0, NVME_GPU_ADD_F32, NULL, NULL, &pending));
+    FORKED(nvme_gpu_gather(table, GATHER(&id, NVME_GPU_I64, 1, in, 0, NULL, NULL), NULL));
+    FORKED(nvme_gpu_gather_async(table, GATHER(&id, NVME_GPU_I64, 1, in, 0, NULL, NULL), &pending));
+    FORKED(nvme_gpu_gather(table, GATHER_AS("float16", "float32", &id, NVME_GPU_I64, 1, in, 0, NULL, NULL), NULL));
+    FORKED(nvme_gpu_gather_async(table, GATHER_AS("float16", "float32", &id, NVME_GPU_I64, 1, in, 0, NULL, NULL),
+          &pending));
+    FORKED(nvme_gpu_scatter(table, SCATTER(&id, NVME_GPU_I64, 1, in, 0, NVME_GPU_DUPLICATES_LAST, NULL, NULL), NULL));
+    FORKED(nvme_gpu_scatter_async(table, SCATTER(&id, NVME_GPU_I64, 1, in, 0, NVME_GPU_DUPLICATES_LAST, NULL, NULL),
+          &pending));
+    FORKED(nvme_gpu_scatter_add(table, ADD(&id, NVME_GPU_I64, 1, in, 0, NVME_GPU_ADD_F32, NULL, NULL), NULL));
+    FORKED(nvme_gpu_scatter_add_async(table, ADD(&id, NVME_GPU_I64, 1, in, 0, NVME_GPU_ADD_F32, NULL, NULL), &pending));
     FORKED(nvme_gpu_pending_report(ended, &report));
 }
 

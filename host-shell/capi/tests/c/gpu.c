@@ -1,6 +1,7 @@
 /* Gathers of a GPU on a stream: ids, rows and row status in its memory. */
 #include "nvme_gpu.h"
 #include "check.h"
+#include "requests.h"
 #include <dlfcn.h>
 
 typedef int (*alloc_t)(uint64_t *, size_t);
@@ -41,7 +42,7 @@ int main(void)
     unsigned char *out = (unsigned char *)(uintptr_t)out_at;
     int32_t *status = (int32_t *)(uintptr_t)status_at;
     for (int i = 0; i < MANY; ++i) ids[i] = (i * 37) % ROWS;
-    OK(nvme_gpu_gather_async(table, ids, NVME_GPU_I64, MANY, out, 0, status, NULL, &pending));
+    OK(nvme_gpu_gather_async(table, GATHER(ids, NVME_GPU_I64, MANY, out, 0, status, NULL), &pending));
     OK(nvme_gpu_pending_wait(pending, 60000));
     OK(nvme_gpu_pending_poll(pending));
     nvme_gpu_pending_free(pending);
@@ -52,22 +53,22 @@ int main(void)
     ids[9] = ROWS;
     memset(out, 0xEE, MANY * ROW);
     FAILS(NVME_GPU_ROW_OUT_OF_RANGE,
-          nvme_gpu_gather(table, ids, NVME_GPU_I64, MANY, out, 0, status, NULL, &report));
+          nvme_gpu_gather(table, GATHER(ids, NVME_GPU_I64, MANY, out, 0, status, NULL), &report));
     CHECK(report.failed == 2 && report.first_row == 3 && out[3 * ROW] == 0 && status[9] == NVME_GPU_ROW_OUT_OF_RANGE);
     CHECK(out[4 * ROW] == ids[4] % 251);
 
     /* Memory of the host: by threads of the CPU, also beside a GPU. */
     static int64_t on_host[2] = { 5, 6 };
     unsigned char rows[2 * ROW];
-    OK(nvme_gpu_gather(table, on_host, NVME_GPU_I64, 2, rows, 0, NULL, NULL, NULL));
+    OK(nvme_gpu_gather(table, GATHER(on_host, NVME_GPU_I64, 2, rows, 0, NULL, NULL), NULL));
     CHECK(rows[0] == 5 && rows[ROW] == 6);
     /* Registered ids are reached by the GPU. */
     OK(nvme_gpu_register(store, on_host, sizeof(on_host)));
-    OK(nvme_gpu_gather(table, on_host, NVME_GPU_I64, 2, out, 0, NULL, NULL, NULL));
+    OK(nvme_gpu_gather(table, GATHER(on_host, NVME_GPU_I64, 2, out, 0, NULL, NULL), NULL));
     CHECK(out[0] == 5 && out[ROW] == 6);
     OK(nvme_gpu_unregister(store, on_host));
 
-    USAGE(nvme_gpu_gather(table, ids, NVME_GPU_I64, 2, rows, 0, NULL, NULL, NULL));
+    USAGE(nvme_gpu_gather(table, GATHER(ids, NVME_GPU_I64, 2, rows, 0, NULL, NULL), NULL));
 
     /* Bytes, and rows written, in the order of the stream. */
     memset(out, 9, 50000);
@@ -85,12 +86,12 @@ int main(void)
     USAGE(nvme_gpu_pread(store, out, 2, nvme_gpu_len(store) - 1));
     ids[0] = 700;
     ids[1] = 737;
-    OK(nvme_gpu_scatter(table, ids, NVME_GPU_I64, 2, out, 0, NVME_GPU_DUPLICATES_LAST, NULL, NULL, &report));
-    USAGE(nvme_gpu_scatter(table, ids, NVME_GPU_I64, 2, out, 0, NVME_GPU_DUPLICATES_ERROR, NULL, NULL, NULL));
-    OK(nvme_gpu_scatter_add_async(table, ids, NVME_GPU_I64, 1, out, 0, NVME_GPU_ADD_I32, NULL, NULL, &pending));
+    OK(nvme_gpu_scatter(table, SCATTER(ids, NVME_GPU_I64, 2, out, 0, NVME_GPU_DUPLICATES_LAST, NULL, NULL), &report));
+    USAGE(nvme_gpu_scatter(table, SCATTER(ids, NVME_GPU_I64, 2, out, 0, NVME_GPU_DUPLICATES_ERROR, NULL, NULL), NULL));
+    OK(nvme_gpu_scatter_add_async(table, ADD(ids, NVME_GPU_I64, 1, out, 0, NVME_GPU_ADD_I32, NULL, NULL), &pending));
     OK(nvme_gpu_pending_wait(pending, 60000));
     nvme_gpu_pending_free(pending);
-    OK(nvme_gpu_gather(table, ids, NVME_GPU_I64, 2, out, 0, NULL, NULL, NULL));
+    OK(nvme_gpu_gather(table, GATHER(ids, NVME_GPU_I64, 2, out, 0, NULL, NULL), NULL));
     CHECK(out[0] == 18 && out[ROW] == 9);
     ids[0] = 0;
     ids[1] = 37;
@@ -117,13 +118,13 @@ int main(void)
     /* Closed with a gather under way: it ends, and its handle stays good. */
     ids[3] = 1;
     ids[9] = 2;
-    OK(nvme_gpu_gather_async(table, ids, NVME_GPU_I64, MANY, out, 0, status, NULL, &pending));
+    OK(nvme_gpu_gather_async(table, GATHER(ids, NVME_GPU_I64, MANY, out, 0, status, NULL), &pending));
     nvme_gpu_close(store);
     CHECK(nvme_gpu_pending_wait(pending, 60000) != NVME_GPU_ERROR_UNFINISHED);
     for (int i = 0; i < MANY; ++i)
         CHECK(status[i] == NVME_GPU_ROW_GONE ? out[i * ROW] == 0 : out[i * ROW] == ids[i] % 251);
     nvme_gpu_pending_free(pending);
-    CLOSED(nvme_gpu_gather_async(table, ids, NVME_GPU_I64, MANY, out, 0, status, NULL, &pending));
+    CLOSED(nvme_gpu_gather_async(table, GATHER(ids, NVME_GPU_I64, MANY, out, 0, status, NULL), &pending));
     CHECK(release(ids_at) == 0 && release(out_at) == 0 && release(status_at) == 0);
     puts("gpu: ok");
     return 0;

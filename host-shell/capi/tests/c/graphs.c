@@ -3,6 +3,7 @@
  *  argv[1]: a file. */
 #include "nvme_gpu.h"
 #include "check.h"
+#include "requests.h"
 #include <cuda.h>
 #include <unistd.h>
 
@@ -17,8 +18,8 @@ static nvme_gpu_table_t *table;
 
 static nvme_gpu_status gather(nvme_gpu_pending_t **pending)
 {
-    return nvme_gpu_gather_async(table, (void *)(uintptr_t)ids_at, NVME_GPU_I64, IDS, (void *)(uintptr_t)out_at, 0, NULL,
-                                 (nvme_gpu_stream)stream, pending);
+    return nvme_gpu_gather_async(table, GATHER((void *)(uintptr_t)ids_at, NVME_GPU_I64, IDS,
+          (void *)(uintptr_t)out_at, 0, NULL, (nvme_gpu_stream)stream), pending);
 }
 
 /* `count` gathers; how many of them the store took. */
@@ -139,8 +140,8 @@ static void all_or_nothing(void)
         CUDA(cuMemsetD8(to, 0xEE, sizeof(have)));
         CUDA(cuStreamSynchronize(NULL));
         nvme_gpu_status got = way == 0 ? nvme_gpu_batch(store, ios, RANGES)
-            : nvme_gpu_gather_as(table, "float16", "float32", (void *)(uintptr_t)ids_at, NVME_GPU_I64, 4,
-                                 (void *)(uintptr_t)to, 0, NULL, NULL, NULL);
+            : nvme_gpu_gather(table, GATHER_AS("float16", "float32", (void *)(uintptr_t)ids_at, NVME_GPU_I64, 4,
+                  (void *)(uintptr_t)to, 0, NULL, NULL), NULL);
         CHECK(got == NVME_GPU_ERROR_ENVIRONMENT);
         CHECK(strstr(nvme_gpu_last_error(), "2 launches") && strstr(nvme_gpu_last_remedy(), "graphs"));
         usleep(20 * NAP_US);
@@ -163,8 +164,8 @@ static void waiting_while_captured(void)
     CUgraph graph;
     open_store("sim:mem?size=4MiB&queues=32", 0);
     CUDA(cuStreamBeginCapture(stream, CU_STREAM_CAPTURE_MODE_GLOBAL));
-    USAGE(nvme_gpu_gather(table, (void *)(uintptr_t)ids_at, NVME_GPU_I64, IDS, (void *)(uintptr_t)out_at, 0, NULL,
-                          (nvme_gpu_stream)stream, NULL));
+    USAGE(nvme_gpu_gather(table, GATHER((void *)(uintptr_t)ids_at, NVME_GPU_I64, IDS, (void *)(uintptr_t)out_at, 0,
+          NULL, (nvme_gpu_stream)stream), NULL));
     CUDA(cuStreamEndCapture(stream, &graph));
     CUgraphExec exec = instance(graph);
     run(exec);

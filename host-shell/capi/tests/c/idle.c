@@ -1,6 +1,7 @@
 /* A launch whose end never comes (FAKE_CUDA=idle): calls that wait have an end, and an operation goes on. */
 #include "nvme_gpu.h"
 #include "check.h"
+#include "requests.h"
 #include <dlfcn.h>
 
 typedef int (*alloc_t)(uint64_t *, size_t);
@@ -21,7 +22,8 @@ int main(void)
     CHECK(alloc(&ids, 8) == 0 && alloc(&out, 4096) == 0);
     memset((void *)(uintptr_t)ids, 0, 8);
     FAILS(NVME_GPU_ERROR_UNFINISHED,
-          nvme_gpu_gather(table, (void *)(uintptr_t)ids, NVME_GPU_I64, 1, (void *)(uintptr_t)out, 0, NULL, NULL, NULL));
+          nvme_gpu_gather(table, GATHER((void *)(uintptr_t)ids, NVME_GPU_I64, 1, (void *)(uintptr_t)out, 0, NULL,
+                NULL), NULL));
     CHECK(strstr(nvme_gpu_last_error(), "has not ended within 30"));
     printf("idle: ok\n");
     return 0;

@@ -1,6 +1,7 @@
 /* Each kind of memory as each argument of calls for a GPU: what its kernels cannot use is refused by name. */
 #include "nvme_gpu.h"
 #include "check.h"
+#include "requests.h"
 #include <dlfcn.h>
 #include <sys/mman.h>
 
@@ -91,36 +92,45 @@ static void of_rows(nvme_gpu_table_t *table, enum kind kind)
     for (int i = 0; i < MANY; ++i) ids[i] = 3 * i;
     if (kind < SHORT) memcpy(wrong_ids, ids, MANY * 8);
     memset(rows, 0xEE, MANY * ROW);
-    check(kind, "ids", 0, nvme_gpu_gather(table, wrong_ids, NVME_GPU_I64, MANY, rows, 0, status, NULL, NULL));
+    check(kind, "ids", 0, nvme_gpu_gather(table, GATHER(wrong_ids, NVME_GPU_I64, MANY, rows, 0, status, NULL), NULL));
     CHECK(rows[ROW] == (kind <= READ_ONLY ? 3 : 0xEE));
-    check(kind, "row_status", 1, nvme_gpu_gather(table, ids, NVME_GPU_I64, MANY, rows, 0, wrong_status, NULL, NULL));
+    check(kind, "row_status", 1, nvme_gpu_gather(table, GATHER(ids, NVME_GPU_I64, MANY, rows, 0, wrong_status, NULL),
+          NULL));
     check(kind, "row_status", 1,
-          end(nvme_gpu_gather_async(table, ids, NVME_GPU_I64, MANY, rows, 0, wrong_status, NULL, &pending), &pending));
-    check(kind, "ids", 0, nvme_gpu_scatter(table, wrong_ids, NVME_GPU_I64, MANY, rows, 0, 0, status, NULL, NULL));
+          end(nvme_gpu_gather_async(table, GATHER(ids, NVME_GPU_I64, MANY, rows, 0, wrong_status, NULL), &pending),
+                &pending));
+    check(kind, "ids", 0, nvme_gpu_scatter(table, SCATTER(wrong_ids, NVME_GPU_I64, MANY, rows, 0, 0, status, NULL),
+          NULL));
     check(kind, "row_status", 1,
-          nvme_gpu_scatter(table, ids, NVME_GPU_I64, MANY, rows, 0, 0, wrong_status, NULL, NULL));
+          nvme_gpu_scatter(table, SCATTER(ids, NVME_GPU_I64, MANY, rows, 0, 0, wrong_status, NULL), NULL));
     check(kind, "row_status", 1,
-          nvme_gpu_gather_as(table, "float8_e4m3fn", "float16", ids, NVME_GPU_I64, MANY, rows, 0, wrong_status, NULL, NULL));
+          nvme_gpu_gather(table, GATHER_AS("float8_e4m3fn", "float16", ids, NVME_GPU_I64, MANY, rows, 0,
+                wrong_status, NULL), NULL));
     /* Rows in host memory, pinned or not, are the CPU's; those beside them must be, too. */
     if (kind == GPU || kind == MANAGED || kind == SHORT || kind == OTHER_GPU) {
         static unsigned char on_host[MANY * ROW];
         int64_t host_ids[MANY] = { 1, 2, 3, 4 };
-        USAGE(nvme_gpu_gather(table, wrong_ids, NVME_GPU_I64, MANY, on_host, 0, NULL, NULL, NULL));
+        USAGE(nvme_gpu_gather(table, GATHER(wrong_ids, NVME_GPU_I64, MANY, on_host, 0, NULL, NULL), NULL));
         CHECK(strstr(nvme_gpu_last_error(), "ids"));
-        USAGE(nvme_gpu_gather(table, host_ids, NVME_GPU_I64, MANY, on_host, 0, wrong_status, NULL, NULL));
+        USAGE(nvme_gpu_gather(table, GATHER(host_ids, NVME_GPU_I64, MANY, on_host, 0, wrong_status, NULL), NULL));
         CHECK(strstr(nvme_gpu_last_error(), "row_status"));
-        USAGE(nvme_gpu_scatter(table, host_ids, NVME_GPU_I64, MANY, on_host, 0, 0, wrong_status, NULL, NULL));
+        USAGE(nvme_gpu_scatter(table, SCATTER(host_ids, NVME_GPU_I64, MANY, on_host, 0, 0, wrong_status, NULL), NULL));
     }
     if (kind == SHORT || kind == OTHER_GPU) {
         const char *name = kind == SHORT ? "out" : "rows";
-        check(kind, name, 1, nvme_gpu_gather(table, ids, NVME_GPU_I64, MANY, wrong_rows, 0, status, NULL, NULL));
-        check(kind, "rows", 0, nvme_gpu_scatter(table, ids, NVME_GPU_I64, MANY, wrong_rows, 0, 0, status, NULL, NULL));
+        check(kind, name, 1, nvme_gpu_gather(table, GATHER(ids, NVME_GPU_I64, MANY, wrong_rows, 0, status, NULL),
+              NULL));
+        check(kind, "rows", 0, nvme_gpu_scatter(table, SCATTER(ids, NVME_GPU_I64, MANY, wrong_rows, 0, 0, status,
+              NULL), NULL));
         /* Rows with gaps and wider rows need more memory than rows as they are stored. */
         unsigned char *apart = memory(kind, (2 * MANY - 1) * ROW), *wide = memory(kind, 2 * MANY * ROW);
-        check(kind, name, 1, nvme_gpu_gather(table, ids, NVME_GPU_I64, MANY, apart, 2 * ROW, status, NULL, NULL));
-        check(kind, "rows", 0, nvme_gpu_scatter(table, ids, NVME_GPU_I64, MANY, apart, 2 * ROW, 0, status, NULL, NULL));
+        check(kind, name, 1, nvme_gpu_gather(table, GATHER(ids, NVME_GPU_I64, MANY, apart, 2 * ROW, status, NULL),
+              NULL));
+        check(kind, "rows", 0, nvme_gpu_scatter(table, SCATTER(ids, NVME_GPU_I64, MANY, apart, 2 * ROW, 0, status,
+              NULL), NULL));
         check(kind, name, 1,
-              nvme_gpu_gather_as(table, "float8_e4m3fn", "float16", ids, NVME_GPU_I64, MANY, wide, 0, status, NULL, NULL));
+              nvme_gpu_gather(table, GATHER_AS("float8_e4m3fn", "float16", ids, NVME_GPU_I64, MANY, wide, 0, status,
+                    NULL), NULL));
     }
 }
 

@@ -3,6 +3,7 @@
 #include "nvme_gpu.h"
 #include "nvme_gpu_device.cuh"
 #include "check.h"
+#include "requests.h"
 #include <cuda.h>
 #include <time.h>
 
@@ -81,8 +82,8 @@ static void widened(nvme_gpu_t *store, CUstream stream)
     ids[5] = IN;
     CUDA(cuMemcpyHtoD(ids_at, ids, sizeof(ids)));
     CUDA(cuStreamSynchronize(NULL));
-    OK(nvme_gpu_gather_as_async(table, "bfloat16", "float32", ids_gpu, NVME_GPU_I64, MANY, out_gpu, STRIDE,
-                                (int32_t *)(uintptr_t)status_at, (nvme_gpu_stream)stream, &pending));
+    OK(nvme_gpu_gather_async(table, GATHER_AS("bfloat16", "float32", ids_gpu, NVME_GPU_I64, MANY, out_gpu, STRIDE,
+          (int32_t *)(uintptr_t)status_at, (nvme_gpu_stream)stream), &pending));
     FAILS(NVME_GPU_ROW_OUT_OF_RANGE, nvme_gpu_pending_wait(pending, 60000));
     nvme_gpu_pending_free(pending);
     fetch();
@@ -96,8 +97,8 @@ static void widened(nvme_gpu_t *store, CUstream stream)
         CHECK(out[i * STRIDE + 4 * COUNT] == 0xEE);
     }
     /* Elements lie at multiples of their size. */
-    USAGE(nvme_gpu_gather_as_async(table, "bfloat16", "float32", ids_gpu, NVME_GPU_I64, 1, (char *)out_gpu + 2, 0, NULL,
-                                   (nvme_gpu_stream)stream, NULL));
+    USAGE(nvme_gpu_gather_async(table, GATHER_AS("bfloat16", "float32", ids_gpu, NVME_GPU_I64, 1,
+          (char *)out_gpu + 2, 0, NULL, (nvme_gpu_stream)stream), NULL));
     nvme_gpu_table_close(table);
 }
 
@@ -127,8 +128,8 @@ static void cost(nvme_gpu_table_t *table, CUfunction nothing, CUstream stream, i
         double launched = now_us();
         CUDA(cuStreamSynchronize(stream));
         double begin = now_us();
-        OK(nvme_gpu_gather_async(table, (void *)(uintptr_t)ids_at, NVME_GPU_I64, 1, (void *)(uintptr_t)out_at, 0, NULL,
-                                 (nvme_gpu_stream)stream, NULL));
+        OK(nvme_gpu_gather_async(table, GATHER((void *)(uintptr_t)ids_at, NVME_GPU_I64, 1, (void *)(uintptr_t)out_at,
+              0, NULL, (nvme_gpu_stream)stream), NULL));
         double end = now_us();
         CUDA(cuStreamSynchronize(stream));
         if (round >= 0) bare[round] = launched - start, calls[round] = end - begin;
@@ -219,8 +220,8 @@ int main(int count, char **arguments)
     void *ids_gpu = (void *)(uintptr_t)ids_at, *out_gpu = (void *)(uintptr_t)out_at;
     int32_t *status_gpu = (int32_t *)(uintptr_t)status_at;
     choose(1000);
-    OK(nvme_gpu_gather_async(table, ids_gpu, NVME_GPU_I64, MANY, out_gpu, 0, status_gpu, (nvme_gpu_stream)stream,
-                             &pending));
+    OK(nvme_gpu_gather_async(table, GATHER(ids_gpu, NVME_GPU_I64, MANY, out_gpu, 0, status_gpu,
+          (nvme_gpu_stream)stream), &pending));
     OK(nvme_gpu_pending_wait(pending, 60000));
     check_rows();
     nvme_gpu_pending_free(pending);
@@ -231,15 +232,15 @@ int main(int count, char **arguments)
     CUDA(cuCtxCreate(&other, 0, gpu));
     CUDA(cuStreamCreate(&foreign, CU_STREAM_NON_BLOCKING));
     CUDA(cuCtxSetCurrent(context));
-    USAGE(nvme_gpu_gather_async(table, ids_gpu, NVME_GPU_I64, MANY, out_gpu, 0, status_gpu, (nvme_gpu_stream)foreign,
-                                &pending));
+    USAGE(nvme_gpu_gather_async(table, GATHER(ids_gpu, NVME_GPU_I64, MANY, out_gpu, 0, status_gpu,
+          (nvme_gpu_stream)foreign), &pending));
     CHECK(strstr(nvme_gpu_last_error(), "primary context"));
     USAGE(nvme_gpu_pread_async(store, out_gpu, ROW, FIRST, (nvme_gpu_stream)foreign, &pending));
     CUDA(cuStreamDestroy(foreign));
     CUDA(cuCtxDestroy(other));
     choose(1001);
-    OK(nvme_gpu_gather_async(table, ids_gpu, NVME_GPU_I64, MANY, out_gpu, 0, status_gpu, (nvme_gpu_stream)stream,
-                             &pending));
+    OK(nvme_gpu_gather_async(table, GATHER(ids_gpu, NVME_GPU_I64, MANY, out_gpu, 0, status_gpu,
+          (nvme_gpu_stream)stream), &pending));
     OK(nvme_gpu_pending_wait(pending, 60000));
     check_rows();
     nvme_gpu_pending_free(pending);
@@ -247,8 +248,8 @@ int main(int count, char **arguments)
     widened(store, stream);
     choose(1002);
     CUDA(cuStreamBeginCapture(stream, CU_STREAM_CAPTURE_MODE_GLOBAL));
-    OK(nvme_gpu_gather_async(table, ids_gpu, NVME_GPU_I64, MANY, out_gpu, 0, status_gpu, (nvme_gpu_stream)stream,
-                             &pending));
+    OK(nvme_gpu_gather_async(table, GATHER(ids_gpu, NVME_GPU_I64, MANY, out_gpu, 0, status_gpu,
+          (nvme_gpu_stream)stream), &pending));
     FAILS(NVME_GPU_ERROR_UNFINISHED, nvme_gpu_pending_poll(pending));
     CUDA(cuStreamEndCapture(stream, &graph));
     CUDA(cuGraphInstantiateWithFlags(&exec, graph, 0));

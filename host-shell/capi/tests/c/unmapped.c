@@ -4,6 +4,7 @@
  *  argv[1]: a file. */
 #include "nvme_gpu.h"
 #include "check.h"
+#include "requests.h"
 #include <cuda.h>
 #include <sys/mman.h>
 #include <unistd.h>
@@ -85,24 +86,26 @@ static nvme_gpu_status pwrite_later(void)
 }
 static nvme_gpu_status gather(void)
 {
-    return nvme_gpu_gather(table, ids, NVME_GPU_I64, IDS, data, 0, row_status, NULL, NULL);
+    return nvme_gpu_gather(table, GATHER(ids, NVME_GPU_I64, IDS, data, 0, row_status, NULL), NULL);
 }
 static nvme_gpu_status gather_as(void)
 {
-    return nvme_gpu_gather_as(table, "float16", "float32", ids, NVME_GPU_I64, IDS, data, 0, row_status, NULL, NULL);
+    return nvme_gpu_gather(table, GATHER_AS("float16", "float32", ids, NVME_GPU_I64, IDS, data, 0, row_status, NULL),
+          NULL);
 }
 static nvme_gpu_status gather_as_later(void)
 {
-    return ended(nvme_gpu_gather_as_async(table, "float16", "float32", ids, NVME_GPU_I64, IDS, data, 0, row_status, NULL,
-                                          &pending));
+    return ended(nvme_gpu_gather_async(table, GATHER_AS("float16", "float32", ids, NVME_GPU_I64, IDS, data, 0,
+          row_status, NULL), &pending));
 }
 static nvme_gpu_status scatter(void)
 {
-    return nvme_gpu_scatter(table, ids, NVME_GPU_I64, IDS, data, 0, NVME_GPU_DUPLICATES_LAST, row_status, NULL, NULL);
+    return nvme_gpu_scatter(table, SCATTER(ids, NVME_GPU_I64, IDS, data, 0, NVME_GPU_DUPLICATES_LAST, row_status,
+          NULL), NULL);
 }
 static nvme_gpu_status scatter_add(void)
 {
-    return nvme_gpu_scatter_add(table, ids, NVME_GPU_I64, IDS, data, 0, NVME_GPU_ADD_I32, row_status, NULL, NULL);
+    return nvme_gpu_scatter_add(table, ADD(ids, NVME_GPU_I64, IDS, data, 0, NVME_GPU_ADD_I32, row_status, NULL), NULL);
 }
 static nvme_gpu_status batch(void)
 {

@@ -12,9 +12,9 @@ capi=$root/host-shell/capi
 example=$root/nvme-gpu-kernel/examples/cuda-histogram
 built=${BUILT:-$root/target/release}
 mkdir -p "$folder/link"
-strip -o "$folder/libnvme_gpu.so.0" "$built/libnvme_gpu_capi.so"
+strip -o "$folder/libnvme_gpu.so.1" "$built/libnvme_gpu_capi.so"
 strip -o "$folder/libnvme_gpu_compat.so.0" "$built/libnvme_gpu_compat.so"
-ln -sf ../libnvme_gpu.so.0 "$folder/link/libnvme_gpu.so"
+ln -sf ../libnvme_gpu.so.1 "$folder/link/libnvme_gpu.so"
 ln -sf ../libnvme_gpu_compat.so.0 "$folder/link/libnvme_gpu_compat.so"
 ln -sf "$(realpath "$built/libnvme_fake_cuda.so")" "$folder/link/libcuda.so.1"
 flags="-O2 -g -D_GNU_SOURCE -I $capi/include -I $capi/compat/include -I $root/nvme-gpu-kernel/include -I $example -I $capi/tests/c \

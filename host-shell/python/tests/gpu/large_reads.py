@@ -1,6 +1,6 @@
 """One large read by this package, by the C interface and by the tool, of the same file as the same device: a line of JSON.
 
-    python large_reads.py --tool nvme-gpu [--library libnvme_gpu.so.0] [--gpu] [--size 268435456] [--rounds 5]
+    python large_reads.py --tool nvme-gpu [--library libnvme_gpu.so.1] [--gpu] [--size 268435456] [--rounds 5]
 
 The rounds are in turns. Ends with 1 where Python or C reaches less than 95 % of the tool.
 """

@@ -1,0 +1,195 @@
+//! Rows by ids as C asks for them: one structure for gathers, scatters and additions.
+// UNSAFETY: reads a structure and texts that C passes by pointer.
+#![allow(unsafe_code)]
+
+use crate::border::{Answer, Sized0, take, text};
+use crate::rows::{CallRows, RowVerb};
+use crate::status::CallFailure;
+use crate::transfer::nvme_gpu_stream;
+use nvme_host::store::{DuplicateIds, RowElement, RowWidening};
+use std::ffi::{c_char, c_void};
+
+/// nvme_gpu_row_request.id_type: int32_t.
+pub const NVME_GPU_I32: u32 = 4;
+/// nvme_gpu_row_request.id_type: int64_t.
+pub const NVME_GPU_I64: u32 = 8;
+
+/// nvme_gpu_row_request.element: IEEE 754 binary32.
+pub const NVME_GPU_ADD_F32: u32 = 1;
+/// nvme_gpu_row_request.element: IEEE 754 binary16, summed as binary32.
+pub const NVME_GPU_ADD_F16: u32 = 2;
+/// nvme_gpu_row_request.element: bfloat16, summed as binary32.
+pub const NVME_GPU_ADD_BF16: u32 = 3;
+/// nvme_gpu_row_request.element: int32_t; sums wrap.
+pub const NVME_GPU_ADD_I32: u32 = 4;
+
+/// nvme_gpu_row_request.duplicates: the last of several rows with the same id is written.
+pub const NVME_GPU_DUPLICATES_LAST: u32 = 0;
+/// nvme_gpu_row_request.duplicates: an id that comes twice is NVME_GPU_ERROR_USAGE, and nothing is written.
+pub const NVME_GPU_DUPLICATES_ERROR: u32 = 1;
+
+/// Rows by ids for nvme_gpu_gather(), nvme_gpu_scatter(), nvme_gpu_scatter_add() and their forms with _async. Set `size`,
+/// the fields that the function uses, and all others to 0: `nvme_gpu_row_request request = { .size = sizeof request,
+/// .ids = ... }`. A field that the function does not use is NVME_GPU_ERROR_USAGE.
+#[derive(Clone, Copy)]
+#[repr(C)]
+pub struct TableRequest {
+    /// sizeof(nvme_gpu_row_request).
+    pub size: usize,
+    /// `count` ids, counted from 0; they may repeat.
+    pub ids: *const c_void,
+    /// Number of ids.
+    pub count: u64,
+    /// NVME_GPU_I32 or NVME_GPU_I64.
+    pub id_type: u32,
+    /// Scatters of host memory: NVME_GPU_DUPLICATES_LAST or NVME_GPU_DUPLICATES_ERROR.
+    pub duplicates: u32,
+    /// Gathers: the places of the rows.
+    pub out: *mut c_void,
+    /// Scatters and additions: the rows.
+    pub rows: *const c_void,
+    /// Distance of two rows in `out` or `rows` in bytes; 0 selects rows without gaps.
+    pub stride: u64,
+    /// NULL, or `count` elements that become 0, the controller's status, or NVME_GPU_ROW_...
+    pub row_status: *mut i32,
+    /// The stream, with memory of a GPU.
+    pub stream: nvme_gpu_stream,
+    /// Gathers: NULL, or the stored elements, which become those of `dtype`: "float16", "bfloat16", "float8_e4m3fn",
+    /// "float8_e5m2", or "q8_0", "q4_0", "q4_1" for GGUF's blocks of 32 elements. The row has to be whole blocks.
+    pub stored: *const c_char,
+    /// Gathers: NULL, or "float16" or "float32". In memory of a GPU `out` and `stride` are multiples of its bytes.
+    pub dtype: *const c_char,
+    /// Additions: NVME_GPU_ADD_F32, _F16, _BF16 or _I32.
+    pub element: u32,
+    /// 0.
+    pub reserved: u32,
+}
+
+// SAFETY: integers and pointers, the size first.
+unsafe impl Sized0 for TableRequest {
+    const NAME: &'static str = "nvme_gpu_row_request";
+}
+
+/// The functions of one kind, which use the same fields.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum RowUse {
+    Gather,
+    Scatter,
+    Add,
+}
+
+impl RowUse {
+    fn name(self) -> &'static str {
+        match self {
+            Self::Gather => "a gather",
+            Self::Scatter => "a scatter",
+            Self::Add => "an addition",
+        }
+    }
+}
+
+impl TableRequest {
+    /// Reads the request of a function of kind `of`, and refuses fields that it does not use.
+    ///
+    /// # Safety
+    /// `from` is NULL or points to as many bytes as its first field says.
+    pub unsafe fn of(from: *const Self, of: RowUse) -> Answer<Self> {
+        // SAFETY: the caller's.
+        let request = unsafe { take(from) }?;
+        let gathers = of == RowUse::Gather;
+        let unused = [
+            ("out", !gathers && !request.out.is_null()),
+            ("stored", !gathers && !request.stored.is_null()),
+            ("dtype", !gathers && !request.dtype.is_null()),
+            ("rows", gathers && !request.rows.is_null()),
+            (
+                "duplicates",
+                of != RowUse::Scatter && request.duplicates != 0,
+            ),
+            ("element", of != RowUse::Add && request.element != 0),
+            ("reserved", request.reserved != 0),
+        ];
+        match unused.iter().find(|(_, is_set)| *is_set) {
+            None => Ok(request),
+            Some((field, _)) => Err(CallFailure::usage(
+                format!(
+                    "{}.{field} is set, and {} does not use it",
+                    Self::NAME,
+                    of.name()
+                ),
+                "set it to 0",
+            )),
+        }
+    }
+
+    /// Judges the request for rows of `row_bytes` bytes.
+    ///
+    /// # Safety
+    /// The caller fulfils the contract in the header for the pointers.
+    pub unsafe fn rows(&self, row_bytes: u64, of: RowUse) -> Answer<(RowVerb, CallRows)> {
+        let verb = match of {
+            RowUse::Gather => RowVerb::Gather,
+            RowUse::Scatter => RowVerb::Scatter(duplicates(self.duplicates)?),
+            RowUse::Add => RowVerb::ScatterAdd(element(self.element)?),
+        };
+        let widens = !self.stored.is_null() || !self.dtype.is_null();
+        // SAFETY: the caller's.
+        let widen = match widens {
+            true => Some(unsafe { widening(self.stored, self.dtype) }?),
+            false => None,
+        };
+        let row_bytes = match widen {
+            Some(widen) => widen.row_bytes(row_bytes)?,
+            None => row_bytes,
+        };
+        let places = match of {
+            RowUse::Gather => self.out.cast_const(),
+            RowUse::Scatter | RowUse::Add => self.rows,
+        };
+        // SAFETY: the caller's.
+        let mut rows = unsafe {
+            CallRows::new(
+                row_bytes,
+                (self.ids, self.id_type, self.count),
+                (places, self.stride),
+                self.row_status,
+            )
+        }?;
+        rows.widen = widen;
+        Ok((verb, rows))
+    }
+}
+
+/// Returns the conversion of elements by its names.
+///
+/// # Safety
+/// The names are NULL or end with a 0.
+pub unsafe fn widening(stored: *const c_char, dtype: *const c_char) -> Answer<RowWidening> {
+    // SAFETY: the caller's.
+    let (stored, dtype) = unsafe { (text(stored, "stored")?, text(dtype, "dtype")?) };
+    Ok(RowWidening::of_names(stored, dtype)?)
+}
+
+fn duplicates(number: u32) -> Answer<DuplicateIds> {
+    match number {
+        NVME_GPU_DUPLICATES_LAST => Ok(DuplicateIds::Last),
+        NVME_GPU_DUPLICATES_ERROR => Ok(DuplicateIds::Error),
+        other => Err(CallFailure::usage(
+            format!("the rule {other} for duplicate ids is unknown"),
+            "use NVME_GPU_DUPLICATES_LAST or NVME_GPU_DUPLICATES_ERROR",
+        )),
+    }
+}
+
+fn element(number: u32) -> Answer<RowElement> {
+    match number {
+        NVME_GPU_ADD_F32 => Ok(RowElement::F32),
+        NVME_GPU_ADD_F16 => Ok(RowElement::F16),
+        NVME_GPU_ADD_BF16 => Ok(RowElement::Bf16),
+        NVME_GPU_ADD_I32 => Ok(RowElement::I32),
+        other => Err(CallFailure::usage(
+            format!("the element type {other} is unknown"),
+            "use NVME_GPU_ADD_F32, _F16, _BF16 or _I32",
+        )),
+    }
+}
