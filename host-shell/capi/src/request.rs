@@ -150,7 +150,7 @@ impl TableRequest {
         let mut rows = unsafe {
             CallRows::new(
                 row_bytes,
-                (self.ids, self.id_type, self.count),
+                (self.ids, is_wide(self.id_type)?, self.count),
                 (places, self.stride),
                 self.row_status,
             )
@@ -168,6 +168,17 @@ pub unsafe fn widening(stored: *const c_char, dtype: *const c_char) -> Answer<Ro
     // SAFETY: the caller's.
     let (stored, dtype) = unsafe { (text(stored, "stored")?, text(dtype, "dtype")?) };
     Ok(RowWidening::of_names(stored, dtype)?)
+}
+
+fn is_wide(id_type: u32) -> Answer<bool> {
+    match id_type {
+        NVME_GPU_I32 => Ok(false),
+        NVME_GPU_I64 => Ok(true),
+        other => Err(CallFailure::usage(
+            format!("the id type {other} is unknown"),
+            "use NVME_GPU_I32 or NVME_GPU_I64",
+        )),
+    }
 }
 
 fn duplicates(number: u32) -> Answer<DuplicateIds> {

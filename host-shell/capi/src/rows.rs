@@ -6,7 +6,6 @@ use crate::border::{Answer, give};
 use crate::memory::{CallLocation, CallMemory, place};
 use crate::opened::{OpenTable, OpenedStore};
 use crate::pending::{self, OperationReport, PendingHandle, RowsReport};
-use crate::request::{NVME_GPU_I32, NVME_GPU_I64};
 use crate::status::CallFailure;
 use crate::transfer::nvme_gpu_stream;
 use nvme_host::Table;
@@ -32,20 +31,10 @@ impl CallRows {
     /// The caller fulfils the contract in the header for the pointers.
     pub unsafe fn new(
         row_bytes: u64,
-        (ids, id_type, count): (*const c_void, u32, u64),
+        (ids, is_wide, count): (*const c_void, bool, u64),
         (rows, stride): (*const c_void, u64),
         row_status: *mut i32,
     ) -> Answer<Self> {
-        let is_wide = match id_type {
-            NVME_GPU_I32 => false,
-            NVME_GPU_I64 => true,
-            other => {
-                return Err(CallFailure::usage(
-                    format!("the id type {other} is unknown"),
-                    "use NVME_GPU_I32 or NVME_GPU_I64",
-                ));
-            }
-        };
         let stride = match stride {
             0 => row_bytes,
             stride if stride < row_bytes => {
@@ -65,7 +54,7 @@ impl CallRows {
         // SAFETY: the caller's.
         unsafe {
             Ok(Self {
-                ids: CallMemory::elements(ids, count, id_type as usize, "ids")?,
+                ids: CallMemory::elements(ids, count, if is_wide { 8 } else { 4 }, "ids")?,
                 is_wide,
                 count,
                 rows: CallMemory::elements(rows, bytes, 1, "rows")?,
