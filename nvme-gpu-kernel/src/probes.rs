@@ -1,5 +1,5 @@
 //! One function for each operation of the core that touches shared memory, so that `cargo xtask ptx` can
-//! compare its PTX with the table in docs/ptx.md.
+//! compare its PTX with the table in nvme-gpu-kernel/ptx/tables.md.
 // UNSAFETY: unmangled names and raw arguments; nothing calls these functions.
 #![allow(unsafe_code)]
 

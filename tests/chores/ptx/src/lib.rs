@@ -254,7 +254,7 @@ const PROBES: Image = Image {
     library: true,
     ..PLAIN
 };
-const DOCUMENT: &str = "docs/ptx.md";
+const DOCUMENT: &str = "nvme-gpu-kernel/ptx/tables.md";
 /// Fences and scopes of every function but the litmus tests', some of which are too weak on purpose.
 const FENCES: &str = "nvme-gpu-kernel/ptx/fences.txt";
 /// Sources that are compiled for the GPU.

@@ -1,4 +1,4 @@
-//! The figures and tables of docs/ptx.md, held against what was built.
+//! The figures and tables of nvme-gpu-kernel/ptx/tables.md, held against what was built.
 
 use super::assemble::Cost;
 use super::text::{Function, functions};
@@ -94,7 +94,7 @@ pub fn growth(assembled: &[OnGpu], documented: &str) -> Vec<String> {
     for OnGpu { gpu, costs } in assembled {
         let title = format!("registers {}", column(gpu));
         let Some(column) = head.iter().position(|cell| *cell == title) else {
-            found.push(format!("docs/ptx.md has no column {title}"));
+            found.push(format!("nvme-gpu-kernel/ptx/tables.md has no column {title}"));
             continue;
         };
         for cost in costs {
@@ -111,7 +111,7 @@ pub fn growth(assembled: &[OnGpu], documented: &str) -> Vec<String> {
             };
             if needs > limit {
                 found.push(format!(
-                    "{gpu}: {} needs {needs} {unit}, docs/ptx.md allows {limit}",
+                    "{gpu}: {} needs {needs} {unit}, nvme-gpu-kernel/ptx/tables.md allows {limit}",
                     cost.name
                 ));
             }
@@ -137,9 +137,9 @@ pub fn sync_differences(ptx: &str, documented: &str) -> Vec<String> {
         match pinned {
             Some(pinned) if pinned == count => {}
             Some(pinned) => found.push(format!(
-                "{name} has {count} .sync instructions, docs/ptx.md says {pinned}"
+                "{name} has {count} .sync instructions, nvme-gpu-kernel/ptx/tables.md says {pinned}"
             )),
-            None => found.push(format!("{name} is not in docs/ptx.md")),
+            None => found.push(format!("{name} is not in nvme-gpu-kernel/ptx/tables.md")),
         }
     }
     found
@@ -162,17 +162,17 @@ pub fn memory_differences(probes: &str, documented: &str) -> Vec<String> {
         match rows.iter().find(|cells| cells[0] == key) {
             Some(cells) if cells[2] == operations => {}
             Some(cells) => found.push(format!(
-                "{key} became {operations}, docs/ptx.md says {}",
+                "{key} became {operations}, nvme-gpu-kernel/ptx/tables.md says {}",
                 cells[2]
             )),
             None => found.push(format!(
-                "docs/ptx.md lacks the row | {key} | ? | {operations} |"
+                "nvme-gpu-kernel/ptx/tables.md lacks the row | {key} | ? | {operations} |"
             )),
         }
     }
     for cells in rows {
         if !probes().any(|probe| cells[0] == format!("`{}`", probe.name)) {
-            found.push(format!("docs/ptx.md has {}, which was not built", cells[0]));
+            found.push(format!("nvme-gpu-kernel/ptx/tables.md has {}, which was not built", cells[0]));
         }
     }
     found

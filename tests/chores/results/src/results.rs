@@ -27,7 +27,7 @@ The last recorded run of each subject. `cargo xtask record SUBJECT -- COMMAND` a
 
 The other `.tsv` files have the figures behind the pages, a row each (date, commit, machine, command, case, figure,
 unit; a dash for what was not recorded): benchmarks, compute, crossover, matmul, attention, linear, pipelines, tier3,
-decisions and seeded-faults. `cargo xtask results NAME` prints one. What a page no longer shows stays there.
+decisions, hardware and seeded-faults. `cargo xtask results NAME` prints one. What a page no longer shows stays there.
 ";
 
 /// One recorded run: its fields in the order of [`COLUMNS`].
