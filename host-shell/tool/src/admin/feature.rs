@@ -62,7 +62,7 @@ pub struct GetFeature {
     /// Feature identifier, for example 0x07 (Number of Queues)
     #[arg(long, short = 'f', value_parser = parse_number)]
     feature_id: u64,
-    /// Which value
+    /// The value to read
     #[arg(long, short = 's', value_enum, default_value = "current")]
     sel: FeatureValue,
     /// Command dword 11

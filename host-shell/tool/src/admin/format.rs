@@ -39,7 +39,7 @@ pub struct FormatCommand {
     /// Place of the metadata: 0 apart, 1 behind each block in the data buffer
     #[arg(long, short = 'm', default_value_t = 0, value_parser = clap::value_parser!(u8).range(0..=1))]
     ms: u8,
-    /// How long the format may take, until the controller is reset
+    /// Time limit of the format; then the controller is reset
     #[arg(long, value_name = "TIME", default_value = "10m", value_parser = duration)]
     wait: Duration,
 }

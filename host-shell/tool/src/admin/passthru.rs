@@ -12,7 +12,7 @@ use nvme_host::{Error, Result};
 use serde_json::json;
 use std::path::PathBuf;
 
-/// Send an admin command made of its dwords, and show what comes back
+/// Send an admin command given by its dwords, and show its result
 #[derive(Args)]
 pub struct AdminPassthru {
     /// Namespace; 0 for none, 0xffffffff for all
@@ -22,7 +22,7 @@ pub struct AdminPassthru {
     command: CommandArgs,
 }
 
-/// Send an I/O command made of its dwords, and show what comes back
+/// Send an I/O command given by its dwords, and show its result
 #[derive(Args)]
 pub struct IoPassthru {
     /// Namespace; 0xffffffff for all
@@ -77,10 +77,10 @@ struct CommandArgs {
     /// The command sends data (bits 1:0 of the opcode are 01b or 11b)
     #[arg(long = "write", short = 'w')]
     write_data: bool,
-    /// What to send; standard input when missing or `-`
+    /// Data to send; standard input when missing or `-`
     #[arg(long, short = 'i', value_name = "FILE")]
     input_file: Option<PathBuf>,
-    /// What the buffer holds where the input is shorter, or before the command receives
+    /// Byte that fills the buffer past the end of the input, or before the command receives
     #[arg(long, short = 'p', value_name = "BYTE", default_value = "0", value_parser = byte)]
     prefill: u8,
     /// Write the data to standard output as it is, instead of a hex dump

@@ -14,8 +14,8 @@ const LOOK: Duration = Duration::from_millis(100);
 
 /// Erase all data of the NVM subsystem for good, and wait until that is done
 ///
-/// Every namespace of every controller of the subsystem loses its data. The sanitize goes on in the
-/// controller when this program ends; sanitize-log shows how far it is.
+/// Every namespace of every controller of the subsystem loses its data. The sanitize continues in
+/// the controller after this program has ended; sanitize-log shows its progress.
 #[derive(Args)]
 pub struct SanitizeCommand {
     #[command(flatten)]
@@ -40,7 +40,7 @@ pub struct SanitizeCommand {
     /// Invert the overwrite pattern between passes
     #[arg(long, short = 'i')]
     oipbp: bool,
-    /// How long to wait for the end
+    /// Longest wait for the end
     #[arg(long, value_name = "TIME", default_value = "60m", value_parser = duration)]
     wait: Duration,
     /// Start it and do not wait for the end

@@ -30,7 +30,7 @@ pub struct GatherArgs {
     /// Ids by Zipf's law, exponent 0.99, instead of uniform ones
     #[arg(long, requires = "gather")]
     zipf: bool,
-    /// Runs of each, of which the middle one counts
+    /// Runs of each case; the median counts
     #[arg(long, value_name = "N", default_value_t = 5, value_parser = number::<usize>(1..=1000), requires = "in_turns")]
     pub runs: usize,
     #[cfg(feature = "cuda")]
@@ -48,7 +48,7 @@ pub struct OnGpuArgs {
     /// Drives of the same name in stripes of 128 KiB, for `sim:mem`: the table lies on all of them
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = number::<u32>(1..=32), requires_all = ["gather", "gpu"])]
     members: u32,
-    /// Measure each case with a cache of so many bytes of GPU memory, too
+    /// Measure each case also with a cache of BYTES of GPU memory
     #[arg(long, value_name = "BYTES", value_parser = some_bytes, requires_all = ["gather", "gpu"])]
     cache: Option<u64>,
 }

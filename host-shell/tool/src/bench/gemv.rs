@@ -17,19 +17,19 @@ use std::sync::Arc;
 #[derive(Args)]
 #[command(next_help_heading = "Products with a matrix")]
 pub struct GemvArgs {
-    /// Measure `y = W x` with a matrix of so many rows and columns on the drive, one object a line: by the kernel that
+    /// Measure `y = W x` with a matrix of ROWS x COLUMNS on the drive, one object a line: by the kernel that
     /// reads it (needs --gpu), by a read into GPU memory and a product, by the product alone, and by reads of the CPU,
     /// copies and a product; each product is compared. The matrix overwrites the namespace from its start on
     #[arg(long, value_name = "ROWSxCOLUMNS", value_parser = shape, groups = ["in_turns", "by_stations", "product"], requires = "gpu")]
     gemv: Option<(u32, u32)>,
-    /// With --gemv: of N of the rows, anywhere in the matrix, which ids in GPU memory name: by the kernel that reads them,
-    /// by a gather and a product, by the product alone, and by reads of the CPU, copies and a product
+    /// With --gemv: multiply N rows anywhere in the matrix, named by ids in GPU memory: by the kernel that reads them, by
+    /// a gather and a product, by the product alone, and by reads of the CPU, copies and a product
     #[arg(long, value_name = "N", value_parser = crate::common::number::<u64>(1..=u64::from(u32::MAX)), requires = "gemv", conflicts_with = "gemm")]
     ids: Option<u64>,
-    /// Measure `Y = X W^T` by the tensor cores with so many rows of halves in GPU memory and a matrix of so many rows and
-    /// columns on the drive, one object a line: by the blocks of one launch that read it and multiply (needs --gpu), by
-    /// the product alone, and, for bf16 and f16, by a read into GPU memory, and by reads of the CPU and copies, before it;
-    /// some rows of each product are compared. The matrix overwrites the namespace from its start on
+    /// Measure `Y = X W^T` by the tensor cores with TOKENS rows of halves in GPU memory and a matrix of ROWS x COLUMNS on
+    /// the drive, one object a line: by one launch whose blocks read it and multiply (needs --gpu), by the product alone,
+    /// and, for bf16 and f16, after a read into GPU memory, and after reads of the CPU and copies; some rows of each
+    /// product are compared. The matrix overwrites the namespace from its start on
     #[arg(long, value_name = "TOKENSxROWSxCOLUMNS", value_parser = three, groups = ["in_turns", "by_stations", "product"], conflicts_with = "gemv", requires = "gpu")]
     gemm: Option<(u32, u32, u32)>,
     /// Blocks that read, with --gemm; 0 for the library's choice

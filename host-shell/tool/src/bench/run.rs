@@ -34,7 +34,7 @@ pub struct BenchCommand {
     /// Commands in flight per queue
     #[arg(long, visible_alias = "iodepth", default_value_t = 32, value_parser = number::<u32>(1..=65_535))]
     depth: u32,
-    /// How long to run: 10s, 500ms
+    /// Duration of the run: 10s, 500ms
     #[arg(long, value_parser = duration, conflicts_with = "io_size")]
     runtime: Option<Duration>,
     /// Bytes to move, instead of a time; with --paths bytes of one run, 256 MiB when missing

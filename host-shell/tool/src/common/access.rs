@@ -8,13 +8,13 @@ use nvme_host::{Controller, ControllerConfig, Device, Error, Result, RingLocatio
 use std::sync::Arc;
 use std::time::Instant;
 
-/// Where rings lie and how doorbells and completions travel.
+/// Placement of rings, and the way of doorbells and completions.
 #[derive(Args)]
 pub struct AccessArgs {
-    /// Where the rings of I/O queues lie: in this process, or in the controller memory buffer
+    /// Memory of the rings of I/O queues: of this process, or the controller memory buffer
     #[arg(long, value_enum, default_value_t = RingPlace::Host)]
     rings: RingPlace,
-    /// Who rings the controller: the thread that submits, or a thread that passes on what is stored in
+    /// Doorbell writes: by the thread that submits, or by a thread that forwards the values stored in
     /// memory (tier 0)
     #[arg(long, value_enum, default_value_t = DoorbellAccess::Direct)]
     doorbells: DoorbellAccess,

@@ -28,7 +28,7 @@ impl NamespaceId {
 /// The time that a command of NVMe may take.
 #[derive(Args)]
 pub struct CommandTimeout {
-    /// How long a command may take before it is aborted
+    /// Time limit of a command, after which it is aborted
     #[arg(long, short = 't', visible_alias = "timeout", value_name = "MS", default_value_t = 5000, value_parser = number::<u64>(1..=3_600_000))]
     pub timeout_ms: u64,
 }

@@ -39,16 +39,16 @@ pub struct DemoCommand {
     /// Seed of the image's data
     #[arg(long, default_value_t = 1, value_parser = number::<u64>(0..=u64::MAX))]
     pub(super) seed: u64,
-    /// Where to make the image, instead of the folder for temporary files
+    /// Path of the image, instead of one in the folder for temporary files
     #[arg(long, value_name = "PATH")]
     pub(super) image: Option<PathBuf>,
-    /// Have a protocol auditor watch the simulated controller; what it finds is told on standard error
+    /// Have a protocol auditor watch the simulated controller; findings go to standard error
     #[arg(long, conflicts_with = "device")]
     pub(super) audit: bool,
     /// Keep the image afterwards
     #[arg(long)]
     pub(super) keep: bool,
-    /// How long a command may take before it is aborted
+    /// Time limit of a command, after which it is aborted
     #[arg(long, default_value = "5s", value_parser = duration)]
     pub(super) timeout: Duration,
     #[command(flatten)]

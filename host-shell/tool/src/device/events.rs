@@ -17,7 +17,7 @@ const PAUSE: Duration = Duration::from_millis(20);
 pub struct EventsCommand {
     #[command(flatten)]
     device: DeviceArgs,
-    /// How long to wait for events; until Ctrl-C without
+    /// Time to wait for events; until Ctrl-C when missing
     #[arg(long = "for", value_name = "TIME", value_parser = duration)]
     time: Option<Duration>,
 }

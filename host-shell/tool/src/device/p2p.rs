@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 
 /// Check peer-to-peer transfers: blocks straight into the memory of another device and back
 ///
-/// What was in the peer's memory, and on the blocks, is put back at the end. Without --allow-write
+/// The former content of the peer's memory and of the blocks is restored at the end. Without --allow-write
 /// nothing is written to a real disk, and only reads into the peer are checked.
 #[derive(Args)]
 pub struct PeerCommand {

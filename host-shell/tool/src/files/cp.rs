@@ -14,7 +14,7 @@ pub struct CpCommand {
     /// File: DEVICE:/path; a partition is part=N in the device
     #[arg(value_name = "DEVICE:/PATH")]
     location: String,
-    /// Where it goes: a file, replaced when everything has been read, or a folder
+    /// Destination: a file, replaced when everything has been read, or a folder
     #[arg(value_name = "FILE")]
     to: PathBuf,
     /// Copy a folder; it is there when all of it has been copied

@@ -35,7 +35,7 @@ struct ImportPlaces {
 pub struct ImportCommand {
     #[command(flatten)]
     places: ImportPlaces,
-    /// Leave what is on the device already: goes on where an import was interrupted
+    /// Continue an interrupted import: keep the data that are on the device already
     #[arg(long)]
     resume: bool,
     #[command(flatten)]

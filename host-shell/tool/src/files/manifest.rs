@@ -22,7 +22,7 @@ pub struct ManifestArgs {
     /// The size of the file at --offset, where its header alone does not say it
     #[arg(long, value_name = "BYTES", value_parser = parse_bytes, requires = "offset")]
     bytes: Option<u64>,
-    /// Where the manifest goes
+    /// The manifest to write
     #[arg(long, short = 'o', value_name = "FILE")]
     out: PathBuf,
     #[command(flatten)]

@@ -32,17 +32,17 @@ pub const FLUSH: LaunchWork = LaunchWork {
     data_at: 0,
 };
 
-/// Who drives the queues
+/// GPU that drives the queues, and its placement of memory
 #[derive(Args)]
 #[command(next_help_heading = "GPU")]
 pub struct GpuArgs {
     /// Let GPU N drive the queues (0 without a number)
     #[arg(long, value_name = "N", num_args = 0..=1, default_missing_value = "0", value_parser = number::<u32>(0..=1023))]
     pub gpu: Option<u32>,
-    /// Who submits: one thread, warp or block owns a queue, or any thread shares it
+    /// Owner of a queue: one thread, warp or block, or all threads, which share it
     #[arg(long, value_enum, default_value = "warp", requires = "gpu")]
     pub mode: ModeArg,
-    /// Where doorbells and data are (see docs/hardware.md)
+    /// Placement of doorbells, data and rings (see docs/topology.md)
     #[arg(long, value_enum, default_value = "auto", requires = "gpu")]
     pub tier: TierArg,
     /// Have data in the controller memory buffer, where CMBSZ allows that
@@ -58,7 +58,7 @@ pub struct GpuArgs {
     pub trace: Option<PathBuf>,
 }
 
-/// How much a GPU has in flight.
+/// Queues of a GPU, and commands in flight.
 #[derive(Args)]
 #[command(next_help_heading = "GPU")]
 pub struct ShapeArgs {

@@ -13,7 +13,7 @@ use nvme_host::units;
 use nvme_host::{ControllerConfig, Error, Result};
 use serde_json::{Value, json};
 
-/// Read a range as fast as it comes, with long commands, into host or GPU memory
+/// Read a range at full speed, with long commands, into host or GPU memory
 #[derive(Args)]
 pub struct StreamCommand {
     #[command(flatten)]

@@ -29,7 +29,7 @@ pub struct GenerateCommand {
     /// The size of the file at --offset, where its header alone does not say it
     #[arg(long, value_name = "BYTES", value_parser = parse_bytes, requires = "offset")]
     bytes: Option<u64>,
-    /// Text that the model goes on with
+    /// Text that the model continues
     #[arg(
         long,
         short = 'p',

@@ -21,7 +21,7 @@ use std::time::Duration;
 /// with one of the CPU in double precision
 #[derive(Args)]
 pub struct PipelineCommand {
-    /// Which one
+    /// The pipeline to run
     #[arg(value_enum)]
     name: NameArg,
     /// Device: sim:PATH[?options], sim:mem, vfio:BDF, kmod:BDF, vfio-user:SOCKET, file:PATH; a simulated one in memory
@@ -43,7 +43,7 @@ pub struct PipelineCommand {
     #[cfg(feature = "cuda")]
     #[arg(long, value_name = "N", num_args = 0..=1, default_missing_value = "0", value_parser = number::<u32>(0..=1023))]
     gpu: Option<u32>,
-    /// How matrices are stored: f32, f16, bf16, q8_0, q4_0, q4_1, q4_k, q6_k
+    /// Format of the stored matrices: f32, f16, bf16, q8_0, q4_0, q4_1, q4_k, q6_k
     #[arg(long, value_name = "FORMAT", default_value = "bf16", value_parser = crate::bench::stored)]
     stored: StoredFormat,
     /// Rows of a matrix; of an iterative computation the columns divided by --parts when missing
@@ -64,20 +64,20 @@ pub struct PipelineCommand {
     /// Batches of a run; of an iterative computation how often the product is fed back
     #[arg(long, value_name = "N", default_value_t = 8, value_parser = number::<u64>(1..=1 << 32))]
     batches: u64,
-    /// Runs, of which the middle one counts; one more, before them, does not count
+    /// Runs; the median counts, after a first run that does not
     #[arg(long, value_name = "N", default_value_t = 3, value_parser = number::<usize>(1..=1000))]
     runs: usize,
-    /// How long continuous-processing runs
+    /// Duration of continuous-processing
     #[arg(long, value_name = "TIME", default_value = "5s", value_parser = duration)]
     runtime: Duration,
-    /// How long continuous-processing tries a batch again that failed
+    /// Time for which continuous-processing tries a failed batch again
     #[arg(long, value_name = "TIME", default_value = "10s", value_parser = duration)]
     recover: Duration,
     /// Print a line each TIME about what continuous-processing did in it: on standard error, or with --json on standard
     /// output before the report, one object a line
     #[arg(long, value_name = "TIME", value_parser = duration)]
     interval: Option<Duration>,
-    /// How long a batch may take
+    /// Time limit of a batch
     #[arg(long, value_name = "TIME", default_value = "60s", value_parser = duration)]
     limit: Duration,
     /// Threads that read where the CPU reads
@@ -95,7 +95,7 @@ pub struct PipelineCommand {
     /// Draw what took place when into FILE.svg or FILE.png
     #[arg(long, value_name = "FILE")]
     plot: Option<PathBuf>,
-    /// Draw and trace no more than the last TIME
+    /// Draw and trace the last TIME only
     #[arg(long, value_name = "TIME", default_value = "1s", value_parser = duration)]
     window: Duration,
     /// Bytes of a simulated device, when none is named; as many as it takes when missing

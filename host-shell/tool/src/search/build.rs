@@ -19,7 +19,7 @@ const QUEUES: u32 = 8;
 /// Take vectors of a file, or make some, make their graph and its index, and write it; all threads of the CPU do it
 #[derive(Args)]
 pub struct BuildCommand {
-    /// Where to: a device, or a file (file:PATH, or a path that begins with / or ./), which is made if it is missing
+    /// Output: a device, or a file (file:PATH, or a path that begins with / or ./), which is made if it is missing
     #[arg(long = "out", short = 'o', value_name = "DEVICE")]
     device: String,
     #[command(flatten)]
@@ -28,7 +28,7 @@ pub struct BuildCommand {
     write: WriteArgs,
     #[command(flatten)]
     input: InputArgs,
-    /// What the vectors are like: around 256 centres, or evenly spread, the hard case
+    /// Distribution of generated vectors: around 256 centres, or evenly spread, the hard case
     #[arg(long, value_name = "KIND", default_value = "clustered", value_parser = kind, conflicts_with = "input")]
     vectors: VectorDistribution,
     /// Vectors
@@ -38,7 +38,7 @@ pub struct BuildCommand {
     #[arg(long, value_name = "N", value_parser = number::<u32>(1..=MOST_ELEMENTS.into()))]
     dim: Option<u32>,
     /// By what vectors are compared: euclidean; cosine, for which vectors and queries are divided by their lengths; or
-    /// inner_product, of which the greatest is the nearest
+    /// inner_product, where the greatest is the nearest
     #[arg(long, value_name = "METRIC", default_value = "euclidean", value_parser = metric)]
     metric: VectorMetric,
     /// Other vectors for another number

@@ -6,7 +6,7 @@ use nvme_host::StoreOptions;
 use nvme_host::units::parse_bytes;
 use std::time::Duration;
 
-/// Where on the device, and how it is reached.
+/// Position on the device, and access to it.
 #[derive(Args)]
 pub struct IndexPlace {
     /// First byte of the index on the device, a multiple of 4096

@@ -33,7 +33,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 use steps::{IDENTIFY, StepWorkload};
 
-/// Run every rung that this machine has, read-only, and write one file that says what ran: for docs/results/witness
+/// Run every step that this machine allows, read-only, and write one file that says what ran: for docs/results/witness
 ///
 /// Identify, a block, PRP lists up to MDTS, 669 MB and 8.6 GB at depth 32, a loader of layers, rows by ids; by the CPU and
 /// by a GPU where there is one. The bytes of each are compared with those of another way. Nothing is written to the drive
@@ -48,10 +48,10 @@ pub struct WitnessCommand {
     /// First block that is read
     #[arg(long, short = 's', default_value_t = 0, value_parser = number::<u64>(0..=u64::MAX))]
     lba: u64,
-    /// How long a command may take before it is aborted
+    /// Time limit of a command, after which it is aborted
     #[arg(long, short = 't', visible_alias = "timeout", value_name = "MS", default_value_t = 5000, value_parser = number::<u64>(1..=2_100_000))]
     timeout_ms: u64,
-    /// How long one rung may take
+    /// Time limit of one step
     #[arg(long, value_name = "TIME", default_value = "5m", value_parser = duration)]
     step_limit: Duration,
     /// Use GPU N; without this, GPU 0 where there is one

@@ -94,7 +94,9 @@ pub fn growth(assembled: &[OnGpu], documented: &str) -> Vec<String> {
     for OnGpu { gpu, costs } in assembled {
         let title = format!("registers {}", column(gpu));
         let Some(column) = head.iter().position(|cell| *cell == title) else {
-            found.push(format!("nvme-gpu-kernel/ptx/tables.md has no column {title}"));
+            found.push(format!(
+                "nvme-gpu-kernel/ptx/tables.md has no column {title}"
+            ));
             continue;
         };
         for cost in costs {
@@ -172,7 +174,10 @@ pub fn memory_differences(probes: &str, documented: &str) -> Vec<String> {
     }
     for cells in rows {
         if !probes().any(|probe| cells[0] == format!("`{}`", probe.name)) {
-            found.push(format!("nvme-gpu-kernel/ptx/tables.md has {}, which was not built", cells[0]));
+            found.push(format!(
+                "nvme-gpu-kernel/ptx/tables.md has {}, which was not built",
+                cells[0]
+            ));
         }
     }
     found
