@@ -4,7 +4,8 @@
 //! - `view`: memory of the caller, kept alive; `array`: memory of ours.
 //! - `store`, `table`: bytes and rows; `operation`, `flight`: transfers by threads and by a GPU; `left`: those whose
 //!   buffers are kept because their owner went away before they ended.
-//! - `on_store`: objects that keep a store open; `search`: indexes of vectors.
+//! - `on_store`: objects that keep a store open; `search`: indexes of vectors; `lookup`: row ids by
+//!   hashes of tokens.
 //! - `volume`: files of an ext4 on a store; `catalog`: files of tensors; `loader`: their layers, read ahead; `sampler`:
 //!   rows of batches.
 //! - `compute`: kernels over GPU or host memory, and over data on a store.
@@ -21,6 +22,7 @@ mod flight;
 mod fork;
 mod left;
 mod loader;
+mod lookup;
 mod on_store;
 mod operation;
 mod pool;
@@ -71,6 +73,7 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<loader::PyLayer>()?;
     module.add_class::<sampler::PySampler>()?;
     module.add_class::<search::SearchIndex>()?;
+    module.add_class::<lookup::NgramTables>()?;
     compute::add(module)?;
     module.add_class::<operation::PyOperation>()?;
     module.add_class::<flight::GpuOperation>()?;

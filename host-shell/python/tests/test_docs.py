@@ -18,6 +18,7 @@ PAGES = [
     "README.md",
     "docs/guide/python.md",
     "docs/guide/torch.md",
+    "docs/guide/lookup.md",
     "docs/guide/compute-python.md",
     "docs/guide/models.md",
     "host-shell/python/README.md",
