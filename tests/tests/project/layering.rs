@@ -307,6 +307,7 @@ const UNSAFE_MODULES: [&str; 85] = [
     "tests/guest/src/node/calls.rs",
     "tests/guest/src/node/compat.rs",
     "tests/guest/src/node/errors.rs",
+    "tests/guest/src/node/fuse.rs",
     "tests/guest/src/node/fuzz.rs",
     "tests/guest/src/node/limits.rs",
     "tests/guest/src/node/machine.rs",

@@ -5,6 +5,7 @@ mod bar;
 mod calls;
 mod compat;
 mod errors;
+mod fuse;
 mod fuzz;
 mod limits;
 mod machine;
@@ -32,7 +33,7 @@ usage: node-tests <test> BDF
   race BDF ROUNDS         unbinds beside processes that map the BAR
   resets BDF ROUNDS       reads of the BAR while the function is reset
   fork BDF                a child has no BAR
-  waits BDF               calls whose memory another provides when it likes
+  waits BDF               calls whose memory another provides when it likes, by userfaultfd and FUSE
   by-system BDF           a reset by an administrator
   by-sleep BDF            a sleep of the machine's devices
   by-error BDF PORT ERROR an error of the bus at PORT, a device of QEMU's, from which the system recovers

@@ -1,7 +1,8 @@
-//! Calls whose argument is memory that another thread provides when it likes hold up nobody else.
+//! Calls whose argument is memory that another thread, or another process, provides when it likes hold up nobody else.
 // UNSAFETY: userfaultfd by system calls, over memory of this module that nothing else uses.
 #![allow(unsafe_code)]
 
+use super::fuse::SlowFile;
 use super::machine::{self, Child, Ended};
 use super::node::{self, EVENT, INFO, MAP, Node, PAGE, UNMAP};
 use guest_tests::Outcome;
@@ -17,12 +18,18 @@ const MODE_MISSING: u64 = 1;
 
 /// A page that is absent until it is provided.
 struct Absent {
-    faults: File,
     page: u64,
+    by: Provider,
+}
+
+enum Provider {
+    Faults(File),
+    Server(SlowFile),
 }
 
 impl Absent {
-    fn new() -> Result<Self, String> {
+    /// By a thread of this process, which hears of its faults.
+    fn by_faults() -> Result<Self, String> {
         // SAFETY: takes flags, and gives a descriptor that is ours.
         let fd = unsafe { libc::syscall(libc::SYS_userfaultfd, libc::O_CLOEXEC) } as i32;
         if fd < 0 {
@@ -31,29 +38,60 @@ impl Absent {
         let both = libc::PROT_READ | libc::PROT_WRITE;
         let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
         let page = node::mapped(PAGE, both, flags, -1).map_err(|errno| format!("mmap: {errno}"))?;
-        let absent = Self {
-            // SAFETY: a new descriptor, ours alone.
-            faults: unsafe { File::from_raw_fd(fd) },
-            page: page as u64,
-        };
-        absent.call(API, &mut [API_VERSION, 0, 0, 0])?;
-        absent.call(REGISTER, &mut [absent.page, PAGE as u64, MODE_MISSING, 0])?;
-        Ok(absent)
+        // SAFETY: a new descriptor, ours alone.
+        let faults = unsafe { File::from_raw_fd(fd) };
+        call(&faults, API, &mut [API_VERSION, 0, 0, 0])?;
+        let page = page as u64;
+        call(&faults, REGISTER, &mut [page, PAGE as u64, MODE_MISSING, 0])?;
+        Ok(Self {
+            page,
+            by: Provider::Faults(faults),
+        })
     }
 
-    fn call(&self, number: u64, argument: &mut [u64; 4]) -> Outcome {
-        // SAFETY: the kernel reads and writes the structure.
-        match unsafe { libc::ioctl(self.faults.as_raw_fd(), number as _, argument.as_mut_ptr()) } {
-            0.. => Ok(()),
-            _ => Err(format!(
-                "call {number:#x} of userfaultfd: errno {}",
-                node::errno()
-            )),
+    /// By a process that serves a file system.
+    fn by_server() -> Result<Self, String> {
+        let file = SlowFile::mount("/tmp/slow")?;
+        Ok(Self {
+            page: file.page()?,
+            by: Provider::Server(file),
+        })
+    }
+
+    /// Waits until a call is likely to wait for the page, or is known to.
+    fn settle(&self) -> Outcome {
+        let Provider::Server(file) = &self.by else {
+            std::thread::sleep(Duration::from_millis(300));
+            return Ok(());
+        };
+        for _ in 0..6000 {
+            if file.is_asked() {
+                return Ok(());
+            }
+            std::thread::sleep(Duration::from_millis(10));
         }
+        Err("nobody asks for the page".to_owned())
     }
 
     fn provide(&self) -> Outcome {
-        self.call(ZEROPAGE, &mut [self.page, PAGE as u64, 0, 0])
+        match &self.by {
+            Provider::Faults(faults) => call(faults, ZEROPAGE, &mut [self.page, PAGE as u64, 0, 0]),
+            Provider::Server(file) => {
+                file.provide();
+                Ok(())
+            }
+        }
+    }
+}
+
+fn call(faults: &File, number: u64, argument: &mut [u64; 4]) -> Outcome {
+    // SAFETY: the kernel reads and writes the structure.
+    match unsafe { libc::ioctl(faults.as_raw_fd(), number as _, argument.as_mut_ptr()) } {
+        0.. => Ok(()),
+        _ => Err(format!(
+            "call {number:#x} of userfaultfd: errno {}",
+            node::errno()
+        )),
     }
 }
 
@@ -75,15 +113,16 @@ fn others_go_on(address: &str) -> Outcome {
 fn held_up(
     address: &str,
     what: &str,
+    make: fn() -> Result<Absent, String>,
     ask: impl Fn(&Node, u64) -> Result<(), i32> + Sync,
 ) -> Outcome {
+    let absent = make()?;
     let node = Node::opened(address)?;
-    let absent = Absent::new()?;
     let page = absent.page;
     std::thread::scope(|scope| {
         let waiting = scope.spawn(|| ask(&node, page));
-        std::thread::sleep(Duration::from_millis(300));
         let outcome = (|| {
+            absent.settle()?;
             others_go_on(address)?;
             node.info()
                 .map_err(|errno| format!("INFO beside it: errno {errno}"))?;
@@ -108,23 +147,36 @@ fn held_up(
     machine::bind(address)
 }
 
+/// Each kind of memory in each place of a call.
 pub fn run(address: &str) -> Outcome {
-    for (what, number) in [
-        ("INFO", INFO),
-        ("MAP", MAP),
-        ("UNMAP", UNMAP),
-        ("EVENT", EVENT),
+    for (by, make) in [
+        (
+            "userfaultfd",
+            Absent::by_faults as fn() -> Result<Absent, String>,
+        ),
+        ("FUSE", Absent::by_server),
     ] {
-        held_up(address, what, |node, page| node.call(number, page))?;
+        for (what, number) in [
+            ("INFO", INFO),
+            ("MAP", MAP),
+            ("UNMAP", UNMAP),
+            ("EVENT", EVENT),
+        ] {
+            let what = format!("{what} by {by}");
+            held_up(address, &what, make, |node, page| node.call(number, page))?;
+        }
+        // Its pages are pinned, which waits for them.
+        let what = format!("MAP of such memory by {by}");
+        held_up(address, &what, make, |node, page| {
+            node.map(page, PAGE).map(drop)
+        })?;
+        // It is mapped, and where cannot be told.
+        let what = format!("the list of MAP by {by}");
+        held_up(address, &what, make, |node, page| {
+            let memory = node::arena(PAGE).map_err(|_| 0)? as u64;
+            let mut ask = [48, memory, PAGE as u64, 0, 1 << 32, page];
+            node.call(MAP, ask.as_mut_ptr().expose_provenance() as u64)
+        })?;
     }
-    // Its pages are pinned, which waits for them.
-    held_up(address, "MAP of such memory", |node, page| {
-        node.map(page, PAGE).map(drop)
-    })?;
-    // It is mapped, and where cannot be told.
-    held_up(address, "the list of MAP", |node, page| {
-        let memory = node::arena(PAGE).map_err(|_| 0)? as u64;
-        let mut ask = [48, memory, PAGE as u64, 0, 1 << 32, page];
-        node.call(MAP, ask.as_mut_ptr().expose_provenance() as u64)
-    })
+    Ok(())
 }
