@@ -92,20 +92,31 @@ impl Background {
 /// Seconds of processor time of all children that ended: which stage leaves processors idle.
 pub fn children_seconds() -> f64 {
     let text = std::fs::read_to_string("/proc/self/stat").unwrap_or_default();
-    ticks(&text) as f64 / 100.0
+    ticks(&text, CHILDREN) as f64 / 100.0
 }
 
-/// `cutime` and `cstime` of /proc/self/stat, in ticks of 1/100 s (USER_HZ on every Linux of today).
-fn ticks(stat: &str) -> u64 {
+/// Seconds of processor time that the running process `pid` has used, its threads together.
+pub fn process_seconds(pid: u32) -> f64 {
+    let text = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    ticks(&text, ITSELF) as f64 / 100.0
+}
+
+/// The field `utime` of /proc/PID/stat, which `stime` follows.
+const ITSELF: usize = 14;
+/// The field `cutime`, which `cstime` follows.
+const CHILDREN: usize = 16;
+
+/// The sum of two fields of /proc/PID/stat, in ticks of 1/100 s (USER_HZ on every Linux of today).
+fn ticks(stat: &str, first: usize) -> u64 {
     // The name of the program, in brackets, may hold blanks; field 3 follows it.
     let fields = stat.rsplit_once(')').map_or("", |(_, rest)| rest);
-    let fields = fields.split_whitespace().skip(16 - 3).take(2);
+    let fields = fields.split_whitespace().skip(first - 3).take(2);
     fields.filter_map(|field| field.parse::<u64>().ok()).sum()
 }
 
 #[cfg(test)]
 mod tests {
-    use super::{Background, children_seconds, ticks};
+    use super::{Background, CHILDREN, ITSELF, children_seconds, process_seconds, ticks};
     use std::process::Command;
 
     #[test]
@@ -120,9 +131,11 @@ mod tests {
     }
 
     #[test]
-    fn times_of_children_are_fields_16_and_17() {
-        let stat = "7 (a b) c) S 4 5 6 7 8 9 10 11 12 13 14 15 160 17 18";
-        assert_eq!(ticks(stat), 160 + 17);
-        assert_eq!(ticks(""), 0);
+    fn times_are_fields_14_and_15_of_children_16_and_17() {
+        let stat = "7 (a b) c) S 4 5 6 7 8 9 10 11 12 13 140 15 160 17 18";
+        assert_eq!(ticks(stat, ITSELF), 140 + 15);
+        assert_eq!(ticks(stat, CHILDREN), 160 + 17);
+        assert_eq!(ticks("", ITSELF), 0);
+        assert!(process_seconds(std::process::id()) >= 0.0);
     }
 }

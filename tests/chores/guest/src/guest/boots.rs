@@ -53,7 +53,7 @@ const PLAIN: Boot = Boot {
     reboots: false,
     cpus: 2,
     memory_mib: 1024,
-    deadline_s: 150,
+    deadline_s: 600,
     defined: true,
     audit: &[],
     breaks: &[],
@@ -87,38 +87,24 @@ const OUR_DISK: &[&str] = &["sim:{dir}/d0.img?serial=S0&wc=on"];
 pub const BOOTS: &[Boot] = &[
     // Linux's driver on our controller.
     Boot {
-        name: "linux-basic",
+        name: "linux-plain",
         images: &[("d0.img", 256)],
         servers: OUR_DISK,
         variables: "SERIAL=S0",
         reboots: true,
-        tests: &["linux-reboot", "linux-admin", "linux-files"],
-        ..PLAIN
-    },
-    Boot {
-        name: "linux-io",
-        images: &[("d0.img", 256)],
-        servers: OUR_DISK,
-        variables: "SERIAL=S0",
-        tests: &["linux-fio", "linux-reset"],
-        ..PLAIN
-    },
-    Boot {
-        name: "linux-life",
-        images: &[("d0.img", 256)],
-        servers: OUR_DISK,
-        variables: "SERIAL=S0",
         cpus: 4,
         left_behind: &[("d0.img", 200 * 4096, "LAST\n")],
-        tests: &["linux-queues", "linux-reload", "linux-last-write"],
-        ..PLAIN
-    },
-    Boot {
-        name: "linux-extents",
-        images: &[("d0.img", 256)],
-        servers: OUR_DISK,
-        variables: "SERIAL=S0",
-        tests: &["linux-extents"],
+        tests: &[
+            "linux-reboot",
+            "linux-admin",
+            "linux-files",
+            "linux-extents",
+            "linux-fio",
+            "linux-reset",
+            "linux-queues",
+            "linux-reload",
+            "linux-last-write",
+        ],
         ..PLAIN
     },
     Boot {
@@ -157,26 +143,8 @@ pub const BOOTS: &[Boot] = &[
         ..PLAIN
     },
     Boot {
-        name: "vfio-data",
-        images: &[("d0.img", 1024)],
-        devices: PLAIN_VFIO,
-        variables: "SERIAL=S0 BDF=0000:00:10.0",
-        iommu: true,
-        tests: &["vfio-gib"],
-        ..PLAIN
-    },
-    Boot {
-        name: "driver-kill",
-        images: &[("d0.img", 64)],
-        devices: PLAIN_VFIO,
-        variables: "SERIAL=S0 BDF=0000:00:10.0",
-        iommu: true,
-        tests: &["driver-kill"],
-        ..PLAIN
-    },
-    Boot {
         name: "vfio-edges",
-        images: &[("d0.img", 256), ("faulty.img", 64), ("shm", 16)],
+        images: &[("d0.img", 1024), ("faulty.img", 64), ("shm", 16)],
         devices: &[
             "-drive file={dir}/d0.img,if=none,id=d0,format=raw,cache=unsafe",
             "-device nvme,id=c0,serial=S0,drive=d0,addr=0x10,mdts=9",
@@ -200,6 +168,8 @@ pub const BOOTS: &[Boot] = &[
             "vfio-p2p",
             "vfio-owner",
             "vfio-refuse",
+            "vfio-gib",
+            "driver-kill",
         ],
         ..PLAIN
     },
@@ -294,7 +264,6 @@ pub const BOOTS: &[Boot] = &[
         ],
         variables: "SERIAL=S0 BDF=0000:00:10.0 FIRST=0000:00:11.0 SECOND=0000:00:12.0 PARENT=0000:01:00.0",
         iommu: true,
-        deadline_s: 300,
         tests: &["bind-siblings", "bind-holders", "bind-virtual"],
         ..PLAIN
     },
@@ -352,7 +321,7 @@ pub const BOOTS: &[Boot] = &[
         // Room for what the kernel says each time that memory has run out.
         kernel: "log_buf_len=4M",
         iommu: true,
-        deadline_s: 400,
+        deadline_s: 1200,
         // Calls reset the function under the tests' own commands.
         defined: false,
         tests: &[
@@ -372,7 +341,6 @@ pub const BOOTS: &[Boot] = &[
         devices: PEER_BESIDE,
         variables: "SERIAL=S0 BDF=0000:00:10.0 PEER=0000:00:18.0 LENDER=nvme_gpu DEVICE=kmod:0000:00:10.0",
         iommu: true,
-        deadline_s: 240,
         // Doorbells of queues that a reset took away are rung.
         defined: false,
         tests: &[
@@ -438,7 +406,7 @@ pub const BOOTS: &[Boot] = &[
         kernel: "preempt=full suspend.pm_test_delay=1",
         iommu: true,
         cpus: 4,
-        deadline_s: 600,
+        deadline_s: 1200,
         defined: false,
         tests: &["kmod-races", "kmod-stops", "kmod-fuzz"],
         ..PLAIN
@@ -477,7 +445,6 @@ pub const BOOTS: &[Boot] = &[
         devices: PEER_BESIDE,
         variables: "SERIAL=S0 BDF=0000:00:10.0 PEER=0000:00:18.0 DEVICE=vfio:0000:00:10.0?iommu=iommufd",
         iommu: true,
-        deadline_s: 240,
         // Doorbells of queues that a reset took away are rung.
         defined: false,
         left_behind: &[("shm", 8 << 20, "from the disk")],
@@ -514,7 +481,6 @@ pub const BOOTS: &[Boot] = &[
         variables: "SERIAL=S0",
         reboots: true,
         cpus: 4,
-        deadline_s: 240,
         left_behind: &[("d0.img", 200 * 4096, "LAST\n")],
         tests: &[
             "linux-reboot",

@@ -51,7 +51,7 @@ impl Bench {
                     if let Some(command) = line.strip_prefix("@monitor ") {
                         machine.monitor(command)?;
                     }
-                    serial.line(line);
+                    serial.line(line, machine.seconds());
                 }
                 Next::Ended(status) => break format!("QEMU ended with {status}"),
                 Next::Deadline => {
@@ -80,10 +80,11 @@ impl Bench {
             outcome.require(defined(boot, &log));
         }
         outcome.report += &format!(
-            "{}: {} in {:.1} s; logs in {}\n",
+            "{}: {} in {:.1} s, {:.1} s of processors; logs in {}\n",
             boot.name,
             outcome.counts,
             began.elapsed().as_secs_f64(),
+            serial.used,
             folder.display()
         );
         Ok(outcome)
@@ -191,14 +192,24 @@ impl Bench {
 #[derive(Default)]
 struct Serial {
     text: String,
-    passed: Vec<String>,
+    /// Each with the seconds of processor time that it took.
+    passed: Vec<(String, f64)>,
+    /// Seconds of processor time at the last line, and at the one that began the test under way.
+    used: f64,
+    began: f64,
     done: bool,
 }
 
 impl Serial {
-    fn line(&mut self, line: String) {
+    /// Takes a line that came after `used` seconds of processor time.
+    fn line(&mut self, line: String, used: f64) {
+        self.used = self.used.max(used);
+        if line.starts_with("@test ") {
+            self.began = self.used;
+        }
         if let Some(name) = line.strip_prefix("@pass ") {
-            self.passed.push(name.to_string());
+            let took = self.used - self.began;
+            self.passed.push((name.to_string(), took));
         }
         self.done |= line == "@done";
         self.text += &line;
@@ -210,8 +221,8 @@ impl Serial {
         let mut counts = Counts::default();
         let mut report = String::new();
         for test in tests {
-            if self.passed.iter().any(|name| name == test) {
-                report += &format!("{}/{test} ok\n", boot.name);
+            if let Some((_, took)) = self.passed.iter().find(|(name, _)| name == test) {
+                report += &format!("{}/{test} ok, {took:.1} s of processors\n", boot.name);
                 counts.add(Counts::PASSED);
             } else {
                 report += &format!("{}/{test} FAILED\n{}", boot.name, tail(self.part(test), 40));
@@ -340,7 +351,9 @@ mod tests {
 
     fn outcome(lines: &str) -> (Counts, String) {
         let mut serial = Serial::default();
-        lines.lines().for_each(|line| serial.line(line.to_string()));
+        lines
+            .lines()
+            .for_each(|line| serial.line(line.to_string(), 0.0));
         let outcome = serial.outcome(&BOOTS[0], &["a", "b"], "killed", Path::new("/nonexistent"));
         (outcome.counts, outcome.report)
     }
