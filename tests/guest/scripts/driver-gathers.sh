@@ -11,9 +11,9 @@ if [ "$LENDER" = nvme_gpu ]; then
     # Rings in memory of the GPU, too. A transfer has 256 MiB of data memory.
     echo 512 >/sys/module/udmabuf/parameters/size_limit_mb
     guest-tests gathers "$DEVICE" 3
-    head -c 1048576 /dev/urandom >/tmp/data
+    head -c 262144 /dev/urandom >/tmp/data
     nvme-gpu write --device "$DEVICE" --lba 64 --in /tmp/data --allow-write
-    nvme-gpu read --device "$DEVICE" --gpu --tier 3 --lba 64 --blocks 2048 --out /tmp/back >/tmp/said
+    nvme-gpu read --device "$DEVICE" --gpu --tier 3 --lba 64 --blocks 512 --out /tmp/back >/tmp/said
     cmp /tmp/data /tmp/back
     nvme-gpu stream --device "$DEVICE" --gpu --tier 3 --size 4MiB >/tmp/said
     cat /tmp/said

@@ -9,11 +9,11 @@ verify() {
         cut -d';' -f3,5,6,8,47,49 | sed "s/^/$1: /"
 }
 verify one-block 512 1 1 1
-verify small 4k 4 16 4
-verify odd 7k 2 8 7
-verify mixed 512-64k 3 32 8
-verify large 128k 2 16 24
-verify huge 1m 2 4 32
-verify deep 4k 1 256 8
+verify small 4k 4 16 2
+verify odd 7k 2 8 4
+verify mixed 512-64k 3 32 4
+verify large 128k 2 16 12
+verify huge 1m 2 4 16
+verify deep 4k 1 256 4
 linux_down
 dmesg_clean

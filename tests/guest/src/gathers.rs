@@ -15,7 +15,7 @@ const SEED: u64 = 77;
 const WAIT: Duration = Duration::from_secs(30);
 /// What untouched memory holds.
 const CANARY: u8 = 0xC5;
-const ROWS: usize = 300;
+const ROWS: usize = 160;
 
 /// Gathers, scatters and reads ranges of `device`, whose data the GPU has to reach by `tier`. Tier 3 is asked for; the
 /// others have to be found.
@@ -107,7 +107,7 @@ impl Bench {
         let mut ids: Vec<i64> = (0..ROWS as i64)
             .map(|row| row * row * 7919 % rows as i64)
             .collect();
-        ids[5] = ids[200];
+        ids[5] = ids[150];
         ids[9] = rows as i64;
         let words: Vec<u8> = ids.iter().flat_map(|id| id.to_le_bytes()).collect();
         let (ids_there, out) = (

@@ -10,6 +10,7 @@ use nvme_host::cuda::{DeviceMemory, Gpu};
 use std::time::{Duration, Instant};
 
 const WAIT: Duration = Duration::from_secs(30);
+const READS: u64 = 12;
 /// Blocks of a read.
 const BLOCKS: u32 = 96;
 /// Blocks of the namespace have that many bytes.
@@ -57,7 +58,7 @@ pub fn run(seed: u64, mib: u64) -> Outcome {
     let memory = DeviceMemory::new(&gpu, bytes).map_err(said)?;
     let lbas = mib * (1 << 20) / BLOCK as u64;
     let (mut have, mut expected) = (vec![0; bytes], vec![0; bytes]);
-    for turn in 0..50 {
+    for turn in 0..READS {
         let lba = turn * 7919 % (lbas - u64::from(BLOCKS));
         let buffer = std::ptr::with_exposed_provenance_mut(memory.address() as usize);
         let context = spdk::spdk_ctx();
@@ -82,6 +83,6 @@ pub fn run(seed: u64, mib: u64) -> Outcome {
             return Err(format!("{BLOCKS} blocks from LBA {lba} on are wrong"));
         }
     }
-    println!("50 reads of {BLOCKS} blocks by queues in memory of the GPU");
+    println!("{READS} reads of {BLOCKS} blocks by queues in memory of the GPU");
     Ok(())
 }
