@@ -18,6 +18,8 @@ use std::time::{Duration, Instant};
 /// All that QEMU emulates but two flags, by which programs and the kernel copy bytes in one instruction: QEMU emulates it
 /// byte by byte.
 const PROCESSOR: &str = "max,-erms,-fsrm";
+/// The same as AMD's first Zen: a kernel with CONFIG_PCI_P2PDMA trusts host bridges from there on.
+const PEER_PROCESSOR: &str = "max,-erms,-fsrm,family=23,model=1";
 /// Where the first controller of ours lies on the PCI bus.
 const FIRST_SLOT: usize = 0x10;
 
@@ -50,7 +52,11 @@ impl Machine {
         let _ = fs::remove_file(&monitor);
         let mut qemu = bench.tree.qemu();
         let memory = boot.memory_mib;
-        qemu.args(["-cpu", PROCESSOR, "-nodefaults", "-display", "none"])
+        let processor = match bench.kernel.modules {
+            None => PROCESSOR,
+            Some(_) => PEER_PROCESSOR,
+        };
+        qemu.args(["-cpu", processor, "-nodefaults", "-display", "none"])
             .args(["-machine", "q35,accel=tcg,kernel-irqchip=split"])
             .args(["-smp", &boot.cpus.to_string(), "-m", &format!("{memory}M")])
             // The memory is a file, so that a vfio-user controller can map it.
