@@ -54,6 +54,7 @@
 
 /// Defines an entry point: a kernel of the GPU, and on the host a function that each lane of a launch calls.
 #[cfg(any(target_arch = "nvptx64", feature = "lanes"))]
+#[macro_export]
 macro_rules! entry {
     ($(#[$about:meta])* pub unsafe fn $name:ident($argument:ident: $of:ty) $body:block) => {
         $(#[$about])*

@@ -260,21 +260,6 @@ pub unsafe fn load_8(from: u64, there: bool) -> [u32; 2] {
     [a, b]
 }
 
-/// Converts 8 bytes to four numbers, from bf16 or f16.
-#[cfg(feature = "paged")]
-#[inline(always)]
-pub fn numbers([low, high]: [u32; 2], is_bf16: bool) -> [f32; 4] {
-    let pair = |word: u32| match is_bf16 {
-        true => (
-            f32::from_bits(word << 16),
-            f32::from_bits(word & 0xFFFF_0000),
-        ),
-        false => (of_half(word as u16), of_half((word >> 16) as u16)),
-    };
-    let ((a, b), (c, d)) = (pair(low), pair(high));
-    [a, b, c, d]
-}
-
 /// Returns e to the power of `x`.
 #[cfg(any(feature = "steps", feature = "experts", feature = "linear"))]
 #[inline(always)]
@@ -361,6 +346,25 @@ pub fn sum_of_warp(value: f32) -> f32 {
         bits /= 2;
     }
     sum
+}
+
+/// Returns the sum over the lane's group of 8, 16 or 32 lanes, which is `1 << lane_shift`. Every lane calls it.
+#[cfg(feature = "paged")]
+#[inline(always)]
+pub fn sum_of_lanes(value: f32, lane_shift: u32) -> f32 {
+    let mut sum = value;
+    let add = |sum: f32, bits: u32| {
+        sum + f32::from_bits(arch::butterfly(arch::FULL, sum.to_bits(), bits))
+    };
+    if lane_shift == 5 {
+        sum = add(sum, 16);
+    }
+    if lane_shift >= 4 {
+        sum = add(sum, 8);
+    }
+    sum = add(sum, 4);
+    sum = add(sum, 2);
+    add(sum, 1)
 }
 
 /// Returns the number of this warp among those of the launch, and the number of warps.

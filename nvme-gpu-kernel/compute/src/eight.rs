@@ -35,7 +35,7 @@ fn of_4_bits(word: u32, less: f32) -> [f32; 4] {
     bytes(word & 0x0F0F_0F0F, less)
 }
 
-#[cfg(any(test, not(feature = "gemm")))]
+#[cfg(any(test, feature = "lanes", not(feature = "gemm")))]
 #[inline(always)]
 pub fn sum(values: [f32; 4], x: [f32; 4]) -> f32 {
     values[0] * x[0] + values[1] * x[1] + (values[2] * x[2] + values[3] * x[3])
@@ -108,7 +108,7 @@ impl EightElements {
     }
 
     /// Returns the sum of their products with `x`.
-    #[cfg(any(test, not(feature = "gemm")))]
+    #[cfg(any(test, feature = "lanes", not(feature = "gemm")))]
     #[inline(always)]
     pub fn dot(self, x: [[f32; 4]; 2]) -> f32 {
         let product = self.scale * (sum(self.numbers[0], x[0]) + sum(self.numbers[1], x[1]));

@@ -27,11 +27,15 @@
     )
 ))]
 mod arch;
+#[cfg(all(not(target_arch = "nvptx64"), feature = "lanes"))]
+#[path = "lanes.rs"]
+mod arch;
 #[cfg(all(target_arch = "nvptx64", feature = "steps"))]
 mod attention;
 pub mod choose;
 #[cfg(any(
     test,
+    feature = "lanes",
     all(
         target_arch = "nvptx64",
         any(
@@ -48,7 +52,7 @@ mod elements;
 pub mod experts;
 #[cfg(any(not(target_arch = "nvptx64"), feature = "attention"))]
 pub mod flash;
-#[cfg(all(target_arch = "nvptx64", feature = "streamed"))]
+#[cfg(all(any(target_arch = "nvptx64", feature = "lanes"), feature = "streamed"))]
 mod gathered;
 pub mod gemm;
 #[cfg(all(target_arch = "nvptx64", feature = "steps"))]
@@ -56,7 +60,7 @@ mod gemv;
 #[cfg(any(not(target_arch = "nvptx64"), feature = "linear"))]
 pub mod linear;
 pub mod matmul;
-#[cfg(all(target_arch = "nvptx64", feature = "paged"))]
+#[cfg(all(any(target_arch = "nvptx64", feature = "lanes"), feature = "paged"))]
 mod paged;
 pub mod pages;
 mod parameters;
@@ -74,12 +78,15 @@ mod quantised;
 #[cfg(not(target_arch = "nvptx64"))]
 pub mod reference;
 pub mod search;
-#[cfg(all(target_arch = "nvptx64", feature = "streamed"))]
+#[cfg(all(any(target_arch = "nvptx64", feature = "lanes"), feature = "streamed"))]
 mod streamed;
 pub mod strip;
-#[cfg(all(
-    target_arch = "nvptx64",
-    any(feature = "steps", feature = "streamed", feature = "experts")
+#[cfg(any(
+    feature = "lanes",
+    all(
+        target_arch = "nvptx64",
+        any(feature = "steps", feature = "streamed", feature = "experts")
+    )
 ))]
 mod sums;
 #[cfg(all(target_arch = "nvptx64", any(feature = "steps", feature = "experts")))]
@@ -130,6 +137,15 @@ pub const ATTENTION_PTX: &str = include_str!("../ptx/attention.ptx");
 /// The kernels of [`linear`] as PTX, as [`PTX`] is.
 #[cfg(not(target_arch = "nvptx64"))]
 pub const LINEAR_PTX: &str = include_str!("../ptx/linear.ptx");
+
+/// The kernels that run on the host, too, as each lane of a [launch](nvme_gpu_kernel::lanes::Launch) calls them.
+#[cfg(all(not(target_arch = "nvptx64"), feature = "lanes"))]
+pub mod entries {
+    pub use crate::gathered::nvme_gemv_gathered;
+    pub use crate::paged::{nvme_attention_join, nvme_attention_paged};
+    pub use crate::search::nvme_search;
+    pub use crate::streamed::nvme_gemv_streamed;
+}
 
 /// Threads of each block.
 pub const BLOCK_THREADS: u32 = 256;

@@ -4,11 +4,13 @@
 #![allow(unsafe_code)]
 
 use crate::PagedAttention;
-use crate::arch::{self as here, FloatArray, Window, exp2, load_8, maximum, numbers, word};
+use crate::arch::{
+    self as here, FloatArray, Window, exp2, load_8, maximum, of_half, sum_of_lanes, word,
+};
 use crate::pages::{MOST_ELEMENTS, PagePart, QUERIES};
 use nvme_gpu_kernel::ring::ScatteredPieces;
 use nvme_gpu_kernel::rows::{code, worst};
-use nvme_gpu_kernel::{RangeStream, arch};
+use nvme_gpu_kernel::{RangeStream, arch, entry};
 
 /// Loads of 8 bytes that a lane has in flight, of keys and of values each.
 const LOADS: usize = 4;
@@ -36,28 +38,29 @@ macro_rules! four {
     ($i:ident => $body:block) => { unrolled!($i in 0 1 2 3 => $body) };
 }
 
-/// Computes partial attention. A warp takes one part of a head's pages a turn.
-///
-/// # Safety
-/// All memory that [`PagedAttention`] names is allocated and stays so while the kernel runs.
-#[unsafe(no_mangle)]
-pub unsafe extern "ptx-kernel" fn nvme_attention_paged(attention: PagedAttention) {
-    // SAFETY: the host vouches for the addresses in the kernel's parameter, as under `# Safety`.
-    let mut stream = unsafe { RangeStream::enter(&attention.rows) };
-    let (warp, warps) = here::warp();
-    let (mut failed, mut first) = (0, 0);
-    let mut item = warp;
-    while item < attention.parts() {
-        let part = attention.part(item);
-        let code = run(&attention, &part, &mut stream);
-        if code != code::OK {
-            failed += 1;
-            let this = worst(part.row(&attention), None, code);
-            first = if this > first { this } else { first };
+entry! {
+    /// Computes partial attention. A warp takes one part of a head's pages a turn.
+    ///
+    /// # Safety
+    /// All memory that [`PagedAttention`] names is allocated and stays so while the kernel runs.
+    pub unsafe fn nvme_attention_paged(attention: PagedAttention) {
+        // SAFETY: the host vouches for the addresses in the kernel's parameter, as under `# Safety`.
+        let mut stream = unsafe { RangeStream::enter(&attention.rows) };
+        let (warp, warps) = here::warp();
+        let (mut failed, mut first) = (0, 0);
+        let mut item = warp;
+        while item < attention.parts() {
+            let part = attention.part(item);
+            let code = run(&attention, &part, &mut stream);
+            if code != code::OK {
+                failed += 1;
+                let this = worst(part.row(&attention), None, code);
+                first = if this > first { this } else { first };
+            }
+            item += warps;
         }
-        item += warps;
+        stream.leave(failed, first);
     }
-    stream.leave(failed, first);
 }
 
 /// Computes one part and stores its partial sums; returns the code of its end.
@@ -222,6 +225,20 @@ impl PagedSums {
     }
 }
 
+/// Converts 8 bytes to four numbers, from bf16 or f16.
+#[inline(always)]
+fn numbers([low, high]: [u32; 2], is_bf16: bool) -> [f32; 4] {
+    let pair = |word: u32| match is_bf16 {
+        true => (
+            f32::from_bits(word << 16),
+            f32::from_bits(word & 0xFFFF_0000),
+        ),
+        false => (of_half(word as u16), of_half((word >> 16) as u16)),
+    };
+    let ((a, b), (c, d)) = (pair(low), pair(high));
+    [a, b, c, d]
+}
+
 /// Adds `count` tokens. Their keys begin at `keys`, and their values after the keys of a whole page. Every
 /// lane of the warp calls it.
 #[inline(always)]
@@ -263,7 +280,7 @@ fn tokens(attention: &PagedAttention, window: Window, sums: &mut PagedSums, keys
         eight!(Q => {
             let mut next = sums.largest[Q];
             four!(I => {
-                let product = sum_of(weights[Q][I], lane_shift);
+                let product = sum_of_lanes(weights[Q][I], lane_shift);
                 let there = base + (I as u32) * step < count;
                 weights[Q][I] = if there { product } else { f32::NEG_INFINITY };
                 next = maximum(next, weights[Q][I]);
@@ -287,67 +304,50 @@ fn tokens(attention: &PagedAttention, window: Window, sums: &mut PagedSums, keys
     }
 }
 
-/// Returns the sum over the lanes that hold the elements of one token: 8, 16 or 32.
-#[inline(always)]
-fn sum_of(value: f32, lane_shift: u32) -> f32 {
-    let mut sum = value;
-    let add = |sum: f32, bits: u32| {
-        sum + f32::from_bits(arch::butterfly(arch::FULL, sum.to_bits(), bits))
-    };
-    if lane_shift == 5 {
-        sum = add(sum, 16);
-    }
-    if lane_shift >= 4 {
-        sum = add(sum, 8);
-    }
-    sum = add(sum, 4);
-    sum = add(sum, 2);
-    add(sum, 1)
-}
-
-/// Joins the partial results of each query. A warp takes one query of a head a turn. A query without any
-/// token gets zeros.
-///
-/// # Safety
-/// All memory that [`PagedAttention`] names is allocated and stays so while the kernel runs, and
-/// `nvme_attention_paged` has run.
-#[unsafe(no_mangle)]
-pub unsafe extern "ptx-kernel" fn nvme_attention_join(attention: PagedAttention) {
-    // SAFETY: the host vouches for the addresses in the kernel's parameter, as under `# Safety`.
-    let (from, to) = unsafe {
-        (
-            FloatArray::at(attention.partial),
-            FloatArray::at(attention.y),
-        )
-    };
-    let elements = u64::from(attention.head_elements);
-    let splits = u64::from(attention.splits);
-    let vectors = u64::from(attention.sequences) * u64::from(attention.heads);
-    let (mut vector, warps) = here::warp();
-    while vector < vectors {
-        let at = |split: u64| (vector * splits + split) * (elements + 2);
-        let mut largest = LEAST;
-        for split in 0..splits {
-            largest = maximum(largest, from.load(at(split) + elements));
-        }
-        let mut total = 0.0;
-        for split in 0..splits {
-            let weight = exp2(from.load(at(split) + elements) - largest);
-            total += from.load(at(split) + elements + 1) * weight;
-        }
-        let mut element = u64::from(arch::lane());
-        while element < elements {
-            let mut sum = 0.0;
+entry! {
+    /// Joins the partial results of each query. A warp takes one query of a head a turn. A query without any
+    /// token gets zeros.
+    ///
+    /// # Safety
+    /// All memory that [`PagedAttention`] names is allocated and stays so while the kernel runs, and
+    /// `nvme_attention_paged` has run.
+    pub unsafe fn nvme_attention_join(attention: PagedAttention) {
+        // SAFETY: the host vouches for the addresses in the kernel's parameter, as under `# Safety`.
+        let (from, to) = unsafe {
+            (
+                FloatArray::at(attention.partial),
+                FloatArray::at(attention.y),
+            )
+        };
+        let elements = u64::from(attention.head_elements);
+        let splits = u64::from(attention.splits);
+        let vectors = u64::from(attention.sequences) * u64::from(attention.heads);
+        let (mut vector, warps) = here::warp();
+        while vector < vectors {
+            let at = |split: u64| (vector * splits + split) * (elements + 2);
+            let mut largest = LEAST;
+            for split in 0..splits {
+                largest = maximum(largest, from.load(at(split) + elements));
+            }
+            let mut total = 0.0;
             for split in 0..splits {
                 let weight = exp2(from.load(at(split) + elements) - largest);
-                sum += from.load(at(split) + element) * weight;
+                total += from.load(at(split) + elements + 1) * weight;
             }
-            to.store(
-                vector * elements + element,
-                if total == 0.0 { 0.0 } else { sum / total },
-            );
-            element += 32;
+            let mut element = u64::from(arch::lane());
+            while element < elements {
+                let mut sum = 0.0;
+                for split in 0..splits {
+                    let weight = exp2(from.load(at(split) + elements) - largest);
+                    sum += from.load(at(split) + element) * weight;
+                }
+                to.store(
+                    vector * elements + element,
+                    if total == 0.0 { 0.0 } else { sum / total },
+                );
+                element += 32;
+            }
+            vector += warps;
         }
-        vector += warps;
     }
 }

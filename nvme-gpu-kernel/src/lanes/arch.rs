@@ -13,21 +13,25 @@ use std::sync::{Mutex, PoisonError};
 pub const FULL: u32 = u32::MAX;
 
 /// Returns the index of the thread in its block.
+#[inline]
 pub fn thread() -> u32 {
     here().thread
 }
 
 /// Returns the number of threads of a block.
+#[inline]
 pub fn block_threads() -> u32 {
     here().block_threads
 }
 
 /// Returns the index of the block in the grid.
+#[inline]
 pub fn block() -> u32 {
     here().block
 }
 
 /// Returns the number of blocks of the grid.
+#[inline]
 pub fn blocks() -> u32 {
     here().blocks
 }
@@ -38,11 +42,13 @@ pub fn grid() -> u64 {
 }
 
 /// Returns the index of the lane in its warp.
+#[inline]
 pub fn lane() -> u32 {
     here().thread % 32
 }
 
 /// Returns the mask of the lanes below this one.
+#[inline]
 pub fn lanes_below() -> u32 {
     (1 << lane()) - 1
 }
@@ -128,6 +134,12 @@ pub fn butterfly(mask: u32, value: u32, bits: u32) -> u32 {
     }) as u32
 }
 
+/// Returns the address of `bytes` bytes of shared memory that the threads of the block know by `name`: the
+/// counterpart of a `.shared` array of a kernel.
+pub fn shared(name: &'static str, bytes: u32) -> u64 {
+    here().shared.array(name, bytes)
+}
+
 /// Waits for the lanes of `mask`; orders memory among them.
 #[track_caller]
 pub fn sync_warp(mask: u32) {
@@ -211,6 +223,7 @@ pub unsafe fn word_of_ranges(at: u32) -> u64 {
 }
 
 /// Returns a pointer to `address`, which must be a multiple of `T`'s size.
+#[inline]
 fn at<T>(address: u64) -> *mut T {
     let bytes = size_of::<T>() as u64;
     assert!(
@@ -272,6 +285,7 @@ macro_rules! accesses {
             ///
             /// # Safety
             /// The address is valid and a multiple of the value's size.
+            #[inline]
             pub unsafe fn $load(from: u64) -> $of {
                 // SAFETY: the caller vouches for the address; `at` checks its alignment.
                 unsafe { at::<$of>(from).read_volatile() }
@@ -281,6 +295,7 @@ macro_rules! accesses {
             ///
             /// # Safety
             /// The address is valid and a multiple of the value's size.
+            #[inline]
             pub unsafe fn $store(to: u64, value: $of) {
                 // SAFETY: the caller vouches for the address; `at` checks its alignment.
                 unsafe { at::<$of>(to).write_volatile(value) };
@@ -315,6 +330,7 @@ pub unsafe fn load_ten(from: u64) -> [u64; 10] {
 }
 
 /// Returns the time of the launch's clock, in nanoseconds.
+#[inline]
 pub fn now_ns() -> u64 {
     here().now_ns()
 }

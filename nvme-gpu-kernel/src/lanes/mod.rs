@@ -11,6 +11,7 @@
 //! [`LaunchTurn::Ended`], with [`RunningLaunch::wake`] after [`LaunchTurn::Asleep`].
 
 mod lane;
+mod shared;
 #[cfg(test)]
 mod tests;
 mod warp;
@@ -21,6 +22,7 @@ pub(crate) use lane::{CollectiveCall, ShuffleSource, call, here, scratch};
 use crate::scratch_words::SCRATCH;
 use lane::{LaneState, LaunchLane, spin};
 use nvme_core::sync::{AtomicU32, Order, Scope};
+use shared::BlockShared;
 use std::cell::Cell;
 use std::rc::Rc;
 use warp::LaneWarp;
@@ -165,6 +167,7 @@ impl RunningLaunch {
 
     fn block(&self, number: u32) -> RunningBlock {
         let scratch = Box::new([const { AtomicU32::new(0) }; SCRATCH]);
+        let shared = Rc::new(BlockShared::default());
         let here = |thread| LaneState {
             thread,
             block_threads: self.grid.threads,
@@ -172,6 +175,7 @@ impl RunningLaunch {
             blocks: self.grid.blocks,
             grid: self.number,
             scratch: &raw const *scratch,
+            shared: shared.clone(),
             clock: self.grid.clock.clone(),
             parameter: Cell::new(0),
             yielder: Cell::new(core::ptr::null()),

@@ -4,10 +4,8 @@
 
 use crate::ladder;
 use nvme_compute_kernel::gemm::GemmStreamed;
-use nvme_compute_kernel::search::SearchLaunch;
 use nvme_compute_kernel::{
-    ArgmaxParameters, AttentionParameters, GemvGathered, GemvParameters, GemvStreamed,
-    PagedAttention, RmsNorm, RopeParameters, SiluMul, UnpackParameters, index_of, ranked,
+    ArgmaxParameters, AttentionParameters, GemvParameters, RmsNorm, RopeParameters, SiluMul, UnpackParameters, index_of, ranked,
     reference,
 };
 use nvme_formats::StoredFormat;
@@ -82,16 +80,24 @@ pub const NAMES: [&CStr; 60] = [
 /// What a launch of a kernel does.
 pub type Run = std::sync::Arc<dyn Fn() + Send + Sync>;
 
-/// A launch of `blocks` blocks of the kernel `name`, one of [`NAMES`].
+/// A launch of `blocks` blocks of `threads` threads of the kernel `name`, one of [`NAMES`].
 ///
 /// # Safety
 /// `parameters` holds the address of the kernel's argument.
-pub unsafe fn launch(name: &CStr, parameters: *mut *mut c_void, blocks: u32) -> Run {
+pub unsafe fn launch(
+    name: &CStr,
+    parameters: *mut *mut c_void,
+    (blocks, threads): (u32, u32),
+) -> Run {
     /// The argument, and what runs with it.
     fn of<T: Copy + Send + Sync + 'static>(parameters: *mut *mut c_void, run: fn(&T)) -> Run {
         // SAFETY: the caller's.
         let argument = unsafe { **parameters.cast::<*const T>() };
         std::sync::Arc::new(move || run(&argument))
+    }
+    // SAFETY: the caller's.
+    if let Some(run) = unsafe { crate::reading::launch(name, parameters, (blocks, threads)) } {
+        return run;
     }
     match name.to_bytes() {
         b"nvme_gemv" => of(parameters, gemv),
@@ -147,33 +153,12 @@ pub unsafe fn launch(name: &CStr, parameters: *mut *mut c_void, blocks: u32) -> 
         b"nvme_page_summaries" => of(parameters, crate::choose::summarise),
         b"nvme_score_pages" => of(parameters, crate::choose::score),
         b"nvme_choose_pages" => of(parameters, crate::choose::choose),
-        b"nvme_attention_join" => of(parameters, crate::paged::join),
-        b"nvme_attention_paged" => {
-            // SAFETY: the caller's.
-            let argument = unsafe { **parameters.cast::<*const PagedAttention>() };
-            std::sync::Arc::new(move || crate::paged::attend(&argument, blocks))
-        }
-        b"nvme_gemv_streamed" => {
-            // SAFETY: the caller's.
-            let argument = unsafe { **parameters.cast::<*const GemvStreamed>() };
-            std::sync::Arc::new(move || crate::streamed::gemv(&argument, blocks))
-        }
-        b"nvme_gemv_gathered" => {
-            // SAFETY: the caller's.
-            let argument = unsafe { **parameters.cast::<*const GemvGathered>() };
-            std::sync::Arc::new(move || crate::gathered::gemv(&argument, blocks))
-        }
         b"nvme_gemm" => of(parameters, crate::gemm::resident),
         b"nvme_gemm_clear" => of(parameters, crate::gemm::clear),
         b"nvme_gemm_streamed" => {
             // SAFETY: the caller's.
             let argument = unsafe { **parameters.cast::<*const GemmStreamed>() };
             std::sync::Arc::new(move || crate::gemm::streamed(&argument, blocks))
-        }
-        b"nvme_search" => {
-            // SAFETY: the caller's.
-            let argument = unsafe { **parameters.cast::<*const SearchLaunch>() };
-            std::sync::Arc::new(move || crate::search::search(&argument, blocks))
         }
         _ => of(parameters, unpack),
     }

@@ -471,7 +471,7 @@ pub unsafe extern "C" fn cuLaunchKernel(
         (None, name) if name == examples::NAMES[2] => Arc::new(|| {}),
         (None, name) if compute::NAMES.contains(&name) => {
             // SAFETY: the caller's.
-            unsafe { compute::launch(name, parameters, grid) }
+            unsafe { compute::launch(name, parameters, (grid, block)) }
         }
         (None, name) if name == PEER => {
             // SAFETY: this kernel takes one `Args`.

@@ -9,49 +9,50 @@ use super::{
 };
 use crate::arch::{self as here, FloatArray, sum_of_warp};
 use nvme_gpu_kernel::rows::{code as row, worst};
-use nvme_gpu_kernel::{WarpReads, arch};
+use nvme_gpu_kernel::{WarpReads, arch, entry};
 
-/// Searches.
-///
-/// # Safety
-/// All memory that [`SearchLaunch`] names is allocated and stays so while the kernel runs.
-#[unsafe(no_mangle)]
-pub unsafe extern "ptx-kernel" fn nvme_search(search: SearchLaunch) {
-    // SAFETY: the host vouches for the addresses in the kernel's parameter, as under `# Safety`.
-    let reads = unsafe { WarpReads::enter(&search.rows) };
-    // SAFETY: the host vouches for a table for each warp of each station. A warp without a station does not
-    // use its table.
-    let mut warp = unsafe {
-        let table = search.tables + u64::from(reads.place()) * table_bytes(&search);
-        SearchWarp {
-            search: &search,
-            reads,
-            query: FloatArray::at(search.queries),
-            centroids: FloatArray::at(search.centroids),
-            codes: WordArray::at(search.codes),
-            table: FloatArray::at(table),
-            best: NO_KEY,
-            asked: 0,
-        }
-    };
-    let (mut number, warps) = here::warp();
-    let (mut failed, mut first) = (0, 0);
-    while number < search.rows.count {
+entry! {
+    /// Searches.
+    ///
+    /// # Safety
+    /// All memory that [`SearchLaunch`] names is allocated and stays so while the kernel runs.
+    pub unsafe fn nvme_search(search: SearchLaunch) {
         // SAFETY: the host vouches for the addresses in the kernel's parameter, as under `# Safety`.
-        warp.query =
-            unsafe { FloatArray::at(search.queries + number * u64::from(search.elements) * 4) };
-        (warp.best, warp.asked) = (NO_KEY, 0);
-        let ended = warp.search();
-        // SAFETY: the host vouches for the addresses in the kernel's parameter, as under `# Safety`.
-        unsafe { warp.write(number, ended) };
-        if ended != row::OK {
-            failed += 1;
-            let this = worst(number, None, ended);
-            first = if this > first { this } else { first };
+        let reads = unsafe { WarpReads::enter(&search.rows) };
+        // SAFETY: the host vouches for a table for each warp of each station. A warp without a station does not
+        // use its table.
+        let mut warp = unsafe {
+            let table = search.tables + u64::from(reads.place()) * table_bytes(&search);
+            SearchWarp {
+                search: &search,
+                reads,
+                query: FloatArray::at(search.queries),
+                centroids: FloatArray::at(search.centroids),
+                codes: WordArray::at(search.codes),
+                table: FloatArray::at(table),
+                best: NO_KEY,
+                asked: 0,
+            }
+        };
+        let (mut number, warps) = here::warp();
+        let (mut failed, mut first) = (0, 0);
+        while number < search.rows.count {
+            // SAFETY: the host vouches for the addresses in the kernel's parameter, as under `# Safety`.
+            warp.query =
+                unsafe { FloatArray::at(search.queries + number * u64::from(search.elements) * 4) };
+            (warp.best, warp.asked) = (NO_KEY, 0);
+            let ended = warp.search();
+            // SAFETY: the host vouches for the addresses in the kernel's parameter, as under `# Safety`.
+            unsafe { warp.write(number, ended) };
+            if ended != row::OK {
+                failed += 1;
+                let this = worst(number, None, ended);
+                first = if this > first { this } else { first };
+            }
+            number += warps;
         }
-        number += warps;
+        warp.reads.leave(failed, first);
     }
-    warp.reads.leave(failed, first);
 }
 
 #[inline(always)]

@@ -18,12 +18,18 @@
 
 #[cfg(all(target_arch = "nvptx64", feature = "search"))]
 mod arch;
-#[cfg(all(target_arch = "nvptx64", feature = "search"))]
+#[cfg(all(not(target_arch = "nvptx64"), feature = "lanes"))]
+#[path = "lanes.rs"]
+mod arch;
+#[cfg(all(any(target_arch = "nvptx64", feature = "lanes"), feature = "search"))]
 mod kernel;
-#[cfg(all(target_arch = "nvptx64", feature = "search"))]
+#[cfg(all(any(target_arch = "nvptx64", feature = "lanes"), feature = "search"))]
 mod list;
 #[cfg(not(target_arch = "nvptx64"))]
 pub mod walk;
+
+#[cfg(all(not(target_arch = "nvptx64"), feature = "lanes"))]
+pub use kernel::nvme_search;
 
 use nvme_gpu_kernel::rows::GatherLaunch;
 

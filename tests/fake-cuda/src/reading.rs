@@ -1,0 +1,54 @@
+//! Kernels that compute with what their warps read: the lanes of a launch run the kernels' own source in the host
+//! thread of the stream.
+// UNSAFETY: launches hold addresses that the host vouches for, as on a GPU.
+#![allow(unsafe_code)]
+
+use crate::compute::Run;
+use crate::rows::run;
+use nvme_compute_kernel::{entries, kernel};
+use std::ffi::{CStr, c_void};
+use std::sync::Arc;
+
+/// Defines a function that returns a launch of the kernel with this name, if it is one of those listed.
+macro_rules! launches {
+    ($($name:ident $entry:ident;)+) => {
+        /// Returns a launch of `blocks` blocks of `threads` threads of the kernel `name`.
+        ///
+        /// # Safety
+        /// `parameters` holds the address of the kernel's argument.
+        pub unsafe fn launch(
+            name: &CStr,
+            parameters: *mut *mut c_void,
+            (blocks, threads): (u32, u32),
+        ) -> Option<Run> {
+            $(
+                if name.to_bytes() == kernel::$name.as_bytes() {
+                    // SAFETY: this function's caller vouches for the argument.
+                    let argument = unsafe { argument_of(entries::$entry, parameters) };
+                    return Some(Arc::new(move || {
+                        // SAFETY: the host vouches for the addresses in the argument.
+                        run(blocks, threads, move || unsafe { entries::$entry(argument) });
+                    }));
+                }
+            )+
+            None
+        }
+    };
+}
+
+launches! {
+    GEMV_STREAMED nvme_gemv_streamed;
+    GEMV_GATHERED nvme_gemv_gathered;
+    ATTENTION_PAGED nvme_attention_paged;
+    ATTENTION_JOIN nvme_attention_join;
+    SEARCH nvme_search;
+}
+
+/// Returns the argument of a launch of `entry`.
+///
+/// # Safety
+/// `parameters` holds its address.
+unsafe fn argument_of<T: Copy>(_entry: unsafe fn(T), parameters: *mut *mut c_void) -> T {
+    // SAFETY: this function's caller vouches for the argument.
+    unsafe { **parameters.cast::<*const T>() }
+}
