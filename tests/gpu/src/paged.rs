@@ -372,7 +372,8 @@ fn shapes(bench: &Bench, is_bf16: bool, block: u32) -> Outcome<String> {
                 sequences,
                 group,
                 per_head,
-                most_pages,
+                // Few where the lanes of a launch are coroutines, which take long.
+                most_pages: most_pages.min((bench.commands / 100) as u32),
                 pages: 50,
                 has_tail,
             };

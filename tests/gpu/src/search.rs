@@ -3,6 +3,8 @@
 // UNSAFETY: searches take addresses of queries and results.
 #![allow(unsafe_code)]
 
+mod exact;
+
 use crate::bench::Bench;
 use crate::gather::{few_stations, simulated, text};
 use crate::limits::limit;
@@ -13,7 +15,7 @@ use nvme_host::Store;
 use nvme_host::cuda::{CudaGraph, DeviceMemory, PendingRows, RowFailures, Stream};
 use nvme_search::{
     BuildOptions, CpuOptions, GpuSearch, SearchAnswers, SearchParameters, SearchRequest,
-    VectorDistribution, VectorIndex, VectorSource, build, code,
+    VectorDistribution, VectorIndex, VectorMetric, VectorSet, VectorSource, build, code,
 };
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -28,6 +30,12 @@ pub fn all(report: &mut Report, bench: &Bench) {
             shapes(bench, block)
         });
     }
+    report.test("search/several-blocks", |_| {
+        exact::all(bench, VectorMetric::Euclidean, &[(929, 2), (2100, 3)])
+    });
+    report.test("search/inner-product", |_| {
+        exact::all(bench, VectorMetric::InnerProduct, &[(48, 1), (928, 2)])
+    });
     report.test("search/large", |_| large(bench));
     report.test("search/usage", |_| usage(bench));
     report.test("search/damage", |_| damage(bench));
@@ -89,17 +97,27 @@ impl Drive {
         source: VectorSource,
         sub_elements: u32,
     ) -> Outcome<Self> {
-        let options = few_stations(bench, timeout);
         let how = BuildOptions {
             degree: 24,
             list: 40,
             sub_elements,
             ..BuildOptions::default()
         };
+        let vectors = source.vectors().map_err(text)?;
+        Self::of(bench, device, timeout, (source, &vectors), how)
+    }
+
+    fn of(
+        bench: &Bench,
+        device: &str,
+        timeout: Duration,
+        (source, vectors): (VectorSource, &VectorSet),
+        how: BuildOptions,
+    ) -> Outcome<Self> {
+        let options = few_stations(bench, timeout);
         let open = || -> nvme_host::Result<Self> {
             let store = Arc::new(Store::open(device, &options)?);
-            let vectors = source.vectors()?;
-            build(&store, 8192, (source, &vectors), how, &mut |_| Ok(()))?;
+            build(&store, 8192, (source, vectors), how, &mut |_| Ok(()))?;
             let index = VectorIndex::open(&store, 8192)?;
             Ok(Self {
                 search: GpuSearch::new(&index)?,
@@ -293,6 +311,8 @@ fn shapes(bench: &Bench, block: u32) -> Outcome<String> {
                 beam,
                 results,
             };
+            // Few where the lanes of a launch are coroutines, which take long.
+            let queries = queries.min(bench.commands as usize / 60);
             let job = Job::whole(&drive, bench, queries, parameters)?;
             let (failures, _) = job.run(&drive)?;
             if failures.rows != 0 {
@@ -313,7 +333,8 @@ fn shapes(bench: &Bench, block: u32) -> Outcome<String> {
 fn large(bench: &Bench) -> Outcome<String> {
     let source = source(VectorDistribution::Clustered, 5000, 64);
     let drive = Drive::new(bench, (4096, ""), limit(), source, 4)?;
-    let job = Job::whole(&drive, bench, 1200, SearchParameters::default())?;
+    let queries = (bench.commands as usize / 4).min(1200);
+    let job = Job::whole(&drive, bench, queries, SearchParameters::default())?;
     for _ in 0..2 {
         let (failures, _) = job.run(&drive)?;
         if failures.rows != 0 {
@@ -321,7 +342,7 @@ fn large(bench: &Bench) -> Outcome<String> {
         }
     }
     let reads = job.expected.reads_per_query();
-    Ok(format!("2 x 1200 queries, {reads:.1} reads each"))
+    Ok(format!("2 x {queries} queries, {reads:.1} reads each"))
 }
 
 fn usage(bench: &Bench) -> Outcome<String> {
@@ -443,10 +464,12 @@ fn streams(bench: &Bench) -> Outcome<String> {
             beam: number,
             results: 3 + number,
         };
-        Job::whole(&drive, bench, 50 + number as usize, parameters)
+        let queries = (bench.commands as usize / 90).min(50);
+        Job::whole(&drive, bench, queries + number as usize, parameters)
     });
     let jobs: Vec<Job> = jobs.collect::<Outcome<_>>()?;
-    for _ in 0..5 {
+    let rounds = (bench.commands as usize / 450).clamp(1, 5);
+    for _ in 0..rounds {
         for (job, pending) in start(&drive, &jobs, &streams)? {
             let failures = pending.wait(limit()).map_err(text)?.failures;
             job.check(failures)?;
@@ -455,7 +478,7 @@ fn streams(bench: &Bench) -> Outcome<String> {
             }
         }
     }
-    Ok("40 launches over 4 streams".to_owned())
+    Ok(format!("{} launches over 4 streams", rounds * jobs.len()))
 }
 
 /// Starts all of them, on the streams in turns.
@@ -538,8 +561,9 @@ fn outages(bench: &Bench) -> Outcome<String> {
     let jobs = (0..4).map(|_| Job::expecting(bench, &queries, parameters, expected.clone()));
     let jobs: Vec<Job> = jobs.collect::<Outcome<_>>()?;
     let (mut failed, mut whole, mut rounds) = (0, 0, 0);
+    let least = (bench.commands / 180).min(15);
     let begin = Instant::now();
-    while rounds < 15 || failed == 0 || whole == 0 {
+    while rounds < least || failed == 0 || whole == 0 {
         rounds += 1;
         let before = failed;
         for (job, pending) in start(&drive, &jobs, &streams)? {
