@@ -5,8 +5,8 @@
 use crate::ladder;
 use nvme_compute_kernel::gemm::GemmStreamed;
 use nvme_compute_kernel::{
-    ArgmaxParameters, AttentionParameters, GemvParameters, RmsNorm, RopeParameters, SiluMul, UnpackParameters, index_of, ranked,
-    reference,
+    ArgmaxParameters, AttentionParameters, GemvParameters, RmsNorm, RopeParameters, SiluMul,
+    UnpackParameters, index_of, ranked, reference,
 };
 use nvme_formats::StoredFormat;
 use nvme_gpu_kernel::hash::{self, HashChunk, HashChunks};
