@@ -1,11 +1,15 @@
 //! What another host does to a device in use: the next call says so, and sends nothing.
 
+use nvme_driver::core::spec::Iova;
 use nvme_driver::core::spec::admin::{self, Format, SanitizeAction, SanitizeFields};
 use nvme_driver::core::spec::{Lba, Nsid, Status, nvm};
+use nvme_driver::core::{ControllerIdentity, RegisterAccess};
 use nvme_driver::passthru::CommandSet;
 use nvme_driver::{
-    Controller, ControllerConfig, DriverQueue, Error, Namespace, QueueRefusal, RejectedSubmission,
+    Controller, ControllerConfig, Device, DmaPages, DoorbellMap, DriverQueue, Error, Namespace,
+    QueueRefusal, RejectedSubmission,
 };
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
@@ -123,6 +127,12 @@ fn what_is_opened_anew_works() {
         let (controller, mut old) = opened(change);
         meet(change, &mut old);
         let mut new = controller.namespace(NS).unwrap();
+        if change == "firmware:1" {
+            // Longer than a command of the new firmware moves.
+            new.write(Lba(0), &[5; 128 << 10]).unwrap();
+            let largest = controller.max_transfer();
+            assert_eq!(largest, 8192);
+        }
         assert_eq!(new.block_bytes(), block);
         let data = vec![9; block as usize];
         new.write(Lba(1), &data).unwrap();
@@ -242,6 +252,101 @@ fn a_namespace_that_differs_after_a_reset_is_not_used() {
     namespace.write(Lba(3), &[7; 4096]).unwrap();
     controller.reset().unwrap();
     namespace.read(Lba(3), &mut [0; 4096]).unwrap();
+}
+
+/// A controller that answers Identify of a namespace that it no longer has with Invalid Namespace, in place of zeros.
+#[test]
+fn a_namespace_that_identify_refuses_was_deleted() {
+    // Six Identify commands belong to bring-up and opening. The write's event has the 7th sent, for the controller, and
+    // the 8th for the namespace.
+    let faults = "fault=detach@op=write,nth=1&fault=status:0xb@op=identify,nth=8";
+    let text = &format!("sim:mem?size=16MiB&block=4096&queues=8&{faults}");
+    let controller = Controller::start(
+        nvme_driver::open(text).unwrap(),
+        &ControllerConfig::default(),
+    )
+    .unwrap();
+    let mut namespace = controller.namespace(NS).unwrap();
+    let said = cause(namespace.write(Lba(3), &[7; 4096]).unwrap_err());
+    assert!(said.starts_with("namespace 1 was deleted"), "{said}");
+}
+
+/// A device whose doorbells lie twice as far apart (CAP.DSTRD) once it is told to.
+struct StridedDevice {
+    device: Arc<dyn Device>,
+    is_changed: Arc<AtomicBool>,
+}
+
+impl RegisterAccess for StridedDevice {
+    fn identity(&self) -> &ControllerIdentity {
+        self.device.registers().identity()
+    }
+
+    fn read32(&self, offset: u32) -> u32 {
+        self.device.registers().read32(offset)
+    }
+
+    fn read64(&self, offset: u32) -> u64 {
+        let value = self.device.registers().read64(offset);
+        let is_other = offset == 0 && self.is_changed.load(Ordering::SeqCst);
+        value ^ (u64::from(is_other) << 32)
+    }
+
+    fn write32(&self, offset: u32, value: u32) {
+        self.device.registers().write32(offset, value);
+    }
+
+    fn write64(&self, offset: u32, value: u64) {
+        self.device.registers().write64(offset, value);
+    }
+}
+
+impl Device for StridedDevice {
+    fn name(&self) -> String {
+        self.device.name()
+    }
+
+    fn describe(&self) -> String {
+        self.device.describe()
+    }
+
+    fn registers(&self) -> &(dyn RegisterAccess + Sync) {
+        self
+    }
+
+    fn doorbells(&self) -> DoorbellMap {
+        self.device.doorbells()
+    }
+
+    fn map_dma(&self, pages: &Arc<DmaPages>) -> nvme_driver::Result<Iova> {
+        self.device.map_dma(pages)
+    }
+
+    fn unmap_dma(&self, iova: Iova, bytes: usize) -> nvme_driver::Result<()> {
+        self.device.unmap_dma(iova, bytes)
+    }
+}
+
+/// Doorbells were mapped, and rings laid out, by the old capabilities.
+#[test]
+fn a_reset_that_finds_other_doorbells_ends_the_controller() {
+    let is_changed = Arc::<AtomicBool>::default();
+    let device = StridedDevice {
+        device: nvme_driver::open("sim:mem?size=16MiB&block=4096&queues=8").unwrap(),
+        is_changed: Arc::clone(&is_changed),
+    };
+    let controller = Controller::start(Arc::new(device), &ControllerConfig::default()).unwrap();
+    let mut namespace = controller.namespace(NS).unwrap();
+    controller.reset().unwrap();
+    namespace.write(Lba(3), &[7; 4096]).unwrap();
+    is_changed.store(true, Ordering::SeqCst);
+    let error = controller.reset().unwrap_err().to_string();
+    assert!(
+        error.contains("doorbell stride 1 (before: 4096 and 0)"),
+        "{error}"
+    );
+    let read = namespace.read(Lba(3), &mut [0; 4096]);
+    assert!(matches!(read, Err(Error::Gone { .. })), "{read:?}");
 }
 
 /// Blocks beside those that are known matter to no handle.

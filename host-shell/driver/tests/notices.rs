@@ -196,6 +196,34 @@ fn an_event_is_reported_although_its_log_page_cannot_be_read() {
     }
 }
 
+/// A controller masks the events of a type until the log page of the last one was read.
+#[test]
+fn events_come_again_after_a_log_page_that_could_not_be_read() {
+    for fault in ["status:0x2", "drop", "delay:400ms"] {
+        let text = format!("mem?size=16MiB&fault={fault}@op=get-log-page,nth=1");
+        let (device, sim) = nvme_driver::sim::embed(&text).unwrap();
+        let (config, told) = listening(200);
+        let controller = Controller::start(device, &config).unwrap();
+        sim.set_temperature(400);
+        assert!(next_event(&controller).page.is_err());
+        let begin = Instant::now();
+        let next = (0..).map(|round| {
+            assert!(begin.elapsed() < PATIENCE, "{fault}: no event came");
+            sim.set_temperature(300 + 100 * (round % 2));
+            std::thread::sleep(Duration::from_millis(10));
+            controller.events().unwrap().pop()
+        });
+        assert!(next.flatten().next().unwrap().page.is_ok(), "{fault}");
+        sim.set_temperature(300);
+        controller.shut_down().unwrap();
+        let told = told.lock().unwrap();
+        let events = told
+            .iter()
+            .filter(|one| matches!(one, ControllerNotice::Event(_)));
+        assert!(events.count() >= 2, "{fault}: {told:?}");
+    }
+}
+
 /// A controller that refuses Asynchronous Event Requests is not asked again and again.
 #[test]
 fn a_controller_that_takes_no_requests_works() {

@@ -201,3 +201,25 @@ def test_a_child_that_ends_as_a_program_ends_leaves_the_parent_alone():
         """
     )
     assert done.stdout.strip() == "ok" and not done.stderr.replace("DeprecationWarning", "").count("Error")
+
+
+def test_a_store_that_a_child_drops_stays_open(tmp_path):
+    """What closing does is done to the parent's device: a child that drops the last reference closes nothing."""
+    from conftest import python
+
+    image = tmp_path / "image"
+    image.write_bytes(bytes(1 << 20))
+    python(
+        f"""
+        import gc, os
+        import nvme_gpu
+        store = nvme_gpu.open("file:{image}")
+        child = os.fork()
+        if child == 0:
+            before = len(os.listdir("/proc/self/fd"))
+            del store
+            gc.collect()
+            os._exit(len(os.listdir("/proc/self/fd")) != before)
+        assert os.waitpid(child, 0)[1] == 0
+        """
+    )

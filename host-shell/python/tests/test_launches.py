@@ -180,3 +180,20 @@ def test_a_graph_keeps_the_words_of_its_closed_store(driver):
     nvme_gpu.open(SIM_GPU, gpu=0).close()
     gc.collect()
     assert driver.fake_cuda_registered() == before
+
+
+def test_a_gather_that_reports_apart_leaves_its_table_alone(gpu_store):
+    """Batches of a loader raise their own failures: the next call of the table's has none of them."""
+    table = rows_of(gpu_store, 50, 4)
+    ids, out = Device([3, 60]), Device([0] * 8, "<i4")
+    at = [one.__cuda_array_interface__["data"][0] for one in (ids, out)]
+    for apart in (True, False):
+        launched = table._native.gather_on_gpu(at[0], True, 2, at[1], 0, 0, (ids, out), apart=apart)
+        assert launched.wait()
+        if apart:
+            table.check()
+            with pytest.raises(nvme_gpu.NvmeGpuError, match="row 1"):
+                launched.finish()
+        else:
+            with pytest.raises(nvme_gpu.NvmeGpuError):
+                table.check()

@@ -3,11 +3,13 @@
 //!
 //! A request has no deadline: it ends with an event, with a reset or with the shutdown, and it never causes a
 //! time-out, an Abort or a reset. An event's log page is read once, which re-arms events of its type. That read
-//! has a deadline, but no call waits for it: an event whose page does not arrive is reported without it.
+//! has a deadline, but no call waits for it: an event whose page does not arrive is reported without it, and its page
+//! is asked for again, since events of its type stay masked until then.
 //!
 //! NVMe Base 2.0c, 5.2 (Asynchronous Event Request command), 5.27.1.8 (Asynchronous Event Configuration).
 
 use crate::controller::facts::FactsAlarm;
+use crate::controller::masked_events::MaskedEvents;
 use crate::controller::notice::{ControllerNotice, DeviceEvent, NoticeListener, PageError};
 use crate::device::Device;
 use crate::dma::{DmaBuffer, HostPair, Lease};
@@ -38,6 +40,8 @@ struct LogReading {
     cid: Cid,
     event: AsyncEvent,
     deadline_ns: u64,
+    /// The event was reported without its page.
+    is_repeated: bool,
 }
 
 /// The requests of a session and their events.
@@ -50,6 +54,7 @@ pub(crate) struct EventRequests {
     reading: Option<LogReading>,
     /// Log pages to be read.
     unread: VecDeque<AsyncEvent>,
+    masked: MaskedEvents,
     /// Complete, and not passed on.
     complete: VecDeque<DeviceEvent>,
     /// For [`Controller::events`](crate::Controller::events): the latest.
@@ -69,6 +74,8 @@ impl EventRequests {
     pub fn begin(&mut self, queue: &mut HostPair, info: &ControllerInfo) {
         self.most = info.event_limit.min(MOST_REQUESTS) as usize;
         self.requests.clear();
+        // A reset ends the masks, and all commands.
+        self.masked = MaskedEvents::default();
         let wanted = HEALTH | info.oaes & NOTICES;
         let configure = admin::set_features(fid::ASYNC_EVENT, Nsid::NONE, wanted);
         let _ = queue.submit(configure, CommandData::None, None, NO_DEADLINE);
@@ -102,9 +109,17 @@ impl EventRequests {
             }
             return;
         }
+        let is_read = done.outcome == CommandOutcome::Completed(Status::SUCCESS);
         let Some(reading) = self.reading.take_if(|reading| reading.cid == done.cid) else {
+            if let Some(event) = self.masked.take_lost(done.cid) {
+                self.look_again(event, is_read);
+            }
             return;
         };
+        self.look_again(reading.event, is_read);
+        if reading.is_repeated {
+            return;
+        }
         let page = match (done.outcome, done.buffer) {
             (CommandOutcome::Completed(Status::SUCCESS), Some(buffer)) => {
                 Ok(buffer.as_slice().to_vec())
@@ -114,18 +129,30 @@ impl EventRequests {
             }
             _ => Err(PageError::NotRead),
         };
-        // A change between the last reading of the facts and the reading of this page is announced by no other
-        // event, since reading the page re-arms the event. So the facts are read once more.
-        if reading.event.event_type() == event_type::NOTICE {
+        self.end(reading.event, page);
+    }
+
+    /// Has the facts read again after an attempt to read the log page of `event`. Reading the page re-arms the event:
+    /// nothing else announces a change between the last reading of the facts and that of the page, and no event comes
+    /// while the page cannot be read.
+    fn look_again(&mut self, event: AsyncEvent, is_read: bool) {
+        match is_read {
+            true => self.masked.remove(event),
+            false => self.masked.add(event),
+        }
+        if event.event_type() == event_type::NOTICE {
             self.alarm.raise();
         }
-        self.end(reading.event, page);
     }
 
     fn note(&mut self, event: AsyncEvent) {
         self.alarm.hear(event);
-        if self.unread.len() < MOST_EVENTS && !self.unread.contains(&event) {
-            self.unread.push_back(event);
+        if self.unread.contains(&event) {
+            return;
+        }
+        match self.unread.len() < MOST_EVENTS {
+            true => self.unread.push_back(event),
+            false => self.masked.add(event),
         }
     }
 
@@ -144,26 +171,32 @@ impl EventRequests {
         let mut is_new = self.post(queue);
         if let Some(late) = self.reading.take_if(|one| now_ns >= one.deadline_ns) {
             // The command keeps its buffer until it ends.
-            self.end(late.event, Err(PageError::NotRead));
+            self.masked.lose(late.cid, late.event);
+            if !late.is_repeated {
+                self.end(late.event, Err(PageError::NotRead));
+            }
         }
+        let deadline_ns = now_ns.saturating_add(timeout_ns);
         while self.reading.is_none()
-            && let Some(event) = self.unread.pop_front()
+            && let Some((event, is_repeated)) = self.next_page(now_ns)
         {
             if event.log_page() == 0 {
                 self.end(event, Err(PageError::None));
                 continue;
             }
-            match read_page(queue, device, event.log_page()) {
-                Some(cid) => {
-                    let deadline_ns = now_ns.saturating_add(timeout_ns);
-                    self.reading = Some(LogReading {
-                        cid,
-                        event,
-                        deadline_ns,
-                    });
-                    is_new = true;
-                }
-                None => self.end(event, Err(PageError::NotRead)),
+            if let Some(cid) = read_page(queue, device, event.log_page()) {
+                self.reading = Some(LogReading {
+                    cid,
+                    event,
+                    deadline_ns,
+                    is_repeated,
+                });
+                is_new = true;
+                continue;
+            }
+            self.masked.add(event);
+            if !is_repeated {
+                self.end(event, Err(PageError::NotRead));
             }
         }
         if is_new {
@@ -181,9 +214,16 @@ impl EventRequests {
         }
     }
 
+    /// Returns the event whose log page is read next, and true if it was reported already.
+    fn next_page(&mut self, now_ns: u64) -> Option<(AsyncEvent, bool)> {
+        let unread = self.unread.pop_front().map(|event| (event, false));
+        unread.or_else(|| Some((self.masked.due(now_ns)?, true)))
+    }
+
     /// True if no event is on its way from the controller to the user.
     pub fn is_quiet(&self) -> bool {
-        self.reading.is_none() && self.unread.is_empty() && self.complete.is_empty()
+        let is_reading = self.reading.as_ref().is_some_and(|one| !one.is_repeated);
+        !is_reading && self.unread.is_empty() && self.complete.is_empty()
     }
 }
 

@@ -13,6 +13,7 @@ pub(crate) mod facts;
 mod features;
 mod identify;
 mod log_page;
+mod masked_events;
 pub(crate) mod namespace;
 pub(crate) mod notice;
 pub mod outage;
