@@ -154,7 +154,7 @@ pub struct ClosedQueue {
 /// }
 /// ```
 #[derive(Debug)]
-#[must_use = "reclaim what the controller has let go of"]
+#[must_use = "reclaim the memory that the controller no longer uses"]
 pub struct Quiesced<'r>(QuiescedExtent<'r>);
 
 #[derive(Debug)]

@@ -1,4 +1,4 @@
-//! A queue handed over in words: what they name is what is used, and impossible words are refused.
+//! A queue passed on as `QueueWords`: the memory that they name is used, and impossible words are refused.
 // UNSAFETY: attaching turns addresses into rings; the memory that they name lives in the test.
 #![cfg(not(loom))]
 #![allow(unsafe_code)]
@@ -123,7 +123,7 @@ fn an_attached_queue_uses_the_memory_that_its_words_name() {
     assert_eq!(queue.fault(), None);
 }
 
-/// The state is where it was: another view goes on where the first one stopped.
+/// The state lies in the memory of the words: a second view continues where the first one stopped.
 #[test]
 fn a_queue_that_is_attached_again_goes_on() {
     let (memory, words) = Memory::new(4, 3, 0);

@@ -1,4 +1,4 @@
-//! What the core refuses, and that a text which does not fit is told.
+//! Arguments that the core refuses, and a text that does not fit, which is reported.
 #![cfg(not(loom))]
 
 use core::fmt::{Display, Write};
@@ -14,7 +14,7 @@ use nvme_core::{
     QueueMemory, QueuePair, SubmitError, prp, sgl,
 };
 
-/// A writer with room for so many bytes.
+/// A writer with room for this number of bytes.
 struct Room(usize);
 
 impl Write for Room {

@@ -18,7 +18,7 @@ const PIECE_SHIFT: u32 = 12;
 const CANARY: u64 = 0xA5A5_A5A5_A5A5_A5A5;
 const NO_CODE: u32 = 77;
 
-/// What a launch came to: codes of its pieces, launches that ended, pieces that failed, the first of them and its code.
+/// Result of a launch: codes of its pieces, launches that ended, pieces that failed, the first of them and its code.
 #[derive(Debug, PartialEq, Eq)]
 struct Ended {
     codes: Vec<i32>,

@@ -36,7 +36,7 @@ fn the_option_to_blame_is_named_with_its_range() {
     }
 }
 
-/// A status is its type and its code, and comes to the commands that are named.
+/// A status fault has a type and a code, and applies to the commands that it names.
 #[test]
 fn a_status_in_range_is_taken() {
     use nvme_sim::Fault;

@@ -53,7 +53,7 @@ fn every_operation_ends_where_the_store_does() {
     });
 }
 
-/// Zeroing is exact whether or not space is given back, over more than a store does in one go.
+/// Zeroing is exact with and without deallocation, also over more than a store zeroes in one call.
 #[test]
 fn zeroed_ranges_read_as_zero_and_their_neighbours_do_not() {
     each("zero", |store, keeps| {

@@ -180,7 +180,7 @@ impl<'a> BenchWorker<'a> {
             let is_late = deadline.is_some_and(|deadline| now >= deadline);
             if is_late {
                 open = false;
-                // A write that was lost may still come to be executed: its unit has no other one until it is sent again.
+                // A lost write may still be executed later: its unit gets no other one until this is sent again.
                 self.again.retain(|one| one.generation.is_some());
             }
             open &= !stopped;
@@ -410,7 +410,7 @@ impl PendingAccess {
 
     /// Prepares it for being sent now: a read notes what its unit holds, a write becomes the unit's only one. A write
     /// whose unit has another one under way may not be sent; one that was lost keeps its generation, since what was
-    /// lost may still come to be executed.
+    /// lost may still be executed later.
     fn may_be_sent(&mut self, shared: &RunState<'_>) -> bool {
         let Some(states) = &shared.states else {
             return true;

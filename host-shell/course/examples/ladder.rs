@@ -152,7 +152,7 @@ impl Ground {
         let (from, to) = (self.empty(COPIED as u64)?, self.empty(COPIED as u64)?);
         from.zero()?;
         let copy = || {
-            // SAFETY: both have so many bytes, and outlive the copy, which is waited for.
+            // SAFETY: source and destination have that many bytes and outlive the copy, which is waited for.
             unsafe {
                 self.stream
                     .copy_within(to.address(), from.address(), COPIED)

@@ -37,7 +37,7 @@ pub enum GpuData {
     },
     /// Memory of the controller, registered with the GPU.
     InController {
-        /// The GPU's view of all of it.
+        /// Registration of the whole buffer with the GPU.
         registered: Arc<RegisteredMemory>,
         /// The stretch that data lies in.
         piece: RingPiece,

@@ -139,7 +139,7 @@ fn what_is_opened_anew_works() {
         let mut back = vec![0; block as usize];
         new.read(Lba(1), &mut back).unwrap();
         assert_eq!(back, data, "{change}");
-        // The old handle is told to the end.
+        // Each later call of the old handle reports the change, too.
         for _ in 0..3 {
             cause(old.read(Lba(0), &mut [0; 4096]).unwrap_err());
         }
@@ -165,7 +165,7 @@ fn a_queue_is_refused_by_what_its_maker_was_told() {
     assert!(said.contains("4096 -> 512"), "{said}");
     assert!(refused.buffer.is_some(), "the buffer comes back");
     assert_eq!(queue.in_flight(), 0);
-    // A queue made now still goes by what was told; one that is made after looking does not.
+    // A queue made now relies on the reported facts; one made after a new look at the namespace does not.
     let mut same = controller.create_queue_pair(16).unwrap();
     assert!(matches!(
         write(&mut same).unwrap_err().error,
@@ -209,7 +209,7 @@ fn no_write_goes_out_after_the_event_while_another_thread_sends_admin_commands()
     }
 }
 
-/// Two namespaces: the other one goes on.
+/// Of two namespaces the unchanged one stays usable.
 #[test]
 fn another_namespace_is_not_affected() {
     let text = "sim:mem?size=16MiB&block=4096&ns=2&queues=8&fault=format:512@op=write,nth=1";

@@ -15,7 +15,7 @@ const BLOCK: usize = 4096;
 /// Longer than a busy machine keeps a thread from running.
 const PATIENCE: Duration = Duration::from_secs(20);
 
-/// What was told, and a configuration that tells it.
+/// The reported notices, and a configuration whose callback records them.
 fn listening(timeout_ms: u64) -> (ControllerConfig, Arc<Mutex<Vec<ControllerNotice>>>) {
     let told: Arc<Mutex<Vec<ControllerNotice>>> = Arc::default();
     let sink = Arc::clone(&told);

@@ -4,7 +4,7 @@
 //! cargo run --release -p nvme-models --example small_model -- FILE [EXPERTS CHOICES]
 //! ```
 //!
-//! With EXPERTS each layer has so many, of which a token has CHOICES.
+//! With EXPERTS each layer has this number of experts, and a token chooses CHOICES of them.
 
 use nvme_models::llama::ExpertMixture;
 use nvme_models::synthetic::SyntheticModel;

@@ -242,7 +242,7 @@ fn a_mixture_that_cannot_be_is_refused() {
     ] {
         let mut model = mixture();
         let (count, choices) = mixture_of;
-        // Only the keys: the tensors of so many would be long.
+        // The keys alone: tensors of so many layers would make the file large.
         let mut bytes = file(&model);
         model.config.experts = Some(ExpertMixture { count, choices });
         for (key, from, to) in [

@@ -37,7 +37,7 @@ struct ThreadPool {
 
 /// The pool of the process that made it. A child of `fork` has none of its threads, and makes its own.
 static POOL: AtomicPtr<ThreadPool> = AtomicPtr::new(std::ptr::null_mut());
-/// Work that was handed over and has not ended, of this process.
+/// Work of this process that was submitted to the pool and has not ended.
 static UNDER_WAY: AtomicUsize = AtomicUsize::new(0);
 
 fn pool() -> &'static ThreadPool {
@@ -103,7 +103,7 @@ impl ThreadPool {
     }
 }
 
-/// Something handed to the pool: its end, and how it ended.
+/// A job of the pool: whether it has ended, and its result.
 pub struct PoolJob {
     process: ProcessMark,
     state: Mutex<Option<Result<(), ExceptionParts>>>,

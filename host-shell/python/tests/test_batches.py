@@ -90,7 +90,7 @@ def test_a_state_goes_on_in_another_loader(table):
         while second.epoch < 2:
             rest += [numbers([batch]) for batch in second]
         assert rest == whole[given:], given
-    # A loop that was left goes on, too.
+    # A loop that was left early continues, too.
     third = new()
     for batch in third:
         break

@@ -83,7 +83,7 @@ def test_the_bench_reads_a_file_by_every_way(capsys, monkeypatch, tmp_path):
     named = set(by_way) | set(found["missing"])
     assert {"read_into by the GPU", "read_into of the file, gds='auto'"} <= named
     assert any(name.startswith("torch.from_file") for name in named)
-    # A file of one's own, of no whole number of blocks of 4096 bytes.
+    # A file of the user, whose size is no multiple of 4096 bytes.
     own = tmp_path / "own"
     own.write_bytes(bytes(range(256)) * 18)
     status, printed = answer(capsys, monkeypatch, "bench", str(own), "--runs", "1", "--cpu", "--sizes", "4096")

@@ -33,7 +33,7 @@ FAULTS = {
     "cfs": None,
     "allones": nvme_gpu.Gone,
 }
-# Of the GPU: gathers that a recovery met end with Gone, and later ones work.
+# On a GPU these need no recovery. With the others, gathers during the recovery end with Gone, and later ones work.
 UNSEEN_BY_THE_GPU = ("delay:50ms", "reorder", "torncqe")
 
 

@@ -72,7 +72,7 @@ def test_all_buffers_of_a_call_are_kept_until_it_has_ended(call, goes):
             table._native.is_idle()
         del native
         with nvme_gpu.open("sim:mem?size=1MiB") as other:
-            # Whatever is opened later gives back what has ended.
+            # Opening any store frees the transfers that have ended.
             other.read(1)
         if goes == "names" or (goes == "table" and call in (read_into, write_from)):
             # Bytes belong to the store: its next transfer gives their buffers back, or its end.

@@ -75,7 +75,7 @@ def test_rows_that_did_not_come_cannot_be_read_from_the_array(gpu_store):
     assert values(found) == [[1000, 1001, 1002, 1003], [2000, 2001, 2002, 2003]]
     assert table.gather(Device([5, 6]), out=found) is found
     assert values(found)[0][0] == 5000
-    # Who is told of the row by the call, or asked for the status of each, may read the others.
+    # A caller who got the failed row as an error, or asked for each status, may read the other rows.
     with pytest.raises(nvme_gpu.Usage):
         table.gather(Device([7, -1]), out=found, check="now")
     assert values(found) == [[7000, 7001, 7002, 7003], [0] * 4]

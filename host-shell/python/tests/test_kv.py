@@ -469,7 +469,7 @@ def test_the_end_of_a_request_looks_at_its_own_blocks_alone(store):
 
     kv, given = opened(store), caches()
     kv._saving = Blocks(kv._saving)
-    # Others stay incomplete while requests come and go: their last layer is not handed over.
+    # Other requests stay incomplete meanwhile: their last layer is never saved.
     for number in range(4):
         kv.get_num_new_matched_tokens(f"other {number}", [number] * 9)
         kv.update_state_after_alloc(f"other {number}", [0, 1])

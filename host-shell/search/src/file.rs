@@ -1,4 +1,4 @@
-//! Vectors in files of others: `.npy` and safetensors, the `.fbin` kind of DiskANN and big-ann-benchmarks, and raw elements.
+//! Vectors in files: `.npy`, safetensors, the `.fbin` kind of DiskANN and big-ann-benchmarks, and raw elements.
 
 use super::element::ElementType;
 use super::source::VectorSet;
@@ -22,7 +22,7 @@ const BINS: [(&str, ElementType); 5] = [
     ("u8bin", ElementType::U8),
 ];
 
-/// What a file without a header holds.
+/// Content of a file without a header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RawVectors {
     /// The type of its elements.
@@ -88,7 +88,7 @@ impl VectorFile {
         Ok(found)
     }
 
-    /// How many vectors.
+    /// Number of vectors.
     pub fn count(&self) -> u32 {
         self.count
     }
@@ -173,7 +173,7 @@ impl VectorFile {
         u32::try_from(count).map_err(|_| self.refused(&cause, &remedy))
     }
 
-    /// How many vectors of how many elements the begin of the file says.
+    /// Numbers of vectors and of elements, as the header gives them.
     fn counts(&self) -> Result<(u32, u32)> {
         let mut counts = [0; COUNTS as usize];
         let read = self.file.read_exact_at(&mut counts, 0);

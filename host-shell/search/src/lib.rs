@@ -4,7 +4,7 @@
 //!   its index on a store.
 //! - [`VectorIndex`]: an existing index: its part in memory, and searches by the CPU.
 //! - `GpuSearch`: searches whose nodes a kernel reads from the drive.
-//! - [`VectorFile`]: vectors in files of others.
+//! - [`VectorFile`]: vectors in files of common formats.
 //! - [`VectorSource`]: vectors of a generator, for tests and measurements; [`exact`]: their neighbours by exhaustive
 //!   comparison.
 //!

@@ -326,7 +326,7 @@ impl Store {
     ///     store.read_at(12_345, &mut data).map(|()| data)
     /// })?;
     /// while !read.wait(Duration::from_millis(100)) {
-    ///     // Other work, signals, a deadline of one's own.
+    ///     // Other work, signals, the caller's own deadline.
     /// }
     /// // The outer error is a panic of the job.
     /// let data = read.take().expect("ended, not taken")??;

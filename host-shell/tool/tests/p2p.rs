@@ -1,4 +1,4 @@
-//! `p2p` and memory of others: the peer's memory here is a file that is mapped.
+//! `p2p` with a mapped file as the peer's memory.
 #![cfg(feature = "sim")]
 
 mod common;

@@ -254,7 +254,7 @@ fn dropping_a_queue_ends_what_is_in_flight_and_frees_the_queue(place: Place) {
 }
 
 /// What a handle reads and writes lies elsewhere once its namespace was formatted with other blocks: it sends nothing
-/// any more. One that was made since goes on, after a reset too.
+/// any more. A queue made since works, also after a reset.
 #[test]
 fn a_namespace_with_other_blocks_is_left_alone_by_older_handles() {
     for again in [false, true] {
@@ -353,7 +353,7 @@ impl Device for Changing {
 }
 
 /// Rings, lists and doorbells of the first bring-up are where such a controller would not look for them: it
-/// is left disabled, and everybody is told why.
+/// stays disabled, and each caller gets the cause.
 #[test]
 fn a_controller_that_comes_back_with_another_shape_is_left_alone() {
     let larger: fn(&mut Cap) = |cap| {
@@ -388,7 +388,7 @@ fn a_controller_that_comes_back_with_another_shape_is_left_alone() {
         assert!(!cc.en(), "it is not enabled");
         let error = controller.create_queue_pair(16).map(drop).unwrap_err();
         assert!(error.to_string().contains(told), "{error}");
-        // Opened anew, with the shape it has now, it works.
+        // After it was opened again, with its present block size, it works.
         drop((queue, controller));
         device.changed.store(false, Ordering::Relaxed);
         let controller = Controller::start(device, &config).unwrap();

@@ -14,7 +14,7 @@ in_each_place!(
     errors_of_the_medium_are_no_outages,
 );
 
-/// A verified workload of 2,048 commands over `device` that goes on after outages.
+/// A verified workload of 2,048 commands over `device` that continues after recoveries.
 fn bench(folder: &Folder, device: &str, more: &[&str]) -> Value {
     let fixed = "bench --rw randrw --verify --io-size 8MiB --timeout-ms 300 --recover";
     let fixed: Vec<&str> = fixed.split(' ').collect();
@@ -74,7 +74,7 @@ fn a_device_that_leaves_is_opened_again(place: Place) {
     let recovery = bench(&folder, device, &["--queues", "2"]);
     assert!(count(&recovery, "reopened") >= 1, "{recovery}");
     assert!(count(&recovery, "lost") > 0, "{recovery}");
-    // Who does not want to go on is told.
+    // Without --recover the run ends with an error.
     let device = "sim:disk.img?queues=4&fault=allones@nth=900";
     let fixed = ["bench", "--io-size", "8MiB", "-d", device];
     folder.fails(&fixed, 5, "gone");

@@ -117,7 +117,7 @@ fn a_bench_reports_the_loss_and_the_next_one_runs() {
     server.kill();
     let ran = Ran::new(&arguments, started.output());
     ran.failed(5, "closed the connection");
-    // No process listens at what is left of it.
+    // The socket file is left, and no process listens at it.
     folder.fails(&["read", "-d", &device], 4, "start the server");
     let server = serve("sim:null", &sockets);
     let report = folder.json(&["bench", "-d", &device, "--io-size", "4MiB"]);

@@ -1,4 +1,4 @@
-//! Numbers that never repeat, by which things of different times are told apart.
+//! Numbers that never repeat, which distinguish values made at different times.
 //!
 //! Only the host makes and compares them. They order nothing, and loom need not explore them, so these are
 //! the standard library's atomics on every platform.

@@ -96,7 +96,7 @@ impl HashLanes<1, 4> for Threaded<'_> {
     }
 }
 
-/// The lanes of a warp come to the same hash, each of them: where columns, stripes and their exchange go wrong, this
+/// Each lane of a warp computes the same hash: where columns, stripes and their exchange go wrong, this
 /// does, too.
 #[test]
 fn lanes_of_a_warp_have_the_hash_of_the_reference() {

@@ -260,7 +260,7 @@ mod tests {
             if code == opcode::ASYNC_EVENT_REQUEST {
                 continue; // It completes when there is an event.
             }
-            // An entry that nothing but a check of its opcode comes to.
+            // A fused command: a known opcode ends with Invalid Field, before anything else is checked.
             let mut sqe = Sqe::new(code, Nsid(0));
             sqe.cdw0 |= 1 << 8;
             let known = driver.admin(sqe) == Err(Status::INVALID_FIELD);

@@ -348,14 +348,14 @@ mod tests {
             assert!(!kept(0) && !kept(LONG_BYTES_KEPT - 1), "lost as before");
             assert!(kept(LONG_BYTES_KEPT) && kept((16 << 20) - 1), "written out");
         }
-        // A flush begins anew.
+        // After a flush the old content of the next LONG_BYTES_KEPT bytes is kept again.
         cache.flush();
         long(&cache, &store, 8 << 20, STEP, 9);
         cache.power_cut(&store).unwrap();
         assert_ne!(byte(&store, 8 << 20), 9);
     }
 
-    /// A block that a long write has written out does not go back to what it was before an earlier one.
+    /// A power cut does not restore the content before an earlier write of blocks that a long write made durable.
     #[test]
     fn a_long_write_that_is_written_out_takes_earlier_writes_with_it() {
         const STEP: usize = 128 << 10;

@@ -190,7 +190,7 @@ fn served(
 ) -> Result<f64> {
     let mut bench = NullBench::of_rings(kernels, 128, ENTRIES)?;
     let mut rates = Vec::new();
-    // Threads that only just start miss laps, so this one's answer says nothing.
+    // Threads that have just started miss laps, so the result of this first run is discarded.
     let _ = bench.served(entries / 10, threads);
     for _ in 0..runs {
         let ran = bench.served(entries, threads)?;

@@ -54,7 +54,7 @@ static void check_rows(void)
     for (int i = 0; i < IDS; ++i) CHECK(out[i * ROW] == 100 + i && out[i * ROW + ROW - 1] == 100 + i);
 }
 
-/* The driver lets go of what a graph had on a thread of its own. */
+/* A thread of the driver frees what a destroyed graph held. */
 static void wait_for_all(int wanted)
 {
     for (int round = 0;; ++round) {
@@ -111,7 +111,7 @@ static void come_back(const char *device, int graphs, int each)
         CUDA(cuGraphExecDestroy(second));
         nvme_gpu_pending_free(pending);
     }
-    /* Staging memory is used again, and not pinned anew for each capture: a few sets are there while graphs go late. */
+    /* Staging memory is reused and not pinned for each capture: there are a few sets, since graphs are freed late. */
     CHECK(fake_cuda_registered() < before + (unsigned)(graphs * each) / 2);
     nvme_gpu_close(store);
 }

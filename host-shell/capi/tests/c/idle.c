@@ -1,4 +1,4 @@
-/* A launch whose end never comes (FAKE_CUDA=idle): calls that wait have an end, and an operation goes on. */
+/* A launch whose end never comes (FAKE_CUDA=idle): calls that wait end in time, and the operation stays under way. */
 #include "nvme_gpu.h"
 #include "check.h"
 #include "requests.h"

@@ -25,7 +25,7 @@ static void *function(const char *name)
     return found;
 }
 
-/* Memory of a kind with `bytes` bytes, which a call is told; "short" memory has one less. */
+/* Memory of a kind, passed to a call as `bytes` bytes; "short" memory has one byte less. */
 static void *memory(enum kind kind, size_t bytes)
 {
     uint64_t at = 0;
@@ -60,7 +60,7 @@ static void *memory(enum kind kind, size_t bytes)
     return (char *)(uintptr_t)at + (kind == ODD);
 }
 
-/* What `call` must come to with memory of `kind` as `name`, which it writes or reads. */
+/* Expected result of `call` with memory of `kind` as argument `name`, which it writes or reads. */
 static void check(enum kind kind, const char *name, int is_written, nvme_gpu_status got)
 {
     if (kind <= REGISTERED || (kind == READ_ONLY && !is_written)) {

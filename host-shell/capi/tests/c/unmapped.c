@@ -170,7 +170,7 @@ static void refused(const char *device)
     printf("%s: %d launches were refused\n", device, launches);
 }
 
-/* The drive fails commands in the middle, or does not answer; every so many of the calls. */
+/* The drive fails commands in the middle, or does not answer, in every n-th call. */
 static void faulty(const char *device, uint32_t timeout_ms, size_t every)
 {
     for (int of_gpu = 0; of_gpu < 2; ++of_gpu) {

@@ -1,6 +1,6 @@
 //! PCI functions, IOMMU groups and the users of a disk, from Linux's /sys, /proc and /dev.
 //!
-//! Everything is read below one root folder, so that tests can show it made-up machines. Nothing is cached: a
+//! Everything is read below one root folder, so that tests can use fixtures. Nothing is cached: a
 //! [`SysfsHost`] reads the files again each time.
 
 mod address;

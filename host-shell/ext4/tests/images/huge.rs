@@ -1,5 +1,5 @@
 //! File systems past 2^32 blocks, made by hand on a device that has no bytes but those that are written here: numbers of
-//! blocks have high halves, and what ends with the last block is told from what ends behind it.
+//! blocks have high halves, and extents that end with the last block are accepted, those that end past it not.
 
 use nvme_ext4::{Ext4, Ext4Error, SourceError, VolumeSource};
 use std::collections::HashMap;

@@ -267,7 +267,7 @@ fn other_kinds_of_files_are_known_by_their_kind() {
 }
 
 /// With descriptors as large as a block each group is a meta group of its own, so that its descriptor lies behind a copy
-/// of the superblock in the groups 1 and powers of 3, 5 and 7, and at the begin of others.
+/// of the superblock in the groups 1 and powers of 3, 5 and 7, and at the start of other groups.
 #[test]
 fn descriptors_of_meta_groups_lie_behind_copies_of_the_superblock() {
     let folder = Folder::new("powers");

@@ -83,7 +83,7 @@ fn files_of_a_partition_are_read_where_they_lie() {
     ended.check().unwrap();
     assert_eq!(row, *b"data");
     assert!(matches!(file.catalog(), Err(Error::Usage { .. })));
-    // The file is written anew: its inode has another time.
+    // The file is written again, so its inode has another time.
     let inode = file.inode().clone();
     let mut all = vec![0; store.len() as usize];
     store.read_at(0, &mut all).unwrap();

@@ -150,7 +150,7 @@ mod tests {
         assert_eq!(next(&course, 2), [2, 0]);
         course.asked(2);
         assert_eq!(next(&course, 2), [0, 1]);
-        // Out of turn: it goes on from there.
+        // A layer out of turn: the order continues after it.
         course.asked(1);
         assert_eq!(next(&course, 1), [2]);
     }

@@ -34,7 +34,7 @@ class Move:
         except NvmeGpuError as error:
             everything = set(range(len(self._status)))
             if error.code == "unfinished":
-                # It goes on: the status says nothing yet, and on a GPU asking for it would wait for the stream.
+                # The move is under way: its status is not final, and reading it on a GPU would wait for the stream.
                 return everything, error
             bad = {at for at, code in enumerate(self._status.tolist()) if code}
             return bad or everything, error

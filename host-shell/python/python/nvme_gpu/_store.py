@@ -730,7 +730,7 @@ class Table(OneProcess):
     ) -> Any:
         number = _buffers.stream_of(stream)
         _same_gpu(self._store._native.gpu_index, ids.device, "ids")
-        # Who passes `out` and is told of the failed rows by this call may read the others.
+        # A caller who passes `out` and gets the error from this call may read the rows that did not fail.
         is_judged = status is not None or (out is not None and check == "now")
         if out is None:
             out = Array((*shape, *self._row), self._dtype, self._size, self._store._native)

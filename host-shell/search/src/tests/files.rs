@@ -1,4 +1,4 @@
-//! Vectors in files of others.
+//! Vectors in `.npy`, safetensors and DiskANN files.
 
 use super::*;
 use std::path::{Path, PathBuf};

@@ -25,7 +25,7 @@ pub fn items(count: u64, what: &'static str) -> ProgressBar {
     styled(count, what, template)
 }
 
-/// Returns the time that has passed, for a command that says nothing until its end.
+/// Returns the elapsed time, for a command that prints nothing until its end.
 pub fn spinner(what: &'static str) -> ProgressBar {
     let bar = styled(0, what, "{spinner} {msg} {elapsed}");
     bar.enable_steady_tick(std::time::Duration::from_millis(100));

@@ -79,7 +79,7 @@ fn broken(root: &Value, rule: &Value, value: &Value, place: &str) -> Result<(), 
                     return wrong(format!("fits none: {tried:?}"));
                 }
             }
-            // Of what is no object it says nothing.
+            // The schema does not describe values that are no objects.
             "required" if value.is_object() => {
                 for name in wanted.as_array().unwrap().iter().filter_map(Value::as_str) {
                     if value.get(name).is_none() {
@@ -373,7 +373,7 @@ fn the_ways_of_a_file_to_memory_follow_the_schema() {
         ["ways.svg"],
         "the file that was made is removed"
     );
-    // A file that is there stays as it is, and a device of one's own is given its bytes.
+    // An existing file is not changed; a device that the user names gets its bytes.
     let before = std::fs::read(folder.file("kept", 64 << 10, 3)).unwrap();
     let run = "bench --paths kept -d sim:disk.img?size=1MiB --sizes 4KiB --runs 1";
     let text = folder.ok(&run.split_whitespace().collect::<Vec<_>>());

@@ -53,7 +53,7 @@ impl Server {
         assert!(sent.success());
     }
 
-    /// Ends the server as a user does. It says nothing and leaves no socket.
+    /// Ends the server as a user does. It must print nothing and leave no socket.
     pub fn stop(mut self) {
         self.signal("-TERM");
         let begin = Instant::now();

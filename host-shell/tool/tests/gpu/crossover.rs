@@ -54,7 +54,7 @@ fn both_sides_bring_the_same_rows_with_as_many_hits_as_asked_for() {
         for side in ["gpu", "cpu", "cpu_with_ids"] {
             assert!(case[side]["us"].as_f64().unwrap() > 0.0, "{case}");
         }
-        // A read waits for the drive's latency, whoever asks for it.
+        // A read takes the drive's latency, from the GPU and from the CPU.
         if number("latency_ns") > 0 && number("misses") > 0 {
             assert!(case["cpu"]["us_least"].as_f64().unwrap() >= 30.0, "{case}");
             assert!(case["gpu"]["us_least"].as_f64().unwrap() >= 30.0, "{case}");

@@ -67,7 +67,7 @@ fn a_continuous_pipeline_outlives_what_a_drive_does_to_it() {
         // Early ones: a loaded machine reads few batches in the time. Several: a kernel repeats a joined command that
         // failed, each row by itself.
         ("status:0x281@op=read,nth=4-9", 1),
-        // The watch resets the controller, and reads go on.
+        // The watch thread resets the controller, and later reads succeed.
         ("drop@op=read,nth=6", 1),
     ] {
         let device = format!("{DEVICE}&fault={fault}");

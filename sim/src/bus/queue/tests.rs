@@ -70,7 +70,7 @@ fn a_ring_in_pages_splits_at_page_ends() {
     assert_eq!(ring.run(64, 50), (0x3000, 36));
 }
 
-/// What a copy of memory that cannot be mapped is told about rings: all of each, and nothing else.
+/// Ranges that are announced for copying where memory cannot be mapped: each whole ring, and nothing else.
 #[test]
 fn a_ring_settles_last_as_a_whole() {
     #[derive(Default)]

@@ -259,7 +259,7 @@ fn it_goes_on_through_resets_and_losses_of_power() {
             2 => driver.controller.function_reset(),
             _ => driver.controller.power_cut(),
         }
-        // A controller that is not enabled goes on, too.
+        // A controller that is not enabled continues its sanitize, too.
         driver.now_ns += SECOND / 2;
         driver.step();
         driver.enable();

@@ -1,4 +1,4 @@
-//! A finding each, on made-up machines.
+//! A test for each finding, over fixtures of sysfs.
 
 use super::super::examine;
 use super::*;

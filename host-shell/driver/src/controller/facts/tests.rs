@@ -35,7 +35,7 @@ fn a_queue_goes_by_what_its_maker_was_told() {
         old.refusal(2, nvm::opcode::READ).is_none(),
         "another namespace"
     );
-    // One that is made before anyone was told of the change goes by the old facts, too.
+    // A queue made before the change was reported relies on the old facts, too.
     let mut young = QueueFacts::new(&facts);
     young.compare(&facts, 1);
     assert!(!refusal(&young, nvm::opcode::WRITE).is_empty());
@@ -175,7 +175,7 @@ fn what_this_process_erased_is_refused_though_its_facts_are_the_same() {
     facts.was_not_erased(NS);
     assert_eq!(says(1), "");
     facts.erase(NS);
-    // Who is told of the one knows nothing of the other.
+    // A report of one change does not report the other.
     facts.tell(info(512, 80));
     facts.erase(Nsid::ALL);
     facts.tell(info(512, 80));
@@ -187,7 +187,7 @@ fn what_this_process_erased_is_refused_though_its_facts_are_the_same() {
     assert!(says(1).contains("was sanitized"));
 }
 
-/// What no event has told may be told by the status of any command.
+/// A change that no event reported may be reported by the status of any command.
 #[test]
 fn each_status_and_notice_that_tells_of_a_change_raises_the_alarm() {
     let raised = |tell: &dyn Fn(&FactsAlarm)| {

@@ -83,7 +83,7 @@ impl ControllerSession {
         let create = admin::create_io_sq(sq, qid);
         let created = self.admin_locked(admin, "Create I/O Submission Queue", create, None);
         if created.is_err() {
-            // Or the identifier stays in use. That this fails too says nothing new.
+            // Else the identifier stays in use. A second failure adds nothing to the first, so it is ignored.
             let delete = admin::delete_io_cq(qid);
             let _ = self.admin_locked(admin, "Delete I/O Completion Queue", delete, None);
         }

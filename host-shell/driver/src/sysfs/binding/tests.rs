@@ -1,4 +1,4 @@
-//! Controllers that change hands, on made-up machines: no kernel acts there.
+//! `bind` and `unbind` over fixtures of sysfs, where no kernel acts.
 
 use super::*;
 use crate::sysfs::testing::Tree;
@@ -37,7 +37,7 @@ fn error(result: Result<impl std::fmt::Debug>) -> String {
 
 #[test]
 fn what_vfio_does_not_take_gets_its_driver_back() {
-    // No kernel acts on a made-up tree: the controller stays with nvme.
+    // No kernel acts on the fixture, so the controller stays with nvme.
     let tree = tree("nvme");
     let said = error(tree.host().bind(address(), LendingDriver::Vfio, false));
     assert!(said.contains("not taken by vfio-pci"), "{said}");
@@ -131,7 +131,7 @@ fn the_module_leaves_the_type_of_the_group_as_it_is() {
     );
     tree.file("sys/bus/pci/drivers/nvme_gpu/bind", "");
     tree.file("sys/kernel/iommu_groups/7/type", "DMA-FQ\n");
-    // No kernel acts on a made-up tree: the controller is not taken, and is given back.
+    // No kernel acts on the fixture: vfio-pci does not take the controller, so `bind` restores the driver.
     let said = error(tree.host().bind(address(), LendingDriver::Module, false));
     assert!(said.contains("not taken by nvme_gpu"), "{said}");
     assert_eq!(tree.text("sys/kernel/iommu_groups/7/type"), "DMA-FQ\n");
@@ -225,7 +225,7 @@ fn a_function_that_something_else_gave_to_vfio_is_left_there() {
         assert_eq!(tree.text("sys/bus/pci/drivers/vfio-pci/unbind"), "");
     };
     left(&tree);
-    // Bound by us once, and by something else since: sysfs has made the link anew.
+    // Bound by us once, and by another program since: sysfs has a new link.
     is_ours(&tree, "nvme");
     let record = tree.host().recorded(address()).unwrap();
     let stale = BindingRecord {

@@ -47,7 +47,7 @@ pub(super) enum NodeIdentity {
     Block(u32, u32),
     /// A character device.
     Char(u32, u32),
-    /// A name in /dev of something that is no device: of a made-up machine.
+    /// A regular file in /dev, as fixtures have in place of a device.
     Name(PathBuf),
     /// A BAR in sysfs, by the folder of its function.
     Bar(String),

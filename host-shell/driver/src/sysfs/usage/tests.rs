@@ -1,4 +1,4 @@
-//! A made-up machine for each kind of use.
+//! A fixture of sysfs and procfs for each kind of use of a disk.
 
 mod paths;
 

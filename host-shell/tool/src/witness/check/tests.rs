@@ -137,7 +137,7 @@ fn figures_that_cannot_be_are_found() {
         one.of_link = one.of_link.map(|share| share * 2.0);
     };
     assert!(after(faster).contains("faster than the link"));
-    // The link of an emulated controller bounds nothing, and no share of it is told.
+    // The link of an emulated controller limits nothing, so no share of it is printed.
     let emulated = |record: &mut WitnessRecord| {
         faster(record);
         record.simulator = true;

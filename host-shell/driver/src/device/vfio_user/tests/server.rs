@@ -1,4 +1,4 @@
-//! A server of a few registers, polite unless it is told otherwise for one message.
+//! A server of a few registers that follows the protocol, except where a test replaces one reply.
 
 use super::super::VfioUser;
 use super::super::connection::ServerConnection;
@@ -48,7 +48,7 @@ pub enum Act {
     Changed(fn(&mut MessageHeader)),
     /// The polite reply with one bit of it turned over.
     Flip(usize),
-    /// The polite reply with so many descriptors.
+    /// The correct reply, with this number of descriptors.
     WithFiles(usize),
     /// A DMA_READ of the server with these flags comes first.
     AskBefore(u32),
@@ -187,7 +187,7 @@ impl Server {
         }
     }
 
-    /// Whether the server goes on.
+    /// Whether the server continues after this message.
     fn answer(
         &mut self,
         asked: MessageHeader,
