@@ -54,7 +54,7 @@ impl BatchEnds<'_> {
     }
 }
 
-/// A queue in the hands of the members of `G`, which call every method together.
+/// A queue that the members of `G` own; they call every method together.
 #[derive(Debug)]
 pub struct BatchQueue<'a, G> {
     group: G,

@@ -48,7 +48,7 @@ impl Lists {
     }
 }
 
-/// What a controller finds on its way through PRP1, PRP2 and the lists.
+/// Result of a controller's walk through PRP1, PRP2 and the lists.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Walk {
     /// The pages of data, as (address, bytes).

@@ -123,7 +123,7 @@ fn segments_that_do_not_fit_are_given_back() {
     pair.submit(read, CommandData::Sgl(&[part; 2]), "two", 0)
         .unwrap();
     assert_eq!(pair.in_flight(), 1);
-    // PSDT 01b: the data pointer is a descriptor, of the last segment in the slot's list.
+    // PSDT 01b: the data pointer is a Last Segment descriptor for the slot's list.
     let entry = sq[0].load();
     assert_eq!(entry.cdw0 >> 14 & 3, 1);
     assert_eq!(entry.dptr, [0x8000, 0x3000_0000_0000_0020]);

@@ -108,7 +108,7 @@ fn line(at: u64, end: u64) -> (u64, u64) {
     }
 }
 
-/// Stores those of the 8 bytes from `at` on that are between `from` and `end`, at a distance of `far`.
+/// Stores those of the 8 bytes from `at` on that are between `from` and `end`, `far` bytes further on.
 #[cfg(feature = "rows")]
 #[inline(always)]
 fn store_half(far: u64, half: u64, at: u64, (from, end): (u64, u64)) {

@@ -159,7 +159,7 @@ pub struct Hand<'a> {
     /// Entries fetched and completions posted since the queue was created.
     fetched: u32,
     posted: u32,
-    /// Completions given back, as the last look at the head doorbell showed.
+    /// Completions freed, as the last read of the head doorbell showed.
     freed: u32,
     watch: Watch,
 }
@@ -212,7 +212,7 @@ impl<'a> Hand<'a> {
             waiting,
             self.waiting
         );
-        // Less than nothing is owed by one that ends what it has not fetched: those still come.
+        // A controller that completes commands before it fetches them owes a negative number: they are fetched later.
         let owed = self.fetched.wrapping_sub(self.posted) as i32;
         let unfinished = waiting as i32 + owed;
         assert!(
@@ -240,7 +240,7 @@ impl<'a> Hand<'a> {
         Some(sqe)
     }
 
-    /// Looks at the head doorbell: how many completions the driver has given back since the beginning.
+    /// Reads the head doorbell: the number of completions that the driver has freed since the beginning.
     ///
     /// # Panics
     /// When the head went back, or passed what was posted.
@@ -268,7 +268,7 @@ impl<'a> Hand<'a> {
         let phase = self.posted & (self.mask() + 1) == 0;
         Cqe {
             dw0,
-            // Anything: no queue looks at it.
+            // An arbitrary value: no queue reads it.
             dw1: !dw0,
             sqhd: (self.fetched & self.mask()) as u16,
             sqid: self.rig.qid.0,
@@ -294,7 +294,7 @@ impl<'a> Hand<'a> {
         self.posted = self.posted.wrapping_add(1);
     }
 
-    /// Overwrites the entries that the head doorbell has given back, as a controller may at any time;
+    /// Overwrites the entries that the head doorbell has freed, as a controller may at any time;
     /// in the first lap only. They keep the phase tag that they had.
     pub fn scribble(&mut self) {
         self.scribble_before(u32::MAX);

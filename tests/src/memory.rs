@@ -185,7 +185,7 @@ pub fn host_memory(memory: &'static Memory) -> HostMemory {
     host
 }
 
-/// A look at the memory by the controller.
+/// The controller's access to the memory.
 pub struct Guard<'a>(&'a Memory);
 
 impl DmaGuard for Guard<'_> {

@@ -21,7 +21,7 @@ pub enum Bound {
     /// Every execution in which threads are preempted at most so often, `NVME_LOOM_DEEPER` (default 0)
     /// times more where that is set. Waiting is no preemption.
     Preemptions(usize),
-    /// Without preemptions, at any depth: the model's [`Stage`]s, or lanes in step, say what comes first.
+    /// No preemptions: [`Stage`]s of the model, or lanes in step, give the order of events.
     Staged,
 }
 

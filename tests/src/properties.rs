@@ -4,7 +4,7 @@ use nvme_core::spec::register::{Cap, Cc, Csts, offset};
 use nvme_core::{ControllerIdentity, RegisterAccess};
 use std::cell::{Cell, RefCell};
 
-/// The properties. Unless told otherwise CSTS does at once what CC asks for.
+/// The properties. By default CSTS follows CC at once.
 #[derive(Debug)]
 pub struct Properties {
     /// CAP.

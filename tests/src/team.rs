@@ -1,6 +1,6 @@
 //! Groups of host threads: what the lanes of a warp are on a GPU, one thread each.
 //!
-//! Votes and broadcasts order nothing where that can be told (under loom, where the model does not see
+//! Votes and broadcasts order no memory where a test could observe it (under loom, where the model does not see
 //! them, and under ThreadSanitizer), as on a GPU: only `sync` makes what one member did visible to the others.
 
 mod place;

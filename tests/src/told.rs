@@ -1,4 +1,4 @@
-//! A group whose member does something else between what it does: tests decide who comes in between.
+//! A group that calls a test between the steps of one member, so that the test can let others act there.
 
 use nvme_core::group::{GroupVote, ThreadGroup};
 

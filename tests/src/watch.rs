@@ -16,7 +16,7 @@ mod seen {
     use super::{Cqe, Entries, Sqe};
     use nvme_auditor::{Auditor, Finding, ProtocolSide, Rule};
 
-    /// Where the auditor is told that the submission ring lies.
+    /// Address of the submission ring that the auditor gets.
     const RING: u64 = 1 << 40;
 
     /// An auditor of one queue pair.

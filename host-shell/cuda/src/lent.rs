@@ -55,7 +55,7 @@ pub(super) trait QueueUsers: Send + Sync {
     fn resume(&self, works: bool);
 }
 
-/// Queue pairs of one controller in the hands of a GPU. Deleted on drop.
+/// Queue pairs of one controller that a GPU drives. Deleted on drop.
 pub(super) struct LentQueues {
     pub set: QueueSet,
     pub kind: Option<QueueKind>,

@@ -22,7 +22,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
-/// Queue pairs of one controller in the hands of a GPU. Deleted on drop.
+/// Queue pairs of one controller that a GPU drives. Deleted on drop.
 pub struct GpuQueuePairs {
     lent: LentQueues,
     launches: LaunchMemory,

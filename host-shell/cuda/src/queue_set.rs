@@ -19,7 +19,7 @@ use zerocopy::IntoBytes;
 /// States begin at multiples of this, so that two never share a sector.
 const STATE_ALIGN: usize = 256;
 
-/// Queue pairs in the hands of a GPU.
+/// Queue pairs that a GPU drives.
 pub(super) struct QueueSet {
     host: Vec<QueueWords>,
     words: DeviceMemory,

@@ -38,7 +38,7 @@ pub struct LaunchResult {
     pub accounts: Vec<u32>,
 }
 
-/// Queue pairs in the hands of a GPU, and launches over them.
+/// Queue pairs that a GPU drives, and launches over them.
 pub struct GpuQueues {
     set: QueueSet,
     launches: LaunchMemory,

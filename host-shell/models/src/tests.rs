@@ -400,7 +400,7 @@ fn with_keys(bytes: &[u8], keys: &[(&str, Vec<u8>)]) -> Vec<u8> {
         .iter()
         .flat_map(|(name, value)| [text(name), value.clone()].concat())
         .collect();
-    // What follows stays as aligned as it was.
+    // The tensors after the header keep their alignment.
     let name = text("general.description");
     let rest = more.len() + name.len() + 4 + 8;
     let padding = text(&" ".repeat(rest.next_multiple_of(32) - rest));

@@ -89,7 +89,7 @@ pub struct PyTable {
 
 impl PyTable {
     /// # Errors
-    /// For rows that come out wider: what they are made of is not known backwards.
+    /// For converted rows: stored bytes cannot be computed from them.
     fn check_stored(&self) -> Result<(), ExceptionParts> {
         match self.widen {
             None => Ok(()),

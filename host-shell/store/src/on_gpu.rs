@@ -94,7 +94,7 @@ impl Table {
         unsafe { self.gather_by(request, None, stream) }
     }
 
-    /// As [`gather_on_gpu`](Self::gather_on_gpu), with elements that come out wider: rows of [`RowWidening::row_bytes`]
+    /// As [`gather_on_gpu`](Self::gather_on_gpu), with converted elements: rows of [`RowWidening::row_bytes`]
     /// bytes go to `out` of the request. A cache keeps the rows as they are stored.
     ///
     /// # Safety

@@ -424,7 +424,7 @@ fn what_kernels_cannot_do_is_refused_before_they_run() {
     );
 }
 
-/// Every launch meets an outage: at some point that is the end.
+/// Every launch loses a command, so that the limit of recoveries ends the run.
 #[test]
 fn outages_without_an_end_are_told() {
     let folder = Folder::new(Place::Embedded);

@@ -4,10 +4,10 @@ use nvme_sim::{Controller, Finding, HostMemory, Rule};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// Runs of so many commands are watched one and all; of longer ones, a few: half a microsecond for each
+/// Runs of at most this many commands are all audited; of longer ones, a few: half a microsecond for each
 /// command, behind one lock.
 const SHORT: u64 = 100_000;
-/// Of longer runs, one in so many: prime, so that every mode, tier and fault of the matrix has its turn.
+/// One in this number of longer runs is audited; prime, so that each mode, tier and fault has its turn.
 const ONE_IN: u32 = 7;
 
 /// What controllers that are gone have left, since the last verdict.

@@ -419,7 +419,7 @@ fn faults(bench: &Bench, name: &str, fault: &str) -> Outcome<String> {
     until_whole(name, (8, 512), "rows", || job.run(&drive))
 }
 
-/// Reads are lost again and again while products go on over several streams: none is wrong, and no station is lost.
+/// Reads are lost repeatedly under products on several streams: none is wrong, and no I/O context is lost.
 fn outages(bench: &Bench) -> Outcome<String> {
     let timeout = Duration::from_millis(60) * bench.patience as u32;
     let drive = Drive::simulated(bench, 4096, "drop@op=read,every=400", timeout)?;

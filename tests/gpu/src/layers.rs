@@ -220,7 +220,7 @@ fn until_right(model: &Model, errors: usize) -> Outcome<Vec<String>> {
     Err(format!("no pass was right again after {seen:?}"))
 }
 
-/// Reads that the drive refuses are errors of their layers; a pass that says nothing is right.
+/// Reads that the drive refuses are errors of their layers; a pass without an error has the right bytes.
 fn errors(bench: &Bench) -> Outcome<String> {
     let faults: String = (60..90)
         .map(|nth| format!("&fault=status:0x281@op=read,nth={nth}"))

@@ -1,4 +1,4 @@
-//! How long launches and graphs keep what they were given, and that it comes back then; what makes a cache old.
+//! Lifetimes: launches and graphs keep their memory and free it at their end; causes of a stale cache.
 // UNSAFETY: asks the driver about its memory.
 #![allow(unsafe_code)]
 
@@ -53,7 +53,7 @@ fn capture(
     captured.map_err(|error| failed.unwrap_or_else(|| text(error)))
 }
 
-/// More captures than a store has launches. The driver gives back what a graph had on a thread of its own: until it has, a
+/// More captures than a store has launches. A thread of the driver frees what a graph held: until it has, a
 /// capture may be refused.
 fn come_back(drive: &Drive) -> Outcome<String> {
     let table = drive.table(0, 512);
@@ -131,7 +131,7 @@ pub fn free_bytes() -> Outcome<usize> {
     }
 }
 
-/// Caches that are let go of while a gather may still use them: their memory comes back when it has ended.
+/// Caches that are dropped while a gather may still use them: their memory is freed when it has ended.
 fn dropped(bench: &Bench) -> Outcome<String> {
     const CACHE: u64 = 64 << 20;
     let mut drive = Drive::new(bench, 4096, "delay:20ms@op=read,every=50", limit())?;

@@ -154,7 +154,7 @@ fn errors(bench: &Bench, experts: Option<ExpertMixture>) -> Outcome<String> {
     let bytes = bytes_of(StoredFormat::Q6K, experts)?;
     let mut of_cpu = open("sim:mem?size=16MiB", None, &bytes).map_err(text)?;
     let (expected, _) = follow(&mut of_cpu, &prompt(5)).map_err(text)?;
-    // Behind the reads of the opening; so many that those which are repeated for parts of a command fail, too.
+    // After the reads of the opening; enough failures that repeated parts of a command fail, too.
     let device = format!("{DRIVE}&fault=status:0x281@op=read,nth=60-1000");
     let mut model = open(&device, Some(bench.gpu.index()), &bytes).map_err(text)?;
     let (mut tokens, mut failed) = (Vec::new(), 0);

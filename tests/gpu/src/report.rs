@@ -3,7 +3,7 @@
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
-/// What a test comes to, or why it failed.
+/// Result of a test, or the cause of its failure.
 pub type Outcome<T> = Result<T, String>;
 
 /// How a test ended.
@@ -55,7 +55,7 @@ pub struct Report {
     progress: Progress,
 }
 
-/// What has run so far; shared with whoever has to end the program in the middle of a test.
+/// Tests that have run so far; shared with the thread that ends the program in the middle of a test.
 #[derive(Clone)]
 pub struct Progress(Arc<Mutex<State>>);
 

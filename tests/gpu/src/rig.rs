@@ -235,7 +235,7 @@ impl<'b> Rig<'b> {
             .map_err(text)
     }
 
-    /// The queues and cells, for kernels of others.
+    /// The queues and cells, for kernels of users.
     pub fn queues(&self) -> QueueArray {
         QueueArray {
             queues: self.device_words.address(),

@@ -319,7 +319,7 @@ fn unlike_ids(first: u64, count: u64, throw: &mut impl FnMut(u64) -> u64) -> Vec
     ids
 }
 
-/// A scatter from each stream at once, each to rows of its own: what each came to.
+/// Launches a scatter on each stream at once, each to its own rows, and returns their results.
 fn round_of(
     drive: &Drive,
     streams: &[OwnStream],
@@ -436,7 +436,7 @@ fn runs(bench: &Bench) -> Outcome<String> {
     }
 }
 
-/// Writes are lost again and again: no row is wrong, and no station is lost.
+/// Writes are lost repeatedly: no row is wrong, and no I/O context is lost.
 fn outages(bench: &Bench) -> Outcome<String> {
     let timeout = Duration::from_millis(60) * bench.patience as u32;
     let fault = on_all_queues("drop@op=write,qid=QID,every=900");

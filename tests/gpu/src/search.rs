@@ -548,7 +548,7 @@ fn faults(bench: &Bench, name: &str, fault: &str) -> Outcome<String> {
     until_whole(name, (1, 60), "queries", || Ok(job.run(&drive)?.0))
 }
 
-/// Reads are lost again and again while searches go on over several streams: none is wrong, and no station is lost.
+/// Reads are lost repeatedly under searches on several streams: none is wrong, and no I/O context is lost.
 fn outages(bench: &Bench) -> Outcome<String> {
     let timeout = Duration::from_millis(60) * bench.patience as u32;
     let source = source(VectorDistribution::Clustered, 500, 32);

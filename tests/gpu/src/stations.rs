@@ -1,6 +1,6 @@
 //! A station whose block left with a command that has no end: it stays taken, with its result cells, until the controller
 //! was reset; then the host gives it back with cells that are zero. One that a block has claimed and not lost stays.
-// UNSAFETY: words of a store's kernels, by the addresses that it gives to kernels of others.
+// UNSAFETY: words of a store's kernels, by the addresses that it gives to kernels of users.
 #![allow(unsafe_code)]
 
 use crate::bench::Bench;
@@ -19,7 +19,7 @@ const STATIONS: u32 = 4;
 const LOST: u32 = 2;
 const CLAIMED: u32 = 1;
 const TAKEN: u32 = 1;
-/// What the cells hold that are not given back.
+/// Content of the result cells that were not freed.
 const MARK: u64 = 0x5A5A_5A5A_0001_0001;
 
 pub fn all(report: &mut Report, bench: &Bench) {

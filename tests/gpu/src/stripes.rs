@@ -15,7 +15,7 @@ const STRIPE_BYTES: u64 = 32 << 10;
 const MEMBERS: u64 = 3;
 /// The member with a fault.
 const BAD: u64 = 1;
-/// Less GPU memory than so many stores have for their words; of the driver, which allocates 2 MiB at a time, one part.
+/// Less GPU memory than the words of these stores take, and one of the driver's allocations of 2 MiB.
 const MOST_LOST: usize = 4 << 20;
 
 pub fn all(report: &mut Report, bench: &Bench) {

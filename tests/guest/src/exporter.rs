@@ -180,7 +180,7 @@ pub fn run(address: &str) -> Outcome {
     Ok(())
 }
 
-/// Memory whose content is on its way is waited for, and not for ever.
+/// MAP waits for a buffer whose fence is not signalled yet, up to its deadline.
 fn content(exporter: &Exporter, node: &File) -> Outcome {
     let buffer = exporter.export("unfilled")?;
     let refused = map(node, &buffer, REQUIRE_PEER).err().unwrap_or(0);

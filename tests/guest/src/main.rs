@@ -145,7 +145,7 @@ fn number(text: &str) -> Result<u64, String> {
 /// Runs the contract on a device that one program at a time has, behind an IOMMU; `command` takes it away.
 fn contract(device: &str, command: &str) -> Outcome {
     let lose = || -> Outcome {
-        // It waits for this process to let go.
+        // It waits until this process closes the device.
         let shell = Command::new("sh").args(["-c", command]).spawn();
         shell.map(drop).map_err(|error| format!("sh: {error}"))
     };

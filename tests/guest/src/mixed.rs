@@ -1,4 +1,4 @@
-//! The long run: random reads and writes with verification, queues and controllers made anew all the
+//! The long run: random reads and writes with verification, queues and controllers created again all the
 //! time, and a look at what must not grow.
 
 use crate::{Outcome, pattern, said};
@@ -86,7 +86,7 @@ fn round(
     Ok(commands)
 }
 
-/// Where new memory is mapped for the controller, when all other buffers have been given back.
+/// Address of new memory for the controller, when all other buffers have been freed.
 fn address(controller: &Controller) -> Result<u64, String> {
     Ok(controller.alloc(4096).map_err(said)?.iova().0)
 }

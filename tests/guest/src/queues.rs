@@ -73,7 +73,7 @@ fn all_at_once(controller: &Controller, nsid: Nsid, block: u32) -> Result<usize,
             return Err(said(queue.error_of(&done, "Write")));
         }
     }
-    // Read back through another queue than the one that wrote.
+    // Each block is read back through another queue than the one that wrote it.
     let count = queues.len();
     for (number, queue) in queues.iter_mut().enumerate() {
         let lba = (number + 1) % count;

@@ -48,7 +48,7 @@ pub struct Record {
     pub buffer: Option<(usize, usize, usize)>,
     /// Its deadline.
     pub deadline_ns: u64,
-    /// For Compare: whether it is to find the same, where that is certain.
+    /// For Compare: the expected result, where it is certain.
     pub same: Option<bool>,
     /// What it has met.
     pub fault: Option<Fault>,

@@ -11,14 +11,14 @@ type Memory<'a> = &'a dyn Fn(u64) -> Option<u64>;
 /// What was seen since the last reset.
 pub struct Audited {
     is_audited: bool,
-    /// `None` when the driver may have been told something else.
+    /// `None` after the driver got an input that the auditor did not see.
     auditor: Option<Auditor>,
     /// Tail and head doorbell of each queue, as they were seen: those of a deleted queue stay.
     bells: [(u32, u32); 2],
 }
 
 impl Audited {
-    /// An account without queues, or none at all.
+    /// Creates an auditor that has seen no queue yet, or none if `is_audited` is false.
     pub fn new(is_audited: bool) -> Self {
         Self {
             is_audited,
@@ -47,7 +47,7 @@ impl Audited {
         *self = Self::new(self.is_audited);
     }
 
-    /// The driver was told what no doorbell, entry or completion shows.
+    /// Stops the audit: the driver got an input that no doorbell, entry or completion shows.
     pub fn lose(&mut self) {
         self.judge();
         self.auditor = None;

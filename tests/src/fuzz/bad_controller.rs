@@ -1,4 +1,4 @@
-//! A controller that answers what it likes: in registers, in completion rings, in the Identify page.
+//! A controller whose answers come from the fuzzer: registers, completion rings, the Identify page.
 //!
 //! Not [`Hand`](crate::hand::Hand): a script decides each answer, and the rings lie where the driver's registers
 //! say. It is honest unless the fuzzer's bytes say otherwise, so that a driver gets far. Invariant: it
@@ -41,7 +41,7 @@ pub struct Shape {
     namespaces: u8,
     granted: u32,
     lbads: u8,
-    /// It does nothing any more once the bytes are used up.
+    /// It stops acting once all bytes are used.
     goes_silent: bool,
 }
 
@@ -158,7 +158,7 @@ pub struct BadController<'a> {
 }
 
 impl<'a> BadController<'a> {
-    /// A controller whose shape and deeds come from `bytes`, with `list_words` words for lists; `None` when
+    /// A controller whose geometry and actions come from `bytes`, with `list_words` words for lists; `None` when
     /// they are too few.
     pub fn new(bytes: &'a [u8], list_words: usize) -> Option<Self> {
         let mut script = Unstructured::new(bytes);
@@ -417,7 +417,7 @@ impl RegisterAccess for BadController<'_> {
         }
         if cc.en() && self.may_enable.get() {
             let mut audited = self.audited.borrow_mut();
-            // Registers may have told of a reset that never was.
+            // The registers may have reported a reset that did not take place.
             if !self.admin.is_reset() || !self.io.is_reset() {
                 audited.lose();
             }

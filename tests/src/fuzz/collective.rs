@@ -1,5 +1,5 @@
 //! A collective queue whose controller posts anything: each command ends at most once, as an entry that
-//! was posted for it says; the first wrong entry refuses the queue; recovery ends what is left.
+//! was posted for it says; the first wrong entry refuses the queue; recovery ends the remaining commands.
 
 use super::entries::{Entry, Posted, sizes};
 use crate::hand::{Hand, Rig};
@@ -39,7 +39,7 @@ enum Call {
 struct Lent {
     cid: Cid,
     wants_dw0: bool,
-    /// Entries that had been given back when it was placed.
+    /// Entries freed by the head doorbell when it was placed.
     since: usize,
     deadline_ns: u64,
     expired: bool,

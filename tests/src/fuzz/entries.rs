@@ -91,7 +91,7 @@ impl Posted {
             }
         };
         if let Some(cqe) = cqe {
-            // What was named is ended, whoever was to be.
+            // The named command ends, whichever one the fuzzer meant.
             self.waiting.retain(|cid| *cid != cqe.cid);
             hand.post(cqe);
             self.all.push(cqe);

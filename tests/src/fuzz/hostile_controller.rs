@@ -1,5 +1,5 @@
 //! A whole driver against a controller that answers anything: bring-up, commands, aborts, deletion of a
-//! queue, reset, shutdown. Every machine comes to its end, every command ends once with its own buffer, and
+//! queue, reset, shutdown. Every state machine ends, every command ends once with its own buffer, and
 //! the driver breaks no rule before the controller does.
 
 use super::bad_controller::{BadController, LISTS, Rings};
@@ -128,7 +128,7 @@ impl Host for Driver<'_> {
 }
 
 impl Driver<'_> {
-    /// Time goes on and the controller has its turn.
+    /// Advances the time, then lets the controller act.
     fn wait(&mut self, until_ns: u64) {
         assert!(until_ns > self.now_ns, "a wait that does not wait");
         if self.controller.act() {
@@ -190,7 +190,7 @@ impl Driver<'_> {
         Ok(fits)
     }
 
-    /// The controller has let go of everything: all commands end.
+    /// The controller is proved to have stopped: all commands end.
     fn reclaim(&mut self, proof: &Quiesced<'_>) {
         while self.admin.reclaim(proof).is_some() {}
         while let Some(done) = self.io.reclaim(proof) {
@@ -262,7 +262,7 @@ impl Driver<'_> {
 
     /// Takes completions; `false` after a fault.
     fn poll(&mut self) -> bool {
-        // A ring smeared with right phases is no reason to go on for ever.
+        // A ring full of valid phase tags must not keep the loop running for ever.
         for _ in 0..self.controller.io.cq.len() {
             match self.io.poll() {
                 Ok(Some(done)) => self.account(&done),

@@ -320,7 +320,7 @@ fn machines(bytes: &[u8]) {
                     break;
                 }
                 Err(error) => {
-                    // What it could not disable may stay enabled: there is no proof.
+                    // A controller that could not be disabled may stay enabled, so there is no proof.
                     assert!(!error.to_string().is_empty());
                     ended = true;
                     break;

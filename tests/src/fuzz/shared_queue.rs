@@ -1,5 +1,5 @@
 //! A shared queue whose controller posts anything: each command ends at most once, as some entry that
-//! was posted for it says; the first wrong entry refuses the queue; recovery ends what is left.
+//! was posted for it says; the first wrong entry refuses the queue; recovery ends the remaining commands.
 
 use super::entries::{Entry, Posted, sizes};
 use crate::hand::{Hand, Rig};
@@ -46,11 +46,11 @@ enum Call {
 struct Lent {
     token: CommandToken,
     wants_dw0: bool,
-    /// Entries that had been given back when it was placed.
+    /// Entries freed by the head doorbell when it was placed.
     since: usize,
 }
 
-/// A thread that keeps what it is told of its command: its identifier, with what `look` says then, and its end.
+/// A thread that records its command: the identifier, the result of `look` at that time, and the end.
 struct Recording<F, L> {
     paused: Paused<F>,
     placed: Cell<Option<(Cid, usize)>>,
@@ -226,7 +226,7 @@ impl Model<'_> {
         });
     }
 
-    /// Submits and waits in one. What was recorded of the command is what it came to.
+    /// Submits and waits in one call; the recorded outcome of the command must be the returned one.
     fn run(&mut self, tag: u8, entry: Entry) {
         let command = command(tag, true, 1);
         let here = Recording {

@@ -56,7 +56,7 @@ pub fn wait() {
     }
 }
 
-/// To whoever has resumed this: what loom itself does to switch threads.
+/// Switches back to the coroutine that resumed this one, as loom itself does to switch threads.
 #[allow(deprecated)]
 fn leave() {
     generator::yield_with(());

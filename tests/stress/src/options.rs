@@ -17,9 +17,9 @@ Exit status: 0 every command ended once with its own result, 1 something else, 2
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Options {
     pub plain: bool,
-    /// End after so many commands.
+    /// Number of commands after which the run ends.
     pub commands: u64,
-    /// End after so many seconds.
+    /// Seconds after which the run ends.
     pub seconds: u64,
     pub seed: u64,
     pub cores: usize,

@@ -154,7 +154,7 @@ pub fn run(round: &Round, time: Duration) -> Result<u64, String> {
         }
         stop.store(true, Ordering::Relaxed);
         if controller.is_finished() {
-            // It only ends before it is told to when it found something: no thread would be answered.
+            // An early end means that it found a fault: no thread would get an answer any more.
             over.store(true, Ordering::Relaxed);
             let found = controller.join().map_err(|_| "the controller panicked")?;
             eprintln!("error: {round}: {found:?}");

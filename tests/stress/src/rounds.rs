@@ -17,9 +17,9 @@ pub const PATIENCE_NS: u64 = 60_000_000_000;
 pub enum Mode {
     /// So many threads by themselves share it.
     Shared,
-    /// Teams share it: two of so many members.
+    /// Two teams of this number of members share it.
     Teams,
-    /// One team of so many members owns it.
+    /// One team of this number of members owns it.
     Collective,
 }
 
@@ -101,7 +101,7 @@ impl fmt::Display for Round {
     }
 }
 
-/// What all rounds came to.
+/// Totals of all rounds.
 #[derive(Debug, Default)]
 pub struct Summary {
     commands: u64,

@@ -64,7 +64,7 @@ fn pattern(index: u64) -> u64 {
     Rng::new(index).word()
 }
 
-/// One round in so many runs under the protocol auditor's eyes, which slow it down.
+/// One in this number of rounds runs under the protocol auditor, which slows it down.
 const AUDITED: u64 = 8;
 
 fn controller(host: &HostMemory, seed: u64) -> Result<Controller<HostMemory>, String> {

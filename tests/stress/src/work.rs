@@ -16,7 +16,7 @@ const TOKENS: u32 = 3;
 /// What a tag of a collective can carry.
 const NUMBERS: u64 = 1 << 25;
 
-/// Commands and what has to become of them. `place` is a buffer that is the command's alone until it has
+/// Commands with their expected ends. Buffer `place` is the command's alone until it has
 /// ended.
 pub trait Port: Sync {
     /// Command `number`.
@@ -116,7 +116,7 @@ pub fn drive(
     }
 }
 
-/// Whether to stop, by the leader's word: all members hear the same.
+/// Broadcasts the leader's decision to stop, so that all members decide alike.
 fn uniform<const READS: u32>(member: &Spin<READS>, stop: &AtomicBool) -> bool {
     member.broadcast(u32::from(stop.load(Ordering::Relaxed))) != 0
 }

@@ -1,4 +1,4 @@
-//! What a proof that a controller has let go of memory is bound to: which controller, which creation of
+//! Proofs that a controller has stopped using memory are bound: to a controller, to a creation of
 //! which queue, and no longer than until the controller is enabled again.
 
 use nvme_core::bringup::{self, BringupMachine, BringupStep};
@@ -149,7 +149,7 @@ fn a_proof_of_a_deletion_ends_nothing_of_the_queue_that_is_created_after_it() {
     assert_eq!(rig.shared().poll(&token), Some((gone, 0)));
 }
 
-/// Between the begin of a deletion and the restart nothing is taken that the proof would give back.
+/// Between the start of a deletion and the restart no command is taken that the proof would end.
 #[test]
 fn a_closed_queue_takes_no_commands() {
     let rig = Rig::new(4, 3, 4, 0);

@@ -296,7 +296,7 @@ fn an_admin_command_that_fails_or_vanishes_is_named() {
         with_pair(config, Setup::default(), |pair| {
             let error = pair.bring_up().unwrap_err();
             match (error, expected) {
-                // The controller may add DNR or More to the status it was told to give.
+                // The controller may add DNR or More to the status that the fault names.
                 (
                     BringupError::Command { opcode: 6, status },
                     BringupError::Command { status: wanted, .. },

@@ -175,7 +175,7 @@ fn a_disabled_controller_is_left_alone_until_it_is_enabled() {
             panic!("it is disabled")
         };
         assert_eq!(bar.written(), []);
-        // Nothing goes on before the queues are restarted, however long that takes.
+        // No step follows before the queues are restarted, however long that takes.
         until(machine.step(&bar, admin, START), START);
         machine.host_memory(None);
         until(machine.step(&bar, admin, START + MS), START + MS);

@@ -65,7 +65,7 @@ fn status_of(number: u32) -> Status {
 }
 
 /// Fetches two commands, moves their words, and ends the second one first. Overwrites both completions once they were
-/// given back.
+/// freed.
 fn end_in_reverse(batch: &Batch) {
     let mut hand = Hand::new(&batch.rig);
     let mut fetch = || loop {

@@ -141,7 +141,7 @@ fn violations_that_one_lane_reads_refuses_all() {
         "the controller posts a protocol violation that one lane reads: every lane hears of it in the same reap",
         Bound::Staged,
         || {
-            // For the life of the program: members pass from threads that end to others.
+            // Never freed: members pass from threads that end to others.
             let rig: &'static Rig = Box::leak(Box::new(Rig::new(4, 3, 0, START)));
             let mut queue = rig.collective(LoneThread);
             queue.submit(true, |_| command(0), NEVER).unwrap();
@@ -171,7 +171,7 @@ fn violations_that_one_lane_reads_refuses_all() {
     );
 }
 
-/// Two lanes reap, `ENTRIES` a lane; then the controller overwrites what the head doorbell has given back.
+/// Two lanes reap, `ENTRIES` a lane; then the controller overwrites the entries that the head doorbell has freed.
 fn reaped_and_overwritten<const ENTRIES: usize>(wants_dw0: bool) {
     let (rig, stage) = (Arc::new(Rig::new(4, 3, 0, START)), Stage::default());
     let mut queue = rig.collective(LoneThread);

@@ -26,7 +26,7 @@ struct Set {
 
 impl Set {
     fn new() -> Self {
-        // A reader that never lets go: nothing claims these.
+        // A reader that never unpins: nothing claims these lines.
         let pinned = 4;
         Self {
             states: (0..WAYS as u32)

@@ -8,7 +8,7 @@ use nvme_tests::model::{Bound, check, command, finish, place, serve};
 use nvme_tests::team::Team;
 use std::sync::Arc;
 
-/// Waits for the tail doorbell; what it then shows is fetched, whole.
+/// Waits for a tail doorbell, then fetches all entries up to it and checks that each is complete.
 fn glance(rig: &Rig) {
     let mut hand = Hand::new(rig);
     while hand.look() == 0 {

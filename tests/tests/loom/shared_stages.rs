@@ -177,7 +177,7 @@ fn the_head_tells_what_every_lane_has_seen() {
             let queue = rig.shared();
             let tokens = [0, 1].map(|cell| place(&queue, cell, cell));
             let mut hand = Hand::new(&rig);
-            // The second entry is fetched after the first completion, which says nothing of it.
+            // The second entry is fetched after the first completion, whose SQHD does not cover it.
             complete(&mut hand);
             complete(&mut hand);
             stage.reach(2);
@@ -242,7 +242,7 @@ fn every_lane_has_read_before_another_gives_back() {
     );
 }
 
-/// Drains, with nothing to be found, until the head doorbell says `head`.
+/// Drains the empty queue until the head doorbell is `head`.
 fn give_back(rig: &Rig, hand: &mut Hand<'_>, head: u32) {
     while hand.look_back() != head {
         rig.shared().drain(&LoneThread);

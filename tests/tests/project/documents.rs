@@ -189,7 +189,7 @@ fn the_book_has_every_page_once() {
     assert_eq!(listed, there);
 }
 
-/// Tables, links and the commands of recorded runs cannot be broken.
+/// Returns true for lines that cannot be wrapped: rows of tables, links, commands of recorded runs.
 fn may_be_long(line: &str) -> bool {
     line.starts_with('|')
         || line.starts_with("$ ")

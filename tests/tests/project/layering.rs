@@ -58,7 +58,7 @@ fn the_auditor_depends_on_the_wire_types_alone() {
     assert_eq!(dependencies, ["nvme-spec.workspace = true"]);
 }
 
-/// The driver core knows nothing of who uses it, and controllers share only the wire types with it.
+/// The driver core imports none of its users, and controllers share only the wire types with it.
 #[test]
 fn dependencies_point_one_way() {
     for (package, banned) in [
@@ -246,7 +246,7 @@ const UNSAFE_MODULES: [&str; 87] = [
     "host-shell/driver/src/sysfs/usage/calls.rs",
     // The kernel is given addresses of slots: submission entries of io_uring are raw.
     "host-shell/store/src/file/uring.rs",
-    // Gathers are told of GPU memory by address.
+    // Gathers get GPU memory by its address.
     "host-shell/store/src/gds.rs",
     "host-shell/store/src/bytes_on_gpu.rs",
     "host-shell/store/src/on_gpu.rs",

@@ -135,7 +135,7 @@ fn a_shared_queue_goes_round_rings_of_every_size_at_every_position() {
                         turns < 1_000,
                         "{entries} from {start}: command {ended} does not end"
                     );
-                    // As much as there is room for: completions are given back by quarters.
+                    // As many as fit: completions are freed by quarters of the ring.
                     let mut posted = 0;
                     while hand.has_room() {
                         let Some(sqe) = hand.fetch() else { break };

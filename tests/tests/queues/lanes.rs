@@ -475,7 +475,7 @@ fn a_look_at_many_completions_ends_each_command_with_its_own() {
     assert_eq!(queue.fault(), None);
 }
 
-/// Who wants to look while another one does is told so, and not that there is nothing.
+/// A thread that drains while another one holds the lock gets "busy", not "empty".
 #[test]
 fn a_drain_beside_another_one_is_busy() {
     let rig = Rig::new(4, 3, 3, 0);

@@ -1,4 +1,4 @@
-//! A controller that heeds no head doorbell: it posts over completions that were read and not given back.
+//! A controller that ignores the head doorbell: it overwrites completions that were read and not freed.
 
 use nvme_core::group::LoneThread;
 use nvme_core::spec::{Nsid, Sqe, Status};

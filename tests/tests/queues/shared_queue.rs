@@ -145,7 +145,7 @@ fn a_timeout_ends_the_wait_and_not_the_command() {
     let busy = submit(&queue, alone, command(0, 0)).unwrap_err();
     assert_eq!(busy, SubmitError::CellBusy);
     assert_eq!(queue.state().in_flight(), 2);
-    // The other goes on; the late one is told whole when it comes.
+    // The other command continues; the late completion is delivered complete when it comes.
     hand.complete(second.cid(), Status::SUCCESS, 1);
     assert_eq!(queue.wait(&here, two, FOREVER).unwrap().1, 1);
     hand.complete(first.cid(), Status::LBA_OUT_OF_RANGE, 0);

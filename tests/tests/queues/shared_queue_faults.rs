@@ -128,7 +128,7 @@ fn the_same_completion_twice_in_one_pass_ends_one_command() {
         hand.complete(first.cid(), Status::INVALID_FIELD, 4);
         Team::run(size, |team| drain_all(&rig.shared(), team));
         let queue = rig.shared();
-        // Within a pass either may come first; it is told whole, and the other is the fault.
+        // Within a pass either may come first: that one is delivered, and the other one is the fault.
         let end = queue.poll(&one).expect("it ended");
         let either = [
             (CommandOutcome::Completed(Status::SUCCESS), 3),

@@ -19,7 +19,7 @@ pub fn command(words: &[&str]) -> Result<(), Failure> {
     }
 }
 
-/// Fresh seeds: the first one is printed, and the line that repeats one that fails.
+/// Runs new seeds. Prints the first one, and for a failing seed the command that repeats it.
 pub fn stage() -> Result<Counts, Failure> {
     let mut command = Command::new(release::build(&release::ALL)?.join("simulate"));
     match exit_code(command.args(["--seeds", SEEDS]))? {

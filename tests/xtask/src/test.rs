@@ -58,7 +58,7 @@ const BARE: &str = "--no-default-features";
 /// What is compiled without optimisation for the tests, in a quarter of the time: it waits more than it computes.
 /// Core, simulator and the stand-in of CUDA move the bytes, and stay at the level of the profile.
 const UNOPTIMISED: [&str; 24] = [
-    // What is not of the workspace.
+    // Packages outside of the workspace.
     "\"*\"",
     "guest-tests",
     "nvme-gpu",

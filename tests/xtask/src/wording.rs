@@ -1,6 +1,6 @@
 //! Measures how the source reads: phrases that only this project uses, docs that open with a question word, names of
 //! types in one word, names that stand twice. `cargo xtask check` fails above the rates in tests/wording.txt, which only
-//! fall: whoever lowers one commits the lower number.
+//! fall: a change that lowers one commits the lower number.
 
 use chores::process::{Failure, output, root};
 use std::collections::BTreeMap;

@@ -6,7 +6,7 @@ use nvme_driver::error::Result;
 /// Byte that fills the destination before each path, so that missing data cannot pass for right data.
 pub(super) const SPOILT: u8 = 0xA5;
 
-/// A way of the bytes.
+/// A path by which bytes reach their destination.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum BytePath {
     /// Our driver.

@@ -518,7 +518,7 @@ fn closed() -> Error {
 pub struct GatherOptions<'a> {
     /// Rows that were read not long ago are taken from there.
     pub cache: Option<&'a TableCache>,
-    /// Their elements come out wider.
+    /// Rows whose elements are converted to a wider format.
     pub widen: Option<RowWidening>,
 }
 

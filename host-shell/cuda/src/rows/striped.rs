@@ -20,7 +20,7 @@ use nvme_gpu_kernel::rows::{
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Drives in stripes in the hands of a GPU.
+/// Drives in stripes whose queues a GPU drives.
 pub struct StripedRows {
     members: Vec<Arc<GpuRows>>,
     /// States of the members, by which the outcome of a launch is judged.

@@ -1,4 +1,4 @@
-//! Rows whose elements come out wider: a gather puts the stored rows into the last bytes of the places of the wide ones,
+//! Rows converted to a wider format: a gather puts the stored rows into the last bytes of the places of the wide ones,
 //! and a second launch after it in the stream widens them there.
 //!
 //! A row that was not read is one of zeros when it was gathered, whatever failed it, and is widened to zeros: the second

@@ -1,4 +1,4 @@
-//! The same files as those that went in, and as another reader finds them.
+//! Files read from an image equal those that mke2fs put in, and what the crate ext4-view reads.
 
 use crate::image::{Folder, Image, open, read, walk};
 use nvme_ext4::{FileKind, flags};

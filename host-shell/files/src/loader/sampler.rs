@@ -204,7 +204,7 @@ mod tests {
         let rows = 10_000;
         let sampler = BatchSampler::new(rows, rows, ShuffleOrder::Seed(1)).unwrap();
         let order = sampler.batch(0, 0);
-        // Of random ones a third of the range apart, on average.
+        // In a random order neighbours are a third of the range apart, on average.
         let moved = order
             .iter()
             .zip(0..)

@@ -73,7 +73,7 @@ def _trained_rows(weight: Any, ids: Any, module: DiskEmbedding) -> Any:
 
 
 if hasattr(_torch, "compiler") and hasattr(_torch.compiler, "disable"):
-    # A compiler of torch has no sparse parameters: it calls this as it is.
+    # torch.compile does not support sparse parameters, so it calls this function without compiling it.
     _trained_rows = _torch.compiler.disable(_trained_rows)
 
 

@@ -171,7 +171,7 @@ def faults(options):
     import nvme_gpu
 
     failed = []
-    # So many that those which are repeated for parts of a command fail, too.
+    # Enough failures that the repeated parts of a failed command fail, too.
     extra = "&fault=status:0x281@op=read,nth=300-3000"
     with Model(options, extra, layers=7, mib=8) as model:
         want = model.want()

@@ -145,7 +145,7 @@ pub struct LayerShape {
     pub zero_share: f64,
 }
 
-/// Returns layers of the plan's range that are compared with a manifest, which CPU threads made.
+/// Returns layers over the plan's range, to be verified by a manifest that CPU threads made.
 pub fn layers(
     plan: &WitnessPlan,
     store: &Store,

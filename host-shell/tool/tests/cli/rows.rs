@@ -84,7 +84,7 @@ pub fn text_of(bytes: &[u8]) -> String {
         .collect()
 }
 
-/// What is wrong with how a command failed.
+/// Returns the fault of a failed command's output, if there is one.
 pub fn fault(
     came: Option<i32>,
     code: i32,

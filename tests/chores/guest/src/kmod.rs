@@ -35,7 +35,7 @@ const RULE: &str = "60-nvme-gpu.rules";
 const RULES: &str = "/etc/udev/rules.d";
 /// Where the rule lies as it was installed, to tell an edit.
 const COPIES: &str = "/var/lib/nvme-gpu";
-/// There while it is loaded.
+/// Folder that exists while the module is loaded.
 const LOADED: &str = "/sys/module/nvme_gpu";
 /// What dkms knows it by.
 const PACKAGE: &str = concat!("nvme-gpu/", env!("CARGO_PKG_VERSION"));

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 const PACKAGE: &str = "nvme-stress";
 const TARGET: &str = "x86_64-unknown-linux-gnu";
-/// What CI runs of each: until so many commands have ended, or for so long.
+/// Limits of a run in CI: commands that have ended, and seconds.
 const SLICE: [&str; 4] = ["--commands", "300000", "--seconds", "15"];
 const SANITIZED: [&str; 5] = ["plain", "--commands", "60000", "--seconds", "15"];
 /// How long a weakened order has to show itself.

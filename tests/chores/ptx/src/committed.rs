@@ -8,7 +8,7 @@ use super::compiler::Compiler;
 pub enum Verdict {
     /// Byte for byte the same.
     Same,
-    /// The same compiler made something else: the file is stale.
+    /// The same compiler produced other PTX, so the committed file is out of date.
     Stale,
     /// Another compiler made the file, so nothing can be said; it should be refreshed some time.
     OtherCompiler,

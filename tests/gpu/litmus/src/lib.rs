@@ -110,7 +110,7 @@ pub struct Args {
     pub counts: u64,
     /// After this time threads give up.
     pub timeout_ns: u64,
-    /// Seed of pauses and of who meets whom.
+    /// Seed of the pauses and of the pairing of threads.
     pub seed: u64,
     /// Iterations of each instance.
     pub iterations: u32,
@@ -128,7 +128,7 @@ pub struct Args {
     pub roles: u32,
     /// Blocks of each role; blocks after them make traffic.
     pub blocks: u32,
-    /// Pauses last up to so many turns: a power of two minus one.
+    /// Longest pause in turns: a power of two minus one.
     pub pause: u32,
     /// 0.
     pub reserved: u32,

@@ -13,7 +13,7 @@ use nvme_spec::{CQE_BYTES, Cqe, SQE_BYTES, Sqe, Status};
 
 /// NVMe 1.4.
 const VERSION: u32 = 0x0001_0400;
-/// The longest that the other warps may take to let go of their queues; CAP.TO says as much.
+/// Longest time for the other warps to release their queues; CAP.TO has the same value.
 const REST_NS: u64 = 2_000_000_000;
 /// CAP.TO, in units of 500 ms.
 const READY_TIMEOUT: u8 = 10;
@@ -109,7 +109,7 @@ pub fn run(args: &Args, end_ns: u64) {
     }
 }
 
-/// Has every queue let go of; whether all were in time.
+/// Releases every queue; returns true if all warps answered in time.
 fn rest(args: &Args) -> bool {
     let mut qid = 1;
     while qid <= args.queues {

@@ -125,7 +125,7 @@ pub fn run(args: &Args, warp: u32, end_ns: u64) {
             queue = Queue::load(args, qid);
         }
     }
-    // Every queue of the warp is let go of.
+    // The warp releases each of its queues.
     sync_warp();
     fence();
     let mut qid = warp + 1;
@@ -223,7 +223,7 @@ impl Queue {
         wanted
     }
 
-    /// Begins to serve the queue, or lets go of its memory.
+    /// Begins to serve the queue, or releases its memory.
     #[inline(always)]
     fn follow(&mut self, wanted: u32) {
         if wanted == order::SERVE {

@@ -355,7 +355,7 @@ impl Drive {
         self.run_and_tell(job).map(|(codes, _)| codes)
     }
 
-    /// The same, with what it came to.
+    /// The same, with its result.
     pub fn run_and_tell(&self, job: &Job) -> Outcome<(Vec<i32>, RowFailures)> {
         let pending = job.start(self, &self.stream)?;
         let gathered = pending.wait(limit()).map_err(text)?;
@@ -395,7 +395,7 @@ pub fn several_streams(bench: &Bench, count: usize) -> Outcome<Vec<Stream>> {
     (0..count).map(stream).collect()
 }
 
-/// So many gathers of so many random rows each.
+/// Makes `jobs` gathers of `rows` random rows each.
 pub fn random_jobs(
     drive: &Drive,
     table: RowTable,

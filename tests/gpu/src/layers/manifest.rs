@@ -152,7 +152,7 @@ fn manifest(image: &[u8]) -> nvme_host::Result<Manifest> {
     Manifest::of(&image, image.len() as u64, &parts, &mut go_on)
 }
 
-/// Layers with the bytes of their manifest are given out, pass after pass, and verified each time that they are read.
+/// A loader returns layers that match their manifest, in each pass, and verifies each read.
 fn passes(bench: &Bench, device: &str) -> Outcome<String> {
     let mut verified_bytes = 0;
     for (slots, busy) in [(1, 4), (2, 16), (3, 0)] {
@@ -246,7 +246,7 @@ fn look_at_all(model: &Model, bad: Option<(u64, u64)>) -> Outcome<u32> {
     Ok(errors)
 }
 
-/// Reads that the drive refuses are errors of the drive, not of the manifest; a pass that says nothing is right.
+/// Reads that the drive refuses are its errors, not mismatches; a pass without an error has the right bytes.
 fn errors(bench: &Bench) -> Outcome<String> {
     let faults: String = (60..90)
         .map(|nth| format!("&fault=status:0x281@op=read,nth={nth}"))

@@ -19,7 +19,7 @@ use std::time::{Duration, Instant};
 
 /// The most time for a case.
 const LONGEST: Duration = Duration::from_secs(6);
-/// A weakened case that has shown so many need not go on.
+/// A weakened case ends once it has shown this number of forbidden outcomes.
 const SHOWN: u64 = 1000;
 
 /// Every case, and the doorbell that many warps ring.
@@ -62,7 +62,7 @@ fn run(
     verdict(case.weak(), &sum, launches, options.litmus)
 }
 
-/// What the counts of a case come to.
+/// Verdict on the counts of a case.
 fn verdict(weak: bool, sum: &Counts, launches: u64, wanted: u64) -> Result<String, String> {
     let Counts {
         reads,

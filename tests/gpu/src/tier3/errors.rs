@@ -209,7 +209,7 @@ fn ops(bench: &Bench, image: &Image, mode: Mode) -> Result<String, String> {
         with(pages, opcode::COMPARE),
         Status::COMPARE_FAILURE,
     )?;
-    // Half of the medium is written anew, a quarter zeroed.
+    // Half of the medium is overwritten, a quarter zeroed.
     let seed = IMAGE_SEED + 1;
     for (index, word) in rig.data_mut().chunks_exact_mut(8).enumerate() {
         word.copy_from_slice(&data_word(seed, index as u64).to_le_bytes());

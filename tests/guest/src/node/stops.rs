@@ -64,7 +64,7 @@ pub fn by_system(address: &str) -> Outcome {
     Ok(())
 }
 
-/// The machine's devices sleep and wake, as the kernel's own test of that has them do.
+/// The machine's devices sleep and wake by the kernel's own suspend test.
 pub fn by_sleep(address: &str) -> Outcome {
     stopped(address, || {
         machine::write("/sys/power/pm_test", "devices")

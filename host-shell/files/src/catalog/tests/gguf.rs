@@ -4,7 +4,7 @@ use super::super::{Catalog, CatalogFormat, Dtype, MetadataValue};
 use super::of;
 use nvme_driver::error::Error;
 
-/// A file in the making.
+/// A GGUF file that a test builds piece by piece.
 pub struct File(pub Vec<u8>);
 
 impl File {

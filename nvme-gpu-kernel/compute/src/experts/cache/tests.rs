@@ -172,7 +172,7 @@ fn experts_that_are_not_there_and_those_without_room_get_no_slot() {
     assert!(ExpertCache::new(&[], 1, 0, ReplacementPolicy::Lru).is_none());
 }
 
-/// Against a model that keeps lists.
+/// Compares the cache with a model that keeps lists.
 #[test]
 fn steps_without_end_keep_what_the_model_keeps() {
     for (policy, seed) in ReplacementPolicy::ALL.into_iter().zip(1u64..) {

@@ -393,7 +393,7 @@ pub const BOOTS: &[Boot] = &[
                     DEVICE=kmod:0000:00:14.0",
         kernel: "iommu=pt",
         iommu: true,
-        // The head of a completion queue is not told on purpose.
+        // The head of a completion queue is left out on purpose.
         tests: &["kmod-group", "kmod-line", "driver-confine"],
         ..PLAIN
     },

@@ -216,7 +216,7 @@ impl Serial {
         self.text.push('\n');
     }
 
-    /// Each test passed or failed; a guest that did not come to its end has failed once more.
+    /// Each test passed or failed; a guest that did not reach its end counts as one more failure.
     fn outcome(&self, boot: &Boot, tests: &[&str], ended: &str, folder: &Path) -> Outcome {
         let mut counts = Counts::default();
         let mut report = String::new();

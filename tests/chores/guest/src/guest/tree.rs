@@ -128,7 +128,7 @@ impl Tree {
         loader
     }
 
-    /// QEMU, told where its firmware is.
+    /// QEMU with the path of its firmware.
     pub fn qemu(&self) -> Command {
         let mut qemu = self.program("usr/bin/qemu-system-x86_64");
         for data in ["usr/share/qemu", "usr/share/seabios", "usr/lib/ipxe/qemu"] {

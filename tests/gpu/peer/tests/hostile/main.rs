@@ -144,7 +144,7 @@ fn data_moves_to_and_from_every_kind_of_list() {
     let mut peer = Peer::start(1, 1, Plan::default());
     let mut ring = peer.create(1, 8, 8);
     fill(peer.args.medium, 512 * 2048, 1000);
-    // Lists that begin near the end of a page and go on in another.
+    // Lists that begin near the end of a page and continue in another.
     for (pages, at) in [
         (1, 0),
         (2, 0),
@@ -219,7 +219,7 @@ fn a_completion_queue_is_never_overrun() {
         ring.push(Sqe::new(opcode::FLUSH, NSID).with_cid(Cid(number)));
     }
     ring.ring();
-    // Three of four entries; the fourth is never written until one is given back.
+    // Three of four entries; the fourth is not written until an entry is freed.
     until(|| (peer.shared().full > 100).then_some(()));
     std::thread::sleep(Duration::from_millis(20));
     assert_eq!(peer.shared().posted, 3);

@@ -70,7 +70,7 @@ fn an_export_by_a_path_of_a_container_is_found_there() {
         "nvme0n1p1 is mounted at /mnt",
         "nvme0n1p1 is exported by the kernel (nvmet/subsystems/x/namespaces/1)",
     ];
-    // Nothing has that name here, and then something else does.
+    // First no device has that path here, then another device has it.
     let found = usage(&tree).holders;
     assert_eq!(
         found
