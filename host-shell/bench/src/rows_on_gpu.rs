@@ -22,7 +22,7 @@ pub fn rows_on_gpu(
 ) -> Result<f64> {
     let gpu = store.gpu().ok_or_else(|| {
         Error::usage(
-            "rows into GPU memory of a store without a GPU",
+            "the rows are to go into GPU memory, and their store was opened without a GPU",
             "open it with a GPU",
         )
     })?;

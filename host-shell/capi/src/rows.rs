@@ -286,7 +286,10 @@ pub unsafe fn now(
         }
         #[cfg(not(feature = "cuda"))]
         CallLocation::Gpu => {
-            return Err(CallFailure::usage("built without CUDA", "use host memory"));
+            return Err(CallFailure::usage(
+                "an address lies in GPU memory, and this library was built without CUDA",
+                "use host memory",
+            ));
         }
     };
     let _ = stream;
@@ -324,6 +327,9 @@ pub unsafe fn later(
         // SAFETY: the caller's.
         CallLocation::Gpu => unsafe { pending::on_stream(to, launch(open, verb, &rows, stream)?) },
         #[cfg(not(feature = "cuda"))]
-        CallLocation::Gpu => Err(CallFailure::usage("built without CUDA", "use host memory")),
+        CallLocation::Gpu => Err(CallFailure::usage(
+            "an address lies in GPU memory, and this library was built without CUDA",
+            "use host memory",
+        )),
     }
 }

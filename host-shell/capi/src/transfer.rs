@@ -125,7 +125,10 @@ impl TransferRange {
                 pending::wait_for_stream(opened, bytes, under_way)?.result()
             }
             #[cfg(not(feature = "cuda"))]
-            CallLocation::Gpu => Err(CallFailure::usage("built without CUDA", "use host memory")),
+            CallLocation::Gpu => Err(CallFailure::usage(
+                "an address lies in GPU memory, and this library was built without CUDA",
+                "use host memory",
+            )),
         }
     }
 
@@ -153,7 +156,10 @@ impl TransferRange {
                 pending::on_stream(to, self.launch(&opened.store, stream)?)
             },
             #[cfg(not(feature = "cuda"))]
-            CallLocation::Gpu => Err(CallFailure::usage("built without CUDA", "use host memory")),
+            CallLocation::Gpu => Err(CallFailure::usage(
+                "an address lies in GPU memory, and this library was built without CUDA",
+                "use host memory",
+            )),
         }
     }
 }

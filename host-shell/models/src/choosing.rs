@@ -157,8 +157,10 @@ impl SelectionKernels {
         summaries.check(pages)?;
         if !bytes.is_multiple_of(4) || !ids.is_multiple_of(8) {
             return Err(Error::usage(
-                "pages or ids between two words",
-                "use multiples of 4 for pages, and of 8 for ids",
+                format!(
+                    "the address {bytes:#x} of pages is not a multiple of 4, or {ids:#x} of ids not one of 8"
+                ),
+                "use such multiples",
             ));
         }
         let shape = pages.shape();
@@ -237,8 +239,11 @@ impl SelectionKernels {
         choice.summaries.check(pages)?;
         if !queries.queries.is_multiple_of(16) || !choice.workspace.is_multiple_of(4) {
             return Err(Error::usage(
-                "queries or a workspace between two words",
-                "use a multiple of 16 for queries, and of 4 for the workspace",
+                format!(
+                    "the address {:#x} of queries is not a multiple of 16, or {:#x} of the workspace not one of 4",
+                    queries.queries, choice.workspace
+                ),
+                "use such multiples",
             ));
         }
         if queries.scale.is_nan() || queries.scale <= 0.0 {

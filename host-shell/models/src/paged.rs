@@ -181,8 +181,11 @@ impl PagedKernels {
                 .clamp(LEAST_SHIFT, MOST_SHIFT);
             if 1 << stage_shift < piece || rows.slot_bytes < 1 << stage_shift {
                 return Err(Error::usage(
-                    format!("a head's part of a page has {piece} bytes"),
-                    format!("use fewer tokens a page: {} bytes at most", rows.slot_bytes),
+                    format!(
+                        "a head's part of a page has {piece} bytes, more than a slot of {} bytes holds",
+                        rows.slot_bytes
+                    ),
+                    "use fewer tokens a page",
                 ));
             }
             let slot_bytes = 1 << stage_shift;
@@ -260,8 +263,8 @@ pub(crate) fn check_queries(pages: &KvStore, queries: &PagedQueries) -> Result<(
     let words = queries.queries | queries.pages | queries.counts | queries.y | queries.workspace;
     if !(words | queries.tail_counts).is_multiple_of(4) || !queries.tail.is_multiple_of(16) {
         return Err(Error::usage(
-            "an address between two words",
-            "use multiples of 4, and of 16 for the tail",
+            "an address of queries, pages, counts, results or workspace is not a multiple of 4, or that of the tail not one of 16",
+            "use such multiples",
         ));
     }
     let heads = u64::from(queries.sequences) * u64::from(queries.heads);

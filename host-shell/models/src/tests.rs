@@ -320,7 +320,7 @@ fn what_is_no_model_or_does_not_fit_is_refused() {
     assert!(long.contains("129 positions do not fit the model, which has 128"));
     let mut model = open(&small_store, 1 << 30).unwrap();
     for (tokens, cause) in [
-        (vec![], "no tokens"),
+        (vec![], "the list of tokens is empty"),
         (vec![1, 300], "token 300 of a vocabulary of 300"),
         (
             vec![1; 101],

@@ -188,7 +188,7 @@ impl SearchIndex {
             .any(|(place, bytes)| place.bytes != bytes)
         {
             return Err(ExceptionParts::usage(
-                "memory of another size than the answers",
+                "an array of answers has another size than the answers need",
                 "report it",
             )
             .into());

@@ -349,11 +349,11 @@ def test_what_cannot_be_attended_to_is_named(place, cuda):
         ids, rows = np.zeros(1, np.int64), np.zeros((1, 2, 2, 16, 8), np.float16)
         if place.gpu:
             on_host = pages.summaries("cpu")
-            with pytest.raises(nvme_gpu.Usage, match="summaries in memory of the host"):
+            with pytest.raises(nvme_gpu.Usage, match="the summaries lie in host memory"):
                 pages.choose(q, table, counts, on_host, (1, 0, 0))
             with pytest.raises(nvme_gpu.Usage, match="summaries elsewhere"):
                 on_host.update(place(ids), place(rows))
-            with pytest.raises(nvme_gpu.Usage, match="summaries in memory of a GPU"):
+            with pytest.raises(nvme_gpu.Usage, match="the summaries lie in GPU memory"):
                 pages.choose(*(one.cpu() for one in (q, table, counts)), pages.summaries(), (1, 0, 0))
         else:
             with pytest.raises(nvme_gpu.Usage, match="opened without a GPU"):

@@ -107,29 +107,32 @@ impl StoreOptions {
         for (name, value) in [("queues", self.queues), ("depth", self.depth)] {
             if !(1..=Self::MOST).contains(&value) {
                 return Err(Error::usage(
-                    format!("{name} is {value}"),
-                    format!("use 1 to {}", Self::MOST),
+                    format!("{name} is {value}, which is not 1 to {}", Self::MOST),
+                    "use a number in this range",
                 ));
             }
         }
         #[cfg(feature = "cuda")]
         if self.kernel_queues > 0 && self.gpu.is_none() {
             return Err(Error::usage(
-                "queues for kernels of a store without a GPU",
+                format!(
+                    "kernel_queues is {}, and the store has no GPU",
+                    self.kernel_queues
+                ),
                 "open it with a GPU, or without kernel_queues",
             ));
         }
         #[cfg(feature = "cuda")]
         if self.tier.is_some() && self.gpu.is_none() {
             return Err(Error::usage(
-                "a tier of a store without a GPU",
+                "a tier was chosen, and the store has no GPU",
                 "open it with a GPU, or without a tier",
             ));
         }
         #[cfg(feature = "cuda")]
         if self.gds == GdsUse::Require && self.gpu.is_none() {
             return Err(Error::usage(
-                "gds=require of a store without a GPU",
+                "gds is require, and the store has no GPU",
                 "open it with a GPU, or with gds=off",
             ));
         }

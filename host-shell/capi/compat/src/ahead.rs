@@ -146,7 +146,7 @@ unsafe fn copy_on_gpu(
     use nvme_host::cuda::Stream;
     let Some(gpu) = &opened.gpu else {
         return Err(CallFailure::usage(
-            "a layer of no GPU",
+            "the layer is to go into GPU memory, and the device was opened without a GPU",
             "open the device with a GPU",
         ));
     };

@@ -176,8 +176,12 @@ pub unsafe extern "C" fn nvme_gpu_batch_read(
     num_kinds: c_int,
 ) -> isize {
     answer(|| {
-        let count = usize::try_from(num_kinds)
-            .map_err(|_| usage("a negative number of kinds", "use 0 or more"))?;
+        let count = usize::try_from(num_kinds).map_err(|_| {
+            usage(
+                format!("num_kinds is {num_kinds}, which is negative"),
+                "use 0 or more",
+            )
+        })?;
         if kind_ids.is_null() && count > 0 {
             return Err(usage("kind_ids is NULL", "give a pointer"));
         }

@@ -87,8 +87,12 @@ pub unsafe extern "C" fn async_batch_read(
     num_requests: c_int,
 ) -> c_int {
     answer(|| {
-        let count = usize::try_from(num_requests)
-            .map_err(|_| usage("a negative number of requests", "use 0 or more"))?;
+        let count = usize::try_from(num_requests).map_err(|_| {
+            usage(
+                format!("num_requests is {num_requests}, which is negative"),
+                "use 0 or more",
+            )
+        })?;
         if requests.is_null() && count > 0 {
             return Err(usage("requests is NULL", "give a pointer"));
         }

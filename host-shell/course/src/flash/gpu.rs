@@ -326,16 +326,20 @@ fn check_addresses(job: &FlashParameters, workspace_bytes: u64) -> Result<()> {
             ));
         }
     }
-    if !(job.counts | job.workspace).is_multiple_of(4) {
-        return Err(Error::usage(
-            "counts or a workspace between two words",
-            "use multiples of 4",
-        ));
+    for (name, address) in [("counts", job.counts), ("workspace", job.workspace)] {
+        if !address.is_multiple_of(4) {
+            return Err(Error::usage(
+                format!("the address {address:#x} of {name} is not a multiple of 4"),
+                "use a multiple of 4",
+            ));
+        }
     }
     if job.workspace == 0 && workspace_bytes > 0 {
         return Err(Error::usage(
-            "attention without the workspace that it needs",
-            format!("give {workspace_bytes} bytes: workspace_bytes says how many"),
+            format!(
+                "this attention needs a workspace of {workspace_bytes} bytes, and its address is 0"
+            ),
+            "give memory of the GPU, as many bytes as workspace_bytes returns",
         ));
     }
     Ok(())

@@ -97,7 +97,11 @@ impl GpuRows {
     ) -> Result<PendingRows> {
         if module.gpu().index() != self.gpu().index() {
             return Err(Error::usage(
-                "a kernel of another GPU than the store's",
+                format!(
+                    "the kernel was loaded for GPU {}, and the store has GPU {}",
+                    module.gpu().index(),
+                    self.gpu().index()
+                ),
                 "load it for the store's GPU",
             ));
         }

@@ -349,7 +349,10 @@ fn check(store: &Store, layers: &ModelLayers, options: &LoaderOptions) -> Result
         }
     }
     if options.slots == 0 {
-        return Err(Error::usage("no slots for layers", "use 2 or more"));
+        return Err(Error::usage(
+            "the number of slots for layers is 0",
+            "use 2 or more",
+        ));
     }
     Ok(())
 }

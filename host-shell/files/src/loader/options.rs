@@ -79,7 +79,7 @@ impl LoaderOptions {
             LayerMemory::Auto => Ok(has_gpu),
             LayerMemory::Gpu if has_gpu => Ok(true),
             LayerMemory::Gpu => Err(Error::usage(
-                "layers in memory of a GPU, of a store without one",
+                "layers are to lie in GPU memory, and their store was opened without a GPU",
                 "open the store with a GPU, or use memory of the host",
             )),
         }

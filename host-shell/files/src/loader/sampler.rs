@@ -56,7 +56,7 @@ impl BatchSampler {
     /// [`Error::Usage`] for batches without rows.
     pub fn new(rows: u64, batch: u64, shuffle: ShuffleOrder) -> Result<Self> {
         if batch == 0 {
-            return Err(Error::usage("batches of no rows", "use 1 or more"));
+            return Err(Error::usage("a batch has 0 rows", "use 1 or more"));
         }
         Ok(Self {
             rows,

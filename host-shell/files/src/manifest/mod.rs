@@ -350,7 +350,10 @@ fn divided(bytes: u64, tensors: &[TensorEntry]) -> Result<Vec<ManifestPart>> {
         parts.push(part("", at, bytes));
     }
     match parts.is_empty() {
-        true => Err(Error::usage("a file without bytes", "name another file")),
+        true => Err(Error::usage(
+            "the file has 0 bytes, so that there is nothing to hash",
+            "name another file",
+        )),
         false => Ok(parts),
     }
 }

@@ -89,11 +89,18 @@ mod gpu {
         /// [`Error::Device`] with the driver's answer.
         pub unsafe fn route(&self, route: &RouteParameters, stream: u64) -> Result<()> {
             check(route.experts, route.choices)?;
-            if !(route.logits | route.chosen | route.probabilities).is_multiple_of(4) {
-                return Err(Error::usage(
-                    "logits or choices between two words",
-                    "use addresses that are multiples of 4",
-                ));
+            let addresses = [
+                ("logits", route.logits),
+                ("chosen", route.chosen),
+                ("probabilities", route.probabilities),
+            ];
+            for (name, address) in addresses {
+                if !address.is_multiple_of(4) {
+                    return Err(Error::usage(
+                        format!("the address {address:#x} of {name} is not a multiple of 4"),
+                        "use a multiple of 4",
+                    ));
+                }
             }
             let threads = u64::from(route.tokens) * 32;
             let blocks = threads.div_ceil(BLOCK_THREADS.into()).min(MOST_BLOCKS) as u32;

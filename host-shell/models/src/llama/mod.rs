@@ -205,7 +205,7 @@ impl Llama {
             return Err(Error::usage(cause, remedy));
         }
         if tokens.is_empty() {
-            return Err(Error::usage("no tokens", remedy));
+            return Err(Error::usage("the list of tokens is empty", remedy));
         }
         if tokens.len() as u64 > u64::from(self.positions - self.position) {
             return Err(Error::usage(

@@ -446,7 +446,7 @@ impl PySummaries {
         match &self.memory {
             InputPlace::Host(bytes) => Ok(Arc::clone(bytes)),
             InputPlace::Gpu(_) => Err(ExceptionParts::usage(
-                "summaries in memory of a GPU, and queries in memory of the host",
+                "the summaries lie in GPU memory, and the queries in host memory",
                 "use pages.summaries(device='cpu'), or queries on the GPU",
             )
             .into()),
@@ -457,7 +457,7 @@ impl PySummaries {
         match &self.memory {
             InputPlace::Gpu(summaries) => Ok(summaries.get()?),
             InputPlace::Host(_) => Err(ExceptionParts::usage(
-                "summaries in memory of the host, and queries on a GPU",
+                "the summaries lie in host memory, and the queries on a GPU",
                 "use pages.summaries() of a store with a GPU, or queries in memory of the host",
             )
             .into()),

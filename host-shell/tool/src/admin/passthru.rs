@@ -220,7 +220,7 @@ impl CommandArgs {
         }
         if self.data_len == 0 && (self.read || self.write_data || self.input_file.is_some()) {
             return Err(Error::usage(
-                "a direction of the data without its length",
+                "--read, --write and --input-file need the length of the data, which is 0",
                 "add --data-len BYTES",
             ));
         }

@@ -230,6 +230,6 @@ impl GemvShared {
     /// # Errors
     /// Without a GPU: the option is needed.
     pub fn gpu_of(gpu: Option<u32>) -> Result<u32> {
-        gpu.ok_or_else(|| Error::usage("a product without --gpu", "name a GPU by --gpu"))
+        gpu.ok_or_else(|| Error::usage("--gemv and --gemm need a GPU", "name a GPU by --gpu"))
     }
 }

@@ -386,7 +386,7 @@ impl BenchCommand {
         let unfit = self.plot.is_some() || self.verify || self.ramp.is_some();
         if unfit || self.rate_iops.is_some() || self.interval.is_some() {
             return Err(Error::usage(
-                "--plot, --verify, --ramp, --rate-iops or --interval with --gpu",
+                "--plot, --verify, --ramp, --rate-iops and --interval cannot be used with --gpu",
                 "leave them out; `stream --gpu --verify` checks data",
             ));
         }

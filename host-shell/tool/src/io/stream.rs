@@ -74,7 +74,10 @@ impl StreamCommand {
         let (block, blocks) = (u64::from(info.block_bytes), info.blocks);
         if self.lba != 0 {
             return Err(Error::usage(
-                "--lba without --gpu",
+                format!(
+                    "--lba {} needs --gpu: without it `stream` starts at block 0",
+                    self.lba
+                ),
                 "start at 0, or use `nvme-gpu read`",
             ));
         }

@@ -180,7 +180,7 @@ impl GenerateCommand {
         };
         let prompt = tokenizer.encode_until(&prompt, &mut check_stop)?;
         if prompt.is_empty() {
-            return Err(Error::usage("an empty prompt", "write some text"));
+            return Err(Error::usage("the prompt is empty", "write some text"));
         }
         let positions = (prompt.len() as u64 + u64::from(self.tokens)).min(u32::MAX.into());
         let options = ModelOptions {

@@ -128,7 +128,7 @@ fn ranges_and_namespaces_that_are_not_there() {
         2 | bench -d sim:disk.img -n 2 --io-size 4k | no namespace 2
         2 | bench -d sim:disk.img --plot a.gif | neither .svg nor .png
         4 | bench -d sim:disk.img --plot no/a.svg | no/a.svg
-        2 | stream -d sim:disk.img --lba 1 | --lba without --gpu
+        2 | stream -d sim:disk.img --lba 1 | --lba 1 needs --gpu
         2 | demo --size 4097 | 4096
         4 | demo --size 99TiB | do not fit into
         2 | demo --block 1000 | 512 or 4096

@@ -86,7 +86,11 @@ fn what_cannot_be_generated_says_why() {
         let words: Vec<&str> = words.split(' ').collect();
         folder.fails(&words, 2, text);
     }
-    folder.fails(&["generate", "model.gguf", "-p", ""], 2, "an empty prompt");
+    folder.fails(
+        &["generate", "model.gguf", "-p", ""],
+        2,
+        "the prompt is empty",
+    );
     folder.fails(&["generate", "nothing.gguf", "-p", "a"], 4, "nothing.gguf");
     let fault = "sim:drive.img?fault=status:0x281@op=read,nth=30";
     folder.ok(&["import", "model.gguf", "-d", "sim:drive.img?size=4MiB"]);
