@@ -142,7 +142,9 @@ impl<'a, G: ThreadGroup> BatchQueue<'a, G> {
             let tail = self.first.wrapping_add(vote.total);
             state.tail().store(tail, Order::Relaxed, Scope::Gpu);
             state.rung().store(tail, Order::Relaxed, Scope::Gpu);
-            // Release: pairs with the controller's fetch, by the doorbell store that follows.
+            // Release: pairs with the controller's fetch, by the doorbell store that follows. The barrier
+            // above makes the other members' entries part of what this one fence orders; without it the
+            // controller could fetch old entries.
             fence(Order::Release, Scope::Sys);
             self.memory.sq_doorbell.ring_fenced(tail & state.mask());
         }
@@ -173,7 +175,8 @@ impl<'a, G: ThreadGroup> BatchQueue<'a, G> {
         let upper = (rank < count)
             .then(|| self.await_entry(here, deadline_ns))
             .flatten();
-        // Acquire: pairs with the controller's write of the phase tag.
+        // Acquire: pairs with the controller's write of the phase tag. Without it the lower half of the
+        // entry, or the data that the command moved, could be read from before the completion.
         fence(Order::Acquire, Scope::Sys);
         let ended = upper.is_some_and(|upper| self.end(ends, upper));
         let vote = self.group.vote(ended);
@@ -184,7 +187,9 @@ impl<'a, G: ThreadGroup> BatchQueue<'a, G> {
         if self.group.leads() {
             state.head().store(next, Order::Relaxed, Scope::Gpu);
             if state.passes_quarter(self.first, next) {
-                // Release: every member's read of its entry comes before the controller may overwrite it.
+                // Release: every member's read of its entry comes before the controller may overwrite it. A
+                // doorbell that overtook a read would let that member end its command by the entry of the
+                // next pass.
                 fence(Order::Release, Scope::Sys);
                 self.memory.cq_doorbell.ring_fenced(next & state.mask());
             }

@@ -321,7 +321,8 @@ impl<'a, G: ThreadGroup> CollectiveQueue<'a, G> {
             self.group.sync();
             if self.group.leads() {
                 // Release: pairs with the controller's fetch; the doorbell store comes after it in program
-                // order.
+                // order. Entries, lists and written data must be visible before it, or the controller fetches
+                // what lay there before.
                 fence(Order::Release, Scope::Sys);
             }
         }

@@ -121,7 +121,9 @@ impl<'a> AdmissionGate<'a> {
         passed
     }
 
-    /// Leaves the gate: the group at `station`, which has passed, touches nothing after this call.
+    /// Leaves the gate: the group at `station`, which has passed, touches nothing after this call. The store
+    /// is a release, so that a host that sees the word also sees the group's last accesses, and may reset or
+    /// free.
     #[inline(always)]
     pub fn leave(&self, station: u32) {
         self.store(word_of(station), AWAY, Order::Release);
@@ -148,7 +150,7 @@ impl<'a> AdmissionGate<'a> {
     }
 
     /// Reports to the host that a command has not ended by its deadline and that the controller needs
-    /// recovery.
+    /// recovery. A release: the host that sees the flag also sees the group's counts and codes from before.
     #[inline(always)]
     pub fn report_trouble(&self) {
         self.store(TROUBLE, 1, Order::Release);
@@ -176,13 +178,15 @@ impl<'a> AdmissionGate<'a> {
     }
 
     /// True if all groups have left; called on the host after [`close`](Self::close). Once they have, none
-    /// passes until the gate is opened.
+    /// passes until the gate is opened. Each load is an acquire, so that the reset comes after the last
+    /// access of every group.
     pub fn is_idle(&self) -> bool {
         self.station_words()
             .all(|station| station.load(Order::Acquire, Scope::Sys) != INSIDE)
     }
 
-    /// Frees a lost station and returns it; called on the host, once no command is in flight any longer.
+    /// Frees a lost station and returns it; called on the host, once no command is in flight any longer: the
+    /// abandoned command could write to the station's slots while its next owner uses them.
     pub fn take_lost(&self) -> Option<u32> {
         let lost = self
             .station_words()
@@ -233,7 +237,8 @@ impl GateReference<'_> {
     /// they may not pass; the station is free then.
     #[inline(always)]
     pub fn enter(&self, groups: u32) -> bool {
-        // Acquire: pairs with the release of the host, or of the last group of the party before.
+        // Acquire: pairs with the release of the host, or of the last group of the party before. Its last
+        // accesses to the slots of this station come before those of the new groups.
         let was = self
             .word
             .compare_exchange(0, groups, Order::Acquire, Scope::Gpu);

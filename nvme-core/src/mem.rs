@@ -40,7 +40,8 @@ impl CqCell {
     pub fn post(&self, cqe: Cqe) {
         let [lower, upper] = cqe.to_words();
         self.0[0].store(lower, Order::Relaxed, Scope::Sys);
-        // Release: pairs with the acquire fence in `CqRing::read`.
+        // Release: pairs with the acquire fence in `CqRing::read`. A driver that sees the phase tag also sees
+        // the lower half of the entry and the data that the command moved.
         self.0[1].store(upper, Order::Release, Scope::Sys);
     }
 }

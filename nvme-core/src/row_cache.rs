@@ -260,7 +260,7 @@ impl<'a> RowCache<'a> {
     pub fn release(&self, line: PinnedLine) {
         if let Some(state) = self.state(line.0) {
             // Release: pairs with the acquire of the next filler's claim, which may overwrite the bytes that
-            // were read here.
+            // were read here. A row that was copied out while it is overwritten would be half of each. A row that was copied out while it is overwritten would be half of each.
             state.fetch_add(READER.wrapping_neg(), Order::Release, Scope::Gpu);
         }
     }

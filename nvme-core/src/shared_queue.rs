@@ -349,7 +349,8 @@ impl<'a> SharedQueue<'a> {
         // this member's fence, which therefore covers them; a sequence number without that would publish a
         // half-written entry.
         group.sync();
-        // Release: pairs with the acquire of the sequence number by the holder of the ring lock.
+        // Release: pairs with the acquire of the sequence number by the holder of the ring lock, which rings
+        // for this thread. Without it the doorbell could cover an entry whose words are not visible yet.
         fence(Order::Release, Scope::Gpu);
         if ready {
             let sequence = token.ticket.wrapping_add(1);
@@ -370,7 +371,8 @@ impl<'a> SharedQueue<'a> {
         // Position of the last command that used one of these entries before. Positions wrap, so the
         // comparison below uses their difference.
         let past = end.wrapping_sub(self.state.mask() + 1);
-        // Acquire: pairs with the release of every group that counted completions.
+        // Acquire: pairs with the release of every group that counted completions. The new entry is written
+        // after them, and so after the controller has fetched the old one at this place.
         while (self
             .state
             .read()

@@ -79,7 +79,8 @@ impl<'a> LaunchStrips<'a> {
     #[inline(always)]
     pub fn fill(&self, strip: u32) {
         if let Some(filled) = self.filled.get(strip as usize) {
-            // Release: a group that sees the count sees the part.
+            // Release: a group that sees the count sees the part. The barrier before this call puts the
+            // stores of all writing threads before it, so that one of them may count for all.
             filled.fetch_add(1, Order::Release, Scope::Gpu);
         }
     }
@@ -87,7 +88,8 @@ impl<'a> LaunchStrips<'a> {
     /// Tests if `strip`, which has `parts` parts, may be used.
     #[inline(always)]
     pub fn may_use(&self, strip: u32, parts: u32) -> StripReady {
-        // Acquire: pairs with the release of `fill`.
+        // Acquire: pairs with the release of `fill`. Without it a group could read a part of the stage from
+        // before it was written, although the count says that all parts are there.
         self.ready(self.filled.get(strip as usize), parts)
     }
 
@@ -95,7 +97,8 @@ impl<'a> LaunchStrips<'a> {
     #[inline(always)]
     pub fn end_use(&self, strip: u32) {
         if let Some(used) = self.used.get(strip as usize) {
-            // Release: a group that sees the count writes only after these reads.
+            // Release: a group that sees the count writes only after these reads. Otherwise the next slice
+            // could overwrite the stage while a slow thread of this group still multiplies the old one.
             used.fetch_add(1, Order::Release, Scope::Gpu);
         }
     }
@@ -104,7 +107,9 @@ impl<'a> LaunchStrips<'a> {
     /// users get `why`, which is not 0. The threads that filled have met the calling one at a barrier.
     #[inline(always)]
     pub fn end_filling(&self, groups: u32, why: u32) {
-        // Release: the parts that this group has filled. Acquire: those of the groups that ended before.
+        // Release: the parts that this group has filled. Acquire: those of the groups that ended before; the
+        // last group publishes the end for all of them, so a user that sees it sees every part that will ever
+        // come.
         if self.ended.fetch_add(1, Order::AcqRel, Scope::Gpu) + 1 == groups {
             self.give_up(why);
         }
@@ -114,7 +119,8 @@ impl<'a> LaunchStrips<'a> {
     /// were published can still be used; a stage with an unfinished use is not filled again.
     #[inline(always)]
     pub fn give_up(&self, why: u32) {
-        // Release: a group that sees the code sees all parts filled before.
+        // Release: a group that sees the code sees all parts filled before. It may then decide for good that
+        // a missing part will not come, and no slice is lost that was complete.
         self.gave_up.store(why, Order::Release, Scope::Gpu);
     }
 

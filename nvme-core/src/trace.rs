@@ -165,7 +165,8 @@ impl TraceRing<'_> {
             cell[0].load(Order::Relaxed, Scope::Sys),
             cell[1].load(Order::Relaxed, Scope::Sys),
         ];
-        // Acquire: pairs with the release fence in `record`.
+        // Acquire: pairs with the release fence in `record`. The count is read again after the words: if the
+        // writer came round meanwhile, the event may be half old and half new, and is not returned.
         fence(Order::Acquire, Scope::Sys);
         (self.recorded() - number <= self.capacity()).then_some(TraceEvent(words))
     }

@@ -63,7 +63,7 @@ pub fn end_block(rows: &GatherLaunch, reports: u32) {
     // SAFETY: the host vouches for the words; the field is only accessed as an atomic while blocks run.
     let ending = unsafe { &*(&raw const (*progress).ending).cast::<AtomicU32>() };
     // One block reports all ends in turn: two blocks at once could overwrite a later report with an earlier
-    // one.
+    // one. The others only add their end, which the reporting block finds when it takes its own back.
     if ending.fetch_add(1, Order::AcqRel, Scope::Gpu) != 0 {
         return;
     }
@@ -132,7 +132,8 @@ unsafe fn tell(rows: &GatherLaunch, ends: u32) {
     to_worst.store(worst, Order::Relaxed, Scope::Sys);
     let now = launches.load(Order::Relaxed, Scope::Gpu).wrapping_add(ends);
     launches.store(now, Order::Relaxed, Scope::Gpu);
-    // Release: a host that sees the count also sees the rows and the failures.
+    // Release: a host that sees the count also sees the rows and the failures. The host polls this word
+    // without a call of the driver, so nothing else orders its later reads of the output.
     fence(Order::Release, Scope::Sys);
     ended.store(now, Order::Relaxed, Scope::Sys);
 }

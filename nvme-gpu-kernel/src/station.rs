@@ -106,7 +106,8 @@ pub fn claim_by(
             // The first one is mostly free: a load before the exchange would be a trip for nothing.
             let may_be_free = (next | turn) == 0 || owner.load(Order::Relaxed, Scope::Gpu) == FREE;
             // Acquire: pairs with the release of the block that held the station; its last accesses to the
-            // slots come before this block's.
+            // slots come before this block's. Without it a late copy out of a slot could see this block's
+            // data.
             if may_be_free
                 && owner.compare_exchange(FREE, TAKEN, Order::Acquire, Scope::Gpu) == FREE
             {
@@ -143,7 +144,8 @@ pub fn leave(rows: &GatherLaunch, gate: &AdmissionGate<'_>, station: u32, keeps:
 /// Frees the station.
 #[inline(always)]
 pub fn give_back(rows: &GatherLaunch, station: u32) {
-    // Release: pairs with the acquire of the next claim; the slots are not touched after this.
+    // Release: pairs with the acquire of the next claim; the slots are not touched after this. The next owner
+    // has the drive write into them at once, possibly from another multiprocessor.
     owner(rows, station).store(FREE, Order::Release, Scope::Gpu);
 }
 

@@ -128,7 +128,7 @@ fn a_list_of_more_ranges_or_pieces_than_the_launch_takes_is_refused_as_a_whole()
 #[test]
 fn pieces_that_the_ranges_do_not_have_fail() {
     for bytes in [0, u64::MAX] {
-        // Of none of these pieces there is a byte: the range is empty, or begins past all of them.
+        // No piece has a byte: the range is empty, or begins after all pieces.
         let (byte, first) = match bytes {
             0 => (1 << PIECE_SHIFT, 0),
             _ => (u64::MAX, 0),

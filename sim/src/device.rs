@@ -119,7 +119,8 @@ impl ControllerState {
         self.running.load(Ordering::Acquire) // Acquire: pairs with the end of enable.
     }
 
-    /// Starts or stops the processing of commands.
+    /// Starts or stops the processing of commands. A release: a thread that sees the controller running also
+    /// sees the admin queue and the registers that enabling has set up before.
     pub fn set_running(&self, running: bool) {
         self.running.store(running, Ordering::Release); // Release: pairs with is_running.
     }

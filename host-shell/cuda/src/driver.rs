@@ -235,7 +235,8 @@ impl Gpu {
         }
     }
 
-    /// Records that a kernel did not end, so that nothing is freed from now on.
+    /// Records that a kernel did not end, so that nothing is freed from now on: it may still access any
+    /// memory of this GPU, and calls that free memory would wait for it without an end.
     pub(super) fn lose(&self) {
         self.lost.store(true, Ordering::Release);
     }

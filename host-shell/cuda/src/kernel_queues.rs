@@ -61,7 +61,8 @@ impl QueueReserve {
         })
     }
 
-    /// Takes `count` of them.
+    /// Takes `count` of the queue pairs that the store keeps for kernels. One atomic update takes all or
+    /// none, so that two callers at the same time cannot both get the last ones.
     ///
     /// # Errors
     /// [`Error::Usage`] when fewer are left.

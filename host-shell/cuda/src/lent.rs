@@ -308,7 +308,8 @@ impl GpuDrivenQueue for ResetHook {
             self.remote.clear_completions()?;
             Ok(is_ours)
         };
-        // A kernel that has not left the queue may use it at any time, so the queue is lost.
+        // A kernel that has not left the queue may use it at any time, so the queue is lost: recovering its
+        // state now would hand the same slots out twice. Later launches are refused with this cause.
         if !self.is_stopped || !matches!(told(), Ok(true)) {
             self.dead.store(true, Ordering::Release);
         }

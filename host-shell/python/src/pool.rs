@@ -197,7 +197,8 @@ impl Drop for AtEnd {
     }
 }
 
-/// Returns the number of jobs of this process that have not ended.
+/// Returns the number of jobs of this process that have not ended. Jobs are counted before they are
+/// submitted, so that 0 means that no thread of the pool will run anything more.
 pub fn under_way() -> usize {
     pool();
     UNDER_WAY.load(Ordering::Acquire)

@@ -190,7 +190,7 @@ def interrupted(call) -> None:
     with pytest.raises(KeyboardInterrupt):
         presses.start()
         call()
-        # It ended before: the signal is still to come.
+        # The call ended before the signal came, which is sent now.
         is_over.set()
         presses.join()
         time.sleep(60)

@@ -498,7 +498,7 @@ fn a_witness_climbs_every_rung_by_the_gpu() {
     }
     assert!(bytes(&image) == before, "what was there is there again");
     ok(&folder, &["witness", "--check", "w.json"]);
-    // A GPU that cannot be used is why its rungs are skipped, and the CPU's run.
+    // Without a usable GPU its steps are skipped with that reason, and those of the CPU run.
     let run_it = [&run_it[..6], &["--json"]].concat();
     let output = run(&folder, "nogpu", &run_it);
     let value: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();

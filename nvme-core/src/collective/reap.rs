@@ -103,8 +103,9 @@ impl<G: ThreadGroup> CollectiveQueue<'_, G> {
         // controller may overwrite the entries.
         group.sync();
         if ENTRIES > 1 {
-            // Acquire, by every member, for its own relaxed loads above. Release: the loads come before the
-            // doorbell store.
+            // Acquire, by every member, for its own relaxed loads above: the data of its commands are visible
+            // after it. Release: the loads come before the doorbell store, after which the controller may
+            // overwrite the entries.
             fence(Order::AcqRel, Scope::Sys);
             // The fence also covers commands submitted before: every member's stores came before the barrier
             // above.

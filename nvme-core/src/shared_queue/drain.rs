@@ -241,6 +241,8 @@ impl SharedQueue<'_> {
         });
         group.sync();
         // Executed by every member. Release: pairs with the acquire of a cell, of a slot, and of the counts.
+        // One fence serves all three stores of each lane, which keep relaxed order after it and cost one
+        // instruction each.
         fence(Order::Release, Scope::Gpu);
         let head = opaque(head);
         let at = |k: usize| head.wrapping_add(k as u32 * group.size() + group.rank());

@@ -33,7 +33,9 @@ impl SharedQueue<'_> {
         let lock = self.state.ring_lock();
         let mut asked = 0;
         if group.leads() {
-            // Acquire: pairs with the release of the last holder, so that its `rung` is visible.
+            // Acquire: pairs with the release of the last holder, so that its `rung` is visible. With an
+            // older value this holder could ring a tail that was rung before, which is a doorbell that moves
+            // backwards.
             asked = lock.fetch_add(1, Order::Acquire, Scope::Gpu);
         }
         if group.broadcast(asked) != 0 {
@@ -61,7 +63,8 @@ impl SharedQueue<'_> {
             seen = was;
         }
         if group.leads() {
-            // Release, as above. Threads that asked since then ring while they wait.
+            // Release, as above. Threads that asked since then ring while they wait, so that one thread does
+            // not ring for others for ever while its own command is ready.
             lock.swap(0, Order::Release, Scope::Gpu);
         }
     }

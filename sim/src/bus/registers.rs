@@ -76,7 +76,8 @@ impl PropertyRegisters {
         Aqa(self.aqa.load(Ordering::Relaxed))
     }
 
-    /// Sets every register to its value after power on.
+    /// Sets every register to its value after power on. The stores are releases as in `change_csts`: a driver
+    /// that sees RDY = 0 after a power cut also sees that no access to its memory follows.
     pub fn clear(&self) {
         for word in [&self.cc, &self.csts, &self.aqa] {
             word.store(0, Ordering::Release); // Release: as change_csts.

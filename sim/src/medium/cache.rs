@@ -141,7 +141,8 @@ impl WriteCache {
     }
 
     fn next_epoch(&self) {
-        // Release: pairs with the acquire in `epoch`.
+        // Release: pairs with the acquire in `epoch`. A writer that sees the new epoch sees the flushed
+        // blocks, and does not keep content from before the flush as the old one of a block.
         self.epoch.fetch_add(1, Ordering::Release);
         self.long_bytes.store(0, Ordering::Relaxed);
     }

@@ -187,7 +187,8 @@ impl NamespaceImage {
     /// True if part of `len` bytes from `offset` on is unreadable.
     #[inline]
     pub fn is_damaged(&self, offset: u64, len: u64) -> bool {
-        // Acquire: pairs with the store in damage.
+        // Acquire: pairs with the store in `damage`, which comes after the range was added to the list. The
+        // flag spares reads the lock as long as no range is damaged, which is nearly always.
         self.any_bad.load(Ordering::Acquire)
             && self
                 .bad

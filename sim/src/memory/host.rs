@@ -253,8 +253,8 @@ impl HostMemory {
         for reader in &inner.readers {
             let seen = reader.0.load(Ordering::SeqCst);
             let mut tries = 0;
-            // Acquire: pairs with the Release that ends a batch, so that the batch's accesses are
-            // over.
+            // Acquire: pairs with the release that ends a batch, so that the batch's accesses are over. Only
+            // then may the caller unmap the range: an access after that would hit memory that is gone.
             while seen % 2 == 1 && reader.0.load(Ordering::Acquire) == seen {
                 tries += 1;
                 relax(tries);

@@ -22,7 +22,7 @@ fn choices<'a>(address: u64, count: u32) -> &'a mut [ChosenExpert] {
 
 fn cache_of(admit: &AdmitParameters) -> ExpertCache<'_> {
     let count = words(admit.slots, admit.experts * admit.layers);
-    // SAFETY: the host gives so many words, which are atomics.
+    // SAFETY: the host gives this number of words, which are atomics.
     let words = unsafe { from_raw_parts(admit.words as usize as *const AtomicU32, count) };
     let policy = ReplacementPolicy::of_number(admit.policy).expect("a policy");
     ExpertCache::new(words, admit.slots, admit.pinned, policy).expect("enough words")

@@ -16,14 +16,14 @@ use std::slice::{from_raw_parts, from_raw_parts_mut};
 /// Zeroes the words of a launch.
 pub fn clear(gemm: &GemmParameters) {
     let first = gemm.words as usize as *mut u32;
-    // SAFETY: the host gives so many words.
+    // SAFETY: the host gives this number of words.
     unsafe { from_raw_parts_mut(first, gemm.work_words() as usize) }.fill(0);
 }
 
 /// The product of a matrix in memory of the GPU.
 pub fn resident(gemm: &GemmParameters) {
     let count = gemm.rows as usize * gemm.columns as usize;
-    // SAFETY: the host gives so many halves.
+    // SAFETY: the host gives this number of halves.
     let w = unsafe { from_raw_parts(gemm.w as usize as *const u16, count) };
     multiply(gemm, w, &vec![code::OK; gemm.rows as usize]);
 }
@@ -130,7 +130,7 @@ fn multiply(gemm: &GemmParameters, w: &[u16], codes: &[i32]) {
         _ => f32_of_f16(*half),
     };
     let w: Vec<f32> = w.iter().map(wide).collect();
-    // SAFETY: the host gives so many halves, and elements.
+    // SAFETY: the host gives this number of halves, and of elements.
     let (x, y) = unsafe {
         let x = gemm.x as usize as *const u16;
         let y = gemm.y as usize as *mut f32;

@@ -298,7 +298,7 @@ pub fn now_ns() -> u64 {
     BEGIN.get_or_init(Instant::now).elapsed().as_nanos() as u64 + 1_000_000
 }
 
-/// What a host thread by itself did.
+/// Bus accesses and events of one host thread.
 #[derive(Default)]
 pub struct Bus {
     /// Doorbells of both kinds, loads of completions.

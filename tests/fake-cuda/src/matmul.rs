@@ -123,7 +123,7 @@ fn put_half(address: u64, index: u64, is_bf16: bool, value: f32) {
     unsafe { *(address as usize as *mut u16).add(index as usize) = half };
 }
 
-/// Keeps what it is told, where it is what the driver takes.
+/// Keeps the parameters that it gets, if the driver would accept them.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuTensorMapEncodeTiled(
     map: *mut u64,

@@ -180,7 +180,7 @@ const MAX_SHARED: c_uint = 8;
 static SHARED_LIMITS: Mutex<BTreeMap<usize, u32>> = Mutex::new(BTreeMap::new());
 /// Without that.
 const SHARED_LIMIT: u32 = 48 << 10;
-/// What a multiprocessor of an H100 gives a block.
+/// Most shared memory of a block on an H100.
 const MOST_SHARED: u32 = 227 << 10;
 
 /// Knows the limit of shared memory.

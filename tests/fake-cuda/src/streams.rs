@@ -150,7 +150,7 @@ pub extern "C" fn cuCtxSynchronize() -> Status {
     SUCCESS
 }
 
-/// Captures `work`, if the stream is being captured: the answer then.
+/// Adds `work` to the graph if the stream is being captured, and returns the driver's result then.
 pub(crate) fn capture(
     handle: *mut c_void,
     work: impl Fn() + Send + Sync + 'static,

@@ -202,7 +202,7 @@ fn content(exporter: &Exporter, node: &File) -> Outcome {
     expect("UNMAP", unmap(node, found.handle), 0)
 }
 
-/// The function is stopped when memory is taken back, and a reset lets it go on.
+/// The function is stopped when memory is taken back, and works again after a reset.
 fn taken_back(address: &str, exporter: &Exporter, node: &File, kind: &str) -> Outcome {
     // SAFETY: takes numbers, and gives a descriptor that is ours.
     let event = unsafe { libc::eventfd(0, libc::EFD_NONBLOCK | libc::EFD_CLOEXEC) };

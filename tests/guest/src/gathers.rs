@@ -28,8 +28,8 @@ pub fn run(device: &str, tier: u32) -> Outcome {
     bench.scatter(&mut image)
 }
 
-/// Gathers, resets the function behind the driver's back, and gathers again: the queues are made anew, wherever their
-/// rings lie.
+/// Gathers, resets the function behind the driver's back, and gathers again: the queues are created again, in any
+/// placement of their rings.
 pub fn reset(device: &str, tier: u32) -> Outcome {
     let (bench, image) = prepared(device, tier)?;
     let address = device.split_once(':').map_or("", |(_, address)| address);

@@ -1,6 +1,6 @@
 //! What goes wrong on purpose: a device taken away, a reset under load, a transfer to nowhere.
 //!
-//! Each must end in an error that says what it is, within its deadline, and the process goes on.
+//! Each must end in an error that says what it is, within its deadline, and the process continues.
 
 use crate::exporter::Exporter;
 use crate::{Outcome, pattern, said};
@@ -72,7 +72,7 @@ pub fn unplug(leaving: &str, staying: &str, id: &str) -> Outcome {
 }
 
 /// An error of the bus at the port above the function: commands that it has lost end with an error, the same
-/// controller goes on, and so does the next opener.
+/// controller works on, and so does the next opener.
 pub fn bus_error(device: &str, port: &str, error: &str) -> Outcome {
     let controller = start(device, RESET_TIMEOUT)?;
     let mut load = Load::new(&controller, Nsid(1))?;

@@ -298,8 +298,7 @@ impl<'a> Accounts<'a> {
             .for_each(|record| record.abortable = true);
     }
 
-    /// A command has ended: `proven` when it was taken from the driver on proof that the controller has
-    /// let go of it.
+    /// Records the end of a command; `proven` if the driver returned it on proof that the controller has stopped.
     pub fn ended(&mut self, queue: usize, end: End, proven: bool) -> Result<(), Failure> {
         let wrong = |text: String| Err(Failure::new("account", text));
         let cuts = self.cuts;

@@ -22,7 +22,7 @@ struct Buffer<'a> {
 pub struct Pool<'a> {
     memory: &'a Memory,
     buffers: Vec<Buffer<'a>>,
-    /// The free ones by size, last given back on top: reused as soon as possible.
+    /// Free buffers by size, the last freed on top: memory is reused as soon as possible.
     small: Vec<usize>,
     big: Vec<usize>,
 }

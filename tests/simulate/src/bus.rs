@@ -29,7 +29,7 @@ pub enum Side {
 }
 
 impl Bells {
-    /// Doorbells that were not rung, of submission rings of so many entries.
+    /// Doorbells that were not rung yet, with the entries of their submission rings.
     pub fn new(entries: [u32; 3]) -> Self {
         Self {
             words: [(); 3].map(|()| [(); 2].map(|()| AtomicU32::new(QUIET))),
@@ -72,7 +72,7 @@ impl Bells {
         *self.lossy.borrow_mut() = Default::default();
     }
 
-    /// Stores arrive, of a tail only the next entry when it `crawls`. `lost` is told of those that do not.
+    /// Lets stores arrive, of a tail only the next entry when it `crawls`; `lost` is called for dropped ones.
     pub fn deliver(&self, to: &Doorbells, crawls: bool, mut lost: impl FnMut(u16, Side)) {
         for (qid, words) in (0..).zip(&self.words) {
             for side in [Side::Head, Side::Tail] {

@@ -201,7 +201,7 @@ impl World<'_> {
         Ok(())
     }
 
-    /// Books the ends that a driver has told.
+    /// Records the ends that a driver has reported.
     pub fn settle_ends(&mut self, queue: usize, proven: bool) -> Result<(), Failure> {
         if self.ended.is_empty() {
             return Ok(());

@@ -29,7 +29,7 @@ listed! {
         Delay,
         /// A command's data and completion come after its deadline; an Abort finds it.
         Late,
-        /// The same, and an Abort says that it was aborted although it goes on.
+        /// The same, and an Abort reports that it was aborted although it continues.
         Stubborn,
         /// A completion overtakes others.
         Reorder,
@@ -84,10 +84,10 @@ impl Kind {
             Self::Stubborn => Fault::Stubborn(COMMAND_NS + value % COMMAND_NS),
             Self::Reorder => Fault::Reorder,
             Self::Duplicate => Fault::Duplicate,
-            // Some of them so late that everything else has come to rest, or has timed out.
+            // Some of them so late that everything else has ended, or has timed out.
             Self::Echo => Fault::Echo(spread(value)),
             Self::LateData => Fault::LateData(spread(value)),
-            // A slot that no queue here has: what names a command in flight cannot be told.
+            // A slot that no queue here has: a driver cannot detect the identifier of a command in flight.
             Self::WrongCid => Fault::WrongCid((value as u16 & 0x7FFF) | 0x0800),
             Self::StaleCid => Fault::FlippedCid(((value as u16 % 15) + 1) << 12),
             Self::WrongPhase => Fault::WrongPhase,

@@ -20,15 +20,15 @@ const ABORT_NS: u64 = 2 * GRACE_NS + NAP_NS;
 
 /// What the host is doing.
 pub(crate) enum Mode<'a> {
-    /// The controller is disabled; it is brought up after so many turns.
+    /// The controller is disabled; it is brought up after this number of turns.
     Off { turns: u32 },
-    /// It is being brought up, after so many turns in which nothing is done.
+    /// It is being brought up, after this number of turns in which nothing is done.
     Raising {
         machine: Box<BringupMachine<'a>>,
         since_ns: u64,
         pause: u32,
     },
-    /// It works; so many turns pass before a late command is dealt with.
+    /// It works; this number of turns passes before a late command is handled.
     Up { patience: u32 },
     /// A command is being aborted.
     Aborting {

@@ -43,7 +43,7 @@ struct Args {
 
 fn main() -> ExitCode {
     let args = Args::parse();
-    // A panic is an oracle here, and is told as the failure of its seed.
+    // A panic is an oracle here, and is reported as the failure of its seed.
     std::panic::set_hook(Box::new(|_| ()));
     match args.seed {
         Some(seed) => replay(seed, args.json),

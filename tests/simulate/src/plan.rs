@@ -39,7 +39,7 @@ pub struct Order {
     pub blocks: u32,
     /// Where its data begin in their first page, a multiple of 8.
     pub offset: u32,
-    /// How its data are told.
+    /// Form of its data pointer.
     pub form: Form,
 }
 

@@ -46,7 +46,7 @@ pub trait IoQueue {
     ) -> Result<Cid, SubmitError>;
     /// Publishes what was placed.
     fn ring(&mut self);
-    /// Takes the completions that are there.
+    /// Takes the completions that have arrived.
     fn poll(&mut self, ended: &mut Vec<End>) -> Result<(), ControllerFault>;
     /// Tells which commands are past their deadline, each once. It may find some that have ended.
     fn expire(&mut self, now_ns: u64, late: &mut Vec<Late>, ended: &mut Vec<End>);
@@ -56,7 +56,7 @@ pub trait IoQueue {
     fn depth(&self) -> u32;
     /// Whether it refuses commands because of what the controller posted.
     fn refuses(&self) -> bool;
-    /// Ends what is in flight, on proof that the controller has let go of it.
+    /// Ends the commands in flight, on proof that the controller has stopped.
     fn reclaim(&mut self, proof: &Quiesced<'_>, ended: &mut Vec<End>);
     /// Takes no more commands until it was restarted.
     fn close(&mut self) -> ClosedQueue;

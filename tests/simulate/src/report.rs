@@ -1,4 +1,4 @@
-//! What a person, or a program, is told about runs.
+//! Reports of runs, for people and for programs.
 
 use nvme_simulate::account::Failure;
 use nvme_simulate::fault::{Coverage, Kind, State, impossible};
@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 /// Lines of a cut-down trace that are printed.
 const LINES: usize = 80;
 
-/// Many seeds. `whole`: so many that every fault must have met every state.
+/// Many seeds. `whole`: enough seeds that every fault must have met every state.
 pub fn swept(base: u64, threads: usize, total: &Total, whole: bool, as_json: bool) {
     // One failure is cut down: the others are probably the same.
     let shrunk = total.failures.first().map(|(seed, failure)| {

@@ -27,7 +27,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 
 /// Memory of both sides.
 const MEMORY: u64 = 2400 * PAGE;
-/// Turns after the last operation in which everything must have come to rest.
+/// Turns after the last operation in which everything must have ended.
 const TURNS: u32 = 20_000;
 
 /// What came of a seed.
@@ -37,7 +37,7 @@ pub struct Run {
     pub failure: Option<Failure>,
     /// One number for everything that happened.
     pub hash: u64,
-    /// What happened, when it was to be told.
+    /// Trace of the run, if one was asked for.
     pub lines: Vec<String>,
     /// Which faults met which states.
     pub coverage: Coverage,
@@ -186,7 +186,7 @@ fn io_queue<'a>(
     }
 }
 
-/// One seed in so many runs under the protocol auditor's eyes, which takes as long as the rest of it.
+/// One in this number of seeds runs under the protocol auditor, which takes as long as the rest of it.
 const AUDITED: u64 = 16;
 
 /// The first rule that the driver has broken, whatever the controller did. Plans have commands past the
@@ -231,7 +231,7 @@ pub fn run(arena: &mut Arena, plan: &Plan, sabotage: Sabotage, lines: bool) -> R
     })
 }
 
-/// What a panic said.
+/// Returns the failure for a panic, with its message.
 pub(crate) fn of_panic(panic: &(dyn std::any::Any + Send)) -> Failure {
     let text = panic.downcast_ref::<String>().cloned();
     let text = text.or_else(|| panic.downcast_ref::<&str>().map(|text| (*text).to_owned()));
@@ -364,7 +364,7 @@ impl World<'_> {
         self.strike(pick(&mut rng, &kinds), 3)
     }
 
-    /// Lets everything come to an end: the controller is up, and nothing is in flight.
+    /// Runs until the controller is up and nothing is in flight.
     fn settle(&mut self) -> Result<(), Failure> {
         for turn in 0..TURNS {
             if !self.is_open() {

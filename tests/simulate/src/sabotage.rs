@@ -15,7 +15,7 @@ pub enum Sabotage {
     EndsTwice,
     /// The end of command 50 is lost.
     EndIsLost,
-    /// An error status is told as success.
+    /// An error status is reported as success.
     ErrorIsSuccess,
     /// A bit of what command 50 and those after it read is wrong.
     FlippedBit,

@@ -20,7 +20,7 @@ impl<'a> World<'a> {
     /// One turn while no commands are taken.
     pub fn turn(&mut self) -> Result<(), Failure> {
         self.work()?;
-        // Whoever replaces the mode meanwhile has decided what comes next.
+        // If the mode was replaced meanwhile, the new one stays.
         let mode = std::mem::replace(&mut self.mode, Mode::Off { turns: u32::MAX });
         let next = self.step(mode)?;
         if let (Mode::Off { turns: u32::MAX }, Some(mode)) = (&self.mode, next) {
@@ -29,7 +29,7 @@ impl<'a> World<'a> {
         Ok(())
     }
 
-    /// The mode that goes on, or `None` when another one was entered.
+    /// Returns the mode that continues, or `None` when another one was entered.
     fn step(&mut self, mode: Mode<'a>) -> Result<Option<Mode<'a>>, Failure> {
         match mode {
             Mode::Off { turns: 0 } => {
@@ -76,7 +76,7 @@ impl<'a> World<'a> {
         Ok(None)
     }
 
-    /// The controller has let go of everything: so do the drivers.
+    /// The controller is proved to have stopped: the drivers end their commands.
     fn release(&mut self, proof: &Quiesced<'_>) -> Result<(), Failure> {
         while self.admin.reclaim(proof).is_some() {}
         self.admin.restart(proof);
@@ -114,7 +114,7 @@ impl<'a> World<'a> {
             Ok(bringup::BringupStep::Ready) => {
                 let created = machine.info().created;
                 if created < self.ground.plans.len() as u32 {
-                    // A torn completion may have told too few queues.
+                    // A torn completion may have granted too few queues.
                     if !self.disturbed {
                         return Err(Failure::new(
                             "recovery",

@@ -21,7 +21,7 @@ use nvme_tests::Bar;
 /// The admin queue's buffers are numbers that are never looked at.
 pub(crate) type Admin<'a> = QueuePair<'a, u32, Vec<CommandSlot<u32>>>;
 
-/// What lies outside of the world: it borrows all of it.
+/// Memory, controller and plans of a run, which a [`World`] borrows.
 pub(crate) struct Ground<'a> {
     pub memory: &'a Memory,
     pub sim: &'a Controller<&'a Memory>,
@@ -47,7 +47,7 @@ pub(crate) struct World<'a> {
     pub disturbed: bool,
     /// The controller has left the bus: turns until it is back, and whether power was lost meanwhile.
     pub away: Option<(u32, bool)>,
-    /// The controller has come up before, and what goes on is a recovery.
+    /// True if the controller has come up before, so that this is a recovery.
     pub recovering: bool,
     /// Attempts to bring the controller up that failed in a row.
     pub failures: u32,

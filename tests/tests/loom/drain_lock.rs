@@ -1,4 +1,4 @@
-//! A release that must outlive a holder of the drain lock who found nothing.
+//! The release of the drain word must also order the next holder but one, past a holder that found nothing.
 
 use loom::thread;
 use nvme_core::DrainResult;

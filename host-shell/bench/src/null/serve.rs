@@ -270,8 +270,8 @@ mod tests {
         assert!(fault.what.contains("opcode 0x7f"), "{}", fault.what);
         let fault = bad(&|null, _| ring(null, 0, 8));
         assert!(fault.what.contains("tail doorbell of 8"), "{}", fault.what);
-        // Seven completions fit without a look at the head doorbell; the eighth needs one. More were
-        // not posted than seven.
+        // Seven completions fit without a read of the head doorbell; the eighth needs one. A head of 8 is
+        // beyond the seven that were posted, so the controller must stop with that as its fault.
         let fault = bad(&|null, running| {
             ring(null, 0, 7);
             wait_for(running, |running| running.commands() == 7);

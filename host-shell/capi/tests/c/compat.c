@@ -148,7 +148,7 @@ int main(int count, char **arguments)
             if (pass == 2) CHECK(gpunvme_load_layer(&loader, 1, 512, in) == 0 && memcmp(in, out + 512, 512) == 0);
         }
     }
-    // A write while layers are read ahead: who asks for one after it gets what was written.
+    // A write while layers are read ahead: a layer asked for after the write has the written bytes.
     for (int pass = 0; pass < 3; ++pass) {
         for (int layer = 0; layer < 5; ++layer) {
             size_t bytes = 700 + 13 * layer;

@@ -244,7 +244,8 @@ impl DeviceFacts {
         lock(&self.known).now.keys().copied().collect()
     }
 
-    /// Returns the alarm's count when all facts were last read.
+    /// Returns the alarm's count when all facts were last read. The acquire pairs with the store after the
+    /// facts, so that a caller that finds the count current finds the facts of that time, too.
     pub fn checked(&self) -> u64 {
         self.checked.load(Ordering::Acquire)
     }

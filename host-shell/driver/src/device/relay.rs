@@ -167,7 +167,8 @@ impl RelayState {
         &self.pages[at / PAGE_WORDS].0[at % PAGE_WORDS]
     }
 
-    /// Waits until everything rung before this call has been passed on, a second at most.
+    /// Waits until everything rung before this call has been passed on, a second at most. A reset must not
+    /// follow earlier: a late doorbell would reach the queues that are created after it.
     fn settle(&self) {
         let start = self.passes.load(Ordering::Acquire);
         let begin = Instant::now();

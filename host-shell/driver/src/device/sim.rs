@@ -240,7 +240,8 @@ impl Device for SimulatedDevice {
         self.bar.left().then(cause)
     }
 
-    /// Stops the threads, then closes the images, so that they can be opened again.
+    /// Stops the threads, then closes the images, so that they can be opened again. The flag is set first:
+    /// users of the registers must see all ones before the controller behind them is gone.
     fn leave(&self) {
         self.bar.2.store(true, Ordering::Release);
         let mut runner = self.runner.lock().unwrap_or_else(PoisonError::into_inner);

@@ -228,6 +228,7 @@ impl CompletionView {
     }
 
     /// Moves the view to the next entry of `pair`, whose owner has dealt with all entries that it took.
+    /// Called after that, so that a thread which sees nothing new may rely on all earlier ends.
     #[inline]
     pub fn advance(&self, pair: &OwnedPair) {
         let (index, phase) = pair.queue.cq().next_entry();

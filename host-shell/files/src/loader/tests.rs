@@ -79,10 +79,10 @@ fn every_store_gives_whole_layers_pass_after_pass() {
             }
             let stats = loader.stats();
             let (ready, reads) = match slots {
-                // Nothing is ahead of the only slot.
+                // With one slot no layer is read ahead.
                 1 => (0, 21),
                 2 | 3 => (20, 20 + slots as u64),
-                // All of them stay.
+                // Every layer has a slot, so that each is read once.
                 _ => (20, 7),
             };
             assert_eq!((stats.asked, stats.ready, stats.reads), (21, ready, reads));

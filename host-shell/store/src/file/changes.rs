@@ -49,7 +49,8 @@ impl FileChanges {
         }
     }
 
-    /// Counts a write that has ended.
+    /// Counts a write that has ended. A release, after the system call: a reader that finds the new mark and
+    /// reads the file again cannot get the bytes from before the write.
     pub fn wrote(&self) {
         self.writes.fetch_add(1, Ordering::Release);
     }

@@ -10,7 +10,7 @@ use nvme_driver::sysfs::testing::Tree;
 
 const BOTH: [FileIo; 2] = [FileIo::Pread, FileIo::Uring];
 
-/// The ways that work here.
+/// Options for each way of file access that this machine allows.
 fn ways() -> impl Iterator<Item = StoreOptions> {
     let has_uring = has_uring();
     let here = move |way: &FileIo| *way == FileIo::Pread || has_uring;

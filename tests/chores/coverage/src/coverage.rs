@@ -9,8 +9,8 @@ use std::process::Command;
 
 /// What is measured, the least share of its lines, and the files that do not count.
 const FLOORS: &str = "tests/coverage.txt";
-/// The tests that count: of core and simulator, those of both together, the simulation's, and those of the
-/// host's side; the seeds of the fuzz targets are not among them.
+/// Tests whose coverage counts: core and simulator, both together, the simulation, and the host's side; seeds
+/// of the fuzz targets do not count.
 const TESTS: [&[&str]; 4] = [
     &[
         "--package",

@@ -81,7 +81,7 @@ fn coverage() -> Result<Counts, Failure> {
     Ok(counts)
 }
 
-/// Builds the wheel and installs it; where it is.
+/// Builds the wheel, installs it, and returns its folder.
 fn installed(tools: &Tools) -> Result<PathBuf, Failure> {
     let wheel = build(tools)?;
     let mut install = tools.run("python");

@@ -49,8 +49,8 @@ pub struct Image {
     pub aligned: &'static [&'static str],
     /// Kernels whose blocks have a known number of threads, which bounds their registers: rustc has no attribute for it.
     pub threads: &'static [(&'static str, u32)],
-    /// Those of them of which a multiprocessor is to hold two blocks: without, the assembler may take fewer registers than
-    /// fit, and spill.
+    /// Kernels of `threads` for which a multiprocessor has to hold two blocks. Without this bound the
+    /// assembler may take fewer registers than fit, and spill.
     pub in_twos: &'static [&'static str],
     /// Kernels whose parameter begins with a `CUtensorMap`, and so at a multiple of 64: rustc knows 16 at most.
     pub with_maps: &'static [&'static str],

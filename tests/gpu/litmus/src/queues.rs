@@ -84,7 +84,8 @@ pub fn reap<const FLAVOUR: u32>(part: &mut Part<'_>) {
                 None => (0, 0),
             },
             BATCH => {
-                // As `Alone` does: several entries, one fence. The others are other threads'.
+                // As the core's lone lane reads: several entries, one fence. The other entries belong to
+                // other threads.
                 let upper = ring.upper(index, Order::Relaxed);
                 for beside in 1..ENTRIES {
                     ring.upper(index ^ beside & (part.args.instances - 1), Order::Relaxed);

@@ -238,7 +238,7 @@ impl Job {
         unsafe { table.scatter_on_gpu(&self.request(), stream) }.map_err(text)
     }
 
-    /// Without a word for each row's code.
+    /// Starts a scatter without memory for the status of each row.
     pub fn scatter_without_status(&self, drive: &Drive) -> Outcome<PendingRows> {
         let request = RowRequest {
             status: 0,

@@ -220,7 +220,7 @@ fn one_layer(model: &Model, index: u64) -> nvme_host::Result<()> {
 }
 
 /// Asks for each layer: all are right but the layer `bad`, whose error names the chunk that begins at a byte of the
-/// file. How many errors there were.
+/// file. Returns the number of errors.
 fn look_at_all(model: &Model, bad: Option<(u64, u64)>) -> Outcome<u32> {
     let mut errors = 0;
     for index in 0..LAYERS {

@@ -1,4 +1,4 @@
-//! The litmus cases: each shape with its variants, where its words lie, and who runs it.
+//! The litmus cases: each shape with its variants, the memory of its words, and the threads that run it.
 
 use gpu_litmus::{Flavour, Shape, Within};
 

@@ -197,7 +197,7 @@ pub fn size(case: &Case, chance: &mut Chance, steps: u64) -> Size {
         _ if steps < 1 << 14 => 64,
         (_, Shape::Lanes | Shape::Barrier) => chance.of(&[64, 128]),
         (Players::Gpu, _) => chance.of(&[64, 256, 1024]),
-        // The CPU comes by often enough to meet the GPU between two of its operations.
+        // Few instances, so that the CPU returns to each often enough to act between two operations of the GPU.
         (_, Shape::Buffering) => chance.of(&[4, 16, 64]),
         _ => chance.of(&[64, 256]),
     };

@@ -27,7 +27,7 @@ fn raised(nvme: &Nvme, port: &str, error: &str) -> Outcome {
     }
 }
 
-/// The system recovers: the opener is told, finds its controller disabled, and goes on; the next one works, too.
+/// The system recovers: the opener gets an event, finds its controller disabled, and continues, as does the next one.
 pub fn recovered(address: &str, port: &str, error: &str) -> Outcome {
     machine::by_another(|| {
         stopped(address, || {
@@ -40,7 +40,7 @@ pub fn recovered(address: &str, port: &str, error: &str) -> Outcome {
     Ok(())
 }
 
-/// The system does not recover: the opener is told, whoever touches the BAR loses it, and a reset starts again.
+/// The system does not recover: the opener gets an event, an access to the BAR fails, and a reset starts again.
 pub fn lost(address: &str, port: &str, error: &str) -> Outcome {
     machine::by_another(|| not_recovered(address, port, error))?;
     Nvme::start(Node::awaited(address)?)?.works()?;

@@ -76,7 +76,7 @@ impl Ground {
         if dice.below(40) == 0 {
             let word = dice.below(6) as usize;
             ask[word] ^= 1 << dice.below(64);
-            // The kernel may write what it is told to: nothing but the arena and the list.
+            // The kernel may write to the arena and the list, which the calls name, and to nothing else.
             if word == 4 || word == 5 {
                 ask[4] = places << 32;
                 ask[5] = list;

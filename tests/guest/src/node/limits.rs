@@ -80,7 +80,7 @@ pub fn run(address: &str) -> Outcome {
         if pinned()? != before {
             return Err(format!("round {round}: {} KiB stay pinned", pinned()?));
         }
-        // The child's, whose handle is the next one.
+        // The mapping that the child made, which has the next handle.
         node.unmap(handle + 1)
             .map_err(|errno| format!("UNMAP of the child's: errno {errno}"))?;
     }

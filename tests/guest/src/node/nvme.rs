@@ -104,7 +104,8 @@ impl Nvme {
         Err(format!("not ready: CSTS {:#x}", self.read(CSTS)))
     }
 
-    /// Identify Controller: its status, or None without an answer. `consumed`: the head is told.
+    /// Sends Identify Controller and returns its status, or None without an answer; `consumed` rings the head
+    /// doorbell.
     pub fn identify(&mut self, consumed: bool) -> Option<u32> {
         self.identify_to(self.iovas[DATA], consumed)
     }

@@ -1,7 +1,7 @@
 //! A MAP that fails half-way leaves nothing: no page pinned or counted, no address that the controller reaches, no
 //! handle.
 //!
-//! Kernel memory runs out at every step of it: a cgroup lets the caller have so many pages and no more. A kernel that
+//! Kernel memory runs out at every step of it: a cgroup limits the pages of the caller. A kernel that
 //! injects faults (CONFIG_FAULT_INJECTION) fails each allocation in turn, too.
 // UNSAFETY: writes to memory that it has mapped, and changes mappings of it.
 #![allow(unsafe_code)]
@@ -22,7 +22,7 @@ const BYTES: usize = 8 << 20;
 const PAGES: usize = BYTES / PAGE;
 /// Pages whose entries are in one table of the IOMMU.
 const TABLE: usize = 512;
-/// A MAP needs less kernel memory than so many pages.
+/// Pages of kernel memory that are enough for any MAP.
 const MOST_BUDGET: usize = 400;
 /// Steps at which the memory must have run out: the tables of the IOMMU alone are more.
 const FEWEST: usize = 4;
@@ -104,7 +104,7 @@ impl Bench {
             let at = subject.seen.wrapping_add(page * PAGE);
             // SAFETY: a page of the subject's, which nothing else uses.
             unsafe { at.write_bytes(FILLING, PAGE) };
-            // Whatever the status: QEMU's controller does not look whether the bytes arrive.
+            // The status is not checked: QEMU's controller reports success for bytes that did not arrive.
             let to = iova + (page * PAGE) as u64;
             self.nvme.identify_to(to, true).ok_or("no answer")?;
             // SAFETY: as above; a controller may have written it.
@@ -256,7 +256,7 @@ impl Bench {
     }
 }
 
-/// Waits until the child has come to a state.
+/// Waits until the child has reached a state.
 fn reached_state(child: &Child, words: Words, state: u64) -> Outcome {
     for _ in 0..6000 {
         if words[STATE].load(Ordering::SeqCst) == state {

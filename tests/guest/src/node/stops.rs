@@ -23,7 +23,7 @@ pub fn stopped(address: &str, stop: impl FnOnce() -> Outcome) -> Outcome {
     if !node::heard(&event, 20) {
         return Err("no event".to_owned());
     }
-    // What it is told at first may not be over yet.
+    // The state of the first event may not be over yet.
     for _ in 0..3000 {
         if is_master(address)? {
             break;
@@ -149,7 +149,7 @@ fn leave_enabled(address: &str) -> Outcome {
     // Ends with the controller enabled.
 }
 
-/// A handle that could not be told is not there: the memory is not mapped.
+/// A handle that could not be returned does not exist: its memory is not mapped.
 pub fn untold(address: &str) -> Outcome {
     let node = Node::opened(address)?;
     let memory = node::arena(PAGE)? as u64;

@@ -170,7 +170,7 @@ pub fn run(address: &str) -> Outcome {
         held_up(address, &what, make, |node, page| {
             node.map(page, PAGE).map(drop)
         })?;
-        // It is mapped, and where cannot be told.
+        // It is mapped, and its address cannot be written to the caller.
         let what = format!("the list of MAP by {by}");
         held_up(address, &what, make, |node, page| {
             let memory = node::arena(PAGE).map_err(|_| 0)? as u64;

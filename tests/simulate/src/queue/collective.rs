@@ -16,10 +16,10 @@ const READS: usize = 4;
 /// A queue that one thread of a GPU owns.
 pub struct Lane<'a, F> {
     plan: QueuePlan,
-    /// Makes the queue's memory anew, as each kernel does.
+    /// Attaches to the queue's memory again, as each kernel does.
     memory: F,
     state: QueueState<'a>,
-    /// None only while it is handed over.
+    /// None only during a handover.
     queue: Option<CollectiveQueue<'a, LoneThread>>,
 }
 

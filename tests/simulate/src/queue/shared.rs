@@ -1,4 +1,4 @@
-//! `SharedQueue`, used by two lanes in turn; each thread of a GPU makes such a view anew.
+//! `SharedQueue`, used by two lanes in turn; each thread of a GPU makes its own such view.
 
 use super::{End, IoQueue, Late};
 use nvme_core::bringup::QueuePlan;

@@ -134,7 +134,7 @@ impl<'a> Drive<'a> {
         }
     }
 
-    /// The controller has let go of everything: so do the queues.
+    /// The controller is proved to have stopped: the queues end their commands.
     fn release(&mut self, proof: &Quiesced<'_>) {
         while self.admin.reclaim(proof).is_some() {}
         self.admin.restart(proof);
@@ -145,7 +145,7 @@ impl<'a> Drive<'a> {
     }
 }
 
-/// Why a bring-up did not come to its end.
+/// Cause of a bring-up that failed.
 enum Raise {
     Failed,
     TooLong,

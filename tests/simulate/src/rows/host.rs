@@ -166,7 +166,7 @@ impl World<'_> {
             return;
         };
         queue.ring(&LoneThread);
-        // A lane that was paused inside a drain goes on only after this turn: a wait would never see it leave.
+        // A lane that was paused inside a drain continues only after this turn: a wait would never see it leave.
         let is_busy = queue.drain(&LoneThread) == DrainResult::Busy;
         let is_due = (now_ns >= write.deadline_ns && !is_busy) || queue.fault().is_some();
         if self.writer.has_lost || !is_due {

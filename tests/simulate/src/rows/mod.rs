@@ -49,7 +49,7 @@ const STATIONS: u32 = 2;
 const LAUNCHES: usize = 8;
 /// Launches under way at a time.
 const AT_ONCE: usize = 2;
-/// Turns of a schedule, and those in which everything must have come to rest afterwards.
+/// Turns of a schedule, and those in which everything must have ended afterwards.
 const TURNS: u32 = 20_000;
 
 /// A bug that is planted, so that the oracles show that they find it.
@@ -97,7 +97,7 @@ pub struct Run {
     pub failure: Option<Failure>,
     /// One number for everything that happened.
     pub hash: u64,
-    /// What happened, when it was to be told.
+    /// Trace of the run, if one was asked for.
     pub lines: Vec<String>,
     /// How often what happened.
     pub counts: Counts,
@@ -132,7 +132,7 @@ struct World<'a> {
     writer: Writer,
     host: Host,
     faults: u32,
-    /// Commands that may have failed with a status, and of which no row was told yet.
+    /// Commands that may have failed with a status that no row has reported yet.
     statuses: u64,
 }
 
@@ -408,7 +408,7 @@ impl World<'_> {
         self.launches.len() >= LAUNCHES && self.under_way().is_empty()
     }
 
-    /// One of those who act does something.
+    /// Lets one of the actors take a step.
     fn turn(&mut self) -> Result<(), Failure> {
         match self.rng.below(64) {
             0..34 => self.step_one()?,
@@ -521,7 +521,7 @@ impl World<'_> {
         self.faults = 0;
     }
 
-    /// Lets everything come to an end.
+    /// Runs until everything has ended.
     fn rest(&mut self) -> Result<(), Failure> {
         for _ in 0..TURNS {
             self.drive.work(false);
@@ -580,7 +580,7 @@ impl World<'_> {
         Ok(())
     }
 
-    /// All rows of the last launch ended so.
+    /// Fails unless all rows of the last launch have the code `wanted`.
     fn check_last(&self, wanted: i32, oracle: &'static str) -> Result<(), Failure> {
         let last = self.launches.last();
         let other = last.and_then(|launch| launch.codes().find(|code| *code != Some(wanted)));

@@ -92,7 +92,8 @@ impl HelperThreads {
         self.baton.turn.fetch_add(1, Ordering::Release);
     }
 
-    /// True if all other threads have finished the batch of `plan`.
+    /// True if all other threads have finished the batch of `plan`. The acquire pairs with the release of
+    /// each worker's count, so that the caller sees every row that they read into the slots.
     pub fn is_done(&self, plan: &BatchPlan) -> bool {
         self.baton.done.load(Ordering::Acquire) + 1 >= plan.threads
     }

@@ -57,7 +57,7 @@ fn an_answer_that_is_seen_after_the_deadline_is_no_success() {
     assert_eq!(queue.statistics().expired, 60);
     assert_eq!(other.statistics().expired, 3);
     assert_eq!(controller.resets(), 0, "all had ended");
-    // Nor does it stay so.
+    // Later commands complete in time again.
     send(&controller, &mut queue, 5);
     while let Some(done) = queue.wait().unwrap() {
         assert!(done.is_success());

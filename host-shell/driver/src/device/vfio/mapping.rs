@@ -177,7 +177,8 @@ fn install() -> Result<()> {
     let ones = File::from(ones);
     ones.write_all_at(&[0xFF; ONES], 0)
         .map_err(system("writing a memfd"))?;
-    // The handler needs it for as long as the process lives.
+    // The handler needs the file for as long as the process lives, so its descriptor is leaked. The store
+    // comes before the handler is installed, which therefore never sees the value without a file.
     ONES_FILE.store(ones.into_raw_fd(), Ordering::Release);
     // SAFETY: integers and pointers; all zero is a value of them.
     let mut before: libc::sigaction = unsafe { std::mem::zeroed() };

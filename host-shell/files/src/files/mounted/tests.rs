@@ -28,7 +28,7 @@ impl Temporary {
         flags.is_ok_and(|flags| ioctl_setflags(&self.file, flags).is_ok())
     }
 
-    /// The file as an immutable one of an ext4; none where there are none.
+    /// The file, made immutable, on an ext4; none where this machine does not allow that.
     fn mounted(&self) -> Option<Result<MountedFile>> {
         if !self.set_immutable(true) {
             eprintln!("skipped: no file can be made immutable here");

@@ -43,7 +43,7 @@ impl KernelHeaders {
         Ok(headers)
     }
 
-    /// Where `make -C` goes.
+    /// Folder for `make -C`.
     pub fn build(&self) -> PathBuf {
         self.build.clone()
     }

@@ -167,7 +167,7 @@ impl Machine {
         let mut prompt = BufReader::new(socket);
         let mut answer = Vec::new();
         for _ in 0..2 {
-            // Greeting and echo; a monitor that says less is not an error.
+            // Reads greeting and echo; a monitor that prints less is no error.
             if prompt.read_until(b')', &mut answer).is_err() {
                 break;
             }
