@@ -1,4 +1,5 @@
-//! Copies of rows by a warp, all lanes together.
+//! Copies of rows by a warp, all lanes together. The unit of a copy is the largest that divides both
+//! addresses and the length, up to 16 bytes a lane.
 // UNSAFETY: copies between addresses that the host vouches for.
 #![allow(unsafe_code)]
 

@@ -1,5 +1,6 @@
 //! The groups of a GPU: lanes of a warp, a whole warp, a block. Each operation is one instruction of `arch`,
-//! or a few.
+//! or a few. Votes and broadcasts order no memory: code that reads what another member wrote calls `sync` in
+//! between.
 // UNSAFETY: the block's scratch memory is a raw shared-memory address.
 #![allow(unsafe_code)]
 

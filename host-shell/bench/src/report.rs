@@ -1,4 +1,5 @@
-//! Measurements of a run, as a value, as fio's JSON and as text.
+//! Measurements of a run, as a value, as fio's JSON and as text. Latencies count from the first time that a
+//! command was sent, so that repeated commands do not look fast.
 
 use super::job::{BenchJob, RunLimit};
 use super::pattern::AccessPattern;

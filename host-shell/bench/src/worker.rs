@@ -1,4 +1,5 @@
-//! The thread of one queue: keeps it full, measures, checks.
+//! The thread of one queue: keeps it full, measures, checks. With --verify each write names its block, and at most
+//! one write of a unit is under way, so that every read has one right answer.
 
 use super::pattern::{AccessStream, PlannedAccess};
 use super::shared::RunState;

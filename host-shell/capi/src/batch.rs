@@ -1,4 +1,5 @@
-//! Many reads and writes in one call.
+//! Many reads and writes in one call. All of them are in flight together; the result is the first failure in the
+//! order of the entries.
 // UNSAFETY: functions of the C interface, over memory that C vouches for.
 #![allow(unsafe_code)]
 

@@ -1,4 +1,5 @@
-//! Operations under way: polling, waiting, and giving up their handles.
+//! Operations under way: polling, waiting, and giving up their handles. A detached operation runs to its end by
+//! itself; its memory has to stay until then, and its failure is only counted.
 // UNSAFETY: functions of the C interface.
 #![allow(unsafe_code)]
 

@@ -1,4 +1,5 @@
-//! Rows by ids in memory of the caller, moved by the CPU or in a stream of the GPU.
+//! Rows by ids in memory of the caller, moved by the CPU or in a stream of the GPU. Every address is checked
+//! before anything is launched, because a wrong one would end the whole process's use of the GPU.
 // UNSAFETY: functions of the C interface, over memory that C vouches for.
 #![allow(unsafe_code)]
 

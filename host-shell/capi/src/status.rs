@@ -1,4 +1,5 @@
-//! How calls end: numbers, their texts, and the cause and remedy of the last failure of each thread.
+//! How calls end: numbers, their texts, and the cause and remedy of the last failure of each thread. The
+//! texts belong to the thread and stay valid until its next failure, so that a caller need not free them.
 // UNSAFETY: functions of the C interface.
 #![allow(unsafe_code)]
 

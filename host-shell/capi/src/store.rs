@@ -1,4 +1,5 @@
-//! Stores: opening, closing, and their properties.
+//! Stores: opening, closing, and their properties. Handles are numbers that are looked up, so that a closed or
+//! foreign handle is an error and never a wild pointer.
 // UNSAFETY: functions of the C interface.
 #![allow(unsafe_code)]
 

@@ -1,4 +1,5 @@
-//! Reads and writes of any range of bytes.
+//! Reads and writes of any range of bytes. Memory of a GPU goes the way of the store's GPU or of a host thread, by
+//! the address alone, as the caller need not say where it lies.
 // UNSAFETY: functions of the C interface, over memory that C vouches for.
 #![allow(unsafe_code)]
 

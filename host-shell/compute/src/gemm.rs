@@ -1,4 +1,6 @@
-//! Products of halves in memory of a GPU and a matrix on a drive, which the blocks of one launch read and multiply with.
+//! Products of halves in memory of a GPU and a matrix on a drive, which the blocks of one launch read and multiply
+//! with. A row that was not read is NaN in its stage, so that its column of the result is NaN by arithmetic, and is
+//! counted once.
 // UNSAFETY: launches kernels over addresses that the caller vouches for.
 #![allow(unsafe_code)]
 

@@ -1,4 +1,5 @@
-//! A matrix on a store, and its product with a vector.
+//! A matrix on a store, and its product with a vector. The product by the CPU has the bits of a fixed order of sums,
+//! with which the kernels are compared.
 
 use nvme_compute_kernel::reference;
 use nvme_formats::{StoredFormat, UNIT, bf16_of_f32, f16_of_f32, f32_of_bf16, f32_of_f16};

@@ -1,5 +1,6 @@
-//! Launches of the workload kernels over queue pairs, and the memory that such a launch needs besides the
-//! queues.
+//! Launches of the workload kernels over queue pairs, and the memory that such a launch needs besides the queues. The
+//! memory of a launch that timed out is kept until its commands have ended, since the controller may still write to
+//! it.
 // UNSAFETY: launches hold addresses of data memory, and a report is made of its words.
 #![allow(unsafe_code)]
 

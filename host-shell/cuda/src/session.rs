@@ -23,7 +23,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
-/// Limit of the deadline of a command: a `Collective` keeps deadlines in units of 2^10 ns as 32 bits, and takes
+/// Limit of the deadline of a command: a `CollectiveQueue` keeps deadlines in units of 2^10 ns as 32 bits, and takes
 /// one more than 36 minutes ahead for a past one.
 const LONGEST_TIMEOUT: Duration = Duration::from_secs(35 * 60);
 

@@ -1,4 +1,5 @@
-//! A file system that is open: paths, directories, links and files.
+//! A file system that is open: paths, directories, links and files. Nothing is ever written. What this reader does
+//! not know is refused by name, since a guess would return wrong bytes as right ones.
 
 use crate::directory::{DirEntry, EntryRules, OnEntry};
 use crate::disk::CheckedDisk;

@@ -1,4 +1,6 @@
 //! The index in memory: slots with their pages, the order of their last use, and the slots that are free.
+//! When a store is opened it is rebuilt from the checkpoint and the log, whose records decide which page a
+//! slot holds.
 
 use crate::format::{LogRecord, PageRecord, RecordKind};
 use crate::key::PageKey;

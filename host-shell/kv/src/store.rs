@@ -1,4 +1,5 @@
-//! The store: formatting and opening, pages by key, and their lifetime.
+//! The store: formatting and opening, pages by key, and their lifetime. A page is found only once its record is
+//! durable, and a page whose checksum differs is a miss and never wrong bytes.
 
 use crate::area::{AreaRequest, StoreArea, check_request, check_same, read_superblock};
 use crate::error::{KvError, Result};

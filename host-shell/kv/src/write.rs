@@ -1,4 +1,5 @@
-//! Storing pages: a slot for each, the data, a flush, and only then the records that commit them.
+//! Storing pages: a slot for each, the data, a flush, and only then the records that commit them. After a power cut a
+//! page without its record is a miss, and its slot is free; there is no state in between.
 
 use crate::error::{KvError, Result};
 use crate::format::{PageHeader, PageRecord, StructureBlock, UNIT, payload_checksum};

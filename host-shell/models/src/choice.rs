@@ -1,4 +1,5 @@
-//! Choice of pages by the CPU, as the kernels do it: bounds and choices are the same bit by bit.
+//! Choice of pages by the CPU, as the kernels do it: bounds and choices are the same bit by bit. The kernels are
+//! compared with it bit by bit, so both must round and break ties alike: of equal bounds the first page wins.
 
 use crate::{KvShape, KvStore};
 use nvme_compute_kernel::choose::{FIRST, UNKNOWN, larger, rank_of};

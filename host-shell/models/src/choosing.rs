@@ -1,4 +1,6 @@
 //! Choice of pages by a GPU: summaries, ranks and tables of pages are made in its memory, in the order of a stream.
+//! Ranks have the CPU's bits, and pages without a summary come first, so that a mistake makes its head NaN and is
+//! counted.
 // UNSAFETY: launches kernels over addresses that the caller vouches for.
 #![allow(unsafe_code)]
 

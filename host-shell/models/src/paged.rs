@@ -1,4 +1,5 @@
-//! Attention over keys and values that lie in pages on a drive, which a GPU reads while it attends.
+//! Attention over keys and values that lie in pages on a drive, which a GPU reads while it attends. A head whose
+//! pages were not all read is NaN in all its queries, and is counted with the first failure's code.
 // UNSAFETY: launches kernels over addresses that the caller vouches for.
 #![allow(unsafe_code)]
 

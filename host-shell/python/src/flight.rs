@@ -1,4 +1,5 @@
-//! Transfers that were launched on a GPU, and the objects that they need until they have ended.
+//! Transfers that were launched on a GPU, and the objects that they need until they have ended. An object that Python
+//! forgets is kept here, since the GPU may still write to memory that only this transfer holds.
 
 use crate::error::ExceptionParts;
 use crate::left::{self, BufferedTransfer};

@@ -1,4 +1,5 @@
-//! Indexes of vectors on a store: made, opened and searched, by threads of the host or by a GPU.
+//! Indexes of vectors on a store: made, opened and searched, by threads of the host or by a GPU. The index is not
+//! trusted: its header is checked when it is opened, and each node when it is read.
 // UNSAFETY: queries and answers are memory of views; launches use addresses of a GPU.
 #![allow(unsafe_code)]
 

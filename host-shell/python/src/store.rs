@@ -1,4 +1,5 @@
-//! Stores: opening and closing, and transfers of bytes.
+//! Stores: opening and closing, and transfers of bytes. Calls that may wait run on threads that never attach to
+//! Python, so that Ctrl-C and other threads are served meanwhile.
 // UNSAFETY: threads of the pool and the GPU use memory by address; its owners are kept until they have ended.
 #![allow(unsafe_code)]
 

@@ -1,4 +1,5 @@
-//! Tables: rows by ids, by the CPU or by the GPU.
+//! Tables: rows by ids, by the CPU or by the GPU. Each call checks ids, shapes and memory first, then starts one
+//! transfer that keeps its arrays alive until it has ended.
 // UNSAFETY: threads of the pool and the GPU use memory by address; its owners are kept until they have ended.
 #![allow(unsafe_code)]
 

@@ -1,4 +1,5 @@
-//! Memory of the caller, from a buffer, a DLPack capsule or a pair of address and owner, and kept alive.
+//! Memory of the caller, from a buffer, a DLPack capsule or a pair of address and owner, and kept alive. The owner
+//! stays referenced until the transfer has ended, because the GPU or a thread writes without the interpreter's lock.
 // UNSAFETY: the buffer protocol and DLPack are C interfaces; addresses are those that their owners gave.
 #![allow(unsafe_code)]
 

@@ -1,4 +1,5 @@
-//! Searches whose nodes a GPU reads from a drive, without the CPU.
+//! Searches whose nodes a GPU reads from a drive, without the CPU. A search returns before it runs and can be
+//! captured; the limits of a warp's memory are checked before it is launched.
 // UNSAFETY: launches a kernel over addresses that the caller vouches for.
 #![allow(unsafe_code)]
 

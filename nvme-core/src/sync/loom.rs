@@ -1,4 +1,5 @@
-//! Model-checking back end: loom's atomics, scopes ignored.
+//! Model-checking back end: loom's atomics, scopes ignored. Orders are passed on as they are written, so that
+//! weakening one in the source must make some model fail.
 
 use super::site::at_site;
 use super::{Order, Scope};

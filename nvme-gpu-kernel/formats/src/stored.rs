@@ -1,4 +1,5 @@
 //! Rows of matrices in their stored formats, decoded 32 elements at once, for products with a vector.
+//! Roundings are those of ggml, so that an implementation with the same weights chooses the same tokens.
 
 use crate::wide::{f32_of_bf16, f32_of_f16};
 

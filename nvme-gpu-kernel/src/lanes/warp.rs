@@ -1,4 +1,5 @@
-//! The lanes of a simulated warp: the runnable ones, and the results of their collectives.
+//! The lanes of a simulated warp: the runnable ones, and the results of their collectives. A collective that
+//! some lanes never reach ends the launch with a panic, where a GPU would hang.
 
 use super::lane::{CollectiveCall, LaunchLane, ShuffleSource};
 

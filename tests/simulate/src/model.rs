@@ -35,7 +35,7 @@ fn set(versions: &mut Vec<u32>, version: u32) {
 /// What a write did, as far as its end says.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Effect {
-    /// It was executed; `durable` when it passed the cache.
+    /// The write was executed; `durable` if it bypassed the write cache.
     Done {
         /// No power cut takes it back.
         durable: bool,

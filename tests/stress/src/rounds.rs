@@ -36,7 +36,7 @@ pub struct Round {
     pub slots: u32,
     /// Where the counters start.
     pub start: u32,
-    /// Completions that a member reads at once are several.
+    /// True if a member reads several completions at once.
     pub wide: bool,
     pub seed: u64,
 }

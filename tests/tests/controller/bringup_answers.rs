@@ -525,7 +525,7 @@ fn plans_are_left_out_by_their_identifier() {
     }
 }
 
-/// NVMe Base 2.0c, 5.27.1.5 (Number of Queues): the smaller number of the two is what there is.
+/// NVMe Base 2.0c, 5.27.1.5 (Number of Queues): the host uses the smaller of the two numbers.
 #[test]
 fn no_more_queues_are_created_than_were_planned_and_granted() {
     let plans: Vec<QueuePlan> = (1..=3u16)

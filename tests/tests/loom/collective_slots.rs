@@ -13,7 +13,7 @@ use std::cell::Cell;
 use std::sync::Arc;
 
 const NEVER: u64 = 1 << 30;
-/// Words of the state that nobody has written then name slots that are none.
+/// Words of the state that were never written then name impossible slots, which a model notices.
 const START: u32 = 8;
 
 fn command(number: u32) -> MemberCommand<'static> {

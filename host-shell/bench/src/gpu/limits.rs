@@ -1,5 +1,5 @@
 //! Bare limits of bus, memory and controller, measured in the same run as the cases that are compared with
-//! them.
+//! them. A rate is judged as a share of them, because hosts of the same kind differ.
 // UNSAFETY: copies take raw addresses.
 #![allow(unsafe_code)]
 

@@ -1,4 +1,5 @@
-//! The suite: every row of the table in docs/benchmarks.md, one line each.
+//! The suite: every row of the table in docs/benchmarks.md, one line each. The bare limits are measured first
+//! and in the same run, because rates of two hosts or two days do not compare.
 
 use super::case::SuiteCase;
 use super::limits::RateLimits;

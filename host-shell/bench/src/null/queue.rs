@@ -1,4 +1,5 @@
-//! One queue pair of a null controller: takes entries, checks them, posts completions.
+//! One queue pair of a null controller: takes entries, checks them, posts completions. An entry with a wrong opcode
+//! or a doorbell out of range stops the controller with a reason, which fails the run.
 // UNSAFETY: rings are raw memory that a GPU writes while it is read here.
 #![allow(unsafe_code)]
 

@@ -1,4 +1,5 @@
-//! The threads of a null controller.
+//! The threads of a null controller. They check what a driver must keep and move no data, so that the cost of
+//! the protocol alone is measured.
 use super::queue::{NullQueue, ProtocolFault};
 use super::{DriveModel, NullController};
 use nvme_driver::dma::pages::DmaPages;

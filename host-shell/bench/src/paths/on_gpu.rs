@@ -1,4 +1,5 @@
-//! The ways into GPU memory.
+//! The ways into GPU memory. They take turns in one process over the same file, and every byte of each is compared at
+//! the end.
 // UNSAFETY: our driver, cuFile and copies are given addresses of GPU memory; threads fill pinned memory by address.
 #![allow(unsafe_code)]
 

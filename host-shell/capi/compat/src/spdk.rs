@@ -1,4 +1,5 @@
-//! Names of an SPDK sketch, over the driver of this library.
+//! Names of an SPDK sketch, over the driver of this library. Each name keeps the meaning of the sketch, and
+//! returns errno in place of this library's statuses.
 // UNSAFETY: functions of the C interface, over memory that C vouches for.
 #![allow(unsafe_code)]
 

@@ -1,4 +1,5 @@
-//! The steps by threads of the CPU, over slices.
+//! The steps by threads of the CPU, over slices. They call the reference of the crate of kernels, with which
+//! `gpu-test` compares each kernel, and share its rows among threads.
 
 use nvme_compute_kernel::reference;
 pub use nvme_compute_kernel::reference::angles;

@@ -1,4 +1,5 @@
-//! Launches of the kernels, in any stream.
+//! Launches of the kernels, in any stream. Each launch returns before it runs, checks its addresses and sizes first,
+//! and can be captured in a graph.
 // UNSAFETY: launches kernels over addresses that the caller vouches for.
 #![allow(unsafe_code)]
 

@@ -1,4 +1,6 @@
-//! Launches of attention's rungs, in the order of a stream.
+//! Launches of attention's rungs, in the order of a stream. A launch returns before it runs and can be
+//! captured. `Naive` and `Tiled` need a workspace for all scores, `MultiQuery` one for its parts, the others
+//! none.
 // UNSAFETY: launches kernels over addresses that the caller vouches for.
 #![allow(unsafe_code)]
 

@@ -1,4 +1,5 @@
-//! Launches of the rungs of linear layers, in the order of a stream.
+//! Launches of the rungs of linear layers, in the order of a stream. A launch returns before it runs and can be
+//! captured; arguments that a kernel cannot compute are refused before anything is launched.
 // UNSAFETY: launches kernels over addresses that the caller vouches for.
 #![allow(unsafe_code)]
 

@@ -1,4 +1,5 @@
-//! Products by threads of the CPU, and reads by another thread at the same time.
+//! Products by threads of the CPU, and reads by another thread at the same time. The reader fills buffers
+//! ahead, and stops at a limit so that a slow product does not fill the memory.
 
 use super::data::{MatrixData, TemporaryFile};
 use super::engine::{MatrixSource, PipelineEngine};

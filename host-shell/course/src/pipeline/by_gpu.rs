@@ -1,4 +1,6 @@
-//! Products by a GPU in one stream, and reads in a second stream at the same time; times are those of events.
+//! Products by a GPU in one stream, and reads in a second stream at the same time; times are those of events. Two
+//! streams are needed because a read and a product in one stream would never overlap; events order each buffer
+//! between them.
 // UNSAFETY: launches kernels and copies over this module's own memory.
 #![allow(unsafe_code)]
 

@@ -1,4 +1,5 @@
-//! The pipelines, and their results.
+//! The pipelines, and their results. A batch whose read failed is an error with the drive's status, and no product of
+//! it is ever returned as a right one.
 
 use super::batches::{self, BatchCallbacks, PipelineBatch};
 use super::by_cpu::{CpuEngine, MatrixReads};

@@ -1,5 +1,6 @@
 //! Timeline of a pipeline: spans of reads and of products, their overlap, and the file for Perfetto and
-//! Chrome's tracing.
+//! Chrome's tracing. Overlap is the time with a read and a product under way, as a share of the shorter of
+//! the two.
 
 use std::fmt::Write;
 

@@ -20,7 +20,7 @@ impl GpuRows {
         self.max_transfer.ilog2().clamp(LEAST_SHIFT, MOST_SHIFT)
     }
 
-    /// Returns the launches in `stream` a kernel of `module` whose warps read the rows of `table` by
+    /// Launches in `stream` a kernel of `module` whose warps read the rows of `table` by
     /// `nvme_gpu_kernel::RangeStream`, and count the parts that they could not use. `argument` builds its argument
     /// from the words of its rows, whose `count` is `parts`. The grid is `blocks`, or as many blocks as have a
     /// warp for each part and a station.

@@ -1,5 +1,6 @@
 //! Findings about one controller: driver, group, rights, link, BAR and other facts that decide how it can be
-//! used.
+//! used. Each finding has a remedy and changes nothing; a fact that cannot be read without root is unknown,
+//! and never good.
 
 use super::finding::{DoctorFinding, FindingSeverity, SubjectFindings};
 use nvme_core::spec::register::Cmbsz;

@@ -1,5 +1,5 @@
 //! Findings about NVIDIA GPUs: the driver, the memory that it can map, and whether a controller can access GPU
-//! memory.
+//! memory. Findings follow from files and driver calls alone; nothing is launched, and each finding has its remedy.
 
 use super::finding::{DoctorFinding, FindingSeverity, MACHINE, SubjectFindings};
 use crate::nvidia::{GpuProduct, NvidiaDriver, RawAddresses, is_whole};

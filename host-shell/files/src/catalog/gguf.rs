@@ -1,4 +1,5 @@
-//! GGUF: keys with typed values, descriptions of tensors, and their data at aligned places.
+//! GGUF: keys with typed values, descriptions of tensors, and their data at aligned places. Nothing of a file
+//! is trusted: counts and lengths are compared with the file's size before memory is taken for them.
 //!
 //! ggml, docs/gguf.md, versions 2 and 3, little-endian.
 

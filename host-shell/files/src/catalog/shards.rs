@@ -1,4 +1,5 @@
-//! Files of tensors by path: one file, or the index of a model in several safetensors files.
+//! Files of tensors by path: one file, or the index of a model in several safetensors files. Files that the index
+//! does not name are left out, and a file that it names and that is missing is an error.
 
 use super::entry::CatalogFile;
 use super::pairs::JsonPairs;

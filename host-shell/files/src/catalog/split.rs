@@ -1,5 +1,5 @@
-//! GGUF models in several files, as `llama-gguf-split` makes them: each is a complete GGUF, and its keys state
-//! its number.
+//! GGUF models in several files, as `llama-gguf-split` makes them: each is a complete GGUF, and its keys state its
+//! number. Numbers, counts and shared keys of all parts are compared, so that parts of two models are never joined.
 
 use super::entry::CatalogFile;
 use super::source::{FileSource, HeaderFault, HeaderSource, StoreSource};

@@ -84,7 +84,7 @@ fn of_member(text: &str) -> Vec<PathBuf> {
     vec![PathBuf::from(text)]
 }
 
-/// Returns whether `path` names a file that the device `text` lies in.
+/// Returns true if `path` names a file that the device `text` lies in.
 pub fn is_of_device(path: &Path, text: &str) -> bool {
     let wanted = FileIdentity::of(path);
     let mut files = of_device(text).into_iter();

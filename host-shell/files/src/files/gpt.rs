@@ -1,4 +1,5 @@
-//! GUID partition tables.
+//! GUID partition tables. Both copies of the table have checksums; a damaged first copy is replaced by the one at the
+//! end of the drive, with a warning.
 //!
 //! UEFI 2.10, "GPT Disk Layout".
 

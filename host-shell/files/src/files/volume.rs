@@ -1,4 +1,5 @@
-//! An ext4 on a store, and its files.
+//! An ext4 on a store, and its files. A file may lie in many extents; a tensor that lies in one can be a table
+//! without a copy.
 
 use super::found;
 use super::part::StoreRange;

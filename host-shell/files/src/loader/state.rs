@@ -1,4 +1,5 @@
-//! Memory cells, their layers, and the reads under way.
+//! Memory cells, their layers, and the reads under way. A slot is reused only after the consumer's event and the last
+//! read into it; a failed layer is read again when it is asked for again.
 
 use super::on_host::{CellOwner, HostLoad};
 use super::options::{LoaderStats, MOST_UNDER_WAY};

@@ -1,4 +1,6 @@
-//! Experts that a GPU selects, reads from a drive into a cache in its memory, and computes.
+//! Experts that a GPU selects, reads from a drive into a cache in its memory, and computes. The order of calls is
+//! `GpuExperts::new`, then a `step` for each layer on one stream, which may be captured, then `check` of the pending
+//! rows.
 // UNSAFETY: launches kernels over addresses that the caller vouches for.
 #![allow(unsafe_code)]
 

@@ -1,4 +1,5 @@
-//! Where the weights of a model lie, and in which layers they are loaded.
+//! Where the weights of a model lie, and in which layers they are loaded. Layers are ranges of the file and the last
+//! matrix comes in chunks as long as a layer, so that a budget of two layers is enough for any model.
 
 use super::config::ModelConfig;
 use crate::experts::{ExpertLayers, ExpertMatrices, ExpertShape, Layer};

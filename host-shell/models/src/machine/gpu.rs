@@ -1,4 +1,5 @@
-//! Back end of a GPU: kernels in a stream that it owns.
+//! Back end of a GPU: kernels in a stream that it owns. A token is one wait: the host takes it, checks the reads of
+//! the step, and only then starts the next one.
 // UNSAFETY: launches kernels over addresses of memory that the machine owns, or that a layer holds.
 #![allow(unsafe_code)]
 

@@ -31,7 +31,7 @@ pub struct PieceEncoder {
 impl PieceEncoder {
     pub fn of(keys: &MetadataKeys<'_>, vocabulary: &TokenVocabulary) -> Result<Self> {
         let flag = |name: &str| keys.flag(&format!("tokenizer.ggml.{name}"));
-        // Both are for other kinds than this one; llama.cpp reads neither of them for it, nor merges, which scores say.
+        // Read and ignored, as in llama.cpp: the order of merges follows from the scores of this kind of tokenizer.
         let _ = keys.get("tokenizer.ggml.merges");
         if flag("remove_extra_whitespaces")? == Some(true) {
             let cause = "tokenizer.ggml.remove_extra_whitespaces is true";

@@ -1,4 +1,5 @@
-//! Linear layers and their gradients, on a GPU and by threads of the host.
+//! Linear layers and their gradients, on a GPU and by threads of the host. Gradients of `atomic_free` and
+//! `warp_reduce` have the same bits each time; `naive` adds by atomic operations, in any order.
 // UNSAFETY: numbers lie in memory of views; launches use addresses of a GPU.
 #![allow(unsafe_code)]
 

@@ -1,4 +1,5 @@
-//! Matrices on a store, and products with them.
+//! Matrices on a store, and products with them. On a GPU the kernel reads the matrix by itself, and an error
+//! waits for the matrix's `check`; on the host it is raised at once.
 // UNSAFETY: numbers lie in memory of views; launches use addresses of a GPU.
 #![allow(unsafe_code)]
 

@@ -1,4 +1,6 @@
-//! Pages of keys and values on a store: attention over them, and the choice of those that matter.
+//! Pages of keys and values on a store: attention over them, and the choice of those that matter. Queries on
+//! the host are answered by threads of the host, queries on a GPU by kernels that read the pages by
+//! themselves.
 // UNSAFETY: numbers lie in memory of views; launches use addresses of a GPU.
 #![allow(unsafe_code)]
 

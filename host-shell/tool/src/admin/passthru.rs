@@ -1,4 +1,5 @@
-//! `admin-passthru` and `io-passthru`: a command from its dwords.
+//! `admin-passthru` and `io-passthru`: a command from its dwords. The command is checked against its own
+//! fields first, since a controller would move data by those and not by the buffer's length.
 
 use crate::common::input::InputFile;
 use crate::common::{DeviceArgs, WriteArgs, hex, output, say};

@@ -1,4 +1,5 @@
-//! `bench`: a workload in fio's words.
+//! `bench`: a workload in fio's words. Options that belong to one kind of measurement are refused with the others
+//! here, before a device is opened.
 
 use super::intervals::IntervalPrinter;
 use super::plot;

@@ -1,4 +1,4 @@
-//! No command writes over its own input: looked at before it runs, for all commands alike.
+//! A check before each command runs: its output must not be its own input.
 
 use crate::common::images;
 use clap::{ArgMatches, Command};

@@ -1,4 +1,5 @@
-//! Output files that are whole or not there.
+//! Output files that are whole or not there. A file is written under another name and renamed at the end, so that a
+//! killed command leaves no part of it.
 
 use crate::common::{check_stop, images};
 use nvme_host::{Error, Result};

@@ -1,4 +1,5 @@
-//! `demo`: real data through the whole driver, from a GPU where there is one, else from CPU threads.
+//! `demo`: real data through the whole driver, from a GPU where there is one, else from CPU threads. Every
+//! byte is compared with what the seed gives, on the GPU and again on the CPU, before the result is printed.
 
 #[cfg(feature = "cuda")]
 use super::gpu;

@@ -1,4 +1,5 @@
-//! `import` and `verify`: writes a file's bytes to a device, and compares them.
+//! `import` and `verify`: writes a file's bytes to a device, and compares them. The file is read back after a flush,
+//! and its XXH3 compared, before the command reports success.
 
 use super::{DriveArgs, PIECE};
 use crate::common::{WriteArgs, check_stop, images, output, progress};

@@ -1,4 +1,6 @@
-//! Parts of commands that a GPU can drive: options, and loops over chunks of a transfer.
+//! Parts of commands that a GPU can drive: options, and loops over chunks of a transfer. A chunk is one
+//! launch or more; one with lost commands is transferred again in smaller chunks, after the host has
+//! recovered the queues.
 
 use crate::common::file::write_whole;
 use crate::common::{NamespaceArgs, check_stop, duration, number, progress, some_bytes};

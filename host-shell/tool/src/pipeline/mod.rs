@@ -1,4 +1,5 @@
-//! `pipeline`: matrices from a drive, multiplied batch after batch.
+//! `pipeline`: matrices from a drive, multiplied batch after batch. Weights come from the seed, so that the CPU can
+//! compute the expected product without reading the drive.
 
 mod report;
 

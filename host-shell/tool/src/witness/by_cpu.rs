@@ -1,4 +1,5 @@
-//! The rungs by CPU threads.
+//! The rungs by CPU threads. Each step reads its bytes a second way, with other lengths or another queue, and
+//! compares sums of both.
 
 use super::digest::{UnitDigest, compared};
 use super::pass::PassRange;

@@ -1,4 +1,5 @@
-//! The rungs by a GPU, each beside a CPU's reads of the same bytes.
+//! The rungs by a GPU, each beside a CPU's reads of the same bytes. A GPU that cannot be used is the reason why its
+//! steps are skipped; the steps of the CPU run all the same.
 
 use super::by_cpu;
 use super::digest::{UnitDigest, compared};

@@ -1,4 +1,5 @@
-//! Plausibility of a witness file: its form, its ranges, content that must not be in it, and contradictions.
+//! Plausibility of a witness file: its form, its ranges, content that must not be in it, and contradictions. A
+//! witness comes from strangers: a file with a figure above its link, or with a name in it, must not be published.
 
 use super::record::{RunEnd, StepEnd, TimedPass, VERSION, WitnessRecord, WitnessStep};
 use super::redact::found_in;

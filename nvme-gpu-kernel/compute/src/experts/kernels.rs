@@ -1,5 +1,5 @@
-//! The kernels of a layer's mixture of experts, in the order of the launches: route, admit, (read), settle,
-//! product, join.
+//! The kernels of a layer's mixture of experts, in the order of the launches: route, admit, (read), settle, product,
+//! join. The host decides on none of these launches, so that all layers of a token fit into one CUDA graph.
 // UNSAFETY: kernel parameters hold addresses that the host vouches for.
 #![allow(unsafe_code)]
 

@@ -1,5 +1,6 @@
-//! Attention by the tensor cores (FlashAttention-2): scores, softmax and results of 32 queries stay in the
-//! registers of a warp.
+//! Attention by the tensor cores (FlashAttention-2): scores, softmax and results of 32 queries stay in the registers
+//! of a warp. Scores never lie in memory, and the next tile of keys is copied while one is used, with one barrier for
+//! each tile.
 // UNSAFETY: kernel parameters hold addresses that the host vouches for.
 #![allow(unsafe_code)]
 

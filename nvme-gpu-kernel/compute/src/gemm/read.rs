@@ -1,5 +1,6 @@
 //! Blocks that read: each warp reads parts of strips from the drive and writes them to their stages as
-//! halves.
+//! halves. After a read without an end a warp reads no more, publishes its missing rows as NaN, and the other
+//! warps continue.
 // UNSAFETY: launches hold addresses that the host vouches for.
 #![allow(unsafe_code)]
 

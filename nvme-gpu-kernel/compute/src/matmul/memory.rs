@@ -1,4 +1,5 @@
-//! Matrices in global memory, and the tile of the result that a block computes.
+//! Matrices in global memory, and the tile of the result that a block computes. Rows outside of a matrix are
+//! read as zeros and never stored, so that the kernels need no case for odd sizes.
 // UNSAFETY: loads and stores through addresses that the host vouches for.
 #![allow(unsafe_code)]
 

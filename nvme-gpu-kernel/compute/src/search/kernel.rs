@@ -1,4 +1,6 @@
-//! Vector search in a graph: each warp takes one query a turn, and reads the nodes that it expands.
+//! Vector search in a graph: each warp takes one query a turn, and reads the nodes that it expands. A query
+//! whose read failed, or brought another node than it asked for, has no results and a code; the other queries
+//! are whole.
 // UNSAFETY: kernel parameters hold addresses that the host vouches for.
 #![allow(unsafe_code)]
 

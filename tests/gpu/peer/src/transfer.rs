@@ -49,7 +49,7 @@ fn eight(rest: &mut u32, to: u64, from: u64) {
         *rest &= rest.wrapping_sub(1);
         (shuffle64(to, of), shuffle64(from, of))
     };
-    // By name: an array that is filled in a loop would be on a stack.
+    // Four variables: an array that is filled in a loop would lie on the stack of the kernel.
     let (a, b, c, d) = (next(0), next(1), next(2), next(3));
     let (e, f, g, h) = (next(4), next(5), next(6), next(7));
     let to = [a.0, b.0, c.0, d.0, e.0, f.0, g.0, h.0];

@@ -125,7 +125,7 @@ impl Job {
             x,
             expected: Vec::new(),
         };
-        // Words and stages of a launch before are of no use to this one.
+        // Poisoned, so that a launch that relied on words or stages of an earlier one would fail.
         job.workspace.fill(0xFF).map_err(text)?;
         let bytes: Vec<u8> = job.x.iter().flat_map(|x| x.to_le_bytes()).collect();
         job.device_x.upload(0, &bytes).map_err(text)?;

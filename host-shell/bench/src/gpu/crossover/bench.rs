@@ -1,4 +1,5 @@
-//! Both sides over rows of one size, and the check of their results.
+//! Both sides over rows of one size, and the check of their results. The drive's count of read commands has to grow
+//! by the misses and by nothing else, or the run fails.
 // UNSAFETY: launches kernels over this module's own memory.
 #![allow(unsafe_code)]
 

@@ -1,4 +1,5 @@
-//! Batches by the CPU, from the ids to the host's knowledge that all rows are in place.
+//! Batches by the CPU, from the ids to the host's knowledge that all rows are in place. The side is tuned for each
+//! case: several numbers of threads and cuts of a batch are tried, and the fastest is measured.
 // UNSAFETY: launches kernels and copies over this module's own memory.
 #![allow(unsafe_code)]
 

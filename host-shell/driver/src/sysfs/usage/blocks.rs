@@ -1,4 +1,5 @@
-//! Uses of a block device: mounts, swap, RAID, LVM, loop devices, exports, programs that have it open.
+//! Uses of a block device: mounts, swap, RAID, LVM, loop devices, exports, programs that have it open. What cannot be
+//! looked at counts as unknown and not as free: a disk that is taken from its user loses data.
 
 use super::super::SysfsHost;
 use super::calls::backing;

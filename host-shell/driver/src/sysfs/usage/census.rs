@@ -1,4 +1,5 @@
-//! Open files of all processes, and all mounts, read once for the judgement of several controllers.
+//! Open files of all processes, and all mounts, read once for the judgement of several controllers. Reading is
+//! repeated while processes come and go: a user that moves from one process to another must be seen once.
 
 use super::super::SysfsHost;
 use super::calls::share_files;

@@ -121,7 +121,7 @@ fn common_options(common: &BTreeMap<String, String>) -> String {
     text
 }
 
-/// Returns names the common options of a command, whole sets by their headings.
+/// Names the common options of a command, whole sets by their headings.
 fn also(mut common: BTreeSet<&str>) -> String {
     let mut named = Vec::new();
     for (heading, names) in SETS {
