@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, BTreeSet};
 /// Longest line of a document.
 const WIDTH: usize = 120;
 /// Options that this many commands have in the same words are described once.
-const COMMON: usize = 2;
+const COMMON: usize = 3;
 
 /// Options that commands take together, by the heading under which they are described.
 const SETS: [(&str, &[&str]); 3] = [
