@@ -156,7 +156,7 @@ pub mod entries {
     pub use crate::scatter::nvme_scatter;
 }
 
-/// Raised when what the host fills for kernels of others changes: `nvme_gpu_queues` and `nvme_gpu_rows` of
+/// Raised when a structure that the host fills for kernels of users changes: `nvme_gpu_queues` and `nvme_gpu_rows` of
 /// `nvme_gpu_device.cuh`, and what they point to. The device library carries it.
 pub const DEVICE_LAYOUT: u32 = 2;
 
@@ -168,7 +168,7 @@ pub const PTX: &str = include_str!("../ptx/nvme_gpu_kernel.ptx");
 #[cfg(not(target_arch = "nvptx64"))]
 pub const VERSION: &str = env!("CARGO_PKG_VERSION");
 
-/// `nvme_scatter` as PTX, as [`PTX`] is: an image of its own, beside which the gathers need no more registers.
+/// `nvme_scatter` as PTX, as [`PTX`] is: a separate image, so that the gathers keep their number of registers.
 #[cfg(not(target_arch = "nvptx64"))]
 pub const SCATTER_PTX: &str = include_str!("../ptx/nvme_gpu_scatter.ptx");
 

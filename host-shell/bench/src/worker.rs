@@ -189,7 +189,7 @@ impl<'a> BenchWorker<'a> {
             if sends_again && !self.again.is_empty() {
                 self.send_again()?;
             }
-            // No more of them wait for their units than there are buffers.
+            // At most as many wait for their units as there are buffers.
             if open && !self.free.is_empty() && self.again.len() < self.pending.len() {
                 let turn = CommandSchedule {
                     start,

@@ -252,7 +252,7 @@ impl Gpu {
         Ok(())
     }
 
-    /// Returns what tells its context from one that was ended before: the driver gives each a number of its own.
+    /// Returns the driver's number of its context, which differs from that of a context that was destroyed before.
     ///
     /// # Errors
     /// [`Error::Environment`] with the driver's answer.

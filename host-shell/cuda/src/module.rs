@@ -23,7 +23,7 @@ const LOG_BYTES: usize = 8192;
 pub struct Module {
     gpu: Arc<Gpu>,
     raw: sys::CUmodule,
-    /// Whether the drop unloads it: an image of the program stays loaded for as long as the GPU's context lives.
+    /// True if the drop unloads it: an image of the program stays loaded for as long as the GPU's context lives.
     unloads: bool,
 }
 

@@ -43,7 +43,7 @@ pub(crate) fn recover<M: BlockMedium>(
                 .map(|header| (half, header)),
         );
     }
-    // A header of which nothing is left is not missed here: its half is the one that was not in use, or the log of
+    // A header that is lost completely is not missed here: its half is the one that was not in use, or the log of
     // the other half leads to it.
     headers.sort_by_key(|(_, header)| std::cmp::Reverse(header.sequence));
     let newest = headers.first().map_or(0, |(_, header)| header.sequence);

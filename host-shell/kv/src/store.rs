@@ -120,7 +120,7 @@ impl<M: BlockMedium> PageStore<M> {
     ///
     /// # Errors
     /// [`KvError::Blank`], [`KvError::Foreign`], [`KvError::Version`] and [`KvError::Damaged`] for what is there;
-    /// [`KvError::OtherModel`] and [`KvError::OtherSize`] for a store that is not the one asked for;
+    /// [`KvError::OtherModel`] and [`KvError::OtherSize`] for a store of another model or size;
     /// [`KvError::Usage`]; [`KvError::Drive`].
     pub fn open(medium: M, request: &AreaRequest) -> Result<Self> {
         Self::try_open(medium, request).map_err(|(error, _)| error)

@@ -1,5 +1,5 @@
 //! DLPack: imports tensors of other libraries, and exports ours. The structures are those of DLPack 1.0.
-//! Tensors of others are not trusted: shapes, strides and devices are checked before any address is computed
+//! Imported tensors are not trusted: shapes, strides and devices are checked before any address is computed
 //! from them.
 // UNSAFETY: capsules hold pointers to structures with a function that frees them.
 #![allow(unsafe_code)]

@@ -184,7 +184,7 @@ impl LaunchedTransfers {
         })
     }
 
-    /// Gives back the buffers of those that have ended, and keeps the first failure.
+    /// Releases the buffers of transfers that have ended, and keeps the first failure.
     pub fn reap(&self) {
         let mut over = Vec::new();
         {

@@ -108,7 +108,8 @@ impl VectorIndex {
     /// that were given.
     ///
     /// # Errors
-    /// [`Error::Device`] for a node that is not the one it should be; those of reads; [`Error::Environment`] without memory.
+    /// [`Error::Device`] for a node with another id than expected; those of reads; [`Error::Environment`] without
+    /// memory.
     pub fn vectors(&self) -> Result<VectorSet> {
         let (count, elements) = (self.header.source.count, self.header.elements());
         let node_bytes = self.header.node_bytes();

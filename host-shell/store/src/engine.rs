@@ -18,7 +18,7 @@ const RETRIES: u32 = 3;
 pub(crate) enum FailureReaction {
     /// Send nothing more.
     Stop,
-    /// Go on with the other pieces.
+    /// Continue with the other pieces.
     GoOn,
     /// Send it again in parts of this many bytes, to find out which of them fail.
     Split(u32),

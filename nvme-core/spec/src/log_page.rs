@@ -283,7 +283,7 @@ pub mod effects {
 ///
 /// NVMe Base 2.0c, 5.16.1.6 (Commands Supported and Effects).
 ///
-/// A driver that passes commands of others through to the controller uses it to decide which of them need
+/// A driver that passes commands of its users through to the controller uses it to decide which of them need
 /// exclusive access.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]

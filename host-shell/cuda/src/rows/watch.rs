@@ -44,7 +44,7 @@ impl LaunchWatch {
                 // A reset that did not take place opened nothing either.
                 if reset.is_err() {
                     state.memory.board.gate().close_for_good();
-                    // Who waits for an outcome learns that nothing can be read again.
+                    // Threads that wait for an outcome then learn that nothing can be read again.
                     let _ = footing.check(nvm::opcode::READ);
                     return;
                 }

@@ -126,7 +126,7 @@ impl Debug for RingMemory {
     }
 }
 
-/// A stretch of it. Given back on drop.
+/// A range of the memory, freed on drop.
 pub struct RingPiece {
     memory: Arc<RingMemory>,
     taken: Range<u64>,

@@ -100,7 +100,7 @@ impl OpenedDevice {
         Ok(device)
     }
 
-    /// Lets go of it: the next step opens it again.
+    /// Closes the device; the next step opens it again.
     pub fn close(&mut self) {
         self.device = None;
     }

@@ -98,7 +98,7 @@ impl UncachedMapping {
         TABLE[self.slot].lost.load(Ordering::Relaxed)
     }
 
-    /// Lets go of the device's memory: reads give ones from now on, writes are lost. The address
+    /// Unmaps the device's memory: reads give ones from now on, writes are lost. The address
     /// stays valid.
     pub fn detach(&self) -> Result<()> {
         TABLE[self.slot].lost.store(true, Ordering::Relaxed);
