@@ -55,10 +55,10 @@ impl EntryRules<'_> {
             let name_bytes = usize::from(entry.get(6).copied().unwrap_or(0));
             let kind = entry.get(7).filter(|_| self.has_file_types);
             if length < HEADER || length > entry.len() || !length.is_multiple_of(4) {
-                return Err(fault(format!("an entry of {length} bytes")));
+                return Err(fault(format!("there is an entry of {length} bytes")));
             }
             if HEADER + name_bytes > length {
-                let what = format!("a name of {name_bytes} bytes in an entry of {length}");
+                let what = format!("there is a name of {name_bytes} bytes in an entry of {length}");
                 return Err(fault(what));
             }
             at += length;
@@ -67,10 +67,16 @@ impl EntryRules<'_> {
             }
             let name = &entry[HEADER..HEADER + name_bytes];
             if name.is_empty() || name.iter().any(|byte| matches!(byte, 0 | b'/')) {
-                return Err(fault(format!("the name '{}'", name.escape_ascii())));
+                return Err(fault(format!(
+                    "there is the name '{}'",
+                    name.escape_ascii()
+                )));
             }
             if number > self.inodes {
-                return Err(fault(format!("inode {number} of {}", self.inodes)));
+                return Err(fault(format!(
+                    "an entry names inode {number} of {}",
+                    self.inodes
+                )));
             }
             if matches!(name, b"." | b"..") {
                 continue;

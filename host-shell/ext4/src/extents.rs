@@ -85,15 +85,19 @@ impl ExtentWalk<'_> {
         };
         let magic = u16_at(bytes, 0);
         if magic != MAGIC {
-            return Err(fault(format!("the magic number {magic:#06x}")));
+            return Err(fault(format!(
+                "the magic number is {magic:#06x}, not {MAGIC:#06x}"
+            )));
         }
         let (entries, most) = (usize::from(u16_at(bytes, 2)), usize::from(u16_at(bytes, 4)));
         let found = u16_at(bytes, 6);
         if entries > most || HEADER + most * ENTRY > bytes.len() {
-            return Err(fault(format!("{entries} entries in the room of {most}")));
+            return Err(fault(format!(
+                "a node has {entries} entries in the room of {most}"
+            )));
         }
         if found > MOST_DEPTH || depth.is_some_and(|depth| depth != found) {
-            return Err(fault(format!("a node of the level {found}")));
+            return Err(fault(format!("there is a node of the level {found}")));
         }
         let tail = HEADER + most * ENTRY;
         if depth.is_some()
@@ -106,7 +110,7 @@ impl ExtentWalk<'_> {
             }
         }
         if entries == 0 && found > 0 {
-            return Err(fault("an index without entries".to_owned()));
+            return Err(fault("a node is an index without entries".to_owned()));
         }
         let entry = |index: usize| &bytes[HEADER + index * ENTRY..][..ENTRY];
         let mut at = from;

@@ -181,21 +181,26 @@ fn check_operand(
         |what: String, remedy: &str| Err(Error::usage(format!("matrix {name}: {what}"), remedy));
     if !address.is_multiple_of(element.bytes()) {
         return wrong(
-            format!("{element:?} at {address:#x}"),
-            "use a multiple of an element's bytes",
+            format!(
+                "its address {address:#x} is not a multiple of {} bytes, an element",
+                element.bytes()
+            ),
+            "use such a multiple",
         );
     }
     if rows > 1 && stride < columns.into() {
         return wrong(
-            format!("{columns} columns in rows {stride} elements apart"),
-            "use at least as many elements as a row has",
+            format!("its stride of {stride} elements is less than a row of {columns}"),
+            "use at least as many elements",
         );
     }
     let elements = u128::from(rows.saturating_sub(1)) * u128::from(stride) + u128::from(columns);
     let end = u128::from(address) + elements * u128::from(element.bytes());
     if end > 1 << 63 {
         return wrong(
-            format!("{rows} rows {stride} elements apart from {address:#x} on"),
+            format!(
+                "its {rows} rows of stride {stride} from address {address:#x} on do not fit into 63 bits"
+            ),
             "use rows that fit into memory",
         );
     }

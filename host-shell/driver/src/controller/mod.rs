@@ -359,7 +359,7 @@ impl Controller {
         self.check_nsid(nsid)?;
         // First: some controllers describe a namespace of another command set as if it were of NVM.
         if let Some(set) = self.command_set(nsid)? {
-            return Err(refused(format!("command set {set}")));
+            return Err(refused(format!("it belongs to command set {set}")));
         }
         let identify = self.identify_namespace(nsid).map_err(|error| match error {
             Error::Command { status, .. } => {
