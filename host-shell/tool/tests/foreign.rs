@@ -449,9 +449,18 @@ fn a_subsystem_reset_is_seen_or_told_to_be_missing() {
 #[test]
 fn a_namespace_of_another_command_set_is_named() {
     for (csi, part) in [
-        (1, "namespace 1 cannot be used: it belongs to command set 1 (key value)"),
-        (2, "namespace 1 cannot be used: it belongs to command set 2 (zoned)"),
-        (0x30, "namespace 1 cannot be used: it belongs to command set 48"),
+        (
+            1,
+            "namespace 1 cannot be used: it belongs to command set 1 (key value)",
+        ),
+        (
+            2,
+            "namespace 1 cannot be used: it belongs to command set 2 (zoned)",
+        ),
+        (
+            0x30,
+            "namespace 1 cannot be used: it belongs to command set 48",
+        ),
         (0, "Invalid Namespace or Format"),
     ] {
         for describes in [true, false] {
