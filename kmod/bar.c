@@ -16,7 +16,10 @@
 /* How many pages of a BAR one fault puts in: CUDA registers what is there. */
 #define AROUND (SZ_2M >> PAGE_SHIFT)
 
-/* Waits until none of @why is a reason: what is left of @left, 0: it is one. */
+/*
+ * Waits until none of @why blocks the BAR any longer. Returns the rest of
+ * @left, or 0 if one of them still does.
+ */
 static long wait_free(struct nvme_gpu_function *of, unsigned int why, long left,
 		      bool killable)
 {
@@ -140,8 +143,8 @@ void nvme_gpu_bar_unblock(struct nvme_gpu_function *of, unsigned int why)
 }
 
 /*
- * The function was reset since an error of the bus. A recovery that fails is
- * not told to drivers: after a while it is taken to be over.
+ * The function was reset since an error of the bus. Linux does not report a
+ * failed recovery to drivers: after a while it counts as over.
  */
 void nvme_gpu_bar_recover(struct nvme_gpu_function *of, bool killable)
 {

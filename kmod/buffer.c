@@ -5,8 +5,8 @@
  * An exporter maps by the kernel's DMA interface, which knows the IOMMU
  * group's own domain. Each of its addresses is looked up there, page by page,
  * and what it is of, RAM or a BAR of another function, is mapped in the domain
- * of the opener. Some exporters hand out addresses of a BAR itself: those are
- * found not to be mapped, and are taken as what they are.
+ * of the opener. Some exporters return addresses of a BAR itself: those are
+ * not mapped in that domain, and are used as they are.
  */
 #include <linux/dma-buf.h>
 #include <linux/dma-mapping.h>

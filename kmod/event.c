@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0-only
-/* What the opener is told, and the eventfd by which it hears of it. */
+/* Events for the opener, and the eventfd that signals them. */
 #include <linux/eventfd.h>
 
 #include "nvme_gpu.h"
@@ -22,7 +22,7 @@ void nvme_gpu_signal(struct nvme_gpu_opener *opener, u32 event)
 	spin_unlock_irqrestore(&opener->of->event_lock, flags);
 }
 
-/* The same to whoever has the function open. */
+/* The same for the present opener of the function, if there is one. */
 void nvme_gpu_tell(struct nvme_gpu_function *of, u32 event)
 {
 	mutex_lock(&of->lock);

@@ -3,8 +3,8 @@
  * MAP and UNMAP, and the table of handles.
  *
  * What may wait for another program is done without a lock: reading the
- * arguments, pinning, and telling where the memory is. A mapping that could
- * not be told is taken back.
+ * arguments, pinning, and writing the address to the program. A mapping whose
+ * handle could not be written is undone.
  */
 #include <linux/mm.h>
 #include <linux/scatterlist.h>
@@ -118,7 +118,7 @@ static int tell(void __user *at, struct nvme_gpu_kmod_map *ask,
 	return 0;
 }
 
-/* Opens the handle for use, or takes the mapping back that could not be told. */
+/* Opens the handle for use, or undoes the mapping if @err says it was not told. */
 static int settle(struct nvme_gpu_opener *opener, u32 handle, int err)
 {
 	struct nvme_gpu_mapping *mapping, *dropped = NULL;

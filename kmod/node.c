@@ -70,12 +70,12 @@ static void let_go(struct nvme_gpu_opener *opener, bool is_quiet)
 
 	mutex_lock(&of->lock);
 	if (of->opener == opener) {
-		/* The file, and with it what it was mapped by, goes. */
+		/* The file ends, and with it every mapping of the BAR. */
 		nvme_gpu_bar_close(of);
 		was_ours = is_quiet;
 	}
 	if (was_ours) {
-		/* A reset by the system may have let it go on meanwhile. */
+		/* A reset by the system may have set bus mastering meanwhile. */
 		nvme_gpu_stop_dma(of);
 		nvme_gpu_end(opener);
 		of->opener = NULL;

@@ -17,8 +17,8 @@
 #define MOST_AT_ONCE (SZ_64M >> PAGE_SHIFT)
 
 /*
- * Counts as iommufd and io_uring do: against the user, or each process that
- * the descriptor is handed to would have the limit once more.
+ * Counts pages as iommufd and io_uring do, against the user: counted against
+ * the process, each one that gets the descriptor would have a new limit.
  */
 static int account(struct nvme_gpu_mapping *mapping)
 {

@@ -24,9 +24,9 @@
 #define ALL_ONES (~0u)
 
 /*
- * Lets the function master the bus, with its controller disabled and @answered
- * no longer to be told. Not after a revocation that is not answered; nor while
- * the BAR is blocked: whoever blocks it starts the function at the end.
+ * Sets bus mastering, with the controller disabled, and drops the event
+ * @answered. Does nothing after a revocation that is not answered, nor while
+ * the BAR is blocked: the code that unblocks it calls this function.
  */
 void nvme_gpu_start_dma(struct nvme_gpu_opener *opener, u32 answered)
 {
@@ -42,9 +42,9 @@ void nvme_gpu_start_dma(struct nvme_gpu_opener *opener, u32 answered)
 }
 
 /*
- * @opener, which may be NULL, is told before it can see a command fail. One
- * lock for both: a reset that ends meanwhile sets the bit before this clears
- * it, or answers what was told.
+ * @opener, which may be NULL, gets the event before it can see a command fail.
+ * One lock for event and bit: a reset that ends meanwhile sets the bit before
+ * this clears it, or answers the event.
  */
 static void stop_dma(struct nvme_gpu_function *of, struct nvme_gpu_opener *opener,
 		     u32 event)
@@ -335,7 +335,7 @@ void nvme_gpu_quiesce_locked(struct nvme_gpu_function *of)
 	if (!pci_device_is_present(pdev))
 		return;
 	if (pdev->reset_methods[0]) {
-		/* One that resets by the bridge asks for its lock. */
+		/* A reset by the bridge needs the lock of the bridge. */
 		bool has_bridge = bridge && pci_dev_trylock(bridge);
 
 		pci_cfg_access_lock(pdev);
@@ -350,8 +350,8 @@ void nvme_gpu_quiesce_locked(struct nvme_gpu_function *of)
 }
 
 /*
- * Stops the function for something that the opener has not asked for. It is
- * told at once, as the end may never come, and again at the end.
+ * Stops the function for a reason other than a call of the opener. The opener
+ * gets an event at once, as the end may never come, and again at the end.
  */
 static void stop(struct nvme_gpu_function *of, unsigned int why)
 {
@@ -371,8 +371,8 @@ static bool is_open(struct nvme_gpu_function *of)
 }
 
 /*
- * @why is over: it may go on once its controller is disabled, unless memory was
- * taken back, or something else stops it still.
+ * @why is over: the function may continue once its controller is disabled,
+ * unless memory was revoked, or another reason stops it still.
  */
 static void go_on(struct nvme_gpu_function *of, unsigned int why)
 {
@@ -380,7 +380,7 @@ static void go_on(struct nvme_gpu_function *of, unsigned int why)
 	int err;
 
 	nvme_gpu_bar_unblock(of, why);
-	/* Whoever opens it next sees to that, or the end of what is left. */
+	/* Else the next open, or the end of the last reason, does this. */
 	if (!is_open(of) || READ_ONCE(of->bar_blocked))
 		return;
 	err = nvme_gpu_disable(of, false);
