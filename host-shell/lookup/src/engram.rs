@@ -17,7 +17,7 @@ use tokenizers::{NormalizedString, Normalizer, NormalizerWrapper, Tokenizer};
 
 /// Stands for a text that is one space while spaces at the ends are removed: a character that no text has.
 const LONE_SPACE: &str = "\u{e000}";
-/// What a decoder writes in place of bytes that are no UTF-8.
+/// Character that a decoder writes in place of bytes that are no UTF-8.
 const NO_TEXT: char = '\u{fffd}';
 /// Multiplied by the layer, the seed of its multipliers.
 const SEED: u64 = 10_007;

@@ -16,7 +16,7 @@ pub enum LookupError {
         key: String,
         /// Its value, as JSON.
         value: String,
-        /// What it has to be.
+        /// The rule that the value has to meet.
         rule: String,
     },
     /// The number of rows that follows from the hashes is not the number in the configuration.

@@ -17,7 +17,7 @@ pub struct HashHead {
     pub first_row: u64,
 }
 
-/// What n-grams do not reach across, besides the beginning of the sequence.
+/// Limit that n-grams do not reach across, besides the beginning of the sequence.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NgramBoundary {
     /// Images: an [`IMAGE_TOKEN`], and what is older, count as padding.
