@@ -13,7 +13,7 @@ use super::node::{self, Node, PAGE};
 use super::nvme::{self, Nvme};
 use guest_tests::Outcome;
 use std::fs::{self, File};
-use std::io::{Read, Seek, Write};
+use std::io::{Read, Write};
 use std::os::fd::AsRawFd;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -223,18 +223,21 @@ impl Bench {
     /// Each allocation of a MAP fails in turn, where the kernel can do that.
     fn inject(&mut self, subject: &Subject) -> Outcome {
         let path = "/proc/thread-self/fail-nth";
-        let Ok(mut file) = File::options().read(true).write(true).open(path) else {
+        let open = || File::options().read(true).write(true).open(path);
+        if open().is_err() {
             return Ok(());
-        };
+        }
         let broken = |error| format!("{path}: {error}");
         let iova = self.whole(subject)?;
         for nth in 1..10_000 {
+            // It does not seek: each is read once.
+            let mut file = open().map_err(broken)?;
             file.write_all(nth.to_string().as_bytes()).map_err(broken)?;
             let ended = subject.map(&self.nvme.node);
-            let mut left = String::new();
-            file.rewind().map_err(broken)?;
-            file.read_to_string(&mut left).map_err(broken)?;
+            let mut left = [0; 16];
+            let read = file.read(&mut left);
             file.write_all(b"0").map_err(broken)?;
+            let left = String::from_utf8_lossy(&left[..read.map_err(broken)?]);
             match ended {
                 // An allocation that it can do without.
                 Ok((handle, _)) => self.unmap(handle)?,
