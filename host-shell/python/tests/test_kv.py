@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import pickle
 import random
 
@@ -485,3 +486,44 @@ def test_the_end_of_a_request_looks_at_its_own_blocks_alone(store):
     for number in range(4):
         kv.request_finished(f"other {number}")
     assert kv.free == 13 and not kv._saving and not kv._saving_by
+
+
+def test_a_request_is_named_once(store):
+    """Its pins would be given back twice, and its block make room while another request has yet to load it."""
+    kv, given = opened(store, blocks=1), caches()
+    saved(kv, "w", range(5), [0, 1], given)
+    for name in "ab":
+        assert kv.get_num_new_matched_tokens(name, range(5)) == 4
+        kv.update_state_after_alloc(name, [2, 5], 4)
+    with pytest.raises(nvme_gpu.Usage, match="'a' is named twice"):
+        kv.start_load_kv(given, ["a", "b", "a"])
+    with pytest.raises(nvme_gpu.Usage, match="'b' is named twice"):
+        kv.save_kv_layer("first", given["first"], ["b", "b"])
+
+
+def test_extra_is_of_types_that_a_key_tells_apart(store):
+    kv = opened(store)
+    one, other = numpy.zeros(2000), numpy.zeros(2000)
+    other[1000] = 1
+    for extra in ([one], [("salt", other)], [{"a": 1}], [[1]]):
+        with pytest.raises(nvme_gpu.Usage, match="extra has a value of the type"):
+            kv.block_hashes(range(8), extra)
+        with pytest.raises(nvme_gpu.Usage, match="extra has a value of the type"):
+            kv.get_num_new_matched_tokens("a", range(8), extra=extra)
+    extras = [[], ["1"], [1], [1.0], [b"1"], [True], [None], [("1",)], ["1", "1"]]
+    assert len({kv.block_hashes(range(8), extra)[0] for extra in extras}) == len(extras)
+
+
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_a_child_of_a_fork_does_not_wait_for_a_thread_of_its_parent(store):
+    kv = opened(store)
+    with kv._lock:
+        child = os.fork()
+        if child == 0:
+            try:
+                kv.get_num_new_matched_tokens("x", range(9))
+            except nvme_gpu.Usage:
+                os._exit(0)
+            finally:
+                os._exit(1)
+        assert os.waitpid(child, 0)[1] == 0

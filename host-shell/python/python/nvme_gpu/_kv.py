@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import threading
 from array import array
 from collections import OrderedDict
@@ -15,6 +16,21 @@ from ._kv_moves import Move, adopted, load, put, save
 from ._store import Store, _whole
 
 _MOST = (1 << 31) - 1
+
+
+class _ProcessLock:
+    """A lock that a child of fork() refuses to wait for: the thread that holds it may not be in the child."""
+
+    def __init__(self) -> None:
+        self._lock, self._process = threading.RLock(), os.getpid()
+
+    def __enter__(self) -> None:
+        if os.getpid() != self._process:
+            raise Usage("a KvStore was made before a fork() and used in the child", "make one in each process")
+        self._lock.acquire()
+
+    def __exit__(self, *_: object) -> None:
+        self._lock.release()
 
 
 class _Block:
@@ -37,10 +53,10 @@ class _Block:
 
 
 class _Request:
-    __slots__ = ("tokens", "extra", "keys", "block_ids", "matched", "first", "most_saved")
+    __slots__ = ("tokens", "salt", "keys", "block_ids", "matched", "first", "most_saved")
 
-    def __init__(self, tokens: array[int], extra: tuple[Any, ...], keys: list[bytes]) -> None:
-        self.tokens, self.extra, self.keys = tokens, extra, keys
+    def __init__(self, tokens: array[int], salt: bytes, keys: list[bytes]) -> None:
+        self.tokens, self.salt, self.keys = tokens, salt, keys
         self.block_ids: list[int] = []
         self.matched: list[_Block] = []
         """Pinned, to be loaded from block ``first`` of the request on."""
@@ -114,7 +130,7 @@ class KvStore(OneProcess):
             offset += table.nbytes
         self._store = store
         self._seed = hashlib.sha256(repr((model, self._tokens, self._page, str(dtype), names)).encode()).digest()
-        self._lock = threading.RLock()
+        self._lock = _ProcessLock()
         self._free = list(range(self._capacity - 1, -1, -1))
         self._index: dict[bytes, _Block] = {}
         # Those of the index that may make room, the one that was not used for longest first.
@@ -155,8 +171,9 @@ class KvStore(OneProcess):
 
     def block_hashes(self, tokens: Iterable[int], extra: Sequence[Any] = ()) -> list[bytes]:
         """The keys of the full blocks of ``tokens``: each is the SHA-256 of the key before it, of ``extra`` and of the
-        block's tokens. ``extra``: what else keys and values depend on, as the name of an adapter, or a salt."""
-        return self._chain(self._token_ids(tokens), tuple(extra))
+        block's tokens. ``extra``: what else keys and values depend on, as the name of an adapter, or a salt: str, bytes,
+        numbers, None, and tuples of these. Of other data, as an image, pass a digest."""
+        return self._chain(self._token_ids(tokens), _salt(extra))
 
     # ---- what a scheduler calls
 
@@ -172,12 +189,13 @@ class KvStore(OneProcess):
         first, rest = divmod(_whole("num_computed_tokens", num_computed_tokens, 0, _MOST), self._tokens)
         if rest:
             raise Usage(f"{num_computed_tokens} computed tokens", f"pass a multiple of {self._tokens}")
+        salt = _salt(extra)
         with self._lock:
             before = self._requests.get(request_id)
             if before is not None:
                 self._release(before.matched)
-            keys = self._chain(ids, tuple(extra))
-            request = self._requests[request_id] = _Request(ids, tuple(extra), keys)
+            keys = self._chain(ids, salt)
+            request = self._requests[request_id] = _Request(ids, salt, keys)
             request.first = first
             for key in keys[first : max(len(ids) - 1, 0) // self._tokens]:
                 block = self._index.get(key)
@@ -211,7 +229,7 @@ class KvStore(OneProcess):
                 longer = self._token_ids(tokens)
                 if longer[: len(request.tokens)] != request.tokens:
                     raise Usage("tokens of a request have changed", "pass all of them, the new ones at the end")
-                request.tokens, request.keys = longer, self._chain(longer, request.extra, request.keys)
+                request.tokens, request.keys = longer, self._chain(longer, request.salt, request.keys)
             request.block_ids, request.most_saved = ids, _MOST
             self._release(request.matched[count:])
             del request.matched[count:]
@@ -237,7 +255,7 @@ class KvStore(OneProcess):
             missing = self._tables.keys() - caches.keys()
             if missing:
                 raise Usage(f"no cache of the layer {min(missing)!r}", "pass one for each layer")
-            chosen = [self._known(name) for name in (self._requests if request_ids is None else request_ids)]
+            chosen = [self._known(name) for name in self._named(request_ids)]
             places = [(one, one.first + at) for one in chosen for at in range(len(one.matched)) if one.block_ids]
             if not places:
                 return
@@ -304,7 +322,7 @@ class KvStore(OneProcess):
             if self._loads[layer]:
                 raise Usage(f"the layer {layer!r} is being loaded", "call wait_for_layer_load first")
             blocks, block_ids = [], []
-            for name in list(self._requests) if request_ids is None else request_ids:
+            for name in self._named(request_ids):
                 for block, block_id in self._to_save(name, layer, most):
                     blocks.append(block)
                     block_ids.append(block_id)
@@ -368,6 +386,14 @@ class KvStore(OneProcess):
             raise Usage(f"no request {request_id!r}", "call get_num_new_matched_tokens for it first")
         return found
 
+    def _named(self, request_ids: Iterable[str] | None) -> list[str]:
+        """The requests of a call, each of which is named once: its pins are taken and given back once."""
+        names = list(self._requests if request_ids is None else request_ids)
+        if len(set(names)) < len(names):
+            twice = next(name for at, name in enumerate(names) if name in names[:at])
+            raise Usage(f"the request {twice!r} is named twice", "name each request once")
+        return names
+
     def _table(self, layer: str) -> Any:
         found = self._tables.get(layer)
         if found is None:
@@ -382,9 +408,9 @@ class KvStore(OneProcess):
         except OverflowError as error:
             raise Usage(f"tokens: {error}", "use numbers of 64 bits") from error
 
-    def _chain(self, tokens: array[int], extra: tuple[Any, ...], known: Sequence[bytes] = ()) -> list[bytes]:
+    def _chain(self, tokens: array[int], salt: bytes, known: Sequence[bytes] = ()) -> list[bytes]:
         """The keys of the full blocks of ``tokens``, the first of which are ``known``."""
-        keys, salt = list(known), repr(extra).encode()
+        keys = list(known)
         key = keys[-1] if keys else self._seed
         for begin in range(len(keys) * self._tokens, len(tokens) - self._tokens + 1, self._tokens):
             block = tokens[begin : begin + self._tokens].tobytes()
@@ -453,3 +479,20 @@ class KvStore(OneProcess):
         elif not block.has_failed:
             # A place to which a write failed is not used again: it may be damaged, and a late write may still come.
             self._free.append(block.slot)
+
+
+def _salt(extra: Sequence[Any]) -> bytes:
+    """The bytes for ``extra`` in keys: repr() tells values of these types apart, and leaves out elements of arrays."""
+
+    def judge(value: Any) -> None:
+        if type(value) is tuple:
+            for one in value:
+                judge(one)
+        elif value is not None and type(value) not in (str, bytes, bool, int, float):
+            raise Usage(
+                f"extra has a value of the type {type(value).__name__}", "pass str, bytes or numbers; of an array its digest"
+            )
+
+    values = tuple(extra)
+    judge(values)
+    return repr(values).encode()
