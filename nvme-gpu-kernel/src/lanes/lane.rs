@@ -2,7 +2,7 @@
 // UNSAFETY: the state of a running lane is reached through a pointer in a thread-local variable.
 #![allow(unsafe_code)]
 
-use super::shared::BlockShared;
+use super::shared::BlockArrays;
 use crate::scratch_words::SCRATCH;
 use corosensei::stack::DefaultStack;
 use corosensei::{Coroutine, CoroutineResult, Yielder};
@@ -73,7 +73,7 @@ pub(crate) struct LaneState {
     pub blocks: u32,
     pub grid: u64,
     pub scratch: *const [AtomicU32; SCRATCH],
-    pub shared: Rc<BlockShared>,
+    pub shared: Rc<BlockArrays>,
     pub clock: Clock,
     pub parameter: Cell<usize>,
     pub yielder: Cell<*const Yielder<u64, CollectiveCall>>,

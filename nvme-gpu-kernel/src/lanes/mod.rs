@@ -22,7 +22,7 @@ pub(crate) use lane::{CollectiveCall, ShuffleSource, call, here, scratch};
 use crate::scratch_words::SCRATCH;
 use lane::{LaneState, LaunchLane, spin};
 use nvme_core::sync::{AtomicU32, Order, Scope};
-use shared::BlockShared;
+use shared::BlockArrays;
 use std::cell::Cell;
 use std::rc::Rc;
 use warp::LaneWarp;
@@ -167,7 +167,7 @@ impl RunningLaunch {
 
     fn block(&self, number: u32) -> RunningBlock {
         let scratch = Box::new([const { AtomicU32::new(0) }; SCRATCH]);
-        let shared = Rc::new(BlockShared::default());
+        let shared = Rc::new(BlockArrays::default());
         let here = |thread| LaneState {
             thread,
             block_threads: self.grid.threads,

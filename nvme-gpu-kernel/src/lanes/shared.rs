@@ -7,9 +7,9 @@ const UNWRITTEN: u128 = 0x5A5A_A5A5_5A5A_A5A5_5A5A_A5A5_5A5A_A5A5;
 
 /// The `.shared` arrays of a block, by name; each is made when a thread first asks for it.
 #[derive(Default)]
-pub(crate) struct BlockShared(RefCell<Vec<(&'static str, Box<[u128]>)>>);
+pub(crate) struct BlockArrays(RefCell<Vec<(&'static str, Box<[u128]>)>>);
 
-impl BlockShared {
+impl BlockArrays {
     /// Returns the address of the array `name`, a multiple of 16.
     ///
     /// # Panics

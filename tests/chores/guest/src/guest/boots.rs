@@ -422,7 +422,6 @@ pub const BOOTS: &[Boot] = &[
         iommu: true,
         cpus: 4,
         deadline_s: 1200,
-        defined: false,
         tests: &["kmod-fuzz"],
         ..PLAIN
     },
