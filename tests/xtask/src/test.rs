@@ -57,14 +57,13 @@ const BARE: &str = "--no-default-features";
 
 /// What is compiled without optimisation for the tests, in a quarter of the time: it waits more than it computes.
 /// Core, simulator and the stand-in of CUDA move the bytes, and stay at the level of the profile.
-const UNOPTIMISED: [&str; 24] = [
+const UNOPTIMISED: [&str; 23] = [
     // Packages outside of the workspace.
     "\"*\"",
     "guest-tests",
     "nvme-gpu",
     "nvme-gpu-capi",
     "nvme-gpu-compat",
-    "nvme-gpu-tests",
     "nvme-cuda",
     "nvme-driver",
     "nvme-bench",
