@@ -133,8 +133,8 @@ impl TableRequest {
             RowUse::Add => RowVerb::ScatterAdd(element(self.element)?),
         };
         let widens = !self.stored.is_null() || !self.dtype.is_null();
-        // SAFETY: the caller's.
         let widen = match widens {
+            // SAFETY: the caller's.
             true => Some(unsafe { widening(self.stored, self.dtype) }?),
             false => None,
         };

@@ -5,9 +5,12 @@ use std::cell::RefCell;
 /// Content of shared memory when a block begins: no kernel may count on it.
 const UNWRITTEN: u128 = 0x5A5A_A5A5_5A5A_A5A5_5A5A_A5A5_5A5A_A5A5;
 
-/// The `.shared` arrays of a block, by name; each is made when a thread first asks for it.
+/// A `.shared` array and its name.
+type NamedArray = (&'static str, Box<[u128]>);
+
+/// The `.shared` arrays of a block; each is made when a thread first asks for it.
 #[derive(Default)]
-pub(crate) struct BlockArrays(RefCell<Vec<(&'static str, Box<[u128]>)>>);
+pub(crate) struct BlockArrays(RefCell<Vec<NamedArray>>);
 
 impl BlockArrays {
     /// Returns the address of the array `name`, a multiple of 16.

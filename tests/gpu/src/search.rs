@@ -554,7 +554,13 @@ fn outages(bench: &Bench) -> Outcome<String> {
     let source = source(VectorDistribution::Clustered, 500, 32);
     let well = Drive::new(bench, (4096, ""), limit(), source, 4)?;
     let expected = Job::whole(&well, bench, 60, SearchParameters::default())?.expected;
-    let drive = Drive::new(bench, (4096, "drop@op=read,every=12000"), timeout, source, 4)?;
+    let drive = Drive::new(
+        bench,
+        (4096, "drop@op=read,every=12000"),
+        timeout,
+        source,
+        4,
+    )?;
     let streams = crate::gather::several_streams(bench, 4)?;
     let queries = source.queries(60).map_err(text)?;
     let parameters = SearchParameters::default();
