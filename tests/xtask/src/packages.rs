@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 /// The published libraries; nothing of them needs another package of the workspace than these.
-const LIBRARIES: [&str; 22] = [
+const LIBRARIES: [&str; 23] = [
     "nvme-spec",
     "nvme-core",
     "nvme-ext4",
@@ -24,6 +24,7 @@ const LIBRARIES: [&str; 22] = [
     "nvme-store",
     "nvme-files",
     "nvme-kv",
+    "nvme-lookup",
     "nvme-bench",
     "nvme-host",
     "nvme-compute-kernel",

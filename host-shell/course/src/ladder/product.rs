@@ -254,10 +254,13 @@ mod tests {
             }
         };
         for rung in MatmulStep::ALL {
-            assert!(refused(rung, |p| p.a.stride = 4).contains("matrix a: 5 columns"));
+            assert!(
+                refused(rung, |p| p.a.stride = 4)
+                    .contains("matrix a: its stride of 4 elements is less than a row of 5")
+            );
             assert!(refused(rung, |p| p.b.stride = 0).contains("matrix b"));
             assert!(refused(rung, |p| p.c.address = 257).contains("matrix c"));
-            assert!(refused(rung, |p| p.a.stride = u64::MAX).contains("from 0x100 on"));
+            assert!(refused(rung, |p| p.a.stride = u64::MAX).contains("from address 0x100 on"));
             assert!(
                 refused(rung, |p| {
                     (p.m, p.n, p.k) = (1 << 24, 1 << 24, 0);

@@ -301,8 +301,8 @@ fn what_cannot_be_is_refused() {
     for (refused, what) in [
         (new(past, SLOTS(2)), "1048577 bytes"),
         (new(huge, SLOTS(2)), "past the store"),
-        (new(layers(2), SLOTS(0)), "no slots"),
-        (new(layers(2), on_gpu), "without one"),
+        (new(layers(2), SLOTS(0)), "slots for layers is 0"),
+        (new(layers(2), on_gpu), "without a GPU"),
         (new(layers(2), unknown), "layer 9"),
     ] {
         let error = refused.unwrap_err();

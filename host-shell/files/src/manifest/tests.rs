@@ -236,7 +236,7 @@ fn tensors_that_overlap_or_lie_past_the_end_are_refused() {
         );
     };
     refused(&entries, file.len() as u64 - 1, "'b'");
-    refused(&[], 0, "without bytes");
+    refused(&[], 0, "the file has 0 bytes");
     entries[1].offset -= 1;
     refused(&entries, file.len() as u64, "'b'");
 }
