@@ -138,7 +138,7 @@ pub const ATTENTION_PTX: &str = include_str!("../ptx/attention.ptx");
 #[cfg(not(target_arch = "nvptx64"))]
 pub const LINEAR_PTX: &str = include_str!("../ptx/linear.ptx");
 
-/// The kernels that run on the host, too, as each lane of a [launch](nvme_gpu_kernel::lanes::Launch) calls them.
+/// The kernels that run on the host, too, as each lane of a [launch](nvme_gpu_kernel::lanes::RunningLaunch) calls them.
 #[cfg(all(not(target_arch = "nvptx64"), feature = "lanes"))]
 pub mod entries {
     pub use crate::gathered::nvme_gemv_gathered;

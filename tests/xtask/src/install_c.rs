@@ -4,10 +4,9 @@ use chores::process::{Failure, cargo, check, root, target_dir};
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// As in host-shell/capi/build.rs.
-const ABI: u32 = 0;
 const VERSION: &str = env!("CARGO_PKG_VERSION");
-const LIBRARIES: [&str; 2] = ["nvme_gpu", "nvme_gpu_compat"];
+/// Libraries, each with the number of its interface: as in host-shell/capi/build.rs and compat/build.rs.
+const LIBRARIES: [(&str, u32); 2] = [("nvme_gpu", 1), ("nvme_gpu_compat", 0)];
 
 /// `install-c PREFIX [--built FOLDER]`: from FOLDER, or built here for release.
 pub fn command(words: &[&str]) -> Result<(), Failure> {
@@ -53,7 +52,7 @@ fn install(prefix: &Path, built: &Path) -> Result<(), Failure> {
         &kernel.join("ptx/nvme_gpu_device.ptx"),
         &share.join("nvme_gpu_device.ptx"),
     )?;
-    for name in LIBRARIES {
+    for (name, interface) in LIBRARIES {
         let crate_name = if name == "nvme_gpu" {
             "nvme_gpu_capi"
         } else {
@@ -61,7 +60,11 @@ fn install(prefix: &Path, built: &Path) -> Result<(), Failure> {
         };
         let full = format!("lib{name}.so.{VERSION}");
         copy(&built.join(format!("lib{crate_name}.so")), &lib.join(&full))?;
-        for link in [format!("lib{name}.so.{ABI}"), format!("lib{name}.so")] {
+        // A program that was linked with an earlier interface must not find this one under its name.
+        for earlier in 0..interface {
+            let _ = fs::remove_file(lib.join(format!("lib{name}.so.{earlier}")));
+        }
+        for link in [format!("lib{name}.so.{interface}"), format!("lib{name}.so")] {
             let link = lib.join(link);
             if link.is_symlink() {
                 fs::remove_file(&link).map_err(|error| failed("replace", &link, &error))?;
