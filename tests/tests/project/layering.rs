@@ -298,7 +298,6 @@ const UNSAFE_MODULES: [&str; 87] = [
     "tests/src/memory.rs",
     "tests/fake-cuda/",
     "tests/simulate/src/rows/launch.rs",
-    "tests/simulate/src/rows/stripes/launch.rs",
     "tests/fake-cufile/",
     "tests/gpu/",
     // Requests of rows, calls of the kernel module with wrong arguments, and of udmabuf.

@@ -8,7 +8,6 @@ mod counts;
 mod drive;
 mod host;
 mod launch;
-pub mod stripes;
 mod table;
 
 use crate::account::Failure;
@@ -41,8 +40,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::rc::Rc;
 use table::Table;
 
-/// Distance of seeds with rows of one drive, and of seeds with rows of stripes: the lanes of their kernels take longer
-/// than all else.
+/// Of so many seeds of a run one has gathers: the lanes of their kernels take longer than all else.
 pub const EACH: u64 = 16;
 const STATIONS: u32 = 2;
 /// Launches of a seed, before the last one.
@@ -134,15 +132,6 @@ struct World<'a> {
     faults: u32,
     /// Commands that may have failed with a status that no row has reported yet.
     statuses: u64,
-}
-
-/// Runs what a seed has of kernels: rows of one drive, or rows of [stripes]; most seeds have none.
-pub fn run_of(arena: &mut Arena, seed: u64, lines: bool) -> Option<Run> {
-    match seed % EACH {
-        0 => Some(run(arena, seed, Sabotage::None, lines)),
-        1 => Some(stripes::run(arena, seed, lines)),
-        _ => None,
-    }
 }
 
 /// Runs a seed. With `lines` the trace comes as text, too.
