@@ -16,6 +16,7 @@ __all__ = [
     "LayerLoader",
     "Linear",
     "Matrix",
+    "NgramTables",
     "Operation",
     "Router",
     "Sampler",
