@@ -91,7 +91,7 @@ def test_what_cannot_be_asked_for_is_typed(file):
     name, _ = file
     with pytest.raises(nvme_gpu.Usage, match="gds is 'frob'"):
         nvme_gpu.open(name, gpu=0, gds="frob")
-    with pytest.raises(nvme_gpu.Usage, match="without a GPU"):
+    with pytest.raises(nvme_gpu.Usage, match="has no GPU"):
         nvme_gpu.open(name, gds="require")
     with pytest.raises(nvme_gpu.Usage, match="for files"):
         nvme_gpu.open("sim:mem?size=1MiB&queues=32", gpu=0, gds="require")
