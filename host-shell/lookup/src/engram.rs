@@ -6,7 +6,7 @@
 
 use crate::numpy::NumpyRandom;
 use crate::settings::{ModelSettings, bad, parsed};
-use crate::{LookupError, NgramBoundary, NgramHash, primes};
+use crate::{LookupError, NgramBoundary, NgramHash, NgramTables, primes};
 use serde_json::Value;
 use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
@@ -31,114 +31,75 @@ const MOST_HASHES: u64 = 4096;
 /// With more of them numpy would draw multipliers of 32 bits.
 const MOST_CLASSES: u64 = (1 << 30) - 1;
 
-/// The tables of one model, in the order of its configuration.
-#[derive(Clone, Debug)]
-pub struct EngramTables {
-    layers: Vec<u64>,
-    hashes: Vec<NgramHash>,
-    columns: u64,
-}
-
-impl EngramTables {
-    /// Makes the hashes of a model from the text of its config.json and the class of each token: see [`classes_of`].
-    ///
-    /// # Errors
-    /// [`LookupError`], with the key, for a configuration that lacks one or has a value that cannot be, and for classes
-    /// or rows that are not as many as it says.
-    pub fn new(config: &str, classes: Vec<u32>) -> Result<Self, LookupError> {
-        let value = parsed(config)?;
-        let settings = ModelSettings::of(&value, "text_config")?;
-        let layers = settings.numbers("engram_layer_ids", 0, MOST_LAYERS)?;
-        let stated = settings.numbers("engram_num_embeddings", 1, MOST_ROWS)?;
-        let longest = settings.number("engram_max_ngram_size", 2, LONGEST)?;
-        let vocabulary = settings.number("engram_vocab_size", 2, MOST_ROWS)?;
-        let heads = settings.number("engram_n_heads", 1, MOST_HEADS)?;
-        let columns = settings.number("engram_head_dim", 1, MOST_ROWS)?;
-        let padding = settings.number("engram_pad_token_id", 0, u32::MAX.into())?;
-        let class_count = settings.number("engram_compressed_vocab_size", 1, MOST_CLASSES)?;
-        let unique: BTreeSet<&u64> = layers.iter().collect();
-        if unique.len() != layers.len() || stated.len() != layers.len() {
-            let rule = "layers that differ, with as many numbers in engram_num_embeddings";
-            return Err(bad("engram_layer_ids", &Value::from(layers), rule));
+/// Makes the hashes of a model from the text of its config.json and the class of each token: see [`classes_of`].
+///
+/// # Errors
+/// [`LookupError`], with the key, for a configuration that lacks one or has a value that cannot be, and for classes
+/// or rows that are not as many as it says.
+pub fn tables(config: &str, classes: Vec<u32>) -> Result<NgramTables, LookupError> {
+    let value = parsed(config)?;
+    let settings = ModelSettings::of(&value, "text_config")?;
+    let layers = settings.numbers("engram_layer_ids", 0, MOST_LAYERS)?;
+    let stated = settings.numbers("engram_num_embeddings", 1, MOST_ROWS)?;
+    let longest = settings.number("engram_max_ngram_size", 2, LONGEST)?;
+    let vocabulary = settings.number("engram_vocab_size", 2, MOST_ROWS)?;
+    let heads = settings.number("engram_n_heads", 1, MOST_HEADS)?;
+    let columns = settings.number("engram_head_dim", 1, MOST_ROWS)?;
+    let padding = settings.number("engram_pad_token_id", 0, u32::MAX.into())?;
+    let class_count = settings.number("engram_compressed_vocab_size", 1, MOST_CLASSES)?;
+    let unique: BTreeSet<&u64> = layers.iter().collect();
+    if unique.len() != layers.len() || stated.len() != layers.len() {
+        let rule = "layers that differ, with as many numbers in engram_num_embeddings";
+        return Err(bad("engram_layer_ids", &Value::from(layers), rule));
+    }
+    let computed = classes.iter().max().map_or(0, |most| u64::from(*most) + 1);
+    if computed != class_count {
+        return Err(LookupError::OtherClasses {
+            tokens: classes.len(),
+            computed: computed as usize,
+            stated: class_count,
+        });
+    }
+    if layers.len() as u64 * (longest - 1) * heads > MOST_HASHES {
+        let rule = format!("so few that there are at most {MOST_HASHES} hashes");
+        return Err(bad("engram_n_heads", &Value::from(heads), &rule));
+    }
+    if padding >= classes.len() as u64 {
+        let rule = format!("one of the tokenizer's {} tokens", classes.len());
+        return Err(bad("engram_pad_token_id", &Value::from(padding), &rule));
+    }
+    let classes: Arc<[u32]> = classes.into();
+    let mut used = BTreeSet::new();
+    let mut hashes = Vec::new();
+    for (layer, stated) in layers.iter().zip(stated) {
+        let mut rows = Vec::new();
+        for length in 2..=longest as usize {
+            let primes = unused_primes(vocabulary, heads, &mut used)?;
+            rows.extend(primes.into_iter().map(|prime| (length, prime)));
         }
-        let computed = classes.iter().max().map_or(0, |most| u64::from(*most) + 1);
-        if computed != class_count {
-            return Err(LookupError::OtherClasses {
-                tokens: classes.len(),
-                computed: computed as usize,
-                stated: class_count,
+        let edge = (padding as i64, NgramBoundary::Image);
+        let hash = NgramHash::new(
+            class_count,
+            multipliers(*layer, longest, class_count),
+            rows,
+            edge,
+        )
+        .with_classes(Arc::clone(&classes));
+        if hash.rows() != stated {
+            return Err(LookupError::OtherRows {
+                layer: *layer,
+                stated,
+                computed: hash.rows(),
             });
         }
-        if layers.len() as u64 * (longest - 1) * heads > MOST_HASHES {
-            let rule = format!("so few that there are at most {MOST_HASHES} hashes");
-            return Err(bad("engram_n_heads", &Value::from(heads), &rule));
-        }
-        if padding >= classes.len() as u64 {
-            let rule = format!("one of the tokenizer's {} tokens", classes.len());
-            return Err(bad("engram_pad_token_id", &Value::from(padding), &rule));
-        }
-        let classes: Arc<[u32]> = classes.into();
-        let mut used = BTreeSet::new();
-        let mut hashes = Vec::new();
-        for (layer, stated) in layers.iter().zip(stated) {
-            let mut rows = Vec::new();
-            for length in 2..=longest as usize {
-                let primes = unused_primes(vocabulary, heads, &mut used)?;
-                rows.extend(primes.into_iter().map(|prime| (length, prime)));
-            }
-            let edge = (padding as i64, NgramBoundary::Image);
-            let hash = NgramHash::new(
-                class_count,
-                multipliers(*layer, longest, class_count),
-                rows,
-                edge,
-            )
-            .with_classes(Arc::clone(&classes));
-            if hash.rows() != stated {
-                return Err(LookupError::OtherRows {
-                    layer: *layer,
-                    stated,
-                    computed: hash.rows(),
-                });
-            }
-            hashes.push(hash);
-        }
-        Ok(Self {
-            layers,
-            hashes,
-            columns,
-        })
+        hashes.push(hash);
     }
+    Ok(NgramTables::new(layers, hashes, columns, 1))
+}
 
-    /// Returns the layers that have a table.
-    pub fn layers(&self) -> &[u64] {
-        &self.layers
-    }
-
-    /// Returns the number of elements of a row.
-    pub fn columns(&self) -> u64 {
-        self.columns
-    }
-
-    /// Returns the hashes of the table of `layer`.
-    ///
-    /// # Errors
-    /// [`LookupError::NoSuchLayer`] for a layer without one.
-    pub fn of_layer(&self, layer: u64) -> Result<&NgramHash, LookupError> {
-        let found = self.layers.iter().position(|known| *known == layer);
-        match found {
-            Some(at) => Ok(&self.hashes[at]),
-            None => Err(LookupError::NoSuchLayer {
-                layer,
-                known: format!("{:?}", self.layers),
-            }),
-        }
-    }
-
-    /// Returns the name of the tensor of the rows of `layer` in published files.
-    pub fn tensor_name(layer: u64) -> String {
-        format!("layers.{layer}.engram.embed.weight")
-    }
+/// Returns the name of the tensor of the rows of `layer` in published files.
+pub fn tensor_name(layer: u64) -> String {
+    format!("layers.{layer}.engram.embed.weight")
 }
 
 /// Returns `count` primes, ascending from `vocabulary` on, that are not in `used`, and adds them there.

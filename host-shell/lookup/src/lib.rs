@@ -21,7 +21,9 @@ mod numpy;
 pub mod ple;
 mod primes;
 mod settings;
+mod tables;
 
 pub use error::LookupError;
 pub use history::NgramHistory;
 pub use ngram::{HashHead, IMAGE_TOKEN, NgramBoundary, NgramHash};
+pub use tables::NgramTables;

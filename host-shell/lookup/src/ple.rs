@@ -4,7 +4,7 @@
 //! Source: `Qwen4ExpTextNGramEmbedding` of transformers 5.24.0. Checked against its rows: `tests/ple.rs`.
 
 use crate::settings::{ModelSettings, bad, parsed};
-use crate::{LookupError, NgramBoundary, NgramHash, primes};
+use crate::{LookupError, NgramBoundary, NgramHash, NgramTables, primes};
 use serde_json::Value;
 
 /// Multiplied by the table's number, added to the seed of its multipliers.
@@ -19,114 +19,64 @@ const LONGEST: u64 = 16;
 const MOST_HASHES: u64 = 4096;
 const MOST_LAYERS: u64 = 1 << 16;
 
-/// The tables of one model, in the order of its layers.
-#[derive(Clone, Debug)]
-pub struct PleTables {
-    layers: Vec<u64>,
-    hashes: Vec<NgramHash>,
-    columns: u64,
-    divisor: u64,
+/// Makes the hashes of a model from the text of its config.json.
+///
+/// # Errors
+/// [`LookupError`], with the key, for a configuration that lacks one or has a value that cannot be.
+pub fn tables(config: &str) -> Result<NgramTables, LookupError> {
+    let value = parsed(config)?;
+    let settings = ModelSettings::of(&value, "text_config")?;
+    // Counted from 1 in the configuration, from 0 in names of tensors.
+    let mut layers = settings.numbers("ple_layer_ids", 1, MOST_LAYERS)?;
+    layers.sort_unstable();
+    layers.dedup();
+    layers.iter_mut().for_each(|layer| *layer -= 1);
+    let longest = settings.number_or("ngram_size", 3, 2, LONGEST)?;
+    let of_length = settings.number_or("heads_per_ngram", 8, 1, MOST_HEADS)?;
+    let base = settings.number_or("ngram_vocab_size_base", 20_000_000, 2, MOST)?;
+    let divisor = settings.number_or("make_ngram_vocab_size_divisible_by", 128, 1, MOST)?;
+    let seed = settings.number_or("seed", 1234, 0, u64::MAX)?;
+    let tokens = settings.number("vocab_size", 1, 1 << 30)?;
+    let end = settings.numbers("eos_token_id", 0, tokens - 1)?[0];
+    let heads = (longest - 1) * of_length;
+    let width = match settings.number("ple_embed_dim", 1, MOST) {
+        Err(LookupError::MissingKey(_)) => settings.number("hidden_size", 1, MOST)?,
+        found => found?,
+    };
+    if layers.len() as u64 * heads > MOST_HASHES {
+        let rule = format!("so few that there are at most {MOST_HASHES} hashes");
+        return Err(bad("heads_per_ngram", &Value::from(of_length), &rule));
+    }
+    if !width.is_multiple_of(heads) {
+        let rule = format!("a multiple of the {heads} heads");
+        return Err(bad("ple_embed_dim", &Value::from(width), &rule));
+    }
+    let mut hashes = Vec::new();
+    let mut prime = base - 1;
+    for number in 0..layers.len() as u64 {
+        let mut rows = Vec::new();
+        for head in 0..heads {
+            prime = primes::next_above(prime).ok_or_else(|| {
+                bad(
+                    "ngram_vocab_size_base",
+                    &Value::from(base),
+                    "below the largest primes of 63 bits",
+                )
+            })?;
+            rows.push((2 + (head / of_length) as usize, prime));
+        }
+        let edge = (end as i64, NgramBoundary::Padding);
+        let multipliers = multipliers(seed, number, longest, tokens);
+        hashes.push(NgramHash::new(tokens, multipliers, rows, edge));
+    }
+    Ok(NgramTables::new(layers, hashes, width / heads, divisor))
 }
 
-impl PleTables {
-    /// Makes the hashes of a model from the text of its config.json.
-    ///
-    /// # Errors
-    /// [`LookupError`], with the key, for a configuration that lacks one or has a value that cannot be.
-    pub fn new(config: &str) -> Result<Self, LookupError> {
-        let value = parsed(config)?;
-        let settings = ModelSettings::of(&value, "text_config")?;
-        // Counted from 1 in the configuration, from 0 in names of tensors.
-        let mut layers = settings.numbers("ple_layer_ids", 1, MOST_LAYERS)?;
-        layers.sort_unstable();
-        layers.dedup();
-        layers.iter_mut().for_each(|layer| *layer -= 1);
-        let longest = settings.number_or("ngram_size", 3, 2, LONGEST)?;
-        let of_length = settings.number_or("heads_per_ngram", 8, 1, MOST_HEADS)?;
-        let base = settings.number_or("ngram_vocab_size_base", 20_000_000, 2, MOST)?;
-        let divisor = settings.number_or("make_ngram_vocab_size_divisible_by", 128, 1, MOST)?;
-        let seed = settings.number_or("seed", 1234, 0, u64::MAX)?;
-        let tokens = settings.number("vocab_size", 1, 1 << 30)?;
-        let end = settings.numbers("eos_token_id", 0, tokens - 1)?[0];
-        let heads = (longest - 1) * of_length;
-        let width = match settings.number("ple_embed_dim", 1, MOST) {
-            Err(LookupError::MissingKey(_)) => settings.number("hidden_size", 1, MOST)?,
-            found => found?,
-        };
-        if layers.len() as u64 * heads > MOST_HASHES {
-            let rule = format!("so few that there are at most {MOST_HASHES} hashes");
-            return Err(bad("heads_per_ngram", &Value::from(of_length), &rule));
-        }
-        if !width.is_multiple_of(heads) {
-            let rule = format!("a multiple of the {heads} heads");
-            return Err(bad("ple_embed_dim", &Value::from(width), &rule));
-        }
-        let mut hashes = Vec::new();
-        let mut prime = base - 1;
-        for number in 0..layers.len() as u64 {
-            let mut rows = Vec::new();
-            for head in 0..heads {
-                prime = primes::next_above(prime).ok_or_else(|| {
-                    bad(
-                        "ngram_vocab_size_base",
-                        &Value::from(base),
-                        "below the largest primes of 63 bits",
-                    )
-                })?;
-                rows.push((2 + (head / of_length) as usize, prime));
-            }
-            let edge = (end as i64, NgramBoundary::Padding);
-            let multipliers = multipliers(seed, number, longest, tokens);
-            hashes.push(NgramHash::new(tokens, multipliers, rows, edge));
-        }
-        Ok(Self {
-            layers,
-            hashes,
-            columns: width / heads,
-            divisor,
-        })
-    }
-
-    /// Returns the layers that have a table, counted from 0.
-    pub fn layers(&self) -> &[u64] {
-        &self.layers
-    }
-
-    /// Returns the number of elements of a row.
-    pub fn columns(&self) -> u64 {
-        self.columns
-    }
-
-    /// Returns the hashes of the table of `layer`, counted from 0.
-    ///
-    /// # Errors
-    /// [`LookupError::NoSuchLayer`] for a layer without one.
-    pub fn of_layer(&self, layer: u64) -> Result<&NgramHash, LookupError> {
-        let found = self.layers.iter().position(|known| *known == layer);
-        match found {
-            Some(at) => Ok(&self.hashes[at]),
-            None => Err(LookupError::NoSuchLayer {
-                layer,
-                known: format!("{:?}", self.layers),
-            }),
-        }
-    }
-
-    /// Returns the rows of the table of `layer` with those that pad it to the multiple that the configuration asks for.
-    ///
-    /// # Errors
-    /// As [`of_layer`](Self::of_layer).
-    pub fn padded_rows(&self, layer: u64) -> Result<u64, LookupError> {
-        let rows = self.of_layer(layer)?.rows();
-        Ok(rows.div_ceil(self.divisor).saturating_mul(self.divisor))
-    }
-
-    /// Returns the name of the tensor of shard `shard` of the table of `layer` in published files.
-    pub fn tensor_name(layer: u64, shard: u64) -> String {
-        format!(
-            "model.language_model.layers.{layer}.ple.ple_embedding.ngram_embedding.shard_{shard}.weight"
-        )
-    }
+/// Returns the name of the tensor of shard `shard` of the table of `layer` in published files.
+pub fn tensor_name(layer: u64, shard: u64) -> String {
+    format!(
+        "model.language_model.layers.{layer}.ple.ple_embedding.ngram_embedding.shard_{shard}.weight"
+    )
 }
 
 fn multipliers(seed: u64, number: u64, longest: u64, tokens: u64) -> Vec<u64> {

@@ -1,7 +1,10 @@
 //! Row ids of Engram's tables beside those of FreeToken 0.2.1's `EngramHash`.
 
-use nvme_lookup::engram::EngramTables;
-use nvme_lookup::{IMAGE_TOKEN, LookupError, NgramHash};
+mod chunked;
+
+use chunked::rows_of;
+use nvme_lookup::engram;
+use nvme_lookup::{IMAGE_TOKEN, LookupError};
 
 /// Of DeepSeek-V4.1-Flash.
 const CONFIG: &str = r#"{"engram_layer_ids": [1, 14], "engram_num_embeddings": [384006168, 384016682],
@@ -39,22 +42,10 @@ fn golden() -> Golden {
     golden
 }
 
-fn rows_of(hash: &NgramHash, chunks: &[&[i64]]) -> Vec<i64> {
-    let mut history = hash.begin();
-    let mut all = Vec::new();
-    for tokens in chunks {
-        let mut rows = vec![-1; tokens.len() * hash.heads().len()];
-        hash.row_ids(&history, tokens, &mut rows).unwrap();
-        history.commit(tokens);
-        all.extend(rows);
-    }
-    all
-}
-
 #[test]
 fn rows_are_those_of_another_program() {
     let golden = golden();
-    let tables = EngramTables::new(CONFIG, golden.classes.clone()).unwrap();
+    let tables = engram::tables(CONFIG, golden.classes.clone()).unwrap();
     assert_eq!((tables.layers(), tables.columns()), (&[1, 14][..], 256));
     for (layer, rows) in [1, 14].into_iter().zip(&golden.rows) {
         let hash = tables.of_layer(layer).unwrap();
@@ -79,7 +70,7 @@ fn rows_are_those_of_another_program() {
 #[test]
 fn drafts_that_were_refused_leave_no_trace() {
     let golden = golden();
-    let tables = EngramTables::new(CONFIG, golden.classes.clone()).unwrap();
+    let tables = engram::tables(CONFIG, golden.classes.clone()).unwrap();
     let hash = tables.of_layer(1).unwrap();
     let (prompt, rest) = golden.tokens.split_at(20);
     let mut history = hash.begin();
@@ -98,7 +89,7 @@ fn drafts_that_were_refused_leave_no_trace() {
 #[test]
 fn hashes_stop_at_images() {
     let golden = golden();
-    let tables = EngramTables::new(CONFIG, golden.classes.clone()).unwrap();
+    let tables = engram::tables(CONFIG, golden.classes.clone()).unwrap();
     let hash = tables.of_layer(1).unwrap();
     let text = &golden.tokens[..6];
     let mut tokens = vec![9, 8, IMAGE_TOKEN, IMAGE_TOKEN];
@@ -116,7 +107,7 @@ fn hashes_stop_at_images() {
 #[test]
 fn what_cannot_be_is_refused_with_its_place() {
     let golden = golden();
-    let tables = EngramTables::new(CONFIG, golden.classes.clone()).unwrap();
+    let tables = engram::tables(CONFIG, golden.classes.clone()).unwrap();
     let hash = tables.of_layer(1).unwrap();
     let mut rows = [7; 48];
     for token in [TOKENS as i64, -2, i64::MAX, i64::MIN] {
@@ -175,7 +166,7 @@ fn what_cannot_be_is_refused_with_its_place() {
     ];
     for (from, to, told) in changed {
         let config = CONFIG.replacen(from, to, 1);
-        let error = EngramTables::new(&config, golden.classes.clone()).unwrap_err();
+        let error = engram::tables(&config, golden.classes.clone()).unwrap_err();
         assert!(error.to_string().contains(told), "{error}");
     }
 }

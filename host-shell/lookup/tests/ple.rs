@@ -1,7 +1,10 @@
 //! Row ids of Qwen's tables beside those of transformers 5.24.0.
 
-use nvme_lookup::ple::PleTables;
-use nvme_lookup::{LookupError, NgramHash};
+mod chunked;
+
+use chunked::rows_of;
+use nvme_lookup::LookupError;
+use nvme_lookup::ple;
 
 /// Of Qwen3.8-Flash-Next, with a second table, which it has not.
 const CONFIG: &str = r#"{"model_type": "qwen4_exp", "text_config": {"ple_layer_ids": [2, 5], "vocab_size": 248320,
@@ -9,21 +12,9 @@ const CONFIG: &str = r#"{"model_type": "qwen4_exp", "text_config": {"ple_layer_i
 /// A line is a token and 16 rows of each of the two tables.
 const ROWS: &str = include_str!("ple.tsv");
 
-fn rows_of(hash: &NgramHash, chunks: &[&[i64]]) -> Vec<i64> {
-    let mut history = hash.begin();
-    let mut all = Vec::new();
-    for tokens in chunks {
-        let mut rows = vec![-1; tokens.len() * hash.heads().len()];
-        hash.row_ids(&history, tokens, &mut rows).unwrap();
-        history.commit(tokens);
-        all.extend(rows);
-    }
-    all
-}
-
 #[test]
 fn rows_are_those_of_transformers() {
-    let tables = PleTables::new(CONFIG).unwrap();
+    let tables = ple::tables(CONFIG).unwrap();
     assert_eq!((tables.layers(), tables.columns()), (&[1, 4][..], 160));
     assert_eq!(tables.padded_rows(1).unwrap(), 320_001_536);
     let lines: Vec<Vec<i64>> = ROWS
@@ -68,7 +59,7 @@ fn rows_are_those_of_transformers() {
 
 #[test]
 fn what_cannot_be_is_refused_with_its_key() {
-    let tables = PleTables::new(CONFIG).unwrap();
+    let tables = ple::tables(CONFIG).unwrap();
     let hash = tables.of_layer(1).unwrap();
     // Images have tokens of their own here.
     let error = hash
@@ -93,7 +84,7 @@ fn what_cannot_be_is_refused_with_its_key() {
         ("{\"ple", "[{\"ple", "no JSON object"),
     ];
     for (from, to, told) in changed {
-        let error = PleTables::new(&CONFIG.replacen(from, to, 1)).unwrap_err();
+        let error = ple::tables(&CONFIG.replacen(from, to, 1)).unwrap_err();
         assert!(error.to_string().contains(told), "{error}");
     }
 }

@@ -73,7 +73,7 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<loader::PyLayer>()?;
     module.add_class::<sampler::PySampler>()?;
     module.add_class::<search::SearchIndex>()?;
-    module.add_class::<lookup::NgramTables>()?;
+    module.add_class::<lookup::PyNgramTables>()?;
     compute::add(module)?;
     module.add_class::<operation::PyOperation>()?;
     module.add_class::<flight::GpuOperation>()?;

@@ -5,18 +5,12 @@
 use crate::error::ExceptionParts;
 use crate::view::{MemoryPiece, PyView};
 use crate::wait;
-use nvme_lookup::engram::{EngramTables, classes_of};
-use nvme_lookup::ple::PleTables;
-use nvme_lookup::{LookupError, NgramHash};
+use nvme_lookup::{LookupError, NgramTables, engram, ple};
 use pyo3::prelude::*;
 
 /// The hashes of a model's tables.
-#[pyclass(frozen, module = "nvme_gpu._native")]
-pub struct NgramTables {
-    layers: Vec<u64>,
-    hashes: Vec<NgramHash>,
-    columns: u64,
-}
+#[pyclass(frozen, module = "nvme_gpu._native", name = "NgramTables")]
+pub struct PyNgramTables(NgramTables);
 
 fn refused(error: &LookupError) -> ExceptionParts {
     ExceptionParts::usage(
@@ -26,50 +20,37 @@ fn refused(error: &LookupError) -> ExceptionParts {
 }
 
 #[pymethods]
-impl NgramTables {
+impl PyNgramTables {
     /// Of the texts of a config.json and a tokenizer.json.
     #[staticmethod]
     fn engram(py: Python<'_>, config: String, tokenizer: Vec<u8>) -> PyResult<Self> {
         let made = wait::of(py, move || {
-            classes_of(&tokenizer)
-                .and_then(|classes| EngramTables::new(&config, classes))
+            engram::classes_of(&tokenizer)
+                .and_then(|classes| engram::tables(&config, classes))
                 .map_err(|error| refused(&error))
         })?;
-        let hash = |layer: &u64| made.of_layer(*layer).cloned();
-        let hashes: Result<_, _> = made.layers().iter().map(hash).collect();
-        Ok(Self {
-            layers: made.layers().to_vec(),
-            hashes: hashes.map_err(|error| refused(&error))?,
-            columns: made.columns(),
-        })
+        Ok(Self(made))
     }
 
     /// Of the text of a config.json.
     #[staticmethod]
     fn qwen_ple(config: &str) -> PyResult<Self> {
-        let made = PleTables::new(config).map_err(|error| refused(&error))?;
-        let hash = |layer: &u64| made.of_layer(*layer).cloned();
-        let hashes: Result<_, _> = made.layers().iter().map(hash).collect();
-        Ok(Self {
-            layers: made.layers().to_vec(),
-            hashes: hashes.map_err(|error| refused(&error))?,
-            columns: made.columns(),
-        })
+        Ok(Self(ple::tables(config).map_err(|error| refused(&error))?))
     }
 
     #[getter]
     fn layers(&self) -> Vec<u64> {
-        self.layers.clone()
+        self.0.layers().to_vec()
     }
 
     #[getter]
     fn columns(&self) -> u64 {
-        self.columns
+        self.0.columns()
     }
 
     /// Rows, hashes of a token, tokens of the longest n-gram before its last one, and the padding token of table `at`.
     fn about(&self, at: usize) -> (u64, usize, usize, i64) {
-        let hash = &self.hashes[at];
+        let hash = &self.0.hashes()[at];
         let before = hash.multipliers().len() - 1;
         (hash.rows(), hash.heads().len(), before, hash.padding())
     }
@@ -86,7 +67,7 @@ impl NgramTables {
         let before = before.of_host("before", false)?;
         let tokens = tokens.of_host("tokens", false)?;
         let out = out.of_host("out", true)?;
-        let hash = &self.hashes[at];
+        let hash = &self.0.hashes()[at];
         py.detach(|| {
             // SAFETY: the views are kept until this returns.
             let (before, tokens) = unsafe { (numbers(before), numbers(tokens)) };
