@@ -1,50 +1,163 @@
-//! Another `cargo xtask` beside this one, with its output in a file until it is asked for.
+//! Other `cargo xtask` processes beside this one, some at a time, with their output in files until it is asked for.
 
 use crate::process::{Failure, target_dir};
 use crate::tools::on_path;
+use std::collections::VecDeque;
 use std::fs::File;
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
-use std::time::Instant;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 
-pub struct Background {
+/// How many run at the same time. Most of them have two processes themselves.
+const AT_ONCE: usize = 2;
+/// Between two looks at a process.
+const PAUSE: Duration = Duration::from_millis(50);
+
+/// A process to be started.
+struct Job {
+    name: String,
+    command: Command,
+}
+
+/// How one ended.
+#[derive(Clone)]
+pub struct Done {
+    pub success: bool,
+    /// What it printed.
+    pub text: String,
+    pub seconds: f64,
+    /// Seconds of processor time, its children's included.
+    pub used: f64,
+}
+
+/// Processes in the order in which they are to be started. They get the processor time that what runs beside them
+/// leaves, until somebody waits for them.
+pub struct Queue {
+    shared: Arc<Shared>,
+}
+
+#[derive(Default)]
+struct Shared {
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+#[derive(Default)]
+struct State {
+    todo: VecDeque<Job>,
+    ended: Vec<(String, Result<Done, String>)>,
+    /// Names of those that somebody waits for.
+    wanted: Vec<String>,
+    /// Seconds of processor time of all that ended.
+    used: f64,
+}
+
+impl Queue {
+    /// Starts this program once for each name and its words.
+    pub fn start(jobs: Vec<(String, Vec<&str>)>) -> Result<Self, Failure> {
+        let jobs = jobs.into_iter().map(|(name, words)| {
+            let mut command = lowered()?;
+            command.args(words);
+            Ok(Job { name, command })
+        });
+        Ok(Self::of(jobs.collect::<Result<_, Failure>>()?))
+    }
+
+    fn of(todo: VecDeque<Job>) -> Self {
+        let shared = Arc::new(Shared::default());
+        shared.lock().todo = todo;
+        for _ in 0..AT_ONCE {
+            let shared = Arc::clone(&shared);
+            std::thread::spawn(move || shared.work());
+        }
+        Self { shared }
+    }
+
+    /// Takes one away that has not been started.
+    pub fn take(&self, name: &str) -> bool {
+        let todo = &mut self.shared.lock().todo;
+        let at = todo.iter().position(|job| job.name == name);
+        at.is_some_and(|at| todo.remove(at).is_some())
+    }
+
+    /// Waits for the end of one that was given to [`Queue::start`] and not taken away.
+    pub fn wait(&self, name: &str) -> Result<Done, Failure> {
+        let mut state = self.shared.lock();
+        state.wanted.push(name.to_string());
+        loop {
+            if let Some((_, done)) = state.ended.iter().find(|(known, _)| known == name) {
+                return done.clone().map_err(Failure::new);
+            }
+            let woken = self.shared.changed.wait(state);
+            state = woken.unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+
+    /// Seconds of processor time of the children of this process that ended and were none of these.
+    pub fn others_seconds(&self) -> f64 {
+        let state = self.shared.lock();
+        children_seconds() - state.used
+    }
+}
+
+impl Shared {
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Runs one process after the other until none is left.
+    fn work(&self) {
+        let next = || self.lock().todo.pop_front();
+        while let Some(job) = next() {
+            let name = job.name.clone();
+            let done = Background::start(job)
+                .and_then(|background| self.wait(background))
+                .map_err(|failure| failure.to_string());
+            self.lock().ended.push((name, done));
+            self.changed.notify_all();
+        }
+    }
+
+    /// Waits for its end. The last processor times of a process are read before it is waited for, when it is gone.
+    fn wait(&self, mut one: Background) -> Result<Done, Failure> {
+        let pid = one.child.id();
+        while !has_ended(pid) {
+            std::thread::sleep(PAUSE);
+            if self.lock().wanted.contains(&one.name) {
+                raise(pid);
+            }
+        }
+        let mut state = self.lock();
+        let used = ticks(&stat(pid), ITSELF) + ticks(&stat(pid), CHILDREN);
+        let used = used as f64 / 100.0;
+        let status = one.child.wait();
+        state.used += used;
+        drop(state);
+        let name = &one.name;
+        let status = status.map_err(|error| Failure::new(format!("{name}: {error}")))?;
+        let bytes = std::fs::read(&one.log)
+            .map_err(|error| Failure::new(format!("{name}: {}: {error}", one.log.display())))?;
+        Ok(Done {
+            success: status.success(),
+            text: String::from_utf8_lossy(&bytes).into_owned(),
+            seconds: one.began.elapsed().as_secs_f64(),
+            used,
+        })
+    }
+}
+
+/// One that was started.
+struct Background {
     name: String,
     child: Child,
     log: PathBuf,
     began: Instant,
 }
 
-/// How one ended.
-pub struct Done {
-    pub success: bool,
-    /// What it printed.
-    pub text: String,
-    pub seconds: f64,
-}
-
 impl Background {
-    /// Starts this program with `words`. It gets the processor time that what runs beside it leaves.
-    pub fn start(name: &str, words: &[&str]) -> Result<Self, Failure> {
-        let program = std::env::current_exe()
-            .map_err(|error| Failure::new(format!("{name}: this program's own path: {error}")))?;
-        // Linux's SCHED_IDLE, else `nice`: a thread that waits by sched_yield gives its turn to a niced
-        // process (10 us a call instead of 1), and keeps it beside an idle one.
-        let lower = [("chrt", &["--idle", "0"][..]), ("nice", &["-n", "19"][..])];
-        let found = lower
-            .iter()
-            .find_map(|(name, words)| on_path(name).map(|path| (path, words)));
-        let mut command = match found {
-            Some((path, words)) => {
-                let mut command = Command::new(path);
-                command.args(*words).arg(program);
-                command
-            }
-            None => Command::new(program),
-        };
-        Self::start_command(name, command.args(words))
-    }
-
-    fn start_command(name: &str, command: &mut Command) -> Result<Self, Failure> {
+    fn start(job: Job) -> Result<Self, Failure> {
+        let Job { name, mut command } = job;
         let folder = target_dir().join("xtask");
         let log = folder.join(format!("{name}.log"));
         let failed = |error: std::io::Error| Failure::new(format!("{}: {error}", log.display()));
@@ -58,35 +171,61 @@ impl Background {
             log.display()
         );
         Ok(Self {
-            name: name.to_string(),
+            name,
             child,
             log,
             began: Instant::now(),
         })
     }
+}
 
-    /// Waits for its end. The time is until here, or until its log was last written to if that is earlier.
-    pub fn wait(mut self) -> Result<Done, Failure> {
-        let name = &self.name;
-        let status = self.child.wait();
-        let status = status.map_err(|error| Failure::new(format!("{name}: {error}")))?;
-        let bytes = std::fs::read(&self.log);
-        let bytes = bytes
-            .map_err(|error| Failure::new(format!("{name}: {}: {error}", self.log.display())))?;
-        let idle = std::fs::metadata(&self.log)
-            .and_then(|log| log.modified())
-            .ok()
-            .and_then(|written| written.elapsed().ok());
-        let seconds = self
-            .began
-            .elapsed()
-            .saturating_sub(idle.unwrap_or_default());
-        Ok(Done {
-            success: status.success(),
-            text: String::from_utf8_lossy(&bytes).into_owned(),
-            seconds: seconds.as_secs_f64(),
-        })
+/// This program at the lowest priority.
+fn lowered() -> Result<Command, Failure> {
+    let program = std::env::current_exe()
+        .map_err(|error| Failure::new(format!("this program's own path: {error}")))?;
+    // Linux's SCHED_IDLE, else `nice`: a thread that waits by sched_yield gives its turn to a niced
+    // process (10 us a call instead of 1), and keeps it beside an idle one.
+    let lower = [("chrt", &["--idle", "0"][..]), ("nice", &["-n", "19"][..])];
+    let found = lower
+        .iter()
+        .find_map(|(name, words)| on_path(name).map(|path| (path, words)));
+    Ok(match found {
+        Some((path, words)) => {
+            let mut command = Command::new(path);
+            command.args(*words).arg(program);
+            command
+        }
+        None => Command::new(program),
+    })
+}
+
+/// Gives the process and what it has started the usual priority: beside a busy machine they would have none. Where that is
+/// not possible they go on as they are.
+fn raise(pid: u32) {
+    let mut family = vec![pid];
+    let mut others = processes();
+    while let Some(at) = others
+        .iter()
+        .position(|(_, parent)| family.contains(parent))
+    {
+        family.push(others.swap_remove(at).0);
     }
+    for pid in family {
+        if field(&stat(pid), POLICY) == Some(IDLE) {
+            let mut chrt = Command::new("chrt");
+            chrt.args(["--all-tasks", "--other", "--pid", "0"]);
+            chrt.arg(pid.to_string()).stdin(Stdio::null());
+            let _ = chrt.output();
+        }
+    }
+}
+
+/// Each process, and its parent.
+fn processes() -> Vec<(u32, u32)> {
+    let entries = std::fs::read_dir("/proc").into_iter().flatten().flatten();
+    let pids = entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
+    pids.filter_map(|pid| Some((pid, field(&stat(pid), PARENT)?)))
+        .collect()
 }
 
 /// Seconds of processor time of all children that ended: which stage leaves processors idle.
@@ -97,45 +236,108 @@ pub fn children_seconds() -> f64 {
 
 /// Seconds of processor time that the running process `pid` has used, its threads together.
 pub fn process_seconds(pid: u32) -> f64 {
-    let text = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
-    ticks(&text, ITSELF) as f64 / 100.0
+    ticks(&stat(pid), ITSELF) as f64 / 100.0
 }
 
-/// The field `utime` of /proc/PID/stat, which `stime` follows.
+/// Whether a child has ended, and was not waited for.
+fn has_ended(pid: u32) -> bool {
+    let stat = stat(pid);
+    fields(&stat).next().is_none_or(|state| state == "Z")
+}
+
+fn stat(pid: u32) -> String {
+    std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default()
+}
+
+/// The field `ppid` of /proc/PID/stat.
+const PARENT: usize = 4;
+/// The field `utime`, which `stime` follows.
 const ITSELF: usize = 14;
 /// The field `cutime`, which `cstime` follows.
 const CHILDREN: usize = 16;
+/// The field `policy`, and its value SCHED_IDLE.
+const POLICY: usize = 41;
+const IDLE: u32 = 5;
+
+/// The fields from the third on. The name of the program, in brackets, may hold blanks.
+fn fields(stat: &str) -> impl Iterator<Item = &str> {
+    let fields = stat.rsplit_once(')').map_or("", |(_, rest)| rest);
+    fields.split_whitespace()
+}
+
+fn field(stat: &str, number: usize) -> Option<u32> {
+    fields(stat).nth(number - 3)?.parse().ok()
+}
 
 /// The sum of two fields of /proc/PID/stat, in ticks of 1/100 s (USER_HZ on every Linux of today).
 fn ticks(stat: &str, first: usize) -> u64 {
-    // The name of the program, in brackets, may hold blanks; field 3 follows it.
-    let fields = stat.rsplit_once(')').map_or("", |(_, rest)| rest);
-    let fields = fields.split_whitespace().skip(first - 3).take(2);
+    let fields = fields(stat).skip(first - 3).take(2);
     fields.filter_map(|field| field.parse::<u64>().ok()).sum()
 }
 
 #[cfg(test)]
 mod tests {
-    use super::{Background, CHILDREN, ITSELF, children_seconds, process_seconds, ticks};
+    use super::{CHILDREN, ITSELF, Job, PARENT, Queue, children_seconds, field, process_seconds};
+    use super::{processes, ticks};
     use std::process::Command;
 
-    #[test]
-    fn output_and_status_of_a_process_are_kept() {
+    fn shell(name: &str, script: &str) -> Job {
         let mut command = Command::new("sh");
-        command.args(["-c", "echo out; echo err >&2; exit 3"]);
-        let done = Background::start_command("test-of-background", &mut command);
-        let done = done.unwrap().wait().unwrap();
-        assert!(!done.success);
-        assert_eq!(done.text, "out\nerr\n");
-        assert!(children_seconds() >= 0.0);
+        command.args(["-c", script]);
+        Job {
+            name: format!("test-of-background-{name}"),
+            command,
+        }
     }
 
     #[test]
-    fn times_are_fields_14_and_15_of_children_16_and_17() {
+    fn output_status_and_processor_time_of_a_process_are_kept() {
+        let busy = "i=0; while [ $i -lt 100000 ]; do i=$((i + 1)); done";
+        let script = format!("echo out; echo err >&2; sh -c '{busy}'; exit 3");
+        let queue = Queue::of([shell("kept", &script)].into());
+        let done = queue.wait("test-of-background-kept").unwrap();
+        assert!(!done.success);
+        assert_eq!(done.text, "out\nerr\n");
+        assert!(done.used > 0.0, "{}", done.used);
+        // Other tests have children, too.
+        assert!(queue.others_seconds() <= children_seconds() - done.used + 1e-9);
+    }
+
+    #[test]
+    fn what_waits_in_the_queue_can_be_taken_away() {
+        let names = ["first", "second", "third"];
+        let wait = "while kill -0 $PPID && ! test -e";
+        let file = std::env::temp_dir().join(format!("queue-{}", std::process::id()));
+        let script = format!("{wait} {}; do sleep 0.02; done", file.display());
+        let queue = Queue::of(names.map(|name| shell(name, &script)).into());
+        // Two are started as soon as their threads run; the third is not before one of them ends.
+        assert!(queue.take("test-of-background-third"));
+        assert!(!queue.take("test-of-background-third"));
+        std::fs::write(&file, "").unwrap();
+        for name in &names[..2] {
+            let done = queue.wait(&format!("test-of-background-{name}")).unwrap();
+            assert!(done.success);
+        }
+        std::fs::remove_file(&file).unwrap();
+    }
+
+    #[test]
+    fn one_that_cannot_be_started_is_a_failure() {
+        let mut missing = shell("missing", "");
+        missing.command = Command::new("/no/such/program");
+        let queue = Queue::of([missing].into());
+        assert!(queue.wait("test-of-background-missing").is_err());
+    }
+
+    #[test]
+    fn fields_are_counted_behind_the_name() {
         let stat = "7 (a b) c) S 4 5 6 7 8 9 10 11 12 13 140 15 160 17 18";
         assert_eq!(ticks(stat, ITSELF), 140 + 15);
         assert_eq!(ticks(stat, CHILDREN), 160 + 17);
+        assert_eq!(field(stat, PARENT), Some(4));
         assert_eq!(ticks("", ITSELF), 0);
         assert!(process_seconds(std::process::id()) >= 0.0);
+        let own = std::process::id();
+        assert!(processes().iter().any(|(pid, _)| *pid == own));
     }
 }

@@ -4,7 +4,7 @@
 mod programs;
 
 use crate::{fuzz, guest, loom, model, packages, planted, ptx, python, simulate, stress, wording};
-use chores::background::{self, Background};
+use chores::background::{Done, Queue};
 use chores::process::{Failure, cargo, cargo_test, check, output};
 use chores::report::Counts;
 use std::path::Path;
@@ -96,8 +96,8 @@ type Run = fn() -> Result<Counts, Failure>;
 struct Stage {
     name: &'static str,
     run: Run,
-    /// Runs in a process of its own beside the other stages: it waits for downloads or keeps one
-    /// processor busy, and no time in it is limited.
+    /// Runs in a process of its own beside the other stages: it waits for downloads or compiles, and no time in it is
+    /// limited.
     beside: bool,
 }
 
@@ -109,28 +109,29 @@ const fn stage(name: &'static str, run: Run) -> Stage {
     }
 }
 
+const fn beside(name: &'static str, run: Run) -> Stage {
+    Stage {
+        name,
+        run,
+        beside: true,
+    }
+}
+
+/// Those that wait, for deadlines or for what they started, have those that compile beside them.
 const STAGES: [Stage; 18] = [
     stage("formatting", formatting),
-    Stage {
-        name: "ptx",
-        run: || ptx::run(false).map(|()| Counts::PASSED),
-        beside: true,
-    },
+    beside("ptx", || ptx::run(false).map(|()| Counts::PASSED)),
     stage("clippy", clippy),
     stage("tests", tests),
     stage("c-interface", c_interface),
     stage("documentation", documentation),
     stage("feature-matrix", feature_matrix),
     stage("packages", packages::pack),
-    Stage {
-        name: "second-compiler",
-        run: packages::second_compiler,
-        beside: true,
-    },
-    stage("loom", loom::models),
+    beside("second-compiler", packages::second_compiler),
+    beside("loom", loom::models),
     stage("stress", stress::slices),
     stage("simulate", simulate::stage),
-    stage("planted", planted::stage),
+    beside("planted", planted::stage),
     stage("fuzz", fuzz::stage),
     stage("demo", demo),
     stage("model", model::stage),
@@ -140,8 +141,8 @@ const STAGES: [Stage; 18] = [
 
 /// What stages need built or downloaded, prepared beside the stages before them: stage and words.
 const PREPARED: [(&str, [&str; 2]); 2] = [
-    ("fuzz", ["fuzz", "--build"]),
     ("guest", ["guest", "--prepare"]),
+    ("fuzz", ["fuzz", "--build"]),
 ];
 
 /// `cargo xtask test [--ci] [--list | STAGE...]`
@@ -200,51 +201,78 @@ fn chosen(names: &[&str]) -> Result<Vec<&'static Stage>, Failure> {
 fn run(ci: bool, stages: &[&Stage]) -> Result<(), Failure> {
     let start = Instant::now();
     let mut summary = Summary::default();
+    let (queue, prepared) = start_beside(ci, stages)?;
     // With one stage there is nothing beside which another could run.
-    let beside = |stage: &Stage| stage.beside && stages.len() > 1;
-    let mut children = Vec::new();
-    for stage in stages.iter().filter(|stage| beside(stage)) {
-        let mut words = vec!["test", stage.name];
-        words.extend(ci.then_some("--ci"));
-        children.push((stage.name, Background::start(stage.name, &words)?));
-    }
-    // What fails here is tried again by the stage itself.
-    let mut prepared = Vec::new();
-    for (name, words) in PREPARED {
-        if stages.len() > 1 && stages.iter().any(|stage| stage.name == name) {
-            let job = Background::start(&format!("prepare-{name}"), &words)?;
-            prepared.push((name, job));
-        }
-    }
-    for stage in stages.iter().filter(|stage| !beside(stage)) {
+    let is_beside = |stage: &Stage| stage.beside && stages.len() > 1;
+    // Those that nothing was left for run here at the end.
+    let (later, now): (Vec<&Stage>, Vec<&Stage>) =
+        stages.iter().partition(|stage| is_beside(stage));
+    let here = |stage: &Stage, summary: &mut Summary| -> Result<(), Failure> {
         println!("\n==== {}", stage.name);
         let began = Instant::now();
-        let cpu = background::children_seconds();
-        if let Some(at) = prepared.iter().position(|(name, _)| *name == stage.name) {
-            println!("{}", prepared.swap_remove(at).1.wait()?.text);
+        let mut used = 0.0;
+        if prepared.contains(&stage.name) {
+            // What fails here is tried again by the stage itself.
+            let done = queue.wait(&preparation(stage.name))?;
+            println!("{}", done.text);
+            used += done.used;
         }
+        used -= queue.others_seconds();
         let result = (stage.run)();
-        let cpu = background::children_seconds() - cpu;
-        summary.add(stage.name, result, began.elapsed().as_secs_f64(), cpu, ci);
+        used += queue.others_seconds();
+        summary.add(stage.name, result, began.elapsed().as_secs_f64(), used, ci);
+        Ok(())
+    };
+    for stage in now {
+        here(stage, &mut summary)?;
     }
-    for (name, child) in children {
-        let cpu = background::children_seconds();
-        let done = child.wait()?;
-        let cpu = background::children_seconds() - cpu;
-        println!("\n==== {name} (beside the others)\n{}", done.text);
-        let counts = done.text.lines().rev().find_map(Counts::of_total_line);
-        let failed = Failure::new(format!("{name}: ended without a line of counts"));
-        let mut result = counts.ok_or(failed);
-        if let Ok(counts) = &mut result
-            && !done.success
-            && counts.failed == 0
-            && counts.skipped == 0
-        {
-            counts.failed = 1;
-        }
-        summary.add(name, result, done.seconds, cpu, ci);
+    let (left, begun): (Vec<&Stage>, Vec<&Stage>) =
+        later.into_iter().partition(|stage| queue.take(stage.name));
+    for stage in left {
+        here(stage, &mut summary)?;
+    }
+    for stage in begun {
+        let done = queue.wait(stage.name)?;
+        println!("\n==== {} (beside the others)\n{}", stage.name, done.text);
+        let result = counts_of(stage.name, &done);
+        summary.add(stage.name, result, done.seconds, done.used, ci);
     }
     summary.end(start.elapsed().as_secs_f64(), ci)
+}
+
+/// Starts what runs beside the stages. Returns it, and the names of the stages that are prepared there.
+fn start_beside(ci: bool, stages: &[&Stage]) -> Result<(Queue, Vec<&'static str>), Failure> {
+    let (mut jobs, mut prepared) = (Vec::new(), Vec::new());
+    if stages.len() > 1 {
+        for (name, words) in PREPARED {
+            if stages.iter().any(|stage| stage.name == name) {
+                jobs.push((preparation(name), words.to_vec()));
+                prepared.push(name);
+            }
+        }
+        for stage in stages.iter().filter(|stage| stage.beside) {
+            let mut words = vec!["test", stage.name];
+            words.extend(ci.then_some("--ci"));
+            jobs.push((stage.name.to_string(), words));
+        }
+    }
+    Ok((Queue::start(jobs)?, prepared))
+}
+
+/// The name of what prepares a stage.
+fn preparation(stage: &str) -> String {
+    format!("prepare-{stage}")
+}
+
+/// The counts that a stage in a process of its own has printed.
+fn counts_of(name: &str, done: &Done) -> Result<Counts, Failure> {
+    let counts = done.text.lines().rev().find_map(Counts::of_total_line);
+    let failed = Failure::new(format!("{name}: ended without a line of counts"));
+    let mut counts = counts.ok_or(failed)?;
+    if !done.success && counts.failed == 0 && counts.skipped == 0 {
+        counts.failed = 1;
+    }
+    Ok(counts)
 }
 
 /// What became of each stage.
