@@ -8,6 +8,9 @@
 //! The order of calls: [`BatchQueue::take`], then [`submit`](BatchQueue::submit) and [`finish`](BatchQueue::finish) in
 //! turns. Between the two, slot words lie in the group's own memory ([`BatchEnds`]), so that no load of the queue's state
 //! lies between a completion and its data.
+//!
+//! A group may also go away after `submit`: the next one takes the queue, and [`resume`](BatchQueue::resume)s the batch
+//! before it calls `finish`. It has at least as many members.
 
 use crate::command::{MemberCommand, NO_ENTRY, entry_of, write_entries};
 use crate::error::{ControllerFault, SubmitError};
@@ -88,6 +91,20 @@ impl<'a, G: ThreadGroup> BatchQueue<'a, G> {
             is_refused: tail != first || fault != 0,
             word: SlotWord(word),
         }
+    }
+
+    /// Takes over the commands in flight that the queue's last owner submitted and did not wait for. Returns the tag of
+    /// the member's command, if it has one.
+    #[inline(always)]
+    pub fn resume(&mut self, ends: BatchEnds<'_>) -> Option<u32> {
+        let rank = self.group.rank();
+        let is_own = rank < self.state.slots() && self.word.pending();
+        ends.put(rank, if is_own { self.word.in_flight() } else { 0 });
+        // More commands than members cannot be waited for.
+        self.is_refused = self.in_flight > self.group.size();
+        // Members read each other's completions: all words are there before the first is taken.
+        self.group.sync();
+        is_own.then(|| self.word.tag())
     }
 
     /// Submits one command for each member that `wants` to, and rings. `command` makes the member's.

@@ -31,6 +31,9 @@ const OPEN: u32 = 0;
 const CLOSED: u32 = 1;
 /// State word: the queues are gone, and no group passes again.
 const GONE: u32 = 2;
+/// Bits of the state word that hold one of these; those above count recoveries, as [`GateEpoch`].
+const STATES: u32 = 3;
+const ONE_EPOCH: u32 = STATES + 1;
 
 const STATE: usize = 0;
 const TROUBLE: usize = 16;
@@ -65,6 +68,13 @@ pub enum GateRefusal {
     /// The queues are gone.
     ForGood,
 }
+
+/// Number of recoveries after which a gate was opened again, which an open gate shows to each group that passes.
+///
+/// A group that left with commands in flight compares it when it comes back: another number means that the controller was
+/// reset meanwhile, so that the commands have ended without their data.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct GateEpoch(pub u32);
 
 /// An admission gate over its words. Words of zero are a gate that is open, with nobody inside.
 #[derive(Clone, Copy, Debug)]
@@ -111,10 +121,19 @@ impl<'a> AdmissionGate<'a> {
     /// The reason why it may not pass. The station is free again then, and the group must touch nothing.
     #[inline(always)]
     pub fn enter(&self, station: u32) -> Result<(), GateRefusal> {
+        self.pass(station).map(|_| ())
+    }
+
+    /// Passes the gate as [`enter`](Self::enter) does; returns the epoch, which stays until the group has left.
+    ///
+    /// # Errors
+    /// As [`enter`](Self::enter).
+    #[inline(always)]
+    pub fn pass(&self, station: u32) -> Result<GateEpoch, GateRefusal> {
         let word = word_of(station);
         self.store(word, INSIDE, Order::Relaxed);
         fence_seq_cst(Scope::Sys);
-        let passed = self.look();
+        let passed = self.epoch();
         if passed.is_err() {
             self.store(word, AWAY, Order::Release);
         }
@@ -142,8 +161,15 @@ impl<'a> AdmissionGate<'a> {
     /// The reason why it should leave.
     #[inline(always)]
     pub fn look(&self) -> Result<(), GateRefusal> {
-        match self.load(STATE) {
-            OPEN => Ok(()),
+        self.epoch().map(|_| ())
+    }
+
+    /// Returns the epoch of an open gate.
+    #[inline(always)]
+    fn epoch(&self) -> Result<GateEpoch, GateRefusal> {
+        let state = self.load(STATE);
+        match state & STATES {
+            OPEN => Ok(GateEpoch(state / ONE_EPOCH)),
             CLOSED => Err(GateRefusal::ForNow),
             _ => Err(GateRefusal::ForGood),
         }
@@ -165,16 +191,28 @@ impl<'a> AdmissionGate<'a> {
 
     /// Closes the gate, on the host. Groups inside leave when they see it, or when their commands end.
     pub fn close(&self) {
-        self.turn(OPEN, CLOSED, Order::Relaxed);
+        self.turn((OPEN, CLOSED), 0, Order::Relaxed);
         fence_seq_cst(Scope::Sys);
     }
 
-    /// Changes the state if it is `from`. Several threads of the host change it: a plain store could undo a
-    /// concurrent [`close_for_good`](Self::close_for_good) and let groups use queues whose memory is about to
-    /// be freed.
-    fn turn(&self, from: u32, to: u32, order: Order) -> bool {
-        let state = self.words.get(STATE);
-        state.is_some_and(|state| state.compare_exchange(from, to, order, Scope::Sys) == from)
+    /// Changes the state if it is `from`, and adds `epochs` to its count. Several threads of the host change it: a plain
+    /// store could undo a concurrent [`close_for_good`](Self::close_for_good) and let groups use queues whose memory is
+    /// about to be freed.
+    fn turn(&self, (from, to): (u32, u32), epochs: u32, order: Order) -> bool {
+        let Some(state) = self.words.get(STATE) else {
+            return false;
+        };
+        // A read-modify-write finds the newest value; a load may find an older one.
+        let mut was = state.fetch_or(0, Order::Relaxed, Scope::Sys);
+        while was & STATES == from {
+            let next = (was & !STATES).wrapping_add(epochs * ONE_EPOCH) | to;
+            let found = state.compare_exchange(was, next, order, Scope::Sys);
+            if found == was {
+                return true;
+            }
+            was = found;
+        }
+        false
     }
 
     /// True if all groups have left; called on the host after [`close`](Self::close). Once they have, none
@@ -198,11 +236,11 @@ impl<'a> AdmissionGate<'a> {
         })
     }
 
-    /// Opens the gate, on the host after [`close`](Self::close); groups that pass see all that the host did
-    /// meanwhile. Returns false for a gate that was closed for good, also by another thread at this moment.
+    /// Opens the gate for the next epoch, on the host after [`close`](Self::close); groups that pass see all that the host
+    /// did meanwhile. Returns false for a gate that was closed for good, also by another thread at this moment.
     pub fn open(&self) -> bool {
         self.store(TROUBLE, 0, Order::Relaxed);
-        self.turn(CLOSED, OPEN, Order::Release)
+        self.turn((CLOSED, OPEN), 1, Order::Release)
     }
 
     /// Closes the gate for good, on the host: no group passes again, whatever other host threads do.
@@ -310,6 +348,21 @@ mod tests {
         gate.leave(0);
         gate.close_for_good();
         assert_eq!(gate.enter(0), Err(GateRefusal::ForGood));
+    }
+
+    #[test]
+    fn each_recovery_begins_an_epoch() {
+        let words = words_of(1);
+        let gate = AdmissionGate::new(&words).unwrap();
+        for epoch in 0..3 {
+            assert_eq!(gate.pass(0), Ok(GateEpoch(epoch)));
+            gate.leave(0);
+            assert!(!gate.open(), "it is not closed");
+            gate.close();
+            gate.close();
+            assert_eq!(gate.pass(0), Err(GateRefusal::ForNow));
+            assert!(gate.open());
+        }
     }
 
     #[test]

@@ -9,7 +9,8 @@
 //! - [`SubmissionQueue`], [`CompletionQueue`]: `push`, `ring`, `pop`.
 //! - [`QueuePair`]: `submit`, `ring`, `poll`, with a table of the commands in flight.
 //! - [`CollectiveQueue`]: a warp, a block or one thread owns a queue and acts together on it.
-//! - [`BatchQueue`]: the same for one batch at a time; each member waits for one completion.
+//! - [`BatchQueue`]: the same for one batch at a time; each member waits for one completion. [`BatchRecord`]: hands a
+//!   batch in flight from one launch to another.
 //! - [`SharedQueue`]: any thread submits and waits, from divergent code.
 //! - [`handoff`]: the words that describe a queue to a kernel. [`gate`]: admission of kernels to queues that
 //!   the host may reset.
@@ -165,6 +166,7 @@ compile_error!(
 );
 
 mod batch_queue;
+mod batch_record;
 pub mod bringup;
 mod collective;
 mod command;
@@ -199,6 +201,7 @@ pub mod transfer;
 pub use nvme_spec as spec;
 
 pub use batch_queue::{BatchEnds, BatchQueue};
+pub use batch_record::{BatchRecord, BegunBatch};
 pub use collective::{CollectiveQueue, TaggedCompletion};
 pub use command::MemberCommand;
 pub use cq::CompletionQueue;

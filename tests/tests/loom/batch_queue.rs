@@ -2,10 +2,11 @@
 //! completions and data.
 
 use loom::thread;
+use nvme_core::gate::{AdmissionGate, words};
 use nvme_core::group::{LoneThread, ThreadGroup};
 use nvme_core::spec::Status;
 use nvme_core::sync::{AtomicU32, Order, Scope, overwriting, spin};
-use nvme_core::{BatchEnds, BatchQueue};
+use nvme_core::{BatchEnds, BatchQueue, BatchRecord, BegunBatch};
 use nvme_tests::hand::{Hand, Rig};
 use nvme_tests::model::{Bound, check, command, controller};
 use nvme_tests::team::{Looks, Team};
@@ -47,6 +48,86 @@ fn two_owners_of_one_queue() {
             let second = thread::spawn(move || own(&other, 1));
             own(&station, 0);
             second.join().unwrap();
+            device.join().unwrap();
+        },
+    );
+}
+
+/// A station whose batch goes from one launch to another by a record.
+struct Handover {
+    rig: Rig,
+    record: [AtomicU32; 4],
+    gate: Vec<AtomicU32>,
+}
+
+impl Handover {
+    fn gate(&self) -> AdmissionGate<'_> {
+        AdmissionGate::new(&self.gate).unwrap()
+    }
+}
+
+/// Submits one command at station 0 and hands it over; the station is this group's.
+fn begin(of: &Handover) {
+    let record = BatchRecord::new(&of.record);
+    assert!(record.open());
+    let Ok(epoch) = of.gate().pass(0) else {
+        return record.close();
+    };
+    let mut queue = BatchQueue::take(LoneThread, of.rig.memory(), of.rig.state());
+    let word = [AtomicU32::new(0)];
+    let command = || command(0, 7).wanting_dw0(false);
+    queue.submit(BatchEnds(&word), true, command).unwrap();
+    of.gate().leave(0);
+    let batch = BegunBatch {
+        station: 0,
+        epoch,
+        is_outdated: false,
+    };
+    record.publish(batch, 1);
+}
+
+#[test]
+fn a_batch_passes_from_one_launch_to_another() {
+    check(
+        "a group that takes a batch finds the command of the group that submitted it, and its end",
+        Bound::Preemptions(0),
+        || {
+            let of = Arc::new(Handover {
+                rig: Rig::new(2, 1, 0, 0),
+                record: [0; 4].map(AtomicU32::new),
+                gate: (0..words(1)).map(|_| AtomicU32::new(0)).collect(),
+            });
+            let controlled = of.clone();
+            let device = thread::spawn(move || {
+                let mut hand = Hand::new(&controlled.rig);
+                loop {
+                    if let Some(sqe) = hand.fetch() {
+                        hand.complete(sqe.cid(), Status::SUCCESS, 0);
+                        return;
+                    }
+                    spin();
+                }
+            });
+            let other = of.clone();
+            let first = thread::spawn(move || begin(&other));
+            let record = BatchRecord::new(&of.record);
+            let batch = loop {
+                match record.take() {
+                    Some(batch) => break batch,
+                    None => spin(),
+                }
+            };
+            assert_eq!(of.gate().pass(batch.station), Ok(batch.epoch));
+            let mut queue = BatchQueue::take(LoneThread, of.rig.memory(), of.rig.state());
+            let word = [AtomicU32::new(0)];
+            assert_eq!(queue.resume(BatchEnds(&word)), Some(7));
+            assert_eq!(
+                queue.finish(BatchEnds(&word), &Looks::default(), u64::MAX),
+                Ok(0)
+            );
+            assert_eq!(BatchEnds(&word).status(0), Some(Status::SUCCESS));
+            of.gate().leave(0);
+            first.join().unwrap();
             device.join().unwrap();
         },
     );

@@ -107,6 +107,35 @@ fn a_recovery_and_a_gate_that_is_shut_for_good() {
     );
 }
 
+/// A group leaves with commands in flight and comes back, beside a recovery: with the epoch that it left with it finds the
+/// queues as it left them.
+#[test]
+fn a_group_that_comes_back_knows_of_a_recovery() {
+    check(
+        "who passes in the epoch in which it left before was not overtaken by a recovery",
+        Bound::Preemptions(3),
+        || {
+            let yard = Arc::new(Yard::new(1));
+            let other = yard.clone();
+            let group = thread::spawn(move || {
+                let gate = other.gate();
+                let Ok(began) = gate.pass(0) else { return };
+                other.queues.store(1, Order::Relaxed, Scope::Sys);
+                gate.leave(0);
+                if let Ok(now) = gate.pass(0) {
+                    let left = other.queues.load(Order::Relaxed, Scope::Sys);
+                    assert_eq!(left == 1, now == began, "{began:?}, {now:?}");
+                    gate.leave(0);
+                }
+            });
+            yard.recover();
+            yard.queues.store(2, Order::Relaxed, Scope::Sys);
+            assert!(yard.gate().open());
+            group.join().unwrap();
+        },
+    );
+}
+
 #[test]
 fn trouble_reaches_the_host() {
     check(

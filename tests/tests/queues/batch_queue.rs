@@ -118,6 +118,44 @@ fn every_member_gets_the_end_of_its_own_command() {
     }
 }
 
+/// One group submits a batch and goes away; the next one waits for it, and submits again.
+#[test]
+fn a_batch_is_finished_by_another_group() {
+    for size in SIZES {
+        for start in STARTS {
+            let rig = Rig::new(64, 63, 0, start);
+            let controller = Controller::new(&rig, start.into());
+            let all = words(size);
+            Team::run(size, |team| {
+                let here = Paused::new(|| controller.lock().unwrap().serve());
+                let (ends, rank) = (BatchEnds(&all), team.rank());
+                let submit = |round: u32| {
+                    let wants = !(rank + round).is_multiple_of(3);
+                    let number = round * 100 + rank;
+                    let mut queue = BatchQueue::take(team.clone(), rig.memory(), rig.state());
+                    let submitted = queue.submit(ends, wants, || command(number));
+                    assert_eq!(submitted, Ok(()));
+                    wants.then(|| status_of(number))
+                };
+                for round in 0..20 {
+                    let end = submit(round);
+                    team.sync();
+                    // Words of the first group are gone.
+                    let mut queue = BatchQueue::take(team.clone(), rig.memory(), rig.state());
+                    assert_eq!(queue.resume(ends).is_some(), end.is_some());
+                    assert_eq!(queue.finish(ends, &here, FOREVER), Ok(0));
+                    assert_eq!(ends.status(rank), end, "team of {size}");
+                    let submitted = queue.submit(ends, true, || command(rank));
+                    assert_eq!(submitted, Ok(()));
+                    assert_eq!(queue.finish(ends, &here, FOREVER), Ok(0));
+                    assert_eq!(ends.status(rank), Some(status_of(rank)));
+                    team.sync();
+                }
+            });
+        }
+    }
+}
+
 #[test]
 fn a_queue_whose_command_has_no_end_is_refused_until_it_was_recovered() {
     for size in SIZES {
